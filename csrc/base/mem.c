@@ -1,0 +1,105 @@
+#include "csrc/base/mem.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct tp_heap {
+    size_t limit;
+    _Atomic size_t bytes, peak;
+    _Atomic uint64_t allocations;
+};
+
+typedef struct {
+    size_t counted;
+    char pad[TP_ALIGN - sizeof(size_t)];
+} header; /* sits before every block; not counted: it is ours, not the rank's */
+
+static _Atomic int64_t fail_after;
+
+void
+tp_heap_fail_after(int64_t allocations)
+{
+    atomic_store(&fail_after, allocations);
+}
+
+static int
+told_to_fail(void)
+{
+    return atomic_load(&fail_after) > 0 && atomic_fetch_sub(&fail_after, 1) == 1;
+}
+
+tp_status
+tp_heap_open(size_t limit_bytes, tp_heap **out)
+{
+    tp_heap *heap = told_to_fail() ? NULL : calloc(1, sizeof *heap);
+    if (heap == NULL)
+        return tp_fail(TP_EMEMORY, "no memory for a heap account");
+    heap->limit = limit_bytes;
+    *out = heap;
+    return TP_OK;
+}
+
+void
+tp_heap_close(tp_heap *heap)
+{
+    free(heap);
+}
+
+tp_status
+tp_heap_alloc(tp_heap *heap, size_t bytes, const char *what, void **out)
+{
+    if (bytes == 0) {
+        *out = NULL;
+        return TP_OK;
+    }
+    size_t counted = tp_align_bytes(bytes);
+    size_t now = atomic_fetch_add(&heap->bytes, counted) + counted;
+    if (heap->limit != 0 && now > heap->limit) {
+        atomic_fetch_sub(&heap->bytes, counted);
+        return tp_fail(TP_EMEMORY, "%s needs %zu bytes: %zu bytes short of the limit of %zu bytes", what, counted,
+                       now - heap->limit, heap->limit);
+    }
+    void *block = NULL;
+    if (told_to_fail() || counted > SIZE_MAX - sizeof(header) ||
+        posix_memalign(&block, TP_ALIGN, counted + sizeof(header)) != 0) {
+        atomic_fetch_sub(&heap->bytes, counted);
+        return tp_fail(TP_EMEMORY, "%s: the system refused %zu bytes", what, counted);
+    }
+    memset(block, 0, counted + sizeof(header));
+    ((header *)block)->counted = counted;
+    size_t peak = atomic_load(&heap->peak);
+    while (now > peak && !atomic_compare_exchange_weak(&heap->peak, &peak, now)) {
+    }
+    atomic_fetch_add(&heap->allocations, 1);
+    *out = (char *)block + sizeof(header);
+    return TP_OK;
+}
+
+void
+tp_heap_free(tp_heap *heap, void *memory)
+{
+    if (memory == NULL)
+        return;
+    header *block = (header *)((char *)memory - sizeof(header));
+    atomic_fetch_sub(&heap->bytes, block->counted);
+    free(block);
+}
+
+size_t
+tp_heap_bytes(const tp_heap *heap)
+{
+    return atomic_load(&((tp_heap *)(uintptr_t)heap)->bytes);
+}
+
+size_t
+tp_heap_peak_bytes(const tp_heap *heap)
+{
+    return atomic_load(&((tp_heap *)(uintptr_t)heap)->peak);
+}
+
+uint64_t
+tp_heap_allocations(const tp_heap *heap)
+{
+    return atomic_load(&((tp_heap *)(uintptr_t)heap)->allocations);
+}

@@ -1,0 +1,63 @@
+/* Status codes and the error message of the calling thread. Source of the pattern: one X-macro, message only at the origin. */
+#ifndef TP_BASE_STATUS_H
+#define TP_BASE_STATUS_H
+
+/* X(code, Python class, builtin it also inherits): csrc/py/convert.c makes the exceptions from this list. */
+#define TP_STATUS_MAP(X)                                                                                               \
+    X(OK, None, None)                                                                                                  \
+    X(EVALUE, InvalidValueError, ValueError)     /* an argument: names it, its value, what would be right */           \
+    X(ETYPE, InvalidTypeError, TypeError)                                                                              \
+    X(EMEMORY, OutOfMemoryError, MemoryError)    /* the host or device has no memory left, or a limit was passed */    \
+    X(EINFEASIBLE, InfeasibleError, ValueError)  /* no plan can satisfy the request: names the binding limit */        \
+    X(ESCHEDULE, ScheduleError, ValueError)      /* a program breaks a rule; .rank .position */                        \
+    X(EIO, StorageError, OSError)                                                                                      \
+    X(ETIMEOUT, DeadlineError, TimeoutError)                                                                           \
+    X(ECONNECTION, PeerError, ConnectionError)   /* a peer is gone or broke the protocol */                            \
+    X(EABORTED, AbortedError, RuntimeError)      /* another rank failed first; its text is in the control block */     \
+    X(ERUNTIME, ExecutionError, RuntimeError)                                                                          \
+    X(EINTERNAL, InternalError, RuntimeError)    /* a bug of ours */
+
+typedef enum {
+#define TP_STATUS_ENUM(name, python, builtin) TP_##name,
+    TP_STATUS_MAP(TP_STATUS_ENUM)
+#undef TP_STATUS_ENUM
+        TP_STATUS_COUNT
+} tp_status;
+
+#if defined(__GNUC__)
+#define TP_MUST_USE __attribute__((warn_unused_result))
+#define TP_PRINTF(f, a) __attribute__((format(printf, f, a)))
+#else
+#define TP_MUST_USE
+#define TP_PRINTF(f, a)
+#endif
+
+/* Record "message (file:line)" for the calling thread and return `code`. Call it only where an error is first seen. */
+tp_status
+tp_fail_at(const char *file, int line, tp_status code, const char *format, ...) TP_PRINTF(4, 5);
+#define tp_fail(code, ...) tp_fail_at(__FILE__, __LINE__, (code), __VA_ARGS__)
+
+/* The calling thread's last message, without file and line; "" if none. Valid until the thread's next tp_fail. */
+const char *
+tp_error_message(void);
+/* "file:line" of the last tp_fail of the calling thread. */
+const char *
+tp_error_where(void);
+/* A ScheduleError's rank and position; -1 where they do not apply. Set by tp_error_locate right after tp_fail. */
+void
+tp_error_locate(int rank, int position);
+int
+tp_error_rank(void);
+int
+tp_error_position(void);
+const char *
+tp_status_name(tp_status code);
+
+#define TP_TRY(call)                                                                                                   \
+    do {                                                                                                               \
+        tp_status tp_try_ = (call);                                                                                    \
+        if (tp_try_ != TP_OK)                                                                                          \
+            return tp_try_;                                                                                            \
+    } while (0)
+
+#endif

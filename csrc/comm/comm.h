@@ -1,0 +1,86 @@
+/* The communicator: ordered, blocking messages between ranks, small all-gathers, and one abort that ends everybody.
+ *
+ * One implementation of rings and control block (comm.c) serves threads of one process (memory of the process) and
+ * processes of one machine (a memfd that the launcher passes by fd); NCCL and MPI implement the same vtable.
+ * Messages between an ordered pair of ranks keep their order and carry a tag that the receiver checks. No call blocks for
+ * ever: each rechecks the abort word and the deadline; a failure names the first failed rank and what it was doing. */
+#ifndef TP_COMM_COMM_H
+#define TP_COMM_COMM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "csrc/base/status.h"
+
+typedef struct tp_comm tp_comm;
+
+typedef struct {
+    uint32_t abi; /* TP_COMM_ABI */
+    const char *name; /* "thread", "shm", "nccl", "mpi" */
+    /* Returns when `data` may be reused: eager while the ring has room, else as the receiver drains it. */
+    tp_status (*send)(tp_comm *comm, int peer, uint64_t tag, const void *data, size_t bytes);
+    /* Announce the next receive from peer (in order). Never blocks. At most TP_COMM_POSTED outstanding a peer. */
+    tp_status (*recv_post)(tp_comm *comm, int peer, uint64_t tag, void *data, size_t bytes);
+    /* Wait for the oldest posted receive from peer; ECONNECTION if its tag or size differs from what was sent. */
+    tp_status (*recv_wait)(tp_comm *comm, int peer);
+    /* Both directions at once with one peer, any size, no deadlock. Not while receives from it are posted. */
+    tp_status (*exchange)(tp_comm *comm, int peer, uint64_t tag, const void *out, size_t out_bytes, void *in, size_t in_bytes);
+    /* all[rank * bytes ...] of every rank; bytes equal on all, at most max_gather_bytes of the region. */
+    tp_status (*allgather)(tp_comm *comm, const void *mine, size_t bytes, void *all);
+    void (*close)(tp_comm *comm);
+} tp_comm_ops;
+
+#define TP_COMM_ABI 1u
+#define TP_COMM_POSTED 64
+
+struct tp_comm {
+    const tp_comm_ops *ops;
+    int rank, ranks;
+    int64_t timeout_ns; /* of one wait; 0: none (abort still ends it) */
+};
+
+/* ---- the shared region: control block + one ring per ordered pair that talks ---------------------------------------- */
+
+typedef struct tp_region tp_region;
+
+/* Bytes of a region. pairs: bool [ranks * ranks], pairs[src * ranks + dst] = this ring exists. ring_bytes: capacity of
+ * each ring. max_gather_bytes: largest allgather contribution. */
+TP_MUST_USE tp_status
+tp_region_bytes(int ranks, const uint8_t *pairs, size_t ring_bytes, size_t max_gather_bytes, size_t *out);
+/* Initialise memory (page-aligned, zeroed, of that size) as a region; or attach to one that was initialised. */
+TP_MUST_USE tp_status
+tp_region_create(void *memory, size_t bytes, int ranks, const uint8_t *pairs, size_t ring_bytes, size_t max_gather_bytes,
+                 tp_region **out);
+TP_MUST_USE tp_status
+tp_region_attach(void *memory, size_t bytes, tp_region **out);
+
+/* The first abort wins: code, rank, instruction words and text are kept, all waiters wake. Async-signal-safe. */
+void
+tp_region_abort(tp_region *region, tp_status code, int rank, const char *text);
+/* Status of the abort (TP_OK: none); text (up to 512 bytes) and rank of the first failure. */
+tp_status
+tp_region_aborted(const tp_region *region, int *rank, char text[512]);
+/* A rank's progress, for "what was it doing": step and packed instruction (op, stage, micro, slice). Relaxed store. */
+void
+tp_region_progress(tp_region *region, int rank, uint64_t step, uint64_t instruction);
+void
+tp_region_read_progress(const tp_region *region, int rank, uint64_t *step, uint64_t *instruction);
+
+/* A communicator of `rank` over a region that outlives it. name "thread" or "shm" (they differ in the kind of futex). */
+TP_MUST_USE tp_status
+tp_comm_open_region(tp_region *region, int rank, const char *name, int64_t timeout_ns, tp_comm **out);
+/* memfd of `bytes`, fallocated (full tmpfs: EIO, not SIGBUS), mapped. EIO names bytes and limit. */
+TP_MUST_USE tp_status
+tp_shm_create(size_t bytes, int *fd, void **memory);
+TP_MUST_USE tp_status
+tp_shm_attach(int fd, size_t *bytes, void **memory);
+void
+tp_shm_detach(void *memory, size_t bytes);
+
+static inline uint64_t
+tp_tag(unsigned op, unsigned stage, unsigned micro, unsigned slice)
+{
+    return (uint64_t)op << 48 | (uint64_t)stage << 32 | (uint64_t)micro << 16 | slice;
+}
+
+#endif

@@ -1,0 +1,59 @@
+/* The Python room: the only one that sees Python.h. Types are heap types, state is per module, the GIL is released
+ * around all work. */
+#ifndef TP_PY_MODULE_H
+#define TP_PY_MODULE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "csrc/base/status.h"
+
+typedef struct {
+    PyObject *error;                        /* terapipe_c.Error */
+    PyObject *exceptions[TP_STATUS_COUNT];  /* one class per status; [TP_OK] NULL */
+    PyTypeObject *program, *timeline, *engine, *region, *comm, *buffer;
+} tp_py_state;
+
+extern struct PyModuleDef tp_py_module;
+
+tp_py_state *
+tp_py_module_state(PyObject *module);
+/* Of an object of one of our heap types. */
+tp_py_state *
+tp_py_state_of(PyObject *self);
+
+/* Raise the exception of `status` with the thread's message; returns NULL. Call with the GIL held, on the thread that
+ * failed. */
+PyObject *
+tp_py_raise(tp_py_state *state, tp_status status);
+int
+tp_py_add_exceptions(PyObject *module, tp_py_state *state);
+
+/* Each file adds its functions and types to the module: 0, or -1 with an exception set. */
+int
+tp_py_add_model(PyObject *module, tp_py_state *state);
+int
+tp_py_add_program(PyObject *module, tp_py_state *state);
+int
+tp_py_add_planners(PyObject *module, tp_py_state *state);
+int
+tp_py_add_comm(PyObject *module, tp_py_state *state);
+int
+tp_py_add_engine(PyObject *module, tp_py_state *state);
+int
+tp_py_add_kernels(PyObject *module, tp_py_state *state);
+
+/* ---- arrays (buffer protocol: NumPy is not needed to build) -------------------------------------------------------- */
+
+/* A C-contiguous, aligned view of `object` with exactly this format ('d' float64, 'f' float32, 'i' int32, 'q' int64,
+ * 'B' uint8) and ndim (-1: any). ValueError / TypeError naming `what`. End with PyBuffer_Release. No silent copy. */
+int
+tp_py_view(PyObject *object, char format, int ndim, int writable, const char *what, Py_buffer *view);
+/* A NumPy array (numpy is imported lazily through Python) over memory that `free` ends: numpy.frombuffer on one of our
+ * buffer objects, so `base` keeps it alive. format as above; takes ownership of memory (malloc'ed) even on failure. */
+PyObject *
+tp_py_array(tp_py_state *state, void *memory, char format, int ndim, const Py_ssize_t *shape);
+int
+tp_py_add_buffer(PyObject *module, tp_py_state *state);
+
+#endif
