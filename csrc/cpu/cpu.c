@@ -1,0 +1,1 @@
+typedef int tp_nothing_here_yet;
