@@ -137,28 +137,99 @@ finish_tile(const linear_job *job, int64_t row, int64_t rows, int64_t panel, con
             finish_lanes(job, row + r, column + j, width - j, c + r * TP_PANEL + j);
 }
 
-/* Rows x panels of y, one chunk of k; `c` holds the chains, panel after panel. */
+/* What a block of rows, a group of panels and a chunk of k have in common. */
+typedef struct {
+    range rows, panels, k;
+} block;
+
+/* Fetch part `i` of `parts` of a matrix that will be packed soon: row by row, `bytes` of each. */
 static void
-linear_chunk(const linear_job *job, range rows, range panels, range k, const float *a, float *c)
+fetch_part(const float *x, int64_t x_stride, int64_t rows, int64_t width, int64_t i, int64_t parts)
 {
-    int64_t count = rows.last - rows.first, tiles = pieces_of(count, GEMM_ROWS);
-    int finished = k.last == job->depth;
-    gemm_tile t = {.depth = k.last - k.first, .accumulate = k.first > 0, .next_step = divide_up(2 * 64, tiles)};
-    for (int64_t p = panels.first; p < panels.last; p++) {
-        t.b = job->op->weight + (p * job->depth + k.first) * TP_PANEL;
-        const float *next = p + 1 < panels.last ? t.b + job->depth * TP_PANEL
-                            : finished          ? t.b
-                                                : job->op->weight + (panels.first * job->depth + k.last) * TP_PANEL;
-        for (int64_t i = 0; i < tiles; i++) {
-            range tile = piece(count, tiles, i);
-            t.a = a + tile.first * GEMM_ROW_LD;
-            t.c = c + ((p - panels.first) * count + tile.first) * TP_PANEL;
-            t.next = (const char *)next + i * t.depth * t.next_step;
-            gemm_tile_rows((int)(tile.last - tile.first), &t);
-            if (finished)
-                finish_tile(job, rows.first + tile.first, tile.last - tile.first, p, t.c);
+    const int64_t line = 16;
+    int64_t lines = divide_up(width, line), per_part = divide_up(rows * lines, parts);
+    int64_t first = i * per_part, count = least(per_part, rows * lines - first);
+    if (count <= 0)
+        return;
+    const float *row = x + first / lines * x_stride;
+    for (int64_t at = first % lines; count > 0; count--) {
+        __builtin_prefetch(row + at * line, 0, 2);
+        if (++at == lines) {
+            at = 0;
+            row += x_stride;
         }
     }
+}
+
+/* The rows x panels of y that b names, one chunk of k; `c` holds the chains, panel after panel; `next`: the block whose
+ * rows of x are packed after this one. */
+static void
+linear_block(const linear_job *job, const block *b, const block *next, const float *a, float *c)
+{
+    const tp_linear *op = job->op;
+    int64_t count = b->rows.last - b->rows.first, tiles = pieces_of(count, GEMM_ROWS), size = count / tiles;
+    int64_t longer = count % tiles, panels = b->panels.last - b->panels.first;
+    int finished = b->k.last == job->depth;
+    gemm_tile t = {.depth = b->k.last - b->k.first, .accumulate = b->k.first > 0, .next_step = divide_up(2 * 64, tiles)};
+    for (int64_t p = 0; p < panels; p++) {
+        t.b = op->weight + ((b->panels.first + p) * job->depth + b->k.first) * TP_PANEL;
+        t.next = (const char *)(p + 1 < panels ? t.b + job->depth * TP_PANEL
+                                               : op->weight + (next->panels.first * job->depth + next->k.first) * TP_PANEL);
+        t.a = a;
+        t.c = c + p * count * TP_PANEL;
+        for (int64_t i = 0, row = b->rows.first; i < tiles; i++) {
+            int64_t rows = size + (i < longer);
+            t.soon = finished ? op->y + row * op->y_stride + (b->panels.first + p) * TP_PANEL : t.c + rows * TP_PANEL;
+            t.soon_step = finished ? op->y_stride : TP_PANEL;
+            fetch_part(op->x + next->rows.first * op->x_stride + next->k.first, op->x_stride,
+                       next->rows.last - next->rows.first, next->k.last - next->k.first, p * tiles + i, panels * tiles);
+            gemm_tile_rows((int)rows, &t);
+            if (finished)
+                finish_tile(job, row, rows, b->panels.first + p, t.c);
+            row += rows;
+            t.a += rows * GEMM_ROW_LD;
+            t.c += rows * TP_PANEL;
+            t.next += t.depth * t.next_step;
+        }
+    }
+}
+
+/* A member's part of C, walked k innermost, then groups of panels, then blocks of rows. */
+typedef struct {
+    range rows, panels;
+    int64_t depth, blocks, groups, chunks;
+} walk;
+
+static walk
+walk_of(int64_t rows, int64_t columns, int64_t depth, int member, int members)
+{
+    walk w = {.depth = depth};
+    grid_part(rows, divide_up(columns, TP_PANEL), member, members, &w.rows, &w.panels);
+    w.blocks = pieces_of(w.rows.last - w.rows.first, GEMM_BLOCK_ROWS);
+    w.groups = pieces_of(w.panels.last - w.panels.first, GEMM_GROUP);
+    w.chunks = pieces_of(depth, GEMM_DEPTH);
+    return w;
+}
+
+static int
+walk_is_empty(const walk *w)
+{
+    return w->rows.first == w->rows.last || w->panels.first == w->panels.last;
+}
+
+static range
+piece_of(range whole, int64_t pieces, int64_t i)
+{
+    range part = piece(whole.last - whole.first, pieces, i);
+    return (range){whole.first + part.first, whole.first + part.last};
+}
+
+static block
+linear_step(const walk *w, int64_t step)
+{
+    return (block){.rows = piece_of(w->rows, w->blocks, step / w->chunks / w->groups),
+                   .panels = piece_of(w->panels, w->groups, step / w->chunks % w->groups),
+                   .k = piece_of((range){0, w->depth}, w->chunks, step % w->chunks)};
 }
 
 static void
@@ -167,25 +238,19 @@ linear_member(void *argument, int member, int members)
     const linear_job *job = argument;
     const tp_linear *op = job->op;
     float *a = member_workspace(job->be, member), *c = a + GEMM_A_FLOATS;
-    range all_rows, all_panels;
-    grid_part(op->rows, divide_up(job->columns, TP_PANEL), member, members, &all_rows, &all_panels);
-    int64_t row_count = all_rows.last - all_rows.first, panel_count = all_panels.last - all_panels.first;
-    if (row_count == 0 || panel_count == 0)
+    walk w = walk_of(op->rows, job->columns, job->depth, member, members);
+    if (walk_is_empty(&w))
         return;
-    int64_t blocks = pieces_of(row_count, GEMM_BLOCK_ROWS), groups = pieces_of(panel_count, GEMM_GROUP);
-    int64_t chunks = pieces_of(job->depth, GEMM_DEPTH);
-    for (int64_t block = 0; block < blocks; block++)
-        for (int64_t group = 0; group < groups; group++)
-            for (int64_t chunk = 0; chunk < chunks; chunk++) {
-                range rows = piece(row_count, blocks, block), panels = piece(panel_count, groups, group);
-                range k = piece(job->depth, chunks, chunk);
-                rows = (range){all_rows.first + rows.first, all_rows.first + rows.last};
-                panels = (range){all_panels.first + panels.first, all_panels.first + panels.last};
-                if (chunks > 1 || group == 0)
-                    gemm_pack_rows(rows.last - rows.first, k.last - k.first, op->x + rows.first * op->x_stride + k.first,
-                                   op->x_stride, a);
-                linear_chunk(job, rows, panels, k, a, c);
-            }
+    int64_t steps = w.blocks * w.groups * w.chunks;
+    block b = linear_step(&w, 0);
+    for (int64_t i = 0; i < steps; i++) {
+        block next = linear_step(&w, i + 1 < steps ? i + 1 : i);
+        if (i == 0 || w.chunks > 1 || i % w.groups == 0)
+            gemm_pack_rows(b.rows.last - b.rows.first, b.k.last - b.k.first, op->x + b.rows.first * op->x_stride + b.k.first,
+                           op->x_stride, a);
+        linear_block(job, &b, &next, a, c);
+        b = next;
+    }
 }
 
 static void
@@ -215,27 +280,27 @@ typedef struct {
 
 /* Rows `in` of the gradient and `panels` of it, one chunk of k (rows of x and dy); b: that chunk of dy in panels. */
 static void
-weight_chunk(const weight_job *job, range in, range panels, range k, float *a, const float *b)
+weight_block(const weight_job *job, range in, range panels, range k, float *a, const float *b)
 {
-    int64_t count = in.last - in.first, tiles = pieces_of(count, GEMM_ROWS), depth = k.last - k.first;
-    gemm_tile t = {.depth = depth, .accumulate = job->accumulate || k.first > 0};
-    for (int64_t i = 0; i < tiles; i++) {
-        range tile = piece(count, tiles, i);
-        int64_t column = in.first + tile.first;
-        gemm_pack_columns(tile.last - tile.first, job->n_in - column, depth, job->x + k.first * job->x_stride + column,
-                          job->x_stride, a + i * GEMM_COLUMN_LD * GEMM_ROW_LD);
-    }
-    for (int64_t p = panels.first; p < panels.last; p++)
+    int64_t count = in.last - in.first, tiles = pieces_of(count, GEMM_ROWS), size = count / tiles, longer = count % tiles;
+    gemm_tile t = {.depth = k.last - k.first, .accumulate = job->accumulate || k.first > 0, .soon_step = TP_PANEL};
+    gemm_pack_columns(count, job->n_in - in.first, tiles, t.depth, job->x + k.first * job->x_stride + in.first,
+                      job->x_stride, a);
+    for (int64_t p = panels.first; p < panels.last; p++) {
+        t.a = a;
+        t.b = b + (p - panels.first) * GEMM_DEPTH * TP_PANEL;
+        t.c = job->grad + (p * job->n_in + in.first) * TP_PANEL;
+        t.next = (const char *)t.b;
         for (int64_t i = 0; i < tiles; i++) {
-            range tile = piece(count, tiles, i);
-            t.a = a + i * GEMM_COLUMN_LD * GEMM_ROW_LD;
-            t.b = b + (p - panels.first) * GEMM_DEPTH * TP_PANEL;
-            t.c = job->grad + (p * job->n_in + in.first + tile.first) * TP_PANEL;
-            /* the tile of the gradient that comes next comes from main memory */
-            t.next = (const char *)(i + 1 < tiles ? t.c + (tile.last - tile.first) * TP_PANEL : t.c);
-            t.next_step = divide_up(GEMM_ROWS * TP_PANEL * (int64_t)sizeof(float), depth > 0 ? depth : 1);
-            gemm_tile_columns((int)(tile.last - tile.first), &t);
+            int64_t rows = size + (i < longer);
+            /* the gradient comes from main memory */
+            t.soon = i + 1 < tiles || p + 1 == panels.last ? t.c + rows * TP_PANEL
+                                                           : t.c + (rows + job->n_in - count) * TP_PANEL;
+            gemm_tile_columns((int)rows, &t);
+            t.a += GEMM_COLUMN_LD * GEMM_DEPTH;
+            t.c += rows * TP_PANEL;
         }
+    }
 }
 
 static void
@@ -243,25 +308,17 @@ weight_member(void *argument, int member, int members)
 {
     const weight_job *job = argument;
     float *a = member_workspace(job->be, member), *b = a + GEMM_A_FLOATS;
-    range all_in, all_panels;
-    grid_part(job->n_in, divide_up(job->n_out, TP_PANEL), member, members, &all_in, &all_panels);
-    int64_t in_count = all_in.last - all_in.first, panel_count = all_panels.last - all_panels.first;
-    if (in_count == 0 || panel_count == 0)
+    walk w = walk_of(job->n_in, job->n_out, job->rows, member, members);
+    if (walk_is_empty(&w))
         return;
-    int64_t blocks = pieces_of(in_count, GEMM_BLOCK_ROWS), groups = pieces_of(panel_count, GEMM_GROUP);
-    int64_t chunks = pieces_of(job->rows, GEMM_DEPTH);
-    for (int64_t group = 0; group < groups; group++)
-        for (int64_t chunk = 0; chunk < chunks; chunk++) {
-            range panels = piece(panel_count, groups, group), k = piece(job->rows, chunks, chunk);
-            panels = (range){all_panels.first + panels.first, all_panels.first + panels.last};
+    for (int64_t group = 0; group < w.groups; group++)
+        for (int64_t chunk = 0; chunk < w.chunks; chunk++) {
+            range panels = piece_of(w.panels, w.groups, group), k = piece(w.depth, w.chunks, chunk);
             int64_t column = panels.first * TP_PANEL;
             gemm_pack_panels(k.last - k.first, job->n_out - column, panels.last - panels.first,
                              job->dy + k.first * job->dy_stride + column, job->dy_stride, b, GEMM_DEPTH * TP_PANEL);
-            for (int64_t block = 0; block < blocks; block++) {
-                range in = piece(in_count, blocks, block);
-                in = (range){all_in.first + in.first, all_in.first + in.last};
-                weight_chunk(job, in, panels, k, a, b);
-            }
+            for (int64_t i = 0; i < w.blocks; i++)
+                weight_block(job, piece_of(w.rows, w.blocks, i), panels, k, a, b);
         }
 }
 

@@ -14,17 +14,27 @@ gemm_pack_rows(int64_t rows, int64_t depth, const float *x, int64_t x_stride, fl
         memcpy(dst + r * GEMM_ROW_LD, x + r * x_stride, (size_t)depth * sizeof *dst);
 }
 
-/* The transposed block of one tile: column k, `rows` floats, at dst + k * GEMM_COLUMN_LD, from x + k * x_stride.
- * `readable` floats may be read from each: a copy of fixed size is several times faster. */
+/* The transposed block: `count` columns of x as tiles of GEMM_DEPTH * GEMM_COLUMN_LD floats; column k of a tile at
+ * + k * GEMM_COLUMN_LD. The first count % tiles tiles are one longer. `readable` floats may be read from each row of x: a
+ * copy of fixed size is several times faster. */
 static void
-gemm_pack_columns(int64_t rows, int64_t readable, int64_t depth, const float *x, int64_t x_stride, float *restrict dst)
+gemm_pack_columns(int64_t count, int64_t readable, int64_t tiles, int64_t depth, const float *x, int64_t x_stride,
+                  float *restrict dst)
 {
-    if (readable >= GEMM_COLUMN_LD)
-        for (int64_t k = 0; k < depth; k++)
-            memcpy(dst + k * GEMM_COLUMN_LD, x + k * x_stride, GEMM_COLUMN_LD * sizeof *dst);
-    else
-        for (int64_t k = 0; k < depth; k++)
-            memcpy(dst + k * GEMM_COLUMN_LD, x + k * x_stride, (size_t)rows * sizeof *dst);
+    const int64_t size = count / tiles, longer = count % tiles;
+    for (int64_t k = 0; k < depth; k++) {
+        const float *from = x + k * x_stride;
+        float *to = dst + k * GEMM_COLUMN_LD;
+        for (int64_t i = 0, at = 0; i < tiles; i++) {
+            int64_t rows = size + (i < longer);
+            if (readable - at >= GEMM_COLUMN_LD)
+                memcpy(to, from + at, GEMM_COLUMN_LD * sizeof *to);
+            else
+                memcpy(to, from + at, (size_t)rows * sizeof *to);
+            at += rows;
+            to += GEMM_DEPTH * GEMM_COLUMN_LD;
+        }
+    }
 }
 
 /* Panels [0, panels) of a row-major [rows, cols] matrix; panel p at dst + p * panel_floats; padded with zeros. */
