@@ -15,6 +15,7 @@
 #define CHUNK ((size_t)64 << 10)   /* bytes; fits the second-level caches of both cores beside the rest */
 #define INLINE (TP_LINE - sizeof(header))
 #define SPIN_NS 20000              /* about what a futex sleep and wake cost together */
+#define SPIN_MIDWAY 10             /* times longer within a message: its other end is copying right now */
 #define SPIN_CROWDED_NS 500        /* more ranks than cores: the peer needs this core to go on */
 #define SLEEP_NS 50000000          /* longest sleep before another look at abort word and deadline */
 
@@ -208,6 +209,12 @@ too_late(const ring_comm *c, const transfer *out, const transfer *in)
                    t->peer, doing);
 }
 
+static int
+midway(const transfer *t)
+{
+    return t != NULL && t->begun && t->moved < t->bytes;
+}
+
 /* Call after a look that found nothing to do: spins, then arms the bell (the caller looks once more), then sleeps. */
 static tp_status
 wait_turn(const ring_comm *c, waiting *w, const transfer *out, const transfer *in)
@@ -216,7 +223,8 @@ wait_turn(const ring_comm *c, waiting *w, const transfer *out, const transfer *i
         w->since = tp_clock_ns();
     if (!w->armed) {
         tp_cpu_relax();
-        if (++w->turns % 16 != 0 || tp_clock_ns() - w->since < c->spin_ns)
+        int64_t spin_ns = midway(out) || midway(in) ? c->spin_ns * SPIN_MIDWAY : c->spin_ns;
+        if (++w->turns % 16 != 0 || tp_clock_ns() - w->since < spin_ns)
             return TP_OK;
         w->seen = atomic_load(&c->self->bell);
         atomic_store(&c->self->asleep, 1);
