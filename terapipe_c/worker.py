@@ -66,7 +66,7 @@ def make_engine(job: Job, rank: int, comm: _core.Comm) -> Engine:
     return _core.Engine(dict(job), rank, comm)  # type: ignore[attr-defined, no-any-return]
 
 
-# ---- the loop -------------------------------------------------------------------------------------------------------------
+# ---- the loop ------------------------------------------------------------------------------------------------
 
 
 def learning_rate(job: Job, step: int) -> float:
@@ -209,7 +209,7 @@ def _resident_bytes() -> int:
     return 0
 
 
-# ---- failures ---------------------------------------------------------------------------------------------------------------
+# ---- failures ------------------------------------------------------------------------------------------------
 
 STATUSES = {  # Python's own exceptions; ours carry their status in their class
     MemoryError: "EMEMORY", TimeoutError: "ETIMEOUT", ConnectionError: "ECONNECTION", OSError: "EIO", ValueError: "EVALUE",
@@ -246,12 +246,13 @@ def failures(rank: int, region: _core.Region, emit: Emit) -> Iterator[None]:
               "traceback": "".join(traceback.format_exception(error))})
 
 
-# ---- a job and its arrays, from the launcher to a process, in one memfd -------------------------------------------------------
+# ---- a job and its arrays, from the launcher to a process, in one memfd --------------------------------------
 
 
 def pack(job: Job, arrays: Arrays) -> int:
     """A sealed-in-memory copy as a descriptor: a length word, JSON {"job", "arrays": {name: [dtype, shape, offset]}}, data."""
-    index, offset = {}, 0
+    index: dict[str, list[Any]] = {}
+    offset = 0
     for name, array in arrays.items():
         index[name] = [array.dtype.str, list(array.shape), offset]
         offset += -(-array.nbytes // 64) * 64
@@ -287,7 +288,7 @@ def unpack(fd: int) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     return both["job"], arrays
 
 
-# ---- the process --------------------------------------------------------------------------------------------------------------
+# ---- the process ---------------------------------------------------------------------------------------------
 
 
 def _watch(channel: socket.socket, launcher: int, region: _core.Region, stopping: threading.Event) -> None:
