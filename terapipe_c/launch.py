@@ -101,7 +101,7 @@ def launch(plan: Any, data: Any, steps: int, *, seed: int = 0, out: str | os.Pat
     return Run(plan, job, region, ranks, Progress(progress, job["first_step"], steps))
 
 
-# ---- what is checked and written before anybody starts -------------------------------------------------------
+# ---- what is checked and written before anybody starts ------------------------------------------------------------
 
 
 def _check(options: Mapping[str, Any]) -> None:
@@ -125,7 +125,7 @@ def _describe(plan: Any) -> dict[str, Any]:
     """All that a job keeps of a plan; the one place that knows a plan's attributes."""
     model = {name: getattr(plan.model, name) for name in MODEL_FIELDS}
     return {"plan": plan.to_dict(), "model": model, "seq_len": int(plan.seq_len), "batch": int(plan.batch),
-            "ranks": int(plan.num_ranks)}
+            "ranks": int(plan.ranks)}
 
 
 def _resume_from(folder: Path | None, job: Mapping[str, Any]) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def _region(plan: Any, job: Mapping[str, Any], shared: bool) -> _core.Region:
     return _core.Region.create(ranks, pairs, ring, GATHER_BYTES, shared)
 
 
-# ---- a running training --------------------------------------------------------------------------------------
+# ---- a running training ------------------------------------------------------------
 
 
 class Run:
@@ -227,7 +227,7 @@ class Run:
         self._errors: dict[int, dict[str, Any]] = {}
         self._checkpoint: Path | None = Path(job["resume_from"]) if job["resume_from"] else None
         self._error: BaseException | None = None
-        self._over = False
+        self._over = self._interrupted = False
         self._alive = set(range(job["ranks"]))
         self._owner = os.getpid()
         self._changed = threading.Condition()
@@ -258,9 +258,15 @@ class Run:
         return self
 
     def stop(self) -> Run:
-        """End after the step under way, with a checkpoint if the run writes any; returns when that is done."""
+        """End after the step under way, with a checkpoint if the run writes any; returns when that is done. A run that is
+        over, or was interrupted, stays what it is."""
         self._ranks.stop()
-        return self.wait()
+        try:
+            return self if self._over else self.wait()
+        except _core.AbortedError:
+            if self._interrupted:
+                return self
+            raise
 
     @property
     def history(self) -> list[Record]:
@@ -292,15 +298,16 @@ class Run:
 
     def timeline(self) -> Any:
         """The measured timeline of the last step, drawn like the predicted one (`plan.timeline()`)."""
-        from .view import measured_timeline
+        from .schedule import Timeline
 
-        return measured_timeline(self.trace)
+        return Timeline.from_intervals(self.trace, self._job["ranks"])
 
     def report(self) -> Report:
         """Predicted beside measured, once the run is over. Printing it or showing it in a notebook draws it."""
         self.wait()
         ends = [self._ends[rank] for rank in sorted(self._ends)]
-        return Report.of(self.plan, [asdict(record) for record in self._history], ends, self.trace, self._job)
+        records = [asdict(record) for record in self._history]
+        return Report.of(self.plan, records, ends, dict(self.timeline().bubbles), self._job)
 
     def __enter__(self) -> Run:
         return self
@@ -334,6 +341,7 @@ class Run:
     def _interrupt(self, why: str) -> None:
         """Safe in a signal handler: it takes no lock."""
         if not self._over:
+            self._interrupted = True
             self._region.abort("EABORTED", -1, why)
 
     @contextmanager

@@ -11,42 +11,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Report", "measured_bubbles"]
-
-Trace = Sequence[tuple[int, str, int, int, int, float, float]]
-COMPUTE = ("F", "B", "I", "W", "R", "OPT", "AR")
-
-
-def measured_bubbles(program: Any, trace: Trace) -> dict[str, float]:
-    """Seconds idle by cause in a measured step, summed over ranks.
-
-    The program is simulated with the measured durations and free messages, which says what of the idle time its order is
-    to blame for, by cause. What the ranks idled beyond that is "comm": messages, and waiting for the operating system.
-    """
-    rows = [row for row in trace if row[1] in COMPUTE]
-    if not rows:
-        return {}
-    ranks = 1 + max(row[0] for row in rows)
-    span = max(row[6] for row in rows) - min(row[5] for row in rows)
-    idle = ranks * span - sum(row[6] - row[5] for row in rows)
-    line = program.simulate(_durations(rows))
-    causes = {cause: float(seconds) for cause, seconds in dict(line.bubbles).items()}
-    causes["comm"] = idle - sum(seconds for cause, seconds in causes.items() if cause != "comm")
-    return causes
-
-
-def _durations(rows: Trace) -> dict[str, Any]:
-    """{op: seconds [stage, unit]}; units are slices of all micro-batches in order."""
-    slices: dict[int, int] = {}
-    for _, _, _, micro, piece, _, _ in rows:
-        slices[micro] = max(slices.get(micro, 0), piece + 1)
-    first = dict(zip(sorted(slices), np.cumsum([0, *(slices[micro] for micro in sorted(slices))]).tolist(), strict=False))
-    shape = 1 + max(row[2] for row in rows), sum(slices.values())
-    seconds: dict[str, Any] = {}
-    for _, op, stage, micro, piece, start, end in rows:
-        seconds.setdefault(op, np.zeros(shape))[stage, first[micro] + piece] = end - start
-    return seconds
-
+__all__ = ["Report"]
 
 def _percent(measured: float | None, predicted: float | None) -> str:
     return "" if not measured or not predicted else f"{100 * (predicted / measured - 1):+.1f} %"
@@ -74,22 +39,21 @@ class Report:
     predicted_bubbles: dict[str, float]
     losses: list[float] = field(repr=False)
     steps: list[int] = field(repr=False)
-    trace: Trace = field(repr=False)
     paths: dict[str, str] = field(repr=False)
 
     @classmethod
-    def of(cls, plan: Any, records: Sequence[Mapping[str, Any]], ends: Sequence[Mapping[str, Any]], trace: Trace,
-           job: Mapping[str, Any]) -> Report:
-        """From a run's records and the last words of its ranks."""
+    def of(cls, plan: Any, records: Sequence[Mapping[str, Any]], ends: Sequence[Mapping[str, Any]],
+           bubbles: Mapping[str, float], job: Mapping[str, Any]) -> Report:
+        """From a run's records, the last words of its ranks and the causes of their idle time."""
         times = [record["step_time_s"] for record in records[1:]]
         step = statistics.median(times) if times else None
         out = job["out"]
         files = {} if out is None else {name: os.path.join(out, name) for name in ("metrics.jsonl", "trace.json", "checkpoints")}
         return cls(step, float(plan.step_time_s), job["batch"] * job["seq_len"] / step if step else None,
                    [end["peak_memory_bytes"] for end in ends], [int(size) for size in plan.peak_memory_bytes],
-                   [end["resident_memory_bytes"] for end in ends], measured_bubbles(plan.program, trace),
+                   [end["resident_memory_bytes"] for end in ends], {cause: float(seconds) for cause, seconds in bubbles.items()},
                    {cause: float(seconds) for cause, seconds in dict(plan.bubbles).items()},
-                   [record["loss"] for record in records], [record["step"] for record in records], trace,
+                   [record["loss"] for record in records], [record["step"] for record in records],
                    {name: path for name, path in files.items() if os.path.exists(path)})
 
     def rows(self) -> list[tuple[str, str, str, str]]:
@@ -117,7 +81,7 @@ class Report:
         return "\n".join([*lines, *(f"{name}: {path}" for name, path in self.paths.items())])
 
     def loss_svg(self, width: int = 640, height: int = 160) -> str:
-        """The loss curve. A loss that is not finite leaves a gap in no place: it is left out."""
+        """The loss curve. Losses that are not finite are left out."""
         points = [(step, loss) for step, loss in zip(self.steps, self.losses, strict=True) if np.isfinite(loss)]
         if len(points) < 2:
             return ""
@@ -128,8 +92,9 @@ class Report:
         words = ((2, 14, f"{high:.2f}"), (2, height - 25, f"{low:.2f}"), (40, height - 6, f"step {left}"),
                  (width - 70, height - 6, f"step {right}"))
         labels = "".join(f'<text x="{x}" y="{y}" font-size="11" fill="currentColor">{text}</text>' for x, y, text in words)
-        return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
-                f'aria-label="loss by step"><polyline points="{line}" fill="none" stroke="#2563eb" stroke-width="1.5"/>{labels}</svg>')
+        size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+        return (f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="loss by step"><polyline points="{line}" '
+                f'fill="none" stroke="#2563eb" stroke-width="1.5"/>{labels}</svg>')
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{word}</th>" for word in ("", "predicted", "measured", "error"))
@@ -139,7 +104,8 @@ class Report:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write one HTML file that stands alone; gives its path."""
         path = Path(path)
-        path.write_text('<!doctype html><html lang="en"><head><meta charset="utf-8"><title>terapipe_c run</title><style>body{font:14px '
-                        "system-ui,sans-serif;margin:2em}td,th{padding:.2em 1em;text-align:right}td:first-child{text-align:left}"
-                        f"</style></head><body><h1>Predicted and measured</h1>{self._repr_html_()}</body></html>\n")
+        style = ("body{font:14px system-ui,sans-serif;margin:2em}td,th{padding:.2em 1em;text-align:right}"
+                 "td:first-child{text-align:left}")
+        path.write_text('<!doctype html><html lang="en"><head><meta charset="utf-8"><title>terapipe_c run</title><style>'
+                        f"{style}</style></head><body><h1>Predicted and measured</h1>{self._repr_html_()}</body></html>\n")
         return path

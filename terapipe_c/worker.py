@@ -44,12 +44,12 @@ class Engine(Protocol):
     names: list[str]  # parameters that this rank saves (of a tied one that two ranks hold, one of them)
     peak_memory_bytes: int
 
-    def step(self, step: int, tokens: NDArray[np.int32], lr: float) -> Mapping[str, float | None]:
-        """Train on tokens [batch, seq_len + 1] as step 0, 1, ...: {"loss": mean, or None on ranks without the head,
-        "grad_norm": over all ranks, before clipping}."""
+    def step(self, step: int, tokens: NDArray[np.int32], lr: float) -> Mapping[str, float]:
+        """Train on tokens [batch, seq_len + 1] as step 0, 1, ...: {"loss": mean, "grad_norm": over all ranks, before
+        clipping}, the same on every rank."""
 
-    def evaluate(self, tokens: NDArray[np.int32]) -> float | None:
-        """The mean loss of a batch, nothing changed; None on ranks without the head."""
+    def evaluate(self, tokens: NDArray[np.int32]) -> float:
+        """The mean loss of a batch, the same on every rank; nothing is changed."""
 
     def export(self, kind: str) -> dict[str, NDArray[np.float32]]:
         """Copies by name; kind is "params", "exp_avg" or "exp_avg_sq"."""
@@ -66,7 +66,7 @@ def make_engine(job: Job, rank: int, comm: _core.Comm) -> Engine:
     return _core.Engine(dict(job), rank, comm)  # type: ignore[attr-defined, no-any-return]
 
 
-# ---- the loop ------------------------------------------------------------------------------------------------
+# ---- the loop ------------------------------------------------------------
 
 
 def learning_rate(job: Job, step: int) -> float:
@@ -82,9 +82,9 @@ def learning_rate(job: Job, step: int) -> float:
 
 def run_rank(job: Job, rank: int, region: _core.Region, emit: Emit, stop: Callable[[], bool],
              arrays: Arrays | None = None) -> None:
-    """Train as `rank` until the last step or until any rank's stop() is true. Emits {"kind": "step", ...} from the rank
-    that has the loss, {"kind": "checkpoint", "path"} from rank 0 and {"kind": "end", ...} from every rank. Raises what
-    goes wrong; the caller sets the abort that ends the others."""
+    """Train as `rank` until the last step or until any rank's stop() is true. Emits {"kind": "step", ...} and
+    {"kind": "checkpoint", "path"} from rank 0 and {"kind": "end", ...} from every rank. Raises what goes wrong; the
+    caller sets the abort that ends the others."""
     _Training(job, rank, region, emit, stop, arrays or {}).run()
 
 
@@ -121,7 +121,7 @@ class _Training:
             last = stopped or step == job["steps"]
             if self.held_out is not None and (step % job["eval_every"] == 0 or last):
                 record["eval_loss"] = self._evaluate()
-            if record["loss"] is not None and ((step - 1) % job["log_every"] == 0 or last):
+            if self.rank == 0 and ((step - 1) % job["log_every"] == 0 or last):
                 self.emit(record)
             if job["checkpoint_every"] and (step % job["checkpoint_every"] == 0 or last):
                 self._save(step)
@@ -143,10 +143,9 @@ class _Training:
                   "tokens_per_s": job["batch"] * job["seq_len"] / seconds, "step_time_s": seconds, "eval_loss": None}
         return record, stopped
 
-    def _evaluate(self) -> float | None:
+    def _evaluate(self) -> float:
         assert self.held_out is not None
-        losses = [self.engine.evaluate(self.held_out.batch(i)) for i in range(self.job["eval_batches"])]
-        return None if losses[0] is None else float(np.mean([loss for loss in losses if loss is not None]))
+        return float(np.mean([self.engine.evaluate(self.held_out.batch(i)) for i in range(self.job["eval_batches"])]))
 
     def _save(self, step: int) -> None:
         """Rank 0 reserves the space, every rank writes its own tensors, rank 0 completes: whole, or not there at all."""
@@ -209,7 +208,7 @@ def _resident_bytes() -> int:
     return 0
 
 
-# ---- failures ------------------------------------------------------------------------------------------------
+# ---- failures ------------------------------------------------------------
 
 STATUSES = {  # Python's own exceptions; ours carry their status in their class
     MemoryError: "EMEMORY", TimeoutError: "ETIMEOUT", ConnectionError: "ECONNECTION", OSError: "EIO", ValueError: "EVALUE",
@@ -246,7 +245,7 @@ def failures(rank: int, region: _core.Region, emit: Emit) -> Iterator[None]:
               "traceback": "".join(traceback.format_exception(error))})
 
 
-# ---- a job and its arrays, from the launcher to a process, in one memfd --------------------------------------
+# ---- a job and its arrays, from the launcher to a process, in one memfd ------------------------------------------------------------
 
 
 def pack(job: Job, arrays: Arrays) -> int:
@@ -288,7 +287,7 @@ def unpack(fd: int) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     return both["job"], arrays
 
 
-# ---- the process ---------------------------------------------------------------------------------------------
+# ---- the process ------------------------------------------------------------
 
 
 def _watch(channel: socket.socket, launcher: int, region: _core.Region, stopping: threading.Event) -> None:

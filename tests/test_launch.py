@@ -27,7 +27,7 @@ BOTH = pytest.mark.parametrize("processes", [False, True], ids=["threads", "proc
 @dataclass
 class Plan:
     """What launch reads of a plan."""
-    num_ranks: int = 2
+    ranks: int = 2
     model: object = field(default_factory=lambda: SimpleNamespace(**MODEL))
     batch: int = 2
     seq_len: int = 8
@@ -37,14 +37,10 @@ class Plan:
 
     @property
     def peak_memory_bytes(self):
-        return [1000 + rank for rank in range(self.num_ranks)]
-
-    @property
-    def program(self):
-        return SimpleNamespace(simulate=lambda durations: SimpleNamespace(bubbles={"warmup": 0.0, "comm": 0.0}))
+        return [1000 + rank for rank in range(self.ranks)]
 
     def to_dict(self):
-        return {"ranks": self.num_ranks}
+        return {"ranks": self.ranks}
 
     def save(self, path):
         Path(path).write_text(json.dumps(self.to_dict()))
@@ -83,7 +79,7 @@ def nothing_left():
     assert census() == before
 
 
-# ---- a run that goes well ------------------------------------------------------------------------------------
+# ---- a run that goes well ------------------------------------------------------------
 
 
 @BOTH
@@ -150,8 +146,9 @@ def test_the_report_lays_predicted_beside_measured(tmp_path):
     assert report.peak_memory_bytes == report.predicted_peak_memory_bytes == [1000, 1001]
     assert all(size > 1 << 20 for size in report.resident_memory_bytes)
     busy = sum(row[6] - row[5] for row in run.trace)
-    span = max(row[6] for row in run.trace) - min(row[5] for row in run.trace)
-    assert sum(report.bubbles.values()) == pytest.approx(2 * span - busy)
+    assert min(row[5] for row in run.trace) == 0.0
+    assert sum(report.bubbles.values()) == pytest.approx(2 * max(row[6] for row in run.trace) - busy)
+    assert run.timeline().bubbles == report.bubbles
     text = str(report)
     assert "125.00 ms" in text and "exact" in text and "metrics.jsonl" in text
     page = report.save(tmp_path / "report.html").read_text()
@@ -165,7 +162,7 @@ def test_progress_is_lines_where_there_is_no_terminal(capsys):
     assert capsys.readouterr().err == ""
 
 
-# ---- refused before anybody starts ---------------------------------------------------------------------------
+# ---- refused before anybody starts ------------------------------------------------------------
 
 
 def test_bad_requests_are_refused(tmp_path):
@@ -188,7 +185,7 @@ def test_bad_requests_are_refused(tmp_path):
         start(-1)
 
 
-# ---- runs that go wrong --------------------------------------------------------------------------------------
+# ---- runs that go wrong ------------------------------------------------------------
 
 
 @BOTH
@@ -303,7 +300,7 @@ def test_metrics_that_cannot_be_written_end_the_run(tmp_path):
     assert not any(map(alive, run.pids))
 
 
-# ---- the parts -----------------------------------------------------------------------------------------------
+# ---- the parts ------------------------------------------------------------
 
 
 def test_pack_round_trips():
