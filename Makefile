@@ -33,7 +33,7 @@ install one, or say make PYTHON=/path/to/python3" >&2; exit 2; }
 
 # A wheel, not an editable install: the tests meet the package as users do, data files included. build/lib* goes, or files
 # that were deleted here would live on in the wheel; the objects stay and only stale ones are compiled again.
-$(VENV)/.installed: $(VENV)/.tools $(SOURCES) setup.py MANIFEST.in README.md
+$(VENV)/.installed: $(VENV)/.tools $(SOURCES) setup.py MANIFEST.in
 	@rm -rf build/lib* build/bdist* terapipe_c.egg-info
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --force-reinstall .
 	@touch $@
