@@ -4,8 +4,8 @@ Kernels are compiled once per instruction set and chosen at run time (csrc/cpu/c
 processor that built it. Everything else is plain setuptools.
 
 Environment: TERAPIPE_WERROR=1 makes warnings errors; TERAPIPE_SANITIZE=address,undefined (or thread) instruments the
-code (to load an instrumented _core, preload the sanitizer's runtime; `make asan tsan` runs the C tests, which need none);
-TERAPIPE_CUDA=0 leaves _cuda out.
+code (an instrumented _core loads only with the sanitizer's runtime preloaded; `make asan tsan` runs the C tests, which
+need none); TERAPIPE_CUDA=0 leaves _cuda out.
 """
 
 import os
@@ -100,7 +100,8 @@ def modules():
     """_core everywhere. _cuda and _mpi are Extensions too: a file dropped beside _core is lost by `pip install -e`."""
     depends = [str(p) for p in (*Path("csrc").rglob("*.[ch]"), *Path("cuda").rglob("*.*"), Path("setup.py"))]
     common = {"include_dirs": ["."], "depends": depends}
-    found = [Extension("terapipe_c._core", core_sources(), libraries=["m", "pthread"], extra_link_args=SANITIZER, **common)]
+    found = [Extension("terapipe_c._core", core_sources(), libraries=["m", "pthread"], extra_link_args=SANITIZER,
+                       **common)]  # fmt: skip
     cuda, nvcc = sorted(Path("cuda").glob("*.cu")), shutil.which("nvcc")
     if cuda and nvcc and os.environ.get("TERAPIPE_CUDA") != "0":
         home = Path(os.environ.get("CUDA_HOME") or Path(nvcc).resolve().parents[1])
@@ -110,8 +111,9 @@ def modules():
     mpi = Path("csrc/comm/mpi.c")
     if mpi.exists() and shutil.which("mpicc"):
         words = shlex.split(subprocess.check_output(["mpicc", "-show"], text=True))[1:]
-        found.append(Extension("terapipe_c._mpi", [str(mpi)], extra_link_args=[w for w in words if not w.startswith("-I")],
-                               extra_compile_args=[w for w in words if w.startswith("-I")], **common))  # fmt: skip
+        found.append(Extension("terapipe_c._mpi", [str(mpi)], **common,
+                               extra_compile_args=[w for w in words if w.startswith("-I")],
+                               extra_link_args=[w for w in words if not w.startswith("-I")]))  # fmt: skip
     return found
 
 

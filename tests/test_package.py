@@ -90,7 +90,8 @@ def test_the_public_face_is_all_there_and_documented() -> None:
 
 def test_importing_brings_nothing_heavy() -> None:
     script = "import sys, terapipe_c; print(*sorted({'torch', 'tqdm', 'IPython', 'matplotlib'} & set(sys.modules)))"
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=Path(tp.__file__).parents[1])
+    home = Path(tp.__file__).parents[1]
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=home)
     assert ran.stdout.strip() == ""
 
 
