@@ -11,7 +11,7 @@ FUZZ_SECONDS ?= 60
 help:
 	@echo "make demo       profile, plan, train on 2 ranks and report, from nothing"
 	@echo "make test       everything that must pass: check, test-c, pytest"
-	@echo "make check      ruff, mypy --strict, stubtest, clang-format if it is there"
+	@echo "make check      ruff, mypy --strict, stubtest"
 	@echo "make test-c     the C tests     make asan / tsan   the same under ASan + UBSan / TSan"
 	@echo "make fuzz       the C fuzzers under ASan + UBSan, FUZZ_SECONDS=$(FUZZ_SECONDS) each"
 	@echo "make bench      every benchmark, or BENCH=benchmarks/<one>.py"
@@ -50,7 +50,6 @@ check: install
 	$(VENV)/bin/mypy
 	cd $(VENV) && bin/python -m mypy.stubtest terapipe_c --mypy-config-file ../pyproject.toml --allowlist ../tests/stubtest.txt \
 	    --ignore-unused-allowlist
-	@if command -v clang-format >/dev/null; then git ls-files '*.c' '*.h' | xargs clang-format --dry-run --Werror; fi
 
 test-c: $(VENV)/.tools
 	$(PY) tests/c/run

@@ -78,8 +78,8 @@ class BuildExt(build_ext):
             def compile_one(source):
                 (output,) = compiler.object_filenames([source], output_dir=output_dir or "")
                 if Path(source).suffix == ".cu":
-                    line = ["nvcc", "-c", source, "-o", output, "-O3", "-I.", "-Xcompiler=-fPIC,-fvisibility=hidden",
-                            *(extra_postargs or [])]  # fmt: skip
+                    line = ["nvcc", "-c", source, "-o", output, "-O3", "-I.", "-isystem", sysconfig.get_path("include"),
+                            "-Xcompiler=-fPIC,-fvisibility=hidden", *(extra_postargs or [])]  # fmt: skip
                     compile_if_stale(source, output, shlex.join(line), lambda: self.spawn(line))
                 else:
                     args = flags_of(source) + (extra_postargs or [])
@@ -104,7 +104,8 @@ def modules():
                        **common)]  # fmt: skip
     cuda, nvcc = sorted(Path("cuda").glob("*.cu")), shutil.which("nvcc")
     if cuda and nvcc and os.environ.get("TERAPIPE_CUDA") != "0":
-        home = Path(os.environ.get("CUDA_HOME") or Path(nvcc).resolve().parents[1])
+        homes = [os.environ.get("CUDA_HOME", ""), Path(nvcc).resolve().parents[1], "/usr/local/cuda"]
+        home = next((h for h in map(Path, homes) if (h / "lib64/libcudart_static.a").exists()), Path(homes[1]))
         sources = [str(p) for p in (*cuda, *sorted(Path("cuda").glob("*.c")))]
         found.append(Extension("terapipe_c._cuda", sources, language="c++", library_dirs=[str(home / "lib64")],
                                libraries=["cudart_static", "dl", "rt", "pthread"], **common))  # fmt: skip
