@@ -4,7 +4,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
     $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
-SOURCES := $(shell find $(wildcard csrc cuda terapipe_c) -name '*.[ch]' -o -name '*.cu*' -o -name '*.py' -o -name '*.pyi' -o -name py.typed)
+SOURCES := $(shell find $(wildcard csrc cuda terapipe_c) -type f ! -name '*.pyc' ! -name '*.so')
 BENCH ?= $(filter-out benchmarks/common.py,$(wildcard benchmarks/*.py))
 FUZZ_SECONDS ?= 60
 

@@ -28,7 +28,7 @@ SANITIZER = [f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all"] if SANITIZE 
 # -ffp-contract=off: a multiplication and an addition fuse only where the code says fma, whatever the compiler
 # (backend.h, reproducibility contract). -isystem: Python's headers are not ours to warn about.
 FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno",
-         "-fno-trapping-math", "-isystem", sysconfig.get_path("include"), *WARNINGS]  # fmt: skip
+         "-fno-trapping-math", "-MMD", "-isystem", sysconfig.get_path("include"), *WARNINGS]  # fmt: skip
 FLAGS += ["-O1", "-g", "-fno-omit-frame-pointer", *SANITIZER] if SANITIZE else ["-O3"]
 ISA_FLAGS = {  # csrc/cpu/isa_<name>.c
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mavx2", "-mprefer-vector-width=512"],
@@ -52,14 +52,14 @@ def flags_of(source):
     return FLAGS + (ISA_FLAGS[name[4:]] if name.startswith("isa_") else ["-Wconversion"])
 
 
-def compile_if_stale(source, output, command, run):
-    """Call run() if the object `output` is older than what it is made of, or was made by another command."""
-    included = [*Path("csrc").rglob("*.h"), *Path("cuda").rglob("*.cuh")]
-    if Path(source).stem.startswith("isa_"):
-        included += Path("csrc/cpu").glob("*.c")
-    output, record = Path(output), Path(output).with_suffix(".command")
-    if output.exists() and record.exists() and record.read_text() == command:
-        if output.stat().st_mtime > max(p.stat().st_mtime for p in [Path(source), *included]):
+def compile_if_stale(output, command, run):
+    """Call run() if the object `output` is older than what it was made of (gcc's -MMD file beside it tells), or was made by
+    another command."""
+    output = Path(output)
+    record, listed = output.with_suffix(".command"), output.with_suffix(".d")
+    if output.exists() and listed.exists() and record.exists() and record.read_text() == command:
+        parts = map(Path, listed.read_text().replace("\\\n", " ").partition(":")[2].split())
+        if all(part.exists() and part.stat().st_mtime < output.stat().st_mtime for part in parts):
             return
     output.parent.mkdir(parents=True, exist_ok=True)
     record.unlink(missing_ok=True)
@@ -78,13 +78,14 @@ class BuildExt(build_ext):
             def compile_one(source):
                 (output,) = compiler.object_filenames([source], output_dir=output_dir or "")
                 if Path(source).suffix == ".cu":
-                    line = ["nvcc", "-c", source, "-o", output, "-O3", "-I.", "-isystem", sysconfig.get_path("include"),
-                            "-Xcompiler=-fPIC,-fvisibility=hidden", *(extra_postargs or [])]  # fmt: skip
-                    compile_if_stale(source, output, shlex.join(line), lambda: self.spawn(line))
+                    line = ["nvcc", "-c", source, "-o", output, "-MMD", "-MF", str(Path(output).with_suffix(".d")), "-O3",
+                            "-I.", "-isystem", sysconfig.get_path("include"), "-Xcompiler=-fPIC,-fvisibility=hidden",
+                            *(extra_postargs or [])]  # fmt: skip
+                    compile_if_stale(output, shlex.join(line), lambda: self.spawn(line))
                 else:
                     args = flags_of(source) + (extra_postargs or [])
                     compile_if_stale(
-                        source, output, shlex.join([*compiler.compiler_so, *args]),
+                        output, shlex.join([*compiler.compiler_so, *args]),
                         lambda: compile_all([source], output_dir=output_dir, extra_postargs=args, **options),
                     )  # fmt: skip
                 return output
@@ -98,7 +99,7 @@ class BuildExt(build_ext):
 
 def modules():
     """_core everywhere. _cuda and _mpi are Extensions too: a file dropped beside _core is lost by `pip install -e`."""
-    depends = [str(p) for p in (*Path("csrc").rglob("*.[ch]"), *Path("cuda").rglob("*.*"), Path("setup.py"))]
+    depends = [str(p) for p in (*Path("csrc").rglob("*.*"), *Path("cuda").rglob("*.*"), Path("setup.py"))]
     common = {"include_dirs": ["."], "depends": depends}
     found = [Extension("terapipe_c._core", core_sources(), libraries=["m", "pthread"], extra_link_args=SANITIZER,
                        **common)]  # fmt: skip

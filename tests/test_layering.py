@@ -32,7 +32,7 @@ MAY_SEE = {
 }  # fmt: skip
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
 FILES = sorted(p.relative_to(ROOT) for top in ("csrc", "cuda", "tests/c") for p in (ROOT / top).rglob("*")
-               if p.suffix in {".c", ".h", ".cu", ".cuh"})  # fmt: skip
+               if p.suffix in {".c", ".h", ".inc", ".cu", ".cuh"})  # fmt: skip
 
 
 def room_of(path: Path) -> str:
