@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted((ROOT / "csrc" / "py").glob("*.c"))
 FUNCTION = re.compile(r"^(\w+)\(([^;{]*)\)\n\{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
 METH = {
-    frozenset({"METH_NOARGS"}), frozenset({"METH_O"}),
+    frozenset({"METH_NOARGS"}), frozenset({"METH_O"}), frozenset({"METH_VARARGS"}), frozenset({"METH_FASTCALL"}),
     frozenset({"METH_FASTCALL", "METH_KEYWORDS"}), frozenset({"METH_VARARGS", "METH_KEYWORDS"}),
 }  # fmt: skip
 
@@ -46,7 +46,6 @@ def lint(text: str) -> list[str]:
         (r"\bPyDict_GetItem\s*\(", "PyDict_GetItem hides errors: PyDict_GetItemWithError"),
         (r"\bPyErr_(Print|Clear)\s*\(\s*\)\s*;\s*return\s+NULL", "an error is dropped, then NULL returned"),
         (r"^static\s+PyObject\s*\*\s*\w+\s*(=|;)", "a static object: state belongs to the module"),
-        (r"\bPyObject_GetBuffer\s*\((?!object, view, flags)", "arrays come in through tp_py_view"),
         (r"\bPyEval_(InitThreads|AcquireLock|ReleaseLock|CallObject\w*)\b", "a call that Python has removed"),
         (r"\b(malloc|free|calloc|realloc)\s*\(\s*Py\w+", "Python's objects do not live in malloc's heap"),
     ):
@@ -59,12 +58,13 @@ def lint(text: str) -> list[str]:
 
 def lint_methods(text: str) -> list[str]:
     found = []
-    for table in re.findall(r"PyMethodDef\s+\w+\[\]\s*=\s*\{(.*?)\n\};", text, re.DOTALL):
+    for table in re.findall(r"PyMethodDef\s+\w+\[\]\s*=\s*\{(.*?)\n\s*\};", text, re.DOTALL):
+        table = re.sub(r"\w*KEYWORDS\((\w+)\)\s*,\s*(?!METH)", r"\1, METH_VARARGS | METH_KEYWORDS, ", table)
         for row in re.findall(r"\{\s*\"(\w+)\"\s*,(.*?)\}\s*,?\s*(?=\{|$)", table.strip(), re.DOTALL):
             flags = set(re.findall(r"METH_\w+", row[1])) - {"METH_CLASS", "METH_STATIC"}
             if frozenset(flags) not in METH:
-                found.append(f"method {row[0]} takes no keywords or has odd flags: {sorted(flags)}")
-            if not row[1].count('"') and "_doc" not in row[1]:
+                found.append(f"method {row[0]} has odd flags: {sorted(flags)}")
+            if not row[1].count('"') and "_doc" not in row[1] and not row[0].startswith("_"):
                 found.append(f"method {row[0]} has no docstring")
         if not re.search(r"\{\s*(NULL|0)\b[^}]*\}\s*,?\s*$", table.strip()) and "{}" not in table:
             found.append("a method table without its end row")
@@ -105,7 +105,7 @@ def lint_body(body: str) -> list[str]:
         after = re.split(rf"_SET_ITEM\([^,]+,[^,]+,\s*{name}\s*\)", body)[-1]
         if re.search(rf"^\s*Py_X?DECREF\(\s*{name}\s*\)", after, re.MULTILINE):
             found.append(f"gives back {name} after SET_ITEM stole it")
-    if "tp_py_view(" in body and "PyBuffer_Release" not in body and "release" not in body and "views" not in body:
+    if re.search(r"\b(tp_py_view|PyObject_GetBuffer)\(", body) and "PyBuffer_Release" not in body and "release" not in body and "views" not in body:
         found.append("takes a view of an array and never releases it")
     return found
 
@@ -123,7 +123,7 @@ def test_no_known_mistake(path: Path) -> None:
     "PyObject *\nf(PyObject *s)\n{\n    Py_BEGIN_ALLOW_THREADS\n    PyErr_SetNone(x);\n    Py_END_ALLOW_THREADS\n}\n",
     "PyObject *\nf(PyObject *s)\n{\n    PyObject *x = PyTuple_GET_ITEM(s, 0);\n    Py_DECREF(x);\n}\n",
     "PyObject *\nf(PyObject *s)\n{\n    PyTuple_SET_ITEM(t, 0, x);\n    Py_DECREF(x);\n}\n",
-    "static PyMethodDef methods[] = {\n    {\"f\", f, METH_VARARGS, \"doc\"},\n    {NULL},\n};\n",
+    "static PyMethodDef methods[] = {\n    {\"f\", f, METH_KEYWORDS, \"doc\"},\n    {NULL},\n};\n",
     "void\ndie(PyObject *self)\n{\n    PyObject_Free(self);\n}\nPyType_Slot s[] = {{Py_tp_dealloc, die}};\n",
 ])  # fmt: skip
 def test_the_linter_sees_it(mistake: str) -> None:
