@@ -212,7 +212,7 @@ descend(walk *w, double u, double lowest)
 
 /* The least sum per unit, times the units: below every S(t), without a search. */
 static double
-cheap_sum(const walk *w)
+cheap_sum(walk *w)
 {
     for (int b = 0; b < w->tables; b++) {
         double rate = INFINITY;
@@ -293,7 +293,7 @@ run_walk(walk *w, const tp_slice_options *options)
     }
     w->best = INFINITY;
     if (hint > 0.0) {
-        w->sum_above = cheap_sum(w);
+        w->sum_above = w->dp[0].sum.smooth ? cheap_sum(w) : search(w, INFINITY, &largest);
         while (search(w, hint, &largest) == INFINITY)
             hint *= 1.02;
         probe(w, 0.985 * hint, 1.002 * hint, 4);

@@ -2,6 +2,7 @@
 #include "csrc/plan/plan.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,9 +41,9 @@ tp_slice_cost_check(const tp_slice_cost *cost, const char *name)
     if (!isfinite(cost->a2) || !isfinite(cost->a3))
         return tp_fail(TP_EVALUE, "%s has a2 = %g, a3 = %g: finite coefficients are needed", name, cost->a2, cost->a3);
     for (int i = 1; i <= n; i++) {
-        if (bad(cost->g0[i])) {
-            snprintf(where, sizeof where, "%s.G0[%d]", name, i);
-            return fail_cell(where, cost->g0[i]);
+        if (bad(cost->g0[i]) || !isfinite(cost->g1[i])) {
+            snprintf(where, sizeof where, "%s.%s[%d]", name, bad(cost->g0[i]) ? "G0" : "G1", i);
+            return fail_cell(where, bad(cost->g0[i]) ? cost->g0[i] : cost->g1[i]);
         }
         if (i < n) { /* linear in the context: the two ends decide */
             double first = tp_slice_cost_at(cost, 1, i), last = tp_slice_cost_at(cost, n - i, i);
