@@ -93,6 +93,23 @@ check_units(double batch, double granularity, int64_t units)
     return TP_OK;
 }
 
+/* G[i] += weight * t(i granularity, 0), piece by piece of P: one division a piece. */
+static void
+add_without_context(const tp_cost_curve *curve, double weight, double batch, double granularity, int64_t units, double *G)
+{
+    const double *x = curve->rows, *y = curve->seconds, pair = 0.5 * batch * curve->pair_s * granularity * granularity;
+    int32_t last = curve->points > 1 ? curve->points - 2 : 0;
+    int64_t i = 1;
+    for (int32_t at = 0; at <= last; at++) {
+        double slope = curve->points > 1 ? (y[at + 1] - y[at]) / (x[at + 1] - x[at]) : 0.0;
+        double start = curve->points > 0 ? y[at] - slope * x[at] : 0.0, per_unit = slope * batch * granularity;
+        double limit = at < last ? x[at + 1] / (batch * granularity) : (double)units;
+        int64_t end = limit < (double)units ? (int64_t)limit : units;
+        for (; i <= end; i++)
+            G[i] += weight * fmax(0.0, start + per_unit * (double)i + pair * (double)i * (double)i);
+    }
+}
+
 tp_status
 tp_cost_slice_tables(const tp_cost *cost, const double *weights, double batch, double granularity, int64_t units,
                      tp_cost_slices *out)
@@ -107,9 +124,7 @@ tp_cost_slice_tables(const tp_cost *cost, const double *weights, double batch, d
             continue;
         if (curve->table != NULL)
             return tp_fail(TP_EVALUE, "slice table: cost curve %d is a table: tp_cost_full_table would be right", k);
-        int32_t piece = 0;
-        for (int64_t i = 1; i <= units; i++)
-            out->G0[i] += weights[k] * curve_seconds(curve, granularity * (double)i, 0.0, batch, &piece);
+        add_without_context(curve, weights[k], batch, granularity, units, out->G0);
         a0 += weights[k] * curve->a0;
         a1 += weights[k] * batch * granularity * curve->a1;
         a2 += weights[k] * batch * granularity * curve->a2;
