@@ -549,6 +549,7 @@ class CostModel:
             "format": _FORMAT, "version": _VERSION, "source": self.source, "granularity": self.granularity,
             "overhead_s": self.overhead_s, "optimizer_param_s": self.optimizer_param_s,
             "optimizer_stage_s": self.optimizer_stage_s, "latency_s": self.latency_s, "byte_s": self.byte_s,
+            "copy_byte_s": self.copy_byte_s,
             "model": self.model.to_dict() if self.model else None, "seq_len": self.seq_len,
             "micro_batch": self.micro_batch, "fit_error": number(self.fit_error),
             "fit_errors": {k: list(v) for k, v in self.fit_errors.items()},
