@@ -435,15 +435,16 @@ class _StageCost:
 
 def _balanced(judge: _Judge, slicing: tuple[Micro, ...], stages: int) -> Cut:
     """Stages of equal work with these slices (min-max over contiguous blocks)."""
-    one = judge.durations(((0, judge.model.num_blocks),), slicing)["F"].shape[1]
     if stages == 1:
         return ((0, judge.model.num_blocks),)
     # Seconds of one block of each kind, from four stages that are one block each: a model of one layer has them all.
-    small = GPTConfig(**{**judge.model.to_dict(), "n_layer": 1})
-    d = judge.costs.durations(partition=[(k, k + 1) for k in range(4)], slicing=slicing, model=small)
-    overhead = judge.costs.overhead_s * one
-    seconds = {k: sum(float(d[p][i].sum()) - overhead for p in PHASES) for i, k in enumerate(KINDS)}
-    times = np.array([max(seconds[b.kind], 1e-12) for b in judge.model.blocks])
+    costs, model = judge.costs, judge.model
+    small = GPTConfig(**{**model.to_dict(), "n_layer": 1})
+    d = costs.durations(partition=[(k, k + 1) for k in range(4)], slicing=slicing, model=small)
+    fixed = costs.overhead_s * len(PHASES) * d["F"].shape[1]
+    seconds = {kind: sum(float(d[p][i].sum()) for p in PHASES) - fixed + costs.optimizer_param_s * model.block_params(kind)
+               for i, kind in enumerate(KINDS)}
+    times = np.array([max(seconds[b.kind], 1e-12) for b in model.blocks])
     bounds = [int(x) for x in planners.balance(times, stages)]
     if bounds[0] != 0:
         bounds = [0, *bounds]
