@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from . import planners, schedules
 from ._core import InfeasibleError, InvalidTypeError, InvalidValueError
 from ._files import read_json, write_json
 from .config import KINDS, Cluster, GPTConfig, human_bytes, human_count, human_seconds, html_table, real, whole
-from .cost import PHASES, CostModel, block_counts, equal_lengths, even_partition
+from .cost import PHASES, CostModel, equal_lengths, even_partition
 from .schedules import Program
 
 __all__ = ["Plan", "plan"]
@@ -217,6 +218,32 @@ class Plan:
             raise InvalidValueError("torch.distributed.pipelining has no token slices: a plan with one slice a micro-batch "
                                     "would be right")
         return str(self.program.to_csv())
+
+    def to_megatron(self) -> str:
+        """Megatron-LM's flags for this plan; a ValueError names what Megatron has no word for."""
+        if any(len(lengths) > 1 for _, lengths in self.slicing):
+            raise InvalidValueError("Megatron has no token slices: a plan with one slice a micro-batch would be right")
+        sizes = {b for b, _ in self.slicing}
+        if len(sizes) > 1:
+            raise InvalidValueError(f"Megatron has micro-batches of one size, not of {sorted(sizes)}")
+        if self.schedule not in ("1f1b", "interleaved") and self.ranks > 1:
+            raise InvalidValueError(f"Megatron has no schedule {self.schedule}: 1f1b or interleaved would be right")
+        m = self.model
+        words = []
+        for first, end in self.stages:
+            blocks = m.blocks[first:end]
+            if blocks[0].kind == "ffn" or blocks[-1].kind == "attention":
+                raise InvalidValueError(f"Megatron has no stage boundary inside a layer: the stage {blocks[0].name} to "
+                                        f"{blocks[-1].name} has one")
+            layers = sum(b.kind == "ffn" for b in blocks)
+            words.append(("E" if first == 0 else "") + "t" * layers + ("L" if end == m.num_blocks else ""))
+        flags = {"pipeline-model-parallel-size": self.ranks, "pipeline-model-parallel-layout": "|".join(words),
+                 "micro-batch-size": sizes.pop(), "global-batch-size": self.batch, "num-layers": m.n_layer,
+                 "hidden-size": m.n_embd, "num-attention-heads": m.n_head, "seq-length": self.seq_len,
+                 "max-position-embeddings": m.block_size}
+        text = [f"--{name} {value}" for name, value in flags.items()]
+        return " ".join(text + ([] if m.tie_weights else ["--untie-embeddings-and-output-weights"])
+                        + ([] if m.bias else ["--disable-bias-linear"]))
 
 
 def _thin(array: NDArray[np.float64]) -> list[list[float]]:
@@ -458,10 +485,13 @@ def _slicing_seeds(judge: _Judge, batch: int, seq_len: int, unit: int, stages: i
     costs = _StageCost(judge.costs, judge.model, stages)
     seeds: list[tuple[Micro, ...]] = [((1, (seq_len,)),) * batch]
     if seq_len > unit:
-        one = planners.slice_tokens(costs, stages, seq_len=seq_len, granularity=unit)
-        seeds.append(((1, tuple(int(n) for n in one.lengths)),) * batch)
+        # The paper's objective (forward + backward as one), and the one with both apart (PLANNERS.md 1.6).
+        for apart in (None, True):
+            one = planners.slice_tokens(costs, stages, seq_len=seq_len, granularity=unit, bwd=apart)
+            seeds.append(((1, tuple(int(n) for n in one.lengths)),) * batch)
     if batch > 1:
-        joint = planners.slice_batch_and_tokens(costs, batch, stages, seq_len=seq_len, granularity=unit)
+        joint = planners.slice_batch_and_tokens(costs, batch, stages, seq_len=seq_len, granularity=unit,
+                                                max_group=min(batch, 16))
         seeds.append(tuple((int(b), tuple(int(n) for n in lengths)) for b, lengths in joint.slicing))
         seeds += [((b, (seq_len,)),) * (batch // b) for b in range(2, batch + 1) if batch % b == 0]
     for parts in (2, 3, 4, 6, 8, 12, 16, 24, 32):
@@ -527,6 +557,9 @@ def _refine(judge: _Judge, start: _Candidate, unit: int, *, fixed_partition: boo
     def cuts() -> Iterator[tuple[Cut, tuple[Micro, ...]]]:
         return ((cut, best.slicing) for cut in _partition_moves(best.partition))
 
+    def cuts_of_slices(step: int) -> Iterator[tuple[Cut, tuple[Micro, ...]]]:
+        return ((best.partition, slicing) for slicing in _slice_moves(best.slicing, step, unit))
+
     improved = True
     while improved and judge.judged < stop:
         improved = False
@@ -538,8 +571,7 @@ def _refine(judge: _Judge, start: _Candidate, unit: int, *, fixed_partition: boo
             while step * 4 <= longest:
                 step *= 2
             while step >= unit:
-                current = step
-                improved |= try_all(lambda: ((best.partition, s) for s in _slice_moves(best.slicing, current, unit)))
+                improved |= try_all(partial(cuts_of_slices, step))
                 step //= 2
     return best
 

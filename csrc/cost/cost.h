@@ -5,8 +5,8 @@
  *     t(S, C, b) = P(b S) + pair b S^2 / 2 + (C > 0) (a0 + b (a1 S + a2 C + a3 S C))
  *
  * P is piecewise linear through measured rows; the pairs inside a slice stand apart from it because b sequences of S
- * tokens have fewer pairs than one of b S. Or a curve is a table [slice][context], interpolated on triangles, so that no
- * entry beyond slice + context = units is ever read. Nothing here allocates: the caller owns every array. */
+ * tokens have fewer pairs than one of b S. Or a curve is a table [slice][context], interpolated on triangles, so that
+ * no entry beyond slice + context = units is ever read. Nothing here allocates: the caller owns every array. */
 #ifndef TP_COST_COST_H
 #define TP_COST_COST_H
 
@@ -19,12 +19,12 @@
 typedef enum { TP_COST_F, TP_COST_I, TP_COST_W, TP_COST_PHASES } tp_cost_phase;
 
 typedef struct {
-    int32_t points;                 /* of P; 0: P is 0 */
-    int32_t units;                  /* of table */
-    const double *rows, *seconds;   /* [points], rows ascending; the first and last piece go on outside */
-    const double *table;            /* [units + 1][units + 1], or NULL */
-    double granularity;             /* tokens of a table's unit */
-    double scale;                   /* of the table */
+    int32_t points;               /* of P; 0: P is 0 */
+    int32_t units;                /* of table */
+    const double *rows, *seconds; /* [points], rows ascending; the first and last piece go on outside */
+    const double *table;          /* [units + 1][units + 1], or NULL */
+    double granularity;           /* tokens of a table's unit */
+    double scale;                 /* of the table */
     double pair_s, a0, a1, a2, a3;
 } tp_cost_curve;
 
@@ -57,8 +57,8 @@ tp_cost_full_table(const tp_cost *cost, const double *weights, double batch, dou
 
 /* What the engine does for each unit (micro-batch and slice) on each stage.
  * blocks: [stages][TP_BLOCK_KINDS] how many of each kind; batches, slices: [micros]; lengths: of all slices in order.
- * F, I, W: [stages][units], written. A micro-batch of several sequences AND several slices does all its weight gradients
- * at slice 0 and its head at the last slice (rows of one sequence must be summed in one fixed order). */
+ * F, I, W: [stages][units], written. A micro-batch of several sequences AND several slices does all its weight
+ * gradients at slice 0 and its head at the last slice (rows of one sequence must be summed in one fixed order). */
 TP_MUST_USE tp_status
 tp_cost_durations(const tp_cost *cost, int32_t stages, const int32_t *blocks, int32_t micros, const int32_t *batches,
                   const int32_t *slices, const int32_t *lengths, double *F, double *I, double *W);

@@ -5,15 +5,15 @@ typedef struct {
 } work;
 
 static void
-add(const tp_cost *cost, tp_block_kind kind, tp_cost_phase phase, double slice, double context, double batch, work *out)
-{
+add(const tp_cost *cost, tp_block_kind kind, tp_cost_phase phase, double slice, double context, double batch,
+    work *out) {
     out->seconds[kind][phase] = tp_cost_seconds(&cost->curve[kind][phase], slice, context, batch);
 }
 
 /* All work of one unit, block by block kind. */
 static work
-unit_work(const tp_cost *cost, int32_t batch, int32_t slices, int32_t slice, double length, double context, double total)
-{
+unit_work(const tp_cost *cost, int32_t batch, int32_t slices, int32_t slice, double length, double context,
+          double total) {
     work out = {{{0.0}}};
     int whole = batch > 1 && slices > 1, last = slice == slices - 1;
     for (int kind = 0; kind < TP_BLOCK_KINDS; kind++)
@@ -29,8 +29,7 @@ unit_work(const tp_cost *cost, int32_t batch, int32_t slices, int32_t slice, dou
 
 static tp_status
 check_request(int32_t stages, const int32_t *blocks, int32_t micros, const int32_t *batches, const int32_t *slices,
-              const int32_t *lengths)
-{
+              const int32_t *lengths) {
     if (stages < 1 || micros < 1)
         return tp_fail(TP_EVALUE, "durations: %d stages, %d micro-batches: at least 1 would be right", (int)stages,
                        (int)micros);
@@ -39,20 +38,20 @@ check_request(int32_t stages, const int32_t *blocks, int32_t micros, const int32
             return tp_fail(TP_EVALUE, "durations: stage %d has %d blocks", (int)(i / TP_BLOCK_KINDS), (int)blocks[i]);
     for (int32_t q = 0; q < micros; q++) {
         if (batches[q] < 1 || slices[q] < 1)
-            return tp_fail(TP_EVALUE, "durations: micro-batch %d has %d sequences in %d slices: at least 1 would be right",
-                           (int)q, (int)batches[q], (int)slices[q]);
+            return tp_fail(TP_EVALUE,
+                           "durations: micro-batch %d has %d sequences in %d slices: at least 1 would be right", (int)q,
+                           (int)batches[q], (int)slices[q]);
         for (int32_t s = 0; s < slices[q]; s++, lengths++)
             if (*lengths < 1)
-                return tp_fail(TP_EVALUE, "durations: slice %d.%d has %d tokens: at least 1 would be right", (int)q, (int)s,
-                               (int)*lengths);
+                return tp_fail(TP_EVALUE, "durations: slice %d.%d has %d tokens: at least 1 would be right", (int)q,
+                               (int)s, (int)*lengths);
     }
     return TP_OK;
 }
 
 tp_status
 tp_cost_durations(const tp_cost *cost, int32_t stages, const int32_t *blocks, int32_t micros, const int32_t *batches,
-                  const int32_t *slices, const int32_t *lengths, double *F, double *I, double *W)
-{
+                  const int32_t *slices, const int32_t *lengths, double *F, double *I, double *W) {
     TP_TRY(check_request(stages, blocks, micros, batches, slices, lengths));
     double *const out[TP_COST_PHASES] = {F, I, W};
     int64_t units = 0, unit = 0;

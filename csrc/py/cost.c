@@ -1,7 +1,7 @@
 /* Costs for Python: pure functions of packed arrays. A pack is the tuple
- * (coefficients float64 [12, 7], starts int64 [13], rows float64 [p], seconds float64 [p], tables float64 [t, n+1, n+1],
- * granularity, overhead_s); coefficient columns: table's index or -1, its scale, pair_s, a0, a1, a2, a3; row
- * 3 * kind + phase; curve k has points starts[k]..starts[k + 1]. */
+ * (coefficients float64 [12, 7], starts int64 [13], rows float64 [p], seconds float64 [p], tables float64 [t, n+1,
+ * n+1], granularity, overhead_s); coefficient columns: table's index or -1, its scale, pair_s, a0, a1, a2, a3; row 3 *
+ * kind + phase; curve k has points starts[k]..starts[k + 1]. */
 #include "csrc/py/module.h"
 
 #include <stdlib.h>
@@ -17,15 +17,13 @@ typedef struct {
 } pack;
 
 static void
-pack_close(pack *p)
-{
+pack_close(pack *p) {
     while (p->held > 0)
         PyBuffer_Release(&p->view[--p->held]);
 }
 
 static int
-pack_take(pack *p, PyObject *array, char format, int ndim, const char *what)
-{
+pack_take(pack *p, PyObject *array, char format, int ndim, const char *what) {
     if (tp_py_view(array, format, ndim, 0, what, &p->view[p->held]) < 0)
         return -1;
     p->held++;
@@ -33,8 +31,7 @@ pack_take(pack *p, PyObject *array, char format, int ndim, const char *what)
 }
 
 static int
-pack_fill(pack *p, double granularity, double overhead)
-{
+pack_fill(pack *p, double granularity, double overhead) {
     const double *coefficients = p->view[0].buf, *rows = p->view[2].buf, *seconds = p->view[3].buf;
     const int64_t *starts = p->view[1].buf;
     Py_ssize_t points = p->view[2].shape[0], tables = p->view[4].shape[0], side = p->view[4].shape[1];
@@ -47,9 +44,17 @@ pack_fill(pack *p, double granularity, double overhead)
         int64_t count = starts[k + 1] - starts[k];
         if (starts[k] < 0 || count < 0 || starts[k + 1] > points || !(c[0] >= -1.0 && c[0] < (double)tables))
             return PyErr_Format(PyExc_ValueError, "cost pack: curve %d points outside its arrays", k), -1;
-        *curve = (tp_cost_curve){.points = (int32_t)count, .units = (int32_t)(side - 1), .rows = rows + starts[k],
-                                 .seconds = seconds + starts[k], .granularity = granularity, .scale = c[1],
-                                 .pair_s = c[2], .a0 = c[3], .a1 = c[4], .a2 = c[5], .a3 = c[6]};
+        *curve = (tp_cost_curve){.points = (int32_t)count,
+                                 .units = (int32_t)(side - 1),
+                                 .rows = rows + starts[k],
+                                 .seconds = seconds + starts[k],
+                                 .granularity = granularity,
+                                 .scale = c[1],
+                                 .pair_s = c[2],
+                                 .a0 = c[3],
+                                 .a1 = c[4],
+                                 .a2 = c[5],
+                                 .a3 = c[6]};
         if (c[0] >= 0.0)
             curve->table = (const double *)p->view[4].buf + (Py_ssize_t)c[0] * side * side;
     }
@@ -59,8 +64,7 @@ pack_fill(pack *p, double granularity, double overhead)
 
 /* 0, or -1 with an exception set; pack_close in both cases. */
 static int
-pack_open(tp_py_state *state, PyObject *tuple, pack *p)
-{
+pack_open(tp_py_state *state, PyObject *tuple, pack *p) {
     PyObject *arrays[5];
     double granularity, overhead;
     static const char *const what[] = {"coefficients", "starts", "rows", "seconds", "tables"};
@@ -84,8 +88,7 @@ pack_open(tp_py_state *state, PyObject *tuple, pack *p)
 }
 
 static double *
-doubles(Py_ssize_t count)
-{
+doubles(Py_ssize_t count) {
     double *memory = malloc((size_t)(count > 0 ? count : 1) * sizeof(double));
     if (memory == NULL)
         PyErr_NoMemory();
@@ -95,8 +98,7 @@ doubles(Py_ssize_t count)
 PyDoc_STRVAR(seconds_doc, "cost_seconds(pack, curve, slices, contexts, batches)\n--\n\n"
                           "Seconds of one curve (3 * kind + phase); float64 [n] each, returns float64 [n].");
 static PyObject *
-cost_seconds(PyObject *module, PyObject *args)
-{
+cost_seconds(PyObject *module, PyObject *args) {
     PyObject *tuple, *arrays[3];
     int curve;
     if (!PyArg_ParseTuple(args, "OiOOO:cost_seconds", &tuple, &curve, &arrays[0], &arrays[1], &arrays[2]))
@@ -119,11 +121,9 @@ cost_seconds(PyObject *module, PyObject *args)
         double *out = doubles(n);
         const double *s = view[0].buf, *c = view[1].buf, *b = view[2].buf;
         if (out != NULL) {
-            Py_BEGIN_ALLOW_THREADS
-            for (Py_ssize_t i = 0; i < n; i++)
-                out[i] = tp_cost_seconds(&p.cost.curve[curve / TP_COST_PHASES][curve % TP_COST_PHASES], s[i], c[i], b[i]);
-            Py_END_ALLOW_THREADS
-            result = tp_py_array(state, out, 'd', 1, &n);
+            Py_BEGIN_ALLOW_THREADS for (Py_ssize_t i = 0; i < n; i++) out[i] =
+                tp_cost_seconds(&p.cost.curve[curve / TP_COST_PHASES][curve % TP_COST_PHASES], s[i], c[i], b[i]);
+            Py_END_ALLOW_THREADS result = tp_py_array(state, out, 'd', 1, &n);
         }
     }
     while (held > 0)
@@ -141,8 +141,7 @@ typedef struct {
 } table_request;
 
 static int
-table_open(tp_py_state *state, PyObject *args, table_request *request)
-{
+table_open(tp_py_state *state, PyObject *args, table_request *request) {
     PyObject *tuple, *array;
     request->p.held = 0;
     if (!PyArg_ParseTuple(args, "OOddn", &tuple, &array, &request->batch, &request->granularity, &request->units))
@@ -162,8 +161,7 @@ table_open(tp_py_state *state, PyObject *args, table_request *request)
 }
 
 static void
-table_close(table_request *request)
-{
+table_close(table_request *request) {
     PyBuffer_Release(&request->weights);
     pack_close(&request->p);
 }
@@ -171,8 +169,7 @@ table_close(table_request *request)
 PyDoc_STRVAR(slices_doc, "cost_slices(pack, weights, batch, granularity, units)\n--\n\n"
                          "(G0 float64 [units + 1], G1, a2, a3): c(j, i) = G0[i] if j == 0 else G1[i] + a2 j + a3 i j.");
 static PyObject *
-cost_slices(PyObject *module, PyObject *args)
-{
+cost_slices(PyObject *module, PyObject *args) {
     tp_py_state *state = tp_py_module_state(module);
     table_request r;
     if (table_open(state, args, &r) < 0)
@@ -182,8 +179,8 @@ cost_slices(PyObject *module, PyObject *args)
     tp_status status = TP_OK;
     int ready = out.G0 != NULL && out.G1 != NULL;
     if (ready) {
-        Py_BEGIN_ALLOW_THREADS
-        status = tp_cost_slice_tables(&r.p.cost, r.weights.buf, r.batch, r.granularity, r.units, &out);
+        Py_BEGIN_ALLOW_THREADS status =
+            tp_cost_slice_tables(&r.p.cost, r.weights.buf, r.batch, r.granularity, r.units, &out);
         Py_END_ALLOW_THREADS
     }
     table_close(&r);
@@ -203,8 +200,7 @@ cost_slices(PyObject *module, PyObject *args)
 PyDoc_STRVAR(table_doc, "cost_table(pack, weights, batch, granularity, units)\n--\n\n"
                         "float64 [units + 1, units + 1], t[s, c] seconds; 0 where s + c > units.");
 static PyObject *
-cost_table(PyObject *module, PyObject *args)
-{
+cost_table(PyObject *module, PyObject *args) {
     tp_py_state *state = tp_py_module_state(module);
     table_request r;
     if (table_open(state, args, &r) < 0)
@@ -213,11 +209,12 @@ cost_table(PyObject *module, PyObject *args)
     double *out = r.units > 1 << 14 ? NULL : doubles(shape[0] * shape[1]);
     tp_status status = TP_OK;
     if (out != NULL) {
-        Py_BEGIN_ALLOW_THREADS
-        status = tp_cost_full_table(&r.p.cost, r.weights.buf, r.batch, r.granularity, r.units, out);
+        Py_BEGIN_ALLOW_THREADS status =
+            tp_cost_full_table(&r.p.cost, r.weights.buf, r.batch, r.granularity, r.units, out);
         Py_END_ALLOW_THREADS
     } else if (!PyErr_Occurred()) {
-        PyErr_Format(PyExc_ValueError, "a table of %zd units is too large: a coarser granularity would be right", r.units);
+        PyErr_Format(PyExc_ValueError, "a table of %zd units is too large: a coarser granularity would be right",
+                     r.units);
     }
     table_close(&r);
     if (out == NULL)
@@ -228,11 +225,11 @@ cost_table(PyObject *module, PyObject *args)
     return tp_py_raise(state, status);
 }
 
-/* ---- durations of a plan -------------------------------------------------------------------------------------------- */
+/* ---- durations of a plan --------------------------------------------------------------------------------------------
+ */
 
 static PyObject *
-durations_out(tp_py_state *state, double *const out[TP_COST_PHASES], const Py_ssize_t shape[2])
-{
+durations_out(tp_py_state *state, double *const out[TP_COST_PHASES], const Py_ssize_t shape[2]) {
     PyObject *arrays[TP_COST_PHASES];
     int good = 1;
     for (int i = 0; i < TP_COST_PHASES; i++)
@@ -246,8 +243,7 @@ durations_out(tp_py_state *state, double *const out[TP_COST_PHASES], const Py_ss
 
 /* view: blocks [stages, kinds], batches [micros], slices [micros], lengths [sum of slices], all int32. */
 static PyObject *
-durations_run(tp_py_state *state, const pack *p, const Py_buffer view[4])
-{
+durations_run(tp_py_state *state, const pack *p, const Py_buffer view[4]) {
     const int32_t *slices = view[2].buf;
     Py_ssize_t micros = view[1].shape[0], units = view[3].shape[0];
     int64_t sum = 0;
@@ -262,12 +258,9 @@ durations_run(tp_py_state *state, const pack *p, const Py_buffer view[4])
         ready &= (out[i] = doubles(shape[0] * shape[1])) != NULL;
     tp_status status = TP_OK;
     if (ready) {
-        Py_BEGIN_ALLOW_THREADS
-        status = tp_cost_durations(&p->cost, (int32_t)shape[0], view[0].buf, (int32_t)micros, view[1].buf, slices,
-                                   view[3].buf, out[0], out[1], out[2]);
-        Py_END_ALLOW_THREADS
-        if (status == TP_OK)
-            return durations_out(state, out, shape);
+        Py_BEGIN_ALLOW_THREADS status = tp_cost_durations(&p->cost, (int32_t)shape[0], view[0].buf, (int32_t)micros,
+                                                          view[1].buf, slices, view[3].buf, out[0], out[1], out[2]);
+        Py_END_ALLOW_THREADS if (status == TP_OK) return durations_out(state, out, shape);
     }
     for (int i = 0; i < TP_COST_PHASES; i++)
         free(out[i]);
@@ -278,8 +271,7 @@ PyDoc_STRVAR(durations_doc, "cost_durations(pack, blocks, batches, slices, lengt
                             "(F, I, W), each float64 [stages, units]. blocks int32 [stages, 4]: how many of each kind; "
                             "batches, slices int32 [micros]; lengths int32 [units].");
 static PyObject *
-cost_durations(PyObject *module, PyObject *args)
-{
+cost_durations(PyObject *module, PyObject *args) {
     PyObject *tuple, *arrays[4], *result = NULL;
     if (!PyArg_ParseTuple(args, "OOOOO:cost_durations", &tuple, &arrays[0], &arrays[1], &arrays[2], &arrays[3]))
         return NULL;
@@ -308,8 +300,7 @@ static PyMethodDef methods[] = {
 };
 
 int
-tp_py_add_cost(PyObject *module, tp_py_state *state)
-{
+tp_py_add_cost(PyObject *module, tp_py_state *state) {
     (void)state;
     return PyModule_AddFunctions(module, methods);
 }
