@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from . import planners, schedules
 from ._core import InfeasibleError, InvalidTypeError, InvalidValueError
 from ._files import read_json, write_json
-from .config import KINDS, Cluster, GPTConfig, human_bytes, human_count, human_seconds, html_table, real, whole
+from .config import KINDS, Cluster, GPTConfig, html_table, human_bytes, human_count, human_seconds, real, whole
 from .cost import PHASES, CostModel, equal_lengths, even_partition
 from .schedules import Program
 
@@ -540,19 +540,17 @@ def _refine(judge: _Judge, start: _Candidate, unit: int, *, fixed_partition: boo
     request gives the same plan)."""
     best, stop = start, judge.judged + budget
 
-    def try_all(moves: Callable[[], Iterator[tuple[Cut, tuple[Micro, ...]]]]) -> bool:
+    def descend(moves: Callable[[], Iterator[tuple[Cut, tuple[Micro, ...]]]]) -> bool:
+        """Go round the moves until none of them helps; one that helped is tried again at once."""
         nonlocal best
-        helped, again = False, True
-        while again and judge.judged < stop:
-            again = False
-            for partition, slicing in moves():
-                if judge.judged >= stop:
-                    break
-                found = judge.judge(best.schedule, partition, slicing, best.pending)
-                if found.seconds < best.seconds * _SLIGHT and judge.fits(found):
-                    best, helped, again = found, True, True
-                    break
-        return helped
+        around, at, failed, before = list(moves()), 0, 0, best
+        while failed < len(around) and judge.judged < stop:
+            found = judge.judge(best.schedule, *around[at % len(around)], best.pending)
+            if found.seconds < best.seconds * _SLIGHT and judge.fits(found):
+                best, failed, around = found, 0, list(moves())
+            else:
+                at, failed = at + 1, failed + 1
+        return best is not before
 
     def cuts() -> Iterator[tuple[Cut, tuple[Micro, ...]]]:
         return ((cut, best.slicing) for cut in _partition_moves(best.partition))
@@ -564,14 +562,14 @@ def _refine(judge: _Judge, start: _Candidate, unit: int, *, fixed_partition: boo
     while improved and judge.judged < stop:
         improved = False
         if not fixed_partition and len(best.partition) > 1:
-            improved |= try_all(cuts)
+            improved |= descend(cuts)
         if not fixed_slicing:
             longest = max(max(lengths) for _, lengths in best.slicing)
             step = unit
             while step * 4 <= longest:
                 step *= 2
             while step >= unit:
-                improved |= try_all(partial(cuts_of_slices, step))
+                improved |= descend(partial(cuts_of_slices, step))
                 step //= 2
     return best
 
@@ -725,6 +723,18 @@ def _uniform(judge: _Judge, request: _Request) -> _Candidate:
     return judge.judge(name, cut, slicing, pending=0)
 
 
+def _first_look(judge: _Judge, request: _Request) -> float:
+    """Seconds of a quick plan: which number of ranks deserves the search."""
+    stages = judge.ranks * judge.chunks
+    slicing = request.slicing
+    if slicing is None:
+        one = planners.slice_tokens(_StageCost(judge.costs, judge.model, stages), stages, seq_len=request.seq_len,
+                                    granularity=request.unit)
+        slicing = ((1, tuple(int(n) for n in one.lengths)),) * request.batch
+    quick = judge.judge(request.schedules[0], _balanced(judge, slicing, stages), slicing)
+    return min(quick.seconds, _uniform(judge, request).seconds)
+
+
 def _choose(request: _Request) -> tuple[_Judge, _Candidate, list[tuple[str, float]]]:
     """The judge of the chosen number of ranks, the candidate, and what it was compared with."""
     judges = [_Judge(request.model, request.costs, ranks, request.chunks, request.limit) for ranks in request.ranks]
@@ -734,19 +744,19 @@ def _choose(request: _Request) -> tuple[_Judge, _Candidate, list[tuple[str, floa
         if not judge.fits(found):
             raise judge.refuse()
         return judge, found, []
-    best: tuple[_Judge, _Candidate] | None = None
     compared: list[tuple[str, float]] = []
-    for judge in judges:
+    looks = [_first_look(judge, request) for judge in judges] if len(judges) > 1 else [0.0]
+    best: tuple[_Judge, _Candidate] | None = None
+    for _, judge in sorted(zip(looks, judges, strict=True), key=lambda pair: pair[0]):
         even = _uniform(judge, request)
         found = _search(judge, request.schedules, request.batch, request.seq_len, request.unit, request.partition,
                         request.slicing)
         if judge.fits(even) and (found is None or even.seconds < found.seconds):
             found = even
         compared.append((f"uniform on {judge.ranks} ranks", even.seconds))
-        if found is None:
-            continue
-        if best is None or found.seconds < best[1].seconds * _SLIGHT:
+        if found is not None:                                  # other numbers of ranks: only if this one does not fit
             best = (judge, found)
+            break
     if best is None:
         raise min((j for j in judges if j.shortest is not None), key=lambda j: j.shortest or (0, 0, 0)).refuse()
     judge, found = best
