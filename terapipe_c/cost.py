@@ -492,7 +492,8 @@ class CostModel:
 
     def durations(self, program: Any = None, *, partition: Sequence[tuple[int, int]] | None = None,
                   slicing: Slicing | None = None, model: GPTConfig | None = None) -> dict[str, Float]:
-        """Seconds of every instruction: ``{"F", "I", "W", "OPT", "AR", "comm"}``, each float64 [stages, units].
+        """Seconds of every instruction: ``{"F", "I", "W", "OPT", "AR", "comm"}`` (and SF, SB, RF, RB with ``copy_byte_s``),
+        each float64 [stages, units].
 
         units: the slices of all micro-batches in order. Without ``partition`` or ``slicing`` (``program.simulate(costs)``)
         the model's blocks are divided evenly by layers over the program's stages and every micro-batch is one sequence of
@@ -508,35 +509,51 @@ class CostModel:
         if partition is not None:
             if model is None:
                 raise InvalidValueError("a partition needs a model, and these costs know none")
-            counts_of = block_counts(model, partition)
+            counts = block_counts(model, partition)
         elif program is None:
             raise InvalidTypeError("durations() needs a partition, or a program to take its stages from")
         elif model is None:
-            counts_of = np.tile(np.array([0, 1, 1, 0], np.int32), (int(program.num_stages), 1))
+            counts = np.tile(np.array([0, 1, 1, 0], np.int32), (int(program.num_stages), 1))
         else:
-            counts_of = block_counts(model, even_partition(model, int(program.num_stages)))
-        return self._durations(model, counts_of, *slicing_arrays(slicing))
+            counts = block_counts(model, even_partition(model, int(program.num_stages)))
+        thin = self.timed(self.stage_work(model, counts), self.slice_work(slicing), model)
+        shape = thin["F"].shape
+        full = {k: np.atleast_2d(v).T if np.ndim(v) == 1 and k != "comm" else v for k, v in thin.items()}
+        return {k: np.ascontiguousarray(np.broadcast_to(v, shape), np.float64) for k, v in full.items()}
 
-    def _durations(self, model: GPTConfig | None, counts: NDArray[np.int32], batches: NDArray[np.int32],
-                   slices: NDArray[np.int32], lengths: NDArray[np.int32]) -> dict[str, Float]:
+    # The three parts of durations(), apart because a search changes one of them at a time.
+
+    def stage_work(self, model: GPTConfig | None, counts: NDArray[np.int32]) -> tuple[NDArray[np.int32], Float]:
+        """What depends on the partition: blocks [stages, 4], seconds of an update [stages]."""
+        if model is None:
+            return counts, np.zeros(len(counts))
+        params = counts @ np.array([model.block_params(k) for k in KINDS], np.float64)
+        if model.tie_weights:                                  # the head's copy of the embedding
+            params[(counts[:, 3] > 0) & (counts[:, 0] == 0)] += float(model.vocab_size * model.n_embd)
+        return counts, np.asarray(self.optimizer_s(params), np.float64)
+
+    def slice_work(self, slicing: Slicing) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], Float]:
+        """What depends on the slicing: batches, slices [micros], lengths [units], rows [units]."""
+        batches, slices, lengths = slicing_arrays(slicing)
         if self.has_tables:
             self._within_table(float(np.add.reduceat(lengths, np.cumsum(slices) - slices).max()))
-        F, I, W = _core.cost_durations(self._pack, counts, batches, slices, lengths)
-        rows = lengths * np.repeat(batches, slices)
-        stages = len(counts)
-        width = model.n_embd if model else 0
-        comm = np.tile(self.message_s(rows, width), (stages, 1))
-        params = np.zeros(stages)
-        exchange = 0.0
-        if model is not None:
-            params = counts @ np.array([model.block_params(k) for k in KINDS], np.float64)
-            if model.tie_weights:
-                table = float(model.vocab_size * model.n_embd)
-                params[(counts[:, 3] > 0) & (counts[:, 0] == 0)] += table    # the head's copy of the embedding
-                exchange = float(self.message_s(model.vocab_size, width))
-        spread = np.ones((1, F.shape[1]))
-        return {"F": F, "I": I, "W": W, "comm": comm, "OPT": np.atleast_1d(self.optimizer_s(params))[:, None] * spread,
-                "AR": np.full_like(F, exchange)}
+        return batches, slices, lengths, (lengths * np.repeat(batches, slices)).astype(np.float64)
+
+    def timed(self, stages: tuple[NDArray[np.int32], Float],
+              slices: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], Float],
+              model: GPTConfig | None) -> dict[str, Any]:
+        """F, I, W [stages, units]; comm [stages, units]; OPT [stages]; AR a number; SF, SB, RF, RB like comm where a
+        message costs the ranks time."""
+        F, I, W = _core.cost_durations(self._pack, stages[0], *slices[:3])
+        size = slices[3] * (4.0 * model.n_embd if model else 0.0)
+        out: dict[str, Any] = {"F": F, "I": I, "W": W, "OPT": stages[1], "AR": 0.0,
+                               "comm": np.repeat((self.latency_s + self.byte_s * size)[None], len(F), 0)}
+        if model is not None and model.tie_weights and len(F) > 1:
+            out["AR"] = float(self.message_s(model.vocab_size, model.n_embd))
+        if self.copy_byte_s:
+            copy = np.repeat((self.copy_byte_s * size)[None], len(F), 0)
+            out |= dict.fromkeys(("SF", "SB", "RF", "RB"), copy)
+        return out
 
     # ---- as a value ----
 

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from . import planners, schedules
 from ._core import InfeasibleError, InvalidTypeError, InvalidValueError
 from ._files import read_json, write_json
 from .config import KINDS, Cluster, GPTConfig, html_table, human_bytes, human_count, human_seconds, real, whole
-from .cost import PHASES, CostModel, equal_lengths, even_partition
+from .cost import PHASES, CostModel, block_counts, equal_lengths, even_partition
 from .schedules import Program
 
 __all__ = ["Plan", "plan"]
@@ -36,6 +36,9 @@ _SCHEDULES = ("auto", *_AUTO, "interleaved")
 Micro = tuple[int, tuple[int, ...]]
 Cut = tuple[tuple[int, int], ...]
 _SLIGHT = 1 - 1e-9     # less than this much better is rounding, not an improvement
+_HOPE = 1.003          # in the order of another plan, a better one may look this much worse
+_HANDFUL = 16          # moves that are glanced at together
+_WORK = 3_000_000      # instructions handled in the descents: a fraction of a second
 
 
 # ---- the plan ------------------------------------------------------------------------------------------------------------
@@ -375,21 +378,22 @@ class _Judge:
 
     def __init__(self, model: GPTConfig, costs: CostModel, ranks: int, chunks: int, limit: int | None) -> None:
         self.model, self.costs, self.ranks, self.chunks, self.limit = model, costs, ranks, chunks, limit
-        self.judged = 0
+        self.work = 0                                          # instructions handled, a clock that is the same everywhere
         self.shortest: tuple[int, int, int] | None = None      # bytes short, rank, bytes needed: of the nearest miss
         self._compute: dict[tuple[str, tuple[int, ...]], Program] = {}
         self._seen: dict[tuple[Any, ...], _Candidate] = {}
         self._fits: dict[tuple[Any, ...], bool] = {}
+        self._stage_work = cache(lambda cut: costs.stage_work(model, block_counts(model, cut)))
+        self._slice_work = cache(costs.slice_work)
 
-    def durations(self, partition: Cut, slicing: tuple[Micro, ...]) -> dict[str, NDArray[np.float64]]:
-        return self.costs.durations(partition=partition, slicing=slicing, model=self.model)
+    def durations(self, partition: Cut, slicing: tuple[Micro, ...]) -> dict[str, Any]:
+        return self.costs.timed(self._stage_work(partition), self._slice_work(slicing), self.model)
 
-    def program(self, c: _Candidate, durations: dict[str, NDArray[np.float64]]) -> Program:
+    def program(self, c: _Candidate, durations: dict[str, Any]) -> Program:
         """Built, split into I and W around the waits of these durations, lowered."""
-        counts = tuple(len(lengths) for _, lengths in c.slicing)
-        key = (c.schedule, counts)
+        key = (c.schedule, _counts(c.slicing))
         if key not in self._compute:
-            self._compute[key] = _build(c.schedule, self.ranks, self.chunks, counts)
+            self._compute[key] = _build(c.schedule, self.ranks, self.chunks, key[1])
         tied = self.model.tie_weights and self.ranks * self.chunks > 1
         return self._compute[key].split(durations, pending=c.pending).lower(tied=tied)
 
@@ -397,12 +401,21 @@ class _Judge:
         key = (schedule, partition, slicing, pending)
         found = self._seen.get(key)
         if found is None:
-            self.judged += 1
             durations = self.durations(partition, slicing)
-            blank = _Candidate(0.0, *key)
-            seconds = self.program(blank, durations).simulate(durations).makespan_s
-            found = self._seen[key] = _Candidate(float(seconds), *key)
+            program = self.program(_Candidate(0.0, *key), durations)
+            found = self._seen[key] = _Candidate(float(program.makespan(durations)), *key)
+            self.work += 4 * len(program)                      # about what splitting and lowering cost beside timing
         return found
+
+    def glance(self, like: _Candidate, others: Sequence[tuple[Cut, tuple[Micro, ...]]]) -> list[float]:
+        """Seconds of others in the very order of ``like``: upper bounds, many times cheaper than :meth:`judge`. inf: their
+        order cannot be the same, because they have other numbers of slices."""
+        program = self.program(like, self.durations(like.partition, like.slicing))
+        same = [_counts(slicing) == _counts(like.slicing) for _, slicing in others]
+        costs = [self.durations(*other) for other, yes in zip(others, same, strict=True) if yes]
+        self.work += (4 + len(costs)) * len(program)
+        seconds = iter(program.makespan(costs)) if costs else iter(())
+        return [float(next(seconds)) if yes else float("inf") for yes in same]
 
     def fits(self, c: _Candidate) -> bool:
         """Whether every rank stays within the memory limit; remembers the nearest miss."""
@@ -425,6 +438,10 @@ class _Judge:
         return InfeasibleError(f"rank {rank} needs {needed} bytes and may use {self.limit}: {short} bytes short in the plan "
                                f"nearest to fitting; memory_bytes = {needed}, more stages or smaller micro-batches would be "
                                "right")
+
+
+def _counts(slicing: tuple[Micro, ...]) -> tuple[int, ...]:
+    return tuple(len(lengths) for _, lengths in slicing)
 
 
 def _build(schedule: str, ranks: int, chunks: int, counts: tuple[int, ...]) -> Program:
@@ -536,20 +553,32 @@ def _slice_moves(slicing: tuple[Micro, ...], step: int, unit: int) -> Iterator[t
 
 def _refine(judge: _Judge, start: _Candidate, unit: int, *, fixed_partition: bool, fixed_slicing: bool, budget: int) \
         -> _Candidate:
-    """Descend by single moves until none helps or ``budget`` programs have been judged (a count, not a time: the same
-    request gives the same plan)."""
-    best, stop = start, judge.judged + budget
+    """Descend by single moves until none helps or ``budget`` instructions have been handled (a count, not a time: the
+    same request gives the same plan)."""
+    best, stop = start, judge.work + budget
+
+    def better(others: Sequence[tuple[Cut, tuple[Micro, ...]]]) -> bool:
+        """Whether one of them is better (then it is the best now): those that a glance does not rule out are judged."""
+        nonlocal best
+        glanced = judge.glance(best, others)
+        hopeful = [i for i, s in enumerate(glanced) if s < best.seconds * _HOPE or s == float("inf")]
+        for i in sorted(hopeful, key=lambda i: glanced[i]):
+            found = judge.judge(best.schedule, *others[i], best.pending)
+            if found.seconds < best.seconds * _SLIGHT and judge.fits(found):
+                best = found
+                return True
+        return False
 
     def descend(moves: Callable[[], Iterator[tuple[Cut, tuple[Micro, ...]]]]) -> bool:
-        """Go round the moves until none of them helps; one that helped is tried again at once."""
-        nonlocal best
-        around, at, failed, before = list(moves()), 0, 0, best
-        while failed < len(around) and judge.judged < stop:
-            found = judge.judge(best.schedule, *around[at % len(around)], best.pending)
-            if found.seconds < best.seconds * _SLIGHT and judge.fits(found):
-                best, failed, around = found, 0, list(moves())
+        """Go round the moves, a handful at a time, until none of them helps."""
+        around, at, tried, before = list(moves()), 0, 0, best
+        while tried < len(around) and judge.work < stop:
+            at %= len(around)
+            handful = around[at:at + _HANDFUL]
+            if better(handful):
+                around, tried = list(moves()), 0
             else:
-                at, failed = at + 1, failed + 1
+                at, tried = at + len(handful), tried + len(handful)
         return best is not before
 
     def cuts() -> Iterator[tuple[Cut, tuple[Micro, ...]]]:
@@ -559,7 +588,7 @@ def _refine(judge: _Judge, start: _Candidate, unit: int, *, fixed_partition: boo
         return ((best.partition, slicing) for slicing in _slice_moves(best.slicing, step, unit))
 
     improved = True
-    while improved and judge.judged < stop:
+    while improved and judge.work < stop:
         improved = False
         if not fixed_partition and len(best.partition) > 1:
             improved |= descend(cuts)
@@ -574,24 +603,13 @@ def _refine(judge: _Judge, start: _Candidate, unit: int, *, fixed_partition: boo
     return best
 
 
-def _seeds(judge: _Judge, names: Sequence[str], cuts: Callable[[tuple[Micro, ...]], list[Cut]],
-           slicings: Sequence[tuple[Micro, ...]]) -> list[_Candidate]:
-    """Every start, judged, fastest first; ties keep the order of ``names``."""
-    found = [judge.judge(name, cut, slicing) for slicing in slicings for cut in cuts(slicing) for name in names]
-    return sorted(found, key=lambda c: c.seconds)
-
-
 def _search(judge: _Judge, names: Sequence[str], batch: int, seq_len: int, unit: int, partition: Cut | None,
             slicing: tuple[Micro, ...] | None) -> _Candidate | None:
     """The best plan that fits the memory, or None."""
     stages = judge.ranks * judge.chunks
     slicings = [slicing] if slicing is not None else _slicing_seeds(judge, batch, seq_len, unit, stages)
-    even = even_partition(judge.model, stages)
-
-    def cuts(of: tuple[Micro, ...]) -> list[Cut]:
-        return [partition] if partition is not None else list(dict.fromkeys([_balanced(judge, of, stages), tuple(even)]))
-
-    starts = [c for c in _seeds(judge, names, cuts, slicings) if judge.fits(c)]
+    found = [judge.judge(name, partition or _balanced(judge, s, stages), s) for s in slicings for name in names]
+    starts = [c for c in sorted(found, key=lambda c: c.seconds) if judge.fits(c)]   # ties keep the order of names
     if not starts:
         return None
     # The search descends from the fastest start of each of a few slicings: different counts are different valleys.
@@ -601,19 +619,16 @@ def _search(judge: _Judge, names: Sequence[str], batch: int, seq_len: int, unit:
             chosen.append(c)
         if len(chosen) == 3:
             break
-    budget = int(np.clip(_WORK // max(1, max(len(judge.program(c, judge.durations(c.partition, c.slicing))) for c in chosen)),
-                         30, 400))
-    done = [_refine(judge, c, unit, fixed_partition=partition is not None, fixed_slicing=slicing is not None, budget=budget)
-            for c in chosen]
+    done = [_refine(judge, c, unit, fixed_partition=partition is not None, fixed_slicing=slicing is not None,
+                    budget=_WORK // len(chosen)) for c in chosen]
     best = min(done, key=lambda c: c.seconds)
-    for other in itertools.product(names, (0, 1, 2, 4)):      # the schedule again, now that the slices have changed
-        found = judge.judge(other[0], best.partition, best.slicing, other[1])
-        if found.seconds < best.seconds * _SLIGHT and judge.fits(found):
-            best = found
+    for name, pending in itertools.product(names, (0, 1, 2, 4)):      # again, now that the slices have changed
+        other = judge.judge(name, best.partition, best.slicing, pending)
+        if other.seconds < best.seconds * _SLIGHT and judge.fits(other):
+            best = other
     return best
 
 
-_WORK = 400_000   # instructions judged in one descent: a fraction of a second
 
 
 # ---- the entrance --------------------------------------------------------------------------------------------------------
@@ -796,7 +811,7 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
     request = _check(model, cluster, batch, seq_len, costs, planner, schedule, stages, chunks, memory_bytes, granularity,
                      partition, slicing, {"data_parallel": data_parallel, "tensor_parallel": tensor_parallel})
     judge, found, compared = _choose(request)
-    durations = judge.durations(found.partition, found.slicing)
+    durations = request.costs.durations(partition=found.partition, slicing=found.slicing, model=model)
     program = judge.program(found, durations)
     program.check()
     line = program.simulate(durations)
