@@ -14,7 +14,8 @@
 #include "csrc/plan/slice_dp.h"
 
 #define SMALL_STEP 0.01  /* a relative step below which the reduced graph is tried */
-#define EDGE_ROOM 200000 /* more edges than this and a search over all slices is as cheap */
+#define DEPTH 0.01      /* relative depth of a reduced graph, if its edges fit */
+#define EDGE_ROOM 20000 /* more edges than this and a search over all slices is as cheap */
 
 typedef struct {
     int n, batch, tables, stages;
@@ -138,21 +139,23 @@ below(const walk *w, double least, double largest, double u)
     return nextafter(fmin(v, u) * (1.0 - w->tolerance), -INFINITY); /* strictly less, for u == 0 too */
 }
 
-/* After search(u): build the reduced graphs for largest slices in (floor, u]. 0 if one is too large. */
+/* After search(u): build the reduced graphs for largest slices in (*floor, v], raising the floor until they fit. 0 if they
+ * do not. A table built with a lower floor than the next one keeps more edges than it needs, which does no harm. */
 static int
-keep_edges(walk *w, double floor)
+keep_edges(walk *w, double *floor, double v)
 {
-    const double floors[2] = {floor, 0.0};
+    double floors[2] = {*floor, 0.0};
     int64_t total = 0;
     for (int b = 0; b < w->tables; b++) {
         if (!w->alive[b])
             continue;
         double rest = w->fill[w->batch - b - 1]; /* the other sequences cost at least this */
-        if (!tp_slice_edges_keep(&w->dp[b], floors, goal_of(w) - rest, &w->edges[b]))
+        if (!tp_slice_edges_keep(&w->dp[b], floors, &v, goal_of(w) - rest, &w->edges[b]))
             return 0;
         total += w->edges[b].count;
     }
     w->plan->edges = total > w->plan->edges ? total : w->plan->edges;
+    *floor = floors[0];
     return 1;
 }
 
@@ -178,15 +181,12 @@ walk_edges(walk *w, double v)
     for (int b = 0; b < w->tables; b++)
         if (w->alive[b])
             tp_slice_dp_backward(&w->dp[b]);
-    for (double depth = 0.04; depth > 1e-4; depth *= 0.25) {
-        double floor = v * (1.0 - depth), at = v, largest, least;
-        if (!keep_edges(w, floor))
-            continue;
-        while (at > floor && (least = search_edges(w, at, &largest)) < INFINITY)
-            at = below(w, least, largest, at);
-        return floor;
-    }
-    return v;
+    double floor = v * (1.0 - DEPTH), at = v, largest, least;
+    if (!keep_edges(w, &floor, v))
+        return v;
+    while (at > floor && (least = search_edges(w, at, &largest)) < INFINITY)
+        at = below(w, least, largest, at);
+    return floor;
 }
 
 static void

@@ -52,7 +52,7 @@ typedef struct {
     double *sum, *limit[2];
     double *dist;    /* [n + 1] */
     int64_t *parent; /* [n + 1] */
-    int *pick;       /* [n + 1] scratch */
+    int *pick;       /* [n + 1] and padding: scratch */
 } tp_slice_edges;
 
 static inline size_t
@@ -113,9 +113,9 @@ tp_slice_plan_evaluate(const tp_slice_cost *cost, const tp_slice_cost *backward,
 TP_MUST_USE tp_status
 tp_slice_edges_open(tp_slice_arena *arena, int n, int64_t room, tp_slice_edges *edges);
 /* Keep the edges of plans whose limits are at least floor[] and whose latency is below goal, after forward and backward.
- * 0 if more than the room would be kept. */
+ * With a ceiling (one limit only), floor[0] is raised towards it until the edges fit. 0 if they do not fit. */
 int
-tp_slice_edges_keep(const tp_slice_dp *dp, const double floor[2], double goal, tp_slice_edges *edges);
+tp_slice_edges_keep(const tp_slice_dp *dp, double floor[2], const double *ceiling, double goal, tp_slice_edges *edges);
 double
 tp_slice_edges_search(tp_slice_edges *edges, int n, int limits, const double threshold[2]);
 int

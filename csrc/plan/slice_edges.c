@@ -27,29 +27,69 @@ tp_slice_edges_open(tp_slice_arena *arena, int n, int64_t room, tp_slice_edges *
     return TP_OK;
 }
 
-static int
-keep_of_start(const tp_slice_dp *dp, int j, const double floor[2], double goal, tp_slice_edges *edges)
+static double
+most_of(const tp_slice_dp *dp, const double cost[2], const double floor[2])
 {
-    double reached = dp->u[j] + (j > 0 ? dp->sum.a2 * j : 0.0);
-    double least = dp->limits > 1 ? floor[0] + floor[1] : floor[0], rest = goal - reached, first = rest - dp->weight * least;
-    const double *h = dp->sum.smooth ? (j == 0 ? dp->sum.h0 : dp->sum.h) : dp->sum.rows + tp_slice_row(dp->n, j) - 1;
-    const double *w = dp->w + j;
-    int picked = 0;
-    for (int i = 1; i <= dp->last[j]; i++) { /* without a branch: about one cycle a slice */
-        edges->pick[picked] = i;
-        picked += h[i] + w[i] < first;
+    double most = fmax(cost[0], floor[0]);
+    return dp->limits > 1 ? most + fmax(cost[1], floor[1]) : most;
+}
+
+static double
+rest_of(const tp_slice_dp *dp, int start, double goal)
+{
+    return goal - (dp->u[start] + (start > 0 ? dp->sum.a2 * start : 0.0));
+}
+
+static const double *
+row_of(const tp_slice_dp *dp, int start)
+{
+    if (!dp->sum.smooth)
+        return dp->sum.rows + tp_slice_row(dp->n, start) - 1;
+    return start == 0 ? dp->sum.h0 : dp->sum.h;
+}
+
+/* No room left: raise the floor half way and drop the edges that need a lower one. The edges of starts passed with the
+ * lower floor are more than the higher one needs. */
+static int
+raise_floor(const tp_slice_dp *dp, double floor[2], double ceiling, double goal, tp_slice_edges *edges)
+{
+    int64_t kept = 0;
+    while (kept == 0 || kept > edges->room - edges->room / 4) {
+        floor[0] += 0.5 * (ceiling - floor[0]);
+        if (ceiling - floor[0] < 1e-6 * ceiling)
+            return 0;
+        kept = 0;
+        for (int64_t k = 0; k < edges->count; k++) {
+            int j = edges->from[k], i = edges->to[k] - j;
+            const double cost[2] = {edges->limit[0][k], edges->limit[1][k]};
+            edges->from[kept] = j;
+            edges->to[kept] = j + i;
+            edges->sum[kept] = edges->sum[k];
+            edges->limit[0][kept] = cost[0];
+            edges->limit[1][kept] = cost[1];
+            kept += row_of(dp, j)[i] + dp->w[j + i] + dp->weight * most_of(dp, cost, floor) < rest_of(dp, j, goal);
+        }
+        edges->count = kept;
     }
+    return 1;
+}
+
+static int
+keep_of_start(const tp_slice_dp *dp, int j, double floor[2], const double *ceiling, double goal, tp_slice_edges *edges)
+{
+    const double none[2] = {0.0, 0.0}, *h = row_of(dp, j), *w = dp->w + j;
+    double rest = rest_of(dp, j, goal), first = rest - dp->weight * most_of(dp, none, floor);
+    int picked = dp->kernels->pick(h + 1, w + 1, first, dp->last[j], edges->pick);
     for (int k = 0; k < picked; k++) {
         int i = edges->pick[k], within = 1;
-        double cost[2] = {0.0, 0.0}, most = 0.0;
+        double cost[2] = {0.0, 0.0};
         for (int l = 0; l < dp->limits; l++) {
             cost[l] = tp_slice_at(&dp->limit[l], j, i);
             within &= cost[l] <= dp->threshold[l];
-            most += cost[l] > floor[l] ? cost[l] : floor[l];
         }
-        if (!within || h[i] + w[i] + dp->weight * most >= rest)
+        if (!within || h[i] + w[i] + dp->weight * most_of(dp, cost, floor) >= rest)
             continue;
-        if (edges->count == edges->room)
+        if (edges->count == edges->room && (ceiling == NULL || !raise_floor(dp, floor, *ceiling, goal, edges)))
             return 0;
         int64_t at = edges->count++;
         edges->from[at] = j;
@@ -62,12 +102,13 @@ keep_of_start(const tp_slice_dp *dp, int j, const double floor[2], double goal, 
 }
 
 int
-tp_slice_edges_keep(const tp_slice_dp *dp, const double floor[2], double goal, tp_slice_edges *edges)
+tp_slice_edges_keep(const tp_slice_dp *dp, double floor[2], const double *ceiling, double goal, tp_slice_edges *edges)
 {
-    double least = dp->limits > 1 ? floor[0] + floor[1] : floor[0];
+    const double none[2] = {0.0, 0.0};
     edges->count = 0;
     for (int j = 0; j < dp->n; j++)
-        if (dp->u[j] + dp->w[j] + dp->weight * least < goal && !keep_of_start(dp, j, floor, goal, edges))
+        if (dp->u[j] + dp->w[j] + dp->weight * most_of(dp, none, floor) < goal &&
+            !keep_of_start(dp, j, floor, ceiling, goal, edges))
             return 0;
     return 1;
 }

@@ -210,7 +210,7 @@ examine(apart *a, box b)
     double width[2] = {b.high[0] - b.low[0], b.high[1] - b.low[1]};
     if (width[0] + width[1] < SMALL_BOX * (b.high[0] + b.high[1])) {
         tp_slice_dp_backward(&a->dp);
-        if (tp_slice_edges_keep(&a->dp, b.low, goal_of(a), &a->edges)) {
+        if (tp_slice_edges_keep(&a->dp, b.low, NULL, goal_of(a), &a->edges)) {
             a->plan->edges = a->edges.count > a->plan->edges ? a->edges.count : a->plan->edges;
             return finish(a, &b);
         }

@@ -22,10 +22,11 @@
 #define MUL(a, b) _mm512_mul_pd(a, b)
 #define MIN(a, b) _mm512_min_pd(a, b)
 #define WHERE_LE(a, b, x) _mm512_mask_mov_pd(_mm512_set1_pd(INFINITY), _mm512_cmp_pd_mask(a, b, _CMP_LE_OQ), x)
+#define BITS_LT(a, b) (unsigned)_mm512_cmp_pd_mask(a, b, _CMP_LT_OQ)
 #define LEAST(v) _mm512_reduce_min_pd(v)
 #define STEPS _mm512_set_pd(8, 7, 6, 5, 4, 3, 2, 1)
 #include "csrc/plan/slice_kernel.inc"
-static const tp_slice_kernels avx512 = {relax_block_avx512, relax_avx512, least_avx512, relax_weighted_avx512, 8};
+static const tp_slice_kernels avx512 = {relax_block_avx512, relax_avx512, least_avx512, relax_weighted_avx512, pick_avx512, 8};
 
 static inline __attribute__((target("avx2"))) double
 least_of_four(__m256d v)
@@ -46,10 +47,11 @@ least_of_four(__m256d v)
 #define MUL(a, b) _mm256_mul_pd(a, b)
 #define MIN(a, b) _mm256_min_pd(a, b)
 #define WHERE_LE(a, b, x) _mm256_blendv_pd(_mm256_set1_pd(INFINITY), x, _mm256_cmp_pd(a, b, _CMP_LE_OQ))
+#define BITS_LT(a, b) (unsigned)_mm256_movemask_pd(_mm256_cmp_pd(a, b, _CMP_LT_OQ))
 #define LEAST(v) least_of_four(v)
 #define STEPS _mm256_set_pd(4, 3, 2, 1)
 #include "csrc/plan/slice_kernel.inc"
-static const tp_slice_kernels avx2 = {relax_block_avx2, relax_avx2, least_avx2, relax_weighted_avx2, 4};
+static const tp_slice_kernels avx2 = {relax_block_avx2, relax_avx2, least_avx2, relax_weighted_avx2, pick_avx2, 4};
 #endif
 
 #define FN(name) name##_portable
@@ -64,11 +66,12 @@ static const tp_slice_kernels avx2 = {relax_block_avx2, relax_avx2, least_avx2, 
 #define MUL(a, b) ((a) * (b))
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define WHERE_LE(a, b, x) ((a) <= (b) ? (x) : INFINITY)
+#define BITS_LT(a, b) (unsigned)((a) < (b))
 #define LEAST(v) (v)
 #define STEPS 1.0
 #include "csrc/plan/slice_kernel.inc"
 static const tp_slice_kernels portable = {relax_block_portable, relax_portable, least_portable, relax_weighted_portable,
-                                          1};
+                                          pick_portable,  1};
 
 const tp_slice_kernels *
 tp_slice_kernels_for(tp_slice_isa isa)

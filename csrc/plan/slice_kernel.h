@@ -32,6 +32,8 @@ typedef struct {
     double (*least)(const double *h, const double *w, const tp_slice_mask *mask, int64_t count);
     /* u[k] = min(u[k], p + c (s + n[k])) with c = g[k] + b + d (k + 1), where c <= t. */
     void (*relax_weighted)(double *u, const double *g, const double *n, const double *pbdst, int64_t count);
+    /* The k + 1 with h[k] + w[k] < below, ascending, into out; returns how many. w is +inf beyond the count. */
+    int (*pick)(const double *h, const double *w, double below, int count, int *out);
     int lanes;
 } tp_slice_kernels;
 
