@@ -108,10 +108,19 @@ tp_program_equal(const tp_program *a, const tp_program *b)
 }
 
 int
-tp_sched_is_lowered(const tp_program *program)
+tp_sched_has_messages(const tp_program *program)
 {
     for (int64_t i = 0; i < program->begin[program->ranks]; i++)
-        if (tp_sched_is_message(program->code[i].op) || program->code[i].op >= TP_OP_AR)
+        if (tp_sched_is_message(program->code[i].op))
+            return 1;
+    return 0;
+}
+
+int
+tp_sched_has_slots(const tp_program *program)
+{
+    for (int64_t i = program->begin[program->ranks]; i-- > 0;) /* from behind: an OPT is a list's last */
+        if (program->code[i].op >= TP_OP_AR || tp_sched_is_message(program->code[i].op))
             return 1;
     return 0;
 }

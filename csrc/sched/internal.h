@@ -24,9 +24,12 @@ tp_sched_is_backward(int op)
 {
     return op == TP_OP_B || op == TP_OP_I;
 }
-/* Has the program comms, AR or OPT? */
+/* Has the program sends or receives? Then it must have all of them. */
 int
-tp_sched_is_lowered(const tp_program *program);
+tp_sched_has_messages(const tp_program *program);
+/* Has it messages, AR or OPT? Then its slots are assigned. */
+int
+tp_sched_has_slots(const tp_program *program);
 /* Room for a table over (stage, unit) is in proportion to the code: true for every program that check accepts; a text
  * such as `65535F65535.65535` must not make anyone allocate gigabytes. */
 int
