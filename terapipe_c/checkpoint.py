@@ -13,6 +13,7 @@ Where each tensor goes follows from the model alone (`CheckpointWriter.plan`), s
 
 A reader never sees a half-written checkpoint, and the one before stays until the new one is complete.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -32,10 +33,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ._core import InvalidValueError
 from .tensorfile import FileLayout, TensorSpec, checksum, lay_out, read_layout, read_tensor
 
-__all__ = ["Checkpoint", "CheckpointLayout", "CheckpointWriter", "find_checkpoint", "load_checkpoint", "model_dict", "param_shapes",
-           "save_checkpoint", "write_tensors"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointLayout",
+    "CheckpointWriter",
+    "find_checkpoint",
+    "load_checkpoint",
+    "model_dict",
+    "param_shapes",
+    "save_checkpoint",
+    "write_tensors",
+]
 
 FORMAT = "terapipe_c checkpoint"
 VERSION = 1
@@ -56,8 +67,10 @@ def model_dict(model: Any) -> dict[str, Any]:
 def param_shapes(model: Any) -> dict[str, tuple[int, ...]]:
     """Names and shapes in canonical order: those of csrc/model/model.h tp_model_param and of `init_params`."""
     width, ffn = model.n_embd, 4 * model.n_embd
-    shapes: dict[str, tuple[int, ...]] = {"transformer.wte.weight": (model.vocab_size, width),
-                                          "transformer.wpe.weight": (model.block_size, width)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "transformer.wte.weight": (model.vocab_size, width),
+        "transformer.wpe.weight": (model.block_size, width),
+    }
 
     def add(name: str, *shape: int) -> None:
         shapes[f"{name}.weight"] = shape
@@ -81,6 +94,7 @@ def param_shapes(model: Any) -> dict[str, tuple[int, ...]]:
 @dataclass(frozen=True)
 class CheckpointLayout:
     """Where every tensor of a checkpoint goes: a function of the model alone."""
+
     files: tuple[FileLayout, ...]
 
     @cached_property
@@ -99,7 +113,7 @@ class CheckpointWriter:
 
     def __init__(self, run_folder: str | os.PathLike[str], model: Any, keep: int = 2, optimizer: bool = True) -> None:
         if keep < 1:
-            raise ValueError(f"keep is {keep}; at least one checkpoint must stay")
+            raise InvalidValueError(f"keep is {keep}; at least one checkpoint must stay")
         self.run_folder, self.model, self.keep = Path(run_folder), model, keep
         self.layout = self.plan(model, optimizer)
         self._step: int | None = None
@@ -111,7 +125,9 @@ class CheckpointWriter:
         shapes = param_shapes(model)
         files = [lay_out(MODEL_FILE, shapes)]
         if optimizer:
-            files.append(lay_out(OPTIMIZER_FILE, {f"{kind}.{name}": shape for kind in MOMENTS for name, shape in shapes.items()}))
+            files.append(
+                lay_out(OPTIMIZER_FILE, {f"{kind}.{name}": shape for kind in MOMENTS for name, shape in shapes.items()})
+            )
         return CheckpointLayout(tuple(files))
 
     def begin(self, step: int) -> Path:
@@ -120,7 +136,7 @@ class CheckpointWriter:
         if self._folder is not None:
             raise RuntimeError(f"{self._folder} is still being written: finish or abort it first")
         if step < 0:
-            raise ValueError(f"step is {step}; it must not be negative")
+            raise InvalidValueError(f"step is {step}; it must not be negative")
         self.run_folder.mkdir(parents=True, exist_ok=True)
         self._remove_stale()
         folder = self.run_folder / f".step-{step:08d}.tmp-{os.getpid()}"
@@ -141,8 +157,11 @@ class CheckpointWriter:
         stat = os.statvfs(folder)
         free = stat.f_bavail * stat.f_frsize
         if self.layout.nbytes > free:
-            raise OSError(errno.ENOSPC, f"no space for a checkpoint of {self.layout.nbytes} bytes ({free} are free)",
-                          str(self.run_folder))
+            raise OSError(
+                errno.ENOSPC,
+                f"no space for a checkpoint of {self.layout.nbytes} bytes ({free} are free)",
+                str(self.run_folder),
+            )
 
     def _reserve(self, path: Path, file: FileLayout) -> None:
         fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
@@ -150,13 +169,22 @@ class CheckpointWriter:
             os.posix_fallocate(fd, 0, file.nbytes)
             _pwrite_all(fd, file.head, 0)
         except OSError as error:
-            raise OSError(error.errno, f"no space for a checkpoint: {os.strerror(error.errno or 0)}, {file.nbytes} bytes wanted",
-                          str(path)) from error
+            raise OSError(
+                error.errno,
+                f"no space for a checkpoint: {os.strerror(error.errno or 0)}, {file.nbytes} bytes wanted",
+                str(path),
+            ) from error
         finally:
             os.close(fd)
 
-    def finish(self, checksums: Mapping[str, str], *, seed: int = 0, data_state: Mapping[str, Any] | None = None,
-               hyper: Mapping[str, Any] | None = None) -> Path:
+    def finish(
+        self,
+        checksums: Mapping[str, str],
+        *,
+        seed: int = 0,
+        data_state: Mapping[str, Any] | None = None,
+        hyper: Mapping[str, Any] | None = None,
+    ) -> Path:
         """Complete the checkpoint once every rank's `write_tensors` returned; gives its folder. On any failure the
         temporary folder is removed and the error raised; earlier checkpoints stay."""
         folder, step = self._folder, self._step
@@ -165,13 +193,22 @@ class CheckpointWriter:
         try:
             missing = [name for name in self.layout.tensors if name not in checksums]
             if missing:
-                raise ValueError(f"{folder}: {len(missing)} tensors were not written by any rank, the first is {missing[0]}")
+                raise InvalidValueError(
+                    f"{folder}: {len(missing)} tensors were not written by any rank, the first is {missing[0]}"
+                )
             for file in self.layout.files:
                 _fsync(folder / file.name)
-            state = {"format": FORMAT, "version": VERSION, "step": step, "model": model_dict(self.model), "seed": seed,
-                     "data": dict(data_state or {}), "hyper": dict(hyper or {}),
-                     "files": {file.name: file.nbytes for file in self.layout.files},
-                     "checksums": {name: checksums[name] for name in self.layout.tensors}}
+            state = {
+                "format": FORMAT,
+                "version": VERSION,
+                "step": step,
+                "model": model_dict(self.model),
+                "seed": seed,
+                "data": dict(data_state or {}),
+                "hyper": dict(hyper or {}),
+                "files": {file.name: file.nbytes for file in self.layout.files},
+                "checksums": {name: checksums[name] for name in self.layout.tensors},
+            }
             _write_state(folder / STATE_FILE, state)
             _fsync(folder)
             final = self.run_folder / f"step-{step:08d}"
@@ -193,8 +230,10 @@ class CheckpointWriter:
 
     def _prune(self, newest: Path) -> None:
         others = [p for p in _step_folders(self.run_folder) if p != newest and (p / STATE_FILE).is_file()]
-        others.sort(key=lambda p: (p / STATE_FILE).stat().st_mtime_ns)  # not by number: a resumed run may go back in steps
-        for path in others[:max(0, len(others) - (self.keep - 1))]:
+        others.sort(
+            key=lambda p: (p / STATE_FILE).stat().st_mtime_ns
+        )  # not by number: a resumed run may go back in steps
+        for path in others[: max(0, len(others) - (self.keep - 1))]:
             doomed = path.with_name(f".{path.name}.tmp-{os.getpid()}")
             with contextlib.suppress(OSError):  # renamed first, so that nobody reads a half-deleted one
                 path.rename(doomed)
@@ -205,11 +244,17 @@ class CheckpointWriter:
         for path in self.run_folder.iterdir():
             match = TEMPORARY.fullmatch(path.name)
             if match and not _alive(int(match[1])):
-                shutil.rmtree(path, ignore_errors=True) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() and not path.is_symlink() else path.unlink(
+                    missing_ok=True
+                )
 
 
-def write_tensors(folder: str | os.PathLike[str], layout: CheckpointLayout, arrays: Mapping[str, NDArray[np.float32]],
-                  sync: bool = True) -> dict[str, str]:
+def write_tensors(
+    folder: str | os.PathLike[str],
+    layout: CheckpointLayout,
+    arrays: Mapping[str, NDArray[np.float32]],
+    sync: bool = True,
+) -> dict[str, str]:
     """Write one rank's tensors (float32, C-contiguous, row-major) to their places; gives {name: checksum} for `finish`.
 
     Call it as often as is handy (a tensor at a time keeps copies small); `sync` makes the bytes durable before it returns.
@@ -219,14 +264,16 @@ def write_tensors(folder: str | os.PathLike[str], layout: CheckpointLayout, arra
     try:
         for name, array in arrays.items():
             if name not in layout.tensors:
-                raise ValueError(f"{name} is no tensor of this checkpoint")
+                raise InvalidValueError(f"{name} is no tensor of this checkpoint")
             file, spec = layout.tensors[name]
             if array.dtype != np.float32 or array.shape != spec.shape or not array.flags.c_contiguous:
-                raise ValueError(f"{name} has shape {list(array.shape)} of {array.dtype}{'' if array.flags.c_contiguous else ', strided'}; "
-                                 f"it must be {list(spec.shape)} of float32, C-contiguous")
+                raise InvalidValueError(
+                    f"{name} has shape {list(array.shape)} of {array.dtype}{'' if array.flags.c_contiguous else ', strided'}; "
+                    f"it must be {list(spec.shape)} of float32, C-contiguous"
+                )
             if file not in fds:
                 fds[file] = os.open(Path(folder) / file, os.O_WRONLY)
-            data = memoryview(array.reshape(-1).view(np.uint8))
+            data = array.reshape(-1).view(np.uint8).data
             _pwrite_all(fds[file], data, spec.offset)
             sums[name] = checksum(data)
         for fd in fds.values() if sync else ():
@@ -237,9 +284,18 @@ def write_tensors(folder: str | os.PathLike[str], layout: CheckpointLayout, arra
     return sums
 
 
-def save_checkpoint(path: str | os.PathLike[str], model: Any, params: Mapping[str, NDArray[np.float32]],
-                    optimizer: Mapping[str, Mapping[str, NDArray[np.float32]]] | None = None, step: int = 0, *, seed: int = 0,
-                    data_state: Mapping[str, Any] | None = None, hyper: Mapping[str, Any] | None = None, keep: int = 2) -> Path:
+def save_checkpoint(
+    path: str | os.PathLike[str],
+    model: Any,
+    params: Mapping[str, NDArray[np.float32]],
+    optimizer: Mapping[str, Mapping[str, NDArray[np.float32]]] | None = None,
+    step: int = 0,
+    *,
+    seed: int = 0,
+    data_state: Mapping[str, Any] | None = None,
+    hyper: Mapping[str, Any] | None = None,
+    keep: int = 2,
+) -> Path:
     """Write a checkpoint into run folder `path` from one process; gives its step folder.
 
     optimizer: {"exp_avg": {name: array}, "exp_avg_sq": {name: array}}, or None.
@@ -260,6 +316,7 @@ def save_checkpoint(path: str | os.PathLike[str], model: Any, params: Mapping[st
 @dataclass
 class Checkpoint:
     """What `load_checkpoint` read. `params` and the moments are float32 arrays by Hugging Face name."""
+
     path: Path
     step: int
     seed: int
@@ -273,6 +330,7 @@ class Checkpoint:
     def model(self) -> Any:
         """The GPTConfig."""
         from .config import GPTConfig
+
         return GPTConfig(**self.model_dict)
 
     def __repr__(self) -> str:
@@ -303,11 +361,13 @@ def find_checkpoint(path: str | os.PathLike[str]) -> Path:
             if complete:
                 return max(complete, key=lambda p: (p / STATE_FILE).stat().st_mtime_ns).resolve()
     if path.is_dir() and STEP_FOLDER.fullmatch(path.name):
-        raise ValueError(f"{path / STATE_FILE}: missing, so this is no complete checkpoint")
+        raise InvalidValueError(f"{path / STATE_FILE}: missing, so this is no complete checkpoint")
     raise FileNotFoundError(errno.ENOENT, "no checkpoint in this folder (a step-... with a state.json)", str(path))
 
 
-def load_checkpoint(path: str | os.PathLike[str], names: Iterable[str] | None = None, optimizer: bool = True) -> Checkpoint:
+def load_checkpoint(
+    path: str | os.PathLike[str], names: Iterable[str] | None = None, optimizer: bool = True
+) -> Checkpoint:
     """Read a checkpoint: a run folder (its newest), a step folder, or `latest`.
 
     names: only these parameters (a rank reads only its own); every tensor that is read is checked against its checksum.
@@ -322,19 +382,26 @@ def load_checkpoint(path: str | os.PathLike[str], names: Iterable[str] | None = 
     wanted = list(shapes) if names is None else list(names)
     unknown = [name for name in wanted if name not in shapes]
     if unknown:
-        raise ValueError(f"{folder}: has no parameter {unknown[0]}")
+        raise InvalidValueError(f"{folder}: has no parameter {unknown[0]}")
     params = _read_file(folder / MODEL_FILE, shapes, {name: name for name in wanted}, state["checksums"])
     moments = None
     if optimizer and OPTIMIZER_FILE in state["files"]:
         keys = {f"{kind}.{name}": shape for kind in MOMENTS for name, shape in shapes.items()}
-        moments = {kind: _read_file(folder / OPTIMIZER_FILE, keys, {f"{kind}.{name}": name for name in wanted}, state["checksums"])
-                   for kind in MOMENTS}
-    return Checkpoint(folder, state["step"], state["seed"], params, moments, state["model"], state["data"], state["hyper"])
+        moments = {
+            kind: _read_file(
+                folder / OPTIMIZER_FILE, keys, {f"{kind}.{name}": name for name in wanted}, state["checksums"]
+            )
+            for kind in MOMENTS
+        }
+    return Checkpoint(
+        folder, state["step"], state["seed"], params, moments, state["model"], state["data"], state["hyper"]
+    )
 
 
 @dataclass(frozen=True)
 class _Model:
     """The fields alone: what a checkpoint says of itself is checked before a GPTConfig is made of it."""
+
     n_layer: int
     n_head: int
     n_embd: int
@@ -344,26 +411,32 @@ class _Model:
     tie_weights: bool
 
 
-def _read_file(path: Path, shapes: Mapping[str, tuple[int, ...]], wanted: Mapping[str, str], sums: Mapping[str, str]) -> Params:
+def _read_file(
+    path: Path, shapes: Mapping[str, tuple[int, ...]], wanted: Mapping[str, str], sums: Mapping[str, str]
+) -> Params:
     try:
         layout = read_layout(path)
     except FileNotFoundError as error:
-        raise ValueError(f"{path}: missing, though state.json lists it") from error
+        raise InvalidValueError(f"{path}: missing, though state.json lists it") from error
     for name, shape in shapes.items():
         spec = layout.tensors.get(name)
         if spec is None:
-            raise ValueError(f"{path}: tensor {name} is missing")
+            raise InvalidValueError(f"{path}: tensor {name} is missing")
         if spec.shape != shape or spec.dtype != "F32":
-            raise ValueError(f"{path}: tensor {name} is {spec.dtype} {list(spec.shape)}, but the model needs F32 {list(shape)}")
+            raise InvalidValueError(
+                f"{path}: tensor {name} is {spec.dtype} {list(spec.shape)}, but the model needs F32 {list(shape)}"
+            )
     foreign = [name for name in layout.tensors if name not in shapes]
     if foreign:
-        raise ValueError(f"{path}: tensor {foreign[0]} does not belong to the model")
+        raise InvalidValueError(f"{path}: tensor {foreign[0]} does not belong to the model")
     out = {}
     for key, name in wanted.items():
         out[name] = read_tensor(path, layout.tensors[key])
         found = checksum(out[name].reshape(-1).view(np.uint8))
         if found != sums.get(key):
-            raise ValueError(f"{path}: tensor {key} is damaged: its checksum is {found}, but {sums.get(key)} was written")
+            raise InvalidValueError(
+                f"{path}: tensor {key} is damaged: its checksum is {found}, but {sums.get(key)} was written"
+            )
     return out
 
 
@@ -375,7 +448,9 @@ def _write_state(path: Path, state: dict[str, Any]) -> None:
     try:
         text = json.dumps({**state, "checksum": _state_sum(state)}, indent=1, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: the hyper-parameters and data position must be plain JSON: {error}") from error
+        raise InvalidValueError(
+            f"{path}: the hyper-parameters and data position must be plain JSON: {error}"
+        ) from error
     with path.open("x") as file:
         file.write(text + "\n")
         file.flush()
@@ -386,14 +461,14 @@ def _read_state(path: Path) -> dict[str, Any]:
     try:
         state = json.loads(path.read_text())
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: damaged, no JSON: {error}") from error
+        raise InvalidValueError(f"{path}: damaged, no JSON: {error}") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise ValueError(f"{path}: no state of a terapipe_c checkpoint")
+        raise InvalidValueError(f"{path}: no state of a terapipe_c checkpoint")
     if state.get("version") != VERSION:
-        raise ValueError(f"{path}: format version {state.get('version')!r}; this terapipe_c reads {VERSION}")
+        raise InvalidValueError(f"{path}: format version {state.get('version')!r}; this terapipe_c reads {VERSION}")
     kept = state.pop("checksum", None)
     if kept != _state_sum(state):
-        raise ValueError(f"{path}: damaged: its own checksum is {_state_sum(state)}, but {kept} was written")
+        raise InvalidValueError(f"{path}: damaged: its own checksum is {_state_sum(state)}, but {kept} was written")
     return state
 
 
@@ -406,7 +481,7 @@ def _step_folders(run_folder: Path) -> list[Path]:
 def _pwrite_all(fd: int, data: bytes | memoryview, offset: int) -> None:
     view = memoryview(data)
     while view:
-        count = os.pwrite(fd, view[:1 << 30], offset)  # Linux moves at most 2 GB a call
+        count = os.pwrite(fd, view[: 1 << 30], offset)  # Linux moves at most 2 GB a call
         view, offset = view[count:], offset + count
 
 
@@ -425,7 +500,9 @@ def _put_in_place(folder: Path, final: Path) -> None:
         return
     libc = ctypes.CDLL(None, use_errno=True)
     at_fdcwd, exchange = -100, 2
-    if not hasattr(libc, "renameat2") or libc.renameat2(at_fdcwd, os.fsencode(folder), at_fdcwd, os.fsencode(final), exchange):
+    if not hasattr(libc, "renameat2") or libc.renameat2(
+        at_fdcwd, os.fsencode(folder), at_fdcwd, os.fsencode(final), exchange
+    ):
         aside = final.with_name(f".{final.name}.old-{os.getpid()}")  # an old file system: two renames, a moment without
         final.rename(aside)
         folder.rename(final)

@@ -1,4 +1,5 @@
 """Text from a trained model: NumPy alone, one token at a time with a key-value cache, on one process."""
+
 from __future__ import annotations
 
 import math
@@ -8,13 +9,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ._core import InvalidValueError
+
 __all__ = ["generate", "logits"]
 
 Array = NDArray[np.float32]
 
 
-def generate(params: Mapping[str, Array], model: Any, prompt: str | bytes | Sequence[int] | NDArray[Any], n: int = 256,
-             temperature: float = 0.8, top_k: int | None = None, seed: int = 0) -> Any:
+def generate(
+    params: Mapping[str, Array],
+    model: Any,
+    prompt: str | bytes | Sequence[int] | NDArray[Any],
+    n: int = 256,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    seed: int = 0,
+) -> Any:
     """Continue a prompt by n tokens; gives those n tokens alone, in the prompt's type.
 
     Args:
@@ -28,11 +38,11 @@ def generate(params: Mapping[str, Array], model: Any, prompt: str | bytes | Sequ
     Past block_size the window moves on by half and is read again, since positions are learned.
     """
     if n < 0 or temperature < 0 or (top_k is not None and top_k < 1):
-        raise ValueError(f"n is {n}, temperature {temperature}, top_k {top_k}; they must be >= 0, >= 0 and >= 1")
+        raise InvalidValueError(f"n is {n}, temperature {temperature}, top_k {top_k}; they must be >= 0, >= 0 and >= 1")
     tokens = _tokens(prompt, model.vocab_size)
     rng = np.random.Generator(np.random.Philox(seed))
     cache = _Cache(params, model)
-    window = tokens[-model.block_size:]
+    window = tokens[-model.block_size :]
     out: list[int] = []
     row = cache.forward(window) if n else None
     while row is not None and len(out) < n:
@@ -40,7 +50,7 @@ def generate(params: Mapping[str, Array], model: Any, prompt: str | bytes | Sequ
         out.append(token)
         window = [*window, token]
         if len(window) > model.block_size:
-            window = window[-max(1, model.block_size // 2):]
+            window = window[-max(1, model.block_size // 2) :]
             cache.length = 0
             row = cache.forward(window)
         else:
@@ -54,7 +64,7 @@ def generate(params: Mapping[str, Array], model: Any, prompt: str | bytes | Sequ
 def logits(params: Mapping[str, Array], model: Any, tokens: Sequence[int] | NDArray[Any]) -> Array:
     """float32 [vocab_size]: the unnormalised log-probabilities of the token after `tokens` (at most block_size of them)."""
     if not 1 <= len(tokens) <= model.block_size:
-        raise ValueError(f"{len(tokens)} tokens; a window has 1 .. {model.block_size}")
+        raise InvalidValueError(f"{len(tokens)} tokens; a window has 1 .. {model.block_size}")
     return _Cache(params, model).forward(_tokens(tokens, model.vocab_size))
 
 
@@ -68,7 +78,7 @@ class _Cache:
         self.values = np.zeros_like(self.keys)
 
     def linear(self, x: Array, name: str) -> Array:
-        y = x @ self.params[f"{name}.weight"]
+        y: Array = x @ self.params[f"{name}.weight"]
         return y + self.params[f"{name}.bias"] if self.model.bias else y
 
     def norm(self, x: Array, name: str) -> Array:
@@ -119,14 +129,16 @@ def _draw(row: Array, temperature: float, top_k: int | None, rng: np.random.Gene
 def _tokens(prompt: str | bytes | Sequence[int] | NDArray[Any], vocab_size: int) -> list[int]:
     if isinstance(prompt, (str, bytes)):
         if vocab_size > 256:
-            raise ValueError(f"the vocabulary has {vocab_size} tokens, so text needs the tokenizer it was trained with: give tokens")
+            raise InvalidValueError(
+                f"the vocabulary has {vocab_size} tokens, so text needs the tokenizer it was trained with: give tokens"
+            )
         prompt = prompt.encode() if isinstance(prompt, str) else prompt
     tokens = [int(token) for token in prompt]
     if not tokens:
-        raise ValueError("the prompt is empty; it needs at least one token")
+        raise InvalidValueError("the prompt is empty; it needs at least one token")
     wrong = [i for i, token in enumerate(tokens) if not 0 <= token < vocab_size]
     if wrong:
-        raise ValueError(f"the prompt's token {wrong[0]} is {tokens[wrong[0]]}; it must be in 0 .. {vocab_size - 1}")
+        raise InvalidValueError(
+            f"the prompt's token {wrong[0]} is {tokens[wrong[0]]}; it must be in 0 .. {vocab_size - 1}"
+        )
     return tokens
-
-

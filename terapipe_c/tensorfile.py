@@ -4,6 +4,7 @@ Format (github.com/huggingface/safetensors, "Format"): 8 bytes little-endian hea
 {dtype, shape, data_offsets} and "__metadata__", padded with spaces; then the tensors, row-major, without holes. The header
 here is padded so that the data starts at a multiple of 8.
 """
+
 from __future__ import annotations
 
 import json
@@ -19,16 +20,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ._core import InvalidValueError
+
 __all__ = ["FileLayout", "TensorSpec", "checksum", "lay_out", "read_layout", "read_tensor", "write_file"]
 
-DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1", "BOOL": "?",
-          "BF16": "<u2"}  # NumPy has no bfloat16: its bits are read as uint16 and widened
+DTYPES = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "i1",
+    "U8": "u1",
+    "BOOL": "?",
+    "BF16": "<u2",
+}  # NumPy has no bfloat16: its bits are read as uint16 and widened
 MAX_HEADER = 100_000_000  # the format's own limit
 
 
 @dataclass(frozen=True)
 class TensorSpec:
     """One tensor of a file: `offset` counts from the start of the file."""
+
     name: str
     shape: tuple[int, ...]
     offset: int
@@ -39,6 +53,7 @@ class TensorSpec:
 @dataclass(frozen=True)
 class FileLayout:
     """Where every tensor of a file goes. `head` is the length word and the header, as written."""
+
     name: str
     head: bytes
     tensors: dict[str, TensorSpec]
@@ -75,52 +90,59 @@ def read_layout(path: str | os.PathLike[str]) -> FileLayout:
         word = file.read(8)
         length = struct.unpack("<Q", word)[0] if len(word) == 8 else 0
         if not 2 <= length <= min(MAX_HEADER, size - 8):
-            raise ValueError(f"{path}: not a safetensors file, or truncated: {size} bytes, header length {length}")
+            raise InvalidValueError(
+                f"{path}: not a safetensors file, or truncated: {size} bytes, header length {length}"
+            )
         text = file.read(length)
     try:
         header = json.loads(text)
         if not isinstance(header, dict):
-            raise ValueError(f"{path}: not a safetensors file: its header is no JSON object")
+            raise InvalidValueError(f"{path}: not a safetensors file: its header is no JSON object")
         metadata = header.pop("__metadata__", None) or {}
         specs = [_spec(path, name, entry, 8 + length) for name, entry in header.items()]
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{path}: not a safetensors file: its header is no JSON ({error})") from error
+        raise InvalidValueError(f"{path}: not a safetensors file: its header is no JSON ({error})") from error
     end = 8 + length
     for spec in sorted(specs, key=lambda s: (s.offset, s.nbytes)):
         if spec.offset != end:
-            raise ValueError(f"{path}: tensor {spec.name} starts at byte {spec.offset}, but the one before ends at {end}")
+            raise InvalidValueError(
+                f"{path}: tensor {spec.name} starts at byte {spec.offset}, but the one before ends at {end}"
+            )
         end += spec.nbytes
     if end != size:
-        raise ValueError(f"{path}: its header describes {end} bytes, but it has {size}: truncated or damaged")
+        raise InvalidValueError(f"{path}: its header describes {end} bytes, but it has {size}: truncated or damaged")
     return FileLayout(path.name, word + text, {s.name: s for s in specs}, size, metadata)
 
 
 def read_tensor(path: str | os.PathLike[str], spec: TensorSpec) -> NDArray[Any]:
     """The tensor as it is stored (bfloat16 widened to float32), in memory of its own."""
     array = np.empty(spec.shape, DTYPES[spec.dtype])
-    view = memoryview(array.reshape(-1).view(np.uint8))
+    view = array.reshape(-1).view(np.uint8).data
     with open(path, "rb", buffering=0) as file:
         file.seek(spec.offset)
         done = 0
         while done < len(view):
             count = file.readinto(view[done:])
             if not count:
-                raise ValueError(f"{path}: tensor {spec.name} ends after {done} of {spec.nbytes} bytes: truncated")
+                raise InvalidValueError(
+                    f"{path}: tensor {spec.name} ends after {done} of {spec.nbytes} bytes: truncated"
+                )
             done += count
     if spec.dtype == "BF16":
         return (array.astype(np.uint32) << 16).view(np.float32).reshape(spec.shape)
     return array
 
 
-def write_file(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[np.float32]],
-               metadata: Mapping[str, str] | None = None) -> dict[str, str]:
+def write_file(
+    path: str | os.PathLike[str], arrays: Mapping[str, NDArray[np.float32]], metadata: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """Write one float32 file from one process; gives the checksum of each tensor."""
     layout = lay_out(Path(path).name, {name: array.shape for name, array in arrays.items()}, metadata)
     sums = {}
     with open(path, "wb") as file:
         file.write(layout.head)
         for name, array in arrays.items():
-            data = np.ascontiguousarray(array, np.float32).reshape(-1).view(np.uint8)
+            data = np.ascontiguousarray(array, np.float32).reshape(-1).view(np.uint8).data
             sums[name] = checksum(data)
             file.write(data)
         file.flush()
@@ -133,9 +155,9 @@ def _spec(path: Path, name: str, entry: Any, base: int) -> TensorSpec:
         dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         sound = all(type(n) is int and n >= 0 for n in (*shape, start, end))
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: tensor {name} has no sound entry in the header: {entry!r}") from error
+        raise InvalidValueError(f"{path}: tensor {name} has no sound entry in the header: {entry!r}") from error
     if dtype not in DTYPES:
-        raise ValueError(f"{path}: tensor {name} has dtype {dtype}; known are {', '.join(DTYPES)}")
+        raise InvalidValueError(f"{path}: tensor {name} has dtype {dtype}; known are {', '.join(DTYPES)}")
     if not sound or end - start != math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize:
-        raise ValueError(f"{path}: tensor {name} of {dtype} {list(shape)} does not fit its bytes {start}..{end}")
+        raise InvalidValueError(f"{path}: tensor {name} of {dtype} {list(shape)} does not fit its bytes {start}..{end}")
     return TensorSpec(name, shape, base + start, end - start, dtype)

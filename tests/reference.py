@@ -5,6 +5,7 @@ Parameters by Hugging Face's names and shapes (Conv1D weights are [in, out]). No
 D = E / H. Each forward step returns its result and what its backward needs; each backward adds into `grads`.
 test_reference.py proves the gradients by central differences, so everything else may be compared with this file.
 """
+
 from __future__ import annotations
 
 import math
@@ -18,6 +19,7 @@ EPS = 1e-5
 @dataclass(frozen=True)
 class Model:
     """The fields of a GPTConfig, for tests that must not need the package."""
+
     n_layer: int
     n_head: int
     n_embd: int
@@ -39,8 +41,14 @@ def shapes(model):
     out["transformer.wte.weight"] = (model.vocab_size, E)
     out["transformer.wpe.weight"] = (model.block_size, E)
     for i in range(model.n_layer):
-        for name, shape in (("ln_1", (E,)), ("attn.c_attn", (E, 3 * E)), ("attn.c_proj", (E, E)), ("ln_2", (E,)),
-                            ("mlp.c_fc", (E, 4 * E)), ("mlp.c_proj", (4 * E, E))):
+        for name, shape in (
+            ("ln_1", (E,)),
+            ("attn.c_attn", (E, 3 * E)),
+            ("attn.c_proj", (E, E)),
+            ("ln_2", (E,)),
+            ("mlp.c_fc", (E, 4 * E)),
+            ("mlp.c_proj", (4 * E, E)),
+        ):
             add(f"transformer.h.{i}.{name}", *shape)
     add("transformer.ln_f", E)
     if not model.tie_weights:
@@ -51,11 +59,14 @@ def shapes(model):
 def random_params(model, seed=0, std=0.2):
     """Every tensor random, LayerNorms and biases too: no gradient is zero by symmetry."""
     rng = np.random.default_rng(seed)
-    return {name: rng.normal(1.0 if ".ln_" in name and name.endswith("weight") else 0.0, std, shape)
-            for name, shape in shapes(model).items()}
+    return {
+        name: rng.normal(1.0 if ".ln_" in name and name.endswith("weight") else 0.0, std, shape)
+        for name, shape in shapes(model).items()
+    }
 
 
 # ---- pieces: forward gives (y, saved); backward takes (dy, saved) ------------------------------------------------------
+
 
 def linear(p, name, x):
     y = x @ p[name + ".weight"]
@@ -89,20 +100,20 @@ def layer_norm_backward(p, grads, name, dy, saved):
 
 def gelu(x):
     """Hendrycks & Gimpel 2016, the tanh form that GPT-2 uses."""
-    return 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x ** 3)))
+    return 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
 
 
 def gelu_backward(dy, x):
-    t = np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x ** 3))
-    inner = math.sqrt(2.0 / math.pi) * (1.0 + 3 * 0.044715 * x ** 2)
-    return dy * (0.5 * (1.0 + t) + 0.5 * x * (1.0 - t ** 2) * inner)
+    t = np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3))
+    inner = math.sqrt(2.0 / math.pi) * (1.0 + 3 * 0.044715 * x**2)
+    return dy * (0.5 * (1.0 + t) + 0.5 * x * (1.0 - t**2) * inner)
 
 
 def attention(model, qkv):
     """qkv [B, T, 3 E] -> [B, T, E]."""
     B, T, _ = qkv.shape
     H, D = model.n_head, model.n_embd // model.n_head
-    q, k, v = qkv.reshape(B, T, 3, H, D).transpose(2, 0, 3, 1, 4)   # each [B, H, T, D]
+    q, k, v = qkv.reshape(B, T, 3, H, D).transpose(2, 0, 3, 1, 4)  # each [B, H, T, D]
     scores = q @ k.swapaxes(-1, -2) / math.sqrt(D)
     scores = np.where(np.tril(np.ones((T, T), bool)), scores, -np.inf)
     prob = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -123,11 +134,12 @@ def attention_backward(dy, saved):
 
 # ---- the model ---------------------------------------------------------------------------------------------------------
 
+
 def forward(model, params, tokens):
     """tokens int [B, T] -> (logits float64 [B, T, V], what the backward needs)."""
     p = {name: np.asarray(value, np.float64) for name, value in params.items()}
     tokens = np.asarray(tokens)
-    x = p["transformer.wte.weight"][tokens] + p["transformer.wpe.weight"][:tokens.shape[1]]
+    x = p["transformer.wte.weight"][tokens] + p["transformer.wpe.weight"][: tokens.shape[1]]
     saved = []
     for i in range(model.n_layer):
         h = f"transformer.h.{i}."
@@ -181,11 +193,12 @@ def loss_and_grads(model, params, tokens):
         d = linear_backward(p, grads, h + "attn.c_attn", attention_backward(d, s_attn), s_qkv)
         dx = dx + layer_norm_backward(p, grads, h + "ln_1", d, s_ln1)
     np.add.at(grads["transformer.wte.weight"], inputs, dx)
-    grads["transformer.wpe.weight"][:inputs.shape[1]] += dx.sum(axis=0)
+    grads["transformer.wpe.weight"][: inputs.shape[1]] += dx.sum(axis=0)
     return float(value), grads
 
 
 # ---- the optimizer -----------------------------------------------------------------------------------------------------
+
 
 def learning_rate(step, steps, lr, min_lr=None, warmup_steps=0, schedule="cosine"):
     """Of 0-based `step` of `steps`: linear warm-up reaching lr at step `warmup_steps`, then half a cosine from lr down to
@@ -223,8 +236,19 @@ def adamw_step(params, grads, state, step, lr, betas=(0.9, 0.95), eps=1e-8, weig
     return norm
 
 
-def train(model, params, batches, lr=6e-4, min_lr=None, lr_schedule="cosine", warmup_steps=0, weight_decay=0.1, betas=(0.9, 0.95),
-          eps=1e-8, grad_clip=1.0):
+def train(
+    model,
+    params,
+    batches,
+    lr=6e-4,
+    min_lr=None,
+    lr_schedule="cosine",
+    warmup_steps=0,
+    weight_decay=0.1,
+    betas=(0.9, 0.95),
+    eps=1e-8,
+    grad_clip=1.0,
+):
     """Losses of one AdamW step on each of `batches`, in float64, and the trained parameters."""
     params = {name: np.array(value, np.float64) for name, value in params.items()}
     state, losses = {}, []

@@ -1,4 +1,5 @@
 """The checkpoint room: the file format, writing together, whole-or-nothing, checksums by name, and Hugging Face folders."""
+
 import errno
 import json
 import os
@@ -11,15 +12,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import reference as ref
 
-sys.path.insert(0, str(Path(__file__).parent))
-import reference as ref  # noqa: E402
-
-from terapipe_c import generate as gen  # noqa: E402
-from terapipe_c.checkpoint import (CheckpointWriter, find_checkpoint, load_checkpoint, model_dict, param_shapes,  # noqa: E402
-                                   save_checkpoint, write_tensors)
-from terapipe_c.interop import export_hf, import_hf  # noqa: E402
-from terapipe_c.tensorfile import lay_out, read_layout, read_tensor, write_file  # noqa: E402
+from terapipe_c.checkpoint import (
+    CheckpointWriter,
+    find_checkpoint,
+    load_checkpoint,
+    model_dict,
+    param_shapes,
+    save_checkpoint,
+    write_tensors,
+)
+from terapipe_c.generate import _Cache, _draw, generate, logits
+from terapipe_c.interop import export_hf, import_hf
+from terapipe_c.tensorfile import read_layout, read_tensor, write_file
 
 MODEL = ref.Model(n_layer=2, n_head=2, n_embd=8, vocab_size=13, block_size=9)
 
@@ -37,7 +43,9 @@ def save(folder, step, seed=0, **options):
 
 
 def same(left, right):
-    return list(left) == list(right) and all((left[n] == right[n]).all() and left[n].dtype == right[n].dtype for n in left)
+    return list(left) == list(right) and all(
+        (left[n] == right[n]).all() and left[n].dtype == right[n].dtype for n in left
+    )
 
 
 def step_names(folder):
@@ -46,12 +54,14 @@ def step_names(folder):
 
 # ---- names and layout --------------------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("tied", [True, False])
 def test_names_are_those_of_the_package_and_the_oracle(bias, tied):
     model = ref.Model(3, 2, 8, 13, 9, bias, tied)
     assert param_shapes(model) == ref.shapes(model)
     import terapipe_c as tp
+
     if hasattr(tp, "init_params"):
         config = tp.GPTConfig(**model_dict(model))
         assert {n: a.shape for n, a in tp.init_params(config).items()} == param_shapes(model)
@@ -73,10 +83,17 @@ def test_offsets_follow_from_the_model_alone_and_leave_no_holes():
 
 # ---- round trips -------------------------------------------------------------------------------------------------------
 
+
 def test_save_and_load(tmp_path):
     params, state = float_params(MODEL), {"step": 50, "seed": 7}
-    path = save_checkpoint(tmp_path / "run", MODEL, params, moments(MODEL), 50, seed=7, data_state=state, hyper={"lr": 6e-4})
-    assert path == tmp_path / "run" / "step-00000050" and step_names(path) == ["model.safetensors", "optimizer.safetensors", "state.json"]
+    path = save_checkpoint(
+        tmp_path / "run", MODEL, params, moments(MODEL), 50, seed=7, data_state=state, hyper={"lr": 6e-4}
+    )
+    assert path == tmp_path / "run" / "step-00000050" and step_names(path) == [
+        "model.safetensors",
+        "optimizer.safetensors",
+        "state.json",
+    ]
     assert step_names(tmp_path / "run") == ["latest", "step-00000050"]
     for where in (tmp_path / "run", path, tmp_path / "run" / "latest", str(path)):
         back = load_checkpoint(where)
@@ -128,8 +145,13 @@ def test_processes_write_together_what_one_would_have_written(tmp_path):
     writer = CheckpointWriter(tmp_path / "run", MODEL)
     folder = writer.begin(3)
     assert folder.name == f".step-00000003.tmp-{os.getpid()}"
-    ranks = [subprocess.Popen([sys.executable, "-c", textwrap.dedent(RANK), str(Path(__file__).parent), str(folder), str(rank)],
-                              stdout=subprocess.PIPE) for rank in range(3)]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(RANK), str(Path(__file__).parent), str(folder), str(rank)],
+            stdout=subprocess.PIPE,
+        )
+        for rank in range(3)
+    ]
     sums = {}
     for rank in ranks:
         sums.update(json.loads(rank.communicate()[0]))
@@ -142,8 +164,15 @@ def test_processes_write_together_what_one_would_have_written(tmp_path):
 def test_safetensors_package_reads_ours_and_we_read_its(tmp_path):
     safetensors = pytest.importorskip("safetensors.numpy")
     path = save(tmp_path, 1)
-    assert same(dict(sorted(safetensors.load_file(path / "model.safetensors").items())), dict(sorted(float_params(MODEL).items())))
-    arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.arange(5, dtype=np.int64), "c": np.float16([[1.5]])}
+    assert same(
+        dict(sorted(safetensors.load_file(path / "model.safetensors").items())),
+        dict(sorted(float_params(MODEL).items())),
+    )
+    arrays = {
+        "a": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "b": np.arange(5, dtype=np.int64),
+        "c": np.float16([[1.5]]),
+    }
     safetensors.save_file(arrays, tmp_path / "theirs.safetensors", metadata={"who": "them"})
     layout = read_layout(tmp_path / "theirs.safetensors")
     assert layout.metadata == {"who": "them"}
@@ -153,6 +182,7 @@ def test_safetensors_package_reads_ours_and_we_read_its(tmp_path):
 
 
 # ---- whole or nothing --------------------------------------------------------------------------------------------------
+
 
 def test_the_newest_are_kept_and_latest_points_at_the_last(tmp_path):
     for step in (10, 20, 30, 40):
@@ -168,7 +198,10 @@ def test_the_newest_are_kept_and_latest_points_at_the_last(tmp_path):
 def test_the_same_step_again_replaces_it(tmp_path):
     save(tmp_path, 10, seed=0)
     save(tmp_path, 10, seed=1)
-    assert same(load_checkpoint(tmp_path).params, float_params(MODEL, 1)) and step_names(tmp_path) == ["latest", "step-00000010"]
+    assert same(load_checkpoint(tmp_path).params, float_params(MODEL, 1)) and step_names(tmp_path) == [
+        "latest",
+        "step-00000010",
+    ]
 
 
 def test_nothing_is_seen_before_finish_and_abort_leaves_the_old_one(tmp_path):
@@ -244,7 +277,11 @@ def test_wrong_arrays_are_refused_by_name(tmp_path):
     writer = CheckpointWriter(tmp_path, MODEL)
     folder, name = writer.begin(0), "transformer.wpe.weight"
     good = float_params(MODEL)[name]
-    for array, message in ((good.astype(np.float64), "float64"), (good[:4], r"\[4, 8\]"), (np.asfortranarray(good), "strided")):
+    for array, message in (
+        (good.astype(np.float64), "float64"),
+        (good[:4], r"\[4, 8\]"),
+        (np.asfortranarray(good), "strided"),
+    ):
         with pytest.raises(ValueError, match=f"{name} has shape .*{message}"):
             write_tensors(folder, writer.layout, {name: array})
     with pytest.raises(ValueError, match="h.7 is no tensor"):
@@ -252,6 +289,7 @@ def test_wrong_arrays_are_refused_by_name(tmp_path):
 
 
 # ---- damage ------------------------------------------------------------------------------------------------------------
+
 
 def damage(path, name):
     spec = read_layout(path).tensors[name]
@@ -262,8 +300,13 @@ def damage(path, name):
         file.write(bytes([byte[0] ^ 1]))
 
 
-@pytest.mark.parametrize("file, name", [("model.safetensors", "transformer.h.1.attn.c_attn.bias"),
-                                        ("optimizer.safetensors", "exp_avg_sq.transformer.wte.weight")])
+@pytest.mark.parametrize(
+    "file, name",
+    [
+        ("model.safetensors", "transformer.h.1.attn.c_attn.bias"),
+        ("optimizer.safetensors", "exp_avg_sq.transformer.wte.weight"),
+    ],
+)
 def test_one_flipped_bit_names_file_and_tensor(tmp_path, file, name):
     path = save(tmp_path, 1)
     damage(path / file, name)
@@ -294,14 +337,23 @@ def test_damage_is_refused_naming_the_file(tmp_path):
     refused("state.json: format version 9", "state.json", write(lambda c: c.replace(b'"version": 1', b'"version": 9')))
     other = ref.Model(2, 2, 8, 14, 9)
     foreign = save_checkpoint(tmp_path / "other", other, float_params(other)) / "model.safetensors"
-    refused(r"model.safetensors: tensor transformer.wte.weight is F32 \[14, 8\].*needs F32 \[13, 8\]", "model.safetensors",
-            write(lambda c: foreign.read_bytes()))
+    refused(
+        r"model.safetensors: tensor transformer.wte.weight is F32 \[14, 8\].*needs F32 \[13, 8\]",
+        "model.safetensors",
+        write(lambda c: foreign.read_bytes()),
+    )
     params = float_params(MODEL)
     del params["transformer.ln_f.bias"]
-    refused("model.safetensors: tensor transformer.ln_f.bias is missing", "model.safetensors",
-            lambda path, content: write_file(path, params))
-    refused("model.safetensors: tensor extra does not belong", "model.safetensors",
-            lambda path, content: write_file(path, {**float_params(MODEL), "extra": np.zeros(3, np.float32)}))
+    refused(
+        "model.safetensors: tensor transformer.ln_f.bias is missing",
+        "model.safetensors",
+        lambda path, content: write_file(path, params),
+    )
+    refused(
+        "model.safetensors: tensor extra does not belong",
+        "model.safetensors",
+        lambda path, content: write_file(path, {**float_params(MODEL), "extra": np.zeros(3, np.float32)}),
+    )
 
 
 def test_missing_checkpoints_name_the_path(tmp_path):
@@ -350,16 +402,17 @@ def test_headers_that_lie_are_refused(tmp_path):
 
 # ---- generation and Hugging Face ---------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize("change", [dict(), dict(bias=False), dict(tie_weights=False)])
 def test_cached_logits_equal_the_oracle_one_token_at_a_time(change):
     model = ref.Model(**{**model_dict(MODEL), "n_layer": 3, **change})
     params = float_params(model)
     tokens = np.random.default_rng(1).integers(0, 13, 9)
     expected, _ = ref.forward(model, params, tokens[None])
-    cache = gen._Cache(params, model)
+    cache = _Cache(params, model)
     got = [cache.forward(tokens[:4])] + [cache.forward([t]) for t in tokens[4:]]
     np.testing.assert_allclose(got, expected[0, 3:], rtol=2e-4, atol=2e-4)
-    np.testing.assert_allclose(gen.logits(params, model, tokens), expected[0, -1], rtol=2e-4, atol=2e-4)
+    np.testing.assert_allclose(logits(params, model, tokens), expected[0, -1], rtol=2e-4, atol=2e-4)
 
 
 def test_generate():
@@ -367,25 +420,29 @@ def test_generate():
     prompt, greedy = [1, 2, 3], []
     for _ in range(6):  # 3 + 6 = block_size: no window has moved yet
         greedy.append(int(ref.forward(MODEL, params, np.array([prompt + greedy]))[0][0, -1].argmax()))
-    assert list(gen.generate(params, MODEL, prompt, 6, temperature=0)) == greedy
-    assert list(gen.generate(params, MODEL, prompt, 6, temperature=5.0, top_k=1)) == greedy
-    long = gen.generate(params, MODEL, prompt, 40, seed=3)
-    assert len(long) == 40 and (long == gen.generate(params, MODEL, prompt, 40, seed=3)).all() and 0 <= long.min() <= long.max() < 13
-    assert (long != gen.generate(params, MODEL, prompt, 40, seed=4)).any()
-    text = gen.generate(params, MODEL, bytes(prompt), 5)
-    assert isinstance(text, bytes) and len(text) == 5 and isinstance(gen.generate(params, MODEL, "\x01", 2), str)
-    assert len(gen.generate(params, MODEL, prompt, 0)) == 0
+    assert list(generate(params, MODEL, prompt, 6, temperature=0)) == greedy
+    assert list(generate(params, MODEL, prompt, 6, temperature=5.0, top_k=1)) == greedy
+    long = generate(params, MODEL, prompt, 40, seed=3)
+    assert (
+        len(long) == 40
+        and (long == generate(params, MODEL, prompt, 40, seed=3)).all()
+        and 0 <= long.min() <= long.max() < 13
+    )
+    assert (long != generate(params, MODEL, prompt, 40, seed=4)).any()
+    text = generate(params, MODEL, bytes(prompt), 5)
+    assert isinstance(text, bytes) and len(text) == 5 and isinstance(generate(params, MODEL, "\x01", 2), str)
+    assert len(generate(params, MODEL, prompt, 0)) == 0
     for bad, message in (([], "empty"), ([13], "token 0 is 13"), ([1, -1], "token 1 is -1")):
         with pytest.raises(ValueError, match=message):
-            gen.generate(params, MODEL, bad, 1)
+            generate(params, MODEL, bad, 1)
 
 
 def test_draws_follow_the_temperature():
     row = np.log(np.float32([0.1, 0.2, 0.7]))
     rng = np.random.default_rng(0)
-    counts = np.bincount([gen._draw(row, 1.0, None, rng) for _ in range(20000)], minlength=3) / 20000
+    counts = np.bincount([_draw(row, 1.0, None, rng) for _ in range(20000)], minlength=3) / 20000
     np.testing.assert_allclose(counts, [0.1, 0.2, 0.7], atol=0.015)
-    counts = np.bincount([gen._draw(row, 0.5, 2, rng) for _ in range(20000)], minlength=3) / 20000
+    counts = np.bincount([_draw(row, 0.5, 2, rng) for _ in range(20000)], minlength=3) / 20000
     np.testing.assert_allclose(counts, [0, 0.04 / 0.53, 0.49 / 0.53], atol=0.015)
 
 

@@ -1,4 +1,5 @@
 """The data room: every kind of source, sampling that depends on (seed, split, step, row) alone, and refusals by name."""
+
 import os
 import struct
 
@@ -23,8 +24,12 @@ def write_megatron(folder, documents, code=8, dtype="<u2", name="corpus"):
     lengths = [len(d) for d in documents]
     pointers = np.cumsum([0, *lengths[:-1]]) * np.dtype(dtype).itemsize
     (folder / f"{name}.idx").write_bytes(
-        b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, code, len(lengths), len(lengths) + 1)
-        + np.array(lengths, "<i4").tobytes() + pointers.astype("<i8").tobytes() + np.arange(len(lengths) + 1).astype("<i8").tobytes())
+        b"MMIDIDX\x00\x00"
+        + struct.pack("<QBQQ", 1, code, len(lengths), len(lengths) + 1)
+        + np.array(lengths, "<i4").tobytes()
+        + pointers.astype("<i8").tobytes()
+        + np.arange(len(lengths) + 1).astype("<i8").tobytes()
+    )
     (folder / f"{name}.bin").write_bytes(b"".join(np.asarray(d).astype(dtype).tobytes() for d in documents))
     return folder / name
 
@@ -43,18 +48,21 @@ def test_a_row_depends_on_seed_split_step_and_row_alone():
     wide, narrow = Dataset(tokens, 16, 8, seed=1), Dataset(tokens, 16, 3, seed=1)
     later = [wide.starts(step) for step in (9, 2, 9)]
     assert later[0] == later[2] != later[1]
-    assert wide.starts(5)[:3] == narrow.starts(5)                       # the batch's size does not enter
+    assert wide.starts(5)[:3] == narrow.starts(5)  # the batch's size does not enter
     assert len({start for step in range(20) for start in wide.starts(step)}) > 150
     assert Dataset(tokens, 16, 8, seed=2).starts(5) != wide.starts(5)
     assert Dataset(tokens, 16, 8, seed=1, split="val", val_fraction=0.5).starts(5) != [
-        s + 2500 for s in Dataset(tokens, 16, 8, seed=1, val_fraction=0.5).starts(5)]
+        s + 2500 for s in Dataset(tokens, 16, 8, seed=1, val_fraction=0.5).starts(5)
+    ]
 
 
 def test_starts_are_philox_as_documented():
     """The documented counter and key, word by word, so that any other program can draw the same batch."""
     data = Dataset(np.arange(1000), 9, 3, seed=11)
     for row, start in enumerate(data.starts(4)):
-        word = int(np.random.Philox(key=np.array([11, 0], np.uint64), counter=np.array([row, 4, 0, 0], np.uint64)).random_raw())
+        word = int(
+            np.random.Philox(key=np.array([11, 0], np.uint64), counter=np.array([row, 4, 0, 0], np.uint64)).random_raw()
+        )
         assert start == word * (900 - 9) >> 64
     assert Dataset(np.arange(1000), 9, 3, seed=11).starts(4) == [748, 581, 0]  # frozen: a change breaks every resume
 
@@ -62,9 +70,13 @@ def test_starts_are_philox_as_documented():
 def test_starts_cover_the_split_evenly_and_never_cross_it():
     tokens = np.arange(100)
     train, val = (Dataset(tokens, 9, 64, split=split, val_fraction=0.3) for split in ("train", "val"))
-    seen = {split: np.bincount(np.concatenate([d.starts(s) for s in range(100)]), minlength=100)
-            for split, d in (("train", train), ("val", val))}
-    assert set(np.flatnonzero(seen["train"])) == set(range(0, 70 - 9)) and set(np.flatnonzero(seen["val"])) == set(range(70, 91))
+    seen = {
+        split: np.bincount(np.concatenate([d.starts(s) for s in range(100)]), minlength=100)
+        for split, d in (("train", train), ("val", val))
+    }
+    assert set(np.flatnonzero(seen["train"])) == set(range(0, 70 - 9)) and set(np.flatnonzero(seen["val"])) == set(
+        range(70, 91)
+    )
     expected = 6400 / 61
     assert ((seen["train"][:61] - expected) ** 2 / expected).sum() < 110  # chi-square, 60 degrees: 1e-4 tail is 108
     assert train.split_tokens == 70 and val.split_tokens == 30 and train.num_tokens == val.num_tokens == 100
@@ -94,7 +106,17 @@ def test_every_kind_of_file_gives_the_same_batches(tmp_path):
     write_megatron(tmp_path, [tokens], code=4, dtype="<i4", name="wide")
     expected = Dataset(tokens, 20, 3, seed=5).batch(2)
     kinds = {}
-    for name in ("text.txt", "nano.bin", "gpt2.bin", "llama.bin", "array.npy", prefix.name, "corpus.bin", "corpus.idx", "wide.bin"):
+    for name in (
+        "text.txt",
+        "nano.bin",
+        "gpt2.bin",
+        "llama.bin",
+        "array.npy",
+        prefix.name,
+        "corpus.bin",
+        "corpus.idx",
+        "wide.bin",
+    ):
         data = Dataset(str(tmp_path / name), 20, 3, seed=5, vocab_size=251)
         assert (data.batch(2) == expected).all(), name
         assert data.num_tokens == 3000
@@ -165,7 +187,9 @@ def test_refusals_name_the_file_and_what_is_wrong(tmp_path):
     refused(ValueError, r"empty\.bin is empty", "empty.bin", b"")
     refused(ValueError, r"short\.txt: the train split has 90 of its 100 tokens.*needs 97", "short.txt", bytes(100))
     refused(ValueError, r"short\.txt: the val split has 10 of its 100", "short.txt", bytes(100), split="val")
-    refused(ValueError, r"whole\.txt: the train split has 96 tokens.*needs 97", "whole.txt", bytes(96), val_fraction=0.0)
+    refused(
+        ValueError, r"whole\.txt: the train split has 96 tokens.*needs 97", "whole.txt", bytes(96), val_fraction=0.0
+    )
     refused(ValueError, r"odd\.bin: 1001 bytes", "odd.bin", bytes(1001))
     refused(ValueError, r"b\.npy", "b.npy", b"not numpy at all")
     refused(ValueError, r"not a file", ".")
@@ -184,11 +208,20 @@ def test_refusals_name_the_file_and_what_is_wrong(tmp_path):
 
 def test_arguments_and_arrays_are_checked():
     good = dict(data=np.arange(1000), seq_len=10, batch=1)
-    for change, message in ((dict(seq_len=0), "seq_len is 0"), (dict(batch=0), "batch is 0"), (dict(seed=-1), "seed is -1"),
-                            (dict(seed=1 << 64), "seed"), (dict(split="test"), "'test'"), (dict(val_fraction=1.0), "val_fraction is 1"),
-                            (dict(vocab_size=0), "vocab_size is 0"), (dict(data=[]), "array is empty"),
-                            (dict(data=np.zeros((4, 100), int)), r"shape \[4, 100\]"), (dict(data=np.zeros(100)), "float64"),
-                            (dict(data=np.zeros(100, bool)), "bool"), (dict(data=np.arange(5)), "array: the train split has 5")):
+    for change, message in (
+        (dict(seq_len=0), "seq_len is 0"),
+        (dict(batch=0), "batch is 0"),
+        (dict(seed=-1), "seed is -1"),
+        (dict(seed=1 << 64), "seed"),
+        (dict(split="test"), "'test'"),
+        (dict(val_fraction=1.0), "val_fraction is 1"),
+        (dict(vocab_size=0), "vocab_size is 0"),
+        (dict(data=[]), "array is empty"),
+        (dict(data=np.zeros((4, 100), int)), r"shape \[4, 100\]"),
+        (dict(data=np.zeros(100)), "float64"),
+        (dict(data=np.zeros(100, bool)), "bool"),
+        (dict(data=np.arange(5)), "array: the train split has 5"),
+    ):
         with pytest.raises(ValueError, match=message):
             Dataset(**{**good, **change})
     with pytest.raises(ValueError, match="step is -1"):

@@ -1,16 +1,17 @@
 """The oracle itself: every gradient by central differences in float64, against torch where it is installed, and the optimizer."""
+
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+import reference as ref
 
-sys.path.insert(0, str(Path(__file__).parent))
-import reference as ref  # noqa: E402
-
-MODELS = {"tied, bias": dict(), "untied, bias": dict(tie_weights=False), "tied, no bias": dict(bias=False),
-          "untied, no bias": dict(bias=False, tie_weights=False)}
+MODELS = {
+    "tied, bias": dict(),
+    "untied, bias": dict(tie_weights=False),
+    "tied, no bias": dict(bias=False),
+    "untied, no bias": dict(bias=False, tie_weights=False),
+}
 
 
 def small(**change):
@@ -39,7 +40,9 @@ def test_every_gradient_element_agrees_with_central_differences(change):
             array.flat[index] = kept
             worst = max(worst, abs((up - down) / (2 * h) - grads[name].flat[index]))
         assert worst < 1e-8, (name, worst)
-        assert np.abs(grads[name]).max() > 1e-5 or name.endswith("c_attn.bias"), name  # the test would see a missing gradient
+        assert np.abs(grads[name]).max() > 1e-5 or name.endswith("c_attn.bias"), (
+            name
+        )  # the test would see a missing gradient
 
 
 @pytest.mark.parametrize("change", MODELS.values(), ids=MODELS.keys())
@@ -86,6 +89,7 @@ def test_loss_of_uniform_logits_is_log_vocabulary():
 def test_against_torch(change):
     pytest.importorskip("torch")
     import torch_reference
+
     model = small(n_layer=3, n_head=4, n_embd=16, vocab_size=50, block_size=20, **change)
     params, tokens = ref.random_params(model), some_tokens(model, 3, 20)
     value, grads = ref.loss_and_grads(model, params, tokens)
@@ -98,6 +102,7 @@ def test_against_torch(change):
 def test_adamw_against_torch():
     torch = pytest.importorskip("torch")
     import torch_reference
+
     model = small()
     params, batches = ref.random_params(model), [some_tokens(model, seed=s) for s in range(20)]
     options = dict(lr=1e-2, warmup_steps=3, grad_clip=0.7)

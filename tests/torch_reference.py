@@ -1,4 +1,5 @@
 """The same model in torch, by autograd and torch.optim: a second opinion where torch is installed (never needed to train)."""
+
 import math
 
 import torch
@@ -24,7 +25,10 @@ def forward(model, p, tokens):
     x = p["transformer.wte.weight"][tokens] + p["transformer.wpe.weight"][:T]
     for i in range(model.n_layer):
         h = f"transformer.h.{i}."
-        q, k, v = (t.view(B, T, H, E // H).transpose(1, 2) for t in linear(norm(x, h + "ln_1"), h + "attn.c_attn").split(E, dim=2))
+        q, k, v = (
+            t.view(B, T, H, E // H).transpose(1, 2)
+            for t in linear(norm(x, h + "ln_1"), h + "attn.c_attn").split(E, dim=2)
+        )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + linear(y.transpose(1, 2).reshape(B, T, E), h + "attn.c_proj")
         x = x + linear(F.gelu(linear(norm(x, h + "ln_2"), h + "mlp.c_fc"), approximate="tanh"), h + "mlp.c_proj")
@@ -45,13 +49,28 @@ def loss_and_grads(model, params, tokens, dtype=torch.float64):
     return float(value.detach()), {name: tensor.grad.numpy() for name, tensor in p.items()}
 
 
-def train(model, params, batches, lr=6e-4, min_lr=None, lr_schedule="cosine", warmup_steps=0, weight_decay=0.1, betas=(0.9, 0.95),
-          eps=1e-8, grad_clip=1.0, dtype=torch.float32):
+def train(
+    model,
+    params,
+    batches,
+    lr=6e-4,
+    min_lr=None,
+    lr_schedule="cosine",
+    warmup_steps=0,
+    weight_decay=0.1,
+    betas=(0.9, 0.95),
+    eps=1e-8,
+    grad_clip=1.0,
+    dtype=torch.float32,
+):
     """Losses of one torch.optim.AdamW step on each of `batches`, and the trained parameters as arrays."""
     from reference import learning_rate
+
     p = to_torch(params, dtype)
-    groups = [{"params": [t for t in p.values() if t.ndim == 2], "weight_decay": weight_decay},
-              {"params": [t for t in p.values() if t.ndim != 2], "weight_decay": 0.0}]
+    groups = [
+        {"params": [t for t in p.values() if t.ndim == 2], "weight_decay": weight_decay},
+        {"params": [t for t in p.values() if t.ndim != 2], "weight_decay": 0.0},
+    ]
     optimizer = torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps)
     losses = []
     for step, tokens in enumerate(batches):
