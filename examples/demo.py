@@ -21,15 +21,15 @@ def main() -> int:
     args = arguments()
     began = time.perf_counter()
     folder = new_folder(Path(args.out))
-    model = tp.GPTConfig(
-        n_layer=args.layers, n_head=4, n_embd=args.width, vocab_size=256, block_size=args.seq_len
-    )
+    model = tp.GPTConfig(n_layer=args.layers, n_head=4, n_embd=args.width, vocab_size=256, block_size=args.seq_len)
 
     title("1. Profile: what one layer, the embedding and the head cost here, by slice and context")
     costs = tp.profile(model, micro_batch=1, seq_len=args.seq_len, threads=1)
     print(f"{costs}\nrelative error of the fit on held-out samples: {costs.fit_error}")
 
-    title(f"2. Plan: {model.num_params:,} parameters on {args.ranks} ranks, {args.batch} sequences of {args.seq_len} tokens a step")
+    title(
+        f"2. Plan: {model.num_params:,} parameters on {args.ranks} ranks, {args.batch} sequences of {args.seq_len} tokens a step"
+    )
     cluster = tp.Cluster.local()
     plan = tp.plan(model, cluster, batch=args.batch, seq_len=args.seq_len, costs=costs, stages=args.ranks)
     explanation = plan.explain()
@@ -49,7 +49,9 @@ def main() -> int:
     if text and not text.startswith("<"):
         print(text)
     error = report.step_time_s / report.predicted_step_time_s - 1
-    print(f"step time: predicted {report.predicted_step_time_s:.4f} s, measured median {report.step_time_s:.4f} s ({error:+.1%})")
+    print(
+        f"step time: predicted {report.predicted_step_time_s:.4f} s, measured median {report.step_time_s:.4f} s ({error:+.1%})"
+    )
 
     title("5. Loss (nats a byte)")
     losses = [record.loss for record in run.history]
@@ -100,7 +102,10 @@ def follow(run: tp.Run, steps: int) -> None:
     for record in run:
         if not sys.stderr.isatty() and (record.step % every == 0 or record.eval_loss is not None):
             seen = "" if record.eval_loss is None else f"  unseen {record.eval_loss:.4f}"
-            print(f"step {record.step:>4}  loss {record.loss:.4f}  {record.tokens_per_s:>8,.0f} tokens/s{seen}", flush=True)
+            print(
+                f"step {record.step:>4}  loss {record.loss:.4f}  {record.tokens_per_s:>8,.0f} tokens/s{seen}",
+                flush=True,
+            )
 
 
 def chart(values: list[float], width: int = 80, height: int = 8) -> str:
@@ -113,7 +118,7 @@ def chart(values: list[float], width: int = 80, height: int = 8) -> str:
     eighths = [round((value - low) / span * (8 * height - 1)) + 1 for value in means]
     rows = []
     for row in reversed(range(height)):
-        label = f"{low + span * (row + 1) / height:8.3f} " if row in (0, height - 1) else " " * 9
+        label = f"{low if row == 0 else high:8.3f} " if row in (0, height - 1) else " " * 9
         rows.append(label + "".join(" ▁▂▃▄▅▆▇█"[max(0, min(8, level - 8 * row))] for level in eighths))
     return "\n".join([*rows, f"{'':9}first {values[0]:.4f}, last {values[-1]:.4f}, {len(values)} steps"])
 
@@ -121,7 +126,11 @@ def chart(values: list[float], width: int = 80, height: int = 8) -> str:
 def pictures(run: tp.Run, folder: Path) -> dict[str, str]:
     """Draw the measured timeline and say where everything is."""
     line = run.timeline()
-    paths = {"timeline": folder / "timeline.html", "as SVG": folder / "timeline.svg", "Chrome trace": folder / "trace.json"}
+    paths = {
+        "timeline": folder / "timeline.html",
+        "as SVG": folder / "timeline.svg",
+        "Chrome trace": folder / "trace.json",
+    }
     line.to_html(str(paths["timeline"]))
     line.to_svg(str(paths["as SVG"]))
     line.to_chrome_trace(str(paths["Chrome trace"]))

@@ -79,12 +79,12 @@ class _Cache:
 
     def linear(self, x: Array, name: str) -> Array:
         y: Array = x @ self.params[f"{name}.weight"]
-        return y + self.params[f"{name}.bias"] if self.model.bias else y
+        return np.add(y, self.params[f"{name}.bias"]) if self.model.bias else y
 
     def norm(self, x: Array, name: str) -> Array:
         x = x - x.mean(axis=-1, keepdims=True)
-        y = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + 1e-5) * self.params[f"{name}.weight"]
-        return y + self.params[f"{name}.bias"] if self.model.bias else y
+        y: Array = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + 1e-5) * self.params[f"{name}.weight"]
+        return np.add(y, self.params[f"{name}.bias"]) if self.model.bias else y
 
     def forward(self, tokens: Sequence[int]) -> Array:
         """Append tokens; the logits after the last of them."""

@@ -463,3 +463,99 @@ def test_transformers_loads_our_export_and_gives_the_oracles_logits(tmp_path, ch
     pytest.importorskip("terapipe_c.config")
     back = import_hf(tmp_path / "back")
     assert all((back.params[n] == params[n]).all() for n in params) and back.model.tie_weights == model.tie_weights
+
+
+def hf_folder(tmp_path, **config):
+    """A folder as transformers writes it, of MODEL, and its parameters."""
+    params = float_params(MODEL)
+    export_hf(tmp_path, model=MODEL, params=params)
+    found = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**found, **config}))
+    return params
+
+
+def test_export_fills_in_biases_and_refuses_what_does_not_fit(tmp_path):
+    bare = ref.Model(**{**model_dict(MODEL), "bias": False})
+    export_hf(tmp_path / "bare", model=bare, params=float_params(bare))
+    layout = read_layout(tmp_path / "bare" / "model.safetensors")
+    assert list(layout.tensors) == list(param_shapes(MODEL)) and layout.metadata == {"format": "pt"}
+    assert not read_tensor(
+        tmp_path / "bare" / "model.safetensors", layout.tensors["transformer.h.0.attn.c_attn.bias"]
+    ).any()
+    assert "lm_head.weight" not in layout.tensors
+    params = float_params(MODEL)
+    with pytest.raises(ValueError, match="both model and params"):
+        export_hf(tmp_path / "x", model=MODEL)
+    with pytest.raises(ValueError, match=r"wte.weight has shape \[12, 8\]"):
+        export_hf(
+            tmp_path / "x",
+            model=MODEL,
+            params={**params, "transformer.wte.weight": params["transformer.wte.weight"][:12]},
+        )
+    params.pop("transformer.h.1.ln_2.bias")
+    with pytest.raises(ValueError, match=r"lack transformer\.h\.1\.ln_2\.bias"):
+        export_hf(tmp_path / "x", model=MODEL, params=params)
+
+
+def test_import_takes_bare_names_masks_a_stored_tie_shards_and_half_floats(tmp_path):
+    pytest.importorskip("terapipe_c.config")
+    params = hf_folder(tmp_path)
+    assert same(import_hf(tmp_path).params, params) and import_hf(tmp_path).model.n_layer == 2
+    bare = {name.removeprefix("transformer."): array for name, array in params.items()}
+    bare["h.0.attn.bias"] = np.ones((1, 1, 9, 9), np.float32)  # the causal mask of old versions
+    bare["h.1.attn.masked_bias"] = np.float32([-1e4])
+    bare["lm_head.weight"] = params["transformer.wte.weight"]
+    write_file(tmp_path / "model.safetensors", bare)
+    assert same(import_hf(tmp_path).params, params)
+    names = sorted(bare)
+    write_file(tmp_path / "model-1.safetensors", {n: bare[n] for n in names[:9]})
+    write_file(tmp_path / "model-2.safetensors", {n: bare[n] for n in names[9:]})
+    where = {n: f"model-{1 + (i >= 9)}.safetensors" for i, n in enumerate(names)}
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    assert same(import_hf(tmp_path).params, params)
+
+
+@pytest.mark.parametrize("dtype, exact", [("BF16", 8), ("F16", 11)])
+def test_half_floats_are_widened(tmp_path, dtype, exact):
+    pytest.importorskip("terapipe_c.config")
+    params = hf_folder(tmp_path)
+    header, pieces, end = {}, [], 0
+    for name, array in params.items():
+        bits = (array.view(np.uint32) >> 16).astype(np.uint16) if dtype == "BF16" else array.astype(np.float16)
+        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [end, end + bits.nbytes]}
+        pieces.append(bits.tobytes())
+        end += bits.nbytes
+    text = json.dumps(header).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + b"".join(pieces))
+    back = import_hf(tmp_path).params
+    for name, array in params.items():
+        assert back[name].dtype == np.float32
+        np.testing.assert_allclose(back[name], array, rtol=2.0 ** (1 - exact), atol=1e-7)
+
+
+@pytest.mark.parametrize("config, message", [
+    ({"model_type": "llama"}, "model_type is 'llama'"), ({"activation_function": "relu"}, "activation_function is 'relu'"),
+    ({"n_inner": 100}, "n_inner is 100"), ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is 1e-06"),
+    ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
+    ({"n_layer": 3}, "transformer.h.2.ln_1.weight is missing"), ({"n_layer": 1}, "transformer.h.1.* belongs to no"),
+    ({"vocab_size": 14}, r"wte.weight has shape \[13, 8\]"),
+])  # fmt: skip
+def test_import_refuses_what_is_another_model(tmp_path, config, message):
+    pytest.importorskip("terapipe_c.config")
+    hf_folder(tmp_path, **config)
+    with pytest.raises(ValueError, match=message):
+        import_hf(tmp_path)
+
+
+def test_import_names_missing_files(tmp_path):
+    pytest.importorskip("terapipe_c.config")
+    with pytest.raises(FileNotFoundError, match="config.json"):
+        import_hf(tmp_path)
+    hf_folder(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(FileNotFoundError, match="pickle"):
+        import_hf(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="config.json: no JSON"):
+        import_hf(tmp_path)

@@ -10,10 +10,11 @@ import pytest
 
 import terapipe_c as tp
 from terapipe_c import cli
+from terapipe_c.arguments import build_parser
 from terapipe_c.doctor import examine
 from terapipe_c.sweep import Sweep, read_grid
 
-COMMANDS = ("profile", "plan", "simulate", "train", "resume", "view", "sweep", "doctor")
+COMMANDS = ("profile", "plan", "simulate", "train", "resume", "view", "sweep", "doctor")  # API.md
 
 
 def needs(*names):
@@ -37,7 +38,7 @@ def test_help_has_an_example_that_parses(capsys, command):
     assert code == 0 and "example:" in out
     example = out.split("example:\n")[1].strip()
     assert example.startswith(f"terapipe {command}")
-    args = cli._parser().parse_args(example.split()[1:])
+    args = build_parser(cli.COMMANDS).parse_args(example.split()[1:])
     assert args.command == command and callable(args.run)
 
 
@@ -66,13 +67,13 @@ def test_bad_arguments_exit_2(capsys, argv):
 
 def test_values_are_read_as_the_api_wants_them():
     def parse(*words):
-        return cli._parser().parse_args(["plan", *words])
+        return build_parser(cli.COMMANDS).parse_args(["plan", *words])
 
     assert parse("--slicing", "4").slicing == 4
     assert parse("--slicing", "[[1,[50,46]],[2,[96]]]").slicing == [(1, [50, 46]), (2, [96])]
     assert parse("--partition", "[[0,3],[3,8]]").partition == [(0, 3), (3, 8)]
     assert parse("--memory-bytes", "16e9").memory_bytes == 16_000_000_000
-    train = cli._parser().parse_args(
+    train = build_parser(cli.COMMANDS).parse_args(
         "train p --data d --steps 5 --out o --lr 1e-3 --betas 0.9 0.99 --threads --fast".split()
     )
     assert cli._launch_options(train) == {"lr": 1e-3, "betas": (0.9, 0.99), "processes": False, "reproducible": False}

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 import terapipe_c as tp
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -60,9 +61,13 @@ def test_the_demo_never_writes_over_a_run(monkeypatch, tmp_path):
 @needs_package
 def test_the_demo_runs(tmp_path):
     """Small and short, from an empty folder, to the last line."""
-    out = run_python(tmp_path, EXAMPLES / "demo.py", "--steps", 8, "--layers", 2, "--width", 32, "--batch", 2, "--seq-len", 32)
+    out = run_python(
+        tmp_path, EXAMPLES / "demo.py", "--steps", 8, "--layers", 2, "--width", 32, "--batch", 2, "--seq-len", 32
+    )
     assert "predicted" in out and "def " in out and "done in" in out
-    assert (tmp_path / "runs" / "demo-1" / "timeline.html").exists() and list((tmp_path / "runs" / "demo-1").glob("step-*"))
+    assert (tmp_path / "runs" / "demo-1" / "timeline.html").exists() and list(
+        (tmp_path / "runs" / "demo-1").glob("step-*")
+    )
 
 
 @needs_package
