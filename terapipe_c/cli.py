@@ -7,6 +7,7 @@ Every command imports the package inside, so that `--help` is quick and `doctor`
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import sys
@@ -128,6 +129,15 @@ def _cluster(args: argparse.Namespace) -> Any:
     return tp.Cluster(num_devices=args.devices, **given)
 
 
+@functools.cache
+def _measured(model: Any, seq_len: int) -> Any:
+    """Measured once, however many trials of a sweep need it."""
+    import terapipe_c as tp
+
+    print(f"measuring {model!r} on this machine ...", file=sys.stderr)
+    return tp.profile(model, seq_len=seq_len)
+
+
 def _make_plan(args: argparse.Namespace) -> Any:
     import terapipe_c as tp
 
@@ -137,8 +147,7 @@ def _make_plan(args: argparse.Namespace) -> Any:
     if source == "analytic":
         costs = tp.CostModel.analytic(model, cluster)
     elif source == "profile":
-        print(f"measuring {model!r} on this machine ...", file=sys.stderr)
-        costs = tp.profile(model, seq_len=seq_len)
+        costs = _measured(model, seq_len)
     else:
         costs = tp.CostModel.load(source)
     return tp.plan(
@@ -330,11 +339,15 @@ def _bar(args: argparse.Namespace) -> bool | None:
 
 def _follow(args: argparse.Namespace, run: Any) -> int:
     """Wait for a run; JSON: one line a record and a last one with the report."""
-    for record in run:
-        if args.json:
-            print(json.dumps(_record(record)), flush=True)
-        elif args.quiet:
-            print(f"step {record.step}  loss {record.loss:.4f}  {record.tokens_per_s:,.0f} tokens/s", flush=True)
+    try:
+        for record in run:
+            if args.json:
+                print(json.dumps(_record(record)), flush=True)
+            elif args.quiet:
+                print(f"step {record.step}  loss {record.loss:.4f}  {record.tokens_per_s:,.0f} tokens/s", flush=True)
+    except (KeyboardInterrupt, BrokenPipeError):
+        run.stop()
+        raise
     report = run.report()
     if args.json:
         print(json.dumps(_plain({"report": _report(report), "checkpoint": str(run.checkpoint_path)})))

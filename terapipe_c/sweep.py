@@ -134,6 +134,7 @@ def _words(text: str) -> Iterator[str]:
 
 def _value(word: str) -> Any:
     try:
-        return json.loads(word)
+        value = json.loads(word)
     except json.JSONDecodeError:
         return word.strip()
+    return int(value) if isinstance(value, float) and value.is_integer() else value  # 16e9 bytes is a whole number

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import resource
+import shutil
 import struct
 import subprocess
 import sys
@@ -252,6 +253,42 @@ def test_a_full_disk_is_found_before_anything_is_written(tmp_path):
         writer.begin(20)
     assert caught.value.errno == errno.ENOSPC and caught.value.filename == str(tmp_path)
     assert step_names(tmp_path) == ["latest", "step-00000010"] and load_checkpoint(tmp_path).step == 10
+
+
+FULL = """
+    import errno, os, sys
+    sys.path.insert(0, sys.argv[1])
+    import test_checkpoint as t
+    run, spare = sys.argv[2] + "/run", int(sys.argv[3])
+    t.save(run, 10)
+    free = os.statvfs(run).f_bavail * os.statvfs(run).f_frsize
+    with open(sys.argv[2] + "/filler", "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, free - spare)
+    try:
+        t.save(run, 20)
+        sys.exit(6)
+    except OSError as error:
+        assert error.errno == errno.ENOSPC, error
+    assert t.step_names(run) == ["latest", "step-00000010"] and t.load_checkpoint(run).step == 10
+    os.unlink(sys.argv[2] + "/filler")
+    t.save(run, 20)
+    assert t.load_checkpoint(run).step == 20
+    sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("spare", [0, 4096, 16384, "all but state.json"])
+def test_a_really_full_disk_leaves_the_last_good_one(tmp_path, spare):
+    """On a 128 KB tmpfs of its own, filled to different marks: nothing fits, the tensors do not, only state.json does not."""
+    if spare == "all but state.json":
+        spare = sum(-(-file.nbytes // 4096) * 4096 for file in CheckpointWriter.plan(MODEL).files)
+    argv = [sys.executable, "-c", textwrap.dedent(FULL), str(Path(__file__).parent), str(tmp_path), str(spare)]
+    mount = 'mount -t tmpfs -o size=128k none "$0" && exec "$@"'
+    probe = ["unshare", "-m", "sh", "-c", mount, str(tmp_path), "true"]
+    if not shutil.which("unshare") or subprocess.run(probe, capture_output=True, check=False).returncode:
+        pytest.skip("no mount namespace here (needs root)")
+    done = subprocess.run([*probe[:-1], *argv], capture_output=True, text=True, check=False)
+    assert done.returncode == 7, done.stderr
 
 
 def test_a_file_that_cannot_be_reserved_is_refused_by_name(tmp_path):

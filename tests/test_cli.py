@@ -194,7 +194,7 @@ def test_doctor_says_what_is_wrong_and_what_to_do():
 
 def test_grids_are_read_from_words_and_files(tmp_path):
     known = {"stages", "slicing", "schedule", "lr"}
-    assert read_grid(["stages=1,2", "schedule=gpipe,1f1b", "slicing=2,[[1,[50,46]]]"], known) == {
+    assert read_grid(["stages=1,2e0", "schedule=gpipe,1f1b", "slicing=2,[[1,[50,46]]]"], known) == {
         "stages": [1, 2],
         "schedule": ["gpipe", "1f1b"],
         "slicing": [2, [[1, [50, 46]]]],
