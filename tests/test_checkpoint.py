@@ -26,7 +26,7 @@ from terapipe_c.checkpoint import (
 )
 from terapipe_c.generate import _Cache, _draw, generate, logits
 from terapipe_c.interop import export_hf, import_hf
-from terapipe_c.tensorfile import read_layout, read_tensor, write_file
+from terapipe_c.tensorfile import lay_out, read_layout, read_tensor, write_file
 
 MODEL = ref.Model(n_layer=2, n_head=2, n_embd=8, vocab_size=13, block_size=9)
 
@@ -435,6 +435,37 @@ def test_headers_that_lie_are_refused(tmp_path):
     path.write_bytes(struct.pack("<Q", 1 << 62) + b"{}")
     with pytest.raises(ValueError, match="not a safetensors file"):
         read_layout(path)
+
+
+def test_no_mutated_header_gets_past_or_raises_anything_but_a_clear_error(tmp_path):
+    """3,000 headers with random bytes changed, cut or doubled: a ValueError that names the file, or a sound layout."""
+    layout = lay_out("t", {"a": (3, 4), "b": (5,), "c.d": (2, 2, 2)})
+    good, rng, path, refused = (
+        layout.head + bytes(layout.nbytes - len(layout.head)),
+        np.random.default_rng(0),
+        tmp_path / "t.st",
+        0,
+    )
+    for _ in range(3000):
+        bad = bytearray(good)
+        for _ in range(rng.integers(1, 4)):
+            at, kind = int(rng.integers(0, len(layout.head))), rng.integers(0, 3)
+            if kind == 0:
+                bad[at] = int(rng.choice(list(b'0123456789-{}[],:"aF \xff')))
+            elif kind == 1:
+                del bad[at]
+            else:
+                bad[at:at] = bad[at : at + 3]
+        path.write_bytes(bad)
+        try:
+            found = read_layout(path)
+        except ValueError as error:
+            assert str(path) in str(error)
+            refused += 1
+        else:
+            assert sum(spec.nbytes for spec in found.tensors.values()) <= found.nbytes == len(bad)
+            assert all(read_tensor(path, spec).shape == spec.shape for spec in found.tensors.values())
+    assert refused > 2000
 
 
 # ---- generation and Hugging Face ---------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -187,6 +188,21 @@ def test_doctor_says_what_is_wrong_and_what_to_do():
     )
     assert done.returncode == 1 and "wrong  limit: open files" in done.stdout and "-> ulimit -n 256" in done.stdout
     assert [f.status for f in examine(".") if f.name == "_core"] == ["ok"]
+
+
+def test_doctor_says_when_the_c_module_does_not_load(tmp_path):
+    """A package without its C module, as after a failed build."""
+    package = tmp_path / "terapipe_c"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    shutil.copy(Path(tp.__file__).with_name("doctor.py"), package)
+    code = (
+        "from terapipe_c.doctor import examine\n"
+        "print([f.advice for f in examine() if f.name == '_core' and f.status == 'wrong'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True,
+                          env={**os.environ, "PYTHONPATH": str(tmp_path)})  # fmt: skip
+    assert "does not load" in done.stdout
 
 
 # ---- sweep -------------------------------------------------------------------------------------------------------------
