@@ -129,7 +129,7 @@ def pictures(run: tp.Run, folder: Path) -> dict[str, str]:
     paths = {
         "timeline": folder / "timeline.html",
         "as SVG": folder / "timeline.svg",
-        "Chrome trace": folder / "trace.json",
+        "Chrome trace": folder / "chrome-trace.json",
     }
     line.to_html(str(paths["timeline"]))
     line.to_svg(str(paths["as SVG"]))

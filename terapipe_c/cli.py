@@ -210,11 +210,11 @@ def _timeline_of(path: Path, args: argparse.Namespace) -> tuple[str, Any]:
     if path.is_dir():
         if not (path / "plan.json").is_file():
             raise ValueError(f"{path}: no run folder, it has no plan.json")
-        measured = getattr(tp, "load_timeline", None)
-        if measured is not None and any(
-            (path / name).exists() for name in ("timeline.npz", "timeline.json", "trace.npz")
-        ):
-            return "measured timeline of a run", measured(path)
+        if (path / "trace.json").is_file():  # of the last step, once the run is over
+            from .view import measured_timeline
+
+            rows = json.loads((path / "trace.json").read_text())["rows"]
+            return "measured timeline of the last step", measured_timeline([tuple(row) for row in rows])
         return "planned timeline of a run", tp.Plan.load(str(path / "plan.json")).timeline()
     text = path.read_text()
     if text.lstrip().startswith("{"):
@@ -320,13 +320,26 @@ def _resume(args: argparse.Namespace) -> int:
     checkpoint = tp.load_checkpoint(folder, names=(), optimizer=False)
     if args.steps is None:
         raise ValueError(f"resume needs --steps; the newest checkpoint is of step {checkpoint.step}")
-    data = args.data or checkpoint.data_state.get("source")
+    kept = {**checkpoint.hyper, "seed": checkpoint.seed}
+    data = checkpoint.data_state.get("source")
+    if (folder / "config.json").is_file():  # what launch wrote down: all of its options
+        kept |= json.loads((folder / "config.json").read_text())
+        data = kept["data"]["path"]
+        kept["val_fraction"] = kept["data"]["val_fraction"]
+    data = args.data or data
     if data is None or data == "array":
         raise ValueError(f"{folder} was trained on an array; give --data")
-    kept = {name: value for name, value in checkpoint.hyper.items() if name in inspect.signature(tp.launch).parameters}
-    options = {**kept, "seed": checkpoint.seed, **_launch_options(args)}
-    for name in ("steps", "out", "resume", "data", "progress", "plan", "init"):
-        options.pop(name, None)
+    known = set(inspect.signature(tp.launch).parameters) - {
+        "plan",
+        "data",
+        "steps",
+        "out",
+        "resume",
+        "init",
+        "progress",
+    }
+    options = {name: value for name, value in kept.items() if name in known} | _launch_options(args)
+    options.pop("init", None)
     plan = tp.Plan.load(args.plan or str(folder / "plan.json"))
     return _follow(
         args, tp.launch(plan, data=data, steps=args.steps, out=str(folder), resume=True, progress=_bar(args), **options)

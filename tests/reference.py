@@ -201,15 +201,15 @@ def loss_and_grads(model, params, tokens):
 
 
 def learning_rate(step, steps, lr, min_lr=None, warmup_steps=0, schedule="cosine"):
-    """Of 0-based `step` of `steps`: linear warm-up reaching lr at step `warmup_steps`, then half a cosine from lr down to
-    min_lr (lr / 10 if None) at the last step, or constant (Loshchilov & Hutter 2017, without restarts)."""
+    """Of step 0, 1, ... of `steps`: linear warm-up, lr itself at the last of `warmup_steps`; then half a cosine from lr towards
+    min_lr (lr / 10 if None), which step `steps` would reach, or constant (Loshchilov & Hutter 2017, without restarts)."""
     if step < warmup_steps:
-        return lr * (step + 1) / (warmup_steps + 1)
+        return lr * (step + 1) / warmup_steps
     if schedule == "constant":
         return lr
     min_lr = lr / 10 if min_lr is None else min_lr
-    done = (step - warmup_steps) / max(1, steps - 1 - warmup_steps)
-    return min_lr + 0.5 * (lr - min_lr) * (1.0 + math.cos(math.pi * min(1.0, done)))
+    done = (step - warmup_steps) / max(1, steps - warmup_steps)
+    return min_lr + 0.5 * (lr - min_lr) * (1.0 + math.cos(math.pi * done))
 
 
 def grad_norm(grads):
@@ -217,8 +217,8 @@ def grad_norm(grads):
 
 
 def clip_scale(norm, grad_clip):
-    """Factor for all gradients (Pascanu et al. 2013)."""
-    return min(1.0, grad_clip / norm) if grad_clip and norm > 0 else 1.0
+    """Factor for all gradients (Pascanu et al. 2013), with the 1e-6 of PyTorch's clip_grad_norm_; 0 does not clip."""
+    return min(1.0, grad_clip / (norm + 1e-6)) if grad_clip else 1.0
 
 
 def adamw_step(params, grads, state, step, lr, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, grad_clip=1.0):

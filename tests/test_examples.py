@@ -66,7 +66,7 @@ def test_the_demo_runs(tmp_path):
     )
     assert "predicted" in out and "def " in out and "done in" in out
     assert (tmp_path / "runs" / "demo-1" / "timeline.html").exists() and list(
-        (tmp_path / "runs" / "demo-1").glob("step-*")
+        (tmp_path / "runs" / "demo-1").rglob("step-*")
     )
 
 

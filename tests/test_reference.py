@@ -126,13 +126,17 @@ def test_training_falls_and_clipping_scales_all_gradients_together():
     model = small()
     losses, _ = ref.train(model, ref.random_params(model), [some_tokens(model)] * 30, lr=1e-2)
     assert losses[-1] < 0.5 * losses[0]
-    assert ref.clip_scale(4.0, 1.0) == 0.25 and ref.clip_scale(0.5, 1.0) == 1.0 and ref.clip_scale(4.0, 0.0) == 1.0
+    assert (
+        ref.clip_scale(4.0, 1.0) == pytest.approx(0.25)
+        and ref.clip_scale(0.5, 1.0) == 1.0
+        and ref.clip_scale(4.0, 0.0) == 1.0
+    )
 
 
 def test_learning_rate_schedule():
-    rates = [ref.learning_rate(s, 101, 1.0, 0.1, warmup_steps=10) for s in range(101)]
-    np.testing.assert_allclose(rates[:10], np.arange(1, 11) / 11)
-    assert rates[10] == 1.0 and abs(rates[55] - 0.55) < 1e-12 and abs(rates[100] - 0.1) < 1e-12
-    assert (np.diff(rates[10:]) < 0).all() and ref.learning_rate(100, 101, 1.0) == pytest.approx(0.1)
+    rates = [ref.learning_rate(s, 110, 1.0, 0.1, warmup_steps=10) for s in range(111)]
+    np.testing.assert_allclose(rates[:10], np.arange(1, 11) / 10)
+    assert rates[9] == rates[10] == 1.0 and abs(rates[60] - 0.55) < 1e-12 and abs(rates[110] - 0.1) < 1e-12
+    assert (np.diff(rates[10:]) < 0).all() and ref.learning_rate(110, 110, 1.0) == pytest.approx(0.1)
     assert {ref.learning_rate(s, 101, 0.3, schedule="constant") for s in range(101)} == {0.3}
     assert ref.learning_rate(0, 1, 0.3) == pytest.approx(0.3)

@@ -1,7 +1,5 @@
 """The same model in torch, by autograd and torch.optim: a second opinion where torch is installed (never needed to train)."""
 
-import math
-
 import torch
 import torch.nn.functional as F
 
@@ -80,9 +78,7 @@ def train(
         value = loss(model, p, tokens)
         value.backward()
         if grad_clip:
-            norm = math.sqrt(sum(float((t.grad.double() ** 2).sum()) for t in p.values()))
-            for t in p.values():
-                t.grad.mul_(min(1.0, grad_clip / norm))
+            torch.nn.utils.clip_grad_norm_(p.values(), grad_clip)
         optimizer.step()
         losses.append(float(value.detach()))
     return losses, {name: tensor.detach().numpy() for name, tensor in p.items()}
