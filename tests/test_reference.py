@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import reference as ref
 
+import terapipe_c as tp
+
 MODELS = {
     "tied, bias": dict(),
     "untied, bias": dict(tie_weights=False),
@@ -140,3 +142,41 @@ def test_learning_rate_schedule():
     assert (np.diff(rates[10:]) < 0).all() and ref.learning_rate(110, 110, 1.0) == pytest.approx(0.1)
     assert {ref.learning_rate(s, 101, 0.3, schedule="constant") for s in range(101)} == {0.3}
     assert ref.learning_rate(0, 1, 0.3) == pytest.approx(0.3)
+
+
+# ---- the package beside the oracle, once it can launch -----------------------------------------------------------------
+
+needs_launch = pytest.mark.skipif(
+    not all(hasattr(tp, n) for n in ("launch", "plan", "init_params")), reason="not merged yet"
+)
+
+
+@needs_launch
+@pytest.mark.parametrize("other", ["oracle", "torch"])
+def test_twenty_steps_of_launch_agree(tmp_path, other):
+    """Warm-up, cosine, decay and clipping included, from the package's own initial values and batches."""
+    if other == "torch":
+        pytest.importorskip("torch")
+        import torch_reference as judge
+    else:
+        judge = ref
+    model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=32, vocab_size=256, block_size=48)
+    cluster, text = tp.Cluster.local(), tp.stdlib_corpus(tmp_path / "text.txt", max_bytes=50_000)
+    plan = tp.plan(model, cluster, batch=2, seq_len=48, costs=tp.CostModel.analytic(model, cluster), planner="uniform",
+                   schedule="gpipe", stages=2, slicing=[(1, [30, 18]), (1, [1, 47])])  # fmt: skip
+    options = dict(lr=3e-3, min_lr=1e-3, warmup_steps=4, weight_decay=0.2, betas=(0.8, 0.9), grad_clip=0.8)
+    run = tp.launch(
+        plan, data=str(text), steps=20, seed=3, out=str(tmp_path / "run"), processes=False, progress=False, **options
+    )
+    records = list(run)
+    data = tp.Dataset(str(text), 48, 2, seed=3)
+    params = tp.init_params(model, seed=3)
+    losses, trained = judge.train(model, params, [data.batch(s) for s in range(20)], **options)
+    np.testing.assert_allclose([r.loss for r in records], losses, rtol=1e-4)
+    np.testing.assert_allclose(
+        [r.lr for r in records], [ref.learning_rate(s, 20, 3e-3, 1e-3, 4) for s in range(20)], rtol=1e-12
+    )
+    assert max(r.grad_norm for r in records) > 0.8 and losses[-1] < losses[0] - 0.3  # it clipped, and it learned
+    saved = tp.load_checkpoint(run.checkpoint_path).params
+    for name, array in trained.items():
+        np.testing.assert_allclose(saved[name], array, rtol=5e-3, atol=2e-4, err_msg=name)
