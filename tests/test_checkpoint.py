@@ -63,6 +63,11 @@ def test_names_are_those_of_the_package_and_the_oracle(bias, tied):
     assert param_shapes(model) == ref.shapes(model)
     import terapipe_c as tp
 
+    if hasattr(tp._core, "model_params"):
+        rows = tp._core.model_params(tuple(map(int, model_dict(model).values())))
+        core = {name: (n, m) if matrix else (m,) for name, n, m, matrix, _ in rows}
+        assert core == param_shapes(model) and list(core) == list(param_shapes(model))
+
     if hasattr(tp, "init_params"):
         config = tp.GPTConfig(**model_dict(model))
         assert {n: a.shape for n, a in tp.init_params(config).items()} == param_shapes(model)
