@@ -10,7 +10,7 @@ print(plan.explain())
 text = tp.stdlib_corpus("stdlib.txt", max_bytes=4_000_000)
 run = tp.launch(plan, data=str(text), steps=100, lr=2e-3, warmup_steps=10, out="runs/stdlib")
 run.wait()
-run.report()
+print(run.report())
 
 trained = tp.load_checkpoint(run.checkpoint_path)
 print(tp.generate(trained.params, trained.model, "def ", n=200))
