@@ -23,11 +23,12 @@ from . import _core
 from .progress import Progress
 from .ranks import ProcessRanks, Ranks, ThreadRanks
 from .report import Report
+from .engine import gather_bytes
 from .worker import CLASSES, GATHER_BYTES, GRACE_S
 
 __all__ = ["Record", "Run", "launch"]
 
-ENGINE = "terapipe_c.worker:make_engine"
+ENGINE = "terapipe_c.engine:make_engine"
 RING_BYTES = 256 << 10, 16 << 20  # smallest and largest ring between two ranks
 MODEL_FIELDS = ("n_layer", "n_head", "n_embd", "vocab_size", "block_size", "bias", "tie_weights")
 
@@ -204,7 +205,7 @@ def _region(plan: Any, job: Mapping[str, Any], shared: bool) -> _core.Region:
             pairs[rank * ranks + other] = other != rank
     message = 4 * job["model"]["n_embd"] * max(batch * max(lengths) for batch, lengths in plan.slicing)
     ring = min(max(4 * message, RING_BYTES[0]), RING_BYTES[1])
-    return _core.Region.create(ranks, pairs, ring, GATHER_BYTES, shared)
+    return _core.Region.create(ranks, pairs, ring, max(GATHER_BYTES, gather_bytes(plan.model)), shared)
 
 
 # ---- a running training ------------------------------------------------------------

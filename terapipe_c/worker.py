@@ -61,11 +61,6 @@ class Engine(Protocol):
         """(op, stage, micro, slice, start_s, end_s) of the last step, on the clock of time.monotonic()."""
 
 
-def make_engine(job: Job, rank: int, comm: _core.Comm) -> Engine:
-    """The engine of the C core."""
-    return _core.Engine(dict(job), rank, comm)  # type: ignore[attr-defined, no-any-return]
-
-
 # ---- the loop ------------------------------------------------------------
 
 

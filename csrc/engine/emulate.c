@@ -103,11 +103,13 @@ tp_engine_run_emulated(tp_engine *engine, tp_step_result *result)
         TP_TRY(tp_engine_wait_inputs(engine, i));
         if (engine->from[i] >= 0)
             tp_clock_sleep_until(arrival(engine, i));
-        if (instr->op == TP_OP_OPT && !finished++)
-            TP_TRY(barrier(engine));
         *event = (tp_event){.position = (int32_t)i, .step = (int32_t)engine->step, .start_ns = tp_clock_ns()};
         event->wait_ns = event->start_ns - before;
-        TP_TRY(emulate_one(engine, i, event->start_ns));
+        if (instr->op == TP_OP_OPT && !finished++) {
+            TP_TRY(barrier(engine));
+            event->wait_ns = tp_clock_ns() - event->start_ns;
+        }
+        TP_TRY(emulate_one(engine, i, instr->op == TP_OP_OPT ? tp_clock_ns() : event->start_ns));
         event->end_ns = tp_clock_ns();
     }
     result->end_ns = tp_clock_ns();

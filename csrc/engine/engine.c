@@ -278,14 +278,16 @@ my_loss(tp_engine *engine)
 
 /* At the first OPT: gradients complete, norm known everywhere, every stage of the rank updated. */
 static tp_status
-finish_step(tp_engine *engine, const tp_step_options *options, tp_step_result *result)
+finish_step(tp_engine *engine, const tp_step_options *options, tp_step_result *result, int64_t *waited_ns)
 {
     complete_gradients(engine);
     memset(engine->gather, 0, (size_t)engine->gather_count * sizeof *engine->gather);
     for (int stage = 0; stage < engine->config.program->stages; stage++)
         if (engine->stage[stage] != NULL)
             tp_stage_sumsq(engine->stage[stage], engine->gather);
+    int64_t before = tp_clock_ns();
     TP_TRY(gather(engine, my_loss(engine), options->stop, result));
+    *waited_ns = tp_clock_ns() - before;
     if (!isfinite(result->grad_norm) || !isfinite(result->loss))
         return tp_fail(TP_ERUNTIME,
                        "step %lld: the loss is %g and the gradient norm %g; the parameters are as before this step. A "
@@ -350,16 +352,18 @@ run(tp_engine *engine, const int32_t *tokens, const tp_step_options *options, tp
         if (options == NULL && !evaluates(instr->op))
             continue;
         tp_engine_note(engine, instr);
-        int64_t before = tp_clock_ns();
+        int64_t before = tp_clock_ns(), waited = 0;
         TP_TRY(tp_engine_wait_inputs(engine, i));
-        if (instr->op == TP_OP_OPT && !finished++)
-            TP_TRY(finish_step(engine, options, result)); /* counted as waiting: it ends with a barrier */
         *event = (tp_event){.position = (int32_t)i, .step = (int32_t)engine->step, .start_ns = tp_clock_ns()};
-        event->wait_ns = event->start_ns - before;
-        if (instr->op != TP_OP_OPT)
+        if (instr->op != TP_OP_OPT) {
             TP_TRY(run_one(engine, instr));
-        else if (options->update)
-            update(engine, instr->stage, options, result);
+        } else {
+            if (!finished++)
+                TP_TRY(finish_step(engine, options, result, &waited));
+            if (options->update)
+                update(engine, instr->stage, options, result);
+        }
+        event->wait_ns = instr->op == TP_OP_OPT ? waited : event->start_ns - before;
         event->end_ns = tp_clock_ns();
     }
     return TP_OK;

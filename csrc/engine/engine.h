@@ -27,7 +27,7 @@ typedef struct {
     int32_t position;          /* in the rank's program */
     int32_t step;
     int64_t start_ns, end_ns;  /* monotonic clock; the wait for a message is not in it */
-    int64_t wait_ns;           /* before start: waiting for the message that the instruction reads */
+    int64_t wait_ns;           /* before start: for the message that the instruction reads; OPT: within, for all ranks */
 } tp_event;
 
 typedef struct {
