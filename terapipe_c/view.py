@@ -170,37 +170,35 @@ def _boxes(rows: Rows, frame: _Frame, used: set[tuple[str, int]]) -> list[str]:
     return out
 
 
+def _done_before(mine: Rows, edges: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Seconds that the intervals (of one rank, in order) take before each of the times `edges`."""
+    ends = np.concatenate(([0.0], np.cumsum(mine["end_s"] - mine["start_s"])))
+    begun = np.searchsorted(mine["start_s"], edges, side="right")
+    still = np.where(begun > 0, np.maximum(0.0, mine["end_s"][begun - 1] - edges), 0.0)
+    return ends[begun] - still
+
+
 def _bins(line: Timeline, rows: Rows, frame: _Frame, used: set[tuple[str, int]]) -> list[str]:
-    """Too many to draw: per rank and pixel the operation that takes most of it, neighbours merged."""
+    """Too many to draw one by one: in columns of two pixels, each operation as high as its share of the time (in eighths)."""
     out: list[str] = []
     count = int(frame.right - frame.left) // 2
-    step = line.makespan_s / count
+    edges = np.linspace(0.0, line.makespan_s, count + 1)
     work = rows[~np.isin(rows["op"], _MESSAGES)]
+    ops = np.unique(work["op"])
+    used.update((OPS[op], 0) for op in ops)
     for rank in range(line.num_ranks):
         mine = work[work["rank"] == rank]
-        share = np.zeros((len(OPS) + 1, count))
-        share[-1] = 0.5 * step  # idle where nothing takes half
-        for op in np.unique(mine["op"]):
-            these = mine[mine["op"] == op]
-            edges = np.arange(count + 1) * step
-            ends = np.concatenate(([0.0], np.cumsum(these["end_s"] - these["start_s"])))
-
-            def done(at: Any, these: Rows = these, ends: Any = ends) -> Any:
-                """Seconds of this operation before each time."""
-                i = np.searchsorted(these["start_s"], at, side="right")
-                inside = np.where(i > 0, np.maximum(0.0, these["end_s"][i - 1] - at), 0.0)
-                return ends[i] - inside
-
-            share[op] = np.diff(done(edges))
-        winner = share.argmax(axis=0)
-        starts = np.flatnonzero(np.diff(winner, prepend=-1))
+        shares = [np.diff(_done_before(mine[mine["op"] == op], edges)) * (count / line.makespan_s) for op in ops]
+        levels = np.rint(8 * np.cumsum(shares, axis=0)).astype(int)  # [ops, columns]: where each operation's part ends
+        starts = np.flatnonzero(np.any(np.diff(levels, axis=1, prepend=-1), axis=0))
         for start, end in zip(starts, [*starts[1:], count], strict=True):
-            if winner[start] == len(OPS):
-                continue
-            op = OPS[winner[start]]
-            used.add((op, 0))
-            x = frame.left + 2.0 * start
-            out.append(f'<rect class="{op}0" x="{x:.0f}" y="{frame.y(rank)}" width="{2 * (end - start)}" height="{frame.lane}"/>')
+            low = 0
+            for op, high in zip(ops, levels[:, start], strict=True):
+                if high > low:
+                    y, height = frame.y(rank) + frame.lane * low / 8, frame.lane * (high - low) / 8
+                    out.append(f'<rect class="{OPS[op]}0" x="{frame.left + 2 * start}" y="{y:.1f}" width="{2 * (end - start)}" '
+                               f'height="{height:.1f}"/>')
+                low = high
     return out
 
 
