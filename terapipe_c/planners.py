@@ -9,8 +9,9 @@ A slice cost is one of
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Sequence, Union, runtime_checkable
+from typing import Any, Protocol, Union, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -233,7 +234,7 @@ def slice_batch_and_tokens(t: Any, batch: int, stages: int, *, seq_len: int | No
             raise ValueError(f"t has shape {list(table.shape)}: [batch + 1, n + 1, n + 1] with batch = {sizes} is needed")
         costs = [table[b] for b in range(1, sizes + 1)]
     else:
-        costs = [_from_dict(cost) for cost in t.slice_cost_batched(sizes, *unit)]
+        costs = [_from_dict(cost) for cost in t.slice_cost_batched(sizes, *unit)[-sizes:]]  # index 0 is unused
     found = _core.plan_slices(costs, sequences, count, longest=_longest(max_slice, unit[1] if unit else 1),
                               widest=widest, time_limit_s=_limit(time_limit_s), isa=isa)
     slicing = found[0]
