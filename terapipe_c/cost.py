@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from . import _core
-from ._core import InvalidTypeError, InvalidValueError
+from ._core import InvalidTypeError, InvalidValueError, Program
 from ._files import read_json, write_json
 from .config import KINDS, Cluster, GPTConfig, html_table, human_seconds, real, whole
 
@@ -554,6 +554,18 @@ class CostModel:
             copy = np.repeat((self.copy_byte_s * size)[None], len(F), 0)
             out |= dict.fromkeys(("SF", "SB", "RF", "RB"), copy)
         return out
+
+    def glance(self, program: Program, model: GPTConfig, batches: Sequence[int], counts: Sequence[NDArray[np.int32]],
+               lengths: Sequence[Sequence[int]], updates: Sequence[Float]) -> Float:
+        """Makespans float64 [plans] of a lowered program, in its order, for plans that differ in their boundaries alone.
+
+        batches [micros]; for each plan counts int32 [stages, 4], lengths [units], updates float64 [stages].
+        """
+        exchange = float(self.message_s(model.vocab_size, model.n_embd)) if model.tie_weights else 0.0
+        messages = (self.latency_s, self.byte_s, self.copy_byte_s, 4.0 * model.n_embd, exchange)
+        seconds: Float = _core.plan_glance(program, self._pack, messages, np.array(batches, np.int32), np.array(counts, np.int32),
+                                           np.array(lengths, np.int32), np.array(updates, np.float64))
+        return seconds
 
     # ---- as a value ----
 

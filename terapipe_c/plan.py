@@ -38,7 +38,7 @@ Micro = tuple[int, tuple[int, ...]]
 Cut = tuple[tuple[int, int], ...]
 _SLIGHT = 1 - 1e-9     # less than this much better is rounding, not an improvement
 _HOPE = 1.003          # in the order of another plan, a better one may look this much worse
-_HANDFUL = 16          # moves that are glanced at together
+_TRIES = 6             # of the moves that a glance likes best, how many are judged
 _WORK = 3_000_000      # instructions handled in the descents: a fraction of a second
 
 
@@ -386,18 +386,18 @@ class _Judge:
             durations = self.durations(partition, slicing)
             program = self.program(_Candidate(0.0, *key), durations)
             found = self._seen[key] = _Candidate(float(program.makespan(durations)), *key)
-            self.work += 4 * len(program)                      # about what splitting and lowering cost beside timing
+            self.work += 4 * len(program) + 500                # about what splitting and lowering cost beside timing
         return found
 
-    def glance(self, like: _Candidate, others: Sequence[tuple[Cut, tuple[Micro, ...]]]) -> list[float]:
-        """Seconds of others in the very order of ``like``: upper bounds, many times cheaper than :meth:`judge`. inf: their
-        order cannot be the same, because they have other numbers of slices."""
+    def glance(self, like: _Candidate, others: Sequence[tuple[Cut, tuple[Micro, ...]]]) -> NDArray[np.float64]:
+        """Seconds of plans with as many slices as ``like``, in its very order: a hundred times cheaper than :meth:`judge`,
+        and what they would take if their weight gradients were not placed anew."""
         program = self.program(like, self.durations(like.partition, like.slicing))
-        same = [_counts(slicing) == _counts(like.slicing) for _, slicing in others]
-        costs = [self.durations(*other) for other, yes in zip(others, same, strict=True) if yes]
-        self.work += (4 + len(costs)) * len(program)
-        seconds = iter(program.makespan(costs)) if costs else iter(())
-        return [float(next(seconds)) if yes else float("inf") for yes in same]
+        work = [self._stage_work(cut) for cut, _ in others]
+        lengths = [[n for _, micro in slicing for n in micro] for _, slicing in others]
+        self.work += (4 + len(others)) * len(program) + 60 * len(others)
+        return self.costs.glance(program, self.model, [b for b, _ in like.slicing], [w[0] for w in work], lengths,
+                                 [w[1] for w in work])
 
     def fits(self, c: _Candidate) -> bool:
         """Whether every rank stays within the memory limit; remembers the nearest miss."""
@@ -513,23 +513,30 @@ def _partition_moves(cut: Cut) -> Iterator[Cut]:
                     yield tuple(itertools.pairwise(bounds))
 
 
-def _slice_moves(slicing: tuple[Micro, ...], step: int, unit: int) -> Iterator[tuple[Micro, ...]]:
-    """Boundaries moved by ``step``, neighbours joined, slices halved; micro-batches that are alike change alike."""
+def _shifts(slicing: tuple[Micro, ...], step: int, unit: int) -> Iterator[tuple[Micro, ...]]:
+    """``step`` tokens moved from one slice to another; micro-batches that are alike change alike."""
     for pattern in dict.fromkeys(slicing):
         size, lengths = pattern
-        changed: list[tuple[int, ...]] = []
-        for i in range(len(lengths) - 1):
-            for by in (step, -step):
-                if lengths[i] + by >= unit and lengths[i + 1] - by >= unit:
-                    changed.append((*lengths[:i], lengths[i] + by, lengths[i + 1] - by, *lengths[i + 2:]))
-        if step == unit:
-            for i in range(len(lengths) - 1):
-                changed.append((*lengths[:i], lengths[i] + lengths[i + 1], *lengths[i + 2:]))
-            for i, n in enumerate(lengths):
-                half = n // 2 // unit * unit
-                if half:
-                    changed.append((*lengths[:i], n - half, half, *lengths[i + 1:]))
-        for other in changed:
+        last = len(lengths) - 1
+        for i in range(last):
+            for j in dict.fromkeys((i + 1, min(i + 2, last), min(i + 4, last), last)):
+                for by in (step, -step):
+                    if lengths[i] + by >= unit and lengths[j] - by >= unit:
+                        other = list(lengths)
+                        other[i] += by
+                        other[j] -= by
+                        changed = (size, tuple(other))
+                        yield tuple(changed if micro == pattern else micro for micro in slicing)
+
+
+def _recounts(slicing: tuple[Micro, ...], unit: int) -> Iterator[tuple[Micro, ...]]:
+    """Two neighbouring slices joined, or one halved."""
+    for pattern in dict.fromkeys(slicing):
+        size, lengths = pattern
+        joined = [(*lengths[:i], lengths[i] + lengths[i + 1], *lengths[i + 2:]) for i in range(len(lengths) - 1)]
+        halves = [(i, n - n // 2 // unit * unit, n // 2 // unit * unit) for i, n in enumerate(lengths)]
+        halved = [(*lengths[:i], a, b, *lengths[i + 1:]) for i, a, b in halves if b]
+        for other in (*joined, *halved):
             yield tuple((size, other) if micro == pattern else micro for micro in slicing)
 
 
@@ -539,49 +546,44 @@ def _refine(judge: _Judge, start: _Candidate, unit: int, *, fixed_partition: boo
     same request gives the same plan)."""
     best, stop = start, judge.work + budget
 
-    def better(others: Sequence[tuple[Cut, tuple[Micro, ...]]]) -> bool:
-        """Whether one of them is better (then it is the best now): those that a glance does not rule out are judged."""
+    def try_in_order(others: Iterable[tuple[Cut, tuple[Micro, ...]]]) -> bool:
         nonlocal best
-        glanced = judge.glance(best, others)
-        hopeful = [i for i, s in enumerate(glanced) if s < best.seconds * _HOPE or s == float("inf")]
-        for i in sorted(hopeful, key=lambda i: glanced[i]):
-            found = judge.judge(best.schedule, *others[i], best.pending)
+        for other in others:
+            if judge.work >= stop:
+                break
+            found = judge.judge(best.schedule, *other, best.pending)
             if found.seconds < best.seconds * _SLIGHT and judge.fits(found):
                 best = found
                 return True
         return False
 
-    def descend(moves: Callable[[], Iterator[tuple[Cut, tuple[Micro, ...]]]]) -> bool:
-        """Go round the moves, a handful at a time, until none of them helps."""
-        around, at, tried, before = list(moves()), 0, 0, best
-        while tried < len(around) and judge.work < stop:
-            at %= len(around)
-            handful = around[at:at + _HANDFUL]
-            if better(handful):
-                around, tried = list(moves()), 0
-            else:
-                at, tried = at + len(handful), tried + len(handful)
-        return best is not before
-
-    def cuts() -> Iterator[tuple[Cut, tuple[Micro, ...]]]:
-        return ((cut, best.slicing) for cut in _partition_moves(best.partition))
-
-    def cuts_of_slices(step: int) -> Iterator[tuple[Cut, tuple[Micro, ...]]]:
-        return ((best.partition, slicing) for slicing in _slice_moves(best.slicing, step, unit))
+    def descend(moves: Callable[[], Iterable[tuple[Cut, tuple[Micro, ...]]]]) -> bool:
+        """The steepest of these moves, again and again; those that a glance does not rule out are judged."""
+        helped = False
+        while judge.work < stop:
+            others = list(moves())
+            if not others:
+                break
+            seconds = judge.glance(best, others)
+            order = np.argsort(seconds, kind="stable")[:_TRIES].tolist()
+            if not try_in_order(others[i] for i in order if seconds[i] < best.seconds * _HOPE):
+                break
+            helped = True
+        return helped
 
     improved = True
     while improved and judge.work < stop:
         improved = False
         if not fixed_partition and len(best.partition) > 1:
-            improved |= descend(cuts)
+            improved |= descend(lambda: ((cut, best.slicing) for cut in _partition_moves(best.partition)))
         if not fixed_slicing:
-            longest = max(max(lengths) for _, lengths in best.slicing)
             step = unit
-            while step * 4 <= longest:
+            while step * 4 <= max(max(lengths) for _, lengths in best.slicing):
                 step *= 2
             while step >= unit:
-                improved |= descend(partial(cuts_of_slices, step))
+                improved |= descend(partial(lambda by: ((best.partition, s) for s in _shifts(best.slicing, by, unit)), step))
                 step //= 2
+            improved |= try_in_order((best.partition, s) for s in _recounts(best.slicing, unit))
     return best
 
 

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 
 #include "csrc/cost/cost.h"
+#include "csrc/plan/judge.h"
+#include "csrc/py/program.h"
 
 enum { CURVES = TP_BLOCK_KINDS * TP_COST_PHASES, COLUMNS = 7 };
 
@@ -291,11 +293,77 @@ cost_durations(PyObject *module, PyObject *args) {
     return result;
 }
 
+/* ---- many plans in one order ---------------------------------------------------------------------------------------- */
+
+/* view: batches [micros], blocks [plans, stages, kinds], lengths [plans, units] int32; updates [plans, stages] float64. */
+static int
+glance_fits(const tp_program *program, const Py_buffer view[4])
+{
+    Py_ssize_t plans = view[1].shape[0];
+    return view[0].shape[0] == program->micros && view[1].shape[1] == program->stages &&
+           view[1].shape[2] == TP_BLOCK_KINDS && view[2].shape[0] == plans && plans <= INT32_MAX &&
+           view[2].shape[1] == tp_program_units(program) && view[3].shape[0] == plans &&
+           view[3].shape[1] == program->stages;
+}
+
+static PyObject *
+glance_run(tp_py_state *state, const tp_program *program, const tp_judge_costs *costs, const Py_buffer view[4])
+{
+    Py_ssize_t plans = view[1].shape[0];
+    if (!glance_fits(program, view))
+        return PyErr_SetString(PyExc_ValueError, "batches, blocks, lengths and updates do not fit the program"), NULL;
+    double *out = doubles(plans);
+    if (out == NULL)
+        return NULL;
+    tp_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = tp_plan_glance(program, costs, view[0].buf, (int32_t)plans, view[1].buf, view[2].buf, view[3].buf, out);
+    Py_END_ALLOW_THREADS
+    if (status == TP_OK)
+        return tp_py_array(state, out, 'd', 1, &plans);
+    free(out);
+    return tp_py_raise(state, status);
+}
+
+PyDoc_STRVAR(glance_doc, "plan_glance(program, pack, messages, batches, blocks, lengths, updates)\n--\n\n"
+                         "Makespans float64 [plans] of one program, in its order, for plans that differ in their boundaries. "
+                         "messages: (latency_s, byte_s, copy_byte_s, row_bytes, exchange_s); batches int32 [micros]; blocks "
+                         "int32 [plans, stages, 4]; lengths int32 [plans, units]; updates float64 [plans, stages].");
+static PyObject *
+plan_glance(PyObject *module, PyObject *args)
+{
+    PyObject *object, *tuple, *arrays[4], *result = NULL;
+    tp_judge_costs costs;
+    if (!PyArg_ParseTuple(args, "OO(ddddd)OOOO:plan_glance", &object, &tuple, &costs.latency_s, &costs.byte_s,
+                          &costs.copy_byte_s, &costs.row_bytes, &costs.exchange_s, &arrays[0], &arrays[1], &arrays[2],
+                          &arrays[3]))
+        return NULL;
+    tp_py_state *state = tp_py_module_state(module);
+    const tp_program *program = tp_py_program_get(state, object, "program");
+    static const char *const what[] = {"batches", "blocks", "lengths", "updates"};
+    static const char formats[] = "iiid";
+    static const int ndims[] = {1, 3, 2, 2};
+    Py_buffer view[4];
+    int held = 0;
+    pack p = {.held = 0};
+    if (program != NULL && pack_open(state, tuple, &p) == 0)
+        while (held < 4 && tp_py_view(arrays[held], formats[held], ndims[held], 0, what[held], &view[held]) == 0)
+            held++;
+    costs.cost = &p.cost;
+    if (held == 4)
+        result = glance_run(state, program, &costs, view);
+    while (held > 0)
+        PyBuffer_Release(&view[--held]);
+    pack_close(&p);
+    return result;
+}
+
 static PyMethodDef methods[] = {
     {"cost_seconds", cost_seconds, METH_VARARGS, seconds_doc},
     {"cost_slices", cost_slices, METH_VARARGS, slices_doc},
     {"cost_table", cost_table, METH_VARARGS, table_doc},
     {"cost_durations", cost_durations, METH_VARARGS, durations_doc},
+    {"plan_glance", plan_glance, METH_VARARGS, glance_doc},
     {NULL, NULL, 0, NULL},
 };
 
