@@ -10,6 +10,7 @@
 
 typedef struct {
     PyObject_HEAD PyObject *program, *comm; /* kept alive */
+    tp_py_costs *costs; /* an emulated engine's; it has no slicing */
     tp_slicing *slicing;
     int32_t *partition;
     tp_heap *heap;
@@ -35,7 +36,7 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (self == NULL)
         return NULL;
     Py_ssize_t boundaries;
-    config.program = tp_py_program_of(program);
+    config.program = tp_py_program_get(state, program, "program");
     if (config.program == NULL || tp_py_model(state, model, &config.model) < 0 ||
         tp_py_slicing(state, slicing, &self->slicing) < 0 ||
         (self->partition = tp_py_int32s(partition, "the partition's boundaries", &boundaries)) == NULL)
@@ -80,6 +81,9 @@ engine_dealloc(PyObject *object)
     tp_heap_close(self->heap);
     tp_slicing_close(self->slicing);
     free(self->partition);
+    if (self->costs != NULL)
+        tp_py_costs_close(self->costs);
+    free(self->costs);
     Py_XDECREF(self->program);
     Py_XDECREF(self->comm);
     type->tp_free(object);
@@ -95,23 +99,25 @@ engine_emulated(PyObject *type, PyObject *args, PyObject *kwargs)
     tp_py_state *state = PyType_GetModuleState((PyTypeObject *)type);
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OiO|O", names, &program, &rank, &durations, &comm))
         return NULL;
-    tp_program *code = tp_py_program_of(program);
-    if (code == NULL)
-        return NULL;
-    const tp_durations *seconds = tp_py_durations_of(durations);
-    if (seconds == NULL)
-        return NULL;
-    engine_object *self = (engine_object *)((PyTypeObject *)type)->tp_alloc((PyTypeObject *)type, 0);
+    const tp_program *code = tp_py_program_get(state, program, "program");
+    engine_object *self = code == NULL ? NULL : (engine_object *)((PyTypeObject *)type)->tp_alloc((PyTypeObject *)type, 0);
     if (self == NULL)
         return NULL;
-    self->program = PyTuple_Pack(2, program, durations);
+    self->costs = calloc(1, sizeof *self->costs);
+    if (self->costs == NULL || tp_py_costs_open(code, durations, self->costs) < 0) {
+        free(self->costs);
+        self->costs = NULL;
+        Py_DECREF(self);
+        return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+    }
+    self->program = Py_NewRef(program);
     self->comm = Py_NewRef(comm);
     tp_comm *link = comm == Py_None ? NULL : tp_py_comm_of(comm);
     tp_region *region = comm == Py_None ? NULL : tp_py_region_of(comm);
     tp_status status = PyErr_Occurred() ? TP_ETYPE : tp_heap_open(0, &self->heap);
     if (status == TP_OK)
-        status = tp_engine_open_emulated(code, rank, seconds, link, region, self->heap, &self->engine);
-    if (status == TP_OK && self->program != NULL)
+        status = tp_engine_open_emulated(code, rank, &self->costs->durations, link, region, self->heap, &self->engine);
+    if (status == TP_OK)
         return (PyObject *)self;
     tp_py_raise(state, status);
     Py_DECREF(self);
@@ -353,7 +359,7 @@ rank_memory(PyObject *module, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|zi", names, &program, &model, &partition, &slicing, &isa,
                                      &config.threads))
         return NULL;
-    config.program = tp_py_program_of(program);
+    config.program = tp_py_program_get(state, program, "program");
     if (config.program == NULL || tp_py_model(state, model, &config.model) < 0)
         return NULL;
     int32_t *bounds = tp_py_int32s(partition, "the partition's boundaries", &boundaries);

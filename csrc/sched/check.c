@@ -209,10 +209,8 @@ rule_complete(const proof *x, int stage)
     if (x->weights[stage] != units)
         return tp_sched_refuse(p, rank, end, "stage %d has %lld of its %lld weight gradients", stage,
                                (long long)x->weights[stage], (long long)units);
-    if (!x->lowered)
-        return TP_OK;
     int64_t messages = 2 * units * (tp_program_remote(p, stage) + tp_program_remote(p, stage + 1));
-    if (x->messages[stage] != messages)
+    if (x->lowered && x->messages[stage] != messages)
         return tp_sched_refuse(p, rank, end, "stage %d has %lld of its %lld sends and receives", stage,
                                (long long)x->messages[stage], (long long)messages);
     if (x->updated[stage] != x->updated[0])
@@ -252,11 +250,10 @@ static tp_status
 proof_open(proof *x, const tp_program *p)
 {
     size_t stages = (size_t)p->stages;
-    int tables = 0;
-    for (int64_t i = 0; i < p->begin[p->ranks]; i++)
-        tables |= p->code[i].op > TP_OP_W;
+    unsigned ops = tp_sched_ops(p);
+    int tables = ops >= TP_SCHED_BIT(TP_OP_R); /* beyond F, B, I, W */
     x->p = p;
-    x->lowered = tp_sched_is_lowered(p);
+    x->lowered = (ops & TP_SCHED_MESSAGES) != 0;
     x->forward = calloc(stages * (size_t)p->micros, sizeof *x->forward);
     x->backward = calloc(stages, sizeof *x->backward);
     x->weights = calloc(stages, sizeof *x->weights);

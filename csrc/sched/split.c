@@ -31,6 +31,7 @@ typedef struct {
     const double **waiting;    /* [ranks] */
     int64_t *next, *write;     /* [ranks] */
     cursor *input, *weight;    /* [stages] next I, next W */
+    int32_t *stage_of, *next_stage; /* [ranks], [stages] the stages of a rank as a list; -1 ends it */
     event *heap;
     int events;
 } filler;
@@ -116,8 +117,8 @@ fullest(const filler *f, int rank)
 {
     int best = -1;
     int64_t most = 0;
-    for (int v = 0; v < f->from->stages; v++)
-        if (f->from->rank_of[v] == rank && f->input[v].count - f->weight[v].count > most) {
+    for (int v = f->stage_of[rank]; v >= 0; v = f->next_stage[v])
+        if (f->input[v].count - f->weight[v].count > most) {
             most = f->input[v].count - f->weight[v].count;
             best = v;
         }
@@ -321,13 +322,20 @@ tp_program_split(const tp_program *program, const tp_durations *durations, int p
         f.next = malloc(2 * ranks * sizeof *f.next);
         f.input = malloc(2 * (size_t)compute->stages * sizeof *f.input);
         f.heap = malloc((ranks + 1) * sizeof *f.heap);
+        f.stage_of = malloc((ranks + (size_t)compute->stages) * sizeof *f.stage_of);
         if (f.ready_f == NULL || f.clock == NULL || f.waiting == NULL || f.next == NULL || f.input == NULL ||
-            f.heap == NULL) {
+            f.heap == NULL || f.stage_of == NULL) {
             status = tp_fail(TP_EMEMORY, "no memory to split %lld instructions", (long long)compute->begin[compute->ranks]);
         } else {
             f.ready_b = f.ready_f + cells;
             f.write = f.next + ranks;
             f.weight = f.input + compute->stages;
+            f.next_stage = f.stage_of + ranks;
+            memset(f.stage_of, -1, ranks * sizeof *f.stage_of);
+            for (int v = compute->stages - 1; v >= 0; v--) {
+                f.next_stage[v] = f.stage_of[compute->rank_of[v]];
+                f.stage_of[compute->rank_of[v]] = v;
+            }
             status = best_of(&f, &best);
         }
     }
@@ -337,6 +345,7 @@ tp_program_split(const tp_program *program, const tp_durations *durations, int p
     free(f.next);
     free(f.input);
     free(f.heap);
+    free(f.stage_of);
     tp_program_close(f.to);
     tp_program_close(compute);
     if (status != TP_OK) {
