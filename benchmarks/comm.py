@@ -101,10 +101,12 @@ def main() -> int:
         source.write_text(DRIVER)
         sources = [*sorted((ROOT / "csrc/comm").glob("*.c")), ROOT / "csrc/base/status.c", ROOT / "csrc/base/clock.c"]
         sources = [path for path in sources if path.name != "mpi.c"]
-        subprocess.run(["gcc", "-std=c11", "-D_GNU_SOURCE", f"-I{ROOT}", *options.cflags.split(), source, *sources, "-lpthread",
-                        "-o", binary], check=True)
-        print(f"{'message':>10} {'ring':>10} {'latency us':>11} {'best us':>8} {'GB/s':>7} {'memcpy':>7} {'ratio':>6}")
-        for message, ring in ((1 << 18, 4 << 20), (3 << 20, 4 << 20), (24 << 20, 4 << 20), (24 << 20, 1 << 20), (24 << 20, 8 << 20)):
+        flags = ["-std=c11", "-D_GNU_SOURCE", f"-I{ROOT}", *options.cflags.split()]
+        subprocess.run(["gcc", *flags, source, *sources, "-lpthread", "-o", binary], check=True)
+        head = zip(("message", "ring", "latency us", "best us", "GB/s", "memcpy", "ratio"), (10, 10, 11, 8, 7, 7, 6), strict=True)
+        print(" ".join(word.rjust(width) for word, width in head))
+        for megabytes, ring_megabytes in ((0.25, 4), (3, 4), (24, 4), (24, 1), (24, 8)):
+            message, ring = int(megabytes * 2**20), ring_megabytes << 20
             row = {"message_bytes": message, "ring_bytes": ring, **measure(binary, message, ring)}
             rows.append(row)
             print(f"{message:>10} {ring:>10} {row['latency_us']:>11.3f} {row['latency_best_us']:>8.3f} "

@@ -102,7 +102,7 @@ def launch(plan: Any, data: Any, steps: int, *, seed: int = 0, out: str | os.Pat
     return Run(plan, job, region, ranks, Progress(progress, job["first_step"], steps))
 
 
-# ---- what is checked and written before anybody starts ------------------------------------------------------------
+# ---- what is checked and written before anybody starts ---------------------------------------------------------------
 
 
 def _check(options: Mapping[str, Any]) -> None:
@@ -208,7 +208,7 @@ def _region(plan: Any, job: Mapping[str, Any], shared: bool) -> _core.Region:
     return _core.Region.create(ranks, pairs, ring, max(GATHER_BYTES, gather_bytes(plan.model)), shared)
 
 
-# ---- a running training ------------------------------------------------------------
+# ---- a running training ----------------------------------------------------------------------------------------------
 
 
 class Run:

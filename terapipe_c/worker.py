@@ -61,7 +61,7 @@ class Engine(Protocol):
         """(op, stage, micro, slice, start_s, end_s) of the last step, on the clock of time.monotonic()."""
 
 
-# ---- the loop ------------------------------------------------------------
+# ---- the loop --------------------------------------------------------------------------------------------------------
 
 
 def learning_rate(job: Job, step: int) -> float:
@@ -203,7 +203,7 @@ def _resident_bytes() -> int:
     return 0
 
 
-# ---- failures ------------------------------------------------------------
+# ---- failures --------------------------------------------------------------------------------------------------------
 
 STATUSES = {  # Python's own exceptions; ours carry their status in their class
     MemoryError: "EMEMORY", TimeoutError: "ETIMEOUT", ConnectionError: "ECONNECTION", OSError: "EIO", ValueError: "EVALUE",
@@ -240,7 +240,7 @@ def failures(rank: int, region: _core.Region, emit: Emit) -> Iterator[None]:
               "traceback": "".join(traceback.format_exception(error))})
 
 
-# ---- a job and its arrays, from the launcher to a process, in one memfd ------------------------------------------------------------
+# ---- a job and its arrays, from the launcher to a process, in one memfd ----------------------------------------------
 
 
 def pack(job: Job, arrays: Arrays) -> int:
@@ -282,7 +282,7 @@ def unpack(fd: int) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     return both["job"], arrays
 
 
-# ---- the process ------------------------------------------------------------
+# ---- the process -----------------------------------------------------------------------------------------------------
 
 
 def _watch(channel: socket.socket, launcher: int, region: _core.Region, stopping: threading.Event) -> None:
@@ -306,7 +306,8 @@ def _watch(channel: socket.socket, launcher: int, region: _core.Region, stopping
 
 
 def main(words: list[str]) -> int:
-    """The process of one rank (started by ranks.py). words: rank, then the descriptors of region, socket, job and the launcher's pidfd."""
+    """The process of one rank, started by ranks.py. words: rank, then the descriptors of region, socket, job and the
+    launcher's pidfd."""
     rank, region_fd, channel_fd, job_fd, launcher = map(int, words)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher, which ends us
     job, arrays = unpack(job_fd)

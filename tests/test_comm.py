@@ -40,9 +40,11 @@ def on_threads(case, ranks):
 
 def on_processes(case, ranks):
     region = region_of(ranks, shared=True)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PYTHONIOENCODING": "utf-8"}
-    children = [subprocess.Popen([sys.executable, str(HERE / "comm_rank.py"), case, str(region.fd), str(rank)], pass_fds=[region.fd],
-                                 stdout=subprocess.PIPE, text=True, encoding="utf-8", env=environment) for rank in range(ranks)]
+    paths = os.pathsep.join(path for path in sys.path if path)
+    options = dict(pass_fds=[region.fd], stdout=subprocess.PIPE, text=True, encoding="utf-8",
+                   env={**os.environ, "PYTHONPATH": paths, "PYTHONIOENCODING": "utf-8"})
+    command = [sys.executable, str(HERE / "comm_rank.py"), case, str(region.fd)]
+    children = [subprocess.Popen([*command, str(rank)], **options) for rank in range(ranks)]
     return [child.communicate(timeout=60)[0].strip() for child in children]
 
 
@@ -70,12 +72,14 @@ def test_messages_are_checked():
     region = region_of(2)
     one, two = _core.Comm(region, 0, 0.05), _core.Comm(region, 1, 0.05)
     one.send(1, 5 << 48 | 1 << 32 | 2 << 16 | 3, b"1234")
-    with pytest.raises(_core.PeerError, match="sent send of the activation of micro-batch 2 slice 3 on stage 1 .4 bytes. where rank 1 "
-                                              "expected send of the gradient of micro-batch 0 slice 0 on stage 0 .4 bytes"):
+    words = ("sent send of the activation of micro-batch 2 slice 3 on stage 1 .4 bytes. where rank 1 expected send of the "
+             "gradient of micro-batch 0 slice 0 on stage 0 .4 bytes")
+    with pytest.raises(_core.PeerError, match=words):
         two.recv(0, 7 << 48, bytearray(4))
     two.recv(0, 5 << 48 | 1 << 32 | 2 << 16 | 3, bytearray(4))
     region.set_progress(0, 7, 0)
-    with pytest.raises(_core.DeadlineError, match="rank 1 waited 0.05 s .* rank 0 is at step 7 while running forward of micro-batch 0"):
+    words = "rank 1 waited 0.05 s .* rank 0 is at step 7 while running forward of micro-batch 0"
+    with pytest.raises(_core.DeadlineError, match=words):
         two.recv(0, 9, bytearray(4))
     with pytest.raises(_core.DeadlineError, match="to send a message to rank 1"):
         one.send(1, 9, bytes(20_000))

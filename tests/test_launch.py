@@ -79,7 +79,7 @@ def nothing_left():
     assert census() == before
 
 
-# ---- a run that goes well ------------------------------------------------------------
+# ---- a run that goes well --------------------------------------------------------------------------------------------
 
 
 @BOTH
@@ -162,7 +162,7 @@ def test_progress_is_lines_where_there_is_no_terminal(capsys):
     assert capsys.readouterr().err == ""
 
 
-# ---- refused before anybody starts ------------------------------------------------------------
+# ---- refused before anybody starts -----------------------------------------------------------------------------------
 
 
 def test_bad_requests_are_refused(tmp_path):
@@ -185,7 +185,7 @@ def test_bad_requests_are_refused(tmp_path):
         start(-1)
 
 
-# ---- runs that go wrong ------------------------------------------------------------
+# ---- runs that go wrong ----------------------------------------------------------------------------------------------
 
 
 @BOTH
@@ -300,7 +300,7 @@ def test_metrics_that_cannot_be_written_end_the_run(tmp_path):
     assert not any(map(alive, run.pids))
 
 
-# ---- the parts ------------------------------------------------------------
+# ---- the parts -------------------------------------------------------------------------------------------------------
 
 
 def test_pack_round_trips():
