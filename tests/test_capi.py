@@ -105,7 +105,7 @@ def lint_body(body: str) -> list[str]:
         after = re.split(rf"_SET_ITEM\([^,]+,[^,]+,\s*{name}\s*\)", body)[-1]
         if re.search(rf"^\s*Py_X?DECREF\(\s*{name}\s*\)", after, re.MULTILINE):
             found.append(f"gives back {name} after SET_ITEM stole it")
-    if re.search(r"\b(tp_py_view|PyObject_GetBuffer)\(", body) and "PyBuffer_Release" not in body and "release" not in body and "views" not in body:
+    if re.search(r"\b(tp_py_view|PyObject_GetBuffer)\(", body) and not re.search(r"PyBuffer_Release|release|views?\b", body):
         found.append("takes a view of an array and never releases it")
     return found
 
