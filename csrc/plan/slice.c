@@ -142,7 +142,7 @@ below(const walk *w, double least, double largest, double u)
 }
 
 /* After search(u): build the reduced graphs for largest slices in (*floor, v], raising the floor until they fit. 0 if
- * they do not. A table built with a lower floor than the next one keeps more edges than it needs, which does no harm. */
+ * they do not. A table built with a lower floor than the next one keeps more edges than it needs: no harm. */
 static int
 keep_edges(walk *w, double *floor, double v)
 {
