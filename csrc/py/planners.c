@@ -126,7 +126,7 @@ check_and_plan(const tp_slice_cost *costs, Py_ssize_t count, int batch, const tp
 }
 
 PyDoc_STRVAR(plan_slices_doc,
-             "plan_slices(costs, batch, stages, longest=0, widest=0, time_limit_s=0.0, isa=0)\n--\n\n"
+             "plan_slices($module, /, costs, batch, stages, longest=0, widest=0, time_limit_s=0.0, isa=0)\n--\n\n"
              "costs: one cost per group size, each a float64 [n + 1, n + 1] array or (G0, G1, a2, a3).");
 static PyObject *
 plan_slices(PyObject *module, PyObject *args, PyObject *keywords)
@@ -177,7 +177,7 @@ check_and_plan_apart(const tp_slice_cost *forward, const tp_slice_cost *backward
 }
 
 PyDoc_STRVAR(plan_slices_apart_doc,
-             "plan_slices_apart(forward, backward, stages, longest=0, time_limit_s=0.0, isa=0)\n--\n\n"
+             "plan_slices_apart($module, /, forward, backward, stages, longest=0, time_limit_s=0.0, isa=0)\n--\n\n"
              "Least sum (f + b) + (stages - 1) (max f + max b).");
 static PyObject *
 plan_slices_apart(PyObject *module, PyObject *args, PyObject *keywords)
@@ -206,7 +206,7 @@ plan_slices_apart(PyObject *module, PyObject *args, PyObject *keywords)
     return result;
 }
 
-PyDoc_STRVAR(plan_slice_bound_doc, "plan_slice_bound(cost, lengths, stages, longest=0, isa=0)\n--\n\n"
+PyDoc_STRVAR(plan_slice_bound_doc, "plan_slice_bound($module, /, cost, lengths, stages, longest=0, isa=0)\n--\n\n"
                                    "A lower bound on the latency of every slicing; lengths: int32 [M], in units.");
 static PyObject *
 plan_slice_bound(PyObject *module, PyObject *args, PyObject *keywords)
@@ -240,7 +240,7 @@ plan_slice_bound(PyObject *module, PyObject *args, PyObject *keywords)
 }
 
 PyDoc_STRVAR(plan_balance_doc,
-             "plan_balance(times, stages)\n--\n\ntimes: float64 [n], seconds -> [stages + 1] boundaries.");
+             "plan_balance($module, /, times, stages)\n--\n\ntimes: float64 [n], seconds -> [stages + 1] boundaries.");
 static PyObject *
 plan_balance(PyObject *module, PyObject *args, PyObject *keywords)
 {
