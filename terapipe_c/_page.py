@@ -97,8 +97,8 @@ const idle=D.bubbles.reduce((s,b)=>s+b[1],0);
 for(const[name,s,colour]of D.bubbles){if(s<=0)continue;
  $("bar").insertAdjacentHTML("beforeend",`<span style="background:${colour};flex:${s/idle}"></span>`);
  $("why").insertAdjacentHTML("beforeend",
- `<tr><td><span class="key"><span><i style="background:${colour}"></i>${name}</span></span></td><td>${time(s)}</td><td class="soft">${
- (100*s/idle).toFixed(1)} %</td></tr>`)}
+ `<tr><td><span class="key"><span><i style="background:${colour}"></i>${name}</span></span></td><td>${time(s)}</td>`+
+ `<td class="soft">${(100*s/idle).toFixed(1)} %</td></tr>`)}
 $("ranks").innerHTML="<tr><th>rank</th><th>busy</th><th></th>"+(D.peak.some(p=>p)?"<th>peak</th>":"")+"</tr>"+
  D.busy.slice(0,256).map((b,r)=>
  `<tr><td>${r}</td><td>${time(b)}</td><td class="soft">${(100*b/(D.makespan||1)).toFixed(1)} %</td>`+

@@ -187,7 +187,9 @@ def _instructions(program: Program, rank: int) -> NDArray[np.void]:
     begin, end = program._bounds(rank)
     if begin == end:
         return np.empty(0, INSTRUCTION)
-    return np.frombuffer(program, INSTRUCTION, end - begin, begin * INSTRUCTION.itemsize)
+    buffer: Any = program  # a view of the program's own memory
+    code: NDArray[np.void] = np.frombuffer(buffer, INSTRUCTION, end - begin, begin * INSTRUCTION.itemsize)
+    return code
 
 
 def _from_instructions(kind: type[Program], ranks: Iterable[ArrayLike], keep_slots: bool = False) -> Program:

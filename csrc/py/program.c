@@ -90,9 +90,11 @@ program_build(PyObject *type, PyObject *args)
     tp_program *program = NULL;
     tp_status status;
     Py_ssize_t micros = view.shape[0];
-    Py_BEGIN_ALLOW_THREADS status = tp_program_build((tp_schedule)schedule, ranks, chunks,
-                                                     micros > 65537 ? 65537 : (int)micros, view.buf, &program);
-    Py_END_ALLOW_THREADS PyBuffer_Release(&view);
+    Py_BEGIN_ALLOW_THREADS
+    status = tp_program_build((tp_schedule)schedule, ranks, chunks, micros > 65537 ? 65537 : (int)micros, view.buf,
+                              &program);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&view);
     return made_by(type, status, program);
 }
 
@@ -108,8 +110,10 @@ from_text(PyObject *type, PyObject *text, tp_status (*parse)(const char *, size_
     }
     tp_program *program = NULL;
     tp_status status;
-    Py_BEGIN_ALLOW_THREADS status = parse(utf8, (size_t)length, &program);
-    Py_END_ALLOW_THREADS return made_by(type, status, program);
+    Py_BEGIN_ALLOW_THREADS
+    status = parse(utf8, (size_t)length, &program);
+    Py_END_ALLOW_THREADS
+    return made_by(type, status, program);
 }
 
 static PyObject *
@@ -169,11 +173,14 @@ print(PyObject *self, size_t (*printer)(const tp_program *, char *, size_t))
 {
     char *text;
     size_t length;
-    Py_BEGIN_ALLOW_THREADS length = printer(program_of(self), NULL, 0);
+    Py_BEGIN_ALLOW_THREADS
+    length = printer(program_of(self), NULL, 0);
     text = malloc(length + 1);
     if (text != NULL)
         printer(program_of(self), text, length + 1);
-    Py_END_ALLOW_THREADS if (text == NULL) return PyErr_NoMemory();
+    Py_END_ALLOW_THREADS
+    if (text == NULL)
+        return PyErr_NoMemory();
     PyObject *result = PyUnicode_FromStringAndSize(text, (Py_ssize_t)length);
     free(text);
     return result;
@@ -213,8 +220,10 @@ program_lower(PyObject *self, PyObject *args, PyObject *kwargs)
         return NULL;
     tp_program *lowered = NULL;
     tp_status status;
-    Py_BEGIN_ALLOW_THREADS status = tp_program_lower(program_of(self), tied, &lowered);
-    Py_END_ALLOW_THREADS return made(self, status, lowered);
+    Py_BEGIN_ALLOW_THREADS
+    status = tp_program_lower(program_of(self), tied, &lowered);
+    Py_END_ALLOW_THREADS
+    return made(self, status, lowered);
 }
 
 static PyObject *
@@ -222,8 +231,10 @@ program_strip(PyObject *self, PyObject *Py_UNUSED(none))
 {
     tp_program *stripped = NULL;
     tp_status status;
-    Py_BEGIN_ALLOW_THREADS status = tp_program_strip(program_of(self), &stripped);
-    Py_END_ALLOW_THREADS return made(self, status, stripped);
+    Py_BEGIN_ALLOW_THREADS
+    status = tp_program_strip(program_of(self), &stripped);
+    Py_END_ALLOW_THREADS
+    return made(self, status, stripped);
 }
 
 static PyObject *
@@ -236,8 +247,10 @@ program_split_with(PyObject *self, PyObject *args)
         return NULL;
     tp_program *split = NULL;
     tp_status status;
-    Py_BEGIN_ALLOW_THREADS status = tp_program_split(program_of(self), &costs.durations, pending, &split);
-    Py_END_ALLOW_THREADS tp_py_costs_close(&costs);
+    Py_BEGIN_ALLOW_THREADS
+    status = tp_program_split(program_of(self), &costs.durations, pending, &split);
+    Py_END_ALLOW_THREADS
+    tp_py_costs_close(&costs);
     return made(self, status, split);
 }
 
@@ -245,8 +258,11 @@ static PyObject *
 program_check(PyObject *self, PyObject *Py_UNUSED(none))
 {
     tp_status status;
-    Py_BEGIN_ALLOW_THREADS status = tp_program_check(program_of(self));
-    Py_END_ALLOW_THREADS if (status != TP_OK) return tp_py_raise(tp_py_state_of(self), status);
+    Py_BEGIN_ALLOW_THREADS
+    status = tp_program_check(program_of(self));
+    Py_END_ALLOW_THREADS
+    if (status != TP_OK)
+        return tp_py_raise(tp_py_state_of(self), status);
     Py_RETURN_NONE;
 }
 
@@ -263,9 +279,11 @@ program_time(PyObject *self, PyObject *args)
         return NULL;
     tp_timeline *line = NULL;
     tp_status status;
-    Py_BEGIN_ALLOW_THREADS status = tp_program_simulate(program, &costs.durations, costs.bytes,
-                                                        costs.bytes_stage_stride, costs.bytes_unit_stride, keep, &line);
-    Py_END_ALLOW_THREADS tp_py_costs_close(&costs);
+    Py_BEGIN_ALLOW_THREADS
+    status = tp_program_simulate(program, &costs.durations, costs.bytes, costs.bytes_stage_stride,
+                                 costs.bytes_unit_stride, keep, &line);
+    Py_END_ALLOW_THREADS
+    tp_py_costs_close(&costs);
     tp_py_state *state = tp_py_state_of(self);
     if (status != TP_OK)
         return tp_py_raise(state, status);
@@ -284,8 +302,11 @@ program_makespans(PyObject *self, PyObject *args)
         return NULL;
     tp_py_state *state = tp_py_state_of(self);
     tp_status status;
-    Py_BEGIN_ALLOW_THREADS status = tp_sim_open(program_of(self), &sim);
-    Py_END_ALLOW_THREADS if (status != TP_OK) return tp_py_raise(state, status);
+    Py_BEGIN_ALLOW_THREADS
+    status = tp_sim_open(program_of(self), &sim);
+    Py_END_ALLOW_THREADS
+    if (status != TP_OK)
+        return tp_py_raise(state, status);
     Py_ssize_t count = PyList_GET_SIZE(list);
     double *made_s = malloc((size_t)count * sizeof *made_s + 1);
     for (Py_ssize_t i = 0; made_s != NULL && i < count; i++) {
@@ -295,8 +316,10 @@ program_makespans(PyObject *self, PyObject *args)
             tp_sim_close(sim);
             return NULL;
         }
-        Py_BEGIN_ALLOW_THREADS tp_sim_run(sim, &costs.durations, &made_s[i]);
-        Py_END_ALLOW_THREADS tp_py_costs_close(&costs);
+        Py_BEGIN_ALLOW_THREADS
+        tp_sim_run(sim, &costs.durations, &made_s[i]);
+        Py_END_ALLOW_THREADS
+        tp_py_costs_close(&costs);
     }
     tp_sim_close(sim);
     return made_s == NULL ? PyErr_NoMemory() : tp_py_array(state, made_s, 'd', 1, &count);
@@ -456,46 +479,47 @@ program_dealloc(PyObject *self)
 #define CALL(f) ((PyCFunction)(void (*)(void))(f))
 static PyMethodDef methods[] = {
     {"parse", program_parse, METH_O | METH_CLASS,
-     "parse(text)\n--\n\nThe program that a text says: one line per rank, words "
+     "parse($type, text, /)\n--\n\nThe program that a text says: one line per rank, words "
      "`<stage><OP><micro>.<slice>[@peer]`. ValueError names rank and word."},
     {"from_csv", program_from_csv, METH_O | METH_CLASS,
-     "from_csv(text)\n--\n\nThe program of a compute-only schedule CSV of "
+     "from_csv($type, text, /)\n--\n\nThe program of a compute-only schedule CSV of "
      "torch.distributed.pipelining."},
     {"from_instructions", CALL(program_from_instructions), METH_VARARGS | METH_KEYWORDS | METH_CLASS,
-     "from_instructions(ranks, keep_slots=False)\n--\n\nThe program of one structured array per rank, fields as in "
+     "from_instructions($type, ranks, keep_slots=False)\n--\n\nThe program of one structured array per rank, fields as "
+     "in "
      "`instructions`."},
     {"_build", program_build, METH_VARARGS | METH_CLASS, NULL},
     {"_from_code", program_from_code, METH_VARARGS | METH_CLASS, NULL},
     {"to_csv", program_to_csv, METH_NOARGS,
-     "to_csv()\n--\n\ntorch.distributed.pipelining's compute-only CSV. ScheduleError "
+     "to_csv($self, /)\n--\n\ntorch.distributed.pipelining's compute-only CSV. ScheduleError "
      "where it has no word for what the program has (token slices, R, SO, SI)."},
     {"lower", CALL(program_lower), METH_VARARGS | METH_KEYWORDS,
-     "lower(tied=False)\n--\n\nWith sends, receives, slots, one OPT "
+     "lower($self, tied=False)\n--\n\nWith sends, receives, slots, one OPT "
      "per stage, and (tied) one AR on the ranks of the first and last stage. Cannot deadlock on any transport."},
-    {"strip", program_strip, METH_NOARGS, "strip()\n--\n\nWithout comms, slots, AR and OPT."},
+    {"strip", program_strip, METH_NOARGS, "strip($self, /)\n--\n\nWithout comms, slots, AR and OPT."},
     {"split", CALL(program_split), METH_VARARGS | METH_KEYWORDS,
-     "split(cost=None, pending=1, comm_s=0.0)\n--\n\nB into I and "
+     "split($self, cost=None, pending=1, comm_s=0.0)\n--\n\nB into I and "
      "W, with W where its rank would wait; at most `pending` micro-batches of a stage wait for their W (0: W right "
      "behind I). "
      "cost as in simulate; None: every op takes 1 s."},
     {"check", program_check, METH_NOARGS,
-     "check()\n--\n\nProve it: every operation once and in order, messages match, no "
+     "check($self, /)\n--\n\nProve it: every operation once and in order, messages match, no "
      "deadlock, no slot rewritten in use. ScheduleError has .rank and .position."},
     {"simulate", CALL(program_simulate), METH_VARARGS | METH_KEYWORDS,
-     "simulate(cost, comm_s=0.0, activation_bytes=None)\n"
+     "simulate($self, cost, comm_s=0.0, activation_bytes=None)\n"
      "--\n\nThe Timeline of this program. cost: {\"F\": s, \"B\": s, \"I\": s, \"W\": s, ...} with scalars or float64 "
      "[stage], "
      "[stage, slice] or [stage, units], or an object with durations(program) -> such a dict."},
     {"makespan", CALL(program_makespan), METH_VARARGS | METH_KEYWORDS,
-     "makespan(costs, comm_s=0.0)\n--\n\nThe makespan alone, "
+     "makespan($self, costs, comm_s=0.0)\n--\n\nThe makespan alone, "
      "seconds: for one cost, or float64 [len(costs)] for a list of them, each one linear pass."},
     {"instructions", CALL(program_instructions), METH_VARARGS | METH_KEYWORDS,
-     "instructions(rank)\n--\n\nRead-only structured "
+     "instructions($self, rank)\n--\n\nRead-only structured "
      "array (no copy), fields op stage micro slice peer flags slot; op is an index into schedules.OPS."},
     {"activation_slots", program_activation_slots, METH_O,
-     "activation_slots(stage)\n--\n\nBuffers that a lowered stage needs."},
+     "activation_slots($self, stage, /)\n--\n\nBuffers that a lowered stage needs."},
     {"gradient_slots", program_gradient_slots, METH_O,
-     "gradient_slots(stage)\n--\n\nBuffers that a lowered stage needs."},
+     "gradient_slots($self, stage, /)\n--\n\nBuffers that a lowered stage needs."},
     {"_bounds", program_bounds, METH_O, NULL},
     {"_time", program_time, METH_VARARGS, NULL},
     {"_makespans", program_makespans, METH_VARARGS, NULL},

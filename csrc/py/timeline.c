@@ -137,11 +137,13 @@ tp_py_timeline_intervals(tp_py_state *state, const tp_program *program, const tp
     record *records = malloc((size_t)bytes + 1);
     if (records == NULL)
         return PyErr_NoMemory();
-    Py_BEGIN_ALLOW_THREADS for (int r = 0; r < program->ranks; r++) for (int64_t k = line->begin[r];
-                                                                         k < line->begin[r + 1]; k++)
-    {
-        const tp_instr *i = &program->code[program->begin[r] + line->at[k]];
-        records[k] = (record){(uint16_t)r, i->op, i->stage, i->micro, i->slice, {0}, line->start_s[k], line->end_s[k]};
-    }
-    Py_END_ALLOW_THREADS return tp_py_array(state, records, 'B', 1, &bytes);
+    Py_BEGIN_ALLOW_THREADS
+    for (int r = 0; r < program->ranks; r++)
+        for (int64_t k = line->begin[r]; k < line->begin[r + 1]; k++) {
+            const tp_instr *i = &program->code[program->begin[r] + line->at[k]];
+            records[k] =
+                (record){(uint16_t)r, i->op, i->stage, i->micro, i->slice, {0}, line->start_s[k], line->end_s[k]};
+        }
+    Py_END_ALLOW_THREADS
+    return tp_py_array(state, records, 'B', 1, &bytes);
 }
