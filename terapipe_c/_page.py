@@ -18,7 +18,8 @@ table{border-collapse:collapse}td,th{padding:2px 14px 2px 0;text-align:right;fon
 th{color:var(--soft)}td:first-child,th:first-child{text-align:left}
 #tip{position:fixed;pointer-events:none;display:none;background:var(--ink);color:var(--panel);padding:6px 9px;border-radius:6px;
 font-size:12px;white-space:nowrap;z-index:2}
-button{font:inherit;color:inherit;background:var(--lane);border:1px solid var(--line);border-radius:5px;padding:2px 10px;cursor:pointer}
+button{font:inherit;color:inherit;background:var(--lane);border:1px solid var(--line);border-radius:5px;
+padding:2px 10px;cursor:pointer}
 .cols{display:flex;flex-wrap:wrap;gap:14px}.cols .panel{flex:1 1 340px}
 </style></head><body>
 <h1>Pipeline timeline</h1><p id="head"></p>
@@ -36,8 +37,8 @@ let from=0,to=D.makespan||1,drag=null,width=0;
 const isMessage=new Set(D.messages);
 function units(s){return s>=1?[1,"s"]:s>=1e-3?[1e-3,"ms"]:s>=1e-6?[1e-6,"µs"]:[1e-9,"ns"]}
 function time(s){const[u,n]=units(Math.abs(s)||1);return (s/u).toPrecision(4).replace(/\.?0+$/,"")+" "+n}
-function bytes(b){for(const[u,n]of[[2**40,"TiB"],[2**30,"GiB"],[2**20,"MiB"],[2**10,"KiB"]])if(b>=u)return(b/u).toPrecision(4)+" "+n;
-return b+" B"}
+function bytes(b){for(const[u,n]of[[2**40,"TiB"],[2**30,"GiB"],[2**20,"MiB"],[2**10,"KiB"]])if(b>=u)
+ return(b/u).toPrecision(4)+" "+n;return b+" B"}
 function css(name){return getComputedStyle(document.documentElement).getPropertyValue(name).trim()}
 const X=t=>LEFT+(t-from)/(to-from)*(width-LEFT-8),T=x=>from+(x-LEFT)/(width-LEFT-8)*(to-from);
 /* First interval of a rank that ends after t: intervals of a rank are in order. */
@@ -49,7 +50,8 @@ function draw(){
  const[u,n]=units(to-from),raw=(to-from)/u/Math.max(2,width/110),p=10**Math.floor(Math.log10(raw));
  const step=[1,2,5,10].map(m=>m*p).find(s=>s>=raw*(1-1e-9));
  g.strokeStyle=css("--line");g.fillStyle=css("--soft");g.textAlign="center";
- for(let i=Math.ceil(from/u/step);i*step*u<=to*(1+1e-12);i++){const x=X(i*step*u);g.beginPath();g.moveTo(x,TOP-5);g.lineTo(x,height);
+ for(let i=Math.ceil(from/u/step);i*step*u<=to*(1+1e-12);i++){
+  const x=X(i*step*u);g.beginPath();g.moveTo(x,TOP-5);g.lineTo(x,height);
   g.stroke();g.fillText(+(i*step).toPrecision(10)+" "+n,x,9)}
  for(let r=0;r<D.ranks;r++){const y=TOP+r*(lane+gap);g.fillStyle=css("--lane");g.fillRect(LEFT,y,width-LEFT-8,lane);
   if(lane>9||r%4==0){g.fillStyle=css("--ink");g.textAlign="right";g.fillText("rank "+r,LEFT-8,y+lane/2)}
@@ -95,9 +97,10 @@ const idle=D.bubbles.reduce((s,b)=>s+b[1],0);
 for(const[name,s,colour]of D.bubbles){if(s<=0)continue;
  $("bar").insertAdjacentHTML("beforeend",`<span style="background:${colour};flex:${s/idle}"></span>`);
  $("why").insertAdjacentHTML("beforeend",
- `<tr><td><span class="key"><span><i style="background:${colour}"></i>${name}</span></span></td><td>${time(s)}</td><td class="soft">${
- (100*s/idle).toFixed(1)} %</td></tr>`)}
-$("ranks").innerHTML="<tr><th>rank</th><th>busy</th><th></th>"+(D.peak.some(p=>p)?"<th>peak</th>":"")+"</tr>"+D.busy.slice(0,256).map((b,r)=>
+ `<tr><td><span class="key"><span><i style="background:${colour}"></i>${name}</span></span></td><td>${time(s)}</td>`+
+ `<td class="soft">${(100*s/idle).toFixed(1)} %</td></tr>`)}
+$("ranks").innerHTML="<tr><th>rank</th><th>busy</th><th></th>"+(D.peak.some(p=>p)?"<th>peak</th>":"")+"</tr>"+
+ D.busy.slice(0,256).map((b,r)=>
  `<tr><td>${r}</td><td>${time(b)}</td><td class="soft">${(100*b/(D.makespan||1)).toFixed(1)} %</td>`+
  (D.peak.some(p=>p)?`<td>${bytes(D.peak[r])}</td>`:"")+"</tr>").join("");
 draw();

@@ -1,4 +1,5 @@
 """Programs and their timelines: the NumPy side of ``_core.Program``, and :class:`Timeline`."""
+
 from __future__ import annotations
 
 import os
@@ -8,19 +9,37 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from . import _core
-from ._core import OPS, InvalidTypeError, InvalidValueError, Program
+from ._core import OPS, Error, InvalidTypeError, InvalidValueError, Program
 
 __all__ = ["CAUSES", "INSTRUCTION", "INTERVAL", "OPS", "Program", "Timeline"]
 
 Float = NDArray[np.float64]
 
 #: One instruction (tp_instr of csrc/sched/sched.h). ``op`` is an index into OPS; slot holds two 16-bit buffer numbers.
-INSTRUCTION = np.dtype([("op", "<u2"), ("stage", "<u2"), ("micro", "<u2"), ("slice", "<u2"), ("peer", "<i2"), ("flags", "<u2"),
-                        ("slot", "<u4")])
+INSTRUCTION = np.dtype(
+    [
+        ("op", "<u2"),
+        ("stage", "<u2"),
+        ("micro", "<u2"),
+        ("slice", "<u2"),
+        ("peer", "<i2"),
+        ("flags", "<u2"),
+        ("slot", "<u4"),
+    ]
+)
 #: One interval of a timeline; start_s and end_s in seconds from the start of the step.
-INTERVAL = np.dtype([("rank", "<u2"), ("op", "<u2"), ("stage", "<u2"), ("micro", "<u2"), ("slice", "<u2"), ("start_s", "<f8"),
-                     ("end_s", "<f8")], align=True)
+INTERVAL = np.dtype(
+    [
+        ("rank", "<u2"),
+        ("op", "<u2"),
+        ("stage", "<u2"),
+        ("micro", "<u2"),
+        ("slice", "<u2"),
+        ("start_s", "<f8"),
+        ("end_s", "<f8"),
+    ],
+    align=True,
+)
 #: Why ranks idle; see tp_bubble in csrc/sched/sched.h for what each one counts.
 CAUSES = ("warmup", "cooldown", "imbalance", "slice_skew", "recompute", "comm")
 
@@ -53,8 +72,10 @@ def _spread(name: str, array: Float, program: Program) -> Float:
     if array.shape == (stages, longest):
         unit = np.arange(units) - np.repeat(np.cumsum(slices) - slices, slices)
         return np.ascontiguousarray(array[:, unit])
-    raise InvalidValueError(f"{name} has shape {array.shape}: a scalar, [{stages}] (stages), [{stages}, {longest}] (stages, "
-                            f"slices) or [{stages}, {units}] (stages, all slices of the step) would be right")
+    raise InvalidValueError(
+        f"{name} has shape {array.shape}: a scalar, [{stages}] (stages), [{stages}, {longest}] (stages, "
+        f"slices) or [{stages}, {units}] (stages, all slices of the step) would be right"
+    )
 
 
 def _even(array: Float, program: Program) -> bool:
@@ -66,8 +87,14 @@ def _strided(arrays: Mapping[str, Float], program: Program) -> tuple[dict[str, F
     if all(array.ndim == 0 for array in arrays.values()):
         return {name: np.atleast_1d(array) for name, array in arrays.items()}, 0, 0
     if all(_even(array, program) for array in arrays.values()):
-        return {name: np.ascontiguousarray(np.broadcast_to(array, (program.num_stages,)))
-                for name, array in arrays.items()}, 1, 0
+        return (
+            {
+                name: np.ascontiguousarray(np.broadcast_to(array, (program.num_stages,)))
+                for name, array in arrays.items()
+            },
+            1,
+            0,
+        )
     return {name: _spread(name, array, program) for name, array in arrays.items()}, sum(program.slices), 1
 
 
@@ -75,8 +102,10 @@ def tables(program: Program, cost: Any, comm_s: Any = 0.0, activation_bytes: Any
     """What the C side reads (tp_py_costs_open): cost, messages and bytes, checked and in C order."""
     if not isinstance(cost, Mapping):
         if not hasattr(cost, "durations"):
-            raise InvalidTypeError(f"cost is {type(cost).__name__}: a dict such as {{'F': 1.0, 'B': 2.0}}, or an object with "
-                                   "durations(program), would be right")
+            raise InvalidTypeError(
+                f"cost is {type(cost).__name__}: a dict such as {{'F': 1.0, 'B': 2.0}}, or an object with "
+                "durations(program), would be right"
+            )
         cost = cost.durations(program)
     given = {name: _array(f"cost[{name!r}]", value) for name, value in cost.items()}
     link = given.pop("comm", np.zeros(()))
@@ -100,7 +129,16 @@ def tables(program: Program, cost: Any, comm_s: Any = 0.0, activation_bytes: Any
     if not (np.isfinite(size).all() and (size >= 0).all()):
         raise InvalidValueError("activation_bytes: finite and at least 0 would be right")
     bytes_, bytes_stage, bytes_unit = _strided({"activation_bytes": size}, program)
-    return (seconds, stage_stride, unit_stride, per_stage, per_unit, bytes_["activation_bytes"], bytes_stage, bytes_unit)
+    return (
+        seconds,
+        stage_stride,
+        unit_stride,
+        per_stage,
+        per_unit,
+        bytes_["activation_bytes"],
+        bytes_stage,
+        bytes_unit,
+    )
 
 
 def _need(program: Program, cost: tuple[Any, ...]) -> None:
@@ -120,9 +158,12 @@ def _simulate(program: Program, cost: Any, comm_s: Any = 0.0, activation_bytes: 
     makespan, bound, bubbles, busy, peak = program._time(given, False)
 
     def intervals() -> NDArray[np.void]:
-        return program._time(given, True).view(INTERVAL)
+        rows: NDArray[np.void] = program._time(given, True).view(INTERVAL)
+        return rows
 
-    return Timeline(program.num_ranks, makespan, busy, bubbles, np.ceil(peak).astype(np.int64), bound, intervals, program)
+    return Timeline(
+        program.num_ranks, makespan, busy, bubbles, np.ceil(peak).astype(np.int64), bound, intervals, program
+    )
 
 
 def _makespan(program: Program, costs: Any, comm_s: Any = 0.0) -> Any:
@@ -146,15 +187,19 @@ def _instructions(program: Program, rank: int) -> NDArray[np.void]:
     begin, end = program._bounds(rank)
     if begin == end:
         return np.empty(0, INSTRUCTION)
-    return np.frombuffer(program, INSTRUCTION, end - begin, begin * INSTRUCTION.itemsize)
+    buffer: Any = program  # a view of the program's own memory
+    code: NDArray[np.void] = np.frombuffer(buffer, INSTRUCTION, end - begin, begin * INSTRUCTION.itemsize)
+    return code
 
 
 def _from_instructions(kind: type[Program], ranks: Iterable[ArrayLike], keep_slots: bool = False) -> Program:
     lists = [np.asarray(rank) for rank in ranks]
     for r, rank in enumerate(lists):
         if rank.dtype != INSTRUCTION or rank.ndim != 1:
-            raise InvalidValueError(f"the instructions of rank {r} are {rank.dtype}{list(rank.shape)}: one dimension of "
-                                    f"schedule.INSTRUCTION would be right")
+            raise InvalidValueError(
+                f"the instructions of rank {r} are {rank.dtype}{list(rank.shape)}: one dimension of "
+                f"schedule.INSTRUCTION would be right"
+            )
     counts = np.array([len(rank) for rank in lists], np.int64)
     code = np.concatenate(lists) if lists else np.empty(0, INSTRUCTION)
     return kind._from_code(counts, code.view(np.uint8), keep_slots)
@@ -170,11 +215,28 @@ class Timeline:
     ranks (they sum to ``num_ranks * makespan_s - sum(busy_s)``); peak_memory_bytes is int64 [ranks].
     """
 
-    __slots__ = ("_intervals", "bubbles", "busy_s", "lower_bound_s", "makespan_s", "num_ranks", "peak_memory_bytes", "program")
+    __slots__ = (
+        "_intervals",
+        "bubbles",
+        "busy_s",
+        "lower_bound_s",
+        "makespan_s",
+        "num_ranks",
+        "peak_memory_bytes",
+        "program",
+    )
 
-    def __init__(self, num_ranks: int, makespan_s: float, busy_s: Float, bubbles: dict[str, float],
-                 peak_memory_bytes: NDArray[np.int64], lower_bound_s: float,
-                 intervals: NDArray[np.void] | Callable[[], NDArray[np.void]], program: Program | None = None) -> None:
+    def __init__(
+        self,
+        num_ranks: int,
+        makespan_s: float,
+        busy_s: Float,
+        bubbles: dict[str, float],
+        peak_memory_bytes: NDArray[np.int64],
+        lower_bound_s: float,
+        intervals: NDArray[np.void] | Callable[[], NDArray[np.void]],
+        program: Program | None = None,
+    ) -> None:
         self.num_ranks = num_ranks
         self.makespan_s = makespan_s
         self.busy_s = busy_s
@@ -227,35 +289,41 @@ class Timeline:
             makespan_s = float(rows["end_s"].max()) if len(rows) else 0.0
         rows = rows[np.lexsort((rows["start_s"], rows["rank"]))]
         useful = rows[_USEFUL[rows["op"]]]
-        busy = np.bincount(useful["rank"], useful["end_s"] - useful["start_s"], ranks)
+        busy = np.bincount(useful["rank"], useful["end_s"] - useful["start_s"], ranks).astype(np.float64)
         bubbles, bound, program = _causes(rows, ranks, makespan_s, busy)
         return cls(ranks, float(makespan_s), busy, bubbles, np.zeros(ranks, np.int64), bound, rows, program)
 
     def to_svg(self, path: str | os.PathLike[str]) -> None:
         """Write a picture: one row per rank, coloured by operation and micro-batch."""
         from . import view
+
         view.write(path, view.svg(self))
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write one self-contained page with zoom, pan and tooltips; it works offline."""
         from . import view
+
         view.write(path, view.html_page(self))
 
     def to_chrome_trace(self, path: str | os.PathLike[str]) -> None:
         """Write Chrome's trace event JSON: opens in ui.perfetto.dev and chrome://tracing."""
         from . import view
+
         view.write(path, view.chrome_trace(self))
 
     def __repr__(self) -> str:
         from . import view
+
         return view.summary(self)
 
     def _repr_svg_(self) -> str:
         from . import view
+
         return view.svg(self)
 
     def _repr_html_(self) -> str:
         from . import view
+
         return view.notebook(self)
 
 
@@ -265,7 +333,9 @@ def _rows(intervals: Any) -> NDArray[np.void]:
     if array is not None and array.dtype.names is not None:
         missing = [name for name in INTERVAL.names or () if name not in array.dtype.names]
         if missing:
-            raise InvalidValueError(f"the intervals have no field {missing[0]!r}: {', '.join(INTERVAL.names or ())} would be right")
+            raise InvalidValueError(
+                f"the intervals have no field {missing[0]!r}: {', '.join(INTERVAL.names or ())} would be right"
+            )
         columns = {name: array[name] for name in INTERVAL.names or ()}
     else:
         listed = [tuple(row) for row in intervals]
@@ -287,14 +357,16 @@ def _rows(intervals: Any) -> NDArray[np.void]:
     return rows
 
 
-def _causes(rows: NDArray[np.void], ranks: int, makespan_s: float, busy: Float) -> tuple[dict[str, float], float, Program | None]:
+def _causes(
+    rows: NDArray[np.void], ranks: int, makespan_s: float, busy: Float
+) -> tuple[dict[str, float], float, Program | None]:
     """Bubbles of measured rows, a lower bound on this placement with these durations, and the program they ran."""
     idle = ranks * makespan_s - float(busy.sum())
     bubbles = dict.fromkeys(CAUSES, 0.0)
     work = rows[np.isin(rows["op"], [_CODE[name] for name in _WORK])]
     try:
         program, ideal = _replay(work, ranks)
-    except (_core.Error, ValueError):  # a cut-off trace is no program: fall back on what can be seen without one
+    except (Error, ValueError):  # a cut-off trace is no program: fall back on what can be seen without one
         for rank in range(ranks):
             mine = work[work["rank"] == rank]
             bubbles["warmup"] += float(mine["start_s"].min()) if len(mine) else makespan_s

@@ -4,6 +4,7 @@
 ascending order, backward slices in descending order, backward micro-batches in ascending order, so that every schedule
 sums weight gradients in one order.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ def _whole(name: str, value: object, most: int) -> int:
 def _build(schedule: int, ranks: int, micro_batches: int, chunks: int, slices: int | Sequence[int]) -> Program:
     ranks, micro_batches = _whole("ranks", ranks, 32767), _whole("micro_batches", micro_batches, 65536)
     chunks = _whole("chunks", chunks, 65536)
-    if isinstance(slices, int | np.integer) and not isinstance(slices, bool):
+    if isinstance(slices, int | np.integer):
         counts = [_whole("slices", slices, 65536)] * micro_batches
     else:
         try:
@@ -38,7 +39,9 @@ def _build(schedule: int, ranks: int, micro_batches: int, chunks: int, slices: i
                 raise
             raise InvalidTypeError(f"slices is {slices!r}: an int, or one per micro-batch, would be right") from None
     if len(counts) != micro_batches:
-        raise InvalidValueError(f"slices has {len(counts)} entries: one per micro-batch, {micro_batches}, would be right")
+        raise InvalidValueError(
+            f"slices has {len(counts)} entries: one per micro-batch, {micro_batches}, would be right"
+        )
     return Program._build(schedule, ranks, chunks, np.array(counts, np.int32))
 
 

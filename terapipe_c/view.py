@@ -1,4 +1,5 @@
 """Pictures of timelines: SVG, a page with zoom and tooltips, Chrome trace events, and text."""
+
 from __future__ import annotations
 
 import html
@@ -17,16 +18,52 @@ from .schedule import CAUSES, Timeline
 __all__ = ["chrome_trace", "html_page", "measured_timeline", "notebook", "program_html", "summary", "svg", "write"]
 
 #: hue, saturation, lightness of each operation; micro-batches alternate around the lightness.
-_COLOURS = {"F": (214, 78, 70), "B": (146, 46, 62), "I": (172, 50, 62), "W": (42, 88, 66), "R": (276, 48, 74), "OPT": (222, 12, 58),
-            "AR": (330, 60, 70), "SF": (214, 30, 80), "RF": (214, 30, 80), "SB": (146, 24, 76), "RB": (146, 24, 76),
-            "SO": (20, 60, 72), "SI": (20, 60, 72)}
-_NAMES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient", "R": "recompute", "OPT": "update",
-          "AR": "tied gradients", "SF": "send activation", "RF": "receive activation", "SB": "send gradient",
-          "RB": "receive gradient", "SO": "swap out", "SI": "swap in"}
-_CAUSE_NAMES = {"warmup": "filling", "cooldown": "draining", "imbalance": "imbalance", "slice_skew": "uneven slices",
-                "recompute": "recompute", "comm": "messages"}
-_CAUSE_COLOURS = {"warmup": "#7aa5e8", "cooldown": "#62b58a", "imbalance": "#e4884c", "slice_skew": "#d9b13b", "recompute": "#b08ad6",
-                  "comm": "#d46a92"}
+_COLOURS = {
+    "F": (214, 78, 70),
+    "B": (146, 46, 62),
+    "I": (172, 50, 62),
+    "W": (42, 88, 66),
+    "R": (276, 48, 74),
+    "OPT": (222, 12, 58),
+    "AR": (330, 60, 70),
+    "SF": (214, 30, 80),
+    "RF": (214, 30, 80),
+    "SB": (146, 24, 76),
+    "RB": (146, 24, 76),
+    "SO": (20, 60, 72),
+    "SI": (20, 60, 72),
+}
+_NAMES = {
+    "F": "forward",
+    "B": "backward",
+    "I": "input gradient",
+    "W": "weight gradient",
+    "R": "recompute",
+    "OPT": "update",
+    "AR": "tied gradients",
+    "SF": "send activation",
+    "RF": "receive activation",
+    "SB": "send gradient",
+    "RB": "receive gradient",
+    "SO": "swap out",
+    "SI": "swap in",
+}
+_CAUSE_NAMES = {
+    "warmup": "filling",
+    "cooldown": "draining",
+    "imbalance": "imbalance",
+    "slice_skew": "uneven slices",
+    "recompute": "recompute",
+    "comm": "messages",
+}
+_CAUSE_COLOURS = {
+    "warmup": "#7aa5e8",
+    "cooldown": "#62b58a",
+    "imbalance": "#e4884c",
+    "slice_skew": "#d9b13b",
+    "recompute": "#b08ad6",
+    "comm": "#d46a92",
+}
 _SHADES = (0, 9, -6, 4)
 _LIMIT = 12_000  # intervals drawn one by one; above, a picture of this width shows no single one
 _MESSAGES = [OPS.index(name) for name in ("SF", "RF", "SB", "RB", "SO", "SI")]
@@ -86,12 +123,17 @@ def _word(row: Any, sliced: bool) -> str:
 
 
 def _headline(line: Timeline) -> str:
-    parts = [f"{line.num_ranks} rank{'s' if line.num_ranks > 1 else ''}", f"{_time(line.makespan_s)}",
-             f"{100 * line.efficiency:.1f} % busy"]
+    parts = [
+        f"{line.num_ranks} rank{'s' if line.num_ranks > 1 else ''}",
+        f"{_time(line.makespan_s)}",
+        f"{100 * line.efficiency:.1f} % busy",
+    ]
     if line.lower_bound_s > 0:
         parts.append(f"no order is below {_time(line.lower_bound_s)}")
     if line.peak_memory_bytes.any():
-        parts.append(f"peak {_bytes(float(line.peak_memory_bytes.max()))} on rank {int(line.peak_memory_bytes.argmax())}")
+        parts.append(
+            f"peak {_bytes(float(line.peak_memory_bytes.max()))} on rank {int(line.peak_memory_bytes.argmax())}"
+        )
     return " · ".join(parts)
 
 
@@ -144,8 +186,10 @@ def _axis(line: Timeline, frame: _Frame) -> list[str]:
 
 
 def _lanes(line: Timeline, frame: _Frame) -> list[str]:
-    return [f'<rect class="lane" x="{frame.left}" y="{frame.y(r)}" width="{frame.right - frame.left}" height="{frame.lane}" rx="2"/>'
-            for r in range(line.num_ranks)]
+    return [
+        f'<rect class="lane" x="{frame.left}" y="{frame.y(r)}" width="{frame.right - frame.left}" height="{frame.lane}" rx="2"/>'
+        for r in range(line.num_ranks)
+    ]
 
 
 def _boxes(rows: Rows, frame: _Frame, used: set[tuple[str, int]]) -> list[str]:
@@ -162,8 +206,10 @@ def _boxes(rows: Rows, frame: _Frame, used: set[tuple[str, int]]) -> list[str]:
         edge = 0.5 if width > 3 else 0.0
         name = f"{_NAMES[op]} · micro-batch {row['micro']} slice {row['slice']} · stage {row['stage']} · "
         times = f"{_time(float(row['start_s']))} to {_time(float(row['end_s']))} ({_time(float(row['end_s'] - row['start_s']))})"
-        out.append(f'<rect class="{op}{shade}" x="{x:.2f}" y="{y:.1f}" width="{width - edge:.2f}" height="{height:.1f}" rx="1.5">'
-                   f"<title>{name}{times}</title></rect>")
+        out.append(
+            f'<rect class="{op}{shade}" x="{x:.2f}" y="{y:.1f}" width="{width - edge:.2f}" height="{height:.1f}" rx="1.5">'
+            f"<title>{name}{times}</title></rect>"
+        )
         word = op if op in ("OPT", "AR") else _word(row, sliced)
         if row["op"] not in _MESSAGES and frame.lane >= 12 and width > 6.4 * len(word) + 3:
             out.append(f'<text class="ink" x="{x + width / 2:.1f}" y="{y + height / 2 + 3.8:.1f}">{word}</text>')
@@ -196,8 +242,10 @@ def _bins(line: Timeline, rows: Rows, frame: _Frame, used: set[tuple[str, int]])
             for op, high in zip(ops, levels[:, start], strict=True):
                 if high > low:
                     y, height = frame.y(rank) + frame.lane * low / 8, frame.lane * (high - low) / 8
-                    out.append(f'<rect class="{OPS[op]}0" x="{frame.left + 2 * start}" y="{y:.1f}" width="{2 * (end - start)}" '
-                               f'height="{height:.1f}"/>')
+                    out.append(
+                        f'<rect class="{OPS[op]}0" x="{frame.left + 2 * start}" y="{y:.1f}" width="{2 * (end - start)}" '
+                        f'height="{height:.1f}"/>'
+                    )
                 low = high
     return out
 
@@ -216,15 +264,19 @@ def _legend(line: Timeline, frame: _Frame, used: set[tuple[str, int]]) -> tuple[
     whole = line.num_ranks * line.makespan_s
     y += 28
     share = 100 * idle / whole if whole > 0 else 0.0
-    out.append(f'<text x="{frame.left}" y="{y}">idle {_time(idle)} <tspan class="soft">of {_time(whole)} rank time '
-               f'({share:.1f} %)</tspan></text>')
+    out.append(
+        f'<text x="{frame.left}" y="{y}">idle {_time(idle)} <tspan class="soft">of {_time(whole)} rank time '
+        f"({share:.1f} %)</tspan></text>"
+    )
     y += 10
     x, span = float(frame.left), frame.right - frame.left
     causes = [(cause, seconds) for cause, seconds in line.bubbles.items() if idle > 0 and seconds > 1e-6 * idle]
     for cause, seconds in causes:
         width = span * seconds / idle
-        out.append(f'<rect x="{x:.1f}" y="{y}" width="{max(0.5, width - 1):.1f}" height="10" rx="2" fill="{_CAUSE_COLOURS[cause]}">'
-                   f"<title>{_CAUSE_NAMES[cause]} {_time(seconds)}</title></rect>")
+        out.append(
+            f'<rect x="{x:.1f}" y="{y}" width="{max(0.5, width - 1):.1f}" height="10" rx="2" fill="{_CAUSE_COLOURS[cause]}">'
+            f"<title>{_CAUSE_NAMES[cause]} {_time(seconds)}</title></rect>"
+        )
         x += width
     y += 28
     x = float(frame.left)
@@ -244,12 +296,21 @@ def svg(line: Timeline, width: int = 1200) -> str:
     boxes = _boxes(rows, frame, used) if len(rows) <= _LIMIT else _bins(line, rows, frame, used)
     legend, height = _legend(line, frame, used)
     total = frame.bottom + height
-    return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="tp" viewBox="0 0 {width} {total}" width="{width}" height="{total}" role="img">',
-        f"<style>{_STYLE}{_shade_css(used)}</style>",
-        f'<rect class="panel" x="0.5" y="0.5" width="{width - 1}" height="{total - 1}" rx="8"/>',
-        f'<text class="title" x="{frame.left}" y="26">{html.escape(_headline(line))}</text>',
-        *_lanes(line, frame), *_axis(line, frame), *boxes, *legend, "</svg>", ""])
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="tp" viewBox="0 0 {width} {total}" '
+            f'width="{width}" height="{total}" role="img">',
+            f"<style>{_STYLE}{_shade_css(used)}</style>",
+            f'<rect class="panel" x="0.5" y="0.5" width="{width - 1}" height="{total - 1}" rx="8"/>',
+            f'<text class="title" x="{frame.left}" y="26">{html.escape(_headline(line))}</text>',
+            *_lanes(line, frame),
+            *_axis(line, frame),
+            *boxes,
+            *legend,
+            "</svg>",
+            "",
+        ]
+    )
 
 
 # ---- the page ----------------------------------------------------------------------------------------------------------------
@@ -259,13 +320,20 @@ def html_page(line: Timeline) -> str:
     """A page with its data and its script inside: no network is needed to open it."""
     rows = line.intervals
     data = {
-        "ranks": line.num_ranks, "makespan": line.makespan_s, "headline": _headline(line), "ops": list(OPS),
-        "names": [_NAMES[op] for op in OPS], "colours": [[_colour(op, s) for s in range(len(_SHADES))] for op in OPS],
-        "messages": _MESSAGES, "bubbles": [[_CAUSE_NAMES[c], float(line.bubbles.get(c, 0.0)), _CAUSE_COLOURS[c]] for c in CAUSES],
-        "busy": [float(seconds) for seconds in line.busy_s], "peak": [int(size) for size in line.peak_memory_bytes],
+        "ranks": line.num_ranks,
+        "makespan": line.makespan_s,
+        "headline": _headline(line),
+        "ops": list(OPS),
+        "names": [_NAMES[op] for op in OPS],
+        "colours": [[_colour(op, s) for s in range(len(_SHADES))] for op in OPS],
+        "messages": _MESSAGES,
+        "bubbles": [[_CAUSE_NAMES[c], float(line.bubbles.get(c, 0.0)), _CAUSE_COLOURS[c]] for c in CAUSES],
+        "busy": [float(seconds) for seconds in line.busy_s],
+        "peak": [int(size) for size in line.peak_memory_bytes],
         "begin": np.searchsorted(rows["rank"], np.arange(line.num_ranks + 1)).tolist(),
         **{name: rows[name].tolist() for name in ("op", "stage", "micro", "slice")},
-        "start": [float(f"{t:.9g}") for t in rows["start_s"].tolist()], "end": [float(f"{t:.9g}") for t in rows["end_s"].tolist()],
+        "start": [float(f"{t:.9g}") for t in rows["start_s"].tolist()],
+        "end": [float(f"{t:.9g}") for t in rows["end_s"].tolist()],
     }
     text = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
     return PAGE.replace("/*DATA*/null", text)
@@ -289,12 +357,16 @@ def chrome_trace(line: Timeline) -> str:
     rows = line.intervals
     messages = np.isin(rows["op"], _MESSAGES)
     for rank in np.unique(rows["rank"][messages]).tolist():
-        events.append(json.dumps({"ph": "M", "name": "thread_name", "pid": rank, "tid": 1, "args": {"name": "messages"}}))
+        events.append(
+            json.dumps({"ph": "M", "name": "thread_name", "pid": rank, "tid": 1, "args": {"name": "messages"}})
+        )
     columns = [rows[name].tolist() for name in ("rank", "op", "stage", "micro", "slice", "start_s", "end_s")]
     for rank, op, stage, micro, piece, start, end, tid in zip(*columns, messages.tolist(), strict=True):
-        events.append(f'{{"ph":"X","name":"{stage}{OPS[op]}{micro}.{piece}","cat":"{_NAMES[OPS[op]]}","pid":{rank},"tid":{int(tid)},'
-                      f'"ts":{start * 1e6:.4f},"dur":{(end - start) * 1e6:.4f},'
-                      f'"args":{{"stage":{stage},"micro":{micro},"slice":{piece}}}}}')
+        events.append(
+            f'{{"ph":"X","name":"{stage}{OPS[op]}{micro}.{piece}","cat":"{_NAMES[OPS[op]]}","pid":{rank},"tid":{int(tid)},'
+            f'"ts":{start * 1e6:.4f},"dur":{(end - start) * 1e6:.4f},'
+            f'"args":{{"stage":{stage},"micro":{micro},"slice":{piece}}}}}'
+        )
     return '{"displayTimeUnit":"ms","traceEvents":[\n' + ",\n".join(events) + "\n]}\n"
 
 
@@ -327,16 +399,23 @@ def summary(line: Timeline, width: int = 72) -> str:
 
 def program_html(program: Program) -> str:
     """A program in a notebook: its operations as chips, rank by rank (the first 160 of each of the first 32)."""
-    out = [f"<div style='font:12px system-ui,sans-serif'><div>{html.escape(repr(program))}</div>"
-           "<div style='overflow-x:auto;white-space:nowrap;line-height:22px'>"]
-    chip = "<span style='display:inline-block;margin-right:2px;padding:0 4px;border-radius:3px;color:#0c1420;background:{}'>{}</span>"
+    out = [
+        f"<div style='font:12px system-ui,sans-serif'><div>{html.escape(repr(program))}</div>"
+        "<div style='overflow-x:auto;white-space:nowrap;line-height:22px'>"
+    ]
+    style = "display:inline-block;margin-right:2px;padding:0 4px;border-radius:3px;color:#0c1420;background:"
+    chip = f"<span style='{style}{{}}'>{{}}</span>"
     for rank in range(min(program.num_ranks, 32)):
         code = program.instructions(rank)
         chips = []
         for instr in code[:160]:
             op = OPS[instr["op"]]
             peer = f"@{instr['peer']}" if instr["peer"] >= 0 else ""
-            chips.append(chip.format(_colour(op, int(instr["micro"])), f"{instr['stage']}{op}{instr['micro']}.{instr['slice']}{peer}"))
+            chips.append(
+                chip.format(
+                    _colour(op, int(instr["micro"])), f"{instr['stage']}{op}{instr['micro']}.{instr['slice']}{peer}"
+                )
+            )
         more = f" … {len(code) - 160} more" if len(code) > 160 else ""
         out.append(f"<div><span style='display:inline-block;width:56px'>rank {rank}</span>{''.join(chips)}{more}</div>")
     if program.num_ranks > 32:

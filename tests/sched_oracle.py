@@ -1,4 +1,5 @@
 """Independent executors of a program's text: slow, literal, and knowing nothing of csrc/sched."""
+
 import re
 from collections import deque
 
@@ -15,9 +16,13 @@ class Wrong(Exception):
 
 def read(text):
     """[[(stage, op, micro, slice, peer)]] per rank."""
-    return [[(int(s), op, int(q), int(m), None if p is None else int(p))
-             for s, op, q, m, p in (WORD.fullmatch(word).groups() for word in line.split())]
-            for line in text.splitlines()]
+    return [
+        [
+            (int(s), op, int(q), int(m), None if p is None else int(p))
+            for s, op, q, m, p in (WORD.fullmatch(word).groups() for word in line.split())
+        ]
+        for line in text.splitlines()
+    ]
 
 
 def need(condition, what):
@@ -35,17 +40,20 @@ class Machine:
         self.home = program.rank_of
         self.lowered = any(op in ("SF", "RF", "SB", "RB") for rank in self.lists for _, op, *_ in rank)
         self.at = [0] * len(self.lists)
-        self.done = set()           # (op, stage, micro, slice); B counts as I and W too
-        self.sums = [[] for _ in range(self.stages)]       # order in which weight gradients were added
-        self.wires, self.posts = {}, {}                    # (from, to) -> deque of tags; announced receives
+        self.done = set()  # (op, stage, micro, slice); B counts as I and W too
+        self.sums = [[] for _ in range(self.stages)]  # order in which weight gradients were added
+        self.wires, self.posts = {}, {}  # (from, to) -> deque of tags; announced receives
         self.arrived = set()
-        self.buffers = {}           # (kind, stage, slot) -> micro-batch
+        self.buffers = {}  # (kind, stage, slot) -> micro-batch
 
     def own(self, kind, stage, micro, slot, opens):
         key = (kind, stage, slot)
         if opens and self.buffers.get(key) is None:
             self.buffers[key] = micro
-        need(self.buffers.get(key) == micro, f"{kind} slot {slot} of stage {stage} holds {self.buffers.get(key)}, not {micro}")
+        need(
+            self.buffers.get(key) == micro,
+            f"{kind} slot {slot} of stage {stage} holds {self.buffers.get(key)}, not {micro}",
+        )
 
     def free(self, kind, stage, micro):
         for key, owner in self.buffers.items():
@@ -88,8 +96,11 @@ class Machine:
             self.own("gradient", stage, q, slot >> 16, op in ("RB", "B", "I"))
         if all(("W", stage, q, m) in self.done for m in range(self.slices[q])):
             self.free("activation", stage, q)
-            if stage == 0 or not self.remote(stage, stage - 1) or all(("SB", stage, q, m) in self.done
-                                                                     for m in range(self.slices[q])):
+            if (
+                stage == 0
+                or not self.remote(stage, stage - 1)
+                or all(("SB", stage, q, m) in self.done for m in range(self.slices[q]))
+            ):
                 self.free("gradient", stage, q)
 
     def once(self, *key):
@@ -102,7 +113,9 @@ class Machine:
 
     def do_B(self, rank, stage, q, m, peer, op):
         need(("F", stage, q, m) in self.done, "nothing was saved")
-        need(m == self.slices[q] - 1 or ("I", stage, q, m + 1) in self.done, "gradients of the slice behind are missing")
+        need(
+            m == self.slices[q] - 1 or ("I", stage, q, m + 1) in self.done, "gradients of the slice behind are missing"
+        )
         self.once("I", stage, q, m)
         if op == "B":
             self.do_W(rank, stage, q, m, peer, op)
@@ -145,7 +158,10 @@ class Machine:
         self.end("OPT", stage)
 
     def end(self, op, stage):
-        need(all(("W", stage, q, m) in self.done for q, n in enumerate(self.slices) for m in range(n)), "gradients are missing")
+        need(
+            all(("W", stage, q, m) in self.done for q, n in enumerate(self.slices) for m in range(n)),
+            "gradients are missing",
+        )
         self.once(op, stage, 0, 0)
 
     def finish(self, rendezvous):
@@ -161,7 +177,10 @@ class Machine:
         for stage in range(self.stages):
             for q, n in enumerate(self.slices):
                 for m in range(n):
-                    need({("F", stage, q, m), ("I", stage, q, m), ("W", stage, q, m)} <= self.done, "not everything was done")
+                    need(
+                        {("F", stage, q, m), ("I", stage, q, m), ("W", stage, q, m)} <= self.done,
+                        "not everything was done",
+                    )
             need(self.sums[stage] == sorted(self.sums[stage]), "weight gradients in another order")
             ends = [("OPT", v, 0, 0) in self.done for v in range(self.stages)]
             need(all(ends) or not any(ends), "some stages are updated, some not")

@@ -1,4 +1,5 @@
 """Programs: builders, text, CSV, passes, and the checker against an executor that shares no code with it."""
+
 import copy
 import pickle
 import random
@@ -47,7 +48,9 @@ def test_closed_forms_of_token_slices(ranks):
             program.check()
             line = program.simulate({"F": f, "B": b}, activation_bytes=1)
             assert line.makespan_s == (micros * slices + ranks - 1) * (f + b)
-            assert line.peak_memory_bytes.tolist() == [min(micros * slices, ranks - r - 1 + slices) for r in range(ranks)]
+            assert line.peak_memory_bytes.tolist() == [
+                min(micros * slices, ranks - r - 1 + slices) for r in range(ranks)
+            ]
             line = schedules.gpipe(ranks, micros, slices).simulate({"F": f, "B": b})
             assert line.makespan_s == (micros * slices + ranks - 1) * (f + b)
 
@@ -61,8 +64,10 @@ def test_closed_form_of_interleaved():
                 line = program.simulate({"F": 1.0, "B": 2.0}, activation_bytes=1)
                 assert line.makespan_s == 3.0 * (micros * chunks + ranks - 1)
                 total = micros * chunks
-                held = [total if micros == ranks else min(total, 2 * (ranks - r - 1) + (chunks - 1) * ranks + 1)
-                        for r in range(ranks)]
+                held = [
+                    total if micros == ranks else min(total, 2 * (ranks - r - 1) + (chunks - 1) * ranks + 1)
+                    for r in range(ranks)
+                ]
                 assert line.peak_memory_bytes.tolist() == held
 
 
@@ -76,7 +81,13 @@ def test_terapipe_formula_with_unequal_slices():
 
 @pytest.mark.parametrize("program", everything(), ids=repr)
 def test_every_program_is_proved_and_executes(program):
-    for one in (program, program.lower(), program.lower(tied=True), program.split(pending=0), program.split(pending=2).lower()):
+    for one in (
+        program,
+        program.lower(),
+        program.lower(tied=True),
+        program.split(pending=0),
+        program.split(pending=2).lower(),
+    ):
         assert one.check() is None
         execute(one)
         assert Program.parse(str(one)) == one
@@ -104,10 +115,14 @@ def test_lowered_programs_end_with_one_update_a_stage_and_one_tie():
 
 
 def test_golden_programs():
-    made = {"gpipe_3x2x2": schedules.gpipe(3, 2, 2), "1f1b_3x4": schedules.one_f_one_b(3, 4),
-            "seq1f1b_3x2_ragged": schedules.seq1f1b(3, 2, [3, 2]), "interleaved_2x4x2": schedules.interleaved(2, 4, 2),
-            "1f1b_3x4_lowered": schedules.one_f_one_b(3, 4).lower(tied=True),
-            "seq1f1b_2x2x2_split": schedules.seq1f1b(2, 2, 2).split(pending=1)}
+    made = {
+        "gpipe_3x2x2": schedules.gpipe(3, 2, 2),
+        "1f1b_3x4": schedules.one_f_one_b(3, 4),
+        "seq1f1b_3x2_ragged": schedules.seq1f1b(3, 2, [3, 2]),
+        "interleaved_2x4x2": schedules.interleaved(2, 4, 2),
+        "1f1b_3x4_lowered": schedules.one_f_one_b(3, 4).lower(tied=True),
+        "seq1f1b_2x2x2_split": schedules.seq1f1b(2, 2, 2).split(pending=1),
+    }
     for name, program in made.items():
         assert str(program) == (GOLDEN / f"{name}.txt").read_text(), name
         assert Program.parse((GOLDEN / f"{name}.txt").read_text()) == program
@@ -158,8 +173,13 @@ def mutate(rng, lists):
 def test_what_check_accepts_executes(seed):
     """Thousands of mutations: check refuses with rank and position, or an independent executor runs the program."""
     rng = random.Random(seed)
-    bases = [schedules.gpipe(2, 2, 2), schedules.seq1f1b(3, 2, [2, 3]), schedules.one_f_one_b(3, 3),
-             schedules.interleaved(2, 2, 2), schedules.seq1f1b(2, 2, 2).split(pending=1)]
+    bases = [
+        schedules.gpipe(2, 2, 2),
+        schedules.seq1f1b(3, 2, [2, 3]),
+        schedules.one_f_one_b(3, 3),
+        schedules.interleaved(2, 2, 2),
+        schedules.seq1f1b(2, 2, 2).split(pending=1),
+    ]
     bases += [base.lower(tied=bool(i % 2)) for i, base in enumerate(bases)]
     refused = accepted = 0
     for _ in range(900):
@@ -204,21 +224,25 @@ def test_rewritten_slots_are_refused():
 
 def test_messages_name_the_rule():
     for text, words in (
-            ("0F0.1 0F0.0 0B0.1 0B0.0", "ascend"),
-            ("0F0.0 0F0.1 0B0.0 0B0.1", "0.1 comes first"),
-            ("0F0.0 0F1.0 0B1.0 0B0.0", "0.0 comes first"),
-            ("0B0.0 0F0.0", "forward must come before"),
-            ("0F0.0 0B0.0 0B0.0", "twice"),
-            ("0F0.0 0I0.0", "weight gradients"),
-            ("0F0.0 0W0.0 0I0.0", "I must come before"),
-            ("0F0.0 0F1.0 0B0.0 0B1.0\n1F0.0 1B0.0", "1F1.0 is missing"),
-            ("0F0.0 1F0.0 0B0.0\n1F0.0 1B0.0", "lives on rank 1"),
-            ("1F0.0 0F0.0 0B0.0 1B0.0", "deadlock"),
-            ("0F0.0 0SF0.0@1 0RB0.0@1 0B0.0 0OPT0.0\n1F0.0 1RF0.0@0 1B0.0 1SB0.0@0 1OPT0.0", "RF from rank 0"),
-            ("0F0.0 0F1.0 0SF0.0@1 0SF1.0@1 0RB0.0@1 0B0.0 0RB1.0@1 0B1.0\n"
-             "1RF1.0@0 1RF0.0@0 1F0.0 1B0.0 1SB0.0@0 1F1.0 1B1.0 1SB1.0@0", "keep their order"),
-            ("0F0.0 0B0.0 0OPT0.0\n1F0.0 1B0.0 1OPT0.0", "no sends"),
-            ("65535F65535.65535", "missing")):
+        ("0F0.1 0F0.0 0B0.1 0B0.0", "ascend"),
+        ("0F0.0 0F0.1 0B0.0 0B0.1", "0.1 comes first"),
+        ("0F0.0 0F1.0 0B1.0 0B0.0", "0.0 comes first"),
+        ("0B0.0 0F0.0", "forward must come before"),
+        ("0F0.0 0B0.0 0B0.0", "twice"),
+        ("0F0.0 0I0.0", "weight gradients"),
+        ("0F0.0 0W0.0 0I0.0", "I must come before"),
+        ("0F0.0 0F1.0 0B0.0 0B1.0\n1F0.0 1B0.0", "1F1.0 is missing"),
+        ("0F0.0 1F0.0 0B0.0\n1F0.0 1B0.0", "lives on rank 1"),
+        ("1F0.0 0F0.0 0B0.0 1B0.0", "deadlock"),
+        ("0F0.0 0SF0.0@1 0RB0.0@1 0B0.0 0OPT0.0\n1F0.0 1RF0.0@0 1B0.0 1SB0.0@0 1OPT0.0", "RF from rank 0"),
+        (
+            "0F0.0 0F1.0 0SF0.0@1 0SF1.0@1 0RB0.0@1 0B0.0 0RB1.0@1 0B1.0\n"
+            "1RF1.0@0 1RF0.0@0 1F0.0 1B0.0 1SB0.0@0 1F1.0 1B1.0 1SB1.0@0",
+            "keep their order",
+        ),
+        ("0F0.0 0B0.0 0OPT0.0\n1F0.0 1B0.0 1OPT0.0", "no sends"),
+        ("65535F65535.65535", "missing"),
+    ):
         with pytest.raises(_core.ScheduleError, match=words) as caught:
             Program.parse(text).check()
         assert caught.value.rank is not None and caught.value.position is not None
@@ -226,8 +250,10 @@ def test_messages_name_the_rule():
 
 def test_a_deadlock_of_rendezvous_sends_alone_is_found():
     """Classic: both ranks send before either announces its receive; with buffers it would run."""
-    text = ("0F0.0 0SF0.0@1 0F1.0 0SF1.0@1 0RB0.0@1 0B0.0 0RB1.0@1 0B1.0\n"
-            "1RF0.0@0 1F0.0 1B0.0 1SB0.0@0 1RF1.0@0 1F1.0 1B1.0 1SB1.0@0\n")
+    text = (
+        "0F0.0 0SF0.0@1 0F1.0 0SF1.0@1 0RB0.0@1 0B0.0 0RB1.0@1 0B1.0\n"
+        "1RF0.0@0 1F0.0 1B0.0 1SB0.0@0 1RF1.0@0 1F1.0 1B1.0 1SB1.0@0\n"
+    )
     with pytest.raises(_core.ScheduleError, match="deadlock with rendezvous"):
         Program.parse(text).check()
 
@@ -239,7 +265,9 @@ def test_torch_csv():
     program = schedules.one_f_one_b(2, 2)
     assert program.to_csv() == "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
     assert Program.from_csv("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n") == program
-    assert Program.from_csv("0F0,0F1,,,0B0,,0B1\r\n,1F0,1B0,1F1,1B1,,\r\n") == program     # idle cells, as torch writes them
+    assert (
+        Program.from_csv("0F0,0F1,,,0B0,,0B1\r\n,1F0,1B0,1F1,1B1,,\r\n") == program
+    )  # idle cells, as torch writes them
     split = program.split(pending=1)
     assert Program.from_csv(split.to_csv()) == split
     assert split.lower().to_csv() == split.to_csv()
@@ -247,13 +275,36 @@ def test_torch_csv():
         schedules.gpipe(2, 2, 2).to_csv()
     with pytest.raises(_core.ScheduleError, match="no word for R"):
         Program.parse("0F0.0 0R0.0 0B0.0").to_csv()
-    for text, word in (("0F0,0SEND_F0", "0SEND_F0"), ("0F0,0UNSHARD", "0UNSHARD"), ("0F0,(0F1;0B0)OVERLAP_F_B", "OVERLAP")):
+    for text, word in (
+        ("0F0,0SEND_F0", "0SEND_F0"),
+        ("0F0,0UNSHARD", "0UNSHARD"),
+        ("0F0,(0F1;0B0)OVERLAP_F_B", "OVERLAP"),
+    ):
         with pytest.raises(ValueError, match=word):
             Program.from_csv(text)
 
 
-@pytest.mark.parametrize("text", ["", "\n\n", "F0.0", "0Q0.0", "0F", "0F0", "0F0.", "0F0.0@1", "0SF0.0", "0SF0.0@", "70000F0.0",
-                                  "0F0.99999", "0F0.0x", "0F0.0 what", "-1F0.0", "0SF0.0@40000"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "\n\n",
+        "F0.0",
+        "0Q0.0",
+        "0F",
+        "0F0",
+        "0F0.",
+        "0F0.0@1",
+        "0SF0.0",
+        "0SF0.0@",
+        "70000F0.0",
+        "0F0.99999",
+        "0F0.0x",
+        "0F0.0 what",
+        "-1F0.0",
+        "0SF0.0@40000",
+    ],
+)
 def test_bad_text_is_refused(text):
     with pytest.raises(ValueError):
         Program.parse(text)
@@ -265,11 +316,21 @@ def test_text_is_read_kindly():
         Program.parse(b"0F0.0")
 
 
-@pytest.mark.parametrize("request_", [
-    lambda: schedules.gpipe(0, 1), lambda: schedules.gpipe(2, 0), lambda: schedules.gpipe(2, 2, 0),
-    lambda: schedules.gpipe(2, 2, [1]), lambda: schedules.gpipe(2, 2, [1, 0]), lambda: schedules.interleaved(2, 3, 2),
-    lambda: schedules.interleaved(2, 2, 0), lambda: schedules.interleaved(2, 2, 40000), lambda: schedules.seq1f1b(40000, 1, 1),
-    lambda: schedules.gpipe(32767, 65536, 65536)])
+@pytest.mark.parametrize(
+    "request_",
+    [
+        lambda: schedules.gpipe(0, 1),
+        lambda: schedules.gpipe(2, 0),
+        lambda: schedules.gpipe(2, 2, 0),
+        lambda: schedules.gpipe(2, 2, [1]),
+        lambda: schedules.gpipe(2, 2, [1, 0]),
+        lambda: schedules.interleaved(2, 3, 2),
+        lambda: schedules.interleaved(2, 2, 0),
+        lambda: schedules.interleaved(2, 2, 40000),
+        lambda: schedules.seq1f1b(40000, 1, 1),
+        lambda: schedules.gpipe(32767, 65536, 65536),
+    ],
+)
 def test_bad_requests_are_refused(request_):
     with pytest.raises(_core.Error):
         request_()
@@ -306,7 +367,11 @@ def test_split_fills_the_bubbles():
 
 def test_split_keeps_its_word_on_pending():
     rng = np.random.default_rng(8)
-    for program in (schedules.one_f_one_b(4, 6, 2), schedules.interleaved(2, 4, 2), schedules.gpipe(3, 4, [1, 3, 2, 2])):
+    for program in (
+        schedules.one_f_one_b(4, 6, 2),
+        schedules.interleaved(2, 4, 2),
+        schedules.gpipe(3, 4, [1, 3, 2, 2]),
+    ):
         shape = (program.num_stages, sum(program.slices))
         cost = {op: rng.uniform(0.5, 2.0, shape) for op in ("F", "I", "W")}
         for pending in (0, 1, 2, 3):

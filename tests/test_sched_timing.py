@@ -1,4 +1,5 @@
 """Timing: the simulator against repeated relaxation, causes of idle time, lower bounds against random legal orders."""
+
 import itertools
 import random
 
@@ -23,7 +24,9 @@ def programs():
 
 def random_cost(rng, program, messages=False):
     shape = (program.num_stages, sum(program.slices))
-    return {op: rng.uniform(0.1, 3.0, shape) for op in ("F", "B", "I", "W", *(("SF", "RF", "SB", "RB") if messages else ()))}
+    return {
+        op: rng.uniform(0.1, 3.0, shape) for op in ("F", "B", "I", "W", *(("SF", "RF", "SB", "RB") if messages else ()))
+    }
 
 
 @pytest.mark.parametrize("program", programs(), ids=repr)
@@ -32,12 +35,17 @@ def test_simulate_equals_relaxation(program):
     offset = np.cumsum((0, *program.slices))
     for messages, links in itertools.product((False, True), ("none", "stage", "unit")):
         cost = random_cost(rng, program, messages)
-        lag = {"none": np.zeros(program.num_stages), "stage": rng.uniform(0, 2, program.num_stages),
-               "unit": rng.uniform(0, 2, cost["F"].shape)}[links]
+        lag = {
+            "none": np.zeros(program.num_stages),
+            "stage": rng.uniform(0, 2, program.num_stages),
+            "unit": rng.uniform(0, 2, cost["F"].shape),
+        }[links]
         line = program.simulate(cost, comm_s=lag)
         expected = sched_oracle.makespan(
-            program, lambda op, v, q, m, cost=cost: cost[op][v, offset[q] + m] if op in cost else 0.0,
-            lambda v, q, m, lag=lag: lag[v] if lag.ndim == 1 else lag[v, offset[q] + m])
+            program,
+            lambda op, v, q, m, cost=cost: cost[op][v, offset[q] + m] if op in cost else 0.0,
+            lambda v, q, m, lag=lag: lag[v] if lag.ndim == 1 else lag[v, offset[q] + m],
+        )
         assert line.makespan_s == pytest.approx(expected, rel=1e-13)
         assert program.makespan(cost, comm_s=lag) == line.makespan_s
         assert line.lower_bound_s <= line.makespan_s * (1 + 1e-12)
@@ -81,7 +89,9 @@ def test_costs_in_every_shape_say_the_same():
     by_slice = f[:, None] * np.array([[1.0, 1.0, 1.0]])
     expected = program.simulate({"F": f, "B": 2.0}).makespan_s
     assert program.simulate({"F": by_slice, "B": 2.0}).makespan_s == expected
-    assert program.simulate({"F": np.tile(f[:, None], (1, 5)), "I": 1.5, "W": np.full((3, 3), 0.5)}).makespan_s == expected
+    assert (
+        program.simulate({"F": np.tile(f[:, None], (1, 5)), "I": 1.5, "W": np.full((3, 3), 0.5)}).makespan_s == expected
+    )
     assert program.simulate({"F": f.astype(np.float32), "B": 2}).makespan_s == expected
 
     class Costs:
@@ -95,9 +105,15 @@ def test_costs_in_every_shape_say_the_same():
 
 def test_bad_costs_are_refused():
     program = schedules.gpipe(2, 2, 3)
-    for cost, word in (({"F": 1.0}, "no 'B'"), ({"F": 1.0, "B": 1.0, "X": 1.0}, "'X'"), ({"F": -1.0, "B": 1.0}, "F"),
-                       ({"F": np.nan, "B": 1.0}, "nan"), ({"F": np.ones((2, 4)), "B": 1.0}, "shape"),
-                       ({"F": "fast", "B": 1.0}, "fast"), (3.0, "float")):
+    for cost, word in (
+        ({"F": 1.0}, "no 'B'"),
+        ({"F": 1.0, "B": 1.0, "X": 1.0}, "'X'"),
+        ({"F": -1.0, "B": 1.0}, "F"),
+        ({"F": np.nan, "B": 1.0}, "nan"),
+        ({"F": np.ones((2, 4)), "B": 1.0}, "shape"),
+        ({"F": "fast", "B": 1.0}, "fast"),
+        (3.0, "float"),
+    ):
         with pytest.raises((ValueError, TypeError), match=word):
             program.simulate(cost)
     with pytest.raises(ValueError, match="comm_s"):
@@ -122,7 +138,10 @@ def test_each_cause_is_named_where_it_is_the_only_one():
     assert only == {"warmup": pytest.approx(18.0), "cooldown": pytest.approx(18.0)}
     heavy = np.array([1.0, 1.0, 3.0, 1.0])
     bubbles = schedules.one_f_one_b(ranks, micros).simulate({"F": heavy, "B": 2 * heavy}).bubbles
-    assert bubbles["imbalance"] == pytest.approx(3 * micros * (3 * 3.0 - 3.0)) and bubbles["slice_skew"] == bubbles["comm"] == 0
+    assert (
+        bubbles["imbalance"] == pytest.approx(3 * micros * (3 * 3.0 - 3.0))
+        and bubbles["slice_skew"] == bubbles["comm"] == 0
+    )
     uneven = np.tile([1.0, 1.0, 4.0], (ranks, 1))
     bubbles = schedules.gpipe(ranks, 1, 3).simulate({"F": uneven, "B": uneven}).bubbles
     assert bubbles["slice_skew"] == pytest.approx(ranks * 2 * (ranks - 1) * (4.0 - 2.0)) and bubbles["imbalance"] == 0
@@ -142,13 +161,25 @@ def test_measured_intervals_are_explained_like_simulated_ones():
     for cause in ("imbalance", "slice_skew", "recompute", "comm"):
         assert measured.bubbles[cause] == pytest.approx(line.bubbles[cause], abs=1e-9)
     assert sum(measured.bubbles.values()) == pytest.approx(measured.idle_s)
-    rows = [(int(r["rank"]), schedules.OPS[r["op"]], int(r["stage"]), int(r["micro"]), int(r["slice"]),
-             float(r["start_s"]) + 7.0, float(r["end_s"]) + 7.0) for r in line.intervals]
+    rows = [
+        (
+            int(r["rank"]),
+            schedules.OPS[r["op"]],
+            int(r["stage"]),
+            int(r["micro"]),
+            int(r["slice"]),
+            float(r["start_s"]) + 7.0,
+            float(r["end_s"]) + 7.0,
+        )
+        for r in line.intervals
+    ]
     rng.shuffle(rows)
     rows.append((0, "SF", 0, 0, 0, 7.1, 7.2))
     other = Timeline.from_intervals(rows)
     assert other.bubbles == pytest.approx(measured.bubbles) and other.busy_s == pytest.approx(line.busy_s)
-    lowered = schedules.one_f_one_b(3, 4).lower(tied=True).simulate({"F": 1.0, "B": 2.0, "AR": 0.5, "OPT": 1.0}, comm_s=0.25)
+    lowered = (
+        schedules.one_f_one_b(3, 4).lower(tied=True).simulate({"F": 1.0, "B": 2.0, "AR": 0.5, "OPT": 1.0}, comm_s=0.25)
+    )
     measured = Timeline.from_intervals(lowered.intervals)
     assert measured.bubbles["comm"] == pytest.approx(lowered.bubbles["comm"])
 
@@ -159,7 +190,12 @@ def test_a_cut_off_trace_still_adds_up():
     assert cut.program is None and sum(cut.bubbles.values()) == pytest.approx(cut.idle_s)
     empty = Timeline.from_intervals([], ranks=2, makespan_s=1.0)
     assert empty.idle_s == 2.0 and empty.efficiency == 0.0
-    for rows in ([(0, "Q", 0, 0, 0, 0.0, 1.0)], [(0, "F", 0, 0, 0, 1.0, 0.0)], [(0, "F")], [(5, "F", 0, 0, 0, 0.0, 1.0)]):
+    for rows in (
+        [(0, "Q", 0, 0, 0, 0.0, 1.0)],
+        [(0, "F", 0, 0, 0, 1.0, 0.0)],
+        [(0, "F")],
+        [(5, "F", 0, 0, 0, 0.0, 1.0)],
+    ):
         with pytest.raises(ValueError):
             Timeline.from_intervals(rows, ranks=2)
 

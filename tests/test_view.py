@@ -1,4 +1,5 @@
 """Pictures: what is in the files, not how they look."""
+
 import json
 import re
 import shutil
@@ -22,13 +23,19 @@ def line():
 
 
 def boxes(text, name):
-    return [r for r in ElementTree.fromstring(text).iter(SVG + "rect") if re.fullmatch(name + r"\d", r.get("class", ""))]
+    return [
+        r for r in ElementTree.fromstring(text).iter(SVG + "rect") if re.fullmatch(name + r"\d", r.get("class", ""))
+    ]
 
 
 def test_svg_has_every_interval_in_its_place(line, tmp_path):
     line.to_svg(tmp_path / "t.svg")
     text = (tmp_path / "t.svg").read_text()
-    titled = [r for r in ElementTree.fromstring(text).iter(SVG + "rect") if r.find(SVG + "title") is not None and r.get("class")]
+    titled = [
+        r
+        for r in ElementTree.fromstring(text).iter(SVG + "rect")
+        if r.find(SVG + "title") is not None and r.get("class")
+    ]
     assert len(titled) == len(line.intervals)
     frame = view._Frame(line, 1200)
     for row, box in zip(line.intervals, titled, strict=True):
@@ -61,7 +68,12 @@ def test_svg_of_very_many_intervals_stays_small_and_true():
 def test_html_is_one_page_with_its_data(line, tmp_path):
     line.to_html(tmp_path / "t.html")
     text = (tmp_path / "t.html").read_text()
-    assert text.startswith("<!doctype html>") and "<html" in text and not re.search(r"(src|href)=", text) and "http" not in text
+    assert (
+        text.startswith("<!doctype html>")
+        and "<html" in text
+        and not re.search(r"(src|href)=", text)
+        and "http" not in text
+    )
     data = json.loads(re.search(r"const D=(\{.*?\});\n", text, re.S)[1])
     assert len(data["start"]) == len(line.intervals) and data["ranks"] == 4 and data["makespan"] == line.makespan_s
     assert data["begin"] == [0, *np.cumsum(np.bincount(line.intervals["rank"]))]
@@ -75,8 +87,10 @@ def test_the_script_of_the_page_runs(line, tmp_path):
     script = re.search(r"<script>\n(.*)</script>", (tmp_path / "t.html").read_text(), re.S)[1]
     stubs = """
 let drawn=0,calls={};const style={getPropertyValue:()=>"#123"};
-const element=()=>({style:{},textContent:"",innerHTML:"",offsetWidth:9,clientWidth:1000,insertAdjacentHTML(){this.added=(this.added||0)+1},
- addEventListener(k,f){calls[k]=f},setPointerCapture(){},getContext:()=>new Proxy({},{get:(o,k)=>k in o?o[k]:(k=="fillRect"?()=>{drawn++}:()=>{}),
+const element=()=>({style:{},textContent:"",innerHTML:"",offsetWidth:9,clientWidth:1000,
+ insertAdjacentHTML(){this.added=(this.added||0)+1},
+ addEventListener(k,f){calls[k]=f},setPointerCapture(){},getContext:()=>new Proxy({},
+ {get:(o,k)=>k in o?o[k]:(k=="fillRect"?()=>{drawn++}:()=>{}),
  set:(o,k,v)=>{o[k]=v;return true}})});
 const made={};const document={getElementById:i=>made[i]??=element(),documentElement:{}};
 const getComputedStyle=()=>style,devicePixelRatio=1,innerWidth=1000,matchMedia=()=>({addEventListener(){}});
@@ -106,7 +120,9 @@ def test_chrome_trace(line, tmp_path):
     work = [e for e in events if e["ph"] == "X"]
     assert len(work) == len(rows) and {e["pid"] for e in work} == {0, 1, 2, 3} and sum(e["tid"] for e in work) == 1
     first = next(e for e in work if e["name"] == "3F0.2")
-    row = next(r for r in line.intervals if (r["rank"], r["micro"], r["slice"], schedules.OPS[r["op"]]) == (3, 0, 2, "F"))
+    row = next(
+        r for r in line.intervals if (r["rank"], r["micro"], r["slice"], schedules.OPS[r["op"]]) == (3, 0, 2, "F")
+    )
     assert first["ts"] == pytest.approx(1e6 * row["start_s"], abs=1e-3)
     assert first["dur"] == pytest.approx(1e6 * (row["end_s"] - row["start_s"]), abs=1e-3)
     assert first["args"] == {"stage": 3, "micro": 0, "slice": 2}
@@ -124,7 +140,12 @@ def test_text(line):
 
 def test_program_in_a_notebook():
     text = schedules.gpipe(40, 200).lower()._repr_html_()
-    assert "0F0.0" in text and "8 more ranks" in text and "more</div>" in text and text.count("<div") == text.count("</div>")
+    assert (
+        "0F0.0" in text
+        and "8 more ranks" in text
+        and "more</div>" in text
+        and text.count("<div") == text.count("</div>")
+    )
 
 
 def test_units_and_ticks():

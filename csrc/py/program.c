@@ -6,8 +6,7 @@
 #include <string.h>
 
 typedef struct {
-    PyObject_HEAD
-    tp_program *program;
+    PyObject_HEAD tp_program *program;
     Py_hash_t hash; /* -1: not computed yet */
 } object;
 
@@ -92,7 +91,8 @@ program_build(PyObject *type, PyObject *args)
     tp_status status;
     Py_ssize_t micros = view.shape[0];
     Py_BEGIN_ALLOW_THREADS
-    status = tp_program_build((tp_schedule)schedule, ranks, chunks, micros > 65537 ? 65537 : (int)micros, view.buf, &program);
+    status = tp_program_build((tp_schedule)schedule, ranks, chunks, micros > 65537 ? 65537 : (int)micros, view.buf,
+                              &program);
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&view);
     return made_by(type, status, program);
@@ -134,7 +134,8 @@ program_from_code(PyObject *type, PyObject *args)
     PyObject *counts, *code;
     int keep_slots;
     Py_buffer count, bytes;
-    if (!PyArg_ParseTuple(args, "OOp", &counts, &code, &keep_slots) || tp_py_view(counts, 'q', 1, 0, "counts", &count) < 0)
+    if (!PyArg_ParseTuple(args, "OOp", &counts, &code, &keep_slots) ||
+        tp_py_view(counts, 'q', 1, 0, "counts", &count) < 0)
         return NULL;
     if (tp_py_view(code, 'B', 1, 0, "code", &bytes) < 0) {
         PyBuffer_Release(&count);
@@ -202,9 +203,10 @@ static PyObject *
 program_repr(PyObject *self)
 {
     const tp_program *p = program_of(self);
-    return PyUnicode_FromFormat("Program(ranks=%d, stages=%d, micro_batches=%d, slices=%s%d, instructions=%lld)", p->ranks,
-                                p->stages, p->micros, tp_program_units(p) == (int64_t)p->micros * p->max_slices ? "" : "<=",
-                                p->max_slices, (long long)p->begin[p->ranks]);
+    return PyUnicode_FromFormat("Program(ranks=%d, stages=%d, micro_batches=%d, slices=%s%d, instructions=%lld)",
+                                p->ranks, p->stages, p->micros,
+                                tp_program_units(p) == (int64_t)p->micros * p->max_slices ? "" : "<=", p->max_slices,
+                                (long long)p->begin[p->ranks]);
 }
 
 /* ---- passes ------------------------------------------------------------------------------------------------------------ */
@@ -278,8 +280,8 @@ program_time(PyObject *self, PyObject *args)
     tp_timeline *line = NULL;
     tp_status status;
     Py_BEGIN_ALLOW_THREADS
-    status = tp_program_simulate(program, &costs.durations, costs.bytes, costs.bytes_stage_stride, costs.bytes_unit_stride,
-                                 keep, &line);
+    status = tp_program_simulate(program, &costs.durations, costs.bytes, costs.bytes_stage_stride,
+                                 costs.bytes_unit_stride, keep, &line);
     Py_END_ALLOW_THREADS
     tp_py_costs_close(&costs);
     tp_py_state *state = tp_py_state_of(self);
@@ -374,7 +376,8 @@ static int
 program_buffer(PyObject *self, Py_buffer *view, int flags)
 {
     const tp_program *p = program_of(self);
-    return PyBuffer_FillInfo(view, self, p->code, (Py_ssize_t)(p->begin[p->ranks] * (int64_t)sizeof *p->code), 1, flags);
+    return PyBuffer_FillInfo(view, self, p->code, (Py_ssize_t)(p->begin[p->ranks] * (int64_t)sizeof *p->code), 1,
+                             flags);
 }
 
 static PyObject *
@@ -396,7 +399,8 @@ slots(PyObject *self, PyObject *number, int (*count)(const tp_program *, int))
     if (stage == -1 && PyErr_Occurred())
         return NULL;
     if (stage < 0 || stage >= program_of(self)->stages)
-        return PyErr_Format(PyExc_IndexError, "stage is %ld: 0 to %d would be right", stage, program_of(self)->stages - 1);
+        return PyErr_Format(PyExc_IndexError, "stage is %ld: 0 to %d would be right", stage,
+                            program_of(self)->stages - 1);
     return PyLong_FromLong(count(program_of(self), (int)stage));
 }
 
@@ -431,12 +435,9 @@ program_get(PyObject *self, void *what)
 {
     const tp_program *p = program_of(self);
     switch (*(const char *)what) {
-    case 'r':
-        return PyLong_FromLong(p->ranks);
-    case 's':
-        return PyLong_FromLong(p->stages);
-    case 'm':
-        return PyLong_FromLong(p->micros);
+    case 'r': return PyLong_FromLong(p->ranks);
+    case 's': return PyLong_FromLong(p->stages);
+    case 'm': return PyLong_FromLong(p->micros);
     case 'c': {
         int64_t counts[TP_OPS] = {0};
         for (int64_t i = 0; i < p->begin[p->ranks]; i++)
@@ -450,10 +451,8 @@ program_get(PyObject *self, void *what)
         }
         return dict;
     }
-    case 'n':
-        return numbers(p->slices, p->micros);
-    default:
-        return numbers(p->rank_of, p->stages);
+    case 'n': return numbers(p->slices, p->micros);
+    default: return numbers(p->rank_of, p->stages);
     }
 }
 
@@ -479,34 +478,48 @@ program_dealloc(PyObject *self)
 
 #define CALL(f) ((PyCFunction)(void (*)(void))(f))
 static PyMethodDef methods[] = {
-    {"parse", program_parse, METH_O | METH_CLASS, "parse($type, text, /)\n--\n\nThe program that a text says: one line per rank, words "
+    {"parse", program_parse, METH_O | METH_CLASS,
+     "parse($type, text, /)\n--\n\nThe program that a text says: one line per rank, words "
      "`<stage><OP><micro>.<slice>[@peer]`. ValueError names rank and word."},
-    {"from_csv", program_from_csv, METH_O | METH_CLASS, "from_csv($type, text, /)\n--\n\nThe program of a compute-only schedule CSV of "
+    {"from_csv", program_from_csv, METH_O | METH_CLASS,
+     "from_csv($type, text, /)\n--\n\nThe program of a compute-only schedule CSV of "
      "torch.distributed.pipelining."},
     {"from_instructions", CALL(program_from_instructions), METH_VARARGS | METH_KEYWORDS | METH_CLASS,
-     "from_instructions($type, /, ranks, keep_slots=False)\n--\n\nThe program of one structured array per rank, fields as in "
+     "from_instructions($type, ranks, keep_slots=False)\n--\n\nThe program of one structured array per rank, fields as "
+     "in "
      "`instructions`."},
     {"_build", program_build, METH_VARARGS | METH_CLASS, NULL},
     {"_from_code", program_from_code, METH_VARARGS | METH_CLASS, NULL},
-    {"to_csv", program_to_csv, METH_NOARGS, "to_csv($self, /)\n--\n\ntorch.distributed.pipelining's compute-only CSV. ScheduleError "
+    {"to_csv", program_to_csv, METH_NOARGS,
+     "to_csv($self, /)\n--\n\ntorch.distributed.pipelining's compute-only CSV. ScheduleError "
      "where it has no word for what the program has (token slices, R, SO, SI)."},
-    {"lower", CALL(program_lower), METH_VARARGS | METH_KEYWORDS, "lower($self, /, tied=False)\n--\n\nWith sends, receives, slots, one OPT "
+    {"lower", CALL(program_lower), METH_VARARGS | METH_KEYWORDS,
+     "lower($self, tied=False)\n--\n\nWith sends, receives, slots, one OPT "
      "per stage, and (tied) one AR on the ranks of the first and last stage. Cannot deadlock on any transport."},
     {"strip", program_strip, METH_NOARGS, "strip($self, /)\n--\n\nWithout comms, slots, AR and OPT."},
-    {"split", CALL(program_split), METH_VARARGS | METH_KEYWORDS, "split($self, /, cost=None, pending=1, comm_s=0.0)\n--\n\nB into I and "
-     "W, with W where its rank would wait; at most `pending` micro-batches of a stage wait for their W (0: W right behind I). "
+    {"split", CALL(program_split), METH_VARARGS | METH_KEYWORDS,
+     "split($self, cost=None, pending=1, comm_s=0.0)\n--\n\nB into I and "
+     "W, with W where its rank would wait; at most `pending` micro-batches of a stage wait for their W (0: W right "
+     "behind I). "
      "cost as in simulate; None: every op takes 1 s."},
-    {"check", program_check, METH_NOARGS, "check($self, /)\n--\n\nProve it: every operation once and in order, messages match, no "
+    {"check", program_check, METH_NOARGS,
+     "check($self, /)\n--\n\nProve it: every operation once and in order, messages match, no "
      "deadlock, no slot rewritten in use. ScheduleError has .rank and .position."},
-    {"simulate", CALL(program_simulate), METH_VARARGS | METH_KEYWORDS, "simulate(cost, comm_s=0.0, activation_bytes=None)\n"
-     "--\n\nThe Timeline of this program. cost: {\"F\": s, \"B\": s, \"I\": s, \"W\": s, ...} with scalars or float64 [stage], "
+    {"simulate", CALL(program_simulate), METH_VARARGS | METH_KEYWORDS,
+     "simulate($self, cost, comm_s=0.0, activation_bytes=None)\n"
+     "--\n\nThe Timeline of this program. cost: {\"F\": s, \"B\": s, \"I\": s, \"W\": s, ...} with scalars or float64 "
+     "[stage], "
      "[stage, slice] or [stage, units], or an object with durations(program) -> such a dict."},
-    {"makespan", CALL(program_makespan), METH_VARARGS | METH_KEYWORDS, "makespan($self, /, costs, comm_s=0.0)\n--\n\nThe makespan alone, "
+    {"makespan", CALL(program_makespan), METH_VARARGS | METH_KEYWORDS,
+     "makespan($self, costs, comm_s=0.0)\n--\n\nThe makespan alone, "
      "seconds: for one cost, or float64 [len(costs)] for a list of them, each one linear pass."},
-    {"instructions", CALL(program_instructions), METH_VARARGS | METH_KEYWORDS, "instructions($self, /, rank)\n--\n\nRead-only structured "
+    {"instructions", CALL(program_instructions), METH_VARARGS | METH_KEYWORDS,
+     "instructions($self, rank)\n--\n\nRead-only structured "
      "array (no copy), fields op stage micro slice peer flags slot; op is an index into schedules.OPS."},
-    {"activation_slots", program_activation_slots, METH_O, "activation_slots($self, stage, /)\n--\n\nBuffers that a lowered stage needs."},
-    {"gradient_slots", program_gradient_slots, METH_O, "gradient_slots($self, stage, /)\n--\n\nBuffers that a lowered stage needs."},
+    {"activation_slots", program_activation_slots, METH_O,
+     "activation_slots($self, stage, /)\n--\n\nBuffers that a lowered stage needs."},
+    {"gradient_slots", program_gradient_slots, METH_O,
+     "gradient_slots($self, stage, /)\n--\n\nBuffers that a lowered stage needs."},
     {"_bounds", program_bounds, METH_O, NULL},
     {"_time", program_time, METH_VARARGS, NULL},
     {"_makespans", program_makespans, METH_VARARGS, NULL},
@@ -527,9 +540,15 @@ static PyGetSetDef getters[] = {
 };
 
 static PyType_Slot slots_of_type[] = {
-    {Py_tp_dealloc, program_dealloc}, {Py_tp_methods, methods},         {Py_tp_getset, getters},
-    {Py_tp_repr, program_repr},       {Py_tp_str, program_str},         {Py_tp_richcompare, program_compare},
-    {Py_tp_hash, program_hash},       {Py_sq_length, program_len},      {Py_bf_getbuffer, program_buffer},
+    {Py_tp_dealloc, program_dealloc},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, getters},
+    {Py_tp_repr, program_repr},
+    {Py_tp_str, program_str},
+    {Py_tp_richcompare, program_compare},
+    {Py_tp_hash, program_hash},
+    {Py_sq_length, program_len},
+    {Py_bf_getbuffer, program_buffer},
     {Py_tp_doc, "An immutable pipeline program: one list of 16-byte instructions per rank."},
     {0, NULL},
 };

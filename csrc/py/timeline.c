@@ -56,8 +56,8 @@ tp_py_costs_open(const tp_program *program, PyObject *cost, tp_py_costs *costs)
     PyObject *tables, *comm, *comm_units, *bytes;
     long long stage_stride, unit_stride, bytes_stage_stride, bytes_unit_stride;
     *costs = (tp_py_costs){.count = 0};
-    if (!PyArg_ParseTuple(cost, "O!LLOOOLL", &PyDict_Type, &tables, &stage_stride, &unit_stride, &comm, &comm_units, &bytes,
-                          &bytes_stage_stride, &bytes_unit_stride))
+    if (!PyArg_ParseTuple(cost, "O!LLOOOLL", &PyDict_Type, &tables, &stage_stride, &unit_stride, &comm, &comm_units,
+                          &bytes, &bytes_stage_stride, &bytes_unit_stride))
         return -1;
     if (stage_stride < 0 || unit_stride < 0 || bytes_stage_stride < 0 || bytes_unit_stride < 0) {
         PyErr_SetString(PyExc_ValueError, "a stride is negative");
@@ -141,7 +141,8 @@ tp_py_timeline_intervals(tp_py_state *state, const tp_program *program, const tp
     for (int r = 0; r < program->ranks; r++)
         for (int64_t k = line->begin[r]; k < line->begin[r + 1]; k++) {
             const tp_instr *i = &program->code[program->begin[r] + line->at[k]];
-            records[k] = (record){(uint16_t)r, i->op, i->stage, i->micro, i->slice, {0}, line->start_s[k], line->end_s[k]};
+            records[k] =
+                (record){(uint16_t)r, i->op, i->stage, i->micro, i->slice, {0}, line->start_s[k], line->end_s[k]};
         }
     Py_END_ALLOW_THREADS
     return tp_py_array(state, records, 'B', 1, &bytes);

@@ -9,8 +9,8 @@ typedef struct {
     const tp_program *p;
     const tp_durations *d;
     int64_t units;
-    int has_b, has_i, even; /* even: no duration depends on the slice */
-    double *forward_end;    /* [stages * max_slices] of one micro-batch */
+    int has_b, has_i, even;                   /* even: no duration depends on the slice */
+    double *forward_end;                      /* [stages * max_slices] of one micro-batch */
     double *backward_end, *next_backward_end; /* [max_slices] of one stage and of the stage behind it */
     double *head, *tail, *work;               /* [ranks] */
 } bound;
@@ -106,7 +106,8 @@ add_work(bound *b)
     const tp_program *p = b->p;
     for (int v = 0; v < p->stages; v++)
         for (int64_t u = 0; u < (b->even ? 1 : b->units); u++)
-            b->work[p->rank_of[v]] += (forward_s(b, v, u) + backward_s(b, v, u, 1)) * (b->even ? (double)b->units : 1.0);
+            b->work[p->rank_of[v]] +=
+                (forward_s(b, v, u) + backward_s(b, v, u, 1)) * (b->even ? (double)b->units : 1.0);
     if (!(tp_sched_ops(p) & (TP_SCHED_BIT(TP_OP_R) | TP_SCHED_BIT(TP_OP_SO) | TP_SCHED_BIT(TP_OP_SI))))
         return;
     for (int r = 0; r < p->ranks; r++)
@@ -157,7 +158,9 @@ tp_status
 tp_program_bound(const tp_program *program, const tp_durations *durations, double *bound_s)
 {
     size_t ranks = (size_t)program->ranks, slices = (size_t)program->max_slices;
-    bound b = {.p = program, .d = durations, .units = tp_program_units(program),
+    bound b = {.p = program,
+               .d = durations,
+               .units = tp_program_units(program),
                .even = durations->unit_stride == 0 && durations->comm_unit_s == NULL};
     double *cells = calloc(((size_t)program->stages + 2) * slices, sizeof *cells);
     double *rows = calloc(3 * ranks, sizeof *rows);

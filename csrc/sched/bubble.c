@@ -70,7 +70,8 @@ tp_status
 tp_sched_bubbles(const tp_program *program, const tp_durations *durations, const tp_run *runs, int64_t run_count,
                  const tp_totals *totals, double bubbles_s[TP_BUBBLES])
 {
-    double most = 0.0, work = 0.0, recompute = 0.0, fill = 0.0, idle = 0.0, T = totals->makespan_s, ideal_s = T, skew = 0.0;
+    double most = 0.0, work = 0.0, recompute = 0.0, fill = 0.0, idle = 0.0, T = totals->makespan_s, ideal_s = T,
+           skew = 0.0;
     int ranks = program->ranks;
     for (int r = 0; r < ranks; r++) {
         most = totals->work_s[r] > most ? totals->work_s[r] : most;

@@ -11,8 +11,8 @@ typedef struct {
 static void
 put(pen *p, int op, int stage, int micro, int slice)
 {
-    *p->at++ = (tp_instr){.op = (uint16_t)op, .stage = (uint16_t)stage, .micro = (uint16_t)micro,
-                          .slice = (uint16_t)slice, .peer = -1};
+    *p->at++ = (tp_instr){
+        .op = (uint16_t)op, .stage = (uint16_t)stage, .micro = (uint16_t)micro, .slice = (uint16_t)slice, .peer = -1};
 }
 
 static void
@@ -116,7 +116,8 @@ request_ok(tp_schedule schedule, int ranks, int chunks, int micros)
     if (schedule != TP_INTERLEAVED && chunks != 1)
         return tp_fail(TP_EVALUE, "chunks is %d: only the interleaved schedule has more than 1", chunks);
     if (schedule == TP_INTERLEAVED && micros % ranks != 0)
-        return tp_fail(TP_EVALUE, "micro-batches is %d with %d ranks: the interleaved schedule needs a multiple of the ranks",
+        return tp_fail(TP_EVALUE,
+                       "micro-batches is %d with %d ranks: the interleaved schedule needs a multiple of the ranks",
                        micros, ranks);
     return TP_OK;
 }

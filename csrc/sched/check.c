@@ -9,12 +9,12 @@ enum { SENT_F = 1, SENT_B = 2, POSTED_F = 4, POSTED_B = 8, AGAIN = 16, OUT = 32,
 typedef struct {
     const tp_program *p;
     int lowered;
-    int32_t *forward;             /* [stages * micros] slices whose F is done */
-    int64_t *backward, *weights;  /* [stages] how many of B|I, of B|W are done, in canonical order */
-    int64_t *messages;            /* [stages] SF, RF, SB, RB seen */
-    uint8_t *bits;                /* [stages * units] of the stage that the instruction names */
-    uint8_t *reduced, *updated;   /* [stages] AR, OPT seen */
-    int ending;                   /* the current rank has come to its AR and OPT: 1, 2 */
+    int32_t *forward;            /* [stages * micros] slices whose F is done */
+    int64_t *backward, *weights; /* [stages] how many of B|I, of B|W are done, in canonical order */
+    int64_t *messages;           /* [stages] SF, RF, SB, RB seen */
+    uint8_t *bits;               /* [stages * units] of the stage that the instruction names */
+    uint8_t *reduced, *updated;  /* [stages] AR, OPT seen */
+    int ending;                  /* the current rank has come to its AR and OPT: 1, 2 */
 } proof;
 
 /* Place of (micro, slice) in the canonical backward order of a stage. */
@@ -35,8 +35,8 @@ rule_place(const proof *x, int rank, int64_t at, const tp_instr *i)
 {
     const tp_program *p = x->p;
     if (i->op >= TP_OPS || i->stage >= p->stages || i->micro >= p->micros || i->slice >= p->slices[i->micro])
-        return tp_sched_refuse(p, rank, at, "no such instruction in a program of %d stages and %d micro-batches", p->stages,
-                               p->micros);
+        return tp_sched_refuse(p, rank, at, "no such instruction in a program of %d stages and %d micro-batches",
+                               p->stages, p->micros);
     if (p->rank_of[i->stage] != rank)
         return tp_sched_refuse(p, rank, at, "stage %d lives on rank %d", i->stage, p->rank_of[i->stage]);
     return TP_OK;
@@ -66,9 +66,9 @@ out_of_order(const proof *x, int rank, int64_t at, int64_t next, int64_t mine, c
     while (p->offset[micro + 1] <= next)
         micro++;
     int slice = (int)(p->offset[micro] + p->slices[micro] - 1 - next);
-    return tp_sched_refuse(p, rank, at,
-                           "%s of a stage goes through micro-batches ascending and slices descending: %d.%d comes first",
-                           what, micro, slice);
+    return tp_sched_refuse(
+        p, rank, at, "%s of a stage goes through micro-batches ascending and slices descending: %d.%d comes first",
+        what, micro, slice);
 }
 
 static tp_status
@@ -127,13 +127,14 @@ rule_message(proof *x, int rank, int64_t at, const tp_instr *i)
     if (neighbour < 0 || neighbour >= p->stages || !tp_program_remote(p, upward ? i->stage + 1 : i->stage))
         return tp_sched_refuse(p, rank, at, "stage %d has no neighbour on another rank on this side", i->stage);
     if (i->peer != p->rank_of[neighbour])
-        return tp_sched_refuse(p, rank, at, "stage %d lives on rank %d, not on rank %d", neighbour, p->rank_of[neighbour],
-                               i->peer);
+        return tp_sched_refuse(p, rank, at, "stage %d lives on rank %d, not on rank %d", neighbour,
+                               p->rank_of[neighbour], i->peer);
     if (i->op == TP_OP_SF && x->forward[(int64_t)i->stage * p->micros + i->micro] <= i->slice)
         return tp_sched_refuse(p, rank, at, "its F must come before it");
     if (i->op == TP_OP_SB && canonical(p, i) >= x->backward[i->stage])
         return tp_sched_refuse(p, rank, at, "its B or I must come before it");
-    static const uint8_t mine[] = {[TP_OP_SF] = SENT_F, [TP_OP_RF] = POSTED_F, [TP_OP_SB] = SENT_B, [TP_OP_RB] = POSTED_B};
+    static const uint8_t mine[] = {
+        [TP_OP_SF] = SENT_F, [TP_OP_RF] = POSTED_F, [TP_OP_SB] = SENT_B, [TP_OP_RB] = POSTED_B};
     uint8_t *bits = bits_at(x, i);
     if (*bits & mine[i->op])
         return tp_sched_refuse(p, rank, at, "it is done twice");
@@ -158,7 +159,8 @@ rule_end(proof *x, int rank, int64_t at, const tp_instr *i)
         if ((!first && i->stage != last) || p->rank_of[0] == p->rank_of[last])
             return tp_sched_refuse(p, rank, at, "only the first and the last stage, on two ranks, tie a weight");
         if (i->peer != p->rank_of[first ? last : 0])
-            return tp_sched_refuse(p, rank, at, "the other end of the tie lives on rank %d", p->rank_of[first ? last : 0]);
+            return tp_sched_refuse(p, rank, at, "the other end of the tie lives on rank %d",
+                                   p->rank_of[first ? last : 0]);
         if (x->ending == 2)
             return tp_sched_refuse(p, rank, at, "it must come before every OPT of its rank");
     }
@@ -174,22 +176,16 @@ check_one(proof *x, int rank, int64_t at, const tp_instr *i)
     if (x->ending && i->op < TP_OP_AR)
         return tp_sched_refuse(x->p, rank, at, "only AR and OPT may follow the first AR or OPT of a rank");
     switch (i->op) {
-    case TP_OP_F:
-        return rule_forward(x, rank, at, i);
+    case TP_OP_F: return rule_forward(x, rank, at, i);
     case TP_OP_B:
-    case TP_OP_I:
-        return rule_backward(x, rank, at, i);
-    case TP_OP_W:
-        return rule_weights(x, rank, at, i);
+    case TP_OP_I: return rule_backward(x, rank, at, i);
+    case TP_OP_W: return rule_weights(x, rank, at, i);
     case TP_OP_R:
     case TP_OP_SO:
-    case TP_OP_SI:
-        return rule_saved(x, rank, at, i);
+    case TP_OP_SI: return rule_saved(x, rank, at, i);
     case TP_OP_AR:
-    case TP_OP_OPT:
-        return rule_end(x, rank, at, i);
-    default:
-        return rule_message(x, rank, at, i);
+    case TP_OP_OPT: return rule_end(x, rank, at, i);
+    default: return rule_message(x, rank, at, i);
     }
 }
 
@@ -202,10 +198,11 @@ rule_complete(const proof *x, int stage)
     int64_t end = p->begin[rank + 1] - p->begin[rank], units = tp_program_units(p);
     for (int q = 0; q < p->micros; q++)
         if (x->forward[(int64_t)stage * p->micros + q] != p->slices[q])
-            return tp_sched_refuse(p, rank, end, "%dF%d.%d is missing", stage, q, x->forward[(int64_t)stage * p->micros + q]);
+            return tp_sched_refuse(p, rank, end, "%dF%d.%d is missing", stage, q,
+                                   x->forward[(int64_t)stage * p->micros + q]);
     if (x->backward[stage] != units)
-        return tp_sched_refuse(p, rank, end, "stage %d has %lld of its %lld backwards", stage, (long long)x->backward[stage],
-                               (long long)units);
+        return tp_sched_refuse(p, rank, end, "stage %d has %lld of its %lld backwards", stage,
+                               (long long)x->backward[stage], (long long)units);
     if (x->weights[stage] != units)
         return tp_sched_refuse(p, rank, end, "stage %d has %lld of its %lld weight gradients", stage,
                                (long long)x->weights[stage], (long long)units);
@@ -214,7 +211,8 @@ rule_complete(const proof *x, int stage)
         return tp_sched_refuse(p, rank, end, "stage %d has %lld of its %lld sends and receives", stage,
                                (long long)x->messages[stage], (long long)messages);
     if (x->updated[stage] != x->updated[0])
-        return tp_sched_refuse(p, rank, end, "OPT belongs to every stage or to none: stage %d and stage 0 differ", stage);
+        return tp_sched_refuse(p, rank, end, "OPT belongs to every stage or to none: stage %d and stage 0 differ",
+                               stage);
     return TP_OK;
 }
 
@@ -271,11 +269,11 @@ tp_status
 tp_program_check_order(const tp_program *program)
 {
     if (!tp_sched_is_dense(program)) /* before any table: nothing may be allocated in proportion to what is missing */
-        return tp_sched_refuse(program, 0, 0,
-                               "the program has %lld instructions, and its %d stages x %lld slices alone need twice as many "
-                               "as their product: instructions are missing",
-                               (long long)program->begin[program->ranks], program->stages,
-                               (long long)tp_program_units(program));
+        return tp_sched_refuse(
+            program, 0, 0,
+            "the program has %lld instructions, and its %d stages x %lld slices alone need twice as many "
+            "as their product: instructions are missing",
+            (long long)program->begin[program->ranks], program->stages, (long long)tp_program_units(program));
     proof x = {0};
     tp_status status = proof_open(&x, program);
     if (status == TP_OK)

@@ -30,7 +30,8 @@ dimensions_ok(int ranks, int stages, int micros, const int32_t *slices, const in
         return tp_fail(TP_EVALUE, "micro-batches is %d: 1 to %d would be right", micros, MAX_INDEX);
     for (int q = 0; q < micros; q++)
         if (slices[q] < 1 || slices[q] > MAX_INDEX)
-            return tp_fail(TP_EVALUE, "slices of micro-batch %d is %d: 1 to %d would be right", q, slices[q], MAX_INDEX);
+            return tp_fail(TP_EVALUE, "slices of micro-batch %d is %d: 1 to %d would be right", q, slices[q],
+                           MAX_INDEX);
     for (int v = 0; v < stages; v++)
         if (rank_of[v] < 0 || rank_of[v] >= ranks)
             return tp_fail(TP_EVALUE, "rank of stage %d is %d: 0 to %d would be right", v, rank_of[v], ranks - 1);
@@ -63,7 +64,8 @@ tp_program_open(int ranks, int stages, int micros, const int32_t *slices, const 
         p->begin = malloc(((size_t)ranks + 1) * sizeof *p->begin);
         p->code = calloc((size_t)total + 1, sizeof *p->code);
     }
-    if (p == NULL || p->slices == NULL || p->offset == NULL || p->rank_of == NULL || p->begin == NULL || p->code == NULL) {
+    if (p == NULL || p->slices == NULL || p->offset == NULL || p->rank_of == NULL || p->begin == NULL ||
+        p->code == NULL) {
         tp_program_close(p);
         return tp_fail(TP_EMEMORY, "no memory for a program of %lld instructions", (long long)total);
     }
@@ -161,8 +163,8 @@ tp_program_from_code(int ranks, const int64_t *counts, const tp_instr *code, int
     int finished = 0;
     for (int64_t i = 0; i < total; i++) {
         if (code[i].op >= TP_OPS)
-            return tp_fail(TP_EVALUE, "instruction %lld has operation %d: 0 to %d would be right", (long long)i, code[i].op,
-                           TP_OPS - 1);
+            return tp_fail(TP_EVALUE, "instruction %lld has operation %d: 0 to %d would be right", (long long)i,
+                           code[i].op, TP_OPS - 1);
         s.stages = code[i].stage >= s.stages ? code[i].stage + 1 : s.stages;
         s.micros = code[i].micro >= s.micros ? code[i].micro + 1 : s.micros;
         finished |= code[i].op == TP_OP_OPT;
@@ -211,7 +213,8 @@ tp_sched_refuse(const tp_program *program, int rank, int64_t position, const cha
     size_t used = (size_t)snprintf(text, sizeof text, "rank %d, position %lld, %s: ", rank, (long long)position, word);
     va_list arguments;
     va_start(arguments, format);
-    int more = vsnprintf(text + used, sizeof text - used - 400, format, arguments); /* 400: room for the neighbourhood */
+    int more =
+        vsnprintf(text + used, sizeof text - used - 400, format, arguments); /* 400: room for the neighbourhood */
     va_end(arguments);
     size_t room = sizeof text - used - 400 - 1;
     used += (size_t)more < room ? (size_t)more : room;
@@ -258,8 +261,8 @@ tp_pairs_open(const tp_program *program, tp_pairs *pairs)
         free(memory);
         return tp_fail(TP_EMEMORY, "no memory for the pairs of %d stages", program->stages);
     }
-    *pairs = (tp_pairs){.forward = memory, .backward = memory + stages, .source = memory + 2 * stages,
-                        .target = memory + 4 * stages};
+    *pairs = (tp_pairs){
+        .forward = memory, .backward = memory + stages, .source = memory + 2 * stages, .target = memory + 4 * stages};
     size_t edges = 0;
     for (int v = 1; v < program->stages; v++)
         if (tp_program_remote(program, v)) {
@@ -275,14 +278,14 @@ tp_pairs_open(const tp_program *program, tp_pairs *pairs)
         pairs->target[i] = (int32_t)(keys[i] % program->ranks);
     }
     for (int v = 0; v < program->stages; v++) {
-        pairs->forward[v] = !tp_program_remote(program, v + 1) ? -1
-                                                               : pair_of(keys, pairs->count,
-                                                                         (int64_t)program->rank_of[v] * program->ranks +
-                                                                             program->rank_of[v + 1]);
-        pairs->backward[v] = !tp_program_remote(program, v) ? -1
-                                                            : pair_of(keys, pairs->count,
-                                                                      (int64_t)program->rank_of[v] * program->ranks +
-                                                                          program->rank_of[v - 1]);
+        pairs->forward[v] =
+            !tp_program_remote(program, v + 1)
+                ? -1
+                : pair_of(keys, pairs->count, (int64_t)program->rank_of[v] * program->ranks + program->rank_of[v + 1]);
+        pairs->backward[v] =
+            !tp_program_remote(program, v)
+                ? -1
+                : pair_of(keys, pairs->count, (int64_t)program->rank_of[v] * program->ranks + program->rank_of[v - 1]);
     }
     free(keys);
     return TP_OK;

@@ -11,16 +11,11 @@ static int
 pair_of_message(const tp_pairs *pairs, const tp_instr *i)
 {
     switch (i->op) {
-    case TP_OP_SF:
-        return pairs->forward[i->stage];
-    case TP_OP_SB:
-        return pairs->backward[i->stage];
-    case TP_OP_RF:
-        return pairs->forward[i->stage - 1];
-    case TP_OP_RB:
-        return pairs->backward[i->stage + 1];
-    default:
-        return -1;
+    case TP_OP_SF: return pairs->forward[i->stage];
+    case TP_OP_SB: return pairs->backward[i->stage];
+    case TP_OP_RF: return pairs->forward[i->stage - 1];
+    case TP_OP_RB: return pairs->backward[i->stage + 1];
+    default: return -1;
     }
 }
 
@@ -43,7 +38,8 @@ static tp_status
 rule_pairs(const tp_program *p, const tp_pairs *pairs)
 {
     int64_t length = p->begin[p->ranks];
-    int64_t *begin = calloc((size_t)pairs->count + 2, sizeof *begin), *next = calloc((size_t)pairs->count + 1, sizeof *next);
+    int64_t *begin = calloc((size_t)pairs->count + 2, sizeof *begin),
+            *next = calloc((size_t)pairs->count + 1, sizeof *next);
     int32_t *send = malloc(((size_t)length + 1) * sizeof *send);
     tp_status status = TP_OK;
     if (begin == NULL || next == NULL || send == NULL)
@@ -91,9 +87,9 @@ typedef struct {
     const tp_program *p;
     const tp_pairs *pairs;
     int lowered, rendezvous;
-    uint8_t *ready;          /* [stages * units] */
-    int64_t *next;           /* [ranks] */
-    int64_t *posted, *sent;  /* [pairs] */
+    uint8_t *ready;         /* [stages * units] */
+    int64_t *next;          /* [ranks] */
+    int64_t *posted, *sent; /* [pairs] */
     int32_t *stack;
     uint8_t *queued;
     int stacked;
@@ -165,14 +161,17 @@ refuse_deadlock(const machine *m, int rank)
         char word[TP_WORD];
         tp_instr_print(&p->code[m->next[at]], word);
         int other = waits_for(m, &p->code[m->next[at]]);
-        used += (size_t)snprintf(chain + used, sizeof chain - used, "%srank %d at %s waits for rank %d", i ? ", " : "", at,
-                                 word, other);
+        used += (size_t)snprintf(chain + used, sizeof chain - used, "%srank %d at %s waits for rank %d", i ? ", " : "",
+                                 at, word, other);
         at = other;
         if (at == rank || at < 0)
             break;
     }
     return tp_sched_refuse(p, rank, m->next[rank] - p->begin[rank], "deadlock%s: %s",
-                           !m->lowered ? "" : m->rendezvous ? " with rendezvous sends" : " even with eager sends", chain);
+                           !m->lowered     ? ""
+                           : m->rendezvous ? " with rendezvous sends"
+                                           : " even with eager sends",
+                           chain);
 }
 
 static tp_status
@@ -256,17 +255,20 @@ rule_slot(ledger *l, const tp_program *p, int rank, int64_t k)
     int32_t slot = (int32_t)(l->gradient ? TP_SLOT_GRADIENT(i->slot) : TP_SLOT_ACTIVATION(i->slot));
     int64_t row = (int64_t)i->stage * p->micros, cell = row + i->micro;
     if (slot >= p->micros)
-        return tp_sched_refuse(p, rank, k - p->begin[rank], "%s slot %d: below the number of micro-batches, %d, would be right",
-                               l->name, slot, p->micros);
+        return tp_sched_refuse(p, rank, k - p->begin[rank],
+                               "%s slot %d: below the number of micro-batches, %d, would be right", l->name, slot,
+                               p->micros);
     if (l->slot_of[cell] == 0) {
         if (l->owner[row + slot] != 0)
-            return tp_sched_refuse(p, rank, k - p->begin[rank], "%s slot %d of stage %d is rewritten while micro-batch %d "
-                                   "still uses it", l->name, slot, i->stage, l->owner[row + slot] - 1);
+            return tp_sched_refuse(p, rank, k - p->begin[rank],
+                                   "%s slot %d of stage %d is rewritten while micro-batch %d "
+                                   "still uses it",
+                                   l->name, slot, i->stage, l->owner[row + slot] - 1);
         l->owner[row + slot] = i->micro + 1;
         l->slot_of[cell] = slot + 1;
     } else if (l->slot_of[cell] != slot + 1) {
-        return tp_sched_refuse(p, rank, k - p->begin[rank], "%s slot %d: its micro-batch lives in slot %d", l->name, slot,
-                               l->slot_of[cell] - 1);
+        return tp_sched_refuse(p, rank, k - p->begin[rank], "%s slot %d: its micro-batch lives in slot %d", l->name,
+                               slot, l->slot_of[cell] - 1);
     }
     if (--l->uses[cell] == 0)
         l->owner[row + slot] = 0;
@@ -304,8 +306,8 @@ tp_program_check(const tp_program *program)
     int messages = (ops & TP_SCHED_MESSAGES) != 0, slots = (ops & TP_SCHED_SLOTTED) != 0;
     tp_status status = messages ? rule_pairs(program, &pairs) : TP_OK;
     if (status == TP_OK && slots && !messages && pairs.count > 0)
-        status = tp_sched_refuse(program, pairs.source[0], 0, "it has OPT or AR, and no sends to rank %d: lower() adds them",
-                                 pairs.target[0]);
+        status = tp_sched_refuse(program, pairs.source[0], 0,
+                                 "it has OPT or AR, and no sends to rank %d: lower() adds them", pairs.target[0]);
     if (status == TP_OK)
         status = check_progress(program, &pairs, messages);
     tp_pairs_close(&pairs);

@@ -17,12 +17,12 @@ enum { IN_REMOTE = 1, OUT_REMOTE = 2 };
 struct tp_sim {
     int64_t count, units;
     int32_t ranks, stages;
-    int32_t *last;  /* [ranks] last node of the rank's body; -1 */
-    node *nodes;    /* bodies: F B I W R, SO and SI */
-    node *ends;     /* AR, OPT: stage and op; grouped by rank */
+    int32_t *last;       /* [ranks] last node of the rank's body; -1 */
+    node *nodes;         /* bodies: F B I W R, SO and SI */
+    node *ends;          /* AR, OPT: stage and op; grouped by rank */
     int32_t *ends_begin; /* [ranks + 1] */
-    double *end;    /* [count] */
-    double *clock;  /* [ranks] */
+    double *end;         /* [count] */
+    double *clock;       /* [ranks] */
 };
 
 void

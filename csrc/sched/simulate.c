@@ -15,9 +15,9 @@ typedef struct {
     int lowered;
     double *ready_f, *ready_b; /* [stages * units] when the stage's output leaves its rank (or is there); NOT_YET */
     double *clock, *work, *recompute, *first_backward, *work_before; /* [ranks] */
-    const double **waiting;    /* [ranks] the cell of ready_f or ready_b that a blocked rank waits for; NULL */
-    int64_t *next;             /* [ranks] */
-    uint8_t *remote;           /* [stages + 1] does F of this stage read from another rank? */
+    const double **waiting; /* [ranks] the cell of ready_f or ready_b that a blocked rank waits for; NULL */
+    int64_t *next;          /* [ranks] */
+    uint8_t *remote;        /* [stages + 1] does F of this stage read from another rank? */
     int32_t *stack;
     int stacked;
     tp_run *runs; /* NULL: not recorded */
@@ -270,8 +270,10 @@ table_ok(const tp_program *p, const tp_durations *d, int op)
         for (int64_t u = 0; u < units; u++) {
             double seconds = table[v * d->stage_stride + u * d->unit_stride];
             if (!(seconds >= 0.0 && seconds < INFINITY))
-                return tp_fail(TP_EVALUE, "seconds of %s on stage %d, slice %lld of the batch, is %g: finite and at least 0 "
-                               "would be right", tp_op_name(op), v, (long long)u, seconds);
+                return tp_fail(TP_EVALUE,
+                               "seconds of %s on stage %d, slice %lld of the batch, is %g: finite and at least 0 "
+                               "would be right",
+                               tp_op_name(op), v, (long long)u, seconds);
         }
     return TP_OK;
 }
@@ -285,7 +287,8 @@ tp_durations_check(const tp_program *program, const tp_durations *durations)
     int64_t count = durations->comm_unit_s != NULL ? program->stages * tp_program_units(program) : program->stages;
     for (int64_t i = 0; comm != NULL && i < count; i++)
         if (!(comm[i] >= 0.0 && comm[i] < INFINITY))
-            return tp_fail(TP_EVALUE, "comm_s[%lld] is %g: finite and at least 0 would be right", (long long)i, comm[i]);
+            return tp_fail(TP_EVALUE, "comm_s[%lld] is %g: finite and at least 0 would be right", (long long)i,
+                           comm[i]);
     return TP_OK;
 }
 

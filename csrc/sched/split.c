@@ -26,11 +26,11 @@ typedef struct {
     int64_t units;
     int pending;
     double threshold;
-    double *ready_f, *ready_b; /* [stages * units] */
-    double *clock;             /* [ranks] */
-    const double **waiting;    /* [ranks] */
-    int64_t *next, *write;     /* [ranks] */
-    cursor *input, *weight;    /* [stages] next I, next W */
+    double *ready_f, *ready_b;      /* [stages * units] */
+    double *clock;                  /* [ranks] */
+    const double **waiting;         /* [ranks] */
+    int64_t *next, *write;          /* [ranks] */
+    cursor *input, *weight;         /* [stages] next I, next W */
     int32_t *stage_of, *next_stage; /* [ranks], [stages] the stages of a rank as a list; -1 ends it */
     event *heap;
     int events;
@@ -91,8 +91,8 @@ open_micros(const filler *f, int stage)
 static void
 emit(filler *f, int rank, int op, int stage, int micro, int slice)
 {
-    f->to->code[f->write[rank]++] = (tp_instr){.op = (uint16_t)op, .stage = (uint16_t)stage, .micro = (uint16_t)micro,
-                                               .slice = (uint16_t)slice, .peer = -1};
+    f->to->code[f->write[rank]++] = (tp_instr){
+        .op = (uint16_t)op, .stage = (uint16_t)stage, .micro = (uint16_t)micro, .slice = (uint16_t)slice, .peer = -1};
 }
 
 static double
@@ -325,7 +325,8 @@ tp_program_split(const tp_program *program, const tp_durations *durations, int p
         f.stage_of = malloc((ranks + (size_t)compute->stages) * sizeof *f.stage_of);
         if (f.ready_f == NULL || f.clock == NULL || f.waiting == NULL || f.next == NULL || f.input == NULL ||
             f.heap == NULL || f.stage_of == NULL) {
-            status = tp_fail(TP_EMEMORY, "no memory to split %lld instructions", (long long)compute->begin[compute->ranks]);
+            status =
+                tp_fail(TP_EMEMORY, "no memory to split %lld instructions", (long long)compute->begin[compute->ranks]);
         } else {
             f.ready_b = f.ready_f + cells;
             f.write = f.next + ranks;

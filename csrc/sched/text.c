@@ -107,9 +107,10 @@ tp_program_can_csv(const tp_program *program)
                                        "torch.distributed.pipelining has no word for token slices: one slice per "
                                        "micro-batch would be right");
             if (instr->op == TP_OP_R || instr->op == TP_OP_SO || instr->op == TP_OP_SI)
-                return tp_sched_refuse(program, r, i - program->begin[r],
-                                       "torch.distributed.pipelining has no word for %s: only F, B, I and W compute there",
-                                       tp_op_name(instr->op));
+                return tp_sched_refuse(
+                    program, r, i - program->begin[r],
+                    "torch.distributed.pipelining has no word for %s: only F, B, I and W compute there",
+                    tp_op_name(instr->op));
         }
     return TP_OK;
 }
@@ -187,11 +188,15 @@ get_word(reader *r, tp_instr *out)
         int marked = r->at < r->end && *r->at == '@';
         r->at += marked;
         if (marked != has_peer(op) || (marked && (peer = get_number(r, 32766)) < 0))
-            return bad_word(r, from, "`@` and a rank behind SF, RF, SB, RB and AR, and behind no other, would be right");
+            return bad_word(r, from,
+                            "`@` and a rank behind SF, RF, SB, RB and AR, and behind no other, would be right");
     }
     if (r->at < r->end && strchr(" \t,\r\n", *r->at) == NULL)
         return bad_word(r, from, "there is more behind it than belongs to a word");
-    *out = (tp_instr){.op = (uint16_t)op, .stage = (uint16_t)stage, .micro = (uint16_t)micro, .slice = (uint16_t)slice,
+    *out = (tp_instr){.op = (uint16_t)op,
+                      .stage = (uint16_t)stage,
+                      .micro = (uint16_t)micro,
+                      .slice = (uint16_t)slice,
                       .peer = (int16_t)peer};
     return TP_OK;
 }
