@@ -142,11 +142,13 @@ typedef struct {
     range rows, panels, k;
 } block;
 
-/* Fetch part `i` of `parts` of a matrix that will be packed soon: row by row, `bytes` of each. */
+/* Fetch part `i` of `parts` (none if i < 0) of `rows` rows of `width` floats, which will be packed soon. */
 static void
 fetch_part(const float *x, int64_t x_stride, int64_t rows, int64_t width, int64_t i, int64_t parts)
 {
     const int64_t line = 16;
+    if (i < 0)
+        return;
     int64_t lines = divide_up(width, line), per_part = divide_up(rows * lines, parts);
     int64_t first = i * per_part, count = least(per_part, rows * lines - first);
     if (count <= 0)
@@ -169,6 +171,7 @@ linear_block(const linear_job *job, const block *b, const block *next, const flo
     const tp_linear *op = job->op;
     int64_t count = b->rows.last - b->rows.first, tiles = pieces_of(count, GEMM_ROWS), size = count / tiles;
     int64_t longer = count % tiles, panels = b->panels.last - b->panels.first;
+    int64_t late = least(panels, 8); /* what is fetched before the last panels would be evicted again */
     int finished = b->k.last == job->depth;
     gemm_tile t = {.depth = b->k.last - b->k.first, .accumulate = b->k.first > 0, .next_step = divide_up(4 * 2 * 64, tiles)};
     for (int64_t p = 0; p < panels; p++) {
@@ -182,7 +185,8 @@ linear_block(const linear_job *job, const block *b, const block *next, const flo
             t.soon = finished ? op->y + row * op->y_stride + (b->panels.first + p) * TP_PANEL : t.c + rows * TP_PANEL;
             t.soon_step = finished ? op->y_stride : TP_PANEL;
             fetch_part(op->x + next->rows.first * op->x_stride + next->k.first, op->x_stride,
-                       next->rows.last - next->rows.first, next->k.last - next->k.first, p * tiles + i, panels * tiles);
+                       next->rows.last - next->rows.first, next->k.last - next->k.first, (p - panels + late) * tiles + i,
+                       late * tiles);
             gemm_tile_rows((int)rows, &t);
             if (finished)
                 finish_tile(job, row, rows, b->panels.first + p, t.c);
@@ -245,7 +249,7 @@ linear_member(void *argument, int member, int members)
     block b = linear_step(&w, 0);
     for (int64_t i = 0; i < steps; i++) {
         block next = linear_step(&w, i + 1 < steps ? i + 1 : i);
-        if (i == 0 || w.chunks > 1 || i % w.groups == 0)
+        if (w.chunks > 1 || i % w.groups == 0)
             gemm_pack_rows(b.rows.last - b.rows.first, b.k.last - b.k.first, op->x + b.rows.first * op->x_stride + b.k.first,
                            op->x_stride, a);
         linear_block(job, &b, &next, a, c);
