@@ -17,7 +17,7 @@
 
 #define GEMM_A_FLOATS ((int64_t)GEMM_BLOCK_TILES * GEMM_COLUMN_LD * GEMM_ROW_LD) /* both packings of A fit */
 #define GEMM_C_FLOATS ((int64_t)GEMM_BLOCK_ROWS * GEMM_GROUP * TP_PANEL)         /* linear: unfinished chains */
-#define GEMM_B_FLOATS ((int64_t)GEMM_DEPTH * GEMM_GROUP * TP_PANEL)              /* linear_w: dy in panels */
+#define GEMM_B_FLOATS ((int64_t)GEMM_PANEL_LD * GEMM_GROUP)                     /* linear_w: dy in panels */
 #define GEMM_MEMBER_FLOATS (GEMM_A_FLOATS + (GEMM_B_FLOATS > GEMM_C_FLOATS ? GEMM_B_FLOATS : GEMM_C_FLOATS))
 
 /* Independent of the sizes of the model: long sums are cut into chunks. */
@@ -198,7 +198,7 @@ linear_block(const linear_job *job, const block *b, const block *next, const flo
     }
 }
 
-/* A member's part of C, walked k innermost, then groups of panels, then blocks of rows. */
+/* A member's part of C, and into how many pieces each of its extents is cut. */
 typedef struct {
     range rows, panels;
     int64_t depth, blocks, groups, chunks;
@@ -228,6 +228,7 @@ piece_of(range whole, int64_t pieces, int64_t i)
     return (range){whole.first + part.first, whole.first + part.last};
 }
 
+/* Chunks of k innermost: the chains of one block are finished before the next begins. */
 static block
 linear_step(const walk *w, int64_t step)
 {
@@ -292,7 +293,7 @@ weight_block(const weight_job *job, range in, range panels, range k, float *a, c
                       job->x_stride, a);
     for (int64_t p = panels.first; p < panels.last; p++) {
         t.a = a;
-        t.b = b + (p - panels.first) * GEMM_DEPTH * TP_PANEL;
+        t.b = b + (p - panels.first) * GEMM_PANEL_LD;
         t.c = job->grad + (p * job->n_in + in.first) * TP_PANEL;
         t.next = (const char *)t.b;
         for (int64_t i = 0; i < tiles; i++) {
@@ -301,7 +302,7 @@ weight_block(const weight_job *job, range in, range panels, range k, float *a, c
             t.soon = i + 1 < tiles || p + 1 == panels.last ? t.c + rows * TP_PANEL
                                                            : t.c + (rows + job->n_in - count) * TP_PANEL;
             gemm_tile_columns((int)rows, &t);
-            t.a += GEMM_COLUMN_LD * GEMM_DEPTH;
+            t.a += GEMM_TILE_LD;
             t.c += rows * TP_PANEL;
         }
     }
@@ -320,7 +321,7 @@ weight_member(void *argument, int member, int members)
             range panels = piece_of(w.panels, w.groups, group), k = piece(w.depth, w.chunks, chunk);
             int64_t column = panels.first * TP_PANEL;
             gemm_pack_panels(k.last - k.first, job->n_out - column, panels.last - panels.first,
-                             job->dy + k.first * job->dy_stride + column, job->dy_stride, b, GEMM_DEPTH * TP_PANEL);
+                             job->dy + k.first * job->dy_stride + column, job->dy_stride, b, GEMM_PANEL_LD);
             for (int64_t i = 0; i < w.blocks; i++)
                 weight_block(job, piece_of(w.rows, w.blocks, i), panels, k, a, b);
         }

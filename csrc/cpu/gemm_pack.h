@@ -25,7 +25,7 @@ gemm_pack_rows(int64_t rows, int64_t depth, const float *x, int64_t x_stride, fl
         copy_floats(dst + r * GEMM_ROW_LD, x + r * x_stride, depth);
 }
 
-/* The transposed block: `count` columns of x as tiles of GEMM_DEPTH * GEMM_COLUMN_LD floats; column k of a tile at
+/* The transposed block: `count` columns of x as tiles GEMM_TILE_LD floats apart; column k of a tile at
  * + k * GEMM_COLUMN_LD. The first count % tiles tiles are one longer. `readable` floats may be read from each row of x: a
  * copy of fixed size is several times faster. */
 static void
@@ -43,7 +43,7 @@ gemm_pack_columns(int64_t count, int64_t readable, int64_t tiles, int64_t depth,
             else
                 memcpy(to, from + at, (size_t)rows * sizeof *to);
             at += rows;
-            to += GEMM_DEPTH * GEMM_COLUMN_LD;
+            to += GEMM_TILE_LD;
         }
     }
 }
