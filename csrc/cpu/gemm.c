@@ -17,7 +17,7 @@
 
 #define GEMM_A_FLOATS ((int64_t)GEMM_BLOCK_TILES * GEMM_COLUMN_LD * GEMM_ROW_LD) /* both packings of A fit */
 #define GEMM_C_FLOATS ((int64_t)GEMM_BLOCK_ROWS * GEMM_GROUP * TP_PANEL)         /* linear: unfinished chains */
-#define GEMM_B_FLOATS ((int64_t)GEMM_DEPTH * GEMM_GROUP * TP_PANEL)              /* linear_w: dy in panels */
+#define GEMM_B_FLOATS ((int64_t)GEMM_PANEL_LD * GEMM_GROUP)                     /* linear_w: dy in panels */
 #define GEMM_MEMBER_FLOATS (GEMM_A_FLOATS + (GEMM_B_FLOATS > GEMM_C_FLOATS ? GEMM_B_FLOATS : GEMM_C_FLOATS))
 
 /* Independent of the sizes of the model: long sums are cut into chunks. */
@@ -142,11 +142,13 @@ typedef struct {
     range rows, panels, k;
 } block;
 
-/* Fetch part `i` of `parts` of a matrix that will be packed soon: row by row, `bytes` of each. */
+/* Fetch part `i` of `parts` (none if i < 0) of `rows` rows of `width` floats, which will be packed soon. */
 static void
 fetch_part(const float *x, int64_t x_stride, int64_t rows, int64_t width, int64_t i, int64_t parts)
 {
     const int64_t line = 16;
+    if (i < 0)
+        return;
     int64_t lines = divide_up(width, line), per_part = divide_up(rows * lines, parts);
     int64_t first = i * per_part, count = least(per_part, rows * lines - first);
     if (count <= 0)
@@ -169,6 +171,7 @@ linear_block(const linear_job *job, const block *b, const block *next, const flo
     const tp_linear *op = job->op;
     int64_t count = b->rows.last - b->rows.first, tiles = pieces_of(count, GEMM_ROWS), size = count / tiles;
     int64_t longer = count % tiles, panels = b->panels.last - b->panels.first;
+    int64_t late = least(panels, 8); /* what is fetched before the last panels would be evicted again */
     int finished = b->k.last == job->depth;
     gemm_tile t = {.depth = b->k.last - b->k.first, .accumulate = b->k.first > 0, .next_step = divide_up(4 * 2 * 64, tiles)};
     for (int64_t p = 0; p < panels; p++) {
@@ -182,7 +185,8 @@ linear_block(const linear_job *job, const block *b, const block *next, const flo
             t.soon = finished ? op->y + row * op->y_stride + (b->panels.first + p) * TP_PANEL : t.c + rows * TP_PANEL;
             t.soon_step = finished ? op->y_stride : TP_PANEL;
             fetch_part(op->x + next->rows.first * op->x_stride + next->k.first, op->x_stride,
-                       next->rows.last - next->rows.first, next->k.last - next->k.first, p * tiles + i, panels * tiles);
+                       next->rows.last - next->rows.first, next->k.last - next->k.first, (p - panels + late) * tiles + i,
+                       late * tiles);
             gemm_tile_rows((int)rows, &t);
             if (finished)
                 finish_tile(job, row, rows, b->panels.first + p, t.c);
@@ -194,7 +198,7 @@ linear_block(const linear_job *job, const block *b, const block *next, const flo
     }
 }
 
-/* A member's part of C, walked k innermost, then groups of panels, then blocks of rows. */
+/* A member's part of C, and into how many pieces each of its extents is cut. */
 typedef struct {
     range rows, panels;
     int64_t depth, blocks, groups, chunks;
@@ -224,6 +228,7 @@ piece_of(range whole, int64_t pieces, int64_t i)
     return (range){whole.first + part.first, whole.first + part.last};
 }
 
+/* Chunks of k innermost: the chains of one block are finished before the next begins. */
 static block
 linear_step(const walk *w, int64_t step)
 {
@@ -245,7 +250,7 @@ linear_member(void *argument, int member, int members)
     block b = linear_step(&w, 0);
     for (int64_t i = 0; i < steps; i++) {
         block next = linear_step(&w, i + 1 < steps ? i + 1 : i);
-        if (i == 0 || w.chunks > 1 || i % w.groups == 0)
+        if (w.chunks > 1 || i % w.groups == 0)
             gemm_pack_rows(b.rows.last - b.rows.first, b.k.last - b.k.first, op->x + b.rows.first * op->x_stride + b.k.first,
                            op->x_stride, a);
         linear_block(job, &b, &next, a, c);
@@ -288,7 +293,7 @@ weight_block(const weight_job *job, range in, range panels, range k, float *a, c
                       job->x_stride, a);
     for (int64_t p = panels.first; p < panels.last; p++) {
         t.a = a;
-        t.b = b + (p - panels.first) * GEMM_DEPTH * TP_PANEL;
+        t.b = b + (p - panels.first) * GEMM_PANEL_LD;
         t.c = job->grad + (p * job->n_in + in.first) * TP_PANEL;
         t.next = (const char *)t.b;
         for (int64_t i = 0; i < tiles; i++) {
@@ -297,7 +302,7 @@ weight_block(const weight_job *job, range in, range panels, range k, float *a, c
             t.soon = i + 1 < tiles || p + 1 == panels.last ? t.c + rows * TP_PANEL
                                                            : t.c + (rows + job->n_in - count) * TP_PANEL;
             gemm_tile_columns((int)rows, &t);
-            t.a += GEMM_COLUMN_LD * GEMM_DEPTH;
+            t.a += GEMM_TILE_LD;
             t.c += rows * TP_PANEL;
         }
     }
@@ -316,7 +321,7 @@ weight_member(void *argument, int member, int members)
             range panels = piece_of(w.panels, w.groups, group), k = piece(w.depth, w.chunks, chunk);
             int64_t column = panels.first * TP_PANEL;
             gemm_pack_panels(k.last - k.first, job->n_out - column, panels.last - panels.first,
-                             job->dy + k.first * job->dy_stride + column, job->dy_stride, b, GEMM_DEPTH * TP_PANEL);
+                             job->dy + k.first * job->dy_stride + column, job->dy_stride, b, GEMM_PANEL_LD);
             for (int64_t i = 0; i < w.blocks; i++)
                 weight_block(job, piece_of(w.rows, w.blocks, i), panels, k, a, b);
         }

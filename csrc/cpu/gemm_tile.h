@@ -17,8 +17,10 @@
 /* Most k of one tile call: a panel of B is then 24 KiB, and stays in a level-1 cache of 32 KiB or more. */
 #define GEMM_DEPTH 192
 /* A block of A is kept as its rows (k contiguous) or as its columns (rows of C contiguous), whichever makes packing a
- * plain copy. 16 floats are added to a row so that the rows of a tile do not fall into one cache set. */
+ * plain copy. A cache line or two are added to whatever is walked in parallel, so that it does not fall into one set. */
 #define GEMM_ROW_LD (GEMM_DEPTH + 16)
+#define GEMM_TILE_LD (GEMM_DEPTH * GEMM_COLUMN_LD + 16)
+#define GEMM_PANEL_LD (GEMM_DEPTH * TP_PANEL + 32)
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
