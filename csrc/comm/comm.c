@@ -1,7 +1,7 @@
 /* Messages over the rings of a region: the same code for threads and for processes.
  *
  * A message is a record of whole cache lines: a line with {tag, bytes} that also holds a payload of up to INLINE bytes
- * (one line to transfer: latency), else the payload follows on its own lines. It is moved in chunks that are published one
+ * (one line to transfer: latency), else the payload follows on its own lines. It moves in chunks that are published one
  * by one, so that the two copies (in by the sender, out by the receiver) overlap and a message may exceed the ring. */
 #include "csrc/comm/region.h"
 
@@ -12,12 +12,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHUNK ((size_t)64 << 10)   /* bytes; fits the second-level caches of both cores beside the rest */
-#define INLINE (TP_LINE - sizeof(header))
-#define SPIN_NS 20000              /* about what a futex sleep and wake cost together */
-#define SPIN_MIDWAY 10             /* times longer within a message: its other end is copying right now */
-#define SPIN_CROWDED_NS 500        /* more ranks than cores: the peer needs this core to go on */
-#define SLEEP_NS 50000000          /* longest sleep before another look at abort word and deadline */
+#define CHUNK           ((size_t)64 << 10) /* bytes; fits the second-level caches of both cores beside the rest */
+#define INLINE          (TP_LINE - sizeof(header))
+#define SPIN_NS         20000    /* about what a futex sleep and wake cost together */
+#define SPIN_MIDWAY     10       /* times longer within a message: its other end is copying right now */
+#define SPIN_CROWDED_NS 500      /* more ranks than cores: the peer needs this core to go on */
+#define SLEEP_NS        50000000 /* longest sleep before another look at abort word and deadline */
 
 typedef struct {
     uint64_t tag, bytes;
@@ -54,7 +54,7 @@ typedef struct {
     int begun;
 } transfer;
 
-/* ---- moving bytes ------------------------------------------------------------------------------------------------- */
+/* ---- moving bytes ----------------------------------------------------------------------------------------- */
 
 static size_t
 least(size_t a, size_t b)
@@ -127,8 +127,8 @@ wrong_message(const ring_comm *c, const transfer *t, header sent)
     char theirs[TP_TAG_TEXT], ours[TP_TAG_TEXT];
     tp_tag_print(sent.tag, theirs);
     tp_tag_print(t->tag, ours);
-    return tp_fail(TP_ECONNECTION, "rank %d sent %s (%llu bytes) where rank %d expected %s (%zu bytes)", t->peer, theirs,
-                   (unsigned long long)sent.bytes, c->base.rank, ours, t->bytes);
+    return tp_fail(TP_ECONNECTION, "rank %d sent %s (%llu bytes) where rank %d expected %s (%zu bytes)", t->peer,
+                   theirs, (unsigned long long)sent.bytes, c->base.rank, ours, t->bytes);
 }
 
 /* Take the next chunk from the ring if there is one; *moved = 1 if anything moved. */
@@ -165,7 +165,7 @@ pull(const ring_comm *c, transfer *t, int *moved)
     return TP_OK;
 }
 
-/* ---- waiting ------------------------------------------------------------------------------------------------------ */
+/* ---- waiting ---------------------------------------------------------------------------------------------- */
 
 typedef struct {
     int64_t since; /* of the last progress; 0: not yet waiting */
@@ -204,9 +204,9 @@ too_late(const ring_comm *c, const transfer *out, const transfer *in)
     char what[TP_TAG_TEXT], doing[TP_DOING_TEXT];
     tp_tag_print(t->tag, what);
     tp_region_doing(c->region, t->peer, doing);
-    return tp_fail(TP_ETIMEOUT, "rank %d waited %.3g s %s rank %d (%s, %zu of %zu bytes moved); rank %d is %s", c->base.rank,
-                   waited, t == in ? "for a message from" : "to send a message to", t->peer, what, t->moved, t->bytes,
-                   t->peer, doing);
+    return tp_fail(TP_ETIMEOUT, "rank %d waited %.3g s %s rank %d (%s, %zu of %zu bytes moved); rank %d is %s",
+                   c->base.rank, waited, t == in ? "for a message from" : "to send a message to", t->peer, what,
+                   t->moved, t->bytes, t->peer, doing);
 }
 
 static int
@@ -266,7 +266,7 @@ drive(const ring_comm *c, transfer *out, transfer *in)
     return status;
 }
 
-/* ---- the vtable --------------------------------------------------------------------------------------------------- */
+/* ---- the vtable ------------------------------------------------------------------------------------------- */
 
 static tp_status
 begin(const ring_comm *c, int peer, int outward, uint64_t tag, const void *data, size_t bytes, transfer *t)
@@ -278,7 +278,8 @@ begin(const ring_comm *c, int peer, int outward, uint64_t tag, const void *data,
     if (ring == NULL)
         return tp_fail(TP_EVALUE, "rank %d has no ring %s rank %d: the region was made without this pair", rank,
                        outward ? "to" : "from", peer);
-    *t = (transfer){.ring = ring, .other = tp_region_rank_at(c->region, peer), .peer = peer, .tag = tag, .bytes = bytes};
+    *t =
+        (transfer){.ring = ring, .other = tp_region_rank_at(c->region, peer), .peer = peer, .tag = tag, .bytes = bytes};
     memcpy(&t->data, &data, sizeof data); /* an outgoing one is only read */
     return check_abort(c);
 }
@@ -300,7 +301,8 @@ ring_recv_post(tp_comm *comm, int peer, uint64_t tag, void *data, size_t bytes)
     TP_TRY(begin(c, peer, 0, tag, data, bytes, &in));
     receive_queue *queue = c->posted[peer];
     if (queue->count == TP_COMM_POSTED)
-        return tp_fail(TP_EVALUE, "rank %d has %d receives posted from rank %d: no more fit", comm->rank, TP_COMM_POSTED, peer);
+        return tp_fail(TP_EVALUE, "rank %d has %d receives posted from rank %d: no more fit", comm->rank,
+                       TP_COMM_POSTED, peer);
     queue->items[(queue->first + queue->count++) % TP_COMM_POSTED] = (receive){tag, data, bytes};
     return TP_OK;
 }
@@ -321,15 +323,16 @@ ring_recv_wait(tp_comm *comm, int peer)
 }
 
 static tp_status
-ring_exchange(tp_comm *comm, int peer, uint64_t tag, const void *out_data, size_t out_bytes, void *in_data, size_t in_bytes)
+ring_exchange(tp_comm *comm, int peer, uint64_t tag, const void *out_data, size_t out_bytes, void *in_data,
+              size_t in_bytes)
 {
     ring_comm *c = (ring_comm *)comm;
     transfer out, in;
     TP_TRY(begin(c, peer, 1, tag, out_data, out_bytes, &out));
     TP_TRY(begin(c, peer, 0, tag, in_data, in_bytes, &in));
     if (c->posted[peer]->count > 0)
-        return tp_fail(TP_EVALUE, "rank %d exchanges with rank %d while %u receives from it are posted", comm->rank, peer,
-                       c->posted[peer]->count);
+        return tp_fail(TP_EVALUE, "rank %d exchanges with rank %d while %u receives from it are posted", comm->rank,
+                       peer, c->posted[peer]->count);
     return drive(c, &out, &in);
 }
 
@@ -378,10 +381,10 @@ ring_close(tp_comm *comm)
     free(c);
 }
 
-static const tp_comm_ops thread_ops = {TP_COMM_ABI,   "thread",       ring_send,  ring_recv_post, ring_recv_wait,
-                                       ring_exchange, ring_allgather, ring_close};
-static const tp_comm_ops shm_ops = {TP_COMM_ABI,   "shm",          ring_send,  ring_recv_post, ring_recv_wait,
-                                    ring_exchange, ring_allgather, ring_close};
+static const tp_comm_ops thread_ops = {TP_COMM_ABI,    "thread",      ring_send,      ring_recv_post,
+                                       ring_recv_wait, ring_exchange, ring_allgather, ring_close};
+static const tp_comm_ops shm_ops = {TP_COMM_ABI,    "shm",         ring_send,      ring_recv_post,
+                                    ring_recv_wait, ring_exchange, ring_allgather, ring_close};
 
 tp_status
 tp_comm_open_region(tp_region *region, int rank, const char *name, int64_t timeout_ns, tp_comm **out)

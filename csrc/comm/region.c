@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #define NO_INSTRUCTION UINT64_MAX
-#define TEXT_WAIT_NS 2000000 /* an aborter that is alive writes its text within this */
+#define TEXT_WAIT_NS   2000000 /* an aborter that is alive writes its text within this */
 
 static uint64_t
 lines(uint64_t bytes)
@@ -21,7 +21,7 @@ lines(uint64_t bytes)
     return (bytes + (TP_LINE - 1)) & ~(uint64_t)(TP_LINE - 1);
 }
 
-/* ---- layout --------------------------------------------------------------------------------------------------------- */
+/* ---- layout ------------------------------------------------------------------------------------------------- */
 
 static tp_status
 lay_out(int ranks, const uint8_t *pairs, size_t ring_bytes, size_t max_gather_bytes, tp_region *plan)
@@ -30,8 +30,8 @@ lay_out(int ranks, const uint8_t *pairs, size_t ring_bytes, size_t max_gather_by
         return tp_fail(TP_EVALUE, "ranks is %d: 1 to %d would be right", ranks, TP_REGION_RANKS);
     const size_t limit = (size_t)1 << 48;
     if (ring_bytes > limit || max_gather_bytes > limit)
-        return tp_fail(TP_EVALUE, "ring_bytes is %zu and max_gather_bytes %zu: at most 2^48 each would be right", ring_bytes,
-                       max_gather_bytes);
+        return tp_fail(TP_EVALUE, "ring_bytes is %zu and max_gather_bytes %zu: at most 2^48 each would be right",
+                       ring_bytes, max_gather_bytes);
     uint64_t rings = 0, square = (uint64_t)ranks * (uint64_t)ranks;
     for (uint64_t i = 0; i < square; i++)
         rings += pairs[i] != 0;
@@ -45,7 +45,8 @@ lay_out(int ranks, const uint8_t *pairs, size_t ring_bytes, size_t max_gather_by
     plan->gather_at = lines(plan->table_at + square * sizeof(int32_t));
     plan->rings_at = plan->gather_at + 2 * (uint64_t)ranks * (plan->gather_bytes + TP_LINE);
     if (rings > 0 && (UINT64_MAX / 4) / rings < plan->ring_bytes + sizeof(tp_ring))
-        return tp_fail(TP_EVALUE, "%llu rings of %zu bytes do not fit in an address space", (unsigned long long)rings, ring_bytes);
+        return tp_fail(TP_EVALUE, "%llu rings of %zu bytes do not fit in an address space", (unsigned long long)rings,
+                       ring_bytes);
     plan->bytes = plan->rings_at + rings * (plan->ring_bytes + sizeof(tp_ring));
     return TP_OK;
 }
@@ -60,8 +61,8 @@ tp_region_bytes(int ranks, const uint8_t *pairs, size_t ring_bytes, size_t max_g
 }
 
 tp_status
-tp_region_create(void *memory, size_t bytes, int ranks, const uint8_t *pairs, size_t ring_bytes, size_t max_gather_bytes,
-                 tp_region **out)
+tp_region_create(void *memory, size_t bytes, int ranks, const uint8_t *pairs, size_t ring_bytes,
+                 size_t max_gather_bytes, tp_region **out)
 {
     tp_region plan, *region = memory;
     TP_TRY(lay_out(ranks, pairs, ring_bytes, max_gather_bytes, &plan));
@@ -89,7 +90,8 @@ tp_region_attach(void *memory, size_t bytes, tp_region **out)
     if (region->abi != TP_COMM_ABI)
         return tp_fail(TP_EVALUE, "the region has version %u: this build reads version %u", region->abi, TP_COMM_ABI);
     if (region->bytes > bytes)
-        return tp_fail(TP_EVALUE, "the region has %llu bytes, its memory only %zu", (unsigned long long)region->bytes, bytes);
+        return tp_fail(TP_EVALUE, "the region has %llu bytes, its memory only %zu", (unsigned long long)region->bytes,
+                       bytes);
     *out = region;
     return TP_OK;
 }
@@ -100,7 +102,7 @@ tp_region_ranks(const tp_region *region)
     return region->ranks;
 }
 
-/* ---- sleeping and waking ---------------------------------------------------------------------------------------------- */
+/* ---- sleeping and waking -------------------------------------------------------------------------------------- */
 
 static void
 wake(_Atomic uint32_t *word, int shared)
@@ -126,7 +128,7 @@ tp_region_sleep(tp_region_rank *rank, uint32_t seen, int64_t timeout_ns, int sha
     syscall(SYS_futex, (uint32_t *)&rank->bell, FUTEX_WAIT | (shared ? 0 : FUTEX_PRIVATE_FLAG), seen, &span, NULL, 0);
 }
 
-/* ---- abort ------------------------------------------------------------------------------------------------------------ */
+/* ---- abort ---------------------------------------------------------------------------------------------------- */
 
 void
 tp_region_abort(tp_region *region, tp_status code, int rank, const char *text)
@@ -168,7 +170,7 @@ tp_region_aborted(const tp_region *region, int *rank, char text[512])
     return code;
 }
 
-/* ---- progress --------------------------------------------------------------------------------------------------------- */
+/* ---- progress ------------------------------------------------------------------------------------------------- */
 
 void
 tp_region_progress(tp_region *region, int rank, uint64_t step, uint64_t instruction)

@@ -7,10 +7,10 @@
 #include <stdalign.h>
 #include <stdatomic.h>
 
-#define TP_LINE 64                    /* bytes that two cores never share here without meaning to */
+#define TP_LINE         64 /* bytes that two cores never share here without meaning to */
 #define TP_REGION_MAGIC 0x3167657270745Full
-#define TP_REGION_RANKS 4096          /* most ranks of a region */
-#define TP_RING_FLOOR 4096            /* smallest ring, bytes */
+#define TP_REGION_RANKS 4096 /* most ranks of a region */
+#define TP_RING_FLOOR   4096 /* smallest ring, bytes */
 
 /* One rank. Whoever changes something a rank may be asleep for rings its bell: one word to sleep on, whatever it is
  * that the rank waits for, so an abort wakes everybody with one call per rank. */
@@ -35,7 +35,7 @@ struct tp_region {
     int32_t ranks;
     uint64_t bytes, ring_bytes, gather_bytes; /* the last two rounded up to lines */
     uint64_t ranks_at, table_at, gather_at, rings_at;
-    /* The first failure: 0, or code << 32 | (rank + 1). One word, so that an aborter killed half-way leaves no doubt. */
+    /* The first failure: 0, or code << 32 | (rank + 1). One word: an aborter killed half-way leaves no doubt. */
     alignas(TP_LINE) _Atomic uint64_t failure;
     _Atomic uint32_t text_ready;
     char text[512];

@@ -37,7 +37,7 @@ as_int(PyObject *number)
     return (int)value;
 }
 
-/* ---- Region ------------------------------------------------------------------------------------------------------- */
+/* ---- Region ----------------------------------------------------------------------------------------------- */
 
 static region_object *
 region_new(PyTypeObject *type)
@@ -63,9 +63,10 @@ region_fill(region_object *self, int ranks, const uint8_t *pairs, size_t ring_by
     return tp_region_create(self->memory, bytes, ranks, pairs, ring_bytes, gather_bytes, &self->region);
 }
 
-PyDoc_STRVAR(region_create_doc, "create($type, /, ranks, pairs, ring_bytes, max_gather_bytes, shared)\n--\n\n"
-                                "Make a region. pairs: uint8 [ranks * ranks], pairs[src * ranks + dst] != 0 gives that pair a\n"
-                                "ring of ring_bytes. shared: a memfd (.fd) that other processes attach to.");
+PyDoc_STRVAR(region_create_doc,
+             "create($type, ranks, pairs, ring_bytes, max_gather_bytes, shared)\n--\n\n"
+             "Make a region. pairs: uint8 [ranks * ranks], pairs[src * ranks + dst] != 0 gives that pair a\n"
+             "ring of ring_bytes. shared: a memfd (.fd) that other processes attach to.");
 
 static PyObject *
 region_create(PyObject *type, PyObject *args, PyObject *kwargs)
@@ -74,26 +75,28 @@ region_create(PyObject *type, PyObject *args, PyObject *kwargs)
     int ranks, shared;
     PyObject *pairs;
     Py_ssize_t ring_bytes, gather_bytes;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iOnnp:create", names, &ranks, &pairs, &ring_bytes, &gather_bytes, &shared))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iOnnp:create", names, &ranks, &pairs, &ring_bytes, &gather_bytes,
+                                     &shared))
         return NULL;
     Py_buffer view;
     if (tp_py_view(pairs, 'B', -1, 0, "pairs", &view) < 0)
         return NULL;
     region_object *self = NULL;
     if (ranks < 1 || ranks > 4096 || view.len != (Py_ssize_t)ranks * ranks)
-        PyErr_Format(PyExc_ValueError, "ranks is %d and pairs has %zd elements: 1 to 4096 ranks and ranks * ranks would be right",
-                     ranks, view.len);
+        PyErr_Format(PyExc_ValueError,
+                     "ranks is %d and pairs has %zd elements: 1 to 4096 ranks and ranks * ranks would be right", ranks,
+                     view.len);
     else if (ring_bytes < 0 || gather_bytes < 0)
-        PyErr_Format(PyExc_ValueError, "ring_bytes is %zd and max_gather_bytes %zd: 0 or more would be right", ring_bytes,
-                     gather_bytes);
+        PyErr_Format(PyExc_ValueError, "ring_bytes is %zd and max_gather_bytes %zd: 0 or more would be right",
+                     ring_bytes, gather_bytes);
     else
         self = region_new((PyTypeObject *)type);
     if (self != NULL) {
         tp_status status;
-        Py_BEGIN_ALLOW_THREADS
-        status = region_fill(self, ranks, view.buf, (size_t)ring_bytes, (size_t)gather_bytes, shared);
-        Py_END_ALLOW_THREADS
-        if (status != TP_OK) {
+        Py_BEGIN_ALLOW_THREADS status =
+            region_fill(self, ranks, view.buf, (size_t)ring_bytes, (size_t)gather_bytes, shared);
+        Py_END_ALLOW_THREADS if (status != TP_OK)
+        {
             tp_py_raise(tp_py_state_of((PyObject *)self), status);
             Py_CLEAR(self);
         }
@@ -167,7 +170,8 @@ region_abort(PyObject *object, PyObject *args, PyObject *kwargs)
         return NULL;
     tp_status code = status_named(name);
     if (code == TP_OK)
-        return PyErr_Format(PyExc_ValueError, "code is '%s': the name of a status, such as 'ERUNTIME', would be right", name);
+        return PyErr_Format(PyExc_ValueError, "code is '%s': the name of a status, such as 'ERUNTIME', would be right",
+                            name);
     tp_region_abort(self->region, code, rank, text);
     Py_RETURN_NONE;
 }
@@ -182,7 +186,8 @@ region_aborted(PyObject *object, PyObject *unused)
     if (code == TP_OK)
         Py_RETURN_NONE;
     /* a text cut at 511 bytes may end inside a character */
-    return Py_BuildValue("(siN)", tp_status_name(code), rank, PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace"));
+    return Py_BuildValue("(siN)", tp_status_name(code), rank,
+                         PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace"));
 }
 
 static int
@@ -197,8 +202,10 @@ rank_of(PyObject *argument, const region_object *self)
     return -1;
 }
 
-PyDoc_STRVAR(region_progress_doc, "progress($self, rank, /)\n--\n\n(step, op, stage, micro, slice) that the rank runs; op is None where it is\n"
-                                  "between instructions.");
+PyDoc_STRVAR(
+    region_progress_doc,
+    "progress($self, rank, /)\n--\n\n(step, op, stage, micro, slice) that the rank runs; op is None where it is\n"
+    "between instructions.");
 
 static PyObject *
 region_progress(PyObject *object, PyObject *argument)
@@ -276,27 +283,34 @@ static PyGetSetDef region_getset[] = {
 #define KEYWORDS(function) ((PyCFunction)(void (*)(void))(function))
 static PyMethodDef region_methods[] = {
     {"create", KEYWORDS(region_create), METH_VARARGS | METH_KEYWORDS | METH_CLASS, region_create_doc},
-    {"attach", region_attach, METH_O | METH_CLASS, "attach($type, fd, /)\n--\n\nThe region in a memfd, which stays the caller's."},
-    {"close", region_close, METH_NOARGS, "close($self, /)\n--\n\nClose the descriptor; the memory lives as long as the object."},
+    {"attach", region_attach, METH_O | METH_CLASS,
+     "attach($type, fd, /)\n--\n\nThe region in a memfd, which stays the caller's."},
+    {"close", region_close, METH_NOARGS,
+     "close($self)\n--\n\nClose the descriptor; the memory lives as long as the object."},
     {"abort", KEYWORDS(region_abort), METH_VARARGS | METH_KEYWORDS,
-     "abort($self, /, code, rank, text)\n--\n\nEnd everybody; the first call's words are kept. rank -1: no rank, the launcher."},
-    {"aborted", region_aborted, METH_NOARGS, "aborted($self, /)\n--\n\nNone, or (code, rank, text) of the first failure."},
+     "abort($self, code, rank, text)\n--\n\nEnd everybody; the first call's words are kept. rank -1: no rank, the "
+     "launcher."},
+    {"aborted", region_aborted, METH_NOARGS, "aborted($self)\n--\n\nNone, or (code, rank, text) of the first failure."},
     {"progress", region_progress, METH_O, region_progress_doc},
     {"set_progress", region_set_progress, METH_VARARGS,
-     "set_progress($self, rank, step, instruction, /)\n--\n\ninstruction: op << 48 | stage << 32 | micro << 16 | slice; omitted: none."},
+     "set_progress($self, rank, step, instruction=0xffffffffffffffff, /)\n--\n\ninstruction: op << 48 | stage << 32 | "
+     "micro << 16 | slice; omitted: none."},
     {"doing", region_doing, METH_O, "doing($self, rank, /)\n--\n\nWhat the rank is doing, in words."},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot region_slots[] = {
-    {Py_tp_dealloc, region_dealloc}, {Py_tp_methods, region_methods}, {Py_tp_getset, region_getset},
-    {Py_tp_doc, "Memory that the ranks of a run share: rings, all-gathers, progress, and one abort that ends everybody."},
+    {Py_tp_dealloc, region_dealloc},
+    {Py_tp_methods, region_methods},
+    {Py_tp_getset, region_getset},
+    {Py_tp_doc,
+     "Memory that the ranks of a run share: rings, all-gathers, progress, and one abort that ends everybody."},
     {0, NULL},
 };
 static PyType_Spec region_spec = {"terapipe_c._core.Region", sizeof(region_object), 0,
                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
                                   region_slots};
 
-/* ---- Comm --------------------------------------------------------------------------------------------------------- */
+/* ---- Comm ------------------------------------------------------------------------------------------------- */
 
 static PyObject *
 comm_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -319,7 +333,8 @@ comm_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     self->region = (region_object *)Py_NewRef(region);
     const char *name = self->region->shared ? "shm" : "thread";
-    tp_status status = tp_comm_open_region(self->region->region, rank, name, (int64_t)ceil(timeout_s * 1e9), &self->comm);
+    tp_status status =
+        tp_comm_open_region(self->region->region, rank, name, (int64_t)ceil(timeout_s * 1e9), &self->comm);
     if (status == TP_OK)
         return (PyObject *)self;
     tp_py_raise(state, status);
@@ -343,7 +358,8 @@ static int
 enter(comm_object *self)
 {
     if (self->busy) {
-        PyErr_SetString(PyExc_RuntimeError, "this communicator is in use by another thread: one thread at a time would be right");
+        PyErr_SetString(PyExc_RuntimeError,
+                        "this communicator is in use by another thread: one thread at a time would be right");
         return -1;
     }
     self->busy = 1;
@@ -371,10 +387,8 @@ comm_send(PyObject *object, PyObject *args)
     PyObject *result = NULL;
     if (enter(self) == 0) {
         tp_status status;
-        Py_BEGIN_ALLOW_THREADS
-        status = self->comm->ops->send(self->comm, peer, tag, data.buf, (size_t)data.len);
-        Py_END_ALLOW_THREADS
-        result = leave(self, status);
+        Py_BEGIN_ALLOW_THREADS status = self->comm->ops->send(self->comm, peer, tag, data.buf, (size_t)data.len);
+        Py_END_ALLOW_THREADS result = leave(self, status);
     }
     PyBuffer_Release(&data);
     return result;
@@ -392,12 +406,10 @@ comm_recv(PyObject *object, PyObject *args)
     PyObject *result = NULL;
     if (enter(self) == 0) {
         tp_status status;
-        Py_BEGIN_ALLOW_THREADS
-        status = self->comm->ops->recv_post(self->comm, peer, tag, data.buf, (size_t)data.len);
+        Py_BEGIN_ALLOW_THREADS status = self->comm->ops->recv_post(self->comm, peer, tag, data.buf, (size_t)data.len);
         if (status == TP_OK)
             status = self->comm->ops->recv_wait(self->comm, peer);
-        Py_END_ALLOW_THREADS
-        result = leave(self, status);
+        Py_END_ALLOW_THREADS result = leave(self, status);
     }
     PyBuffer_Release(&data);
     return result;
@@ -415,10 +427,9 @@ comm_exchange(PyObject *object, PyObject *args)
     PyObject *result = NULL;
     if (enter(self) == 0) {
         tp_status status;
-        Py_BEGIN_ALLOW_THREADS
-        status = self->comm->ops->exchange(self->comm, peer, tag, out.buf, (size_t)out.len, in.buf, (size_t)in.len);
-        Py_END_ALLOW_THREADS
-        result = leave(self, status);
+        Py_BEGIN_ALLOW_THREADS status =
+            self->comm->ops->exchange(self->comm, peer, tag, out.buf, (size_t)out.len, in.buf, (size_t)in.len);
+        Py_END_ALLOW_THREADS result = leave(self, status);
     }
     PyBuffer_Release(&out);
     PyBuffer_Release(&in);
@@ -436,10 +447,8 @@ comm_allgather(PyObject *object, PyObject *argument)
     if (all != NULL && enter(self) == 0) {
         tp_status status;
         char *into = PyBytes_AS_STRING(all);
-        Py_BEGIN_ALLOW_THREADS
-        status = self->comm->ops->allgather(self->comm, mine.buf, (size_t)mine.len, into);
-        Py_END_ALLOW_THREADS
-        result = leave(self, status);
+        Py_BEGIN_ALLOW_THREADS status = self->comm->ops->allgather(self->comm, mine.buf, (size_t)mine.len, into);
+        Py_END_ALLOW_THREADS result = leave(self, status);
     }
     PyBuffer_Release(&mine);
     if (result == NULL)
@@ -457,10 +466,8 @@ comm_barrier(PyObject *object, PyObject *unused)
     if (enter(self) < 0)
         return NULL;
     tp_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = self->comm->ops->allgather(self->comm, NULL, 0, NULL);
-    Py_END_ALLOW_THREADS
-    return leave(self, status);
+    Py_BEGIN_ALLOW_THREADS status = self->comm->ops->allgather(self->comm, NULL, 0, NULL);
+    Py_END_ALLOW_THREADS return leave(self, status);
 }
 
 static PyObject *
@@ -483,22 +490,30 @@ static PyGetSetDef comm_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyMethodDef comm_methods[] = {
-    {"send", comm_send, METH_VARARGS, "send($self, peer, tag, data, /)\n--\n\nSend a buffer; blocks while the ring is full."},
-    {"recv", comm_recv, METH_VARARGS, "recv($self, peer, tag, into, /)\n--\n\nReceive the next message, of exactly this tag and size."},
-    {"exchange", comm_exchange, METH_VARARGS, "exchange($self, peer, tag, out, into, /)\n--\n\nBoth directions at once, any size."},
-    {"allgather", comm_allgather, METH_O, "allgather($self, mine, /)\n--\n\nThe bytes of every rank, in order of ranks."},
-    {"barrier", comm_barrier, METH_NOARGS, "barrier($self, /)\n--\n\nReturn when every rank has called it."},
+    {"send", comm_send, METH_VARARGS,
+     "send($self, peer, tag, data, /)\n--\n\nSend a buffer; blocks while the ring is full."},
+    {"recv", comm_recv, METH_VARARGS,
+     "recv($self, peer, tag, into, /)\n--\n\nReceive the next message, of exactly this tag and size."},
+    {"exchange", comm_exchange, METH_VARARGS,
+     "exchange($self, peer, tag, out, into, /)\n--\n\nBoth directions at once, any size."},
+    {"allgather", comm_allgather, METH_O,
+     "allgather($self, mine, /)\n--\n\nThe bytes of every rank, in order of ranks."},
+    {"barrier", comm_barrier, METH_NOARGS, "barrier($self)\n--\n\nReturn when every rank has called it."},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot comm_slots[] = {
-    {Py_tp_new, comm_new}, {Py_tp_dealloc, comm_dealloc}, {Py_tp_methods, comm_methods}, {Py_tp_getset, comm_getset},
-    {Py_tp_doc, "Comm(region, rank, timeout_s=0)\n--\n\nOne rank's end of a region; one thread at a time. timeout_s of one wait, 0: none."},
+    {Py_tp_new, comm_new},
+    {Py_tp_dealloc, comm_dealloc},
+    {Py_tp_methods, comm_methods},
+    {Py_tp_getset, comm_getset},
+    {Py_tp_doc, "Comm(region, rank, timeout_s=0)\n--\n\nOne rank's end of a region; one thread at a time. timeout_s of "
+                "one wait, 0: none."},
     {0, NULL},
 };
 static PyType_Spec comm_spec = {"terapipe_c._core.Comm", sizeof(comm_object), 0,
                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE, comm_slots};
 
-/* ---- for engine.c --------------------------------------------------------------------------------------------------- */
+/* ---- for engine.c ------------------------------------------------------------------------------------------- */
 
 static int
 is_a(PyObject *object, size_t offset)

@@ -18,8 +18,8 @@
             _exit(1);                                                                                                  \
         }                                                                                                              \
     } while (0)
-#define HOLDS(text) (strstr(tp_error_message(), (text)) != NULL)
-#define RING_BYTES 16384
+#define HOLDS(text)  (strstr(tp_error_message(), (text)) != NULL)
+#define RING_BYTES   16384
 #define GATHER_BYTES 256
 
 typedef void (*case_body)(tp_comm *c, tp_region *region);
@@ -43,7 +43,8 @@ barrier(tp_comm *c)
 static size_t
 size_of_message(int i)
 {
-    static const size_t special[] = {0, 1, 47, 48, 49, 64, 65, RING_BYTES - 64, RING_BYTES, RING_BYTES + 1, 5 * RING_BYTES + 3};
+    static const size_t special[] = {
+        0, 1, 47, 48, 49, 64, 65, RING_BYTES - 64, RING_BYTES, RING_BYTES + 1, 5 * RING_BYTES + 3};
     size_t specials = sizeof special / sizeof special[0];
     return (size_t)i % 3 == 0 ? special[(size_t)(i / 3) % specials] : (size_t)i * 7919u % 3000;
 }
@@ -81,14 +82,16 @@ in_order(tp_comm *c, tp_region *region)
 static void
 exchanges(tp_comm *c, tp_region *region)
 {
-    static const size_t sizes[][2] = {{0, 0}, {1, 3}, {40 * RING_BYTES, 2}, {0, 9 * RING_BYTES + 5}, {3000001, 3000001}};
+    static const size_t sizes[][2] = {
+        {0, 0}, {1, 3}, {40 * RING_BYTES, 2}, {0, 9 * RING_BYTES + 5}, {3000001, 3000001}};
     int peer = c->rank ^ 1;
     (void)region;
     if (peer >= c->ranks)
         return;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         size_t out_bytes = sizes[i][c->rank & 1], in_bytes = sizes[i][!(c->rank & 1)];
-        unsigned char *out = pattern(out_bytes, (uint64_t)c->rank + 7 * i), *expected = pattern(in_bytes, (uint64_t)peer + 7 * i);
+        unsigned char *out = pattern(out_bytes, (uint64_t)c->rank + 7 * i),
+                      *expected = pattern(in_bytes, (uint64_t)peer + 7 * i);
         unsigned char *in = calloc(1, in_bytes + 1);
         CHECK(c->ops->exchange(c, peer, i, out, out_bytes, in, in_bytes) == TP_OK);
         CHECK(memcmp(in, expected, in_bytes) == 0);
@@ -134,7 +137,8 @@ wrong_messages(tp_comm *c, tp_region *region)
         CHECK(HOLDS("rank 0 sent send of the activation of micro-batch 3 slice 2 on stage 0 (64 bytes)"));
         CHECK(HOLDS("rank 1 expected send of the activation of micro-batch 3 slice 1 on stage 0 (64 bytes)"));
         barrier(c);
-        CHECK(c->ops->exchange(c, 0, tp_tag(5, 0, 3, 2), data, 64, data, 64) == TP_OK); /* takes the message left there */
+        CHECK(c->ops->exchange(c, 0, tp_tag(5, 0, 3, 2), data, 64, data, 64) ==
+              TP_OK); /* takes the message left there */
     } else {
         barrier(c);
     }
@@ -200,7 +204,8 @@ aborts(tp_comm *c, tp_region *region)
         status = c->ops->allgather(c, NULL, 0, NULL);
     }
     CHECK(status == TP_EABORTED && HOLDS("the first failure"));
-    CHECK(tp_region_aborted(region, &first, text) == TP_ERUNTIME && first == last && strcmp(text, "the first failure") == 0);
+    CHECK(tp_region_aborted(region, &first, text) == TP_ERUNTIME && first == last &&
+          strcmp(text, "the first failure") == 0);
     free(data);
 }
 
@@ -209,10 +214,17 @@ static const struct {
     int ranks;
     case_body body;
 } cases[] = {
-    {"in_order", 2, in_order},         {"in_order of 5", 5, in_order},    {"exchanges", 2, exchanges},
-    {"exchanges of 4", 4, exchanges},  {"gathers", 2, gathers},           {"gathers of 7", 7, gathers},
-    {"wrong_messages", 3, wrong_messages}, {"deadlines", 3, deadlines},   {"bad_requests", 2, bad_requests},
-    {"aborts", 4, aborts},             {"gathers alone", 1, gathers},
+    {"in_order", 2, in_order},
+    {"in_order of 5", 5, in_order},
+    {"exchanges", 2, exchanges},
+    {"exchanges of 4", 4, exchanges},
+    {"gathers", 2, gathers},
+    {"gathers of 7", 7, gathers},
+    {"wrong_messages", 3, wrong_messages},
+    {"deadlines", 3, deadlines},
+    {"bad_requests", 2, bad_requests},
+    {"aborts", 4, aborts},
+    {"gathers alone", 1, gathers},
 };
 #define CASES ((int)(sizeof cases / sizeof cases[0]))
 
@@ -278,7 +290,7 @@ run_processes(int number)
     tp_region *region;
     int fd, ranks = cases[number].ranks, failed = 0;
     size_t bytes = make_region(ranks, 1, &fd, &memory, &region);
-    int passed = dup(fd); /* without close-on-exec */
+    int passed = dup(fd);        /* without close-on-exec */
     CHECK(ftruncate(fd, 0) < 0); /* sealed: nobody can turn a peer's read into a SIGBUS */
     close(fd);
     for (int rank = 0; rank < ranks; rank++) {
@@ -323,10 +335,12 @@ memory_is_refused(void)
     size_t bytes = 0;
     uint8_t pairs[4] = {0, 1, 1, 0};
     tp_region *region;
-    CHECK(tp_shm_create((size_t)1 << 45, &fd, &memory) == TP_EIO && HOLDS("35184372088832 bytes") && HOLDS("available"));
+    CHECK(tp_shm_create((size_t)1 << 45, &fd, &memory) == TP_EIO && HOLDS("35184372088832 bytes") &&
+          HOLDS("available"));
     CHECK(fd == -1);
     CHECK(tp_shm_attach(STDERR_FILENO, &bytes, &memory) == TP_EIO);
-    CHECK(tp_region_bytes(0, pairs, 1, 1, &bytes) == TP_EVALUE && tp_region_bytes(5000, pairs, 1, 1, &bytes) == TP_EVALUE);
+    CHECK(tp_region_bytes(0, pairs, 1, 1, &bytes) == TP_EVALUE &&
+          tp_region_bytes(5000, pairs, 1, 1, &bytes) == TP_EVALUE);
     CHECK(tp_region_bytes(2, pairs, (size_t)1 << 50, 1, &bytes) == TP_EVALUE);
     CHECK(tp_local_create(1 << 16, &memory) == TP_OK);
     CHECK(tp_region_attach(memory, 1 << 16, &region) == TP_EVALUE && HOLDS("not a region"));
