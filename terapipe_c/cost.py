@@ -18,6 +18,7 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -209,17 +210,22 @@ def slicing_arrays(slicing: Slicing) -> tuple[NDArray[np.int32], NDArray[np.int3
     return batches, slices, np.fromiter(itertools.chain.from_iterable(s for _, s in slicing), np.int32)
 
 
+@lru_cache(maxsize=64)
+def _counts_before(num_blocks: int) -> NDArray[np.int32]:
+    """int32 [blocks + 1, 4]: how many of each kind come before a block."""
+    kind = np.array([0, *[1, 2] * ((num_blocks - 2) // 2), 3])
+    return np.concatenate([np.zeros((1, 4), np.int32), np.cumsum(kind[:, None] == np.arange(4), axis=0, dtype=np.int32)])
+
+
 def block_counts(model: GPTConfig, partition: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
     """int32 [stages, 4]: how many embeddings, attentions, FFNs and heads each stage holds."""
-    counts = np.zeros((len(partition), 4), np.int32)
-    last = model.num_blocks - 1
-    for k, (first, end) in enumerate(partition):
-        inner_first, inner_end = max(first, 1), min(end, last)
-        if inner_end > inner_first:                            # odd blocks are attentions, even ones FFNs
-            counts[k, 1] = inner_end // 2 - inner_first // 2
-            counts[k, 2] = (inner_end - inner_first) - counts[k, 1]
-        counts[k, 0], counts[k, 3] = first == 0 < end, first <= last < end
-    return counts
+    before, bounds = _counts_before(model.num_blocks), np.array(partition, np.intp).reshape(-1, 2)
+    return np.ascontiguousarray(before[bounds[:, 1]] - before[bounds[:, 0]])
+
+
+@lru_cache(maxsize=64)
+def _block_params(model: GPTConfig) -> Float:
+    return np.array([model.block_params(k) for k in KINDS], np.float64)
 
 
 def equal_lengths(total: int, parts: int) -> list[int]:
@@ -527,7 +533,7 @@ class CostModel:
         """What depends on the partition: blocks [stages, 4], seconds of an update [stages]."""
         if model is None:
             return counts, np.zeros(len(counts))
-        params = counts @ np.array([model.block_params(k) for k in KINDS], np.float64)
+        params = counts @ _block_params(model)
         if model.tie_weights:                                  # the head's copy of the embedding
             params[(counts[:, 3] > 0) & (counts[:, 0] == 0)] += float(model.vocab_size * model.n_embd)
         return counts, np.asarray(self.optimizer_s(params), np.float64)

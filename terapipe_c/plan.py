@@ -38,7 +38,8 @@ Cut = tuple[tuple[int, int], ...]
 _SLIGHT = 1 - 1e-9     # less than this much better is rounding, not an improvement
 _HOPE = 1.003          # in the order of another plan, a better one may look this much worse
 _TRIES = 6             # of the moves that a glance likes best, how many are judged
-_WORK = 3_000_000      # instructions handled in the descents: a fraction of a second
+_GLANCE = 500_000      # instructions in one round of glances: milliseconds
+_WORK = 48_000_000     # of what a descent may cost, in units of about 13 ns: a fraction of a second
 
 
 # ---- the plan ------------------------------------------------------------------------------------------------------------
@@ -351,16 +352,12 @@ def _peak_memory(model: GPTConfig, partition: Cut, slicing: tuple[Micro, ...], p
     E = model.n_embd
     held = {"embedding": 4 * E, "attention": 4 * (7 * E + model.n_head), "ffn": 4 * (11 * E), "head": 4 * (4 * E)}
     peak = [0] * program.num_ranks
-    for rank in range(program.num_ranks):
-        code = program.instructions(rank)
-        for stage in np.unique(code["stage"]).tolist():
-            first, end = partition[stage]
-            slots = 1 + int((code["slot"][code["stage"] == stage] & 0xFFFF).max(initial=0))
-            blocks = model.blocks[first:end]
-            params = sum(model.block_params(b.kind) for b in blocks)
-            if model.tie_weights and blocks[-1].kind == "head" and blocks[0].kind != "embedding":
-                params += model.vocab_size * E
-            peak[rank] += 16 * params + slots * rows * sum(held[b.kind] for b in blocks)
+    for stage, ((first, end), rank) in enumerate(zip(partition, program.rank_of, strict=True)):
+        blocks = model.blocks[first:end]
+        params = sum(model.block_params(b.kind) for b in blocks)
+        if model.tie_weights and blocks[-1].kind == "head" and blocks[0].kind != "embedding":
+            params += model.vocab_size * E
+        peak[rank] += 16 * params + program.activation_slots(stage) * rows * sum(held[b.kind] for b in blocks)
     return peak
 
 
@@ -378,7 +375,7 @@ class _Judge:
 
     def __init__(self, model: GPTConfig, costs: CostModel, ranks: int, chunks: int, limit: int | None) -> None:
         self.model, self.costs, self.ranks, self.chunks, self.limit = model, costs, ranks, chunks, limit
-        self.work = 0                                          # instructions handled, a clock that is the same everywhere
+        self.work = 0                                          # a clock that is the same everywhere: about 13 ns a tick
         self.shortest: tuple[int, int, int] | None = None      # bytes short, rank, bytes needed: of the nearest miss
         self._compute: dict[tuple[str, tuple[int, ...]], Program] = {}
         self._seen: dict[tuple[Any, ...], _Candidate] = {}
@@ -404,16 +401,18 @@ class _Judge:
             durations = self.durations(partition, slicing)
             program = self.program(_Candidate(0.0, *key), durations)
             found = self._seen[key] = _Candidate(float(program.makespan(durations)), *key)
-            self.work += 4 * len(program) + 500                # about what splitting and lowering cost beside timing
+            self.work += 80 * len(program) + 30_000            # what splitting and lowering cost beside timing
         return found
 
     def glance(self, like: _Candidate, others: Sequence[tuple[Cut, tuple[Micro, ...]]]) -> NDArray[np.float64]:
         """Seconds of plans with as many slices as ``like``, in its very order: a hundred times cheaper than :meth:`judge`,
         and what they would take if their weight gradients were not placed anew."""
+        if not others:
+            return np.zeros(0)
         program = self.program(like, self.durations(like.partition, like.slicing))
         work = [self._stage_work(cut) for cut, _ in others]
         lengths = [[n for _, micro in slicing for n in micro] for _, slicing in others]
-        self.work += (4 + len(others)) * len(program) + 60 * len(others)
+        self.work += (80 + len(others)) * len(program) + 1_000 * len(others)
         return self.costs.glance(program, self.model, [b for b, _ in like.slicing], [w[0] for w in work], lengths,
                                  [w[1] for w in work])
 
@@ -518,17 +517,23 @@ def _slicing_seeds(judge: _Judge, batch: int, seq_len: int, unit: int, stages: i
     return list(dict.fromkeys(seeds))
 
 
+def _estimate(judge: _Judge, slicing: tuple[Micro, ...]) -> float:
+    """TeraPipe's sum + (K - 1) max for equal stages: which starts look best."""
+    d = judge.durations(((0, judge.model.num_blocks),), slicing)
+    stages = judge.ranks * judge.chunks
+    unit = (d["F"] + d["I"] + d["W"])[0]
+    return float(unit.sum() + (stages - 1) * unit.max()) / stages
+
+
 def _partition_moves(cut: Cut) -> Iterator[Cut]:
-    """Every boundary one block to either side, and every run of boundaries together."""
-    ends = [end for _, end in cut[:-1]]
-    last = cut[-1][1]
-    for width in range(1, min(len(ends), 4) + 1):
-        for at in range(len(ends) - width + 1):
+    """Every boundary one block to either side, and every short run of boundaries together."""
+    for width in range(1, min(len(cut) - 1, 4) + 1):
+        for at in range(len(cut) - width):                     # boundaries at .. at + width - 1, each the end of its stage
             for step in (1, -1):
-                moved = [e + step if at <= i < at + width else e for i, e in enumerate(ends)]
-                bounds = [0, *moved, last]
-                if all(a < b for a, b in itertools.pairwise(bounds)):
-                    yield tuple(itertools.pairwise(bounds))
+                before, after = cut[at], cut[at + width]
+                if before[1] + step > before[0] and after[0] + step < after[1]:
+                    inner = tuple((a + step, b + step) for a, b in cut[at + 1:at + width])
+                    yield (*cut[:at], (before[0], before[1] + step), *inner, (after[0] + step, after[1]), *cut[at + width + 1:])
 
 
 def _shifts(slicing: tuple[Micro, ...], step: int, unit: int) -> Iterator[tuple[Micro, ...]]:
@@ -547,6 +552,24 @@ def _shifts(slicing: tuple[Micro, ...], step: int, unit: int) -> Iterator[tuple[
                         yield tuple(changed if micro == pattern else micro for micro in slicing)
 
 
+def _warps(slicing: tuple[Micro, ...], unit: int) -> Iterator[tuple[Micro, ...]]:
+    """All boundaries of a pattern moved together: slices that grow or shrink along the sequence, or towards its middle.
+    A pipeline fills and drains through its first and last slices, and single moves cross that valley badly."""
+    for pattern in dict.fromkeys(slicing):
+        size, lengths = pattern
+        if len(lengths) < 2:
+            continue
+        total = sum(lengths)
+        x = np.cumsum(lengths[:-1]) / total
+        for bend in (x * (1 - x), x * (1 - x) * (1 - 2 * x)):
+            for by in (0.02, 0.05, 0.1, 0.2, 0.4):
+                for sign in (by, -by):
+                    ends = np.rint((x + sign * bend) * (total / unit)).astype(int) * unit
+                    other = tuple(int(n) for n in np.diff(ends, prepend=0, append=total))
+                    if min(other) >= unit and other != lengths:
+                        yield tuple((size, other) if micro == pattern else micro for micro in slicing)
+
+
 def _recounts(slicing: tuple[Micro, ...], unit: int) -> Iterator[tuple[Micro, ...]]:
     """Two neighbouring slices joined, or one halved."""
     for pattern in dict.fromkeys(slicing):
@@ -558,11 +581,12 @@ def _recounts(slicing: tuple[Micro, ...], unit: int) -> Iterator[tuple[Micro, ..
             yield tuple((size, other) if micro == pattern else micro for micro in slicing)
 
 
-def _refine(judge: _Judge, start: _Candidate, unit: int, *, fixed_partition: bool, fixed_slicing: bool, budget: int) \
+def _refine(judge: _Judge, start: _Candidate, *, unit: int, fixed_partition: bool, fixed_slicing: bool, budget: int) \
         -> _Candidate:
-    """Descend by single moves until none helps or ``budget`` instructions have been handled (a count, not a time: the
-    same request gives the same plan)."""
+    """Descend by single moves until none helps or ``budget`` ticks of the judge are spent (a count, not a time: the same
+    request gives the same plan)."""
     best, stop = start, judge.work + budget
+    width = max(8, _GLANCE // len(judge.program(start, judge.durations(start.partition, start.slicing))))
 
     def try_in_order(others: Iterable[tuple[Cut, tuple[Micro, ...]]]) -> bool:
         nonlocal best
@@ -576,17 +600,17 @@ def _refine(judge: _Judge, start: _Candidate, unit: int, *, fixed_partition: boo
         return False
 
     def descend(moves: Callable[[], Iterable[tuple[Cut, tuple[Micro, ...]]]]) -> bool:
-        """The steepest of these moves, again and again; those that a glance does not rule out are judged."""
-        helped = False
-        while judge.work < stop:
-            others = list(moves())
-            if not others:
-                break
-            seconds = judge.glance(best, others)
+        """Go round these moves until none helps: as many at a glance as are quick, the best of them judged."""
+        helped, at, tried, others = False, 0, 0, list(moves())
+        while tried < len(others) and judge.work < stop:
+            at %= len(others)
+            some = others[at:at + width]
+            seconds = judge.glance(best, some)
             order = np.argsort(seconds, kind="stable")[:_TRIES].tolist()
-            if not try_in_order(others[i] for i in order if seconds[i] < best.seconds * _HOPE):
-                break
-            helped = True
+            if try_in_order(some[i] for i in order if seconds[i] < best.seconds * _HOPE):
+                helped, tried, others = True, 0, list(moves())
+            else:
+                at, tried = at + len(some), tried + len(some)
         return helped
 
     improved = True
@@ -595,6 +619,7 @@ def _refine(judge: _Judge, start: _Candidate, unit: int, *, fixed_partition: boo
         if not fixed_partition and len(best.partition) > 1:
             improved |= descend(lambda: ((cut, best.slicing) for cut in _partition_moves(best.partition)))
         if not fixed_slicing:
+            improved |= descend(lambda: ((best.partition, s) for s in _warps(best.slicing, unit)))
             step = unit
             while step * 4 <= max(max(lengths) for _, lengths in best.slicing):
                 step *= 2
@@ -610,21 +635,34 @@ def _search(judge: _Judge, names: Sequence[str], batch: int, seq_len: int, unit:
     """The best plan that fits the memory, or None."""
     stages = judge.ranks * judge.chunks
     slicings = [slicing] if slicing is not None else _slicing_seeds(judge, batch, seq_len, unit, stages)
-    found = [judge.judge(name, partition or _balanced(judge, s, stages), s) for s in slicings for name in names]
-    starts = [c for c in sorted(found, key=lambda c: c.seconds) if judge.fits(c)]   # ties keep the order of names
-    if not starts:
-        return None
+    even = tuple(even_partition(judge.model, stages))
+    slicings = [s for s in slicings if names[0] != "interleaved" or len(s) % judge.ranks == 0]
+    found: list[_Candidate] = []
+    for s in sorted(slicings, key=partial(_estimate, judge)):
+        if judge.work > _WORK and len(found) > 2 * len(names):     # a large program: the most promising starts only
+            break
+        found += [judge.judge(name, partition or _balanced(judge, s, stages), s) for name in names]
+        if partition is None:
+            found.append(judge.judge(min(found[-len(names):], key=lambda c: c.seconds).schedule, even, s))
     # The search descends from the fastest start of each of a few slicings: different counts are different valleys.
     chosen: list[_Candidate] = []
-    for c in starts:
-        if c.slicing not in [d.slicing for d in chosen]:
+    for c in sorted(found, key=lambda c: c.seconds):               # ties keep the order of names
+        if len(chosen) < 3 and c.slicing not in [d.slicing for d in chosen] and judge.fits(c):
             chosen.append(c)
-        if len(chosen) == 3:
-            break
-    done = [_refine(judge, c, unit, fixed_partition=partition is not None, fixed_slicing=slicing is not None,
-                    budget=_WORK // len(chosen)) for c in chosen]
-    best = min(done, key=lambda c: c.seconds)
+    if not chosen:
+        return None
+    refine = partial(_refine, judge, unit=unit, fixed_partition=partition is not None, fixed_slicing=slicing is not None)
+    best = min((refine(c, budget=_WORK // (2 * len(chosen))) for c in chosen), key=lambda c: c.seconds)
+    if partition is None and slicing is None and stages > 1:   # a stage boundary moves only if the slices move with it
+        cuts = list(_partition_moves(best.partition))
+        seconds = judge.glance(best, [(cut, best.slicing) for cut in cuts])
+        for i in np.argsort(seconds, kind="stable")[:4].tolist():
+            nearby = judge.judge(best.schedule, cuts[i], best.slicing, best.pending)
+            if judge.fits(nearby):
+                best = min(best, refine(nearby, budget=_WORK // 8), key=lambda c: c.seconds)
     for name, pending in itertools.product(names, (0, 1, 2, 4)):      # again, now that the slices have changed
+        if judge.work > 3 * _WORK:
+            break
         other = judge.judge(name, best.partition, best.slicing, pending)
         if other.seconds < best.seconds * _SLIGHT and judge.fits(other):
             best = other
@@ -721,6 +759,12 @@ def _check(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any, plann
     checked = None if partition is None else check_partition(partition, model)
     ranks = _check_stages(model, cluster, stages, chunks, checked)
     cut = None if slicing is None else check_slicing(slicing, batch, seq_len)
+    if chunks > 1:
+        micros = batch if cut is None else len(cut)
+        ranks = tuple(r for r in ranks if micros % r == 0) if stages is None and checked is None else ranks
+        if any(micros % r for r in ranks):
+            raise InvalidValueError(f"schedule interleaved has {micros} micro-batches for {ranks[0]} ranks: a multiple of the "
+                                    "ranks would be right")
     limit = int(real("memory_bytes", cluster.memory_bytes if memory_bytes is None else memory_bytes))
     if granularity is None:
         unit = _choose_granularity(seq_len, batch)
