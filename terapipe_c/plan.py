@@ -23,6 +23,7 @@ from . import planners, schedules
 from ._core import InfeasibleError, InvalidTypeError, InvalidValueError
 from ._files import read_json, write_json
 from .config import KINDS, Cluster, GPTConfig, html_table, human_bytes, human_count, human_seconds, real, whole
+from .engine import rank_memory
 from .cost import PHASES, CostModel, block_counts, equal_lengths, even_partition
 from .schedules import Program
 
@@ -342,23 +343,8 @@ def _choose_granularity(seq_len: int, batch: int) -> int:
 # ---- judging one candidate -----------------------------------------------------------------------------------------------
 
 def _peak_memory(model: GPTConfig, partition: Cut, slicing: tuple[Micro, ...], program: Program) -> list[int]:
-    """Peak bytes of every rank.
-
-    PROVISIONAL: an estimate in place of the exact figure of csrc/stage, which the coordinator puts here at merge. Parameters,
-    gradients and two AdamW moments (16 bytes a parameter), and the activations of the micro-batches that a stage holds at
-    once, counted from the program's slots.
-    """
-    rows = max(b * sum(lengths) for b, lengths in slicing)
-    E = model.n_embd
-    held = {"embedding": 4 * E, "attention": 4 * (7 * E + model.n_head), "ffn": 4 * (11 * E), "head": 4 * (4 * E)}
-    peak = [0] * program.num_ranks
-    for stage, ((first, end), rank) in enumerate(zip(partition, program.rank_of, strict=True)):
-        blocks = model.blocks[first:end]
-        params = sum(model.block_params(b.kind) for b in blocks)
-        if model.tie_weights and blocks[-1].kind == "head" and blocks[0].kind != "embedding":
-            params += model.vocab_size * E
-        peak[rank] += 16 * params + program.activation_slots(stage) * rows * sum(held[b.kind] for b in blocks)
-    return peak
+    """Peak bytes of every rank, exact: the sizes that the engine would take (one thread a rank), without taking them."""
+    return rank_memory(model, partition, slicing, program)
 
 
 @dataclass(frozen=True)

@@ -105,10 +105,10 @@ def tables(program: Program, cost: Any, comm_s: Any = 0.0, activation_bytes: Any
 
 def _need(program: Program, cost: tuple[Any, ...]) -> None:
     """An op of the program without seconds is a slip, not a free op."""
-    used = np.bincount(np.frombuffer(program, INSTRUCTION)["op"], minlength=len(OPS))
+    used = program.counts
     for name in ("F", "B", "I", "W", "R"):
-        if used[_CODE[name]] and name not in cost[0] and not (name == "B" and {"I", "W"} <= set(cost[0])):
-            raise InvalidValueError(f"cost has no {name!r}, and the program has {used[_CODE[name]]} of them")
+        if name in used and name not in cost[0] and not (name == "B" and {"I", "W"} <= set(cost[0])):
+            raise InvalidValueError(f"cost has no {name!r}, and the program has {used[name]} of them")
 
 
 # ---- methods of Program -----------------------------------------------------------------------------------------------------

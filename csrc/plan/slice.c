@@ -13,9 +13,9 @@
 #include "csrc/base/clock.h"
 #include "csrc/plan/slice_dp.h"
 
-#define SMALL_STEP 0.01  /* a relative step below which the reduced graph is tried */
-#define DEPTH 0.01      /* relative depth of a reduced graph, if its edges fit */
-#define EDGE_ROOM 20000 /* more edges than this and a search over all slices is as cheap */
+#define SMALL_STEP 3e-4  /* a relative step below which the reduced graph is tried */
+#define DEPTH 2e-3       /* relative depth of a reduced graph, if its edges fit */
+#define EDGE_ROOM 4000   /* with more edges a search over all slices is as cheap */
 
 typedef struct {
     int n, batch, tables, stages;
@@ -335,9 +335,10 @@ solve(const tp_slice_cost *cost, int batch, int tables, const tp_slice_options *
 static tp_status
 coarse_hint(const walk *w, const tp_slice_options *options, double *hint)
 {
-    enum { FINE = 256, FACTOR = 8 };
+    enum { FACTOR = 8 };
+    int fine = w->tables > 1 ? 64 : 256; /* below this many units a search costs no more than the hint is worth */
     int longest = options->longest > 0 ? options->longest / FACTOR : 0;
-    if (w->n <= FINE || w->weight == 0.0 || (options->longest > 0 && longest == 0))
+    if (w->n <= fine || w->weight == 0.0 || (options->longest > 0 && longest == 0))
         return TP_OK;
     tp_slice_arena arena;
     tp_slice_plan plan;

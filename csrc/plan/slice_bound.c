@@ -43,7 +43,7 @@ static double
 weighted_search(tp_slice_dp *dp, const double *n, double threshold, double latency)
 {
     const tp_slice_table *t = &dp->sum;
-    int units = dp->n, window = dp->cap, rising = !t->smooth || (t->a2 >= 0.0 && t->a3 >= 0.0);
+    int units = dp->n, window = dp->cap, rising = !t->smooth || t->rising;
     dp->u[0] = 0.0;
     for (int e = 1; e < units + 1 + TP_SLICE_PAD; e++)
         dp->u[e] = INFINITY;

@@ -72,17 +72,21 @@ open_smooth(tp_slice_arena *arena, const tp_slice_cost *a, const tp_slice_cost *
     TP_TRY(take_vector(arena, n, &t->q));
     t->a2 = a->a2 + (b != NULL ? b->a2 : 0.0);
     t->a3 = a->a3 + (b != NULL ? b->a3 : 0.0);
-    int rising = t->a2 >= 0.0 && t->a3 >= 0.0;
+    t->rising = t->monotone = t->a2 >= 0.0 && t->a3 >= 0.0;
+    t->shortest = INFINITY;
     for (int i = 0; i < n + 1 + TP_SLICE_PAD; i++) {
         double q = 0.5 * t->a3 * ((double)i * i);
         int known = i >= 1 && i <= n;
         g0[i] = known ? a->g0[i] + (b != NULL ? b->g0[i] : 0.0) : 0.0;
         g1[i] = known ? a->g1[i] + (b != NULL ? b->g1[i] : 0.0) : 0.0;
-        top = fmax(top, g1[i]);
-        t->top[i] = rising ? top : INFINITY;
+        t->monotone &= !known || g1[i] >= top;
+        top = g1[i] > top ? g1[i] : top;
+        t->top[i] = t->rising ? top : INFINITY;
         t->q[i] = q;
         t->h0[i] = known && i <= cap ? g0[i] - q : INFINITY;
         t->h[i] = known && i <= cap ? g1[i] - q : INFINITY;
+        if (i < TP_SLICE_BLOCK && t->h[i] < t->shortest)
+            t->shortest = t->h[i];
     }
     t->g0 = g0;
     t->g1 = g1;
@@ -147,20 +151,26 @@ tp_slice_dp_open(tp_slice_arena *arena, const tp_slice_cost *cost, const tp_slic
 
 /* ---- windows ------------------------------------------------------------------------------------------------------- */
 
-/* Costs rise with the start, so the last length within the threshold only falls: one pointer walks down. */
+/* Costs rise with the start, so the last length within the threshold only falls: one pointer walks down. The windows in
+ * last[] and safe[] are narrowed. */
 static void
 smooth_windows(const tp_slice_table *t, int cap, double threshold, int *last, int *safe)
 {
-    int n = t->n, rising = t->a2 >= 0.0 && t->a3 >= 0.0, high = cap, low = cap;
+    int n = t->n, high = cap, low = cap;
+    const double *g = t->g1, *top = t->top;
     for (int j = 1; j < n; j++) {
-        int room = cap < n - j ? cap : n - j;
-        high = rising && high < room ? high : room;
-        while (high > 0 && tp_slice_at(t, j, high) > threshold)
+        double left = threshold - t->a2 * j, slope = t->a3 * j;
+        int room = cap < n - j ? cap : n - j; /* not last[j]: another limit's window may grow again */
+        high = t->rising && high < room ? high : room;
+        while (high > 0 && g[high] + slope * high > left)
             high--;
-        low = low < high ? low : high;
-        while (low > 0 && t->top[low] + t->a2 * j + t->a3 * ((double)low * j) > threshold)
-            low--;
         last[j] = last[j] < high ? last[j] : high;
+        low = low < high ? low : high;
+        if (t->monotone)
+            low = high;
+        else
+            while (low > 0 && top[low] + slope * low > left)
+                low--;
         safe[j] = safe[j] < low ? safe[j] : low;
     }
 }
@@ -197,7 +207,7 @@ set_windows(tp_slice_dp *dp, const double threshold[2])
         else
             dense_windows(&dp->limit[l], dp->cap, threshold[l], dp->last);
     }
-    dp->widest = TP_SLICE_BLOCK; /* a kernel may take a slice a few units beyond its window: see comes_from */
+    dp->widest = TP_SLICE_BLOCK; /* a kernel may take a slice a few units beyond its window: its mask compares rounded sums */
     for (int j = 1; j < dp->n; j++)
         dp->widest = dp->last[j] + TP_SLICE_BLOCK > dp->widest ? dp->last[j] + TP_SLICE_BLOCK : dp->widest;
     dp->widest = dp->widest < dp->cap ? dp->widest : dp->cap;
@@ -237,29 +247,31 @@ relax_one(tp_slice_dp *dp, int start)
     dp->kernels->relax(dp->u + start + 1, row_of(&dp->sum, start) + 1, reached, &mask, dp->last[start]);
 }
 
-/* Edges between the sources of one block, in order: after it, source[] holds their final values. */
+/* Edges between the sources of one block, in order: after it, source[] holds their final values. 0 if none is reached. */
 static int
 relax_inside(tp_slice_dp *dp, int start, double source[TP_SLICE_BLOCK])
 {
-    int reached = 0;
+    double *u = dp->u + start, least = INFINITY, most = 0.0;
     const double *h = dp->sum.h;
     for (int a = 0; a < TP_SLICE_BLOCK; a++) {
+        source[a] = u[a] + dp->sum.a2 * (start + a);
+        least = source[a] < least ? source[a] : least;
+        most = a == 0 || u[a] > most ? u[a] : most;
+    }
+    if (least == INFINITY || least + dp->sum.shortest >= most)
+        return least < INFINITY; /* almost always: no slice shorter than a block is worth its overhead */
+    for (int a = 0; a < TP_SLICE_BLOCK; a++) {
         int j = start + a;
-        source[a] = dp->u[j] + dp->sum.a2 * j;
-        reached |= source[a] < INFINITY;
+        source[a] = u[a] + dp->sum.a2 * j;
         for (int i = 1; a + i < TP_SLICE_BLOCK && i <= dp->last[j]; i++) {
-            int allowed = i <= dp->safe[j];
-            if (!allowed) {
-                allowed = 1;
-                for (int l = 0; l < dp->limits; l++)
-                    allowed &= tp_slice_at(&dp->limit[l], j, i) <= dp->threshold[l];
-            }
-            double x = source[a] + h[i];
-            if (allowed && x < dp->u[j + i])
-                dp->u[j + i] = x;
+            int allowed = source[a] + h[i] < u[a + i];
+            for (int l = 0; allowed && i > dp->safe[j] && l < dp->limits; l++)
+                allowed = tp_slice_at(&dp->limit[l], j, i) <= dp->threshold[l];
+            if (allowed)
+                u[a + i] = source[a] + h[i];
         }
     }
-    return reached;
+    return 1;
 }
 
 static void
@@ -328,28 +340,23 @@ tp_slice_dp_backward(tp_slice_dp *dp)
     }
 }
 
-/* Whether the search may have come to e from j: to the bit, since it is the same sum; `slack` is for compilers that fuse.
- * A slice that only rounding let pass the threshold is found too, and one beyond it with the same sum does no harm. */
-static int
-comes_from(const tp_slice_dp *dp, int j, int e, double slack)
-{
-    double through = dp->u[j] + (j > 0 ? dp->sum.a2 * j : 0.0) + row_of(&dp->sum, j)[e - j];
-    return fabs(through - dp->u[e]) <= slack;
-}
-
 int
 tp_slice_dp_path(const tp_slice_dp *dp, int *length)
 {
     int count = 0;
+    const double a2 = dp->sum.a2, *h = dp->sum.smooth ? dp->sum.h : NULL;
     for (int e = dp->n; e > 0;) {
         double slack = 1e-15 * (fabs(dp->u[e]) + dp->sum.q[e]), cheapest = INFINITY;
         int best = 0, start = e > dp->widest ? e - dp->widest : 0;
-        if (e <= dp->cap && comes_from(dp, 0, e, slack)) {
+        if (e <= dp->cap && fabs(row_of(&dp->sum, 0)[e] - dp->u[e]) <= slack) {
             best = e;
             cheapest = tp_slice_at(&dp->sum, 0, e);
         }
         for (int j = e - 1; j >= start && j > 0; j--) {
-            if (!comes_from(dp, j, e, slack))
+            /* The search came from j only if this is zero, to the bit; `slack` is for compilers that fuse. A slice that
+             * rounding alone let pass the threshold is found too, and one beyond it with the same sum does no harm. */
+            double apart = dp->u[j] + a2 * j + (h != NULL ? h[e - j] : row_of(&dp->sum, j)[e - j]) - dp->u[e];
+            if (apart > slack || apart < -slack)
                 continue;
             double c = tp_slice_at(&dp->sum, j, e - j);
             if (c < cheapest)

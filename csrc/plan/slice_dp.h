@@ -27,7 +27,9 @@ typedef struct {
     double a2, a3;
     const double *g0, *g1;  /* smooth */
     double *top;            /* smooth: the running maximum of g1, +inf if a2 or a3 is negative */
+    int rising, monotone;   /* smooth: a2, a3 >= 0; g1 never falls either, so that the window has no holes */
     double *h0, *h;         /* smooth: g - a3 i^2 / 2 by slice length; +inf beyond the cap */
+    double shortest;        /* smooth: the least h of the lengths below a block */
     double *rows;           /* dense: the triangle, one row per start; +inf beyond the cap */
     double *q;              /* a3 e^2 / 2 (dense: 0) */
     int *last;              /* dense: the last length within the threshold `at`, by start */

@@ -30,8 +30,8 @@ tp_slice_edges_open(tp_slice_arena *arena, int n, int64_t room, tp_slice_edges *
 static double
 most_of(const tp_slice_dp *dp, const double cost[2], const double floor[2])
 {
-    double most = fmax(cost[0], floor[0]);
-    return dp->limits > 1 ? most + fmax(cost[1], floor[1]) : most;
+    double most = cost[0] > floor[0] ? cost[0] : floor[0];
+    return dp->limits == 1 ? most : most + (cost[1] > floor[1] ? cost[1] : floor[1]);
 }
 
 static double

@@ -9,8 +9,8 @@
 #include "csrc/base/clock.h"
 #include "csrc/plan/slice_dp.h"
 
-#define SMALL_BOX 0.02
-#define EDGE_ROOM 200000
+#define SMALL_BOX 0.02  /* relative size of a box that is finished in the reduced graph */
+#define EDGE_ROOM 12000 /* with more edges it is better to split the box */
 
 typedef struct {
     double low[2], high[2]; /* low <= max f, max b <= high */

@@ -72,6 +72,9 @@ struct PyModuleDef tp_py_module = {
 };
 
 PyMODINIT_FUNC
+PyInit__core(void); /* no header declares it, and -Wmissing-prototypes wants one to */
+
+PyMODINIT_FUNC
 PyInit__core(void)
 {
     return PyModuleDef_Init(&tp_py_module);

@@ -437,6 +437,19 @@ program_get(PyObject *self, void *what)
         return PyLong_FromLong(p->stages);
     case 'm':
         return PyLong_FromLong(p->micros);
+    case 'c': {
+        int64_t counts[TP_OPS] = {0};
+        for (int64_t i = 0; i < p->begin[p->ranks]; i++)
+            counts[p->code[i].op]++;
+        PyObject *dict = PyDict_New();
+        for (int op = 0; dict != NULL && op < TP_OPS; op++) {
+            PyObject *count = PyLong_FromLongLong(counts[op]);
+            if (count == NULL || (counts[op] > 0 && PyDict_SetItemString(dict, tp_op_name(op), count) < 0))
+                Py_CLEAR(dict);
+            Py_XDECREF(count);
+        }
+        return dict;
+    }
     case 'n':
         return numbers(p->slices, p->micros);
     default:
@@ -507,6 +520,7 @@ static PyGetSetDef getters[] = {
     {"num_ranks", program_get, NULL, "Ranks: one list of instructions each.", "r"},
     {"num_stages", program_get, NULL, "Virtual stages.", "s"},
     {"num_micro_batches", program_get, NULL, "Micro-batches of a step.", "m"},
+    {"counts", program_get, NULL, "How many instructions of each operation it has: {name: count}.", "c"},
     {"slices", program_get, NULL, "Token slices of each micro-batch: tuple [num_micro_batches].", "n"},
     {"rank_of", program_get, NULL, "The rank of each stage: tuple [num_stages].", "o"},
     {NULL, NULL, NULL, NULL, NULL},

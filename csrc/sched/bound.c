@@ -107,6 +107,8 @@ add_work(bound *b)
     for (int v = 0; v < p->stages; v++)
         for (int64_t u = 0; u < (b->even ? 1 : b->units); u++)
             b->work[p->rank_of[v]] += (forward_s(b, v, u) + backward_s(b, v, u, 1)) * (b->even ? (double)b->units : 1.0);
+    if (!(tp_sched_ops(p) & (TP_SCHED_BIT(TP_OP_R) | TP_SCHED_BIT(TP_OP_SO) | TP_SCHED_BIT(TP_OP_SI))))
+        return;
     for (int r = 0; r < p->ranks; r++)
         for (int64_t k = p->begin[r]; k < p->begin[r + 1]; k++)
             if (p->code[k].op == TP_OP_R || p->code[k].op == TP_OP_SO || p->code[k].op == TP_OP_SI)
@@ -132,10 +134,9 @@ static void
 find(bound *b, uint8_t *done, double *bound_s)
 {
     const tp_program *p = b->p;
-    for (int64_t k = 0; k < p->begin[p->ranks]; k++) {
-        b->has_b |= p->code[k].op == TP_OP_B;
-        b->has_i |= p->code[k].op == TP_OP_I;
-    }
+    unsigned ops = tp_sched_ops(p);
+    b->has_b = (ops & TP_SCHED_BIT(TP_OP_B)) != 0;
+    b->has_i = (ops & TP_SCHED_BIT(TP_OP_I)) != 0;
     for (int r = 0; r < p->ranks; r++)
         b->head[r] = b->tail[r] = 1e300;
     double most = 0.0;

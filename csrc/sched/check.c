@@ -250,11 +250,10 @@ static tp_status
 proof_open(proof *x, const tp_program *p)
 {
     size_t stages = (size_t)p->stages;
-    int tables = 0;
-    for (int64_t i = 0; i < p->begin[p->ranks]; i++)
-        tables |= p->code[i].op > TP_OP_W;
+    unsigned ops = tp_sched_ops(p);
+    int tables = ops >= TP_SCHED_BIT(TP_OP_R); /* beyond F, B, I, W */
     x->p = p;
-    x->lowered = tp_sched_has_messages(p);
+    x->lowered = (ops & TP_SCHED_MESSAGES) != 0;
     x->forward = calloc(stages * (size_t)p->micros, sizeof *x->forward);
     x->backward = calloc(stages, sizeof *x->backward);
     x->weights = calloc(stages, sizeof *x->weights);

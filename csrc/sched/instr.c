@@ -107,22 +107,13 @@ tp_program_equal(const tp_program *a, const tp_program *b)
            memcmp(a->code, b->code, (size_t)a->begin[a->ranks] * sizeof *a->code) == 0;
 }
 
-int
-tp_sched_has_messages(const tp_program *program)
+unsigned
+tp_sched_ops(const tp_program *program)
 {
+    unsigned ops = 0;
     for (int64_t i = 0; i < program->begin[program->ranks]; i++)
-        if (tp_sched_is_message(program->code[i].op))
-            return 1;
-    return 0;
-}
-
-int
-tp_sched_has_slots(const tp_program *program)
-{
-    for (int64_t i = program->begin[program->ranks]; i-- > 0;) /* from behind: an OPT is a list's last */
-        if (program->code[i].op >= TP_OP_AR || tp_sched_is_message(program->code[i].op))
-            return 1;
-    return 0;
+        ops |= TP_SCHED_BIT(program->code[i].op & 31);
+    return ops;
 }
 
 int

@@ -24,12 +24,15 @@ tp_sched_is_backward(int op)
 {
     return op == TP_OP_B || op == TP_OP_I;
 }
-/* Has the program sends or receives? Then it must have all of them. */
-int
-tp_sched_has_messages(const tp_program *program);
-/* Has it messages, AR or OPT? Then its slots are assigned. */
-int
-tp_sched_has_slots(const tp_program *program);
+/* The set of operations that the program has: bit op. */
+#define TP_SCHED_BIT(op) (1u << (op))
+unsigned
+tp_sched_ops(const tp_program *program);
+/* Sends or receives? Then it must have all of them. */
+#define TP_SCHED_MESSAGES                                                                                              \
+    (TP_SCHED_BIT(TP_OP_SF) | TP_SCHED_BIT(TP_OP_RF) | TP_SCHED_BIT(TP_OP_SB) | TP_SCHED_BIT(TP_OP_RB))
+/* Messages, AR or OPT? Then its slots are assigned. */
+#define TP_SCHED_SLOTTED (TP_SCHED_MESSAGES | TP_SCHED_BIT(TP_OP_AR) | TP_SCHED_BIT(TP_OP_OPT))
 /* Room for a table over (stage, unit) is in proportion to the code: true for every program that check accepts; a text
  * such as `65535F65535.65535` must not make anyone allocate gigabytes. */
 int

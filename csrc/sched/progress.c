@@ -203,10 +203,10 @@ rule_progress(machine *m)
 }
 
 static tp_status
-check_progress(const tp_program *p, const tp_pairs *pairs)
+check_progress(const tp_program *p, const tp_pairs *pairs, int messages)
 {
     size_t ranks = (size_t)p->ranks, count = (size_t)pairs->count + 1;
-    machine m = {.p = p, .pairs = pairs, .lowered = tp_sched_has_messages(p)};
+    machine m = {.p = p, .pairs = pairs, .lowered = messages};
     m.ready = malloc((size_t)p->stages * (size_t)tp_program_units(p));
     m.next = malloc(ranks * sizeof *m.next);
     m.posted = malloc(count * sizeof *m.posted);
@@ -300,13 +300,14 @@ tp_program_check(const tp_program *program)
     TP_TRY(tp_program_check_order(program));
     tp_pairs pairs = {0};
     TP_TRY(tp_pairs_open(program, &pairs));
-    int messages = tp_sched_has_messages(program), slots = tp_sched_has_slots(program);
+    unsigned ops = tp_sched_ops(program);
+    int messages = (ops & TP_SCHED_MESSAGES) != 0, slots = (ops & TP_SCHED_SLOTTED) != 0;
     tp_status status = messages ? rule_pairs(program, &pairs) : TP_OK;
     if (status == TP_OK && slots && !messages && pairs.count > 0)
         status = tp_sched_refuse(program, pairs.source[0], 0, "it has OPT or AR, and no sends to rank %d: lower() adds them",
                                  pairs.target[0]);
     if (status == TP_OK)
-        status = check_progress(program, &pairs);
+        status = check_progress(program, &pairs, messages);
     tp_pairs_close(&pairs);
     TP_TRY(status);
     if (!slots)

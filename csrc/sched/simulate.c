@@ -44,7 +44,7 @@ static tp_status
 sim_open(sim *s, const tp_program *p, const tp_durations *d)
 {
     size_t ranks = (size_t)p->ranks;
-    *s = (sim){.p = p, .d = d, .units = tp_program_units(p), .lowered = tp_sched_has_messages(p)};
+    *s = (sim){.p = p, .d = d, .units = tp_program_units(p), .lowered = (tp_sched_ops(p) & TP_SCHED_MESSAGES) != 0};
     size_t cells = (size_t)p->stages * (size_t)s->units;
     s->ready_f = malloc(cells * sizeof *s->ready_f);
     s->ready_b = malloc(cells * sizeof *s->ready_b);

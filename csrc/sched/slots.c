@@ -103,7 +103,7 @@ tp_program_assign_slots(tp_program *program)
 static int
 slots_of(const tp_program *program, int stage, int gradient)
 {
-    if (stage < 0 || stage >= program->stages || !tp_sched_has_slots(program))
+    if (stage < 0 || stage >= program->stages || !(tp_sched_ops(program) & TP_SCHED_SLOTTED))
         return 0;
     int rank = program->rank_of[stage], most = -1;
     for (int64_t i = program->begin[rank]; i < program->begin[rank + 1]; i++) {

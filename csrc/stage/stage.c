@@ -173,6 +173,14 @@ tp_stage_param_index(const tp_stage *stage, int i)
     return stage->param[i].index;
 }
 
+int
+tp_stage_param_shape(const tp_stage *stage, int i, int64_t *rows, int64_t *cols)
+{
+    *rows = stage->param[i].info.rows;
+    *cols = stage->param[i].info.cols;
+    return stage->param[i].info.is_matrix;
+}
+
 static float *
 state_of(const stage_param *param, tp_state state)
 {

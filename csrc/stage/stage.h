@@ -53,6 +53,9 @@ tp_stage_params(const tp_stage *stage);
 /* Canonical index (tp_model_param) of the stage's i-th tensor. A tied wte is on the first and on the last stage. */
 int
 tp_stage_param_index(const tp_stage *stage, int i);
+/* Its logical shape; 1 for a matrix, 0 for a vector (rows 1). */
+int
+tp_stage_param_shape(const tp_stage *stage, int i, int64_t *rows, int64_t *cols);
 void
 tp_stage_import(tp_stage *stage, int i, tp_state state, const float *row_major);
 void

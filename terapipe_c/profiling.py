@@ -1,0 +1,249 @@
+"""Measures what the blocks of a model cost on this machine, by running the real stage and engine on them.
+
+A profile runs one rank whose every block is a virtual stage of its own, so that the engine's own events are the
+measurement: seconds of F, I and W of each block for slices of many lengths after many contexts. As many ranks run at
+once as the real run will keep busy, because they share cache and memory bandwidth.
+"""
+from __future__ import annotations
+
+
+import os
+import statistics
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from . import _core
+from .config import GPTConfig, whole
+from .cost import CostModel
+from .engine import RankEngine, init_params
+from .schedules import Program
+
+__all__ = ["profile"]
+
+Key = tuple[str, str, int, int, int]        # kind, phase, sequences, S, C
+TINY_VOCAB = 64                             # layers cost the same whatever the vocabulary
+CACHED_BYTES = 64 << 20                     # a layer smaller than this is profiled as two: one would stay in cache
+
+
+def _program(blocks: int, counts: Sequence[int]) -> Program:
+    """One rank that holds every block as a stage: all forwards, then I and W slice by slice."""
+    words = []
+    for q, count in enumerate(counts):
+        words += [f"{v}F{q}.{s}" for s in range(count) for v in range(blocks)]
+    for q, count in enumerate(counts):
+        for s in reversed(range(count)):
+            words += [f"{v}I{q}.{s}" for v in reversed(range(blocks))] + [f"{v}W{q}.{s}" for v in reversed(range(blocks))]
+    return Program.parse(" ".join(words)).lower(False)
+
+
+def _lengths(seq_len: int) -> list[int]:
+    """Slice lengths to sample: powers of two from 8 and the halves between, up to the whole sequence."""
+    found = {seq_len}
+    for power in range(3, 30):
+        found |= {n for n in (1 << power, 3 << (power - 1)) if n < seq_len}
+    return sorted(found)
+
+
+def _slicings(seq_len: int) -> list[list[int]]:
+    """One slicing for each length: it comes first (no context), then as often as it fits into the rest with others
+    between, so that contexts vary."""
+    lengths = _lengths(seq_len)
+    slicings = []
+    for n in lengths:
+        left, cut = seq_len - n, [n]
+        fill = [m for m in lengths if m >= 16 and m != n][::-1]
+        turn = 0
+        while left:
+            wanted = n if turn % 2 and n >= 16 and n <= left else next((m for m in fill if m <= left and m <= seq_len // 2), left)
+            cut.append(min(wanted, left))
+            left -= cut[-1]
+            fill = fill[1:] + fill[:1]
+            turn += 1
+        slicings.append(cut)
+    return slicings
+
+
+def _head_slicing(rows: int) -> list[int]:
+    """Ragged slices that sum to at most `rows`: each length once."""
+    cut = []
+    for n in reversed(_lengths(rows)):
+        if sum(cut) + n <= rows and n < rows:
+            cut.append(n)
+    return cut or [rows]
+
+
+class _Sampler:
+    """Runs a slicing on every busy rank at once and keeps the seconds of each instruction."""
+
+    def __init__(self, busy: int, threads: int) -> None:
+        self.busy, self.threads = busy, threads
+        self.samples: dict[Key, list[float]] = defaultdict(list)
+        self.updates: list[tuple[int, float]] = []     # (parameters, seconds) of whole updates
+        self.overheads: list[float] = []
+        self._lock = threading.Lock()
+
+    def run(self, model: GPTConfig, slicing: list[tuple[int, list[int]]], repeats: int, kinds: set[str]) -> None:
+        program = _program(model.num_blocks, [len(lengths) for _, lengths in slicing])
+        stages = [(i, i + 1) for i in range(model.num_blocks)]
+        rows = sum(b for b, _ in slicing), sum(slicing[0][1]) + 1
+        tokens = np.random.Generator(np.random.Philox(7)).integers(0, model.vocab_size, rows, np.int32)
+        start, errors = threading.Barrier(self.busy), []
+
+        def one() -> None:
+            try:
+                engine = RankEngine(model, stages, slicing, program, 0, None, threads=self.threads)
+                engine.load(init_params(model))
+                for _ in range(repeats):
+                    start.wait()
+                    engine.run(tokens, lr=0.0)
+                    self._keep(model, slicing, engine.trace(), kinds)
+            except BaseException as error:
+                errors.append(error)
+                start.abort()
+
+        ranks = [threading.Thread(target=one) for _ in range(self.busy)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join()
+        for error in sorted(errors, key=lambda e: isinstance(e, threading.BrokenBarrierError)):
+            raise error
+
+    def _keep(self, model: GPTConfig, slicing: list[tuple[int, list[int]]], trace: list[Any], kinds: set[str]) -> None:
+        blocks, update = model.blocks, 0.0
+        with self._lock:
+            for (op, stage, q, s, begin, end), (_, _, _, _, _, last) in zip(trace[1:], trace, strict=False):
+                if op == "OPT":
+                    update += end - begin
+                    continue
+                self.overheads.append(begin - last)
+                if op in "FIW" and blocks[stage].kind in kinds:
+                    b, lengths = slicing[q]
+                    kind = blocks[stage].kind
+                    context = sum(lengths[:s]) if kind == "attention" else 0
+                    self.samples[kind, op, b, lengths[s], context].append(end - begin)
+            self.updates.append((model.num_params, update))
+
+    def measured(self, kind: str, phase: str) -> Iterator[tuple[float, int, int, float]]:
+        """(rows, S, C, seconds): medians."""
+        for (k, p, b, S, C), seconds in sorted(self.samples.items()):
+            if (k, p) == (kind, phase):
+                yield b * S, S, C, statistics.median(seconds)
+
+
+def _copy_byte_s(busy: int) -> tuple[float, float]:
+    """(seconds of a small message between two ranks, seconds of a byte at each end) through the real rings."""
+    size, count = 1 << 20, 24
+    region = _core.Region.create(2, bytearray([0, 1, 1, 0]), 4 << 20, 64, False)
+    times: dict[str, float] = {}
+
+    def other() -> None:
+        comm, data = _core.Comm(region, 1, 60.0), bytearray(size)
+        for i in range(200):
+            comm.recv(0, i, memoryview(data)[:8])
+            comm.send(0, i, memoryview(data)[:8])
+        for i in range(count):
+            comm.recv(0, i, data)
+        comm.send(0, 0, memoryview(data)[:8])
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    comm, data = _core.Comm(region, 0, 60.0), bytearray(size)
+    small = []
+    for i in range(200):
+        start = time.perf_counter()
+        comm.send(1, i, memoryview(data)[:8])
+        comm.recv(1, i, memoryview(data)[:8])
+        small.append(time.perf_counter() - start)
+    start = time.perf_counter()
+    for i in range(count):
+        comm.send(1, i, data)
+    comm.recv(1, 0, memoryview(data)[:8])
+    times["byte"] = (time.perf_counter() - start) / (size * count)
+    thread.join()
+    region.close()
+    return statistics.median(small) / 2, times["byte"]
+
+
+def profile(model: GPTConfig, micro_batch: int = 1, seq_len: int | None = None, backend: str = "cpu", threads: int = 1, *,
+            ranks: int | None = None, budget_s: float = 20.0) -> CostModel:
+    """Measure the model's blocks here, in about budget_s seconds at most, and fit the cost model to what was seen.
+
+    Args:
+        model: any size: layers are measured once, the head on as many rows as the budget allows.
+        micro_batch: sequences in a micro-batch that plans will use; one sequence is always measured.
+        seq_len: tokens of a sequence; None: model.block_size.
+        threads: threads of each rank.
+        ranks: how many ranks run at once while measuring; None: the cores there are, divided by `threads`, at most 2
+            where the machine has 2. They share cache and bandwidth as the run's ranks will.
+
+    The samples' medians are fitted by TeraPipe's eq. 9 with t_ctx(., 0) = 0; `costs.fit_error` is the mean relative error
+    on held-out samples.
+    """
+    if backend != "cpu":
+        raise _core.InvalidValueError(f"backend is {backend!r}: 'cpu' would be right")
+    seq_len = model.block_size if seq_len is None else whole("seq_len", seq_len)
+    if seq_len > model.block_size:
+        raise _core.InvalidValueError(f"seq_len is {seq_len}: at most block_size = {model.block_size} would be right")
+    micro_batch, threads = whole("micro_batch", micro_batch), whole("threads", threads)
+    busy = max(1, len(os.sched_getaffinity(0)) // threads) if ranks is None else whole("ranks", ranks)
+    if not budget_s > 0:
+        raise _core.InvalidValueError(f"budget_s is {budget_s!r}: more than 0 seconds would be right")
+    end = time.monotonic() + budget_s
+    sampler = _Sampler(busy, threads)
+    layer = 4 * (model.block_params("attention") + model.block_params("ffn")) * 3
+    layers = replace(model, n_layer=min(model.n_layer, 1 if layer > CACHED_BYTES else 2), vocab_size=TINY_VOCAB,
+                     block_size=seq_len, tie_weights=False)
+    _measure_head(sampler, model, seq_len, end - 0.55 * budget_s, micro_batch)
+    _measure_layers(sampler, layers, seq_len, end, micro_batch)
+    latency, byte = _copy_byte_s(busy)
+    samples = {kind: {phase: list(sampler.measured(kind, phase)) for phase in "FIW"}
+               for kind in ("embedding", "attention", "ffn", "head")}
+    samples["embedding"].pop("I")
+    largest = max(params for params, _ in sampler.updates)
+    update = statistics.median(seconds for params, seconds in sampler.updates if params == largest)
+    return CostModel.from_measurements(samples, optimizer={"param_s": update / largest, "stage_s": 0.0},
+                                       comm={"latency_s": latency, "byte_s": 0.0}, copy_byte_s=byte,
+                                       overhead_s=max(0.0, statistics.median(sampler.overheads)), model=model,
+                                       seq_len=seq_len, micro_batch=micro_batch)
+
+
+def _measure_head(sampler: _Sampler, model: GPTConfig, seq_len: int, end: float, micro_batch: int) -> None:
+    """The real vocabulary behind one layer, on ragged slices: the fewest rows first, more while there is time."""
+    kinds = {"embedding", "head"}
+    rows, spent = min(seq_len, 48), 0.0
+    while True:
+        small = replace(model, n_layer=1, block_size=rows)
+        start = time.monotonic()
+        sampler.run(small, [(1, cut)] if (sum(cut := _head_slicing(rows))) == rows else [(1, [*cut, rows - sum(cut)])], 2, kinds)
+        spent = time.monotonic() - start
+        grown = min(seq_len, rows * 4)
+        if time.monotonic() + spent * max(1.0, 0.8 * grown / rows) > end:
+            return
+        if grown == rows:
+            sampler.run(small, [(1, [rows])], 1, kinds)      # the whole sequence as one slice, and once more while there is time
+            if time.monotonic() + 3 * spent > end or spent * 8 > end - time.monotonic():
+                return
+        rows = grown
+
+
+def _measure_layers(sampler: _Sampler, model: GPTConfig, seq_len: int, end: float, micro_batch: int) -> None:
+    kinds = {"attention", "ffn"}
+    slicings = [[(1, cut)] for cut in _slicings(seq_len)]
+    slicings.sort(key=lambda cut: -len(set(cut[0][1])))      # the richest first, should time run out
+    if micro_batch > 1:
+        slicings.insert(1, [(micro_batch, [seq_len])])
+    done, spent = 0, 0.0
+    while done < 4 * len(slicings) and (done < 2 or time.monotonic() + 1.2 * spent < end):
+        start = time.monotonic()
+        sampler.run(model, slicings[done % len(slicings)], 2, kinds)
+        spent = time.monotonic() - start
+        done += 1
+
+
