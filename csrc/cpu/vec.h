@@ -488,7 +488,7 @@ vec_exp(vf16 x)
 /* GELU's tanh form (Hendrycks & Gimpel 2016): x (1 + tanh u) / 2 = x / (1 + e^-2u), u = sqrt(2/pi) (x + 0.044715 x^3).
  * VEC_GELU_* are -2 u's coefficients in log2: sqrt(8/pi) log2(e), and the same * 0.044715. */
 #define VEC_GELU_1 2.302208198f
-#define VEC_GELU_3 0.1029432397f
+#define VEC_GELU_3 0.1029432396f
 #define VEC_LN2 0.6931471806f
 
 VEC_INLINE vf16
