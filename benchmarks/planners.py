@@ -9,6 +9,7 @@ random, "tiled" rounds i up to 128.
 
     python benchmarks/planners.py [--repeats 9] [--json planners.json]
 """
+
 from __future__ import annotations
 
 import argparse
@@ -63,12 +64,25 @@ def measure(call: Callable[[], Any], repeats: int) -> tuple[Any, list[float]]:
 
 def row(name: str, call: Callable[[], Any], repeats: int, **more: Any) -> dict[str, Any]:
     result, times = measure(call, repeats)
-    record = {"name": name, "median_s": statistics.median(times), "least_s": times[0], "greatest_s": times[-1],
-              "latency_s": result.latency_s, "optimal": result.optimal, "gap": result.gap, "searches": result.searches,
-              "small_searches": result.small_searches, "edges": result.edges, "boxes": result.boxes, **more}
-    print(f"{name:42s} {record['median_s'] * 1e3:9.2f} ms [{times[0] * 1e3:.2f} .. {times[-1] * 1e3:.2f}]  latency "
-          f"{result.latency_s * 1e3:10.4f} ms  {'optimal' if result.optimal else 'gap %.2e' % result.gap}  "
-          f"{result.searches} + {result.small_searches} searches")
+    record = {
+        "name": name,
+        "median_s": statistics.median(times),
+        "least_s": times[0],
+        "greatest_s": times[-1],
+        "latency_s": result.latency_s,
+        "optimal": result.optimal,
+        "gap": result.gap,
+        "searches": result.searches,
+        "small_searches": result.small_searches,
+        "edges": result.edges,
+        "boxes": result.boxes,
+        **more,
+    }
+    print(
+        f"{name:42s} {record['median_s'] * 1e3:9.2f} ms [{times[0] * 1e3:.2f} .. {times[-1] * 1e3:.2f}]  latency "
+        f"{result.latency_s * 1e3:10.4f} ms  {'optimal' if result.optimal else 'gap %.2e' % result.gap}  "
+        f"{result.searches} + {result.small_searches} searches"
+    )
     return record
 
 
@@ -80,33 +94,70 @@ def main() -> None:
     print(__doc__)
     rows = []
     for kind in ("smooth", "noisy", "tiled"):
-        for tokens, unit, stages in ((2048, 8, 48), (2048, 1, 48), (2048, 1, 96), (8192, 8, 40), (8192, 1, 40), (8192, 1, 512)):
+        for tokens, unit, stages in (
+            (2048, 8, 48),
+            (2048, 1, 48),
+            (2048, 1, 96),
+            (8192, 8, 40),
+            (8192, 1, 40),
+            (8192, 1, 512),
+        ):
             costs = Costs(kind)
             name = f"{kind} {tokens} tokens by {unit}, {stages} stages"
-            record = row(name, lambda: planners.slice_tokens(costs, stages, seq_len=tokens, granularity=unit), options.repeats)
+            record = row(
+                name, lambda: planners.slice_tokens(costs, stages, seq_len=tokens, granularity=unit), options.repeats
+            )
             lengths = planners.slice_tokens(costs, stages, seq_len=tokens, granularity=unit).lengths
-            bound, times = measure(lambda: planners.slice_bound(costs, stages, lengths, seq_len=tokens, granularity=unit), 3)
+            bound, times = measure(
+                lambda: planners.slice_bound(costs, stages, lengths, seq_len=tokens, granularity=unit), 3
+            )
             record.update(bound_gap=record["latency_s"] / bound - 1, bound_s=times[1])
             rows.append(record)
     for tokens, unit, stages in ((2048, 8, 48), (2048, 1, 96), (8192, 1, 40)):
         costs = Costs("smooth", 0.3e-3, 0.7e-6, 0.7e-10, 0.7e-10)
         costs.backward = Costs("smooth", 0.6e-3, 1.4e-6, 2e-10, 1.5e-10)
-        rows.append(row(f"apart {tokens} tokens by {unit}, {stages} stages", lambda: planners.slice_tokens(
-            costs, stages, seq_len=tokens, granularity=unit, bwd=True), options.repeats))
+        rows.append(
+            row(
+                f"apart {tokens} tokens by {unit}, {stages} stages",
+                lambda: planners.slice_tokens(costs, stages, seq_len=tokens, granularity=unit, bwd=True),
+                options.repeats,
+            )
+        )
     for batch, tokens, unit, stages in ((32, 2048, 8, 48), (32, 2048, 1, 48), (72, 2048, 8, 48), (2, 8192, 1, 40)):
         costs = Costs("smooth")
-        rows.append(row(f"batch {batch}, {tokens} tokens by {unit}, {stages} stages", lambda: planners.slice_batch_and_tokens(
-            costs, batch, stages, seq_len=tokens, granularity=unit), max(3, options.repeats // 3)))
+        rows.append(
+            row(
+                f"batch {batch}, {tokens} tokens by {unit}, {stages} stages",
+                lambda: planners.slice_batch_and_tokens(costs, batch, stages, seq_len=tokens, granularity=unit),
+                max(3, options.repeats // 3),
+            )
+        )
     for n in (128, 512):
         table = np.random.default_rng(1).uniform(1, 1.3, (n + 1, n + 1)) * (1 + np.arange(n + 1.0)[:, None] / 8) * 1e-3
         rows.append(row(f"any table, {n} units, 48 stages", lambda: planners.slice_tokens(table, 48), options.repeats))
     times_s = np.random.default_rng(2).uniform(1, 2, 1000)
     _, times = measure(lambda: planners.balance(times_s, 48), options.repeats)
     print(f"{'balance 1000 blocks on 48 stages':42s} {statistics.median(times) * 1e3:9.3f} ms")
-    rows.append({"name": "balance 1000 on 48", "median_s": statistics.median(times), "least_s": times[0], "greatest_s": times[-1]})
+    rows.append(
+        {
+            "name": "balance 1000 on 48",
+            "median_s": statistics.median(times),
+            "least_s": times[0],
+            "greatest_s": times[-1],
+        }
+    )
     with open(options.json, "w", encoding="utf-8") as file:
-        json.dump({"machine": platform.processor() or platform.machine(), "cores": os.cpu_count(), "load": os.getloadavg()[0],
-                   "repeats": options.repeats, "rows": rows}, file, indent=1)
+        json.dump(
+            {
+                "machine": platform.processor() or platform.machine(),
+                "cores": os.cpu_count(),
+                "load": os.getloadavg()[0],
+                "repeats": options.repeats,
+                "rows": rows,
+            },
+            file,
+            indent=1,
+        )
     print(f"written to {options.json}; load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
 
 

@@ -299,7 +299,7 @@ class CostModel:
             self._within_table(seq_len)
             table = _core.cost_table(self._pack, weights, float(batch), float(granularity), units)
             if fixed_s:
-                s, c = np.indices(table.shape, sparse=True)
+                s, c = np.arange(units + 1)[:, None], np.arange(units + 1)
                 table += fixed_s * ((s > 0) & (s + c <= units))
             return {"table": table}
         G0, G1, a2, a3 = _core.cost_slices(self._pack, weights, float(batch), float(granularity), units)

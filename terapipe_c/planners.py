@@ -7,6 +7,7 @@ A slice cost is one of
 * an object with ``slice_cost(seq_len, granularity, phase)``, as ``CostModel`` has, which returns ``{"table": t}`` or
   ``{"G0": ..., "G1": ..., "a2": ..., "a3": ...}``: ``G0[s]`` if ``c == 0`` else ``G1[s] + a2 c + a3 s c``.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -18,7 +19,15 @@ import numpy.typing as npt
 
 from . import _core
 
-__all__ = ["SliceCosts", "SlicePlan", "BatchSlicePlan", "slice_tokens", "slice_batch_and_tokens", "slice_bound", "balance"]
+__all__ = [
+    "SliceCosts",
+    "SlicePlan",
+    "BatchSlicePlan",
+    "slice_tokens",
+    "slice_batch_and_tokens",
+    "slice_bound",
+    "balance",
+]
 
 FloatArray = npt.NDArray[np.float64]
 _UNITS_IN_A_SECOND = 16384  # up to here the exact search takes well under a second at any granularity
@@ -71,8 +80,10 @@ class SlicePlan(_Search):
 
     def __repr__(self) -> str:
         proof = "optimal" if self.optimal else f"gap {self.gap * 100:.2f} %"
-        return (f"SlicePlan({len(self.lengths)} slices {_runs(self.lengths)}, {self.latency_s * 1e3:.6g} ms on "
-                f"{self.stages} stages, {proof}, planned in {self.planning_time_s * 1e3:.3g} ms)")
+        return (
+            f"SlicePlan({len(self.lengths)} slices {_runs(self.lengths)}, {self.latency_s * 1e3:.6g} ms on "
+            f"{self.stages} stages, {proof}, planned in {self.planning_time_s * 1e3:.3g} ms)"
+        )
 
 
 @dataclass(frozen=True)
@@ -84,8 +95,10 @@ class BatchSlicePlan(_Search):
     def __repr__(self) -> str:
         proof = "optimal" if self.optimal else f"gap {self.gap * 100:.2f} %"
         groups = ", ".join(f"({batch}, {_runs(lengths)})" for batch, lengths in self.slicing)
-        return (f"BatchSlicePlan([{groups}], {self.latency_s * 1e3:.6g} ms on {self.stages} stages, {proof}, planned in "
-                f"{self.planning_time_s * 1e3:.3g} ms)")
+        return (
+            f"BatchSlicePlan([{groups}], {self.latency_s * 1e3:.6g} ms on {self.stages} stages, {proof}, planned in "
+            f"{self.planning_time_s * 1e3:.3g} ms)"
+        )
 
 
 def _runs(lengths: Sequence[int]) -> str:
@@ -168,15 +181,23 @@ def _limit(time_limit_s: float | None) -> float:
     return float(time_limit_s) if np.isfinite(time_limit_s) else 0.0
 
 
-def slice_tokens(t: Costs, stages: int, *, seq_len: int | None = None, granularity: int | None = None,
-                 bwd: Costs | bool | None = None, max_slice: int | None = None,
-                 time_limit_s: float | None = None, isa: int = 0) -> SlicePlan:
+def slice_tokens(
+    t: Costs,
+    stages: int,
+    *,
+    seq_len: int | None = None,
+    granularity: int | None = None,
+    bwd: Costs | bool | None = None,
+    max_slice: int | None = None,
+    time_limit_s: float | None = None,
+    isa: int = 0,
+) -> SlicePlan:
     """The slicing of one sequence that minimises ``sum(t_i) + (stages - 1) * max(t_i)``, exactly.
 
-    t: float64 [n + 1, n + 1] seconds, or a cost model with seq_len (tokens) and granularity (tokens a unit; None: chosen
-    so that planning stays under a second). With ``bwd`` (a second table, a cost model, or True for the backward costs of
-    the cost model t), forward and backward are apart: ``sum(f_i + b_i) + (stages - 1) * (max f_i + max b_i)``. max_slice
-    caps the slice length, in the units of the result. isa is for tests (0: the best this machine has).
+    t: float64 [n + 1, n + 1] seconds, or a cost model with seq_len (tokens) and granularity (tokens a unit; None:
+    chosen so that planning stays under a second). With ``bwd`` (a second table, a cost model, or True for the backward
+    costs of the cost model t), forward and backward are apart: ``sum(f_i + b_i) + (stages - 1) (max f_i + max b_i)``.
+    max_slice caps the slice length, in the units of the result. isa is for tests (0: the best this machine has).
     """
     count = _integer(stages, "stages")
     unit = _unit(t, "slice_cost", seq_len, granularity)
@@ -192,9 +213,10 @@ def slice_tokens(t: Costs, stages: int, *, seq_len: int | None = None, granulari
         found = _core.plan_slices([forward], 1, count, longest=longest, time_limit_s=_limit(time_limit_s), isa=isa)
     else:
         backward = _backward(t if bwd is True else bwd, unit)
-        found = _core.plan_slices_apart(forward, backward, count, longest=longest, time_limit_s=_limit(time_limit_s),
-                                        isa=isa)
-    (_, lengths), = found[0]
+        found = _core.plan_slices_apart(
+            forward, backward, count, longest=longest, time_limit_s=_limit(time_limit_s), isa=isa
+        )
+    ((_, lengths),) = found[0]
     if unit is not None and unit[1] != 1:
         lengths = [length * unit[1] for length in lengths]
     return SlicePlan(*found[1:6], count, *found[6:], lengths)
@@ -208,16 +230,24 @@ def _backward(bwd: Any, unit: tuple[int, int] | None) -> _Core:
     return _from_dict(bwd.slice_cost(*unit, "bwd"))
 
 
-def slice_batch_and_tokens(t: Any, batch: int, stages: int, *, seq_len: int | None = None,
-                           granularity: int | None = None, max_slice: int | None = None,
-                           max_group: int | None = None, time_limit_s: float | None = None,
-                           isa: int = 0) -> BatchSlicePlan:
+def slice_batch_and_tokens(
+    t: Any,
+    batch: int,
+    stages: int,
+    *,
+    seq_len: int | None = None,
+    granularity: int | None = None,
+    max_slice: int | None = None,
+    max_group: int | None = None,
+    time_limit_s: float | None = None,
+    isa: int = 0,
+) -> BatchSlicePlan:
     """Group ``batch`` sequences and cut each group so that all slices through ONE pipeline (never flushed in between)
     take the least ``sum + (stages - 1) * max``, exactly (the papers' knapsack pays the maximum once a group).
 
     t: float64 [batch + 1, n + 1, n + 1]: t[b, s, c] seconds of s units of b sequences at once, t[0] is not read; or a
-    cost model with ``slice_cost_batched(batch, seq_len, granularity)``. max_group caps the sequences of a group, max_slice
-    the slice length.
+    cost model with ``slice_cost_batched(batch, seq_len, granularity)``. max_group caps the sequences of a group,
+    max_slice the slice length.
     """
     sequences, count = _integer(batch, "batch"), _integer(stages, "stages")
     if sequences < 1:
@@ -231,22 +261,39 @@ def slice_batch_and_tokens(t: Any, batch: int, stages: int, *, seq_len: int | No
     if unit is None:
         table = _array(t, "t")
         if table.ndim != 3 or table.shape[0] < sizes + 1:
-            raise ValueError(f"t has shape {list(table.shape)}: [batch + 1, n + 1, n + 1] with batch = {sizes} is needed")
+            raise ValueError(
+                f"t has shape {list(table.shape)}: [batch + 1, n + 1, n + 1] with batch = {sizes} is needed"
+            )
         costs = [table[b] for b in range(1, sizes + 1)]
     else:
         costs = [_from_dict(cost) for cost in t.slice_cost_batched(sizes, *unit)[-sizes:]]  # index 0 is unused
-    found = _core.plan_slices(costs, sequences, count, longest=_longest(max_slice, unit[1] if unit else 1),
-                              widest=widest, time_limit_s=_limit(time_limit_s), isa=isa)
+    found = _core.plan_slices(
+        costs,
+        sequences,
+        count,
+        longest=_longest(max_slice, unit[1] if unit else 1),
+        widest=widest,
+        time_limit_s=_limit(time_limit_s),
+        isa=isa,
+    )
     slicing = found[0]
     if unit is not None and unit[1] != 1:
         slicing = [(group, [length * unit[1] for length in lengths]) for group, lengths in slicing]
     return BatchSlicePlan(*found[1:6], count, *found[6:], slicing)
 
 
-def slice_bound(t: Costs, stages: int, lengths: Sequence[int], *, seq_len: int | None = None,
-                granularity: int | None = None, max_slice: int | None = None, isa: int = 0) -> float:
+def slice_bound(
+    t: Costs,
+    stages: int,
+    lengths: Sequence[int],
+    *,
+    seq_len: int | None = None,
+    granularity: int | None = None,
+    max_slice: int | None = None,
+    isa: int = 0,
+) -> float:
     """A proven lower bound, in seconds, on the latency of every slicing, in one dynamic programme: a certificate for
-    instances too large to solve. ``lengths``: any slicing (the better, the tighter), in units of the table or in tokens.
+    instances too large to solve. ``lengths``: any slicing (the better, the tighter), in units of the table or tokens.
     Never above that slicing's own latency.
     """
     unit = _unit(t, "slice_cost", seq_len, granularity)
@@ -256,11 +303,18 @@ def slice_bound(t: Costs, stages: int, lengths: Sequence[int], *, seq_len: int |
     for length in cuts:
         if length % scale or not 0 < length < 2**31:
             raise ValueError(f"a slice has length {length}: a positive multiple of the granularity, {scale}, is needed")
-    return float(_core.plan_slice_bound(cost, np.array([length // scale for length in cuts], np.int32),
-                                        _integer(stages, "stages"), longest=_longest(max_slice, scale), isa=isa))
+    return float(
+        _core.plan_slice_bound(
+            cost,
+            np.array([length // scale for length in cuts], np.int32),
+            _integer(stages, "stages"),
+            longest=_longest(max_slice, scale),
+            isa=isa,
+        )
+    )
 
 
 def balance(times: FloatArray | Sequence[float], stages: int) -> list[int]:
-    """Boundaries (stages + 1 of them, 0 first, len(times) last) of the contiguous partition of ``times`` (seconds) whose
-    largest part is least; no part is empty. ValueError if there are more stages than times."""
+    """Boundaries (stages + 1 of them, 0 first, len(times) last) of the contiguous partition of ``times`` (seconds)
+    whose largest part is least; no part is empty. ValueError if there are more stages than times."""
     return list(_core.plan_balance(_array(times, "times"), _integer(stages, "stages")))

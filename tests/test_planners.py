@@ -1,4 +1,5 @@
 """The planner room: every optimum against enumeration written here, bounds, invariances, and refusals."""
+
 import itertools
 import threading
 
@@ -76,10 +77,10 @@ def slicings(n):
     """(lengths, starts, valid) of all 2^(n-1) slicings, padded to n slices."""
     if n not in _CUTS:
         bits = (np.arange(1 << (n - 1))[:, None] >> np.arange(n - 1)) & 1
-        starts_at = np.concatenate([np.ones((1 << (n - 1), 1), int), bits], axis=1)     # [m, n]: a slice starts here
+        starts_at = np.concatenate([np.ones((1 << (n - 1), 1), int), bits], axis=1)  # [m, n]: a slice starts here
         start = np.broadcast_to(np.arange(n), starts_at.shape)
         after = np.full((1 << (n - 1), n + 1), n)
-        for e in range(n - 1, -1, -1):                                                  # the next start after e
+        for e in range(n - 1, -1, -1):  # the next start after e
             after[:, e] = np.where(starts_at[:, e] == 1, e, after[:, e + 1])
         _CUTS[n] = np.where(starts_at == 1, after[:, 1:] - start, 0), start, starts_at == 1
     return _CUTS[n]
@@ -167,7 +168,7 @@ def test_slices_equal_all_thresholds_on_longer_sequences():
 
 def smooth(n, unit=1.0, seed=None):
     x = np.arange(n + 1) * unit
-    g = ((0.9e-3**4 + (2.1e-6 * x) ** 4) ** 0.25 + 1e-10 * x * x)
+    g = (0.9e-3**4 + (2.1e-6 * x) ** 4) ** 0.25 + 1e-10 * x * x
     if seed is not None:
         g = g * np.random.default_rng(seed).uniform(1, 1.02, n + 1)
     return Model(g, g + 1e-6, 1e-10 * unit, 2e-10 * unit * unit)
@@ -178,7 +179,9 @@ def test_large_instances_agree_however_they_are_solved(seed):
     """Coarse hints, reduced graphs and whole vectors are only used here: instruction sets and forms must agree."""
     model = smooth(700, unit=4.0, seed=seed)
     for stages, cap in ((1, None), (2, None), (48, None), (300, None), (48, 90)):
-        plans = [planners.slice_tokens(model, stages, seq_len=700, granularity=1, max_slice=cap, isa=isa) for isa in (0, 1)]
+        plans = [
+            planners.slice_tokens(model, stages, seq_len=700, granularity=1, max_slice=cap, isa=isa) for isa in (0, 1)
+        ]
         plans.append(planners.slice_tokens(model.table(), stages, max_slice=cap))
         assert plans[0].lengths == plans[1].lengths and plans[0].latency_s == plans[1].latency_s
         assert all(plan.optimal and close(plan.latency_s, plans[0].latency_s) for plan in plans)
@@ -210,7 +213,10 @@ def test_forward_and_backward_apart_equal_enumeration():
         cap = int(rng.integers(1, n + 1)) if i % 5 == 0 else None
         if i % 2:
             f, b = model_of(rng, n, KINDS[i % 5]), model_of(rng, n, KINDS[(i // 5) % 5])
-            model, arguments = Model(**{k.lower(): v for k, v in f.parts.items()}, bwd=b), dict(seq_len=n, granularity=1)
+            model, arguments = (
+                Model(**{k.lower(): v for k, v in f.parts.items()}, bwd=b),
+                dict(seq_len=n, granularity=1),
+            )
             tf, tb, second = f.table(), b.table(), True if i % 4 == 1 else model
         else:
             model, second, arguments = dense_table(rng, n, KINDS[i % 5]), dense_table(rng, n, KINDS[(i // 5) % 5]), {}
@@ -245,7 +251,9 @@ def test_apart_is_bounded_by_together_on_large_instances():
     assert got.optimal and dense.optimal and close(got.latency_s, dense.latency_s)
     starts = np.concatenate([[0], np.cumsum(together.lengths)[:-1]])
     costs = np.array([[f.table()[s, c], other.table()[s, c]] for s, c in zip(together.lengths, starts)])
-    assert together.latency_s <= got.latency_s * (1 + 1e-12) <= (costs.sum() + 47 * costs.max(axis=0).sum()) * (1 + 2e-12)
+    assert (
+        together.latency_s <= got.latency_s * (1 + 1e-12) <= (costs.sum() + 47 * costs.max(axis=0).sum()) * (1 + 2e-12)
+    )
 
 
 def partitions(total, most):
@@ -287,14 +295,20 @@ def test_batch_and_tokens_equal_enumeration():
             base = model.table()
             t = np.stack([base * 0] + [base * (0.4 + 0.6 * b) for b in range(1, batch + 1)])
         else:
-            t = np.stack([np.full((n + 1, n + 1), np.nan)] + [dense_table(rng, n, KINDS[i % 5]) * (0.5 + 0.5 * b) for b in range(1, batch + 1)])
+            t = np.stack(
+                [np.full((n + 1, n + 1), np.nan)]
+                + [dense_table(rng, n, KINDS[i % 5]) * (0.5 + 0.5 * b) for b in range(1, batch + 1)]
+            )
             costs, arguments = t, {}
         got = planners.slice_batch_and_tokens(costs, batch, stages, max_group=widest, **arguments)
         want = best_joint(t, batch, stages, widest or batch)
         assert sum(b for b, _ in got.slicing) == batch and all(sum(lengths) == n for _, lengths in got.slicing)
         assert widest is None or max(b for b, _ in got.slicing) <= widest
         assert got.optimal and close(got.latency_s, want), (i, n, batch, stages, widest, got, want)
-        costs_of = [[t[b][s, c] for s, c in zip(lengths, np.concatenate([[0], np.cumsum(lengths)[:-1]]))] for b, lengths in got.slicing]
+        costs_of = [
+            [t[b][s, c] for s, c in zip(lengths, np.concatenate([[0], np.cumsum(lengths)[:-1]]))]
+            for b, lengths in got.slicing
+        ]
         again = sum(map(sum, costs_of)) + (stages - 1) * max(map(max, costs_of))
         assert close(again, got.latency_s) and got.lower_bound_s <= want * (1 + 1e-15)
 
@@ -316,20 +330,22 @@ def test_invariances():
         base = planners.slice_tokens(t, stages).latency_s
         assert close(planners.slice_tokens(t * 1024.0, stages).latency_s, 1024.0 * base)
         assert close(planners.slice_tokens(t * 1e-5, stages).latency_s, 1e-5 * base)
-        assert planners.slice_tokens(t, stages + 1).latency_s >= base * (1 - 1e-12)       # one more stage
-        assert planners.slice_tokens(t, stages, max_slice=max(1, n // 2)).latency_s >= base * (1 - 1e-12)   # less memory
+        assert planners.slice_tokens(t, stages + 1).latency_s >= base * (1 - 1e-12)  # one more stage
+        assert planners.slice_tokens(t, stages, max_slice=max(1, n // 2)).latency_s >= base * (1 - 1e-12)  # less memory
         coarse = np.ascontiguousarray(t[: n - n % 2 + 1 : 2, : n - n % 2 + 1 : 2])
         if n % 2 == 0:
             assert planners.slice_tokens(coarse, stages).latency_s >= base * (1 - 1e-12)  # a coarser granularity
     big = smooth(512, unit=4.0)
     for stages in (2, 30):
-        coarse = Model(big.parts["G0"][::8].copy(), big.parts["G1"][::8].copy(), 8 * big.parts["a2"], 64 * big.parts["a3"])
+        coarse = Model(
+            big.parts["G0"][::8].copy(), big.parts["G1"][::8].copy(), 8 * big.parts["a2"], 64 * big.parts["a3"]
+        )
         fine = planners.slice_tokens(big, stages, seq_len=512, granularity=1).latency_s
         assert fine <= planners.slice_tokens(coarse, stages, seq_len=64, granularity=1).latency_s * (1 + 1e-12)
 
 
 def test_the_published_setting_9():
-    """PLANNERS.md 1.9: the model calibrated to TeraPipe's table 3; the published plan takes 1.481 s, uniform 1.547 s."""
+    """PLANNERS.md 1.9: the model calibrated to TeraPipe's table 3; published 1.481 s, best uniform 1.547 s."""
     lengths = np.array([16, 32, 64, 128, 256, 512, 2048])
     per_slice = np.array([9.27, 9.99, 10.02, 12.18, 17.05, 28.18, 102.99]) * 1e-3
     a3, tokens, batch, stages = 5.95e-9, 2048, 2, 96
@@ -344,8 +360,11 @@ def test_the_published_setting_9():
     model = Model(curve, curve, 0.0, a3 * 64)
     table = model.table()
     plan = planners.slice_batch_and_tokens(np.stack([table * 0, table]), 2, stages, max_group=1)
-    slow = min(2 * sum(c) + (stages - 1) * max(c) for m in (1, 2, 4, 8, 16, 32, 64, 128) for c in
-               [[table[256 // m, k * 256 // m] for k in range(m)]])
+    slow = min(
+        2 * sum(c) + (stages - 1) * max(c)
+        for m in (1, 2, 4, 8, 16, 32, 64, 128)
+        for c in [[table[256 // m, k * 256 // m] for k in range(m)]]
+    )
     assert plan.optimal and plan.latency_s <= slow and abs(plan.latency_s / 1.481 - 1) < 0.05
     one, two = (lengths for _, lengths in plan.slicing)
     assert one == two and 15 <= len(one) <= 24
@@ -357,7 +376,9 @@ def test_a_time_limit_gives_a_plan_and_a_true_bound():
     hasty = planners.slice_tokens(model, 96, seq_len=2048, granularity=1, time_limit_s=1e-9)
     assert exact.optimal and not hasty.optimal and hasty.gap > 0
     assert hasty.lower_bound_s <= exact.latency_s <= hasty.latency_s and sum(hasty.lengths) == 2048
-    apart = planners.slice_tokens(model.table()[:300, :300].copy(), 96, bwd=model.table()[:300, :300].copy(), time_limit_s=1e-9)
+    apart = planners.slice_tokens(
+        model.table()[:300, :300].copy(), 96, bwd=model.table()[:300, :300].copy(), time_limit_s=1e-9
+    )
     assert not apart.optimal and apart.lower_bound_s <= apart.latency_s
 
 
@@ -368,8 +389,16 @@ def test_balance_equals_enumeration():
         stages = int(rng.integers(1, n + 1))
         times = (rng.uniform(0, 5, n), rng.integers(0, 4, n).astype(float), np.zeros(n))[i % 3]
         edges = planners.balance(times, stages)
-        assert edges[0] == 0 and edges[-1] == n and len(edges) == stages + 1 and all(a < e for a, e in zip(edges, edges[1:]))
-        want = min(max(times[a:e].sum() for a, e in zip((0, *cuts), (*cuts, n))) for cuts in itertools.combinations(range(1, n), stages - 1))
+        assert (
+            edges[0] == 0
+            and edges[-1] == n
+            and len(edges) == stages + 1
+            and all(a < e for a, e in zip(edges, edges[1:]))
+        )
+        want = min(
+            max(times[a:e].sum() for a, e in zip((0, *cuts), (*cuts, n)))
+            for cuts in itertools.combinations(range(1, n), stages - 1)
+        )
         assert max(times[a:e].sum() for a, e in zip(edges, edges[1:])) <= want * (1 + 1e-12)
     assert planners.balance([1, 2, 3], 2) == [0, 2, 3]
     large = rng.uniform(1, 2, 20000)
@@ -383,8 +412,13 @@ def test_no_time_limit_is_needed_for_extreme_costs(stages):
     rng = np.random.default_rng(13)
     for i in range(200):
         n = int(rng.integers(1, 10))
-        t = (np.zeros((n + 1, n + 1)), 10.0 ** rng.integers(-12, 1, (n + 1, n + 1)), rng.integers(0, 2, (n + 1, n + 1)) * 1.0,
-             rng.uniform(1, 2, (n + 1, n + 1)) * 1e-290, np.full((n + 1, n + 1), 1e290))[i % 5]
+        t = (
+            np.zeros((n + 1, n + 1)),
+            10.0 ** rng.integers(-12, 1, (n + 1, n + 1)),
+            rng.integers(0, 2, (n + 1, n + 1)) * 1.0,
+            rng.uniform(1, 2, (n + 1, n + 1)) * 1e-290,
+            np.full((n + 1, n + 1), 1e290),
+        )[i % 5]
         total, largest = sums_and_maxima(t)
         want = (total + (stages - 1) * largest).min()
         for got in (planners.slice_tokens(t, stages), planners.slice_batch_and_tokens(np.stack([t, t]), 1, stages)):
@@ -429,9 +463,24 @@ def test_bad_requests_are_refused_by_name():
         broken = Model(model.parts["G0"].copy(), model.parts["G1"].copy(), 0.0, 0.0)
         broken.parts[part][4] = value
         refused(ValueError, "4", planners.slice_tokens, broken, 4, seq_len=10, granularity=1)
-    refused(ValueError, "a3", planners.slice_tokens, Model(model.parts["G0"], model.parts["G1"], 0.0, np.nan), 4, seq_len=10, granularity=1)
-    refused(ValueError, "negative", planners.slice_tokens,
-            Model(model.parts["G0"], model.parts["G1"], -1.0, 0.0), 4, seq_len=10, granularity=1)
+    refused(
+        ValueError,
+        "a3",
+        planners.slice_tokens,
+        Model(model.parts["G0"], model.parts["G1"], 0.0, np.nan),
+        4,
+        seq_len=10,
+        granularity=1,
+    )
+    refused(
+        ValueError,
+        "negative",
+        planners.slice_tokens,
+        Model(model.parts["G0"], model.parts["G1"], -1.0, 0.0),
+        4,
+        seq_len=10,
+        granularity=1,
+    )
     refused(ValueError, "batch", planners.slice_batch_and_tokens, np.zeros((2, 5, 5)), 0, 4)
     refused(ValueError, "shape", planners.slice_batch_and_tokens, np.zeros((2, 5, 5)), 2, 4)
     stack = np.stack([good, good, good])

@@ -43,7 +43,8 @@ tp_plan_balance(const double *time_s, int n, int parts, int *boundary, double *l
     if (parts < 1)
         return tp_fail(TP_EVALUE, "stages is %d: at least 1 is needed", parts);
     if (parts > n)
-        return tp_fail(TP_EVALUE, "stages is %d for %d blocks: at most one stage a block, %d, is possible", parts, n, n);
+        return tp_fail(TP_EVALUE, "stages is %d for %d blocks: at most one stage a block, %d, is possible", parts, n,
+                       n);
     for (int i = 0; i < n; i++) {
         if (!(time_s[i] >= 0.0 && time_s[i] <= 1e300))
             return tp_fail(TP_EVALUE, "times[%d] is %s: a finite time of 0 or more is needed", i,

@@ -8,7 +8,7 @@
 
 #include "csrc/base/status.h"
 
-/* ---- token slices (TeraPipe, Li et al., ICML 2021; PLANNERS.md section 1) ------------------------------------------ */
+/* ---- token slices (TeraPipe, Li et al., ICML 2021; PLANNERS.md section 1) ---------------------------------------- */
 
 /* The cost of a slice of i units after j units of context, 1 <= i <= units - j. One of two forms:
  *   table != NULL: table[i * (units + 1) + j]; only that triangle is read;
@@ -75,10 +75,10 @@ TP_MUST_USE tp_status
 tp_slice_bound(const tp_slice_cost *cost, const tp_slice_options *options, const int *length, int slices,
                double *bound_s);
 
-/* ---- contiguous partition ------------------------------------------------------------------------------------------ */
+/* ---- contiguous partition ---------------------------------------------------------------------------------------- */
 
-/* boundary[0 .. parts], 0 first and n last, so that the largest part sum is least; no part is empty. time[n] finite, not
- * negative. EVALUE if parts < 1 or parts > n. largest_s may be NULL. */
+/* boundary[0 .. parts], 0 first and n last, so that the largest part sum is least; no part is empty. time_s[n] finite,
+ * not negative. EVALUE if parts < 1 or parts > n. largest_s may be NULL. */
 TP_MUST_USE tp_status
 tp_plan_balance(const double *time_s, int n, int parts, int *boundary, double *largest_s);
 

@@ -2,8 +2,8 @@
  *
  * Invariant of the descending walk: every plan whose largest slice costs more than u has a latency of at least
  * best - tolerance. The least sum S(u) within threshold u does not rise with u, so a plan whose largest slice lies in
- * (v, u] has latency >= S(u) + (K-1) max, and v is chosen so that this cannot beat the best. Near the optimum v is close
- * to u; there the walk goes on in the graph of the few slices that a better plan could still use. */
+ * (v, u] has latency >= S(u) + (K-1) max, and v is chosen so that this cannot beat the best. Near the optimum v is
+ * close to u; there the walk goes on in the graph of the few slices that a better plan could still use. */
 #include "csrc/plan/plan.h"
 
 #include <math.h>
@@ -30,7 +30,7 @@ typedef struct {
     tp_slice_plan *plan;
 } walk;
 
-/* ---- one threshold ------------------------------------------------------------------------------------------------- */
+/* ---- one threshold ----------------------------------------------------------------------------------------------- */
 
 /* Unbounded knapsack over the group sizes (PLANNERS.md 1.5). */
 static double
@@ -51,7 +51,9 @@ fill_batch(walk *w)
 static int
 path_of(walk *w, int table, int reduced)
 {
-    return reduced ? tp_slice_edges_path(&w->edges[table], w->n, w->length) : tp_slice_dp_path(&w->dp[table], w->length);
+    if (reduced)
+        return tp_slice_edges_path(&w->edges[table], w->n, w->length);
+    return tp_slice_dp_path(&w->dp[table], w->length);
 }
 
 /* Write the plan of the last fill_batch, groups from large to small. */
@@ -123,7 +125,7 @@ search_edges(walk *w, double threshold, double *largest)
     return least;
 }
 
-/* ---- the walk ------------------------------------------------------------------------------------------------------ */
+/* ---- the walk ---------------------------------------------------------------------------------------------------- */
 
 static double
 goal_of(const walk *w)
@@ -139,8 +141,8 @@ below(const walk *w, double least, double largest, double u)
     return nextafter(fmin(v, u) * (1.0 - w->tolerance), -INFINITY); /* strictly less, for u == 0 too */
 }
 
-/* After search(u): build the reduced graphs for largest slices in (*floor, v], raising the floor until they fit. 0 if they
- * do not. A table built with a lower floor than the next one keeps more edges than it needs, which does no harm. */
+/* After search(u): build the reduced graphs for largest slices in (*floor, v], raising the floor until they fit. 0 if
+ * they do not. A table built with a lower floor than the next one keeps more edges than it needs: no harm. */
 static int
 keep_edges(walk *w, double *floor, double v)
 {
@@ -208,7 +210,7 @@ descend(walk *w, double u, double lowest)
     w->plan->lower_bound_s = w->plan->optimal ? goal_of(w) : fmin(goal_of(w), w->sum_above + w->weight * lowest);
 }
 
-/* ---- where to begin ------------------------------------------------------------------------------------------------ */
+/* ---- where to begin ---------------------------------------------------------------------------------------------- */
 
 /* The least sum per unit, times the units: below every S(t), without a search. */
 static double
@@ -372,7 +374,8 @@ tp_plan_slices(const tp_slice_cost *cost, int batch, const tp_slice_options *opt
     TP_TRY(tp_slice_options_check(cost, options));
     int tables = options->widest > 0 && options->widest < batch ? options->widest : batch;
     tp_slice_plan plan;
-    TP_TRY(solve(cost, batch, tables, options, options->time_limit_s > 0.0 ? start + options->time_limit_s : 0.0, &plan));
+    double deadline_s = options->time_limit_s > 0.0 ? start + options->time_limit_s : 0.0;
+    TP_TRY(solve(cost, batch, tables, options, deadline_s, &plan));
     tp_slice_plan_evaluate(cost, NULL, options->stages, &plan);
     plan.lower_bound_s = fmin(plan.lower_bound_s, plan.latency_s);
     plan.seconds = 1e-9 * (double)tp_clock_ns() - start;

@@ -1,5 +1,5 @@
-/* A lower bound on the least latency in one dynamic programme (PLANNERS.md 1.3, "position-weighted Lagrangian"): for any
- * nondecreasing N with N(0) = 0 and N(L) = 1, the largest slice is at least the mean of the slices weighted by
+/* A lower bound on the least latency in one dynamic programme (PLANNERS.md 1.3, "position-weighted Lagrangian"): for
+ * any nondecreasing N with N(0) = 0 and N(L) = 1, the largest slice is at least the mean of the slices weighted by
  * N(end) - N(start), so latency >= min over slicings of sum c (1 + (K-1) (N(end) - N(start))). */
 #include "csrc/plan/plan.h"
 
@@ -58,15 +58,16 @@ weighted_search(tp_slice_dp *dp, const double *n, double threshold, double laten
             last = window;
         }
         const double *g = !t->smooth ? t->rows + tp_slice_row(units, j) : j == 0 ? t->g0 + 1 : t->g1 + 1;
-        const double set[5] = {dp->u[j], t->smooth ? t->a2 * j : 0.0, t->smooth ? t->a3 * j : 0.0, 1.0 - n[j], threshold};
+        const double level = t->smooth ? t->a2 * j : 0.0, slope = t->smooth ? t->a3 * j : 0.0;
+        const double set[5] = {dp->u[j], level, slope, 1.0 - n[j], threshold};
         dp->kernels->relax_weighted(dp->u + j + 1, g, n + j + 1, set, last);
     }
     return dp->u[units];
 }
 
 static tp_status
-bound_in(tp_slice_arena *arena, const tp_slice_cost *cost, const tp_slice_options *options, const int *length, int slices,
-         double *bound_s)
+bound_in(tp_slice_arena *arena, const tp_slice_cost *cost, const tp_slice_options *options, const int *length,
+         int slices, double *bound_s)
 {
     tp_slice_dp dp;
     void *memory;
@@ -90,7 +91,8 @@ bound_in(tp_slice_arena *arena, const tp_slice_cost *cost, const tp_slice_option
 }
 
 tp_status
-tp_slice_bound(const tp_slice_cost *cost, const tp_slice_options *options, const int *length, int slices, double *bound_s)
+tp_slice_bound(const tp_slice_cost *cost, const tp_slice_options *options, const int *length, int slices,
+               double *bound_s)
 {
     int64_t sum = 0;
     TP_TRY(tp_slice_options_check(cost, options));

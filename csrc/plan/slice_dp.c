@@ -116,7 +116,8 @@ open_dense(tp_slice_arena *arena, const tp_slice_cost *a, const tp_slice_cost *b
 }
 
 static tp_status
-open_table(tp_slice_arena *arena, const tp_slice_cost *a, const tp_slice_cost *b, int smooth, int cap, tp_slice_table *t)
+open_table(tp_slice_arena *arena, const tp_slice_cost *a, const tp_slice_cost *b, int smooth, int cap,
+           tp_slice_table *t)
 {
     t->n = a->units;
     t->smooth = smooth;
@@ -135,7 +136,7 @@ tp_slice_dp_open(tp_slice_arena *arena, const tp_slice_cost *cost, const tp_slic
     dp->limits = backward == NULL ? 1 : 2;
     dp->kernels = tp_slice_kernels_for(options->isa);
     if (dp->kernels == NULL)
-        return tp_fail(TP_EVALUE, "instruction set %d is not on this machine: 0 (automatic) is right", (int)options->isa);
+        return tp_fail(TP_EVALUE, "instruction set %d is not on this machine: 0 chooses one", (int)options->isa);
     TP_TRY(open_table(arena, cost, backward, smooth, dp->cap, &dp->sum));
     if (backward == NULL)
         dp->limit[0] = dp->sum;
@@ -149,7 +150,7 @@ tp_slice_dp_open(tp_slice_arena *arena, const tp_slice_cost *cost, const tp_slic
     return take_ints(arena, n, &dp->safe);
 }
 
-/* ---- windows ------------------------------------------------------------------------------------------------------- */
+/* ---- windows ----------------------------------------------------------------------------------------------------- */
 
 /* Costs rise with the start, so the last length within the threshold only falls: one pointer walks down. The windows in
  * last[] and safe[] are narrowed. */
@@ -207,13 +208,13 @@ set_windows(tp_slice_dp *dp, const double threshold[2])
         else
             dense_windows(&dp->limit[l], dp->cap, threshold[l], dp->last);
     }
-    dp->widest = TP_SLICE_BLOCK; /* a kernel may take a slice a few units beyond its window: its mask compares rounded sums */
+    dp->widest = TP_SLICE_BLOCK; /* a kernel may take a slice just beyond its window: its mask compares rounded sums */
     for (int j = 1; j < dp->n; j++)
         dp->widest = dp->last[j] + TP_SLICE_BLOCK > dp->widest ? dp->last[j] + TP_SLICE_BLOCK : dp->widest;
     dp->widest = dp->widest < dp->cap ? dp->widest : dp->cap;
 }
 
-/* ---- searches ------------------------------------------------------------------------------------------------------ */
+/* ---- searches ---------------------------------------------------------------------------------------------------- */
 
 static const double *
 row_of(const tp_slice_table *t, int start)
@@ -247,7 +248,7 @@ relax_one(tp_slice_dp *dp, int start)
     dp->kernels->relax(dp->u + start + 1, row_of(&dp->sum, start) + 1, reached, &mask, dp->last[start]);
 }
 
-/* Edges between the sources of one block, in order: after it, source[] holds their final values. 0 if none is reached. */
+/* Edges between the sources of one block, in order: after it, source[] holds their final values. 0: none reached. */
 static int
 relax_inside(tp_slice_dp *dp, int start, double source[TP_SLICE_BLOCK])
 {

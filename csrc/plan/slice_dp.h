@@ -97,7 +97,7 @@ tp_slice_dp_backward(tp_slice_dp *dp);
 double
 tp_slice_dp_last_slice(const tp_slice_dp *dp, int l);
 
-/* ---- shared by the planners ---------------------------------------------------------------------------------------- */
+/* ---- shared by the planners -------------------------------------------------------------------------------------- */
 
 TP_MUST_USE tp_status
 tp_slice_options_check(const tp_slice_cost *cost, const tp_slice_options *options);
@@ -110,12 +110,12 @@ tp_slice_plan_open(int groups, int64_t slices, tp_slice_plan *plan);
 void
 tp_slice_plan_evaluate(const tp_slice_cost *cost, const tp_slice_cost *backward, int stages, tp_slice_plan *plan);
 
-/* ---- the reduced graph (slice_edges.c) ----------------------------------------------------------------------------- */
+/* ---- the reduced graph (slice_edges.c) --------------------------------------------------------------------------- */
 
 TP_MUST_USE tp_status
 tp_slice_edges_open(tp_slice_arena *arena, int n, int64_t room, tp_slice_edges *edges);
-/* Keep the edges of plans whose limits are at least floor[] and whose latency is below goal, after forward and backward.
- * With a ceiling (one limit only), floor[0] is raised towards it until the edges fit. 0 if they do not fit. */
+/* After a forward and a backward search: keep the edges of plans whose limits are at least floor[] and whose latency is
+ * below goal. With a ceiling (one limit only), floor[0] is raised towards it until they fit. 0 if they do not. */
 int
 tp_slice_edges_keep(const tp_slice_dp *dp, double floor[2], const double *ceiling, double goal, tp_slice_edges *edges);
 double

@@ -1,6 +1,6 @@
 /* Token slices with separate forward and backward costs: least sum (f + b) + (K-1) (max f + max b), PLANNERS.md 1.6.
  * Branch and bound over boxes of (max f, max b). A box's search over all slices within its upper corner gives the least
- * sum, so the box can hold nothing better unless low + low <= (goal - sum) / (K-1); that also pulls its upper corner in. */
+ * sum, so it can hold nothing better unless low + low <= (goal - sum) / (K-1); that also pulls its upper corner in. */
 #include "csrc/plan/plan.h"
 
 #include <math.h>
@@ -85,7 +85,7 @@ search(apart *a, const double high[2], double largest[2])
     return least;
 }
 
-/* ---- a large forward slice is a large backward slice ---------------------------------------------------------------- */
+/* ---- a large forward slice is a large backward slice ------------------------------------------------------------- */
 
 /* The least cost in `other` of a slice whose cost in `one` is at least low, within the last windows. */
 static double
@@ -127,12 +127,13 @@ correlate(const apart *a, box *b)
     if (a->dp.sum.smooth && !(f->a2 >= 0.0 && f->a3 >= 0.0 && g->a2 >= 0.0 && g->a3 >= 0.0))
         return; /* the walking pointers need costs that rise with the context */
     for (int one = 0; one < 2; one++) {
-        double least = a->dp.sum.smooth ? least_other_smooth(a, one, b->low[one]) : least_other_dense(a, one, b->low[one]);
+        double low = b->low[one];
+        double least = a->dp.sum.smooth ? least_other_smooth(a, one, low) : least_other_dense(a, one, low);
         b->low[1 - one] = fmax(b->low[1 - one], least * (1.0 - 1e-15));
     }
 }
 
-/* ---- boxes --------------------------------------------------------------------------------------------------------- */
+/* ---- boxes ------------------------------------------------------------------------------------------------------- */
 
 /* Pull the upper corner in; 0 if nothing better is left. *shrunk: the largest relative step. */
 static int
@@ -240,7 +241,7 @@ run_boxes(apart *a)
     return TP_OK;
 }
 
-/* ---- where to begin ------------------------------------------------------------------------------------------------ */
+/* ---- where to begin ---------------------------------------------------------------------------------------------- */
 
 static double
 latency_at(apart *a, const double scale[2], double largest[2])

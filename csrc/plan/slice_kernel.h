@@ -1,8 +1,8 @@
 /* The inner loops of the slice searches, once per instruction set. All of them give the same bits: a kernel only adds,
  * compares and takes minima, and never fuses a multiplication.
  *
- * Why additions alone: with q[e] = a3 e^2 / 2, h[i] = g1[i] - a3 i^2 / 2 and u[e] = S[e] - q[e], the product in the cost
- * telescopes, because i j = (e^2 - j^2 - i^2) / 2 for e = i + j:
+ * Why additions alone: with q[e] = a3 e^2 / 2, h[i] = g1[i] - a3 i^2 / 2 and u[e] = S[e] - q[e], the product in the
+ * cost telescopes, because i j = (e^2 - j^2 - i^2) / 2 for e = i + j:
  *     S[j] + g1[i] + a2 j + a3 i j = (u[j] + a2 j) + h[i] + q[e].
  * Every search is then a windowed (min, +) product with one vector h. A dense table is the case q = 0, a2 = 0 with one
  * h per source. */

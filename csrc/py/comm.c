@@ -63,7 +63,7 @@ region_fill(region_object *self, int ranks, const uint8_t *pairs, size_t ring_by
     return tp_region_create(self->memory, bytes, ranks, pairs, ring_bytes, gather_bytes, &self->region);
 }
 
-PyDoc_STRVAR(region_create_doc, "create(ranks, pairs, ring_bytes, max_gather_bytes, shared)\n--\n\n"
+PyDoc_STRVAR(region_create_doc, "create($type, /, ranks, pairs, ring_bytes, max_gather_bytes, shared)\n--\n\n"
                                 "Make a region. pairs: uint8 [ranks * ranks], pairs[src * ranks + dst] != 0 gives that pair a\n"
                                 "ring of ring_bytes. shared: a memfd (.fd) that other processes attach to.");
 
@@ -197,7 +197,7 @@ rank_of(PyObject *argument, const region_object *self)
     return -1;
 }
 
-PyDoc_STRVAR(region_progress_doc, "progress(rank)\n--\n\n(step, op, stage, micro, slice) that the rank runs; op is None where it is\n"
+PyDoc_STRVAR(region_progress_doc, "progress($self, rank, /)\n--\n\n(step, op, stage, micro, slice) that the rank runs; op is None where it is\n"
                                   "between instructions.");
 
 static PyObject *
@@ -276,15 +276,15 @@ static PyGetSetDef region_getset[] = {
 #define KEYWORDS(function) ((PyCFunction)(void (*)(void))(function))
 static PyMethodDef region_methods[] = {
     {"create", KEYWORDS(region_create), METH_VARARGS | METH_KEYWORDS | METH_CLASS, region_create_doc},
-    {"attach", region_attach, METH_O | METH_CLASS, "attach(fd)\n--\n\nThe region in a memfd, which stays the caller's."},
-    {"close", region_close, METH_NOARGS, "close()\n--\n\nClose the descriptor; the memory lives as long as the object."},
+    {"attach", region_attach, METH_O | METH_CLASS, "attach($type, fd, /)\n--\n\nThe region in a memfd, which stays the caller's."},
+    {"close", region_close, METH_NOARGS, "close($self, /)\n--\n\nClose the descriptor; the memory lives as long as the object."},
     {"abort", KEYWORDS(region_abort), METH_VARARGS | METH_KEYWORDS,
-     "abort(code, rank, text)\n--\n\nEnd everybody; the first call's words are kept. rank -1: no rank, the launcher."},
-    {"aborted", region_aborted, METH_NOARGS, "aborted()\n--\n\nNone, or (code, rank, text) of the first failure."},
+     "abort($self, /, code, rank, text)\n--\n\nEnd everybody; the first call's words are kept. rank -1: no rank, the launcher."},
+    {"aborted", region_aborted, METH_NOARGS, "aborted($self, /)\n--\n\nNone, or (code, rank, text) of the first failure."},
     {"progress", region_progress, METH_O, region_progress_doc},
     {"set_progress", region_set_progress, METH_VARARGS,
-     "set_progress(rank, step, instruction)\n--\n\ninstruction: op << 48 | stage << 32 | micro << 16 | slice; omitted: none."},
-    {"doing", region_doing, METH_O, "doing(rank)\n--\n\nWhat the rank is doing, in words."},
+     "set_progress($self, rank, step, instruction, /)\n--\n\ninstruction: op << 48 | stage << 32 | micro << 16 | slice; omitted: none."},
+    {"doing", region_doing, METH_O, "doing($self, rank, /)\n--\n\nWhat the rank is doing, in words."},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot region_slots[] = {
@@ -483,11 +483,11 @@ static PyGetSetDef comm_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyMethodDef comm_methods[] = {
-    {"send", comm_send, METH_VARARGS, "send(peer, tag, data)\n--\n\nSend a buffer; blocks while the ring is full."},
-    {"recv", comm_recv, METH_VARARGS, "recv(peer, tag, into)\n--\n\nReceive the next message, of exactly this tag and size."},
-    {"exchange", comm_exchange, METH_VARARGS, "exchange(peer, tag, out, into)\n--\n\nBoth directions at once, any size."},
-    {"allgather", comm_allgather, METH_O, "allgather(mine)\n--\n\nThe bytes of every rank, in order of ranks."},
-    {"barrier", comm_barrier, METH_NOARGS, "barrier()\n--\n\nReturn when every rank has called it."},
+    {"send", comm_send, METH_VARARGS, "send($self, peer, tag, data, /)\n--\n\nSend a buffer; blocks while the ring is full."},
+    {"recv", comm_recv, METH_VARARGS, "recv($self, peer, tag, into, /)\n--\n\nReceive the next message, of exactly this tag and size."},
+    {"exchange", comm_exchange, METH_VARARGS, "exchange($self, peer, tag, out, into, /)\n--\n\nBoth directions at once, any size."},
+    {"allgather", comm_allgather, METH_O, "allgather($self, mine, /)\n--\n\nThe bytes of every rank, in order of ranks."},
+    {"barrier", comm_barrier, METH_NOARGS, "barrier($self, /)\n--\n\nReturn when every rank has called it."},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot comm_slots[] = {

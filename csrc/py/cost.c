@@ -102,7 +102,7 @@ doubles(Py_ssize_t count)
     return memory;
 }
 
-PyDoc_STRVAR(seconds_doc, "cost_seconds(pack, curve, slices, contexts, batches)\n--\n\n"
+PyDoc_STRVAR(seconds_doc, "cost_seconds($module, pack, curve, slices, contexts, batches, /)\n--\n\n"
                           "Seconds of one curve (3 * kind + phase); float64 [n] each, returns float64 [n].");
 static PyObject *
 cost_seconds(PyObject *module, PyObject *args)
@@ -176,7 +176,7 @@ table_close(table_request *request)
     pack_close(&request->p);
 }
 
-PyDoc_STRVAR(slices_doc, "cost_slices(pack, weights, batch, granularity, units)\n--\n\n"
+PyDoc_STRVAR(slices_doc, "cost_slices($module, pack, weights, batch, granularity, units, /)\n--\n\n"
                          "(G0 float64 [units + 1], G1, a2, a3): c(j, i) = G0[i] if j == 0 else G1[i] + a2 j + a3 i j.");
 static PyObject *
 cost_slices(PyObject *module, PyObject *args)
@@ -208,7 +208,7 @@ cost_slices(PyObject *module, PyObject *args)
     return NULL;
 }
 
-PyDoc_STRVAR(table_doc, "cost_table(pack, weights, batch, granularity, units)\n--\n\n"
+PyDoc_STRVAR(table_doc, "cost_table($module, pack, weights, batch, granularity, units, /)\n--\n\n"
                         "float64 [units + 1, units + 1], t[s, c] seconds; 0 where s + c > units.");
 static PyObject *
 cost_table(PyObject *module, PyObject *args)
@@ -281,7 +281,7 @@ durations_run(tp_py_state *state, const pack *p, const Py_buffer view[4])
     return ready ? tp_py_raise(state, status) : NULL;
 }
 
-PyDoc_STRVAR(durations_doc, "cost_durations(pack, blocks, batches, slices, lengths)\n--\n\n"
+PyDoc_STRVAR(durations_doc, "cost_durations($module, pack, blocks, batches, slices, lengths, /)\n--\n\n"
                             "(F, I, W), each float64 [stages, units]. blocks int32 [stages, 4]: how many of each kind; "
                             "batches, slices int32 [micros]; lengths int32 [units].");
 static PyObject *
@@ -306,9 +306,9 @@ cost_durations(PyObject *module, PyObject *args)
     return result;
 }
 
-/* ---- many plans in one order ---------------------------------------------------------------------------------------- */
+/* ---- many plans in one order ---------------------------------------------------------------------------------- */
 
-/* view: batches [micros], blocks [plans, stages, kinds], lengths [plans, units] int32; updates [plans, stages] float64. */
+/* view: int32 batches [micros], blocks [plans, stages, kinds], lengths [plans, units]; float64 updates [plans, stages]. */
 static int
 glance_fits(const tp_program *program, const Py_buffer view[4])
 {
@@ -336,11 +336,12 @@ glance_run(tp_py_state *state, const tp_program *program, const tp_judge_costs *
     return tp_py_raise(state, status);
 }
 
-PyDoc_STRVAR(glance_doc,
-             "plan_glance(program, pack, messages, batches, blocks, lengths, updates)\n--\n\n"
-             "Makespans float64 [plans] of one program, in its order, for plans that differ in their boundaries. "
-             "messages: (latency_s, byte_s, copy_byte_s, row_bytes, exchange_s); batches int32 [micros]; blocks "
-             "int32 [plans, stages, 4]; lengths int32 [plans, units]; updates float64 [plans, stages].");
+PyDoc_STRVAR(
+    glance_doc,
+    "plan_glance($module, program, pack, messages, batches, blocks, lengths, updates, /)\n--\n\n"
+    "Makespans float64 [plans] of one program, in its order, for plans that differ in their boundaries. messages: "
+    "(latency_s, byte_s, copy_byte_s, row_bytes, exchange_s); batches int32 [micros]; blocks int32 [plans, "
+    "stages, 4]; lengths int32 [plans, units]; updates float64 [plans, stages].");
 static PyObject *
 plan_glance(PyObject *module, PyObject *args)
 {

@@ -510,7 +510,7 @@ kernel_isas(PyObject *module, PyObject *unused)
 
 static PyMethodDef functions[] = {
     {"kernel_isas", kernel_isas, METH_NOARGS,
-     "kernel_isas()\n--\n\nInstruction sets that this processor can run, the best one first."},
+     "kernel_isas($module, /)\n--\n\nInstruction sets that this processor can run, the best one first."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -38,7 +38,8 @@ view_cost(PyObject *object, const char *name, cost_view *out)
             return -1;
         out->views = k + 1;
     }
-    if (out->view[0].shape[0] != out->view[1].shape[0] || out->view[0].shape[0] < 2 || out->view[0].shape[0] > 1 << 24) {
+    Py_ssize_t values = out->view[0].shape[0];
+    if (values != out->view[1].shape[0] || values < 2 || values > 1 << 24) {
         PyErr_Format(PyExc_ValueError, "%s.G0 has %zd values and %s.G1 %zd: the same n + 1 >= 2 would be right", name,
                      out->view[0].shape[0], name, out->view[1].shape[0]);
         return -1;
@@ -125,7 +126,7 @@ check_and_plan(const tp_slice_cost *costs, Py_ssize_t count, int batch, const tp
 }
 
 PyDoc_STRVAR(plan_slices_doc,
-             "plan_slices(costs, batch, stages, longest=0, widest=0, time_limit_s=0.0, isa=0)\n--\n\n"
+             "plan_slices($module, /, costs, batch, stages, longest=0, widest=0, time_limit_s=0.0, isa=0)\n--\n\n"
              "costs: one cost per group size, each a float64 [n + 1, n + 1] array or (G0, G1, a2, a3).");
 static PyObject *
 plan_slices(PyObject *module, PyObject *args, PyObject *keywords)
@@ -143,7 +144,8 @@ plan_slices(PyObject *module, PyObject *args, PyObject *keywords)
     if (options.widest > 0 && options.widest < needed)
         needed = options.widest;
     if (count < 1 || count < needed)
-        return PyErr_Format(PyExc_ValueError, "%zd costs: one for each group of 1 to %zd sequences is needed", count, needed);
+        return PyErr_Format(PyExc_ValueError, "%zd costs: one for each group of 1 to %zd sequences is needed", count,
+                            needed);
     cost_view *views = calloc((size_t)count, sizeof *views);
     tp_slice_cost *costs = calloc((size_t)count, sizeof *costs);
     PyObject *result = NULL;
@@ -175,7 +177,7 @@ check_and_plan_apart(const tp_slice_cost *forward, const tp_slice_cost *backward
 }
 
 PyDoc_STRVAR(plan_slices_apart_doc,
-             "plan_slices_apart(forward, backward, stages, longest=0, time_limit_s=0.0, isa=0)\n--\n\n"
+             "plan_slices_apart($module, /, forward, backward, stages, longest=0, time_limit_s=0.0, isa=0)\n--\n\n"
              "Least sum (f + b) + (stages - 1) (max f + max b).");
 static PyObject *
 plan_slices_apart(PyObject *module, PyObject *args, PyObject *keywords)
@@ -204,7 +206,7 @@ plan_slices_apart(PyObject *module, PyObject *args, PyObject *keywords)
     return result;
 }
 
-PyDoc_STRVAR(plan_slice_bound_doc, "plan_slice_bound(cost, lengths, stages, longest=0, isa=0)\n--\n\n"
+PyDoc_STRVAR(plan_slice_bound_doc, "plan_slice_bound($module, /, cost, lengths, stages, longest=0, isa=0)\n--\n\n"
                                    "A lower bound on the latency of every slicing; lengths: int32 [M], in units.");
 static PyObject *
 plan_slice_bound(PyObject *module, PyObject *args, PyObject *keywords)
@@ -237,7 +239,8 @@ plan_slice_bound(PyObject *module, PyObject *args, PyObject *keywords)
     return result;
 }
 
-PyDoc_STRVAR(plan_balance_doc, "plan_balance(times, stages)\n--\n\ntimes: float64 [n], seconds -> [stages + 1] boundaries.");
+PyDoc_STRVAR(plan_balance_doc,
+             "plan_balance($module, /, times, stages)\n--\n\ntimes: float64 [n], seconds -> [stages + 1] boundaries.");
 static PyObject *
 plan_balance(PyObject *module, PyObject *args, PyObject *keywords)
 {

@@ -479,34 +479,34 @@ program_dealloc(PyObject *self)
 
 #define CALL(f) ((PyCFunction)(void (*)(void))(f))
 static PyMethodDef methods[] = {
-    {"parse", program_parse, METH_O | METH_CLASS, "parse(text)\n--\n\nThe program that a text says: one line per rank, words "
+    {"parse", program_parse, METH_O | METH_CLASS, "parse($type, text, /)\n--\n\nThe program that a text says: one line per rank, words "
      "`<stage><OP><micro>.<slice>[@peer]`. ValueError names rank and word."},
-    {"from_csv", program_from_csv, METH_O | METH_CLASS, "from_csv(text)\n--\n\nThe program of a compute-only schedule CSV of "
+    {"from_csv", program_from_csv, METH_O | METH_CLASS, "from_csv($type, text, /)\n--\n\nThe program of a compute-only schedule CSV of "
      "torch.distributed.pipelining."},
     {"from_instructions", CALL(program_from_instructions), METH_VARARGS | METH_KEYWORDS | METH_CLASS,
-     "from_instructions(ranks, keep_slots=False)\n--\n\nThe program of one structured array per rank, fields as in "
+     "from_instructions($type, /, ranks, keep_slots=False)\n--\n\nThe program of one structured array per rank, fields as in "
      "`instructions`."},
     {"_build", program_build, METH_VARARGS | METH_CLASS, NULL},
     {"_from_code", program_from_code, METH_VARARGS | METH_CLASS, NULL},
-    {"to_csv", program_to_csv, METH_NOARGS, "to_csv()\n--\n\ntorch.distributed.pipelining's compute-only CSV. ScheduleError "
+    {"to_csv", program_to_csv, METH_NOARGS, "to_csv($self, /)\n--\n\ntorch.distributed.pipelining's compute-only CSV. ScheduleError "
      "where it has no word for what the program has (token slices, R, SO, SI)."},
-    {"lower", CALL(program_lower), METH_VARARGS | METH_KEYWORDS, "lower(tied=False)\n--\n\nWith sends, receives, slots, one OPT "
+    {"lower", CALL(program_lower), METH_VARARGS | METH_KEYWORDS, "lower($self, /, tied=False)\n--\n\nWith sends, receives, slots, one OPT "
      "per stage, and (tied) one AR on the ranks of the first and last stage. Cannot deadlock on any transport."},
-    {"strip", program_strip, METH_NOARGS, "strip()\n--\n\nWithout comms, slots, AR and OPT."},
-    {"split", CALL(program_split), METH_VARARGS | METH_KEYWORDS, "split(cost=None, pending=1, comm_s=0.0)\n--\n\nB into I and "
+    {"strip", program_strip, METH_NOARGS, "strip($self, /)\n--\n\nWithout comms, slots, AR and OPT."},
+    {"split", CALL(program_split), METH_VARARGS | METH_KEYWORDS, "split($self, /, cost=None, pending=1, comm_s=0.0)\n--\n\nB into I and "
      "W, with W where its rank would wait; at most `pending` micro-batches of a stage wait for their W (0: W right behind I). "
      "cost as in simulate; None: every op takes 1 s."},
-    {"check", program_check, METH_NOARGS, "check()\n--\n\nProve it: every operation once and in order, messages match, no "
+    {"check", program_check, METH_NOARGS, "check($self, /)\n--\n\nProve it: every operation once and in order, messages match, no "
      "deadlock, no slot rewritten in use. ScheduleError has .rank and .position."},
     {"simulate", CALL(program_simulate), METH_VARARGS | METH_KEYWORDS, "simulate(cost, comm_s=0.0, activation_bytes=None)\n"
      "--\n\nThe Timeline of this program. cost: {\"F\": s, \"B\": s, \"I\": s, \"W\": s, ...} with scalars or float64 [stage], "
      "[stage, slice] or [stage, units], or an object with durations(program) -> such a dict."},
-    {"makespan", CALL(program_makespan), METH_VARARGS | METH_KEYWORDS, "makespan(costs, comm_s=0.0)\n--\n\nThe makespan alone, "
+    {"makespan", CALL(program_makespan), METH_VARARGS | METH_KEYWORDS, "makespan($self, /, costs, comm_s=0.0)\n--\n\nThe makespan alone, "
      "seconds: for one cost, or float64 [len(costs)] for a list of them, each one linear pass."},
-    {"instructions", CALL(program_instructions), METH_VARARGS | METH_KEYWORDS, "instructions(rank)\n--\n\nRead-only structured "
+    {"instructions", CALL(program_instructions), METH_VARARGS | METH_KEYWORDS, "instructions($self, /, rank)\n--\n\nRead-only structured "
      "array (no copy), fields op stage micro slice peer flags slot; op is an index into schedules.OPS."},
-    {"activation_slots", program_activation_slots, METH_O, "activation_slots(stage)\n--\n\nBuffers that a lowered stage needs."},
-    {"gradient_slots", program_gradient_slots, METH_O, "gradient_slots(stage)\n--\n\nBuffers that a lowered stage needs."},
+    {"activation_slots", program_activation_slots, METH_O, "activation_slots($self, stage, /)\n--\n\nBuffers that a lowered stage needs."},
+    {"gradient_slots", program_gradient_slots, METH_O, "gradient_slots($self, stage, /)\n--\n\nBuffers that a lowered stage needs."},
     {"_bounds", program_bounds, METH_O, NULL},
     {"_time", program_time, METH_VARARGS, NULL},
     {"_makespans", program_makespans, METH_VARARGS, NULL},
