@@ -69,7 +69,7 @@ def real(name: str, value: Any, *, zero: bool = False) -> float:
 def _no_extra_keys(kind: type, data: Any) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise InvalidValueError(f"{kind.__name__} cannot be made from {type(data).__name__}: a dict would be right")
-    known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
+    known = {f.name for f in fields(kind)}
     extra = sorted(set(data) - known)
     if extra:
         raise InvalidValueError(f"{kind.__name__} has no field {extra[0]!r}; its fields are {', '.join(sorted(known))}")

@@ -15,9 +15,8 @@ import itertools
 import json
 import math
 import os
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from . import _core
 from ._core import InvalidTypeError, InvalidValueError, Program
 from ._files import read_json, write_json
 from .config import KINDS, Cluster, GPTConfig, html_table, human_seconds, real, whole
+from .fit import Curve, fit_and_judge, fit_line, merged
 
 __all__ = ["CostModel", "Curve"]
 
@@ -38,168 +38,6 @@ Slicing = Sequence[tuple[int, Sequence[int]]]
 Float = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Curve:
-    """t(S, C, b) of one kind of block in one phase; see the module's formula. ``table`` >= 0: a table instead."""
-
-    rows: tuple[float, ...] = ()      #: points of P, ascending
-    seconds: tuple[float, ...] = ()
-    pair_s: float = 0.0               #: seconds of a pair inside the slice
-    a0: float = 0.0
-    a1: float = 0.0
-    a2: float = 0.0
-    a3: float = 0.0
-    table: int = -1                   #: index into the model's tables
-    scale: float = 1.0                #: of the table
-
-    def __post_init__(self) -> None:
-        if len(self.rows) != len(self.seconds):
-            raise InvalidValueError(f"a curve has {len(self.rows)} rows and {len(self.seconds)} seconds")
-        for name in ("rows", "seconds"):
-            object.__setattr__(self, name, tuple(float(x) for x in getattr(self, name)))
-        numbers = [*self.rows, *self.seconds, self.pair_s, self.a0, self.a1, self.a2, self.a3, self.scale]
-        if not all(math.isfinite(x) for x in numbers):
-            raise InvalidValueError("a curve has a number that is not finite")
-
-
-# ---- fitting -------------------------------------------------------------------------------------------------------------
-
-def _samples(samples: Iterable[Sequence[float]], columns: int, what: str) -> Float:
-    """float64 [n, columns], repeated conditions merged into their median, sorted."""
-    array = np.array([tuple(row) for row in samples], dtype=np.float64)
-    if array.ndim != 2 or array.shape[1] != columns or not len(array):
-        raise InvalidValueError(f"{what}: a list of at least one {columns}-tuple would be right")
-    if not np.isfinite(array).all():
-        raise InvalidValueError(f"{what}: sample {int(np.argmin(np.isfinite(array).all(1)))} is not finite")
-    bad = (array[:, -1] <= 0) | (array[:, -3] < 1) | (array[:, -2] < 0) if columns > 2 else (array < 0).any(1)
-    if bad.any():
-        index = int(np.argmax(bad))
-        raise InvalidValueError(f"{what}: sample {index} is {tuple(array[index].tolist())}: a slice of at least one token,"
-                                " a context from 0 on and seconds above 0 would be right")
-    keys, inverse = np.unique(array[:, :-1], axis=0, return_inverse=True)
-    medians = [float(np.median(array[inverse.reshape(-1) == i, -1])) for i in range(len(keys))]
-    return np.column_stack([keys, medians])
-
-
-def _base(without: Float, pair: float) -> tuple[tuple[float, ...], tuple[float, ...], float]:
-    """P and the pair cost from the samples without context: rows, seconds, pair (lowered until P >= 0 everywhere)."""
-    rows, S, seconds = without[:, 0], without[:, 1], without[:, 3]
-    pairs = 0.5 * rows * S                                   # b S^2 / 2
-    pair = max(0.0, min(pair, float((seconds / pairs).min())))
-    left = seconds - pair * pairs
-    x, first = np.unique(rows, return_inverse=True)
-    y = np.array([np.median(left[first.reshape(-1) == i]) for i in range(len(x))])
-    slope = (y[1] - y[0]) / (x[1] - x[0]) if len(x) > 1 else y[0] / x[0]
-    origin = float(np.clip(y[0] - slope * x[0], 0.0, max(0.0, y[0])))   # the fixed part, from the first two points
-    x, y = np.concatenate([[0.0], x]), np.concatenate([[origin], y])
-    if y[-1] < y[-2]:                                         # noise must not make longer slices cheaper for ever
-        x, y = np.append(x, 2 * x[-1]), np.append(y, y[-1] * 2 if y[-1] > 0 else y[-1])
-    return tuple(x.tolist()), tuple(y.tolist()), pair
-
-
-def _context(with_: Float, residual: Float) -> tuple[Float, bool]:
-    """a0..a3 of least relative squared error with a2, a3 >= 0, and whether the bounds changed much."""
-    S, C, seconds = with_[:, 1], with_[:, 2], with_[:, 3]
-    b = with_[:, 0] / S
-    columns = np.column_stack([np.ones_like(S), b * S, b * C, b * S * C])
-    norm = np.abs(columns).max(0)
-    weight = 1.0 / seconds
-
-    def solve(kept: list[int]) -> tuple[float, Float]:
-        answer = np.zeros(4)
-        matrix = columns[:, kept] / norm[kept] * weight[:, None]
-        answer[kept] = np.linalg.lstsq(matrix, residual * weight, rcond=1e-9)[0] / norm[kept]
-        return float(np.sum(((columns @ answer - residual) * weight) ** 2)), answer
-
-    # Two bounds: the best of the (at most four) faces that are feasible is the constrained optimum of a convex problem.
-    free = solve([0, 1, 2, 3])[1]
-    if free[2] >= 0 and free[3] >= 0:
-        return free, False
-    faces = [solve([0, 1, *kept]) for kept in ([3], [2], [])]
-    best = min((f for f in faces if f[1][2] >= 0 and f[1][3] >= 0), key=lambda f: f[0])[1]
-    lost = max((-free[k] * norm[k] / seconds.max() for k in (2, 3) if free[k] < 0), default=0.0)
-    return best, lost > 0.01
-
-
-def _fit(samples: Float, what: str, warn: bool = True) -> Curve:
-    """The curve through samples [n, 4]: rows, slice, context, seconds."""
-    without, with_ = samples[samples[:, 2] == 0], samples[samples[:, 2] > 0]
-    if not len(without):
-        raise InvalidValueError(f"{what}: no sample without context (C = 0); TeraPipe's eq. 9 stands on t(S, 0)")
-    a, clamped = np.zeros(4), False
-    rows, seconds, pair = _base(without, 0.0)
-    for _ in range(8 if len(with_) else 0):
-        S, b = with_[:, 1], with_[:, 0] / with_[:, 1]
-        own = _points(rows, seconds, with_[:, 0]) + 0.5 * b * pair * S * S
-        a, clamped = _context(with_, with_[:, 3] - own)
-        before = pair
-        rows, seconds, pair = _base(without, float(a[3]))      # the pairs inside a slice cost what the others do
-        if abs(pair - before) <= 1e-6 * abs(pair):
-            break
-    if clamped and warn:
-        warnings.warn(f"{what}: the fit of t_ctx has a negative slope in the context; it is set to 0", stacklevel=4)
-    return Curve(rows, seconds, pair, *(float(x) for x in a))
-
-
-def _points(rows: Sequence[float], seconds: Sequence[float], at: Float) -> Float:
-    """P(at), with the last piece going on (np.interp would stay level)."""
-    inside = np.interp(at, rows, seconds)
-    if len(rows) < 2:
-        return inside
-    slope = (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2])
-    return np.asarray(np.where(at > rows[-1], seconds[-1] + slope * (at - rows[-1]), inside))
-
-
-def _predict(curve: Curve, samples: Float) -> Float:
-    rows, S, C = samples[:, 0], samples[:, 1], samples[:, 2]
-    b = rows / S
-    seconds = _points(curve.rows, curve.seconds, rows) + 0.5 * b * curve.pair_s * S * S
-    seconds = seconds + (C > 0) * (curve.a0 + b * (curve.a1 * S + curve.a2 * C + curve.a3 * S * C))
-    return np.maximum(seconds, 0.0)
-
-
-def _held_out(samples: Float) -> NDArray[np.bool_]:
-    """Which samples the fit does not see while its error is measured: every fourth with context, every third inner one
-    without. By position in sorted order, so that the same samples always give the same split."""
-    mask = np.zeros(len(samples), bool)
-    without, with_ = np.flatnonzero(samples[:, 2] == 0), np.flatnonzero(samples[:, 2] > 0)
-    if len(without) >= 5:
-        mask[without[2:-1:3]] = True
-    if len(with_) >= 6:
-        mask[with_[2::4]] = True
-    return mask
-
-
-def _fit_and_judge(samples: Float, what: str) -> tuple[Curve, Float]:
-    """The curve through all samples, and the relative errors of the one that did not see the held-out samples."""
-    mask = _held_out(samples)
-    errors = np.zeros(0)
-    if mask.any():
-        seen = _fit(samples[~mask], what, warn=False)
-        errors = np.abs(_predict(seen, samples[mask]) / samples[mask, 3] - 1.0)
-    return _fit(samples, what), errors
-
-
-def _line(samples: Iterable[Sequence[float]], what: str) -> tuple[float, float]:
-    """(seconds at 0, seconds per unit), both >= 0, of (amount, seconds) samples; least relative squares."""
-    array = _samples(samples, 2, what)
-    x, y = array[:, 0], array[:, 1]
-    if (y <= 0).any():
-        raise InvalidValueError(f"{what}: seconds above 0 would be right")
-    weight, scale = 1.0 / y, max(float(x.max()), 1.0)
-    if len(x) > 1:
-        matrix = np.column_stack([np.ones_like(x), x / scale]) * weight[:, None]
-        start, slope = np.linalg.lstsq(matrix, np.ones_like(x), rcond=None)[0]
-        if start >= 0 and slope >= 0:
-            return float(start), float(slope / scale)
-        if start >= 0:
-            return float(np.sum(weight) / np.sum(weight**2)), 0.0
-    if not x.any():
-        return float(np.mean(y)), 0.0
-    r = x * weight
-    return 0.0, float(np.sum(r) / np.sum(r * r))
-
-
 # ---- slicing and partition as arrays -----------------------------------------------------------------------------------
 
 def slicing_arrays(slicing: Slicing) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
@@ -209,17 +47,22 @@ def slicing_arrays(slicing: Slicing) -> tuple[NDArray[np.int32], NDArray[np.int3
     return batches, slices, np.fromiter(itertools.chain.from_iterable(s for _, s in slicing), np.int32)
 
 
+@lru_cache(maxsize=64)
+def _counts_before(num_blocks: int) -> NDArray[np.int32]:
+    """int32 [blocks + 1, 4]: how many of each kind come before a block."""
+    kind = np.array([0, *[1, 2] * ((num_blocks - 2) // 2), 3])
+    return np.concatenate([np.zeros((1, 4), np.int32), np.cumsum(kind[:, None] == np.arange(4), axis=0, dtype=np.int32)])
+
+
 def block_counts(model: GPTConfig, partition: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
     """int32 [stages, 4]: how many embeddings, attentions, FFNs and heads each stage holds."""
-    counts = np.zeros((len(partition), 4), np.int32)
-    last = model.num_blocks - 1
-    for k, (first, end) in enumerate(partition):
-        inner_first, inner_end = max(first, 1), min(end, last)
-        if inner_end > inner_first:                            # odd blocks are attentions, even ones FFNs
-            counts[k, 1] = inner_end // 2 - inner_first // 2
-            counts[k, 2] = (inner_end - inner_first) - counts[k, 1]
-        counts[k, 0], counts[k, 3] = first == 0 < end, first <= last < end
-    return counts
+    before, bounds = _counts_before(model.num_blocks), np.array(partition, np.intp).reshape(-1, 2)
+    return np.ascontiguousarray(before[bounds[:, 1]] - before[bounds[:, 0]])
+
+
+@lru_cache(maxsize=64)
+def _block_params(model: GPTConfig) -> Float:
+    return np.array([model.block_params(k) for k in KINDS], np.float64)
 
 
 def equal_lengths(total: int, parts: int) -> list[int]:
@@ -353,9 +196,9 @@ class CostModel:
         A sum does not say how it divides: F, I and W get a third each, attention all that depends on the context and
         half of the rest.
         """
-        array = _samples(samples, 3, "samples")
+        array = merged(samples, 3, "samples")
         array = np.column_stack([array[:, 0], array])          # rows = S: one sequence
-        curve, errors = _fit_and_judge(array, "samples")
+        curve, errors = fit_and_judge(array, "samples")
         attention = Curve(curve.rows, tuple(y / 6 for y in curve.seconds), curve.pair_s / 3, curve.a0 / 3, curve.a1 / 3,
                           curve.a2 / 3, curve.a3 / 3)
         ffn = Curve(curve.rows, attention.seconds)
@@ -390,10 +233,10 @@ class CostModel:
                 name = f"{kind}.{phase}"
                 if phase not in PHASES:
                     raise InvalidValueError(f"samples have {name!r}: one of F, I, W would be right")
-                array = _samples(rows, 4, name)
+                array = merged(rows, 4, name)
                 if kind != "attention" and (array[:, 2] > 0).any():
                     raise InvalidValueError(f"{name} has a sample with context: only attention depends on it")
-                curves[kind, phase], judged[name] = _fit_and_judge(array, name)
+                curves[kind, phase], judged[name] = fit_and_judge(array, name)
         for kind in ("attention", "ffn"):
             if (kind, "F") not in curves:
                 raise InvalidValueError(f"samples lack {kind}.F")
@@ -424,8 +267,9 @@ class CostModel:
             raise InvalidValueError("S and C from 0 on and b from 1 on would be right")
         if self.curves[kind, _PHASES_OF[phase][0]].table >= 0:
             self._within_table(float((slices + contexts).max(initial=0)))
-        total = sum(_core.cost_seconds(self._pack, 3 * KINDS.index(kind) + PHASES.index(p), slices, contexts, batches)
-                    for p in _PHASES_OF[phase])
+        total = np.zeros(slices.shape)
+        for p in _PHASES_OF[phase]:
+            total += _core.cost_seconds(self._pack, 3 * KINDS.index(kind) + PHASES.index(p), slices, contexts, batches)
         return float(total[0]) if shape == () else total.reshape(shape)
 
     def time(self, S: ArrayLike, C: ArrayLike = 0, phase: str = "both", batch: ArrayLike = 1) -> Any:
@@ -455,7 +299,7 @@ class CostModel:
             self._within_table(seq_len)
             table = _core.cost_table(self._pack, weights, float(batch), float(granularity), units)
             if fixed_s:
-                s, c = np.indices(table.shape, sparse=True)
+                s, c = np.arange(units + 1)[:, None], np.arange(units + 1)
                 table += fixed_s * ((s > 0) & (s + c <= units))
             return {"table": table}
         G0, G1, a2, a3 = _core.cost_slices(self._pack, weights, float(batch), float(granularity), units)
@@ -503,9 +347,8 @@ class CostModel:
         if slicing is None:
             if program is None:
                 raise InvalidTypeError("durations() needs a slicing, or a program to take its counts from")
-            counts = [int(n) for n in program.slices]
             length = self.seq_len or (model.block_size if model else 1024)
-            slicing = [(1, equal_lengths(length, n)) for n in counts]
+            slicing = [(1, equal_lengths(length, int(n))) for n in program.slices]
         if partition is not None:
             if model is None:
                 raise InvalidValueError("a partition needs a model, and these costs know none")
@@ -527,7 +370,7 @@ class CostModel:
         """What depends on the partition: blocks [stages, 4], seconds of an update [stages]."""
         if model is None:
             return counts, np.zeros(len(counts))
-        params = counts @ np.array([model.block_params(k) for k in KINDS], np.float64)
+        params = counts @ _block_params(model)
         if model.tie_weights:                                  # the head's copy of the embedding
             params[(counts[:, 3] > 0) & (counts[:, 0] == 0)] += float(model.vocab_size * model.n_embd)
         return counts, np.asarray(self.optimizer_s(params), np.float64)
@@ -633,8 +476,8 @@ class CostModel:
         facts = [("source", self.source)]
         if self.model is not None:
             facts.append(("model", repr(self.model)))
-        facts.append((f"a layer, {length} tokens",
-                      f"{human_seconds(self.time(length, 0, 'fwd'))} forward, {human_seconds(self.time(length, 0, 'bwd'))} backward"))
+        forward, backward = self.time(length, 0, "fwd"), self.time(length, 0, "bwd")
+        facts.append((f"a layer, {length} tokens", f"{human_seconds(forward)} forward, {human_seconds(backward)} backward"))
         for kind in ("embedding", "head"):
             seconds = self.block_seconds(kind, "both", length)
             if seconds:
@@ -662,7 +505,7 @@ def _pair(given: Mapping[str, float] | Iterable[Sequence[float]] | None, what: s
             raise InvalidValueError(f"{what} has {sorted(extra)[0]!r}: {start} and {slope} would be right")
         return (real(f"{what}[{start}]", given.get(start, 0.0), zero=True),
                 real(f"{what}[{slope}]", given.get(slope, 0.0), zero=True))
-    return _line(given, what)
+    return fit_line(given, what)
 
 
 def even_partition(model: GPTConfig, stages: int) -> list[tuple[int, int]]:

@@ -11,21 +11,20 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from . import planners, schedules
-from ._core import InfeasibleError, InvalidTypeError, InvalidValueError
+from . import planners
+from ._core import InvalidTypeError, InvalidValueError
 from ._files import read_json, write_json
-from .config import KINDS, Cluster, GPTConfig, html_table, human_bytes, human_count, human_seconds, real, whole
-from .engine import rank_memory
-from .cost import PHASES, CostModel, block_counts, equal_lengths, even_partition
+from .config import Cluster, GPTConfig, html_table, human_bytes, human_count, human_seconds, real, whole
+from .cost import PHASES, CostModel, equal_lengths, even_partition
 from .schedules import Program
+from .search import Candidate, Cut, Judge, Micro, StageCost, balanced, peak_memory, search
 
 __all__ = ["Plan", "plan"]
 
@@ -34,12 +33,6 @@ _PLANNERS = ("auto", "terapipe", "uniform")
 # In the order that ties are decided: of two equally fast programs the one that holds fewer activations.
 _AUTO = ("seq1f1b", "1f1b", "gpipe")
 _SCHEDULES = ("auto", *_AUTO, "interleaved")
-Micro = tuple[int, tuple[int, ...]]
-Cut = tuple[tuple[int, int], ...]
-_SLIGHT = 1 - 1e-9     # less than this much better is rounding, not an improvement
-_HOPE = 1.003          # in the order of another plan, a better one may look this much worse
-_TRIES = 6             # of the moves that a glance likes best, how many are judged
-_WORK = 3_000_000      # instructions handled in the descents: a fraction of a second
 
 
 # ---- the plan ------------------------------------------------------------------------------------------------------------
@@ -339,282 +332,6 @@ def _choose_granularity(seq_len: int, batch: int) -> int:
     return unit
 
 
-# ---- judging one candidate -----------------------------------------------------------------------------------------------
-
-def _peak_memory(model: GPTConfig, partition: Cut, slicing: tuple[Micro, ...], program: Program) -> list[int]:
-    """Peak bytes of every rank, exact: the sizes that the engine would take (one thread a rank), without taking them."""
-    return rank_memory(model, partition, slicing, program)
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    seconds: float
-    schedule: str
-    partition: Cut
-    slicing: tuple[Micro, ...]
-    pending: int
-
-
-class _Judge:
-    """Seconds of a step, by simulating the lowered program; the same for everything that is compared."""
-
-    def __init__(self, model: GPTConfig, costs: CostModel, ranks: int, chunks: int, limit: int | None) -> None:
-        self.model, self.costs, self.ranks, self.chunks, self.limit = model, costs, ranks, chunks, limit
-        self.work = 0                                          # instructions handled, a clock that is the same everywhere
-        self.shortest: tuple[int, int, int] | None = None      # bytes short, rank, bytes needed: of the nearest miss
-        self._compute: dict[tuple[str, tuple[int, ...]], Program] = {}
-        self._seen: dict[tuple[Any, ...], _Candidate] = {}
-        self._fits: dict[tuple[Any, ...], bool] = {}
-        self._stage_work = cache(lambda cut: costs.stage_work(model, block_counts(model, cut)))
-        self._slice_work = cache(costs.slice_work)
-
-    def durations(self, partition: Cut, slicing: tuple[Micro, ...]) -> dict[str, Any]:
-        return self.costs.timed(self._stage_work(partition), self._slice_work(slicing), self.model)
-
-    def program(self, c: _Candidate, durations: dict[str, Any]) -> Program:
-        """Built, split into I and W around the waits of these durations, lowered."""
-        key = (c.schedule, _counts(c.slicing))
-        if key not in self._compute:
-            self._compute[key] = _build(c.schedule, self.ranks, self.chunks, key[1])
-        tied = self.model.tie_weights and self.ranks * self.chunks > 1
-        return self._compute[key].split(durations, pending=c.pending).lower(tied=tied)
-
-    def judge(self, schedule: str, partition: Cut, slicing: tuple[Micro, ...], pending: int = 1) -> _Candidate:
-        key = (schedule, partition, slicing, pending)
-        found = self._seen.get(key)
-        if found is None:
-            durations = self.durations(partition, slicing)
-            program = self.program(_Candidate(0.0, *key), durations)
-            found = self._seen[key] = _Candidate(float(program.makespan(durations)), *key)
-            self.work += 4 * len(program) + 500                # about what splitting and lowering cost beside timing
-        return found
-
-    def glance(self, like: _Candidate, others: Sequence[tuple[Cut, tuple[Micro, ...]]]) -> NDArray[np.float64]:
-        """Seconds of plans with as many slices as ``like``, in its very order: a hundred times cheaper than :meth:`judge`,
-        and what they would take if their weight gradients were not placed anew."""
-        program = self.program(like, self.durations(like.partition, like.slicing))
-        work = [self._stage_work(cut) for cut, _ in others]
-        lengths = [[n for _, micro in slicing for n in micro] for _, slicing in others]
-        self.work += (4 + len(others)) * len(program) + 60 * len(others)
-        return self.costs.glance(program, self.model, [b for b, _ in like.slicing], [w[0] for w in work], lengths,
-                                 [w[1] for w in work])
-
-    def fits(self, c: _Candidate) -> bool:
-        """Whether every rank stays within the memory limit; remembers the nearest miss."""
-        if self.limit is None:
-            return True
-        key = (c.schedule, c.partition, c.slicing, c.pending)
-        if key not in self._fits:
-            program = self.program(c, self.durations(c.partition, c.slicing))
-            peak = _peak_memory(self.model, c.partition, c.slicing, program)
-            worst = max(range(len(peak)), key=lambda r: peak[r])
-            short = peak[worst] - self.limit
-            self._fits[key] = short <= 0
-            if short > 0 and (self.shortest is None or short < self.shortest[0]):
-                self.shortest = (short, worst, peak[worst])
-        return self._fits[key]
-
-    def refuse(self) -> InfeasibleError:
-        assert self.shortest is not None and self.limit is not None
-        short, rank, needed = self.shortest
-        return InfeasibleError(f"rank {rank} needs {needed} bytes and may use {self.limit}: {short} bytes short in the plan "
-                               f"nearest to fitting; memory_bytes = {needed}, more stages or smaller micro-batches would be "
-                               "right")
-
-
-def _counts(slicing: tuple[Micro, ...]) -> tuple[int, ...]:
-    return tuple(len(lengths) for _, lengths in slicing)
-
-
-def _build(schedule: str, ranks: int, chunks: int, counts: tuple[int, ...]) -> Program:
-    slices: Any = counts[0] if len(set(counts)) == 1 else list(counts)
-    if schedule == "gpipe":
-        return schedules.gpipe(ranks, len(counts), slices)
-    if schedule == "1f1b":
-        return schedules.one_f_one_b(ranks, len(counts), slices)
-    if schedule == "seq1f1b":
-        return schedules.seq1f1b(ranks, len(counts), slices)
-    return schedules.interleaved(ranks, len(counts), chunks, slices)
-
-
-# ---- searching -----------------------------------------------------------------------------------------------------------
-
-class _StageCost:
-    """What tp.planners reads of a CostModel, for one average stage: its share of the layers, the embedding and the head,
-    and what every slice pays for its instructions and messages."""
-
-    def __init__(self, costs: CostModel, model: GPTConfig, stages: int) -> None:
-        counts = np.array([1, model.n_layer, model.n_layer, 1], np.float64)
-        self._weights = np.repeat(counts[:, None] / stages, len(PHASES), axis=1)
-        self._costs = costs
-        self._fixed_s = 3 * costs.overhead_s + (2 * costs.latency_s if stages > 1 else 0.0)
-
-    def slice_cost(self, seq_len: int, granularity: int = 1, phase: str = "both", batch: int = 1) -> dict[str, Any]:
-        weights = self._weights.copy()
-        if phase != "both":
-            weights[:, [phase == "bwd", phase != "bwd", phase != "bwd"]] = 0.0
-        return self._costs.weighted_slice_cost(weights, seq_len, granularity, batch, self._fixed_s)
-
-    def slice_cost_batched(self, batch: int, seq_len: int, granularity: int = 1, phase: str = "both") -> list[Any]:
-        return [None, *(self.slice_cost(seq_len, granularity, phase, b) for b in range(1, batch + 1))]
-
-
-def _balanced(judge: _Judge, slicing: tuple[Micro, ...], stages: int) -> Cut:
-    """Stages of equal work with these slices (min-max over contiguous blocks)."""
-    if stages == 1:
-        return ((0, judge.model.num_blocks),)
-    # Seconds of one block of each kind, from four stages that are one block each: a model of one layer has them all.
-    costs, model = judge.costs, judge.model
-    small = GPTConfig(**{**model.to_dict(), "n_layer": 1})
-    d = costs.durations(partition=[(k, k + 1) for k in range(4)], slicing=slicing, model=small)
-    fixed = costs.overhead_s * len(PHASES) * d["F"].shape[1]
-    seconds = {kind: sum(float(d[p][i].sum()) for p in PHASES) - fixed + costs.optimizer_param_s * model.block_params(kind)
-               for i, kind in enumerate(KINDS)}
-    times = np.array([max(seconds[b.kind], 1e-12) for b in model.blocks])
-    bounds = [int(x) for x in planners.balance(times, stages)]
-    if bounds[0] != 0:
-        bounds = [0, *bounds]
-    if bounds[-1] != len(times):
-        bounds = [*bounds, len(times)]
-    return tuple(zip(bounds[:-1], bounds[1:], strict=True))
-
-
-def _slicing_seeds(judge: _Judge, batch: int, seq_len: int, unit: int, stages: int) -> list[tuple[Micro, ...]]:
-    """Where the search starts: the exact optima for equal stages, equal slices, whole sequences, whole batches."""
-    costs = _StageCost(judge.costs, judge.model, stages)
-    seeds: list[tuple[Micro, ...]] = [((1, (seq_len,)),) * batch]
-    if seq_len > unit:
-        # The paper's objective (forward + backward as one), and the one with both apart (PLANNERS.md 1.6).
-        for apart in (None, True):
-            one = planners.slice_tokens(costs, stages, seq_len=seq_len, granularity=unit, bwd=apart)
-            seeds.append(((1, tuple(int(n) for n in one.lengths)),) * batch)
-    if batch > 1:
-        joint = planners.slice_batch_and_tokens(costs, batch, stages, seq_len=seq_len, granularity=unit,
-                                                max_group=min(batch, 16))
-        seeds.append(tuple((int(b), tuple(int(n) for n in lengths)) for b, lengths in joint.slicing))
-        seeds += [((b, (seq_len,)),) * (batch // b) for b in range(2, batch + 1) if batch % b == 0]
-    for parts in (2, 3, 4, 6, 8, 12, 16, 24, 32):
-        if parts * unit <= seq_len:
-            lengths = tuple(n * unit for n in equal_lengths(seq_len // unit, parts))
-            seeds.append(((1, lengths),) * batch)
-    return list(dict.fromkeys(seeds))
-
-
-def _partition_moves(cut: Cut) -> Iterator[Cut]:
-    """Every boundary one block to either side, and every run of boundaries together."""
-    ends = [end for _, end in cut[:-1]]
-    last = cut[-1][1]
-    for width in range(1, min(len(ends), 4) + 1):
-        for at in range(len(ends) - width + 1):
-            for step in (1, -1):
-                moved = [e + step if at <= i < at + width else e for i, e in enumerate(ends)]
-                bounds = [0, *moved, last]
-                if all(a < b for a, b in itertools.pairwise(bounds)):
-                    yield tuple(itertools.pairwise(bounds))
-
-
-def _shifts(slicing: tuple[Micro, ...], step: int, unit: int) -> Iterator[tuple[Micro, ...]]:
-    """``step`` tokens moved from one slice to another; micro-batches that are alike change alike."""
-    for pattern in dict.fromkeys(slicing):
-        size, lengths = pattern
-        last = len(lengths) - 1
-        for i in range(last):
-            for j in dict.fromkeys((i + 1, min(i + 2, last), min(i + 4, last), last)):
-                for by in (step, -step):
-                    if lengths[i] + by >= unit and lengths[j] - by >= unit:
-                        other = list(lengths)
-                        other[i] += by
-                        other[j] -= by
-                        changed = (size, tuple(other))
-                        yield tuple(changed if micro == pattern else micro for micro in slicing)
-
-
-def _recounts(slicing: tuple[Micro, ...], unit: int) -> Iterator[tuple[Micro, ...]]:
-    """Two neighbouring slices joined, or one halved."""
-    for pattern in dict.fromkeys(slicing):
-        size, lengths = pattern
-        joined = [(*lengths[:i], lengths[i] + lengths[i + 1], *lengths[i + 2:]) for i in range(len(lengths) - 1)]
-        halves = [(i, n - n // 2 // unit * unit, n // 2 // unit * unit) for i, n in enumerate(lengths)]
-        halved = [(*lengths[:i], a, b, *lengths[i + 1:]) for i, a, b in halves if b]
-        for other in (*joined, *halved):
-            yield tuple((size, other) if micro == pattern else micro for micro in slicing)
-
-
-def _refine(judge: _Judge, start: _Candidate, unit: int, *, fixed_partition: bool, fixed_slicing: bool, budget: int) \
-        -> _Candidate:
-    """Descend by single moves until none helps or ``budget`` instructions have been handled (a count, not a time: the
-    same request gives the same plan)."""
-    best, stop = start, judge.work + budget
-
-    def try_in_order(others: Iterable[tuple[Cut, tuple[Micro, ...]]]) -> bool:
-        nonlocal best
-        for other in others:
-            if judge.work >= stop:
-                break
-            found = judge.judge(best.schedule, *other, best.pending)
-            if found.seconds < best.seconds * _SLIGHT and judge.fits(found):
-                best = found
-                return True
-        return False
-
-    def descend(moves: Callable[[], Iterable[tuple[Cut, tuple[Micro, ...]]]]) -> bool:
-        """The steepest of these moves, again and again; those that a glance does not rule out are judged."""
-        helped = False
-        while judge.work < stop:
-            others = list(moves())
-            if not others:
-                break
-            seconds = judge.glance(best, others)
-            order = np.argsort(seconds, kind="stable")[:_TRIES].tolist()
-            if not try_in_order(others[i] for i in order if seconds[i] < best.seconds * _HOPE):
-                break
-            helped = True
-        return helped
-
-    improved = True
-    while improved and judge.work < stop:
-        improved = False
-        if not fixed_partition and len(best.partition) > 1:
-            improved |= descend(lambda: ((cut, best.slicing) for cut in _partition_moves(best.partition)))
-        if not fixed_slicing:
-            step = unit
-            while step * 4 <= max(max(lengths) for _, lengths in best.slicing):
-                step *= 2
-            while step >= unit:
-                improved |= descend(partial(lambda by: ((best.partition, s) for s in _shifts(best.slicing, by, unit)), step))
-                step //= 2
-            improved |= try_in_order((best.partition, s) for s in _recounts(best.slicing, unit))
-    return best
-
-
-def _search(judge: _Judge, names: Sequence[str], batch: int, seq_len: int, unit: int, partition: Cut | None,
-            slicing: tuple[Micro, ...] | None) -> _Candidate | None:
-    """The best plan that fits the memory, or None."""
-    stages = judge.ranks * judge.chunks
-    slicings = [slicing] if slicing is not None else _slicing_seeds(judge, batch, seq_len, unit, stages)
-    found = [judge.judge(name, partition or _balanced(judge, s, stages), s) for s in slicings for name in names]
-    starts = [c for c in sorted(found, key=lambda c: c.seconds) if judge.fits(c)]   # ties keep the order of names
-    if not starts:
-        return None
-    # The search descends from the fastest start of each of a few slicings: different counts are different valleys.
-    chosen: list[_Candidate] = []
-    for c in starts:
-        if c.slicing not in [d.slicing for d in chosen]:
-            chosen.append(c)
-        if len(chosen) == 3:
-            break
-    done = [_refine(judge, c, unit, fixed_partition=partition is not None, fixed_slicing=slicing is not None,
-                    budget=_WORK // len(chosen)) for c in chosen]
-    best = min(done, key=lambda c: c.seconds)
-    for name, pending in itertools.product(names, (0, 1, 2, 4)):      # again, now that the slices have changed
-        other = judge.judge(name, best.partition, best.slicing, pending)
-        if other.seconds < best.seconds * _SLIGHT and judge.fits(other):
-            best = other
-    return best
-
-
-
-
 # ---- the entrance --------------------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
@@ -703,6 +420,12 @@ def _check(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any, plann
     checked = None if partition is None else check_partition(partition, model)
     ranks = _check_stages(model, cluster, stages, chunks, checked)
     cut = None if slicing is None else check_slicing(slicing, batch, seq_len)
+    if chunks > 1:
+        micros = batch if cut is None else len(cut)
+        ranks = tuple(r for r in ranks if micros % r == 0) if stages is None and checked is None else ranks
+        if any(micros % r for r in ranks):
+            raise InvalidValueError(f"schedule interleaved has {micros} micro-batches for {ranks[0]} ranks: a multiple of the "
+                                    "ranks would be right")
     limit = int(real("memory_bytes", cluster.memory_bytes if memory_bytes is None else memory_bytes))
     if granularity is None:
         unit = _choose_granularity(seq_len, batch)
@@ -714,7 +437,7 @@ def _check(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any, plann
                     "terapipe" if planner == "auto" else planner, names, chunks, ranks, limit, unit, checked, cut)
 
 
-def _uniform(judge: _Judge, request: _Request) -> _Candidate:
+def _uniform(judge: Judge, request: _Request) -> Candidate:
     """Megatron's default: layers divided evenly, whole sequences, weight gradients at once; asks no cost anything."""
     cut = request.partition or tuple(even_partition(request.model, judge.ranks * judge.chunks))
     slicing = request.slicing or ((1, (request.seq_len,)),) * request.batch
@@ -722,21 +445,21 @@ def _uniform(judge: _Judge, request: _Request) -> _Candidate:
     return judge.judge(name, cut, slicing, pending=0)
 
 
-def _first_look(judge: _Judge, request: _Request) -> float:
+def _first_look(judge: Judge, request: _Request) -> float:
     """Seconds of a quick plan: which number of ranks deserves the search."""
     stages = judge.ranks * judge.chunks
     slicing = request.slicing
     if slicing is None:
-        one = planners.slice_tokens(_StageCost(judge.costs, judge.model, stages), stages, seq_len=request.seq_len,
+        one = planners.slice_tokens(StageCost(judge.costs, judge.model, stages), stages, seq_len=request.seq_len,
                                     granularity=request.unit)
         slicing = ((1, tuple(int(n) for n in one.lengths)),) * request.batch
-    quick = judge.judge(request.schedules[0], _balanced(judge, slicing, stages), slicing)
+    quick = judge.judge(request.schedules[0], balanced(judge, slicing, stages), slicing)
     return min(quick.seconds, _uniform(judge, request).seconds)
 
 
-def _choose(request: _Request) -> tuple[_Judge, _Candidate, list[tuple[str, float]]]:
+def _choose(request: _Request) -> tuple[Judge, Candidate, list[tuple[str, float]]]:
     """The judge of the chosen number of ranks, the candidate, and what it was compared with."""
-    judges = [_Judge(request.model, request.costs, ranks, request.chunks, request.limit) for ranks in request.ranks]
+    judges = [Judge(request.model, request.costs, ranks, request.chunks, request.limit) for ranks in request.ranks]
     if request.planner == "uniform":
         judge = judges[0]
         found = _uniform(judge, request)
@@ -745,16 +468,16 @@ def _choose(request: _Request) -> tuple[_Judge, _Candidate, list[tuple[str, floa
         return judge, found, []
     compared: list[tuple[str, float]] = []
     looks = [_first_look(judge, request) for judge in judges] if len(judges) > 1 else [0.0]
-    best: tuple[_Judge, _Candidate] | None = None
+    best: tuple[Judge, Candidate] | None = None
     for _, judge in sorted(zip(looks, judges, strict=True), key=lambda pair: pair[0]):
         even = _uniform(judge, request)
-        found = _search(judge, request.schedules, request.batch, request.seq_len, request.unit, request.partition,
+        choice = search(judge, request.schedules, request.batch, request.seq_len, request.unit, request.partition,
                         request.slicing)
-        if judge.fits(even) and (found is None or even.seconds < found.seconds):
-            found = even
+        if judge.fits(even) and (choice is None or even.seconds < choice.seconds):
+            choice = even
         compared.append((f"uniform on {judge.ranks} ranks", even.seconds))
-        if found is not None:                                  # other numbers of ranks: only if this one does not fit
-            best = (judge, found)
+        if choice is not None:                                 # other numbers of ranks: only if this one does not fit
+            best = (judge, choice)
             break
     if best is None:
         raise min((j for j in judges if j.shortest is not None), key=lambda j: j.shortest or (0, 0, 0)).refuse()
@@ -804,7 +527,7 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         schedule=found.schedule, ranks=judge.ranks, chunks=judge.chunks, stages=list(found.partition),
         slicing=[(b, list(lengths)) for b, lengths in found.slicing], program=program, durations=durations,
         step_time_s=float(line.makespan_s), lower_bound_s=float(line.lower_bound_s), compared=compared,
-        peak_memory_bytes=_peak_memory(model, found.partition, found.slicing, program), memory_limit_bytes=request.limit,
+        peak_memory_bytes=peak_memory(model, found.partition, found.slicing, program), memory_limit_bytes=request.limit,
         bubbles={k: float(v) for k, v in line.bubbles.items()}, busy_s=[float(x) for x in line.busy_s],
         granularity=request.unit, recompute=[False] * model.num_blocks, swap=[0] * model.num_blocks,
         planning_time_s=time.perf_counter() - start)

@@ -125,7 +125,10 @@ def test_samples_are_met_and_the_context_law_is_found():
 
 def test_pairs_inside_the_slice_make_the_interpolation_exact_where_work_is_quadratic():
     """1e-4 + 1e-6 S + a3 (S^2 / 2 + S C) is met between samples too; a line through them would miss by a3 h^2 / 8."""
-    law = lambda S, C: 1e-4 + 1e-6 * S + 4e-9 * (S * S / 2 + S * C)
+
+    def law(S, C):
+        return 1e-4 + 1e-6 * S + 4e-9 * (S * S / 2 + S * C)
+
     costs = CostModel.from_samples([(s, c, law(s, c)) for s in (16, 256, 1024) for c in (0, 256, 512, 768)])
     for S, C in ((100, 0), (640, 0), (700, 300), (2000, 0), (1, 0)):
         assert costs.time(S, C) == pytest.approx(law(S, C), rel=1e-6)

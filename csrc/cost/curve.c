@@ -4,7 +4,8 @@
 #include <stddef.h>
 
 static tp_status
-check_curve(const tp_cost_curve *curve, int kind, int phase) {
+check_curve(const tp_cost_curve *curve, int kind, int phase)
+{
     for (int32_t i = 0; i < curve->points; i++)
         if (!isfinite(curve->rows[i]) || !isfinite(curve->seconds[i]) || (i && curve->rows[i] <= curve->rows[i - 1]))
             return tp_fail(TP_EVALUE,
@@ -17,7 +18,8 @@ check_curve(const tp_cost_curve *curve, int kind, int phase) {
 }
 
 tp_status
-tp_cost_check(const tp_cost *cost) {
+tp_cost_check(const tp_cost *cost)
+{
     for (int kind = 0; kind < TP_BLOCK_KINDS; kind++)
         for (int phase = 0; phase < TP_COST_PHASES; phase++)
             TP_TRY(check_curve(&cost->curve[kind][phase], kind, phase));
@@ -26,7 +28,8 @@ tp_cost_check(const tp_cost *cost) {
 
 /* P at `rows`; *piece is where the last call ended, so that ascending calls cost O(1). */
 static double
-pieces(const tp_cost_curve *curve, double rows, int32_t *piece) {
+pieces(const tp_cost_curve *curve, double rows, int32_t *piece)
+{
     const double *x = curve->rows, *y = curve->seconds;
     int32_t last = curve->points - 2, at = *piece;
     if (curve->points == 0)
@@ -42,7 +45,8 @@ pieces(const tp_cost_curve *curve, double rows, int32_t *piece) {
 }
 
 static double
-look_up(const tp_cost_curve *curve, double slice, double context) {
+look_up(const tp_cost_curve *curve, double slice, double context)
+{
     double s = slice / curve->granularity, c = context / curve->granularity, units = (double)curve->units;
     s = fmin(s, units);
     c = fmin(c, units - s);
@@ -62,7 +66,8 @@ look_up(const tp_cost_curve *curve, double slice, double context) {
 }
 
 static double
-curve_seconds(const tp_cost_curve *curve, double slice, double context, double batch, int32_t *piece) {
+curve_seconds(const tp_cost_curve *curve, double slice, double context, double batch, int32_t *piece)
+{
     if (slice <= 0.0)
         return 0.0;
     if (curve->table != NULL)
@@ -74,13 +79,15 @@ curve_seconds(const tp_cost_curve *curve, double slice, double context, double b
 }
 
 double
-tp_cost_seconds(const tp_cost_curve *curve, double slice, double context, double batch) {
+tp_cost_seconds(const tp_cost_curve *curve, double slice, double context, double batch)
+{
     int32_t piece = 0;
     return curve_seconds(curve, slice, context, batch, &piece);
 }
 
 static tp_status
-check_units(double batch, double granularity, int64_t units) {
+check_units(double batch, double granularity, int64_t units)
+{
     if (!(batch >= 1.0) || !(granularity >= 1.0) || units < 1)
         return tp_fail(TP_EVALUE,
                        "slice table: batch %g, granularity %g, %lld units: at least 1 of each would be right", batch,
@@ -91,7 +98,8 @@ check_units(double batch, double granularity, int64_t units) {
 /* G[i] += weight * t(i granularity, 0), piece by piece of P: one division a piece. */
 static void
 add_without_context(const tp_cost_curve *curve, double weight, double batch, double granularity, int64_t units,
-                    double *G) {
+                    double *G)
+{
     const double *x = curve->rows, *y = curve->seconds, pair = 0.5 * batch * curve->pair_s * granularity * granularity;
     int32_t last = curve->points > 1 ? curve->points - 2 : 0;
     int64_t i = 1;
@@ -107,7 +115,8 @@ add_without_context(const tp_cost_curve *curve, double weight, double batch, dou
 
 tp_status
 tp_cost_slice_tables(const tp_cost *cost, const double *weights, double batch, double granularity, int64_t units,
-                     tp_cost_slices *out) {
+                     tp_cost_slices *out)
+{
     TP_TRY(check_units(batch, granularity, units));
     double a0 = 0.0, a1 = 0.0, a2 = 0.0, a3 = 0.0;
     for (int64_t i = 0; i <= units; i++)
@@ -134,7 +143,8 @@ tp_cost_slice_tables(const tp_cost *cost, const double *weights, double batch, d
 
 tp_status
 tp_cost_full_table(const tp_cost *cost, const double *weights, double batch, double granularity, int64_t units,
-                   double *table) {
+                   double *table)
+{
     TP_TRY(check_units(batch, granularity, units));
     int64_t row = units + 1;
     for (int64_t i = 0; i < row * row; i++)

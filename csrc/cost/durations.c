@@ -5,15 +5,16 @@ typedef struct {
 } work;
 
 static void
-add(const tp_cost *cost, tp_block_kind kind, tp_cost_phase phase, double slice, double context, double batch,
-    work *out) {
+add(const tp_cost *cost, tp_block_kind kind, tp_cost_phase phase, double slice, double context, double batch, work *out)
+{
     out->seconds[kind][phase] = tp_cost_seconds(&cost->curve[kind][phase], slice, context, batch);
 }
 
 /* All work of one unit, block by block kind. */
 static work
 unit_work(const tp_cost *cost, int32_t batch, int32_t slices, int32_t slice, double length, double context,
-          double total) {
+          double total)
+{
     work out = {{{0.0}}};
     int whole = batch > 1 && slices > 1, last = slice == slices - 1;
     for (int kind = 0; kind < TP_BLOCK_KINDS; kind++)
@@ -29,7 +30,8 @@ unit_work(const tp_cost *cost, int32_t batch, int32_t slices, int32_t slice, dou
 
 static tp_status
 check_request(int32_t stages, const int32_t *blocks, int32_t micros, const int32_t *batches, const int32_t *slices,
-              const int32_t *lengths) {
+              const int32_t *lengths)
+{
     if (stages < 1 || micros < 1)
         return tp_fail(TP_EVALUE, "durations: %d stages, %d micro-batches: at least 1 would be right", (int)stages,
                        (int)micros);
@@ -51,7 +53,8 @@ check_request(int32_t stages, const int32_t *blocks, int32_t micros, const int32
 
 tp_status
 tp_cost_durations(const tp_cost *cost, int32_t stages, const int32_t *blocks, int32_t micros, const int32_t *batches,
-                  const int32_t *slices, const int32_t *lengths, double *F, double *I, double *W) {
+                  const int32_t *slices, const int32_t *lengths, double *F, double *I, double *W)
+{
     TP_TRY(check_request(stages, blocks, micros, batches, slices, lengths));
     double *const out[TP_COST_PHASES] = {F, I, W};
     int64_t units = 0, unit = 0;

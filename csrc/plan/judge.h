@@ -1,4 +1,4 @@
-/* Judging many plans that differ in their stage and slice boundaries alone: what the planner's local search asks most. */
+/* Judging many plans that differ in their stage and slice boundaries alone: what a local search asks most. */
 #ifndef TP_PLAN_JUDGE_H
 #define TP_PLAN_JUDGE_H
 

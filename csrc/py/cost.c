@@ -19,13 +19,15 @@ typedef struct {
 } pack;
 
 static void
-pack_close(pack *p) {
+pack_close(pack *p)
+{
     while (p->held > 0)
         PyBuffer_Release(&p->view[--p->held]);
 }
 
 static int
-pack_take(pack *p, PyObject *array, char format, int ndim, const char *what) {
+pack_take(pack *p, PyObject *array, char format, int ndim, const char *what)
+{
     if (tp_py_view(array, format, ndim, 0, what, &p->view[p->held]) < 0)
         return -1;
     p->held++;
@@ -33,7 +35,8 @@ pack_take(pack *p, PyObject *array, char format, int ndim, const char *what) {
 }
 
 static int
-pack_fill(pack *p, double granularity, double overhead) {
+pack_fill(pack *p, double granularity, double overhead)
+{
     const double *coefficients = p->view[0].buf, *rows = p->view[2].buf, *seconds = p->view[3].buf;
     const int64_t *starts = p->view[1].buf;
     Py_ssize_t points = p->view[2].shape[0], tables = p->view[4].shape[0], side = p->view[4].shape[1];
@@ -66,7 +69,8 @@ pack_fill(pack *p, double granularity, double overhead) {
 
 /* 0, or -1 with an exception set; pack_close in both cases. */
 static int
-pack_open(tp_py_state *state, PyObject *tuple, pack *p) {
+pack_open(tp_py_state *state, PyObject *tuple, pack *p)
+{
     PyObject *arrays[5];
     double granularity, overhead;
     static const char *const what[] = {"coefficients", "starts", "rows", "seconds", "tables"};
@@ -90,7 +94,8 @@ pack_open(tp_py_state *state, PyObject *tuple, pack *p) {
 }
 
 static double *
-doubles(Py_ssize_t count) {
+doubles(Py_ssize_t count)
+{
     double *memory = malloc((size_t)(count > 0 ? count : 1) * sizeof(double));
     if (memory == NULL)
         PyErr_NoMemory();
@@ -100,7 +105,8 @@ doubles(Py_ssize_t count) {
 PyDoc_STRVAR(seconds_doc, "cost_seconds($module, pack, curve, slices, contexts, batches, /)\n--\n\n"
                           "Seconds of one curve (3 * kind + phase); float64 [n] each, returns float64 [n].");
 static PyObject *
-cost_seconds(PyObject *module, PyObject *args) {
+cost_seconds(PyObject *module, PyObject *args)
+{
     PyObject *tuple, *arrays[3];
     int curve;
     if (!PyArg_ParseTuple(args, "OiOOO:cost_seconds", &tuple, &curve, &arrays[0], &arrays[1], &arrays[2]))
@@ -143,7 +149,8 @@ typedef struct {
 } table_request;
 
 static int
-table_open(tp_py_state *state, PyObject *args, table_request *request) {
+table_open(tp_py_state *state, PyObject *args, table_request *request)
+{
     PyObject *tuple, *array;
     request->p.held = 0;
     if (!PyArg_ParseTuple(args, "OOddn", &tuple, &array, &request->batch, &request->granularity, &request->units))
@@ -163,7 +170,8 @@ table_open(tp_py_state *state, PyObject *args, table_request *request) {
 }
 
 static void
-table_close(table_request *request) {
+table_close(table_request *request)
+{
     PyBuffer_Release(&request->weights);
     pack_close(&request->p);
 }
@@ -171,7 +179,8 @@ table_close(table_request *request) {
 PyDoc_STRVAR(slices_doc, "cost_slices($module, pack, weights, batch, granularity, units, /)\n--\n\n"
                          "(G0 float64 [units + 1], G1, a2, a3): c(j, i) = G0[i] if j == 0 else G1[i] + a2 j + a3 i j.");
 static PyObject *
-cost_slices(PyObject *module, PyObject *args) {
+cost_slices(PyObject *module, PyObject *args)
+{
     tp_py_state *state = tp_py_module_state(module);
     table_request r;
     if (table_open(state, args, &r) < 0)
@@ -202,7 +211,8 @@ cost_slices(PyObject *module, PyObject *args) {
 PyDoc_STRVAR(table_doc, "cost_table($module, pack, weights, batch, granularity, units, /)\n--\n\n"
                         "float64 [units + 1, units + 1], t[s, c] seconds; 0 where s + c > units.");
 static PyObject *
-cost_table(PyObject *module, PyObject *args) {
+cost_table(PyObject *module, PyObject *args)
+{
     tp_py_state *state = tp_py_module_state(module);
     table_request r;
     if (table_open(state, args, &r) < 0)
@@ -231,7 +241,8 @@ cost_table(PyObject *module, PyObject *args) {
  */
 
 static PyObject *
-durations_out(tp_py_state *state, double *const out[TP_COST_PHASES], const Py_ssize_t shape[2]) {
+durations_out(tp_py_state *state, double *const out[TP_COST_PHASES], const Py_ssize_t shape[2])
+{
     PyObject *arrays[TP_COST_PHASES];
     int good = 1;
     for (int i = 0; i < TP_COST_PHASES; i++)
@@ -245,7 +256,8 @@ durations_out(tp_py_state *state, double *const out[TP_COST_PHASES], const Py_ss
 
 /* view: blocks [stages, kinds], batches [micros], slices [micros], lengths [sum of slices], all int32. */
 static PyObject *
-durations_run(tp_py_state *state, const pack *p, const Py_buffer view[4]) {
+durations_run(tp_py_state *state, const pack *p, const Py_buffer view[4])
+{
     const int32_t *slices = view[2].buf;
     Py_ssize_t micros = view[1].shape[0], units = view[3].shape[0];
     int64_t sum = 0;
@@ -273,7 +285,8 @@ PyDoc_STRVAR(durations_doc, "cost_durations($module, pack, blocks, batches, slic
                             "(F, I, W), each float64 [stages, units]. blocks int32 [stages, 4]: how many of each kind; "
                             "batches, slices int32 [micros]; lengths int32 [units].");
 static PyObject *
-cost_durations(PyObject *module, PyObject *args) {
+cost_durations(PyObject *module, PyObject *args)
+{
     PyObject *tuple, *arrays[4], *result = NULL;
     if (!PyArg_ParseTuple(args, "OOOOO:cost_durations", &tuple, &arrays[0], &arrays[1], &arrays[2], &arrays[3]))
         return NULL;
@@ -293,9 +306,9 @@ cost_durations(PyObject *module, PyObject *args) {
     return result;
 }
 
-/* ---- many plans in one order ---------------------------------------------------------------------------------------- */
+/* ---- many plans in one order ---------------------------------------------------------------------------------- */
 
-/* view: batches [micros], blocks [plans, stages, kinds], lengths [plans, units] int32; updates [plans, stages] float64. */
+/* view: int32 batches [micros], blocks [plans, stages, kinds], lengths [plans, units]; float64 updates [plans, stages]. */
 static int
 glance_fits(const tp_program *program, const Py_buffer view[4])
 {
@@ -316,19 +329,19 @@ glance_run(tp_py_state *state, const tp_program *program, const tp_judge_costs *
     if (out == NULL)
         return NULL;
     tp_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = tp_plan_glance(program, costs, view[0].buf, (int32_t)plans, view[1].buf, view[2].buf, view[3].buf, out);
-    Py_END_ALLOW_THREADS
-    if (status == TP_OK)
-        return tp_py_array(state, out, 'd', 1, &plans);
+    Py_BEGIN_ALLOW_THREADS status =
+        tp_plan_glance(program, costs, view[0].buf, (int32_t)plans, view[1].buf, view[2].buf, view[3].buf, out);
+    Py_END_ALLOW_THREADS if (status == TP_OK) return tp_py_array(state, out, 'd', 1, &plans);
     free(out);
     return tp_py_raise(state, status);
 }
 
-PyDoc_STRVAR(glance_doc, "plan_glance($module, program, pack, messages, batches, blocks, lengths, updates, /)\n--\n\n"
-                         "Makespans float64 [plans] of one program, in its order, for plans that differ in their boundaries. "
-                         "messages: (latency_s, byte_s, copy_byte_s, row_bytes, exchange_s); batches int32 [micros]; blocks "
-                         "int32 [plans, stages, 4]; lengths int32 [plans, units]; updates float64 [plans, stages].");
+PyDoc_STRVAR(
+    glance_doc,
+    "plan_glance($module, program, pack, messages, batches, blocks, lengths, updates, /)\n--\n\n"
+    "Makespans float64 [plans] of one program, in its order, for plans that differ in their boundaries. messages: "
+    "(latency_s, byte_s, copy_byte_s, row_bytes, exchange_s); batches int32 [micros]; blocks int32 [plans, "
+    "stages, 4]; lengths int32 [plans, units]; updates float64 [plans, stages].");
 static PyObject *
 plan_glance(PyObject *module, PyObject *args)
 {
@@ -368,7 +381,8 @@ static PyMethodDef methods[] = {
 };
 
 int
-tp_py_add_cost(PyObject *module, tp_py_state *state) {
+tp_py_add_cost(PyObject *module, tp_py_state *state)
+{
     (void)state;
     return PyModule_AddFunctions(module, methods);
 }
