@@ -6,7 +6,6 @@ once as the real run will keep busy, because they share cache and memory bandwid
 """
 from __future__ import annotations
 
-
 import os
 import statistics
 import threading
@@ -71,7 +70,7 @@ def _slicings(seq_len: int) -> list[list[int]]:
 
 def _head_slicing(rows: int) -> list[int]:
     """Ragged slices that sum to at most `rows`: each length once."""
-    cut = []
+    cut: list[int] = []
     for n in reversed(_lengths(rows)):
         if sum(cut) + n <= rows and n < rows:
             cut.append(n)

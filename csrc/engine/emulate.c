@@ -1,9 +1,10 @@
 /* The engine with kernels replaced by timed waits: order, messages and waits are real, only the work is sleep. */
+#include "csrc/engine/internal.h"
+
 #include <stdlib.h>
 #include <string.h>
 
 #include "csrc/base/clock.h"
-#include "csrc/engine/internal.h"
 
 tp_status
 tp_engine_open_emulated(const tp_program *program, int rank, const tp_durations *durations, tp_comm *comm,

@@ -1,10 +1,10 @@
 /* _core.Engine: one rank's stages and program, driven from Python a step at a time. */
-#include "csrc/engine/engine.h"
+#include "csrc/py/comm.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "csrc/py/comm.h"
+#include "csrc/engine/engine.h"
 #include "csrc/py/model.h"
 #include "csrc/py/program.h"
 
