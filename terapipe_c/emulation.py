@@ -16,7 +16,7 @@ __all__ = ["Emulation", "emulate"]
 class Emulation:
     """What a program did when every rank ran it as a thread. Times in seconds."""
 
-    step_time_s: float              #: from the first operation's start to the last one's end, all ranks
+    step_time_s: float              #: on the clock: from the start, together, until the last rank is done
     predicted_step_time_s: float    #: what the simulator says of the same program and durations
     num_ranks: int
     trace: list[tuple[int, str, int, int, int, float, float]] = field(repr=False)
@@ -67,8 +67,8 @@ def emulate(plan: Plan | Program, costs: Any = None, *, timeout_s: float = 600.0
         try:
             comm = _core.Comm(region, rank, timeout_s) if ranks > 1 else None
             engine = _core.Engine.emulated(program, rank, durations, comm)
-            engine.step(None)
-            results[rank] = engine.events().tolist()
+            _, _, _, begin, end = engine.step(None)
+            results[rank] = begin, end, engine.events().tolist()
         except BaseException as error:
             results[rank] = error
             region.abort("ERUNTIME", rank, str(error))
@@ -86,12 +86,12 @@ def emulate(plan: Plan | Program, costs: Any = None, *, timeout_s: float = 600.0
 
 
 def _collect(program: Program, results: list[Any], predicted: float) -> Emulation:
-    origin = min(events[0][2] - events[0][4] for events in results if events)
+    origin = results[0][0]      # the same on every rank
     trace = []
-    for rank, events in enumerate(results):
+    for rank, (_, _, events) in enumerate(results):
         for instr, (_, _, start, end, wait) in zip(program.instructions(rank), events, strict=True):
             op = _core.OPS[instr["op"]]
             start += wait if op == "OPT" else 0
             trace.append((rank, op, int(instr["stage"]), int(instr["micro"]), int(instr["slice"]), (start - origin) * 1e-9,
                           (end - origin) * 1e-9))
-    return Emulation(max(row[6] for row in trace), predicted, program.num_ranks, trace)
+    return Emulation((max(end for _, end, _ in results) - origin) * 1e-9, predicted, program.num_ranks, trace)

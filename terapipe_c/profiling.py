@@ -125,7 +125,7 @@ class _Sampler:
                 if op in "FIW" and blocks[stage].kind in kinds:
                     b, lengths = slicing[q]
                     kind = blocks[stage].kind
-                    context = sum(lengths[:s]) if kind == "attention" else 0
+                    context = sum(lengths[:s]) if kind == "attention" and op != "W" else 0
                     self.samples[kind, op, b, lengths[s], context].append(end - begin)
             self.updates.append((model.num_params, update))
 
