@@ -19,8 +19,7 @@ __all__ = ["RankEngine", "init_params", "loss_and_grads", "make_engine", "rank_m
 
 Float32 = NDArray[np.float32]
 Slicing = Sequence[tuple[int, Sequence[int]]]
-State = Literal["value", "m", "v", "grad"]
-STATES: dict[str, State] = {"params": "value", "exp_avg": "m", "exp_avg_sq": "v", "grads": "grad"}
+STATES: dict[str, Literal["value", "m", "v", "grad"]] = {"params": "value", "exp_avg": "m", "exp_avg_sq": "v", "grads": "grad"}
 
 
 def dimensions(model: Any) -> tuple[int, ...]:
