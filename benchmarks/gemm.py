@@ -192,7 +192,7 @@ def measure(libraries: list[Library], case: tuple[str, int, int, int], rounds: i
     typical = {name: statistics.median(t) for name, t in median.items()}
     best = min((name for name in typical if name != our_name), key=lambda name: typical[name])
     least = {name: min(t) for name, t in fastest.items()}
-    ratios = [other / mine for other, mine in zip(median[best], median[our_name])]
+    ratios = [other / mine for other, mine in zip(median[best], median[our_name], strict=True)]
     return {
         "kind": kind, "M": m, "K": k, "N": n, "best_other": best,
         "gflops": {name: flops / t / 1e9 for name, t in typical.items()},
