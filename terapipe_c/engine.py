@@ -4,7 +4,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ __all__ = ["RankEngine", "init_params", "loss_and_grads", "make_engine", "rank_m
 Float32 = NDArray[np.float32]
 T = TypeVar("T")
 Slicing = Sequence[tuple[int, Sequence[int]]]
-STATES = {"params": "value", "exp_avg": "m", "exp_avg_sq": "v", "grads": "grad"}
+STATES: dict[str, Literal["value", "m", "v", "grad"]] = {"params": "value", "exp_avg": "m", "exp_avg_sq": "v", "grads": "grad"}
 
 
 def dimensions(model: Any) -> tuple[int, ...]:
@@ -84,7 +84,8 @@ class RankEngine:
                     raise _core.InvalidValueError(f"{name} is missing from {kind}: every parameter of the model would be right")
                 array = arrays[name]
                 if array.shape != self._shapes[name] or array.dtype != np.float32:
-                    raise _core.InvalidValueError(f"{name} is {array.dtype} {array.shape}: float32 {self._shapes[name]} would be right")
+                    raise _core.InvalidValueError(f"{name} is {array.dtype} {array.shape}: "
+                                                  f"float32 {self._shapes[name]} would be right")
                 self._core.load(stage, i, STATES[kind], np.ascontiguousarray(array))
         self._core.pack()
 
@@ -156,11 +157,13 @@ def _check_tokens(model: GPTConfig, tokens: Any) -> NDArray[np.int32]:
     if array.ndim != 2 or array.shape[0] < 1 or array.shape[1] < 2 or not np.issubdtype(array.dtype, np.integer):
         raise _core.InvalidValueError(f"tokens are {array.dtype} {array.shape}: integers [batch, T + 1] would be right")
     if array.shape[1] - 1 > model.block_size:
-        raise _core.InvalidValueError(f"tokens have T = {array.shape[1] - 1}: at most block_size = {model.block_size} would be right")
+        raise _core.InvalidValueError(f"tokens have T = {array.shape[1] - 1}: at most block_size = {model.block_size} would "
+                                      "be right")
     bad = np.argwhere((array < 0) | (array >= model.vocab_size))
     if len(bad):
         row, column = bad[0]
-        raise _core.InvalidValueError(f"tokens[{row}, {column}] is {array[row, column]}: 0 to {model.vocab_size - 1} would be right")
+        raise _core.InvalidValueError(f"tokens[{row}, {column}] is {array[row, column]}: 0 to {model.vocab_size - 1} would be "
+                                      "right")
     return np.ascontiguousarray(array, np.int32)
 
 

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _core
+from .engine import gather_bytes, rank_memory
 from .progress import Progress
 from .ranks import ProcessRanks, Ranks, ThreadRanks
 from .report import Report
-from .engine import gather_bytes, rank_memory
 from .worker import CLASSES, GATHER_BYTES, GRACE_S
 
 __all__ = ["Record", "Run", "launch"]

@@ -1,7 +1,8 @@
 /* Element-wise work over whole layouts, and sums of squares by a tree that the number of threads does not change. */
+#include "csrc/cpu/cpu.h"
+
 #include <string.h>
 
-#include "csrc/cpu/cpu.h"
 #include "csrc/cpu/vec.h"
 
 #define POINTWISE_GRAIN 16384 /* elements: also the leaf of sumsq's tree, so it is part of its bits */

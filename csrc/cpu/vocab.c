@@ -1,7 +1,8 @@
 /* The two ends of the vocabulary: embedding rows in and out, and the loss of a row of logits. */
+#include "csrc/cpu/cpu.h"
+
 #include <math.h>
 
-#include "csrc/cpu/cpu.h"
 #include "csrc/cpu/vec.h"
 
 typedef struct {

@@ -3,11 +3,12 @@
  * Ninety-six ranks on two cores wake late, all at the same moments, which a cluster's ranks would not. So a rank's work
  * begins when its input was ready and its last work was due, not when this machine found time to wake it: messages carry
  * the time at which they were due, and lateness is measured (step time is taken from the clock), not passed on. */
+#include "csrc/engine/internal.h"
+
 #include <stdlib.h>
 #include <string.h>
 
 #include "csrc/base/clock.h"
-#include "csrc/engine/internal.h"
 
 #define NAP_NS 100000000
 

@@ -60,8 +60,8 @@ tp_engine_bytes(const tp_engine_config *config)
     return total + tp_align_bytes(workspace_bytes(config));
 }
 
-static tp_status
-check_config(const tp_engine_config *config)
+tp_status
+tp_engine_check(const tp_engine_config *config)
 {
     const tp_program *program = config->program;
     int blocks = tp_model_blocks(&config->model);
@@ -84,8 +84,6 @@ check_config(const tp_engine_config *config)
         if (program->slices[q] != config->slicing->micro[q].slices)
             return tp_fail(TP_EVALUE, "micro-batch %d has %d slices in the program, %d in the slicing", q,
                            program->slices[q], config->slicing->micro[q].slices);
-    if (program->ranks > 1 && config->comm == NULL)
-        return tp_fail(TP_EVALUE, "a program of %d ranks needs a communicator", program->ranks);
     return TP_OK;
 }
 
@@ -110,7 +108,9 @@ open_parts(tp_engine *engine, const tp_engine_config *config)
 tp_status
 tp_engine_open(const tp_engine_config *config, tp_heap *heap, tp_engine **out)
 {
-    TP_TRY(check_config(config));
+    TP_TRY(tp_engine_check(config));
+    if (config->program->ranks > 1 && config->comm == NULL)
+        return tp_fail(TP_EVALUE, "a program of %d ranks needs a communicator", config->program->ranks);
     tp_engine *engine = calloc(1, sizeof *engine);
     if (engine == NULL)
         return tp_fail(TP_EMEMORY, "no memory for an engine");

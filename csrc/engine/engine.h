@@ -44,7 +44,10 @@ typedef struct {
     int stop;                  /* this rank asks to stop after the step */
 } tp_step_options;
 
-/* Bytes that a rank's engine takes from its heap: what tp_engine_open will take, exactly. */
+/* EVALUE: model, program, partition and slicing that do not fit together; comm is not looked at. */
+TP_MUST_USE tp_status
+tp_engine_check(const tp_engine_config *config);
+/* Bytes that a rank's engine takes from its heap: what tp_engine_open will take, exactly. The config has been checked. */
 size_t
 tp_engine_bytes(const tp_engine_config *config);
 /* EVALUE: program, partition and slicing that do not fit together. EMEMORY. heap is borrowed. */

@@ -1,8 +1,8 @@
 /* What an engine precomputes from its program: which messages an instruction waits for, and room for events. */
+#include "csrc/engine/internal.h"
+
 #include <stdlib.h>
 #include <string.h>
-
-#include "csrc/engine/internal.h"
 
 engine_tables
 tp_engine_tables(const tp_program *program, int rank, int64_t gather_count)

@@ -1,7 +1,7 @@
 /* After the last backward: complete the gradients, measure them, update. */
-#include <math.h>
-
 #include "csrc/stage/parts.h"
+
+#include <math.h>
 
 static stage_block *
 head_of(tp_stage *stage)
