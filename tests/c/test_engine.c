@@ -19,6 +19,7 @@
     } while (0)
 
 enum { STEPS = 2, BATCH = 3, SEQ = 20, MOST_RANKS = 3, MOST_CUTS = 64 };
+enum { TWO = 3, THREE = 5 }; /* layouts of so many ranks */
 #define SECONDS 1000000000ll
 
 /* How a batch is cut and who runs what. */
@@ -33,12 +34,40 @@ typedef struct {
 static const layout layouts[] = {
     {"one rank, one slice a sequence", TP_GPIPE, 1, 1, 1, 0, 3, {1, 1, 1}, {1, 1, 1}, {20, 20, 20}},
     {"one rank of two threads, the batch in ragged slices", TP_GPIPE, 1, 1, 2, 0, 1, {3}, {3}, {1, 14, 5}},
+    {"one rank of three chunks: no message, a tied weight on both ends",
+     TP_INTERLEAVED,
+     1,
+     3,
+     1,
+     0,
+     2,
+     {2, 1},
+     {2, 1},
+     {3, 17, 20}},
     {"two ranks, GPipe", TP_GPIPE, 2, 1, 1, 0, 2, {1, 2}, {2, 1}, {7, 13, 20}},
     {"two ranks, 1F1B", TP_1F1B, 2, 1, 1, 0, 3, {1, 1, 1}, {1, 1, 1}, {20, 20, 20}},
     {"three ranks, sequence 1F1B", TP_SEQ1F1B, 3, 1, 1, 0, 3, {1, 1, 1}, {3, 3, 3}, {9, 1, 10, 2, 17, 1, 10, 5, 5}},
-    {"three ranks, sequence 1F1B, weight gradients apart", TP_SEQ1F1B, 3, 1, 1, 1, 3, {1, 1, 1}, {2, 2, 2}, {9, 11, 9, 11, 9, 11}},
+    {"three ranks, sequence 1F1B, weight gradients apart",
+     TP_SEQ1F1B,
+     3,
+     1,
+     1,
+     1,
+     3,
+     {1, 1, 1},
+     {2, 2, 2},
+     {9, 11, 9, 11, 9, 11}},
     {"two ranks of two chunks, interleaved", TP_INTERLEAVED, 2, 2, 1, 0, 2, {2, 1}, {1, 1}, {20, 20}},
-    {"two ranks of two threads, interleaved, weight gradients apart", TP_INTERLEAVED, 2, 2, 2, 1, 2, {1, 2}, {2, 2}, {6, 14, 19, 1}},
+    {"two ranks of two threads, interleaved, weight gradients apart",
+     TP_INTERLEAVED,
+     2,
+     2,
+     2,
+     1,
+     2,
+     {1, 2},
+     {2, 2},
+     {6, 14, 19, 1}},
 };
 
 /* What a run leaves: losses and norms of each step, the loss of an evaluation, and every parameter and moment. */
@@ -55,8 +84,8 @@ typedef struct {
     int32_t partition[8];
     const int32_t *tokens;
     tp_region *region;
-    int poison;         /* rank whose first tensor gets a NaN; -1: none */
-    int quits;          /* rank that fails before it has trained; -1: none */
+    int poison; /* rank whose first tensor gets a NaN; -1: none */
+    int quits;  /* rank that fails before it has trained; -1: none */
     outcome *out;
     tp_status status[MOST_RANKS];
     char message[MOST_RANKS][256];
@@ -68,9 +97,10 @@ typedef struct {
     int rank;
 } member;
 
-static const tp_step_options options = {.adamw = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1},
-                                        .grad_clip = 0.5,
-                                        .update = 1};
+static const tp_step_options options = {
+    .adamw = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1},
+    .grad_clip = 0.5,
+    .update = 1};
 
 static void *
 take(size_t bytes)
@@ -280,7 +310,8 @@ same(const tp_model *model, const outcome *mine, const outcome *theirs, const ch
         tp_model_param(model, i, &param);
         for (int state = 0; state < 4; state++) {
             CHECK(mine->state[state][i] != NULL);
-            equal = memcmp(mine->state[state][i], theirs->state[state][i], (size_t)(param.rows * param.cols) * sizeof(float)) == 0;
+            equal = memcmp(mine->state[state][i], theirs->state[state][i],
+                           (size_t)(param.rows * param.cols) * sizeof(float)) == 0;
             if (!equal)
                 fprintf(stderr, "%s: state %d of %s differs\n", name, state, param.name);
             CHECK(equal);
@@ -318,15 +349,15 @@ refuses_what_is_not_finite(const tp_model *model, const int32_t *tokens)
 {
     outcome out = {0};
     job j;
-    open_job(&j, model, &layouts[4], tokens, &out);
+    open_job(&j, model, &layouts[THREE], tokens, &out);
     j.poison = 1;
     run_job(&j);
     int told = 0;
-    for (int rank = 0; rank < layouts[4].ranks; rank++) {
+    for (int rank = 0; rank < layouts[THREE].ranks; rank++) {
         CHECK(j.status[rank] == TP_ERUNTIME || j.status[rank] == TP_EABORTED); /* whoever came second was told */
         told += strstr(j.message[rank], "step 1: the loss is") != NULL || strstr(j.message[rank], "rank") != NULL;
     }
-    CHECK(told == layouts[4].ranks);
+    CHECK(told == layouts[THREE].ranks);
     close_job(&j);
 }
 
@@ -335,10 +366,10 @@ ends_with_the_rank_that_failed(const tp_model *model, const int32_t *tokens)
 {
     outcome out = {0};
     job j;
-    open_job(&j, model, &layouts[4], tokens, &out);
+    open_job(&j, model, &layouts[THREE], tokens, &out);
     j.quits = 1;
     run_job(&j);
-    for (int rank = 0; rank < layouts[4].ranks; rank++) {
+    for (int rank = 0; rank < layouts[THREE].ranks; rank++) {
         CHECK(j.status[rank] == (rank == 1 ? TP_EIO : TP_EABORTED));
         CHECK(rank == 1 || strstr(j.message[rank], "the disk of rank 1 is full") != NULL);
     }
@@ -402,7 +433,7 @@ refuses_parts_that_do_not_fit(const tp_model *model, const int32_t *tokens)
     job j;
     tp_heap *heap;
     tp_engine *engine = NULL;
-    open_job(&j, model, &layouts[2], tokens, NULL);
+    open_job(&j, model, &layouts[TWO], tokens, NULL);
     CHECK(tp_heap_open(0, &heap) == TP_OK);
     tp_engine_config good = config_of(&j, 0, NULL), bad = good;
     CHECK(tp_engine_open(&good, heap, &engine) == TP_EVALUE); /* two ranks, no communicator */
