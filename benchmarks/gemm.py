@@ -3,11 +3,11 @@
 A product of [M, K] and [K, N] is M*N*K multiply-adds: GFLOP/s = 2*M*N*K / seconds / 1e9. The three products of a linear
 layer [K, N] over M tokens have the same count: forward x W, input gradient dy W^T, weight gradient x^T dy.
 
-Every library runs in a process of its own, pinned to one core; only one of them works at a time. They take turns on each
-shape (`--rounds` turns of about `--slice` seconds after one untimed call), so that a change of the machine's speed meets
-all of them. Times are processor time of the process (all its threads). The columns are each library's fastest call; then
-follow ours / best other by fastest calls, and by turns: each round gives (median call of the best other) / (our median
-call), of which median and quartiles are shown. On a shared machine the fastest calls say most. Our weights are packed
+Every library runs in a process of its own, pinned to one core; only one of them works at a time. They take turns on
+each shape (`--rounds` turns of about `--slice` seconds after one untimed call), so that a change of the machine's speed
+meets all of them. Times are processor time of the process (all its threads). The columns are each library's fastest
+call; then follow ours / best other by fastest calls, and by turns: each round gives (median call of the best other) /
+(our median call), of which median and quartiles are shown. On a shared machine the fastest calls say most. Our weights are packed
 before, as they are once in a training step; oneDNN gets packed weights too, the others what they are used with.
 
     python benchmarks/gemm.py --torch-python /tmp/tv/bin/python
@@ -131,14 +131,14 @@ def worker(library: str, isa: str | None) -> None:
 class Library:
     """A worker process."""
 
-    def __init__(self, library: str, isa: str | None, core: int, python: str = sys.executable, **environment: str) -> None:
+    def __init__(self, library: str, isa: str | None, core: int, python: str = sys.executable, **extra: str) -> None:
         threads = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         self.process = subprocess.Popen(
             [python, __file__, "--worker", library, *(["--isa", isa] if isa else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **threads, **environment},
+            env={**os.environ, **threads, **extra},
             preexec_fn=lambda: os.sched_setaffinity(0, {core}),
         )
 

@@ -236,7 +236,7 @@ class CostModel:
                 array = merged(rows, 4, name)
                 if kind != "attention" and (array[:, 2] > 0).any():
                     raise InvalidValueError(f"{name} has a sample with context: only attention depends on it")
-                curves[kind, phase], judged[name] = fit_and_judge(array, name)
+                curves[kind, phase], judged[name] = fit_and_judge(array, name, signed=phase == "I")
         for kind in ("attention", "ffn"):
             if (kind, "F") not in curves:
                 raise InvalidValueError(f"samples lack {kind}.F")
