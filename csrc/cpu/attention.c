@@ -8,6 +8,7 @@
  * Only the tiles of keys, whose edges are where the running maximum moves, are anchored: at multiples of ATT_TILE. */
 #include "csrc/cpu/cpu.h"
 #include "csrc/cpu/share.h"
+#include "csrc/cpu/transpose.h"
 #include "csrc/cpu/vec.h"
 
 #include <math.h>
@@ -15,7 +16,7 @@
 #include <string.h>
 
 #define ATT_TILE 64   /* rows broadcast per tile; part of the result of the forward */
-#define ATT_CHUNK 192 /* lanes a thread works on at a time: they and their sums stay in L2 */
+#define ATT_CHUNK 384 /* lanes a thread works on at a time: they and their sums stay in L2 */
 #define ATT_MASKED (-1e30f)
 #define ATT_LOG2E 1.44269504088896340736
 
@@ -194,35 +195,63 @@ att_copy_rows(att_run from, float factor, float *tile)
     }
 }
 
+/* Sixteen rows (`rows` of them real, the others zero) by sixteen columns (`columns` of them real), times
+ * factor, into to[column * ATT_LANES + row]. */
+static void
+att_transpose_square(const float *from, int64_t stride, int64_t rows, int64_t columns, float factor, float *to)
+{
+    vf16 square[VEC_LANES], f = vec_set1(factor);
+    for (int64_t i = 0; i < VEC_LANES; i++)
+        square[i] = i >= rows              ? vec_zero()
+                    : columns == VEC_LANES ? vec_mul(f, vec_load(from + i * stride))
+                                           : vec_mul(f, vec_load_n(from + i * stride, columns));
+    transpose_16(square);
+    for (int64_t i = 0; i < columns; i++)
+        vec_store(to + i * ATT_LANES, square[i]);
+}
+
 /* chunk = the run transposed and multiplied by factor; the lanes of the last block that have no row are zero. */
 static void
 att_transpose_in(att_run from, float factor, float *chunk)
 {
-    int64_t area = from.head_dim * ATT_LANES;
-    for (int64_t first = 0; first < from.count; first += ATT_LANES, chunk += area) {
-        int64_t lanes = share_least(ATT_LANES, from.count - first);
-        if (lanes < ATT_LANES)
-            memset(chunk, 0, (size_t)area * sizeof(float));
-        for (int64_t lane = 0; lane < lanes; lane++) {
-            const float *row = from.at + (first + lane) * from.stride;
-            for (int64_t d = 0; d < from.head_dim; d++)
-                chunk[d * ATT_LANES + lane] = row[d] * factor;
+    int64_t area = from.head_dim * ATT_LANES, blocks = (from.count + ATT_LANES - 1) / ATT_LANES;
+    for (int64_t lane = 0; lane < blocks * ATT_LANES; lane += VEC_LANES)
+        for (int64_t d = 0; d < from.head_dim; d += VEC_LANES)
+            att_transpose_square(from.at + lane * from.stride + d, from.stride, from.count - lane,
+                                 share_least(VEC_LANES, from.head_dim - d), factor,
+                                 chunk + lane / ATT_LANES * area + d * ATT_LANES + lane % ATT_LANES);
+}
+
+/* The run = chunk transposed back, times factor[lane]. + 0 makes every zero positive: the sign of one would tell whether
+ * masked keys shared its block. */
+static void
+att_transpose_out(const float *chunk, const float *factor, att_run to)
+{
+    int64_t area = to.head_dim * ATT_LANES;
+    for (int64_t lane = 0; lane < to.count; lane += VEC_LANES) {
+        int64_t lanes = share_least(VEC_LANES, to.count - lane);
+        vf16 f = vec_load(factor + lane);
+        for (int64_t d = 0; d < to.head_dim; d += VEC_LANES) {
+            const float *from = chunk + lane / ATT_LANES * area + d * ATT_LANES + lane % ATT_LANES;
+            int64_t rows = share_least(VEC_LANES, to.head_dim - d);
+            vf16 square[VEC_LANES];
+            for (int64_t i = 0; i < VEC_LANES; i++)
+                square[i] = i < rows ? vec_add(vec_mul(vec_load(from + i * ATT_LANES), f), vec_zero()) : vec_zero();
+            transpose_16(square);
+            for (int64_t i = 0; i < lanes; i++)
+                if (rows == VEC_LANES)
+                    vec_store(to.at + (lane + i) * to.stride + d, square[i]);
+                else
+                    vec_store_n(to.at + (lane + i) * to.stride + d, square[i], rows);
         }
     }
 }
 
-/* The run = chunk transposed back, times factor[lane] (or `all` where NULL). + 0 makes every zero positive: the sign of
- * one would tell whether masked keys shared its block. */
 static void
-att_transpose_out(const float *chunk, const float *factor, float all, att_run to)
+att_fill(int64_t n, float value, float *x)
 {
-    int64_t area = to.head_dim * ATT_LANES;
-    for (int64_t i = 0; i < to.count; i++) {
-        const float *lane = chunk + i / ATT_LANES * area + i % ATT_LANES;
-        float *row = to.at + i * to.stride, f = factor == NULL ? all : factor[i];
-        for (int64_t d = 0; d < to.head_dim; d++)
-            row[d] = lane[d * ATT_LANES] * f + 0.0f;
-    }
+    for (int64_t i = 0; i < n; i++)
+        x[i] = value;
 }
 
 /* ---- units of work ------------------------------------------------------------------------------------------------- */
@@ -233,7 +262,7 @@ typedef struct {
     const float *q, *k, *v, *o, *d_o, *lse_in;
     float *out, *lse, *delta, *dq, *dk, *dv;
     float scale;
-    int64_t chunks;        /* of the slice */
+    int64_t lanes, chunks; /* of a chunk; chunks of the slice */
     _Atomic int64_t next;  /* the next unit nobody has; who computes a unit does not show */
 } att_job;
 
@@ -247,8 +276,20 @@ att_unit_of(const att_job *job, int64_t index)
 {
     const tp_attention *s = job->shape;
     int64_t chunk = index / (s->batch * s->heads), pair = index % (s->batch * s->heads);
-    int64_t first = s->context + chunk * ATT_CHUNK;
-    return (att_unit){pair / s->heads, pair % s->heads, first, share_least(ATT_CHUNK, s->context + s->slice - first)};
+    int64_t first = s->context + chunk * job->lanes;
+    return (att_unit){pair / s->heads, pair % s->heads, first, share_least(job->lanes, s->context + s->slice - first)};
+}
+
+/* Chunks as long as leaves every thread some four of them to even out the triangle. */
+static void
+att_cut(att_job *job)
+{
+    const tp_attention *s = job->shape;
+    int64_t units = 4 * tp_team_members(job->be->team), pairs = s->batch * s->heads;
+    int64_t lanes = (s->slice * pairs + units - 1) / units;
+    job->scale = (float)(1.0 / sqrt((double)s->head_dim));
+    job->lanes = share_least((lanes + ATT_LANES - 1) / ATT_LANES * ATT_LANES, ATT_CHUNK);
+    job->chunks = (s->slice + job->lanes - 1) / job->lanes;
 }
 
 static att_run
@@ -353,8 +394,8 @@ att_forward_unit(const att_job *job, const att_unit *u, const att_scratch *s)
     int64_t head_dim = job->shape->head_dim, end = u->first + u->count;
     att_transpose_in(att_qkv(job, u, job->q, u->first, u->count), (float)(job->scale * ATT_LOG2E), s->left);
     memset(s->sum, 0, (size_t)(ATT_CHUNK * head_dim) * sizeof(float));
-    for (int64_t lane = 0; lane < ATT_CHUNK; lane++)
-        s->lane_stat[lane] = ATT_MASKED, s->lane_stat2[lane] = 0.0f;
+    att_fill(ATT_CHUNK, ATT_MASKED, s->lane_stat);
+    att_fill(ATT_CHUNK, 0.0f, s->lane_stat2);
     for (int64_t key = 0; key < end; key += ATT_TILE) {
         int64_t keys = share_least(ATT_TILE, end - key);
         att_copy_rows(att_qkv(job, u, job->k, key, keys), 1.0f, s->tile);
@@ -372,7 +413,7 @@ att_forward_unit(const att_job *job, const att_unit *u, const att_scratch *s)
         job->lse[att_stat(job, u, u->first + i)] = (float)((s->lane_stat[i] + log2(total)) / ATT_LOG2E);
         s->lane_stat2[i] = (float)(1.0 / total);
     }
-    att_transpose_out(s->sum, s->lane_stat2, 0.0f, att_output(job, u, job->out, u->first, u->count));
+    att_transpose_out(s->sum, s->lane_stat2, att_output(job, u, job->out, u->first, u->count));
 }
 
 static void
@@ -393,8 +434,7 @@ cpu_attention_forward(tp_backend *be, const tp_attention *shape, const float *q,
                       float *o, float *lse)
 {
     att_job job = {.be = be, .shape = shape, .q = q, .k = k, .v = v, .out = o, .lse = lse};
-    job.scale = (float)(1.0 / sqrt((double)shape->head_dim));
-    job.chunks = (shape->slice + ATT_CHUNK - 1) / ATT_CHUNK;
+    att_cut(&job);
     share_run(be, shape->batch * shape->slice * (shape->context + shape->slice) * shape->heads, att_forward_work, &job);
 }
 
@@ -474,7 +514,8 @@ att_dq_unit(const att_job *job, const att_unit *u, const att_scratch *s)
                              query);
         }
     }
-    att_transpose_out(s->sum, NULL, job->scale, att_qkv(job, u, job->dq, u->first, u->count));
+    att_fill(ATT_CHUNK, job->scale, s->lane_stat);
+    att_transpose_out(s->sum, s->lane_stat, att_qkv(job, u, job->dq, u->first, u->count));
 }
 
 /* Lanes are keys, rows [skip, rows) of the tile queries: square becomes P, square2 dS; keys after the query get zero. */
@@ -532,9 +573,11 @@ att_dkv_unit(const att_job *job, const att_unit *u, const att_scratch *s)
                               query, key);
         }
     }
-    att_transpose_out(s->sum, NULL, 1.0f, att_qkv(job, u, job->dv, u->first, u->count));
+    att_fill(ATT_CHUNK, 1.0f, s->lane_stat);
+    att_transpose_out(s->sum, s->lane_stat, att_qkv(job, u, job->dv, u->first, u->count));
     /* the rows of Q came multiplied by scale * log2(e) */
-    att_transpose_out(s->sum2, NULL, (float)(1.0 / ATT_LOG2E), att_qkv(job, u, job->dk, u->first, u->count));
+    att_fill(ATT_CHUNK, (float)(1.0 / ATT_LOG2E), s->lane_stat);
+    att_transpose_out(s->sum2, s->lane_stat, att_qkv(job, u, job->dk, u->first, u->count));
 }
 
 static void
@@ -561,8 +604,7 @@ cpu_attention_backward(tp_backend *be, const tp_attention *shape, const float *q
 {
     att_job job = {.be = be, .shape = shape, .q = q, .k = k, .v = v, .o = o, .d_o = d_o, .lse_in = lse};
     job.delta = delta, job.dq = dq, job.dk = dk, job.dv = dv;
-    job.scale = (float)(1.0 / sqrt((double)shape->head_dim));
-    job.chunks = (shape->slice + ATT_CHUNK - 1) / ATT_CHUNK;
+    att_cut(&job);
     share_run(be, shape->batch * shape->slice * shape->heads * shape->head_dim, att_delta_work, &job);
     share_run(be, shape->batch * shape->slice * shape->total * shape->heads, att_backward_work, &job);
 }
