@@ -6,7 +6,6 @@ once as the real run will keep busy, because they share cache and memory bandwid
 """
 from __future__ import annotations
 
-
 import os
 import statistics
 import threading

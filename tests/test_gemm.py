@@ -159,7 +159,7 @@ def test_threads_change_nothing(isa: str, threads: int) -> None:
             y = kernels.linear(x, weight, np.empty((m, n), np.float32))
             dx = kernels.linear_t(dy, weight, np.empty((m, k), np.float32))
             results.append([kernels.weight_array(weight), y, dx, kernels.weight_grad(weight), grad])
-        for one, many in zip(*results):
+        for one, many in zip(*results, strict=True):
             assert same(one, many)
 
 
@@ -208,7 +208,7 @@ def test_vector_sets_agree_in_every_epilogue() -> None:
         aux = np.empty((33, 77), np.float32)
         y = kernels.linear(x, weight, np.empty((33, 77), np.float32), epilogue="gelu", aux=aux)
         results.append([y, aux, kernels.linear_t(dy, weight, np.empty((33, 210), np.float32), epilogue="dgelu", aux=x)])
-    for one, other in zip(*results):
+    for one, other in zip(*results, strict=True):
         assert same(one, other)
 
 
