@@ -68,8 +68,14 @@ def all_end(pids, seconds=10.0):
 @pytest.fixture(autouse=True)
 def nothing_left():
     """No descriptor, thread, child or zombie that was not there before."""
+    def children_of(task):
+        try:
+            return (task / "children").read_text().split()
+        except OSError:     # the thread ended while we looked; its children are another's now
+            return []
+
     def census():
-        children = [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+        children = [pid for task in Path("/proc/self/task").iterdir() for pid in children_of(task)]
         return sorted(os.listdir("/proc/self/fd")), threading.active_count(), children
     before = census()
     yield
