@@ -1,11 +1,11 @@
 """The real engine and communicator with kernels replaced by timed waits: any cluster on one machine."""
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field
 from typing import Any
 
 from . import _core
+from .engine import in_threads
 from .plan import Plan
 from .schedule import Program, Timeline, tables
 
@@ -61,28 +61,13 @@ def emulate(plan: Plan | Program, costs: Any = None, *, timeout_s: float = 600.0
         for peer in set(program.instructions(rank)["peer"].tolist()) - {-1}:
             pairs[rank * ranks + peer] = pairs[peer * ranks + rank] = 1
     region = _core.Region.create(ranks, pairs, 1 << 14, 64, False)
-    results: list[Any] = [None] * ranks
 
-    def run(rank: int) -> None:
-        try:
-            comm = _core.Comm(region, rank, timeout_s) if ranks > 1 else None
-            engine = _core.Engine.emulated(program, rank, durations, comm)
-            _, _, _, begin, end = engine.step(None)
-            results[rank] = begin, end, engine.events().tolist()
-        except BaseException as error:
-            results[rank] = error
-            region.abort("ERUNTIME", rank, str(error))
+    def run(rank: int) -> tuple[int, int, Any]:
+        engine = _core.Engine.emulated(program, rank, durations, _core.Comm(region, rank, timeout_s))
+        _, _, _, begin, end = engine.step(None)
+        return begin, end, engine.events().tolist()
 
-    threads = [threading.Thread(target=run, args=(rank,), name=f"emulated rank {rank}") for rank in range(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    region.close()
-    errors = [result for result in results if isinstance(result, BaseException)]
-    for error in sorted(errors, key=lambda e: isinstance(e, _core.AbortedError)):   # the first cause, not its echoes
-        raise error
-    return _collect(program, results, predicted)
+    return _collect(program, in_threads(region, run), predicted)
 
 
 def _collect(program: Program, results: list[Any], predicted: float) -> Emulation:

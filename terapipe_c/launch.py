@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _core
-from .engine import gather_bytes
+from .engine import gather_bytes, rank_memory
 from .progress import Progress
 from .ranks import ProcessRanks, Ranks, ThreadRanks
 from .report import Report
@@ -85,11 +85,11 @@ def launch(plan: Any, data: Any, steps: int, *, seed: int = 0, out: str | os.Pat
         raise _core.InvalidValueError("resume is True but out is None: the run folder to resume would be right")
     arrays: dict[str, NDArray[Any]] = {}
     job: dict[str, Any] = {**options, **_describe(plan), "out": None if folder is None else str(folder), "first_step": 0,
-                           "resume_from": None}
+                           "resume_from": None, "predicted_peak_memory_bytes": _memory(plan, options)}
     if resume:
         job.update(_resume_from(folder, job))
     elif init is not None:
-        arrays |= {f"init/{name}": value for name, value in _initial(init).items()}
+        arrays |= {f"init/{name}": value for name, value in _initial(init, plan.model).items()}
     job["data"] = _open_data(data, job, val_fraction, tokenizer, arrays)
     if folder is not None:
         _make_folder(folder, job, plan)
@@ -129,6 +129,20 @@ def _describe(plan: Any) -> dict[str, Any]:
             "ranks": int(plan.ranks)}
 
 
+def _memory(plan: Any, options: Mapping[str, Any]) -> list[int]:
+    """What each rank will hold with so many threads, on this processor: a plan knows one thread, and where it was made."""
+    if options["engine"] != ENGINE:
+        return [int(size) for size in plan.peak_memory_bytes]
+    sizes = rank_memory(plan.model, plan.stages, plan.slicing, plan.program, options["threads_per_rank"])
+    limit = plan.memory_limit_bytes
+    for rank, size in enumerate(sizes):
+        if limit is not None and size > limit:
+            raise _core.InfeasibleError(f"rank {rank} needs {size} bytes with threads_per_rank = {options['threads_per_rank']} and "
+                                        f"may use {limit}: {size - limit} bytes short; a plan with memory_bytes = {size} would "
+                                        f"be right")
+    return sizes
+
+
 def _resume_from(folder: Path | None, job: Mapping[str, Any]) -> dict[str, Any]:
     from .checkpoint import find_checkpoint
 
@@ -142,16 +156,20 @@ def _resume_from(folder: Path | None, job: Mapping[str, Any]) -> dict[str, Any]:
     return {"resume_from": str(path), "first_step": int(state["step"])}
 
 
-def _initial(init: Any) -> Mapping[str, NDArray[np.float32]]:
-    if isinstance(init, (str, os.PathLike)):
-        from .checkpoint import load_checkpoint
+def _initial(init: Any, model: Any) -> Mapping[str, NDArray[np.float32]]:
+    from .checkpoint import load_checkpoint, param_shapes
 
+    if isinstance(init, (str, os.PathLike)):
         init = load_checkpoint(init, optimizer=False)
     params: Mapping[str, NDArray[np.float32]] = init if isinstance(init, Mapping) else init.params
     for name, value in params.items():
         if not isinstance(value, np.ndarray) or value.dtype != np.float32:
             raise _core.InvalidValueError(f"init: {name} is {getattr(value, 'dtype', type(value).__name__)}: a float32 array "
                                           f"would be right")
+    for name, shape in param_shapes(model).items():
+        if name not in params or params[name].shape != shape:
+            found = "missing" if name not in params else f"of shape {params[name].shape}"
+            raise _core.InvalidValueError(f"init: {name} is {found}: {shape}, as in tp.init_params(plan.model), would be right")
     return params
 
 

@@ -10,6 +10,8 @@
 
 #include "csrc/base/clock.h"
 
+#define NAP_NS 100000000
+
 tp_status
 tp_engine_open_emulated(const tp_program *program, int rank, const tp_durations *durations, tp_comm *comm,
                         tp_region *region, tp_heap *heap, tp_engine **out)
@@ -93,6 +95,17 @@ meet(tp_engine *engine, int64_t due_ns, int64_t *latest_ns)
     return TP_OK;
 }
 
+/* In naps, so that an abort ends a long one. */
+static tp_status
+sleep_until(const tp_engine *engine, int64_t due_ns)
+{
+    for (int64_t now = tp_clock_ns(); now < due_ns; now = tp_clock_ns()) {
+        tp_clock_sleep_until(due_ns - now < NAP_NS ? due_ns : now + NAP_NS);
+        TP_TRY(tp_engine_check_abort(engine));
+    }
+    return TP_OK;
+}
+
 /* Run instruction i, whose rank is free at *due_ns; leaves when it is free again. */
 static tp_status
 emulate_one(tp_engine *engine, int64_t i, int64_t *due_ns, int *finished)
@@ -114,7 +127,7 @@ emulate_one(tp_engine *engine, int64_t i, int64_t *due_ns, int *finished)
         seconds += seconds_of(engine, instr->op == TP_OP_F ? TP_OP_RF : TP_OP_RB, instr);
     *due_ns += (int64_t)(1e9 * seconds);
     event->end_ns = *due_ns;
-    tp_clock_sleep_until(*due_ns);
+    TP_TRY(sleep_until(engine, *due_ns));
     if (instr->op != TP_OP_SF && instr->op != TP_OP_SB && !receives(instr))
         return TP_OK;
     engine->stamps[i] = *due_ns;
@@ -130,7 +143,7 @@ tp_engine_run_emulated(tp_engine *engine, tp_step_result *result)
     TP_TRY(meet(engine, tp_clock_ns(), &due_ns)); /* all ranks begin together, as the simulator has it */
     result->begin_ns = due_ns;
     for (int64_t i = 0; i < engine->count; i++) {
-        tp_engine_note(engine, &engine->code[i]);
+        TP_TRY(tp_engine_note(engine, &engine->code[i]));
         TP_TRY(emulate_one(engine, i, &due_ns, &finished));
     }
     result->end_ns = tp_clock_ns();

@@ -292,7 +292,7 @@ finish_step(tp_engine *engine, const tp_step_options *options, tp_step_result *r
         return tp_fail(TP_ERUNTIME,
                        "step %lld: the loss is %g and the gradient norm %g; the parameters are as before this step. A "
                        "smaller lr, a longer warm-up or grad_clip may help",
-                       (long long)options->adamw.step, result->loss, result->grad_norm);
+                       (long long)engine->step, result->loss, result->grad_norm);
     return TP_OK;
 }
 
@@ -351,7 +351,7 @@ run(tp_engine *engine, const int32_t *tokens, const tp_step_options *options, tp
         tp_event *event = &engine->events[i];
         if (options == NULL && !evaluates(instr->op))
             continue;
-        tp_engine_note(engine, instr);
+        TP_TRY(tp_engine_note(engine, instr));
         int64_t before = tp_clock_ns(), waited = 0;
         TP_TRY(tp_engine_wait_inputs(engine, i));
         *event = (tp_event){.position = (int32_t)i, .step = (int32_t)engine->step, .start_ns = tp_clock_ns()};
@@ -372,7 +372,7 @@ run(tp_engine *engine, const int32_t *tokens, const tp_step_options *options, tp
 tp_status
 tp_engine_step(tp_engine *engine, const int32_t *tokens, const tp_step_options *options, tp_step_result *result)
 {
-    engine->step = options->adamw.step;
+    engine->step = options->adamw.step - 1;
     if (engine->durations != NULL)
         return tp_engine_fail(engine, tp_engine_run_emulated(engine, result));
     result->begin_ns = tp_clock_ns();

@@ -19,7 +19,7 @@ struct tp_engine {
     tp_event *events;          /* [count] */
     double *gather;            /* [ranks + 1][gather_count] of the all-gather that ends a step */
     int64_t gather_count;
-    int64_t step;
+    int64_t step;              /* 0-based, as people count them: one less than tp_adamw's */
     /* emulated */
     const tp_durations *durations;
     int64_t *stamps;           /* [count] when the message of a receive or send was ready */
@@ -53,7 +53,11 @@ tp_engine_run_emulated(tp_engine *engine, tp_step_result *result);
 /* Tell the region that this rank failed first; returns status. */
 tp_status
 tp_engine_fail(tp_engine *engine, tp_status status);
-void
+/* Before an instruction: note it as this rank's progress. EABORTED once the region is: a rank that waits for nobody would
+ * not hear of it otherwise. */
+TP_MUST_USE tp_status
 tp_engine_note(tp_engine *engine, const tp_instr *instr);
+TP_MUST_USE tp_status
+tp_engine_check_abort(const tp_engine *engine);
 
 #endif

@@ -116,12 +116,26 @@ tp_engine_message(tp_engine *engine, const tp_instr *instr, void *data, size_t b
     return comm->ops->send(comm, instr->peer, tag, data, bytes);
 }
 
-void
+tp_status
+tp_engine_check_abort(const tp_engine *engine)
+{
+    int first;
+    char text[512];
+    if (engine->config.region == NULL || tp_region_aborted(engine->config.region, &first, text) == TP_OK)
+        return TP_OK;
+    if (first < 0)
+        return tp_fail(TP_EABORTED, "rank %d was ended: %s", engine->config.rank, text);
+    return tp_fail(TP_EABORTED, "rank %d was ended because rank %d failed first: %s", engine->config.rank, first, text);
+}
+
+tp_status
 tp_engine_note(tp_engine *engine, const tp_instr *instr)
 {
-    if (engine->config.region != NULL)
-        tp_region_progress(engine->config.region, engine->config.rank, (uint64_t)engine->step,
-                           tp_tag(instr->op, instr->stage, instr->micro, instr->slice));
+    if (engine->config.region == NULL)
+        return TP_OK;
+    tp_region_progress(engine->config.region, engine->config.rank, (uint64_t)engine->step,
+                       tp_tag(instr->op, instr->stage, instr->micro, instr->slice));
+    return tp_engine_check_abort(engine);
 }
 
 tp_status
