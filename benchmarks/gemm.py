@@ -39,7 +39,7 @@ def ours(isa: str | None, kind: str, m: int, k: int, n: int) -> dict[str, Call]:
     """Our kernels on packed weights."""
     import numpy as np
 
-    sys.path.insert(0, str(ROOT))
+    sys.path.append(str(ROOT))  # for a build in place; an installed package comes first
     from terapipe_c import _core
 
     kernels, rng = _core.Kernels(isa), np.random.default_rng(0)
@@ -237,6 +237,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.worker:
         return worker(args.worker, args.isa)
+    from common import header  # not at the top: workers run where the benchmarks' own modules need not be
+
+    about = header("how fast the matrix products are beside OpenBLAS, MKL and oneDNN")
     libraries = [
         Library("ours", args.isa, args.core),
         Library("OpenBLAS", None, args.core),
@@ -266,7 +269,7 @@ def main() -> None:
             print(f"{kind}, {what}: median {statistics.median(ratios):.2f}, least {min(ratios):.2f}, "
                   f">= 0.9 at {sum(r >= 0.9 for r in ratios)} of {len(ratios)} shapes")  # fmt: skip
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    result = {"formula": "2*M*N*K / seconds / 1e9", "processor": processor(), "threads": 1, "date": time.strftime("%F"),
+    result = {**about, "formula": "2*M*N*K / seconds / 1e9", "processor": processor(), "threads": 1, "date": time.strftime("%F"),
               "rounds": args.rounds, "rows": rows}  # fmt: skip
     args.out.write_text(json.dumps(result, indent=1) + "\n")
 

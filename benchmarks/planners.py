@@ -7,15 +7,12 @@ Every figure is the median of --repeats calls through Python on one thread, with
 g(i) = (p^4 + (q i)^4)^(1/4) + r i^2 seconds, plus a0 + a3 i j for a context of j. "noisy" multiplies g by up to 1.02 at
 random, "tiled" rounds i up to 128.
 
-    python benchmarks/planners.py [--repeats 9] [--json planners.json]
+    python benchmarks/planners.py [--repeats 9] [--out FILE]
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -23,6 +20,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from common import header, write
 
 from terapipe_c import planners
 
@@ -91,9 +89,10 @@ def row(name: str, call: Callable[[], Any], repeats: int, **more: Any) -> dict[s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--json", default="planners.json")
+    parser.add_argument("--out", help="result file (default benchmarks/results/planners.json)")
     options = parser.parse_args()
     print(__doc__)
+    about = header("how long the slice planners take, and how tight the one-search bound is")
     rows = []
     for kind in ("smooth", "noisy", "tiled"):
         for tokens, unit, stages in (
@@ -148,19 +147,7 @@ def main() -> None:
             "greatest_s": times[-1],
         }
     )
-    with open(options.json, "w", encoding="utf-8") as file:
-        json.dump(
-            {
-                "machine": platform.processor() or platform.machine(),
-                "cores": os.cpu_count(),
-                "load": os.getloadavg()[0],
-                "repeats": options.repeats,
-                "rows": rows,
-            },
-            file,
-            indent=1,
-        )
-    print(f"written to {options.json}; load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    write("planners", {**about, "repeats": options.repeats, "rows": rows}, options.out)
 
 
 if __name__ == "__main__":

@@ -67,6 +67,9 @@ def launch(plan: Any, data: Any, steps: int, *, seed: int = 0, out: str | os.Pat
         checkpoint_every: steps between checkpoints, one after the last step too; 0: none.
         log_every: steps between records. eval_every: steps between evaluations on the last `val_fraction`; 0: none.
         progress: None: a bar on a terminal or in a notebook, lines elsewhere; False: silence.
+        backend: "cpu". threads_per_rank: threads that share a rank's kernels; the results are the same bits for any number.
+        reproducible: the results are the same bits for any stages, slices and schedule. On the CPU they are so whatever this
+            says: there is no faster mode that gives it up.
         timeout_s: a rank that waits longer than this for another one fails; 0: it waits for ever.
         engine: "module:function" that makes the engine of a rank (see `terapipe_c.worker`).
 
@@ -116,6 +119,8 @@ def _check(options: Mapping[str, Any]) -> None:
         value = options[name]
         if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
             raise _core.InvalidValueError(f"{name} is {value!r}: a finite number of at least 0 would be right")
+    if options["backend"] != "cpu":
+        raise _core.InvalidValueError(f"backend is {options['backend']!r}: 'cpu' would be right (this version has no other)")
     if options["lr_schedule"] not in ("cosine", "constant"):
         raise _core.InvalidValueError(f"lr_schedule is {options['lr_schedule']!r}: 'cosine' or 'constant' would be right")
     if len(options["betas"]) != 2 or not all(0 <= beta < 1 for beta in options["betas"]):
