@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _core, schedules
-from .config import GPTConfig
+from .config import GPTConfig, whole
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -83,10 +83,14 @@ class RankEngine:
                 if name not in arrays:
                     raise _core.InvalidValueError(f"{name} is missing from {kind}: every parameter of the model would be right")
                 array = arrays[name]
+                if not isinstance(array, np.ndarray):
+                    raise _core.InvalidTypeError(f"{name} is {type(array).__name__}: a float32 array would be right")
                 if array.shape != self._shapes[name] or array.dtype != np.float32:
                     raise _core.InvalidValueError(f"{name} is {array.dtype} {array.shape}: "
                                                   f"float32 {self._shapes[name]} would be right")
-                self._core.load(stage, i, STATES[kind], np.ascontiguousarray(array))
+                if not array.flags.c_contiguous:
+                    raise _core.InvalidValueError(f"{name} is strided: a C-contiguous array would be right")
+                self._core.load(stage, i, STATES[kind], array)
         self._core.pack()
 
     def export(self, kind: str) -> dict[str, Float32]:
@@ -168,14 +172,11 @@ def _check_tokens(model: GPTConfig, tokens: Any) -> NDArray[np.int32]:
 
 
 def _normal_slicing(slicing: Any, batch: int, seq_len: int) -> list[tuple[int, list[int]]]:
-    from .cost import equal_lengths
     from .plan import check_slicing
 
     if slicing is None:
         slicing = [seq_len]
-    if isinstance(slicing, int):
-        slicing = equal_lengths(seq_len, slicing)
-    if slicing and not isinstance(slicing[0], (tuple, list)):
+    if isinstance(slicing, (tuple, list)) and slicing and not isinstance(slicing[0], (tuple, list)):
         slicing = [(1, list(slicing))] * batch
     return [(b, list(lengths)) for b, lengths in check_slicing(slicing, batch, seq_len)]
 
@@ -189,9 +190,14 @@ def loss_and_grads(model: GPTConfig, params: Mapping[str, NDArray[Any]], tokens:
     """
     from .cost import even_partition
 
+    if not isinstance(model, GPTConfig):
+        raise _core.InvalidTypeError(f"model is {type(model).__name__}: a GPTConfig would be right")
+    if not isinstance(params, Mapping):
+        raise _core.InvalidTypeError(f"params is {type(params).__name__}: {{name: float32 array}} would be right")
     array = _check_tokens(model, tokens)
     cuts = _normal_slicing(slicing, array.shape[0], array.shape[1] - 1)
-    if not 1 <= stages <= model.num_blocks:
+    stages, threads = whole("stages", stages), whole("threads", threads)
+    if stages > model.num_blocks:
         raise _core.InvalidValueError(f"stages is {stages}: 1 to {model.num_blocks} (the model's blocks) would be right")
     program = schedules.gpipe(stages, len(cuts), [len(lengths) for _, lengths in cuts]).split(pending=0).lower(model.tie_weights)
     partition = even_partition(model, stages)

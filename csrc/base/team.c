@@ -65,8 +65,8 @@ worker_main(void *argument)
 tp_status
 tp_team_open(int members, tp_team **out)
 {
-    if (members < 1 || members > 256)
-        return tp_fail(TP_EVALUE, "threads per rank is %d: 1 to 256 would be right", members);
+    if (members < 1 || members > TP_TEAM_MOST)
+        return tp_fail(TP_EVALUE, "threads per rank is %d: 1 to %d would be right", members, TP_TEAM_MOST);
     tp_team *team = calloc(1, sizeof *team + (size_t)members * sizeof(worker));
     if (team == NULL)
         return tp_fail(TP_EMEMORY, "no memory for a team of %d threads", members);

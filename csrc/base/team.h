@@ -6,10 +6,12 @@
 
 #include "csrc/base/status.h"
 
+#define TP_TEAM_MOST 256 /* threads */
+
 typedef struct tp_team tp_team;
 typedef void (*tp_team_work)(void *argument, int member, int members);
 
-/* Start members - 1 threads that wait (spin briefly, then sleep). members in 1..256. */
+/* Start members - 1 threads that wait (spin briefly, then sleep). members in 1..TP_TEAM_MOST. */
 TP_MUST_USE tp_status
 tp_team_open(int members, tp_team **out);
 void

@@ -18,8 +18,7 @@ tp_engine_open_emulated(const tp_program *program, int rank, const tp_durations 
 {
     if (rank < 0 || rank >= program->ranks)
         return tp_fail(TP_EVALUE, "rank is %d: 0 to %d would be right", rank, program->ranks - 1);
-    if (program->ranks > 1 && comm == NULL)
-        return tp_fail(TP_EVALUE, "a program of %d ranks needs a communicator", program->ranks);
+    TP_TRY(tp_engine_check_comm(program, rank, comm));
     tp_engine *engine = calloc(1, sizeof *engine);
     if (engine == NULL)
         return tp_fail(TP_EMEMORY, "no memory for an engine");

@@ -68,6 +68,8 @@ tp_engine_check(const tp_engine_config *config)
     TP_TRY(tp_model_check(&config->model));
     if (config->rank < 0 || config->rank >= program->ranks)
         return tp_fail(TP_EVALUE, "rank is %d: 0 to %d would be right", config->rank, program->ranks - 1);
+    if (config->threads < 1 || config->threads > TP_TEAM_MOST)
+        return tp_fail(TP_EVALUE, "threads per rank is %d: 1 to %d would be right", config->threads, TP_TEAM_MOST);
     if (config->slicing->seq_len > config->model.block_size)
         return tp_fail(TP_EVALUE, "seq_len is %d: at most block_size = %d would be right", config->slicing->seq_len,
                        config->model.block_size);
@@ -105,12 +107,38 @@ open_parts(tp_engine *engine, const tp_engine_config *config)
     return TP_OK;
 }
 
+/* What a proven program must have besides, to be trained by: messages, one OPT a stage, and an AR exactly where the two
+ * ends of a tied embedding are apart. */
+static tp_status
+check_program(const tp_program *program, int tied)
+{
+    static const tp_op later[] = {TP_OP_R, TP_OP_SO, TP_OP_SI};
+    int64_t count[TP_OPS] = {0};
+    int remote = 0, last = program->stages - 1;
+    TP_TRY(tp_program_check(program));
+    for (int64_t i = 0; i < program->begin[program->ranks]; i++)
+        count[program->code[i].op]++;
+    for (int stage = 1; stage <= last; stage++)
+        remote |= tp_program_remote(program, stage);
+    if (count[TP_OP_OPT] == 0 || (remote && count[TP_OP_SF] == 0))
+        return tp_fail(TP_EVALUE, "the program has no %s: a lowered one would be right",
+                       count[TP_OP_OPT] == 0 ? "optimizer updates" : "messages");
+    for (size_t i = 0; i < sizeof later / sizeof *later; i++)
+        if (count[later[i]] > 0)
+            return tp_fail(TP_EVALUE, "this engine does not execute %s yet", tp_op_name(later[i]));
+    if ((count[TP_OP_AR] > 0) != (tied && program->rank_of[0] != program->rank_of[last]))
+        return tp_fail(
+            TP_EVALUE, "the program has %lld AR, but the model's head is %s and its ends are on ranks %d and %d",
+            (long long)count[TP_OP_AR], tied ? "tied" : "not tied", program->rank_of[0], program->rank_of[last]);
+    return TP_OK;
+}
+
 tp_status
 tp_engine_open(const tp_engine_config *config, tp_heap *heap, tp_engine **out)
 {
     TP_TRY(tp_engine_check(config));
-    if (config->program->ranks > 1 && config->comm == NULL)
-        return tp_fail(TP_EVALUE, "a program of %d ranks needs a communicator", config->program->ranks);
+    TP_TRY(check_program(config->program, config->model.tie_weights));
+    TP_TRY(tp_engine_check_comm(config->program, config->rank, config->comm));
     tp_engine *engine = calloc(1, sizeof *engine);
     if (engine == NULL)
         return tp_fail(TP_EMEMORY, "no memory for an engine");
@@ -328,7 +356,7 @@ run_one(tp_engine *engine, const tp_instr *instr)
     case TP_OP_RF:
     case TP_OP_RB: return pass_message(engine, instr);
     case TP_OP_AR: return exchange_tied(engine, instr);
-    default: return tp_fail(TP_EVALUE, "this engine does not execute %s yet", tp_op_name(instr->op));
+    default: return tp_fail(TP_EINTERNAL, "%s has come past the engine's door", tp_op_name(instr->op));
     }
 }
 
@@ -338,10 +366,23 @@ evaluates(uint16_t op)
     return op == TP_OP_F || op == TP_OP_SF || op == TP_OP_RF;
 }
 
+/* The kernels index by them. */
+static tp_status
+check_tokens(const tp_engine *engine, const int32_t *tokens)
+{
+    int64_t width = engine->config.slicing->seq_len + 1, count = engine->config.slicing->batch * width;
+    for (int64_t i = 0; i < count; i++)
+        if (tokens[i] < 0 || tokens[i] >= engine->config.model.vocab_size)
+            return tp_fail(TP_EVALUE, "tokens[%lld, %lld] is %d: 0 to %d would be right", (long long)(i / width),
+                           (long long)(i % width), tokens[i], engine->config.model.vocab_size - 1);
+    return TP_OK;
+}
+
 static tp_status
 run(tp_engine *engine, const int32_t *tokens, const tp_step_options *options, tp_step_result *result)
 {
     int finished = 0;
+    TP_TRY(check_tokens(engine, tokens));
     engine->needed = options == NULL ? engine->forward_needs : engine->needs;
     for (int stage = 0; stage < engine->config.program->stages; stage++)
         if (engine->stage[stage] != NULL)

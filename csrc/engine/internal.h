@@ -42,6 +42,10 @@ tp_engine_drop_tables(tp_engine *engine);
 TP_MUST_USE tp_status
 tp_engine_match_receives(tp_engine *engine, const tp_program *program);
 
+/* EVALUE where the communicator is missing, or another rank's, or of another number of ranks. */
+TP_MUST_USE tp_status
+tp_engine_check_comm(const tp_program *program, int rank, const tp_comm *comm);
+
 /* Wait until instruction i may run; the nanoseconds waited. */
 TP_MUST_USE tp_status
 tp_engine_wait_inputs(tp_engine *engine, int64_t i);

@@ -105,6 +105,17 @@ tp_engine_match_receives(tp_engine *engine, const tp_program *program)
 }
 
 tp_status
+tp_engine_check_comm(const tp_program *program, int rank, const tp_comm *comm)
+{
+    if (comm == NULL && program->ranks > 1)
+        return tp_fail(TP_EVALUE, "a program of %d ranks needs a communicator", program->ranks);
+    if (comm != NULL && (comm->rank != rank || comm->ranks != program->ranks))
+        return tp_fail(TP_EVALUE, "the communicator is rank %d of %d: rank %d of %d would be right", comm->rank,
+                       comm->ranks, rank, program->ranks);
+    return TP_OK;
+}
+
+tp_status
 tp_engine_wait_inputs(tp_engine *engine, int64_t i)
 {
     int peer = engine->from[i];
