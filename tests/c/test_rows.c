@@ -18,7 +18,7 @@ static int failures;
 static tp_backend be;
 static int fused; /* vec_fma rounds once: always, but in the portable build of a machine without it */
 
-/* ---- digests: what one instruction set and team gave, in the order of the checks ----------------------------------- */
+/* ---- digests: what one instruction set and team gave, in the order of the checks -------------------------------- */
 
 typedef struct {
     int count;
@@ -61,7 +61,7 @@ expect_same_digests(const digests *a, const digests *b, const char *names)
         }
 }
 
-/* ---- matrices with poisoned gaps ----------------------------------------------------------------------------------- */
+/* ---- matrices with poisoned gaps -------------------------------------------------------------------------------- */
 
 typedef struct {
     float *base, *row; /* row 0, wherever it lies */
@@ -167,7 +167,7 @@ expect_bits(const char *what, const float *got, const float *wanted, int64_t n)
         }
 }
 
-/* ---- LayerNorm ----------------------------------------------------------------------------------------------------- */
+/* ---- LayerNorm -------------------------------------------------------------------------------------------------- */
 
 typedef struct {
     int64_t rows, n, stride;
@@ -309,7 +309,7 @@ check_norms(void)
         }
 }
 
-/* ---- embedding ----------------------------------------------------------------------------------------------------- */
+/* ---- embedding -------------------------------------------------------------------------------------------------- */
 
 static int32_t *
 indices(int64_t rows, int64_t height)
@@ -365,7 +365,7 @@ check_scatter(int64_t rows, int64_t n, int64_t height)
     free(grad.base), free(value.base), free(dy.base), free(back.base), free(index);
 }
 
-/* ---- loss ---------------------------------------------------------------------------------------------------------- */
+/* ---- loss ------------------------------------------------------------------------------------------------------- */
 
 typedef enum { LOGITS_USUAL, LOGITS_EXTREME, LOGITS_RISING, LOGITS_FALLING, LOGITS_EQUAL, LOGITS_KINDS } logits_kind;
 
@@ -528,7 +528,7 @@ check_adamw_at_rest(void)
             fail("adamw", "a step with eps 0", (double)p[i], 0.5);
 }
 
-/* ---- all of it ----------------------------------------------------------------------------------------------------- */
+/* ---- all of it -------------------------------------------------------------------------------------------------- */
 
 static void
 check_all(void)
