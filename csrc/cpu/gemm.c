@@ -263,18 +263,27 @@ linear_member(void *argument, int member, int members)
     }
 }
 
+enum { TOUCHED = 8 }; /* multiplications in the time that a float of memory takes */
+
+/* A team's round costs some microseconds, and a hundred where other work holds the cores: small products are done alone. */
+static tp_team *
+product_team(const tp_backend *be, int64_t work)
+{
+    return work >= 1 << 19 ? be->team : NULL;
+}
+
 static void
 cpu_linear(tp_backend *be, const tp_linear *op)
 {
     linear_job job = {.be = be, .op = op, .depth = op->n_in, .columns = op->n_out, .bias = op->bias};
-    tp_team_run(be->team, linear_member, &job);
+    tp_team_run(product_team(be, op->rows * op->n_in * op->n_out), linear_member, &job);
 }
 
 static void
 cpu_linear_t(tp_backend *be, const tp_linear *op)
 {
     linear_job job = {.be = be, .op = op, .depth = op->n_out, .columns = op->n_in};
-    tp_team_run(be->team, linear_member, &job);
+    tp_team_run(product_team(be, op->rows * op->n_in * op->n_out), linear_member, &job);
 }
 
 /* ---- dW (+)= x^T dy ---------------------------------------------------------------------------------------------- */
@@ -347,7 +356,7 @@ cpu_linear_w(tp_backend *be, int64_t rows, int64_t n_in, int64_t n_out, const fl
                       .dy_stride = dy_stride,
                       .grad = grad,
                       .accumulate = accumulate};
-    tp_team_run(be->team, weight_member, &job);
+    tp_team_run(product_team(be, rows * n_in * n_out), weight_member, &job);
 }
 
 /* ---- db (+)= sum of dy ------------------------------------------------------------------------------------------- */
@@ -385,7 +394,7 @@ static void
 cpu_bias_w(tp_backend *be, int64_t rows, int64_t n, const float *dy, int64_t dy_stride, float *grad, int accumulate)
 {
     bias_job job = {.rows = rows, .n = n, .dy = dy, .dy_stride = dy_stride, .grad = grad, .accumulate = accumulate};
-    tp_team_run(be->team, bias_member, &job);
+    tp_team_run(product_team(be, TOUCHED * rows * n), bias_member, &job);
 }
 
 /* ---- layouts ----------------------------------------------------------------------------------------------------- */
@@ -453,19 +462,19 @@ static void
 cpu_weight_import(tp_backend *be, int64_t rows, int64_t cols, const float *row_major, float *value)
 {
     layout_job job = {.rows = rows, .cols = cols, .from = row_major, .to = value};
-    tp_team_run(be->team, import_member, &job);
+    tp_team_run(product_team(be, TOUCHED * rows * cols), import_member, &job);
 }
 
 static void
 cpu_weight_export(tp_backend *be, int64_t rows, int64_t cols, const float *value, float *row_major)
 {
     layout_job job = {.rows = rows, .cols = cols, .from = value, .to = row_major};
-    tp_team_run(be->team, export_member, &job);
+    tp_team_run(product_team(be, TOUCHED * rows * cols), export_member, &job);
 }
 
 static void
 cpu_weight_transpose(tp_backend *be, int64_t rows, int64_t cols, const float *value, float *packed_t)
 {
     layout_job job = {.rows = rows, .cols = cols, .from = value, .to = packed_t};
-    tp_team_run(be->team, transpose_member, &job);
+    tp_team_run(product_team(be, TOUCHED * rows * cols), transpose_member, &job);
 }
