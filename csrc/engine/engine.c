@@ -48,9 +48,9 @@ size_t
 tp_engine_bytes(const tp_engine_config *config)
 {
     engine_tables tables = tp_engine_tables(config->program, config->rank, gather_count(config));
-    size_t total = tp_align_bytes(tables.needs) + tp_align_bytes(tables.from) + tp_align_bytes(tables.received) +
-                   tp_align_bytes(tables.events) + tp_align_bytes(tables.gather) + tp_align_bytes(tables.stages) +
-                   tp_align_bytes(tables.slots);
+    size_t total = tp_align_bytes(tables.needs) + tp_align_bytes(tables.forward_needs) + tp_align_bytes(tables.from) +
+                   tp_align_bytes(tables.received) + tp_align_bytes(tables.events) + tp_align_bytes(tables.gather) +
+                   tp_align_bytes(tables.stages) + tp_align_bytes(tables.slots);
     for (int stage = 0; stage < config->program->stages; stage++) {
         if (config->program->rank_of[stage] != config->rank)
             continue;
@@ -177,10 +177,10 @@ take_over(tp_engine *engine, const tp_instr *instr)
         return;
     size_t bytes;
     uint32_t slot = engine->slots[(int64_t)other * program->micros + instr->micro];
-    const float *from = tp_stage_end(engine->stage[other], gradient ? TP_END_INPUT_GRADIENT : TP_END_OUTPUT, instr->micro,
-                                     instr->slice, slot_for(slot, gradient), &bytes);
-    float *to = tp_stage_end(engine->stage[instr->stage], gradient ? TP_END_OUTPUT_GRADIENT : TP_END_INPUT, instr->micro,
-                             instr->slice, slot_for(instr->slot, gradient), &bytes);
+    const float *from = tp_stage_end(engine->stage[other], gradient ? TP_END_INPUT_GRADIENT : TP_END_OUTPUT,
+                                     instr->micro, instr->slice, slot_for(slot, gradient), &bytes);
+    float *to = tp_stage_end(engine->stage[instr->stage], gradient ? TP_END_OUTPUT_GRADIENT : TP_END_INPUT,
+                             instr->micro, instr->slice, slot_for(instr->slot, gradient), &bytes);
     memcpy(to, from, bytes);
 }
 
@@ -342,6 +342,7 @@ static tp_status
 run(tp_engine *engine, const int32_t *tokens, const tp_step_options *options, tp_step_result *result)
 {
     int finished = 0;
+    engine->needed = options == NULL ? engine->forward_needs : engine->needs;
     for (int stage = 0; stage < engine->config.program->stages; stage++)
         if (engine->stage[stage] != NULL)
             tp_stage_begin(engine->stage[stage], tokens, options != NULL);
