@@ -352,12 +352,10 @@ refuses_what_is_not_finite(const tp_model *model, const int32_t *tokens)
     open_job(&j, model, &layouts[THREE], tokens, &out);
     j.poison = 1;
     run_job(&j);
-    int told = 0;
     for (int rank = 0; rank < layouts[THREE].ranks; rank++) {
         CHECK(j.status[rank] == TP_ERUNTIME || j.status[rank] == TP_EABORTED); /* whoever came second was told */
-        told += strstr(j.message[rank], "step 1: the loss is") != NULL || strstr(j.message[rank], "rank") != NULL;
+        CHECK(strstr(j.message[rank], "step 0: the loss is nan") != NULL);
     }
-    CHECK(told == layouts[THREE].ranks);
     close_job(&j);
 }
 
