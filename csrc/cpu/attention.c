@@ -2,22 +2,22 @@
  *
  * Keys are taken in tiles of TILE anchored at absolute multiples, so what a row computes does not depend on the slice that
  * contains it: each score, output and gradient element is one chain of fused multiply-adds in absolute order, and masked
- * entries enter as exact zeros. Threads share (sequence, head) pairs. */
+ * entries enter as exact zeros. Threads share (sequence, head) pairs.
+ *
+ * The key tile is the outer loop: its K and V are packed once, and the queries (packed once per call) stream by in groups of
+ * TILE. */
+#include "csrc/cpu/cpu.h"
+
+#include "csrc/cpu/attention_tile.h"
+#include "csrc/cpu/vec.h"
+
 #include <math.h>
 #include <string.h>
 
-#include "csrc/cpu/cpu.h"
-#include "csrc/cpu/vec.h"
-
-#define TILE 64            /* keys, and queries in the dK, dV pass */
-#define TILE_VECTORS (TILE / VEC_LANES)
 #define ATTENTION_LOG2E 1.4426950408889634f
-#if defined(__AVX512F__)
-#define BLOCK_VECTORS 4    /* 6 x 4 accumulators, 4 of B and a broadcast fill 29 of 32 registers */
-#else
-#define BLOCK_VECTORS 1    /* two registers a vector: 12 accumulators of 16 */
-#endif
-#define BLOCK_ROWS 6
+/* A row's reference moves only when a score passes it by this many powers of two; until then exp2 gives at most 2^8, which
+ * costs no precision, and nothing need be reduced across lanes or rescaled. */
+#define ATTENTION_SLACK 8.0f
 
 typedef struct {
     const tp_attention *shape;
@@ -28,109 +28,31 @@ typedef struct {
     size_t member_floats;
 } attention_job;
 
-static inline int64_t
-attention_depth(int64_t head_dim)
-{
-    return (head_dim + VEC_LANES - 1) / VEC_LANES * VEC_LANES;
-}
-
-/* ---- C[rows, 16 vectors] (+)= A[rows, k] B[k, .]: A by strides, B and C in workspace, 16-padded ---------------------- */
-
-VEC_INLINE void
-block_product(int rows, int vectors, int64_t depth, const float *a, int64_t a_row, int64_t a_k, const float *b, int64_t ldb,
-              float *c, int64_t ldc, int accumulate)
-{
-    vf16 sum[BLOCK_ROWS][BLOCK_VECTORS];
-    for (int r = 0; r < rows; r++)
-        for (int j = 0; j < vectors; j++)
-            sum[r][j] = accumulate ? vec_load(c + r * ldc + j * VEC_LANES) : vec_zero();
-    for (int64_t k = 0; k < depth; k++) {
-        vf16 bk[BLOCK_VECTORS];
-        for (int j = 0; j < vectors; j++)
-            bk[j] = vec_load(b + k * ldb + j * VEC_LANES);
-        for (int r = 0; r < rows; r++) {
-            vf16 x = vec_set1(a[r * a_row + k * a_k]);
-            for (int j = 0; j < vectors; j++)
-                sum[r][j] = vec_fma(x, bk[j], sum[r][j]);
-        }
-    }
-    for (int r = 0; r < rows; r++)
-        for (int j = 0; j < vectors; j++)
-            vec_store(c + r * ldc + j * VEC_LANES, sum[r][j]);
-}
-
-VEC_INLINE void
-block_columns(int rows, int64_t columns, int64_t depth, const float *a, int64_t a_row, int64_t a_k, const float *b,
-              int64_t ldb, float *c, int64_t ldc, int accumulate)
-{
-    int64_t j = 0;
-    for (; j + BLOCK_VECTORS * VEC_LANES <= columns; j += BLOCK_VECTORS * VEC_LANES)
-        block_product(rows, BLOCK_VECTORS, depth, a, a_row, a_k, b + j, ldb, c + j, ldc, accumulate);
-    for (; j < columns; j += VEC_LANES)
-        block_product(rows, 1, depth, a, a_row, a_k, b + j, ldb, c + j, ldc, accumulate);
-}
-
-/* columns: a multiple of 16. */
-static void
-product(int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t a_row, int64_t a_k, const float *b,
-        int64_t ldb, float *c, int64_t ldc, int accumulate)
-{
-    int64_t r = 0;
-    for (; r + BLOCK_ROWS <= rows; r += BLOCK_ROWS)
-        block_columns(BLOCK_ROWS, columns, depth, a + r * a_row, a_row, a_k, b, ldb, c + r * ldc, ldc, accumulate);
-    a += r * a_row;
-    c += r * ldc;
-    switch (rows - r) {
-    case 5: block_columns(5, columns, depth, a, a_row, a_k, b, ldb, c, ldc, accumulate); break;
-    case 4: block_columns(4, columns, depth, a, a_row, a_k, b, ldb, c, ldc, accumulate); break;
-    case 3: block_columns(3, columns, depth, a, a_row, a_k, b, ldb, c, ldc, accumulate); break;
-    case 2: block_columns(2, columns, depth, a, a_row, a_k, b, ldb, c, ldc, accumulate); break;
-    case 1: block_columns(1, columns, depth, a, a_row, a_k, b, ldb, c, ldc, accumulate); break;
-    default: break;
-    }
-}
-
-/* ---- packing ------------------------------------------------------------------------------------------------------------- */
-
-/* out[TILE][depth]: `rows` rows of D floats, zeros elsewhere. */
-static void
-pack_rows(const float *x, int64_t stride, int64_t rows, int64_t head_dim, int64_t depth, float *out)
-{
-    for (int64_t r = 0; r < TILE; r++)
-        for (int64_t d = 0; d < depth; d += VEC_LANES) {
-            int64_t lanes = r >= rows || d >= head_dim ? 0 : head_dim - d < VEC_LANES ? head_dim - d : VEC_LANES;
-            vec_store(out + r * depth + d, vec_load_n(x + (lanes > 0 ? r * stride + d : 0), lanes));
-        }
-}
-
-/* out[D][TILE]: transposed, zeros beyond `rows`. */
-static void
-pack_transposed(const float *x, int64_t stride, int64_t rows, int64_t head_dim, float *out)
-{
-    for (int64_t d = 0; d < head_dim; d++) {
-        for (int64_t r = 0; r < rows; r++)
-            out[d * TILE + r] = x[r * stride + d];
-        for (int64_t r = rows; r < TILE; r++)
-            out[d * TILE + r] = 0;
-    }
-}
-
-/* Copies of a tile's first `rows` rows from workspace to the model's layout. */
-static void
-unpack_rows(const float *x, int64_t depth, int64_t rows, int64_t head_dim, float *out, int64_t stride)
-{
-    for (int64_t r = 0; r < rows; r++)
-        memcpy(out + r * stride, x + r * depth, (size_t)head_dim * sizeof(float));
-}
-
-/* ---- one (sequence, head) -------------------------------------------------------------------------------------------------- */
-
+/* One (sequence, head). */
 typedef struct {
     int64_t head_dim, depth, first, last, total; /* rows [first, last) of the slice, [0, total) of the sequence */
     int64_t row, o_row;                          /* floats between tokens */
     int64_t at, o_at, stat;                      /* offsets of token 0 in q/k/v, in o, in lse and delta */
     float scale, scale2;                         /* 1/sqrt(D), in log2 */
 } head_view;
+
+static inline int64_t
+attention_depth(int64_t head_dim)
+{
+    return (head_dim + VEC_LANES - 1) / VEC_LANES * VEC_LANES;
+}
+
+static inline int64_t
+attention_least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline int64_t
+attention_most(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
 
 static head_view
 view_head(const tp_attention *shape, int64_t item)
@@ -151,88 +73,307 @@ view_head(const tp_attention *shape, int64_t item)
                        .scale2 = scale * ATTENTION_LOG2E};
 }
 
-/* One row of scores -> probabilities; rescales the row's running sum and output. keys: how many lanes are visible. */
-static void
-softmax_row(float *scores, int64_t keys, float scale2, float *max, float *sum, float *out, int64_t depth)
+/* ---- forward ------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    float *query, *out; /* [slice][depth] */
+    float *sum;         /* [slice][16]: lane i sums the keys = i mod 16 */
+    float *reference;   /* [slice]: what is subtracted from the row's scores */
+    float *key_t;       /* [D][TILE] */
+    float *value;       /* [TILE][depth] */
+    float *scores;      /* [TILE][TILE] */
+} forward_space;
+
+static int64_t
+forward_floats(int64_t head_dim, int64_t slice)
 {
-    vf16 top = vec_set1(*max);
-    for (int64_t j = 0; j < TILE; j += VEC_LANES) {
-        int64_t lanes = keys <= j ? 0 : keys - j < VEC_LANES ? keys - j : VEC_LANES;
-        top = vec_max(vec_first_n(vec_load(scores + j), lanes, top), top);
-    }
+    int64_t depth = attention_depth(head_dim), rows = slice * (2 * depth + VEC_LANES) + attention_depth(slice);
+    return rows + TILE * (head_dim + depth + TILE) + 7 * TILE_PAD;
+}
+
+static forward_space
+forward_divide(const head_view *head, float *w)
+{
+    int64_t rows = head->last - head->first;
+    forward_space s;
+    s.query = w;
+    s.out = s.query + rows * head->depth + TILE_PAD;
+    s.sum = s.out + rows * head->depth + TILE_PAD;
+    s.reference = s.sum + rows * VEC_LANES + TILE_PAD;
+    s.key_t = s.reference + attention_depth(rows) + TILE_PAD;
+    s.value = s.key_t + head->head_dim * TILE + TILE_PAD;
+    s.scores = s.value + TILE * head->depth + TILE_PAD;
+    return s;
+}
+
+/* A score passed the row's reference: `top` holds the new one among its lanes. */
+static __attribute__((noinline)) void
+raise_reference(const head_view *head, vf16 top, float *reference, float *sum, float *out)
+{
     float now = vec_max_lane(top);
-    vf16 factor = vec_set1(scale2), shift = vec_set1(now * scale2), total = vec_zero();
-    for (int64_t j = 0; j < TILE; j += VEC_LANES) {
-        int64_t lanes = keys <= j ? 0 : keys - j < VEC_LANES ? keys - j : VEC_LANES;
-        vf16 p = vec_exp2_low(vec_sub(vec_mul(vec_load(scores + j), factor), shift));
-        p = vec_first_n(p, lanes, vec_zero());
-        vec_store(scores + j, p);
+    vf16 factor = vec_exp2_low(vec_set1((*reference - now) * head->scale2));
+    vec_store(sum, vec_mul(vec_load(sum), factor));
+    for (int64_t d = 0; d < head->depth; d += VEC_LANES)
+        vec_store(out + d, vec_mul(vec_load(out + d), factor));
+    *reference = now;
+}
+
+/* One row of scores -> exp2 of what they exceed the reference by. The first `seen` keys are visible; masked: not all. */
+VEC_INLINE void
+softmax_row(const int masked, const head_view *head, float *scores, int64_t seen, float *reference, float *sum, float *out)
+{
+    vf16 s[TILE_VECTORS], limit = vec_set1(*reference + ATTENTION_SLACK / head->scale2), top = limit;
+#pragma GCC unroll 4
+    for (int j = 0; j < TILE_VECTORS; j++) {
+        s[j] = vec_load(scores + j * VEC_LANES);
+        if (masked)
+            s[j] = vec_first_n(s[j], tile_lanes(seen, j * VEC_LANES), vec_set1(-INFINITY));
+        top = vec_max(top, s[j]);
+    }
+    if (__builtin_expect(!vec_all_equal(top, limit), 0))
+        raise_reference(head, top, reference, sum, out);
+    vf16 factor = vec_set1(head->scale2), shift = vec_set1(-*reference * head->scale2), total = vec_load(sum);
+#pragma GCC unroll 4
+    for (int j = 0; j < TILE_VECTORS; j++) {
+        vf16 p = vec_exp2_low(vec_fma(s[j], factor, shift));
+        if (masked)
+            p = vec_first_n(p, tile_lanes(seen, j * VEC_LANES), vec_zero());
+        vec_store(scores + j * VEC_LANES, p);
         total = vec_add(total, p);
     }
-    if (now != *max) {
-        float alpha = exp2f((*max - now) * scale2); /* 0 for the first tile */
-        *sum *= alpha;
-        for (int64_t d = 0; d < depth; d += VEC_LANES)
-            vec_store(out + d, vec_mul(vec_load(out + d), vec_set1(alpha)));
-        *max = now;
+    vec_store(sum, total);
+}
+
+/* `count` queries from t, `keys` keys from `key`. */
+static void
+forward_tile(const head_view *head, const forward_space *w, const float *value, int64_t value_row, int64_t t, int64_t count,
+             int64_t key, int64_t keys)
+{
+    int64_t at = t - head->first, depth = head->depth;
+    int whole = keys == TILE && t >= key + TILE - 1;
+    for (int64_t i = 0; i < count; i += BLOCK_ROWS) {
+        int64_t rows = attention_least(count - i, BLOCK_ROWS), seen = attention_least(t + i + rows - key, keys);
+        tile_product qk = {.a = w->query + (at + i) * depth, .a_step = depth, .b = w->key_t, .ldb = TILE,
+                           .c = w->scores + i * TILE, .ldc = TILE, .columns = attention_depth(seen),
+                           .depth = head->head_dim};
+        tile_multiply(rows, &qk);
+        for (int64_t r = i; r < i + rows; r++) {
+            float *scores = w->scores + r * TILE, *sum = w->sum + (at + r) * VEC_LANES, *out = w->out + (at + r) * depth;
+            if (whole)
+                softmax_row(0, head, scores, TILE, &w->reference[at + r], sum, out);
+            else
+                softmax_row(1, head, scores, attention_least(t + r + 1 - key, keys), &w->reference[at + r], sum, out);
+        }
     }
-    *sum += vec_sum(total);
+    tile_product pv = {.a = w->scores, .a_step = TILE, .b = value, .ldb = value_row, .c = w->out + at * depth, .ldc = depth,
+                       .columns = depth, .depth = TILE, .accumulate = 1};
+    if (whole) {
+        tile_multiply(count, &pv);
+        return;
+    }
+    for (int64_t i = 0; i < count; i += BLOCK_ROWS, pv.a += BLOCK_ROWS * TILE, pv.c += BLOCK_ROWS * depth) {
+        int64_t rows = attention_least(count - i, BLOCK_ROWS);
+        pv.depth = attention_least(t + i + rows - key, keys);
+        tile_multiply(rows, &pv);
+    }
 }
 
 static void
-forward_item(const attention_job *job, int64_t item, float *w)
+forward_end(const attention_job *job, const head_view *head, const forward_space *w)
 {
-    head_view head = view_head(job->shape, item);
-    int64_t depth = head.depth, rows = head.last - head.first;
-    float *key_t = w, *value = key_t + head.head_dim * TILE, *scores = value + TILE * depth;
-    float *out = scores + BLOCK_ROWS * TILE, *max = out + rows * depth, *sum = max + rows;
-    for (int64_t r = 0; r < rows; r++)
-        max[r] = -INFINITY;
-    memset(sum, 0, (size_t)rows * sizeof *sum);
-    memset(out, 0, (size_t)(rows * depth) * sizeof *out);
-    for (int64_t key = 0; key < head.last; key += TILE) {
-        int64_t keys = head.last - key < TILE ? head.last - key : TILE;
-        pack_transposed(job->k + head.at + key * head.row, head.row, keys, head.head_dim, key_t);
-        pack_rows(job->v + head.at + key * head.row, head.row, keys, head.head_dim, depth, value);
-        int64_t begin = key > head.first ? key : head.first; /* earlier rows do not see this tile */
-        for (int64_t t = begin; t < head.last; t += BLOCK_ROWS) {
-            int64_t count = head.last - t < BLOCK_ROWS ? head.last - t : BLOCK_ROWS, r = t - head.first;
-            int64_t seen = t + count - key < keys ? t + count - key : keys;
-            product(count, (seen + VEC_LANES - 1) / VEC_LANES * VEC_LANES, head.head_dim, job->q + head.at + t * head.row,
-                    head.row, 1, key_t, TILE, scores, TILE, 0);
-            for (int64_t i = 0; i < count; i++)
-                softmax_row(scores + i * TILE, t + i + 1 - key < keys ? t + i + 1 - key : keys, head.scale2, &max[r + i],
-                            &sum[r + i], out + (r + i) * depth, depth);
-            product(count, depth, seen, scores, TILE, 1, value, depth, out + r * depth, depth, 1);
-        }
-    }
+    int64_t depth = head->depth, rows = head->last - head->first;
     for (int64_t r = 0; r < rows; r++) {
+        float sum = vec_sum(vec_load(w->sum + r * VEC_LANES)), *out = w->out + r * depth;
         for (int64_t d = 0; d < depth; d += VEC_LANES)
-            vec_store(out + r * depth + d, vec_div(vec_load(out + r * depth + d), vec_set1(sum[r])));
-        job->lse[head.stat + head.first + r] = max[r] * head.scale + logf(sum[r]);
+            vec_store(out + d, vec_div(vec_load(out + d), vec_set1(sum)));
+        job->lse[head->stat + head->first + r] = w->reference[r] * head->scale + logf(sum);
     }
-    unpack_rows(out, depth, rows, head.head_dim, job->o + head.o_at + head.first * head.o_row, head.o_row);
+    unpack_rows(w->out, rows, head->head_dim, depth, job->o + head->o_at + head->first * head->o_row, head->o_row);
 }
 
-/* scores -> P, products -> dS of `count` queries from t over the keys of a tile (backward; both passes). */
 static void
-gradient_rows(const attention_job *job, const head_view *head, int64_t t, int64_t count, int64_t key, int64_t keys,
-              float *scores, float *products)
+forward_item(const attention_job *job, const head_view *head, float *workspace)
 {
-    vf16 factor = vec_set1(head->scale2), scale = vec_set1(head->scale);
-    for (int64_t i = 0; i < count; i++) {
-        int64_t seen = t + i + 1 - key < keys ? t + i + 1 - key : keys;
-        vf16 shift = vec_set1(job->lse_in[head->stat + t + i] * ATTENTION_LOG2E);
-        vf16 delta = vec_set1(job->delta[head->stat + t + i]);
-        for (int64_t j = 0; j < TILE; j += VEC_LANES) {
-            int64_t lanes = seen <= j ? 0 : seen - j < VEC_LANES ? seen - j : VEC_LANES;
-            float *s = scores + i * TILE + j, *d = products + i * TILE + j;
-            vf16 p = vec_exp2_low(vec_sub(vec_mul(vec_load(s), factor), shift));
-            p = vec_first_n(p, lanes, vec_zero());
-            vec_store(s, p);
-            vf16 ds = vec_mul(vec_mul(p, vec_sub(vec_load(d), delta)), scale);
-            vec_store(d, vec_first_n(ds, lanes, vec_zero()));
+    forward_space w = forward_divide(head, workspace);
+    int64_t depth = head->depth, rows = head->last - head->first, row = head->row;
+    /* A few rows would read each value about once: packing would cost more than it saves. */
+    int packed = rows > 2 * BLOCK_ROWS || depth != head->head_dim;
+    pack_rows(job->q + head->at + head->first * row, row, rows, head->head_dim, depth, w.query);
+    memset(w.out, 0, (size_t)(rows * depth) * sizeof *w.out);
+    memset(w.sum, 0, (size_t)(rows * VEC_LANES) * sizeof *w.sum);
+    for (int64_t r = 0; r < rows; r++)
+        w.reference[r] = -INFINITY;
+    for (int64_t key = 0; key < head->last; key += TILE) {
+        int64_t keys = attention_least(head->last - key, TILE);
+        const float *value = job->v + head->at + key * row;
+        pack_transposed(job->k + head->at + key * row, row, keys, head->head_dim, w.key_t);
+        if (packed)
+            pack_rows(value, row, keys, head->head_dim, depth, w.value);
+        for (int64_t t = attention_most(key, head->first), next; t < head->last; t = next) {
+            next = attention_least((t / TILE + 1) * TILE, head->last); /* earlier rows do not see this tile */
+            forward_tile(head, &w, packed ? w.value : value, packed ? depth : row, t, next - t, key, keys);
         }
+    }
+    forward_end(job, head, &w);
+}
+
+/* ---- backward ------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    float *query, *d_o;           /* [total - first][depth]: of the slice and of all later rows */
+    float *dq;                    /* [slice][depth] */
+    float *key_t, *value_t;       /* [D][TILE] */
+    float *key;                   /* [TILE][depth] */
+    float *dk, *dv;               /* [TILE][depth] */
+    float *p, *ds;                /* [queries][keys] of TILE each */
+} backward_space;
+
+static int64_t
+backward_floats(int64_t head_dim, int64_t slice, int64_t total)
+{
+    int64_t depth = attention_depth(head_dim);
+    return (2 * total + slice) * depth + TILE * (2 * head_dim + 3 * depth + 2 * TILE) + 10 * TILE_PAD;
+}
+
+static backward_space
+backward_divide(const head_view *head, float *w)
+{
+    int64_t depth = head->depth, rows = head->total - head->first, tile = TILE * depth + TILE_PAD;
+    backward_space s;
+    s.query = w;
+    s.d_o = s.query + rows * depth + TILE_PAD;
+    s.dq = s.d_o + rows * depth + TILE_PAD;
+    s.key_t = s.dq + (head->last - head->first) * depth + TILE_PAD;
+    s.value_t = s.key_t + head->head_dim * TILE + TILE_PAD;
+    s.key = s.value_t + head->head_dim * TILE + TILE_PAD;
+    s.dk = s.key + tile;
+    s.dv = s.dk + tile;
+    s.p = s.dv + tile;
+    s.ds = s.p + TILE * TILE + TILE_PAD;
+    return s;
+}
+
+/* Which queries meet which keys: `count` queries from t; keys [from, keys) of the tile at `key`, from a multiple of 16. */
+typedef struct {
+    int64_t t, count, key, from, keys;
+} backward_tile;
+
+/* p: scores -> P; ds: products -> dS, of one row. Columns that no product wrote become zero. */
+VEC_INLINE void
+gradient_row(const int masked, int64_t from, int64_t seen, float scale, float scale2, float lse, float delta, float *p,
+             float *ds)
+{
+    vf16 factor = vec_set1(scale2), shift = vec_set1(-lse * ATTENTION_LOG2E), less = vec_set1(delta), times = vec_set1(scale);
+#pragma GCC unroll 4
+    for (int64_t j = masked ? from : 0; j < TILE; j += VEC_LANES) {
+        vf16 prob = vec_exp2_low(vec_fma(vec_load(p + j), factor, shift));
+        vf16 grad = vec_mul(vec_mul(prob, vec_sub(vec_load(ds + j), less)), times);
+        if (masked) {
+            prob = vec_first_n(prob, tile_lanes(seen, j), vec_zero());
+            grad = vec_first_n(grad, tile_lanes(seen, j), vec_zero());
+        }
+        vec_store(p + j, prob);
+        vec_store(ds + j, grad);
+    }
+}
+
+/* P and dS of a tile. */
+static void
+backward_scores(const attention_job *job, const head_view *head, const backward_space *w, const backward_tile *x)
+{
+    int64_t at = x->t - head->first, depth = head->depth;
+    int whole = x->from == 0 && x->keys == TILE && x->t >= x->key + TILE - 1;
+    const float *lse = job->lse_in + head->stat + x->t, *delta = job->delta + head->stat + x->t;
+    for (int64_t i = 0; i < x->count; i += BLOCK_ROWS) {
+        int64_t rows = attention_least(x->count - i, BLOCK_ROWS);
+        int64_t columns = attention_depth(attention_least(x->t + i + rows - x->key, x->keys)) - x->from;
+        tile_product qk = {.a = w->query + (at + i) * depth, .a_step = depth, .b = w->key_t + x->from, .ldb = TILE,
+                           .c = w->p + i * TILE + x->from, .ldc = TILE, .columns = columns, .depth = head->head_dim};
+        tile_product dv = qk;
+        dv.a = w->d_o + (at + i) * depth, dv.b = w->value_t + x->from, dv.c = w->ds + i * TILE + x->from;
+        tile_multiply(rows, &qk);
+        tile_multiply(rows, &dv);
+        for (int64_t r = i; r < i + rows; r++)
+            if (whole)
+                gradient_row(0, 0, TILE, head->scale, head->scale2, lse[r], delta[r], w->p + r * TILE, w->ds + r * TILE);
+            else
+                gradient_row(1, x->from, attention_least(x->t + r + 1 - x->key, x->keys), head->scale, head->scale2,
+                             lse[r], delta[r], w->p + r * TILE, w->ds + r * TILE);
+    }
+}
+
+static void
+backward_query(const head_view *head, const backward_space *w, const backward_tile *x)
+{
+    int64_t depth = head->depth;
+    tile_product dq = {.a = w->ds, .a_step = TILE, .b = w->key, .ldb = depth, .c = w->dq + (x->t - head->first) * depth,
+                       .ldc = depth, .columns = depth, .depth = x->keys, .accumulate = 1};
+    if (x->t >= x->key + x->keys - 1) {
+        tile_multiply(x->count, &dq);
+        return;
+    }
+    for (int64_t i = 0; i < x->count; i += BLOCK_ROWS, dq.a += BLOCK_ROWS * TILE, dq.c += BLOCK_ROWS * depth) {
+        int64_t rows = attention_least(x->count - i, BLOCK_ROWS);
+        dq.depth = attention_least(x->t + i + rows - x->key, x->keys);
+        tile_multiply(rows, &dq);
+    }
+}
+
+/* dk or dv (out) of the keys from `own` on += the transpose of ds or p (a) times query or d_o (b). */
+static void
+backward_key(const head_view *head, const backward_tile *x, int64_t own, const float *a, const float *b, float *out)
+{
+    int64_t depth = head->depth;
+    tile_product product = {.a = a + own, .a_step = TILE, .b = b, .ldb = depth, .c = out + own * depth, .ldc = depth,
+                            .columns = depth, .depth = x->count, .accumulate = 1};
+    if (x->t >= x->key + x->keys - 1) {
+        tile_multiply_transposed(x->keys - own, &product);
+        return;
+    }
+    for (int64_t i = own; i < x->keys; i += BLOCK_ROWS) {
+        int64_t skipped = attention_most(x->key + i - x->t, 0); /* queries before the block's first key */
+        if (skipped >= x->count)
+            return;
+        product.a = a + skipped * TILE + i;
+        product.b = b + skipped * depth;
+        product.c = out + i * depth;
+        product.depth = x->count - skipped;
+        tile_multiply_transposed(attention_least(x->keys - i, BLOCK_ROWS), &product);
+    }
+}
+
+/* All that the keys of one tile take part in. Rows before the slice give dq alone; rows of the slice all three gradients
+ * from one P and dS; later rows give their part of dk and dv. */
+static void
+backward_keys(const attention_job *job, const head_view *head, const backward_space *w, int64_t key)
+{
+    int64_t depth = head->depth, dim = head->head_dim, row = head->row, keys = attention_least(head->last - key, TILE);
+    int64_t own = attention_most(head->first - key, 0); /* the tile's first key of the slice */
+    const float *k = job->k + head->at + key * row;
+    pack_transposed(k, row, keys, dim, w->key_t);
+    pack_transposed(job->v + head->at + key * row, row, keys, dim, w->value_t);
+    pack_rows(k, row, keys, dim, depth, w->key);
+    if (own < keys) {
+        memset(w->dk, 0, (size_t)(TILE * depth) * sizeof *w->dk);
+        memset(w->dv, 0, (size_t)(TILE * depth) * sizeof *w->dv);
+    }
+    int64_t end = own < keys ? head->total : head->last;
+    for (int64_t t = attention_most(key, head->first), next; t < end; t = next) {
+        int mine = t < head->last;
+        next = attention_least((t / TILE + 1) * TILE, mine ? head->last : end);
+        backward_tile x = {.t = t, .count = next - t, .key = key, .from = mine ? 0 : own / VEC_LANES * VEC_LANES, .keys = keys};
+        backward_scores(job, head, w, &x);
+        if (mine)
+            backward_query(head, w, &x);
+        if (own < keys) {
+            backward_key(head, &x, own, w->p, w->d_o + (t - head->first) * depth, w->dv);
+            backward_key(head, &x, own, w->ds, w->query + (t - head->first) * depth, w->dk);
+        }
+    }
+    if (own < keys) {
+        int64_t to = head->at + (key + own) * row;
+        unpack_rows(w->dk + own * depth, keys - own, dim, depth, job->dk + to, row);
+        unpack_rows(w->dv + own * depth, keys - own, dim, depth, job->dv + to, row);
     }
 }
 
@@ -251,80 +392,50 @@ delta_rows(const attention_job *job, const head_view *head)
 }
 
 static void
-query_gradient_item(const attention_job *job, const head_view *head, float *w)
+backward_item(const attention_job *job, const head_view *head, float *workspace)
 {
-    int64_t depth = head->depth, rows = head->last - head->first, dim = head->head_dim;
-    float *key_t = w, *value_t = key_t + dim * TILE, *key_rows = value_t + dim * TILE;
-    float *scores = key_rows + TILE * depth, *products = scores + BLOCK_ROWS * TILE, *out = products + BLOCK_ROWS * TILE;
-    memset(out, 0, (size_t)(rows * depth) * sizeof *out);
-    for (int64_t key = 0; key < head->last; key += TILE) {
-        int64_t keys = head->last - key < TILE ? head->last - key : TILE;
-        pack_transposed(job->k + head->at + key * head->row, head->row, keys, dim, key_t);
-        pack_transposed(job->v + head->at + key * head->row, head->row, keys, dim, value_t);
-        pack_rows(job->k + head->at + key * head->row, head->row, keys, dim, depth, key_rows);
-        int64_t begin = key > head->first ? key : head->first;
-        for (int64_t t = begin; t < head->last; t += BLOCK_ROWS) {
-            int64_t count = head->last - t < BLOCK_ROWS ? head->last - t : BLOCK_ROWS;
-            int64_t seen = t + count - key < keys ? t + count - key : keys;
-            int64_t columns = (seen + VEC_LANES - 1) / VEC_LANES * VEC_LANES;
-            product(count, columns, dim, job->q + head->at + t * head->row, head->row, 1, key_t, TILE, scores, TILE, 0);
-            product(count, columns, dim, job->d_o_in + head->o_at + t * head->o_row, head->o_row, 1, value_t, TILE,
-                    products, TILE, 0);
-            gradient_rows(job, head, t, count, key, keys, scores, products);
-            product(count, depth, seen, products, TILE, 1, key_rows, depth, out + (t - head->first) * depth, depth, 1);
-        }
-    }
-    unpack_rows(out, depth, rows, dim, job->dq + head->at + head->first * head->row, head->row);
+    backward_space w = backward_divide(head, workspace);
+    int64_t depth = head->depth, dim = head->head_dim, first = head->first, rows = head->last - first;
+    delta_rows(job, head);
+    pack_rows(job->q + head->at + first * head->row, head->row, head->total - first, dim, depth, w.query);
+    pack_rows(job->d_o_in + head->o_at + first * head->o_row, head->o_row, head->total - first, dim, depth, w.d_o);
+    memset(w.dq, 0, (size_t)(rows * depth) * sizeof *w.dq);
+    for (int64_t key = 0; key < head->last; key += TILE)
+        backward_keys(job, head, &w, key);
+    unpack_rows(w.dq, rows, dim, depth, job->dq + head->at + first * head->row, head->row);
 }
 
-static void
-key_gradient_item(const attention_job *job, const head_view *head, float *w)
-{
-    int64_t depth = head->depth, dim = head->head_dim;
-    float *key_t = w, *value_t = key_t + dim * TILE, *query = value_t + dim * TILE, *d_o = query + TILE * depth;
-    float *scores = d_o + TILE * depth, *products = scores + TILE * TILE;
-    float *dk = products + TILE * TILE, *dv = dk + TILE * depth;
-    for (int64_t key = head->first, next; key < head->last; key = next) {
-        next = (key / TILE + 1) * TILE < head->last ? (key / TILE + 1) * TILE : head->last;
-        int64_t keys = next - key;
-        pack_transposed(job->k + head->at + key * head->row, head->row, keys, dim, key_t);
-        pack_transposed(job->v + head->at + key * head->row, head->row, keys, dim, value_t);
-        memset(dk, 0, (size_t)(TILE * depth) * sizeof *dk);
-        memset(dv, 0, (size_t)(TILE * depth) * sizeof *dv);
-        for (int64_t t = key, end; t < head->total; t = end) { /* earlier queries do not see these keys */
-            end = (t / TILE + 1) * TILE < head->total ? (t / TILE + 1) * TILE : head->total;
-            int64_t count = end - t, columns = (keys + VEC_LANES - 1) / VEC_LANES * VEC_LANES;
-            pack_rows(job->q + head->at + t * head->row, head->row, count, dim, depth, query);
-            pack_rows(job->d_o_in + head->o_at + t * head->o_row, head->o_row, count, dim, depth, d_o);
-            product(count, columns, dim, query, depth, 1, key_t, TILE, scores, TILE, 0);
-            product(count, columns, dim, d_o, depth, 1, value_t, TILE, products, TILE, 0);
-            gradient_rows(job, head, t, count, key, keys, scores, products);
-            product(keys, depth, count, scores, 1, TILE, d_o, depth, dv, depth, 1);
-            product(keys, depth, count, products, 1, TILE, query, depth, dk, depth, 1);
-        }
-        unpack_rows(dk, depth, keys, dim, job->dk + head->at + key * head->row, head->row);
-        unpack_rows(dv, depth, keys, dim, job->dv + head->at + key * head->row, head->row);
-    }
-}
-
-/* ---- the operations ---------------------------------------------------------------------------------------------------------- */
+/* ---- the operations ------------------------------------------------------------------------------------------------- */
 
 static size_t
-attention_member_floats(int64_t head_dim, int64_t slice)
+attention_member_floats(int64_t head_dim, int64_t slice, int64_t total)
 {
-    int64_t depth = attention_depth(head_dim);
-    int64_t tiles = 2 * head_dim * TILE + 4 * TILE * depth + 2 * TILE * TILE; /* the most that a pass has of them */
-    return (size_t)(tiles + 2 * BLOCK_ROWS * TILE + slice * (depth + 2) + VEC_LANES) / VEC_LANES * VEC_LANES;
+    return (size_t)attention_depth(attention_most(forward_floats(head_dim, slice), backward_floats(head_dim, slice, total)));
+}
+
+/* Runs one (sequence, head) after another of this member's. */
+static void
+attention_items(const attention_job *job, int member, int members,
+                void (*item)(const attention_job *job, const head_view *head, float *workspace))
+{
+    int64_t first, last;
+    tp_team_share(job->shape->batch * job->shape->heads, 1, member, members, &first, &last);
+    for (int64_t i = first; i < last; i++) {
+        head_view head = view_head(job->shape, i);
+        item(job, &head, job->workspace + (size_t)member * job->member_floats);
+    }
 }
 
 static void
 attention_forward_work(void *argument, int member, int members)
 {
-    const attention_job *job = argument;
-    int64_t first, last;
-    tp_team_share(job->shape->batch * job->shape->heads, 1, member, members, &first, &last);
-    for (int64_t item = first; item < last; item++)
-        forward_item(job, item, job->workspace + (size_t)member * job->member_floats);
+    attention_items(argument, member, members, forward_item);
+}
+
+static void
+attention_backward_work(void *argument, int member, int members)
+{
+    attention_items(argument, member, members, backward_item);
 }
 
 static void
@@ -332,23 +443,8 @@ cpu_attention_forward(tp_backend *be, const tp_attention *shape, const float *q,
                       float *lse)
 {
     attention_job job = {.shape = shape, .q = q, .k = k, .v = v, .o = o, .lse = lse, .workspace = be->workspace,
-                         .member_floats = attention_member_floats(shape->head_dim, shape->slice)};
+                         .member_floats = attention_member_floats(shape->head_dim, shape->slice, shape->total)};
     tp_team_run(be->team, attention_forward_work, &job);
-}
-
-static void
-attention_backward_work(void *argument, int member, int members)
-{
-    const attention_job *job = argument;
-    int64_t first, last;
-    float *w = job->workspace + (size_t)member * job->member_floats;
-    tp_team_share(job->shape->batch * job->shape->heads, 1, member, members, &first, &last);
-    for (int64_t item = first; item < last; item++) {
-        head_view head = view_head(job->shape, item);
-        delta_rows(job, &head);
-        query_gradient_item(job, &head, w);
-        key_gradient_item(job, &head, w);
-    }
 }
 
 static void
@@ -357,7 +453,7 @@ cpu_attention_backward(tp_backend *be, const tp_attention *shape, const float *q
 {
     attention_job job = {.shape = shape, .q = q, .k = k, .v = v, .o_in = o, .d_o_in = d_o, .lse_in = lse, .delta = delta,
                          .dq = dq, .dk = dk, .dv = dv, .workspace = be->workspace,
-                         .member_floats = attention_member_floats(shape->head_dim, shape->slice)};
+                         .member_floats = attention_member_floats(shape->head_dim, shape->slice, shape->total)};
     tp_team_run(be->team, attention_backward_work, &job);
 }
 
@@ -366,10 +462,11 @@ static size_t
 attention_workspace_bytes(int64_t n_embd, int64_t n_head, int64_t seq_len, int64_t rows, int members)
 {
     int64_t slice = rows < seq_len ? rows : seq_len;
-    return (size_t)members * attention_member_floats(n_embd / n_head, slice) * sizeof(float);
+    return (size_t)members * attention_member_floats(n_embd / n_head, slice, seq_len) * sizeof(float);
 }
 
 #undef TILE
 #undef TILE_VECTORS
+#undef TILE_PAD
 #undef BLOCK_ROWS
 #undef BLOCK_VECTORS
