@@ -144,10 +144,10 @@ softmax_row(const int masked, const head_view *head, float *scores, int64_t seen
     vec_store(sum, total);
 }
 
-/* `count` queries from t, `keys` keys from `key`. */
+/* `count` queries from t, `keys` keys from `key`, whose values are [keys][value_row]. */
 static void
 forward_tile(const head_view *head, const forward_space *w, const float *value, int64_t value_row, int64_t t, int64_t count,
-             int64_t key, int64_t keys)
+             int64_t key, int64_t keys, const tile_ahead *ahead)
 {
     int64_t at = t - head->first, depth = head->depth;
     int whole = keys == TILE && t >= key + TILE - 1;
@@ -158,6 +158,7 @@ forward_tile(const head_view *head, const forward_space *w, const float *value, 
                            .depth = head->head_dim};
         tile_multiply(rows, &qk);
         for (int64_t r = i; r < i + rows; r++) {
+            ahead_fetch(ahead, head->head_dim, r, count);
             float *scores = w->scores + r * TILE, *sum = w->sum + (at + r) * VEC_LANES, *out = w->out + (at + r) * depth;
             if (whole)
                 softmax_row(0, head, scores, TILE, &w->reference[at + r], sum, out);
@@ -179,42 +180,69 @@ forward_tile(const head_view *head, const forward_space *w, const float *value, 
 }
 
 static void
-forward_end(const attention_job *job, const head_view *head, const forward_space *w)
+forward_begin(const attention_job *job, const head_view *head, const forward_space *w, int64_t t, int64_t count)
 {
-    int64_t depth = head->depth, rows = head->last - head->first;
-    for (int64_t r = 0; r < rows; r++) {
+    int64_t at = t - head->first, depth = head->depth;
+    pack_rows(job->q + head->at + t * head->row, head->row, count, head->head_dim, depth, w->query + at * depth);
+    memset(w->out + at * depth, 0, (size_t)(count * depth) * sizeof *w->out);
+    memset(w->sum + at * VEC_LANES, 0, (size_t)(count * VEC_LANES) * sizeof *w->sum);
+    for (int64_t r = at; r < at + count; r++)
+        w->reference[r] = -INFINITY;
+}
+
+static void
+forward_end(const attention_job *job, const head_view *head, const forward_space *w, int64_t t, int64_t count)
+{
+    int64_t depth = head->depth, at = t - head->first;
+    for (int64_t r = at; r < at + count; r++) {
         float sum = vec_sum(vec_load(w->sum + r * VEC_LANES)), *out = w->out + r * depth;
         for (int64_t d = 0; d < depth; d += VEC_LANES)
             vec_store(out + d, vec_div(vec_load(out + d), vec_set1(sum)));
         job->lse[head->stat + head->first + r] = w->reference[r] * head->scale + logf(sum);
     }
-    unpack_rows(w->out, rows, head->head_dim, depth, job->o + head->o_at + head->first * head->o_row, head->o_row);
+    unpack_rows(w->out + at * depth, count, head->head_dim, depth, job->o + head->o_at + t * head->o_row, head->o_row);
+}
+
+/* What forward_item will need next after the group [t, next) of the tile at `key`. */
+static tile_ahead
+forward_ahead(const attention_job *job, const head_view *head, int64_t t, int64_t next, int64_t key)
+{
+    tile_ahead ahead = {.streams = 0};
+    int64_t row = head->row, keys = attention_most(attention_least(head->last - key - TILE, TILE), 0);
+    if (key == 0)
+        ahead_add(&ahead, job->q + head->at + next * row, row, attention_least(head->last - next, TILE));
+    if (t == attention_most(key, head->first)) {
+        ahead_add(&ahead, job->k + head->at + (key + TILE) * row, row, keys);
+        ahead_add(&ahead, job->v + head->at + (key + TILE) * row, row, keys);
+    }
+    if (next <= key + TILE)
+        ahead_add(&ahead, job->o + head->o_at + t * head->o_row, head->o_row, next - t);
+    return ahead;
 }
 
 static void
 forward_item(const attention_job *job, const head_view *head, float *workspace)
 {
     forward_space w = forward_divide(head, workspace);
-    int64_t depth = head->depth, rows = head->last - head->first, row = head->row;
+    int64_t depth = head->depth, row = head->row;
     /* A few rows would read each value about once: packing would cost more than it saves. */
-    int packed = rows > 2 * BLOCK_ROWS || depth != head->head_dim;
-    pack_rows(job->q + head->at + head->first * row, row, rows, head->head_dim, depth, w.query);
-    memset(w.out, 0, (size_t)(rows * depth) * sizeof *w.out);
-    memset(w.sum, 0, (size_t)(rows * VEC_LANES) * sizeof *w.sum);
-    for (int64_t r = 0; r < rows; r++)
-        w.reference[r] = -INFINITY;
+    int packed = head->last - head->first > 2 * BLOCK_ROWS || depth != head->head_dim;
     for (int64_t key = 0; key < head->last; key += TILE) {
         int64_t keys = attention_least(head->last - key, TILE);
         const float *value = job->v + head->at + key * row;
         pack_transposed(job->k + head->at + key * row, row, keys, head->head_dim, w.key_t);
         if (packed)
             pack_rows(value, row, keys, head->head_dim, depth, w.value);
-        for (int64_t t = attention_most(key, head->first), next; t < head->last; t = next) {
-            next = attention_least((t / TILE + 1) * TILE, head->last); /* earlier rows do not see this tile */
-            forward_tile(head, &w, packed ? w.value : value, packed ? depth : row, t, next - t, key, keys);
+        for (int64_t t = attention_most(key, head->first), next; t < head->last; t = next) { /* earlier rows: not this tile */
+            next = attention_least((t / TILE + 1) * TILE, head->last);
+            tile_ahead ahead = forward_ahead(job, head, t, next, key);
+            if (key == 0)
+                forward_begin(job, head, &w, t, next - t);
+            forward_tile(head, &w, packed ? w.value : value, packed ? depth : row, t, next - t, key, keys, &ahead);
+            if (next <= key + TILE)
+                forward_end(job, head, &w, t, next - t);
         }
     }
-    forward_end(job, head, &w);
 }
 
 /* ---- backward ------------------------------------------------------------------------------------------------------- */
@@ -256,6 +284,7 @@ backward_divide(const head_view *head, float *w)
 /* Which queries meet which keys: `count` queries from t; keys [from, keys) of the tile at `key`, from a multiple of 16. */
 typedef struct {
     int64_t t, count, key, from, keys;
+    tile_ahead ahead;
 } backward_tile;
 
 /* p: scores -> P; ds: products -> dS, of one row. Columns that no product wrote become zero. */
@@ -277,6 +306,25 @@ gradient_row(const int masked, int64_t from, int64_t seen, float scale, float sc
     }
 }
 
+/* When rows are first met: packs them; theirs, if they are the slice's, delta and a zero dq. */
+static void
+backward_begin(const attention_job *job, const head_view *head, const backward_space *w, int64_t t, int64_t count)
+{
+    int64_t depth = head->depth, dim = head->head_dim, at = (t - head->first) * depth, o_at = head->o_at + t * head->o_row;
+    pack_rows(job->q + head->at + t * head->row, head->row, count, dim, depth, w->query + at);
+    pack_rows(job->d_o_in + o_at, head->o_row, count, dim, depth, w->d_o + at);
+    if (t >= head->last)
+        return;
+    for (int64_t r = 0; r < count; r++) {
+        const float *o = job->o_in + o_at + r * head->o_row, *d = w->d_o + at + r * depth;
+        vf16 sum = vec_zero();
+        for (int64_t i = 0; i < depth; i += VEC_LANES)
+            sum = vec_fma(vec_load_n(o + i, tile_lanes(dim, i)), vec_load(d + i), sum);
+        job->delta[head->stat + t + r] = vec_sum(sum);
+    }
+    memset(w->dq + at, 0, (size_t)(count * depth) * sizeof *w->dq);
+}
+
 /* P and dS of a tile. */
 static void
 backward_scores(const attention_job *job, const head_view *head, const backward_space *w, const backward_tile *x)
@@ -293,12 +341,14 @@ backward_scores(const attention_job *job, const head_view *head, const backward_
         dv.a = w->d_o + (at + i) * depth, dv.b = w->value_t + x->from, dv.c = w->ds + i * TILE + x->from;
         tile_multiply(rows, &qk);
         tile_multiply(rows, &dv);
-        for (int64_t r = i; r < i + rows; r++)
+        for (int64_t r = i; r < i + rows; r++) {
+            ahead_fetch(&x->ahead, head->head_dim, r, x->count);
             if (whole)
                 gradient_row(0, 0, TILE, head->scale, head->scale2, lse[r], delta[r], w->p + r * TILE, w->ds + r * TILE);
             else
                 gradient_row(1, x->from, attention_least(x->t + r + 1 - x->key, x->keys), head->scale, head->scale2,
                              lse[r], delta[r], w->p + r * TILE, w->ds + r * TILE);
+        }
     }
 }
 
@@ -342,13 +392,53 @@ backward_key(const head_view *head, const backward_tile *x, int64_t own, const f
     }
 }
 
-/* All that the keys of one tile take part in. Rows before the slice give dq alone; rows of the slice all three gradients
- * from one P and dS; later rows give their part of dk and dv. */
+/* What backward_keys will need next. fresh: the groups of this tile are met for the first time. */
+static tile_ahead
+backward_ahead(const attention_job *job, const head_view *head, int64_t t, int64_t next, int64_t key, int64_t end, int fresh)
+{
+    tile_ahead ahead = {.streams = 0};
+    int64_t row = head->row, o_row = head->o_row, at = head->at + next * row, o_at = head->o_at + next * o_row;
+    int64_t following = attention_least(end - next, TILE);
+    if (fresh && following > 0) {
+        ahead_add(&ahead, job->q + at, row, following);
+        ahead_add(&ahead, job->d_o_in + o_at, o_row, following);
+        if (next < head->last)
+            ahead_add(&ahead, job->o_in + o_at, o_row, following);
+    }
+    if (t == attention_most(key, head->first)) {
+        int64_t keys = attention_most(attention_least(head->last - key - TILE, TILE), 0);
+        ahead_add(&ahead, job->k + head->at + (key + TILE) * row, row, keys);
+        ahead_add(&ahead, job->v + head->at + (key + TILE) * row, row, keys);
+    }
+    if (next <= key + TILE && t < head->last)
+        ahead_add(&ahead, job->dq + head->at + t * row, row, next - t);
+    return ahead;
+}
+
+/* All that one group of queries takes part in with the keys of one tile, whose keys from `own` on are the slice's. Rows before
+ * the slice give dq alone; rows of the slice all three gradients from one P and dS; later rows their part of dk and dv. */
 static void
-backward_keys(const attention_job *job, const head_view *head, const backward_space *w, int64_t key)
+backward_group(const attention_job *job, const head_view *head, const backward_space *w, const backward_tile *x, int64_t own)
+{
+    int64_t at = (x->t - head->first) * head->depth;
+    backward_scores(job, head, w, x);
+    if (x->t < head->last)
+        backward_query(head, w, x);
+    if (x->t < head->last && x->t + x->count <= x->key + TILE)
+        unpack_rows(w->dq + at, x->count, head->head_dim, head->depth, job->dq + head->at + x->t * head->row, head->row);
+    if (own < x->keys) {
+        backward_key(head, x, own, w->p, w->d_o + at, w->dv);
+        backward_key(head, x, own, w->ds, w->query + at, w->dk);
+    }
+}
+
+/* *met: the rows from the slice's first on that were packed before. */
+static void
+backward_keys(const attention_job *job, const head_view *head, const backward_space *w, int64_t key, int64_t *met)
 {
     int64_t depth = head->depth, dim = head->head_dim, row = head->row, keys = attention_least(head->last - key, TILE);
     int64_t own = attention_most(head->first - key, 0); /* the tile's first key of the slice */
+    int64_t end = own < keys ? head->total : head->last;
     const float *k = job->k + head->at + key * row;
     pack_transposed(k, row, keys, dim, w->key_t);
     pack_transposed(job->v + head->at + key * row, row, keys, dim, w->value_t);
@@ -357,18 +447,16 @@ backward_keys(const attention_job *job, const head_view *head, const backward_sp
         memset(w->dk, 0, (size_t)(TILE * depth) * sizeof *w->dk);
         memset(w->dv, 0, (size_t)(TILE * depth) * sizeof *w->dv);
     }
-    int64_t end = own < keys ? head->total : head->last;
     for (int64_t t = attention_most(key, head->first), next; t < end; t = next) {
-        int mine = t < head->last;
+        int mine = t < head->last, fresh = t >= *met;
         next = attention_least((t / TILE + 1) * TILE, mine ? head->last : end);
-        backward_tile x = {.t = t, .count = next - t, .key = key, .from = mine ? 0 : own / VEC_LANES * VEC_LANES, .keys = keys};
-        backward_scores(job, head, w, &x);
-        if (mine)
-            backward_query(head, w, &x);
-        if (own < keys) {
-            backward_key(head, &x, own, w->p, w->d_o + (t - head->first) * depth, w->dv);
-            backward_key(head, &x, own, w->ds, w->query + (t - head->first) * depth, w->dk);
+        if (fresh) {
+            backward_begin(job, head, w, t, next - t);
+            *met = next;
         }
+        backward_tile x = {.t = t, .count = next - t, .key = key, .from = mine ? 0 : own / VEC_LANES * VEC_LANES, .keys = keys,
+                           .ahead = backward_ahead(job, head, t, next, key, end, next >= *met)};
+        backward_group(job, head, w, &x, own);
     }
     if (own < keys) {
         int64_t to = head->at + (key + own) * row;
@@ -378,31 +466,12 @@ backward_keys(const attention_job *job, const head_view *head, const backward_sp
 }
 
 static void
-delta_rows(const attention_job *job, const head_view *head)
-{
-    for (int64_t t = head->first; t < head->last; t++) {
-        const float *o = job->o_in + head->o_at + t * head->o_row, *d = job->d_o_in + head->o_at + t * head->o_row;
-        vf16 sum = vec_zero();
-        for (int64_t i = 0; i < head->head_dim; i += VEC_LANES) {
-            int64_t lanes = head->head_dim - i < VEC_LANES ? head->head_dim - i : VEC_LANES;
-            sum = vec_fma(vec_load_n(o + i, lanes), vec_load_n(d + i, lanes), sum);
-        }
-        job->delta[head->stat + t] = vec_sum(sum);
-    }
-}
-
-static void
 backward_item(const attention_job *job, const head_view *head, float *workspace)
 {
     backward_space w = backward_divide(head, workspace);
-    int64_t depth = head->depth, dim = head->head_dim, first = head->first, rows = head->last - first;
-    delta_rows(job, head);
-    pack_rows(job->q + head->at + first * head->row, head->row, head->total - first, dim, depth, w.query);
-    pack_rows(job->d_o_in + head->o_at + first * head->o_row, head->o_row, head->total - first, dim, depth, w.d_o);
-    memset(w.dq, 0, (size_t)(rows * depth) * sizeof *w.dq);
+    int64_t met = head->first;
     for (int64_t key = 0; key < head->last; key += TILE)
-        backward_keys(job, head, &w, key);
-    unpack_rows(w.dq, rows, dim, depth, job->dq + head->at + first * head->row, head->row);
+        backward_keys(job, head, &w, key, &met);
 }
 
 /* ---- the operations ------------------------------------------------------------------------------------------------- */
