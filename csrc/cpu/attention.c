@@ -147,7 +147,7 @@ softmax_row(const int masked, const head_view *head, float *scores, int64_t seen
 /* `count` queries from t, `keys` keys from `key`, whose values are [keys][value_row]. */
 static void
 forward_tile(const head_view *head, const forward_space *w, const float *value, int64_t value_row, int64_t t, int64_t count,
-             int64_t key, int64_t keys, const tile_ahead *ahead)
+             int64_t key, int64_t keys, tile_ahead *ahead)
 {
     int64_t at = t - head->first, depth = head->depth;
     int whole = keys == TILE && t >= key + TILE - 1;
@@ -158,7 +158,7 @@ forward_tile(const head_view *head, const forward_space *w, const float *value, 
                            .depth = head->head_dim};
         tile_multiply(rows, &qk);
         for (int64_t r = i; r < i + rows; r++) {
-            ahead_fetch(ahead, head->head_dim, r, count);
+            ahead_fetch(ahead, head->head_dim);
             float *scores = w->scores + r * TILE, *sum = w->sum + (at + r) * VEC_LANES, *out = w->out + (at + r) * depth;
             if (whole)
                 softmax_row(0, head, scores, TILE, &w->reference[at + r], sum, out);
@@ -208,15 +208,16 @@ static tile_ahead
 forward_ahead(const attention_job *job, const head_view *head, int64_t t, int64_t next, int64_t key)
 {
     tile_ahead ahead = {.streams = 0};
-    int64_t row = head->row, keys = attention_most(attention_least(head->last - key - TILE, TILE), 0);
-    if (key == 0)
-        ahead_add(&ahead, job->q + head->at + next * row, row, attention_least(head->last - next, TILE));
-    if (t == attention_most(key, head->first)) {
-        ahead_add(&ahead, job->k + head->at + (key + TILE) * row, row, keys);
-        ahead_add(&ahead, job->v + head->at + (key + TILE) * row, row, keys);
+    int64_t row = head->row, keys = attention_least(head->last - key - TILE, TILE);
+    int64_t begin = attention_most(key, head->first), count = next - t;
+    if (keys > 0) {
+        ahead_add(&ahead, job->k + head->at + (key + TILE) * row, row, keys, t - begin, head->last - begin);
+        ahead_add(&ahead, job->v + head->at + (key + TILE) * row, row, keys, t - begin, head->last - begin);
     }
+    if (key == 0 && next < head->last)
+        ahead_add(&ahead, job->q + head->at + next * row, row, attention_least(head->last - next, TILE), 0, count);
     if (next <= key + TILE)
-        ahead_add(&ahead, job->o + head->o_at + t * head->o_row, head->o_row, next - t);
+        ahead_add(&ahead, job->o + head->o_at + t * head->o_row, head->o_row, count, 0, count);
     return ahead;
 }
 
@@ -327,7 +328,7 @@ backward_begin(const attention_job *job, const head_view *head, const backward_s
 
 /* P and dS of a tile. */
 static void
-backward_scores(const attention_job *job, const head_view *head, const backward_space *w, const backward_tile *x)
+backward_scores(const attention_job *job, const head_view *head, const backward_space *w, backward_tile *x)
 {
     int64_t at = x->t - head->first, depth = head->depth;
     int whole = x->from == 0 && x->keys == TILE && x->t >= x->key + TILE - 1;
@@ -342,7 +343,7 @@ backward_scores(const attention_job *job, const head_view *head, const backward_
         tile_multiply(rows, &qk);
         tile_multiply(rows, &dv);
         for (int64_t r = i; r < i + rows; r++) {
-            ahead_fetch(&x->ahead, head->head_dim, r, x->count);
+            ahead_fetch(&x->ahead, head->head_dim);
             if (whole)
                 gradient_row(0, 0, TILE, head->scale, head->scale2, lse[r], delta[r], w->p + r * TILE, w->ds + r * TILE);
             else
@@ -398,27 +399,27 @@ backward_ahead(const attention_job *job, const head_view *head, int64_t t, int64
 {
     tile_ahead ahead = {.streams = 0};
     int64_t row = head->row, o_row = head->o_row, at = head->at + next * row, o_at = head->o_at + next * o_row;
-    int64_t following = attention_least(end - next, TILE);
-    if (fresh && following > 0) {
-        ahead_add(&ahead, job->q + at, row, following);
-        ahead_add(&ahead, job->d_o_in + o_at, o_row, following);
-        if (next < head->last)
-            ahead_add(&ahead, job->o_in + o_at, o_row, following);
+    int64_t following = attention_least(end - next, TILE), count = next - t, begin = attention_most(key, head->first);
+    int64_t keys = attention_least(head->last - key - TILE, TILE);
+    if (keys > 0) {
+        ahead_add(&ahead, job->k + head->at + (key + TILE) * row, row, keys, t - begin, end - begin);
+        ahead_add(&ahead, job->v + head->at + (key + TILE) * row, row, keys, t - begin, end - begin);
     }
-    if (t == attention_most(key, head->first)) {
-        int64_t keys = attention_most(attention_least(head->last - key - TILE, TILE), 0);
-        ahead_add(&ahead, job->k + head->at + (key + TILE) * row, row, keys);
-        ahead_add(&ahead, job->v + head->at + (key + TILE) * row, row, keys);
+    if (fresh && following > 0) {
+        ahead_add(&ahead, job->q + at, row, following, 0, count);
+        ahead_add(&ahead, job->d_o_in + o_at, o_row, following, 0, count);
+        if (next < head->last)
+            ahead_add(&ahead, job->o_in + o_at, o_row, following, 0, count);
     }
     if (next <= key + TILE && t < head->last)
-        ahead_add(&ahead, job->dq + head->at + t * row, row, next - t);
+        ahead_add(&ahead, job->dq + head->at + t * row, row, count, 0, count);
     return ahead;
 }
 
 /* All that one group of queries takes part in with the keys of one tile, whose keys from `own` on are the slice's. Rows before
  * the slice give dq alone; rows of the slice all three gradients from one P and dS; later rows their part of dk and dv. */
 static void
-backward_group(const attention_job *job, const head_view *head, const backward_space *w, const backward_tile *x, int64_t own)
+backward_group(const attention_job *job, const head_view *head, const backward_space *w, backward_tile *x, int64_t own)
 {
     int64_t at = (x->t - head->first) * head->depth;
     backward_scores(job, head, w, x);

@@ -123,34 +123,37 @@ tile_multiply_transposed(int64_t rows, const tile_product *t)
 
 /* ---- fetching ahead ---------------------------------------------------------------------------------------------------- */
 
-/* Rows that will be packed or written soon. They lie a model's width apart, where no hardware prefetcher follows; waiting for
- * them took a fifth of the time. They are asked for while tiles are multiplied, a few at each query. */
+/* Rows that will be packed or written soon. They lie a model's width apart, where no hardware prefetcher follows. They are
+ * asked for while tiles are multiplied, a few at each query: more at once take the line-fill buffers from the product. */
 #define AHEAD_STREAMS 6
 typedef struct {
     int streams;
     struct {
         const float *from;
-        int64_t stride, rows;
+        int64_t stride, at, step; /* rows in units of 2^-32: done, and at each query */
     } stream[AHEAD_STREAMS];
 } tile_ahead;
 
+/* `rows` rows over `queries` queries, `done` of which are over. */
 static inline void
-ahead_add(tile_ahead *ahead, const float *from, int64_t stride, int64_t rows)
+ahead_add(tile_ahead *ahead, const float *from, int64_t stride, int64_t rows, int64_t done, int64_t queries)
 {
-    ahead->stream[ahead->streams].from = from;
-    ahead->stream[ahead->streams].stride = stride;
-    ahead->stream[ahead->streams++].rows = rows;
+    int i = ahead->streams++;
+    ahead->stream[i].from = from;
+    ahead->stream[i].stride = stride;
+    ahead->stream[i].step = ((rows << 32) + queries - 1) / queries; /* rounded up: the last query reaches the last row */
+    ahead->stream[i].at = ahead->stream[i].step * done;
 }
 
-/* Part `part` of `parts`. */
 static inline void
-ahead_fetch(const tile_ahead *ahead, int64_t width, int64_t part, int64_t parts)
+ahead_fetch(tile_ahead *ahead, int64_t width)
 {
     for (int i = 0; i < ahead->streams; i++) {
-        int64_t rows = ahead->stream[i].rows, stride = ahead->stream[i].stride;
-        for (int64_t r = rows * part / parts; r < rows * (part + 1) / parts; r++)
+        int64_t row = ahead->stream[i].at >> 32;
+        ahead->stream[i].at += ahead->stream[i].step;
+        for (; row < ahead->stream[i].at >> 32; row++)
             for (int64_t d = 0; d < width; d += VEC_LANES)
-                __builtin_prefetch(ahead->stream[i].from + r * stride + d, 0, 2);
+                __builtin_prefetch(ahead->stream[i].from + row * ahead->stream[i].stride + d, 0, 2);
     }
 }
 
