@@ -1,7 +1,7 @@
 /* AdamW (Loshchilov & Hutter 2019): one pass over p, g, m, v; bound by memory.
  *
- * Subnormal numbers cost the processor a hundred cycles each, and moments whose gradient has become zero (rows of wte of
- * tokens that occur no more) decay into them and stay: 0.9 times the smallest rounds back to it. So moments that small
+ * Subnormal numbers cost the processor a hundred cycles each, and moments whose gradient has become zero (rows of wte
+ * of tokens that are gone) decay into them and stay: 0.9 times the smallest rounds back to it. So moments that small
  * become zero, and so do squares of gradients that eps hides: below its 2^-24th part. */
 #include "csrc/cpu/rows.h"
 

@@ -431,7 +431,7 @@ check_loss(logits_kind kind, int64_t rows, int64_t vocab)
     free(x.base), free(d.base), free(alone.base), free(targets), free(loss), free(only);
 }
 
-/* ---- element-wise -------------------------------------------------------------------------------------------------- */
+/* ---- element-wise ------------------------------------------------------------------------------------------------ */
 
 static void
 check_pointwise(int64_t n)
