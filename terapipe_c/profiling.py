@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from . import _core
-from .config import GPTConfig, whole
+from .config import GPTConfig, real, whole
 from .cost import CostModel
 from .engine import RankEngine, init_params
 from .schedules import Program
@@ -27,7 +27,7 @@ __all__ = ["profile"]
 
 Key = tuple[str, str, int, int, int]        # kind, phase, sequences, S, C
 TINY_VOCAB = 64                             # layers cost the same whatever the vocabulary
-NOTHING_S = 5e-6                            # a phase that never takes longer has no work (the head's W)
+NOTHING_S = 5e-6                            # a phase of the ends that never takes longer has no work (the head's W)
 CACHED_BYTES = 64 << 20                     # a layer smaller than this is profiled as two: one would stay in cache
 
 
@@ -145,7 +145,7 @@ class _Sampler:
         adds its 4 ms to a long operation far more often than to a short one). Nothing for what takes no time."""
         rows = [(b * S, S, C, _quartile(seconds)) for (k, p, b, S, C), seconds in sorted(self.samples.items())
                 if (k, p) == (kind, phase)]
-        if any(seconds > NOTHING_S for *_, seconds in rows):
+        if kind in ("attention", "ffn") or any(seconds > NOTHING_S for *_, seconds in rows):
             yield from rows
 
 
@@ -198,6 +198,8 @@ def profile(model: GPTConfig, micro_batch: int = 1, seq_len: int | None = None, 
     The samples' medians are fitted by TeraPipe's eq. 9 with t_ctx(., 0) = 0; `costs.fit_error` is the mean relative error
     on held-out samples.
     """
+    if not isinstance(model, GPTConfig):
+        raise _core.InvalidTypeError(f"model is {type(model).__name__}: a GPTConfig would be right")
     if backend != "cpu":
         raise _core.InvalidValueError(f"backend is {backend!r}: 'cpu' would be right")
     seq_len = model.block_size if seq_len is None else whole("seq_len", seq_len)
@@ -205,8 +207,7 @@ def profile(model: GPTConfig, micro_batch: int = 1, seq_len: int | None = None, 
         raise _core.InvalidValueError(f"seq_len is {seq_len}: at most block_size = {model.block_size} would be right")
     micro_batch, threads = whole("micro_batch", micro_batch), whole("threads", threads)
     busy = max(1, len(os.sched_getaffinity(0)) // threads) if ranks is None else whole("ranks", ranks)
-    if not budget_s > 0:
-        raise _core.InvalidValueError(f"budget_s is {budget_s!r}: more than 0 seconds would be right")
+    budget_s = real("budget_s", budget_s)
     end = time.monotonic() + budget_s
     sampler = _Sampler(busy, threads)
     layer = 4 * (model.block_params("attention") + model.block_params("ffn")) * 3
