@@ -10,12 +10,13 @@ is copied twice, in by the sender and out by the receiver; the two overlap, so a
 message that fits the second-level cache, where memcpy never leaves its core and a message has to.
 """
 import argparse
-import json
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from common import header, write
 
 ROOT = Path(__file__).resolve().parent.parent
 DRIVER = r"""
@@ -91,10 +92,11 @@ def measure(binary: Path, message_bytes: int, ring_bytes: int) -> dict[str, floa
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", help="write the rows here too")
+    parser.add_argument("--out", help="result file (default benchmarks/results/comm.json)")
     parser.add_argument("--cflags", default="-O3", help="compiler flags of the driver")
     options = parser.parse_args()
     print(__doc__)
+    about = header("how fast messages go between two processes")
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         source, binary = Path(folder) / "driver.c", Path(folder) / "driver"
@@ -111,8 +113,7 @@ def main() -> int:
             rows.append(row)
             print(f"{message:>10} {ring:>10} {row['latency_us']:>11.3f} {row['latency_best_us']:>8.3f} "
                   f"{row['message_GBps']:>7.2f} {row['memcpy_GBps']:>7.2f} {row['ratio']:>6.2f}")
-    if options.json:
-        Path(options.json).write_text(json.dumps(rows, indent=1))
+    write("comm", {**about, "cflags": options.cflags, "rows": rows}, options.out)
     return 0
 
 

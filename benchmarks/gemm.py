@@ -3,11 +3,11 @@
 A product of [M, K] and [K, N] is M*N*K multiply-adds: GFLOP/s = 2*M*N*K / seconds / 1e9. The three products of a linear
 layer [K, N] over M tokens have the same count: forward x W, input gradient dy W^T, weight gradient x^T dy.
 
-Every library runs in a process of its own, pinned to one core; only one of them works at a time. They take turns on each
-shape (`--rounds` turns of about `--slice` seconds after one untimed call), so that a change of the machine's speed meets
-all of them. Times are processor time of the process (all its threads). The columns are each library's fastest call; then
-follow ours / best other by fastest calls, and by turns: each round gives (median call of the best other) / (our median
-call), of which median and quartiles are shown. On a shared machine the fastest calls say most. Our weights are packed
+Every library runs in a process of its own, pinned to one core; only one of them works at a time. They take turns on
+each shape (`--rounds` turns of about `--slice` seconds after one untimed call), so that a change of the machine's speed
+meets all of them. Times are processor time of the process (all its threads). The columns are each library's fastest
+call; then follow ours / best other by fastest calls, and by turns: each round gives (median call of the best other) /
+(our median call), of which median and quartiles are shown. On a shared machine the fastest calls say most. Our weights are packed
 before, as they are once in a training step; oneDNN gets packed weights too, the others what they are used with.
 
     python benchmarks/gemm.py --torch-python /tmp/tv/bin/python
@@ -39,7 +39,7 @@ def ours(isa: str | None, kind: str, m: int, k: int, n: int) -> dict[str, Call]:
     """Our kernels on packed weights."""
     import numpy as np
 
-    sys.path.insert(0, str(ROOT))
+    sys.path.append(str(ROOT))  # for a build in place; an installed package comes first
     from terapipe_c import _core
 
     kernels, rng = _core.Kernels(isa), np.random.default_rng(0)
@@ -131,14 +131,14 @@ def worker(library: str, isa: str | None) -> None:
 class Library:
     """A worker process."""
 
-    def __init__(self, library: str, isa: str | None, core: int, python: str = sys.executable, **environment: str) -> None:
+    def __init__(self, library: str, isa: str | None, core: int, python: str = sys.executable, **extra: str) -> None:
         threads = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         self.process = subprocess.Popen(
             [python, __file__, "--worker", library, *(["--isa", isa] if isa else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **threads, **environment},
+            env={**os.environ, **threads, **extra},
             preexec_fn=lambda: os.sched_setaffinity(0, {core}),
         )
 
@@ -192,7 +192,7 @@ def measure(libraries: list[Library], case: tuple[str, int, int, int], rounds: i
     typical = {name: statistics.median(t) for name, t in median.items()}
     best = min((name for name in typical if name != our_name), key=lambda name: typical[name])
     least = {name: min(t) for name, t in fastest.items()}
-    ratios = [other / mine for other, mine in zip(median[best], median[our_name])]
+    ratios = [other / mine for other, mine in zip(median[best], median[our_name], strict=True)]
     return {
         "kind": kind, "M": m, "K": k, "N": n, "best_other": best,
         "gflops": {name: flops / t / 1e9 for name, t in typical.items()},
@@ -237,6 +237,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.worker:
         return worker(args.worker, args.isa)
+    from common import header  # not at the top: workers run where the benchmarks' own modules need not be
+
+    about = header("how fast the matrix products are beside OpenBLAS, MKL and oneDNN")
     libraries = [
         Library("ours", args.isa, args.core),
         Library("OpenBLAS", None, args.core),
@@ -266,7 +269,7 @@ def main() -> None:
             print(f"{kind}, {what}: median {statistics.median(ratios):.2f}, least {min(ratios):.2f}, "
                   f">= 0.9 at {sum(r >= 0.9 for r in ratios)} of {len(ratios)} shapes")  # fmt: skip
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    result = {"formula": "2*M*N*K / seconds / 1e9", "processor": processor(), "threads": 1, "date": time.strftime("%F"),
+    result = {**about, "formula": "2*M*N*K / seconds / 1e9", "processor": processor(), "threads": 1, "date": time.strftime("%F"),
               "rounds": args.rounds, "rows": rows}  # fmt: skip
     args.out.write_text(json.dumps(result, indent=1) + "\n")
 

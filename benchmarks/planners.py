@@ -7,20 +7,20 @@ Every figure is the median of --repeats calls through Python on one thread, with
 g(i) = (p^4 + (q i)^4)^(1/4) + r i^2 seconds, plus a0 + a3 i j for a context of j. "noisy" multiplies g by up to 1.02 at
 random, "tiled" rounds i up to 128.
 
-    python benchmarks/planners.py [--repeats 9] [--json planners.json]
+    python benchmarks/planners.py [--repeats 9] [--out FILE]
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import statistics
 import time
-from typing import Any, Callable
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
+from common import header, write
 
 from terapipe_c import planners
 
@@ -80,7 +80,7 @@ def row(name: str, call: Callable[[], Any], repeats: int, **more: Any) -> dict[s
     }
     print(
         f"{name:42s} {record['median_s'] * 1e3:9.2f} ms [{times[0] * 1e3:.2f} .. {times[-1] * 1e3:.2f}]  latency "
-        f"{result.latency_s * 1e3:10.4f} ms  {'optimal' if result.optimal else 'gap %.2e' % result.gap}  "
+        f"{result.latency_s * 1e3:10.4f} ms  {'optimal' if result.optimal else f'gap {result.gap:.2e}'}  "
         f"{result.searches} + {result.small_searches} searches"
     )
     return record
@@ -89,9 +89,10 @@ def row(name: str, call: Callable[[], Any], repeats: int, **more: Any) -> dict[s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--json", default="planners.json")
+    parser.add_argument("--out", help="result file (default benchmarks/results/planners.json)")
     options = parser.parse_args()
     print(__doc__)
+    about = header("how long the slice planners take, and how tight the one-search bound is")
     rows = []
     for kind in ("smooth", "noisy", "tiled"):
         for tokens, unit, stages in (
@@ -105,11 +106,11 @@ def main() -> None:
             costs = Costs(kind)
             name = f"{kind} {tokens} tokens by {unit}, {stages} stages"
             record = row(
-                name, lambda: planners.slice_tokens(costs, stages, seq_len=tokens, granularity=unit), options.repeats
+                name, partial(planners.slice_tokens, costs, stages, seq_len=tokens, granularity=unit), options.repeats
             )
             lengths = planners.slice_tokens(costs, stages, seq_len=tokens, granularity=unit).lengths
             bound, times = measure(
-                lambda: planners.slice_bound(costs, stages, lengths, seq_len=tokens, granularity=unit), 3
+                partial(planners.slice_bound, costs, stages, lengths, seq_len=tokens, granularity=unit), 3
             )
             record.update(bound_gap=record["latency_s"] / bound - 1, bound_s=times[1])
             rows.append(record)
@@ -119,7 +120,7 @@ def main() -> None:
         rows.append(
             row(
                 f"apart {tokens} tokens by {unit}, {stages} stages",
-                lambda: planners.slice_tokens(costs, stages, seq_len=tokens, granularity=unit, bwd=True),
+                partial(planners.slice_tokens, costs, stages, seq_len=tokens, granularity=unit, bwd=True),
                 options.repeats,
             )
         )
@@ -128,13 +129,13 @@ def main() -> None:
         rows.append(
             row(
                 f"batch {batch}, {tokens} tokens by {unit}, {stages} stages",
-                lambda: planners.slice_batch_and_tokens(costs, batch, stages, seq_len=tokens, granularity=unit),
+                partial(planners.slice_batch_and_tokens, costs, batch, stages, seq_len=tokens, granularity=unit),
                 max(3, options.repeats // 3),
             )
         )
     for n in (128, 512):
         table = np.random.default_rng(1).uniform(1, 1.3, (n + 1, n + 1)) * (1 + np.arange(n + 1.0)[:, None] / 8) * 1e-3
-        rows.append(row(f"any table, {n} units, 48 stages", lambda: planners.slice_tokens(table, 48), options.repeats))
+        rows.append(row(f"any table, {n} units, 48 stages", partial(planners.slice_tokens, table, 48), options.repeats))
     times_s = np.random.default_rng(2).uniform(1, 2, 1000)
     _, times = measure(lambda: planners.balance(times_s, 48), options.repeats)
     print(f"{'balance 1000 blocks on 48 stages':42s} {statistics.median(times) * 1e3:9.3f} ms")
@@ -146,19 +147,7 @@ def main() -> None:
             "greatest_s": times[-1],
         }
     )
-    with open(options.json, "w", encoding="utf-8") as file:
-        json.dump(
-            {
-                "machine": platform.processor() or platform.machine(),
-                "cores": os.cpu_count(),
-                "load": os.getloadavg()[0],
-                "repeats": options.repeats,
-                "rows": rows,
-            },
-            file,
-            indent=1,
-        )
-    print(f"written to {options.json}; load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    write("planners", {**about, "repeats": options.repeats, "rows": rows}, options.out)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """The command `terapipe`: the public face for shells. Results go to standard output (a table, or JSON with --json), everything
 else to standard error. Exit codes: 0 done, 1 failed, 2 bad request.
-
-Every command imports the package inside, so that `--help` and bad arguments are answered at once.
 """
 
 from __future__ import annotations

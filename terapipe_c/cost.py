@@ -236,7 +236,7 @@ class CostModel:
                 array = merged(rows, 4, name)
                 if kind != "attention" and (array[:, 2] > 0).any():
                     raise InvalidValueError(f"{name} has a sample with context: only attention depends on it")
-                curves[kind, phase], judged[name] = fit_and_judge(array, name)
+                curves[kind, phase], judged[name] = fit_and_judge(array, name, signed=phase == "I")
         for kind in ("attention", "ffn"):
             if (kind, "F") not in curves:
                 raise InvalidValueError(f"samples lack {kind}.F")
@@ -323,6 +323,11 @@ class CostModel:
     def slice_cost_batched(self, batch: int, seq_len: int, granularity: int = 1, phase: str = "both") -> list[Any]:
         """:meth:`slice_cost` for 1 to ``batch`` sequences at once; index 0 is None."""
         return [None, *(self.slice_cost(seq_len, granularity, phase, b) for b in range(1, whole("batch", batch) + 1))]
+
+    @property
+    def known_batch(self) -> int:
+        """The most sequences a micro-batch that these costs can answer for: measured costs know what was measured."""
+        return self.micro_batch if self.source == "measured" else 1 << 30
 
     def message_s(self, rows: ArrayLike, n_embd: int) -> Any:
         """Seconds of a message of float32 [rows, n_embd]."""

@@ -1,11 +1,11 @@
 """The real engine and communicator with kernels replaced by timed waits: any cluster on one machine."""
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field
 from typing import Any
 
 from . import _core
+from .engine import in_threads
 from .plan import Plan
 from .schedule import Program, Timeline, tables
 
@@ -16,7 +16,7 @@ __all__ = ["Emulation", "emulate"]
 class Emulation:
     """What a program did when every rank ran it as a thread. Times in seconds."""
 
-    step_time_s: float              #: from the first operation's start to the last one's end, all ranks
+    step_time_s: float              #: on the clock: from the start, together, until the last rank is done
     predicted_step_time_s: float    #: what the simulator says of the same program and durations
     num_ranks: int
     trace: list[tuple[int, str, int, int, int, float, float]] = field(repr=False)
@@ -61,37 +61,22 @@ def emulate(plan: Plan | Program, costs: Any = None, *, timeout_s: float = 600.0
         for peer in set(program.instructions(rank)["peer"].tolist()) - {-1}:
             pairs[rank * ranks + peer] = pairs[peer * ranks + rank] = 1
     region = _core.Region.create(ranks, pairs, 1 << 14, 64, False)
-    results: list[Any] = [None] * ranks
 
-    def run(rank: int) -> None:
-        try:
-            comm = _core.Comm(region, rank, timeout_s) if ranks > 1 else None
-            engine = _core.Engine.emulated(program, rank, durations, comm)
-            engine.step(None)
-            results[rank] = engine.events().tolist()
-        except BaseException as error:
-            results[rank] = error
-            region.abort("ERUNTIME", rank, str(error))
+    def run(rank: int) -> tuple[int, int, Any]:
+        engine = _core.Engine.emulated(program, rank, durations, _core.Comm(region, rank, timeout_s))
+        _, _, _, begin, end = engine.step(None)
+        return begin, end, engine.events().tolist()
 
-    threads = [threading.Thread(target=run, args=(rank,), name=f"emulated rank {rank}") for rank in range(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    region.close()
-    errors = [result for result in results if isinstance(result, BaseException)]
-    for error in sorted(errors, key=lambda e: isinstance(e, _core.AbortedError)):   # the first cause, not its echoes
-        raise error
-    return _collect(program, results, predicted)
+    return _collect(program, in_threads(region, run), predicted)
 
 
 def _collect(program: Program, results: list[Any], predicted: float) -> Emulation:
-    origin = min(events[0][2] - events[0][4] for events in results if events)
+    origin = results[0][0]      # the same on every rank
     trace = []
-    for rank, events in enumerate(results):
+    for rank, (_, _, events) in enumerate(results):
         for instr, (_, _, start, end, wait) in zip(program.instructions(rank), events, strict=True):
             op = _core.OPS[instr["op"]]
             start += wait if op == "OPT" else 0
             trace.append((rank, op, int(instr["stage"]), int(instr["micro"]), int(instr["slice"]), (start - origin) * 1e-9,
                           (end - origin) * 1e-9))
-    return Emulation(max(row[6] for row in trace), predicted, program.num_ranks, trace)
+    return Emulation((max(end for _, end, _ in results) - origin) * 1e-9, predicted, program.num_ranks, trace)

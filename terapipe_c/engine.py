@@ -3,8 +3,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["RankEngine", "init_params", "loss_and_grads", "make_engine", "rank_memory"]
 
 Float32 = NDArray[np.float32]
+T = TypeVar("T")
 Slicing = Sequence[tuple[int, Sequence[int]]]
-STATES = {"params": "value", "exp_avg": "m", "exp_avg_sq": "v", "grads": "grad"}
+STATES: dict[str, Literal["value", "m", "v", "grad"]] = {"params": "value", "exp_avg": "m", "exp_avg_sq": "v", "grads": "grad"}
 
 
 def dimensions(model: Any) -> tuple[int, ...]:
@@ -83,7 +84,8 @@ class RankEngine:
                     raise _core.InvalidValueError(f"{name} is missing from {kind}: every parameter of the model would be right")
                 array = arrays[name]
                 if array.shape != self._shapes[name] or array.dtype != np.float32:
-                    raise _core.InvalidValueError(f"{name} is {array.dtype} {array.shape}: float32 {self._shapes[name]} would be right")
+                    raise _core.InvalidValueError(f"{name} is {array.dtype} {array.shape}: "
+                                                  f"float32 {self._shapes[name]} would be right")
                 self._core.load(stage, i, STATES[kind], np.ascontiguousarray(array))
         self._core.pack()
 
@@ -114,8 +116,7 @@ class _TrainingEngine(RankEngine):
     """The seam to the worker's loop: hyper-parameters come from the job."""
 
     def __init__(self, job: Mapping[str, Any], plan: Plan, rank: int, comm: _core.Comm | None) -> None:
-        super().__init__(plan.model, plan.stages, plan.slicing, plan.program, rank, comm if plan.ranks > 1 else None,
-                         threads=job["threads_per_rank"])
+        super().__init__(plan.model, plan.stages, plan.slicing, plan.program, rank, comm, threads=job["threads_per_rank"])
         self._options = {"beta1": job["betas"][0], "beta2": job["betas"][1], "eps": job["eps"],
                          "weight_decay": job["weight_decay"], "grad_clip": job["grad_clip"]}
 
@@ -156,11 +157,13 @@ def _check_tokens(model: GPTConfig, tokens: Any) -> NDArray[np.int32]:
     if array.ndim != 2 or array.shape[0] < 1 or array.shape[1] < 2 or not np.issubdtype(array.dtype, np.integer):
         raise _core.InvalidValueError(f"tokens are {array.dtype} {array.shape}: integers [batch, T + 1] would be right")
     if array.shape[1] - 1 > model.block_size:
-        raise _core.InvalidValueError(f"tokens have T = {array.shape[1] - 1}: at most block_size = {model.block_size} would be right")
+        raise _core.InvalidValueError(f"tokens have T = {array.shape[1] - 1}: at most block_size = {model.block_size} would "
+                                      "be right")
     bad = np.argwhere((array < 0) | (array >= model.vocab_size))
     if len(bad):
         row, column = bad[0]
-        raise _core.InvalidValueError(f"tokens[{row}, {column}] is {array[row, column]}: 0 to {model.vocab_size - 1} would be right")
+        raise _core.InvalidValueError(f"tokens[{row}, {column}] is {array[row, column]}: 0 to {model.vocab_size - 1} would be "
+                                      "right")
     return np.ascontiguousarray(array, np.int32)
 
 
@@ -193,32 +196,50 @@ def loss_and_grads(model: GPTConfig, params: Mapping[str, NDArray[Any]], tokens:
     program = schedules.gpipe(stages, len(cuts), [len(lengths) for _, lengths in cuts]).split(pending=0).lower(model.tie_weights)
     partition = even_partition(model, stages)
     region = _core.Region.create(stages, _everyone(stages), 1 << 16, max(64, gather_bytes(model)), False)
-    results: list[Any] = [None] * stages
 
-    def run(rank: int) -> None:
-        try:
-            comm = _core.Comm(region, rank, 600.0) if stages > 1 else None
-            engine = RankEngine(model, partition, cuts, program, rank, comm, threads=threads)
-            engine.load(params)
-            loss, *_ = engine.run(array, update=False)
-            results[rank] = (loss, engine.export("grads"))
-        except BaseException as error:
-            results[rank] = error
-            region.abort("ERUNTIME", rank, str(error))
+    def work(rank: int) -> tuple[float, dict[str, Float32]]:
+        engine = RankEngine(model, partition, cuts, program, rank, _core.Comm(region, rank, 600.0), threads=threads)
+        engine.load(params)
+        loss, *_ = engine.run(array, update=False)
+        return loss, engine.export("grads")
 
-    ranks = [threading.Thread(target=run, args=(rank,)) for rank in range(stages)]
-    for thread in ranks:
-        thread.start()
-    for thread in ranks:
-        thread.join()
-    region.close()
-    errors = [result for result in results if isinstance(result, BaseException)]
-    for error in sorted(errors, key=lambda e: isinstance(e, _core.AbortedError)):   # the first cause, not its echoes
-        raise error
+    results = in_threads(region, work)
     loss, grads = results[0][0], {name: grad for _, part in results for name, grad in part.items()}
     if not math.isfinite(loss):
         raise _core.ExecutionError(f"the loss is {loss}")
     return loss, {row[0]: grads[row[0]] for row in _core.model_params(dimensions(model))}
+
+
+def in_threads(region: _core.Region, work: Callable[[int], T]) -> list[T]:
+    """[work(rank) of every rank of the region], each in a thread; closes the region. The first failure is raised, and ends
+    the others; so does Ctrl-C."""
+    results: list[Any] = [None] * region.ranks
+    errors: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = work(rank)
+        except BaseException as error:
+            errors.append(error)
+            region.abort("ERUNTIME", rank, str(error))
+
+    ranks = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}") for rank in range(region.ranks)]
+    try:
+        for thread in ranks:
+            thread.start()
+        for thread in ranks:
+            thread.join()
+    except BaseException:
+        region.abort("EABORTED", -1, "interrupted")
+        raise
+    finally:
+        for thread in ranks:
+            if thread.ident is not None:
+                thread.join()
+        region.close()
+    for error in sorted(errors, key=lambda e: isinstance(e, _core.AbortedError)):   # the first cause, not its echoes
+        raise error
+    return results
 
 
 def _everyone(ranks: int) -> bytearray:

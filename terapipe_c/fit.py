@@ -73,8 +73,8 @@ def _base(without: Float, pair: float) -> tuple[tuple[float, ...], tuple[float, 
     return tuple(x.tolist()), tuple(y.tolist()), pair
 
 
-def _context(with_: Float, residual: Float) -> tuple[Float, bool]:
-    """a0..a3 of least relative squared error with a2, a3 >= 0, and whether the bounds changed much."""
+def _context(with_: Float, residual: Float, signed: bool) -> tuple[Float, bool]:
+    """a0..a3 of least relative squared error, unless `signed` with a2, a3 >= 0, and whether the bounds changed much."""
     S, C, seconds = with_[:, 1], with_[:, 2], with_[:, 3]
     b = with_[:, 0] / S
     columns = np.column_stack([np.ones_like(S), b * S, b * C, b * S * C])
@@ -89,7 +89,7 @@ def _context(with_: Float, residual: Float) -> tuple[Float, bool]:
 
     # Two bounds: the best of the (at most four) faces that are feasible is the constrained optimum of a convex problem.
     free = solve([0, 1, 2, 3])[1]
-    if free[2] >= 0 and free[3] >= 0:
+    if signed or (free[2] >= 0 and free[3] >= 0):
         return free, False
     faces = [solve([0, 1, *kept]) for kept in ([3], [2], [])]
     best = min((f for f in faces if f[1][2] >= 0 and f[1][3] >= 0), key=lambda f: f[0])[1]
@@ -97,7 +97,7 @@ def _context(with_: Float, residual: Float) -> tuple[Float, bool]:
     return best, lost > 0.01
 
 
-def _fit(samples: Float, what: str, warn: bool = True) -> Curve:
+def _fit(samples: Float, what: str, signed: bool, warn: bool = True) -> Curve:
     """The curve through samples [n, 4]: rows, slice, context, seconds."""
     without, with_ = samples[samples[:, 2] == 0], samples[samples[:, 2] > 0]
     if not len(without):
@@ -107,7 +107,7 @@ def _fit(samples: Float, what: str, warn: bool = True) -> Curve:
     for _ in range(8 if len(with_) else 0):
         S, b = with_[:, 1], with_[:, 0] / with_[:, 1]
         own = _points(rows, seconds, with_[:, 0]) + 0.5 * b * pair * S * S
-        a, clamped = _context(with_, with_[:, 3] - own)
+        a, clamped = _context(with_, with_[:, 3] - own, signed)
         before = pair
         rows, seconds, pair = _base(without, float(a[3]))      # the pairs inside a slice cost what the others do
         if abs(pair - before) <= 1e-6 * abs(pair):
@@ -146,14 +146,18 @@ def _held_out(samples: Float) -> NDArray[np.bool_]:
     return mask
 
 
-def fit_and_judge(samples: Float, what: str) -> tuple[Curve, Float]:
-    """The curve through all samples, and the relative errors of the one that did not see the held-out samples."""
+def fit_and_judge(samples: Float, what: str, signed: bool = False) -> tuple[Curve, Float]:
+    """The curve through all samples, and the relative errors of the one that did not see the held-out samples.
+
+    signed: the time may fall with the context. That is so in the input gradient's pull backward: dK and dV of an early slice
+    come from all later queries, so that a slice with little context has much to pull (GPU.md section 1.2).
+    """
     mask = _held_out(samples)
     errors = np.zeros(0)
     if mask.any():
-        seen = _fit(samples[~mask], what, warn=False)
+        seen = _fit(samples[~mask], what, signed, warn=False)
         errors = np.abs(_predict(seen, samples[mask]) / samples[mask, 3] - 1.0)
-    return _fit(samples, what), errors
+    return _fit(samples, what, signed), errors
 
 
 def fit_line(samples: Iterable[Sequence[float]], what: str) -> tuple[float, float]:

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _core
+from .engine import gather_bytes, rank_memory
 from .progress import Progress
 from .ranks import ProcessRanks, Ranks, ThreadRanks
 from .report import Report
-from .engine import gather_bytes
 from .worker import CLASSES, GATHER_BYTES, GRACE_S
 
 __all__ = ["Record", "Run", "launch"]
@@ -67,6 +67,9 @@ def launch(plan: Any, data: Any, steps: int, *, seed: int = 0, out: str | os.Pat
         checkpoint_every: steps between checkpoints, one after the last step too; 0: none.
         log_every: steps between records. eval_every: steps between evaluations on the last `val_fraction`; 0: none.
         progress: None: a bar on a terminal or in a notebook, lines elsewhere; False: silence.
+        backend: "cpu". threads_per_rank: threads that share a rank's kernels; the results are the same bits for any number.
+        reproducible: the results are the same bits for any stages, slices and schedule. On the CPU they are so whatever this
+            says: there is no faster mode that gives it up.
         timeout_s: a rank that waits longer than this for another one fails; 0: it waits for ever.
         engine: "module:function" that makes the engine of a rank (see `terapipe_c.worker`).
 
@@ -85,11 +88,11 @@ def launch(plan: Any, data: Any, steps: int, *, seed: int = 0, out: str | os.Pat
         raise _core.InvalidValueError("resume is True but out is None: the run folder to resume would be right")
     arrays: dict[str, NDArray[Any]] = {}
     job: dict[str, Any] = {**options, **_describe(plan), "out": None if folder is None else str(folder), "first_step": 0,
-                           "resume_from": None}
+                           "resume_from": None, "predicted_peak_memory_bytes": _memory(plan, options)}
     if resume:
         job.update(_resume_from(folder, job))
     elif init is not None:
-        arrays |= {f"init/{name}": value for name, value in _initial(init).items()}
+        arrays |= {f"init/{name}": value for name, value in _initial(init, plan.model).items()}
     job["data"] = _open_data(data, job, val_fraction, tokenizer, arrays)
     if folder is not None:
         _make_folder(folder, job, plan)
@@ -116,6 +119,8 @@ def _check(options: Mapping[str, Any]) -> None:
         value = options[name]
         if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
             raise _core.InvalidValueError(f"{name} is {value!r}: a finite number of at least 0 would be right")
+    if options["backend"] != "cpu":
+        raise _core.InvalidValueError(f"backend is {options['backend']!r}: 'cpu' would be right (this version has no other)")
     if options["lr_schedule"] not in ("cosine", "constant"):
         raise _core.InvalidValueError(f"lr_schedule is {options['lr_schedule']!r}: 'cosine' or 'constant' would be right")
     if len(options["betas"]) != 2 or not all(0 <= beta < 1 for beta in options["betas"]):
@@ -127,6 +132,20 @@ def _describe(plan: Any) -> dict[str, Any]:
     model = {name: getattr(plan.model, name) for name in MODEL_FIELDS}
     return {"plan": plan.to_dict(), "model": model, "seq_len": int(plan.seq_len), "batch": int(plan.batch),
             "ranks": int(plan.ranks)}
+
+
+def _memory(plan: Any, options: Mapping[str, Any]) -> list[int]:
+    """What each rank will hold with so many threads, on this processor: a plan knows one thread, and where it was made."""
+    if options["engine"] != ENGINE:
+        return [int(size) for size in plan.peak_memory_bytes]
+    sizes = rank_memory(plan.model, plan.stages, plan.slicing, plan.program, options["threads_per_rank"])
+    limit = plan.memory_limit_bytes
+    for rank, size in enumerate(sizes):
+        if limit is not None and size > limit:
+            raise _core.InfeasibleError(f"rank {rank} needs {size} bytes with threads_per_rank = {options['threads_per_rank']} and "
+                                        f"may use {limit}: {size - limit} bytes short; a plan with memory_bytes = {size} would "
+                                        f"be right")
+    return sizes
 
 
 def _resume_from(folder: Path | None, job: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,16 +161,20 @@ def _resume_from(folder: Path | None, job: Mapping[str, Any]) -> dict[str, Any]:
     return {"resume_from": str(path), "first_step": int(state["step"])}
 
 
-def _initial(init: Any) -> Mapping[str, NDArray[np.float32]]:
-    if isinstance(init, (str, os.PathLike)):
-        from .checkpoint import load_checkpoint
+def _initial(init: Any, model: Any) -> Mapping[str, NDArray[np.float32]]:
+    from .checkpoint import load_checkpoint, param_shapes
 
+    if isinstance(init, (str, os.PathLike)):
         init = load_checkpoint(init, optimizer=False)
     params: Mapping[str, NDArray[np.float32]] = init if isinstance(init, Mapping) else init.params
     for name, value in params.items():
         if not isinstance(value, np.ndarray) or value.dtype != np.float32:
             raise _core.InvalidValueError(f"init: {name} is {getattr(value, 'dtype', type(value).__name__)}: a float32 array "
                                           f"would be right")
+    for name, shape in param_shapes(model).items():
+        if name not in params or params[name].shape != shape:
+            found = "missing" if name not in params else f"of shape {params[name].shape}"
+            raise _core.InvalidValueError(f"init: {name} is {found}: {shape}, as in tp.init_params(plan.model), would be right")
     return params
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Union, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -112,8 +112,8 @@ def _runs(lengths: Sequence[int]) -> str:
     return "+".join(f"[{length}]" + (f"*{count}" if count > 1 else "") for length, count in runs)
 
 
-_Core = Union[FloatArray, tuple[FloatArray, FloatArray, float, float]]
-Costs = Union[FloatArray, Sequence[Sequence[float]], SliceCosts]
+_Core = FloatArray | tuple[FloatArray, FloatArray, float, float]
+Costs = FloatArray | Sequence[Sequence[float]] | SliceCosts
 
 
 def _integer(value: Any, what: str) -> int:

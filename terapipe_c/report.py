@@ -50,7 +50,7 @@ class Report:
         out = job["out"]
         files = {} if out is None else {name: os.path.join(out, name) for name in ("metrics.jsonl", "trace.json", "checkpoints")}
         return cls(step, float(plan.step_time_s), job["batch"] * job["seq_len"] / step if step else None,
-                   [end["peak_memory_bytes"] for end in ends], [int(size) for size in plan.peak_memory_bytes],
+                   [end["peak_memory_bytes"] for end in ends], [int(size) for size in job["predicted_peak_memory_bytes"]],
                    [end["resident_memory_bytes"] for end in ends], {cause: float(seconds) for cause, seconds in bubbles.items()},
                    {cause: float(seconds) for cause, seconds in dict(plan.bubbles).items()},
                    [record["loss"] for record in records], [record["step"] for record in records],

@@ -14,6 +14,9 @@ from ._core import OPS, Error, InvalidTypeError, InvalidValueError, Program
 __all__ = ["CAUSES", "INSTRUCTION", "INTERVAL", "OPS", "Program", "Timeline"]
 
 Float = NDArray[np.float64]
+#: What tp_py_costs_open reads: {op: seconds} and their strides, message seconds a stage and a stage and unit, bytes held and
+#: their strides.
+Tables = tuple[dict[str, Float], int, int, Float | None, Float | None, Float | None, int, int]
 
 #: One instruction (tp_instr of csrc/sched/sched.h). ``op`` is an index into OPS; slot holds two 16-bit buffer numbers.
 INSTRUCTION = np.dtype(
@@ -98,7 +101,7 @@ def _strided(arrays: Mapping[str, Float], program: Program) -> tuple[dict[str, F
     return {name: _spread(name, array, program) for name, array in arrays.items()}, sum(program.slices), 1
 
 
-def tables(program: Program, cost: Any, comm_s: Any = 0.0, activation_bytes: Any = None) -> tuple[Any, ...]:
+def tables(program: Program, cost: Any, comm_s: Any = 0.0, activation_bytes: Any = None) -> Tables:
     """What the C side reads (tp_py_costs_open): cost, messages and bytes, checked and in C order."""
     if not isinstance(cost, Mapping):
         if not hasattr(cost, "durations"):
@@ -141,7 +144,7 @@ def tables(program: Program, cost: Any, comm_s: Any = 0.0, activation_bytes: Any
     )
 
 
-def _need(program: Program, cost: tuple[Any, ...]) -> None:
+def _need(program: Program, cost: Tables) -> None:
     """An op of the program without seconds is a slip, not a free op."""
     used = program.counts
     for name in ("F", "B", "I", "W", "R"):

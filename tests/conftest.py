@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
+import terapipe_c
+
 ROOT = Path(__file__).resolve().parents[1]
+
+# Every Python that a test starts meets the package that the test meets: not the sources that lie beside it, which have no
+# _core where the package is installed as a wheel.
+os.environ["PYTHONPATH"] = str(Path(terapipe_c.__file__).parents[1])
+os.environ["PYTHONSAFEPATH"] = "1"
 
 
 def children() -> set[int]:

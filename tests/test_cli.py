@@ -1,4 +1,4 @@
-"""The command line: parsing, help, exit codes, doctor, sweep; and, once the package has them, plan, simulate, train and resume."""
+"""The command line: parsing, help, exit codes, doctor, sweep, plan, simulate, train and resume."""
 
 import json
 import os
@@ -16,12 +16,6 @@ from terapipe_c.doctor import examine
 from terapipe_c.sweep import Sweep, read_grid
 
 COMMANDS = ("profile", "plan", "simulate", "train", "resume", "view", "sweep", "doctor")  # API.md
-
-
-def needs(*names):
-    """Until every room is merged; the release test asserts that nothing here was skipped."""
-    missing = [name for name in names if not hasattr(tp, name)]
-    return pytest.mark.skipif(bool(missing), reason=f"the package has no {', '.join(missing)} yet")
 
 
 def run(capsys, *argv):
@@ -95,10 +89,6 @@ def test_values_are_read_as_the_api_wants_them():
     ],
 )
 def test_bad_requests_exit_2_and_say_why(capsys, monkeypatch, tmp_path, argv, message):
-    if argv[0] in ("resume", "train") and not hasattr(tp, "load_checkpoint"):
-        pytest.skip("not merged yet")
-    if "--peak-flops" in argv and not hasattr(tp, "GPTConfig"):
-        pytest.skip("not merged yet")
     monkeypatch.chdir(tmp_path)
     code, out, err = run(capsys, *argv)
     assert code == 2 and message in err and err.startswith(f"terapipe {argv[0]}:") and not out, err
@@ -254,12 +244,11 @@ def test_a_sweep_writes_failures_too_and_resumes(tmp_path):
         sweep().run()
 
 
-# ---- the whole way, once all rooms are merged --------------------------------------------------------------------------
+# ---- the whole way -----------------------------------------------------------------------------------------------------
 
 SMALL = "--n-layer 2 --n-head 2 --n-embd 32 --seq-len 48 --batch 2 --costs analytic --planner uniform --schedule gpipe".split()
 
 
-@needs("GPTConfig", "plan", "CostModel", "Plan", "Program")
 def test_plan_simulate_view(capsys, tmp_path):
     plan = tmp_path / "plan.json"
     code, out, err = run(capsys, "plan", *SMALL, "--stages", "2", "--slicing", "3", "--json", "--out", plan)
@@ -283,7 +272,6 @@ def test_plan_simulate_view(capsys, tmp_path):
     assert code == 2 and "plan.json" in err
 
 
-@needs("schedules", "Program")
 def test_simulate_a_named_schedule_and_its_text(capsys, tmp_path):
     code, out, err = run(capsys, "simulate", "--schedule", "1f1b", "--ranks", "4", "--micro-batches", "8", "--json")
     assert code == 0 and json.loads(out)["makespan_s"] == pytest.approx(3.0 * (8 + 4 - 1)), err
@@ -294,7 +282,6 @@ def test_simulate_a_named_schedule_and_its_text(capsys, tmp_path):
     assert code == 2 and "waltz" in err
 
 
-@needs("plan", "CostModel")
 def test_sweep_plans(capsys, tmp_path):
     rows = tmp_path / "rows.jsonl"
     argv = ["sweep", *SMALL, "--grid", "stages=1,2,99", "--grid", "slicing=1,2", "--out", rows, "--json"]
@@ -306,7 +293,6 @@ def test_sweep_plans(capsys, tmp_path):
     assert all("99" in row["error"]["message"] for row in table if row["status"] == "failed")
 
 
-@needs("launch", "plan", "load_checkpoint", "stdlib_corpus")
 def test_train_resume_view(capsys, tmp_path):
     data, plan, out_folder = tmp_path / "corpus.txt", tmp_path / "plan.json", tmp_path / "run"
     tp.stdlib_corpus(data, max_bytes=100_000)

@@ -96,7 +96,7 @@ def sums_and_maxima(t, cap=None):
 
 def latency_of(t, lengths, stages):
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-    costs = [t[s, c] for s, c in zip(lengths, starts)]
+    costs = [t[s, c] for s, c in zip(lengths, starts, strict=True)]
     return sum(costs) + (stages - 1) * max(costs)
 
 
@@ -250,7 +250,7 @@ def test_apart_is_bounded_by_together_on_large_instances():
     together = planners.slice_tokens(sum_table, 48)
     assert got.optimal and dense.optimal and close(got.latency_s, dense.latency_s)
     starts = np.concatenate([[0], np.cumsum(together.lengths)[:-1]])
-    costs = np.array([[f.table()[s, c], other.table()[s, c]] for s, c in zip(together.lengths, starts)])
+    costs = np.array([[f.table()[s, c], other.table()[s, c]] for s, c in zip(together.lengths, starts, strict=True)])
     assert (
         together.latency_s <= got.latency_s * (1 + 1e-12) <= (costs.sum() + 47 * costs.max(axis=0).sum()) * (1 + 2e-12)
     )
@@ -279,7 +279,7 @@ def best_joint(tables, batch, stages, widest):
     best = np.inf
     for parts in partitions(batch, widest):
         for pick in itertools.product(*(fronts[b] for b in set(parts))):
-            chosen = dict(zip(set(parts), pick))
+            chosen = dict(zip(set(parts), pick, strict=True))
             best = min(best, sum(chosen[b][0] for b in parts) + (stages - 1) * max(chosen[b][1] for b in parts))
     return best
 
@@ -306,7 +306,7 @@ def test_batch_and_tokens_equal_enumeration():
         assert widest is None or max(b for b, _ in got.slicing) <= widest
         assert got.optimal and close(got.latency_s, want), (i, n, batch, stages, widest, got, want)
         costs_of = [
-            [t[b][s, c] for s, c in zip(lengths, np.concatenate([[0], np.cumsum(lengths)[:-1]]))]
+            [t[b][s, c] for s, c in zip(lengths, np.concatenate([[0], np.cumsum(lengths)[:-1]]), strict=True)]
             for b, lengths in got.slicing
         ]
         again = sum(map(sum, costs_of)) + (stages - 1) * max(map(max, costs_of))
@@ -350,7 +350,7 @@ def test_the_published_setting_9():
     per_slice = np.array([9.27, 9.99, 10.02, 12.18, 17.05, 28.18, 102.99]) * 1e-3
     a3, tokens, batch, stages = 5.95e-9, 2048, 2, 96
     g = []
-    for length, mean in zip(lengths, per_slice):  # T_row = B sum_k (g + a3 i k i) + (K - 1) (g + a3 i (L - i))
+    for length, mean in zip(lengths, per_slice, strict=True):  # T_row = B sum_k (g + a3 i k i) + (K - 1) (g + a3 i (L - i))
         slices = tokens // length
         row = mean * (batch * slices + stages - 1)
         work = batch * a3 * length * length * slices * (slices - 1) / 2 + (stages - 1) * a3 * length * (tokens - length)
@@ -393,17 +393,17 @@ def test_balance_equals_enumeration():
             edges[0] == 0
             and edges[-1] == n
             and len(edges) == stages + 1
-            and all(a < e for a, e in zip(edges, edges[1:]))
+            and all(a < e for a, e in zip(edges, edges[1:], strict=False))
         )
         want = min(
-            max(times[a:e].sum() for a, e in zip((0, *cuts), (*cuts, n)))
+            max(times[a:e].sum() for a, e in zip((0, *cuts), (*cuts, n), strict=True))
             for cuts in itertools.combinations(range(1, n), stages - 1)
         )
-        assert max(times[a:e].sum() for a, e in zip(edges, edges[1:])) <= want * (1 + 1e-12)
+        assert max(times[a:e].sum() for a, e in zip(edges, edges[1:], strict=False)) <= want * (1 + 1e-12)
     assert planners.balance([1, 2, 3], 2) == [0, 2, 3]
     large = rng.uniform(1, 2, 20000)
     edges = planners.balance(large, 300)
-    assert max(large[a:e].sum() for a, e in zip(edges, edges[1:])) < large.sum() / 300 + 2
+    assert max(large[a:e].sum() for a, e in zip(edges, edges[1:], strict=False)) < large.sum() / 300 + 2
 
 
 @pytest.mark.parametrize("stages", [1, 60])

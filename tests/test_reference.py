@@ -144,14 +144,9 @@ def test_learning_rate_schedule():
     assert ref.learning_rate(0, 1, 0.3) == pytest.approx(0.3)
 
 
-# ---- the package beside the oracle, once it can launch -----------------------------------------------------------------
-
-needs_launch = pytest.mark.skipif(
-    not all(hasattr(tp, n) for n in ("launch", "plan", "init_params")), reason="not merged yet"
-)
+# ---- the package beside the oracle ---------------------------------------------------------------------------------------
 
 
-@needs_launch
 @pytest.mark.parametrize("other", ["oracle", "torch"])
 def test_twenty_steps_of_launch_agree(tmp_path, other):
     """Warm-up, cosine, decay and clipping included, from the package's own initial values and batches."""

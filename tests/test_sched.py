@@ -79,7 +79,7 @@ def test_terapipe_formula_with_unequal_slices():
         assert line.makespan_s == f.sum() + b.sum() + (ranks - 1) * (f.max() + b.max())
 
 
-@pytest.mark.parametrize("program", everything(), ids=repr)
+@pytest.mark.parametrize("program", list(everything()), ids=repr)
 def test_every_program_is_proved_and_executes(program):
     for one in (
         program,

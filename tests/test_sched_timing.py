@@ -29,7 +29,7 @@ def random_cost(rng, program, messages=False):
     }
 
 
-@pytest.mark.parametrize("program", programs(), ids=repr)
+@pytest.mark.parametrize("program", list(programs()), ids=repr)
 def test_simulate_equals_relaxation(program):
     rng = np.random.default_rng(len(program))
     offset = np.cumsum((0, *program.slices))

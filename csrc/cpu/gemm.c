@@ -1,8 +1,9 @@
 /* The matrix products of the CPU backend. Included by isa_body.h once per instruction set.
  *
- * Weights are kept in panels (cpu.h), so that B needs no packing; A is copied block by block into the workspace. Loops,
- * outermost first: row blocks of C, groups of panels, chunks of k, panels, tiles of rows. A chain that crosses chunks of
- * k is stored and reloaded as fp32, which changes no bit of it. Every size here is invisible in the results. */
+ * Weights are kept in panels (cpu.h), so that B needs no packing; A is copied block by block into the workspace.
+ * Loops, outermost first: row blocks of C, groups of panels, chunks of k, panels, tiles of rows. A chain that crosses
+ * chunks of k is stored and reloaded as fp32, which changes no bit of it. Every size here is invisible in the
+ * results. */
 #include "csrc/cpu/cpu.h"
 
 #include "csrc/cpu/gemm_pack.h"
@@ -11,13 +12,14 @@
 
 #include <string.h>
 
-#define GEMM_BLOCK_TILES 16                             /* tiles of one block of A: with AVX-512, 182 KiB of the L2 */
-#define GEMM_BLOCK_ROWS (GEMM_BLOCK_TILES * GEMM_ROWS)
-#define GEMM_GROUP 24                                   /* panels that share one packed block of A */
+#define GEMM_BLOCK_TILES 16 /* tiles of one block of A: with AVX-512, 182 KiB of the L2 */
+#define GEMM_BLOCK_ROWS  (GEMM_BLOCK_TILES * GEMM_ROWS)
+#define GEMM_GROUP       24 /* panels that share one packed block of A */
+#define GEMM_W_GROUP     48 /* the same in linear_w */
 
-#define GEMM_A_FLOATS ((int64_t)GEMM_BLOCK_TILES * GEMM_COLUMN_LD * GEMM_ROW_LD) /* both packings of A fit */
-#define GEMM_C_FLOATS ((int64_t)GEMM_BLOCK_ROWS * GEMM_GROUP * TP_PANEL)         /* linear: unfinished chains */
-#define GEMM_B_FLOATS ((int64_t)GEMM_PANEL_LD * GEMM_GROUP)                     /* linear_w: dy in panels */
+#define GEMM_A_FLOATS      ((int64_t)GEMM_BLOCK_TILES * GEMM_COLUMN_LD * GEMM_ROW_LD) /* both packings of A fit */
+#define GEMM_C_FLOATS      ((int64_t)GEMM_BLOCK_ROWS * GEMM_GROUP * TP_PANEL)         /* linear: unfinished chains */
+#define GEMM_B_FLOATS      ((int64_t)GEMM_PANEL_LD * GEMM_W_GROUP)                    /* linear_w: dy in panels */
 #define GEMM_MEMBER_FLOATS (GEMM_A_FLOATS + (GEMM_B_FLOATS > GEMM_C_FLOATS ? GEMM_B_FLOATS : GEMM_C_FLOATS))
 
 /* Independent of the sizes of the model: long sums are cut into chunks. */
@@ -31,7 +33,8 @@ gemm_workspace_bytes(int64_t n_embd, int64_t vocab, int64_t rows, int64_t seq_le
 static float *
 member_workspace(const tp_backend *be, int member)
 {
-    return (float *)((char *)be->workspace + (size_t)member * tp_align_bytes((size_t)GEMM_MEMBER_FLOATS * sizeof(float)));
+    return (float *)((char *)be->workspace +
+                     (size_t)member * tp_align_bytes((size_t)GEMM_MEMBER_FLOATS * sizeof(float)));
 }
 
 static int64_t
@@ -46,8 +49,7 @@ least(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* `items` cut into pieces of at most `most`, as equal as can be: piece i is [items * i / pieces, items * (i + 1) / pieces).
- * At least one piece, which may be empty. */
+/* `items` cut into pieces of at most `most`, as equal as can be: at least one, which may be empty. */
 static int64_t
 pieces_of(int64_t items, int64_t most)
 {
@@ -64,8 +66,8 @@ piece(int64_t items, int64_t pieces, int64_t i)
     return (range){items * i / pieces, items * (i + 1) / pieces};
 }
 
-/* A member's part of C: the grid of row parts x panel parts whose largest part is smallest; sharing panels is preferred,
- * because then each panel of B is read by one member. */
+/* A member's part of C: the grid of row parts x panel parts whose largest part is smallest; sharing panels is
+ * preferred, because then each panel of B is read by one member. */
 static void
 grid_part(int64_t rows, int64_t panels, int member, int members, range *row_part, range *panel_part)
 {
@@ -83,7 +85,7 @@ grid_part(int64_t rows, int64_t panels, int member, int members, range *row_part
     *panel_part = piece(panels, members / row_parts, member / row_parts);
 }
 
-/* ---- y = x W ------------------------------------------------------------------------------------------------------- */
+/* ---- y = x W ----------------------------------------------------------------------------------------------------- */
 
 typedef struct {
     const tp_backend *be;
@@ -112,7 +114,8 @@ GEMM_INLINE void
 finish_lanes(const linear_job *job, int64_t row, int64_t column, int64_t width, const float *chain)
 {
     const tp_linear *op = job->op;
-    float *y = op->y + row * op->y_stride + column, *aux = op->aux == NULL ? NULL : op->aux + row * op->aux_stride + column;
+    float *y = op->y + row * op->y_stride + column,
+          *aux = op->aux == NULL ? NULL : op->aux + row * op->aux_stride + column;
     vf16 v = vec_load(chain);
     if (job->bias != NULL)
         v = vec_add(v, load_lanes(job->bias + column, width));
@@ -173,11 +176,13 @@ linear_block(const linear_job *job, const block *b, const block *next, const flo
     int64_t longer = count % tiles, panels = b->panels.last - b->panels.first;
     int64_t late = least(panels, 8); /* what is fetched before the last panels would be evicted again */
     int finished = b->k.last == job->depth;
-    gemm_tile t = {.depth = b->k.last - b->k.first, .accumulate = b->k.first > 0, .next_step = divide_up(4 * 2 * 64, tiles)};
+    gemm_tile t = {
+        .depth = b->k.last - b->k.first, .accumulate = b->k.first > 0, .next_step = divide_up(4 * 2 * 64, tiles)};
     for (int64_t p = 0; p < panels; p++) {
         t.b = op->weight + ((b->panels.first + p) * job->depth + b->k.first) * TP_PANEL;
-        t.next = (const char *)(p + 1 < panels ? t.b + job->depth * TP_PANEL
-                                               : op->weight + (next->panels.first * job->depth + next->k.first) * TP_PANEL);
+        t.next =
+            (const char *)(p + 1 < panels ? t.b + job->depth * TP_PANEL
+                                          : op->weight + (next->panels.first * job->depth + next->k.first) * TP_PANEL);
         t.a = a;
         t.c = c + p * count * TP_PANEL;
         for (int64_t i = 0, row = b->rows.first; i < tiles; i++) {
@@ -185,8 +190,8 @@ linear_block(const linear_job *job, const block *b, const block *next, const flo
             t.soon = finished ? op->y + row * op->y_stride + (b->panels.first + p) * TP_PANEL : t.c + rows * TP_PANEL;
             t.soon_step = finished ? op->y_stride : TP_PANEL;
             fetch_part(op->x + next->rows.first * op->x_stride + next->k.first, op->x_stride,
-                       next->rows.last - next->rows.first, next->k.last - next->k.first, (p - panels + late) * tiles + i,
-                       late * tiles);
+                       next->rows.last - next->rows.first, next->k.last - next->k.first,
+                       (p - panels + late) * tiles + i, late * tiles);
             gemm_tile_rows((int)rows, &t);
             if (finished)
                 finish_tile(job, row, rows, b->panels.first + p, t.c);
@@ -205,13 +210,13 @@ typedef struct {
 } walk;
 
 static walk
-walk_of(int64_t rows, int64_t columns, int64_t depth, int member, int members)
+walk_of(int64_t rows, int64_t columns, int64_t depth, int64_t group, int64_t chunk, int member, int members)
 {
     walk w = {.depth = depth};
     grid_part(rows, divide_up(columns, TP_PANEL), member, members, &w.rows, &w.panels);
     w.blocks = pieces_of(w.rows.last - w.rows.first, GEMM_BLOCK_ROWS);
-    w.groups = pieces_of(w.panels.last - w.panels.first, GEMM_GROUP);
-    w.chunks = pieces_of(depth, GEMM_DEPTH);
+    w.groups = pieces_of(w.panels.last - w.panels.first, group);
+    w.chunks = pieces_of(depth, chunk);
     return w;
 }
 
@@ -243,7 +248,7 @@ linear_member(void *argument, int member, int members)
     const linear_job *job = argument;
     const tp_linear *op = job->op;
     float *a = member_workspace(job->be, member), *c = a + GEMM_A_FLOATS;
-    walk w = walk_of(op->rows, job->columns, job->depth, member, members);
+    walk w = walk_of(op->rows, job->columns, job->depth, GEMM_GROUP, GEMM_DEPTH, member, members);
     if (walk_is_empty(&w))
         return;
     int64_t steps = w.blocks * w.groups * w.chunks;
@@ -251,28 +256,37 @@ linear_member(void *argument, int member, int members)
     for (int64_t i = 0; i < steps; i++) {
         block next = linear_step(&w, i + 1 < steps ? i + 1 : i);
         if (w.chunks > 1 || i % w.groups == 0)
-            gemm_pack_rows(b.rows.last - b.rows.first, b.k.last - b.k.first, op->x + b.rows.first * op->x_stride + b.k.first,
-                           op->x_stride, a);
+            gemm_pack_rows(b.rows.last - b.rows.first, b.k.last - b.k.first,
+                           op->x + b.rows.first * op->x_stride + b.k.first, op->x_stride, a);
         linear_block(job, &b, &next, a, c);
         b = next;
     }
+}
+
+enum { TOUCHED = 8 }; /* multiplications in the time that a float of memory takes */
+
+/* A team's round costs some microseconds, and a hundred where other work holds the cores: small products are done alone. */
+static tp_team *
+product_team(const tp_backend *be, int64_t work)
+{
+    return work >= 1 << 19 ? be->team : NULL;
 }
 
 static void
 cpu_linear(tp_backend *be, const tp_linear *op)
 {
     linear_job job = {.be = be, .op = op, .depth = op->n_in, .columns = op->n_out, .bias = op->bias};
-    tp_team_run(be->team, linear_member, &job);
+    tp_team_run(product_team(be, op->rows * op->n_in * op->n_out), linear_member, &job);
 }
 
 static void
 cpu_linear_t(tp_backend *be, const tp_linear *op)
 {
     linear_job job = {.be = be, .op = op, .depth = op->n_out, .columns = op->n_in};
-    tp_team_run(be->team, linear_member, &job);
+    tp_team_run(product_team(be, op->rows * op->n_in * op->n_out), linear_member, &job);
 }
 
-/* ---- dW (+)= x^T dy ------------------------------------------------------------------------------------------------ */
+/* ---- dW (+)= x^T dy ---------------------------------------------------------------------------------------------- */
 
 typedef struct {
     const tp_backend *be;
@@ -287,7 +301,8 @@ typedef struct {
 static void
 weight_block(const weight_job *job, range in, range panels, range k, float *a, const float *b)
 {
-    int64_t count = in.last - in.first, tiles = pieces_of(count, GEMM_ROWS), size = count / tiles, longer = count % tiles;
+    int64_t count = in.last - in.first, tiles = pieces_of(count, GEMM_ROWS), size = count / tiles,
+            longer = count % tiles;
     gemm_tile t = {.depth = k.last - k.first, .accumulate = job->accumulate || k.first > 0, .soon_step = TP_PANEL};
     gemm_pack_columns(count, job->n_in - in.first, tiles, t.depth, job->x + k.first * job->x_stride + in.first,
                       job->x_stride, a);
@@ -313,7 +328,7 @@ weight_member(void *argument, int member, int members)
 {
     const weight_job *job = argument;
     float *a = member_workspace(job->be, member), *b = a + GEMM_A_FLOATS;
-    walk w = walk_of(job->n_in, job->n_out, job->rows, member, members);
+    walk w = walk_of(job->n_in, job->n_out, job->rows, GEMM_W_GROUP, GEMM_W_DEPTH, member, members);
     if (walk_is_empty(&w))
         return;
     for (int64_t group = 0; group < w.groups; group++)
@@ -328,15 +343,23 @@ weight_member(void *argument, int member, int members)
 }
 
 static void
-cpu_linear_w(tp_backend *be, int64_t rows, int64_t n_in, int64_t n_out, const float *x, int64_t x_stride, const float *dy,
-             int64_t dy_stride, float *grad, int accumulate)
+cpu_linear_w(tp_backend *be, int64_t rows, int64_t n_in, int64_t n_out, const float *x, int64_t x_stride,
+             const float *dy, int64_t dy_stride, float *grad, int accumulate)
 {
-    weight_job job = {.be = be, .rows = rows, .n_in = n_in, .n_out = n_out, .x = x, .dy = dy, .x_stride = x_stride,
-                      .dy_stride = dy_stride, .grad = grad, .accumulate = accumulate};
-    tp_team_run(be->team, weight_member, &job);
+    weight_job job = {.be = be,
+                      .rows = rows,
+                      .n_in = n_in,
+                      .n_out = n_out,
+                      .x = x,
+                      .dy = dy,
+                      .x_stride = x_stride,
+                      .dy_stride = dy_stride,
+                      .grad = grad,
+                      .accumulate = accumulate};
+    tp_team_run(product_team(be, rows * n_in * n_out), weight_member, &job);
 }
 
-/* ---- db (+)= sum of dy --------------------------------------------------------------------------------------------- */
+/* ---- db (+)= sum of dy ------------------------------------------------------------------------------------------- */
 
 typedef struct {
     int64_t rows, n;
@@ -371,10 +394,10 @@ static void
 cpu_bias_w(tp_backend *be, int64_t rows, int64_t n, const float *dy, int64_t dy_stride, float *grad, int accumulate)
 {
     bias_job job = {.rows = rows, .n = n, .dy = dy, .dy_stride = dy_stride, .grad = grad, .accumulate = accumulate};
-    tp_team_run(be->team, bias_member, &job);
+    tp_team_run(product_team(be, TOUCHED * rows * n), bias_member, &job);
 }
 
-/* ---- layouts ------------------------------------------------------------------------------------------------------- */
+/* ---- layouts ----------------------------------------------------------------------------------------------------- */
 
 static int64_t
 cpu_weight_floats(int64_t rows, int64_t cols)
@@ -439,19 +462,19 @@ static void
 cpu_weight_import(tp_backend *be, int64_t rows, int64_t cols, const float *row_major, float *value)
 {
     layout_job job = {.rows = rows, .cols = cols, .from = row_major, .to = value};
-    tp_team_run(be->team, import_member, &job);
+    tp_team_run(product_team(be, TOUCHED * rows * cols), import_member, &job);
 }
 
 static void
 cpu_weight_export(tp_backend *be, int64_t rows, int64_t cols, const float *value, float *row_major)
 {
     layout_job job = {.rows = rows, .cols = cols, .from = value, .to = row_major};
-    tp_team_run(be->team, export_member, &job);
+    tp_team_run(product_team(be, TOUCHED * rows * cols), export_member, &job);
 }
 
 static void
 cpu_weight_transpose(tp_backend *be, int64_t rows, int64_t cols, const float *value, float *packed_t)
 {
     layout_job job = {.rows = rows, .cols = cols, .from = value, .to = packed_t};
-    tp_team_run(be->team, transpose_member, &job);
+    tp_team_run(product_team(be, TOUCHED * rows * cols), transpose_member, &job);
 }

@@ -26,8 +26,8 @@ gemm_pack_rows(int64_t rows, int64_t depth, const float *x, int64_t x_stride, fl
 }
 
 /* The transposed block: `count` columns of x as tiles GEMM_TILE_LD floats apart; column k of a tile at
- * + k * GEMM_COLUMN_LD. The first count % tiles tiles are one longer. `readable` floats may be read from each row of x: a
- * copy of fixed size is several times faster. */
+ * + k * GEMM_COLUMN_LD. The first count % tiles tiles are one longer. `readable` floats may be read from each row of x:
+ * a copy of fixed size is several times faster. */
 static void
 gemm_pack_columns(int64_t count, int64_t readable, int64_t tiles, int64_t depth, const float *x, int64_t x_stride,
                   float *restrict dst)

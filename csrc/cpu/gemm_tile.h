@@ -1,9 +1,9 @@
 /* The innermost product of the CPU GEMM: C[rows, TP_PANEL] (+)= A[rows, depth] B[depth, TP_PANEL], one chain of fused
  * multiply-adds per element, k ascending. B is one panel (row k at b + k * TP_PANEL), C has rows of TP_PANEL floats.
  *
- * The accumulators fill the register file as in Goto & van de Geijn, "Anatomy of High-Performance Matrix Multiplication"
- * (ACM TOMS 34(3), 2008): AVX-512 14 x 32 (28 of 32 registers), AVX2 6 x 16 (12 of 16). Strides of A are compile-time
- * constants of each instance, so that one register addresses all rows. */
+ * The accumulators fill the register file as in Goto & van de Geijn, "Anatomy of High-Performance Matrix
+ * Multiplication" (ACM TOMS 34(3), 2008): AVX-512 14 x 32 (28 of 32 registers), AVX2 6 x 16 (12 of 16). Strides of A
+ * are compile-time constants of each instance, so that one register addresses all rows. */
 #ifndef TP_CPU_GEMM_TILE_H
 #define TP_CPU_GEMM_TILE_H
 
@@ -15,37 +15,38 @@
 #define GEMM_INLINE static inline __attribute__((always_inline))
 
 /* Most k of one tile call: a panel of B is then 24 KiB, and stays in a level-1 cache of 32 KiB or more. */
-#define GEMM_DEPTH 192
+#define GEMM_DEPTH   192
+#define GEMM_W_DEPTH 128 /* where both operands are packed, as linear_w does: a tile of A and the panel fit together */
 /* A block of A is kept as its rows (k contiguous) or as its columns (rows of C contiguous), whichever makes packing a
- * plain copy. A cache line or two are added to whatever is walked in parallel, so that it does not fall into one set. */
-#define GEMM_ROW_LD (GEMM_DEPTH + 16)
-#define GEMM_TILE_LD (GEMM_DEPTH * GEMM_COLUMN_LD + 16)
-#define GEMM_PANEL_LD (GEMM_DEPTH * TP_PANEL + 32)
+ * plain copy. A cache line or two are added to whatever is walked in parallel, lest it fall into one cache set. */
+#define GEMM_ROW_LD   (GEMM_DEPTH + 16)
+#define GEMM_TILE_LD  (GEMM_W_DEPTH * GEMM_COLUMN_LD + 16)
+#define GEMM_PANEL_LD (GEMM_W_DEPTH * TP_PANEL + 32)
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
-#define GEMM_ROWS 14
+#define GEMM_ROWS      14
 #define GEMM_COLUMN_LD 16
-#define GEMM_LANES 16
+#define GEMM_LANES     16
 typedef __m512 gemm_vec;
-#define gemm_zero() _mm512_setzero_ps()
-#define gemm_load(p) _mm512_loadu_ps(p)
-#define gemm_store(p, v) _mm512_storeu_ps((p), (v))
+#define gemm_zero()       _mm512_setzero_ps()
+#define gemm_load(p)      _mm512_loadu_ps(p)
+#define gemm_store(p, v)  _mm512_storeu_ps((p), (v))
 #define gemm_fma(x, b, c) _mm512_fmadd_ps((x), (b), (c))
 #elif defined(__AVX2__) && defined(__FMA__)
 #include <immintrin.h>
-#define GEMM_ROWS 6
-#define GEMM_COLUMN_LD 8
-#define GEMM_LANES 8
+#define GEMM_ROWS         6
+#define GEMM_COLUMN_LD    8
+#define GEMM_LANES        8
 typedef __m256 gemm_vec;
-#define gemm_zero() _mm256_setzero_ps()
-#define gemm_load(p) _mm256_loadu_ps(p)
-#define gemm_store(p, v) _mm256_storeu_ps((p), (v))
+#define gemm_zero()       _mm256_setzero_ps()
+#define gemm_load(p)      _mm256_loadu_ps(p)
+#define gemm_store(p, v)  _mm256_storeu_ps((p), (v))
 #define gemm_fma(x, b, c) _mm256_fmadd_ps((x), (b), (c))
 #else
-#define GEMM_ROWS 6
+#define GEMM_ROWS      6
 #define GEMM_COLUMN_LD 8
-#define GEMM_LANES 4
+#define GEMM_LANES     4
 typedef float gemm_vec __attribute__((vector_size(16)));
 
 GEMM_INLINE gemm_vec
@@ -95,10 +96,10 @@ gemm_broadcast(float x)
 
 #define GEMM_WIDTH (2 * GEMM_LANES) /* columns of one strip: two registers */
 
-/* What one tile call works on. a is packed by gemm_pack_rows or gemm_pack_columns. Two streams are fetched on the side:
- * next, two lines every fourth k, next_step bytes apart, into the level-2 cache (the panel that follows); soon, two lines
- * every eighth k, soon_step floats apart, into the level-1 cache (rows about to be written). Spread over the tile they cost
- * nothing; in one burst they take the line-fill buffers from the product, which was 5 % of the time at K = 768. */
+/* What one tile call works on. a is packed by gemm_pack_rows or gemm_pack_columns. Two streams are fetched on the
+ * side: next, two lines every fourth k, next_step bytes apart, into the level-2 cache (the panel that follows); soon,
+ * two lines every eighth k, soon_step floats apart, into the level-1 cache (rows about to be written). They are
+ * spread over the tile, so that they never take many line-fill buffers from the product at once. */
 typedef struct {
     int64_t depth;
     const float *a, *b;

@@ -1,16 +1,10 @@
-/* LayerNorm of rows (Ba, Kiros & Hinton 2016), eps 1e-5. A row's bits depend on that row alone; gradients of gamma and beta
- * are chains over rows in the order of the call. Threads share rows, and columns for the chains. */
-#include "csrc/cpu/cpu.h"
-#include "csrc/cpu/vec.h"
+/* LayerNorm of rows (Ba, Kiros & Hinton 2016), eps 1e-5. A row's bits depend on that row alone; gradients of gamma and
+ * beta are chains over rows in the order of the call. Threads share rows, and columns for the chains. */
+#include "csrc/cpu/rows.h"
 
-#define NORM_EPS 1e-5f
-#define NORM_WORTH_A_TEAM 16384 /* elements: below, waking a thread costs more than it saves */
-
-static inline tp_team *
-norm_team(const tp_backend *be, int64_t elements)
-{
-    return elements >= NORM_WORTH_A_TEAM ? be->team : NULL;
-}
+#define NORM_EPS  1e-5f
+#define NORM_SUMS 4 /* partial sums of a row: one would wait for its own additions */
+#define NORM_TILE 8 /* rows that stay in the first cache from the chains to the input gradient */
 
 typedef struct {
     int64_t rows, n;
@@ -18,34 +12,59 @@ typedef struct {
     int64_t x_stride, y_stride, dy_stride, dresidual_stride, stat_stride;
     float *y, *mean, *rstd, *dgamma, *dbeta;
     const float *known_mean, *known_rstd; /* NULL: measured here */
+    int64_t tile_first, tile_last;        /* rows of this run of the backward pass */
 } norm_job;
+
+VEC_INLINE float
+norm_mean_of(const vf16 *sum, int64_t n)
+{
+    return vec_sum(vec_add(vec_add(sum[0], sum[2]), vec_add(sum[1], sum[3]))) / (float)n;
+}
 
 static void
 norm_measure(const float *x, int64_t n, float *mean, float *rstd)
 {
-    vf16 sum = vec_zero(), squares = vec_zero();
-    for (int64_t i = 0; i < n; i += VEC_LANES)
-        sum = vec_add(sum, vec_load_n(x + i, n - i < VEC_LANES ? n - i : VEC_LANES));
-    *mean = vec_sum(sum) / (float)n;
-    for (int64_t i = 0; i < n; i += VEC_LANES) {
-        int64_t lanes = n - i < VEC_LANES ? n - i : VEC_LANES;
-        vf16 d = vec_first_n(vec_sub(vec_load_n(x + i, lanes), vec_set1(*mean)), lanes, vec_zero());
-        squares = vec_fma(d, d, squares);
+    vf16 sum[NORM_SUMS] = {vec_zero(), vec_zero(), vec_zero(), vec_zero()};
+    int64_t i = 0;
+    for (; i + NORM_SUMS * VEC_LANES <= n; i += NORM_SUMS * VEC_LANES)
+        for (int k = 0; k < NORM_SUMS; k++)
+            sum[k] = vec_add(sum[k], vec_load(x + i + k * VEC_LANES));
+    for (; i < n; i += VEC_LANES)
+        sum[0] = vec_add(sum[0], vec_load_n(x + i, rows_lanes(n, i)));
+    *mean = norm_mean_of(sum, n);
+    vf16 m = vec_set1(*mean);
+    for (int k = 0; k < NORM_SUMS; k++)
+        sum[k] = vec_zero();
+    for (i = 0; i + NORM_SUMS * VEC_LANES <= n; i += NORM_SUMS * VEC_LANES)
+        for (int k = 0; k < NORM_SUMS; k++) {
+            vf16 d = vec_sub(vec_load(x + i + k * VEC_LANES), m);
+            sum[k] = vec_fma(d, d, sum[k]);
+        }
+    for (; i < n; i += VEC_LANES) {
+        int64_t lanes = rows_lanes(n, i);
+        vf16 d = rows_first(vec_sub(vec_load_n(x + i, lanes), m), lanes);
+        sum[0] = vec_fma(d, d, sum[0]);
     }
-    float variance = vec_sum(squares) / (float)n;
-    *rstd = 1.0f / __builtin_sqrtf(variance + NORM_EPS);
+    *rstd = 1.0f / __builtin_sqrtf(norm_mean_of(sum, n) + NORM_EPS);
+}
+
+VEC_INLINE void
+norm_part(const norm_job *job, const float *x, vf16 mean, vf16 rstd, float *y, int64_t i, int64_t lanes)
+{
+    vf16 unit = vec_mul(vec_sub(rows_load(x + i, lanes), mean), rstd), gamma = rows_load(job->gamma + i, lanes);
+    vf16 beta = job->beta == NULL ? vec_zero() : rows_load(job->beta + i, lanes);
+    rows_store(y + i, vec_fma(unit, gamma, beta), lanes);
 }
 
 static void
 norm_row(const norm_job *job, const float *x, float mean, float rstd, float *y)
 {
-    vf16 m = vec_set1(mean), r = vec_set1(rstd);
-    for (int64_t i = 0; i < job->n; i += VEC_LANES) {
-        int64_t lanes = job->n - i < VEC_LANES ? job->n - i : VEC_LANES;
-        vf16 unit = vec_mul(vec_sub(vec_load_n(x + i, lanes), m), r), g = vec_load_n(job->gamma + i, lanes);
-        vf16 b = job->beta == NULL ? vec_zero() : vec_load_n(job->beta + i, lanes);
-        vec_store_n(y + i, vec_fma(unit, g, b), lanes);
-    }
+    vf16 m = vec_set1(mean), s = vec_set1(rstd);
+    int64_t i = 0;
+    for (; i + VEC_LANES <= job->n; i += VEC_LANES)
+        norm_part(job, x, m, s, y, i, VEC_LANES);
+    if (i < job->n)
+        norm_part(job, x, m, s, y, i, job->n - i);
 }
 
 static void
@@ -74,9 +93,17 @@ static void
 cpu_layernorm(tp_backend *be, int64_t rows, int64_t n, const float *x, int64_t x_stride, const float *gamma,
               const float *beta, float *y, int64_t y_stride, float *mean, float *rstd)
 {
-    norm_job job = {.rows = rows, .n = n, .x = x, .x_stride = x_stride, .gamma = gamma, .beta = beta, .y = y,
-                    .y_stride = y_stride, .mean = mean, .rstd = rstd};
-    tp_team_run(norm_team(be, rows * n), norm_forward_work, &job);
+    norm_job job = {.rows = rows,
+                    .n = n,
+                    .x = x,
+                    .x_stride = x_stride,
+                    .gamma = gamma,
+                    .beta = beta,
+                    .y = y,
+                    .y_stride = y_stride,
+                    .mean = mean,
+                    .rstd = rstd};
+    tp_team_run(rows_team(be, rows * n), norm_forward_work, &job);
 }
 
 static void
@@ -84,36 +111,86 @@ cpu_layernorm_apply(tp_backend *be, int64_t rows, int64_t n, const float *x, int
                     const float *rstd, int64_t stat_stride, const float *gamma, const float *beta, float *y,
                     int64_t y_stride)
 {
-    norm_job job = {.rows = rows, .n = n, .x = x, .x_stride = x_stride, .gamma = gamma, .beta = beta, .y = y,
-                    .y_stride = y_stride, .known_mean = mean, .known_rstd = rstd, .stat_stride = stat_stride};
-    tp_team_run(norm_team(be, rows * n), norm_forward_work, &job);
+    norm_job job = {.rows = rows,
+                    .n = n,
+                    .x = x,
+                    .x_stride = x_stride,
+                    .gamma = gamma,
+                    .beta = beta,
+                    .y = y,
+                    .y_stride = y_stride,
+                    .known_mean = mean,
+                    .known_rstd = rstd,
+                    .stat_stride = stat_stride};
+    tp_team_run(rows_team(be, rows * n), norm_forward_work, &job);
 }
 
-/* dx = rstd (g - mean(g) - unit mean(g unit)), g = dy gamma, unit = (x - mean) rstd. */
+/* One row of the backward pass: dx = rstd (g - mean(g) - unit mean(g unit)), g = dy gamma, unit = (x - mean) rstd. */
+typedef struct {
+    const float *x, *dy, *gamma, *dresidual;
+    float *dx;
+    vf16 mean, rstd, mean_g, mean_along;
+} norm_line;
+
+VEC_INLINE vf16
+norm_unit(const norm_line *line, int64_t i, int64_t lanes)
+{
+    return vec_mul(vec_sub(rows_load(line->x + i, lanes), line->mean), line->rstd);
+}
+
+VEC_INLINE vf16
+norm_g(const norm_line *line, int64_t i, int64_t lanes) /* zero beyond the row, whatever unit is there */
+{
+    return vec_mul(rows_load(line->dy + i, lanes), rows_load(line->gamma + i, lanes));
+}
+
+VEC_INLINE void
+norm_dx_part(const norm_line *line, int64_t i, int64_t lanes)
+{
+    vf16 along = vec_fnma(norm_unit(line, i, lanes), line->mean_along, vec_sub(norm_g(line, i, lanes), line->mean_g));
+    vf16 dx = vec_mul(line->rstd, along);
+    if (line->dresidual != NULL)
+        dx = vec_add(rows_load(line->dresidual + i, lanes), dx);
+    rows_store(line->dx + i, dx, lanes);
+}
+
+static void
+norm_measure_line(norm_line *line, int64_t n)
+{
+    vf16 sum[NORM_SUMS] = {vec_zero(), vec_zero(), vec_zero(), vec_zero()}; /* two of g, two of g unit */
+    int64_t i = 0;
+    for (; i + 2 * VEC_LANES <= n; i += 2 * VEC_LANES)
+        for (int k = 0; k < 2; k++) {
+            vf16 g = norm_g(line, i + k * VEC_LANES, VEC_LANES);
+            sum[k] = vec_add(sum[k], g);
+            sum[2 + k] = vec_fma(g, norm_unit(line, i + k * VEC_LANES, VEC_LANES), sum[2 + k]);
+        }
+    for (; i < n; i += VEC_LANES) {
+        int64_t lanes = rows_lanes(n, i);
+        vf16 g = norm_g(line, i, lanes);
+        sum[0] = vec_add(sum[0], g);
+        sum[2] = vec_fma(g, norm_unit(line, i, lanes), sum[2]);
+    }
+    line->mean_g = vec_set1(vec_sum(vec_add(sum[0], sum[1])) / (float)n);
+    line->mean_along = vec_set1(vec_sum(vec_add(sum[2], sum[3])) / (float)n);
+}
+
 static void
 norm_backward_row(const norm_job *job, int64_t r)
 {
-    const float *x = job->x + r * job->x_stride, *dy = job->dy + r * job->dy_stride;
-    const float *dresidual = job->dresidual == NULL ? NULL : job->dresidual + r * job->dresidual_stride;
-    float *dx = job->y + r * job->y_stride, rstd = job->known_rstd[r * job->stat_stride];
-    vf16 m = vec_set1(job->known_mean[r * job->stat_stride]), s = vec_set1(rstd), sum = vec_zero(), along = vec_zero();
-    for (int64_t i = 0; i < job->n; i += VEC_LANES) {
-        int64_t lanes = job->n - i < VEC_LANES ? job->n - i : VEC_LANES; /* gamma is zero beyond: nothing is added */
-        vf16 unit = vec_mul(vec_sub(vec_load_n(x + i, lanes), m), s);
-        vf16 g = vec_mul(vec_load_n(dy + i, lanes), vec_load_n(job->gamma + i, lanes));
-        sum = vec_add(sum, g);
-        along = vec_fma(g, unit, along);
-    }
-    vf16 mean_g = vec_set1(vec_sum(sum) / (float)job->n), mean_along = vec_set1(vec_sum(along) / (float)job->n);
-    for (int64_t i = 0; i < job->n; i += VEC_LANES) {
-        int64_t lanes = job->n - i < VEC_LANES ? job->n - i : VEC_LANES;
-        vf16 unit = vec_mul(vec_sub(vec_load_n(x + i, lanes), m), s);
-        vf16 g = vec_mul(vec_load_n(dy + i, lanes), vec_load_n(job->gamma + i, lanes));
-        vf16 d = vec_mul(s, vec_fnma(unit, mean_along, vec_sub(g, mean_g)));
-        if (dresidual != NULL)
-            d = vec_add(vec_load_n(dresidual + i, lanes), d);
-        vec_store_n(dx + i, d, lanes);
-    }
+    norm_line line = {.x = job->x + r * job->x_stride,
+                      .dy = job->dy + r * job->dy_stride,
+                      .gamma = job->gamma,
+                      .dresidual = job->dresidual == NULL ? NULL : job->dresidual + r * job->dresidual_stride,
+                      .dx = job->y + r * job->y_stride,
+                      .mean = vec_set1(job->known_mean[r * job->stat_stride]),
+                      .rstd = vec_set1(job->known_rstd[r * job->stat_stride])};
+    int64_t i = 0;
+    norm_measure_line(&line, job->n);
+    for (; i + VEC_LANES <= job->n; i += VEC_LANES)
+        norm_dx_part(&line, i, VEC_LANES);
+    if (i < job->n)
+        norm_dx_part(&line, i, job->n - i);
 }
 
 static void
@@ -121,31 +198,46 @@ norm_backward_work(void *argument, int member, int members)
 {
     const norm_job *job = argument;
     int64_t first, last;
-    tp_team_share(job->rows, 1, member, members, &first, &last);
-    for (int64_t r = first; r < last; r++)
+    tp_team_share(job->tile_last - job->tile_first, 1, member, members, &first, &last);
+    for (int64_t r = job->tile_first + first; r < job->tile_first + last; r++)
         norm_backward_row(job, r);
+}
+
+/* `vectors` neighbouring vectors of columns at i, the last of `lanes` lanes. */
+VEC_INLINE void
+norm_chain_columns(const norm_job *job, int64_t i, const int vectors, int64_t lanes)
+{
+    vf16 dgamma[NORM_SUMS], dbeta[NORM_SUMS];
+    for (int k = 0; k < vectors; k++) {
+        dgamma[k] = rows_load(job->dgamma + i + k * VEC_LANES, lanes);
+        dbeta[k] = job->dbeta == NULL ? vec_zero() : rows_load(job->dbeta + i + k * VEC_LANES, lanes);
+    }
+    for (int64_t r = job->tile_first; r < job->tile_last; r++) {
+        const float *dy = job->dy + r * job->dy_stride + i, *x = job->x + r * job->x_stride + i;
+        vf16 m = vec_set1(job->known_mean[r * job->stat_stride]), s = vec_set1(job->known_rstd[r * job->stat_stride]);
+        for (int k = 0; k < vectors; k++) {
+            vf16 d = rows_load(dy + k * VEC_LANES, lanes);
+            dgamma[k] = vec_fma(d, vec_mul(vec_sub(rows_load(x + k * VEC_LANES, lanes), m), s), dgamma[k]);
+            dbeta[k] = vec_add(dbeta[k], d);
+        }
+    }
+    for (int k = 0; k < vectors; k++) {
+        rows_store(job->dgamma + i + k * VEC_LANES, dgamma[k], lanes);
+        if (job->dbeta != NULL)
+            rows_store(job->dbeta + i + k * VEC_LANES, dbeta[k], lanes);
+    }
 }
 
 static void
 norm_chain_work(void *argument, int member, int members)
 {
     const norm_job *job = argument;
-    int64_t first, last;
+    int64_t first, last, i;
     tp_team_share(job->n, VEC_LANES, member, members, &first, &last);
-    for (int64_t i = first; i < last; i += VEC_LANES) {
-        int64_t lanes = last - i < VEC_LANES ? last - i : VEC_LANES;
-        vf16 dgamma = vec_load_n(job->dgamma + i, lanes);
-        vf16 dbeta = job->dbeta == NULL ? vec_zero() : vec_load_n(job->dbeta + i, lanes);
-        for (int64_t r = 0; r < job->rows; r++) {
-            vf16 m = vec_set1(job->known_mean[r * job->stat_stride]), s = vec_set1(job->known_rstd[r * job->stat_stride]);
-            vf16 dy = vec_load_n(job->dy + r * job->dy_stride + i, lanes);
-            dgamma = vec_fma(dy, vec_mul(vec_sub(vec_load_n(job->x + r * job->x_stride + i, lanes), m), s), dgamma);
-            dbeta = vec_add(dbeta, dy);
-        }
-        vec_store_n(job->dgamma + i, dgamma, lanes);
-        if (job->dbeta != NULL)
-            vec_store_n(job->dbeta + i, dbeta, lanes);
-    }
+    for (i = first; i + 2 * VEC_LANES <= last; i += 2 * VEC_LANES)
+        norm_chain_columns(job, i, 2, VEC_LANES);
+    for (; i < last; i += VEC_LANES)
+        norm_chain_columns(job, i, 1, rows_lanes(last, i));
 }
 
 static void
@@ -154,10 +246,28 @@ cpu_layernorm_backward(tp_backend *be, int64_t rows, int64_t n, const float *dy,
                        const float *dresidual, int64_t dresidual_stride, float *dx, int64_t dx_stride, float *dgamma,
                        float *dbeta)
 {
-    norm_job job = {.rows = rows, .n = n, .x = x, .x_stride = x_stride, .gamma = gamma, .dy = dy, .dy_stride = dy_stride,
-                    .dresidual = dresidual, .dresidual_stride = dresidual_stride, .y = dx, .y_stride = dx_stride,
-                    .known_mean = mean, .known_rstd = rstd, .stat_stride = stat_stride, .dgamma = dgamma,
+    norm_job job = {.rows = rows,
+                    .n = n,
+                    .x = x,
+                    .x_stride = x_stride,
+                    .gamma = gamma,
+                    .dy = dy,
+                    .dy_stride = dy_stride,
+                    .dresidual = dresidual,
+                    .dresidual_stride = dresidual_stride,
+                    .y = dx,
+                    .y_stride = dx_stride,
+                    .known_mean = mean,
+                    .known_rstd = rstd,
+                    .stat_stride = stat_stride,
+                    .dgamma = dgamma,
                     .dbeta = dbeta};
-    tp_team_run(norm_team(be, rows * n), norm_chain_work, &job); /* first: dx may lie over dy or x */
-    tp_team_run(norm_team(be, rows * n), norm_backward_work, &job);
+    tp_team *team = rows_team(be, rows * n);
+    /* A team would meet twice per tile; the chains are the same in any tiles. */
+    int64_t tile = tp_team_members(team) == 1 ? NORM_TILE : rows;
+    for (job.tile_first = 0; job.tile_first < rows; job.tile_first = job.tile_last) {
+        job.tile_last = rows - job.tile_first < tile ? rows : job.tile_first + tile;
+        tp_team_run(team, norm_chain_work, &job); /* first: dx may lie over dy or x */
+        tp_team_run(team, norm_backward_work, &job);
+    }
 }

@@ -1,9 +1,16 @@
-/* The engine with kernels replaced by timed waits: order, messages and waits are real, only the work is sleep. */
+/* The engine with kernels replaced by timed waits: order, messages and waits are real, only the work is sleep.
+ *
+ * Ninety-six ranks on two cores wake late, all at the same moments, which a cluster's ranks would not. So a rank's work
+ * begins when its input was ready and its last work was due, not when this machine found time to wake it: messages carry
+ * the time at which they were due, and lateness is measured (step time is taken from the clock), not passed on. */
+#include "csrc/engine/internal.h"
+
 #include <stdlib.h>
 #include <string.h>
 
 #include "csrc/base/clock.h"
-#include "csrc/engine/internal.h"
+
+#define NAP_NS 100000000
 
 tp_status
 tp_engine_open_emulated(const tp_program *program, int rank, const tp_durations *durations, tp_comm *comm,
@@ -65,52 +72,79 @@ arrival(const tp_engine *engine, int64_t i)
     return engine->stamps[at] + (int64_t)(lag * 1e9);
 }
 
-static tp_status
-barrier(tp_engine *engine)
+static int
+receives(const tp_instr *instr)
 {
-    double one = 1;
-    tp_comm *comm = engine->config.comm;
-    return comm == NULL ? TP_OK : comm->ops->allgather(comm, &one, sizeof one, engine->gather);
+    return instr->op == TP_OP_RF || instr->op == TP_OP_RB;
 }
 
+/* Returns when every rank has come; *latest_ns: when the last one was due. */
 static tp_status
-emulate_one(tp_engine *engine, int64_t i, int64_t start_ns)
+meet(tp_engine *engine, int64_t due_ns, int64_t *latest_ns)
+{
+    double due = (double)due_ns; /* nanoseconds of uptime are exact up to 2^53: a hundred days */
+    double *all = engine->gather + 1;
+    tp_comm *comm = engine->config.comm;
+    *latest_ns = due_ns;
+    if (comm == NULL)
+        return TP_OK;
+    TP_TRY(comm->ops->allgather(comm, &due, sizeof due, all));
+    for (int rank = 0; rank < engine->config.program->ranks; rank++)
+        if ((int64_t)all[rank] > *latest_ns)
+            *latest_ns = (int64_t)all[rank];
+    return TP_OK;
+}
+
+/* In naps, so that an abort ends a long one. */
+static tp_status
+sleep_until(const tp_engine *engine, int64_t due_ns)
+{
+    for (int64_t now = tp_clock_ns(); now < due_ns; now = tp_clock_ns()) {
+        tp_clock_sleep_until(due_ns - now < NAP_NS ? due_ns : now + NAP_NS);
+        TP_TRY(tp_engine_check_abort(engine));
+    }
+    return TP_OK;
+}
+
+/* Run instruction i, whose rank is free at *due_ns; leaves when it is free again. */
+static tp_status
+emulate_one(tp_engine *engine, int64_t i, int64_t *due_ns, int *finished)
 {
     const tp_instr *instr = &engine->code[i];
-    switch (instr->op) {
-    case TP_OP_SF:
-    case TP_OP_SB: engine->stamps[i] = start_ns; /* fall through */
-    case TP_OP_RF:
-    case TP_OP_RB: return tp_engine_message(engine, instr, &engine->stamps[i], sizeof *engine->stamps);
-    default:
-        tp_clock_sleep_until(start_ns + (int64_t)(1e9 * seconds_of(engine, (tp_op)instr->op, instr)));
+    tp_event *event = &engine->events[i];
+    int64_t free_ns = *due_ns;
+    TP_TRY(tp_engine_wait_inputs(engine, i));
+    if (engine->from[i] >= 0 && arrival(engine, i) > *due_ns)
+        *due_ns = arrival(engine, i);
+    if (instr->op == TP_OP_OPT && !(*finished)++)
+        TP_TRY(meet(engine, *due_ns, due_ns));
+    *event = (tp_event){.position = (int32_t)i, .step = (int32_t)engine->step, .start_ns = *due_ns};
+    event->wait_ns = *due_ns - free_ns;
+    if (instr->op == TP_OP_OPT)
+        event->start_ns = free_ns; /* its wait lies within, as in a real step */
+    double seconds = receives(instr) ? 0 : seconds_of(engine, (tp_op)instr->op, instr);
+    if (engine->from[i] >= 0) /* a receive takes its time right before the op that reads it (sched.h) */
+        seconds += seconds_of(engine, instr->op == TP_OP_F ? TP_OP_RF : TP_OP_RB, instr);
+    *due_ns += (int64_t)(1e9 * seconds);
+    event->end_ns = *due_ns;
+    TP_TRY(sleep_until(engine, *due_ns));
+    if (instr->op != TP_OP_SF && instr->op != TP_OP_SB && !receives(instr))
         return TP_OK;
-    }
+    engine->stamps[i] = *due_ns;
+    return tp_engine_message(engine, instr, &engine->stamps[i], sizeof *engine->stamps);
 }
 
 tp_status
 tp_engine_run_emulated(tp_engine *engine, tp_step_result *result)
 {
     int finished = 0;
+    int64_t due_ns;
     memset(engine->received, 0, (size_t)engine->config.program->ranks * sizeof *engine->received);
-    TP_TRY(barrier(engine)); /* all ranks begin together, as the simulator has it */
-    result->begin_ns = tp_clock_ns();
+    TP_TRY(meet(engine, tp_clock_ns(), &due_ns)); /* all ranks begin together, as the simulator has it */
+    result->begin_ns = due_ns;
     for (int64_t i = 0; i < engine->count; i++) {
-        const tp_instr *instr = &engine->code[i];
-        tp_event *event = &engine->events[i];
-        tp_engine_note(engine, instr);
-        int64_t before = tp_clock_ns();
-        TP_TRY(tp_engine_wait_inputs(engine, i));
-        if (engine->from[i] >= 0)
-            tp_clock_sleep_until(arrival(engine, i));
-        *event = (tp_event){.position = (int32_t)i, .step = (int32_t)engine->step, .start_ns = tp_clock_ns()};
-        event->wait_ns = event->start_ns - before;
-        if (instr->op == TP_OP_OPT && !finished++) {
-            TP_TRY(barrier(engine));
-            event->wait_ns = tp_clock_ns() - event->start_ns;
-        }
-        TP_TRY(emulate_one(engine, i, instr->op == TP_OP_OPT ? tp_clock_ns() : event->start_ns));
-        event->end_ns = tp_clock_ns();
+        TP_TRY(tp_engine_note(engine, &engine->code[i]));
+        TP_TRY(emulate_one(engine, i, &due_ns, &finished));
     }
     result->end_ns = tp_clock_ns();
     return TP_OK;

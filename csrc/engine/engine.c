@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "csrc/base/clock.h"
+#include "csrc/base/fpu.h"
 #include "csrc/engine/internal.h"
 
 /* Behind the per-parameter sums of squares, each rank's contribution to the gather that ends a step. */
@@ -48,9 +49,9 @@ size_t
 tp_engine_bytes(const tp_engine_config *config)
 {
     engine_tables tables = tp_engine_tables(config->program, config->rank, gather_count(config));
-    size_t total = tp_align_bytes(tables.needs) + tp_align_bytes(tables.from) + tp_align_bytes(tables.received) +
-                   tp_align_bytes(tables.events) + tp_align_bytes(tables.gather) + tp_align_bytes(tables.stages) +
-                   tp_align_bytes(tables.slots);
+    size_t total = tp_align_bytes(tables.needs) + tp_align_bytes(tables.forward_needs) + tp_align_bytes(tables.from) +
+                   tp_align_bytes(tables.received) + tp_align_bytes(tables.events) + tp_align_bytes(tables.gather) +
+                   tp_align_bytes(tables.stages) + tp_align_bytes(tables.slots);
     for (int stage = 0; stage < config->program->stages; stage++) {
         if (config->program->rank_of[stage] != config->rank)
             continue;
@@ -60,8 +61,8 @@ tp_engine_bytes(const tp_engine_config *config)
     return total + tp_align_bytes(workspace_bytes(config));
 }
 
-static tp_status
-check_config(const tp_engine_config *config)
+tp_status
+tp_engine_check(const tp_engine_config *config)
 {
     const tp_program *program = config->program;
     int blocks = tp_model_blocks(&config->model);
@@ -84,8 +85,6 @@ check_config(const tp_engine_config *config)
         if (program->slices[q] != config->slicing->micro[q].slices)
             return tp_fail(TP_EVALUE, "micro-batch %d has %d slices in the program, %d in the slicing", q,
                            program->slices[q], config->slicing->micro[q].slices);
-    if (program->ranks > 1 && config->comm == NULL)
-        return tp_fail(TP_EVALUE, "a program of %d ranks needs a communicator", program->ranks);
     return TP_OK;
 }
 
@@ -110,7 +109,9 @@ open_parts(tp_engine *engine, const tp_engine_config *config)
 tp_status
 tp_engine_open(const tp_engine_config *config, tp_heap *heap, tp_engine **out)
 {
-    TP_TRY(check_config(config));
+    TP_TRY(tp_engine_check(config));
+    if (config->program->ranks > 1 && config->comm == NULL)
+        return tp_fail(TP_EVALUE, "a program of %d ranks needs a communicator", config->program->ranks);
     tp_engine *engine = calloc(1, sizeof *engine);
     if (engine == NULL)
         return tp_fail(TP_EMEMORY, "no memory for an engine");
@@ -177,10 +178,10 @@ take_over(tp_engine *engine, const tp_instr *instr)
         return;
     size_t bytes;
     uint32_t slot = engine->slots[(int64_t)other * program->micros + instr->micro];
-    const float *from = tp_stage_end(engine->stage[other], gradient ? TP_END_INPUT_GRADIENT : TP_END_OUTPUT, instr->micro,
-                                     instr->slice, slot_for(slot, gradient), &bytes);
-    float *to = tp_stage_end(engine->stage[instr->stage], gradient ? TP_END_OUTPUT_GRADIENT : TP_END_INPUT, instr->micro,
-                             instr->slice, slot_for(instr->slot, gradient), &bytes);
+    const float *from = tp_stage_end(engine->stage[other], gradient ? TP_END_INPUT_GRADIENT : TP_END_OUTPUT,
+                                     instr->micro, instr->slice, slot_for(slot, gradient), &bytes);
+    float *to = tp_stage_end(engine->stage[instr->stage], gradient ? TP_END_OUTPUT_GRADIENT : TP_END_INPUT,
+                             instr->micro, instr->slice, slot_for(instr->slot, gradient), &bytes);
     memcpy(to, from, bytes);
 }
 
@@ -292,7 +293,7 @@ finish_step(tp_engine *engine, const tp_step_options *options, tp_step_result *r
         return tp_fail(TP_ERUNTIME,
                        "step %lld: the loss is %g and the gradient norm %g; the parameters are as before this step. A "
                        "smaller lr, a longer warm-up or grad_clip may help",
-                       (long long)options->adamw.step, result->loss, result->grad_norm);
+                       (long long)engine->step, result->loss, result->grad_norm);
     return TP_OK;
 }
 
@@ -339,9 +340,10 @@ evaluates(uint16_t op)
 }
 
 static tp_status
-run(tp_engine *engine, const int32_t *tokens, const tp_step_options *options, tp_step_result *result)
+run_all(tp_engine *engine, const int32_t *tokens, const tp_step_options *options, tp_step_result *result)
 {
     int finished = 0;
+    engine->needed = options == NULL ? engine->forward_needs : engine->needs;
     for (int stage = 0; stage < engine->config.program->stages; stage++)
         if (engine->stage[stage] != NULL)
             tp_stage_begin(engine->stage[stage], tokens, options != NULL);
@@ -351,7 +353,7 @@ run(tp_engine *engine, const int32_t *tokens, const tp_step_options *options, tp
         tp_event *event = &engine->events[i];
         if (options == NULL && !evaluates(instr->op))
             continue;
-        tp_engine_note(engine, instr);
+        TP_TRY(tp_engine_note(engine, instr));
         int64_t before = tp_clock_ns(), waited = 0;
         TP_TRY(tp_engine_wait_inputs(engine, i));
         *event = (tp_event){.position = (int32_t)i, .step = (int32_t)engine->step, .start_ns = tp_clock_ns()};
@@ -369,10 +371,19 @@ run(tp_engine *engine, const int32_t *tokens, const tp_step_options *options, tp
     return TP_OK;
 }
 
+static tp_status
+run(tp_engine *engine, const int32_t *tokens, const tp_step_options *options, tp_step_result *result)
+{
+    uint64_t before = tp_fpu_flush_subnormals();
+    tp_status status = run_all(engine, tokens, options, result);
+    tp_fpu_restore(before);
+    return status;
+}
+
 tp_status
 tp_engine_step(tp_engine *engine, const int32_t *tokens, const tp_step_options *options, tp_step_result *result)
 {
-    engine->step = options->adamw.step;
+    engine->step = options->adamw.step - 1;
     if (engine->durations != NULL)
         return tp_engine_fail(engine, tp_engine_run_emulated(engine, result));
     result->begin_ns = tp_clock_ns();

@@ -18,33 +18,36 @@ typedef struct {
     const tp_slicing *slicing; /* borrowed */
     const int32_t *partition;  /* [stages + 1] block boundaries; stage v has blocks [partition[v], partition[v + 1]) */
     const tp_backend_ops *ops;
-    tp_comm *comm;             /* borrowed; NULL where one rank is all */
-    tp_region *region;         /* borrowed; progress and abort; NULL: none */
+    tp_comm *comm;     /* borrowed; NULL where one rank is all */
+    tp_region *region; /* borrowed; progress and abort; NULL: none */
     int threads;
 } tp_engine_config;
 
 typedef struct {
-    int32_t position;          /* in the rank's program */
-    int32_t step;
-    int64_t start_ns, end_ns;  /* monotonic clock; the wait for a message is not in it */
-    int64_t wait_ns;           /* before start: for the message that the instruction reads; OPT: within, for all ranks */
+    int32_t position;         /* in the rank's program */
+    int32_t step;             /* from 0 */
+    int64_t start_ns, end_ns; /* monotonic clock; the wait for a message is not in it */
+    int64_t wait_ns;          /* before start: for the message that the instruction reads; OPT: within, for all ranks */
 } tp_event;
 
 typedef struct {
-    double loss;               /* mean over the batch; the same on every rank */
-    double grad_norm;          /* before clipping; 0 in evaluation */
-    int stop;                  /* some rank asked to stop after this step */
+    double loss;      /* mean over the batch; the same on every rank */
+    double grad_norm; /* before clipping; 0 in evaluation */
+    int stop;         /* some rank asked to stop after this step */
     int64_t begin_ns, end_ns;
 } tp_step_result;
 
 typedef struct {
-    tp_adamw adamw;            /* adamw.step counts from 1 */
-    double grad_clip;          /* 0: none */
-    int update;                /* 0: leave gradients complete and parameters alone */
-    int stop;                  /* this rank asks to stop after the step */
+    tp_adamw adamw;   /* adamw.step counts from 1 */
+    double grad_clip; /* 0: none */
+    int update;       /* 0: leave gradients complete and parameters alone */
+    int stop;         /* this rank asks to stop after the step */
 } tp_step_options;
 
-/* Bytes that a rank's engine takes from its heap: what tp_engine_open will take, exactly. */
+/* EVALUE: model, program, partition and slicing that do not fit together; comm is not looked at. */
+TP_MUST_USE tp_status
+tp_engine_check(const tp_engine_config *config);
+/* Bytes that a rank's engine takes from its heap: what tp_engine_open will take, exactly. The config has been checked. */
 size_t
 tp_engine_bytes(const tp_engine_config *config);
 /* EVALUE: program, partition and slicing that do not fit together. EMEMORY. heap is borrowed. */

@@ -8,26 +8,28 @@ struct tp_engine {
     tp_backend backend;
     tp_heap *heap;
     tp_team *team;
-    int stages;                /* held by this rank */
-    tp_stage **stage;          /* [program->stages], NULL where another rank holds it; NULL when emulated */
-    const tp_instr *code;      /* [count] of this rank */
+    int stages;           /* held by this rank */
+    tp_stage **stage;     /* [program->stages], NULL where another rank holds it; NULL when emulated */
+    const tp_instr *code; /* [count] of this rank */
     int64_t count;
-    int32_t *needs;            /* [count] the number of receives from `from` that must be complete before it runs */
-    uint32_t *slots;           /* [stages, micros] slots of the micro-batches on this rank's stages */
-    int16_t *from;             /* [count] peer whose messages it reads, -1: none */
-    int32_t *received;         /* [ranks] receives completed in this step */
-    tp_event *events;          /* [count] */
-    double *gather;            /* [ranks + 1][gather_count] of the all-gather that ends a step */
+    int32_t *needs;         /* [count] the number of receives from `from` that must be complete before it runs */
+    int32_t *forward_needs; /* [count] the same in an evaluation, where only activations are received */
+    const int32_t *needed;  /* one of the two */
+    uint32_t *slots;        /* [stages, micros] slots of the micro-batches on this rank's stages */
+    int16_t *from;          /* [count] peer whose messages it reads, -1: none */
+    int32_t *received;      /* [ranks] receives completed in this step */
+    tp_event *events;       /* [count] */
+    double *gather;         /* [ranks + 1][gather_count] of the all-gather that ends a step */
     int64_t gather_count;
-    int64_t step;
+    int64_t step; /* 0-based, as people count them: one less than tp_adamw's */
     /* emulated */
     const tp_durations *durations;
-    int64_t *stamps;           /* [count] when the message of a receive or send was ready */
+    int64_t *stamps; /* [count] when the message of a receive or send was ready */
 };
 
 /* Bytes of each table, in the order they are taken; see tp_engine_bytes. */
 typedef struct {
-    size_t needs, from, received, events, gather, stages, slots;
+    size_t needs, forward_needs, from, received, events, gather, stages, slots;
 } engine_tables;
 engine_tables
 tp_engine_tables(const tp_program *program, int rank, int64_t gather_count);
@@ -53,7 +55,11 @@ tp_engine_run_emulated(tp_engine *engine, tp_step_result *result);
 /* Tell the region that this rank failed first; returns status. */
 tp_status
 tp_engine_fail(tp_engine *engine, tp_status status);
-void
+/* Before an instruction: note it as this rank's progress. EABORTED once the region is: a rank that waits for nobody would
+ * not hear of it otherwise. */
+TP_MUST_USE tp_status
 tp_engine_note(tp_engine *engine, const tp_instr *instr);
+TP_MUST_USE tp_status
+tp_engine_check_abort(const tp_engine *engine);
 
 #endif

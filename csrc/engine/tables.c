@@ -1,14 +1,15 @@
 /* What an engine precomputes from its program: which messages an instruction waits for, and room for events. */
+#include "csrc/engine/internal.h"
+
 #include <stdlib.h>
 #include <string.h>
-
-#include "csrc/engine/internal.h"
 
 engine_tables
 tp_engine_tables(const tp_program *program, int rank, int64_t gather_count)
 {
     size_t count = (size_t)(program->begin[rank + 1] - program->begin[rank]), ranks = (size_t)program->ranks;
     return (engine_tables){.needs = count * sizeof(int32_t),
+                           .forward_needs = count * sizeof(int32_t),
                            .from = count * sizeof(int16_t),
                            .received = ranks * sizeof(int32_t),
                            .events = count * sizeof(tp_event),
@@ -25,6 +26,9 @@ tp_engine_take_tables(tp_engine *engine, const tp_program *program, int rank, in
     engine->count = program->begin[rank + 1] - program->begin[rank];
     engine->gather_count = gather_count;
     TP_TRY(tp_heap_alloc(engine->heap, bytes.needs, "the engine's receive table", (void **)&engine->needs));
+    TP_TRY(tp_heap_alloc(engine->heap, bytes.forward_needs, "the engine's receive table",
+                         (void **)&engine->forward_needs));
+    engine->needed = engine->needs;
     TP_TRY(tp_heap_alloc(engine->heap, bytes.from, "the engine's peer table", (void **)&engine->from));
     TP_TRY(tp_heap_alloc(engine->heap, bytes.received, "the engine's counters", (void **)&engine->received));
     TP_TRY(tp_heap_alloc(engine->heap, bytes.events, "the engine's event ring", (void **)&engine->events));
@@ -42,6 +46,7 @@ void
 tp_engine_drop_tables(tp_engine *engine)
 {
     tp_heap_free(engine->heap, engine->needs);
+    tp_heap_free(engine->heap, engine->forward_needs);
     tp_heap_free(engine->heap, engine->from);
     tp_heap_free(engine->heap, engine->received);
     tp_heap_free(engine->heap, engine->events);
@@ -58,13 +63,18 @@ message_key(const tp_program *program, int backward, const tp_instr *instr)
            tp_program_unit(program, instr);
 }
 
+/* Receives posted from one peer so far. */
+typedef struct {
+    int32_t all, forward;
+} receive_count;
+
 tp_status
 tp_engine_match_receives(tp_engine *engine, const tp_program *program)
 {
     int64_t keys = 2 * (int64_t)program->stages * tp_program_units(program);
     int64_t *posted_at = calloc((size_t)keys, sizeof *posted_at); /* 1 + position of the receive */
-    int32_t *posted = calloc((size_t)program->ranks, sizeof *posted);
-    int32_t *number = calloc((size_t)engine->count + 1, sizeof *number);
+    receive_count *posted = calloc((size_t)program->ranks, sizeof *posted);
+    receive_count *number = calloc((size_t)engine->count + 1, sizeof *number);
     if (posted_at == NULL || posted == NULL || number == NULL) {
         free(posted_at);
         free(posted);
@@ -76,12 +86,15 @@ tp_engine_match_receives(tp_engine *engine, const tp_program *program)
         engine->from[i] = -1;
         if (instr->op == TP_OP_RF || instr->op == TP_OP_RB) {
             posted_at[message_key(program, instr->op == TP_OP_RB, instr)] = i + 1;
-            number[i] = ++posted[instr->peer];
+            posted[instr->peer].all++;
+            posted[instr->peer].forward += instr->op == TP_OP_RF;
+            number[i] = posted[instr->peer];
         } else if (instr->op == TP_OP_F || instr->op == TP_OP_B || instr->op == TP_OP_I) {
             int64_t at = posted_at[message_key(program, instr->op != TP_OP_F, instr)];
             if (at > 0) {
                 engine->from[i] = engine->code[at - 1].peer;
-                engine->needs[i] = number[at - 1];
+                engine->needs[i] = number[at - 1].all;
+                engine->forward_needs[i] = number[at - 1].forward;
             }
         }
     }
@@ -97,7 +110,7 @@ tp_engine_wait_inputs(tp_engine *engine, int64_t i)
     int peer = engine->from[i];
     if (peer < 0)
         return TP_OK;
-    for (; engine->received[peer] < engine->needs[i]; engine->received[peer]++)
+    for (; engine->received[peer] < engine->needed[i]; engine->received[peer]++)
         TP_TRY(engine->config.comm->ops->recv_wait(engine->config.comm, peer));
     return TP_OK;
 }
@@ -116,12 +129,26 @@ tp_engine_message(tp_engine *engine, const tp_instr *instr, void *data, size_t b
     return comm->ops->send(comm, instr->peer, tag, data, bytes);
 }
 
-void
+tp_status
+tp_engine_check_abort(const tp_engine *engine)
+{
+    int first;
+    char text[512];
+    if (engine->config.region == NULL || tp_region_aborted(engine->config.region, &first, text) == TP_OK)
+        return TP_OK;
+    if (first < 0)
+        return tp_fail(TP_EABORTED, "rank %d was ended: %s", engine->config.rank, text);
+    return tp_fail(TP_EABORTED, "rank %d was ended because rank %d failed first: %s", engine->config.rank, first, text);
+}
+
+tp_status
 tp_engine_note(tp_engine *engine, const tp_instr *instr)
 {
-    if (engine->config.region != NULL)
-        tp_region_progress(engine->config.region, engine->config.rank, (uint64_t)engine->step,
-                           tp_tag(instr->op, instr->stage, instr->micro, instr->slice));
+    if (engine->config.region == NULL)
+        return TP_OK;
+    tp_region_progress(engine->config.region, engine->config.rank, (uint64_t)engine->step,
+                       tp_tag(instr->op, instr->stage, instr->micro, instr->slice));
+    return tp_engine_check_abort(engine);
 }
 
 tp_status

@@ -1,10 +1,10 @@
 /* _core.Engine: one rank's stages and program, driven from Python a step at a time. */
-#include "csrc/engine/engine.h"
+#include "csrc/py/comm.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "csrc/py/comm.h"
+#include "csrc/engine/engine.h"
 #include "csrc/py/model.h"
 #include "csrc/py/program.h"
 
@@ -274,9 +274,14 @@ engine_load(PyObject *object, PyObject *args)
         PyBuffer_Release(&view);
         return NULL;
     }
+    if (engine_claim((engine_object *)object) < 0) {
+        PyBuffer_Release(&view);
+        return NULL;
+    }
     Py_BEGIN_ALLOW_THREADS
     tp_stage_import(stage, i, what, view.buf);
     Py_END_ALLOW_THREADS
+    ((engine_object *)object)->busy = 0;
     PyBuffer_Release(&view);
     Py_RETURN_NONE;
 }
@@ -297,9 +302,14 @@ engine_read(PyObject *object, PyObject *args)
     float *values = malloc((size_t)(rows * cols) * sizeof *values);
     if (values == NULL)
         return PyErr_NoMemory();
+    if (engine_claim((engine_object *)object) < 0) {
+        free(values);
+        return NULL;
+    }
     Py_BEGIN_ALLOW_THREADS
     tp_stage_export(stage, i, what, values);
     Py_END_ALLOW_THREADS
+    ((engine_object *)object)->busy = 0;
     Py_ssize_t shape[2] = {rows, cols};
     return tp_py_array(tp_py_state_of(object), values, 'f', matrix ? 2 : 1, matrix ? shape : shape + 1);
 }
@@ -310,11 +320,13 @@ engine_pack(PyObject *object, PyObject *unused)
     (void)unused;
     tp_stage *stage;
     int number;
-    for (int k = 0; (stage = tp_engine_stage(((engine_object *)object)->engine, k, &number)) != NULL; k++) {
-        Py_BEGIN_ALLOW_THREADS
+    if (engine_claim((engine_object *)object) < 0)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    for (int k = 0; (stage = tp_engine_stage(((engine_object *)object)->engine, k, &number)) != NULL; k++)
         tp_stage_pack(stage);
-        Py_END_ALLOW_THREADS
-    }
+    Py_END_ALLOW_THREADS
+    ((engine_object *)object)->busy = 0;
     Py_RETURN_NONE;
 }
 
@@ -373,6 +385,11 @@ rank_memory(PyObject *module, PyObject *args, PyObject *kwargs)
     }
     config.partition = bounds;
     config.slicing = cut;
+    tp_status status = tp_engine_check(&config);
+    if (status != TP_OK) {
+        tp_py_raise(state, status);
+        goto done;
+    }
     result = PyList_New(config.program->ranks);
     for (config.rank = 0; result != NULL && config.rank < config.program->ranks; config.rank++) {
         PyObject *bytes = PyLong_FromSize_t(tp_engine_bytes(&config));
@@ -389,17 +406,25 @@ done:
 
 static PyMethodDef engine_methods[] = {
     {"emulated", (PyCFunction)(void (*)(void))engine_emulated, METH_CLASS | METH_VARARGS | METH_KEYWORDS,
-     "emulated(program, rank, durations, comm=None): kernels are timed waits; order, messages and waits are real."},
+     "emulated($type, /, program, rank, durations, comm=None)\n--\n\nKernels are timed waits; order, messages and waits are "
+     "real."},
     {"step", (PyCFunction)(void (*)(void))engine_step, METH_VARARGS | METH_KEYWORDS,
-     "step(tokens, step, lr, ...) -> (loss, grad_norm, stop, begin_ns, end_ns). tokens int32 [batch, seq_len + 1]."},
-    {"evaluate", engine_evaluate, METH_O, "evaluate(tokens) -> mean loss; forwards only."},
-    {"params", engine_params, METH_NOARGS, "params() -> [(virtual stage, i, canonical index), ...] of this rank."},
-    {"load", engine_load, METH_VARARGS, "load(stage, i, state, float32 array): state value, m, v or grad. pack() after values."},
-    {"read", engine_read, METH_VARARGS, "read(stage, i, state) -> float32 array."},
-    {"pack", engine_pack, METH_NOARGS, "pack(): make the layouts that backward multiplies with; after load of values."},
+     "step($self, /, tokens, step=1, lr=0.0, beta1=0.9, beta2=0.95, eps=1e-08, weight_decay=0.0, grad_clip=0.0, "
+     "update=True, stop=False)\n--\n\n-> (loss, grad_norm, stop, begin_ns, end_ns). tokens: int32 [batch, seq_len + 1]; "
+     "None for an emulated engine. step counts from 1."},
+    {"evaluate", engine_evaluate, METH_O, "evaluate($self, tokens, /)\n--\n\n-> the mean loss; forwards only."},
+    {"params", engine_params, METH_NOARGS,
+     "params($self, /)\n--\n\n-> [(virtual stage, i, canonical index), ...] of this rank."},
+    {"load", engine_load, METH_VARARGS,
+     "load($self, stage, i, state, array, /)\n--\n\nstate: value, m, v or grad; array: float32. pack() after values."},
+    {"read", engine_read, METH_VARARGS, "read($self, stage, i, state, /)\n--\n\n-> a float32 array; state as in load."},
+    {"pack", engine_pack, METH_NOARGS,
+     "pack($self, /)\n--\n\nMake the layouts that backward multiplies with; after load of values."},
     {"events", engine_events, METH_NOARGS,
-     "events() -> int64 [instructions, 5] of the last step: position, step, start_ns, end_ns, wait_ns before start."},
-    {"memory", engine_memory, METH_NOARGS, "memory() -> (bytes held, high-water mark, allocations so far)."},
+     "events($self, /)\n--\n\n-> int64 [instructions, 5] of the last step: position, step, start_ns, end_ns, wait_ns before "
+     "start (OPT: within)."},
+    {"memory", engine_memory, METH_NOARGS,
+     "memory($self, /)\n--\n\n-> (bytes held, high-water mark, allocations so far)."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -416,7 +441,8 @@ static PyType_Spec engine_spec = {"terapipe_c._core.Engine", sizeof(engine_objec
 
 static PyMethodDef functions[] = {
     {"rank_memory", (PyCFunction)(void (*)(void))rank_memory, METH_VARARGS | METH_KEYWORDS,
-     "rank_memory(program, model, partition, slicing, isa=None, threads=1) -> [bytes of each rank's engine], exact."},
+     "rank_memory($module, /, program, model, partition, slicing, isa=None, threads=1)\n--\n\n-> [bytes of each rank's "
+     "engine], exact; nothing is allocated."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -20,7 +20,7 @@ typedef struct {
     float *value, *value_t, *grad;
 } weight;
 
-/* ---- arguments ----------------------------------------------------------------------------------------------------- */
+/* ---- arguments --------------------------------------------------------------------------------------------------- */
 
 /* A float32 matrix whose rows are contiguous; any distance between rows, also negative (x[::-1]). */
 typedef struct {
@@ -33,8 +33,8 @@ static int
 is_float32(const Py_buffer *view)
 {
     const char *format = view->format == NULL ? "B" : view->format;
-    return view->itemsize == 4 && strcmp(format[0] == '<' || format[0] == '@' || format[0] == '=' ? format + 1 : format,
-                                         "f") == 0;
+    return view->itemsize == 4 &&
+           strcmp(format[0] == '<' || format[0] == '@' || format[0] == '=' ? format + 1 : format, "f") == 0;
 }
 
 static int
@@ -126,14 +126,15 @@ static int
 begin(kernels *self)
 {
     if (self->busy) {
-        PyErr_SetString(PyExc_RuntimeError, "these Kernels run on another thread now: one Kernels a thread would be right");
+        PyErr_SetString(PyExc_RuntimeError,
+                        "these Kernels run on another thread now: one Kernels a thread would be right");
         return -1;
     }
     self->busy = 1;
     return 0;
 }
 
-/* ---- weights ------------------------------------------------------------------------------------------------------- */
+/* ---- weights ----------------------------------------------------------------------------------------------------- */
 
 static void
 weight_end(weight *w)
@@ -195,14 +196,15 @@ static weight *
 weight_of(kernels *self, PyObject *object)
 {
     if (!PyCapsule_IsValid(object, WEIGHT_NAME)) {
-        PyErr_Format(PyExc_TypeError, "weight is %s: what Kernels.weight returned would be right", Py_TYPE(object)->tp_name);
+        PyErr_Format(PyExc_TypeError, "weight is %s: what Kernels.weight returned would be right",
+                     Py_TYPE(object)->tp_name);
         return NULL;
     }
     weight *w = PyCapsule_GetPointer(object, WEIGHT_NAME);
     if (w->ops == self->be.ops)
         return w;
-    PyErr_Format(PyExc_ValueError, "weight was packed for %s: one packed by these Kernels (%s) would be right", w->ops->name,
-                 self->be.ops->name);
+    PyErr_Format(PyExc_ValueError, "weight was packed for %s: one packed by these Kernels (%s) would be right",
+                 w->ops->name, self->be.ops->name);
     return NULL;
 }
 
@@ -237,7 +239,7 @@ kernels_weight_grad(PyObject *self, PyObject *capsule)
     return weight_array(self, capsule, 1);
 }
 
-/* ---- products ------------------------------------------------------------------------------------------------------ */
+/* ---- products ---------------------------------------------------------------------------------------------------- */
 
 typedef struct {
     matrix x, y, aux;
@@ -309,8 +311,8 @@ kernels_linear(PyObject *self, PyObject *args, PyObject *kwargs)
     static char *names[] = {"x", "weight", "y", "bias", "epilogue", "aux", NULL};
     PyObject *objects[4] = {NULL}, *capsule;
     const char *epilogue = "none";
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|OsO:linear", names, &objects[0], &capsule, &objects[1], &objects[2],
-                                     &epilogue, &objects[3]))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|OsO:linear", names, &objects[0], &capsule, &objects[1],
+                                     &objects[2], &epilogue, &objects[3]))
         return NULL;
     return run_linear(self, 0, capsule, objects, epilogue);
 }
@@ -321,8 +323,8 @@ kernels_linear_t(PyObject *self, PyObject *args, PyObject *kwargs)
     static char *names[] = {"x", "weight", "y", "epilogue", "aux", NULL};
     PyObject *objects[4] = {NULL}, *capsule;
     const char *epilogue = "none";
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|sO:linear_t", names, &objects[0], &capsule, &objects[1], &epilogue,
-                                     &objects[3]))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|sO:linear_t", names, &objects[0], &capsule, &objects[1],
+                                     &epilogue, &objects[3]))
         return NULL;
     return run_linear(self, 1, capsule, objects, epilogue);
 }
@@ -334,7 +336,8 @@ kernels_linear_w(PyObject *object, PyObject *args, PyObject *kwargs)
     kernels *self = (kernels *)object;
     PyObject *x_object, *dy_object, *capsule;
     int accumulate = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|p:linear_w", names, &x_object, &dy_object, &capsule, &accumulate))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|p:linear_w", names, &x_object, &dy_object, &capsule,
+                                     &accumulate))
         return NULL;
     weight *w = weight_of(self, capsule);
     linear_views v;
@@ -370,7 +373,8 @@ kernels_bias_w(PyObject *object, PyObject *args, PyObject *kwargs)
     int ready = tp_py_view(grad_object, 'f', 1, 1, "grad", &grad) == 0;
     if (ready && (grad.shape[0] != dy.cols || begin(self) < 0)) {
         if (!PyErr_Occurred())
-            PyErr_Format(PyExc_ValueError, "grad has length %zd: %lld would be right", grad.shape[0], (long long)dy.cols);
+            PyErr_Format(PyExc_ValueError, "grad has length %zd: %lld would be right", grad.shape[0],
+                         (long long)dy.cols);
         PyBuffer_Release(&grad);
         ready = 0;
     }
@@ -385,7 +389,7 @@ kernels_bias_w(PyObject *object, PyObject *args, PyObject *kwargs)
     return ready ? Py_NewRef(Py_None) : NULL;
 }
 
-/* ---- the type ------------------------------------------------------------------------------------------------------ */
+/* ---- the type ---------------------------------------------------------------------------------------------------- */
 
 static void
 kernels_dealloc(PyObject *object)
@@ -461,12 +465,15 @@ static PyGetSetDef kernels_getset[] = {
 #define WITH_KEYWORDS(function) ((PyCFunction)(void (*)(void))(function)), METH_VARARGS | METH_KEYWORDS
 
 static PyMethodDef kernels_methods[] = {
-    {"weight", kernels_weight, METH_O, "weight($self, array, /)\n--\n\nPack a float32 [n_in, n_out] matrix; also transposed."},
+    {"weight", kernels_weight, METH_O,
+     "weight($self, array, /)\n--\n\nPack a float32 [n_in, n_out] matrix; also transposed."},
     {"weight_array", kernels_weight_array, METH_O, "weight_array($self, weight, /)\n--\n\nThe matrix that was packed."},
-    {"weight_grad", kernels_weight_grad, METH_O, "weight_grad($self, weight, /)\n--\n\nThe gradient that linear_w wrote."},
+    {"weight_grad", kernels_weight_grad, METH_O,
+     "weight_grad($self, weight, /)\n--\n\nThe gradient that linear_w wrote."},
     {"linear", WITH_KEYWORDS(kernels_linear),
      "linear($self, /, x, weight, y, bias=None, epilogue='none', aux=None)\n--\n\n"
-     "y[rows, n_out] = x[rows, n_in] W + bias, then residual (y = aux + ...) or gelu (aux = ..., y = gelu(aux)). Returns y."},
+     "y[rows, n_out] = x[rows, n_in] W + bias, then residual (y = aux + ...) or gelu (aux = ..., y = gelu(aux)). "
+     "Returns y."},
     {"linear_t", WITH_KEYWORDS(kernels_linear_t),
      "linear_t($self, /, x, weight, y, epilogue='none', aux=None)\n--\n\n"
      "y[rows, n_in] = x[rows, n_out] W^T, then dgelu (y = ... * gelu'(aux)). Returns y."},
@@ -483,7 +490,8 @@ static PyType_Slot kernels_slots[] = {
     {Py_tp_dealloc, kernels_dealloc},
     {Py_tp_methods, kernels_methods},
     {Py_tp_getset, kernels_getset},
-    {Py_tp_doc, "Kernels(isa=None, threads=1)\n--\n\nMatrix products of one instruction set: 'avx512', 'avx2' or 'portable'."},
+    {Py_tp_doc,
+     "Kernels(isa=None, threads=1)\n--\n\nMatrix products of one instruction set: 'avx512', 'avx2' or 'portable'."},
     {0, NULL},
 };
 static PyType_Spec kernels_spec = {"terapipe_c._core.Kernels", sizeof(kernels), 0,

@@ -61,7 +61,10 @@ flatten(PyObject *micros, int32_t **batches, int32_t **slices, int32_t **lengths
     for (Py_ssize_t q = 0; q < count; q++) {
         PyObject *cut;
         Py_ssize_t parts;
-        if (!PyArg_ParseTuple(PySequence_Fast_GET_ITEM(micros, q), "iO", &(*batches)[q], &cut))
+        PyObject *pair = PySequence_Fast_GET_ITEM(micros, q);
+        if (!PyTuple_Check(pair))
+            return PyErr_SetString(PyExc_TypeError, "a micro-batch of a slicing is (sequences, [slice lengths])"), -1;
+        if (!PyArg_ParseTuple(pair, "iO", &(*batches)[q], &cut))
             return -1;
         int32_t *part = tp_py_int32s(cut, "slice lengths", &parts);
         int32_t *grown = part == NULL ? NULL : realloc(*lengths, (size_t)(total + parts + 1) * sizeof *grown);
@@ -83,6 +86,8 @@ tp_py_slicing(tp_py_state *state, PyObject *object, tp_slicing **out)
 {
     int seq_len, batch, failed = -1;
     PyObject *list;
+    if (!PyTuple_Check(object))
+        return PyErr_SetString(PyExc_TypeError, "a slicing is (seq_len, batch, [(sequences, [lengths]), ...])"), -1;
     if (!PyArg_ParseTuple(object, "iiO;a slicing is (seq_len, batch, [(sequences, [lengths]), ...])", &seq_len, &batch,
                           &list))
         return -1;
@@ -164,11 +169,12 @@ model_figures(PyObject *module, PyObject *args)
 
 static PyMethodDef functions[] = {
     {"model_params", model_params, METH_O,
-     "model_params(model) -> [(name, rows, cols, is_matrix, block), ...] in canonical order; vectors have rows 1."},
+     "model_params($module, model, /)\n--\n\n-> [(name, rows, cols, is_matrix, block), ...] in canonical order; vectors have "
+     "rows 1."},
     {"model_init_param", model_init_param, METH_VARARGS,
-     "model_init_param(model, index, seed) -> float32 array: Philox keyed by (seed, name, index)."},
+     "model_init_param($module, model, index, seed, /)\n--\n\n-> a float32 array: Philox keyed by (seed, name, index)."},
     {"model_figures", model_figures, METH_VARARGS,
-     "model_figures(model, seq_len) -> (parameters, FLOPs of one token's forward and backward)."},
+     "model_figures($module, model, seq_len, /)\n--\n\n-> (parameters, FLOPs of one token's forward and backward)."},
     {NULL, NULL, 0, NULL},
 };
 

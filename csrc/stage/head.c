@@ -10,41 +10,58 @@ belongs(row_set set, int64_t token)
     return set == ROWS_ALL || (token % 3 == 0) == (set == ROWS_FORWARD);
 }
 
-/* Logits and loss of `count` gathered rows; with gradients unless the rows are only evaluated. */
+void
+tp_head_flush(tp_stage *stage, int which)
+{
+    const stage_block *self = &stage->block[stage->blocks - 1];
+    head_tile *tile = &stage->tile[which];
+    stage_param *weight = &stage->param[self->in];
+    int64_t width = stage->config.model.n_embd;
+    if (tile->rows == 0)
+        return;
+    stage->be->ops->linear_w(stage->be, tile->rows, stage->config.model.vocab_size, width, tile->logits,
+                             tp_logits_stride(&stage->config.model), tile->x, width,
+                             which == 0 ? stage->head_forward : weight->grad, tile->seen);
+    tile->rows = 0;
+    tile->seen = 1;
+}
+
+/* Logits and loss of `count` rows gathered behind those that wait in the tile; d(input), unless only evaluated. */
 static void
 tile_work(tp_stage *stage, const stage_block *self, const slice_at *at, row_set set, const int64_t *row, int64_t count)
 {
     const tp_backend_ops *ops = stage->be->ops;
     const block_activations *mine = &self->activations[at->slot];
     const stage_param *weight = &stage->param[self->in];
+    head_tile *tile = &stage->tile[set == ROWS_BACKWARD];
     int64_t width = stage->config.model.n_embd, vocab = stage->config.model.vocab_size;
     int64_t stride = tp_logits_stride(&stage->config.model);
+    float *x = tile->x + tile->rows * width, *logits = tile->logits + tile->rows * stride;
     int32_t targets[TP_HEAD_TILE];
     double loss[TP_HEAD_TILE];
     for (int64_t i = 0; i < count; i++) {
         ops->layernorm_apply(stage->be, 1, width, mine->input + row[i] * width, width, mine->mean + row[i],
                              mine->rstd + row[i], 1, tp_stage_value(stage, self->norm),
-                             tp_stage_value(stage, self->norm_bias), stage->head_x + i * width, width);
+                             tp_stage_value(stage, self->norm_bias), x + i * width, width);
         targets[i] = stage->targets[at->batch_row + row[i]];
     }
-    tp_linear op = {.rows = count, .n_in = vocab, .n_out = width, .x = stage->head_x, .x_stride = width,
-                    .weight = weight->packed_t, .y = stage->logits, .y_stride = stride};
+    tp_linear op = {.rows = count, .n_in = vocab, .n_out = width, .x = x, .x_stride = width,
+                    .weight = weight->packed_t, .y = logits, .y_stride = stride};
     ops->linear_t(stage->be, &op);
     float scale = 1.0f / (float)((double)stage->config.slicing->batch * stage->config.slicing->seq_len);
-    ops->softmax_loss(stage->be, count, vocab, stage->logits, stride, targets, scale, set != ROWS_ALL, loss);
+    ops->softmax_loss(stage->be, count, vocab, logits, stride, targets, scale, set != ROWS_ALL, loss);
     for (int64_t i = 0; i < count; i++)
         mine->loss[row[i]] = loss[i];
     if (set == ROWS_ALL)
         return;
-    op = (tp_linear){.rows = count, .n_in = vocab, .n_out = width, .x = stage->logits, .x_stride = stride,
+    op = (tp_linear){.rows = count, .n_in = vocab, .n_out = width, .x = logits, .x_stride = stride,
                      .weight = weight->value, .y = stage->head_dx, .y_stride = width};
     ops->linear(stage->be, &op);
     for (int64_t i = 0; i < count; i++)
         ops->copy(stage->be, width, stage->head_dx + i * width, mine->dx + row[i] * width);
-    int *seen = set == ROWS_FORWARD ? &stage->forward_rows_seen : &stage->backward_rows_seen;
-    ops->linear_w(stage->be, count, vocab, width, stage->logits, stride, stage->head_x, width,
-                  set == ROWS_FORWARD ? stage->head_forward : weight->grad, *seen);
-    *seen = 1;
+    tile->rows += count;
+    if (tile->rows == TP_HEAD_TILE)
+        tp_head_flush(stage, set == ROWS_BACKWARD);
 }
 
 /* The rows of `set` with tokens [begin, end): sequences ascending; tokens ascending in F, descending in I. */
@@ -58,7 +75,7 @@ rows_work(tp_stage *stage, const stage_block *self, const slice_at *at, row_set 
             if (!belongs(set, token))
                 continue;
             row[count++] = token * at->batch + s;
-            if (count == TP_HEAD_TILE) {
+            if (count == TP_HEAD_TILE - stage->tile[set == ROWS_BACKWARD].rows) {
                 tile_work(stage, self, at, set, row, count);
                 count = 0;
             }
@@ -66,6 +83,8 @@ rows_work(tp_stage *stage, const stage_block *self, const slice_at *at, row_set 
     }
     if (count > 0)
         tile_work(stage, self, at, set, row, count);
+    if (set == ROWS_FORWARD) /* rows of I wait for W, off the critical path */
+        tp_head_flush(stage, 0);
 }
 
 static void

@@ -83,8 +83,10 @@ layout_head(tp_stage *stage, arena *from)
 {
     const tp_model *model = &stage->config.model;
     const stage_block *head = &stage->block[stage->blocks - 1];
-    stage->logits = floats(from, (int64_t)TP_HEAD_TILE * tp_logits_stride(model));
-    stage->head_x = floats(from, (int64_t)TP_HEAD_TILE * model->n_embd);
+    for (int i = 0; i < 2; i++) {
+        stage->tile[i].logits = floats(from, (int64_t)TP_HEAD_TILE * tp_logits_stride(model));
+        stage->tile[i].x = floats(from, (int64_t)TP_HEAD_TILE * model->n_embd);
+    }
     stage->head_dx = floats(from, (int64_t)TP_HEAD_TILE * model->n_embd);
     stage->head_forward = floats(from, stage->param[head->in].floats);
 }

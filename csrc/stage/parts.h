@@ -38,6 +38,13 @@ typedef struct {
     block_gradients *gradients;      /* [gradient_slots] */
 } stage_block;
 
+/* Rows of the head whose logits exist: after the loss, their d(logits), until d(weight) has taken them. */
+typedef struct {
+    float *logits, *x; /* [tile, V], [tile, E] normalised input */
+    int64_t rows;      /* waiting for d(weight) */
+    int seen;          /* the chain of this step has begun */
+} head_tile;
+
 struct tp_stage {
     tp_stage_config config;
     tp_backend *be;
@@ -47,8 +54,8 @@ struct tp_stage {
     stage_param *param;
     float **output, **d_output; /* [slots] [R, E] of the last block; NULL on the head's stage */
     float *scratch;             /* [max_rows, E] */
-    float *logits;              /* head: [tile, V] */
-    float *head_x, *head_dx;    /* head: [tile, E] */
+    head_tile tile[2];          /* head: rows done in F; rows done in I */
+    float *head_dx;             /* head: [tile, E] */
     float *head_forward;        /* head: the F rows' chain of d(weight) */
     float *embedding_rows;      /* [batch * T, E] gradient of the embedding's output in canonical order (sequence, token
                                    descending), or the other end's */
@@ -56,7 +63,6 @@ struct tp_stage {
     int32_t *chain_tokens, *chain_positions;    /* [batch * T] in canonical order */
     double *sequence_loss;                 /* [batch] */
     int train;
-    int forward_rows_seen, backward_rows_seen; /* whether a head chain of this step has begun */
 };
 
 typedef struct {
@@ -85,6 +91,9 @@ void
 tp_head_forward(tp_stage *stage, int block, const slice_at *at);
 void
 tp_head_input_gradient(tp_stage *stage, int block, const slice_at *at);
+/* d(weight) of the rows of tile 0 (F) or 1 (I) that wait for it, in the order in which they came. */
+void
+tp_head_flush(tp_stage *stage, int which);
 
 /* dx of LayerNorm for the slice's rows, each sequence's gradient chain walked downwards. dy: [rows, E] of the slice. */
 void

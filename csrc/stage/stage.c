@@ -245,7 +245,8 @@ tp_stage_begin(tp_stage *stage, const int32_t *tokens, int train)
     const tp_slicing *slicing = stage->config.slicing;
     int64_t seq_len = slicing->seq_len;
     stage->train = train;
-    stage->forward_rows_seen = stage->backward_rows_seen = 0;
+    for (int i = 0; i < 2; i++)
+        stage->tile[i].rows = stage->tile[i].seen = 0;
     if (stage->tokens == NULL)
         return;
     for (int32_t q = 0; q < slicing->micros; q++) {

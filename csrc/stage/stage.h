@@ -7,10 +7,10 @@
  * and then added. Where a micro-batch has several sequences AND several slices ("whole" below), the weight gradients of
  * all its slices are computed at slice 0, because only then is each sequence complete.
  *
- * The head. Logits of a tile of rows exist only while that tile is worked on: logits, loss, d(input) and d(weight) of a
- * row are done together. Rows at positions t % 3 == 0 are done in F, the others in I, so that the head weighs one part on
- * the forward and two on the backward side like every other block (F, I + W); each set has its own chain of weight
- * gradient (F rows ascending, I rows descending) and the two are added at the update. */
+ * The head. Logits of a tile of rows exist only while that tile is worked on; loss and d(input) of a row are done with its
+ * logits. Rows at positions t % 3 == 0 are done in F, the others in I, whose d(weight) waits for W: so the head weighs on F,
+ * I and W much like every other block (1, 4/3, 2/3 of its product). Each set has its own chain of weight gradient (F rows
+ * ascending, I rows descending) and the two are added at the update. */
 #ifndef TP_STAGE_STAGE_H
 #define TP_STAGE_STAGE_H
 

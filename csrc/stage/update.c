@@ -1,7 +1,7 @@
 /* After the last backward: complete the gradients, measure them, update. */
-#include <math.h>
-
 #include "csrc/stage/parts.h"
+
+#include <math.h>
 
 static stage_block *
 head_of(tp_stage *stage)
@@ -53,7 +53,9 @@ tp_stage_finish_head(tp_stage *stage)
     if (head == NULL)
         return;
     stage_param *weight = &stage->param[head->in];
-    if (!stage->backward_rows_seen) /* sequences of one token have no backward rows */
+    tp_head_flush(stage, 0);
+    tp_head_flush(stage, 1);
+    if (!stage->tile[1].seen) /* sequences of one token have no backward rows */
         stage->be->ops->zero(stage->be, weight->floats, weight->grad);
     stage->be->ops->add(stage->be, weight->floats, stage->head_forward, weight->grad);
 }

@@ -1,7 +1,7 @@
-/* The matrix products against plain loops of fmaf, bit for bit, in buffers of the exact size: run it under ASan, UBSan and
- * TSan. Prints one line per failure; exit code 1 if there was one.
+/* The matrix products against plain loops of fmaf, bit for bit, in buffers of the exact size: run it under ASan,
+ * UBSan and TSan. Prints one line per failure; exit code 1 if there was one.
  *
- *   cc -std=c11 -D_GNU_SOURCE -g -fsanitize=address,undefined -I. tests/c/test_gemm.c <objects of csrc/base, csrc/cpu>    */
+ *   cc -std=c11 -D_GNU_SOURCE -g -fsanitize=address,undefined -I. tests/c/test_gemm.c <objects of csrc/base, cpu> */
 #include "csrc/backend/backend.h"
 
 #include <inttypes.h>
@@ -24,7 +24,8 @@ numbers(int64_t n, uint32_t seed)
 }
 
 static void
-expect_same(const char *isa, const char *what, int64_t m, int64_t k, int64_t n, const float *a, const float *b, int64_t count)
+expect_same(const char *isa, const char *what, int64_t m, int64_t k, int64_t n, const float *a, const float *b,
+            int64_t count)
 {
     if (memcmp(a, b, (size_t)count * sizeof *a) == 0)
         return;
@@ -34,8 +35,8 @@ expect_same(const char *isa, const char *what, int64_t m, int64_t k, int64_t n, 
 
 /* c[i, j] = chain over p ascending of a[i * ai + p * ap] * b[p * bp + j * bj], from c where accumulate. */
 static void
-chains(int64_t m, int64_t depth, int64_t n, const float *a, int64_t ai, int64_t ap, const float *b, int64_t bp, int64_t bj,
-       float *c, int accumulate)
+chains(int64_t m, int64_t depth, int64_t n, const float *a, int64_t ai, int64_t ap, const float *b, int64_t bp,
+       int64_t bj, float *c, int accumulate)
 {
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++) {
@@ -50,8 +51,18 @@ static void
 check_forward(tp_backend *be, int64_t m, int64_t k, int64_t n, const float *x, const float *w, const float *value)
 {
     float *y = numbers(m * n, 5), *bias = numbers(n, 6), *expected = malloc((size_t)(m * n) * sizeof *expected);
-    tp_linear op = {.rows = m, .n_in = k, .n_out = n, .x = x, .x_stride = k, .weight = value, .bias = bias, .y = y,
-                    .y_stride = n, .epilogue = TP_EPILOGUE_RESIDUAL, .aux = y, .aux_stride = n};
+    tp_linear op = {.rows = m,
+                    .n_in = k,
+                    .n_out = n,
+                    .x = x,
+                    .x_stride = k,
+                    .weight = value,
+                    .bias = bias,
+                    .y = y,
+                    .y_stride = n,
+                    .epilogue = TP_EPILOGUE_RESIDUAL,
+                    .aux = y,
+                    .aux_stride = n};
     chains(m, k, n, x, k, 1, w, n, 1, expected, 0);
     for (int64_t i = 0; i < m * n; i++)
         expected[i] = y[i] + (expected[i] + bias[i % n]);
@@ -63,11 +74,13 @@ check_forward(tp_backend *be, int64_t m, int64_t k, int64_t n, const float *x, c
 static void
 check_gradients(tp_backend *be, int64_t m, int64_t k, int64_t n, const float *x, const float *w, const float *value)
 {
-    float *dy = numbers(m * n, 7), *dx = numbers(m * k, 8), *expected = malloc((size_t)(m * k + k * n) * sizeof *expected);
+    float *dy = numbers(m * n, 7), *dx = numbers(m * k, 8),
+          *expected = malloc((size_t)(m * k + k * n) * sizeof *expected);
     float *value_t = numbers(be->ops->weight_t_floats(k, n), 9), *grad = numbers(be->ops->weight_floats(k, n), 10);
     float *row_major = malloc((size_t)(k * n) * sizeof *row_major);
     be->ops->weight_transpose(be, k, n, value, value_t);
-    tp_linear op = {.rows = m, .n_in = k, .n_out = n, .x = dy, .x_stride = n, .weight = value_t, .y = dx, .y_stride = k};
+    tp_linear op = {
+        .rows = m, .n_in = k, .n_out = n, .x = dy, .x_stride = n, .weight = value_t, .y = dx, .y_stride = k};
     chains(m, n, k, dy, n, 1, w, 1, n, expected, 0);
     be->ops->linear_t(be, &op);
     expect_same(be->ops->name, "linear_t", m, k, n, dx, expected, m * k);
