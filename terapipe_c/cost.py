@@ -324,6 +324,11 @@ class CostModel:
         """:meth:`slice_cost` for 1 to ``batch`` sequences at once; index 0 is None."""
         return [None, *(self.slice_cost(seq_len, granularity, phase, b) for b in range(1, whole("batch", batch) + 1))]
 
+    @property
+    def known_batch(self) -> int:
+        """The most sequences a micro-batch that these costs can answer for: measured costs know what was measured."""
+        return self.micro_batch if self.source == "measured" else 1 << 30
+
     def message_s(self, rows: ArrayLike, n_embd: int) -> Any:
         """Seconds of a message of float32 [rows, n_embd]."""
         return self.latency_s + self.byte_s * 4.0 * n_embd * np.asarray(rows, np.float64)

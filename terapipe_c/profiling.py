@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 
 from . import _core
+from .checkpoint import param_shapes
 from .config import GPTConfig, real, whole
 from .cost import CostModel
-from .engine import RankEngine, init_params
+from .engine import RankEngine
 from .schedules import Program
 
 __all__ = ["profile"]
@@ -77,6 +78,12 @@ def _head_slicing(rows: int) -> list[int]:
     return [*cut, rows]
 
 
+def _some_params(model: GPTConfig) -> dict[str, Any]:
+    """Small numbers of both signs, made quickly: kernels take the same time for any that are not subnormal."""
+    some = np.random.Generator(np.random.Philox(3)).standard_normal(1 << 16, np.float32) * np.float32(0.02)
+    return {name: np.resize(some, shape) for name, shape in param_shapes(model).items()}
+
+
 def _quartile(values: Sequence[float]) -> float:
     return sorted(values)[(len(values) - 1) // 4]
 
@@ -98,7 +105,7 @@ class _Sampler:
         shape = sum(b for b, _ in slicing), sum(slicing[0][1]) + 1
         tokens = np.random.Generator(np.random.Philox(7)).integers(0, model.vocab_size, shape, np.int32)
         start, errors, spent = threading.Barrier(self.busy), [], 0.0
-        params = init_params(model)
+        params = _some_params(model)
 
         def one() -> None:
             nonlocal spent
@@ -240,14 +247,17 @@ def _measure_head(sampler: _Sampler, model: GPTConfig, seq_len: int, end: float)
     begin = time.monotonic()
     spent = sampler.run(replace(model, n_layer=1, block_size=rows), cut(rows), 1, kinds)
     around = time.monotonic() - begin - spent       # parameters and memory: once per engine
+    # Few rows are slow rows (the weights stream past for each slice), so this is more than a row of a long slice takes.
+    row = sum(seconds[0] for (kind, *_), seconds in sampler.samples.items() if kind in kinds) / rows
+    fixed = max(0.0, spent - row * rows)            # the layer's work and the update
     left = end - time.monotonic() - around
-    while rows < seq_len and 2 * spent * min(2.0, seq_len / rows) < left:
-        spent *= min(2.0, seq_len / rows)
+    while rows < seq_len and 1.3 * (fixed + row * min(seq_len, 2 * rows)) < left:
         rows = min(seq_len, 2 * rows)
     slicing = cut(rows)
-    if rows == seq_len and rows > 48 and 4 * spent < left:
+    spent = fixed + row * rows
+    if rows == seq_len and rows > 48 and 3 * spent < left:
         slicing.append((1, [rows]))                 # the whole sequence as one slice
-        spent *= 2
+        spent += row * rows
     sampler.run(replace(model, n_layer=1, block_size=rows), slicing, max(1, min(MOST_REPEATS, int(left / spent))), kinds)
 
 

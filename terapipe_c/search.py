@@ -180,11 +180,12 @@ def _slicing_seeds(judge: Judge, batch: int, seq_len: int, unit: int, stages: in
         for apart in (None, True):
             one = planners.slice_tokens(costs, stages, seq_len=seq_len, granularity=unit, bwd=apart)
             seeds.append(((1, tuple(int(n) for n in one.lengths)),) * batch)
-    if batch > 1:
+    most = min(batch, judge.costs.known_batch)
+    if most > 1:
         joint = planners.slice_batch_and_tokens(costs, batch, stages, seq_len=seq_len, granularity=unit,
-                                                max_group=min(batch, 16))
+                                                max_group=min(most, 16))
         seeds.append(tuple((int(b), tuple(int(n) for n in lengths)) for b, lengths in joint.slicing))
-        seeds += [((b, (seq_len,)),) * (batch // b) for b in range(2, batch + 1) if batch % b == 0]
+        seeds += [((b, (seq_len,)),) * (batch // b) for b in range(2, most + 1) if batch % b == 0]
     for parts in (2, 3, 4, 6, 8, 12, 16, 24, 32):
         if parts * unit <= seq_len:
             lengths = tuple(n * unit for n in equal_lengths(seq_len // unit, parts))

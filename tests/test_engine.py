@@ -135,7 +135,8 @@ def test_updates_have_the_same_bits_under_every_kind_of_program(tie):
     for i, (name, make) in enumerate(PROGRAMS.items()):
         program = make().lower(tie)
         program.check()
-        partition = partition_of(model, sorted(np.random.default_rng(i).choice(range(1, 6), program.num_stages - 1, False).tolist()))
+        cuts = np.random.default_rng(i).choice(range(1, 6), program.num_stages - 1, False)
+        partition = partition_of(model, sorted(cuts.tolist()))
         slicing = [(1, [4, 5]), (2, [8, 1])] if i % 2 else [(2, [1, 8]), (1, [6, 3])]
         try:
             same(right, everything(model, partition, slicing, program, params, tokens, 1 + i % 2))

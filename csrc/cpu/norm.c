@@ -1,8 +1,8 @@
-/* LayerNorm of rows (Ba, Kiros & Hinton 2016), eps 1e-5. A row's bits depend on that row alone; gradients of gamma and beta
- * are chains over rows in the order of the call. Threads share rows, and columns for the chains. */
+/* LayerNorm of rows (Ba, Kiros & Hinton 2016), eps 1e-5. A row's bits depend on that row alone; gradients of gamma and
+ * beta are chains over rows in the order of the call. Threads share rows, and columns for the chains. */
 #include "csrc/cpu/rows.h"
 
-#define NORM_EPS 1e-5f
+#define NORM_EPS  1e-5f
 #define NORM_SUMS 4 /* partial sums of a row: one would wait for its own additions */
 #define NORM_TILE 8 /* rows that stay in the first cache from the chains to the input gradient */
 
@@ -93,8 +93,16 @@ static void
 cpu_layernorm(tp_backend *be, int64_t rows, int64_t n, const float *x, int64_t x_stride, const float *gamma,
               const float *beta, float *y, int64_t y_stride, float *mean, float *rstd)
 {
-    norm_job job = {.rows = rows, .n = n, .x = x, .x_stride = x_stride, .gamma = gamma, .beta = beta, .y = y,
-                    .y_stride = y_stride, .mean = mean, .rstd = rstd};
+    norm_job job = {.rows = rows,
+                    .n = n,
+                    .x = x,
+                    .x_stride = x_stride,
+                    .gamma = gamma,
+                    .beta = beta,
+                    .y = y,
+                    .y_stride = y_stride,
+                    .mean = mean,
+                    .rstd = rstd};
     tp_team_run(rows_team(be, rows * n), norm_forward_work, &job);
 }
 
@@ -103,8 +111,17 @@ cpu_layernorm_apply(tp_backend *be, int64_t rows, int64_t n, const float *x, int
                     const float *rstd, int64_t stat_stride, const float *gamma, const float *beta, float *y,
                     int64_t y_stride)
 {
-    norm_job job = {.rows = rows, .n = n, .x = x, .x_stride = x_stride, .gamma = gamma, .beta = beta, .y = y,
-                    .y_stride = y_stride, .known_mean = mean, .known_rstd = rstd, .stat_stride = stat_stride};
+    norm_job job = {.rows = rows,
+                    .n = n,
+                    .x = x,
+                    .x_stride = x_stride,
+                    .gamma = gamma,
+                    .beta = beta,
+                    .y = y,
+                    .y_stride = y_stride,
+                    .known_mean = mean,
+                    .known_rstd = rstd,
+                    .stat_stride = stat_stride};
     tp_team_run(rows_team(be, rows * n), norm_forward_work, &job);
 }
 
@@ -229,9 +246,21 @@ cpu_layernorm_backward(tp_backend *be, int64_t rows, int64_t n, const float *dy,
                        const float *dresidual, int64_t dresidual_stride, float *dx, int64_t dx_stride, float *dgamma,
                        float *dbeta)
 {
-    norm_job job = {.rows = rows, .n = n, .x = x, .x_stride = x_stride, .gamma = gamma, .dy = dy, .dy_stride = dy_stride,
-                    .dresidual = dresidual, .dresidual_stride = dresidual_stride, .y = dx, .y_stride = dx_stride,
-                    .known_mean = mean, .known_rstd = rstd, .stat_stride = stat_stride, .dgamma = dgamma,
+    norm_job job = {.rows = rows,
+                    .n = n,
+                    .x = x,
+                    .x_stride = x_stride,
+                    .gamma = gamma,
+                    .dy = dy,
+                    .dy_stride = dy_stride,
+                    .dresidual = dresidual,
+                    .dresidual_stride = dresidual_stride,
+                    .y = dx,
+                    .y_stride = dx_stride,
+                    .known_mean = mean,
+                    .known_rstd = rstd,
+                    .stat_stride = stat_stride,
+                    .dgamma = dgamma,
                     .dbeta = dbeta};
     tp_team *team = rows_team(be, rows * n);
     /* A team would meet twice per tile; the chains are the same in any tiles. */

@@ -1,20 +1,30 @@
-/* AdamW (Loshchilov & Hutter 2019): one pass over p, g, m, v; bound by memory. */
+/* AdamW (Loshchilov & Hutter 2019): one pass over p, g, m, v; bound by memory.
+ *
+ * Subnormal numbers cost the processor a hundred cycles each, and moments whose gradient has become zero (rows of wte
+ * of tokens that are gone) decay into them and stay: 0.9 times the smallest rounds back to it. So moments that small
+ * become zero, and so do squares of gradients that eps hides: below its 2^-24th part. */
 #include "csrc/cpu/rows.h"
+
+#include <float.h>
 
 typedef struct {
     int64_t n;
     float *p, *m, *v;
     const float *g;
     float lr, beta1, beta2, eps, weight_decay, inverse_bias1, inverse_root_bias2, grad_scale;
+    float least_g, least_v; /* of what v sees; 0 if eps hides nothing */
 } adamw_job;
 
 VEC_INLINE void
 adamw_part(const adamw_job *job, int64_t i, int64_t lanes)
 {
     vf16 g = vec_mul(rows_load(job->g + i, lanes), vec_set1(job->grad_scale));
+    vf16 seen = vec_keep(g, vec_set1(job->least_g));
     vf16 m = vec_fma(vec_set1(job->beta1), rows_load(job->m + i, lanes), vec_mul(vec_set1(1.0f - job->beta1), g));
     vf16 v = vec_fma(vec_set1(job->beta2), rows_load(job->v + i, lanes),
-                     vec_mul(vec_set1(1.0f - job->beta2), vec_mul(g, g)));
+                     vec_mul(vec_set1(1.0f - job->beta2), vec_mul(seen, seen)));
+    m = vec_keep(m, vec_set1(FLT_MIN));
+    v = vec_keep(v, vec_set1(job->least_v));
     vf16 step = vec_div(m, vec_fma(vec_sqrt(v), vec_set1(job->inverse_root_bias2), vec_set1(job->eps)));
     vf16 kept = vec_mul(vec_set1(1.0f - job->lr * job->weight_decay), rows_load(job->p + i, lanes));
     rows_store(job->m + i, m, lanes);
@@ -25,7 +35,8 @@ adamw_part(const adamw_job *job, int64_t i, int64_t lanes)
 static void
 adamw_work(void *argument, int member, int members)
 {
-    const adamw_job job = *(const adamw_job *)argument; /* a copy that the stores cannot alias: its terms stay in registers */
+    const adamw_job job =
+        *(const adamw_job *)argument; /* a copy that no store can alias: its terms stay in registers */
     int64_t first, last, i;
     tp_team_share(job.n, 4096, member, members, &first, &last);
     for (i = first; i + VEC_LANES <= last; i += VEC_LANES)
@@ -38,6 +49,7 @@ static void
 cpu_adamw(tp_backend *be, int64_t n, float *p, const float *g, float *m, float *v, float lr, float beta1, float beta2,
           float eps, float weight_decay, float bias1, float bias2, float grad_scale)
 {
+    const float hidden = eps * 0x1p-24f, hidden_square = hidden * hidden;
     adamw_job job = {.n = n,
                      .p = p,
                      .m = m,
@@ -50,6 +62,8 @@ cpu_adamw(tp_backend *be, int64_t n, float *p, const float *g, float *m, float *
                      .weight_decay = weight_decay,
                      .inverse_bias1 = 1.0f / bias1,
                      .inverse_root_bias2 = 1.0f / __builtin_sqrtf(bias2),
-                     .grad_scale = grad_scale};
+                     .grad_scale = grad_scale,
+                     .least_g = hidden < 0x1p-55f ? hidden : 0x1p-55f,
+                     .least_v = hidden_square < FLT_MIN ? hidden_square : FLT_MIN};
     tp_team_run(rows_team(be, n), adamw_work, &job);
 }

@@ -102,7 +102,8 @@ sumsq_work(void *argument, int member, int members)
     int64_t first, last;
     tp_team_share(job->n, POINTWISE_GRAIN, member, members, &first, &last);
     for (int64_t i = first; i < last; i += POINTWISE_GRAIN)
-        job->leaves[i / POINTWISE_GRAIN] = sumsq_leaf(job->x + i, last - i < POINTWISE_GRAIN ? last - i : POINTWISE_GRAIN);
+        job->leaves[i / POINTWISE_GRAIN] =
+            sumsq_leaf(job->x + i, last - i < POINTWISE_GRAIN ? last - i : POINTWISE_GRAIN);
 }
 
 static double

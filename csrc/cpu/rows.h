@@ -20,7 +20,7 @@ rows_lanes(int64_t n, int64_t i)
     return n - i < VEC_LANES ? n - i : VEC_LANES;
 }
 
-/* Inlined with the constant VEC_LANES these are plain loads and stores: a body serves whole vectors and the last one. */
+/* Inlined with the constant VEC_LANES these are plain loads and stores: one body serves whole vectors and the last. */
 VEC_INLINE vf16
 rows_load(const float *p, int64_t lanes)
 {

@@ -113,7 +113,7 @@ vec_shift_exponent(vf16 a, vf16 bits)
 VEC_INLINE vf16
 vec_keep(vf16 a, vf16 least)
 {
-    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, least, _CMP_NLT_UQ), a);
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(_mm512_abs_ps(a), least, _CMP_NLT_UQ), a);
 }
 VEC_INLINE int
 vec_all_equal(vf16 a, vf16 b)
@@ -240,11 +240,16 @@ vec_shift_exponent(vf16 a, vf16 bits)
 {
     return vec_of_(vec_shift_exponent_half_(a.low, bits.low), vec_shift_exponent_half_(a.high, bits.high));
 }
+VEC_INLINE __m256
+vec_keep_half_(__m256 a, __m256 least)
+{
+    __m256 size = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a);
+    return _mm256_and_ps(a, _mm256_cmp_ps(size, least, _CMP_NLT_UQ));
+}
 VEC_INLINE vf16
 vec_keep(vf16 a, vf16 least)
 {
-    return vec_of_(_mm256_and_ps(a.low, _mm256_cmp_ps(a.low, least.low, _CMP_NLT_UQ)),
-                   _mm256_and_ps(a.high, _mm256_cmp_ps(a.high, least.high, _CMP_NLT_UQ)));
+    return vec_of_(vec_keep_half_(a.low, least.low), vec_keep_half_(a.high, least.high));
 }
 VEC_INLINE int
 vec_all_equal(vf16 a, vf16 b)
@@ -392,7 +397,7 @@ vec_shift_exponent(vf16 x, vf16 bits)
 {
     return VEC_MAP_(VEC_SHIFT_, x, bits);
 }
-#define VEC_KEEP_(q, x, y) (vec4_)((vec4i_)(x).q & ~((x).q < (y).q))
+#define VEC_KEEP_(q, x, y) (vec4_)((vec4i_)(x).q & ~(((x).q < (y).q) & (-(x).q < (y).q)))
 VEC_INLINE vf16
 vec_keep(vf16 x, vf16 least)
 {
@@ -409,7 +414,7 @@ vec_all_equal(vf16 x, vf16 y)
 /* ---- the same everywhere ------------------------------------------------------------------------------------------ *
  * vec_load_n, vec_store_n: the first n lanes (0..16), nothing else is touched, the others load as zero.
  * vec_first_n(v, n, other): v in the lanes below n, other above. vec_max, vec_min: NaN in the second operand wins.
- * vec_keep(a, least): a in the lanes that are not below `least` (NaN stays), zero in the others.
+ * vec_keep(a, least): a where |a| is not below `least` (NaN stays), zero in the other lanes.
  * vec_shift_exponent(a, bits): a * 2^(low bits of `bits` as an integer), for normal results. */
 
 VEC_INLINE vf16

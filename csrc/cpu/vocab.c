@@ -12,7 +12,7 @@ typedef struct {
     float *y;
 } embedding_job;
 
-/* 16 divides a panel: a vector lies in one. A token's row is a line or two of each panel, which no prefetcher foresees. */
+/* 16 divides a panel: a vector lies in one. A token's row is two lines of each panel, which no prefetcher foresees. */
 static void
 embedding_work(void *argument, int member, int members)
 {
@@ -35,8 +35,16 @@ static void
 cpu_embedding(tp_backend *be, int64_t rows, int64_t n, int64_t vocab, int64_t positions_count, const int32_t *tokens,
               const int32_t *positions, const float *wte, const float *wpe, float *y, int64_t y_stride)
 {
-    embedding_job job = {.rows = rows, .n = n, .vocab = vocab, .positions_count = positions_count, .tokens = tokens,
-                         .positions = positions, .wte = wte, .wpe = wpe, .y = y, .stride = y_stride};
+    embedding_job job = {.rows = rows,
+                         .n = n,
+                         .vocab = vocab,
+                         .positions_count = positions_count,
+                         .tokens = tokens,
+                         .positions = positions,
+                         .wte = wte,
+                         .wpe = wpe,
+                         .y = y,
+                         .stride = y_stride};
     tp_team_run(rows_team(be, rows * n), embedding_work, &job);
 }
 
@@ -62,14 +70,15 @@ static void
 cpu_scatter_add(tp_backend *be, int64_t rows, int64_t n, int64_t height, const int32_t *index, const float *dy,
                 int64_t dy_stride, float *grad)
 {
-    embedding_job job = {.rows = rows, .n = n, .vocab = height, .tokens = index, .dy = dy, .stride = dy_stride, .y = grad};
+    embedding_job job = {
+        .rows = rows, .n = n, .vocab = height, .tokens = index, .dy = dy, .stride = dy_stride, .y = grad};
     tp_team_run(rows_team(be, rows * n), scatter_work, &job);
 }
 
 /* The loss passes a row in parts that stay in the first cache between their maximum and their exponentials; a part is
- * taken relative to the largest logit so far, and the last pass brings it to the row's (Milakov & Gimelshein 2018, online
- * softmax, by parts). Parts follow from the vocabulary alone. */
-#define LOSS_PART 4096 /* floats; more where a row would have more than LOSS_PARTS parts */
+ * taken relative to the largest logit so far, and the last pass brings it to the row's (Milakov & Gimelshein 2018, by
+ * parts). Parts follow from the vocabulary alone. */
+#define LOSS_PART  4096 /* floats; more where a row would have more than LOSS_PARTS parts */
 #define LOSS_PARTS 64
 
 typedef struct {
@@ -123,15 +132,16 @@ loss_sum(float *x, int64_t n, float top, int keep, const float *ahead)
     return (double)vec_sum(vec_add(sum[0], sum[1]));
 }
 
-/* x * factor; products that would not be normal numbers are zero: they are nothing beside the others, and the matrix
- * products that take them would run several times slower. */
+/* x * factor. What would come below 2^-100 is zero: AdamW could not see it, and the matrix products that take the
+ * gradients run a hundred times slower once subnormal numbers are in their sums. */
+#define LOSS_LEAST 0x1p-100
+
 static void
 loss_scale(float *x, int64_t n, double factor)
 {
-    const double margin = 1.000001; /* more than the roundings of `least` and of the product */
     double size = fabs(factor);
-    vf16 least = vec_set1(size < (double)FLT_MIN ? FLT_MAX : (float)(margin * (double)FLT_MIN / size));
-    vf16 f = vec_set1(size < (double)FLT_MIN ? 0.0f : (float)factor);
+    vf16 least = vec_set1(size < LOSS_LEAST ? FLT_MAX : (float)(LOSS_LEAST / size));
+    vf16 f = vec_set1(size < LOSS_LEAST ? 0.0f : (float)factor);
     int64_t i = 0;
     for (; i + VEC_LANES <= n; i += VEC_LANES)
         vec_store(x + i, vec_mul(vec_keep(vec_load(x + i), least), f));
@@ -151,8 +161,8 @@ loss_row(const loss_job *job, int64_t r, int64_t next)
         int64_t n = vocab - i < part ? vocab - i : part;
         const float *ahead = i + 2 * part <= vocab ? x + i + part : job->logits + next * job->stride;
         top[p] = loss_top(x + i, n, before);
-        sum = (top[p] == before ? sum : sum * exp((double)before - (double)top[p]))
-            + loss_sum(x + i, n, top[p], job->dlogits, ahead);
+        sum = (top[p] == before ? sum : sum * exp((double)before - (double)top[p])) +
+              loss_sum(x + i, n, top[p], job->dlogits, ahead);
         before = top[p++];
     }
     job->loss[r] = log(sum) + ((double)before - (double)wanted);
@@ -181,7 +191,14 @@ cpu_softmax_loss(tp_backend *be, int64_t rows, int64_t vocab, float *logits, int
                  float scale, int dlogits, double *loss)
 {
     int64_t part = (vocab + LOSS_PARTS * VEC_LANES - 1) / (LOSS_PARTS * VEC_LANES) * VEC_LANES;
-    loss_job job = {.rows = rows, .vocab = vocab, .stride = stride, .part = part < LOSS_PART ? LOSS_PART : part,
-                    .logits = logits, .targets = targets, .scale = scale, .dlogits = dlogits, .loss = loss};
+    loss_job job = {.rows = rows,
+                    .vocab = vocab,
+                    .stride = stride,
+                    .part = part < LOSS_PART ? LOSS_PART : part,
+                    .logits = logits,
+                    .targets = targets,
+                    .scale = scale,
+                    .dlogits = dlogits,
+                    .loss = loss};
     tp_team_run(rows_team(be, rows * vocab), loss_work, &job);
 }

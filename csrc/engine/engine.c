@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "csrc/base/clock.h"
+#include "csrc/base/fpu.h"
 #include "csrc/engine/internal.h"
 
 /* Behind the per-parameter sums of squares, each rank's contribution to the gather that ends a step. */
@@ -379,7 +380,7 @@ check_tokens(const tp_engine *engine, const int32_t *tokens)
 }
 
 static tp_status
-run(tp_engine *engine, const int32_t *tokens, const tp_step_options *options, tp_step_result *result)
+run_all(tp_engine *engine, const int32_t *tokens, const tp_step_options *options, tp_step_result *result)
 {
     int finished = 0;
     TP_TRY(check_tokens(engine, tokens));
@@ -409,6 +410,15 @@ run(tp_engine *engine, const int32_t *tokens, const tp_step_options *options, tp
         event->end_ns = tp_clock_ns();
     }
     return TP_OK;
+}
+
+static tp_status
+run(tp_engine *engine, const int32_t *tokens, const tp_step_options *options, tp_step_result *result)
+{
+    uint64_t before = tp_fpu_flush_subnormals();
+    tp_status status = run_all(engine, tokens, options, result);
+    tp_fpu_restore(before);
+    return status;
 }
 
 tp_status

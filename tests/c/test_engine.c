@@ -352,12 +352,10 @@ refuses_what_is_not_finite(const tp_model *model, const int32_t *tokens)
     open_job(&j, model, &layouts[THREE], tokens, &out);
     j.poison = 1;
     run_job(&j);
-    int told = 0;
     for (int rank = 0; rank < layouts[THREE].ranks; rank++) {
         CHECK(j.status[rank] == TP_ERUNTIME || j.status[rank] == TP_EABORTED); /* whoever came second was told */
-        told += strstr(j.message[rank], "step 0: the loss is") != NULL || strstr(j.message[rank], "rank") != NULL;
+        CHECK(strstr(j.message[rank], "step 0: the loss is nan") != NULL);
     }
-    CHECK(told == layouts[THREE].ranks);
     close_job(&j);
 }
 
@@ -384,6 +382,8 @@ survives_every_failed_allocation(const tp_model *model, const int32_t *tokens)
         job j;
         open_job(&j, model, &layouts[k], tokens, NULL);
         static tp_comm nobody; /* opening sends nothing */
+        nobody.rank = layouts[k].ranks - 1;
+        nobody.ranks = layouts[k].ranks;
         tp_engine_config config = config_of(&j, layouts[k].ranks - 1, &nobody);
         tp_heap *heap;
         CHECK(tp_heap_open(0, &heap) == TP_OK);
