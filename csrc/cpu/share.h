@@ -4,7 +4,9 @@
 
 #include "csrc/backend/backend.h"
 
+#ifndef SHARE_ALONE
 #define SHARE_ALONE 16384 /* floats touched below which one thread is faster than waking the others */
+#endif
 
 static inline void
 share_run(const tp_backend *be, int64_t floats, tp_team_work work, void *argument)
