@@ -1,3 +1,44 @@
-"""Plans and runs token-pipelined GPT training."""
-from . import _core
-from ._core import Error, InfeasibleError, ScheduleError
+"""Plans and runs token-pipelined GPT training: exact planners, one instruction IR, a C engine.
+
+    import terapipe_c as tp
+    model = tp.GPTConfig(n_layer=4, n_head=4, n_embd=256, vocab_size=256, block_size=256)
+    plan = tp.plan(model, tp.Cluster.local(), batch=4, seq_len=256, costs=tp.profile(model))
+    run = tp.launch(plan, data="corpus.txt", steps=200, out="runs/a")
+"""
+from . import planners, schedules
+from ._core import (
+    AbortedError,
+    DeadlineError,
+    Error,
+    ExecutionError,
+    InfeasibleError,
+    InternalError,
+    InvalidTypeError,
+    InvalidValueError,
+    OutOfMemoryError,
+    PeerError,
+    ScheduleError,
+    StorageError,
+)
+from .checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from .config import Cluster, GPTConfig
+from .cost import CostModel
+from .data import Dataset, stdlib_corpus
+from .emulation import Emulation, emulate
+from .engine import init_params, loss_and_grads
+from .generate import generate
+from .interop import export_hf, import_hf
+from .launch import Record, Run, launch
+from .plan import Plan, plan
+from .profiling import profile
+from .report import Report
+from .schedule import Program, Timeline
+
+__version__ = "0.1.0"
+__all__ = [
+    "AbortedError", "Checkpoint", "Cluster", "CostModel", "Dataset", "DeadlineError", "Emulation", "Error", "ExecutionError",
+    "GPTConfig", "InfeasibleError", "InternalError", "InvalidTypeError", "InvalidValueError", "OutOfMemoryError", "PeerError",
+    "Plan", "Program", "Record", "Report", "Run", "ScheduleError", "StorageError", "Timeline", "__version__", "emulate",
+    "export_hf", "generate", "import_hf", "init_params", "launch", "load_checkpoint", "loss_and_grads", "plan", "planners",
+    "profile", "save_checkpoint", "schedules", "stdlib_corpus",
+]

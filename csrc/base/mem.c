@@ -3,6 +3,12 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+
+/* Matrix products walk rows 4 KiB and more apart: with small pages every row is a TLB entry. Measured: 3 to 7 % of a
+ * 768-wide layer's time. */
+#define HUGE_PAGE ((size_t)2 << 20)
+#define HUGE_WORTH (2 * HUGE_PAGE)
 
 struct tp_heap {
     size_t limit;
@@ -61,11 +67,14 @@ tp_heap_alloc(tp_heap *heap, size_t bytes, const char *what, void **out)
                        now - heap->limit, heap->limit);
     }
     void *block = NULL;
+    size_t align = counted >= HUGE_WORTH ? HUGE_PAGE : TP_ALIGN;
     if (told_to_fail() || counted > SIZE_MAX - sizeof(header) ||
-        posix_memalign(&block, TP_ALIGN, counted + sizeof(header)) != 0) {
+        posix_memalign(&block, align, counted + sizeof(header)) != 0) {
         atomic_fetch_sub(&heap->bytes, counted);
         return tp_fail(TP_EMEMORY, "%s: the system refused %zu bytes", what, counted);
     }
+    if (counted >= HUGE_WORTH)
+        madvise(block, counted + sizeof(header), MADV_HUGEPAGE); /* a wish: where it is refused, small pages do */
     memset(block, 0, counted + sizeof(header));
     ((header *)block)->counted = counted;
     size_t peak = atomic_load(&heap->peak);

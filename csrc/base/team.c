@@ -1,6 +1,7 @@
 #include "csrc/base/team.h"
 
 #include "csrc/base/cpu_relax.h"
+#include "csrc/base/fpu.h"
 
 #include <linux/futex.h>
 #include <pthread.h>
@@ -51,6 +52,7 @@ worker_main(void *argument)
     worker *self = argument;
     tp_team *team = self->team;
     uint32_t seen = 0;
+    (void)tp_fpu_flush_subnormals(); /* as the caller of every kernel has it */
     for (;;) {
         wait_change(&team->round, seen);
         seen = atomic_load_explicit(&team->round, memory_order_acquire);

@@ -54,6 +54,9 @@ tp_region_create(void *memory, size_t bytes, int ranks, const uint8_t *pairs, si
 TP_MUST_USE tp_status
 tp_region_attach(void *memory, size_t bytes, tp_region **out);
 
+int
+tp_region_ranks(const tp_region *region);
+
 /* The first abort wins: code, rank, instruction words and text are kept, all waiters wake. Async-signal-safe. */
 void
 tp_region_abort(tp_region *region, tp_status code, int rank, const char *text);
@@ -66,9 +69,18 @@ tp_region_progress(tp_region *region, int rank, uint64_t step, uint64_t instruct
 void
 tp_region_read_progress(const tp_region *region, int rank, uint64_t *step, uint64_t *instruction);
 
+/* What a rank is doing, in words: "at step 5 while running forward of micro-batch 0 slice 2 on stage 1", or "before its
+ * first instruction". */
+#define TP_DOING_TEXT 192
+void
+tp_region_doing(const tp_region *region, int rank, char text[TP_DOING_TEXT]);
+
 /* A communicator of `rank` over a region that outlives it. name "thread" or "shm" (they differ in the kind of futex). */
 TP_MUST_USE tp_status
 tp_comm_open_region(tp_region *region, int rank, const char *name, int64_t timeout_ns, tp_comm **out);
+/* Page-aligned zeroed memory of this process, for a region of threads; ended by tp_shm_detach. */
+TP_MUST_USE tp_status
+tp_local_create(size_t bytes, void **memory);
 /* memfd of `bytes`, fallocated (full tmpfs: EIO, not SIGBUS), mapped. EIO names bytes and limit. */
 TP_MUST_USE tp_status
 tp_shm_create(size_t bytes, int *fd, void **memory);
@@ -82,5 +94,12 @@ tp_tag(unsigned op, unsigned stage, unsigned micro, unsigned slice)
 {
     return (uint64_t)op << 48 | (uint64_t)stage << 32 | (uint64_t)micro << 16 | slice;
 }
+
+/* A tag or a progress word in words: "forward of micro-batch 0 slice 2 on stage 1". The words stand in the order of
+ * sched.h's TP_OP_MAP, which this room may not see; csrc/py/comm.c asserts that the counts agree. */
+#define TP_TAG_TEXT 128
+#define TP_TAG_OPS 13
+void
+tp_tag_print(uint64_t tag, char text[TP_TAG_TEXT]);
 
 #endif

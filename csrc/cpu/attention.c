@@ -1,367 +1,542 @@
-/* Causal attention in tiles with an online softmax (Milakov & Gimelshein 2018; FlashAttention-2: Dao 2023), recomputed
- * from the log-sum-exp in the backward.
+/* Causal attention of a slice over its context, tile by tile (FlashAttention: Dao et al. 2022), forward and pull backward.
  *
- * Sixteen lanes are sixteen queries (dQ and the forward) or sixteen keys (dK, dV), never parts of a sum: S^T = K Q^T and
- * O^T += V^T P^T are products whose left side is broadcast from the rows as they lie in memory and whose right side is
- * the chunk's queries, transposed once. So maxima and sums of the softmax run down the rows of a tile without any
- * horizontal step, each query is its own chain over keys 0, 1, ... ascending, and what shares its vector does not show.
- * Only the tiles of keys, whose edges are where the running maximum moves, are anchored: at multiples of ATT_TILE. */
+ * Keys are taken in tiles of TILE anchored at absolute multiples, so what a row computes does not depend on the slice that
+ * contains it: each score, output and gradient element is one chain of fused multiply-adds in absolute order, and masked
+ * entries enter as exact zeros. Threads share (sequence, head) pairs.
+ *
+ * The key tile is the outer loop: its K and V are packed once, and the queries (packed once per call) stream by in groups of
+ * TILE. */
+#include "csrc/cpu/cpu.h"
+
 #include "csrc/cpu/attention_tile.h"
+#include "csrc/cpu/vec.h"
 
 #include <math.h>
-#include <stdatomic.h>
 #include <string.h>
 
-/* ---- units of work ------------------------------------------------------------------------------------------------- */
+#define ATTENTION_LOG2E 1.4426950408889634f
+/* A row's reference moves only when a score passes it by this many powers of two; until then exp2 gives at most 2^8, which
+ * costs no precision, and nothing need be reduced across lanes or rescaled. */
+#define ATTENTION_SLACK 8.0f
 
 typedef struct {
-    const tp_backend *be;
     const tp_attention *shape;
-    const float *q, *k, *v, *o, *d_o, *lse_in;
-    float *out, *lse, *delta, *dq, *dk, *dv;
-    float scale;
-    int64_t lanes, chunks; /* of a chunk; chunks of the slice */
-    _Atomic int64_t next;  /* the next unit nobody has; who computes a unit does not show */
-} att_job;
+    const float *q, *k, *v, *d_o_in;
+    const float *o_in, *lse_in;
+    float *o, *lse, *delta, *dq, *dk, *dv;
+    float *workspace;
+    size_t member_floats;
+} attention_job;
 
-/* One sequence, one head, lanes [first, first + count) as positions in the sequence. */
+/* One (sequence, head). */
 typedef struct {
-    int64_t b, h, first, count;
-} att_unit;
+    int64_t head_dim, depth, first, last, total; /* rows [first, last) of the slice, [0, total) of the sequence */
+    int64_t row, o_row;                          /* floats between tokens */
+    int64_t at, o_at, stat;                      /* offsets of token 0 in q/k/v, in o, in lse and delta */
+    float scale, scale2;                         /* 1/sqrt(D), in log2 */
+} head_view;
 
-static att_unit
-att_unit_of(const att_job *job, int64_t index)
+static inline int64_t
+attention_depth(int64_t head_dim)
 {
-    const tp_attention *s = job->shape;
-    int64_t chunk = index / (s->batch * s->heads), pair = index % (s->batch * s->heads);
-    int64_t first = s->context + chunk * job->lanes;
-    return (att_unit){pair / s->heads, pair % s->heads, first, share_least(job->lanes, s->context + s->slice - first)};
+    return (head_dim + VEC_LANES - 1) / VEC_LANES * VEC_LANES;
 }
 
-/* Chunks as long as leaves every thread some four of them to even out the triangle. */
-static void
-att_cut(att_job *job)
+static inline int64_t
+attention_least(int64_t a, int64_t b)
 {
-    const tp_attention *s = job->shape;
-    int64_t units = 4 * tp_team_members(job->be->team), pairs = s->batch * s->heads;
-    int64_t lanes = (s->slice * pairs + units - 1) / units;
-    job->scale = (float)(1.0 / sqrt((double)s->head_dim));
-    job->lanes = share_least((lanes + ATT_LANES - 1) / ATT_LANES * ATT_LANES, ATT_CHUNK);
-    job->chunks = (s->slice + job->lanes - 1) / job->lanes;
+    return a < b ? a : b;
 }
 
-static att_run
-att_run_of(const att_job *job, const att_unit *u, const float *base, int64_t stride, int64_t first, int64_t count)
+static inline int64_t
+attention_most(int64_t a, int64_t b)
 {
-    const tp_attention *s = job->shape;
-    const float *at = base + (first * s->batch + u->b) * stride + u->h * s->head_dim;
-    return (att_run){(float *)(uintptr_t)at, stride * s->batch, count, s->head_dim};
+    return a > b ? a : b;
 }
 
-static att_run
-att_qkv(const att_job *job, const att_unit *u, const float *base, int64_t first, int64_t count)
+static head_view
+view_head(const tp_attention *shape, int64_t item)
 {
-    return att_run_of(job, u, base, job->shape->qkv_stride, first, count);
-}
-
-static att_run
-att_output(const att_job *job, const att_unit *u, const float *base, int64_t first, int64_t count)
-{
-    return att_run_of(job, u, base, job->shape->o_stride, first, count);
-}
-
-static int64_t
-att_stat(const att_job *job, const att_unit *u, int64_t t)
-{
-    return (u->b * job->shape->heads + u->h) * job->shape->total + t;
-}
-
-static int64_t
-att_clamp_lanes(int64_t n)
-{
-    return n < 0 ? 0 : share_least(n, VEC_LANES);
-}
-
-/* Set square[i][lane] to `value` where key `key + i` comes after query `query + lane`. */
-static void
-att_mask_queries(int vecs, int64_t rows, int64_t key, int64_t query, float value, float *square)
-{
-    for (int64_t i = query - key + 1 > 0 ? query - key + 1 : 0; i < rows; i++)
-        for (int v = 0; v < vecs; v++) {
-            float *at = square + i * ATT_LANES + v * VEC_LANES;
-            int64_t cut = att_clamp_lanes(key + i - query - v * VEC_LANES);
-            vec_store(at, vec_first_n(vec_set1(value), cut, vec_load(at)));
-        }
-}
-
-/* Walk the keys that lanes' queries see, tile by tile; block(...) for each block of lanes with at least one of them. */
-typedef void (*att_block)(const att_scratch *s, int64_t head_dim, int64_t block, int vecs, int64_t rows, int64_t key,
-                          int64_t query);
-
-static void
-att_sweep_keys(const att_job *job, const att_unit *u, const att_scratch *s, att_block block)
-{
-    int64_t end = u->first + u->count;
-    for (int64_t key = 0; key < end; key += ATT_TILE) {
-        int64_t keys = share_least(ATT_TILE, end - key);
-        att_copy_rows(att_qkv(job, u, job->k, key, keys), 1.0f, s->tile);
-        att_copy_rows(att_qkv(job, u, job->v, key, keys), 1.0f, s->tile2);
-        for (int64_t lane = 0; lane < u->count; lane += ATT_LANES) {
-            int64_t query = u->first + lane, lanes = share_least(ATT_LANES, u->count - lane);
-            int64_t rows = share_least(keys, query + lanes - key), index = lane / ATT_LANES;
-            if (rows > 0)
-                block(s, job->shape->head_dim, index, (int)((lanes + VEC_LANES - 1) / VEC_LANES), rows, key, query);
-        }
-    }
+    int64_t b = item / shape->heads, h = item % shape->heads;
+    float scale = 1.0f / sqrtf((float)shape->head_dim);
+    return (head_view){.head_dim = shape->head_dim,
+                       .depth = attention_depth(shape->head_dim),
+                       .first = shape->context,
+                       .last = shape->context + shape->slice,
+                       .total = shape->total,
+                       .row = shape->batch * shape->qkv_stride,
+                       .o_row = shape->batch * shape->o_stride,
+                       .at = b * shape->qkv_stride + h * shape->head_dim,
+                       .o_at = b * shape->o_stride + h * shape->head_dim,
+                       .stat = item * shape->total,
+                       .scale = scale,
+                       .scale2 = scale * ATTENTION_LOG2E};
 }
 
 /* ---- forward ------------------------------------------------------------------------------------------------------- */
 
-/* square: S in log2 -> P = 2^(S - m). m, l: the running maximum and sum of each lane; sum (O^T) is rescaled to the new
- * maximum. */
+typedef struct {
+    float *query, *out; /* [slice][depth] */
+    float *sum;         /* [slice][16]: lane i sums the keys = i mod 16 */
+    float *reference;   /* [slice]: what is subtracted from the row's scores */
+    float *key_t;       /* [D][TILE] */
+    float *value;       /* [TILE][depth] */
+    float *scores;      /* [TILE][TILE] */
+} forward_space;
+
+static int64_t
+forward_floats(int64_t head_dim, int64_t slice)
+{
+    int64_t depth = attention_depth(head_dim), rows = slice * (2 * depth + VEC_LANES) + attention_depth(slice);
+    return rows + TILE * (head_dim + depth + TILE) + 7 * TILE_PAD;
+}
+
+static forward_space
+forward_divide(const head_view *head, float *w)
+{
+    int64_t rows = head->last - head->first;
+    forward_space s;
+    s.query = w;
+    s.out = s.query + rows * head->depth + TILE_PAD;
+    s.sum = s.out + rows * head->depth + TILE_PAD;
+    s.reference = s.sum + rows * VEC_LANES + TILE_PAD;
+    s.key_t = s.reference + attention_depth(rows) + TILE_PAD;
+    s.value = s.key_t + head->head_dim * TILE + TILE_PAD;
+    s.scores = s.value + TILE * head->depth + TILE_PAD;
+    return s;
+}
+
+/* A score passed the row's reference: `top` holds the new one among its lanes. */
+static __attribute__((noinline)) void
+raise_reference(const head_view *head, vf16 top, float *reference, float *sum, float *out)
+{
+    float now = vec_max_lane(top);
+    vf16 factor = vec_exp2_low(vec_set1((*reference - now) * head->scale2));
+    vec_store(sum, vec_mul(vec_load(sum), factor));
+    for (int64_t d = 0; d < head->depth; d += VEC_LANES)
+        vec_store(out + d, vec_mul(vec_load(out + d), factor));
+    *reference = now;
+}
+
+/* One row of scores -> exp2 of what they exceed the reference by. The first `seen` keys are visible; masked: not all. */
 VEC_INLINE void
-att_softmax_vec(int64_t rows, int64_t head_dim, float *square, float *m, float *l, float *sum)
+softmax_row(const int masked, const head_view *head, float *scores, int64_t seen, float *reference, float *sum, float *out)
 {
-    vf16 old = vec_load(m), high = old, high2 = old;
-    int64_t i = 0;
-    for (; i + 2 <= rows; i += 2) {
-        high = vec_max(high, vec_load(square + i * ATT_LANES));
-        high2 = vec_max(high2, vec_load(square + (i + 1) * ATT_LANES));
-    }
-    if (i < rows)
-        high = vec_max(high, vec_load(square + i * ATT_LANES));
-    high = vec_max(high, high2);
-    vf16 total = vec_load(l);
-    if (!vec_all_equal(high, old)) {
-        vf16 shrink = vec_exp2_low(vec_sub(old, high));
-        total = vec_mul(total, shrink);
-        for (int64_t d = 0; d < head_dim; d++)
-            vec_store(sum + d * ATT_LANES, vec_mul(shrink, vec_load(sum + d * ATT_LANES)));
-        vec_store(m, high);
-    }
+    vf16 s[TILE_VECTORS], limit = vec_set1(*reference + ATTENTION_SLACK / head->scale2), top = limit;
 #pragma GCC unroll 4
-    for (i = 0; i < rows; i++) {
-        vf16 p = vec_exp2_low(vec_sub(vec_load(square + i * ATT_LANES), high));
+    for (int j = 0; j < TILE_VECTORS; j++) {
+        s[j] = vec_load(scores + j * VEC_LANES);
+        if (masked)
+            s[j] = vec_first_n(s[j], tile_lanes(seen, j * VEC_LANES), vec_set1(-INFINITY));
+        top = vec_max(top, s[j]);
+    }
+    if (__builtin_expect(!vec_all_equal(top, limit), 0))
+        raise_reference(head, top, reference, sum, out);
+    vf16 factor = vec_set1(head->scale2), shift = vec_set1(-*reference * head->scale2), total = vec_load(sum);
+#pragma GCC unroll 4
+    for (int j = 0; j < TILE_VECTORS; j++) {
+        vf16 p = vec_exp2_low(vec_fma(s[j], factor, shift));
+        if (masked)
+            p = vec_first_n(p, tile_lanes(seen, j * VEC_LANES), vec_zero());
+        vec_store(scores + j * VEC_LANES, p);
         total = vec_add(total, p);
-        vec_store(square + i * ATT_LANES, p);
     }
-    vec_store(l, total);
+    vec_store(sum, total);
 }
 
+/* `count` queries from t, `keys` keys from `key`, whose values are [keys][value_row]. */
 static void
-att_forward_block(const att_scratch *s, int64_t head_dim, int64_t block, int vecs, int64_t rows, int64_t key,
-                  int64_t query)
+forward_tile(const head_view *head, const forward_space *w, const float *value, int64_t value_row, int64_t t, int64_t count,
+             int64_t key, int64_t keys, tile_ahead *ahead)
 {
-    int64_t area = head_dim * ATT_LANES;
-    int diagonal = key + rows - 1 > query;
-    att_dot(vecs, rows, head_dim, s->tile, s->left + block * area, s->square);
-    if (diagonal)
-        att_mask_queries(vecs, rows, key, query, ATT_MASKED, s->square);
-    for (int v = 0; v < vecs; v++) {
-        int64_t lane = v * VEC_LANES;
-        att_softmax_vec(rows, head_dim, s->square + lane, s->lane_stat + block * ATT_LANES + lane,
-                        s->lane_stat2 + block * ATT_LANES + lane, s->sum + block * area + lane);
+    int64_t at = t - head->first, depth = head->depth;
+    int whole = keys == TILE && t >= key + TILE - 1;
+    for (int64_t i = 0; i < count; i += BLOCK_ROWS) {
+        int64_t rows = attention_least(count - i, BLOCK_ROWS), seen = attention_least(t + i + rows - key, keys);
+        tile_product qk = {.a = w->query + (at + i) * depth, .a_step = depth, .b = w->key_t, .ldb = TILE,
+                           .c = w->scores + i * TILE, .ldc = TILE, .columns = attention_depth(seen),
+                           .depth = head->head_dim};
+        tile_multiply(rows, &qk);
+        for (int64_t r = i; r < i + rows; r++) {
+            ahead_fetch(ahead, head->head_dim);
+            float *scores = w->scores + r * TILE, *sum = w->sum + (at + r) * VEC_LANES, *out = w->out + (at + r) * depth;
+            if (whole)
+                softmax_row(0, head, scores, TILE, &w->reference[at + r], sum, out);
+            else
+                softmax_row(1, head, scores, attention_least(t + r + 1 - key, keys), &w->reference[at + r], sum, out);
+        }
     }
-    if (diagonal)
-        att_mask_queries(vecs, rows, key, query, 0.0f, s->square);
-    att_gather(vecs, rows, head_dim, s->tile2, s->square, s->sum + block * area);
-}
-
-static void
-att_forward_unit(const att_job *job, const att_unit *u, const att_scratch *s)
-{
-    int64_t head_dim = job->shape->head_dim;
-    att_transpose_in(att_qkv(job, u, job->q, u->first, u->count), (float)(job->scale * ATT_LOG2E), s->left);
-    memset(s->sum, 0, (size_t)(ATT_CHUNK * head_dim) * sizeof(float));
-    att_fill(ATT_CHUNK, ATT_MASKED, s->lane_stat);
-    att_fill(ATT_CHUNK, 0.0f, s->lane_stat2);
-    att_sweep_keys(job, u, s, att_forward_block);
-    for (int64_t i = 0; i < u->count; i++) {
-        double total = s->lane_stat2[i];
-        job->lse[att_stat(job, u, u->first + i)] = (float)((s->lane_stat[i] + log2(total)) / ATT_LOG2E);
-        s->lane_stat2[i] = (float)(1.0 / total);
+    tile_product pv = {.a = w->scores, .a_step = TILE, .b = value, .ldb = value_row, .c = w->out + at * depth, .ldc = depth,
+                       .columns = depth, .depth = TILE, .accumulate = 1};
+    if (whole) {
+        tile_multiply(count, &pv);
+        return;
     }
-    att_transpose_out(s->sum, s->lane_stat2, att_output(job, u, job->out, u->first, u->count));
-}
-
-static void
-att_forward_work(void *argument, int member, int members)
-{
-    att_job *job = argument;
-    att_scratch s = att_scratch_of(job->be, job->shape->head_dim, member);
-    int64_t units = job->chunks * job->shape->batch * job->shape->heads;
-    (void)members;
-    for (int64_t i; (i = atomic_fetch_add(&job->next, 1)) < units;) {
-        att_unit u = att_unit_of(job, units - 1 - i); /* the longest first: they cannot straggle */
-        att_forward_unit(job, &u, &s);
+    for (int64_t i = 0; i < count; i += BLOCK_ROWS, pv.a += BLOCK_ROWS * TILE, pv.c += BLOCK_ROWS * depth) {
+        int64_t rows = attention_least(count - i, BLOCK_ROWS);
+        pv.depth = attention_least(t + i + rows - key, keys);
+        tile_multiply(rows, &pv);
     }
 }
 
 static void
-cpu_attention_forward(tp_backend *be, const tp_attention *shape, const float *q, const float *k, const float *v,
-                      float *o, float *lse)
+forward_begin(const attention_job *job, const head_view *head, const forward_space *w, int64_t t, int64_t count)
 {
-    att_job job = {.be = be, .shape = shape, .q = q, .k = k, .v = v, .out = o, .lse = lse};
-    att_cut(&job);
-    share_run(be, shape->batch * shape->slice * (shape->context + shape->slice) * shape->heads, att_forward_work, &job);
-}
-
-/* ---- backward ------------------------------------------------------------------------------------------------------ */
-
-static float
-att_row_dot(int64_t n, const float *x, const float *y)
-{
-    vf16 sum = vec_zero();
-    int64_t i = 0;
-    for (; i + VEC_LANES <= n; i += VEC_LANES)
-        sum = vec_fma(vec_load(x + i), vec_load(y + i), sum);
-    if (i < n)
-        sum = vec_fma(vec_load_n(x + i, n - i), vec_load_n(y + i, n - i), sum);
-    return vec_sum(sum);
+    int64_t at = t - head->first, depth = head->depth;
+    pack_rows(job->q + head->at + t * head->row, head->row, count, head->head_dim, depth, w->query + at * depth);
+    memset(w->out + at * depth, 0, (size_t)(count * depth) * sizeof *w->out);
+    memset(w->sum + at * VEC_LANES, 0, (size_t)(count * VEC_LANES) * sizeof *w->sum);
+    for (int64_t r = at; r < at + count; r++)
+        w->reference[r] = -INFINITY;
 }
 
 static void
-att_delta_work(void *argument, int member, int members)
+forward_end(const attention_job *job, const head_view *head, const forward_space *w, int64_t t, int64_t count)
 {
-    att_job *job = argument;
-    const tp_attention *s = job->shape;
-    int64_t first, last;
-    tp_team_share(s->slice, 1, member, members, &first, &last);
-    for (int64_t t = s->context + first; t < s->context + last; t++)
-        for (int64_t b = 0; b < s->batch; b++)
-            for (int64_t h = 0; h < s->heads; h++) {
-                int64_t at = (t * s->batch + b) * s->o_stride + h * s->head_dim;
-                job->delta[(b * s->heads + h) * s->total + t] =
-                    att_row_dot(s->head_dim, job->o + at, job->d_o + at);
-            }
+    int64_t depth = head->depth, at = t - head->first;
+    for (int64_t r = at; r < at + count; r++) {
+        float sum = vec_sum(vec_load(w->sum + r * VEC_LANES)), *out = w->out + r * depth;
+        for (int64_t d = 0; d < depth; d += VEC_LANES)
+            vec_store(out + d, vec_div(vec_load(out + d), vec_set1(sum)));
+        job->lse[head->stat + head->first + r] = w->reference[r] * head->scale + logf(sum);
+    }
+    unpack_rows(w->out + at * depth, count, head->head_dim, depth, job->o + head->o_at + t * head->o_row, head->o_row);
 }
 
-/* Lanes are queries: P = 2^(S - lse), dS = P (dP - delta); square2 becomes dS. */
-static void
-att_dq_block(const att_scratch *s, int64_t head_dim, int64_t block, int vecs, int64_t rows, int64_t key, int64_t query)
+/* What forward_item will need next after the group [t, next) of the tile at `key`. */
+static tile_ahead
+forward_ahead(const attention_job *job, const head_view *head, int64_t t, int64_t next, int64_t key)
 {
-    int64_t area = head_dim * ATT_LANES;
-    att_dot(vecs, rows, head_dim, s->tile, s->left + block * area, s->square);
-    att_dot(vecs, rows, head_dim, s->tile2, s->right + block * area, s->square2);
-    for (int v = 0; v < vecs; v++) {
-        int64_t lane = block * ATT_LANES + v * VEC_LANES;
-        vf16 lse = vec_load(s->lane_stat + lane), delta = vec_load(s->lane_stat2 + lane);
+    tile_ahead ahead = {.streams = 0};
+    int64_t row = head->row, keys = attention_least(head->last - key - TILE, TILE);
+    int64_t begin = attention_most(key, head->first), count = next - t;
+    if (keys > 0) {
+        ahead_add(&ahead, job->k + head->at + (key + TILE) * row, row, keys, t - begin, head->last - begin);
+        ahead_add(&ahead, job->v + head->at + (key + TILE) * row, row, keys, t - begin, head->last - begin);
+    }
+    if (key == 0 && next < head->last)
+        ahead_add(&ahead, job->q + head->at + next * row, row, attention_least(head->last - next, TILE), 0, count);
+    if (next <= key + TILE)
+        ahead_add(&ahead, job->o + head->o_at + t * head->o_row, head->o_row, count, 0, count);
+    return ahead;
+}
+
+static void
+forward_item(const attention_job *job, const head_view *head, float *workspace)
+{
+    forward_space w = forward_divide(head, workspace);
+    int64_t depth = head->depth, row = head->row;
+    /* A few rows would read each value about once: packing would cost more than it saves. */
+    int packed = head->last - head->first > 2 * BLOCK_ROWS || depth != head->head_dim;
+    for (int64_t key = 0; key < head->last; key += TILE) {
+        int64_t keys = attention_least(head->last - key, TILE);
+        const float *value = job->v + head->at + key * row;
+        pack_transposed(job->k + head->at + key * row, row, keys, head->head_dim, w.key_t);
+        if (packed)
+            pack_rows(value, row, keys, head->head_dim, depth, w.value);
+        for (int64_t t = attention_most(key, head->first), next; t < head->last; t = next) { /* earlier rows: not this tile */
+            next = attention_least((t / TILE + 1) * TILE, head->last);
+            tile_ahead ahead = forward_ahead(job, head, t, next, key);
+            if (key == 0)
+                forward_begin(job, head, &w, t, next - t);
+            forward_tile(head, &w, packed ? w.value : value, packed ? depth : row, t, next - t, key, keys, &ahead);
+            if (next <= key + TILE)
+                forward_end(job, head, &w, t, next - t);
+        }
+    }
+}
+
+/* ---- backward ------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    float *query, *d_o;           /* [total - first][depth]: of the slice and of all later rows */
+    float *dq;                    /* [slice][depth] */
+    float *key_t, *value_t;       /* [D][TILE] */
+    float *key;                   /* [TILE][depth] */
+    float *dk, *dv;               /* [TILE][depth] */
+    float *p, *ds;                /* [queries][keys] of TILE each */
+} backward_space;
+
+static int64_t
+backward_floats(int64_t head_dim, int64_t slice, int64_t total)
+{
+    int64_t depth = attention_depth(head_dim);
+    return (2 * total + slice) * depth + TILE * (2 * head_dim + 3 * depth + 2 * TILE) + 10 * TILE_PAD;
+}
+
+static backward_space
+backward_divide(const head_view *head, float *w)
+{
+    int64_t depth = head->depth, rows = head->total - head->first, tile = TILE * depth + TILE_PAD;
+    backward_space s;
+    s.query = w;
+    s.d_o = s.query + rows * depth + TILE_PAD;
+    s.dq = s.d_o + rows * depth + TILE_PAD;
+    s.key_t = s.dq + (head->last - head->first) * depth + TILE_PAD;
+    s.value_t = s.key_t + head->head_dim * TILE + TILE_PAD;
+    s.key = s.value_t + head->head_dim * TILE + TILE_PAD;
+    s.dk = s.key + tile;
+    s.dv = s.dk + tile;
+    s.p = s.dv + tile;
+    s.ds = s.p + TILE * TILE + TILE_PAD;
+    return s;
+}
+
+/* Which queries meet which keys: `count` queries from t; keys [from, keys) of the tile at `key`, from a multiple of 16. */
+typedef struct {
+    int64_t t, count, key, from, keys;
+    tile_ahead ahead;
+} backward_tile;
+
+/* p: scores -> P; ds: products -> dS, of one row. Columns that no product wrote become zero. */
+VEC_INLINE void
+gradient_row(const int masked, int64_t from, int64_t seen, float scale, float scale2, float lse, float delta, float *p,
+             float *ds)
+{
+    vf16 factor = vec_set1(scale2), shift = vec_set1(-lse * ATTENTION_LOG2E), less = vec_set1(delta), times = vec_set1(scale);
 #pragma GCC unroll 4
-        for (int64_t i = 0; i < rows; i++) {
-            float *dp = s->square2 + i * ATT_LANES + v * VEC_LANES;
-            vf16 p = vec_exp2_low(vec_sub(vec_load(s->square + i * ATT_LANES + v * VEC_LANES), lse));
-            vec_store(dp, vec_mul(p, vec_sub(vec_load(dp), delta)));
+    for (int64_t j = masked ? from : 0; j < TILE; j += VEC_LANES) {
+        vf16 prob = vec_exp2_low(vec_fma(vec_load(p + j), factor, shift));
+        vf16 grad = vec_mul(vec_mul(prob, vec_sub(vec_load(ds + j), less)), times);
+        if (masked) {
+            prob = vec_first_n(prob, tile_lanes(seen, j), vec_zero());
+            grad = vec_first_n(grad, tile_lanes(seen, j), vec_zero());
+        }
+        vec_store(p + j, prob);
+        vec_store(ds + j, grad);
+    }
+}
+
+/* When rows are first met: packs them; theirs, if they are the slice's, delta and a zero dq. */
+static void
+backward_begin(const attention_job *job, const head_view *head, const backward_space *w, int64_t t, int64_t count)
+{
+    int64_t depth = head->depth, dim = head->head_dim, at = (t - head->first) * depth, o_at = head->o_at + t * head->o_row;
+    pack_rows(job->q + head->at + t * head->row, head->row, count, dim, depth, w->query + at);
+    pack_rows(job->d_o_in + o_at, head->o_row, count, dim, depth, w->d_o + at);
+    if (t >= head->last)
+        return;
+    for (int64_t r = 0; r < count; r++) {
+        const float *o = job->o_in + o_at + r * head->o_row, *d = w->d_o + at + r * depth;
+        vf16 sum = vec_zero();
+        for (int64_t i = 0; i < depth; i += VEC_LANES)
+            sum = vec_fma(vec_load_n(o + i, tile_lanes(dim, i)), vec_load(d + i), sum);
+        job->delta[head->stat + t + r] = vec_sum(sum);
+    }
+    memset(w->dq + at, 0, (size_t)(count * depth) * sizeof *w->dq);
+}
+
+/* P and dS of a tile. */
+static void
+backward_scores(const attention_job *job, const head_view *head, const backward_space *w, backward_tile *x)
+{
+    int64_t at = x->t - head->first, depth = head->depth;
+    int whole = x->from == 0 && x->keys == TILE && x->t >= x->key + TILE - 1;
+    const float *lse = job->lse_in + head->stat + x->t, *delta = job->delta + head->stat + x->t;
+    for (int64_t i = 0; i < x->count; i += BLOCK_ROWS) {
+        int64_t rows = attention_least(x->count - i, BLOCK_ROWS);
+        int64_t columns = attention_depth(attention_least(x->t + i + rows - x->key, x->keys)) - x->from;
+        tile_product qk = {.a = w->query + (at + i) * depth, .a_step = depth, .b = w->key_t + x->from, .ldb = TILE,
+                           .c = w->p + i * TILE + x->from, .ldc = TILE, .columns = columns, .depth = head->head_dim};
+        tile_product dv = qk;
+        dv.a = w->d_o + (at + i) * depth, dv.b = w->value_t + x->from, dv.c = w->ds + i * TILE + x->from;
+        tile_multiply(rows, &qk);
+        tile_multiply(rows, &dv);
+        for (int64_t r = i; r < i + rows; r++) {
+            ahead_fetch(&x->ahead, head->head_dim);
+            if (whole)
+                gradient_row(0, 0, TILE, head->scale, head->scale2, lse[r], delta[r], w->p + r * TILE, w->ds + r * TILE);
+            else
+                gradient_row(1, x->from, attention_least(x->t + r + 1 - x->key, x->keys), head->scale, head->scale2,
+                             lse[r], delta[r], w->p + r * TILE, w->ds + r * TILE);
         }
     }
-    if (key + rows - 1 > query)
-        att_mask_queries(vecs, rows, key, query, 0.0f, s->square2);
-    att_gather(vecs, rows, head_dim, s->tile, s->square2, s->sum + block * area);
 }
 
 static void
-att_dq_unit(const att_job *job, const att_unit *u, const att_scratch *s)
+backward_query(const head_view *head, const backward_space *w, const backward_tile *x)
 {
-    int64_t head_dim = job->shape->head_dim;
-    att_transpose_in(att_qkv(job, u, job->q, u->first, u->count), (float)(job->scale * ATT_LOG2E), s->left);
-    att_transpose_in(att_output(job, u, job->d_o, u->first, u->count), 1.0f, s->right);
-    memset(s->sum, 0, (size_t)(ATT_CHUNK * head_dim) * sizeof(float));
-    for (int64_t i = 0; i < ATT_CHUNK; i++) {
-        int64_t at = att_stat(job, u, u->first + i);
-        s->lane_stat[i] = i < u->count ? (float)(job->lse_in[at] * ATT_LOG2E) : 0.0f;
-        s->lane_stat2[i] = i < u->count ? job->delta[at] : 0.0f;
+    int64_t depth = head->depth;
+    tile_product dq = {.a = w->ds, .a_step = TILE, .b = w->key, .ldb = depth, .c = w->dq + (x->t - head->first) * depth,
+                       .ldc = depth, .columns = depth, .depth = x->keys, .accumulate = 1};
+    if (x->t >= x->key + x->keys - 1) {
+        tile_multiply(x->count, &dq);
+        return;
     }
-    att_sweep_keys(job, u, s, att_dq_block);
-    att_fill(ATT_CHUNK, job->scale, s->lane_stat);
-    att_transpose_out(s->sum, s->lane_stat, att_qkv(job, u, job->dq, u->first, u->count));
+    for (int64_t i = 0; i < x->count; i += BLOCK_ROWS, dq.a += BLOCK_ROWS * TILE, dq.c += BLOCK_ROWS * depth) {
+        int64_t rows = attention_least(x->count - i, BLOCK_ROWS);
+        dq.depth = attention_least(x->t + i + rows - x->key, x->keys);
+        tile_multiply(rows, &dq);
+    }
 }
 
-/* Lanes are keys, rows [skip, rows) of the tile queries: square becomes P, square2 dS; keys after the query get zero. */
+/* dk or dv (out) of the keys from `own` on += the transpose of ds or p (a) times query or d_o (b). */
 static void
-att_dkv_block(const att_scratch *s, int64_t head_dim, int64_t block, int vecs, int64_t skip, int64_t rows, int64_t query,
-              int64_t key)
+backward_key(const head_view *head, const backward_tile *x, int64_t own, const float *a, const float *b, float *out)
 {
-    int64_t area = head_dim * ATT_LANES, from = skip * head_dim, last = key + vecs * VEC_LANES - 1;
-    float *p_at = s->square, *ds_at = s->square2;
-    rows -= skip;
-    att_dot(vecs, rows, head_dim, s->tile + from, s->left + block * area, p_at);
-    att_dot(vecs, rows, head_dim, s->tile2 + from, s->right + block * area, ds_at);
-    for (int64_t i = 0; i < rows; i++) {
-        vf16 lse = vec_set1(s->row_stat[skip + i]), delta = vec_set1(s->row_stat2[skip + i]);
-        int64_t position = query + skip + i;
-        for (int v = 0; v < vecs; v++) {
-            float *pv = p_at + i * ATT_LANES + v * VEC_LANES, *dv = ds_at + i * ATT_LANES + v * VEC_LANES;
-            vf16 p = vec_exp2_low(vec_sub(vec_load(pv), lse));
-            vf16 ds = vec_mul(p, vec_sub(vec_load(dv), delta));
-            if (position < last) {
-                int64_t seen = att_clamp_lanes(position - key - v * VEC_LANES + 1);
-                p = vec_first_n(p, seen, vec_zero());
-                ds = vec_first_n(ds, seen, vec_zero());
-            }
-            vec_store(pv, p);
-            vec_store(dv, ds);
-        }
+    int64_t depth = head->depth;
+    tile_product product = {.a = a + own, .a_step = TILE, .b = b, .ldb = depth, .c = out + own * depth, .ldc = depth,
+                            .columns = depth, .depth = x->count, .accumulate = 1};
+    if (x->t >= x->key + x->keys - 1) {
+        tile_multiply_transposed(x->keys - own, &product);
+        return;
     }
-    att_gather(vecs, rows, head_dim, s->tile2 + from, p_at, s->sum + block * area);
-    att_gather(vecs, rows, head_dim, s->tile + from, ds_at, s->sum2 + block * area);
+    for (int64_t i = own; i < x->keys; i += BLOCK_ROWS) {
+        int64_t skipped = attention_most(x->key + i - x->t, 0); /* queries before the block's first key */
+        if (skipped >= x->count)
+            return;
+        product.a = a + skipped * TILE + i;
+        product.b = b + skipped * depth;
+        product.c = out + i * depth;
+        product.depth = x->count - skipped;
+        tile_multiply_transposed(attention_least(x->keys - i, BLOCK_ROWS), &product);
+    }
+}
+
+/* What backward_keys will need next. fresh: the groups of this tile are met for the first time. */
+static tile_ahead
+backward_ahead(const attention_job *job, const head_view *head, int64_t t, int64_t next, int64_t key, int64_t end, int fresh)
+{
+    tile_ahead ahead = {.streams = 0};
+    int64_t row = head->row, o_row = head->o_row, at = head->at + next * row, o_at = head->o_at + next * o_row;
+    int64_t following = attention_least(end - next, TILE), count = next - t, begin = attention_most(key, head->first);
+    int64_t keys = attention_least(head->last - key - TILE, TILE);
+    if (keys > 0) {
+        ahead_add(&ahead, job->k + head->at + (key + TILE) * row, row, keys, t - begin, end - begin);
+        ahead_add(&ahead, job->v + head->at + (key + TILE) * row, row, keys, t - begin, end - begin);
+    }
+    if (fresh && following > 0) {
+        ahead_add(&ahead, job->q + at, row, following, 0, count);
+        ahead_add(&ahead, job->d_o_in + o_at, o_row, following, 0, count);
+        if (next < head->last)
+            ahead_add(&ahead, job->o_in + o_at, o_row, following, 0, count);
+    }
+    if (next <= key + TILE && t < head->last)
+        ahead_add(&ahead, job->dq + head->at + t * row, row, count, 0, count);
+    return ahead;
+}
+
+/* All that one group of queries takes part in with the keys of one tile, whose keys from `own` on are the slice's. Rows before
+ * the slice give dq alone; rows of the slice all three gradients from one P and dS; later rows their part of dk and dv. */
+static void
+backward_group(const attention_job *job, const head_view *head, const backward_space *w, backward_tile *x, int64_t own)
+{
+    int64_t at = (x->t - head->first) * head->depth;
+    backward_scores(job, head, w, x);
+    if (x->t < head->last)
+        backward_query(head, w, x);
+    if (x->t < head->last && x->t + x->count <= x->key + TILE)
+        unpack_rows(w->dq + at, x->count, head->head_dim, head->depth, job->dq + head->at + x->t * head->row, head->row);
+    if (own < x->keys) {
+        backward_key(head, x, own, w->p, w->d_o + at, w->dv);
+        backward_key(head, x, own, w->ds, w->query + at, w->dk);
+    }
+}
+
+/* *met: the rows from the slice's first on that were packed before. */
+static void
+backward_keys(const attention_job *job, const head_view *head, const backward_space *w, int64_t key, int64_t *met)
+{
+    int64_t depth = head->depth, dim = head->head_dim, row = head->row, keys = attention_least(head->last - key, TILE);
+    int64_t own = attention_most(head->first - key, 0); /* the tile's first key of the slice */
+    int64_t end = own < keys ? head->total : head->last;
+    const float *k = job->k + head->at + key * row;
+    pack_transposed(k, row, keys, dim, w->key_t);
+    pack_transposed(job->v + head->at + key * row, row, keys, dim, w->value_t);
+    pack_rows(k, row, keys, dim, depth, w->key);
+    if (own < keys) {
+        memset(w->dk, 0, (size_t)(TILE * depth) * sizeof *w->dk);
+        memset(w->dv, 0, (size_t)(TILE * depth) * sizeof *w->dv);
+    }
+    for (int64_t t = attention_most(key, head->first), next; t < end; t = next) {
+        int mine = t < head->last, fresh = t >= *met;
+        next = attention_least((t / TILE + 1) * TILE, mine ? head->last : end);
+        if (fresh) {
+            backward_begin(job, head, w, t, next - t);
+            *met = next;
+        }
+        backward_tile x = {.t = t, .count = next - t, .key = key, .from = mine ? 0 : own / VEC_LANES * VEC_LANES, .keys = keys,
+                           .ahead = backward_ahead(job, head, t, next, key, end, next >= *met)};
+        backward_group(job, head, w, &x, own);
+    }
+    if (own < keys) {
+        int64_t to = head->at + (key + own) * row;
+        unpack_rows(w->dk + own * depth, keys - own, dim, depth, job->dk + to, row);
+        unpack_rows(w->dv + own * depth, keys - own, dim, depth, job->dv + to, row);
+    }
 }
 
 static void
-att_dkv_unit(const att_job *job, const att_unit *u, const att_scratch *s)
+backward_item(const attention_job *job, const head_view *head, float *workspace)
 {
-    int64_t head_dim = job->shape->head_dim, total = job->shape->total;
-    att_transpose_in(att_qkv(job, u, job->k, u->first, u->count), 1.0f, s->left);
-    att_transpose_in(att_qkv(job, u, job->v, u->first, u->count), 1.0f, s->right);
-    memset(s->sum, 0, (size_t)(ATT_CHUNK * head_dim) * sizeof(float));
-    memset(s->sum2, 0, (size_t)(ATT_CHUNK * head_dim) * sizeof(float));
-    for (int64_t query = u->first; query < total; query += ATT_TILE) {
-        int64_t queries = share_least(ATT_TILE, total - query);
-        att_copy_rows(att_qkv(job, u, job->q, query, queries), (float)(job->scale * ATT_LOG2E), s->tile);
-        att_copy_rows(att_output(job, u, job->d_o, query, queries), 1.0f, s->tile2);
-        for (int64_t i = 0; i < queries; i++) {
-            int64_t at = att_stat(job, u, query + i);
-            s->row_stat[i] = (float)(job->lse_in[at] * ATT_LOG2E);
-            s->row_stat2[i] = job->delta[at];
-        }
-        for (int64_t lane = 0; lane < u->count; lane += ATT_LANES) {
-            int64_t key = u->first + lane, lanes = share_least(ATT_LANES, u->count - lane);
-            int64_t skip = key > query ? key - query : 0, index = lane / ATT_LANES;
-            if (skip < queries)
-                att_dkv_block(s, head_dim, index, (int)((lanes + VEC_LANES - 1) / VEC_LANES), skip, queries,
-                              query, key);
-        }
+    backward_space w = backward_divide(head, workspace);
+    int64_t met = head->first;
+    for (int64_t key = 0; key < head->last; key += TILE)
+        backward_keys(job, head, &w, key, &met);
+}
+
+/* ---- the operations ------------------------------------------------------------------------------------------------- */
+
+static size_t
+attention_member_floats(int64_t head_dim, int64_t slice, int64_t total)
+{
+    return (size_t)attention_depth(attention_most(forward_floats(head_dim, slice), backward_floats(head_dim, slice, total)));
+}
+
+/* Runs one (sequence, head) after another of this member's. */
+static void
+attention_items(const attention_job *job, int member, int members,
+                void (*item)(const attention_job *job, const head_view *head, float *workspace))
+{
+    int64_t first, last;
+    tp_team_share(job->shape->batch * job->shape->heads, 1, member, members, &first, &last);
+    for (int64_t i = first; i < last; i++) {
+        head_view head = view_head(job->shape, i);
+        item(job, &head, job->workspace + (size_t)member * job->member_floats);
     }
-    att_fill(ATT_CHUNK, 1.0f, s->lane_stat);
-    att_transpose_out(s->sum, s->lane_stat, att_qkv(job, u, job->dv, u->first, u->count));
-    /* the rows of Q came multiplied by scale * log2(e) */
-    att_fill(ATT_CHUNK, (float)(1.0 / ATT_LOG2E), s->lane_stat);
-    att_transpose_out(s->sum2, s->lane_stat, att_qkv(job, u, job->dk, u->first, u->count));
 }
 
 static void
-att_backward_work(void *argument, int member, int members)
+attention_forward_work(void *argument, int member, int members)
 {
-    att_job *job = argument;
-    att_scratch s = att_scratch_of(job->be, job->shape->head_dim, member);
-    int64_t half = job->chunks * job->shape->batch * job->shape->heads;
-    (void)members;
-    for (int64_t i; (i = atomic_fetch_add(&job->next, 1)) < 2 * half;) {
-        if (i < half) {
-            att_unit u = att_unit_of(job, i); /* the first keys are seen by the most queries */
-            att_dkv_unit(job, &u, &s);
-        } else {
-            att_unit u = att_unit_of(job, 2 * half - 1 - i);
-            att_dq_unit(job, &u, &s);
-        }
-    }
+    attention_items(argument, member, members, forward_item);
+}
+
+static void
+attention_backward_work(void *argument, int member, int members)
+{
+    attention_items(argument, member, members, backward_item);
+}
+
+static void
+cpu_attention_forward(tp_backend *be, const tp_attention *shape, const float *q, const float *k, const float *v, float *o,
+                      float *lse)
+{
+    attention_job job = {.shape = shape, .q = q, .k = k, .v = v, .o = o, .lse = lse, .workspace = be->workspace,
+                         .member_floats = attention_member_floats(shape->head_dim, shape->slice, shape->total)};
+    tp_team_run(be->team, attention_forward_work, &job);
 }
 
 static void
 cpu_attention_backward(tp_backend *be, const tp_attention *shape, const float *q, const float *k, const float *v,
                        const float *o, const float *d_o, const float *lse, float *delta, float *dq, float *dk, float *dv)
 {
-    att_job job = {.be = be, .shape = shape, .q = q, .k = k, .v = v, .o = o, .d_o = d_o, .lse_in = lse};
-    job.delta = delta, job.dq = dq, job.dk = dk, job.dv = dv;
-    att_cut(&job);
-    share_run(be, shape->batch * shape->slice * shape->heads * shape->head_dim, att_delta_work, &job);
-    share_run(be, shape->batch * shape->slice * shape->total * shape->heads, att_backward_work, &job);
+    attention_job job = {.shape = shape, .q = q, .k = k, .v = v, .o_in = o, .d_o_in = d_o, .lse_in = lse, .delta = delta,
+                         .dq = dq, .dk = dk, .dv = dv, .workspace = be->workspace,
+                         .member_floats = attention_member_floats(shape->head_dim, shape->slice, shape->total)};
+    tp_team_run(be->team, attention_backward_work, &job);
 }
+
+/* rows bounds the slice: the most rows (tokens x sequences) of one. */
+static size_t
+attention_workspace_bytes(int64_t n_embd, int64_t n_head, int64_t seq_len, int64_t rows, int members)
+{
+    int64_t slice = rows < seq_len ? rows : seq_len;
+    return (size_t)members * attention_member_floats(n_embd / n_head, slice, seq_len) * sizeof(float);
+}
+
+#undef TILE
+#undef TILE_VECTORS
+#undef TILE_PAD
+#undef BLOCK_ROWS
+#undef BLOCK_VECTORS

@@ -1,266 +1,254 @@
-/* What attention is made of: blocks of sums in registers, a thread's scratch, and rows moved into and out of lanes. */
+/* What attention computes tiles with: small products on the registers and copies between the model's rows and tiles. */
 #ifndef TP_CPU_ATTENTION_TILE_H
 #define TP_CPU_ATTENTION_TILE_H
 
 #include "csrc/cpu/cpu.h"
-#include "csrc/cpu/share.h"
-#include "csrc/cpu/transpose.h"
+
 #include "csrc/cpu/vec.h"
 
 #include <string.h>
 
-#define ATT_TILE 64   /* rows broadcast per tile; part of the result of the forward */
-#define ATT_CHUNK 384 /* lanes a thread works on at a time: they and their sums stay in L2 */
-#define ATT_MASKED (-1e30f)
-#define ATT_LOG2E 1.44269504088896340736
-
-/* The block of sums kept in registers: ATT_ROWS x ATT_VECS vectors. */
+#define TILE 64 /* keys of a tile and queries of a group */
+#define TILE_VECTORS (TILE / VEC_LANES)
+#define TILE_PAD 32 /* floats between buffers of whole KiB, so that they do not fall on one another in a cache */
 #if defined(__AVX512F__)
-#define ATT_ROWS 8
-#define ATT_VECS 3
-#elif defined(__AVX2__) && defined(__FMA__)
-#define ATT_ROWS 6
-#define ATT_VECS 1
-#elif defined(__aarch64__)
-#define ATT_ROWS 4
-#define ATT_VECS 1
+#define BLOCK_VECTORS 4 /* 6 x 4 accumulators, 4 of B and a broadcast fill 29 of 32 registers */
 #else
-#define ATT_ROWS 2
-#define ATT_VECS 1
+#define BLOCK_VECTORS 1 /* two registers a vector: 12 accumulators of 16 */
 #endif
-#define ATT_LANES (ATT_VECS * VEC_LANES) /* lanes of a block; a chunk is ATT_CHUNK / ATT_LANES blocks */
+#define BLOCK_ROWS 6
 
-/* ---- the products -------------------------------------------------------------------------------------------------- */
+/* C[rows, columns] (+)= A[rows, depth] B[depth, columns], one chain of fused multiply-adds per element, k ascending.
+ * A is rows (element (r, k) at a[r * a_step + k]) or, where it is a tile's transpose, columns (a[r + k * a_step]).
+ * columns: a multiple of 16. */
+typedef struct {
+    const float *a;
+    int64_t a_step;
+    const float *b;
+    int64_t ldb;
+    float *c;
+    int64_t ldc;
+    int64_t columns, depth;
+    int accumulate; /* 0: chains start from +0 */
+} tile_product;
 
-/* c[r][lanes] = (add: c +) sum over k of a[r * a_row + k * a_step] * b[k][lanes], rows of b and c ATT_LANES apart. */
-VEC_INLINE void
-att_micro(int rows, int vecs, int64_t depth, const float *a, int64_t a_row, int64_t a_step, const float *b, float *c,
-          int add)
+/* One broadcast for all products of a row. The compiler would fold it into each, and loads would be the bottleneck. */
+VEC_INLINE vf16
+tile_broadcast(float x)
 {
-    vf16 sum[ATT_ROWS][ATT_VECS];
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 3
-        for (int v = 0; v < vecs; v++)
-            sum[r][v] = add ? vec_load(c + r * ATT_LANES + v * VEC_LANES) : vec_zero();
-#pragma GCC unroll 1
-    for (int64_t k = 0; k < depth; k++) {
-        vf16 right[ATT_VECS];
-#pragma GCC unroll 3
-        for (int v = 0; v < vecs; v++)
-            right[v] = vec_load(b + v * VEC_LANES);
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) {
-            vf16 left = vec_set1(a[r * a_row]);
-#pragma GCC unroll 3
-            for (int v = 0; v < vecs; v++)
-                sum[r][v] = vec_fma(left, right[v], sum[r][v]);
-        }
-        a += a_step;
-        b += ATT_LANES;
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 3
-        for (int v = 0; v < vecs; v++)
-            vec_store(c + r * ATT_LANES + v * VEC_LANES, sum[r][v]);
+    vf16 v = vec_set1(x);
+#if defined(__AVX512F__)
+    __asm__("" : "+v"(v));
+#endif
+    return v;
 }
 
 VEC_INLINE void
-att_rows(int vecs, int64_t rows, int64_t depth, const float *a, int64_t a_row, int64_t a_step, const float *b, float *c,
-         int add)
+tile_block(const int rows, const int vectors, const int transposed, const tile_product *t, int64_t row, int64_t column)
+{
+    const int64_t a_row = transposed ? 1 : t->a_step, a_k = transposed ? t->a_step : 1, ldb = t->ldb, ldc = t->ldc;
+    const float *a = t->a + row * a_row, *b = t->b + column;
+    float *c = t->c + row * ldc + column;
+    vf16 sum[BLOCK_ROWS][BLOCK_VECTORS];
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int j = 0; j < vectors; j++)
+            sum[r][j] = t->accumulate ? vec_load(c + r * ldc + j * VEC_LANES) : vec_zero();
+    for (int64_t k = t->depth; k > 0; k--) {
+        vf16 bk[BLOCK_VECTORS];
+#pragma GCC unroll 4
+        for (int j = 0; j < vectors; j++)
+            bk[j] = vec_load(b + j * VEC_LANES);
+#pragma GCC unroll 6
+        for (int r = 0; r < rows; r++) {
+            vf16 x = tile_broadcast(a[r * a_row]);
+#pragma GCC unroll 4
+            for (int j = 0; j < vectors; j++)
+                sum[r][j] = vec_fma(x, bk[j], sum[r][j]);
+        }
+        a += a_k;
+        b += ldb;
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int j = 0; j < vectors; j++)
+            vec_store(c + r * ldc + j * VEC_LANES, sum[r][j]);
+}
+
+VEC_INLINE void
+tile_columns(const int rows, const int transposed, const tile_product *t, int64_t row)
+{
+    int64_t j = 0;
+    for (; j + BLOCK_VECTORS * VEC_LANES <= t->columns; j += BLOCK_VECTORS * VEC_LANES)
+        tile_block(rows, BLOCK_VECTORS, transposed, t, row, j);
+#if BLOCK_VECTORS > 1
+    switch ((t->columns - j) / VEC_LANES) {
+    case 3: tile_block(rows, 3, transposed, t, row, j); break;
+    case 2: tile_block(rows, 2, transposed, t, row, j); break;
+    case 1: tile_block(rows, 1, transposed, t, row, j); break;
+    default: break;
+    }
+#endif
+}
+
+VEC_INLINE void
+tile_product_rows(const int transposed, int64_t rows, const tile_product *t)
 {
     int64_t r = 0;
-    for (; r + ATT_ROWS <= rows; r += ATT_ROWS)
-        att_micro(ATT_ROWS, vecs, depth, a + r * a_row, a_row, a_step, b, c + r * ATT_LANES, add);
-#if ATT_ROWS > 4
-    for (; r + 4 <= rows; r += 4)
-        att_micro(4, vecs, depth, a + r * a_row, a_row, a_step, b, c + r * ATT_LANES, add);
-#endif
-    for (; r < rows; r++)
-        att_micro(1, vecs, depth, a + r * a_row, a_row, a_step, b, c + r * ATT_LANES, add);
+    for (; r + BLOCK_ROWS <= rows; r += BLOCK_ROWS)
+        tile_columns(BLOCK_ROWS, transposed, t, r);
+    switch (rows - r) {
+    case 5: tile_columns(5, transposed, t, r); break;
+    case 4: tile_columns(4, transposed, t, r); break;
+    case 3: tile_columns(3, transposed, t, r); break;
+    case 2: tile_columns(2, transposed, t, r); break;
+    case 1: tile_columns(1, transposed, t, r); break;
+    default: break;
+    }
 }
 
-/* c[i][lanes] = sum over d of a[i][d] b[d][lanes], i in [0, rows). */
 static __attribute__((noinline)) void
-att_dot(int vecs, int64_t rows, int64_t head_dim, const float *a, const float *b, float *c)
+tile_multiply(int64_t rows, const tile_product *t)
 {
-#if ATT_VECS > 1
-    if (vecs == 3) {
-        att_rows(3, rows, head_dim, a, head_dim, 1, b, c, 0);
-        return;
-    }
-    if (vecs == 2) {
-        att_rows(2, rows, head_dim, a, head_dim, 1, b, c, 0);
-        return;
-    }
-#endif
-    (void)vecs;
-    att_rows(1, rows, head_dim, a, head_dim, 1, b, c, 0);
+    tile_product_rows(0, rows, t);
 }
 
-/* c[d][lanes] += sum over i ascending of a[i][d] b[i][lanes], i in [0, rows). */
 static __attribute__((noinline)) void
-att_gather(int vecs, int64_t rows, int64_t head_dim, const float *a, const float *b, float *c)
+tile_multiply_transposed(int64_t rows, const tile_product *t)
 {
-#if ATT_VECS > 1
-    if (vecs == 3) {
-        att_rows(3, head_dim, rows, a, 1, head_dim, b, c, 1);
-        return;
-    }
-    if (vecs == 2) {
-        att_rows(2, head_dim, rows, a, 1, head_dim, b, c, 1);
-        return;
-    }
-#endif
-    (void)vecs;
-    att_rows(1, head_dim, rows, a, 1, head_dim, b, c, 1);
+    tile_product_rows(1, rows, t);
 }
 
-/* ---- a thread's scratch -------------------------------------------------------------------------------------------- */
+/* ---- fetching ahead ---------------------------------------------------------------------------------------------------- */
 
-/* Chunk arrays are [block][head_dim][ATT_LANES], tile arrays [ATT_TILE][head_dim], squares [ATT_TILE][ATT_LANES]. */
+/* Rows that will be packed or written soon. They lie a model's width apart, where no hardware prefetcher follows. They are
+ * asked for while tiles are multiplied, a few at each query: more at once take the line-fill buffers from the product. */
+#define AHEAD_STREAMS 6
 typedef struct {
-    float *left, *right;             /* chunk: the lanes' two operands, transposed (Q and dO; K and V) */
-    float *sum, *sum2;               /* chunk: what is accumulated (O or dQ; dV and dK) */
-    float *tile, *tile2;             /* tile: the rows broadcast (K and V; Q and dO) */
-    float *square, *square2;         /* S then P; dP then dS */
-    float *lane_stat, *lane_stat2;   /* [ATT_CHUNK]: running maximum and sum; lse and delta */
-    float *row_stat, *row_stat2;     /* [ATT_TILE]: lse and delta of a tile of queries */
-} att_scratch;
+    int streams;
+    struct {
+        const float *from;
+        int64_t stride, at, step; /* rows in units of 2^-32: done, and at each query */
+    } stream[AHEAD_STREAMS];
+} tile_ahead;
 
-static size_t
-att_scratch_floats(int64_t head_dim)
+/* `rows` rows over `queries` queries, `done` of which are over. */
+static inline void
+ahead_add(tile_ahead *ahead, const float *from, int64_t stride, int64_t rows, int64_t done, int64_t queries)
 {
-    size_t lanes = ATT_CHUNK, tile = ATT_TILE, width = (size_t)((head_dim + 15) & ~15);
-    return 4 * lanes * width + 2 * tile * width + 2 * tile * ATT_LANES + 2 * lanes + 2 * tile;
+    int i = ahead->streams++;
+    ahead->stream[i].from = from;
+    ahead->stream[i].stride = stride;
+    ahead->stream[i].step = ((rows << 32) + queries - 1) / queries; /* rounded up: the last query reaches the last row */
+    ahead->stream[i].at = ahead->stream[i].step * done;
 }
 
-static float *
-att_take(float **at, size_t floats)
+static inline void
+ahead_fetch(tile_ahead *ahead, int64_t width)
 {
-    float *taken = *at;
-    *at += floats;
-    return taken;
+    for (int i = 0; i < ahead->streams; i++) {
+        int64_t row = ahead->stream[i].at >> 32;
+        ahead->stream[i].at += ahead->stream[i].step;
+        for (; row < ahead->stream[i].at >> 32; row++)
+            for (int64_t d = 0; d < width; d += VEC_LANES)
+                __builtin_prefetch(ahead->stream[i].from + row * ahead->stream[i].stride + d, 0, 2);
+    }
 }
 
-static att_scratch
-att_scratch_of(const tp_backend *be, int64_t head_dim, int member)
+/* ---- copies -------------------------------------------------------------------------------------------------------- */
+
+static inline int64_t
+tile_lanes(int64_t count, int64_t from)
 {
-    float *at = (float *)be->workspace + (size_t)member * att_scratch_floats(head_dim);
-    size_t width = (size_t)((head_dim + 15) & ~15), chunk = ATT_CHUNK * width, tile = ATT_TILE * width;
-    att_scratch s;
-    s.left = att_take(&at, chunk), s.right = att_take(&at, chunk);
-    s.sum = att_take(&at, chunk), s.sum2 = att_take(&at, chunk);
-    s.tile = att_take(&at, tile), s.tile2 = att_take(&at, tile);
-    s.square = att_take(&at, ATT_TILE * ATT_LANES), s.square2 = att_take(&at, ATT_TILE * ATT_LANES);
-    s.lane_stat = att_take(&at, ATT_CHUNK), s.lane_stat2 = att_take(&at, ATT_CHUNK);
-    s.row_stat = att_take(&at, ATT_TILE), s.row_stat2 = att_take(&at, ATT_TILE);
-    return s;
+    return count <= from ? 0 : count - from < VEC_LANES ? count - from : VEC_LANES;
 }
 
-static size_t
-attention_workspace_bytes(int64_t n_embd, int64_t n_head, int64_t seq_len, int64_t rows, int members)
+/* out[rows][depth]: rows of `width` floats, zeros from there to depth. */
+static void
+pack_rows(const float *x, int64_t stride, int64_t rows, int64_t width, int64_t depth, float *out)
 {
-    (void)seq_len, (void)rows;
-    return (size_t)members * att_scratch_floats(n_embd / n_head) * sizeof(float);
+    int64_t whole = width / VEC_LANES * VEC_LANES;
+    for (int64_t r = 0; r < rows; r++, x += stride, out += depth) {
+        for (int64_t d = 0; d < whole; d += VEC_LANES)
+            vec_store(out + d, vec_load(x + d));
+        if (whole < depth)
+            vec_store(out + whole, vec_load_n(x + whole, width - whole));
+    }
 }
 
-/* ---- moving rows --------------------------------------------------------------------------------------------------- */
+static void
+unpack_rows(const float *x, int64_t rows, int64_t width, int64_t depth, float *out, int64_t stride)
+{
+    int64_t whole = width / VEC_LANES * VEC_LANES;
+    for (int64_t r = 0; r < rows; r++, x += depth, out += stride) {
+        for (int64_t d = 0; d < whole; d += VEC_LANES)
+            vec_store(out + d, vec_load(x + d));
+        if (whole < depth)
+            vec_store_n(out + whole, vec_load(x + whole), width - whole);
+    }
+}
 
-/* A run of `count` rows of one head of one sequence. */
-typedef struct {
-    float *at;
-    int64_t stride, count, head_dim;
-} att_run;
+typedef float tile_quad __attribute__((vector_size(16)));
 
-/* Rows of one head lie a page apart, where the hardware does not foresee them: ask for rows [first, first + count). */
+/* out[4][.] = the transpose of 16 rows of 4 floats. */
 VEC_INLINE void
-att_prefetch(att_run rows, int64_t first, int64_t count, int write)
+transpose_quads(const float *x, int64_t stride, float *out)
 {
-    for (int64_t i = first; i < share_least(first + count, rows.count); i++)
-        for (int64_t d = 0; d < rows.head_dim; d += VEC_LANES)
-            if (write)
-                __builtin_prefetch(rows.at + i * rows.stride + d, 1);
-            else
-                __builtin_prefetch(rows.at + i * rows.stride + d);
-}
-
-static void
-att_copy_rows(att_run from, float factor, float *tile)
-{
-    vf16 f = vec_set1(factor);
-    for (int64_t i = 0; i < from.count; i++) {
-        const float *row = from.at + i * from.stride;
-        float *out = tile + i * from.head_dim;
-        int64_t d = 0;
-        for (; d + VEC_LANES <= from.head_dim; d += VEC_LANES)
-            vec_store(out + d, vec_mul(f, vec_load(row + d)));
-        if (d < from.head_dim)
-            vec_store_n(out + d, vec_mul(f, vec_load_n(row + d, from.head_dim - d)), from.head_dim - d);
+#if defined(__AVX512F__)
+    __m512 row[4]; /* row[i]: rows i, i + 4, i + 8, i + 12 */
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        __m512 v = _mm512_castps128_ps512(_mm_loadu_ps(x + i * stride));
+        v = _mm512_insertf32x4(v, _mm_loadu_ps(x + (i + 4) * stride), 1);
+        v = _mm512_insertf32x4(v, _mm_loadu_ps(x + (i + 8) * stride), 2);
+        row[i] = _mm512_insertf32x4(v, _mm_loadu_ps(x + (i + 12) * stride), 3);
     }
-}
-
-/* Sixteen rows (`rows` of them real, the others zero) by sixteen columns (`columns` of them real), times
- * factor, into to[column * ATT_LANES + row]. */
-static void
-att_transpose_square(const float *from, int64_t stride, int64_t rows, int64_t columns, float factor, float *to)
-{
-    vf16 square[VEC_LANES], f = vec_set1(factor);
-    for (int64_t i = 0; i < VEC_LANES; i++)
-        square[i] = i >= rows              ? vec_zero()
-                    : columns == VEC_LANES ? vec_mul(f, vec_load(from + i * stride))
-                                           : vec_mul(f, vec_load_n(from + i * stride, columns));
-    transpose_16(square);
-    for (int64_t i = 0; i < columns; i++)
-        vec_store(to + i * ATT_LANES, square[i]);
-}
-
-/* chunk = the run transposed and multiplied by factor; the lanes of the last block that have no row are zero. */
-static void
-att_transpose_in(att_run from, float factor, float *chunk)
-{
-    int64_t area = from.head_dim * ATT_LANES, blocks = (from.count + ATT_LANES - 1) / ATT_LANES;
-    for (int64_t lane = 0; lane < blocks * ATT_LANES; lane += VEC_LANES) {
-        att_prefetch(from, lane + VEC_LANES, VEC_LANES, 0);
-        for (int64_t d = 0; d < from.head_dim; d += VEC_LANES)
-            att_transpose_square(from.at + lane * from.stride + d, from.stride, from.count - lane,
-                                 share_least(VEC_LANES, from.head_dim - d), factor,
-                                 chunk + lane / ATT_LANES * area + d * ATT_LANES + lane % ATT_LANES);
+    __m512d low01 = _mm512_castps_pd(_mm512_unpacklo_ps(row[0], row[1]));
+    __m512d low23 = _mm512_castps_pd(_mm512_unpacklo_ps(row[2], row[3]));
+    __m512d high01 = _mm512_castps_pd(_mm512_unpackhi_ps(row[0], row[1]));
+    __m512d high23 = _mm512_castps_pd(_mm512_unpackhi_ps(row[2], row[3]));
+    _mm512_storeu_ps(out, _mm512_castpd_ps(_mm512_unpacklo_pd(low01, low23)));
+    _mm512_storeu_ps(out + TILE, _mm512_castpd_ps(_mm512_unpackhi_pd(low01, low23)));
+    _mm512_storeu_ps(out + 2 * TILE, _mm512_castpd_ps(_mm512_unpacklo_pd(high01, high23)));
+    _mm512_storeu_ps(out + 3 * TILE, _mm512_castpd_ps(_mm512_unpackhi_pd(high01, high23)));
+#else
+    for (int r = 0; r < VEC_LANES; r += 4) {
+        tile_quad v[4];
+        for (int i = 0; i < 4; i++)
+            memcpy(&v[i], x + (r + i) * stride, sizeof v[i]);
+        tile_quad low01 = __builtin_shufflevector(v[0], v[1], 0, 4, 1, 5);
+        tile_quad low23 = __builtin_shufflevector(v[2], v[3], 0, 4, 1, 5);
+        tile_quad high01 = __builtin_shufflevector(v[0], v[1], 2, 6, 3, 7);
+        tile_quad high23 = __builtin_shufflevector(v[2], v[3], 2, 6, 3, 7);
+        v[0] = __builtin_shufflevector(low01, low23, 0, 1, 4, 5);
+        v[1] = __builtin_shufflevector(low01, low23, 2, 3, 6, 7);
+        v[2] = __builtin_shufflevector(high01, high23, 0, 1, 4, 5);
+        v[3] = __builtin_shufflevector(high01, high23, 2, 3, 6, 7);
+        for (int i = 0; i < 4; i++)
+            memcpy(out + i * TILE + r, &v[i], sizeof v[i]);
     }
+#endif
 }
 
-/* The run = chunk transposed back, times factor[lane]. + 0 makes every zero positive: the sign of one would tell whether
- * masked keys shared its block. */
+/* out[width][TILE]: rows transposed; columns from `rows` to the next multiple of 16 are zero, those behind are not written. */
 static void
-att_transpose_out(const float *chunk, const float *factor, att_run to)
+pack_transposed(const float *x, int64_t stride, int64_t rows, int64_t width, float *out)
 {
-    int64_t area = to.head_dim * ATT_LANES;
-    for (int64_t lane = 0; lane < to.count; lane += VEC_LANES) {
-        int64_t lanes = share_least(VEC_LANES, to.count - lane);
-        vf16 f = vec_load(factor + lane);
-        att_prefetch(to, lane + VEC_LANES, VEC_LANES, 1);
-        for (int64_t d = 0; d < to.head_dim; d += VEC_LANES) {
-            const float *from = chunk + lane / ATT_LANES * area + d * ATT_LANES + lane % ATT_LANES;
-            int64_t rows = share_least(VEC_LANES, to.head_dim - d);
-            vf16 square[VEC_LANES];
+    int64_t r = 0, quads = width / 4 * 4;
+    for (; r + VEC_LANES <= rows; r += VEC_LANES) {
+        const float *from = x + r * stride;
+        for (int64_t d = 0; d < quads; d += 4)
+            transpose_quads(from + d, stride, out + d * TILE + r);
+        for (int64_t d = quads; d < width; d++)
             for (int64_t i = 0; i < VEC_LANES; i++)
-                square[i] = i < rows ? vec_add(vec_mul(vec_load(from + i * ATT_LANES), f), vec_zero()) : vec_zero();
-            transpose_16(square);
-            for (int64_t i = 0; i < lanes; i++)
-                if (rows == VEC_LANES)
-                    vec_store(to.at + (lane + i) * to.stride + d, square[i]);
-                else
-                    vec_store_n(to.at + (lane + i) * to.stride + d, square[i], rows);
-        }
+                out[d * TILE + r + i] = from[i * stride + d];
     }
-}
-
-static void
-att_fill(int64_t n, float value, float *x)
-{
-    for (int64_t i = 0; i < n; i++)
-        x[i] = value;
+    if (r < rows)
+        for (int64_t d = 0; d < width; d++)
+            for (int64_t i = 0; i < VEC_LANES; i++)
+                out[d * TILE + r + i] = r + i < rows ? x[(r + i) * stride + d] : 0.0f;
 }
 
 #endif

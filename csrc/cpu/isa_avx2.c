@@ -1,1 +1,3 @@
-typedef int tp_nothing_here_yet;
+/* Compiled with the flags of this instruction set (setup.py); the others are chosen where it is missing. */
+#define TP_ISA avx2
+#include "csrc/cpu/isa_body.h"

@@ -1,1 +1,2 @@
-typedef int tp_nothing_here_yet;
+#define TP_ISA portable
+#include "csrc/cpu/isa_body.h"

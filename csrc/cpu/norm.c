@@ -1,90 +1,91 @@
-/* LayerNorm (Ba, Kiros & Hinton 2016). A row's sums run over two vectors of lanes and one fixed tree, so they depend on
- * that row and n alone. dgamma and dbeta are a chain per column over the rows in the caller's order. */
-#include "csrc/cpu/cpu.h"
-#include "csrc/cpu/share.h"
-#include "csrc/cpu/vec.h"
+/* LayerNorm of rows (Ba, Kiros & Hinton 2016), eps 1e-5. A row's bits depend on that row alone; gradients of gamma and
+ * beta are chains over rows in the order of the call. Threads share rows, and columns for the chains. */
+#include "csrc/cpu/rows.h"
 
-#include <math.h>
-
-#define NORM_EPS 1e-5f
+#define NORM_EPS  1e-5f
+#define NORM_SUMS 4 /* partial sums of a row: one would wait for its own additions */
+#define NORM_TILE 8 /* rows that stay in the first cache from the chains to the input gradient */
 
 typedef struct {
     int64_t rows, n;
-    const float *x, *gamma, *beta, *dy, *dresidual, *mean_in, *rstd_in;
+    const float *x, *gamma, *beta, *dy, *dresidual;
     int64_t x_stride, y_stride, dy_stride, dresidual_stride, stat_stride;
     float *y, *mean, *rstd, *dgamma, *dbeta;
+    const float *known_mean, *known_rstd; /* NULL: measured here */
+    int64_t tile_first, tile_last;        /* rows of this run of the backward pass */
 } norm_job;
 
-VEC_INLINE vf16
-norm_load(const float *x, int64_t i, int64_t n)
+VEC_INLINE float
+norm_mean_of(const vf16 *sum, int64_t n)
 {
-    return i + VEC_LANES <= n ? vec_load(x + i) : i < n ? vec_load_n(x + i, n - i) : vec_zero();
+    return vec_sum(vec_add(vec_add(sum[0], sum[2]), vec_add(sum[1], sum[3]))) / (float)n;
+}
+
+static void
+norm_measure(const float *x, int64_t n, float *mean, float *rstd)
+{
+    vf16 sum[NORM_SUMS] = {vec_zero(), vec_zero(), vec_zero(), vec_zero()};
+    int64_t i = 0;
+    for (; i + NORM_SUMS * VEC_LANES <= n; i += NORM_SUMS * VEC_LANES)
+        for (int k = 0; k < NORM_SUMS; k++)
+            sum[k] = vec_add(sum[k], vec_load(x + i + k * VEC_LANES));
+    for (; i < n; i += VEC_LANES)
+        sum[0] = vec_add(sum[0], vec_load_n(x + i, rows_lanes(n, i)));
+    *mean = norm_mean_of(sum, n);
+    vf16 m = vec_set1(*mean);
+    for (int k = 0; k < NORM_SUMS; k++)
+        sum[k] = vec_zero();
+    for (i = 0; i + NORM_SUMS * VEC_LANES <= n; i += NORM_SUMS * VEC_LANES)
+        for (int k = 0; k < NORM_SUMS; k++) {
+            vf16 d = vec_sub(vec_load(x + i + k * VEC_LANES), m);
+            sum[k] = vec_fma(d, d, sum[k]);
+        }
+    for (; i < n; i += VEC_LANES) {
+        int64_t lanes = rows_lanes(n, i);
+        vf16 d = rows_first(vec_sub(vec_load_n(x + i, lanes), m), lanes);
+        sum[0] = vec_fma(d, d, sum[0]);
+    }
+    *rstd = 1.0f / __builtin_sqrtf(norm_mean_of(sum, n) + NORM_EPS);
 }
 
 VEC_INLINE void
-norm_store(float *y, int64_t i, int64_t n, vf16 v)
+norm_part(const norm_job *job, const float *x, vf16 mean, vf16 rstd, float *y, int64_t i, int64_t lanes)
 {
-    if (i + VEC_LANES <= n)
-        vec_store(y + i, v);
-    else
-        vec_store_n(y + i, v, n - i);
-}
-
-/* The lanes of v that lie below n at offset i; the others zero. */
-VEC_INLINE vf16
-norm_keep(vf16 v, int64_t i, int64_t n)
-{
-    return i + VEC_LANES <= n ? v : i < n ? vec_first_n(v, n - i, vec_zero()) : vec_zero();
-}
-
-/* Two passes: the variance of deviations from the mean loses nothing where |mean| is large. */
-static void
-norm_statistics(int64_t n, const float *x, float *mean, float *rstd)
-{
-    vf16 even = vec_zero(), odd = vec_zero();
-    for (int64_t i = 0; i < n; i += 2 * VEC_LANES) {
-        even = vec_add(even, norm_load(x, i, n));
-        odd = vec_add(odd, norm_load(x, i + VEC_LANES, n));
-    }
-    *mean = vec_sum(vec_add(even, odd)) / (float)n;
-    vf16 centre = vec_set1(*mean);
-    even = odd = vec_zero();
-    for (int64_t i = 0; i < n; i += 2 * VEC_LANES) {
-        vf16 a = norm_keep(vec_sub(norm_load(x, i, n), centre), i, n);
-        vf16 b = norm_keep(vec_sub(norm_load(x, i + VEC_LANES, n), centre), i + VEC_LANES, n);
-        even = vec_fma(a, a, even);
-        odd = vec_fma(b, b, odd);
-    }
-    *rstd = 1.0f / sqrtf(vec_sum(vec_add(even, odd)) / (float)n + NORM_EPS);
-}
-
-VEC_INLINE vf16
-norm_hat(const float *x, int64_t i, int64_t n, vf16 mean, vf16 rstd)
-{
-    return vec_mul(vec_sub(norm_load(x, i, n), mean), rstd);
+    vf16 unit = vec_mul(vec_sub(rows_load(x + i, lanes), mean), rstd), gamma = rows_load(job->gamma + i, lanes);
+    vf16 beta = job->beta == NULL ? vec_zero() : rows_load(job->beta + i, lanes);
+    rows_store(y + i, vec_fma(unit, gamma, beta), lanes);
 }
 
 static void
-norm_apply_row(int64_t n, const float *x, float mean, float rstd, const float *gamma, const float *beta, float *y)
+norm_row(const norm_job *job, const float *x, float mean, float rstd, float *y)
 {
-    vf16 m = vec_set1(mean), r = vec_set1(rstd);
-    for (int64_t i = 0; i < n; i += VEC_LANES) {
-        vf16 shift = beta == NULL ? vec_zero() : norm_load(beta, i, n);
-        norm_store(y, i, n, vec_fma(norm_hat(x, i, n, m, r), norm_load(gamma, i, n), shift));
-    }
+    vf16 m = vec_set1(mean), s = vec_set1(rstd);
+    int64_t i = 0;
+    for (; i + VEC_LANES <= job->n; i += VEC_LANES)
+        norm_part(job, x, m, s, y, i, VEC_LANES);
+    if (i < job->n)
+        norm_part(job, x, m, s, y, i, job->n - i);
 }
 
 static void
-norm_work(void *argument, int member, int members)
+norm_forward_work(void *argument, int member, int members)
 {
     const norm_job *job = argument;
     int64_t first, last;
     tp_team_share(job->rows, 1, member, members, &first, &last);
     for (int64_t r = first; r < last; r++) {
         const float *x = job->x + r * job->x_stride;
-        norm_statistics(job->n, x, &job->mean[r], &job->rstd[r]);
+        float mean, rstd;
+        if (job->known_mean != NULL) {
+            mean = job->known_mean[r * job->stat_stride];
+            rstd = job->known_rstd[r * job->stat_stride];
+        } else {
+            norm_measure(x, job->n, &mean, &rstd);
+            job->mean[r] = mean;
+            job->rstd[r] = rstd;
+        }
         if (job->y != NULL)
-            norm_apply_row(job->n, x, job->mean[r], job->rstd[r], job->gamma, job->beta, job->y + r * job->y_stride);
+            norm_row(job, x, mean, rstd, job->y + r * job->y_stride);
     }
 }
 
@@ -92,20 +93,17 @@ static void
 cpu_layernorm(tp_backend *be, int64_t rows, int64_t n, const float *x, int64_t x_stride, const float *gamma,
               const float *beta, float *y, int64_t y_stride, float *mean, float *rstd)
 {
-    norm_job job = {.rows = rows, .n = n, .x = x, .x_stride = x_stride, .gamma = gamma, .beta = beta};
-    job.y = y, job.y_stride = y_stride, job.mean = mean, job.rstd = rstd;
-    share_run(be, rows * n, norm_work, &job);
-}
-
-static void
-norm_apply_work(void *argument, int member, int members)
-{
-    const norm_job *job = argument;
-    int64_t first, last;
-    tp_team_share(job->rows, 1, member, members, &first, &last);
-    for (int64_t r = first; r < last; r++)
-        norm_apply_row(job->n, job->x + r * job->x_stride, job->mean_in[r * job->stat_stride],
-                       job->rstd_in[r * job->stat_stride], job->gamma, job->beta, job->y + r * job->y_stride);
+    norm_job job = {.rows = rows,
+                    .n = n,
+                    .x = x,
+                    .x_stride = x_stride,
+                    .gamma = gamma,
+                    .beta = beta,
+                    .y = y,
+                    .y_stride = y_stride,
+                    .mean = mean,
+                    .rstd = rstd};
+    tp_team_run(rows_team(be, rows * n), norm_forward_work, &job);
 }
 
 static void
@@ -113,81 +111,133 @@ cpu_layernorm_apply(tp_backend *be, int64_t rows, int64_t n, const float *x, int
                     const float *rstd, int64_t stat_stride, const float *gamma, const float *beta, float *y,
                     int64_t y_stride)
 {
-    norm_job job = {.rows = rows, .n = n, .x = x, .x_stride = x_stride, .gamma = gamma, .beta = beta};
-    job.mean_in = mean, job.rstd_in = rstd, job.stat_stride = stat_stride, job.y = y, job.y_stride = y_stride;
-    share_run(be, rows * n, norm_apply_work, &job);
+    norm_job job = {.rows = rows,
+                    .n = n,
+                    .x = x,
+                    .x_stride = x_stride,
+                    .gamma = gamma,
+                    .beta = beta,
+                    .y = y,
+                    .y_stride = y_stride,
+                    .known_mean = mean,
+                    .known_rstd = rstd,
+                    .stat_stride = stat_stride};
+    tp_team_run(rows_team(be, rows * n), norm_forward_work, &job);
 }
 
-/* dx = dresidual + rstd (g - mean(g) - hat mean(g hat)), g = dy gamma. */
-static void
-norm_dx_row(const norm_job *job, int64_t r)
+/* One row of the backward pass: dx = rstd (g - mean(g) - unit mean(g unit)), g = dy gamma, unit = (x - mean) rstd. */
+typedef struct {
+    const float *x, *dy, *gamma, *dresidual;
+    float *dx;
+    vf16 mean, rstd, mean_g, mean_along;
+} norm_line;
+
+VEC_INLINE vf16
+norm_unit(const norm_line *line, int64_t i, int64_t lanes)
 {
-    int64_t n = job->n, stat = r * job->stat_stride;
-    const float *x = job->x + r * job->x_stride, *dy = job->dy + r * job->dy_stride;
-    const float *residual = job->dresidual == NULL ? NULL : job->dresidual + r * job->dresidual_stride;
-    float *dx = job->y + r * job->y_stride;
-    vf16 mean = vec_set1(job->mean_in[stat]), rstd = vec_set1(job->rstd_in[stat]);
-    vf16 sum = vec_zero(), dot = vec_zero();
-    for (int64_t i = 0; i < n; i += VEC_LANES) {
-        vf16 g = vec_mul(norm_load(dy, i, n), norm_load(job->gamma, i, n)); /* zero beyond n, and so is g * hat */
-        sum = vec_add(sum, g);
-        dot = vec_fma(g, norm_hat(x, i, n, mean, rstd), dot);
-    }
-    vf16 mean_g = vec_set1(vec_sum(sum) / (float)n), mean_dot = vec_set1(vec_sum(dot) / (float)n);
-    for (int64_t i = 0; i < n; i += VEC_LANES) {
-        vf16 g = vec_mul(norm_load(dy, i, n), norm_load(job->gamma, i, n));
-        vf16 hat = norm_hat(x, i, n, mean, rstd);
-        vf16 d = vec_fnma(hat, mean_dot, vec_sub(g, mean_g));
-        norm_store(dx, i, n,
-                   residual == NULL ? vec_mul(rstd, d) : vec_fma(rstd, d, norm_load(residual, i, n)));
-    }
+    return vec_mul(vec_sub(rows_load(line->x + i, lanes), line->mean), line->rstd);
 }
 
-/* Row r's share of dgamma and dbeta in columns [first, last); first is a multiple of VEC_LANES. */
-static void
-norm_parameters_row(const norm_job *job, int64_t r, int64_t first, int64_t last)
+VEC_INLINE vf16
+norm_g(const norm_line *line, int64_t i, int64_t lanes) /* zero beyond the row, whatever unit is there */
 {
-    const float *x = job->x + r * job->x_stride, *dy = job->dy + r * job->dy_stride;
-    vf16 mean = vec_set1(job->mean_in[r * job->stat_stride]), rstd = vec_set1(job->rstd_in[r * job->stat_stride]);
-    for (int64_t i = first; i < last; i += VEC_LANES) {
-        vf16 d = norm_load(dy, i, last);
-        norm_store(job->dgamma, i, last,
-                   vec_fma(d, norm_hat(x, i, last, mean, rstd), norm_load(job->dgamma, i, last)));
+    return vec_mul(rows_load(line->dy + i, lanes), rows_load(line->gamma + i, lanes));
+}
+
+VEC_INLINE void
+norm_dx_part(const norm_line *line, int64_t i, int64_t lanes)
+{
+    vf16 along = vec_fnma(norm_unit(line, i, lanes), line->mean_along, vec_sub(norm_g(line, i, lanes), line->mean_g));
+    vf16 dx = vec_mul(line->rstd, along);
+    if (line->dresidual != NULL)
+        dx = vec_add(rows_load(line->dresidual + i, lanes), dx);
+    rows_store(line->dx + i, dx, lanes);
+}
+
+static void
+norm_measure_line(norm_line *line, int64_t n)
+{
+    vf16 sum[NORM_SUMS] = {vec_zero(), vec_zero(), vec_zero(), vec_zero()}; /* two of g, two of g unit */
+    int64_t i = 0;
+    for (; i + 2 * VEC_LANES <= n; i += 2 * VEC_LANES)
+        for (int k = 0; k < 2; k++) {
+            vf16 g = norm_g(line, i + k * VEC_LANES, VEC_LANES);
+            sum[k] = vec_add(sum[k], g);
+            sum[2 + k] = vec_fma(g, norm_unit(line, i + k * VEC_LANES, VEC_LANES), sum[2 + k]);
+        }
+    for (; i < n; i += VEC_LANES) {
+        int64_t lanes = rows_lanes(n, i);
+        vf16 g = norm_g(line, i, lanes);
+        sum[0] = vec_add(sum[0], g);
+        sum[2] = vec_fma(g, norm_unit(line, i, lanes), sum[2]);
+    }
+    line->mean_g = vec_set1(vec_sum(vec_add(sum[0], sum[1])) / (float)n);
+    line->mean_along = vec_set1(vec_sum(vec_add(sum[2], sum[3])) / (float)n);
+}
+
+static void
+norm_backward_row(const norm_job *job, int64_t r)
+{
+    norm_line line = {.x = job->x + r * job->x_stride,
+                      .dy = job->dy + r * job->dy_stride,
+                      .gamma = job->gamma,
+                      .dresidual = job->dresidual == NULL ? NULL : job->dresidual + r * job->dresidual_stride,
+                      .dx = job->y + r * job->y_stride,
+                      .mean = vec_set1(job->known_mean[r * job->stat_stride]),
+                      .rstd = vec_set1(job->known_rstd[r * job->stat_stride])};
+    int64_t i = 0;
+    norm_measure_line(&line, job->n);
+    for (; i + VEC_LANES <= job->n; i += VEC_LANES)
+        norm_dx_part(&line, i, VEC_LANES);
+    if (i < job->n)
+        norm_dx_part(&line, i, job->n - i);
+}
+
+static void
+norm_backward_work(void *argument, int member, int members)
+{
+    const norm_job *job = argument;
+    int64_t first, last;
+    tp_team_share(job->tile_last - job->tile_first, 1, member, members, &first, &last);
+    for (int64_t r = job->tile_first + first; r < job->tile_first + last; r++)
+        norm_backward_row(job, r);
+}
+
+/* `vectors` neighbouring vectors of columns at i, the last of `lanes` lanes. */
+VEC_INLINE void
+norm_chain_columns(const norm_job *job, int64_t i, const int vectors, int64_t lanes)
+{
+    vf16 dgamma[NORM_SUMS], dbeta[NORM_SUMS];
+    for (int k = 0; k < vectors; k++) {
+        dgamma[k] = rows_load(job->dgamma + i + k * VEC_LANES, lanes);
+        dbeta[k] = job->dbeta == NULL ? vec_zero() : rows_load(job->dbeta + i + k * VEC_LANES, lanes);
+    }
+    for (int64_t r = job->tile_first; r < job->tile_last; r++) {
+        const float *dy = job->dy + r * job->dy_stride + i, *x = job->x + r * job->x_stride + i;
+        vf16 m = vec_set1(job->known_mean[r * job->stat_stride]), s = vec_set1(job->known_rstd[r * job->stat_stride]);
+        for (int k = 0; k < vectors; k++) {
+            vf16 d = rows_load(dy + k * VEC_LANES, lanes);
+            dgamma[k] = vec_fma(d, vec_mul(vec_sub(rows_load(x + k * VEC_LANES, lanes), m), s), dgamma[k]);
+            dbeta[k] = vec_add(dbeta[k], d);
+        }
+    }
+    for (int k = 0; k < vectors; k++) {
+        rows_store(job->dgamma + i + k * VEC_LANES, dgamma[k], lanes);
         if (job->dbeta != NULL)
-            norm_store(job->dbeta, i, last, vec_add(norm_load(job->dbeta, i, last), d));
-    }
-}
-
-/* Alone, one walk over the rows while they are in cache; the parameters first, for dx may be dy. */
-static void
-norm_backward_alone(void *argument, int member, int members)
-{
-    const norm_job *job = argument;
-    (void)member, (void)members;
-    for (int64_t r = 0; r < job->rows; r++) {
-        norm_parameters_row(job, r, 0, job->n);
-        norm_dx_row(job, r);
+            rows_store(job->dbeta + i + k * VEC_LANES, dbeta[k], lanes);
     }
 }
 
 static void
-norm_parameters_work(void *argument, int member, int members)
+norm_chain_work(void *argument, int member, int members)
 {
     const norm_job *job = argument;
-    int64_t first, last;
+    int64_t first, last, i;
     tp_team_share(job->n, VEC_LANES, member, members, &first, &last);
-    for (int64_t r = 0; r < job->rows; r++)
-        norm_parameters_row(job, r, first, last);
-}
-
-static void
-norm_dx_work(void *argument, int member, int members)
-{
-    const norm_job *job = argument;
-    int64_t first, last;
-    tp_team_share(job->rows, 1, member, members, &first, &last);
-    for (int64_t r = first; r < last; r++)
-        norm_dx_row(job, r);
+    for (i = first; i + 2 * VEC_LANES <= last; i += 2 * VEC_LANES)
+        norm_chain_columns(job, i, 2, VEC_LANES);
+    for (; i < last; i += VEC_LANES)
+        norm_chain_columns(job, i, 1, rows_lanes(last, i));
 }
 
 static void
@@ -196,14 +246,28 @@ cpu_layernorm_backward(tp_backend *be, int64_t rows, int64_t n, const float *dy,
                        const float *dresidual, int64_t dresidual_stride, float *dx, int64_t dx_stride, float *dgamma,
                        float *dbeta)
 {
-    norm_job job = {.rows = rows, .n = n, .x = x, .x_stride = x_stride, .gamma = gamma};
-    job.dy = dy, job.dy_stride = dy_stride, job.mean_in = mean, job.rstd_in = rstd, job.stat_stride = stat_stride;
-    job.dresidual = dresidual, job.dresidual_stride = dresidual_stride;
-    job.y = dx, job.y_stride = dx_stride, job.dgamma = dgamma, job.dbeta = dbeta;
-    if (tp_team_members(be->team) == 1 || rows * n < SHARE_ALONE) {
-        tp_team_run(NULL, norm_backward_alone, &job);
-        return;
+    norm_job job = {.rows = rows,
+                    .n = n,
+                    .x = x,
+                    .x_stride = x_stride,
+                    .gamma = gamma,
+                    .dy = dy,
+                    .dy_stride = dy_stride,
+                    .dresidual = dresidual,
+                    .dresidual_stride = dresidual_stride,
+                    .y = dx,
+                    .y_stride = dx_stride,
+                    .known_mean = mean,
+                    .known_rstd = rstd,
+                    .stat_stride = stat_stride,
+                    .dgamma = dgamma,
+                    .dbeta = dbeta};
+    tp_team *team = rows_team(be, rows * n);
+    /* A team would meet twice per tile; the chains are the same in any tiles. */
+    int64_t tile = tp_team_members(team) == 1 ? NORM_TILE : rows;
+    for (job.tile_first = 0; job.tile_first < rows; job.tile_first = job.tile_last) {
+        job.tile_last = rows - job.tile_first < tile ? rows : job.tile_first + tile;
+        tp_team_run(team, norm_chain_work, &job); /* first: dx may lie over dy or x */
+        tp_team_run(team, norm_backward_work, &job);
     }
-    tp_team_run(be->team, norm_parameters_work, &job);
-    tp_team_run(be->team, norm_dx_work, &job);
 }

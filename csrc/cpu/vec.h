@@ -110,6 +110,11 @@ vec_shift_exponent(vf16 a, vf16 bits)
     __m512i shift = _mm512_slli_epi32(_mm512_castps_si512(bits), 23);
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), shift));
 }
+VEC_INLINE vf16
+vec_keep(vf16 a, vf16 least)
+{
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(_mm512_abs_ps(a), least, _CMP_NLT_UQ), a);
+}
 VEC_INLINE int
 vec_all_equal(vf16 a, vf16 b)
 {
@@ -234,6 +239,17 @@ VEC_INLINE vf16
 vec_shift_exponent(vf16 a, vf16 bits)
 {
     return vec_of_(vec_shift_exponent_half_(a.low, bits.low), vec_shift_exponent_half_(a.high, bits.high));
+}
+VEC_INLINE __m256
+vec_keep_half_(__m256 a, __m256 least)
+{
+    __m256 size = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a);
+    return _mm256_and_ps(a, _mm256_cmp_ps(size, least, _CMP_NLT_UQ));
+}
+VEC_INLINE vf16
+vec_keep(vf16 a, vf16 least)
+{
+    return vec_of_(vec_keep_half_(a.low, least.low), vec_keep_half_(a.high, least.high));
 }
 VEC_INLINE int
 vec_all_equal(vf16 a, vf16 b)
@@ -381,6 +397,12 @@ vec_shift_exponent(vf16 x, vf16 bits)
 {
     return VEC_MAP_(VEC_SHIFT_, x, bits);
 }
+#define VEC_KEEP_(q, x, y) (vec4_)((vec4i_)(x).q & ~(((x).q < (y).q) & (-(x).q < (y).q)))
+VEC_INLINE vf16
+vec_keep(vf16 x, vf16 least)
+{
+    return VEC_MAP_(VEC_KEEP_, x, least);
+}
 VEC_INLINE int
 vec_all_equal(vf16 x, vf16 y)
 {
@@ -392,6 +414,7 @@ vec_all_equal(vf16 x, vf16 y)
 /* ---- the same everywhere ------------------------------------------------------------------------------------------ *
  * vec_load_n, vec_store_n: the first n lanes (0..16), nothing else is touched, the others load as zero.
  * vec_first_n(v, n, other): v in the lanes below n, other above. vec_max, vec_min: NaN in the second operand wins.
+ * vec_keep(a, least): a where |a| is not below `least` (NaN stays), zero in the other lanes.
  * vec_shift_exponent(a, bits): a * 2^(low bits of `bits` as an integer), for normal results. */
 
 VEC_INLINE vf16

@@ -1,9 +1,456 @@
-#include "csrc/py/module.h"
+/* _core.Engine: one rank's stages and program, driven from Python a step at a time. */
+#include "csrc/py/comm.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "csrc/engine/engine.h"
+#include "csrc/py/model.h"
+#include "csrc/py/program.h"
+
+typedef struct {
+    PyObject_HEAD PyObject *program, *comm; /* kept alive */
+    tp_py_costs *costs; /* an emulated engine's; it has no slicing */
+    tp_slicing *slicing;
+    int32_t *partition;
+    tp_heap *heap;
+    tp_engine *engine;
+    int64_t tokens; /* ints of one step's tokens */
+    int busy;       /* a step is running without the GIL */
+} engine_object;
+
+static PyObject *
+engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"program", "rank", "model",   "partition", "slicing", "comm",
+                            "isa",     "threads", "memory_bytes", NULL};
+    PyObject *program, *model, *partition, *slicing, *comm = Py_None;
+    const char *isa = NULL;
+    unsigned long long memory = 0;
+    tp_engine_config config = {.threads = 1};
+    tp_py_state *state = PyType_GetModuleState(type);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OiOOO|OziK", names, &program, &config.rank, &model, &partition,
+                                     &slicing, &comm, &isa, &config.threads, &memory))
+        return NULL;
+    engine_object *self = (engine_object *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    Py_ssize_t boundaries;
+    config.program = tp_py_program_get(state, program, "program");
+    if (config.program == NULL || tp_py_model(state, model, &config.model) < 0 ||
+        tp_py_slicing(state, slicing, &self->slicing) < 0 ||
+        (self->partition = tp_py_int32s(partition, "the partition's boundaries", &boundaries)) == NULL)
+        goto failed;
+    if (boundaries != config.program->stages + 1) {
+        PyErr_Format(PyExc_ValueError, "the partition has %zd boundaries: %d would be right for %d stages", boundaries,
+                     config.program->stages + 1, config.program->stages);
+        goto failed;
+    }
+    config.slicing = self->slicing;
+    config.partition = self->partition;
+    if (comm != Py_None && ((config.comm = tp_py_comm_of(comm)) == NULL || (config.region = tp_py_region_of(comm)) == NULL))
+        goto failed;
+    config.ops = tp_cpu_ops(isa);
+    if (config.ops == NULL) {
+        PyErr_Format(PyExc_ValueError, "isa is '%s': not one that this processor has", isa);
+        goto failed;
+    }
+    self->program = Py_NewRef(program);
+    self->comm = Py_NewRef(comm);
+    self->tokens = (int64_t)self->slicing->batch * (self->slicing->seq_len + 1);
+    tp_status status = tp_heap_open(memory, &self->heap);
+    if (status == TP_OK) {
+        Py_BEGIN_ALLOW_THREADS
+        status = tp_engine_open(&config, self->heap, &self->engine);
+        Py_END_ALLOW_THREADS
+    }
+    if (status == TP_OK)
+        return (PyObject *)self;
+    tp_py_raise(state, status);
+failed:
+    Py_DECREF(self);
+    return NULL;
+}
+
+static void
+engine_dealloc(PyObject *object)
+{
+    engine_object *self = (engine_object *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    tp_engine_close(self->engine);
+    tp_heap_close(self->heap);
+    tp_slicing_close(self->slicing);
+    free(self->partition);
+    if (self->costs != NULL)
+        tp_py_costs_close(self->costs);
+    free(self->costs);
+    Py_XDECREF(self->program);
+    Py_XDECREF(self->comm);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+static PyObject *
+engine_emulated(PyObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"program", "rank", "durations", "comm", NULL};
+    PyObject *program, *durations, *comm = Py_None;
+    int rank;
+    tp_py_state *state = PyType_GetModuleState((PyTypeObject *)type);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OiO|O", names, &program, &rank, &durations, &comm))
+        return NULL;
+    const tp_program *code = tp_py_program_get(state, program, "program");
+    engine_object *self = code == NULL ? NULL : (engine_object *)((PyTypeObject *)type)->tp_alloc((PyTypeObject *)type, 0);
+    if (self == NULL)
+        return NULL;
+    self->costs = calloc(1, sizeof *self->costs);
+    if (self->costs == NULL || tp_py_costs_open(code, durations, self->costs) < 0) {
+        free(self->costs);
+        self->costs = NULL;
+        Py_DECREF(self);
+        return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+    }
+    self->program = Py_NewRef(program);
+    self->comm = Py_NewRef(comm);
+    tp_comm *link = comm == Py_None ? NULL : tp_py_comm_of(comm);
+    tp_region *region = comm == Py_None ? NULL : tp_py_region_of(comm);
+    tp_status status = PyErr_Occurred() ? TP_ETYPE : tp_heap_open(0, &self->heap);
+    if (status == TP_OK)
+        status = tp_engine_open_emulated(code, rank, &self->costs->durations, link, region, self->heap, &self->engine);
+    if (status == TP_OK)
+        return (PyObject *)self;
+    tp_py_raise(state, status);
+    Py_DECREF(self);
+    return NULL;
+}
+
+static int
+engine_claim(engine_object *self)
+{
+    if (self->busy) {
+        PyErr_SetString(PyExc_RuntimeError, "this engine is running a step in another thread");
+        return -1;
+    }
+    self->busy = 1;
+    return 0;
+}
+
+/* tokens: int32 [batch, seq_len + 1]; None only for an emulated engine. */
+static int
+view_tokens(engine_object *self, PyObject *tokens, Py_buffer *view)
+{
+    *view = (Py_buffer){0};
+    if (self->slicing == NULL)
+        return 0;
+    if (tp_py_view(tokens, 'i', 2, 0, "tokens", view) < 0)
+        return -1;
+    if (view->shape[0] != self->slicing->batch || view->shape[1] != self->slicing->seq_len + 1) {
+        PyErr_Format(PyExc_ValueError, "tokens have shape (%zd, %zd): (%d, %d) would be right", view->shape[0],
+                     view->shape[1], self->slicing->batch, self->slicing->seq_len + 1);
+        PyBuffer_Release(view);
+        return -1;
+    }
+    return 0;
+}
+
+static PyObject *
+engine_step(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"tokens", "step", "lr", "beta1", "beta2", "eps", "weight_decay", "grad_clip", "update", "stop", NULL};
+    engine_object *self = (engine_object *)object;
+    PyObject *tokens;
+    long long step = 1;
+    tp_step_options options = {.adamw = {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8}, .update = 1};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|Lddddddpp", names, &tokens, &step, &options.adamw.lr,
+                                     &options.adamw.beta1, &options.adamw.beta2, &options.adamw.eps,
+                                     &options.adamw.weight_decay, &options.grad_clip, &options.update, &options.stop))
+        return NULL;
+    options.adamw.step = step;
+    Py_buffer view;
+    if (view_tokens(self, tokens, &view) < 0)
+        return NULL;
+    if (engine_claim(self) < 0) {
+        PyBuffer_Release(&view);
+        return NULL;
+    }
+    tp_step_result result = {0};
+    tp_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = tp_engine_step(self->engine, view.buf, &options, &result);
+    Py_END_ALLOW_THREADS
+    self->busy = 0;
+    PyBuffer_Release(&view);
+    if (status != TP_OK)
+        return tp_py_raise(tp_py_state_of(object), status);
+    return Py_BuildValue("(ddOLL)", result.loss, result.grad_norm, result.stop ? Py_True : Py_False,
+                         (long long)result.begin_ns, (long long)result.end_ns);
+}
+
+static PyObject *
+engine_evaluate(PyObject *object, PyObject *tokens)
+{
+    engine_object *self = (engine_object *)object;
+    Py_buffer view;
+    double loss = 0;
+    tp_status status;
+    if (self->slicing == NULL)
+        return PyErr_Format(PyExc_RuntimeError, "an emulated engine has no loss");
+    if (view_tokens(self, tokens, &view) < 0)
+        return NULL;
+    if (engine_claim(self) < 0) {
+        PyBuffer_Release(&view);
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    status = tp_engine_evaluate(self->engine, view.buf, &loss);
+    Py_END_ALLOW_THREADS
+    self->busy = 0;
+    PyBuffer_Release(&view);
+    return status == TP_OK ? PyFloat_FromDouble(loss) : tp_py_raise(tp_py_state_of(object), status);
+}
+
+/* ---- parameters --------------------------------------------------------------------------------------------------------------- */
+
+static PyObject *
+engine_params(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    PyObject *list = PyList_New(0);
+    tp_stage *stage;
+    int number = 0;
+    for (int k = 0; list != NULL && (stage = tp_engine_stage(((engine_object *)object)->engine, k, &number)) != NULL; k++)
+        for (int i = 0; list != NULL && i < tp_stage_params(stage); i++) {
+            PyObject *row = Py_BuildValue("(iii)", number, i, tp_stage_param_index(stage, i));
+            if (row == NULL || PyList_Append(list, row) < 0)
+                Py_CLEAR(list);
+            Py_XDECREF(row);
+        }
+    return list;
+}
+
+static tp_stage *
+stage_numbered(PyObject *object, int wanted, int i)
+{
+    tp_stage *stage;
+    int number;
+    for (int k = 0; (stage = tp_engine_stage(((engine_object *)object)->engine, k, &number)) != NULL; k++)
+        if (number == wanted && i >= 0 && i < tp_stage_params(stage))
+            return stage;
+    PyErr_Format(PyExc_IndexError, "this engine holds no tensor %d of stage %d", i, wanted);
+    return NULL;
+}
+
+static int
+parse_state(const char *name, tp_state *out)
+{
+    static const char *const names[] = {"value", "m", "v", "grad"};
+    for (int i = 0; i < 4; i++)
+        if (strcmp(name, names[i]) == 0) {
+            *out = (tp_state)i;
+            return 0;
+        }
+    PyErr_Format(PyExc_ValueError, "state is '%s': value, m, v or grad would be right", name);
+    return -1;
+}
+
+static PyObject *
+engine_load(PyObject *object, PyObject *args)
+{
+    int number, i;
+    const char *name;
+    PyObject *array;
+    tp_state what;
+    Py_buffer view;
+    if (!PyArg_ParseTuple(args, "iisO", &number, &i, &name, &array) || parse_state(name, &what) < 0)
+        return NULL;
+    tp_stage *stage = stage_numbered(object, number, i);
+    if (stage == NULL || tp_py_view(array, 'f', -1, 0, "the tensor", &view) < 0)
+        return NULL;
+    int64_t rows, cols;
+    tp_stage_param_shape(stage, i, &rows, &cols);
+    if (view.len != rows * cols * (Py_ssize_t)sizeof(float)) {
+        PyErr_Format(PyExc_ValueError, "the tensor has %zd bytes: %lld x %lld float32 would be right", view.len,
+                     (long long)rows, (long long)cols);
+        PyBuffer_Release(&view);
+        return NULL;
+    }
+    if (engine_claim((engine_object *)object) < 0) {
+        PyBuffer_Release(&view);
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    tp_stage_import(stage, i, what, view.buf);
+    Py_END_ALLOW_THREADS
+    ((engine_object *)object)->busy = 0;
+    PyBuffer_Release(&view);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+engine_read(PyObject *object, PyObject *args)
+{
+    int number, i;
+    const char *name;
+    tp_state what;
+    if (!PyArg_ParseTuple(args, "iis", &number, &i, &name) || parse_state(name, &what) < 0)
+        return NULL;
+    tp_stage *stage = stage_numbered(object, number, i);
+    if (stage == NULL)
+        return NULL;
+    int64_t rows, cols;
+    int matrix = tp_stage_param_shape(stage, i, &rows, &cols);
+    float *values = malloc((size_t)(rows * cols) * sizeof *values);
+    if (values == NULL)
+        return PyErr_NoMemory();
+    if (engine_claim((engine_object *)object) < 0) {
+        free(values);
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    tp_stage_export(stage, i, what, values);
+    Py_END_ALLOW_THREADS
+    ((engine_object *)object)->busy = 0;
+    Py_ssize_t shape[2] = {rows, cols};
+    return tp_py_array(tp_py_state_of(object), values, 'f', matrix ? 2 : 1, matrix ? shape : shape + 1);
+}
+
+static PyObject *
+engine_pack(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    tp_stage *stage;
+    int number;
+    if (engine_claim((engine_object *)object) < 0)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    for (int k = 0; (stage = tp_engine_stage(((engine_object *)object)->engine, k, &number)) != NULL; k++)
+        tp_stage_pack(stage);
+    Py_END_ALLOW_THREADS
+    ((engine_object *)object)->busy = 0;
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+engine_events(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    int64_t count;
+    const tp_event *events = tp_engine_events(((engine_object *)object)->engine, &count);
+    int64_t *rows = malloc((size_t)(5 * count + 1) * sizeof *rows);
+    if (rows == NULL)
+        return PyErr_NoMemory();
+    for (int64_t i = 0; i < count; i++) {
+        int64_t row[5] = {events[i].position, events[i].step, events[i].start_ns, events[i].end_ns, events[i].wait_ns};
+        memcpy(rows + 5 * i, row, sizeof row);
+    }
+    Py_ssize_t shape[2] = {(Py_ssize_t)count, 5};
+    return tp_py_array(tp_py_state_of(object), rows, 'q', 2, shape);
+}
+
+static PyObject *
+engine_memory(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    tp_heap *heap = ((engine_object *)object)->heap;
+    return Py_BuildValue("(KKK)", (unsigned long long)tp_heap_bytes(heap), (unsigned long long)tp_heap_peak_bytes(heap),
+                         (unsigned long long)tp_heap_allocations(heap));
+}
+
+/* ---- the module function: bytes of every rank, before anything is allocated ------------------------------------------------- */
+
+static PyObject *
+rank_memory(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"program", "model", "partition", "slicing", "isa", "threads", NULL};
+    PyObject *program, *model, *partition, *slicing, *result = NULL;
+    const char *isa = NULL;
+    tp_engine_config config = {.threads = 1};
+    tp_slicing *cut = NULL;
+    Py_ssize_t boundaries;
+    tp_py_state *state = tp_py_module_state(module);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|zi", names, &program, &model, &partition, &slicing, &isa,
+                                     &config.threads))
+        return NULL;
+    config.program = tp_py_program_get(state, program, "program");
+    if (config.program == NULL || tp_py_model(state, model, &config.model) < 0)
+        return NULL;
+    int32_t *bounds = tp_py_int32s(partition, "the partition's boundaries", &boundaries);
+    if (bounds == NULL || tp_py_slicing(state, slicing, &cut) < 0)
+        goto done;
+    config.ops = tp_cpu_ops(isa);
+    if (boundaries != config.program->stages + 1 || config.ops == NULL) {
+        PyErr_Format(PyExc_ValueError, "partition of %zd boundaries, isa '%s': %d boundaries and a known isa would be right",
+                     boundaries, isa == NULL ? "" : isa, config.program->stages + 1);
+        goto done;
+    }
+    config.partition = bounds;
+    config.slicing = cut;
+    tp_status status = tp_engine_check(&config);
+    if (status != TP_OK) {
+        tp_py_raise(state, status);
+        goto done;
+    }
+    result = PyList_New(config.program->ranks);
+    for (config.rank = 0; result != NULL && config.rank < config.program->ranks; config.rank++) {
+        PyObject *bytes = PyLong_FromSize_t(tp_engine_bytes(&config));
+        if (bytes == NULL)
+            Py_CLEAR(result);
+        else
+            PyList_SET_ITEM(result, config.rank, bytes);
+    }
+done:
+    free(bounds);
+    tp_slicing_close(cut);
+    return result;
+}
+
+static PyMethodDef engine_methods[] = {
+    {"emulated", (PyCFunction)(void (*)(void))engine_emulated, METH_CLASS | METH_VARARGS | METH_KEYWORDS,
+     "emulated($type, /, program, rank, durations, comm=None)\n--\n\nKernels are timed waits; order, messages and waits are "
+     "real."},
+    {"step", (PyCFunction)(void (*)(void))engine_step, METH_VARARGS | METH_KEYWORDS,
+     "step($self, /, tokens, step=1, lr=0.0, beta1=0.9, beta2=0.95, eps=1e-08, weight_decay=0.0, grad_clip=0.0, "
+     "update=True, stop=False)\n--\n\n-> (loss, grad_norm, stop, begin_ns, end_ns). tokens: int32 [batch, seq_len + 1]; "
+     "None for an emulated engine. step counts from 1."},
+    {"evaluate", engine_evaluate, METH_O, "evaluate($self, tokens, /)\n--\n\n-> the mean loss; forwards only."},
+    {"params", engine_params, METH_NOARGS,
+     "params($self, /)\n--\n\n-> [(virtual stage, i, canonical index), ...] of this rank."},
+    {"load", engine_load, METH_VARARGS,
+     "load($self, stage, i, state, array, /)\n--\n\nstate: value, m, v or grad; array: float32. pack() after values."},
+    {"read", engine_read, METH_VARARGS, "read($self, stage, i, state, /)\n--\n\n-> a float32 array; state as in load."},
+    {"pack", engine_pack, METH_NOARGS,
+     "pack($self, /)\n--\n\nMake the layouts that backward multiplies with; after load of values."},
+    {"events", engine_events, METH_NOARGS,
+     "events($self, /)\n--\n\n-> int64 [instructions, 5] of the last step: position, step, start_ns, end_ns, wait_ns before "
+     "start (OPT: within)."},
+    {"memory", engine_memory, METH_NOARGS,
+     "memory($self, /)\n--\n\n-> (bytes held, high-water mark, allocations so far)."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot engine_slots[] = {
+    {Py_tp_new, engine_new},
+    {Py_tp_dealloc, engine_dealloc},
+    {Py_tp_methods, engine_methods},
+    {Py_tp_doc, "Engine(program, rank, model, partition, slicing, comm=None, isa=None, threads=1, memory_bytes=0)\n--\n\n"
+                "One rank: its stages, its list of instructions, its memory."},
+    {0, NULL},
+};
+static PyType_Spec engine_spec = {"terapipe_c._core.Engine", sizeof(engine_object), 0,
+                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE, engine_slots};
+
+static PyMethodDef functions[] = {
+    {"rank_memory", (PyCFunction)(void (*)(void))rank_memory, METH_VARARGS | METH_KEYWORDS,
+     "rank_memory($module, /, program, model, partition, slicing, isa=None, threads=1)\n--\n\n-> [bytes of each rank's "
+     "engine], exact; nothing is allocated."},
+    {NULL, NULL, 0, NULL},
+};
 
 int
 tp_py_add_engine(PyObject *module, tp_py_state *state)
 {
-    (void)module;
-    (void)state;
-    return 0;
+    state->engine = (PyTypeObject *)PyType_FromModuleAndSpec(module, &engine_spec, NULL);
+    if (state->engine == NULL || PyModule_AddType(module, state->engine) < 0)
+        return -1;
+    return PyModule_AddFunctions(module, functions);
 }

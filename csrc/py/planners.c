@@ -1,9 +1,296 @@
+/* The planners for Python: plain arrays in, tuples out; terapipe_c/planners.py gives them their names. */
 #include "csrc/py/module.h"
+
+#include <stdlib.h>
+
+#include "csrc/plan/plan.h"
+
+/* One cost: a float64 [n + 1, n + 1] array, or (G0, G1, a2, a3). */
+typedef struct {
+    tp_slice_cost cost;
+    Py_buffer view[2];
+    int views;
+} cost_view;
+
+static int
+view_cost(PyObject *object, const char *name, cost_view *out)
+{
+    char what[64];
+    if (!PyTuple_Check(object)) {
+        if (tp_py_view(object, 'd', 2, 0, name, &out->view[0]) < 0)
+            return -1;
+        out->views = 1;
+        if (out->view[0].shape[0] != out->view[0].shape[1] || out->view[0].shape[0] < 2 ||
+            out->view[0].shape[0] > 1 << 24) {
+            PyErr_Format(PyExc_ValueError, "%s has shape [%zd, %zd]: [n + 1, n + 1] with n >= 1 would be right", name,
+                         out->view[0].shape[0], out->view[0].shape[1]);
+            return -1;
+        }
+        out->cost = (tp_slice_cost){.units = (int)out->view[0].shape[0] - 1, .table = out->view[0].buf};
+        return 0;
+    }
+    PyObject *parts[2];
+    if (!PyArg_ParseTuple(object, "OOdd", &parts[0], &parts[1], &out->cost.a2, &out->cost.a3))
+        return -1;
+    for (int k = 0; k < 2; k++) {
+        PyOS_snprintf(what, sizeof what, "%s.G%d", name, k);
+        if (tp_py_view(parts[k], 'd', 1, 0, what, &out->view[k]) < 0)
+            return -1;
+        out->views = k + 1;
+    }
+    Py_ssize_t values = out->view[0].shape[0];
+    if (values != out->view[1].shape[0] || values < 2 || values > 1 << 24) {
+        PyErr_Format(PyExc_ValueError, "%s.G0 has %zd values and %s.G1 %zd: the same n + 1 >= 2 would be right", name,
+                     out->view[0].shape[0], name, out->view[1].shape[0]);
+        return -1;
+    }
+    out->cost.units = (int)out->view[0].shape[0] - 1;
+    out->cost.g0 = out->view[0].buf;
+    out->cost.g1 = out->view[1].buf;
+    return 0;
+}
+
+static void
+end_cost(cost_view *view)
+{
+    for (int k = 0; k < view->views; k++)
+        PyBuffer_Release(&view->view[k]);
+    view->views = 0;
+}
+
+static PyObject *
+plan_object(const tp_slice_plan *plan)
+{
+    PyObject *groups = PyList_New(plan->groups);
+    for (int g = 0; groups != NULL && g < plan->groups; g++) {
+        const tp_slice_group *group = &plan->group[g];
+        PyObject *lengths = PyList_New(group->slices);
+        for (int k = 0; lengths != NULL && k < group->slices; k++) {
+            PyObject *length = PyLong_FromLong(plan->length[group->first + k]);
+            if (length == NULL)
+                Py_CLEAR(lengths);
+            else
+                PyList_SET_ITEM(lengths, k, length);
+        }
+        PyObject *pair = lengths == NULL ? NULL : Py_BuildValue("(iN)", group->batch, lengths);
+        if (pair == NULL)
+            Py_CLEAR(groups);
+        else
+            PyList_SET_ITEM(groups, g, pair);
+    }
+    if (groups == NULL)
+        return NULL;
+    return Py_BuildValue("(NddddOLLLLd)", groups, plan->total_s, plan->max_s, plan->latency_s, plan->lower_bound_s,
+                         plan->optimal ? Py_True : Py_False, (long long)plan->searches, (long long)plan->small_searches,
+                         (long long)plan->edges, (long long)plan->boxes, plan->seconds);
+}
+
+static int
+check_options(int isa)
+{
+    if (isa >= TP_SLICE_ISA_AUTO && isa <= TP_SLICE_ISA_AVX512)
+        return 0;
+    PyErr_Format(PyExc_ValueError, "isa is %d: 0 (automatic) would be right", isa);
+    return -1;
+}
+
+/* Views of all items; -1 with an exception set. The caller ends `count` views either way. */
+static int
+view_costs(PyObject *list, cost_view *views, tp_slice_cost *costs, Py_ssize_t count)
+{
+    char name[32];
+    for (Py_ssize_t b = 0; b < count; b++) {
+        PyOS_snprintf(name, sizeof name, count == 1 ? "t" : "t[%zd]", b + 1);
+        if (view_cost(PyList_GET_ITEM(list, b), name, &views[b]) < 0)
+            return -1;
+        if (views[b].cost.units != views[0].cost.units) {
+            PyErr_Format(PyExc_ValueError, "%s has %d units: %d, as t[1], would be right", name, views[b].cost.units,
+                         views[0].cost.units);
+            return -1;
+        }
+        costs[b] = views[b].cost;
+    }
+    return 0;
+}
+
+static tp_status
+check_and_plan(const tp_slice_cost *costs, Py_ssize_t count, int batch, const tp_slice_options *options,
+               tp_slice_plan *plan)
+{
+    char name[32];
+    for (Py_ssize_t b = 0; b < count; b++) {
+        PyOS_snprintf(name, sizeof name, count == 1 ? "t" : "t[%zd]", b + 1);
+        TP_TRY(tp_slice_cost_check(&costs[b], name));
+    }
+    return tp_plan_slices(costs, batch, options, plan);
+}
+
+PyDoc_STRVAR(plan_slices_doc,
+             "plan_slices($module, /, costs, batch, stages, longest=0, widest=0, time_limit_s=0.0, isa=0)\n--\n\n"
+             "costs: one cost per group size, each a float64 [n + 1, n + 1] array or (G0, G1, a2, a3).");
+static PyObject *
+plan_slices(PyObject *module, PyObject *args, PyObject *keywords)
+{
+    static char *names[] = {"costs", "batch", "stages", "longest", "widest", "time_limit_s", "isa", NULL};
+    PyObject *list;
+    int batch, isa = 0;
+    tp_slice_options options = {0};
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!ii|iidi:plan_slices", names, &PyList_Type, &list, &batch,
+                                     &options.stages, &options.longest, &options.widest, &options.time_limit_s, &isa) ||
+        check_options(isa) < 0)
+        return NULL;
+    options.isa = (tp_slice_isa)isa;
+    Py_ssize_t count = PyList_GET_SIZE(list), needed = batch;
+    if (options.widest > 0 && options.widest < needed)
+        needed = options.widest;
+    if (count < 1 || count < needed)
+        return PyErr_Format(PyExc_ValueError, "%zd costs: one for each group of 1 to %zd sequences is needed", count,
+                            needed);
+    cost_view *views = calloc((size_t)count, sizeof *views);
+    tp_slice_cost *costs = calloc((size_t)count, sizeof *costs);
+    PyObject *result = NULL;
+    if (views == NULL || costs == NULL)
+        PyErr_NoMemory();
+    else if (view_costs(list, views, costs, count) == 0) {
+        tp_slice_plan plan = {0};
+        tp_status status;
+        Py_BEGIN_ALLOW_THREADS
+        status = check_and_plan(costs, count, batch, &options, &plan);
+        Py_END_ALLOW_THREADS
+        result = status == TP_OK ? plan_object(&plan) : tp_py_raise(tp_py_module_state(module), status);
+        tp_slice_plan_free(&plan);
+    }
+    for (Py_ssize_t b = 0; views != NULL && b < count; b++)
+        end_cost(&views[b]);
+    free(views);
+    free(costs);
+    return result;
+}
+
+static tp_status
+check_and_plan_apart(const tp_slice_cost *forward, const tp_slice_cost *backward, const tp_slice_options *options,
+                     tp_slice_plan *plan)
+{
+    TP_TRY(tp_slice_cost_check(forward, "t"));
+    TP_TRY(tp_slice_cost_check(backward, "bwd"));
+    return tp_plan_slices_apart(forward, backward, options, plan);
+}
+
+PyDoc_STRVAR(plan_slices_apart_doc,
+             "plan_slices_apart($module, /, forward, backward, stages, longest=0, time_limit_s=0.0, isa=0)\n--\n\n"
+             "Least sum (f + b) + (stages - 1) (max f + max b).");
+static PyObject *
+plan_slices_apart(PyObject *module, PyObject *args, PyObject *keywords)
+{
+    static char *names[] = {"forward", "backward", "stages", "longest", "time_limit_s", "isa", NULL};
+    PyObject *forward, *backward, *result = NULL;
+    int isa = 0;
+    tp_slice_options options = {0};
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOi|idi:plan_slices_apart", names, &forward, &backward,
+                                     &options.stages, &options.longest, &options.time_limit_s, &isa) ||
+        check_options(isa) < 0)
+        return NULL;
+    options.isa = (tp_slice_isa)isa;
+    cost_view views[2] = {0};
+    if (view_cost(forward, "t", &views[0]) == 0 && view_cost(backward, "bwd", &views[1]) == 0) {
+        tp_slice_plan plan = {0};
+        tp_status status;
+        Py_BEGIN_ALLOW_THREADS
+        status = check_and_plan_apart(&views[0].cost, &views[1].cost, &options, &plan);
+        Py_END_ALLOW_THREADS
+        result = status == TP_OK ? plan_object(&plan) : tp_py_raise(tp_py_module_state(module), status);
+        tp_slice_plan_free(&plan);
+    }
+    end_cost(&views[0]);
+    end_cost(&views[1]);
+    return result;
+}
+
+PyDoc_STRVAR(plan_slice_bound_doc, "plan_slice_bound($module, /, cost, lengths, stages, longest=0, isa=0)\n--\n\n"
+                                   "A lower bound on the latency of every slicing; lengths: int32 [M], in units.");
+static PyObject *
+plan_slice_bound(PyObject *module, PyObject *args, PyObject *keywords)
+{
+    static char *names[] = {"cost", "lengths", "stages", "longest", "isa", NULL};
+    PyObject *cost, *lengths, *result = NULL;
+    int isa = 0;
+    tp_slice_options options = {0};
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOi|ii:plan_slice_bound", names, &cost, &lengths, &options.stages,
+                                     &options.longest, &isa) ||
+        check_options(isa) < 0)
+        return NULL;
+    options.isa = (tp_slice_isa)isa;
+    cost_view view = {0};
+    Py_buffer cuts;
+    if (tp_py_view(lengths, 'i', 1, 0, "lengths", &cuts) < 0)
+        return NULL;
+    if (view_cost(cost, "t", &view) == 0) {
+        double bound = 0.0;
+        tp_status status;
+        Py_BEGIN_ALLOW_THREADS
+        status = tp_slice_cost_check(&view.cost, "t");
+        if (status == TP_OK)
+            status = tp_slice_bound(&view.cost, &options, cuts.buf, (int)cuts.shape[0], &bound);
+        Py_END_ALLOW_THREADS
+        result = status == TP_OK ? PyFloat_FromDouble(bound) : tp_py_raise(tp_py_module_state(module), status);
+    }
+    end_cost(&view);
+    PyBuffer_Release(&cuts);
+    return result;
+}
+
+PyDoc_STRVAR(plan_balance_doc,
+             "plan_balance($module, /, times, stages)\n--\n\ntimes: float64 [n], seconds -> [stages + 1] boundaries.");
+static PyObject *
+plan_balance(PyObject *module, PyObject *args, PyObject *keywords)
+{
+    static char *names[] = {"times", "stages", NULL};
+    PyObject *times, *result = NULL;
+    Py_buffer view;
+    int stages;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "Oi:plan_balance", names, &times, &stages) ||
+        tp_py_view(times, 'd', 1, 0, "times", &view) < 0)
+        return NULL;
+    Py_ssize_t room = stages < view.shape[0] ? stages : view.shape[0]; /* more stages than blocks are refused */
+    int *boundary = calloc(room > 0 ? (size_t)room + 1 : 1, sizeof *boundary);
+    if (boundary == NULL)
+        PyErr_NoMemory();
+    else if (view.shape[0] > INT32_MAX)
+        PyErr_SetString(PyExc_ValueError, "times has more than 2^31 - 1 values");
+    else {
+        tp_status status;
+        Py_BEGIN_ALLOW_THREADS
+        status = tp_plan_balance(view.buf, (int)view.shape[0], stages, boundary, NULL);
+        Py_END_ALLOW_THREADS
+        if (status != TP_OK)
+            tp_py_raise(tp_py_module_state(module), status);
+        else
+            result = PyList_New(stages + 1);
+    }
+    for (int k = 0; result != NULL && k <= stages; k++) {
+        PyObject *at = PyLong_FromLong(boundary[k]);
+        if (at == NULL)
+            Py_CLEAR(result);
+        else
+            PyList_SET_ITEM(result, k, at);
+    }
+    free(boundary);
+    PyBuffer_Release(&view);
+    return result;
+}
 
 int
 tp_py_add_planners(PyObject *module, tp_py_state *state)
 {
-    (void)module;
+    static PyMethodDef methods[] = {
+        {"plan_slices", (PyCFunction)(void (*)(void))plan_slices, METH_VARARGS | METH_KEYWORDS, plan_slices_doc},
+        {"plan_slices_apart", (PyCFunction)(void (*)(void))plan_slices_apart, METH_VARARGS | METH_KEYWORDS,
+         plan_slices_apart_doc},
+        {"plan_slice_bound", (PyCFunction)(void (*)(void))plan_slice_bound, METH_VARARGS | METH_KEYWORDS,
+         plan_slice_bound_doc},
+        {"plan_balance", (PyCFunction)(void (*)(void))plan_balance, METH_VARARGS | METH_KEYWORDS, plan_balance_doc},
+        {NULL, NULL, 0, NULL},
+    };
     (void)state;
-    return 0;
+    return PyModule_AddFunctions(module, methods);
 }

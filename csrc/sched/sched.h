@@ -2,7 +2,16 @@
  * programs into programs, the checker proves one, the simulator times it, the engine runs it.
  *
  * Text: one line per rank, words `<stage><OP><micro>.<slice>[@peer]` separated by one space, e.g. `2F0.3`, `2SF0.3@3`;
- * parse(print(p)) == p for programs whose slots have not been assigned or are reproduced by assigning them again. */
+ * parse(print(p)) == p for programs whose slots have not been assigned or are reproduced by assigning them again.
+ *
+ * What an instruction means to whoever runs it:
+ *  - F, B, I, W, R compute; one rank runs its list in order, one at a time. F (and B, I) of a stage whose neighbour lives
+ *    on another rank first waits for its message.
+ *  - `vRF`, `vRB` announce the receive of stage v's input and NEVER BLOCK (comm.h: recv_post); the F (B, I) that reads the
+ *    message waits for it. `vSF`, `vSB` send stage v's output and return when its buffer may be reused: at once while
+ *    there is buffer (eager), at the latest when the peer has posted the receive (rendezvous).
+ *  - AR and OPT end a rank's list: at most one AR (both ends meet), then one OPT per stage. The first OPT waits until every
+ *    rank has come to its own, because the norm of the gradient is global. */
 #ifndef TP_SCHED_SCHED_H
 #define TP_SCHED_SCHED_H
 
@@ -39,7 +48,25 @@ typedef struct {
     int32_t *rank_of;              /* [stages] the rank that holds a virtual stage */
     int64_t *begin;                /* [ranks + 1] rank r's instructions are code[begin[r]..begin[r + 1]) */
     tp_instr *code;
+    int64_t *offset;               /* [micros + 1] running sum of slices: unit (micro, slice) is offset[micro] + slice */
 } tp_program;
+
+static inline int64_t
+tp_program_units(const tp_program *program)
+{
+    return program->offset[program->micros];
+}
+static inline int64_t
+tp_program_unit(const tp_program *program, const tp_instr *instr)
+{
+    return program->offset[instr->micro] + instr->slice;
+}
+/* Does `stage` receive its forward input (SF of the stage before) from another rank? */
+static inline int
+tp_program_remote(const tp_program *program, int stage)
+{
+    return stage > 0 && stage < program->stages && program->rank_of[stage - 1] != program->rank_of[stage];
+}
 
 /* ---- builders (compute only: F and B, or F, I, W) ------------------------------------------------------------------- */
 /* slices: [micros] counts. The order of micro-batches in backward is ascending in every builder of ours, so that weight
@@ -52,9 +79,14 @@ TP_MUST_USE tp_status
 tp_program_open(int ranks, int stages, int micros, const int32_t *slices, const int32_t *rank_of, const int64_t *counts,
                 tp_program **out);
 void
-tp_program_close(tp_program *program);
+tp_program_close(tp_program *program); /* NULL is allowed */
 int
 tp_program_equal(const tp_program *a, const tp_program *b);
+
+/* A program from lists of instructions: dimensions, placement and slice counts are what the instructions say (a stage's
+ * rank is the one that has most of its instructions). Slots are kept where keep_slots, else assigned if it has an OPT. */
+TP_MUST_USE tp_status
+tp_program_from_code(int ranks, const int64_t *counts, const tp_instr *code, int keep_slots, tp_program **out);
 
 /* ---- text ------------------------------------------------------------------------------------------------------------ */
 /* Bytes needed (without the final NUL) whatever the size of the buffer; like snprintf. */
@@ -62,6 +94,21 @@ size_t
 tp_program_print(const tp_program *program, char *text, size_t size);
 TP_MUST_USE tp_status
 tp_program_parse(const char *text, size_t length, tp_program **out);
+/* torch.distributed.pipelining's compute-only CSV: one line per rank, actions `<stage><F|B|I|W><micro>` with commas
+ * between; empty cells (idle steps) are skipped. Comms, AR and OPT are left out in writing: torch adds its own. ESCHEDULE
+ * where the program has what that format has no word for: more than one slice, R, SO, SI. */
+TP_MUST_USE tp_status
+tp_program_can_csv(const tp_program *program);
+size_t
+tp_program_print_csv(const tp_program *program, char *text, size_t size);
+TP_MUST_USE tp_status
+tp_program_parse_csv(const char *text, size_t length, tp_program **out);
+/* One word, at most TP_WORD bytes with its NUL; returns its length. */
+#define TP_WORD 40
+size_t
+tp_instr_print(const tp_instr *instr, char word[TP_WORD]);
+const char *
+tp_op_name(int op); /* "?" where there is none */
 
 /* ---- durations: what the simulator, the fill pass and the bounds read ------------------------------------------------ */
 /* seconds[op] NULL: the op takes 0; else stride_* index it: value = seconds[op][stage * stage_stride + unit], where
@@ -73,6 +120,9 @@ typedef struct {
                                       one before); NULL: 0 */
     const double *comm_unit_s;     /* or [stages * units] per message; NULL: comm_s */
 } tp_durations;
+/* comm_s is time on the link (the ranks go on computing). seconds[SF], [SB] (of the sending stage) and [RF], [RB] (of the
+ * receiving stage) are time a message takes of the ranks themselves (copies): right behind the op that makes it, right
+ * before the op that reads it. Compute-only programs count both like lowered ones. */
 
 /* ---- passes ----------------------------------------------------------------------------------------------------------- */
 /* B -> I and W; each W is placed where its rank would wait otherwise (time-driven by `durations`), at the latest when
@@ -81,10 +131,13 @@ typedef struct {
 TP_MUST_USE tp_status
 tp_program_split(const tp_program *program, const tp_durations *durations, int pending, tp_program **out);
 /* Adds RF/SF/RB/SB (the sender places the peer's receive; both ends of every pair in the same order), slots (activation
- * slot: first F to last W or B of a micro-batch; gradient slot: first I or B to last W or B), `tied` != 0: an AR between
+ * slot: first RF or F to last W or B of a micro-batch; gradient slot: first RB, I or B to last W, B or SB), `tied` != 0: an AR between
  * the ranks of the first and the last stage where they differ, and one OPT per stage at the end. */
 TP_MUST_USE tp_status
 tp_program_lower(const tp_program *program, int tied, tp_program **out);
+/* The same slots again, lowest free number first, in place: what lower does last. */
+TP_MUST_USE tp_status
+tp_program_assign_slots(tp_program *program);
 /* The program without comms, slots, AR and OPT. */
 TP_MUST_USE tp_status
 tp_program_strip(const tp_program *program, tp_program **out);
@@ -99,6 +152,10 @@ tp_program_gradient_slots(const tp_program *program, int stage);
  * Works on compute-only and on lowered programs; on lowered ones also comms, deadlock (rendezvous and eager) and slots. */
 TP_MUST_USE tp_status
 tp_program_check(const tp_program *program);
+
+/* The local rules alone, without the proof of progress: what simulate runs first. Linear, no messages are followed. */
+TP_MUST_USE tp_status
+tp_program_check_order(const tp_program *program);
 
 /* ---- timing -------------------------------------------------------------------------------------------------------------- */
 #define TP_BUBBLE_MAP(X) X(warmup) X(cooldown) X(imbalance) X(slice_skew) X(recompute) X(comm)
@@ -121,6 +178,14 @@ typedef struct {
     double lower_bound_s;    /* no order of these operations on this placement is faster */
 } tp_timeline;
 
+/* Why ranks idle. With R ranks, makespan T, w[r] the seconds rank r computes (R included, messages not), W = max w:
+ *   recompute  = seconds in R instructions, summed over ranks
+ *   imbalance  = sum over r of (W - w[r])                     less work than the busiest rank (BMPipe's B_I)
+ *   comm       = R * (T - Tc)      Tc: makespan of the same program with messages (and swaps) that take no time
+ *   slice_skew = R * (Tc - Te), at least 0   Te: also every op of a kind takes, on each stage, the mean over its slices
+ *   warmup + cooldown = the rest, R * (min(Tc, Te) - W): filling and draining; shared in proportion to the seconds idle
+ *                before and after the start of each rank's first backward.
+ * Every term is >= 0 and they sum to R * T - sum of busy, where busy[r] = w[r] less recomputation. */
 /* Messages take comm_s as a lag between the ranks (overlapped). activation_bytes: NULL, or [stages * units] (or scalar by
  * strides 0) held from F to B (or W). keep_intervals 0: only the totals are filled. Deadlock: ESCHEDULE. */
 TP_MUST_USE tp_status
@@ -128,5 +193,25 @@ tp_program_simulate(const tp_program *program, const tp_durations *durations, co
                     int64_t bytes_stage_stride, int64_t bytes_unit_stride, int keep_intervals, tp_timeline **out);
 void
 tp_timeline_close(tp_timeline *timeline);
+
+/* Proven lower bound on the makespan of any order of the program's operations on its placement that keeps data
+ * dependencies and slice order: per rank head + work + tail, and the longest path of one micro-batch (PLANNERS.md 5.6). */
+TP_MUST_USE tp_status
+tp_program_bound(const tp_program *program, const tp_durations *durations, double *bound_s);
+/* Bytes held per rank, peak[ranks]: `bytes` of (stage, unit) from F to the end of its B or W. */
+void
+tp_program_peak_bytes(const tp_program *program, const double *bytes, int64_t stage_stride, int64_t unit_stride,
+                      double *peak);
+
+/* ---- the same makespan again and again, for searches: one order is found once, each run is one linear pass ------------- */
+typedef struct tp_sim tp_sim;
+/* Keeps no pointer to the program. ESCHEDULE as simulate. */
+TP_MUST_USE tp_status
+tp_sim_open(const tp_program *program, tp_sim **out);
+/* Not thread-safe on one tp_sim. durations are trusted: finite, >= 0. *makespan_s equals tp_program_simulate's. */
+void
+tp_sim_run(tp_sim *sim, const tp_durations *durations, double *makespan_s);
+void
+tp_sim_close(tp_sim *sim);
 
 #endif

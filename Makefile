@@ -1,0 +1,100 @@
+# One habit, one name. `make` lists them. Needs Python >= 3.11 with venv, gcc and the package registry; nothing else.
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+    $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+SOURCES := $(shell find $(wildcard csrc cuda terapipe_c) -type f ! -name '*.pyc' ! -name '*.so')
+BENCH ?= $(filter-out benchmarks/common.py,$(wildcard benchmarks/*.py))
+FUZZ_SECONDS ?= 60
+
+help:
+	@echo "make demo       profile, plan, train on 2 ranks and report, from nothing"
+	@echo "make test       everything that must pass: check, test-c, pytest"
+	@echo "make check      ruff, mypy --strict, stubtest"
+	@echo "make test-c     the C tests     make asan / tsan   the same under ASan + UBSan / TSan"
+	@echo "make fuzz       the C fuzzers under ASan + UBSan, FUZZ_SECONDS=$(FUZZ_SECONDS) each"
+	@echo "make bench      every benchmark, or BENCH=benchmarks/<one>.py"
+	@echo "make format     clang-format and ruff format       make tidy   clang-tidy"
+	@echo "make gpu-check  the CUDA backend's checks          make clean  all that was made here"
+
+# ---- the virtual environment: tools when pyproject.toml changes, the package when a source does -----------------------
+
+$(VENV)/.tools: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "make: no Python >= 3.11 with venv was found (python3 is $$(python3 -V 2>&1)); \
+install one, or say make PYTHON=/path/to/python3" >&2; exit 2; }
+	$(PYTHON) -m venv --clear $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check --upgrade pip "setuptools>=80" wheel
+	@# the dependencies and the test extra alone: the package itself is $(VENV)/.installed's business
+	$(PY) -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+	    print('\n'.join(p['dependencies'] + p['optional-dependencies']['test']))" > $(VENV)/requirements.txt
+	$(PY) -m pip install --quiet --disable-pip-version-check -r $(VENV)/requirements.txt
+	@touch $@
+
+# A wheel, not an editable install: the tests meet the package as users do, data files included. build/lib* goes, or files
+# that were deleted here would live on in the wheel; the objects stay and only stale ones are compiled again.
+$(VENV)/.installed: $(VENV)/.tools $(SOURCES) setup.py MANIFEST.in
+	@rm -rf build/lib* build/bdist* terapipe_c.egg-info
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --force-reinstall .
+	@touch $@
+
+install: $(VENV)/.installed
+
+# ---- checks -----------------------------------------------------------------------------------------------------------
+
+test: check test-c
+	$(VENV)/bin/pytest
+
+check: install
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	cd $(VENV) && bin/python -m mypy.stubtest terapipe_c --mypy-config-file ../pyproject.toml --allowlist ../tests/stubtest.txt \
+	    --ignore-unused-allowlist
+
+test-c: $(VENV)/.tools
+	$(PY) tests/c/run
+
+asan: $(VENV)/.tools
+	TERAPIPE_SANITIZE=address,undefined $(PY) tests/c/run
+
+tsan: $(VENV)/.tools
+	TERAPIPE_SANITIZE=thread $(PY) tests/c/run
+
+fuzz: $(VENV)/.tools
+	TERAPIPE_SANITIZE=address,undefined $(PY) tests/c/run --seconds $(FUZZ_SECONDS) --arguments $(FUZZ_SECONDS) \
+	    $(notdir $(basename $(wildcard tests/c/fuzz_*.c)))
+
+objects: $(VENV)/.tools
+	$(PY) tests/c/run --objects >/dev/null
+
+# ---- use --------------------------------------------------------------------------------------------------------------
+
+demo: install
+	$(PY) examples/demo.py
+
+bench: install
+	@for script in $(BENCH); do echo "== $$script"; $(PY) $$script || exit 1; done
+
+gpu-check:
+	@echo "make gpu-check: there is no CUDA backend yet; issue 5 brings it, and this target runs its checks then" >&2; exit 2
+
+# ---- tools that are not Python's ---------------------------------------------------------------------------------------
+
+format: $(VENV)/.tools
+	@command -v clang-format >/dev/null || { echo "make format: clang-format is missing: apt install clang-format, or \
+	pip install clang-format" >&2; exit 2; }
+	git ls-files '*.c' '*.h' '*.cu' '*.cuh' | xargs clang-format -i
+	$(VENV)/bin/ruff check --select I --fix .
+
+tidy: $(VENV)/.tools
+	@command -v clang-tidy >/dev/null || { echo "make tidy: clang-tidy is missing: apt install clang-tidy, or pip install \
+	clang-tidy" >&2; exit 2; }
+	git ls-files 'csrc/*.c' ':!csrc/cpu/*' | xargs -I{} clang-tidy --quiet {} -- -std=c11 -D_GNU_SOURCE -I. \
+	    -isystem $$($(PY) -c 'import sysconfig; print(sysconfig.get_path("include"))')
+
+clean:
+	rm -rf build .build .bench dist terapipe_c.egg-info $(VENV) .mypy_cache .ruff_cache .pytest_cache terapipe_c/*.so
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+.PHONY: help install test check test-c asan tsan fuzz objects demo bench gpu-check format tidy clean
+.DEFAULT_GOAL := help

@@ -1,0 +1,71 @@
+"""How much faster is one sequence on two ranks than on one: does token slicing fill a pipeline at batch 1?
+
+speed-up = step time of 1 rank on 1 core / step time of 2 ranks on 2 cores; batch 1, one sequence of 2048 tokens, GPT-2's
+124M shape. Without token slices, two stages and one sequence cannot beat 1. Interleaved rounds; each turn launches afresh
+on exactly its cores and leaves out its first step.
+
+    python benchmarks/pipeline_speedup.py [--rounds 3] [--steps 2] [--length 2048] [--layers 12] [--out FILE]
+"""
+
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+from common import FOLDER, GPT2_VOCAB, arguments, corpus, header, interleave, summary, write
+
+import terapipe_c as tp
+
+
+def turn_on(ranks: int, plan: Any, steps: int, data: str) -> Callable[[], dict[str, Any]]:
+    cores = sorted(os.sched_getaffinity(0))
+
+    def turn() -> dict[str, Any]:
+        out = FOLDER / "runs" / f"pipeline_speedup-{ranks}"
+        shutil.rmtree(out, ignore_errors=True)
+        os.sched_setaffinity(0, cores[:ranks])  # workers inherit it
+        try:
+            run = tp.launch(plan, data=data, steps=steps + 1, out=str(out), seed=0, lr_schedule="constant", checkpoint_every=0,
+                            progress=False)  # fmt: skip
+            records = list(run)[1:]
+        finally:
+            os.sched_setaffinity(0, cores)
+        return {"seconds": [r.step_time_s for r in records], "losses": [r.loss for r in records]}
+
+    return turn
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--length", type=int, default=2048, help="tokens of the sequence")
+    parser.add_argument("--layers", type=int, default=12, help="12 is GPT-2 124M")
+    args = parser.parse_args()
+    if len(os.sched_getaffinity(0)) < 2:
+        raise SystemExit("two ranks on two cores need two cores; this process may use one")
+    result = header((__doc__ or "").splitlines()[0])
+    model = tp.GPTConfig(n_layer=args.layers, n_head=12, n_embd=768, vocab_size=GPT2_VOCAB, block_size=args.length)
+    costs = tp.profile(model, micro_batch=1, seq_len=args.length, backend="cpu", threads=1)
+    plans = {n: tp.plan(model, tp.Cluster.local(), batch=1, seq_len=args.length, costs=costs, stages=n) for n in (1, 2)}
+    for n, plan in plans.items():
+        print(f"{n} rank(s): stages {plan.stages}, slicing {plan.slicing}, predicted {plan.step_time_s:.2f} s")
+    data = str(corpus())
+    turns = {f"{n} rank(s), {n} core(s)": turn_on(n, plan, args.steps, data) for n, plan in plans.items()}
+    answers = interleave(turns, args.rounds)
+    times = {name: summary([s for turn in said for s in turn["seconds"]]) for name, said in answers.items()}
+    one, two = (times[name]["median"] for name in turns)
+    losses = {name: [turn["losses"] for turn in said] for name, said in answers.items()}
+    result |= {
+        "length": args.length, "layers": args.layers, "step_time_s": times, "speed_up": one / two,
+        "predicted_step_time_s": {name: plan.step_time_s for name, plan in zip(turns, plans.values(), strict=True)},
+        "slicing": {name: plan.slicing for name, plan in zip(turns, plans.values(), strict=True)},
+        "losses": losses, "losses_bit_equal": len({str(said) for said in losses.values()}) == 1,
+    }  # fmt: skip
+    for name, times_of in times.items():
+        low, high = times_of["quartiles"]
+        print(f"{name:24} {times_of['median']:8.3f} s a step   (quartiles {low:.3f} to {high:.3f})")
+    print(f"speed-up {one / two:.2f}; losses bit-equal: {result['losses_bit_equal']}")
+    write("pipeline_speedup", result, args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,421 @@
+/* Messages over the rings of a region: the same code for threads and for processes.
+ *
+ * A message is a record of whole cache lines: a line with {tag, bytes} that also holds a payload of up to INLINE bytes
+ * (one line to transfer: latency), else the payload follows on its own lines. It moves in chunks that are published one
+ * by one, so that the two copies (in by the sender, out by the receiver) overlap and a message may exceed the ring. */
+#include "csrc/comm/region.h"
+
+#include "csrc/base/clock.h"
+#include "csrc/base/cpu_relax.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CHUNK           ((size_t)64 << 10) /* bytes; fits the second-level caches of both cores beside the rest */
+#define INLINE          (TP_LINE - sizeof(header))
+#define SPIN_NS         20000    /* about what a futex sleep and wake cost together */
+#define SPIN_MIDWAY     10       /* times longer within a message: its other end is copying right now */
+#define SPIN_CROWDED_NS 500      /* more ranks than cores: the peer needs this core to go on */
+#define SLEEP_NS        50000000 /* longest sleep before another look at abort word and deadline */
+
+typedef struct {
+    uint64_t tag, bytes;
+} header;
+
+typedef struct {
+    uint64_t tag;
+    void *data;
+    size_t bytes;
+} receive;
+
+typedef struct {
+    receive items[TP_COMM_POSTED];
+    unsigned first, count;
+} receive_queue;
+
+typedef struct {
+    tp_comm base; /* first: a tp_comm * is a ring_comm * */
+    tp_region *region;
+    tp_region_rank *self;
+    int shared;
+    int64_t spin_ns;
+    receive_queue *posted[]; /* [ranks]; NULL where the peer has no ring to us */
+} ring_comm;
+
+/* One direction of one message under way. */
+typedef struct {
+    tp_ring *ring; /* NULL: this direction is not wanted */
+    tp_region_rank *other;
+    int peer;
+    uint64_t tag;
+    unsigned char *data;
+    size_t bytes, moved;
+    int begun;
+} transfer;
+
+/* ---- moving bytes ----------------------------------------------------------------------------------------- */
+
+static size_t
+least(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+static size_t
+lines(size_t bytes)
+{
+    return (bytes + (TP_LINE - 1)) & ~(size_t)(TP_LINE - 1);
+}
+
+static void
+copy_in(tp_ring *ring, size_t capacity, uint64_t position, const unsigned char *data, size_t bytes)
+{
+    size_t at = (size_t)(position % capacity), whole = least(bytes, capacity - at);
+    memcpy(ring->data + at, data, whole);
+    memcpy(ring->data, data + whole, bytes - whole);
+}
+
+static void
+copy_out(const tp_ring *ring, size_t capacity, uint64_t position, unsigned char *data, size_t bytes)
+{
+    size_t at = (size_t)(position % capacity), whole = least(bytes, capacity - at);
+    memcpy(data, ring->data + at, whole);
+    memcpy(data + whole, ring->data, bytes - whole);
+}
+
+static int
+finished(const transfer *t)
+{
+    return t->ring == NULL || (t->begun && t->moved == t->bytes);
+}
+
+/* Put the next chunk into the ring if there is room; 1 if anything moved. */
+static int
+push(const ring_comm *c, transfer *t)
+{
+    size_t capacity = c->region->ring_bytes;
+    uint64_t head = atomic_load_explicit(&t->ring->head, memory_order_relaxed);
+    size_t room = capacity - (size_t)(head - atomic_load(&t->ring->tail));
+    if (room < TP_LINE)
+        return 0;
+    if (!t->begun) {
+        unsigned char *line = t->ring->data + head % capacity; /* positions are multiples of a line: never split */
+        header first = {t->tag, t->bytes};
+        memcpy(line, &first, sizeof first);
+        if (t->bytes <= INLINE && t->bytes > 0)
+            memcpy(line + sizeof first, t->data, t->bytes);
+        t->moved = t->bytes <= INLINE ? t->bytes : 0;
+        t->begun = 1;
+        head += TP_LINE;
+        room -= TP_LINE;
+    }
+    size_t now = least(least(t->bytes - t->moved, room), CHUNK);
+    if (now > 0) {
+        copy_in(t->ring, capacity, head, t->data + t->moved, now);
+        t->moved += now;
+        head += lines(now); /* only the last chunk is not of whole lines */
+    }
+    atomic_store(&t->ring->head, head);
+    tp_region_ring_bell(t->other, c->shared);
+    return 1;
+}
+
+static tp_status
+wrong_message(const ring_comm *c, const transfer *t, header sent)
+{
+    char theirs[TP_TAG_TEXT], ours[TP_TAG_TEXT];
+    tp_tag_print(sent.tag, theirs);
+    tp_tag_print(t->tag, ours);
+    return tp_fail(TP_ECONNECTION, "rank %d sent %s (%llu bytes) where rank %d expected %s (%zu bytes)", t->peer,
+                   theirs, (unsigned long long)sent.bytes, c->base.rank, ours, t->bytes);
+}
+
+/* Take the next chunk from the ring if there is one; *moved = 1 if anything moved. */
+static tp_status
+pull(const ring_comm *c, transfer *t, int *moved)
+{
+    size_t capacity = c->region->ring_bytes;
+    uint64_t tail = atomic_load_explicit(&t->ring->tail, memory_order_relaxed);
+    size_t held = (size_t)(atomic_load(&t->ring->head) - tail);
+    if (held < TP_LINE)
+        return TP_OK;
+    if (!t->begun) {
+        const unsigned char *line = t->ring->data + tail % capacity;
+        header first;
+        memcpy(&first, line, sizeof first);
+        if (first.tag != t->tag || first.bytes != t->bytes)
+            return wrong_message(c, t, first);
+        if (t->bytes <= INLINE && t->bytes > 0)
+            memcpy(t->data, line + sizeof first, t->bytes);
+        t->moved = t->bytes <= INLINE ? t->bytes : 0;
+        t->begun = 1;
+        tail += TP_LINE;
+        held -= TP_LINE;
+    }
+    size_t now = least(least(t->bytes - t->moved, held), CHUNK);
+    if (now > 0) {
+        copy_out(t->ring, capacity, tail, t->data + t->moved, now);
+        t->moved += now;
+        tail += lines(now);
+    }
+    atomic_store(&t->ring->tail, tail);
+    tp_region_ring_bell(t->other, c->shared);
+    *moved = 1;
+    return TP_OK;
+}
+
+/* ---- waiting ---------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    int64_t since; /* of the last progress; 0: not yet waiting */
+    int turns, armed;
+    uint32_t seen;
+} waiting;
+
+static void
+waiting_over(const ring_comm *c, waiting *w)
+{
+    if (w->armed)
+        atomic_store_explicit(&c->self->asleep, 0, memory_order_relaxed);
+    *w = (waiting){0};
+}
+
+static tp_status
+check_abort(const ring_comm *c)
+{
+    int rank;
+    char text[512];
+    if (atomic_load_explicit(&c->region->failure, memory_order_relaxed) == 0 ||
+        tp_region_aborted(c->region, &rank, text) == TP_OK)
+        return TP_OK;
+    if (rank < 0)
+        return tp_fail(TP_EABORTED, "rank %d was ended: %s", c->base.rank, text);
+    return tp_fail(TP_EABORTED, "rank %d was ended because rank %d failed first: %s", c->base.rank, rank, text);
+}
+
+static tp_status
+too_late(const ring_comm *c, const transfer *out, const transfer *in)
+{
+    double waited = (double)c->base.timeout_ns * 1e-9;
+    const transfer *t = in != NULL && !finished(in) ? in : out != NULL && !finished(out) ? out : NULL;
+    if (t == NULL)
+        return tp_fail(TP_ETIMEOUT, "rank %d waited %.3g s for the other ranks to gather", c->base.rank, waited);
+    char what[TP_TAG_TEXT], doing[TP_DOING_TEXT];
+    tp_tag_print(t->tag, what);
+    tp_region_doing(c->region, t->peer, doing);
+    return tp_fail(TP_ETIMEOUT, "rank %d waited %.3g s %s rank %d (%s, %zu of %zu bytes moved); rank %d is %s",
+                   c->base.rank, waited, t == in ? "for a message from" : "to send a message to", t->peer, what,
+                   t->moved, t->bytes, t->peer, doing);
+}
+
+static int
+midway(const transfer *t)
+{
+    return t != NULL && t->begun && t->moved < t->bytes;
+}
+
+/* Call after a look that found nothing to do: spins, then arms the bell (the caller looks once more), then sleeps. */
+static tp_status
+wait_turn(const ring_comm *c, waiting *w, const transfer *out, const transfer *in)
+{
+    if (w->since == 0)
+        w->since = tp_clock_ns();
+    if (!w->armed) {
+        tp_cpu_relax();
+        int64_t spin_ns = midway(out) || midway(in) ? c->spin_ns * SPIN_MIDWAY : c->spin_ns;
+        if (++w->turns % 16 != 0 || tp_clock_ns() - w->since < spin_ns)
+            return TP_OK;
+        w->seen = atomic_load(&c->self->bell);
+        atomic_store(&c->self->asleep, 1);
+        w->armed = 1;
+        return check_abort(c);
+    }
+    int64_t nap = SLEEP_NS;
+    if (c->base.timeout_ns > 0) {
+        int64_t left = w->since + c->base.timeout_ns - tp_clock_ns();
+        if (left <= 0)
+            return too_late(c, out, in);
+        nap = left < nap ? left : nap;
+    }
+    tp_region_sleep(c->self, w->seen, nap, c->shared);
+    w->seen = atomic_load(&c->self->bell);
+    return check_abort(c);
+}
+
+/* Move `out` and `in` (either may be NULL) to their end, whichever can go on first. */
+static tp_status
+drive(const ring_comm *c, transfer *out, transfer *in)
+{
+    waiting w = {0};
+    tp_status status = TP_OK;
+    for (;;) {
+        int moved = 0;
+        if (out != NULL && !finished(out))
+            moved |= push(c, out);
+        if (in != NULL && !finished(in))
+            status = pull(c, in, &moved);
+        if (status != TP_OK || ((out == NULL || finished(out)) && (in == NULL || finished(in))))
+            break;
+        if (moved)
+            waiting_over(c, &w);
+        else if ((status = wait_turn(c, &w, out, in)) != TP_OK)
+            break;
+    }
+    waiting_over(c, &w);
+    return status;
+}
+
+/* ---- the vtable ------------------------------------------------------------------------------------------- */
+
+static tp_status
+begin(const ring_comm *c, int peer, int outward, uint64_t tag, const void *data, size_t bytes, transfer *t)
+{
+    int ranks = c->base.ranks, rank = c->base.rank;
+    if (peer < 0 || peer >= ranks || peer == rank)
+        return tp_fail(TP_EVALUE, "peer is %d: another rank than %d, 0 to %d, would be right", peer, rank, ranks - 1);
+    tp_ring *ring = outward ? tp_region_ring(c->region, rank, peer) : tp_region_ring(c->region, peer, rank);
+    if (ring == NULL)
+        return tp_fail(TP_EVALUE, "rank %d has no ring %s rank %d: the region was made without this pair", rank,
+                       outward ? "to" : "from", peer);
+    *t =
+        (transfer){.ring = ring, .other = tp_region_rank_at(c->region, peer), .peer = peer, .tag = tag, .bytes = bytes};
+    memcpy(&t->data, &data, sizeof data); /* an outgoing one is only read */
+    return check_abort(c);
+}
+
+static tp_status
+ring_send(tp_comm *comm, int peer, uint64_t tag, const void *data, size_t bytes)
+{
+    ring_comm *c = (ring_comm *)comm;
+    transfer out;
+    TP_TRY(begin(c, peer, 1, tag, data, bytes, &out));
+    return drive(c, &out, NULL);
+}
+
+static tp_status
+ring_recv_post(tp_comm *comm, int peer, uint64_t tag, void *data, size_t bytes)
+{
+    ring_comm *c = (ring_comm *)comm;
+    transfer in;
+    TP_TRY(begin(c, peer, 0, tag, data, bytes, &in));
+    receive_queue *queue = c->posted[peer];
+    if (queue->count == TP_COMM_POSTED)
+        return tp_fail(TP_EVALUE, "rank %d has %d receives posted from rank %d: no more fit", comm->rank,
+                       TP_COMM_POSTED, peer);
+    queue->items[(queue->first + queue->count++) % TP_COMM_POSTED] = (receive){tag, data, bytes};
+    return TP_OK;
+}
+
+static tp_status
+ring_recv_wait(tp_comm *comm, int peer)
+{
+    ring_comm *c = (ring_comm *)comm;
+    receive_queue *queue = peer >= 0 && peer < comm->ranks ? c->posted[peer] : NULL;
+    if (queue == NULL || queue->count == 0)
+        return tp_fail(TP_EVALUE, "rank %d waits for rank %d but has posted no receive from it", comm->rank, peer);
+    receive oldest = queue->items[queue->first];
+    queue->first = (queue->first + 1) % TP_COMM_POSTED;
+    queue->count--;
+    transfer in;
+    TP_TRY(begin(c, peer, 0, oldest.tag, oldest.data, oldest.bytes, &in));
+    return drive(c, NULL, &in);
+}
+
+static tp_status
+ring_exchange(tp_comm *comm, int peer, uint64_t tag, const void *out_data, size_t out_bytes, void *in_data,
+              size_t in_bytes)
+{
+    ring_comm *c = (ring_comm *)comm;
+    transfer out, in;
+    TP_TRY(begin(c, peer, 1, tag, out_data, out_bytes, &out));
+    TP_TRY(begin(c, peer, 0, tag, in_data, in_bytes, &in));
+    if (c->posted[peer]->count > 0)
+        return tp_fail(TP_EVALUE, "rank %d exchanges with rank %d while %u receives from it are posted", comm->rank,
+                       peer, c->posted[peer]->count);
+    return drive(c, &out, &in);
+}
+
+/* Round n may overwrite what round n - 2 left: whoever enters n has seen n - 1 complete, so everybody has entered n - 1
+ * and is done reading n - 2. The last to arrive wakes the others: ranks wakes a round, not ranks^2. */
+static tp_status
+ring_allgather(tp_comm *comm, const void *mine, size_t bytes, void *all)
+{
+    ring_comm *c = (ring_comm *)comm;
+    if (bytes > c->region->gather_bytes)
+        return tp_fail(TP_EVALUE, "rank %d gathers %zu bytes: the region was made for at most %llu", comm->rank, bytes,
+                       (unsigned long long)c->region->gather_bytes);
+    TP_TRY(check_abort(c));
+    uint64_t round = c->self->rounds++, ranks = (uint64_t)comm->ranks, complete = (round + 1) * ranks;
+    unsigned char *slot = tp_region_gather(c->region, round, comm->rank);
+    uint64_t size = bytes;
+    memcpy(slot, &size, sizeof size);
+    if (bytes > 0)
+        memcpy(slot + TP_LINE, mine, bytes);
+    if (atomic_fetch_add(&c->region->arrived, 1) + 1 == complete)
+        for (int rank = 0; rank < comm->ranks; rank++)
+            tp_region_ring_bell(tp_region_rank_at(c->region, rank), c->shared);
+    waiting w = {0};
+    tp_status status = TP_OK;
+    while (status == TP_OK && atomic_load(&c->region->arrived) < complete)
+        status = wait_turn(c, &w, NULL, NULL);
+    waiting_over(c, &w);
+    for (int rank = 0; status == TP_OK && rank < comm->ranks; rank++) {
+        const unsigned char *theirs = tp_region_gather(c->region, round, rank);
+        memcpy(&size, theirs, sizeof size);
+        if (size != bytes)
+            status = tp_fail(TP_ECONNECTION, "rank %d gathers %llu bytes where rank %d gathers %zu", rank,
+                             (unsigned long long)size, comm->rank, bytes);
+        else if (bytes > 0)
+            memcpy((unsigned char *)all + (size_t)rank * bytes, theirs + TP_LINE, bytes);
+    }
+    return status;
+}
+
+static void
+ring_close(tp_comm *comm)
+{
+    ring_comm *c = (ring_comm *)comm;
+    for (int rank = 0; rank < comm->ranks; rank++)
+        free(c->posted[rank]);
+    free(c);
+}
+
+static const tp_comm_ops thread_ops = {TP_COMM_ABI,    "thread",      ring_send,      ring_recv_post,
+                                       ring_recv_wait, ring_exchange, ring_allgather, ring_close};
+static const tp_comm_ops shm_ops = {TP_COMM_ABI,    "shm",         ring_send,      ring_recv_post,
+                                    ring_recv_wait, ring_exchange, ring_allgather, ring_close};
+
+tp_status
+tp_comm_open_region(tp_region *region, int rank, const char *name, int64_t timeout_ns, tp_comm **out)
+{
+    int shared = strcmp(name, "shm") == 0;
+    if (!shared && strcmp(name, "thread") != 0)
+        return tp_fail(TP_EVALUE, "communicator is '%s': 'thread' or 'shm' would be right", name);
+    if (rank < 0 || rank >= region->ranks)
+        return tp_fail(TP_EVALUE, "rank is %d: 0 to %d would be right", rank, region->ranks - 1);
+    if (timeout_ns < 0)
+        return tp_fail(TP_EVALUE, "timeout is %lld ns: 0 (none) or more would be right", (long long)timeout_ns);
+    size_t ranks = (size_t)region->ranks;
+    ring_comm *c = calloc(1, sizeof *c + ranks * sizeof(receive_queue *));
+    if (c == NULL)
+        return tp_fail(TP_EMEMORY, "no memory for a communicator of %zu ranks", ranks);
+    cpu_set_t cores;
+    int crowded = sched_getaffinity(0, sizeof cores, &cores) == 0 && (int)ranks > CPU_COUNT(&cores);
+    c->base = (tp_comm){shared ? &shm_ops : &thread_ops, rank, region->ranks, timeout_ns};
+    c->region = region;
+    c->self = tp_region_rank_at(region, rank);
+    c->shared = shared;
+    c->spin_ns = crowded ? SPIN_CROWDED_NS : SPIN_NS;
+    for (int peer = 0; peer < region->ranks; peer++) {
+        if (tp_region_ring(region, peer, rank) == NULL)
+            continue;
+        c->posted[peer] = calloc(1, sizeof(receive_queue));
+        if (c->posted[peer] == NULL) {
+            ring_close(&c->base);
+            return tp_fail(TP_EMEMORY, "no memory for the receives of rank %d from rank %d", rank, peer);
+        }
+    }
+    *out = &c->base;
+    return TP_OK;
+}

@@ -1,0 +1,230 @@
+#include "csrc/comm/region.h"
+
+#include "csrc/base/clock.h"
+#include "csrc/base/cpu_relax.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define NO_INSTRUCTION UINT64_MAX
+#define TEXT_WAIT_NS   2000000 /* an aborter that is alive writes its text within this */
+
+static uint64_t
+lines(uint64_t bytes)
+{
+    return (bytes + (TP_LINE - 1)) & ~(uint64_t)(TP_LINE - 1);
+}
+
+/* ---- layout ------------------------------------------------------------------------------------------------- */
+
+static tp_status
+lay_out(int ranks, const uint8_t *pairs, size_t ring_bytes, size_t max_gather_bytes, tp_region *plan)
+{
+    if (ranks < 1 || ranks > TP_REGION_RANKS)
+        return tp_fail(TP_EVALUE, "ranks is %d: 1 to %d would be right", ranks, TP_REGION_RANKS);
+    const size_t limit = (size_t)1 << 48;
+    if (ring_bytes > limit || max_gather_bytes > limit)
+        return tp_fail(TP_EVALUE, "ring_bytes is %zu and max_gather_bytes %zu: at most 2^48 each would be right",
+                       ring_bytes, max_gather_bytes);
+    uint64_t rings = 0, square = (uint64_t)ranks * (uint64_t)ranks;
+    for (uint64_t i = 0; i < square; i++)
+        rings += pairs[i] != 0;
+    memset(plan, 0, sizeof *plan);
+    plan->abi = TP_COMM_ABI;
+    plan->ranks = ranks;
+    plan->ring_bytes = lines(ring_bytes < TP_RING_FLOOR ? TP_RING_FLOOR : ring_bytes);
+    plan->gather_bytes = lines(max_gather_bytes);
+    plan->ranks_at = lines(sizeof *plan);
+    plan->table_at = plan->ranks_at + (uint64_t)ranks * sizeof(tp_region_rank);
+    plan->gather_at = lines(plan->table_at + square * sizeof(int32_t));
+    plan->rings_at = plan->gather_at + 2 * (uint64_t)ranks * (plan->gather_bytes + TP_LINE);
+    if (rings > 0 && (UINT64_MAX / 4) / rings < plan->ring_bytes + sizeof(tp_ring))
+        return tp_fail(TP_EVALUE, "%llu rings of %zu bytes do not fit in an address space", (unsigned long long)rings,
+                       ring_bytes);
+    plan->bytes = plan->rings_at + rings * (plan->ring_bytes + sizeof(tp_ring));
+    return TP_OK;
+}
+
+tp_status
+tp_region_bytes(int ranks, const uint8_t *pairs, size_t ring_bytes, size_t max_gather_bytes, size_t *out)
+{
+    tp_region plan;
+    TP_TRY(lay_out(ranks, pairs, ring_bytes, max_gather_bytes, &plan));
+    *out = (size_t)plan.bytes;
+    return TP_OK;
+}
+
+tp_status
+tp_region_create(void *memory, size_t bytes, int ranks, const uint8_t *pairs, size_t ring_bytes,
+                 size_t max_gather_bytes, tp_region **out)
+{
+    tp_region plan, *region = memory;
+    TP_TRY(lay_out(ranks, pairs, ring_bytes, max_gather_bytes, &plan));
+    if (bytes < plan.bytes)
+        return tp_fail(TP_EVALUE, "the memory has %zu bytes: a region of %d ranks needs %llu", bytes, ranks,
+                       (unsigned long long)plan.bytes);
+    memcpy(region, &plan, sizeof plan);
+    int32_t *table = (int32_t *)((uintptr_t)region + region->table_at);
+    int32_t rings = 0;
+    for (int64_t i = 0; i < (int64_t)ranks * ranks; i++)
+        table[i] = pairs[i] ? rings++ : -1;
+    for (int rank = 0; rank < ranks; rank++)
+        atomic_store_explicit(&tp_region_rank_at(region, rank)->instruction, NO_INSTRUCTION, memory_order_relaxed);
+    region->magic = TP_REGION_MAGIC; /* the fd or pointer is handed on after this, which orders it */
+    *out = region;
+    return TP_OK;
+}
+
+tp_status
+tp_region_attach(void *memory, size_t bytes, tp_region **out)
+{
+    tp_region *region = memory;
+    if (bytes < sizeof *region || region->magic != TP_REGION_MAGIC)
+        return tp_fail(TP_EVALUE, "this memory of %zu bytes is not a region of terapipe_c", bytes);
+    if (region->abi != TP_COMM_ABI)
+        return tp_fail(TP_EVALUE, "the region has version %u: this build reads version %u", region->abi, TP_COMM_ABI);
+    if (region->bytes > bytes)
+        return tp_fail(TP_EVALUE, "the region has %llu bytes, its memory only %zu", (unsigned long long)region->bytes,
+                       bytes);
+    *out = region;
+    return TP_OK;
+}
+
+int
+tp_region_ranks(const tp_region *region)
+{
+    return region->ranks;
+}
+
+/* ---- sleeping and waking -------------------------------------------------------------------------------------- */
+
+static void
+wake(_Atomic uint32_t *word, int shared)
+{
+    syscall(SYS_futex, (uint32_t *)word, FUTEX_WAKE | (shared ? 0 : FUTEX_PRIVATE_FLAG), INT_MAX, NULL, NULL, 0);
+}
+
+void
+tp_region_ring_bell(tp_region_rank *rank, int shared)
+{
+    /* Sequentially consistent against the sleeper's store of `asleep` and its last look (Dekker): one of us sees the
+     * other. A fence would do too, but TSan does not model fences. */
+    if (atomic_load(&rank->asleep) == 0)
+        return;
+    atomic_fetch_add(&rank->bell, 1);
+    wake(&rank->bell, shared);
+}
+
+void
+tp_region_sleep(tp_region_rank *rank, uint32_t seen, int64_t timeout_ns, int shared)
+{
+    struct timespec span = {(time_t)(timeout_ns / 1000000000), (long)(timeout_ns % 1000000000)};
+    syscall(SYS_futex, (uint32_t *)&rank->bell, FUTEX_WAIT | (shared ? 0 : FUTEX_PRIVATE_FLAG), seen, &span, NULL, 0);
+}
+
+/* ---- abort ---------------------------------------------------------------------------------------------------- */
+
+void
+tp_region_abort(tp_region *region, tp_status code, int rank, const char *text)
+{
+    int saved = errno;
+    uint64_t none = 0, failure = (uint64_t)code << 32 | (uint32_t)(rank + 1);
+    if (atomic_compare_exchange_strong(&region->failure, &none, failure)) {
+        size_t length = strnlen(text, sizeof region->text - 1);
+        memcpy(region->text, text, length);
+        region->text[length] = 0;
+        atomic_store(&region->text_ready, 1);
+    }
+    for (int i = 0; i < region->ranks; i++) { /* also when not the first: the first may have died before it woke all */
+        tp_region_rank *each = tp_region_rank_at(region, i);
+        atomic_fetch_add(&each->bell, 1);
+        wake(&each->bell, 0); /* the two kinds of futex have different keys, and a region does not know its kind */
+        wake(&each->bell, 1);
+    }
+    errno = saved;
+}
+
+tp_status
+tp_region_aborted(const tp_region *region, int *rank, char text[512])
+{
+    uint64_t failure = atomic_load_explicit(&region->failure, memory_order_acquire);
+    if (failure == 0)
+        return TP_OK;
+    tp_status code = (tp_status)(failure >> 32);
+    *rank = (int)(uint32_t)failure - 1;
+    int64_t until = tp_clock_ns() + TEXT_WAIT_NS;
+    while (!atomic_load_explicit(&region->text_ready, memory_order_acquire)) {
+        if (tp_clock_ns() > until) {
+            snprintf(text, 512, "%s, and died before it could say why", tp_status_name(code));
+            return code;
+        }
+        tp_cpu_relax();
+    }
+    memcpy(text, region->text, 512);
+    return code;
+}
+
+/* ---- progress ------------------------------------------------------------------------------------------------- */
+
+void
+tp_region_progress(tp_region *region, int rank, uint64_t step, uint64_t instruction)
+{
+    tp_region_rank *own = tp_region_rank_at(region, rank);
+    atomic_store_explicit(&own->step, step, memory_order_relaxed);
+    atomic_store_explicit(&own->instruction, instruction, memory_order_relaxed);
+}
+
+void
+tp_region_read_progress(const tp_region *region, int rank, uint64_t *step, uint64_t *instruction)
+{
+    const tp_region_rank *other = tp_region_rank_at(region, rank);
+    *step = atomic_load_explicit(&other->step, memory_order_relaxed);
+    *instruction = atomic_load_explicit(&other->instruction, memory_order_relaxed);
+}
+
+void
+tp_tag_print(uint64_t tag, char text[TP_TAG_TEXT])
+{
+    static const char *const words[TP_TAG_OPS] = {"forward",
+                                                  "backward",
+                                                  "input gradient",
+                                                  "weight gradient",
+                                                  "recomputation",
+                                                  "send of the activation",
+                                                  "receive of the activation",
+                                                  "send of the gradient",
+                                                  "receive of the gradient",
+                                                  "swap out",
+                                                  "swap in",
+                                                  "all-reduce of the tied weight's gradient",
+                                                  "optimizer update"};
+    unsigned op = (unsigned)(tag >> 48), stage = (unsigned)(tag >> 32 & 0xffff);
+    unsigned micro = (unsigned)(tag >> 16 & 0xffff), slice = (unsigned)(tag & 0xffff);
+    if (op >= TP_TAG_OPS)
+        snprintf(text, TP_TAG_TEXT, "tag 0x%016llx", (unsigned long long)tag);
+    else if (op >= TP_TAG_OPS - 2)
+        snprintf(text, TP_TAG_TEXT, "%s on stage %u", words[op], stage);
+    else
+        snprintf(text, TP_TAG_TEXT, "%s of micro-batch %u slice %u on stage %u", words[op], micro, slice, stage);
+}
+
+void
+tp_region_doing(const tp_region *region, int rank, char text[TP_DOING_TEXT])
+{
+    uint64_t step, instruction;
+    char words[TP_TAG_TEXT];
+    tp_region_read_progress(region, rank, &step, &instruction);
+    if (instruction == NO_INSTRUCTION) {
+        snprintf(text, TP_DOING_TEXT, step == 0 ? "before its first instruction" : "at step %llu, between instructions",
+                 (unsigned long long)step);
+        return;
+    }
+    tp_tag_print(instruction, words);
+    snprintf(text, TP_DOING_TEXT, "at step %llu while running %s", (unsigned long long)step, words);
+}

@@ -1,0 +1,76 @@
+/* Inside the communicator: where things lie in a region. Nothing in it is a pointer: each process maps it elsewhere. */
+#ifndef TP_COMM_REGION_H
+#define TP_COMM_REGION_H
+
+#include "csrc/comm/comm.h"
+
+#include <stdalign.h>
+#include <stdatomic.h>
+
+#define TP_LINE         64 /* bytes that two cores never share here without meaning to */
+#define TP_REGION_MAGIC 0x3167657270745Full
+#define TP_REGION_RANKS 4096 /* most ranks of a region */
+#define TP_RING_FLOOR   4096 /* smallest ring, bytes */
+
+/* One rank. Whoever changes something a rank may be asleep for rings its bell: one word to sleep on, whatever it is
+ * that the rank waits for, so an abort wakes everybody with one call per rank. */
+typedef struct {
+    alignas(TP_LINE) _Atomic uint32_t bell;
+    _Atomic uint32_t asleep;
+    alignas(TP_LINE) _Atomic uint64_t step;
+    _Atomic uint64_t instruction;
+    uint64_t rounds; /* all-gathers this rank has entered; its own, kept here for a communicator opened later */
+} tp_region_rank;
+
+/* Single producer, single consumer. head and tail count bytes since the beginning and never wrap. */
+typedef struct {
+    alignas(TP_LINE) _Atomic uint64_t head;
+    alignas(TP_LINE) _Atomic uint64_t tail;
+    alignas(TP_LINE) unsigned char data[];
+} tp_ring;
+
+struct tp_region {
+    uint64_t magic;
+    uint32_t abi;
+    int32_t ranks;
+    uint64_t bytes, ring_bytes, gather_bytes; /* the last two rounded up to lines */
+    uint64_t ranks_at, table_at, gather_at, rings_at;
+    /* The first failure: 0, or code << 32 | (rank + 1). One word: an aborter killed half-way leaves no doubt. */
+    alignas(TP_LINE) _Atomic uint64_t failure;
+    _Atomic uint32_t text_ready;
+    char text[512];
+    alignas(TP_LINE) _Atomic uint64_t arrived; /* entries into all-gathers, of all ranks, ever */
+};
+
+static inline tp_region_rank *
+tp_region_rank_at(const tp_region *region, int rank)
+{
+    return (tp_region_rank *)((uintptr_t)region + region->ranks_at) + rank;
+}
+
+/* NULL where the pair has no ring. */
+static inline tp_ring *
+tp_region_ring(const tp_region *region, int source, int target)
+{
+    const int32_t *table = (const int32_t *)((uintptr_t)region + region->table_at);
+    int64_t index = table[(int64_t)source * region->ranks + target];
+    uint64_t stride = sizeof(tp_ring) + region->ring_bytes;
+    return index < 0 ? NULL : (tp_ring *)((uintptr_t)region + region->rings_at + (uint64_t)index * stride);
+}
+
+/* Two halves, used in turn: uint64 size of the contribution, then the contribution. */
+static inline unsigned char *
+tp_region_gather(const tp_region *region, uint64_t round, int rank)
+{
+    uint64_t slot = (round & 1) * (uint64_t)region->ranks + (uint64_t)rank;
+    return (unsigned char *)((uintptr_t)region + region->gather_at + slot * (region->gather_bytes + TP_LINE));
+}
+
+/* Wake `rank` if it sleeps. shared: the futex is seen by other processes. */
+void
+tp_region_ring_bell(tp_region_rank *rank, int shared);
+/* Sleep until the bell is no longer `seen`, at most timeout_ns. May return early. */
+void
+tp_region_sleep(tp_region_rank *rank, uint32_t seen, int64_t timeout_ns, int shared);
+
+#endif

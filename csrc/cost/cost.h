@@ -1,0 +1,66 @@
+/* t(slice, context): seconds that a block needs for a slice of S tokens after C tokens of context, b sequences at once.
+ *
+ * A curve is TeraPipe's eq. 9 with t_ctx(S, 0) = 0 (PLANNERS.md 1.1):
+ *
+ *     t(S, C, b) = P(b S) + pair b S^2 / 2 + (C > 0) (a0 + b (a1 S + a2 C + a3 S C))
+ *
+ * P is piecewise linear through measured rows; the pairs inside a slice stand apart from it because b sequences of S
+ * tokens have fewer pairs than one of b S. Or a curve is a table [slice][context], interpolated on triangles, so that
+ * no entry beyond slice + context = units is ever read. Nothing here allocates: the caller owns every array. */
+#ifndef TP_COST_COST_H
+#define TP_COST_COST_H
+
+#include <stdint.h>
+
+#include "csrc/base/status.h"
+#include "csrc/model/model.h"
+
+/* F forward, I gradient of the input, W gradient of the weights. */
+typedef enum { TP_COST_F, TP_COST_I, TP_COST_W, TP_COST_PHASES } tp_cost_phase;
+
+typedef struct {
+    int32_t points;               /* of P; 0: P is 0 */
+    int32_t units;                /* of table */
+    const double *rows, *seconds; /* [points], rows ascending; the first and last piece go on outside */
+    const double *table;          /* [units + 1][units + 1], or NULL */
+    double granularity;           /* tokens of a table's unit */
+    double scale;                 /* of the table */
+    double pair_s, a0, a1, a2, a3;
+} tp_cost_curve;
+
+typedef struct {
+    tp_cost_curve curve[TP_BLOCK_KINDS][TP_COST_PHASES];
+    double overhead_s; /* fixed, of every instruction */
+} tp_cost;
+
+/* EVALUE naming curve and number: rows that do not ascend, a table of no units, a granularity below one token. */
+TP_MUST_USE tp_status
+tp_cost_check(const tp_cost *cost);
+
+/* Seconds, never below 0. S, C >= 0; 0 for S = 0. */
+double
+tp_cost_seconds(const tp_cost_curve *curve, double slice, double context, double batch);
+
+/* The planner's tables (PLANNERS.md 1.1) of a weighted sum of curves, in units of `granularity` tokens:
+ * c(j, i) = G0[i] if j = 0 else G1[i] + a2 j + a3 i j. G0, G1: [units + 1], written; index 0 is 0.
+ * weights: [TP_BLOCK_KINDS][TP_COST_PHASES]. The curves that weigh must not be tables. */
+typedef struct {
+    double *G0, *G1, a2, a3;
+} tp_cost_slices;
+TP_MUST_USE tp_status
+tp_cost_slice_tables(const tp_cost *cost, const double *weights, double batch, double granularity, int64_t units,
+                     tp_cost_slices *out);
+/* The same as a full table [units + 1][units + 1] (0 where slice + context > units), for any curves. */
+TP_MUST_USE tp_status
+tp_cost_full_table(const tp_cost *cost, const double *weights, double batch, double granularity, int64_t units,
+                   double *table);
+
+/* What the engine does for each unit (micro-batch and slice) on each stage.
+ * blocks: [stages][TP_BLOCK_KINDS] how many of each kind; batches, slices: [micros]; lengths: of all slices in order.
+ * F, I, W: [stages][units], written. A micro-batch of several sequences AND several slices does all its weight
+ * gradients at slice 0 and its head at the last slice (rows of one sequence must be summed in one fixed order). */
+TP_MUST_USE tp_status
+tp_cost_durations(const tp_cost *cost, int32_t stages, const int32_t *blocks, int32_t micros, const int32_t *batches,
+                  const int32_t *slices, const int32_t *lengths, double *F, double *I, double *W);
+
+#endif

@@ -1,0 +1,104 @@
+/* Copies between row-major matrices, panels, and the blocks that the tiles of gemm_tile.h read. */
+#ifndef TP_CPU_GEMM_PACK_H
+#define TP_CPU_GEMM_PACK_H
+
+#include "csrc/cpu/gemm_tile.h"
+
+#include <string.h>
+
+/* glibc's memcpy took five times as long for pieces of this length. */
+GEMM_INLINE void
+copy_floats(float *restrict to, const float *restrict from, int64_t n)
+{
+    int64_t k = 0;
+    for (; k + GEMM_LANES <= n; k += GEMM_LANES)
+        gemm_store(to + k, gemm_load(from + k));
+    if (k < n)
+        memcpy(to + k, from + k, (size_t)(n - k) * sizeof *to);
+}
+
+/* Row r of the block at dst + r * GEMM_ROW_LD, from x + r * x_stride. */
+static void
+gemm_pack_rows(int64_t rows, int64_t depth, const float *x, int64_t x_stride, float *restrict dst)
+{
+    for (int64_t r = 0; r < rows; r++)
+        copy_floats(dst + r * GEMM_ROW_LD, x + r * x_stride, depth);
+}
+
+/* The transposed block: `count` columns of x as tiles GEMM_TILE_LD floats apart; column k of a tile at
+ * + k * GEMM_COLUMN_LD. The first count % tiles tiles are one longer. `readable` floats may be read from each row of x:
+ * a copy of fixed size is several times faster. */
+static void
+gemm_pack_columns(int64_t count, int64_t readable, int64_t tiles, int64_t depth, const float *x, int64_t x_stride,
+                  float *restrict dst)
+{
+    const int64_t size = count / tiles, longer = count % tiles;
+    for (int64_t k = 0; k < depth; k++) {
+        const float *from = x + k * x_stride;
+        float *to = dst + k * GEMM_COLUMN_LD;
+        for (int64_t i = 0, at = 0; i < tiles; i++) {
+            int64_t rows = size + (i < longer);
+            if (readable - at >= GEMM_COLUMN_LD)
+                memcpy(to, from + at, GEMM_COLUMN_LD * sizeof *to);
+            else
+                memcpy(to, from + at, (size_t)rows * sizeof *to);
+            at += rows;
+            to += GEMM_TILE_LD;
+        }
+    }
+}
+
+/* Panels [0, panels) of a row-major [rows, cols] matrix; panel p at dst + p * panel_floats; padded with zeros. */
+static void
+gemm_pack_panels(int64_t rows, int64_t cols, int64_t panels, const float *x, int64_t x_stride, float *restrict dst,
+                 int64_t panel_floats)
+{
+    int64_t full = cols / TP_PANEL < panels ? cols / TP_PANEL : panels;
+    for (int64_t r = 0; r < rows; r++) {
+        const float *from = x + r * x_stride;
+        float *to = dst + r * TP_PANEL;
+        for (int64_t p = 0; p < full; p++)
+            memcpy(to + p * panel_floats, from + p * TP_PANEL, TP_PANEL * sizeof *to);
+        if (full < panels) {
+            size_t rest = (size_t)(cols - full * TP_PANEL);
+            memset(to + full * panel_floats, 0, TP_PANEL * sizeof *to);
+            memcpy(to + full * panel_floats, from + full * TP_PANEL, rest * sizeof *to);
+        }
+    }
+}
+
+typedef float gemm_quad __attribute__((vector_size(16)));
+
+/* dst[c, r] = src[r, c] of a full TP_PANEL x TP_PANEL block, both with rows of TP_PANEL floats. */
+static void
+gemm_transpose_block(const float *restrict src, float *restrict dst)
+{
+    for (int r = 0; r < TP_PANEL; r += 4)
+        for (int c = 0; c < TP_PANEL; c += 4) {
+            gemm_quad v[4];
+            for (int i = 0; i < 4; i++)
+                memcpy(&v[i], src + (r + i) * TP_PANEL + c, sizeof v[i]);
+            gemm_quad low01 = __builtin_shufflevector(v[0], v[1], 0, 4, 1, 5);
+            gemm_quad low23 = __builtin_shufflevector(v[2], v[3], 0, 4, 1, 5);
+            gemm_quad high01 = __builtin_shufflevector(v[0], v[1], 2, 6, 3, 7);
+            gemm_quad high23 = __builtin_shufflevector(v[2], v[3], 2, 6, 3, 7);
+            v[0] = __builtin_shufflevector(low01, low23, 0, 1, 4, 5);
+            v[1] = __builtin_shufflevector(low01, low23, 2, 3, 6, 7);
+            v[2] = __builtin_shufflevector(high01, high23, 0, 1, 4, 5);
+            v[3] = __builtin_shufflevector(high01, high23, 2, 3, 6, 7);
+            for (int i = 0; i < 4; i++)
+                memcpy(dst + (c + i) * TP_PANEL + r, &v[i], sizeof v[i]);
+        }
+}
+
+/* The same where only rows x cols of src exist; dst's columns from `rows` on become zero, its rows from `cols` on are
+ * not there. */
+static void
+gemm_transpose_edge(int64_t rows, int64_t cols, const float *restrict src, float *restrict dst)
+{
+    for (int64_t c = 0; c < cols; c++)
+        for (int64_t r = 0; r < TP_PANEL; r++)
+            dst[c * TP_PANEL + r] = r < rows ? src[r * TP_PANEL + c] : 0.0f;
+}
+
+#endif

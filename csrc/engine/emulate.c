@@ -1,0 +1,151 @@
+/* The engine with kernels replaced by timed waits: order, messages and waits are real, only the work is sleep.
+ *
+ * Ninety-six ranks on two cores wake late, all at the same moments, which a cluster's ranks would not. So a rank's work
+ * begins when its input was ready and its last work was due, not when this machine found time to wake it: messages carry
+ * the time at which they were due, and lateness is measured (step time is taken from the clock), not passed on. */
+#include "csrc/engine/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "csrc/base/clock.h"
+
+#define NAP_NS 100000000
+
+tp_status
+tp_engine_open_emulated(const tp_program *program, int rank, const tp_durations *durations, tp_comm *comm,
+                        tp_region *region, tp_heap *heap, tp_engine **out)
+{
+    if (rank < 0 || rank >= program->ranks)
+        return tp_fail(TP_EVALUE, "rank is %d: 0 to %d would be right", rank, program->ranks - 1);
+    if (program->ranks > 1 && comm == NULL)
+        return tp_fail(TP_EVALUE, "a program of %d ranks needs a communicator", program->ranks);
+    tp_engine *engine = calloc(1, sizeof *engine);
+    if (engine == NULL)
+        return tp_fail(TP_EMEMORY, "no memory for an engine");
+    engine->config = (tp_engine_config){.program = program, .rank = rank, .comm = comm, .region = region, .threads = 1};
+    engine->heap = heap;
+    engine->durations = durations;
+    tp_status status = tp_engine_take_tables(engine, program, rank, 1);
+    if (status == TP_OK)
+        status = tp_heap_alloc(heap, (size_t)engine->count * sizeof *engine->stamps, "message stamps",
+                               (void **)&engine->stamps);
+    if (status != TP_OK) {
+        tp_engine_close(engine);
+        return status;
+    }
+    *out = engine;
+    return TP_OK;
+}
+
+static double
+seconds_of(const tp_engine *engine, tp_op op, const tp_instr *instr)
+{
+    const tp_durations *durations = engine->durations;
+    const double *seconds = durations->seconds[op];
+    if (seconds == NULL)
+        return op == TP_OP_B && durations->seconds[TP_OP_I] != NULL
+                   ? seconds_of(engine, TP_OP_I, instr) + seconds_of(engine, TP_OP_W, instr)
+                   : 0;
+    int64_t unit = op == TP_OP_OPT || op == TP_OP_AR ? 0 : tp_program_unit(engine->config.program, instr);
+    return seconds[instr->stage * durations->stage_stride + unit * durations->unit_stride];
+}
+
+/* When the message that instruction i reads is there: its stamp plus the link's time. */
+static int64_t
+arrival(const tp_engine *engine, int64_t i)
+{
+    const tp_instr *reader = &engine->code[i];
+    const tp_program *program = engine->config.program;
+    const tp_durations *durations = engine->durations;
+    uint16_t wanted = reader->op == TP_OP_F ? TP_OP_RF : TP_OP_RB;
+    int64_t at = i;
+    while (engine->code[--at].op != wanted || engine->code[at].stage != reader->stage ||
+           engine->code[at].micro != reader->micro || engine->code[at].slice != reader->slice) {
+    }
+    int sender = wanted == TP_OP_RF ? reader->stage - 1 : reader->stage + 1;
+    double lag = 0;
+    if (durations->comm_unit_s != NULL)
+        lag = durations->comm_unit_s[sender * tp_program_units(program) + tp_program_unit(program, reader)];
+    else if (durations->comm_s != NULL)
+        lag = durations->comm_s[sender];
+    return engine->stamps[at] + (int64_t)(lag * 1e9);
+}
+
+static int
+receives(const tp_instr *instr)
+{
+    return instr->op == TP_OP_RF || instr->op == TP_OP_RB;
+}
+
+/* Returns when every rank has come; *latest_ns: when the last one was due. */
+static tp_status
+meet(tp_engine *engine, int64_t due_ns, int64_t *latest_ns)
+{
+    double due = (double)due_ns; /* nanoseconds of uptime are exact up to 2^53: a hundred days */
+    double *all = engine->gather + 1;
+    tp_comm *comm = engine->config.comm;
+    *latest_ns = due_ns;
+    if (comm == NULL)
+        return TP_OK;
+    TP_TRY(comm->ops->allgather(comm, &due, sizeof due, all));
+    for (int rank = 0; rank < engine->config.program->ranks; rank++)
+        if ((int64_t)all[rank] > *latest_ns)
+            *latest_ns = (int64_t)all[rank];
+    return TP_OK;
+}
+
+/* In naps, so that an abort ends a long one. */
+static tp_status
+sleep_until(const tp_engine *engine, int64_t due_ns)
+{
+    for (int64_t now = tp_clock_ns(); now < due_ns; now = tp_clock_ns()) {
+        tp_clock_sleep_until(due_ns - now < NAP_NS ? due_ns : now + NAP_NS);
+        TP_TRY(tp_engine_check_abort(engine));
+    }
+    return TP_OK;
+}
+
+/* Run instruction i, whose rank is free at *due_ns; leaves when it is free again. */
+static tp_status
+emulate_one(tp_engine *engine, int64_t i, int64_t *due_ns, int *finished)
+{
+    const tp_instr *instr = &engine->code[i];
+    tp_event *event = &engine->events[i];
+    int64_t free_ns = *due_ns;
+    TP_TRY(tp_engine_wait_inputs(engine, i));
+    if (engine->from[i] >= 0 && arrival(engine, i) > *due_ns)
+        *due_ns = arrival(engine, i);
+    if (instr->op == TP_OP_OPT && !(*finished)++)
+        TP_TRY(meet(engine, *due_ns, due_ns));
+    *event = (tp_event){.position = (int32_t)i, .step = (int32_t)engine->step, .start_ns = *due_ns};
+    event->wait_ns = *due_ns - free_ns;
+    if (instr->op == TP_OP_OPT)
+        event->start_ns = free_ns; /* its wait lies within, as in a real step */
+    double seconds = receives(instr) ? 0 : seconds_of(engine, (tp_op)instr->op, instr);
+    if (engine->from[i] >= 0) /* a receive takes its time right before the op that reads it (sched.h) */
+        seconds += seconds_of(engine, instr->op == TP_OP_F ? TP_OP_RF : TP_OP_RB, instr);
+    *due_ns += (int64_t)(1e9 * seconds);
+    event->end_ns = *due_ns;
+    TP_TRY(sleep_until(engine, *due_ns));
+    if (instr->op != TP_OP_SF && instr->op != TP_OP_SB && !receives(instr))
+        return TP_OK;
+    engine->stamps[i] = *due_ns;
+    return tp_engine_message(engine, instr, &engine->stamps[i], sizeof *engine->stamps);
+}
+
+tp_status
+tp_engine_run_emulated(tp_engine *engine, tp_step_result *result)
+{
+    int finished = 0;
+    int64_t due_ns;
+    memset(engine->received, 0, (size_t)engine->config.program->ranks * sizeof *engine->received);
+    TP_TRY(meet(engine, tp_clock_ns(), &due_ns)); /* all ranks begin together, as the simulator has it */
+    result->begin_ns = due_ns;
+    for (int64_t i = 0; i < engine->count; i++) {
+        TP_TRY(tp_engine_note(engine, &engine->code[i]));
+        TP_TRY(emulate_one(engine, i, &due_ns, &finished));
+    }
+    result->end_ns = tp_clock_ns();
+    return TP_OK;
+}

@@ -1,0 +1,82 @@
+/* One rank's executor: runs a program over its stages and a communicator. Allocates nothing in a step. */
+#ifndef TP_ENGINE_ENGINE_H
+#define TP_ENGINE_ENGINE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "csrc/comm/comm.h"
+#include "csrc/sched/sched.h"
+#include "csrc/stage/stage.h"
+
+typedef struct tp_engine tp_engine;
+
+typedef struct {
+    const tp_program *program; /* lowered and checked; borrowed */
+    int rank;
+    tp_model model;
+    const tp_slicing *slicing; /* borrowed */
+    const int32_t *partition;  /* [stages + 1] block boundaries; stage v has blocks [partition[v], partition[v + 1]) */
+    const tp_backend_ops *ops;
+    tp_comm *comm;     /* borrowed; NULL where one rank is all */
+    tp_region *region; /* borrowed; progress and abort; NULL: none */
+    int threads;
+} tp_engine_config;
+
+typedef struct {
+    int32_t position;         /* in the rank's program */
+    int32_t step;             /* from 0 */
+    int64_t start_ns, end_ns; /* monotonic clock; the wait for a message is not in it */
+    int64_t wait_ns;          /* before start: for the message that the instruction reads; OPT: within, for all ranks */
+} tp_event;
+
+typedef struct {
+    double loss;      /* mean over the batch; the same on every rank */
+    double grad_norm; /* before clipping; 0 in evaluation */
+    int stop;         /* some rank asked to stop after this step */
+    int64_t begin_ns, end_ns;
+} tp_step_result;
+
+typedef struct {
+    tp_adamw adamw;   /* adamw.step counts from 1 */
+    double grad_clip; /* 0: none */
+    int update;       /* 0: leave gradients complete and parameters alone */
+    int stop;         /* this rank asks to stop after the step */
+} tp_step_options;
+
+/* EVALUE: model, program, partition and slicing that do not fit together; comm is not looked at. */
+TP_MUST_USE tp_status
+tp_engine_check(const tp_engine_config *config);
+/* Bytes that a rank's engine takes from its heap: what tp_engine_open will take, exactly. The config has been checked. */
+size_t
+tp_engine_bytes(const tp_engine_config *config);
+/* EVALUE: program, partition and slicing that do not fit together. EMEMORY. heap is borrowed. */
+TP_MUST_USE tp_status
+tp_engine_open(const tp_engine_config *config, tp_heap *heap, tp_engine **out);
+void
+tp_engine_close(tp_engine *engine);
+
+/* Stages of this rank, in order of their virtual number; NULL past the end. */
+tp_stage *
+tp_engine_stage(tp_engine *engine, int i, int *virtual_stage);
+
+/* Run the program once on tokens [batch, seq_len + 1]. ERUNTIME: the gradient norm is not finite (parameters are left as
+ * they were). After a failure of its own the rank has told the region; EABORTED: another rank failed first. */
+TP_MUST_USE tp_status
+tp_engine_step(tp_engine *engine, const int32_t *tokens, const tp_step_options *options, tp_step_result *result);
+/* Forwards only: the mean loss, the same on every rank. */
+TP_MUST_USE tp_status
+tp_engine_evaluate(tp_engine *engine, const int32_t *tokens, double *loss);
+/* Events of the last step, one per instruction: [instructions of the rank]. */
+const tp_event *
+tp_engine_events(const tp_engine *engine, int64_t *count);
+
+/* ---- the same engine with kernels replaced by timed waits: any cluster on one machine -------------------------------- */
+
+/* durations as tp_program_simulate reads them (borrowed). Messages carry the time at which they were ready; the receiver
+ * takes them comm_s later. Use tp_engine_step with tokens NULL. */
+TP_MUST_USE tp_status
+tp_engine_open_emulated(const tp_program *program, int rank, const tp_durations *durations, tp_comm *comm,
+                        tp_region *region, tp_heap *heap, tp_engine **out);
+
+#endif

@@ -1,0 +1,65 @@
+#ifndef TP_ENGINE_INTERNAL_H
+#define TP_ENGINE_INTERNAL_H
+
+#include "csrc/engine/engine.h"
+
+struct tp_engine {
+    tp_engine_config config;
+    tp_backend backend;
+    tp_heap *heap;
+    tp_team *team;
+    int stages;           /* held by this rank */
+    tp_stage **stage;     /* [program->stages], NULL where another rank holds it; NULL when emulated */
+    const tp_instr *code; /* [count] of this rank */
+    int64_t count;
+    int32_t *needs;         /* [count] the number of receives from `from` that must be complete before it runs */
+    int32_t *forward_needs; /* [count] the same in an evaluation, where only activations are received */
+    const int32_t *needed;  /* one of the two */
+    uint32_t *slots;        /* [stages, micros] slots of the micro-batches on this rank's stages */
+    int16_t *from;          /* [count] peer whose messages it reads, -1: none */
+    int32_t *received;      /* [ranks] receives completed in this step */
+    tp_event *events;       /* [count] */
+    double *gather;         /* [ranks + 1][gather_count] of the all-gather that ends a step */
+    int64_t gather_count;
+    int64_t step; /* 0-based, as people count them: one less than tp_adamw's */
+    /* emulated */
+    const tp_durations *durations;
+    int64_t *stamps; /* [count] when the message of a receive or send was ready */
+};
+
+/* Bytes of each table, in the order they are taken; see tp_engine_bytes. */
+typedef struct {
+    size_t needs, forward_needs, from, received, events, gather, stages, slots;
+} engine_tables;
+engine_tables
+tp_engine_tables(const tp_program *program, int rank, int64_t gather_count);
+TP_MUST_USE tp_status
+tp_engine_take_tables(tp_engine *engine, const tp_program *program, int rank, int64_t gather_count);
+void
+tp_engine_drop_tables(tp_engine *engine);
+
+/* Fill needs[] and from[]: which receives, in posting order of each peer, an instruction reads. */
+TP_MUST_USE tp_status
+tp_engine_match_receives(tp_engine *engine, const tp_program *program);
+
+/* Wait until instruction i may run; the nanoseconds waited. */
+TP_MUST_USE tp_status
+tp_engine_wait_inputs(tp_engine *engine, int64_t i);
+/* Run RF, RB (post), SF, SB (send) of instruction i. data, bytes: where the message lies. */
+TP_MUST_USE tp_status
+tp_engine_message(tp_engine *engine, const tp_instr *instr, void *data, size_t bytes);
+
+TP_MUST_USE tp_status
+tp_engine_run_emulated(tp_engine *engine, tp_step_result *result);
+
+/* Tell the region that this rank failed first; returns status. */
+tp_status
+tp_engine_fail(tp_engine *engine, tp_status status);
+/* Before an instruction: note it as this rank's progress. EABORTED once the region is: a rank that waits for nobody would
+ * not hear of it otherwise. */
+TP_MUST_USE tp_status
+tp_engine_note(tp_engine *engine, const tp_instr *instr);
+TP_MUST_USE tp_status
+tp_engine_check_abort(const tp_engine *engine);
+
+#endif

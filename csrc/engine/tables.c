@@ -1,0 +1,160 @@
+/* What an engine precomputes from its program: which messages an instruction waits for, and room for events. */
+#include "csrc/engine/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+engine_tables
+tp_engine_tables(const tp_program *program, int rank, int64_t gather_count)
+{
+    size_t count = (size_t)(program->begin[rank + 1] - program->begin[rank]), ranks = (size_t)program->ranks;
+    return (engine_tables){.needs = count * sizeof(int32_t),
+                           .forward_needs = count * sizeof(int32_t),
+                           .from = count * sizeof(int16_t),
+                           .received = ranks * sizeof(int32_t),
+                           .events = count * sizeof(tp_event),
+                           .gather = (ranks + 1) * (size_t)gather_count * sizeof(double),
+                           .slots = (size_t)program->stages * (size_t)program->micros * sizeof(uint32_t),
+                           .stages = (size_t)program->stages * sizeof(tp_stage *)};
+}
+
+tp_status
+tp_engine_take_tables(tp_engine *engine, const tp_program *program, int rank, int64_t gather_count)
+{
+    engine_tables bytes = tp_engine_tables(program, rank, gather_count);
+    engine->code = program->code + program->begin[rank];
+    engine->count = program->begin[rank + 1] - program->begin[rank];
+    engine->gather_count = gather_count;
+    TP_TRY(tp_heap_alloc(engine->heap, bytes.needs, "the engine's receive table", (void **)&engine->needs));
+    TP_TRY(tp_heap_alloc(engine->heap, bytes.forward_needs, "the engine's receive table",
+                         (void **)&engine->forward_needs));
+    engine->needed = engine->needs;
+    TP_TRY(tp_heap_alloc(engine->heap, bytes.from, "the engine's peer table", (void **)&engine->from));
+    TP_TRY(tp_heap_alloc(engine->heap, bytes.received, "the engine's counters", (void **)&engine->received));
+    TP_TRY(tp_heap_alloc(engine->heap, bytes.events, "the engine's event ring", (void **)&engine->events));
+    TP_TRY(tp_heap_alloc(engine->heap, bytes.gather, "the engine's gather buffer", (void **)&engine->gather));
+    TP_TRY(tp_heap_alloc(engine->heap, bytes.stages, "the engine's stage table", (void **)&engine->stage));
+    TP_TRY(tp_heap_alloc(engine->heap, bytes.slots, "the engine's slot table", (void **)&engine->slots));
+    for (int64_t i = 0; i < engine->count; i++)
+        if (engine->code[i].op == TP_OP_F || engine->code[i].op == TP_OP_I || engine->code[i].op == TP_OP_B)
+            engine->slots[(int64_t)engine->code[i].stage * program->micros + engine->code[i].micro] |=
+                engine->code[i].slot;
+    return tp_engine_match_receives(engine, program);
+}
+
+void
+tp_engine_drop_tables(tp_engine *engine)
+{
+    tp_heap_free(engine->heap, engine->needs);
+    tp_heap_free(engine->heap, engine->forward_needs);
+    tp_heap_free(engine->heap, engine->from);
+    tp_heap_free(engine->heap, engine->received);
+    tp_heap_free(engine->heap, engine->events);
+    tp_heap_free(engine->heap, engine->gather);
+    tp_heap_free(engine->heap, engine->stage);
+    tp_heap_free(engine->heap, engine->slots);
+}
+
+/* The key of a message among those a rank receives: its reader is F (from RF) or B, I (from RB). */
+static int64_t
+message_key(const tp_program *program, int backward, const tp_instr *instr)
+{
+    return ((int64_t)backward * program->stages + instr->stage) * tp_program_units(program) +
+           tp_program_unit(program, instr);
+}
+
+/* Receives posted from one peer so far. */
+typedef struct {
+    int32_t all, forward;
+} receive_count;
+
+tp_status
+tp_engine_match_receives(tp_engine *engine, const tp_program *program)
+{
+    int64_t keys = 2 * (int64_t)program->stages * tp_program_units(program);
+    int64_t *posted_at = calloc((size_t)keys, sizeof *posted_at); /* 1 + position of the receive */
+    receive_count *posted = calloc((size_t)program->ranks, sizeof *posted);
+    receive_count *number = calloc((size_t)engine->count + 1, sizeof *number);
+    if (posted_at == NULL || posted == NULL || number == NULL) {
+        free(posted_at);
+        free(posted);
+        free(number);
+        return tp_fail(TP_EMEMORY, "no memory to match %lld instructions", (long long)engine->count);
+    }
+    for (int64_t i = 0; i < engine->count; i++) {
+        const tp_instr *instr = &engine->code[i];
+        engine->from[i] = -1;
+        if (instr->op == TP_OP_RF || instr->op == TP_OP_RB) {
+            posted_at[message_key(program, instr->op == TP_OP_RB, instr)] = i + 1;
+            posted[instr->peer].all++;
+            posted[instr->peer].forward += instr->op == TP_OP_RF;
+            number[i] = posted[instr->peer];
+        } else if (instr->op == TP_OP_F || instr->op == TP_OP_B || instr->op == TP_OP_I) {
+            int64_t at = posted_at[message_key(program, instr->op != TP_OP_F, instr)];
+            if (at > 0) {
+                engine->from[i] = engine->code[at - 1].peer;
+                engine->needs[i] = number[at - 1].all;
+                engine->forward_needs[i] = number[at - 1].forward;
+            }
+        }
+    }
+    free(posted_at);
+    free(posted);
+    free(number);
+    return TP_OK;
+}
+
+tp_status
+tp_engine_wait_inputs(tp_engine *engine, int64_t i)
+{
+    int peer = engine->from[i];
+    if (peer < 0)
+        return TP_OK;
+    for (; engine->received[peer] < engine->needed[i]; engine->received[peer]++)
+        TP_TRY(engine->config.comm->ops->recv_wait(engine->config.comm, peer));
+    return TP_OK;
+}
+
+tp_status
+tp_engine_message(tp_engine *engine, const tp_instr *instr, void *data, size_t bytes)
+{
+    tp_comm *comm = engine->config.comm;
+    int gradient = instr->op == TP_OP_SB || instr->op == TP_OP_RB;
+    int receives = instr->op == TP_OP_RF || instr->op == TP_OP_RB;
+    /* both ends name the message by the stage that reads it */
+    int reader = receives ? instr->stage : gradient ? instr->stage - 1 : instr->stage + 1;
+    uint64_t tag = tp_tag(gradient ? TP_OP_RB : TP_OP_RF, (unsigned)reader, instr->micro, instr->slice);
+    if (receives)
+        return comm->ops->recv_post(comm, instr->peer, tag, data, bytes);
+    return comm->ops->send(comm, instr->peer, tag, data, bytes);
+}
+
+tp_status
+tp_engine_check_abort(const tp_engine *engine)
+{
+    int first;
+    char text[512];
+    if (engine->config.region == NULL || tp_region_aborted(engine->config.region, &first, text) == TP_OK)
+        return TP_OK;
+    if (first < 0)
+        return tp_fail(TP_EABORTED, "rank %d was ended: %s", engine->config.rank, text);
+    return tp_fail(TP_EABORTED, "rank %d was ended because rank %d failed first: %s", engine->config.rank, first, text);
+}
+
+tp_status
+tp_engine_note(tp_engine *engine, const tp_instr *instr)
+{
+    if (engine->config.region == NULL)
+        return TP_OK;
+    tp_region_progress(engine->config.region, engine->config.rank, (uint64_t)engine->step,
+                       tp_tag(instr->op, instr->stage, instr->micro, instr->slice));
+    return tp_engine_check_abort(engine);
+}
+
+tp_status
+tp_engine_fail(tp_engine *engine, tp_status status)
+{
+    if (status != TP_OK && status != TP_EABORTED && engine->config.region != NULL)
+        tp_region_abort(engine->config.region, status, engine->config.rank, tp_error_message());
+    return status;
+}

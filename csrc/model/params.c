@@ -1,0 +1,87 @@
+/* The parameters of a model: names and shapes of Hugging Face's GPT2LMHeadModel, and their initial values. */
+#include "csrc/model/model.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "csrc/base/rng.h"
+
+typedef struct {
+    const char *name;
+    int32_t ffn;        /* 0: of the attention block, 1: of the FFN block */
+    int32_t rows, cols; /* multiples of n_embd; rows 0: a vector */
+    int32_t is_bias;
+    tp_init init;
+} layer_param;
+
+static const layer_param layer_params[] = {
+    {"ln_1.weight", 0, 0, 1, 0, TP_INIT_ONE},          {"ln_1.bias", 0, 0, 1, 1, TP_INIT_ZERO},
+    {"attn.c_attn.weight", 0, 1, 3, 0, TP_INIT_NORMAL}, {"attn.c_attn.bias", 0, 0, 3, 1, TP_INIT_ZERO},
+    {"attn.c_proj.weight", 0, 1, 1, 0, TP_INIT_RESIDUAL}, {"attn.c_proj.bias", 0, 0, 1, 1, TP_INIT_ZERO},
+    {"ln_2.weight", 1, 0, 1, 0, TP_INIT_ONE},          {"ln_2.bias", 1, 0, 1, 1, TP_INIT_ZERO},
+    {"mlp.c_fc.weight", 1, 1, 4, 0, TP_INIT_NORMAL},   {"mlp.c_fc.bias", 1, 0, 4, 1, TP_INIT_ZERO},
+    {"mlp.c_proj.weight", 1, 4, 1, 0, TP_INIT_RESIDUAL}, {"mlp.c_proj.bias", 1, 0, 1, 1, TP_INIT_ZERO},
+};
+enum { LAYER_PARAMS = sizeof layer_params / sizeof layer_params[0] };
+
+static int
+per_layer(const tp_model *model)
+{
+    return model->bias ? LAYER_PARAMS : LAYER_PARAMS / 2;
+}
+
+int
+tp_model_params(const tp_model *model)
+{
+    return 2 + model->n_layer * per_layer(model) + (model->bias ? 2 : 1) + (model->tie_weights ? 0 : 1);
+}
+
+static void
+set(tp_param *out, const char *name, int64_t rows, int64_t cols, int is_matrix, int block, tp_init init)
+{
+    snprintf(out->name, sizeof out->name, "%s", name);
+    out->rows = rows;
+    out->cols = cols;
+    out->is_matrix = is_matrix;
+    out->block = block;
+    out->init = init;
+}
+
+void
+tp_model_param(const tp_model *model, int index, tp_param *out)
+{
+    int64_t width = model->n_embd;
+    int head = tp_model_blocks(model) - 1, layers_end = 2 + model->n_layer * per_layer(model);
+    memset(out, 0, sizeof *out);
+    if (index == 0) {
+        set(out, "transformer.wte.weight", model->vocab_size, width, 1, 0, TP_INIT_NORMAL);
+    } else if (index == 1) {
+        set(out, "transformer.wpe.weight", model->block_size, width, 1, 0, TP_INIT_NORMAL);
+    } else if (index < layers_end) {
+        int layer = (index - 2) / per_layer(model), which = (index - 2) % per_layer(model);
+        const layer_param *param = &layer_params[model->bias ? which : 2 * which];
+        char name[64];
+        snprintf(name, sizeof name, "transformer.h.%d.%s", layer, param->name);
+        set(out, name, param->rows ? param->rows * width : 1, param->cols * width, param->rows != 0,
+            1 + 2 * layer + param->ffn, param->init);
+    } else if (index == layers_end) {
+        set(out, "transformer.ln_f.weight", 1, width, 0, head, TP_INIT_ONE);
+    } else if (model->bias && index == layers_end + 1) {
+        set(out, "transformer.ln_f.bias", 1, width, 0, head, TP_INIT_ZERO);
+    } else {
+        set(out, "lm_head.weight", model->vocab_size, width, 1, head, TP_INIT_NORMAL);
+    }
+}
+
+void
+tp_model_init_param(const tp_model *model, const tp_param *param, uint64_t seed, float *out)
+{
+    int64_t n = param->rows * param->cols;
+    double std = param->init == TP_INIT_RESIDUAL ? 0.02 / sqrt(2.0 * model->n_layer) : 0.02;
+    if (param->init == TP_INIT_NORMAL || param->init == TP_INIT_RESIDUAL)
+        tp_rng_normal(seed, tp_rng_stream(param->name), std, n, out);
+    else
+        for (int64_t i = 0; i < n; i++)
+            out[i] = param->init == TP_INIT_ONE ? 1.0f : 0.0f;
+}

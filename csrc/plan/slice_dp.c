@@ -1,0 +1,380 @@
+#include "csrc/plan/slice_dp.h"
+
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+
+#define LEAD 7 /* index 1 of u, w, h, q lies on a cache line */
+
+tp_status
+tp_slice_arena_open(tp_slice_arena *arena)
+{
+    memset(arena, 0, sizeof *arena);
+    return tp_heap_open(0, &arena->heap);
+}
+
+tp_status
+tp_slice_arena_take(tp_slice_arena *arena, size_t count, size_t size, void **out)
+{
+    if (arena->count == arena->room) {
+        int room = 2 * arena->room + 32;
+        void *held = NULL;
+        TP_TRY(tp_heap_alloc(arena->heap, (size_t)room * sizeof(void *), "the planner's list of arrays", &held));
+        if (arena->count > 0)
+            memcpy(held, arena->held, (size_t)arena->count * sizeof(void *));
+        tp_heap_free(arena->heap, arena->held);
+        arena->held = held;
+        arena->room = room;
+    }
+    TP_TRY(tp_heap_alloc(arena->heap, count * size + TP_SLICE_PAD * sizeof(double), "the slice planner", out));
+    arena->held[arena->count++] = *out;
+    return TP_OK;
+}
+
+void
+tp_slice_arena_close(tp_slice_arena *arena)
+{
+    for (int i = 0; i < arena->count; i++)
+        tp_heap_free(arena->heap, arena->held[i]);
+    tp_heap_free(arena->heap, arena->held);
+    tp_heap_close(arena->heap);
+}
+
+/* [n + 1] doubles with index 1 aligned and padding behind. */
+static tp_status
+take_vector(tp_slice_arena *arena, int n, double **out)
+{
+    void *memory;
+    TP_TRY(tp_slice_arena_take(arena, (size_t)n + 1 + LEAD + TP_SLICE_PAD, sizeof(double), &memory));
+    *out = (double *)memory + LEAD;
+    return TP_OK;
+}
+
+static tp_status
+take_ints(tp_slice_arena *arena, int n, int **out)
+{
+    void *memory;
+    TP_TRY(tp_slice_arena_take(arena, (size_t)n + 1, sizeof(int), &memory));
+    *out = memory;
+    return TP_OK;
+}
+
+static tp_status
+open_smooth(tp_slice_arena *arena, const tp_slice_cost *a, const tp_slice_cost *b, int cap, tp_slice_table *t)
+{
+    int n = t->n;
+    double *g0, *g1, top = 0.0;
+    TP_TRY(take_vector(arena, n, &g0));
+    TP_TRY(take_vector(arena, n, &g1));
+    TP_TRY(take_vector(arena, n, &t->top));
+    TP_TRY(take_vector(arena, n, &t->h0));
+    TP_TRY(take_vector(arena, n, &t->h));
+    TP_TRY(take_vector(arena, n, &t->q));
+    t->a2 = a->a2 + (b != NULL ? b->a2 : 0.0);
+    t->a3 = a->a3 + (b != NULL ? b->a3 : 0.0);
+    t->rising = t->monotone = t->a2 >= 0.0 && t->a3 >= 0.0;
+    t->shortest = INFINITY;
+    for (int i = 0; i < n + 1 + TP_SLICE_PAD; i++) {
+        double q = 0.5 * t->a3 * ((double)i * i);
+        int known = i >= 1 && i <= n;
+        g0[i] = known ? a->g0[i] + (b != NULL ? b->g0[i] : 0.0) : 0.0;
+        g1[i] = known ? a->g1[i] + (b != NULL ? b->g1[i] : 0.0) : 0.0;
+        t->monotone &= !known || g1[i] >= top;
+        top = g1[i] > top ? g1[i] : top;
+        t->top[i] = t->rising ? top : INFINITY;
+        t->q[i] = q;
+        t->h0[i] = known && i <= cap ? g0[i] - q : INFINITY;
+        t->h[i] = known && i <= cap ? g1[i] - q : INFINITY;
+        if (i < TP_SLICE_BLOCK && t->h[i] < t->shortest)
+            t->shortest = t->h[i];
+    }
+    t->g0 = g0;
+    t->g1 = g1;
+    return TP_OK;
+}
+
+static tp_status
+open_dense(tp_slice_arena *arena, const tp_slice_cost *a, const tp_slice_cost *b, int cap, tp_slice_table *t)
+{
+    enum { TILE = 32 }; /* the table is by length, the rows are by start: transpose by tiles that stay in cache */
+    int n = t->n;
+    void *memory;
+    TP_TRY(take_vector(arena, n, &t->q));
+    TP_TRY(take_ints(arena, n, &t->last));
+    TP_TRY(tp_slice_arena_take(arena, tp_slice_row(n, n) + TP_SLICE_PAD, sizeof(double), &memory));
+    t->rows = memory;
+    t->at = -INFINITY;
+    for (int j0 = 0; j0 < n; j0 += TILE)
+        for (int i0 = 1; i0 <= n - j0; i0 += TILE)
+            for (int j = j0; j < j0 + TILE && j < n; j++) {
+                double *row = t->rows + tp_slice_row(n, j) - 1;
+                for (int i = i0; i < i0 + TILE && i <= n - j; i++)
+                    row[i] = i > cap ? INFINITY
+                                     : tp_slice_cost_at(a, j, i) + (b != NULL ? tp_slice_cost_at(b, j, i) : 0.0);
+            }
+    return TP_OK;
+}
+
+static tp_status
+open_table(tp_slice_arena *arena, const tp_slice_cost *a, const tp_slice_cost *b, int smooth, int cap,
+           tp_slice_table *t)
+{
+    t->n = a->units;
+    t->smooth = smooth;
+    return smooth ? open_smooth(arena, a, b, cap, t) : open_dense(arena, a, b, cap, t);
+}
+
+tp_status
+tp_slice_dp_open(tp_slice_arena *arena, const tp_slice_cost *cost, const tp_slice_cost *backward,
+                 const tp_slice_options *options, tp_slice_dp *dp)
+{
+    memset(dp, 0, sizeof *dp);
+    int n = cost->units, smooth = cost->table == NULL && (backward == NULL || backward->table == NULL);
+    dp->n = n;
+    dp->cap = options->longest > 0 && options->longest < n ? options->longest : n;
+    dp->weight = (double)options->stages - 1.0;
+    dp->limits = backward == NULL ? 1 : 2;
+    dp->kernels = tp_slice_kernels_for(options->isa);
+    if (dp->kernels == NULL)
+        return tp_fail(TP_EVALUE, "instruction set %d is not on this machine: 0 chooses one", (int)options->isa);
+    TP_TRY(open_table(arena, cost, backward, smooth, dp->cap, &dp->sum));
+    if (backward == NULL)
+        dp->limit[0] = dp->sum;
+    else {
+        TP_TRY(open_table(arena, cost, NULL, smooth, dp->cap, &dp->limit[0]));
+        TP_TRY(open_table(arena, backward, NULL, smooth, dp->cap, &dp->limit[1]));
+    }
+    TP_TRY(take_vector(arena, n, &dp->u));
+    TP_TRY(take_vector(arena, n, &dp->w));
+    TP_TRY(take_ints(arena, n, &dp->last));
+    return take_ints(arena, n, &dp->safe);
+}
+
+/* ---- windows ----------------------------------------------------------------------------------------------------- */
+
+/* Costs rise with the start, so the last length within the threshold only falls: one pointer walks down. The windows in
+ * last[] and safe[] are narrowed. */
+static void
+smooth_windows(const tp_slice_table *t, int cap, double threshold, int *last, int *safe)
+{
+    int n = t->n, high = cap, low = cap;
+    const double *g = t->g1, *top = t->top;
+    for (int j = 1; j < n; j++) {
+        double left = threshold - t->a2 * j, slope = t->a3 * j;
+        int room = cap < n - j ? cap : n - j; /* not last[j]: another limit's window may grow again */
+        high = t->rising && high < room ? high : room;
+        while (high > 0 && g[high] + slope * high > left)
+            high--;
+        last[j] = last[j] < high ? last[j] : high;
+        low = low < high ? low : high;
+        if (t->monotone)
+            low = high;
+        else
+            while (low > 0 && top[low] + slope * low > left)
+                low--;
+        safe[j] = safe[j] < low ? safe[j] : low;
+    }
+}
+
+/* Nothing is known of a dense table, but a lower threshold only shortens the windows of a higher one. */
+static void
+dense_windows(tp_slice_table *t, int cap, double threshold, int *last)
+{
+    int n = t->n;
+    for (int j = 0; j < n; j++) {
+        const double *row = t->rows + tp_slice_row(n, j) - 1;
+        int i = cap < n - j ? cap : n - j;
+        if (threshold <= t->at && t->last[j] < i)
+            i = t->last[j];
+        while (i > 0 && row[i] > threshold)
+            i--;
+        t->last[j] = i;
+        last[j] = last[j] < i ? last[j] : i;
+    }
+    t->at = threshold;
+}
+
+static void
+set_windows(tp_slice_dp *dp, const double threshold[2])
+{
+    for (int j = 0; j < dp->n; j++) {
+        dp->last[j] = dp->cap < dp->n - j ? dp->cap : dp->n - j;
+        dp->safe[j] = j == 0 || !dp->sum.smooth ? 0 : dp->last[j];
+    }
+    for (int l = 0; l < dp->limits; l++) {
+        dp->threshold[l] = threshold[l];
+        if (dp->sum.smooth)
+            smooth_windows(&dp->limit[l], dp->cap, threshold[l], dp->last, dp->safe);
+        else
+            dense_windows(&dp->limit[l], dp->cap, threshold[l], dp->last);
+    }
+    dp->widest = TP_SLICE_BLOCK; /* a kernel may take a slice just beyond its window: its mask compares rounded sums */
+    for (int j = 1; j < dp->n; j++)
+        dp->widest = dp->last[j] + TP_SLICE_BLOCK > dp->widest ? dp->last[j] + TP_SLICE_BLOCK : dp->widest;
+    dp->widest = dp->widest < dp->cap ? dp->widest : dp->cap;
+}
+
+/* ---- searches ---------------------------------------------------------------------------------------------------- */
+
+static const double *
+row_of(const tp_slice_table *t, int start)
+{
+    if (!t->smooth)
+        return t->rows + tp_slice_row(t->n, start) - 1;
+    return start == 0 ? t->h0 : t->h;
+}
+
+/* The mask of lengths from..: ends are start + from... */
+static void
+mask_at(const tp_slice_dp *dp, int start, int from, tp_slice_mask *mask)
+{
+    for (int l = 0; l < dp->limits; l++) {
+        const tp_slice_table *t = &dp->limit[l];
+        mask->h[l] = row_of(t, start) + from;
+        mask->q[l] = t->q + start + from;
+        mask->theta[l][0] = start == 0 ? dp->threshold[l] : dp->threshold[l] - t->a2 * start + t->q[start];
+    }
+    mask->limits = dp->limits;
+}
+
+static void
+relax_one(tp_slice_dp *dp, int start)
+{
+    tp_slice_mask mask = {0};
+    double reached = dp->u[start] + (start > 0 ? dp->sum.a2 * start : 0.0);
+    if (dp->last[start] < 1 || reached == INFINITY)
+        return;
+    mask_at(dp, start, 1, &mask);
+    dp->kernels->relax(dp->u + start + 1, row_of(&dp->sum, start) + 1, reached, &mask, dp->last[start]);
+}
+
+/* Edges between the sources of one block, in order: after it, source[] holds their final values. 0: none reached. */
+static int
+relax_inside(tp_slice_dp *dp, int start, double source[TP_SLICE_BLOCK])
+{
+    double *u = dp->u + start, least = INFINITY, most = 0.0;
+    const double *h = dp->sum.h;
+    for (int a = 0; a < TP_SLICE_BLOCK; a++) {
+        source[a] = u[a] + dp->sum.a2 * (start + a);
+        least = source[a] < least ? source[a] : least;
+        most = a == 0 || u[a] > most ? u[a] : most;
+    }
+    if (least == INFINITY || least + dp->sum.shortest >= most)
+        return least < INFINITY; /* almost always: no slice shorter than a block is worth its overhead */
+    for (int a = 0; a < TP_SLICE_BLOCK; a++) {
+        int j = start + a;
+        source[a] = u[a] + dp->sum.a2 * j;
+        for (int i = 1; a + i < TP_SLICE_BLOCK && i <= dp->last[j]; i++) {
+            int allowed = source[a] + h[i] < u[a + i];
+            for (int l = 0; allowed && i > dp->safe[j] && l < dp->limits; l++)
+                allowed = tp_slice_at(&dp->limit[l], j, i) <= dp->threshold[l];
+            if (allowed)
+                u[a + i] = source[a] + h[i];
+        }
+    }
+    return 1;
+}
+
+static void
+relax_block(tp_slice_dp *dp, int start)
+{
+    double source[TP_SLICE_BLOCK];
+    tp_slice_mask none = {0}, mask = {0};
+    if (!relax_inside(dp, start, source))
+        return;
+    int safe_end = dp->n, last_end = 0, first = start + TP_SLICE_BLOCK;
+    for (int a = 0; a < TP_SLICE_BLOCK; a++) {
+        int j = start + a;
+        safe_end = j + dp->safe[j] < safe_end ? j + dp->safe[j] : safe_end;
+        last_end = j + dp->last[j] > last_end ? j + dp->last[j] : last_end;
+        for (int l = 0; l < dp->limits; l++)
+            mask.theta[l][a] = dp->threshold[l] - dp->limit[l].a2 * j + dp->limit[l].q[j];
+    }
+    int64_t whole = safe_end >= first ? (safe_end - first + 1) / dp->kernels->lanes * dp->kernels->lanes : 0;
+    if (whole > 0)
+        dp->kernels->relax_block(dp->u + first, dp->sum.h + TP_SLICE_BLOCK, source, &none, whole);
+    if (last_end >= first + whole) {
+        mask.limits = dp->limits;
+        for (int l = 0; l < dp->limits; l++) {
+            mask.h[l] = dp->limit[l].h + TP_SLICE_BLOCK + whole;
+            mask.q[l] = dp->limit[l].q + first + whole;
+        }
+        dp->kernels->relax_block(dp->u + first + whole, dp->sum.h + TP_SLICE_BLOCK + whole, source, &mask,
+                                 last_end - first - whole + 1);
+    }
+}
+
+double
+tp_slice_dp_forward(tp_slice_dp *dp, const double threshold[2])
+{
+    int n = dp->n, j = 1;
+    set_windows(dp, threshold);
+    dp->u[0] = 0.0;
+    for (int e = 1; e < n + 1 + TP_SLICE_PAD; e++)
+        dp->u[e] = INFINITY;
+    relax_one(dp, 0);
+    if (dp->sum.smooth)
+        for (; j + TP_SLICE_BLOCK <= n; j += TP_SLICE_BLOCK)
+            relax_block(dp, j);
+    for (; j < n; j++)
+        relax_one(dp, j);
+    return dp->u[n] + dp->sum.q[n];
+}
+
+void
+tp_slice_dp_backward(tp_slice_dp *dp)
+{
+    int n = dp->n;
+    dp->w[n] = dp->sum.q[n];
+    for (int e = n + 1; e < n + 1 + TP_SLICE_PAD; e++)
+        dp->w[e] = INFINITY;
+    for (int j = n - 1; j >= 0; j--) {
+        tp_slice_mask none = {0}, mask = {0};
+        const double *h = row_of(&dp->sum, j);
+        int whole = dp->safe[j] / dp->kernels->lanes * dp->kernels->lanes;
+        double best = whole > 0 ? dp->kernels->least(h + 1, dp->w + j + 1, &none, whole) : INFINITY;
+        if (dp->last[j] > whole) {
+            mask_at(dp, j, 1 + whole, &mask);
+            best = fmin(best, dp->kernels->least(h + 1 + whole, dp->w + j + 1 + whole, &mask, dp->last[j] - whole));
+        }
+        dp->w[j] = best + (j > 0 ? dp->sum.a2 * j : 0.0);
+    }
+}
+
+int
+tp_slice_dp_path(const tp_slice_dp *dp, int *length)
+{
+    int count = 0;
+    const double a2 = dp->sum.a2, *h = dp->sum.smooth ? dp->sum.h : NULL;
+    for (int e = dp->n; e > 0;) {
+        double slack = 1e-15 * (fabs(dp->u[e]) + dp->sum.q[e]), cheapest = INFINITY;
+        int best = 0, start = e > dp->widest ? e - dp->widest : 0;
+        if (e <= dp->cap && fabs(row_of(&dp->sum, 0)[e] - dp->u[e]) <= slack) {
+            best = e;
+            cheapest = tp_slice_at(&dp->sum, 0, e);
+        }
+        for (int j = e - 1; j >= start && j > 0; j--) {
+            /* The search came from j only if this is zero, to the bit; `slack` is for compilers that fuse. A slice that
+             * rounding alone let pass the threshold is found too, and one beyond it with the same sum does no harm. */
+            double apart = dp->u[j] + a2 * j + (h != NULL ? h[e - j] : row_of(&dp->sum, j)[e - j]) - dp->u[e];
+            if (apart > slack || apart < -slack)
+                continue;
+            double c = tp_slice_at(&dp->sum, j, e - j);
+            if (c < cheapest)
+                cheapest = c, best = e - j;
+        }
+        assert(best > 0);
+        length[count++] = best;
+        e -= best;
+    }
+    return count;
+}
+
+double
+tp_slice_dp_last_slice(const tp_slice_dp *dp, int l)
+{
+    double least = INFINITY;
+    for (int i = 1; i <= dp->cap; i++)
+        least = fmin(least, tp_slice_at(&dp->limit[l], dp->n - i, i));
+    return least;
+}

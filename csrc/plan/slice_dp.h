@@ -1,0 +1,126 @@
+/* One table of slice costs made ready for many searches under a falling threshold. Internal to the plan room. */
+#ifndef TP_PLAN_SLICE_DP_H
+#define TP_PLAN_SLICE_DP_H
+
+#include <stddef.h>
+
+#include "csrc/base/mem.h"
+#include "csrc/plan/slice_kernel.h"
+
+/* Memory of one planner call: all of it ends together, on success and on error alike. */
+typedef struct {
+    tp_heap *heap;
+    void **held;
+    int count, room;
+} tp_slice_arena;
+
+TP_MUST_USE tp_status
+tp_slice_arena_open(tp_slice_arena *arena);
+/* count elements of `size` bytes, zeroed, with TP_SLICE_PAD doubles of room behind them. */
+TP_MUST_USE tp_status
+tp_slice_arena_take(tp_slice_arena *arena, size_t count, size_t size, void **out);
+void
+tp_slice_arena_close(tp_slice_arena *arena);
+
+typedef struct {
+    int n, smooth;
+    double a2, a3;
+    const double *g0, *g1;  /* smooth */
+    double *top;            /* smooth: the running maximum of g1, +inf if a2 or a3 is negative */
+    int rising, monotone;   /* smooth: a2, a3 >= 0; g1 never falls either, so that the window has no holes */
+    double *h0, *h;         /* smooth: g - a3 i^2 / 2 by slice length; +inf beyond the cap */
+    double shortest;        /* smooth: the least h of the lengths below a block */
+    double *rows;           /* dense: the triangle, one row per start; +inf beyond the cap */
+    double *q;              /* a3 e^2 / 2 (dense: 0) */
+    int *last;              /* dense: the last length within the threshold `at`, by start */
+    double at;
+} tp_slice_table;
+
+/* A search minimises the sum of `sum` over slices whose cost in every `limit` is within that limit's threshold. */
+typedef struct {
+    int n, cap, limits, widest; /* widest: no slice of the last search is longer, but those from the start */
+    double weight; /* K - 1 */
+    tp_slice_table sum, limit[2];
+    double threshold[2]; /* of the last forward search */
+    int *last, *safe;    /* by start: no longer slice is within the thresholds; all up to this length are */
+    double *u, *w;       /* u[e] = F[e] - q[e] forward, w[e] = B[e] + q[e] backward: u + w is the best path through e */
+    const tp_slice_kernels *kernels;
+} tp_slice_dp;
+
+/* The edges that a plan better than the goal may use. */
+typedef struct {
+    int64_t count, room;
+    int *from, *to;
+    double *sum, *limit[2];
+    double *dist;    /* [n + 1] */
+    int64_t *parent; /* [n + 1] */
+    int *pick;       /* [n + 1] and padding: scratch */
+} tp_slice_edges;
+
+static inline size_t
+tp_slice_row(int n, int start)
+{
+    return (size_t)start * (size_t)n - (size_t)start * (size_t)(start - 1) / 2;
+}
+
+static inline double
+tp_slice_at(const tp_slice_table *t, int start, int length)
+{
+    if (!t->smooth)
+        return t->rows[tp_slice_row(t->n, start) + (size_t)length - 1];
+    return start == 0 ? t->g0[length] : t->g1[length] + t->a2 * start + t->a3 * ((double)length * start);
+}
+
+/* The same cost before it is made ready. */
+static inline double
+tp_slice_cost_at(const tp_slice_cost *c, int start, int length)
+{
+    if (c->table != NULL)
+        return c->table[(size_t)length * (size_t)(c->units + 1) + (size_t)start];
+    return start == 0 ? c->g0[length] : c->g1[length] + c->a2 * start + c->a3 * ((double)length * start);
+}
+
+/* backward NULL: one table, which is sum and limit. Otherwise the sum of both and a limit for each. */
+TP_MUST_USE tp_status
+tp_slice_dp_open(tp_slice_arena *arena, const tp_slice_cost *cost, const tp_slice_cost *backward,
+                 const tp_slice_options *options, tp_slice_dp *dp);
+/* The least sum within the thresholds; +inf if there is none. */
+double
+tp_slice_dp_forward(tp_slice_dp *dp, const double threshold[2]);
+/* The slices of that sum, last first, into length[]; returns how many. Among equals the cheapest slice is taken. */
+int
+tp_slice_dp_path(const tp_slice_dp *dp, int *length);
+/* Distances to the end within the thresholds of the last forward search. */
+void
+tp_slice_dp_backward(tp_slice_dp *dp);
+/* A lower bound on the last slice's cost in limit l: no threshold below it is feasible. */
+double
+tp_slice_dp_last_slice(const tp_slice_dp *dp, int l);
+
+/* ---- shared by the planners -------------------------------------------------------------------------------------- */
+
+TP_MUST_USE tp_status
+tp_slice_options_check(const tp_slice_cost *cost, const tp_slice_options *options);
+/* Units `factor` times as long; the units left over at the end are dropped. */
+TP_MUST_USE tp_status
+tp_slice_cost_coarsen(tp_slice_arena *arena, const tp_slice_cost *cost, int factor, tp_slice_cost *out);
+TP_MUST_USE tp_status
+tp_slice_plan_open(int groups, int64_t slices, tp_slice_plan *plan);
+/* Set total, max and latency from the costs that the caller gave. */
+void
+tp_slice_plan_evaluate(const tp_slice_cost *cost, const tp_slice_cost *backward, int stages, tp_slice_plan *plan);
+
+/* ---- the reduced graph (slice_edges.c) --------------------------------------------------------------------------- */
+
+TP_MUST_USE tp_status
+tp_slice_edges_open(tp_slice_arena *arena, int n, int64_t room, tp_slice_edges *edges);
+/* After a forward and a backward search: keep the edges of plans whose limits are at least floor[] and whose latency is
+ * below goal. With a ceiling (one limit only), floor[0] is raised towards it until they fit. 0 if they do not. */
+int
+tp_slice_edges_keep(const tp_slice_dp *dp, double floor[2], const double *ceiling, double goal, tp_slice_edges *edges);
+double
+tp_slice_edges_search(tp_slice_edges *edges, int n, int limits, const double threshold[2]);
+int
+tp_slice_edges_path(const tp_slice_edges *edges, int n, int *length);
+
+#endif

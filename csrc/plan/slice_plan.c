@@ -1,0 +1,140 @@
+/* What the slice planners share: costs in, plans out. */
+#include "csrc/plan/plan.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "csrc/plan/slice_dp.h"
+
+static int
+bad(double x)
+{
+    return !(x >= 0.0 && x <= 1e300);
+}
+
+static tp_status
+fail_cell(const char *where, double x)
+{
+    return tp_fail(TP_EVALUE, "%s is %s: a slice cost must be finite and not negative, in seconds", where,
+                   isnan(x) ? "nan" : isinf(x) ? (x > 0 ? "inf" : "-inf") : x < 0.0 ? "negative" : "above 1e300");
+}
+
+tp_status
+tp_slice_cost_check(const tp_slice_cost *cost, const char *name)
+{
+    char where[96];
+    int n = cost->units;
+    if (n < 1)
+        return tp_fail(TP_EVALUE, "%s has %d units: at least 1 is needed", name, n);
+    for (int i = 1; cost->table != NULL && i <= n; i++)
+        for (int j = 0; j <= n - i; j++) {
+            double x = cost->table[(size_t)i * (size_t)(n + 1) + (size_t)j];
+            if (bad(x)) {
+                snprintf(where, sizeof where, "%s[%d, %d]", name, i, j);
+                return fail_cell(where, x);
+            }
+        }
+    if (cost->table != NULL)
+        return TP_OK;
+    if (!isfinite(cost->a2) || !isfinite(cost->a3))
+        return tp_fail(TP_EVALUE, "%s has a2 = %g, a3 = %g: finite coefficients are needed", name, cost->a2, cost->a3);
+    for (int i = 1; i <= n; i++) {
+        if (bad(cost->g0[i]) || !isfinite(cost->g1[i])) {
+            snprintf(where, sizeof where, "%s.%s[%d]", name, bad(cost->g0[i]) ? "G0" : "G1", i);
+            return fail_cell(where, bad(cost->g0[i]) ? cost->g0[i] : cost->g1[i]);
+        }
+        if (i < n) { /* linear in the context: the two ends decide */
+            double first = tp_slice_cost_at(cost, 1, i), last = tp_slice_cost_at(cost, n - i, i);
+            if (bad(first) || bad(last)) {
+                snprintf(where, sizeof where, "%s(%d units after %d)", name, i, bad(first) ? 1 : n - i);
+                return fail_cell(where, bad(first) ? first : last);
+            }
+        }
+    }
+    return TP_OK;
+}
+
+tp_status
+tp_slice_options_check(const tp_slice_cost *cost, const tp_slice_options *options)
+{
+    if (options->stages < 1)
+        return tp_fail(TP_EVALUE, "stages is %d: at least 1 is needed", options->stages);
+    if (options->longest < 0)
+        return tp_fail(TP_EVALUE, "the longest slice is %d units: at least 1 is needed", options->longest);
+    if (!(options->time_limit_s >= 0.0))
+        return tp_fail(TP_EVALUE, "the time limit is %g s: 0 or more is needed", options->time_limit_s);
+    if (cost->units > 1 << 24)
+        return tp_fail(TP_EVALUE, "%d units: at most %d; a coarser granularity is needed", cost->units, 1 << 24);
+    if (tp_slice_kernels_for(options->isa) == NULL)
+        return tp_fail(TP_EVALUE, "instruction set %d is not on this machine: 0 chooses one", (int)options->isa);
+    return TP_OK;
+}
+
+tp_status
+tp_slice_cost_coarsen(tp_slice_arena *arena, const tp_slice_cost *cost, int factor, tp_slice_cost *out)
+{
+    int n = cost->units / factor;
+    void *memory;
+    size_t width = (size_t)n + 1;
+    *out = (tp_slice_cost){.units = n, .a2 = cost->a2 * factor, .a3 = cost->a3 * factor * factor};
+    TP_TRY(tp_slice_arena_take(arena, cost->table != NULL ? width * width : 2 * width, sizeof(double), &memory));
+    double *values = memory;
+    if (cost->table != NULL) {
+        for (int i = 1; i <= n; i++)
+            for (int j = 0; j <= n - i; j++)
+                values[(size_t)i * width + (size_t)j] = tp_slice_cost_at(cost, j * factor, i * factor);
+        out->table = values;
+        return TP_OK;
+    }
+    for (int i = 1; i <= n; i++) {
+        values[i] = cost->g0[i * factor];
+        values[width + (size_t)i] = cost->g1[i * factor];
+    }
+    out->g0 = values;
+    out->g1 = values + width;
+    return TP_OK;
+}
+
+tp_status
+tp_slice_plan_open(int groups, int64_t slices, tp_slice_plan *plan)
+{
+    memset(plan, 0, sizeof *plan);
+    plan->group = calloc((size_t)groups, sizeof *plan->group);
+    plan->length = calloc((size_t)slices, sizeof *plan->length);
+    if (plan->group != NULL && plan->length != NULL)
+        return TP_OK;
+    tp_slice_plan_free(plan);
+    return tp_fail(TP_EMEMORY, "no memory for a plan of %lld slices", (long long)slices);
+}
+
+void
+tp_slice_plan_free(tp_slice_plan *plan)
+{
+    free(plan->group);
+    free(plan->length);
+    plan->group = NULL;
+    plan->length = NULL;
+}
+
+void
+tp_slice_plan_evaluate(const tp_slice_cost *cost, const tp_slice_cost *backward, int stages, tp_slice_plan *plan)
+{
+    double total = 0.0, largest = 0.0, largest_backward = 0.0;
+    for (int g = 0; g < plan->groups; g++) {
+        const tp_slice_group *group = &plan->group[g];
+        for (int k = 0, start = 0; k < group->slices; k++) {
+            int length = plan->length[group->first + k];
+            double c = tp_slice_cost_at(&cost[group->batch - 1], start, length);
+            double back = backward != NULL ? tp_slice_cost_at(backward, start, length) : 0.0;
+            total += c + back;
+            largest = fmax(largest, c);
+            largest_backward = fmax(largest_backward, back);
+            start += length;
+        }
+    }
+    plan->total_s = total;
+    plan->max_s = largest + largest_backward;
+    plan->latency_s = total + ((double)stages - 1.0) * plan->max_s;
+}

@@ -1,0 +1,15 @@
+/* What csrc/py/engine.c needs of a Python communicator. */
+#ifndef TP_PY_COMM_H
+#define TP_PY_COMM_H
+
+#include "csrc/comm/comm.h"
+#include "csrc/py/module.h"
+
+/* The communicator in a _core.Comm, which the caller keeps alive; NULL with TypeError if it is something else. */
+tp_comm *
+tp_py_comm_of(PyObject *object);
+/* The region in a _core.Region, or in the one a _core.Comm stands on; NULL with TypeError. */
+tp_region *
+tp_py_region_of(PyObject *object);
+
+#endif

@@ -1,0 +1,388 @@
+/* Costs for Python: pure functions of packed arrays. A pack is the tuple
+ * (coefficients float64 [12, 7], starts int64 [13], rows float64 [p], seconds float64 [p], tables float64 [t, n+1,
+ * n+1], granularity, overhead_s); coefficient columns: table's index or -1, its scale, pair_s, a0, a1, a2, a3; row 3 *
+ * kind + phase; curve k has points starts[k]..starts[k + 1]. */
+#include "csrc/py/module.h"
+
+#include <stdlib.h>
+
+#include "csrc/cost/cost.h"
+#include "csrc/plan/judge.h"
+#include "csrc/py/program.h"
+
+enum { CURVES = TP_BLOCK_KINDS * TP_COST_PHASES, COLUMNS = 7 };
+
+typedef struct {
+    Py_buffer view[5];
+    int held;
+    tp_cost cost;
+} pack;
+
+static void
+pack_close(pack *p)
+{
+    while (p->held > 0)
+        PyBuffer_Release(&p->view[--p->held]);
+}
+
+static int
+pack_take(pack *p, PyObject *array, char format, int ndim, const char *what)
+{
+    if (tp_py_view(array, format, ndim, 0, what, &p->view[p->held]) < 0)
+        return -1;
+    p->held++;
+    return 0;
+}
+
+static int
+pack_fill(pack *p, double granularity, double overhead)
+{
+    const double *coefficients = p->view[0].buf, *rows = p->view[2].buf, *seconds = p->view[3].buf;
+    const int64_t *starts = p->view[1].buf;
+    Py_ssize_t points = p->view[2].shape[0], tables = p->view[4].shape[0], side = p->view[4].shape[1];
+    if (p->view[0].shape[0] != CURVES || p->view[0].shape[1] != COLUMNS || p->view[1].shape[0] != CURVES + 1 ||
+        p->view[3].shape[0] != points || p->view[4].shape[2] != side)
+        return PyErr_SetString(PyExc_ValueError, "cost pack: the shapes of its arrays do not fit together"), -1;
+    for (int k = 0; k < CURVES; k++) {
+        const double *c = coefficients + k * COLUMNS;
+        tp_cost_curve *curve = &p->cost.curve[k / TP_COST_PHASES][k % TP_COST_PHASES];
+        int64_t count = starts[k + 1] - starts[k];
+        if (starts[k] < 0 || count < 0 || starts[k + 1] > points || !(c[0] >= -1.0 && c[0] < (double)tables))
+            return PyErr_Format(PyExc_ValueError, "cost pack: curve %d points outside its arrays", k), -1;
+        *curve = (tp_cost_curve){.points = (int32_t)count,
+                                 .units = (int32_t)(side - 1),
+                                 .rows = rows + starts[k],
+                                 .seconds = seconds + starts[k],
+                                 .granularity = granularity,
+                                 .scale = c[1],
+                                 .pair_s = c[2],
+                                 .a0 = c[3],
+                                 .a1 = c[4],
+                                 .a2 = c[5],
+                                 .a3 = c[6]};
+        if (c[0] >= 0.0)
+            curve->table = (const double *)p->view[4].buf + (Py_ssize_t)c[0] * side * side;
+    }
+    p->cost.overhead_s = overhead;
+    return 0;
+}
+
+/* 0, or -1 with an exception set; pack_close in both cases. */
+static int
+pack_open(tp_py_state *state, PyObject *tuple, pack *p)
+{
+    PyObject *arrays[5];
+    double granularity, overhead;
+    static const char *const what[] = {"coefficients", "starts", "rows", "seconds", "tables"};
+    static const char formats[] = "dqddd";
+    static const int ndims[] = {2, 1, 1, 1, 3};
+    p->held = 0;
+    if (!PyTuple_Check(tuple))
+        return PyErr_SetString(PyExc_TypeError, "cost pack: a tuple would be right"), -1;
+    if (!PyArg_ParseTuple(tuple, "OOOOOdd", &arrays[0], &arrays[1], &arrays[2], &arrays[3], &arrays[4], &granularity,
+                          &overhead))
+        return -1;
+    for (int i = 0; i < 5; i++)
+        if (pack_take(p, arrays[i], formats[i], ndims[i], what[i]) < 0)
+            return -1;
+    if (pack_fill(p, granularity, overhead) < 0)
+        return -1;
+    tp_status status = tp_cost_check(&p->cost);
+    if (status != TP_OK)
+        return tp_py_raise(state, status), -1;
+    return 0;
+}
+
+static double *
+doubles(Py_ssize_t count)
+{
+    double *memory = malloc((size_t)(count > 0 ? count : 1) * sizeof(double));
+    if (memory == NULL)
+        PyErr_NoMemory();
+    return memory;
+}
+
+PyDoc_STRVAR(seconds_doc, "cost_seconds($module, pack, curve, slices, contexts, batches, /)\n--\n\n"
+                          "Seconds of one curve (3 * kind + phase); float64 [n] each, returns float64 [n].");
+static PyObject *
+cost_seconds(PyObject *module, PyObject *args)
+{
+    PyObject *tuple, *arrays[3];
+    int curve;
+    if (!PyArg_ParseTuple(args, "OiOOO:cost_seconds", &tuple, &curve, &arrays[0], &arrays[1], &arrays[2]))
+        return NULL;
+    if (curve < 0 || curve >= CURVES)
+        return PyErr_Format(PyExc_ValueError, "curve is %d: 0 to %d would be right", curve, CURVES - 1);
+    tp_py_state *state = tp_py_module_state(module);
+    PyObject *result = NULL;
+    Py_buffer view[3];
+    int held = 0;
+    pack p;
+    int opened = pack_open(state, tuple, &p);
+    static const char *const what[] = {"slices", "contexts", "batches"};
+    while (opened == 0 && held < 3 && tp_py_view(arrays[held], 'd', 1, 0, what[held], &view[held]) == 0)
+        held++;
+    if (held == 3 && (view[0].shape[0] != view[1].shape[0] || view[0].shape[0] != view[2].shape[0])) {
+        PyErr_SetString(PyExc_ValueError, "slices, contexts and batches must have one length");
+    } else if (held == 3) {
+        Py_ssize_t n = view[0].shape[0];
+        double *out = doubles(n);
+        const double *s = view[0].buf, *c = view[1].buf, *b = view[2].buf;
+        if (out != NULL) {
+            Py_BEGIN_ALLOW_THREADS for (Py_ssize_t i = 0; i < n; i++) out[i] =
+                tp_cost_seconds(&p.cost.curve[curve / TP_COST_PHASES][curve % TP_COST_PHASES], s[i], c[i], b[i]);
+            Py_END_ALLOW_THREADS result = tp_py_array(state, out, 'd', 1, &n);
+        }
+    }
+    while (held > 0)
+        PyBuffer_Release(&view[--held]);
+    pack_close(&p);
+    return result;
+}
+
+/* The arguments that both tables take: (pack, weights float64 [4, 3], batch, granularity, units). */
+typedef struct {
+    pack p;
+    Py_buffer weights;
+    double batch, granularity;
+    Py_ssize_t units;
+} table_request;
+
+static int
+table_open(tp_py_state *state, PyObject *args, table_request *request)
+{
+    PyObject *tuple, *array;
+    request->p.held = 0;
+    if (!PyArg_ParseTuple(args, "OOddn", &tuple, &array, &request->batch, &request->granularity, &request->units))
+        return -1;
+    if (request->units < 1 || request->units > 1 << 24)
+        return PyErr_Format(PyExc_ValueError, "units is %zd: 1 to 2^24 would be right", request->units), -1;
+    if (pack_open(state, tuple, &request->p) < 0 || tp_py_view(array, 'd', 2, 0, "weights", &request->weights) < 0) {
+        pack_close(&request->p);
+        return -1;
+    }
+    if (request->weights.shape[0] == TP_BLOCK_KINDS && request->weights.shape[1] == TP_COST_PHASES)
+        return 0;
+    PyErr_Format(PyExc_ValueError, "weights must be [%d, %d]", TP_BLOCK_KINDS, TP_COST_PHASES);
+    PyBuffer_Release(&request->weights);
+    pack_close(&request->p);
+    return -1;
+}
+
+static void
+table_close(table_request *request)
+{
+    PyBuffer_Release(&request->weights);
+    pack_close(&request->p);
+}
+
+PyDoc_STRVAR(slices_doc, "cost_slices($module, pack, weights, batch, granularity, units, /)\n--\n\n"
+                         "(G0 float64 [units + 1], G1, a2, a3): c(j, i) = G0[i] if j == 0 else G1[i] + a2 j + a3 i j.");
+static PyObject *
+cost_slices(PyObject *module, PyObject *args)
+{
+    tp_py_state *state = tp_py_module_state(module);
+    table_request r;
+    if (table_open(state, args, &r) < 0)
+        return NULL;
+    Py_ssize_t shape = r.units + 1;
+    tp_cost_slices out = {.G0 = doubles(shape), .G1 = doubles(shape)};
+    tp_status status = TP_OK;
+    int ready = out.G0 != NULL && out.G1 != NULL;
+    if (ready) {
+        Py_BEGIN_ALLOW_THREADS status =
+            tp_cost_slice_tables(&r.p.cost, r.weights.buf, r.batch, r.granularity, r.units, &out);
+        Py_END_ALLOW_THREADS
+    }
+    table_close(&r);
+    if (!ready || status != TP_OK) {
+        free(out.G0);
+        free(out.G1);
+        return ready ? tp_py_raise(state, status) : NULL;
+    }
+    PyObject *G0 = tp_py_array(state, out.G0, 'd', 1, &shape), *G1 = tp_py_array(state, out.G1, 'd', 1, &shape);
+    if (G0 != NULL && G1 != NULL)
+        return Py_BuildValue("NNdd", G0, G1, out.a2, out.a3);
+    Py_XDECREF(G0);
+    Py_XDECREF(G1);
+    return NULL;
+}
+
+PyDoc_STRVAR(table_doc, "cost_table($module, pack, weights, batch, granularity, units, /)\n--\n\n"
+                        "float64 [units + 1, units + 1], t[s, c] seconds; 0 where s + c > units.");
+static PyObject *
+cost_table(PyObject *module, PyObject *args)
+{
+    tp_py_state *state = tp_py_module_state(module);
+    table_request r;
+    if (table_open(state, args, &r) < 0)
+        return NULL;
+    Py_ssize_t shape[2] = {r.units + 1, r.units + 1};
+    double *out = r.units > 1 << 14 ? NULL : doubles(shape[0] * shape[1]);
+    tp_status status = TP_OK;
+    if (out != NULL) {
+        Py_BEGIN_ALLOW_THREADS status =
+            tp_cost_full_table(&r.p.cost, r.weights.buf, r.batch, r.granularity, r.units, out);
+        Py_END_ALLOW_THREADS
+    } else if (!PyErr_Occurred()) {
+        PyErr_Format(PyExc_ValueError, "a table of %zd units is too large: a coarser granularity would be right",
+                     r.units);
+    }
+    table_close(&r);
+    if (out == NULL)
+        return NULL;
+    if (status == TP_OK)
+        return tp_py_array(state, out, 'd', 2, shape);
+    free(out);
+    return tp_py_raise(state, status);
+}
+
+/* ---- durations of a plan --------------------------------------------------------------------------------------------
+ */
+
+static PyObject *
+durations_out(tp_py_state *state, double *const out[TP_COST_PHASES], const Py_ssize_t shape[2])
+{
+    PyObject *arrays[TP_COST_PHASES];
+    int good = 1;
+    for (int i = 0; i < TP_COST_PHASES; i++)
+        good &= (arrays[i] = tp_py_array(state, out[i], 'd', 2, shape)) != NULL;
+    if (good)
+        return Py_BuildValue("NNN", arrays[0], arrays[1], arrays[2]);
+    for (int i = 0; i < TP_COST_PHASES; i++)
+        Py_XDECREF(arrays[i]);
+    return NULL;
+}
+
+/* view: blocks [stages, kinds], batches [micros], slices [micros], lengths [sum of slices], all int32. */
+static PyObject *
+durations_run(tp_py_state *state, const pack *p, const Py_buffer view[4])
+{
+    const int32_t *slices = view[2].buf;
+    Py_ssize_t micros = view[1].shape[0], units = view[3].shape[0];
+    int64_t sum = 0;
+    for (Py_ssize_t q = 0; q < view[2].shape[0]; q++)
+        sum += slices[q] > 0 ? slices[q] : 0;
+    if (view[0].shape[1] != TP_BLOCK_KINDS || view[2].shape[0] != micros || sum != units || micros < 1)
+        return PyErr_SetString(PyExc_ValueError, "blocks, batches, slices and lengths do not fit together"), NULL;
+    const Py_ssize_t shape[2] = {view[0].shape[0], units};
+    double *out[TP_COST_PHASES];
+    int ready = 1;
+    for (int i = 0; i < TP_COST_PHASES; i++)
+        ready &= (out[i] = doubles(shape[0] * shape[1])) != NULL;
+    tp_status status = TP_OK;
+    if (ready) {
+        Py_BEGIN_ALLOW_THREADS status = tp_cost_durations(&p->cost, (int32_t)shape[0], view[0].buf, (int32_t)micros,
+                                                          view[1].buf, slices, view[3].buf, out[0], out[1], out[2]);
+        Py_END_ALLOW_THREADS if (status == TP_OK) return durations_out(state, out, shape);
+    }
+    for (int i = 0; i < TP_COST_PHASES; i++)
+        free(out[i]);
+    return ready ? tp_py_raise(state, status) : NULL;
+}
+
+PyDoc_STRVAR(durations_doc, "cost_durations($module, pack, blocks, batches, slices, lengths, /)\n--\n\n"
+                            "(F, I, W), each float64 [stages, units]. blocks int32 [stages, 4]: how many of each kind; "
+                            "batches, slices int32 [micros]; lengths int32 [units].");
+static PyObject *
+cost_durations(PyObject *module, PyObject *args)
+{
+    PyObject *tuple, *arrays[4], *result = NULL;
+    if (!PyArg_ParseTuple(args, "OOOOO:cost_durations", &tuple, &arrays[0], &arrays[1], &arrays[2], &arrays[3]))
+        return NULL;
+    tp_py_state *state = tp_py_module_state(module);
+    static const char *const what[] = {"blocks", "batches", "slices", "lengths"};
+    Py_buffer view[4];
+    int held = 0;
+    pack p;
+    if (pack_open(state, tuple, &p) == 0)
+        while (held < 4 && tp_py_view(arrays[held], 'i', held == 0 ? 2 : 1, 0, what[held], &view[held]) == 0)
+            held++;
+    if (held == 4)
+        result = durations_run(state, &p, view);
+    while (held > 0)
+        PyBuffer_Release(&view[--held]);
+    pack_close(&p);
+    return result;
+}
+
+/* ---- many plans in one order ---------------------------------------------------------------------------------- */
+
+/* view: int32 batches [micros], blocks [plans, stages, kinds], lengths [plans, units]; float64 updates [plans, stages]. */
+static int
+glance_fits(const tp_program *program, const Py_buffer view[4])
+{
+    Py_ssize_t plans = view[1].shape[0];
+    return view[0].shape[0] == program->micros && view[1].shape[1] == program->stages &&
+           view[1].shape[2] == TP_BLOCK_KINDS && view[2].shape[0] == plans && plans <= INT32_MAX &&
+           view[2].shape[1] == tp_program_units(program) && view[3].shape[0] == plans &&
+           view[3].shape[1] == program->stages;
+}
+
+static PyObject *
+glance_run(tp_py_state *state, const tp_program *program, const tp_judge_costs *costs, const Py_buffer view[4])
+{
+    Py_ssize_t plans = view[1].shape[0];
+    if (!glance_fits(program, view))
+        return PyErr_SetString(PyExc_ValueError, "batches, blocks, lengths and updates do not fit the program"), NULL;
+    double *out = doubles(plans);
+    if (out == NULL)
+        return NULL;
+    tp_status status;
+    Py_BEGIN_ALLOW_THREADS status =
+        tp_plan_glance(program, costs, view[0].buf, (int32_t)plans, view[1].buf, view[2].buf, view[3].buf, out);
+    Py_END_ALLOW_THREADS if (status == TP_OK) return tp_py_array(state, out, 'd', 1, &plans);
+    free(out);
+    return tp_py_raise(state, status);
+}
+
+PyDoc_STRVAR(
+    glance_doc,
+    "plan_glance($module, program, pack, messages, batches, blocks, lengths, updates, /)\n--\n\n"
+    "Makespans float64 [plans] of one program, in its order, for plans that differ in their boundaries. messages: "
+    "(latency_s, byte_s, copy_byte_s, row_bytes, exchange_s); batches int32 [micros]; blocks int32 [plans, "
+    "stages, 4]; lengths int32 [plans, units]; updates float64 [plans, stages].");
+static PyObject *
+plan_glance(PyObject *module, PyObject *args)
+{
+    PyObject *object, *tuple, *arrays[4], *result = NULL;
+    tp_judge_costs costs;
+    if (!PyArg_ParseTuple(args, "OO(ddddd)OOOO:plan_glance", &object, &tuple, &costs.latency_s, &costs.byte_s,
+                          &costs.copy_byte_s, &costs.row_bytes, &costs.exchange_s, &arrays[0], &arrays[1], &arrays[2],
+                          &arrays[3]))
+        return NULL;
+    tp_py_state *state = tp_py_module_state(module);
+    const tp_program *program = tp_py_program_get(state, object, "program");
+    static const char *const what[] = {"batches", "blocks", "lengths", "updates"};
+    static const char formats[] = "iiid";
+    static const int ndims[] = {1, 3, 2, 2};
+    Py_buffer view[4];
+    int held = 0;
+    pack p = {.held = 0};
+    if (program != NULL && pack_open(state, tuple, &p) == 0)
+        while (held < 4 && tp_py_view(arrays[held], formats[held], ndims[held], 0, what[held], &view[held]) == 0)
+            held++;
+    costs.cost = &p.cost;
+    if (held == 4)
+        result = glance_run(state, program, &costs, view);
+    while (held > 0)
+        PyBuffer_Release(&view[--held]);
+    pack_close(&p);
+    return result;
+}
+
+static PyMethodDef methods[] = {
+    {"cost_seconds", cost_seconds, METH_VARARGS, seconds_doc},
+    {"cost_slices", cost_slices, METH_VARARGS, slices_doc},
+    {"cost_table", cost_table, METH_VARARGS, table_doc},
+    {"cost_durations", cost_durations, METH_VARARGS, durations_doc},
+    {"plan_glance", plan_glance, METH_VARARGS, glance_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+int
+tp_py_add_cost(PyObject *module, tp_py_state *state)
+{
+    (void)state;
+    return PyModule_AddFunctions(module, methods);
+}

@@ -1,0 +1,36 @@
+/* Programs between C and Python, for the files of csrc/py that take or make one. */
+#ifndef TP_PY_PROGRAM_H
+#define TP_PY_PROGRAM_H
+
+#include "csrc/py/module.h"
+#include "csrc/sched/sched.h"
+
+/* A terapipe_c._core.Program around `program`, which it takes over (and closes on failure). */
+PyObject *
+tp_py_program_wrap(tp_py_state *state, tp_program *program);
+/* Borrowed from the object; NULL with a TypeError that names `what`. */
+const tp_program *
+tp_py_program_get(tp_py_state *state, PyObject *object, const char *what);
+
+/* Durations from Python: `tables` maps operation names to float64 arrays that the strides index. */
+typedef struct {
+    tp_durations durations;
+    const double *bytes; /* NULL: none */
+    int64_t bytes_stage_stride, bytes_unit_stride;
+    Py_buffer views[TP_OPS + 3];
+    int count;
+} tp_py_costs;
+/* cost: (tables, stage_stride, unit_stride, comm or None, comm per unit or None, bytes or None, bytes_stage_stride,
+ * bytes_unit_stride), what terapipe_c.schedule.tables makes. 0, or -1 with an exception. */
+int
+tp_py_costs_open(const tp_program *program, PyObject *cost, tp_py_costs *costs);
+void
+tp_py_costs_close(tp_py_costs *costs);
+/* (makespan_s, lower_bound_s, {cause: seconds}, busy_s [ranks], peak bytes [ranks]) */
+PyObject *
+tp_py_timeline_totals(tp_py_state *state, const tp_program *program, const tp_timeline *line);
+/* uint8 array of one 32-byte record per interval: rank op stage micro slice (uint16), 6 bytes, start_s end_s (float64). */
+PyObject *
+tp_py_timeline_intervals(tp_py_state *state, const tp_program *program, const tp_timeline *line);
+
+#endif

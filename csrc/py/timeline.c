@@ -1,0 +1,149 @@
+/* Timings between C and Python: durations in, totals and intervals out. */
+#include "csrc/py/program.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Entries that strides reach: stages and units count from 0. */
+static int64_t
+entries(const tp_program *program, int64_t stage_stride, int64_t unit_stride)
+{
+    return (program->stages - 1) * stage_stride + (tp_program_units(program) - 1) * unit_stride + 1;
+}
+
+static const double *
+take(tp_py_costs *costs, PyObject *array, int64_t least, const char *what)
+{
+    Py_buffer *view = &costs->views[costs->count];
+    if (tp_py_view(array, 'd', -1, 0, what, view) < 0)
+        return NULL;
+    costs->count++;
+    if (view->len / (Py_ssize_t)sizeof(double) < least) {
+        PyErr_Format(PyExc_ValueError, "%s has %zd entries: %lld would be right", what,
+                     view->len / (Py_ssize_t)sizeof(double), (long long)least);
+        return NULL;
+    }
+    return view->buf;
+}
+
+static int
+take_tables(const tp_program *program, PyObject *tables, tp_py_costs *costs)
+{
+    tp_durations *d = &costs->durations;
+    PyObject *name, *array;
+    Py_ssize_t at = 0;
+    while (PyDict_Next(tables, &at, &name, &array)) {
+        const char *text = PyUnicode_AsUTF8(name);
+        int op = 0;
+        if (text == NULL)
+            return -1;
+        while (op < TP_OPS && strcmp(tp_op_name(op), text) != 0)
+            op++;
+        if (op == TP_OPS) {
+            PyErr_Format(PyExc_ValueError, "cost has %R: the operations are F B I W R SF RF SB RB SO SI AR OPT", name);
+            return -1;
+        }
+        d->seconds[op] = take(costs, array, entries(program, d->stage_stride, d->unit_stride), text);
+        if (d->seconds[op] == NULL)
+            return -1;
+    }
+    return 0;
+}
+
+int
+tp_py_costs_open(const tp_program *program, PyObject *cost, tp_py_costs *costs)
+{
+    PyObject *tables, *comm, *comm_units, *bytes;
+    long long stage_stride, unit_stride, bytes_stage_stride, bytes_unit_stride;
+    *costs = (tp_py_costs){.count = 0};
+    if (!PyArg_ParseTuple(cost, "O!LLOOOLL", &PyDict_Type, &tables, &stage_stride, &unit_stride, &comm, &comm_units,
+                          &bytes, &bytes_stage_stride, &bytes_unit_stride))
+        return -1;
+    if (stage_stride < 0 || unit_stride < 0 || bytes_stage_stride < 0 || bytes_unit_stride < 0) {
+        PyErr_SetString(PyExc_ValueError, "a stride is negative");
+        return -1;
+    }
+    tp_durations *d = &costs->durations;
+    d->stage_stride = stage_stride;
+    d->unit_stride = unit_stride;
+    costs->bytes_stage_stride = bytes_stage_stride;
+    costs->bytes_unit_stride = bytes_unit_stride;
+    int64_t units = tp_program_units(program);
+    if (take_tables(program, tables, costs) < 0 ||
+        (comm != Py_None && (d->comm_s = take(costs, comm, program->stages, "comm_s")) == NULL) ||
+        (comm_units != Py_None &&
+         (d->comm_unit_s = take(costs, comm_units, program->stages * units, "comm_s")) == NULL) ||
+        (bytes != Py_None && (costs->bytes = take(costs, bytes, entries(program, bytes_stage_stride, bytes_unit_stride),
+                                                  "activation_bytes")) == NULL)) {
+        tp_py_costs_close(costs);
+        return -1;
+    }
+    return 0;
+}
+
+void
+tp_py_costs_close(tp_py_costs *costs)
+{
+    while (costs->count > 0)
+        PyBuffer_Release(&costs->views[--costs->count]);
+}
+
+static PyObject *
+doubles(tp_py_state *state, const double *from, Py_ssize_t count)
+{
+    double *memory = malloc((size_t)count * sizeof *memory + 1);
+    if (memory == NULL)
+        return PyErr_NoMemory();
+    memcpy(memory, from, (size_t)count * sizeof *memory);
+    return tp_py_array(state, memory, 'd', 1, &count);
+}
+
+PyObject *
+tp_py_timeline_totals(tp_py_state *state, const tp_program *program, const tp_timeline *line)
+{
+    static const char *const causes[] = {
+#define NAME(name) #name,
+        TP_BUBBLE_MAP(NAME)
+#undef NAME
+    };
+    PyObject *bubbles = PyDict_New();
+    for (int i = 0; bubbles != NULL && i < TP_BUBBLES; i++) {
+        PyObject *seconds = PyFloat_FromDouble(line->bubbles_s[i]);
+        if (seconds == NULL || PyDict_SetItemString(bubbles, causes[i], seconds) < 0)
+            Py_CLEAR(bubbles);
+        Py_XDECREF(seconds);
+    }
+    if (bubbles == NULL)
+        return NULL;
+    PyObject *busy = doubles(state, line->busy_s, program->ranks);
+    PyObject *peak = busy == NULL ? NULL : doubles(state, line->peak_bytes, program->ranks);
+    if (peak == NULL) {
+        Py_DECREF(bubbles);
+        Py_XDECREF(busy);
+        return NULL;
+    }
+    return Py_BuildValue("(ddNNN)", line->makespan_s, line->lower_bound_s, bubbles, busy, peak);
+}
+
+typedef struct {
+    uint16_t rank, op, stage, micro, slice, unused[3];
+    double start_s, end_s;
+} record;
+
+PyObject *
+tp_py_timeline_intervals(tp_py_state *state, const tp_program *program, const tp_timeline *line)
+{
+    Py_ssize_t bytes = (Py_ssize_t)line->operations * (Py_ssize_t)sizeof(record);
+    record *records = malloc((size_t)bytes + 1);
+    if (records == NULL)
+        return PyErr_NoMemory();
+    Py_BEGIN_ALLOW_THREADS
+    for (int r = 0; r < program->ranks; r++)
+        for (int64_t k = line->begin[r]; k < line->begin[r + 1]; k++) {
+            const tp_instr *i = &program->code[program->begin[r] + line->at[k]];
+            records[k] =
+                (record){(uint16_t)r, i->op, i->stage, i->micro, i->slice, {0}, line->start_s[k], line->end_s[k]};
+        }
+    Py_END_ALLOW_THREADS
+    return tp_py_array(state, records, 'B', 1, &bytes);
+}

@@ -1,0 +1,184 @@
+/* What no order can beat: each rank must first be reached (head), do all its work, and let the last result travel back
+ * (tail); and one micro-batch alone takes its longest path. Only data dependencies and slice order are used, so the bound
+ * holds for every legal order on the placement. */
+#include "csrc/sched/internal.h"
+
+#include <stdlib.h>
+
+typedef struct {
+    const tp_program *p;
+    const tp_durations *d;
+    int64_t units;
+    int has_b, has_i, even;                   /* even: no duration depends on the slice */
+    double *forward_end;                      /* [stages * max_slices] of one micro-batch */
+    double *backward_end, *next_backward_end; /* [max_slices] of one stage and of the stage behind it */
+    double *head, *tail, *work;               /* [ranks] */
+} bound;
+
+/* Seconds of the op with the copies of its messages: a rank is taken from the copy in to the copy out. */
+static double
+forward_s(const bound *b, int v, int64_t u)
+{
+    double seconds = tp_sched_compute_s(b->d, TP_OP_F, v, u);
+    if (tp_program_remote(b->p, v))
+        seconds += tp_sched_seconds(b->d, TP_OP_RF, v, u);
+    if (tp_program_remote(b->p, v + 1))
+        seconds += tp_sched_seconds(b->d, TP_OP_SF, v, u);
+    return seconds;
+}
+
+/* whole: with the weight half, wherever it is done. A program may have B for some slices and I, W for others. */
+static double
+backward_s(const bound *b, int v, int64_t u, int whole)
+{
+    double one = tp_sched_compute_s(b->d, TP_OP_B, v, u), half = tp_sched_compute_s(b->d, TP_OP_I, v, u);
+    if (whole)
+        half += tp_sched_compute_s(b->d, TP_OP_W, v, u);
+    double seconds = !b->has_i ? one : !b->has_b || half < one ? half : one;
+    if (tp_program_remote(b->p, v + 1))
+        seconds += tp_sched_seconds(b->d, TP_OP_RB, v, u);
+    if (tp_program_remote(b->p, v))
+        seconds += tp_sched_seconds(b->d, TP_OP_SB, v, u);
+    return seconds;
+}
+
+static double
+lag_s(const bound *b, int from, int to, int64_t u)
+{
+    return b->p->rank_of[from] == b->p->rank_of[to] ? 0.0 : tp_sched_lag_s(b->d, b->units, from, u);
+}
+
+static double
+larger(double a, double b)
+{
+    return a > b ? a : b;
+}
+
+/* Longest path of micro-batch q; also lowers heads and tails of the ranks by its first and last slice 0. */
+static double
+one_micro(bound *b, int q)
+{
+    const tp_program *p = b->p;
+    int slices = p->slices[q], last = p->stages - 1;
+    double reach = 0.0, home = 0.0;
+    for (int v = 0; v <= last; v++) {
+        double *end = b->forward_end + (int64_t)v * p->max_slices;
+        for (int s = 0; s < slices; s++) {
+            int64_t u = p->offset[q] + s;
+            double start = v > 0 ? end[s - p->max_slices] + lag_s(b, v - 1, v, u) : 0.0;
+            end[s] = larger(start, s > 0 ? end[s - 1] : 0.0) + forward_s(b, v, u);
+        }
+        int rank = p->rank_of[v];
+        int64_t u = p->offset[q];
+        if (v > 0) {
+            reach += lag_s(b, v - 1, v, u);
+            home += lag_s(b, v, v - 1, u) + backward_s(b, v - 1, u, 0);
+        }
+        b->head[rank] = reach < b->head[rank] ? reach : b->head[rank];
+        b->tail[rank] = b->has_i ? 0.0 : home < b->tail[rank] ? home : b->tail[rank];
+        reach += forward_s(b, v, u);
+    }
+    double longest = 0.0;
+    for (int v = last; v >= 0; v--) {
+        double weights = 0.0;
+        for (int s = slices - 1; s >= 0; s--) {
+            int64_t u = p->offset[q] + s;
+            double start = b->forward_end[(int64_t)v * p->max_slices + s];
+            if (v < last)
+                start = larger(start, b->next_backward_end[s] + lag_s(b, v + 1, v, u));
+            if (s < slices - 1)
+                start = larger(start, b->backward_end[s + 1]);
+            b->backward_end[s] = start + backward_s(b, v, u, 0);
+            if (b->has_i && !b->has_b)
+                weights = larger(weights, b->backward_end[s]) + tp_sched_compute_s(b->d, TP_OP_W, v, u);
+        }
+        longest = larger(longest, larger(weights, b->backward_end[0]));
+        double *swap = b->next_backward_end;
+        b->next_backward_end = b->backward_end;
+        b->backward_end = swap;
+    }
+    return longest;
+}
+
+static void
+add_work(bound *b)
+{
+    const tp_program *p = b->p;
+    for (int v = 0; v < p->stages; v++)
+        for (int64_t u = 0; u < (b->even ? 1 : b->units); u++)
+            b->work[p->rank_of[v]] +=
+                (forward_s(b, v, u) + backward_s(b, v, u, 1)) * (b->even ? (double)b->units : 1.0);
+    if (!(tp_sched_ops(p) & (TP_SCHED_BIT(TP_OP_R) | TP_SCHED_BIT(TP_OP_SO) | TP_SCHED_BIT(TP_OP_SI))))
+        return;
+    for (int r = 0; r < p->ranks; r++)
+        for (int64_t k = p->begin[r]; k < p->begin[r + 1]; k++)
+            if (p->code[k].op == TP_OP_R || p->code[k].op == TP_OP_SO || p->code[k].op == TP_OP_SI)
+                b->work[r] += tp_sched_seconds(b->d, p->code[k].op, p->code[k].stage, tp_program_unit(p, &p->code[k]));
+}
+
+/* The step's end: OPT starts on no rank before all bodies are done. */
+static double
+update_s(const bound *b)
+{
+    const tp_program *p = b->p;
+    double most = 0.0;
+    for (int r = 0; r < p->ranks; r++) {
+        double seconds = 0.0;
+        for (int64_t k = p->begin[r + 1] - 1; k >= p->begin[r] && p->code[k].op == TP_OP_OPT; k--)
+            seconds += tp_sched_compute_s(b->d, TP_OP_OPT, p->code[k].stage, 0);
+        most = larger(most, seconds);
+    }
+    return most;
+}
+
+static void
+find(bound *b, uint8_t *done, double *bound_s)
+{
+    const tp_program *p = b->p;
+    unsigned ops = tp_sched_ops(p);
+    b->has_b = (ops & TP_SCHED_BIT(TP_OP_B)) != 0;
+    b->has_i = (ops & TP_SCHED_BIT(TP_OP_I)) != 0;
+    for (int r = 0; r < p->ranks; r++)
+        b->head[r] = b->tail[r] = 1e300;
+    double most = 0.0;
+    for (int q = 0; q < p->micros; q++) {
+        if (b->even && done[p->slices[q]])
+            continue; /* micro-batches of as many slices are the same */
+        done[p->slices[q]] = 1;
+        most = larger(most, one_micro(b, q));
+    }
+    add_work(b);
+    for (int r = 0; r < p->ranks; r++)
+        if (b->work[r] > 0.0)
+            most = larger(most, b->head[r] + b->work[r] + b->tail[r]);
+    *bound_s = most + update_s(b);
+}
+
+tp_status
+tp_program_bound(const tp_program *program, const tp_durations *durations, double *bound_s)
+{
+    size_t ranks = (size_t)program->ranks, slices = (size_t)program->max_slices;
+    bound b = {.p = program,
+               .d = durations,
+               .units = tp_program_units(program),
+               .even = durations->unit_stride == 0 && durations->comm_unit_s == NULL};
+    double *cells = calloc(((size_t)program->stages + 2) * slices, sizeof *cells);
+    double *rows = calloc(3 * ranks, sizeof *rows);
+    uint8_t *done = calloc(slices + 1, 1);
+    tp_status status = TP_OK;
+    if (cells == NULL || rows == NULL || done == NULL) {
+        status = tp_fail(TP_EMEMORY, "no memory for the bound of %d stages", program->stages);
+    } else {
+        b.forward_end = cells;
+        b.backward_end = cells + (size_t)program->stages * slices;
+        b.next_backward_end = b.backward_end + slices;
+        b.head = rows;
+        b.tail = rows + ranks;
+        b.work = rows + 2 * ranks;
+        find(&b, done, bound_s);
+    }
+    free(cells);
+    free(rows);
+    free(done);
+    return status;
+}

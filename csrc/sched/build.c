@@ -1,0 +1,156 @@
+#include "csrc/sched/internal.h"
+
+#include <stdlib.h>
+
+/* A rank's list while it is written. */
+typedef struct {
+    const tp_program *program;
+    tp_instr *at;
+} pen;
+
+static void
+put(pen *p, int op, int stage, int micro, int slice)
+{
+    *p->at++ = (tp_instr){
+        .op = (uint16_t)op, .stage = (uint16_t)stage, .micro = (uint16_t)micro, .slice = (uint16_t)slice, .peer = -1};
+}
+
+static void
+put_forward(pen *p, int stage, int micro)
+{
+    for (int s = 0; s < p->program->slices[micro]; s++)
+        put(p, TP_OP_F, stage, micro, s);
+}
+
+/* Descending: the gradient of a slice's context K and V comes from the slices behind it (TeraPipe, sec. 3.2). */
+static void
+put_backward(pen *p, int stage, int micro)
+{
+    for (int s = p->program->slices[micro] - 1; s >= 0; s--)
+        put(p, TP_OP_B, stage, micro, s);
+}
+
+static void
+write_gpipe(pen *p, int rank)
+{
+    for (int q = 0; q < p->program->micros; q++)
+        put_forward(p, rank, q);
+    for (int q = 0; q < p->program->micros; q++)
+        put_backward(p, rank, q);
+}
+
+static int
+at_most(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+static void
+write_1f1b(pen *p, int rank)
+{
+    int m = p->program->micros, warm = at_most(m, p->program->ranks - 1 - rank);
+    for (int q = 0; q < warm; q++)
+        put_forward(p, rank, q);
+    for (int q = 0; q < m; q++) {
+        if (q + warm < m)
+            put_forward(p, rank, q + warm);
+        put_backward(p, rank, q);
+    }
+}
+
+/* Seq1F1B (Sun et al. 2024): FIFO over micro-batches, LIFO over slices; the unit is the slice. Ragged counts: with
+ * w >= max slices - 1 every B finds all forwards of its micro-batch done. */
+static void
+write_seq1f1b(pen *p, int rank)
+{
+    const tp_program *g = p->program;
+    int64_t units = tp_program_units(g), warm = (int64_t)g->ranks - rank - 2 + g->max_slices;
+    warm = warm < units ? warm : units;
+    int fq = 0, fs = 0, bq = 0, bs = g->slices[0] - 1;
+    for (int64_t f = 0, b = 0; b < units;) {
+        if (f < units) {
+            put(p, TP_OP_F, rank, fq, fs);
+            f++;
+            if (++fs == g->slices[fq]) {
+                fq++;
+                fs = 0;
+            }
+        }
+        if (f > warm || f == units) {
+            put(p, TP_OP_B, rank, bq, bs);
+            b++;
+            if (--bs < 0 && ++bq < g->micros)
+                bs = g->slices[bq] - 1;
+        }
+    }
+}
+
+/* Interleaved 1F1B (Narayanan et al. 2021, sec. 2.2). The k-th forward of a rank is chunk (k mod PC) / P of micro-batch
+ * (k / PC) P + k mod P; the k-th backward the same with the chunks reversed. */
+static void
+write_interleaved(pen *p, int rank)
+{
+    int m = p->program->micros, ranks = p->program->ranks, chunks = p->program->stages / ranks, total = m * chunks;
+    int warm = m == ranks ? total : at_most(total, 2 * (ranks - rank - 1) + (chunks - 1) * ranks);
+    for (int k = 0; k < total + warm; k++) {
+        if (k < total)
+            put_forward(p, k % (ranks * chunks) / ranks * ranks + rank, k / (ranks * chunks) * ranks + k % ranks);
+        int b = k - warm;
+        if (b >= 0)
+            put_backward(p, (chunks - 1 - b % (ranks * chunks) / ranks) * ranks + rank,
+                         b / (ranks * chunks) * ranks + b % ranks);
+    }
+}
+
+static tp_status
+request_ok(tp_schedule schedule, int ranks, int chunks, int micros)
+{
+    if ((unsigned)schedule >= TP_SCHEDULES)
+        return tp_fail(TP_EVALUE, "schedule is %d: 0 to %d would be right", (int)schedule, TP_SCHEDULES - 1);
+    if (ranks < 1 || ranks > 32767)
+        return tp_fail(TP_EVALUE, "ranks is %d: 1 to 32767 would be right", ranks);
+    if (micros < 1 || micros > 65536)
+        return tp_fail(TP_EVALUE, "micro-batches is %d: 1 to 65536 would be right", micros);
+    if (schedule == TP_INTERLEAVED && (chunks < 1 || (int64_t)ranks * chunks > 65536))
+        return tp_fail(TP_EVALUE, "chunks is %d with %d ranks: 1 to %d would be right", chunks, ranks, 65536 / ranks);
+    if (schedule != TP_INTERLEAVED && chunks != 1)
+        return tp_fail(TP_EVALUE, "chunks is %d: only the interleaved schedule has more than 1", chunks);
+    if (schedule == TP_INTERLEAVED && micros % ranks != 0)
+        return tp_fail(TP_EVALUE,
+                       "micro-batches is %d with %d ranks: the interleaved schedule needs a multiple of the ranks",
+                       micros, ranks);
+    return TP_OK;
+}
+
+tp_status
+tp_program_build(tp_schedule schedule, int ranks, int chunks, int micros, const int32_t *slices, tp_program **out)
+{
+    static void (*const write[])(pen *, int) = {write_gpipe, write_1f1b, write_seq1f1b, write_interleaved};
+    TP_TRY(request_ok(schedule, ranks, chunks, micros));
+    int stages = ranks * chunks;
+    int64_t units = 0;
+    for (int q = 0; q < micros; q++)
+        units += slices[q];
+    int64_t *counts = malloc((size_t)ranks * sizeof *counts);
+    int32_t *rank_of = malloc((size_t)stages * sizeof *rank_of);
+    tp_program *program = NULL;
+    tp_status status = TP_OK;
+    if (counts == NULL || rank_of == NULL) {
+        status = tp_fail(TP_EMEMORY, "no memory for %d stages", stages);
+    } else {
+        for (int r = 0; r < ranks; r++)
+            counts[r] = 2 * units * chunks;
+        for (int v = 0; v < stages; v++)
+            rank_of[v] = v % ranks;
+        status = tp_program_open(ranks, stages, micros, slices, rank_of, counts, &program);
+    }
+    free(counts);
+    free(rank_of);
+    TP_TRY(status);
+    for (int r = 0; r < ranks; r++) {
+        pen p = {program, program->code + program->begin[r]};
+        write[schedule](&p, r);
+    }
+    *out = program;
+    return TP_OK;
+}

@@ -1,0 +1,289 @@
+/* The proof, rule by rule. One pass over each rank's list with a cursor per stage: backward has one canonical order
+ * (micro-batch ascending, slice descending), so "exactly once, in order" is a comparison with the next one expected. */
+#include "csrc/sched/internal.h"
+
+#include <stdlib.h>
+
+enum { SENT_F = 1, SENT_B = 2, POSTED_F = 4, POSTED_B = 8, AGAIN = 16, OUT = 32, IN = 64 };
+
+typedef struct {
+    const tp_program *p;
+    int lowered;
+    int32_t *forward;            /* [stages * micros] slices whose F is done */
+    int64_t *backward, *weights; /* [stages] how many of B|I, of B|W are done, in canonical order */
+    int64_t *messages;           /* [stages] SF, RF, SB, RB seen */
+    uint8_t *bits;               /* [stages * units] of the stage that the instruction names */
+    uint8_t *reduced, *updated;  /* [stages] AR, OPT seen */
+    int ending;                  /* the current rank has come to its AR and OPT: 1, 2 */
+} proof;
+
+/* Place of (micro, slice) in the canonical backward order of a stage. */
+static int64_t
+canonical(const tp_program *p, const tp_instr *i)
+{
+    return p->offset[i->micro] + p->slices[i->micro] - 1 - i->slice;
+}
+
+static uint8_t *
+bits_at(const proof *x, const tp_instr *i)
+{
+    return &x->bits[i->stage * tp_program_units(x->p) + tp_program_unit(x->p, i)];
+}
+
+static tp_status
+rule_place(const proof *x, int rank, int64_t at, const tp_instr *i)
+{
+    const tp_program *p = x->p;
+    if (i->op >= TP_OPS || i->stage >= p->stages || i->micro >= p->micros || i->slice >= p->slices[i->micro])
+        return tp_sched_refuse(p, rank, at, "no such instruction in a program of %d stages and %d micro-batches",
+                               p->stages, p->micros);
+    if (p->rank_of[i->stage] != rank)
+        return tp_sched_refuse(p, rank, at, "stage %d lives on rank %d", i->stage, p->rank_of[i->stage]);
+    return TP_OK;
+}
+
+static tp_status
+rule_forward(proof *x, int rank, int64_t at, const tp_instr *i)
+{
+    int32_t *done = &x->forward[(int64_t)i->stage * x->p->micros + i->micro];
+    if (i->slice < *done)
+        return tp_sched_refuse(x->p, rank, at, "this forward is done twice");
+    if (i->slice > *done)
+        return tp_sched_refuse(x->p, rank, at, "forward slices of a micro-batch ascend: slice %d comes first", *done);
+    if (x->lowered && tp_program_remote(x->p, i->stage) && !(*bits_at(x, i) & POSTED_F))
+        return tp_sched_refuse(x->p, rank, at, "its RF from rank %d must come before it", x->p->rank_of[i->stage - 1]);
+    ++*done;
+    return TP_OK;
+}
+
+static tp_status
+out_of_order(const proof *x, int rank, int64_t at, int64_t next, int64_t mine, const char *what)
+{
+    const tp_program *p = x->p;
+    if (mine < next)
+        return tp_sched_refuse(p, rank, at, "this %s is done twice, or after a later one", what);
+    int micro = 0; /* who is expected: a search only here, where the program is refused */
+    while (p->offset[micro + 1] <= next)
+        micro++;
+    int slice = (int)(p->offset[micro] + p->slices[micro] - 1 - next);
+    return tp_sched_refuse(
+        p, rank, at, "%s of a stage goes through micro-batches ascending and slices descending: %d.%d comes first",
+        what, micro, slice);
+}
+
+static tp_status
+rule_backward(proof *x, int rank, int64_t at, const tp_instr *i)
+{
+    const tp_program *p = x->p;
+    int64_t mine = canonical(p, i);
+    if (mine != x->backward[i->stage])
+        return out_of_order(x, rank, at, x->backward[i->stage], mine, "backward");
+    if (x->forward[(int64_t)i->stage * p->micros + i->micro] <= i->slice)
+        return tp_sched_refuse(p, rank, at, "its forward must come before it");
+    if (i->op == TP_OP_B && mine != x->weights[i->stage])
+        return out_of_order(x, rank, at, x->weights[i->stage], mine, "weight gradients");
+    if (x->lowered && tp_program_remote(p, i->stage + 1) && !(*bits_at(x, i) & POSTED_B))
+        return tp_sched_refuse(p, rank, at, "its RB from rank %d must come before it", p->rank_of[i->stage + 1]);
+    x->backward[i->stage]++;
+    x->weights[i->stage] += i->op == TP_OP_B;
+    return TP_OK;
+}
+
+static tp_status
+rule_weights(proof *x, int rank, int64_t at, const tp_instr *i)
+{
+    int64_t mine = canonical(x->p, i);
+    if (mine >= x->backward[i->stage])
+        return tp_sched_refuse(x->p, rank, at, "its I must come before it");
+    if (mine != x->weights[i->stage])
+        return out_of_order(x, rank, at, x->weights[i->stage], mine, "weight gradients");
+    x->weights[i->stage]++;
+    return TP_OK;
+}
+
+/* R, SO, SI: once, between the forward and the backward of their slice; swapped in again once swapped out. */
+static tp_status
+rule_saved(proof *x, int rank, int64_t at, const tp_instr *i)
+{
+    uint8_t *bits = bits_at(x, i), mine = i->op == TP_OP_R ? AGAIN : i->op == TP_OP_SO ? OUT : IN;
+    if (*bits & mine)
+        return tp_sched_refuse(x->p, rank, at, "it is done twice");
+    if (x->forward[(int64_t)i->stage * x->p->micros + i->micro] <= i->slice)
+        return tp_sched_refuse(x->p, rank, at, "its forward must come before it");
+    if (canonical(x->p, i) < x->backward[i->stage])
+        return tp_sched_refuse(x->p, rank, at, "its backward is done already");
+    if (mine == IN && !(*bits & OUT))
+        return tp_sched_refuse(x->p, rank, at, "its SO must come before it");
+    *bits |= mine;
+    return TP_OK;
+}
+
+static tp_status
+rule_message(proof *x, int rank, int64_t at, const tp_instr *i)
+{
+    const tp_program *p = x->p;
+    int upward = i->op == TP_OP_SF || i->op == TP_OP_RB; /* the neighbour is the next stage, else the one before */
+    int neighbour = i->stage + (upward ? 1 : -1);
+    if (neighbour < 0 || neighbour >= p->stages || !tp_program_remote(p, upward ? i->stage + 1 : i->stage))
+        return tp_sched_refuse(p, rank, at, "stage %d has no neighbour on another rank on this side", i->stage);
+    if (i->peer != p->rank_of[neighbour])
+        return tp_sched_refuse(p, rank, at, "stage %d lives on rank %d, not on rank %d", neighbour,
+                               p->rank_of[neighbour], i->peer);
+    if (i->op == TP_OP_SF && x->forward[(int64_t)i->stage * p->micros + i->micro] <= i->slice)
+        return tp_sched_refuse(p, rank, at, "its F must come before it");
+    if (i->op == TP_OP_SB && canonical(p, i) >= x->backward[i->stage])
+        return tp_sched_refuse(p, rank, at, "its B or I must come before it");
+    static const uint8_t mine[] = {
+        [TP_OP_SF] = SENT_F, [TP_OP_RF] = POSTED_F, [TP_OP_SB] = SENT_B, [TP_OP_RB] = POSTED_B};
+    uint8_t *bits = bits_at(x, i);
+    if (*bits & mine[i->op])
+        return tp_sched_refuse(p, rank, at, "it is done twice");
+    *bits |= mine[i->op];
+    x->messages[i->stage]++;
+    return TP_OK;
+}
+
+static tp_status
+rule_end(proof *x, int rank, int64_t at, const tp_instr *i)
+{
+    const tp_program *p = x->p;
+    int last = p->stages - 1, first = i->stage == 0;
+    uint8_t *seen = i->op == TP_OP_AR ? x->reduced : x->updated;
+    if (seen[i->stage])
+        return tp_sched_refuse(p, rank, at, "it is done twice");
+    if (x->weights[i->stage] != tp_program_units(p))
+        return tp_sched_refuse(p, rank, at, "every backward of stage %d must come before it", i->stage);
+    if (i->micro != 0 || i->slice != 0)
+        return tp_sched_refuse(p, rank, at, "it belongs to no micro-batch: 0.0 would be right");
+    if (i->op == TP_OP_AR) {
+        if ((!first && i->stage != last) || p->rank_of[0] == p->rank_of[last])
+            return tp_sched_refuse(p, rank, at, "only the first and the last stage, on two ranks, tie a weight");
+        if (i->peer != p->rank_of[first ? last : 0])
+            return tp_sched_refuse(p, rank, at, "the other end of the tie lives on rank %d",
+                                   p->rank_of[first ? last : 0]);
+        if (x->ending == 2)
+            return tp_sched_refuse(p, rank, at, "it must come before every OPT of its rank");
+    }
+    seen[i->stage] = 1;
+    x->ending = i->op == TP_OP_AR ? 1 : 2;
+    return TP_OK;
+}
+
+static tp_status
+check_one(proof *x, int rank, int64_t at, const tp_instr *i)
+{
+    TP_TRY(rule_place(x, rank, at, i));
+    if (x->ending && i->op < TP_OP_AR)
+        return tp_sched_refuse(x->p, rank, at, "only AR and OPT may follow the first AR or OPT of a rank");
+    switch (i->op) {
+    case TP_OP_F: return rule_forward(x, rank, at, i);
+    case TP_OP_B:
+    case TP_OP_I: return rule_backward(x, rank, at, i);
+    case TP_OP_W: return rule_weights(x, rank, at, i);
+    case TP_OP_R:
+    case TP_OP_SO:
+    case TP_OP_SI: return rule_saved(x, rank, at, i);
+    case TP_OP_AR:
+    case TP_OP_OPT: return rule_end(x, rank, at, i);
+    default: return rule_message(x, rank, at, i);
+    }
+}
+
+/* Nothing is missing. The blame falls on the end of the rank's list. */
+static tp_status
+rule_complete(const proof *x, int stage)
+{
+    const tp_program *p = x->p;
+    int rank = p->rank_of[stage];
+    int64_t end = p->begin[rank + 1] - p->begin[rank], units = tp_program_units(p);
+    for (int q = 0; q < p->micros; q++)
+        if (x->forward[(int64_t)stage * p->micros + q] != p->slices[q])
+            return tp_sched_refuse(p, rank, end, "%dF%d.%d is missing", stage, q,
+                                   x->forward[(int64_t)stage * p->micros + q]);
+    if (x->backward[stage] != units)
+        return tp_sched_refuse(p, rank, end, "stage %d has %lld of its %lld backwards", stage,
+                               (long long)x->backward[stage], (long long)units);
+    if (x->weights[stage] != units)
+        return tp_sched_refuse(p, rank, end, "stage %d has %lld of its %lld weight gradients", stage,
+                               (long long)x->weights[stage], (long long)units);
+    int64_t messages = 2 * units * (tp_program_remote(p, stage) + tp_program_remote(p, stage + 1));
+    if (x->lowered && x->messages[stage] != messages)
+        return tp_sched_refuse(p, rank, end, "stage %d has %lld of its %lld sends and receives", stage,
+                               (long long)x->messages[stage], (long long)messages);
+    if (x->updated[stage] != x->updated[0])
+        return tp_sched_refuse(p, rank, end, "OPT belongs to every stage or to none: stage %d and stage 0 differ",
+                               stage);
+    return TP_OK;
+}
+
+static tp_status
+rule_swapped(const proof *x)
+{
+    const tp_program *p = x->p;
+    for (int r = 0; r < p->ranks; r++)
+        for (int64_t k = p->begin[r]; k < p->begin[r + 1]; k++)
+            if (p->code[k].op == TP_OP_SO && !(*bits_at(x, &p->code[k]) & IN))
+                return tp_sched_refuse(p, r, k - p->begin[r], "its SI is missing");
+    return TP_OK;
+}
+
+static tp_status
+check_all(proof *x)
+{
+    const tp_program *p = x->p;
+    for (int r = 0; r < p->ranks; r++) {
+        x->ending = 0;
+        for (int64_t k = p->begin[r]; k < p->begin[r + 1]; k++)
+            TP_TRY(check_one(x, r, k - p->begin[r], &p->code[k]));
+    }
+    for (int v = 0; v < p->stages; v++)
+        TP_TRY(rule_complete(x, v));
+    int last = p->stages - 1, rank = p->rank_of[x->reduced[0] ? last : 0];
+    if (x->reduced[0] != x->reduced[last])
+        return tp_sched_refuse(p, rank, p->begin[rank + 1] - p->begin[rank], "one end of the tied weight has no AR");
+    return x->bits != NULL ? rule_swapped(x) : TP_OK;
+}
+
+static tp_status
+proof_open(proof *x, const tp_program *p)
+{
+    size_t stages = (size_t)p->stages;
+    unsigned ops = tp_sched_ops(p);
+    int tables = ops >= TP_SCHED_BIT(TP_OP_R); /* beyond F, B, I, W */
+    x->p = p;
+    x->lowered = (ops & TP_SCHED_MESSAGES) != 0;
+    x->forward = calloc(stages * (size_t)p->micros, sizeof *x->forward);
+    x->backward = calloc(stages, sizeof *x->backward);
+    x->weights = calloc(stages, sizeof *x->weights);
+    x->messages = calloc(stages, sizeof *x->messages);
+    x->bits = tables ? calloc(stages * (size_t)tp_program_units(p), 1) : NULL;
+    x->reduced = calloc(stages, 1);
+    x->updated = calloc(stages, 1);
+    if (x->forward == NULL || x->backward == NULL || x->weights == NULL || x->messages == NULL ||
+        (tables && x->bits == NULL) || x->reduced == NULL || x->updated == NULL)
+        return tp_fail(TP_EMEMORY, "no memory to check %d stages and %d micro-batches", p->stages, p->micros);
+    return TP_OK;
+}
+
+tp_status
+tp_program_check_order(const tp_program *program)
+{
+    if (!tp_sched_is_dense(program)) /* before any table: nothing may be allocated in proportion to what is missing */
+        return tp_sched_refuse(
+            program, 0, 0,
+            "the program has %lld instructions, and its %d stages x %lld slices alone need twice as many "
+            "as their product: instructions are missing",
+            (long long)program->begin[program->ranks], program->stages, (long long)tp_program_units(program));
+    proof x = {0};
+    tp_status status = proof_open(&x, program);
+    if (status == TP_OK)
+        status = check_all(&x);
+    free(x.forward);
+    free(x.backward);
+    free(x.weights);
+    free(x.messages);
+    free(x.bits);
+    free(x.reduced);
+    free(x.updated);
+    return status;
+}

@@ -1,0 +1,300 @@
+/* Comms by zero-buffer execution: the compute program is run abstractly with rendezvous sends. A rank announces the
+ * receives of its next op before it sends what its last op made; where all ranks are stuck all the same, the receive of
+ * the first stuck send is announced where its reader stands. So the result cannot deadlock, on any transport, and
+ * receives are announced (and slots taken) no earlier than that needs. */
+#include "csrc/sched/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- strip --------------------------------------------------------------------------------------------------------------- */
+
+static int
+survives(int op)
+{
+    return !tp_sched_is_message(op) && op < TP_OP_AR;
+}
+
+tp_status
+tp_program_strip(const tp_program *program, tp_program **out)
+{
+    int64_t *counts = calloc((size_t)program->ranks, sizeof *counts);
+    if (counts == NULL)
+        return tp_fail(TP_EMEMORY, "no memory for %d ranks", program->ranks);
+    for (int r = 0; r < program->ranks; r++)
+        for (int64_t i = program->begin[r]; i < program->begin[r + 1]; i++)
+            counts[r] += survives(program->code[i].op);
+    tp_program *p = NULL;
+    tp_status status = tp_program_open(program->ranks, program->stages, program->micros, program->slices,
+                                       program->rank_of, counts, &p);
+    free(counts);
+    TP_TRY(status);
+    tp_instr *to = p->code;
+    for (int64_t i = 0; i < program->begin[program->ranks]; i++)
+        if (survives(program->code[i].op)) {
+            *to = program->code[i];
+            to->slot = 0;
+            to->peer = -1;
+            to++;
+        }
+    *out = p;
+    return TP_OK;
+}
+
+/* ---- lower --------------------------------------------------------------------------------------------------------------- */
+
+enum { POSTED_F = 1, POSTED_B = 2, ARRIVED_F = 4, ARRIVED_B = 8 };
+
+typedef struct {
+    const tp_program *from;
+    tp_program *to;
+    tp_pairs pairs;
+    int64_t *message_begin; /* [pairs + 1] */
+    int32_t *message;       /* per pair: index in from->code of the op that makes its n-th message */
+    int64_t *posted, *sent; /* [pairs] messages announced, sent */
+    uint8_t *bits;          /* [stages * units] of the stage that reads */
+    int64_t *next, *write;  /* [ranks] cursors in from->code, to->code */
+    int32_t *sending;       /* [ranks] index of the op whose message waits to be sent; -1 */
+    int32_t *stack;         /* ranks that may go on */
+    uint8_t *queued;
+    int stacked;
+} lowering;
+
+/* The pair that the output of `instr` crosses; -1: it stays on the rank, or it has none. */
+static int
+pair_out(const lowering *l, const tp_instr *instr)
+{
+    if (instr->op == TP_OP_F)
+        return l->pairs.forward[instr->stage];
+    return tp_sched_is_backward(instr->op) ? l->pairs.backward[instr->stage] : -1;
+}
+
+static int
+pair_in(const lowering *l, const tp_instr *instr)
+{
+    if (instr->op == TP_OP_F)
+        return tp_program_remote(l->from, instr->stage) ? l->pairs.forward[instr->stage - 1] : -1;
+    if (tp_sched_is_backward(instr->op) && tp_program_remote(l->from, instr->stage + 1))
+        return l->pairs.backward[instr->stage + 1];
+    return -1;
+}
+
+static uint8_t *
+bits_of(lowering *l, int stage, const tp_instr *instr)
+{
+    return &l->bits[stage * tp_program_units(l->from) + tp_program_unit(l->from, instr)];
+}
+
+static int
+reader_stage(const tp_instr *maker)
+{
+    return maker->op == TP_OP_F ? maker->stage + 1 : maker->stage - 1;
+}
+
+static void
+wake(lowering *l, int rank)
+{
+    if (!l->queued[rank]) {
+        l->queued[rank] = 1;
+        l->stack[l->stacked++] = rank;
+    }
+}
+
+static void
+emit(lowering *l, int rank, const tp_instr *like, int op, int stage, int peer)
+{
+    tp_instr *to = &l->to->code[l->write[rank]++];
+    *to = *like;
+    to->op = (uint16_t)op;
+    to->stage = (uint16_t)stage;
+    to->peer = (int16_t)peer;
+    to->slot = 0;
+}
+
+/* Announce the pair's next message at its target. */
+static void
+post(lowering *l, int pair)
+{
+    const tp_instr *maker = &l->from->code[l->message[l->message_begin[pair] + l->posted[pair]++]];
+    int forward = maker->op == TP_OP_F, stage = reader_stage(maker);
+    emit(l, l->pairs.target[pair], maker, forward ? TP_OP_RF : TP_OP_RB, stage, l->pairs.source[pair]);
+    *bits_of(l, stage, maker) |= forward ? POSTED_F : POSTED_B;
+    wake(l, l->pairs.source[pair]);
+}
+
+static void
+run_rank(lowering *l, int rank)
+{
+    const tp_program *p = l->from;
+    for (;;) {
+        const tp_instr *instr = l->next[rank] < p->begin[rank + 1] ? &p->code[l->next[rank]] : NULL;
+        int in = instr == NULL ? -1 : pair_in(l, instr), forward = instr != NULL && instr->op == TP_OP_F;
+        if (in >= 0)
+            while (!(*bits_of(l, instr->stage, instr) & (forward ? POSTED_F : POSTED_B)))
+                post(l, in);
+        if (l->sending[rank] >= 0) {
+            const tp_instr *maker = &p->code[l->sending[rank]];
+            int pair = pair_out(l, maker);
+            if (l->posted[pair] <= l->sent[pair])
+                return;
+            l->sent[pair]++;
+            emit(l, rank, maker, maker->op == TP_OP_F ? TP_OP_SF : TP_OP_SB, maker->stage, l->pairs.target[pair]);
+            *bits_of(l, reader_stage(maker), maker) |= maker->op == TP_OP_F ? ARRIVED_F : ARRIVED_B;
+            wake(l, l->pairs.target[pair]);
+            l->sending[rank] = -1;
+        }
+        if (instr == NULL || (in >= 0 && !(*bits_of(l, instr->stage, instr) & (forward ? ARRIVED_F : ARRIVED_B))))
+            return;
+        emit(l, rank, instr, instr->op, instr->stage, -1);
+        if (pair_out(l, instr) >= 0)
+            l->sending[rank] = (int32_t)l->next[rank];
+        l->next[rank]++;
+    }
+}
+
+static tp_status
+run_all(lowering *l)
+{
+    const tp_program *p = l->from;
+    for (int r = p->ranks - 1; r >= 0; r--)
+        wake(l, r);
+    for (;;) {
+        while (l->stacked > 0) {
+            int rank = l->stack[--l->stacked];
+            l->queued[rank] = 0;
+            run_rank(l, rank);
+        }
+        int stuck = -1, unfinished = -1;
+        for (int r = p->ranks - 1; r >= 0; r--) {
+            stuck = l->sending[r] >= 0 ? r : stuck;
+            unfinished = l->next[r] < p->begin[r + 1] ? r : unfinished;
+        }
+        if (stuck < 0 && unfinished < 0)
+            return TP_OK;
+        if (stuck < 0)
+            return tp_sched_refuse(p, unfinished, l->next[unfinished] - p->begin[unfinished],
+                                   "deadlock: the message it reads is never sent");
+        post(l, pair_out(l, &p->code[l->sending[stuck]]));
+    }
+}
+
+static tp_status
+list_messages(lowering *l)
+{
+    const tp_program *p = l->from;
+    int64_t length = p->begin[p->ranks];
+    for (int64_t i = 0; i < length; i++) {
+        int pair = pair_out(l, &p->code[i]);
+        if (pair >= 0)
+            l->message_begin[pair + 1]++;
+    }
+    for (int i = 0; i < l->pairs.count; i++)
+        l->message_begin[i + 1] += l->message_begin[i];
+    l->message = malloc(((size_t)l->message_begin[l->pairs.count] + 1) * sizeof *l->message);
+    if (l->message == NULL)
+        return tp_fail(TP_EMEMORY, "no memory for %lld messages", (long long)l->message_begin[l->pairs.count]);
+    for (int64_t i = 0; i < length; i++) {
+        int pair = pair_out(l, &p->code[i]);
+        if (pair >= 0) /* `sent` counts for a moment here */
+            l->message[l->message_begin[pair] + l->sent[pair]++] = (int32_t)i;
+    }
+    memset(l->sent, 0, ((size_t)l->pairs.count + 1) * sizeof *l->sent);
+    return TP_OK;
+}
+
+static tp_status
+open_target(lowering *l, int tied)
+{
+    const tp_program *p = l->from;
+    int64_t *counts = calloc((size_t)p->ranks, sizeof *counts);
+    if (counts == NULL)
+        return tp_fail(TP_EMEMORY, "no memory for %d ranks", p->ranks);
+    for (int r = 0; r < p->ranks; r++)
+        counts[r] = p->begin[r + 1] - p->begin[r];
+    for (int i = 0; i < l->pairs.count; i++) {
+        counts[l->pairs.source[i]] += l->message_begin[i + 1] - l->message_begin[i];
+        counts[l->pairs.target[i]] += l->message_begin[i + 1] - l->message_begin[i];
+    }
+    for (int v = 0; v < p->stages; v++)
+        counts[p->rank_of[v]]++;
+    if (tied) {
+        counts[p->rank_of[0]]++;
+        counts[p->rank_of[p->stages - 1]]++;
+    }
+    tp_status status = tp_program_open(p->ranks, p->stages, p->micros, p->slices, p->rank_of, counts, &l->to);
+    free(counts);
+    return status;
+}
+
+static void
+finish(lowering *l, int tied)
+{
+    const tp_program *p = l->from;
+    const tp_instr end = {.op = TP_OP_OPT, .peer = -1};
+    int last = p->stages - 1;
+    if (tied) {
+        emit(l, p->rank_of[0], &end, TP_OP_AR, 0, p->rank_of[last]);
+        emit(l, p->rank_of[last], &end, TP_OP_AR, last, p->rank_of[0]);
+    }
+    for (int v = 0; v < p->stages; v++)
+        emit(l, p->rank_of[v], &end, TP_OP_OPT, v, -1);
+}
+
+static tp_status
+lower(lowering *l, int tied)
+{
+    const tp_program *p = l->from;
+    TP_TRY(tp_pairs_open(p, &l->pairs));
+    size_t pairs = (size_t)l->pairs.count + 1, ranks = (size_t)p->ranks;
+    l->message_begin = calloc(pairs, sizeof *l->message_begin);
+    l->posted = calloc(pairs, sizeof *l->posted);
+    l->sent = calloc(pairs, sizeof *l->sent);
+    l->bits = calloc((size_t)p->stages * (size_t)tp_program_units(p), 1);
+    l->next = malloc(ranks * sizeof *l->next);
+    l->write = malloc(ranks * sizeof *l->write);
+    l->sending = malloc(ranks * sizeof *l->sending);
+    l->stack = malloc(ranks * sizeof *l->stack);
+    l->queued = calloc(ranks, 1);
+    if (l->message_begin == NULL || l->posted == NULL || l->sent == NULL || l->bits == NULL || l->next == NULL ||
+        l->write == NULL || l->sending == NULL || l->stack == NULL || l->queued == NULL)
+        return tp_fail(TP_EMEMORY, "no memory to lower %lld instructions", (long long)p->begin[p->ranks]);
+    TP_TRY(list_messages(l));
+    TP_TRY(open_target(l, tied));
+    for (int r = 0; r < p->ranks; r++) {
+        l->next[r] = p->begin[r];
+        l->write[r] = l->to->begin[r];
+        l->sending[r] = -1;
+    }
+    TP_TRY(run_all(l));
+    finish(l, tied);
+    return tp_program_assign_slots(l->to);
+}
+
+tp_status
+tp_program_lower(const tp_program *program, int tied, tp_program **out)
+{
+    tp_program *compute = NULL;
+    TP_TRY(tp_program_strip(program, &compute));
+    lowering l = {.from = compute};
+    tp_status status = tp_program_check(compute);
+    if (status == TP_OK)
+        status = lower(&l, tied && compute->rank_of[0] != compute->rank_of[compute->stages - 1]);
+    tp_pairs_close(&l.pairs);
+    free(l.message_begin);
+    free(l.message);
+    free(l.posted);
+    free(l.sent);
+    free(l.bits);
+    free(l.next);
+    free(l.write);
+    free(l.sending);
+    free(l.stack);
+    free(l.queued);
+    tp_program_close(compute);
+    if (status != TP_OK) {
+        tp_program_close(l.to);
+        return status;
+    }
+    *out = l.to;
+    return TP_OK;
+}

@@ -1,0 +1,403 @@
+/* Worklist evaluation, O(N): a rank runs until its next op reads a message that nobody has made yet; whoever makes it
+ * wakes that rank. Ends are kept by (stage, unit), so neighbours read them in the order they were written. */
+#include "csrc/sched/internal.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NOT_YET (-1.0)
+
+typedef struct {
+    const tp_program *p;
+    const tp_durations *d;
+    int64_t units;
+    int lowered;
+    double *ready_f, *ready_b; /* [stages * units] when the stage's output leaves its rank (or is there); NOT_YET */
+    double *clock, *work, *recompute, *first_backward, *work_before; /* [ranks] */
+    const double **waiting; /* [ranks] the cell of ready_f or ready_b that a blocked rank waits for; NULL */
+    int64_t *next;          /* [ranks] */
+    uint8_t *remote;        /* [stages + 1] does F of this stage read from another rank? */
+    int32_t *stack;
+    int stacked;
+    tp_run *runs; /* NULL: not recorded */
+    int64_t run_count, run_room;
+    tp_timeline *line; /* NULL: no intervals */
+    int64_t *interval; /* [ranks] where the rank's next interval goes */
+} sim;
+
+static void
+sim_close(sim *s)
+{
+    free(s->ready_f);
+    free(s->ready_b);
+    free(s->clock);
+    free(s->waiting);
+    free(s->next);
+    free(s->remote);
+    free(s->stack);
+    free(s->runs);
+    free(s->interval);
+}
+
+static tp_status
+sim_open(sim *s, const tp_program *p, const tp_durations *d)
+{
+    size_t ranks = (size_t)p->ranks;
+    *s = (sim){.p = p, .d = d, .units = tp_program_units(p), .lowered = (tp_sched_ops(p) & TP_SCHED_MESSAGES) != 0};
+    size_t cells = (size_t)p->stages * (size_t)s->units;
+    s->ready_f = malloc(cells * sizeof *s->ready_f);
+    s->ready_b = malloc(cells * sizeof *s->ready_b);
+    s->clock = calloc(5 * ranks, sizeof *s->clock);
+    s->waiting = calloc(ranks, sizeof *s->waiting);
+    s->next = malloc(ranks * sizeof *s->next);
+    s->remote = calloc((size_t)p->stages + 1, 1);
+    s->stack = malloc(ranks * sizeof *s->stack);
+    s->interval = malloc(ranks * sizeof *s->interval);
+    if (s->ready_f == NULL || s->ready_b == NULL || s->clock == NULL || s->waiting == NULL || s->next == NULL ||
+        s->remote == NULL || s->stack == NULL || s->interval == NULL) {
+        sim_close(s);
+        return tp_fail(TP_EMEMORY, "no memory to simulate %lld instructions", (long long)p->begin[p->ranks]);
+    }
+    s->work = s->clock + ranks;
+    s->recompute = s->work + ranks;
+    s->first_backward = s->recompute + ranks;
+    s->work_before = s->first_backward + ranks;
+    for (size_t i = 0; i < cells; i++)
+        s->ready_f[i] = s->ready_b[i] = NOT_YET;
+    for (int v = 0; v <= p->stages; v++)
+        s->remote[v] = (uint8_t)tp_program_remote(p, v);
+    for (int r = 0; r < p->ranks; r++) {
+        s->next[r] = p->begin[r];
+        s->first_backward[r] = NOT_YET;
+    }
+    return TP_OK;
+}
+
+/* ---- one instruction ------------------------------------------------------------------------------------------------- */
+
+/* When the input of F, B or I is there; blocks (returns 0, waiting set) if nobody has made it. *copy_s: what the receive
+ * takes of this rank. */
+static inline int
+input_of(sim *s, int rank, const tp_instr *i, int64_t cell, int64_t unit, double *arrival, double *copy_s)
+{
+    int forward = i->op == TP_OP_F, stage = i->stage, maker = forward ? stage - 1 : stage + 1;
+    if (maker < 0 || maker >= s->p->stages)
+        return 1; /* the first stage reads data; the last one's backward follows its own forward */
+    const double *from = forward ? &s->ready_f[cell - s->units] : &s->ready_b[cell + s->units];
+    if (*from < 0.0) {
+        s->waiting[rank] = from;
+        return 0;
+    }
+    *arrival = *from;
+    if (s->remote[forward ? stage : maker]) {
+        *arrival += tp_sched_lag_s(s->d, s->units, maker, unit);
+        *copy_s = tp_sched_seconds(s->d, forward ? TP_OP_RF : TP_OP_RB, stage, unit);
+    }
+    return 1;
+}
+
+static inline void
+publish(sim *s, double *cell, int reader_stage, double at)
+{
+    *cell = at;
+    int rank = s->p->rank_of[reader_stage];
+    if (s->waiting[rank] == cell) {
+        s->waiting[rank] = NULL;
+        s->stack[s->stacked++] = rank;
+    }
+}
+
+/* Send the output of F, B or I of this cell: takes copy time of the rank, then it is on its way. */
+static inline void
+leave(sim *s, int rank, int forward, int stage, int64_t cell, int64_t unit)
+{
+    int reader = forward ? stage + 1 : stage - 1;
+    if (reader < 0 || reader >= s->p->stages)
+        return;
+    if (s->remote[forward ? reader : stage])
+        s->clock[rank] += tp_sched_seconds(s->d, forward ? TP_OP_SF : TP_OP_SB, stage, unit);
+    publish(s, forward ? &s->ready_f[cell] : &s->ready_b[cell], reader, s->clock[rank]);
+}
+
+static inline void
+compute(sim *s, int rank, const tp_instr *i, int64_t unit)
+{
+    double seconds = tp_sched_compute_s(s->d, i->op, i->stage, unit), start = s->clock[rank];
+    if (tp_sched_is_backward(i->op) && s->first_backward[rank] < 0.0) {
+        s->first_backward[rank] = start;
+        s->work_before[rank] = s->work[rank];
+    }
+    s->clock[rank] = start + seconds;
+    s->work[rank] += seconds;
+    if (i->op == TP_OP_R)
+        s->recompute[rank] += seconds;
+    if (s->line != NULL) {
+        int64_t at = s->interval[rank]++;
+        s->line->start_s[at] = start;
+        s->line->end_s[at] = start + seconds;
+        s->line->at[at] = (int32_t)(i - s->p->code - s->p->begin[rank]);
+    }
+}
+
+/* 0: blocked. */
+static inline int
+step(sim *s, int rank, const tp_instr *i)
+{
+    int64_t unit = tp_program_unit(s->p, i), cell = i->stage * s->units + unit;
+    int forward = i->op == TP_OP_F;
+    if (forward || tp_sched_is_backward(i->op)) {
+        double arrival = 0.0, copy_s = 0.0;
+        if (!input_of(s, rank, i, cell, unit, &arrival, &copy_s))
+            return 0;
+        s->clock[rank] = (arrival > s->clock[rank] ? arrival : s->clock[rank]) + copy_s;
+        compute(s, rank, i, unit);
+        if (!(s->lowered && s->remote[forward ? i->stage + 1 : i->stage]))
+            leave(s, rank, forward, i->stage, cell, unit);
+    } else if (i->op == TP_OP_W || i->op == TP_OP_R) {
+        compute(s, rank, i, unit);
+    } else if (i->op == TP_OP_SF || i->op == TP_OP_SB) {
+        leave(s, rank, i->op == TP_OP_SF, i->stage, cell, unit);
+    } else if (i->op == TP_OP_SO || i->op == TP_OP_SI) {
+        s->clock[rank] += tp_sched_seconds(s->d, i->op, i->stage, unit);
+    }
+    return 1;
+}
+
+/* ---- the run --------------------------------------------------------------------------------------------------------- */
+
+static tp_status
+record(sim *s, int rank, int64_t count)
+{
+    if (s->run_count == s->run_room) {
+        int64_t room = s->run_room * 2 + 256;
+        tp_run *runs = realloc(s->runs, (size_t)room * sizeof *runs);
+        if (runs == NULL)
+            return tp_fail(TP_EMEMORY, "no memory for %lld runs", (long long)room);
+        s->runs = runs;
+        s->run_room = room;
+    }
+    s->runs[s->run_count++] = (tp_run){rank, (int32_t)count};
+    return TP_OK;
+}
+
+/* The rank's body: everything before its first AR or OPT. */
+static inline int64_t
+run_body(sim *s, int rank, int64_t end)
+{
+    int64_t k = s->next[rank], from = k;
+    while (k < end && s->p->code[k].op < TP_OP_AR && step(s, rank, &s->p->code[k]))
+        k++;
+    s->next[rank] = k;
+    return k - from;
+}
+
+static tp_status
+run_bodies(sim *s)
+{
+    const tp_program *p = s->p;
+    for (int r = p->ranks - 1; r >= 0; r--)
+        s->stack[s->stacked++] = r;
+    while (s->stacked > 0) {
+        int rank = s->stack[--s->stacked];
+        int64_t count = run_body(s, rank, p->begin[rank + 1]);
+        if (count > 0)
+            TP_TRY(record(s, rank, count));
+    }
+    for (int r = 0; r < p->ranks; r++)
+        if (s->waiting[r] != NULL) {
+            TP_TRY(tp_program_check(p)); /* names the cycle */
+            return tp_fail(TP_EINTERNAL, "rank %d waits for ever in a program that check accepts", r);
+        }
+    return TP_OK;
+}
+
+/* AR: both ends meet. Then the first OPT of every rank waits for all: the gradient norm is global. */
+static void
+run_ends(sim *s)
+{
+    const tp_program *p = s->p;
+    double meet = 0.0, all = 0.0;
+    for (int r = 0; r < p->ranks; r++)
+        if (s->next[r] < p->begin[r + 1] && p->code[s->next[r]].op == TP_OP_AR && s->clock[r] > meet)
+            meet = s->clock[r];
+    for (int r = 0; r < p->ranks; r++)
+        for (; s->next[r] < p->begin[r + 1] && p->code[s->next[r]].op == TP_OP_AR; s->next[r]++) {
+            s->clock[r] = s->clock[r] > meet ? s->clock[r] : meet;
+            compute(s, r, &p->code[s->next[r]], 0);
+        }
+    for (int r = 0; r < p->ranks; r++)
+        all = s->clock[r] > all ? s->clock[r] : all;
+    for (int r = 0; r < p->ranks; r++)
+        for (; s->next[r] < p->begin[r + 1]; s->next[r]++) {
+            s->clock[r] = s->clock[r] > all ? s->clock[r] : all;
+            compute(s, r, &p->code[s->next[r]], 0);
+        }
+}
+
+static double
+makespan(const sim *s)
+{
+    double most = 0.0;
+    for (int r = 0; r < s->p->ranks; r++)
+        most = s->clock[r] > most ? s->clock[r] : most;
+    return most;
+}
+
+tp_status
+tp_sched_replay(const tp_program *program, const tp_durations *durations, const tp_run *runs, int64_t run_count,
+                double *makespan_s)
+{
+    sim s;
+    TP_TRY(sim_open(&s, program, durations));
+    for (int64_t i = 0; i < run_count; i++)
+        run_body(&s, runs[i].rank, s.next[runs[i].rank] + runs[i].count);
+    run_ends(&s);
+    *makespan_s = makespan(&s);
+    sim_close(&s);
+    return TP_OK;
+}
+
+/* ---- the public face --------------------------------------------------------------------------------------------------- */
+
+static tp_status
+table_ok(const tp_program *p, const tp_durations *d, int op)
+{
+    const double *table = d->seconds[op];
+    int64_t units = d->unit_stride == 0 ? 1 : tp_program_units(p);
+    int stages = d->stage_stride == 0 ? 1 : p->stages;
+    for (int v = 0; table != NULL && v < stages; v++)
+        for (int64_t u = 0; u < units; u++) {
+            double seconds = table[v * d->stage_stride + u * d->unit_stride];
+            if (!(seconds >= 0.0 && seconds < INFINITY))
+                return tp_fail(TP_EVALUE,
+                               "seconds of %s on stage %d, slice %lld of the batch, is %g: finite and at least 0 "
+                               "would be right",
+                               tp_op_name(op), v, (long long)u, seconds);
+        }
+    return TP_OK;
+}
+
+tp_status
+tp_durations_check(const tp_program *program, const tp_durations *durations)
+{
+    for (int op = 0; op < TP_OPS; op++)
+        TP_TRY(table_ok(program, durations, op));
+    const double *comm = durations->comm_unit_s != NULL ? durations->comm_unit_s : durations->comm_s;
+    int64_t count = durations->comm_unit_s != NULL ? program->stages * tp_program_units(program) : program->stages;
+    for (int64_t i = 0; comm != NULL && i < count; i++)
+        if (!(comm[i] >= 0.0 && comm[i] < INFINITY))
+            return tp_fail(TP_EVALUE, "comm_s[%lld] is %g: finite and at least 0 would be right", (long long)i,
+                           comm[i]);
+    return TP_OK;
+}
+
+void
+tp_program_peak_bytes(const tp_program *program, const double *bytes, int64_t stage_stride, int64_t unit_stride,
+                      double *peak)
+{
+    for (int r = 0; r < program->ranks; r++) {
+        double held = 0.0, most = 0.0;
+        for (int64_t k = program->begin[r]; k < program->begin[r + 1]; k++) {
+            const tp_instr *i = &program->code[k];
+            if (i->op != TP_OP_F && i->op != TP_OP_B && i->op != TP_OP_W)
+                continue;
+            double size = bytes[i->stage * stage_stride + tp_program_unit(program, i) * unit_stride];
+            held += i->op == TP_OP_F ? size : -size;
+            most = held > most ? held : most;
+        }
+        peak[r] = most;
+    }
+}
+
+static tp_status
+line_open(const tp_program *p, int keep_intervals, tp_timeline **out)
+{
+    tp_timeline *line = calloc(1, sizeof *line);
+    size_t ranks = (size_t)p->ranks;
+    int whole = line != NULL;
+    if (whole) {
+        line->begin = calloc(ranks + 1, sizeof *line->begin);
+        line->busy_s = calloc(ranks, sizeof *line->busy_s);
+        line->peak_bytes = calloc(ranks, sizeof *line->peak_bytes);
+        whole = line->begin != NULL && line->busy_s != NULL && line->peak_bytes != NULL;
+    }
+    for (int r = 0; whole && r < p->ranks; r++) {
+        line->begin[r + 1] = line->begin[r];
+        for (int64_t k = p->begin[r]; k < p->begin[r + 1]; k++)
+            line->begin[r + 1] += tp_sched_is_compute(p->code[k].op) || p->code[k].op >= TP_OP_AR;
+        line->operations = line->begin[r + 1];
+    }
+    if (whole && keep_intervals) {
+        size_t count = (size_t)line->operations + 1;
+        line->start_s = malloc(count * sizeof *line->start_s);
+        line->end_s = malloc(count * sizeof *line->end_s);
+        line->at = malloc(count * sizeof *line->at);
+        whole = line->start_s != NULL && line->end_s != NULL && line->at != NULL;
+    }
+    if (!whole) {
+        tp_timeline_close(line);
+        return tp_fail(TP_EMEMORY, "no memory for the timeline of %lld instructions", (long long)p->begin[p->ranks]);
+    }
+    *out = line;
+    return TP_OK;
+}
+
+void
+tp_timeline_close(tp_timeline *timeline)
+{
+    if (timeline == NULL)
+        return;
+    free(timeline->begin);
+    free(timeline->start_s);
+    free(timeline->end_s);
+    free(timeline->at);
+    free(timeline->busy_s);
+    free(timeline->peak_bytes);
+    free(timeline);
+}
+
+static tp_status
+fill(sim *s, tp_timeline *line, int keep_intervals)
+{
+    const tp_program *p = s->p;
+    if (keep_intervals) {
+        s->line = line;
+        for (int r = 0; r < p->ranks; r++)
+            s->interval[r] = line->begin[r];
+    }
+    TP_TRY(run_bodies(s));
+    run_ends(s);
+    line->makespan_s = makespan(s);
+    for (int r = 0; r < p->ranks; r++) {
+        line->busy_s[r] = s->work[r] - s->recompute[r];
+        double first = s->first_backward[r]; /* from here on: seconds idle before it */
+        s->first_backward[r] = first < 0.0 ? line->makespan_s - s->work[r] : first - s->work_before[r];
+    }
+    tp_totals totals = {line->makespan_s, s->work, s->recompute, s->first_backward};
+    TP_TRY(tp_sched_bubbles(p, s->d, s->runs, s->run_count, &totals, line->bubbles_s));
+    return tp_program_bound(p, s->d, &line->lower_bound_s);
+}
+
+tp_status
+tp_program_simulate(const tp_program *program, const tp_durations *durations, const double *activation_bytes,
+                    int64_t bytes_stage_stride, int64_t bytes_unit_stride, int keep_intervals, tp_timeline **out)
+{
+    TP_TRY(tp_program_check_order(program));
+    TP_TRY(tp_durations_check(program, durations));
+    sim s;
+    TP_TRY(sim_open(&s, program, durations));
+    tp_timeline *line = NULL;
+    tp_status status = line_open(program, keep_intervals, &line);
+    if (status == TP_OK)
+        status = fill(&s, line, keep_intervals);
+    sim_close(&s);
+    if (status != TP_OK) {
+        tp_timeline_close(line);
+        return status;
+    }
+    if (activation_bytes != NULL)
+        tp_program_peak_bytes(program, activation_bytes, bytes_stage_stride, bytes_unit_stride, line->peak_bytes);
+    *out = line;
+    return TP_OK;
+}

@@ -1,0 +1,129 @@
+#include "csrc/sched/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A slot number of one kind on one stage: taken by a micro-batch at its first use, free behind its last. */
+typedef struct {
+    int32_t *slot_of; /* [stages * micros]; -1 before the first use */
+    int32_t *uses;    /* [stages * micros] instructions that use it and are still to come */
+    uint8_t *taken;   /* [stages * micros]: taken[stage * micros + slot] */
+    int32_t *lowest;  /* [stages] no slot below is free */
+} pool;
+
+/* Activations (inputs, saved for backward) live from RF or F to W or B; gradients from RB, B or I to W, B or SB. */
+static int
+uses_activation(int op)
+{
+    return op <= TP_OP_RF || op == TP_OP_SO || op == TP_OP_SI;
+}
+
+static int
+uses_gradient(int op)
+{
+    return op == TP_OP_B || op == TP_OP_I || op == TP_OP_W || op == TP_OP_SB || op == TP_OP_RB;
+}
+
+static tp_status
+pool_open(pool *p, int stages, int micros)
+{
+    size_t cells = (size_t)stages * (size_t)micros;
+    p->slot_of = malloc(cells * sizeof *p->slot_of);
+    p->uses = calloc(cells, sizeof *p->uses);
+    p->taken = calloc(cells, 1);
+    p->lowest = calloc((size_t)stages, sizeof *p->lowest);
+    if (p->slot_of == NULL || p->uses == NULL || p->taken == NULL || p->lowest == NULL)
+        return tp_fail(TP_EMEMORY, "no memory for the slots of %d stages and %d micro-batches", stages, micros);
+    memset(p->slot_of, -1, cells * sizeof *p->slot_of);
+    return TP_OK;
+}
+
+static void
+pool_close(pool *p)
+{
+    free(p->slot_of);
+    free(p->uses);
+    free(p->taken);
+    free(p->lowest);
+}
+
+static int
+pool_use(pool *p, int stage, int64_t micros, int micro)
+{
+    int64_t cell = stage * micros + micro;
+    int32_t slot = p->slot_of[cell];
+    if (slot < 0) {
+        slot = p->lowest[stage];
+        while (p->taken[stage * micros + slot]) /* at most `micros` are ever taken, so one is free */
+            slot++;
+        p->lowest[stage] = slot + 1;
+        p->taken[stage * micros + slot] = 1;
+        p->slot_of[cell] = slot;
+    }
+    if (--p->uses[cell] == 0) {
+        p->taken[stage * micros + slot] = 0;
+        p->lowest[stage] = slot < p->lowest[stage] ? slot : p->lowest[stage];
+    }
+    return slot;
+}
+
+static void
+assign(tp_program *program, pool *activation, pool *gradient)
+{
+    int64_t length = program->begin[program->ranks], micros = program->micros;
+    for (int64_t i = 0; i < length; i++) {
+        const tp_instr *instr = &program->code[i];
+        activation->uses[instr->stage * micros + instr->micro] += uses_activation(instr->op);
+        gradient->uses[instr->stage * micros + instr->micro] += uses_gradient(instr->op);
+    }
+    for (int64_t i = 0; i < length; i++) {
+        tp_instr *instr = &program->code[i];
+        int a = uses_activation(instr->op) ? pool_use(activation, instr->stage, micros, instr->micro) : 0;
+        int g = uses_gradient(instr->op) ? pool_use(gradient, instr->stage, micros, instr->micro) : 0;
+        instr->slot = TP_SLOT(a, g);
+    }
+}
+
+tp_status
+tp_program_assign_slots(tp_program *program)
+{
+    if (!tp_sched_is_dense(program))
+        return tp_program_check_order(program); /* refuses: instructions are missing */
+    pool activation = {0}, gradient = {0};
+    tp_status status = pool_open(&activation, program->stages, program->micros);
+    if (status == TP_OK)
+        status = pool_open(&gradient, program->stages, program->micros);
+    if (status == TP_OK)
+        assign(program, &activation, &gradient);
+    pool_close(&activation);
+    pool_close(&gradient);
+    return status;
+}
+
+static int
+slots_of(const tp_program *program, int stage, int gradient)
+{
+    if (stage < 0 || stage >= program->stages || !(tp_sched_ops(program) & TP_SCHED_SLOTTED))
+        return 0;
+    int rank = program->rank_of[stage], most = -1;
+    for (int64_t i = program->begin[rank]; i < program->begin[rank + 1]; i++) {
+        const tp_instr *instr = &program->code[i];
+        if (instr->stage != stage || !(gradient ? uses_gradient(instr->op) : uses_activation(instr->op)))
+            continue;
+        int slot = (int)(gradient ? TP_SLOT_GRADIENT(instr->slot) : TP_SLOT_ACTIVATION(instr->slot));
+        most = slot > most ? slot : most;
+    }
+    return most + 1;
+}
+
+int
+tp_program_activation_slots(const tp_program *program, int stage)
+{
+    return slots_of(program, stage, 0);
+}
+
+int
+tp_program_gradient_slots(const tp_program *program, int stage)
+{
+    return slots_of(program, stage, 1);
+}

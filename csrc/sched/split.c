@@ -1,0 +1,358 @@
+/* B into I and W by time-driven list scheduling: the order of all other ops is kept; a W goes where its rank would wait,
+ * if the wait is at least a fraction of the W (zero bubble pipelines, Qi et al. 2024, fill bubbles with W in this way).
+ * Five fractions are tried, and W right behind I; the best by simulation stays. */
+#include "csrc/sched/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define NOT_YET (-1.0)
+#define AT_ONCE (-1.0) /* threshold: W right behind its I */
+
+typedef struct {
+    int32_t micro, slice; /* the next in canonical order */
+    int64_t count;
+} cursor;
+
+typedef struct {
+    double key;
+    int32_t rank;
+} event;
+
+typedef struct {
+    const tp_program *from; /* compute only, F and B */
+    tp_program *to;
+    const tp_durations *d;
+    int64_t units;
+    int pending;
+    double threshold;
+    double *ready_f, *ready_b;      /* [stages * units] */
+    double *clock;                  /* [ranks] */
+    const double **waiting;         /* [ranks] */
+    int64_t *next, *write;          /* [ranks] */
+    cursor *input, *weight;         /* [stages] next I, next W */
+    int32_t *stage_of, *next_stage; /* [ranks], [stages] the stages of a rank as a list; -1 ends it */
+    event *heap;
+    int events;
+} filler;
+
+static void
+push(filler *f, double key, int rank)
+{
+    int at = f->events++;
+    for (; at > 0; at = (at - 1) / 2) {
+        const event *up = &f->heap[(at - 1) / 2];
+        if (up->key < key || (up->key == key && up->rank < rank))
+            break;
+        f->heap[at] = *up;
+    }
+    f->heap[at] = (event){key, rank};
+}
+
+static int
+earlier(const event *a, const event *b)
+{
+    return a->key < b->key || (a->key == b->key && a->rank < b->rank);
+}
+
+static event
+pop(filler *f)
+{
+    event first = f->heap[0], last = f->heap[--f->events];
+    int at = 0;
+    for (int child; (child = 2 * at + 1) < f->events; at = child) {
+        if (child + 1 < f->events && earlier(&f->heap[child + 1], &f->heap[child]))
+            child++;
+        if (!earlier(&f->heap[child], &last))
+            break;
+        f->heap[at] = f->heap[child];
+    }
+    f->heap[at] = last;
+    return first;
+}
+
+static void
+advance(const tp_program *p, cursor *c)
+{
+    c->count++;
+    if (--c->slice < 0 && ++c->micro < p->micros)
+        c->slice = p->slices[c->micro] - 1;
+}
+
+/* Micro-batches of a stage whose I has begun and whose W is not complete. */
+static int
+open_micros(const filler *f, int stage)
+{
+    const cursor *i = &f->input[stage];
+    int begun = i->micro + (i->micro < f->from->micros && i->slice < f->from->slices[i->micro] - 1);
+    return begun - f->weight[stage].micro;
+}
+
+static void
+emit(filler *f, int rank, int op, int stage, int micro, int slice)
+{
+    f->to->code[f->write[rank]++] = (tp_instr){
+        .op = (uint16_t)op, .stage = (uint16_t)stage, .micro = (uint16_t)micro, .slice = (uint16_t)slice, .peer = -1};
+}
+
+static double
+weight_s(const filler *f, int stage)
+{
+    const cursor *w = &f->weight[stage];
+    return tp_sched_seconds(f->d, TP_OP_W, stage, f->from->offset[w->micro] + w->slice);
+}
+
+static void
+run_weight(filler *f, int rank, int stage)
+{
+    cursor *w = &f->weight[stage];
+    f->clock[rank] += weight_s(f, stage);
+    emit(f, rank, TP_OP_W, stage, w->micro, w->slice);
+    advance(f->from, w);
+}
+
+/* The stage of this rank with most W's waiting (the lowest of equals); -1: none waits. */
+static int
+fullest(const filler *f, int rank)
+{
+    int best = -1;
+    int64_t most = 0;
+    for (int v = f->stage_of[rank]; v >= 0; v = f->next_stage[v])
+        if (f->input[v].count - f->weight[v].count > most) {
+            most = f->input[v].count - f->weight[v].count;
+            best = v;
+        }
+    return best;
+}
+
+/* Seconds until the input of `i` is there; if its maker has not even begun, at least how long. *cell: where it will be
+ * told, NULL if it is known already or there is none. */
+static double
+wait_of(const filler *f, int rank, const tp_instr *i, const double **cell, double *copy_s)
+{
+    const tp_program *p = f->from;
+    int forward = i->op == TP_OP_F, backward = i->op == TP_OP_B, maker = forward ? i->stage - 1 : i->stage + 1;
+    *cell = NULL;
+    *copy_s = 0.0;
+    if ((!forward && !backward) || maker < 0 || maker >= p->stages)
+        return 0.0;
+    int64_t unit = tp_program_unit(p, i);
+    const double *from = (forward ? f->ready_f : f->ready_b) + maker * f->units + unit;
+    double lag = 0.0;
+    if (p->rank_of[maker] != rank) {
+        lag = tp_sched_lag_s(f->d, f->units, maker, unit);
+        *copy_s = tp_sched_seconds(f->d, forward ? TP_OP_RF : TP_OP_RB, i->stage, unit);
+    }
+    if (*from >= 0.0)
+        return *from + lag - f->clock[rank];
+    *cell = from;
+    return lag + tp_sched_seconds(f->d, forward ? TP_OP_F : TP_OP_I, maker, unit);
+}
+
+static void
+run_op(filler *f, int rank, const tp_instr *i, double copy_s)
+{
+    const tp_program *p = f->from;
+    int forward = i->op == TP_OP_F, backward = i->op == TP_OP_B, stage = i->stage;
+    int reader = forward ? stage + 1 : stage - 1;
+    int64_t unit = tp_program_unit(p, i);
+    int op = backward ? TP_OP_I : i->op;
+    double told = f->clock[rank];
+    f->clock[rank] += copy_s + tp_sched_seconds(f->d, op, stage, unit);
+    emit(f, rank, op, stage, i->micro, i->slice);
+    f->next[rank]++;
+    if (backward)
+        advance(p, &f->input[stage]);
+    if ((!forward && !backward) || reader < 0 || reader >= p->stages)
+        return;
+    int other = p->rank_of[reader];
+    if (other != rank)
+        f->clock[rank] += tp_sched_seconds(f->d, forward ? TP_OP_SF : TP_OP_SB, stage, unit);
+    double *cell = (forward ? f->ready_f : f->ready_b) + stage * f->units + unit;
+    *cell = f->clock[rank];
+    if (f->waiting[other] == cell) {
+        f->waiting[other] = NULL;
+        push(f, told > f->clock[other] ? told : f->clock[other], other);
+    }
+}
+
+/* One decision of one rank; 0: it is at its end, or sleeps until `waiting` is told. */
+static int
+decide(filler *f, int rank)
+{
+    const tp_program *p = f->from;
+    int full = fullest(f, rank);
+    if (f->next[rank] == p->begin[rank + 1]) {
+        if (full < 0)
+            return 0;
+        run_weight(f, rank, full);
+        return 1;
+    }
+    const tp_instr *i = &p->code[f->next[rank]];
+    if (full >= 0 && f->threshold == AT_ONCE) {
+        run_weight(f, rank, full);
+        return 1;
+    }
+    int begins = i->op == TP_OP_B && i->slice == p->slices[i->micro] - 1;
+    if (begins && open_micros(f, i->stage) >= f->pending && f->input[i->stage].count > f->weight[i->stage].count) {
+        run_weight(f, rank, i->stage);
+        return 1;
+    }
+    const double *cell;
+    double copy_s, wait = wait_of(f, rank, i, &cell, &copy_s);
+    if (wait > 0.0 && full >= 0 && wait >= f->threshold * weight_s(f, full)) {
+        run_weight(f, rank, full);
+        return 1;
+    }
+    if (cell != NULL) {
+        f->waiting[rank] = cell;
+        return 0;
+    }
+    f->clock[rank] += wait > 0.0 ? wait : 0.0;
+    run_op(f, rank, i, copy_s);
+    return 1;
+}
+
+static tp_status
+fill(filler *f)
+{
+    const tp_program *p = f->from;
+    for (int64_t c = 0; c < p->stages * f->units; c++)
+        f->ready_f[c] = f->ready_b[c] = NOT_YET;
+    for (int v = 0; v < p->stages; v++)
+        f->input[v] = f->weight[v] = (cursor){0, p->slices[0] - 1, 0};
+    f->events = 0;
+    for (int r = 0; r < p->ranks; r++) {
+        f->next[r] = p->begin[r];
+        f->write[r] = f->to->begin[r];
+        f->clock[r] = 0.0;
+        f->waiting[r] = NULL;
+        push(f, 0.0, r);
+    }
+    while (f->events > 0) {
+        event now = pop(f);
+        if (now.key > f->clock[now.rank])
+            f->clock[now.rank] = now.key;
+        if (decide(f, now.rank))
+            push(f, f->clock[now.rank], now.rank);
+    }
+    for (int r = 0; r < p->ranks; r++)
+        if (f->next[r] < p->begin[r + 1])
+            return tp_fail(TP_EINTERNAL, "rank %d waits for ever in a program that check accepts", r);
+    return TP_OK;
+}
+
+static tp_status
+target_open(const tp_program *p, tp_program **out)
+{
+    int64_t *counts = malloc((size_t)p->ranks * sizeof *counts);
+    if (counts == NULL)
+        return tp_fail(TP_EMEMORY, "no memory for %d ranks", p->ranks);
+    for (int r = 0; r < p->ranks; r++) {
+        counts[r] = p->begin[r + 1] - p->begin[r];
+        for (int64_t k = p->begin[r]; k < p->begin[r + 1]; k++)
+            counts[r] += p->code[k].op == TP_OP_B;
+    }
+    tp_status status = tp_program_open(p->ranks, p->stages, p->micros, p->slices, p->rank_of, counts, out);
+    free(counts);
+    return status;
+}
+
+static tp_status
+measure(const tp_program *p, const tp_durations *d, double *makespan_s)
+{
+    tp_sim *sim = NULL;
+    TP_TRY(tp_sim_open(p, &sim));
+    tp_sim_run(sim, d, makespan_s);
+    tp_sim_close(sim);
+    return TP_OK;
+}
+
+static tp_status
+best_of(filler *f, tp_program **best)
+{
+    static const double thresholds[] = {0.0, 0.25, 0.5, 0.75, 1.0, AT_ONCE};
+    int first = f->pending == 0 ? 5 : 0;
+    double least = 0.0;
+    for (int i = first; i < 6; i++) {
+        TP_TRY(target_open(f->from, &f->to));
+        f->threshold = thresholds[i];
+        TP_TRY(fill(f));
+        double makespan = 0.0;
+        TP_TRY(measure(f->to, f->d, &makespan));
+        if (*best == NULL || makespan < least) {
+            tp_program_close(*best);
+            *best = f->to;
+            least = makespan;
+        } else {
+            tp_program_close(f->to);
+        }
+        f->to = NULL;
+    }
+    return TP_OK;
+}
+
+static tp_status
+request_ok(const tp_program *p, const tp_durations *d, int pending)
+{
+    if (pending < 0)
+        return tp_fail(TP_EVALUE, "pending is %d: 0 (W right behind I) or more would be right", pending);
+    if (d->seconds[TP_OP_I] == NULL || d->seconds[TP_OP_W] == NULL)
+        return tp_fail(TP_EVALUE, "split needs the seconds of I and W");
+    TP_TRY(tp_program_check(p));
+    for (int r = 0; r < p->ranks; r++)
+        for (int64_t k = p->begin[r]; k < p->begin[r + 1]; k++)
+            if (p->code[k].op == TP_OP_I)
+                return tp_sched_refuse(p, r, k - p->begin[r], "the program is split already");
+    return tp_durations_check(p, d);
+}
+
+tp_status
+tp_program_split(const tp_program *program, const tp_durations *durations, int pending, tp_program **out)
+{
+    tp_program *compute = NULL, *best = NULL;
+    TP_TRY(tp_program_strip(program, &compute));
+    filler f = {.from = compute, .d = durations, .units = tp_program_units(compute), .pending = pending};
+    tp_status status = request_ok(compute, durations, pending);
+    if (status == TP_OK) { /* after check: cells are in proportion to the code */
+        size_t cells = (size_t)compute->stages * (size_t)f.units, ranks = (size_t)compute->ranks;
+        f.ready_f = malloc(2 * cells * sizeof *f.ready_f);
+        f.clock = malloc(ranks * sizeof *f.clock);
+        f.waiting = malloc(ranks * sizeof *f.waiting);
+        f.next = malloc(2 * ranks * sizeof *f.next);
+        f.input = malloc(2 * (size_t)compute->stages * sizeof *f.input);
+        f.heap = malloc((ranks + 1) * sizeof *f.heap);
+        f.stage_of = malloc((ranks + (size_t)compute->stages) * sizeof *f.stage_of);
+        if (f.ready_f == NULL || f.clock == NULL || f.waiting == NULL || f.next == NULL || f.input == NULL ||
+            f.heap == NULL || f.stage_of == NULL) {
+            status =
+                tp_fail(TP_EMEMORY, "no memory to split %lld instructions", (long long)compute->begin[compute->ranks]);
+        } else {
+            f.ready_b = f.ready_f + cells;
+            f.write = f.next + ranks;
+            f.weight = f.input + compute->stages;
+            f.next_stage = f.stage_of + ranks;
+            memset(f.stage_of, -1, ranks * sizeof *f.stage_of);
+            for (int v = compute->stages - 1; v >= 0; v--) {
+                f.next_stage[v] = f.stage_of[compute->rank_of[v]];
+                f.stage_of[compute->rank_of[v]] = v;
+            }
+            status = best_of(&f, &best);
+        }
+    }
+    free(f.ready_f);
+    free(f.clock);
+    free(f.waiting);
+    free(f.next);
+    free(f.input);
+    free(f.heap);
+    free(f.stage_of);
+    tp_program_close(f.to);
+    tp_program_close(compute);
+    if (status != TP_OK) {
+        tp_program_close(best);
+        return status;
+    }
+    *out = best;
+    return TP_OK;
+}

@@ -1,0 +1,291 @@
+#include "csrc/sched/internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- printing ------------------------------------------------------------------------------------------------------------ */
+
+static char *
+put_number(char *to, unsigned value)
+{
+    char digits[12];
+    int count = 0;
+    do
+        digits[count++] = (char)('0' + value % 10);
+    while ((value /= 10) != 0);
+    while (count > 0)
+        *to++ = digits[--count];
+    return to;
+}
+
+static int
+has_peer(int op)
+{
+    return tp_sched_is_message(op) || op == TP_OP_AR;
+}
+
+/* A program of 8 million instructions prints in well under a second only without snprintf per word. */
+static size_t
+put_word(const tp_instr *instr, int csv, char *word)
+{
+    char *to = put_number(word, instr->stage);
+    for (const char *name = tp_op_name(instr->op); *name != 0; name++)
+        *to++ = *name;
+    to = put_number(to, instr->micro);
+    if (!csv) {
+        *to++ = '.';
+        to = put_number(to, instr->slice);
+        if (has_peer(instr->op)) {
+            *to++ = '@';
+            to = put_number(to, (unsigned)(uint16_t)instr->peer);
+        }
+    }
+    *to = 0;
+    return (size_t)(to - word);
+}
+
+size_t
+tp_instr_print(const tp_instr *instr, char word[TP_WORD])
+{
+    return put_word(instr, 0, word);
+}
+
+static int
+in_csv(int op)
+{
+    return op == TP_OP_F || op == TP_OP_B || op == TP_OP_I || op == TP_OP_W;
+}
+
+static size_t
+print(const tp_program *program, int csv, char *text, size_t size)
+{
+    size_t length = 0;
+    for (int r = 0; r < program->ranks; r++) {
+        int first = 1;
+        for (int64_t i = program->begin[r]; i < program->begin[r + 1]; i++) {
+            if (csv && !in_csv(program->code[i].op))
+                continue;
+            char word[TP_WORD + 1];
+            size_t start = !first;
+            word[0] = csv ? ',' : ' ';
+            size_t count = put_word(&program->code[i], csv, word + start) + start;
+            if (length + count <= size)
+                memcpy(text + length, word, count);
+            length += count;
+            first = 0;
+        }
+        if (length < size)
+            text[length] = '\n';
+        length++;
+    }
+    if (size > 0)
+        text[length < size ? length : size - 1] = 0;
+    return length;
+}
+
+size_t
+tp_program_print(const tp_program *program, char *text, size_t size)
+{
+    return print(program, 0, text, size);
+}
+
+size_t
+tp_program_print_csv(const tp_program *program, char *text, size_t size)
+{
+    return print(program, 1, text, size);
+}
+
+tp_status
+tp_program_can_csv(const tp_program *program)
+{
+    for (int r = 0; r < program->ranks; r++)
+        for (int64_t i = program->begin[r]; i < program->begin[r + 1]; i++) {
+            const tp_instr *instr = &program->code[i];
+            if (instr->slice > 0)
+                return tp_sched_refuse(program, r, i - program->begin[r],
+                                       "torch.distributed.pipelining has no word for token slices: one slice per "
+                                       "micro-batch would be right");
+            if (instr->op == TP_OP_R || instr->op == TP_OP_SO || instr->op == TP_OP_SI)
+                return tp_sched_refuse(
+                    program, r, i - program->begin[r],
+                    "torch.distributed.pipelining has no word for %s: only F, B, I and W compute there",
+                    tp_op_name(instr->op));
+        }
+    return TP_OK;
+}
+
+/* ---- parsing ------------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    const char *at, *end;
+    int rank, word, csv;
+} reader;
+
+static tp_status
+bad_word(const reader *r, const char *from, const char *right)
+{
+    int length = 0;
+    while (from + length < r->end && length < 32 && strchr(" \t,\r\n", from[length]) == NULL)
+        length++;
+    return tp_fail(TP_EVALUE, "rank %d, word %d, '%.*s': %s", r->rank, r->word, length, from, right);
+}
+
+static int
+is_digit(const reader *r)
+{
+    return r->at < r->end && *r->at >= '0' && *r->at <= '9';
+}
+
+/* Digits up to `most`; -1 if there are none or they say more. */
+static int
+get_number(reader *r, int most)
+{
+    if (!is_digit(r))
+        return -1;
+    int value = 0;
+    for (; is_digit(r); r->at++) {
+        value = value * 10 + (*r->at - '0');
+        if (value > most)
+            return -1;
+    }
+    return value;
+}
+
+static int
+get_op(reader *r)
+{
+    const char *name = r->at;
+    while (r->at < r->end && ((*r->at >= 'A' && *r->at <= 'Z') || *r->at == '_'))
+        r->at++;
+    size_t length = (size_t)(r->at - name);
+    for (int op = 0; op < TP_OPS; op++)
+        if (strlen(tp_op_name(op)) == length && memcmp(tp_op_name(op), name, length) == 0)
+            return op;
+    return -1;
+}
+
+static tp_status
+get_word(reader *r, tp_instr *out)
+{
+    const char *from = r->at;
+    int stage = get_number(r, 65535);
+    if (stage < 0)
+        return bad_word(r, from, "a stage from 0 to 65535 first would be right");
+    int op = get_op(r);
+    if (r->csv && (op < 0 || !in_csv(op)))
+        return bad_word(r, from,
+                        "only the compute actions F, B, I and W of torch.distributed.pipelining are read (its "
+                        "compute_only CSV)");
+    if (op < 0)
+        return bad_word(r, from, "an operation of F B I W R SF RF SB RB SO SI AR OPT behind the stage would be right");
+    int micro = get_number(r, 65535), slice = 0, peer = -1;
+    if (micro < 0)
+        return bad_word(r, from, "a micro-batch from 0 to 65535 behind the operation would be right");
+    if (!r->csv) {
+        if (r->at >= r->end || *r->at++ != '.' || (slice = get_number(r, 65535)) < 0)
+            return bad_word(r, from, "`.` and a slice from 0 to 65535 behind the micro-batch would be right");
+        int marked = r->at < r->end && *r->at == '@';
+        r->at += marked;
+        if (marked != has_peer(op) || (marked && (peer = get_number(r, 32766)) < 0))
+            return bad_word(r, from,
+                            "`@` and a rank behind SF, RF, SB, RB and AR, and behind no other, would be right");
+    }
+    if (r->at < r->end && strchr(" \t,\r\n", *r->at) == NULL)
+        return bad_word(r, from, "there is more behind it than belongs to a word");
+    *out = (tp_instr){.op = (uint16_t)op,
+                      .stage = (uint16_t)stage,
+                      .micro = (uint16_t)micro,
+                      .slice = (uint16_t)slice,
+                      .peer = (int16_t)peer};
+    return TP_OK;
+}
+
+typedef struct {
+    tp_instr *code;
+    int64_t *counts;
+    size_t length, room, ranks, rank_room;
+} pile;
+
+static tp_status
+add_rank(pile *p, int64_t count)
+{
+    if (p->ranks == p->rank_room) {
+        size_t room = p->rank_room * 2 + 16;
+        int64_t *counts = realloc(p->counts, room * sizeof *counts);
+        if (counts == NULL)
+            return tp_fail(TP_EMEMORY, "no memory for %zu ranks", room);
+        p->counts = counts;
+        p->rank_room = room;
+    }
+    p->counts[p->ranks++] = count;
+    return TP_OK;
+}
+
+static tp_status
+add_instr(pile *p, tp_instr instr)
+{
+    if (p->length == p->room) {
+        size_t room = p->room + p->room / 2 + 64;
+        tp_instr *code = realloc(p->code, room * sizeof *code);
+        if (code == NULL)
+            return tp_fail(TP_EMEMORY, "no memory for %zu instructions", room);
+        p->code = code;
+        p->room = room;
+    }
+    p->code[p->length++] = instr;
+    return TP_OK;
+}
+
+static tp_status
+get_lines(reader *r, pile *p)
+{
+    size_t before = 0;
+    while (r->at < r->end) {
+        char c = *r->at;
+        if (c == '\n') {
+            TP_TRY(add_rank(p, (int64_t)(p->length - before)));
+            before = p->length;
+            r->rank++;
+            r->word = 0;
+            r->at++;
+        } else if (c == ' ' || c == '\t' || c == ',' || c == '\r') {
+            r->at++;
+        } else {
+            tp_instr instr;
+            TP_TRY(get_word(r, &instr));
+            TP_TRY(add_instr(p, instr));
+            r->word++;
+        }
+    }
+    return p->length > before ? add_rank(p, (int64_t)(p->length - before)) : TP_OK;
+}
+
+static tp_status
+parse(const char *text, size_t length, int csv, tp_program **out)
+{
+    reader r = {text, text + length, 0, 0, csv};
+    pile p = {0};
+    tp_status status = get_lines(&r, &p);
+    if (status == TP_OK && p.length == 0)
+        status = tp_fail(TP_EVALUE, "the text has no instruction");
+    if (status == TP_OK && p.ranks > 32767)
+        status = tp_fail(TP_EVALUE, "the text has %zu lines, one per rank: at most 32767 would be right", p.ranks);
+    if (status == TP_OK)
+        status = tp_program_from_code((int)p.ranks, p.counts, p.code, 0, out);
+    free(p.code);
+    free(p.counts);
+    return status;
+}
+
+tp_status
+tp_program_parse(const char *text, size_t length, tp_program **out)
+{
+    return parse(text, length, 0, out);
+}
+
+tp_status
+tp_program_parse_csv(const char *text, size_t length, tp_program **out)
+{
+    return parse(text, length, 1, out);
+}

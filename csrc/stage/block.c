@@ -1,0 +1,297 @@
+/* Forward, input-gradient and weight-gradient work of one slice in one block. Formulas: GPT-2 (Radford et al. 2019),
+ * pre-LayerNorm: x += attention(LN(x)); x += W2 gelu(W1 LN(x)). */
+#include "csrc/stage/parts.h"
+
+static tp_linear
+product(const tp_stage *stage, int param, const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows)
+{
+    const stage_param *weight = &stage->param[param];
+    return (tp_linear){.rows = rows,
+                       .n_in = weight->info.rows,
+                       .n_out = weight->info.cols,
+                       .x = x,
+                       .x_stride = x_stride,
+                       .weight = weight->value,
+                       .y = y,
+                       .y_stride = y_stride};
+}
+
+static tp_linear
+transposed(const tp_stage *stage, int param, const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows)
+{
+    tp_linear op = product(stage, param, x, x_stride, y, y_stride, rows);
+    op.weight = stage->param[param].packed_t;
+    return op;
+}
+
+static tp_attention
+attention_shape(const tp_stage *stage, const slice_at *at)
+{
+    const tp_model *model = &stage->config.model;
+    return (tp_attention){.batch = at->batch,
+                          .heads = model->n_head,
+                          .head_dim = model->n_embd / model->n_head,
+                          .slice = at->end - at->begin,
+                          .context = at->begin,
+                          .total = stage->config.slicing->seq_len,
+                          .qkv_stride = 3 * model->n_embd,
+                          .o_stride = model->n_embd};
+}
+
+/* ---- forward ------------------------------------------------------------------------------------------------------------ */
+
+static void
+normalise(tp_stage *stage, const stage_block *self, const block_activations *mine, const slice_at *at)
+{
+    int64_t width = stage->config.model.n_embd;
+    stage->be->ops->layernorm(stage->be, at->rows, width, mine->input + at->first_row * width, width,
+                              tp_stage_value(stage, self->norm), tp_stage_value(stage, self->norm_bias), stage->scratch,
+                              width, mine->mean + at->first_row, mine->rstd + at->first_row);
+}
+
+/* y = input + x W + b: the second product of both kinds of block. */
+static void
+project(tp_stage *stage, int block, const slice_at *at, const float *x, int64_t x_width)
+{
+    const stage_block *self = &stage->block[block];
+    int64_t width = stage->config.model.n_embd, row = at->first_row;
+    tp_linear op = product(stage, self->out, x + row * x_width, x_width,
+                           tp_block_output(stage, block, at->slot) + row * width, width, at->rows);
+    op.bias = tp_stage_value(stage, self->out_bias);
+    op.epilogue = TP_EPILOGUE_RESIDUAL;
+    op.aux = self->activations[at->slot].input + row * width;
+    op.aux_stride = width;
+    stage->be->ops->linear(stage->be, &op);
+}
+
+static void
+attention_forward(tp_stage *stage, int block, const slice_at *at)
+{
+    const stage_block *self = &stage->block[block];
+    const block_activations *mine = &self->activations[at->slot];
+    int64_t width = stage->config.model.n_embd;
+    normalise(stage, self, mine, at);
+    tp_linear op = product(stage, self->in, stage->scratch, width, mine->qkv + at->first_row * 3 * width, 3 * width,
+                           at->rows);
+    op.bias = tp_stage_value(stage, self->in_bias);
+    stage->be->ops->linear(stage->be, &op);
+    tp_attention shape = attention_shape(stage, at);
+    stage->be->ops->attention_forward(stage->be, &shape, mine->qkv, mine->qkv + width, mine->qkv + 2 * width, mine->o,
+                                      mine->lse);
+    project(stage, block, at, mine->o, width);
+}
+
+static void
+ffn_forward(tp_stage *stage, int block, const slice_at *at)
+{
+    const stage_block *self = &stage->block[block];
+    const block_activations *mine = &self->activations[at->slot];
+    int64_t width = stage->config.model.n_embd, hidden = 4 * width;
+    normalise(stage, self, mine, at);
+    tp_linear op = product(stage, self->in, stage->scratch, width, mine->g + at->first_row * hidden, hidden, at->rows);
+    op.bias = tp_stage_value(stage, self->in_bias);
+    op.epilogue = TP_EPILOGUE_GELU;
+    op.aux = mine->h + at->first_row * hidden;
+    op.aux_stride = hidden;
+    stage->be->ops->linear(stage->be, &op);
+    project(stage, block, at, mine->g, hidden);
+}
+
+void
+tp_block_forward(tp_stage *stage, int block, const slice_at *at)
+{
+    const stage_block *self = &stage->block[block];
+    const tp_model *model = &stage->config.model;
+    switch (self->kind) {
+    case TP_EMBEDDING:
+        stage->be->ops->embedding(stage->be, at->rows, model->n_embd, model->vocab_size, model->block_size,
+                                  stage->tokens + at->batch_row + at->first_row,
+                                  stage->positions + at->batch_row + at->first_row, tp_stage_value(stage, self->in),
+                                  tp_stage_value(stage, self->out),
+                                  tp_block_output(stage, block, at->slot) + at->first_row * model->n_embd,
+                                  model->n_embd);
+        break;
+    case TP_ATTENTION: attention_forward(stage, block, at); break;
+    case TP_FFN: ffn_forward(stage, block, at); break;
+    default: tp_head_forward(stage, block, at); break;
+    }
+}
+
+/* ---- input gradient ------------------------------------------------------------------------------------------------------ */
+
+void
+tp_block_norm_gradient(tp_stage *stage, int block, const slice_at *at, const float *dy, const float *dresidual)
+{
+    const stage_block *self = &stage->block[block];
+    const block_activations *mine = &self->activations[at->slot];
+    const block_gradients *grads = &self->gradients[at->gslot];
+    int64_t width = stage->config.model.n_embd, down = -at->batch * width, tokens = at->end - at->begin;
+    for (int64_t s = 0; s < at->batch; s++) {
+        int64_t last = (tokens - 1) * at->batch + s, row = at->first_row + last; /* of the slice; of the micro-batch */
+        float *dnorm = grads->dnorm + s * 2 * width;
+        if (at->end == stage->config.slicing->seq_len) /* the chain of this sequence begins */
+            stage->be->ops->zero(stage->be, 2 * width, dnorm);
+        stage->be->ops->layernorm_backward(stage->be, tokens, width, dy + last * width, down, mine->input + row * width,
+                                           down, mine->mean + row, mine->rstd + row, -at->batch,
+                                           tp_stage_value(stage, self->norm),
+                                           dresidual == NULL ? NULL : dresidual + row * width, down,
+                                           grads->d_input + row * width, down, dnorm,
+                                           self->norm_bias < 0 ? NULL : dnorm + width);
+    }
+}
+
+static void
+attention_input_gradient(tp_stage *stage, int block, const slice_at *at)
+{
+    const stage_block *self = &stage->block[block];
+    const block_activations *mine = &self->activations[at->slot];
+    const block_gradients *grads = &self->gradients[at->gslot];
+    int64_t width = stage->config.model.n_embd, row = at->first_row;
+    const float *dy = tp_block_d_output(stage, block, at->gslot);
+    tp_linear back = transposed(stage, self->out, dy + row * width, width, grads->d_o + row * width, width, at->rows);
+    stage->be->ops->linear_t(stage->be, &back);
+    tp_attention shape = attention_shape(stage, at);
+    stage->be->ops->attention_backward(stage->be, &shape, mine->qkv, mine->qkv + width, mine->qkv + 2 * width, mine->o,
+                                       grads->d_o, mine->lse, grads->delta, grads->dqkv, grads->dqkv + width,
+                                       grads->dqkv + 2 * width);
+    back = transposed(stage, self->in, grads->dqkv + row * 3 * width, 3 * width, stage->scratch, width, at->rows);
+    stage->be->ops->linear_t(stage->be, &back);
+    tp_block_norm_gradient(stage, block, at, stage->scratch, dy);
+}
+
+static void
+ffn_input_gradient(tp_stage *stage, int block, const slice_at *at)
+{
+    const stage_block *self = &stage->block[block];
+    const block_activations *mine = &self->activations[at->slot];
+    int64_t width = stage->config.model.n_embd, hidden = 4 * width, row = at->first_row;
+    const float *dy = tp_block_d_output(stage, block, at->gslot);
+    float *h = mine->h + row * hidden; /* becomes dh: nothing else reads h again */
+    tp_linear back = transposed(stage, self->out, dy + row * width, width, h, hidden, at->rows);
+    back.epilogue = TP_EPILOGUE_DGELU;
+    back.aux = h;
+    back.aux_stride = hidden;
+    stage->be->ops->linear_t(stage->be, &back);
+    back = transposed(stage, self->in, h, hidden, stage->scratch, width, at->rows);
+    stage->be->ops->linear_t(stage->be, &back);
+    tp_block_norm_gradient(stage, block, at, stage->scratch, dy);
+}
+
+void
+tp_block_input_gradient(tp_stage *stage, int block, const slice_at *at)
+{
+    switch (stage->block[block].kind) {
+    case TP_ATTENTION: attention_input_gradient(stage, block, at); break;
+    case TP_FFN: ffn_input_gradient(stage, block, at); break;
+    case TP_HEAD: tp_head_input_gradient(stage, block, at); break;
+    default: break; /* nothing below the embedding */
+    }
+}
+
+/* ---- weight gradient ------------------------------------------------------------------------------------------------------ */
+
+/* Tokens [begin, end) of one sequence, walked downwards. */
+typedef struct {
+    int64_t sequence, begin, end;
+    int accumulate; /* 0: the first chain of the step begins here */
+} stretch;
+
+/* First row (of the micro-batch) of the walk and the stride to the next. */
+static int64_t
+walk_row(const slice_at *at, const stretch *part)
+{
+    return (part->end - 1) * at->batch + part->sequence;
+}
+
+/* d(W_in) from the normalised input, made anew in pieces that fit the scratch rows; d(b_in). */
+static void
+in_gradient(tp_stage *stage, const stage_block *self, const slice_at *at, const stretch *part, const float *dy,
+            int64_t dy_width)
+{
+    const block_activations *mine = &self->activations[at->slot];
+    const tp_backend_ops *ops = stage->be->ops;
+    int64_t width = stage->config.model.n_embd, room = stage->config.slicing->max_rows;
+    for (int64_t done = 0, tokens = part->end - part->begin; done < tokens; done += room) {
+        int64_t rows = tokens - done < room ? tokens - done : room, row = walk_row(at, part) - done * at->batch;
+        int accumulate = part->accumulate || done > 0;
+        ops->layernorm_apply(stage->be, rows, width, mine->input + row * width, -at->batch * width, mine->mean + row,
+                             mine->rstd + row, -at->batch, tp_stage_value(stage, self->norm),
+                             tp_stage_value(stage, self->norm_bias), stage->scratch, width);
+        ops->linear_w(stage->be, rows, width, dy_width, stage->scratch, width, dy + row * dy_width,
+                      -at->batch * dy_width, stage->param[self->in].grad, accumulate);
+        if (self->in_bias >= 0)
+            ops->bias_w(stage->be, rows, dy_width, dy + row * dy_width, -at->batch * dy_width,
+                        stage->param[self->in_bias].grad, accumulate);
+    }
+}
+
+static void
+out_gradient(tp_stage *stage, const stage_block *self, const slice_at *at, const stretch *part, const float *x,
+             int64_t x_width, const float *dy)
+{
+    int64_t width = stage->config.model.n_embd, row = walk_row(at, part), rows = part->end - part->begin;
+    stage->be->ops->linear_w(stage->be, rows, x_width, width, x + row * x_width, -at->batch * x_width, dy + row * width,
+                             -at->batch * width, stage->param[self->out].grad, part->accumulate);
+    if (self->out_bias >= 0)
+        stage->be->ops->bias_w(stage->be, rows, width, dy + row * width, -at->batch * width,
+                               stage->param[self->out_bias].grad, part->accumulate);
+}
+
+static void
+embedding_gradient(tp_stage *stage, int block, const slice_at *at, const stretch *part)
+{
+    int64_t width = stage->config.model.n_embd, seq_len = stage->config.slicing->seq_len;
+    const float *dy = tp_block_d_output(stage, block, at->gslot);
+    int64_t sequence = stage->config.slicing->micro[at->q].first_seq + part->sequence;
+    for (int64_t t = part->begin; t < part->end; t++)
+        stage->be->ops->copy(stage->be, width, dy + (t * at->batch + part->sequence) * width,
+                             stage->embedding_rows + (sequence * seq_len + seq_len - 1 - t) * width);
+}
+
+static void
+add_norm_gradient(tp_stage *stage, const stage_block *self, const slice_at *at)
+{
+    int64_t width = stage->config.model.n_embd;
+    for (int64_t s = 0; s < at->batch; s++) {
+        const float *dnorm = self->gradients[at->gslot].dnorm + s * 2 * width;
+        int first = at->q == 0 && s == 0;
+        (first ? stage->be->ops->copy : stage->be->ops->add)(stage->be, width, dnorm, stage->param[self->norm].grad);
+        if (self->norm_bias >= 0)
+            (first ? stage->be->ops->copy : stage->be->ops->add)(stage->be, width, dnorm + width,
+                                                                 stage->param[self->norm_bias].grad);
+    }
+}
+
+static void
+stretch_gradient(tp_stage *stage, int block, const slice_at *at, const stretch *part)
+{
+    const stage_block *self = &stage->block[block];
+    const block_activations *mine = &self->activations[at->slot];
+    int64_t width = stage->config.model.n_embd;
+    if (self->kind == TP_EMBEDDING) {
+        embedding_gradient(stage, block, at, part);
+    } else if (self->kind == TP_ATTENTION) {
+        in_gradient(stage, self, at, part, self->gradients[at->gslot].dqkv, 3 * width);
+        out_gradient(stage, self, at, part, mine->o, width, tp_block_d_output(stage, block, at->gslot));
+    } else if (self->kind == TP_FFN) {
+        in_gradient(stage, self, at, part, mine->h, 4 * width);
+        out_gradient(stage, self, at, part, mine->g, 4 * width, tp_block_d_output(stage, block, at->gslot));
+    }
+}
+
+void
+tp_block_weight_gradient(tp_stage *stage, int block, const slice_at *at)
+{
+    int64_t seq_len = stage->config.slicing->seq_len;
+    if (at->whole && at->slice > 0)
+        return; /* at slice 0, when every sequence is complete */
+    for (int64_t s = 0; s < at->batch; s++) {
+        stretch part = {s, at->whole ? 0 : at->begin, at->whole ? seq_len : at->end, 1};
+        part.accumulate = !(at->q == 0 && s == 0 && part.end == seq_len);
+        stretch_gradient(stage, block, at, &part);
+    }
+    if (stage->block[block].kind == TP_HEAD)
+        tp_head_flush(stage, 1);
+    if (at->slice == 0 && stage->block[block].norm >= 0)
+        add_norm_gradient(stage, &stage->block[block], at);
+}

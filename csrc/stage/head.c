@@ -1,0 +1,134 @@
+/* The head: final LayerNorm, logits, loss and both gradients of a tile of rows while its logits exist (see stage.h). */
+#include "csrc/stage/parts.h"
+
+/* Which rows of a slice, in which order. */
+typedef enum { ROWS_ALL, ROWS_FORWARD, ROWS_BACKWARD } row_set;
+
+static int
+belongs(row_set set, int64_t token)
+{
+    return set == ROWS_ALL || (token % 3 == 0) == (set == ROWS_FORWARD);
+}
+
+void
+tp_head_flush(tp_stage *stage, int which)
+{
+    const stage_block *self = &stage->block[stage->blocks - 1];
+    head_tile *tile = &stage->tile[which];
+    stage_param *weight = &stage->param[self->in];
+    int64_t width = stage->config.model.n_embd;
+    if (tile->rows == 0)
+        return;
+    stage->be->ops->linear_w(stage->be, tile->rows, stage->config.model.vocab_size, width, tile->logits,
+                             tp_logits_stride(&stage->config.model), tile->x, width,
+                             which == 0 ? stage->head_forward : weight->grad, tile->seen);
+    tile->rows = 0;
+    tile->seen = 1;
+}
+
+/* Logits and loss of `count` rows gathered behind those that wait in the tile; d(input), unless only evaluated. */
+static void
+tile_work(tp_stage *stage, const stage_block *self, const slice_at *at, row_set set, const int64_t *row, int64_t count)
+{
+    const tp_backend_ops *ops = stage->be->ops;
+    const block_activations *mine = &self->activations[at->slot];
+    const stage_param *weight = &stage->param[self->in];
+    head_tile *tile = &stage->tile[set == ROWS_BACKWARD];
+    int64_t width = stage->config.model.n_embd, vocab = stage->config.model.vocab_size;
+    int64_t stride = tp_logits_stride(&stage->config.model);
+    float *x = tile->x + tile->rows * width, *logits = tile->logits + tile->rows * stride;
+    int32_t targets[TP_HEAD_TILE];
+    double loss[TP_HEAD_TILE];
+    for (int64_t i = 0; i < count; i++) {
+        ops->layernorm_apply(stage->be, 1, width, mine->input + row[i] * width, width, mine->mean + row[i],
+                             mine->rstd + row[i], 1, tp_stage_value(stage, self->norm),
+                             tp_stage_value(stage, self->norm_bias), x + i * width, width);
+        targets[i] = stage->targets[at->batch_row + row[i]];
+    }
+    tp_linear op = {.rows = count, .n_in = vocab, .n_out = width, .x = x, .x_stride = width,
+                    .weight = weight->packed_t, .y = logits, .y_stride = stride};
+    ops->linear_t(stage->be, &op);
+    float scale = 1.0f / (float)((double)stage->config.slicing->batch * stage->config.slicing->seq_len);
+    ops->softmax_loss(stage->be, count, vocab, logits, stride, targets, scale, set != ROWS_ALL, loss);
+    for (int64_t i = 0; i < count; i++)
+        mine->loss[row[i]] = loss[i];
+    if (set == ROWS_ALL)
+        return;
+    op = (tp_linear){.rows = count, .n_in = vocab, .n_out = width, .x = logits, .x_stride = stride,
+                     .weight = weight->value, .y = stage->head_dx, .y_stride = width};
+    ops->linear(stage->be, &op);
+    for (int64_t i = 0; i < count; i++)
+        ops->copy(stage->be, width, stage->head_dx + i * width, mine->dx + row[i] * width);
+    tile->rows += count;
+    if (tile->rows == TP_HEAD_TILE)
+        tp_head_flush(stage, set == ROWS_BACKWARD);
+}
+
+/* The rows of `set` with tokens [begin, end): sequences ascending; tokens ascending in F, descending in I. */
+static void
+rows_work(tp_stage *stage, const stage_block *self, const slice_at *at, row_set set, int64_t begin, int64_t end)
+{
+    int64_t row[TP_HEAD_TILE], count = 0;
+    for (int64_t s = 0; s < at->batch; s++) {
+        for (int64_t i = 0; i < end - begin; i++) {
+            int64_t token = set == ROWS_BACKWARD ? end - 1 - i : begin + i;
+            if (!belongs(set, token))
+                continue;
+            row[count++] = token * at->batch + s;
+            if (count == TP_HEAD_TILE - stage->tile[set == ROWS_BACKWARD].rows) {
+                tile_work(stage, self, at, set, row, count);
+                count = 0;
+            }
+        }
+    }
+    if (count > 0)
+        tile_work(stage, self, at, set, row, count);
+    if (set == ROWS_FORWARD) /* rows of I wait for W, off the critical path */
+        tp_head_flush(stage, 0);
+}
+
+static void
+sum_losses(tp_stage *stage, const block_activations *mine, const slice_at *at)
+{
+    int64_t seq_len = stage->config.slicing->seq_len;
+    for (int64_t s = 0; s < at->batch; s++) {
+        double sum = 0;
+        for (int64_t t = 0; t < seq_len; t++)
+            sum += mine->loss[t * at->batch + s];
+        stage->sequence_loss[stage->config.slicing->micro[at->q].first_seq + s] = sum;
+    }
+}
+
+void
+tp_head_forward(tp_stage *stage, int block, const slice_at *at)
+{
+    const stage_block *self = &stage->block[block];
+    const block_activations *mine = &self->activations[at->slot];
+    int64_t width = stage->config.model.n_embd, seq_len = stage->config.slicing->seq_len;
+    stage->be->ops->layernorm(stage->be, at->rows, width, mine->input + at->first_row * width, width,
+                              tp_stage_value(stage, self->norm), tp_stage_value(stage, self->norm_bias), NULL, 0,
+                              mine->mean + at->first_row, mine->rstd + at->first_row);
+    if (!stage->train)
+        rows_work(stage, self, at, ROWS_ALL, at->begin, at->end);
+    else if (!at->whole)
+        rows_work(stage, self, at, ROWS_FORWARD, at->begin, at->end);
+    else if (at->end == seq_len)
+        rows_work(stage, self, at, ROWS_FORWARD, 0, seq_len);
+    if (!stage->train && at->end == seq_len)
+        sum_losses(stage, mine, at);
+}
+
+void
+tp_head_input_gradient(tp_stage *stage, int block, const slice_at *at)
+{
+    const stage_block *self = &stage->block[block];
+    const block_activations *mine = &self->activations[at->slot];
+    int64_t seq_len = stage->config.slicing->seq_len;
+    if (!at->whole)
+        rows_work(stage, self, at, ROWS_BACKWARD, at->begin, at->end);
+    else if (at->end == seq_len)
+        rows_work(stage, self, at, ROWS_BACKWARD, 0, seq_len);
+    if (at->slice == 0)
+        sum_losses(stage, mine, at);
+    tp_block_norm_gradient(stage, block, at, mine->dx + at->first_row * stage->config.model.n_embd, NULL);
+}

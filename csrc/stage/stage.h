@@ -1,0 +1,110 @@
+/* One pipeline stage: a range of blocks with their parameters, the activations of the micro-batches in flight, and the
+ * forward, input-gradient and weight-gradient work of one token slice.
+ *
+ * Slicing invariance. Every sum over tokens is a chain over "sequence ascending, token descending", whatever the slices,
+ * the micro-batches, the stages and the schedule, provided that each stage sees micro-batches ascending in F, in I and in W
+ * and slices ascending in F, descending in I and W (the checker's rules). LayerNorm gradients are chained per sequence
+ * and then added. Where a micro-batch has several sequences AND several slices ("whole" below), the weight gradients of
+ * all its slices are computed at slice 0, because only then is each sequence complete.
+ *
+ * The head. Logits of a tile of rows exist only while that tile is worked on; loss and d(input) of a row are done with its
+ * logits. Rows at positions t % 3 == 0 are done in F, the others in I, whose d(weight) waits for W: so the head weighs on F,
+ * I and W much like every other block (1, 4/3, 2/3 of its product). Each set has its own chain of weight gradient (F rows
+ * ascending, I rows descending) and the two are added at the update. */
+#ifndef TP_STAGE_STAGE_H
+#define TP_STAGE_STAGE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "csrc/backend/backend.h"
+#include "csrc/model/model.h"
+
+typedef struct tp_stage tp_stage;
+
+typedef struct {
+    tp_model model;
+    const tp_slicing *slicing;    /* borrowed for the stage's life */
+    int first_block, last_block;  /* [first, last) */
+    int activation_slots, gradient_slots;
+} tp_stage_config;
+
+typedef struct {
+    double lr, beta1, beta2, eps, weight_decay;
+    int64_t step; /* 1-based: bias correction */
+} tp_adamw;
+
+/* Bytes that tp_stage_open takes from the heap. */
+size_t
+tp_stage_bytes(const tp_stage_config *config, const tp_backend_ops *ops);
+/* Bytes of workspace the backend needs for this stage (one backend serves all stages of a rank: take the largest). */
+size_t
+tp_stage_workspace_bytes(const tp_stage_config *config, const tp_backend_ops *ops, int members);
+/* One allocation from backend->heap. EVALUE: blocks out of range. EMEMORY. The backend must outlive the stage. */
+TP_MUST_USE tp_status
+tp_stage_open(const tp_stage_config *config, tp_backend *backend, tp_stage **out);
+void
+tp_stage_close(tp_stage *stage);
+
+/* ---- parameters ------------------------------------------------------------------------------------------------------- */
+typedef enum { TP_STATE_VALUE, TP_STATE_M, TP_STATE_V, TP_STATE_GRAD } tp_state;
+int
+tp_stage_params(const tp_stage *stage);
+/* Canonical index (tp_model_param) of the stage's i-th tensor. A tied wte is on the first and on the last stage. */
+int
+tp_stage_param_index(const tp_stage *stage, int i);
+/* Its logical shape; 1 for a matrix, 0 for a vector (rows 1). */
+int
+tp_stage_param_shape(const tp_stage *stage, int i, int64_t *rows, int64_t *cols);
+void
+tp_stage_import(tp_stage *stage, int i, tp_state state, const float *row_major);
+void
+tp_stage_export(const tp_stage *stage, int i, tp_state state, float *row_major);
+/* Call after imports of values and before the first forward. */
+void
+tp_stage_pack(tp_stage *stage);
+
+/* ---- a step -------------------------------------------------------------------------------------------------------------- */
+/* tokens [batch, seq_len + 1] row-major of the whole batch: inputs and targets. Every stage must be told (first and last
+ * read them). train 0: forwards compute the loss of all rows, backward is not allowed. */
+void
+tp_stage_begin(tp_stage *stage, const int32_t *tokens, int train);
+void
+tp_stage_forward(tp_stage *stage, int micro, int slice, int activation_slot);
+void
+tp_stage_input_gradient(tp_stage *stage, int micro, int slice, int activation_slot, int gradient_slot);
+void
+tp_stage_weight_gradient(tp_stage *stage, int micro, int slice, int activation_slot, int gradient_slot);
+/* Sum of -log p over the batch in canonical order, after every F (eval) or I (training); only on the head's stage. */
+double
+tp_stage_loss(const tp_stage *stage);
+
+/* Where messages land and leave; bytes of that slice's rows. NULL for the first stage's input and last stage's output. */
+typedef enum { TP_END_INPUT, TP_END_OUTPUT, TP_END_OUTPUT_GRADIENT, TP_END_INPUT_GRADIENT } tp_end;
+float *
+tp_stage_end(tp_stage *stage, tp_end end, int micro, int slice, int slot, size_t *bytes);
+
+/* ---- update ---------------------------------------------------------------------------------------------------------------- */
+/* Completes gradients: head halves added; a tied or untied wte gets its embedding rows. For a tied wte whose ends are on
+ * two stages, first exchange: the head's stage gives its weight gradient (tp_stage_tied_head), the embedding's stage its
+ * rows (tp_stage_tied_rows); each copies what it lacks, then finishes. */
+int
+tp_stage_is_tied_apart(const tp_stage *stage); /* 0, or 1: holds Embedding only, 2: holds Head only, of a tied wte */
+float *
+tp_stage_tied_head(tp_stage *stage, size_t *bytes); /* gradient of wte in value layout: send (2) or receive (1) */
+float *
+tp_stage_tied_rows(tp_stage *stage, size_t *bytes); /* d(embedding output) of the batch: send (1) or receive (2) */
+/* Before sending tied_head: adds the head's two halves. Call on every stage once per step. */
+void
+tp_stage_finish_head(tp_stage *stage);
+void
+tp_stage_finish_gradients(tp_stage *stage);
+/* sums[canonical parameter index] = sum of squares of the gradient, for tensors this stage answers for (a tied wte is
+ * the head's); others are left alone. */
+void
+tp_stage_sumsq(tp_stage *stage, double *sums);
+/* AdamW on every tensor with gradients scaled by grad_scale, then tp_stage_pack. */
+void
+tp_stage_update(tp_stage *stage, const tp_adamw *adamw, double grad_scale);
+
+#endif

@@ -1,0 +1,45 @@
+"""JSON files that say what they are, written whole or not at all."""
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ._core import InvalidValueError
+
+
+def write_json(path: str | os.PathLike[str], data: dict[str, Any]) -> None:
+    """Write beside ``path``, flush to the disk, then rename: a reader sees the old file or the new one."""
+    target = Path(path)
+    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(data, file, allow_nan=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes it private to the user
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_json(path: str | os.PathLike[str], form: str, version: int, what: str) -> dict[str, Any]:
+    """The object in a file of ours; a ValueError that names the file if it is broken, foreign or newer than we are."""
+    raw = Path(path).read_bytes()
+    try:
+        data = json.loads(raw)
+    except ValueError as error:
+        raise InvalidValueError(f"{os.fspath(path)!s} is not {what}: it is no JSON ({error})") from None
+    if not isinstance(data, dict) or data.get("format") != form:
+        found = data.get("format") if isinstance(data, dict) else type(data).__name__
+        raise InvalidValueError(f"{os.fspath(path)!s} is not {what}: its format is {found!r}, {form!r} would be right")
+    if data.get("version") != version:
+        raise InvalidValueError(f"{os.fspath(path)!s} has version {data.get('version')!r} of {form}; this package reads "
+                                f"version {version}")
+    return data

@@ -1,0 +1,207 @@
+"""What the command `terapipe` understands: its commands, their flags and their examples."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["LAUNCH_NUMBERS", "build_parser"]
+
+Run = Callable[[argparse.Namespace], int]
+LAUNCH_NUMBERS = {
+    "lr": float,
+    "min_lr": float,
+    "warmup_steps": int,
+    "weight_decay": float,
+    "eps": float,
+    "grad_clip": float,
+    "seed": int,
+    "threads_per_rank": int,
+    "checkpoint_every": int,
+    "log_every": int,
+    "eval_every": int,
+}
+
+
+def build_parser(runs: Mapping[str, Run]) -> argparse.ArgumentParser:
+    """The whole parser; `runs` has the function of each command."""
+    parser = argparse.ArgumentParser(
+        prog="terapipe",
+        description="Plans and runs token-pipelined GPT training.",
+        epilog="Each command has its own --help with an example.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, text: str, example: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(
+            name,
+            help=text,
+            description=text[0].upper() + text[1:] + ".",
+            epilog=f"example:\n  {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.set_defaults(run=runs[name])
+        command.add_argument("--json", action="store_true", help="print JSON instead of a table")
+        command.add_argument("--debug", action="store_true", help="show where an error comes from")
+        return command
+
+    p = add(
+        "profile",
+        "measure the model's layers on this machine",
+        "terapipe profile --n-layer 4 --n-head 4 --n-embd 256 --seq-len 512 --block-size 512 --out costs.json",
+    )
+    model_flags(p)
+    p.add_argument("--seq-len", type=int, help="longest sequence measured (block size if not given)")
+    p.add_argument("--micro-batch", type=int, default=1)
+    p.add_argument("--backend", default="cpu")
+    p.add_argument("--threads", type=int, default=1, help="threads of one rank")
+    p.add_argument("--out", help="save the cost model here")
+
+    p = add(
+        "plan",
+        "find stages, slices and a schedule",
+        "terapipe plan --preset gpt2-124m --batch 8 --seq-len 1024 --stages 2 --costs costs.json --out plan.json",
+    )
+    plan_flags(p)
+    p.add_argument("--out", help="save the plan here")
+
+    p = add(
+        "simulate",
+        "time a plan, a program or a named schedule without running it",
+        "terapipe simulate --schedule seq1f1b --ranks 4 --micro-batches 8 --slices 2 --fwd 1.0 --bwd 2.0",
+    )
+    p.add_argument("path", nargs="?", help="a plan file, a program's text, or a torch.distributed.pipelining CSV")
+    p.add_argument("--schedule", help="instead of a file: gpipe, 1f1b, seq1f1b, ...")
+    p.add_argument("--ranks", type=int, default=4)
+    p.add_argument("--micro-batches", type=int, default=8)
+    p.add_argument("--slices", type=int, default=1)
+    p.add_argument("--fwd", type=float, default=1.0, help="seconds of one F (programs and schedules)")
+    p.add_argument("--bwd", type=float, default=2.0, help="seconds of one B (programs and schedules)")
+    p.add_argument("--comm", type=float, default=0.0, help="seconds of one message (programs and schedules)")
+    picture_flags(p)
+
+    p = add("train", "train as planned", "terapipe train plan.json --data corpus.txt --steps 200 --out runs/a")
+    p.add_argument("plan", nargs="?", help="a plan file; without it, the flags of `terapipe plan` make one")
+    plan_flags(p)
+    launch_flags(p)
+    p.add_argument("--out", required=True, help="run folder to make")
+
+    p = add("resume", "continue a run from its newest checkpoint", "terapipe resume runs/a --steps 400")
+    p.add_argument("folder", help="run folder")
+    p.add_argument("--plan", help="another plan file (the run's own if not given)")
+    launch_flags(p)
+
+    p = add("view", "draw a plan, a run or a program", "terapipe view runs/a --html timeline.html --trace trace.json")
+    p.add_argument("path", help="a plan file, a run folder, or a program's text")
+    p.add_argument("--fwd", type=float, default=1.0, help="seconds of one F (programs)")
+    p.add_argument("--bwd", type=float, default=2.0, help="seconds of one B (programs)")
+    p.add_argument("--comm", type=float, default=0.0, help="seconds of one message (programs)")
+    picture_flags(p)
+
+    p = add(
+        "sweep",
+        "plan (or train) every point of a grid; one JSON line a trial, resumed by running it again",
+        "terapipe sweep --n-layer 4 --batch 8 --seq-len 256 --grid schedule=gpipe,1f1b --grid slicing=1,2,4 --out sweep.jsonl",
+    )
+    plan_flags(p)
+    launch_flags(p, needed=False)
+    p.add_argument(
+        "--grid",
+        action="append",
+        default=[],
+        metavar="NAME=V,V,... | FILE.json",
+        help="values of one option of `plan` or `train`, or a JSON object of name -> list; repeat for more",
+    )
+    p.add_argument("--train", action="store_true", help="train each plan too (needs --data, --steps); else plan only")
+    p.add_argument("--retry-failed", action="store_true", help="run trials again that failed before")
+    p.add_argument("--out", required=True, help="JSONL file, appended to")
+
+    p = add("doctor", "say what this machine offers and what would stop a run", "terapipe doctor --out runs")
+    p.add_argument("--out", default=".", help="folder where runs would be written")
+    return parser
+
+
+def model_flags(p: argparse.ArgumentParser) -> None:
+    group = p.add_argument_group("model")
+    group.add_argument("--preset", help="gpt2-124m, gpt3-175b, ...; the other model flags are then not used")
+    for name, value in (("n-layer", 4), ("n-head", 4), ("n-embd", 128), ("vocab-size", 256), ("block-size", None)):
+        group.add_argument(
+            f"--{name}", type=int, default=value, help=f"default {value or 'the sequence length, or 256'}"
+        )
+    group.add_argument("--no-bias", action="store_true", help="no biases in linear layers and LayerNorms")
+    group.add_argument("--untied", action="store_true", help="a head of its own instead of the token embedding's")
+
+
+def plan_flags(p: argparse.ArgumentParser) -> None:
+    model_flags(p)
+    group = p.add_argument_group("plan")
+    group.add_argument("--batch", type=int, default=8, help="sequences a step (default 8)")
+    group.add_argument("--seq-len", type=int, help="tokens a sequence (default: the block size)")
+    group.add_argument("--stages", type=int)
+    group.add_argument("--planner", default="auto")
+    group.add_argument("--schedule", default="auto")
+    group.add_argument("--slicing", type=_slicing, help="slices a sequence, or JSON [[micro_batch, [lengths]], ...]")
+    group.add_argument("--partition", type=_pairs, help="JSON [[first_block, last_block + 1], ...]")
+    group.add_argument("--granularity", type=int, help="slice lengths are multiples of this many tokens")
+    group.add_argument("--memory-bytes", type=_bytes, help="a rank's memory, e.g. 16e9")
+    group.add_argument(
+        "--costs", help="a file of `terapipe profile`, or 'analytic', or 'profile' (the default on this machine)"
+    )
+    group = p.add_argument_group("cluster (this machine, if --devices is not given)")
+    for name, kind in (
+        ("devices", int),
+        ("devices-per-node", int),
+        ("device-memory-bytes", _bytes),
+        ("link-latency-s", float),
+        ("link-bandwidth-Bps", float),
+        ("peak-flops", float),
+    ):
+        group.add_argument(f"--{name}", type=kind)
+
+
+def launch_flags(p: argparse.ArgumentParser, needed: bool = True) -> None:
+    group = p.add_argument_group("training")
+    group.add_argument("--data", help="text file, or .bin of nanoGPT, llm.c or Megatron")
+    group.add_argument("--steps", type=int, help="optimizer steps, counted from the start of the run")
+    for name, kind in LAUNCH_NUMBERS.items():
+        group.add_argument(f"--{name.replace('_', '-')}", type=kind)
+    group.add_argument("--lr-schedule", choices=("cosine", "constant"))
+    group.add_argument("--betas", type=float, nargs=2)
+    group.add_argument("--init", help="start from this checkpoint's parameters")
+    group.add_argument("--backend")
+    group.add_argument("--threads", action="store_true", help="ranks as threads of this process")
+    group.add_argument("--fast", action="store_true", help="reproducible=False")
+    if needed:
+        group.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def picture_flags(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--svg", help="draw the timeline here")
+    p.add_argument("--html", help="draw the timeline here, to be looked at in a browser")
+    p.add_argument("--trace", help="write a Chrome trace here (opens in Perfetto)")
+
+
+def _slicing(text: str) -> Any:
+    try:
+        value = json.loads(text)
+        return value if isinstance(value, int) else [(int(b), [int(n) for n in lengths]) for b, lengths in value]
+    except (ValueError, TypeError) as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither a number of slices nor JSON [[micro_batch, [lengths]], ...]"
+        ) from error
+
+
+def _pairs(text: str) -> Any:
+    try:
+        return [(int(first), int(end)) for first, end in json.loads(text)]
+    except (ValueError, TypeError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON [[first_block, last_block + 1], ...]") from error
+
+
+def _bytes(text: str) -> int:
+    value = float(text)
+    if not 0 < value < 1e18:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes")
+    return int(value)

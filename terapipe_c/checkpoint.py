@@ -1,0 +1,532 @@
+"""Checkpoints: by global parameter name, never by stage; written together by all ranks; whole or not there at all.
+
+    runs/a/step-00000050/model.safetensors       parameters, by the names of Hugging Face's GPT2LMHeadModel
+                         optimizer.safetensors   AdamW's moments: exp_avg.<name> and exp_avg_sq.<name>
+                         state.json              step, model, seed, data position, hyper-parameters, a CRC-32 per tensor
+    runs/a/latest -> step-00000050
+
+Where each tensor goes follows from the model alone (`CheckpointWriter.plan`), so ranks write without talking:
+
+    coordinator: writer = CheckpointWriter(run_folder, model); folder = writer.begin(step)    # a hidden folder, space reserved
+    every rank:  sums = write_tensors(folder, CheckpointWriter.plan(model), {name: array})    # its own tensors
+    coordinator: writer.finish(all_sums, ...)                                                 # fsync, rename, `latest`, prune
+
+A reader never sees a half-written checkpoint, and the one before stays until the new one is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import json
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._core import InvalidValueError
+from .tensorfile import FileLayout, TensorSpec, checksum, lay_out, read_layout, read_tensor
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointLayout",
+    "CheckpointWriter",
+    "find_checkpoint",
+    "load_checkpoint",
+    "model_dict",
+    "param_shapes",
+    "save_checkpoint",
+    "write_tensors",
+]
+
+FORMAT = "terapipe_c checkpoint"
+VERSION = 1
+MODEL_FILE, OPTIMIZER_FILE, STATE_FILE = "model.safetensors", "optimizer.safetensors", "state.json"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+MODEL_FIELDS = ("n_layer", "n_head", "n_embd", "vocab_size", "block_size", "bias", "tie_weights")
+STEP_FOLDER = re.compile(r"step-(\d{8,})")
+TEMPORARY = re.compile(r"\.(?:step-\d{8,}|latest)\.tmp-(\d+)")
+
+Params = dict[str, NDArray[np.float32]]
+
+
+def model_dict(model: Any) -> dict[str, Any]:
+    """The seven fields that make a GPTConfig, as JSON."""
+    return {name: (bool if name in ("bias", "tie_weights") else int)(getattr(model, name)) for name in MODEL_FIELDS}
+
+
+def param_shapes(model: Any) -> dict[str, tuple[int, ...]]:
+    """Names and shapes in canonical order: those of csrc/model/model.h tp_model_param and of `init_params`."""
+    width, ffn = model.n_embd, 4 * model.n_embd
+    shapes: dict[str, tuple[int, ...]] = {
+        "transformer.wte.weight": (model.vocab_size, width),
+        "transformer.wpe.weight": (model.block_size, width),
+    }
+
+    def add(name: str, *shape: int) -> None:
+        shapes[f"{name}.weight"] = shape
+        if model.bias:
+            shapes[f"{name}.bias"] = shape[-1:]
+
+    for layer in range(model.n_layer):
+        head = f"transformer.h.{layer}."
+        add(head + "ln_1", width)
+        add(head + "attn.c_attn", width, 3 * width)
+        add(head + "attn.c_proj", width, width)
+        add(head + "ln_2", width)
+        add(head + "mlp.c_fc", width, ffn)
+        add(head + "mlp.c_proj", ffn, width)
+    add("transformer.ln_f", width)
+    if not model.tie_weights:
+        shapes["lm_head.weight"] = (model.vocab_size, width)
+    return shapes
+
+
+@dataclass(frozen=True)
+class CheckpointLayout:
+    """Where every tensor of a checkpoint goes: a function of the model alone."""
+
+    files: tuple[FileLayout, ...]
+
+    @cached_property
+    def tensors(self) -> dict[str, tuple[str, TensorSpec]]:
+        """{name: (file name, where in it)}; the moments are named exp_avg.<parameter> and exp_avg_sq.<parameter>."""
+        return {name: (file.name, spec) for file in self.files for name, spec in file.tensors.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files together (state.json, a few kilobytes, is not counted)."""
+        return sum(file.nbytes for file in self.files)
+
+
+class CheckpointWriter:
+    """The coordinator's side of writing checkpoints into `run_folder`, keeping the newest `keep` complete ones."""
+
+    def __init__(self, run_folder: str | os.PathLike[str], model: Any, keep: int = 2, optimizer: bool = True) -> None:
+        if keep < 1:
+            raise InvalidValueError(f"keep is {keep}; at least one checkpoint must stay")
+        self.run_folder, self.model, self.keep = Path(run_folder), model, keep
+        self.layout = self.plan(model, optimizer)
+        self._step: int | None = None
+        self._folder: Path | None = None
+
+    @staticmethod
+    def plan(model: Any, optimizer: bool = True) -> CheckpointLayout:
+        """Lay out all offsets; every process that knows the model finds the same ones."""
+        shapes = param_shapes(model)
+        files = [lay_out(MODEL_FILE, shapes)]
+        if optimizer:
+            files.append(
+                lay_out(OPTIMIZER_FILE, {f"{kind}.{name}": shape for kind in MOMENTS for name, shape in shapes.items()})
+            )
+        return CheckpointLayout(tuple(files))
+
+    def begin(self, step: int) -> Path:
+        """Make the temporary folder with all space reserved. OSError (ENOSPC) naming path and bytes if it does not fit:
+        nothing is left behind and earlier checkpoints stay."""
+        if self._folder is not None:
+            raise RuntimeError(f"{self._folder} is still being written: finish or abort it first")
+        if step < 0:
+            raise InvalidValueError(f"step is {step}; it must not be negative")
+        self.run_folder.mkdir(parents=True, exist_ok=True)
+        self._remove_stale()
+        folder = self.run_folder / f".step-{step:08d}.tmp-{os.getpid()}"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        self._step, self._folder = step, folder
+        try:
+            self._check_space(folder)
+            for file in self.layout.files:
+                self._reserve(folder / file.name, file)
+        except BaseException:
+            self.abort()
+            raise
+        return folder
+
+    def _check_space(self, folder: Path) -> None:
+        """Ask first: finding a full disk by filling it would hurt everyone else on it."""
+        stat = os.statvfs(folder)
+        free = stat.f_bavail * stat.f_frsize
+        if self.layout.nbytes > free:
+            raise OSError(
+                errno.ENOSPC,
+                f"no space for a checkpoint of {self.layout.nbytes} bytes ({free} are free)",
+                str(self.run_folder),
+            )
+
+    def _reserve(self, path: Path, file: FileLayout) -> None:
+        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        try:
+            os.posix_fallocate(fd, 0, file.nbytes)
+            _pwrite_all(fd, file.head, 0)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"no space for a checkpoint: {os.strerror(error.errno or 0)}, {file.nbytes} bytes wanted",
+                str(path),
+            ) from error
+        finally:
+            os.close(fd)
+
+    def finish(
+        self,
+        checksums: Mapping[str, str],
+        *,
+        seed: int = 0,
+        data_state: Mapping[str, Any] | None = None,
+        hyper: Mapping[str, Any] | None = None,
+    ) -> Path:
+        """Complete the checkpoint once every rank's `write_tensors` returned; gives its folder. On any failure the
+        temporary folder is removed and the error raised; earlier checkpoints stay."""
+        folder, step = self._folder, self._step
+        if folder is None or step is None:
+            raise RuntimeError("no checkpoint was begun")
+        try:
+            missing = [name for name in self.layout.tensors if name not in checksums]
+            if missing:
+                raise InvalidValueError(
+                    f"{folder}: {len(missing)} tensors were not written by any rank, the first is {missing[0]}"
+                )
+            for file in self.layout.files:
+                _fsync(folder / file.name)
+            state = {
+                "format": FORMAT,
+                "version": VERSION,
+                "step": step,
+                "model": model_dict(self.model),
+                "seed": seed,
+                "data": dict(data_state or {}),
+                "hyper": dict(hyper or {}),
+                "files": {file.name: file.nbytes for file in self.layout.files},
+                "checksums": {name: checksums[name] for name in self.layout.tensors},
+            }
+            _write_state(folder / STATE_FILE, state)
+            _fsync(folder)
+            final = self.run_folder / f"step-{step:08d}"
+            _put_in_place(folder, final)
+        except BaseException:
+            self.abort()
+            raise
+        self._folder = self._step = None
+        _fsync(self.run_folder)
+        _point_latest(self.run_folder, final.name)
+        self._prune(final)
+        return final
+
+    def abort(self) -> None:
+        """Remove what was begun; earlier checkpoints stay."""
+        folder, self._folder, self._step = self._folder, None, None
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _prune(self, newest: Path) -> None:
+        others = [p for p in _step_folders(self.run_folder) if p != newest and (p / STATE_FILE).is_file()]
+        others.sort(
+            key=lambda p: (p / STATE_FILE).stat().st_mtime_ns
+        )  # not by number: a resumed run may go back in steps
+        for path in others[: max(0, len(others) - (self.keep - 1))]:
+            doomed = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+            with contextlib.suppress(OSError):  # renamed first, so that nobody reads a half-deleted one
+                path.rename(doomed)
+                shutil.rmtree(doomed)
+
+    def _remove_stale(self) -> None:
+        """Leftovers of processes that were killed while they wrote."""
+        for path in self.run_folder.iterdir():
+            match = TEMPORARY.fullmatch(path.name)
+            if match and not _alive(int(match[1])):
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() and not path.is_symlink() else path.unlink(
+                    missing_ok=True
+                )
+
+
+def write_tensors(
+    folder: str | os.PathLike[str],
+    layout: CheckpointLayout,
+    arrays: Mapping[str, NDArray[np.float32]],
+    sync: bool = True,
+) -> dict[str, str]:
+    """Write one rank's tensors (float32, C-contiguous, row-major) to their places; gives {name: checksum} for `finish`.
+
+    Call it as often as is handy (a tensor at a time keeps copies small); `sync` makes the bytes durable before it returns.
+    """
+    fds: dict[str, int] = {}
+    sums = {}
+    try:
+        for name, array in arrays.items():
+            if name not in layout.tensors:
+                raise InvalidValueError(f"{name} is no tensor of this checkpoint")
+            file, spec = layout.tensors[name]
+            if array.dtype != np.float32 or array.shape != spec.shape or not array.flags.c_contiguous:
+                raise InvalidValueError(
+                    f"{name} has shape {list(array.shape)} of {array.dtype}{'' if array.flags.c_contiguous else ', strided'}; "
+                    f"it must be {list(spec.shape)} of float32, C-contiguous"
+                )
+            if file not in fds:
+                fds[file] = os.open(Path(folder) / file, os.O_WRONLY)
+            data = array.reshape(-1).view(np.uint8).data
+            _pwrite_all(fds[file], data, spec.offset)
+            sums[name] = checksum(data)
+        for fd in fds.values() if sync else ():
+            os.fdatasync(fd)
+    finally:
+        for fd in fds.values():
+            os.close(fd)
+    return sums
+
+
+def save_checkpoint(
+    path: str | os.PathLike[str],
+    model: Any,
+    params: Mapping[str, NDArray[np.float32]],
+    optimizer: Mapping[str, Mapping[str, NDArray[np.float32]]] | None = None,
+    step: int = 0,
+    *,
+    seed: int = 0,
+    data_state: Mapping[str, Any] | None = None,
+    hyper: Mapping[str, Any] | None = None,
+    keep: int = 2,
+) -> Path:
+    """Write a checkpoint into run folder `path` from one process; gives its step folder.
+
+    optimizer: {"exp_avg": {name: array}, "exp_avg_sq": {name: array}}, or None.
+    """
+    writer = CheckpointWriter(path, model, keep, optimizer is not None)
+    arrays = dict(params)
+    for kind in MOMENTS if optimizer is not None else ():
+        arrays.update({f"{kind}.{name}": array for name, array in (optimizer or {})[kind].items()})
+    folder = writer.begin(step)
+    try:
+        sums = write_tensors(folder, writer.layout, arrays)
+    except BaseException:
+        writer.abort()
+        raise
+    return writer.finish(sums, seed=seed, data_state=data_state, hyper=hyper)
+
+
+@dataclass
+class Checkpoint:
+    """What `load_checkpoint` read. `params` and the moments are float32 arrays by Hugging Face name."""
+
+    path: Path
+    step: int
+    seed: int
+    params: Params
+    optimizer: dict[str, Params] | None  # {"exp_avg": {name: array}, "exp_avg_sq": {name: array}}
+    model_dict: dict[str, Any]
+    data_state: dict[str, Any] = field(default_factory=dict)
+    hyper: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def model(self) -> Any:
+        """The GPTConfig."""
+        from .config import GPTConfig
+
+        return GPTConfig(**self.model_dict)
+
+    def __repr__(self) -> str:
+        count = sum(array.size for array in self.params.values())
+        kept = "with" if self.optimizer else "without"
+        return f"Checkpoint({str(self.path)!r}, step {self.step}, {count:,} parameters, {kept} optimizer state)"
+
+
+def find_checkpoint(path: str | os.PathLike[str]) -> Path:
+    """The step folder that `path` means: itself, or the newest of a run folder. FileNotFoundError if there is none."""
+    path = Path(path)
+    if (path / STATE_FILE).is_file():
+        return path.resolve()
+    if not path.exists():
+        raise FileNotFoundError(errno.ENOENT, "no checkpoint here: no such file or folder", str(path))
+    if path.is_file() and path.name == "latest":
+        path = path.parent
+    if path.is_dir():
+        for run in (path, path / "checkpoints"):
+            latest = run / "latest"
+            if latest.is_file():  # a pointer file, where the file system has no symbolic links
+                target = run / latest.read_text().strip()
+                if (target / STATE_FILE).is_file():
+                    return target.resolve()
+            if (latest / STATE_FILE).is_file():
+                return latest.resolve()
+            complete = [p for p in _step_folders(run) if (p / STATE_FILE).is_file()]
+            if complete:
+                return max(complete, key=lambda p: (p / STATE_FILE).stat().st_mtime_ns).resolve()
+    if path.is_dir() and STEP_FOLDER.fullmatch(path.name):
+        raise InvalidValueError(f"{path / STATE_FILE}: missing, so this is no complete checkpoint")
+    raise FileNotFoundError(errno.ENOENT, "no checkpoint in this folder (a step-... with a state.json)", str(path))
+
+
+def load_checkpoint(
+    path: str | os.PathLike[str], names: Iterable[str] | None = None, optimizer: bool = True
+) -> Checkpoint:
+    """Read a checkpoint: a run folder (its newest), a step folder, or `latest`.
+
+    names: only these parameters (a rank reads only its own); every tensor that is read is checked against its checksum.
+
+    Raises:
+        FileNotFoundError: no checkpoint there.
+        ValueError: a foreign, truncated or damaged file; the message names the file and the tensor.
+    """
+    folder = find_checkpoint(path)
+    state = _read_state(folder / STATE_FILE)
+    shapes = param_shapes(_Model(**state["model"]))
+    wanted = list(shapes) if names is None else list(names)
+    unknown = [name for name in wanted if name not in shapes]
+    if unknown:
+        raise InvalidValueError(f"{folder}: has no parameter {unknown[0]}")
+    params = _read_file(folder / MODEL_FILE, shapes, {name: name for name in wanted}, state["checksums"])
+    moments = None
+    if optimizer and OPTIMIZER_FILE in state["files"]:
+        keys = {f"{kind}.{name}": shape for kind in MOMENTS for name, shape in shapes.items()}
+        moments = {
+            kind: _read_file(
+                folder / OPTIMIZER_FILE, keys, {f"{kind}.{name}": name for name in wanted}, state["checksums"]
+            )
+            for kind in MOMENTS
+        }
+    return Checkpoint(
+        folder, state["step"], state["seed"], params, moments, state["model"], state["data"], state["hyper"]
+    )
+
+
+@dataclass(frozen=True)
+class _Model:
+    """The fields alone: what a checkpoint says of itself is checked before a GPTConfig is made of it."""
+
+    n_layer: int
+    n_head: int
+    n_embd: int
+    vocab_size: int
+    block_size: int
+    bias: bool
+    tie_weights: bool
+
+
+def _read_file(
+    path: Path, shapes: Mapping[str, tuple[int, ...]], wanted: Mapping[str, str], sums: Mapping[str, str]
+) -> Params:
+    try:
+        layout = read_layout(path)
+    except FileNotFoundError as error:
+        raise InvalidValueError(f"{path}: missing, though state.json lists it") from error
+    for name, shape in shapes.items():
+        spec = layout.tensors.get(name)
+        if spec is None:
+            raise InvalidValueError(f"{path}: tensor {name} is missing")
+        if spec.shape != shape or spec.dtype != "F32":
+            raise InvalidValueError(
+                f"{path}: tensor {name} is {spec.dtype} {list(spec.shape)}, but the model needs F32 {list(shape)}"
+            )
+    foreign = [name for name in layout.tensors if name not in shapes]
+    if foreign:
+        raise InvalidValueError(f"{path}: tensor {foreign[0]} does not belong to the model")
+    out = {}
+    for key, name in wanted.items():
+        out[name] = read_tensor(path, layout.tensors[key])
+        found = checksum(out[name].reshape(-1).view(np.uint8))
+        if found != sums.get(key):
+            raise InvalidValueError(
+                f"{path}: tensor {key} is damaged: its checksum is {found}, but {sums.get(key)} was written"
+            )
+    return out
+
+
+def _state_sum(state: Mapping[str, Any]) -> str:
+    return f"crc32:{zlib.crc32(json.dumps(state, sort_keys=True).encode()):08x}"
+
+
+def _write_state(path: Path, state: dict[str, Any]) -> None:
+    try:
+        text = json.dumps({**state, "checksum": _state_sum(state)}, indent=1, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InvalidValueError(
+            f"{path}: the hyper-parameters and data position must be plain JSON: {error}"
+        ) from error
+    with path.open("x") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    try:
+        state = json.loads(path.read_text())
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InvalidValueError(f"{path}: damaged, no JSON: {error}") from error
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise InvalidValueError(f"{path}: no state of a terapipe_c checkpoint")
+    if state.get("version") != VERSION:
+        raise InvalidValueError(f"{path}: format version {state.get('version')!r}; this terapipe_c reads {VERSION}")
+    kept = state.pop("checksum", None)
+    if kept != _state_sum(state):
+        raise InvalidValueError(f"{path}: damaged: its own checksum is {_state_sum(state)}, but {kept} was written")
+    return state
+
+
+def _step_folders(run_folder: Path) -> list[Path]:
+    if not run_folder.is_dir():
+        return []
+    return [p for p in run_folder.iterdir() if STEP_FOLDER.fullmatch(p.name) and p.is_dir()]
+
+
+def _pwrite_all(fd: int, data: bytes | memoryview, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(fd, view[: 1 << 30], offset)  # Linux moves at most 2 GB a call
+        view, offset = view[count:], offset + count
+
+
+def _fsync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _put_in_place(folder: Path, final: Path) -> None:
+    """Rename; where a checkpoint of this step is already there, swap the two atomically, so that there is always one."""
+    if not final.exists():
+        folder.rename(final)
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    at_fdcwd, exchange = -100, 2
+    if not hasattr(libc, "renameat2") or libc.renameat2(
+        at_fdcwd, os.fsencode(folder), at_fdcwd, os.fsencode(final), exchange
+    ):
+        aside = final.with_name(f".{final.name}.old-{os.getpid()}")  # an old file system: two renames, a moment without
+        final.rename(aside)
+        folder.rename(final)
+        shutil.rmtree(aside, ignore_errors=True)
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _point_latest(run_folder: Path, name: str) -> None:
+    temporary = run_folder / f".latest.tmp-{os.getpid()}"
+    temporary.unlink(missing_ok=True)
+    try:
+        temporary.symlink_to(name)
+    except OSError:
+        temporary.write_text(name + "\n")
+    temporary.replace(run_folder / "latest")
+    _fsync(run_folder)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

@@ -1,0 +1,467 @@
+"""The command `terapipe`: the public face for shells. Results go to standard output (a table, or JSON with --json), everything
+else to standard error. Exit codes: 0 done, 1 failed, 2 bad request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .arguments import LAUNCH_NUMBERS, build_parser
+
+__all__ = ["main"]
+
+DONE, FAILED, BAD_REQUEST = 0, 1, 2
+RECORD_FIELDS = ("step", "loss", "eval_loss", "grad_norm", "lr", "tokens_per_s", "step_time_s", "predicted_step_time_s")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; gives the exit code."""
+    parser = build_parser(COMMANDS)
+    try:
+        args = parser.parse_args(argv)
+    except SystemExit as stop:  # argparse: 0 after --help, 2 after a bad request
+        return int(stop.code or 0)
+    try:
+        code = args.run(args)
+        sys.stdout.flush()
+        return int(code)
+    except BrokenPipeError:  # `terapipe ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+    except KeyboardInterrupt:
+        print("terapipe: interrupted", file=sys.stderr)
+        return FAILED
+    except Exception as error:
+        if args.debug:
+            traceback.print_exc()
+        print(f"terapipe {args.command}: {_told(error)}", file=sys.stderr)
+        return BAD_REQUEST if _is_bad_request(error) else FAILED
+
+
+def _is_bad_request(error: BaseException) -> bool:
+    if isinstance(error, (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)):
+        return True
+    return isinstance(error, (ValueError, TypeError)) and not isinstance(error, UnicodeError)
+
+
+def _told(error: BaseException) -> str:
+    return f"{error}" if isinstance(error, (ValueError, OSError)) and str(error) else f"{type(error).__name__}: {error}"
+
+
+# ---- what commands share -----------------------------------------------------------------------------------------------
+
+
+def _print(args: argparse.Namespace, result: dict[str, Any]) -> None:
+    if args.json:
+        print(json.dumps(_plain(result), indent=1))
+        return
+    width = max(map(len, result), default=0)
+    for name, value in result.items():
+        print(f"{name:<{width}}  {_shown(_plain(value))}")
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: arrays are lists, infinities are null."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if np.isfinite(value) else None
+    return value if isinstance(value, (str, int, bool, type(None))) else str(value)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_shown(item)}" for key, item in value.items())
+    return "[" + ", ".join(map(_shown, value)) + "]" if isinstance(value, list) else str(value)
+
+
+def _model(args: argparse.Namespace) -> Any:
+    import terapipe_c as tp
+
+    if args.preset:
+        return tp.GPTConfig.preset(args.preset)
+    return tp.GPTConfig(
+        n_layer=args.n_layer,
+        n_head=args.n_head,
+        n_embd=args.n_embd,
+        vocab_size=args.vocab_size,
+        block_size=args.block_size or args.seq_len or 256,
+        bias=not args.no_bias,
+        tie_weights=not args.untied,
+    )
+
+
+def _cluster(args: argparse.Namespace) -> Any:
+    import terapipe_c as tp
+
+    given = {
+        "devices_per_node": args.devices_per_node,
+        "memory_bytes": args.device_memory_bytes,
+        "link_latency_s": args.link_latency_s,
+        "link_bandwidth_Bps": args.link_bandwidth_Bps,
+        "peak_flops": args.peak_flops,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if args.devices is None:
+        if given:
+            raise ValueError(f"--{next(iter(given)).replace('_', '-')} describes a cluster: give --devices too")
+        return tp.Cluster.local()
+    return tp.Cluster(num_devices=args.devices, **given)
+
+
+@functools.cache
+def _measured(model: Any, seq_len: int) -> Any:
+    """Measured once, however many trials of a sweep need it."""
+    import terapipe_c as tp
+
+    print(f"measuring {model!r} on this machine ...", file=sys.stderr)
+    return tp.profile(model, seq_len=seq_len)
+
+
+def _make_plan(args: argparse.Namespace) -> Any:
+    import terapipe_c as tp
+
+    model, cluster = _model(args), _cluster(args)
+    seq_len = args.seq_len or model.block_size
+    source = args.costs or ("profile" if args.devices is None else "analytic")
+    if source == "analytic":
+        costs = tp.CostModel.analytic(model, cluster)
+    elif source == "profile":
+        costs = _measured(model, seq_len)
+    else:
+        costs = tp.CostModel.load(source)
+    return tp.plan(
+        model,
+        cluster,
+        batch=args.batch,
+        seq_len=seq_len,
+        costs=costs,
+        planner=args.planner,
+        schedule=args.schedule,
+        stages=args.stages,
+        memory_bytes=args.memory_bytes,
+        granularity=args.granularity,
+        partition=args.partition,
+        slicing=args.slicing,
+    )
+
+
+def _plan_result(plan: Any) -> dict[str, Any]:
+    return {
+        name: getattr(plan, name)
+        for name in (
+            "stages",
+            "slicing",
+            "schedule",
+            "step_time_s",
+            "lower_bound_s",
+            "gap",
+            "peak_memory_bytes",
+            "bubbles",
+            "planning_time_s",
+        )
+    }
+
+
+def _timeline_result(line: Any) -> dict[str, Any]:
+    return {
+        "makespan_s": line.makespan_s,
+        "lower_bound_s": line.lower_bound_s,
+        "busy_s": line.busy_s,
+        "bubbles": line.bubbles,
+        "peak_memory_bytes": line.peak_memory_bytes,
+    }
+
+
+def _draw(args: argparse.Namespace, line: Any) -> dict[str, str]:
+    written = {}
+    for name, draw in (("svg", "to_svg"), ("html", "to_html"), ("trace", "to_chrome_trace")):
+        path = getattr(args, name)
+        if path:
+            getattr(line, draw)(path)
+            written[name] = path
+    return written
+
+
+def _timeline_of(path: Path, args: argparse.Namespace) -> tuple[str, Any]:
+    """(what it is, its timeline): a run folder's measured one where there is one, else the planned one."""
+    import terapipe_c as tp
+
+    if path.is_dir():
+        if not (path / "plan.json").is_file():
+            raise ValueError(f"{path}: no run folder, it has no plan.json")
+        if (path / "trace.json").is_file():  # of the last step, once the run is over
+            from .view import measured_timeline
+
+            rows = json.loads((path / "trace.json").read_text())["rows"]
+            return "measured timeline of the last step", measured_timeline([tuple(row) for row in rows])
+        return "planned timeline of a run", tp.Plan.load(str(path / "plan.json")).timeline()
+    text = path.read_text()
+    if text.lstrip().startswith("{"):
+        return "plan", tp.Plan.load(str(path)).timeline()
+    program = tp.Program.from_csv(text) if path.suffix == ".csv" else tp.Program.parse(text)
+    program.check()
+    return "program", program.simulate({"F": args.fwd, "B": args.bwd}, comm_s=args.comm)
+
+
+def _launch_options(args: argparse.Namespace) -> dict[str, Any]:
+    names = (*LAUNCH_NUMBERS, "lr_schedule", "betas", "init", "backend")
+    options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    if "betas" in options:
+        options["betas"] = tuple(options["betas"])
+    if args.threads:
+        options["processes"] = False
+    if args.fast:
+        options["reproducible"] = False
+    return options
+
+
+# ---- commands ----------------------------------------------------------------------------------------------------------
+
+
+def _profile(args: argparse.Namespace) -> int:
+    import terapipe_c as tp
+
+    model = _model(args)
+    costs = tp.profile(
+        model,
+        micro_batch=args.micro_batch,
+        seq_len=args.seq_len or model.block_size,
+        backend=args.backend,
+        threads=args.threads,
+    )
+    seq_len = args.seq_len or model.block_size
+    result: dict[str, Any] = {
+        "layer_fwd_s": costs.time(seq_len, 0, phase="fwd"),
+        "layer_bwd_s": costs.time(seq_len, 0, phase="bwd"),
+        "fit_error": costs.fit_error,
+    }
+    if args.out:
+        costs.save(args.out)
+        result["saved"] = args.out
+    _print(args, result)
+    return DONE
+
+
+def _plan(args: argparse.Namespace) -> int:
+    plan = _make_plan(args)
+    if args.out:
+        plan.save(args.out)
+    if args.json:
+        _print(args, {**_plan_result(plan), **({"saved": args.out} if args.out else {})})
+    else:
+        text = plan.explain()
+        if text:
+            print(text)
+        if args.out:
+            print(f"saved {args.out}")
+    return DONE
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    if (args.path is None) == (args.schedule is None):
+        raise ValueError("give either a file or --schedule")
+    if args.path is not None:
+        what, line = _timeline_of(Path(args.path), args)
+    else:
+        import terapipe_c as tp
+
+        name = {"1f1b": "one_f_one_b"}.get(args.schedule, args.schedule.replace("-", "_"))
+        build = None if name.startswith("_") else getattr(tp.schedules, name, None)
+        if not callable(build):
+            raise ValueError(
+                f"--schedule is {args.schedule!r}; known are gpipe, 1f1b, seq1f1b and others of terapipe_c.schedules"
+            )
+        program = build(args.ranks, args.micro_batches, slices=args.slices)
+        program.check()
+        what, line = args.schedule, program.simulate({"F": args.fwd, "B": args.bwd}, comm_s=args.comm)
+    _print(args, {"what": what, **_timeline_result(line), **_draw(args, line)})
+    return DONE
+
+
+def _train(args: argparse.Namespace) -> int:
+    import terapipe_c as tp
+
+    if args.data is None or args.steps is None:
+        raise ValueError("train needs --data and --steps")
+    plan = tp.Plan.load(args.plan) if args.plan else _make_plan(args)
+    return _follow(
+        args,
+        tp.launch(plan, data=args.data, steps=args.steps, out=args.out, progress=_bar(args), **_launch_options(args)),
+    )
+
+
+def _resume(args: argparse.Namespace) -> int:
+    import inspect
+
+    import terapipe_c as tp
+
+    folder = Path(args.folder)
+    checkpoint = tp.load_checkpoint(folder, names=(), optimizer=False)
+    if args.steps is None:
+        raise ValueError(f"resume needs --steps; the newest checkpoint is of step {checkpoint.step}")
+    kept = {**checkpoint.hyper, "seed": checkpoint.seed}
+    data = checkpoint.data_state.get("source")
+    if (folder / "config.json").is_file():  # what launch wrote down: all of its options
+        kept |= json.loads((folder / "config.json").read_text())
+        data = kept["data"]["path"]
+        kept["val_fraction"] = kept["data"]["val_fraction"]
+    data = args.data or data
+    if data is None or data == "array":
+        raise ValueError(f"{folder} was trained on an array; give --data")
+    known = set(inspect.signature(tp.launch).parameters) - {
+        "plan",
+        "data",
+        "steps",
+        "out",
+        "resume",
+        "init",
+        "progress",
+    }
+    options = {name: value for name, value in kept.items() if name in known} | _launch_options(args)
+    options.pop("init", None)
+    plan = tp.Plan.load(args.plan or str(folder / "plan.json"))
+    return _follow(
+        args, tp.launch(plan, data=data, steps=args.steps, out=str(folder), resume=True, progress=_bar(args), **options)
+    )
+
+
+def _bar(args: argparse.Namespace) -> bool | None:
+    return False if args.quiet or args.json else None
+
+
+def _follow(args: argparse.Namespace, run: Any) -> int:
+    """Wait for a run; JSON: one line a record and a last one with the report."""
+    try:
+        for record in run:
+            if args.json:
+                print(json.dumps(_record(record)), flush=True)
+            elif args.quiet:
+                print(f"step {record.step}  loss {record.loss:.4f}  {record.tokens_per_s:,.0f} tokens/s", flush=True)
+    except (KeyboardInterrupt, BrokenPipeError):
+        run.stop()
+        raise
+    report = run.report()
+    if args.json:
+        print(json.dumps(_plain({"report": _report(report), "checkpoint": str(run.checkpoint_path)})))
+    else:
+        print(report)
+        print(f"checkpoint {run.checkpoint_path}")
+    return DONE
+
+
+def _record(record: Any) -> dict[str, Any]:
+    return {name: _plain(getattr(record, name, None)) for name in RECORD_FIELDS}
+
+
+def _report(report: Any) -> dict[str, Any]:
+    return {
+        name: getattr(report, name)
+        for name in (
+            "step_time_s",
+            "predicted_step_time_s",
+            "peak_memory_bytes",
+            "predicted_peak_memory_bytes",
+            "bubbles",
+            "predicted_bubbles",
+        )
+    }
+
+
+def _view(args: argparse.Namespace) -> int:
+    if not (args.svg or args.html or args.trace):
+        raise ValueError("give at least one of --svg, --html, --trace: where to draw")
+    what, line = _timeline_of(Path(args.path), args)
+    _print(args, {"what": what, **_draw(args, line)})
+    return DONE
+
+
+def _sweep(args: argparse.Namespace) -> int:
+    from .sweep import Sweep, read_grid
+
+    grid = read_grid(args.grid, _sweep_values(args))
+    if args.train and (args.data is None and "data" not in grid or args.steps is None and "steps" not in grid):
+        raise ValueError("sweep --train needs --data and --steps")
+
+    def trial(point: dict[str, Any]) -> dict[str, Any]:
+        settings = argparse.Namespace(**{**vars(args), **point})
+        plan = _make_plan(settings)
+        result = _plan_result(plan)
+        if settings.train:
+            import terapipe_c as tp
+
+            folder = f"{args.out}.runs/{sweep.key(point)}"
+            run = tp.launch(
+                plan, data=settings.data, steps=settings.steps, out=folder, progress=False, **_launch_options(settings)
+            )
+            losses = [record.loss for record in run]
+            result.update(_report(run.report()), loss=losses[-1], run=folder)
+        return dict(_plain(result))
+
+    base = {
+        name: value
+        for name, value in vars(args).items()
+        if name not in ("run", "command", "json", "debug", "grid", "out", "retry_failed")
+    }
+    sweep = Sweep(Path(args.out), grid, base, trial)
+    counts = sweep.run(args.retry_failed, None if args.json else lambda text: print(text, file=sys.stderr, flush=True))
+    _print(args, {**counts, "rows": args.out})
+    return DONE
+
+
+def _sweep_values(args: argparse.Namespace) -> set[str]:
+    """What may vary: every option of `plan` and `train` except where results go."""
+    return {
+        name
+        for name in vars(args)
+        if name not in ("run", "command", "json", "debug", "grid", "out", "train", "retry_failed")
+    }
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from .doctor import WRONG, examine
+
+    findings = examine(args.out)
+    if args.json:
+        print(json.dumps([vars(finding) for finding in findings], indent=1))
+    else:
+        width = max(len(finding.name) for finding in findings)
+        for finding in findings:
+            print(f"{finding.status:<6} {finding.name:<{width}}  {finding.value}")
+            if finding.advice:
+                print(f"{'':<6} {'':<{width}}  -> {finding.advice}")
+    return FAILED if any(finding.status == WRONG for finding in findings) else DONE
+
+
+COMMANDS = {
+    "profile": _profile,
+    "plan": _plan,
+    "simulate": _simulate,
+    "train": _train,
+    "resume": _resume,
+    "view": _view,
+    "sweep": _sweep,
+    "doctor": _doctor,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

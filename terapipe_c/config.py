@@ -1,0 +1,319 @@
+"""What is trained and where: :class:`GPTConfig` describes the model, :class:`Cluster` the machines."""
+from __future__ import annotations
+
+import html
+import math
+import operator
+import os
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ._core import InvalidValueError
+
+__all__ = ["Block", "Cluster", "GPTConfig"]
+
+KINDS = ("embedding", "attention", "ffn", "head")
+
+
+class Block(NamedTuple):
+    """One entry of ``GPTConfig.blocks``: what a stage boundary may fall between."""
+
+    kind: str   #: "embedding", "attention", "ffn" or "head"
+    layer: int  #: index of the layer; -1 for the embedding and the head
+    name: str   #: "embedding", "h.0.attention", "h.0.ffn", ..., "head"
+
+
+# n_layer, n_head, n_embd, vocab_size, block_size. GPT-2: Radford et al. 2019 (checked against the published counts);
+# gpt2-1.3b: AutoPipe, Table I; gpt3-*: TeraPipe, Table 1 (heads of 128), GPT-2's vocabulary, 2048 positions.
+_PRESETS: dict[str, tuple[int, int, int, int, int]] = {
+    "gpt2-124m": (12, 12, 768, 50257, 1024),
+    "gpt2-345m": (24, 16, 1024, 50257, 1024),
+    "gpt2-762m": (36, 20, 1280, 50257, 1024),
+    "gpt2-1.3b": (24, 16, 2048, 50257, 1024),
+    "gpt2-1558m": (48, 25, 1600, 50257, 1024),
+    "gpt3-1b": (24, 16, 2048, 50257, 2048),
+    "gpt3-13b": (40, 40, 5120, 50257, 2048),
+    "gpt3-44b": (96, 48, 6144, 50257, 2048),
+    "gpt3-175b": (96, 96, 12288, 50257, 2048),
+}
+_ALIASES = {"gpt2": "gpt2-124m", "gpt2-medium": "gpt2-345m", "gpt2-355m": "gpt2-345m", "gpt2-large": "gpt2-762m",
+            "gpt2-774m": "gpt2-762m", "gpt2-xl": "gpt2-1558m", "gpt2-1.5b": "gpt2-1558m", "gpt3": "gpt3-175b"}
+
+
+def whole(name: str, value: Any, least: int = 1) -> int:
+    """``value`` as an int of at least ``least``, or a ValueError that names it."""
+    if isinstance(value, bool):
+        raise InvalidValueError(f"{name} is {value!r}: a whole number would be right")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise InvalidValueError(f"{name} is {value!r}: a whole number would be right") from None
+    if number < least:
+        raise InvalidValueError(f"{name} is {number}: at least {least} would be right")
+    return number
+
+
+def real(name: str, value: Any, *, zero: bool = False) -> float:
+    """``value`` as a finite float above zero (or from zero on), or a ValueError that names it."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise InvalidValueError(f"{name} is {value!r}: a number would be right") from None
+    if not math.isfinite(number) or number < 0 or (number == 0 and not zero):
+        raise InvalidValueError(f"{name} is {value!r}: a finite number {'from' if zero else 'above'} 0 would be right")
+    return number
+
+
+def _no_extra_keys(kind: type, data: Any) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise InvalidValueError(f"{kind.__name__} cannot be made from {type(data).__name__}: a dict would be right")
+    known = {f.name for f in fields(kind)}
+    extra = sorted(set(data) - known)
+    if extra:
+        raise InvalidValueError(f"{kind.__name__} has no field {extra[0]!r}; its fields are {', '.join(sorted(known))}")
+    return data
+
+
+def human_count(value: float) -> str:
+    """1234567 -> '1.23M'."""
+    for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= limit:
+            return f"{value / limit:.3g}{unit}"
+    return f"{value:.0f}"
+
+
+def human_bytes(value: float) -> str:
+    """1536 -> '1.50 KiB'."""
+    for limit, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if abs(value) >= limit:
+            return f"{value / limit:.2f} {unit}"
+    return f"{value:.0f} B"
+
+
+def human_seconds(value: float) -> str:
+    """0.00123 -> '1.23 ms'."""
+    for limit, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if abs(value) >= limit:
+            return f"{value / limit:.4g} {unit}"
+    return "0 s" if value == 0 else f"{value / 1e-9:.3g} ns"
+
+
+def html_table(title: str, rows: list[tuple[str, str]]) -> str:
+    """A two-column table for notebooks."""
+    body = "".join(f"<tr><th style='text-align:left'>{html.escape(k)}</th><td style='text-align:left'>{html.escape(v)}"
+                   "</td></tr>" for k, v in rows)
+    return f"<table><caption style='text-align:left'><b>{html.escape(title)}</b></caption>{body}</table>"
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """A GPT-2: learned positions, pre-LayerNorm blocks, causal attention, GELU (tanh), final LayerNorm, linear head.
+
+    Args:
+        n_layer: layers, each an attention block and a feed-forward block.
+        n_head: attention heads; divides ``n_embd``.
+        n_embd: width of the residual stream.
+        vocab_size: token values run from 0 to ``vocab_size - 1``.
+        block_size: longest sequence, in tokens.
+        bias: biases in the linear layers and LayerNorms.
+        tie_weights: the head multiplies with the token embedding.
+
+    >>> GPTConfig.preset("gpt2-124m").num_params
+    124439808
+    """
+
+    n_layer: int
+    n_head: int
+    n_embd: int
+    vocab_size: int
+    block_size: int
+    bias: bool = True
+    tie_weights: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("n_layer", "n_head", "n_embd", "vocab_size", "block_size"):
+            value = whole(name, getattr(self, name))
+            if value >= 2**31:
+                raise InvalidValueError(f"{name} is {value}: less than 2^31 would be right")
+            object.__setattr__(self, name, value)
+        for name in ("bias", "tie_weights"):
+            value = getattr(self, name)
+            if value not in (0, 1):
+                raise InvalidValueError(f"{name} is {value!r}: True or False would be right")
+            object.__setattr__(self, name, bool(value))
+        if self.n_embd % self.n_head:
+            divisors = [h for h in range(1, self.n_embd + 1) if self.n_embd % h == 0]
+            nearest = min(divisors, key=lambda h: (abs(h - self.n_head), h))
+            raise InvalidValueError(f"n_head is {self.n_head}, which does not divide n_embd = {self.n_embd}: "
+                                    f"{nearest} would be right")
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> GPTConfig:
+        """A published model by name (``GPTConfig.presets()`` lists them); ``changes`` replace single fields."""
+        key = str(name).lower()
+        key = _ALIASES.get(key, key)
+        if key not in _PRESETS:
+            raise InvalidValueError(f"there is no preset {name!r}: one of {', '.join(_PRESETS)} would be right")
+        shape = dict(zip(("n_layer", "n_head", "n_embd", "vocab_size", "block_size"), _PRESETS[key], strict=True))
+        return cls(**_no_extra_keys(cls, {**shape, **changes}))
+
+    @staticmethod
+    def presets() -> list[str]:
+        """Names that :meth:`preset` knows."""
+        return list(_PRESETS)
+
+    @cached_property
+    def num_params(self) -> int:
+        """Parameters; a tied embedding counts once."""
+        e, bias = self.n_embd, int(self.bias)
+        layer = 12 * e * e + 2 * e + bias * (9 * e + 2 * e)
+        embeddings = (self.vocab_size + self.block_size) * e
+        head = e + bias * e + (0 if self.tie_weights else self.vocab_size * e)
+        return embeddings + self.n_layer * layer + head
+
+    def block_params(self, kind: str) -> int:
+        """Parameters of one block of this kind. A tied head counts its final LayerNorm only."""
+        e, bias = self.n_embd, int(self.bias)
+        sizes = {"embedding": (self.vocab_size + self.block_size) * e,
+                 "attention": 4 * e * e + e + bias * (4 * e + e),
+                 "ffn": 8 * e * e + e + bias * (5 * e + e),
+                 "head": e + bias * e + (0 if self.tie_weights else self.vocab_size * e)}
+        if kind not in sizes:
+            raise InvalidValueError(f"kind is {kind!r}: one of {', '.join(KINDS)} would be right")
+        return sizes[kind]
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """FLOPs (2 per multiply-add) of one token's forward and backward, averaged over a sequence of ``seq_len``.
+
+        6 per parameter that multiplies (the head does, the embeddings do not) + causal attention,
+        ``6 * n_layer * n_embd * (seq_len + 1)``.
+        """
+        seq_len = whole("seq_len", seq_len)
+        multiply = 12 * self.n_layer * self.n_embd**2 + self.vocab_size * self.n_embd
+        return 6.0 * multiply + 6.0 * self.n_layer * self.n_embd * (seq_len + 1)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that a stage boundary may fall between: ``2 * n_layer + 2``."""
+        return 2 * self.n_layer + 2
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """Embedding, then attention and feed-forward of every layer, then the head."""
+        middle = [Block(kind, i, f"h.{i}.{kind}") for i in range(self.n_layer) for kind in ("attention", "ffn")]
+        return [Block("embedding", -1, "embedding"), *middle, Block("head", -1, "head")]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Fields by name; ``GPTConfig.from_dict`` reads them back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> GPTConfig:
+        """The inverse of :meth:`to_dict`; missing and unknown fields are named in a ValueError."""
+        data = _no_extra_keys(cls, data)
+        missing = [n for n in ("n_layer", "n_head", "n_embd", "vocab_size", "block_size") if n not in data]
+        if missing:
+            raise InvalidValueError(f"GPTConfig lacks {missing[0]!r}")
+        return cls(**data)
+
+    def __repr__(self) -> str:
+        extra = ("" if self.bias else ", bias=False") + ("" if self.tie_weights else ", tie_weights=False")
+        return (f"GPTConfig(n_layer={self.n_layer}, n_head={self.n_head}, n_embd={self.n_embd}, "
+                f"vocab_size={self.vocab_size}, block_size={self.block_size}{extra})")
+
+    def _repr_html_(self) -> str:
+        return html_table(f"GPT-2 with {human_count(self.num_params)} parameters", [
+            ("layers", f"{self.n_layer}"), ("width", f"{self.n_embd} ({self.n_head} heads of {self.n_embd // self.n_head})"),
+            ("vocabulary", f"{self.vocab_size}{' (tied)' if self.tie_weights else ''}"),
+            ("longest sequence", f"{self.block_size}"),
+            ("FLOPs a token", f"{self.flops_per_token(self.block_size):.3g} at {self.block_size} tokens")])
+
+
+def _local_memory_bytes() -> int:
+    """MemTotal, or the cgroup's limit where that is less. Not MemAvailable: a plan must not depend on the moment."""
+    total = 0
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemTotal:"):
+            total = int(line.split()[1]) * 1024
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            limit = int(Path(path).read_text())
+        except (OSError, ValueError):
+            continue
+        total = min(total, limit) if total else limit
+    return total
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Devices that run one rank each, and the links between them.
+
+    Args:
+        num_devices: devices in all.
+        devices_per_node: devices that share a node; default: all of them.
+        memory_bytes: memory of ONE device.
+        link_latency_s: seconds of an empty message between neighbours.
+        link_bandwidth_Bps: bytes a second of one link, each way.
+        peak_flops: float32 FLOPs a second of one device that kernels reach; None: 60e9, one core with AVX2 or AVX-512.
+        memory_bandwidth_Bps: bytes a second one device reads from its memory; None: 10e9, one core's share.
+    """
+
+    num_devices: int
+    devices_per_node: int | None = None
+    memory_bytes: int = 16 * 10**9
+    link_latency_s: float = 5e-6
+    link_bandwidth_Bps: float = 12.5e9
+    peak_flops: float | None = None
+    memory_bandwidth_Bps: float | None = None
+    is_local: bool = field(default=False, compare=True)
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "num_devices", whole("num_devices", self.num_devices))
+        per_node = self.num_devices if self.devices_per_node is None else self.devices_per_node
+        put(self, "devices_per_node", whole("devices_per_node", per_node))
+        if self.num_devices % self.devices_per_node and self.devices_per_node < self.num_devices:  # type: ignore[operator]
+            raise InvalidValueError(f"devices_per_node is {self.devices_per_node}, which does not divide num_devices = "
+                                    f"{self.num_devices}")
+        put(self, "memory_bytes", int(real("memory_bytes", self.memory_bytes)))
+        put(self, "link_latency_s", real("link_latency_s", self.link_latency_s, zero=True))
+        put(self, "link_bandwidth_Bps", real("link_bandwidth_Bps", self.link_bandwidth_Bps))
+        for name in ("peak_flops", "memory_bandwidth_Bps"):
+            if getattr(self, name) is not None:
+                put(self, name, real(name, getattr(self, name)))
+
+    @classmethod
+    def local(cls, num_devices: int | None = None) -> Cluster:
+        """This machine: one device per core that this process may use, each with an equal share of the memory."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        devices = cores if num_devices is None else whole("num_devices", num_devices)
+        # Shared memory between two processes: latency and bandwidth of a ring of ours, measured by tp.profile for a run.
+        return cls(num_devices=devices, devices_per_node=devices, memory_bytes=max(1, _local_memory_bytes() // devices),
+                   link_latency_s=2e-6, link_bandwidth_Bps=5e9, is_local=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Fields by name; ``Cluster.from_dict`` reads them back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Cluster:
+        """The inverse of :meth:`to_dict`."""
+        data = _no_extra_keys(cls, data)
+        if "num_devices" not in data:
+            raise InvalidValueError("Cluster lacks 'num_devices'")
+        return cls(**data)
+
+    def __repr__(self) -> str:
+        head = "Cluster.local(): " if self.is_local else "Cluster: "
+        flops = "" if self.peak_flops is None else f", {human_count(self.peak_flops)}FLOP/s"
+        return (f"<{head}{self.num_devices} devices, {self.devices_per_node} a node, {human_bytes(self.memory_bytes)} and"
+                f" {human_bytes(self.link_bandwidth_Bps)}/s a device, {human_seconds(self.link_latency_s)} a message{flops}>")
+
+    def _repr_html_(self) -> str:
+        return html_table("This machine" if self.is_local else "Cluster", [
+            ("devices", f"{self.num_devices} ({self.devices_per_node} a node)"),
+            ("memory", f"{human_bytes(self.memory_bytes)} a device"),
+            ("link", f"{human_seconds(self.link_latency_s)} + {human_bytes(self.link_bandwidth_Bps)}/s"),
+            ("peak", "default" if self.peak_flops is None else f"{human_count(self.peak_flops)}FLOP/s")])

@@ -1,0 +1,530 @@
+"""What a slice costs: :class:`CostModel`, seconds of every block and phase as a function of (slice, context, batch).
+
+Phases are what the engine executes: ``F`` forward, ``I`` gradient of the input, ``W`` gradient of the weights. One curve
+for each (kind of block, phase):
+
+    t(S, C, b) = P(b S) + b a3 S^2 / 2 + [C > 0] (a0 + b (a1 S + a2 C + a3 S C))
+
+TeraPipe's eq. 9 with ``t_ctx(S, 0) = 0`` (the paper's intercept at C = 0 contradicts its own t(S, 0)). ``P`` is piecewise
+linear through the measured rows; the pairs inside a slice are kept apart from it, so that it interpolates something
+nearly straight and so that b sequences of S tokens are not charged for the pairs of one sequence of b S.
+"""
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from . import _core
+from ._core import InvalidTypeError, InvalidValueError, Program
+from ._files import read_json, write_json
+from .config import KINDS, Cluster, GPTConfig, html_table, human_seconds, real, whole
+from .fit import Curve, fit_and_judge, fit_line, merged
+
+__all__ = ["CostModel", "Curve"]
+
+PHASES = ("F", "I", "W")
+_PHASES_OF = {"fwd": ("F",), "bwd": ("I", "W"), "both": PHASES, "F": ("F",), "I": ("I",), "W": ("W",)}
+_FORMAT, _VERSION = "terapipe_c.costs", 1
+_DEFAULT_FLOPS, _DEFAULT_BYTES = 60e9, 10e9   # one core: fp32 GEMM with AVX2 or AVX-512, and its share of the memory
+Slicing = Sequence[tuple[int, Sequence[int]]]
+Float = NDArray[np.float64]
+
+
+# ---- slicing and partition as arrays -----------------------------------------------------------------------------------
+
+def slicing_arrays(slicing: Slicing) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+    """``[(micro_batch, [lengths]), ...]`` as int32 arrays: batches [micros], slices [micros], lengths [units]."""
+    batches = np.array([b for b, _ in slicing], np.int32)
+    slices = np.array([len(lengths) for _, lengths in slicing], np.int32)
+    return batches, slices, np.fromiter(itertools.chain.from_iterable(s for _, s in slicing), np.int32)
+
+
+@lru_cache(maxsize=64)
+def _counts_before(num_blocks: int) -> NDArray[np.int32]:
+    """int32 [blocks + 1, 4]: how many of each kind come before a block."""
+    kind = np.array([0, *[1, 2] * ((num_blocks - 2) // 2), 3])
+    return np.concatenate([np.zeros((1, 4), np.int32), np.cumsum(kind[:, None] == np.arange(4), axis=0, dtype=np.int32)])
+
+
+def block_counts(model: GPTConfig, partition: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
+    """int32 [stages, 4]: how many embeddings, attentions, FFNs and heads each stage holds."""
+    before, bounds = _counts_before(model.num_blocks), np.array(partition, np.intp).reshape(-1, 2)
+    return np.ascontiguousarray(before[bounds[:, 1]] - before[bounds[:, 0]])
+
+
+@lru_cache(maxsize=64)
+def _block_params(model: GPTConfig) -> Float:
+    return np.array([model.block_params(k) for k in KINDS], np.float64)
+
+
+def equal_lengths(total: int, parts: int) -> list[int]:
+    """``parts`` whole numbers as equal as can be, the longer ones first."""
+    return [total // parts + (i < total % parts) for i in range(parts)]
+
+
+class CostModel:
+    """Seconds of every block in every phase. Made by :meth:`analytic`, :meth:`from_table`, :meth:`from_samples`,
+    :meth:`from_measurements` (what ``tp.profile`` calls) or :meth:`load`. A value: comparable and hashable.
+
+    Attributes:
+        source: "analytic", "table", "samples" or "measured".
+        fit_error: mean relative error on samples that the fit did not see; 0 for a table, nan where nothing was held out.
+        fit_errors: {"attention.F": (mean, worst), ...} of the same.
+        model, seq_len, micro_batch: what was measured, if known.
+        overhead_s: fixed seconds of an instruction.  optimizer_param_s, optimizer_stage_s: seconds of an update.
+        latency_s, byte_s: seconds of a message on the link, and of each byte in it (the ranks go on computing).
+        copy_byte_s: seconds of a byte that each end spends itself (copying into and out of a shared ring).
+    """
+
+    def __init__(self, curves: Mapping[tuple[str, str], Curve], *, source: str, tables: Float | None = None,
+                 granularity: int = 1, overhead_s: float = 0.0, optimizer_param_s: float = 0.0,
+                 optimizer_stage_s: float = 0.0, latency_s: float = 0.0, byte_s: float = 0.0, copy_byte_s: float = 0.0,
+                 model: GPTConfig | None = None, seq_len: int | None = None, micro_batch: int = 1,
+                 fit_error: float = math.nan, fit_errors: Mapping[str, tuple[float, float]] | None = None) -> None:
+        for kind, phase in curves:
+            if kind not in KINDS or phase not in PHASES:
+                raise InvalidValueError(f"there is no curve {kind}.{phase}: kinds are {', '.join(KINDS)}; phases F, I, W")
+        self.curves = {(k, p): curves.get((k, p), Curve()) for k in KINDS for p in PHASES}
+        self.source = str(source)
+        self.tables = np.zeros((0, 1, 1)) if tables is None else np.ascontiguousarray(tables, np.float64)
+        self.granularity = whole("granularity", granularity)
+        self.overhead_s = real("overhead_s", overhead_s, zero=True)
+        self.optimizer_param_s = real("optimizer_param_s", optimizer_param_s, zero=True)
+        self.optimizer_stage_s = real("optimizer_stage_s", optimizer_stage_s, zero=True)
+        self.latency_s = real("latency_s", latency_s, zero=True)
+        self.byte_s = real("byte_s", byte_s, zero=True)
+        self.copy_byte_s = real("copy_byte_s", copy_byte_s, zero=True)
+        self.model, self.seq_len = model, None if seq_len is None else whole("seq_len", seq_len)
+        self.micro_batch = whole("micro_batch", micro_batch)
+        self.fit_error = float(fit_error)
+        self.fit_errors = {k: (float(m), float(w)) for k, (m, w) in (fit_errors or {}).items()}
+        self.tables.flags.writeable = False
+        self._pack = self._packed()
+
+    def _packed(self) -> tuple[Any, ...]:
+        coefficients = np.array([(c.table, c.scale, c.pair_s, c.a0, c.a1, c.a2, c.a3) for c in self.curves.values()])
+        starts = np.cumsum([0] + [len(c.rows) for c in self.curves.values()], dtype=np.int64)
+        rows = np.array(list(itertools.chain.from_iterable(c.rows for c in self.curves.values())), np.float64)
+        seconds = np.array(list(itertools.chain.from_iterable(c.seconds for c in self.curves.values())), np.float64)
+        pack = (coefficients, starts, rows, seconds, self.tables, float(self.granularity), self.overhead_s)
+        _core.cost_seconds(pack, 0, *np.zeros((3, 1)))        # refuses what does not fit together
+        return pack
+
+    # ---- constructors ----
+
+    @classmethod
+    def analytic(cls, model: GPTConfig, cluster: Cluster) -> CostModel:
+        """Roofline, nothing measured: the larger of FLOPs over ``cluster.peak_flops`` and bytes over its memory bandwidth.
+
+        Where the cluster names no peak: 60 GFLOP/s and 10 GB/s, one core's share. float32. Linear layers: 2 FLOPs a
+        multiply-add, weights read once an instruction. Attention pairs: 4 E FLOPs forward, 10 E backward (the scores are
+        computed again). Head: a third of its work in F (logits), two thirds in I (both gradients). AdamW: 28 bytes a
+        parameter. 5 us an instruction. Good for comparing plans, not for predicting a clock; ``tp.profile`` measures.
+        """
+        E, V = float(model.n_embd), float(model.vocab_size)
+        peak = cluster.peak_flops or _DEFAULT_FLOPS
+        bandwidth = cluster.memory_bandwidth_Bps or _DEFAULT_BYTES
+
+        def roof(flops_row: float, weight_bytes: float, row_bytes: float, pair_flops: float = 0.0) -> Curve:
+            compute, move, fixed = flops_row / peak, row_bytes / bandwidth, weight_bytes / bandwidth
+            turn = fixed / (compute - move) if compute > move and fixed > 0 else 1.0
+            points = (0.0, turn, 2 * turn)
+            seconds = tuple(max(compute * r, fixed + move * r) for r in points)
+            pair = pair_flops / peak
+            return Curve(points, seconds, pair, 0.0, 0.0, 2 * E * 4 / bandwidth if pair_flops else 0.0, pair)
+
+        square = 4 * E * E                                     # bytes of an [E, E] matrix
+        curves = {
+            ("embedding", "F"): roof(0, 0, 12 * E), ("embedding", "W"): roof(0, 0, 16 * E),
+            ("attention", "F"): roof(8 * E * E, 4 * square, 48 * E, 4 * E),
+            ("attention", "I"): roof(8 * E * E, 4 * square, 64 * E, 10 * E),
+            ("attention", "W"): roof(8 * E * E, 8 * square, 24 * E),
+            ("ffn", "F"): roof(16 * E * E, 8 * square, 64 * E), ("ffn", "I"): roof(16 * E * E, 8 * square, 64 * E),
+            ("ffn", "W"): roof(16 * E * E, 16 * square, 48 * E),
+            ("head", "F"): roof(2 * V * E, 4 * V * E, 12 * E), ("head", "I"): roof(4 * V * E, 12 * V * E, 12 * E),
+            ("head", "W"): roof(0, 0, 8 * E),
+        }
+        return cls(curves, source="analytic", overhead_s=5e-6, optimizer_param_s=28 / bandwidth, optimizer_stage_s=20e-6,
+                   latency_s=cluster.link_latency_s, byte_s=1 / cluster.link_bandwidth_Bps, model=model,
+                   seq_len=model.block_size)
+
+    @classmethod
+    def from_table(cls, fwd: ArrayLike, bwd: ArrayLike, granularity: int = 8, *, model: GPTConfig | None = None,
+                   latency_s: float = 0.0, byte_s: float = 0.0) -> CostModel:
+        """A layer's times as tables: ``fwd[s, c]`` seconds for ``s * granularity`` slice tokens after ``c * granularity``.
+
+        float64 [n+1, n+1]; entries with s = 0 or s + c > n are not read. Attention and FFN take half of a layer each, I
+        and W half of a backward each; embedding and head cost nothing. b sequences cost b times one. Between the points
+        of the table: linear on triangles.
+        """
+        tables = []
+        for name, table in (("fwd", fwd), ("bwd", bwd)):
+            array = np.array(table, dtype=np.float64)
+            if array.ndim != 2 or array.shape[0] != array.shape[1] or array.shape[0] < 2:
+                raise InvalidValueError(f"{name} has shape {array.shape}: a square [n + 1, n + 1] would be right")
+            s, c = np.indices(array.shape)
+            used = (s > 0) & (s + c < len(array))
+            array[~used] = 0.0
+            wrong = used & ~(np.isfinite(array) & (array >= 0))
+            if wrong.any():
+                where = np.argwhere(wrong)[0]
+                raise InvalidValueError(f"{name}[{where[0]}, {where[1]}] is {array[tuple(where)]}: finite seconds from 0 on "
+                                        "would be right (nan and inf are not)")
+            tables.append(array)
+        if tables[0].shape != tables[1].shape:
+            raise InvalidValueError(f"fwd has shape {tables[0].shape}, bwd {tables[1].shape}: one shape would be right")
+        share = {"F": (0, 0.5), "I": (1, 0.25), "W": (1, 0.25)}
+        curves = {(k, p): Curve(table=t, scale=scale) for k in ("attention", "ffn") for p, (t, scale) in share.items()}
+        granularity = whole("granularity", granularity)
+        return cls(curves, source="table", tables=np.stack(tables), granularity=granularity, latency_s=latency_s,
+                   byte_s=byte_s, model=model, seq_len=granularity * (len(tables[0]) - 1), fit_error=0.0)
+
+    @classmethod
+    def from_samples(cls, samples: Iterable[Sequence[float]], *, model: GPTConfig | None = None,
+                     latency_s: float = 0.0, byte_s: float = 0.0) -> CostModel:
+        """Fit TeraPipe's eq. 9 to ``(S, C, seconds)`` of one layer, forward and backward together.
+
+        t(S, 0) goes through the samples with C = 0; the others give a0..a3 by least relative squares, a2 and a3 from 0 on.
+        A sum does not say how it divides: F, I and W get a third each, attention all that depends on the context and
+        half of the rest.
+        """
+        array = merged(samples, 3, "samples")
+        array = np.column_stack([array[:, 0], array])          # rows = S: one sequence
+        curve, errors = fit_and_judge(array, "samples")
+        attention = Curve(curve.rows, tuple(y / 6 for y in curve.seconds), curve.pair_s / 3, curve.a0 / 3, curve.a1 / 3,
+                          curve.a2 / 3, curve.a3 / 3)
+        ffn = Curve(curve.rows, attention.seconds)
+        curves = {(k, p): c for k, c in (("attention", attention), ("ffn", ffn)) for p in PHASES}
+        return cls(curves, source="samples", latency_s=latency_s, byte_s=byte_s, model=model,
+                   seq_len=int((array[:, 1] + array[:, 2]).max()), fit_error=float(errors.mean()) if len(errors) else math.nan,
+                   fit_errors={"layer": (float(errors.mean()), float(errors.max()))} if len(errors) else None)
+
+    @classmethod
+    def from_measurements(cls, samples: Mapping[str, Mapping[str, Iterable[Sequence[float]]]], *,
+                          optimizer: Mapping[str, float] | Iterable[Sequence[float]] | None = None,
+                          comm: Mapping[str, float] | Iterable[Sequence[float]] | None = None, overhead_s: float = 0.0,
+                          copy_byte_s: float = 0.0, model: GPTConfig | None = None, seq_len: int | None = None,
+                          micro_batch: int = 1) -> CostModel:
+        """Fit every block and phase.
+
+        Args:
+            samples: ``{"attention": {"F": [(rows, S, C, seconds), ...], "I": ..., "W": ...}, "ffn": ..., ...}``: rows =
+                S tokens x b sequences. Kinds embedding, attention, ffn, head; a missing one costs nothing, but attention
+                and ffn need F. Only attention may have samples with C > 0.
+            optimizer: ``{"param_s": ..., "stage_s": ...}`` or [(parameters, seconds), ...].
+            comm: ``{"latency_s": ..., "byte_s": ...}`` or [(bytes, seconds), ...], time on the link.
+            copy_byte_s: seconds of a message's byte that each end spends itself.
+            overhead_s: fixed seconds of an instruction that the samples do not hold.
+        """
+        curves: dict[tuple[str, str], Curve] = {}
+        judged: dict[str, Float] = {}
+        for kind, phases in samples.items():
+            if kind not in KINDS:
+                raise InvalidValueError(f"samples have {kind!r}: one of {', '.join(KINDS)} would be right")
+            for phase, rows in phases.items():
+                name = f"{kind}.{phase}"
+                if phase not in PHASES:
+                    raise InvalidValueError(f"samples have {name!r}: one of F, I, W would be right")
+                array = merged(rows, 4, name)
+                if kind != "attention" and (array[:, 2] > 0).any():
+                    raise InvalidValueError(f"{name} has a sample with context: only attention depends on it")
+                curves[kind, phase], judged[name] = fit_and_judge(array, name, signed=phase == "I")
+        for kind in ("attention", "ffn"):
+            if (kind, "F") not in curves:
+                raise InvalidValueError(f"samples lack {kind}.F")
+        errors = np.concatenate([e for e in judged.values()])
+        stage_s, param_s = _pair(optimizer, "optimizer", "stage_s", "param_s")
+        latency_s, byte_s = _pair(comm, "comm", "latency_s", "byte_s")
+        return cls(curves, source="measured", overhead_s=overhead_s, optimizer_param_s=param_s, optimizer_stage_s=stage_s,
+                   latency_s=latency_s, byte_s=byte_s, copy_byte_s=copy_byte_s, model=model, seq_len=seq_len,
+                   micro_batch=micro_batch, fit_error=float(errors.mean()) if len(errors) else math.nan,
+                   fit_errors={k: (float(e.mean()), float(e.max())) for k, e in judged.items() if len(e)})
+
+    # ---- seconds ----
+
+    def block_seconds(self, kind: str, phase: str, S: ArrayLike, C: ArrayLike = 0, b: ArrayLike = 1) -> Any:
+        """Seconds of one block: ``kind`` embedding, attention, ffn or head; ``phase`` F, I, W, or fwd, bwd, both.
+
+        S slice tokens after C context tokens of b sequences; scalars (a float comes back) or arrays that broadcast.
+        """
+        if kind not in KINDS:
+            raise InvalidValueError(f"kind is {kind!r}: one of {', '.join(KINDS)} would be right")
+        if phase not in _PHASES_OF:
+            raise InvalidValueError(f"phase is {phase!r}: one of {', '.join(_PHASES_OF)} would be right")
+        arrays = np.broadcast_arrays(*(np.asarray(x, np.float64) for x in (S, C, b)))
+        shape = arrays[0].shape
+        slices, contexts, batches = (np.ascontiguousarray(x).reshape(-1) for x in arrays)
+        if not all(np.isfinite(x).all() for x in (slices, contexts, batches)) or (slices < 0).any() \
+                or (contexts < 0).any() or (batches < 1).any():
+            raise InvalidValueError("S and C from 0 on and b from 1 on would be right")
+        if self.curves[kind, _PHASES_OF[phase][0]].table >= 0:
+            self._within_table(float((slices + contexts).max(initial=0)))
+        total = np.zeros(slices.shape)
+        for p in _PHASES_OF[phase]:
+            total += _core.cost_seconds(self._pack, 3 * KINDS.index(kind) + PHASES.index(p), slices, contexts, batches)
+        return float(total[0]) if shape == () else total.reshape(shape)
+
+    def time(self, S: ArrayLike, C: ArrayLike = 0, phase: str = "both", batch: ArrayLike = 1) -> Any:
+        """Seconds of ONE LAYER (attention + FFN) for S tokens after C; phase "fwd", "bwd" (both gradients) or "both"."""
+        return self.block_seconds("attention", phase, S, C, batch) + self.block_seconds("ffn", phase, S, C, batch)
+
+    def _within_table(self, tokens: float) -> None:
+        longest = self.granularity * (self.tables.shape[1] - 1)
+        if tokens > longest:
+            raise InvalidValueError(f"the table ends at {longest} tokens, {tokens:g} were asked for")
+
+    @property
+    def has_tables(self) -> bool:
+        """Whether some curve is a table (then planners get tables too)."""
+        return any(c.table >= 0 for c in self.curves.values())
+
+    def weighted_slice_cost(self, weights: ArrayLike, seq_len: int, granularity: int = 1, batch: int = 1,
+                            fixed_s: float = 0.0) -> dict[str, Any]:
+        """The planner's table of any mix of blocks: ``weights`` [4, 3] of (kind, phase), ``fixed_s`` more for each slice."""
+        seq_len, granularity = whole("seq_len", seq_len), whole("granularity", granularity)
+        batch = whole("batch", batch)
+        if seq_len % granularity:
+            raise InvalidValueError(f"seq_len is {seq_len}, no multiple of granularity = {granularity}")
+        units = seq_len // granularity
+        weights = np.ascontiguousarray(weights, np.float64)
+        if self.has_tables:
+            self._within_table(seq_len)
+            table = _core.cost_table(self._pack, weights, float(batch), float(granularity), units)
+            if fixed_s:
+                s, c = np.arange(units + 1)[:, None], np.arange(units + 1)
+                table += fixed_s * ((s > 0) & (s + c <= units))
+            return {"table": table}
+        G0, G1, a2, a3 = _core.cost_slices(self._pack, weights, float(batch), float(granularity), units)
+        G0[1:] += fixed_s
+        G1[1:] += fixed_s
+        return {"G0": G0, "G1": G1, "a2": a2, "a3": a3}
+
+    def slice_cost(self, seq_len: int, granularity: int = 1, phase: str = "both", batch: int = 1) -> dict[str, Any]:
+        """One layer for ``tp.planners.slice_tokens``, in units of ``granularity`` tokens.
+
+        ``{"G0": float64 [L + 1], "G1": float64 [L + 1], "a2", "a3"}`` with cost of i units after j: G0[i] if j = 0, else
+        G1[i] + a2 j + a3 i j; or ``{"table": float64 [L + 1, L + 1]}``, t[s, c]. Seconds.
+        """
+        if phase not in _PHASES_OF:
+            raise InvalidValueError(f"phase is {phase!r}: one of {', '.join(_PHASES_OF)} would be right")
+        weights = np.zeros((4, 3))
+        for p in _PHASES_OF[phase]:
+            weights[1:3, PHASES.index(p)] = 1.0
+        return self.weighted_slice_cost(weights, seq_len, granularity, batch)
+
+    def slice_cost_batched(self, batch: int, seq_len: int, granularity: int = 1, phase: str = "both") -> list[Any]:
+        """:meth:`slice_cost` for 1 to ``batch`` sequences at once; index 0 is None."""
+        return [None, *(self.slice_cost(seq_len, granularity, phase, b) for b in range(1, whole("batch", batch) + 1))]
+
+    @property
+    def known_batch(self) -> int:
+        """The most sequences a micro-batch that these costs can answer for: measured costs know what was measured."""
+        return self.micro_batch if self.source == "measured" else 1 << 30
+
+    def message_s(self, rows: ArrayLike, n_embd: int) -> Any:
+        """Seconds of a message of float32 [rows, n_embd]."""
+        return self.latency_s + self.byte_s * 4.0 * n_embd * np.asarray(rows, np.float64)
+
+    def optimizer_s(self, params: ArrayLike) -> Any:
+        """Seconds of one update of a stage with this many parameters."""
+        return self.optimizer_stage_s + self.optimizer_param_s * np.asarray(params, np.float64)
+
+    # ---- durations of a program ----
+
+    def durations(self, program: Any = None, *, partition: Sequence[tuple[int, int]] | None = None,
+                  slicing: Slicing | None = None, model: GPTConfig | None = None) -> dict[str, Float]:
+        """Seconds of every instruction: ``{"F", "I", "W", "OPT", "AR", "comm"}`` (and SF, SB, RF, RB with ``copy_byte_s``),
+        each float64 [stages, units].
+
+        units: the slices of all micro-batches in order. Without ``partition`` or ``slicing`` (``program.simulate(costs)``)
+        the model's blocks are divided evenly by layers over the program's stages and every micro-batch is one sequence of
+        ``seq_len`` tokens in slices as equal as can be; a model without a name is one layer a stage.
+        """
+        model = model or self.model
+        if slicing is None:
+            if program is None:
+                raise InvalidTypeError("durations() needs a slicing, or a program to take its counts from")
+            length = self.seq_len or (model.block_size if model else 1024)
+            slicing = [(1, equal_lengths(length, int(n))) for n in program.slices]
+        if partition is not None:
+            if model is None:
+                raise InvalidValueError("a partition needs a model, and these costs know none")
+            counts = block_counts(model, partition)
+        elif program is None:
+            raise InvalidTypeError("durations() needs a partition, or a program to take its stages from")
+        elif model is None:
+            counts = np.tile(np.array([0, 1, 1, 0], np.int32), (int(program.num_stages), 1))
+        else:
+            counts = block_counts(model, even_partition(model, int(program.num_stages)))
+        thin = self.timed(self.stage_work(model, counts), self.slice_work(slicing), model)
+        shape = thin["F"].shape
+        full = {k: np.atleast_2d(v).T if np.ndim(v) == 1 and k != "comm" else v for k, v in thin.items()}
+        return {k: np.ascontiguousarray(np.broadcast_to(v, shape), np.float64) for k, v in full.items()}
+
+    # The three parts of durations(), apart because a search changes one of them at a time.
+
+    def stage_work(self, model: GPTConfig | None, counts: NDArray[np.int32]) -> tuple[NDArray[np.int32], Float]:
+        """What depends on the partition: blocks [stages, 4], seconds of an update [stages]."""
+        if model is None:
+            return counts, np.zeros(len(counts))
+        params = counts @ _block_params(model)
+        if model.tie_weights:                                  # the head's copy of the embedding
+            params[(counts[:, 3] > 0) & (counts[:, 0] == 0)] += float(model.vocab_size * model.n_embd)
+        return counts, np.asarray(self.optimizer_s(params), np.float64)
+
+    def slice_work(self, slicing: Slicing) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], Float]:
+        """What depends on the slicing: batches, slices [micros], lengths [units], rows [units]."""
+        batches, slices, lengths = slicing_arrays(slicing)
+        if self.has_tables:
+            self._within_table(float(np.add.reduceat(lengths, np.cumsum(slices) - slices).max()))
+        return batches, slices, lengths, (lengths * np.repeat(batches, slices)).astype(np.float64)
+
+    def timed(self, stages: tuple[NDArray[np.int32], Float],
+              slices: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], Float],
+              model: GPTConfig | None) -> dict[str, Any]:
+        """F, I, W [stages, units]; comm [stages, units]; OPT [stages]; AR a number; SF, SB, RF, RB like comm where a
+        message costs the ranks time."""
+        F, I, W = _core.cost_durations(self._pack, stages[0], *slices[:3])
+        size = slices[3] * (4.0 * model.n_embd if model else 0.0)
+        out: dict[str, Any] = {"F": F, "I": I, "W": W, "OPT": stages[1], "AR": 0.0,
+                               "comm": np.repeat((self.latency_s + self.byte_s * size)[None], len(F), 0)}
+        if model is not None and model.tie_weights and len(F) > 1:
+            out["AR"] = float(self.message_s(model.vocab_size, model.n_embd))
+        if self.copy_byte_s:
+            copy = np.repeat((self.copy_byte_s * size)[None], len(F), 0)
+            out |= dict.fromkeys(("SF", "SB", "RF", "RB"), copy)
+        return out
+
+    def glance(self, program: Program, model: GPTConfig, batches: Sequence[int], counts: Sequence[NDArray[np.int32]],
+               lengths: Sequence[Sequence[int]], updates: Sequence[Float]) -> Float:
+        """Makespans float64 [plans] of a lowered program, in its order, for plans that differ in their boundaries alone.
+
+        batches [micros]; for each plan counts int32 [stages, 4], lengths [units], updates float64 [stages].
+        """
+        exchange = float(self.message_s(model.vocab_size, model.n_embd)) if model.tie_weights else 0.0
+        messages = (self.latency_s, self.byte_s, self.copy_byte_s, 4.0 * model.n_embd, exchange)
+        seconds: Float = _core.plan_glance(program, self._pack, messages, np.array(batches, np.int32), np.array(counts, np.int32),
+                                           np.array(lengths, np.int32), np.array(updates, np.float64))
+        return seconds
+
+    # ---- as a value ----
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as JSON types; :meth:`from_dict` reads it back exactly."""
+        def number(x: float) -> float | None:
+            return None if math.isnan(x) else x
+
+        return {
+            "format": _FORMAT, "version": _VERSION, "source": self.source, "granularity": self.granularity,
+            "overhead_s": self.overhead_s, "optimizer_param_s": self.optimizer_param_s,
+            "optimizer_stage_s": self.optimizer_stage_s, "latency_s": self.latency_s, "byte_s": self.byte_s,
+            "copy_byte_s": self.copy_byte_s,
+            "model": self.model.to_dict() if self.model else None, "seq_len": self.seq_len,
+            "micro_batch": self.micro_batch, "fit_error": number(self.fit_error),
+            "fit_errors": {k: list(v) for k, v in self.fit_errors.items()},
+            "curves": {f"{k}.{p}": {"rows": list(c.rows), "seconds": list(c.seconds), "pair_s": c.pair_s, "a0": c.a0,
+                                    "a1": c.a1, "a2": c.a2, "a3": c.a3, "table": c.table, "scale": c.scale}
+                       for (k, p), c in self.curves.items()},
+            "tables": self.tables.tolist() if len(self.tables) else [],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> CostModel:
+        """The inverse of :meth:`to_dict`; a ValueError names what is missing or wrong."""
+        try:
+            curves = {}
+            for name, curve in data["curves"].items():
+                kind, phase = name.split(".")
+                curves[kind, phase] = Curve(**{**curve, "rows": tuple(curve["rows"]), "seconds": tuple(curve["seconds"])})
+            tables = np.array(data["tables"], np.float64) if data["tables"] else None
+            error = data["fit_error"]
+            return cls(curves, source=data["source"], tables=tables,
+                       model=GPTConfig.from_dict(data["model"]) if data["model"] else None, seq_len=data["seq_len"],
+                       micro_batch=data["micro_batch"], fit_error=math.nan if error is None else error,
+                       fit_errors={k: (v[0], v[1]) for k, v in data["fit_errors"].items()},
+                       **{k: data[k] for k in ("granularity", "overhead_s", "optimizer_param_s", "optimizer_stage_s",
+                                               "latency_s", "byte_s", "copy_byte_s")})
+        except KeyError as error_:
+            raise InvalidValueError(f"costs lack {error_.args[0]!r}") from None
+        except (TypeError, AttributeError, IndexError) as error_:
+            raise InvalidValueError(f"costs are malformed: {error_}") from None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write as JSON, atomically."""
+        write_json(path, self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> CostModel:
+        """Read what :meth:`save` wrote; a ValueError names the file if it is broken or foreign."""
+        data = read_json(path, _FORMAT, _VERSION, "a cost model of terapipe_c")
+        try:
+            return cls.from_dict(data)
+        except ValueError as error:
+            raise InvalidValueError(f"{os.fspath(path)!s} is damaged: {error}") from None
+
+    def __eq__(self, other: object) -> bool:
+        return self.to_dict() == other.to_dict() if isinstance(other, CostModel) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(json.dumps(self.to_dict(), sort_keys=True))
+
+    def _facts(self) -> list[tuple[str, str]]:
+        length = self.seq_len or 1024
+        facts = [("source", self.source)]
+        if self.model is not None:
+            facts.append(("model", repr(self.model)))
+        forward, backward = self.time(length, 0, "fwd"), self.time(length, 0, "bwd")
+        facts.append((f"a layer, {length} tokens", f"{human_seconds(forward)} forward, {human_seconds(backward)} backward"))
+        for kind in ("embedding", "head"):
+            seconds = self.block_seconds(kind, "both", length)
+            if seconds:
+                facts.append((f"{kind}, {length} tokens", human_seconds(seconds)))
+        facts.append(("message", f"{human_seconds(self.latency_s)} + {self.byte_s * 1e9:.3g} ns a byte"))
+        if not math.isnan(self.fit_error):
+            facts.append(("fit error", f"{100 * self.fit_error:.2g} % on held-out samples"))
+        return facts
+
+    def __repr__(self) -> str:
+        return f"<CostModel {'; '.join(f'{k}: {v}' for k, v in self._facts() if k not in ('model',))}>"
+
+    def _repr_html_(self) -> str:
+        return html_table("Costs", self._facts())
+
+
+def _pair(given: Mapping[str, float] | Iterable[Sequence[float]] | None, what: str, start: str, slope: str) \
+        -> tuple[float, float]:
+    """(fixed seconds, seconds per unit) from a dict of both or from samples."""
+    if given is None:
+        return 0.0, 0.0
+    if isinstance(given, Mapping):
+        extra = set(given) - {start, slope}
+        if extra:
+            raise InvalidValueError(f"{what} has {sorted(extra)[0]!r}: {start} and {slope} would be right")
+        return (real(f"{what}[{start}]", given.get(start, 0.0), zero=True),
+                real(f"{what}[{slope}]", given.get(slope, 0.0), zero=True))
+    return fit_line(given, what)
+
+
+def even_partition(model: GPTConfig, stages: int) -> list[tuple[int, int]]:
+    """Layers divided as evenly as can be, embedding first, head last (Megatron's default). More stages than layers: the
+    blocks are divided instead."""
+    stages = whole("stages", stages)
+    if stages > model.num_blocks:
+        raise InvalidValueError(f"stages is {stages}: the model has {model.num_blocks} blocks, so at most "
+                                f"{model.num_blocks} would be right")
+    if stages <= model.n_layer:
+        lengths = [2 * n for n in equal_lengths(model.n_layer, stages)]
+        lengths[0] += 1
+        lengths[-1] += 1
+    else:
+        lengths = equal_lengths(model.num_blocks, stages)
+    ends = list(itertools.accumulate(lengths))
+    return list(zip([0, *ends[:-1]], ends, strict=True))

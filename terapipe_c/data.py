@@ -1,0 +1,369 @@
+"""Tokens in, batches out: the same batch for the same (seed, split, step), whatever the plan, the rank or the resume.
+
+Which kind of file is read is told by its name and its first bytes, in this order:
+
+1. `X.idx`, or `X` / `X.bin` beside an `X.idx` that starts with `MMIDIDX`: a Megatron pair; all documents in file order.
+2. `X.bin` whose first int32 is 20240520 (version 1) or 20240801 (version 7): llm.c; a header of 256 int32, then uint16 or
+   uint32 tokens.
+3. any other `X.bin`: nanoGPT; raw little-endian uint16.
+4. `X.npy`: a NumPy file holding a 1-D integer array.
+5. anything else: text, one token a byte (memory-mapped), or what `tokenizer` makes of it.
+
+Sampling: row r of step s starts at a token drawn by NumPy's Philox4x64-10 (Salmon et al., SC 2011) with key (seed, split
+number) and counter (r + 1, s, 0, 0); its first 64-bit word w gives start = first + floor(w * n / 2^64) for n possible
+starts (bias below n / 2^64). Nothing else enters, so no state is carried from step to step.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sysconfig
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._core import InvalidValueError
+
+__all__ = ["Dataset", "stdlib_corpus"]
+
+SPLITS = {"train": 0, "val": 1}
+BLOCK_TOKENS = 1 << 22  # tokens looked at together by the check: bounds its memory, not its speed
+LLM_C_KINDS: dict[tuple[int, int], np.dtype[Any]] = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}
+LLM_C_HEADER = 256 * 4
+MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
+MEGATRON_HEADER = struct.Struct("<9sQBQQ")
+MEGATRON_DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+
+Tokenizer = Callable[[str], Sequence[int]]
+
+
+class Dataset:
+    """Batches of `batch` sequences of `seq_len` + 1 tokens, drawn at random offsets.
+
+    Args:
+        data: a file (see the top of this module) or a 1-D array or list of integers of any width. Files are
+            memory-mapped and arrays are borrowed, never copied.
+        seq_len: tokens of a sequence; a row of a batch has one more, the last target.
+        batch: sequences in a batch.
+        seed: 0 .. 2**64 - 1.
+        split: "train" or "val". The last `val_fraction` of the tokens is the validation split; no sequence crosses.
+        val_fraction: 0 <= val_fraction < 1.
+        vocab_size: when given, every token must be in [0, vocab_size); the whole file is read once to prove it.
+        tokenizer: for text: called once with the whole text, gives its tokens.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: an empty or malformed file, a split shorter than one sequence, or a token outside the vocabulary (the
+            message names the file and the position of the first such token).
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        seq_len: int,
+        batch: int,
+        seed: int = 0,
+        split: str = "train",
+        val_fraction: float = 0.1,
+        vocab_size: int | None = None,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        self.seq_len = _at_least_one("seq_len", seq_len)
+        self.batch_size = _at_least_one("batch", batch)
+        if not 0 <= seed < 1 << 64:
+            raise InvalidValueError(f"seed is {seed}; it must be in 0 .. 2**64 - 1")
+        if split not in SPLITS:
+            raise InvalidValueError(f"split is {split!r}; it must be 'train' or 'val'")
+        if not 0.0 <= val_fraction < 1.0:
+            raise InvalidValueError(f"val_fraction is {val_fraction}; it must be at least 0 and less than 1")
+        if vocab_size is not None:
+            _at_least_one("vocab_size", vocab_size)
+        self.seed, self.split, self.val_fraction, self.vocab_size = int(seed), split, float(val_fraction), vocab_size
+        self.tokens, self.source, self.kind = open_tokens(data, tokenizer)
+        train_tokens = len(self.tokens) - int(len(self.tokens) * self.val_fraction)
+        self._first, self._end = (0, train_tokens) if split == "train" else (train_tokens, len(self.tokens))
+        self._check_length()
+        check_tokens(self.tokens, vocab_size, self.source)
+
+    def _check_length(self) -> None:
+        need, have = self.seq_len + 1, self._end - self._first
+        if len(self.tokens) == 0:
+            raise InvalidValueError(f"{self.source} is empty: it has no tokens")
+        if have < need:
+            whole = "" if have == len(self.tokens) else f" of its {len(self.tokens)}"
+            raise InvalidValueError(
+                f"{self.source}: the {self.split} split has {have}{whole} tokens, but one sequence of seq_len "
+                f"{self.seq_len} needs {need} (val_fraction is {self.val_fraction:g})"
+            )
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the whole source, both splits."""
+        return len(self.tokens)
+
+    @property
+    def split_tokens(self) -> int:
+        """Tokens in this split."""
+        return self._end - self._first
+
+    def starts(self, step: int) -> list[int]:
+        """The position in the source of the first token of each row of `batch(step)`."""
+        if not 0 <= step < 1 << 64:
+            raise InvalidValueError(f"step is {step}; it must be in 0 .. 2**64 - 1")
+        philox = np.random.Philox(
+            key=np.array([self.seed, SPLITS[self.split]], np.uint64), counter=np.array([0, step, 0, 0], np.uint64)
+        )
+        words = philox.random_raw(4 * self.batch_size)[::4]  # NumPy counts up before each block of four words
+        count = self.split_tokens - self.seq_len
+        return [self._first + (int(word) * count >> 64) for word in words]
+
+    def batch(self, step: int) -> NDArray[np.int32]:
+        """int32 [batch, seq_len + 1]: inputs are [:, :-1], targets [:, 1:]."""
+        out = np.empty((self.batch_size, self.seq_len + 1), np.int32)
+        for row, start in enumerate(self.starts(step)):
+            out[row] = self.tokens[start : start + self.seq_len + 1]
+        return out
+
+    def state(self, step: int) -> dict[str, Any]:
+        """The data position after `step` steps as plain JSON; with `check_state`, what a checkpoint keeps."""
+        return {
+            "step": int(step),
+            "seed": self.seed,
+            "split": self.split,
+            "val_fraction": self.val_fraction,
+            "seq_len": self.seq_len,
+            "batch": self.batch_size,
+            "num_tokens": self.num_tokens,
+            "source": self.source,
+            "kind": self.kind,
+        }
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """ValueError naming the first difference if batches from here on would not be those `state` was saved with."""
+        mine = self.state(0)
+        for key in ("seed", "split", "val_fraction", "seq_len", "batch", "num_tokens"):
+            if key in state and state[key] != mine[key]:
+                raise InvalidValueError(
+                    f"the data does not continue the checkpoint's: {key} was {state[key]!r} and is now "
+                    f"{mine[key]!r} ({self.source})"
+                )
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write all tokens to a .npy file (int32, or what the source has if narrower), block by block; for worker processes."""
+        path = Path(path)
+        if path.suffix != ".npy":
+            raise InvalidValueError(f"{path}: the name must end in .npy")
+        narrow = self.tokens.dtype if self.tokens.dtype.itemsize < 4 else np.dtype("<i4")
+        out = np.lib.format.open_memmap(path, mode="w+", dtype=narrow, shape=(len(self.tokens),))
+        for start in range(0, len(self.tokens), BLOCK_TOKENS):
+            out[start : start + BLOCK_TOKENS] = self.tokens[start : start + BLOCK_TOKENS]
+        out.flush()
+        return path
+
+    def __len__(self) -> int:
+        return self.num_tokens
+
+    def __repr__(self) -> str:
+        return (
+            f"Dataset({self.source}, {self.kind}, {self.num_tokens:,} tokens, split={self.split!r} of {self.split_tokens:,}, "
+            f"seq_len={self.seq_len}, batch={self.batch_size}, seed={self.seed})"
+        )
+
+
+def open_tokens(data: Any, tokenizer: Tokenizer | None = None) -> tuple[NDArray[Any], str, str]:
+    """(1-D integer array, memory-mapped where it is a file; what to call it in messages; its kind)."""
+    if isinstance(data, (str, os.PathLike)):
+        return _open_file(Path(data), tokenizer)
+    if tokenizer is not None:
+        raise InvalidValueError("tokenizer is for text files; data is an array of tokens already")
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        return np.frombuffer(data, np.uint8), "array", "array"
+    array = np.asarray(data)
+    if array.size == 0:
+        raise InvalidValueError("array is empty: it has no tokens")
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise InvalidValueError(
+            f"array of tokens has shape {list(array.shape)} and dtype {array.dtype}; it must be 1-D and of integers"
+        )
+    return array, "array", "array"
+
+
+def check_tokens(tokens: NDArray[Any], vocab_size: int | None, source: str) -> None:
+    """One pass in blocks: ValueError naming `source` and the position of the first token outside [0, vocab_size)."""
+    limit = (1 << 31) if vocab_size is None else min(vocab_size, 1 << 31)
+    info = np.iinfo(tokens.dtype)
+    if info.min == 0 and info.max < limit:
+        return  # no value of this type can be out of range: nothing to read
+    for start in range(0, len(tokens), BLOCK_TOKENS):
+        block = tokens[start : start + BLOCK_TOKENS]
+        if int(block.max()) < limit and int(block.min()) >= 0:
+            continue
+        at = int(np.argmax((block < 0) | (block >= limit)))
+        room = (
+            "fit in int32" if vocab_size is None else f"be in 0 .. {limit - 1} (the vocabulary has {vocab_size} tokens)"
+        )
+        raise InvalidValueError(f"{source}: the token at offset {start + at} is {int(block[at])}; it must {room}")
+
+
+def stdlib_corpus(path: str | os.PathLike[str] | None = None, max_bytes: int | None = None) -> Path | bytes:
+    """Real text that is on every machine: the source files of this Python's standard library, in sorted order.
+
+    Tests and third-party packages are left out. Given `path`, writes it there (whole or not at all) and returns the path;
+    else returns the bytes. `max_bytes` cuts the end off.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"}
+    files = sorted(
+        (p for p in root.rglob("*.py") if left_out.isdisjoint(p.relative_to(root).parts)),
+        key=lambda p: p.relative_to(root).as_posix(),
+    )
+    pieces: list[bytes] = []
+    size = 0
+    for file in files:
+        if max_bytes is not None and size >= max_bytes:
+            break
+        pieces.append(file.read_bytes())
+        size += len(pieces[-1])
+    text = b"".join(pieces)[:max_bytes]
+    if not text:
+        raise FileNotFoundError(f"no .py file of the standard library in {root}")
+    if path is None:
+        return text
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    try:
+        temporary.write_bytes(text)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def _at_least_one(name: str, value: int) -> int:
+    if int(value) != value or value < 1:
+        raise InvalidValueError(f"{name} is {value}; it must be a whole number of at least 1")
+    return int(value)
+
+
+def _open_file(path: Path, tokenizer: Tokenizer | None) -> tuple[NDArray[Any], str, str]:
+    index = _megatron_index(path)
+    if index is None and not path.exists():
+        raise FileNotFoundError(f"{path}: no such file (and no {path.name}.idx with {path.name}.bin)")
+    binary = index is not None or path.suffix in (".bin", ".npy")
+    if binary and tokenizer is not None:
+        raise InvalidValueError(f"{path}: tokenizer is for text; this file holds tokens already")
+    if index is not None:
+        return _open_megatron(index)
+    if not path.is_file():
+        raise InvalidValueError(f"{path} is not a file")
+    if path.stat().st_size == 0:
+        raise InvalidValueError(f"{path} is empty: it has no tokens")
+    if path.suffix == ".bin":
+        return _open_bin(path)
+    if path.suffix == ".npy":
+        return _open_npy(path)
+    if tokenizer is None:
+        return np.memmap(path, np.uint8, "r"), str(path), "text"
+    return _tokenize(path, tokenizer), str(path), "tokenized text"
+
+
+def _tokenize(path: Path, tokenizer: Tokenizer) -> NDArray[Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidValueError(f"{path}: not UTF-8 text at byte {error.start}, and a tokenizer needs text") from error
+    tokens = np.asarray(tokenizer(text))
+    if tokens.size == 0:
+        raise InvalidValueError(f"{path} is empty: the tokenizer gave no tokens")
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise InvalidValueError(
+            f"{path}: the tokenizer gave shape {list(tokens.shape)} of {tokens.dtype}; it must give a list of integers"
+        )
+    return tokens
+
+
+def _open_npy(path: Path) -> tuple[NDArray[Any], str, str]:
+    try:
+        tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise InvalidValueError(f"{path}: not a NumPy file: {error}") from error
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise InvalidValueError(
+            f"{path} holds shape {list(tokens.shape)} of {tokens.dtype}; it must be 1-D and of integers"
+        )
+    if tokens.size == 0:
+        raise InvalidValueError(f"{path} is empty: it has no tokens")
+    return tokens, str(path), "npy"
+
+
+def _open_bin(path: Path) -> tuple[NDArray[Any], str, str]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(12)
+    magic, version, count = struct.unpack("<iii", head) if len(head) == 12 else (0, 0, 0)
+    if magic in {m for m, _ in LLM_C_KINDS}:
+        dtype = LLM_C_KINDS.get((magic, version))
+        if dtype is None:
+            known = ", ".join(f"{m} version {v}" for m, v in LLM_C_KINDS)
+            raise InvalidValueError(f"{path}: llm.c file of magic {magic} version {version}; known are {known}")
+        if size != LLM_C_HEADER + count * dtype.itemsize:
+            raise InvalidValueError(
+                f"{path}: its llm.c header says {count} tokens of {dtype.itemsize} bytes, so "
+                f"{LLM_C_HEADER + count * dtype.itemsize} bytes, but it has {size}: truncated or damaged"
+            )
+        if count == 0:
+            raise InvalidValueError(f"{path} is empty: its header says 0 tokens")
+        return np.memmap(path, dtype, "r", offset=LLM_C_HEADER, shape=(count,)), str(path), "llm.c"
+    if size % 2:
+        raise InvalidValueError(
+            f"{path}: {size} bytes is no whole number of uint16 tokens (a nanoGPT .bin; truncated?)"
+        )
+    return np.memmap(path, np.dtype("<u2"), "r"), str(path), "nanoGPT"
+
+
+def _megatron_index(path: Path) -> Path | None:
+    """The .idx that belongs to `path` (a prefix, the .bin or the .idx itself), or None where it is no Megatron pair."""
+    if path.suffix == ".idx":
+        return path if path.exists() else None
+    candidate = path.with_suffix(".idx") if path.suffix == ".bin" else path.with_name(path.name + ".idx")
+    if not candidate.is_file() or (path.suffix != ".bin" and path.exists()):
+        return None
+    with candidate.open("rb") as file:
+        return candidate if file.read(len(MEGATRON_MAGIC)) == MEGATRON_MAGIC else None
+
+
+def _open_megatron(index: Path) -> tuple[NDArray[Any], str, str]:
+    with index.open("rb") as file:
+        head = file.read(MEGATRON_HEADER.size)
+    if len(head) < MEGATRON_HEADER.size or not head.startswith(MEGATRON_MAGIC):
+        raise InvalidValueError(f"{index}: not a Megatron index: it must start with MMIDIDX")
+    _, version, code, sequences, documents = MEGATRON_HEADER.unpack(head)
+    if version != 1 or code not in MEGATRON_DTYPES:
+        raise InvalidValueError(
+            f"{index}: Megatron index version {version}, dtype code {code}; known are version 1 and integer "
+            f"codes {sorted(MEGATRON_DTYPES)}"
+        )
+    needed = MEGATRON_HEADER.size + 12 * sequences + 8 * documents
+    if index.stat().st_size < needed:  # multimodal files append one byte a sequence
+        raise InvalidValueError(
+            f"{index}: {sequences} sequences and {documents} documents need {needed} bytes, but it has "
+            f"{index.stat().st_size}: truncated"
+        )
+    tokens_path = index.with_suffix(".bin")
+    if not tokens_path.is_file():
+        raise FileNotFoundError(f"{tokens_path}: no such file, though its index {index.name} is there")
+    dtype = np.dtype(MEGATRON_DTYPES[code])
+    size, total = tokens_path.stat().st_size, 0
+    if sequences:
+        total = int(np.memmap(index, "<i4", "r", MEGATRON_HEADER.size, (sequences,)).sum(dtype=np.int64))
+    if total == 0 or size == 0:
+        raise InvalidValueError(f"{tokens_path} is empty: it has no tokens")
+    if size != total * dtype.itemsize:
+        raise InvalidValueError(
+            f"{tokens_path}: its index says {total} tokens of {dtype.itemsize} bytes, but it has {size} bytes"
+        )
+    return np.memmap(tokens_path, dtype, "r"), str(tokens_path), "Megatron"

@@ -1,0 +1,254 @@
+"""What this machine offers and what would stop a run: each finding says what is wrong and what to do."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import platform
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+__all__ = ["Finding", "examine"]
+
+OK, NOTE, WRONG = "ok", "note", "wrong"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report; `wrong` means that training here will fail, `note` that something could be better."""
+
+    name: str
+    value: str
+    status: str = OK
+    advice: str = ""
+
+
+def examine(folder: str | os.PathLike[str] = ".") -> list[Finding]:
+    """Look at everything; `folder` is where runs would be written. Nothing is changed."""
+    checks: list[Callable[[], Iterator[Finding]]] = [
+        _python,
+        _core,
+        _cores,
+        _memory,
+        _shared_memory,
+        _processes,
+        _limits,
+        _optional,
+        lambda: _disk(Path(folder)),
+    ]
+    out: list[Finding] = []
+    for check in checks:
+        try:
+            out.extend(check())
+        except Exception as error:  # a strange machine must not stop the report
+            out.append(Finding(getattr(check, "__name__", "check").strip("_"), f"could not be examined: {error}", NOTE))
+    return out
+
+
+def _python() -> Iterator[Finding]:
+    right = sys.version_info >= (3, 11)
+    yield Finding(
+        "python",
+        f"{platform.python_version()} at {sys.executable}",
+        OK if right else WRONG,
+        "" if right else "Python 3.11 or newer is needed",
+    )
+    major = int(np.__version__.split(".")[0])
+    right = (1, 26) <= tuple(map(int, np.__version__.split(".")[:2])) and major < 3
+    yield Finding("numpy", np.__version__, OK if right else WRONG, "" if right else "pip install 'numpy>=1.26,<3'")
+    found = importlib.util.find_spec("tqdm") is not None
+    yield Finding(
+        "tqdm",
+        "installed" if found else "not installed",
+        OK if found else NOTE,
+        "" if found else "pip install tqdm: a progress bar in terminals and notebooks",
+    )
+
+
+def _core() -> Iterator[Finding]:
+    try:
+        core = importlib.import_module("terapipe_c._core")
+    except ImportError as error:
+        yield Finding("_core", str(error), WRONG, "the C module does not load: pip install . again with gcc here")
+        return
+    yield Finding("_core", str(core.__file__))
+
+
+def _cores() -> Iterator[Finding]:
+    cores = len(os.sched_getaffinity(0))
+    quota = _cpu_quota()
+    text = f"{cores} usable of {os.cpu_count()}" + (f", limited to {quota:g} by the container" if quota else "")
+    few = quota is not None and quota < cores
+    yield Finding(
+        "cores",
+        text,
+        NOTE if few else OK,
+        f"use at most {max(1, int(quota or 1))} ranks x threads_per_rank" if few else "",
+    )
+    busy = os.getloadavg()[0]
+    crowded = busy > 0.5 * cores
+    yield Finding(
+        "load",
+        f"{busy:.1f} over the last minute",
+        NOTE if crowded else OK,
+        "other programs use these cores: profiles and step times will be off" if crowded else "",
+    )
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    lines = [line.partition(":") for line in info.split("\n\n")[0].splitlines()]
+    fields = {name.strip(): value.strip() for name, _, value in lines}
+    flags = set(fields.get("flags", "").split())
+    best = next(
+        (
+            name
+            for name, needs in (("AVX-512", {"avx512f", "avx512bw", "avx512dq", "avx512vl"}), ("AVX2", {"avx2", "fma"}))
+            if needs <= flags
+        ),
+        "portable",
+    )
+    yield Finding(
+        "instruction set",
+        f"{best} ({fields.get('model name', platform.machine())})",
+        NOTE if best == "portable" else OK,
+        "no AVX2: the portable kernels run, several times slower" if best == "portable" else "",
+    )
+
+
+def _cpu_quota() -> float | None:
+    path = Path("/sys/fs/cgroup/cpu.max")
+    if not path.exists():
+        return None
+    quota, period = path.read_text().split()
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def _memory() -> Iterator[Finding]:
+    sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in Path("/proc/meminfo").read_text().splitlines()}
+    available = sizes["MemAvailable"]
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.exists() else "max"
+    if text != "max":
+        available = min(available, int(text) - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+    low = available < 1 << 30
+    yield Finding(
+        "memory",
+        f"{_size(available)} available of {_size(sizes['MemTotal'])}",
+        NOTE if low else OK,
+        "little memory: give plan(memory_bytes=...) what a rank may use" if low else "",
+    )
+
+
+def _shared_memory() -> Iterator[Finding]:
+    try:
+        fd = os.memfd_create("terapipe-doctor", os.MFD_CLOEXEC)
+    except (AttributeError, OSError) as error:
+        yield Finding(
+            "memfd",
+            str(error),
+            WRONG,
+            "Linux 3.17 or newer is needed for ranks as processes; processes=False still works",
+        )
+        return
+    try:
+        os.posix_fallocate(fd, 0, 16 << 20)
+        yield Finding("memfd", "16 MiB reserved and freed")
+    except OSError as error:
+        yield Finding(
+            "memfd",
+            str(error),
+            WRONG,
+            "no shared memory left: free memory or raise the container's limit (docker --shm-size)",
+        )
+    finally:
+        os.close(fd)
+    if Path("/dev/shm").is_dir():
+        stat = os.statvfs("/dev/shm")
+        yield Finding(
+            "/dev/shm", f"{_size(stat.f_bavail * stat.f_frsize)} free (not used by terapipe_c, which uses memfd)"
+        )
+
+
+def _processes() -> Iterator[Finding]:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+        yield Finding("pidfd", f"works (Linux {platform.release()})")
+    except (AttributeError, OSError) as error:
+        yield Finding(
+            "pidfd",
+            str(error),
+            WRONG,
+            "Linux 5.3 or newer is needed for ranks as processes; processes=False still works",
+        )
+
+
+def _limits() -> Iterator[Finding]:
+    for name, kind, least in (("open files", resource.RLIMIT_NOFILE, 256), ("processes", resource.RLIMIT_NPROC, 64)):
+        soft, hard = resource.getrlimit(kind)
+        low = soft != resource.RLIM_INFINITY and soft < least
+        flag = "-n" if name == "open files" else "-u"
+        yield Finding(
+            f"limit: {name}",
+            _limit(soft),
+            WRONG if low else OK,
+            f"ulimit {flag} {least} or more (hard limit {_limit(hard)})" if low else "",
+        )
+    for name, kind in (("address space", resource.RLIMIT_AS), ("file size", resource.RLIMIT_FSIZE)):
+        soft, _ = resource.getrlimit(kind)
+        bounded = soft != resource.RLIM_INFINITY
+        yield Finding(
+            f"limit: {name}",
+            _size(soft) if bounded else "unlimited",
+            NOTE if bounded else OK,
+            "larger models or checkpoints will fail at this limit" if bounded else "",
+        )
+
+
+def _optional() -> Iterator[Finding]:
+    for name, what in (("_cuda", "backend 'cuda'"), ("_mpi", "communicator 'mpi'")):
+        if importlib.util.find_spec(f"terapipe_c.{name}") is None:
+            yield Finding(name, f"not built: no {what} (optional)")
+            continue
+        try:
+            importlib.import_module(f"terapipe_c.{name}")
+            yield Finding(name, f"loads: {what}")
+        except ImportError as error:
+            yield Finding(name, str(error), NOTE, f"built, but does not load: no {what}")
+    yield Finding("GPU", "an NVIDIA device is here" if Path("/dev/nvidiactl").exists() else "none seen")
+
+
+def _disk(folder: Path) -> Iterator[Finding]:
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    writable = os.access(folder, os.W_OK)
+    yield Finding(
+        "folder",
+        f"{folder.resolve()} is {'' if writable else 'not '}writable",
+        OK if writable else WRONG,
+        "" if writable else "give --out a folder you may write to",
+    )
+    stat = os.statvfs(folder)
+    free = stat.f_bavail * stat.f_frsize
+    low = free < 1 << 30
+    yield Finding(
+        "disk",
+        f"{_size(free)} free",
+        NOTE if low else OK,
+        "checkpoints take 12 bytes a parameter, twice kept" if low else "",
+    )
+
+
+def _limit(value: int) -> str:
+    return "unlimited" if value == resource.RLIM_INFINITY else str(value)
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.3g} TiB"

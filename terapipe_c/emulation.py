@@ -1,0 +1,82 @@
+"""The real engine and communicator with kernels replaced by timed waits: any cluster on one machine."""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import _core
+from .engine import in_threads
+from .plan import Plan
+from .schedule import Program, Timeline, tables
+
+__all__ = ["Emulation", "emulate"]
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """What a program did when every rank ran it as a thread. Times in seconds."""
+
+    step_time_s: float              #: on the clock: from the start, together, until the last rank is done
+    predicted_step_time_s: float    #: what the simulator says of the same program and durations
+    num_ranks: int
+    trace: list[tuple[int, str, int, int, int, float, float]] = field(repr=False)
+    #: (rank, op, stage, micro, slice, start_s, end_s)
+
+    @property
+    def error(self) -> float:
+        """Relative error of the prediction: (emulated - predicted) / predicted."""
+        return self.step_time_s / self.predicted_step_time_s - 1
+
+    def timeline(self) -> Timeline:
+        """The measured timeline, drawn like a simulated one."""
+        return Timeline.from_intervals(self.trace, self.num_ranks)
+
+
+def emulate(plan: Plan | Program, costs: Any = None, *, timeout_s: float = 600.0) -> Emulation:
+    """Run a plan's program once, in as many threads as it has ranks: order, messages and waits are real, work is sleep.
+
+    Args:
+        plan: a Plan, or a Program (lowered here if it has no messages yet).
+        costs: a CostModel, or a dict of seconds as for Program.simulate; None: the plan's own durations.
+        timeout_s: a rank that waits longer than this for another fails.
+    """
+    if isinstance(plan, Plan):
+        program = plan.program
+        if costs is None:
+            costs = plan.durations
+        elif not isinstance(costs, dict):
+            costs = costs.durations(program, partition=plan.stages, slicing=plan.slicing, model=plan.model)
+    elif isinstance(plan, Program):
+        program = plan if "OPT" in plan.counts else plan.lower(False)
+    else:
+        raise _core.InvalidTypeError(f"plan is {type(plan).__name__}: a Plan or a Program would be right")
+    if costs is None:
+        raise _core.InvalidTypeError("a Program needs costs: a CostModel or a dict of seconds would be right")
+    program.check()
+    predicted = program.simulate(costs).makespan_s
+    durations = tables(program, costs)
+    ranks = program.num_ranks
+    pairs = bytearray(ranks * ranks)
+    for rank in range(ranks):
+        for peer in set(program.instructions(rank)["peer"].tolist()) - {-1}:
+            pairs[rank * ranks + peer] = pairs[peer * ranks + rank] = 1
+    region = _core.Region.create(ranks, pairs, 1 << 14, 64, False)
+
+    def run(rank: int) -> tuple[int, int, Any]:
+        engine = _core.Engine.emulated(program, rank, durations, _core.Comm(region, rank, timeout_s))
+        _, _, _, begin, end = engine.step(None)
+        return begin, end, engine.events().tolist()
+
+    return _collect(program, in_threads(region, run), predicted)
+
+
+def _collect(program: Program, results: list[Any], predicted: float) -> Emulation:
+    origin = results[0][0]      # the same on every rank
+    trace = []
+    for rank, (_, _, events) in enumerate(results):
+        for instr, (_, _, start, end, wait) in zip(program.instructions(rank), events, strict=True):
+            op = _core.OPS[instr["op"]]
+            start += wait if op == "OPT" else 0
+            trace.append((rank, op, int(instr["stage"]), int(instr["micro"]), int(instr["slice"]), (start - origin) * 1e-9,
+                          (end - origin) * 1e-9))
+    return Emulation((max(end for _, end, _ in results) - origin) * 1e-9, predicted, program.num_ranks, trace)

@@ -1,0 +1,246 @@
+"""The engine of the C core, by parameter names: what a rank trains with, and one step of a model in this process."""
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import _core, schedules
+from .config import GPTConfig
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+__all__ = ["RankEngine", "init_params", "loss_and_grads", "make_engine", "rank_memory"]
+
+Float32 = NDArray[np.float32]
+T = TypeVar("T")
+Slicing = Sequence[tuple[int, Sequence[int]]]
+STATES: dict[str, Literal["value", "m", "v", "grad"]] = {"params": "value", "exp_avg": "m", "exp_avg_sq": "v", "grads": "grad"}
+
+
+def dimensions(model: Any) -> tuple[int, ...]:
+    """The model as the C core takes it."""
+    return (model.n_layer, model.n_head, model.n_embd, model.vocab_size, model.block_size, int(model.bias),
+            int(model.tie_weights))
+
+
+def boundaries(stages: Sequence[tuple[int, int]]) -> list[int]:
+    """[(first, end), ...] of contiguous stages -> [0, ..., blocks]."""
+    return [0, *(end for _, end in stages)]
+
+
+def cut(slicing: Slicing) -> tuple[int, int, list[tuple[int, list[int]]]]:
+    """(seq_len, batch, micro-batches) of a slicing in the paper's notation."""
+    return sum(slicing[0][1]), sum(b for b, _ in slicing), [(int(b), [int(n) for n in lengths]) for b, lengths in slicing]
+
+
+def rank_memory(model: Any, stages: Sequence[tuple[int, int]], slicing: Slicing, program: _core.Program,
+                threads: int = 1) -> list[int]:
+    """Bytes that each rank's engine will take from its heap, exactly; nothing is allocated."""
+    return _core.rank_memory(program, dimensions(model), boundaries(stages), cut(slicing), threads=threads)
+
+
+def gather_bytes(model: Any) -> int:
+    """The largest contribution of a rank to the all-gather that ends a step."""
+    return 8 * (len(_core.model_params(dimensions(model))) + 2)
+
+
+class RankEngine:
+    """One rank's stages, its instructions and its memory. Arrays go in and out by global parameter name."""
+
+    def __init__(self, model: Any, stages: Sequence[tuple[int, int]], slicing: Slicing, program: _core.Program, rank: int,
+                 comm: _core.Comm | None, *, threads: int = 1, memory_bytes: int = 0) -> None:
+        self._core = _core.Engine(program, rank, dimensions(model), boundaries(stages), cut(slicing), comm, threads=threads,
+                                  memory_bytes=memory_bytes)
+        self._code = program.instructions(rank)
+        table = _core.model_params(dimensions(model))
+        self._held = [(stage, i, table[index][0]) for stage, i, index in self._core.params()]
+        shapes = {name: (rows, cols) if matrix else (cols,) for name, rows, cols, matrix, _ in table}
+        self._shapes = {name: shapes[name] for _, _, name in self._held}
+        embeds = any(stage == 0 for stage, _, _ in self._held)
+        tied = table[0][0] if model.tie_weights and not embeds else None   # the embedding's rank answers for it
+        self.names = [name for name in self._shapes if name != tied]
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """High-water mark of this rank's heap."""
+        return self._core.memory()[1]
+
+    @property
+    def allocations(self) -> int:
+        """Allocations so far: a step adds none."""
+        return self._core.memory()[2]
+
+    def load(self, params: Mapping[str, NDArray[Any]], moments: Mapping[str, Mapping[str, NDArray[Any]]] | None = None) -> None:
+        """Take this rank's tensors out of params, and of moments {"exp_avg": .., "exp_avg_sq": ..} where given."""
+        for kind, arrays in {"params": params, **(moments or {})}.items():
+            for stage, i, name in self._held:
+                if name not in arrays:
+                    raise _core.InvalidValueError(f"{name} is missing from {kind}: every parameter of the model would be right")
+                array = arrays[name]
+                if array.shape != self._shapes[name] or array.dtype != np.float32:
+                    raise _core.InvalidValueError(f"{name} is {array.dtype} {array.shape}: "
+                                                  f"float32 {self._shapes[name]} would be right")
+                self._core.load(stage, i, STATES[kind], np.ascontiguousarray(array))
+        self._core.pack()
+
+    def export(self, kind: str) -> dict[str, Float32]:
+        """Copies by name of "params", "exp_avg", "exp_avg_sq" or "grads"."""
+        return {name: self._core.read(stage, i, STATES[kind]) for stage, i, name in self._held if name in self.names}
+
+    def run(self, tokens: NDArray[np.int32], *, step: int = 1, **options: Any) -> tuple[float, float, bool, int, int]:
+        """(mean loss, gradient norm before clipping, whether some rank asked to stop, begin_ns, end_ns); see _core.Engine."""
+        return self._core.step(tokens, step, **options)
+
+    def evaluate(self, tokens: NDArray[np.int32]) -> float:
+        """The mean loss, the same on every rank; nothing is changed."""
+        return self._core.evaluate(tokens)
+
+    def trace(self) -> list[tuple[str, int, int, int, float, float]]:
+        """(op, stage, micro, slice, start_s, end_s) of the last step, in order, on the clock of time.monotonic(). Waits for
+        messages and, in OPT, for the other ranks are not in the intervals."""
+        rows = []
+        for instr, (_, _, start, end, wait) in zip(self._code, self._core.events().tolist(), strict=True):
+            op = _core.OPS[instr["op"]]
+            start += wait if op == "OPT" else 0
+            rows.append((op, int(instr["stage"]), int(instr["micro"]), int(instr["slice"]), start * 1e-9, end * 1e-9))
+        return rows
+
+
+class _TrainingEngine(RankEngine):
+    """The seam to the worker's loop: hyper-parameters come from the job."""
+
+    def __init__(self, job: Mapping[str, Any], plan: Plan, rank: int, comm: _core.Comm | None) -> None:
+        super().__init__(plan.model, plan.stages, plan.slicing, plan.program, rank, comm, threads=job["threads_per_rank"])
+        self._options = {"beta1": job["betas"][0], "beta2": job["betas"][1], "eps": job["eps"],
+                         "weight_decay": job["weight_decay"], "grad_clip": job["grad_clip"]}
+
+    def step(self, step: int, tokens: NDArray[np.int32], lr: float) -> dict[str, float]:
+        """Train as step 0, 1, ..."""
+        loss, norm, *_ = self.run(tokens, step=step + 1, lr=lr, **self._options)
+        return {"loss": loss, "grad_norm": norm}
+
+
+def make_engine(job: Mapping[str, Any], rank: int, comm: _core.Comm) -> _TrainingEngine:
+    """A rank's engine, with the parameters that the job's seed gives."""
+    from .plan import Plan
+
+    plan = Plan.from_dict(job["plan"])
+    engine = _TrainingEngine(job, plan, rank, comm)
+    if job["resume_from"] is None:
+        engine.load(_initial(plan.model, job["seed"], engine._shapes))
+    return engine
+
+
+def _initial(model: Any, seed: int, names: Any) -> dict[str, Float32]:
+    shape = dimensions(model)
+    return {row[0]: _core.model_init_param(shape, index, seed) for index, row in enumerate(_core.model_params(shape))
+            if row[0] in names}
+
+
+def init_params(model: GPTConfig, seed: int = 0) -> dict[str, Float32]:
+    """{name: float32 array}: what `launch(..., seed=seed)` starts from. Names and shapes of Hugging Face's GPT2LMHeadModel.
+
+    Normal 0.02, residual projections 0.02 / sqrt(2 n_layer), biases 0, LayerNorm weights 1; Philox keyed by (seed, name,
+    index), so a value does not depend on the partition (Radford et al. 2019; Salmon et al. 2011).
+    """
+    return _initial(model, seed, {row[0] for row in _core.model_params(dimensions(model))})
+
+
+def _check_tokens(model: GPTConfig, tokens: Any) -> NDArray[np.int32]:
+    array = np.asarray(tokens)
+    if array.ndim != 2 or array.shape[0] < 1 or array.shape[1] < 2 or not np.issubdtype(array.dtype, np.integer):
+        raise _core.InvalidValueError(f"tokens are {array.dtype} {array.shape}: integers [batch, T + 1] would be right")
+    if array.shape[1] - 1 > model.block_size:
+        raise _core.InvalidValueError(f"tokens have T = {array.shape[1] - 1}: at most block_size = {model.block_size} would "
+                                      "be right")
+    bad = np.argwhere((array < 0) | (array >= model.vocab_size))
+    if len(bad):
+        row, column = bad[0]
+        raise _core.InvalidValueError(f"tokens[{row}, {column}] is {array[row, column]}: 0 to {model.vocab_size - 1} would be "
+                                      "right")
+    return np.ascontiguousarray(array, np.int32)
+
+
+def _normal_slicing(slicing: Any, batch: int, seq_len: int) -> list[tuple[int, list[int]]]:
+    from .cost import equal_lengths
+    from .plan import check_slicing
+
+    if slicing is None:
+        slicing = [seq_len]
+    if isinstance(slicing, int):
+        slicing = equal_lengths(seq_len, slicing)
+    if slicing and not isinstance(slicing[0], (tuple, list)):
+        slicing = [(1, list(slicing))] * batch
+    return [(b, list(lengths)) for b, lengths in check_slicing(slicing, batch, seq_len)]
+
+
+def loss_and_grads(model: GPTConfig, params: Mapping[str, NDArray[Any]], tokens: Any, slicing: Any = None, stages: int = 1, *,
+                   threads: int = 1) -> tuple[float, dict[str, Float32]]:
+    """(mean loss, {name: gradient}) of tokens [batch, T + 1] by the real stages and engine, one thread per stage.
+
+    slicing: None (each sequence whole), slice lengths of every sequence, an int (so many equal slices), or the paper's
+    notation [(sequences, [lengths]), ...]. Loss and gradients are the same bits for every slicing and every `stages`.
+    """
+    from .cost import even_partition
+
+    array = _check_tokens(model, tokens)
+    cuts = _normal_slicing(slicing, array.shape[0], array.shape[1] - 1)
+    if not 1 <= stages <= model.num_blocks:
+        raise _core.InvalidValueError(f"stages is {stages}: 1 to {model.num_blocks} (the model's blocks) would be right")
+    program = schedules.gpipe(stages, len(cuts), [len(lengths) for _, lengths in cuts]).split(pending=0).lower(model.tie_weights)
+    partition = even_partition(model, stages)
+    region = _core.Region.create(stages, _everyone(stages), 1 << 16, max(64, gather_bytes(model)), False)
+
+    def work(rank: int) -> tuple[float, dict[str, Float32]]:
+        engine = RankEngine(model, partition, cuts, program, rank, _core.Comm(region, rank, 600.0), threads=threads)
+        engine.load(params)
+        loss, *_ = engine.run(array, update=False)
+        return loss, engine.export("grads")
+
+    results = in_threads(region, work)
+    loss, grads = results[0][0], {name: grad for _, part in results for name, grad in part.items()}
+    if not math.isfinite(loss):
+        raise _core.ExecutionError(f"the loss is {loss}")
+    return loss, {row[0]: grads[row[0]] for row in _core.model_params(dimensions(model))}
+
+
+def in_threads(region: _core.Region, work: Callable[[int], T]) -> list[T]:
+    """[work(rank) of every rank of the region], each in a thread; closes the region. The first failure is raised, and ends
+    the others; so does Ctrl-C."""
+    results: list[Any] = [None] * region.ranks
+    errors: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = work(rank)
+        except BaseException as error:
+            errors.append(error)
+            region.abort("ERUNTIME", rank, str(error))
+
+    ranks = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}") for rank in range(region.ranks)]
+    try:
+        for thread in ranks:
+            thread.start()
+        for thread in ranks:
+            thread.join()
+    except BaseException:
+        region.abort("EABORTED", -1, "interrupted")
+        raise
+    finally:
+        for thread in ranks:
+            if thread.ident is not None:
+                thread.join()
+        region.close()
+    for error in sorted(errors, key=lambda e: isinstance(e, _core.AbortedError)):   # the first cause, not its echoes
+        raise error
+    return results
+
+
+def _everyone(ranks: int) -> bytearray:
+    return bytearray(int(a != b) for a in range(ranks) for b in range(ranks))

@@ -1,0 +1,180 @@
+"""From measured samples to curves: TeraPipe's eq. 9 with t_ctx(S, 0) = 0, and the error on samples a fit did not see."""
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._core import InvalidValueError
+
+__all__ = ["Curve"]
+
+Float = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """t(S, C, b) of one kind of block in one phase; see the module's formula. ``table`` >= 0: a table instead."""
+
+    rows: tuple[float, ...] = ()      #: points of P, ascending
+    seconds: tuple[float, ...] = ()
+    pair_s: float = 0.0               #: seconds of a pair inside the slice
+    a0: float = 0.0
+    a1: float = 0.0
+    a2: float = 0.0
+    a3: float = 0.0
+    table: int = -1                   #: index into the model's tables
+    scale: float = 1.0                #: of the table
+
+    def __post_init__(self) -> None:
+        if len(self.rows) != len(self.seconds):
+            raise InvalidValueError(f"a curve has {len(self.rows)} rows and {len(self.seconds)} seconds")
+        for name in ("rows", "seconds"):
+            object.__setattr__(self, name, tuple(float(x) for x in getattr(self, name)))
+        numbers = [*self.rows, *self.seconds, self.pair_s, self.a0, self.a1, self.a2, self.a3, self.scale]
+        if not all(math.isfinite(x) for x in numbers):
+            raise InvalidValueError("a curve has a number that is not finite")
+
+
+def merged(samples: Iterable[Sequence[float]], columns: int, what: str) -> Float:
+    """float64 [n, columns], repeated conditions merged into their median, sorted."""
+    array = np.array([tuple(row) for row in samples], dtype=np.float64)
+    if array.ndim != 2 or array.shape[1] != columns or not len(array):
+        raise InvalidValueError(f"{what}: a list of at least one {columns}-tuple would be right")
+    if not np.isfinite(array).all():
+        raise InvalidValueError(f"{what}: sample {int(np.argmin(np.isfinite(array).all(1)))} is not finite")
+    bad = (array[:, -1] <= 0) | (array[:, -3] < 1) | (array[:, -2] < 0) if columns > 2 else (array < 0).any(1)
+    if bad.any():
+        index = int(np.argmax(bad))
+        raise InvalidValueError(f"{what}: sample {index} is {tuple(array[index].tolist())}: a slice of at least one token,"
+                                " a context from 0 on and seconds above 0 would be right")
+    keys, inverse = np.unique(array[:, :-1], axis=0, return_inverse=True)
+    medians = [float(np.median(array[inverse.reshape(-1) == i, -1])) for i in range(len(keys))]
+    return np.column_stack([keys, medians])
+
+
+def _base(without: Float, pair: float) -> tuple[tuple[float, ...], tuple[float, ...], float]:
+    """P and the pair cost from the samples without context: rows, seconds, pair (lowered until P >= 0 everywhere)."""
+    rows, S, seconds = without[:, 0], without[:, 1], without[:, 3]
+    pairs = 0.5 * rows * S                                   # b S^2 / 2
+    pair = max(0.0, min(pair, float((seconds / pairs).min())))
+    left = seconds - pair * pairs
+    x, first = np.unique(rows, return_inverse=True)
+    y = np.array([np.median(left[first.reshape(-1) == i]) for i in range(len(x))])
+    slope = (y[1] - y[0]) / (x[1] - x[0]) if len(x) > 1 else y[0] / x[0]
+    origin = float(np.clip(y[0] - slope * x[0], 0.0, max(0.0, y[0])))   # the fixed part, from the first two points
+    x, y = np.concatenate([[0.0], x]), np.concatenate([[origin], y])
+    if y[-1] < y[-2]:                                         # noise must not make longer slices cheaper for ever
+        x, y = np.append(x, 2 * x[-1]), np.append(y, y[-1] * 2 if y[-1] > 0 else y[-1])
+    return tuple(x.tolist()), tuple(y.tolist()), pair
+
+
+def _context(with_: Float, residual: Float, signed: bool) -> tuple[Float, bool]:
+    """a0..a3 of least relative squared error, unless `signed` with a2, a3 >= 0, and whether the bounds changed much."""
+    S, C, seconds = with_[:, 1], with_[:, 2], with_[:, 3]
+    b = with_[:, 0] / S
+    columns = np.column_stack([np.ones_like(S), b * S, b * C, b * S * C])
+    norm = np.abs(columns).max(0)
+    weight = 1.0 / seconds
+
+    def solve(kept: list[int]) -> tuple[float, Float]:
+        answer = np.zeros(4)
+        matrix = columns[:, kept] / norm[kept] * weight[:, None]
+        answer[kept] = np.linalg.lstsq(matrix, residual * weight, rcond=1e-9)[0] / norm[kept]
+        return float(np.sum(((columns @ answer - residual) * weight) ** 2)), answer
+
+    # Two bounds: the best of the (at most four) faces that are feasible is the constrained optimum of a convex problem.
+    free = solve([0, 1, 2, 3])[1]
+    if signed or (free[2] >= 0 and free[3] >= 0):
+        return free, False
+    faces = [solve([0, 1, *kept]) for kept in ([3], [2], [])]
+    best = min((f for f in faces if f[1][2] >= 0 and f[1][3] >= 0), key=lambda f: f[0])[1]
+    lost = max((-free[k] * norm[k] / seconds.max() for k in (2, 3) if free[k] < 0), default=0.0)
+    return best, lost > 0.01
+
+
+def _fit(samples: Float, what: str, signed: bool, warn: bool = True) -> Curve:
+    """The curve through samples [n, 4]: rows, slice, context, seconds."""
+    without, with_ = samples[samples[:, 2] == 0], samples[samples[:, 2] > 0]
+    if not len(without):
+        raise InvalidValueError(f"{what}: no sample without context (C = 0); TeraPipe's eq. 9 stands on t(S, 0)")
+    a, clamped = np.zeros(4), False
+    rows, seconds, pair = _base(without, 0.0)
+    for _ in range(8 if len(with_) else 0):
+        S, b = with_[:, 1], with_[:, 0] / with_[:, 1]
+        own = _points(rows, seconds, with_[:, 0]) + 0.5 * b * pair * S * S
+        a, clamped = _context(with_, with_[:, 3] - own, signed)
+        before = pair
+        rows, seconds, pair = _base(without, float(a[3]))      # the pairs inside a slice cost what the others do
+        if abs(pair - before) <= 1e-6 * abs(pair):
+            break
+    if clamped and warn:
+        warnings.warn(f"{what}: the fit of t_ctx has a negative slope in the context; it is set to 0", stacklevel=4)
+    return Curve(rows, seconds, pair, float(a[0]), float(a[1]), float(a[2]), float(a[3]))
+
+
+def _points(rows: Sequence[float], seconds: Sequence[float], at: Float) -> Float:
+    """P(at), with the last piece going on (np.interp would stay level)."""
+    inside = np.interp(at, rows, seconds)
+    if len(rows) < 2:
+        return inside
+    slope = (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2])
+    return np.asarray(np.where(at > rows[-1], seconds[-1] + slope * (at - rows[-1]), inside))
+
+
+def _predict(curve: Curve, samples: Float) -> Float:
+    rows, S, C = samples[:, 0], samples[:, 1], samples[:, 2]
+    b = rows / S
+    seconds = _points(curve.rows, curve.seconds, rows) + 0.5 * b * curve.pair_s * S * S
+    seconds = seconds + (C > 0) * (curve.a0 + b * (curve.a1 * S + curve.a2 * C + curve.a3 * S * C))
+    return np.maximum(seconds, 0.0)
+
+
+def _held_out(samples: Float) -> NDArray[np.bool_]:
+    """Which samples the fit does not see while its error is measured: every fourth with context, every third inner one
+    without. By position in sorted order, so that the same samples always give the same split."""
+    mask = np.zeros(len(samples), bool)
+    without, with_ = np.flatnonzero(samples[:, 2] == 0), np.flatnonzero(samples[:, 2] > 0)
+    if len(without) >= 5:
+        mask[without[2:-1:3]] = True
+    if len(with_) >= 6:
+        mask[with_[2::4]] = True
+    return mask
+
+
+def fit_and_judge(samples: Float, what: str, signed: bool = False) -> tuple[Curve, Float]:
+    """The curve through all samples, and the relative errors of the one that did not see the held-out samples.
+
+    signed: the time may fall with the context. That is so in the input gradient's pull backward: dK and dV of an early slice
+    come from all later queries, so that a slice with little context has much to pull (GPU.md section 1.2).
+    """
+    mask = _held_out(samples)
+    errors = np.zeros(0)
+    if mask.any():
+        seen = _fit(samples[~mask], what, signed, warn=False)
+        errors = np.abs(_predict(seen, samples[mask]) / samples[mask, 3] - 1.0)
+    return _fit(samples, what, signed), errors
+
+
+def fit_line(samples: Iterable[Sequence[float]], what: str) -> tuple[float, float]:
+    """(seconds at 0, seconds per unit), both >= 0, of (amount, seconds) samples; least relative squares."""
+    array = merged(samples, 2, what)
+    x, y = array[:, 0], array[:, 1]
+    if (y <= 0).any():
+        raise InvalidValueError(f"{what}: seconds above 0 would be right")
+    weight, scale = 1.0 / y, max(float(x.max()), 1.0)
+    if len(x) > 1:
+        matrix = np.column_stack([np.ones_like(x), x / scale]) * weight[:, None]
+        start, slope = np.linalg.lstsq(matrix, np.ones_like(x), rcond=None)[0]
+        if start >= 0 and slope >= 0:
+            return float(start), float(slope / scale)
+        if start >= 0:
+            return float(np.sum(weight) / np.sum(weight**2)), 0.0
+    if not x.any():
+        return float(np.mean(y)), 0.0
+    r = x * weight
+    return 0.0, float(np.sum(r) / np.sum(r * r))

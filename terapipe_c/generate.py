@@ -1,0 +1,144 @@
+"""Text from a trained model: NumPy alone, one token at a time with a key-value cache, on one process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._core import InvalidValueError
+
+__all__ = ["generate", "logits"]
+
+Array = NDArray[np.float32]
+
+
+def generate(
+    params: Mapping[str, Array],
+    model: Any,
+    prompt: str | bytes | Sequence[int] | NDArray[Any],
+    n: int = 256,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    seed: int = 0,
+) -> Any:
+    """Continue a prompt by n tokens; gives those n tokens alone, in the prompt's type.
+
+    Args:
+        params: {Hugging Face name: float32 array}, as of `load_checkpoint(path).params`.
+        model: the GPTConfig.
+        prompt: bytes or str (for models of bytes) or token numbers; at least one token. Only its last block_size matter.
+        temperature: 0 takes the likeliest token each time.
+        top_k: draw among the k likeliest only.
+        seed: same seed, same text.
+
+    Past block_size the window moves on by half and is read again, since positions are learned.
+    """
+    if n < 0 or temperature < 0 or (top_k is not None and top_k < 1):
+        raise InvalidValueError(f"n is {n}, temperature {temperature}, top_k {top_k}; they must be >= 0, >= 0 and >= 1")
+    tokens = _tokens(prompt, model.vocab_size)
+    rng = np.random.Generator(np.random.Philox(seed))
+    cache = _Cache(params, model)
+    window = tokens[-model.block_size :]
+    out: list[int] = []
+    row = cache.forward(window) if n else None
+    while row is not None and len(out) < n:
+        token = _draw(row, temperature, top_k, rng)
+        out.append(token)
+        window = [*window, token]
+        if len(window) > model.block_size:
+            window = window[-max(1, model.block_size // 2) :]
+            cache.length = 0
+            row = cache.forward(window)
+        else:
+            row = cache.forward([token])
+    if isinstance(prompt, (str, bytes)):
+        text = bytes(out)
+        return text if isinstance(prompt, bytes) else text.decode("utf-8", errors="replace")
+    return np.array(out, np.int32)
+
+
+def logits(params: Mapping[str, Array], model: Any, tokens: Sequence[int] | NDArray[Any]) -> Array:
+    """float32 [vocab_size]: the unnormalised log-probabilities of the token after `tokens` (at most block_size of them)."""
+    if not 1 <= len(tokens) <= model.block_size:
+        raise InvalidValueError(f"{len(tokens)} tokens; a window has 1 .. {model.block_size}")
+    return _Cache(params, model).forward(_tokens(tokens, model.vocab_size))
+
+
+class _Cache:
+    """Keys and values [H, length, D] of each layer, and the forward pass that extends them."""
+
+    def __init__(self, params: Mapping[str, Array], model: Any) -> None:
+        self.params, self.model, self.length = params, model, 0
+        heads, dim = model.n_head, model.n_embd // model.n_head
+        self.keys = np.zeros((model.n_layer, heads, model.block_size, dim), np.float32)
+        self.values = np.zeros_like(self.keys)
+
+    def linear(self, x: Array, name: str) -> Array:
+        y: Array = x @ self.params[f"{name}.weight"]
+        return np.add(y, self.params[f"{name}.bias"]) if self.model.bias else y
+
+    def norm(self, x: Array, name: str) -> Array:
+        x = x - x.mean(axis=-1, keepdims=True)
+        y: Array = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + 1e-5) * self.params[f"{name}.weight"]
+        return np.add(y, self.params[f"{name}.bias"]) if self.model.bias else y
+
+    def forward(self, tokens: Sequence[int]) -> Array:
+        """Append tokens; the logits after the last of them."""
+        start, end = self.length, self.length + len(tokens)
+        x = self.params["transformer.wte.weight"][np.asarray(tokens)] + self.params["transformer.wpe.weight"][start:end]
+        for layer in range(self.model.n_layer):
+            head = f"transformer.h.{layer}."
+            x = x + self.attention(self.norm(x, head + "ln_1"), layer, start, end)
+            x = x + self.linear(_gelu(self.linear(self.norm(x, head + "ln_2"), head + "mlp.c_fc")), head + "mlp.c_proj")
+        self.length = end
+        out = self.norm(x[-1:], "transformer.ln_f")
+        weight = self.params["transformer.wte.weight" if self.model.tie_weights else "lm_head.weight"]
+        return np.asarray((out @ weight.T)[0], np.float32)
+
+    def attention(self, x: Array, layer: int, start: int, end: int) -> Array:
+        model = self.model
+        heads, dim, head = model.n_head, model.n_embd // model.n_head, f"transformer.h.{layer}.attn."
+        qkv = self.linear(x, head + "c_attn").reshape(end - start, 3, heads, dim).transpose(1, 2, 0, 3)
+        self.keys[layer, :, start:end], self.values[layer, :, start:end] = qkv[1], qkv[2]
+        scores = qkv[0] @ self.keys[layer, :, :end].transpose(0, 2, 1) / math.sqrt(dim)
+        scores = np.where(np.arange(end) <= np.arange(start, end)[:, None], scores, np.float32(-np.inf))
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        mixed = (weights @ self.values[layer, :, :end]).transpose(1, 0, 2).reshape(end - start, model.n_embd)
+        return self.linear(np.ascontiguousarray(mixed), head + "c_proj")
+
+
+def _gelu(x: Array) -> Array:
+    return np.asarray(0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x))), np.float32)
+
+
+def _draw(row: Array, temperature: float, top_k: int | None, rng: np.random.Generator) -> int:
+    if temperature == 0:
+        return int(row.argmax())
+    scaled = row.astype(np.float64) / temperature
+    if top_k is not None and top_k < len(scaled):
+        scaled[scaled < np.partition(scaled, -top_k)[-top_k]] = -np.inf
+    weights = np.exp(scaled - scaled.max()).cumsum()
+    return int(np.searchsorted(weights, rng.random() * weights[-1], side="right"))
+
+
+def _tokens(prompt: str | bytes | Sequence[int] | NDArray[Any], vocab_size: int) -> list[int]:
+    if isinstance(prompt, (str, bytes)):
+        if vocab_size > 256:
+            raise InvalidValueError(
+                f"the vocabulary has {vocab_size} tokens, so text needs the tokenizer it was trained with: give tokens"
+            )
+        prompt = prompt.encode() if isinstance(prompt, str) else prompt
+    tokens = [int(token) for token in prompt]
+    if not tokens:
+        raise InvalidValueError("the prompt is empty; it needs at least one token")
+    wrong = [i for i, token in enumerate(tokens) if not 0 <= token < vocab_size]
+    if wrong:
+        raise InvalidValueError(
+            f"the prompt's token {wrong[0]} is {tokens[wrong[0]]}; it must be in 0 .. {vocab_size - 1}"
+        )
+    return tokens

@@ -1,0 +1,194 @@
+"""To and from Hugging Face transformers: a folder that `GPT2LMHeadModel.from_pretrained` loads, and the way back."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._core import InvalidValueError
+from .checkpoint import Checkpoint, load_checkpoint, param_shapes
+from .tensorfile import TensorSpec, read_layout, read_tensor, write_file
+
+__all__ = ["Imported", "export_hf", "import_hf"]
+
+LAYER_NORM_EPS = 1e-5
+GELU_TANH = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
+# Buffers that old transformers versions stored; "attn.bias" is the causal mask there, not a parameter.
+MASKS = re.compile(r"(?:transformer\.)?h\.\d+\.(?:attn|crossattention)\.(?:bias|masked_bias)")
+# What would change the function and has no counterpart here; each must be absent or have this value.
+REQUIRED = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
+
+
+class Imported(NamedTuple):
+    """What `import_hf` read: a GPTConfig and {name: float32 array}."""
+
+    model: Any
+    params: dict[str, NDArray[np.float32]]
+
+
+def export_hf(
+    folder: str | os.PathLike[str],
+    checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
+    *,
+    model: Any = None,
+    params: Mapping[str, NDArray[np.float32]] | None = None,
+) -> Path:
+    """Write config.json and model.safetensors into `folder` (made if need be); gives the folder.
+
+    Give a checkpoint (or its path), or model and params. transformers' GPT-2 always has biases: a model without gets
+    zeros, which is the same function. A tied head is not stored, as transformers expects.
+    """
+    if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+        checkpoint = load_checkpoint(checkpoint, optimizer=False)
+    if checkpoint is not None:
+        model, params = model or checkpoint.model, checkpoint.params
+    if model is None or params is None:
+        raise InvalidValueError("export_hf needs a checkpoint, or both model and params")
+    tensors = {}
+    for name, shape in param_shapes(_WithBias(model)).items():
+        if name in params:
+            if params[name].shape != shape:
+                raise InvalidValueError(
+                    f"parameter {name} has shape {list(params[name].shape)}; the model needs {list(shape)}"
+                )
+            tensors[name] = params[name]
+        elif name.endswith(".bias") and not model.bias:
+            tensors[name] = np.zeros(shape, np.float32)
+        else:
+            raise InvalidValueError(f"params lack {name}")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_file(folder / "model.safetensors", tensors)
+    (folder / "config.json").write_text(json.dumps(hf_config(model), indent=2) + "\n")
+    return folder
+
+
+def hf_config(model: Any) -> dict[str, Any]:
+    """transformers' GPT2Config of a GPTConfig; all dropout is 0, as in training here."""
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "activation_function": "gelu_new",
+        "vocab_size": model.vocab_size,
+        "n_positions": model.block_size,
+        "n_ctx": model.block_size,
+        "n_embd": model.n_embd,
+        "n_layer": model.n_layer,
+        "n_head": model.n_head,
+        "n_inner": None,
+        "layer_norm_epsilon": LAYER_NORM_EPS,
+        "tie_word_embeddings": bool(model.tie_weights),
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "scale_attn_weights": True,
+        "initializer_range": 0.02,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "torch_dtype": "float32",
+    }
+
+
+def import_hf(folder: str | os.PathLike[str]) -> Imported:
+    """Read a transformers GPT-2 folder (config.json and safetensors, sharded or not, any float type).
+
+    Names with or without "transformer." are taken, mask buffers are ignored. ValueError naming the file and the setting or
+    tensor if it is no GPT-2 that this package can train.
+    """
+    folder = Path(folder)
+    model = _model_of(folder / "config.json")
+    found: dict[str, tuple[Path, TensorSpec]] = {}
+    for path in _tensor_files(folder):
+        for name, spec in read_layout(path).tensors.items():
+            if not MASKS.fullmatch(name):
+                full = name if name == "lm_head.weight" or name.startswith("transformer.") else f"transformer.{name}"
+                found[full] = (path, spec)
+    if model["tie_weights"]:
+        found.pop("lm_head.weight", None)  # some writers store the tied weight twice
+    model["bias"] = any(name.endswith(".bias") for name in found)
+    from .config import GPTConfig
+
+    config = GPTConfig(**model)
+    params = {}
+    for name, shape in param_shapes(config).items():
+        if name not in found:
+            raise InvalidValueError(f"{folder}: tensor {name} is missing")
+        path, spec = found.pop(name)
+        if spec.shape != shape:
+            raise InvalidValueError(
+                f"{path}: tensor {name} has shape {list(spec.shape)}; config.json asks for {list(shape)}"
+            )
+        if spec.dtype not in ("F32", "F16", "BF16", "F64"):
+            raise InvalidValueError(f"{path}: tensor {name} is {spec.dtype}; it must be a float type")
+        params[name] = read_tensor(path, spec).astype(np.float32, copy=False)
+    if found:
+        name, (path, _) = next(iter(found.items()))
+        raise InvalidValueError(f"{path}: tensor {name} belongs to no GPT-2 of this config")
+    return Imported(config, params)
+
+
+def _model_of(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text())
+        if config.get("model_type") != "gpt2":
+            raise InvalidValueError(f"{path}: model_type is {config.get('model_type')!r}; only 'gpt2' can be imported")
+        model = {
+            "n_layer": config["n_layer"],
+            "n_head": config["n_head"],
+            "n_embd": config["n_embd"],
+            "vocab_size": config["vocab_size"],
+            "block_size": config["n_positions"],
+            "tie_weights": config.get("tie_word_embeddings", True),
+        }
+    except (UnicodeDecodeError, json.JSONDecodeError, AttributeError) as error:
+        raise InvalidValueError(f"{path}: no JSON object: {error}") from error
+    except KeyError as error:
+        raise InvalidValueError(f"{path}: {error.args[0]} is missing") from error
+    for name, value in REQUIRED.items():
+        if config.get(name, value) != value:
+            raise InvalidValueError(f"{path}: {name} is {config[name]!r}; only {value!r} can be imported")
+    if config.get("activation_function", "gelu_new") not in GELU_TANH:
+        raise InvalidValueError(
+            f"{path}: activation_function is {config['activation_function']!r}; it must be one of {', '.join(GELU_TANH)}"
+        )
+    if config.get("n_inner") not in (None, 4 * model["n_embd"]):
+        raise InvalidValueError(f"{path}: n_inner is {config['n_inner']}; it must be 4 n_embd = {4 * model['n_embd']}")
+    if abs(config.get("layer_norm_epsilon", LAYER_NORM_EPS) - LAYER_NORM_EPS) > 1e-12:
+        raise InvalidValueError(
+            f"{path}: layer_norm_epsilon is {config['layer_norm_epsilon']}; it must be {LAYER_NORM_EPS}"
+        )
+    return model
+
+
+def _tensor_files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+        except (json.JSONDecodeError, KeyError, AttributeError) as error:
+            raise InvalidValueError(f"{index}: no index of safetensors files: {error}") from error
+    path = folder / "model.safetensors"
+    if not path.is_file():
+        other = " (pytorch_model.bin is a pickle, which is not read: save it with safe_serialization=True)"
+        raise FileNotFoundError(f"{path}: no such file{other if (folder / 'pytorch_model.bin').exists() else ''}")
+    return [path]
+
+
+class _WithBias:
+    """A model as transformers sees it: with biases."""
+
+    def __init__(self, model: Any) -> None:
+        self.n_layer, self.n_head, self.n_embd = model.n_layer, model.n_head, model.n_embd
+        self.vocab_size, self.block_size, self.tie_weights, self.bias = (
+            model.vocab_size,
+            model.block_size,
+            model.tie_weights,
+            True,
+        )

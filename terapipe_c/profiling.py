@@ -1,0 +1,275 @@
+"""Measures what the blocks of a model cost on this machine, by running the real stage and engine on them.
+
+A profile runs one rank whose every block is a virtual stage of its own, so that the engine's own events are the
+measurement: seconds of F, I and W of each block for slices of many lengths after many contexts. As many ranks run at
+once as the real run will keep busy, because they share cache and memory bandwidth.
+"""
+from __future__ import annotations
+
+import os
+import statistics
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from . import _core
+from .checkpoint import param_shapes
+from .config import GPTConfig, real, whole
+from .cost import CostModel
+from .engine import RankEngine
+from .schedules import Program
+
+__all__ = ["profile"]
+
+Key = tuple[str, str, int, int, int]        # kind, phase, sequences, S, C
+TINY_VOCAB = 64                             # layers cost the same whatever the vocabulary
+NOTHING_S = 5e-6                            # a phase of the ends that never takes longer has no work (the head's W)
+CACHED_BYTES = 64 << 20                     # a layer smaller than this is profiled as two: one would stay in cache
+
+
+def _program(blocks: int, counts: Sequence[int]) -> Program:
+    """One rank that holds every block as a stage: each micro-batch forward, then I and W slice by slice."""
+    words = []
+    for q, count in enumerate(counts):
+        words += [f"{v}F{q}.{s}" for s in range(count) for v in range(blocks)]
+        for s in reversed(range(count)):
+            words += [f"{v}I{q}.{s}" for v in reversed(range(blocks))] + [f"{v}W{q}.{s}" for v in reversed(range(blocks))]
+    return Program.parse(" ".join(words)).lower(False)
+
+
+def _lengths(seq_len: int) -> list[int]:
+    """Slice lengths to sample: powers of two from 8 and the halves between, up to the whole sequence."""
+    found = {seq_len}
+    for power in range(3, 30):
+        found |= {n for n in (1 << power, 3 << (power - 1)) if n < seq_len}
+    return sorted(found)
+
+
+def _slicings(seq_len: int) -> list[list[int]]:
+    """One slicing for each length: it comes first (no context), then as often as it fits into the rest with others
+    between, so that contexts vary."""
+    lengths = _lengths(seq_len)
+    slicings = []
+    for n in lengths:
+        left, cut = seq_len - n, [n]
+        fill = [m for m in lengths if m >= 16 and m != n][::-1]
+        turn = 0
+        while left:
+            wanted = n if turn % 2 and n >= 16 and n <= left else next((m for m in fill if m <= left and m <= seq_len // 2), left)
+            cut.append(min(wanted, left))
+            left -= cut[-1]
+            fill = fill[1:] + fill[:1]
+            turn += 1
+        slicings.append(cut)
+    return slicings
+
+
+def _head_slicing(rows: int) -> list[int]:
+    """Ragged slices that sum to `rows`: halves of halves, so that each length from 8 comes up once."""
+    cut = []
+    while rows >= 16:
+        cut.append(rows // 2)
+        rows -= rows // 2
+    return [*cut, rows]
+
+
+def _some_params(model: GPTConfig) -> dict[str, Any]:
+    """Small numbers of both signs, made quickly: kernels take the same time for any that are not subnormal."""
+    some = np.random.Generator(np.random.Philox(3)).standard_normal(1 << 16, np.float32) * np.float32(0.02)
+    return {name: np.resize(some, shape) for name, shape in param_shapes(model).items()}
+
+
+def _quartile(values: Sequence[float]) -> float:
+    return sorted(values)[(len(values) - 1) // 4]
+
+
+class _Sampler:
+    """Runs a slicing on every busy rank at once and keeps the seconds of each instruction."""
+
+    def __init__(self, busy: int, threads: int) -> None:
+        self.busy, self.threads = busy, threads
+        self.samples: dict[Key, list[float]] = defaultdict(list)
+        self.updates: list[tuple[int, float]] = []     # (parameters, seconds) of whole updates
+        self.overheads: list[float] = []
+        self._lock = threading.Lock()
+
+    def run(self, model: GPTConfig, slicing: list[tuple[int, list[int]]], repeats: int, kinds: set[str]) -> float:
+        """Seconds of one repeat; every rank begins each one together."""
+        program = _program(model.num_blocks, [len(lengths) for _, lengths in slicing])
+        stages = [(i, i + 1) for i in range(model.num_blocks)]
+        shape = sum(b for b, _ in slicing), sum(slicing[0][1]) + 1
+        tokens = np.random.Generator(np.random.Philox(7)).integers(0, model.vocab_size, shape, np.int32)
+        start, errors, spent = threading.Barrier(self.busy), [], 0.0
+        params = _some_params(model)
+
+        def one() -> None:
+            nonlocal spent
+            try:
+                engine = RankEngine(model, stages, slicing, program, 0, None, threads=self.threads)
+                engine.load(params)
+                start.wait()
+                begin = time.monotonic()
+                for _ in range(repeats):
+                    start.wait()
+                    engine.run(tokens, lr=0.0)
+                    self._keep(model, slicing, engine.trace(), kinds)
+                spent = (time.monotonic() - begin) / repeats
+            except BaseException as error:
+                errors.append(error)
+                start.abort()
+
+        ranks = [threading.Thread(target=one) for _ in range(self.busy)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join()
+        for error in sorted(errors, key=lambda e: isinstance(e, threading.BrokenBarrierError)):
+            raise error
+        return spent
+
+    def _keep(self, model: GPTConfig, slicing: list[tuple[int, list[int]]], trace: list[Any], kinds: set[str]) -> None:
+        blocks, update = model.blocks, 0.0
+        with self._lock:
+            for (op, stage, q, s, begin, end), (_, _, _, _, _, last) in zip(trace[1:], trace, strict=False):
+                if op == "OPT":
+                    update += end - begin
+                    continue
+                self.overheads.append(begin - last)
+                if op in "FIW" and blocks[stage].kind in kinds:
+                    b, lengths = slicing[q]
+                    kind = blocks[stage].kind
+                    context = sum(lengths[:s]) if kind == "attention" and op != "W" else 0
+                    self.samples[kind, op, b, lengths[s], context].append(end - begin)
+            self.updates.append((model.num_params, update))
+
+    def measured(self, kind: str, phase: str) -> Iterator[tuple[float, int, int, float]]:
+        """(rows, S, C, seconds): lower quartiles, which other programs of a shared machine hardly touch (a preemption
+        adds its 4 ms to a long operation far more often than to a short one). Nothing for what takes no time."""
+        rows = [(b * S, S, C, _quartile(seconds)) for (k, p, b, S, C), seconds in sorted(self.samples.items())
+                if (k, p) == (kind, phase)]
+        if kind in ("attention", "ffn") or any(seconds > NOTHING_S for *_, seconds in rows):
+            yield from rows
+
+
+def _copy_byte_s(busy: int) -> tuple[float, float]:
+    """(seconds of a small message between two ranks, seconds of a byte at each end) through the real rings."""
+    size, count = 1 << 20, 24
+    region = _core.Region.create(2, bytearray([0, 1, 1, 0]), 4 << 20, 64, False)
+    times: dict[str, float] = {}
+
+    def other() -> None:
+        comm, data = _core.Comm(region, 1, 60.0), bytearray(size)
+        for i in range(200):
+            comm.recv(0, i, memoryview(data)[:8])
+            comm.send(0, i, memoryview(data)[:8])
+        for i in range(count):
+            comm.recv(0, i, data)
+        comm.send(0, 0, memoryview(data)[:8])
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    comm, data = _core.Comm(region, 0, 60.0), bytearray(size)
+    small = []
+    for i in range(200):
+        start = time.perf_counter()
+        comm.send(1, i, memoryview(data)[:8])
+        comm.recv(1, i, memoryview(data)[:8])
+        small.append(time.perf_counter() - start)
+    start = time.perf_counter()
+    for i in range(count):
+        comm.send(1, i, data)
+    comm.recv(1, 0, memoryview(data)[:8])
+    times["byte"] = (time.perf_counter() - start) / (size * count)
+    thread.join()
+    region.close()
+    return statistics.median(small) / 2, times["byte"]
+
+
+def profile(model: GPTConfig, micro_batch: int = 1, seq_len: int | None = None, backend: str = "cpu", threads: int = 1, *,
+            ranks: int | None = None, budget_s: float = 20.0) -> CostModel:
+    """Measure the model's blocks here, in about budget_s seconds at most, and fit the cost model to what was seen.
+
+    Args:
+        model: any size: layers are measured once, the head on as many rows as the budget allows.
+        micro_batch: sequences in a micro-batch that plans will use; one sequence is always measured.
+        seq_len: tokens of a sequence; None: model.block_size.
+        threads: threads of each rank.
+        ranks: how many ranks run at once while measuring; None: the cores there are, divided by `threads`, at most 2
+            where the machine has 2. They share cache and bandwidth as the run's ranks will.
+
+    The samples' medians are fitted by TeraPipe's eq. 9 with t_ctx(., 0) = 0; `costs.fit_error` is the mean relative error
+    on held-out samples.
+    """
+    if not isinstance(model, GPTConfig):
+        raise _core.InvalidTypeError(f"model is {type(model).__name__}: a GPTConfig would be right")
+    if backend != "cpu":
+        raise _core.InvalidValueError(f"backend is {backend!r}: 'cpu' would be right")
+    seq_len = model.block_size if seq_len is None else whole("seq_len", seq_len)
+    if seq_len > model.block_size:
+        raise _core.InvalidValueError(f"seq_len is {seq_len}: at most block_size = {model.block_size} would be right")
+    micro_batch, threads = whole("micro_batch", micro_batch), whole("threads", threads)
+    busy = max(1, len(os.sched_getaffinity(0)) // threads) if ranks is None else whole("ranks", ranks)
+    budget_s = real("budget_s", budget_s)
+    end = time.monotonic() + budget_s
+    sampler = _Sampler(busy, threads)
+    layer = 4 * (model.block_params("attention") + model.block_params("ffn")) * 3
+    layers = replace(model, n_layer=min(model.n_layer, 1 if layer > CACHED_BYTES else 2), vocab_size=TINY_VOCAB,
+                     block_size=seq_len, tie_weights=False)
+    _measure_head(sampler, model, seq_len, end - 0.55 * budget_s)
+    _measure_layers(sampler, layers, seq_len, end, micro_batch)
+    latency, byte = _copy_byte_s(busy)
+    samples = {kind: {phase: rows for phase in "FIW" if (rows := list(sampler.measured(kind, phase)))}
+               for kind in ("embedding", "attention", "ffn", "head")}
+    largest = max(params for params, _ in sampler.updates)
+    update = _quartile([seconds for params, seconds in sampler.updates if params == largest])
+    return CostModel.from_measurements(samples, optimizer={"param_s": update / largest, "stage_s": 0.0},
+                                       comm={"latency_s": latency, "byte_s": 0.0}, copy_byte_s=byte,
+                                       overhead_s=max(0.0, statistics.median(sampler.overheads)), model=model,
+                                       seq_len=seq_len, micro_batch=micro_batch)
+
+
+MOST_REPEATS = 40
+
+
+def _measure_head(sampler: _Sampler, model: GPTConfig, seq_len: int, end: float) -> None:
+    """The real vocabulary behind one layer, on ragged slices of as many rows as the time allows."""
+    kinds = {"embedding", "head"}
+
+    def cut(rows: int) -> list[tuple[int, list[int]]]:
+        return [(1, _head_slicing(rows))]
+
+    rows = min(seq_len, 48)
+    begin = time.monotonic()
+    spent = sampler.run(replace(model, n_layer=1, block_size=rows), cut(rows), 1, kinds)
+    around = time.monotonic() - begin - spent       # parameters and memory: once per engine
+    # Few rows are slow rows (the weights stream past for each slice), so this is more than a row of a long slice takes.
+    row = sum(seconds[0] for (kind, *_), seconds in sampler.samples.items() if kind in kinds) / rows
+    fixed = max(0.0, spent - row * rows)            # the layer's work and the update
+    left = end - time.monotonic() - around
+    while rows < seq_len and 1.3 * (fixed + row * min(seq_len, 2 * rows)) < left:
+        rows = min(seq_len, 2 * rows)
+    slicing = cut(rows)
+    spent = fixed + row * rows
+    if rows == seq_len and rows > 48 and 3 * spent < left:
+        slicing.append((1, [rows]))                 # the whole sequence as one slice
+        spent += row * rows
+    sampler.run(replace(model, n_layer=1, block_size=rows), slicing, max(1, min(MOST_REPEATS, int(left / spent))), kinds)
+
+
+def _measure_layers(sampler: _Sampler, model: GPTConfig, seq_len: int, end: float, micro_batch: int) -> None:
+    """All slicings as micro-batches of one step; fewer of them where the time is short, more often where it is not."""
+    kinds = {"attention", "ffn"}
+    every = [[(1, cut)] for cut in _slicings(seq_len)]
+    if micro_batch > 1:
+        every.append([(micro_batch, [seq_len])])
+    each = sampler.run(model, every[-1], 1, kinds) / sum(b for b, _ in every[-1])
+    left = end - time.monotonic()
+    count = max(2, min(len(every), int(left / (1.25 * each))))
+    chosen = [every[round(i * (len(every) - 1) / (count - 1))] for i in range(count)]
+    total = each * 1.25 * sum(b for micro in chosen for b, _ in micro)
+    sampler.run(model, [cut for micro in chosen for cut in micro], max(1, min(MOST_REPEATS, int(left / total))), kinds)

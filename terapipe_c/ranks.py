@@ -1,0 +1,223 @@
+"""The ranks of a run as threads of this process or as processes of this machine. Nothing here knows of training.
+
+Both kinds give the launcher the same three things: `events()`, what ranks say and how they end, in order; `stop()`, a
+request; `kill()`, the end of those that did not hear the abort. A rank that dies without a word sets the abort itself
+here, in the words of the operating system and of what the rank was doing.
+"""
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from . import _core
+from .worker import Arrays, Job, failures, main, pack, run_rank
+
+__all__ = ["ProcessRanks", "Ranks", "ThreadRanks"]
+
+THREADS_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS",
+                     "VECLIB_MAXIMUM_THREADS")
+# Not -m: launch.py has imported terapipe_c.worker by then, and runpy warns. -P: the working folder must not shadow modules.
+COMMAND = ["-P", "-c", f"import sys; from {main.__module__} import main; sys.exit(main(sys.argv[1:]))"]
+Event = tuple[int, dict[str, Any]]
+
+
+class Ranks(Protocol):
+    pids: list[int]
+
+    def events(self, timeout_s: float) -> Iterator[Event]:
+        """What has happened by now, waiting at most timeout_s for the first: (rank, {"kind": ...}); {"kind": "exit"} is a
+        rank's last."""
+
+    def stop(self) -> None:
+        """Ask every rank to end after its step. Any thread may call it."""
+
+    def kill(self) -> None:
+        """End by force what can be ended by force."""
+
+    def close(self) -> None:
+        """Give everything back, once every rank has ended."""
+
+
+class ThreadRanks:
+    """Threads of this process. Python ends no thread by force: they end at their next look at the abort word."""
+
+    def __init__(self, job: Job, arrays: Arrays, region: _core.Region) -> None:
+        self.pids: list[int] = []
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        # Daemons, or Python would wait for them at exit before anybody could end them; launch.py's exit hook joins them.
+        self._threads = [threading.Thread(target=self._run, args=(rank, job, arrays, region), name=f"terapipe rank {rank}",
+                                          daemon=True) for rank in range(region.ranks)]
+        for started, thread in enumerate(self._threads):
+            try:
+                thread.start()
+            except RuntimeError as error:
+                region.abort("ERUNTIME", started, f"the thread of rank {started} could not be started: {error}")
+                for earlier in self._threads[:started]:
+                    earlier.join()
+                raise
+
+    def _run(self, rank: int, job: Job, arrays: Arrays, region: _core.Region) -> None:
+        def emit(event: dict[str, Any]) -> None:
+            self._events.put((rank, event))
+
+        with failures(rank, region, emit):
+            run_rank(job, rank, region, emit, self._stopping.is_set, arrays)
+        emit({"kind": "exit"})
+
+    def events(self, timeout_s: float) -> Iterator[Event]:
+        with contextlib.suppress(queue.Empty):
+            yield self._events.get(timeout=timeout_s)
+            while True:
+                yield self._events.get_nowait()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def kill(self) -> None:
+        pass
+
+    def close(self) -> None:
+        for thread in self._threads:
+            thread.join()
+
+
+class ProcessRanks:
+    """Processes that were exec'ed, never forked from a Python that used threads: each with a socket and a pidfd here."""
+
+    def __init__(self, job: Job, arrays: Arrays, region: _core.Region) -> None:
+        self._region = region
+        self._selector = selectors.DefaultSelector()
+        self._workers: list[_Worker] = []
+        launcher = job_fd = -1
+        try:
+            launcher = os.pidfd_open(os.getpid())
+            job_fd = pack(job, arrays)
+            environment = _environment(job["threads_per_rank"])
+            if region.fd is None:
+                raise ValueError("processes need a region made with shared=True, still open")
+            for rank in range(region.ranks):
+                worker = _Worker(rank, [region.fd, job_fd, launcher], environment)
+                self._workers.append(worker)
+                self._selector.register(worker.channel, selectors.EVENT_READ, worker)
+                self._selector.register(worker.pidfd, selectors.EVENT_READ, worker)
+        except BaseException:
+            self.kill()
+            for worker in self._workers:
+                worker.process.wait()
+            self.close()
+            raise
+        finally:
+            for fd in (launcher, job_fd):
+                if fd >= 0:
+                    os.close(fd)
+        self.pids = [worker.process.pid for worker in self._workers]
+
+    def events(self, timeout_s: float) -> Iterator[Event]:
+        ready = self._selector.select(timeout_s)
+        for key, _ in ready:  # words before deaths: a rank's last words are read before its end is judged
+            if key.fileobj is key.data.channel:
+                yield from self._hear(key.data)
+        for key, _ in ready:
+            if key.fileobj is not key.data.channel and not key.data.ended:
+                yield from self._bury(key.data)
+
+    def _hear(self, worker: _Worker) -> Iterator[Event]:
+        for line in worker.read():
+            yield worker.rank, json.loads(line)
+        if worker.silent:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(worker.channel)
+
+    def _bury(self, worker: _Worker) -> Iterator[Event]:
+        self._selector.unregister(worker.pidfd)
+        worker.ended = True
+        code = worker.process.wait()
+        if code != 0:  # the first words win: one who failed with words has set the abort before it ended
+            self._region.abort("ECONNECTION", worker.rank,
+                               f"rank {worker.rank} {_end(code)} {self._region.doing(worker.rank)}")
+        yield from self._hear(worker)
+        yield worker.rank, {"kind": "exit"}
+
+    def stop(self) -> None:
+        for worker in self._workers:
+            with contextlib.suppress(OSError):
+                worker.channel.send(b"stop", socket.MSG_DONTWAIT)
+
+    def kill(self) -> None:
+        for worker in self._workers:
+            if not worker.ended:
+                worker.process.kill()
+
+    def close(self) -> None:
+        self._selector.close()
+        for worker in self._workers:
+            worker.close()
+
+
+class _Worker:
+    """One process, from exec to burial."""
+
+    def __init__(self, rank: int, descriptors: list[int], environment: dict[str, str]) -> None:
+        self.rank, self.ended, self.silent, self._rest = rank, False, False, b""
+        self.channel, theirs = socket.socketpair()
+        region, job, launcher = descriptors
+        words = [str(word) for word in (rank, region, theirs.fileno(), job, launcher)]
+        try:
+            self.process = subprocess.Popen([sys.executable, *COMMAND, *words], stdin=subprocess.DEVNULL, env=environment,
+                                            pass_fds=[*descriptors, theirs.fileno()], start_new_session=True)
+        except BaseException:
+            self.channel.close()
+            raise
+        finally:
+            theirs.close()
+        try:
+            self.pidfd = os.pidfd_open(self.process.pid)
+        except BaseException:
+            self.process.kill()
+            self.process.wait()
+            self.channel.close()
+            raise
+        self.channel.setblocking(False)
+
+    def read(self) -> list[bytes]:
+        """The whole lines that have come; `silent` once there will be no more."""
+        try:
+            while not self.silent:
+                data = self.channel.recv(1 << 16)
+                self._rest += data
+                self.silent = not data
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.silent = True
+        *lines, self._rest = self._rest.split(b"\n")
+        return lines
+
+    def close(self) -> None:
+        self.channel.close()
+        os.close(self.pidfd)
+
+
+def _environment(threads: int) -> dict[str, str]:
+    """Ours, with our sys.path (the working folder and notebooks' changes to it included) and one rank's share of cores."""
+    paths = [os.path.abspath(path) for path in sys.path if isinstance(path, str)]
+    return {**os.environ, **dict.fromkeys(THREADS_VARIABLES, str(threads)), "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def _end(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code} and no word,"
+    with contextlib.suppress(ValueError):
+        return f"was killed by signal {-code} ({signal.Signals(-code).name})"
+    return f"was killed by signal {-code}"

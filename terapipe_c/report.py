@@ -1,0 +1,111 @@
+"""What a run was predicted to be, beside what it was."""
+from __future__ import annotations
+
+import html
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Report"]
+
+def _percent(measured: float | None, predicted: float | None) -> str:
+    return "" if not measured or not predicted else f"{100 * (predicted / measured - 1):+.1f} %"
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value * 1e3:,.2f} ms"
+
+
+def _bytes(value: float | None) -> str:
+    return "-" if value is None else f"{value / 2**20:,.2f} MiB"
+
+
+@dataclass(frozen=True)
+class Report:
+    """Times in seconds, memory in bytes, one entry per rank where it says so."""
+
+    step_time_s: float | None  # median of the steps after the first; None if there was no second
+    predicted_step_time_s: float
+    tokens_per_s: float | None
+    peak_memory_bytes: list[int]  # per rank: the engine's high-water mark
+    predicted_peak_memory_bytes: list[int]
+    resident_memory_bytes: list[int]  # per rank: of the whole process (of all ranks together where they are threads)
+    bubbles: dict[str, float]  # of the last step, by cause, summed over ranks
+    predicted_bubbles: dict[str, float]
+    losses: list[float] = field(repr=False)
+    steps: list[int] = field(repr=False)
+    paths: dict[str, str] = field(repr=False)
+
+    @classmethod
+    def of(cls, plan: Any, records: Sequence[Mapping[str, Any]], ends: Sequence[Mapping[str, Any]],
+           bubbles: Mapping[str, float], job: Mapping[str, Any]) -> Report:
+        """From a run's records, the last words of its ranks and the causes of their idle time."""
+        times = [record["step_time_s"] for record in records[1:]]
+        step = statistics.median(times) if times else None
+        out = job["out"]
+        files = {} if out is None else {name: os.path.join(out, name) for name in ("metrics.jsonl", "trace.json", "checkpoints")}
+        return cls(step, float(plan.step_time_s), job["batch"] * job["seq_len"] / step if step else None,
+                   [end["peak_memory_bytes"] for end in ends], [int(size) for size in job["predicted_peak_memory_bytes"]],
+                   [end["resident_memory_bytes"] for end in ends], {cause: float(seconds) for cause, seconds in bubbles.items()},
+                   {cause: float(seconds) for cause, seconds in dict(plan.bubbles).items()},
+                   [record["loss"] for record in records], [record["step"] for record in records],
+                   {name: path for name, path in files.items() if os.path.exists(path)})
+
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """(what, predicted, measured, error of the prediction), as text."""
+        table = [("step time", _seconds(self.predicted_step_time_s), _seconds(self.step_time_s),
+                  _percent(self.step_time_s, self.predicted_step_time_s))]
+        for rank, peak in enumerate(self.peak_memory_bytes):
+            predicted = self.predicted_peak_memory_bytes[rank] if rank < len(self.predicted_peak_memory_bytes) else None
+            error = "exact" if peak == predicted else _percent(peak, predicted)
+            table.append((f"memory of rank {rank}", _bytes(predicted), _bytes(peak), error))
+        for rank, size in enumerate(self.resident_memory_bytes):
+            table.append((f"resident, rank {rank}", "", _bytes(size), ""))
+        for cause in {**self.predicted_bubbles, **self.bubbles}:
+            table.append((f"idle: {cause}", _seconds(self.predicted_bubbles.get(cause)), _seconds(self.bubbles.get(cause)), ""))
+        return table
+
+    def __str__(self) -> str:
+        rows = [("", "predicted", "measured", "error"), *self.rows()]
+        widths = [max(len(row[i]) for row in rows) for i in range(4)]
+        lines = ["  ".join([row[0].ljust(widths[0]), *(row[i].rjust(widths[i]) for i in (1, 2, 3))]).rstrip() for row in rows]
+        if self.tokens_per_s:
+            lines.append(f"{self.tokens_per_s:,.0f} tokens per second")
+        if self.losses:
+            lines.append(f"loss {self.losses[0]:.4f} at step {self.steps[0]}, {self.losses[-1]:.4f} at step {self.steps[-1]}")
+        return "\n".join([*lines, *(f"{name}: {path}" for name, path in self.paths.items())])
+
+    def loss_svg(self, width: int = 640, height: int = 160) -> str:
+        """The loss curve. Losses that are not finite are left out."""
+        points = [(step, loss) for step, loss in zip(self.steps, self.losses, strict=True) if np.isfinite(loss)]
+        if len(points) < 2:
+            return ""
+        (left, right), low, high = (points[0][0], points[-1][0]), min(p[1] for p in points), max(p[1] for p in points)
+        tall = (high - low) or 1.0
+        line = " ".join(f"{40 + (step - left) / (right - left) * (width - 50):.1f},{10 + (high - loss) / tall * (height - 35):.1f}"
+                        for step, loss in points)
+        words = ((2, 14, f"{high:.2f}"), (2, height - 25, f"{low:.2f}"), (40, height - 6, f"step {left}"),
+                 (width - 70, height - 6, f"step {right}"))
+        labels = "".join(f'<text x="{x}" y="{y}" font-size="11" fill="currentColor">{text}</text>' for x, y, text in words)
+        size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+        return (f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="loss by step"><polyline points="{line}" '
+                f'fill="none" stroke="#2563eb" stroke-width="1.5"/>{labels}</svg>')
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{word}</th>" for word in ("", "predicted", "measured", "error"))
+        body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows())
+        return f"<table><tr>{head}</tr>{body}</table>{self.loss_svg()}"
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write one HTML file that stands alone; gives its path."""
+        path = Path(path)
+        style = ("body{font:14px system-ui,sans-serif;margin:2em}td,th{padding:.2em 1em;text-align:right}"
+                 "td:first-child{text-align:left}")
+        path.write_text('<!doctype html><html lang="en"><head><meta charset="utf-8"><title>terapipe_c run</title><style>'
+                        f"{style}</style></head><body><h1>Predicted and measured</h1>{self._repr_html_()}</body></html>\n")
+        return path

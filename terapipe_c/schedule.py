@@ -1,0 +1,404 @@
+"""Programs and their timelines: the NumPy side of ``_core.Program``, and :class:`Timeline`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ._core import OPS, Error, InvalidTypeError, InvalidValueError, Program
+
+__all__ = ["CAUSES", "INSTRUCTION", "INTERVAL", "OPS", "Program", "Timeline"]
+
+Float = NDArray[np.float64]
+#: What tp_py_costs_open reads: {op: seconds} and their strides, message seconds a stage and a stage and unit, bytes held and
+#: their strides.
+Tables = tuple[dict[str, Float], int, int, Float | None, Float | None, Float | None, int, int]
+
+#: One instruction (tp_instr of csrc/sched/sched.h). ``op`` is an index into OPS; slot holds two 16-bit buffer numbers.
+INSTRUCTION = np.dtype(
+    [
+        ("op", "<u2"),
+        ("stage", "<u2"),
+        ("micro", "<u2"),
+        ("slice", "<u2"),
+        ("peer", "<i2"),
+        ("flags", "<u2"),
+        ("slot", "<u4"),
+    ]
+)
+#: One interval of a timeline; start_s and end_s in seconds from the start of the step.
+INTERVAL = np.dtype(
+    [
+        ("rank", "<u2"),
+        ("op", "<u2"),
+        ("stage", "<u2"),
+        ("micro", "<u2"),
+        ("slice", "<u2"),
+        ("start_s", "<f8"),
+        ("end_s", "<f8"),
+    ],
+    align=True,
+)
+#: Why ranks idle; see tp_bubble in csrc/sched/sched.h for what each one counts.
+CAUSES = ("warmup", "cooldown", "imbalance", "slice_skew", "recompute", "comm")
+
+_CODE = {name: code for code, name in enumerate(OPS)}
+_WORK = ("F", "B", "I", "W", "R", "AR", "OPT")  # what takes a rank's time; the rest are messages and swaps
+_USEFUL = np.array([name in _WORK and name != "R" for name in OPS])
+
+
+# ---- costs into tables that strides index ---------------------------------------------------------------------------------
+
+
+def _array(name: str, value: ArrayLike) -> Float:
+    try:
+        array = np.asarray(value)
+        if array.dtype.kind not in "fiu":
+            raise TypeError
+        return array.astype(np.float64, copy=False)
+    except (TypeError, ValueError):
+        raise InvalidTypeError(f"{name} is {value!r}: a number, or an array of them, would be right") from None
+
+
+def _spread(name: str, array: Float, program: Program) -> Float:
+    """[stages, units] of a scalar, [stages], [stages, slices] or [stages, units]."""
+    stages, slices = program.num_stages, program.slices
+    units, longest = sum(slices), max(slices)
+    if array.ndim == 0 or array.shape == (stages,):
+        return np.ascontiguousarray(np.broadcast_to(array if array.ndim == 0 else array[:, None], (stages, units)))
+    if array.shape == (stages, units):
+        return np.ascontiguousarray(array)
+    if array.shape == (stages, longest):
+        unit = np.arange(units) - np.repeat(np.cumsum(slices) - slices, slices)
+        return np.ascontiguousarray(array[:, unit])
+    raise InvalidValueError(
+        f"{name} has shape {array.shape}: a scalar, [{stages}] (stages), [{stages}, {longest}] (stages, "
+        f"slices) or [{stages}, {units}] (stages, all slices of the step) would be right"
+    )
+
+
+def _even(array: Float, program: Program) -> bool:
+    return array.ndim == 0 or array.shape == (program.num_stages,)
+
+
+def _strided(arrays: Mapping[str, Float], program: Program) -> tuple[dict[str, Float], int, int]:
+    """All arrays under one pair of strides, and no larger than they must be."""
+    if all(array.ndim == 0 for array in arrays.values()):
+        return {name: np.atleast_1d(array) for name, array in arrays.items()}, 0, 0
+    if all(_even(array, program) for array in arrays.values()):
+        return (
+            {
+                name: np.ascontiguousarray(np.broadcast_to(array, (program.num_stages,)))
+                for name, array in arrays.items()
+            },
+            1,
+            0,
+        )
+    return {name: _spread(name, array, program) for name, array in arrays.items()}, sum(program.slices), 1
+
+
+def tables(program: Program, cost: Any, comm_s: Any = 0.0, activation_bytes: Any = None) -> Tables:
+    """What the C side reads (tp_py_costs_open): cost, messages and bytes, checked and in C order."""
+    if not isinstance(cost, Mapping):
+        if not hasattr(cost, "durations"):
+            raise InvalidTypeError(
+                f"cost is {type(cost).__name__}: a dict such as {{'F': 1.0, 'B': 2.0}}, or an object with "
+                "durations(program), would be right"
+            )
+        cost = cost.durations(program)
+    given = {name: _array(f"cost[{name!r}]", value) for name, value in cost.items()}
+    link = given.pop("comm", np.zeros(()))
+    unknown = [name for name in given if name not in _CODE]
+    if unknown:
+        raise InvalidValueError(f"cost has {unknown[0]!r}: the operations are {' '.join(OPS)}, and comm")
+    comm = _array("comm_s", comm_s)
+    if comm.ndim or comm != 0.0:
+        link = comm
+    seconds, stage_stride, unit_stride = _strided(given, program)
+    per_stage = per_unit = None
+    if link.ndim == 0 and link == 0.0:
+        pass
+    elif _even(link, program):
+        per_stage = np.ascontiguousarray(np.broadcast_to(link, (program.num_stages,)))
+    else:
+        per_unit = _spread("comm_s", link, program)
+    if activation_bytes is None:
+        return seconds, stage_stride, unit_stride, per_stage, per_unit, None, 0, 0
+    size = _array("activation_bytes", activation_bytes)
+    if not (np.isfinite(size).all() and (size >= 0).all()):
+        raise InvalidValueError("activation_bytes: finite and at least 0 would be right")
+    bytes_, bytes_stage, bytes_unit = _strided({"activation_bytes": size}, program)
+    return (
+        seconds,
+        stage_stride,
+        unit_stride,
+        per_stage,
+        per_unit,
+        bytes_["activation_bytes"],
+        bytes_stage,
+        bytes_unit,
+    )
+
+
+def _need(program: Program, cost: Tables) -> None:
+    """An op of the program without seconds is a slip, not a free op."""
+    used = program.counts
+    for name in ("F", "B", "I", "W", "R"):
+        if name in used and name not in cost[0] and not (name == "B" and {"I", "W"} <= set(cost[0])):
+            raise InvalidValueError(f"cost has no {name!r}, and the program has {used[name]} of them")
+
+
+# ---- methods of Program -----------------------------------------------------------------------------------------------------
+
+
+def _simulate(program: Program, cost: Any, comm_s: Any = 0.0, activation_bytes: Any = None) -> Timeline:
+    given = tables(program, cost, comm_s, activation_bytes)
+    _need(program, given)
+    makespan, bound, bubbles, busy, peak = program._time(given, False)
+
+    def intervals() -> NDArray[np.void]:
+        rows: NDArray[np.void] = program._time(given, True).view(INTERVAL)
+        return rows
+
+    return Timeline(
+        program.num_ranks, makespan, busy, bubbles, np.ceil(peak).astype(np.int64), bound, intervals, program
+    )
+
+
+def _makespan(program: Program, costs: Any, comm_s: Any = 0.0) -> Any:
+    many = isinstance(costs, Sequence)
+    given = [tables(program, cost, comm_s) for cost in (costs if many else [costs])]
+    for cost in given:
+        _need(program, cost)
+        for name, array in cost[0].items():
+            if not (np.isfinite(array).all() and (array >= 0).all()):
+                raise InvalidValueError(f"seconds of {name}: finite and at least 0 would be right")
+    seconds = program._makespans(given)
+    return seconds if many else float(seconds[0])
+
+
+def _split(program: Program, cost: Any = None, pending: int = 1, comm_s: Any = 0.0) -> Program:
+    given = tables(program, {"F": 1.0, "I": 1.0, "W": 1.0} if cost is None else cost, comm_s)
+    return program._split_with(given, pending)
+
+
+def _instructions(program: Program, rank: int) -> NDArray[np.void]:
+    begin, end = program._bounds(rank)
+    if begin == end:
+        return np.empty(0, INSTRUCTION)
+    buffer: Any = program  # a view of the program's own memory
+    code: NDArray[np.void] = np.frombuffer(buffer, INSTRUCTION, end - begin, begin * INSTRUCTION.itemsize)
+    return code
+
+
+def _from_instructions(kind: type[Program], ranks: Iterable[ArrayLike], keep_slots: bool = False) -> Program:
+    lists = [np.asarray(rank) for rank in ranks]
+    for r, rank in enumerate(lists):
+        if rank.dtype != INSTRUCTION or rank.ndim != 1:
+            raise InvalidValueError(
+                f"the instructions of rank {r} are {rank.dtype}{list(rank.shape)}: one dimension of "
+                f"schedule.INSTRUCTION would be right"
+            )
+    counts = np.array([len(rank) for rank in lists], np.int64)
+    code = np.concatenate(lists) if lists else np.empty(0, INSTRUCTION)
+    return kind._from_code(counts, code.view(np.uint8), keep_slots)
+
+
+# ---- the timeline -------------------------------------------------------------------------------------------------------------
+
+
+class Timeline:
+    """When every rank did what, simulated (``Program.simulate``) or measured (``Timeline.from_intervals``).
+
+    makespan_s, busy_s (float64 [ranks]) and lower_bound_s are seconds; bubbles maps a cause to seconds idle summed over
+    ranks (they sum to ``num_ranks * makespan_s - sum(busy_s)``); peak_memory_bytes is int64 [ranks].
+    """
+
+    __slots__ = (
+        "_intervals",
+        "bubbles",
+        "busy_s",
+        "lower_bound_s",
+        "makespan_s",
+        "num_ranks",
+        "peak_memory_bytes",
+        "program",
+    )
+
+    def __init__(
+        self,
+        num_ranks: int,
+        makespan_s: float,
+        busy_s: Float,
+        bubbles: dict[str, float],
+        peak_memory_bytes: NDArray[np.int64],
+        lower_bound_s: float,
+        intervals: NDArray[np.void] | Callable[[], NDArray[np.void]],
+        program: Program | None = None,
+    ) -> None:
+        self.num_ranks = num_ranks
+        self.makespan_s = makespan_s
+        self.busy_s = busy_s
+        self.bubbles = bubbles
+        self.peak_memory_bytes = peak_memory_bytes
+        self.lower_bound_s = lower_bound_s
+        self.program = program
+        self._intervals = intervals
+
+    @property
+    def intervals(self) -> NDArray[np.void]:
+        """Structured array (schedule.INTERVAL), grouped by rank, in order of time: rank op stage micro slice start_s end_s.
+
+        A simulated timeline computes them when they are first asked for.
+        """
+        if callable(self._intervals):
+            self._intervals = self._intervals()
+        return self._intervals
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds that ranks idle (or recompute), summed."""
+        return self.num_ranks * self.makespan_s - float(self.busy_s.sum())
+
+    @property
+    def efficiency(self) -> float:
+        """Share of the ranks' time that is useful work, 0 to 1."""
+        total = self.num_ranks * self.makespan_s
+        return float(self.busy_s.sum()) / total if total > 0 else 1.0
+
+    @classmethod
+    def from_intervals(cls, intervals: Any, ranks: int | None = None, makespan_s: float | None = None) -> Timeline:
+        """The timeline of measured intervals.
+
+        intervals: a structured array with the fields of schedule.INTERVAL (op as a code or a name), or rows
+        ``(rank, op, stage, micro, slice, start_s, end_s)``; messages (SF, RF, ...) may be among them. Times are shifted so
+        that the first interval starts at 0. The causes of idle time are those of the same instructions simulated with
+        the measured durations; what the ranks idled beyond that is ``comm``.
+        """
+        rows = _rows(intervals)
+        if ranks is None:
+            ranks = int(rows["rank"].max()) + 1 if len(rows) else 1
+        if len(rows) and rows["rank"].max() >= ranks:
+            raise InvalidValueError(f"an interval names rank {rows['rank'].max()}: below {ranks} would be right")
+        if len(rows):
+            first = rows["start_s"].min()
+            rows["start_s"] -= first
+            rows["end_s"] -= first
+        if makespan_s is None:
+            makespan_s = float(rows["end_s"].max()) if len(rows) else 0.0
+        rows = rows[np.lexsort((rows["start_s"], rows["rank"]))]
+        useful = rows[_USEFUL[rows["op"]]]
+        busy = np.bincount(useful["rank"], useful["end_s"] - useful["start_s"], ranks).astype(np.float64)
+        bubbles, bound, program = _causes(rows, ranks, makespan_s, busy)
+        return cls(ranks, float(makespan_s), busy, bubbles, np.zeros(ranks, np.int64), bound, rows, program)
+
+    def to_svg(self, path: str | os.PathLike[str]) -> None:
+        """Write a picture: one row per rank, coloured by operation and micro-batch."""
+        from . import view
+
+        view.write(path, view.svg(self))
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write one self-contained page with zoom, pan and tooltips; it works offline."""
+        from . import view
+
+        view.write(path, view.html_page(self))
+
+    def to_chrome_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write Chrome's trace event JSON: opens in ui.perfetto.dev and chrome://tracing."""
+        from . import view
+
+        view.write(path, view.chrome_trace(self))
+
+    def __repr__(self) -> str:
+        from . import view
+
+        return view.summary(self)
+
+    def _repr_svg_(self) -> str:
+        from . import view
+
+        return view.svg(self)
+
+    def _repr_html_(self) -> str:
+        from . import view
+
+        return view.notebook(self)
+
+
+def _rows(intervals: Any) -> NDArray[np.void]:
+    """A fresh INTERVAL array of whatever from_intervals accepts."""
+    array = intervals if isinstance(intervals, np.ndarray) else None
+    if array is not None and array.dtype.names is not None:
+        missing = [name for name in INTERVAL.names or () if name not in array.dtype.names]
+        if missing:
+            raise InvalidValueError(
+                f"the intervals have no field {missing[0]!r}: {', '.join(INTERVAL.names or ())} would be right"
+            )
+        columns = {name: array[name] for name in INTERVAL.names or ()}
+    else:
+        listed = [tuple(row) for row in intervals]
+        if any(len(row) != 7 for row in listed):
+            raise InvalidValueError("an interval is not (rank, op, stage, micro, slice, start_s, end_s)")
+        columns = {name: np.array([row[i] for row in listed]) for i, name in enumerate(INTERVAL.names or ())}
+    rows = np.zeros(len(columns["rank"]), INTERVAL)
+    if columns["op"].dtype.kind in "US":
+        try:
+            columns["op"] = np.array([_CODE[str(name)] for name in columns["op"]], np.uint16)
+        except KeyError as error:
+            raise InvalidValueError(f"an interval has operation {error}: {' '.join(OPS)} would be right") from None
+    for name, column in columns.items():
+        rows[name] = column
+    if not (np.isfinite(rows["start_s"]).all() and (rows["end_s"] >= rows["start_s"]).all()):
+        raise InvalidValueError("an interval ends before it starts, or its times are not finite")
+    if len(rows) and rows["op"].max() >= len(OPS):
+        raise InvalidValueError(f"an interval has operation {rows['op'].max()}: below {len(OPS)} would be right")
+    return rows
+
+
+def _causes(
+    rows: NDArray[np.void], ranks: int, makespan_s: float, busy: Float
+) -> tuple[dict[str, float], float, Program | None]:
+    """Bubbles of measured rows, a lower bound on this placement with these durations, and the program they ran."""
+    idle = ranks * makespan_s - float(busy.sum())
+    bubbles = dict.fromkeys(CAUSES, 0.0)
+    work = rows[np.isin(rows["op"], [_CODE[name] for name in _WORK])]
+    try:
+        program, ideal = _replay(work, ranks)
+    except (Error, ValueError):  # a cut-off trace is no program: fall back on what can be seen without one
+        for rank in range(ranks):
+            mine = work[work["rank"] == rank]
+            bubbles["warmup"] += float(mine["start_s"].min()) if len(mine) else makespan_s
+            bubbles["cooldown"] += makespan_s - float(mine["end_s"].max()) if len(mine) else 0.0
+        bubbles["recompute"] = float((work["end_s"] - work["start_s"])[work["op"] == _CODE["R"]].sum())
+        bubbles["comm"] = max(0.0, idle - sum(bubbles.values()))
+        return bubbles, 0.0, None
+    explained = sum(ideal.bubbles.values())
+    scale = min(1.0, idle / explained) if explained > 0 else 1.0  # clocks of two ranks may differ by a hair
+    bubbles = {cause: scale * seconds for cause, seconds in ideal.bubbles.items()}
+    bubbles["comm"] = max(0.0, idle - scale * (explained - ideal.bubbles["comm"]))
+    return bubbles, min(ideal.lower_bound_s, makespan_s), program
+
+
+def _replay(work: NDArray[np.void], ranks: int) -> tuple[Program, Timeline]:
+    code = np.zeros(len(work), INSTRUCTION)
+    for name in ("op", "stage", "micro", "slice"):
+        code[name] = work[name]
+    code["peer"] = -1
+    if len(code) and (code["op"] == _CODE["AR"]).any():  # each end of a tied weight names the rank of the other
+        first = code["op"] == _CODE["AR"]
+        ends = work["rank"][first]
+        code["peer"][first] = np.where(ends == ends.min(), ends.max(), ends.min())
+    program = Program.from_instructions([code[work["rank"] == rank] for rank in range(ranks)])
+    offset = np.cumsum((0, *program.slices[:-1]))
+    seconds: dict[str, Float] = {}
+    for op in np.unique(work["op"]):
+        mine = work[work["op"] == op]
+        table = seconds[OPS[op]] = np.zeros((program.num_stages, sum(program.slices)))
+        table[mine["stage"], offset[mine["micro"]] + mine["slice"]] = mine["end_s"] - mine["start_s"]
+    # OPT is in the trace and messages are not: a compute-only program with its own end
+    return program, program.simulate(seconds)

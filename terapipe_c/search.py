@@ -1,0 +1,346 @@
+"""The terapipe planner's search: candidates, a judge that simulates the program the engine would run, and a descent.
+
+Nothing here reads a clock: effort is counted, so that the same request gives the same plan.
+"""
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import planners, schedules
+from ._core import InfeasibleError
+from .config import KINDS, GPTConfig
+from .cost import PHASES, CostModel, block_counts, equal_lengths, even_partition
+from .engine import rank_memory
+from .schedules import Program
+
+Micro = tuple[int, tuple[int, ...]]
+Cut = tuple[tuple[int, int], ...]
+SLIGHT = 1 - 1e-9     # less than this much better is rounding, not an improvement
+_HOPE = 1.003          # in the order of another plan, a better one may look this much worse
+_TRIES = 6             # of the moves that a glance likes best, how many are judged
+_GLANCE = 500_000      # instructions in one round of glances: milliseconds
+_WORK = 36_000_000     # of what a descent may cost, in units of about 13 ns: a fraction of a second
+
+
+# ---- judging one candidate -----------------------------------------------------------------------------------------------
+
+def peak_memory(model: GPTConfig, partition: Cut, slicing: tuple[Micro, ...], program: Program) -> list[int]:
+    """Peak bytes of every rank, exact: the sizes that the engine would take (one thread a rank), without taking them."""
+    return rank_memory(model, partition, slicing, program)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    seconds: float
+    schedule: str
+    partition: Cut
+    slicing: tuple[Micro, ...]
+    pending: int
+
+
+class Judge:
+    """Seconds of a step, by simulating the lowered program; the same for everything that is compared."""
+
+    def __init__(self, model: GPTConfig, costs: CostModel, ranks: int, chunks: int, limit: int | None) -> None:
+        self.model, self.costs, self.ranks, self.chunks, self.limit = model, costs, ranks, chunks, limit
+        self.work = 0                                          # a clock that is the same everywhere: about 13 ns a tick
+        self.shortest: tuple[int, int, int] | None = None      # bytes short, rank, bytes needed: of the nearest miss
+        self._compute: dict[tuple[str, tuple[int, ...]], Program] = {}
+        self._seen: dict[tuple[Any, ...], Candidate] = {}
+        self._fits: dict[tuple[Any, ...], bool] = {}
+        self._stage_work = cache(lambda cut: costs.stage_work(model, block_counts(model, cut)))
+        self._slice_work = cache(costs.slice_work)
+
+    def durations(self, partition: Cut, slicing: tuple[Micro, ...]) -> dict[str, Any]:
+        return self.costs.timed(self._stage_work(partition), self._slice_work(slicing), self.model)
+
+    def program(self, c: Candidate, durations: dict[str, Any]) -> Program:
+        """Built, split into I and W around the waits of these durations, lowered."""
+        key = (c.schedule, _counts(c.slicing))
+        if key not in self._compute:
+            self._compute[key] = _build(c.schedule, self.ranks, self.chunks, key[1])
+        tied = self.model.tie_weights and self.ranks * self.chunks > 1
+        return self._compute[key].split(durations, pending=c.pending).lower(tied=tied)
+
+    def judge(self, schedule: str, partition: Cut, slicing: tuple[Micro, ...], pending: int = 1) -> Candidate:
+        key = (schedule, partition, slicing, pending)
+        found = self._seen.get(key)
+        if found is None:
+            durations = self.durations(partition, slicing)
+            program = self.program(Candidate(0.0, *key), durations)
+            found = self._seen[key] = Candidate(float(program.makespan(durations)), *key)
+            self.work += 80 * len(program) + 30_000            # what splitting and lowering cost beside timing
+        return found
+
+    def glance(self, like: Candidate, others: Sequence[tuple[Cut, tuple[Micro, ...]]]) -> NDArray[np.float64]:
+        """Seconds of plans with as many slices as ``like``, in its very order: a hundred times cheaper than :meth:`judge`,
+        and what they would take if their weight gradients were not placed anew."""
+        if not others:
+            return np.zeros(0)
+        program = self.program(like, self.durations(like.partition, like.slicing))
+        work = [self._stage_work(cut) for cut, _ in others]
+        lengths = [[n for _, micro in slicing for n in micro] for _, slicing in others]
+        self.work += (80 + len(others)) * len(program) + 1_000 * len(others)
+        return self.costs.glance(program, self.model, [b for b, _ in like.slicing], [w[0] for w in work], lengths,
+                                 [w[1] for w in work])
+
+    def fits(self, c: Candidate) -> bool:
+        """Whether every rank stays within the memory limit; remembers the nearest miss."""
+        if self.limit is None:
+            return True
+        key = (c.schedule, c.partition, c.slicing, c.pending)
+        if key not in self._fits:
+            program = self.program(c, self.durations(c.partition, c.slicing))
+            peak = peak_memory(self.model, c.partition, c.slicing, program)
+            worst = max(range(len(peak)), key=lambda r: peak[r])
+            short = peak[worst] - self.limit
+            self._fits[key] = short <= 0
+            if short > 0 and (self.shortest is None or short < self.shortest[0]):
+                self.shortest = (short, worst, peak[worst])
+        return self._fits[key]
+
+    def refuse(self) -> InfeasibleError:
+        assert self.shortest is not None and self.limit is not None
+        short, rank, needed = self.shortest
+        return InfeasibleError(f"rank {rank} needs {needed} bytes and may use {self.limit}: {short} bytes short in the plan "
+                               f"nearest to fitting; memory_bytes = {needed}, more stages or smaller micro-batches would be "
+                               "right")
+
+
+def _counts(slicing: tuple[Micro, ...]) -> tuple[int, ...]:
+    return tuple(len(lengths) for _, lengths in slicing)
+
+
+def _build(schedule: str, ranks: int, chunks: int, counts: tuple[int, ...]) -> Program:
+    slices: Any = counts[0] if len(set(counts)) == 1 else list(counts)
+    if schedule == "gpipe":
+        return schedules.gpipe(ranks, len(counts), slices)
+    if schedule == "1f1b":
+        return schedules.one_f_one_b(ranks, len(counts), slices)
+    if schedule == "seq1f1b":
+        return schedules.seq1f1b(ranks, len(counts), slices)
+    return schedules.interleaved(ranks, len(counts), chunks, slices)
+
+
+# ---- searching -----------------------------------------------------------------------------------------------------------
+
+class StageCost:
+    """What tp.planners reads of a CostModel, for one average stage: its share of the layers, the embedding and the head,
+    and what every slice pays for its instructions and messages."""
+
+    def __init__(self, costs: CostModel, model: GPTConfig, stages: int) -> None:
+        counts = np.array([1, model.n_layer, model.n_layer, 1], np.float64)
+        self._weights = np.repeat(counts[:, None] / stages, len(PHASES), axis=1)
+        self._costs = costs
+        self._fixed_s = 3 * costs.overhead_s + (2 * costs.latency_s if stages > 1 else 0.0)
+
+    def slice_cost(self, seq_len: int, granularity: int = 1, phase: str = "both", batch: int = 1) -> dict[str, Any]:
+        weights = self._weights.copy()
+        if phase != "both":
+            weights[:, [phase == "bwd", phase != "bwd", phase != "bwd"]] = 0.0
+        return self._costs.weighted_slice_cost(weights, seq_len, granularity, batch, self._fixed_s)
+
+    def slice_cost_batched(self, batch: int, seq_len: int, granularity: int = 1, phase: str = "both") -> list[Any]:
+        return [None, *(self.slice_cost(seq_len, granularity, phase, b) for b in range(1, batch + 1))]
+
+
+def balanced(judge: Judge, slicing: tuple[Micro, ...], stages: int, phases: Sequence[str] = PHASES) -> Cut:
+    """Stages of equal work in these phases, with these slices (min-max over contiguous blocks)."""
+    if stages == 1:
+        return ((0, judge.model.num_blocks),)
+    # Seconds of one block of each kind, from four stages that are one block each: a model of one layer has them all.
+    costs, model = judge.costs, judge.model
+    small = GPTConfig(**{**model.to_dict(), "n_layer": 1})
+    d = costs.durations(partition=[(k, k + 1) for k in range(4)], slicing=slicing, model=small)
+    fixed = costs.overhead_s * len(phases) * d["F"].shape[1]
+    seconds = {kind: sum(float(d[p][i].sum()) for p in phases) - fixed + costs.optimizer_param_s * model.block_params(kind)
+               for i, kind in enumerate(KINDS)}
+    times = np.array([max(seconds[b.kind], 1e-12) for b in model.blocks])
+    bounds = [int(x) for x in planners.balance(times, stages)]
+    if bounds[0] != 0:
+        bounds = [0, *bounds]
+    if bounds[-1] != len(times):
+        bounds = [*bounds, len(times)]
+    return tuple(zip(bounds[:-1], bounds[1:], strict=True))
+
+
+def _slicing_seeds(judge: Judge, batch: int, seq_len: int, unit: int, stages: int) -> list[tuple[Micro, ...]]:
+    """Where the search starts: the exact optima for equal stages, equal slices, whole sequences, whole batches."""
+    costs = StageCost(judge.costs, judge.model, stages)
+    seeds: list[tuple[Micro, ...]] = [((1, (seq_len,)),) * batch]
+    if seq_len > unit:
+        # The paper's objective (forward + backward as one), and the one with both apart (PLANNERS.md 1.6).
+        for apart in (None, True):
+            one = planners.slice_tokens(costs, stages, seq_len=seq_len, granularity=unit, bwd=apart)
+            seeds.append(((1, tuple(int(n) for n in one.lengths)),) * batch)
+    most = min(batch, judge.costs.known_batch)
+    if most > 1:
+        joint = planners.slice_batch_and_tokens(costs, batch, stages, seq_len=seq_len, granularity=unit,
+                                                max_group=min(most, 16))
+        seeds.append(tuple((int(b), tuple(int(n) for n in lengths)) for b, lengths in joint.slicing))
+        seeds += [((b, (seq_len,)),) * (batch // b) for b in range(2, most + 1) if batch % b == 0]
+    for parts in (2, 3, 4, 6, 8, 12, 16, 24, 32):
+        if parts * unit <= seq_len:
+            lengths = tuple(n * unit for n in equal_lengths(seq_len // unit, parts))
+            seeds.append(((1, lengths),) * batch)
+    return list(dict.fromkeys(seeds))
+
+
+def _estimate(judge: Judge, slicing: tuple[Micro, ...]) -> float:
+    """TeraPipe's sum + (K - 1) max for equal stages: which starts look best."""
+    d = judge.durations(((0, judge.model.num_blocks),), slicing)
+    stages = judge.ranks * judge.chunks
+    unit = (d["F"] + d["I"] + d["W"])[0]
+    return float(unit.sum() + (stages - 1) * unit.max()) / stages
+
+
+def _partition_moves(cut: Cut) -> Iterator[Cut]:
+    """Every boundary one block to either side, and every short run of boundaries together."""
+    for width in range(1, min(len(cut) - 1, 4) + 1):
+        for at in range(len(cut) - width):                     # boundaries at .. at + width - 1, each the end of its stage
+            for step in (1, -1):
+                before, after = cut[at], cut[at + width]
+                if before[1] + step > before[0] and after[0] + step < after[1]:
+                    inner = tuple((a + step, b + step) for a, b in cut[at + 1:at + width])
+                    yield (*cut[:at], (before[0], before[1] + step), *inner, (after[0] + step, after[1]), *cut[at + width + 1:])
+
+
+def _shifts(slicing: tuple[Micro, ...], step: int, unit: int) -> Iterator[tuple[Micro, ...]]:
+    """``step`` tokens moved from one slice to another; micro-batches that are alike change alike."""
+    for pattern in dict.fromkeys(slicing):
+        size, lengths = pattern
+        last = len(lengths) - 1
+        for i in range(last):
+            for j in dict.fromkeys((i + 1, min(i + 2, last), min(i + 4, last), last)):
+                for by in (step, -step):
+                    if lengths[i] + by >= unit and lengths[j] - by >= unit:
+                        other = list(lengths)
+                        other[i] += by
+                        other[j] -= by
+                        changed = (size, tuple(other))
+                        yield tuple(changed if micro == pattern else micro for micro in slicing)
+
+
+def _warps(slicing: tuple[Micro, ...], unit: int) -> Iterator[tuple[Micro, ...]]:
+    """All boundaries of a pattern moved together: slices that grow or shrink along the sequence, or towards its middle.
+    A pipeline fills and drains through its first and last slices, and single moves cross that valley badly."""
+    for pattern in dict.fromkeys(slicing):
+        size, lengths = pattern
+        if len(lengths) < 2:
+            continue
+        total = sum(lengths)
+        x = np.cumsum(lengths[:-1]) / total
+        for bend in (x * (1 - x), x * (1 - x) * (1 - 2 * x)):
+            for by in (0.02, 0.05, 0.1, 0.2, 0.4):
+                for sign in (by, -by):
+                    ends = np.rint((x + sign * bend) * (total / unit)).astype(int) * unit
+                    other = tuple(int(n) for n in np.diff(ends, prepend=0, append=total))
+                    if min(other) >= unit and other != lengths:
+                        yield tuple((size, other) if micro == pattern else micro for micro in slicing)
+
+
+def _recounts(slicing: tuple[Micro, ...], unit: int) -> Iterator[tuple[Micro, ...]]:
+    """Two neighbouring slices joined, or one halved."""
+    for pattern in dict.fromkeys(slicing):
+        size, lengths = pattern
+        joined = [(*lengths[:i], lengths[i] + lengths[i + 1], *lengths[i + 2:]) for i in range(len(lengths) - 1)]
+        halves = [(i, n - n // 2 // unit * unit, n // 2 // unit * unit) for i, n in enumerate(lengths)]
+        halved = [(*lengths[:i], a, b, *lengths[i + 1:]) for i, a, b in halves if b]
+        for other in (*joined, *halved):
+            yield tuple((size, other) if micro == pattern else micro for micro in slicing)
+
+
+def _refine(judge: Judge, start: Candidate, *, unit: int, fixed_partition: bool, fixed_slicing: bool, budget: int) \
+        -> Candidate:
+    """Descend by single moves until none helps or ``budget`` ticks of the judge are spent (a count, not a time: the same
+    request gives the same plan)."""
+    best, stop = start, judge.work + budget
+    width = max(8, _GLANCE // len(judge.program(start, judge.durations(start.partition, start.slicing))))
+
+    def try_in_order(others: Iterable[tuple[Cut, tuple[Micro, ...]]]) -> bool:
+        nonlocal best
+        for other in others:
+            if judge.work >= stop:
+                break
+            found = judge.judge(best.schedule, *other, best.pending)
+            if found.seconds < best.seconds * SLIGHT and judge.fits(found):
+                best = found
+                return True
+        return False
+
+    def descend(moves: Callable[[], Iterable[tuple[Cut, tuple[Micro, ...]]]]) -> bool:
+        """Go round these moves until none helps: as many at a glance as are quick, the best of them judged."""
+        helped, at, tried, others = False, 0, 0, list(moves())
+        while tried < len(others) and judge.work < stop:
+            at %= len(others)
+            some = others[at:at + width]
+            seconds = judge.glance(best, some)
+            order = np.argsort(seconds, kind="stable")[:_TRIES].tolist()
+            if try_in_order(some[i] for i in order if seconds[i] < best.seconds * _HOPE):
+                helped, tried, others = True, 0, list(moves())
+            else:
+                at, tried = at + len(some), tried + len(some)
+        return helped
+
+    improved = True
+    while improved and judge.work < stop:
+        improved = False
+        if not fixed_partition and len(best.partition) > 1:
+            improved |= descend(lambda: ((cut, best.slicing) for cut in _partition_moves(best.partition)))
+        if not fixed_slicing:
+            improved |= descend(lambda: ((best.partition, s) for s in _warps(best.slicing, unit)))
+            step = unit
+            while step * 4 <= max(max(lengths) for _, lengths in best.slicing):
+                step *= 2
+            while step >= unit:
+                improved |= descend(partial(lambda by: ((best.partition, s) for s in _shifts(best.slicing, by, unit)), step))
+                step //= 2
+            improved |= try_in_order((best.partition, s) for s in _recounts(best.slicing, unit))
+    return best
+
+
+def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: int, partition: Cut | None,
+            slicing: tuple[Micro, ...] | None) -> Candidate | None:
+    """The best plan that fits the memory, or None."""
+    stages = judge.ranks * judge.chunks
+    slicings = [slicing] if slicing is not None else _slicing_seeds(judge, batch, seq_len, unit, stages)
+    even = tuple(even_partition(judge.model, stages))
+    slicings = [s for s in slicings if names[0] != "interleaved" or len(s) % judge.ranks == 0]
+    found: list[Candidate] = []
+    for s in sorted(slicings, key=partial(_estimate, judge)):
+        if judge.work > _WORK // 3 and len(found) > 2 * len(names):  # a large program: the most promising starts only
+            break
+        found += [judge.judge(name, partition or balanced(judge, s, stages), s) for name in names]
+        if partition is None:      # W fills waits: where there are many of them, F and I alone make the pipeline's pace
+            name = min(found[-len(names):], key=lambda c: c.seconds).schedule
+            found += [judge.judge(name, cut, s) for cut in (even, balanced(judge, s, stages, "FI"))]
+    # The search descends from the fastest start of each of a few slicings: different counts are different valleys.
+    chosen: list[Candidate] = []
+    for c in sorted(found, key=lambda c: c.seconds):               # ties keep the order of names
+        if len(chosen) < 3 and c.slicing not in [d.slicing for d in chosen] and judge.fits(c):
+            chosen.append(c)
+    if not chosen:
+        return None
+    refine = partial(_refine, judge, unit=unit, fixed_partition=partition is not None, fixed_slicing=slicing is not None)
+    best = min((refine(c, budget=_WORK // (2 * len(chosen))) for c in chosen), key=lambda c: c.seconds)
+    if partition is None and slicing is None and stages > 1:   # a stage boundary moves only if the slices move with it
+        cuts = list(_partition_moves(best.partition))
+        seconds = judge.glance(best, [(cut, best.slicing) for cut in cuts])
+        for i in np.argsort(seconds, kind="stable")[:4].tolist():
+            nearby = judge.judge(best.schedule, cuts[i], best.slicing, best.pending)
+            if judge.fits(nearby):
+                best = min(best, refine(nearby, budget=_WORK // 8), key=lambda c: c.seconds)
+    for name, pending in itertools.product(names, (0, 1, 2, 4)):      # again, now that the slices have changed
+        if judge.work > 2 * _WORK:
+            break
+        other = judge.judge(name, best.partition, best.slicing, pending)
+        if other.seconds < best.seconds * SLIGHT and judge.fits(other):
+            best = other
+    return best

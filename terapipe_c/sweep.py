@@ -1,0 +1,140 @@
+"""A grid of trials, one JSON line each; run again, it does what is left."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Sweep", "read_grid"]
+
+
+def read_grid(texts: Sequence[str], known: set[str]) -> dict[str, list[Any]]:
+    """Merge `name=v,v,...` and JSON files of name -> list; ValueError naming what is not understood or not in `known`."""
+    grid: dict[str, list[Any]] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        if equals:
+            given: Any = {name.strip(): [_value(word) for word in _words(values)]}
+        else:
+            try:
+                given = json.loads(Path(text).read_text())
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{text}: a grid is NAME=V,V,... or a JSON file of name -> list ({error})") from error
+        if not isinstance(given, dict):
+            raise ValueError(f"{text}: a grid file is a JSON object of name -> list")
+        for key, options in given.items():
+            key = key.replace("-", "_")
+            if key not in known:
+                raise ValueError(f"{text}: no option {key!r}; known are {', '.join(sorted(known))}")
+            if not isinstance(options, list) or not options:
+                raise ValueError(f"{text}: {key} must have a list of at least one value")
+            grid[key] = options
+    if not grid:
+        raise ValueError("the grid is empty: give --grid NAME=V,V,... or --grid FILE.json")
+    return grid
+
+
+class Sweep:
+    """Runs `trial(point)` for every point of `grid`, appending {"trial", "key", "status", "seconds", "result" | "error"}."""
+
+    def __init__(
+        self,
+        path: Path,
+        grid: dict[str, list[Any]],
+        base: dict[str, Any],
+        trial: Callable[[dict[str, Any]], dict[str, Any]],
+    ) -> None:
+        self.path, self.grid, self.base, self.trial = path, grid, base, trial
+
+    def points(self) -> Iterator[dict[str, Any]]:
+        """Every point, the last name varying fastest."""
+        for values in itertools.product(*self.grid.values()):
+            yield dict(zip(self.grid, values, strict=True))
+
+    def key(self, point: dict[str, Any]) -> str:
+        """Of a trial's complete settings: another base or grid is another trial."""
+        text = json.dumps({**self.base, **point}, sort_keys=True, default=str)
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    def done(self, retry_failed: bool = False) -> set[str]:
+        """Keys of the rows in the file. A last line cut short by a kill is no row."""
+        keys: dict[str, str] = {}
+        if self.path.exists():
+            lines = self.path.read_text().splitlines()
+            for number, line in enumerate(lines, 1):
+                try:
+                    row = json.loads(line)
+                    keys[row["key"]] = row["status"]
+                except (json.JSONDecodeError, KeyError, TypeError) as error:
+                    if number == len(lines) and not isinstance(error, KeyError):
+                        break
+                    raise ValueError(f"{self.path}, line {number}: no row of a sweep; give another --out") from error
+        return {key for key, status in keys.items() if status == "done" or not retry_failed}
+
+    def run(self, retry_failed: bool = False, say: Callable[[str], None] | None = None) -> dict[str, int]:
+        """Do what is left; gives how many were done, failed and skipped. Ctrl-C stops between two rows."""
+        finished = self.done(retry_failed)
+        counts = {"done": 0, "failed": 0, "skipped": 0}
+        total = sum(1 for _ in self.points())
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._end_last_line()
+        for number, point in enumerate(self.points(), 1):
+            key = self.key(point)
+            if key in finished:
+                counts["skipped"] += 1
+                continue
+            row: dict[str, Any] = {"trial": point, "key": key}
+            start = time.monotonic()
+            try:
+                row.update(status="done", result=self.trial(point))
+            except Exception as error:
+                row.update(status="failed", error={"type": type(error).__name__, "message": str(error)})
+            row["seconds"] = round(time.monotonic() - start, 6)
+            with self.path.open("a") as file:
+                file.write(json.dumps(row, default=str) + "\n")
+            finished.add(key)
+            counts[row["status"]] += 1
+            if say is not None:
+                say(f"{number}/{total} {row['status']:<6} {point} {row.get('error', {}).get('message', '')}".rstrip())
+        return counts
+
+    def _end_last_line(self) -> None:
+        """Cut off a half-written last line, so that the next row does not run into it."""
+        if not self.path.exists():
+            return
+        content = self.path.read_bytes()
+        if content and not content.endswith(b"\n"):
+            keep = content.rfind(b"\n") + 1
+            try:
+                json.loads(content[keep:])
+                content += b"\n"
+            except json.JSONDecodeError:
+                content = content[:keep]
+            self.path.write_bytes(content)
+
+
+def _words(text: str) -> Iterator[str]:
+    """Split at commas outside brackets: 1,[[1,[50,46]]] has two words."""
+    depth, word = 0, ""
+    for letter in text:
+        depth += (letter in "[{") - (letter in "]}")
+        if letter == "," and depth == 0:
+            yield word
+            word = ""
+        else:
+            word += letter
+    if word:
+        yield word
+
+
+def _value(word: str) -> Any:
+    try:
+        value = json.loads(word)
+    except json.JSONDecodeError:
+        return word.strip()
+    return int(value) if isinstance(value, float) and value.is_integer() else value  # 16e9 bytes is a whole number

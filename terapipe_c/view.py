@@ -1,0 +1,423 @@
+"""Pictures of timelines: SVG, a page with zoom and tooltips, Chrome trace events, and text."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._core import OPS, Program
+from ._page import PAGE
+from .schedule import CAUSES, Timeline
+
+__all__ = ["chrome_trace", "html_page", "measured_timeline", "notebook", "program_html", "summary", "svg", "write"]
+
+#: hue, saturation, lightness of each operation; micro-batches alternate around the lightness.
+_COLOURS = {
+    "F": (214, 78, 70),
+    "B": (146, 46, 62),
+    "I": (172, 50, 62),
+    "W": (42, 88, 66),
+    "R": (276, 48, 74),
+    "OPT": (222, 12, 58),
+    "AR": (330, 60, 70),
+    "SF": (214, 30, 80),
+    "RF": (214, 30, 80),
+    "SB": (146, 24, 76),
+    "RB": (146, 24, 76),
+    "SO": (20, 60, 72),
+    "SI": (20, 60, 72),
+}
+_NAMES = {
+    "F": "forward",
+    "B": "backward",
+    "I": "input gradient",
+    "W": "weight gradient",
+    "R": "recompute",
+    "OPT": "update",
+    "AR": "tied gradients",
+    "SF": "send activation",
+    "RF": "receive activation",
+    "SB": "send gradient",
+    "RB": "receive gradient",
+    "SO": "swap out",
+    "SI": "swap in",
+}
+_CAUSE_NAMES = {
+    "warmup": "filling",
+    "cooldown": "draining",
+    "imbalance": "imbalance",
+    "slice_skew": "uneven slices",
+    "recompute": "recompute",
+    "comm": "messages",
+}
+_CAUSE_COLOURS = {
+    "warmup": "#7aa5e8",
+    "cooldown": "#62b58a",
+    "imbalance": "#e4884c",
+    "slice_skew": "#d9b13b",
+    "recompute": "#b08ad6",
+    "comm": "#d46a92",
+}
+_SHADES = (0, 9, -6, 4)
+_LIMIT = 12_000  # intervals drawn one by one; above, a picture of this width shows no single one
+_MESSAGES = [OPS.index(name) for name in ("SF", "RF", "SB", "RB", "SO", "SI")]
+
+Rows = NDArray[np.void]
+
+
+def write(path: str | os.PathLike[str], text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def measured_timeline(rows: Sequence[tuple[Any, ...]]) -> Timeline:
+    """The timeline of an engine's trace: rows (rank, op, stage, micro, slice, start_s, end_s)."""
+    return Timeline.from_intervals(rows)
+
+
+# ---- numbers for people ----------------------------------------------------------------------------------------------------
+
+
+def _unit(seconds: float) -> tuple[float, str]:
+    for scale, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if seconds >= scale:
+            return scale, name
+    return (1e-9, "ns") if seconds > 0 else (1.0, "s")
+
+
+def _time(seconds: float) -> str:
+    scale, name = _unit(abs(seconds))
+    return f"{seconds / scale:.4g} {name}"
+
+
+def _bytes(count: float) -> str:
+    for scale, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if count >= scale:
+            return f"{count / scale:.4g} {name}"
+    return f"{count:.0f} B"
+
+
+def _ticks(span: float, most: int) -> list[float]:
+    """At most `most` round steps (1, 2, 5 times a power of ten) from 0 to span."""
+    if span <= 0:
+        return [0.0]
+    raw = span / most
+    power = 10.0 ** np.floor(np.log10(raw))
+    step = next(power * m for m in (1, 2, 5, 10) if power * m >= raw * (1 - 1e-9))
+    return [float(step * i) for i in range(int(span / step * (1 + 1e-9)) + 1)]
+
+
+def _colour(op: str, shade: int) -> str:
+    hue, saturation, lightness = _COLOURS[op]
+    return f"hsl({hue},{saturation}%,{lightness + _SHADES[shade % len(_SHADES)]}%)"
+
+
+def _word(row: Any, sliced: bool) -> str:
+    return f"{row['micro']}.{row['slice']}" if sliced else f"{row['micro']}"
+
+
+def _headline(line: Timeline) -> str:
+    parts = [
+        f"{line.num_ranks} rank{'s' if line.num_ranks > 1 else ''}",
+        f"{_time(line.makespan_s)}",
+        f"{100 * line.efficiency:.1f} % busy",
+    ]
+    if line.lower_bound_s > 0:
+        parts.append(f"no order is below {_time(line.lower_bound_s)}")
+    if line.peak_memory_bytes.any():
+        parts.append(
+            f"peak {_bytes(float(line.peak_memory_bytes.max()))} on rank {int(line.peak_memory_bytes.argmax())}"
+        )
+    return " · ".join(parts)
+
+
+# ---- SVG -------------------------------------------------------------------------------------------------------------------
+
+_STYLE = """
+.tp{font:12px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}.tp .panel{fill:#fff;stroke:#d8dde6}.tp .lane{fill:#f1f4f8}
+.tp text{fill:#1c2430}.tp .soft{fill:#5b6675}.tp .grid{stroke:#d8dde6;stroke-width:1}.tp .ink{fill:#0c1420;font-size:10.5px;
+text-anchor:middle;pointer-events:none}.tp .title{font-size:13.5px;font-weight:600}
+@media (prefers-color-scheme:dark){.tp .panel{fill:#12171f;stroke:#2b3442}.tp .lane{fill:#1b222d}.tp text{fill:#e6ebf2}
+.tp .soft{fill:#9aa7b8}.tp .grid{stroke:#2b3442}.tp .ink{fill:#0c1420}}
+""".replace("\n", "")
+
+
+def _shade_css(used: set[tuple[str, int]]) -> str:
+    return "".join(f".tp .{op}{shade}{{fill:{_colour(op, shade)}}}" for op, shade in sorted(used))
+
+
+class _Frame:
+    """Where things are: x of a time, y of a rank."""
+
+    def __init__(self, line: Timeline, width: int) -> None:
+        self.left, self.top, self.width = 76, 44, width
+        self.right = width - 18
+        self.lane = 26 if line.num_ranks <= 16 else max(3, 420 // line.num_ranks)
+        self.gap = 4 if self.lane >= 12 else 1 if self.lane >= 4 else 0
+        self.bottom = self.top + line.num_ranks * (self.lane + self.gap)
+        self.per_s = (self.right - self.left) / line.makespan_s if line.makespan_s > 0 else 0.0
+
+    def x(self, seconds: float) -> float:
+        return self.left + seconds * self.per_s
+
+    def y(self, rank: int) -> float:
+        return self.top + rank * (self.lane + self.gap)
+
+
+def _axis(line: Timeline, frame: _Frame) -> list[str]:
+    scale, unit = _unit(line.makespan_s)
+    out = []
+    for tick in _ticks(line.makespan_s / scale, 10):
+        x = frame.x(tick * scale)
+        out.append(f'<line class="grid" x1="{x:.1f}" y1="{frame.top - 4}" x2="{x:.1f}" y2="{frame.bottom + 3}"/>')
+        label = f"{tick:.10g}" + (f" {unit}" if tick == 0 else "")
+        out.append(f'<text class="soft" x="{x:.1f}" y="{frame.bottom + 17}" text-anchor="middle">{label}</text>')
+    every = max(1, -(-14 // (frame.lane + frame.gap)))
+    for rank in range(0, line.num_ranks, every):
+        y = frame.y(rank) + frame.lane / 2 + 4
+        out.append(f'<text x="{frame.left - 10}" y="{y:.1f}" text-anchor="end">rank {rank}</text>')
+    return out
+
+
+def _lanes(line: Timeline, frame: _Frame) -> list[str]:
+    return [
+        f'<rect class="lane" x="{frame.left}" y="{frame.y(r)}" width="{frame.right - frame.left}" height="{frame.lane}" rx="2"/>'
+        for r in range(line.num_ranks)
+    ]
+
+
+def _boxes(rows: Rows, frame: _Frame, used: set[tuple[str, int]]) -> list[str]:
+    """One rectangle per interval, labelled where the label fits."""
+    out, sliced = [], bool(len(rows)) and int(rows["slice"].max()) > 0
+    for row in rows:
+        op = OPS[row["op"]]
+        shade = int(row["micro"]) % len(_SHADES)
+        used.add((op, shade))
+        x, end = frame.x(float(row["start_s"])), frame.x(float(row["end_s"]))
+        width, y, height = max(0.4, end - x), frame.y(int(row["rank"])), float(frame.lane)
+        if row["op"] in _MESSAGES:  # under the work of the rank
+            y, height = y + 0.78 * height, 0.22 * height
+        edge = 0.5 if width > 3 else 0.0
+        name = f"{_NAMES[op]} · micro-batch {row['micro']} slice {row['slice']} · stage {row['stage']} · "
+        times = f"{_time(float(row['start_s']))} to {_time(float(row['end_s']))} ({_time(float(row['end_s'] - row['start_s']))})"
+        out.append(
+            f'<rect class="{op}{shade}" x="{x:.2f}" y="{y:.1f}" width="{width - edge:.2f}" height="{height:.1f}" rx="1.5">'
+            f"<title>{name}{times}</title></rect>"
+        )
+        word = op if op in ("OPT", "AR") else _word(row, sliced)
+        if row["op"] not in _MESSAGES and frame.lane >= 12 and width > 6.4 * len(word) + 3:
+            out.append(f'<text class="ink" x="{x + width / 2:.1f}" y="{y + height / 2 + 3.8:.1f}">{word}</text>')
+    return out
+
+
+def _done_before(mine: Rows, edges: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Seconds that the intervals (of one rank, in order) take before each of the times `edges`."""
+    ends = np.concatenate(([0.0], np.cumsum(mine["end_s"] - mine["start_s"])))
+    begun = np.searchsorted(mine["start_s"], edges, side="right")
+    still = np.where(begun > 0, np.maximum(0.0, mine["end_s"][begun - 1] - edges), 0.0)
+    return ends[begun] - still
+
+
+def _bins(line: Timeline, rows: Rows, frame: _Frame, used: set[tuple[str, int]]) -> list[str]:
+    """Too many to draw one by one: in columns of two pixels, each operation as high as its share of the time (in eighths)."""
+    out: list[str] = []
+    count = int(frame.right - frame.left) // 2
+    edges = np.linspace(0.0, line.makespan_s, count + 1)
+    work = rows[~np.isin(rows["op"], _MESSAGES)]
+    ops = np.unique(work["op"])
+    used.update((OPS[op], 0) for op in ops)
+    for rank in range(line.num_ranks):
+        mine = work[work["rank"] == rank]
+        shares = [np.diff(_done_before(mine[mine["op"] == op], edges)) * (count / line.makespan_s) for op in ops]
+        levels = np.rint(8 * np.cumsum(shares, axis=0)).astype(int)  # [ops, columns]: where each operation's part ends
+        starts = np.flatnonzero(np.any(np.diff(levels, axis=1, prepend=-1), axis=0))
+        for start, end in zip(starts, [*starts[1:], count], strict=True):
+            low = 0
+            for op, high in zip(ops, levels[:, start], strict=True):
+                if high > low:
+                    y, height = frame.y(rank) + frame.lane * low / 8, frame.lane * (high - low) / 8
+                    out.append(
+                        f'<rect class="{OPS[op]}0" x="{frame.left + 2 * start}" y="{y:.1f}" width="{2 * (end - start)}" '
+                        f'height="{height:.1f}"/>'
+                    )
+                low = high
+    return out
+
+
+def _legend(line: Timeline, frame: _Frame, used: set[tuple[str, int]]) -> tuple[list[str], int]:
+    """The operations, then what ranks idle for; returns the height it takes."""
+    out, x, y = [], float(frame.left), frame.bottom + 42
+    for op in OPS:
+        if not any(name == op for name, _ in used):
+            continue
+        used.add((op, 0))
+        out.append(f'<rect class="{op}0" x="{x}" y="{y - 10}" width="13" height="12" rx="2"/>')
+        out.append(f'<text x="{x + 18}" y="{y}">{op} <tspan class="soft">{_NAMES[op]}</tspan></text>')
+        x += 42 + 6.2 * (len(_NAMES[op]) + len(op))
+    idle = sum(line.bubbles.values())
+    whole = line.num_ranks * line.makespan_s
+    y += 28
+    share = 100 * idle / whole if whole > 0 else 0.0
+    out.append(
+        f'<text x="{frame.left}" y="{y}">idle {_time(idle)} <tspan class="soft">of {_time(whole)} rank time '
+        f"({share:.1f} %)</tspan></text>"
+    )
+    y += 10
+    x, span = float(frame.left), frame.right - frame.left
+    causes = [(cause, seconds) for cause, seconds in line.bubbles.items() if idle > 0 and seconds > 1e-6 * idle]
+    for cause, seconds in causes:
+        width = span * seconds / idle
+        out.append(
+            f'<rect x="{x:.1f}" y="{y}" width="{max(0.5, width - 1):.1f}" height="10" rx="2" fill="{_CAUSE_COLOURS[cause]}">'
+            f"<title>{_CAUSE_NAMES[cause]} {_time(seconds)}</title></rect>"
+        )
+        x += width
+    y += 28
+    x = float(frame.left)
+    for cause, seconds in causes:
+        text = f"{_CAUSE_NAMES[cause]} {_time(seconds)}"
+        out.append(f'<rect x="{x}" y="{y - 9}" width="10" height="10" rx="2" fill="{_CAUSE_COLOURS[cause]}"/>')
+        out.append(f'<text x="{x + 15}" y="{y}">{text}</text>')
+        x += 34 + 6.4 * len(text)
+    return out, int(y + 18) - frame.bottom
+
+
+def svg(line: Timeline, width: int = 1200) -> str:
+    """A picture `width` pixels wide that stands on its own on light and dark pages."""
+    frame = _Frame(line, width)
+    rows = line.intervals
+    used: set[tuple[str, int]] = set()
+    boxes = _boxes(rows, frame, used) if len(rows) <= _LIMIT else _bins(line, rows, frame, used)
+    legend, height = _legend(line, frame, used)
+    total = frame.bottom + height
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="tp" viewBox="0 0 {width} {total}" '
+            f'width="{width}" height="{total}" role="img">',
+            f"<style>{_STYLE}{_shade_css(used)}</style>",
+            f'<rect class="panel" x="0.5" y="0.5" width="{width - 1}" height="{total - 1}" rx="8"/>',
+            f'<text class="title" x="{frame.left}" y="26">{html.escape(_headline(line))}</text>',
+            *_lanes(line, frame),
+            *_axis(line, frame),
+            *boxes,
+            *legend,
+            "</svg>",
+            "",
+        ]
+    )
+
+
+# ---- the page ----------------------------------------------------------------------------------------------------------------
+
+
+def html_page(line: Timeline) -> str:
+    """A page with its data and its script inside: no network is needed to open it."""
+    rows = line.intervals
+    data = {
+        "ranks": line.num_ranks,
+        "makespan": line.makespan_s,
+        "headline": _headline(line),
+        "ops": list(OPS),
+        "names": [_NAMES[op] for op in OPS],
+        "colours": [[_colour(op, s) for s in range(len(_SHADES))] for op in OPS],
+        "messages": _MESSAGES,
+        "bubbles": [[_CAUSE_NAMES[c], float(line.bubbles.get(c, 0.0)), _CAUSE_COLOURS[c]] for c in CAUSES],
+        "busy": [float(seconds) for seconds in line.busy_s],
+        "peak": [int(size) for size in line.peak_memory_bytes],
+        "begin": np.searchsorted(rows["rank"], np.arange(line.num_ranks + 1)).tolist(),
+        **{name: rows[name].tolist() for name in ("op", "stage", "micro", "slice")},
+        "start": [float(f"{t:.9g}") for t in rows["start_s"].tolist()],
+        "end": [float(f"{t:.9g}") for t in rows["end_s"].tolist()],
+    }
+    text = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
+    return PAGE.replace("/*DATA*/null", text)
+
+
+def notebook(line: Timeline) -> str:
+    """For a notebook: the picture, scaled to the cell."""
+    return f'<div style="max-width:100%;overflow-x:auto">{svg(line)}</div>'
+
+
+# ---- Chrome trace -------------------------------------------------------------------------------------------------------------
+
+
+def chrome_trace(line: Timeline) -> str:
+    """Trace Event Format: complete events in microseconds, one process per rank, messages on a thread of their own."""
+    events: list[str] = []
+    for rank in range(line.num_ranks):
+        for kind, key, value in (("process_name", "name", f"rank {rank}"), ("process_sort_index", "sort_index", rank)):
+            events.append(json.dumps({"ph": "M", "name": kind, "pid": rank, "args": {key: value}}))
+        events.append(json.dumps({"ph": "M", "name": "thread_name", "pid": rank, "tid": 0, "args": {"name": "work"}}))
+    rows = line.intervals
+    messages = np.isin(rows["op"], _MESSAGES)
+    for rank in np.unique(rows["rank"][messages]).tolist():
+        events.append(
+            json.dumps({"ph": "M", "name": "thread_name", "pid": rank, "tid": 1, "args": {"name": "messages"}})
+        )
+    columns = [rows[name].tolist() for name in ("rank", "op", "stage", "micro", "slice", "start_s", "end_s")]
+    for rank, op, stage, micro, piece, start, end, tid in zip(*columns, messages.tolist(), strict=True):
+        events.append(
+            f'{{"ph":"X","name":"{stage}{OPS[op]}{micro}.{piece}","cat":"{_NAMES[OPS[op]]}","pid":{rank},"tid":{int(tid)},'
+            f'"ts":{start * 1e6:.4f},"dur":{(end - start) * 1e6:.4f},'
+            f'"args":{{"stage":{stage},"micro":{micro},"slice":{piece}}}}}'
+        )
+    return '{"displayTimeUnit":"ms","traceEvents":[\n' + ",\n".join(events) + "\n]}\n"
+
+
+# ---- text ---------------------------------------------------------------------------------------------------------------------
+
+
+def _bar(rows: Rows, makespan_s: float, width: int) -> str:
+    """One letter per cell: the operation in the middle of it."""
+    work = rows[~np.isin(rows["op"], _MESSAGES)]
+    cells = []
+    for at in (np.arange(width) + 0.5) * makespan_s / width:
+        i = int(np.searchsorted(work["start_s"], at, side="right")) - 1
+        cells.append(OPS[work["op"][i]][0] if i >= 0 and at < work["end_s"][i] else "·")
+    return "".join(cells)
+
+
+def summary(line: Timeline, width: int = 72) -> str:
+    """What a terminal shows: the headline, a bar per rank (up to 16), the causes of idle time."""
+    out = [f"Timeline: {_headline(line)}"]
+    if line.num_ranks <= 16 and (line.program is None or len(line.program) <= 200_000):
+        rows = line.intervals
+        for rank in range(line.num_ranks):
+            share = 100 * float(line.busy_s[rank]) / line.makespan_s if line.makespan_s > 0 else 100.0
+            bar = _bar(rows[rows["rank"] == rank], line.makespan_s, width)
+            out.append(f"  rank {rank:<3d} {bar} {share:5.1f} %")
+    causes = [f"{_CAUSE_NAMES[cause]} {_time(seconds)}" for cause, seconds in line.bubbles.items() if seconds > 0]
+    out.append(f"  idle {_time(sum(line.bubbles.values()))}" + (": " + ", ".join(causes) if causes else ""))
+    return "\n".join(out)
+
+
+def program_html(program: Program) -> str:
+    """A program in a notebook: its operations as chips, rank by rank (the first 160 of each of the first 32)."""
+    out = [
+        f"<div style='font:12px system-ui,sans-serif'><div>{html.escape(repr(program))}</div>"
+        "<div style='overflow-x:auto;white-space:nowrap;line-height:22px'>"
+    ]
+    style = "display:inline-block;margin-right:2px;padding:0 4px;border-radius:3px;color:#0c1420;background:"
+    chip = f"<span style='{style}{{}}'>{{}}</span>"
+    for rank in range(min(program.num_ranks, 32)):
+        code = program.instructions(rank)
+        chips = []
+        for instr in code[:160]:
+            op = OPS[instr["op"]]
+            peer = f"@{instr['peer']}" if instr["peer"] >= 0 else ""
+            chips.append(
+                chip.format(
+                    _colour(op, int(instr["micro"])), f"{instr['stage']}{op}{instr['micro']}.{instr['slice']}{peer}"
+                )
+            )
+        more = f" … {len(code) - 160} more" if len(code) > 160 else ""
+        out.append(f"<div><span style='display:inline-block;width:56px'>rank {rank}</span>{''.join(chips)}{more}</div>")
+    if program.num_ranks > 32:
+        out.append(f"<div>… {program.num_ranks - 32} more ranks</div>")
+    return "".join([*out, "</div></div>"])

@@ -1,0 +1,331 @@
+"""One rank of a run: the training loop, the same for threads and processes, and the process that an exec'ed rank is.
+
+`run_rank` knows nothing of processes: it gets a job (plain JSON), its rank, the region all ranks share, a way to tell the
+launcher things (`emit`) and a way to be told to stop. What it trains with comes through one seam, `job["engine"]`: the
+"module:function" of a factory (job, rank, comm) -> Engine.
+"""
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import mmap
+import os
+import select
+import signal
+import socket
+import struct
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import _core
+
+GRACE_S = 1.0  # how long a rank may take to notice that the run is over before it is ended by force
+CHECKPOINTS = "checkpoints"  # folder of them inside a run folder
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+Arrays = Mapping[str, NDArray[Any]]
+Job = Mapping[str, Any]
+Emit = Callable[[dict[str, Any]], None]
+
+
+class Engine(Protocol):
+    """What the loop asks of an engine. Names are global parameter names; arrays are float32 in their global shapes."""
+
+    names: list[str]  # parameters that this rank saves (of a tied one that two ranks hold, one of them)
+    peak_memory_bytes: int
+
+    def step(self, step: int, tokens: NDArray[np.int32], lr: float) -> Mapping[str, float]:
+        """Train on tokens [batch, seq_len + 1] as step 0, 1, ...: {"loss": mean, "grad_norm": over all ranks, before
+        clipping}, the same on every rank."""
+
+    def evaluate(self, tokens: NDArray[np.int32]) -> float:
+        """The mean loss of a batch, the same on every rank; nothing is changed."""
+
+    def export(self, kind: str) -> dict[str, NDArray[np.float32]]:
+        """Copies by name; kind is "params", "exp_avg" or "exp_avg_sq"."""
+
+    def load(self, params: Arrays, moments: Mapping[str, Arrays] | None) -> None:
+        """Take what this rank needs out of params (all it holds must be there) and moments {"exp_avg": .., ..}."""
+
+    def trace(self) -> list[tuple[str, int, int, int, float, float]]:
+        """(op, stage, micro, slice, start_s, end_s) of the last step, on the clock of time.monotonic()."""
+
+
+# ---- the loop --------------------------------------------------------------------------------------------------------
+
+
+def learning_rate(job: Job, step: int) -> float:
+    """Of step 0, 1, ...: linear warm-up, then constant or a half cosine down to min_lr (Loshchilov & Hutter 2017)."""
+    lr, warmup, steps = job["lr"], job["warmup_steps"], job["steps"]
+    if step < warmup:
+        return float(lr * (step + 1) / warmup)
+    if job["lr_schedule"] == "constant":
+        return float(lr)
+    done = (step - warmup) / max(1, steps - warmup)
+    return float(job["min_lr"] + 0.5 * (1.0 + math.cos(math.pi * done)) * (lr - job["min_lr"]))
+
+
+def run_rank(job: Job, rank: int, region: _core.Region, emit: Emit, stop: Callable[[], bool],
+             arrays: Arrays | None = None) -> None:
+    """Train as `rank` until the last step or until any rank's stop() is true. Emits {"kind": "step", ...} and
+    {"kind": "checkpoint", "path"} from rank 0 and {"kind": "end", ...} from every rank. Raises what goes wrong; the
+    caller sets the abort that ends the others."""
+    _Training(job, rank, region, emit, stop, arrays or {}).run()
+
+
+class _Training:
+    def __init__(self, job: Job, rank: int, region: _core.Region, emit: Emit, stop: Callable[[], bool], arrays: Arrays) -> None:
+        self.job, self.rank, self.region, self.emit, self.stop = job, rank, region, emit, stop
+        self.comm = _core.Comm(region, rank, job["timeout_s"])
+        self.data = _dataset(job, arrays, "train")
+        self.held_out = _dataset(job, arrays, "val") if job["eval_every"] else None
+        module, _, name = job["engine"].partition(":")
+        self.engine: Engine = getattr(importlib.import_module(module), name)(job, rank, self.comm)
+        self._load(arrays)
+        self.model = SimpleNamespace(**job["model"])
+
+    def _load(self, arrays: Arrays) -> None:
+        if self.job["resume_from"]:
+            from .checkpoint import load_checkpoint
+
+            saved = load_checkpoint(self.job["resume_from"], optimizer=True)
+            self.data.check_state(saved.data_state)
+            self.engine.load(saved.params, saved.optimizer)
+        else:
+            given = {name.removeprefix("init/"): value for name, value in arrays.items() if name.startswith("init/")}
+            if given:
+                self.engine.load(given, None)
+
+    def run(self) -> None:
+        job, step = self.job, self.job["first_step"]
+        self.comm.barrier()
+        stopped = False
+        while step < job["steps"] and not stopped:
+            record, stopped = self._step(step)
+            step += 1
+            last = stopped or step == job["steps"]
+            if self.held_out is not None and (step % job["eval_every"] == 0 or last):
+                record["eval_loss"] = self._evaluate()
+            if self.rank == 0 and ((step - 1) % job["log_every"] == 0 or last):
+                self.emit(record)
+            if job["checkpoint_every"] and (step % job["checkpoint_every"] == 0 or last):
+                self._save(step)
+        self.region.set_progress(self.rank, step)
+        self.emit({"kind": "end", "steps_done": step, "peak_memory_bytes": int(self.engine.peak_memory_bytes),
+                   "resident_memory_bytes": _resident_bytes(), "trace": [list(row) for row in self.engine.trace()]})
+        self.comm.barrier()  # nobody ends before all have: an end means that the whole run is good
+
+    def _step(self, step: int) -> tuple[dict[str, Any], bool]:
+        """All ranks leave together, so the time is that of the slowest, and all learn whether any was told to stop."""
+        job = self.job
+        self.region.set_progress(self.rank, step)
+        start = time.perf_counter()
+        lr = learning_rate(job, step)
+        result = self.engine.step(step, self.data.batch(step), lr)
+        stopped = any(self.comm.allgather(bytes([bool(self.stop())])))
+        seconds = time.perf_counter() - start
+        record = {"kind": "step", "step": step, "loss": result["loss"], "grad_norm": result["grad_norm"], "lr": lr,
+                  "tokens_per_s": job["batch"] * job["seq_len"] / seconds, "step_time_s": seconds, "eval_loss": None}
+        return record, stopped
+
+    def _evaluate(self) -> float:
+        assert self.held_out is not None
+        return float(np.mean([self.engine.evaluate(self.held_out.batch(i)) for i in range(self.job["eval_batches"])]))
+
+    def _save(self, step: int) -> None:
+        """Rank 0 reserves the space, every rank writes its own tensors, rank 0 completes: whole, or not there at all."""
+        from .checkpoint import CheckpointWriter, write_tensors
+
+        writer = CheckpointWriter(Path(self.job["out"]) / CHECKPOINTS, self.model) if self.rank == 0 else None
+        try:
+            folder = share(self.comm, str(writer.begin(step)) if writer else None)[0]
+            layout = CheckpointWriter.plan(self.model)
+            sums = write_tensors(folder, layout, self.engine.export("params"))
+            for kind in MOMENTS:
+                moments = self.engine.export(kind)
+                sums |= write_tensors(folder, layout, {f"{kind}.{name}": value for name, value in moments.items()})
+            everyone: dict[str, str] = {}
+            for theirs in share(self.comm, sums):
+                everyone |= theirs
+            if writer:
+                hyper = {key: self.job[key] for key in ("lr", "min_lr", "lr_schedule", "warmup_steps", "weight_decay", "betas",
+                                                        "eps", "grad_clip")}
+                path = writer.finish(everyone, seed=self.job["seed"], data_state=self.data.state(step), hyper=hyper)
+                self.emit({"kind": "checkpoint", "step": step, "path": str(path)})
+        except BaseException:
+            if writer:
+                writer.abort()
+            raise
+        self.comm.barrier()
+
+
+def share(comm: _core.Comm, thing: Any) -> list[Any]:
+    """The `thing` (JSON) of every rank, in order of ranks; however long, in as many all-gathers as it takes."""
+    mine = json.dumps(thing).encode()
+    ranks = comm.region.ranks
+    sizes = struct.unpack(f"{ranks}Q", comm.allgather(struct.pack("Q", len(mine))))
+    parts = [bytearray() for _ in range(ranks)]
+    for start in range(0, max(sizes), GATHER_BYTES):
+        chunk = mine[start:start + GATHER_BYTES].ljust(GATHER_BYTES, b"\0")
+        everyone = comm.allgather(chunk)
+        for rank in range(ranks):
+            parts[rank] += everyone[rank * GATHER_BYTES:(rank + 1) * GATHER_BYTES]
+    return [json.loads(part[:size]) for part, size in zip(parts, sizes, strict=True)]
+
+
+GATHER_BYTES = 4096  # max_gather_bytes of the regions that launch makes
+
+
+def _dataset(job: Job, arrays: Arrays, split: str) -> Any:
+    from .data import Dataset
+
+    about = job["data"]
+    source = about["path"] if about["path"] is not None else arrays["data"]
+    # no vocabulary here: the launcher has read every token before it started us
+    return Dataset(source, job["seq_len"], job["batch"], seed=job["seed"], split=split, val_fraction=about["val_fraction"])
+
+
+def _resident_bytes() -> int:
+    """The process's largest resident set so far (VmHWM), bytes; all ranks' together where they are threads."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+# ---- failures --------------------------------------------------------------------------------------------------------
+
+STATUSES = {  # Python's own exceptions; ours carry their status in their class
+    MemoryError: "EMEMORY", TimeoutError: "ETIMEOUT", ConnectionError: "ECONNECTION", OSError: "EIO", ValueError: "EVALUE",
+    TypeError: "ETYPE",
+}
+CLASSES: dict[str, type[_core.Error]] = {
+    "EVALUE": _core.InvalidValueError, "ETYPE": _core.InvalidTypeError, "EMEMORY": _core.OutOfMemoryError,
+    "EINFEASIBLE": _core.InfeasibleError, "ESCHEDULE": _core.ScheduleError, "EIO": _core.StorageError,
+    "ETIMEOUT": _core.DeadlineError, "ECONNECTION": _core.PeerError, "EABORTED": _core.AbortedError,
+    "ERUNTIME": _core.ExecutionError, "EINTERNAL": _core.InternalError,
+}
+
+
+def status_of(error: BaseException) -> str:
+    """The status whose exception `error` is, or is most like."""
+    for status, kind in CLASSES.items():
+        if isinstance(error, kind):
+            return status
+    return next((status for kind, status in STATUSES.items() if isinstance(error, kind)), "ERUNTIME")
+
+
+@contextmanager
+def failures(rank: int, region: _core.Region, emit: Emit) -> Iterator[None]:
+    """What goes wrong inside ends every rank and is told to the launcher. The first to fail is the one whose words stay."""
+    try:
+        yield
+    except BaseException as error:  # a thread or a process ends here, whatever it was
+        doing = region.doing(rank)
+        kind = "" if isinstance(error, _core.Error) else f"{type(error).__name__}: "
+        message = f"rank {rank} failed {doing}: {kind}{error}"
+        status = status_of(error)
+        region.abort(status, rank, message)
+        emit({"kind": "error", "status": status, "message": message,
+              "traceback": "".join(traceback.format_exception(error))})
+
+
+# ---- a job and its arrays, from the launcher to a process, in one memfd ----------------------------------------------
+
+
+def pack(job: Job, arrays: Arrays) -> int:
+    """A sealed-in-memory copy as a descriptor: a length word, JSON {"job", "arrays": {name: [dtype, shape, offset]}}, data."""
+    index: dict[str, list[Any]] = {}
+    offset = 0
+    for name, array in arrays.items():
+        index[name] = [array.dtype.str, list(array.shape), offset]
+        offset += -(-array.nbytes // 64) * 64
+    text = json.dumps({"job": dict(job), "arrays": index}).encode()
+    base = -(-(8 + len(text)) // 64) * 64
+    fd = os.memfd_create("terapipe_c job", os.MFD_CLOEXEC)
+    try:
+        os.posix_fallocate(fd, 0, base + offset)  # too large: an error here, not a SIGBUS there
+        with mmap.mmap(fd, base + offset) as memory:
+            memory[:8 + len(text)] = struct.pack("<Q", len(text)) + text
+            for name, array in arrays.items():
+                if array.size:
+                    view = np.frombuffer(memory, array.dtype, array.size, base + index[name][2])
+                    np.copyto(view.reshape(array.shape), array)
+                    del view
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def unpack(fd: int) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """What `pack` packed; the arrays are read-only views of the memory."""
+    memory = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+    size = struct.unpack("<Q", memory[:8])[0]
+    both = json.loads(memory[8:8 + size])
+    base = -(-(8 + size) // 64) * 64
+    arrays = {}
+    for name, (dtype, shape, offset) in both["arrays"].items():
+        count = math.prod(shape)
+        flat = np.frombuffer(memory, dtype, count, base + offset) if count else np.empty(0, dtype)
+        arrays[name] = flat.reshape(shape)
+    return both["job"], arrays
+
+
+# ---- the process -----------------------------------------------------------------------------------------------------
+
+
+def _watch(channel: socket.socket, launcher: int, region: _core.Region, stopping: threading.Event) -> None:
+    """Hears the launcher say stop, and sees it end: by its pidfd, and by the end of the socket should that fail."""
+    poll = select.poll()
+    poll.register(channel, select.POLLIN | select.POLLHUP)
+    poll.register(launcher, select.POLLIN)
+    while True:
+        ready = dict(poll.poll())
+        gone = launcher in ready
+        if channel.fileno() in ready:
+            try:
+                gone |= not channel.recv(64)
+            except OSError:
+                gone = True
+            stopping.set()
+        if gone:
+            region.abort("EABORTED", -1, "the launcher is gone")
+            time.sleep(GRACE_S)
+            os._exit(1)
+
+
+def main(words: list[str]) -> int:
+    """The process of one rank, started by ranks.py. words: rank, then the descriptors of region, socket, job and the
+    launcher's pidfd."""
+    rank, region_fd, channel_fd, job_fd, launcher = map(int, words)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher, which ends us
+    job, arrays = unpack(job_fd)
+    region = _core.Region.attach(region_fd)
+    os.close(job_fd)
+    os.close(region_fd)
+    channel = socket.socket(fileno=channel_fd)
+    stopping = threading.Event()
+    threading.Thread(target=_watch, args=(channel, launcher, region, stopping), daemon=True).start()
+
+    def emit(event: dict[str, Any]) -> None:
+        try:
+            channel.sendall(json.dumps(event).encode() + b"\n")
+        except OSError:  # the launcher is gone: _watch sees that too
+            region.abort("EABORTED", -1, "the launcher is gone")
+
+    failed = True
+    with failures(rank, region, emit):
+        run_rank(job, rank, region, emit, stopping.is_set, arrays)
+        failed = False
+    return int(failed)

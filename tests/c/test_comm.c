@@ -1,0 +1,369 @@
+/* Conformance of the communicator: every case runs on threads of one process and on exec'ed processes.
+ *   test_comm            all cases, both kinds; exit 0 if they hold
+ *   test_comm thread     one kind only (TSan sees threads, not processes)
+ *   test_comm shm CASE FD RANK    one rank of one case: how the test starts itself */
+#include "csrc/comm/comm.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define CHECK(condition)                                                                                               \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            fprintf(stderr, "%s:%d: %s: \"%s\"\n", __FILE__, __LINE__, #condition, tp_error_message());                \
+            _exit(1);                                                                                                  \
+        }                                                                                                              \
+    } while (0)
+#define HOLDS(text)  (strstr(tp_error_message(), (text)) != NULL)
+#define RING_BYTES   16384
+#define GATHER_BYTES 256
+
+typedef void (*case_body)(tp_comm *c, tp_region *region);
+
+static unsigned char *
+pattern(size_t bytes, uint64_t key)
+{
+    unsigned char *data = malloc(bytes + 1);
+    CHECK(data != NULL);
+    for (size_t i = 0; i < bytes; i++)
+        data[i] = (unsigned char)((i * 2654435761u + key * 40503u) >> 7);
+    return data;
+}
+
+static void
+barrier(tp_comm *c)
+{
+    CHECK(c->ops->allgather(c, NULL, 0, NULL) == TP_OK);
+}
+
+static size_t
+size_of_message(int i)
+{
+    static const size_t special[] = {
+        0, 1, 47, 48, 49, 64, 65, RING_BYTES - 64, RING_BYTES, RING_BYTES + 1, 5 * RING_BYTES + 3};
+    size_t specials = sizeof special / sizeof special[0];
+    return (size_t)i % 3 == 0 ? special[(size_t)(i / 3) % specials] : (size_t)i * 7919u % 3000;
+}
+
+/* A ring of ranks: each sends to the next and receives from the one before, several receives posted ahead. */
+static void
+in_order(tp_comm *c, tp_region *region)
+{
+    enum { MESSAGES = 120, AHEAD = 5 };
+    int next = (c->rank + 1) % c->ranks, before = (c->rank + c->ranks - 1) % c->ranks;
+    unsigned char *into[MESSAGES];
+    (void)region;
+    for (int i = 0; i < MESSAGES + AHEAD; i++) {
+        if (i < MESSAGES) {
+            into[i] = calloc(1, size_of_message(i) + 1);
+            CHECK(c->ops->recv_post(c, before, (uint64_t)i, into[i], size_of_message(i)) == TP_OK);
+        }
+        if (i < AHEAD)
+            continue;
+        int at = i - AHEAD;
+        unsigned char *data = pattern(size_of_message(at), (uint64_t)(c->rank * 1000 + at));
+        unsigned char *expected = pattern(size_of_message(at), (uint64_t)(before * 1000 + at));
+        for (int turn = 0; turn < 2; turn++) /* rank 0 sends first: no circle of full rings */
+            if ((c->rank == 0) == (turn == 0))
+                CHECK(c->ops->send(c, next, (uint64_t)at, data, size_of_message(at)) == TP_OK);
+            else
+                CHECK(c->ops->recv_wait(c, before) == TP_OK);
+        CHECK(memcmp(into[at], expected, size_of_message(at)) == 0);
+        free(into[at]);
+        free(data);
+        free(expected);
+    }
+}
+
+static void
+exchanges(tp_comm *c, tp_region *region)
+{
+    static const size_t sizes[][2] = {
+        {0, 0}, {1, 3}, {40 * RING_BYTES, 2}, {0, 9 * RING_BYTES + 5}, {3000001, 3000001}};
+    int peer = c->rank ^ 1;
+    (void)region;
+    if (peer >= c->ranks)
+        return;
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        size_t out_bytes = sizes[i][c->rank & 1], in_bytes = sizes[i][!(c->rank & 1)];
+        unsigned char *out = pattern(out_bytes, (uint64_t)c->rank + 7 * i),
+                      *expected = pattern(in_bytes, (uint64_t)peer + 7 * i);
+        unsigned char *in = calloc(1, in_bytes + 1);
+        CHECK(c->ops->exchange(c, peer, i, out, out_bytes, in, in_bytes) == TP_OK);
+        CHECK(memcmp(in, expected, in_bytes) == 0);
+        free(out);
+        free(expected);
+        free(in);
+    }
+}
+
+static void
+gathers(tp_comm *c, tp_region *region)
+{
+    unsigned char mine[GATHER_BYTES], *all = malloc((size_t)c->ranks * GATHER_BYTES);
+    (void)region;
+    for (int round = 0; round < 300; round++) {
+        size_t bytes = (size_t)round * 37 % (GATHER_BYTES + 1);
+        memset(mine, c->rank * 31 + round, sizeof mine);
+        CHECK(c->ops->allgather(c, mine, bytes, all) == TP_OK);
+        for (int rank = 0; rank < c->ranks; rank++)
+            for (size_t i = 0; i < bytes; i++)
+                CHECK(all[(size_t)rank * bytes + i] == (unsigned char)(rank * 31 + round));
+    }
+    CHECK(c->ops->allgather(c, mine, GATHER_BYTES + 1, all) == TP_EVALUE);
+    CHECK(HOLDS("257") && HOLDS("256"));
+    barrier(c);
+    tp_status status = c->ops->allgather(c, mine, c->rank == 0 ? 8 : 16, all);
+    CHECK(status == TP_ECONNECTION && HOLDS("8 bytes") + HOLDS("16 bytes") + HOLDS("gathers") >= 2);
+    free(all);
+}
+
+static void
+wrong_messages(tp_comm *c, tp_region *region)
+{
+    unsigned char data[64] = {0};
+    (void)region;
+    if (c->rank == 0) {
+        CHECK(c->ops->send(c, 1, tp_tag(5, 0, 3, 2), data, 64) == TP_OK);
+        barrier(c);
+        CHECK(c->ops->exchange(c, 1, tp_tag(7, 0, 0, 0), data, 64, data, 32) == TP_ECONNECTION);
+    } else if (c->rank == 1) {
+        CHECK(c->ops->recv_post(c, 0, tp_tag(5, 0, 3, 1), data, 64) == TP_OK);
+        CHECK(c->ops->recv_wait(c, 0) == TP_ECONNECTION);
+        CHECK(HOLDS("rank 0 sent send of the activation of micro-batch 3 slice 2 on stage 0 (64 bytes)"));
+        CHECK(HOLDS("rank 1 expected send of the activation of micro-batch 3 slice 1 on stage 0 (64 bytes)"));
+        barrier(c);
+        CHECK(c->ops->exchange(c, 0, tp_tag(5, 0, 3, 2), data, 64, data, 64) ==
+              TP_OK); /* takes the message left there */
+    } else {
+        barrier(c);
+    }
+}
+
+static void
+deadlines(tp_comm *c, tp_region *region)
+{
+    unsigned char *data = calloc(1, 4 * RING_BYTES);
+    c->timeout_ns = 30000000;
+    if (c->rank == 0) {
+        tp_region_progress(region, 0, 5, tp_tag(0, 1, 2, 3));
+        CHECK(c->ops->send(c, 1, tp_tag(5, 0, 0, 0), data, 4 * RING_BYTES) == TP_ETIMEOUT);
+        CHECK(HOLDS("to send a message to rank 1") && HOLDS("65536 bytes"));
+    } else if (c->rank == 1) {
+        CHECK(c->ops->recv_post(c, 2 % c->ranks, 9, data, 8) == TP_OK);
+        if (c->ranks > 2)
+            CHECK(c->ops->recv_wait(c, 2) == TP_ETIMEOUT && HOLDS("rank 2") && HOLDS("before its first instruction"));
+    }
+    c->timeout_ns = 0;
+    barrier(c);
+    free(data);
+}
+
+static void
+bad_requests(tp_comm *c, tp_region *region)
+{
+    unsigned char data[8] = {0};
+    tp_comm *other;
+    CHECK(c->ops->send(c, c->rank, 0, data, 8) == TP_EVALUE);
+    CHECK(c->ops->send(c, c->ranks, 0, data, 8) == TP_EVALUE && HOLDS("peer is"));
+    CHECK(c->ops->recv_post(c, -1, 0, data, 8) == TP_EVALUE);
+    CHECK(c->ops->recv_wait(c, c->ranks) == TP_EVALUE);
+    int peer = (c->rank + 1) % c->ranks;
+    CHECK(c->ops->recv_wait(c, peer) == TP_EVALUE && HOLDS("has posted no receive"));
+    for (int i = 0; i < TP_COMM_POSTED; i++)
+        CHECK(c->ops->recv_post(c, peer, 0, data, 8) == TP_OK);
+    CHECK(c->ops->recv_post(c, peer, 0, data, 8) == TP_EVALUE);
+    CHECK(c->ops->exchange(c, peer, 0, data, 8, data, 8) == TP_EVALUE && HOLDS("posted"));
+    CHECK(tp_comm_open_region(region, c->ranks, "thread", 0, &other) == TP_EVALUE);
+    CHECK(tp_comm_open_region(region, 0, "carrier pigeon", 0, &other) == TP_EVALUE && HOLDS("carrier pigeon"));
+    barrier(c);
+}
+
+/* The last rank fails while the others are blocked in every kind of wait. */
+static void
+aborts(tp_comm *c, tp_region *region)
+{
+    unsigned char *data = calloc(1, 4 * RING_BYTES);
+    tp_status status;
+    int last = c->ranks - 1, first = -1;
+    char text[512];
+    if (c->rank == last) {
+        usleep(20000); /* the others sleep by now, or soon: both must end */
+        tp_region_abort(region, TP_ERUNTIME, last, "the first failure");
+        tp_region_abort(region, TP_EIO, 0, "a later one");
+        status = c->ops->allgather(c, NULL, 0, NULL);
+    } else if (c->rank == 0) {
+        status = c->ops->send(c, 1, 0, data, 4 * RING_BYTES);
+    } else if (c->rank == 1) {
+        status = c->ops->exchange(c, last, 0, data, 10, data, 10);
+    } else {
+        status = c->ops->allgather(c, NULL, 0, NULL);
+    }
+    CHECK(status == TP_EABORTED && HOLDS("the first failure"));
+    CHECK(tp_region_aborted(region, &first, text) == TP_ERUNTIME && first == last &&
+          strcmp(text, "the first failure") == 0);
+    free(data);
+}
+
+static const struct {
+    const char *name;
+    int ranks;
+    case_body body;
+} cases[] = {
+    {"in_order", 2, in_order},
+    {"in_order of 5", 5, in_order},
+    {"exchanges", 2, exchanges},
+    {"exchanges of 4", 4, exchanges},
+    {"gathers", 2, gathers},
+    {"gathers of 7", 7, gathers},
+    {"wrong_messages", 3, wrong_messages},
+    {"deadlines", 3, deadlines},
+    {"bad_requests", 2, bad_requests},
+    {"aborts", 4, aborts},
+    {"gathers alone", 1, gathers},
+};
+#define CASES ((int)(sizeof cases / sizeof cases[0]))
+
+typedef struct {
+    tp_region *region;
+    int rank, number;
+    const char *kind;
+} rank_job;
+
+static void *
+run_rank(void *argument)
+{
+    rank_job *job = argument;
+    tp_comm *comm;
+    if (cases[job->number].ranks == 1 && cases[job->number].body == gathers) { /* alone, sizes cannot differ */
+        CHECK(tp_comm_open_region(job->region, 0, job->kind, 0, &comm) == TP_OK);
+        for (int i = 0; i < 10; i++)
+            barrier(comm);
+        comm->ops->close(comm);
+        return NULL;
+    }
+    CHECK(tp_comm_open_region(job->region, job->rank, job->kind, 0, &comm) == TP_OK);
+    cases[job->number].body(comm, job->region);
+    comm->ops->close(comm);
+    return NULL;
+}
+
+static size_t
+make_region(int ranks, int shared, int *fd, void **memory, tp_region **region)
+{
+    uint8_t pairs[64];
+    size_t bytes;
+    memset(pairs, 1, sizeof pairs);
+    CHECK(tp_region_bytes(ranks, pairs, RING_BYTES, GATHER_BYTES, &bytes) == TP_OK);
+    CHECK((shared ? tp_shm_create(bytes, fd, memory) : tp_local_create(bytes, memory)) == TP_OK);
+    CHECK(tp_region_create(*memory, bytes, ranks, pairs, RING_BYTES, GATHER_BYTES, region) == TP_OK);
+    return bytes;
+}
+
+static void
+run_threads(int number)
+{
+    pthread_t threads[8];
+    rank_job jobs[8];
+    void *memory;
+    tp_region *region;
+    int ranks = cases[number].ranks;
+    size_t bytes = make_region(ranks, 0, NULL, &memory, &region);
+    for (int rank = 0; rank < ranks; rank++) {
+        jobs[rank] = (rank_job){region, rank, number, "thread"};
+        CHECK(pthread_create(&threads[rank], NULL, run_rank, &jobs[rank]) == 0);
+    }
+    for (int rank = 0; rank < ranks; rank++)
+        pthread_join(threads[rank], NULL);
+    tp_shm_detach(memory, bytes);
+}
+
+static void
+run_processes(int number)
+{
+    pid_t pids[8];
+    void *memory;
+    tp_region *region;
+    int fd, ranks = cases[number].ranks, failed = 0;
+    size_t bytes = make_region(ranks, 1, &fd, &memory, &region);
+    int passed = dup(fd);        /* without close-on-exec */
+    CHECK(ftruncate(fd, 0) < 0); /* sealed: nobody can turn a peer's read into a SIGBUS */
+    close(fd);
+    for (int rank = 0; rank < ranks; rank++) {
+        char words[3][16];
+        snprintf(words[0], 16, "%d", number);
+        snprintf(words[1], 16, "%d", passed);
+        snprintf(words[2], 16, "%d", rank);
+        pids[rank] = fork();
+        CHECK(pids[rank] >= 0);
+        if (pids[rank] == 0) {
+            execl("/proc/self/exe", "test_comm", "shm", words[0], words[1], words[2], (char *)NULL);
+            _exit(99);
+        }
+    }
+    for (int rank = 0; rank < ranks; rank++) {
+        int status;
+        waitpid(pids[rank], &status, 0);
+        failed |= status != 0;
+    }
+    close(passed);
+    tp_shm_detach(memory, bytes);
+    CHECK(!failed);
+}
+
+static void
+run_shm_rank(int number, int fd, int rank)
+{
+    void *memory;
+    size_t bytes;
+    rank_job job = {NULL, rank, number, "shm"};
+    CHECK(tp_shm_attach(fd, &bytes, &memory) == TP_OK);
+    CHECK(tp_region_attach(memory, bytes, &job.region) == TP_OK);
+    run_rank(&job);
+    tp_shm_detach(memory, bytes);
+}
+
+static void
+memory_is_refused(void)
+{
+    void *memory;
+    int fd = -1;
+    size_t bytes = 0;
+    uint8_t pairs[4] = {0, 1, 1, 0};
+    tp_region *region;
+    CHECK(tp_shm_create((size_t)1 << 45, &fd, &memory) == TP_EIO && HOLDS("35184372088832 bytes") &&
+          HOLDS("available"));
+    CHECK(fd == -1);
+    CHECK(tp_shm_attach(STDERR_FILENO, &bytes, &memory) == TP_EIO);
+    CHECK(tp_region_bytes(0, pairs, 1, 1, &bytes) == TP_EVALUE &&
+          tp_region_bytes(5000, pairs, 1, 1, &bytes) == TP_EVALUE);
+    CHECK(tp_region_bytes(2, pairs, (size_t)1 << 50, 1, &bytes) == TP_EVALUE);
+    CHECK(tp_local_create(1 << 16, &memory) == TP_OK);
+    CHECK(tp_region_attach(memory, 1 << 16, &region) == TP_EVALUE && HOLDS("not a region"));
+    CHECK(tp_region_create(memory, 1 << 10, 2, pairs, 4096, 64, &region) == TP_EVALUE);
+    tp_shm_detach(memory, 1 << 16);
+}
+
+int
+main(int count, char **words)
+{
+    alarm(60); /* nothing here may hang */
+    if (count == 5) {
+        run_shm_rank(atoi(words[2]), atoi(words[3]), atoi(words[4]));
+        return 0;
+    }
+    const char *only = count > 1 ? words[1] : "";
+    if (strcmp(only, "thread") != 0)
+        memory_is_refused();
+    for (int number = 0; number < CASES; number++) {
+        if (strcmp(only, "shm") != 0)
+            run_threads(number);
+        if (strcmp(only, "thread") != 0)
+            run_processes(number);
+    }
+    return 0;
+}

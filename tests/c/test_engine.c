@@ -1,0 +1,483 @@
+/* One rank's engine without Python: ranks as threads over a region train what one rank alone trains, bit for bit; and
+ * opening an engine survives the failure of each of its allocations. */
+#include "csrc/engine/engine.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "csrc/backend/backend.h"
+
+#define CHECK(condition)                                                                                               \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            fprintf(stderr, "%s:%d: %s does not hold: \"%s\"\n", __FILE__, __LINE__, #condition, tp_error_message());  \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
+enum { STEPS = 2, BATCH = 3, SEQ = 20, MOST_RANKS = 3, MOST_CUTS = 64 };
+enum { TWO = 3, THREE = 5 }; /* layouts of so many ranks */
+#define SECONDS 1000000000ll
+
+/* How a batch is cut and who runs what. */
+typedef struct {
+    const char *name;
+    tp_schedule schedule;
+    int ranks, chunks, threads, split;
+    int micros;
+    int32_t batches[BATCH], slices[BATCH], lengths[MOST_CUTS];
+} layout;
+
+static const layout layouts[] = {
+    {"one rank, one slice a sequence", TP_GPIPE, 1, 1, 1, 0, 3, {1, 1, 1}, {1, 1, 1}, {20, 20, 20}},
+    {"one rank of two threads, the batch in ragged slices", TP_GPIPE, 1, 1, 2, 0, 1, {3}, {3}, {1, 14, 5}},
+    {"one rank of three chunks: no message, a tied weight on both ends",
+     TP_INTERLEAVED,
+     1,
+     3,
+     1,
+     0,
+     2,
+     {2, 1},
+     {2, 1},
+     {3, 17, 20}},
+    {"two ranks, GPipe", TP_GPIPE, 2, 1, 1, 0, 2, {1, 2}, {2, 1}, {7, 13, 20}},
+    {"two ranks, 1F1B", TP_1F1B, 2, 1, 1, 0, 3, {1, 1, 1}, {1, 1, 1}, {20, 20, 20}},
+    {"three ranks, sequence 1F1B", TP_SEQ1F1B, 3, 1, 1, 0, 3, {1, 1, 1}, {3, 3, 3}, {9, 1, 10, 2, 17, 1, 10, 5, 5}},
+    {"three ranks, sequence 1F1B, weight gradients apart",
+     TP_SEQ1F1B,
+     3,
+     1,
+     1,
+     1,
+     3,
+     {1, 1, 1},
+     {2, 2, 2},
+     {9, 11, 9, 11, 9, 11}},
+    {"two ranks of two chunks, interleaved", TP_INTERLEAVED, 2, 2, 1, 0, 2, {2, 1}, {1, 1}, {20, 20}},
+    {"two ranks of two threads, interleaved, weight gradients apart",
+     TP_INTERLEAVED,
+     2,
+     2,
+     2,
+     1,
+     2,
+     {1, 2},
+     {2, 2},
+     {6, 14, 19, 1}},
+};
+
+/* What a run leaves: losses and norms of each step, the loss of an evaluation, and every parameter and moment. */
+typedef struct {
+    double loss[STEPS], norm[STEPS], evaluated;
+    float *state[4][64]; /* [tp_state][canonical index] */
+} outcome;
+
+typedef struct {
+    tp_model model;
+    const layout *cut;
+    tp_program *program;
+    tp_slicing *slicing;
+    int32_t partition[8];
+    const int32_t *tokens;
+    tp_region *region;
+    int poison; /* rank whose first tensor gets a NaN; -1: none */
+    int quits;  /* rank that fails before it has trained; -1: none */
+    outcome *out;
+    tp_status status[MOST_RANKS];
+    char message[MOST_RANKS][256];
+    pthread_mutex_t lock; /* a tied weight is written by two ranks */
+} job;
+
+typedef struct {
+    job *all;
+    int rank;
+} member;
+
+static const tp_step_options options = {
+    .adamw = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1},
+    .grad_clip = 0.5,
+    .update = 1};
+
+static void *
+take(size_t bytes)
+{
+    void *memory = calloc(1, bytes + 1);
+    CHECK(memory != NULL);
+    return memory;
+}
+
+static void
+open_job(job *j, const tp_model *model, const layout *cut, const int32_t *tokens, outcome *out)
+{
+    *j = (job){.model = *model, .cut = cut, .tokens = tokens, .poison = -1, .quits = -1, .out = out};
+    pthread_mutex_init(&j->lock, NULL);
+    tp_program *built, *split = NULL;
+    CHECK(tp_slicing_open(SEQ, BATCH, cut->micros, cut->batches, cut->slices, cut->lengths, &j->slicing) == TP_OK);
+    CHECK(tp_program_build(cut->schedule, cut->ranks, cut->chunks, cut->micros, cut->slices, &built) == TP_OK);
+    if (cut->split) {
+        static const double one = 1.0;
+        tp_durations seconds = {.seconds = {[TP_OP_F] = &one, [TP_OP_I] = &one, [TP_OP_W] = &one}};
+        CHECK(tp_program_split(built, &seconds, 2, &split) == TP_OK);
+    }
+    CHECK(tp_program_lower(split == NULL ? built : split, model->tie_weights, &j->program) == TP_OK);
+    CHECK(tp_program_check(j->program) == TP_OK);
+    tp_program_close(built);
+    tp_program_close(split);
+    int stages = j->program->stages, blocks = tp_model_blocks(model);
+    for (int v = 0; v <= stages; v++)
+        j->partition[v] = v * blocks / stages;
+}
+
+static void
+close_job(job *j)
+{
+    tp_program_close(j->program);
+    tp_slicing_close(j->slicing);
+    pthread_mutex_destroy(&j->lock);
+}
+
+static tp_engine_config
+config_of(const job *j, int rank, tp_comm *comm)
+{
+    return (tp_engine_config){.program = j->program,
+                              .rank = rank,
+                              .model = j->model,
+                              .slicing = j->slicing,
+                              .partition = j->partition,
+                              .ops = tp_cpu_ops(NULL),
+                              .comm = comm,
+                              .region = j->region,
+                              .threads = j->cut->threads};
+}
+
+static void
+load(tp_engine *engine, const job *j, int rank)
+{
+    tp_stage *stage;
+    int number;
+    for (int k = 0; (stage = tp_engine_stage(engine, k, &number)) != NULL; k++) {
+        for (int i = 0; i < tp_stage_params(stage); i++) {
+            tp_param param;
+            tp_model_param(&j->model, tp_stage_param_index(stage, i), &param);
+            float *values = take((size_t)(param.rows * param.cols) * sizeof *values);
+            tp_model_init_param(&j->model, &param, 11, values);
+            if (rank == j->poison && k == 0 && i == 0)
+                values[0] = NAN;
+            tp_stage_import(stage, i, TP_STATE_VALUE, values);
+            free(values);
+        }
+        tp_stage_pack(stage);
+    }
+}
+
+/* A tensor that another rank has left too (a tied wte) must be the same there. */
+static void
+leave(tp_engine *engine, job *j)
+{
+    tp_stage *stage;
+    int number;
+    for (int k = 0; (stage = tp_engine_stage(engine, k, &number)) != NULL; k++)
+        for (int i = 0; i < tp_stage_params(stage); i++)
+            for (int state = TP_STATE_VALUE; state <= TP_STATE_GRAD; state++) {
+                int64_t rows, cols;
+                tp_stage_param_shape(stage, i, &rows, &cols);
+                size_t bytes = (size_t)(rows * cols) * sizeof(float);
+                float *values = take(bytes), **home = &j->out->state[state][tp_stage_param_index(stage, i)];
+                tp_stage_export(stage, i, (tp_state)state, values);
+                pthread_mutex_lock(&j->lock);
+                if (*home == NULL) {
+                    *home = values;
+                } else {
+                    CHECK(memcmp(*home, values, bytes) == 0);
+                    free(values);
+                }
+                pthread_mutex_unlock(&j->lock);
+            }
+}
+
+static tp_status
+train(tp_engine *engine, job *j, int rank)
+{
+    for (int step = 0; step < STEPS; step++) {
+        tp_step_options mine = options;
+        tp_step_result result;
+        mine.adamw.step = step + 1;
+        mine.stop = rank == j->cut->ranks - 1 && step == 1;
+        TP_TRY(tp_engine_step(engine, j->tokens, &mine, &result));
+        CHECK(result.stop == (step == 1)); /* one rank asked, all know */
+        if (rank == 0) {
+            j->out->loss[step] = result.loss;
+            j->out->norm[step] = result.grad_norm;
+        }
+    }
+    double loss;
+    TP_TRY(tp_engine_evaluate(engine, j->tokens, &loss));
+    if (rank == 0)
+        j->out->evaluated = loss;
+    return TP_OK;
+}
+
+static void *
+run_rank(void *argument)
+{
+    member *self = argument;
+    job *j = self->all;
+    int rank = self->rank;
+    tp_comm *comm = NULL;
+    tp_heap *heap;
+    tp_engine *engine;
+    CHECK(tp_heap_open(0, &heap) == TP_OK);
+    if (j->region != NULL)
+        CHECK(tp_comm_open_region(j->region, rank, "thread", 60 * SECONDS, &comm) == TP_OK);
+    tp_engine_config config = config_of(j, rank, comm);
+    CHECK(tp_engine_check(&config) == TP_OK);
+    CHECK(tp_engine_open(&config, heap, &engine) == TP_OK);
+    load(engine, j, rank);
+    CHECK(tp_heap_bytes(heap) == tp_engine_bytes(&config));
+    uint64_t allocations = tp_heap_allocations(heap);
+    if (rank == j->quits) {
+        tp_region_abort(j->region, TP_EIO, rank, "the disk of rank 1 is full");
+        j->status[rank] = TP_EIO;
+    } else {
+        j->status[rank] = train(engine, j, rank);
+        snprintf(j->message[rank], sizeof j->message[rank], "%s", tp_error_message());
+    }
+    CHECK(tp_heap_allocations(heap) == allocations); /* a step allocates nothing */
+    CHECK(tp_heap_peak_bytes(heap) == tp_engine_bytes(&config));
+    if (j->status[rank] == TP_OK)
+        leave(engine, j);
+    tp_engine_close(engine);
+    CHECK(tp_heap_bytes(heap) == 0);
+    if (comm != NULL)
+        comm->ops->close(comm);
+    tp_heap_close(heap);
+    return NULL;
+}
+
+/* All ranks of a job, each in a thread of its own. */
+static void
+run_job(job *j)
+{
+    int ranks = j->cut->ranks;
+    uint8_t pairs[MOST_RANKS * MOST_RANKS] = {0};
+    void *memory = NULL;
+    size_t bytes = 0;
+    if (ranks > 1) {
+        for (int a = 0; a < ranks; a++)
+            for (int b = 0; b < ranks; b++)
+                pairs[a * ranks + b] = a != b;
+        size_t gather = ((size_t)tp_model_params(&j->model) + 2) * sizeof(double);
+        CHECK(tp_region_bytes(ranks, pairs, 4096, gather, &bytes) == TP_OK);
+        CHECK(tp_local_create(bytes, &memory) == TP_OK);
+        CHECK(tp_region_create(memory, bytes, ranks, pairs, 4096, gather, &j->region) == TP_OK);
+    }
+    pthread_t threads[MOST_RANKS];
+    member members[MOST_RANKS];
+    for (int rank = 0; rank < ranks; rank++) {
+        members[rank] = (member){j, rank};
+        CHECK(pthread_create(&threads[rank], NULL, run_rank, &members[rank]) == 0);
+    }
+    for (int rank = 0; rank < ranks; rank++)
+        CHECK(pthread_join(threads[rank], NULL) == 0);
+    if (memory != NULL)
+        tp_shm_detach(memory, bytes);
+    j->region = NULL;
+}
+
+static void
+drop(outcome *out)
+{
+    for (int state = 0; state < 4; state++)
+        for (int i = 0; i < 64; i++)
+            free(out->state[state][i]);
+}
+
+static void
+same(const tp_model *model, const outcome *mine, const outcome *theirs, const char *name)
+{
+    int equal = memcmp(mine->loss, theirs->loss, sizeof mine->loss) == 0 &&
+                memcmp(mine->norm, theirs->norm, sizeof mine->norm) == 0 && mine->evaluated == theirs->evaluated;
+    if (!equal)
+        fprintf(stderr, "%s: loss %.17g, %.17g; norm %.17g, %.17g\n", name, mine->loss[0], mine->loss[1], mine->norm[0],
+                mine->norm[1]);
+    CHECK(equal);
+    for (int i = 0; i < tp_model_params(model); i++) {
+        tp_param param;
+        tp_model_param(model, i, &param);
+        for (int state = 0; state < 4; state++) {
+            CHECK(mine->state[state][i] != NULL);
+            equal = memcmp(mine->state[state][i], theirs->state[state][i],
+                           (size_t)(param.rows * param.cols) * sizeof(float)) == 0;
+            if (!equal)
+                fprintf(stderr, "%s: state %d of %s differs\n", name, state, param.name);
+            CHECK(equal);
+        }
+    }
+}
+
+static void
+trains_like_one_rank(const tp_model *model, const int32_t *tokens)
+{
+    outcome alone = {0};
+    for (size_t k = 0; k < sizeof layouts / sizeof layouts[0]; k++) {
+        outcome mine = {0};
+        job j;
+        open_job(&j, model, &layouts[k], tokens, k == 0 ? &alone : &mine);
+        run_job(&j);
+        for (int rank = 0; rank < layouts[k].ranks; rank++) {
+            if (j.status[rank] != TP_OK)
+                fprintf(stderr, "%s, rank %d: %s\n", layouts[k].name, rank, j.message[rank]);
+            CHECK(j.status[rank] == TP_OK);
+        }
+        if (k > 0)
+            same(model, &mine, &alone, layouts[k].name);
+        drop(&mine);
+        close_job(&j);
+    }
+    CHECK(fabs(alone.loss[0] - log(model->vocab_size)) < 0.1); /* near uniform before training */
+    CHECK(alone.loss[1] < alone.loss[0] && alone.evaluated < alone.loss[1]);
+    drop(&alone);
+}
+
+/* A loss that is not finite is every rank's error, and no parameter moves. */
+static void
+refuses_what_is_not_finite(const tp_model *model, const int32_t *tokens)
+{
+    outcome out = {0};
+    job j;
+    open_job(&j, model, &layouts[THREE], tokens, &out);
+    j.poison = 1;
+    run_job(&j);
+    for (int rank = 0; rank < layouts[THREE].ranks; rank++) {
+        CHECK(j.status[rank] == TP_ERUNTIME || j.status[rank] == TP_EABORTED); /* whoever came second was told */
+        CHECK(strstr(j.message[rank], "step 0: the loss is nan") != NULL);
+    }
+    close_job(&j);
+}
+
+static void
+ends_with_the_rank_that_failed(const tp_model *model, const int32_t *tokens)
+{
+    outcome out = {0};
+    job j;
+    open_job(&j, model, &layouts[THREE], tokens, &out);
+    j.quits = 1;
+    run_job(&j);
+    for (int rank = 0; rank < layouts[THREE].ranks; rank++) {
+        CHECK(j.status[rank] == (rank == 1 ? TP_EIO : TP_EABORTED));
+        CHECK(rank == 1 || strstr(j.message[rank], "the disk of rank 1 is full") != NULL);
+    }
+    close_job(&j);
+}
+
+/* The N-th allocation fails, for all N: EMEMORY, and nothing stays behind (ASan looks at what is outside the account). */
+static void
+survives_every_failed_allocation(const tp_model *model, const int32_t *tokens)
+{
+    for (size_t k = 0; k < sizeof layouts / sizeof layouts[0]; k++) {
+        job j;
+        open_job(&j, model, &layouts[k], tokens, NULL);
+        static tp_comm nobody; /* opening sends nothing */
+        tp_engine_config config = config_of(&j, layouts[k].ranks - 1, &nobody);
+        tp_heap *heap;
+        CHECK(tp_heap_open(0, &heap) == TP_OK);
+        int64_t n = 0;
+        for (tp_status status = TP_EMEMORY; status != TP_OK;) {
+            tp_engine *engine = NULL;
+            tp_heap_fail_after(++n);
+            status = tp_engine_open(&config, heap, &engine);
+            tp_heap_fail_after(0);
+            CHECK(status == TP_OK || (status == TP_EMEMORY && engine == NULL && tp_heap_bytes(heap) == 0));
+            CHECK(status == TP_OK || strstr(tp_error_message(), "the system refused") != NULL);
+            if (status == TP_OK)
+                tp_engine_close(engine);
+        }
+        CHECK(n > 8 + layouts[k].chunks); /* every table, the workspace and each stage were refused once */
+        CHECK(tp_heap_bytes(heap) == 0);
+        tp_heap_close(heap);
+        close_job(&j);
+    }
+}
+
+/* A heap one byte too small refuses, and says how much is short; one that fits exactly does not. */
+static void
+fits_to_the_byte(const tp_model *model, const int32_t *tokens)
+{
+    job j;
+    open_job(&j, model, &layouts[1], tokens, NULL);
+    tp_engine_config config = config_of(&j, 0, NULL);
+    size_t bytes = tp_engine_bytes(&config);
+    for (size_t less = 0; less < 2; less++) {
+        tp_heap *heap;
+        tp_engine *engine = NULL;
+        CHECK(tp_heap_open(bytes - less, &heap) == TP_OK);
+        tp_status status = tp_engine_open(&config, heap, &engine);
+        CHECK(status == (less ? TP_EMEMORY : TP_OK));
+        CHECK(!less || strstr(tp_error_message(), ": 1 bytes short of the limit") != NULL);
+        tp_engine_close(engine);
+        CHECK(tp_heap_bytes(heap) == 0);
+        tp_heap_close(heap);
+    }
+    close_job(&j);
+}
+
+static void
+refuses_parts_that_do_not_fit(const tp_model *model, const int32_t *tokens)
+{
+    job j;
+    tp_heap *heap;
+    tp_engine *engine = NULL;
+    open_job(&j, model, &layouts[TWO], tokens, NULL);
+    CHECK(tp_heap_open(0, &heap) == TP_OK);
+    tp_engine_config good = config_of(&j, 0, NULL), bad = good;
+    CHECK(tp_engine_open(&good, heap, &engine) == TP_EVALUE); /* two ranks, no communicator */
+    bad.rank = 2;
+    CHECK(tp_engine_check(&bad) == TP_EVALUE && strstr(tp_error_message(), "0 to 1") != NULL);
+    bad = good;
+    bad.model.n_layer++;
+    CHECK(tp_engine_check(&bad) == TP_EVALUE && strstr(tp_error_message(), "cover blocks") != NULL);
+    bad = good;
+    bad.model.block_size = SEQ - 1;
+    CHECK(tp_engine_check(&bad) == TP_EVALUE && strstr(tp_error_message(), "block_size") != NULL);
+    int32_t empty[3] = {0, 0, tp_model_blocks(model)};
+    bad = good;
+    bad.partition = empty;
+    CHECK(tp_engine_check(&bad) == TP_EVALUE && strstr(tp_error_message(), "no block") != NULL);
+    job other;
+    open_job(&other, model, &layouts[0], tokens, NULL);
+    bad = good;
+    bad.slicing = other.slicing;
+    CHECK(tp_engine_check(&bad) == TP_EVALUE && strstr(tp_error_message(), "micro-batches") != NULL);
+    CHECK(tp_heap_bytes(heap) == 0);
+    tp_heap_close(heap);
+    close_job(&other);
+    close_job(&j);
+}
+
+int
+main(void)
+{
+    static const tp_model models[] = {
+        {.n_layer = 2, .n_head = 2, .n_embd = 16, .vocab_size = 61, .block_size = 24, .bias = 1, .tie_weights = 1},
+        {.n_layer = 1, .n_head = 3, .n_embd = 27, .vocab_size = 40, .block_size = 20, .bias = 0, .tie_weights = 0},
+    };
+    int32_t tokens[BATCH * (SEQ + 1)];
+    uint32_t state = 1;
+    for (int i = 0; i < BATCH * (SEQ + 1); i++) {
+        state = state * 1664525u + 1013904223u;
+        tokens[i] = (int32_t)((state >> 16) % 40);
+    }
+    for (size_t m = 0; m < sizeof models / sizeof models[0]; m++) {
+        trains_like_one_rank(&models[m], tokens);
+        refuses_what_is_not_finite(&models[m], tokens);
+        ends_with_the_rank_that_failed(&models[m], tokens);
+        survives_every_failed_allocation(&models[m], tokens);
+        fits_to_the_byte(&models[m], tokens);
+        refuses_parts_that_do_not_fit(&models[m], tokens);
+    }
+    return 0;
+}

@@ -1,0 +1,317 @@
+"""The command line: parsing, help, exit codes, doctor, sweep, plan, simulate, train and resume."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import terapipe_c as tp
+from terapipe_c import cli
+from terapipe_c.arguments import build_parser
+from terapipe_c.doctor import examine
+from terapipe_c.sweep import Sweep, read_grid
+
+COMMANDS = ("profile", "plan", "simulate", "train", "resume", "view", "sweep", "doctor")  # API.md
+
+
+def run(capsys, *argv):
+    code = cli.main([str(word) for word in argv])
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+# ---- parsing -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example_that_parses(capsys, command):
+    code, out, _ = run(capsys, command, "--help")
+    assert code == 0 and "example:" in out
+    example = out.split("example:\n")[1].strip()
+    assert example.startswith(f"terapipe {command}")
+    args = build_parser(cli.COMMANDS).parse_args(example.split()[1:])
+    assert args.command == command and callable(args.run)
+
+
+def test_help_names_every_command(capsys):
+    code, out, _ = run(capsys, "--help")
+    assert code == 0 and all(command in out for command in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["dance"],
+        ["plan", "--stages", "two"],
+        ["plan", "--slicing", "[[1,"],
+        ["plan", "--memory-bytes", "-1"],
+        ["train", "plan.json"],
+        ["plan", "--partition", "3"],
+        ["doctor", "--nonsense"],
+    ],
+)
+def test_bad_arguments_exit_2(capsys, argv):
+    code, out, err = run(capsys, *argv)
+    assert code == 2 and "usage: terapipe" in err and not out
+
+
+def test_values_are_read_as_the_api_wants_them():
+    def parse(*words):
+        return build_parser(cli.COMMANDS).parse_args(["plan", *words])
+
+    assert parse("--slicing", "4").slicing == 4
+    assert parse("--slicing", "[[1,[50,46]],[2,[96]]]").slicing == [(1, [50, 46]), (2, [96])]
+    assert parse("--partition", "[[0,3],[3,8]]").partition == [(0, 3), (3, 8)]
+    assert parse("--memory-bytes", "16e9").memory_bytes == 16_000_000_000
+    train = build_parser(cli.COMMANDS).parse_args(
+        "train p --data d --steps 5 --out o --lr 1e-3 --betas 0.9 0.99 --threads --fast".split()
+    )
+    assert cli._launch_options(train) == {"lr": 1e-3, "betas": (0.9, 0.99), "processes": False, "reproducible": False}
+
+
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        (["simulate"], "either a file or --schedule"),
+        (["view", "x.json"], "--svg, --html, --trace"),
+        (["train", "--out", "runs/x"], "--data and --steps"),
+        (["plan", "--peak-flops", "1e12"], "give --devices too"),
+        (["view", "/nowhere/plan.json", "--svg", "t.svg"], "/nowhere/plan.json"),
+        (["sweep", "--out", "s.jsonl"], "grid is empty"),
+        (["sweep", "--out", "s.jsonl", "--grid", "colour=red"], "no option 'colour'"),
+        (["sweep", "--out", "s.jsonl", "--grid", "/nowhere/grid.json"], "/nowhere/grid.json"),
+        (["resume", "/nowhere/run", "--steps", "5"], "/nowhere/run"),
+    ],
+)
+def test_bad_requests_exit_2_and_say_why(capsys, monkeypatch, tmp_path, argv, message):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, *argv)
+    assert code == 2 and message in err and err.startswith(f"terapipe {argv[0]}:") and not out, err
+    assert not list(tmp_path.iterdir())
+
+
+def test_kinds_of_errors_and_their_codes():
+    for error, bad in (
+        (tp.InfeasibleError("x"), True),
+        (ValueError("x"), True),
+        (FileExistsError(17, "x"), True),
+        (PermissionError(13, "x"), True),
+        (RuntimeError("x"), False),
+        (MemoryError(), False),
+        (OSError(28, "full"), False),
+        (TimeoutError("x"), False),
+        (KeyError("x"), False),
+    ):
+        assert cli._is_bad_request(error) is bad, error
+    assert cli._told(KeyError("x")) == "KeyError: 'x'"
+
+
+def test_module_and_command_are_the_same(tmp_path):
+    module = subprocess.run(
+        [sys.executable, "-m", "terapipe_c", "plan", "--slicing", "x"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(tp.__file__).parents[1])},
+    )
+    assert module.returncode == 2 and "neither a number of slices" in module.stderr
+
+
+def test_a_closed_pipe_is_no_failure(tmp_path):
+    code = "import sys; from terapipe_c import cli; sys.exit(cli.main(['doctor']))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(tp.__file__).parents[1])},
+    )
+    process.stdout.close()
+    assert process.wait(60) == 0 and b"Traceback" not in process.stderr.read()
+    process.stderr.close()
+
+
+# ---- doctor ------------------------------------------------------------------------------------------------------------
+
+
+def test_doctor_reports_this_machine(capsys, tmp_path):
+    code, out, _ = run(capsys, "doctor", "--json", "--out", tmp_path)
+    findings = {finding["name"]: finding for finding in json.loads(out)}
+    assert {
+        "python",
+        "numpy",
+        "_core",
+        "cores",
+        "instruction set",
+        "memory",
+        "memfd",
+        "pidfd",
+        "limit: open files",
+        "_cuda",
+        "_mpi",
+        "folder",
+        "disk",
+    } <= set(findings)
+    assert findings["cores"]["value"].startswith(str(len(os.sched_getaffinity(0))))
+    assert code == (1 if any(f["status"] == "wrong" for f in findings.values()) else 0)
+    assert all(f["advice"] for f in findings.values() if f["status"] == "wrong")
+    table = run(capsys, "doctor", "--out", tmp_path)[1]
+    assert all(name in table for name in findings)
+
+
+def test_doctor_says_what_is_wrong_and_what_to_do():
+    """With 64 open files and no way to write: run where the limit is really so."""
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64));"
+        "from terapipe_c import cli; sys.exit(cli.main(['doctor', '--out', '/proc/runs']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(tp.__file__).parents[1])},
+    )
+    assert done.returncode == 1 and "wrong  limit: open files" in done.stdout and "-> ulimit -n 256" in done.stdout
+    assert [f.status for f in examine(".") if f.name == "_core"] == ["ok"]
+
+
+def test_doctor_says_when_the_c_module_does_not_load(tmp_path):
+    """A package without its C module, as after a failed build."""
+    package = tmp_path / "terapipe_c"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    shutil.copy(Path(tp.__file__).with_name("doctor.py"), package)
+    code = (
+        "from terapipe_c.doctor import examine\n"
+        "print([f.advice for f in examine() if f.name == '_core' and f.status == 'wrong'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True,
+                          env={**os.environ, "PYTHONPATH": str(tmp_path)})  # fmt: skip
+    assert "does not load" in done.stdout
+
+
+# ---- sweep -------------------------------------------------------------------------------------------------------------
+
+
+def test_grids_are_read_from_words_and_files(tmp_path):
+    known = {"stages", "slicing", "schedule", "lr"}
+    assert read_grid(["stages=1,2e0", "schedule=gpipe,1f1b", "slicing=2,[[1,[50,46]]]"], known) == {
+        "stages": [1, 2],
+        "schedule": ["gpipe", "1f1b"],
+        "slicing": [2, [[1, [50, 46]]]],
+    }
+    (tmp_path / "grid.json").write_text('{"lr": [0.1, 0.2]}')
+    assert read_grid([str(tmp_path / "grid.json"), "stages=3"], known) == {"lr": [0.1, 0.2], "stages": [3]}
+    for content, message in (('{"lr": 1}', "list of at least one"), ("[1]", "JSON object"), ("{", "grid is NAME")):
+        (tmp_path / "grid.json").write_text(content)
+        with pytest.raises(ValueError, match=message):
+            read_grid([str(tmp_path / "grid.json")], known)
+
+
+def test_a_sweep_writes_failures_too_and_resumes(tmp_path):
+    path, calls = tmp_path / "sub" / "rows.jsonl", []
+
+    def trial(point):
+        calls.append(point)
+        if point["b"] == "bad":
+            raise tp.InfeasibleError("rank 1 is 5 bytes short")
+        return {"sum": point["a"] * 2}
+
+    def sweep(base=None):
+        return Sweep(path, {"a": [1, 2], "b": ["good", "bad"]}, base or {"x": 0}, trial)
+
+    assert sweep().run() == {"done": 2, "failed": 2, "skipped": 0}
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["trial"] for row in rows] == list(sweep().points()) == calls and len(calls) == 4
+    assert rows[0]["result"] == {"sum": 2} and rows[1]["error"] == {
+        "type": "InfeasibleError",
+        "message": "rank 1 is 5 bytes short",
+    }
+    assert sweep().run() == {"done": 0, "failed": 0, "skipped": 4} and len(calls) == 4
+    assert sweep().run(retry_failed=True) == {"done": 0, "failed": 2, "skipped": 2}
+    assert sweep({"x": 1}).run()["skipped"] == 0  # another base is another trial
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(lines[:2]) + "\n" + lines[2][:30])  # killed while it wrote its third row
+    assert sweep().run() == {"done": 1, "failed": 1, "skipped": 2}
+    assert [json.loads(line)["trial"] for line in path.read_text().splitlines()] == list(sweep().points())
+    path.write_text("not a row\n" + lines[0] + "\n")
+    with pytest.raises(ValueError, match="line 1: no row of a sweep"):
+        sweep().run()
+
+
+# ---- the whole way -----------------------------------------------------------------------------------------------------
+
+SMALL = "--n-layer 2 --n-head 2 --n-embd 32 --seq-len 48 --batch 2 --costs analytic --planner uniform --schedule gpipe".split()
+
+
+def test_plan_simulate_view(capsys, tmp_path):
+    plan = tmp_path / "plan.json"
+    code, out, err = run(capsys, "plan", *SMALL, "--stages", "2", "--slicing", "3", "--json", "--out", plan)
+    assert code == 0, err
+    result = json.loads(out)
+    assert len(result["stages"]) == 2 and result["step_time_s"] > 0 and result["saved"] == str(plan)
+    code, out, err = run(capsys, "plan", *SMALL, "--stages", "2")
+    assert code == 0 and out.strip(), err
+    code, out, err = run(capsys, "simulate", plan, "--json")
+    assert code == 0 and abs(json.loads(out)["makespan_s"] / result["step_time_s"] - 1) < 1e-6, (out, err)
+    code, out, err = run(
+        capsys, "view", plan, "--svg", tmp_path / "t.svg", "--html", tmp_path / "t.html", "--trace", tmp_path / "t.json"
+    )
+    assert code == 0 and "<svg" in (tmp_path / "t.svg").read_text() and json.loads((tmp_path / "t.json").read_text()), (
+        err
+    )
+    code, _, err = run(capsys, "plan", *SMALL, "--stages", "99")
+    assert code == 2 and "99" in err
+    plan.write_text('{"format": "something else"}')
+    code, _, err = run(capsys, "simulate", plan)
+    assert code == 2 and "plan.json" in err
+
+
+def test_simulate_a_named_schedule_and_its_text(capsys, tmp_path):
+    code, out, err = run(capsys, "simulate", "--schedule", "1f1b", "--ranks", "4", "--micro-batches", "8", "--json")
+    assert code == 0 and json.loads(out)["makespan_s"] == pytest.approx(3.0 * (8 + 4 - 1)), err
+    (tmp_path / "p.txt").write_text(str(tp.schedules.gpipe(4, 8)))
+    code, out, err = run(capsys, "simulate", tmp_path / "p.txt")
+    assert code == 0 and "makespan_s" in out and "33" in out, err
+    code, _, err = run(capsys, "simulate", "--schedule", "waltz")
+    assert code == 2 and "waltz" in err
+
+
+def test_sweep_plans(capsys, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    argv = ["sweep", *SMALL, "--grid", "stages=1,2,99", "--grid", "slicing=1,2", "--out", rows, "--json"]
+    code, out, err = run(capsys, *argv)
+    assert code == 0 and json.loads(out) == {"done": 4, "failed": 2, "skipped": 0, "rows": str(rows)}, err
+    assert json.loads(run(capsys, *argv)[1])["skipped"] == 6
+    table = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert all(row["result"]["step_time_s"] > 0 for row in table if row["status"] == "done")
+    assert all("99" in row["error"]["message"] for row in table if row["status"] == "failed")
+
+
+def test_train_resume_view(capsys, tmp_path):
+    data, plan, out_folder = tmp_path / "corpus.txt", tmp_path / "plan.json", tmp_path / "run"
+    tp.stdlib_corpus(data, max_bytes=100_000)
+    assert run(capsys, "plan", *SMALL, "--stages", "2", "--slicing", "2", "--out", plan)[0] == 0
+    code, out, err = run(
+        capsys, "train", plan, "--data", data, "--steps", "4", "--out", out_folder, "--checkpoint-every", "2", "--json"
+    )
+    assert code == 0, err
+    records = [json.loads(line) for line in out.splitlines()]
+    assert [r["step"] for r in records[:-1]] == sorted(r["step"] for r in records[:-1]) and len(records) == 5
+    assert Path(records[-1]["checkpoint"]).exists() and records[-1]["report"]["predicted_step_time_s"] > 0
+    code, out, err = run(capsys, "resume", out_folder, "--steps", "6", "--json")
+    assert code == 0 and len(out.splitlines()) == 3, (out, err)
+    assert tp.load_checkpoint(out_folder).step == 6
+    code, _, err = run(capsys, "view", out_folder, "--html", tmp_path / "t.html")
+    assert code == 0 and (tmp_path / "t.html").exists(), err
+    code, _, err = run(capsys, "train", plan, "--data", data, "--steps", "1", "--out", out_folder)
+    assert code == 2 and "run" in err
+    code, _, err = run(
+        capsys, "train", plan, "--data", tmp_path / "nowhere.txt", "--steps", "1", "--out", tmp_path / "b"
+    )
+    assert code == 2 and "nowhere.txt" in err

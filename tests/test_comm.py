@@ -1,0 +1,187 @@
+"""Region and Comm: one conformance suite on threads and on exec'ed processes, and what is refused. The C tests
+(tests/c/test_comm.c) go deeper: sizes around every boundary, deadlines, sanitizers."""
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import comm_rank
+import numpy as np
+import pytest
+
+from terapipe_c import _core
+
+HERE = Path(__file__).resolve().parent
+
+
+def region_of(ranks, shared=False, ring=16384, gather=64):
+    return _core.Region.create(ranks, bytes(source != target for source in range(ranks) for target in range(ranks)), ring, gather,
+                               shared)
+
+
+def on_threads(case, ranks):
+    region, results = region_of(ranks), [None] * ranks
+
+    def run(rank):
+        try:
+            results[rank] = getattr(comm_rank, case)(_core.Comm(region, rank, 20.0), ranks, region)
+        except BaseException as error:
+            results[rank] = repr(error)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def on_processes(case, ranks):
+    region = region_of(ranks, shared=True)
+    paths = os.pathsep.join(path for path in sys.path if path)
+    options = dict(pass_fds=[region.fd], stdout=subprocess.PIPE, text=True, encoding="utf-8",
+                   env={**os.environ, "PYTHONPATH": paths, "PYTHONIOENCODING": "utf-8"})
+    command = [sys.executable, str(HERE / "comm_rank.py"), case, str(region.fd)]
+    children = [subprocess.Popen([*command, str(rank)], **options) for rank in range(ranks)]
+    return [child.communicate(timeout=60)[0].strip() for child in children]
+
+
+KINDS = pytest.mark.parametrize("run", [on_threads, on_processes], ids=["threads", "processes"])
+
+
+@KINDS
+@pytest.mark.parametrize("case", ["pipeline", "gather", "exchange"])
+def test_conformance(run, case):
+    assert run(case, 3) == ["ok"] * 3
+
+
+@KINDS
+def test_an_abort_ends_every_kind_of_wait_with_the_first_words(run):
+    assert run("abort", 3) == [f"rank {rank} was ended because rank 0 failed first: no memory for café" for rank in range(3)]
+
+
+def test_many_more_ranks_than_cores():
+    """A spinning rank must give its core to the one it waits for, or this takes minutes."""
+    assert on_threads("pipeline", 96) == ["ok"] * 96
+    assert on_threads("gather", 32) == ["ok"] * 32
+
+
+def test_messages_are_checked():
+    region = region_of(2)
+    one, two = _core.Comm(region, 0, 0.05), _core.Comm(region, 1, 0.05)
+    one.send(1, 5 << 48 | 1 << 32 | 2 << 16 | 3, b"1234")
+    words = ("sent send of the activation of micro-batch 2 slice 3 on stage 1 .4 bytes. where rank 1 expected send of the "
+             "gradient of micro-batch 0 slice 0 on stage 0 .4 bytes")
+    with pytest.raises(_core.PeerError, match=words):
+        two.recv(0, 7 << 48, bytearray(4))
+    two.recv(0, 5 << 48 | 1 << 32 | 2 << 16 | 3, bytearray(4))
+    region.set_progress(0, 7, 0)
+    words = "rank 1 waited 0.05 s .* rank 0 is at step 7 while running forward of micro-batch 0"
+    with pytest.raises(_core.DeadlineError, match=words):
+        two.recv(0, 9, bytearray(4))
+    with pytest.raises(_core.DeadlineError, match="to send a message to rank 1"):
+        one.send(1, 9, bytes(20_000))
+
+
+def test_a_communicator_serves_one_thread_at_a_time():
+    region = region_of(2)
+    comm, other = _core.Comm(region, 0, 20.0), _core.Comm(region, 1, 20.0)
+    thread = threading.Thread(target=comm.barrier)
+    thread.start()
+    refused = None
+    while thread.is_alive() and refused is None:
+        time.sleep(0.01)
+        try:
+            comm.send(1, 0, b"")
+        except RuntimeError as error:
+            refused = str(error)
+    other.barrier()
+    thread.join()
+    assert "another thread" in refused
+
+
+def test_a_later_communicator_goes_on_where_the_earlier_ended():
+    region = region_of(2)
+    for turn in range(3):
+        one, two = _core.Comm(region, 0), _core.Comm(region, 1)
+        thread = threading.Thread(target=one.barrier)
+        thread.start()
+        two.barrier()
+        thread.join()
+        one.send(1, turn, bytes([turn]))
+        into = bytearray(1)
+        two.recv(0, turn, into)
+        assert into[0] == turn
+
+
+def test_progress_and_abort_are_seen_through_another_mapping():
+    region = region_of(3, shared=True)
+    other = _core.Region.attach(region.fd)
+    assert other.ranks == 3 and other.doing(2) == "before its first instruction" and other.progress(2)[1] is None
+    region.set_progress(2, 41, 1 << 48 | 5 << 32 | 6 << 16 | 7)
+    assert other.progress(2) == (41, "B", 5, 6, 7)
+    assert other.doing(2) == "at step 41 while running backward of micro-batch 6 slice 7 on stage 5"
+    region.set_progress(2, 42)
+    assert other.doing(2) == "at step 42, between instructions"
+    assert other.aborted() is None
+    region.abort("EIO", 1, "é" * 400)
+    region.abort("ERUNTIME", 0, "later")
+    code, rank, text = other.aborted()
+    assert (code, rank) == ("EIO", 1) and text.startswith("é" * 255) and len(text) <= 256
+
+
+def test_every_instruction_has_its_word():
+    region = region_of(1)
+    names = []
+    for op in range(13):
+        region.set_progress(0, 0, op << 48)
+        names.append(region.progress(0)[1])
+    assert names == ["F", "B", "I", "W", "R", "SF", "RF", "SB", "RB", "SO", "SI", "AR", "OPT"]
+    region.set_progress(0, 1, names.index("AR") << 48 | 3 << 32)
+    assert region.doing(0) == "at step 1 while running all-reduce of the tied weight's gradient on stage 3"
+
+
+def test_descriptors_are_given_back():
+    before = sorted(os.listdir("/proc/self/fd"))
+    region = region_of(2, shared=True)
+    attached = _core.Region.attach(region.fd)
+    region.close()
+    region.close()
+    assert region.fd is None and sorted(os.listdir("/proc/self/fd")) == before
+    attached.set_progress(0, 3, 0)
+    assert region.progress(0)[0] == 3  # the memory is still there
+    assert region_of(2).fd is None
+
+
+def test_bad_requests_are_refused():
+    region = region_of(2)
+    comm = _core.Comm(region, 0)
+    for kind, word, attempt in (
+            (ValueError, "3 elements", lambda: _core.Region.create(2, bytes(3), 4096, 64, False)),
+            (ValueError, "ranks is 0", lambda: _core.Region.create(0, b"", 4096, 64, False)),
+            (ValueError, "ring_bytes is -1", lambda: _core.Region.create(2, bytes(4), -1, 64, False)),
+            (ValueError, "2\\^48", lambda: _core.Region.create(2, bytes(4), 1 << 60, 64, False)),
+            (TypeError, "uint8", lambda: _core.Region.create(2, [0, 1, 1, 0], 4096, 64, False)),
+            (OSError, "bytes available", lambda: _core.Region.create(2, bytes([0, 1, 1, 0]), 1 << 45, 64, True)),
+            (OSError, "not shared memory", lambda: _core.Region.attach(0)),
+            (OverflowError, "32 bits", lambda: _core.Region.attach(1 << 40)),
+            (ValueError, "rank is 2", lambda: _core.Comm(region, 2)), (ValueError, "rank is -1", lambda: region.progress(-1)),
+            (ValueError, "timeout_s is nan", lambda: _core.Comm(region, 0, float("nan"))),
+            (TypeError, ".", lambda: _core.Comm("region", 0)), (TypeError, ".", lambda: _core.Region()),
+            (ValueError, "EWRONG", lambda: region.abort("EWRONG", 0, "")), (ValueError, "peer is 0", lambda: comm.send(0, 0, b"")),
+            (ValueError, "peer is 9", lambda: comm.recv(9, 0, bytearray(1))),
+            (ValueError, "no ring to rank 1", lambda: _core.Comm(_core.Region.create(2, bytes(4), 1, 1, False), 0).send(1, 0, b"")),
+            (ValueError, "at most 64", lambda: comm.allgather(bytes(65))),
+            (TypeError, ".", lambda: comm.recv(1, 0, b"immutable")),
+            (ValueError, "contiguous", lambda: comm.send(1, 0, np.zeros((4, 4))[:, ::2]))):
+        with pytest.raises(kind, match=word):
+            attempt()
+    with pytest.raises(OSError, match="sealed"):
+        fd = os.memfd_create("foreign", os.MFD_ALLOW_SEALING)
+        try:
+            os.truncate(fd, 4096)
+            _core.Region.attach(fd)
+        finally:
+            os.close(fd)

@@ -1,0 +1,125 @@
+"""GPTConfig and Cluster: published counts, formulas against an independent listing of every tensor, and refusals."""
+import dataclasses
+
+import numpy as np
+import pytest
+
+from terapipe_c.config import Cluster, GPTConfig
+
+PUBLISHED = {"gpt2-124m": 124_439_808, "gpt2-345m": 354_823_168, "gpt2-762m": 774_030_080, "gpt2-1558m": 1_557_611_200}
+
+
+def tensors(m):
+    """Shapes of Hugging Face's GPT2LMHeadModel, listed one by one: the oracle of num_params."""
+    E, b = m.n_embd, m.bias
+    yield (m.vocab_size, E)
+    yield (m.block_size, E)
+    for _ in range(m.n_layer):
+        for _norm in range(2):
+            yield (E,)
+            if b:
+                yield (E,)
+        for rows, cols in ((E, 3 * E), (E, E), (E, 4 * E), (4 * E, E)):
+            yield (rows, cols)
+            if b:
+                yield (cols,)
+    yield (E,)
+    if b:
+        yield (E,)
+    if not m.tie_weights:
+        yield (m.vocab_size, E)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_presets_have_the_published_number_of_parameters(name):
+    assert GPTConfig.preset(name).num_params == PUBLISHED[name]
+
+
+def test_gpt3_presets_are_near_their_names():
+    for name, billions, tolerance in (("gpt3-175b", 174.6, 0.01), ("gpt3-13b", 13, 0.02), ("gpt3-44b", 44, 0.02),
+                                      ("gpt2-1.3b", 1.314, 0.01)):
+        assert abs(GPTConfig.preset(name).num_params / (billions * 1e9) - 1) < tolerance, name
+
+
+def test_aliases_and_changes_of_presets():
+    assert GPTConfig.preset("gpt2-xl") == GPTConfig.preset("gpt2-1558m")
+    assert GPTConfig.preset("gpt2-124m", block_size=2048).block_size == 2048
+    with pytest.raises(ValueError, match="gpt5.*gpt2-124m"):
+        GPTConfig.preset("gpt5")
+    with pytest.raises(ValueError, match="layers"):
+        GPTConfig.preset("gpt2-124m", layers=3)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("tie", [True, False])
+def test_parameters_equal_the_sum_over_tensors_and_over_blocks(bias, tie):
+    m = GPTConfig(n_layer=3, n_head=4, n_embd=20, vocab_size=61, block_size=17, bias=bias, tie_weights=tie)
+    assert m.num_params == sum(int(np.prod(shape)) for shape in tensors(m))
+    assert m.num_params == sum(m.block_params(block.kind) for block in m.blocks)
+
+
+def test_blocks_are_embedding_layers_head():
+    m = GPTConfig(2, 2, 8, 10, 16)
+    assert [b.kind for b in m.blocks] == ["embedding", "attention", "ffn", "attention", "ffn", "head"]
+    assert [b.layer for b in m.blocks] == [-1, 0, 0, 1, 1, -1]
+    assert m.blocks[3].name == "h.1.attention" and len(m.blocks) == m.num_blocks == 6
+
+
+def test_flops_count_every_product_of_forward_and_backward():
+    m = GPTConfig(n_layer=2, n_head=2, n_embd=8, vocab_size=11, block_size=32)
+    T, E = 7, 8
+    products = m.n_layer * T * (E * 3 * E + E * E + 2 * E * 4 * E) + T * E * 11          # multiply-adds, forward
+    products += m.n_layer * 2 * E * sum(range(1, T + 1))                                 # q.k and p.v of causal pairs
+    assert m.flops_per_token(T) == pytest.approx(3 * 2 * products / T, rel=1e-12)
+
+
+@pytest.mark.parametrize("field,value", [("n_layer", 0), ("n_head", -1), ("n_embd", 2.5), ("vocab_size", "many"),
+                                         ("block_size", True), ("n_head", 3), ("bias", 2), ("tie_weights", None),
+                                         ("vocab_size", 2**31)])
+def test_bad_fields_are_named(field, value):
+    good = dict(n_layer=2, n_head=4, n_embd=64, vocab_size=256, block_size=64)
+    with pytest.raises(ValueError, match=field):
+        GPTConfig(**{**good, field: value})
+
+
+def test_a_head_count_that_does_not_divide_suggests_one_that_does():
+    with pytest.raises(ValueError, match=r"n_head is 3.*n_embd = 64.*(2|4) would be right"):
+        GPTConfig(n_layer=2, n_head=3, n_embd=64, vocab_size=256, block_size=64)
+
+
+def test_a_config_is_a_value():
+    m = GPTConfig(2, 2, 8, 10, 16, bias=False)
+    assert GPTConfig.from_dict(m.to_dict()) == m and hash(GPTConfig.from_dict(m.to_dict())) == hash(m)
+    assert eval(repr(m)) == m
+    assert GPTConfig(np.int64(2), 2, 8, 10, 16, bias=False) == m
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        m.n_layer = 3
+    with pytest.raises(ValueError, match="vocab_size"):
+        GPTConfig.from_dict({"n_layer": 1, "n_head": 1, "n_embd": 4, "block_size": 8})
+    with pytest.raises(ValueError, match="depth"):
+        GPTConfig.from_dict({**m.to_dict(), "depth": 3})
+    assert "<table" in m._repr_html_() and "10" in m._repr_html_()
+
+
+def test_local_cluster_is_this_machine():
+    import os
+    local = Cluster.local()
+    assert local.num_devices == len(os.sched_getaffinity(0))
+    with open("/proc/meminfo") as file:
+        total = int(next(line for line in file if line.startswith("MemTotal")).split()[1]) * 1024
+    assert 0 < local.memory_bytes <= total // local.num_devices
+    assert local.is_local and Cluster.local() == local
+    assert Cluster.local(3).num_devices == 3
+
+
+def test_cluster_is_a_checked_value():
+    c = Cluster(num_devices=384, devices_per_node=8, memory_bytes=16e9, link_latency_s=5e-6, link_bandwidth_Bps=12.5e9,
+                peak_flops=125e12)
+    assert Cluster.from_dict(c.to_dict()) == c and "384" in repr(c) and "<table" in c._repr_html_()
+    assert Cluster(4).devices_per_node == 4 and isinstance(c.memory_bytes, int)
+    for field, value in (("num_devices", 0), ("devices_per_node", 7), ("memory_bytes", -1), ("link_latency_s", float("nan")),
+                         ("link_bandwidth_Bps", 0), ("peak_flops", -5), ("memory_bandwidth_Bps", "fast")):
+        with pytest.raises(ValueError, match=field):
+            Cluster(**{"num_devices": 8, field: value})
+    with pytest.raises(ValueError, match="gpus"):
+        Cluster.from_dict({"num_devices": 8, "gpus": 3})

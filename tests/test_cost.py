@@ -1,0 +1,384 @@
+"""The cost model: the C evaluation against the formula in NumPy, fits against known truths, files, refusals."""
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from terapipe_c import _core
+from terapipe_c.config import KINDS, Cluster, GPTConfig
+from terapipe_c.cost import PHASES, CostModel, Curve, block_counts, equal_lengths, even_partition
+
+MODEL = GPTConfig(n_layer=3, n_head=4, n_embd=64, vocab_size=256, block_size=96)
+CLUSTER = Cluster(num_devices=4, memory_bytes=8e9, link_latency_s=3e-6, link_bandwidth_Bps=1e10, peak_flops=1e11)
+
+
+def random_costs(seed, **extra):
+    """A cost model of random curves, kinked and not monotone."""
+    rng = np.random.default_rng(seed)
+    curves = {}
+    for kind, phase in itertools.product(KINDS, PHASES):
+        rows = np.concatenate([[0], np.cumsum(rng.integers(1, 60, 5))]).astype(float)
+        context = rng.random(4) * (1e-4, 1e-6, 1e-6, 1e-8) if kind == "attention" else np.zeros(4)
+        curves[kind, phase] = Curve(tuple(rows), tuple(rng.random(6) * 1e-3 + rows * 1e-5),
+                                    float(context[3]), *map(float, context))
+    return CostModel(curves, source="samples", overhead_s=1e-6, model=MODEL, **extra)
+
+
+def formula(curve, S, C, b):
+    """The docstring's t(S, C, b), one number at a time."""
+    if S == 0:
+        return 0.0
+    x, y, r = curve.rows, curve.seconds, b * S
+    if r > x[-1]:
+        P = y[-1] + (y[-1] - y[-2]) / (x[-1] - x[-2]) * (r - x[-1])
+    else:
+        P = float(np.interp(r, x, y))
+    t = P + b * curve.pair_s * S * S / 2
+    if C > 0:
+        t += curve.a0 + b * (curve.a1 * S + curve.a2 * C + curve.a3 * S * C)
+    return max(0.0, t)
+
+
+def truth(S, C):
+    """A layer's seconds: a smooth kernel ramp, pairs inside the slice, pairs with the context."""
+    return ((0.9e-3**4 + (2.1e-6 * S)**4)**0.25 + 1e-10 * S * S) + (1e-6 + 2e-10 * S * C if C else 0)
+
+
+def grid(tokens, slices, contexts):
+    return [(s, c, truth(s, c)) for s in slices for c in contexts if s + c <= tokens]
+
+
+# ---- evaluation ----
+
+def test_seconds_equal_the_formula():
+    costs, rng = random_costs(1), np.random.default_rng(2)
+    for _ in range(400):
+        kind, phase = KINDS[rng.integers(4)], PHASES[rng.integers(3)]
+        S, C, b = int(rng.integers(0, 400)), int(rng.integers(0, 2) * rng.integers(0, 400)), int(rng.integers(1, 5))
+        got = costs.block_seconds(kind, phase, S, C, b)
+        assert got == pytest.approx(formula(costs.curves[kind, phase], S, C, b), rel=1e-12, abs=1e-18)
+
+
+def test_seconds_broadcast_and_sum_over_phases():
+    costs = random_costs(3)
+    S, C = np.arange(1, 9)[:, None], np.arange(0, 5)[None]
+    got = costs.block_seconds("attention", "both", S, C)
+    assert got.shape == (8, 5)
+    assert got[2, 3] == pytest.approx(sum(costs.block_seconds("attention", p, 3, 3) for p in PHASES), rel=1e-13)
+    layer = costs.time(S, C, "bwd")
+    assert layer[4, 1] == pytest.approx(sum(costs.block_seconds(k, p, 5, 1) for k in ("attention", "ffn") for p in "IW"))
+    assert costs.time(5, 1, "fwd") + costs.time(5, 1, "bwd") == pytest.approx(costs.time(5, 1))
+    assert isinstance(costs.time(5), float)
+
+
+def test_only_attention_depends_on_context():
+    costs = CostModel.analytic(MODEL, CLUSTER)
+    for kind in KINDS:
+        assert (costs.block_seconds(kind, "fwd", 8, 64) > costs.block_seconds(kind, "fwd", 8, 0)) == (kind == "attention")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_slice_tables_equal_time_everywhere(seed):
+    costs = random_costs(seed)
+    for g, phase, batch in ((1, "both", 1), (4, "fwd", 1), (8, "bwd", 3)):
+        units = 96 // g
+        t = costs.slice_cost(96, g, phase, batch)
+        assert t["G0"].shape == t["G1"].shape == (units + 1,) and t["G0"][0] == t["G1"][0] == 0
+        for i in range(1, units + 1):
+            assert t["G0"][i] == pytest.approx(costs.time(i * g, 0, phase, batch), rel=1e-12)
+            for j in (1, (units - i) // 2, units - i):
+                if 1 <= j <= units - i:
+                    assert t["G1"][i] + t["a2"] * j + t["a3"] * i * j == pytest.approx(
+                        costs.time(i * g, j * g, phase, batch), rel=1e-10)
+
+
+def test_slice_cost_batched_is_one_table_for_each_micro_batch():
+    costs = random_costs(4)
+    tables = costs.slice_cost_batched(3, 96, 8)
+    assert tables[0] is None and len(tables) == 4
+    for b in (1, 2, 3):
+        np.testing.assert_array_equal(tables[b]["G0"], costs.slice_cost(96, 8, batch=b)["G0"])
+
+
+def test_a_batch_is_not_charged_for_pairs_between_sequences():
+    """b sequences of S tokens have b S^2 / 2 pairs, not (b S)^2 / 2."""
+    pair = 1e-9
+    curve = Curve((0.0, 1000.0), (0.0, 0.0), pair, 0, 0, 0, pair)
+    costs = CostModel({("attention", "F"): curve}, source="samples")
+    assert costs.block_seconds("attention", "F", 100, 0, 4) == pytest.approx(4 * pair * 100**2 / 2)
+    assert costs.block_seconds("attention", "F", 100, 50, 4) == pytest.approx(4 * pair * (100**2 / 2 + 100 * 50))
+
+
+# ---- fits ----
+
+def test_samples_are_met_and_the_context_law_is_found():
+    samples = grid(2048, (8, 64, 256, 512, 1024, 2048), (0, 256, 1024))
+    costs = CostModel.from_samples(samples)
+    for S, C, seconds in samples:
+        assert costs.time(S, C) == pytest.approx(seconds, rel=1e-7)
+    table = costs.slice_cost(2048, 1)
+    assert table["a3"] == pytest.approx(2e-10, rel=1e-6) and table["a2"] == pytest.approx(0, abs=1e-15)
+    assert table["G1"][100] - table["G0"][100] == pytest.approx(1e-6, rel=1e-3)
+    assert costs.time(8, 0) == pytest.approx(truth(8, 0)) and costs.time(8, 0) < costs.time(8, 1)   # t_ctx(., 0) = 0
+
+
+def test_pairs_inside_the_slice_make_the_interpolation_exact_where_work_is_quadratic():
+    """1e-4 + 1e-6 S + a3 (S^2 / 2 + S C) is met between samples too; a line through them would miss by a3 h^2 / 8."""
+
+    def law(S, C):
+        return 1e-4 + 1e-6 * S + 4e-9 * (S * S / 2 + S * C)
+
+    costs = CostModel.from_samples([(s, c, law(s, c)) for s in (16, 256, 1024) for c in (0, 256, 512, 768)])
+    for S, C in ((100, 0), (640, 0), (700, 300), (2000, 0), (1, 0)):
+        assert costs.time(S, C) == pytest.approx(law(S, C), rel=1e-6)
+
+
+def test_fit_error_is_measured_on_samples_the_fit_does_not_see():
+    rng = np.random.default_rng(0)
+    clean = grid(1024, (8, 32, 64, 128, 256, 512, 768, 1024), (0, 64, 256, 512))
+    noisy = [(s, c, t * (1 + 0.2 * rng.standard_normal())) for s, c, t in clean]
+    good, bad = CostModel.from_samples(clean), CostModel.from_samples(noisy)
+    assert good.fit_error < 0.03 < 0.08 < bad.fit_error < 0.5
+    # The held-out figure is not the fit's own residual: without context every point is met, yet the error is not 0.
+    assert bad.time(64, 0) == pytest.approx(next(t for s, c, t in noisy if (s, c) == (64, 0)), rel=1e-6)
+    assert CostModel.from_samples(noisy).fit_error == bad.fit_error
+    assert math.isnan(CostModel.from_samples([(8, 0, 1e-3), (64, 0, 2e-3)]).fit_error)
+
+
+def test_negative_context_slopes_are_clamped_with_a_warning():
+    samples = [(s, c, 1e-3 + 1e-6 * s - 2e-9 * s * c * 0.5) for s in (8, 64, 256) for c in (0, 64, 256, 512)]
+    with pytest.warns(UserWarning, match="negative slope"):
+        costs = CostModel.from_samples(samples)
+    table = costs.slice_cost(256)
+    assert table["a2"] >= 0 and table["a3"] == 0
+
+
+def test_repeated_samples_count_as_their_median():
+    base = [(8, 0, 1e-3), (64, 0, 2e-3), (64, 64, 3e-3)]
+    spoiled = base + [(64, 0, 2e-3), (64, 0, 9.0)]
+    assert CostModel.from_samples(spoiled) == CostModel.from_samples(base)
+
+
+def test_few_samples_still_make_a_model():
+    one = CostModel.from_samples([(64, 0, 2e-3)])
+    assert one.time(32) == pytest.approx(1e-3) and one.time(128) == pytest.approx(4e-3)
+    falling = CostModel.from_samples([(64, 0, 2e-3), (128, 0, 1.9e-3)])
+    assert falling.time(4096) > falling.time(128) > 0
+
+
+@pytest.mark.parametrize("bad,word", [([], "tuple"), ([(8, 0)], "tuple"), ([(8, 8, 1e-3)], "C = 0"),
+                                      ([(8, 0, -1e-3)], "sample 0"), ([(8, 0, 1e-3), (0, 0, 1e-3)], "sample 1"),
+                                      ([(8, 0, float("nan"))], "finite"), ([(8, -1, 1e-3)], "sample 0")])
+def test_bad_samples_are_refused(bad, word):
+    with pytest.raises(ValueError, match=word):
+        CostModel.from_samples(bad)
+
+
+def measured(extra=None):
+    samples = {}
+    for kind, unit in (("embedding", 1e-8), ("attention", 1e-6), ("ffn", 2e-6), ("head", 5e-6)):
+        samples[kind] = {}
+        for phase, share in (("F", 1.0), ("I", 1.1), ("W", 0.9)):
+            contexts = (0, 64, 128, 256) if kind == "attention" and phase != "W" else (0,)
+            samples[kind][phase] = [(s * b, s, c, share * (1e-5 + unit * s * b + 1e-9 * b * (s * s / 2 + s * c) *
+                                                           (kind == "attention" and phase != "W")))
+                                    for s in (8, 32, 64, 128, 256) for c in contexts for b in (1, 2)]
+    return samples
+
+
+def test_measurements_of_every_block_and_phase_are_met():
+    samples = measured()
+    costs = CostModel.from_measurements(samples, model=MODEL, seq_len=256, micro_batch=2, overhead_s=2e-6,
+                                        optimizer=[(1000, 1.1e-5), (101_000, 1.1e-4)], comm=[(0, 1e-6), (1e6, 1.01e-4)])
+    for kind, phase in itertools.product(KINDS, PHASES):
+        for rows, S, C, seconds in samples[kind][phase]:
+            assert costs.block_seconds(kind, phase, S, C, rows // S) == pytest.approx(seconds, rel=1e-6)
+    assert costs.fit_error < 1e-6 and set(costs.fit_errors) == {f"{k}.{p}" for k in KINDS for p in PHASES}
+    assert costs.optimizer_s(11_000) == pytest.approx(2.09e-5 - 1e-8, rel=2e-3)
+    assert costs.message_s(100, 64) == pytest.approx(1e-6 + 1e-10 * 25_600)
+
+
+def test_bad_measurements_are_refused():
+    for change, word in (({"conv": {}}, "conv"), ({"ffn": {"B": [(8, 8, 0, 1e-3)]}}, "ffn.B"),
+                         ({"ffn": {"F": [(8, 8, 0, 1e-3), (8, 8, 8, 1e-3)]}}, "only attention"), ({"ffn": {}}, "ffn.F")):
+        with pytest.raises(ValueError, match=word):
+            CostModel.from_measurements({**measured(), **change})
+    with pytest.raises(ValueError, match="bandwidth"):
+        CostModel.from_measurements(measured(), comm={"bandwidth": 1e9})
+
+
+# ---- tables ----
+
+def test_a_table_is_returned_entry_by_entry():
+    rng = np.random.default_rng(0)
+    fwd, bwd = rng.random((2, 9, 9))
+    fwd[0] = np.nan                                                # not read
+    fwd[5, 4:] = np.inf                                            # beyond the triangle: not read
+    costs = CostModel.from_table(fwd, bwd, granularity=4)
+    for s, c in itertools.product(range(1, 9), range(9)):
+        if s + c <= 8:
+            assert costs.time(4 * s, 4 * c, "fwd") == pytest.approx(fwd[s, c])
+            assert costs.time(4 * s, 4 * c, "bwd") == pytest.approx(bwd[s, c])
+            assert costs.time(4 * s, 4 * c, batch=3) == pytest.approx(3 * (fwd[s, c] + bwd[s, c]))
+    table = costs.slice_cost(32, 4)["table"]
+    assert table[3, 2] == pytest.approx(fwd[3, 2] + bwd[3, 2]) and table[5, 4] == 0 and table.shape == (9, 9)
+    assert costs.block_seconds("head", "fwd", 8) == 0 and costs.fit_error == 0
+
+
+def test_a_table_is_linear_between_its_points_and_never_read_outside():
+    s, c = np.indices((9, 9))
+    plane = np.where((s > 0) & (s + c <= 8), 1.0 + 0.5 * s + 0.25 * c, 1e9)
+    costs = CostModel.from_table(plane, plane, granularity=8)
+    for S, C in ((12, 0), (13, 9), (9, 55), (20, 44), (31, 33), (64, 0)):
+        assert costs.time(S, C, "fwd") == pytest.approx(1 + 0.5 * S / 8 + 0.25 * C / 8)
+    with pytest.raises(ValueError, match="64 tokens"):
+        costs.time(60, 5)
+    with pytest.raises(ValueError, match="64 tokens"):
+        costs.slice_cost(72, 8)
+
+
+@pytest.mark.parametrize("change,word", [(lambda t: t[:, :-1], "square"), (lambda t: t[:1, :1], "square"),
+                                         (lambda t: np.where(t == t[3, 2], np.nan, t), r"\[3, 2\]"), (lambda t: -t, "finite")])
+def test_bad_tables_are_refused(change, word):
+    good = np.random.default_rng(0).random((9, 9)) + 1
+    with pytest.raises(ValueError, match=word):
+        CostModel.from_table(change(good), good)
+    with pytest.raises(ValueError, match="one shape"):
+        CostModel.from_table(good, good[:5, :5])
+
+
+# ---- analytic ----
+
+def test_analytic_costs_are_a_roofline():
+    costs = CostModel.analytic(MODEL, CLUSTER)
+    S, E = 96, 64
+    flops = (8 * E * E * S + 16 * E * E * S) + 4 * E * S * S / 2          # a layer's forward
+    assert costs.time(S, 0, "fwd") >= flops / CLUSTER.peak_flops
+    faster = CostModel.analytic(MODEL, Cluster(num_devices=4, peak_flops=1e12, memory_bandwidth_Bps=1e13))
+    assert faster.time(S, 0) < costs.time(S, 0)
+    wide = GPTConfig(n_layer=1, n_head=16, n_embd=4096, vocab_size=50257, block_size=2048)
+    bound = CostModel.analytic(wide, Cluster(num_devices=1, peak_flops=1e12, memory_bandwidth_Bps=1e12))
+    total = sum(bound.block_seconds(b.kind, "both", 2048) for b in wide.blocks)
+    assert total == pytest.approx(wide.flops_per_token(2048) * 2048 / 1e12, rel=0.05)       # compute-bound: FLOPs over peak
+    assert costs.latency_s == 3e-6 and costs.byte_s == pytest.approx(1e-10)
+
+
+def test_the_head_does_a_third_of_its_work_in_forward():
+    wide = GPTConfig(n_layer=1, n_head=16, n_embd=1024, vocab_size=50257, block_size=2048)
+    costs = CostModel.analytic(wide, CLUSTER)
+    f, i, w = (costs.block_seconds("head", p, 1024) for p in PHASES)
+    assert f == pytest.approx((f + i + w) / 3, rel=0.02) and w < 0.02 * f
+
+
+# ---- durations ----
+
+def test_durations_are_the_sum_over_blocks():
+    costs = random_costs(7, latency_s=1e-5, byte_s=1e-9, optimizer_param_s=1e-9, optimizer_stage_s=1e-4)
+    partition = [(0, 2), (2, 5), (5, 8)]                              # embedding+attention, ffn+layer 1, layer 2+head
+    slicing = [(1, [40, 56]), (1, [96]), (1, [1, 94, 1])]
+    d = costs.durations(partition=partition, slicing=slicing)
+    units = [(s, sum(lengths[:i])) for _, lengths in slicing for i, s in enumerate(lengths)]
+    for k, (first, end) in enumerate(partition):
+        for u, (S, C) in enumerate(units):
+            for phase in PHASES:
+                want = costs.overhead_s + sum(costs.block_seconds(b.kind, phase, S, C) for b in MODEL.blocks[first:end])
+                assert d[phase][k, u] == pytest.approx(want, rel=1e-12)
+            assert d["comm"][k, u] == pytest.approx(1e-5 + 1e-9 * S * 64 * 4)
+    params = [sum(MODEL.block_params(b.kind) for b in MODEL.blocks[a:z]) for a, z in partition]
+    params[-1] += 256 * 64                                            # the head's copy of the tied embedding
+    np.testing.assert_allclose(d["OPT"][:, 0], 1e-4 + 1e-9 * np.array(params))
+    assert all(a.shape == (3, 6) and a.flags.c_contiguous and a.dtype == np.float64 for a in d.values())
+
+
+def test_sliced_micro_batches_of_several_sequences_do_weights_and_head_once():
+    costs = random_costs(8)
+    partition = [(0, 4), (4, 8)]
+    d = costs.durations(partition=partition, slicing=[(3, [32, 64]), (1, [96])])
+    overhead = costs.overhead_s
+    for k, (first, end) in enumerate(partition):
+        kinds = [b.kind for b in MODEL.blocks[first:end]]
+        whole = sum(costs.block_seconds(kind, "W", 96, 0, 3) for kind in kinds)
+        assert d["W"][k, 0] == pytest.approx(overhead + whole) and d["W"][k, 1] == pytest.approx(overhead)
+        for phase in "FI":
+            for u, (S, C) in enumerate(((32, 0), (64, 32))):
+                want = overhead + sum(costs.block_seconds(kind, phase, S, C, 3) for kind in kinds if kind != "head")
+                if u == 1 and "head" in kinds:
+                    want += costs.block_seconds("head", phase, 96, 0, 3)
+                assert d[phase][k, u] == pytest.approx(want, rel=1e-12)
+
+
+def test_bad_duration_requests_are_refused():
+    pack, i32 = random_costs(1)._pack, lambda *x: np.array(x, np.int32)
+    blocks = np.ones((2, 4), np.int32)
+    for args, word in (((blocks, i32(1), i32(2), i32(5, 0)), "slice 0.1"), ((blocks, i32(0), i32(1), i32(5)), "micro-batch 0"),
+                       ((blocks, i32(1), i32(3), i32(5, 5)), "fit together"), ((-blocks, i32(1), i32(1), i32(5)), "stage 0"),
+                       ((blocks[:, :3].copy(), i32(1), i32(1), i32(5)), "fit together"),
+                       ((blocks, i32(1), i32(-1), i32()), "fit together|sequences")):
+        with pytest.raises(ValueError, match=word):
+            _core.cost_durations(pack, *args)
+    with pytest.raises(ValueError, match="ascend|after"):
+        CostModel({("ffn", "F"): Curve((0.0, 5.0, 5.0), (0.0, 1.0, 2.0))}, source="samples")
+    with pytest.raises(ValueError, match="int32|format"):
+        _core.cost_durations(pack, blocks.astype(np.int64), i32(1), i32(1), i32(5))
+    with pytest.raises(TypeError):
+        random_costs(1).durations()
+
+
+def test_partitions_and_counts():
+    assert even_partition(MODEL, 3) == [(0, 3), (3, 5), (5, 8)]
+    assert even_partition(MODEL, 1) == [(0, 8)] and even_partition(MODEL, 8) == [(i, i + 1) for i in range(8)]
+    assert equal_lengths(11, 3) == [4, 4, 3]
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        cuts = [0, *sorted(rng.choice(np.arange(1, 8), int(rng.integers(0, 7)), replace=False).tolist()), 8]
+        partition = list(itertools.pairwise(cuts))
+        want = [[sum(b.kind == k for b in MODEL.blocks[a:z]) for k in KINDS] for a, z in partition]
+        assert block_counts(MODEL, partition).tolist() == want
+    with pytest.raises(ValueError, match="99.*8"):
+        even_partition(MODEL, 99)
+
+
+# ---- as a value ----
+
+@pytest.mark.parametrize("make", [lambda: CostModel.analytic(MODEL, CLUSTER), lambda: random_costs(1),
+                                  lambda: CostModel.from_table(np.ones((5, 5)), np.ones((5, 5)), model=MODEL),
+                                  lambda: CostModel.from_samples(grid(512, (8, 64, 512), (0, 64))),
+                                  lambda: CostModel.from_measurements(measured(), copy_byte_s=1e-10)])
+def test_files_give_back_the_same_model(make, tmp_path):
+    costs = make()
+    path = tmp_path / "costs.json"
+    costs.save(path)
+    loaded = CostModel.load(path)
+    assert loaded == costs and hash(loaded) == hash(costs) and loaded.time(17, 13) == costs.time(17, 13)
+    assert [p.name for p in tmp_path.iterdir()] == ["costs.json"]            # no temporary file stays
+    assert "CostModel" in repr(loaded) and "<table" in loaded._repr_html_()
+    assert costs != CostModel.from_samples([(8, 0, 1.0)]) and costs != 3
+
+
+def test_foreign_and_broken_files_are_named(tmp_path):
+    good = tmp_path / "good.json"
+    CostModel.analytic(MODEL, CLUSTER).save(good)
+    text = good.read_text()
+    for name, content in (("cut.json", text[:200]), ("other.json", '{"format": "x"}'), ("list.json", "[1]"),
+                          ("binary.json", b"\xff\xfe\x00"), ("new.json", text.replace('"version": 1', '"version": 99')),
+                          ("lost.json", text.replace('"latency_s"', '"latency"')),
+                          ("odd.json", text.replace('"attention.F"', '"attention.Z"'))):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        with pytest.raises(ValueError, match=name):
+            CostModel.load(path)
+    with pytest.raises(FileNotFoundError):
+        CostModel.load(tmp_path / "nowhere.json")
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path):
+    path = tmp_path / "costs.json"
+    costs = CostModel.analytic(MODEL, CLUSTER)
+    costs.save(path)
+    before = path.read_text()
+    broken = CostModel.analytic(MODEL, CLUSTER)
+    broken.seq_len = object()                                        # no JSON for that
+    with pytest.raises(TypeError):
+        broken.save(path)
+    assert path.read_text() == before and [p.name for p in tmp_path.iterdir()] == ["costs.json"]

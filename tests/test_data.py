@@ -1,0 +1,246 @@
+"""The data room: every kind of source, sampling that depends on (seed, split, step, row) alone, and refusals by name."""
+
+import os
+import struct
+
+import numpy as np
+import pytest
+
+from terapipe_c.data import BLOCK_TOKENS, Dataset, check_tokens, stdlib_corpus
+
+
+def ramp(n, dtype=np.uint16):
+    return (np.arange(n) % 251).astype(dtype)
+
+
+def write_llm_c(path, tokens, magic=20240520, version=1, count=None):
+    head = np.zeros(256, "<i4")
+    head[:3] = magic, version, len(tokens) if count is None else count
+    path.write_bytes(head.tobytes() + np.asarray(tokens).astype("<u2" if version == 1 else "<u4").tobytes())
+    return path
+
+
+def write_megatron(folder, documents, code=8, dtype="<u2", name="corpus"):
+    lengths = [len(d) for d in documents]
+    pointers = np.cumsum([0, *lengths[:-1]]) * np.dtype(dtype).itemsize
+    (folder / f"{name}.idx").write_bytes(
+        b"MMIDIDX\x00\x00"
+        + struct.pack("<QBQQ", 1, code, len(lengths), len(lengths) + 1)
+        + np.array(lengths, "<i4").tobytes()
+        + pointers.astype("<i8").tobytes()
+        + np.arange(len(lengths) + 1).astype("<i8").tobytes()
+    )
+    (folder / f"{name}.bin").write_bytes(b"".join(np.asarray(d).astype(dtype).tobytes() for d in documents))
+    return folder / name
+
+
+def test_batches_are_windows_of_the_source_and_int32():
+    tokens = np.arange(5000, dtype=np.int64)
+    data = Dataset(tokens, seq_len=32, batch=4, seed=3)
+    batch = data.batch(7)
+    assert batch.dtype == np.int32 and batch.shape == (4, 33) and batch.flags.c_contiguous
+    assert (np.diff(batch, axis=1) == 1).all()
+    assert list(batch[:, 0]) == data.starts(7)
+
+
+def test_a_row_depends_on_seed_split_step_and_row_alone():
+    tokens = np.arange(5000)
+    wide, narrow = Dataset(tokens, 16, 8, seed=1), Dataset(tokens, 16, 3, seed=1)
+    later = [wide.starts(step) for step in (9, 2, 9)]
+    assert later[0] == later[2] != later[1]
+    assert wide.starts(5)[:3] == narrow.starts(5)  # the batch's size does not enter
+    assert len({start for step in range(20) for start in wide.starts(step)}) > 150
+    assert Dataset(tokens, 16, 8, seed=2).starts(5) != wide.starts(5)
+    assert Dataset(tokens, 16, 8, seed=1, split="val", val_fraction=0.5).starts(5) != [
+        s + 2500 for s in Dataset(tokens, 16, 8, seed=1, val_fraction=0.5).starts(5)
+    ]
+
+
+def test_starts_are_philox_as_documented():
+    """The documented counter and key, word by word, so that any other program can draw the same batch."""
+    data = Dataset(np.arange(1000), 9, 3, seed=11)
+    for row, start in enumerate(data.starts(4)):
+        word = int(
+            np.random.Philox(key=np.array([11, 0], np.uint64), counter=np.array([row, 4, 0, 0], np.uint64)).random_raw()
+        )
+        assert start == word * (900 - 9) >> 64
+    assert Dataset(np.arange(1000), 9, 3, seed=11).starts(4) == [748, 581, 0]  # frozen: a change breaks every resume
+
+
+def test_starts_cover_the_split_evenly_and_never_cross_it():
+    tokens = np.arange(100)
+    train, val = (Dataset(tokens, 9, 64, split=split, val_fraction=0.3) for split in ("train", "val"))
+    seen = {
+        split: np.bincount(np.concatenate([d.starts(s) for s in range(100)]), minlength=100)
+        for split, d in (("train", train), ("val", val))
+    }
+    assert set(np.flatnonzero(seen["train"])) == set(range(0, 70 - 9)) and set(np.flatnonzero(seen["val"])) == set(
+        range(70, 91)
+    )
+    expected = 6400 / 61
+    assert ((seen["train"][:61] - expected) ** 2 / expected).sum() < 110  # chi-square, 60 degrees: 1e-4 tail is 108
+    assert train.split_tokens == 70 and val.split_tokens == 30 and train.num_tokens == val.num_tokens == 100
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", ">i4"])
+def test_arrays_of_every_integer_type(dtype):
+    tokens = (np.arange(400) % 127).astype(dtype)
+    assert (Dataset(tokens, 10, 2, vocab_size=127).batch(0) == Dataset(list(map(int, tokens)), 10, 2).batch(0)).all()
+
+
+def test_arrays_are_borrowed_even_when_strided():
+    tokens = np.arange(2000)[::2]
+    data = Dataset(tokens, 10, 1)
+    assert np.shares_memory(data.tokens, tokens)
+    assert (np.diff(data.batch(0)) == 2).all()
+
+
+def test_every_kind_of_file_gives_the_same_batches(tmp_path):
+    tokens = ramp(3000)
+    (tmp_path / "text.txt").write_bytes(tokens.astype(np.uint8).tobytes())
+    (tmp_path / "nano.bin").write_bytes(tokens.astype("<u2").tobytes())
+    write_llm_c(tmp_path / "gpt2.bin", tokens)
+    write_llm_c(tmp_path / "llama.bin", tokens, 20240801, 7)
+    np.save(tmp_path / "array.npy", tokens.astype(np.int64))
+    prefix = write_megatron(tmp_path, [tokens[:100], tokens[100:1700], tokens[1700:]])
+    write_megatron(tmp_path, [tokens], code=4, dtype="<i4", name="wide")
+    expected = Dataset(tokens, 20, 3, seed=5).batch(2)
+    kinds = {}
+    for name in (
+        "text.txt",
+        "nano.bin",
+        "gpt2.bin",
+        "llama.bin",
+        "array.npy",
+        prefix.name,
+        "corpus.bin",
+        "corpus.idx",
+        "wide.bin",
+    ):
+        data = Dataset(str(tmp_path / name), 20, 3, seed=5, vocab_size=251)
+        assert (data.batch(2) == expected).all(), name
+        assert data.num_tokens == 3000
+        kinds[name] = data.kind
+    assert list(kinds.values()) == ["text", "nanoGPT", "llm.c", "llm.c", "npy"] + ["Megatron"] * 4
+    saved = Dataset(tmp_path / "llama.bin", 20, 3, seed=5).save(tmp_path / "copy.npy")
+    assert (Dataset(saved, 20, 3, seed=5).batch(2) == expected).all()
+
+
+def test_tokenizer(tmp_path):
+    (tmp_path / "t.txt").write_text("é" + "ab" * 300, encoding="utf-8")
+    data = Dataset(tmp_path / "t.txt", 10, 1, tokenizer=lambda text: [ord(c) + 1000 for c in text])
+    assert data.num_tokens == 601 and int(data.tokens[0]) == ord("é") + 1000
+    (tmp_path / "bad.txt").write_bytes(b"abc\xff" * 10)
+    with pytest.raises(ValueError, match=r"bad\.txt.*byte 3"):
+        Dataset(tmp_path / "bad.txt", 10, 1, tokenizer=lambda text: [1])
+    with pytest.raises(ValueError, match=r"t\.txt.*float"):
+        Dataset(tmp_path / "t.txt", 10, 1, tokenizer=lambda text: [0.5, 1.5])
+    with pytest.raises(ValueError, match=r"nano\.bin.*tokens already"):
+        (tmp_path / "nano.bin").write_bytes(bytes(100))
+        Dataset(tmp_path / "nano.bin", 10, 1, tokenizer=lambda text: [1])
+
+
+def test_state_names_what_changed():
+    tokens = np.arange(1000)
+    data = Dataset(tokens, 10, 2, seed=4)
+    state = data.state(17)
+    assert state["step"] == 17
+    data.check_state(state)
+    with pytest.raises(ValueError, match="seed was 4 and is now 5"):
+        Dataset(tokens, 10, 2, seed=5).check_state(state)
+    with pytest.raises(ValueError, match="num_tokens was 1000 and is now 999"):
+        Dataset(tokens[:-1], 10, 2, seed=4).check_state(state)
+
+
+@pytest.mark.parametrize("offset", [0, 4321, BLOCK_TOKENS - 1, BLOCK_TOKENS, 2 * BLOCK_TOKENS + 5])
+def test_the_first_token_outside_the_vocabulary_is_named(tmp_path, offset):
+    tokens = np.zeros(2 * BLOCK_TOKENS + 10, np.uint16)
+    tokens[offset:] = 256
+    path = tmp_path / "tokens.bin"
+    path.write_bytes(tokens.tobytes())
+    with pytest.raises(ValueError, match=rf"tokens\.bin: the token at offset {offset} is 256; .*0 \.\. 255"):
+        Dataset(path, 10, 1, vocab_size=256)
+    with pytest.raises(ValueError, match=f"^array: the token at offset {offset} is 256"):
+        Dataset(tokens, 10, 1, vocab_size=256)
+    assert Dataset(path, 10, 1, vocab_size=257).num_tokens == len(tokens)
+
+
+def test_negative_and_giant_tokens_are_refused():
+    for value, dtype in ((-1, np.int16), (-1, np.int64), (1 << 31, np.int64), (1 << 40, np.uint64)):
+        tokens = np.zeros(100, dtype)
+        tokens[42] = value
+        for vocab in (None, 1 << 33):
+            with pytest.raises(ValueError, match=f"offset 42 is {value};"):
+                Dataset(tokens, 10, 1, vocab_size=vocab)
+    check_tokens(np.full(10, 255, np.uint8), 256, "x")
+
+
+def test_refusals_name_the_file_and_what_is_wrong(tmp_path):
+    def refused(kind, message, name, content=None, **options):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(kind, match=message):
+            Dataset(tmp_path / name, **{"seq_len": 96, "batch": 1, **options})
+
+    refused(FileNotFoundError, r"nowhere\.txt", "nowhere.txt")
+    refused(ValueError, r"empty\.txt is empty", "empty.txt", b"")
+    refused(ValueError, r"empty\.bin is empty", "empty.bin", b"")
+    refused(ValueError, r"short\.txt: the train split has 90 of its 100 tokens.*needs 97", "short.txt", bytes(100))
+    refused(ValueError, r"short\.txt: the val split has 10 of its 100", "short.txt", bytes(100), split="val")
+    refused(
+        ValueError, r"whole\.txt: the train split has 96 tokens.*needs 97", "whole.txt", bytes(96), val_fraction=0.0
+    )
+    refused(ValueError, r"odd\.bin: 1001 bytes", "odd.bin", bytes(1001))
+    refused(ValueError, r"b\.npy", "b.npy", b"not numpy at all")
+    refused(ValueError, r"not a file", ".")
+    head = struct.pack("<3i", 20240520, 2, 10) + bytes(1012)
+    refused(ValueError, r"v\.bin: llm\.c file of magic 20240520 version 2", "v.bin", head + bytes(20))
+    write_llm_c(tmp_path / "cut.bin", ramp(500), count=501)
+    refused(ValueError, r"cut\.bin: .* 501 tokens .*truncated", "cut.bin")
+    prefix = write_megatron(tmp_path, [ramp(500)])
+    (tmp_path / "corpus.bin").write_bytes(bytes(998))
+    refused(ValueError, r"corpus\.bin: its index says 500 tokens.* 998 bytes", prefix.name)
+    (tmp_path / "corpus.bin").unlink()
+    refused(FileNotFoundError, r"corpus\.bin", "corpus.idx")
+    refused(ValueError, r"x\.idx: not a Megatron index", "x.idx", b"something else")
+    refused(ValueError, r"y\.idx: .*truncated", "y.idx", b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, 5, 6))
+
+
+def test_arguments_and_arrays_are_checked():
+    good = dict(data=np.arange(1000), seq_len=10, batch=1)
+    for change, message in (
+        (dict(seq_len=0), "seq_len is 0"),
+        (dict(batch=0), "batch is 0"),
+        (dict(seed=-1), "seed is -1"),
+        (dict(seed=1 << 64), "seed"),
+        (dict(split="test"), "'test'"),
+        (dict(val_fraction=1.0), "val_fraction is 1"),
+        (dict(vocab_size=0), "vocab_size is 0"),
+        (dict(data=[]), "array is empty"),
+        (dict(data=np.zeros((4, 100), int)), r"shape \[4, 100\]"),
+        (dict(data=np.zeros(100)), "float64"),
+        (dict(data=np.zeros(100, bool)), "bool"),
+        (dict(data=np.arange(5)), "array: the train split has 5"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Dataset(**{**good, **change})
+    with pytest.raises(ValueError, match="step is -1"):
+        Dataset(**good).batch(-1)
+
+
+def test_a_file_is_mapped_not_read(tmp_path):
+    """A sparse 8 GB file opens, is sampled, and with a byte vocabulary is not even scanned."""
+    path = tmp_path / "large.txt"
+    with path.open("wb") as file:
+        os.truncate(file.fileno(), 8 << 30)
+    data = Dataset(path, 16, 2, vocab_size=256)
+    assert data.num_tokens == 8 << 30 and max(max(data.starts(s)) for s in range(20)) > 1 << 32
+    assert data.batch(0).sum() == 0
+
+
+def test_stdlib_corpus(tmp_path):
+    text = stdlib_corpus(max_bytes=200_000)
+    assert isinstance(text, bytes) and len(text) == 200_000 and b"def " in text
+    path = stdlib_corpus(tmp_path / "corpus.txt", max_bytes=100_000)
+    assert path.read_bytes() == text[:100_000] and os.listdir(tmp_path) == ["corpus.txt"]
+    assert len(stdlib_corpus()) > 5_000_000

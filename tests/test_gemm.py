@@ -1,0 +1,307 @@
+"""The matrix products of the CPU backend: bit for bit one chain of fused multiply-adds, on every instruction set."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import terapipe_c as tp
+from terapipe_c import _core
+
+ISAS = _core.kernel_isas()
+# M, K, N: single elements, tails of tiles (14, 6), panels (32) and chunks of k (192), several blocks and groups
+SHAPES = [(1, 1, 1), (1, 7, 33), (13, 1, 31), (15, 40, 32), (29, 193, 65), (3, 400, 100), (71, 70, 129)]
+SHAPES += [(230, 20, 40), (4, 30, 800)]
+
+
+def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """float32 fma(a, b, c), rounded once.
+
+    The product of two float32 is exact in float64. The sum is rounded to odd (Boldo & Melquiond, "Emulation of FMA and
+    correctly rounded sums: proved algorithms using rounding to odd", IEEE TC 57(4), 2008), so that rounding again to
+    float32 gives what one rounding gives.
+    """
+    product, addend = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
+    total = product + addend
+    part = total - product
+    error = (product - (total - part)) + (addend - part)
+    even = (total.view(np.int64) & 1) == 0
+    away = np.where((error > 0) == (total > 0), 1, -1)
+    odd = (total.view(np.int64) + np.where(even & (error != 0), away, 0)).view(np.float64)
+    return odd.astype(np.float32)
+
+
+def chain(x: np.ndarray, w: np.ndarray, start: np.ndarray | None = None) -> np.ndarray:
+    """x @ w as the contract says: k ascending, one fma each, from +0 or from start."""
+    acc = np.zeros((x.shape[0], w.shape[1]), np.float32) if start is None else start.copy()
+    for k in range(x.shape[1]):
+        acc = fma(x[:, k, None], w[None, k, :], acc)
+    return acc
+
+
+def bits(array: np.ndarray) -> np.ndarray:
+    """For comparisons that tell -0 from +0."""
+    return np.ascontiguousarray(array).view(np.uint32)
+
+
+def same(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.shape == b.shape and bool((bits(a) == bits(b)).all())
+
+
+def operands(m: int, k: int, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng([m, k, n])
+    scale = rng.choice(np.float32([1e-3, 1.0, 1e3]), size=(k, 1))  # cancellation and absorption, so that order shows
+    x = rng.standard_normal((m, k), dtype=np.float32)
+    w = (rng.standard_normal((k, n), dtype=np.float32) * scale).astype(np.float32)
+    return x, w, rng.standard_normal((m, n), dtype=np.float32)
+
+
+def empty_like_rows(m: int, n: int, extra: int = 5) -> tuple[np.ndarray, np.ndarray]:
+    """A [m, n] view with longer rows, and the guard columns behind it."""
+    whole = np.full((m, n + extra), np.float32(-77.0))
+    return whole[:, :n], whole[:, n:]
+
+
+def test_emulated_fma_rounds_once() -> None:
+    one, tiny = np.float32(1.0), np.float32(2.0**-24)
+    above, below = np.nextafter(one, np.float32(2)), np.nextafter(one, np.float32(0))
+    # 1 + 2^-24 is a tie; a product a hair above it must round up, below it down
+    assert fma(np.array([tiny]), np.array([above]), np.array([one]))[0] == above
+    assert fma(np.array([tiny]), np.array([below]), np.array([one]))[0] == one
+    # (1 + u)(1 - u) - 1 = -u^2 is lost when the product is rounded first
+    u = np.float32(2.0**-12)
+    assert fma(np.array([one + u]), np.array([one - u]), np.array([-one]))[0] == -(u * u)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_forward_is_one_chain(isa: str, shape: tuple[int, int, int]) -> None:
+    m, k, n = shape
+    x, w, _ = operands(m, k, n)
+    bias = np.random.default_rng(1).standard_normal(n, dtype=np.float32)
+    kernels = _core.Kernels(isa)
+    weight = kernels.weight(w)
+    y, guard = empty_like_rows(m, n)
+    expected = chain(x, w)
+    assert same(kernels.linear(x, weight, y), expected)
+    assert (guard == -77.0).all()
+    assert same(kernels.linear(x, weight, y, bias=bias), expected + bias)
+    assert (guard == -77.0).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_input_gradient_is_one_chain(isa: str, shape: tuple[int, int, int]) -> None:
+    m, k, n = shape
+    _, w, dy = operands(m, k, n)
+    kernels = _core.Kernels(isa)
+    dx, guard = empty_like_rows(m, k)
+    kernels.linear_t(dy, kernels.weight(w), dx)
+    assert same(dx, chain(dy, np.ascontiguousarray(w.T)))
+    assert (guard == -77.0).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("shape", [*SHAPES, (390, 33, 17)])
+def test_weight_gradient_is_one_chain(isa: str, shape: tuple[int, int, int]) -> None:
+    m, k, n = shape
+    x, w, dy = operands(m, k, n)
+    kernels = _core.Kernels(isa)
+    weight = kernels.weight(w)
+    kernels.linear_w(x, dy, weight)
+    first = chain(np.ascontiguousarray(x.T), dy)
+    assert same(kernels.weight_grad(weight), first)
+    kernels.linear_w(x[::-1], dy[::-1], weight, accumulate=True)  # rows downwards: strides are negative
+    second = chain(np.ascontiguousarray(x[::-1].T), dy[::-1], first)
+    assert same(kernels.weight_grad(weight), second)
+    if m > 3:
+        assert not same(chain(np.ascontiguousarray(x.T), dy, first), second), "the order of rows does not show here"
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_cutting_the_rows_of_a_weight_gradient_changes_nothing(isa: str) -> None:
+    x, w, dy = operands(300, 45, 70)
+    kernels = _core.Kernels(isa)
+    whole, parts = kernels.weight(w), kernels.weight(w)
+    kernels.linear_w(x, dy, whole)
+    for first, last in ((0, 1), (1, 2), (2, 202), (202, 300)):
+        kernels.linear_w(x[first:last], dy[first:last], parts, accumulate=first > 0)
+    assert same(kernels.weight_grad(parts), kernels.weight_grad(whole))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_rows_do_not_depend_on_how_many_there_are(isa: str) -> None:
+    x, w, _ = operands(45, 500, 70)
+    kernels = _core.Kernels(isa)
+    weight = kernels.weight(w)
+    y = kernels.linear(x, weight, np.empty((45, 70), np.float32))
+    for first in range(0, 45, 4):
+        for count in (1, 2, 7, 14, 16):
+            rows = np.ascontiguousarray(x[first : first + count])
+            assert same(kernels.linear(rows, weight, np.empty((len(rows), 70), np.float32)), y[first : first + count])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("threads", [2, 3, 4])
+def test_threads_change_nothing(isa: str, threads: int) -> None:
+    for m, k, n in ((1, 5, 1), (50, 260, 100), (9, 33, 300), (400, 64, 40)):
+        x, w, dy = operands(m, k, n)
+        results = []
+        for kernels in (_core.Kernels(isa), _core.Kernels(isa, threads)):
+            weight = kernels.weight(w)
+            kernels.linear_w(x, dy, weight)
+            grad = np.ones(n, np.float32)
+            kernels.bias_w(dy, grad, accumulate=True)
+            y = kernels.linear(x, weight, np.empty((m, n), np.float32))
+            dx = kernels.linear_t(dy, weight, np.empty((m, k), np.float32))
+            results.append([kernels.weight_array(weight), y, dx, kernels.weight_grad(weight), grad])
+        for one, many in zip(*results, strict=True):
+            assert same(one, many)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_epilogues(isa: str) -> None:
+    m, k, n = 17, 200, 45
+    x, w, dy = operands(m, k, n)
+    x *= np.float32(0.01)
+    bias = np.random.default_rng(2).standard_normal(n, dtype=np.float32)
+    kernels = _core.Kernels(isa)
+    weight = kernels.weight(w)
+    plain = kernels.linear(x, weight, np.empty((m, n), np.float32), bias=bias)
+
+    y, guard = empty_like_rows(m, n)
+    assert same(kernels.linear(x, weight, y, bias=bias, epilogue="residual", aux=dy), dy + plain)
+    in_place = dy.copy()
+    kernels.linear(x, weight, in_place, bias=bias, epilogue="residual", aux=in_place)
+    assert same(in_place, dy + plain)
+
+    aux, aux_guard = empty_like_rows(m, n)
+    kernels.linear(x, weight, y, bias=bias, epilogue="gelu", aux=aux)
+    assert same(aux, plain)
+    assert (guard == -77.0).all() and (aux_guard == -77.0).all()
+    z = plain.astype(np.float64)
+    inner = np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)
+    np.testing.assert_allclose(y, 0.5 * z * (1 + np.tanh(inner)), rtol=1e-5, atol=2e-6)
+
+    narrow = np.random.default_rng(3).standard_normal((m, k), dtype=np.float32) * np.float32(2.0)
+    dx = kernels.linear_t(dy, weight, np.empty((m, k), np.float32))
+    z = narrow.astype(np.float64)
+    inner = np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)
+    slope = 0.5 * (1 + np.tanh(inner)) + 0.5 * z / np.cosh(inner) ** 2 * np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * z**2)
+    fused = kernels.linear_t(dy, weight, np.empty((m, k), np.float32), epilogue="dgelu", aux=narrow)
+    np.testing.assert_allclose(fused, dx * slope, rtol=1e-5, atol=1e-5 * np.abs(dx).max())
+    kernels.linear_t(dy, weight, narrow, epilogue="dgelu", aux=narrow)  # y may be aux
+    assert same(narrow, fused)
+
+
+@pytest.mark.skipif(not {"avx2", "avx512"} <= set(ISAS), reason="this processor has one vector set")
+def test_vector_sets_agree_in_every_epilogue() -> None:
+    x, w, dy = operands(33, 210, 77)
+    results = []
+    for isa in ("avx2", "avx512"):
+        kernels = _core.Kernels(isa)
+        weight = kernels.weight(w)
+        aux = np.empty((33, 77), np.float32)
+        y = kernels.linear(x, weight, np.empty((33, 77), np.float32), epilogue="gelu", aux=aux)
+        results.append([y, aux, kernels.linear_t(dy, weight, np.empty((33, 210), np.float32), epilogue="dgelu", aux=x)])
+    for one, other in zip(*results, strict=True):
+        assert same(one, other)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_signed_zero_and_infinity(isa: str) -> None:
+    kernels = _core.Kernels(isa)
+    weight = kernels.weight(np.zeros((2, 33), np.float32))
+    y = kernels.linear(-np.ones((3, 2), np.float32), weight, np.empty((3, 33), np.float32))
+    assert same(y, np.zeros((3, 33), np.float32))  # +0 + -0 = +0
+    x = np.array([[np.inf, 1.0], [1.0, np.nan], [2.0, 3.0]], np.float32)
+    y = kernels.linear(x, kernels.weight(np.ones((2, 33), np.float32)), y)
+    assert np.isinf(y[0]).all() and np.isnan(y[1]).all() and (y[2] == 5.0).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("shape", [(1, 1), (31, 33), (64, 96), (100, 7), (5, 64), (65, 100)])
+def test_weight_round_trip(isa: str, shape: tuple[int, int]) -> None:
+    w = np.arange(shape[0] * shape[1], dtype=np.float32).reshape(shape)
+    kernels = _core.Kernels(isa)
+    weight = kernels.weight(w)
+    assert same(kernels.weight_array(weight), w)
+    # the transposed layout, read through an identity
+    assert same(kernels.linear_t(np.eye(shape[1], dtype=np.float32), weight, np.empty(shape[::-1], np.float32)), w.T)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_bias_gradient(isa: str) -> None:
+    dy = np.random.default_rng(4).standard_normal((150, 2500), dtype=np.float32)
+    kernels = _core.Kernels(isa)
+    expected = np.zeros(2500, np.float32)
+    for row in dy:
+        expected += row
+    grad = np.full(2500, 9.0, np.float32)
+    kernels.bias_w(dy, grad)
+    assert same(grad, expected)
+    for row in dy[::-1]:
+        expected += row
+    kernels.bias_w(dy[::-1], grad, accumulate=True)
+    assert same(grad, expected)
+
+
+def test_no_rows() -> None:
+    kernels = _core.Kernels()
+    weight = kernels.weight(np.ones((3, 40), np.float32))
+    kernels.linear_w(np.ones((2, 3), np.float32), np.ones((2, 40), np.float32), weight)
+    none = np.empty((0, 40), np.float32)
+    assert kernels.linear(np.empty((0, 3), np.float32), weight, none).shape == (0, 40)
+    kernels.linear_w(np.empty((0, 3), np.float32), none, weight, accumulate=True)
+    assert (kernels.weight_grad(weight) == 2.0).all()
+    kernels.linear_w(np.empty((0, 3), np.float32), none, weight)
+    assert (kernels.weight_grad(weight) == 0.0).all()
+
+
+def test_workspace_is_a_few_megabytes_a_thread() -> None:
+    for isa in ISAS:
+        assert 0 < _core.Kernels(isa, 3).workspace_bytes <= 3 * 4 * 2**20
+
+
+def test_bad_arguments() -> None:
+    kernels = _core.Kernels()
+    weight = kernels.weight(np.ones((3, 4), np.float32))
+    x, y = np.ones((2, 3), np.float32), np.ones((2, 4), np.float32)
+    with pytest.raises(ValueError, match=r'isa is "sse9".*portable'):
+        _core.Kernels("sse9")
+    with pytest.raises(tp.Error):
+        _core.Kernels(threads=0)
+    with pytest.raises(ValueError, match=r"x is \[2, 4\]: \[2, 3\]"):
+        kernels.linear(y, weight, y)
+    with pytest.raises(ValueError, match="float32"):
+        kernels.linear(x.astype(np.float64), weight, y)
+    with pytest.raises(ValueError, match="strides"):
+        kernels.linear(np.ones((2, 6), np.float32)[:, ::2], weight, y)
+    with pytest.raises(ValueError, match="aux is missing"):
+        kernels.linear(x, weight, y, epilogue="gelu")
+    with pytest.raises(ValueError, match='epilogue is "dgelu"'):
+        kernels.linear(x, weight, y, epilogue="dgelu", aux=y)
+    with pytest.raises(ValueError, match="bias has length 3"):
+        kernels.linear(x, weight, y, bias=np.ones(3, np.float32))
+    with pytest.raises(TypeError, match="what Kernels.weight returned"):
+        kernels.linear(x, y, y)
+    frozen = y.copy()
+    frozen.flags.writeable = False
+    with pytest.raises((TypeError, ValueError)):
+        kernels.linear(x, weight, frozen)
+    if len(ISAS) > 1:
+        with pytest.raises(ValueError, match="packed for"):
+            _core.Kernels(ISAS[-1]).linear(x, weight, y)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_environment_chooses(isa: str) -> None:
+    command = [sys.executable, "-c", "from terapipe_c import _core; print(_core.Kernels().isa)"]
+    run = subprocess.run(command, env={**os.environ, "TERAPIPE_ISA": isa}, capture_output=True, text=True)
+    assert run.stdout.strip() == isa
+    run = subprocess.run(command, env={**os.environ, "TERAPIPE_ISA": "x87"}, capture_output=True, text=True)
+    assert run.returncode != 0 and 'TERAPIPE_ISA is "x87"' in run.stderr

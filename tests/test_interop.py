@@ -1,0 +1,178 @@
+"""What goes out of the package and comes in: tokens that a model writes, and Hugging Face folders."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+import reference as ref
+
+from terapipe_c.checkpoint import model_dict, param_shapes
+from terapipe_c.generate import _Cache, _draw, generate, logits
+from terapipe_c.interop import export_hf, import_hf
+from terapipe_c.tensorfile import read_layout, read_tensor, write_file
+
+MODEL = ref.Model(n_layer=2, n_head=2, n_embd=8, vocab_size=13, block_size=9)
+
+
+def float_params(model, seed=0):
+    return {name: array.astype(np.float32) for name, array in ref.random_params(model, seed).items()}
+
+
+def same(left, right):
+    return list(left) == list(right) and all(
+        (left[n] == right[n]).all() and left[n].dtype == right[n].dtype for n in left
+    )
+
+
+@pytest.mark.parametrize("change", [dict(), dict(bias=False), dict(tie_weights=False)])
+def test_cached_logits_equal_the_oracle_one_token_at_a_time(change):
+    model = ref.Model(**{**model_dict(MODEL), "n_layer": 3, **change})
+    params = float_params(model)
+    tokens = np.random.default_rng(1).integers(0, 13, 9)
+    expected, _ = ref.forward(model, params, tokens[None])
+    cache = _Cache(params, model)
+    got = [cache.forward(tokens[:4])] + [cache.forward([t]) for t in tokens[4:]]
+    np.testing.assert_allclose(got, expected[0, 3:], rtol=2e-4, atol=2e-4)
+    np.testing.assert_allclose(logits(params, model, tokens), expected[0, -1], rtol=2e-4, atol=2e-4)
+
+
+def test_generate():
+    params = float_params(MODEL)
+    prompt, greedy = [1, 2, 3], []
+    for _ in range(6):  # 3 + 6 = block_size: no window has moved yet
+        greedy.append(int(ref.forward(MODEL, params, np.array([prompt + greedy]))[0][0, -1].argmax()))
+    assert list(generate(params, MODEL, prompt, 6, temperature=0)) == greedy
+    assert list(generate(params, MODEL, prompt, 6, temperature=5.0, top_k=1)) == greedy
+    long = generate(params, MODEL, prompt, 40, seed=3)
+    assert (
+        len(long) == 40
+        and (long == generate(params, MODEL, prompt, 40, seed=3)).all()
+        and 0 <= long.min() <= long.max() < 13
+    )
+    assert (long != generate(params, MODEL, prompt, 40, seed=4)).any()
+    text = generate(params, MODEL, bytes(prompt), 5)
+    assert isinstance(text, bytes) and len(text) == 5 and isinstance(generate(params, MODEL, "\x01", 2), str)
+    assert len(generate(params, MODEL, prompt, 0)) == 0
+    for bad, message in (([], "empty"), ([13], "token 0 is 13"), ([1, -1], "token 1 is -1")):
+        with pytest.raises(ValueError, match=message):
+            generate(params, MODEL, bad, 1)
+
+
+def test_draws_follow_the_temperature():
+    row = np.log(np.float32([0.1, 0.2, 0.7]))
+    rng = np.random.default_rng(0)
+    counts = np.bincount([_draw(row, 1.0, None, rng) for _ in range(20000)], minlength=3) / 20000
+    np.testing.assert_allclose(counts, [0.1, 0.2, 0.7], atol=0.015)
+    counts = np.bincount([_draw(row, 0.5, 2, rng) for _ in range(20000)], minlength=3) / 20000
+    np.testing.assert_allclose(counts, [0, 0.04 / 0.53, 0.49 / 0.53], atol=0.015)
+
+
+@pytest.mark.parametrize("change", [dict(), dict(bias=False), dict(tie_weights=False)])
+def test_transformers_loads_our_export_and_gives_the_oracles_logits(tmp_path, change):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    model = ref.Model(**{**model_dict(MODEL), **change})
+    params = float_params(model)
+    export_hf(tmp_path, model=model, params=params)
+    theirs, info = transformers.GPT2LMHeadModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"], info
+    tokens = np.random.default_rng(1).integers(0, 13, (2, 9))
+    with torch.no_grad():
+        got = theirs.eval()(torch.tensor(tokens)).logits.numpy()
+    np.testing.assert_allclose(got, ref.forward(model, params, tokens)[0], rtol=2e-4, atol=2e-4)
+    theirs.save_pretrained(tmp_path / "back")
+    back = import_hf(tmp_path / "back")
+    assert all((back.params[n] == params[n]).all() for n in params) and back.model.tie_weights == model.tie_weights
+
+
+def hf_folder(tmp_path, **config):
+    """A folder as transformers writes it, of MODEL, and its parameters."""
+    params = float_params(MODEL)
+    export_hf(tmp_path, model=MODEL, params=params)
+    found = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**found, **config}))
+    return params
+
+
+def test_export_fills_in_biases_and_refuses_what_does_not_fit(tmp_path):
+    bare = ref.Model(**{**model_dict(MODEL), "bias": False})
+    export_hf(tmp_path / "bare", model=bare, params=float_params(bare))
+    layout = read_layout(tmp_path / "bare" / "model.safetensors")
+    assert list(layout.tensors) == list(param_shapes(MODEL)) and layout.metadata == {"format": "pt"}
+    assert not read_tensor(
+        tmp_path / "bare" / "model.safetensors", layout.tensors["transformer.h.0.attn.c_attn.bias"]
+    ).any()
+    assert "lm_head.weight" not in layout.tensors
+    params = float_params(MODEL)
+    with pytest.raises(ValueError, match="both model and params"):
+        export_hf(tmp_path / "x", model=MODEL)
+    with pytest.raises(ValueError, match=r"wte.weight has shape \[12, 8\]"):
+        export_hf(
+            tmp_path / "x",
+            model=MODEL,
+            params={**params, "transformer.wte.weight": params["transformer.wte.weight"][:12]},
+        )
+    params.pop("transformer.h.1.ln_2.bias")
+    with pytest.raises(ValueError, match=r"lack transformer\.h\.1\.ln_2\.bias"):
+        export_hf(tmp_path / "x", model=MODEL, params=params)
+
+
+def test_import_takes_bare_names_masks_a_stored_tie_shards_and_half_floats(tmp_path):
+    params = hf_folder(tmp_path)
+    assert same(import_hf(tmp_path).params, params) and import_hf(tmp_path).model.n_layer == 2
+    bare = {name.removeprefix("transformer."): array for name, array in params.items()}
+    bare["h.0.attn.bias"] = np.ones((1, 1, 9, 9), np.float32)  # the causal mask of old versions
+    bare["h.1.attn.masked_bias"] = np.float32([-1e4])
+    bare["lm_head.weight"] = params["transformer.wte.weight"]
+    write_file(tmp_path / "model.safetensors", bare)
+    assert same(import_hf(tmp_path).params, params)
+    names = sorted(bare)
+    write_file(tmp_path / "model-1.safetensors", {n: bare[n] for n in names[:9]})
+    write_file(tmp_path / "model-2.safetensors", {n: bare[n] for n in names[9:]})
+    where = {n: f"model-{1 + (i >= 9)}.safetensors" for i, n in enumerate(names)}
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    assert same(import_hf(tmp_path).params, params)
+
+
+@pytest.mark.parametrize("dtype, exact", [("BF16", 8), ("F16", 11)])
+def test_half_floats_are_widened(tmp_path, dtype, exact):
+    params = hf_folder(tmp_path)
+    header, pieces, end = {}, [], 0
+    for name, array in params.items():
+        bits = (array.view(np.uint32) >> 16).astype(np.uint16) if dtype == "BF16" else array.astype(np.float16)
+        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [end, end + bits.nbytes]}
+        pieces.append(bits.tobytes())
+        end += bits.nbytes
+    text = json.dumps(header).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + b"".join(pieces))
+    back = import_hf(tmp_path).params
+    for name, array in params.items():
+        assert back[name].dtype == np.float32
+        np.testing.assert_allclose(back[name], array, rtol=2.0 ** (1 - exact), atol=1e-7)
+
+
+@pytest.mark.parametrize("config, message", [
+    ({"model_type": "llama"}, "model_type is 'llama'"), ({"activation_function": "relu"}, "activation_function is 'relu'"),
+    ({"n_inner": 100}, "n_inner is 100"), ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is 1e-06"),
+    ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
+    ({"n_layer": 3}, "transformer.h.2.ln_1.weight is missing"), ({"n_layer": 1}, "transformer.h.1.* belongs to no"),
+    ({"vocab_size": 14}, r"wte.weight has shape \[13, 8\]"),
+])  # fmt: skip
+def test_import_refuses_what_is_another_model(tmp_path, config, message):
+    hf_folder(tmp_path, **config)
+    with pytest.raises(ValueError, match=message):
+        import_hf(tmp_path)
+
+
+def test_import_names_missing_files(tmp_path):
+    with pytest.raises(FileNotFoundError, match="config.json"):
+        import_hf(tmp_path)
+    hf_folder(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(FileNotFoundError, match="pickle"):
+        import_hf(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="config.json: no JSON"):
+        import_hf(tmp_path)

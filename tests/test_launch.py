@@ -1,0 +1,343 @@
+"""The launcher: runs as threads and as processes, and every way in which one can end."""
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from terapipe_c import _core
+from terapipe_c.launch import launch
+from terapipe_c.worker import learning_rate, pack, share, unpack
+
+MODEL = dict(n_layer=2, n_head=1, n_embd=8, vocab_size=256, block_size=8, bias=True, tie_weights=True)
+DATA = np.arange(4000, dtype=np.int32) % 256
+HERE = Path(__file__).resolve().parent
+BOTH = pytest.mark.parametrize("processes", [False, True], ids=["threads", "processes"])
+
+
+@dataclass
+class Plan:
+    """What launch reads of a plan."""
+    ranks: int = 2
+    model: object = field(default_factory=lambda: SimpleNamespace(**MODEL))
+    batch: int = 2
+    seq_len: int = 8
+    step_time_s: float = 0.125
+    slicing: object = ((2, [4, 2, 2]),)
+    bubbles: object = field(default_factory=lambda: {"warmup": 0.5})
+
+    @property
+    def peak_memory_bytes(self):
+        return [1000 + rank for rank in range(self.ranks)]
+
+    def to_dict(self):
+        return {"ranks": self.ranks}
+
+    def save(self, path):
+        Path(path).write_text(json.dumps(self.to_dict()))
+
+
+def start(steps, engine="Engine", ranks=2, data=DATA, **options):
+    options = {"progress": False, "lr": 0.1, "lr_schedule": "constant", **options}
+    return launch(Plan(ranks), data, steps, engine=f"toy_engine:{engine}", **options)
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def all_end(pids, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not any(map(alive, pids))
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    """No descriptor, thread, child or zombie that was not there before."""
+    def children_of(task):
+        try:
+            return (task / "children").read_text().split()
+        except OSError:     # the thread ended while we looked; its children are another's now
+            return []
+
+    def census():
+        children = [pid for task in Path("/proc/self/task").iterdir() for pid in children_of(task)]
+        return sorted(os.listdir("/proc/self/fd")), threading.active_count(), children
+    before = census()
+    yield
+    deadline = time.monotonic() + 5
+    while census() != before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert census() == before
+
+
+# ---- a run that goes well --------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_a_run_trains_and_leaves_what_it_promised(tmp_path, processes):
+    run = start(7, processes=processes, out=tmp_path / "a", checkpoint_every=5, eval_every=3, ranks=3)
+    assert len(run.pids) == (3 if processes else 0) and os.getpid() not in run.pids
+    records = list(run)
+    assert [record.step for record in records] == list(range(7))
+    assert records[-1].loss < records[0].loss
+    assert all(record.grad_norm > 0 and record.step_time_s > 0 and record.predicted_step_time_s == 0.125 for record in records)
+    assert [record.step for record in records if record.eval_loss is not None] == [2, 5, 6]
+    assert run.loss_eval == records[-1].eval_loss and run.history == records == list(run)
+    lines = [json.loads(line) for line in (tmp_path / "a/metrics.jsonl").read_text().splitlines()]
+    assert [line["loss"] for line in lines] == [record.loss for record in records]
+    assert json.loads((tmp_path / "a/config.json").read_text())["lr"] == 0.1
+    assert json.loads((tmp_path / "a/plan.json").read_text()) == {"ranks": 3}
+    assert {row[0] for row in json.loads((tmp_path / "a/trace.json").read_text())["rows"]} == {0, 1, 2}
+    assert run.checkpoint_path == tmp_path / "a/checkpoints/step-00000007"
+    assert (tmp_path / "a/checkpoints/step-00000005").is_dir()
+
+
+def test_threads_and_processes_give_the_same_losses():
+    one, two = ([record.loss for record in start(4, processes=processes)] for processes in (False, True))
+    assert one == two
+
+
+@BOTH
+def test_a_resumed_run_continues_bit_for_bit(tmp_path, processes):
+    whole = [record.loss for record in start(6, processes=False)]
+    start(3, processes=processes, out=tmp_path / "a").wait()
+    (tmp_path / "a/metrics.jsonl").open("a").write('{"step": 5, "loss": 9}\n{"step": 6, "lo')  # of a run that was cut off
+    rest = list(start(6, processes=processes, out=tmp_path / "a", resume=True))
+    assert [record.step for record in rest] == [3, 4, 5]
+    assert [record.loss for record in rest] == whole[3:]
+    steps = [json.loads(line)["step"] for line in (tmp_path / "a/metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(6))
+
+
+def test_initial_parameters_reach_the_ranks_by_memory():
+    from terapipe_c.checkpoint import param_shapes
+    init = {name: np.full(shape, 0.5, np.float32) for name, shape in param_shapes(SimpleNamespace(**MODEL)).items()}
+    given = [[record.loss for record in start(2, init=init, processes=processes)] for processes in (False, True)]
+    assert given[0] == given[1] != [record.loss for record in start(2, processes=False)]
+
+
+def test_stop_ends_after_a_step_with_a_checkpoint(tmp_path):
+    run = start(100_000, "Slow", out=tmp_path / "a", checkpoint_every=100_000)
+    for record in run:
+        if record.step == 4:
+            break
+    assert run.running
+    run.stop()
+    done = run.history[-1].step + 1
+    assert not run.running and 5 <= done < 100_000
+    assert run.checkpoint_path == tmp_path / f"a/checkpoints/step-{done:08d}"
+    assert [record.step for record in run] == list(range(done))
+
+
+def test_the_report_lays_predicted_beside_measured(tmp_path):
+    run = start(4, out=tmp_path / "a", processes=False)
+    report = run.report()
+    times = sorted(record.step_time_s for record in run.history[1:])
+    assert report.step_time_s == times[1] and report.predicted_step_time_s == 0.125
+    assert report.peak_memory_bytes == report.predicted_peak_memory_bytes == [1000, 1001]
+    assert all(size > 1 << 20 for size in report.resident_memory_bytes)
+    busy = sum(row[6] - row[5] for row in run.trace)
+    assert min(row[5] for row in run.trace) == 0.0
+    assert sum(report.bubbles.values()) == pytest.approx(2 * max(row[6] for row in run.trace) - busy)
+    assert run.timeline().bubbles == report.bubbles
+    text = str(report)
+    assert "125.00 ms" in text and "exact" in text and "metrics.jsonl" in text
+    page = report.save(tmp_path / "report.html").read_text()
+    assert "<polyline" in page and "memory of rank 1" in page
+
+
+def test_progress_is_lines_where_there_is_no_terminal(capsys):
+    start(3, processes=False, progress=None).wait()
+    assert "step 3/3  loss " in capsys.readouterr().err
+    start(3, processes=False, progress=False).wait()
+    assert capsys.readouterr().err == ""
+
+
+# ---- refused before anybody starts -----------------------------------------------------------------------------------
+
+
+def test_bad_requests_are_refused(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/precious").write_text("")
+    (tmp_path / "file").write_text("")
+    wild = np.full(5000, 255, np.int32)
+    wild[4321] = 256
+    for kind, word, options in (
+            (FileExistsError, "mine", dict(out=tmp_path / "mine")), (OSError, "file", dict(out=tmp_path / "file/below")),
+            (FileNotFoundError, "nowhere", dict(data=str(tmp_path / "nowhere.txt"))), (ValueError, "4321", dict(data=wild)),
+            (ValueError, "lr is nan", dict(lr=float("nan"))), (ValueError, "'linear'", dict(lr_schedule="linear")),
+            (ValueError, "betas", dict(betas=(0.9, 1.0))), (ValueError, "log_every is 0", dict(log_every=0)),
+            (ValueError, "backend is .cuda.", dict(backend="cuda")),
+            (ValueError, "resume", dict(resume=True)), (FileNotFoundError, "new", dict(resume=True, out=tmp_path / "new")),
+            (ValueError, "float64", dict(init={"w": np.zeros(3)}))):
+        with pytest.raises(kind, match=word):
+            start(2, **{"out": tmp_path / "fresh", **options} if "resume" not in options else options)
+        assert not (tmp_path / "fresh").exists()
+    with pytest.raises(ValueError, match="steps is -1"):
+        start(-1)
+
+
+# ---- runs that go wrong ----------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_an_exception_in_one_rank_ends_all_and_names_it(processes):
+    run = start(100_000, "Raises", ranks=3, processes=processes)
+    seen = []
+    with pytest.raises(_core.InvalidValueError) as caught:
+        seen.extend(run)
+    assert [record.step for record in seen] == [0, 1, 2]
+    assert str(caught.value) == ("rank 1 failed at step 3 while running forward of micro-batch 0 slice 2 on stage 1: "
+                                 "ValueError: the weights caught fire")
+    assert "in work" in "".join(caught.value.__notes__) and not any(map(alive, run.pids))
+    with pytest.raises(_core.InvalidValueError):
+        run.wait()
+    assert [record.step for record in start(2, processes=processes)] == [0, 1]  # and again
+
+
+@BOTH
+def test_an_exception_while_starting_is_told_too(processes):
+    with pytest.raises(_core.StorageError, match="rank 1 failed before its first instruction: OSError.*no space"):
+        start(3, "Unbuildable", processes=processes).wait()
+
+
+def test_a_killed_rank_is_named_with_what_it_was_doing():
+    with pytest.raises(_core.PeerError) as caught:
+        start(100_000, "Dies", ranks=3).wait()
+    assert str(caught.value) == ("rank 1 was killed by signal 9 (SIGKILL) at step 5 while running forward of micro-batch 0 "
+                                 "slice 2 on stage 1")
+
+
+def test_a_rank_that_leaves_without_a_word_is_named():
+    with pytest.raises(_core.PeerError, match="rank 1 ended early at step 2 while running forward"):
+        start(100_000, "Exits").wait()
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_any_rank_may_be_killed_at_any_moment(victim):
+    run = start(100_000, "Slow", ranks=3)
+    delay = random.Random().uniform(0, 0.6)  # from before it has started Python to the middle of a step
+    time.sleep(delay)
+    os.kill(run.pids[victim], signal.SIGKILL)
+    with pytest.raises(_core.PeerError, match=rf"^rank {victim} was killed by signal 9 \(SIGKILL\) (at step|before)"):
+        run.wait()
+    assert not any(map(alive, run.pids)), delay
+
+
+def test_a_rank_that_hears_nothing_is_ended_by_force():
+    run = start(100_000, "Deaf")
+    with pytest.raises(_core.OutOfMemoryError, match="rank 0 failed at step 1 .* no room"):
+        run.wait()
+    assert not any(map(alive, run.pids))
+
+
+SCRIPT = """
+import sys, time
+sys.path.insert(0, {here!r})
+from test_launch import start
+run = start(100_000, "Slow", ranks=2, processes={processes})
+for record in run:
+    if record.step == 1:
+        print(*run.pids, flush=True)
+    {body}
+"""
+
+
+def script(tmp_path, body="pass", processes=True):
+    """A user's script: no __main__ guard, another working folder."""
+    path = tmp_path / "user.py"
+    path.write_text(SCRIPT.format(here=str(HERE), body=body, processes=processes))
+    paths = os.pathsep.join(path for path in sys.path if path)
+    child = subprocess.Popen([sys.executable, str(path)], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                             env={**os.environ, "PYTHONPATH": paths})
+    return child, [int(word) for word in child.stdout.readline().split()]
+
+
+def test_ranks_end_when_their_launcher_is_killed(tmp_path):
+    child, pids = script(tmp_path)
+    assert len(pids) == 2 and all(map(alive, pids))
+    child.kill()
+    child.communicate()
+    assert all_end(pids)
+
+
+@pytest.mark.parametrize("body", ["pass", "time.sleep(600 if record.step == 1 else 0)"], ids=["waiting", "in the loop"])
+@BOTH
+def test_ctrl_c_ends_everything(tmp_path, body, processes):
+    child, pids = script(tmp_path, body, processes)
+    time.sleep(0.05)
+    child.send_signal(signal.SIGINT)
+    _, errors = child.communicate(timeout=20)
+    assert child.returncode == -signal.SIGINT and "KeyboardInterrupt" in errors, errors
+    assert len(pids) == (2 if processes else 0) and all_end(pids)
+
+
+def test_an_exception_in_the_with_block_ends_the_run():
+    with pytest.raises(ZeroDivisionError), start(100_000, "Slow") as run:
+        assert 1 / 0
+    assert not run.running and not any(map(alive, run.pids))
+    with pytest.raises(_core.AbortedError, match="with block"):
+        run.wait()
+
+
+def test_metrics_that_cannot_be_written_end_the_run(tmp_path):
+    run = start(100_000, "Slow", out=tmp_path / "a", checkpoint_every=0)
+
+    def full(*words):
+        raise OSError(28, "No space left on device", "metrics.jsonl")
+
+    run._hear = full
+    with pytest.raises(OSError, match="metrics.jsonl"):
+        run.wait()
+    assert not any(map(alive, run.pids))
+
+
+# ---- the parts -------------------------------------------------------------------------------------------------------
+
+
+def test_pack_round_trips():
+    arrays = {"a": np.arange(7, dtype=np.uint16), "b": np.ones((3, 5), np.float32)[:, ::2], "empty": np.empty((0, 4))}
+    fd = pack({"steps": 3}, arrays)
+    job, back = unpack(fd)
+    os.close(fd)
+    assert job == {"steps": 3} and set(back) == set(arrays)
+    for name, array in arrays.items():
+        assert back[name].dtype == array.dtype and np.array_equal(back[name], array)
+    with pytest.raises(ValueError):
+        back["a"][0] = 1
+
+
+def test_learning_rate():
+    job = dict(lr=1.0, min_lr=0.1, warmup_steps=4, steps=14, lr_schedule="cosine")
+    assert [learning_rate(job, step) for step in (0, 3, 4)] == [0.25, 1.0, 1.0]
+    assert learning_rate(job, 9) == pytest.approx(0.55)
+    assert 0.1 < learning_rate(job, 13) < 0.15
+    assert learning_rate({**job, "lr_schedule": "constant"}, 13) == 1.0
+
+
+def test_share_carries_things_longer_than_one_gather():
+    region = _core.Region.create(3, bytes(9), 4096, 4096, False)
+    things = [{"rank": rank, "long": "x" * (rank * 5000)} for rank in range(3)]
+    got = {}
+    threads = [threading.Thread(target=lambda rank=rank: got.update({rank: share(_core.Comm(region, rank), things[rank])}))
+               for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == {rank: things for rank in range(3)}

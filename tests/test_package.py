@@ -1,0 +1,121 @@
+"""What is built and shipped: the source distribution is whole, the wheel has its data, the face is API.md's."""
+
+import importlib.metadata
+import inspect
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+import terapipe_c as tp
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def tracked() -> list[str]:
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
+    return [name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source distribution, made from a clean copy of the tree and unpacked."""
+    if not tracked():
+        pytest.skip("not a git checkout")
+    clean, folder = tmp_path_factory.mktemp("clean"), tmp_path_factory.mktemp("sdist")
+    for name in tracked():
+        (clean / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, clean / name)
+    build = f"import setuptools.build_meta as b; print(b.build_sdist({str(folder)!r}))"
+    ran = subprocess.run([sys.executable, "-c", build], cwd=clean, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
+        archive.extractall(folder, filter="data")
+    return next(p for p in folder.iterdir() if p.is_dir())
+
+
+def test_the_sdist_holds_every_source(sdist: Path) -> None:
+    shipped = {str(p.relative_to(sdist)) for p in sdist.rglob("*") if p.is_file()}
+    wanted = {name for name in tracked() if name.startswith(("csrc/", "cuda/", "terapipe_c/", "tests/"))}
+    wanted |= {"setup.py", "pyproject.toml", "LICENSE", "README.md"}
+    assert wanted - shipped == set()
+    assert not [name for name in shipped if name.endswith((".so", ".o", ".pyc"))]
+
+
+def test_the_sdist_compiles_alone(sdist: Path) -> None:
+    """Every file of every module parses with the sdist's own headers, with the flags it will be built with."""
+    script = """
+import runpy, subprocess, sys
+s = runpy.run_path("setup.py", run_name="setup_py")
+for source in s["core_sources"]():
+    subprocess.run(["gcc", "-fsyntax-only", "-I.", *s["flags_of"](source), source], check=True)
+    assert not [f for f in s["flags_of"](source) if f.startswith(("-march", "-mtune", "-mcpu"))], source
+"""
+    ran = subprocess.run([sys.executable, "-c", script], cwd=sdist, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+
+
+def test_the_installed_package_has_its_data() -> None:
+    home = Path(tp.__file__).parent
+    for name in ("py.typed", "_core.pyi", "__init__.py"):
+        assert (home / name).is_file(), f"{home / name} is missing"
+    assert any(home.glob("_core*.so"))
+
+
+def test_metadata() -> None:
+    try:
+        found = importlib.metadata.distribution("terapipe_c")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("the package is not installed (an in-place build)")
+    requires = [r for r in found.requires or [] if "extra ==" not in r]
+    assert len(requires) == 1 and requires[0].startswith("numpy"), "NumPy is the only run-time dependency"
+    assert found.version == tp.__version__
+    scripts = {e.name: e.value for e in found.entry_points if e.group == "console_scripts"}
+    assert scripts == {"terapipe": "terapipe_c.cli:main"}
+
+
+def test_the_public_face_is_all_there_and_documented() -> None:
+    assert sorted(set(tp.__all__)) == sorted(tp.__all__), "a name stands twice in __all__"
+    for name in tp.__all__:
+        value = getattr(tp, name)
+        if inspect.isclass(value) and issubclass(value, tp.Error):
+            continue  # the builtin that it also is says what it means
+        if inspect.isclass(value) or inspect.isfunction(value) or inspect.ismodule(value):
+            assert (value.__doc__ or "").strip(), f"tp.{name} has no docstring"
+
+
+def test_importing_brings_nothing_heavy() -> None:
+    script = "import sys, terapipe_c; print(*sorted({'torch', 'tqdm', 'IPython', 'matplotlib'} & set(sys.modules)))"
+    home = Path(tp.__file__).parents[1]
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=home)
+    assert ran.stdout.strip() == ""
+
+
+def test_sources_stay_small() -> None:
+    """A file asks to be two rooms at 600 lines (ARCHITECTURE.md: size is a tested budget)."""
+    long = {}
+    for name in tracked():
+        if re.search(r"\.(c|h|cu|cuh|py)$", name):
+            lines = len((ROOT / name).read_text(errors="replace").splitlines())
+            if lines > 600:
+                long[name] = lines
+    assert not long
+
+
+def test_functions_fit_a_screen_and_a_half() -> None:
+    long = {}
+    for name in tracked():
+        if name.startswith("csrc/") and name.endswith(".c"):
+            start = 0
+            for number, line in enumerate((ROOT / name).read_text().splitlines(), 1):
+                if line.startswith("{"):
+                    start = number
+                elif line.startswith("}") and start:
+                    if number - start > 80:
+                        long[f"{name}:{start}"] = number - start
+                    start = 0
+    assert not long

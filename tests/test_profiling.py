@@ -1,0 +1,87 @@
+"""Profiling: the measured cost model of a tiny model, and what is refused. Times are noisy here: only their order is asserted."""
+import time
+
+import numpy as np
+import pytest
+
+import terapipe_c as tp
+
+MODEL = tp.GPTConfig(n_layer=3, n_head=2, n_embd=64, vocab_size=97, block_size=256)
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return tp.profile(MODEL, micro_batch=2, seq_len=256, budget_s=2)
+
+
+def test_it_knows_what_was_measured(measured):
+    assert measured.source == "measured" and measured.model == MODEL
+    assert measured.seq_len == 256 and measured.micro_batch == 2
+    assert np.isfinite(measured.fit_error) and measured.fit_error >= 0
+    assert {"attention.F", "attention.I", "attention.W", "ffn.F", "ffn.I", "ffn.W"} <= set(measured.fit_errors)
+    assert measured.latency_s > 0 and measured.copy_byte_s > 0 and measured.optimizer_param_s > 0 and measured.overhead_s >= 0
+
+
+def test_times_are_positive_and_grow_with_the_slice(measured):
+    for phase in ("fwd", "bwd", "both"):
+        for context in (0, 64):
+            times = [float(measured.time(tokens, context, phase)) for tokens in (8, 32, 128, 192)]
+            assert times[0] > 0 and times == sorted(times) and times[-1] > 2 * times[0]
+    assert measured.time(128, 0, "both") == pytest.approx(measured.time(128, 0, "fwd") + measured.time(128, 0, "bwd"))
+    assert measured.time(128, 0, "bwd") > measured.time(128, 0, "fwd")
+    assert measured.time(64, 128) >= measured.time(64, 0)
+    assert measured.time(128, batch=2) > measured.time(128)
+    assert measured.block_seconds("head", "F", 128) > 0 and measured.block_seconds("head", "I", 128) > 0
+
+
+def test_it_survives_a_round_trip(measured, tmp_path):
+    measured.save(tmp_path / "costs.json")
+    again = tp.CostModel.load(tmp_path / "costs.json")
+    assert again == measured and hash(again) == hash(measured)
+    assert np.array_equal(again.time(np.arange(1, 257)), measured.time(np.arange(1, 257)))
+
+
+def test_a_plan_on_it_runs(measured):
+    plan = tp.plan(MODEL, tp.Cluster.local(), batch=2, seq_len=256, costs=measured, stages=2)
+    assert plan.step_time_s > 0 and plan.lower_bound_s <= plan.step_time_s * (1 + 1e-9)
+    data = (np.arange(5000) % 97).astype(np.int32)
+    report = tp.launch(plan, data, 3, processes=False, progress=False).wait().report()
+    assert report.predicted_step_time_s == plan.step_time_s and report.step_time_s > 0
+    other = tp.GPTConfig(n_layer=3, n_head=2, n_embd=32, vocab_size=97, block_size=256)
+    with pytest.raises(ValueError, match="n_embd = 64"):
+        tp.plan(other, tp.Cluster.local(), batch=2, seq_len=256, costs=measured)
+
+
+@pytest.mark.filterwarnings("ignore:.*the fit of t_ctx")  # a few noisy samples
+@pytest.mark.parametrize("options", [dict(seq_len=1), dict(seq_len=2), dict(seq_len=7), dict(seq_len=17, micro_batch=3),
+                                     dict(seq_len=48, threads=2, ranks=1), dict(seq_len=64, ranks=3)], ids=str)
+def test_the_smallest_models_and_shortest_sequences_are_measured(options):
+    model = tp.GPTConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=5, block_size=64, bias=False, tie_weights=False)
+    costs = tp.profile(model, budget_s=0.1, **options)
+    times = costs.time(np.arange(1, options["seq_len"] + 1))
+    assert np.isfinite(times).all() and (np.asarray(times) > 0).all()
+    assert tp.plan(model, tp.Cluster.local(), batch=3, seq_len=options["seq_len"], costs=costs, stages=2).step_time_s > 0
+
+
+def test_the_budget_bounds_it():
+    """Twelve layers of a larger model in the time for a tiny one: no more than a generous multiple of what was allowed."""
+    model = tp.GPTConfig(n_layer=12, n_head=4, n_embd=256, vocab_size=1000, block_size=512)
+    begin = time.process_time()
+    tp.profile(model, budget_s=0.5, ranks=1)
+    assert time.process_time() - begin < 20
+
+
+@pytest.mark.parametrize(("word", "options"), [
+    ("backend is 'gpu'", dict(backend="gpu")), ("seq_len is 257.*block_size = 256", dict(seq_len=257)), ("seq_len", dict(seq_len=0)),
+    ("micro_batch", dict(micro_batch=0)), ("threads", dict(threads=0)), ("threads", dict(threads=1.5)), ("ranks", dict(ranks=0)),
+    ("budget_s is 0", dict(budget_s=0)), ("budget_s is nan", dict(budget_s=float("nan"))), ("budget_s", dict(budget_s=-1.0)),
+    ("budget_s", dict(budget_s="long"))], ids=str)  # fmt: skip
+def test_bad_requests_are_refused(word, options):
+    with pytest.raises((ValueError, TypeError), match=word) as caught:
+        tp.profile(MODEL, **options)
+    assert isinstance(caught.value, tp.Error)
+
+
+def test_what_is_no_model_is_refused():
+    with pytest.raises(tp.Error, match="model"):
+        tp.profile("gpt2-124m")

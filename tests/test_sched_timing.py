@@ -1,0 +1,297 @@
+"""Timing: the simulator against repeated relaxation, causes of idle time, lower bounds against random legal orders."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+import sched_oracle
+
+from terapipe_c import schedule, schedules
+from terapipe_c.schedule import Timeline
+from terapipe_c.schedules import Program
+
+
+def programs():
+    yield schedules.gpipe(3, 2, [2, 3])
+    yield schedules.one_f_one_b(4, 5)
+    yield schedules.seq1f1b(3, 4, [1, 3, 2, 3])
+    yield schedules.interleaved(2, 4, 2, [1, 2, 1, 3])
+    yield schedules.seq1f1b(4, 4, 2).split(pending=2)
+    yield schedules.interleaved(3, 3, 2).split(pending=1)
+    yield schedules.gpipe(1, 2, 3)
+
+
+def random_cost(rng, program, messages=False):
+    shape = (program.num_stages, sum(program.slices))
+    return {
+        op: rng.uniform(0.1, 3.0, shape) for op in ("F", "B", "I", "W", *(("SF", "RF", "SB", "RB") if messages else ()))
+    }
+
+
+@pytest.mark.parametrize("program", list(programs()), ids=repr)
+def test_simulate_equals_relaxation(program):
+    rng = np.random.default_rng(len(program))
+    offset = np.cumsum((0, *program.slices))
+    for messages, links in itertools.product((False, True), ("none", "stage", "unit")):
+        cost = random_cost(rng, program, messages)
+        lag = {
+            "none": np.zeros(program.num_stages),
+            "stage": rng.uniform(0, 2, program.num_stages),
+            "unit": rng.uniform(0, 2, cost["F"].shape),
+        }[links]
+        line = program.simulate(cost, comm_s=lag)
+        expected = sched_oracle.makespan(
+            program,
+            lambda op, v, q, m, cost=cost: cost[op][v, offset[q] + m] if op in cost else 0.0,
+            lambda v, q, m, lag=lag: lag[v] if lag.ndim == 1 else lag[v, offset[q] + m],
+        )
+        assert line.makespan_s == pytest.approx(expected, rel=1e-13)
+        assert program.makespan(cost, comm_s=lag) == line.makespan_s
+        assert line.lower_bound_s <= line.makespan_s * (1 + 1e-12)
+        assert sum(line.bubbles.values()) == pytest.approx(line.idle_s, abs=1e-9)
+        assert min(line.bubbles.values()) >= 0.0 and tuple(line.bubbles) == schedule.CAUSES
+        lowered = program.lower().simulate(cost, comm_s=lag)
+        assert lowered.makespan_s == line.makespan_s and lowered.bubbles == pytest.approx(line.bubbles, abs=1e-9)
+        check_intervals(program, line, cost)
+
+
+def check_intervals(program, line, cost):
+    rows = line.intervals
+    offset = np.cumsum((0, *program.slices))
+    assert len(rows) == len(program) and rows["end_s"].max() <= line.makespan_s
+    for rank in range(program.num_ranks):
+        mine = rows[rows["rank"] == rank]
+        assert (mine["start_s"][1:] >= mine["end_s"][:-1] - 1e-12).all()
+        for name in ("op", "stage", "micro", "slice"):
+            assert (mine[name] == program.instructions(rank)[name]).all()
+        assert (mine["end_s"] - mine["start_s"]).sum() == pytest.approx(line.busy_s[rank])
+    for row in rows:
+        seconds = cost[schedules.OPS[row["op"]]][row["stage"], offset[row["micro"]] + row["slice"]]
+        assert row["end_s"] - row["start_s"] == pytest.approx(seconds)
+
+
+def test_the_end_of_a_step():
+    """AR: both ends meet. OPT waits for every rank."""
+    program = schedules.one_f_one_b(3, 4).lower(tied=True)
+    cost = {"F": 1.0, "B": 2.0, "AR": 0.5, "OPT": np.array([1.0, 4.0, 2.0])}
+    line = program.simulate(cost)
+    assert line.makespan_s == 3.0 * 6 + 0.5 + 4.0 == program.makespan(cost)
+    ends = line.intervals[line.intervals["op"] == schedules.OPS.index("OPT")]
+    assert (ends["start_s"] == 18.5).all()
+    assert line.lower_bound_s <= line.makespan_s
+    assert sum(line.bubbles.values()) == pytest.approx(line.idle_s)
+
+
+def test_costs_in_every_shape_say_the_same():
+    program = schedules.seq1f1b(3, 2, [3, 2])
+    f = np.array([1.0, 2.0, 3.0])
+    by_slice = f[:, None] * np.array([[1.0, 1.0, 1.0]])
+    expected = program.simulate({"F": f, "B": 2.0}).makespan_s
+    assert program.simulate({"F": by_slice, "B": 2.0}).makespan_s == expected
+    assert (
+        program.simulate({"F": np.tile(f[:, None], (1, 5)), "I": 1.5, "W": np.full((3, 3), 0.5)}).makespan_s == expected
+    )
+    assert program.simulate({"F": f.astype(np.float32), "B": 2}).makespan_s == expected
+
+    class Costs:
+        def durations(self, asked):
+            assert asked is program
+            return {"F": f, "B": 2.0, "comm": 0.25}
+
+    assert program.simulate(Costs()).makespan_s == program.simulate({"F": f, "B": 2.0}, comm_s=0.25).makespan_s
+    assert program.makespan([{"F": f, "B": 2.0}, {"F": f, "B": 4.0}]).shape == (2,)
+
+
+def test_bad_costs_are_refused():
+    program = schedules.gpipe(2, 2, 3)
+    for cost, word in (
+        ({"F": 1.0}, "no 'B'"),
+        ({"F": 1.0, "B": 1.0, "X": 1.0}, "'X'"),
+        ({"F": -1.0, "B": 1.0}, "F"),
+        ({"F": np.nan, "B": 1.0}, "nan"),
+        ({"F": np.ones((2, 4)), "B": 1.0}, "shape"),
+        ({"F": "fast", "B": 1.0}, "fast"),
+        (3.0, "float"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=word):
+            program.simulate(cost)
+    with pytest.raises(ValueError, match="comm_s"):
+        program.simulate({"F": 1.0, "B": 1.0}, comm_s=np.ones(3))
+    with pytest.raises(ValueError, match="activation_bytes"):
+        program.simulate({"F": 1.0, "B": 1.0}, activation_bytes=-1)
+    with pytest.raises(ValueError):
+        Program.parse("0F0.1 0F0.0 0B0.1 0B0.0").simulate({"F": 1.0, "B": 1.0})
+    with pytest.raises(ValueError, match="deadlock"):
+        Program.parse("1F0.0 0F0.0 0B0.0 1B0.0").simulate({"F": 1.0, "B": 1.0})
+    with pytest.raises(ValueError, match="deadlock"):
+        Program.parse("1F0.0 0F0.0 0B0.0 1B0.0").makespan({"F": 1.0, "B": 1.0})
+
+
+# ---- causes -----------------------------------------------------------------------------------------------------------------
+
+
+def test_each_cause_is_named_where_it_is_the_only_one():
+    ranks, micros = 4, 8
+    line = schedules.one_f_one_b(ranks, micros).simulate({"F": 1.0, "B": 2.0})
+    only = {cause: seconds for cause, seconds in line.bubbles.items() if seconds}
+    assert only == {"warmup": pytest.approx(18.0), "cooldown": pytest.approx(18.0)}
+    heavy = np.array([1.0, 1.0, 3.0, 1.0])
+    bubbles = schedules.one_f_one_b(ranks, micros).simulate({"F": heavy, "B": 2 * heavy}).bubbles
+    assert (
+        bubbles["imbalance"] == pytest.approx(3 * micros * (3 * 3.0 - 3.0))
+        and bubbles["slice_skew"] == bubbles["comm"] == 0
+    )
+    uneven = np.tile([1.0, 1.0, 4.0], (ranks, 1))
+    bubbles = schedules.gpipe(ranks, 1, 3).simulate({"F": uneven, "B": uneven}).bubbles
+    assert bubbles["slice_skew"] == pytest.approx(ranks * 2 * (ranks - 1) * (4.0 - 2.0)) and bubbles["imbalance"] == 0
+    with_links = schedules.gpipe(ranks, 3).simulate({"F": 1.0, "B": 1.0}, comm_s=0.5)
+    assert with_links.bubbles["comm"] == pytest.approx(ranks * 6 * 0.5)
+    again = Program.parse("0F0.0 0F1.0 0R0.0 0B0.0 0R1.0 0B1.0")
+    line = again.simulate({"F": 1.0, "B": 2.0, "R": 0.75})
+    assert line.bubbles["recompute"] == line.idle_s == pytest.approx(1.5) and line.busy_s.tolist() == [6.0]
+
+
+def test_measured_intervals_are_explained_like_simulated_ones():
+    rng = np.random.default_rng(3)
+    program = schedules.seq1f1b(3, 3, [2, 3, 1])
+    line = program.simulate(random_cost(rng, program), comm_s=0.3)
+    measured = Timeline.from_intervals(line.intervals)
+    assert measured.makespan_s == line.makespan_s and measured.program == program
+    for cause in ("imbalance", "slice_skew", "recompute", "comm"):
+        assert measured.bubbles[cause] == pytest.approx(line.bubbles[cause], abs=1e-9)
+    assert sum(measured.bubbles.values()) == pytest.approx(measured.idle_s)
+    rows = [
+        (
+            int(r["rank"]),
+            schedules.OPS[r["op"]],
+            int(r["stage"]),
+            int(r["micro"]),
+            int(r["slice"]),
+            float(r["start_s"]) + 7.0,
+            float(r["end_s"]) + 7.0,
+        )
+        for r in line.intervals
+    ]
+    rng.shuffle(rows)
+    rows.append((0, "SF", 0, 0, 0, 7.1, 7.2))
+    other = Timeline.from_intervals(rows)
+    assert other.bubbles == pytest.approx(measured.bubbles) and other.busy_s == pytest.approx(line.busy_s)
+    lowered = (
+        schedules.one_f_one_b(3, 4).lower(tied=True).simulate({"F": 1.0, "B": 2.0, "AR": 0.5, "OPT": 1.0}, comm_s=0.25)
+    )
+    measured = Timeline.from_intervals(lowered.intervals)
+    assert measured.bubbles["comm"] == pytest.approx(lowered.bubbles["comm"])
+
+
+def test_a_cut_off_trace_still_adds_up():
+    line = schedules.one_f_one_b(3, 4).simulate({"F": 1.0, "B": 2.0})
+    cut = Timeline.from_intervals(line.intervals[3:], ranks=3, makespan_s=line.makespan_s)
+    assert cut.program is None and sum(cut.bubbles.values()) == pytest.approx(cut.idle_s)
+    empty = Timeline.from_intervals([], ranks=2, makespan_s=1.0)
+    assert empty.idle_s == 2.0 and empty.efficiency == 0.0
+    for rows in (
+        [(0, "Q", 0, 0, 0, 0.0, 1.0)],
+        [(0, "F", 0, 0, 0, 1.0, 0.0)],
+        [(0, "F")],
+        [(5, "F", 0, 0, 0, 0.0, 1.0)],
+    ):
+        with pytest.raises(ValueError):
+            Timeline.from_intervals(rows, ranks=2)
+
+
+# ---- bounds -----------------------------------------------------------------------------------------------------------------
+
+
+def random_order(rng, ranks, chunks, slices, split):
+    """A random legal program: data dependencies and slice order alone decide what may come next."""
+    stages = ranks * chunks
+    back = [(q, m) for q, n in enumerate(slices) for m in reversed(range(n))]
+    done, lists = set(), [[] for _ in range(ranks)]
+    forward = {(v, q): 0 for v in range(stages) for q in range(len(slices))}
+    grad, weight = [0] * stages, [0] * stages
+
+    def choices():
+        for v in range(stages):
+            for q, n in enumerate(slices):
+                m = forward[v, q]
+                if m < n and (v == 0 or ("F", v - 1, q, m) in done):
+                    yield "F", v, q, m
+            if grad[v] < len(back):
+                q, m = back[grad[v]]
+                if ("F", v, q, m) in done and (v == stages - 1 or ("I", v + 1, q, m) in done):
+                    yield "I" if split else "B", v, q, m
+            if split and weight[v] < grad[v]:
+                yield "W", v, *back[weight[v]]
+
+    while True:
+        ready = list(choices())
+        if not ready:
+            break
+        op, v, q, m = rng.choice(ready)
+        if op == "F":
+            forward[v, q] += 1
+        elif op == "W":
+            weight[v] += 1
+        else:
+            grad[v] += 1
+        done.add(("I" if op == "B" else op, v, q, m))
+        lists[v % ranks].append(f"{v}{op}{q}.{m}")
+    return Program.parse("\n".join(" ".join(words) for words in lists) + "\n")
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_no_order_beats_the_bound(split):
+    rng = random.Random(11 + split)
+    numbers = np.random.default_rng(5)
+    nearest = 1.0
+    for _ in range(60):
+        ranks, chunks = rng.choice((1, 2, 3)), rng.choice((1, 1, 2))
+        slices = [rng.choice((1, 2, 3)) for _ in range(rng.choice((1, 2, 3)))]
+        shape = (ranks * chunks, sum(slices))
+        cost = {op: numbers.integers(1, 9, shape).astype(float) for op in ("F", "I", "W", "SF", "RB")}
+        lag = numbers.integers(0, 4, ranks * chunks).astype(float)
+        bounds = set()
+        best = np.inf
+        for _ in range(20):
+            program = random_order(rng, ranks, chunks, slices, split)
+            program.check()
+            line = program.simulate(cost, comm_s=lag)
+            bounds.add(line.lower_bound_s)
+            best = min(best, line.makespan_s)
+        assert len(bounds) == 1, "the bound depends on the order"
+        assert bounds.pop() <= best + 1e-9
+        nearest = min(nearest, 1 - line.lower_bound_s / best)
+    assert nearest < 0.02  # it is not an idle bound: some order comes to it
+
+
+def test_bound_is_exact_where_a_closed_form_is_known():
+    for ranks, micros in ((1, 3), (3, 5), (6, 2)):
+        line = schedules.one_f_one_b(ranks, micros).simulate({"F": 1.0, "B": 2.0})
+        assert line.lower_bound_s == line.makespan_s
+    rng = np.random.default_rng(9)
+    f, b = rng.uniform(1, 5, (1, 6)), rng.uniform(1, 5, (1, 6))
+    line = schedules.gpipe(5, 1, 6).simulate({"F": np.tile(f, (5, 1)), "B": np.tile(b, (5, 1))})
+    assert line.lower_bound_s == pytest.approx(line.makespan_s)
+
+
+# ---- invariances --------------------------------------------------------------------------------------------------------------
+
+
+def test_scaling_and_monotony():
+    rng = np.random.default_rng(2)
+    for program in programs():
+        cost = random_cost(rng, program)
+        once = program.simulate(cost, comm_s=0.5)
+        twice = program.simulate({op: 4 * seconds for op, seconds in cost.items()}, comm_s=2.0)
+        assert twice.makespan_s == 4 * once.makespan_s and twice.lower_bound_s == 4 * once.lower_bound_s
+        more = {op: seconds.copy() for op, seconds in cost.items()}
+        more["F"][0, 0] += 1.0
+        assert program.simulate(more, comm_s=0.5).makespan_s >= once.makespan_s
+
+
+def test_a_large_program_in_little_memory():
+    program = schedules.seq1f1b(32, 128, 16)
+    line = program.simulate({"F": 1.0, "B": 2.0}, activation_bytes=1)
+    assert line.makespan_s == 3.0 * (128 * 16 + 31)
+    assert len(line.intervals) == len(program) == 2 * 32 * 128 * 16
