@@ -20,7 +20,8 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-WARNINGS = ["-Wall", "-Wextra", "-Wshadow", "-Wstrict-prototypes", "-Wmissing-prototypes", "-Wvla"]
+WARNINGS = ["-Wall", "-Wextra", "-Wshadow", "-Wstrict-prototypes", "-Wmissing-prototypes", "-Wvla",
+            "-Wconversion"]
 if os.environ.get("TERAPIPE_WERROR") == "1":
     WARNINGS.append("-Werror")
 SANITIZE = os.environ.get("TERAPIPE_SANITIZE", "")
@@ -47,9 +48,9 @@ def core_sources():
 
 
 def flags_of(source):
-    """What one C file is compiled with: its instruction set's flags, or the warnings that kernel bodies are spared."""
+    """What one C file is compiled with: a kernel body has its instruction set's flags besides."""
     name = Path(source).stem
-    return FLAGS + (ISA_FLAGS[name[4:]] if name.startswith("isa_") else ["-Wconversion"])
+    return FLAGS + (ISA_FLAGS[name[4:]] if name.startswith("isa_") else [])
 
 
 def compile_if_stale(output, command, run):

@@ -72,8 +72,9 @@ def test_the_budget_bounds_it():
 
 
 @pytest.mark.parametrize(("word", "options"), [
-    ("backend is 'gpu'", dict(backend="gpu")), ("seq_len is 257.*block_size = 256", dict(seq_len=257)), ("seq_len", dict(seq_len=0)),
-    ("micro_batch", dict(micro_batch=0)), ("threads", dict(threads=0)), ("threads", dict(threads=1.5)), ("ranks", dict(ranks=0)),
+    ("backend is 'gpu'", dict(backend="gpu")), ("seq_len is 257.*block_size = 256", dict(seq_len=257)),
+    ("seq_len", dict(seq_len=0)), ("micro_batch", dict(micro_batch=0)), ("threads", dict(threads=0)),
+    ("threads", dict(threads=1.5)), ("ranks", dict(ranks=0)),
     ("budget_s is 0", dict(budget_s=0)), ("budget_s is nan", dict(budget_s=float("nan"))), ("budget_s", dict(budget_s=-1.0)),
     ("budget_s", dict(budget_s="long"))], ids=str)  # fmt: skip
 def test_bad_requests_are_refused(word, options):

@@ -129,8 +129,10 @@ def test_the_seed_is_in_the_parameters_and_in_the_data(tmp_path):
 # ---- evaluation, stopping, what it measured --------------------------------------------------------------------------
 
 EVALUATED = {
-    "1 rank": dict(ranks=1, schedule="gpipe"), "2 ranks, 1f1b": dict(slicing=2), "3 ranks, seq1f1b": dict(ranks=3, schedule="seq1f1b", slicing=4),
-    "2 ranks of 2 chunks": dict(schedule="interleaved", chunks=2, slicing=2), "grouped": dict(ranks=4, schedule="gpipe", slicing=[(4, [20, 4])]),
+    "1 rank": dict(ranks=1, schedule="gpipe"), "2 ranks, 1f1b": dict(slicing=2),
+    "3 ranks, seq1f1b": dict(ranks=3, schedule="seq1f1b", slicing=4),
+    "2 ranks of 2 chunks": dict(schedule="interleaved", chunks=2, slicing=2),
+    "grouped": dict(ranks=4, schedule="gpipe", slicing=[(4, [20, 4])]),
 }  # fmt: skip
 
 
@@ -150,7 +152,8 @@ def test_an_evaluation_is_the_mean_loss_of_the_held_out_batches(tmp_path, name):
 
 @BOTH
 def test_stop_ends_after_a_step_with_a_checkpoint(tmp_path, processes):
-    run = start(make_plan(2, slicing=2), 100_000, out=tmp_path / "a", checkpoint_every=100_000, processes=processes, eval_every=50_000)
+    run = start(make_plan(2, slicing=2), 100_000, out=tmp_path / "a", checkpoint_every=100_000, processes=processes,
+                eval_every=50_000)
     for record in run:
         if record.step == 3:
             break
@@ -289,8 +292,8 @@ def alive(pid):
 def test_a_signal_ends_everything_in_the_middle_of_a_step(tmp_path, processes, number, ranks):
     (tmp_path / "user.py").write_text(SCRIPT.format(here=str(HERE), ranks=ranks, processes=processes))
     paths = os.pathsep.join(path for path in sys.path if path)
-    child = subprocess.Popen([sys.executable, str(tmp_path / "user.py")], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                             text=True, env={**os.environ, "PYTHONPATH": paths})
+    child = subprocess.Popen([sys.executable, str(tmp_path / "user.py")], cwd=tmp_path, stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths})
     words = child.stdout.readline().split()
     assert words and words[-1] == "ready", child.communicate()
     pids = [int(word) for word in words[:-1]]
