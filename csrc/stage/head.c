@@ -83,7 +83,14 @@ rows_work(tp_stage *stage, const stage_block *self, const slice_at *at, row_set 
     }
     if (count > 0)
         tile_work(stage, self, at, set, row, count);
-    if (set == ROWS_FORWARD) /* rows of I wait for W, off the critical path */
+}
+
+/* Off the critical path. Rows of F stay for more: each pass over d(weight), 154 MB for GPT-2, is worth half a tile. */
+void
+tp_head_weight_gradient(tp_stage *stage)
+{
+    tp_head_flush(stage, 1);
+    if (stage->tile[0].rows >= TP_HEAD_TILE / 2)
         tp_head_flush(stage, 0);
 }
 
