@@ -126,7 +126,7 @@ check_program(const tp_program *program, int tied)
                        count[TP_OP_OPT] == 0 ? "optimizer updates" : "messages");
     for (size_t i = 0; i < sizeof later / sizeof *later; i++)
         if (count[later[i]] > 0)
-            return tp_fail(TP_EVALUE, "this engine does not execute %s yet", tp_op_name(later[i]));
+            return tp_fail(TP_EVALUE, "this engine does not execute %s yet", tp_op_name((int)later[i]));
     if ((count[TP_OP_AR] > 0) != (tied && program->rank_of[0] != program->rank_of[last]))
         return tp_fail(
             TP_EVALUE, "the program has %lld AR, but the model's head is %s and its ends are on ranks %d and %d",
