@@ -255,6 +255,7 @@ class Run:
         self._alive = set(range(job["ranks"]))
         self._owner = os.getpid()
         self._changed = threading.Condition()
+        self._locking = self._keyboard = False  # in _wait_for; Ctrl-C came meanwhile
         self._watcher = threading.Thread(target=self._watch, name="terapipe run", daemon=True)
         _living.add(self)
         self._watcher.start()
@@ -352,14 +353,20 @@ class Run:
 
     def _wait_for(self, seen: int, deadline: float | None) -> list[Record]:
         """The records after the first `seen`; none when the run is over, or after the deadline."""
+        main = threading.current_thread() is threading.main_thread()
+        self._locking = main    # a KeyboardInterrupt raised in here could leave the lock held for ever
         with self._changed:
             while len(self._history) == seen and not self._over:
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
-                    return []
+                    break
                 self._changed.wait(left)
             fresh = self._history[seen:]
             self._progress.show(self._history, self._over)
+        if main:
+            self._locking = False
+            if self._keyboard:
+                raise KeyboardInterrupt
         return fresh
 
     def _interrupt(self, why: str) -> None:
@@ -376,7 +383,10 @@ class Run:
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             def ours(number: int, frame: Any) -> None:
                 self._interrupt("interrupted (Ctrl-C)")
-                signal.default_int_handler(number, frame)
+                if self._locking and not self._over:   # the abort wakes _wait_for, which raises
+                    self._keyboard = True
+                else:
+                    signal.default_int_handler(number, frame)
 
             signal.signal(signal.SIGINT, ours)
         try:
