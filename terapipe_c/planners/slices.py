@@ -1,4 +1,4 @@
-"""The planners alone: costs in, plan out, all in C with the GIL released. Times are seconds.
+"""Token slices (TeraPipe): how the batch and the tokens of each sequence are cut. Times are seconds.
 
 A slice cost is one of
 
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 
-from . import _core
+from .. import _core
+from .arguments import FloatArray, array, integer, time_limit
 
 __all__ = [
     "SliceCosts",
@@ -26,10 +26,8 @@ __all__ = [
     "slice_tokens",
     "slice_batch_and_tokens",
     "slice_bound",
-    "balance",
 ]
 
-FloatArray = npt.NDArray[np.float64]
 _UNITS_IN_A_SECOND = 16384  # up to here the exact search takes well under a second at any granularity
 
 
@@ -116,27 +114,10 @@ _Core = FloatArray | tuple[FloatArray, FloatArray, float, float]
 Costs = FloatArray | Sequence[Sequence[float]] | SliceCosts
 
 
-def _integer(value: Any, what: str) -> int:
-    try:
-        return int(value.__index__())
-    except AttributeError:
-        raise TypeError(f"{what} is {value!r}: an integer would be right") from None
-
-
-def _array(value: Any, what: str) -> FloatArray:
-    """An array as it is (the core refuses another dtype or layout); anything else is converted."""
-    if isinstance(value, np.ndarray):
-        return value
-    try:
-        return np.ascontiguousarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise TypeError(f"{what} is {type(value).__name__}: a float64 array or a cost model would be right") from None
-
-
 def _from_dict(costs: dict[str, Any]) -> _Core:
     if "table" in costs:
-        return _array(costs["table"], "table")
-    return (_array(costs["G0"], "G0"), _array(costs["G1"], "G1"), float(costs["a2"]), float(costs["a3"]))
+        return array(costs["table"], "table")
+    return (array(costs["G0"], "G0"), array(costs["G1"], "G1"), float(costs["a2"]), float(costs["a3"]))
 
 
 def _unit(t: Any, attribute: str, seq_len: int | None, granularity: int | None) -> tuple[int, int] | None:
@@ -148,10 +129,10 @@ def _unit(t: Any, attribute: str, seq_len: int | None, granularity: int | None) 
         return None
     if seq_len is None:
         raise ValueError("seq_len is needed with a cost model")
-    tokens = _integer(seq_len, "seq_len")
+    tokens = integer(seq_len, "seq_len")
     if tokens < 1:
         raise ValueError(f"seq_len is {tokens}: at least 1 token is needed")
-    unit = _default_granularity(tokens) if granularity is None else _integer(granularity, "granularity")
+    unit = _default_granularity(tokens) if granularity is None else integer(granularity, "granularity")
     if unit < 1 or tokens % unit:
         raise ValueError(f"granularity is {unit}: a divisor of seq_len, {tokens}, would be right")
     return tokens, unit
@@ -167,18 +148,10 @@ def _default_granularity(seq_len: int) -> int:
 def _longest(max_slice: int | None, unit: int) -> int:
     if max_slice is None:
         return 0
-    longest = _integer(max_slice, "max_slice")
+    longest = integer(max_slice, "max_slice")
     if longest < unit:
         raise ValueError(f"max_slice is {longest}: at least one unit, {unit}, is needed")
     return longest // unit
-
-
-def _limit(time_limit_s: float | None) -> float:
-    if time_limit_s is None:
-        return 0.0
-    if not time_limit_s > 0.0:
-        raise ValueError(f"time_limit_s is {time_limit_s}: more than 0 seconds is needed")
-    return float(time_limit_s) if np.isfinite(time_limit_s) else 0.0
 
 
 def slice_tokens(
@@ -199,22 +172,22 @@ def slice_tokens(
     costs of the cost model t), forward and backward are apart: ``sum(f_i + b_i) + (stages - 1) (max f_i + max b_i)``.
     max_slice caps the slice length, in the units of the result. isa is for tests (0: the best this machine has).
     """
-    count = _integer(stages, "stages")
+    count = integer(stages, "stages")
     unit = _unit(t, "slice_cost", seq_len, granularity)
     longest = _longest(max_slice, unit[1] if unit else 1)
     if bwd is False:
         bwd = None
     forward: _Core
     if unit is None:
-        forward = _array(t, "t")
+        forward = array(t, "t")
     else:
         forward = _from_dict(t.slice_cost(*unit, "both" if bwd is None else "fwd"))  # type: ignore[union-attr]
     if bwd is None:
-        found = _core.plan_slices([forward], 1, count, longest=longest, time_limit_s=_limit(time_limit_s), isa=isa)
+        found = _core.plan_slices([forward], 1, count, longest=longest, time_limit_s=time_limit(time_limit_s), isa=isa)
     else:
         backward = _backward(t if bwd is True else bwd, unit)
         found = _core.plan_slices_apart(
-            forward, backward, count, longest=longest, time_limit_s=_limit(time_limit_s), isa=isa
+            forward, backward, count, longest=longest, time_limit_s=time_limit(time_limit_s), isa=isa
         )
     ((_, lengths),) = found[0]
     if unit is not None and unit[1] != 1:
@@ -224,7 +197,7 @@ def slice_tokens(
 
 def _backward(bwd: Any, unit: tuple[int, int] | None) -> _Core:
     if not hasattr(bwd, "slice_cost"):
-        return _array(bwd, "bwd")
+        return array(bwd, "bwd")
     if unit is None:
         raise ValueError("bwd is a cost model, but t is a table: both must be of one kind")
     return _from_dict(bwd.slice_cost(*unit, "bwd"))
@@ -249,17 +222,17 @@ def slice_batch_and_tokens(
     cost model with ``slice_cost_batched(batch, seq_len, granularity)``. max_group caps the sequences of a group,
     max_slice the slice length.
     """
-    sequences, count = _integer(batch, "batch"), _integer(stages, "stages")
+    sequences, count = integer(batch, "batch"), integer(stages, "stages")
     if sequences < 1:
         raise ValueError(f"batch is {sequences}: at least 1 sequence is needed")
-    widest = 0 if max_group is None else _integer(max_group, "max_group")
+    widest = 0 if max_group is None else integer(max_group, "max_group")
     if max_group is not None and widest < 1:
         raise ValueError(f"max_group is {widest}: at least 1 sequence is needed")
     sizes = min(widest or sequences, sequences)
     unit = _unit(t, "slice_cost_batched", seq_len, granularity)
     costs: list[_Core]
     if unit is None:
-        table = _array(t, "t")
+        table = array(t, "t")
         if table.ndim != 3 or table.shape[0] < sizes + 1:
             raise ValueError(
                 f"t has shape {list(table.shape)}: [batch + 1, n + 1, n + 1] with batch = {sizes} is needed"
@@ -273,7 +246,7 @@ def slice_batch_and_tokens(
         count,
         longest=_longest(max_slice, unit[1] if unit else 1),
         widest=widest,
-        time_limit_s=_limit(time_limit_s),
+        time_limit_s=time_limit(time_limit_s),
         isa=isa,
     )
     slicing = found[0]
@@ -297,9 +270,9 @@ def slice_bound(
     Never above that slicing's own latency.
     """
     unit = _unit(t, "slice_cost", seq_len, granularity)
-    cost = _array(t, "t") if unit is None else _from_dict(t.slice_cost(*unit, "both"))  # type: ignore[union-attr]
+    cost = array(t, "t") if unit is None else _from_dict(t.slice_cost(*unit, "both"))  # type: ignore[union-attr]
     scale = unit[1] if unit else 1
-    cuts = [_integer(length, "a slice length") for length in lengths]
+    cuts = [integer(length, "a slice length") for length in lengths]
     for length in cuts:
         if length % scale or not 0 < length < 2**31:
             raise ValueError(f"a slice has length {length}: a positive multiple of the granularity, {scale}, is needed")
@@ -307,14 +280,10 @@ def slice_bound(
         _core.plan_slice_bound(
             cost,
             np.array([length // scale for length in cuts], np.int32),
-            _integer(stages, "stages"),
+            integer(stages, "stages"),
             longest=_longest(max_slice, scale),
             isa=isa,
         )
     )
 
 
-def balance(times: FloatArray | Sequence[float], stages: int) -> list[int]:
-    """Boundaries (stages + 1 of them, 0 first, len(times) last) of the contiguous partition of ``times`` (seconds)
-    whose largest part is least; no part is empty. ValueError if there are more stages than times."""
-    return list(_core.plan_balance(_array(times, "times"), _integer(stages, "stages")))

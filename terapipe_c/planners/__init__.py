@@ -1,0 +1,17 @@
+"""The planners alone: costs in, plan out, all in C with the GIL released. Times are seconds, sizes bytes.
+
+One module a planner; this one only gathers their names.
+"""
+
+from .balance import balance
+from .slices import BatchSlicePlan, SliceCosts, SlicePlan, slice_batch_and_tokens, slice_bound, slice_tokens
+
+__all__ = [
+    "BatchSlicePlan",
+    "SliceCosts",
+    "SlicePlan",
+    "balance",
+    "slice_batch_and_tokens",
+    "slice_bound",
+    "slice_tokens",
+]
