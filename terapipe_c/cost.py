@@ -250,7 +250,8 @@ class CostModel:
         latency_s, byte_s = _pair(comm, "comm", "latency_s", "byte_s")
         return cls(curves, source="measured", overhead_s=overhead_s, optimizer_param_s=param_s, optimizer_stage_s=stage_s,
                    optimizer_head_s=head_update_s, latency_s=latency_s, byte_s=byte_s, copy_byte_s=copy_byte_s,
-                   model=model, seq_len=seq_len, micro_batch=micro_batch, fit_error=float(errors.mean()) if len(errors) else math.nan,
+                   model=model, seq_len=seq_len, micro_batch=micro_batch,
+                   fit_error=float(errors.mean()) if len(errors) else math.nan,
                    fit_errors={k: (float(e.mean()), float(e.max())) for k, e in judged.items() if len(e)})
 
     # ---- seconds ----
