@@ -136,7 +136,7 @@ void
 tp_stages_pivot(tp_stages *s, int *boundary, double *bound_s)
 {
     double low = 0.0, high = INFINITY;
-    for (int round = 0; round < 200 && !(high - low <= 1e-13 * high); round++) {
+    for (int round = 0; round == 0 || (round < 200 && high - low > 1e-13 * high); round++) {
         double goal = round == 0 ? INFINITY : low + 0.5 * (high - low), most = INFINITY;
         int found = fill(s, goal);
         if (found > 0)
