@@ -133,7 +133,9 @@ add_stage(tree *t, int k)
         t->base_s[k] = now.head_s;
         down[k] = fmax(m * (f + b), rest + fmax(m * f + b, f + m * b));
     } else {
+        double trips = (m - 1) / (p - k) - 1, gain = rest - (turns - 1.0) * (f + b);
         t->base_s[k] = now.head_s + b + (m - turns) * f + (m - turns - 1.0) * b;
+        t->base_s[k] += gain > 0.0 ? trips * gain : 0.0;
         down[k] = fmax(turns * f, f + rest);
         up[k] = fmax(turns * b, b + rest);
     }

@@ -10,7 +10,8 @@ tp_stage_bound(const tp_stages *s, int k, int from, int to)
     if (s->micros <= s->stages - k) /* turns at k (m of each) or at the last stage (one of the other kind) */
         return t.head_s + fmax(m * (f + b), t.rest_s + fmax(m * f + b, f + m * b));
     double down = fmax(turns * f, f + t.rest_s), up = fmax(turns * b, b + t.rest_s);
-    return t.head_s + down + up + b + (m - turns) * f + (m - turns - 1) * b;
+    double trips = (s->micros - 1) / (s->stages - k) - 1, more = t.rest_s - (turns - 1) * (f + b);
+    return t.head_s + down + up + b + (m - turns) * f + (m - turns - 1) * b + (more > 0.0 ? trips * more : 0.0);
 }
 
 int
@@ -148,7 +149,9 @@ tp_stages_pivot(tp_stages *s, int *boundary, double *bound_s)
         else
             low = goal;
     }
-    tp_stages_narrow(s, high);
+    /* The bounds fall and rise together but for their rounding. */
+    for (double slack = 1e-13; !tp_stages_narrow(s, high + slack * high); slack *= 2.0)
+        continue;
     tp_stages_take(s, 1, boundary);
     *bound_s = low;
 }
