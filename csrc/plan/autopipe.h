@@ -36,7 +36,7 @@ typedef enum { TP_AUTOPIPE_EXACT, TP_AUTOPIPE_HEURISTIC, TP_AUTOPIPE_PIVOT, TP_A
 typedef struct {
     double time_limit_s; /* EXACT stops there with what it has; 0: none */
     int64_t effort;      /* EXACT stops after so many steps (a node of the search is one for each stage that is fixed in
-                            it, an evaluation 2 stages * micros / 8); 0: none. The same on every machine. */
+                            it, an evaluation a quarter of its forwards); 0: none. The same on every machine. */
 } tp_autopipe_limits;
 
 typedef struct {

@@ -29,7 +29,7 @@ take_doubles(tp_slice_arena *arena, size_t count, double **out)
 tp_status
 tp_f1b_open(tp_slice_arena *arena, int stages, int micros, double comm_s, int blocking, tp_f1b *f)
 {
-    *f = (tp_f1b){.stages = stages, .micros = micros, .lag_s = blocking ? 0.0 : comm_s, .half = stages / 2 + 2};
+    *f = (tp_f1b){.stages = stages, .micros = micros, .lag_s = blocking ? 0.0 : comm_s, .half = stages / 2 + 2, .top = stages - 1};
     int slots = slots_of(f);
     f->width = 2 * f->half;
     f->chunk = (int)ceil(sqrt(slots));
@@ -38,6 +38,9 @@ tp_f1b_open(tp_slice_arena *arena, int stages, int micros, double comm_s, int bl
     TP_TRY(take_doubles(arena, width, &f->backward_s));
     TP_TRY(take_doubles(arena, width, &f->forward_wait_s));
     TP_TRY(take_doubles(arena, width, &f->backward_wait_s));
+    for (f->mask = 1; f->mask < stages; f->mask = 2 * f->mask + 1)
+        continue;
+    TP_TRY(take_doubles(arena, (size_t)f->mask + 1, &f->turn));
     TP_TRY(take_doubles(arena, (chunk + 1) * width, &f->rows));
     TP_TRY(take_doubles(arena, ((size_t)slots / chunk + 1) * width, &f->kept));
     for (int k = 0; k < stages && blocking; k++) {
@@ -101,13 +104,13 @@ step(const tp_f1b *f, int slot, const double *from, double *to)
         memcpy(to, from, (size_t)f->width * sizeof *to);
     if (slot < p) {
         int low = larger(0, slot - f->micros + 1);
-        advance_part(f, from, to, 0, 0, low, slot);
-        advance_part(f, from, to, 0, 1, low, slot);
+        advance_part(f, from, to, 0, 0, low, smaller(slot, f->top));
+        advance_part(f, from, to, 0, 1, low, smaller(slot, f->top));
         return;
     }
     int odd = slot & 1, turn = 2 * p - 1 - slot;
-    advance_part(f, from, to, 0, odd, larger(larger(0, turn + 1), slot - last), p - 1);
-    advance_part(f, from, to, 1, 1 - odd, larger(0, turn), smaller(p - 1, turn + last));
+    advance_part(f, from, to, 0, odd, larger(larger(0, turn + 1), slot - last), f->top);
+    advance_part(f, from, to, 1, 1 - odd, larger(0, turn), smaller(f->top, turn + last));
 }
 
 static void
@@ -124,7 +127,7 @@ is_late(const tp_f1b *f, int slot, const double *row, double limit)
 {
     int p = f->stages, m = f->micros;
     double way = 0.0;
-    for (int k = 0; k < p; k++) {
+    for (int k = 0; k <= f->top; k++) {
         int at = cell_of(f, k), turn = 2 * p - 1 - k;
         int forwards = slot < p ? larger(0, slot - k + 1) : larger(p - k, (slot - k) / 2 + 1);
         int backwards = slot < turn ? 0 : (slot - turn) / 2 + 1;
@@ -134,27 +137,6 @@ is_late(const tp_f1b *f, int slot, const double *row, double limit)
         way += b_s + f->lag_s;
     }
     return 0;
-}
-
-double
-tp_f1b_run(tp_f1b *f, double limit_s)
-{
-    double *from = f->rows, *to = f->rows + f->width;
-    int slots = slots_of(f), look = 2 * f->stages;
-    limit_s += 1e-12 * limit_s; /* is_late sums in another order */
-    start(f, from);
-    for (int slot = 0; slot < slots; slot++) {
-        step(f, slot, from, to);
-        double *row = from;
-        from = to;
-        to = row;
-        if (slot == look && limit_s < INFINITY) {
-            if (is_late(f, slot, from, limit_s))
-                return INFINITY;
-            look += 64;
-        }
-    }
-    return from[cell_of(f, 0)];
 }
 
 int
@@ -177,6 +159,49 @@ tp_f1b_op_at(int stages, int micros, int slot, int stage, tp_f1b_op *op)
     return op->micro >= 0 && op->micro < micros;
 }
 
+/* Stages 0 .. top. A micro-batch that has left `top` for stages that are not simulated comes back rest_s later. */
+static double
+evaluate(tp_f1b *f, double rest_s, double limit_s)
+{
+    double *from = f->rows, *to = f->rows + f->width;
+    int slots = slots_of(f), look = 2 * f->stages, top = f->top, open = top < f->stages - 1;
+    limit_s += 1e-12 * limit_s; /* is_late sums in another order */
+    start(f, from);
+    for (int slot = 0; slot < slots; slot++) {
+        tp_f1b_op op = {0};
+        int turns = open && tp_f1b_op_at(f->stages, f->micros, slot, top, &op);
+        if (turns && op.backward)
+            from[cell_of(f, top + 1)] = f->turn[op.micro & f->mask] - f->lag_s;
+        step(f, slot, from, to);
+        if (turns && !op.backward)
+            f->turn[op.micro & f->mask] = to[cell_of(f, top)] + rest_s;
+        double *row = from;
+        from = to;
+        to = row;
+        if (slot == look && limit_s < INFINITY) {
+            if (is_late(f, slot, from, limit_s))
+                return INFINITY;
+            look += 64;
+        }
+    }
+    return from[cell_of(f, 0)];
+}
+
+double
+tp_f1b_run(tp_f1b *f, double limit_s)
+{
+    return evaluate(f, 0.0, limit_s);
+}
+
+double
+tp_f1b_bound(tp_f1b *f, int top, double rest_s, double limit_s)
+{
+    f->top = top;
+    double bound = evaluate(f, rest_s, limit_s);
+    f->top = f->stages - 1;
+    return bound;
+}
+
 /* The stage of what held the op back: its own or a neighbour; -1 if nothing did. row: the ends before its slot. */
 static int
 holder_of(const tp_f1b *f, const tp_f1b_op *op, const double *row)
@@ -190,6 +215,23 @@ holder_of(const tp_f1b *f, const tp_f1b_op *op, const double *row)
     if (op->backward)
         return other >= own ? neighbour : k;
     return op->micro > 0 && own >= other ? k : neighbour;
+}
+
+/* The stage with most seconds on the path. The cells of a row serve as the sums: no memory is taken here. */
+static int
+master_of(tp_f1b *f, const tp_f1b_op *path, int length)
+{
+    int master = 0;
+    start(f, f->rows);
+    for (int i = 0; i < length; i++) {
+        int at = cell_of(f, path[i].stage);
+        f->rows[at] += path[i].backward ? f->backward_wait_s[at] + f->backward_s[at]
+                                        : f->forward_wait_s[at] + f->forward_s[at];
+    }
+    for (int k = 1; k < f->stages; k++)
+        if (f->rows[cell_of(f, k)] >= f->rows[cell_of(f, master)])
+            master = k;
+    return master;
 }
 
 int
@@ -212,24 +254,11 @@ tp_f1b_path(tp_f1b *f, tp_f1b_op *path, int *master)
             if (tp_f1b_op_at(f->stages, f->micros, slot, stage, &path[length]))
                 stage = holder_of(f, &path[length++], f->rows + (slot - first) * width);
     }
-    double most = -1.0;
     for (int i = 0, j = length - 1; i < j; i++, j--) {
         tp_f1b_op op = path[i];
         path[i] = path[j];
         path[j] = op;
     }
-    /* The other fields of a row serve as the sums: no memory is taken here. */
-    for (int k = 0; k < f->stages; k++)
-        f->rows[cell_of(f, k)] = 0.0;
-    for (int i = 0; i < length; i++) {
-        int at = cell_of(f, path[i].stage);
-        f->rows[at] += path[i].backward ? f->backward_wait_s[at] + f->backward_s[at]
-                                        : f->forward_wait_s[at] + f->forward_s[at];
-    }
-    for (int k = 0; k < f->stages; k++)
-        if (f->rows[cell_of(f, k)] >= most) {
-            most = f->rows[cell_of(f, k)];
-            *master = k;
-        }
+    *master = master_of(f, path, length);
     return length;
 }

@@ -22,6 +22,9 @@
 typedef struct {
     int stages, micros;
     double lag_s;      /* of a message between stages, on the link */
+    int top;           /* the last stage that is simulated: stages - 1 but for a bound (tp_f1b_bound) */
+    int mask;          /* of tp_f1b_bound: at most this many micro-batches are behind `top` */
+    double *turn;      /* [mask + 1] when they come back to it */
     int half, width;   /* doubles of a row: even stages first, then odd ones */
     int chunk;         /* slots between two rows kept for the path */
     double *forward_s, *backward_s, *forward_wait_s, *backward_wait_s; /* [width] */
@@ -47,6 +50,13 @@ tp_f1b_set(tp_f1b *f, int stage, double forward_s, double backward_s);
 /* The makespan; or +inf as soon as it is known to be more than limit_s (+inf: never). */
 double
 tp_f1b_run(tp_f1b *f, double limit_s);
+
+/* The same with stages 0 .. top alone, whose times are set: a micro-batch is rest_s behind stage `top` between its forward
+ * and its backward there, and nothing else holds it up. With rest_s the seconds of the stages behind, receiving, and of the
+ * messages from `top` on and back, no makespan with any times of those stages that sum to it is less: what holds
+ * an op back there only adds. top < stages - 1. */
+double
+tp_f1b_bound(tp_f1b *f, int top, double rest_s, double limit_s);
 
 /* Most ops on a critical path. */
 static inline int

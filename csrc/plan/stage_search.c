@@ -17,13 +17,20 @@ tp_stage_stop(tp_stage_search *q)
     return q->stopped;
 }
 
+static void
+set_stages(tp_stage_search *q, const int *boundary, int stages)
+{
+    const tp_stages *s = q->stages;
+    for (int k = 0; k < stages; k++)
+        tp_f1b_set(&q->f1b, k, s->forward_s[boundary[k + 1]] - s->forward_s[boundary[k]],
+                   s->backward_s[boundary[k + 1]] - s->backward_s[boundary[k]]);
+}
+
 double
 tp_stage_try(tp_stage_search *q, const int *boundary, double limit_s)
 {
     const tp_stages *s = q->stages;
-    for (int k = 0; k < s->stages; k++)
-        tp_f1b_set(&q->f1b, k, s->forward_s[boundary[k + 1]] - s->forward_s[boundary[k]],
-                   s->backward_s[boundary[k + 1]] - s->backward_s[boundary[k]]);
+    set_stages(q, boundary, s->stages);
     double makespan = tp_f1b_run(&q->f1b, limit_s);
     q->simulations++;
     q->effort += (int64_t)s->stages * s->micros / 4 + 1;
@@ -161,6 +168,17 @@ enter(tree *t, int k)
     t->next[k] = to < s->behind[k + 1] ? to : s->behind[k + 1];
 }
 
+/* No path through stages 0 .. k, the rest a delay, is beyond the goal: what add_stage looks at, and all others. */
+static int
+prefix_stays(tree *t, int k)
+{
+    const tp_stages *s = t->q->stages;
+    set_stages(t->q, t->boundary, k + 1);
+    t->q->effort += (int64_t)(k + 1) * s->micros / 4 + 1;
+    double rest = tp_stage_times_of(s, k, t->boundary[k], t->boundary[k + 1]).rest_s;
+    return tp_f1b_bound(&t->q->f1b, k, rest, t->goal) <= t->goal;
+}
+
 static void
 branch(tree *t)
 {
@@ -180,7 +198,8 @@ branch(tree *t)
         if (!add_stage(t, k))
             continue;
         if (k + 1 < s->stages) {
-            enter(t, ++k);
+            if (prefix_stays(t, k))
+                enter(t, ++k);
         } else if (tp_stage_try(t->q, t->boundary, t->goal) <= t->goal) {
             set_goal(t);
         }

@@ -9,8 +9,11 @@
  * one micro-batch with the messages between them and stage i; head(i) the same of stages 0 .. i - 1 above stage i. For a
  * pivot i and any turns s', s in i .. p - 1 these are paths of the order of 1F1B, so that no makespan is less:
  *   m > p - i:   head(i) + [(p - s') f + E(i, s')] + b + (m - p + i) f + (m - p + i - 1) b + [E(i, s) + (p - s) b]
+ *                + (floor((m - 1) / (p - i)) - 1) max(0, E(i, p - 1) - (p - 1 - i) (f + b))
  *   m <= p - i:  head(i) + E(i, s) + max(m f + min(m, p - s) b, min(m, p - s) f + m b)
- * (PLANNERS.md 2.5, LB4, with small m added and blocking messages counted where they are paid.) With turns at i or p - 1 alone
+ * (PLANNERS.md 2.5, LB4, with small m added and blocking messages counted where they are paid. The last term is ours: between
+ * B_i(0) and F_i(m - 1) a path may leave F_i(q) for the last stage and come back to B_i(q) instead of staying for p - 1 - i
+ * pairs of F_i and B_i; F_i(q + p - i) is next, so that it can do so once in p - i micro-batches.) With turns at i or p - 1 alone
  * a path depends on the stage's own interval: E(i, p - 1) is a total less a prefix. The largest of these, `stage bound`, only
  * falls when a stage gives up its first or its last block. So "the plan of least largest stage bound" is found exactly by
  * greedy filling, and is a lower bound on the makespan of every plan. */

@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _EXACT, _HEURISTIC, _PIVOT, _BALANCED = range(4)
-_EFFORT = 4_000_000_000  # steps: some seconds of one core
+_EFFORT = 1_000_000_000  # steps: two or three seconds of one core
 
 Times = FloatArray | Sequence[float]
 
