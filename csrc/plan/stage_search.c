@@ -10,10 +10,10 @@ tp_stage_stop(tp_stage_search *q)
 {
     if (q->limits.effort > 0 && q->effort > q->limits.effort)
         q->stopped = 1;
-    /* The clock is read now and then: every 64 nodes or evaluations. */
-    if (q->limits.time_limit_s > 0.0 && ((q->nodes + q->simulations) & 63) == 0 &&
-        (double)(tp_clock_ns() - q->start_ns) > 1e9 * q->limits.time_limit_s)
-        q->stopped = 1;
+    if (q->limits.time_limit_s > 0.0 && q->effort >= q->look) { /* the clock is read now and then */
+        q->look = q->effort + 20000;
+        q->stopped |= (double)(tp_clock_ns() - q->start_ns) > 1e9 * q->limits.time_limit_s;
+    }
     return q->stopped;
 }
 

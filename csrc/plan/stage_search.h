@@ -12,7 +12,7 @@ typedef struct {
     double best_s;  /* +inf before the first */
     double bound_s; /* no plan is faster */
     tp_autopipe_limits limits;
-    int64_t start_ns, effort, simulations, nodes;
+    int64_t start_ns, effort, look, simulations, nodes; /* look: the effort at which the clock is read again */
     int stopped;
 } tp_stage_search;
 
