@@ -124,7 +124,9 @@ def test_exact_equals_enumeration():
         every = [e for e in partitions(n, stages) if fits(e)]
         arguments = (f, b, stages, micro, comm, blocking, memory)
         if not every:
-            short = min(max(np.subtract(bytes_of(memory, e, micro), memory["limit_bytes"])) for e in partitions(n, stages))
+            short = min(
+                max(np.subtract(bytes_of(memory, e, micro), memory["limit_bytes"])) for e in partitions(n, stages)
+            )
             for planner in PLANNERS:
                 with pytest.raises(tp.InfeasibleError, match=rf"stage \d+ .* and may use \d+: {short:.0f} bytes short"):
                     planner(*arguments)
@@ -137,7 +139,9 @@ def test_exact_equals_enumeration():
         assert abs(plans[0].step_time_s - want) <= 1e-12 * want and plans[0].optimal, (i, plans[0], want)
         for plan in plans:
             assert tuple(plan.boundaries) in every
-            assert plan.step_time_s == makespan(sums(f, plan.boundaries), sums(b, plan.boundaries), micro, comm, blocking)
+            assert plan.step_time_s == makespan(
+                sums(f, plan.boundaries), sums(b, plan.boundaries), micro, comm, blocking
+            )
             assert plan.lower_bound_s <= want and plan.step_time_s >= want * (1 - 1e-12), (i, plan)
             assert plan.stage_fwd_s.tolist() == sums(f, plan.boundaries)
             if memory is not None:
@@ -269,7 +273,7 @@ def test_the_papers_partitions():
     assert min(map(step, rows)) == pytest.approx(best.step_time_s, rel=1e-12)
 
 
-# ---- the slicer -----------------------------------------------------------------------------------------------------------------
+# ---- the slicer ------------------------------------------------------------------------------------------------------------
 
 
 def test_sliced_evaluation_and_the_best_split_by_recurrence():
@@ -302,7 +306,7 @@ def test_slicer_closed_forms():
     assert alone.split == alone.algorithm2_split == 0 and alone.step_time_s == 15 and "split 0" in repr(alone)
 
 
-# ---- refusals and threads ---------------------------------------------------------------------------------------------------------
+# ---- refusals and threads ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -360,7 +364,9 @@ def test_threads():
     rng = np.random.default_rng(8)
     f = rng.uniform(1, 2, 60)
     want, got = planners.autopipe(f, 2 * f, 6, 12).boundaries, []
-    threads = [threading.Thread(target=lambda: got.append(planners.autopipe(f, 2 * f, 6, 12).boundaries)) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: got.append(planners.autopipe(f, 2 * f, 6, 12).boundaries)) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -56,7 +56,9 @@ class StageMemory:
     transient_bytes: float | Times | None = None
     """What a block needs only while it runs, [n] or for all: the largest of a stage counts. None: none."""
 
-    def _arrays(self, blocks: int, stages: int) -> tuple[FloatArray | None, FloatArray | None, FloatArray | None, FloatArray]:
+    def _arrays(
+        self, blocks: int, stages: int
+    ) -> tuple[FloatArray | None, FloatArray | None, FloatArray | None, FloatArray]:
         def spread(value: Any, what: str, count: int) -> FloatArray | None:
             if value is None:
                 return None
@@ -184,7 +186,9 @@ def _memory(memory: StageMemory | Mapping[str, Any] | None) -> StageMemory | Non
         return memory
     known = [field.name for field in fields(StageMemory)]
     if not isinstance(memory, Mapping):
-        raise _core.InvalidTypeError(f"memory is {type(memory).__name__}: StageMemory or a dict of {', '.join(known)} would be right")
+        raise _core.InvalidTypeError(
+            f"memory is {type(memory).__name__}: StageMemory or a dict of {', '.join(known)} would be right"
+        )
     if unknown := [name for name in memory if name not in known]:
         raise _core.InvalidValueError(f"memory has {unknown[0]!r}: {', '.join(known)} would be right")
     if "limit_bytes" not in memory:
@@ -203,8 +207,8 @@ def _plan(
         forward, backward, parts, micros, _seconds(comm_s, "comm_s"), bool(blocking), limits, method,
         time_limit_s=time_limit(time_limit_s), effort=effort,
     )  # fmt: skip
-    boundaries, f, b, peak, path, *rest = found
-    return StagePlan(boundaries, f, b, None if fits is None else peak, path, *rest, micros, planner)
+    boundaries, stage_f, stage_b, peak = found[:4]
+    return StagePlan(boundaries, stage_f, stage_b, None if fits is None else peak, *found[4:], micros, planner)
 
 
 def autopipe(
@@ -230,7 +234,9 @@ def autopipe_heuristic(
 ) -> StagePlan:  # fmt: skip
     """The paper's search: Algorithm 1, then blocks taken off the master stage of the critical path, towards both ends. Its
     plan need not be the best; ``lower_bound_s`` is the pivot bound."""
-    return _plan("autopipe_heuristic", _HEURISTIC, fwd, bwd, stages, micro_batches, comm_s, blocking, memory, time_limit_s, 0)
+    return _plan(
+        "autopipe_heuristic", _HEURISTIC, fwd, bwd, stages, micro_batches, comm_s, blocking, memory, time_limit_s, 0
+    )
 
 
 def autopipe_pivot(
