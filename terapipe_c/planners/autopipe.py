@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _EXACT, _HEURISTIC, _PIVOT, _BALANCED = range(4)
-_EFFORT = 1_000_000_000  # steps: two or three seconds of one core
+_EFFORT = 500_000_000  # steps: one or two seconds of one core
 
 Times = FloatArray | Sequence[float]
 
@@ -217,7 +217,7 @@ def autopipe(
 ) -> StagePlan:  # fmt: skip
     """The partition of least makespan over all that fit, proven by branch and bound.
 
-    The search ends at ``effort`` steps (None: a default of some seconds; the same plan on every machine) or at time_limit_s
+    The search ends at ``effort`` steps (None: one or two seconds of one core; the same plan on every machine) or at time_limit_s
     with ``optimal`` False and ``lower_bound_s`` what is proven; neither is reached by models of hundreds of blocks.
     """
     steps = _EFFORT if effort is None else integer(effort, "effort")
