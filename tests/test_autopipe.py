@@ -324,7 +324,7 @@ def test_slicer_closed_forms():
         ({"stages": 1.5}, TypeError, "stages is 1.5"),
         ({"stages": 2**40}, ValueError, "stages is 1099511627776"),
         ({"micro_batches": 0}, ValueError, "micro_batches is 0"),
-        ({"micro_batches": 2**29}, ValueError, "micro_batches is 536870912"),
+        ({"micro_batches": 2**21}, ValueError, "micro_batches is 2097152"),
         ({"comm_s": -0.5}, ValueError, "comm_s is -0.5"),
         ({"comm_s": np.nan}, ValueError, "comm_s is -?nan"),
         ({"comm_s": "x"}, TypeError, "comm_s is 'x'"),

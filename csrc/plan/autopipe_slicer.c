@@ -95,6 +95,22 @@ algorithm2(int p, const double *f, const double *b, double c, double *start, dou
     return p > 1 ? p - 1 : 0;
 }
 
+/* No split gives less: stage k does all its work after half a micro-batch has come to it (behind the last stage but one: a
+ * whole one, whose halves leave it together), and the last backward goes back to stage 0. */
+static double
+sliced_bound(int p, int m, const double *f, const double *b, double c)
+{
+    double most = 0.0, head = 0.0, tail = 0.0;
+    for (int k = 0; k < p; k++) {
+        if (k == p - 1 && k > 0)
+            head += 0.5 * f[k - 1] + 0.5 * c;
+        most = fmax(most, head + m * (f[k] + b[k]) + tail);
+        head += 0.5 * f[k] + 0.5 * c;
+        tail += b[k] + c;
+    }
+    return most;
+}
+
 static tp_status
 check_stages(int stages, int micros, const double *forward_s, const double *backward_s, double comm_s)
 {
@@ -151,12 +167,11 @@ tp_plan_slicer(int stages, int micros, const double *forward_s, const double *ba
         int most = micros < stages - 1 ? micros : stages - 1;
         int split = algorithm2(stages, forward_s, backward_s, comm_s, scratch, end);
         *out = (tp_slicer_plan){.algorithm2_split = split < most ? split : most};
-        for (int s = 0; s <= most; s++) {
+        double bound = sliced_bound(stages, micros, forward_s, backward_s, comm_s) * (1.0 + 1e-12);
+        out->algorithm2_s = tp_sliced_f1b(stages, micros, out->algorithm2_split, forward_s, backward_s, comm_s, scratch);
+        out->whole_s = out->step_time_s = tp_sliced_f1b(stages, micros, 0, forward_s, backward_s, comm_s, scratch);
+        for (int s = 1; s <= most && out->step_time_s > bound; s++) {
             double makespan = tp_sliced_f1b(stages, micros, s, forward_s, backward_s, comm_s, scratch);
-            if (s == 0)
-                out->whole_s = out->step_time_s = makespan;
-            if (s == out->algorithm2_split)
-                out->algorithm2_s = makespan;
             if (makespan < out->step_time_s * (1.0 - 1e-12)) {
                 out->step_time_s = makespan;
                 out->split = s;

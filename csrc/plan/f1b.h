@@ -17,7 +17,7 @@
 
 #include "csrc/plan/slice_dp.h"
 
-#define TP_F1B_MICROS (1 << 28) /* most micro-batches: slots are counted in int */
+#define TP_F1B_MICROS (1 << 20) /* most micro-batches: a critical path is as long */
 
 typedef struct {
     int stages, micros;

@@ -22,6 +22,7 @@ master_of(paper *h, const int *boundary)
     int master = 0;
     tp_stage_try(h->q, boundary, 1.0 / 0.0);
     tp_f1b_path(&h->q->f1b, h->path, &master);
+    h->q->effort += 2 * tp_stage_effort(h->q->stages, h->q->stages->stages);
     return master;
 }
 

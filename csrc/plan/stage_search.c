@@ -17,13 +17,6 @@ tp_stage_stop(tp_stage_search *q)
     return q->stopped;
 }
 
-/* Of an evaluation: a slot costs some steps whatever is in it. */
-static int64_t
-effort_of(const tp_stages *s, int stages)
-{
-    return (int64_t)2 * (s->stages + s->micros) * (stages / 4 + 8);
-}
-
 static void
 set_stages(tp_stage_search *q, const int *boundary, int stages)
 {
@@ -40,7 +33,7 @@ tp_stage_try(tp_stage_search *q, const int *boundary, double limit_s)
     set_stages(q, boundary, s->stages);
     double makespan = tp_f1b_run(&q->f1b, limit_s);
     q->simulations++;
-    q->effort += effort_of(s, s->stages);
+    q->effort += tp_stage_effort(s, s->stages);
     if (makespan < q->best_s) {
         q->best_s = makespan;
         memcpy(q->best, boundary, ((size_t)s->stages + 1) * sizeof *boundary);
@@ -181,7 +174,7 @@ prefix_stays(tree *t, int k)
 {
     const tp_stages *s = t->q->stages;
     set_stages(t->q, t->boundary, k + 1);
-    t->q->effort += effort_of(s, k + 1);
+    t->q->effort += tp_stage_effort(s, k + 1);
     double rest = tp_stage_times_of(s, k, t->boundary[k], t->boundary[k + 1]).rest_s;
     return tp_f1b_bound(&t->q->f1b, k, rest, t->goal) <= t->goal;
 }

@@ -22,6 +22,12 @@ tp_stage_goal(const tp_stage_search *q)
 {
     return q->best_s - 1e-12 * q->best_s;
 }
+/* Of an evaluation of the first `stages` stages: a slot costs some steps whatever is in it. */
+static inline int64_t
+tp_stage_effort(const tp_stages *s, int stages)
+{
+    return (int64_t)2 * (s->stages + s->micros) * (stages / 4 + 8);
+}
 /* The makespan; +inf where it is more than limit_s. A strictly better one becomes the best plan. */
 double
 tp_stage_try(tp_stage_search *q, const int *boundary, double limit_s);
