@@ -75,7 +75,7 @@ search_exact(tp_slice_arena *arena, tp_stage_search *q, int *boundary)
 {
     tp_stages_take(q->stages, 0, boundary); /* the goal is the pivot's: its other end */
     tp_stage_try(q, boundary, q->best_s);
-    TP_TRY(tp_stage_descend(arena, q));
+    tp_stage_descend(q, boundary);
     return tp_stage_branch(arena, q);
 }
 

@@ -69,20 +69,17 @@ shift(tp_stage_search *q, int *boundary, int a, int b, int by)
     return 0;
 }
 
-tp_status
-tp_stage_descend(tp_slice_arena *arena, tp_stage_search *q)
+void
+tp_stage_descend(tp_stage_search *q, int *boundary)
 {
     int p = q->stages->stages, better = 1;
-    void *memory = NULL;
-    TP_TRY(tp_slice_arena_take(arena, (size_t)p + 1, sizeof(int), &memory));
-    int *boundary = memory;
     memcpy(boundary, q->best, ((size_t)p + 1) * sizeof *boundary);
     while (better) {
         better = 0;
         for (int run = 1; run < p; run++)
             for (int a = 1; a + run <= p; a++) {
                 if (tp_stage_goal(q) <= q->bound_s || tp_stage_stop(q))
-                    return TP_OK;
+                    return;
                 q->effort += 2;
                 while (shift(q, boundary, a, a + run - 1, 1))
                     better = 1;
@@ -90,7 +87,6 @@ tp_stage_descend(tp_slice_arena *arena, tp_stage_search *q)
                     better = 1;
             }
     }
-    return TP_OK;
 }
 
 /* ---- branch and bound ---------------------------------------------------------------------------------------------------- */
@@ -98,7 +94,7 @@ tp_stage_descend(tp_slice_arena *arena, tp_stage_search *q)
 typedef struct {
     tp_stage_search *q;
     double goal;
-    int *boundary, *next; /* [stages + 1]: the plan so far; the next end to try for each stage */
+    int *boundary, *next, *scratch; /* [stages + 1]: the plan so far; the next end to try for each stage */
     /* [stages][stages] by depth and pivot: E(pivot, depth); the largest first and second excursion so far (m <= p - pivot:
      * the largest whole, and 0) */
     double *between_s, *down_s, *up_s;
@@ -201,6 +197,7 @@ branch(tree *t)
             if (prefix_stays(t, k))
                 enter(t, ++k);
         } else if (tp_stage_try(t->q, t->boundary, t->goal) <= t->goal) {
+            tp_stage_descend(t->q, t->scratch);
             set_goal(t);
         }
     }
@@ -214,10 +211,11 @@ tp_stage_branch(tp_slice_arena *arena, tp_stage_search *q)
     void *ints = NULL, *doubles = NULL;
     set_goal(&t);
     if (t.goal >= 0.0) {
-        TP_TRY(tp_slice_arena_take(arena, 2 * (p + 1), sizeof(int), &ints));
+        TP_TRY(tp_slice_arena_take(arena, 3 * (p + 1), sizeof(int), &ints));
         TP_TRY(tp_slice_arena_take(arena, 3 * p * p + 3 * p, sizeof(double), &doubles));
         t.boundary = ints;
         t.next = t.boundary + p + 1;
+        t.scratch = t.next + p + 1;
         t.between_s = doubles;
         t.down_s = t.between_s + p * p;
         t.up_s = t.down_s + p * p;

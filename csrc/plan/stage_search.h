@@ -34,9 +34,10 @@ tp_stage_try(tp_stage_search *q, const int *boundary, double limit_s);
 /* Has a limit been reached? */
 int
 tp_stage_stop(tp_stage_search *q);
-/* From the best plan: boundaries a .. b together one block up or down, for all a <= b, until none helps. */
-TP_MUST_USE tp_status
-tp_stage_descend(tp_slice_arena *arena, tp_stage_search *q);
+/* From the best plan: boundaries a .. b together one block up or down, for all a <= b, until none helps.
+ * boundary: [stages + 1] scratch. */
+void
+tp_stage_descend(tp_stage_search *q, int *boundary);
 /* Branch and bound from the best plan: bound_s is the best makespan, less ties, unless a limit stopped it. */
 TP_MUST_USE tp_status
 tp_stage_branch(tp_slice_arena *arena, tp_stage_search *q);
