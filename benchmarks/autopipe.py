@@ -45,8 +45,16 @@ def measure(call: Callable[[], Any], repeats: int) -> tuple[Any, dict[str, float
     return result, {"median_s": statistics.median(times), "least_s": min(times), "greatest_s": max(times)}
 
 
-def row(name: str, fwd: Any, bwd: Any, stages: int, micro: int, comm_s: float, blocking: bool, repeats: int) -> dict[str, Any]:
-    record: dict[str, Any] = {"name": name, "stages": stages, "micro_batches": micro, "comm_s": comm_s, "blocking": blocking}
+def row(
+    name: str, fwd: Any, bwd: Any, stages: int, micro: int, comm_s: float, blocking: bool, repeats: int
+) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "name": name,
+        "stages": stages,
+        "micro_batches": micro,
+        "comm_s": comm_s,
+        "blocking": blocking,
+    }
     line = f"{name:34s}"
     for planner, function in PLANNERS.items():
         plan, times = measure(partial(function, fwd, bwd, stages, micro, comm_s, blocking), repeats)

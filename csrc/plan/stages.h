@@ -14,9 +14,10 @@
  * (PLANNERS.md 2.5, LB4, with small m added and blocking messages counted where they are paid. The last term is ours: between
  * B_i(0) and F_i(m - 1) a path may leave F_i(q) for the last stage and come back to B_i(q) instead of staying for p - 1 - i
  * pairs of F_i and B_i; F_i(q + p - i) is next, so that it can do so once in p - i micro-batches.) With turns at i or p - 1 alone
- * a path depends on the stage's own interval: E(i, p - 1) is a total less a prefix. The largest of these, `stage bound`, only
- * falls when a stage gives up its first or its last block. So "the plan of least largest stage bound" is found exactly by
- * greedy filling, and is a lower bound on the makespan of every plan. */
+ * a path depends on the stage's own interval: E(i, p - 1) is a total less a prefix. The largest of these, the stage bound,
+ * never rises when a stage gives up its first or its last block: each path loses that block at least as often on the stage as
+ * it wins it in head(i) or in the excursions, which are at most 2 + (m - 1) / (p - i) - 1. So "the plan of least largest stage
+ * bound" is found exactly by greedy filling, and its bound is below the makespan of every plan. */
 typedef struct {
     int blocks, stages, micros;
     double lag_s, wait_s;  /* comm_s and 0, or 0 and comm_s where messages block */

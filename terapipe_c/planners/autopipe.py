@@ -235,7 +235,17 @@ def autopipe_heuristic(
     """The paper's search: Algorithm 1, then blocks taken off the master stage of the critical path, towards both ends. Its
     plan need not be the best; ``lower_bound_s`` is the pivot bound."""
     return _plan(
-        "autopipe_heuristic", _HEURISTIC, fwd, bwd, stages, micro_batches, comm_s, blocking, memory, time_limit_s, _EFFORT
+        "autopipe_heuristic",
+        _HEURISTIC,
+        fwd,
+        bwd,
+        stages,
+        micro_batches,
+        comm_s,
+        blocking,
+        memory,
+        time_limit_s,
+        _EFFORT,
     )
 
 
