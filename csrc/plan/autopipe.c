@@ -92,8 +92,8 @@ search_balanced(tp_slice_arena *arena, tp_stage_search *q, int *boundary)
 }
 
 static tp_status
-search(tp_slice_arena *arena, const tp_stage_problem *problem, tp_autopipe_method method, const tp_autopipe_limits *limits,
-       tp_stage_plan *plan)
+search(tp_slice_arena *arena, const tp_stage_problem *problem, tp_autopipe_method method,
+       const tp_autopipe_limits *limits, tp_stage_plan *plan)
 {
     tp_stages stages;
     tp_stage_search q = {.stages = &stages, .best_s = INFINITY, .start_ns = tp_clock_ns()};

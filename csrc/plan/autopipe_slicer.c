@@ -168,7 +168,8 @@ tp_plan_slicer(int stages, int micros, const double *forward_s, const double *ba
         int split = algorithm2(stages, forward_s, backward_s, comm_s, scratch, end);
         *out = (tp_slicer_plan){.algorithm2_split = split < most ? split : most};
         double bound = sliced_bound(stages, micros, forward_s, backward_s, comm_s) * (1.0 + 1e-12);
-        out->algorithm2_s = tp_sliced_f1b(stages, micros, out->algorithm2_split, forward_s, backward_s, comm_s, scratch);
+        split = out->algorithm2_split;
+        out->algorithm2_s = tp_sliced_f1b(stages, micros, split, forward_s, backward_s, comm_s, scratch);
         out->whole_s = out->step_time_s = tp_sliced_f1b(stages, micros, 0, forward_s, backward_s, comm_s, scratch);
         for (int s = 1; s <= most && out->step_time_s > bound; s++) {
             double makespan = tp_sliced_f1b(stages, micros, s, forward_s, backward_s, comm_s, scratch);

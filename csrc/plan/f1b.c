@@ -29,7 +29,8 @@ take_doubles(tp_slice_arena *arena, size_t count, double **out)
 tp_status
 tp_f1b_open(tp_slice_arena *arena, int stages, int micros, double comm_s, int blocking, tp_f1b *f)
 {
-    *f = (tp_f1b){.stages = stages, .micros = micros, .lag_s = blocking ? 0.0 : comm_s, .half = stages / 2 + 2, .top = stages - 1};
+    *f = (tp_f1b){.stages = stages, .micros = micros, .half = stages / 2 + 2, .top = stages - 1};
+    f->lag_s = blocking ? 0.0 : comm_s;
     int slots = slots_of(f);
     f->width = 2 * f->half;
     f->chunk = (int)ceil(sqrt(slots));
@@ -73,7 +74,8 @@ advance(double *restrict to, const double *restrict own, const double *restrict 
 
 /* The stages low .. high of parity `odd` do a forward, or a backward. */
 static inline void
-advance_part(const tp_f1b *f, const double *restrict from, double *restrict to, int backward, int odd, int low, int high)
+advance_part(const tp_f1b *f, const double *restrict from, double *restrict to, int backward, int odd, int low,
+             int high)
 {
     int first = (low - odd + 1) >> 1, count = ((high - odd) >> 1) - first + 1;
     int at = odd * f->half + 1 + first;

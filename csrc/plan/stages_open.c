@@ -155,8 +155,8 @@ refuse(tp_slice_arena *arena, const memory_sums *sums, tp_stages *s)
         }
     double limit = sums->q->memory->limit_bytes[worst];
     return tp_fail(TP_EINFEASIBLE,
-                   "no partition of %d blocks into %d stages fits: in the one that is short of least, stage %d (blocks %d "
-                   "to %d) needs %.17g bytes and may use %.17g: %.17g bytes short; limits larger by that would fit",
+                   "no partition of %d blocks into %d stages fits: in the one that is short of least, stage %d (blocks "
+                   "%d to %d) needs %.17g bytes and may use %.17g: %.17g bytes short; limits larger by that would fit",
                    s->blocks, s->stages, worst, boundary[worst], boundary[worst + 1] - 1, limit + need, limit, need);
 }
 

@@ -129,7 +129,8 @@ PyDoc_STRVAR(plan_autopipe_doc,
              "plan_autopipe($module, /, fwd, bwd, stages, micro_batches, comm_s, blocking, memory, method, "
              "time_limit_s=0.0, effort=0)\n--\n\n"
              "fwd, bwd: float64 [n]. memory: None or (static_bytes [n], activation_bytes [n], transient_bytes [n], "
-             "limit_bytes [stages]), the first three None or float64. method: 0 exact, 1 the paper's, 2 pivot, 3 balanced.");
+             "limit_bytes [stages]), the first three None or float64. method: 0 exact, 1 the paper's, 2 pivot, "
+             "3 balanced.");
 static PyObject *
 plan_autopipe(PyObject *module, PyObject *args, PyObject *keywords)
 {
@@ -215,7 +216,8 @@ sliced_f1b(PyObject *module, PyObject *args, PyObject *keywords)
         double makespan;
         tp_status status;
         Py_BEGIN_ALLOW_THREADS
-        status = tp_plan_sliced_f1b(stages, micros, split, v.view[FORWARD].buf, v.view[BACKWARD].buf, comm_s, &makespan);
+        status = tp_plan_sliced_f1b(stages, micros, split, v.view[FORWARD].buf, v.view[BACKWARD].buf, comm_s,
+                                    &makespan);
         Py_END_ALLOW_THREADS
         result = status == TP_OK ? PyFloat_FromDouble(makespan) : tp_py_raise(tp_py_module_state(module), status);
     }
