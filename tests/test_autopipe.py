@@ -110,7 +110,7 @@ def test_the_evaluation_has_the_simulators_bits():
 
 def test_exact_equals_enumeration():
     rng, found, refused, optimal, worse = np.random.default_rng(2), 0, 0, 0, [0, 0, 0]
-    for i in range(1500):
+    for i in range(1000):
         f, b, stages, micro, comm, blocking = instance(rng, i)
         n, memory, fits = len(f), None, lambda edges: True
         if i % 3 == 0:
@@ -153,7 +153,7 @@ def test_exact_equals_enumeration():
         found += 1
     print(f"{found} of {found} equal, {refused} refused; worse: heuristic {worse[0]}, pivot {worse[1]}, Algorithm 1 {worse[2]}; "
           f"the pivot bound is the optimum on {optimal}")  # fmt: skip
-    assert found > 1000 and refused > 50 and worse[2] > worse[0]
+    assert found > 700 and refused > 50 and worse[2] > worse[0]
 
 
 def test_the_critical_path_is_one():
