@@ -1,0 +1,442 @@
+/* The exact planner over a layer graph.
+ *
+ * Does a plan with no stage slower than tau exist? What the stages of a downset J leave to those before it is (s, k), their
+ * replicas and devices: a stage before has y = ceil((s + d) / d), which rises with s, and k must stay within `devices`. So
+ * only Pareto-minimal (s, k) matter, and for one (s, k) and tensor degree only the least d that is fast enough: a larger d
+ * adds to both. Complete by induction over downsets by size, so the answer is exact. Pruned, soundly: work that is left
+ * needs devices, (sum over nodes left of the least t time_s) / tau of them, because t d time(S) >= t sum time_s.
+ * The least tau is the time of the plan found when none is faster: bisection first, then the question just below it. */
+#include "csrc/plan/layer_space.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "csrc/base/clock.h"
+
+enum { POINTS = 4096, CACHE = 1 << 18 };
+
+typedef struct {
+    double time_s;
+    int32_t fits; /* largest y at which the fastest variants fit */
+} fastest;
+
+typedef struct {
+    int32_t s, k;       /* replicas and devices of this downset's stages */
+    int32_t j, from;    /* the rest: entry `from` of downset j; -1 */
+    int32_t pair;
+    int16_t t, r;       /* indices of tensor degree and replicas of the stage before the rest */
+} entry;
+
+typedef struct {
+    double time_s, bytes;
+    int32_t from, l; /* the point before, the variant added */
+} point;
+
+typedef struct {
+    uint64_t key; /* 0: free */
+    double time_s;
+} cached;
+
+typedef struct {
+    tp_layer_space space;
+    tp_layer_pair pair;
+    tp_layer_pack pack;
+    int pairs;
+    int *inner, *pair_begin;     /* [pairs] the downset within; [count + 1] */
+    fastest *fast;               /* [pairs][degrees][replicas] */
+    int32_t *feasible;           /* [pairs][degrees]: largest y at which anything fits */
+    unsigned *has;               /* [pairs] degrees */
+    double *left_s;              /* [count] device seconds of the nodes outside */
+    entry *front;                /* [count][reach + 1], by s ascending, k descending */
+    int *fronts;                 /* [count] */
+    entry *at;                   /* [reach + 1] scratch: least k by s */
+    point *points, *merged;      /* [POINTS * most variants] */
+    point *kept;                 /* [nodes * POINTS] the last choice's points, node by node */
+    cached *cache;
+    int64_t searches, knapsacks;
+    int capped;
+} search;
+
+static int
+largest_fit(double a, double b, double limit, int most)
+{
+    if (a + b > limit)
+        return 0;
+    if (a * most + b <= limit)
+        return most;
+    int y = (int)((limit - b) / a);
+    while (y > 0 && a * y + b > limit)
+        y--;
+    while (y < most && a * (y + 1) + b <= limit)
+        y++;
+    return y;
+}
+
+/* What is asked of a stage again and again: its fastest variants at every d, and where nothing fits any more. */
+static void
+note_pair(search *x, int p, int i, int j)
+{
+    const tp_layer_space *s = &x->space;
+    tp_layer_pair_fill(s, i, j, &x->pair);
+    x->has[p] = x->pair.degrees;
+    for (int t = 0; t < s->degrees; t++) {
+        fastest *fast = x->fast + ((int64_t)p * s->degrees + t) * s->replicas;
+        if (!(x->pair.degrees >> t & 1))
+            continue;
+        for (int r = 0; r < s->replicas && s->replica[r] * s->degree[t] <= s->graph->devices; r++) {
+            double a, b;
+            tp_layer_pack_fill(s, &x->pair, t, s->replica[r], &x->pack);
+            fast[r].time_s = tp_layer_pack_fastest(&x->pack, &a, &b);
+            fast[r].fits = largest_fit(a, b, s->graph->memory_bytes, s->reach);
+        }
+        int low = 0, high = s->reach;
+        while (low < high) {
+            int y = (low + high + 1) / 2;
+            if (tp_layer_pack_least_bytes(&x->pack, y) <= s->graph->memory_bytes)
+                low = y;
+            else
+                high = y - 1;
+        }
+        x->feasible[p * s->degrees + t] = low;
+    }
+}
+
+static int
+compare_points(const void *left, const void *right)
+{
+    const point *a = left, *b = right;
+    if (a->time_s != b->time_s)
+        return a->time_s < b->time_s ? -1 : 1;
+    return a->bytes < b->bytes ? -1 : a->bytes > b->bytes;
+}
+
+/* Drop what another point beats in both. */
+static int
+keep_pareto(point *points, int count)
+{
+    if (count > 64)
+        qsort(points, (size_t)count, sizeof *points, compare_points);
+    else
+        for (int i = 1; i < count; i++) {
+            point value = points[i];
+            int k = i;
+            for (; k > 0 && compare_points(&points[k - 1], &value) > 0; k--)
+                points[k] = points[k - 1];
+            points[k] = value;
+        }
+    int kept = 0;
+    for (int i = 0; i < count; i++)
+        if (kept == 0 || points[i].bytes < points[kept - 1].bytes)
+            points[kept++] = points[i];
+    return kept;
+}
+
+/* All Pareto points with node n's variants added; rest_*: the least that the nodes behind it take. */
+static int
+add_node(search *x, int n, int y, int count, double rest_time, double rest_bytes, double best)
+{
+    const tp_layer_pack *pack = &x->pack;
+    int made = 0;
+    for (int l = pack->begin[n]; l < pack->begin[n + 1]; l++)
+        for (int c = 0; c < count; c++) {
+            point to = {x->points[c].time_s + pack->time_s[l], x->points[c].bytes + pack->a[l] * y + pack->b[l], c, l};
+            if (to.bytes + rest_bytes * (1.0 - 1e-12) <= pack->memory_bytes &&
+                to.time_s + rest_time * (1.0 - 1e-12) < best)
+                x->merged[made++] = to;
+        }
+    made = keep_pareto(x->merged, made);
+    if (made > POINTS) {
+        x->capped = 1;
+        made = POINTS;
+    }
+    point *swap = x->points;
+    x->points = x->merged;
+    x->merged = swap;
+    memcpy(x->kept + (int64_t)n * POINTS, x->points, (size_t)made * sizeof *x->points);
+    return made;
+}
+
+/* The least time of one variant a node within memory at y, and the pack's choice of it: all Pareto points of (time, bytes),
+ * node by node, less those that cannot fit or cannot beat the heuristic's choice. */
+static double
+solve_pack(search *x, int y)
+{
+    tp_layer_pack *pack = &x->pack;
+    double best = tp_layer_pack_greedy(pack, y), rest_bytes = tp_layer_pack_least_bytes(pack, y), rest_time = 0.0;
+    int count = 1, found = -1;
+    x->knapsacks++;
+    if (!(best < INFINITY))
+        return best;
+    for (int l = 0, n = 0; n < pack->nodes; n++) {
+        double least = INFINITY;
+        for (; l < pack->begin[n + 1]; l++)
+            least = fmin(least, pack->time_s[l]);
+        rest_time += least;
+    }
+    x->points[0] = (point){0.0, 0.0, -1, -1};
+    for (int n = 0; n < pack->nodes && count > 0; n++) {
+        double least_time = INFINITY, least_bytes = INFINITY;
+        for (int l = pack->begin[n]; l < pack->begin[n + 1]; l++) {
+            least_time = fmin(least_time, pack->time_s[l]);
+            least_bytes = fmin(least_bytes, pack->a[l] * y + pack->b[l]);
+        }
+        rest_time -= least_time;
+        rest_bytes -= least_bytes;
+        count = add_node(x, n, y, count, rest_time, rest_bytes, best);
+    }
+    for (int c = 0; c < count; c++)
+        if (x->points[c].bytes <= pack->memory_bytes && x->points[c].time_s < best) {
+            best = x->points[c].time_s;
+            found = c;
+        }
+    for (int n = pack->nodes - 1; n >= 0 && found >= 0; n--) {
+        const point *last = &x->kept[(int64_t)n * POINTS + found];
+        pack->choice[n] = last->l;
+        found = last->from;
+    }
+    return best;
+}
+
+/* The least time of the stage; INFINITY if it cannot fit. */
+static double
+stage_time(search *x, int i, int p, int t, int r, int y)
+{
+    const tp_layer_space *s = &x->space;
+    const fastest *fast = &x->fast[((int64_t)p * s->degrees + t) * s->replicas + r];
+    if (y <= fast->fits)
+        return fast->time_s;
+    if (y > x->feasible[p * s->degrees + t])
+        return INFINITY;
+    uint64_t key = ((((uint64_t)p * 32 + (uint64_t)t) << 12 | (uint64_t)r) << 14 | (uint64_t)y) + 1;
+    cached *cell = &x->cache[(key * 0x9E3779B97F4A7C15u) >> 46];
+    if (cell->key != key) {
+        tp_layer_pair_fill(s, i, x->inner[p], &x->pair);
+        tp_layer_pack_fill(s, &x->pair, t, s->replica[r], &x->pack);
+        *cell = (cached){key, solve_pack(x, y)};
+    }
+    return cell->time_s;
+}
+
+/* Stages i \ j before each entry of j: the least d that is fast enough, for each tensor degree. */
+static void
+extend(search *x, int i, int p, double tau)
+{
+    const tp_layer_space *s = &x->space;
+    int j = x->inner[p];
+    for (int t = 0; t < s->degrees; t++) {
+        const fastest *fast = x->fast + ((int64_t)p * s->degrees + t) * s->replicas;
+        int tensor = s->degree[t], most = s->graph->devices / tensor, first = 0;
+        if (!(x->has[p] >> t & 1) || x->feasible[p * s->degrees + t] == 0)
+            continue;
+        while (first < s->replicas && s->replica[first] <= most && fast[first].time_s > tau)
+            first++;
+        for (int e = 0; e < x->fronts[j]; e++) {
+            const entry *rest = &x->front[(int64_t)j * (s->reach + 1) + e];
+            for (int r = first; r < s->replicas; r++) {
+                int d = s->replica[r], to = rest->s + d, k = rest->k + d * tensor;
+                if (d > most || to > s->reach || k > s->graph->devices)
+                    break;
+                if (x->at[to].k <= k)
+                    break; /* known as good: it beats every larger d too */
+                if (fast[r].time_s > tau || stage_time(x, i, p, t, r, (to + d - 1) / d) > tau)
+                    continue;
+                x->at[to] = (entry){to, k, j, e, p, (int16_t)t, (int16_t)r};
+                break;
+            }
+        }
+    }
+}
+
+static int
+keep_front(search *x, int i, double tau)
+{
+    const tp_layer_space *s = &x->space;
+    double needed = x->left_s[i] > 0.0 ? x->left_s[i] / tau * (1.0 - 1e-9) : 0.0; /* tau may be 0 */
+    int kept = 0, least = s->graph->devices + 1;
+    entry *front = x->front + (int64_t)i * (s->reach + 1);
+    for (int to = 0; to <= s->reach; to++)
+        if (x->at[to].k < least && x->at[to].k + needed <= s->graph->devices) {
+            front[kept++] = x->at[to];
+            least = x->at[to].k;
+        }
+    x->fronts[i] = kept;
+    return kept;
+}
+
+static double
+time_of(search *x, int i, const entry *e)
+{
+    int d = x->space.replica[e->r];
+    return stage_time(x, i, e->pair, e->t, e->r, (e->s + d - 1) / d);
+}
+
+/* The largest time of a plan with none above tau: of the one on the fewest devices; INFINITY if there is none. */
+static double
+probe(search *x, double tau)
+{
+    const tp_layer_space *s = &x->space;
+    x->searches++;
+    x->front[0] = (entry){0, 0, -1, -1, -1, 0, 0};
+    x->fronts[0] = 1;
+    for (int i = 1; i < s->count; i++) {
+        for (int to = 0; to <= s->reach; to++)
+            x->at[to].k = INT32_MAX;
+        for (int p = x->pair_begin[i]; p < x->pair_begin[i + 1]; p++)
+            if (x->fronts[x->inner[p]] > 0)
+                extend(x, i, p, tau);
+        keep_front(x, i, tau);
+    }
+    int i = s->count - 1, at = x->fronts[i] - 1;
+    if (at < 0)
+        return INFINITY;
+    double most = 0.0;
+    while (i > 0) {
+        const entry *e = &x->front[(int64_t)i * (s->reach + 1) + at];
+        most = fmax(most, time_of(x, i, e));
+        i = e->j;
+        at = e->from;
+    }
+    return most;
+}
+
+#define TAKE(arena, count, pointer)                                                                                    \
+    do {                                                                                                               \
+        void *memory_ = NULL;                                                                                          \
+        TP_TRY(tp_slice_arena_take((arena), (size_t)(count) + 1, sizeof *(pointer), &memory_));                        \
+        (pointer) = memory_;                                                                                           \
+    } while (0)
+
+static tp_status
+open_pairs(search *x)
+{
+    const tp_layer_space *s = &x->space;
+    int64_t pairs = 0;
+    for (int i = 0; i < s->count; i++)
+        for (int j = 0; j < i; j++)
+            pairs += tp_layer_within(s, j, i);
+    if (pairs * s->degrees * s->replicas > 200000000)
+        return tp_fail(TP_EVALUE, "the graph has %lld possible stages of %d ways each: too many to plan; merge nodes",
+                       (long long)pairs, s->degrees * s->replicas);
+    TAKE(s->arena, pairs, x->inner);
+    TAKE(s->arena, s->count, x->pair_begin);
+    TAKE(s->arena, pairs, x->has);
+    TAKE(s->arena, pairs * s->degrees * s->replicas, x->fast);
+    TAKE(s->arena, pairs * s->degrees, x->feasible);
+    for (int i = 0; i < s->count; i++) {
+        x->pair_begin[i] = x->pairs;
+        for (int j = 0; j < i; j++)
+            if (tp_layer_within(s, j, i)) {
+                x->inner[x->pairs] = j;
+                note_pair(x, x->pairs++, i, j);
+            }
+    }
+    x->pair_begin[s->count] = x->pairs;
+    return TP_OK;
+}
+
+static tp_status
+open_search(search *x, const tp_layer_graph *g, tp_slice_arena *arena)
+{
+    tp_layer_space *s = &x->space;
+    int widest = 1;
+    TP_TRY(tp_layer_space_open(g, arena, s));
+    TP_TRY(tp_layer_pair_open(s, &x->pair));
+    TP_TRY(tp_layer_pack_open(s, &x->pack));
+    TP_TRY(open_pairs(x));
+    TAKE(arena, s->count, x->left_s);
+    for (int i = 0; i < s->count; i++)
+        for (int n = 0; n < g->nodes; n++) {
+            double least = INFINITY;
+            if (s->set[(int64_t)i * s->words + (n >> 6)] >> (n & 63) & 1)
+                continue;
+            for (int v = 0; v < g->variants; v++)
+                if (g->node[v] == n)
+                    least = fmin(least, g->degree[v] * g->time_s[v]);
+            x->left_s[i] += least;
+        }
+    for (int v = 0, same = 0; v < g->variants; v++) {
+        same = v > 0 && g->node[v] == g->node[v - 1] && g->degree[v] == g->degree[v - 1] ? same + 1 : 1;
+        widest = same > widest ? same : widest;
+    }
+    TAKE(arena, (int64_t)s->count * (s->reach + 1), x->front);
+    TAKE(arena, s->count, x->fronts);
+    TAKE(arena, s->reach, x->at);
+    TAKE(arena, (int64_t)POINTS * widest, x->points);
+    TAKE(arena, (int64_t)POINTS * widest, x->merged);
+    TAKE(arena, (int64_t)POINTS * g->nodes, x->kept);
+    TAKE(arena, CACHE, x->cache);
+    return TP_OK;
+}
+
+/* The least time per sample, and a bound that no plan is below. */
+static tp_status
+find_least(search *x, tp_layer_plan *plan)
+{
+    double low = x->left_s[0] / x->space.graph->devices * (1.0 - 1e-9), high = probe(x, DBL_MAX), work = low;
+    if (!(high < INFINITY))
+        return tp_layer_infeasible(&x->space, &x->pair, &x->pack);
+    for (int step = 0; step < 100 && high > low * (1.0 + 1e-6); step++) {
+        double tau = low > 0.0 ? sqrt(low) * sqrt(high) : 0.25 * high, time = probe(x, tau);
+        if (time < INFINITY)
+            high = time;
+        else
+            low = tau;
+    }
+    for (double time = 0.0; high > 0.0 && time < INFINITY;) {
+        low = high * (1.0 - 1e-12);
+        time = probe(x, low);
+        high = fmin(high, time);
+    }
+    plan->optimal = !x->capped;
+    plan->lower_bound_s = plan->optimal ? fmin(low, high) : work;
+    probe(x, high); /* the fronts of the plan itself */
+    return TP_OK;
+}
+
+static void
+write_plan(search *x, tp_layer_plan *plan)
+{
+    const tp_layer_space *s = &x->space;
+    int i = s->count - 1, at = x->fronts[i] - 1;
+    while (i > 0) {
+        const entry *e = &x->front[(int64_t)i * (s->reach + 1) + at];
+        int d = s->replica[e->r], y = (e->s + d - 1) / d;
+        double a, b;
+        tp_layer_pair_fill(s, i, e->j, &x->pair);
+        tp_layer_pack_fill(s, &x->pair, e->t, d, &x->pack);
+        if (y <= x->fast[((int64_t)e->pair * s->degrees + e->t) * s->replicas + e->r].fits)
+            tp_layer_pack_fastest(&x->pack, &a, &b);
+        else
+            solve_pack(x, y);
+        tp_layer_plan_put(s, &x->pair, &x->pack, e->t, d, plan);
+        i = e->j;
+        at = e->from;
+    }
+    tp_layer_plan_finish(s, plan);
+}
+
+tp_status
+tp_plan_layers(const tp_layer_graph *graph, tp_layer_plan *out)
+{
+    int64_t start = tp_clock_ns();
+    tp_slice_arena arena;
+    search x = {0};
+    *out = (tp_layer_plan){0};
+    TP_TRY(tp_layer_graph_check(graph));
+    TP_TRY(tp_slice_arena_open(&arena));
+    tp_status status = open_search(&x, graph, &arena);
+    if (status == TP_OK)
+        status = tp_layer_plan_open(&x.space, out);
+    if (status == TP_OK)
+        status = find_least(&x, out);
+    if (status == TP_OK)
+        write_plan(&x, out);
+    out->pairs = x.pairs;
+    out->searches = x.searches;
+    out->knapsacks = x.knapsacks;
+    tp_slice_arena_close(&arena);
+    out->seconds = (double)(tp_clock_ns() - start) * 1e-9;
+    return status;
+}
