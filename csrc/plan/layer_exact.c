@@ -15,12 +15,19 @@
 
 #include "csrc/base/clock.h"
 
-enum { POINTS = 4096, CACHE = 1 << 18 };
+enum { POINTS = 2048, CACHE_BITS = 16 };
 
 typedef struct {
     double time_s;
     int32_t fits; /* largest y at which the fastest variants fit */
+    int32_t known;
 } fastest;
+
+typedef struct {
+    double work_s;    /* least time of the variants on one replica, without messages */
+    int32_t feasible; /* largest y at which anything fits; -1: not known */
+    int32_t has;      /* every node has a variant of this degree */
+} limits;
 
 typedef struct {
     int32_t s, k;       /* replicas and devices of this downset's stages */
@@ -46,8 +53,8 @@ typedef struct {
     int pairs;
     int *inner, *pair_begin;     /* [pairs] the downset within; [count + 1] */
     fastest *fast;               /* [pairs][degrees][replicas] */
-    int32_t *feasible;           /* [pairs][degrees]: largest y at which anything fits */
-    unsigned *has;               /* [pairs] degrees */
+    limits *limit;               /* [pairs][degrees] */
+    int filled;                  /* the pair that `pair` holds; -1 */
     double *left_s;              /* [count] device seconds of the nodes outside */
     entry *front;                /* [count][reach + 1], by s ascending, k descending */
     int *fronts;                 /* [count] */
@@ -74,32 +81,57 @@ largest_fit(double a, double b, double limit, int most)
     return y;
 }
 
-/* What is asked of a stage again and again: its fastest variants at every d, and where nothing fits any more. */
 static void
-note_pair(search *x, int p, int i, int j)
+fill_pair(search *x, int i, int p)
+{
+    if (x->filled != p)
+        tp_layer_pair_fill(&x->space, i, x->inner[p], &x->pair);
+    x->filled = p;
+}
+
+/* The fastest variants of a stage: found when first asked for, most never are. */
+static const fastest *
+fastest_of(search *x, int i, int p, int t, int r)
 {
     const tp_layer_space *s = &x->space;
-    tp_layer_pair_fill(s, i, j, &x->pair);
-    x->has[p] = x->pair.degrees;
-    for (int t = 0; t < s->degrees; t++) {
-        fastest *fast = x->fast + ((int64_t)p * s->degrees + t) * s->replicas;
-        if (!(x->pair.degrees >> t & 1))
-            continue;
-        for (int r = 0; r < s->replicas && s->replica[r] * s->degree[t] <= s->graph->devices; r++) {
-            double a, b;
-            tp_layer_pack_fill(s, &x->pair, t, s->replica[r], &x->pack);
-            fast[r].time_s = tp_layer_pack_fastest(&x->pack, &a, &b);
-            fast[r].fits = largest_fit(a, b, s->graph->memory_bytes, s->reach);
-        }
-        int low = 0, high = s->reach;
-        while (low < high) {
-            int y = (low + high + 1) / 2;
-            if (tp_layer_pack_least_bytes(&x->pack, y) <= s->graph->memory_bytes)
-                low = y;
-            else
-                high = y - 1;
-        }
-        x->feasible[p * s->degrees + t] = low;
+    fastest *fast = &x->fast[((int64_t)p * s->degrees + t) * s->replicas + r];
+    if (!fast->known) {
+        double a, b;
+        fill_pair(x, i, p);
+        tp_layer_pack_fill(s, &x->pair, t, s->replica[r], &x->pack);
+        fast->time_s = tp_layer_pack_fastest(&x->pack, &a, &b);
+        fast->fits = largest_fit(a, b, s->graph->memory_bytes, s->reach);
+        fast->known = 1;
+    }
+    return fast;
+}
+
+/* The pack must hold the stage. */
+static int
+feasible_of(search *x, limits *limit)
+{
+    int low = 0, high = x->space.reach;
+    while (limit->feasible < 0 && low < high) {
+        int y = (low + high + 1) / 2;
+        if (tp_layer_pack_least_bytes(&x->pack, y) <= x->space.graph->memory_bytes)
+            low = y;
+        else
+            high = y - 1;
+    }
+    if (limit->feasible < 0)
+        limit->feasible = low;
+    return limit->feasible;
+}
+
+/* work_s: the downset's less that of the downset within, and less what their rounding may amount to. */
+static void
+note_pair(search *x, int p, int i, int j, const double *work, const int *lacking)
+{
+    int degrees = x->space.degrees;
+    for (int t = 0; t < degrees; t++) {
+        double work_s = work[i * degrees + t] - work[j * degrees + t];
+        x->limit[p * degrees + t] =
+            (limits){work_s - 1e-12 * work[i * degrees + t], -1, lacking[i * degrees + t] == lacking[j * degrees + t]};
     }
 }
 
@@ -204,17 +236,18 @@ static double
 stage_time(search *x, int i, int p, int t, int r, int y)
 {
     const tp_layer_space *s = &x->space;
-    const fastest *fast = &x->fast[((int64_t)p * s->degrees + t) * s->replicas + r];
+    const fastest *fast = fastest_of(x, i, p, t, r);
+    limits *limit = &x->limit[(int64_t)p * s->degrees + t];
     if (y <= fast->fits)
         return fast->time_s;
-    if (y > x->feasible[p * s->degrees + t])
+    if (limit->feasible >= 0 && y > limit->feasible)
         return INFINITY;
     uint64_t key = ((((uint64_t)p * 32 + (uint64_t)t) << 12 | (uint64_t)r) << 14 | (uint64_t)y) + 1;
-    cached *cell = &x->cache[(key * 0x9E3779B97F4A7C15u) >> 46];
+    cached *cell = &x->cache[(key * 0x9E3779B97F4A7C15u) >> (64 - CACHE_BITS)];
     if (cell->key != key) {
-        tp_layer_pair_fill(s, i, x->inner[p], &x->pair);
+        fill_pair(x, i, p);
         tp_layer_pack_fill(s, &x->pair, t, s->replica[r], &x->pack);
-        *cell = (cached){key, solve_pack(x, y)};
+        *cell = (cached){key, y > feasible_of(x, limit) ? INFINITY : solve_pack(x, y)};
     }
     return cell->time_s;
 }
@@ -226,11 +259,12 @@ extend(search *x, int i, int p, double tau)
     const tp_layer_space *s = &x->space;
     int j = x->inner[p];
     for (int t = 0; t < s->degrees; t++) {
-        const fastest *fast = x->fast + ((int64_t)p * s->degrees + t) * s->replicas;
+        const limits *limit = &x->limit[(int64_t)p * s->degrees + t];
         int tensor = s->degree[t], most = s->graph->devices / tensor, first = 0;
-        if (!(x->has[p] >> t & 1) || x->feasible[p * s->degrees + t] == 0)
+        if (!limit->has)
             continue;
-        while (first < s->replicas && s->replica[first] <= most && fast[first].time_s > tau)
+        while (first < s->replicas && s->replica[first] <= most &&
+               (limit->work_s > tau * s->replica[first] || fastest_of(x, i, p, t, first)->time_s > tau))
             first++;
         for (int e = 0; e < x->fronts[j]; e++) {
             const entry *rest = &x->front[(int64_t)j * (s->reach + 1) + e];
@@ -240,7 +274,7 @@ extend(search *x, int i, int p, double tau)
                     break;
                 if (x->at[to].k <= k)
                     break; /* known as good: it beats every larger d too */
-                if (fast[r].time_s > tau || stage_time(x, i, p, t, r, (to + d - 1) / d) > tau)
+                if (limit->work_s > tau * d || stage_time(x, i, p, t, r, (to + d - 1) / d) > tau)
                     continue;
                 x->at[to] = (entry){to, k, j, e, p, (int16_t)t, (int16_t)r};
                 break;
@@ -308,11 +342,42 @@ probe(search *x, double tau)
         (pointer) = memory_;                                                                                           \
     } while (0)
 
+/* Of downset i, by degree: the least times of its nodes, and how many of them lack the degree. And of the nodes outside it,
+ * by any degree, the least device seconds. */
+static void
+sum_work(search *x, int i, double *work, int *lacking)
+{
+    const tp_layer_space *s = &x->space;
+    const tp_layer_graph *g = s->graph;
+    for (int n = 0, v = 0; n < g->nodes; n++) {
+        int inside = s->set[(int64_t)i * s->words + (n >> 6)] >> (n & 63) & 1;
+        double device = INFINITY;
+        for (int t = 0; t < s->degrees; t++)
+            lacking[t] += inside;
+        while (v < g->variants && g->node[v] == n) {
+            int degree = g->degree[v], t = 0;
+            double least = INFINITY;
+            for (; v < g->variants && g->node[v] == n && g->degree[v] == degree; v++)
+                least = fmin(least, g->time_s[v]);
+            device = fmin(device, degree * least);
+            while (t < s->degrees && s->degree[t] != degree)
+                t++;
+            if (inside && t < s->degrees) {
+                work[t] += least;
+                lacking[t]--;
+            }
+        }
+        x->left_s[i] += inside ? 0.0 : device;
+    }
+}
+
 static tp_status
 open_pairs(search *x)
 {
     const tp_layer_space *s = &x->space;
     int64_t pairs = 0;
+    double *work = NULL;
+    int *lacking = NULL;
     for (int i = 0; i < s->count; i++)
         for (int j = 0; j < i; j++)
             pairs += tp_layer_within(s, j, i);
@@ -321,15 +386,17 @@ open_pairs(search *x)
                        (long long)pairs, s->degrees * s->replicas);
     TAKE(s->arena, pairs, x->inner);
     TAKE(s->arena, s->count, x->pair_begin);
-    TAKE(s->arena, pairs, x->has);
     TAKE(s->arena, pairs * s->degrees * s->replicas, x->fast);
-    TAKE(s->arena, pairs * s->degrees, x->feasible);
+    TAKE(s->arena, pairs * s->degrees, x->limit);
+    TAKE(s->arena, (int64_t)s->count * s->degrees, work);
+    TAKE(s->arena, (int64_t)s->count * s->degrees, lacking);
     for (int i = 0; i < s->count; i++) {
+        sum_work(x, i, work + i * s->degrees, lacking + i * s->degrees);
         x->pair_begin[i] = x->pairs;
         for (int j = 0; j < i; j++)
             if (tp_layer_within(s, j, i)) {
                 x->inner[x->pairs] = j;
-                note_pair(x, x->pairs++, i, j);
+                note_pair(x, x->pairs++, i, j, work, lacking);
             }
     }
     x->pair_begin[s->count] = x->pairs;
@@ -344,18 +411,9 @@ open_search(search *x, const tp_layer_graph *g, tp_slice_arena *arena)
     TP_TRY(tp_layer_space_open(g, arena, s));
     TP_TRY(tp_layer_pair_open(s, &x->pair));
     TP_TRY(tp_layer_pack_open(s, &x->pack));
-    TP_TRY(open_pairs(x));
     TAKE(arena, s->count, x->left_s);
-    for (int i = 0; i < s->count; i++)
-        for (int n = 0; n < g->nodes; n++) {
-            double least = INFINITY;
-            if (s->set[(int64_t)i * s->words + (n >> 6)] >> (n & 63) & 1)
-                continue;
-            for (int v = 0; v < g->variants; v++)
-                if (g->node[v] == n)
-                    least = fmin(least, g->degree[v] * g->time_s[v]);
-            x->left_s[i] += least;
-        }
+    TP_TRY(open_pairs(x));
+    x->filled = -1;
     for (int v = 0, same = 0; v < g->variants; v++) {
         same = v > 0 && g->node[v] == g->node[v - 1] && g->degree[v] == g->degree[v - 1] ? same + 1 : 1;
         widest = same > widest ? same : widest;
@@ -366,31 +424,46 @@ open_search(search *x, const tp_layer_graph *g, tp_slice_arena *arena)
     TAKE(arena, (int64_t)POINTS * widest, x->points);
     TAKE(arena, (int64_t)POINTS * widest, x->merged);
     TAKE(arena, (int64_t)POINTS * g->nodes, x->kept);
-    TAKE(arena, CACHE, x->cache);
+    TAKE(arena, (int64_t)1 << CACHE_BITS, x->cache);
     return TP_OK;
 }
 
-/* The least time per sample, and a bound that no plan is below. */
+/* A plan to begin with: the bound by work is close in most graphs. */
+static double
+first_plan(search *x, double *low)
+{
+    double time = INFINITY, tau = *low * 1.1;
+    for (int step = 0; step < 12 && tau > 0.0 && !(time < INFINITY); step++, tau *= 1.4) {
+        time = probe(x, tau);
+        *low = time < INFINITY ? *low : tau;
+    }
+    return time < INFINITY ? time : probe(x, DBL_MAX);
+}
+
+/* The least time per sample, and a bound that no plan is below. Bisection halves what is open; the question just below the
+ * best plan ends it. */
 static tp_status
 find_least(search *x, tp_layer_plan *plan)
 {
-    double low = x->left_s[0] / x->space.graph->devices * (1.0 - 1e-9), high = probe(x, DBL_MAX), work = low;
+    double low = x->left_s[0] / x->space.graph->devices * (1.0 - 1e-9), work = low, high = first_plan(x, &low);
     if (!(high < INFINITY))
         return tp_layer_infeasible(&x->space, &x->pair, &x->pack);
-    for (int step = 0; step < 100 && high > low * (1.0 + 1e-6); step++) {
-        double tau = low > 0.0 ? sqrt(low) * sqrt(high) : 0.25 * high, time = probe(x, tau);
+    for (int step = 0; high > 0.0; step++) {
+        double below = high * (1.0 - 1e-12);
+        double tau = low >= below                               ? below
+                     : step % 4 < 3 && high > low * (1.0 + 1e-4) ? (low > 0.0 ? sqrt(low) * sqrt(high) : 0.25 * high)
+                     : step % 2                                  ? below
+                                                                 : low + 0.5 * (high - low);
+        double time = probe(x, tau < below ? tau : below);
         if (time < INFINITY)
             high = time;
+        else if (tau >= below)
+            break;
         else
             low = tau;
     }
-    for (double time = 0.0; high > 0.0 && time < INFINITY;) {
-        low = high * (1.0 - 1e-12);
-        time = probe(x, low);
-        high = fmin(high, time);
-    }
     plan->optimal = !x->capped;
-    plan->lower_bound_s = plan->optimal ? fmin(low, high) : work;
+    plan->lower_bound_s = plan->optimal ? high * (1.0 - 1e-12) : work;
     probe(x, high); /* the fronts of the plan itself */
     return TP_OK;
 }
@@ -404,9 +477,10 @@ write_plan(search *x, tp_layer_plan *plan)
         const entry *e = &x->front[(int64_t)i * (s->reach + 1) + at];
         int d = s->replica[e->r], y = (e->s + d - 1) / d;
         double a, b;
-        tp_layer_pair_fill(s, i, e->j, &x->pair);
+        int fits = fastest_of(x, i, e->pair, e->t, e->r)->fits;
+        fill_pair(x, i, e->pair);
         tp_layer_pack_fill(s, &x->pair, e->t, d, &x->pack);
-        if (y <= x->fast[((int64_t)e->pair * s->degrees + e->t) * s->replicas + e->r].fits)
+        if (y <= fits)
             tp_layer_pack_fastest(&x->pack, &a, &b);
         else
             solve_pack(x, y);
