@@ -14,7 +14,7 @@ from terapipe_c.planners import LayerEdge, LayerGraph, LayerNode, LayerVariant, 
 
 
 def random_graph(rng) -> LayerGraph:
-    n = int(rng.integers(1, 6))
+    n = int(rng.integers(1, 5))
     chain = rng.random() < 0.6
     edges = [LayerEdge(i, j, float(rng.integers(0, 9))) for i in range(n) for j in range(i + 1, n)
              if (chain and j == i + 1) or rng.random() < 0.25]  # fmt: skip
@@ -102,7 +102,7 @@ def check_plan(graph, plan):
 def test_both_planners_against_enumeration() -> None:
     rng = np.random.default_rng(1)
     feasible = slower = missed = 0
-    for i in range(1500):
+    for i in range(1200):
         graph = random_graph(rng)
         want = least_time(graph)
         try:
@@ -124,8 +124,8 @@ def test_both_planners_against_enumeration() -> None:
         check_plan(graph, published)
         assert not published.optimal and published.time_per_sample_s >= want * (1 - 1e-12), i
         slower += published.time_per_sample_s > want * (1 + 1e-9)
-    print(f"1500 graphs, {feasible} feasible; Piper slower on {slower}, without a plan on {missed}")
-    assert feasible > 1200 and slower + missed > 0
+    print(f"1200 graphs, {feasible} feasible; Piper slower on {slower}, without a plan on {missed}")
+    assert feasible > 1000 and slower + missed > 0
 
 
 def blocks(layers: int, devices: int, memory: float, micro_batches: int = 60) -> LayerGraph:

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_DOWNSETS = 20000 };
+enum { MOST_DOWNSETS = 20000, TABLE_BITS = 16 };
 
 static int
 has(const uint64_t *set, int v)
@@ -189,11 +189,24 @@ may_join(const tp_layer_space *s, const uint64_t *set, int v)
     return 1;
 }
 
-/* Level by level, so that they come by size; a level's doubles are found by comparing within it. */
-static tp_status
-grow_downsets(tp_layer_space *s)
+/* The cell of the table where a downset is, or would be. */
+static int
+cell_of(const tp_layer_space *s, const int *table, const uint64_t *set)
 {
-    size_t bytes = (size_t)s->words * sizeof *s->set;
+    uint64_t hash = 0;
+    for (int w = 0; w < s->words; w++)
+        hash = (hash ^ set[w]) * 0x9E3779B97F4A7C15u;
+    int cell = (int)(hash >> (64 - TABLE_BITS));
+    while (table[cell] != 0 &&
+           memcmp(s->set + (int64_t)table[cell] * s->words, set, (size_t)s->words * sizeof *set) != 0)
+        cell = (cell + 1) & ((1 << TABLE_BITS) - 1);
+    return cell;
+}
+
+/* Level by level, so that they come by size. table: [1 << TABLE_BITS] zeros. */
+static tp_status
+grow_downsets(tp_layer_space *s, int *table)
+{
     s->count = 1;
     int level = 0, next = 1;
     for (int size = 0; size < s->graph->nodes; size++) {
@@ -202,12 +215,13 @@ grow_downsets(tp_layer_space *s)
                 if (!may_join(s, s->set + (int64_t)i * s->words, v))
                     continue;
                 uint64_t *made = s->set + (int64_t)s->count * s->words;
-                memcpy(made, s->set + (int64_t)i * s->words, bytes);
+                memcpy(made, s->set + (int64_t)i * s->words, (size_t)s->words * sizeof *made);
                 made[v >> 6] |= (uint64_t)1 << (v & 63);
-                int known = next;
-                while (known < s->count && memcmp(s->set + (int64_t)known * s->words, made, bytes) != 0)
-                    known++;
-                if (known == s->count && ++s->count > MOST_DOWNSETS)
+                int cell = cell_of(s, table, made);
+                if (table[cell] != 0)
+                    continue;
+                table[cell] = s->count;
+                if (++s->count > MOST_DOWNSETS)
                     return tp_fail(TP_EVALUE, "the graph has more than %d downsets: it branches too much to plan; merge nodes",
                                    MOST_DOWNSETS);
             }
@@ -229,7 +243,9 @@ tp_layer_space_open(const tp_layer_graph *graph, tp_slice_arena *arena, tp_layer
         if (graph->micro_batches % d == 0)
             s->replica[s->replicas++] = d;
     TAKE(arena, (int64_t)(MOST_DOWNSETS + 1) * s->words, s->set);
-    return grow_downsets(s);
+    int *table = NULL;
+    TAKE(arena, 1 << TABLE_BITS, table);
+    return grow_downsets(s, table);
 }
 
 tp_status

@@ -168,13 +168,14 @@ def _check_edges(graph: LayerGraph, index: dict[int, int]) -> list[list[int]]:
         for end in (edge.source, edge.target):
             if end not in index:
                 raise _core.InvalidValueError(f"edge {k} ({edge.source} to {edge.target}) ends at {end!r}, which is no node")
+        if edge.source == edge.target:
+            raise _core.InvalidValueError(f"the graph has a cycle: node {edge.source} has an edge to itself (edge {k})")
         if (edge.source, edge.target) in seen:
             raise _core.InvalidValueError(f"edge {k} ({edge.source} to {edge.target}) is there twice")
         seen.add((edge.source, edge.target))
         _number(edge.bytes, f"the size of edge {k} ({edge.source} to {edge.target})")
         others[index[edge.source]].append(edge.target)
-        if edge.source != edge.target:
-            others[index[edge.target]].append(edge.source)
+        others[index[edge.target]].append(edge.source)
     return others
 
 
