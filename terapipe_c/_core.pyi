@@ -111,7 +111,7 @@ def plan_baseline(
     bandwidth_Bps: float,
     option: int,
     swap_Bps: float,
-) -> tuple[list[int], list[int], bytes, _Float, _Float, int, float, float, float, int, float]: ...
+) -> tuple[Any, ...]: ...
 def plan_layers(
     nodes: int,
     devices: int,
@@ -120,9 +120,7 @@ def plan_layers(
     bandwidth_Bps: float,
     arrays: tuple[Any, ...],
     published: bool,
-) -> tuple[
-    list[tuple[int, int, float, float]], list[int], list[int], float, float, bool, int, int, int, int, float
-]: ...
+) -> tuple[Any, ...]: ...
 
 # ---- AutoPipe (csrc/py/autopipe.c) ---------------------------------------------------------------------------------------
 

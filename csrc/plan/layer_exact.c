@@ -42,8 +42,8 @@ typedef struct {
 } point;
 
 typedef struct {
-    uint64_t key; /* 0: free */
-    double time_s;
+    uint64_t key;       /* 0: free */
+    double low_s, high_s; /* the least time is between them */
 } cached;
 
 typedef struct {
@@ -55,11 +55,12 @@ typedef struct {
     fastest *fast;               /* [pairs][degrees][replicas] */
     limits *limit;               /* [pairs][degrees] */
     int filled;                  /* the pair that `pair` holds; -1 */
+    int64_t packed;              /* the stage that `pack` holds: index into fast; -1 */
     double *left_s;              /* [count] device seconds of the nodes outside */
     entry *front;                /* [count][reach + 1], by s ascending, k descending */
     int *fronts;                 /* [count] */
     entry *at;                   /* [reach + 1] scratch: least k by s */
-    point *points, *merged;      /* [POINTS * most variants] */
+    point *points, *merged, *spare; /* [POINTS * most variants] */
     point *kept;                 /* [nodes * POINTS] the last choice's points, node by node */
     cached *cache;
     int64_t searches, knapsacks;
@@ -89,6 +90,17 @@ fill_pair(search *x, int i, int p)
     x->filled = p;
 }
 
+static void
+fill_pack(search *x, int i, int p, int t, int r)
+{
+    int64_t stage = ((int64_t)p * x->space.degrees + t) * x->space.replicas + r;
+    if (x->packed == stage)
+        return;
+    fill_pair(x, i, p);
+    tp_layer_pack_fill(&x->space, &x->pair, t, x->space.replica[r], &x->pack);
+    x->packed = stage;
+}
+
 /* The fastest variants of a stage: found when first asked for, most never are. */
 static const fastest *
 fastest_of(search *x, int i, int p, int t, int r)
@@ -97,8 +109,7 @@ fastest_of(search *x, int i, int p, int t, int r)
     fastest *fast = &x->fast[((int64_t)p * s->degrees + t) * s->replicas + r];
     if (!fast->known) {
         double a, b;
-        fill_pair(x, i, p);
-        tp_layer_pack_fill(s, &x->pair, t, s->replica[r], &x->pack);
+        fill_pack(x, i, p, t, r);
         fast->time_s = tp_layer_pack_fastest(&x->pack, &a, &b);
         fast->fits = largest_fit(a, b, s->graph->memory_bytes, s->reach);
         fast->known = 1;
@@ -135,50 +146,50 @@ note_pair(search *x, int p, int i, int j, const double *work, const int *lacking
     }
 }
 
+/* Keep a point at the end of a list by (time, bytes) if none before it beats it in both. */
 static int
-compare_points(const void *left, const void *right)
+append(point *list, int count, point value)
 {
-    const point *a = left, *b = right;
-    if (a->time_s != b->time_s)
-        return a->time_s < b->time_s ? -1 : 1;
-    return a->bytes < b->bytes ? -1 : a->bytes > b->bytes;
+    if (count > 0 && list[count - 1].bytes <= value.bytes)
+        return count;
+    list[count] = value;
+    return count + 1;
 }
 
-/* Drop what another point beats in both. */
+/* The Pareto points with variant l of a node added, merged with `made` of its other variants in x->merged. rest_*: the least
+ * that the nodes behind it take; what cannot fit or cannot beat `best` with them is left out. */
 static int
-keep_pareto(point *points, int count)
+add_variant(search *x, int l, int y, int count, int made, double rest_time, double rest_bytes, double best)
 {
-    if (count > 64)
-        qsort(points, (size_t)count, sizeof *points, compare_points);
-    else
-        for (int i = 1; i < count; i++) {
-            point value = points[i];
-            int k = i;
-            for (; k > 0 && compare_points(&points[k - 1], &value) > 0; k--)
-                points[k] = points[k - 1];
-            points[k] = value;
-        }
-    int kept = 0;
-    for (int i = 0; i < count; i++)
-        if (kept == 0 || points[i].bytes < points[kept - 1].bytes)
-            points[kept++] = points[i];
+    const tp_layer_pack *pack = &x->pack;
+    double time = pack->time_s[l], size = pack->a[l] * y + pack->b[l];
+    int kept = 0, other = 0;
+    for (int c = 0; c < count; c++) {
+        point to = {x->points[c].time_s + time, x->points[c].bytes + size, c, l};
+        if (to.bytes + rest_bytes * (1.0 - 1e-12) > pack->memory_bytes)
+            continue;
+        if (to.time_s + rest_time * (1.0 - 1e-12) >= best)
+            break;
+        while (other < made && (x->merged[other].time_s < to.time_s ||
+                                (x->merged[other].time_s == to.time_s && x->merged[other].bytes <= to.bytes)))
+            kept = append(x->spare, kept, x->merged[other++]);
+        kept = append(x->spare, kept, to);
+    }
+    while (other < made)
+        kept = append(x->spare, kept, x->merged[other++]);
+    point *swap = x->merged;
+    x->merged = x->spare;
+    x->spare = swap;
     return kept;
 }
 
-/* All Pareto points with node n's variants added; rest_*: the least that the nodes behind it take. */
+/* All Pareto points with node n added. */
 static int
 add_node(search *x, int n, int y, int count, double rest_time, double rest_bytes, double best)
 {
-    const tp_layer_pack *pack = &x->pack;
     int made = 0;
-    for (int l = pack->begin[n]; l < pack->begin[n + 1]; l++)
-        for (int c = 0; c < count; c++) {
-            point to = {x->points[c].time_s + pack->time_s[l], x->points[c].bytes + pack->a[l] * y + pack->b[l], c, l};
-            if (to.bytes + rest_bytes * (1.0 - 1e-12) <= pack->memory_bytes &&
-                to.time_s + rest_time * (1.0 - 1e-12) < best)
-                x->merged[made++] = to;
-        }
-    made = keep_pareto(x->merged, made);
+    for (int l = x->pack.begin[n]; l < x->pack.begin[n + 1]; l++)
+        made = add_variant(x, l, y, count, made, rest_time, rest_bytes, best);
     if (made > POINTS) {
         x->capped = 1;
         made = POINTS;
@@ -198,9 +209,9 @@ solve_pack(search *x, int y)
     tp_layer_pack *pack = &x->pack;
     double best = tp_layer_pack_greedy(pack, y), rest_bytes = tp_layer_pack_least_bytes(pack, y), rest_time = 0.0;
     int count = 1, found = -1;
+    if (pack->price == 0.0 || !(best < INFINITY))
+        return best; /* the fastest fit, or nothing does */
     x->knapsacks++;
-    if (!(best < INFINITY))
-        return best;
     for (int l = 0, n = 0; n < pack->nodes; n++) {
         double least = INFINITY;
         for (; l < pack->begin[n + 1]; l++)
@@ -231,25 +242,32 @@ solve_pack(search *x, int y)
     return best;
 }
 
-/* The least time of the stage; INFINITY if it cannot fit. */
-static double
-stage_time(search *x, int i, int p, int t, int r, int y)
+/* Is the stage's least time within tau? Its heuristic or its bound mostly says so; if not, the choice is solved. */
+static int
+within(search *x, int i, int p, int t, int r, int y, double tau)
 {
     const tp_layer_space *s = &x->space;
     const fastest *fast = fastest_of(x, i, p, t, r);
     limits *limit = &x->limit[(int64_t)p * s->degrees + t];
-    if (y <= fast->fits)
-        return fast->time_s;
+    if (fast->time_s > tau || y <= fast->fits)
+        return fast->time_s <= tau;
     if (limit->feasible >= 0 && y > limit->feasible)
-        return INFINITY;
+        return 0;
     uint64_t key = ((((uint64_t)p * 32 + (uint64_t)t) << 12 | (uint64_t)r) << 14 | (uint64_t)y) + 1;
     cached *cell = &x->cache[(key * 0x9E3779B97F4A7C15u) >> (64 - CACHE_BITS)];
     if (cell->key != key) {
-        fill_pair(x, i, p);
-        tp_layer_pack_fill(s, &x->pair, t, s->replica[r], &x->pack);
-        *cell = (cached){key, y > feasible_of(x, limit) ? INFINITY : solve_pack(x, y)};
+        fill_pack(x, i, p, t, r);
+        *cell = (cached){key, INFINITY, INFINITY};
+        if (y <= feasible_of(x, limit)) {
+            cell->high_s = tp_layer_pack_greedy(&x->pack, y);
+            cell->low_s = fmin(tp_layer_pack_bound(&x->pack, y), cell->high_s);
+        }
     }
-    return cell->time_s;
+    if (cell->high_s <= tau || cell->low_s > tau)
+        return cell->high_s <= tau;
+    fill_pack(x, i, p, t, r);
+    cell->low_s = cell->high_s = solve_pack(x, y);
+    return cell->high_s <= tau;
 }
 
 /* Stages i \ j before each entry of j: the least d that is fast enough, for each tensor degree. */
@@ -274,8 +292,10 @@ extend(search *x, int i, int p, double tau)
                     break;
                 if (x->at[to].k <= k)
                     break; /* known as good: it beats every larger d too */
-                if (limit->work_s > tau * d || stage_time(x, i, p, t, r, (to + d - 1) / d) > tau)
+                if (limit->work_s > tau * d || !within(x, i, p, t, r, (to + d - 1) / d, tau)) {
+                    first = r + 1; /* with more replicas behind it, as of the next entries, it is no faster */
                     continue;
+                }
                 x->at[to] = (entry){to, k, j, e, p, (int16_t)t, (int16_t)r};
                 break;
             }
@@ -299,11 +319,13 @@ keep_front(search *x, int i, double tau)
     return kept;
 }
 
+/* The least time of the stage of an entry of i; the pack holds its choice. */
 static double
-time_of(search *x, int i, const entry *e)
+solve_entry(search *x, int i, const entry *e)
 {
-    int d = x->space.replica[e->r];
-    return stage_time(x, i, e->pair, e->t, e->r, (e->s + d - 1) / d);
+    int d = x->space.replica[e->r], y = (e->s + d - 1) / d;
+    fill_pack(x, i, e->pair, e->t, e->r);
+    return solve_pack(x, y);
 }
 
 /* The largest time of a plan with none above tau: of the one on the fewest devices; INFINITY if there is none. */
@@ -328,7 +350,7 @@ probe(search *x, double tau)
     double most = 0.0;
     while (i > 0) {
         const entry *e = &x->front[(int64_t)i * (s->reach + 1) + at];
-        most = fmax(most, time_of(x, i, e));
+        most = fmax(most, solve_entry(x, i, e));
         i = e->j;
         at = e->from;
     }
@@ -414,6 +436,7 @@ open_search(search *x, const tp_layer_graph *g, tp_slice_arena *arena)
     TAKE(arena, s->count, x->left_s);
     TP_TRY(open_pairs(x));
     x->filled = -1;
+    x->packed = -1;
     for (int v = 0, same = 0; v < g->variants; v++) {
         same = v > 0 && g->node[v] == g->node[v - 1] && g->degree[v] == g->degree[v - 1] ? same + 1 : 1;
         widest = same > widest ? same : widest;
@@ -423,6 +446,7 @@ open_search(search *x, const tp_layer_graph *g, tp_slice_arena *arena)
     TAKE(arena, s->reach, x->at);
     TAKE(arena, (int64_t)POINTS * widest, x->points);
     TAKE(arena, (int64_t)POINTS * widest, x->merged);
+    TAKE(arena, (int64_t)POINTS * widest, x->spare);
     TAKE(arena, (int64_t)POINTS * g->nodes, x->kept);
     TAKE(arena, (int64_t)1 << CACHE_BITS, x->cache);
     return TP_OK;
@@ -475,16 +499,9 @@ write_plan(search *x, tp_layer_plan *plan)
     int i = s->count - 1, at = x->fronts[i] - 1;
     while (i > 0) {
         const entry *e = &x->front[(int64_t)i * (s->reach + 1) + at];
-        int d = s->replica[e->r], y = (e->s + d - 1) / d;
-        double a, b;
-        int fits = fastest_of(x, i, e->pair, e->t, e->r)->fits;
         fill_pair(x, i, e->pair);
-        tp_layer_pack_fill(s, &x->pair, e->t, d, &x->pack);
-        if (y <= fits)
-            tp_layer_pack_fastest(&x->pack, &a, &b);
-        else
-            solve_pack(x, y);
-        tp_layer_plan_put(s, &x->pair, &x->pack, e->t, d, plan);
+        solve_entry(x, i, e);
+        tp_layer_plan_put(s, &x->pair, &x->pack, e->t, s->replica[e->r], plan);
         i = e->j;
         at = e->from;
     }

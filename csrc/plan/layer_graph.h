@@ -61,7 +61,7 @@ tp_plan_piper(const tp_layer_graph *graph, tp_layer_plan *out);
 /* The least time per sample of the same model, exact, variants chosen exactly: never slower than tp_plan_piper.
  * For a threshold on the time per sample, the Pareto front of (replicas, devices) for each downset says whether a plan
  * exists: both only hurt the stages before. Bisection ends when no plan is below the one found. optimal 0 if a choice of
- * variants had more than 4096 Pareto points (then some were dropped). Same errors. */
+ * variants had more than 2048 Pareto points (then some were dropped). Same errors. */
 TP_MUST_USE tp_status
 tp_plan_layers(const tp_layer_graph *graph, tp_layer_plan *out);
 void

@@ -386,6 +386,7 @@ tp_layer_pack_greedy(tp_layer_pack *pack, int y)
 {
     double a, b, time = tp_layer_pack_fastest(pack, &a, &b), excess = a * y + b - pack->memory_bytes;
     int count = 0;
+    pack->price = 0.0;
     if (excess <= 0.0)
         return time;
     if (tp_layer_pack_least_bytes(pack, y) > pack->memory_bytes)
@@ -409,6 +410,7 @@ tp_layer_pack_greedy(tp_layer_pack *pack, int y)
             continue; /* of more than two variants: this one has been passed */
         excess -= saved;
         pack->choice[n] = l;
+        pack->price = fmax(pack->ratio[k], 0.0);
     }
     time = a = b = 0.0;
     for (int n = 0; n < pack->nodes; n++) {
@@ -417,6 +419,20 @@ tp_layer_pack_greedy(tp_layer_pack *pack, int y)
         b += pack->b[pack->choice[n]];
     }
     return a * y + b <= pack->memory_bytes ? time : INFINITY;
+}
+
+double
+tp_layer_pack_bound(const tp_layer_pack *pack, int y)
+{
+    double bound = -pack->price * pack->memory_bytes, size = pack->price * pack->memory_bytes;
+    for (int n = 0; n < pack->nodes; n++) {
+        double least = INFINITY;
+        for (int l = pack->begin[n]; l < pack->begin[n + 1]; l++)
+            least = fmin(least, pack->time_s[l] + pack->price * (pack->a[l] * y + pack->b[l]));
+        bound += least;
+        size += least;
+    }
+    return bound - 1e-12 * size; /* less what its rounding may amount to */
 }
 
 tp_status

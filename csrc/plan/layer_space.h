@@ -35,6 +35,7 @@ typedef struct {
     double *time_s, *a, *b;
     int *choice; /* [nodes] into the arrays above: what the last solution took */
     double memory_bytes;
+    double price;  /* seconds a byte of the heuristic's last exchange; 0: none was needed */
     double *ratio; /* scratch of the heuristic */
     int *exchange;
 } tp_layer_pack;
@@ -59,6 +60,9 @@ tp_layer_pack_fill(const tp_layer_space *space, const tp_layer_pair *pair, int t
 /* Piper's heuristic at y micro-batches in flight a replica: the time, or INFINITY if nothing fits; choice is set. */
 double
 tp_layer_pack_greedy(tp_layer_pack *pack, int y);
+/* No choice that fits takes less: Lagrange's bound at the heuristic's price. */
+double
+tp_layer_pack_bound(const tp_layer_pack *pack, int y);
 /* The fastest variants, whatever they need: time, and memory a y + b. */
 double
 tp_layer_pack_fastest(tp_layer_pack *pack, double *a, double *b);
