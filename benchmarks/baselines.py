@@ -19,6 +19,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -87,14 +88,14 @@ def chains(repeats: int) -> list[dict[str, Any]]:
                 record: dict[str, Any] = {"planner": planner.__name__, "stages": stages, "layers": layers, "memory_share": share}
                 try:
                     plan, times = measure(
-                        lambda p=planner, o=options, m=limited: p(fwd, 2 * fwd, stages, 2 * stages, 0.1, True, m, **o), repeats
+                        partial(planner, fwd, 2 * fwd, stages, 2 * stages, 0.1, True, limited, **options), repeats
                     )
                 except InfeasibleError as error:
                     rows.append(record | {"infeasible": str(error)})
                     print(f"{stages:3d} stages, {layers} layers, memory x{share:<4}: {planner.__name__:9s} does not fit")
                     continue
-                rows.append(record | times | {"step_time_s": plan.step_time_s, "lower_bound_s": plan.lower_bound_s,
-                                              "planning_time_s": plan.planning_time_s, "recomputed": int(plan.recompute.sum())})  # fmt: skip
+                found = {key: getattr(plan, key) for key in ("step_time_s", "lower_bound_s", "planning_time_s")}
+                rows.append(record | times | found | {"recomputed": int(plan.recompute.sum())})
                 print(f"{stages:3d} stages, {layers} layers, memory x{share:<4}: {planner.__name__:9s} {plan.step_time_s:9.1f}  "
                       f"gap {plan.gap * 100:6.2f} %  {int(plan.recompute.sum()):3d} recomputed  planned in "
                       f"{plan.planning_time_s * 1e3:8.3f} ms")  # fmt: skip
@@ -106,8 +107,8 @@ def layer_graphs(repeats: int, piper_repeats: int) -> list[dict[str, Any]]:
     for layers, devices, memory_bytes in ((32, 64, 80e9), (32, 512, 80e9), (32, 512, 16e9), (64, 512, 80e9), (64, 512, 16e9)):
         graph = bert(layers, devices, memory_bytes)
         planners.parallel_layers(graph)  # packs the graph's arrays once for both
-        ours, our_times = measure(lambda g=graph: planners.parallel_layers(g), repeats)
-        theirs, their_times = measure(lambda g=graph: planners.piper(g), piper_repeats)
+        ours, our_times = measure(partial(planners.parallel_layers, graph), repeats)
+        theirs, their_times = measure(partial(planners.piper, graph), piper_repeats)
         assert ours.time_per_sample_s <= theirs.time_per_sample_s * (1 + 1e-12)
         ratio = their_times["cpu_median_s"] / our_times["cpu_median_s"]
         rows.append({

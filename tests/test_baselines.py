@@ -235,6 +235,17 @@ def dapple_latency(f, b, exchange, micros, comm):
     return sum(fs[: q + 1]) + (micros - 1) * (fs[q] + bs[q]) + ending, q / 2
 
 
+def dapple_model(cut, replicas, fwd, bwd, weights, memory, micros, comm):
+    """(latency, pivot) of a plan; infinite where it does not fit."""
+    spans = list(itertools.pairwise(cut))
+    for k, ((a, e), r) in enumerate(zip(spans, replicas, strict=True)):
+        if memory and bytes_of(memory, a, e, min(micros, len(spans) - k) / r) > memory["limit_bytes"]:
+            return math.inf, 0.0
+    f, b, w = ([sum(values[a:e]) for a, e in spans] for values in (fwd, bwd, weights))
+    exchange = [2 * (r - 1) / r * size / 2.0 for r, size in zip(replicas, w, strict=True)]
+    return dapple_latency(np.divide(f, replicas), np.divide(b, replicas), exchange, micros, comm)
+
+
 def test_dapple_never_beats_brute_force_and_mostly_equals_it() -> None:
     rng = np.random.default_rng(4)
     equal = feasible = missed = 0
@@ -244,24 +255,16 @@ def test_dapple_never_beats_brute_force_and_mostly_equals_it() -> None:
         comm, weights = float(rng.integers(0, 4)), rng.integers(0, 9, n).astype(float)
         memory = memory_of(rng, n) if rng.random() < 0.4 else None
 
-        def model(cut, replicas):
-            spans = list(itertools.pairwise(cut))
-            for k, ((a, e), r) in enumerate(zip(spans, replicas, strict=True)):
-                if memory and bytes_of(memory, a, e, min(micros, len(spans) - k) / r) > memory["limit_bytes"]:
-                    return math.inf, 0.0
-            of = [[sum(values[a:e]) for a, e in spans] for values in (fwd, bwd, weights)]
-            return dapple_latency(np.divide(of[0], replicas), np.divide(of[1], replicas),
-                                  [2 * (r - 1) / r * w / 2.0 for r, w in zip(replicas, of[2], strict=True)], micros, comm)  # fmt: skip
-
-        want = min(model(cut, replicas)[0] for stages in range(1, min(n, devices) + 1) for cut in cuts_of(n, stages)
-                   for replicas in replicas_of(devices, stages))  # fmt: skip
+        given = (fwd, bwd, weights, memory, micros, comm)
+        want = min(dapple_model(cut, replicas, *given)[0] for stages in range(1, min(n, devices) + 1)
+                   for cut in cuts_of(n, stages) for replicas in replicas_of(devices, stages))  # fmt: skip
         try:
             plan = planners.dapple(fwd, bwd, devices, micros, comm, memory=memory, param_bytes=weights, bandwidth_Bps=2.0)
         except tp.InfeasibleError:
             missed += not math.isinf(want)
             continue
         feasible += 1
-        latency, pivot = model(plan.boundaries, plan.replicas)
+        latency, pivot = dapple_model(plan.boundaries, plan.replicas, *given)
         assert plan.objective_s == pytest.approx(latency, rel=1e-9, abs=1e-12), i
         assert plan.pivot_stage == pivot, i
         assert plan.objective_s >= want * (1 - 1e-12)
@@ -296,6 +299,16 @@ def adapipe_cost(f, b, micros, comm):
     return w + e + (micros - len(f)) * m
 
 
+def adapipe_model(cut, fwd, bwd, stages, memory, micros, comm):
+    """(modelled latency, recomputation of each stage) of a partition; infinite where it does not fit."""
+    spans = list(itertools.pairwise(cut))
+    extra = [least_recompute(memory, a, e, min(micros, stages - k)) for k, (a, e) in enumerate(spans)]
+    if math.inf in extra:
+        return math.inf, extra
+    f, b = ([sum(values[a:e]) for a, e in spans] for values in (fwd, bwd))
+    return adapipe_cost(f, list(np.add(b, extra)), micros, comm), extra
+
+
 def test_adapipe_recomputes_least_and_mostly_finds_the_best_partition_of_its_model() -> None:
     rng = np.random.default_rng(5)
     equal = feasible = recomputed = 0
@@ -305,22 +318,15 @@ def test_adapipe_recomputes_least_and_mostly_finds_the_best_partition_of_its_mod
         stages, micros, comm = int(rng.integers(1, n + 1)), int(rng.integers(1, 9)), float(rng.integers(0, 4))
         memory = memory_of(rng, n) if rng.random() < 0.8 else None
 
-        def model(cut):
-            spans = list(itertools.pairwise(cut))
-            extra = [least_recompute(memory, a, e, min(micros, stages - k)) for k, (a, e) in enumerate(spans)]
-            if math.inf in extra:
-                return math.inf, extra
-            f, b = ([sum(values[a:e]) for a, e in spans] for values in (fwd, bwd))
-            return adapipe_cost(f, list(np.add(b, extra)), micros, comm), extra
-
-        want = min(model(cut)[0] for cut in cuts_of(n, stages))
+        given = (fwd, bwd, stages, memory, micros, comm)
+        want = min(adapipe_model(cut, *given)[0] for cut in cuts_of(n, stages))
         try:
             plan = planners.adapipe(fwd, bwd, stages, micros, comm, memory=memory)
         except tp.InfeasibleError:
             assert math.isinf(want), i
             continue
         feasible += 1
-        cost, extra = model(plan.boundaries)
+        cost, extra = adapipe_model(plan.boundaries, *given)
         assert plan.objective_s == pytest.approx(cost, rel=1e-9, abs=1e-9), i
         for k, (a, e) in enumerate(itertools.pairwise(plan.boundaries)):
             spent = sum(memory["recompute_s"][a:e] * plan.recompute[a:e]) if memory and "recompute_s" in memory else 0.0

@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 
 import terapipe_c as tp
-from terapipe_c.planners import LayerEdge, LayerGraph, LayerNode, LayerVariant, layer_graph, load_piper, parallel_layers, piper
+from terapipe_c.planners import (
+    LayerEdge,
+    LayerGraph,
+    LayerNode,
+    LayerVariant,
+    layer_graph,
+    load_piper,
+    parallel_layers,
+    piper,
+)
 
 
 def random_graph(rng) -> LayerGraph:

@@ -129,9 +129,12 @@ def _run(
         planner, (forward, backward, *limits, weights), integer(stages, name), micros, float(comm_s), bool(blocking), limit,
         float(bandwidth_Bps), option, float(swap_Bps),
     )  # fmt: skip
-    action = np.frombuffer(found[2], np.uint8)
-    pivot = None if found[5] < 0 else found[5] / 2
-    return BaselinePlan(planner, *found[:2], action == 1, action == 2, *found[3:5], pivot, *found[6:], micros)
+    boundaries, replicas, actions, time_s, peak, pivot, objective_s, step_s, bound_s, steps, seconds = found
+    action = np.frombuffer(actions, np.uint8)
+    return BaselinePlan(
+        planner, boundaries, replicas, action == 1, action == 2, time_s, peak, None if pivot < 0 else pivot / 2, objective_s,
+        step_s, bound_s, steps, seconds, micros,
+    )  # fmt: skip
 
 
 def uniform(

@@ -238,14 +238,17 @@ def _plan(graph: LayerGraph, published: bool) -> LayerPlan:
         arrays,
         published,
     )
-    members: list[list[int]] = [[] for _ in found[0]]
-    for node, stage in enumerate(found[1]):
+    rows, stage_of, chosen, time_s, bound_s, optimal, downsets, pairs, searches, knapsacks, seconds = found
+    members: list[list[int]] = [[] for _ in rows]
+    for node, stage in enumerate(stage_of):
         members[stage].append(node)
     stages = [
-        LayerStage([graph.nodes[n].id for n in nodes], *row[:2], [variants[found[2][n]].name for n in nodes], *row[2:])
-        for nodes, row in zip(members, found[0], strict=True)
+        LayerStage([graph.nodes[n].id for n in nodes], data, tensor, [variants[chosen[n]].name for n in nodes], seconds_, size)
+        for nodes, (data, tensor, seconds_, size) in zip(members, rows, strict=True)
     ]
-    return LayerPlan(stages, *found[3:6], graph.micro_batches, *found[6:])
+    return LayerPlan(
+        stages, time_s, bound_s, optimal, graph.micro_batches, downsets, pairs, searches, knapsacks, seconds
+    )
 
 
 def piper(graph: LayerGraph) -> LayerPlan:
