@@ -475,7 +475,7 @@ find_least(search *x, tp_layer_plan *plan)
     for (int step = 0; high > 0.0; step++) {
         double below = high * (1.0 - 1e-12);
         double tau = low >= below                               ? below
-                     : step % 4 < 3 && high > low * (1.0 + 1e-4) ? (low > 0.0 ? sqrt(low) * sqrt(high) : 0.25 * high)
+                     : step % 4 < 3 && high > low * (1.0 + 5e-3) ? (low > 0.0 ? sqrt(low) * sqrt(high) : 0.25 * high)
                      : step % 2                                  ? below
                                                                  : low + 0.5 * (high - low);
         double time = probe(x, tau < below ? tau : below);
