@@ -357,13 +357,6 @@ probe(search *x, double tau)
     return most;
 }
 
-#define TAKE(arena, count, pointer)                                                                                    \
-    do {                                                                                                               \
-        void *memory_ = NULL;                                                                                          \
-        TP_TRY(tp_slice_arena_take((arena), (size_t)(count) + 1, sizeof *(pointer), &memory_));                        \
-        (pointer) = memory_;                                                                                           \
-    } while (0)
-
 /* Of downset i, by degree: the least times of its nodes, and how many of them lack the degree. And of the nodes outside it,
  * by any degree, the least device seconds. */
 static void
@@ -406,12 +399,12 @@ open_pairs(search *x)
     if (pairs * s->degrees * s->replicas > 200000000)
         return tp_fail(TP_EVALUE, "the graph has %lld possible stages of %d ways each: too many to plan; merge nodes",
                        (long long)pairs, s->degrees * s->replicas);
-    TAKE(s->arena, pairs, x->inner);
-    TAKE(s->arena, s->count, x->pair_begin);
-    TAKE(s->arena, pairs * s->degrees * s->replicas, x->fast);
-    TAKE(s->arena, pairs * s->degrees, x->limit);
-    TAKE(s->arena, (int64_t)s->count * s->degrees, work);
-    TAKE(s->arena, (int64_t)s->count * s->degrees, lacking);
+    TP_LAYER_TAKE(s->arena, pairs, x->inner);
+    TP_LAYER_TAKE(s->arena, s->count, x->pair_begin);
+    TP_LAYER_TAKE(s->arena, pairs * s->degrees * s->replicas, x->fast);
+    TP_LAYER_TAKE(s->arena, pairs * s->degrees, x->limit);
+    TP_LAYER_TAKE(s->arena, (int64_t)s->count * s->degrees, work);
+    TP_LAYER_TAKE(s->arena, (int64_t)s->count * s->degrees, lacking);
     for (int i = 0; i < s->count; i++) {
         sum_work(x, i, work + i * s->degrees, lacking + i * s->degrees);
         x->pair_begin[i] = x->pairs;
@@ -433,7 +426,7 @@ open_search(search *x, const tp_layer_graph *g, tp_slice_arena *arena)
     TP_TRY(tp_layer_space_open(g, arena, s));
     TP_TRY(tp_layer_pair_open(s, &x->pair));
     TP_TRY(tp_layer_pack_open(s, &x->pack));
-    TAKE(arena, s->count, x->left_s);
+    TP_LAYER_TAKE(arena, s->count, x->left_s);
     TP_TRY(open_pairs(x));
     x->filled = -1;
     x->packed = -1;
@@ -441,14 +434,14 @@ open_search(search *x, const tp_layer_graph *g, tp_slice_arena *arena)
         same = v > 0 && g->node[v] == g->node[v - 1] && g->degree[v] == g->degree[v - 1] ? same + 1 : 1;
         widest = same > widest ? same : widest;
     }
-    TAKE(arena, (int64_t)s->count * (s->reach + 1), x->front);
-    TAKE(arena, s->count, x->fronts);
-    TAKE(arena, s->reach, x->at);
-    TAKE(arena, (int64_t)POINTS * widest, x->points);
-    TAKE(arena, (int64_t)POINTS * widest, x->merged);
-    TAKE(arena, (int64_t)POINTS * widest, x->spare);
-    TAKE(arena, (int64_t)POINTS * g->nodes, x->kept);
-    TAKE(arena, (int64_t)1 << CACHE_BITS, x->cache);
+    TP_LAYER_TAKE(arena, (int64_t)s->count * (s->reach + 1), x->front);
+    TP_LAYER_TAKE(arena, s->count, x->fronts);
+    TP_LAYER_TAKE(arena, s->reach, x->at);
+    TP_LAYER_TAKE(arena, (int64_t)POINTS * widest, x->points);
+    TP_LAYER_TAKE(arena, (int64_t)POINTS * widest, x->merged);
+    TP_LAYER_TAKE(arena, (int64_t)POINTS * widest, x->spare);
+    TP_LAYER_TAKE(arena, (int64_t)POINTS * g->nodes, x->kept);
+    TP_LAYER_TAKE(arena, (int64_t)1 << CACHE_BITS, x->cache);
     return TP_OK;
 }
 

@@ -20,6 +20,14 @@ typedef struct {
     int64_t *sync;      /* [variants] where its sync_bytes begin */
 } tp_layer_space;
 
+/* count + 1 zeroed elements of what the pointer points to, from the arena. */
+#define TP_LAYER_TAKE(arena, count, pointer)                                                                           \
+    do {                                                                                                               \
+        void *memory_ = NULL;                                                                                          \
+        TP_TRY(tp_slice_arena_take((arena), (size_t)(count) + 1, sizeof *(pointer), &memory_));                        \
+        (pointer) = memory_;                                                                                           \
+    } while (0)
+
 /* A stage between two downsets: its nodes, and the bytes that each of their variants sends and receives. */
 typedef struct {
     int nodes, *node;
