@@ -134,6 +134,22 @@ def test_no_partition_is_faster_than_the_bound() -> None:
         assert plan.lower_bound_s <= best
 
 
+def test_no_baseline_beats_autopipes_exact_search() -> None:
+    rng = np.random.default_rng(9)
+    for _ in range(100):
+        fwd, bwd = table(rng, 12)
+        stages, micros = int(rng.integers(1, len(fwd) + 1)), int(rng.integers(1, 12))
+        comm, blocking = float(rng.integers(0, 3)), bool(rng.integers(0, 2))
+        best = planners.autopipe(fwd, bwd, stages, micros, comm, blocking)
+        assert best.optimal
+        for planner in CHAIN:
+            plan = planner(fwd, bwd, stages, micros, comm, blocking)
+            assert plan.step_time_s >= best.step_time_s * (1 - 1e-12)
+            assert plan.lower_bound_s <= best.step_time_s
+    memory = planners.StageMemory(30.0, [1.0] * 4, [2.0] * 4)
+    assert max(planners.uniform(np.ones(4), np.ones(4), 2, 4, memory=memory).peak_memory_bytes) <= 30.0
+
+
 def test_step_time_is_the_schedules_own() -> None:
     fwd = np.array([0.3] + [1.0, 2.0] * 6 + [4.0])
     plan = planners.adapipe(fwd, 2 * fwd, 4, 9, comm_s=0.1)
