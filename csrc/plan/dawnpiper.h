@@ -6,6 +6,7 @@
  *     synchronous (1F1B, GPipe)   v B + 2 P + O             weights and one gradient
  *     PipeDream                   v (B + P) + P + O         v versions of the weights, one gradient
  *     paper != 0                  v (B + P + O)             the paper's own count, for every schedule
+ * and the largest working_bytes of its nodes once: room that a node needs while it runs or is re-created.
  *
  * Time, in the steady state. A stage whose nodes take T = sum (forward + backward) recomputes whole tensors R and swaps S
  * bytes per micro-batch of the others (any part of a tensor, since a copy may stop anywhere). Out and in use a direction of
@@ -38,6 +39,7 @@ typedef struct {
     const double *activation_bytes, *param_bytes, *optimizer_bytes;
     const double *cut_bytes;   /* what crosses a boundary behind node i, one way; NULL: not known */
     const double *cut_tensors; /* how many tensors cross there; NULL: not known (tp_plan_dawnpiper_binary only) */
+    const double *working_bytes; /* NULL: none */
 } tp_nodes;
 
 typedef struct {

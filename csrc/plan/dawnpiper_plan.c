@@ -58,7 +58,8 @@ tp_nodes_check(const tp_nodes *nodes)
     TP_TRY(check_array(nodes->param_bytes, nodes->count, "param_bytes"));
     TP_TRY(check_array(nodes->optimizer_bytes, nodes->count, "optimizer_bytes"));
     TP_TRY(check_array(nodes->cut_bytes, nodes->count, "cut_bytes"));
-    return check_array(nodes->cut_tensors, nodes->count, "cut_tensors");
+    TP_TRY(check_array(nodes->cut_tensors, nodes->count, "cut_tensors"));
+    return check_array(nodes->working_bytes, nodes->count, "working_bytes");
 }
 
 static tp_status

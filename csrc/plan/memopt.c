@@ -96,6 +96,36 @@ build_matrix(tp_memopt *m)
     return TP_OK;
 }
 
+static tp_status
+build_working(tp_memopt *m)
+{
+    size_t n = (size_t)m->n;
+    if (m->nodes->working_bytes == NULL)
+        return TP_OK;
+    TP_TRY(take(m, (size_t)(m->levels + 1) * n, sizeof(double), &m->working));
+    memcpy(m->working, m->nodes->working_bytes, n * sizeof(double));
+    for (int level = 1; level <= m->levels; level++) {
+        double *row = m->working + (size_t)level * n, *below = row - n;
+        for (size_t k = 0; k < n; k++) {
+            size_t other = k + ((size_t)1 << (level - 1));
+            row[k] = other < n ? fmax(below[k], below[other]) : below[k];
+        }
+    }
+    return TP_OK;
+}
+
+static double
+working_of(const tp_memopt *m, int i, int j)
+{
+    int level = 0;
+    if (m->working == NULL || j <= i)
+        return 0.0;
+    while ((2 << level) <= j - i)
+        level++;
+    const double *row = m->working + (size_t)level * (size_t)m->n;
+    return fmax(row[i], row[j - (1 << level)]);
+}
+
 tp_status
 tp_memopt_open(const tp_nodes *nodes, const tp_dawnpiper_options *options, tp_memopt *out)
 {
@@ -121,6 +151,7 @@ tp_memopt_open(const tp_nodes *nodes, const tp_dawnpiper_options *options, tp_me
     sum_before(nodes->param_bytes, NULL, nodes->count, out->fixed_param);
     sum_before(nodes->optimizer_bytes, NULL, nodes->count, out->fixed_state);
     out->limit = options->work_limit > 0 ? options->work_limit : 20000000;
+    TP_TRY(build_working(out));
     TP_TRY(rank_nodes(out));
     return build_matrix(out);
 }
@@ -137,10 +168,10 @@ double
 tp_memopt_fixed(const tp_memopt *m, int x, int i, int j)
 {
     double param = m->fixed_param[j] - m->fixed_param[i], state = m->fixed_state[j] - m->fixed_state[i];
-    double copies = tp_dawnpiper_copies(m->options, x);
+    double copies = tp_dawnpiper_copies(m->options, x), working = working_of(m, i, j);
     if (m->options->paper)
-        return copies * (param + state);
-    return (m->options->flight == TP_FLIGHT_PIPEDREAM ? copies + 1.0 : 2.0) * param + state;
+        return copies * (param + state) + working;
+    return (m->options->flight == TP_FLIGHT_PIPEDREAM ? copies + 1.0 : 2.0) * param + state + working;
 }
 
 double

@@ -30,6 +30,7 @@ typedef struct {
     tp_slice_arena arena;
     int n;
     double *time_s, *active, *fixed_param, *fixed_state; /* [n + 1] sums of what comes before */
+    double *working;                                     /* [levels + 1][n] largest of 2^level nodes from one on; NULL */
     int *order;                                          /* [n] nodes by recompute seconds per byte */
     double *ratio;                                       /* [n] of them, by node */
     int levels;

@@ -7,7 +7,7 @@
 #include "csrc/plan/dawnpiper.h"
 #include "csrc/plan/graph.h"
 
-enum { ARRAYS = 8 };
+enum { ARRAYS = 9 };
 
 typedef struct {
     tp_nodes nodes;
@@ -23,16 +23,16 @@ end_nodes(nodes_view *view)
             PyBuffer_Release(&view->view[k]);
 }
 
-/* A tuple of 8 float64 [n] arrays, the last two of which may be None. */
+/* A tuple of 9 float64 [n] arrays, the last three of which may be None. */
 static int
 view_nodes(PyObject *tuple, nodes_view *out)
 {
     static const char *const names[ARRAYS] = {"fwd_s", "bwd_s", "recompute_s", "activation_bytes", "param_bytes",
-                                              "optimizer_bytes", "cut_bytes", "cut_tensors"};
+                                              "optimizer_bytes", "cut_bytes", "cut_tensors", "working_bytes"};
     const double *arrays[ARRAYS] = {NULL};
     memset(out, 0, sizeof *out);
     if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != ARRAYS) {
-        PyErr_SetString(PyExc_TypeError, "nodes: a tuple of 8 arrays would be right");
+        PyErr_SetString(PyExc_TypeError, "nodes: a tuple of 9 arrays would be right");
         return -1;
     }
     for (int k = 0; k < ARRAYS; k++) {
@@ -50,7 +50,7 @@ view_nodes(PyObject *tuple, nodes_view *out)
         }
     }
     out->nodes = (tp_nodes){(int)out->view[0].shape[0], arrays[0], arrays[1], arrays[2], arrays[3],
-                            arrays[4],                  arrays[5], arrays[6], arrays[7]};
+                            arrays[4],                  arrays[5], arrays[6], arrays[7], arrays[8]};
     return 0;
 }
 
@@ -137,7 +137,7 @@ view_boundary(PyObject *object, int stages, Py_buffer *view, const int **out)
 PyDoc_STRVAR(plan_dawnpiper_doc,
              "plan_dawnpiper($module, /, nodes, stages, memory_bytes, micros, flight, paper=False, optimise=True, "
              "swap_Bps=0.0, link_Bps=0.0, work_limit=0, boundaries=None, binary=False)\n--\n\n"
-             "nodes: 8 float64 [n] arrays, the last two (cut_bytes, cut_tensors) may be None.");
+             "nodes: 9 float64 [n] arrays, the last three (cut_bytes, cut_tensors, working_bytes) may be None.");
 static PyObject *
 plan_dawnpiper(PyObject *module, PyObject *args, PyObject *keywords)
 {

@@ -4,13 +4,30 @@ One module a planner; this one only gathers their names.
 """
 
 from .balance import balance
+from .dawnpiper import (
+    DawnPiperPlan,
+    compute_balanced,
+    dawnpiper,
+    dawnpiper_binary,
+    memory_balanced,
+    memory_weights,
+)
+from .nodes import Nodes, load_nodes
 from .slices import BatchSlicePlan, SliceCosts, SlicePlan, slice_batch_and_tokens, slice_bound, slice_tokens
 
 __all__ = [
     "BatchSlicePlan",
+    "DawnPiperPlan",
+    "Nodes",
     "SliceCosts",
     "SlicePlan",
     "balance",
+    "compute_balanced",
+    "dawnpiper",
+    "dawnpiper_binary",
+    "load_nodes",
+    "memory_balanced",
+    "memory_weights",
     "slice_batch_and_tokens",
     "slice_bound",
     "slice_tokens",
