@@ -98,7 +98,7 @@ position(const bipar *b, int x, int q, int left, int i, int j, int by_memory)
             part = m->active[p] - m->active[i] + (m->fixed_param[p] - m->fixed_param[i]) + (m->fixed_state[p] - m->fixed_state[i]);
             whole = m->active[j] - m->active[i] + (m->fixed_param[j] - m->fixed_param[i]) + (m->fixed_state[j] - m->fixed_state[i]);
         }
-        if (part >= share / all * whole)
+        if (part >= share / all * whole * (1.0 - 1e-12))
             high = p;
         else
             low = p + 1;

@@ -215,7 +215,7 @@ refuse(tp_memopt *m, int *boundary)
                    "%d) needs %.15g bytes, %.15g short; memory_bytes = %.15g would do",
                    m->options->memory_bytes, s.stages,
                    m->options->optimise ? ", even with every activation recomputed" : " without recomputing or swapping",
-                   worst, boundary[worst], boundary[worst + 1] - 1, most, most - m->options->memory_bytes, most);
+                   worst, boundary[worst], boundary[worst + 1] - 1, most, most - m->options->memory_bytes, ceil(most));
 }
 
 tp_status
@@ -231,7 +231,7 @@ tp_dawnpiper_relax(tp_memopt *m, int *boundary, double *bound_s, double *attaine
     for (int k = 0; k < m->n; k++)
         low = fmax(low, m->nodes->forward_s[k] + m->nodes->backward_s[k]);
     for (double wide = 0.01; !found; wide = wide < 4.0 ? 4.0 * wide : INFINITY) {
-        double period = isinf(wide) ? DBL_MAX : low * (1.0 + wide);
+        double period = isinf(wide) ? DBL_MAX : fmin(low * (1.0 + wide), DBL_MAX);
         TP_TRY(probe(&s, period, boundary, &s.high, &next, &found));
         if (!found && period == DBL_MAX)
             return refuse(m, boundary);

@@ -207,7 +207,7 @@ tp_plan_dawnpiper_balance(const tp_nodes *nodes, const tp_dawnpiper_options *opt
     boundary[0] = 0;
     for (int x = 0; x < stages - 1; x++) {
         weight = by_memory ? 1.0 / tp_dawnpiper_copies(options, x) : 1.0;
-        share = total * weight / shares;
+        share = total * weight / shares * (1.0 - 1e-12); /* a share that is met is met, however it was rounded */
         sum = 0.0;
         do { /* the stage starts from nothing, whatever the one before took too much: Alg. 2 */
             sum += by_memory ? nodes->activation_bytes[at] + nodes->param_bytes[at] + nodes->optimizer_bytes[at]
