@@ -50,7 +50,7 @@ typedef struct {
     double memory_bytes; /* of one stage */
     double swap_Bps;     /* bytes a second to the host, each way; 0: nothing is swapped */
     double link_Bps;     /* between stages, each way; 0: messages take no time */
-    int64_t work_limit;  /* states of all knapsacks (exact) or stages examined (binary); 0: 20 million, 2 million */
+    int64_t work_limit;  /* states of all knapsacks (exact) or stages examined (binary); 0: 4 million, 2 million */
     const int *boundary; /* [stages + 1]: this partition instead of a search; NULL */
 } tp_dawnpiper_options;
 

@@ -150,7 +150,7 @@ tp_memopt_open(const tp_nodes *nodes, const tp_dawnpiper_options *options, tp_me
     sum_before(nodes->activation_bytes, NULL, nodes->count, out->active);
     sum_before(nodes->param_bytes, NULL, nodes->count, out->fixed_param);
     sum_before(nodes->optimizer_bytes, NULL, nodes->count, out->fixed_state);
-    out->limit = options->work_limit > 0 ? options->work_limit : 20000000;
+    out->limit = options->work_limit > 0 ? options->work_limit : 4000000;
     TP_TRY(build_working(out));
     TP_TRY(rank_nodes(out));
     return build_matrix(out);

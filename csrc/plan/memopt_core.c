@@ -10,7 +10,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { SOLVE_STATES = 1 << 19 };
+enum { SOLVE_STATES = 1 << 18 };
 
 typedef struct {
     tp_memopt *m;

@@ -4,6 +4,7 @@ One module a planner; this one only gathers their names.
 """
 
 from .balance import balance
+from .capacity import MaxBatch, max_batch
 from .dawnpiper import (
     DawnPiperPlan,
     compute_balanced,
@@ -18,6 +19,7 @@ from .slices import BatchSlicePlan, SliceCosts, SlicePlan, slice_batch_and_token
 __all__ = [
     "BatchSlicePlan",
     "DawnPiperPlan",
+    "MaxBatch",
     "Nodes",
     "SliceCosts",
     "SlicePlan",
@@ -26,6 +28,7 @@ __all__ = [
     "dawnpiper",
     "dawnpiper_binary",
     "load_nodes",
+    "max_batch",
     "memory_balanced",
     "memory_weights",
     "slice_batch_and_tokens",

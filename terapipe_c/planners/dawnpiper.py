@@ -181,7 +181,7 @@ def dawnpiper(
     are free, out and in apart. With link_bandwidth_Bps a cut costs a period of its own, cut_bytes / link_bandwidth_Bps.
     mode "paper" counts memory as the paper does: copies of activations, parameters and optimiser state. boundaries: that
     partition instead of a search. optimise_memory False: nothing is recomputed or swapped. work_limit: partial sets that
-    the proof may meet (20 million); past it ``optimal`` is False and the bound still holds.
+    the proof may meet (4 million); past it ``optimal`` is False and the bound still holds.
 
     tp.InfeasibleError names the stage, the bytes it is short, and the memory_bytes that would do.
     """
@@ -204,6 +204,7 @@ def dawnpiper_binary(
     *,
     link_bandwidth_Bps: float | None = None,
     mode: str = "physical",
+    optimise_memory: bool = True,
     work_limit: int | None = None,
 ) -> DawnPiperPlan:
     """DawnPiper's own search (BiPar): binary cuts between the compute- and the memory-balanced position, Capuchin's choice
@@ -213,7 +214,7 @@ def dawnpiper_binary(
     examined before it takes the best known (2 million). It may find no plan where one exists: tp.InfeasibleError says so.
     """
     return _plan(nodes, stages, memory_bytes, micro_batches, schedule, swap_bandwidth_Bps, link_bandwidth_Bps, mode, work_limit,
-                 binary=True)  # fmt: skip
+                 optimise=bool(optimise_memory), binary=True)  # fmt: skip
 
 
 def memory_weights(stages: int, micro_batches: int | None = None, schedule: str = "pipedream") -> FloatArray:
