@@ -11,7 +11,7 @@ import numpy as np
 
 from ._core import InvalidTypeError, InvalidValueError
 from .config import real, whole
-from .planners.nodes import Nodes
+from .planners.nodes import Nodes, remake_seconds
 
 __all__ = ["capture"]
 
@@ -48,6 +48,8 @@ class _Book:
         self.charged: set[int] = set()     # parameters that a node has already
         self.maker: dict[int, int] = {}    # storage -> node
         self.counted: set[int] = set()     # storages that are kept by some node already
+        self.same: dict[int, int] = {}     # a copy that an operation in place was given -> the storage it stands for
+        self.alive: list[Any] = []         # results and saved tensors: no storage may come again while keys are compared
         self.kept: list[float] = []
 
     @staticmethod
@@ -70,7 +72,7 @@ class _Book:
 
     def keep(self, tensor: Any, node: int) -> None:
         """Autograd saved it while `node` ran: its maker keeps it, once, whoever reads it."""
-        key = self.key(tensor)
+        key = self.same.get(self.key(tensor), self.key(tensor))
         if key in self.params or key in self.counted or key == 0:
             return
         self.counted.add(key)
@@ -111,18 +113,18 @@ def _backward(book: _Book, result: Any, inputs: list[Any]) -> float:
 
 def _measure(book: _Book, call: Any, arguments: Any, node: int, repeats: int) -> tuple[Any, float, float]:
     """(result, forward seconds, backward seconds): the least of the repeats."""
-    torch, forward, backward, result = book.torch, float("inf"), float("inf"), None
+    torch, forward, backward, first_result = book.torch, float("inf"), float("inf"), None
     copy = False
     for turn in range(repeats + 1):  # the first one warms up, and counts what is saved
         cut = _leaves(book, arguments, copy)
         inputs = [t for t in book.tensors(cut) if book.key(t) not in book.params]
 
-        def pack(tensor: Any, first: bool = turn == 0) -> Any:
-            if first:
-                saved.append(tensor)
+        saved: list[Any] = []
+
+        def pack(tensor: Any, saved: list[Any] = saved) -> Any:
+            saved.append(tensor)
             return tensor
 
-        saved: list[Any] = []
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
             try:
                 _synchronise(torch, inputs)
@@ -134,14 +136,19 @@ def _measure(book: _Book, call: Any, arguments: Any, node: int, repeats: int) ->
                 if copy or "in-place" not in str(error):
                     raise
                 copy = True
+                saved.clear()
                 cut = _leaves(book, arguments, copy)
                 inputs = [t for t in book.tensors(cut) if book.key(t) not in book.params]
                 result = call(*cut[0], **cut[1])
                 took = float("inf")
         if turn == 0:
-            aliases = {book.key(t): book.key(o) for t, o in zip(book.tensors(cut), book.tensors(arguments), strict=True)}
+            first_result = result
+            book.alive += [cut, result, *saved]
+            for made, old in zip(book.tensors(cut), book.tensors(arguments), strict=True):
+                if book.key(made) != book.key(old):
+                    book.same[book.key(made)] = book.same.get(book.key(old), book.key(old))
             for tensor in book.tensors(result):
-                key = aliases.get(book.key(tensor), book.key(tensor))
+                key = book.same.get(book.key(tensor), book.key(tensor))
                 if key not in book.params:
                     book.maker.setdefault(key, node)
             for tensor in saved:
@@ -149,7 +156,7 @@ def _measure(book: _Book, call: Any, arguments: Any, node: int, repeats: int) ->
         back = _backward(book, result, inputs)
         if turn > 0 or repeats == 0:
             forward, backward = min(forward, took), min(backward, back)
-    return result, 0.0 if forward == float("inf") else forward, 0.0 if backward == float("inf") else backward
+    return first_result, 0.0 if forward == float("inf") else forward, 0.0 if backward == float("inf") else backward
 
 
 def _size(tensors: list[Any]) -> float:
@@ -170,7 +177,7 @@ class _Rows:
 
 def _run(book: _Book, graph: Any, arguments: tuple[Any, ...], named: dict[str, Any], repeats: int) -> _Rows:
     torch = book.torch
-    rows, values, node_of, alive = _Rows(), {}, {}, []  # alive: no storage may be reused while keys are compared
+    rows, values, node_of = _Rows(), {}, {}
     rest = list(arguments)
     for node in graph.graph.nodes:
         if node.op == "placeholder":
@@ -200,7 +207,6 @@ def _run(book: _Book, graph: Any, arguments: tuple[Any, ...], named: dict[str, A
         at = len(rows.names)
         book.kept.append(0.0)
         result, forward, backward = _measure(book, call, given, at, repeats)
-        alive.append(result)
         values[node] = torch.fx.node.map_aggregate(result, lambda x: x.detach() if isinstance(x, torch.Tensor) else x)
         made = book.tensors(result)
         if not made:  # a shape, a number: nothing that a stage computes or keeps
@@ -236,8 +242,8 @@ def capture(module: Any, example: Any, *, repeats: int = 3, optimizer_bytes_per_
         optimizer_bytes_per_param_byte: optimiser state of a parameter in its own bytes (AdamW: 2).
 
     fwd_s and bwd_s are of each node alone. activation_bytes is what autograd saves (saved_tensors_hooks), counted once and
-    charged to the node that made it; parameters and the example are not counted. recompute_s is the forward. Edges carry
-    the tensors' bytes. ImportError where torch is not installed.
+    charged to the node that made it; parameters and the example are not counted. recompute_s is its forward and that of
+    the sources that keep nothing. Edges carry the tensors' bytes. ImportError where torch is not installed.
     """
     torch = _torch()
     turns = whole("repeats", repeats, 0)
@@ -256,6 +262,7 @@ def capture(module: Any, example: Any, *, repeats: int = 3, optimizer_bytes_per_
     if not rows.names:
         raise InvalidValueError(f"{type(module).__name__} computes no tensor")
     columns = {key: np.array(values) for key, values in rows.columns.items()}
-    nodes = columns | {"recompute_s": columns["fwd_s"], "activation_bytes": np.array(book.kept),
+    kept = np.array(book.kept)
+    nodes = columns | {"recompute_s": remake_seconds(columns["fwd_s"], kept, rows.edges), "activation_bytes": kept,
                        "optimizer_bytes": factor * columns["param_bytes"], "names": rows.names}
     return Nodes.from_graph(nodes, rows.edges)

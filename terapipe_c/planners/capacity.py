@@ -69,9 +69,9 @@ def _planner(planner: str | Planner, optimise: bool | None) -> tuple[str, Callab
     if planner not in _FIXED:
         raise InvalidValueError(f"planner is {planner!r}: one of {', '.join(_NAMES)}, or a function, would be right")
 
-    def fixed(nodes: Nodes, stages: int, memory_bytes: float, micro_batches: int | None, schedule: str, *a: Any, **k: Any) -> Any:
-        cuts = _FIXED[planner](nodes, stages, micro_batches, schedule)
-        return dawnpiper(nodes, stages, memory_bytes, micro_batches, schedule, *a, **k, boundaries=cuts, optimise_memory=bool(optimise))
+    def fixed(nodes: Nodes, stages: int, memory: float, micros: int | None, schedule: str, *a: Any, **k: Any) -> DawnPiperPlan:
+        cuts = _FIXED[planner](nodes, stages, micros, schedule)
+        return dawnpiper(nodes, stages, memory, micros, schedule, *a, **k, boundaries=cuts, optimise_memory=bool(optimise))
 
     return planner, fixed
 

@@ -10,7 +10,7 @@ from .._core import InvalidValueError
 from ..config import Cluster, GPTConfig, real, whole
 from ..cost import CostModel
 from .arguments import FloatArray
-from .nodes import Nodes
+from .nodes import Nodes, remake_seconds
 
 _FLOPS, _BYTES = 60e9, 10e9  # one core, as CostModel.analytic: only their ratio matters here
 
@@ -37,7 +37,8 @@ def _block_nodes(model: GPTConfig, kind: str, rows_before: float) -> list[_Node]
                 _Node("proj", 2 * e * e, 2 * e, 0.0, e, e * e + bias * e), add]  # fmt: skip
     if kind == "ffn":
         return [norm._replace(name="ln_2"), _Node("fc", 8 * e * e, 5 * e, 4 * e, 4 * e, 4 * e * e + bias * 4 * e),
-                _Node("gelu", 40 * e, 8 * e, 4 * e, 4 * e, 0.0), _Node("proj", 8 * e * e, 5 * e, 0.0, e, 4 * e * e + bias * e), add]  # fmt: skip
+                _Node("gelu", 40 * e, 8 * e, 4 * e, 4 * e, 0.0),
+                _Node("proj", 8 * e * e, 5 * e, 0.0, e, 4 * e * e + bias * e), add]  # fmt: skip
     # A tied head has a copy of the embedding's matrix on its own stage. It keeps d(input), and its loss in a double.
     return [norm._replace(name="ln_f"), _Node("head", 2 * v * e, e, e + 2, 0.0, v * e)]
 
@@ -70,24 +71,15 @@ def gpt_nodes(model: GPTConfig, costs: CostModel | None, micro_batch: int, seq_l
     params = np.array([node.params for node in parts])
     inputs = np.array([0.0] + [node.output for node in parts[:-1]])
     outputs = np.array([node.output for node in parts])
+    kept, edges = np.array([node.kept for node in parts]) * rows * size, _edges(parts, rows * size)
     return Nodes.from_graph(
         {
-            "fwd_s": forward, "bwd_s": backward, "recompute_s": _recompute(forward, [node.kept > 0 for node in parts]),
-            "activation_bytes": np.array([node.kept for node in parts]) * rows * size, "param_bytes": params * size,
-            "optimizer_bytes": params * state, "working_bytes": 2.0 * (inputs + outputs) * rows * size, "names": names,
-            "blocks": blocks,
+            "fwd_s": forward, "bwd_s": backward, "recompute_s": remake_seconds(forward, kept, edges), "activation_bytes": kept,
+            "param_bytes": params * size, "optimizer_bytes": params * state, "names": names, "blocks": blocks,
+            "working_bytes": 2.0 * (inputs + outputs) * rows * size,
         },
-        _edges(parts, rows * size),
+        edges,
     )  # fmt: skip
-
-
-def _recompute(forward: FloatArray, keeps: list[bool]) -> FloatArray:
-    """Seconds to make again what each node keeps: its forward and that of the nodes right before it that keep nothing."""
-    made, pending = forward.copy(), 0.0
-    for k, kept in enumerate(keeps):
-        made[k] += pending if kept else 0.0
-        pending = 0.0 if kept else pending + forward[k]
-    return made
 
 
 def _edges(parts: list[_Node], scale: float) -> list[tuple[int, int, float]]:

@@ -38,6 +38,24 @@ def _edge_arrays(edges: Sequence[Edge]) -> tuple[Any, Any, FloatArray]:
             np.array([e[2] for e in edges], np.float64))  # fmt: skip
 
 
+def remake_seconds(forward: FloatArray, kept: FloatArray, edges: Sequence[Edge]) -> FloatArray:
+    """Seconds to make again what each node keeps: its forward, and that of every source that keeps nothing itself, back to
+    those that do."""
+    sources: list[list[int]] = [[] for _ in forward]
+    for source, target, _ in edges:
+        sources[target].append(source)
+    made = np.array(forward, dtype=np.float64)
+    for node in range(len(made)):
+        seen, open_ = {node}, [node]
+        while kept[node] > 0 and open_:
+            for source in sources[open_.pop()]:
+                if source not in seen and not kept[source] > 0:
+                    seen.add(source)
+                    open_.append(source)
+                    made[node] += forward[source]
+    return made
+
+
 @dataclass(frozen=True, eq=False)
 class Nodes:
     """Nodes in the order in which they run; float64 [n] arrays, times and sizes of ONE micro-batch.
@@ -131,8 +149,8 @@ class Nodes:
         for key in nodes:
             if key not in known:
                 raise InvalidValueError(f"nodes has {key!r}: one of {', '.join(sorted(known))} would be right")
-        more = {key: tuple(nodes[key]) for key in ("names", "blocks") if nodes.get(key) is not None}
-        return cls(**{key: nodes.get(key) for key in NEEDED + OPTIONAL}, **more)
+        made: dict[str, Any] = {key: nodes.get(key) for key in NEEDED + OPTIONAL}
+        return cls(**made, **{key: tuple(nodes[key]) for key in ("names", "blocks") if nodes.get(key) is not None})
 
     @classmethod
     def from_graph(cls, nodes: Mapping[str, Any], edges: Sequence[Sequence[Any]]) -> Nodes:
@@ -176,8 +194,8 @@ class Nodes:
 
     def scaled(self, factor: float) -> Nodes:
         """The same with micro-batches ``factor`` times as large: times, activations, cuts and working room grow with them."""
-        return replace(self, **{key: self[key] * factor for key in _PER_SAMPLE if getattr(self, key) is not None},
-                       edges=tuple((s, t, size * factor) for s, t, size in self.edges))  # fmt: skip
+        grown: dict[str, Any] = {key: self[key] * factor for key in _PER_SAMPLE if getattr(self, key) is not None}
+        return replace(self, **grown, edges=tuple((s, t, size * factor) for s, t, size in self.edges))
 
     def to_dict(self) -> dict[str, Any]:
         """What :meth:`save` writes."""
