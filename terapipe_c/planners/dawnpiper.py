@@ -99,8 +99,8 @@ class DawnPiperPlan:
         return f"DawnPiperPlan({', '.join(f'{key}: {value}' for key, value in self._facts())})"
 
     def _repr_html_(self) -> str:
-        times = ", ".join(human_seconds(float(t)) for t in self.stage_time_s)
-        return html_table("DawnPiper", [*self._facts(), ("stage times", times), ("boundaries", ", ".join(map(str, self.boundaries)))])
+        times, cuts = ", ".join(human_seconds(float(t)) for t in self.stage_time_s), ", ".join(map(str, self.boundaries))
+        return html_table("DawnPiper", [*self._facts(), ("stage times", times), ("boundaries", cuts)])
 
 
 def _one_of(what: str, value: str, known: Sequence[str]) -> int:

@@ -150,7 +150,8 @@ class Nodes:
             if key not in known:
                 raise InvalidValueError(f"nodes has {key!r}: one of {', '.join(sorted(known))} would be right")
         made: dict[str, Any] = {key: nodes.get(key) for key in NEEDED + OPTIONAL}
-        return cls(**made, **{key: tuple(nodes[key]) for key in ("names", "blocks") if nodes.get(key) is not None})
+        made |= {key: tuple(nodes[key]) for key in ("names", "blocks") if nodes.get(key) is not None}
+        return cls(**made)
 
     @classmethod
     def from_graph(cls, nodes: Mapping[str, Any], edges: Sequence[Sequence[Any]]) -> Nodes:
