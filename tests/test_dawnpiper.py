@@ -592,3 +592,16 @@ def test_more_memory_fits_more_and_optimising_fits_most():
         tp.max_batch(model.nodes(), 3, need, costs=1)
     with pytest.raises(TypeError, match="model is int"):
         tp.max_batch(3, 3, need)
+
+
+def test_appendix_a_in_quality():
+    """DawnPiper's appendix A, GPT-2 770M under PipeDream on 4 stages: memory-balanced stages take very unequal times (29.1
+    and 286.3 ms there); compute-balanced ones that recompute do not (136.9 and 145.9 ms), and their period is far shorter."""
+    cluster = tp.Cluster(1, peak_flops=1e13, memory_bandwidth_Bps=1e12)
+    nodes = tp.GPTConfig.preset("gpt2-762m").nodes(cluster=cluster, micro_batch=2)
+    balanced = memory_balanced(nodes, 4)
+    times = [(nodes.fwd_s + nodes.bwd_s)[a:e].sum() for a, e in itertools.pairwise(balanced)]
+    assert times == sorted(times) and times[-1] > 4 * times[0]
+    need = dawnpiper(nodes, 4, 1e15, schedule="pipedream", boundaries=balanced).peak_memory_bytes.max()
+    got = dawnpiper(nodes, 4, float(need), schedule="pipedream")
+    assert got.recompute.any() and got.period_s < 0.7 * max(times) and got.stage_time_s[:-1].min() > 0.9 * got.stage_time_s.max()
