@@ -209,7 +209,7 @@ open_bipar(tp_memopt *m, bipar *b)
     int depth = 1;
     size_t n = (size_t)m->n;
     void *memory = NULL;
-    *b = (bipar){.m = m, .limit = m->options->work_limit > 0 ? m->options->work_limit : 2000000};
+    *b = (bipar){.m = m, .limit = m->options->work_limit > 0 ? m->options->work_limit : 200000};
     for (int q = m->options->stages; q > 1; q = q - q / 2)
         depth++;
     TP_TRY(tp_capuchin_open(m, &b->capuchin));

@@ -129,52 +129,73 @@ swap_hidden(const tp_memopt *m, tp_capuchin *c, channel *bus, double need, doubl
     return saved;
 }
 
-/* Then the cheaper of: the tensor of most FreeTime swapped, the tensor of most bytes a second recomputed. */
-static void
-choose_rest(const tp_memopt *m, tp_capuchin *c, channel *bus, uint8_t *recompute, double need, double slack,
+/* The stage's time: work, waits, and never less than the bus needs in the steady state. */
+static double
+time_of(const channel *c, double work, double swapped)
+{
+    return c->width > 0.0 ? fmax(work + delay_of(c), swapped / c->width) : work;
+}
+
+/* The tensor of most bytes a second of re-creation; -1 if none is left. */
+static int
+best_recompute(const tp_memopt *m, const channel *bus, const uint8_t *recompute, double *cost)
+{
+    int best = -1;
+    double most = -1.0;
+    for (int k = bus->i; k < bus->j; k++) {
+        if (bus->bytes[k] <= 0.0 || recompute[k] || bus->swap[k] > 0.0)
+            continue;
+        double seconds = chain_s(m, recompute, bus->i, k), speed = seconds > 0.0 ? bus->bytes[k] / seconds : DBL_MAX;
+        if (speed > most) {
+            most = speed;
+            best = k;
+            *cost = seconds;
+        }
+    }
+    return best;
+}
+
+/* Then the cheaper of: the tensor of most FreeTime swapped (what it adds to the stage, the bus as it is by then), the
+ * tensor of most bytes a second recomputed. Returns the stage's time. */
+static double
+choose_rest(const tp_memopt *m, const tp_capuchin *c, channel *bus, uint8_t *recompute, double need, double slack,
             double saved)
 {
-    const double *bytes = m->nodes->activation_bytes;
+    const double *bytes = bus->bytes;
     int count = bus->j - bus->i, at = 0;
-    double delay = bus->width > 0.0 ? delay_of(bus) : 0.0;
+    double work = tp_memopt_time(m, bus->i, bus->j), swapped = saved, time = time_of(bus, work, swapped);
     while (need - saved > slack) {
-        int best = -1, other = -1;
-        double most = -1.0, cost = INFINITY, grown = INFINITY;
-        for (int k = bus->i; k < bus->j; k++) {
-            if (bytes[k] <= 0.0 || recompute[k] || bus->swap[k] > 0.0)
-                continue;
-            double seconds = chain_s(m, recompute, bus->i, k), speed = seconds > 0.0 ? bytes[k] / seconds : DBL_MAX;
-            if (speed > most) {
-                most = speed;
-                best = k;
-                cost = seconds;
-            }
-        }
+        double cost = INFINITY, grown = INFINITY;
+        int best = best_recompute(m, bus, recompute, &cost), other = -1;
         if (best < 0)
-            return;
+            break;
         if (bus->width > 0.0) {
             while (at < count && (bytes[c->rank[at]] <= 0.0 || recompute[c->rank[at]] || bus->swap[c->rank[at]] > 0.0))
                 at++;
             other = c->rank[at];
             bus->swap[other] = bytes[other];
-            grown = delay_of(bus);
+            grown = time_of(bus, work, swapped + bytes[other]);
             bus->swap[other] = 0.0;
         }
-        if (other >= 0 && grown - delay <= cost) {
+        if (other >= 0 && grown - time <= cost) {
             bus->swap[other] = bytes[other];
-            delay = grown;
+            swapped += bytes[other];
             saved += bytes[other];
+            time = grown;
         } else {
             recompute[best] = 1;
+            work += m->nodes->recompute_s[best];
             saved += bytes[best];
+            time = time_of(bus, work, swapped);
         }
     }
+    return time;
 }
 
 double
 tp_capuchin_choose(const tp_memopt *m, tp_capuchin *c, int x, int i, int j, uint8_t *recompute, double *swap_bytes)
 {
-    double slack, width = m->options->swap_Bps, time = tp_memopt_time(m, i, j), saved = 0.0, swapped = 0.0;
+    double slack, width = m->options->swap_Bps, time = tp_memopt_time(m, i, j), saved = 0.0;
     double need = tp_memopt_need(m, x, i, j, &slack);
     memset(recompute + i, 0, (size_t)(j - i));
     memset(swap_bytes + i, 0, (size_t)(j - i) * sizeof *swap_bytes);
@@ -187,13 +208,5 @@ tp_capuchin_choose(const tp_memopt *m, tp_capuchin *c, int x, int i, int j, uint
         set_clock(m, c, x, i, j);
         saved = swap_hidden(m, c, &bus, need, slack, time);
     }
-    choose_rest(m, c, &bus, recompute, need, slack, saved);
-    for (int k = i; k < j; k++) {
-        if (recompute[k])
-            time += m->nodes->recompute_s[k];
-        swapped += swap_bytes[k];
-    }
-    if (width > 0.0)
-        time = fmax(time + delay_of(&bus), swapped / width);
-    return time;
+    return choose_rest(m, c, &bus, recompute, need, slack, saved);
 }

@@ -20,8 +20,9 @@
  * longest prefix that stays within a period is the best one and a probe decides a period (dawnpiper.c). (2) A failed probe
  * raises the lower bound to the least W that would have let a stage grow, a probe that succeeds lowers the upper one to
  * the largest W attained; the search ends when they meet. (3) W is a knapsack over real bytes: solved by an expanding core
- * with dominance, each state bounded by its linear relaxation (memopt.c). Where the work limit ends (3) the stage counts
- * as too slow in the search but only its relaxation enters the bound: then optimal is 0 and lower_bound_s still holds.
+ * with dominance, each state bounded by its linear relaxation (memopt_core.c). Where the work limit, or a 64th of it for
+ * one stage, ends (3) the stage counts as too slow in the search, but only what was proven of it enters the bound: then
+ * optimal is 0 and lower_bound_s still holds.
  * Sums are double; bytes that are whole numbers below 2^53 are compared exactly, others to about 1e-13 of the limit. */
 #ifndef TP_PLAN_DAWNPIPER_H
 #define TP_PLAN_DAWNPIPER_H
@@ -50,7 +51,7 @@ typedef struct {
     double memory_bytes; /* of one stage */
     double swap_Bps;     /* bytes a second to the host, each way; 0: nothing is swapped */
     double link_Bps;     /* between stages, each way; 0: messages take no time */
-    int64_t work_limit;  /* states of all knapsacks (exact) or stages examined (binary); 0: 4 million, 2 million */
+    int64_t work_limit;  /* states of all knapsacks (exact) or stages examined (binary); 0: 4 million, 200 000 */
     const int *boundary; /* [stages + 1]: this partition instead of a search; NULL */
 } tp_dawnpiper_options;
 

@@ -10,8 +10,6 @@
 #include <math.h>
 #include <string.h>
 
-enum { SOLVE_STATES = 1 << 18 };
-
 typedef struct {
     tp_memopt *m;
     double time, need, width, slack;
@@ -197,7 +195,7 @@ tp_memopt_knapsack(tp_memopt *m, int x, int i, int j, double enough, double cuto
     m->list[0][0] = 0;
     c.length = bound_of(&c, m->pool[0].r, m->pool[0].s) < limit_of(&c);
     for (int turn = 0; c.length > 0 && c.best > enough && (c.low >= 0 || c.high < c.count); turn++) {
-        if (c.used > SOLVE_STATES || m->states + c.used > m->limit)
+        if (c.used > m->limit / 64 + 8 || m->states + c.used > m->limit) /* no one stage takes all there is */
             break;
         TP_TRY(grow(&c));
         if (c.high < c.count && (turn % 2 == 0 || c.low < 0)) {

@@ -211,7 +211,7 @@ def dawnpiper_binary(
     of what to swap (FreeTime, one queue a direction) and to recompute (bytes saved a second).
 
     Arguments and result as :func:`dawnpiper`; swaps take whole tensors and cost what the bus cannot hide. work_limit: stages
-    examined before it takes the best known (2 million). It may find no plan where one exists: tp.InfeasibleError says so.
+    examined before it takes the best known (200 000). It may find no plan where one exists: tp.InfeasibleError says so.
     """
     return _plan(nodes, stages, memory_bytes, micro_batches, schedule, swap_bandwidth_Bps, link_bandwidth_Bps, mode, work_limit,
                  optimise=bool(optimise_memory), binary=True)  # fmt: skip
