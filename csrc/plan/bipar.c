@@ -13,12 +13,13 @@
  *
  * Nothing is examined twice: a stage or a segment met again is remembered, and a right side is not looked at where the
  * left side alone is no better than what is known. Neither changes what is found. */
+#include "csrc/plan/memopt.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "csrc/base/clock.h"
-#include "csrc/plan/memopt.h"
 
 typedef struct {
     int64_t key;

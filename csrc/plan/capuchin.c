@@ -4,11 +4,11 @@
  * backwards. A tensor may leave when the next node has read it, and is needed again when its own node's backward starts.
  * Without a graph a tensor's source is the node before it: re-creating a tensor re-creates the run of recomputed ones that
  * ends there. Each is re-created once, since the backwards that need them follow each other. */
+#include "csrc/plan/memopt.h"
+
 #include <float.h>
 #include <math.h>
 #include <string.h>
-
-#include "csrc/plan/memopt.h"
 
 typedef struct {
     double *evict, *back; /* of capuchin */

@@ -1,10 +1,11 @@
 /* What both DawnPiper planners share: checks, copies in flight, the plan's memory and its judgement by simulation. */
+#include "csrc/plan/memopt.h"
+
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "csrc/plan/memopt.h"
 #include "csrc/sched/sched.h"
 
 int
