@@ -11,8 +11,8 @@
  * less what every candidate sends (the least of them: that cannot be avoided); with cut_tensors a candidate where several
  * tensors cross moves to the nearest position between the two ends where one does.
  *
- * Nothing is examined twice: a stage or a segment met again is remembered, and a right side is not looked at where the
- * left side alone is no better than what is known. Neither changes what is found. */
+ * Nothing is examined twice: a stage or a segment met again is remembered, and a side is not looked at where the other
+ * alone, or its own relaxation, is no better than what is known. None of this changes what is found. */
 #include "csrc/plan/memopt.h"
 
 #include <math.h>
@@ -158,6 +158,15 @@ stage(bipar *b, int x, int i, int j, outcome *out)
     return TP_OK;
 }
 
+/* A single stage that optimises memory and whose relaxation alone is no better than what is known. */
+static int
+is_hopeless(const bipar *b, int x, int q, int i, int j, double best)
+{
+    double slack;
+    return q == 1 && isfinite(best) && tp_memopt_need(b->m, x, i, j, &slack) > slack &&
+           tp_memopt_relaxed(b->m, x, i, j).low_s >= best;
+}
+
 static tp_status
 segment(bipar *b, int depth, int x, int q, int i, int j, outcome *out)
 {
@@ -176,6 +185,9 @@ segment(bipar *b, int depth, int x, int q, int i, int j, outcome *out)
         outcome first, second;
         if (b->evaluations >= b->limit && isfinite(out->time_s))
             break;
+        if (is_hopeless(b, x, left, i, list[k], out->time_s) ||
+            is_hopeless(b, x + left, q - left, list[k], j, out->time_s))
+            continue;
         TP_TRY(segment(b, depth + 1, x, left, i, list[k], &first));
         if (first.time_s >= out->time_s && !first.empty)
             continue;

@@ -74,16 +74,6 @@ set_clock(const tp_memopt *m, tp_capuchin *c, int x, int i, int j)
     }
 }
 
-/* Seconds to re-create tensor k: its own and the run of recomputed ones before it. */
-static double
-chain_s(const tp_memopt *m, const uint8_t *recompute, int i, int k)
-{
-    double seconds = m->nodes->recompute_s[k];
-    while (--k >= i && recompute[k])
-        seconds += m->nodes->recompute_s[k];
-    return seconds;
-}
-
 /* Nodes by FreeTime, longest first; the earlier node among equals. Insertion into the few that matter would not pay. */
 static void
 sort_by_free(tp_capuchin *c, int i, int j)
@@ -136,16 +126,19 @@ time_of(const channel *c, double work, double swapped)
     return c->width > 0.0 ? fmax(work + delay_of(c), swapped / c->width) : work;
 }
 
-/* The tensor of most bytes a second of re-creation; -1 if none is left. */
+/* The tensor of most bytes a second of re-creation, its own and that of the run of recomputed ones before it; -1 if none is
+ * left. */
 static int
 best_recompute(const tp_memopt *m, const channel *bus, const uint8_t *recompute, double *cost)
 {
     int best = -1;
-    double most = -1.0;
+    double most = -1.0, run = 0.0;
     for (int k = bus->i; k < bus->j; k++) {
+        double seconds = run + m->nodes->recompute_s[k];
+        run = recompute[k] ? seconds : 0.0;
         if (bus->bytes[k] <= 0.0 || recompute[k] || bus->swap[k] > 0.0)
             continue;
-        double seconds = chain_s(m, recompute, bus->i, k), speed = seconds > 0.0 ? bus->bytes[k] / seconds : DBL_MAX;
+        double speed = seconds > 0.0 ? bus->bytes[k] / seconds : DBL_MAX;
         if (speed > most) {
             most = speed;
             best = k;
