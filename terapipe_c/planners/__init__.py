@@ -3,6 +3,17 @@
 One module a planner; this one only gathers their names.
 """
 
+from .autopipe import (
+    SlicerPlan,
+    StageMemory,
+    StagePlan,
+    autopipe,
+    autopipe_balanced,
+    autopipe_heuristic,
+    autopipe_pivot,
+    autopipe_slicer,
+    sliced_step_time,
+)
 from .balance import balance
 from .capacity import MaxBatch, max_batch
 from .dawnpiper import (
@@ -23,6 +34,14 @@ __all__ = [
     "Nodes",
     "SliceCosts",
     "SlicePlan",
+    "SlicerPlan",
+    "StageMemory",
+    "StagePlan",
+    "autopipe",
+    "autopipe_balanced",
+    "autopipe_heuristic",
+    "autopipe_pivot",
+    "autopipe_slicer",
     "balance",
     "compute_balanced",
     "dawnpiper",
@@ -34,4 +53,5 @@ __all__ = [
     "slice_batch_and_tokens",
     "slice_bound",
     "slice_tokens",
+    "sliced_step_time",
 ]
