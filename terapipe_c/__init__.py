@@ -20,6 +20,7 @@ from ._core import (
     ScheduleError,
     StorageError,
 )
+from .capture import capture
 from .checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from .config import Cluster, GPTConfig
 from .cost import CostModel
@@ -30,6 +31,7 @@ from .generate import generate
 from .interop import export_hf, import_hf
 from .launch import Record, Run, launch
 from .plan import Plan, plan
+from .planners import max_batch
 from .profiling import profile
 from .report import Report
 from .schedule import Program, Timeline
@@ -38,7 +40,8 @@ __version__ = "0.1.0"
 __all__ = [
     "AbortedError", "Checkpoint", "Cluster", "CostModel", "Dataset", "DeadlineError", "Emulation", "Error", "ExecutionError",
     "GPTConfig", "InfeasibleError", "InternalError", "InvalidTypeError", "InvalidValueError", "OutOfMemoryError", "PeerError",
-    "Plan", "Program", "Record", "Report", "Run", "ScheduleError", "StorageError", "Timeline", "__version__", "emulate",
-    "export_hf", "generate", "import_hf", "init_params", "launch", "load_checkpoint", "loss_and_grads", "plan", "planners",
+    "Plan", "Program", "Record", "Report", "Run", "ScheduleError", "StorageError", "Timeline", "__version__", "capture", "emulate",
+    "export_hf", "generate", "import_hf", "init_params", "launch", "load_checkpoint", "loss_and_grads", "max_batch", "plan",
+    "planners",
     "profile", "save_checkpoint", "schedules", "stdlib_corpus",
 ]

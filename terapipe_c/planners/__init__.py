@@ -28,17 +28,29 @@ from .layers import (
     parallel_layers,
     piper,
 )
+from .capacity import MaxBatch, max_batch
+from .dawnpiper import (
+    DawnPiperPlan,
+    compute_balanced,
+    dawnpiper,
+    dawnpiper_binary,
+    memory_balanced,
+    memory_weights,
+from .nodes import Nodes, load_nodes
 from .slices import BatchSlicePlan, SliceCosts, SlicePlan, slice_batch_and_tokens, slice_bound, slice_tokens
 
 __all__ = [
     "BaselinePlan",
     "BatchSlicePlan",
+    "DawnPiperPlan",
     "LayerEdge",
     "LayerGraph",
     "LayerNode",
     "LayerPlan",
     "LayerStage",
     "LayerVariant",
+    "MaxBatch",
+    "Nodes",
     "SliceCosts",
     "SlicePlan",
     "SlicerPlan",
@@ -51,9 +63,16 @@ __all__ = [
     "autopipe_pivot",
     "autopipe_slicer",
     "balance",
+    "compute_balanced",
     "dapple",
+    "dawnpiper",
+    "dawnpiper_binary",
     "layer_graph",
+    "load_nodes",
     "load_piper",
+    "max_batch",
+    "memory_balanced",
+    "memory_weights",
     "merak",
     "parallel_layers",
     "pipedream",
