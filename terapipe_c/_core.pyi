@@ -101,6 +101,26 @@ def plan_slices_apart(
 def plan_slice_bound(cost: _SliceCost, lengths: _Int, stages: int, longest: int = 0, isa: int = 0) -> float: ...
 def plan_balance(times: _Float, stages: int) -> list[int]: ...
 
+# ---- BMPipe (csrc/py/bmpipe.c) --------------------------------------------------------------------------------------------
+
+_Layers: TypeAlias = tuple[_Int, _Int, _Float, _Float, _Float, _Float, _Float]
+_Assigned: TypeAlias = tuple[_Int, _Float, float, float, float, float, float, bool, int, int, int, int, float]
+
+def plan_bmpipe(
+    layers: _Layers, stages: int, micro_batches: int, memory_bytes: float, chunks: int = 1, comm_s: float = 0.0,
+    time_limit_s: float = 0.0, effort: int = 0,
+) -> _Assigned: ...
+def bmpipe_judge(
+    layers: _Layers, stages: int, micro_batches: int, assignment: _Int, chunks: int = 1, comm_s: float = 0.0
+) -> _Assigned: ...
+def bmpipe_path(
+    forward_s: _Float, backward_s: _Float, stages: int, micro_batches: int, chunks: int = 1, comm_s: float = 0.0
+) -> tuple[float, NDArray[np.int64], NDArray[np.int64], float]: ...
+def bmpipe_ilp(
+    layers: _Layers, stages: int, micro_batches: int, memory_bytes: float, forward_runs: NDArray[np.int64],
+    backward_runs: NDArray[np.int64], lag_s: _Float, chunks: int = 1, comm_s: float = 0.0,
+) -> dict[str, NDArray[Any]]: ...
+
 # ---- costs (csrc/py/cost.c) ---------------------------------------------------------------------------------------------
 
 _Pack: TypeAlias = tuple[Any, ...]

@@ -44,6 +44,8 @@ int
 tp_py_add_kernels(PyObject *module, tp_py_state *state);
 int
 tp_py_add_cost(PyObject *module, tp_py_state *state);
+int
+tp_py_add_bmpipe(PyObject *module, tp_py_state *state);
 
 /* ---- arrays (buffer protocol: NumPy is not needed to build) -------------------------------------------------------- */
 

@@ -4,13 +4,16 @@ One module a planner; this one only gathers their names.
 """
 
 from .balance import balance
+from .bmpipe import BMPipePlan, bmpipe
 from .slices import BatchSlicePlan, SliceCosts, SlicePlan, slice_batch_and_tokens, slice_bound, slice_tokens
 
 __all__ = [
+    "BMPipePlan",
     "BatchSlicePlan",
     "SliceCosts",
     "SlicePlan",
     "balance",
+    "bmpipe",
     "slice_batch_and_tokens",
     "slice_bound",
     "slice_tokens",
