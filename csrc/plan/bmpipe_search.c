@@ -7,6 +7,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "csrc/base/clock.h"
 #include "csrc/base/rng.h"
 
 static int
@@ -208,8 +209,12 @@ tp_status
 tp_bmpipe_search(tp_bmpipe *p, int32_t *assignment, tp_bmpipe_found *found)
 {
     tp_bmpipe_search_room s;
+    int64_t deadline_ns = p->deadline_ns, now_ns = tp_clock_ns();
     TP_TRY(room_open(&s, p));
+    p->deadline_ns = deadline_ns == 0 ? 0 : now_ns + (deadline_ns - now_ns) / 2; /* half of the time is the bound's */
     TP_TRY(iterate(&s));
+    p->deadline_ns = deadline_ns;
+    p->late = 0;
     *found = (tp_bmpipe_found){.makespan_s = s.best.makespan_s, .paths = s.row_count};
     TP_TRY(tp_bmpipe_bound(&s, &found->bound_s));
     for (int v = 0; v < p->virtuals; v++) {
