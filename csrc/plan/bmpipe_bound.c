@@ -16,7 +16,7 @@
 #include "csrc/plan/bmpipe_lp.h"
 
 enum { PATHS = 640, CUTS = 96, CUTS_LATER = 24 };
-static const int64_t WORK = 300000000, WORK_LATER = 30000000; /* multiplications */
+static const int64_t WORK = 300000000, WORK_LATER = 30000000, PORTION = 4000000; /* multiplications */
 
 /* What a row of a linear programme says. */
 typedef enum { LAYERS, NOT_EMPTY, MEMORY, PATH, AT_LEAST } row_kind;
@@ -229,13 +229,27 @@ evaluate(dual *d, const relaxation *r)
     return value > 1e-9 * d->unit ? d->unit : 0.0;
 }
 
+/* In portions, so that the time limit is looked at. */
+static int
+solve(dual *d, relaxation *r, int64_t *work)
+{
+    int solved = 0;
+    while (solved == 0 && *work > 0 && !tp_bmpipe_is_late(d->p)) {
+        int64_t portion = *work < PORTION ? *work : PORTION;
+        r->lp.work = portion;
+        solved = tp_bmpipe_lp_solve(&r->lp);
+        *work -= portion - r->lp.work;
+    }
+    return solved;
+}
+
 /* Solve, add the critical path of the solution while it is violated; the best bound on the way, at most one unit. */
 static double
-tighten(dual *d, relaxation *r, int cuts)
+tighten(dual *d, relaxation *r, int64_t work, int cuts)
 {
     double best = 0.0;
     for (int i = 0; i <= cuts; i++) {
-        int solved = tp_bmpipe_lp_solve(&r->lp);
+        int solved = solve(d, r, &work);
         if (solved < 0) {
             tp_bmpipe_lp_read_ray(&r->lp, d->multiplier);
             return fmax(best, evaluate(d, r));
@@ -320,8 +334,10 @@ static tp_status
 branch_bound(dual *d, int stage, int k, double *bound_s)
 {
     relaxation *r = &d->branch[stage];
-    if (r->lp.table == NULL)
+    if (r->lp.table == NULL) {
         TP_TRY(relaxation_open(d, r));
+        r->at_least = -1;
+    }
     if (r->at_least < 0) {
         tp_bmpipe_lp_copy(&d->base.lp, &r->lp);
         memcpy(r->name, d->base.name, (size_t)d->base.lp.rows * sizeof *r->name);
@@ -336,8 +352,7 @@ branch_bound(dual *d, int stage, int k, double *bound_s)
         return TP_OK;
     d->stage = stage;
     d->least = k;
-    r->lp.work = WORK_LATER;
-    *bound_s = fmax(*bound_s, tighten(d, r, CUTS_LATER));
+    *bound_s = fmax(*bound_s, tighten(d, r, WORK_LATER, CUTS_LATER));
     d->stage = -1;
     return TP_OK;
 }
@@ -356,10 +371,11 @@ whole_layers(dual *d, const uint8_t *set, double floor_s, double *bound_s)
         total += set[p->type_of[i]];
     d->set = set;
     for (int x = 0; x < stages; x++) {
-        u[x] = total / stages - 2 > 0 ? total / stages - 2 : 0;
+        u[x] = total / stages - 1 > 0 ? total / stages - 1 : 0;
         sum += u[x];
         bound[x] = floor_s;
-        d->branch[x].at_least = -1;
+        if (!tp_bmpipe_is_late(p))
+            TP_TRY(branch_bound(d, x, u[x] + 1, &bound[x]));
     }
     while (sum < total - 1) {
         int least = 0;
@@ -428,8 +444,7 @@ tp_bmpipe_bound(tp_bmpipe_search_room *s, double *bound_s)
         return TP_OK;
     TP_TRY(dual_open(&d, s));
     open_base(&d);
-    d.base.lp.work = WORK;
-    double floor_s = tighten(&d, &d.base, CUTS);
+    double floor_s = tighten(&d, &d.base, WORK, CUTS);
     *bound_s = floor_s;
     TP_TRY(tp_bmpipe_take(s->p, (size_t)d.types, 1, &memory));
     uint8_t *set = memory;
