@@ -27,7 +27,8 @@ typedef struct {
     double memory_bytes;  /* of each stage; +inf: no limit */
     double comm_s;        /* of a message between stages, on the link */
     double time_limit_s;  /* hard: stop there with what is known; 0: none */
-    int64_t effort;       /* several chunks: candidates and re-evaluations of the local search; 0: a default */
+    int64_t effort;       /* several chunks: inequalities that the local search may evaluate (a simulation counts as 25
+                             micros of them); 0: a default, about half a second */
 } tp_bmpipe_options;
 
 typedef struct {

@@ -175,7 +175,8 @@ room_open(tp_bmpipe_search_room *s, tp_bmpipe *p)
 {
     size_t chunks = (size_t)p->chunks, stages = (size_t)p->stages, virtuals = (size_t)p->virtuals;
     *s = (tp_bmpipe_search_room){.p = p};
-    s->effort = p->options->effort > 0 ? p->options->effort : (int64_t)4e8 / p->virtuals;
+    double size = 4e3 * p->virtuals * p->virtuals * p->micros, most = 4e8 / p->virtuals;
+    s->effort = p->options->effort > 0 ? p->options->effort : (int64_t)(size < most ? size : most);
     struct {
         void **to;
         size_t count, size;

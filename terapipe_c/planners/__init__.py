@@ -5,6 +5,7 @@ One module a planner; this one only gathers their names.
 
 from .balance import balance
 from .bmpipe import BMPipePlan, bmpipe
+from .bmpipe_highs import bmpipe_highs, bmpipe_mps
 from .slices import BatchSlicePlan, SliceCosts, SlicePlan, slice_batch_and_tokens, slice_bound, slice_tokens
 
 __all__ = [
@@ -14,6 +15,8 @@ __all__ = [
     "SlicePlan",
     "balance",
     "bmpipe",
+    "bmpipe_highs",
+    "bmpipe_mps",
     "slice_batch_and_tokens",
     "slice_bound",
     "slice_tokens",
