@@ -59,8 +59,7 @@ downhill(tp_bmpipe_search_room *s, int *cut, int *worst)
     return now;
 }
 
-/* Depth first: a branch ends where a stage's chunks so far do not fit, or the static bytes left exceed what is free. 1: found,
- * 0: there is none, -1: too many. */
+/* Depth first: a branch ends where a stage's chunks so far do not fit. 1: found, 0: there is none, -1: too many nodes. */
 static int
 search(tp_bmpipe_search_room *s, int *cut, int v, int64_t *nodes)
 {
@@ -72,17 +71,14 @@ search(tp_bmpipe_search_room *s, int *cut, int v, int64_t *nodes)
         if (++*nodes > NODES || ((*nodes & 1023) == 0 && tp_bmpipe_is_late(p)))
             return -1;
         cut[v + 1] = to;
-        double still = 0.0, free_bytes = 0.0;
+        double still = 0.0;
         for (int c = 0; c < p->chunks; c++) {
             int w = c * p->stages + stage;
             still += w <= v ? tp_bmpipe_between(p->static_bytes, cut[w], cut[w + 1]) : 0.0;
             s->kept[c] = w <= v ? tp_bmpipe_between(p->least_bytes, cut[w], cut[w + 1]) : 0.0;
         }
         if (!tp_bmpipe_fits(p, tp_bmpipe_bytes(p, stage, still, s->kept)))
-            return 0; /* nor does a longer interval: the caller's next one is another prefix */
-        free_bytes = p->stages * p->options->memory_bytes * (1.0 + TP_BMPIPE_SLACK);
-        if (p->static_bytes[n] > free_bytes)
-            return 0;
+            return 0; /* nor does a longer interval */
         int found = search(s, cut, v + 1, nodes);
         if (found != 0)
             return found;
@@ -121,7 +117,8 @@ tp_bmpipe_find_fit(tp_bmpipe_search_room *s)
     int64_t nodes = 0;
     memcpy(s->next.cut, cut, (size_t)(p->virtuals + 1) * sizeof *cut);
     s->next.cut[0] = 0;
-    int found = search(s, s->next.cut, 0, &nodes);
+    double all = p->stages * p->options->memory_bytes * (1.0 + TP_BMPIPE_SLACK);
+    int found = p->static_bytes[p->n] > all ? 0 : search(s, s->next.cut, 0, &nodes);
     if (found <= 0)
         return refuse(s, cut, worst, found == 0);
     memcpy(cut, s->next.cut, (size_t)(p->virtuals + 1) * sizeof *cut);
