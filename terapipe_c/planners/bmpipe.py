@@ -126,9 +126,12 @@ def memory(memory_bytes: float) -> float:
 
 
 def plan_of(found: tuple[Any, ...], names: tuple[str, ...], labels: tuple[tuple[str, ...], ...]) -> BMPipePlan:
-    assignment, peak, step, bound, recompute, imbalance, preparation, *rest = found
+    assignment, peak, step, bound, recompute, imbalance, preparation = found[:7]
+    optimal, evaluations, simulations, nodes, paths, seconds = found[7:]
     bubbles = {"recompute": recompute, "imbalance": imbalance, "preparation": preparation}
-    return BMPipePlan(assignment, step, bubbles, bound, peak, *rest, names, labels)
+    return BMPipePlan(
+        assignment, step, bubbles, bound, peak, optimal, evaluations, simulations, nodes, paths, seconds, names, labels
+    )
 
 
 def bmpipe(

@@ -49,11 +49,11 @@ class _Programme:
 
     def add_path(self, forward_s: FloatArray, backward_s: FloatArray) -> float:
         """The makespan of these seconds; its critical path joins the programme."""
-        makespan, *path = _core.bmpipe_path(
+        makespan, up, down, lag_s = _core.bmpipe_path(
             np.ascontiguousarray(forward_s), np.ascontiguousarray(backward_s), self.stages, self.micro_batches,
             self.chunks, self.comm_s,
         )  # fmt: skip
-        self.paths.append((path[0], path[1], path[2]))
+        self.paths.append((up, down, lag_s))
         return makespan
 
     def rows(self) -> dict[str, npt.NDArray[Any]]:
