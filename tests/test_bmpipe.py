@@ -353,7 +353,7 @@ def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -
 def test_highs_agrees(tmp_path) -> None:
     highspy = pytest.importorskip("highspy")
     rng = np.random.default_rng(4)
-    for i in range(12):
+    for i in range(8):
         chunks = 1 + i % 2
         layers = instance(rng, 6, 3)
         if sum(layer["count"] for layer in layers) < 2 * chunks:

@@ -13,10 +13,12 @@
 #include <math.h>
 #include <string.h>
 
+#include "csrc/base/clock.h"
 #include "csrc/plan/bmpipe_lp.h"
 
-enum { PATHS = 640, CUTS = 96, CUTS_LATER = 24 };
-static const int64_t WORK = 300000000, WORK_LATER = 30000000, PORTION = 4000000; /* multiplications */
+enum { PATHS = 1024, CUTS = 200, CUTS_LATER = 40 };
+static const double ROOM = 5e8; /* bytes for all tableaus */
+static const int64_t WORK = 1000000000, WORK_LATER = 100000000, PORTION = 4000000; /* multiplications */
 
 /* What a row of a linear programme says. */
 typedef enum { LAYERS, NOT_EMPTY, MEMORY, PATH, AT_LEAST } row_kind;
@@ -48,6 +50,7 @@ typedef struct {
     const uint8_t *set;            /* [types] counted for nu */
     double nu;
     int stage, least;              /* at least `least` of the set on `stage`; -1: no such row */
+    int64_t end_ns;                /* the caller's deadline; 0: none */
     relaxation base, *branch;      /* [stages] */
 } dual;
 
@@ -202,6 +205,27 @@ loads_of(dual *d)
             }
 }
 
+/* Work alone: the mean over stages, and a stage that has its share, rounded up, of a type's layers. */
+static double
+work_bound(const tp_bmpipe *p)
+{
+    const tp_bmpipe_layers *l = p->layers;
+    double most = (p->forward_s[p->n] + p->backward_s[p->n]) / p->stages;
+    for (int t = 0; t < l->types; t++)
+        most = fmax(most, (l->count[t] + p->stages - 1) / p->stages * (l->forward_s[t] + l->backward_s[t]));
+    return p->micros * most;
+}
+
+/* The Lagrangian bound of the mean of the paths known, without prices. */
+static double
+evaluate_mean(dual *d)
+{
+    for (int q = 0; q < d->row_count; q++)
+        d->lambda[q] = 1.0 / d->row_count;
+    double constant = price_layers(d);
+    return fmin(constant + cheapest(d), d->unit);
+}
+
 /* The Lagrangian bound with the relaxation's multipliers. */
 static double
 evaluate(dual *d, const relaxation *r)
@@ -227,6 +251,17 @@ evaluate(dual *d, const relaxation *r)
         return value;
     /* Without a path: more than 0 for every plan that fits says that there is none. */
     return value > 1e-9 * d->unit ? d->unit : 0.0;
+}
+
+/* Until its end, what comes next has 1 / parts of the time that is left. */
+static void
+allot(dual *d, int parts)
+{
+    int64_t now_ns = tp_clock_ns();
+    if (d->end_ns == 0)
+        return;
+    d->p->deadline_ns = now_ns + (d->end_ns > now_ns ? (d->end_ns - now_ns) / parts : 0);
+    d->p->late = 0;
 }
 
 /* In portions, so that the time limit is looked at. */
@@ -289,7 +324,7 @@ relaxation_open(dual *d, relaxation *r)
 
 /* Paths of the best plan and of it with one stage slower. */
 static void
-seed_paths(dual *d)
+seed_paths(dual *d, int with_rows)
 {
     tp_bmpipe *p = d->p;
     for (int x = -1; x < p->stages; x++) {
@@ -300,7 +335,7 @@ seed_paths(dual *d)
         }
         tp_bmpipe_simulate(p);
         int path = new_path(d);
-        if (path >= 0)
+        if (path >= 0 && with_rows)
             add_path(d, &d->base, path);
     }
 }
@@ -324,7 +359,7 @@ open_base(dual *d)
     for (int x = 0; x < p->stages && isfinite(p->options->memory_bytes); x++)
         for (int k = p->vector_begin[x]; k < p->vector_begin[x + 1]; k++)
             add_memory(d, &d->base, x, k);
-    seed_paths(d);
+    seed_paths(d, 1);
 }
 
 /* ---- whole layers ---------------------------------------------------------------------------------------------------------- */
@@ -362,7 +397,7 @@ static tp_status
 whole_layers(dual *d, const uint8_t *set, double floor_s, double *bound_s)
 {
     tp_bmpipe *p = d->p;
-    int stages = p->stages, total = 0, sum = 0;
+    int stages = p->stages, total = 0, sum = 0, left = 0;
     void *memory = NULL;
     TP_TRY(tp_bmpipe_take(p, (size_t)stages, sizeof(double) + sizeof(int), &memory));
     double *bound = memory;
@@ -374,8 +409,11 @@ whole_layers(dual *d, const uint8_t *set, double floor_s, double *bound_s)
         u[x] = total / stages - 1 > 0 ? total / stages - 1 : 0;
         sum += u[x];
         bound[x] = floor_s;
-        if (!tp_bmpipe_is_late(p))
-            TP_TRY(branch_bound(d, x, u[x] + 1, &bound[x]));
+    }
+    left = stages + total - 1 - sum;
+    for (int x = 0; x < stages; x++) {
+        allot(d, left--);
+        TP_TRY(branch_bound(d, x, u[x] + 1, &bound[x]));
     }
     while (sum < total - 1) {
         int least = 0;
@@ -384,10 +422,10 @@ whole_layers(dual *d, const uint8_t *set, double floor_s, double *bound_s)
                 least = x;
         if (bound[least] >= d->unit)
             break; /* a smaller sum says more */
-        if (tp_bmpipe_is_late(p))
-            return TP_OK; /* the disjunction is not complete */
         u[least]++;
         sum++;
+        allot(d, left > 1 ? left : 1);
+        left--;
         TP_TRY(branch_bound(d, least, u[least] + 1, &bound[least]));
     }
     double least_s = INFINITY;
@@ -403,7 +441,7 @@ dual_open(dual *d, tp_bmpipe_search_room *s)
     tp_bmpipe *p = s->p;
     size_t virtuals = (size_t)p->virtuals, types = (size_t)p->layers->types;
     *d = (dual){.s = s, .p = p, .virtuals = p->virtuals, .types = p->layers->types, .stage = -1,
-                .vectors = p->vector_begin[p->stages], .unit = s->best.makespan_s};
+                .vectors = p->vector_begin[p->stages], .unit = s->best.makespan_s, .end_ns = p->deadline_ns};
     d->columns = d->types * p->layers->strategies * d->virtuals + 1;
     d->room = d->types + d->virtuals + d->vectors + p->stages + 2 + CUTS + 4 * CUTS_LATER;
     size_t columns = (size_t)d->columns;
@@ -431,7 +469,7 @@ dual_open(dual *d, tp_bmpipe_search_room *s)
         TP_TRY(tp_bmpipe_take(p, 2 * virtuals, sizeof(double), &memory));
         d->rows[q].run = memory;
     }
-    return relaxation_open(d, &d->base);
+    return TP_OK;
 }
 
 tp_status
@@ -443,7 +481,14 @@ tp_bmpipe_bound(tp_bmpipe_search_room *s, double *bound_s)
     if (!(s->best.makespan_s > 0.0))
         return TP_OK;
     TP_TRY(dual_open(&d, s));
+    if ((double)tp_bmpipe_lp_bytes(d.columns, d.room) * (s->p->stages + 1) > ROOM) {
+        seed_paths(&d, 0);
+        *bound_s = fmax(evaluate_mean(&d), work_bound(s->p)) * (1.0 - TP_BMPIPE_SLACK);
+        return TP_OK;
+    }
+    TP_TRY(relaxation_open(&d, &d.base));
     open_base(&d);
+    allot(&d, 2);
     double floor_s = tighten(&d, &d.base, WORK, CUTS);
     *bound_s = floor_s;
     TP_TRY(tp_bmpipe_take(s->p, (size_t)d.types, 1, &memory));
@@ -455,6 +500,7 @@ tp_bmpipe_bound(tp_bmpipe_search_room *s, double *bound_s)
     memset(set, 2 * s->p->layers->count[most] < s->p->n, (size_t)d.types); /* the type that most layers are of, or all */
     set[most] = 1;
     TP_TRY(whole_layers(&d, set, floor_s, bound_s));
+    *bound_s = fmax(*bound_s, work_bound(s->p));
     *bound_s = fmin(*bound_s * (1.0 - TP_BMPIPE_SLACK), s->best.makespan_s);
     return TP_OK;
 }

@@ -54,6 +54,9 @@ options_ok(const tp_bmpipe_options *o)
         return tp_fail(TP_EVALUE, "comm_s is %g: a finite number of 0 or more would be right", o->comm_s);
     if (isnan(o->time_limit_s) || o->time_limit_s < 0.0)
         return tp_fail(TP_EVALUE, "time_limit_s is %g: 0 (none) or more would be right", o->time_limit_s);
+    if ((int64_t)o->stages * o->chunks * o->micros > 1 << 24)
+        return tp_fail(TP_EVALUE, "stages x chunks x micro_batches is %lld: at most %d would be right",
+                       (long long)o->stages * o->chunks * o->micros, 1 << 24);
     if (o->effort < 0)
         return tp_fail(TP_EVALUE, "effort is %lld: 0 (a default) or more would be right", (long long)o->effort);
     return TP_OK;
@@ -78,9 +81,6 @@ tp_bmpipe_check(const tp_bmpipe_layers *l, const tp_bmpipe_options *o)
     if ((int64_t)o->stages * o->chunks > n)
         return tp_fail(TP_EVALUE, "stages is %d and chunks is %d: at most %lld virtual stages for %lld layers would be right",
                        o->stages, o->chunks, (long long)n, (long long)n);
-    if ((int64_t)o->stages * o->chunks * o->micros > 1 << 24)
-        return tp_fail(TP_EVALUE, "stages x chunks x micro_batches is %lld: at most %d would be right",
-                       (long long)o->stages * o->chunks * o->micros, 1 << 24);
     return TP_OK;
 }
 
@@ -147,33 +147,41 @@ keep_vector(int32_t *vectors, int count, const int32_t *now, int chunks)
     return kept + 1;
 }
 
+/* Room for one more vector behind *count of them. */
+static tp_status
+grow_vectors(tp_bmpipe *p, int32_t **all, int count, int *room)
+{
+    void *memory = NULL;
+    if (count < *room)
+        return TP_OK;
+    *room = 2 * count + 16;
+    TP_TRY(tp_bmpipe_take(p, (size_t)*room * (size_t)p->chunks, sizeof(int32_t), &memory));
+    if (count > 0)
+        memcpy(memory, *all, (size_t)count * (size_t)p->chunks * sizeof(int32_t));
+    *all = memory;
+    return TP_OK;
+}
+
 /* The Pareto-maximal in-flight vectors of every stage (PLANNERS.md 4.2): counts go up at F, down behind B. */
 static tp_status
 find_vectors(tp_bmpipe *p, const tp_program *program)
 {
-    size_t chunks = (size_t)p->chunks;
-    int64_t longest = program->begin[1];
+    int32_t *all = NULL, *now = NULL;
+    int total = 0, room = 0;
     void *memory = NULL;
     TP_TRY(tp_bmpipe_take(p, (size_t)p->stages + 1, sizeof(int32_t), &memory));
     p->vector_begin = memory;
-    int32_t *all = NULL;
-    int total = 0;
+    TP_TRY(tp_bmpipe_take(p, (size_t)p->chunks, sizeof(int32_t), &memory));
+    now = memory;
     for (int x = 0; x < p->stages; x++) {
-        /* No more than one vector an F; what is kept is moved behind the vectors before. */
-        TP_TRY(tp_bmpipe_take(p, ((size_t)longest / 2 + 2) * chunks, sizeof(int32_t), &memory));
-        int32_t *mine = memory, *now = mine + ((size_t)longest / 2 + 1) * chunks;
         int count = 0;
         for (int64_t k = program->begin[x]; k < program->begin[x + 1]; k++) {
-            int c = program->code[k].stage / p->stages;
-            now[c] += program->code[k].op == TP_OP_F ? 1 : -1;
-            if (program->code[k].op == TP_OP_F)
-                count = keep_vector(mine, count, now, p->chunks);
+            int forward = program->code[k].op == TP_OP_F;
+            now[program->code[k].stage / p->stages] += forward ? 1 : -1;
+            TP_TRY(grow_vectors(p, &all, total + count, &room));
+            if (forward)
+                count = keep_vector(all + (size_t)total * (size_t)p->chunks, count, now, p->chunks);
         }
-        TP_TRY(tp_bmpipe_take(p, (size_t)(total + count) * chunks, sizeof(int32_t), &memory));
-        if (total > 0)
-            memcpy(memory, all, (size_t)total * chunks * sizeof *all);
-        all = memory;
-        memcpy(all + (size_t)total * chunks, mine, (size_t)count * chunks * sizeof *all);
         total += count;
         p->vector_begin[x + 1] = total;
     }
