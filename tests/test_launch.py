@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from terapipe_c import _core
+from terapipe_c import _core, schedules
 from terapipe_c.launch import launch
 from terapipe_c.worker import learning_rate, pack, share, unpack
 
@@ -38,6 +38,13 @@ class Plan:
     @property
     def peak_memory_bytes(self):
         return [1000 + rank for rank in range(self.ranks)]
+
+    @property
+    def program(self):
+        return schedules.gpipe(self.ranks, 1, 3)
+
+    def timeline(self):
+        return self.program.simulate({"F": 1e-3, "B": 2e-3})
 
     def to_dict(self):
         return {"ranks": self.ranks}
@@ -155,10 +162,13 @@ def test_the_report_lays_predicted_beside_measured(tmp_path):
     assert min(row[5] for row in run.trace) == 0.0
     assert sum(report.bubbles.values()) == pytest.approx(2 * max(row[6] for row in run.trace) - busy)
     assert run.timeline().bubbles == report.bubbles
+    forward = sum(row[6] - row[5] for row in run.trace if row[0] == 0 and row[1] in (0, "F"))
+    assert forward < report.resimulated_step_time_s < 2 * max(row[6] for row in run.trace)     # its F waits inside
+    assert report.work_ratio == pytest.approx(busy / 18e-3)
     text = str(report)
     assert "125.00 ms" in text and "exact" in text and "metrics.jsonl" in text
     page = report.save(tmp_path / "report.html").read_text()
-    assert "<polyline" in page and "memory of rank 1" in page
+    assert "<polyline" in page and "memory of rank 1" in page and "from measured operations" in page
 
 
 def test_progress_is_lines_where_there_is_no_terminal(capsys):
@@ -175,6 +185,8 @@ def test_bad_requests_are_refused(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/precious").write_text("")
     (tmp_path / "file").write_text("")
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "short.txt").write_text("abc")
     wild = np.full(5000, 255, np.int32)
     wild[4321] = 256
     for kind, word, options in (
@@ -184,10 +196,14 @@ def test_bad_requests_are_refused(tmp_path):
             (ValueError, "betas", dict(betas=(0.9, 1.0))), (ValueError, "log_every is 0", dict(log_every=0)),
             (ValueError, "backend is .cuda.", dict(backend="cuda")),
             (ValueError, "resume", dict(resume=True)), (FileNotFoundError, "new", dict(resume=True, out=tmp_path / "new")),
-            (ValueError, "float64", dict(init={"w": np.zeros(3)}))):
+            (ValueError, "float64", dict(init={"w": np.zeros(3)})), (TypeError, "init is int", dict(init=5)),
+            (ValueError, "lr is '1'", dict(lr="1")), (ValueError, "empty.txt is empty", dict(data=tmp_path / "empty.txt")),
+            (ValueError, r"short.txt.*3 tokens.*needs \d+", dict(data=tmp_path / "short.txt"))):
         with pytest.raises(kind, match=word):
             start(2, **{"out": tmp_path / "fresh", **options} if "resume" not in options else options)
         assert not (tmp_path / "fresh").exists()
+    with pytest.raises(TypeError, match="plan is dict"):
+        launch({}, data=wild, steps=1)
     with pytest.raises(ValueError, match="steps is -1"):
         start(-1)
 

@@ -37,6 +37,8 @@ tp_py_add_program(PyObject *module, tp_py_state *state);
 int
 tp_py_add_planners(PyObject *module, tp_py_state *state);
 int
+tp_py_add_autopipe(PyObject *module, tp_py_state *state);
+int
 tp_py_add_comm(PyObject *module, tp_py_state *state);
 int
 tp_py_add_engine(PyObject *module, tp_py_state *state);
@@ -46,6 +48,10 @@ int
 tp_py_add_cost(PyObject *module, tp_py_state *state);
 int
 tp_py_add_bmpipe(PyObject *module, tp_py_state *state);
+int
+tp_py_add_layer_graph(PyObject *module, tp_py_state *state);
+int
+tp_py_add_baselines(PyObject *module, tp_py_state *state);
 
 /* ---- arrays (buffer protocol: NumPy is not needed to build) -------------------------------------------------------- */
 
