@@ -160,6 +160,26 @@ def dawnpiper_weights(stages: int, micros: int, flight: int) -> _Float: ...
 def graph_order(source: _Int, target: _Int, bytes: _Float, forward_s: _Float, /) -> tuple[_Int, bool]: ...
 def graph_cuts(count: int, source: _Int, target: _Int, bytes: _Float, /) -> tuple[_Float, _Float]: ...
 
+# ---- BMPipe (csrc/py/bmpipe.c) --------------------------------------------------------------------------------------------
+
+_Layers: TypeAlias = tuple[_Int, _Int, _Float, _Float, _Float, _Float, _Float]
+_Assigned: TypeAlias = tuple[_Int, _Float, float, float, float, float, float, bool, int, int, int, int, float]
+
+def plan_bmpipe(
+    layers: _Layers, stages: int, micro_batches: int, memory_bytes: float, chunks: int = 1, comm_s: float = 0.0,
+    time_limit_s: float = 0.0, effort: int = 0,
+) -> _Assigned: ...
+def bmpipe_judge(
+    layers: _Layers, stages: int, micro_batches: int, assignment: _Int, chunks: int = 1, comm_s: float = 0.0
+) -> _Assigned: ...
+def bmpipe_path(
+    forward_s: _Float, backward_s: _Float, stages: int, micro_batches: int, chunks: int = 1, comm_s: float = 0.0
+) -> tuple[float, NDArray[np.int64], NDArray[np.int64], float]: ...
+def bmpipe_ilp(
+    layers: _Layers, stages: int, micro_batches: int, memory_bytes: float, forward_runs: NDArray[np.int64],
+    backward_runs: NDArray[np.int64], lag_s: _Float, chunks: int = 1, comm_s: float = 0.0,
+) -> dict[str, NDArray[Any]]: ...
+
 # ---- costs (csrc/py/cost.c) ---------------------------------------------------------------------------------------------
 
 _Pack: TypeAlias = tuple[Any, ...]

@@ -16,6 +16,17 @@ from .autopipe import (
 )
 from .balance import balance
 from .baselines import BaselinePlan, adapipe, dapple, merak, pipedream, uniform, vpipe
+from .bmpipe import BMPipePlan, bmpipe
+from .bmpipe_highs import bmpipe_highs, bmpipe_mps
+from .capacity import MaxBatch, max_batch
+from .dawnpiper import (
+    DawnPiperPlan,
+    compute_balanced,
+    dawnpiper,
+    dawnpiper_binary,
+    memory_balanced,
+    memory_weights,
+)
 from .layers import (
     LayerEdge,
     LayerGraph,
@@ -28,18 +39,11 @@ from .layers import (
     parallel_layers,
     piper,
 )
-from .capacity import MaxBatch, max_batch
-from .dawnpiper import (
-    DawnPiperPlan,
-    compute_balanced,
-    dawnpiper,
-    dawnpiper_binary,
-    memory_balanced,
-    memory_weights,
 from .nodes import Nodes, load_nodes
 from .slices import BatchSlicePlan, SliceCosts, SlicePlan, slice_batch_and_tokens, slice_bound, slice_tokens
 
 __all__ = [
+    "BMPipePlan",
     "BaselinePlan",
     "BatchSlicePlan",
     "DawnPiperPlan",
@@ -63,6 +67,9 @@ __all__ = [
     "autopipe_pivot",
     "autopipe_slicer",
     "balance",
+    "bmpipe",
+    "bmpipe_highs",
+    "bmpipe_mps",
     "compute_balanced",
     "dapple",
     "dawnpiper",
