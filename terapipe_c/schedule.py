@@ -15,8 +15,10 @@ __all__ = ["CAUSES", "INSTRUCTION", "INTERVAL", "OPS", "Program", "Timeline"]
 
 Float = NDArray[np.float64]
 #: What tp_py_costs_open reads: {op: seconds} and their strides, message seconds a stage and a stage and unit, bytes held and
-#: their strides.
-Tables = tuple[dict[str, Float], int, int, Float | None, Float | None, Float | None, int, int]
+#: their strides, message seconds of first and second halves a stage and unit.
+Tables = tuple[
+    dict[str, Float], int, int, Float | None, Float | None, Float | None, int, int, Float | None, Float | None
+]
 
 #: One instruction (tp_instr of csrc/sched/sched.h). ``op`` is an index into OPS; slot holds two 16-bit buffer numbers.
 INSTRUCTION = np.dtype(
@@ -46,6 +48,8 @@ INTERVAL = np.dtype(
 #: Why ranks idle; see tp_bubble in csrc/sched/sched.h for what each one counts.
 CAUSES = ("warmup", "cooldown", "imbalance", "slice_skew", "recompute", "comm")
 
+#: Seconds of the first (a) and the second (b) half of a forward, where they are not half the whole's each.
+HALVES = ("F.a", "F.b", "SF.a", "SF.b", "RF.a", "RF.b")
 _CODE = {name: code for code, name in enumerate(OPS)}
 _WORK = ("F", "B", "I", "W", "R", "AR", "OPT")  # what takes a rank's time; the rest are messages and swaps
 _USEFUL = np.array([name in _WORK and name != "R" for name in OPS])
@@ -112,9 +116,14 @@ def tables(program: Program, cost: Any, comm_s: Any = 0.0, activation_bytes: Any
         cost = cost.durations(program)
     given = {name: _array(f"cost[{name!r}]", value) for name, value in cost.items()}
     link = given.pop("comm", np.zeros(()))
-    unknown = [name for name in given if name not in _CODE]
+    half_links = [given.pop(name, None) for name in ("comm.a", "comm.b")]
+    unknown = [name for name in given if name not in _CODE and name not in HALVES]
     if unknown:
-        raise InvalidValueError(f"cost has {unknown[0]!r}: the operations are {' '.join(OPS)}, and comm")
+        raise InvalidValueError(
+            f"cost has {unknown[0]!r}: the operations are {' '.join(OPS)}, and comm; of halves {' '.join(HALVES)}, "
+            "comm.a and comm.b"
+        )
+    halves = [None if half is None else _spread(f"comm.{'ab'[i]}", half, program) for i, half in enumerate(half_links)]
     comm = _array("comm_s", comm_s)
     if comm.ndim or comm != 0.0:
         link = comm
@@ -127,7 +136,7 @@ def tables(program: Program, cost: Any, comm_s: Any = 0.0, activation_bytes: Any
     else:
         per_unit = _spread("comm_s", link, program)
     if activation_bytes is None:
-        return seconds, stage_stride, unit_stride, per_stage, per_unit, None, 0, 0
+        return seconds, stage_stride, unit_stride, per_stage, per_unit, None, 0, 0, halves[0], halves[1]
     size = _array("activation_bytes", activation_bytes)
     if not (np.isfinite(size).all() and (size >= 0).all()):
         raise InvalidValueError("activation_bytes: finite and at least 0 would be right")
@@ -141,6 +150,8 @@ def tables(program: Program, cost: Any, comm_s: Any = 0.0, activation_bytes: Any
         bytes_["activation_bytes"],
         bytes_stage,
         bytes_unit,
+        halves[0],
+        halves[1],
     )
 
 
@@ -384,11 +395,24 @@ def _causes(
     return bubbles, min(ideal.lower_bound_s, makespan_s), program
 
 
+def _mark_halves(code: NDArray[np.void], work: NDArray[np.void]) -> None:
+    """Two forwards of one slice of one stage are its halves, the earlier one the first."""
+    forward = np.flatnonzero(code["op"] == _CODE["F"])
+    keys = [tuple(row) for row in code[["stage", "micro", "slice"]][forward].tolist()]
+    where: dict[tuple[int, ...], list[int]] = {}
+    for key, at in zip(keys, forward.tolist(), strict=True):
+        where.setdefault(key, []).append(at)
+    for places in where.values():
+        if len(places) == 2:
+            code["flags"][sorted(places, key=lambda at: float(work["start_s"][at]))] = (1, 2)
+
+
 def _replay(work: NDArray[np.void], ranks: int) -> tuple[Program, Timeline]:
     code = np.zeros(len(work), INSTRUCTION)
     for name in ("op", "stage", "micro", "slice"):
         code[name] = work[name]
     code["peer"] = -1
+    _mark_halves(code, work)
     if len(code) and (code["op"] == _CODE["AR"]).any():  # each end of a tied weight names the rank of the other
         first = code["op"] == _CODE["AR"]
         ends = work["rank"][first]
@@ -398,7 +422,9 @@ def _replay(work: NDArray[np.void], ranks: int) -> tuple[Program, Timeline]:
     seconds: dict[str, Float] = {}
     for op in np.unique(work["op"]):
         mine = work[work["op"] == op]
-        table = seconds[OPS[op]] = np.zeros((program.num_stages, sum(program.slices)))
-        table[mine["stage"], offset[mine["micro"]] + mine["slice"]] = mine["end_s"] - mine["start_s"]
+        for half in (0, 1, 2) if op == _CODE["F"] and (code["flags"] != 0).any() else (0,):
+            some = mine[code["flags"][work["op"] == op] & 3 == half]
+            table = seconds[OPS[op] + ("", ".a", ".b")[half]] = np.zeros((program.num_stages, sum(program.slices)))
+            table[some["stage"], offset[some["micro"]] + some["slice"]] = some["end_s"] - some["start_s"]
     # OPT is in the trace and messages are not: a compute-only program with its own end
     return program, program.simulate(seconds)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ._core import OPS, InvalidTypeError, InvalidValueError, Program
 
-__all__ = ["OPS", "Program", "gpipe", "interleaved", "one_f_one_b", "seq1f1b"]
+__all__ = ["OPS", "Program", "gpipe", "interleaved", "one_f_one_b", "seq1f1b", "sliced_1f1b"]
 
 _GPIPE, _1F1B, _SEQ1F1B, _INTERLEAVED = range(4)  # tp_schedule of csrc/sched/sched.h
 
@@ -67,6 +67,21 @@ def interleaved(ranks: int, micro_batches: int, chunks: int, slices: int | Seque
     One slice, times of a chunk: makespan (m chunks + ranks - 1)(f + b).
     """
     return _build(_INTERLEAVED, ranks, micro_batches, chunks, slices)
+
+
+def sliced_1f1b(ranks: int, micro_batches: int, split: int) -> Program:
+    """AutoPipe's sliced 1F1B (Liu et al. 2022): the forwards of the first ``split`` micro-batches in two halves along the
+    batch, ``2F0.0a`` and ``2F0.0b``, so that the next stage begins half a forward earlier; backward is of the whole. The
+    message of each stage's last warm-up forward is joined (``2F0.0a+``, ``2F0.0b+``): its reader's next op is the first of
+    its steady state. split: 0 to ranks - 1, and at most the micro-batches.
+
+    Equal stages, no message time: a large enough ``split``, ceil(ranks f / (2 b)), saves (ranks - 2) f / 2 of 1F1B's
+    makespan; memory is 1F1B's.
+    """
+    ranks, micro_batches = _whole("ranks", ranks, 32767), _whole("micro_batches", micro_batches, 65536)
+    if isinstance(split, bool) or not isinstance(split, int | np.integer):
+        raise InvalidTypeError(f"split is {split!r}: an int would be right")
+    return Program._build_sliced(ranks, micro_batches, int(split))
 
 
 def seq1f1b(ranks: int, micro_batches: int, slices: int | Sequence[int]) -> Program:

@@ -38,37 +38,48 @@ tp_engine_open_emulated(const tp_program *program, int rank, const tp_durations 
 }
 
 static double
-seconds_of(const tp_engine *engine, tp_op op, const tp_instr *instr)
+seconds_of(const tp_engine *engine, int op, unsigned flags, const tp_instr *instr)
 {
-    const tp_durations *durations = engine->durations;
-    const double *seconds = durations->seconds[op];
-    if (seconds == NULL)
-        return op == TP_OP_B && durations->seconds[TP_OP_I] != NULL
-                   ? seconds_of(engine, TP_OP_I, instr) + seconds_of(engine, TP_OP_W, instr)
-                   : 0;
     int64_t unit = op == TP_OP_OPT || op == TP_OP_AR ? 0 : tp_program_unit(engine->config.program, instr);
-    return seconds[instr->stage * durations->stage_stride + unit * durations->unit_stride];
+    return tp_durations_s(engine->durations, op, flags, instr->stage, unit);
 }
 
-/* When the message that instruction i reads is there: its stamp plus the link's time. */
+/* The receive of the message that instruction i reads. */
+static int64_t
+receive_of(const tp_engine *engine, int64_t i)
+{
+    const tp_instr *reader = &engine->code[i];
+    uint16_t wanted = reader->op == TP_OP_F ? TP_OP_RF : TP_OP_RB;
+    int64_t at = i;
+    while (engine->code[--at].op != wanted || engine->code[at].stage != reader->stage ||
+           engine->code[at].micro != reader->micro || engine->code[at].slice != reader->slice ||
+           !(tp_instr_halves(&engine->code[at]) & tp_instr_halves(reader))) {
+    }
+    return at;
+}
+
+/* When that message is there: its stamp plus the link's time. */
 static int64_t
 arrival(const tp_engine *engine, int64_t i)
 {
     const tp_instr *reader = &engine->code[i];
     const tp_program *program = engine->config.program;
-    const tp_durations *durations = engine->durations;
-    uint16_t wanted = reader->op == TP_OP_F ? TP_OP_RF : TP_OP_RB;
-    int64_t at = i;
-    while (engine->code[--at].op != wanted || engine->code[at].stage != reader->stage ||
-           engine->code[at].micro != reader->micro || engine->code[at].slice != reader->slice) {
-    }
-    int sender = wanted == TP_OP_RF ? reader->stage - 1 : reader->stage + 1;
-    double lag = 0;
-    if (durations->comm_unit_s != NULL)
-        lag = durations->comm_unit_s[sender * tp_program_units(program) + tp_program_unit(program, reader)];
-    else if (durations->comm_s != NULL)
-        lag = durations->comm_s[sender];
+    int64_t at = receive_of(engine, i);
+    int sender = engine->code[at].op == TP_OP_RF ? reader->stage - 1 : reader->stage + 1;
+    double lag = tp_durations_lag_s(engine->durations, tp_program_units(program), engine->code[at].flags, sender,
+                                    tp_program_unit(program, reader));
     return engine->stamps[at] + (int64_t)(lag * 1e9);
+}
+
+/* A receive takes its time right before the op that reads it (sched.h): of two halves in one message, the first. */
+static double
+copy_s(const tp_engine *engine, int64_t i)
+{
+    const tp_instr *reader = &engine->code[i];
+    const tp_instr *receive = engine->from[i] < 0 ? NULL : &engine->code[receive_of(engine, i)];
+    if (receive == NULL || (reader->flags & TP_HALF_SECOND && !(receive->flags & TP_HALVES)))
+        return 0;
+    return seconds_of(engine, receive->op, receive->flags, receive);
 }
 
 static int
@@ -121,9 +132,7 @@ emulate_one(tp_engine *engine, int64_t i, int64_t *due_ns, int *finished)
     event->wait_ns = *due_ns - free_ns;
     if (instr->op == TP_OP_OPT)
         event->start_ns = free_ns; /* its wait lies within, as in a real step */
-    double seconds = receives(instr) ? 0 : seconds_of(engine, (tp_op)instr->op, instr);
-    if (engine->from[i] >= 0) /* a receive takes its time right before the op that reads it (sched.h) */
-        seconds += seconds_of(engine, instr->op == TP_OP_F ? TP_OP_RF : TP_OP_RB, instr);
+    double seconds = receives(instr) ? 0 : seconds_of(engine, instr->op, instr->flags, instr) + copy_s(engine, i);
     *due_ns += (int64_t)(1e9 * seconds);
     event->end_ns = *due_ns;
     TP_TRY(sleep_until(engine, *due_ns));

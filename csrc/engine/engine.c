@@ -61,6 +61,12 @@ tp_engine_bytes(const tp_engine_config *config)
     return total + tp_align_bytes(workspace_bytes(config));
 }
 
+static int
+is_halved(const tp_instr *instr)
+{
+    return instr->op == TP_OP_F && instr->flags & TP_HALVES;
+}
+
 tp_status
 tp_engine_check(const tp_engine_config *config)
 {
@@ -87,6 +93,21 @@ tp_engine_check(const tp_engine_config *config)
         if (program->slices[q] != config->slicing->micro[q].slices)
             return tp_fail(TP_EVALUE, "micro-batch %d has %d slices in the program, %d in the slicing", q,
                            program->slices[q], config->slicing->micro[q].slices);
+    for (int64_t i = 0; i < program->begin[program->ranks]; i++)
+        if (is_halved(&program->code[i]) && config->slicing->micro[program->code[i].micro].half == 0)
+            return tp_fail(TP_EVALUE, "micro-batch %d is halved in the program and not in the slicing",
+                           program->code[i].micro);
+    return TP_OK;
+}
+
+tp_status
+tp_engine_halve(const tp_program *program, tp_slicing *slicing)
+{
+    for (int64_t i = 0; i < program->begin[program->ranks]; i++) {
+        const tp_instr *instr = &program->code[i];
+        if (is_halved(instr) && instr->micro < slicing->micros && slicing->micro[instr->micro].half == 0)
+            TP_TRY(tp_slicing_halve(slicing, instr->micro));
+    }
     return TP_OK;
 }
 
@@ -194,6 +215,12 @@ slot_for(uint32_t slot, int gradient)
     return (int)(gradient ? TP_SLOT_GRADIENT(slot) : TP_SLOT_ACTIVATION(slot));
 }
 
+static tp_half
+half_of(const tp_instr *instr)
+{
+    return instr->flags & TP_HALF_FIRST ? TP_FIRST_HALF : instr->flags & TP_HALF_SECOND ? TP_SECOND_HALF : TP_WHOLE;
+}
+
 /* ---- a step ------------------------------------------------------------------------------------------------------------------ */
 
 /* Between two stages of one rank there is no message: the reader takes the residual stream, or its gradient, by copy. */
@@ -206,10 +233,11 @@ take_over(tp_engine *engine, const tp_instr *instr)
         return;
     size_t bytes;
     uint32_t slot = engine->slots[(int64_t)other * program->micros + instr->micro];
+    tp_half half = half_of(instr);
     const float *from = tp_stage_end(engine->stage[other], gradient ? TP_END_INPUT_GRADIENT : TP_END_OUTPUT,
-                                     instr->micro, instr->slice, slot_for(slot, gradient), &bytes);
+                                     instr->micro, instr->slice, half, slot_for(slot, gradient), &bytes);
     float *to = tp_stage_end(engine->stage[instr->stage], gradient ? TP_END_OUTPUT_GRADIENT : TP_END_INPUT,
-                             instr->micro, instr->slice, slot_for(instr->slot, gradient), &bytes);
+                             instr->micro, instr->slice, half, slot_for(instr->slot, gradient), &bytes);
     memcpy(to, from, bytes);
 }
 
@@ -223,7 +251,7 @@ pass_message(tp_engine *engine, const tp_instr *instr)
     int gradient = instr->op == TP_OP_SB || instr->op == TP_OP_RB;
     size_t bytes;
     void *data = tp_stage_end(engine->stage[instr->stage], ends[instr->op], instr->micro, instr->slice,
-                              slot_for(instr->slot, gradient), &bytes);
+                              half_of(instr), slot_for(instr->slot, gradient), &bytes);
     return tp_engine_message(engine, instr, data, bytes);
 }
 
@@ -342,7 +370,7 @@ run_one(tp_engine *engine, const tp_instr *instr)
     switch (instr->op) {
     case TP_OP_F:
         take_over(engine, instr);
-        tp_stage_forward(stage, instr->micro, instr->slice, slot);
+        tp_stage_forward(stage, instr->micro, instr->slice, half_of(instr), slot);
         return TP_OK;
     case TP_OP_I:
     case TP_OP_B:

@@ -44,6 +44,10 @@ typedef struct {
     int stop;         /* this rank asks to stop after the step */
 } tp_step_options;
 
+/* Mark in the slicing the micro-batches whose forward the program does in halves; before the slicing goes into a config.
+ * EVALUE as tp_slicing_halve. */
+TP_MUST_USE tp_status
+tp_engine_halve(const tp_program *program, tp_slicing *slicing);
 /* EVALUE: model, program, partition and slicing that do not fit together; comm is not looked at. */
 TP_MUST_USE tp_status
 tp_engine_check(const tp_engine_config *config);

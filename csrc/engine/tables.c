@@ -55,12 +55,12 @@ tp_engine_drop_tables(tp_engine *engine)
     tp_heap_free(engine->heap, engine->slots);
 }
 
-/* The key of a message among those a rank receives: its reader is F (from RF) or B, I (from RB). */
+/* The key of a message among those a rank receives: its reader is F (from RF, half by half) or B, I (from RB). */
+enum { KEY_FIRST_HALF, KEY_FORWARD, KEY_BACKWARD, KEYS };
 static int64_t
-message_key(const tp_program *program, int backward, const tp_instr *instr)
+message_key(const tp_program *program, int kind, const tp_instr *instr)
 {
-    return ((int64_t)backward * program->stages + instr->stage) * tp_program_units(program) +
-           tp_program_unit(program, instr);
+    return ((int64_t)kind * program->stages + instr->stage) * tp_program_units(program) + tp_program_unit(program, instr);
 }
 
 /* Receives posted from one peer so far. */
@@ -71,7 +71,7 @@ typedef struct {
 tp_status
 tp_engine_match_receives(tp_engine *engine, const tp_program *program)
 {
-    int64_t keys = 2 * (int64_t)program->stages * tp_program_units(program);
+    int64_t keys = KEYS * (int64_t)program->stages * tp_program_units(program);
     int64_t *posted_at = calloc((size_t)keys, sizeof *posted_at); /* 1 + position of the receive */
     receive_count *posted = calloc((size_t)program->ranks, sizeof *posted);
     receive_count *number = calloc((size_t)engine->count + 1, sizeof *number);
@@ -85,12 +85,20 @@ tp_engine_match_receives(tp_engine *engine, const tp_program *program)
         const tp_instr *instr = &engine->code[i];
         engine->from[i] = -1;
         if (instr->op == TP_OP_RF || instr->op == TP_OP_RB) {
-            posted_at[message_key(program, instr->op == TP_OP_RB, instr)] = i + 1;
+            if (instr->op == TP_OP_RB)
+                posted_at[message_key(program, KEY_BACKWARD, instr)] = i + 1;
+            else
+                for (int half = KEY_FIRST_HALF; half <= KEY_FORWARD; half++)
+                    if (tp_instr_halves(instr) & (half == KEY_FORWARD ? TP_HALF_SECOND : TP_HALF_FIRST))
+                        posted_at[message_key(program, half, instr)] = i + 1;
             posted[instr->peer].all++;
             posted[instr->peer].forward += instr->op == TP_OP_RF;
             number[i] = posted[instr->peer];
         } else if (instr->op == TP_OP_F || instr->op == TP_OP_B || instr->op == TP_OP_I) {
-            int64_t at = posted_at[message_key(program, instr->op != TP_OP_F, instr)];
+            int kind = instr->op != TP_OP_F               ? KEY_BACKWARD
+                       : instr->flags & TP_HALF_FIRST ? KEY_FIRST_HALF
+                                                      : KEY_FORWARD;
+            int64_t at = posted_at[message_key(program, kind, instr)];
             if (at > 0) {
                 engine->from[i] = engine->code[at - 1].peer;
                 engine->needs[i] = number[at - 1].all;
@@ -134,7 +142,8 @@ tp_engine_message(tp_engine *engine, const tp_instr *instr, void *data, size_t b
     int receives = instr->op == TP_OP_RF || instr->op == TP_OP_RB;
     /* both ends name the message by the stage that reads it */
     int reader = receives ? instr->stage : gradient ? instr->stage - 1 : instr->stage + 1;
-    uint64_t tag = tp_tag(gradient ? TP_OP_RB : TP_OP_RF, (unsigned)reader, instr->micro, instr->slice);
+    unsigned slice = instr->slice + (instr->flags & TP_HALF_SECOND ? 1u : 0u); /* a halved micro-batch has one slice */
+    uint64_t tag = tp_tag(gradient ? TP_OP_RB : TP_OP_RF, (unsigned)reader, instr->micro, slice);
     if (receives)
         return comm->ops->recv_post(comm, instr->peer, tag, data, bytes);
     return comm->ops->send(comm, instr->peer, tag, data, bytes);

@@ -62,6 +62,7 @@ typedef struct {
     int32_t batch;        /* sequences in this micro-batch */
     int32_t slices;
     int32_t first_seq;    /* index in the batch of its first sequence */
+    int32_t half;         /* sequences of the first half where forward may be done in halves, else 0 */
     const int32_t *start; /* [slices + 1] token offsets; start[0] = 0, start[slices] = seq_len */
 } tp_micro;
 
@@ -76,6 +77,22 @@ typedef struct {
 TP_MUST_USE tp_status
 tp_slicing_open(int32_t seq_len, int32_t batch, int32_t micros, const int32_t *batches, const int32_t *slices,
                 const int32_t *lengths, tp_slicing **out);
+/* Let the forward of a micro-batch be done in two halves along the batch, the first not the smaller; its rows are then
+ * laid out half by half. EVALUE: it has one sequence, or several slices. */
+TP_MUST_USE tp_status
+tp_slicing_halve(tp_slicing *slicing, int micro);
+/* Row of token t of sequence s in the buffers of a micro-batch, and the rows from there to the sequence's next token. */
+static inline int64_t
+tp_micro_row_step(const tp_micro *micro, int64_t s)
+{
+    return s < micro->half ? micro->half : micro->batch - micro->half;
+}
+static inline int64_t
+tp_micro_row(const tp_micro *micro, int64_t seq_len, int64_t t, int64_t s)
+{
+    int64_t before = s < micro->half ? 0 : micro->half; /* sequences of the part before */
+    return before * seq_len + t * tp_micro_row_step(micro, s) + s - before;
+}
 void
 tp_slicing_close(tp_slicing *slicing);
 

@@ -66,6 +66,19 @@ tp_slicing_open(int32_t seq_len, int32_t batch, int32_t micros, const int32_t *b
     return TP_OK;
 }
 
+tp_status
+tp_slicing_halve(tp_slicing *slicing, int micro)
+{
+    tp_micro *m = &slicing->micro[micro];
+    if (m->slices > 1)
+        return tp_fail(TP_EVALUE, "micro-batch %d has %d token slices: halves along the batch are of one slice", micro,
+                       m->slices);
+    if (m->batch < 2)
+        return tp_fail(TP_EVALUE, "micro-batch %d has %d sequence: a forward in halves needs at least 2", micro, m->batch);
+    m->half = (m->batch + 1) / 2;
+    return TP_OK;
+}
+
 void
 tp_slicing_close(tp_slicing *slicing)
 {

@@ -46,6 +46,11 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                      config.program->stages + 1, config.program->stages);
         goto failed;
     }
+    tp_status status = tp_engine_halve(config.program, self->slicing);
+    if (status != TP_OK) {
+        tp_py_raise(state, status);
+        goto failed;
+    }
     config.slicing = self->slicing;
     config.partition = self->partition;
     if (comm != Py_None && ((config.comm = tp_py_comm_of(comm)) == NULL || (config.region = tp_py_region_of(comm)) == NULL))
@@ -58,7 +63,7 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->program = Py_NewRef(program);
     self->comm = Py_NewRef(comm);
     self->tokens = (int64_t)self->slicing->batch * (self->slicing->seq_len + 1);
-    tp_status status = tp_heap_open(memory, &self->heap);
+    status = tp_heap_open(memory, &self->heap);
     if (status == TP_OK) {
         Py_BEGIN_ALLOW_THREADS
         status = tp_engine_open(&config, self->heap, &self->engine);
@@ -385,7 +390,9 @@ rank_memory(PyObject *module, PyObject *args, PyObject *kwargs)
     }
     config.partition = bounds;
     config.slicing = cut;
-    tp_status status = tp_engine_check(&config);
+    tp_status status = tp_engine_halve(config.program, cut);
+    if (status == TP_OK)
+        status = tp_engine_check(&config);
     if (status != TP_OK) {
         tp_py_raise(state, status);
         goto done;

@@ -99,6 +99,20 @@ program_build(PyObject *type, PyObject *args)
 }
 
 static PyObject *
+program_build_sliced(PyObject *type, PyObject *args)
+{
+    int ranks, micros, split;
+    if (!PyArg_ParseTuple(args, "iii", &ranks, &micros, &split))
+        return NULL;
+    tp_program *program = NULL;
+    tp_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = tp_program_build_sliced(ranks, micros, split, &program);
+    Py_END_ALLOW_THREADS
+    return made_by(type, status, program);
+}
+
+static PyObject *
 from_text(PyObject *type, PyObject *text, tp_status (*parse)(const char *, size_t, tp_program **))
 {
     Py_ssize_t length;
@@ -480,7 +494,7 @@ program_dealloc(PyObject *self)
 static PyMethodDef methods[] = {
     {"parse", program_parse, METH_O | METH_CLASS,
      "parse($type, text, /)\n--\n\nThe program that a text says: one line per rank, words "
-     "`<stage><OP><micro>.<slice>[@peer]`. ValueError names rank and word."},
+     "`<stage><OP><micro>.<slice>[half][@peer]`. ValueError names rank and word."},
     {"from_csv", program_from_csv, METH_O | METH_CLASS,
      "from_csv($type, text, /)\n--\n\nThe program of a compute-only schedule CSV of "
      "torch.distributed.pipelining."},
@@ -489,6 +503,7 @@ static PyMethodDef methods[] = {
      "in "
      "`instructions`."},
     {"_build", program_build, METH_VARARGS | METH_CLASS, NULL},
+    {"_build_sliced", program_build_sliced, METH_VARARGS | METH_CLASS, NULL},
     {"_from_code", program_from_code, METH_VARARGS | METH_CLASS, NULL},
     {"to_csv", program_to_csv, METH_NOARGS,
      "to_csv($self, /)\n--\n\ntorch.distributed.pipelining's compute-only CSV. ScheduleError "

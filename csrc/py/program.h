@@ -17,11 +17,11 @@ typedef struct {
     tp_durations durations;
     const double *bytes; /* NULL: none */
     int64_t bytes_stage_stride, bytes_unit_stride;
-    Py_buffer views[TP_OPS + 3];
+    Py_buffer views[TP_OPS + 11]; /* every operation, six halves, three of messages, bytes, and one to spare */
     int count;
 } tp_py_costs;
 /* cost: (tables, stage_stride, unit_stride, comm or None, comm per unit or None, bytes or None, bytes_stage_stride,
- * bytes_unit_stride), what terapipe_c.schedule.tables makes. 0, or -1 with an exception. */
+ * bytes_unit_stride, comm of a first half per unit or None, of a second), what terapipe_c.schedule.tables makes. 0, or -1 with an exception. */
 int
 tp_py_costs_open(const tp_program *program, PyObject *cost, tp_py_costs *costs);
 void

@@ -26,6 +26,21 @@ take(tp_py_costs *costs, PyObject *array, int64_t least, const char *what)
     return view->buf;
 }
 
+/* Where the table of this name belongs; NULL: no operation is called so. */
+static const double **
+table_of(tp_durations *d, const char *name)
+{
+    size_t length = strcspn(name, ".");
+    for (int op = 0; op < TP_OPS; op++)
+        if (strlen(tp_op_name(op)) == length && strncmp(tp_op_name(op), name, length) == 0) {
+            if (name[length] == 0)
+                return &d->seconds[op];
+            int half = strcmp(name + length, ".a") == 0 ? 0 : strcmp(name + length, ".b") == 0 ? 1 : -1;
+            return half < 0 || (op != TP_OP_F && op != TP_OP_SF && op != TP_OP_RF) ? NULL : &d->half_s[half][op];
+        }
+    return NULL;
+}
+
 static int
 take_tables(const tp_program *program, PyObject *tables, tp_py_costs *costs)
 {
@@ -34,17 +49,16 @@ take_tables(const tp_program *program, PyObject *tables, tp_py_costs *costs)
     Py_ssize_t at = 0;
     while (PyDict_Next(tables, &at, &name, &array)) {
         const char *text = PyUnicode_AsUTF8(name);
-        int op = 0;
         if (text == NULL)
             return -1;
-        while (op < TP_OPS && strcmp(tp_op_name(op), text) != 0)
-            op++;
-        if (op == TP_OPS) {
-            PyErr_Format(PyExc_ValueError, "cost has %R: the operations are F B I W R SF RF SB RB SO SI AR OPT", name);
+        const double **table = table_of(d, text);
+        if (table == NULL) {
+            PyErr_Format(PyExc_ValueError, "cost has %R: the operations are F B I W R SF RF SB RB SO SI AR OPT, and F.a F.b "
+                                           "SF.a SF.b RF.a RF.b for halves", name);
             return -1;
         }
-        d->seconds[op] = take(costs, array, entries(program, d->stage_stride, d->unit_stride), text);
-        if (d->seconds[op] == NULL)
+        *table = take(costs, array, entries(program, d->stage_stride, d->unit_stride), text);
+        if (*table == NULL)
             return -1;
     }
     return 0;
@@ -53,11 +67,11 @@ take_tables(const tp_program *program, PyObject *tables, tp_py_costs *costs)
 int
 tp_py_costs_open(const tp_program *program, PyObject *cost, tp_py_costs *costs)
 {
-    PyObject *tables, *comm, *comm_units, *bytes;
+    PyObject *tables, *comm, *comm_units, *bytes, *half_comm[2] = {Py_None, Py_None};
     long long stage_stride, unit_stride, bytes_stage_stride, bytes_unit_stride;
     *costs = (tp_py_costs){.count = 0};
-    if (!PyArg_ParseTuple(cost, "O!LLOOOLL", &PyDict_Type, &tables, &stage_stride, &unit_stride, &comm, &comm_units,
-                          &bytes, &bytes_stage_stride, &bytes_unit_stride))
+    if (!PyArg_ParseTuple(cost, "O!LLOOOLL|OO", &PyDict_Type, &tables, &stage_stride, &unit_stride, &comm, &comm_units,
+                          &bytes, &bytes_stage_stride, &bytes_unit_stride, &half_comm[0], &half_comm[1]))
         return -1;
     if (stage_stride < 0 || unit_stride < 0 || bytes_stage_stride < 0 || bytes_unit_stride < 0) {
         PyErr_SetString(PyExc_ValueError, "a stride is negative");
@@ -73,6 +87,10 @@ tp_py_costs_open(const tp_program *program, PyObject *cost, tp_py_costs *costs)
         (comm != Py_None && (d->comm_s = take(costs, comm, program->stages, "comm_s")) == NULL) ||
         (comm_units != Py_None &&
          (d->comm_unit_s = take(costs, comm_units, program->stages * units, "comm_s")) == NULL) ||
+        (half_comm[0] != Py_None &&
+         (d->half_comm_s[0] = take(costs, half_comm[0], program->stages * units, "comm.a")) == NULL) ||
+        (half_comm[1] != Py_None &&
+         (d->half_comm_s[1] = take(costs, half_comm[1], program->stages * units, "comm.b")) == NULL) ||
         (bytes != Py_None && (costs->bytes = take(costs, bytes, entries(program, bytes_stage_stride, bytes_unit_stride),
                                                   "activation_bytes")) == NULL)) {
         tp_py_costs_close(costs);

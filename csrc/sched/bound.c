@@ -13,39 +13,56 @@ typedef struct {
     double *forward_end;                      /* [stages * max_slices] of one micro-batch */
     double *backward_end, *next_backward_end; /* [max_slices] of one stage and of the stage behind it */
     double *head, *tail, *work;               /* [ranks] */
+    uint8_t *halves;                          /* tp_sched_halves */
 } bound;
 
-/* Seconds of the op with the copies of its messages: a rank is taken from the copy in to the copy out. */
-static double
-forward_s(const bound *b, int v, int64_t u)
+static int
+halves_at(const bound *b, int v, int64_t u)
 {
-    double seconds = tp_sched_compute_s(b->d, TP_OP_F, v, u);
-    if (tp_program_remote(b->p, v))
-        seconds += tp_sched_seconds(b->d, TP_OP_RF, v, u);
-    if (tp_program_remote(b->p, v + 1))
-        seconds += tp_sched_seconds(b->d, TP_OP_SF, v, u);
+    return b->halves == NULL || v < 0 ? 0 : b->halves[v * b->units + u];
+}
+
+/* Seconds of the op (of one half of it) with the copies of its messages: a rank is taken from the copy in to the copy out. */
+static double
+forward_s(const bound *b, int v, int64_t u, unsigned half)
+{
+    double seconds = tp_durations_s(b->d, TP_OP_F, half, v, u);
+    unsigned in = halves_at(b, v - 1, u) & TP_SCHED_APART ? half : 0, out = halves_at(b, v, u) & TP_SCHED_APART ? half : 0;
+    if (tp_program_remote(b->p, v) && (in || half != TP_HALF_SECOND)) /* a whole message comes with the first half */
+        seconds += tp_durations_s(b->d, TP_OP_RF, in, v, u);
+    if (tp_program_remote(b->p, v + 1) && (out || half != TP_HALF_FIRST)) /* and leaves with the second */
+        seconds += tp_durations_s(b->d, TP_OP_SF, out, v, u);
     return seconds;
+}
+
+/* Both halves, where there are two. */
+static double
+whole_forward_s(const bound *b, int v, int64_t u)
+{
+    if (!halves_at(b, v, u))
+        return forward_s(b, v, u, 0);
+    return forward_s(b, v, u, TP_HALF_FIRST) + forward_s(b, v, u, TP_HALF_SECOND);
 }
 
 /* whole: with the weight half, wherever it is done. A program may have B for some slices and I, W for others. */
 static double
 backward_s(const bound *b, int v, int64_t u, int whole)
 {
-    double one = tp_sched_compute_s(b->d, TP_OP_B, v, u), half = tp_sched_compute_s(b->d, TP_OP_I, v, u);
+    double one = tp_durations_s(b->d, TP_OP_B, 0, v, u), half = tp_durations_s(b->d, TP_OP_I, 0, v, u);
     if (whole)
-        half += tp_sched_compute_s(b->d, TP_OP_W, v, u);
+        half += tp_durations_s(b->d, TP_OP_W, 0, v, u);
     double seconds = !b->has_i ? one : !b->has_b || half < one ? half : one;
     if (tp_program_remote(b->p, v + 1))
-        seconds += tp_sched_seconds(b->d, TP_OP_RB, v, u);
+        seconds += tp_durations_s(b->d, TP_OP_RB, 0, v, u);
     if (tp_program_remote(b->p, v))
-        seconds += tp_sched_seconds(b->d, TP_OP_SB, v, u);
+        seconds += tp_durations_s(b->d, TP_OP_SB, 0, v, u);
     return seconds;
 }
 
 static double
-lag_s(const bound *b, int from, int to, int64_t u)
+lag_s(const bound *b, int from, int to, int64_t u, unsigned half)
 {
-    return b->p->rank_of[from] == b->p->rank_of[to] ? 0.0 : tp_sched_lag_s(b->d, b->units, from, u);
+    return b->p->rank_of[from] == b->p->rank_of[to] ? 0.0 : tp_durations_lag_s(b->d, b->units, half, from, u);
 }
 
 static double
@@ -54,29 +71,52 @@ larger(double a, double b)
     return a > b ? a : b;
 }
 
+/* Ends of the halves of a micro-batch of one slice on stage v, from those on the stage before: end[0], end[1]; equal where
+ * the output leaves whole. *reach: the first moment at which the rank can be reached. */
+static void
+forward_halves(const bound *b, int v, int64_t u, double end[2], double *reach)
+{
+    int before = halves_at(b, v - 1, u), mine = halves_at(b, v, u);
+    for (int h = 0; h < 2 && v > 0; h++)
+        end[h] += lag_s(b, v - 1, v, u, before & TP_SCHED_APART ? (h ? TP_HALF_SECOND : TP_HALF_FIRST) : 0);
+    *reach = end[0];
+    if (mine) {
+        end[0] += forward_s(b, v, u, TP_HALF_FIRST);
+        end[1] = larger(end[0], end[1]) + forward_s(b, v, u, TP_HALF_SECOND);
+    } else {
+        end[1] = larger(end[0], end[1]) + forward_s(b, v, u, 0);
+    }
+    if (!(mine & TP_SCHED_APART))
+        end[0] = end[1];
+}
+
 /* Longest path of micro-batch q; also lowers heads and tails of the ranks by its first and last slice 0. */
 static double
 one_micro(bound *b, int q)
 {
     const tp_program *p = b->p;
     int slices = p->slices[q], last = p->stages - 1;
-    double reach = 0.0, home = 0.0;
+    double reach = 0.0, home = 0.0, half[2] = {0.0, 0.0};
     for (int v = 0; v <= last; v++) {
         double *end = b->forward_end + (int64_t)v * p->max_slices;
         for (int s = 0; s < slices; s++) {
             int64_t u = p->offset[q] + s;
-            double start = v > 0 ? end[s - p->max_slices] + lag_s(b, v - 1, v, u) : 0.0;
-            end[s] = larger(start, s > 0 ? end[s - 1] : 0.0) + forward_s(b, v, u);
+            double start = v > 0 ? end[s - p->max_slices] + lag_s(b, v - 1, v, u, 0) : 0.0;
+            end[s] = larger(start, s > 0 ? end[s - 1] : 0.0) + forward_s(b, v, u, 0);
         }
         int rank = p->rank_of[v];
         int64_t u = p->offset[q];
         if (v > 0) {
-            reach += lag_s(b, v - 1, v, u);
-            home += lag_s(b, v, v - 1, u) + backward_s(b, v - 1, u, 0);
+            reach += lag_s(b, v - 1, v, u, 0);
+            home += lag_s(b, v, v - 1, u, 0) + backward_s(b, v - 1, u, 0);
+        }
+        if (b->halves != NULL && slices == 1) {
+            forward_halves(b, v, u, half, &reach);
+            end[0] = half[1];
         }
         b->head[rank] = reach < b->head[rank] ? reach : b->head[rank];
         b->tail[rank] = b->has_i ? 0.0 : home < b->tail[rank] ? home : b->tail[rank];
-        reach += forward_s(b, v, u);
+        reach += forward_s(b, v, u, 0);
     }
     double longest = 0.0;
     for (int v = last; v >= 0; v--) {
@@ -85,12 +125,12 @@ one_micro(bound *b, int q)
             int64_t u = p->offset[q] + s;
             double start = b->forward_end[(int64_t)v * p->max_slices + s];
             if (v < last)
-                start = larger(start, b->next_backward_end[s] + lag_s(b, v + 1, v, u));
+                start = larger(start, b->next_backward_end[s] + lag_s(b, v + 1, v, u, 0));
             if (s < slices - 1)
                 start = larger(start, b->backward_end[s + 1]);
             b->backward_end[s] = start + backward_s(b, v, u, 0);
             if (b->has_i && !b->has_b)
-                weights = larger(weights, b->backward_end[s]) + tp_sched_compute_s(b->d, TP_OP_W, v, u);
+                weights = larger(weights, b->backward_end[s]) + tp_durations_s(b->d, TP_OP_W, 0, v, u);
         }
         longest = larger(longest, larger(weights, b->backward_end[0]));
         double *swap = b->next_backward_end;
@@ -107,13 +147,13 @@ add_work(bound *b)
     for (int v = 0; v < p->stages; v++)
         for (int64_t u = 0; u < (b->even ? 1 : b->units); u++)
             b->work[p->rank_of[v]] +=
-                (forward_s(b, v, u) + backward_s(b, v, u, 1)) * (b->even ? (double)b->units : 1.0);
+                (whole_forward_s(b, v, u) + backward_s(b, v, u, 1)) * (b->even ? (double)b->units : 1.0);
     if (!(tp_sched_ops(p) & (TP_SCHED_BIT(TP_OP_R) | TP_SCHED_BIT(TP_OP_SO) | TP_SCHED_BIT(TP_OP_SI))))
         return;
     for (int r = 0; r < p->ranks; r++)
         for (int64_t k = p->begin[r]; k < p->begin[r + 1]; k++)
             if (p->code[k].op == TP_OP_R || p->code[k].op == TP_OP_SO || p->code[k].op == TP_OP_SI)
-                b->work[r] += tp_sched_seconds(b->d, p->code[k].op, p->code[k].stage, tp_program_unit(p, &p->code[k]));
+                b->work[r] += tp_durations_s(b->d, p->code[k].op, 0, p->code[k].stage, tp_program_unit(p, &p->code[k]));
 }
 
 /* The step's end: OPT starts on no rank before all bodies are done. */
@@ -125,7 +165,7 @@ update_s(const bound *b)
     for (int r = 0; r < p->ranks; r++) {
         double seconds = 0.0;
         for (int64_t k = p->begin[r + 1] - 1; k >= p->begin[r] && p->code[k].op == TP_OP_OPT; k--)
-            seconds += tp_sched_compute_s(b->d, TP_OP_OPT, p->code[k].stage, 0);
+            seconds += tp_durations_s(b->d, TP_OP_OPT, 0, p->code[k].stage, 0);
         most = larger(most, seconds);
     }
     return most;
@@ -165,8 +205,11 @@ tp_program_bound(const tp_program *program, const tp_durations *durations, doubl
     double *cells = calloc(((size_t)program->stages + 2) * slices, sizeof *cells);
     double *rows = calloc(3 * ranks, sizeof *rows);
     uint8_t *done = calloc(slices + 1, 1);
-    tp_status status = TP_OK;
-    if (cells == NULL || rows == NULL || done == NULL) {
+    tp_status status = tp_sched_halves(program, &b.halves);
+    b.even = b.even && b.halves == NULL;
+    if (status != TP_OK) {
+        /* told already */
+    } else if (cells == NULL || rows == NULL || done == NULL) {
         status = tp_fail(TP_EMEMORY, "no memory for the bound of %d stages", program->stages);
     } else {
         b.forward_end = cells;
@@ -180,5 +223,6 @@ tp_program_bound(const tp_program *program, const tp_durations *durations, doubl
     free(cells);
     free(rows);
     free(done);
+    free(b.halves);
     return status;
 }

@@ -11,6 +11,9 @@ has_messages(const tp_program *p, const tp_durations *d)
     if (d->seconds[TP_OP_SF] || d->seconds[TP_OP_RF] || d->seconds[TP_OP_SB] || d->seconds[TP_OP_RB] ||
         d->seconds[TP_OP_SO] || d->seconds[TP_OP_SI])
         return 1;
+    for (int half = 0; half < 2; half++)
+        if (d->half_comm_s[half] || d->half_s[half][TP_OP_SF] || d->half_s[half][TP_OP_RF])
+            return 1;
     const double *comm = d->comm_unit_s != NULL ? d->comm_unit_s : d->comm_s;
     int64_t count = d->comm_unit_s != NULL ? p->stages * tp_program_units(p) : p->stages;
     for (int64_t i = 0; comm != NULL && i < count; i++)
@@ -19,22 +22,35 @@ has_messages(const tp_program *p, const tp_durations *d)
     return 0;
 }
 
-/* Mean over the slices of each stage, op by op, into even[TP_OPS * stages]; is any slice unlike the mean? */
+/* Mean of a table over the slices of each stage into even[stages]; is any slice unlike the first? */
+static int
+mean(const tp_program *p, const tp_durations *d, const double *table, double *even)
+{
+    int uneven = 0;
+    int64_t units = tp_program_units(p);
+    for (int v = 0; v < p->stages; v++) {
+        const double *row = table + v * d->stage_stride;
+        double sum = 0.0;
+        for (int64_t u = 0; u < units; u++) {
+            sum += row[u * d->unit_stride];
+            uneven |= row[u * d->unit_stride] != row[0];
+        }
+        even[v] = sum / (double)units;
+    }
+    return uneven;
+}
+
+/* Op by op into even[TP_OPS * stages], and behind them the halves of F. */
 static int
 even_out(const tp_program *p, const tp_durations *d, double *even)
 {
     int uneven = 0;
-    int64_t units = tp_program_units(p);
     for (int op = TP_OP_F; op <= TP_OP_R; op++)
-        for (int v = 0; d->seconds[op] != NULL && v < p->stages; v++) {
-            const double *row = d->seconds[op] + v * d->stage_stride;
-            double sum = 0.0;
-            for (int64_t u = 0; u < units; u++) {
-                sum += row[u * d->unit_stride];
-                uneven |= row[u * d->unit_stride] != row[0];
-            }
-            even[op * p->stages + v] = sum / (double)units;
-        }
+        if (d->seconds[op] != NULL)
+            uneven |= mean(p, d, d->seconds[op], even + op * p->stages);
+    for (int half = 0; half < 2; half++)
+        if (d->half_s[half][TP_OP_F] != NULL)
+            uneven |= mean(p, d, d->half_s[half][TP_OP_F], even + (TP_OPS + half) * p->stages);
     return uneven;
 }
 
@@ -45,7 +61,7 @@ slice_skew(const tp_program *p, const tp_durations *ideal, const tp_run *runs, i
     *skew_s = 0.0;
     if (ideal->unit_stride == 0)
         return TP_OK;
-    double *even = calloc((size_t)TP_OPS * (size_t)p->stages, sizeof *even);
+    double *even = calloc((size_t)(TP_OPS + 2) * (size_t)p->stages, sizeof *even);
     if (even == NULL)
         return tp_fail(TP_EMEMORY, "no memory for the mean durations of %d stages", p->stages);
     tp_status status = TP_OK;
@@ -57,6 +73,9 @@ slice_skew(const tp_program *p, const tp_durations *ideal, const tp_run *runs, i
                 for (int v = 0; op > TP_OP_R && v < p->stages; v++) /* AR, OPT: not of a slice */
                     even[op * p->stages + v] = ideal->seconds[op][v * ideal->stage_stride];
             }
+        for (int half = 0; half < 2; half++)
+            if (ideal->half_s[half][TP_OP_F] != NULL)
+                d.half_s[half][TP_OP_F] = even + (TP_OPS + half) * p->stages;
         double makespan = 0.0;
         status = tp_sched_replay(p, &d, runs, run_count, &makespan);
         if (status == TP_OK && makespan < ideal_makespan)
@@ -83,8 +102,8 @@ tp_sched_bubbles(const tp_program *program, const tp_durations *durations, const
     tp_durations ideal = *durations;
     static const int messages[] = {TP_OP_SF, TP_OP_RF, TP_OP_SB, TP_OP_RB, TP_OP_SO, TP_OP_SI};
     for (size_t i = 0; i < sizeof messages / sizeof messages[0]; i++)
-        ideal.seconds[messages[i]] = NULL;
-    ideal.comm_s = ideal.comm_unit_s = NULL;
+        ideal.seconds[messages[i]] = ideal.half_s[0][messages[i]] = ideal.half_s[1][messages[i]] = NULL;
+    ideal.comm_s = ideal.comm_unit_s = ideal.half_comm_s[0] = ideal.half_comm_s[1] = NULL;
     if (has_messages(program, durations))
         TP_TRY(tp_sched_replay(program, &ideal, runs, run_count, &ideal_s));
     TP_TRY(slice_skew(program, &ideal, runs, run_count, ideal_s, &skew));

@@ -6,6 +6,7 @@
 typedef struct {
     const tp_program *program;
     tp_instr *at;
+    int split; /* micro-batches whose forward is in halves */
 } pen;
 
 static void
@@ -20,6 +21,22 @@ put_forward(pen *p, int stage, int micro)
 {
     for (int s = 0; s < p->program->slices[micro]; s++)
         put(p, TP_OP_F, stage, micro, s);
+}
+
+/* F of one slice of 1F1B; a message of both halves joined where it is the last of the warm-up: its reader's next op is the
+ * first of its steady state, which AutoPipe leaves as it is. */
+static void
+put_1f1b_forward(pen *p, int stage, int micro, int warm)
+{
+    if (micro >= p->split) {
+        put_forward(p, stage, micro);
+        return;
+    }
+    unsigned joined = micro == warm - 1 ? TP_HALF_JOINED : 0;
+    for (unsigned half = TP_HALF_FIRST; half <= TP_HALF_SECOND; half++) {
+        put(p, TP_OP_F, stage, micro, 0);
+        p->at[-1].flags = (uint16_t)(half | joined);
+    }
 }
 
 /* Descending: the gradient of a slice's context K and V comes from the slices behind it (TeraPipe, sec. 3.2). */
@@ -50,10 +67,10 @@ write_1f1b(pen *p, int rank)
 {
     int m = p->program->micros, warm = at_most(m, p->program->ranks - 1 - rank);
     for (int q = 0; q < warm; q++)
-        put_forward(p, rank, q);
+        put_1f1b_forward(p, rank, q, warm);
     for (int q = 0; q < m; q++) {
         if (q + warm < m)
-            put_forward(p, rank, q + warm);
+            put_1f1b_forward(p, rank, q + warm, warm);
         put_backward(p, rank, q);
     }
 }
@@ -122,11 +139,10 @@ request_ok(tp_schedule schedule, int ranks, int chunks, int micros)
     return TP_OK;
 }
 
-tp_status
-tp_program_build(tp_schedule schedule, int ranks, int chunks, int micros, const int32_t *slices, tp_program **out)
+static tp_status
+build(tp_schedule schedule, int ranks, int chunks, int micros, int split, const int32_t *slices, tp_program **out)
 {
     static void (*const write[])(pen *, int) = {write_gpipe, write_1f1b, write_seq1f1b, write_interleaved};
-    TP_TRY(request_ok(schedule, ranks, chunks, micros));
     int stages = ranks * chunks;
     int64_t units = 0;
     for (int q = 0; q < micros; q++)
@@ -139,7 +155,7 @@ tp_program_build(tp_schedule schedule, int ranks, int chunks, int micros, const 
         status = tp_fail(TP_EMEMORY, "no memory for %d stages", stages);
     } else {
         for (int r = 0; r < ranks; r++)
-            counts[r] = 2 * units * chunks;
+            counts[r] = 2 * units * chunks + split;
         for (int v = 0; v < stages; v++)
             rank_of[v] = v % ranks;
         status = tp_program_open(ranks, stages, micros, slices, rank_of, counts, &program);
@@ -148,9 +164,34 @@ tp_program_build(tp_schedule schedule, int ranks, int chunks, int micros, const 
     free(rank_of);
     TP_TRY(status);
     for (int r = 0; r < ranks; r++) {
-        pen p = {program, program->code + program->begin[r]};
+        pen p = {program, program->code + program->begin[r], split};
         write[schedule](&p, r);
     }
     *out = program;
     return TP_OK;
+}
+
+tp_status
+tp_program_build(tp_schedule schedule, int ranks, int chunks, int micros, const int32_t *slices, tp_program **out)
+{
+    TP_TRY(request_ok(schedule, ranks, chunks, micros));
+    return build(schedule, ranks, chunks, micros, 0, slices, out);
+}
+
+tp_status
+tp_program_build_sliced(int ranks, int micros, int split, tp_program **out)
+{
+    TP_TRY(request_ok(TP_1F1B, ranks, 1, micros));
+    int most = at_most(ranks - 1, micros);
+    if (split < 0 || split > most)
+        return tp_fail(TP_EVALUE, "split is %d with %d ranks and %d micro-batches: 0 to %d would be right", split, ranks,
+                       micros, most);
+    int32_t *slices = malloc((size_t)micros * sizeof *slices);
+    if (slices == NULL)
+        return tp_fail(TP_EMEMORY, "no memory for %d micro-batches", micros);
+    for (int q = 0; q < micros; q++)
+        slices[q] = 1;
+    tp_status status = build(TP_1F1B, ranks, 1, micros, split, slices, out);
+    free(slices);
+    return status;
 }

@@ -4,16 +4,19 @@
 
 #include <stdlib.h>
 
-enum { SENT_F = 1, SENT_B = 2, POSTED_F = 4, POSTED_B = 8, AGAIN = 16, OUT = 32, IN = 64 };
+/* Forward messages count by halves: the whole is both. */
+enum { SENT_F = TP_HALVES, POSTED_F = TP_HALVES << 2, SENT_B = 16, POSTED_B = 32, AGAIN = 64, OUT = 128, IN = 256 };
 
 typedef struct {
     const tp_program *p;
     int lowered;
     int32_t *forward;            /* [stages * micros] slices whose F is done */
+    uint8_t *cut;                /* [stages * micros] flags of its F: halves done, joined */
     int64_t *backward, *weights; /* [stages] how many of B|I, of B|W are done, in canonical order */
-    int64_t *messages;           /* [stages] SF, RF, SB, RB seen */
-    uint8_t *bits;               /* [stages * units] of the stage that the instruction names */
+    int64_t *messages;           /* [stages] SF, RF, SB, RB seen, in halves of a message */
+    uint16_t *bits;              /* [stages * units] of the stage that the instruction names */
     uint8_t *reduced, *updated;  /* [stages] AR, OPT seen */
+    int halved;                  /* some F is of a half */
     int ending;                  /* the current rank has come to its AR and OPT: 1, 2 */
 } proof;
 
@@ -24,7 +27,7 @@ canonical(const tp_program *p, const tp_instr *i)
     return p->offset[i->micro] + p->slices[i->micro] - 1 - i->slice;
 }
 
-static uint8_t *
+static uint16_t *
 bits_at(const proof *x, const tp_instr *i)
 {
     return &x->bits[i->stage * tp_program_units(x->p) + tp_program_unit(x->p, i)];
@@ -39,6 +42,29 @@ rule_place(const proof *x, int rank, int64_t at, const tp_instr *i)
                                p->stages, p->micros);
     if (p->rank_of[i->stage] != rank)
         return tp_sched_refuse(p, rank, at, "stage %d lives on rank %d", i->stage, p->rank_of[i->stage]);
+    unsigned may = i->op == TP_OP_F                           ? TP_HALVES | TP_HALF_JOINED
+                   : i->op == TP_OP_SF || i->op == TP_OP_RF ? TP_HALVES
+                                                            : 0;
+    if ((i->flags & ~may) || (i->flags & TP_HALVES) == TP_HALVES || i->flags == TP_HALF_JOINED)
+        return tp_sched_refuse(p, rank, at, "its flags are %u: no such half of a %s", i->flags, tp_op_name(i->op));
+    if ((i->flags & TP_HALVES) && p->slices[i->micro] > 1)
+        return tp_sched_refuse(p, rank, at, "micro-batch %d has %d slices: halves are of a micro-batch of one", i->micro,
+                               p->slices[i->micro]);
+    return TP_OK;
+}
+
+/* a, then b, both joined or both apart; or the whole. */
+static tp_status
+rule_half(const proof *x, int rank, int64_t at, const tp_instr *i)
+{
+    unsigned done = x->cut[(int64_t)i->stage * x->p->micros + i->micro];
+    if (done & i->flags & TP_HALVES)
+        return tp_sched_refuse(x->p, rank, at, "this half of the forward is done twice");
+    if (i->flags & TP_HALF_SECOND ? !(done & TP_HALF_FIRST) : done & TP_HALF_FIRST)
+        return tp_sched_refuse(x->p, rank, at, "%s half of this forward comes first",
+                               done & TP_HALF_FIRST ? "the second" : "the first");
+    if (done && (done ^ i->flags) & TP_HALF_JOINED)
+        return tp_sched_refuse(x->p, rank, at, "both halves leave as one message (+), or each has its own");
     return TP_OK;
 }
 
@@ -50,9 +76,13 @@ rule_forward(proof *x, int rank, int64_t at, const tp_instr *i)
         return tp_sched_refuse(x->p, rank, at, "this forward is done twice");
     if (i->slice > *done)
         return tp_sched_refuse(x->p, rank, at, "forward slices of a micro-batch ascend: slice %d comes first", *done);
-    if (x->lowered && tp_program_remote(x->p, i->stage) && !(*bits_at(x, i) & POSTED_F))
+    TP_TRY(rule_half(x, rank, at, i));
+    x->halved |= (i->flags & TP_HALVES) != 0;
+    unsigned mine = tp_instr_halves(i);
+    if (x->lowered && tp_program_remote(x->p, i->stage) && (*bits_at(x, i) >> 2 & mine) != mine)
         return tp_sched_refuse(x->p, rank, at, "its RF from rank %d must come before it", x->p->rank_of[i->stage - 1]);
-    ++*done;
+    x->cut[(int64_t)i->stage * x->p->micros + i->micro] |= (uint8_t)i->flags;
+    *done += (mine & TP_HALF_SECOND) != 0;
     return TP_OK;
 }
 
@@ -105,7 +135,7 @@ rule_weights(proof *x, int rank, int64_t at, const tp_instr *i)
 static tp_status
 rule_saved(proof *x, int rank, int64_t at, const tp_instr *i)
 {
-    uint8_t *bits = bits_at(x, i), mine = i->op == TP_OP_R ? AGAIN : i->op == TP_OP_SO ? OUT : IN;
+    uint16_t *bits = bits_at(x, i), mine = i->op == TP_OP_R ? AGAIN : i->op == TP_OP_SO ? OUT : IN;
     if (*bits & mine)
         return tp_sched_refuse(x->p, rank, at, "it is done twice");
     if (x->forward[(int64_t)i->stage * x->p->micros + i->micro] <= i->slice)
@@ -115,6 +145,20 @@ rule_saved(proof *x, int rank, int64_t at, const tp_instr *i)
     if (mine == IN && !(*bits & OUT))
         return tp_sched_refuse(x->p, rank, at, "its SO must come before it");
     *bits |= mine;
+    return TP_OK;
+}
+
+/* The message is what its F leaves: of each half, or of the whole. */
+static tp_status
+rule_send_forward(const proof *x, int rank, int64_t at, const tp_instr *i)
+{
+    int64_t cell = (int64_t)i->stage * x->p->micros + i->micro;
+    unsigned mine = tp_instr_halves(i), cut = x->cut[cell];
+    if (i->flags & TP_HALVES ? !(cut & mine) : x->forward[cell] <= i->slice)
+        return tp_sched_refuse(x->p, rank, at, "its F must come before it");
+    if ((cut & TP_HALVES) && !(cut & TP_HALF_JOINED) != !!(i->flags & TP_HALVES))
+        return tp_sched_refuse(x->p, rank, at, "its F leaves %s",
+                               cut & TP_HALF_JOINED ? "both halves as one message" : "each half as a message of its own");
     return TP_OK;
 }
 
@@ -129,17 +173,20 @@ rule_message(proof *x, int rank, int64_t at, const tp_instr *i)
     if (i->peer != p->rank_of[neighbour])
         return tp_sched_refuse(p, rank, at, "stage %d lives on rank %d, not on rank %d", neighbour,
                                p->rank_of[neighbour], i->peer);
-    if (i->op == TP_OP_SF && x->forward[(int64_t)i->stage * p->micros + i->micro] <= i->slice)
-        return tp_sched_refuse(p, rank, at, "its F must come before it");
+    if (i->op == TP_OP_SF)
+        TP_TRY(rule_send_forward(x, rank, at, i));
     if (i->op == TP_OP_SB && canonical(p, i) >= x->backward[i->stage])
         return tp_sched_refuse(p, rank, at, "its B or I must come before it");
-    static const uint8_t mine[] = {
-        [TP_OP_SF] = SENT_F, [TP_OP_RF] = POSTED_F, [TP_OP_SB] = SENT_B, [TP_OP_RB] = POSTED_B};
-    uint8_t *bits = bits_at(x, i);
-    if (*bits & mine[i->op])
+    unsigned halves = tp_instr_halves(i);
+    uint16_t *bits = bits_at(x, i);
+    uint16_t mine = (uint16_t)(i->op == TP_OP_SF   ? halves
+                               : i->op == TP_OP_RF ? halves << 2
+                               : i->op == TP_OP_SB ? SENT_B
+                                                   : POSTED_B);
+    if (*bits & mine)
         return tp_sched_refuse(p, rank, at, "it is done twice");
-    *bits |= mine[i->op];
-    x->messages[i->stage]++;
+    *bits |= mine;
+    x->messages[i->stage] += halves == TP_HALVES ? 2 : 1;
     return TP_OK;
 }
 
@@ -189,6 +236,25 @@ check_one(proof *x, int rank, int64_t at, const tp_instr *i)
     }
 }
 
+/* Halves that come apart from another rank are read apart: nobody waits for two messages at once. */
+static tp_status
+rule_read_apart(const proof *x)
+{
+    const tp_program *p = x->p;
+    for (int r = 0; r < p->ranks; r++)
+        for (int64_t k = p->begin[r]; k < p->begin[r + 1]; k++) {
+            const tp_instr *i = &p->code[k];
+            if (i->op != TP_OP_F || i->flags & TP_HALVES || !tp_program_remote(p, i->stage))
+                continue;
+            unsigned sent = x->cut[(int64_t)(i->stage - 1) * p->micros + i->micro];
+            if ((sent & TP_HALVES) && !(sent & TP_HALF_JOINED))
+                return tp_sched_refuse(p, r, k - p->begin[r],
+                                       "stage %d sends this micro-batch in two halves: a and b would be right",
+                                       i->stage - 1);
+        }
+    return TP_OK;
+}
+
 /* Nothing is missing. The blame falls on the end of the rank's list. */
 static tp_status
 rule_complete(const proof *x, int stage)
@@ -198,8 +264,9 @@ rule_complete(const proof *x, int stage)
     int64_t end = p->begin[rank + 1] - p->begin[rank], units = tp_program_units(p);
     for (int q = 0; q < p->micros; q++)
         if (x->forward[(int64_t)stage * p->micros + q] != p->slices[q])
-            return tp_sched_refuse(p, rank, end, "%dF%d.%d is missing", stage, q,
-                                   x->forward[(int64_t)stage * p->micros + q]);
+            return tp_sched_refuse(p, rank, end, "%dF%d.%d%s is missing", stage, q,
+                                   x->forward[(int64_t)stage * p->micros + q],
+                                   x->cut[(int64_t)stage * p->micros + q] ? "b" : "");
     if (x->backward[stage] != units)
         return tp_sched_refuse(p, rank, end, "stage %d has %lld of its %lld backwards", stage,
                                (long long)x->backward[stage], (long long)units);
@@ -207,9 +274,9 @@ rule_complete(const proof *x, int stage)
         return tp_sched_refuse(p, rank, end, "stage %d has %lld of its %lld weight gradients", stage,
                                (long long)x->weights[stage], (long long)units);
     int64_t messages = 2 * units * (tp_program_remote(p, stage) + tp_program_remote(p, stage + 1));
-    if (x->lowered && x->messages[stage] != messages)
-        return tp_sched_refuse(p, rank, end, "stage %d has %lld of its %lld sends and receives", stage,
-                               (long long)x->messages[stage], (long long)messages);
+    if (x->lowered && x->messages[stage] != 2 * messages)
+        return tp_sched_refuse(p, rank, end, "stage %d has %.1f of its %lld sends and receives", stage,
+                               0.5 * (double)x->messages[stage], (long long)messages);
     if (x->updated[stage] != x->updated[0])
         return tp_sched_refuse(p, rank, end, "OPT belongs to every stage or to none: stage %d and stage 0 differ",
                                stage);
@@ -238,6 +305,8 @@ check_all(proof *x)
     }
     for (int v = 0; v < p->stages; v++)
         TP_TRY(rule_complete(x, v));
+    if (x->halved)
+        TP_TRY(rule_read_apart(x));
     int last = p->stages - 1, rank = p->rank_of[x->reduced[0] ? last : 0];
     if (x->reduced[0] != x->reduced[last])
         return tp_sched_refuse(p, rank, p->begin[rank + 1] - p->begin[rank], "one end of the tied weight has no AR");
@@ -253,13 +322,14 @@ proof_open(proof *x, const tp_program *p)
     x->p = p;
     x->lowered = (ops & TP_SCHED_MESSAGES) != 0;
     x->forward = calloc(stages * (size_t)p->micros, sizeof *x->forward);
+    x->cut = calloc(stages * (size_t)p->micros, 1);
     x->backward = calloc(stages, sizeof *x->backward);
     x->weights = calloc(stages, sizeof *x->weights);
     x->messages = calloc(stages, sizeof *x->messages);
-    x->bits = tables ? calloc(stages * (size_t)tp_program_units(p), 1) : NULL;
+    x->bits = tables ? calloc(stages * (size_t)tp_program_units(p), sizeof *x->bits) : NULL;
     x->reduced = calloc(stages, 1);
     x->updated = calloc(stages, 1);
-    if (x->forward == NULL || x->backward == NULL || x->weights == NULL || x->messages == NULL ||
+    if (x->forward == NULL || x->cut == NULL || x->backward == NULL || x->weights == NULL || x->messages == NULL ||
         (tables && x->bits == NULL) || x->reduced == NULL || x->updated == NULL)
         return tp_fail(TP_EMEMORY, "no memory to check %d stages and %d micro-batches", p->stages, p->micros);
     return TP_OK;
@@ -279,6 +349,7 @@ tp_program_check_order(const tp_program *program)
     if (status == TP_OK)
         status = check_all(&x);
     free(x.forward);
+    free(x.cut);
     free(x.backward);
     free(x.weights);
     free(x.messages);

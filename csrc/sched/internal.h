@@ -33,6 +33,25 @@ tp_sched_ops(const tp_program *program);
     (TP_SCHED_BIT(TP_OP_SF) | TP_SCHED_BIT(TP_OP_RF) | TP_SCHED_BIT(TP_OP_SB) | TP_SCHED_BIT(TP_OP_RB))
 /* Messages, AR or OPT? Then its slots are assigned. */
 #define TP_SCHED_SLOTTED (TP_SCHED_MESSAGES | TP_SCHED_BIT(TP_OP_AR) | TP_SCHED_BIT(TP_OP_OPT))
+/* What becomes of the forward output of each (stage, unit), [stages * units]; *halves NULL: nothing is halved. The caller
+ * frees it. */
+enum { TP_SCHED_HALVED = 1, TP_SCHED_APART = 2 }; /* F is two instructions; its halves are there one after the other */
+TP_MUST_USE tp_status
+tp_sched_halves(const tp_program *program, uint8_t **halves);
+/* Halves of the output that are there, or on their way, once this F is done: joined ones leave the rank with the second. */
+static inline unsigned
+tp_sched_leaving(const tp_program *program, const tp_instr *forward)
+{
+    if ((forward->flags & TP_HALF_JOINED) && tp_program_remote(program, forward->stage + 1))
+        return forward->flags & TP_HALF_SECOND ? TP_HALVES : 0;
+    return tp_instr_halves(forward);
+}
+/* The flags of such a message. */
+static inline unsigned
+tp_sched_message_flags(unsigned leaving)
+{
+    return leaving == TP_HALVES ? 0 : leaving;
+}
 /* Room for a table over (stage, unit) is in proportion to the code: true for every program that check accepts; a text
  * such as `65535F65535.65535` must not make anyone allocate gigabytes. */
 int
@@ -49,28 +68,6 @@ tp_pairs_open(const tp_program *program, tp_pairs *pairs);
 void
 tp_pairs_close(tp_pairs *pairs);
 
-static inline double
-tp_sched_seconds(const tp_durations *d, int op, int stage, int64_t unit)
-{
-    const double *table = d->seconds[op];
-    return table == NULL ? 0.0 : table[stage * d->stage_stride + unit * d->unit_stride];
-}
-/* B may be given as I + W. */
-static inline double
-tp_sched_compute_s(const tp_durations *d, int op, int stage, int64_t unit)
-{
-    if (op == TP_OP_B && d->seconds[TP_OP_B] == NULL)
-        return tp_sched_seconds(d, TP_OP_I, stage, unit) + tp_sched_seconds(d, TP_OP_W, stage, unit);
-    return tp_sched_seconds(d, op, stage, unit);
-}
-/* Seconds on the link of a message that leaves `stage`. */
-static inline double
-tp_sched_lag_s(const tp_durations *d, int64_t units, int stage, int64_t unit)
-{
-    if (d->comm_unit_s != NULL)
-        return d->comm_unit_s[stage * units + unit];
-    return d->comm_s == NULL ? 0.0 : d->comm_s[stage];
-}
 /* EVALUE naming the first entry that is not finite or is negative. */
 TP_MUST_USE tp_status
 tp_durations_check(const tp_program *program, const tp_durations *durations);

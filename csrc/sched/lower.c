@@ -43,7 +43,8 @@ tp_program_strip(const tp_program *program, tp_program **out)
 
 /* ---- lower --------------------------------------------------------------------------------------------------------------- */
 
-enum { POSTED_F = 1, POSTED_B = 2, ARRIVED_F = 4, ARRIVED_B = 8 };
+/* Of the forward by halves. */
+enum { POSTED_F = TP_HALVES, ARRIVED_F = TP_HALVES << 2, POSTED_B = 16, ARRIVED_B = 32 };
 
 typedef struct {
     const tp_program *from;
@@ -65,7 +66,7 @@ static int
 pair_out(const lowering *l, const tp_instr *instr)
 {
     if (instr->op == TP_OP_F)
-        return l->pairs.forward[instr->stage];
+        return tp_sched_leaving(l->from, instr) ? l->pairs.forward[instr->stage] : -1;
     return tp_sched_is_backward(instr->op) ? l->pairs.backward[instr->stage] : -1;
 }
 
@@ -109,6 +110,15 @@ emit(lowering *l, int rank, const tp_instr *like, int op, int stage, int peer)
     to->stage = (uint16_t)stage;
     to->peer = (int16_t)peer;
     to->slot = 0;
+    if (op == TP_OP_SF || op == TP_OP_RF)
+        to->flags = (uint16_t)tp_sched_message_flags(tp_sched_leaving(l->from, like));
+}
+
+/* The bits of `all` that the message of this op stands for, or that this reader needs. */
+static uint8_t
+mask(unsigned all, unsigned halves)
+{
+    return (uint8_t)(all == POSTED_F ? halves : all == ARRIVED_F ? halves << 2 : all);
 }
 
 /* Announce the pair's next message at its target. */
@@ -118,7 +128,8 @@ post(lowering *l, int pair)
     const tp_instr *maker = &l->from->code[l->message[l->message_begin[pair] + l->posted[pair]++]];
     int forward = maker->op == TP_OP_F, stage = reader_stage(maker);
     emit(l, l->pairs.target[pair], maker, forward ? TP_OP_RF : TP_OP_RB, stage, l->pairs.source[pair]);
-    *bits_of(l, stage, maker) |= forward ? POSTED_F : POSTED_B;
+    *bits_of(l, stage, maker) |=
+        forward ? mask(POSTED_F, tp_sched_leaving(l->from, maker)) : mask(POSTED_B, TP_HALVES);
     wake(l, l->pairs.source[pair]);
 }
 
@@ -129,8 +140,10 @@ run_rank(lowering *l, int rank)
     for (;;) {
         const tp_instr *instr = l->next[rank] < p->begin[rank + 1] ? &p->code[l->next[rank]] : NULL;
         int in = instr == NULL ? -1 : pair_in(l, instr), forward = instr != NULL && instr->op == TP_OP_F;
+        uint8_t posted = instr == NULL ? 0 : mask(forward ? POSTED_F : POSTED_B, tp_instr_halves(instr));
+        uint8_t arrived = instr == NULL ? 0 : mask(forward ? ARRIVED_F : ARRIVED_B, tp_instr_halves(instr));
         if (in >= 0)
-            while (!(*bits_of(l, instr->stage, instr) & (forward ? POSTED_F : POSTED_B)))
+            while ((*bits_of(l, instr->stage, instr) & posted) != posted)
                 post(l, in);
         if (l->sending[rank] >= 0) {
             const tp_instr *maker = &p->code[l->sending[rank]];
@@ -139,11 +152,12 @@ run_rank(lowering *l, int rank)
                 return;
             l->sent[pair]++;
             emit(l, rank, maker, maker->op == TP_OP_F ? TP_OP_SF : TP_OP_SB, maker->stage, l->pairs.target[pair]);
-            *bits_of(l, reader_stage(maker), maker) |= maker->op == TP_OP_F ? ARRIVED_F : ARRIVED_B;
+            *bits_of(l, reader_stage(maker), maker) |=
+                maker->op == TP_OP_F ? mask(ARRIVED_F, tp_sched_leaving(p, maker)) : mask(ARRIVED_B, TP_HALVES);
             wake(l, l->pairs.target[pair]);
             l->sending[rank] = -1;
         }
-        if (instr == NULL || (in >= 0 && !(*bits_of(l, instr->stage, instr) & (forward ? ARRIVED_F : ARRIVED_B))))
+        if (instr == NULL || (in >= 0 && (*bits_of(l, instr->stage, instr) & arrived) != arrived))
             return;
         emit(l, rank, instr, instr->op, instr->stage, -1);
         if (pair_out(l, instr) >= 0)

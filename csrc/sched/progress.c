@@ -30,7 +30,7 @@ same_message(const tp_instr *send, const tp_instr *receive)
 {
     int forward = send->op == TP_OP_SF;
     return receive->op == (forward ? TP_OP_RF : TP_OP_RB) && receive->stage == send->stage + (forward ? 1 : -1) &&
-           receive->micro == send->micro && receive->slice == send->slice;
+           receive->micro == send->micro && receive->slice == send->slice && receive->flags == send->flags;
 }
 
 /* check_order has counted both ends; here the n-th receive must be of the n-th message sent. */
@@ -81,7 +81,7 @@ rule_pairs(const tp_program *p, const tp_pairs *pairs)
 
 /* ---- progress: abstract execution, once with rendezvous sends and once with eager ones ------------------------------- */
 
-enum { READY_F = 1, READY_B = 2 }; /* the output of (stage, unit) is where its reader lives */
+enum { READY_F = TP_HALVES, READY_B = 4 }; /* the output of (stage, unit) is where its reader lives; of F by halves */
 
 typedef struct {
     const tp_program *p;
@@ -110,8 +110,9 @@ waits_for(const machine *m, const tp_instr *i)
 {
     const tp_program *p = m->p;
     int64_t at = i->stage * tp_program_units(p) + tp_program_unit(p, i), units = tp_program_units(p);
+    unsigned halves = tp_instr_halves(i);
     if (i->op == TP_OP_F && i->stage > 0)
-        return m->ready[at - units] & READY_F ? -1 : p->rank_of[i->stage - 1];
+        return (m->ready[at - units] & halves) == halves ? -1 : p->rank_of[i->stage - 1];
     if (tp_sched_is_backward(i->op) && i->stage < p->stages - 1)
         return m->ready[at + units] & READY_B ? -1 : p->rank_of[i->stage + 1];
     if (m->rendezvous && is_send(i->op)) {
@@ -130,7 +131,7 @@ take_effect(machine *m, const tp_instr *i)
     int pair = pair_of_message(m->pairs, i);
     if (is_send(i->op)) {
         m->sent[pair]++;
-        *ready |= forward ? READY_F : READY_B;
+        *ready |= (uint8_t)(forward ? tp_instr_halves(i) : READY_B);
         wake(m, m->pairs->target[pair]);
     } else if (pair >= 0) {
         m->posted[pair]++;
@@ -141,7 +142,7 @@ take_effect(machine *m, const tp_instr *i)
             return;
         if (m->lowered && p->rank_of[reader] != p->rank_of[i->stage])
             return; /* its send makes it ready */
-        *ready |= forward ? READY_F : READY_B;
+        *ready |= (uint8_t)(forward ? tp_sched_leaving(p, i) : READY_B);
         wake(m, p->rank_of[reader]);
     }
 }

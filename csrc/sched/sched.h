@@ -1,7 +1,7 @@
 /* The instruction IR: one list of 16-byte instructions per rank. The builders make compute-only programs, passes turn
  * programs into programs, the checker proves one, the simulator times it, the engine runs it.
  *
- * Text: one line per rank, words `<stage><OP><micro>.<slice>[@peer]` separated by one space, e.g. `2F0.3`, `2SF0.3@3`;
+ * Text: one line per rank, words `<stage><OP><micro>.<slice>[half][@peer]` separated by one space, e.g. `2F0.3`, `2SF0.3@3`;
  * parse(print(p)) == p for programs whose slots have not been assigned or are reproduced by assigning them again.
  *
  * What an instruction means to whoever runs it:
@@ -10,6 +10,10 @@
  *  - `vRF`, `vRB` announce the receive of stage v's input and NEVER BLOCK (comm.h: recv_post); the F (B, I) that reads the
  *    message waits for it. `vSF`, `vSB` send stage v's output and return when its buffer may be reused: at once while
  *    there is buffer (eager), at the latest when the peer has posted the receive (rendezvous).
+ *  - Halves (AutoPipe's sliced schedule, Liu et al. 2022, sec. III-C): the forward of a micro-batch of one slice may be two
+ *    instructions, the first half of its sequences (`2F0.0a`) and then the second (`2F0.0b`), each with its own message
+ *    (`2SF0.0a@3`); backward is of the whole. Halves marked `2F0.0a+`, `2F0.0b+` leave as one message (`2SF0.0@3`) behind
+ *    the second. Who receives halves apart from another rank reads them in halves.
  *  - AR and OPT end a rank's list: at most one AR (both ends meet), then one OPT per stage. The first OPT waits until every
  *    rank has come to its own, because the norm of the gradient is global. */
 #ifndef TP_SCHED_SCHED_H
@@ -33,9 +37,15 @@ typedef enum {
 typedef struct {
     uint16_t op, stage, micro, slice; /* stage: the global (virtual) stage */
     int16_t peer;                     /* rank at the other end of a comm op; -1 */
-    uint16_t flags;
+    uint16_t flags;                   /* of F, SF, RF: TP_HALF_*; of F: TP_HALF_JOINED */
     uint32_t slot;                    /* TP_SLOT(activation, gradient): buffers of this micro-batch on this stage */
 } tp_instr;
+
+/* Of which half an instruction is; neither: of the whole. */
+#define TP_HALF_FIRST 1u
+#define TP_HALF_SECOND 2u
+#define TP_HALVES (TP_HALF_FIRST | TP_HALF_SECOND)
+#define TP_HALF_JOINED 4u
 
 #define TP_SLOT(activation, gradient) ((uint32_t)(activation) | (uint32_t)(gradient) << 16)
 #define TP_SLOT_ACTIVATION(slot) ((slot)&0xffffu)
@@ -68,12 +78,24 @@ tp_program_remote(const tp_program *program, int stage)
     return stage > 0 && stage < program->stages && program->rank_of[stage - 1] != program->rank_of[stage];
 }
 
+/* The halves that an instruction is of: the whole is both. */
+static inline unsigned
+tp_instr_halves(const tp_instr *instr)
+{
+    return instr->flags & TP_HALVES ? instr->flags & TP_HALVES : TP_HALVES;
+}
+
 /* ---- builders (compute only: F and B, or F, I, W) ------------------------------------------------------------------- */
 /* slices: [micros] counts. The order of micro-batches in backward is ascending in every builder of ours, so that weight
  * gradients accumulate in one canonical order whatever the schedule (bit-equal training). */
 typedef enum { TP_GPIPE, TP_1F1B, TP_SEQ1F1B, TP_INTERLEAVED, TP_SCHEDULES } tp_schedule;
 TP_MUST_USE tp_status
 tp_program_build(tp_schedule schedule, int ranks, int chunks, int micros, const int32_t *slices, tp_program **out);
+/* AutoPipe's sliced 1F1B (Liu et al. 2022, sec. III-C): micro-batches of one slice in 1F1B's order, the forwards of the
+ * first `split` of them in halves, and the message of each stage's last warm-up forward joined. EVALUE: split below 0,
+ * or above 0 and not below the ranks, or above the micro-batches. */
+TP_MUST_USE tp_status
+tp_program_build_sliced(int ranks, int micros, int split, tp_program **out);
 /* An empty program with room for counts[ranks] instructions: for builders and parsers. */
 TP_MUST_USE tp_status
 tp_program_open(int ranks, int stages, int micros, const int32_t *slices, const int32_t *rank_of, const int64_t *counts,
@@ -119,7 +141,35 @@ typedef struct {
     const double *comm_s;          /* [stages] seconds of a message that leaves this stage (SF: to the next, SB: to the
                                       one before); NULL: 0 */
     const double *comm_unit_s;     /* or [stages * units] per message; NULL: comm_s */
+    const double *half_s[2][TP_OPS]; /* of the first and the second half: F, SF, RF; strides as above; NULL: half the whole's */
+    const double *half_comm_s[2];    /* [stages * units]; NULL: half the whole's */
 } tp_durations;
+/* Seconds of an instruction with these flags; B without a table is I + W. */
+static inline double
+tp_durations_s(const tp_durations *d, int op, unsigned flags, int stage, int64_t unit)
+{
+    int64_t at = stage * d->stage_stride + unit * d->unit_stride;
+    const double *table = d->seconds[op];
+    if (flags & TP_HALVES) {
+        const double *half = d->half_s[flags & TP_HALF_SECOND ? 1 : 0][op];
+        return half != NULL ? half[at] : table == NULL ? 0.0 : 0.5 * table[at];
+    }
+    if (table == NULL && op == TP_OP_B)
+        return tp_durations_s(d, TP_OP_I, 0, stage, unit) + tp_durations_s(d, TP_OP_W, 0, stage, unit);
+    return table == NULL ? 0.0 : table[at];
+}
+/* Seconds on the link of a message that leaves `stage`. */
+static inline double
+tp_durations_lag_s(const tp_durations *d, int64_t units, unsigned flags, int stage, int64_t unit)
+{
+    const double *half = flags & TP_HALVES ? d->half_comm_s[flags & TP_HALF_SECOND ? 1 : 0] : NULL;
+    if (half != NULL)
+        return half[stage * units + unit];
+    double whole = d->comm_unit_s != NULL ? d->comm_unit_s[stage * units + unit]
+                   : d->comm_s == NULL    ? 0.0
+                                          : d->comm_s[stage];
+    return flags & TP_HALVES ? 0.5 * whole : whole;
+}
 /* comm_s is time on the link (the ranks go on computing). seconds[SF], [SB] (of the sending stage) and [RF], [RB] (of the
  * receiving stage) are time a message takes of the ranks themselves (copies): right behind the op that makes it, right
  * before the op that reads it. Compute-only programs count both like lowered ones. */

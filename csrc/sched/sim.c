@@ -10,9 +10,10 @@ typedef struct {
     int32_t unit;
     uint16_t stage;
     uint8_t op, flags;
-} node;
+} node; /* 16 bytes */
 
-enum { IN_REMOTE = 1, OUT_REMOTE = 2 };
+/* FIRST, SECOND: of which half the node is, as TP_HALF_*; *_APART: so is its message; COPIED: with the first half. */
+enum { FIRST = TP_HALF_FIRST, SECOND = TP_HALF_SECOND, IN_REMOTE = 4, OUT_REMOTE = 8, IN_APART = 16, OUT_APART = 32, COPIED = 64 };
 
 struct tp_sim {
     int64_t count, units;
@@ -42,6 +43,8 @@ tp_sim_close(tp_sim *sim)
 typedef struct {
     const tp_program *p;
     int32_t *made_f, *made_b; /* [stages * units] node that made it; -1: nobody yet */
+    int32_t *made_half;       /* [stages * units] its first half; NULL: nothing is halved */
+    uint8_t *halves;          /* tp_sched_halves */
     int64_t *next;
     int32_t *stack;
     uint8_t *queued;
@@ -54,7 +57,7 @@ maker_of(const order *o, const tp_instr *i, int64_t cell, int64_t units)
 {
     int32_t made = -1;
     if (i->op == TP_OP_F && i->stage > 0)
-        made = o->made_f[cell - units];
+        made = (i->flags & TP_HALF_FIRST ? o->made_half : o->made_f)[cell - units];
     else if (tp_sched_is_backward(i->op) && i->stage < o->p->stages - 1)
         made = o->made_b[cell + units];
     else
@@ -69,6 +72,19 @@ order_wake(order *o, int rank)
         o->queued[rank] = 1;
         o->stack[o->stacked++] = rank;
     }
+}
+
+static unsigned
+half_flags(const order *o, const tp_instr *i, int64_t cell, int64_t units, unsigned leaving)
+{
+    unsigned flags = i->flags & TP_HALVES;
+    if (leaving != TP_HALVES)
+        flags |= OUT_APART;
+    if (i->stage > 0 && o->halves[cell - units] & TP_SCHED_APART)
+        flags |= IN_APART;
+    else if (i->flags & TP_HALF_SECOND)
+        flags |= COPIED;
+    return flags;
 }
 
 static void
@@ -86,13 +102,19 @@ order_rank(order *o, tp_sim *sim, int rank)
             return;
         node *n = &sim->nodes[sim->count];
         *n = (node){sim->last[rank], maker, (int32_t)unit, i->stage, (uint8_t)i->op, 0};
+        unsigned leaving = forward ? tp_sched_leaving(p, i) : TP_HALVES;
         if ((forward && tp_program_remote(p, i->stage)) || (backward && tp_program_remote(p, i->stage + 1)))
             n->flags |= IN_REMOTE;
-        if ((forward && tp_program_remote(p, i->stage + 1)) || (backward && tp_program_remote(p, i->stage)))
+        if (leaving && ((forward && tp_program_remote(p, i->stage + 1)) || (backward && tp_program_remote(p, i->stage))))
             n->flags |= OUT_REMOTE;
+        if (forward && i->flags)
+            n->flags |= (uint8_t)half_flags(o, i, cell, sim->units, leaving);
         sim->last[rank] = (int32_t)sim->count;
         if (forward || backward) {
-            (forward ? o->made_f : o->made_b)[cell] = (int32_t)sim->count;
+            if (forward && o->halves != NULL && leaving & TP_HALF_FIRST)
+                o->made_half[cell] = (int32_t)sim->count;
+            if (leaving & TP_HALF_SECOND)
+                (forward ? o->made_f : o->made_b)[cell] = (int32_t)sim->count;
             int reader = i->stage + (forward ? 1 : -1);
             if (reader >= 0 && reader < p->stages)
                 order_wake(o, p->rank_of[reader]);
@@ -113,6 +135,11 @@ find_order(order *o, tp_sim *sim)
     o->queued = calloc(ranks, 1);
     if (o->made_f == NULL || o->made_b == NULL || o->next == NULL || o->stack == NULL || o->queued == NULL)
         return tp_fail(TP_EMEMORY, "no memory to order %lld instructions", (long long)p->begin[p->ranks]);
+    TP_TRY(tp_sched_halves(p, &o->halves));
+    if (o->halves != NULL && (o->made_half = malloc(cells * sizeof *o->made_half)) == NULL)
+        return tp_fail(TP_EMEMORY, "no memory to order %lld instructions", (long long)p->begin[p->ranks]);
+    if (o->halves != NULL)
+        memset(o->made_half, -1, cells * sizeof *o->made_half);
     memset(o->made_f, -1, cells * sizeof *o->made_f);
     memset(o->made_b, -1, cells * sizeof *o->made_b);
     for (int r = p->ranks - 1; r >= 0; r--) {
@@ -173,6 +200,8 @@ tp_sim_open(const tp_program *program, tp_sim **out)
     tp_status status = find_order(&o, sim);
     free(o.made_f);
     free(o.made_b);
+    free(o.made_half);
+    free(o.halves);
     free(o.next);
     free(o.stack);
     free(o.queued);
@@ -189,8 +218,10 @@ static double
 message_in(const tp_sim *sim, const tp_durations *d, const node *n, double ready, double clock)
 {
     int forward = n->op == TP_OP_F, from = forward ? n->stage - 1 : n->stage + 1;
-    ready += tp_sched_lag_s(d, sim->units, from, n->unit);
-    return (ready > clock ? ready : clock) + tp_sched_seconds(d, forward ? TP_OP_RF : TP_OP_RB, n->stage, n->unit);
+    unsigned flags = n->flags & IN_APART ? n->flags & TP_HALVES : 0;
+    ready += tp_durations_lag_s(d, sim->units, flags, from, n->unit);
+    double copy_s = n->flags & COPIED ? 0.0 : tp_durations_s(d, forward ? TP_OP_RF : TP_OP_RB, flags, n->stage, n->unit);
+    return (ready > clock ? ready : clock) + copy_s;
 }
 
 void
@@ -207,12 +238,13 @@ tp_sim_run(tp_sim *sim, const tp_durations *durations, double *makespan_s)
         else
             clock = ready > clock ? ready : clock;
         int64_t at = n->stage * d.stage_stride + n->unit * d.unit_stride;
-        if (half && n->op == TP_OP_B)
-            clock += tp_sched_compute_s(&d, TP_OP_B, n->stage, n->unit);
+        if ((half && n->op == TP_OP_B) || n->flags & TP_HALVES)
+            clock += tp_durations_s(&d, n->op, n->flags & TP_HALVES, n->stage, n->unit);
         else if (d.seconds[n->op] != NULL)
             clock += d.seconds[n->op][at];
         if (n->flags & OUT_REMOTE)
-            clock += tp_sched_seconds(&d, n->op == TP_OP_F ? TP_OP_SF : TP_OP_SB, n->stage, n->unit);
+            clock += tp_durations_s(&d, n->op == TP_OP_F ? TP_OP_SF : TP_OP_SB,
+                                    n->flags & OUT_APART ? n->flags & TP_HALVES : 0, n->stage, n->unit);
         end[k] = clock;
     }
     double meet = 0.0, all = 0.0, last = 0.0;
@@ -228,7 +260,7 @@ tp_sim_run(tp_sim *sim, const tp_durations *durations, double *makespan_s)
                     continue;
                 double from = pass ? all : meet;
                 sim->clock[r] = (sim->clock[r] > from ? sim->clock[r] : from) +
-                                tp_sched_compute_s(&d, sim->ends[e].op, sim->ends[e].stage, 0);
+                                tp_durations_s(&d, sim->ends[e].op, 0, sim->ends[e].stage, 0);
             }
         for (int r = 0; r < sim->ranks; r++)
             all = sim->clock[r] > all ? sim->clock[r] : all;

@@ -13,7 +13,9 @@ typedef struct {
     const tp_durations *d;
     int64_t units;
     int lowered;
-    double *ready_f, *ready_b; /* [stages * units] when the stage's output leaves its rank (or is there); NOT_YET */
+    double *ready_f, *ready_b; /* [stages * units] when the stage's output has come to its reader; NOT_YET */
+    uint8_t *halves;           /* tp_sched_halves */
+    double *ready_half;        /* [stages * units] the same of the first half of the forward's; NULL: nothing is halved */
     double *clock, *work, *recompute, *first_backward, *work_before; /* [ranks] */
     const double **waiting; /* [ranks] the cell of ready_f or ready_b that a blocked rank waits for; NULL */
     int64_t *next;          /* [ranks] */
@@ -31,6 +33,8 @@ sim_close(sim *s)
 {
     free(s->ready_f);
     free(s->ready_b);
+    free(s->halves);
+    free(s->ready_half);
     free(s->clock);
     free(s->waiting);
     free(s->next);
@@ -59,12 +63,21 @@ sim_open(sim *s, const tp_program *p, const tp_durations *d)
         sim_close(s);
         return tp_fail(TP_EMEMORY, "no memory to simulate %lld instructions", (long long)p->begin[p->ranks]);
     }
+    tp_status status = tp_sched_halves(p, &s->halves);
+    if (status == TP_OK && s->halves != NULL && (s->ready_half = malloc(cells * sizeof *s->ready_half)) == NULL)
+        status = tp_fail(TP_EMEMORY, "no memory to simulate %lld instructions", (long long)p->begin[p->ranks]);
+    if (status != TP_OK) {
+        sim_close(s);
+        return status;
+    }
     s->work = s->clock + ranks;
     s->recompute = s->work + ranks;
     s->first_backward = s->recompute + ranks;
     s->work_before = s->first_backward + ranks;
     for (size_t i = 0; i < cells; i++)
         s->ready_f[i] = s->ready_b[i] = NOT_YET;
+    for (size_t i = 0; s->halves != NULL && i < cells; i++)
+        s->ready_half[i] = NOT_YET;
     for (int v = 0; v <= p->stages; v++)
         s->remote[v] = (uint8_t)tp_program_remote(p, v);
     for (int r = 0; r < p->ranks; r++) {
@@ -85,15 +98,20 @@ input_of(sim *s, int rank, const tp_instr *i, int64_t cell, int64_t unit, double
     if (maker < 0 || maker >= s->p->stages)
         return 1; /* the first stage reads data; the last one's backward follows its own forward */
     const double *from = forward ? &s->ready_f[cell - s->units] : &s->ready_b[cell + s->units];
+    unsigned flags = 0;
+    int copied = 0;
+    if (forward && s->halves != NULL && i->flags & TP_HALVES) {
+        from = i->flags & TP_HALF_FIRST ? &s->ready_half[cell - s->units] : from;
+        flags = s->halves[cell - s->units] & TP_SCHED_APART ? i->flags & TP_HALVES : 0;
+        copied = !flags && i->flags & TP_HALF_SECOND; /* a whole message, which the first half has taken */
+    }
     if (*from < 0.0) {
         s->waiting[rank] = from;
         return 0;
     }
     *arrival = *from;
-    if (s->remote[forward ? stage : maker]) {
-        *arrival += tp_sched_lag_s(s->d, s->units, maker, unit);
-        *copy_s = tp_sched_seconds(s->d, forward ? TP_OP_RF : TP_OP_RB, stage, unit);
-    }
+    if (s->remote[forward ? stage : maker] && !copied)
+        *copy_s = tp_durations_s(s->d, forward ? TP_OP_RF : TP_OP_RB, flags, stage, unit);
     return 1;
 }
 
@@ -108,22 +126,29 @@ publish(sim *s, double *cell, int reader_stage, double at)
     }
 }
 
-/* Send the output of F, B or I of this cell: takes copy time of the rank, then it is on its way. */
+/* Send the output (these halves of it) of F, B or I of this cell: takes copy time of the rank, then the link's. */
 static inline void
-leave(sim *s, int rank, int forward, int stage, int64_t cell, int64_t unit)
+leave(sim *s, int rank, int forward, unsigned halves, int stage, int64_t cell, int64_t unit)
 {
     int reader = forward ? stage + 1 : stage - 1;
-    if (reader < 0 || reader >= s->p->stages)
+    if (reader < 0 || reader >= s->p->stages || halves == 0)
         return;
-    if (s->remote[forward ? reader : stage])
-        s->clock[rank] += tp_sched_seconds(s->d, forward ? TP_OP_SF : TP_OP_SB, stage, unit);
-    publish(s, forward ? &s->ready_f[cell] : &s->ready_b[cell], reader, s->clock[rank]);
+    double lag = 0.0;
+    if (s->remote[forward ? reader : stage]) {
+        unsigned flags = tp_sched_message_flags(halves);
+        s->clock[rank] += tp_durations_s(s->d, forward ? TP_OP_SF : TP_OP_SB, flags, stage, unit);
+        lag = tp_durations_lag_s(s->d, s->units, flags, stage, unit);
+    }
+    if (forward && s->halves != NULL && halves & TP_HALF_FIRST)
+        publish(s, &s->ready_half[cell], reader, s->clock[rank] + lag);
+    if (halves & TP_HALF_SECOND)
+        publish(s, forward ? &s->ready_f[cell] : &s->ready_b[cell], reader, s->clock[rank] + lag);
 }
 
 static inline void
 compute(sim *s, int rank, const tp_instr *i, int64_t unit)
 {
-    double seconds = tp_sched_compute_s(s->d, i->op, i->stage, unit), start = s->clock[rank];
+    double seconds = tp_durations_s(s->d, i->op, i->flags, i->stage, unit), start = s->clock[rank];
     if (tp_sched_is_backward(i->op) && s->first_backward[rank] < 0.0) {
         s->first_backward[rank] = start;
         s->work_before[rank] = s->work[rank];
@@ -153,13 +178,13 @@ step(sim *s, int rank, const tp_instr *i)
         s->clock[rank] = (arrival > s->clock[rank] ? arrival : s->clock[rank]) + copy_s;
         compute(s, rank, i, unit);
         if (!(s->lowered && s->remote[forward ? i->stage + 1 : i->stage]))
-            leave(s, rank, forward, i->stage, cell, unit);
+            leave(s, rank, forward, forward ? tp_sched_leaving(s->p, i) : TP_HALVES, i->stage, cell, unit);
     } else if (i->op == TP_OP_W || i->op == TP_OP_R) {
         compute(s, rank, i, unit);
     } else if (i->op == TP_OP_SF || i->op == TP_OP_SB) {
-        leave(s, rank, i->op == TP_OP_SF, i->stage, cell, unit);
+        leave(s, rank, i->op == TP_OP_SF, tp_instr_halves(i), i->stage, cell, unit);
     } else if (i->op == TP_OP_SO || i->op == TP_OP_SI) {
-        s->clock[rank] += tp_sched_seconds(s->d, i->op, i->stage, unit);
+        s->clock[rank] += tp_durations_s(s->d, i->op, 0, i->stage, unit);
     }
     return 1;
 }
@@ -261,9 +286,8 @@ tp_sched_replay(const tp_program *program, const tp_durations *durations, const 
 /* ---- the public face --------------------------------------------------------------------------------------------------- */
 
 static tp_status
-table_ok(const tp_program *p, const tp_durations *d, int op)
+table_ok(const tp_program *p, const tp_durations *d, int op, const double *table)
 {
-    const double *table = d->seconds[op];
     int64_t units = d->unit_stride == 0 ? 1 : tp_program_units(p);
     int stages = d->stage_stride == 0 ? 1 : p->stages;
     for (int v = 0; table != NULL && v < stages; v++)
@@ -282,13 +306,18 @@ tp_status
 tp_durations_check(const tp_program *program, const tp_durations *durations)
 {
     for (int op = 0; op < TP_OPS; op++)
-        TP_TRY(table_ok(program, durations, op));
-    const double *comm = durations->comm_unit_s != NULL ? durations->comm_unit_s : durations->comm_s;
-    int64_t count = durations->comm_unit_s != NULL ? program->stages * tp_program_units(program) : program->stages;
-    for (int64_t i = 0; comm != NULL && i < count; i++)
-        if (!(comm[i] >= 0.0 && comm[i] < INFINITY))
-            return tp_fail(TP_EVALUE, "comm_s[%lld] is %g: finite and at least 0 would be right", (long long)i,
-                           comm[i]);
+        for (int half = -1; half < 2; half++)
+            TP_TRY(table_ok(program, durations, op, half < 0 ? durations->seconds[op] : durations->half_s[half][op]));
+    int64_t cells = program->stages * tp_program_units(program);
+    const double *tables[] = {durations->comm_unit_s != NULL ? durations->comm_unit_s : durations->comm_s,
+                              durations->half_comm_s[0], durations->half_comm_s[1]};
+    for (int k = 0; k < 3; k++) {
+        int64_t count = k == 0 && durations->comm_unit_s == NULL ? program->stages : cells;
+        for (int64_t i = 0; tables[k] != NULL && i < count; i++)
+            if (!(tables[k][i] >= 0.0 && tables[k][i] < INFINITY))
+                return tp_fail(TP_EVALUE, "comm_s[%lld] is %g: finite and at least 0 would be right", (long long)i,
+                               tables[k][i]);
+    }
     return TP_OK;
 }
 
@@ -302,6 +331,8 @@ tp_program_peak_bytes(const tp_program *program, const double *bytes, int64_t st
             const tp_instr *i = &program->code[k];
             if (i->op != TP_OP_F && i->op != TP_OP_B && i->op != TP_OP_W)
                 continue;
+            if (i->op == TP_OP_F && i->flags & TP_HALF_SECOND)
+                continue; /* its slot is the whole micro-batch's, taken by the first half */
             double size = bytes[i->stage * stage_stride + tp_program_unit(program, i) * unit_stride];
             held += i->op == TP_OP_F ? size : -size;
             most = held > most ? held : most;

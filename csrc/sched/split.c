@@ -26,7 +26,9 @@ typedef struct {
     int64_t units;
     int pending;
     double threshold;
-    double *ready_f, *ready_b;      /* [stages * units] */
+    double *ready_f, *ready_b;      /* [stages * units] when it comes to its reader */
+    double *ready_half;             /* the same of the first half of a forward */
+    uint8_t *halves;                /* tp_sched_halves */
     double *clock;                  /* [ranks] */
     const double **waiting;         /* [ranks] */
     int64_t *next, *write;          /* [ranks] */
@@ -89,17 +91,21 @@ open_micros(const filler *f, int stage)
 }
 
 static void
-emit(filler *f, int rank, int op, int stage, int micro, int slice)
+emit(filler *f, int rank, int op, int stage, int micro, int slice, unsigned flags)
 {
-    f->to->code[f->write[rank]++] = (tp_instr){
-        .op = (uint16_t)op, .stage = (uint16_t)stage, .micro = (uint16_t)micro, .slice = (uint16_t)slice, .peer = -1};
+    f->to->code[f->write[rank]++] = (tp_instr){.op = (uint16_t)op,
+                                               .stage = (uint16_t)stage,
+                                               .micro = (uint16_t)micro,
+                                               .slice = (uint16_t)slice,
+                                               .peer = -1,
+                                               .flags = (uint16_t)flags};
 }
 
 static double
 weight_s(const filler *f, int stage)
 {
     const cursor *w = &f->weight[stage];
-    return tp_sched_seconds(f->d, TP_OP_W, stage, f->from->offset[w->micro] + w->slice);
+    return tp_durations_s(f->d, TP_OP_W, 0, stage, f->from->offset[w->micro] + w->slice);
 }
 
 static void
@@ -107,7 +113,7 @@ run_weight(filler *f, int rank, int stage)
 {
     cursor *w = &f->weight[stage];
     f->clock[rank] += weight_s(f, stage);
-    emit(f, rank, TP_OP_W, stage, w->micro, w->slice);
+    emit(f, rank, TP_OP_W, stage, w->micro, w->slice, 0);
     advance(f->from, w);
 }
 
@@ -125,6 +131,14 @@ fullest(const filler *f, int rank)
     return best;
 }
 
+/* Flags of the message that brings the input of a forward. */
+static unsigned
+message_in(const filler *f, const tp_instr *i, int64_t unit)
+{
+    int apart = f->halves != NULL && f->halves[(i->stage - 1) * f->units + unit] & TP_SCHED_APART;
+    return apart ? i->flags & TP_HALVES : 0;
+}
+
 /* Seconds until the input of `i` is there; if its maker has not even begun, at least how long. *cell: where it will be
  * told, NULL if it is known already or there is none. */
 static double
@@ -137,43 +151,61 @@ wait_of(const filler *f, int rank, const tp_instr *i, const double **cell, doubl
     if ((!forward && !backward) || maker < 0 || maker >= p->stages)
         return 0.0;
     int64_t unit = tp_program_unit(p, i);
-    const double *from = (forward ? f->ready_f : f->ready_b) + maker * f->units + unit;
+    int first = forward && i->flags & TP_HALF_FIRST;
+    unsigned in = forward ? message_in(f, i, unit) : 0;
+    const double *from = (first ? f->ready_half : forward ? f->ready_f : f->ready_b) + maker * f->units + unit;
     double lag = 0.0;
     if (p->rank_of[maker] != rank) {
-        lag = tp_sched_lag_s(f->d, f->units, maker, unit);
-        *copy_s = tp_sched_seconds(f->d, forward ? TP_OP_RF : TP_OP_RB, i->stage, unit);
+        lag = tp_durations_lag_s(f->d, f->units, in, maker, unit);
+        if (in || !(i->flags & TP_HALF_SECOND)) /* a whole message comes with the first half */
+            *copy_s = tp_durations_s(f->d, forward ? TP_OP_RF : TP_OP_RB, in, i->stage, unit);
     }
     if (*from >= 0.0)
-        return *from + lag - f->clock[rank];
+        return *from - f->clock[rank];
     *cell = from;
-    return lag + tp_sched_seconds(f->d, forward ? TP_OP_F : TP_OP_I, maker, unit);
+    return lag + tp_durations_s(f->d, forward ? TP_OP_F : TP_OP_I, in, maker, unit);
+}
+
+/* The output of an op that began at told_s leaves: its reader may sleep until then. */
+static void
+leave(filler *f, int rank, const tp_instr *i, int64_t unit, double told_s)
+{
+    const tp_program *p = f->from;
+    int forward = i->op == TP_OP_F, stage = i->stage, reader = forward ? stage + 1 : stage - 1;
+    unsigned halves = forward ? tp_sched_leaving(p, i) : TP_HALVES, flags = tp_sched_message_flags(halves);
+    if (reader < 0 || reader >= p->stages || halves == 0)
+        return;
+    int other = p->rank_of[reader];
+    double lag = 0.0;
+    if (other != rank) {
+        f->clock[rank] += tp_durations_s(f->d, forward ? TP_OP_SF : TP_OP_SB, flags, stage, unit);
+        lag = tp_durations_lag_s(f->d, f->units, flags, stage, unit);
+    }
+    double *cells[] = {f->ready_half, forward ? f->ready_f : f->ready_b};
+    for (int k = forward && halves & TP_HALF_FIRST ? 0 : 1; k < (halves & TP_HALF_SECOND ? 2 : 1); k++) {
+        double *cell = cells[k] + stage * f->units + unit;
+        *cell = f->clock[rank] + lag;
+        if (f->waiting[other] == cell) {
+            f->waiting[other] = NULL;
+            push(f, told_s > f->clock[other] ? told_s : f->clock[other], other);
+        }
+    }
 }
 
 static void
 run_op(filler *f, int rank, const tp_instr *i, double copy_s)
 {
     const tp_program *p = f->from;
-    int forward = i->op == TP_OP_F, backward = i->op == TP_OP_B, stage = i->stage;
-    int reader = forward ? stage + 1 : stage - 1;
+    int forward = i->op == TP_OP_F, backward = i->op == TP_OP_B, op = backward ? TP_OP_I : i->op;
     int64_t unit = tp_program_unit(p, i);
-    int op = backward ? TP_OP_I : i->op;
-    double told = f->clock[rank];
-    f->clock[rank] += copy_s + tp_sched_seconds(f->d, op, stage, unit);
-    emit(f, rank, op, stage, i->micro, i->slice);
+    double told_s = f->clock[rank];
+    f->clock[rank] += copy_s + tp_durations_s(f->d, op, i->flags, i->stage, unit);
+    emit(f, rank, op, i->stage, i->micro, i->slice, i->flags);
     f->next[rank]++;
     if (backward)
-        advance(p, &f->input[stage]);
-    if ((!forward && !backward) || reader < 0 || reader >= p->stages)
-        return;
-    int other = p->rank_of[reader];
-    if (other != rank)
-        f->clock[rank] += tp_sched_seconds(f->d, forward ? TP_OP_SF : TP_OP_SB, stage, unit);
-    double *cell = (forward ? f->ready_f : f->ready_b) + stage * f->units + unit;
-    *cell = f->clock[rank];
-    if (f->waiting[other] == cell) {
-        f->waiting[other] = NULL;
-        push(f, told > f->clock[other] ? told : f->clock[other], other);
-    }
+        advance(p, &f->input[i->stage]);
+    if (forward || backward)
+        leave(f, rank, i, unit, told_s);
 }
 
 /* One decision of one rank; 0: it is at its end, or sleeps until `waiting` is told. */
@@ -218,7 +250,7 @@ fill(filler *f)
 {
     const tp_program *p = f->from;
     for (int64_t c = 0; c < p->stages * f->units; c++)
-        f->ready_f[c] = f->ready_b[c] = NOT_YET;
+        f->ready_f[c] = f->ready_b[c] = f->ready_half[c] = NOT_YET;
     for (int v = 0; v < p->stages; v++)
         f->input[v] = f->weight[v] = (cursor){0, p->slices[0] - 1, 0};
     f->events = 0;
@@ -314,9 +346,11 @@ tp_program_split(const tp_program *program, const tp_durations *durations, int p
     TP_TRY(tp_program_strip(program, &compute));
     filler f = {.from = compute, .d = durations, .units = tp_program_units(compute), .pending = pending};
     tp_status status = request_ok(compute, durations, pending);
+    if (status == TP_OK)
+        status = tp_sched_halves(compute, &f.halves);
     if (status == TP_OK) { /* after check: cells are in proportion to the code */
         size_t cells = (size_t)compute->stages * (size_t)f.units, ranks = (size_t)compute->ranks;
-        f.ready_f = malloc(2 * cells * sizeof *f.ready_f);
+        f.ready_f = malloc(3 * cells * sizeof *f.ready_f);
         f.clock = malloc(ranks * sizeof *f.clock);
         f.waiting = malloc(ranks * sizeof *f.waiting);
         f.next = malloc(2 * ranks * sizeof *f.next);
@@ -329,6 +363,7 @@ tp_program_split(const tp_program *program, const tp_durations *durations, int p
                 tp_fail(TP_EMEMORY, "no memory to split %lld instructions", (long long)compute->begin[compute->ranks]);
         } else {
             f.ready_b = f.ready_f + cells;
+            f.ready_half = f.ready_b + cells;
             f.write = f.next + ranks;
             f.weight = f.input + compute->stages;
             f.next_stage = f.stage_of + ranks;
@@ -341,6 +376,7 @@ tp_program_split(const tp_program *program, const tp_durations *durations, int p
         }
     }
     free(f.ready_f);
+    free(f.halves);
     free(f.clock);
     free(f.waiting);
     free(f.next);

@@ -36,6 +36,10 @@ put_word(const tp_instr *instr, int csv, char *word)
     if (!csv) {
         *to++ = '.';
         to = put_number(to, instr->slice);
+        if (instr->flags & TP_HALVES)
+            *to++ = instr->flags & TP_HALF_FIRST ? 'a' : 'b';
+        if (instr->flags & TP_HALF_JOINED)
+            *to++ = '+';
         if (has_peer(instr->op)) {
             *to++ = '@';
             to = put_number(to, (unsigned)(uint16_t)instr->peer);
@@ -106,6 +110,10 @@ tp_program_can_csv(const tp_program *program)
                 return tp_sched_refuse(program, r, i - program->begin[r],
                                        "torch.distributed.pipelining has no word for token slices: one slice per "
                                        "micro-batch would be right");
+            if (instr->flags & TP_HALVES)
+                return tp_sched_refuse(program, r, i - program->begin[r],
+                                       "torch.distributed.pipelining has no word for half a micro-batch: whole "
+                                       "forwards would be right");
             if (instr->op == TP_OP_R || instr->op == TP_OP_SO || instr->op == TP_OP_SI)
                 return tp_sched_refuse(
                     program, r, i - program->begin[r],
@@ -165,6 +173,24 @@ get_op(reader *r)
     return -1;
 }
 
+static int
+get_letter(reader *r, char letter)
+{
+    int there = r->at < r->end && *r->at == letter;
+    r->at += there;
+    return there;
+}
+
+/* `a` or `b` behind the slice of F, SF and RF; `+` behind those of F. */
+static unsigned
+get_half(reader *r, int op)
+{
+    if (op != TP_OP_F && op != TP_OP_SF && op != TP_OP_RF)
+        return 0;
+    unsigned half = get_letter(r, 'a') ? TP_HALF_FIRST : get_letter(r, 'b') ? TP_HALF_SECOND : 0;
+    return half != 0 && op == TP_OP_F && get_letter(r, '+') ? half | TP_HALF_JOINED : half;
+}
+
 static tp_status
 get_word(reader *r, tp_instr *out)
 {
@@ -180,11 +206,13 @@ get_word(reader *r, tp_instr *out)
     if (op < 0)
         return bad_word(r, from, "an operation of F B I W R SF RF SB RB SO SI AR OPT behind the stage would be right");
     int micro = get_number(r, 65535), slice = 0, peer = -1;
+    unsigned flags = 0;
     if (micro < 0)
         return bad_word(r, from, "a micro-batch from 0 to 65535 behind the operation would be right");
     if (!r->csv) {
         if (r->at >= r->end || *r->at++ != '.' || (slice = get_number(r, 65535)) < 0)
             return bad_word(r, from, "`.` and a slice from 0 to 65535 behind the micro-batch would be right");
+        flags = get_half(r, op);
         int marked = r->at < r->end && *r->at == '@';
         r->at += marked;
         if (marked != has_peer(op) || (marked && (peer = get_number(r, 32766)) < 0))
@@ -197,7 +225,8 @@ get_word(reader *r, tp_instr *out)
                       .stage = (uint16_t)stage,
                       .micro = (uint16_t)micro,
                       .slice = (uint16_t)slice,
-                      .peer = (int16_t)peer};
+                      .peer = (int16_t)peer,
+                      .flags = (uint16_t)flags};
     return TP_OK;
 }
 

@@ -24,11 +24,28 @@ transposed(const tp_stage *stage, int param, const float *x, int64_t x_stride, f
     return op;
 }
 
+/* Sequences [first, last) whose rows interleave, from this row on: the micro-batch, or one half of it. */
+typedef struct {
+    int64_t first, last, row;
+} part_rows;
+
+/* The parts of this work; at most 2. */
+static int
+parts_of(const tp_stage *stage, const slice_at *at, part_rows part[2])
+{
+    int count = 0;
+    const int64_t edge[] = {0, at->micro->half, at->micro->batch};
+    for (int k = 0; k < 2; k++)
+        if (edge[k] < edge[k + 1] && edge[k] >= at->first && edge[k + 1] <= at->last)
+            part[count++] = (part_rows){edge[k], edge[k + 1], tp_stage_row(stage, at, 0, edge[k])};
+    return count;
+}
+
 static tp_attention
-attention_shape(const tp_stage *stage, const slice_at *at)
+attention_shape(const tp_stage *stage, const slice_at *at, const part_rows *part)
 {
     const tp_model *model = &stage->config.model;
-    return (tp_attention){.batch = at->batch,
+    return (tp_attention){.batch = part->last - part->first,
                           .heads = model->n_head,
                           .head_dim = model->n_embd / model->n_head,
                           .slice = at->end - at->begin,
@@ -64,6 +81,13 @@ project(tp_stage *stage, int block, const slice_at *at, const float *x, int64_t 
     stage->be->ops->linear(stage->be, &op);
 }
 
+/* Floats of lse and delta for one sequence. */
+static int64_t
+lse_stride(const tp_stage *stage)
+{
+    return (int64_t)stage->config.model.n_head * stage->config.slicing->seq_len;
+}
+
 static void
 attention_forward(tp_stage *stage, int block, const slice_at *at)
 {
@@ -75,9 +99,13 @@ attention_forward(tp_stage *stage, int block, const slice_at *at)
                            at->rows);
     op.bias = tp_stage_value(stage, self->in_bias);
     stage->be->ops->linear(stage->be, &op);
-    tp_attention shape = attention_shape(stage, at);
-    stage->be->ops->attention_forward(stage->be, &shape, mine->qkv, mine->qkv + width, mine->qkv + 2 * width, mine->o,
-                                      mine->lse);
+    part_rows part[2];
+    for (int k = 0, count = parts_of(stage, at, part); k < count; k++) {
+        tp_attention shape = attention_shape(stage, at, &part[k]);
+        float *qkv = mine->qkv + part[k].row * 3 * width;
+        stage->be->ops->attention_forward(stage->be, &shape, qkv, qkv + width, qkv + 2 * width,
+                                          mine->o + part[k].row * width, mine->lse + part[k].first * lse_stride(stage));
+    }
     project(stage, block, at, mine->o, width);
 }
 
@@ -125,14 +153,15 @@ tp_block_norm_gradient(tp_stage *stage, int block, const slice_at *at, const flo
     const stage_block *self = &stage->block[block];
     const block_activations *mine = &self->activations[at->slot];
     const block_gradients *grads = &self->gradients[at->gslot];
-    int64_t width = stage->config.model.n_embd, down = -at->batch * width, tokens = at->end - at->begin;
-    for (int64_t s = 0; s < at->batch; s++) {
-        int64_t last = (tokens - 1) * at->batch + s, row = at->first_row + last; /* of the slice; of the micro-batch */
+    int64_t width = stage->config.model.n_embd, tokens = at->end - at->begin;
+    for (int64_t s = at->first; s < at->last; s++) {
+        int64_t row = tp_stage_row(stage, at, at->end - 1, s), last = row - at->first_row; /* of the micro-batch; slice */
+        int64_t step = tp_micro_row_step(at->micro, s), down = -step * width;
         float *dnorm = grads->dnorm + s * 2 * width;
         if (at->end == stage->config.slicing->seq_len) /* the chain of this sequence begins */
             stage->be->ops->zero(stage->be, 2 * width, dnorm);
         stage->be->ops->layernorm_backward(stage->be, tokens, width, dy + last * width, down, mine->input + row * width,
-                                           down, mine->mean + row, mine->rstd + row, -at->batch,
+                                           down, mine->mean + row, mine->rstd + row, -step,
                                            tp_stage_value(stage, self->norm),
                                            dresidual == NULL ? NULL : dresidual + row * width, down,
                                            grads->d_input + row * width, down, dnorm,
@@ -150,10 +179,15 @@ attention_input_gradient(tp_stage *stage, int block, const slice_at *at)
     const float *dy = tp_block_d_output(stage, block, at->gslot);
     tp_linear back = transposed(stage, self->out, dy + row * width, width, grads->d_o + row * width, width, at->rows);
     stage->be->ops->linear_t(stage->be, &back);
-    tp_attention shape = attention_shape(stage, at);
-    stage->be->ops->attention_backward(stage->be, &shape, mine->qkv, mine->qkv + width, mine->qkv + 2 * width, mine->o,
-                                       grads->d_o, mine->lse, grads->delta, grads->dqkv, grads->dqkv + width,
-                                       grads->dqkv + 2 * width);
+    part_rows part[2];
+    for (int k = 0, count = parts_of(stage, at, part); k < count; k++) {
+        tp_attention shape = attention_shape(stage, at, &part[k]);
+        int64_t first = part[k].row * width, lse = part[k].first * lse_stride(stage);
+        float *qkv = mine->qkv + 3 * first, *dqkv = grads->dqkv + 3 * first;
+        stage->be->ops->attention_backward(stage->be, &shape, qkv, qkv + width, qkv + 2 * width, mine->o + first,
+                                           grads->d_o + first, mine->lse + lse, grads->delta + lse, dqkv, dqkv + width,
+                                           dqkv + 2 * width);
+    }
     back = transposed(stage, self->in, grads->dqkv + row * 3 * width, 3 * width, stage->scratch, width, at->rows);
     stage->be->ops->linear_t(stage->be, &back);
     tp_block_norm_gradient(stage, block, at, stage->scratch, dy);
@@ -196,11 +230,16 @@ typedef struct {
     int accumulate; /* 0: the first chain of the step begins here */
 } stretch;
 
-/* First row (of the micro-batch) of the walk and the stride to the next. */
+/* First row (of the micro-batch) of the walk, and the step to the next. */
 static int64_t
-walk_row(const slice_at *at, const stretch *part)
+walk_row(const tp_stage *stage, const slice_at *at, const stretch *part)
 {
-    return (part->end - 1) * at->batch + part->sequence;
+    return tp_stage_row(stage, at, part->end - 1, part->sequence);
+}
+static int64_t
+walk_step(const slice_at *at, const stretch *part)
+{
+    return -tp_micro_row_step(at->micro, part->sequence);
 }
 
 /* d(W_in) from the normalised input, made anew in pieces that fit the scratch rows; d(b_in). */
@@ -210,17 +249,17 @@ in_gradient(tp_stage *stage, const stage_block *self, const slice_at *at, const 
 {
     const block_activations *mine = &self->activations[at->slot];
     const tp_backend_ops *ops = stage->be->ops;
-    int64_t width = stage->config.model.n_embd, room = stage->config.slicing->max_rows;
+    int64_t width = stage->config.model.n_embd, room = stage->config.slicing->max_rows, step = walk_step(at, part);
     for (int64_t done = 0, tokens = part->end - part->begin; done < tokens; done += room) {
-        int64_t rows = tokens - done < room ? tokens - done : room, row = walk_row(at, part) - done * at->batch;
+        int64_t rows = tokens - done < room ? tokens - done : room, row = walk_row(stage, at, part) + done * step;
         int accumulate = part->accumulate || done > 0;
-        ops->layernorm_apply(stage->be, rows, width, mine->input + row * width, -at->batch * width, mine->mean + row,
-                             mine->rstd + row, -at->batch, tp_stage_value(stage, self->norm),
+        ops->layernorm_apply(stage->be, rows, width, mine->input + row * width, step * width, mine->mean + row,
+                             mine->rstd + row, step, tp_stage_value(stage, self->norm),
                              tp_stage_value(stage, self->norm_bias), stage->scratch, width);
         ops->linear_w(stage->be, rows, width, dy_width, stage->scratch, width, dy + row * dy_width,
-                      -at->batch * dy_width, stage->param[self->in].grad, accumulate);
+                      step * dy_width, stage->param[self->in].grad, accumulate);
         if (self->in_bias >= 0)
-            ops->bias_w(stage->be, rows, dy_width, dy + row * dy_width, -at->batch * dy_width,
+            ops->bias_w(stage->be, rows, dy_width, dy + row * dy_width, step * dy_width,
                         stage->param[self->in_bias].grad, accumulate);
     }
 }
@@ -229,11 +268,12 @@ static void
 out_gradient(tp_stage *stage, const stage_block *self, const slice_at *at, const stretch *part, const float *x,
              int64_t x_width, const float *dy)
 {
-    int64_t width = stage->config.model.n_embd, row = walk_row(at, part), rows = part->end - part->begin;
-    stage->be->ops->linear_w(stage->be, rows, x_width, width, x + row * x_width, -at->batch * x_width, dy + row * width,
-                             -at->batch * width, stage->param[self->out].grad, part->accumulate);
+    int64_t width = stage->config.model.n_embd, row = walk_row(stage, at, part), rows = part->end - part->begin;
+    int64_t step = walk_step(at, part);
+    stage->be->ops->linear_w(stage->be, rows, x_width, width, x + row * x_width, step * x_width, dy + row * width,
+                             step * width, stage->param[self->out].grad, part->accumulate);
     if (self->out_bias >= 0)
-        stage->be->ops->bias_w(stage->be, rows, width, dy + row * width, -at->batch * width,
+        stage->be->ops->bias_w(stage->be, rows, width, dy + row * width, step * width,
                                stage->param[self->out_bias].grad, part->accumulate);
 }
 
@@ -244,7 +284,7 @@ embedding_gradient(tp_stage *stage, int block, const slice_at *at, const stretch
     const float *dy = tp_block_d_output(stage, block, at->gslot);
     int64_t sequence = stage->config.slicing->micro[at->q].first_seq + part->sequence;
     for (int64_t t = part->begin; t < part->end; t++)
-        stage->be->ops->copy(stage->be, width, dy + (t * at->batch + part->sequence) * width,
+        stage->be->ops->copy(stage->be, width, dy + tp_stage_row(stage, at, t, part->sequence) * width,
                              stage->embedding_rows + (sequence * seq_len + seq_len - 1 - t) * width);
 }
 
@@ -252,7 +292,7 @@ static void
 add_norm_gradient(tp_stage *stage, const stage_block *self, const slice_at *at)
 {
     int64_t width = stage->config.model.n_embd;
-    for (int64_t s = 0; s < at->batch; s++) {
+    for (int64_t s = at->first; s < at->last; s++) {
         const float *dnorm = self->gradients[at->gslot].dnorm + s * 2 * width;
         int first = at->q == 0 && s == 0;
         (first ? stage->be->ops->copy : stage->be->ops->add)(stage->be, width, dnorm, stage->param[self->norm].grad);
@@ -285,7 +325,7 @@ tp_block_weight_gradient(tp_stage *stage, int block, const slice_at *at)
     int64_t seq_len = stage->config.slicing->seq_len;
     if (at->whole && at->slice > 0)
         return; /* at slice 0, when every sequence is complete */
-    for (int64_t s = 0; s < at->batch; s++) {
+    for (int64_t s = at->first; s < at->last; s++) {
         stretch part = {s, at->whole ? 0 : at->begin, at->whole ? seq_len : at->end, 1};
         part.accumulate = !(at->q == 0 && s == 0 && part.end == seq_len);
         stretch_gradient(stage, block, at, &part);

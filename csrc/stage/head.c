@@ -69,12 +69,12 @@ static void
 rows_work(tp_stage *stage, const stage_block *self, const slice_at *at, row_set set, int64_t begin, int64_t end)
 {
     int64_t row[TP_HEAD_TILE], count = 0;
-    for (int64_t s = 0; s < at->batch; s++) {
+    for (int64_t s = at->first; s < at->last; s++) {
         for (int64_t i = 0; i < end - begin; i++) {
             int64_t token = set == ROWS_BACKWARD ? end - 1 - i : begin + i;
             if (!belongs(set, token))
                 continue;
-            row[count++] = token * at->batch + s;
+            row[count++] = tp_stage_row(stage, at, token, s);
             if (count == TP_HEAD_TILE - stage->tile[set == ROWS_BACKWARD].rows) {
                 tile_work(stage, self, at, set, row, count);
                 count = 0;
@@ -100,10 +100,10 @@ static void
 sum_losses(tp_stage *stage, const block_activations *mine, const slice_at *at)
 {
     int64_t seq_len = stage->config.slicing->seq_len;
-    for (int64_t s = 0; s < at->batch; s++) {
+    for (int64_t s = at->first; s < at->last; s++) {
         double sum = 0;
         for (int64_t t = 0; t < seq_len; t++)
-            sum += mine->loss[t * at->batch + s];
+            sum += mine->loss[tp_stage_row(stage, at, t, s)];
         stage->sequence_loss[stage->config.slicing->micro[at->q].first_seq + s] = sum;
     }
 }

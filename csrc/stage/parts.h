@@ -67,14 +67,22 @@ struct tp_stage {
 
 typedef struct {
     int q, slice, slot, gslot;
-    int64_t batch, begin, end;  /* sequences; tokens [begin, end) of this slice */
+    const tp_micro *micro;
+    int64_t first, last;        /* sequences [first, last) of the micro-batch */
+    int64_t begin, end;         /* tokens [begin, end) of this slice */
     int64_t first_row, rows;    /* of the slice in the micro-batch's buffers */
     int64_t batch_row;          /* first row of the micro-batch in tokens, targets, positions */
     int whole;                  /* several sequences and several slices */
 } slice_at;
 
 slice_at
-tp_stage_at(const tp_stage *stage, int micro, int slice, int slot, int gslot);
+tp_stage_at(const tp_stage *stage, int micro, int slice, tp_half half, int slot, int gslot);
+/* Row in the micro-batch's buffers. */
+static inline int64_t
+tp_stage_row(const tp_stage *stage, const slice_at *at, int64_t token, int64_t sequence)
+{
+    return tp_micro_row(at->micro, stage->config.slicing->seq_len, token, sequence);
+}
 
 /* Parts of a stage in an arena; base NULL counts only. */
 size_t

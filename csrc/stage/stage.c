@@ -226,14 +226,16 @@ tp_stage_pack(tp_stage *stage)
 /* ---- a step ------------------------------------------------------------------------------------------------------------- */
 
 slice_at
-tp_stage_at(const tp_stage *stage, int micro, int slice, int slot, int gslot)
+tp_stage_at(const tp_stage *stage, int micro, int slice, tp_half half, int slot, int gslot)
 {
     const tp_micro *cut = &stage->config.slicing->micro[micro];
-    slice_at at = {.q = micro, .slice = slice, .slot = slot, .gslot = gslot, .batch = cut->batch};
+    slice_at at = {.q = micro, .slice = slice, .slot = slot, .gslot = gslot, .micro = cut};
+    at.first = half == TP_SECOND_HALF ? cut->half : 0;
+    at.last = half == TP_FIRST_HALF ? cut->half : cut->batch;
     at.begin = cut->start[slice];
     at.end = cut->start[slice + 1];
-    at.first_row = at.begin * at.batch;
-    at.rows = (at.end - at.begin) * at.batch;
+    at.first_row = at.begin * cut->batch + at.first * stage->config.slicing->seq_len; /* only one slice has halves */
+    at.rows = (at.end - at.begin) * (at.last - at.first);
     at.batch_row = (int64_t)cut->first_seq * stage->config.slicing->seq_len;
     at.whole = cut->batch > 1 && cut->slices > 1;
     return at;
@@ -254,7 +256,7 @@ tp_stage_begin(tp_stage *stage, const int32_t *tokens, int train)
         for (int64_t s = 0; s < micro->batch; s++) {
             const int32_t *sequence = tokens + (micro->first_seq + s) * (seq_len + 1);
             for (int64_t t = 0; t < seq_len; t++) {
-                int64_t row = micro->first_seq * seq_len + t * micro->batch + s;
+                int64_t row = micro->first_seq * seq_len + tp_micro_row(micro, seq_len, t, s);
                 int64_t canonical = (micro->first_seq + s) * seq_len + (seq_len - 1 - t);
                 stage->tokens[row] = sequence[t];
                 stage->targets[row] = sequence[t + 1];
@@ -269,9 +271,9 @@ tp_stage_begin(tp_stage *stage, const int32_t *tokens, int train)
 }
 
 void
-tp_stage_forward(tp_stage *stage, int micro, int slice, int activation_slot)
+tp_stage_forward(tp_stage *stage, int micro, int slice, tp_half half, int activation_slot)
 {
-    slice_at at = tp_stage_at(stage, micro, slice, activation_slot, 0);
+    slice_at at = tp_stage_at(stage, micro, slice, half, activation_slot, 0);
     for (int block = 0; block < stage->blocks; block++)
         tp_block_forward(stage, block, &at);
 }
@@ -279,7 +281,7 @@ tp_stage_forward(tp_stage *stage, int micro, int slice, int activation_slot)
 void
 tp_stage_input_gradient(tp_stage *stage, int micro, int slice, int activation_slot, int gradient_slot)
 {
-    slice_at at = tp_stage_at(stage, micro, slice, activation_slot, gradient_slot);
+    slice_at at = tp_stage_at(stage, micro, slice, TP_WHOLE, activation_slot, gradient_slot);
     for (int block = stage->blocks - 1; block >= 0; block--)
         tp_block_input_gradient(stage, block, &at);
 }
@@ -287,7 +289,7 @@ tp_stage_input_gradient(tp_stage *stage, int micro, int slice, int activation_sl
 void
 tp_stage_weight_gradient(tp_stage *stage, int micro, int slice, int activation_slot, int gradient_slot)
 {
-    slice_at at = tp_stage_at(stage, micro, slice, activation_slot, gradient_slot);
+    slice_at at = tp_stage_at(stage, micro, slice, TP_WHOLE, activation_slot, gradient_slot);
     for (int block = stage->blocks - 1; block >= 0; block--)
         tp_block_weight_gradient(stage, block, &at);
 }
@@ -302,9 +304,9 @@ tp_stage_loss(const tp_stage *stage)
 }
 
 float *
-tp_stage_end(tp_stage *stage, tp_end end, int micro, int slice, int slot, size_t *bytes)
+tp_stage_end(tp_stage *stage, tp_end end, int micro, int slice, tp_half half, int slot, size_t *bytes)
 {
-    slice_at at = tp_stage_at(stage, micro, slice, slot, slot);
+    slice_at at = tp_stage_at(stage, micro, slice, half, slot, slot);
     int64_t width = stage->config.model.n_embd;
     float *whole = NULL;
     *bytes = (size_t)(at.rows * width) * sizeof(float);

@@ -69,8 +69,10 @@ tp_stage_pack(tp_stage *stage);
  * read them). train 0: forwards compute the loss of all rows, backward is not allowed. */
 void
 tp_stage_begin(tp_stage *stage, const int32_t *tokens, int train);
+/* Of which sequences: all, or those of one half, where the slicing has halves (tp_slicing_halve); the first half first. */
+typedef enum { TP_WHOLE, TP_FIRST_HALF, TP_SECOND_HALF } tp_half;
 void
-tp_stage_forward(tp_stage *stage, int micro, int slice, int activation_slot);
+tp_stage_forward(tp_stage *stage, int micro, int slice, tp_half half, int activation_slot);
 void
 tp_stage_input_gradient(tp_stage *stage, int micro, int slice, int activation_slot, int gradient_slot);
 void
@@ -79,10 +81,10 @@ tp_stage_weight_gradient(tp_stage *stage, int micro, int slice, int activation_s
 double
 tp_stage_loss(const tp_stage *stage);
 
-/* Where messages land and leave; bytes of that slice's rows. NULL for the first stage's input and last stage's output. */
+/* Where messages land and leave; bytes of that slice's rows (of one half: those sequences'). NULL for the first stage's input and last stage's output. */
 typedef enum { TP_END_INPUT, TP_END_OUTPUT, TP_END_OUTPUT_GRADIENT, TP_END_INPUT_GRADIENT } tp_end;
 float *
-tp_stage_end(tp_stage *stage, tp_end end, int micro, int slice, int slot, size_t *bytes);
+tp_stage_end(tp_stage *stage, tp_end end, int micro, int slice, tp_half half, int slot, size_t *bytes);
 
 /* ---- update ---------------------------------------------------------------------------------------------------------------- */
 /* Completes gradients: head halves added; a tied or untied wte gets its embedding rows. For a tied wte whose ends are on
