@@ -1,0 +1,359 @@
+"""AutoPipe's sliced 1F1B: forwards of the first micro-batches in halves along the batch, proved, timed and run."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+from test_engine import HYPER, alone, everything, partition_of, problem, ranks_do, same, step
+
+import terapipe_c as tp
+from terapipe_c import _core, schedule
+from terapipe_c.engine import rank_memory
+
+COST = {"F": 2.0, "B": 3.0, "I": 1.0, "W": 2.0}
+
+
+def recurrence(stages, m, split, f, b, comm):
+    """Makespan of the sliced order, written from the words alone: each stage runs its list, each message is a time.
+
+    f, b, comm: [stages] seconds of a whole forward, of a backward, of a whole message that leaves the stage."""
+    lists = []
+    for x in range(stages):
+        warm = min(m, stages - 1 - x)
+        order = [("F", q) for q in range(warm)]
+        for q in range(m):
+            order += [("F", q + warm)] * (q + warm < m) + [("B", q)]
+        ops = []
+        for kind, q in order:
+            ops += [("F", q, "a"), ("F", q, "b")] if kind == "F" and q < split else [(kind, q, "")]
+        lists.append((warm, ops))
+    there, at, clock = {}, [0] * stages, [0.0] * stages
+    moved = True
+    while moved:
+        moved = False
+        for x, (warm, ops) in enumerate(lists):
+            while at[x] < len(ops):
+                kind, q, half = ops[at[x]]
+                key = (kind, x - 1, q, half) if kind == "F" else (kind, x + 1, q, "")
+                if (kind == "F" and x > 0) or (kind == "B" and x < stages - 1):
+                    if key not in there:
+                        break
+                    clock[x] = max(clock[x], there[key])
+                clock[x] += (f[x] / 2 if half else f[x]) if kind == "F" else b[x]
+                if kind == "B" or not half:
+                    there[kind, x, q, ""] = clock[x] + comm[x]
+                elif q == warm - 1:  # the last warm-up forward: one message behind the second half
+                    if half == "b":
+                        there["F", x, q, "a"] = there["F", x, q, "b"] = clock[x] + comm[x]
+                else:
+                    there["F", x, q, half] = clock[x] + comm[x] / 2
+                at[x] += 1
+                moved = True
+    assert all(at[x] == len(ops) for x, (_, ops) in enumerate(lists))
+    return max(clock)
+
+
+def shapes(most=6):
+    for ranks in range(1, most):
+        for m in (1, 2, ranks, 2 * ranks + 1):
+            for split in range(min(ranks - 1, m) + 1):
+                yield ranks, m, split
+
+
+def test_simulation_equals_the_recurrence():
+    rng = np.random.default_rng(0)
+    count = 0
+    for ranks, m, split in shapes():
+        for _ in range(8):
+            f, b, comm = rng.integers(0, 20, (3, ranks)).astype(float)
+            made = tp.schedules.sliced_1f1b(ranks, m, split)
+            right = recurrence(ranks, m, split, f, b, comm)
+            for program in (made, made.lower()):
+                line = program.simulate({"F": f, "B": b}, comm_s=comm)
+                assert line.makespan_s == right == program.makespan({"F": f, "B": b}, comm_s=comm)
+                assert line.lower_bound_s <= right
+                assert math.isclose(sum(line.bubbles.values()), line.idle_s, abs_tol=1e-9)
+            count += 1
+    assert count == 8 * 51
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8, 12, 16])
+def test_closed_form_of_balanced_stages(ranks):
+    """PLANNERS.md 2.6: ceil(p f / 2 b) micro-batches are enough, and save (p - 2) f / 2."""
+    whole, *sliced = (tp.schedules.sliced_1f1b(ranks, 2 * ranks, s).simulate({"F": 1.0, "B": 2.0}).makespan_s
+                      for s in range(ranks))  # fmt: skip
+    assert whole == 3.0 * (3 * ranks - 1)
+    assert whole - min(sliced) == (ranks - 2) / 2
+    assert sliced[math.ceil(ranks / 4) - 1] == min(sliced)
+
+
+def test_nothing_split_is_1f1b_and_memory_is_1f1bs():
+    for ranks, m, split in shapes():
+        program = tp.schedules.sliced_1f1b(ranks, m, split)
+        if split == 0:
+            assert program == tp.schedules.one_f_one_b(ranks, m)
+        held = program.simulate(COST, activation_bytes=1).peak_memory_bytes.tolist()
+        assert held == [min(m, ranks - r) for r in range(ranks)]
+        lowered = program.lower()
+        assert [lowered.activation_slots(v) for v in range(ranks)] == held
+
+
+def test_text_round_trips_and_says_what_is_wrong():
+    for ranks, m, split in shapes(5):
+        for program in (tp.schedules.sliced_1f1b(ranks, m, split), tp.schedules.sliced_1f1b(ranks, m, split).lower()):
+            program.check()
+            assert tp.Program.parse(str(program)) == program
+            assert program.split(pending=1).strip().counts["W"] == program.counts["B"]
+    text = str(tp.schedules.sliced_1f1b(2, 2, 1))
+    assert text == "0F0.0a+ 0F0.0b+ 0F1.0 0B0.0 0B1.0\n1F0.0a 1F0.0b 1B0.0 1F1.0 1B1.0\n"
+    for bad in ("0B0.0a", "0F0.0c", "0F0.0+", "0SF0.0a+@1"):
+        with pytest.raises(ValueError, match="rank 0, word 0"):
+            tp.Program.parse(bad)
+    with pytest.raises(ValueError, match="half a micro-batch"):
+        tp.schedules.sliced_1f1b(2, 2, 1).to_csv()
+    for split in (-1, 2, 5):
+        with pytest.raises(ValueError, match=r"split is -?\d with 2 ranks and 3 micro-batches: 0 to 1"):
+            tp.schedules.sliced_1f1b(2, 3, split)
+    with pytest.raises(TypeError, match="split is 0.5"):
+        tp.schedules.sliced_1f1b(2, 3, 0.5)
+
+
+REFUSED = [
+    ("0F0.0a 0B0.0", "comes first|missing|forward must"),
+    ("0F0.0b 0F0.0a 0B0.0", "the first half of this forward comes first"),
+    ("0F0.0a 0F0.0a 0F0.0b 0B0.0", "done twice"),
+    ("0F0.0a 0F0.0 0B0.0", "the second half of this forward comes first"),
+    ("0F0.0a+ 0F0.0b 0B0.0", "both halves leave as one message"),
+    ("0F0.0a 0F0.0b 0F0.1 0B0.1 0B0.0", "halves are of a micro-batch of one"),
+    ("0F0.0a 0F0.0b 0B0.0\n1F0.0 1B0.0", "stage 0 sends this micro-batch in two halves"),
+    ("0F0.0a 0B0.0 0F0.0b\n1F0.0a 1F0.0b 1B0.0", "its forward must come before it"),
+    ("0F0.0a+ 0SF0.0a@1 0F0.0b+ 0SF0.0b@1 0RB0.0@1 0B0.0\n1RF0.0a@0 1F0.0a 1RF0.0b@0 1F0.0b 1B0.0 1SB0.0@0",
+     "both halves as one message"),
+    ("0F0.0a 0F0.0b 0SF0.0@1 0RB0.0@1 0B0.0\n1RF0.0@0 1F0.0a 1F0.0b 1B0.0 1SB0.0@0", "each half as a message of its own"),
+    ("0F0.0a 0SF0.0b@1 0F0.0b 0SF0.0a@1 0RB0.0@1 0B0.0\n1RF0.0a@0 1F0.0a 1RF0.0b@0 1F0.0b 1B0.0 1SB0.0@0",
+     "its F must come before it"),
+    ("0F0.0a 0SF0.0a@1 0F0.0b 0SF0.0b@1 0RB0.0@1 0B0.0\n1RF0.0a@0 1F0.0a 1F0.0b 1RF0.0b@0 1B0.0 1SB0.0@0",
+     "its RF from rank 0 must come before it"),
+    ("0F0.0a 0SF0.0a@1 0F0.0b 0SF0.0b@1 0RB0.0@1 0B0.0\n1RF0.0b@0 1RF0.0a@0 1F0.0a 1F0.0b 1B0.0 1SB0.0@0",
+     "messages of a pair of ranks keep their order"),
+    ("0F0.0a 0SF0.0a@1 0F0.0b 0RB0.0@1 0B0.0\n1RF0.0a@0 1F0.0a 1F0.0b 1B0.0 1SB0.0@0", "RF from rank 0|1.5 of its 2"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text, why", REFUSED)
+def test_wrong_halves_are_refused(text, why):
+    with pytest.raises(tp.ScheduleError, match=why) as error:
+        tp.Program.parse(text).check()
+    assert "<-- here" in str(error.value)
+
+
+class Ranks:
+    """Runs a program's words with values, halves and all; knows nothing of csrc/sched. True: it came to its end."""
+
+    def __init__(self, program):
+        self.lists = [program.instructions(r).tolist() for r in range(program.num_ranks)]
+        self.home, self.stages, self.micros = program.rank_of, program.num_stages, program.num_micro_batches
+        self.lowered = "SF" in program.counts
+        self.has, self.wire, self.read, self.done = set(), {}, {}, set()
+
+    def halves(self, flags):
+        return {"a", "b"} if not flags & 3 else {"a"} if flags & 1 else {"b"}
+
+    def run(self, rank, word):
+        op, v, q, _, peer, flags, _ = word
+        name, mine = tp.schedules.OPS[op], self.halves(flags)
+        assert self.home[v] == rank
+        if name == "F":
+            far = v > 0 and self.home[v - 1] != rank
+            source = {("in" if far and self.lowered else "out", v if far and self.lowered else v - 1, q, h) for h in mine}
+            if v > 0 and not source <= self.has:
+                return False
+            assert not self.done & {("F", v, q, h) for h in mine}
+            assert "a" in mine or ("F", v, q, "a") in self.done
+            self.done |= {("F", v, q, h) for h in mine}
+            away = v + 1 < self.stages and self.home[v + 1] != rank
+            if not (flags & 4 and away):
+                self.has |= {("out", v, q, h) for h in mine}
+            elif "b" in mine:
+                self.has |= {("out", v, q, h) for h in "ab"}
+        elif name in ("B", "I"):
+            far = v + 1 < self.stages and self.home[v + 1] != rank
+            if v + 1 < self.stages and ("gin" if far and self.lowered else "gout", *((v, q) if far and self.lowered else (v + 1, q))) not in self.has:
+                return False
+            assert {("F", v, q, "a"), ("F", v, q, "b")} <= self.done and ("B", v, q) not in self.done
+            assert q == 0 or ("B", v, q - 1) in self.done
+            self.done.add(("B", v, q))
+            self.has.add(("gout", v, q))
+        elif name == "SF":
+            assert {("out", v, q, h) for h in mine} <= self.has and self.home[v + 1] == peer != rank
+            self.wire.setdefault((rank, peer), []).append(("in", v + 1, q, tuple(sorted(mine))))
+        elif name == "SB":
+            assert ("gout", v, q) in self.has and self.home[v - 1] == peer != rank
+            self.wire.setdefault((rank, peer), []).append(("gin", v - 1, q, ()))
+        elif name in ("RF", "RB"):
+            self.read.setdefault((peer, rank), []).append(("in" if name == "RF" else "gin", v, q, tuple(sorted(mine)) if name == "RF" else ()))
+        for key, sent in self.wire.items():
+            while sent and self.read.get(key):
+                one, two = sent.pop(0), self.read[key].pop(0)
+                assert one == two
+                self.has |= {(*one[:3], h) for h in one[3]} if one[0] == "in" else {one[:3]}
+        return True
+
+    def finish(self):
+        at, moved = [0] * len(self.lists), True
+        while moved:
+            moved = False
+            for r, words in enumerate(self.lists):
+                while at[r] < len(words) and self.run(r, words[at[r]]):
+                    at[r], moved = at[r] + 1, True
+        return all(at[r] == len(words) for r, words in enumerate(self.lists)) and all(
+            ("B", v, q) in self.done for v in range(self.stages) for q in range(self.micros))
+
+
+def mutate(rng, lists):
+    lists = [list(rank) for rank in lists]
+    rank = rng.randrange(len(lists))
+    i, j = rng.randrange(len(lists[rank])), rng.randrange(len(lists[rank]))
+    kind = rng.choice(("swap", "near", "delete", "copy", "flags", "flags"))
+    if kind in ("swap", "near"):
+        j = min(i + 1, len(lists[rank]) - 1) if kind == "near" else j
+        lists[rank][i], lists[rank][j] = lists[rank][j], lists[rank][i]
+    elif kind == "delete":
+        del lists[rank][i]
+    elif kind == "copy":
+        lists[rank].insert(j, lists[rank][i])
+    else:
+        word = list(lists[rank][i])
+        word[5] = rng.randrange(8)
+        lists[rank][i] = tuple(word)
+    return lists
+
+
+def test_what_check_accepts_executes():
+    rng = random.Random(1)
+    bases = [tp.schedules.sliced_1f1b(p, m, s) for p, m, s in ((2, 2, 1), (3, 2, 2), (3, 4, 1), (4, 3, 3))]
+    bases += [base.lower() for base in bases]
+    for base in bases:
+        assert Ranks(base).finish()
+    refused = accepted = 0
+    for _ in range(3000):
+        base = rng.choice(bases)
+        lists = mutate(rng, [base.instructions(r).tolist() for r in range(base.num_ranks)])
+        if not all(lists):
+            continue
+        program = tp.Program.from_instructions([np.array(rank, schedule.INSTRUCTION) for rank in lists])
+        try:
+            program.check()
+        except tp.ScheduleError as error:
+            assert 0 <= error.rank < program.num_ranks and "<-- here" in str(error)
+            refused += 1
+        else:
+            assert Ranks(program).finish()
+            program.simulate(COST)
+            accepted += 1
+    assert refused > 1800 and accepted > 100, (refused, accepted)
+
+
+def test_halves_have_their_own_durations():
+    program = tp.schedules.sliced_1f1b(3, 2, 1)
+    cost = {"F": 4.0, "B": 6.0, "SF": 1.0, "RF": 1.0, "comm": 2.0}
+    even = program.simulate({**cost, "F.a": 2.0, "F.b": 2.0, "SF.a": 0.5, "SF.b": 0.5, "RF.a": 0.5, "RF.b": 0.5,
+                             "comm.a": 1.0, "comm.b": 1.0})  # fmt: skip
+    assert even.makespan_s == program.simulate(cost).makespan_s
+    dear = {**cost, "F.a": 3.0, "F.b": 2.5}
+    for one in (program, program.lower()):
+        line = one.simulate(dear)
+        # rank 0 begins with a (1 s more), rank 1 has both before it sends (1.5 s), rank 2 both (1.5 s)
+        assert line.makespan_s == one.makespan(dear) == even.makespan_s + 1.0 + 1.5 + 1.5
+        assert line.busy_s.tolist() == [5.5 + 4 + 12] * 3
+        assert line.lower_bound_s <= line.makespan_s
+    emulated = tp.emulate(program, {k: v / 200 for k, v in dear.items()})
+    assert 1.0 <= emulated.step_time_s / emulated.predicted_step_time_s < 1.5
+    with pytest.raises(ValueError, match="cost has 'B.a'"):
+        program.simulate({**cost, "B.a": 1.0})
+
+
+# ---- on the engine ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tie", [True, False], ids=["tied", "untied"])
+def test_losses_and_weights_have_the_bits_of_one_device(tie):
+    """Odd and even batches, every split, whole and split backward, threads in a rank; memory to the byte."""
+    model, params, tokens = problem(8, 9, tie_weights=tie)
+    right = alone(model, params, tokens)
+    count = 0
+    for sizes in ([2, 3, 3], [5, 3]):
+        slicing = [(b, [9]) for b in sizes]
+        for ranks in (1, 2, 3, 4):
+            for split in range(min(ranks - 1, len(sizes)) + 1):
+                made = tp.schedules.sliced_1f1b(ranks, len(sizes), split)
+                program = (made.split(pending=split) if count % 2 else made).lower(tie)
+                program.check()
+                partition = partition_of(model, sorted(random.Random(count).sample(range(1, 6), ranks - 1)))
+                same(everything(model, partition, slicing, program, params, tokens, threads=1 + count % 2), right)
+                count += 1
+    assert count == 10 + 9
+
+
+def test_memory_is_predicted_to_the_byte_and_no_more_than_1f1bs():
+    model, params, tokens = problem(7, 12)
+    partition, slicing = partition_of(model, [2, 4]), [(3, [12]), (2, [12]), (2, [12])]
+    for split in range(3):
+        program = tp.schedules.sliced_1f1b(3, 3, split).lower(True)
+
+        def work(engine):
+            before = engine.allocations
+            step(engine, tokens)
+            assert engine.allocations == before
+            return engine.peak_memory_bytes
+
+        held = ranks_do(model, partition, slicing, program, work, params=params)
+        assert held == rank_memory(model, partition, slicing, program)
+        if split == 0:
+            plain = held
+    events = 40 * 3 * 2 * 2  # a halved forward is one instruction more, and so may be its messages
+    assert all(p <= h <= p + 64 * 8 + 3 * events for h, p in zip(held, plain, strict=True))
+
+
+def test_any_order_of_halves_that_check_accepts_runs():
+    """Halves of a whole message, joined halves that stay on a rank, the head's own halves, whole forwards between."""
+    model, params, tokens = problem(5, 7)
+    right = alone(model, params, tokens)
+    texts = [
+        "0F0.0a 0F0.0b 0F1.0 0B0.0 0B1.0",
+        "0F0.0 0F1.0 0B0.0 0B1.0\n1F0.0a 1F0.0b 1B0.0 1F1.0a 1F1.0b 1B1.0",
+        "0F0.0a+ 0F0.0b+ 0F1.0 0B0.0 0B1.0\n1F0.0 1F1.0 1B0.0 1B1.0",
+        "0F0.0a+ 1F0.0a 0F0.0b+ 1F0.0b 1B0.0 0B0.0 0F1.0a 0F1.0b 1F1.0 1B1.0 0B1.0",
+        "0F0.0a 0F0.0b 2F0.0a 2F0.0b 2B0.0 0B0.0 0F1.0 2F1.0 2B1.0 0B1.0\n1F0.0a 1F0.0b 1B0.0 1F1.0 1B1.0",
+    ]
+    for i, text in enumerate(texts):
+        program = tp.Program.parse(text).lower(True)
+        cuts = [2, 4][: program.num_stages - 1]
+        same(everything(model, partition_of(model, cuts), [(2 + i % 2, [7]), (3 - i % 2, [7])], program, params, tokens),
+             right)  # fmt: skip
+
+
+def test_halves_need_two_sequences():
+    model, _, _ = problem(3, 8)
+    program = tp.schedules.sliced_1f1b(2, 2, 1).lower(True)
+    with pytest.raises(ValueError, match="micro-batch 0 has 1 sequence: a forward in halves needs at least 2"):
+        rank_memory(model, partition_of(model, [3]), [(1, [8]), (2, [8])], program)
+    with pytest.raises(ValueError, match="micro-batch 0 has 1 sequence"):
+        ranks_do(model, partition_of(model, [3]), [(1, [8]), (2, [8])], program, lambda engine: None)
+
+
+def test_a_measured_trace_is_the_program_again():
+    model, params, tokens = problem(6, 16)
+    program = tp.schedules.sliced_1f1b(3, 3, 2).lower(True)
+    slicing = [(2, [16])] * 3
+
+    def work(engine):
+        engine.run(tokens, step=1, **HYPER)
+        return engine.trace()
+
+    traces = ranks_do(model, partition_of(model, [2, 4]), slicing, program, work, params=params)
+    line = tp.Timeline.from_intervals([(r, *row) for r, rows in enumerate(traces) for row in rows], 3)
+    assert line.program is not None and _core.OPS[int(line.program.instructions(0)["op"][0])] == "F"
+    assert [int(x) for x in line.program.instructions(0)["flags"][:4]] == [1, 2, 1, 2]
+    assert line.lower_bound_s <= line.makespan_s
