@@ -41,6 +41,8 @@ class Machine:
         self.lowered = any(op in ("SF", "RF", "SB", "RB") for rank in self.lists for _, op, *_ in rank)
         self.at = [0] * len(self.lists)
         self.done = set()  # (op, stage, micro, slice); B counts as I and W too
+        self.forwards = []  # (stage, micro-batch) in order
+        self.inputs = [[] for _ in range(self.stages)]  # order in which input gradients were made
         self.sums = [[] for _ in range(self.stages)]  # order in which weight gradients were added
         self.wires, self.posts = {}, {}  # (from, to) -> deque of tags; announced receives
         self.arrived = set()
@@ -110,6 +112,7 @@ class Machine:
     def do_F(self, rank, stage, q, m, peer, op):
         need(m == 0 or ("F", stage, q, m - 1) in self.done, "keys of the slice before are missing")
         self.once("F", stage, q, m)
+        self.forwards.append((stage, q))
 
     def do_B(self, rank, stage, q, m, peer, op):
         need(("F", stage, q, m) in self.done, "nothing was saved")
@@ -117,6 +120,7 @@ class Machine:
             m == self.slices[q] - 1 or ("I", stage, q, m + 1) in self.done, "gradients of the slice behind are missing"
         )
         self.once("I", stage, q, m)
+        self.inputs[stage].append(q)
         if op == "B":
             self.do_W(rank, stage, q, m, peer, op)
 
@@ -165,7 +169,7 @@ class Machine:
         self.once(op, stage, 0, 0)
 
     def finish(self, rendezvous):
-        """To the end of every list, or Stuck; then everything must have been done."""
+        """To the end of every list, or Stuck; then everything must have been done. Are the sums in their one order?"""
         moved = True
         while moved:
             moved = False
@@ -181,15 +185,15 @@ class Machine:
                         {("F", stage, q, m), ("I", stage, q, m), ("W", stage, q, m)} <= self.done,
                         "not everything was done",
                     )
-            need(self.sums[stage] == sorted(self.sums[stage]), "weight gradients in another order")
             ends = [("OPT", v, 0, 0) in self.done for v in range(self.stages)]
             need(all(ends) or not any(ends), "some stages are updated, some not")
+        chains = [*self.sums, *self.inputs, [q for stage, q in self.forwards if stage == self.stages - 1]]
+        return all(chain == sorted(chain) for chain in chains)
 
 
 def execute(program):
-    """Both kinds of sends; raises Stuck or Wrong."""
-    for rendezvous in (False, True):
-        Machine(program).finish(rendezvous)
+    """Both kinds of sends; raises Stuck or Wrong. Are sums in their one order (micro-batches ascending)?"""
+    return [Machine(program).finish(rendezvous) for rendezvous in (False, True)][0]
 
 
 def makespan(program, seconds, lag):

@@ -138,6 +138,7 @@ check_program(const tp_program *program, int tied)
     int64_t count[TP_OPS] = {0};
     int remote = 0, last = program->stages - 1;
     TP_TRY(tp_program_check(program));
+    TP_TRY(tp_program_check_canonical(program));
     for (int64_t i = 0; i < program->begin[program->ranks]; i++)
         count[program->code[i].op]++;
     for (int stage = 1; stage <= last; stage++)

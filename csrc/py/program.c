@@ -269,11 +269,17 @@ program_split_with(PyObject *self, PyObject *args)
 }
 
 static PyObject *
-program_check(PyObject *self, PyObject *Py_UNUSED(none))
+program_check(PyObject *self, PyObject *args, PyObject *kwargs)
 {
+    static char *names[] = {"canonical", NULL};
+    int canonical = 0;
     tp_status status;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|p", names, &canonical))
+        return NULL;
     Py_BEGIN_ALLOW_THREADS
     status = tp_program_check(program_of(self));
+    if (status == TP_OK && canonical)
+        status = tp_program_check_canonical(program_of(self));
     Py_END_ALLOW_THREADS
     if (status != TP_OK)
         return tp_py_raise(tp_py_state_of(self), status);
@@ -517,9 +523,10 @@ static PyMethodDef methods[] = {
      "W, with W where its rank would wait; at most `pending` micro-batches of a stage wait for their W (0: W right "
      "behind I). "
      "cost as in simulate; None: every op takes 1 s."},
-    {"check", program_check, METH_NOARGS,
-     "check($self, /)\n--\n\nProve it: every operation once and in order, messages match, no "
-     "deadlock, no slot rewritten in use. ScheduleError has .rank and .position."},
+    {"check", CALL(program_check), METH_VARARGS | METH_KEYWORDS,
+     "check($self, /, canonical=False)\n--\n\nRaises ScheduleError (with .rank and .position) or proves the program: every "
+     "instruction once, in order, messages matched, no deadlock, no slot rewritten in use. canonical: also that sums go "
+     "through micro-batches in the one order that this engine executes."},
     {"simulate", CALL(program_simulate), METH_VARARGS | METH_KEYWORDS,
      "simulate($self, cost, comm_s=0.0, activation_bytes=None)\n"
      "--\n\nThe Timeline of this program. cost: {\"F\": s, \"B\": s, \"I\": s, \"W\": s, ...} with scalars or float64 "

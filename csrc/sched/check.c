@@ -1,5 +1,5 @@
-/* The proof, rule by rule. One pass over each rank's list with a cursor per stage: backward has one canonical order
- * (micro-batch ascending, slice descending), so "exactly once, in order" is a comparison with the next one expected. */
+/* The proof, rule by rule. One pass over each rank's list with a count per (stage, micro-batch): slices have one order, so
+ * "exactly once, in order" is a comparison with the next one expected. */
 #include "csrc/sched/internal.h"
 
 #include <stdlib.h>
@@ -12,19 +12,27 @@ typedef struct {
     int lowered;
     int32_t *forward;            /* [stages * micros] slices whose F is done */
     uint8_t *cut;                /* [stages * micros] flags of its F: halves done, joined */
-    int64_t *backward, *weights; /* [stages] how many of B|I, of B|W are done, in canonical order */
+    int32_t *backward, *weights; /* [stages * micros] slices whose B|I, B|W is done: the last ones */
     int64_t *messages;           /* [stages] SF, RF, SB, RB seen, in halves of a message */
     uint16_t *bits;              /* [stages * units] of the stage that the instruction names */
     uint8_t *reduced, *updated;  /* [stages] AR, OPT seen */
     int halved;                  /* some F is of a half */
+    int overlaps;                /* the op before was marked: 1 a forward, 2 a backward */
     int ending;                  /* the current rank has come to its AR and OPT: 1, 2 */
 } proof;
 
-/* Place of (micro, slice) in the canonical backward order of a stage. */
+/* Cell of a [stages * micros] table. */
 static int64_t
-canonical(const tp_program *p, const tp_instr *i)
+cell_of(const proof *x, const tp_instr *i)
 {
-    return p->offset[i->micro] + p->slices[i->micro] - 1 - i->slice;
+    return (int64_t)i->stage * x->p->micros + i->micro;
+}
+
+/* Slices descend: is this one among the `done` last ones of its micro-batch? */
+static int
+is_done(const proof *x, const tp_instr *i, int32_t done)
+{
+    return i->slice >= x->p->slices[i->micro] - done;
 }
 
 static uint16_t *
@@ -42,10 +50,11 @@ rule_place(const proof *x, int rank, int64_t at, const tp_instr *i)
                                p->stages, p->micros);
     if (p->rank_of[i->stage] != rank)
         return tp_sched_refuse(p, rank, at, "stage %d lives on rank %d", i->stage, p->rank_of[i->stage]);
-    unsigned may = i->op == TP_OP_F                           ? TP_HALVES | TP_HALF_JOINED
+    unsigned may = i->op == TP_OP_F                         ? TP_HALVES | TP_HALF_JOINED | TP_OVERLAPS
                    : i->op == TP_OP_SF || i->op == TP_OP_RF ? TP_HALVES
+                   : tp_sched_is_backward(i->op)            ? TP_OVERLAPS
                                                             : 0;
-    if ((i->flags & ~may) || (i->flags & TP_HALVES) == TP_HALVES || i->flags == TP_HALF_JOINED)
+    if ((i->flags & ~may) || (i->flags & TP_HALVES) == TP_HALVES || (i->flags & (TP_HALVES | TP_HALF_JOINED)) == TP_HALF_JOINED)
         return tp_sched_refuse(p, rank, at, "its flags are %u: no such half of a %s", i->flags, tp_op_name(i->op));
     if ((i->flags & TP_HALVES) && p->slices[i->micro] > 1)
         return tp_sched_refuse(p, rank, at, "micro-batch %d has %d slices: halves are of a micro-batch of one", i->micro,
@@ -87,47 +96,41 @@ rule_forward(proof *x, int rank, int64_t at, const tp_instr *i)
 }
 
 static tp_status
-out_of_order(const proof *x, int rank, int64_t at, int64_t next, int64_t mine, const char *what)
+rule_descends(const proof *x, int rank, int64_t at, const tp_instr *i, int32_t done, const char *what)
 {
-    const tp_program *p = x->p;
-    if (mine < next)
-        return tp_sched_refuse(p, rank, at, "this %s is done twice, or after a later one", what);
-    int micro = 0; /* who is expected: a search only here, where the program is refused */
-    while (p->offset[micro + 1] <= next)
-        micro++;
-    int slice = (int)(p->offset[micro] + p->slices[micro] - 1 - next);
-    return tp_sched_refuse(
-        p, rank, at, "%s of a stage goes through micro-batches ascending and slices descending: %d.%d comes first",
-        what, micro, slice);
+    int next = x->p->slices[i->micro] - 1 - done;
+    if (i->slice > next)
+        return tp_sched_refuse(x->p, rank, at, "this %s is done twice, or after a later one", what);
+    if (i->slice < next)
+        return tp_sched_refuse(x->p, rank, at, "%s of a micro-batch goes through slices descending: %d.%d comes first", what,
+                               i->micro, next);
+    return TP_OK;
 }
 
 static tp_status
 rule_backward(proof *x, int rank, int64_t at, const tp_instr *i)
 {
     const tp_program *p = x->p;
-    int64_t mine = canonical(p, i);
-    if (mine != x->backward[i->stage])
-        return out_of_order(x, rank, at, x->backward[i->stage], mine, "backward");
-    if (x->forward[(int64_t)i->stage * p->micros + i->micro] <= i->slice)
+    int64_t cell = cell_of(x, i);
+    TP_TRY(rule_descends(x, rank, at, i, x->backward[cell], "backward"));
+    if (x->forward[cell] <= i->slice)
         return tp_sched_refuse(p, rank, at, "its forward must come before it");
-    if (i->op == TP_OP_B && mine != x->weights[i->stage])
-        return out_of_order(x, rank, at, x->weights[i->stage], mine, "weight gradients");
+    if (i->op == TP_OP_B)
+        TP_TRY(rule_descends(x, rank, at, i, x->weights[cell], "weight gradients"));
     if (x->lowered && tp_program_remote(p, i->stage + 1) && !(*bits_at(x, i) & POSTED_B))
         return tp_sched_refuse(p, rank, at, "its RB from rank %d must come before it", p->rank_of[i->stage + 1]);
-    x->backward[i->stage]++;
-    x->weights[i->stage] += i->op == TP_OP_B;
+    x->backward[cell]++;
+    x->weights[cell] += i->op == TP_OP_B;
     return TP_OK;
 }
 
 static tp_status
 rule_weights(proof *x, int rank, int64_t at, const tp_instr *i)
 {
-    int64_t mine = canonical(x->p, i);
-    if (mine >= x->backward[i->stage])
+    if (!is_done(x, i, x->backward[cell_of(x, i)]))
         return tp_sched_refuse(x->p, rank, at, "its I must come before it");
-    if (mine != x->weights[i->stage])
-        return out_of_order(x, rank, at, x->weights[i->stage], mine, "weight gradients");
-    x->weights[i->stage]++;
+    TP_TRY(rule_descends(x, rank, at, i, x->weights[cell_of(x, i)], "weight gradients"));
+    x->weights[cell_of(x, i)]++;
     return TP_OK;
 }
 
@@ -140,7 +143,7 @@ rule_saved(proof *x, int rank, int64_t at, const tp_instr *i)
         return tp_sched_refuse(x->p, rank, at, "it is done twice");
     if (x->forward[(int64_t)i->stage * x->p->micros + i->micro] <= i->slice)
         return tp_sched_refuse(x->p, rank, at, "its forward must come before it");
-    if (canonical(x->p, i) < x->backward[i->stage])
+    if (is_done(x, i, x->backward[cell_of(x, i)]))
         return tp_sched_refuse(x->p, rank, at, "its backward is done already");
     if (mine == IN && !(*bits & OUT))
         return tp_sched_refuse(x->p, rank, at, "its SO must come before it");
@@ -175,7 +178,7 @@ rule_message(proof *x, int rank, int64_t at, const tp_instr *i)
                                p->rank_of[neighbour], i->peer);
     if (i->op == TP_OP_SF)
         TP_TRY(rule_send_forward(x, rank, at, i));
-    if (i->op == TP_OP_SB && canonical(p, i) >= x->backward[i->stage])
+    if (i->op == TP_OP_SB && !is_done(x, i, x->backward[cell_of(x, i)]))
         return tp_sched_refuse(p, rank, at, "its B or I must come before it");
     unsigned halves = tp_instr_halves(i);
     uint16_t *bits = bits_at(x, i);
@@ -190,6 +193,15 @@ rule_message(proof *x, int rank, int64_t at, const tp_instr *i)
     return TP_OK;
 }
 
+static int64_t
+sum(const tp_program *p, const int32_t *done, int stage)
+{
+    int64_t total = 0;
+    for (int q = 0; q < p->micros; q++)
+        total += done[(int64_t)stage * p->micros + q];
+    return total;
+}
+
 static tp_status
 rule_end(proof *x, int rank, int64_t at, const tp_instr *i)
 {
@@ -198,7 +210,7 @@ rule_end(proof *x, int rank, int64_t at, const tp_instr *i)
     uint8_t *seen = i->op == TP_OP_AR ? x->reduced : x->updated;
     if (seen[i->stage])
         return tp_sched_refuse(p, rank, at, "it is done twice");
-    if (x->weights[i->stage] != tp_program_units(p))
+    if (sum(p, x->weights, i->stage) != tp_program_units(p))
         return tp_sched_refuse(p, rank, at, "every backward of stage %d must come before it", i->stage);
     if (i->micro != 0 || i->slice != 0)
         return tp_sched_refuse(p, rank, at, "it belongs to no micro-batch: 0.0 would be right");
@@ -216,10 +228,27 @@ rule_end(proof *x, int rank, int64_t at, const tp_instr *i)
     return TP_OK;
 }
 
+/* A marked op overlaps with the next one that computes: one is a forward, the other a backward. */
+static tp_status
+rule_overlap(proof *x, int rank, int64_t at, const tp_instr *i)
+{
+    if (!tp_sched_is_compute(i->op))
+        return TP_OK;
+    int forward = i->op == TP_OP_F, backward = tp_sched_is_backward(i->op);
+    if (x->overlaps != 0 && !(x->overlaps == 1 ? backward : forward))
+        return tp_sched_refuse(x->p, rank, at, "the op before overlaps with this one (&): a %s would be right",
+                               x->overlaps == 1 ? "backward" : "forward");
+    if (x->overlaps != 0 && i->flags & TP_OVERLAPS)
+        return tp_sched_refuse(x->p, rank, at, "two ops overlap, not three");
+    x->overlaps = i->flags & TP_OVERLAPS ? (forward ? 1 : 2) : 0;
+    return TP_OK;
+}
+
 static tp_status
 check_one(proof *x, int rank, int64_t at, const tp_instr *i)
 {
     TP_TRY(rule_place(x, rank, at, i));
+    TP_TRY(rule_overlap(x, rank, at, i));
     if (x->ending && i->op < TP_OP_AR)
         return tp_sched_refuse(x->p, rank, at, "only AR and OPT may follow the first AR or OPT of a rank");
     switch (i->op) {
@@ -266,13 +295,14 @@ rule_complete(const proof *x, int stage)
         if (x->forward[(int64_t)stage * p->micros + q] != p->slices[q])
             return tp_sched_refuse(p, rank, end, "%dF%d.%d%s is missing", stage, q,
                                    x->forward[(int64_t)stage * p->micros + q],
-                                   x->cut[(int64_t)stage * p->micros + q] ? "b" : "");
-    if (x->backward[stage] != units)
-        return tp_sched_refuse(p, rank, end, "stage %d has %lld of its %lld backwards", stage,
-                               (long long)x->backward[stage], (long long)units);
-    if (x->weights[stage] != units)
-        return tp_sched_refuse(p, rank, end, "stage %d has %lld of its %lld weight gradients", stage,
-                               (long long)x->weights[stage], (long long)units);
+                                   x->cut[(int64_t)stage * p->micros + q] & TP_HALVES ? "b" : "");
+    int64_t backward = sum(p, x->backward, stage), weights = sum(p, x->weights, stage);
+    if (backward != units)
+        return tp_sched_refuse(p, rank, end, "stage %d has %lld of its %lld backwards", stage, (long long)backward,
+                               (long long)units);
+    if (weights != units)
+        return tp_sched_refuse(p, rank, end, "stage %d has %lld of its %lld weight gradients", stage, (long long)weights,
+                               (long long)units);
     int64_t messages = 2 * units * (tp_program_remote(p, stage) + tp_program_remote(p, stage + 1));
     if (x->lowered && x->messages[stage] != 2 * messages)
         return tp_sched_refuse(p, rank, end, "stage %d has %.1f of its %lld sends and receives", stage,
@@ -302,6 +332,8 @@ check_all(proof *x)
         x->ending = 0;
         for (int64_t k = p->begin[r]; k < p->begin[r + 1]; k++)
             TP_TRY(check_one(x, r, k - p->begin[r], &p->code[k]));
+        if (x->overlaps)
+            return tp_sched_refuse(p, r, p->begin[r + 1] - p->begin[r], "the last op overlaps with none behind it");
     }
     for (int v = 0; v < p->stages; v++)
         TP_TRY(rule_complete(x, v));
@@ -323,8 +355,8 @@ proof_open(proof *x, const tp_program *p)
     x->lowered = (ops & TP_SCHED_MESSAGES) != 0;
     x->forward = calloc(stages * (size_t)p->micros, sizeof *x->forward);
     x->cut = calloc(stages * (size_t)p->micros, 1);
-    x->backward = calloc(stages, sizeof *x->backward);
-    x->weights = calloc(stages, sizeof *x->weights);
+    x->backward = calloc(stages * (size_t)p->micros, sizeof *x->backward);
+    x->weights = calloc(stages * (size_t)p->micros, sizeof *x->weights);
     x->messages = calloc(stages, sizeof *x->messages);
     x->bits = tables ? calloc(stages * (size_t)tp_program_units(p), sizeof *x->bits) : NULL;
     x->reduced = calloc(stages, 1);
@@ -356,5 +388,33 @@ tp_program_check_order(const tp_program *program)
     free(x.bits);
     free(x.reduced);
     free(x.updated);
+    return status;
+}
+
+tp_status
+tp_program_check_canonical(const tp_program *program)
+{
+    static const char *const what[] = {"forward of the last stage", "backward", "weight gradients"};
+    int32_t *last = calloc(3 * (size_t)program->stages, sizeof *last);
+    if (last == NULL)
+        return tp_fail(TP_EMEMORY, "no memory to check %d stages", program->stages);
+    tp_status status = TP_OK;
+    for (int r = 0; r < program->ranks; r++)
+        for (int64_t k = program->begin[r]; status == TP_OK && k < program->begin[r + 1]; k++) {
+            const tp_instr *i = &program->code[k];
+            int chains[] = {i->op == TP_OP_F && i->stage == program->stages - 1, tp_sched_is_backward(i->op),
+                            i->op == TP_OP_B || i->op == TP_OP_W};
+            for (int c = 0; status == TP_OK && c < 3; c++) {
+                int32_t *before = &last[3 * i->stage + c];
+                if (chains[c] && i->micro < *before)
+                    status = tp_sched_refuse(program, r, k - program->begin[r],
+                                             "micro-batch %d came before it, and sums have one order: %s goes through "
+                                             "micro-batches ascending, or this engine's results would depend on the "
+                                             "schedule",
+                                             *before, what[c]);
+                *before = chains[c] ? i->micro : *before;
+            }
+        }
+    free(last);
     return status;
 }

@@ -110,6 +110,8 @@ emit(lowering *l, int rank, const tp_instr *like, int op, int stage, int peer)
     to->stage = (uint16_t)stage;
     to->peer = (int16_t)peer;
     to->slot = 0;
+    if (op != like->op) /* a message of it */
+        to->flags = 0;
     if (op == TP_OP_SF || op == TP_OP_RF)
         to->flags = (uint16_t)tp_sched_message_flags(tp_sched_leaving(l->from, like));
 }

@@ -37,7 +37,7 @@ typedef enum {
 typedef struct {
     uint16_t op, stage, micro, slice; /* stage: the global (virtual) stage */
     int16_t peer;                     /* rank at the other end of a comm op; -1 */
-    uint16_t flags;                   /* of F, SF, RF: TP_HALF_*; of F: TP_HALF_JOINED */
+    uint16_t flags;                   /* of F, SF, RF: TP_HALF_*; of F: TP_HALF_JOINED; TP_OVERLAPS */
     uint32_t slot;                    /* TP_SLOT(activation, gradient): buffers of this micro-batch on this stage */
 } tp_instr;
 
@@ -46,6 +46,9 @@ typedef struct {
 #define TP_HALF_SECOND 2u
 #define TP_HALVES (TP_HALF_FIRST | TP_HALF_SECOND)
 #define TP_HALF_JOINED 4u
+/* Of F, B or I: it overlaps with the next op that computes, one forward and the other backward (DualPipe); text `0F1.0& 3B0.0`.
+ * A mark for those who can: the simulator and the engine here run one behind the other. */
+#define TP_OVERLAPS 8u
 
 #define TP_SLOT(activation, gradient) ((uint32_t)(activation) | (uint32_t)(gradient) << 16)
 #define TP_SLOT_ACTIVATION(slot) ((slot)&0xffffu)
@@ -116,9 +119,10 @@ size_t
 tp_program_print(const tp_program *program, char *text, size_t size);
 TP_MUST_USE tp_status
 tp_program_parse(const char *text, size_t length, tp_program **out);
-/* torch.distributed.pipelining's compute-only CSV: one line per rank, actions `<stage><F|B|I|W><micro>` with commas
- * between; empty cells (idle steps) are skipped. Comms, AR and OPT are left out in writing: torch adds its own. ESCHEDULE
- * where the program has what that format has no word for: more than one slice, R, SO, SI. */
+/* torch.distributed.pipelining's compute-only CSV: one line per rank, actions `<stage><F|B|I|W><micro>` or
+ * `(<action>;<action>)OVERLAP_F_B` with commas between; empty cells (idle steps) are skipped. Comms, AR and OPT are left out
+ * in writing: torch adds its own. ESCHEDULE where the program has what that format has no word for: more than one slice,
+ * halves, R, SO, SI. Reading names line and cell, both from 1; ESCHEDULE naming the line where check refuses. */
 TP_MUST_USE tp_status
 tp_program_can_csv(const tp_program *program);
 size_t
@@ -202,6 +206,11 @@ tp_program_gradient_slots(const tp_program *program, int stage);
  * Works on compute-only and on lowered programs; on lowered ones also comms, deadlock (rendezvous and eager) and slots. */
 TP_MUST_USE tp_status
 tp_program_check(const tp_program *program);
+
+/* What the engine demands besides, so that results do not depend on the schedule: each stage goes through micro-batches
+ * ascending in B or I, and in B or W; the last one in F too. ESCHEDULE. */
+TP_MUST_USE tp_status
+tp_program_check_canonical(const tp_program *program);
 
 /* The local rules alone, without the proof of progress: what simulate runs first. Linear, no messages are followed. */
 TP_MUST_USE tp_status

@@ -107,7 +107,7 @@ order_rank(order *o, tp_sim *sim, int rank)
             n->flags |= IN_REMOTE;
         if (leaving && ((forward && tp_program_remote(p, i->stage + 1)) || (backward && tp_program_remote(p, i->stage))))
             n->flags |= OUT_REMOTE;
-        if (forward && i->flags)
+        if (forward && i->flags & TP_HALVES)
             n->flags |= (uint8_t)half_flags(o, i, cell, sim->units, leaving);
         sim->last[rank] = (int32_t)sim->count;
         if (forward || backward) {

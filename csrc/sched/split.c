@@ -98,7 +98,7 @@ emit(filler *f, int rank, int op, int stage, int micro, int slice, unsigned flag
                                                .micro = (uint16_t)micro,
                                                .slice = (uint16_t)slice,
                                                .peer = -1,
-                                               .flags = (uint16_t)flags};
+                                               .flags = (uint16_t)(flags & ~TP_OVERLAPS)}; /* a W may come between */
 }
 
 static double
@@ -332,6 +332,7 @@ request_ok(const tp_program *p, const tp_durations *d, int pending)
     if (d->seconds[TP_OP_I] == NULL || d->seconds[TP_OP_W] == NULL)
         return tp_fail(TP_EVALUE, "split needs the seconds of I and W");
     TP_TRY(tp_program_check(p));
+    TP_TRY(tp_program_check_canonical(p));
     for (int r = 0; r < p->ranks; r++)
         for (int64_t k = p->begin[r]; k < p->begin[r + 1]; k++)
             if (p->code[k].op == TP_OP_I)

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define OVERLAP "OVERLAP_F_B" /* torch's word for a pair */
+
 /* ---- printing ------------------------------------------------------------------------------------------------------------ */
 
 static char *
@@ -40,6 +42,8 @@ put_word(const tp_instr *instr, int csv, char *word)
             *to++ = instr->flags & TP_HALF_FIRST ? 'a' : 'b';
         if (instr->flags & TP_HALF_JOINED)
             *to++ = '+';
+        if (instr->flags & TP_OVERLAPS)
+            *to++ = '&';
         if (has_peer(instr->op)) {
             *to++ = '@';
             to = put_number(to, (unsigned)(uint16_t)instr->peer);
@@ -66,14 +70,21 @@ print(const tp_program *program, int csv, char *text, size_t size)
 {
     size_t length = 0;
     for (int r = 0; r < program->ranks; r++) {
-        int first = 1;
+        int first = 1, pair = 0;
         for (int64_t i = program->begin[r]; i < program->begin[r + 1]; i++) {
             if (csv && !in_csv(program->code[i].op))
                 continue;
-            char word[TP_WORD + 1];
-            size_t start = !first;
-            word[0] = csv ? ',' : ' ';
-            size_t count = put_word(&program->code[i], csv, word + start) + start;
+            char word[TP_WORD + 20], *to = word;
+            int opens = csv && program->code[i].flags & TP_OVERLAPS;
+            if (!first)
+                *to++ = !csv ? ' ' : pair ? ';' : ',';
+            if (opens)
+                *to++ = '(';
+            to += put_word(&program->code[i], csv, to);
+            if (pair)
+                to = strcpy(to, ")" OVERLAP) + sizeof OVERLAP;
+            pair = opens;
+            size_t count = (size_t)(to - word);
             if (length + count <= size)
                 memcpy(text + length, word, count);
             length += count;
@@ -127,7 +138,8 @@ tp_program_can_csv(const tp_program *program)
 
 typedef struct {
     const char *at, *end;
-    int rank, word, csv;
+    int rank, word, cell, csv; /* cell: of a CSV's line, from 1 */
+    int half;                  /* of a CSV's overlapping pair: 1 before its first action, 2 before its second */
 } reader;
 
 static tp_status
@@ -136,6 +148,8 @@ bad_word(const reader *r, const char *from, const char *right)
     int length = 0;
     while (from + length < r->end && length < 32 && strchr(" \t,\r\n", from[length]) == NULL)
         length++;
+    if (r->csv)
+        return tp_fail(TP_EVALUE, "line %d, cell %d, '%.*s': %s", r->rank + 1, r->cell, length, from, right);
     return tp_fail(TP_EVALUE, "rank %d, word %d, '%.*s': %s", r->rank, r->word, length, from, right);
 }
 
@@ -191,18 +205,54 @@ get_half(reader *r, int op)
     return half != 0 && op == TP_OP_F && get_letter(r, '+') ? half | TP_HALF_JOINED : half;
 }
 
+static unsigned
+get_overlap(reader *r, int op)
+{
+    return (op == TP_OP_F || tp_sched_is_backward(op)) && get_letter(r, '&') ? TP_OVERLAPS : 0;
+}
+
+/* What stands before a CSV's action: `(` of an overlapping pair. */
+static void
+get_pair_begin(reader *r)
+{
+    if (r->half == 0 && get_letter(r, '('))
+        r->half = 1;
+}
+
+/* And behind it: `;` within a pair, `)OVERLAP_F_B` at its end. *flags: of the action. */
+static tp_status
+get_pair_end(reader *r, const char *from, unsigned *flags)
+{
+    static const char right[] = "(<action>;<action>)" OVERLAP ", a forward and a backward, would be right";
+    if (r->half == 1) {
+        *flags |= TP_OVERLAPS;
+        r->half = 2;
+        return get_letter(r, ';') ? TP_OK : bad_word(r, from, right);
+    }
+    if (r->half == 2) {
+        size_t length = sizeof ")" OVERLAP - 1;
+        if ((size_t)(r->end - r->at) < length || memcmp(r->at, ")" OVERLAP, length) != 0)
+            return bad_word(r, from, right);
+        r->at += length;
+        r->half = 0;
+    }
+    return TP_OK;
+}
+
 static tp_status
 get_word(reader *r, tp_instr *out)
 {
     const char *from = r->at;
+    if (r->csv)
+        get_pair_begin(r);
     int stage = get_number(r, 65535);
     if (stage < 0)
         return bad_word(r, from, "a stage from 0 to 65535 first would be right");
     int op = get_op(r);
     if (r->csv && (op < 0 || !in_csv(op)))
         return bad_word(r, from,
-                        "only the compute actions F, B, I and W of torch.distributed.pipelining are read (its "
-                        "compute_only CSV)");
+                        "only the compute actions F, B, I and W of torch.distributed.pipelining, and pairs of them in "
+                        OVERLAP ", are read (its compute_only CSV)");
     if (op < 0)
         return bad_word(r, from, "an operation of F B I W R SF RF SB RB SO SI AR OPT behind the stage would be right");
     int micro = get_number(r, 65535), slice = 0, peer = -1;
@@ -213,13 +263,16 @@ get_word(reader *r, tp_instr *out)
         if (r->at >= r->end || *r->at++ != '.' || (slice = get_number(r, 65535)) < 0)
             return bad_word(r, from, "`.` and a slice from 0 to 65535 behind the micro-batch would be right");
         flags = get_half(r, op);
+        flags |= get_overlap(r, op);
         int marked = r->at < r->end && *r->at == '@';
         r->at += marked;
         if (marked != has_peer(op) || (marked && (peer = get_number(r, 32766)) < 0))
             return bad_word(r, from,
                             "`@` and a rank behind SF, RF, SB, RB and AR, and behind no other, would be right");
     }
-    if (r->at < r->end && strchr(" \t,\r\n", *r->at) == NULL)
+    if (r->csv)
+        TP_TRY(get_pair_end(r, from, &flags));
+    if (r->half == 0 && r->at < r->end && strchr(" \t,\r\n", *r->at) == NULL)
         return bad_word(r, from, "there is more behind it than belongs to a word");
     *out = (tp_instr){.op = (uint16_t)op,
                       .stage = (uint16_t)stage,
@@ -277,8 +330,10 @@ get_lines(reader *r, pile *p)
             before = p->length;
             r->rank++;
             r->word = 0;
+            r->cell = 1;
             r->at++;
         } else if (c == ' ' || c == '\t' || c == ',' || c == '\r') {
+            r->cell += c == ',';
             r->at++;
         } else {
             tp_instr instr;
@@ -293,7 +348,7 @@ get_lines(reader *r, pile *p)
 static tp_status
 parse(const char *text, size_t length, int csv, tp_program **out)
 {
-    reader r = {text, text + length, 0, 0, csv};
+    reader r = {text, text + length, 0, 0, 1, csv, 0};
     pile p = {0};
     tp_status status = get_lines(&r, &p);
     if (status == TP_OK && p.length == 0)
@@ -316,5 +371,20 @@ tp_program_parse(const char *text, size_t length, tp_program **out)
 tp_status
 tp_program_parse_csv(const char *text, size_t length, tp_program **out)
 {
-    return parse(text, length, 1, out);
+    tp_program *program = NULL;
+    TP_TRY(parse(text, length, 1, &program));
+    tp_status status = tp_program_check(program);
+    if (status == TP_OK) {
+        *out = program;
+        return TP_OK;
+    }
+    tp_program_close(program);
+    if (status != TP_ESCHEDULE)
+        return status;
+    char why[1024]; /* tp_fail writes where tp_error_message reads */
+    int rank = tp_error_rank(), position = tp_error_position();
+    snprintf(why, sizeof why, "%s", tp_error_message());
+    status = tp_fail(TP_ESCHEDULE, "line %d: %s", rank + 1, why);
+    tp_error_locate(rank, position);
+    return status;
 }
