@@ -33,8 +33,10 @@ class InternalError(Error, RuntimeError): ...
 
 OPS: tuple[str, ...]
 # Durations as terapipe_c.schedule.tables makes them: {op: float64 seconds}, their strides, message seconds of each stage and
-# of each stage and unit, bytes held and their strides.
-_Costs: TypeAlias = tuple[dict[str, _Float], int, int, _Float | None, _Float | None, _Float | None, int, int]
+# of each stage and unit, bytes held and their strides, message seconds of first and of second halves.
+_Costs: TypeAlias = tuple[
+    dict[str, _Float], int, int, _Float | None, _Float | None, _Float | None, int, int, _Float | None, _Float | None
+]
 
 @final
 class Program:

@@ -24,7 +24,7 @@ from ._files import read_json, write_json
 from .config import Cluster, GPTConfig, html_table, human_bytes, human_count, human_seconds, real, whole
 from .cost import PHASES, CostModel, equal_lengths, even_partition
 from .schedules import Program
-from .search import Candidate, Cut, Judge, Micro, StageCost, balanced, peak_memory, search
+from .search import SLICED, Candidate, Cut, Judge, Micro, StageCost, balanced, peak_memory, search, with_halves
 
 __all__ = ["Plan", "plan"]
 
@@ -32,7 +32,7 @@ _FORMAT, _VERSION = "terapipe_c.plan", 1
 _PLANNERS = ("auto", "terapipe", "uniform")
 # In the order that ties are decided: of two equally fast programs the one that holds fewer activations.
 _AUTO = ("seq1f1b", "1f1b", "gpipe")
-_SCHEDULES = ("auto", *_AUTO, "interleaved")
+_SCHEDULES = ("auto", *_AUTO, "interleaved", SLICED)
 
 
 # ---- the plan ------------------------------------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ class Plan:
     batch: int
     seq_len: int
     planner: str
-    schedule: str                                  #: "gpipe", "1f1b", "seq1f1b" or "interleaved"
+    schedule: str                                  #: "gpipe", "1f1b", "seq1f1b", "interleaved" or "sliced-1f1b"
     ranks: int
     chunks: int                                    #: virtual stages per rank
     stages: list[tuple[int, int]]                  #: (first block, last block + 1) of each virtual stage
@@ -172,7 +172,7 @@ class Plan:
                  f"  a step: {self.batch} sequences of {self.seq_len} tokens, {self.ranks} ranks"
                  + (f" of {self.chunks} chunks" if self.chunks > 1 else "") + f", schedule {self.schedule}, planner "
                  f"{self.planner}",
-                 f"  slices: {format_slicing(self.slicing)}", "  stages:"]
+                 f"  slices: {format_slicing(self.slicing)}" + self._halves(), "  stages:"]
         for k, (first, end) in enumerate(self.stages):
             work = {p: self.durations[p][k].sum() for p in PHASES}
             lines.append(f"    {k} on rank {k % self.ranks}: {_describe_blocks(self.model, first, end)}: "
@@ -191,6 +191,11 @@ class Plan:
             lines.append("  compared with: " + ", ".join(f"{what} {human_seconds(s)}" for what, s in self.compared))
         lines.append(f"  planned in {human_seconds(self.planning_time_s)}")
         return "\n".join(lines)
+
+    def _halves(self) -> str:
+        code = self.program.instructions(0)
+        count = int((code["flags"] & 1).sum()) if self.schedule == SLICED else 0
+        return f", the forwards of the first {count} micro-batches in halves along the batch" if count else ""
 
     def __repr__(self) -> str:
         return (f"<Plan {self.digest}: {self.ranks} ranks, {self.schedule}, {format_slicing(self.slicing)}, step "
@@ -420,6 +425,9 @@ def _check(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any, plann
     checked = None if partition is None else check_partition(partition, model)
     ranks = _check_stages(model, cluster, stages, chunks, checked)
     cut = None if slicing is None else check_slicing(slicing, batch, seq_len)
+    for q, (_, lengths) in enumerate(cut or ()):
+        if schedule == SLICED and len(lengths) > 1:
+            raise InvalidValueError(f"slicing[{q}] has {len(lengths)} slices, but schedule {SLICED} has whole sequences")
     if chunks > 1:
         micros = batch if cut is None else len(cut)
         ranks = tuple(r for r in ranks if micros % r == 0) if stages is None and checked is None else ranks
@@ -449,6 +457,8 @@ def _first_look(judge: Judge, request: _Request) -> float:
     """Seconds of a quick plan: which number of ranks deserves the search."""
     stages = judge.ranks * judge.chunks
     slicing = request.slicing
+    if slicing is None and request.schedules[0] == SLICED:
+        slicing = ((1, (request.seq_len,)),) * request.batch
     if slicing is None:
         one = planners.slice_tokens(StageCost(judge.costs, judge.model, stages), stages, seq_len=request.seq_len,
                                     granularity=request.unit)
@@ -501,8 +511,9 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         planner: "terapipe": exact token (and batch) slicing for equal stages, stages balanced on the costs of the blocks,
             then a descent on slice and stage boundaries judged by simulating the real program (embedding, head, optimizer
             and messages included). "uniform": layers divided evenly, whole sequences. "auto": terapipe.
-        schedule: "gpipe", "1f1b", "seq1f1b", "interleaved" (with ``chunks`` stages a rank), "auto": the fastest of the
-            first three. The uniform planner's "auto" is 1f1b.
+        schedule: "gpipe", "1f1b", "seq1f1b", "interleaved" (with ``chunks`` stages a rank), "sliced-1f1b" (AutoPipe's:
+            whole sequences, the first forwards in halves along the batch), "auto": the fastest of the first
+            three. The uniform planner's "auto" is 1f1b.
         stages: ranks; None: the fastest of num_devices, a half of them, a quarter, ...
         memory_bytes: limit of each rank; None: the cluster's devices'.
         granularity: slice lengths that are planned are multiples of this many tokens; None: chosen so that planning stays
@@ -518,7 +529,8 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
     request = _check(model, cluster, batch, seq_len, costs, planner, schedule, stages, chunks, memory_bytes, granularity,
                      partition, slicing, {"data_parallel": data_parallel, "tensor_parallel": tensor_parallel})
     judge, found, compared = _choose(request)
-    durations = request.costs.durations(partition=found.partition, slicing=found.slicing, model=model)
+    durations = with_halves(lambda cut: request.costs.durations(partition=found.partition, slicing=cut, model=model),
+                            found.slicing, found.schedule)
     program = judge.program(found, durations)
     program.check()
     line = program.simulate(durations)

@@ -73,7 +73,7 @@ def sliced_1f1b(ranks: int, micro_batches: int, split: int) -> Program:
     """AutoPipe's sliced 1F1B (Liu et al. 2022): the forwards of the first ``split`` micro-batches in two halves along the
     batch, ``2F0.0a`` and ``2F0.0b``, so that the next stage begins half a forward earlier; backward is of the whole. The
     message of each stage's last warm-up forward is joined (``2F0.0a+``, ``2F0.0b+``): its reader's next op is the first of
-    its steady state. split: 0 to ranks - 1, and at most the micro-batches.
+    its steady state. split: 0 to micro_batches; from ranks on, more of them change nothing before the last stage starts.
 
     Equal stages, no message time: a large enough ``split``, ceil(ranks f / (2 b)), saves (ranks - 2) f / 2 of 1F1B's
     makespan; memory is 1F1B's.

@@ -22,6 +22,7 @@ from .schedules import Program
 
 Micro = tuple[int, tuple[int, ...]]
 Cut = tuple[tuple[int, int], ...]
+SLICED = "sliced-1f1b"  # AutoPipe's: whole sequences, the first forwards in halves along the batch
 SLIGHT = 1 - 1e-9     # less than this much better is rounding, not an improvement
 _HOPE = 1.003          # in the order of another plan, a better one may look this much worse
 _TRIES = 6             # of the moves that a glance likes best, how many are judged
@@ -52,28 +53,45 @@ class Judge:
         self.model, self.costs, self.ranks, self.chunks, self.limit = model, costs, ranks, chunks, limit
         self.work = 0                                          # a clock that is the same everywhere: about 13 ns a tick
         self.shortest: tuple[int, int, int] | None = None      # bytes short, rank, bytes needed: of the nearest miss
-        self._compute: dict[tuple[str, tuple[int, ...]], Program] = {}
+        self._compute: dict[tuple[str, tuple[int, ...], int], Program] = {}
         self._seen: dict[tuple[Any, ...], Candidate] = {}
         self._fits: dict[tuple[Any, ...], bool] = {}
         self._stage_work = cache(lambda cut: costs.stage_work(model, block_counts(model, cut)))
         self._slice_work = cache(costs.slice_work)
 
-    def durations(self, partition: Cut, slicing: tuple[Micro, ...]) -> dict[str, Any]:
-        return self.costs.timed(self._stage_work(partition), self._slice_work(slicing), self.model)
+    def durations(self, partition: Cut, slicing: tuple[Micro, ...], schedule: str = "") -> dict[str, Any]:
+        def timed(slicing: tuple[Micro, ...]) -> dict[str, Any]:
+            return self.costs.timed(self._stage_work(partition), self._slice_work(slicing), self.model)
+
+        return with_halves(timed, slicing, schedule)
 
     def program(self, c: Candidate, durations: dict[str, Any]) -> Program:
         """Built, split into I and W around the waits of these durations, lowered."""
-        key = (c.schedule, _counts(c.slicing))
-        if key not in self._compute:
-            self._compute[key] = _build(c.schedule, self.ranks, self.chunks, key[1])
+        key = (c.schedule, _counts(c.slicing), 0)
+        if c.schedule == SLICED:
+            key = (*key[:2], self._best_split(key[1], c.slicing, durations))
         tied = self.model.tie_weights and self.ranks * self.chunks > 1
-        return self._compute[key].split(durations, pending=c.pending).lower(tied=tied)
+        return self._made(*key).split(durations, pending=c.pending).lower(tied=tied)
+
+    def _made(self, schedule: str, counts: tuple[int, ...], split: int) -> Program:
+        key = (schedule, counts, split)
+        if key not in self._compute:
+            self._compute[key] = _build(schedule, self.ranks, self.chunks, counts, split)
+        return self._compute[key]
+
+    def _best_split(self, counts: tuple[int, ...], slicing: tuple[Micro, ...], durations: dict[str, Any]) -> int:
+        """How many of the first micro-batches to halve: the fewest of those that are fastest with whole backwards."""
+        most = next((q for q, (size, _) in enumerate(slicing) if size < 2), len(slicing))
+        seconds = [float(self._made(SLICED, counts, split).makespan(durations))
+                   for split in range(min(most, self.ranks - 1) + 1)]
+        self.work += 4 * len(counts) * self.ranks * len(seconds)
+        return next(split for split, s in enumerate(seconds) if s * SLIGHT <= min(seconds))
 
     def judge(self, schedule: str, partition: Cut, slicing: tuple[Micro, ...], pending: int = 1) -> Candidate:
         key = (schedule, partition, slicing, pending)
         found = self._seen.get(key)
         if found is None:
-            durations = self.durations(partition, slicing)
+            durations = self.durations(partition, slicing, schedule)
             program = self.program(Candidate(0.0, *key), durations)
             found = self._seen[key] = Candidate(float(program.makespan(durations)), *key)
             self.work += 80 * len(program) + 30_000            # what splitting and lowering cost beside timing
@@ -84,7 +102,7 @@ class Judge:
         and what they would take if their weight gradients were not placed anew."""
         if not others:
             return np.zeros(0)
-        program = self.program(like, self.durations(like.partition, like.slicing))
+        program = self.program(like, self.durations(like.partition, like.slicing, like.schedule))
         work = [self._stage_work(cut) for cut, _ in others]
         lengths = [[n for _, micro in slicing for n in micro] for _, slicing in others]
         self.work += (80 + len(others)) * len(program) + 1_000 * len(others)
@@ -97,7 +115,7 @@ class Judge:
             return True
         key = (c.schedule, c.partition, c.slicing, c.pending)
         if key not in self._fits:
-            program = self.program(c, self.durations(c.partition, c.slicing))
+            program = self.program(c, self.durations(c.partition, c.slicing, c.schedule))
             peak = peak_memory(self.model, c.partition, c.slicing, program)
             worst = max(range(len(peak)), key=lambda r: peak[r])
             short = peak[worst] - self.limit
@@ -118,7 +136,20 @@ def _counts(slicing: tuple[Micro, ...]) -> tuple[int, ...]:
     return tuple(len(lengths) for _, lengths in slicing)
 
 
-def _build(schedule: str, ranks: int, chunks: int, counts: tuple[int, ...]) -> Program:
+def with_halves(durations: Callable[[tuple[Micro, ...]], dict[str, Any]], slicing: tuple[Micro, ...], schedule: str) \
+        -> dict[str, Any]:
+    """durations(slicing), and in the sliced schedule those of the halves of every forward: "F.a", "F.b", ..."""
+    whole = durations(slicing)
+    if schedule == SLICED:
+        for name, extra in (("a", 1), ("b", 0)):
+            half = durations(tuple((max(1, (b + extra) // 2), lengths) for b, lengths in slicing))
+            whole |= {f"{k}.{name}": half[k] for k in ("F", "SF", "RF", "comm") if k in half}
+    return whole
+
+
+def _build(schedule: str, ranks: int, chunks: int, counts: tuple[int, ...], split: int) -> Program:
+    if schedule == SLICED:
+        return schedules.sliced_1f1b(ranks, len(counts), split)
     slices: Any = counts[0] if len(set(counts)) == 1 else list(counts)
     if schedule == "gpipe":
         return schedules.gpipe(ranks, len(counts), slices)
@@ -262,7 +293,7 @@ def _refine(judge: Judge, start: Candidate, *, unit: int, fixed_partition: bool,
     """Descend by single moves until none helps or ``budget`` ticks of the judge are spent (a count, not a time: the same
     request gives the same plan)."""
     best, stop = start, judge.work + budget
-    width = max(8, _GLANCE // len(judge.program(start, judge.durations(start.partition, start.slicing))))
+    width = max(8, _GLANCE // len(judge.program(start, judge.durations(start.partition, start.slicing, start.schedule))))
 
     def try_in_order(others: Iterable[tuple[Cut, tuple[Micro, ...]]]) -> bool:
         nonlocal best
@@ -313,6 +344,9 @@ def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: i
     slicings = [slicing] if slicing is not None else _slicing_seeds(judge, batch, seq_len, unit, stages)
     even = tuple(even_partition(judge.model, stages))
     slicings = [s for s in slicings if names[0] != "interleaved" or len(s) % judge.ranks == 0]
+    if names[0] == SLICED:
+        slicings = [s for s in slicings if max(_counts(s)) == 1]
+    fixed_slicing = slicing is not None or names[0] == SLICED
     found: list[Candidate] = []
     for s in sorted(slicings, key=partial(_estimate, judge)):
         if judge.work > _WORK // 3 and len(found) > 2 * len(names):  # a large program: the most promising starts only
@@ -328,9 +362,9 @@ def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: i
             chosen.append(c)
     if not chosen:
         return None
-    refine = partial(_refine, judge, unit=unit, fixed_partition=partition is not None, fixed_slicing=slicing is not None)
+    refine = partial(_refine, judge, unit=unit, fixed_partition=partition is not None, fixed_slicing=fixed_slicing)
     best = min((refine(c, budget=_WORK // (2 * len(chosen))) for c in chosen), key=lambda c: c.seconds)
-    if partition is None and slicing is None and stages > 1:   # a stage boundary moves only if the slices move with it
+    if partition is None and not fixed_slicing and stages > 1:   # a stage boundary moves only if the slices move with it
         cuts = list(_partition_moves(best.partition))
         seconds = judge.glance(best, [(cut, best.slicing) for cut in cuts])
         for i in np.argsort(seconds, kind="stable")[:4].tolist():

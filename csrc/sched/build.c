@@ -182,10 +182,8 @@ tp_status
 tp_program_build_sliced(int ranks, int micros, int split, tp_program **out)
 {
     TP_TRY(request_ok(TP_1F1B, ranks, 1, micros));
-    int most = at_most(ranks - 1, micros);
-    if (split < 0 || split > most)
-        return tp_fail(TP_EVALUE, "split is %d with %d ranks and %d micro-batches: 0 to %d would be right", split, ranks,
-                       micros, most);
+    if (split < 0 || split > micros)
+        return tp_fail(TP_EVALUE, "split is %d: 0 to the %d micro-batches would be right", split, micros);
     int32_t *slices = malloc((size_t)micros * sizeof *slices);
     if (slices == NULL)
         return tp_fail(TP_EMEMORY, "no memory for %d micro-batches", micros);

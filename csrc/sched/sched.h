@@ -95,8 +95,8 @@ typedef enum { TP_GPIPE, TP_1F1B, TP_SEQ1F1B, TP_INTERLEAVED, TP_SCHEDULES } tp_
 TP_MUST_USE tp_status
 tp_program_build(tp_schedule schedule, int ranks, int chunks, int micros, const int32_t *slices, tp_program **out);
 /* AutoPipe's sliced 1F1B (Liu et al. 2022, sec. III-C): micro-batches of one slice in 1F1B's order, the forwards of the
- * first `split` of them in halves, and the message of each stage's last warm-up forward joined. EVALUE: split below 0,
- * or above 0 and not below the ranks, or above the micro-batches. */
+ * first `split` of them in halves, and the message of each stage's last warm-up forward joined. EVALUE: split below 0 or
+ * above the micro-batches. */
 TP_MUST_USE tp_status
 tp_program_build_sliced(int ranks, int micros, int split, tp_program **out);
 /* An empty program with room for counts[ranks] instructions: for builders and parsers. */
