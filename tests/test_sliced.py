@@ -75,7 +75,7 @@ def test_simulation_equals_the_recurrence():
                 assert line.lower_bound_s <= right
                 assert math.isclose(sum(line.bubbles.values()), line.idle_s, abs_tol=1e-9)
             count += 1
-    assert count == 8 * 64
+    assert count == 8 * len(list(shapes())) > 400
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8, 12, 16])
