@@ -9,6 +9,7 @@ typedef struct {
     const tp_program *p;
     const tp_durations *d;
     int64_t units;
+    unsigned ops;                             /* tp_sched_ops */
     int has_b, has_i, even;                   /* even: no duration depends on the slice */
     double *forward_end;                      /* [stages * max_slices] of one micro-batch */
     double *backward_end, *next_backward_end; /* [max_slices] of one stage and of the stage behind it */
@@ -148,7 +149,7 @@ add_work(bound *b)
         for (int64_t u = 0; u < (b->even ? 1 : b->units); u++)
             b->work[p->rank_of[v]] +=
                 (whole_forward_s(b, v, u) + backward_s(b, v, u, 1)) * (b->even ? (double)b->units : 1.0);
-    if (!(tp_sched_ops(p) & (TP_SCHED_BIT(TP_OP_R) | TP_SCHED_BIT(TP_OP_SO) | TP_SCHED_BIT(TP_OP_SI))))
+    if (!(b->ops & (TP_SCHED_BIT(TP_OP_R) | TP_SCHED_BIT(TP_OP_SO) | TP_SCHED_BIT(TP_OP_SI))))
         return;
     for (int r = 0; r < p->ranks; r++)
         for (int64_t k = p->begin[r]; k < p->begin[r + 1]; k++)
@@ -175,7 +176,7 @@ static void
 find(bound *b, uint8_t *done, double *bound_s)
 {
     const tp_program *p = b->p;
-    unsigned ops = tp_sched_ops(p);
+    unsigned ops = b->ops;
     b->has_b = (ops & TP_SCHED_BIT(TP_OP_B)) != 0;
     b->has_i = (ops & TP_SCHED_BIT(TP_OP_I)) != 0;
     for (int r = 0; r < p->ranks; r++)
@@ -205,7 +206,8 @@ tp_program_bound(const tp_program *program, const tp_durations *durations, doubl
     double *cells = calloc(((size_t)program->stages + 2) * slices, sizeof *cells);
     double *rows = calloc(3 * ranks, sizeof *rows);
     uint8_t *done = calloc(slices + 1, 1);
-    tp_status status = tp_sched_halves(program, &b.halves);
+    b.ops = tp_sched_ops(program);
+    tp_status status = b.ops & TP_SCHED_HAS_HALVES ? tp_sched_halves(program, &b.halves) : TP_OK;
     b.even = b.even && b.halves == NULL;
     if (status != TP_OK) {
         /* told already */

@@ -42,14 +42,8 @@ bits_at(const proof *x, const tp_instr *i)
 }
 
 static tp_status
-rule_place(const proof *x, int rank, int64_t at, const tp_instr *i)
+rule_flags(const tp_program *p, int rank, int64_t at, const tp_instr *i)
 {
-    const tp_program *p = x->p;
-    if (i->op >= TP_OPS || i->stage >= p->stages || i->micro >= p->micros || i->slice >= p->slices[i->micro])
-        return tp_sched_refuse(p, rank, at, "no such instruction in a program of %d stages and %d micro-batches",
-                               p->stages, p->micros);
-    if (p->rank_of[i->stage] != rank)
-        return tp_sched_refuse(p, rank, at, "stage %d lives on rank %d", i->stage, p->rank_of[i->stage]);
     unsigned may = i->op == TP_OP_F                         ? TP_HALVES | TP_HALF_JOINED | TP_OVERLAPS
                    : i->op == TP_OP_SF || i->op == TP_OP_RF ? TP_HALVES
                    : tp_sched_is_backward(i->op)            ? TP_OVERLAPS
@@ -62,6 +56,17 @@ rule_place(const proof *x, int rank, int64_t at, const tp_instr *i)
     return TP_OK;
 }
 
+static tp_status
+rule_place(const proof *x, int rank, int64_t at, const tp_instr *i)
+{
+    const tp_program *p = x->p;
+    if (i->op >= TP_OPS || i->stage >= p->stages || i->micro >= p->micros || i->slice >= p->slices[i->micro])
+        return tp_sched_refuse(p, rank, at, "no such instruction in a program of %d stages and %d micro-batches",
+                               p->stages, p->micros);
+    if (p->rank_of[i->stage] != rank)
+        return tp_sched_refuse(p, rank, at, "stage %d lives on rank %d", i->stage, p->rank_of[i->stage]);
+    return i->flags == 0 ? TP_OK : rule_flags(p, rank, at, i);
+}
 /* a, then b, both joined or both apart; or the whole. */
 static tp_status
 rule_half(const proof *x, int rank, int64_t at, const tp_instr *i)
@@ -85,7 +90,8 @@ rule_forward(proof *x, int rank, int64_t at, const tp_instr *i)
         return tp_sched_refuse(x->p, rank, at, "this forward is done twice");
     if (i->slice > *done)
         return tp_sched_refuse(x->p, rank, at, "forward slices of a micro-batch ascend: slice %d comes first", *done);
-    TP_TRY(rule_half(x, rank, at, i));
+    if (x->halved || i->flags & TP_HALVES)
+        TP_TRY(rule_half(x, rank, at, i));
     x->halved |= (i->flags & TP_HALVES) != 0;
     unsigned mine = tp_instr_halves(i);
     if (x->lowered && tp_program_remote(x->p, i->stage) && (*bits_at(x, i) >> 2 & mine) != mine)
@@ -248,7 +254,8 @@ static tp_status
 check_one(proof *x, int rank, int64_t at, const tp_instr *i)
 {
     TP_TRY(rule_place(x, rank, at, i));
-    TP_TRY(rule_overlap(x, rank, at, i));
+    if (x->overlaps || i->flags & TP_OVERLAPS)
+        TP_TRY(rule_overlap(x, rank, at, i));
     if (x->ending && i->op < TP_OP_AR)
         return tp_sched_refuse(x->p, rank, at, "only AR and OPT may follow the first AR or OPT of a rank");
     switch (i->op) {

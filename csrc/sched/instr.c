@@ -112,10 +112,12 @@ tp_program_equal(const tp_program *a, const tp_program *b)
 unsigned
 tp_sched_ops(const tp_program *program)
 {
-    unsigned ops = 0;
-    for (int64_t i = 0; i < program->begin[program->ranks]; i++)
+    unsigned ops = 0, flags = 0;
+    for (int64_t i = 0; i < program->begin[program->ranks]; i++) {
         ops |= TP_SCHED_BIT(program->code[i].op & 31);
-    return ops;
+        flags |= program->code[i].flags;
+    }
+    return ops | (flags & TP_HALVES ? TP_SCHED_HAS_HALVES : 0);
 }
 
 int

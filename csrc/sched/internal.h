@@ -24,8 +24,9 @@ tp_sched_is_backward(int op)
 {
     return op == TP_OP_B || op == TP_OP_I;
 }
-/* The set of operations that the program has: bit op. */
+/* The set of operations that the program has: bit op; and whether some F is of a half. */
 #define TP_SCHED_BIT(op) (1u << (op))
+#define TP_SCHED_HAS_HALVES (1u << 31)
 unsigned
 tp_sched_ops(const tp_program *program);
 /* Sends or receives? Then it must have all of them. */

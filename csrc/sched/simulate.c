@@ -48,7 +48,8 @@ static tp_status
 sim_open(sim *s, const tp_program *p, const tp_durations *d)
 {
     size_t ranks = (size_t)p->ranks;
-    *s = (sim){.p = p, .d = d, .units = tp_program_units(p), .lowered = (tp_sched_ops(p) & TP_SCHED_MESSAGES) != 0};
+    unsigned ops = tp_sched_ops(p);
+    *s = (sim){.p = p, .d = d, .units = tp_program_units(p), .lowered = (ops & TP_SCHED_MESSAGES) != 0};
     size_t cells = (size_t)p->stages * (size_t)s->units;
     s->ready_f = malloc(cells * sizeof *s->ready_f);
     s->ready_b = malloc(cells * sizeof *s->ready_b);
@@ -63,7 +64,7 @@ sim_open(sim *s, const tp_program *p, const tp_durations *d)
         sim_close(s);
         return tp_fail(TP_EMEMORY, "no memory to simulate %lld instructions", (long long)p->begin[p->ranks]);
     }
-    tp_status status = tp_sched_halves(p, &s->halves);
+    tp_status status = ops & TP_SCHED_HAS_HALVES ? tp_sched_halves(p, &s->halves) : TP_OK;
     if (status == TP_OK && s->halves != NULL && (s->ready_half = malloc(cells * sizeof *s->ready_half)) == NULL)
         status = tp_fail(TP_EMEMORY, "no memory to simulate %lld instructions", (long long)p->begin[p->ranks]);
     if (status != TP_OK) {
@@ -126,6 +127,18 @@ publish(sim *s, double *cell, int reader_stage, double at)
     }
 }
 
+static void
+leave_half(sim *s, int rank, unsigned half, int stage, int64_t cell, int64_t unit)
+{
+    double lag = 0.0;
+    if (s->remote[stage + 1]) {
+        s->clock[rank] += tp_durations_s(s->d, TP_OP_SF, half, stage, unit);
+        lag = tp_durations_lag_s(s->d, s->units, half, stage, unit);
+    }
+    double *cells = half == TP_HALF_FIRST ? s->ready_half : s->ready_f;
+    publish(s, &cells[cell], stage + 1, s->clock[rank] + lag);
+}
+
 /* Send the output (these halves of it) of F, B or I of this cell: takes copy time of the rank, then the link's. */
 static inline void
 leave(sim *s, int rank, int forward, unsigned halves, int stage, int64_t cell, int64_t unit)
@@ -134,15 +147,17 @@ leave(sim *s, int rank, int forward, unsigned halves, int stage, int64_t cell, i
     if (reader < 0 || reader >= s->p->stages || halves == 0)
         return;
     double lag = 0.0;
-    if (s->remote[forward ? reader : stage]) {
-        unsigned flags = tp_sched_message_flags(halves);
-        s->clock[rank] += tp_durations_s(s->d, forward ? TP_OP_SF : TP_OP_SB, flags, stage, unit);
-        lag = tp_durations_lag_s(s->d, s->units, flags, stage, unit);
+    if (halves != TP_HALVES) {
+        leave_half(s, rank, halves, stage, cell, unit);
+        return;
     }
-    if (forward && s->halves != NULL && halves & TP_HALF_FIRST)
+    if (s->remote[forward ? reader : stage]) {
+        s->clock[rank] += tp_durations_s(s->d, forward ? TP_OP_SF : TP_OP_SB, 0, stage, unit);
+        lag = tp_durations_lag_s(s->d, s->units, 0, stage, unit);
+    }
+    if (forward && s->halves != NULL)
         publish(s, &s->ready_half[cell], reader, s->clock[rank] + lag);
-    if (halves & TP_HALF_SECOND)
-        publish(s, forward ? &s->ready_f[cell] : &s->ready_b[cell], reader, s->clock[rank] + lag);
+    publish(s, forward ? &s->ready_f[cell] : &s->ready_b[cell], reader, s->clock[rank] + lag);
 }
 
 static inline void
@@ -178,7 +193,7 @@ step(sim *s, int rank, const tp_instr *i)
         s->clock[rank] = (arrival > s->clock[rank] ? arrival : s->clock[rank]) + copy_s;
         compute(s, rank, i, unit);
         if (!(s->lowered && s->remote[forward ? i->stage + 1 : i->stage]))
-            leave(s, rank, forward, forward ? tp_sched_leaving(s->p, i) : TP_HALVES, i->stage, cell, unit);
+            leave(s, rank, forward, forward && i->flags ? tp_sched_leaving(s->p, i) : TP_HALVES, i->stage, cell, unit);
     } else if (i->op == TP_OP_W || i->op == TP_OP_R) {
         compute(s, rank, i, unit);
     } else if (i->op == TP_OP_SF || i->op == TP_OP_SB) {
