@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ._core import OPS, InvalidTypeError, InvalidValueError, Program
 
-__all__ = ["OPS", "Program", "gpipe", "interleaved", "one_f_one_b", "seq1f1b", "sliced_1f1b"]
+__all__ = ["OPS", "Program", "gpipe", "interleaved", "one_f_one_b", "pipedream", "seq1f1b", "sliced_1f1b", "zb_h1",
+           "zb_h2", "zb_v"]  # fmt: skip
 
-_GPIPE, _1F1B, _SEQ1F1B, _INTERLEAVED = range(4)  # tp_schedule of csrc/sched/sched.h
+_GPIPE, _1F1B, _SEQ1F1B, _INTERLEAVED, _ZB_H1, _ZB_H2 = range(6)  # tp_schedule of csrc/sched/sched.h
 
 
 def _whole(name: str, value: object, most: int) -> int:
@@ -29,6 +31,10 @@ def _whole(name: str, value: object, most: int) -> int:
 def _build(schedule: int, ranks: int, micro_batches: int, chunks: int, slices: int | Sequence[int]) -> Program:
     ranks, micro_batches = _whole("ranks", ranks, 32767), _whole("micro_batches", micro_batches, 65536)
     chunks = _whole("chunks", chunks, 65536)
+    return Program._build(schedule, ranks, chunks, _counts(micro_batches, slices))
+
+
+def _counts(micro_batches: int, slices: int | Sequence[int]) -> NDArray[np.int32]:
     if isinstance(slices, int | np.integer):
         counts = [_whole("slices", slices, 65536)] * micro_batches
     else:
@@ -42,7 +48,7 @@ def _build(schedule: int, ranks: int, micro_batches: int, chunks: int, slices: i
         raise InvalidValueError(
             f"slices has {len(counts)} entries: one per micro-batch, {micro_batches}, would be right"
         )
-    return Program._build(schedule, ranks, chunks, np.array(counts, np.int32))
+    return np.array(counts, np.int32)
 
 
 def gpipe(ranks: int, micro_batches: int, slices: int | Sequence[int] = 1) -> Program:
@@ -90,3 +96,47 @@ def seq1f1b(ranks: int, micro_batches: int, slices: int | Sequence[int]) -> Prog
     Uniform slices: makespan (m s + ranks - 1)(f + b); rank r holds min(m s, ranks - r - 1 + s) slices.
     """
     return _build(_SEQ1F1B, ranks, micro_batches, 1, slices)
+
+
+def zb_h1(ranks: int, micro_batches: int, slices: int | Sequence[int] = 1) -> Program:
+    """ZB-H1 (Qi et al. 2024): backward apart into I and W, W late enough to let I's through, activations as in 1F1B.
+
+    One slice, f = i = w: (ranks - 1)(f + i - w) idle seconds a rank where micro_batches >= ranks; every rank holds
+    min(ranks, micro_batches).
+    """
+    return _build(_ZB_H1, ranks, micro_batches, 1, slices)
+
+
+def zb_h2(ranks: int, micro_batches: int, slices: int | Sequence[int] = 1) -> Program:
+    """ZB-H2 (Qi et al. 2024): as ZB-H1 with twice the warm-up: no rank waits once it has begun.
+
+    One slice, f = i = w, micro_batches >= 2 ranks - 1: makespan (3 micro_batches + ranks - 1) f, which no order beats;
+    every rank holds 2 ranks - 1.
+    """
+    return _build(_ZB_H2, ranks, micro_batches, 1, slices)
+
+
+def zb_v(ranks: int, micro_batches: int, slices: int | Sequence[int] = 1, seconds: Sequence[float] = (1.0, 1.0, 1.0)) -> Program:
+    """ZB-V (Qi et al. 2024): rank r holds stages r and 2 ranks - 1 - r, so that a micro-batch ends where it began; W fills
+    waits; a rank holds at most 2 ranks activations of a stage, 1F1B's bytes.
+
+    The faster, at nominal ``seconds`` of F, I and W of a stage, of the paper's pattern (micro_batches >= 2 ranks - 1) and list
+    scheduling. Equal seconds and that many micro-batches: (6 micro_batches + ranks - 1) f, which no order on this placement
+    beats.
+    """
+    ranks, micro_batches = _whole("ranks", ranks, 32767), _whole("micro_batches", micro_batches, 65536)
+    try:
+        forward, inputs, weights = (float(x) for x in seconds)
+    except (TypeError, ValueError):
+        raise InvalidTypeError(f"seconds is {seconds!r}: three numbers (of F, I and W) would be right") from None
+    return Program._build_zb_v(ranks, _counts(micro_batches, slices), 2 * ranks, forward, inputs, weights)
+
+
+def pipedream(ranks: int, micro_batches: int, slices: int | Sequence[int] = 1) -> Program:
+    """A stretch of PipeDream's endless stream (Narayanan et al. 2019): 1F1B's order, never flushed.
+
+    For timing: seconds a micro-batch are the difference of the makespans of two stretches over the difference of their
+    micro-batches, and become the busiest rank's f + b. This engine has one version of each weight and would run it as 1F1B;
+    PipeDream itself updates after every backward and keeps ranks - r versions on rank r.
+    """
+    return _build(_1F1B, ranks, micro_batches, 1, slices)

@@ -113,6 +113,27 @@ program_build_sliced(PyObject *type, PyObject *args)
 }
 
 static PyObject *
+program_build_zb_v(PyObject *type, PyObject *args)
+{
+    tp_zb_v_request request = {0};
+    PyObject *slices;
+    Py_buffer view;
+    if (!PyArg_ParseTuple(args, "iOiddd", &request.ranks, &slices, &request.most, &request.forward_s,
+                          &request.input_s, &request.weight_s) ||
+        tp_py_view(slices, 'i', 1, 0, "slices", &view) < 0)
+        return NULL;
+    request.slices = view.buf;
+    request.micros = view.shape[0] > 65537 ? 65537 : (int)view.shape[0];
+    tp_program *program = NULL;
+    tp_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = tp_program_build_zb_v(&request, &program);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&view);
+    return made_by(type, status, program);
+}
+
+static PyObject *
 from_text(PyObject *type, PyObject *text, tp_status (*parse)(const char *, size_t, tp_program **))
 {
     Py_ssize_t length;
@@ -510,6 +531,7 @@ static PyMethodDef methods[] = {
      "`instructions`."},
     {"_build", program_build, METH_VARARGS | METH_CLASS, NULL},
     {"_build_sliced", program_build_sliced, METH_VARARGS | METH_CLASS, NULL},
+    {"_build_zb_v", program_build_zb_v, METH_VARARGS | METH_CLASS, NULL},
     {"_from_code", program_from_code, METH_VARARGS | METH_CLASS, NULL},
     {"to_csv", program_to_csv, METH_NOARGS,
      "to_csv($self, /)\n--\n\ntorch.distributed.pipelining's compute-only CSV. ScheduleError "

@@ -119,6 +119,110 @@ write_interleaved(pen *p, int rank)
     }
 }
 
+/* The slices of a micro-batch's I or W, descending as in B. */
+static void
+put_half_backward(pen *p, int op, int stage, int micro)
+{
+    for (int s = p->program->slices[micro] - 1; s >= 0; s--)
+        put(p, op, stage, micro, s);
+}
+
+/* `warm` forwards, then one forward, one I and, `delay` micro-batches behind, one W. */
+static void
+write_zero_bubble(pen *p, int rank, int warm, int delay)
+{
+    int m = p->program->micros, w = 0;
+    warm = at_most(m, warm);
+    for (int q = 0; q < warm; q++)
+        put_forward(p, rank, q);
+    for (int q = 0; q < m; q++) {
+        if (q + warm < m)
+            put_forward(p, rank, q + warm);
+        put_half_backward(p, TP_OP_I, rank, q);
+        if (q >= delay)
+            put_half_backward(p, TP_OP_W, rank, w++);
+    }
+    while (w < m)
+        put_half_backward(p, TP_OP_W, rank, w++);
+}
+
+/* Qi et al. 2024, ZB-H1: 1F1B's warm-up, and as many W's late as the rank is far from the first: every rank holds P. */
+static void
+write_zb_h1(pen *p, int rank)
+{
+    write_zero_bubble(p, rank, p->program->ranks - 1 - rank, rank);
+}
+
+/* ZB-H2: twice the warm-up, so that no rank waits for its first I; every rank holds 2 P - 1. */
+static void
+write_zb_h2(pen *p, int rank)
+{
+    write_zero_bubble(p, rank, 2 * (p->program->ranks - 1 - rank), 2 * rank);
+}
+
+/* Next micro-batches of a rank's two stages; an op that is not due yet, or no more, is skipped. */
+typedef struct {
+    pen *p;
+    int stage[2], forward[2], input[2], weight[2];
+} v_rank;
+
+static void
+put_next(v_rank *v, int op, int chunk)
+{
+    int f = v->forward[chunk], i = v->input[chunk], w = v->weight[chunk], m = v->p->program->micros;
+    if (op == TP_OP_F && f < m)
+        put_forward(v->p, v->stage[chunk], v->forward[chunk]++);
+    else if (op == TP_OP_I && i < f)
+        put_half_backward(v->p, TP_OP_I, v->stage[chunk], v->input[chunk]++);
+    else if (op == TP_OP_W && w < i)
+        put_half_backward(v->p, TP_OP_W, v->stage[chunk], v->weight[chunk]++);
+}
+
+/* I and W of one chunk, with a forward before them. */
+static void
+put_round(v_rank *v, int chunk, int with_forward)
+{
+    if (with_forward)
+        put_next(v, TP_OP_F, chunk);
+    put_next(v, TP_OP_I, chunk);
+    put_next(v, TP_OP_W, chunk);
+}
+
+/* ZB-V (Qi et al. 2024, sec. 6) for f = i = w, m >= 2 P - 1: as many forwards of the first stage as fit before the first
+ * micro-batch is back, then both stages in turn; W's that are r late let the last I's through. */
+static void
+write_zb_v(pen *p, int rank)
+{
+    int ranks = p->program->ranks, m = p->program->micros, left = ranks - rank;
+    v_rank v = {.p = p, .stage = {rank, 2 * ranks - 1 - rank}};
+    for (int k = 0; k < 2 * left - 1; k++)
+        put_next(&v, TP_OP_F, 0);
+    for (int k = 0; k < rank; k++) {
+        put_next(&v, TP_OP_F, 1);
+        put_next(&v, TP_OP_F, 0);
+    }
+    for (int k = 0; k < left; k++)
+        put_round(&v, 1, 1);
+    for (int k = 0; k < m - ranks - left + 1; k++) {
+        put_round(&v, 0, 1);
+        put_round(&v, 1, 1);
+    }
+    for (int k = 0; k < left - 1; k++) {
+        put_round(&v, 0, 0);
+        put_round(&v, 1, 1);
+    }
+    for (int k = 0; k < rank; k++) {
+        put_next(&v, TP_OP_I, 0);
+        put_next(&v, TP_OP_I, 1);
+    }
+    for (int k = 0; k < left; k++)
+        put_round(&v, 0, 0);
+    for (int k = 0; k < m; k++) {
+        put_next(&v, TP_OP_W, 1);
+        put_next(&v, TP_OP_W, 0);
+    }
+}
+
 static tp_status
 request_ok(tp_schedule schedule, int ranks, int chunks, int micros)
 {
@@ -130,7 +234,10 @@ request_ok(tp_schedule schedule, int ranks, int chunks, int micros)
         return tp_fail(TP_EVALUE, "micro-batches is %d: 1 to 65536 would be right", micros);
     if (schedule == TP_INTERLEAVED && (chunks < 1 || (int64_t)ranks * chunks > 65536))
         return tp_fail(TP_EVALUE, "chunks is %d with %d ranks: 1 to %d would be right", chunks, ranks, 65536 / ranks);
-    if (schedule != TP_INTERLEAVED && chunks != 1)
+    if (schedule == TP_ZB_V && (chunks != 2 || ranks > 32768 || micros < 2 * ranks - 1))
+        return tp_fail(TP_EVALUE, "ZB-V of %d ranks has %d chunks and %d micro-batches: 2 and at least %d would be right",
+                       ranks, chunks, micros, 2 * ranks - 1);
+    if (schedule != TP_INTERLEAVED && schedule != TP_ZB_V && chunks != 1)
         return tp_fail(TP_EVALUE, "chunks is %d: only the interleaved schedule has more than 1", chunks);
     if (schedule == TP_INTERLEAVED && micros % ranks != 0)
         return tp_fail(TP_EVALUE,
@@ -142,7 +249,9 @@ request_ok(tp_schedule schedule, int ranks, int chunks, int micros)
 static tp_status
 build(tp_schedule schedule, int ranks, int chunks, int micros, int split, const int32_t *slices, tp_program **out)
 {
-    static void (*const write[])(pen *, int) = {write_gpipe, write_1f1b, write_seq1f1b, write_interleaved};
+    static void (*const write[])(pen *, int) = {write_gpipe,       write_1f1b,  write_seq1f1b,
+                                                     write_interleaved, write_zb_h1, write_zb_h2,
+                                                     write_zb_v};
     int stages = ranks * chunks;
     int64_t units = 0;
     for (int q = 0; q < micros; q++)
@@ -155,9 +264,9 @@ build(tp_schedule schedule, int ranks, int chunks, int micros, int split, const 
         status = tp_fail(TP_EMEMORY, "no memory for %d stages", stages);
     } else {
         for (int r = 0; r < ranks; r++)
-            counts[r] = 2 * units * chunks + split;
+            counts[r] = (schedule >= TP_ZB_H1 ? 3 : 2) * units * chunks + split;
         for (int v = 0; v < stages; v++)
-            rank_of[v] = v % ranks;
+            rank_of[v] = schedule == TP_ZB_V && v >= ranks ? stages - 1 - v : v % ranks;
         status = tp_program_open(ranks, stages, micros, slices, rank_of, counts, &program);
     }
     free(counts);

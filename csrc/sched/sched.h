@@ -91,7 +91,7 @@ tp_instr_halves(const tp_instr *instr)
 /* ---- builders (compute only: F and B, or F, I, W) ------------------------------------------------------------------- */
 /* slices: [micros] counts. The order of micro-batches in backward is ascending in every builder of ours, so that weight
  * gradients accumulate in one canonical order whatever the schedule (bit-equal training). */
-typedef enum { TP_GPIPE, TP_1F1B, TP_SEQ1F1B, TP_INTERLEAVED, TP_SCHEDULES } tp_schedule;
+typedef enum { TP_GPIPE, TP_1F1B, TP_SEQ1F1B, TP_INTERLEAVED, TP_ZB_H1, TP_ZB_H2, TP_ZB_V, TP_SCHEDULES } tp_schedule;
 TP_MUST_USE tp_status
 tp_program_build(tp_schedule schedule, int ranks, int chunks, int micros, const int32_t *slices, tp_program **out);
 /* AutoPipe's sliced 1F1B (Liu et al. 2022, sec. III-C): micro-batches of one slice in 1F1B's order, the forwards of the
@@ -99,6 +99,18 @@ tp_program_build(tp_schedule schedule, int ranks, int chunks, int micros, const 
  * above the micro-batches. */
 TP_MUST_USE tp_status
 tp_program_build_sliced(int ranks, int micros, int split, tp_program **out);
+/* TP_ZB_V has 2 chunks and at least 2 ranks - 1 micro-batches; fewer, or other times than f = i = w: list scheduling.
+ *
+ * ZB-V for any times: list scheduling, with which TP_ZB_V's closed rule competes where it applies. Rank r holds stages r and
+ * 2 ranks - 1 - r, and at most `most` activations of a stage at once, counted from F to W. */
+typedef struct {
+    int ranks, micros, most;
+    const int32_t *slices;               /* [micros] */
+    double forward_s, input_s, weight_s; /* nominal, of one stage */
+} tp_zb_v_request;
+/* EVALUE; EINFEASIBLE: `most` is too small for anything to move. */
+TP_MUST_USE tp_status
+tp_program_build_zb_v(const tp_zb_v_request *request, tp_program **out);
 /* An empty program with room for counts[ranks] instructions: for builders and parsers. */
 TP_MUST_USE tp_status
 tp_program_open(int ranks, int stages, int micros, const int32_t *slices, const int32_t *rank_of, const int64_t *counts,
