@@ -219,7 +219,7 @@ def _timeline_of(path: Path, args: argparse.Namespace) -> tuple[str, Any]:
         return "plan", tp.Plan.load(str(path)).timeline()
     program = tp.Program.from_csv(text) if path.suffix == ".csv" else tp.Program.parse(text)
     program.check()
-    return "program", program.simulate({"F": args.fwd, "B": args.bwd}, comm_s=args.comm)
+    return "program", program.simulate(_seconds(args), comm_s=args.comm)
 
 
 def _launch_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -276,6 +276,10 @@ def _plan(args: argparse.Namespace) -> int:
     return DONE
 
 
+def _seconds(args: argparse.Namespace) -> dict[str, float]:
+    return {"F": args.fwd, "B": args.bwd, "I": args.bwd / 2, "W": args.bwd / 2}
+
+
 def _simulate(args: argparse.Namespace) -> int:
     if (args.path is None) == (args.schedule is None):
         raise ValueError("give either a file or --schedule")
@@ -292,7 +296,7 @@ def _simulate(args: argparse.Namespace) -> int:
             )
         program = build(args.ranks, args.micro_batches, slices=args.slices)
         program.check()
-        what, line = args.schedule, program.simulate({"F": args.fwd, "B": args.bwd}, comm_s=args.comm)
+        what, line = args.schedule, program.simulate(_seconds(args), comm_s=args.comm)
     _print(args, {"what": what, **_timeline_result(line), **_draw(args, line)})
     return DONE
 

@@ -50,9 +50,8 @@ made(PyObject *self, tp_status status, tp_program *program)
     return status == TP_OK ? wrap(Py_TYPE(self), program) : tp_py_raise(tp_py_state_of(self), status);
 }
 
-/* A class method's `self` is the class; a static type of ours is never a heap type's metatype. */
-static PyObject *
-made_by(PyObject *type, tp_status status, tp_program *program)
+PyObject *
+tp_py_program_made_by(PyObject *type, tp_status status, tp_program *program)
 {
     if (status == TP_OK)
         return wrap((PyTypeObject *)type, program);
@@ -79,61 +78,6 @@ hand_over(const char *module, const char *function, PyObject *self, PyObject *ar
 /* ---- making ------------------------------------------------------------------------------------------------------------ */
 
 static PyObject *
-program_build(PyObject *type, PyObject *args)
-{
-    int schedule, ranks, chunks;
-    PyObject *slices;
-    Py_buffer view;
-    if (!PyArg_ParseTuple(args, "iiiO", &schedule, &ranks, &chunks, &slices) ||
-        tp_py_view(slices, 'i', 1, 0, "slices", &view) < 0)
-        return NULL;
-    tp_program *program = NULL;
-    tp_status status;
-    Py_ssize_t micros = view.shape[0];
-    Py_BEGIN_ALLOW_THREADS
-    status = tp_program_build((tp_schedule)schedule, ranks, chunks, micros > 65537 ? 65537 : (int)micros, view.buf,
-                              &program);
-    Py_END_ALLOW_THREADS
-    PyBuffer_Release(&view);
-    return made_by(type, status, program);
-}
-
-static PyObject *
-program_build_sliced(PyObject *type, PyObject *args)
-{
-    int ranks, micros, split;
-    if (!PyArg_ParseTuple(args, "iii", &ranks, &micros, &split))
-        return NULL;
-    tp_program *program = NULL;
-    tp_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = tp_program_build_sliced(ranks, micros, split, &program);
-    Py_END_ALLOW_THREADS
-    return made_by(type, status, program);
-}
-
-static PyObject *
-program_build_zb_v(PyObject *type, PyObject *args)
-{
-    tp_zb_v_request request = {0};
-    PyObject *slices;
-    Py_buffer view;
-    if (!PyArg_ParseTuple(args, "iOiddd", &request.ranks, &slices, &request.most, &request.forward_s,
-                          &request.input_s, &request.weight_s) ||
-        tp_py_view(slices, 'i', 1, 0, "slices", &view) < 0)
-        return NULL;
-    request.slices = view.buf;
-    request.micros = view.shape[0] > 65537 ? 65537 : (int)view.shape[0];
-    tp_program *program = NULL;
-    tp_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = tp_program_build_zb_v(&request, &program);
-    Py_END_ALLOW_THREADS
-    PyBuffer_Release(&view);
-    return made_by(type, status, program);
-}
-
-static PyObject *
 from_text(PyObject *type, PyObject *text, tp_status (*parse)(const char *, size_t, tp_program **))
 {
     Py_ssize_t length;
@@ -148,7 +92,7 @@ from_text(PyObject *type, PyObject *text, tp_status (*parse)(const char *, size_
     Py_BEGIN_ALLOW_THREADS
     status = parse(utf8, (size_t)length, &program);
     Py_END_ALLOW_THREADS
-    return made_by(type, status, program);
+    return tp_py_program_made_by(type, status, program);
 }
 
 static PyObject *
@@ -188,7 +132,7 @@ program_from_code(PyObject *type, PyObject *args)
                      (long long)whole);
     } else {
         tp_status status = tp_program_from_code((int)ranks, count.buf, bytes.buf, keep_slots, &program);
-        result = made_by(type, status, program);
+        result = tp_py_program_made_by(type, status, program);
     }
     PyBuffer_Release(&count);
     PyBuffer_Release(&bytes);
@@ -529,9 +473,9 @@ static PyMethodDef methods[] = {
      "from_instructions($type, ranks, keep_slots=False)\n--\n\nThe program of one structured array per rank, fields as "
      "in "
      "`instructions`."},
-    {"_build", program_build, METH_VARARGS | METH_CLASS, NULL},
-    {"_build_sliced", program_build_sliced, METH_VARARGS | METH_CLASS, NULL},
-    {"_build_zb_v", program_build_zb_v, METH_VARARGS | METH_CLASS, NULL},
+    {"_build", tp_py_program_build, METH_VARARGS | METH_CLASS, NULL},
+    {"_build_sliced", tp_py_program_build_sliced, METH_VARARGS | METH_CLASS, NULL},
+    {"_build_zb_v", tp_py_program_build_zb_v, METH_VARARGS | METH_CLASS, NULL},
     {"_from_code", program_from_code, METH_VARARGS | METH_CLASS, NULL},
     {"to_csv", program_to_csv, METH_NOARGS,
      "to_csv($self, /)\n--\n\ntorch.distributed.pipelining's compute-only CSV. ScheduleError "

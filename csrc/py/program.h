@@ -12,6 +12,18 @@ tp_py_program_wrap(tp_py_state *state, tp_program *program);
 const tp_program *
 tp_py_program_get(tp_py_state *state, PyObject *object, const char *what);
 
+/* What a class method returns: `self` there is the class (of a static type of ours, so never a heap type's metatype). The
+ * program is taken over, or the status raised. */
+PyObject *
+tp_py_program_made_by(PyObject *type, tp_status status, tp_program *program);
+/* Class methods: (schedule, ranks, chunks, slices), (ranks, micro-batches, split), (ranks, slices, most, F, I, W seconds). */
+PyObject *
+tp_py_program_build(PyObject *type, PyObject *args);
+PyObject *
+tp_py_program_build_sliced(PyObject *type, PyObject *args);
+PyObject *
+tp_py_program_build_zb_v(PyObject *type, PyObject *args);
+
 /* Durations from Python: `tables` maps operation names to float64 arrays that the strides index. */
 typedef struct {
     tp_durations durations;

@@ -1,0 +1,57 @@
+/* Class methods of _core.Program that build one schedule or another; terapipe_c/schedules.py calls them. */
+#include "csrc/py/program.h"
+
+PyObject *
+tp_py_program_build(PyObject *type, PyObject *args)
+{
+    int schedule, ranks, chunks;
+    PyObject *slices;
+    Py_buffer view;
+    if (!PyArg_ParseTuple(args, "iiiO", &schedule, &ranks, &chunks, &slices) ||
+        tp_py_view(slices, 'i', 1, 0, "slices", &view) < 0)
+        return NULL;
+    tp_program *program = NULL;
+    tp_status status;
+    Py_ssize_t micros = view.shape[0];
+    Py_BEGIN_ALLOW_THREADS
+    status = tp_program_build((tp_schedule)schedule, ranks, chunks, micros > 65537 ? 65537 : (int)micros, view.buf,
+                              &program);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&view);
+    return tp_py_program_made_by(type, status, program);
+}
+
+PyObject *
+tp_py_program_build_sliced(PyObject *type, PyObject *args)
+{
+    int ranks, micros, split;
+    if (!PyArg_ParseTuple(args, "iii", &ranks, &micros, &split))
+        return NULL;
+    tp_program *program = NULL;
+    tp_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = tp_program_build_sliced(ranks, micros, split, &program);
+    Py_END_ALLOW_THREADS
+    return tp_py_program_made_by(type, status, program);
+}
+
+PyObject *
+tp_py_program_build_zb_v(PyObject *type, PyObject *args)
+{
+    tp_zb_v_request request = {0};
+    PyObject *slices;
+    Py_buffer view;
+    if (!PyArg_ParseTuple(args, "iOiddd", &request.ranks, &slices, &request.most, &request.forward_s,
+                          &request.input_s, &request.weight_s) ||
+        tp_py_view(slices, 'i', 1, 0, "slices", &view) < 0)
+        return NULL;
+    request.slices = view.buf;
+    request.micros = view.shape[0] > 65537 ? 65537 : (int)view.shape[0];
+    tp_program *program = NULL;
+    tp_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = tp_program_build_zb_v(&request, &program);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&view);
+    return tp_py_program_made_by(type, status, program);
+}
