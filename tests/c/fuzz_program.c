@@ -1,5 +1,5 @@
 /* Texts of programs, mutated at random, through parse, print, check, lower, strip and simulate: whatever the text says,
- * the answer is a status or a program that prints itself back. fuzz_program [seconds] [seed] */
+ * the answer is a status or a program that prints itself back; and the same of CSV. fuzz_program [seconds] [seed] */
 #include "csrc/base/clock.h"
 #include "csrc/base/rng.h"
 #include "csrc/sched/sched.h"
@@ -37,7 +37,10 @@ true_text(void)
     int32_t slices[4];
     for (int i = 0; i < micros; i++)
         slices[i] = 1 + (int32_t)below(3);
-    while (tp_program_build((tp_schedule)below(TP_SCHEDULES), ranks, chunks, micros, slices, &program) != TP_OK)
+    if (below(3) == 0 && tp_program_build_sliced(ranks, micros, (int)below((uint64_t)micros + 1), &program) != TP_OK)
+        exit(99);
+    while (program == NULL &&
+           tp_program_build((tp_schedule)below(TP_SCHEDULES), ranks, chunks, micros, slices, &program) != TP_OK)
         chunks = 1; /* interleaved asks for more than the others do */
     char *text;
     if (below(2) && tp_program_lower(program, (int)below(2), &lowered) == TP_OK) {
@@ -56,7 +59,7 @@ true_text(void)
 static size_t
 mutate(const char *text, char *out)
 {
-    static const char alphabet[] = "0123456789FBIWRSOAPT.@ \n,-";
+    static const char alphabet[] = "0123456789FBIWRSOAPT.@ \n,-ab+&();";
     size_t length = strlen(text);
     if (length > ROOM / 2)
         length = ROOM / 2;
@@ -86,6 +89,32 @@ mutate(const char *text, char *out)
 }
 
 static void
+use_csv(const tp_program *program)
+{
+    tp_program *stripped = NULL, *again = NULL;
+    size_t length = tp_program_print_csv(program, NULL, 0);
+    char *text = malloc(length + 1);
+    if (text == NULL || tp_program_print_csv(program, text, length + 1) != length)
+        exit(99);
+    tp_status status = tp_program_strip(program, &stripped);
+    if (status == TP_OK && tp_program_check(stripped) == TP_OK &&
+        (tp_program_parse_csv(text, length, &again) != TP_OK || !tp_program_equal(stripped, again))) {
+        fprintf(stderr, "does not survive CSV (%s):\n%s\n", tp_error_message(), text);
+        exit(1);
+    }
+    tp_program_close(again);
+    tp_program_close(stripped);
+    again = NULL;
+    char mutated[512];
+    if (length < sizeof mutated / 2) {
+        length = mutate(text, mutated);
+        if (tp_program_parse_csv(mutated, length, &again) == TP_OK)
+            tp_program_close(again);
+    }
+    free(text);
+}
+
+static void
 use(const tp_program *program)
 {
     tp_program *again = NULL, *lowered = NULL, *stripped = NULL;
@@ -100,14 +129,34 @@ use(const tp_program *program)
         double one = 1.0, two = 2.0;
         tp_durations durations = {.seconds = {[TP_OP_F] = &one, [TP_OP_B] = &two, [TP_OP_I] = &one, [TP_OP_W] = &one}};
         tp_timeline *line = NULL;
+        tp_program *split = NULL;
+        tp_sim *sim = NULL;
+        double makespan = -1.0;
+        if (tp_program_split(program, &durations, (int)below(3), &split) == TP_OK) {
+            if (tp_program_check(split) != TP_OK) {
+                fprintf(stderr, "a split program does not check: %s\n", tp_error_message());
+                exit(1);
+            }
+            tp_program_close(split);
+        }
+        if (tp_sim_open(program, &sim) == TP_OK) {
+            tp_sim_run(sim, &durations, &makespan);
+            tp_sim_close(sim);
+        }
         if (tp_program_simulate(program, &durations, &one, 0, 0, 1, &line) == TP_OK) {
             if (!(line->makespan_s >= line->lower_bound_s - 1e-9)) {
                 fprintf(stderr, "makespan %g is under its lower bound %g\n", line->makespan_s, line->lower_bound_s);
                 exit(1);
             }
+            if (line->makespan_s != makespan) {
+                fprintf(stderr, "makespan %g, and %g again\n", line->makespan_s, makespan);
+                exit(1);
+            }
             tp_timeline_close(line);
         }
     }
+    if (tp_program_can_csv(program) == TP_OK)
+        use_csv(program);
     if (tp_program_strip(program, &stripped) == TP_OK) {
         if (tp_program_lower(stripped, 1, &lowered) == TP_OK)
             tp_program_close(lowered);
