@@ -78,6 +78,20 @@ def test_simulation_equals_the_recurrence():
     assert count == 8 * len(list(shapes())) > 400
 
 
+def test_autopipes_slicer_means_this_program():
+    """tp.planners.autopipe_slicer has a recurrence of its own: its times are the simulator's, its split the fewest best."""
+    rng = np.random.default_rng(5)
+    for _ in range(200):
+        ranks = int(rng.integers(1, 9))
+        m = int(rng.integers(1, 3 * ranks + 2))
+        f, b = rng.integers(1, 30, (2, ranks)).astype(float)
+        comm = float(rng.choice([0, 1, 4]))
+        seconds = [tp.schedules.sliced_1f1b(ranks, m, split).simulate({"F": f, "B": b}, comm_s=comm).makespan_s
+                   for split in range(min(ranks - 1, m) + 1)]  # fmt: skip
+        found = tp.planners.autopipe_slicer(f, b, m, comm_s=comm)
+        assert found.step_time_s == min(seconds) and found.split == seconds.index(min(seconds))
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8, 12, 16])
 def test_closed_form_of_balanced_stages(ranks):
     """PLANNERS.md 2.6: ceil(p f / 2 b) micro-batches are enough, and save (p - 2) f / 2."""
