@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ._core import OPS, InvalidTypeError, InvalidValueError, Program
 
-__all__ = ["OPS", "Program", "gpipe", "interleaved", "one_f_one_b", "pipedream", "seq1f1b", "sliced_1f1b", "zb_h1",
+__all__ = ["OPS", "Program", "dualpipe_v", "gpipe", "interleaved", "one_f_one_b", "pipedream", "seq1f1b", "sliced_1f1b", "zb_h1",
            "zb_h2", "zb_v"]  # fmt: skip
 
 _GPIPE, _1F1B, _SEQ1F1B, _INTERLEAVED, _ZB_H1, _ZB_H2 = range(6)  # tp_schedule of csrc/sched/sched.h
@@ -130,6 +130,17 @@ def zb_v(ranks: int, micro_batches: int, slices: int | Sequence[int] = 1, second
     except (TypeError, ValueError):
         raise InvalidTypeError(f"seconds is {seconds!r}: three numbers (of F, I and W) would be right") from None
     return Program._build_zb_v(ranks, _counts(micro_batches, slices), 2 * ranks, forward, inputs, weights)
+
+
+def dualpipe_v(ranks: int, micro_batches: int, slices: int | Sequence[int] = 1) -> Program:
+    """DualPipeV (DeepSeek-AI 2024's DualPipe cut in half): rank r holds stages r and 2 ranks - 1 - r; in the main part the
+    forward of one overlaps with the backward of the other (``0F3.0& 3B1.0``; here they run one behind the other).
+    micro_batches: at least 2 ranks.
+
+    One slice, f = i = w: makespan (6 micro_batches + ranks - 1) f; every rank holds 2 ranks + 1 activations of a stage.
+    """
+    ranks, micro_batches = _whole("ranks", ranks, 32767), _whole("micro_batches", micro_batches, 65536)
+    return Program._build_dualpipe_v(ranks, _counts(micro_batches, slices))
 
 
 def pipedream(ranks: int, micro_batches: int, slices: int | Sequence[int] = 1) -> Program:

@@ -3,7 +3,7 @@
 import re
 from collections import deque
 
-WORD = re.compile(r"(\d+)([A-Z]+)(\d+)\.(\d+)(?:@(\d+))?")
+WORD = re.compile(r"(\d+)([A-Z]+)(\d+)\.(\d+)(?:@(\d+)|&)?")
 
 
 class Stuck(Exception):

@@ -59,6 +59,18 @@ def test_closed_forms_of_zb_v(ranks):
         assert line.peak_memory_bytes.max() <= 2 * ranks
 
 
+@pytest.mark.parametrize("ranks", range(1, 13))
+def test_closed_forms_of_dualpipe_v(ranks):
+    for micros in (2 * ranks, 2 * ranks + 1, 4 * ranks):
+        program = schedules.dualpipe_v(ranks, micros)
+        program.check(canonical=True)
+        line = program.simulate({**EQUAL, "B": 2.0}, activation_bytes=1)
+        assert line.makespan_s == 6 * micros + ranks - 1
+        assert line.peak_memory_bytes.tolist() == [2 * ranks + 1] * ranks
+    with pytest.raises(ValueError, match=f"micro-batches is {2 * ranks - 1} with {ranks} ranks: DualPipeV needs"):
+        schedules.dualpipe_v(ranks, 2 * ranks - 1)
+
+
 def test_zb_v_for_other_times():
     """Never worse than the pattern for equal times; the same program for times scaled by a power of two."""
     rng = np.random.default_rng(3)
@@ -86,6 +98,11 @@ def test_zb_v_for_other_times():
 
 
 def test_every_zero_bubble_program_is_proved_and_executes():
+    for program in (schedules.dualpipe_v(2, 4, [1, 3, 2, 1]), schedules.dualpipe_v(3, 6, 2), schedules.dualpipe_v(1, 3)):
+        for one in (program, program.lower(), program.lower(tied=True)):
+            one.check(canonical=True)
+            assert execute(one) and tp.Program.parse(str(one)) == one
+        assert program.lower(tied=True).strip() == program
     count = 0
     for build in (schedules.zb_h1, schedules.zb_h2, schedules.zb_v):
         for ranks, micros, slices in ((1, 1, 1), (2, 1, 2), (2, 5, 1), (3, 2, [3, 1]), (4, 9, 2), (5, 3, [1, 2, 3])):
@@ -146,6 +163,9 @@ def test_they_train_with_the_bits_of_one_device(tie):
                 same(everything(model, partition, slicing, program, params, tokens, threads=1 + count % 2), right)
                 count += 1
     assert count == 27
+    program = schedules.dualpipe_v(2, 5, [1, 2, 1, 1, 3]).lower(tie)
+    slicing = [(1, [9]), (1, [4, 5]), (1, [9]), (1, [9]), (1, [2, 6, 1])]
+    same(everything(model, partition_of(model, [1, 3, 4]), slicing, program, params, tokens), right)
 
 
 def test_memory_is_predicted_to_the_byte():

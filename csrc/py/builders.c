@@ -55,3 +55,21 @@ tp_py_program_build_zb_v(PyObject *type, PyObject *args)
     PyBuffer_Release(&view);
     return tp_py_program_made_by(type, status, program);
 }
+
+PyObject *
+tp_py_program_build_dualpipe_v(PyObject *type, PyObject *args)
+{
+    int ranks;
+    PyObject *slices;
+    Py_buffer view;
+    if (!PyArg_ParseTuple(args, "iO", &ranks, &slices) || tp_py_view(slices, 'i', 1, 0, "slices", &view) < 0)
+        return NULL;
+    tp_program *program = NULL;
+    tp_status status;
+    int micros = view.shape[0] > 65537 ? 65537 : (int)view.shape[0];
+    Py_BEGIN_ALLOW_THREADS
+    status = tp_program_build_dualpipe_v(ranks, micros, view.buf, &program);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&view);
+    return tp_py_program_made_by(type, status, program);
+}

@@ -476,6 +476,7 @@ static PyMethodDef methods[] = {
     {"_build", tp_py_program_build, METH_VARARGS | METH_CLASS, NULL},
     {"_build_sliced", tp_py_program_build_sliced, METH_VARARGS | METH_CLASS, NULL},
     {"_build_zb_v", tp_py_program_build_zb_v, METH_VARARGS | METH_CLASS, NULL},
+    {"_build_dualpipe_v", tp_py_program_build_dualpipe_v, METH_VARARGS | METH_CLASS, NULL},
     {"_from_code", program_from_code, METH_VARARGS | METH_CLASS, NULL},
     {"to_csv", program_to_csv, METH_NOARGS,
      "to_csv($self, /)\n--\n\ntorch.distributed.pipelining's compute-only CSV. ScheduleError "

@@ -111,6 +111,10 @@ typedef struct {
 /* EVALUE; EINFEASIBLE: `most` is too small for anything to move. */
 TP_MUST_USE tp_status
 tp_program_build_zb_v(const tp_zb_v_request *request, tp_program **out);
+/* DualPipeV: rank r holds stages r and 2 ranks - 1 - r; pairs of F and B are marked TP_OVERLAPS. EVALUE: fewer than 2 ranks
+ * micro-batches. */
+TP_MUST_USE tp_status
+tp_program_build_dualpipe_v(int ranks, int micros, const int32_t *slices, tp_program **out);
 /* An empty program with room for counts[ranks] instructions: for builders and parsers. */
 TP_MUST_USE tp_status
 tp_program_open(int ranks, int stages, int micros, const int32_t *slices, const int32_t *rank_of, const int64_t *counts,
