@@ -285,7 +285,8 @@ tp_sim_path(const tp_sim *sim, const tp_durations *durations, int64_t *count, do
         if (n->maker < 0)
             continue;
         int from = n->stage + (n->op == TP_OP_F ? -1 : 1);
-        double link = n->flags & IN_REMOTE ? tp_sched_lag_s(durations, sim->units, from, n->unit) : 0.0;
+        unsigned flags = n->flags & IN_APART ? n->flags & TP_HALVES : 0;
+        double link = n->flags & IN_REMOTE ? tp_durations_lag_s(durations, sim->units, flags, from, n->unit) : 0.0;
         if (at < 0 || sim->end[n->maker] + link > sim->end[at]) {
             at = n->maker;
             *lag_s += link;
