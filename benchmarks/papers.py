@@ -74,8 +74,10 @@ def terapipe_setting(setting: int, rows: Sequence[Any], pair_s: float, how: str,
             "error_percent": 100 * (predicted / published - 1), "our_optimum_s": ours.latency_s,
             "our_slicing_tokens": [[b, [UNIT * n for n in part]] for b, part in ours.slicing],
             "best_uniform_s": min(row[4] for row in rows[:-1]), "worst_refit_of_a_calibration_row": refit}  # fmt: skip
+    word = "residual (no prediction)" if setting == 9 and how.startswith("chosen") else "error"
+    made["is_prediction"] = word == "error"
     print(f"  setting {setting}, a3 {pair_s:.3g} s/pair ({how}): DP row published {published:.3f} s, predicted {predicted:.3f} s, "
-          f"{'residual (no prediction)' if setting == 9 and how.startswith('chosen') else 'error'} {made['error_percent']:+.1f} %; our own optimum {ours.latency_s:.3f} s")  # fmt: skip
+          f"{word} {made['error_percent']:+.1f} %; our own optimum {ours.latency_s:.3f} s")  # fmt: skip
     if run:
         program = tp.schedules.gpipe(stages, batch, slices=len(costs))
         work = {"F": np.tile(costs / 3, (stages, 1)), "B": np.tile(costs * 2 / 3, (stages, 1))}
@@ -139,7 +141,8 @@ def autopipe_step(key: tuple[str, int, str], micro_batch: int, global_batch: int
 
 def autopipe(facts: dict[str, Any]) -> list[dict[str, Any]]:
     print("AutoPipe, Table IV. Input: our roofline's block times times ONE factor a model, which the row of A at 4 GPUs, smallest"
-          " batch, sets; sequence 1024; no messages, no all-reduce, no optimizer. Assumed: P has 6 whole layers a stage, D replicas 1 and 3 (7 and 17 layers)."
+          " batch, sets; sequence 1024; no messages, no all-reduce, no optimizer. "
+          "Assumed: P has 6 whole layers a stage, D replicas 1 and 3 (7 and 17 layers)."
           " Only P and D compare methods; A's further rows test growth with the batch and the replicas")  # fmt: skip
     made: list[dict[str, Any]] = []
     scale: dict[str, float] = {}

@@ -41,6 +41,6 @@ __all__ = [
     "AbortedError", "Checkpoint", "Cluster", "CostModel", "Dataset", "DeadlineError", "Emulation", "Error", "ExecutionError",
     "GPTConfig", "InfeasibleError", "InternalError", "InvalidTypeError", "InvalidValueError", "OutOfMemoryError", "PeerError",
     "Plan", "Program", "Record", "Report", "Run", "ScheduleError", "StorageError", "Timeline", "__version__", "capture",
-    "devices", "emulate", "export_hf", "generate", "import_hf", "init_params", "launch", "load_checkpoint", "loss_and_grads", "max_batch",
-    "plan", "planners", "profile", "save_checkpoint", "schedules", "stdlib_corpus", "zoo",
+    "devices", "emulate", "export_hf", "generate", "import_hf", "init_params", "launch", "load_checkpoint", "loss_and_grads",
+    "max_batch", "plan", "planners", "profile", "save_checkpoint", "schedules", "stdlib_corpus", "zoo",
 ]

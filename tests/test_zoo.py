@@ -72,6 +72,13 @@ def test_layers_and_nodes_are_whole(name):
     assert boundaries[0] == 0 and boundaries[-1] == len(spec.blocks)
 
 
+@pytest.mark.parametrize("name", ["bert-340m", "t5-780m"])
+def test_planners_take_nodes_and_layers(name):
+    spec = zoo.get(name)
+    assert len(tp.planners.dawnpiper(spec.nodes("a100-40"), 4, 40e9).boundaries) == 5
+    assert tp.planners.bmpipe(spec.layers("a100-40"), 4, 8, 40e9).step_time_s > 0
+
+
 def test_more_micro_batch_more_of_everything():
     spec = zoo.get("bert-340m")
     one, two = spec.nodes("v100"), spec.nodes("v100", micro_batch=2)
