@@ -313,6 +313,22 @@ class Cluster:
         return cls(num_devices=devices, devices_per_node=devices, memory_bytes=max(1, _local_memory_bytes() // devices),
                    link_latency_s=2e-6, link_bandwidth_Bps=5e9, is_local=True)
 
+    @classmethod
+    def preset(cls, device: str, num_devices: int = 1, *, dtype: str = "fp32", efficiency: float = 0.5,
+               bandwidth_efficiency: float = 0.8, **changes: Any) -> Cluster:
+        """``num_devices`` of a published device (``tp.devices.names()``) in one node.
+
+        ``efficiency`` and ``bandwidth_efficiency``, the shares of the sheet's peaks that kernels reach, are assumptions.
+        ``changes`` replace single fields.
+        """
+        from .devices import get, share
+
+        sheet = get(device)
+        own = {"memory_bytes": sheet.memory_bytes, "link_bandwidth_Bps": sheet.link_bandwidth_Bps,
+               "peak_flops": sheet.peak(dtype) * share("efficiency", efficiency),
+               "memory_bandwidth_Bps": sheet.memory_bandwidth_Bps * share("bandwidth_efficiency", bandwidth_efficiency)}
+        return cls(**_no_extra_keys(cls, {"num_devices": num_devices, **own, **changes}))
+
     def to_dict(self) -> dict[str, Any]:
         """Fields by name; ``Cluster.from_dict`` reads them back."""
         return asdict(self)

@@ -1,0 +1,90 @@
+"""Data sheets of accelerators, and the roofline that turns FLOPs and bytes into seconds: planning only, nothing measured.
+
+Peaks are dense (NVIDIA's sheets print twice that with sparsity), in FLOPs a second; bandwidths in bytes a second, decimal.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ._core import InvalidValueError
+from .config import real
+
+__all__ = ["DEVICES", "Device", "get", "names"]
+
+DTYPES = ("fp32", "fp16", "bf16")
+
+
+@dataclass(frozen=True)
+class Device:
+    """One accelerator as its vendor describes it."""
+
+    name: str
+    peak_flops: dict[str, float]
+    """FLOPs a second by dtype, dense; fp32 without tensor cores. A dtype that the device lacks is absent."""
+    memory_bytes: float
+    memory_bandwidth_Bps: float
+    link_bandwidth_Bps: float
+    """To its peers in a node, one way: half of what a sheet prints for both."""
+    source: str
+    """Of every figure above."""
+    checked: bool
+    """Were memory, its bandwidth and the fp16 peak found again in a second text? Else they are recalled from the sheet."""
+
+    def peak(self, dtype: str) -> float:
+        """Dense FLOPs a second in this dtype."""
+        if dtype not in self.peak_flops:
+            raise InvalidValueError(f"dtype is {dtype!r}: {self.name} has {', '.join(self.peak_flops)}")
+        return self.peak_flops[dtype]
+
+    def seconds(self, flops: float, num_bytes: float, *, dtype: str = "fp16", efficiency: float = 0.5,
+                bandwidth_efficiency: float = 0.8, launch_s: float = 5e-6) -> float:
+        """Roofline: max(flops / (peak * efficiency), bytes / (bandwidth * bandwidth_efficiency)) + launch_s.
+
+        The three last arguments are assumptions, not figures of a sheet.
+        """
+        compute = real("flops", flops, zero=True) / (self.peak(dtype) * share("efficiency", efficiency))
+        move = real("num_bytes", num_bytes, zero=True) / (
+            self.memory_bandwidth_Bps * share("bandwidth_efficiency", bandwidth_efficiency))
+        return max(compute, move) + real("launch_s", launch_s, zero=True)
+
+
+def share(name: str, value: float) -> float:
+    """A part of one: above 0, at most 1."""
+    number = real(name, value)
+    if number > 1:
+        raise InvalidValueError(f"{name} is {value!r}: at most 1 would be right")
+    return number
+
+
+def _peaks(fp32: float, fp16: float, bf16: float | None) -> dict[str, float]:
+    return {"fp32": fp32, "fp16": fp16} | ({} if bf16 is None else {"bf16": bf16})
+
+
+_A100 = "NVIDIA A100 datasheet (r4): SXM4, NVLink 600 GB/s both ways"
+DEVICES = {d.name: d for d in (
+    Device("v100", _peaks(15.7e12, 125e12, None), 16e9, 900e9, 150e9,
+           "NVIDIA V100 datasheet: SXM2 16 GB, NVLink 300 GB/s both ways", False),
+    Device("a100-40", _peaks(19.5e12, 312e12, 312e12), 40e9, 1555e9, 300e9, _A100, True),
+    Device("a100-80", _peaks(19.5e12, 312e12, 312e12), 80e9, 2039e9, 300e9, _A100, True),
+    Device("h100", _peaks(67e12, 989e12, 989e12), 80e9, 3350e9, 450e9,
+           "NVIDIA H100 datasheet: SXM5, half of the 1979 TFLOPS with sparsity, NVLink 900 GB/s both ways", True),
+    Device("h200", _peaks(67e12, 989e12, 989e12), 141e9, 4800e9, 450e9,
+           "NVIDIA H200 datasheet: SXM, half of the 1979 TFLOPS with sparsity, NVLink 900 GB/s both ways", False),
+    Device("rtx3090", _peaks(35.6e12, 71e12, 71e12), 24e9, 936e9, 32e9,
+           "NVIDIA GA102 whitepaper: fp16 with fp32 accumulation; link: PCIe 4.0 x16", False),
+    Device("ascend910", _peaks(16e12, 256e12, None), 32e9, 1200e9, 30e9,
+           "Huawei's announcement of 2019 (256 TFLOPS fp16) and Hot Chips 31 (32 GB, 1.2 TB/s, HCCS 30 GB/s a link); fp32, not"
+           " on the sheet: assumed a sixteenth of fp16", False),
+)}
+
+
+def names() -> list[str]:
+    """Devices that :func:`get` knows."""
+    return list(DEVICES)
+
+
+def get(name: str) -> Device:
+    """A device by name."""
+    if str(name).lower() not in DEVICES:
+        raise InvalidValueError(f"there is no device {name!r}: one of {', '.join(DEVICES)} would be right")
+    return DEVICES[str(name).lower()]

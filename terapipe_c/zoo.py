@@ -1,0 +1,226 @@
+"""Published transformers as planners see them: parameters, FLOPs, bytes of each kind of layer. Planning only.
+
+What the engine runs is :class:`GPTConfig`; here are the models that it cannot run as well. Half precision: 2 bytes an
+activation; 16 bytes a parameter (2 weight, 2 gradient, 12 Adam and master copy). Activation bytes follow Korthikanti et al.
+2022 (arXiv 2205.05198), section 4.1, term by term, without its dropout masks where a model has no dropout. FLOPs are two a
+multiply-add; a backward is two forwards; norms and activation functions count as nothing.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ._core import InvalidValueError
+from .config import human_count, whole
+from .devices import Device
+from .devices import get as device_of
+
+__all__ = ["ArchitectureSpec", "LayerType", "get", "names"]
+
+_HALF, _PARAM, _OPTIMIZER = 2, 4, 12   # bytes: an activation; weight and gradient; Adam's moments and the master weight
+
+
+@dataclass(frozen=True)
+class LayerType:
+    """One kind of block. Sums over tokens are linear, those over (query, key) pairs quadratic in the length."""
+
+    name: str
+    params: int
+    """Parameters that this block stores."""
+    active_params: int
+    """Parameters that multiply each token: two FLOPs each (less than ``params`` for experts and look-ups)."""
+    pair_flops: int = 0
+    """Forward FLOPs of one (query, key) pair: scores and their product with the values."""
+    token_bytes: int = 0
+    """Kept for the backward, of each token."""
+    pair_bytes: int = 0
+    """The same, of each (query, key) pair; what selective recomputation drops."""
+    causal: bool = True
+
+    def pairs(self, length: int, context: int = 0) -> int:
+        """(query, key) pairs of ``length`` tokens after ``context`` others."""
+        own = length * (length + 1) // 2 if self.causal else length * length
+        return own + length * context
+
+    def flops(self, length: int, context: int = 0, micro_batch: int = 1) -> float:
+        """Forward FLOPs of ``micro_batch`` slices; the backward has twice that."""
+        return float(micro_batch * (2 * self.active_params * length + self.pair_flops * self.pairs(length, context)))
+
+    def activation_bytes(self, length: int, context: int = 0, micro_batch: int = 1, selective: bool = False) -> float:
+        """Kept from forward to backward. Scores are kept whole, masked half included, unless ``selective``."""
+        quadratic = 0 if selective else self.pair_bytes * length * (length + context)
+        return float(micro_batch * (self.token_bytes * length + quadratic))
+
+
+@dataclass(frozen=True)
+class ArchitectureSpec:
+    """A model as a list of (layer type, how many in a row)."""
+
+    name: str
+    hidden: int
+    parts: tuple[tuple[tuple[LayerType, ...], int], ...]
+    """Groups in model order: the blocks of a layer, and how many such layers follow one another."""
+    published_params: float
+    tolerance: float
+    """|num_params / published_params - 1| is at most this."""
+    source: str
+    """Of the shape and of the count; says what is assumed where the paper does not give it."""
+    seq_len: int
+
+    @property
+    def blocks(self) -> list[LayerType]:
+        """Every block in model order: a stage boundary may fall between any two."""
+        return [block for group, count in self.parts for _ in range(count) for block in group]
+
+    @property
+    def num_params(self) -> int:
+        return sum(block.params for block in self.blocks)
+
+    def cut_bytes(self, length: int, micro_batch: int = 1) -> float:
+        """Of the message between two stages: the residual stream."""
+        return float(_HALF * self.hidden * length * micro_batch)
+
+    def block_costs(self, device: Device | str, *, seq_len: int | None = None, micro_batch: int = 1, tensor_parallel: int = 1,
+                    **roofline: Any) -> tuple[np.ndarray, np.ndarray]:
+        """(fwd_s, bwd_s), float64 [blocks] each, of a whole sequence. ``roofline``: what ``Device.seconds`` takes."""
+        parts = whole("tensor_parallel", tensor_parallel)
+        costs = [self._seconds(b, device, seq_len, micro_batch, parts, roofline) for b in self.blocks]
+        return np.array([f for f, _ in costs]), np.array([b for _, b in costs])
+
+    def _seconds(self, block: LayerType, device: Device | str, seq_len: int | None, micro_batch: int, parts: int,
+                 roofline: dict[str, Any]) -> tuple[float, float]:
+        machine = device_of(device) if isinstance(device, str) else device
+        length = self.seq_len if seq_len is None else whole("seq_len", seq_len)
+        flops = block.flops(length, 0, whole("micro_batch", micro_batch)) / parts
+        move = (_HALF * block.params + block.activation_bytes(length, 0, micro_batch)) / parts
+        return machine.seconds(flops, move, **roofline), machine.seconds(2 * flops, 2 * move, **roofline)
+
+    def layers(self, device: Device | str, *, seq_len: int | None = None, micro_batch: int = 1, tensor_parallel: int = 1,
+               **roofline: Any) -> list[dict[str, Any]]:
+        """What ``tp.planners.bmpipe`` takes: layer types in model order, each with none, selective and full recomputation."""
+        parts, made = whole("tensor_parallel", tensor_parallel), []
+        length = self.seq_len if seq_len is None else whole("seq_len", seq_len)
+        for group, count in self.parts:
+            both = [self._seconds(b, device, length, micro_batch, parts, roofline) for b in group]
+            fwd = sum(f for f, _ in both)
+            kept = sum(b.activation_bytes(length, 0, micro_batch) for b in group) / parts
+            lean = sum(b.activation_bytes(length, 0, micro_batch, True) for b in group) / parts
+            machine = device_of(device) if isinstance(device, str) else device
+            scores = sum(b.pair_flops * b.pairs(length) for b in group) * micro_batch / parts
+            again = machine.seconds(scores, 0, **roofline) if scores else 0.0
+            strategies = [{"name": "none", "extra_bwd_s": 0.0, "activation_bytes": kept},
+                          {"name": "selective", "extra_bwd_s": again, "activation_bytes": lean},
+                          {"name": "full", "extra_bwd_s": fwd, "activation_bytes": self.cut_bytes(length, micro_batch)}]
+            made.append({"name": "+".join(b.name for b in group), "count": count, "fwd_s": fwd,
+                         "bwd_s": sum(b for _, b in both), "strategies": strategies,
+                         "static_bytes": (_PARAM + _OPTIMIZER) * sum(b.params for b in group) / parts})
+        return made
+
+    def nodes(self, device: Device | str, *, seq_len: int | None = None, micro_batch: int = 1, **roofline: Any) \
+            -> dict[str, np.ndarray]:
+        """What ``tp.planners.dawnpiper`` takes, a node a block; what is kept of a node can be made again by its forward.
+
+        param_bytes are the weights (2 a parameter); their gradient (2) is counted with the optimiser state (12).
+        """
+        length = self.seq_len if seq_len is None else whole("seq_len", seq_len)
+        fwd, bwd = self.block_costs(device, seq_len=length, micro_batch=micro_batch, **roofline)
+        params = np.array([float(b.params) for b in self.blocks])
+        return {"fwd_s": fwd, "bwd_s": bwd, "recompute_s": fwd.copy(),
+                "activation_bytes": np.array([b.activation_bytes(length, 0, micro_batch) for b in self.blocks]),
+                "param_bytes": _HALF * params, "optimizer_bytes": (_PARAM - _HALF + _OPTIMIZER) * params,
+                "cut_bytes": np.full(len(params), self.cut_bytes(length, micro_batch))}
+
+    def __repr__(self) -> str:
+        return f"<{self.name}: {human_count(self.num_params)} parameters, {len(self.blocks)} blocks>"
+
+
+def attention(hidden: int, heads: int, kv_heads: int, head_dim: int, *, bias: bool, norm: int, causal: bool = True,
+              dropout: bool = False, name: str = "attention") -> LayerType:
+    """Norm, q, k, v, scores, output. norm: vectors that its norm stores (2 LayerNorm, 1 RMSNorm)."""
+    q, kv = heads * head_dim, kv_heads * head_dim
+    matrix = hidden * (2 * q + 2 * kv)
+    kept = 2 * _HALF * hidden + _HALF * (2 * q + 2 * kv) + (hidden if dropout else 0)   # norm's and qkv's input; q, k, v, out
+    return LayerType(name, matrix + (q + 2 * kv + hidden if bias else 0) + norm * hidden, matrix, 4 * q, kept,
+                     heads * (5 if dropout else 2 * _HALF), causal)
+
+
+def feed_forward(hidden: int, inner: int, *, gated: bool, bias: bool, norm: int, dropout: bool = False, experts: int = 1,
+                 top: int = 1) -> LayerType:
+    """Norm, two matrices (three where ``gated``: SwiGLU); a router and ``experts`` of them, ``top`` used by a token."""
+    matrices, router = (3 if gated else 2) * hidden * inner, hidden * experts if experts > 1 else 0
+    kept = 2 * _HALF * hidden + _HALF * (3 if gated else 2) * inner * top + (hidden if dropout else 0)
+    return LayerType("moe" if experts > 1 else "ffn", experts * (matrices + (inner + hidden if bias else 0)) + router
+                     + norm * hidden, top * matrices + router, 0, kept)
+
+
+def _ends(hidden: int, vocab: int, positions: int, norm: int, tied: bool) -> tuple[LayerType, LayerType]:
+    """Embedding and head; a tied head multiplies with what the embedding stores."""
+    return (LayerType("embedding", (vocab + positions) * hidden, 0, 0, 0),
+            LayerType("head", norm * hidden + (0 if tied else vocab * hidden), vocab * hidden, 0, 2 * _HALF * hidden))
+
+
+def _decoder(name: str, layers: int, hidden: int, heads: int, kv_heads: int, inner: int, vocab: int, published: float,
+             tolerance: float, source: str, *, gated: bool = True, bias: bool = False, qkv_bias: bool = False, positions: int = 0,
+             tied: bool = False, seq_len: int = 4096, experts: int = 1, top: int = 1) -> ArchitectureSpec:
+    norm, head = 1 if gated else 2, hidden // heads
+    mix = attention(hidden, heads, kv_heads, head, bias=bias or qkv_bias, norm=norm)
+    layer = (mix, feed_forward(hidden, inner, gated=gated, bias=bias, norm=norm, experts=experts, top=top))
+    first, last = _ends(hidden, vocab, positions, norm, tied)
+    return ArchitectureSpec(name, hidden, (((first,), 1), (layer, layers), ((last,), 1)), published, tolerance, source, seq_len)
+
+
+def _bert() -> ArchitectureSpec:
+    layer = (attention(1024, 16, 16, 64, bias=True, norm=2, causal=False, dropout=True),
+             feed_forward(1024, 4096, gated=False, bias=True, norm=2, dropout=True))
+    first, last = _ends(1024, 30522, 512 + 2, 2, True)
+    return ArchitectureSpec("bert-340m", 1024, (((first,), 1), (layer, 24), ((last,), 1)), 340e6, 0.02,
+                            "Devlin et al. 2019, BERT-large: 24 layers, 1024, 16 heads, 340M; vocabulary of the uncased model", 512)
+
+
+def _t5() -> ArchitectureSpec:
+    own = dict(bias=False, norm=1, dropout=True)
+    inner = feed_forward(1024, 4096, gated=False, **own)  # type: ignore[arg-type]
+    encoder = attention(1024, 16, 16, 64, causal=False, name="encoder", **own)  # type: ignore[arg-type]
+    decoder = attention(1024, 16, 16, 64, name="decoder", **own)  # type: ignore[arg-type]
+    cross = attention(1024, 16, 16, 64, causal=False, name="cross", **own)  # type: ignore[arg-type]
+    first, last = _ends(1024, 32128, 0, 1, True)
+    parts = (((first,), 1), ((encoder, inner), 24), ((decoder, cross, inner), 24), ((last,), 1))
+    return ArchitectureSpec("t5-780m", 1024, parts, 770e6, 0.05, "Raffel et al. 2020, T5-Large: 24 + 24 layers, d_model 1024, "
+                            "d_ff 4096, 16 heads, 770M (DawnPiper prints 780M); the weights released hold 738M. The encoder's "
+                            "output that crosses every later cut is not in cut_bytes", 512)
+
+
+_MADE: dict[str, Callable[[], ArchitectureSpec]] = {
+    "bert-340m": _bert,
+    "t5-780m": _t5,
+    "llama-70b": lambda: _decoder("llama-70b", 80, 8192, 64, 8, 28672, 32000, 70e9, 0.02,
+                                  "Touvron et al. 2023 (Llama 2), model card: 80 layers, 8192, 64 heads, 8 kv, 28672, 32000"),
+    "llama-175b": lambda: _decoder("llama-175b", 96, 12288, 96, 96, 32768, 32000, 175e9, 0.01,
+                                   "BMPipe prints the name only; assumed: GPT-3 175B's depth and width, SwiGLU of 8/3 width"),
+    "bloom-176b": lambda: _decoder("bloom-176b", 70, 14336, 112, 112, 57344, 250880, 176247271424, 1e-3,
+                                   "BigScience 2022, model card: 70 layers, 14336, 112 heads, 250880, 176,247,271,424 parameters",
+                                   gated=False, bias=True, tied=True, seq_len=2048),
+    "qwen2-72b": lambda: _decoder("qwen2-72b", 80, 8192, 64, 8, 29568, 152064, 72.71e9, 1e-3,
+                                  "Qwen2 technical report, table 1, and model card: 80 layers, 8192, 64 heads, 8 kv, 29568",
+                                  qkv_bias=True),
+    "pangu-230b": lambda: _decoder("pangu-230b", 71, 16384, 128, 128, 65536, 40000, 230e9, 0.01,
+                                   "BMPipe prints the name only; assumed: the width of PanGu-alpha 200B (Zeng et al. 2021), 71 "
+                                   "layers in place of 64", gated=False, bias=True, positions=1024, tied=True, seq_len=1024),
+    "moe-1t": lambda: _decoder("moe-1t", 64, 8192, 64, 8, 20480, 32000, 1.04e12, 0.01,
+                               "BMPipe prints 1.04T only; assumed: 64 layers, 8192, 32 experts of 20480, top 2", experts=32, top=2),
+}
+
+
+def names() -> list[str]:
+    """Models that :func:`get` knows; the GPT-shaped ones are ``GPTConfig.presets()``."""
+    return list(_MADE)
+
+
+def get(name: str) -> ArchitectureSpec:
+    """A model by name."""
+    if str(name).lower() not in _MADE:
+        raise InvalidValueError(f"there is no model {name!r}: one of {', '.join(_MADE)} would be right")
+    return _MADE[str(name).lower()]()

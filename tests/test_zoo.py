@@ -1,0 +1,110 @@
+"""The model zoo against published totals and against counting; the device table; the roofline."""
+import numpy as np
+import pytest
+
+import terapipe_c as tp
+from terapipe_c import devices, zoo
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_parameters_match_the_published_total(name):
+    spec = zoo.get(name)
+    assert abs(spec.num_params / spec.published_params - 1) <= spec.tolerance
+    assert spec.source
+
+
+@pytest.mark.parametrize(("gated", "bias", "kv"), [(True, False, 2), (False, True, 4)])
+def test_parameters_are_those_of_arrays(gated, bias, kv):
+    h, heads, d, inner = 12, 4, 3, 20
+    arrays = [np.zeros((h, heads * d)), np.zeros((h, kv * d)), np.zeros((h, kv * d)), np.zeros((heads * d, h)), np.zeros(h)]
+    arrays += [np.zeros(n) for n in (heads * d, kv * d, kv * d, h)] if bias else []
+    assert zoo.attention(h, heads, kv, d, bias=bias, norm=1).params == sum(a.size for a in arrays)
+    arrays = [np.zeros((h, inner)), np.zeros((inner, h)), np.zeros(h)] + ([np.zeros((h, inner))] if gated else [])
+    arrays += [np.zeros(inner), np.zeros(h)] if bias else []
+    assert zoo.feed_forward(h, inner, gated=gated, bias=bias, norm=1).params == sum(a.size for a in arrays)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("context", [0, 3])
+def test_flops_are_those_of_a_loop(causal, context):
+    h, heads, kv, d, length, batch = 6, 3, 1, 2, 5, 2
+    adds = 0
+    for _ in range(batch):
+        for query in range(length):
+            for width in (heads * d, kv * d, kv * d):
+                adds += h * width
+            for _key in range(context + (query + 1 if causal else length)):
+                for _head in range(heads):
+                    adds += d + d
+            adds += heads * d * h
+    block = zoo.attention(h, heads, kv, d, bias=False, norm=1, causal=causal)
+    assert block.flops(length, context, batch) == 2 * adds
+
+
+def test_slices_add_up_to_the_sequence():
+    block = zoo.get("llama-70b").blocks[1]
+    lengths = [1, 7, 24, 32]
+    parts = [block.flops(n, sum(lengths[:i])) for i, n in enumerate(lengths)]
+    assert sum(parts) == block.flops(64)
+
+
+def test_gpt_shape_agrees_with_gptconfig():
+    model = tp.GPTConfig(3, 4, 32, 100, 16)
+    assert zoo.attention(32, 4, 4, 8, bias=True, norm=2).params == model.block_params("attention")
+    assert zoo.feed_forward(32, 128, gated=False, bias=True, norm=2).params == model.block_params("ffn")
+
+
+def test_activations_are_those_of_korthikanti():
+    s, b, h, a = 16, 3, 64, 4
+    mix = zoo.attention(h, a, a, h // a, bias=True, norm=2, dropout=True)
+    ffn = zoo.feed_forward(h, 4 * h, gated=False, bias=True, norm=2, dropout=True)
+    assert mix.activation_bytes(s, 0, b) + ffn.activation_bytes(s, 0, b) == s * b * h * 34 + 5 * a * s * s * b
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_layers_and_nodes_are_whole(name):
+    spec = zoo.get(name)
+    layers, nodes = spec.layers("a100-80"), spec.nodes("a100-80")
+    assert sum(x["count"] * x["static_bytes"] for x in layers) == pytest.approx(16 * spec.num_params)
+    assert sum(nodes["param_bytes"] + nodes["optimizer_bytes"]) == pytest.approx(16 * spec.num_params)
+    assert all(len(v) == len(spec.blocks) and np.isfinite(v).all() and (v >= 0).all() for v in nodes.values())
+    boundaries = tp.planners.autopipe_balanced(nodes["fwd_s"], nodes["bwd_s"], 4, 8).boundaries
+    assert boundaries[0] == 0 and boundaries[-1] == len(spec.blocks)
+
+
+@pytest.mark.parametrize("name", ["bert-340m", "t5-780m"])
+def test_planners_take_nodes_and_layers(name):
+    spec = zoo.get(name)
+    assert len(tp.planners.dawnpiper(spec.nodes("a100-40"), 4, 40e9).boundaries) == 5
+    assert tp.planners.bmpipe(spec.layers("a100-40"), 4, 8, 40e9).step_time_s > 0
+
+
+def test_more_micro_batch_more_of_everything():
+    spec = zoo.get("bert-340m")
+    one, two = spec.nodes("v100"), spec.nodes("v100", micro_batch=2)
+    assert (two["activation_bytes"] == 2 * one["activation_bytes"]).all() and (two["fwd_s"] >= one["fwd_s"]).all()
+
+
+def test_roofline_has_two_sides():
+    device = devices.get("h100")
+    assert device.seconds(989e12, 0, efficiency=1.0, launch_s=0) == pytest.approx(1.0)
+    assert device.seconds(0, 3.35e12, bandwidth_efficiency=1.0, launch_s=0) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("name", devices.names())
+def test_a_cluster_of_every_device_has_costs(name):
+    cluster = tp.Cluster.preset(name, 8)
+    assert cluster.memory_bytes == devices.get(name).memory_bytes
+    costs = tp.CostModel.analytic(tp.GPTConfig.preset("gpt3-1b"), cluster)
+    slow = tp.CostModel.analytic(tp.GPTConfig.preset("gpt3-1b"), tp.Cluster.preset(name, 8, efficiency=0.05))
+    assert 0 < costs.time(1024, 0) < slow.time(1024, 0)
+
+
+def test_what_is_wrong_is_named():
+    for call, word in ((lambda: zoo.get("gpt5"), "gpt5"), (lambda: devices.get("tpu"), "tpu"),
+                       (lambda: devices.get("v100").peak("bf16"), "bf16"),
+                       (lambda: tp.Cluster.preset("v100", efficiency=2), "efficiency"),
+                       (lambda: devices.get("v100").seconds(-1, 0), "flops"),
+                       (lambda: zoo.get("t5-780m").nodes("v100", micro_batch=0), "micro_batch")):
+        with pytest.raises(ValueError, match=word):
+            call()
