@@ -8,7 +8,8 @@ import pytest
 from terapipe_c import InfeasibleError, planners
 from terapipe_c.config import Cluster, GPTConfig
 from terapipe_c.cost import CostModel, Curve, even_partition
-from terapipe_c.plan import Plan, _choose_granularity, check_partition, check_slicing, format_slicing, plan
+from terapipe_c.plan import Plan, check_partition, check_slicing, format_slicing, plan
+from terapipe_c.request import choose_granularity
 from terapipe_c.schedules import Program
 from terapipe_c.search import Judge
 
@@ -167,8 +168,8 @@ def test_granularity_is_kept():
     for unit in (1, 16, 64):
         p = plan(GPT2, CLUSTER, batch=1, seq_len=256, costs=costs, stages=2, granularity=unit)
         assert all(n % unit == 0 for n in p.slicing[0][1]) and p.granularity == unit
-    assert _choose_granularity(2048, 1) == 8 and _choose_granularity(96, 2) == 1 and _choose_granularity(1021, 4) == 1
-    assert 131072 // _choose_granularity(131072, 1) <= 4096
+    assert choose_granularity(2048, 1) == 8 and choose_granularity(96, 2) == 1 and choose_granularity(1021, 4) == 1
+    assert 131072 // choose_granularity(131072, 1) <= 4096
 
 
 def test_numbers_of_ranks_are_compared_when_none_is_given():
@@ -267,9 +268,13 @@ def test_a_limit_is_kept_by_choosing_another_plan():
     ({"slicing": [96]}, r"slicing\[0\]"), ({"slicing": [(2, [96, 0])]}, "slice 1 is 0"), ({"slicing": [(0, [96])]}, "is 0"),
     ({"slicing": []}, "covers 0"), ({"slicing": "96"}, "slicing"), ({"stages": 99}, "99.*8 blocks"), ({"stages": 0}, "stages"),
     ({"seq_len": 100_000}, "seq_len is 100000.*96"), ({"seq_len": 0}, "seq_len"), ({"batch": 0}, "batch"),
-    ({"planner": "autopipe"}, "autopipe.*not built.*terapipe"), ({"planner": "best"}, "best"),
+    ({"planner": "best"}, "best.*autopipe.*merak"), ({"planner": "autopipe", "chunks": 2, "schedule": "auto"}, "one stage a rank"),
     ({"schedule": "zb-v"}, "zb-v.*not built.*gpipe"), ({"schedule": "fast"}, "fast"), ({"granularity": 7}, "granularity is 7"),
-    ({"chunks": 2}, "chunks is 2"), ({"data_parallel": 2}, "data_parallel is 2"), ({"tensor_parallel": 4}, "tensor_parallel"),
+    ({"chunks": 2}, "chunks is 2"), ({"data_parallel": 3}, "data_parallel is 3, which does not divide"),
+    ({"data_parallel": 2, "executable": True}, "one replica"), ({"data_parallel": 9, "batch": 9}, "8 devices"),
+    ({"data_parallel": 2, "stages": 5}, "stages is 5 and data_parallel 2.*8 devices"), ({"tensor_parallel": 4}, "tensor_parallel"),
+    ({"executable": "yes"}, "executable is 'yes'"), ({"time_limit_s": -1.0}, "time_limit_s"),
+    ({"planner": "dapple", "schedule": "interleaved"}, "one stage a rank"),
     ({"partition": [(0, 4), (5, 8)]}, r"partition\[1\]"), ({"partition": [(0, 4), (4, 7)]}, "ends at block 7"),
     ({"partition": [(0, 8)]}, "partition has 1"), ({"partition": [(0, 0), (0, 8)]}, r"partition\[0\]"),
     ({"memory_bytes": -5}, "memory_bytes"), ({"memory_bytes": float("nan")}, "memory_bytes"),
@@ -324,7 +329,7 @@ def test_foreign_broken_and_altered_files_are_named(tmp_path):
     program = data["program"].replace("0F0.0", "0F1.0", 1)
     cases = {"half.json": b'{"format": "something else"', "foreign.json": b'{"format": "something else"}',
              "cut.json": text[: len(text) // 2].encode(), "array.json": b"[]", "noise.json": bytes(range(256)),
-             "newer.json": text.replace('"version": 1', '"version": 2').encode(),
+             "newer.json": text.replace('"version": 2', '"version": 3').encode(),
              "program.json": json.dumps({**data, "program": program}).encode(),
              "empty.json": json.dumps({**data, "program": ""}).encode(),
              "batch.json": json.dumps({**data, "batch": 3}).encode(),
