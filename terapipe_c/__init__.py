@@ -21,6 +21,7 @@ from ._core import (
     StorageError,
 )
 from .checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from .compare import Comparison, compare
 from .config import Cluster, GPTConfig
 from .cost import CostModel
 from .data import Dataset, stdlib_corpus
@@ -36,9 +37,9 @@ from .schedule import Program, Timeline
 
 __version__ = "0.1.0"
 __all__ = [
-    "AbortedError", "Checkpoint", "Cluster", "CostModel", "Dataset", "DeadlineError", "Emulation", "Error", "ExecutionError",
+    "AbortedError", "Checkpoint", "Cluster", "Comparison", "CostModel", "Dataset", "DeadlineError", "Emulation", "Error", "ExecutionError",
     "GPTConfig", "InfeasibleError", "InternalError", "InvalidTypeError", "InvalidValueError", "OutOfMemoryError", "PeerError",
-    "Plan", "Program", "Record", "Report", "Run", "ScheduleError", "StorageError", "Timeline", "__version__", "emulate",
+    "Plan", "Program", "Record", "Report", "Run", "ScheduleError", "StorageError", "Timeline", "__version__", "compare", "emulate",
     "export_hf", "generate", "import_hf", "init_params", "launch", "load_checkpoint", "loss_and_grads", "plan", "planners",
     "profile", "save_checkpoint", "schedules", "stdlib_corpus",
 ]

@@ -1,15 +1,14 @@
 """``planner="auto"``: everything at once, best first, bounded by certificates.
 
 A configuration is (ranks, replicas, chunks). No plan of a configuration is faster than its bound (:func:`bound_s`), so one
-whose bound is no better than the plan in hand is left out, and the search of configurations ends with a proof once all are;
-or it ends when its work is spent. Work is counted, not timed, unless the request limits the time: the same request gives
-the same plan.
+whose bound is no better than the plan in hand is left out; the others are looked at in the order of a formula's guess, and
+the most promising searched in earnest. Work is counted, not timed, unless the request limits the time: the same request
+gives the same plan.
 
 Every single planner's plan for the same request is a candidate: the result is never slower than any of them.
 """
 from __future__ import annotations
 
-import heapq
 import itertools
 import time
 from collections.abc import Iterator
@@ -25,12 +24,13 @@ from .config import human_seconds
 from .cost import PHASES, CostModel
 from .partitioners import Found, plan_one, plan_stages, uniform
 from .request import AUTO, CHUNKED, PLANNERS, SEARCHING, Request
-from .search import NOTHING, SLIGHT, Candidate, Cut, Judge, Micro, StageCost, balanced, refine, search
+from .search import NOTHING, SLIGHT, Candidate, Cut, Judge, Micro, StageCost, balanced, kind_seconds, refine, search
 
 __all__ = ["bound_s", "plan_jointly", "plan_singles", "single"]
 
 _CHUNKS = (1, 2, 4)
-_WORK = 60_000_000      # ticks of the judge for quick plans of configurations, of about 13 ns
+_WORK = 60_000_000      # ticks of the judge (about 13 ns each) for quick plans of configurations
+_LOOK = 6_000_000       # of one configuration
 _CLOSE = 1.10           # a configuration whose quick plan is this much slower than the best is not searched in earnest
 _SEARCHES = 2           # configurations that are searched in earnest, besides the terapipe planner's own
 _POLISH = 9_000_000     # ticks of the last descent
@@ -118,8 +118,9 @@ def plan_singles(request: Request) -> dict[str, Found | Error]:
 
 @dataclass(order=True)
 class _Configuration:
-    bound: float
+    guess: float
     order: int
+    bound: float = field(compare=False)
     ranks: int = field(compare=False)
     chunks: int = field(compare=False)
     replicas: int = field(compare=False)
@@ -128,44 +129,87 @@ class _Configuration:
         names = request.schedules if self.chunks == request.chunks else ("interleaved",)
         return replace(request, ranks=(self.ranks,), chunks=self.chunks, replicas=self.replicas, schedules=names)
 
+    @property
+    def key(self) -> tuple[int, int, int]:
+        return self.ranks, self.chunks, self.replicas
+
     def __str__(self) -> str:
         return (f"{self.ranks} ranks" + (f" of {self.chunks} chunks" if self.chunks > 1 else "")
                 + (f" x {self.replicas} replicas" if self.replicas > 1 else ""))
 
 
+def _numbers_of_ranks(request: Request, chunks: int, replicas: int) -> list[int]:
+    if not request.free_ranks:
+        return list(request.ranks)
+    devices = request.cluster.num_devices
+    most = max(1, min(devices // replicas, request.model.num_blocks // chunks))
+    halves = {most >> i for i in range(most.bit_length())}
+    return sorted(halves | {n for n in range(1, most + 1) if devices % n == 0}, reverse=True)
+
+
 def _configurations(request: Request) -> list[_Configuration]:
-    """All that the request leaves open, the lowest bound first."""
-    devices, blocks = request.cluster.num_devices, request.model.num_blocks
-    replicas = [d for d in range(1, min(devices, request.batch) + 1) if request.batch % d == 0] if request.free_replicas \
-        else [request.replicas]
-    rows, order = [], itertools.count()
+    """All that the request leaves open, the most promising first."""
+    replicas = [request.replicas]
+    if request.free_replicas:
+        replicas = [d for d in range(1, min(request.cluster.num_devices, request.batch) + 1) if request.batch % d == 0]
+    rows, order, blocks = [], itertools.count(), _Blocks(request)
     for d in replicas:
         share = request.batch // d
         least = least_work_s(request, share)
+        micros = share if request.slicing is None else len(request.slicing)
         for chunks in _CHUNKS if request.free_chunks else (request.chunks,):
-            if request.free_ranks:
-                most = max(1, min(devices // d, blocks // chunks))
-                numbers = sorted({most, *(most >> i for i in range(most.bit_length())),
-                                  *(n for n in range(1, most + 1) if devices % n == 0)} - {0}, reverse=True)
-            else:
-                numbers = list(request.ranks)
-            micros = share if request.slicing is None else len(request.slicing)
-            for ranks in numbers:
-                if ranks * chunks <= blocks and (chunks == 1 or (ranks > 1 and micros % ranks == 0)):
-                    rows.append(_Configuration(bound_s(request, ranks, chunks, d, least), next(order), ranks, chunks, d))
+            for ranks in _numbers_of_ranks(request, chunks, d):
+                if ranks * chunks <= request.model.num_blocks and (chunks == 1 or (ranks > 1 and micros % ranks == 0)):
+                    guess = blocks.guess_s(share, ranks, chunks) + bound_s(request, ranks, chunks, d, 0.0)
+                    rows.append(_Configuration(guess, next(order), bound_s(request, ranks, chunks, d, least), ranks, chunks, d))
     return sorted(rows)
 
 
-def _quick_slicings(request: Request, ranks: int, stages: int) -> Iterator[tuple[Micro, ...]]:
+class _Blocks:
+    """Seconds of blocks for guesses: (m + K - 1) times the fullest stage, of micro-batches whole and sliced."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self._sized: dict[tuple[Micro, ...], tuple[float, float]] = {}
+
+    def of(self, slicing: tuple[Micro, ...]) -> tuple[float, float]:
+        """(all blocks, the largest block) of these micro-batches."""
+        if slicing not in self._sized:
+            request = self.request
+            seconds = kind_seconds(request.judge(1), slicing)
+            self._sized[slicing] = sum(seconds[b.kind] for b in request.model.blocks), max(seconds.values())
+        return self._sized[slicing]
+
+    def guess_s(self, share: int, ranks: int, chunks: int) -> float:
+        request, stages = self.request, ranks * chunks
+        if request.slicing is not None:
+            total, largest = self.of(request.slicing)
+            units = sum(len(lengths) for _, lengths in request.slicing)
+            return max(total / stages, largest) / units * (units * chunks + ranks - 1)
+        sizes = [b for b in _powers(min(share, request.costs.known_batch)) if share % b == 0]
+        each = []
+        for b in sizes:
+            total, largest = self.of(((b, (request.seq_len,)),))
+            each.append(max(total / stages, largest) * (share // b * chunks + ranks - 1))
+        total, largest = self.of(((1, (request.seq_len,)),))
+        one = planners.slice_tokens(StageCost(request.costs, request.model, stages), stages, seq_len=request.seq_len,
+                                    granularity=request.unit)
+        sliced = share * chunks * one.total_s + (ranks - 1) * one.max_s
+        return min(*each, sliced * max(1.0, largest * stages / total)) if total > 0 else sliced
+
+
+def _powers(most: int) -> list[int]:
+    return [1 << i for i in range(most.bit_length())]
+
+
+def _quick_slicings(request: Request, stages: int) -> Iterator[tuple[Micro, ...]]:
     """Whole sequences in micro-batches of 1, 2, 4, ..., and TeraPipe's optimum for equal stages."""
     if request.slicing is not None:
         yield request.slicing
         return
-    size = 1
-    while size <= min(request.share, request.costs.known_batch):
+    for size in _powers(min(request.share, request.costs.known_batch)):
         if request.share % size == 0:
             yield ((size, (request.seq_len,)),) * (request.share // size)
-        size *= 2
     if request.seq_len > request.unit:
         one = planners.slice_tokens(StageCost(request.costs, request.model, stages), stages, seq_len=request.seq_len,
                                     granularity=request.unit)
@@ -182,8 +226,9 @@ def _look(judge: Judge, request: Request) -> Candidate | None:
         if (best is None or found.seconds < best.seconds * SLIGHT) and judge.fits(found):
             best = found
 
+    stop = judge.work + _LOOK
     consider(uniform(judge, request))
-    for slicing in _quick_slicings(request, judge.ranks, stages):
+    for slicing in _quick_slicings(request, stages):
         if judge.chunks > 1 and len(slicing) % judge.ranks:
             continue
         cuts: list[Cut] = [request.partition or balanced(judge, slicing, stages)]
@@ -192,8 +237,8 @@ def _look(judge: Judge, request: Request) -> Candidate | None:
                 cuts.append(plan_stages(judge, "autopipe", "1f1b", slicing).partition)
             except InfeasibleError:
                 pass
-        for name, cut in itertools.product(request.schedules, dict.fromkeys(cuts)):
-            for pending in (0, 1):
+        for name, cut, pending in itertools.product(request.schedules, dict.fromkeys(cuts), (1, 0)):
+            if judge.work < stop:
                 consider(judge.judge(name, cut, slicing, pending))
     return best
 
@@ -206,6 +251,7 @@ class _Search:
         self.best: Found | None = None
         self.fallback: Found | None = None     # the fastest of those that the engine does not run
         self.by = ""
+        self.error: Error | None = None        # why the first planner that has no plan has none
         self.log: list[str] = []
         self.work = 0
         self.judges: dict[tuple[int, int, int], Judge] = {}
@@ -233,11 +279,11 @@ class _Search:
 
     def singles(self) -> list[tuple[str, float]]:
         """Every planner alone; gives (planner, seconds)."""
-        seconds, refused, error = [], [], None
+        seconds, refused = [], []
         for name, result in plan_singles(self.request).items():
             if isinstance(result, Error):
                 refused.append(name)
-                error = error if name != "terapipe" and error is not None else result
+                self.error = self.error or result
                 continue
             seconds.append((name, result.candidate.seconds))
             self.offer(result, name)
@@ -246,49 +292,48 @@ class _Search:
             self.judges.setdefault(key, judge)
             if name == "terapipe":
                 self.searched.add(key)
-        self.log.append("asked " + ", ".join(f"{name} {human_seconds(s)}" for name, s in seconds)
-                        + (f"; no plan: {', '.join(refused)}" if refused else ""))
-        self.error = error
+        self.log.append(f"asked {len(seconds) + len(refused)} planners" + (f"; no plan: {', '.join(refused)}" if refused else ""))
         return seconds
 
     def judge(self, c: _Configuration) -> Judge:
-        key = c.ranks, c.chunks, c.replicas
-        if key not in self.judges:
-            self.judges[key] = c.of(self.request).judge(c.ranks)
-        return self.judges[key]
+        if c.key not in self.judges:
+            self.judges[c.key] = c.of(self.request).judge(c.ranks)
+        return self.judges[c.key]
 
     def configurations(self) -> list[tuple[float, _Configuration]]:
-        """Quick plans, best bound first, until no bound is better than the plan in hand; gives (seconds, configuration)."""
+        """Quick plans of what could be better than the plan in hand; gives (seconds, configuration)."""
         rows = _configurations(self.request)
         looked: list[tuple[float, _Configuration]] = []
-        stopped = "all have been looked at"
-        for i, c in enumerate(rows):
+        left: list[_Configuration] = []
+        for c in rows:
             if c.bound >= self.seconds * SLIGHT:
-                stopped = f"the other {len(rows) - i} have bounds from {human_seconds(c.bound)} on: none can be better"
-                break
+                continue
             if self.work > _WORK or self.late():
-                stopped = (f"the {'time' if self.late() else 'work'} limit left {len(rows) - i} with bounds from "
-                           f"{human_seconds(c.bound)} on")
-                break
+                left.append(c)
+                continue
             judge = self.judge(c)
             before = judge.work
             found = _look(judge, c.of(self.request))
             self.work += judge.work - before
+            looked.append((float("inf") if found is None else found.seconds, c))
             if found is not None:
                 self.offer(Found(judge, found), f"a quick plan of {c}")
-                looked.append((found.seconds, c))
-        self.log.append(f"{len(rows)} configurations of ranks, replicas and chunks, {len(looked)} looked at: {stopped}")
+        left = [c for c in left if c.bound < self.seconds * SLIGHT]
+        text = f"{len(rows)} configurations of ranks, replicas and chunks: {len(looked)} looked at"
+        pruned = len(rows) - len(looked) - len(left)
+        if pruned:
+            text += f", {pruned} left out because their bounds are no better than the best"
+        if left:
+            text += (f", {len(left)} left at the {'time' if self.late() else 'work'} limit (bounds from "
+                     f"{human_seconds(min(c.bound for c in left))} on)")
+        self.log.append(text)
         return looked
 
     def deepen(self, looked: list[tuple[float, _Configuration]]) -> None:
         """Search the most promising configurations in earnest."""
-        heap = [(seconds, c.order, c) for seconds, c in looked if (c.ranks, c.chunks, c.replicas) not in self.searched]
-        heapq.heapify(heap)
-        for _ in range(_SEARCHES):
-            if not heap or self.late():
-                break
-            seconds, _, c = heapq.heappop(heap)
-            if seconds > _CLOSE * self.seconds or c.bound >= self.seconds * SLIGHT:
+        promising = sorted((seconds, c.order, c) for seconds, c in looked if c.key not in self.searched)
+        for seconds, _, c in promising[:_SEARCHES]:
+            if seconds > _CLOSE * self.seconds or c.bound >= self.seconds * SLIGHT or self.late():
                 break
             request, judge = c.of(self.request), self.judge(c)
             found = search(judge, request.schedules, request.share, request.seq_len, request.unit, request.partition,

@@ -37,6 +37,7 @@ from .search import (
 __all__ = ["Found", "Task", "plan_one"]
 
 Float = NDArray[np.float64]
+_EFFORT = 300_000_000  # steps of AutoPipe's exact search: well under a second
 _ROUNDS = 8            # how often a planner is asked again because its plan was over the limit by the engine's count
 
 
@@ -135,10 +136,10 @@ def _blocks(result: Any) -> list[int]:
     return [int(x) for x in result.boundaries]
 
 
-def _plain(name: str, *, memory: bool = False) -> Callable[[Task], Wish]:
+def _plain(name: str, *, memory: bool = False, **more: Any) -> Callable[[Task], Wish]:
     """Of a planner that takes times and gives boundaries."""
     def ask(task: Task) -> Wish:
-        options: dict[str, Any] = {"comm_s": task.message_s}
+        options: dict[str, Any] = {"comm_s": task.message_s, **more}
         if memory:
             options["memory"] = {"static_bytes": task.static_bytes, "activation_bytes": task.activation_bytes,
                                  "limit_bytes": task.limit_bytes}
@@ -169,7 +170,7 @@ def _nodes(name: str) -> Callable[[Task], Wish]:
 
 
 _ASK: dict[str, Callable[[Task], Wish]] = {
-    "autopipe": _plain("autopipe", memory=True), "autopipe_heuristic": _plain("autopipe_heuristic", memory=True),
+    "autopipe": _plain("autopipe", memory=True, effort=_EFFORT), "autopipe_heuristic": _plain("autopipe_heuristic", memory=True),
     "dawnpiper": _nodes("dawnpiper"), "dawnpiper_binary": _nodes("dawnpiper_binary"),
 }
 
