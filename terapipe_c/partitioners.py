@@ -31,6 +31,7 @@ from .search import (
     balanced,
     block_bytes,
     kind_seconds,
+    saved_bytes,
     search,
 )
 
@@ -60,6 +61,7 @@ class Task:
     schedule: str
     slicing: tuple[Micro, ...]
     limit_bytes: Float                    #: [stages] what the blocks of a stage may take
+    host_Bps: float                       #: bytes a second to the host and back; 0: nothing is swapped
 
     @property
     def stages(self) -> int:
@@ -118,10 +120,21 @@ class Task:
         sizes = block_bytes(self.judge.model, self.slicing)
         return self._per_block({kind: float(size.activation) for kind, size in sizes.items()})
 
+    @cached_property
+    def saved_bytes(self) -> Float:
+        """[blocks] what recomputing a block saves of its activation_bytes: all but its input."""
+        count = len(self.judge.model.blocks)
+        return np.array(saved_bytes(self.judge.model, self.slicing, Savings((True,) * count)), np.float64)
+
     @property
     def memory_bytes(self) -> float:
         """One limit for all stages, where a planner knows no other."""
         return float(self.limit_bytes.min())
+
+    @property
+    def rank_bytes(self) -> float:
+        """The same for a rank's chunks together."""
+        return float(self.limit_bytes.reshape(self.judge.chunks, self.judge.ranks).sum(0).min())
 
 
 @dataclass(frozen=True)
@@ -136,42 +149,136 @@ def _blocks(result: Any) -> list[int]:
     return [int(x) for x in result.boundaries]
 
 
-def _plain(name: str, *, memory: bool = False, **more: Any) -> Callable[[Task], Wish]:
-    """Of a planner that takes times and gives boundaries."""
+def _savings(task: Task, boundaries: list[int], recompute: Any, swap: Any, stage_s: Any) -> Savings:
+    """``stage_s`` [stages]: what the planner says a stage takes; what that is above its work is waiting for swaps."""
+    again, bytes_ = tuple(bool(x) for x in recompute), tuple(int(np.ceil(x)) for x in swap)
+    if not any(again) and not any(bytes_):
+        return NOTHING
+    work = task.fwd_s + task.bwd_s + task.fwd_s * np.array(again)
+    stall = tuple(max(0.0, float(s - work[a:e].sum())) if any(bytes_[a:e]) else 0.0
+                  for s, a, e in zip(stage_s, boundaries[:-1], boundaries[1:], strict=True))
+    return Savings(again if any(again) else (), bytes_ if any(bytes_) else (), stall if any(stall) else ())
+
+
+def _autopipe(name: str, **options: Any) -> Callable[[Task], Wish]:
     def ask(task: Task) -> Wish:
-        options: dict[str, Any] = {"comm_s": task.message_s, **more}
-        if memory:
-            options["memory"] = {"static_bytes": task.static_bytes, "activation_bytes": task.activation_bytes,
-                                 "limit_bytes": task.limit_bytes}
-        return Wish(_blocks(getattr(planners, name)(task.fwd_s, task.bwd_s, task.stages, task.micro_batches, **options)))
+        memory = {"static_bytes": task.static_bytes, "activation_bytes": task.activation_bytes, "limit_bytes": task.limit_bytes}
+        return Wish(_blocks(getattr(planners, name)(task.fwd_s, task.bwd_s, task.stages, task.micro_batches,
+                                                    comm_s=task.message_s, memory=memory, **options)))
 
     return ask
 
 
-def _nodes(name: str) -> Callable[[Task], Wish]:
-    """Of DawnPiper's planners: a block is a node; the stages' own 1F1B (or GPipe) memory; no swap without a host's link."""
+def _baseline(name: str, *, saves: bool = False, replicas: bool = False, **options: Any) -> Callable[[Task], Wish]:
+    """``saves``: it may recompute and swap. ``replicas``: it may replicate single stages, which no Plan holds: their exchange
+    of weights is priced out."""
+    def ask(task: Task) -> Wish:
+        memory: dict[str, Any] = {"static_bytes": task.static_bytes, "activation_bytes": task.activation_bytes,
+                                  "limit_bytes": task.memory_bytes}
+        more = dict(options)
+        if saves:
+            memory["recompute_s"] = task.fwd_s
+        if replicas:
+            more |= {"param_bytes": np.maximum(task.param_bytes, 1.0), "bandwidth_Bps": 1e-9}
+        if name == "vpipe":
+            more["swap_bandwidth_Bps"] = task.host_Bps
+        result = getattr(planners, name)(task.fwd_s, task.bwd_s, task.stages, task.micro_batches, comm_s=task.message_s,
+                                         memory=memory, **more)
+        if any(n != 1 for n in result.replicas):
+            raise InfeasibleError(f"planner {name} replicates single stages {result.replicas}, which no plan here can hold")
+        bounds = _blocks(result)
+        swap = np.where(result.swap, task.activation_bytes, 0.0)
+        return Wish(bounds, _savings(task, bounds, result.recompute, swap, result.stage_time_s))
+
+    return ask
+
+
+def _piper(task: Task) -> Wish:
+    """Blocks as a chain of layers without replicas or tensor parallelism. Where Piper leaves devices idle, its stage with most
+    work is halved until it does not."""
+    memory = {"static_bytes": task.static_bytes, "activation_bytes": task.activation_bytes, "limit_bytes": task.memory_bytes,
+              "recompute_s": task.fwd_s}
+    graph = planners.layer_graph(task.fwd_s, task.bwd_s, task.stages, task.micro_batches, comm_s=task.message_s, memory=memory,
+                                 param_bytes=np.full(len(task.fwd_s), 1e18), bandwidth_Bps=1.0)
+    stages = planners.piper(graph).stages
+    if any(stage.data != 1 for stage in stages):
+        raise InfeasibleError("planner piper replicates single stages, which no plan here can hold")
+    again = {node: way == "recompute" for stage in stages for node, way in zip(stage.nodes, stage.variants, strict=True)}
+    recompute = np.array([again[i] for i in range(len(again))])
+    work = task.fwd_s + task.bwd_s
+    bounds = sorted({0, *(max(stage.nodes) + 1 for stage in stages)})
+    while len(bounds) <= task.stages:
+        heavy = max((k for k in range(len(bounds) - 1) if bounds[k + 1] - bounds[k] > 1),
+                    key=lambda k: float(work[bounds[k]:bounds[k + 1]].sum()))
+        first, end = bounds[heavy], bounds[heavy + 1]
+        half = min(range(first + 1, end), key=lambda at: float(max(work[first:at].sum(), work[at:end].sum())))
+        bounds.insert(heavy + 1, half)
+    return Wish(bounds, _savings(task, bounds, recompute, np.zeros(len(work)), np.zeros(task.stages)))
+
+
+def _dawnpiper(name: str) -> Callable[[Task], Wish]:
+    """A block is a node."""
     def ask(task: Task) -> Wish:
         rest = np.maximum(task.static_bytes - 2 * task.param_bytes, 0.0)
         nodes = {"fwd_s": task.fwd_s, "bwd_s": task.bwd_s, "recompute_s": task.fwd_s, "activation_bytes": task.activation_bytes,
                  "param_bytes": task.param_bytes, "optimizer_bytes": rest}
         result = getattr(planners, name)(nodes, task.stages, task.memory_bytes, micro_batches=task.micro_batches,
-                                         schedule="gpipe" if task.schedule == "gpipe" else "1f1b")
-        recompute = tuple(bool(x) for x in result.recompute)
-        swap = tuple(int(np.ceil(x)) for x in result.swap_bytes)
-        if not any(recompute) and not any(swap):
-            return Wish(_blocks(result))
-        work = task.fwd_s + task.bwd_s + task.fwd_s * np.array(recompute)
+                                         schedule="gpipe" if task.schedule == "gpipe" else "1f1b",
+                                         swap_bandwidth_Bps=task.host_Bps)
         bounds = _blocks(result)
-        stall = tuple(max(0.0, float(s - work[a:e].sum())) if any(swap[a:e]) else 0.0
-                      for s, a, e in zip(result.stage_time_s, bounds[:-1], bounds[1:], strict=True))
-        return Wish(bounds, Savings(recompute, swap if any(swap) else (), stall if any(stall) else ()))
+        return Wish(bounds, _savings(task, bounds, result.recompute, result.swap_bytes, result.stage_time_s))
 
     return ask
 
 
+_STRATEGIES = {"none": (), "attention": ("attention",), "ffn": ("ffn",), "full": ("attention", "ffn")}
+
+
+def _bmpipe(task: Task) -> Wish:
+    """A layer is a layer; of more stages than layers, a block is."""
+    kinds = [block.kind for block in task.judge.model.blocks]
+    whole = task.stages <= task.judge.model.n_layer + 2
+    groups = [[0], *([i, i + 1] for i in range(1, len(kinds) - 1, 2)), [len(kinds) - 1]] if whole \
+        else [[i] for i in range(len(kinds))]
+
+    def strategies(blocks: list[int]) -> list[tuple[str, list[int]]]:
+        mine = {kinds[i]: i for i in blocks}
+        return [(name, [mine[kind] for kind in again]) for name, again in _STRATEGIES.items() if all(k in mine for k in again)]
+
+    def total(values: Float, blocks: list[int]) -> float:
+        return float(sum(values[i] for i in blocks))
+
+    types: list[list[list[int]]] = []                          # neighbours of one kind are one type
+    for group in groups:
+        if types and [kinds[i] for i in types[-1][0]] == [kinds[i] for i in group]:
+            types[-1].append(group)
+        else:
+            types.append([group])
+    layers = [{"name": "+".join(kinds[i] for i in group[0]), "count": len(group), "fwd_s": total(task.fwd_s, group[0]),
+               "bwd_s": total(task.bwd_s, group[0]), "static_bytes": total(task.static_bytes, group[0]),
+               "strategies": [{"name": name, "extra_bwd_s": total(task.fwd_s, again),
+                               "activation_bytes": total(task.activation_bytes, group[0]) - total(task.saved_bytes, again)}
+                              for name, again in strategies(group[0])]} for group in types]
+    result = planners.bmpipe(layers, task.judge.ranks, task.micro_batches, task.rank_bytes, chunks=task.judge.chunks,
+                             comm_s=task.message_s, time_limit_s=2.0)
+    taken, recompute, bounds = [0] * len(types), np.zeros(len(kinds), bool), [0]
+    for chunk in range(task.judge.chunks):
+        for stage in range(task.judge.ranks):
+            for t, groups_of in enumerate(types):
+                for r, (_, again) in enumerate(strategies(groups_of[0])):
+                    for _ in range(int(result.assignment[t, r, chunk, stage])):
+                        shift = groups_of[taken[t]][0] - groups_of[0][0]
+                        recompute[[i + shift for i in again]] = True
+                        taken[t] += 1
+            bounds.append(sum(len(g[0]) * n for g, n in zip(types, taken, strict=True)))
+    return Wish(bounds, _savings(task, bounds, recompute, np.zeros(len(kinds)), np.zeros(task.stages)))
+
+
 _ASK: dict[str, Callable[[Task], Wish]] = {
-    "autopipe": _plain("autopipe", memory=True, effort=_EFFORT), "autopipe_heuristic": _plain("autopipe_heuristic", memory=True),
-    "dawnpiper": _nodes("dawnpiper"), "dawnpiper_binary": _nodes("dawnpiper_binary"),
+    "autopipe": _autopipe("autopipe", effort=_EFFORT), "autopipe_heuristic": _autopipe("autopipe_heuristic"),
+    "dawnpiper": _dawnpiper("dawnpiper"), "dawnpiper_binary": _dawnpiper("dawnpiper_binary"), "bmpipe": _bmpipe,
+    "pipedream": _baseline("pipedream", straight=True), "dapple": _baseline("dapple", replicas=True), "piper": _piper,
+    "vpipe": _baseline("vpipe", saves=True), "adapipe": _baseline("adapipe", saves=True), "merak": _baseline("merak"),
 }
 
 
@@ -185,7 +292,7 @@ def _limits(judge: Judge, slicing: tuple[Micro, ...]) -> Float:
     return np.full(stages, limit / judge.chunks - own.static - own.activation - own.gradient)
 
 
-def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ...]) -> Candidate:
+def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ...], host_Bps: float = 0.0) -> Candidate:
     """The planner's stages for these micro-batches, judged; InfeasibleError if it finds none that fit."""
     if name not in _ASK or not hasattr(planners, name):
         raise InfeasibleError(f"planner {name} is not built yet")
@@ -197,7 +304,7 @@ def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ..
         if not (limits > 0).all():
             break
         try:
-            wish = _ASK[name](Task(judge, schedule, slicing, limits))
+            wish = _ASK[name](Task(judge, schedule, slicing, limits, host_Bps))
         except InfeasibleError as error:
             refused = refused or error
             break
@@ -246,7 +353,8 @@ def _plan_stages(request: Request) -> Found:
                 if not judge.fits(found):
                     raise judge.refuse()
             else:
-                found = plan_stages(judge, request.planner, request.schedules[0], whole_sequences(request))
+                found = plan_stages(judge, request.planner, request.schedules[0], whole_sequences(request),
+                                    request.cluster.host_bandwidth_Bps or 0.0)
         except InfeasibleError as error:
             refusals.append(error)
             continue
