@@ -231,15 +231,17 @@ def _look(judge: Judge, request: Request) -> Candidate | None:
     for slicing in _quick_slicings(request, stages):
         if judge.chunks > 1 and len(slicing) % judge.ranks:
             continue
-        cuts: list[Cut] = [request.partition or balanced(judge, slicing, stages)]
-        if request.partition is None and judge.chunks == 1 and stages > 1:
-            try:
-                cuts.append(plan_stages(judge, "autopipe", "1f1b", slicing).partition)
-            except InfeasibleError:
-                pass
-        for name, cut, pending in itertools.product(request.schedules, dict.fromkeys(cuts), (1, 0)):
-            if judge.work < stop:
-                consider(judge.judge(name, cut, slicing, pending))
+        for name in request.schedules:
+            cuts: list[Cut] = [request.partition or balanced(judge, slicing, stages)]
+            free = request.partition is None and judge.chunks == 1 and stages > 1
+            if free and (name == "1f1b" or not judge.fits(judge.judge(name, cuts[0], slicing))):
+                try:
+                    cuts.append(plan_stages(judge, "autopipe", name, slicing).partition)
+                except InfeasibleError:
+                    pass
+            for cut, pending in itertools.product(dict.fromkeys(cuts), (1, 0)):
+                if judge.work < stop:
+                    consider(judge.judge(name, cut, slicing, pending))
     return best
 
 

@@ -2,8 +2,8 @@
 
 The planners of the papers see what their papers see: seconds and bytes of each block, a number of stages and of
 micro-batches. What they return is judged like everything else, by simulating the program that the engine would run, its
-memory to the byte. They know neither the engine's buffers nor what a stage costs besides its blocks: where a plan of theirs is
-over the limit by the engine's count, they are asked again with what was missing taken off the stages' limits.
+memory to the byte. They know neither the engine's buffers nor what a stage costs besides its blocks: where a stage of theirs is
+over the limit by the engine's count, they are asked again with its blocks larger by what was missing.
 """
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from .search import (
     Micro,
     Savings,
     StageCost,
+    activation_slots,
     balanced,
     block_bytes,
     kind_seconds,
@@ -39,7 +40,7 @@ __all__ = ["Found", "Task", "plan_one"]
 
 Float = NDArray[np.float64]
 _EFFORT = 300_000_000  # steps of AutoPipe's exact search: well under a second
-_ROUNDS = 8            # how often a planner is asked again because its plan was over the limit by the engine's count
+_ROUNDS = 12           # how often a planner is asked again because its plan was over the limit by the engine's count
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,9 @@ class Task:
     schedule: str
     slicing: tuple[Micro, ...]
     limit_bytes: Float                    #: [stages] what the blocks of a stage may take
+    extra_bytes: Float                    #: [blocks] what earlier rounds were short of
     host_Bps: float                       #: bytes a second to the host and back; 0: nothing is swapped
+    slots: int = 0                        #: micro-batches that every stage holds; 0: as many as 1F1B (or GPipe) does
 
     @property
     def stages(self) -> int:
@@ -104,9 +107,10 @@ class Task:
 
     @cached_property
     def static_bytes(self) -> Float:
-        """[blocks] parameters, gradients, moments and one slot of activation gradients."""
+        """[blocks] parameters, gradients, moments, one slot of activation gradients, and ``slots`` of activations."""
         sizes = block_bytes(self.judge.model, self.slicing)
-        return self._per_block({kind: float(size.static + size.gradient) for kind, size in sizes.items()})
+        fixed = {kind: float(size.static + size.gradient + self.slots * size.activation) for kind, size in sizes.items()}
+        return self._per_block(fixed) + self.extra_bytes
 
     @cached_property
     def param_bytes(self) -> Float:
@@ -116,7 +120,9 @@ class Task:
 
     @cached_property
     def activation_bytes(self) -> Float:
-        """[blocks] kept from a micro-batch's forward to its backward."""
+        """[blocks] kept from a micro-batch's forward to its backward; 0 where ``slots`` counts them."""
+        if self.slots:
+            return np.zeros(len(self.judge.model.blocks))
         sizes = block_bytes(self.judge.model, self.slicing)
         return self._per_block({kind: float(size.activation) for kind, size in sizes.items()})
 
@@ -296,29 +302,34 @@ def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ..
     """The planner's stages for these micro-batches, judged; InfeasibleError if it finds none that fit."""
     if name not in _ASK or not hasattr(planners, name):
         raise InfeasibleError(f"planner {name} is not built yet")
-    stages, limits = judge.ranks * judge.chunks, _limits(judge, slicing)
-    if stages == 1 and not (limits > 0).all():
-        limits[:] = judge.limit or 0
+    assert judge.limit is not None
+    stages, blocks = judge.ranks * judge.chunks, judge.model.num_blocks
+    limits, extra, slots = _limits(judge, slicing), np.zeros(blocks), 0
+    if schedule == "seq1f1b" and stages > 1:                   # holds fewer micro-batches than 1F1B, on all stages about alike
+        even = judge.judge(schedule, balanced(judge, slicing, stages), slicing, 0)
+        slots = max(activation_slots(judge.program(even, judge.durations(even.partition, slicing))))
     refused: InfeasibleError | None = None
     for _ in range(_ROUNDS):
-        if not (limits > 0).all():
-            break
         try:
-            wish = _ASK[name](Task(judge, schedule, slicing, limits, host_Bps))
+            if not (limits > 0).all():
+                raise InfeasibleError(f"a rank may use {judge.limit} bytes: a stage needs {judge.limit - limits.min():.0f} before "
+                                      "it has a block")
+            wish = _ASK[name](Task(judge, schedule, slicing, limits, extra, host_Bps, slots))
         except InfeasibleError as error:
-            refused = refused or error
+            refused = error
             break
         cut = tuple(zip(wish.boundaries[:-1], wish.boundaries[1:], strict=True))
         found = judge.judge(schedule, cut, slicing, 0, wish.savings)
         if judge.fits(found):
             return found
         peak = judge.peak(found, judge.program(found, judge.durations(cut, slicing, wish.savings)))
-        over = np.array([peak[k % judge.ranks] - (judge.limit or 0) for k in range(stages)], np.float64)
-        limits = limits - np.maximum(over, 0.0) / judge.chunks
+        for k, (first, end) in enumerate(cut):
+            over = peak[k % judge.ranks] - judge.limit
+            extra[first:end] += max(0.0, 1.02 * over) / ((end - first) * judge.chunks)
     if judge.shortest is not None:
         raise judge.refuse()
-    raise refused or InfeasibleError(f"a stage needs more than the {judge.limit} bytes that a rank may use before it has a "
-                                     "block: a larger memory_bytes would be right")
+    assert refused is not None
+    raise refused
 
 
 def whole_sequences(request: Request) -> tuple[Micro, ...]:
