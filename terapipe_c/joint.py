@@ -367,6 +367,9 @@ def plan_jointly(request: Request, start: float) -> tuple[Found, list[str]]:
     s.polish()
     if s.best is None:
         if s.fallback is None:
+            near = [judge for judge in s.judges.values() if judge.shortest is not None]
+            if near:
+                raise min(near, key=lambda judge: judge.shortest or (0, 0, 0)).refuse()
             raise s.error or InfeasibleError("no plan of any planner fits: more memory_bytes would be right")
         s.best, s.by = s.fallback, "the fastest that fits; nothing fits without recomputation or swap"
     s.log.append(f"best: {human_seconds(s.seconds)} by {s.by}")

@@ -1,6 +1,7 @@
 """Every plan of every planner that this engine can execute trains: losses bit-equal to one device, memory as predicted to the
 byte. What it cannot execute is refused before work starts."""
 import dataclasses
+import sys
 from functools import cache
 
 import numpy as np
@@ -58,7 +59,7 @@ def test_several_chunks_train_too(planner):
 
 
 def refused(plan, word, monkeypatch):
-    monkeypatch.setattr("terapipe_c.launch._region", lambda *_: pytest.fail("work was begun"))
+    monkeypatch.setattr(sys.modules["terapipe_c.launch"], "_region", lambda *_: pytest.fail("work was begun"))
     assert not plan.executable and word in plan.why_not_executable and "not executable" in repr(plan)
     assert plan.why_not_executable in plan.explain()
     with pytest.raises(tp.InvalidValueError, match=word):
@@ -69,3 +70,65 @@ def test_replicas_are_planned_and_refused_by_launch(monkeypatch):
     plan = make("uniform", stages=2, data_parallel=2)
     assert plan.data_parallel == 2 and plan.num_devices == 4 and sum(b for b, _ in plan.slicing) == BATCH // 2
     refused(plan, "data_parallel = 2", monkeypatch)
+
+
+def test_replicas_pay_for_a_ring(monkeypatch):
+    """The step of half the batch, and 2 (d - 1) (latency + bytes / (d bandwidth)) on the slower stage."""
+    alone = tp.plan(MODEL, CLUSTER, batch=BATCH // 2, seq_len=SEQ, planner="uniform", stages=2)
+    both = make("uniform", stages=2, data_parallel=2)
+    ring = [2 * (1e-6 + 4 * sum(MODEL.block_params(b.kind) for b in MODEL.blocks[a:e]) / (2 * 1e10)) for a, e in both.stages]
+    assert both.stages == alone.stages and both.peak_memory_bytes == alone.peak_memory_bytes
+    assert alone.step_time_s + min(ring) - 1e-12 <= both.step_time_s <= alone.step_time_s + max(ring) + 1e-12
+    assert both.tokens_per_s == pytest.approx(BATCH * SEQ / both.step_time_s)
+
+
+def tightest(planner, **request):
+    """The plan under the least limit of a falling row at which the planner still has one."""
+    limit, last = max(make("uniform", stages=3).peak_memory_bytes), None
+    while True:
+        try:
+            last = make(planner, stages=3, memory_bytes=limit, **request)
+        except tp.InfeasibleError:
+            return last
+        limit = int(limit * 0.985)
+
+
+SAVERS = ["dawnpiper", "bmpipe", "piper", "vpipe", "adapipe"]
+
+
+@pytest.mark.parametrize("planner", SAVERS)
+def test_what_a_planner_does_to_fit_is_told_simulated_and_refused(planner, monkeypatch, tmp_path):
+    plan = tightest(planner)
+    assert any(plan.recompute) and len(plan.recompute) == len(plan.swap) == MODEL.num_blocks
+    assert max(plan.peak_memory_bytes) <= plan.memory_limit_bytes
+    assert plan.program.counts["R"] > 0 and plan.bubbles["recompute"] > 0 and plan.program.check() is None
+    again = [sum(plan.durations["R"][k]) for k, (a, e) in enumerate(plan.stages) if any(plan.recompute[a:e])]
+    assert plan.bubbles["recompute"] == pytest.approx(sum(again))
+    assert sum(plan.bubbles.values()) == pytest.approx(plan.ranks * plan.step_time_s - sum(plan.busy_s), rel=1e-9)
+    assert plan.lower_bound_s <= plan.step_time_s * (1 + 1e-12)
+    refused(plan, "recomputation", monkeypatch)
+    with pytest.raises(tp.InfeasibleError, match="executable=False"):
+        make(planner, stages=3, memory_bytes=plan.memory_limit_bytes, executable=True)
+    plan.save(tmp_path / "plan.json")
+    assert tp.Plan.load(tmp_path / "plan.json") == plan and not tp.Plan.load(tmp_path / "plan.json").executable
+
+
+def test_memory_falls_by_what_is_recomputed():
+    """All slots but the one in work lose a recomputed block's activations, its input not: 4 S E of its 20 S E and more."""
+    plan = tightest("adapipe")
+    plain = tp.plan(MODEL, CLUSTER, batch=BATCH, seq_len=SEQ, planner="uniform", partition=plan.stages)
+    saved = {"attention": 4 * SEQ * 8 * 4 + 4 * SEQ * 2, "ffn": 8 * SEQ * 8 * 4}    # qkv and o and lse; h and g
+    for k, (first, end) in enumerate(plan.stages):
+        blocks = [MODEL.blocks[i].kind for i in range(first, end) if plan.recompute[i]]
+        slots = min(BATCH, 3 - k)
+        least = (slots - 1) * sum(saved.get(kind, 0) for kind in blocks)
+        assert plain.peak_memory_bytes[k] - plan.peak_memory_bytes[k] >= least > 0 or not blocks or slots == 1
+
+
+def test_swaps_wait_where_the_host_is_slow():
+    slow, fast = (tp.Cluster(**{**CLUSTER.to_dict(), "host_bandwidth_Bps": b}) for b in (1e6, 1e12))
+    model, request = MODEL, dict(batch=BATCH, seq_len=SEQ, planner="dawnpiper", stages=3)
+    limit = int(0.93 * max(make("uniform", stages=3).peak_memory_bytes))
+    plans = [tp.plan(model, cluster, memory_bytes=limit, **request) for cluster in (slow, fast)]
+    assert any(plans[1].swap) and "swap" in plans[1].why_not_executable
+    assert plans[1].step_time_s <= plans[0].step_time_s * (1 + 1e-9)
