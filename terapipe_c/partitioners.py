@@ -290,12 +290,19 @@ _ASK: dict[str, Callable[[Task], Wish]] = {
 
 # ---- asking one --------------------------------------------------------------------------------------------------------
 
-def _limits(judge: Judge, slicing: tuple[Micro, ...]) -> Float:
-    """[stages] of what the blocks may take: the limit less what the engine holds for a stage whatever its blocks are."""
-    stages = judge.ranks * judge.chunks
-    limit = float(judge.limit or 0)
-    own = block_bytes(judge.model, slicing)["stage"]
-    return np.full(stages, limit / judge.chunks - own.static - own.activation - own.gradient)
+def _limits(judge: Judge, schedule: str, slicing: tuple[Micro, ...]) -> tuple[Float, int]:
+    """[stages] of what the blocks may take: the limit less what the engine holds besides (workspace, tables, what crosses the
+    stages' boundaries), taken from stages that are even; and the most micro-batches that one of those stages holds."""
+    assert judge.limit is not None
+    stages, sizes = judge.ranks * judge.chunks, block_bytes(judge.model, slicing)
+    even = judge.judge(schedule, tuple(even_partition(judge.model, stages)), slicing, 0)
+    program = judge.program(even, judge.durations(even.partition, slicing))
+    slots, besides = activation_slots(program), np.array(judge.peak(even, program), np.float64)
+    for k, (first, end) in enumerate(even.partition):
+        for block in judge.model.blocks[first:end]:
+            size = sizes[block.kind]
+            besides[k % judge.ranks] -= size.static + size.gradient + slots[k] * size.activation
+    return np.tile((judge.limit - besides) / judge.chunks, judge.chunks), max(slots)
 
 
 def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ...], host_Bps: float = 0.0) -> Candidate:
@@ -303,11 +310,10 @@ def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ..
     if name not in _ASK or not hasattr(planners, name):
         raise InfeasibleError(f"planner {name} is not built yet")
     assert judge.limit is not None
-    stages, blocks = judge.ranks * judge.chunks, judge.model.num_blocks
-    limits, extra, slots = _limits(judge, slicing), np.zeros(blocks), 0
-    if schedule == "seq1f1b" and stages > 1:                   # holds fewer micro-batches than 1F1B, on all stages about alike
-        even = judge.judge(schedule, balanced(judge, slicing, stages), slicing, 0)
-        slots = max(activation_slots(judge.program(even, judge.durations(even.partition, slicing))))
+    limits, slots = _limits(judge, schedule, slicing)
+    extra = np.zeros(judge.model.num_blocks)
+    if schedule != "seq1f1b":                                  # that one holds fewer than 1F1B, on all stages about alike
+        slots = 0
     refused: InfeasibleError | None = None
     for _ in range(_ROUNDS):
         try:
