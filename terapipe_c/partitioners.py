@@ -40,7 +40,7 @@ __all__ = ["Found", "Task", "plan_one"]
 
 Float = NDArray[np.float64]
 _EFFORT = 300_000_000  # steps of AutoPipe's exact search: well under a second
-_ROUNDS = 12           # how often a planner is asked again because its plan was over the limit by the engine's count
+_ROUNDS = 20           # how often a planner is asked again because its plan was over the limit by the engine's count
 
 
 @dataclass(frozen=True)
@@ -254,9 +254,10 @@ def _bmpipe(task: Task) -> Wish:
     def total(values: Float, blocks: list[int]) -> float:
         return float(sum(values[i] for i in blocks))
 
-    types: list[list[list[int]]] = []                          # neighbours of one kind are one type
+    types: list[list[list[int]]] = []                          # neighbours that are alike are one type
     for group in groups:
-        if types and [kinds[i] for i in types[-1][0]] == [kinds[i] for i in group]:
+        if types and all(kinds[i] == kinds[j] and task.extra_bytes[i] == task.extra_bytes[j]
+                         for i, j in zip(types[-1][0], group, strict=False)):
             types[-1].append(group)
         else:
             types.append([group])
@@ -315,6 +316,7 @@ def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ..
     if schedule != "seq1f1b":                                  # that one holds fewer than 1F1B, on all stages about alike
         slots = 0
     refused: InfeasibleError | None = None
+    before, boost = None, 1.0
     for _ in range(_ROUNDS):
         try:
             if not (limits > 0).all():
@@ -329,9 +331,11 @@ def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ..
         if judge.fits(found):
             return found
         peak = judge.peak(found, judge.program(found, judge.durations(cut, slicing, wish.savings)))
+        boost = 2 * boost if wish == before else 1.02          # the same again: its steps are larger than what is missing
+        before = wish
         for k, (first, end) in enumerate(cut):
             over = peak[k % judge.ranks] - judge.limit
-            extra[first:end] += max(0.0, 1.02 * over) / ((end - first) * judge.chunks)
+            extra[first:end] += max(0.0, boost * over) / ((end - first) * judge.chunks)
     if judge.shortest is not None:
         raise judge.refuse()
     assert refused is not None
