@@ -243,8 +243,9 @@ def main() -> None:
     libraries = [
         Library("ours", args.isa, args.core),
         Library("OpenBLAS", None, args.core),
-        Library("OpenBLAS SkylakeX", None, args.core, OPENBLAS_CORETYPE="SkylakeX"),
     ]
+    if "avx512f" in Path("/proc/cpuinfo").read_text():  # elsewhere that core type is an illegal instruction
+        libraries.append(Library("OpenBLAS SkylakeX", None, args.core, OPENBLAS_CORETYPE="SkylakeX"))
     if subprocess.run([args.torch_python, "-c", "import torch"], capture_output=True).returncode == 0:
         libraries.append(Library("torch", None, args.core, python=args.torch_python))
     else:

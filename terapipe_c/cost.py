@@ -87,14 +87,15 @@ class CostModel:
         fit_errors: {"attention.F": (mean, worst), ...} of the same.
         model, seq_len, micro_batch: what was measured, if known.
         overhead_s: fixed seconds of an instruction.  optimizer_param_s, optimizer_stage_s: seconds of an update.
+        optimizer_head_s: seconds that the head adds to its stage's update (it completes its weight's gradient there).
         latency_s, byte_s: seconds of a message on the link, and of each byte in it (the ranks go on computing).
         copy_byte_s: seconds of a byte that each end spends itself (copying into and out of a shared ring).
     """
 
     def __init__(self, curves: Mapping[tuple[str, str], Curve], *, source: str, tables: Float | None = None,
                  granularity: int = 1, overhead_s: float = 0.0, optimizer_param_s: float = 0.0,
-                 optimizer_stage_s: float = 0.0, latency_s: float = 0.0, byte_s: float = 0.0, copy_byte_s: float = 0.0,
-                 model: GPTConfig | None = None, seq_len: int | None = None, micro_batch: int = 1,
+                 optimizer_stage_s: float = 0.0, optimizer_head_s: float = 0.0, latency_s: float = 0.0, byte_s: float = 0.0,
+                 copy_byte_s: float = 0.0, model: GPTConfig | None = None, seq_len: int | None = None, micro_batch: int = 1,
                  fit_error: float = math.nan, fit_errors: Mapping[str, tuple[float, float]] | None = None) -> None:
         for kind, phase in curves:
             if kind not in KINDS or phase not in PHASES:
@@ -106,6 +107,7 @@ class CostModel:
         self.overhead_s = real("overhead_s", overhead_s, zero=True)
         self.optimizer_param_s = real("optimizer_param_s", optimizer_param_s, zero=True)
         self.optimizer_stage_s = real("optimizer_stage_s", optimizer_stage_s, zero=True)
+        self.optimizer_head_s = real("optimizer_head_s", optimizer_head_s, zero=True)
         self.latency_s = real("latency_s", latency_s, zero=True)
         self.byte_s = real("byte_s", byte_s, zero=True)
         self.copy_byte_s = real("copy_byte_s", copy_byte_s, zero=True)
@@ -216,7 +218,8 @@ class CostModel:
 
     @classmethod
     def from_measurements(cls, samples: Mapping[str, Mapping[str, Iterable[Sequence[float]]]], *,
-                          optimizer: Mapping[str, float] | Iterable[Sequence[float]] | None = None,
+                          optimizer: Mapping[str, float] | Iterable[Sequence[float]] | None = None, head_update_s: float = 0.0,
+                          smooth: bool = False,
                           comm: Mapping[str, float] | Iterable[Sequence[float]] | None = None, overhead_s: float = 0.0,
                           copy_byte_s: float = 0.0, model: GPTConfig | None = None, seq_len: int | None = None,
                           micro_batch: int = 1) -> CostModel:
@@ -227,6 +230,8 @@ class CostModel:
                 S tokens x b sequences. Kinds embedding, attention, ffn, head; a missing one costs nothing, but attention
                 and ffn need F. Only attention may have samples with C > 0.
             optimizer: ``{"param_s": ..., "stage_s": ...}`` or [(parameters, seconds), ...].
+            smooth: time never falls with the rows and time a row never rises; what the samples say else is taken for noise.
+            head_update_s: what the head adds to its stage's update.
             comm: ``{"latency_s": ..., "byte_s": ...}`` or [(bytes, seconds), ...], time on the link.
             copy_byte_s: seconds of a message's byte that each end spends itself.
             overhead_s: fixed seconds of an instruction that the samples do not hold.
@@ -243,7 +248,7 @@ class CostModel:
                 array = merged(rows, 4, name)
                 if kind != "attention" and (array[:, 2] > 0).any():
                     raise InvalidValueError(f"{name} has a sample with context: only attention depends on it")
-                curves[kind, phase], judged[name] = fit_and_judge(array, name, signed=phase == "I")
+                curves[kind, phase], judged[name] = fit_and_judge(array, name, phase == "I", smooth)
         for kind in ("attention", "ffn"):
             if (kind, "F") not in curves:
                 raise InvalidValueError(f"samples lack {kind}.F")
@@ -251,8 +256,9 @@ class CostModel:
         stage_s, param_s = _pair(optimizer, "optimizer", "stage_s", "param_s")
         latency_s, byte_s = _pair(comm, "comm", "latency_s", "byte_s")
         return cls(curves, source="measured", overhead_s=overhead_s, optimizer_param_s=param_s, optimizer_stage_s=stage_s,
-                   latency_s=latency_s, byte_s=byte_s, copy_byte_s=copy_byte_s, model=model, seq_len=seq_len,
-                   micro_batch=micro_batch, fit_error=float(errors.mean()) if len(errors) else math.nan,
+                   optimizer_head_s=head_update_s, latency_s=latency_s, byte_s=byte_s, copy_byte_s=copy_byte_s,
+                   model=model, seq_len=seq_len, micro_batch=micro_batch,
+                   fit_error=float(errors.mean()) if len(errors) else math.nan,
                    fit_errors={k: (float(e.mean()), float(e.max())) for k, e in judged.items() if len(e)})
 
     # ---- seconds ----
@@ -340,6 +346,10 @@ class CostModel:
         """Seconds of a message of float32 [rows, n_embd]."""
         return self.latency_s + self.byte_s * 4.0 * n_embd * np.asarray(rows, np.float64)
 
+    def exchange_s(self, model: GPTConfig) -> float:
+        """Seconds of the exchange of a tied embedding's gradient between its two ranks."""
+        return float(self.message_s(model.vocab_size, model.n_embd) + self.copy_byte_s * 4 * model.vocab_size * model.n_embd)
+
     def optimizer_s(self, params: ArrayLike) -> Any:
         """Seconds of one update of a stage with this many parameters."""
         return self.optimizer_stage_s + self.optimizer_param_s * np.asarray(params, np.float64)
@@ -382,7 +392,7 @@ class CostModel:
         params = counts @ _block_params(model)
         if model.tie_weights:                                  # the head's copy of the embedding
             params[(counts[:, 3] > 0) & (counts[:, 0] == 0)] += float(model.vocab_size * model.n_embd)
-        return counts, np.asarray(self.optimizer_s(params), np.float64)
+        return counts, np.asarray(self.optimizer_s(params), np.float64) + self.optimizer_head_s * (counts[:, 3] > 0)
 
     def slice_work(self, slicing: Slicing) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], Float]:
         """What depends on the slicing: batches, slices [micros], lengths [units], rows [units]."""
@@ -401,7 +411,7 @@ class CostModel:
         out: dict[str, Any] = {"F": F, "I": I, "W": W, "OPT": stages[1], "AR": 0.0,
                                "comm": np.repeat((self.latency_s + self.byte_s * size)[None], len(F), 0)}
         if model is not None and model.tie_weights and len(F) > 1:
-            out["AR"] = float(self.message_s(model.vocab_size, model.n_embd))
+            out["AR"] = self.exchange_s(model)
         if self.copy_byte_s:
             copy = np.repeat((self.copy_byte_s * size)[None], len(F), 0)
             out |= dict.fromkeys(("SF", "SB", "RF", "RB"), copy)
@@ -413,7 +423,7 @@ class CostModel:
 
         batches [micros]; for each plan counts int32 [stages, 4], lengths [units], updates float64 [stages].
         """
-        exchange = float(self.message_s(model.vocab_size, model.n_embd)) if model.tie_weights else 0.0
+        exchange = self.exchange_s(model) if model.tie_weights else 0.0
         messages = (self.latency_s, self.byte_s, self.copy_byte_s, 4.0 * model.n_embd, exchange)
         seconds: Float = _core.plan_glance(program, self._pack, messages, np.array(batches, np.int32), np.array(counts, np.int32),
                                            np.array(lengths, np.int32), np.array(updates, np.float64))
@@ -429,8 +439,8 @@ class CostModel:
         return {
             "format": _FORMAT, "version": _VERSION, "source": self.source, "granularity": self.granularity,
             "overhead_s": self.overhead_s, "optimizer_param_s": self.optimizer_param_s,
-            "optimizer_stage_s": self.optimizer_stage_s, "latency_s": self.latency_s, "byte_s": self.byte_s,
-            "copy_byte_s": self.copy_byte_s,
+            "optimizer_stage_s": self.optimizer_stage_s, "optimizer_head_s": self.optimizer_head_s,
+            "latency_s": self.latency_s, "byte_s": self.byte_s, "copy_byte_s": self.copy_byte_s,
             "model": self.model.to_dict() if self.model else None, "seq_len": self.seq_len,
             "micro_batch": self.micro_batch, "fit_error": number(self.fit_error),
             "fit_errors": {k: list(v) for k, v in self.fit_errors.items()},
@@ -454,6 +464,7 @@ class CostModel:
                        model=GPTConfig.from_dict(data["model"]) if data["model"] else None, seq_len=data["seq_len"],
                        micro_batch=data["micro_batch"], fit_error=math.nan if error is None else error,
                        fit_errors={k: (v[0], v[1]) for k, v in data["fit_errors"].items()},
+                       optimizer_head_s=data.get("optimizer_head_s", 0.0),
                        **{k: data[k] for k in ("granularity", "overhead_s", "optimizer_param_s", "optimizer_stage_s",
                                                "latency_s", "byte_s", "copy_byte_s")})
         except KeyError as error_:

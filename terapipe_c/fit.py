@@ -57,7 +57,22 @@ def merged(samples: Iterable[Sequence[float]], columns: int, what: str) -> Float
     return np.column_stack([keys, medians])
 
 
-def _base(without: Float, pair: float) -> tuple[tuple[float, ...], tuple[float, ...], float]:
+def _smooth(rows: Float, seconds: Float) -> Float:
+    """Seconds that never fall with the rows, of a rate (seconds a row) that never rises: on a processor without tiles of
+    waves a longer slice is no less efficient, so what says otherwise is noise, and a planner would cut where it dips.
+    Isotonic regression of the rate by pooling adjacent violators (Ayer et al. 1955)."""
+    pools: list[tuple[float, int]] = []                       # mean rate, samples
+    for rate in (seconds / rows).tolist():
+        mean, count = rate, 1
+        while pools and mean > pools[-1][0]:
+            other, more = pools.pop()
+            mean, count = (mean * count + other * more) / (count + more), count + more
+        pools.append((mean, count))
+    rates = np.repeat([rate for rate, _ in pools], [count for _, count in pools])
+    return np.maximum.accumulate(rates * rows)
+
+
+def _base(without: Float, pair: float, smooth: bool) -> tuple[tuple[float, ...], tuple[float, ...], float]:
     """P and the pair cost from the samples without context: rows, seconds, pair (lowered until P >= 0 everywhere)."""
     rows, S, seconds = without[:, 0], without[:, 1], without[:, 3]
     pairs = 0.5 * rows * S                                   # b S^2 / 2
@@ -65,6 +80,8 @@ def _base(without: Float, pair: float) -> tuple[tuple[float, ...], tuple[float, 
     left = seconds - pair * pairs
     x, first = np.unique(rows, return_inverse=True)
     y = np.array([np.median(left[first.reshape(-1) == i]) for i in range(len(x))])
+    if smooth:
+        y = _smooth(x, y)
     slope = (y[1] - y[0]) / (x[1] - x[0]) if len(x) > 1 else y[0] / x[0]
     origin = float(np.clip(y[0] - slope * x[0], 0.0, max(0.0, y[0])))   # the fixed part, from the first two points
     x, y = np.concatenate([[0.0], x]), np.concatenate([[origin], y])
@@ -97,19 +114,19 @@ def _context(with_: Float, residual: Float, signed: bool) -> tuple[Float, bool]:
     return best, lost > 0.01
 
 
-def _fit(samples: Float, what: str, signed: bool, warn: bool = True) -> Curve:
+def _fit(samples: Float, what: str, signed: bool, smooth: bool, warn: bool = True) -> Curve:
     """The curve through samples [n, 4]: rows, slice, context, seconds."""
     without, with_ = samples[samples[:, 2] == 0], samples[samples[:, 2] > 0]
     if not len(without):
         raise InvalidValueError(f"{what}: no sample without context (C = 0); TeraPipe's eq. 9 stands on t(S, 0)")
     a, clamped = np.zeros(4), False
-    rows, seconds, pair = _base(without, 0.0)
+    rows, seconds, pair = _base(without, 0.0, smooth)
     for _ in range(8 if len(with_) else 0):
         S, b = with_[:, 1], with_[:, 0] / with_[:, 1]
         own = _points(rows, seconds, with_[:, 0]) + 0.5 * b * pair * S * S
         a, clamped = _context(with_, with_[:, 3] - own, signed)
         before = pair
-        rows, seconds, pair = _base(without, float(a[3]))      # the pairs inside a slice cost what the others do
+        rows, seconds, pair = _base(without, float(a[3]), smooth)      # the pairs inside a slice cost what the others do
         if abs(pair - before) <= 1e-6 * abs(pair):
             break
     if clamped and warn:
@@ -146,8 +163,9 @@ def _held_out(samples: Float) -> NDArray[np.bool_]:
     return mask
 
 
-def fit_and_judge(samples: Float, what: str, signed: bool = False) -> tuple[Curve, Float]:
-    """The curve through all samples, and the relative errors of the one that did not see the held-out samples.
+def fit_and_judge(samples: Float, what: str, signed: bool = False, smooth: bool = False) -> tuple[Curve, Float]:
+    """The curve through all samples (smooth: as near as :func:`_smooth` allows), and the relative errors of the one that did
+    not see the held-out samples.
 
     signed: the time may fall with the context. That is so in the input gradient's pull backward: dK and dV of an early slice
     come from all later queries, so that a slice with little context has much to pull (GPU.md section 1.2).
@@ -155,9 +173,9 @@ def fit_and_judge(samples: Float, what: str, signed: bool = False) -> tuple[Curv
     mask = _held_out(samples)
     errors = np.zeros(0)
     if mask.any():
-        seen = _fit(samples[~mask], what, signed, warn=False)
+        seen = _fit(samples[~mask], what, signed, smooth, warn=False)
         errors = np.abs(_predict(seen, samples[mask]) / samples[mask, 3] - 1.0)
-    return _fit(samples, what, signed), errors
+    return _fit(samples, what, signed, smooth), errors
 
 
 def fit_line(samples: Iterable[Sequence[float]], what: str) -> tuple[float, float]:

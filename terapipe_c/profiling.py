@@ -10,16 +10,16 @@ import os
 import statistics
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import _core
 from .checkpoint import param_shapes
-from .config import GPTConfig, real, whole
+from .config import KINDS, GPTConfig, real, whole
 from .cost import CostModel
 from .engine import RankEngine
 from .schedules import Program
@@ -29,6 +29,8 @@ __all__ = ["profile"]
 Key = tuple[str, str, int, int, int]        # kind, phase, sequences, S, C
 TINY_VOCAB = 64                             # layers cost the same whatever the vocabulary
 NOTHING_S = 5e-6                            # a phase of the ends that never takes longer has no work (the head's W)
+WINDOW_S = 0.2                              # a machine keeps its speed for so long
+SLOW_MEMORY_S = 2.0                         # a virtual machine's first memory comes from its host, and slowly; not twice
 CACHED_BYTES = 64 << 20                     # a layer smaller than this is profiled as two: one would stay in cache
 
 
@@ -84,6 +86,39 @@ def _some_params(model: GPTConfig) -> dict[str, Any]:
     return {name: np.resize(some, shape) for name, shape in param_shapes(model).items()}
 
 
+def steadied(samples: Sequence[tuple[Hashable, Hashable, float]]) -> dict[Any, float]:
+    """Seconds of each key, out of (key, window of time, seconds) samples of a machine whose speed drifts.
+
+    A shared machine is half as fast again for seconds on end, and what was measured then would look dear beside the rest.
+    So log(seconds) = key + window, by median polish (Tukey 1977, chapter 11); the seconds are those of the lower quartile
+    of the windows, each as often as it has samples.
+    """
+    keys, key = _numbered([k for k, _, _ in samples])
+    _, window = _numbered([w for _, w, _ in samples])
+    logs = np.log(np.maximum([s for _, _, s in samples], 1e-9))
+    effect, drift = _medians(key, logs), np.zeros(int(window.max()) + 1)
+    for _ in range(6):
+        drift = _medians(window, logs - effect[key])
+        effect = _medians(key, logs - drift[window])
+    effect += np.quantile(drift[window], 0.25)
+    return dict(zip(keys, np.exp(effect).tolist(), strict=True))
+
+
+def _numbered(values: Sequence[Hashable]) -> tuple[list[Hashable], NDArray[np.intp]]:
+    number: dict[Hashable, int] = {}
+    index = np.array([number.setdefault(value, len(number)) for value in values], np.intp)
+    return list(number), index
+
+
+def _medians(group: NDArray[np.intp], values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The median of the values of each group 0, 1, ...; every group has one."""
+    order = np.lexsort((values, group))
+    count = np.bincount(group)
+    first = np.cumsum(count) - count
+    ordered = values[order]
+    return np.asarray(0.5 * (ordered[first + (count - 1) // 2] + ordered[first + count // 2]), np.float64)
+
+
 def _quartile(values: Sequence[float]) -> float:
     return sorted(values)[(len(values) - 1) // 4]
 
@@ -93,8 +128,8 @@ class _Sampler:
 
     def __init__(self, busy: int, threads: int) -> None:
         self.busy, self.threads = busy, threads
-        self.samples: dict[Key, list[float]] = defaultdict(list)
-        self.updates: list[tuple[int, float]] = []     # (parameters, seconds) of whole updates
+        self.samples: list[tuple[Key, tuple[int, int], float]] = []     # of a key, in a window of a rank's time
+        self.updates: dict[bool, list[tuple[int, float]]] = {False: [], True: []}     # with the head: (parameters, seconds)
         self.overheads: list[float] = []
         self._lock = threading.Lock()
 
@@ -106,12 +141,14 @@ class _Sampler:
         tokens = np.random.Generator(np.random.Philox(7)).integers(0, model.vocab_size, shape, np.int32)
         start, errors, spent = threading.Barrier(self.busy), [], 0.0
         params = _some_params(model)
+        # Written once before anything is timed: a step after the first does not wait for the kernel to find pages.
+        moments = {kind: {name: np.zeros_like(array) for name, array in params.items()} for kind in ("exp_avg", "exp_avg_sq")}
 
         def one() -> None:
             nonlocal spent
             try:
                 engine = RankEngine(model, stages, slicing, program, 0, None, threads=self.threads)
-                engine.load(params)
+                engine.load(params, moments)
                 start.wait()
                 begin = time.monotonic()
                 for _ in range(repeats):
@@ -144,16 +181,18 @@ class _Sampler:
                     b, lengths = slicing[q]
                     kind = blocks[stage].kind
                     context = sum(lengths[:s]) if kind == "attention" and op != "W" else 0
-                    self.samples[kind, op, b, lengths[s], context].append(end - begin)
-            self.updates.append((model.num_params, update))
+                    window = threading.get_ident(), int(begin / WINDOW_S)
+                    self.samples.append(((kind, op, b, lengths[s], context), window, end - begin))
+            self.updates["head" in kinds].append((model.num_params, update))
 
-    def measured(self, kind: str, phase: str) -> Iterator[tuple[float, int, int, float]]:
-        """(rows, S, C, seconds): lower quartiles, which other programs of a shared machine hardly touch (a preemption
-        adds its 4 ms to a long operation far more often than to a short one). Nothing for what takes no time."""
-        rows = [(b * S, S, C, _quartile(seconds)) for (k, p, b, S, C), seconds in sorted(self.samples.items())
-                if (k, p) == (kind, phase)]
-        if kind in ("attention", "ffn") or any(seconds > NOTHING_S for *_, seconds in rows):
-            yield from rows
+    def measured(self) -> dict[str, dict[str, list[tuple[float, int, int, float]]]]:
+        """{kind: {phase: [(rows, S, C, seconds), ...]}}; without the phases that take no time."""
+        found: dict[str, dict[str, list[tuple[float, int, int, float]]]] = {kind: {} for kind in KINDS}
+        for (kind, phase, b, S, C), seconds in sorted(steadied(self.samples).items()):
+            found[kind].setdefault(phase, []).append((b * S, S, C, seconds))
+        return {kind: {phase: rows for phase, rows in phases.items()
+                       if kind in ("attention", "ffn") or any(seconds > NOTHING_S for *_, seconds in rows)}
+                for kind, phases in found.items()}
 
 
 def _copy_byte_s(busy: int) -> tuple[float, float]:
@@ -202,8 +241,8 @@ def profile(model: GPTConfig, micro_batch: int = 1, seq_len: int | None = None, 
         ranks: how many ranks run at once while measuring; None: the cores there are, divided by `threads`, at most 2
             where the machine has 2. They share cache and bandwidth as the run's ranks will.
 
-    The samples' medians are fitted by TeraPipe's eq. 9 with t_ctx(., 0) = 0; `costs.fit_error` is the mean relative error
-    on held-out samples.
+    The samples, freed of the machine's drift, are fitted by TeraPipe's eq. 9 with t_ctx(., 0) = 0; `costs.fit_error` is
+    the mean relative error on held-out samples.
     """
     if not isinstance(model, GPTConfig):
         raise _core.InvalidTypeError(f"model is {type(model).__name__}: a GPTConfig would be right")
@@ -220,14 +259,13 @@ def profile(model: GPTConfig, micro_batch: int = 1, seq_len: int | None = None, 
     layer = 4 * (model.block_params("attention") + model.block_params("ffn")) * 3
     layers = replace(model, n_layer=min(model.n_layer, 1 if layer > CACHED_BYTES else 2), vocab_size=TINY_VOCAB,
                      block_size=seq_len, tie_weights=False)
-    _measure_head(sampler, model, seq_len, end - 0.55 * budget_s)
+    _measure_head(sampler, model, seq_len, end, 0.5)
     _measure_layers(sampler, layers, seq_len, end, micro_batch)
     latency, byte = _copy_byte_s(busy)
-    samples = {kind: {phase: rows for phase in "FIW" if (rows := list(sampler.measured(kind, phase)))}
-               for kind in ("embedding", "attention", "ffn", "head")}
-    largest = max(params for params, _ in sampler.updates)
-    update = _quartile([seconds for params, seconds in sampler.updates if params == largest])
-    return CostModel.from_measurements(samples, optimizer={"param_s": update / largest, "stage_s": 0.0},
+    param_s = _quartile([seconds / params for params, seconds in sampler.updates[False]])
+    head_s = _quartile([seconds - param_s * params for params, seconds in sampler.updates[True]])
+    return CostModel.from_measurements(sampler.measured(), optimizer={"param_s": param_s, "stage_s": 0.0},
+                                       head_update_s=max(0.0, head_s), smooth=True,
                                        comm={"latency_s": latency, "byte_s": 0.0}, copy_byte_s=byte,
                                        overhead_s=max(0.0, statistics.median(sampler.overheads)), model=model,
                                        seq_len=seq_len, micro_batch=micro_batch)
@@ -236,21 +274,27 @@ def profile(model: GPTConfig, micro_batch: int = 1, seq_len: int | None = None, 
 MOST_REPEATS = 40
 
 
-def _measure_head(sampler: _Sampler, model: GPTConfig, seq_len: int, end: float) -> None:
-    """The real vocabulary behind one layer, on ragged slices of as many rows as the time allows."""
-    kinds = {"embedding", "head"}
+def _measure_head(sampler: _Sampler, model: GPTConfig, seq_len: int, end: float, share: float) -> None:
+    """The real vocabulary behind one layer, on ragged slices of as many rows as the time allows: a share of what is left
+    until `end`."""
+    kinds = set(KINDS)                              # the layer's times tell how fast the machine was just then
 
     def cut(rows: int) -> list[tuple[int, list[int]]]:
         return [(1, _head_slicing(rows))]
 
     rows = min(seq_len, 48)
-    begin = time.monotonic()
-    spent = sampler.run(replace(model, n_layer=1, block_size=rows), cut(rows), 1, kinds)
-    around = time.monotonic() - begin - spent       # parameters and memory: once per engine
+    runs = 0
+    for _ in range(2):
+        begin = time.monotonic()
+        spent = sampler.run(replace(model, n_layer=1, block_size=rows), cut(rows), 1, kinds)
+        around = time.monotonic() - begin - spent   # parameters and memory: once per engine
+        runs += sampler.busy
+        if around < SLOW_MEMORY_S:
+            break
     # Few rows are slow rows (the weights stream past for each slice), so this is more than a row of a long slice takes.
-    row = sum(seconds[0] for (kind, *_), seconds in sampler.samples.items() if kind in kinds) / rows
+    row = sum(seconds for (kind, *_), _, seconds in sampler.samples if kind in ("embedding", "head")) / (rows * runs)
     fixed = max(0.0, spent - row * rows)            # the layer's work and the update
-    left = end - time.monotonic() - around
+    left = share * (end - time.monotonic()) - around
     while rows < seq_len and 1.3 * (fixed + row * min(seq_len, 2 * rows)) < left:
         rows = min(seq_len, 2 * rows)
     slicing = cut(rows)

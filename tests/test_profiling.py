@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import terapipe_c as tp
+from terapipe_c.profiling import steadied
 
 MODEL = tp.GPTConfig(n_layer=3, n_head=2, n_embd=64, vocab_size=97, block_size=256)
 
@@ -86,3 +87,26 @@ def test_bad_requests_are_refused(word, options):
 def test_what_is_no_model_is_refused():
     with pytest.raises(tp.Error, match="model"):
         tp.profile("gpt2-124m")
+
+
+def test_a_machine_that_slows_down_does_not_make_what_ran_then_dear() -> None:
+    rng = np.random.default_rng(0)
+    true = {key: float(rng.uniform(1e-3, 1e-1)) for key in range(40)}
+    speed = [1.0] * 12 + [1.7] * 8
+    samples = [(key, window, true[key] * speed[window] * float(rng.uniform(1.0, 1.05)))
+               for window in range(20) for key in rng.choice(40, 6, replace=False).tolist()]  # fmt: skip
+    found = steadied(samples)
+    assert set(found) == {key for key, _, _ in samples}
+    assert max(abs(found[key] / true[key] - 1.025) for key in found) < 0.12
+    raw = {key: float(np.median([s for k, _, s in samples if k == key])) for key in found}
+    assert max(abs(raw[key] / true[key] - 1.025) for key in found) > 0.5     # what it is there for
+
+
+def test_noise_does_not_make_a_longer_slice_cheaper_or_less_efficient() -> None:
+    samples = [(float(n), float(n), 0.0, 1e-3 + 1e-4 * n * (1.4 if n == 32 else 0.8 if n == 48 else 1.0))
+               for n in (8, 16, 32, 48, 64, 96)]
+    costs = tp.CostModel.from_measurements({kind: {"F": samples} for kind in ("attention", "ffn")}, smooth=True)
+    curve = costs.curves["ffn", "F"]
+    rates = [s / n for n, s in zip(curve.rows, curve.seconds, strict=True) if n]
+    assert all(a >= b - 1e-12 for a, b in zip(rates, rates[1:], strict=False)), rates
+    assert all(a <= b for a, b in zip(curve.seconds, curve.seconds[1:], strict=False)), curve.seconds

@@ -60,7 +60,7 @@ tile_work(tp_stage *stage, const stage_block *self, const slice_at *at, row_set 
     for (int64_t i = 0; i < count; i++)
         ops->copy(stage->be, width, stage->head_dx + i * width, mine->dx + row[i] * width);
     tile->rows += count;
-    if (tile->rows == TP_HEAD_TILE)
+    if (tile->rows >= TP_HEAD_TILE / 2)
         tp_head_flush(stage, set == ROWS_BACKWARD);
 }
 
@@ -85,13 +85,15 @@ rows_work(tp_stage *stage, const stage_block *self, const slice_at *at, row_set 
         tile_work(stage, self, at, set, row, count);
 }
 
-/* Off the critical path. Rows of F stay for more: each pass over d(weight), 154 MB for GPT-2, is worth half a tile. */
+/* What F and I left in their tiles, where it is worth a pass over d(weight): 154 MB for GPT-2. Most of it is theirs and
+ * not W's: a W waits until its rank is idle, and a tile that fills up meanwhile would make an I late that no plan knew
+ * of. */
 void
 tp_head_weight_gradient(tp_stage *stage)
 {
-    tp_head_flush(stage, 1);
-    if (stage->tile[0].rows >= TP_HEAD_TILE / 2)
-        tp_head_flush(stage, 0);
+    for (int which = 0; which < 2; which++)
+        if (stage->tile[which].rows >= TP_HEAD_TILE / 4)
+            tp_head_flush(stage, which);
 }
 
 static void

@@ -8,8 +8,8 @@
  * all its slices are computed at slice 0, because only then is each sequence complete.
  *
  * The head. Logits of a tile of rows exist only while that tile is worked on; loss and d(input) of a row are done with its
- * logits. Rows at positions t % 3 == 0 are done in F, the others in I, whose d(weight) waits for W: so the head weighs on F,
- * I and W much like every other block (1, 4/3, 2/3 of its product). Each set has its own chain of weight gradient (F rows
+ * logits. Rows at positions t % 3 == 0 are done in F, the others in I, and d(weight) of either as soon as half a tile of them
+ * waits: so the head weighs on F and I as 1 to 2, like a block whose W is done in I. Each set has its own chain of weight gradient (F rows
  * ascending, I rows descending) and the two are added at the update. */
 #ifndef TP_STAGE_STAGE_H
 #define TP_STAGE_STAGE_H
