@@ -76,7 +76,9 @@ def launch(plan: Any, data: Any, steps: int, *, seed: int = 0, out: str | os.Pat
     Raises before any rank is started: FileExistsError, OSError (the run folder), FileNotFoundError, ValueError (also for a plan
     that is not ``plan.executable``).
     """
-    options = {"seed": seed, "lr": lr, "min_lr": lr / 10 if min_lr is None else min_lr, "lr_schedule": lr_schedule,
+    if not hasattr(plan, "to_dict") or not hasattr(plan, "ranks"):
+        raise _core.InvalidTypeError(f"plan is {type(plan).__name__}: a Plan (tp.plan, tp.Plan.load) would be right")
+    options = {"seed": seed, "lr": lr, "min_lr": min_lr, "lr_schedule": lr_schedule,
                "warmup_steps": warmup_steps, "weight_decay": weight_decay, "betas": list(betas), "eps": eps,
                "grad_clip": grad_clip, "backend": backend, "threads_per_rank": threads_per_rank, "reproducible": reproducible,
                "checkpoint_every": checkpoint_every if out is not None else 0, "log_every": log_every,
@@ -110,7 +112,7 @@ def launch(plan: Any, data: Any, steps: int, *, seed: int = 0, out: str | os.Pat
 # ---- what is checked and written before anybody starts ---------------------------------------------------------------
 
 
-def _check(options: Mapping[str, Any]) -> None:
+def _check(options: dict[str, Any]) -> None:
     whole = {"steps": 0, "warmup_steps": 0, "threads_per_rank": 1, "checkpoint_every": 0, "log_every": 1, "eval_every": 0,
              "eval_batches": 1, "seed": 0}
     for name, least in whole.items():
@@ -119,6 +121,8 @@ def _check(options: Mapping[str, Any]) -> None:
             raise _core.InvalidValueError(f"{name} is {value!r}: an integer of at least {least} would be right")
     for name in ("lr", "min_lr", "weight_decay", "eps", "grad_clip", "timeout_s"):
         value = options[name]
+        if name == "min_lr" and value is None:
+            options[name] = value = options["lr"] / 10
         if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
             raise _core.InvalidValueError(f"{name} is {value!r}: a finite number of at least 0 would be right")
     if options["backend"] != "cpu":
@@ -171,11 +175,13 @@ def _resume_from(folder: Path | None, job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _initial(init: Any, model: Any) -> Mapping[str, NDArray[np.float32]]:
-    from .checkpoint import load_checkpoint, param_shapes
+    from .checkpoint import Checkpoint, load_checkpoint, param_shapes
 
     if isinstance(init, (str, os.PathLike)):
         init = load_checkpoint(init, optimizer=False)
-    params: Mapping[str, NDArray[np.float32]] = init if isinstance(init, Mapping) else init.params
+    if not isinstance(init, (Mapping, Checkpoint)):
+        raise _core.InvalidTypeError(f"init is {type(init).__name__}: a dict of arrays, a checkpoint or its path would be right")
+    params: Mapping[str, NDArray[np.float32]] = init if isinstance(init, Mapping) else init.params or {}
     for name, value in params.items():
         if not isinstance(value, np.ndarray) or value.dtype != np.float32:
             raise _core.InvalidValueError(f"init: {name} is {getattr(value, 'dtype', type(value).__name__)}: a float32 array "

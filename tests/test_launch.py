@@ -175,6 +175,8 @@ def test_bad_requests_are_refused(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/precious").write_text("")
     (tmp_path / "file").write_text("")
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "short.txt").write_text("abc")
     wild = np.full(5000, 255, np.int32)
     wild[4321] = 256
     for kind, word, options in (
@@ -184,10 +186,14 @@ def test_bad_requests_are_refused(tmp_path):
             (ValueError, "betas", dict(betas=(0.9, 1.0))), (ValueError, "log_every is 0", dict(log_every=0)),
             (ValueError, "backend is .cuda.", dict(backend="cuda")),
             (ValueError, "resume", dict(resume=True)), (FileNotFoundError, "new", dict(resume=True, out=tmp_path / "new")),
-            (ValueError, "float64", dict(init={"w": np.zeros(3)}))):
+            (ValueError, "float64", dict(init={"w": np.zeros(3)})), (TypeError, "init is int", dict(init=5)),
+            (ValueError, "lr is '1'", dict(lr="1")), (ValueError, "empty.txt is empty", dict(data=tmp_path / "empty.txt")),
+            (ValueError, r"short.txt.*3 tokens.*needs \d+", dict(data=tmp_path / "short.txt"))):
         with pytest.raises(kind, match=word):
             start(2, **{"out": tmp_path / "fresh", **options} if "resume" not in options else options)
         assert not (tmp_path / "fresh").exists()
+    with pytest.raises(TypeError, match="plan is dict"):
+        launch({}, data=wild, steps=1)
     with pytest.raises(ValueError, match="steps is -1"):
         start(-1)
 
