@@ -14,13 +14,14 @@ from typing import Any
 from ._core import InvalidValueError
 from .config import Cluster, GPTConfig, human_bytes, human_seconds
 from .cost import CostModel
-from .plan import Plan, format_slicing, plan
+from .plan import Plan, plan
 from .request import PLANNERS, check_request
-from .schedule import CAUSES
 from .view import comparison_svg
 
 __all__ = ["Comparison", "Row", "compare"]
 
+_OPTIONS = ("stages", "data_parallel", "tensor_parallel", "chunks", "memory_bytes", "granularity", "partition", "slicing",
+            "executable", "time_limit_s")  # fmt: skip
 _HEAD = ("planner", "step", "over best", "bound", "gap", "ranks", "schedule", "memory", "idle", "planned in", "runs here")
 
 
@@ -90,7 +91,7 @@ class Comparison:
 
     def table(self) -> list[tuple[str, ...]]:
         """Cells of the plans, the fastest first."""
-        cells = []
+        cells: list[tuple[str, ...]] = []
         for row in self.ranked:
             p, best = row.plan, self.best
             assert p is not None and best is not None
@@ -191,8 +192,7 @@ def compare(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs:
         raise InvalidValueError("planners is empty: at least one name would be right")
     if "planner" in request:
         raise InvalidValueError("planner is one name: planners, a list of them, would be right")
-    known = {"schedule": "auto", **dict.fromkeys(("stages", "data_parallel", "tensor_parallel", "chunks", "memory_bytes", "granularity",
-             "partition", "slicing", "executable", "time_limit_s"))}  # fmt: skip
+    known = {"schedule": "auto", **dict.fromkeys(_OPTIONS)}
     unknown = [name for name in request if name not in known]
     if unknown:
         raise InvalidValueError(f"{unknown[0]!r} is no argument of tp.plan: {', '.join(known)} would be right")

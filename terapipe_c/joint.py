@@ -70,11 +70,9 @@ def least_work_s(request: Request, share: int) -> float:
     sliced[:3, :2] = blocks[:3, None]
     least = 0.0
     for weights in (sliced, whole):
-        if request.costs.has_tables or any(curve.rows for curve in request.costs.curves.values()):
-            each = (planners.slice_tokens(_Weighted(request.costs, weights, b), 1, seq_len=request.seq_len,
-                                          granularity=request.unit).lower_bound_s / b for b in range(1, most + 1))
-            least += min(each)
-    return least * (1 - 1e-12)
+        least += min(planners.slice_tokens(_Weighted(request.costs, weights, b), 1, seq_len=request.seq_len,
+                                           granularity=request.unit).lower_bound_s / b for b in range(1, most + 1))
+    return float(least * (1 - 1e-12))
 
 
 def bound_s(request: Request, ranks: int, chunks: int, replicas: int, least_s: float) -> float:
@@ -86,7 +84,7 @@ def bound_s(request: Request, ranks: int, chunks: int, replicas: int, least_s: f
     costs, params = request.costs, float(request.model.num_params)
     link = replace(request, replicas=replicas).link
     update = costs.optimizer_stage_s * chunks + costs.optimizer_param_s * params / ranks
-    ring = link.seconds(4.0 * params / (ranks * chunks)) * chunks
+    ring = float(link.seconds(4.0 * params / (ranks * chunks))) * chunks
     return least_s * (request.batch // replicas) / ranks + update + ring + costs.latency_s * (ranks - 1) / 2
 
 

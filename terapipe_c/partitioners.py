@@ -23,7 +23,6 @@ from .search import (
     NOTHING,
     SLIGHT,
     Candidate,
-    Cut,
     Judge,
     Micro,
     Savings,

@@ -22,6 +22,7 @@ from ._core import InvalidValueError
 from ._files import read_json, write_json
 from .config import Cluster, GPTConfig, html_table, human_bytes, human_count, human_seconds, whole
 from .cost import PHASES, CostModel
+from .exports import megatron_flags
 from .joint import plan_jointly
 from .partitioners import Found, plan_one
 from .request import Request, check_partition, check_request, check_slicing
@@ -174,8 +175,8 @@ class Plan:
                 peak_memory_bytes=[int(x) for x in data["peak_memory_bytes"]], busy_s=[float(x) for x in data["busy_s"]],
                 compared=[(str(k), float(v)) for k, v in data["compared"]], recompute=[bool(x) for x in data["recompute"]],
                 swap=[int(x) for x in data["swap"]], data_parallel=replicas,
-                search_log=[str(line) for line in data.get("search_log", [])], **{k: data[k] for k in ("step_time_s", "lower_bound_s", "memory_limit_bytes",
-                                                                 "planning_time_s", "granularity")})
+                search_log=[str(line) for line in data.get("search_log", [])],
+                **{k: data[k] for k in ("step_time_s", "lower_bound_s", "memory_limit_bytes", "planning_time_s", "granularity")})
         except KeyError as error:
             raise InvalidValueError(f"the plan lacks {error.args[0]!r}") from None
         except (TypeError, AttributeError, IndexError) as error:
@@ -204,8 +205,8 @@ class Plan:
         lines = [f"Plan {self.digest} for {self.model!r}: {human_count(self.model.num_params)} parameters",
                  f"  a step: {self.batch} sequences of {self.seq_len} tokens, {self.ranks} ranks"
                  + (f" of {self.chunks} chunks" if self.chunks > 1 else "")
-                 + (f", {self.data_parallel} replicas of them" if self.data_parallel > 1 else "") + f", schedule {self.schedule}, planner "
-                 f"{self.planner}",
+                 + (f", {self.data_parallel} replicas of them" if self.data_parallel > 1 else "")
+                 + f", schedule {self.schedule}, planner {self.planner}",
                  f"  slices: {format_slicing(self.slicing)}", "  stages:"]
         for k, (first, end) in enumerate(self.stages):
             work = {p: self.durations[p][k].sum() for p in PHASES}
@@ -256,30 +257,8 @@ class Plan:
         return str(self.program.to_csv())
 
     def to_megatron(self) -> str:
-        """Megatron-LM's flags for this plan; a ValueError names what Megatron has no word for."""
-        if any(len(lengths) > 1 for _, lengths in self.slicing):
-            raise InvalidValueError("Megatron has no token slices: a plan with one slice a micro-batch would be right")
-        sizes = {b for b, _ in self.slicing}
-        if len(sizes) > 1:
-            raise InvalidValueError(f"Megatron has micro-batches of one size, not of {sorted(sizes)}")
-        if self.schedule not in ("1f1b", "interleaved") and self.ranks > 1:
-            raise InvalidValueError(f"Megatron has no schedule {self.schedule}: 1f1b or interleaved would be right")
-        m = self.model
-        words = []
-        for first, end in self.stages:
-            blocks = m.blocks[first:end]
-            if blocks[0].kind == "ffn" or blocks[-1].kind == "attention":
-                raise InvalidValueError(f"Megatron has no stage boundary inside a layer: the stage {blocks[0].name} to "
-                                        f"{blocks[-1].name} has one")
-            layers = sum(b.kind == "ffn" for b in blocks)
-            words.append(("E" if first == 0 else "") + "t" * layers + ("L" if end == m.num_blocks else ""))
-        flags = {"pipeline-model-parallel-size": self.ranks, "pipeline-model-parallel-layout": "|".join(words),
-                 "micro-batch-size": sizes.pop(), "global-batch-size": self.batch, "num-layers": m.n_layer,
-                 "hidden-size": m.n_embd, "num-attention-heads": m.n_head, "seq-length": self.seq_len,
-                 "max-position-embeddings": m.block_size}
-        text = [f"--{name} {value}" for name, value in flags.items()]
-        return " ".join(text + ([] if m.tie_weights else ["--untie-embeddings-and-output-weights"])
-                        + ([] if m.bias else ["--disable-bias-linear"]))
+        """Megatron-LM's flags for this plan, for a shell; a ValueError names what Megatron has no word for."""
+        return megatron_flags(self)
 
 
 def _thin(array: NDArray[np.float64]) -> list[list[float]]:

@@ -227,7 +227,7 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
     else:
         savings = "never" if executable else "free"
     open_ranks = stages is None and checked is None
+    open_replicas = open_ranks and data_parallel is None and cut is None and savings != "never"
     return Request(model, cluster, _check_costs(costs, model, cluster), batch, seq_len, planner, names, chunks, ranks, replicas,
-                   limit, unit, checked, cut, savings, free_ranks=open_ranks,
-                   free_replicas=open_ranks and data_parallel is None and cut is None and savings != "never", free_chunks=free_chunks,
+                   limit, unit, checked, cut, savings, open_ranks, open_replicas, free_chunks,
                    time_limit_s=None if time_limit_s is None else real("time_limit_s", time_limit_s))

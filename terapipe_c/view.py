@@ -15,7 +15,8 @@ from ._core import OPS, Program
 from ._page import PAGE
 from .schedule import CAUSES, Timeline
 
-__all__ = ["chrome_trace", "comparison_svg", "html_page", "measured_timeline", "notebook", "program_html", "summary", "svg", "write"]
+__all__ = ["chrome_trace", "comparison_svg", "html_page", "measured_timeline", "notebook", "program_html", "summary", "svg",
+           "write"]  # fmt: skip
 
 #: hue, saturation, lightness of each operation; micro-batches alternate around the lightness.
 _COLOURS = {
@@ -342,7 +343,8 @@ def comparison_svg(plans: Sequence[tuple[str, str, Timeline]], failed: Sequence[
         x, scale = float(left), (right - left) / longest if longest > 0 else 0.0
         out.append(f'<text x="{left - 12}" y="{y + 13}" text-anchor="end">{html.escape(name)}</text>')
         if note:
-            out.append(f'<text class="soft" x="{left - 12}" y="{y + 27}" text-anchor="end" font-size="10">{html.escape(note)}</text>')
+            place = f'x="{left - 12}" y="{y + 27}" text-anchor="end" font-size="10"'
+            out.append(f'<text class="soft" {place}>{html.escape(note)}</text>')
         for part, colour, seconds in _parts(line):
             if seconds * scale > 0.05:
                 seen.add(part)

@@ -1,6 +1,8 @@
 """tp.plan: what it promises (never worse than uniform, deterministic, within the limits), and what it refuses."""
 import itertools
 import json
+import shlex
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -367,15 +369,54 @@ def test_slicings_and_partitions_are_frozen_as_given():
 
 # ---- export ----
 
+def words_of(flags):
+    """{flag: value} as a shell would take them."""
+    words = shlex.split(flags)
+    return {word[2:]: next((w for w in words[i + 1:i + 2] if not w.startswith("--")), "") for i, word in enumerate(words)
+            if word.startswith("--")}
+
+
 def test_megatron_flags():
     p = plan(**{**GOOD, "schedule": "1f1b", "batch": 4})
-    flags = p.to_megatron()
-    assert "--pipeline-model-parallel-layout Ett|tL" in flags and "--global-batch-size 4" in flags and "--num-layers 3" in flags
+    flags = words_of(p.to_megatron())
+    assert flags["pipeline-model-parallel-layout"] == "Ett|tL" and flags["pipeline-model-parallel-size"] == "2"
+    assert flags["global-batch-size"] == "4" and flags["micro-batch-size"] == "1" and flags["num-layers"] == "3"
+    assert "recompute-granularity" not in flags
     for change, word in (({"slicing": 2, "schedule": "1f1b"}, "token slices"), ({}, "gpipe"),
                          ({"schedule": "1f1b", "partition": [(0, 2), (2, 8)]}, "inside a layer"),
                          ({"schedule": "1f1b", "batch": 3, "slicing": [(1, [96]), (2, [96])]}, "one size")):
         with pytest.raises(ValueError, match=word):
             plan(**{**GOOD, **change}).to_megatron()
+
+
+def test_megatron_layouts_are_uneven_and_interleaved():
+    uneven = plan(**{**GOOD, "schedule": "1f1b", "partition": [(0, 1), (1, 3), (3, 7), (7, 8)], "stages": None})
+    assert words_of(uneven.to_megatron())["pipeline-model-parallel-layout"] == "E|t|tt|L"
+    model = GPTConfig(n_layer=6, n_head=2, n_embd=16, vocab_size=32, block_size=96, bias=False, tie_weights=False)
+    chunks = plan(**{**GOOD, "model": model, "costs": None, "schedule": "interleaved", "chunks": 2, "batch": 4})
+    flags = words_of(chunks.to_megatron())
+    assert flags["pipeline-model-parallel-layout"] == "Ett|tt|t|tL" and flags["pipeline-model-parallel-size"] == "2"
+    assert "untie-embeddings-and-output-weights" in flags and "disable-bias-linear" in flags
+    twice = plan(**{**GOOD, "schedule": "1f1b", "batch": 4, "data_parallel": 2})         # replicas: the world size says it
+    flags = words_of(twice.to_megatron())
+    assert flags["global-batch-size"] == "4" and flags["pipeline-model-parallel-size"] == "2" and twice.num_devices == 4
+
+
+def test_megatron_recomputes_whole_layers():
+    p = plan(**{**GOOD, "schedule": "1f1b", "batch": 4})                                 # stages Ett and tL
+
+    def flags(*blocks, **change):
+        return words_of(replace(p, recompute=[i in blocks for i in range(8)], **change).to_megatron())
+
+    full = flags(1, 2, 3, 4, 5, 6)
+    assert (full["recompute-granularity"], full["recompute-method"], full["recompute-num-layers"]) == ("full", "uniform", "1")
+    first = flags(3, 4, 5, 6)                                                            # one layer of each stage
+    assert (first["recompute-method"], first["recompute-num-layers"]) == ("block", "1")
+    for blocks, word in (((1, 2), r"\[1, 0\] of \[2, 1\]"), ((1, 5, 6), "layer 0"), ((7,), "head")):
+        with pytest.raises(ValueError, match=word):
+            flags(*blocks)
+    with pytest.raises(ValueError, match="swap"):
+        flags(swap=[0, 5, 0, 0, 0, 0, 0, 0])
 
 
 def test_torch_csv():
