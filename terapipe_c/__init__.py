@@ -38,8 +38,8 @@ from .schedule import Program, Timeline
 __version__ = "0.1.0"
 __all__ = [
     "AbortedError", "Checkpoint", "Cluster", "Comparison", "CostModel", "Dataset", "DeadlineError", "Emulation", "Error",
-    "ExecutionError", "GPTConfig", "InfeasibleError", "InternalError", "InvalidTypeError", "InvalidValueError", "OutOfMemoryError", "PeerError",
-    "Plan", "Program", "Record", "Report", "Run", "ScheduleError", "StorageError", "Timeline", "__version__", "compare", "emulate",
-    "export_hf", "generate", "import_hf", "init_params", "launch", "load_checkpoint", "loss_and_grads", "plan", "planners",
-    "profile", "save_checkpoint", "schedules", "stdlib_corpus",
+    "ExecutionError", "GPTConfig", "InfeasibleError", "InternalError", "InvalidTypeError", "InvalidValueError",
+    "OutOfMemoryError", "PeerError", "Plan", "Program", "Record", "Report", "Run", "ScheduleError", "StorageError",
+    "Timeline", "__version__", "compare", "emulate", "export_hf", "generate", "import_hf", "init_params", "launch",
+    "load_checkpoint", "loss_and_grads", "plan", "planners", "profile", "save_checkpoint", "schedules", "stdlib_corpus",
 ]

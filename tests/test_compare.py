@@ -7,7 +7,7 @@ import pytest
 
 import terapipe_c as tp
 from terapipe_c import cli
-from terapipe_c.request import PLANNERS
+from terapipe_c.request import BUILT
 
 MODEL = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=64, block_size=32)
 CLUSTER = tp.Cluster(num_devices=4, memory_bytes=1e9, link_latency_s=1e-6, link_bandwidth_Bps=1e9, peak_flops=2e9)
@@ -15,11 +15,11 @@ CLUSTER = tp.Cluster(num_devices=4, memory_bytes=1e9, link_latency_s=1e-6, link_
 
 @pytest.fixture(scope="module")
 def comparison():
-    return tp.compare(MODEL, CLUSTER, batch=4, seq_len=32, stages=3)
+    return tp.compare(MODEL, CLUSTER, batch=4, seq_len=32, stages=3, planners=BUILT)
 
 
 def test_every_planner_has_a_row_that_is_its_plan(comparison):
-    assert [row.planner for row in comparison] == list(PLANNERS) and len(comparison) == len(PLANNERS)
+    assert [row.planner for row in comparison] == list(BUILT) and len(comparison) == len(BUILT)
     for row in comparison:
         assert row.error == "" and row.executable and row.planning_time_s > 0
         assert row.plan == tp.plan(MODEL, CLUSTER, batch=4, seq_len=32, stages=3, planner=row.planner)
@@ -33,8 +33,8 @@ def test_every_planner_has_a_row_that_is_its_plan(comparison):
 
 def test_it_prints_as_a_table(comparison):
     text = repr(comparison).splitlines()
-    assert text[1].split()[:2] == ["planner", "step"] and len(text) >= 2 + len(PLANNERS)
-    assert [line.split()[0] for line in text[2:2 + len(PLANNERS)]] == [row.planner for row in comparison.ranked]
+    assert text[1].split()[:2] == ["planner", "step"] and len(text) >= 2 + len(BUILT)
+    assert [line.split()[0] for line in text[2:2 + len(BUILT)]] == [row.planner for row in comparison.ranked]
     assert "+0.00 %" in text[2] and any(line.startswith("auto: best:") for line in text)
 
     class Cells(html.parser.HTMLParser):
@@ -45,7 +45,7 @@ def test_it_prints_as_a_table(comparison):
 
     counter = Cells()
     counter.feed(comparison._repr_html_())
-    assert counter.cells == 11 * len(PLANNERS) and "<svg" in comparison._repr_html_()
+    assert counter.cells == 11 * len(BUILT) and "<svg" in comparison._repr_html_()
 
 
 def test_json_holds_it_all_and_files_are_not_overwritten(comparison, tmp_path):
@@ -70,7 +70,7 @@ def test_the_picture_is_to_scale(comparison):
     root = ElementTree.fromstring(comparison.svg())
     space = "{http://www.w3.org/2000/svg}"
     words = ["".join(text.itertext()) for text in root.iter(f"{space}text")]
-    assert all(name in words for name in PLANNERS)
+    assert all(name in words for name in BUILT)
     bars: dict[float, float] = {}
     for rect in root.iter(f"{space}rect"):
         if rect.get("height") == "16":
@@ -88,7 +88,7 @@ def test_a_planner_without_a_plan_says_why():
     tight = tp.compare(MODEL, CLUSTER, 4, 32, planners=["uniform", "auto"], stages=3, memory_bytes=max(even.peak_memory_bytes) - 1)
     assert tight["uniform"].plan is None and "1 bytes short" in tight["uniform"].error and not tight["uniform"].executable
     assert tight.best == tight["auto"].plan and "uniform: no plan: rank" in repr(tight) and "no plan: uniform" in tight.svg()
-    none = tp.compare(MODEL, CLUSTER, 4, 32, planners=["uniform", "merak"], stages=3, memory_bytes=1000)
+    none = tp.compare(MODEL, CLUSTER, 4, 32, planners=["uniform", "terapipe"], stages=3, memory_bytes=1000)
     assert none.best is None and none.ranked == [] and "bytes" in repr(none) and "<svg" in none.svg()
     assert json.loads(json.dumps(none.to_dict()))["rows"][0]["error"]
     chunked = tp.compare(MODEL, CLUSTER, 4, 32, planners=["uniform", "dapple"], stages=2, chunks=2)
@@ -108,7 +108,7 @@ def test_bad_requests_are_refused_before_any_planning(change, word, monkeypatch)
 # ---- the command ----
 
 ARGS = ["compare", "--n-layer", "3", "--n-head", "2", "--n-embd", "16", "--vocab-size", "64", "--batch", "2", "--seq-len", "16",
-        "--stages", "2", "--devices", "2", "--planners", "auto,uniform,autopipe"]
+        "--stages", "2", "--devices", "2", "--planners", "auto,uniform,terapipe"]
 
 
 def run(capsys, *argv):
@@ -119,9 +119,9 @@ def run(capsys, *argv):
 
 def test_the_command_prints_a_table_and_writes_new_files(capsys, tmp_path):
     code, out, err = run(capsys, *ARGS, "--svg", tmp_path / "c.svg", "--out", tmp_path / "c.json")
-    assert code == 0 and not err and all(name in out for name in ("planner", "auto", "uniform", "autopipe", "runs here"))
+    assert code == 0 and not err and all(name in out for name in ("planner", "auto", "uniform", "terapipe", "runs here"))
     assert ElementTree.fromstring((tmp_path / "c.svg").read_text()) is not None
-    assert [row["planner"] for row in json.loads((tmp_path / "c.json").read_text())["rows"]] == ["auto", "uniform", "autopipe"]
+    assert [row["planner"] for row in json.loads((tmp_path / "c.json").read_text())["rows"]] == ["auto", "uniform", "terapipe"]
     code, out, err = run(capsys, *ARGS, "--svg", tmp_path / "c.svg")
     assert code == 2 and not out and "exists already" in err
 
@@ -129,7 +129,7 @@ def test_the_command_prints_a_table_and_writes_new_files(capsys, tmp_path):
 def test_the_command_prints_json(capsys):
     code, out, err = run(capsys, *ARGS, "--json")
     data = json.loads(out)
-    assert code == 0 and not err and {row["planner"] for row in data["rows"]} == {"auto", "uniform", "autopipe"}
+    assert code == 0 and not err and {row["planner"] for row in data["rows"]} == {"auto", "uniform", "terapipe"}
     assert all(row["executable"] for row in data["rows"])
 
 
