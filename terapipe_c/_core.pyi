@@ -101,6 +101,25 @@ def plan_slices_apart(
 def plan_slice_bound(cost: _SliceCost, lengths: _Int, stages: int, longest: int = 0, isa: int = 0) -> float: ...
 def plan_balance(times: _Float, stages: int) -> list[int]: ...
 
+# ---- AutoPipe (csrc/py/autopipe.c) ---------------------------------------------------------------------------------------
+
+# boundaries, forward, backward seconds and bytes of each stage, critical path [(op, stage, micro), ...], step_time_s,
+# lower_bound_s, optimal, master stage, simulations, nodes, seconds that planning took
+_StagePlan: TypeAlias = tuple[
+    list[int], _Float, _Float, _Float, list[tuple[str, int, int]], float, float, bool, int, int, int, float
+]
+
+def plan_autopipe(
+    fwd: _Float, bwd: _Float, stages: int, micro_batches: int, comm_s: float, blocking: bool,
+    memory: tuple[_Float | None, _Float | None, _Float | None, _Float] | None, method: int, time_limit_s: float = 0.0,
+    effort: int = 0,
+) -> _StagePlan: ...
+# split, step_time_s, makespan of split 0, Algorithm 2's split and its makespan, seconds that planning took
+def plan_slicer(
+    fwd: _Float, bwd: _Float, micro_batches: int, comm_s: float = 0.0
+) -> tuple[int, float, float, int, float, float]: ...
+def sliced_f1b(fwd: _Float, bwd: _Float, micro_batches: int, split: int, comm_s: float = 0.0) -> float: ...
+
 # ---- costs (csrc/py/cost.c) ---------------------------------------------------------------------------------------------
 
 _Pack: TypeAlias = tuple[Any, ...]

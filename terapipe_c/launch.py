@@ -347,7 +347,7 @@ class Run:
         self.wait()
         ends = [self._ends[rank] for rank in sorted(self._ends)]
         records = [asdict(record) for record in self._history]
-        return Report.of(self.plan, records, ends, dict(self.timeline().bubbles), self._job)
+        return Report.of(self.plan, records, ends, self.timeline(), self._job)
 
     def __enter__(self) -> Run:
         return self

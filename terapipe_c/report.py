@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
+from ._core import OPS
 
 __all__ = ["Report"]
 
@@ -25,6 +28,26 @@ def _bytes(value: float | None) -> str:
     return "-" if value is None else f"{value / 2**20:,.2f} MiB"
 
 
+def resimulated(program: Any, intervals: NDArray[Any]) -> float:
+    """Seconds of the step by the simulator, if every operation takes what it was measured to take.
+
+    Laid beside the measured step it judges the schedule and the engine alone: the cost model and the machine's drift since
+    the profile are out of it. intervals: rank, op, stage, micro, slice, start_s, end_s of one step (Timeline.intervals).
+    """
+    first = np.concatenate([[0], np.cumsum(program.slices)])
+    shape = program.num_stages, int(first[-1])
+    seconds: dict[str, NDArray[np.float64]] = {}
+    for row in intervals:
+        name = OPS[row["op"]]
+        if name in ("F", "B", "I", "W", "R", "SF", "SB"):
+            table = seconds.setdefault(name, np.zeros(shape))
+            table[row["stage"], first[row["micro"]] + row["slice"]] = row["end_s"] - row["start_s"]
+        elif name in ("AR", "OPT"):      # once a stage at most
+            table = seconds.setdefault(name, np.zeros(shape))
+            table[row["stage"]] = row["end_s"] - row["start_s"]
+    return float(program.makespan(seconds))
+
+
 @dataclass(frozen=True)
 class Report:
     """Times in seconds, memory in bytes, one entry per rank where it says so."""
@@ -37,29 +60,48 @@ class Report:
     resident_memory_bytes: list[int]  # per rank: of the whole process (of all ranks together where they are threads)
     bubbles: dict[str, float]  # of the last step, by cause, summed over ranks
     predicted_bubbles: dict[str, float]
+    last_step_time_s: float | None  # of the step that the bubbles are of
+    resimulated_step_time_s: float | None  # of that step: the simulator's, from the measured seconds of every operation
+    work_ratio: float | None  # measured over predicted seconds of all operations: how much slower than when profiled
     losses: list[float] = field(repr=False)
     steps: list[int] = field(repr=False)
     paths: dict[str, str] = field(repr=False)
 
     @classmethod
     def of(cls, plan: Any, records: Sequence[Mapping[str, Any]], ends: Sequence[Mapping[str, Any]],
-           bubbles: Mapping[str, float], job: Mapping[str, Any]) -> Report:
+           timeline: Any, job: Mapping[str, Any]) -> Report:
         """From a run's records, the last words of its ranks and the causes of their idle time."""
         times = [record["step_time_s"] for record in records[1:]]
         step = statistics.median(times) if times else None
+        bubbles, intervals = dict(timeline.bubbles), timeline.intervals
+        work = float((intervals["end_s"] - intervals["start_s"]).sum())
+        predicted = float(np.sum(plan.timeline().busy_s))
         out = job["out"]
         files = {} if out is None else {name: os.path.join(out, name) for name in ("metrics.jsonl", "trace.json", "checkpoints")}
-        return cls(step, float(plan.step_time_s), job["batch"] * job["seq_len"] / step if step else None,
-                   [end["peak_memory_bytes"] for end in ends], [int(size) for size in job["predicted_peak_memory_bytes"]],
-                   [end["resident_memory_bytes"] for end in ends], {cause: float(seconds) for cause, seconds in bubbles.items()},
-                   {cause: float(seconds) for cause, seconds in dict(plan.bubbles).items()},
-                   [record["loss"] for record in records], [record["step"] for record in records],
-                   {name: path for name, path in files.items() if os.path.exists(path)})
+        return cls(
+            step_time_s=step,
+            predicted_step_time_s=float(plan.step_time_s),
+            tokens_per_s=job["batch"] * job["seq_len"] / step if step else None,
+            peak_memory_bytes=[end["peak_memory_bytes"] for end in ends],
+            predicted_peak_memory_bytes=[int(size) for size in job["predicted_peak_memory_bytes"]],
+            resident_memory_bytes=[end["resident_memory_bytes"] for end in ends],
+            bubbles={cause: float(seconds) for cause, seconds in bubbles.items()},
+            predicted_bubbles={cause: float(seconds) for cause, seconds in dict(plan.bubbles).items()},
+            last_step_time_s=times[-1] if times else None,
+            resimulated_step_time_s=resimulated(plan.program, intervals) if times else None,
+            work_ratio=work / predicted if times and predicted > 0 else None,
+            losses=[record["loss"] for record in records],
+            steps=[record["step"] for record in records],
+            paths={name: path for name, path in files.items() if os.path.exists(path)},
+        )
 
     def rows(self) -> list[tuple[str, str, str, str]]:
         """(what, predicted, measured, error of the prediction), as text."""
         table = [("step time", _seconds(self.predicted_step_time_s), _seconds(self.step_time_s),
                   _percent(self.step_time_s, self.predicted_step_time_s))]
+        if self.resimulated_step_time_s is not None:
+            table.append(("last step, from measured operations", _seconds(self.resimulated_step_time_s),
+                          _seconds(self.last_step_time_s), _percent(self.last_step_time_s, self.resimulated_step_time_s)))
         for rank, peak in enumerate(self.peak_memory_bytes):
             predicted = self.predicted_peak_memory_bytes[rank] if rank < len(self.predicted_peak_memory_bytes) else None
             error = "exact" if peak == predicted else _percent(peak, predicted)
@@ -76,6 +118,8 @@ class Report:
         lines = ["  ".join([row[0].ljust(widths[0]), *(row[i].rjust(widths[i]) for i in (1, 2, 3))]).rstrip() for row in rows]
         if self.tokens_per_s:
             lines.append(f"{self.tokens_per_s:,.0f} tokens per second")
+        if self.work_ratio:
+            lines.append(f"operations of the last step took {self.work_ratio:.2f} times what they were predicted to take")
         if self.losses:
             lines.append(f"loss {self.losses[0]:.4f} at step {self.steps[0]}, {self.losses[-1]:.4f} at step {self.steps[-1]}")
         return "\n".join([*lines, *(f"{name}: {path}" for name, path in self.paths.items())])

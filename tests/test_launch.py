@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from terapipe_c import _core
+from terapipe_c import _core, schedules
 from terapipe_c.launch import launch
 from terapipe_c.worker import learning_rate, pack, share, unpack
 
@@ -38,6 +38,13 @@ class Plan:
     @property
     def peak_memory_bytes(self):
         return [1000 + rank for rank in range(self.ranks)]
+
+    @property
+    def program(self):
+        return schedules.gpipe(self.ranks, 1, 3)
+
+    def timeline(self):
+        return self.program.simulate({"F": 1e-3, "B": 2e-3})
 
     def to_dict(self):
         return {"ranks": self.ranks}
@@ -155,10 +162,13 @@ def test_the_report_lays_predicted_beside_measured(tmp_path):
     assert min(row[5] for row in run.trace) == 0.0
     assert sum(report.bubbles.values()) == pytest.approx(2 * max(row[6] for row in run.trace) - busy)
     assert run.timeline().bubbles == report.bubbles
+    forward = sum(row[6] - row[5] for row in run.trace if row[0] == 0 and row[1] in (0, "F"))
+    assert forward < report.resimulated_step_time_s < 2 * max(row[6] for row in run.trace)     # its F waits inside
+    assert report.work_ratio == pytest.approx(busy / 18e-3)
     text = str(report)
     assert "125.00 ms" in text and "exact" in text and "metrics.jsonl" in text
     page = report.save(tmp_path / "report.html").read_text()
-    assert "<polyline" in page and "memory of rank 1" in page
+    assert "<polyline" in page and "memory of rank 1" in page and "from measured operations" in page
 
 
 def test_progress_is_lines_where_there_is_no_terminal(capsys):

@@ -1,0 +1,133 @@
+#include "csrc/plan/autopipe.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "csrc/base/clock.h"
+#include "csrc/plan/stage_search.h"
+
+void
+tp_stage_plan_free(tp_stage_plan *plan)
+{
+    free(plan->boundary);
+    free(plan->forward_s);
+    free(plan->backward_s);
+    free(plan->bytes);
+    free(plan->path);
+    *plan = (tp_stage_plan){0};
+}
+
+static tp_status
+open_plan(const tp_stage_problem *q, tp_stage_plan *plan)
+{
+    size_t p = (size_t)q->stages, ops = (size_t)tp_f1b_longest_path(q->stages, q->micros);
+    *plan = (tp_stage_plan){.stages = q->stages};
+    plan->boundary = calloc(p + 1, sizeof *plan->boundary);
+    plan->forward_s = calloc(p, sizeof *plan->forward_s);
+    plan->backward_s = calloc(p, sizeof *plan->backward_s);
+    plan->bytes = calloc(p, sizeof *plan->bytes);
+    plan->path = calloc(ops, sizeof *plan->path);
+    if (plan->boundary == NULL || plan->forward_s == NULL || plan->backward_s == NULL || plan->bytes == NULL ||
+        plan->path == NULL)
+        return tp_fail(TP_EMEMORY, "no memory for a plan of %d stages and %d micro-batches", q->stages, q->micros);
+    return TP_OK;
+}
+
+static double
+bytes_of(const tp_stage_problem *q, int k, int from, int to)
+{
+    const tp_stage_memory *m = q->memory;
+    int left = q->stages - k, copies = q->micros < left ? q->micros : left;
+    double fixed = 0.0, kept = 0.0, most = 0.0;
+    for (int i = from; i < to; i++) {
+        fixed += m->static_bytes != NULL ? m->static_bytes[i] : 0.0;
+        kept += m->activation_bytes != NULL ? m->activation_bytes[i] : 0.0;
+        most = fmax(most, m->transient_bytes != NULL ? m->transient_bytes[i] : 0.0);
+    }
+    return fixed + copies * kept + most;
+}
+
+/* The search worked with differences of running sums: here every stage is summed by itself. */
+static void
+finish(const tp_stage_problem *problem, tp_stage_search *q, tp_stage_plan *plan)
+{
+    memcpy(plan->boundary, q->best, ((size_t)plan->stages + 1) * sizeof *q->best);
+    for (int k = 0; k < plan->stages; k++) {
+        for (int i = plan->boundary[k]; i < plan->boundary[k + 1]; i++) {
+            plan->forward_s[k] += problem->forward_s[i];
+            plan->backward_s[k] += problem->backward_s[i];
+        }
+        if (problem->memory != NULL)
+            plan->bytes[k] = bytes_of(problem, k, plan->boundary[k], plan->boundary[k + 1]);
+        tp_f1b_set(&q->f1b, k, plan->forward_s[k], plan->backward_s[k]);
+    }
+    plan->step_time_s = tp_f1b_run(&q->f1b, INFINITY);
+    plan->path_length = tp_f1b_path(&q->f1b, plan->path, &plan->master_stage);
+    plan->optimal = q->bound_s >= tp_stage_goal(q);
+    plan->lower_bound_s = fmin(plan->step_time_s, q->bound_s * (1.0 - 1e-12));
+    plan->simulations = q->simulations;
+    plan->nodes = q->nodes;
+}
+
+static tp_status
+search_exact(tp_slice_arena *arena, tp_stage_search *q, int *boundary)
+{
+    tp_stages_take(q->stages, 0, boundary); /* the goal is the pivot's: its other end */
+    tp_stage_try(q, boundary, q->best_s);
+    tp_stage_descend(q, boundary);
+    return tp_stage_branch(arena, q);
+}
+
+static tp_status
+search_balanced(tp_slice_arena *arena, tp_stage_search *q, int *boundary)
+{
+    size_t width = (size_t)q->stages->blocks + 1;
+    int *parent;
+    TP_TRY(tp_stages_balance(arena, q->stages, &parent));
+    for (int k = q->stages->stages; k > 0; k--)
+        boundary[k - 1] = parent[(size_t)k * width + (size_t)boundary[k]];
+    tp_stage_try(q, boundary, INFINITY);
+    return TP_OK;
+}
+
+static tp_status
+search(tp_slice_arena *arena, const tp_stage_problem *problem, tp_autopipe_method method,
+       const tp_autopipe_limits *limits, tp_stage_plan *plan)
+{
+    tp_stages stages;
+    tp_stage_search q = {.stages = &stages, .best_s = INFINITY, .start_ns = tp_clock_ns()};
+    void *memory = NULL;
+    if (limits != NULL)
+        q.limits = *limits;
+    TP_TRY(tp_stages_open(arena, problem, &stages));
+    TP_TRY(tp_f1b_open(arena, problem->stages, problem->micros, problem->comm_s, problem->blocking, &q.f1b));
+    TP_TRY(tp_slice_arena_take(arena, 2 * ((size_t)problem->stages + 1), sizeof(int), &memory));
+    q.best = memory;
+    int *boundary = q.best + problem->stages + 1;
+    tp_stages_pivot(&stages, boundary, &q.bound_s);
+    if (method == TP_AUTOPIPE_EXACT || method == TP_AUTOPIPE_PIVOT)
+        tp_stage_try(&q, boundary, INFINITY);
+    if (method == TP_AUTOPIPE_EXACT)
+        TP_TRY(search_exact(arena, &q, boundary));
+    else if (method == TP_AUTOPIPE_HEURISTIC)
+        TP_TRY(tp_stage_heuristic(arena, &q));
+    else if (method == TP_AUTOPIPE_BALANCED)
+        TP_TRY(search_balanced(arena, &q, boundary));
+    TP_TRY(open_plan(problem, plan));
+    finish(problem, &q, plan);
+    plan->seconds = 1e-9 * (double)(tp_clock_ns() - q.start_ns);
+    return TP_OK;
+}
+
+tp_status
+tp_plan_autopipe(const tp_stage_problem *problem, tp_autopipe_method method, const tp_autopipe_limits *limits,
+                 tp_stage_plan *out)
+{
+    tp_slice_arena arena;
+    *out = (tp_stage_plan){0};
+    TP_TRY(tp_slice_arena_open(&arena));
+    tp_status status = search(&arena, problem, method, limits, out);
+    tp_slice_arena_close(&arena);
+    return status;
+}

@@ -1,0 +1,284 @@
+"""Contiguous blocks on stages under synchronous 1F1B (AutoPipe, Liu et al., CLUSTER 2022), exactly and as published; and its
+slicer of the warm-up. Times are seconds, sizes bytes.
+
+All functions that place blocks take the same arguments:
+
+* fwd, bwd: seconds of each block, forward and backward (recomputation included where there is any), [n], finite, 0 or more.
+* stages: 1 .. n stages of at least one block each; micro_batches: 1 or more.
+* comm_s: seconds of a message between stages; blocking: the stage that receives pays them (Megatron's point-to-point calls),
+  else the link does and the stages go on computing.
+* memory: what fits, a ``StageMemory`` or a dict of its fields; None: everything. No plan that breaks it is looked at.
+
+``InvalidValueError`` names the argument, its index and value; ``InfeasibleError`` the stage that is short of bytes in the
+partition that is short of least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from .. import _core
+from .arguments import FloatArray, array, integer, time_limit
+
+__all__ = [
+    "SlicerPlan",
+    "StageMemory",
+    "StagePlan",
+    "autopipe",
+    "autopipe_balanced",
+    "autopipe_heuristic",
+    "autopipe_pivot",
+    "autopipe_slicer",
+    "sliced_step_time",
+]
+
+_EXACT, _HEURISTIC, _PIVOT, _BALANCED = range(4)
+_EFFORT = 500_000_000  # steps: one or two seconds of one core
+
+Times = FloatArray | Sequence[float]
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """What fits: stage k of p keeps the activations of min(micro_batches, p - k) micro-batches under 1F1B, so its blocks need
+    ``sum(static) + min(micro_batches, p - k) * sum(activation) + max(transient) <= limit[k]``."""
+
+    limit_bytes: float | Times
+    """Of every stage, or [stages]; infinite is allowed."""
+    static_bytes: Times | None = None
+    """[n] parameters, gradients, optimizer state of each block. None: none."""
+    activation_bytes: Times | None = None
+    """[n] kept of each block for each micro-batch in flight. None: none."""
+    transient_bytes: float | Times | None = None
+    """What a block needs only while it runs, [n] or for all: the largest of a stage counts. None: none."""
+
+    def _arrays(
+        self, blocks: int, stages: int
+    ) -> tuple[FloatArray | None, FloatArray | None, FloatArray | None, FloatArray]:
+        def spread(value: Any, what: str, count: int) -> FloatArray | None:
+            if value is None:
+                return None
+            if isinstance(value, (int, float, np.integer, np.floating)):
+                return np.full(max(count, 0), float(value))
+            return array(value, what)
+
+        limit = spread(self.limit_bytes, "limit_bytes", stages)
+        if limit is None:
+            raise TypeError("limit_bytes is None: bytes of every stage, or one number for each, would be right")
+        return (
+            spread(self.static_bytes, "static_bytes", blocks), spread(self.activation_bytes, "activation_bytes", blocks),
+            spread(self.transient_bytes, "transient_bytes", blocks), limit,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """Which blocks each stage holds, and what 1F1B makes of it."""
+
+    boundaries: list[int]
+    """Stage k holds blocks boundaries[k] .. boundaries[k + 1] - 1; 0 first, the number of blocks last."""
+    stage_fwd_s: FloatArray
+    """[stages] seconds of one micro-batch, forward."""
+    stage_bwd_s: FloatArray
+    """[stages] the same, backward."""
+    peak_memory_bytes: FloatArray | None
+    """[stages] what each stage needs; None without ``memory``."""
+    critical_path: list[tuple[str, int, int]]
+    """("F" or "B", stage, micro-batch) from the first operation to the last: one path as long as the step; where two things
+    held an operation back, the one that keeps the path closest to the last stage."""
+    step_time_s: float
+    """Makespan of one step, to the bit what ``Program.simulate`` says of these stage times."""
+    lower_bound_s: float
+    """No partition that fits is faster (proven)."""
+    optimal: bool
+    """Proven: no partition that fits is faster by more than the rounding of sums (1e-12 of the step)."""
+    master_stage: int
+    """The stage with most time on the critical path; the later one of equals."""
+    simulations: int
+    """Makespans evaluated."""
+    nodes: int
+    """Partial partitions that branch and bound looked at."""
+    planning_time_s: float
+    micro_batches: int
+    planner: str
+
+    @property
+    def gap(self) -> float:
+        """(step - bound) / bound."""
+        return 0.0 if self.lower_bound_s <= 0.0 else self.step_time_s / self.lower_bound_s - 1.0
+
+    @property
+    def stages(self) -> list[tuple[int, int]]:
+        """[(first block, last block + 1), ...], as ``Plan.stages``."""
+        return list(zip(self.boundaries, self.boundaries[1:], strict=False))
+
+    def __repr__(self) -> str:
+        proof = "optimal" if self.optimal else f"gap {self.gap * 100:.2f} %"
+        sizes = "/".join(str(end - start) for start, end in self.stages)
+        return (
+            f"StagePlan({self.planner}: {len(self.stages)} stages of {sizes} blocks, {self.step_time_s * 1e3:.6g} ms for "
+            f"{self.micro_batches} micro-batches, {proof}, master stage {self.master_stage}, planned in "
+            f"{self.planning_time_s * 1e3:.3g} ms)"
+        )
+
+    def _repr_html_(self) -> str:
+        head = "<tr><th>stage</th><th>blocks</th><th>forward ms</th><th>backward ms</th><th>bytes</th></tr>"
+        rows = "".join(
+            f"<tr><td>{k}{' *' if k == self.master_stage else ''}</td><td>{start} - {end - 1}</td>"
+            f"<td>{self.stage_fwd_s[k] * 1e3:.6g}</td><td>{self.stage_bwd_s[k] * 1e3:.6g}</td>"
+            f"<td>{'' if self.peak_memory_bytes is None else f'{self.peak_memory_bytes[k]:.0f}'}</td></tr>"
+            for k, (start, end) in enumerate(self.stages)
+        )
+        proof = "optimal" if self.optimal else f"at most {self.gap * 100:.2f} % above the least"
+        return (
+            f"<p>{self.planner}: {self.step_time_s * 1e3:.6g} ms a step, {proof}; * the master stage</p>"
+            f"<table>{head}{rows}</table>"
+        )
+
+
+@dataclass(frozen=True)
+class SlicerPlan:
+    """How many micro-batches of the warm-up run forward in two halves."""
+
+    split: int
+    """The least number of those with the least makespan, 0 .. min(micro_batches, stages - 1): micro-batches 0 .. split - 1."""
+    step_time_s: float
+    """Makespan with it."""
+    whole_step_time_s: float
+    """Makespan without slicing."""
+    algorithm2_split: int
+    """What the paper's Algorithm 2 says, its misprints put right, at most micro_batches."""
+    algorithm2_step_time_s: float
+    planning_time_s: float
+
+    @property
+    def gain(self) -> float:
+        """Part of the step that slicing saves."""
+        return 0.0 if self.whole_step_time_s <= 0.0 else 1.0 - self.step_time_s / self.whole_step_time_s
+
+    def __repr__(self) -> str:
+        return (
+            f"SlicerPlan(split {self.split}, {self.step_time_s * 1e3:.6g} ms, {self.gain * 100:.2f} % saved; Algorithm 2: "
+            f"split {self.algorithm2_split}, {self.algorithm2_step_time_s * 1e3:.6g} ms)"
+        )
+
+
+def _count(value: Any, what: str) -> int:
+    count = integer(value, what)
+    if not -(2**31) <= count < 2**31:
+        raise _core.InvalidValueError(f"{what} is {count}: a number below 2^31 would be right")
+    return count
+
+
+def _seconds(value: Any, what: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise _core.InvalidTypeError(f"{what} is {value!r}: seconds would be right") from None
+
+
+def _memory(memory: StageMemory | Mapping[str, Any] | None) -> StageMemory | None:
+    if memory is None or isinstance(memory, StageMemory):
+        return memory
+    known = [field.name for field in fields(StageMemory)]
+    if not isinstance(memory, Mapping):
+        raise _core.InvalidTypeError(
+            f"memory is {type(memory).__name__}: StageMemory or a dict of {', '.join(known)} would be right"
+        )
+    if unknown := [name for name in memory if name not in known]:
+        raise _core.InvalidValueError(f"memory has {unknown[0]!r}: {', '.join(known)} would be right")
+    if "limit_bytes" not in memory:
+        raise _core.InvalidValueError("memory has no limit_bytes: what a stage may use is needed")
+    return StageMemory(**memory)
+
+
+def _plan(
+    planner: str, method: int, fwd: Times, bwd: Times, stages: int, micro_batches: int, comm_s: float, blocking: bool,
+    memory: StageMemory | Mapping[str, Any] | None, time_limit_s: float | None, effort: int,
+) -> StagePlan:  # fmt: skip
+    forward, backward = array(fwd, "fwd"), array(bwd, "bwd")
+    parts, micros, fits = _count(stages, "stages"), _count(micro_batches, "micro_batches"), _memory(memory)
+    limits = None if fits is None else fits._arrays(len(forward) if forward.ndim else 0, parts)
+    found = _core.plan_autopipe(
+        forward, backward, parts, micros, _seconds(comm_s, "comm_s"), bool(blocking), limits, method,
+        time_limit_s=time_limit(time_limit_s), effort=effort,
+    )  # fmt: skip
+    boundaries, stage_f, stage_b, peak = found[:4]
+    return StagePlan(boundaries, stage_f, stage_b, None if fits is None else peak, *found[4:], micros, planner)
+
+
+def autopipe(
+    fwd: Times, bwd: Times, stages: int, micro_batches: int, comm_s: float = 0.0, blocking: bool = False,
+    memory: StageMemory | Mapping[str, Any] | None = None, *, time_limit_s: float | None = None, effort: int | None = None,
+) -> StagePlan:  # fmt: skip
+    """The partition of least makespan over all that fit, proven by branch and bound.
+
+    The search ends at ``effort`` steps (None: one or two seconds of one core; the same plan on every machine) or at time_limit_s
+    with ``optimal`` False and ``lower_bound_s`` what is proven; neither is reached by models of hundreds of blocks.
+    """
+    steps = _EFFORT if effort is None else integer(effort, "effort")
+    if steps < 1:
+        raise _core.InvalidValueError(f"effort is {steps}: at least 1 step is needed")
+    return _plan(
+        "autopipe", _EXACT, fwd, bwd, stages, micro_batches, comm_s, blocking, memory, time_limit_s, min(steps, 2**62)
+    )
+
+
+def autopipe_heuristic(
+    fwd: Times, bwd: Times, stages: int, micro_batches: int, comm_s: float = 0.0, blocking: bool = False,
+    memory: StageMemory | Mapping[str, Any] | None = None, *, time_limit_s: float | None = None,
+) -> StagePlan:  # fmt: skip
+    """The paper's search: Algorithm 1, then blocks taken off the master stage of the critical path, towards both ends. Its
+    plan need not be the best; ``lower_bound_s`` is the pivot bound."""
+    return _plan(
+        "autopipe_heuristic",
+        _HEURISTIC,
+        fwd,
+        bwd,
+        stages,
+        micro_batches,
+        comm_s,
+        blocking,
+        memory,
+        time_limit_s,
+        _EFFORT,
+    )
+
+
+def autopipe_pivot(
+    fwd: Times, bwd: Times, stages: int, micro_batches: int, comm_s: float = 0.0, blocking: bool = False,
+    memory: StageMemory | Mapping[str, Any] | None = None,
+) -> StagePlan:  # fmt: skip
+    """The partition whose largest path through one pivot stage is least: a plan and a proven bound in microseconds."""
+    return _plan("autopipe_pivot", _PIVOT, fwd, bwd, stages, micro_batches, comm_s, blocking, memory, None, 0)
+
+
+def autopipe_balanced(
+    fwd: Times, bwd: Times, stages: int, micro_batches: int, comm_s: float = 0.0, blocking: bool = False,
+    memory: StageMemory | Mapping[str, Any] | None = None,
+) -> StagePlan:  # fmt: skip
+    """The paper's Algorithm 1 alone: the least largest fwd + bwd of a stage; of equal places for a boundary, the first."""
+    return _plan("autopipe_balanced", _BALANCED, fwd, bwd, stages, micro_batches, comm_s, blocking, memory, None, 0)
+
+
+def autopipe_slicer(fwd: Times, bwd: Times, micro_batches: int, comm_s: float = 0.0) -> SlicerPlan:
+    """How many micro-batches to run forward in halves in the warm-up of 1F1B, by simulation of every number.
+
+    fwd, bwd: [stages] seconds of a whole micro-batch; comm_s: of a message (a half's takes half of it)."""
+    found = _core.plan_slicer(
+        array(fwd, "fwd"), array(bwd, "bwd"), _count(micro_batches, "micro_batches"), _seconds(comm_s, "comm_s")
+    )
+    return SlicerPlan(*found)
+
+
+def sliced_step_time(fwd: Times, bwd: Times, micro_batches: int, split: int, comm_s: float = 0.0) -> float:
+    """Makespan of 1F1B whose first ``split`` micro-batches run forward in halves (order and messages: csrc/plan/autopipe.h,
+    ``tp_sliced_f1b``). fwd, bwd: [stages] seconds of a whole micro-batch."""
+    return _core.sliced_f1b(
+        array(fwd, "fwd"), array(bwd, "bwd"), _count(micro_batches, "micro_batches"), _count(split, "split"),
+        _seconds(comm_s, "comm_s"),
+    )  # fmt: skip
