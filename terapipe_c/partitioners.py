@@ -296,7 +296,7 @@ def _limits(judge: Judge, schedule: str, slicing: tuple[Micro, ...]) -> tuple[Fl
     assert judge.limit is not None
     stages, sizes = judge.ranks * judge.chunks, block_bytes(judge.model, slicing)
     even = judge.judge(schedule, tuple(even_partition(judge.model, stages)), slicing, 0)
-    program = judge.program(even, judge.durations(even.partition, slicing))
+    program = judge.lowered(even)
     slots, besides = activation_slots(program), np.array(judge.peak(even, program), np.float64)
     for k, (first, end) in enumerate(even.partition):
         for block in judge.model.blocks[first:end]:
@@ -329,7 +329,7 @@ def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ..
         found = judge.judge(schedule, cut, slicing, 0, wish.savings)
         if judge.fits(found):
             return found
-        peak = judge.peak(found, judge.program(found, judge.durations(cut, slicing, wish.savings)))
+        peak = judge.peak(found, judge.lowered(found))
         boost = 2 * boost if wish == before else 1.02          # the same again: its steps are larger than what is missing
         before = wish
         for k, (first, end) in enumerate(cut):

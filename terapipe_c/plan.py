@@ -357,8 +357,7 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
 def _finished(request: Request, found: Found, log: Sequence[str], start: float) -> Plan:
     """The value of what was found."""
     judge, c, model = found.judge, found.candidate, request.model
-    durations = judge.full_durations(c)
-    program = judge.program(c, durations)
+    durations, program = judge.full_durations(c), judge.lowered(c)
     program.check()
     line = program.simulate(durations)
     return Plan(

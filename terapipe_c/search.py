@@ -110,9 +110,17 @@ class Judge:
             out["SO"] = out["SI"] = np.array(savings.stall_s)[:, None] / (2.0 * slices)
         return out
 
+    def timing(self, c: Candidate) -> dict[str, Any]:
+        """Seconds of its operations."""
+        return self.durations(c.partition, c.slicing, c.savings)
+
     def full_durations(self, c: Candidate) -> dict[str, NDArray[np.float64]]:
-        """Every one of them float64 [stages, units]."""
-        return filled(self.durations(c.partition, c.slicing, c.savings))
+        """The same, every one of them float64 [stages, units]."""
+        return filled(self.timing(c))
+
+    def lowered(self, c: Candidate) -> Program:
+        """The program that the engine would run."""
+        return self.program(c, self.timing(c))
 
     def program(self, c: Candidate, durations: dict[str, Any]) -> Program:
         """Built, split into I and W around the waits of these durations, lowered."""
@@ -130,7 +138,7 @@ class Judge:
         key = (schedule, partition, slicing, pending, savings)
         found = self._seen.get(key)
         if found is None:
-            durations = self.durations(partition, slicing, savings)
+            durations = self.timing(Candidate(0.0, *key))
             program = self.program(Candidate(0.0, *key), durations)
             found = self._seen[key] = Candidate(float(program.makespan(durations)), *key)
             self.work += 80 * len(program) + 30_000            # what splitting and lowering cost beside timing
@@ -141,7 +149,7 @@ class Judge:
         and what they would take if their weight gradients were not placed anew."""
         if not others:
             return np.zeros(0)
-        program = self.program(like, self.durations(like.partition, like.slicing))
+        program = self.lowered(like)
         work = [self._stage_work(cut) for cut, _ in others]
         lengths = [[n for _, micro in slicing for n in micro] for _, slicing in others]
         self.work += (80 + len(others)) * len(program) + 1_000 * len(others)
@@ -174,7 +182,7 @@ class Judge:
 
     def short(self, c: Candidate) -> tuple[int, int, int]:
         """(bytes over the limit, at most 0 if it fits; the fullest rank; the bytes that it needs)."""
-        peak = self.peak(c, self.program(c, self.durations(c.partition, c.slicing, c.savings)))
+        peak = self.peak(c, self.lowered(c))
         worst = max(range(len(peak)), key=lambda r: peak[r])
         return peak[worst] - (self.limit or 0), worst, peak[worst]
 
@@ -399,7 +407,7 @@ def refine(judge: Judge, start: Candidate, *, unit: int, fixed_partition: bool, 
     """Descend by single moves until none helps or ``budget`` ticks of the judge are spent (a count, not a time: the same
     request gives the same plan)."""
     best, stop = start, judge.work + budget
-    width = max(8, _GLANCE // len(judge.program(start, judge.durations(start.partition, start.slicing))))
+    width = max(8, _GLANCE // len(judge.lowered(start)))
 
     def try_in_order(others: Iterable[tuple[Cut, tuple[Micro, ...]]]) -> bool:
         nonlocal best
