@@ -100,6 +100,27 @@ def plan_slices_apart(
 ) -> _Slices: ...
 def plan_slice_bound(cost: _SliceCost, lengths: _Int, stages: int, longest: int = 0, isa: int = 0) -> float: ...
 def plan_balance(times: _Float, stages: int) -> list[int]: ...
+def plan_baseline(
+    planner: str,
+    arrays: tuple[_Float | None, ...],
+    stages: int,
+    micros: int,
+    comm_s: float,
+    blocking: bool,
+    limit_bytes: float,
+    bandwidth_Bps: float,
+    option: int,
+    swap_Bps: float,
+) -> tuple[Any, ...]: ...
+def plan_layers(
+    nodes: int,
+    devices: int,
+    micro_batches: int,
+    memory_bytes: float,
+    bandwidth_Bps: float,
+    arrays: tuple[Any, ...],
+    published: bool,
+) -> tuple[Any, ...]: ...
 
 # ---- AutoPipe (csrc/py/autopipe.c) ---------------------------------------------------------------------------------------
 

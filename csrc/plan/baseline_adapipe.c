@@ -1,0 +1,226 @@
+/* AdaPipe (ASPLOS 2024, sections 4 and 5). The paper's text was not at hand when this was written: the structure is from its
+ * abstract and from what others report of it, the equations are derived here for 1F1B, and that is what the tests hold.
+ *
+ * Recomputation: for blocks [i, j) on stage k, bytes (limit - static - transient) / copies may be kept for a micro-batch; a
+ * 0/1 knapsack over the blocks keeps those that avoid most recomputation. Sizes count in units of their greatest common
+ * divisor where that makes at most UNITS of them (then it is exact), else of total / UNITS, rounded up (then it is safe). One
+ * table for each i, extended over j, serves every stage.
+ *
+ * Partition: with W_k the seconds until stage k begins its first backward, E_k the seconds from its last forward's start to
+ * its last backward's end on the way down, and M_k the slowest stage from k on,
+ *     W_k = F_k + max(W_{k+1} + B_{k+1} + 2 c, (K - k - 1) F_k)
+ *     E_k = B_k + max(E_{k+1} + F_{k+1} + 2 c, (K - k - 1) B_k)
+ *     M_k = max(M_{k+1}, F_k + B_k)
+ *     step = W_0 + E_0 + (m - K) M_0,   which is (m + K - 1) (F + B) for equal stages without messages.
+ * For m < K the last factor is negative, as in the closed form. For each (k, i) the suffix of least
+ * W_k + E_k + (m - (K - k)) M_k is kept, one each (near-optimal, as the paper calls it). */
+#include "csrc/plan/baseline_chain.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { UNITS = 4096 };
+
+typedef struct {
+    double w, e, m, f, b; /* of a suffix; f, b: of its first stage */
+    double cost;
+    int cut;              /* its first stage ends here; 0: there is no such plan */
+} suffix;
+
+typedef struct {
+    const tp_chain_sums *sums;
+    int stages, units;
+    double unit;
+    int *size;       /* [blocks] in units */
+    double *extra;   /* [blocks][blocks + 1][copies kinds]: least recomputation of [i, j) by stage, INFINITY: it does not fit */
+    double *gain;    /* [units + 1] seconds avoided */
+    suffix *best;    /* [stages + 1][blocks + 1] */
+    int64_t steps;
+} ada;
+
+static double
+common_divisor(double a, double b)
+{
+    while (b > 0.0) {
+        double rest = fmod(a, b);
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+static void
+choose_unit(ada *p)
+{
+    const tp_chain *c = p->sums->chain;
+    double total = p->sums->kept[c->blocks], divisor = 0.0;
+    int whole = total <= 9e15;
+    for (int i = 0; i < c->blocks && whole; i++) {
+        whole = c->activation_bytes[i] == floor(c->activation_bytes[i]);
+        divisor = common_divisor(c->activation_bytes[i], divisor);
+    }
+    p->unit = whole && divisor > 0.0 && total / divisor <= UNITS ? divisor : total / UNITS;
+    for (int i = 0; i < c->blocks; i++) {
+        p->size[i] = p->unit > 0.0 ? (int)ceil(c->activation_bytes[i] / p->unit * (1.0 - 1e-12)) : 0;
+        p->units += p->size[i];
+    }
+}
+
+/* Units that stage k may keep of [i, j) for a micro-batch; -1 if it does not even fit without. */
+static int
+room_of(const ada *p, int k, int i, int j)
+{
+    const tp_chain *c = p->sums->chain;
+    int copies = c->micros < p->stages - k ? c->micros : p->stages - k;
+    double left = c->limit_bytes - tp_chain_bytes(p->sums, i, j, 0.0, 1);
+    if (left < 0.0)
+        return -1;
+    double units = p->unit > 0.0 ? floor(left / copies / p->unit * (1.0 + 1e-14)) : 0.0;
+    return units < p->units ? (int)units : p->units;
+}
+
+/* gain[] with block i taken in. */
+static void
+add_item(ada *p, int i)
+{
+    int size = p->size[i];
+    double value = p->sums->chain->recompute_s[i];
+    for (int u = p->units; u >= size; u--)
+        if (p->gain[u - size] + value > p->gain[u])
+            p->gain[u] = p->gain[u - size] + value;
+}
+
+static void
+solve_knapsacks(ada *p)
+{
+    const tp_chain *c = p->sums->chain;
+    int n = c->blocks, k_stride = p->stages;
+    for (int i = 0; i < n; i++) {
+        double all = 0.0;
+        memset(p->gain, 0, (size_t)(p->units + 1) * sizeof *p->gain);
+        for (int j = i + 1; j <= n; j++) {
+            if (c->recompute_s != NULL) {
+                add_item(p, j - 1);
+                all += c->recompute_s[j - 1];
+            }
+            for (int k = 0; k < p->stages; k++) {
+                double *extra = &p->extra[((int64_t)i * (n + 1) + j) * k_stride + k];
+                int copies = c->micros < p->stages - k ? c->micros : p->stages - k, room;
+                *extra = INFINITY;
+                if (c->limit_bytes <= 0.0 || tp_chain_bytes(p->sums, i, j, copies, 0) <= c->limit_bytes)
+                    *extra = 0.0;
+                else if (c->recompute_s != NULL && (room = room_of(p, k, i, j)) >= 0)
+                    *extra = fmax(all - p->gain[room], 0.0);
+                p->steps++;
+            }
+        }
+    }
+}
+
+static double
+extra_of(const ada *p, int k, int i, int j)
+{
+    return p->extra[((int64_t)i * (p->sums->chain->blocks + 1) + j) * p->stages + k];
+}
+
+/* Stage k on [i, j) in front of the suffix that begins at j. */
+static suffix
+put_before(const ada *p, int k, int i, int j, const suffix *rest)
+{
+    const tp_chain_sums *s = p->sums;
+    int behind = p->stages - 1 - k;
+    double comm = 2.0 * s->chain->comm_s;
+    suffix x = {.f = s->forward[j] - s->forward[i], .b = s->backward[j] - s->backward[i] + extra_of(p, k, i, j), .cut = j};
+    x.w = x.f;
+    x.e = x.b;
+    x.m = x.f + x.b;
+    if (behind > 0) {
+        x.w += fmax(rest->w + rest->b + comm, behind * x.f);
+        x.e += fmax(rest->e + rest->f + comm, behind * x.b);
+        x.m = fmax(x.m, rest->m);
+    }
+    x.cost = x.w + x.e + (s->chain->micros - (behind + 1)) * x.m;
+    return x;
+}
+
+static void
+fill_suffixes(ada *p)
+{
+    int n = p->sums->chain->blocks;
+    for (int k = p->stages - 1; k >= 0; k--)
+        for (int i = k; i < n; i++) {
+            suffix *to = &p->best[k * (n + 1) + i];
+            int last = k == p->stages - 1;
+            for (int j = last ? n : i + 1; j <= (last ? n : n - 1); j++) {
+                const suffix *rest = &p->best[(k + 1) * (n + 1) + j];
+                if ((!last && rest->cut == 0) || !(extra_of(p, k, i, j) < INFINITY))
+                    continue;
+                suffix x = put_before(p, k, i, j, rest);
+                p->steps++;
+                if (to->cut == 0 || x.cost < to->cost)
+                    *to = x;
+            }
+        }
+}
+
+/* Which blocks of [i, j) stage k recomputes: the knapsack again, with what it took. */
+static tp_status
+mark_recomputed(ada *p, tp_slice_arena *arena, int k, int i, int j, uint8_t *action)
+{
+    uint8_t *took = NULL;
+    int room, width = p->units + 1;
+    if (extra_of(p, k, i, j) <= 0.0 && (p->sums->chain->limit_bytes <= 0.0 ||
+                                        tp_chain_bytes(p->sums, i, j, p->sums->chain->micros < p->stages - k
+                                                                          ? p->sums->chain->micros
+                                                                          : p->stages - k, 0) <= p->sums->chain->limit_bytes))
+        return TP_OK;
+    room = room_of(p, k, i, j);
+    TP_CHAIN_TAKE(arena, (int64_t)(j - i) * width, took);
+    memset(p->gain, 0, (size_t)width * sizeof *p->gain);
+    for (int x = i; x < j; x++)
+        for (int u = p->units, size = p->size[x]; u >= size; u--) {
+            double value = p->gain[u - size] + p->sums->chain->recompute_s[x];
+            /* a block that costs nothing to keep is kept, one that saves nothing too while it fits for nothing */
+            if (value > p->gain[u] || (size == 0 && value >= p->gain[u])) {
+                p->gain[u] = value;
+                took[(int64_t)(x - i) * width + u] = 1;
+            }
+        }
+    for (int x = j - 1, u = room; x >= i; x--) {
+        action[x] = took[(int64_t)(x - i) * width + u] ? TP_BLOCK_KEEP : TP_BLOCK_RECOMPUTE;
+        u -= action[x] == TP_BLOCK_KEEP ? p->size[x] : 0;
+    }
+    return TP_OK;
+}
+
+static tp_status
+run(const tp_chain_sums *s, tp_slice_arena *arena, int stages, const void *options, tp_chain_plan *plan)
+{
+    ada p = {.sums = s, .stages = stages};
+    int n = s->chain->blocks;
+    (void)options;
+    TP_CHAIN_TAKE(arena, n, p.size);
+    if (s->chain->limit_bytes > 0.0)
+        choose_unit(&p);
+    TP_CHAIN_TAKE(arena, p.units, p.gain);
+    TP_CHAIN_TAKE(arena, (int64_t)n * (n + 1) * stages, p.extra);
+    TP_CHAIN_TAKE(arena, (int64_t)(stages + 1) * (n + 1), p.best);
+    solve_knapsacks(&p);
+    fill_suffixes(&p);
+    plan->steps = p.steps;
+    if (p.best[0].cut == 0)
+        return tp_chain_infeasible(s, stages, s->chain->recompute_s != NULL, 1);
+    plan->stages = stages;
+    plan->objective_s = p.best[0].cost;
+    for (int k = 0; k < stages; k++) {
+        plan->boundary[k + 1] = p.best[k * (n + 1) + plan->boundary[k]].cut;
+        TP_TRY(mark_recomputed(&p, arena, k, plan->boundary[k], plan->boundary[k + 1], plan->action));
+    }
+    return TP_OK;
+}
+
+tp_status
+tp_plan_adapipe(const tp_chain *chain, int stages, tp_chain_plan *out)
+{
+    return tp_chain_run(chain, stages, stages, TP_REPLICAS_TURN, run, NULL, out);
+}

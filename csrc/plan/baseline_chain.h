@@ -1,0 +1,57 @@
+/* What the baselines on a chain of blocks share. Internal to the plan room. */
+#ifndef TP_PLAN_BASELINE_CHAIN_H
+#define TP_PLAN_BASELINE_CHAIN_H
+
+#include "csrc/plan/baselines.h"
+#include "csrc/plan/slice_dp.h"
+
+/* Sums over blocks before i: [blocks + 1] each. */
+typedef struct {
+    const tp_chain *chain;
+    double *forward, *backward, *fixed, *kept, *params;
+} tp_chain_sums;
+
+TP_MUST_USE tp_status
+tp_chain_sums_open(const tp_chain *chain, tp_slice_arena *arena, tp_chain_sums *sums);
+/* Room for a plan of up to `stages` stages. */
+TP_MUST_USE tp_status
+tp_chain_plan_open(const tp_chain *chain, int stages, tp_chain_plan *plan);
+
+/* Bytes of blocks [first, end) with `copies` micro-batches in flight, of which each keeps 1 / share; recompute: keeping none. */
+double
+tp_chain_bytes(const tp_chain_sums *sums, int first, int end, double copies, int recompute);
+double
+tp_chain_transient(const tp_chain *chain, int first, int end);
+
+/* The least over partitions into `stages` of the largest weight, where weight(context, stage, first, end) does not fall when
+ * the stage grows: bisection to the last 1e-12, longest prefixes (exact, exchange argument). boundary[stages + 1] is set. */
+typedef double (*tp_chain_weight)(const void *context, int stage, int first, int end);
+double
+tp_chain_least_largest(int blocks, int stages, tp_chain_weight weight, const void *context, int *boundary);
+
+/* EINFEASIBLE for a plan that is fixed: the first stage that does not fit. */
+TP_MUST_USE tp_status
+tp_chain_must_fit(const tp_chain_sums *sums, const tp_chain_plan *plan);
+/* EINFEASIBLE: no plan of `stages` stages; what limit would do. */
+tp_status
+tp_chain_infeasible(const tp_chain_sums *sums, int stages, int recompute, int replicas);
+
+/* Boundaries, replicas and actions are there: set times, bytes, step time and bound. devices: of the whole plan. */
+TP_MUST_USE tp_status
+tp_chain_judge(const tp_chain_sums *sums, int devices, tp_replicas sharing, tp_chain_plan *plan);
+
+#define TP_CHAIN_TAKE(arena, count, pointer)                                                                           \
+    do {                                                                                                               \
+        void *memory_ = NULL;                                                                                          \
+        TP_TRY(tp_slice_arena_take((arena), (size_t)(count) + 1, sizeof *(pointer), &memory_));                        \
+        (pointer) = memory_;                                                                                           \
+    } while (0)
+
+/* A planner's frame: check, open, plan, close, time. */
+typedef tp_status (*tp_chain_planner)(const tp_chain_sums *sums, tp_slice_arena *arena, int stages, const void *options,
+                                      tp_chain_plan *plan);
+TP_MUST_USE tp_status
+tp_chain_run(const tp_chain *chain, int stages, int devices, tp_replicas sharing, tp_chain_planner planner, const void *options,
+             tp_chain_plan *out);
+
+#endif

@@ -1,0 +1,217 @@
+/* DAPPLE (PPoPP 2021, section 4.2 and 4.3; arXiv 2007.01045). Latency of a pipeline whose messages count as stages of their
+ * own: with pivot stage Q,
+ *     warm-up  sum over a <= Q of F_a
+ *     steady   (M - 1) (F_Q + B_Q)
+ *     ending   max over s of exchange_s + (s <= Q: sum over s..Q of B; s > Q: - sum over Q+1..s-1 of B)
+ * (the printed sum for s >= Q also takes B_Q off, so that stage Q would end before its last backward: corrected). The pivot
+ * starts as the last stage and moves to an earlier s where (M - 1) (F_s + B_s) exceeds the steady phase of the pivot plus
+ * F + B of the stages between them.
+ * The programme: for each (blocks j in front, devices m of them) the prefix of stages for which the plan (prefix, all blocks
+ * left as one stage on all devices left) has the least latency; each is extended by every stage [j, j') on m' devices.
+ * One prefix is kept for each (j, m), as published, so the result is not always the optimum of the model. Memory: stages in
+ * front must fit; of prefixes, one whose rest fits as one stage goes before one whose rest must still be cut.
+ * Chosen: the three placements of section 4.4 (fresh, append, scatter first) make no difference on devices that are all
+ * connected alike; replicas split each micro-batch, so a stage's time and activation are divided by m'; the exchange of a
+ * stage is a ring's, 2 (m' - 1) / m' weights / bandwidth; every message takes comm_s, each way. */
+#include "csrc/plan/baseline_chain.h"
+
+#include <math.h>
+
+/* Of the pipeline with its messages: even v is stage v / 2, odd v the message behind it. */
+static double
+part(const double *values, double comm_s, int v)
+{
+    return v % 2 ? comm_s : values[v / 2];
+}
+
+double
+tp_dapple_latency(const double *forward_s, const double *backward_s, const double *exchange_s, int stages, int micros,
+                  double comm_s, int *pivot)
+{
+    int last = 2 * (stages - 1), q = last;
+    double between = 0.0; /* F + B of what lies between s and the pivot */
+    for (int s = last - 1; s >= 0; s--) {
+        double f = part(forward_s, comm_s, s), b = part(backward_s, comm_s, s);
+        double steady = (micros - 1) * (part(forward_s, comm_s, q) + part(backward_s, comm_s, q));
+        if ((micros - 1) * (f + b) > steady + between) {
+            q = s;
+            between = 0.0;
+        } else {
+            between += f + b;
+        }
+    }
+    double latency = (micros - 1) * (part(forward_s, comm_s, q) + part(backward_s, comm_s, q)), ending = 0.0, back = 0.0;
+    for (int s = 0; s <= q; s++)
+        latency += part(forward_s, comm_s, s);
+    for (int s = q; s >= 0; s--) {
+        back += part(backward_s, comm_s, s);
+        ending = fmax(ending, part(exchange_s, 0.0, s) + back);
+    }
+    back = 0.0;
+    for (int s = q + 1; s <= last; s++) { /* they have done their last backward before the pivot begins its own */
+        ending = fmax(ending, part(exchange_s, 0.0, s) - back);
+        back += part(backward_s, comm_s, s);
+    }
+    *pivot = q;
+    return latency + ending;
+}
+
+typedef struct {
+    const tp_chain_sums *sums;
+    int devices, stride;
+    double *best;            /* [blocks + 1][devices + 1] of (blocks in front, devices of them); INFINITY: none */
+    uint8_t *whole;          /* the rest of the blocks, as one stage, fits too */
+    int *from_j, *from_m;    /* the prefix before its last stage */
+    double *forward, *backward, *exchange; /* [blocks] scratch, from the last stage back */
+    int stages;
+    int64_t steps;
+} dapple;
+
+/* Stage `at` is [i, j) on m devices. */
+static void
+put_stage(dapple *p, int at, int i, int j, int m)
+{
+    const tp_chain_sums *s = p->sums;
+    p->forward[at] = (s->forward[j] - s->forward[i]) / m;
+    p->backward[at] = (s->backward[j] - s->backward[i]) / m;
+    p->exchange[at] = 2.0 * (m - 1) / m * (s->params[j] - s->params[i]) / s->chain->bandwidth_Bps;
+}
+
+/* Does [i, j) fit on m devices with `later` stages behind it? */
+static int
+fits(const dapple *p, int i, int j, int m, int later)
+{
+    const tp_chain *c = p->sums->chain;
+    int copies = c->micros < later + 1 ? c->micros : later + 1;
+    return c->limit_bytes <= 0.0 || tp_chain_bytes(p->sums, i, j, (double)copies / m, 0) <= c->limit_bytes;
+}
+
+/* Number of stages of the prefix (j, m). */
+static int
+depth_of(const dapple *p, int j, int m)
+{
+    int depth = 0;
+    while (j > 0) {
+        int at = j * p->stride + m;
+        j = p->from_j[at];
+        m = p->from_m[at];
+        depth++;
+    }
+    return depth;
+}
+
+/* Latency of the prefix (i, m0), then [i, j) on m devices, then the rest of the blocks on the rest of the devices; INFINITY if
+ * a stage of the front does not fit, or devices are left without blocks. *whole: does the rest fit too? */
+static double
+evaluate(dapple *p, int i, int m0, int j, int m, uint8_t *whole)
+{
+    int n = p->sums->chain->blocks, left = p->devices - m0 - m, rest = j < n, pivot;
+    int last = depth_of(p, i, m0), end = i, devices = m0;
+    p->steps++;
+    p->stages = last + 1 + rest;
+    *whole = 1;
+    if (rest ? left < 1 : left > 0)
+        return INFINITY;
+    if (rest) {
+        put_stage(p, last + 1, j, n, left);
+        *whole = (uint8_t)fits(p, j, n, left, 0);
+    }
+    put_stage(p, last, i, j, m);
+    if (!fits(p, i, j, m, rest))
+        return INFINITY;
+    for (int at = last - 1; at >= 0; at--) {
+        int cell = end * p->stride + devices, first = p->from_j[cell], before = p->from_m[cell];
+        put_stage(p, at, first, end, devices - before);
+        if (!fits(p, first, end, devices - before, p->stages - 1 - at))
+            return INFINITY;
+        end = first;
+        devices = before;
+    }
+    return tp_dapple_latency(p->forward, p->backward, p->exchange, p->stages, p->sums->chain->micros, p->sums->chain->comm_s,
+                             &pivot);
+}
+
+static void
+extend(dapple *p, int i, int m0)
+{
+    int n = p->sums->chain->blocks;
+    for (int j = i + 1; j <= n; j++)
+        for (int m = 1; m <= p->devices - m0; m++) {
+            int to = j * p->stride + m0 + m;
+            uint8_t whole;
+            double latency = evaluate(p, i, m0, j, m, &whole);
+            if (whole > p->whole[to] ? latency < INFINITY : whole == p->whole[to] && latency < p->best[to]) {
+                p->best[to] = latency;
+                p->whole[to] = whole;
+                p->from_j[to] = i;
+                p->from_m[to] = m0;
+            }
+        }
+}
+
+static void
+write_plan(dapple *p, int j, int m, tp_chain_plan *plan)
+{
+    int n = p->sums->chain->blocks, rest = j < n;
+    plan->stages = depth_of(p, j, m) + rest;
+    plan->boundary[plan->stages] = n;
+    if (rest) {
+        plan->replica[plan->stages - 1] = p->devices - m;
+        plan->boundary[plan->stages - 1] = j;
+    }
+    for (int k = plan->stages - 1 - rest; k >= 0; k--) {
+        int at = j * p->stride + m;
+        plan->replica[k] = m - p->from_m[at];
+        plan->boundary[k] = p->from_j[at];
+        j = p->from_j[at];
+        m = p->from_m[at];
+    }
+    for (int k = 0; k < plan->stages; k++)
+        put_stage(p, k, plan->boundary[k], plan->boundary[k + 1], plan->replica[k]);
+    plan->objective_s = tp_dapple_latency(p->forward, p->backward, p->exchange, plan->stages, p->sums->chain->micros,
+                                          p->sums->chain->comm_s, &plan->pivot);
+}
+
+static tp_status
+run(const tp_chain_sums *s, tp_slice_arena *arena, int stages, const void *options, tp_chain_plan *plan)
+{
+    dapple p = {.sums = s, .devices = *(const int *)options, .stride = *(const int *)options + 1};
+    int n = s->chain->blocks, cells = (n + 1) * p.stride, best = -1;
+    (void)stages;
+    TP_CHAIN_TAKE(arena, cells, p.best);
+    TP_CHAIN_TAKE(arena, cells, p.whole);
+    TP_CHAIN_TAKE(arena, cells, p.from_j);
+    TP_CHAIN_TAKE(arena, cells, p.from_m);
+    TP_CHAIN_TAKE(arena, n + 1, p.forward);
+    TP_CHAIN_TAKE(arena, n + 1, p.backward);
+    TP_CHAIN_TAKE(arena, n + 1, p.exchange);
+    for (int at = 0; at < cells; at++)
+        p.best[at] = INFINITY;
+    p.best[0] = 0.0;
+    for (int i = 0; i < n; i++)
+        for (int m = 0; m < p.devices; m++)
+            if (p.best[i * p.stride + m] < INFINITY && (i > 0) == (m > 0))
+                extend(&p, i, m);
+    p.best[0] = INFINITY;
+    for (int at = 0; at < cells; at++)
+        if (p.whole[at] && p.best[at] < INFINITY && (best < 0 || p.best[at] < p.best[best]))
+            best = at;
+    plan->steps = p.steps;
+    if (best < 0) {
+        int even = p.devices < n ? p.devices : n;
+        while (p.devices % even != 0)
+            even--;
+        return tp_chain_infeasible(s, even, 0, p.devices / even);
+    }
+    write_plan(&p, best / p.stride, best % p.stride, plan);
+    return TP_OK;
+}
+
+tp_status
+tp_plan_dapple(const tp_chain *chain, int devices, tp_chain_plan *out)
+{
+    *out = (tp_chain_plan){0};
+    if (devices < 1 || devices > 4096)
+        return tp_fail(TP_EVALUE, "devices is %d: 1 to 4096 are possible", devices);
+    return tp_chain_run(chain, 1, devices, TP_REPLICAS_SPLIT, run, &devices, out);
+}

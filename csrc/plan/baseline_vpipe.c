@@ -1,0 +1,217 @@
+/* vPipe (Zhao et al., "vPipe: A Virtualized Acceleration System for Achieving Efficient and Scalable Pipeline Parallel DNN
+ * Training", TPDS 33(3), 2022): swap and recompute are chosen within a stage, and blocks move between neighbouring stages as
+ * Kernighan and Lin's search moves nodes. Written from the paper's description alone; its repository has no licence and was
+ * not read. Chosen where the description leaves it open:
+ *  - within a stage, first swap, from the first block on (its activation waits longest for its backward), as long as the
+ *    bytes swapped fit through the link while the stage computes one micro-batch (each way has a link), so that swap costs no
+ *    time; then recompute, least seconds per byte first; both only until the stage fits; then what is not needed after all is
+ *    kept again, the largest recomputation first;
+ *  - the search starts from the min-max partition of forward + backward; a move gives the block at a boundary to the
+ *    neighbour; every move of a pass is the best of those left, worse ones too, each block moves once a pass, and the best
+ *    partition seen ends the pass; passes until none helps;
+ *  - best: fewest bytes short in all, then the least time of the slowest stage (recomputation included), then the sum of
+ *    squares of the stage times, so that a pass has a direction where the slowest stage stays. */
+#include "csrc/plan/baseline_chain.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "csrc/plan/plan.h"
+
+typedef struct {
+    double short_bytes, slowest_s, squares;
+} merit;
+
+typedef struct {
+    const tp_chain_sums *sums;
+    int stages;
+    double swap_Bps;
+    uint8_t *action, *moved; /* [blocks] */
+    int *boundary, *best;    /* [stages + 1] */
+    double *time_s, *short_bytes; /* [stages] of the present partition */
+    int64_t steps;
+} vpipe;
+
+static int
+better(const merit *a, const merit *b)
+{
+    if (a->short_bytes != b->short_bytes)
+        return a->short_bytes < b->short_bytes;
+    if (a->slowest_s != b->slowest_s)
+        return a->slowest_s < b->slowest_s;
+    return a->squares < b->squares * (1.0 - 1e-12);
+}
+
+/* The block that is kept and costs least to recompute per byte; -1. */
+static int
+cheapest(const vpipe *v, int first, int end)
+{
+    const tp_chain *c = v->sums->chain;
+    int best = -1;
+    for (int i = first; i < end && c->recompute_s != NULL; i++)
+        if (v->action[i] == TP_BLOCK_KEEP && c->activation_bytes[i] > 0.0 &&
+            (best < 0 ||
+             c->recompute_s[i] * c->activation_bytes[best] < c->recompute_s[best] * c->activation_bytes[i]))
+            best = i;
+    return best;
+}
+
+/* The recomputation that takes longest of those that fit into `room` bytes; -1. */
+static int
+spare(const vpipe *v, int first, int end, double room)
+{
+    const tp_chain *c = v->sums->chain;
+    int best = -1;
+    for (int i = first; i < end; i++)
+        if (v->action[i] == TP_BLOCK_RECOMPUTE && c->activation_bytes[i] <= room &&
+            (best < 0 || c->recompute_s[i] > c->recompute_s[best]))
+            best = i;
+    return best;
+}
+
+/* Swap and recompute of stage k on [first, end): sets action, its time and the bytes it is short. */
+static void
+fit_stage(vpipe *v, int k, int first, int end, double *time_s, double *short_bytes)
+{
+    const tp_chain_sums *s = v->sums;
+    const tp_chain *c = s->chain;
+    int copies = c->micros < v->stages - k ? c->micros : v->stages - k;
+    double work = s->forward[end] - s->forward[first] + s->backward[end] - s->backward[first], swapped = 0.0;
+    double needed = tp_chain_bytes(s, first, end, copies, 0) - c->limit_bytes; /* to save, of all micro-batches in flight */
+    memset(v->action + first, TP_BLOCK_KEEP, (size_t)(end - first));
+    v->steps++;
+    *time_s = work;
+    *short_bytes = 0.0;
+    if (c->limit_bytes <= 0.0 || needed <= 0.0)
+        return;
+    for (int i = first; i < end && needed > 0.0 && v->swap_Bps > 0.0; i++)
+        if (c->activation_bytes[i] > 0.0 && swapped + c->activation_bytes[i] <= v->swap_Bps * work) {
+            v->action[i] = TP_BLOCK_SWAP;
+            swapped += c->activation_bytes[i];
+            needed -= copies * c->activation_bytes[i];
+        }
+    for (int i; needed > 0.0 && (i = cheapest(v, first, end)) >= 0;) {
+        v->action[i] = TP_BLOCK_RECOMPUTE;
+        needed -= copies * c->activation_bytes[i];
+    }
+    for (int i; needed < 0.0 && (i = spare(v, first, end, -needed / copies)) >= 0;) {
+        v->action[i] = TP_BLOCK_KEEP;
+        needed += copies * c->activation_bytes[i];
+    }
+    for (int i = first; i < end; i++)
+        *time_s += v->action[i] == TP_BLOCK_RECOMPUTE ? c->recompute_s[i] : 0.0;
+    *short_bytes = fmax(needed, 0.0);
+}
+
+static merit
+judge(const vpipe *v)
+{
+    merit m = {0.0, 0.0, 0.0};
+    for (int k = 0; k < v->stages; k++) {
+        m.short_bytes += v->short_bytes[k];
+        m.slowest_s = fmax(m.slowest_s, v->time_s[k]);
+        m.squares += v->time_s[k] * v->time_s[k];
+    }
+    return m;
+}
+
+/* Boundary k + 1 moves by `step`: stages k and k + 1 change. */
+static void
+move(vpipe *v, int k, int step)
+{
+    v->boundary[k + 1] += step;
+    for (int at = k; at <= k + 1; at++)
+        fit_stage(v, at, v->boundary[at], v->boundary[at + 1], &v->time_s[at], &v->short_bytes[at]);
+}
+
+static int
+may_move(const vpipe *v, int k, int step)
+{
+    int block = step > 0 ? v->boundary[k + 1] : v->boundary[k + 1] - 1;
+    int giver = step > 0 ? k + 1 : k;
+    return !v->moved[block] && v->boundary[giver + 1] - v->boundary[giver] > 1;
+}
+
+/* One pass; the best partition seen is left in best and boundary. */
+static int
+pass(vpipe *v, merit *best)
+{
+    int improved = 0;
+    size_t bytes = (size_t)(v->stages + 1) * sizeof *v->boundary;
+    memset(v->moved, 0, (size_t)v->sums->chain->blocks);
+    for (;;) {
+        int chosen = -1, way = 0;
+        merit least = {INFINITY, INFINITY, INFINITY};
+        for (int k = 0; k + 1 < v->stages; k++)
+            for (int step = -1; step <= 1; step += 2) {
+                if (!may_move(v, k, step))
+                    continue;
+                move(v, k, step);
+                merit m = judge(v);
+                move(v, k, -step);
+                if (chosen < 0 || better(&m, &least)) {
+                    least = m;
+                    chosen = k;
+                    way = step;
+                }
+            }
+        if (chosen < 0)
+            break;
+        v->moved[way > 0 ? v->boundary[chosen + 1] : v->boundary[chosen + 1] - 1] = 1;
+        move(v, chosen, way);
+        if (better(&least, best)) {
+            *best = least;
+            memcpy(v->best, v->boundary, bytes);
+            improved = 1;
+        }
+    }
+    memcpy(v->boundary, v->best, bytes);
+    for (int k = 0; k < v->stages; k++)
+        fit_stage(v, k, v->boundary[k], v->boundary[k + 1], &v->time_s[k], &v->short_bytes[k]);
+    return improved;
+}
+
+static tp_status
+run(const tp_chain_sums *s, tp_slice_arena *arena, int stages, const void *options, tp_chain_plan *plan)
+{
+    vpipe v = {.sums = s, .stages = stages, .swap_Bps = *(const double *)options, .action = plan->action,
+               .boundary = plan->boundary};
+    int n = s->chain->blocks;
+    double *both = NULL;
+    TP_CHAIN_TAKE(arena, n, both);
+    TP_CHAIN_TAKE(arena, n, v.moved);
+    TP_CHAIN_TAKE(arena, stages + 1, v.best);
+    TP_CHAIN_TAKE(arena, stages, v.time_s);
+    TP_CHAIN_TAKE(arena, stages, v.short_bytes);
+    for (int i = 0; i < n; i++)
+        both[i] = s->chain->forward_s[i] + s->chain->backward_s[i];
+    TP_TRY(tp_plan_balance(both, n, stages, v.boundary, NULL));
+    memcpy(v.best, v.boundary, (size_t)(stages + 1) * sizeof *v.best);
+    for (int k = 0; k < stages; k++)
+        fit_stage(&v, k, v.boundary[k], v.boundary[k + 1], &v.time_s[k], &v.short_bytes[k]);
+    merit best = judge(&v);
+    while (pass(&v, &best))
+        ;
+    plan->stages = stages;
+    plan->steps = v.steps;
+    plan->objective_s = best.slowest_s;
+    if (best.short_bytes <= 0.0)
+        return TP_OK;
+    for (int k = 0; k < stages; k++)
+        if (v.short_bytes[k] > 0.0)
+            return tp_fail(TP_EINFEASIBLE,
+                           "vPipe's search found no partition that fits limit_bytes, %.0f: in its best, stage %d of %d (blocks %d "
+                           "to %d) is %.0f bytes short%s",
+                           s->chain->limit_bytes, k, stages, v.boundary[k], v.boundary[k + 1] - 1, v.short_bytes[k],
+                           s->chain->recompute_s == NULL ? "; recompute_s would let it recompute" : "");
+    return TP_OK;
+}
+
+tp_status
+tp_plan_vpipe(const tp_chain *chain, int stages, double swap_Bps, tp_chain_plan *out)
+{
+    *out = (tp_chain_plan){0};
+    if (!(swap_Bps >= 0.0 && swap_Bps <= 1e300))
+        return tp_fail(TP_EVALUE, "swap_bandwidth_Bps is %g: a finite bandwidth of 0 or more is needed", swap_Bps);
+    return tp_chain_run(chain, stages, stages, TP_REPLICAS_TURN, run, &swap_Bps, out);
+}

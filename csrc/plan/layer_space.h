@@ -1,0 +1,94 @@
+/* What both planners over layer graphs search: downsets, stages between two of them, and a stage's choices. Internal. */
+#ifndef TP_PLAN_LAYER_SPACE_H
+#define TP_PLAN_LAYER_SPACE_H
+
+#include "csrc/plan/layer_graph.h"
+#include "csrc/plan/slice_dp.h"
+
+typedef struct {
+    const tp_layer_graph *graph;
+    tp_slice_arena *arena;
+    int words, count;   /* downsets: count of them, words 64-bit words each, by size: 0 is empty, count - 1 is all */
+    uint64_t *set;      /* [count * words] */
+    int degrees;        /* different tensor degrees, ascending */
+    int *degree;        /* [degrees] */
+    int *begin;         /* [nodes * degrees] first variant of (node, degree) */
+    int reach;          /* most replicas in all: min(devices, micro_batches) */
+    int replicas;       /* numbers of replicas a stage may have, ascending */
+    int *replica;       /* [replicas] */
+    int *edge_begin, *edge_of; /* [nodes + 1]: edges of a node, in order */
+    int64_t *sync;      /* [variants] where its sync_bytes begin */
+} tp_layer_space;
+
+/* count + 1 zeroed elements of what the pointer points to, from the arena. */
+#define TP_LAYER_TAKE(arena, count, pointer)                                                                           \
+    do {                                                                                                               \
+        void *memory_ = NULL;                                                                                          \
+        TP_TRY(tp_slice_arena_take((arena), (size_t)(count) + 1, sizeof *(pointer), &memory_));                        \
+        (pointer) = memory_;                                                                                           \
+    } while (0)
+
+/* A stage between two downsets: its nodes, and the bytes that each of their variants sends and receives. */
+typedef struct {
+    int nodes, *node;
+    double *crossing; /* [variants] of the stage's nodes */
+    unsigned degrees; /* bit: every node has a variant of this degree */
+} tp_layer_pair;
+
+/* The choices of a stage for given t and d: of each node one variant. */
+typedef struct {
+    int nodes;
+    int *begin; /* [nodes + 1] */
+    int *variant;
+    double *time_s, *a, *b;
+    int *choice; /* [nodes] into the arrays above: what the last solution took */
+    double memory_bytes;
+    double price;  /* seconds a byte of the heuristic's last exchange; 0: none was needed */
+    double *ratio; /* scratch of the heuristic */
+    int *exchange;
+} tp_layer_pack;
+
+/* Everything lives in the arena. EVALUE if there are more than 20000 downsets (the graph is too branched). */
+TP_MUST_USE tp_status
+tp_layer_space_open(const tp_layer_graph *graph, tp_slice_arena *arena, tp_layer_space *space);
+TP_MUST_USE tp_status
+tp_layer_pair_open(const tp_layer_space *space, tp_layer_pair *pair);
+TP_MUST_USE tp_status
+tp_layer_pack_open(const tp_layer_space *space, tp_layer_pack *pack);
+
+/* Is downset j a proper part of downset i? */
+int
+tp_layer_within(const tp_layer_space *space, int j, int i);
+void
+tp_layer_pair_fill(const tp_layer_space *space, int i, int j, tp_layer_pair *pair);
+/* t: index of the tensor degree; d: replicas. The pair must have the degree. */
+void
+tp_layer_pack_fill(const tp_layer_space *space, const tp_layer_pair *pair, int t, int d, tp_layer_pack *pack);
+
+/* Piper's heuristic at y micro-batches in flight a replica: the time, or INFINITY if nothing fits; choice is set. */
+double
+tp_layer_pack_greedy(tp_layer_pack *pack, int y);
+/* No choice that fits takes less: Lagrange's bound at the heuristic's price. */
+double
+tp_layer_pack_bound(const tp_layer_pack *pack, int y);
+/* The fastest variants, whatever they need: time, and memory a y + b. */
+double
+tp_layer_pack_fastest(tp_layer_pack *pack, double *a, double *b);
+/* Bytes of the variants that need least at y. */
+double
+tp_layer_pack_least_bytes(const tp_layer_pack *pack, int y);
+
+TP_MUST_USE tp_status
+tp_layer_plan_open(const tp_layer_space *space, tp_layer_plan *plan);
+/* Write the next stage: its pack's choice. */
+void
+tp_layer_plan_put(const tp_layer_space *space, const tp_layer_pair *pair, const tp_layer_pack *pack, int t, int d,
+                  tp_layer_plan *plan);
+/* All stages are there: set their bytes. */
+void
+tp_layer_plan_finish(const tp_layer_space *space, tp_layer_plan *plan);
+/* EINFEASIBLE: what the limit is, and a limit under which a plan is known. */
+tp_status
+tp_layer_infeasible(const tp_layer_space *space, tp_layer_pair *pair, tp_layer_pack *pack);
+
+#endif

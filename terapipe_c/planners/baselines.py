@@ -1,0 +1,198 @@
+"""What others plan with, as published, on the same tables: blocks in a chain, cut into stages that run 1F1B.
+
+Every result is judged alike: ``step_time_s`` by our simulator, memory by one model (csrc/plan/baselines.h). The file of each
+algorithm (csrc/plan/baseline_*.c) names paper and section, and what was chosen where the paper leaves a choice. Piper, which
+plans another kind of input, is in ``layers``.
+
+``memory``: a mapping (or an object with these attributes) of ``limit_bytes`` (of each device), ``static_bytes`` [n],
+``activation_bytes`` [n] (kept for each micro-batch in flight), and, where wanted, ``transient_bytes`` (one number or [n]) and
+``recompute_s`` [n]: a block that is recomputed keeps nothing and adds that many seconds to its backward.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _core
+from .arguments import FloatArray, array, integer
+
+__all__ = ["BaselinePlan", "adapipe", "dapple", "merak", "pipedream", "uniform", "vpipe"]
+
+Times = FloatArray | Sequence[float]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class BaselinePlan:
+    """Which blocks each stage holds, what else the algorithm decided, and what it is worth."""
+
+    planner: str
+    boundaries: list[int]
+    """Stage k holds blocks boundaries[k] .. boundaries[k + 1] - 1; 0 first, the number of blocks last."""
+    replicas: list[int]
+    """Devices of each stage: 1 but for PipeDream and DAPPLE."""
+    recompute: BoolArray
+    """bool [n]: blocks that run their forward again in backward."""
+    swap: BoolArray
+    """bool [n]: blocks whose activation waits in host memory (vPipe)."""
+    stage_time_s: FloatArray
+    """[stages] forward + backward of one micro-batch, recomputation included, of all replicas together."""
+    peak_memory_bytes: FloatArray
+    """[stages] of each device; 0 without ``memory``."""
+    pivot_stage: float | None
+    """DAPPLE's pivot: k, or k + 0.5 for the messages behind stage k."""
+    objective_s: float
+    """What the algorithm itself minimised: PipeDream the slowest stage or link, DAPPLE and AdaPipe their modelled latency,
+    vPipe the slowest stage; 0 for rules that count."""
+    step_time_s: float
+    """One step by our simulator: 1F1B, and where stages have replicas the exchange of weights behind their last backward."""
+    lower_bound_s: float
+    """No plan of these blocks on as many devices, without recomputation and without limit, is faster (proven)."""
+    steps: int
+    """Candidates that the algorithm evaluated."""
+    planning_time_s: float
+    """The algorithm alone, without the judging."""
+    micro_batches: int
+
+    @property
+    def gap(self) -> float:
+        """(step - bound) / bound."""
+        return 0.0 if self.lower_bound_s <= 0.0 else self.step_time_s / self.lower_bound_s - 1.0
+
+    def __repr__(self) -> str:
+        sizes = [b - a for a, b in zip(self.boundaries, self.boundaries[1:], strict=False)]
+        shape = "/".join(f"{size}" if r == 1 else f"{size}x{r}" for size, r in zip(sizes, self.replicas, strict=True))
+        extras = [f"{int(what.sum())} {name}" for name, what in (("recomputed", self.recompute), ("swapped", self.swap))
+                  if what.any()]  # fmt: skip
+        return (
+            f"BaselinePlan({self.planner}: {shape} blocks{', ' if extras else ''}{', '.join(extras)}, "
+            f"{self.step_time_s * 1e3:.6g} ms a step, {self.gap * 100:.2f} % above the bound, planned in "
+            f"{self.planning_time_s * 1e3:.3g} ms)"
+        )
+
+
+def _part(memory: Any, key: str) -> Any:
+    return memory.get(key) if isinstance(memory, Mapping) else getattr(memory, key, None)
+
+
+def _limits(memory: Any, blocks: int) -> tuple[float, list[FloatArray | None]]:
+    """The limit (0: none) and static, activation, transient, recompute; missing ones of the first two are zeros."""
+    if memory is None:
+        return 0.0, [None] * 4
+    known = {"limit_bytes", "static_bytes", "activation_bytes", "transient_bytes", "recompute_s"}
+    if isinstance(memory, Mapping) and memory.keys() - known:
+        raise _core.InvalidValueError(f"memory has {sorted(memory.keys() - known)}: {sorted(known)} would be right")
+    given = _part(memory, "limit_bytes")
+    if isinstance(given, bool) or not isinstance(given, (int, float, np.integer, np.floating)):
+        raise _core.InvalidTypeError(f"memory's limit_bytes is {given!r}: one number of bytes would be right")
+    limit = float(given)
+    if not limit > 0.0:
+        raise _core.InvalidValueError(f"memory's limit_bytes is {given!r}: more than 0 is needed")
+    arrays: list[FloatArray | None] = []
+    for key in ("static_bytes", "activation_bytes", "transient_bytes", "recompute_s"):
+        value = _part(memory, key)
+        if value is None:
+            value = None if key in ("transient_bytes", "recompute_s") else np.zeros(blocks)
+        elif isinstance(value, (int, float, np.integer, np.floating)):
+            value = np.full(blocks, float(value))
+        arrays.append(None if value is None else array(value, key))
+    return (0.0 if math.isinf(limit) else limit), arrays
+
+
+def _run(
+    planner: str,
+    fwd: Times,
+    bwd: Times,
+    stages: int,
+    micro_batches: int,
+    comm_s: float,
+    blocking: bool,
+    memory: Any,
+    *,
+    name: str = "stages",
+    param_bytes: Times | None = None,
+    bandwidth_Bps: float = math.inf,
+    option: int = 0,
+    swap_Bps: float = 0.0,
+) -> BaselinePlan:
+    forward, backward = array(fwd, "fwd"), array(bwd, "bwd")
+    limit, limits = _limits(memory, len(forward))
+    weights = None if param_bytes is None else array(param_bytes, "param_bytes")
+    micros = integer(micro_batches, "micro_batches")
+    found = _core.plan_baseline(
+        planner, (forward, backward, *limits, weights), integer(stages, name), micros, float(comm_s), bool(blocking), limit,
+        float(bandwidth_Bps), option, float(swap_Bps),
+    )  # fmt: skip
+    boundaries, replicas, actions, time_s, peak, pivot, objective_s, step_s, bound_s, steps, seconds = found
+    action = np.frombuffer(actions, np.uint8)
+    return BaselinePlan(
+        planner, boundaries, replicas, action == 1, action == 2, time_s, peak, None if pivot < 0 else pivot / 2, objective_s,
+        step_s, bound_s, steps, seconds, micros,
+    )  # fmt: skip
+
+
+def uniform(
+    fwd: Times, bwd: Times, stages: int, micro_batches: int, comm_s: float = 0.0, blocking: bool = False, memory: Any = None
+) -> BaselinePlan:
+    """Megatron's even division: as many blocks for each stage, what is left over one each to the first stages."""
+    return _run("uniform", fwd, bwd, stages, micro_batches, comm_s, blocking, memory)
+
+
+def merak(
+    fwd: Times, bwd: Times, stages: int, micro_batches: int, comm_s: float = 0.0, blocking: bool = False, memory: Any = None,
+    *, shards: int | None = None,
+) -> BaselinePlan:  # fmt: skip
+    """Merak's rule (TPDS 2023): blocks merged into ``shards`` of about equal runtime (None: each block is one), and as many
+    shards for each stage, what is left over one each to the stages behind the first."""
+    count = 0 if shards is None else integer(shards, "shards")
+    if shards is not None and count < 1:
+        raise _core.InvalidValueError(f"shards is {count}: at least 1 is needed")
+    return _run("merak", fwd, bwd, stages, micro_batches, comm_s, blocking, memory, option=count)
+
+
+def pipedream(
+    fwd: Times, bwd: Times, devices: int, micro_batches: int, comm_s: float = 0.0, blocking: bool = False, memory: Any = None,
+    *, param_bytes: Times | None = None, bandwidth_Bps: float = math.inf, straight: bool = False,
+) -> BaselinePlan:  # fmt: skip
+    """PipeDream's dynamic programme (SOSP 2019, section 3.1): cuts and replicas of stages on ``devices``, least time of the
+    slowest stage or link. Replicas exchange param_bytes over bandwidth_Bps and take whole micro-batches in turn. straight: no
+    replicas, so ``devices`` stages."""
+    return _run(
+        "pipedream", fwd, bwd, devices, micro_batches, comm_s, blocking, memory, name="devices", param_bytes=param_bytes,
+        bandwidth_Bps=bandwidth_Bps, option=int(bool(straight)),
+    )  # fmt: skip
+
+
+def dapple(
+    fwd: Times, bwd: Times, devices: int, micro_batches: int, comm_s: float = 0.0, blocking: bool = False, memory: Any = None,
+    *, param_bytes: Times | None = None, bandwidth_Bps: float = math.inf,
+) -> BaselinePlan:  # fmt: skip
+    """DAPPLE's planner (PPoPP 2021, section 4): cuts and replicas on ``devices``, least latency of its pivot-stage model.
+    Replicas split every micro-batch and exchange param_bytes over bandwidth_Bps at the end."""
+    return _run(
+        "dapple", fwd, bwd, devices, micro_batches, comm_s, blocking, memory, name="devices", param_bytes=param_bytes,
+        bandwidth_Bps=bandwidth_Bps,
+    )  # fmt: skip
+
+
+def vpipe(
+    fwd: Times, bwd: Times, stages: int, micro_batches: int, comm_s: float = 0.0, blocking: bool = False, memory: Any = None,
+    *, swap_bandwidth_Bps: float = 0.0,
+) -> BaselinePlan:  # fmt: skip
+    """vPipe (TPDS 2022): swap and recompute chosen in each stage so that it fits, and blocks moved between neighbouring stages
+    as in Kernighan and Lin's search. Without ``memory`` nothing needs saving."""
+    return _run("vpipe", fwd, bwd, stages, micro_batches, comm_s, blocking, memory, swap_Bps=swap_bandwidth_Bps)
+
+
+def adapipe(
+    fwd: Times, bwd: Times, stages: int, micro_batches: int, comm_s: float = 0.0, blocking: bool = False, memory: Any = None
+) -> BaselinePlan:
+    """AdaPipe (ASPLOS 2024): for each possible stage the least recomputation that fits (a knapsack), then the partition of
+    least modelled 1F1B latency. Without ``recompute_s`` in ``memory`` it only cuts."""
+    return _run("adapipe", fwd, bwd, stages, micro_batches, comm_s, blocking, memory)

@@ -1,0 +1,403 @@
+"""Layer graphs with data- and tensor-parallel variants (Piper's input): read, checked, planned. Seconds and bytes.
+
+``piper`` is the published dynamic programme; ``parallel_layers`` solves the same problem exactly, and fast. Both minimise the
+time per sample: the largest stage time per micro-batch (csrc/plan/layer_graph.h has the formulas).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import _core
+from .arguments import FloatArray, array, integer
+
+__all__ = ["LayerEdge", "LayerGraph", "LayerNode", "LayerPlan", "LayerStage", "LayerVariant", "layer_graph", "load_piper",
+           "parallel_layers", "piper"]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LayerVariant:
+    """One way to run a node on the devices of one replica ("TMPC" in the paper)."""
+
+    name: str
+    time_s: float
+    """Forward and backward of one micro-batch."""
+    param_bytes: float = 0.0
+    """What replicas exchange once a batch, per device."""
+    memory_a: float = 0.0
+    """Bytes per micro-batch in flight, per device."""
+    memory_b: float = 0.0
+    """Bytes that do not depend on micro-batches, per device."""
+    sync_bytes: Mapping[int, float] = field(default_factory=dict)
+    """By neighbour's id: bytes added to the edge from or to it where that neighbour is in another stage."""
+
+
+@dataclass(frozen=True)
+class LayerNode:
+    id: int
+    variants: Mapping[int, Sequence[LayerVariant]]
+    """By tensor degree: devices a replica."""
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class LayerEdge:
+    source: int
+    target: int
+    bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class LayerGraph:
+    """What Piper plans: nodes, edges, devices, the memory of one, the bandwidth between them, micro-batches a batch."""
+
+    nodes: Sequence[LayerNode]
+    edges: Sequence[LayerEdge]
+    devices: int
+    memory_bytes: float
+    bandwidth_Bps: float
+    micro_batches: int
+
+    def __repr__(self) -> str:
+        return (
+            f"LayerGraph({len(self.nodes)} nodes, {len(self.edges)} edges, {self.devices} devices of "
+            f"{self.memory_bytes / 1e9:.3g} GB, {self.micro_batches} micro-batches)"
+        )
+
+    @cached_property
+    def _packed(self) -> _Packed:
+        return _pack(self)
+
+
+@dataclass(frozen=True)
+class LayerStage:
+    nodes: list[int]
+    """Ids, in the graph's order."""
+    data: int
+    """Replicas."""
+    tensor: int
+    """Devices a replica."""
+    variants: list[str]
+    """The chosen variant of each node."""
+    time_s: float
+    """Per micro-batch, messages and the exchange of weights included."""
+    memory_bytes: float
+    """Needed on each device."""
+
+    @property
+    def devices(self) -> int:
+        return self.data * self.tensor
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """Stages in order, and what is known about them."""
+
+    stages: list[LayerStage]
+    time_per_sample_s: float
+    """The largest stage time: seconds between two micro-batches in the steady state."""
+    lower_bound_s: float
+    """No plan has a smaller time per sample. 0 where the planner proves nothing (``piper``)."""
+    optimal: bool
+    """Proven least time per sample."""
+    micro_batches: int
+    downsets: int
+    """Sets of nodes that are closed under successors: where a stage may begin."""
+    pairs: int
+    """Sets of nodes that may be a stage."""
+    searches: int
+    """Thresholds that ``parallel_layers`` tried."""
+    knapsacks: int
+    """Choices of variants that were solved."""
+    planning_time_s: float
+
+    @property
+    def devices(self) -> int:
+        """Devices used."""
+        return sum(stage.devices for stage in self.stages)
+
+    @cached_property
+    def step_time_s(self) -> float:
+        """One batch through these stages in 1F1B order, by our simulator. The input has one time for forward and backward:
+        a third of it is taken as forward (a matrix product has two in backward)."""
+        from .. import schedules
+
+        times = np.array([[stage.time_s] for stage in self.stages])
+        program = schedules.one_f_one_b(len(self.stages), self.micro_batches)
+        cost = {"F": np.ascontiguousarray(times.repeat(1, axis=1) / 3), "B": np.ascontiguousarray(times * 2 / 3)}
+        return float(program.simulate(cost).makespan_s)
+
+    def __repr__(self) -> str:
+        proof = "optimal" if self.optimal else "heuristic" if not self.lower_bound_s else f"bound {self.lower_bound_s:.6g} s"
+        shape = ", ".join(f"{len(s.nodes)} nodes {s.data}x{s.tensor}" for s in self.stages[:6])
+        more = f", {len(self.stages) - 6} more" if len(self.stages) > 6 else ""
+        return (
+            f"LayerPlan({len(self.stages)} stages on {self.devices} devices: {shape}{more}; "
+            f"{self.time_per_sample_s * 1e3:.6g} ms a sample, {proof}, planned in {self.planning_time_s * 1e3:.3g} ms)"
+        )
+
+
+_Packed = tuple[tuple[Any, ...], list[LayerVariant]]
+
+
+def _number(value: Any, what: str, least: float = 0.0) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise _core.InvalidTypeError(f"{what} is {value!r}: a number would be right")
+    if not (math.isfinite(value) and value >= least):
+        raise _core.InvalidValueError(f"{what} is {value!r}: a finite number of at least {least:g} is needed")
+    return float(value)
+
+
+def _called(node: LayerNode) -> str:
+    return f"node {node.id}" + (f" ({node.name!r})" if node.name else "")
+
+
+def _check_edges(graph: LayerGraph, index: dict[int, int]) -> list[list[int]]:
+    """For each node the other ends of its edges, in edge order."""
+    seen: set[tuple[int, int]] = set()
+    others: list[list[int]] = [[] for _ in graph.nodes]
+    for k, edge in enumerate(graph.edges):
+        for end in (edge.source, edge.target):
+            if end not in index:
+                raise _core.InvalidValueError(f"edge {k} ({edge.source} to {edge.target}) ends at {end!r}, which is no node")
+        if edge.source == edge.target:
+            raise _core.InvalidValueError(f"the graph has a cycle: node {edge.source} has an edge to itself (edge {k})")
+        if (edge.source, edge.target) in seen:
+            raise _core.InvalidValueError(f"edge {k} ({edge.source} to {edge.target}) is there twice")
+        seen.add((edge.source, edge.target))
+        _number(edge.bytes, f"the size of edge {k} ({edge.source} to {edge.target})")
+        others[index[edge.source]].append(edge.target)
+        others[index[edge.target]].append(edge.source)
+    return others
+
+
+def _pack(graph: LayerGraph) -> _Packed:
+    if not graph.nodes:
+        raise _core.InvalidValueError("the graph has no nodes: at least one is needed")
+    index: dict[int, int] = {}
+    for node in graph.nodes:
+        if node.id in index:
+            raise _core.InvalidValueError(f"{_called(node)} is there twice: ids must differ")
+        index[node.id] = len(index)
+    others = _check_edges(graph, index)
+    rows: list[tuple[int, int, float, float, float, float]] = []
+    sync: list[float] = []
+    variants: list[LayerVariant] = []
+    for node in graph.nodes:
+        if not any(node.variants.values()):
+            raise _core.InvalidValueError(f"{_called(node)} has no variant: at least one is needed")
+        for degree in sorted(node.variants):
+            if integer(degree, f"{_called(node)}: a tensor degree") < 1:
+                raise _core.InvalidValueError(f"{_called(node)} has tensor degree {degree}: at least 1 is needed")
+            for variant in node.variants[degree]:
+                what = f"{_called(node)}, {degree} devices, variant {variant.name!r}"
+                values = [
+                    _number(getattr(variant, name), f"{what}: {name}")
+                    for name in ("time_s", "param_bytes", "memory_a", "memory_b")
+                ]
+                rows.append((index[node.id], int(degree), values[0], values[1], values[2], values[3]))
+                for other in variant.sync_bytes:
+                    if other not in others[index[node.id]]:
+                        raise _core.InvalidValueError(f"{what}: sync_bytes names {other!r}, which no edge joins to it")
+                for other in others[index[node.id]]:
+                    sync.append(_number(variant.sync_bytes.get(other, 0.0), f"{what}: sync_bytes[{other}]"))
+                variants.append(variant)
+    columns = list(zip(*rows, strict=True))
+    ends = [np.array([index[getattr(e, end)] for e in graph.edges], np.int32) for end in ("source", "target")]
+    arrays = (
+        *ends,
+        np.array([float(edge.bytes) for edge in graph.edges], np.float64),
+        np.array(columns[0], np.int32),
+        np.array(columns[1], np.int32),
+        *(np.array(column, np.float64) for column in columns[2:]),
+        np.array(sync, np.float64),
+    )
+    return arrays, variants
+
+
+def _plan(graph: LayerGraph, published: bool) -> LayerPlan:
+    if not isinstance(graph, LayerGraph):
+        raise _core.InvalidTypeError(
+            f"graph is {type(graph).__name__}: a LayerGraph (load_piper(path) or layer_graph(...)) would be right"
+        )
+    arrays, variants = graph._packed
+    found = _core.plan_layers(
+        len(graph.nodes),
+        integer(graph.devices, "devices"),
+        integer(graph.micro_batches, "micro_batches"),
+        float(graph.memory_bytes),
+        float(graph.bandwidth_Bps),
+        arrays,
+        published,
+    )
+    rows, stage_of, chosen, time_s, bound_s, optimal, downsets, pairs, searches, knapsacks, seconds = found
+    members: list[list[int]] = [[] for _ in rows]
+    for node, stage in enumerate(stage_of):
+        members[stage].append(node)
+    stages = [
+        LayerStage([graph.nodes[n].id for n in nodes], data, tensor, [variants[chosen[n]].name for n in nodes], seconds_, size)
+        for nodes, (data, tensor, seconds_, size) in zip(members, rows, strict=True)
+    ]
+    return LayerPlan(
+        stages, time_s, bound_s, optimal, graph.micro_batches, downsets, pairs, searches, knapsacks, seconds
+    )
+
+
+def piper(graph: LayerGraph) -> LayerPlan:
+    """Piper's dynamic programme as published (NeurIPS 2021, section 4): over downsets, devices and sums of replicas, with the
+    authors' knapsack heuristic for the variants. Its memory grows with downsets x devices^2 x 10 bytes."""
+    return _plan(graph, True)
+
+
+def parallel_layers(graph: LayerGraph) -> LayerPlan:
+    """The least time per sample over the same plans as ``piper``, proven, in a fraction of its time: bisection on the time per
+    sample over Pareto fronts of (replicas, devices), variants chosen exactly."""
+    return _plan(graph, False)
+
+
+def layer_graph(
+    fwd: FloatArray | Sequence[float],
+    bwd: FloatArray | Sequence[float],
+    devices: int,
+    micro_batches: int,
+    comm_s: float = 0.0,
+    memory: Mapping[str, Any] | None = None,
+    *,
+    param_bytes: FloatArray | Sequence[float] | None = None,
+    bandwidth_Bps: float = 25e9,
+) -> LayerGraph:
+    """The chain of blocks that the other planners plan, as a layer graph: one device a replica, variant "keep", and with
+    ``memory["recompute_s"]`` "recompute", which keeps nothing per micro-batch. comm_s a message becomes bytes at the bandwidth:
+    Piper counts a cut twice each way."""
+    forward, backward = array(fwd, "fwd"), array(bwd, "bwd")
+    n = len(forward)
+    if len(backward) != n:
+        raise _core.InvalidValueError(f"bwd has {len(backward)} values for the {n} of fwd: as many would be right")
+    limits = dict(memory or {})
+    zeros = np.zeros(n)
+    weights = zeros if param_bytes is None else array(param_bytes, "param_bytes")
+    static, kept = (array(limits.get(key, zeros), key) for key in ("static_bytes", "activation_bytes"))
+    again = limits.get("recompute_s")
+    for name, values in (("param_bytes", weights), ("static_bytes", static), ("activation_bytes", kept)):
+        if len(values) != n:
+            raise _core.InvalidValueError(f"{name} has {len(values)} values for {n} blocks: as many would be right")
+    nodes = []
+    for i in range(n):
+        time_s = float(forward[i] + backward[i])
+        ways = [LayerVariant("keep", time_s, float(weights[i]), float(kept[i]), float(static[i]))]
+        if again is not None:
+            ways.append(LayerVariant("recompute", time_s + float(again[i]), float(weights[i]), 0.0, float(static[i])))
+        nodes.append(LayerNode(i, {1: ways}))
+    edges = [LayerEdge(i, i + 1, comm_s * bandwidth_Bps) for i in range(n - 1)]
+    return LayerGraph(
+        nodes, edges, devices, float(limits.get("limit_bytes", 1e300)), bandwidth_Bps, integer(micro_batches, "micro_batches")
+    )
+
+
+# ---- Piper's file -----------------------------------------------------------------------------------------------------------
+
+
+def _field(record: Any, key: str, what: str) -> Any:
+    if not isinstance(record, dict):
+        raise _core.InvalidTypeError(f"{what} is {type(record).__name__}: an object would be right")
+    if key not in record:
+        raise _core.InvalidValueError(f"{what} has no {key!r}: it is needed")
+    return record[key]
+
+
+def _whole(value: Any, what: str) -> int:
+    number = _number(value, what, -math.inf if "id" in what.lower() else 1)
+    if number != int(number):
+        raise _core.InvalidValueError(f"{what} is {value!r}: an integer would be right")
+    return int(number)
+
+
+def _key(text: str, what: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise _core.InvalidValueError(f"{what} {text!r} is no integer") from None
+
+
+def _read_variant(record: Any, what: str, into: set[int], out: set[int]) -> LayerVariant:
+    what = f"{what} ({record['id']!r})" if isinstance(record, dict) and "id" in record else what
+    sync: dict[int, float] = {}
+    for field_name, ends in (("syncTimeFw", into), ("syncTimeBw", out)):
+        given = _field(record, field_name, what)
+        if not isinstance(given, dict):
+            raise _core.InvalidTypeError(f"{what}: {field_name} is {type(given).__name__}: an object would be right")
+        for text, value in given.items():
+            other = _key(text, f"{what}: {field_name}'s key")
+            if other not in ends:
+                raise _core.InvalidValueError(f"{what}: {field_name} names node {other}, which no edge joins to it that way")
+            sync[other] = _number(value, f"{what}: {field_name}[{other}]")
+        for other in ends - sync.keys():
+            raise _core.InvalidValueError(f"{what}: {field_name} lacks node {other}, which an edge joins to it")
+    values = [
+        _number(_field(record, key, what), f"{what}: {key}")
+        for key in ("timePerSample", "parameterSize", "memoryUsageA", "memoryUsageB")
+    ]
+    return LayerVariant(str(_field(record, "id", what)), values[0], values[1], values[2], values[3], sync)
+
+
+def _read_edges(records: Any, ids: set[int], where: str) -> list[LayerEdge]:
+    edges = []
+    for k, record in enumerate(records):
+        what = f"{where}: edges[{k}]"
+        ends = [_whole(_field(record, key, what), f"{what}: {key}") for key in ("sourceId", "destId")]
+        for end in ends:
+            if end not in ids:
+                raise _core.InvalidValueError(f"{what} ends at node {end}, which is not in nodes")
+        edges.append(LayerEdge(ends[0], ends[1], _number(_field(record, "communicationCost", what), f"{what}: communicationCost")))
+    return edges
+
+
+def load_piper(path: str | Path) -> LayerGraph:
+    """A LayerGraph from a JSON file in the format of Piper's repository (msr-fiddle/piper, README): maxDevices,
+    maxMemoryPerDevice, bandwidth, maxBatchSize (mbsInBatch in the files themselves), nodes with TMPCs, edges.
+
+    StorageError if it cannot be read; ValueError or TypeError naming the line, node, variant or edge that is wrong."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise _core.StorageError(f"{path}: {error.strerror or error}") from None
+    try:
+        record = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise _core.InvalidValueError(f"{path}, line {error.lineno}, column {error.colno}: {error.msg}") from None
+    where = str(path)
+    devices = _whole(_field(record, "maxDevices", where), f"{where}: maxDevices")
+    batch = "maxBatchSize" if "maxBatchSize" in record else "mbsInBatch"
+    micro_batches = _whole(_field(record, batch, where), f"{where}: {batch}")
+    limits = [_number(_field(record, key, where), f"{where}: {key}", 1e-9) for key in ("maxMemoryPerDevice", "bandwidth")]
+    ids: list[int] = []
+    for k, node in enumerate(_field(record, "nodes", where)):
+        ids.append(_whole(_field(node, "id", f"{where}: nodes[{k}]"), f"{where}: nodes[{k}]: id"))
+    edges = _read_edges(_field(record, "edges", where), set(ids), where)
+    into: dict[int, set[int]] = {i: set() for i in ids}
+    out: dict[int, set[int]] = {i: set() for i in ids}
+    for edge in edges:
+        into[edge.target].add(edge.source)
+        out[edge.source].add(edge.target)
+    nodes = []
+    for number, node in zip(ids, record["nodes"], strict=True):
+        what = f"{where}: node {number}" + (f" ({node['name']!r})" if node.get("name") else "")
+        ways = _field(node, "TMPCs", what)
+        variants = {
+            _key(degree, f"{what}: the tensor degree"): [
+                _read_variant(way, f"{what}, TMPCs[{degree!r}][{k}]", into[number], out[number]) for k, way in enumerate(rows)
+            ]
+            for degree, rows in ways.items()
+        }
+        nodes.append(LayerNode(number, variants, str(node.get("name", ""))))
+    graph = LayerGraph(nodes, edges, devices, limits[0], limits[1], micro_batches)
+    graph._packed  # noqa: B018  checked here, where the file's name is known
+    return graph

@@ -1,0 +1,323 @@
+"""Layer graphs (Piper's input): both planners against enumeration written here, the file, and refusals."""
+
+import functools
+import itertools
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import terapipe_c as tp
+from terapipe_c.planners import (
+    LayerEdge,
+    LayerGraph,
+    LayerNode,
+    LayerVariant,
+    layer_graph,
+    load_piper,
+    parallel_layers,
+    piper,
+)
+
+
+def random_graph(rng) -> LayerGraph:
+    n = int(rng.integers(1, 5))
+    chain = rng.random() < 0.6
+    edges = [LayerEdge(i, j, float(rng.integers(0, 9))) for i in range(n) for j in range(i + 1, n)
+             if (chain and j == i + 1) or rng.random() < 0.25]  # fmt: skip
+    nodes = []
+    for i in range(n):
+        others = [e.target if e.source == i else e.source for e in edges if i in (e.source, e.target)]
+        ways = {}
+        for degree in (1, 2, 3):
+            if degree == 1 or rng.random() < 0.6:
+                ways[degree] = [
+                    LayerVariant(str(k), *(float(x) for x in rng.integers(0, [20, 9, 9, 9])),
+                                 {o: float(rng.integers(0, 5)) for o in others})
+                    for k in range(int(rng.integers(1, 4)))
+                ]  # fmt: skip
+        nodes.append(LayerNode(i, ways))
+    return LayerGraph(nodes, edges, int(rng.integers(1, 6)), float(rng.integers(5, 120)), float(rng.choice([1.0, 3.0, 100.0])),
+                      int(rng.choice([1, 2, 3, 4, 6, 12])))  # fmt: skip
+
+
+def seconds_and_bytes(graph, inside, chosen, data, flight):
+    """The formulas of csrc/plan/layer_graph.h, node by node."""
+    seconds = size = 0.0
+    for v, way in zip(inside, chosen, strict=True):
+        crossing = sum(
+            2 * (e.bytes + way.sync_bytes[e.target if e.source == v else e.source])
+            for e in graph.edges
+            if v in (e.source, e.target) and ((e.source in inside) != (e.target in inside))
+        )
+        exchange = 4 * (data - 1) * way.param_bytes / data / graph.micro_batches
+        seconds += way.time_s / data + (crossing / data + exchange) / graph.bandwidth_Bps
+        size += way.memory_a * flight + way.memory_b
+    return seconds, size
+
+
+def least_time(graph: LayerGraph) -> float:
+    """Every sequence of stages from the last one back, every degree, every number of replicas, every choice of variants."""
+    n, reach, best = len(graph.nodes), min(graph.devices, graph.micro_batches), math.inf
+
+    @functools.cache
+    def stage(inside, tensor, data, flight):
+        options = itertools.product(*[graph.nodes[v].variants.get(tensor, []) for v in inside])
+        known = (seconds_and_bytes(graph, inside, chosen, data, flight) for chosen in options)
+        return min((seconds for seconds, size in known if size <= graph.memory_bytes), default=math.inf)
+
+    def put_before(placed, replicas, devices, worst):
+        nonlocal best
+        if worst >= best:
+            return
+        if len(placed) == n:
+            best = worst
+            return
+        rest = [v for v in range(n) if v not in placed]
+        for inside in itertools.chain.from_iterable(itertools.combinations(rest, r) for r in range(1, len(rest) + 1)):
+            new = placed | set(inside)
+            if any(e.source in new and e.target not in new for e in graph.edges):
+                continue
+            for tensor, data in itertools.product((1, 2, 3), range(1, reach + 1)):
+                if graph.micro_batches % data or replicas + data > reach or devices + tensor * data > graph.devices:
+                    continue
+                time = stage(inside, tensor, data, -(-(replicas + data) // data))
+                put_before(new, replicas + data, devices + tensor * data, max(worst, time))
+
+    put_before(frozenset(), 0, 0, 0.0)
+    return best
+
+
+def check_plan(graph, plan):
+    assert sorted(n for stage in plan.stages for n in stage.nodes) == list(range(len(graph.nodes)))
+    assert plan.devices == sum(s.data * s.tensor for s in plan.stages) <= graph.devices
+    where = {n: k for k, stage in enumerate(plan.stages) for n in stage.nodes}
+    assert all(where[e.source] <= where[e.target] for e in graph.edges)
+    replicas, slowest = 0, 0.0
+    for stage in reversed(plan.stages):
+        replicas += stage.data
+        assert graph.micro_batches % stage.data == 0
+        chosen = [next(w for w in graph.nodes[v].variants[stage.tensor] if w.name == name)
+                  for v, name in zip(stage.nodes, stage.variants, strict=True)]  # fmt: skip
+        seconds, size = seconds_and_bytes(graph, tuple(stage.nodes), chosen, stage.data, -(-replicas // stage.data))
+        assert stage.time_s == pytest.approx(seconds) and stage.memory_bytes == size <= graph.memory_bytes
+        slowest = max(slowest, seconds)
+    assert replicas <= graph.micro_batches
+    assert plan.time_per_sample_s == pytest.approx(slowest)
+
+
+def test_both_planners_against_enumeration() -> None:
+    rng = np.random.default_rng(1)
+    feasible = slower = missed = 0
+    for i in range(1200):
+        graph = random_graph(rng)
+        want = least_time(graph)
+        try:
+            plan = parallel_layers(graph)
+        except tp.InfeasibleError:
+            assert math.isinf(want), i
+            with pytest.raises(tp.InfeasibleError):
+                piper(graph)
+            continue
+        feasible += 1
+        assert plan.optimal and plan.time_per_sample_s == pytest.approx(want, rel=1e-9, abs=1e-12), i
+        assert plan.lower_bound_s <= want * (1 + 1e-15)
+        check_plan(graph, plan)
+        try:
+            published = piper(graph)
+        except tp.InfeasibleError:
+            missed += 1  # its heuristic found no variants that fit
+            continue
+        check_plan(graph, published)
+        assert not published.optimal and published.time_per_sample_s >= want * (1 - 1e-12), i
+        slower += published.time_per_sample_s > want * (1 + 1e-9)
+    print(f"1200 graphs, {feasible} feasible; Piper slower on {slower}, without a plan on {missed}")
+    assert feasible > 1000 and slower + missed > 0
+
+
+def blocks(layers: int, devices: int, memory: float, micro_batches: int = 60) -> LayerGraph:
+    """Equal layers with two tensor degrees, plain and recomputed: a transformer."""
+    ways = {
+        1: [LayerVariant("plain", 30e-3, 177e6, 606e6, 354e6), LayerVariant("again", 41e-3, 177e6, 48e6, 912e6)],
+        2: [LayerVariant("plain", 19e-3, 89e6, 342e6, 177e6), LayerVariant("again", 25e-3, 89e6, 48e6, 470e6)],
+    }
+    edges = [LayerEdge(i, i + 1, 31e6) for i in range(layers - 1)]
+    return LayerGraph([LayerNode(i, ways) for i in range(layers)], edges, devices, memory, 25e9, micro_batches)
+
+
+def test_on_equal_layers_both_find_the_same_and_more_of_anything_never_hurts() -> None:
+    last = math.inf
+    for devices in (4, 8, 12, 16):
+        for memory in (6e9, 12e9, 80e9):
+            try:
+                plan = parallel_layers(blocks(12, devices, memory))
+            except tp.InfeasibleError:
+                continue
+            assert plan.time_per_sample_s <= piper(blocks(12, devices, memory)).time_per_sample_s * (1 + 1e-12)
+            looser = parallel_layers(blocks(12, devices, memory * 2))
+            assert looser.time_per_sample_s <= plan.time_per_sample_s
+        assert plan.time_per_sample_s <= last
+        last = plan.time_per_sample_s
+
+
+def test_scaling_the_times_scales_the_plan() -> None:
+    graph = blocks(8, 8, 10e9)
+    def slower(way: LayerVariant) -> LayerVariant:
+        return replace(way, time_s=4 * way.time_s)
+    nodes = [replace(n, variants={d: [slower(w) for w in ws] for d, ws in n.variants.items()}) for n in graph.nodes]
+    one, four = parallel_layers(graph), parallel_layers(replace(graph, nodes=nodes, bandwidth_Bps=graph.bandwidth_Bps / 4))
+    assert four.time_per_sample_s == pytest.approx(4 * one.time_per_sample_s)
+    assert [s.nodes for s in four.stages] == [s.nodes for s in one.stages]
+
+
+def test_the_step_is_the_simulators() -> None:
+    plan = parallel_layers(blocks(6, 3, 80e9, 12))
+    slowest, total = plan.time_per_sample_s, sum(s.time_s for s in plan.stages)
+    assert 12 * slowest <= plan.step_time_s * (1 + 1e-12) and plan.step_time_s <= total + 11 * slowest + 1e-9
+    assert "optimal" in repr(plan) and "6 nodes" in repr(blocks(6, 3, 80e9))
+
+
+def test_a_chain_of_blocks_becomes_a_graph() -> None:
+    memory = {"limit_bytes": 30.0, "static_bytes": [4.0] * 4, "activation_bytes": [6.0] * 4, "recompute_s": [1.0] * 4}
+    graph = layer_graph([1.0] * 4, [2.0] * 4, 4, 8, comm_s=0.0, memory=memory, param_bytes=[3.0] * 4, bandwidth_Bps=100.0)
+    plan = parallel_layers(graph)
+    assert plan.devices <= 4 and all(s.memory_bytes <= 30.0 for s in plan.stages)
+    pipelined = parallel_layers(layer_graph([1.0] * 4, [2.0] * 4, 4, 1))
+    assert len(pipelined.stages) == 1  # one micro-batch: at most one replica in all, so one stage
+    with pytest.raises(ValueError, match="bwd has 3 values"):
+        layer_graph([1.0] * 4, [2.0] * 3, 2, 4)
+
+
+# ---- the file ---------------------------------------------------------------------------------------------------------------
+
+
+def record() -> dict:
+    def way(name: str, fw: dict, bw: dict) -> dict:
+        return {"id": name, "timePerSample": 0.5, "parameterSize": 8.0, "memoryUsageA": 3.0, "memoryUsageB": 2.0,
+                "syncTimeFw": fw, "syncTimeBw": bw}  # fmt: skip
+
+    return {
+        "maxDevices": 4, "maxMemoryPerDevice": 100.0, "bandwidth": 10.0, "maxBatchSize": 4,
+        "nodes": [
+            {"id": 7, "name": "first", "TMPCs": {"1": [way("vanilla", {}, {"9": 1.0})], "2": [way("split", {}, {"9": 2.0})]}},
+            {"id": 9, "name": "second", "TMPCs": {"1": [way("vanilla", {"7": 0.0}, {})]}},
+        ],
+        "edges": [{"sourceId": 7, "destId": 9, "communicationCost": 4.0}],
+    }  # fmt: skip
+
+
+def write(tmp_path, content) -> str:
+    path = tmp_path / "graph.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(path)
+
+
+def test_a_file_is_read_as_it_stands(tmp_path) -> None:
+    graph = load_piper(write(tmp_path, record()))
+    assert (graph.devices, graph.memory_bytes, graph.bandwidth_Bps, graph.micro_batches) == (4, 100.0, 10.0, 4)
+    assert graph.nodes[0].variants[2] == [LayerVariant("split", 0.5, 8.0, 3.0, 2.0, {9: 2.0})]
+    assert graph.edges == [LayerEdge(7, 9, 4.0)]
+    assert parallel_layers(graph).time_per_sample_s <= piper(graph).time_per_sample_s
+    renamed = record()
+    renamed["mbsInBatch"] = renamed.pop("maxBatchSize")  # as in the files of its repository
+    assert load_piper(write(tmp_path, renamed)) == graph
+
+
+def change(path, value):
+    def apply(content: dict) -> None:
+        *way, last = path
+        for key in way:
+            content = content[key]
+        if value is None:
+            del content[last]
+        else:
+            content[last] = value
+
+    return apply
+
+
+WAY = ("nodes", 0, "TMPCs", "1", 0)
+
+
+@pytest.mark.parametrize(
+    ("edit", "error", "words"),
+    [
+        (change(("maxDevices",), None), ValueError, "has no 'maxDevices'"),
+        (change(("maxDevices",), 0), ValueError, "maxDevices is 0"),
+        (change(("maxDevices",), 1.5), ValueError, "maxDevices is 1.5"),
+        (change(("bandwidth",), -1), ValueError, "bandwidth is -1"),
+        (change(("maxMemoryPerDevice",), "much"), TypeError, "maxMemoryPerDevice is 'much'"),
+        (change(("nodes",), []), ValueError, "edges.0. ends at node 7"),
+        (change(("nodes", 1, "id"), 7), ValueError, "ends at node 9"),
+        (change(("nodes", 0, "TMPCs"), None), ValueError, r"node 7 \('first'\) has no 'TMPCs'"),
+        (change(("nodes", 0, "TMPCs"), {}), ValueError, r"node 7 \('first'\) has no variant"),
+        (change(("nodes", 0, "TMPCs"), {"two": []}), ValueError, "tensor degree 'two' is no integer"),
+        (change((*WAY, "timePerSample"), -0.5), ValueError, r"node 7 \('first'\), TMPCs\['1'\]\[0\] \('vanilla'\): timePerSample"),
+        (change((*WAY, "memoryUsageA"), float("nan")), ValueError, "memoryUsageA is nan"),
+        (change((*WAY, "memoryUsageB"), None), ValueError, "has no 'memoryUsageB'"),
+        (change((*WAY, "syncTimeBw"), {}), ValueError, "syncTimeBw lacks node 9"),
+        (change((*WAY, "syncTimeFw"), {"9": 1.0}), ValueError, "syncTimeFw names node 9"),
+        (change(("edges", 0, "communicationCost"), -4.0), ValueError, r"edges\[0\]: communicationCost is -4"),
+        (change(("edges", 0, "destId"), 8), ValueError, r"edges\[0\] ends at node 8"),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused_by_node(tmp_path, edit, error, words) -> None:
+    content = record()
+    edit(content)
+    with pytest.raises(error, match=words):
+        load_piper(write(tmp_path, content))
+
+
+def test_a_file_that_is_no_json_names_the_line(tmp_path) -> None:
+    with pytest.raises(ValueError, match=r"graph.json, line 2, column"):
+        load_piper(write(tmp_path, '{"maxDevices": 4,\n "nodes": }'))
+    with pytest.raises(TypeError, match="is list: an object"):
+        load_piper(write(tmp_path, "[]"))
+    with pytest.raises(tp.StorageError, match="nowhere.json"):
+        load_piper(tmp_path / "nowhere.json")
+
+
+# ---- graphs that cannot be planned ------------------------------------------------------------------------------------------
+
+
+def plain(n: int, edges, **changes) -> LayerGraph:
+    nodes = [LayerNode(i, {1: [LayerVariant("keep", 1.0)]}) for i in range(n)]
+    given = {"devices": 2, "memory_bytes": 10.0, "bandwidth_Bps": 1.0, "micro_batches": 4} | changes
+    return LayerGraph(nodes, [LayerEdge(*e) for e in edges], **given)
+
+
+@pytest.mark.parametrize("planner", [piper, parallel_layers], ids=lambda p: p.__name__)
+@pytest.mark.parametrize(
+    ("graph", "error", "words"),
+    [
+        (plain(0, []), ValueError, "no nodes"),
+        (plain(3, [(0, 1), (1, 2), (2, 1)]), ValueError, "cycle: node 1"),
+        (plain(2, [(0, 0)]), ValueError, "cycle: node 0"),
+        (plain(2, [(0, 5)]), ValueError, "edge 0 .0 to 5. ends at 5"),
+        (plain(2, [(0, 1), (0, 1)]), ValueError, "edge 1 .0 to 1. is there twice"),
+        (plain(2, [(0, 1, -1.0)]), ValueError, "size of edge 0"),
+        (plain(2, [], devices=0), ValueError, "devices is 0"),
+        (plain(2, [], micro_batches=0), ValueError, "micro_batches is 0"),
+        (plain(2, [], memory_bytes=math.nan), ValueError, "memory_bytes is"),
+        (plain(2, [], bandwidth_Bps=0.0), ValueError, "bandwidth_Bps is 0"),
+        (plain(24, []), ValueError, "more than 20000 downsets"),
+        (replace(plain(1, []), nodes=[LayerNode(0, {0: [LayerVariant("a", 1.0)]})]), ValueError, "tensor degree 0"),
+        (replace(plain(1, []), nodes=[LayerNode(0, {1: [LayerVariant("a", math.inf)]})]), ValueError, "node 0, .*time_s is inf"),
+        ("graph.json", TypeError, "graph is str"),
+    ],
+)
+def test_bad_graphs_are_refused_by_name(planner, graph, error, words) -> None:
+    with pytest.raises(error, match=words):
+        planner(graph)
+
+
+@pytest.mark.parametrize("planner", [piper, parallel_layers], ids=lambda p: p.__name__)
+def test_what_cannot_fit_says_how_many_bytes_short(planner) -> None:
+    nodes = [LayerNode(i, {1: [LayerVariant("keep", 1.0, 0.0, 4.0, 8.0)]}) for i in range(2)]
+    with pytest.raises(tp.InfeasibleError, match="memory_bytes, 10: one stage on 1 devices would fit in 24, 14 more"):
+        planner(replace(plain(2, [(0, 1)]), nodes=nodes))
+    wide = [LayerNode(0, {4: [LayerVariant("keep", 1.0)]})]
+    with pytest.raises(tp.InfeasibleError, match="no tensor degree of at most 2 devices"):
+        planner(replace(plain(1, []), nodes=wide))
