@@ -227,12 +227,14 @@ def _look(judge: Judge, request: Request) -> Candidate | None:
     stop = judge.work + _LOOK
     consider(uniform(judge, request))
     for slicing in _quick_slicings(request, stages):
+        if judge.work >= stop:
+            break
         if judge.chunks > 1 and len(slicing) % judge.ranks:
             continue
         for name in request.schedules:
             cuts: list[Cut] = [request.partition or balanced(judge, slicing, stages)]
             free = request.partition is None and judge.chunks == 1 and stages > 1
-            if free and (name == "1f1b" or not judge.fits(judge.judge(name, cuts[0], slicing))):
+            if judge.work < stop and free and (name == "1f1b" or not judge.fits(judge.judge(name, cuts[0], slicing))):
                 try:
                     cuts.append(plan_stages(judge, "autopipe", name, slicing).partition)
                 except InfeasibleError:

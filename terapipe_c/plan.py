@@ -152,6 +152,8 @@ class Plan:
             ranks, chunks = whole("ranks", data["ranks"]), whole("chunks", data["chunks"])
             stages = check_partition(data["stages"], model)
             replicas = whole("data_parallel", data.get("data_parallel", 1))
+            if batch % replicas:
+                raise InvalidValueError(f"data_parallel is {replicas}, which does not divide batch = {batch}")
             slicing = check_slicing([(b, lengths) for b, lengths in data["slicing"]], batch // replicas, seq_len)
             program = Program.parse(data["program"])
             program.check()
@@ -162,8 +164,6 @@ class Plan:
                 if len(data[name]) not in (0, model.num_blocks):
                     raise InvalidValueError(f"{name} has {len(data[name])} entries: one for each of the {model.num_blocks} "
                                             "blocks would be right")
-            if batch % replicas:
-                raise InvalidValueError(f"data_parallel is {replicas}, which does not divide batch = {batch}")
             if len(stages) != ranks * chunks or program.num_ranks != ranks:
                 raise InvalidValueError(f"{len(stages)} stages and a program of {program.num_ranks} ranks for {ranks} ranks "
                                         f"of {chunks} chunks")

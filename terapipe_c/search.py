@@ -88,6 +88,7 @@ class Judge:
         self._compute: dict[tuple[str, tuple[int, ...]], Program] = {}
         self._seen: dict[tuple[Any, ...], Candidate] = {}
         self._fits: dict[tuple[Any, ...], bool] = {}
+        self._latest: tuple[tuple[Any, ...], Program] | None = None
         self._stage_work = cache(self._stage_work_of)
         self._slice_work = cache(costs.slice_work)
 
@@ -119,8 +120,13 @@ class Judge:
         return filled(self.timing(c))
 
     def lowered(self, c: Candidate) -> Program:
-        """The program that the engine would run."""
-        return self.program(c, self.timing(c))
+        """The program that the engine would run. The latest one is kept: what is judged is often asked for its memory next."""
+        key = (c.schedule, c.partition, c.slicing, c.pending, c.savings)
+        if self._latest is None or self._latest[0] != key:
+            program = self.program(c, self.timing(c))
+            self.work += 80 * len(program) + 30_000            # what splitting and lowering cost beside timing
+            self._latest = key, program
+        return self._latest[1]
 
     def program(self, c: Candidate, durations: dict[str, Any]) -> Program:
         """Built, split into I and W around the waits of these durations, lowered."""
@@ -138,10 +144,8 @@ class Judge:
         key = (schedule, partition, slicing, pending, savings)
         found = self._seen.get(key)
         if found is None:
-            durations = self.timing(Candidate(0.0, *key))
-            program = self.program(Candidate(0.0, *key), durations)
-            found = self._seen[key] = Candidate(float(program.makespan(durations)), *key)
-            self.work += 80 * len(program) + 30_000            # what splitting and lowering cost beside timing
+            program = self.lowered(Candidate(0.0, *key))
+            found = self._seen[key] = Candidate(float(program.makespan(self.timing(Candidate(0.0, *key)))), *key)
         return found
 
     def glance(self, like: Candidate, others: Sequence[tuple[Cut, tuple[Micro, ...]]]) -> NDArray[np.float64]:
@@ -182,7 +186,9 @@ class Judge:
 
     def short(self, c: Candidate) -> tuple[int, int, int]:
         """(bytes over the limit, at most 0 if it fits; the fullest rank; the bytes that it needs)."""
-        peak = self.peak(c, self.lowered(c))
+        program = self.lowered(c)
+        peak = self.peak(c, program)
+        self.work += 20 * len(program)
         worst = max(range(len(peak)), key=lambda r: peak[r])
         return peak[worst] - (self.limit or 0), worst, peak[worst]
 

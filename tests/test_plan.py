@@ -314,6 +314,20 @@ def test_a_saved_plan_is_the_plan(tmp_path):
         assert [f.name for f in tmp_path.iterdir()] == ["plan.json"]
 
 
+def test_plans_of_version_1_are_read(tmp_path):
+    """Written before replicas, recomputation and swap: the same plan, the same digest."""
+    p = plan(**GOOD)
+    old = {**{k: v for k, v in p.to_dict().items() if k not in ("data_parallel", "search_log")}, "version": 1}
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    q = Plan.load(tmp_path / "old.json")
+    assert q == p and q.data_parallel == 1 and q.search_log == [] and q.executable
+    for change, word in (({"version": 0}, "version 0.*1 or 2"), ({"version": "2"}, "version"), ({"data_parallel": 2, "batch": 3}, "does not divide"),
+                         ({"recompute": [True]}, "recompute has 1 entries")):
+        (tmp_path / "bad.json").write_text(json.dumps({**p.to_dict(), **change}))
+        with pytest.raises(ValueError, match=word):
+            Plan.load(tmp_path / "bad.json")
+
+
 def test_plans_differ_where_the_ranks_would():
     plans = [plan(**{**GOOD, **change}) for change in ({}, {"slicing": 2}, {"schedule": "1f1b", "batch": 4}, {"stages": 3},
                                                        {"batch": 4}, {"seq_len": 48})]
