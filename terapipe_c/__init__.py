@@ -20,6 +20,7 @@ from ._core import (
     ScheduleError,
     StorageError,
 )
+from .capture import capture
 from .checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from .compare import Comparison, compare
 from .config import Cluster, GPTConfig
@@ -31,6 +32,7 @@ from .generate import generate
 from .interop import export_hf, import_hf
 from .launch import Record, Run, launch
 from .plan import Plan, plan
+from .planners import max_batch
 from .profiling import profile
 from .report import Report
 from .schedule import Program, Timeline
@@ -40,6 +42,7 @@ __all__ = [
     "AbortedError", "Checkpoint", "Cluster", "Comparison", "CostModel", "Dataset", "DeadlineError", "Emulation", "Error",
     "ExecutionError", "GPTConfig", "InfeasibleError", "InternalError", "InvalidTypeError", "InvalidValueError",
     "OutOfMemoryError", "PeerError", "Plan", "Program", "Record", "Report", "Run", "ScheduleError", "StorageError",
-    "Timeline", "__version__", "compare", "emulate", "export_hf", "generate", "import_hf", "init_params", "launch",
-    "load_checkpoint", "loss_and_grads", "plan", "planners", "profile", "save_checkpoint", "schedules", "stdlib_corpus",
+    "Timeline", "__version__", "capture", "compare", "emulate", "export_hf", "generate", "import_hf", "init_params",
+    "launch", "load_checkpoint", "loss_and_grads", "max_batch", "plan", "planners", "profile", "save_checkpoint",
+    "schedules", "stdlib_corpus",
 ]

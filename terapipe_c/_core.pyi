@@ -141,6 +141,45 @@ def plan_slicer(
 ) -> tuple[int, float, float, int, float, float]: ...
 def sliced_f1b(fwd: _Float, bwd: _Float, micro_batches: int, split: int, comm_s: float = 0.0) -> float: ...
 
+# ---- DawnPiper (csrc/py/dawnpiper.c) -------------------------------------------------------------------------------------
+
+# fwd_s, bwd_s, recompute_s, activation_bytes, param_bytes, optimizer_bytes; cut_bytes, cut_tensors, working_bytes or None
+_Nodes: TypeAlias = tuple[Any, ...]
+# boundaries, recompute, swap_bytes, stage_s, peak_bytes, link_s, period_s, step_s, lower_bound_s, relaxed_s, optimal; probes,
+# evaluations, knapsacks, states, seconds
+_DawnPiper: TypeAlias = tuple[
+    list[int], NDArray[np.uint8], _Float, _Float, _Float, _Float, float, float, float, float, bool, int, int, int, int, float
+]
+
+def plan_dawnpiper(
+    nodes: _Nodes, stages: int, memory_bytes: float, micros: int, flight: int, paper: bool = False, optimise: bool = True,
+    swap_Bps: float = 0.0, link_Bps: float = 0.0, work_limit: int = 0, boundaries: _Int | None = None, binary: bool = False,
+) -> _DawnPiper: ...
+def dawnpiper_balance(nodes: _Nodes, stages: int, micros: int, flight: int, by_memory: bool) -> list[int]: ...
+def dawnpiper_weights(stages: int, micros: int, flight: int) -> _Float: ...
+def graph_order(source: _Int, target: _Int, bytes: _Float, forward_s: _Float, /) -> tuple[_Int, bool]: ...
+def graph_cuts(count: int, source: _Int, target: _Int, bytes: _Float, /) -> tuple[_Float, _Float]: ...
+
+# ---- BMPipe (csrc/py/bmpipe.c) --------------------------------------------------------------------------------------------
+
+_Layers: TypeAlias = tuple[_Int, _Int, _Float, _Float, _Float, _Float, _Float]
+_Assigned: TypeAlias = tuple[_Int, _Float, float, float, float, float, float, bool, int, int, int, int, float]
+
+def plan_bmpipe(
+    layers: _Layers, stages: int, micro_batches: int, memory_bytes: float, chunks: int = 1, comm_s: float = 0.0,
+    time_limit_s: float = 0.0, effort: int = 0,
+) -> _Assigned: ...
+def bmpipe_judge(
+    layers: _Layers, stages: int, micro_batches: int, assignment: _Int, chunks: int = 1, comm_s: float = 0.0
+) -> _Assigned: ...
+def bmpipe_path(
+    forward_s: _Float, backward_s: _Float, stages: int, micro_batches: int, chunks: int = 1, comm_s: float = 0.0
+) -> tuple[float, NDArray[np.int64], NDArray[np.int64], float]: ...
+def bmpipe_ilp(
+    layers: _Layers, stages: int, micro_batches: int, memory_bytes: float, forward_runs: NDArray[np.int64],
+    backward_runs: NDArray[np.int64], lag_s: _Float, chunks: int = 1, comm_s: float = 0.0,
+) -> dict[str, NDArray[Any]]: ...
+
 # ---- costs (csrc/py/cost.c) ---------------------------------------------------------------------------------------------
 
 _Pack: TypeAlias = tuple[Any, ...]

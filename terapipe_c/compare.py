@@ -15,7 +15,7 @@ from ._core import InvalidValueError
 from .config import Cluster, GPTConfig, human_bytes, human_seconds
 from .cost import CostModel
 from .plan import Plan, plan
-from .request import BUILT, PLANNERS, check_request
+from .request import PLANNERS, check_request
 from .view import comparison_svg
 
 __all__ = ["Comparison", "Row", "compare"]
@@ -184,7 +184,7 @@ def compare(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs:
     """
     if isinstance(planners, str):
         planners = [planners]
-    names = list(dict.fromkeys(BUILT if planners is None else planners))
+    names = list(dict.fromkeys(PLANNERS if planners is None else planners))
     for name in names:
         if name not in PLANNERS:
             raise InvalidValueError(f"planners has {name!r}: {', '.join(PLANNERS)} would be right")

@@ -8,9 +8,13 @@ import os
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ._core import InvalidValueError
+
+if TYPE_CHECKING:
+    from .cost import CostModel
+    from .planners.nodes import Nodes
 
 __all__ = ["Block", "Cluster", "GPTConfig"]
 
@@ -204,6 +208,22 @@ class GPTConfig:
         """Embedding, then attention and feed-forward of every layer, then the head."""
         middle = [Block(kind, i, f"h.{i}.{kind}") for i in range(self.n_layer) for kind in ("attention", "ffn")]
         return [Block("embedding", -1, "embedding"), *middle, Block("head", -1, "head")]
+
+    def nodes(self, costs: CostModel | None = None, *, micro_batch: int = 1, seq_len: int | None = None,
+              cluster: Cluster | None = None, value_bytes: float = 4.0, optimizer_bytes_per_param: float = 8.0) -> Nodes:
+        """The model at tensor granularity, for ``tp.planners.dawnpiper``: embedding, then ln_1, qkv, attention, proj,
+        residual, ln_2, fc, gelu, proj, residual of every layer, then ln_f and head.
+
+        Args:
+            costs: seconds of every block (None: ``CostModel.analytic``); a block's are shared out among its nodes by what
+                each computes and moves, so that they sum to the block's.
+            micro_batch, seq_len: sequences, and tokens of each (None: ``block_size``).
+            cluster: whose peak and memory bandwidth weigh computing against moving (None: one core of a CPU).
+            value_bytes, optimizer_bytes_per_param: bytes of a value, and of a parameter's optimiser state (AdamW, float32: 8).
+        """
+        from .planners.gpt import gpt_nodes
+
+        return gpt_nodes(self, costs, micro_batch, seq_len, cluster, value_bytes, optimizer_bytes_per_param)
 
     def to_dict(self) -> dict[str, Any]:
         """Fields by name; ``GPTConfig.from_dict`` reads them back."""

@@ -23,7 +23,7 @@ from ._core import Error, InfeasibleError
 from .config import human_seconds
 from .cost import PHASES, CostModel
 from .partitioners import Found, plan_one, plan_stages, uniform
-from .request import AUTO, BUILT, CHUNKED, SEARCHING, Request
+from .request import AUTO, CHUNKED, PLANNERS, SEARCHING, Request
 from .search import NOTHING, SLIGHT, Candidate, Cut, Judge, Micro, StageCost, balanced, kind_seconds, refine, search
 
 __all__ = ["bound_s", "plan_jointly", "plan_singles", "single"]
@@ -101,7 +101,7 @@ def single(request: Request, name: str) -> Request | None:
 def plan_singles(request: Request) -> dict[str, Found | Error]:
     """Every single planner's plan for this request, or why there is none."""
     results: dict[str, Found | Error] = {}
-    for name in BUILT[1:]:
+    for name in PLANNERS[1:]:
         asked = single(request, name)
         if asked is None:
             continue

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import planners
 from ._core import InvalidTypeError, InvalidValueError
 from .config import Cluster, GPTConfig, real, whole
 from .cost import CostModel, equal_lengths
@@ -16,7 +15,6 @@ __all__ = ["PLANNERS", "Request", "check_partition", "check_request", "check_sli
 # The planners that tp.plan knows: ours, those of the papers, and the baselines.
 PLANNERS = ("auto", "terapipe", "uniform", "autopipe", "autopipe_heuristic", "dawnpiper", "dawnpiper_binary", "bmpipe",
             "pipedream", "dapple", "piper", "vpipe", "adapipe", "merak")
-BUILT = tuple(name for name in PLANNERS if name in ("auto", "terapipe") or name == "uniform" or hasattr(planners, name))
 SEARCHING = ("auto", "terapipe")          # these choose among schedules; the others plan for the one that is given, or 1f1b
 CHUNKED = ("auto", "terapipe", "uniform", "bmpipe")   # these can plan several stages a rank
 # In the order that ties are decided: of two equally fast programs the one that holds fewer activations.

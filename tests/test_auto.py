@@ -8,7 +8,7 @@ import pytest
 
 import terapipe_c as tp
 from terapipe_c.joint import bound_s, least_work_s, plan_singles
-from terapipe_c.request import BUILT, PLANNERS, check_request
+from terapipe_c.request import PLANNERS, check_request
 from terapipe_c.search import Judge
 
 MODEL = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=64, block_size=32)
@@ -143,7 +143,6 @@ def test_it_weighs_chunks_and_micro_batches():
     assert max(b for b, _ in tp.plan(MODEL, reading, batch=4, seq_len=32, stages=1).slicing) == 4
 
 
-@pytest.mark.skipif("dawnpiper" not in BUILT, reason="not built")
 def test_savings_come_last_or_freely_or_never():
     model = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=32, block_size=256)
     even = tp.plan(model, CLUSTER, batch=4, seq_len=256, planner="uniform", stages=3)

@@ -7,7 +7,7 @@ import pytest
 
 import terapipe_c as tp
 from terapipe_c import cli
-from terapipe_c.request import BUILT
+from terapipe_c.request import PLANNERS
 
 MODEL = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=64, block_size=32)
 CLUSTER = tp.Cluster(num_devices=4, memory_bytes=1e9, link_latency_s=1e-6, link_bandwidth_Bps=1e9, peak_flops=2e9)
@@ -15,11 +15,11 @@ CLUSTER = tp.Cluster(num_devices=4, memory_bytes=1e9, link_latency_s=1e-6, link_
 
 @pytest.fixture(scope="module")
 def comparison():
-    return tp.compare(MODEL, CLUSTER, batch=4, seq_len=32, stages=3, planners=BUILT)
+    return tp.compare(MODEL, CLUSTER, batch=4, seq_len=32, stages=3)
 
 
 def test_every_planner_has_a_row_that_is_its_plan(comparison):
-    assert [row.planner for row in comparison] == list(BUILT) and len(comparison) == len(BUILT)
+    assert [row.planner for row in comparison] == list(PLANNERS) and len(comparison) == len(PLANNERS)
     for row in comparison:
         assert row.error == "" and row.executable and row.planning_time_s > 0
         assert row.plan == tp.plan(MODEL, CLUSTER, batch=4, seq_len=32, stages=3, planner=row.planner)
@@ -33,8 +33,8 @@ def test_every_planner_has_a_row_that_is_its_plan(comparison):
 
 def test_it_prints_as_a_table(comparison):
     text = repr(comparison).splitlines()
-    assert text[1].split()[:2] == ["planner", "step"] and len(text) >= 2 + len(BUILT)
-    assert [line.split()[0] for line in text[2:2 + len(BUILT)]] == [row.planner for row in comparison.ranked]
+    assert text[1].split()[:2] == ["planner", "step"] and len(text) >= 2 + len(PLANNERS)
+    assert [line.split()[0] for line in text[2:2 + len(PLANNERS)]] == [row.planner for row in comparison.ranked]
     assert "+0.00 %" in text[2] and any(line.startswith("auto: best:") for line in text)
 
     class Cells(html.parser.HTMLParser):
@@ -45,7 +45,7 @@ def test_it_prints_as_a_table(comparison):
 
     counter = Cells()
     counter.feed(comparison._repr_html_())
-    assert counter.cells == 11 * len(BUILT) and "<svg" in comparison._repr_html_()
+    assert counter.cells == 11 * len(PLANNERS) and "<svg" in comparison._repr_html_()
 
 
 def test_json_holds_it_all_and_files_are_not_overwritten(comparison, tmp_path):
@@ -70,7 +70,7 @@ def test_the_picture_is_to_scale(comparison):
     root = ElementTree.fromstring(comparison.svg())
     space = "{http://www.w3.org/2000/svg}"
     words = ["".join(text.itertext()) for text in root.iter(f"{space}text")]
-    assert all(name in words for name in BUILT)
+    assert all(name in words for name in PLANNERS)
     bars: dict[float, float] = {}
     for rect in root.iter(f"{space}rect"):
         if rect.get("height") == "16":

@@ -47,9 +47,13 @@ tp_py_add_kernels(PyObject *module, tp_py_state *state);
 int
 tp_py_add_cost(PyObject *module, tp_py_state *state);
 int
+tp_py_add_bmpipe(PyObject *module, tp_py_state *state);
+int
 tp_py_add_layer_graph(PyObject *module, tp_py_state *state);
 int
 tp_py_add_baselines(PyObject *module, tp_py_state *state);
+int
+tp_py_add_dawnpiper(PyObject *module, tp_py_state *state);
 
 /* ---- arrays (buffer protocol: NumPy is not needed to build) -------------------------------------------------------- */
 

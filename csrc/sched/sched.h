@@ -211,6 +211,12 @@ tp_sim_open(const tp_program *program, tp_sim **out);
 /* Not thread-safe on one tp_sim. durations are trusted: finite, >= 0. *makespan_s equals tp_program_simulate's. */
 void
 tp_sim_run(tp_sim *sim, const tp_durations *durations, double *makespan_s);
+/* One critical path of the last tp_sim_run (the same durations): count[op * stages + stage] times `op` of `stage` lies on it,
+ * *lag_s is its messages' time on the link. Of a program without AR and OPT, with no copies (seconds of SF .. RB NULL),
+ * makespan = sum of count * seconds + *lag_s; under any other durations the same sum is a lower bound on the makespan.
+ * Ties: an op waited for its own rank. count: [TP_OPS * stages], overwritten. */
+void
+tp_sim_path(const tp_sim *sim, const tp_durations *durations, int64_t *count, double *lag_s);
 void
 tp_sim_close(tp_sim *sim);
 

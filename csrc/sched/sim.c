@@ -236,3 +236,27 @@ tp_sim_run(tp_sim *sim, const tp_durations *durations, double *makespan_s)
     }
     *makespan_s = last;
 }
+
+void
+tp_sim_path(const tp_sim *sim, const tp_durations *durations, int64_t *count, double *lag_s)
+{
+    int32_t at = -1;
+    memset(count, 0, (size_t)TP_OPS * (size_t)sim->stages * sizeof *count);
+    for (int r = 0; r < sim->ranks; r++)
+        if (sim->last[r] >= 0 && (at < 0 || sim->end[sim->last[r]] > sim->end[at]))
+            at = sim->last[r];
+    *lag_s = 0.0;
+    while (at >= 0) {
+        const node *n = &sim->nodes[at];
+        count[n->op * sim->stages + n->stage]++;
+        at = n->previous;
+        if (n->maker < 0)
+            continue;
+        int from = n->stage + (n->op == TP_OP_F ? -1 : 1);
+        double link = n->flags & IN_REMOTE ? tp_sched_lag_s(durations, sim->units, from, n->unit) : 0.0;
+        if (at < 0 || sim->end[n->maker] + link > sim->end[at]) {
+            at = n->maker;
+            *lag_s += link;
+        }
+    }
+}

@@ -16,6 +16,17 @@ from .autopipe import (
 )
 from .balance import balance
 from .baselines import BaselinePlan, adapipe, dapple, merak, pipedream, uniform, vpipe
+from .bmpipe import BMPipePlan, bmpipe
+from .bmpipe_highs import bmpipe_highs, bmpipe_mps
+from .capacity import MaxBatch, max_batch
+from .dawnpiper import (
+    DawnPiperPlan,
+    compute_balanced,
+    dawnpiper,
+    dawnpiper_binary,
+    memory_balanced,
+    memory_weights,
+)
 from .layers import (
     LayerEdge,
     LayerGraph,
@@ -28,17 +39,22 @@ from .layers import (
     parallel_layers,
     piper,
 )
+from .nodes import Nodes, load_nodes
 from .slices import BatchSlicePlan, SliceCosts, SlicePlan, slice_batch_and_tokens, slice_bound, slice_tokens
 
 __all__ = [
+    "BMPipePlan",
     "BaselinePlan",
     "BatchSlicePlan",
+    "DawnPiperPlan",
     "LayerEdge",
     "LayerGraph",
     "LayerNode",
     "LayerPlan",
     "LayerStage",
     "LayerVariant",
+    "MaxBatch",
+    "Nodes",
     "SliceCosts",
     "SlicePlan",
     "SlicerPlan",
@@ -51,9 +67,19 @@ __all__ = [
     "autopipe_pivot",
     "autopipe_slicer",
     "balance",
+    "bmpipe",
+    "bmpipe_highs",
+    "bmpipe_mps",
+    "compute_balanced",
     "dapple",
+    "dawnpiper",
+    "dawnpiper_binary",
     "layer_graph",
+    "load_nodes",
     "load_piper",
+    "max_batch",
+    "memory_balanced",
+    "memory_weights",
     "merak",
     "parallel_layers",
     "pipedream",

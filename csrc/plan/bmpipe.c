@@ -1,0 +1,160 @@
+/* The BMPipe planner's front door: which solver, and what a finished assignment is worth. */
+#include "csrc/plan/bmpipe.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "csrc/base/clock.h"
+#include "csrc/plan/bmpipe_core.h"
+
+static tp_status
+plan_open(const tp_bmpipe_layers *l, const tp_bmpipe_options *o, tp_bmpipe_plan *plan)
+{
+    size_t cells = (size_t)l->types * (size_t)l->strategies * (size_t)o->chunks * (size_t)o->stages;
+    *plan = (tp_bmpipe_plan){.assignment = calloc(cells, sizeof *plan->assignment),
+                             .peak_bytes = calloc((size_t)o->stages, sizeof *plan->peak_bytes)};
+    if (plan->assignment == NULL || plan->peak_bytes == NULL)
+        return tp_fail(TP_EMEMORY, "no memory for an assignment of %zu numbers", cells);
+    return TP_OK;
+}
+
+void
+tp_bmpipe_plan_free(tp_bmpipe_plan *plan)
+{
+    free(plan->assignment);
+    free(plan->peak_bytes);
+    plan->assignment = NULL;
+    plan->peak_bytes = NULL;
+}
+
+/* Is it a plan? Walks the virtual stages in model order: no layer of a type behind one of a later type. */
+static tp_status
+assignment_ok(const tp_bmpipe *p, const int32_t *assignment)
+{
+    const tp_bmpipe_layers *l = p->layers;
+    int type = 0, left = l->count[0];
+    for (int v = 0; v < p->virtuals; v++) {
+        int layers = 0;
+        for (int t = 0; t < l->types; t++)
+            for (int r = 0; r < l->strategies; r++) {
+                int count = assignment[(t * l->strategies + r) * p->virtuals + v];
+                if (count < 0 || (count > 0 && r >= l->choices[t]))
+                    return tp_fail(TP_EVALUE, "assignment[%d, %d, %d, %d] is %d: %s", t, r, v / p->stages, v % p->stages,
+                                   count, count < 0 ? "0 or more would be right" : "the type has no such strategy");
+                if (count == 0)
+                    continue;
+                while (type < t && left == 0)
+                    left = l->count[++type];
+                if (type != t || count > left)
+                    return tp_fail(TP_EVALUE, "assignment has layer type %d at virtual stage %d: %d layers of type %d are due there",
+                                   t, v, left, type);
+                left -= count;
+                layers += count;
+            }
+        if (layers == 0)
+            return tp_fail(TP_EVALUE, "assignment has no layer at chunk %d of stage %d: at least one would be right",
+                           v / p->stages, v % p->stages);
+    }
+    if (type != l->types - 1 || left != 0)
+        return tp_fail(TP_EVALUE, "assignment leaves %d layers of type %d out", left, type);
+    return TP_OK;
+}
+
+/* Seconds, bytes and bubbles of the assignment (PLANNERS.md 4.3: the split is exact, preparation being what remains). */
+static tp_status
+judge(tp_bmpipe *p, tp_bmpipe_plan *plan)
+{
+    const tp_bmpipe_layers *l = p->layers;
+    void *memory = NULL;
+    TP_TRY(tp_bmpipe_take(p, (size_t)p->chunks, sizeof(double), &memory));
+    double *kept = memory, work_sum = 0.0, work_most = 0.0, redone = 0.0;
+    for (int x = 0; x < p->stages; x++) {
+        double work = 0.0, still = 0.0;
+        for (int c = 0; c < p->chunks; c++) {
+            int v = c * p->stages + x;
+            double forward = 0.0, backward = 0.0, extra = 0.0;
+            kept[c] = 0.0;
+            for (int i = 0; i < l->types * l->strategies; i++) {
+                int t = i / l->strategies, count = plan->assignment[i * p->virtuals + v];
+                if (count == 0)
+                    continue;
+                forward += count * l->forward_s[t];
+                backward += count * l->backward_s[t];
+                extra += count * l->extra_s[i];
+                kept[c] += count * l->activation_bytes[i];
+                still += count * l->static_bytes[t];
+            }
+            p->load[v] = forward;
+            p->load[p->virtuals + v] = backward + extra;
+            work += forward + (backward + extra);
+            redone += extra;
+        }
+        plan->peak_bytes[x] = tp_bmpipe_bytes(p, x, still, kept);
+        work_sum += work;
+        work_most = work > work_most ? work : work_most;
+    }
+    double micros = p->micros, mean = work_sum / p->stages;
+    plan->step_time_s = tp_bmpipe_simulate(p);
+    plan->recompute_s = micros * (redone / p->stages);
+    plan->imbalance_s = micros * (work_most - mean);
+    plan->preparation_s = plan->step_time_s - micros * work_most;
+    return TP_OK;
+}
+
+static tp_status
+solve(tp_bmpipe *p, tp_bmpipe_plan *plan)
+{
+    tp_bmpipe_found found = {0};
+    TP_TRY((p->chunks == 1 ? tp_bmpipe_exact : tp_bmpipe_search)(p, plan->assignment, &found));
+    TP_TRY(judge(p, plan));
+    plan->lower_bound_s = found.bound_s < plan->step_time_s ? found.bound_s : plan->step_time_s;
+    plan->optimal = found.proven;
+    plan->evaluations = p->evaluations;
+    plan->simulations = p->simulations;
+    plan->nodes = p->nodes;
+    plan->paths = found.paths;
+    return TP_OK;
+}
+
+tp_status
+tp_plan_bmpipe(const tp_bmpipe_layers *layers, const tp_bmpipe_options *options, tp_bmpipe_plan *out)
+{
+    int64_t start = tp_clock_ns();
+    tp_slice_arena arena;
+    tp_bmpipe p;
+    *out = (tp_bmpipe_plan){0};
+    TP_TRY(tp_bmpipe_check(layers, options));
+    TP_TRY(plan_open(layers, options, out));
+    TP_TRY(tp_slice_arena_open(&arena));
+    tp_status status = tp_bmpipe_open(layers, options, &arena, &p);
+    if (status == TP_OK)
+        status = solve(&p, out);
+    tp_bmpipe_close(&p);
+    tp_slice_arena_close(&arena);
+    out->seconds = (double)(tp_clock_ns() - start) * 1e-9;
+    return status;
+}
+
+tp_status
+tp_bmpipe_judge(const tp_bmpipe_layers *layers, const tp_bmpipe_options *options, const int32_t *assignment,
+                tp_bmpipe_plan *out)
+{
+    tp_slice_arena arena;
+    tp_bmpipe p;
+    *out = (tp_bmpipe_plan){0};
+    TP_TRY(tp_bmpipe_check(layers, options));
+    TP_TRY(plan_open(layers, options, out));
+    memcpy(out->assignment, assignment,
+           (size_t)layers->types * (size_t)layers->strategies * (size_t)options->chunks * (size_t)options->stages *
+               sizeof *assignment);
+    TP_TRY(tp_slice_arena_open(&arena));
+    tp_status status = tp_bmpipe_open(layers, options, &arena, &p);
+    if (status == TP_OK)
+        status = assignment_ok(&p, assignment);
+    if (status == TP_OK)
+        status = judge(&p, out);
+    tp_bmpipe_close(&p);
+    tp_slice_arena_close(&arena);
+    return status;
+}

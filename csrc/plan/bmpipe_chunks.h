@@ -1,0 +1,61 @@
+/* Several chunks a stage: what the search, the bound and the proof share. Internal to csrc/plan/bmpipe_*.c. */
+#ifndef TP_PLAN_BMPIPE_CHUNKS_H
+#define TP_PLAN_BMPIPE_CHUNKS_H
+
+#include "csrc/plan/bmpipe_core.h"
+
+/* How one stage's layers may recompute: undominated vectors of extra seconds by chunk that fit, least sum first. */
+typedef struct tp_bmpipe_choice {
+    struct tp_bmpipe_choice *next; /* of the same hash */
+    int32_t *key;                  /* [1 + 2 * chunks] stage, canonical start and length by chunk */
+    int count, exact;              /* exact: no undominated vector is missing */
+    double *extra_s;               /* [count][chunks] */
+    int32_t *point;                /* [count][chunks] of the fronts */
+} tp_bmpipe_choice;
+
+enum { TP_BMPIPE_CHOICE_ROOM = 32, TP_BMPIPE_HASH = 1 << 15, TP_BMPIPE_ROWS = 192 };
+
+typedef struct {
+    int *cut;     /* [virtuals + 1] */
+    int *pick;    /* [stages] which of the stage's choices */
+    double *load; /* [2 * virtuals] */
+    double makespan_s;
+} tp_bmpipe_state;
+
+typedef struct {
+    tp_bmpipe *p;
+    tp_bmpipe_choice **table; /* [TP_BMPIPE_HASH] */
+    const tp_bmpipe_front **fronts; /* [chunks] scratch */
+    int32_t *key, *at;        /* [1 + 2 * chunks], [chunks] scratch */
+    double *kept;             /* [chunks] scratch */
+    double *room_extra;       /* [TP_BMPIPE_CHOICE_ROOM + 1][chunks] scratch */
+    int32_t *room_point;
+    tp_bmpipe_row *rows;      /* [TP_BMPIPE_ROWS], those that cut off lately first */
+    int row_count;
+    int64_t effort;           /* left */
+    uint64_t drawn;           /* random numbers so far */
+    tp_bmpipe_state now, next, best;
+    uint8_t *touched;         /* [stages] scratch */
+} tp_bmpipe_search_room;
+
+/* The choices of a stage under these boundaries. */
+TP_MUST_USE tp_status
+tp_bmpipe_choices(tp_bmpipe_search_room *s, const int *cut, int stage, const tp_bmpipe_choice **out);
+/* Sets the stage's loads. */
+void
+tp_bmpipe_load(const tp_bmpipe_search_room *s, const int *cut, int stage, const double *extra_s, double *load);
+/* The makespan, or as soon as an inequality shows that it is at least limit_s, something from there on. */
+double
+tp_bmpipe_glance(tp_bmpipe_search_room *s, const double *load, double limit_s);
+/* Bytes that a stage lacks with the fewest kept; <= 0: it fits. */
+double
+tp_bmpipe_lack(const tp_bmpipe_search_room *s, const int *cut, int stage);
+/* Boundaries that fit into s->now.cut. EINFEASIBLE as tp_plan_bmpipe. */
+TP_MUST_USE tp_status
+tp_bmpipe_find_fit(tp_bmpipe_search_room *s);
+
+/* bmpipe_bound.c: a proven lower bound on every plan, from inequalities (s->rows) and the best plan known. */
+TP_MUST_USE tp_status
+tp_bmpipe_bound(tp_bmpipe_search_room *s, double *bound_s);
+
+#endif

@@ -1,0 +1,564 @@
+/* One chunk, exactly (PLANNERS.md 2.5 and 9.4, with recomputation). The makespan of 1F1B never falls when a stage takes
+ * longer, so each interval of layers on each stage takes the least extra time that fits: a plan is its boundaries. For
+ * every stage x (P stages, m micro-batches) some path gives
+ *     makespan >= F + B + E + 2 (P - 1) c + w_x,   w_x = (m - 1) b_x + max(0, m - P + x) f_x
+ * with F, B fixed sums and E the extra seconds of all stages. Depth first over the boundaries; a branch ends where one of
+ * these is not below the best plan:
+ *   - the least of E + max w over all ways to go on, from labels (E, max w) of every suffix, undominated ones;
+ *   - a critical path of an earlier simulation, an inequality for all plans, with its least sum over all ways to go on.
+ * A leaf is simulated and its critical path is kept if no inequality had ended it. */
+#include "csrc/plan/bmpipe_core.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LABELS = 64, ROWS = 64, LOCAL = 4096 };
+
+typedef struct {
+    double extra_s, most_s; /* E and max w of a suffix */
+} label;
+
+typedef struct {
+    label *at;
+    int count;
+} labels;
+
+typedef struct {
+    tp_bmpipe_row row;
+    double *rest;   /* [stages + 1][n + 1] least sum of the stages from here on */
+    double *before; /* [stages + 1] lag and sum of the stages before, on the branch at hand */
+    int64_t used;
+} inequality;
+
+typedef struct {
+    double bound_s;
+    int to;
+} child;
+
+typedef struct {
+    tp_bmpipe *p;
+    int n, stages;
+    double constant_s;
+    int *reach;      /* [stages][n] the last end that a plan below the best may use; `from` itself: none */
+    double **extra;  /* [stages][n] least extra seconds by end: [end - first_end] */
+    labels *suffix;  /* [stages + 1][n + 1] */
+    label *scratch;  /* [LABELS + 1] */
+    inequality *rows;
+    int row_count;
+    child *children; /* [stages][n] */
+    double best_s;
+    int *cut, *best_cut; /* [stages + 1] */
+    int unsure;          /* a leaf took more extra time than its bound, for want of points */
+} exact;
+
+static inline size_t
+cell(const exact *e, int stage, int from)
+{
+    return (size_t)stage * (size_t)e->n + (size_t)from;
+}
+
+static inline int
+first_end(const exact *e, int stage, int from)
+{
+    return stage == e->stages - 1 ? e->n : from + 1;
+}
+
+static inline double
+goal(const exact *e)
+{
+    return e->best_s * (1.0 - TP_BMPIPE_SLACK);
+}
+
+static double
+weight(const exact *e, int stage, int from, int to, double extra_s)
+{
+    int m = e->p->micros, full = m - e->stages + stage;
+    return (m - 1) * (tp_bmpipe_between(e->p->backward_s, from, to) + extra_s) +
+           (full > 0 ? full * tp_bmpipe_between(e->p->forward_s, from, to) : 0.0);
+}
+
+/* Bytes that the interval may keep of one micro-batch. */
+static double
+room_bytes(const exact *e, int stage, int from, int to)
+{
+    int held = e->p->vector[e->p->vector_begin[stage]];
+    double left = e->p->options->memory_bytes * (1.0 + TP_BMPIPE_SLACK) -
+                  tp_bmpipe_between(e->p->static_bytes, from, to);
+    return left / held;
+}
+
+/* The least extra time; real: of a plan, else a lower bound (they differ only where fronts were thinned). */
+static tp_status
+least_extra(exact *e, int stage, int from, int to, int real, double *extra_s)
+{
+    const tp_bmpipe_front *front = NULL;
+    double room = room_bytes(e, stage, from, to);
+    *extra_s = INFINITY;
+    if (room < tp_bmpipe_between(e->p->least_bytes, from, to) * (1.0 - TP_BMPIPE_SLACK))
+        return TP_OK;
+    TP_TRY(tp_bmpipe_front_of(e->p, from, to, &front));
+    int point = tp_bmpipe_front_find(front, room);
+    if (point >= 0)
+        *extra_s = front->point[point].extra_s;
+    if (!real && !front->exact)
+        *extra_s = tp_bmpipe_fractional(e->p, from, to, room);
+    return TP_OK;
+}
+
+/* ---- does anything fit? -------------------------------------------------------------------------------------------------- */
+
+static double
+excess(const exact *e, int stage, int from, int to)
+{
+    double kept = tp_bmpipe_between(e->p->least_bytes, from, to);
+    return tp_bmpipe_bytes(e->p, stage, tp_bmpipe_between(e->p->static_bytes, from, to), &kept) -
+           e->p->options->memory_bytes;
+}
+
+/* The boundaries whose worst stage lacks the fewest bytes with the fewest kept. EINFEASIBLE if it lacks any. */
+static tp_status
+find_fit(exact *e)
+{
+    int n = e->n, stages = e->stages, *next = NULL;
+    void *memory = NULL;
+    TP_TRY(tp_bmpipe_take(e->p, (size_t)(stages + 1) * (size_t)(n + 1), sizeof(double), &memory));
+    double *least = memory;
+    TP_TRY(tp_bmpipe_take(e->p, (size_t)(stages + 1) * (size_t)(n + 1), sizeof(int), &memory));
+    next = memory;
+    for (int i = 0; i <= n; i++)
+        least[stages * (n + 1) + i] = i == n ? -INFINITY : INFINITY;
+    for (int x = stages - 1; x >= 0; x--)
+        for (int i = 0; i < n; i++) {
+            double best = INFINITY;
+            for (int j = i + 1; j <= n - (stages - 1 - x); j++) {
+                double rest = least[(x + 1) * (n + 1) + j], here = excess(e, x, i, j), worst = here > rest ? here : rest;
+                if (worst < best) {
+                    best = worst;
+                    next[x * (n + 1) + i] = j;
+                }
+            }
+            least[x * (n + 1) + i] = best;
+        }
+    int binding = 0;
+    for (int x = 0; x < stages; x++) {
+        e->cut[x + 1] = next[x * (n + 1) + e->cut[x]];
+        if (excess(e, x, e->cut[x], e->cut[x + 1]) > excess(e, binding, e->cut[binding], e->cut[binding + 1]))
+            binding = x;
+    }
+    double bytes = e->p->options->memory_bytes;
+    if (least[0] > bytes * TP_BMPIPE_SLACK)
+        return tp_fail(TP_EINFEASIBLE,
+                       "no plan fits: stage %d is %.0f bytes short of memory_bytes %.0f with everything recomputed; "
+                       "%.0f would fit", binding, ceil(least[0]), bytes, ceil(bytes + least[0]));
+    return TP_OK;
+}
+
+/* ---- plans -------------------------------------------------------------------------------------------------------------- */
+
+/* Simulates the boundaries e->cut; +inf if a stage has no strategy that fits. */
+static tp_status
+simulate(exact *e, double *makespan_s)
+{
+    tp_bmpipe *p = e->p;
+    for (int x = 0; x < e->stages; x++) {
+        double extra = 0.0;
+        TP_TRY(least_extra(e, x, e->cut[x], e->cut[x + 1], 1, &extra));
+        p->load[x] = tp_bmpipe_between(p->forward_s, e->cut[x], e->cut[x + 1]);
+        p->load[e->stages + x] = tp_bmpipe_between(p->backward_s, e->cut[x], e->cut[x + 1]) + extra;
+        if (isinf(extra)) {
+            *makespan_s = INFINITY;
+            return TP_OK;
+        }
+    }
+    *makespan_s = tp_bmpipe_simulate(p);
+    return TP_OK;
+}
+
+static void
+keep_if_better(exact *e, double makespan_s)
+{
+    if (makespan_s >= e->best_s)
+        return;
+    e->best_s = makespan_s;
+    memcpy(e->best_cut, e->cut, (size_t)(e->stages + 1) * sizeof *e->cut);
+}
+
+/* ---- what a better plan may use ------------------------------------------------------------------------------------------- */
+
+static tp_status
+find_reach(exact *e)
+{
+    int n = e->n, stages = e->stages;
+    void *memory = NULL;
+    for (int x = 0; x < stages; x++)
+        for (int i = x; i < n && (x > 0 || i == 0); i++) {
+            int first = first_end(e, x, i), last = n - (stages - 1 - x), count = 0;
+            e->reach[cell(e, x, i)] = first - 1;
+            for (int j = first; j <= last; j++, count++)
+                if (e->constant_s + weight(e, x, i, j, 0.0) >= goal(e))
+                    break;
+            if (count == 0)
+                continue;
+            TP_TRY(tp_bmpipe_take(e->p, (size_t)count, sizeof(double), &memory));
+            e->extra[cell(e, x, i)] = memory;
+            for (int k = 0; k < count; k++) {
+                double extra = 0.0;
+                TP_TRY(least_extra(e, x, i, first + k, 0, &extra));
+                if (!(e->constant_s + extra + weight(e, x, i, first + k, extra) < goal(e)))
+                    break; /* a longer interval needs no less */
+                e->extra[cell(e, x, i)][k] = extra;
+                e->reach[cell(e, x, i)] = first + k;
+            }
+        }
+    return TP_OK;
+}
+
+static inline double
+extra_of(const exact *e, int stage, int from, int to)
+{
+    return e->extra[cell(e, stage, from)][to - first_end(e, stage, from)];
+}
+
+/* Into scratch[count], sorted by rising most, falling extra; dominated ones go. Over LABELS, the two neighbours that lose
+ * least become their ideal: a lower bound still. */
+static int
+add_label(label *at, int count, label new)
+{
+    int place = count;
+    while (place > 0 && at[place - 1].most_s > new.most_s)
+        place--;
+    if (place > 0 && at[place - 1].extra_s <= new.extra_s)
+        return count;
+    int end = place;
+    while (end < count && at[end].extra_s >= new.extra_s)
+        end++;
+    memmove(at + place + 1, at + end, (size_t)(count - end) * sizeof *at);
+    at[place] = new;
+    count += 1 - (end - place);
+    if (count <= LABELS)
+        return count;
+    int merged = 1;
+    double least = INFINITY;
+    for (int k = 1; k < count; k++) {
+        double loss = (at[k].most_s - at[k - 1].most_s) + (at[k - 1].extra_s - at[k].extra_s);
+        if (loss < least) {
+            least = loss;
+            merged = k;
+        }
+    }
+    at[merged - 1].extra_s = at[merged].extra_s;
+    memmove(at + merged, at + merged + 1, (size_t)(count - merged - 1) * sizeof *at);
+    return count - 1;
+}
+
+static tp_status
+label_cell(exact *e, int stage, int from)
+{
+    labels *here = &e->suffix[(size_t)stage * (size_t)(e->n + 1) + (size_t)from];
+    int count = 0;
+    here->count = 0;
+    for (int to = first_end(e, stage, from); to <= e->reach[cell(e, stage, from)]; to++) {
+        double extra = extra_of(e, stage, from, to), own = weight(e, stage, from, to, extra);
+        const labels *rest = &e->suffix[(size_t)(stage + 1) * (size_t)(e->n + 1) + (size_t)to];
+        for (int k = 0; k < rest->count; k++) {
+            label new = {extra + rest->at[k].extra_s, own > rest->at[k].most_s ? own : rest->at[k].most_s};
+            if (e->constant_s + new.extra_s + new.most_s < goal(e))
+                count = add_label(e->scratch, count, new);
+        }
+    }
+    if (count == 0)
+        return TP_OK;
+    void *memory = NULL;
+    TP_TRY(tp_bmpipe_take(e->p, (size_t)count, sizeof(label), &memory));
+    *here = (labels){memory, count};
+    memcpy(here->at, e->scratch, (size_t)count * sizeof(label));
+    return TP_OK;
+}
+
+static tp_status
+find_labels(exact *e)
+{
+    static label nothing = {0.0, 0.0};
+    e->suffix[(size_t)e->stages * (size_t)(e->n + 1) + (size_t)e->n] = (labels){&nothing, 1};
+    for (int x = e->stages - 1; x >= 0; x--)
+        for (int i = x; i < e->n && (x > 0 || i == 0); i++)
+            TP_TRY(label_cell(e, x, i));
+    return TP_OK;
+}
+
+/* The least E + max(w, most) from here on, given what is before; +inf: no plan below the best. */
+static double
+label_bound(const exact *e, int stage, int from, double extra_s, double most_s)
+{
+    const labels *rest = &e->suffix[(size_t)stage * (size_t)(e->n + 1) + (size_t)from];
+    double least = INFINITY;
+    for (int k = 0; k < rest->count; k++) {
+        double most = rest->at[k].most_s > most_s ? rest->at[k].most_s : most_s;
+        double sum = rest->at[k].extra_s + most;
+        least = sum < least ? sum : least;
+    }
+    return e->constant_s + extra_s + least;
+}
+
+/* ---- critical paths as inequalities --------------------------------------------------------------------------------------- */
+
+static double
+row_cost(const exact *e, const inequality *q, int stage, int from, int to)
+{
+    return q->row.run[stage] * tp_bmpipe_between(e->p->forward_s, from, to) +
+           q->row.run[e->stages + stage] * (tp_bmpipe_between(e->p->backward_s, from, to) + extra_of(e, stage, from, to));
+}
+
+static void
+row_before(const exact *e, inequality *q, int depth)
+{
+    q->before[0] = q->row.lag_s;
+    for (int x = 0; x < depth; x++)
+        q->before[x + 1] = q->before[x] + row_cost(e, q, x, e->cut[x], e->cut[x + 1]);
+}
+
+/* The path of the last simulation. depth: stages of the branch at hand that are set, all within reach. */
+static tp_status
+add_row(exact *e, int depth)
+{
+    int n = e->n, stages = e->stages;
+    inequality *q = &e->rows[0];
+    if (e->row_count < ROWS) {
+        void *memory = NULL;
+        q = &e->rows[e->row_count++];
+        TP_TRY(tp_bmpipe_take(e->p, 2 * (size_t)stages + (size_t)(stages + 1) * (size_t)(n + 2), sizeof(double), &memory));
+        q->row.run = memory;
+        q->before = q->row.run + 2 * stages;
+        q->rest = q->before + stages + 1;
+    } else {
+        for (int k = 1; k < ROWS; k++)
+            if (e->rows[k].used < q->used)
+                q = &e->rows[k];
+    }
+    q->used = e->p->nodes;
+    tp_bmpipe_last_path(e->p, &q->row);
+    for (int i = 0; i <= n; i++)
+        q->rest[stages * (n + 1) + i] = i == n ? 0.0 : INFINITY;
+    for (int x = stages - 1; x >= 0; x--)
+        for (int i = x; i < n && (x > 0 || i == 0); i++) {
+            double least = INFINITY;
+            for (int j = first_end(e, x, i); j <= e->reach[cell(e, x, i)]; j++)
+                least = fmin(least, row_cost(e, q, x, i, j) + q->rest[(x + 1) * (n + 1) + j]);
+            q->rest[x * (n + 1) + i] = least;
+        }
+    row_before(e, q, depth);
+    return TP_OK;
+}
+
+/* Paths through each stage: what a simulation with that stage twice as slow waits for. */
+static tp_status
+seed_rows(exact *e)
+{
+    double ignored = 0.0;
+    for (int x = 0; x < e->stages; x++) {
+        memcpy(e->cut, e->best_cut, (size_t)(e->stages + 1) * sizeof *e->cut);
+        TP_TRY(simulate(e, &ignored));
+        e->p->load[x] *= 2.0;
+        e->p->load[e->stages + x] *= 2.0;
+        tp_bmpipe_simulate(e->p);
+        TP_TRY(add_row(e, 0));
+    }
+    return TP_OK;
+}
+
+/* ---- the search ------------------------------------------------------------------------------------------------------------ */
+
+static int
+by_bound(const void *a, const void *b)
+{
+    const child *x = a, *y = b;
+    if (x->bound_s != y->bound_s)
+        return x->bound_s < y->bound_s ? -1 : 1;
+    return y->to - x->to;
+}
+
+/* 1: some inequality ends the branch where stages 0 .. stage are set. */
+static int
+is_cut_off(exact *e, int stage, int to)
+{
+    for (int k = 0; k < e->row_count; k++) {
+        inequality *q = &e->rows[k];
+        q->before[stage + 1] = q->before[stage] + row_cost(e, q, stage, e->cut[stage], to);
+        if (q->before[stage + 1] + q->rest[(stage + 1) * (e->n + 1) + to] >= goal(e)) {
+            q->used = e->p->nodes;
+            return 1;
+        }
+    }
+    return 0;
+}
+
+static tp_status
+visit_leaf(exact *e)
+{
+    double makespan = 0.0;
+    e->p->evaluations++;
+    TP_TRY(simulate(e, &makespan));
+    keep_if_better(e, makespan);
+    for (int x = 0; x < e->stages; x++) {
+        double bound = 0.0, real = 0.0;
+        TP_TRY(least_extra(e, x, e->cut[x], e->cut[x + 1], 0, &bound));
+        TP_TRY(least_extra(e, x, e->cut[x], e->cut[x + 1], 1, &real));
+        e->unsure |= real > bound;
+    }
+    return isinf(makespan) ? TP_OK : add_row(e, e->stages);
+}
+
+static tp_status
+branch(exact *e, int stage, double extra_s, double most_s)
+{
+    if (stage == e->stages)
+        return visit_leaf(e);
+    int from = e->cut[stage], count = 0;
+    child *children = e->children + cell(e, stage, 0);
+    for (int to = first_end(e, stage, from); to <= e->reach[cell(e, stage, from)]; to++) {
+        double extra = extra_of(e, stage, from, to), own = weight(e, stage, from, to, extra);
+        double bound = label_bound(e, stage + 1, to, extra_s + extra, own > most_s ? own : most_s);
+        if (bound < goal(e))
+            children[count++] = (child){bound, to};
+    }
+    qsort(children, (size_t)count, sizeof *children, by_bound);
+    for (int k = 0; k < count && children[k].bound_s < goal(e); k++) {
+        int to = children[k].to;
+        if ((++e->p->nodes & 255) == 0 && tp_bmpipe_is_late(e->p))
+            return TP_OK;
+        e->cut[stage + 1] = to;
+        if (is_cut_off(e, stage, to))
+            continue;
+        double extra = extra_of(e, stage, from, to), own = weight(e, stage, from, to, extra);
+        TP_TRY(branch(e, stage + 1, extra_s + extra, own > most_s ? own : most_s));
+        if (e->p->late)
+            return TP_OK;
+        e->cut[stage + 1] = to;
+    }
+    return TP_OK;
+}
+
+/* Boundaries a .. b one layer earlier or later, first improvement, until none. */
+static tp_status
+improve(exact *e)
+{
+    double makespan = 0.0;
+    int tries = 0, found = 1;
+    while (found) {
+        found = 0;
+        for (int a = 1; a < e->stages; a++)
+            for (int b = a; b < e->stages; b++)
+                for (int step = -1; step <= 1; step += 2) {
+                    if (++tries > LOCAL || ((tries & 15) == 0 && tp_bmpipe_is_late(e->p)))
+                        return TP_OK;
+                    memcpy(e->cut, e->best_cut, (size_t)(e->stages + 1) * sizeof *e->cut);
+                    for (int k = a; k <= b; k++)
+                        e->cut[k] += step;
+                    if (e->cut[a] <= e->cut[a - 1] || e->cut[b] >= e->cut[b + 1])
+                        continue;
+                    e->p->evaluations++;
+                    TP_TRY(simulate(e, &makespan));
+                    found |= makespan < goal(e);
+                    keep_if_better(e, makespan);
+                }
+    }
+    return TP_OK;
+}
+
+/* A first plan: the least largest w among the boundaries that fit, with everything recomputed. */
+static tp_status
+first_plan(exact *e)
+{
+    int n = e->n, stages = e->stages;
+    double makespan = 0.0;
+    void *memory = NULL;
+    TP_TRY(simulate(e, &makespan)); /* the boundaries that fit best */
+    keep_if_better(e, makespan);
+    TP_TRY(tp_bmpipe_take(e->p, (size_t)(stages + 1) * (size_t)(n + 1), sizeof(double), &memory));
+    double *least = memory;
+    TP_TRY(tp_bmpipe_take(e->p, (size_t)(stages + 1) * (size_t)(n + 1), sizeof(int), &memory));
+    int *next = memory;
+    for (int i = 0; i <= n; i++)
+        least[stages * (n + 1) + i] = i == n ? 0.0 : INFINITY;
+    for (int x = stages - 1; x >= 0; x--)
+        for (int i = 0; i < n; i++) {
+            least[x * (n + 1) + i] = INFINITY;
+            for (int j = i + 1; j <= n - (stages - 1 - x); j++) {
+                if (excess(e, x, i, j) > e->p->options->memory_bytes * TP_BMPIPE_SLACK)
+                    break;
+                double worst = fmax(weight(e, x, i, j, 0.0), least[(x + 1) * (n + 1) + j]);
+                if (worst < least[x * (n + 1) + i]) {
+                    least[x * (n + 1) + i] = worst;
+                    next[x * (n + 1) + i] = j;
+                }
+            }
+        }
+    for (int x = 0; x < stages; x++)
+        e->cut[x + 1] = next[x * (n + 1) + e->cut[x]];
+    TP_TRY(simulate(e, &makespan));
+    keep_if_better(e, makespan);
+    return improve(e);
+}
+
+/* The bound when time ran out: of the whole, before the first branch. */
+static double
+root_bound(const exact *e, double label_s)
+{
+    double bound = label_s;
+    for (int k = 0; k < e->row_count; k++)
+        bound = fmax(bound, e->rows[k].row.lag_s + e->rows[k].rest[0]);
+    return fmin(bound, e->best_s);
+}
+
+static tp_status
+exact_open(exact *e, tp_bmpipe *p)
+{
+    *e = (exact){.p = p, .n = p->n, .stages = p->stages, .best_s = INFINITY};
+    size_t cells = (size_t)e->stages * (size_t)e->n, suffixes = (size_t)(e->stages + 1) * (size_t)(e->n + 1);
+    e->constant_s = p->forward_s[p->n] + p->backward_s[p->n] + 2 * (e->stages - 1) * p->options->comm_s;
+    struct {
+        void **to;
+        size_t count, size;
+    } wanted[] = {
+        {(void **)&e->reach, cells, sizeof *e->reach},
+        {(void **)&e->extra, cells, sizeof *e->extra},
+        {(void **)&e->suffix, suffixes, sizeof *e->suffix},
+        {(void **)&e->scratch, LABELS + 1, sizeof *e->scratch},
+        {(void **)&e->rows, ROWS, sizeof *e->rows},
+        {(void **)&e->children, cells, sizeof *e->children},
+        {(void **)&e->cut, (size_t)e->stages + 1, sizeof *e->cut},
+        {(void **)&e->best_cut, (size_t)e->stages + 1, sizeof *e->best_cut},
+    };
+    for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++)
+        TP_TRY(tp_bmpipe_take(p, wanted[i].count, wanted[i].size, wanted[i].to));
+    return TP_OK;
+}
+
+tp_status
+tp_bmpipe_exact(tp_bmpipe *p, int32_t *assignment, tp_bmpipe_found *found)
+{
+    exact e;
+    TP_TRY(exact_open(&e, p));
+    TP_TRY(find_fit(&e));
+    TP_TRY(first_plan(&e));
+    TP_TRY(find_reach(&e));
+    TP_TRY(find_labels(&e));
+    double labels_s = fmin(label_bound(&e, 0, 0, 0.0, 0.0), e.best_s);
+    if (labels_s < goal(&e)) {
+        TP_TRY(seed_rows(&e));
+        for (int k = 0; k < e.row_count; k++)
+            e.rows[k].before[0] = e.rows[k].row.lag_s;
+        memset(e.cut, 0, (size_t)(e.stages + 1) * sizeof *e.cut);
+        TP_TRY(branch(&e, 0, 0.0, 0.0));
+    }
+    for (int x = 0; x < e.stages; x++) {
+        const tp_bmpipe_front *front = NULL;
+        int from = e.best_cut[x], to = e.best_cut[x + 1];
+        TP_TRY(tp_bmpipe_front_of(p, from, to, &front));
+        tp_bmpipe_assign(p, front, tp_bmpipe_front_find(front, room_bytes(&e, x, from, to)), x, assignment);
+    }
+    *found = (tp_bmpipe_found){.makespan_s = e.best_s, .proven = !p->late && !e.unsure, .paths = e.row_count};
+    found->bound_s = !found->proven ? root_bound(&e, labels_s) * (1.0 - TP_BMPIPE_SLACK) : goal(&e);
+    return TP_OK;
+}

@@ -1,0 +1,126 @@
+/* Several chunks: boundaries that fit at all, with the fewest bytes kept. First downhill from balanced ones, then, where
+ * that ends with bytes lacking, every way there is (up to NODES of them). */
+#include "csrc/plan/bmpipe_chunks.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "csrc/plan/plan.h"
+
+enum { NODES = 1 << 21 };
+
+static double
+total_lack(const tp_bmpipe_search_room *s, const int *cut, int *worst)
+{
+    double sum = 0.0, most = 0.0;
+    for (int x = 0; x < s->p->stages; x++) {
+        double lack = tp_bmpipe_lack(s, cut, x);
+        sum += lack;
+        if (lack > most) {
+            most = lack;
+            *worst = x;
+        }
+    }
+    return sum;
+}
+
+/* The best single move of a layer between two virtual stages, until none helps. */
+static double
+downhill(tp_bmpipe_search_room *s, int *cut, int *worst)
+{
+    int virtuals = s->p->virtuals;
+    double now = total_lack(s, cut, worst);
+    while (now > 0.0) {
+        double best = now;
+        int from = -1, to = -1, ignored = 0;
+        for (int v = 0; v < virtuals; v++)
+            for (int u = 0; u < virtuals; u++) {
+                if (u == v || cut[v + 1] - cut[v] < 2)
+                    continue;
+                int low = v < u ? v : u, high = v < u ? u : v, step = v < u ? -1 : 1;
+                for (int k = low + 1; k <= high; k++)
+                    cut[k] += step;
+                double lack = total_lack(s, cut, &ignored);
+                for (int k = low + 1; k <= high; k++)
+                    cut[k] -= step;
+                if (lack < best * (1.0 - 1e-9)) {
+                    best = lack;
+                    from = v;
+                    to = u;
+                }
+            }
+        if (from < 0)
+            break;
+        int low = from < to ? from : to, high = from < to ? to : from, step = from < to ? -1 : 1;
+        for (int k = low + 1; k <= high; k++)
+            cut[k] += step;
+        now = total_lack(s, cut, worst);
+    }
+    return now;
+}
+
+/* Depth first: a branch ends where a stage's chunks so far do not fit. 1: found, 0: there is none, -1: too many nodes. */
+static int
+search(tp_bmpipe_search_room *s, int *cut, int v, int64_t *nodes)
+{
+    tp_bmpipe *p = s->p;
+    int n = p->n, virtuals = p->virtuals, stage = v % p->stages;
+    if (v == virtuals)
+        return 1;
+    for (int to = v == virtuals - 1 ? n : cut[v] + 1; to <= n - (virtuals - 1 - v); to++) {
+        if (++*nodes > NODES || ((*nodes & 1023) == 0 && tp_bmpipe_is_late(p)))
+            return -1;
+        cut[v + 1] = to;
+        double still = 0.0;
+        for (int c = 0; c < p->chunks; c++) {
+            int w = c * p->stages + stage;
+            still += w <= v ? tp_bmpipe_between(p->static_bytes, cut[w], cut[w + 1]) : 0.0;
+            s->kept[c] = w <= v ? tp_bmpipe_between(p->least_bytes, cut[w], cut[w + 1]) : 0.0;
+        }
+        if (!tp_bmpipe_fits(p, tp_bmpipe_bytes(p, stage, still, s->kept)))
+            return 0; /* nor does a longer interval */
+        int found = search(s, cut, v + 1, nodes);
+        if (found != 0)
+            return found;
+    }
+    return 0;
+}
+
+static tp_status
+refuse(tp_bmpipe_search_room *s, const int *cut, int stage, int proven)
+{
+    double lack = ceil(tp_bmpipe_lack(s, cut, stage)), bytes = s->p->options->memory_bytes;
+    return tp_fail(TP_EINFEASIBLE,
+                   "%s: stage %d is %.0f bytes short of memory_bytes %.0f with everything recomputed; %.0f would fit",
+                   proven ? "no plan fits" : "no plan that fits was found", stage, lack, bytes, bytes + lack);
+}
+
+tp_status
+tp_bmpipe_find_fit(tp_bmpipe_search_room *s)
+{
+    tp_bmpipe *p = s->p;
+    int worst = 0, *cut = s->now.cut;
+    void *memory = NULL;
+    TP_TRY(tp_bmpipe_take(p, 2 * (size_t)p->n, sizeof(double), &memory));
+    double *time_s = memory, *bytes = time_s + p->n;
+    int held = p->vector[p->vector_begin[0]] + 1;
+    for (int i = 0; i < p->n; i++) {
+        time_s[i] = tp_bmpipe_between(p->forward_s, i, i + 1) + tp_bmpipe_between(p->backward_s, i, i + 1);
+        bytes[i] = tp_bmpipe_between(p->static_bytes, i, i + 1) + held * tp_bmpipe_between(p->least_bytes, i, i + 1);
+    }
+    TP_TRY(tp_plan_balance(time_s, p->n, p->virtuals, cut, NULL));
+    if (downhill(s, cut, &worst) <= 0.0)
+        return TP_OK;
+    TP_TRY(tp_plan_balance(bytes, p->n, p->virtuals, cut, NULL));
+    if (downhill(s, cut, &worst) <= 0.0)
+        return TP_OK;
+    int64_t nodes = 0;
+    memcpy(s->next.cut, cut, (size_t)(p->virtuals + 1) * sizeof *cut);
+    s->next.cut[0] = 0;
+    double all = p->stages * p->options->memory_bytes * (1.0 + TP_BMPIPE_SLACK);
+    int found = p->static_bytes[p->n] > all ? 0 : search(s, s->next.cut, 0, &nodes);
+    if (found <= 0)
+        return refuse(s, cut, worst, found == 0);
+    memcpy(cut, s->next.cut, (size_t)(p->virtuals + 1) * sizeof *cut);
+    return TP_OK;
+}

@@ -1,0 +1,192 @@
+/* Multiple-choice knapsack of an interval of layers for every memory at once: its Pareto front of (bytes kept, extra time),
+ * built from the interval without its last layer. Equal layers give equal fronts, so few are made. */
+#include "csrc/plan/bmpipe_core.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { MOST = TP_BMPIPE_POINTS, MOST_LATER = 256, MANY = 1 << 22 }; /* points of a front; after MANY points in all */
+
+/* Is (bytes, extra) worth keeping behind `last`, the point with next fewer bytes? Sums of the same numbers in another order
+ * are the same point. */
+static int
+is_better(const tp_bmpipe_point *last, const tp_bmpipe_point *next)
+{
+    return next->extra_s < last->extra_s * (1.0 - 1e-13);
+}
+
+/* All sums of a parent's point and a strategy, by bytes, dominated ones left out: into p->merge; returns how many. */
+static int
+merge(const tp_bmpipe *p, const tp_bmpipe_front *parent, int type)
+{
+    const tp_bmpipe_layers *l = p->layers;
+    const double *bytes = l->activation_bytes + (size_t)type * (size_t)l->strategies;
+    const double *extra = l->extra_s + (size_t)type * (size_t)l->strategies;
+    int at[TP_BMPIPE_CHOICES] = {0}, count = 0, choices = l->choices[type];
+    for (;;) {
+        int from = -1;
+        tp_bmpipe_point next = {INFINITY, INFINITY, -1, -1};
+        for (int r = 0; r < choices; r++) {
+            if (at[r] == parent->count)
+                continue;
+            const tp_bmpipe_point *base = &parent->point[at[r]];
+            double b = base->bytes + bytes[r], e = base->extra_s + extra[r];
+            if (b < next.bytes || (b == next.bytes && e < next.extra_s)) {
+                next = (tp_bmpipe_point){b, e, at[r], r};
+                from = r;
+            }
+        }
+        if (from < 0)
+            return count;
+        at[from]++;
+        tp_bmpipe_point *last = count > 0 ? &p->merge[count - 1] : NULL;
+        if (last != NULL && !is_better(last, &next))
+            continue;
+        if (last != NULL && next.bytes <= last->bytes * (1.0 + 1e-13))
+            *last = next;
+        else
+            p->merge[count++] = next;
+    }
+}
+
+static tp_status
+extend(tp_bmpipe *p, const tp_bmpipe_front *parent, int type, tp_bmpipe_front **out)
+{
+    int count = merge(p, parent, type), most = p->points > MANY ? MOST_LATER : MOST;
+    int kept = count < most ? count : most;
+    void *memory = NULL;
+    TP_TRY(tp_bmpipe_take(p, 1, sizeof(tp_bmpipe_front), &memory));
+    tp_bmpipe_front *front = memory;
+    TP_TRY(tp_bmpipe_take(p, (size_t)kept, sizeof(tp_bmpipe_point), &memory));
+    *front = (tp_bmpipe_front){parent, memory, kept, type, parent->exact && kept == count};
+    for (int i = 0; i < kept; i++)
+        front->point[i] = p->merge[kept == count ? i : (int)((int64_t)i * (count - 1) / (kept - 1))];
+    p->points += kept;
+    *out = front;
+    return TP_OK;
+}
+
+tp_status
+tp_bmpipe_front_of(tp_bmpipe *p, int from, int to, const tp_bmpipe_front **out)
+{
+    int known = to;
+    const tp_bmpipe_front *front = NULL;
+    for (; known > from; known--) {
+        int start = tp_bmpipe_canonical(p, from, known);
+        front = p->front[(size_t)start * (size_t)(p->n + 1) + (size_t)(start + known - from)];
+        if (front != NULL)
+            break;
+    }
+    if (front == NULL)
+        front = p->nothing;
+    while (known < to) {
+        tp_bmpipe_front *next = NULL;
+        TP_TRY(extend(p, front, p->type_of[known], &next));
+        known++;
+        int start = tp_bmpipe_canonical(p, from, known);
+        p->front[(size_t)start * (size_t)(p->n + 1) + (size_t)(start + known - from)] = next;
+        front = next;
+    }
+    *out = front;
+    return TP_OK;
+}
+
+int
+tp_bmpipe_front_find(const tp_bmpipe_front *front, double bytes)
+{
+    int low = -1, high = front->count;
+    while (high - low > 1) {
+        int middle = low + (high - low) / 2;
+        if (front->point[middle].bytes <= bytes)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+void
+tp_bmpipe_assign(const tp_bmpipe *p, const tp_bmpipe_front *front, int point, int virtual_stage, int32_t *assignment)
+{
+    for (; front != p->nothing; front = front->parent) {
+        const tp_bmpipe_point *at = &front->point[point];
+        assignment[((size_t)front->type * (size_t)p->layers->strategies + (size_t)at->strategy) * (size_t)p->virtuals +
+                   (size_t)virtual_stage]++;
+        point = at->parent;
+    }
+}
+
+/* ---- fractional strategies ----------------------------------------------------------------------------------------------- */
+
+/* The next strategy of the type's lower convex hull: of those with fewer bytes than `at`, the one with the least seconds a
+ * byte, the one with fewest bytes among equals; -1. *rate: seconds a byte. */
+static int
+next_on_hull(const tp_bmpipe_layers *l, int type, int at, double *rate)
+{
+    const double *bytes = l->activation_bytes + (size_t)type * (size_t)l->strategies;
+    const double *extra = l->extra_s + (size_t)type * (size_t)l->strategies;
+    int next = -1;
+    for (int r = 0; r < l->choices[type]; r++) {
+        if (bytes[r] >= bytes[at])
+            continue;
+        double slope = (extra[r] - extra[at]) / (bytes[at] - bytes[r]);
+        if (next < 0 || slope < *rate || (slope == *rate && bytes[r] < bytes[next])) {
+            next = r;
+            *rate = slope;
+        }
+    }
+    return next;
+}
+
+/* The strategy of least extra time, of fewest bytes among equals: where the hull begins. */
+static int
+hull_start(const tp_bmpipe_layers *l, int type)
+{
+    size_t row = (size_t)type * (size_t)l->strategies;
+    int start = 0;
+    for (int r = 1; r < l->choices[type]; r++)
+        if (l->extra_s[row + (size_t)r] < l->extra_s[row + (size_t)start] ||
+            (l->extra_s[row + (size_t)r] == l->extra_s[row + (size_t)start] &&
+             l->activation_bytes[row + (size_t)r] < l->activation_bytes[row + (size_t)start]))
+            start = r;
+    return start;
+}
+
+double
+tp_bmpipe_fractional(const tp_bmpipe *p, int from, int to, double bytes)
+{
+    const tp_bmpipe_layers *l = p->layers;
+    int32_t *at = (int32_t *)p->merge; /* [types] where each type stands on its hull */
+    double kept = 0.0, extra = 0.0;
+    for (int i = from; i < to; i++) {
+        int t = p->type_of[i];
+        at[t] = hull_start(l, t);
+        kept += l->activation_bytes[t * l->strategies + at[t]];
+        extra += l->extra_s[t * l->strategies + at[t]];
+    }
+    while (kept > bytes) { /* the cheapest byte first: the optimum of the linear relaxation */
+        int best = -1, best_next = -1;
+        double best_rate = INFINITY;
+        for (int t = p->type_of[from]; t <= p->type_of[to - 1]; t++) {
+            double rate = INFINITY;
+            int next = next_on_hull(l, t, at[t], &rate);
+            if (next >= 0 && rate < best_rate) {
+                best = t;
+                best_next = next;
+                best_rate = rate;
+            }
+        }
+        if (best < 0)
+            return INFINITY;
+        int layers = 0;
+        for (int i = from; i < to; i++)
+            layers += p->type_of[i] == best;
+        double saved = layers * (l->activation_bytes[best * l->strategies + at[best]] -
+                                 l->activation_bytes[best * l->strategies + best_next]);
+        double part = kept - bytes < saved ? kept - bytes : saved;
+        kept -= saved;
+        extra += part * best_rate;
+        at[best] = best_next;
+    }
+    return extra;
+}

@@ -1,0 +1,231 @@
+/* Several chunks (PLANNERS.md 4.4): iterated local search. A state is boundaries and, for each stage, one of the undominated
+ * ways to recompute that fit; moves take a layer from one virtual stage to another (all boundaries between shift), or
+ * change a stage's way. Critical paths of earlier simulations are inequalities for every plan, so nearly all candidates are
+ * refused by a dot product; the rest are simulated in one linear pass. Effort is counted, not timed. */
+#include "csrc/plan/bmpipe_chunks.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "csrc/base/clock.h"
+#include "csrc/base/rng.h"
+
+static int
+draw(tp_bmpipe_search_room *s, int below)
+{
+    return (int)tp_rng_below(4, 4, s->drawn++, (uint64_t)below);
+}
+
+static void
+copy_state(const tp_bmpipe *p, const tp_bmpipe_state *from, tp_bmpipe_state *to)
+{
+    memcpy(to->cut, from->cut, (size_t)(p->virtuals + 1) * sizeof *to->cut);
+    memcpy(to->pick, from->pick, (size_t)p->stages * sizeof *to->pick);
+    memcpy(to->load, from->load, 2 * (size_t)p->virtuals * sizeof *to->load);
+    to->makespan_s = from->makespan_s;
+}
+
+static inline int
+is_over(tp_bmpipe_search_room *s)
+{
+    return s->effort <= 0 || ((s->p->evaluations & 63) == 0 && tp_bmpipe_is_late(s->p)) || s->p->late;
+}
+
+/* s->next = s->now with a layer of v moved to u. *possible 0: v would be empty, or a stage does not fit. */
+static tp_status
+move_layer(tp_bmpipe_search_room *s, int v, int u, int *possible)
+{
+    const tp_bmpipe *p = s->p;
+    int low = v < u ? v : u, high = v < u ? u : v, step = v < u ? -1 : 1;
+    const int *old = s->now.cut;
+    int *cut = s->next.cut;
+    *possible = old[v + 1] - old[v] > 1;
+    if (!*possible)
+        return TP_OK;
+    copy_state(p, &s->now, &s->next);
+    for (int k = low + 1; k <= high; k++)
+        cut[k] += step;
+    memset(s->touched, 0, (size_t)p->stages);
+    for (int w = low; w <= high; w++)
+        if (cut[w + 1] - cut[w] != old[w + 1] - old[w] ||
+            tp_bmpipe_canonical(p, cut[w], cut[w + 1]) != tp_bmpipe_canonical(p, old[w], old[w + 1]))
+            s->touched[w % p->stages] = 1;
+    for (int x = 0; x < p->stages; x++) {
+        if (!s->touched[x])
+            continue;
+        const tp_bmpipe_choice *choice = NULL;
+        TP_TRY(tp_bmpipe_choices(s, cut, x, &choice));
+        if (choice->count == 0) {
+            *possible = 0;
+            return TP_OK;
+        }
+        s->next.pick[x] = 0;
+        tp_bmpipe_load(s, cut, x, choice->extra_s, s->next.load);
+    }
+    return TP_OK;
+}
+
+static void
+accept(tp_bmpipe_search_room *s, double makespan_s)
+{
+    s->next.makespan_s = makespan_s;
+    copy_state(s->p, &s->next, &s->now);
+}
+
+/* The best other way to recompute of stage x, if it is better. */
+static tp_status
+repick(tp_bmpipe_search_room *s, int x, int *found)
+{
+    const tp_bmpipe_choice *choice = NULL;
+    TP_TRY(tp_bmpipe_choices(s, s->now.cut, x, &choice));
+    for (int k = 0; k < choice->count; k++) {
+        if (k == s->now.pick[x])
+            continue;
+        copy_state(s->p, &s->now, &s->next);
+        s->next.pick[x] = k;
+        tp_bmpipe_load(s, s->now.cut, x, choice->extra_s + k * s->p->chunks, s->next.load);
+        double goal = s->now.makespan_s * (1.0 - TP_BMPIPE_SLACK), makespan = tp_bmpipe_glance(s, s->next.load, goal);
+        if (makespan < goal) {
+            accept(s, makespan);
+            *found = 1;
+        }
+    }
+    return TP_OK;
+}
+
+/* Moves and ways, first improvement, until none. */
+static tp_status
+descend(tp_bmpipe_search_room *s)
+{
+    int virtuals = s->p->virtuals, found = 1, start = draw(s, virtuals);
+    while (found && !is_over(s)) {
+        found = 0;
+        for (int k = 0; k < virtuals; k++)
+            for (int j = 1; j < virtuals; j++) {
+                int v = (start + k) % virtuals, u = (v + j) % virtuals, possible = 0;
+                if (is_over(s))
+                    return TP_OK;
+                TP_TRY(move_layer(s, v, u, &possible));
+                if (!possible)
+                    continue;
+                double goal = s->now.makespan_s * (1.0 - TP_BMPIPE_SLACK);
+                double makespan = tp_bmpipe_glance(s, s->next.load, goal);
+                if (makespan < goal) {
+                    accept(s, makespan);
+                    found = 1;
+                }
+            }
+        for (int x = 0; x < s->p->stages; x++)
+            TP_TRY(repick(s, x, &found));
+    }
+    return TP_OK;
+}
+
+/* 2 to 7 moves whatever they cost. */
+static tp_status
+perturb(tp_bmpipe_search_room *s)
+{
+    int virtuals = s->p->virtuals, moves = 2 + draw(s, 6);
+    for (int k = 0; k < moves; k++) {
+        int v = draw(s, virtuals), u = (v + 1 + draw(s, virtuals - 1)) % virtuals, possible = 0;
+        TP_TRY(move_layer(s, v, u, &possible));
+        if (possible)
+            accept(s, INFINITY);
+    }
+    s->now.makespan_s = tp_bmpipe_glance(s, s->now.load, INFINITY);
+    return TP_OK;
+}
+
+static tp_status
+start(tp_bmpipe_search_room *s)
+{
+    TP_TRY(tp_bmpipe_find_fit(s));
+    for (int x = 0; x < s->p->stages; x++) {
+        const tp_bmpipe_choice *choice = NULL;
+        TP_TRY(tp_bmpipe_choices(s, s->now.cut, x, &choice));
+        if (choice->count == 0)
+            return tp_fail(TP_EINTERNAL, "stage %d fits but has no way to recompute", x);
+        s->now.pick[x] = 0;
+        tp_bmpipe_load(s, s->now.cut, x, choice->extra_s, s->now.load);
+    }
+    s->now.makespan_s = tp_bmpipe_glance(s, s->now.load, INFINITY);
+    return TP_OK;
+}
+
+static tp_status
+iterate(tp_bmpipe_search_room *s)
+{
+    TP_TRY(start(s));
+    copy_state(s->p, &s->now, &s->best);
+    TP_TRY(descend(s));
+    for (;;) {
+        if (s->now.makespan_s < s->best.makespan_s)
+            copy_state(s->p, &s->now, &s->best);
+        if (is_over(s) || s->p->virtuals == 1)
+            return TP_OK;
+        if (s->now.makespan_s > s->best.makespan_s * 1.005 || draw(s, 2) == 0)
+            copy_state(s->p, &s->best, &s->now);
+        TP_TRY(perturb(s));
+        TP_TRY(descend(s));
+    }
+}
+
+static tp_status
+room_open(tp_bmpipe_search_room *s, tp_bmpipe *p)
+{
+    size_t chunks = (size_t)p->chunks, stages = (size_t)p->stages, virtuals = (size_t)p->virtuals;
+    *s = (tp_bmpipe_search_room){.p = p};
+    double size = 4e3 * p->virtuals * p->virtuals * p->micros, most = 4e8 / p->virtuals;
+    s->effort = p->options->effort > 0 ? p->options->effort : (int64_t)(size < most ? size : most);
+    struct {
+        void **to;
+        size_t count, size;
+    } wanted[] = {
+        {(void **)&s->table, TP_BMPIPE_HASH, sizeof *s->table},
+        {(void **)&s->fronts, chunks, sizeof *s->fronts},
+        {(void **)&s->key, 1 + 2 * chunks, sizeof *s->key},
+        {(void **)&s->at, chunks, sizeof *s->at},
+        {(void **)&s->kept, chunks, sizeof *s->kept},
+        {(void **)&s->room_extra, (TP_BMPIPE_CHOICE_ROOM + 1) * chunks, sizeof *s->room_extra},
+        {(void **)&s->room_point, (TP_BMPIPE_CHOICE_ROOM + 1) * chunks, sizeof *s->room_point},
+        {(void **)&s->rows, TP_BMPIPE_ROWS, sizeof *s->rows},
+        {(void **)&s->touched, stages, 1},
+        {(void **)&s->now.cut, virtuals + 1, sizeof(int)},       {(void **)&s->next.cut, virtuals + 1, sizeof(int)},
+        {(void **)&s->best.cut, virtuals + 1, sizeof(int)},      {(void **)&s->now.pick, stages, sizeof(int)},
+        {(void **)&s->next.pick, stages, sizeof(int)},           {(void **)&s->best.pick, stages, sizeof(int)},
+        {(void **)&s->now.load, 2 * virtuals, sizeof(double)},   {(void **)&s->next.load, 2 * virtuals, sizeof(double)},
+        {(void **)&s->best.load, 2 * virtuals, sizeof(double)},
+    };
+    for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++)
+        TP_TRY(tp_bmpipe_take(p, wanted[i].count, wanted[i].size, wanted[i].to));
+    for (int k = 0; k < TP_BMPIPE_ROWS; k++) {
+        void *memory = NULL;
+        TP_TRY(tp_bmpipe_take(p, 2 * virtuals, sizeof(double), &memory));
+        s->rows[k].run = memory;
+    }
+    return TP_OK;
+}
+
+tp_status
+tp_bmpipe_search(tp_bmpipe *p, int32_t *assignment, tp_bmpipe_found *found)
+{
+    tp_bmpipe_search_room s;
+    int64_t deadline_ns = p->deadline_ns, now_ns = tp_clock_ns();
+    TP_TRY(room_open(&s, p));
+    p->deadline_ns = deadline_ns == 0 ? 0 : now_ns + (deadline_ns - now_ns) / 2; /* half of the time is the bound's */
+    TP_TRY(iterate(&s));
+    p->deadline_ns = deadline_ns;
+    p->late = 0;
+    *found = (tp_bmpipe_found){.makespan_s = s.best.makespan_s, .paths = s.row_count};
+    TP_TRY(tp_bmpipe_bound(&s, &found->bound_s));
+    for (int v = 0; v < p->virtuals; v++) {
+        const tp_bmpipe_choice *choice = NULL;
+        const tp_bmpipe_front *front = NULL;
+        int stage = v % p->stages;
+        TP_TRY(tp_bmpipe_choices(&s, s.best.cut, stage, &choice));
+        TP_TRY(tp_bmpipe_front_of(p, s.best.cut[v], s.best.cut[v + 1], &front));
+        tp_bmpipe_assign(p, front, choice->point[s.best.pick[stage] * p->chunks + v / p->stages], v, assignment);
+    }
+    found->proven = found->bound_s >= found->makespan_s * (1.0 - TP_BMPIPE_SLACK);
+    return TP_OK;
+}

@@ -1,0 +1,222 @@
+/* What both DawnPiper planners share: checks, copies in flight, the plan's memory and its judgement by simulation. */
+#include "csrc/plan/memopt.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "csrc/sched/sched.h"
+
+int
+tp_dawnpiper_copies(const tp_dawnpiper_options *options, int x)
+{
+    int left = options->stages - x;
+    if (options->flight == TP_FLIGHT_GPIPE)
+        return options->micros;
+    return options->flight == TP_FLIGHT_1F1B && options->micros < left ? options->micros : left;
+}
+
+void
+tp_dawnpiper_weights(const tp_dawnpiper_options *options, double *weight)
+{
+    for (int x = 0; x < options->stages; x++)
+        weight[x] = (double)tp_dawnpiper_copies(options, 0) / tp_dawnpiper_copies(options, x);
+}
+
+static const char *
+word_of(double value)
+{
+    return isnan(value) ? "nan" : value < 0.0 ? "negative" : "inf";
+}
+
+static tp_status
+check_array(const double *values, int n, const char *name)
+{
+    double total = 0.0;
+    if (values == NULL)
+        return TP_OK;
+    for (int k = 0; k < n; k++) {
+        if (!(values[k] >= 0.0 && values[k] <= DBL_MAX))
+            return tp_fail(TP_EVALUE, "%s of node %d is %s: a finite number of 0 or more is needed", name, k,
+                           word_of(values[k]));
+        total += values[k];
+    }
+    if (total > 1e300)
+        return tp_fail(TP_EVALUE, "%s sums to %g: at most 1e300 is possible", name, total);
+    return TP_OK;
+}
+
+tp_status
+tp_nodes_check(const tp_nodes *nodes)
+{
+    if (nodes->count < 1)
+        return tp_fail(TP_EVALUE, "nodes is empty: at least 1 node is needed");
+    TP_TRY(check_array(nodes->forward_s, nodes->count, "fwd_s"));
+    TP_TRY(check_array(nodes->backward_s, nodes->count, "bwd_s"));
+    TP_TRY(check_array(nodes->recompute_s, nodes->count, "recompute_s"));
+    TP_TRY(check_array(nodes->activation_bytes, nodes->count, "activation_bytes"));
+    TP_TRY(check_array(nodes->param_bytes, nodes->count, "param_bytes"));
+    TP_TRY(check_array(nodes->optimizer_bytes, nodes->count, "optimizer_bytes"));
+    TP_TRY(check_array(nodes->cut_bytes, nodes->count, "cut_bytes"));
+    TP_TRY(check_array(nodes->cut_tensors, nodes->count, "cut_tensors"));
+    return check_array(nodes->working_bytes, nodes->count, "working_bytes");
+}
+
+static tp_status
+check_boundary(const tp_nodes *nodes, const tp_dawnpiper_options *options)
+{
+    const int *b = options->boundary;
+    if (b == NULL)
+        return TP_OK;
+    if (b[0] != 0 || b[options->stages] != nodes->count)
+        return tp_fail(TP_EVALUE, "boundaries go from %d to %d: 0 to %d would be right", b[0], b[options->stages],
+                       nodes->count);
+    for (int x = 0; x < options->stages; x++)
+        if (b[x + 1] <= b[x])
+            return tp_fail(TP_EVALUE, "boundaries[%d] is %d after %d: a stage holds at least one node", x + 1, b[x + 1],
+                           b[x]);
+    return TP_OK;
+}
+
+tp_status
+tp_dawnpiper_check(const tp_nodes *nodes, const tp_dawnpiper_options *options)
+{
+    TP_TRY(tp_nodes_check(nodes));
+    if (options->stages < 1 || options->stages > 32767)
+        return tp_fail(TP_EVALUE, "stages is %d: 1 to 32767 is possible", options->stages);
+    if (options->stages > nodes->count)
+        return tp_fail(TP_EVALUE, "stages is %d for %d nodes: at most one stage a node, %d, is possible",
+                       options->stages, nodes->count, nodes->count);
+    if (options->micros < 1 || options->micros > 65536)
+        return tp_fail(TP_EVALUE, "micro_batches is %d: 1 to 65536 is possible", options->micros);
+    if (!(options->memory_bytes >= 0.0 && options->memory_bytes <= 1e300))
+        return tp_fail(TP_EVALUE, "memory_bytes is %g: a finite number of 0 or more is needed", options->memory_bytes);
+    if (!(options->swap_Bps >= 0.0 && options->swap_Bps <= 1e300))
+        return tp_fail(TP_EVALUE, "swap_bandwidth_Bps is %g: a finite number of 0 or more is needed", options->swap_Bps);
+    if (!(options->link_Bps >= 0.0 && options->link_Bps <= 1e300))
+        return tp_fail(TP_EVALUE, "link_bandwidth_Bps is %g: a finite number above 0 is needed", options->link_Bps);
+    if (options->link_Bps > 0.0 && nodes->cut_bytes == NULL)
+        return tp_fail(TP_EVALUE, "link_bandwidth_Bps is given, but the nodes have no cut_bytes");
+    return check_boundary(nodes, options);
+}
+
+tp_status
+tp_dawnpiper_plan_open(const tp_nodes *nodes, const tp_dawnpiper_options *options, tp_dawnpiper_plan *out)
+{
+    size_t n = (size_t)nodes->count, stages = (size_t)options->stages;
+    *out = (tp_dawnpiper_plan){.count = nodes->count, .stages = options->stages};
+    out->swap_bytes = calloc(n + 3 * stages, sizeof(double)); /* one block: doubles, then ints, then bytes */
+    out->boundary = calloc(stages + 1, sizeof(int));
+    out->recompute = calloc(n, 1);
+    if (out->swap_bytes == NULL || out->boundary == NULL || out->recompute == NULL) {
+        tp_dawnpiper_plan_free(out);
+        return tp_fail(TP_EMEMORY, "no memory for a plan of %d nodes", nodes->count);
+    }
+    out->stage_s = out->swap_bytes + n;
+    out->peak_bytes = out->stage_s + stages;
+    out->link_s = out->peak_bytes + stages;
+    return TP_OK;
+}
+
+void
+tp_dawnpiper_plan_free(tp_dawnpiper_plan *plan)
+{
+    free(plan->swap_bytes);
+    free(plan->boundary);
+    free(plan->recompute);
+    *plan = (tp_dawnpiper_plan){0};
+}
+
+static double
+peak_of(const tp_memopt *m, const tp_dawnpiper_plan *plan, int x)
+{
+    int i = plan->boundary[x], j = plan->boundary[x + 1];
+    long double kept = 0.0L;
+    for (int k = i; k < j; k++)
+        if (!plan->recompute[k])
+            kept += (long double)m->nodes->activation_bytes[k] - (long double)plan->swap_bytes[k];
+    double limit = m->options->memory_bytes, copies = tp_dawnpiper_copies(m->options, x);
+    double peak = tp_memopt_fixed(m, x, i, j) + copies * (double)kept;
+    double rounding = 1e-12 * limit + copies * 8.0 * DBL_EPSILON * m->active[m->n];
+    return peak > limit && peak <= limit + rounding ? limit : peak;
+}
+
+/* F is the forward time, B the rest of W: recomputation and waits for the bus are paid in backward. */
+static tp_status
+simulate(const tp_memopt *m, const tp_dawnpiper_plan *plan, double *seconds)
+{
+    int stages = plan->stages, micros = m->options->micros;
+    tp_schedule schedule = m->options->flight == TP_FLIGHT_GPIPE ? TP_GPIPE : TP_1F1B;
+    double *forward = malloc(2 * (size_t)stages * sizeof *forward), *backward = forward + stages;
+    int32_t *slices = malloc((size_t)micros * sizeof *slices);
+    tp_program *program = NULL;
+    tp_sim *sim = NULL;
+    tp_status status = forward == NULL || slices == NULL ? tp_fail(TP_EMEMORY, "no memory for %d stages", stages) : TP_OK;
+    if (status == TP_OK) {
+        for (int q = 0; q < micros; q++)
+            slices[q] = 1;
+        for (int x = 0; x < stages; x++) {
+            forward[x] = 0.0;
+            for (int k = plan->boundary[x]; k < plan->boundary[x + 1]; k++)
+                forward[x] += m->nodes->forward_s[k];
+            backward[x] = fmax(0.0, plan->stage_s[x] - forward[x]);
+        }
+        status = tp_program_build(schedule, stages, 1, micros, slices, &program);
+    }
+    if (status == TP_OK)
+        status = tp_sim_open(program, &sim);
+    if (status == TP_OK) {
+        tp_durations durations = {.stage_stride = 1, .comm_s = plan->link_s};
+        durations.seconds[TP_OP_F] = forward;
+        durations.seconds[TP_OP_B] = backward;
+        tp_sim_run(sim, &durations, seconds);
+    }
+    tp_sim_close(sim);
+    tp_program_close(program);
+    free(slices);
+    free(forward);
+    return status;
+}
+
+tp_status
+tp_dawnpiper_evaluate(const tp_memopt *m, tp_dawnpiper_plan *plan)
+{
+    plan->period_s = 0.0;
+    for (int x = 0; x < plan->stages; x++) {
+        plan->peak_bytes[x] = peak_of(m, plan, x);
+        plan->link_s[x] = 0.0;
+        if (m->options->link_Bps > 0.0 && x < plan->stages - 1)
+            plan->link_s[x] = m->nodes->cut_bytes[plan->boundary[x + 1] - 1] / m->options->link_Bps;
+        plan->period_s = fmax(plan->period_s, fmax(plan->stage_s[x], plan->link_s[x]));
+    }
+    plan->step_s = plan->period_s;
+    return m->options->flight == TP_FLIGHT_PIPEDREAM ? TP_OK : simulate(m, plan, &plan->step_s);
+}
+
+tp_status
+tp_plan_dawnpiper_balance(const tp_nodes *nodes, const tp_dawnpiper_options *options, int by_memory, int *boundary)
+{
+    TP_TRY(tp_dawnpiper_check(nodes, options));
+    int n = nodes->count, stages = options->stages, at = 0;
+    double total = 0.0, shares = 0.0, share = 0.0, sum = 0.0, weight = 1.0;
+    for (int k = 0; k < n; k++)
+        total += by_memory ? nodes->activation_bytes[k] + nodes->param_bytes[k] + nodes->optimizer_bytes[k]
+                           : nodes->forward_s[k] + nodes->backward_s[k];
+    for (int x = 0; x < stages; x++)
+        shares += by_memory ? 1.0 / tp_dawnpiper_copies(options, x) : 1.0;
+    boundary[0] = 0;
+    for (int x = 0; x < stages - 1; x++) {
+        weight = by_memory ? 1.0 / tp_dawnpiper_copies(options, x) : 1.0;
+        share = total * weight / shares * (1.0 - 1e-12); /* a share that is met is met, however it was rounded */
+        sum = 0.0;
+        do { /* the stage starts from nothing, whatever the one before took too much: Alg. 2 */
+            sum += by_memory ? nodes->activation_bytes[at] + nodes->param_bytes[at] + nodes->optimizer_bytes[at]
+                             : nodes->forward_s[at] + nodes->backward_s[at];
+            at++;
+        } while (sum < share && at < n - (stages - 1 - x));
+        boundary[x + 1] = at;
+    }
+    boundary[stages] = n;
+    return TP_OK;
+}

@@ -1,0 +1,219 @@
+/* Which tensors a stage recomputes, exactly: an expanding core (Pisinger, "A minimal algorithm for the 0-1 knapsack
+ * problem", Operations Research 45, 1997) for the value max(T + r, (D - s) / swap_Bps) of dawnpiper.h.
+ *
+ * Tensors stand by rising seconds per byte. The base takes them while D is not reached; then, in turn, the next tensor is
+ * added or the last one removed, or neither, in every state that is left. A state is dropped if another has no more seconds
+ * and no fewer bytes, or if its relaxation (further bytes at the rate of the next tensor, bytes given back at the rate of
+ * the last) is not below what is known. When none is left, what is known is the optimum. */
+#include "csrc/plan/memopt.h"
+
+#include <math.h>
+#include <string.h>
+
+typedef struct {
+    tp_memopt *m;
+    double time, need, width, slack;
+    int count, low, high; /* items [low + 1, high) have been decided */
+    double best, cutoff;
+    int best_state;
+    int64_t used;
+    int length, now; /* the list that counts */
+} core;
+
+static double
+value_of(const core *c, double r, double s)
+{
+    double time = c->time + r;
+    if (c->need - s - c->width * time <= c->slack)
+        return time;
+    return c->width > 0.0 ? (c->need - s) / c->width : INFINITY;
+}
+
+static double
+bound_of(const core *c, double r, double s)
+{
+    double time = c->time + r, missing = c->need - s - c->width * time;
+    if (missing > c->slack) {
+        if (c->high >= c->count)
+            return value_of(c, r, s);
+        double rate = c->m->ratio[c->m->item[c->high]];
+        return time + rate * (missing - c->slack) / (1.0 + c->width * rate);
+    }
+    if (c->low < 0)
+        return time;
+    double rate = c->m->ratio[c->m->item[c->low]];
+    return time - rate * (c->slack - missing) / (1.0 + c->width * rate);
+}
+
+static double
+limit_of(const core *c)
+{
+    return (c->best < c->cutoff ? c->best : c->cutoff) * (1.0 - 1e-13);
+}
+
+static tp_status
+grow(core *c)
+{
+    tp_memopt *m = c->m;
+    int64_t states = c->used + 2 * c->length + 8, entries = 2 * c->length + 8;
+    if (states > m->pool_room) {
+        void *pool = NULL;
+        m->pool_room = 2 * states + 2048;
+        TP_TRY(tp_slice_arena_take(&m->arena, (size_t)m->pool_room, sizeof *m->pool, &pool));
+        if (c->used > 0)
+            memcpy(pool, m->pool, (size_t)c->used * sizeof *m->pool);
+        m->pool = pool;
+    }
+    if (entries > m->list_room) {
+        m->list_room = 2 * entries + 512;
+        for (int k = 0; k < 2; k++) {
+            void *list = NULL;
+            TP_TRY(tp_slice_arena_take(&m->arena, (size_t)m->list_room, sizeof *m->list[k], &list));
+            if (k == c->now && c->length > 0)
+                memcpy(list, m->list[k], (size_t)c->length * sizeof *m->list[k]);
+            m->list[k] = list;
+        }
+    }
+    return TP_OK;
+}
+
+static int
+push(core *c, double r, double s, int parent, int item)
+{
+    int at = (int)c->used++;
+    c->m->pool[at] = (tp_memopt_state){r, s, parent, item};
+    double value = value_of(c, r, s);
+    if (value < c->best) {
+        c->best = value;
+        c->best_state = at;
+    }
+    return at;
+}
+
+/* Every state with item k changed (sign 1: added, -1: removed) beside every state without. */
+static void
+expand(core *c, int k, int sign)
+{
+    tp_memopt *m = c->m;
+    const int *in = m->list[c->now];
+    int *out = m->list[1 - c->now], length = 0, p = 0, q = 0;
+    int node = m->item[k];
+    double dr = sign * m->nodes->recompute_s[node], ds = sign * m->nodes->activation_bytes[node], most = -INFINITY;
+    while (p < c->length || q < c->length) {
+        double r = INFINITY, s = 0.0;
+        int changed = 0, parent = -1;
+        if (p < c->length) {
+            r = m->pool[in[p]].r;
+            s = m->pool[in[p]].s;
+        }
+        if (q < c->length) {
+            double other_r = m->pool[in[q]].r + dr, other_s = m->pool[in[q]].s + ds;
+            if (other_r < r || (other_r == r && other_s > s)) {
+                changed = 1;
+                parent = in[q];
+                r = other_r;
+                s = other_s;
+            }
+        }
+        int at = changed ? -1 : in[p];
+        changed ? q++ : p++;
+        if (s <= most)
+            continue;
+        most = s;
+        if (changed && value_of(c, r, s) < c->best)
+            at = push(c, r, s, parent, k);
+        if (bound_of(c, r, s) >= limit_of(c))
+            continue;
+        out[length++] = at >= 0 ? at : push(c, r, s, parent, k);
+    }
+    c->length = length;
+    c->now = 1 - c->now;
+}
+
+/* The base, and what one exchange makes of it. */
+static int
+begin(core *c)
+{
+    const tp_nodes *nodes = c->m->nodes;
+    const int *item = c->m->item;
+    double r = 0.0, s = 0.0;
+    int at = 0, first = -1;
+    while (at < c->count && c->need - s - c->width * (c->time + r) > c->slack) {
+        r += nodes->recompute_s[item[at]];
+        s += nodes->activation_bytes[item[at]];
+        at++;
+    }
+    if (at == 0)
+        return push(c, 0.0, 0.0, -1, -1), 0;
+    at--; /* the last one made it: the base is without */
+    r -= nodes->recompute_s[item[at]];
+    s -= nodes->activation_bytes[item[at]];
+    first = push(c, r, s, -1, -1);
+    double best = INFINITY;
+    int pick = at;
+    for (int k = at; k < c->count; k++) {
+        double value = value_of(c, r + nodes->recompute_s[item[k]], s + nodes->activation_bytes[item[k]]);
+        if (value < best) {
+            best = value;
+            pick = k;
+        }
+    }
+    push(c, r + nodes->recompute_s[item[pick]], s + nodes->activation_bytes[item[pick]], first, pick);
+    if (isinf(c->best)) { /* all of them, short by the rounding of sums alone */
+        c->best = c->time + c->m->pool[c->used - 1].r;
+        c->best_state = (int)c->used - 1;
+    }
+    return at;
+}
+
+/* The set of the best state: the base [0, start), changed along its parents. */
+static void
+write_chosen(const core *c, int start, int i, int j)
+{
+    const tp_memopt *m = c->m;
+    memset(m->chosen + i, 0, (size_t)(j - i));
+    for (int k = 0; k < start; k++)
+        m->chosen[m->item[k]] = 1;
+    for (int at = c->best_state; at >= 0 && m->pool[at].item >= 0; at = m->pool[at].parent)
+        m->chosen[m->item[m->pool[at].item]] ^= 1;
+}
+
+tp_status
+tp_memopt_knapsack(tp_memopt *m, int x, int i, int j, double enough, double cutoff, int want, tp_memopt_range *out)
+{
+    core c = {.m = m, .time = tp_memopt_time(m, i, j), .width = m->options->swap_Bps, .best = INFINITY,
+              .cutoff = cutoff, .best_state = -1};
+    c.need = tp_memopt_need(m, x, i, j, &c.slack);
+    m->knapsacks++;
+    for (int k = 0; k < m->n; k++)
+        if (m->order[k] >= i && m->order[k] < j && m->nodes->activation_bytes[m->order[k]] > 0.0)
+            m->item[c.count++] = m->order[k];
+    TP_TRY(grow(&c));
+    int start = begin(&c);
+    c.low = start - 1;
+    c.high = start;
+    m->list[0][0] = 0;
+    c.length = bound_of(&c, m->pool[0].r, m->pool[0].s) < limit_of(&c);
+    for (int turn = 0; c.length > 0 && c.best > enough && (c.low >= 0 || c.high < c.count); turn++) {
+        if (c.used > m->limit / 64 + 8 || m->states + c.used > m->limit) /* no one stage takes all there is */
+            break;
+        TP_TRY(grow(&c));
+        if (c.high < c.count && (turn % 2 == 0 || c.low < 0)) {
+            c.high++;
+            expand(&c, c.high - 1, 1);
+        } else {
+            c.low--;
+            expand(&c, c.low + 1, -1);
+        }
+    }
+    double low = c.best < c.cutoff ? c.best : c.cutoff;
+    if (c.low >= 0 || c.high < c.count)
+        for (int k = 0; k < c.length; k++)
+            low = fmin(low, bound_of(&c, m->pool[m->list[c.now][k]].r, m->pool[m->list[c.now][k]].s) * (1.0 - 1e-13));
+    m->states += c.used;
+    out->high_s = fmin(out->high_s, c.best);
+    out->low_s = fmin(fmax(out->low_s, low), out->high_s);
+    if (want)
+        write_chosen(&c, start, i, j);
+    return TP_OK;
+}

@@ -1,0 +1,268 @@
+"""Nodes from a PyTorch model: traced by torch.fx, timed node by node, what autograd saves counted. Needs torch."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ._core import InvalidTypeError, InvalidValueError
+from .config import real, whole
+from .planners.nodes import Nodes, remake_seconds
+
+__all__ = ["capture"]
+
+
+def _torch() -> Any:
+    try:
+        importlib.import_module("torch.fx")
+        return importlib.import_module("torch")
+    except ImportError as error:
+        raise ImportError("tp.capture needs PyTorch, which cannot be imported here: pip install torch makes it so "
+                          f"({error})") from error
+
+
+def _trace(torch: Any, module: Any, example: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    if not isinstance(module, torch.nn.Module):
+        raise InvalidTypeError(f"module is {type(module).__name__}: a torch.nn.Module would be right")
+    arguments: tuple[Any, ...] = example if isinstance(example, tuple) else () if isinstance(example, Mapping) else (example,)
+    named = dict(example) if isinstance(example, Mapping) else {}
+    if isinstance(module, torch.fx.GraphModule):
+        return module, arguments, named
+    try:
+        return torch.fx.symbolic_trace(module), arguments, named
+    except Exception as error:  # whatever the model's own code raises at a proxy
+        raise InvalidValueError(f"torch.fx cannot trace {type(module).__name__}: {error}. A forward whose path depends on its "
+                                "data must be rewritten, or traced by hand into a torch.fx.GraphModule") from error
+
+
+class _Book:
+    """What was met so far: who made a storage, which are parameters, and what each node keeps."""
+
+    def __init__(self, torch: Any, graph: Any) -> None:
+        self.torch = torch
+        self.params = {self.key(p): p for p in (*graph.parameters(), *graph.buffers())}
+        self.charged: set[int] = set()     # parameters that a node has already
+        self.maker: dict[int, int] = {}    # storage -> node
+        self.counted: set[int] = set()     # storages that are kept by some node already
+        self.same: dict[int, int] = {}     # a copy that an operation in place was given -> the storage it stands for
+        self.alive: list[Any] = []         # results and saved tensors: no storage may come again while keys are compared
+        self.kept: list[float] = []
+
+    @staticmethod
+    def key(tensor: Any) -> int:
+        return int(tensor.untyped_storage().data_ptr())
+
+    def tensors(self, value: Any) -> list[Any]:
+        found: list[Any] = []
+        self.torch.fx.node.map_aggregate(value, lambda x: found.append(x) if isinstance(x, self.torch.Tensor) else None)
+        return found
+
+    def parameter_bytes(self, used: list[Any]) -> float:
+        """Bytes of the trainable parameters among these that no node has yet."""
+        total = 0.0
+        for parameter in used:
+            if parameter.requires_grad and self.key(parameter) in self.params and self.key(parameter) not in self.charged:
+                self.charged.add(self.key(parameter))
+                total += parameter.numel() * parameter.element_size()
+        return total
+
+    def keep(self, tensor: Any, node: int) -> None:
+        """Autograd saved it while `node` ran: its maker keeps it, once, whoever reads it."""
+        key = self.same.get(self.key(tensor), self.key(tensor))
+        if key in self.params or key in self.counted or key == 0:
+            return
+        self.counted.add(key)
+        self.kept[self.maker.get(key, node)] += float(tensor.untyped_storage().nbytes())
+
+
+def _leaves(book: _Book, value: Any, copy: bool) -> Any:
+    """The same arguments cut off from the graph, so that a backward is this node's alone. copy: for ops in place."""
+    def leaf(x: Any) -> Any:
+        if not isinstance(x, book.torch.Tensor) or book.key(x) in book.params:
+            return x
+        made = x.detach()
+        if made.is_floating_point() or made.is_complex():
+            made.requires_grad_()
+        return made.clone() if copy else made
+
+    return book.torch.fx.node.map_aggregate(value, leaf)
+
+
+def _synchronise(torch: Any, tensors: list[Any]) -> None:
+    if any(t.is_cuda for t in tensors):
+        torch.cuda.synchronize()
+
+
+def _backward(book: _Book, result: Any, inputs: list[Any]) -> float:
+    torch = book.torch
+    roots = [t for t in book.tensors(result) if t.requires_grad and t.grad_fn is not None]
+    if not roots:
+        return 0.0
+    gradients = [torch.ones_like(t) for t in roots]
+    wanted = [p for p in (*inputs, *book.params.values()) if p.requires_grad]
+    _synchronise(torch, roots)
+    start = time.perf_counter()
+    torch.autograd.grad(roots, wanted, gradients, allow_unused=True)
+    _synchronise(torch, roots)
+    return time.perf_counter() - start
+
+
+def _measure(book: _Book, call: Any, arguments: Any, node: int, repeats: int) -> tuple[Any, float, float]:
+    """(result, forward seconds, backward seconds): the least of the repeats."""
+    torch, forward, backward, first_result = book.torch, float("inf"), float("inf"), None
+    copy = False
+    for turn in range(repeats + 1):  # the first one warms up, and counts what is saved
+        cut = _leaves(book, arguments, copy)
+        inputs = [t for t in book.tensors(cut) if book.key(t) not in book.params]
+
+        saved: list[Any] = []
+
+        def pack(tensor: Any, saved: list[Any] = saved) -> Any:
+            saved.append(tensor)
+            return tensor
+
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            try:
+                _synchronise(torch, inputs)
+                start = time.perf_counter()
+                result = call(*cut[0], **cut[1])
+                _synchronise(torch, inputs)
+                took = time.perf_counter() - start
+            except RuntimeError as error:
+                if copy or "in-place" not in str(error):
+                    raise
+                copy = True
+                saved.clear()
+                cut = _leaves(book, arguments, copy)
+                inputs = [t for t in book.tensors(cut) if book.key(t) not in book.params]
+                result = call(*cut[0], **cut[1])
+                took = float("inf")
+        if turn == 0:
+            first_result = result
+            book.alive += [cut, result, *saved]
+            for made, old in zip(book.tensors(cut), book.tensors(arguments), strict=True):
+                if book.key(made) != book.key(old):
+                    book.same[book.key(made)] = book.same.get(book.key(old), book.key(old))
+            for tensor in book.tensors(result):
+                key = book.same.get(book.key(tensor), book.key(tensor))
+                if key not in book.params:
+                    book.maker.setdefault(key, node)
+            for tensor in saved:
+                book.keep(tensor, node)
+        back = _backward(book, result, inputs)
+        if turn > 0 or repeats == 0:
+            forward, backward = min(forward, took), min(backward, back)
+    return first_result, 0.0 if forward == float("inf") else forward, 0.0 if backward == float("inf") else backward
+
+
+def _size(tensors: list[Any]) -> float:
+    return float(sum(t.numel() * t.element_size() for t in tensors))
+
+
+class _Rows:
+    def __init__(self) -> None:
+        self.columns: dict[str, list[float]] = {key: [] for key in ("fwd_s", "bwd_s", "param_bytes", "working_bytes")}
+        self.names: list[str] = []
+        self.edges: list[tuple[int, int, float]] = []
+
+    def add(self, name: str, **values: float) -> None:
+        self.names.append(name)
+        for key, value in values.items():
+            self.columns[key].append(value)
+
+
+def _run(book: _Book, graph: Any, arguments: tuple[Any, ...], named: dict[str, Any], repeats: int) -> _Rows:
+    torch = book.torch
+    rows, values, node_of = _Rows(), {}, {}
+    rest = list(arguments)
+    for node in graph.graph.nodes:
+        if node.op == "placeholder":
+            if rest:
+                values[node] = rest.pop(0)
+            elif node.target in named:
+                values[node] = named[node.target]
+            elif node.args:
+                values[node] = node.args[0]
+            else:
+                raise InvalidValueError(f"example has nothing for the model's argument {node.target!r}")
+            continue
+        if node.op == "output":
+            break
+        if node.op == "get_attr":
+            values[node] = _attribute(graph, node.target)
+            continue
+        given = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: values[n])
+        owned: list[Any] = [t for t in book.tensors(given) if book.key(t) in book.params]
+        if node.op == "call_module":
+            call = graph.get_submodule(node.target)
+            owned += list(call.parameters())
+        elif node.op == "call_method":
+            call = _method(node.target)
+        else:
+            call = node.target
+        at = len(rows.names)
+        book.kept.append(0.0)
+        result, forward, backward = _measure(book, call, given, at, repeats)
+        values[node] = torch.fx.node.map_aggregate(result, lambda x: x.detach() if isinstance(x, torch.Tensor) else x)
+        made = book.tensors(result)
+        if not made:  # a shape, a number: nothing that a stage computes or keeps
+            book.kept.pop()
+            continue
+        node_of[node] = at
+        sources = {node_of[n]: _size(book.tensors(values[n])) for n in node.all_input_nodes if n in node_of}
+        rows.edges += [(source, at, size) for source, size in sources.items()]
+        rows.add(node.name, fwd_s=forward, bwd_s=backward, param_bytes=book.parameter_bytes(owned),
+                 working_bytes=_size(made) + sum(sources.values()))
+    return rows
+
+
+def _attribute(graph: Any, path: str) -> Any:
+    value = graph
+    for part in path.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _method(name: str) -> Any:
+    return lambda self, *args, **kwargs: getattr(self, name)(*args, **kwargs)
+
+
+def capture(module: Any, example: Any, *, repeats: int = 3, optimizer_bytes_per_param_byte: float = 2.0) -> Nodes:
+    """A PyTorch model as :class:`tp.planners.Nodes`: one node a torch.fx operation, measured on the example's device.
+
+    Args:
+        module: a torch.nn.Module that torch.fx can trace, or a torch.fx.GraphModule. Its parameters, buffers, gradients and
+            the random state are left as they were.
+        example: its input: a tensor, a tuple of arguments, or a dict of named ones. One micro-batch.
+        repeats: times each forward and backward is measured; the least counts.
+        optimizer_bytes_per_param_byte: optimiser state of a parameter in its own bytes (AdamW: 2).
+
+    fwd_s and bwd_s are of each node alone. activation_bytes is what autograd saves (saved_tensors_hooks), counted once and
+    charged to the node that made it; parameters and the example are not counted. recompute_s is its forward and that of
+    the sources that keep nothing. Edges carry the tensors' bytes. ImportError where torch is not installed.
+    """
+    torch = _torch()
+    turns = whole("repeats", repeats, 0)
+    factor = real("optimizer_bytes_per_param_byte", optimizer_bytes_per_param_byte, zero=True)
+    graph, arguments, named = _trace(torch, module, example)
+    book = _Book(torch, graph)
+    book.params.update({book.key(t): t for t in book.tensors((arguments, named))})
+    before = [buffer.detach().clone() for buffer in graph.buffers()]
+    try:
+        with torch.random.fork_rng():
+            rows = _run(book, graph, arguments, named, turns)
+    finally:
+        with torch.no_grad():
+            for buffer, old in zip(graph.buffers(), before, strict=True):
+                buffer.copy_(old)
+    if not rows.names:
+        raise InvalidValueError(f"{type(module).__name__} computes no tensor")
+    columns = {key: np.array(values) for key, values in rows.columns.items()}
+    kept = np.array(book.kept)
+    nodes = columns | {"recompute_s": remake_seconds(columns["fwd_s"], kept, rows.edges), "activation_bytes": kept,
+                       "optimizer_bytes": factor * columns["param_bytes"], "names": rows.names}
+    return Nodes.from_graph(nodes, rows.edges)

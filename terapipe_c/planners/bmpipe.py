@@ -1,0 +1,164 @@
+"""Layers, recompute strategies, chunks and stages decided together (BMPipe, Wang et al., CLUSTER 2025)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _core
+from .arguments import FloatArray, integer, time_limit
+
+IntArray = npt.NDArray[np.int32]
+Layers = Sequence[Mapping[str, Any]]
+CoreLayers = tuple[IntArray, IntArray, FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]
+
+
+@dataclass(frozen=True, eq=False)
+class BMPipePlan:
+    """Which layers, with which recompute strategy, are on which chunk of which stage. Times are seconds."""
+
+    assignment: IntArray
+    """int32 [types, strategies, chunks, stages]: layers. Types in model order; types of fewer strategies have zeros."""
+    step_time_s: float
+    """Makespan of the schedule (1F1B for one chunk, interleaved 1F1B for several)."""
+    bubbles: dict[str, float]
+    """recompute, imbalance, preparation: they sum to step_time_s less the ideal, micro_batches * mean of the stages' work
+    without recomputation."""
+    lower_bound_s: float
+    """Proven: no plan that fits is faster."""
+    peak_memory_bytes: FloatArray
+    """[stages] static bytes and the most that the schedule keeps in flight."""
+    optimal: bool
+    """Proven, to the rounding of double sums."""
+    evaluations: int
+    """Plans judged, by an inequality or a simulation."""
+    simulations: int
+    """Of them by a simulation."""
+    nodes: int
+    """Nodes of branch and bound."""
+    paths: int
+    """Critical paths kept as inequalities."""
+    planning_time_s: float
+    names: tuple[str, ...] = field(default=())
+    """Of the layer types."""
+    strategy_names: tuple[tuple[str, ...], ...] = field(default=())
+    """Of each type's strategies."""
+
+    @property
+    def gap(self) -> float:
+        """(step - bound) / bound."""
+        return 0.0 if self.lower_bound_s <= 0.0 or self.optimal else self.step_time_s / self.lower_bound_s - 1.0
+
+    @property
+    def layers(self) -> IntArray:
+        """int [chunks, stages]: layers of every virtual stage."""
+        total: IntArray = self.assignment.sum(axis=(0, 1))
+        return total
+
+    def __repr__(self) -> str:
+        proof = "optimal" if self.optimal else f"gap {self.gap * 100:.2f} %"
+        idle = ", ".join(f"{cause} {seconds:.4g}" for cause, seconds in self.bubbles.items())
+        layers = " | ".join(" ".join(map(str, row)) for row in self.layers.tolist())
+        return (
+            f"BMPipePlan(layers {layers}, step {self.step_time_s:.6g} s, {proof}, idle s: {idle}, "
+            f"peak {max(self.peak_memory_bytes) / 1e9:.4g} GB, planned in {self.planning_time_s * 1e3:.3g} ms)"
+        )
+
+
+def _number(layer: Mapping[str, Any], key: str, where: str) -> float:
+    try:
+        value = layer[key]
+    except KeyError:
+        raise ValueError(f"{where} has no {key!r}: name, count, fwd_s, bwd_s, static_bytes and strategies (each with "
+                         "extra_bwd_s and activation_bytes) are needed") from None
+    except TypeError:
+        raise TypeError(f"{where} is {layer!r}: a dict would be right") from None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{key} of {where} is {value!r}: a number would be right") from None
+    if not (np.isfinite(number) and number >= 0.0):
+        raise _core.InvalidValueError(f"{key} of {where} is {number}: a finite number of 0 or more would be right")
+    return number
+
+
+def core_layers(layers: Layers) -> tuple[CoreLayers, tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """The layer types as arrays, their names, their strategies' names."""
+    if isinstance(layers, Mapping) or not isinstance(layers, Sequence) or not len(layers):
+        raise ValueError(f"layers is {layers!r}: a list of one dict a layer type, in model order, would be right")
+    rows, names, labels = [], [], []
+    for t, layer in enumerate(layers):
+        where = f"layers[{t}]"
+        fixed = [_number(layer, key, where) for key in ("fwd_s", "bwd_s", "static_bytes")]
+        if "count" not in layer:
+            raise ValueError(f"{where} has no 'count': its number of layers is needed")
+        count = integer(layer["count"], f"count of {where}")
+        if not 0 < count < 2**31:
+            raise _core.InvalidValueError(f"count of {where} is {count}: at least 1 would be right")
+        strategies = layer.get("strategies")
+        if not isinstance(strategies, Sequence) or not len(strategies):
+            raise ValueError(f"strategies of {where} is {strategies!r}: a list of at least one dict would be right")
+        pairs = [
+            [_number(s, key, f"{where} strategies[{r}]") for key in ("extra_bwd_s", "activation_bytes")]
+            for r, s in enumerate(strategies)
+        ]
+        rows.append((count, fixed, pairs))
+        names.append(str(layer.get("name", t)))
+        labels.append(tuple(str(s.get("name", r)) for r, s in enumerate(strategies)))
+    table = np.zeros((2, len(rows), max(len(pairs) for _, _, pairs in rows)))
+    for t, (_, _, pairs) in enumerate(rows):
+        table[:, t, : len(pairs)] = np.array(pairs).T
+    fixed_s = np.array([fixed for _, fixed, _ in rows]).T.copy()
+    counts = np.array([count for count, _, _ in rows], np.int32)
+    choices = np.array([len(pairs) for _, _, pairs in rows], np.int32)
+    core = (counts, choices, fixed_s[0], fixed_s[1], fixed_s[2], table[0], table[1])
+    return core, tuple(names), tuple(labels)
+
+
+def memory(memory_bytes: float) -> float:
+    if isinstance(memory_bytes, bool) or not isinstance(memory_bytes, (int, float, np.integer, np.floating)):
+        raise TypeError(f"memory_bytes is {memory_bytes!r}: one number, the bytes of every stage, would be right")
+    return float(memory_bytes)
+
+
+def plan_of(found: tuple[Any, ...], names: tuple[str, ...], labels: tuple[tuple[str, ...], ...]) -> BMPipePlan:
+    assignment, peak, step, bound, recompute, imbalance, preparation = found[:7]
+    optimal, evaluations, simulations, nodes, paths, seconds = found[7:]
+    bubbles = {"recompute": recompute, "imbalance": imbalance, "preparation": preparation}
+    return BMPipePlan(
+        assignment, step, bubbles, bound, peak, optimal, evaluations, simulations, nodes, paths, seconds, names, labels
+    )
+
+
+def bmpipe(
+    layers: Layers,
+    stages: int,
+    micro_batches: int,
+    memory_bytes: float,
+    chunks: int = 1,
+    comm_s: float = 0.0,
+    time_limit_s: float | None = 1.0,
+    effort: int = 0,
+) -> BMPipePlan:
+    """The assignment of least step time that fits: how many layers, with which recompute strategy, on which stage.
+
+    layers: one dict a layer type in model order: name, count, fwd_s, bwd_s, static_bytes (of one layer) and strategies,
+    each {"name", "extra_bwd_s", "activation_bytes"} (of one layer and one micro-batch). Consecutive layers go to chunk 0
+    of stages 0, 1, ..., then to chunk 1, ...; none of them is empty. memory_bytes: of every stage; comm_s: seconds of a
+    message on its link. One chunk (1F1B): proven optimal, if the time limit allows. Several (interleaved 1F1B,
+    micro_batches a multiple of stages): a search of bounded effort (candidates; 0: a default) with a proven lower bound.
+    time_limit_s (None: none) is hard; where it is not reached, equal input gives an equal plan.
+
+    tp.InfeasibleError names the stage and the bytes it lacks with everything recomputed.
+    """
+    core, names, labels = core_layers(layers)
+    found = _core.plan_bmpipe(
+        core, integer(stages, "stages"), integer(micro_batches, "micro_batches"), memory(memory_bytes),
+        chunks=integer(chunks, "chunks"), comm_s=float(comm_s), time_limit_s=time_limit(time_limit_s),
+        effort=integer(effort, "effort"),
+    )  # fmt: skip
+    return plan_of(found, names, labels)

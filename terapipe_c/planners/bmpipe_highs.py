@@ -1,0 +1,241 @@
+"""BMPipe's integer programme in another solver's hands: a second opinion by HiGHS, and a file for any solver.
+
+The programme (PLANNERS.md 4.2, 4.3) bounds the makespan by critical paths of the schedule, added as they are found: solve,
+simulate the answer, add its critical path, until the simulation says no more than the solver.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _core
+from .arguments import FloatArray, integer, time_limit
+from .bmpipe import BMPipePlan, CoreLayers, Layers, core_layers, memory, plan_of
+
+_ROUNDS = 400
+_CLOSE = 1e-6  # a simulation this close to the solver's makespan ends the rounds
+
+
+class _Programme:
+    """The programme of one request and the paths found so far."""
+
+    def __init__(
+        self, core: CoreLayers, stages: int, micro_batches: int, memory_bytes: float, chunks: int, comm_s: float
+    ) -> None:
+        self.core, self.comm_s, self.memory_bytes = core, comm_s, memory_bytes
+        self.stages, self.micro_batches, self.chunks = stages, micro_batches, chunks
+        self.types, self.strategies = core[5].shape
+        self.virtuals = stages * chunks
+        self.paths: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], float]] = []
+        _core.bmpipe_ilp(core, stages, micro_batches, memory_bytes, *self._runs(), chunks=chunks, comm_s=comm_s)
+        count, _, forward, backward = core[:4]
+        even = [np.full(self.virtuals, float(count @ times) / self.virtuals) for times in (forward, backward)]
+        self.add_path(*even)
+        for stage in range(stages):  # the paths through each stage
+            slow = np.ones(self.virtuals)
+            slow[stage::stages] = 2.0
+            self.add_path(even[0] * slow, even[1] * slow)
+
+    def _runs(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], FloatArray]:
+        shape = (len(self.paths), self.virtuals)
+        forward = np.array([path[0] for path in self.paths], np.int64).reshape(shape)
+        backward = np.array([path[1] for path in self.paths], np.int64).reshape(shape)
+        return forward, backward, np.array([path[2] for path in self.paths], np.float64)
+
+    def add_path(self, forward_s: FloatArray, backward_s: FloatArray) -> float:
+        """The makespan of these seconds; its critical path joins the programme."""
+        makespan, up, down, lag_s = _core.bmpipe_path(
+            np.ascontiguousarray(forward_s), np.ascontiguousarray(backward_s), self.stages, self.micro_batches,
+            self.chunks, self.comm_s,
+        )  # fmt: skip
+        self.paths.append((up, down, lag_s))
+        return makespan
+
+    def rows(self) -> dict[str, npt.NDArray[Any]]:
+        return _core.bmpipe_ilp(
+            self.core, self.stages, self.micro_batches, self.memory_bytes, *self._runs(), chunks=self.chunks,
+            comm_s=self.comm_s,
+        )  # fmt: skip
+
+    def layers_of(self, x: FloatArray) -> FloatArray:
+        """[types, strategies, virtual stages] of a solution."""
+        return x[: self.types * self.strategies * self.virtuals].reshape(self.types, self.strategies, self.virtuals)
+
+    def seconds_of(self, layers: FloatArray) -> tuple[FloatArray, FloatArray]:
+        forward: FloatArray = np.einsum("trv,t->v", layers, self.core[2])
+        backward: FloatArray = np.einsum("trv,tr->v", layers, self.core[3][:, None] + self.core[5])
+        return forward, backward
+
+
+def _highs() -> Any:
+    try:
+        import highspy
+    except ImportError:
+        raise ImportError(
+            "bmpipe_highs needs the package highspy: pip install 'terapipe_c[highs]' (tp.planners.bmpipe needs nothing)"
+        ) from None
+    return highspy
+
+
+def _solve(
+    highspy: Any, rows: dict[str, npt.NDArray[Any]], whole: bool, seconds: float, start: FloatArray | None
+) -> tuple[FloatArray | None, float]:
+    """(solution or None, proven bound) of the programme or its relaxation. +inf: there is none."""
+    model = highspy.HighsLp()
+    model.num_col_, model.num_row_ = len(rows["cost"]), len(rows["row_low"])
+    model.col_cost_, model.col_lower_, model.col_upper_ = rows["cost"], rows["low"], rows["high"]
+    model.row_lower_, model.row_upper_ = rows["row_low"], rows["row_high"]
+    model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    model.a_matrix_.start_, model.a_matrix_.index_, model.a_matrix_.value_ = rows["begin"], rows["index"], rows["value"]
+    if whole:
+        kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+        model.integrality_ = [kinds[int(kind)] for kind in rows["integer"]]
+    solver = highspy.Highs()
+    solver.setOptionValue("output_flag", False)
+    solver.setOptionValue("threads", 1)
+    solver.setOptionValue("time_limit", max(seconds, 0.01))
+    solver.setOptionValue("mip_rel_gap", 0.0)
+    solver.passModel(model)
+    if whole and start is not None:
+        known = highspy.HighsSolution()
+        known.col_value = list(start)
+        solver.setSolution(known)
+    solver.run()
+    status, info = solver.getModelStatus(), solver.getInfo()
+    if status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible):
+        return None, float("inf")
+    if not whole:
+        if status != highspy.HighsModelStatus.kOptimal:
+            return None, 0.0
+        return np.array(solver.getSolution().col_value), float(info.objective_function_value)
+    bound = max(0.0, float(info.mip_dual_bound))
+    if info.primal_solution_status != 2:  # kSolutionStatusFeasible
+        return None, bound
+    return np.array(solver.getSolution().col_value), bound
+
+
+def _refuse(memory_bytes: float) -> None:
+    raise _core.InfeasibleError(f"no plan fits into memory_bytes {memory_bytes:.0f} (HiGHS)")
+
+
+def bmpipe_highs(
+    layers: Layers,
+    stages: int,
+    micro_batches: int,
+    memory_bytes: float,
+    chunks: int = 1,
+    comm_s: float = 0.0,
+    time_limit_s: float | None = 60.0,
+) -> BMPipePlan:
+    """The same plan by HiGHS (extra ``terapipe_c[highs]``): arguments and result as ``bmpipe``.
+
+    Path inequalities are generated on the linear relaxation, then on the integer programme. lower_bound_s is HiGHS's dual
+    bound. time_limit_s None: none. Of the counters, evaluations are solver calls and paths the inequalities;
+    TimeoutError if the time ends without any plan.
+    """
+    highspy = _highs()
+    began = time.perf_counter()
+    core, names, labels = core_layers(layers)
+    limit = time_limit(time_limit_s) or float("inf")
+    programme = _Programme(
+        core, integer(stages, "stages"), integer(micro_batches, "micro_batches"), memory(memory_bytes),
+        integer(chunks, "chunks"), float(comm_s),
+    )  # fmt: skip
+    best: tuple[Any, ...] | None = None
+    bound, calls, whole, start = 0.0, 0, False, None
+    for _ in range(_ROUNDS):
+        left = limit - (time.perf_counter() - began)
+        if left <= 0.0:
+            break
+        x, proven = _solve(highspy, programme.rows(), whole, min(left, 1e7), start)
+        calls += 1
+        if proven == float("inf"):
+            _refuse(programme.memory_bytes)
+        bound = max(bound, proven)
+        if x is None:
+            break
+        found = np.rint(programme.layers_of(x)) if whole else programme.layers_of(x)
+        makespan = programme.add_path(*programme.seconds_of(found))
+        done = makespan <= float(x[-1]) * (1.0 + _CLOSE)
+        if whole:
+            shape = (programme.types, programme.strategies, programme.chunks, programme.stages)
+            judged = _core.bmpipe_judge(
+                core, programme.stages, programme.micro_batches, found.astype(np.int32).reshape(shape),
+                programme.chunks, programme.comm_s,
+            )  # fmt: skip
+            if best is None or judged[2] < best[2]:
+                best, start = judged, x.copy()
+                start[-1] = judged[2]
+            if best[2] <= bound * (1.0 + _CLOSE) or done:
+                break
+        whole = whole or done
+    if best is None:
+        raise TimeoutError(f"HiGHS found no plan in time_limit_s {limit:g}")
+    assignment, peak, step, _, recompute, imbalance, preparation = best[:7]
+    bound = min(bound, step)
+    optimal = step <= bound * (1.0 + _CLOSE)
+    seconds = time.perf_counter() - began
+    counters = (calls, len(programme.paths), 0, len(programme.paths), seconds)
+    return plan_of(
+        (assignment, peak, step, bound, recompute, imbalance, preparation, optimal, *counters), names, labels
+    )
+
+
+def bmpipe_mps(
+    path: str | os.PathLike[str],
+    layers: Layers,
+    stages: int,
+    micro_batches: int,
+    memory_bytes: float,
+    chunks: int = 1,
+    comm_s: float = 0.0,
+    time_limit_s: float | None = 1.0,
+) -> int:
+    """Write the integer programme as a free MPS file for any solver; returns the number of path inequalities in it.
+
+    They are those of the even plan with each stage slowed, and of ``bmpipe``'s plan: not all there are, so its optimum is a
+    lower bound on the step time, and the plan it names is to be simulated. Columns l_type_strategy_chunk_stage (layers),
+    b_type_chunk_stage, T (seconds); bytes are in units of memory_bytes. FileExistsError if the file is there.
+    """
+    from .bmpipe import bmpipe
+
+    core, _, _ = core_layers(layers)
+    programme = _Programme(
+        core, integer(stages, "stages"), integer(micro_batches, "micro_batches"), memory(memory_bytes),
+        integer(chunks, "chunks"), float(comm_s),
+    )  # fmt: skip
+    plan = bmpipe(layers, stages, micro_batches, memory_bytes, chunks, comm_s, time_limit_s)
+    shape = (programme.types, programme.strategies, programme.virtuals)
+    programme.add_path(*programme.seconds_of(plan.assignment.reshape(shape).astype(np.float64)))
+    text = _mps(programme)
+    with open(path, "x", encoding="ascii") as file:
+        file.write(text)
+    return len(programme.paths)
+
+
+def _mps(programme: _Programme) -> str:
+    rows = programme.rows()
+    places = [(c, x) for c in range(programme.chunks) for x in range(programme.stages)]
+    columns = [f"l_{t}_{r}_{c}_{x}" for t in range(programme.types) for r in range(programme.strategies)
+               for c, x in places]  # fmt: skip
+    columns += [f"b_{t}_{c}_{x}" for t in range(programme.types - 1) for c, x in places] + ["T"]
+    low, high = rows["row_low"], rows["row_high"]
+    kinds = np.where(low == high, "E", np.where(np.isinf(low), "L", "G"))
+    right = np.where(kinds == "L", high, low)
+    row_of = np.repeat(np.arange(len(low)), np.diff(rows["begin"]))
+    entries: list[list[str]] = [[] for _ in columns]
+    for row, column, value in zip(row_of.tolist(), rows["index"].tolist(), rows["value"].tolist(), strict=True):
+        entries[column].append(f" {columns[column]} r{row} {value!r}")
+    entries[-1].append(" T cost 1.0")
+    lines = ["NAME bmpipe FREE", "ROWS", " N cost", *(f" {kind} r{i}" for i, kind in enumerate(kinds.tolist()))]
+    lines += ["COLUMNS", " M1 'MARKER' 'INTORG'", *(line for column in entries[:-1] for line in column)]
+    lines += [" M2 'MARKER' 'INTEND'", *entries[-1]]
+    lines += ["RHS", *(f" rhs r{i} {value!r}" for i, value in enumerate(right.tolist()) if value)]
+    lines += ["BOUNDS", *(f" UP bound {name} {value!r}" for name, value in
+                          zip(columns[:-1], rows["high"].tolist(), strict=False)), "ENDATA", ""]  # fmt: skip
+    return "\n".join(lines)

@@ -1,0 +1,144 @@
+"""The largest micro-batch that fits, by planner: what DawnPiper's Tables 1 and 2 compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .._core import InfeasibleError, InvalidTypeError, InvalidValueError
+from ..config import GPTConfig, whole
+from .dawnpiper import DawnPiperPlan, compute_balanced, dawnpiper, dawnpiper_binary, memory_balanced
+from .nodes import Nodes
+
+__all__ = ["MaxBatch", "max_batch"]
+
+Planner = Callable[..., DawnPiperPlan]
+
+
+@dataclass(frozen=True)
+class MaxBatch:
+    """The largest micro-batch, and its plan; ``int(result)`` is the batch."""
+
+    batch: int
+    """Samples of a micro-batch; batch + 1 does not fit (or is above ``most``)."""
+    plan: DawnPiperPlan
+    planner: str
+    tried: int
+    """Micro-batches planned."""
+
+    @property
+    def samples_per_s(self) -> float:
+        """Throughput: samples of a step over its time (pipedream: of a period)."""
+        micros = 1 if self.plan.schedule == "pipedream" else self.plan.micro_batches
+        return self.batch * micros / self.plan.step_time_s if self.plan.step_time_s > 0.0 else float("inf")
+
+    def __int__(self) -> int:
+        return self.batch
+
+    __index__ = __int__
+
+    def __repr__(self) -> str:
+        return f"MaxBatch({self.batch}, {self.planner}, {self.samples_per_s:.4g} samples/s, {self.plan!r})"
+
+
+def _uniform(nodes: Nodes, stages: int) -> list[int]:
+    """As many nodes a stage as can be; nodes of one block stay together where there are blocks enough (Megatron's way)."""
+    edges = [0, *(k for k in range(1, len(nodes)) if not nodes.blocks or nodes.blocks[k] != nodes.blocks[k - 1]), len(nodes)]
+    if len(edges) - 1 < stages:
+        edges = list(range(len(nodes) + 1))
+    parts = len(edges) - 1
+    return [edges[k * parts // stages] for k in range(stages + 1)]
+
+
+_FIXED: dict[str, Callable[[Nodes, int, int | None, str], list[int]]] = {
+    "uniform": lambda nodes, stages, micros, schedule: _uniform(nodes, stages),
+    "compute": lambda nodes, stages, micros, schedule: compute_balanced(nodes, stages),
+    "memory": memory_balanced,
+}
+_NAMES = ("dawnpiper", "dawnpiper_binary", *_FIXED)
+
+
+def _planner(planner: str | Planner, optimise: bool | None) -> tuple[str, Callable[..., DawnPiperPlan]]:
+    if callable(planner):
+        return getattr(planner, "__name__", "planner"), planner
+    if planner == "dawnpiper":
+        return planner, lambda *a, **k: dawnpiper(*a, **k, optimise_memory=optimise is not False)
+    if planner == "dawnpiper_binary":
+        return planner, lambda *a, **k: dawnpiper_binary(*a, **k, optimise_memory=optimise is not False)
+    if planner not in _FIXED:
+        raise InvalidValueError(f"planner is {planner!r}: one of {', '.join(_NAMES)}, or a function, would be right")
+
+    def fixed(nodes: Nodes, stages: int, memory: float, micros: int | None, schedule: str, *a: Any, **k: Any) -> DawnPiperPlan:
+        cuts = _FIXED[planner](nodes, stages, micros, schedule)
+        return dawnpiper(nodes, stages, memory, micros, schedule, *a, **k, boundaries=cuts, optimise_memory=bool(optimise))
+
+    return planner, fixed
+
+
+def _at_batch(model: Any, **arguments: Any) -> Callable[[int], Nodes]:
+    """Batch -> nodes. A model's times are the cost model's at that batch; those of nodes grow with it."""
+    if isinstance(model, GPTConfig):
+        return lambda batch: model.nodes(micro_batch=batch, **arguments)
+    given = [name for name, value in arguments.items() if value is not None]
+    if given:
+        raise InvalidValueError(f"{given[0]} is for a GPTConfig: nodes have their costs already")
+    if not isinstance(model, Nodes | Mapping):
+        raise InvalidTypeError(f"model is {type(model).__name__}: a GPTConfig, Nodes, or a dict of arrays would be right")
+    nodes = Nodes.of(model)
+    if nodes.working_bytes is None:  # what is made again, or comes back, must be whole for a while
+        nodes = replace(nodes, working_bytes=nodes.activation_bytes)
+    return lambda batch: nodes.scaled(float(batch))
+
+
+def max_batch(model: GPTConfig | Nodes | Mapping[str, Any], stages: int, memory_bytes: float, micro_batches: int | None = None,
+              schedule: str = "1f1b", swap_bandwidth_Bps: float = 0.0, *, planner: str | Planner = "dawnpiper",
+              optimise_memory: bool | None = None, mode: str = "physical", link_bandwidth_Bps: float | None = None,
+              most: int = 1 << 20, costs: Any = None, seq_len: int | None = None, cluster: Any = None) -> MaxBatch:  # fmt: skip
+    """The largest micro-batch that a planner fits into ``memory_bytes`` a stage, by doubling and then halving the step.
+
+    Args:
+        model: a GPTConfig (with costs, seq_len, cluster as in its ``nodes``), or nodes of a micro-batch of ONE sample, whose
+            times, activations, cuts and working room grow in proportion. Where everything may be recomputed it is the
+            working room that ends it; nodes without working_bytes get their activation_bytes.
+        planner: "dawnpiper" (exact), "dawnpiper_binary", or a fixed partition: "uniform" (equal numbers of blocks),
+            "compute" (equal times), "memory" (DawnPiper's Alg. 2); or a function with dawnpiper's arguments, of which the
+            nodes come first.
+        optimise_memory: may it recompute and swap? None: the first two do, the fixed ones do not.
+        most: stop there.
+
+    tp.InfeasibleError if not even one sample fits. A planner that is not exact may fit b + 1 where it fails at b: the
+    answer is then some b that fits with b + 1 that does not.
+    """
+    name, plan_of = _planner(planner, optimise_memory)
+    limit, nodes_at = whole("most", most), _at_batch(model, costs=costs, seq_len=seq_len, cluster=cluster)
+    tried = 0
+
+    def fit(batch: int) -> DawnPiperPlan | None:
+        nonlocal tried
+        tried += 1
+        try:
+            return plan_of(nodes_at(batch), stages, memory_bytes, micro_batches, schedule, swap_bandwidth_Bps, mode=mode,
+                           link_bandwidth_Bps=link_bandwidth_Bps)  # fmt: skip
+        except InfeasibleError:
+            if batch == 1:
+                raise
+            return None
+
+    found = fit(1)
+    assert found is not None
+    low, high = 1, 2  # low fits; high is untried, then known not to
+    while high <= limit:
+        plan = fit(high)
+        if plan is None:
+            break
+        low, high, found = high, 2 * high, plan
+    high = min(high, limit + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        plan = fit(middle)
+        if plan is None:
+            high = middle
+        else:
+            low, found = middle, plan
+    return MaxBatch(low, found, name, tried)

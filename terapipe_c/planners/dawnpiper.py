@@ -1,0 +1,239 @@
+"""DawnPiper: nodes cut into stages that recompute and swap what their memory cannot hold (arXiv 2505.05856).
+
+The model of time and memory, and what "exact" means, are in csrc/plan/dawnpiper.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _core
+from .._core import InfeasibleError, InvalidValueError
+from ..config import html_table, human_bytes, human_seconds
+from .arguments import FloatArray, integer
+from .nodes import NEEDED, OPTIONAL, Nodes
+
+__all__ = ["DawnPiperPlan", "compute_balanced", "dawnpiper", "dawnpiper_binary", "memory_balanced", "memory_weights"]
+
+_FLIGHTS = ("1f1b", "gpipe", "pipedream")
+_MODES = ("physical", "paper")
+
+
+@dataclass(frozen=True, eq=False)
+class DawnPiperPlan:
+    """Stages of a chain of nodes, and what each recomputes and swaps."""
+
+    boundaries: list[int]
+    """stages + 1 of them, 0 first, n last: stage k holds nodes boundaries[k] to boundaries[k + 1] - 1."""
+    recompute: npt.NDArray[np.bool_]
+    """[n]: is what the node keeps thrown away and made again in the backward?"""
+    swap_bytes: FloatArray
+    """[n] bytes of what the node keeps that go to the host and come back, each micro-batch."""
+    stage_time_s: FloatArray
+    """[stages] seconds of a micro-batch: forward, backward, and what recomputing and swapping add."""
+    peak_memory_bytes: FloatArray
+    """[stages]"""
+    link_time_s: FloatArray
+    """[stages] seconds of the message behind each stage (0 without link_bandwidth_Bps)."""
+    period_s: float
+    """The largest of stage_time_s and link_time_s: seconds a micro-batch in the steady state. What is minimised."""
+    step_time_s: float
+    """A whole step of micro_batches, simulated in the order of the schedule; pipedream, which never flushes: period_s."""
+    lower_bound_s: float
+    """No plan has a shorter period_s."""
+    relaxed_s: float
+    """The same bound from the fractional form alone (a last tensor recomputed in part)."""
+    optimal: bool
+    """Is period_s proven to be the least (to about 1e-12 of it)? For dawnpiper False only if work_limit ended a proof."""
+    probes: int
+    """Periods tried."""
+    evaluations: int
+    """Stages examined."""
+    knapsacks: int
+    """Stages of them whose set of recomputed tensors was searched for."""
+    states: int
+    """Partial sets met in that."""
+    planning_time_s: float
+    micro_batches: int
+    schedule: str
+
+    @property
+    def gap(self) -> float:
+        """(period - bound) / bound."""
+        return 0.0 if self.lower_bound_s <= 0.0 else self.period_s / self.lower_bound_s - 1.0
+
+    @property
+    def step_lower_bound_s(self) -> float:
+        """No plan's step is shorter: the slowest stage works through every micro-batch."""
+        return self.lower_bound_s * (1 if self.schedule == "pipedream" else self.micro_batches)
+
+    @property
+    def stages(self) -> list[tuple[int, int]]:
+        """(first node, last node + 1) of each stage."""
+        return list(zip(self.boundaries, self.boundaries[1:], strict=False))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, DawnPiperPlan):
+            return NotImplemented
+        return (self.boundaries, self.step_time_s, self.period_s) == (other.boundaries, other.step_time_s, other.period_s) \
+            and np.array_equal(self.recompute, other.recompute) and np.array_equal(self.swap_bytes, other.swap_bytes)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _facts(self) -> list[tuple[str, str]]:
+        proof = "optimal" if self.optimal else f"gap {self.gap * 100:.2g} %"
+        return [("stages", f"{len(self.stage_time_s)} of {len(self.recompute)} nodes"),
+                ("period", f"{human_seconds(self.period_s)}, {proof}"),
+                ("step", f"{human_seconds(self.step_time_s)} ({self.schedule}, {self.micro_batches} micro-batches)"),
+                ("recomputed", f"{int(self.recompute.sum())} nodes"),
+                ("swapped", f"{human_bytes(float(self.swap_bytes.sum()))} a micro-batch"),
+                ("peak", human_bytes(float(self.peak_memory_bytes.max()))),
+                ("planned in", human_seconds(self.planning_time_s))]  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"DawnPiperPlan({', '.join(f'{key}: {value}' for key, value in self._facts())})"
+
+    def _repr_html_(self) -> str:
+        times, cuts = ", ".join(human_seconds(float(t)) for t in self.stage_time_s), ", ".join(map(str, self.boundaries))
+        return html_table("DawnPiper", [*self._facts(), ("stage times", times), ("boundaries", cuts)])
+
+
+def _one_of(what: str, value: str, known: Sequence[str]) -> int:
+    if value not in known:
+        raise InvalidValueError(f"{what} is {value!r}: one of {', '.join(known)} would be right")
+    return known.index(value)
+
+
+def _number(what: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{what} is {value!r}: a number would be right") from None
+
+
+def _arrays(nodes: Nodes | Mapping[str, Any]) -> tuple[Any, ...]:
+    checked = nodes if isinstance(nodes, Nodes) else Nodes.of(nodes)
+    return tuple(getattr(checked, key) for key in NEEDED + OPTIONAL)
+
+
+def _micros(micro_batches: int | None, stages: int) -> int:
+    return stages if micro_batches is None else integer(micro_batches, "micro_batches")
+
+
+def _plan(nodes: Any, stages: int, memory_bytes: float, micro_batches: int | None, schedule: str, swap_bandwidth_Bps: float,
+          link_bandwidth_Bps: float | None, mode: str, work_limit: int | None, **more: Any) -> DawnPiperPlan:  # fmt: skip
+    arrays = _arrays(nodes)
+    count = integer(stages, "stages")
+    micros = _micros(micro_batches, count)
+    work = 0 if work_limit is None else integer(work_limit, "work_limit")
+    link = 0.0 if link_bandwidth_Bps is None else _number("link_bandwidth_Bps", link_bandwidth_Bps)
+    if work_limit is not None and work < 1:
+        raise InvalidValueError(f"work_limit is {work}: at least 1 is needed")
+    if link_bandwidth_Bps is not None and not link > 0.0:
+        raise InvalidValueError(f"link_bandwidth_Bps is {link}: more than 0 bytes a second are needed")
+    flight, paper = _one_of("schedule", schedule, _FLIGHTS), _one_of("mode", mode, _MODES)
+    try:
+        found = _core.plan_dawnpiper(arrays, count, _number("memory_bytes", memory_bytes), micros, flight, paper=bool(paper),
+                                     swap_Bps=_number("swap_bandwidth_Bps", swap_bandwidth_Bps), link_Bps=link,
+                                     work_limit=work, **more)  # fmt: skip
+    except InfeasibleError as error:
+        names = getattr(nodes, "names", ())
+        raise InfeasibleError(f"{error}{_named(str(error), names)}") from None
+    recompute, rest = found[1].astype(bool), found[2:]
+    return DawnPiperPlan(found[0], recompute, *rest, micros, schedule)
+
+
+def _named(message: str, names: Sequence[str]) -> str:
+    """The names of the nodes that the core knows by number only."""
+    if not names or "(nodes " not in message:
+        return ""
+    first, last = (int(word) for word in message.split("(nodes ")[1].split(")")[0].split(" to "))
+    return f" (node {first} is {names[first]}, node {last} is {names[last]})"
+
+
+def dawnpiper(
+    nodes: Nodes | Mapping[str, Any],
+    stages: int,
+    memory_bytes: float,
+    micro_batches: int | None = None,
+    schedule: str = "1f1b",
+    swap_bandwidth_Bps: float = 0.0,
+    *,
+    link_bandwidth_Bps: float | None = None,
+    mode: str = "physical",
+    boundaries: Sequence[int] | None = None,
+    optimise_memory: bool = True,
+    work_limit: int | None = None,
+) -> DawnPiperPlan:
+    """The least steady-state period over all partitions and all choices of recomputation and swap, exactly.
+
+    nodes: :class:`Nodes`, or a dict of float64 [n] arrays fwd_s, bwd_s, recompute_s, activation_bytes, param_bytes,
+    optimizer_bytes and, if wanted, cut_bytes, cut_tensors, working_bytes. memory_bytes: of one stage. Stage x (from 0)
+    holds min(micro_batches, stages - x) copies of its activations under 1f1b, micro_batches under gpipe, stages - x (and as
+    many versions of its weights) under pipedream; micro_batches None: as many as stages.
+
+    A stage recomputes whole tensors and swaps any bytes of others; swaps of up to swap_bandwidth_Bps times the stage's time
+    are free, out and in apart. With link_bandwidth_Bps a cut costs a period of its own, cut_bytes / link_bandwidth_Bps.
+    mode "paper" counts memory as the paper does: copies of activations, parameters and optimiser state. boundaries: that
+    partition instead of a search. optimise_memory False: nothing is recomputed or swapped. work_limit: partial sets that
+    the proof may meet (4 million); past it ``optimal`` is False and the bound still holds.
+
+    tp.InfeasibleError names the stage, the bytes it is short, and the memory_bytes that would do.
+    """
+    given = None
+    if boundaries is not None:
+        given = np.array([integer(b, "a boundary") for b in boundaries], np.int64)
+        if (np.abs(given) >= 2**31).any():
+            raise InvalidValueError("a boundary is beyond the last node")
+    return _plan(nodes, stages, memory_bytes, micro_batches, schedule, swap_bandwidth_Bps, link_bandwidth_Bps, mode, work_limit,
+                 optimise=bool(optimise_memory), boundaries=None if given is None else given.astype(np.int32))  # fmt: skip
+
+
+def dawnpiper_binary(
+    nodes: Nodes | Mapping[str, Any],
+    stages: int,
+    memory_bytes: float,
+    micro_batches: int | None = None,
+    schedule: str = "1f1b",
+    swap_bandwidth_Bps: float = 0.0,
+    *,
+    link_bandwidth_Bps: float | None = None,
+    mode: str = "physical",
+    optimise_memory: bool = True,
+    work_limit: int | None = None,
+) -> DawnPiperPlan:
+    """DawnPiper's own search (BiPar): binary cuts between the compute- and the memory-balanced position, Capuchin's choice
+    of what to swap (FreeTime, one queue a direction) and to recompute (bytes saved a second).
+
+    Arguments and result as :func:`dawnpiper`; swaps take whole tensors and cost what the bus cannot hide. work_limit: stages
+    examined before it takes the best known (200 000). It may find no plan where one exists: tp.InfeasibleError says so.
+    """
+    return _plan(nodes, stages, memory_bytes, micro_batches, schedule, swap_bandwidth_Bps, link_bandwidth_Bps, mode, work_limit,
+                 optimise=bool(optimise_memory), binary=True)  # fmt: skip
+
+
+def memory_weights(stages: int, micro_batches: int | None = None, schedule: str = "pipedream") -> FloatArray:
+    """DawnPiper's Alg. 2: float64 [stages], the share of one micro-batch's memory that each stage should have, in shares of
+    stage 0's. pipedream, 4 stages: 1, 4/3, 2, 4."""
+    count = integer(stages, "stages")
+    return _core.dawnpiper_weights(count, _micros(micro_batches, count), _one_of("schedule", schedule, _FLIGHTS))
+
+
+def memory_balanced(nodes: Nodes | Mapping[str, Any], stages: int, micro_batches: int | None = None,
+                    schedule: str = "pipedream") -> list[int]:  # fmt: skip
+    """Boundaries of Alg. 2: a stage closes with the node at which activation, parameter and optimiser bytes since the last
+    boundary come to its share (:func:`memory_weights`) of all."""
+    count = integer(stages, "stages")
+    flight = _one_of("schedule", schedule, _FLIGHTS)
+    return list(_core.dawnpiper_balance(_arrays(nodes), count, _micros(micro_batches, count), flight, True))
+
+
+def compute_balanced(nodes: Nodes | Mapping[str, Any], stages: int) -> list[int]:
+    """Boundaries by the same walk with equal shares of forward and backward time."""
+    count = integer(stages, "stages")
+    return list(_core.dawnpiper_balance(_arrays(nodes), count, 1, 0, False))

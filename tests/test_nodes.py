@@ -1,0 +1,200 @@
+"""Nodes as a value, a graph and a file; our own GPT as nodes; the largest micro-batch that fits."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+from test_dawnpiper import KEYS, draw, random_nodes
+
+import terapipe_c as tp
+from terapipe_c import planners
+from terapipe_c.planners import Nodes, dawnpiper, memory_balanced
+
+
+def diamond(rng=None):
+    nodes = random_nodes(rng or np.random.default_rng(1), 5) | {"names": ["join", "right", "left", "split", "end"]}
+    nodes["fwd_s"] = np.array([1.0, 5.0, 2.0, 1.0, 1.0])
+    edges = [("split", "left", 3.0), ("split", "right", 3.0), ("left", "join", 1.0), ("right", "join", 2.0), ("join", "end", 4.0),
+             ("split", "end", 3.0)]  # fmt: skip
+    return nodes, edges
+
+
+def test_a_graph_is_ordered_and_its_cuts_counted():
+    nodes, edges = diamond()
+    made = Nodes.from_graph(nodes, edges)
+    assert made.names == ("split", "right", "left", "join", "end")  # equal depth and start: as given
+    assert made.cut_bytes.tolist() == [3, 5, 6, 7, 0] and made.cut_tensors.tolist() == [1, 2, 3, 2, 0]
+    assert made["fwd_s"].tolist() == [1, 5, 2, 1, 1]
+    late = Nodes.from_graph({**nodes, "fwd_s": np.array([1.0, 5.0, 2.0, 1.0, 1.0])},
+                            [*edges, ("right", "end")])  # fmt: skip
+    assert late.edges[-1] == (3, 4, 4.0) or (1, 4, float(nodes["activation_bytes"][1])) in late.edges
+
+
+def test_random_graphs_are_ordered_and_cycles_named():
+    rng = np.random.default_rng(13)
+    for _ in range(300):
+        n = int(rng.integers(2, 15))
+        place = rng.permutation(n)
+        nodes = random_nodes(rng, n)
+        pairs = {(int(a), int(b)) for a, b in rng.integers(0, n, (2 * n, 2)) if place[a] < place[b]}
+        sizes = {a: float(rng.integers(1, 9)) for a in range(n)}
+        nodes["names"] = [str(k) for k in range(n)]
+        made = Nodes.from_graph(nodes, [(a, b, sizes[a]) for a, b in sorted(pairs)])
+        at = {int(name): k for k, name in enumerate(made.names)}
+        depth = {}
+        for k in sorted(range(n), key=lambda k: place[k]):
+            depth[k] = max([depth[a] + 1 for a, b in pairs if b == k], default=0)
+        assert all(at[a] < at[b] for a, b in pairs)
+        assert [depth[int(name)] for name in made.names] == sorted(depth.values())
+        for p in range(n):
+            crossing = {a for a, b in pairs if at[a] <= p < at[b]}
+            assert made.cut_bytes[p] == sum(sizes[a] for a in crossing) and made.cut_tensors[p] == len(crossing)
+        if pairs:
+            a, b = sorted(pairs)[0]
+            with pytest.raises(ValueError, match="cycle") as refusal:
+                Nodes.from_graph(nodes, [*pairs, (b, a)])
+            cycle = [int(word.split(" ")[0]) for word in str(refusal.value).split(": ")[1].split(" -> ")]
+            assert cycle[0] == cycle[-1] and all(step in {*pairs, (b, a)} for step in itertools.pairwise(cycle))
+
+
+def test_nodes_are_saved_and_loaded(tmp_path):
+    nodes, edges = diamond()
+    made = Nodes.from_graph({**nodes, "blocks": [0, 1, 1, 2, 3], "working_bytes": np.ones(5)}, edges)
+    made.save(tmp_path / "nodes.json")
+    again = planners.load_nodes(tmp_path / "nodes.json")
+    assert again == made and hash(again) == hash(made) and again.blocks == made.blocks
+    assert dawnpiper(again, 2, 1e4) == dawnpiper(made, 2, 1e4)
+    assert dawnpiper(dict(made), 2, 1e4) == dawnpiper(made, 2, 1e4)
+    plain = Nodes.of({key: nodes[key] for key in KEYS})
+    plain.save(tmp_path / "plain.json")
+    assert planners.load_nodes(tmp_path / "plain.json") == plain
+    assert "5, forward" in repr(made) and "<table>" in made._repr_html_()
+
+
+def test_a_broken_file_is_named(tmp_path):
+    nodes, edges = diamond()
+    good = Nodes.from_graph(nodes, edges).to_dict()
+
+    def refuse(message, change=None, text=None):
+        data = json.loads(json.dumps(good))
+        if change:
+            change(data)
+        path = tmp_path / "bad.json"
+        path.write_text(text if text is not None else json.dumps(data, indent=1))
+        with pytest.raises(ValueError, match=message) as refusal:
+            planners.load_nodes(path)
+        assert "bad.json" in str(refusal.value)
+
+    refuse("line 2", text='{"format":\n oops}')
+    refuse("format", text="[]")
+    refuse("no list of nodes", lambda d: d.update(nodes=[]))
+    refuse(r"node 1 \(right\), line \d+ lacks 'bwd_s'", lambda d: d["nodes"][1].pop("bwd_s"))
+    refuse(r"activation_bytes of node 2 \(left\), line \d+ is -3", lambda d: d["nodes"][2].update(activation_bytes=-3))
+    refuse(r"fwd_s of node 2 \(left\), line \d+ is 'x'", lambda d: d["nodes"][2].update(fwd_s="x"))
+    refuse("'flops', which means nothing", lambda d: d["nodes"][0].update(flops=1))
+    refuse("node 0 .* lacks 'working_bytes'", lambda d: d["nodes"][3].update(working_bytes=1))
+    refuse("names node 'nobody'", lambda d: d["edges"].append(["split", "nobody"]))
+    refuse("cycle: .*join", lambda d: d["edges"].append(["end", "join"]))
+    refuse("has -1 bytes", lambda d: d["edges"].append(["split", "join", -1]))
+    refuse(r"edge \d+ is \['split'\]", lambda d: d["edges"].append(["split"]))
+    refuse("two nodes are named 'left'", lambda d: d["nodes"][1].update(name="left"))
+
+
+# ---- our own model, and the largest micro-batch ---------------------------------------------------------------------------
+
+
+def test_a_gpt_at_tensor_granularity():
+    model = tp.GPTConfig(n_layer=3, n_head=2, n_embd=8, vocab_size=50, block_size=16)
+    cluster = tp.Cluster(1)
+    costs = tp.CostModel.analytic(model, cluster)
+    nodes = model.nodes(costs, micro_batch=2, seq_len=12)
+    assert len(nodes) == 1 + 10 * 3 + 2 and nodes.names[:3] == ("embedding", "h.0.attention.ln_1", "h.0.attention.qkv")
+    for number, block in enumerate(model.blocks):
+        inside = np.array(nodes.blocks) == number
+        for key, phase in (("fwd_s", "fwd"), ("bwd_s", "bwd")):
+            assert math.isclose(nodes[key][inside].sum(), costs.block_seconds(block.kind, phase, 12, 0, 2))
+        own = model.block_params(block.kind) + (block.kind == "head") * model.vocab_size * model.n_embd  # a tied head's copy
+        assert nodes.param_bytes[inside].sum() == 4 * own and nodes.optimizer_bytes[inside].sum() == 8 * own
+    rows, width = 2 * 12, 8
+    # csrc/stage/layout.c: inputs of 3 x 2 blocks and the head, statistics, qkv, o, lse, h, g, the head's dx and loss
+    kept = 4 * rows * (7 * width + 7 * 2 + 3 * (3 * width + width + 2 + 8 * width) + width + 2)
+    assert nodes.activation_bytes.sum() == kept
+    stream = 4 * rows * width
+    assert nodes.cut_bytes[0] == stream and nodes.cut_tensors[0] == 1  # behind the embedding
+    assert nodes.cut_bytes[5] == nodes.cut_bytes[10] == stream  # behind a block
+    assert nodes.cut_bytes[2] == 4 * stream and nodes.cut_tensors[2] == 2  # qkv, and the stream past it
+    assert nodes.recompute_s[5] == nodes.fwd_s[5] + nodes.fwd_s[4]  # a residual needs its projection again, which keeps nothing
+    assert model.nodes() == model.nodes(tp.CostModel.analytic(model, cluster))
+    assert np.allclose(model.nodes(costs, micro_batch=4).activation_bytes, 4 * model.nodes(costs).activation_bytes)
+    for change in (dict(seq_len=17), dict(micro_batch=0), dict(value_bytes=0), dict(optimizer_bytes_per_param=-1)):
+        with pytest.raises(ValueError):
+            model.nodes(costs, **change)
+
+
+def largest(fits, most=10_000):
+    return max((b for b in range(1, most) if fits(b)), default=0)
+
+
+def test_the_largest_micro_batch_is_the_largest():
+    rng = np.random.default_rng(14)
+    for i in range(40):
+        nodes, stages, memory, micro, schedule, swap = draw(rng, i, 8)
+        planner = ("dawnpiper", "uniform", "compute", "memory", "dawnpiper_binary")[i % 5]
+        request = dict(planner=planner, most=60)
+        try:
+            got = tp.max_batch(nodes, stages, 3 * memory, micro, schedule, swap, **request)
+        except tp.InfeasibleError:
+            continue
+        assert int(got) == got.batch <= 60 and got.samples_per_s > 0 and got.planner == planner
+        if planner == "dawnpiper":
+            scale = Nodes.of({**nodes, "working_bytes": nodes["activation_bytes"]}).scaled
+
+            def fits(batch, scale=scale, memory=memory, micro=micro, stages=stages, schedule=schedule, swap=swap):
+                try:
+                    return dawnpiper(scale(batch), stages, 3 * memory, micro, schedule, swap).peak_memory_bytes.max() <= 3 * memory
+                except tp.InfeasibleError:
+                    return False
+
+            assert got.batch == largest(fits, 61)
+            assert got.plan.period_s == dawnpiper(scale(got.batch), stages, 3 * memory, micro, schedule, swap).period_s
+
+
+def test_more_memory_fits_more_and_optimising_fits_most():
+    model = tp.GPTConfig(n_layer=6, n_head=2, n_embd=64, vocab_size=256, block_size=64)
+    need = 16 * model.num_params
+    batches = {}
+    for planner in ("dawnpiper", "dawnpiper_binary", "compute", "memory", "uniform"):
+        sizes = [tp.max_batch(model, 3, need * k, 6, planner=planner).batch for k in (1.0, 1.5, 2.0, 4.0)]
+        assert sizes == sorted(sizes) and sizes[-1] > sizes[0], (planner, sizes)
+        batches[planner] = sizes[1]
+    assert batches["dawnpiper"] == max(batches.values()) > batches["compute"]
+    plain = tp.max_batch(model, 3, 1.5 * need, 6, optimise_memory=False).batch
+    assert max(batches["compute"], batches["uniform"]) <= plain <= batches["dawnpiper"]
+    assert tp.max_batch(model, 3, 1.5 * need, 6, planner="compute", optimise_memory=True).batch > batches["compute"]
+    assert "MaxBatch(" in repr(tp.max_batch(model, 3, need, 6))
+    own = tp.max_batch(model.nodes(), 3, need, 6, planner=lambda nodes, *a, **k: dawnpiper(nodes, *a, **k))
+    assert own.planner == "<lambda>" and own.batch >= 1
+    with pytest.raises(tp.InfeasibleError):
+        tp.max_batch(model, 3, 10.0)
+    for bad in (dict(planner="x"), dict(most=0)):
+        with pytest.raises(ValueError):
+            tp.max_batch(model, 3, need, **bad)
+    with pytest.raises(ValueError, match="costs is for a GPTConfig"):
+        tp.max_batch(model.nodes(), 3, need, costs=1)
+    with pytest.raises(TypeError, match="model is int"):
+        tp.max_batch(3, 3, need)
+
+
+def test_appendix_a_in_quality():
+    """DawnPiper's appendix A, GPT-2 770M under PipeDream on 4 stages: memory-balanced stages take very unequal times (29.1
+    and 286.3 ms there); compute-balanced ones that recompute do not (136.9 and 145.9 ms), and their period is far shorter."""
+    cluster = tp.Cluster(1, peak_flops=1e13, memory_bandwidth_Bps=1e12)
+    nodes = tp.GPTConfig.preset("gpt2-762m").nodes(cluster=cluster, micro_batch=2)
+    balanced = memory_balanced(nodes, 4)
+    times = [(nodes.fwd_s + nodes.bwd_s)[a:e].sum() for a, e in itertools.pairwise(balanced)]
+    assert times == sorted(times) and times[-1] > 4 * times[0]
+    need = dawnpiper(nodes, 4, 1e15, schedule="pipedream", boundaries=balanced).peak_memory_bytes.max()
+    got = dawnpiper(nodes, 4, float(need), schedule="pipedream")
+    assert got.recompute.any() and got.period_s < 0.7 * max(times) and got.stage_time_s[:-1].min() > 0.9 * got.stage_time_s.max()
