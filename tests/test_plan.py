@@ -321,8 +321,8 @@ def test_plans_of_version_1_are_read(tmp_path):
     (tmp_path / "old.json").write_text(json.dumps(old))
     q = Plan.load(tmp_path / "old.json")
     assert q == p and q.data_parallel == 1 and q.search_log == [] and q.executable
-    for change, word in (({"version": 0}, "version 0.*1 or 2"), ({"version": "2"}, "version"), ({"data_parallel": 2, "batch": 3}, "does not divide"),
-                         ({"recompute": [True]}, "recompute has 1 entries")):
+    for change, word in (({"version": 0}, "version 0.*1 or 2"), ({"version": "2"}, "version"),
+                         ({"data_parallel": 2, "batch": 3}, "does not divide"), ({"recompute": [True]}, "recompute has 1 entries")):
         (tmp_path / "bad.json").write_text(json.dumps({**p.to_dict(), **change}))
         with pytest.raises(ValueError, match=word):
             Plan.load(tmp_path / "bad.json")
