@@ -55,6 +55,13 @@ def test_slices_and_schedules_that_are_given_train_too(planner):
     assert report.peak_memory_bytes == plan.peak_memory_bytes
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "seq1f1b"])
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_every_planner_plans_every_schedule(planner, schedule):
+    plan = make(planner, stages=3, schedule=schedule, slicing=2)
+    assert plan.schedule == schedule and plan.ranks == 3 and plan.executable and plan.program.check() is None
+
+
 @pytest.mark.parametrize("planner", ["auto", "terapipe", "uniform", "bmpipe"])
 def test_several_chunks_train_too(planner):
     plan = make(planner, stages=2, chunks=2)
