@@ -326,7 +326,7 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             their papers do, for whole sequences: "autopipe", "autopipe_heuristic", "dawnpiper", "dawnpiper_binary",
             "bmpipe", "pipedream", "dapple", "piper", "vpipe", "adapipe", "merak".
         schedule: "gpipe", "1f1b", "seq1f1b", "interleaved" (with ``chunks`` stages a rank), "sliced-1f1b" (AutoPipe's: whole
-            sequences, the first forwards in halves along the batch); "auto": terapipe takes the
+            sequences, the first forwards in halves along the batch), "zb-h1", "zb-h2"; "auto": terapipe takes the
             fastest of the first three, auto of all, the other planners 1f1b.
         stages: ranks of a replica; None: the fastest of num_devices, a half of them, a quarter, ...
         data_parallel: replicas, each with an equal share of the batch; they add their gradients in a ring once a step

@@ -8,7 +8,7 @@ from typing import Any
 from ._core import InvalidTypeError, InvalidValueError
 from .config import Cluster, GPTConfig, real, whole
 from .cost import CostModel, equal_lengths
-from .search import SLICED, Cut, Judge, Micro, Replicas
+from .search import SLICED, ZERO_BUBBLE, Cut, Judge, Micro, Replicas
 
 __all__ = ["PLANNERS", "Request", "check_partition", "check_request", "check_slicing"]
 
@@ -19,7 +19,7 @@ SEARCHING = ("auto", "terapipe")          # these choose among schedules; the ot
 CHUNKED = ("auto", "terapipe", "uniform", "bmpipe")   # these can plan several stages a rank
 # In the order that ties are decided: of two equally fast programs the one that holds fewer activations.
 AUTO = ("seq1f1b", "1f1b", "gpipe")
-_SCHEDULES = ("auto", *AUTO, "interleaved", SLICED)
+_SCHEDULES = ("auto", *AUTO, "interleaved", SLICED, *ZERO_BUBBLE)
 
 
 def check_slicing(slicing: Any, batch: int, seq_len: int) -> tuple[Micro, ...]:
@@ -173,7 +173,7 @@ def _check_parallel(cluster: Cluster, batch: int, data_parallel: Any, tensor_par
 
 def _check_schedule(planner: str, schedule: Any, chunks: Any) -> tuple[tuple[str, ...], int]:
     """(schedules to consider, chunks)."""
-    schedule = _one_of("schedule", schedule, _SCHEDULES, ("zb-h1", "zb-h2", "zb-v", "chimera", "hanayo", "pipedream"))
+    schedule = _one_of("schedule", schedule, _SCHEDULES, ("zb-v", "dualpipe-v", "chimera", "hanayo", "pipedream"))
     if chunks is None:
         chunks = 2 if schedule == "interleaved" else 1
     chunks = whole("chunks", chunks)

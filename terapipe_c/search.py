@@ -23,6 +23,7 @@ from .schedules import Program
 
 Micro = tuple[int, tuple[int, ...]]
 Cut = tuple[tuple[int, int], ...]
+ZERO_BUBBLE = ("zb-h1", "zb-h2")  # whose builders place every W themselves
 SLICED = "sliced-1f1b"  # AutoPipe's: whole sequences, the first forwards in halves along the batch
 SLIGHT = 1 - 1e-9     # less than this much better is rounding, not an improvement
 _HOPE = 1.003          # in the order of another plan, a better one may look this much worse
@@ -136,7 +137,9 @@ class Judge:
         if c.savings != NOTHING:
             compute = _saving(compute, c.partition, c.savings)
         tied = self.model.tie_weights and self.ranks * self.chunks > 1
-        return compute.split(durations, pending=c.pending).lower(tied=tied)
+        if c.schedule not in ZERO_BUBBLE:
+            compute = compute.split(durations, pending=c.pending)
+        return compute.lower(tied=tied)
 
     def _made(self, schedule: str, counts: tuple[int, ...], split: int) -> Program:
         key = (schedule, counts, split)
@@ -300,6 +303,8 @@ def _build(schedule: str, ranks: int, chunks: int, counts: tuple[int, ...], spli
         return schedules.gpipe(ranks, len(counts), slices)
     if schedule == "1f1b":
         return schedules.one_f_one_b(ranks, len(counts), slices)
+    if schedule in ZERO_BUBBLE:
+        return (schedules.zb_h1 if schedule == "zb-h1" else schedules.zb_h2)(ranks, len(counts), slices)
     if schedule == "seq1f1b":
         return schedules.seq1f1b(ranks, len(counts), slices)
     return schedules.interleaved(ranks, len(counts), chunks, slices)
