@@ -1,19 +1,11 @@
 /* The planners for Python: plain arrays in, tuples out; terapipe_c/planners.py gives them their names. */
-#include "csrc/py/module.h"
+#include "csrc/py/slices.h"
 
 #include <stdlib.h>
 
-#include "csrc/plan/plan.h"
 
-/* One cost: a float64 [n + 1, n + 1] array, or (G0, G1, a2, a3). */
-typedef struct {
-    tp_slice_cost cost;
-    Py_buffer view[2];
-    int views;
-} cost_view;
-
-static int
-view_cost(PyObject *object, const char *name, cost_view *out)
+int
+tp_py_view_cost(PyObject *object, const char *name, tp_py_cost *out)
 {
     char what[64];
     if (!PyTuple_Check(object)) {
@@ -50,8 +42,8 @@ view_cost(PyObject *object, const char *name, cost_view *out)
     return 0;
 }
 
-static void
-end_cost(cost_view *view)
+void
+tp_py_end_cost(tp_py_cost *view)
 {
     for (int k = 0; k < view->views; k++)
         PyBuffer_Release(&view->view[k]);
@@ -60,11 +52,11 @@ end_cost(cost_view *view)
 
 /* message: None, or a cost of as many units. -1 with an exception set. */
 static int
-view_message(PyObject *message, const cost_view *of, cost_view *view, tp_slice_options *options)
+view_message(PyObject *message, const tp_py_cost *of, tp_py_cost *view, tp_slice_options *options)
 {
     if (message == NULL || message == Py_None)
         return 0;
-    if (view_cost(message, "comm", view) < 0)
+    if (tp_py_view_cost(message, "comm", view) < 0)
         return -1;
     if (view->cost.units != of->cost.units) {
         PyErr_Format(PyExc_ValueError, "comm has %d units: %d, as t, would be right", view->cost.units, of->cost.units);
@@ -74,10 +66,9 @@ view_message(PyObject *message, const cost_view *of, cost_view *view, tp_slice_o
     return 0;
 }
 
-static int
-take_memory(PyObject *memory, tp_slice_options *options)
+int
+tp_py_slice_memory(PyObject *memory, tp_slice_memory *m)
 {
-    tp_slice_memory *m = &options->memory;
     if (memory == NULL || memory == Py_None)
         return 0;
     return PyArg_ParseTuple(memory, "dddd:memory", &m->limit_bytes, &m->row_bytes, &m->pair_bytes, &m->context_bytes) ? 0 : -1;
@@ -137,14 +128,13 @@ check_options(int isa)
     return -1;
 }
 
-/* Views of all items; -1 with an exception set. The caller ends `count` views either way. */
-static int
-view_costs(PyObject *list, cost_view *views, tp_slice_cost *costs, Py_ssize_t count)
+int
+tp_py_view_costs(PyObject *list, tp_py_cost *views, tp_slice_cost *costs, Py_ssize_t count)
 {
     char name[32];
     for (Py_ssize_t b = 0; b < count; b++) {
         PyOS_snprintf(name, sizeof name, count == 1 ? "t" : "t[%zd]", b + 1);
-        if (view_cost(PyList_GET_ITEM(list, b), name, &views[b]) < 0)
+        if (tp_py_view_cost(PyList_GET_ITEM(list, b), name, &views[b]) < 0)
             return -1;
         if (views[b].cost.units != views[0].cost.units) {
             PyErr_Format(PyExc_ValueError, "%s has %d units: %d, as t[1], would be right", name, views[b].cost.units,
@@ -189,7 +179,7 @@ plan_slices(PyObject *module, PyObject *args, PyObject *keywords)
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!ii|iidiOOdi:plan_slices", names, &PyList_Type, &list, &batch,
                                      &options.stages, &options.longest, &options.widest, &options.time_limit_s, &isa, &comm,
                                      &memory, &options.gap, &flush) ||
-        check_options(isa) < 0 || take_memory(memory, &options) < 0)
+        check_options(isa) < 0 || tp_py_slice_memory(memory, &options.memory) < 0)
         return NULL;
     options.isa = (tp_slice_isa)isa;
     Py_ssize_t count = PyList_GET_SIZE(list), needed = batch;
@@ -202,14 +192,14 @@ plan_slices(PyObject *module, PyObject *args, PyObject *keywords)
     if (count < 1 || count < needed)
         return PyErr_Format(PyExc_ValueError, "%zd costs: one for each group of 1 to %zd sequences is needed", count,
                             needed);
-    cost_view *views = calloc((size_t)count, sizeof *views);
+    tp_py_cost *views = calloc((size_t)count, sizeof *views);
     tp_slice_cost *costs = calloc((size_t)count, sizeof *costs);
     int *flush_of = calloc(flush > 0 && batch > 0 ? (size_t)batch : 1, sizeof *flush_of);
-    cost_view message = {0};
+    tp_py_cost message = {0};
     PyObject *result = NULL;
     if (views == NULL || costs == NULL || flush_of == NULL)
         PyErr_NoMemory();
-    else if (view_costs(list, views, costs, count) == 0 && view_message(comm, &views[0], &message, &options) == 0) {
+    else if (tp_py_view_costs(list, views, costs, count) == 0 && view_message(comm, &views[0], &message, &options) == 0) {
         tp_slice_plan plan = {0};
         tp_status status;
         Py_BEGIN_ALLOW_THREADS
@@ -220,10 +210,10 @@ plan_slices(PyObject *module, PyObject *args, PyObject *keywords)
             result = with_flushes(result, flush_of, flushes);
         tp_slice_plan_free(&plan);
     }
-    end_cost(&message);
+    tp_py_end_cost(&message);
     free(flush_of);
     for (Py_ssize_t b = 0; views != NULL && b < count; b++)
-        end_cost(&views[b]);
+        tp_py_end_cost(&views[b]);
     free(views);
     free(costs);
     return result;
@@ -253,11 +243,11 @@ plan_slices_apart(PyObject *module, PyObject *args, PyObject *keywords)
     tp_slice_options options = {0};
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOi|idiOO:plan_slices_apart", names, &forward, &backward,
                                      &options.stages, &options.longest, &options.time_limit_s, &isa, &comm, &memory) ||
-        check_options(isa) < 0 || take_memory(memory, &options) < 0)
+        check_options(isa) < 0 || tp_py_slice_memory(memory, &options.memory) < 0)
         return NULL;
     options.isa = (tp_slice_isa)isa;
-    cost_view views[3] = {0};
-    if (view_cost(forward, "t", &views[0]) == 0 && view_cost(backward, "bwd", &views[1]) == 0 &&
+    tp_py_cost views[3] = {0};
+    if (tp_py_view_cost(forward, "t", &views[0]) == 0 && tp_py_view_cost(backward, "bwd", &views[1]) == 0 &&
         view_message(comm, &views[0], &views[2], &options) == 0) {
         tp_slice_plan plan = {0};
         tp_status status;
@@ -268,7 +258,7 @@ plan_slices_apart(PyObject *module, PyObject *args, PyObject *keywords)
         tp_slice_plan_free(&plan);
     }
     for (int k = 0; k < 3; k++)
-        end_cost(&views[k]);
+        tp_py_end_cost(&views[k]);
     return result;
 }
 
@@ -286,11 +276,11 @@ plan_slice_bound(PyObject *module, PyObject *args, PyObject *keywords)
         check_options(isa) < 0)
         return NULL;
     options.isa = (tp_slice_isa)isa;
-    cost_view view = {0};
+    tp_py_cost view = {0};
     Py_buffer cuts;
     if (tp_py_view(lengths, 'i', 1, 0, "lengths", &cuts) < 0)
         return NULL;
-    if (view_cost(cost, "t", &view) == 0) {
+    if (tp_py_view_cost(cost, "t", &view) == 0) {
         double bound = 0.0;
         tp_status status;
         Py_BEGIN_ALLOW_THREADS
@@ -300,7 +290,7 @@ plan_slice_bound(PyObject *module, PyObject *args, PyObject *keywords)
         Py_END_ALLOW_THREADS
         result = status == TP_OK ? PyFloat_FromDouble(bound) : tp_py_raise(tp_py_module_state(module), status);
     }
-    end_cost(&view);
+    tp_py_end_cost(&view);
     PyBuffer_Release(&cuts);
     return result;
 }

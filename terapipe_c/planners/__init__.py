@@ -28,7 +28,16 @@ from .layers import (
     parallel_layers,
     piper,
 )
-from .slices import BatchSlicePlan, SliceCosts, SlicePlan, slice_batch_and_tokens, slice_bound, slice_tokens
+from .slices import (
+    BatchSlicePlan,
+    SliceCosts,
+    SlicePlan,
+    slice_batch_and_tokens,
+    slice_bound,
+    slice_tokens,
+    slice_tokens_for,
+)
+from .uneven import SliceMemory, UnevenSlicePlan, flow_shop_time, slice_uneven
 
 __all__ = [
     "BaselinePlan",
@@ -40,10 +49,12 @@ __all__ = [
     "LayerStage",
     "LayerVariant",
     "SliceCosts",
+    "SliceMemory",
     "SlicePlan",
     "SlicerPlan",
     "StageMemory",
     "StagePlan",
+    "UnevenSlicePlan",
     "adapipe",
     "autopipe",
     "autopipe_balanced",
@@ -52,6 +63,7 @@ __all__ = [
     "autopipe_slicer",
     "balance",
     "dapple",
+    "flow_shop_time",
     "layer_graph",
     "load_piper",
     "merak",
@@ -61,6 +73,8 @@ __all__ = [
     "slice_batch_and_tokens",
     "slice_bound",
     "slice_tokens",
+    "slice_tokens_for",
+    "slice_uneven",
     "sliced_step_time",
     "uniform",
     "vpipe",
