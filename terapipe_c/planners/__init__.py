@@ -40,7 +40,16 @@ from .layers import (
     piper,
 )
 from .nodes import Nodes, load_nodes
-from .slices import BatchSlicePlan, SliceCosts, SlicePlan, slice_batch_and_tokens, slice_bound, slice_tokens
+from .slices import (
+    BatchSlicePlan,
+    SliceCosts,
+    SlicePlan,
+    slice_batch_and_tokens,
+    slice_bound,
+    slice_tokens,
+    slice_tokens_for,
+)
+from .uneven import SliceMemory, UnevenSlicePlan, flow_shop_time, slice_uneven
 
 __all__ = [
     "BMPipePlan",
@@ -56,10 +65,12 @@ __all__ = [
     "MaxBatch",
     "Nodes",
     "SliceCosts",
+    "SliceMemory",
     "SlicePlan",
     "SlicerPlan",
     "StageMemory",
     "StagePlan",
+    "UnevenSlicePlan",
     "adapipe",
     "autopipe",
     "autopipe_balanced",
@@ -74,6 +85,7 @@ __all__ = [
     "dapple",
     "dawnpiper",
     "dawnpiper_binary",
+    "flow_shop_time",
     "layer_graph",
     "load_nodes",
     "load_piper",
@@ -87,6 +99,8 @@ __all__ = [
     "slice_batch_and_tokens",
     "slice_bound",
     "slice_tokens",
+    "slice_tokens_for",
+    "slice_uneven",
     "sliced_step_time",
     "uniform",
     "vpipe",
