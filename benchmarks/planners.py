@@ -133,6 +133,28 @@ def main() -> None:
                 max(3, options.repeats // 3),
             )
         )
+    costs, link = Costs("smooth"), 1e-4 + 1e-7 * np.arange(2049.0)
+    rows.append(
+        row(
+            "links beside, 2048 tokens by 1, 96 stages",
+            partial(planners.slice_tokens, costs, 96, seq_len=2048, granularity=1, comm=link),
+            options.repeats,
+        )
+    )
+    rows.append(
+        row(
+            "batch 32 in groups of 8, 2048 by 8, 48 stages",
+            partial(planners.slice_batch_and_tokens, costs, 32, 48, seq_len=2048, granularity=8, max_in_flight=8),
+            max(3, options.repeats // 3),
+        )
+    )
+    rows.append(
+        row(
+            "smooth 131072 tokens by 16, 64 stages",
+            partial(planners.slice_tokens, costs, 64, seq_len=131072, granularity=16),
+            1,
+        )
+    )
     for n in (128, 512):
         table = np.random.default_rng(1).uniform(1, 1.3, (n + 1, n + 1)) * (1 + np.arange(n + 1.0)[:, None] / 8) * 1e-3
         rows.append(row(f"any table, {n} units, 48 stages", partial(planners.slice_tokens, table, 48), options.repeats))
