@@ -41,6 +41,7 @@ from .layers import (
 )
 from .nodes import Nodes, load_nodes
 from .slices import BatchSlicePlan, SliceCosts, SlicePlan, slice_batch_and_tokens, slice_bound, slice_tokens
+from .uneven import UnevenSlicePlan, flow_shop, slice_uneven
 
 __all__ = [
     "BMPipePlan",
@@ -60,6 +61,7 @@ __all__ = [
     "SlicerPlan",
     "StageMemory",
     "StagePlan",
+    "UnevenSlicePlan",
     "adapipe",
     "autopipe",
     "autopipe_balanced",
@@ -74,6 +76,7 @@ __all__ = [
     "dapple",
     "dawnpiper",
     "dawnpiper_binary",
+    "flow_shop",
     "layer_graph",
     "load_nodes",
     "load_piper",
@@ -87,6 +90,7 @@ __all__ = [
     "slice_batch_and_tokens",
     "slice_bound",
     "slice_tokens",
+    "slice_uneven",
     "sliced_step_time",
     "uniform",
     "vpipe",
