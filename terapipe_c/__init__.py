@@ -22,6 +22,7 @@ from ._core import (
 )
 from .capture import capture
 from .checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from .compare import Comparison, compare
 from .config import Cluster, GPTConfig
 from .cost import CostModel
 from .data import Dataset, stdlib_corpus
@@ -38,9 +39,10 @@ from .schedule import Program, Timeline
 
 __version__ = "0.1.0"
 __all__ = [
-    "AbortedError", "Checkpoint", "Cluster", "CostModel", "Dataset", "DeadlineError", "Emulation", "Error", "ExecutionError",
-    "GPTConfig", "InfeasibleError", "InternalError", "InvalidTypeError", "InvalidValueError", "OutOfMemoryError", "PeerError",
-    "Plan", "Program", "Record", "Report", "Run", "ScheduleError", "StorageError", "Timeline", "__version__", "capture",
-    "devices", "emulate", "export_hf", "generate", "import_hf", "init_params", "launch", "load_checkpoint", "loss_and_grads",
-    "max_batch", "plan", "planners", "profile", "save_checkpoint", "schedules", "stdlib_corpus", "zoo",
+    "AbortedError", "Checkpoint", "Cluster", "Comparison", "CostModel", "Dataset", "DeadlineError", "Emulation", "Error",
+    "ExecutionError", "GPTConfig", "InfeasibleError", "InternalError", "InvalidTypeError", "InvalidValueError",
+    "OutOfMemoryError", "PeerError", "Plan", "Program", "Record", "Report", "Run", "ScheduleError", "StorageError", "Timeline",
+    "__version__", "capture", "compare", "devices", "emulate", "export_hf", "generate", "import_hf", "init_params", "launch",
+    "load_checkpoint", "loss_and_grads", "max_batch", "plan", "planners", "profile", "save_checkpoint", "schedules",
+    "stdlib_corpus", "zoo",
 ]

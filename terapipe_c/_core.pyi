@@ -282,6 +282,9 @@ class Engine:
 def rank_memory(
     program: Program, model: _Dimensions, partition: Sequence[int], slicing: _Slicing, isa: str | None = None, threads: int = 1
 ) -> list[int]: ...
+def stage_memory(
+    model: _Dimensions, slicing: _Slicing, first: int, last: int, activation_slots: int, gradient_slots: int, /
+) -> int: ...
 
 # ---- kernels alone, for tests and benchmarks (csrc/py/kernels.c) --------------------------------------------------------
 

@@ -29,8 +29,9 @@ def write_json(path: str | os.PathLike[str], data: dict[str, Any]) -> None:
         raise
 
 
-def read_json(path: str | os.PathLike[str], form: str, version: int, what: str) -> dict[str, Any]:
-    """The object in a file of ours; a ValueError that names the file if it is broken, foreign or newer than we are."""
+def read_json(path: str | os.PathLike[str], form: str, version: int, what: str, oldest: int | None = None) -> dict[str, Any]:
+    """The object in a file of ours, of a version from ``oldest`` (or ``version``) to ``version``; a ValueError that names the
+    file if it is broken, foreign, older or newer."""
     raw = Path(path).read_bytes()
     try:
         data = json.loads(raw)
@@ -39,7 +40,8 @@ def read_json(path: str | os.PathLike[str], form: str, version: int, what: str) 
     if not isinstance(data, dict) or data.get("format") != form:
         found = data.get("format") if isinstance(data, dict) else type(data).__name__
         raise InvalidValueError(f"{os.fspath(path)!s} is not {what}: its format is {found!r}, {form!r} would be right")
-    if data.get("version") != version:
+    known = range(version if oldest is None else oldest, version + 1)
+    if not isinstance(data.get("version"), int) or data["version"] not in known:
         raise InvalidValueError(f"{os.fspath(path)!s} has version {data.get('version')!r} of {form}; this package reads "
-                                f"version {version}")
+                                f"version {' or '.join(map(str, known))}")
     return data

@@ -68,6 +68,19 @@ def build_parser(runs: Mapping[str, Run]) -> argparse.ArgumentParser:
     p.add_argument("--out", help="save the plan here")
 
     p = add(
+        "compare",
+        "plan by every planner, side by side",
+        "terapipe compare --preset gpt2-124m --batch 8 --seq-len 1024 --stages 4 --devices 4 --planners auto,autopipe,uniform "
+        "--svg compare.svg",
+    )
+    plan_flags(p)
+    p.add_argument(
+        "--planners", type=_names, help="names with commas between (default: all); instead of --planner, which is not used"
+    )
+    p.add_argument("--svg", help="draw steps, causes of idling and timelines here; a new file")
+    p.add_argument("--out", help="save the table as JSON here; a new file")
+
+    p = add(
         "simulate",
         "time a plan, a program or a named schedule without running it",
         "terapipe simulate --schedule seq1f1b --ranks 4 --micro-batches 8 --slices 2 --fwd 1.0 --bwd 2.0",
@@ -140,8 +153,14 @@ def plan_flags(p: argparse.ArgumentParser) -> None:
     group.add_argument("--batch", type=int, default=8, help="sequences a step (default 8)")
     group.add_argument("--seq-len", type=int, help="tokens a sequence (default: the block size)")
     group.add_argument("--stages", type=int)
-    group.add_argument("--planner", default="auto")
+    group.add_argument("--planner", default="auto", help="auto (default), terapipe, uniform, autopipe, dawnpiper, bmpipe, ...")
     group.add_argument("--schedule", default="auto")
+    group.add_argument("--chunks", type=int, help="stages of a rank")
+    group.add_argument("--data-parallel", type=int, help="replicas of the pipeline (planned, not run)")
+    group.add_argument(
+        "--executable", type=_yes_no, metavar="yes|no", help="only plans that this engine runs, or any (default: see tp.plan)"
+    )
+    group.add_argument("--time-limit-s", type=float, help="the auto planner begins nothing new after so many seconds")
     group.add_argument("--slicing", type=_slicing, help="slices a sequence, or JSON [[micro_batch, [lengths]], ...]")
     group.add_argument("--partition", type=_pairs, help="JSON [[first_block, last_block + 1], ...]")
     group.add_argument("--granularity", type=int, help="slice lengths are multiples of this many tokens")
@@ -198,6 +217,16 @@ def _pairs(text: str) -> Any:
         return [(int(first), int(end)) for first, end in json.loads(text)]
     except (ValueError, TypeError) as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no JSON [[first_block, last_block + 1], ...]") from error
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _yes_no(text: str) -> bool:
+    if text not in ("yes", "no"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither yes nor no")
+    return text == "yes"
 
 
 def _bytes(text: str) -> int:

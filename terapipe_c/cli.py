@@ -136,7 +136,8 @@ def _measured(model: Any, seq_len: int) -> Any:
     return tp.profile(model, seq_len=seq_len)
 
 
-def _make_plan(args: argparse.Namespace) -> Any:
+def _request(args: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `tp.plan` but the planner."""
     import terapipe_c as tp
 
     model, cluster = _model(args), _cluster(args)
@@ -148,20 +149,22 @@ def _make_plan(args: argparse.Namespace) -> Any:
         costs = _measured(model, seq_len)
     else:
         costs = tp.CostModel.load(source)
-    return tp.plan(
-        model,
-        cluster,
-        batch=args.batch,
-        seq_len=seq_len,
-        costs=costs,
-        planner=args.planner,
-        schedule=args.schedule,
-        stages=args.stages,
-        memory_bytes=args.memory_bytes,
-        granularity=args.granularity,
-        partition=args.partition,
-        slicing=args.slicing,
-    )
+    names = ("schedule", "stages", "chunks", "data_parallel", "memory_bytes", "granularity", "partition", "slicing", "executable",
+             "time_limit_s")  # fmt: skip
+    return {
+        "model": model,
+        "cluster": cluster,
+        "batch": args.batch,
+        "seq_len": seq_len,
+        "costs": costs,
+        **{name: getattr(args, name) for name in names},
+    }
+
+
+def _make_plan(args: argparse.Namespace) -> Any:
+    import terapipe_c as tp
+
+    return tp.plan(**_request(args), planner=args.planner)
 
 
 def _plan_result(plan: Any) -> dict[str, Any]:
@@ -177,6 +180,7 @@ def _plan_result(plan: Any) -> dict[str, Any]:
             "peak_memory_bytes",
             "bubbles",
             "planning_time_s",
+            "executable",
         )
     }
 
@@ -273,6 +277,30 @@ def _plan(args: argparse.Namespace) -> int:
             print(text)
         if args.out:
             print(f"saved {args.out}")
+    return DONE
+
+
+def _compare(args: argparse.Namespace) -> int:
+    import terapipe_c as tp
+
+    for path in (args.svg, args.out):  # before the work, not after it
+        if path and os.path.exists(path):
+            raise FileExistsError(17, "this file exists already: another one would be right", path)
+    comparison = tp.compare(**_request(args), planners=args.planners)
+    written = {}
+    if args.svg:
+        written["svg"] = str(comparison.to_svg(args.svg))
+    if args.out:
+        written["saved"] = str(comparison.to_json(args.out))
+    if args.json:
+        _print(args, {**comparison.to_dict(), **written})
+    else:
+        print(comparison)
+        for what, path in written.items():
+            print(f"{what} {path}")
+    if comparison.best is None:
+        print("terapipe compare: no planner found a plan", file=sys.stderr)
+        return BAD_REQUEST
     return DONE
 
 
@@ -458,6 +486,7 @@ def _doctor(args: argparse.Namespace) -> int:
 COMMANDS = {
     "profile": _profile,
     "plan": _plan,
+    "compare": _compare,
     "simulate": _simulate,
     "train": _train,
     "resume": _resume,

@@ -278,6 +278,7 @@ class Cluster:
         link_bandwidth_Bps: bytes a second of one link, each way.
         peak_flops: float32 FLOPs a second of one device that kernels reach; None: 60e9, one core with AVX2 or AVX-512.
         memory_bandwidth_Bps: bytes a second one device reads from its memory; None: 10e9, one core's share.
+        host_bandwidth_Bps: bytes a second between one device and its host's memory, each way; None: nothing is swapped there.
     """
 
     num_devices: int
@@ -288,6 +289,7 @@ class Cluster:
     peak_flops: float | None = None
     memory_bandwidth_Bps: float | None = None
     is_local: bool = field(default=False, compare=True)
+    host_bandwidth_Bps: float | None = None
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -300,7 +302,7 @@ class Cluster:
         put(self, "memory_bytes", int(real("memory_bytes", self.memory_bytes)))
         put(self, "link_latency_s", real("link_latency_s", self.link_latency_s, zero=True))
         put(self, "link_bandwidth_Bps", real("link_bandwidth_Bps", self.link_bandwidth_Bps))
-        for name in ("peak_flops", "memory_bandwidth_Bps"):
+        for name in ("peak_flops", "memory_bandwidth_Bps", "host_bandwidth_Bps"):
             if getattr(self, name) is not None:
                 put(self, name, real(name, getattr(self, name)))
 

@@ -70,6 +70,13 @@ def equal_lengths(total: int, parts: int) -> list[int]:
     return [total // parts + (i < total % parts) for i in range(parts)]
 
 
+def filled(thin: Mapping[str, Any]) -> dict[str, Float]:
+    """What :meth:`CostModel.timed` gives, every entry as float64 [stages, units]."""
+    shape = thin["F"].shape
+    full = {k: np.atleast_2d(v).T if np.ndim(v) == 1 and k != "comm" else v for k, v in thin.items()}
+    return {k: np.ascontiguousarray(np.broadcast_to(v, shape), np.float64) for k, v in full.items()}
+
+
 class CostModel:
     """Seconds of every block in every phase. Made by :meth:`analytic`, :meth:`from_table`, :meth:`from_samples`,
     :meth:`from_measurements` (what ``tp.profile`` calls) or :meth:`load`. A value: comparable and hashable.
@@ -374,10 +381,7 @@ class CostModel:
             counts = np.tile(np.array([0, 1, 1, 0], np.int32), (int(program.num_stages), 1))
         else:
             counts = block_counts(model, even_partition(model, int(program.num_stages)))
-        thin = self.timed(self.stage_work(model, counts), self.slice_work(slicing), model)
-        shape = thin["F"].shape
-        full = {k: np.atleast_2d(v).T if np.ndim(v) == 1 and k != "comm" else v for k, v in thin.items()}
-        return {k: np.ascontiguousarray(np.broadcast_to(v, shape), np.float64) for k, v in full.items()}
+        return filled(self.timed(self.stage_work(model, counts), self.slice_work(slicing), model))
 
     # The three parts of durations(), apart because a search changes one of them at a time.
 

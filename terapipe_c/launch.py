@@ -73,7 +73,8 @@ def launch(plan: Any, data: Any, steps: int, *, seed: int = 0, out: str | os.Pat
         timeout_s: a rank that waits longer than this for another one fails; 0: it waits for ever.
         engine: "module:function" that makes the engine of a rank (see `terapipe_c.worker`).
 
-    Raises before any rank is started: FileExistsError, OSError (the run folder), FileNotFoundError, ValueError.
+    Raises before any rank is started: FileExistsError, OSError (the run folder), FileNotFoundError, ValueError (also for a plan
+    that is not ``plan.executable``).
     """
     if not hasattr(plan, "to_dict") or not hasattr(plan, "ranks"):
         raise _core.InvalidTypeError(f"plan is {type(plan).__name__}: a Plan (tp.plan, tp.Plan.load) would be right")
@@ -83,6 +84,7 @@ def launch(plan: Any, data: Any, steps: int, *, seed: int = 0, out: str | os.Pat
                "checkpoint_every": checkpoint_every if out is not None else 0, "log_every": log_every,
                "eval_every": eval_every, "eval_batches": eval_batches, "timeout_s": timeout_s, "steps": steps, "engine": engine}
     _check(options)
+    check_executable(plan)
     folder = None if out is None else Path(out).absolute()
     if folder is not None and not resume and folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise FileExistsError(17, "this run folder exists already: another one, or resume=True, would be right", str(folder))
@@ -129,6 +131,13 @@ def _check(options: dict[str, Any]) -> None:
         raise _core.InvalidValueError(f"lr_schedule is {options['lr_schedule']!r}: 'cosine' or 'constant' would be right")
     if len(options["betas"]) != 2 or not all(0 <= beta < 1 for beta in options["betas"]):
         raise _core.InvalidValueError(f"betas is {options['betas']!r}: two numbers in [0, 1) would be right")
+
+
+def check_executable(plan: Any) -> None:
+    """InvalidValueError if this engine cannot run the plan, saying what of it."""
+    why = getattr(plan, "why_not_executable", "")
+    if why:
+        raise _core.InvalidValueError(f"this plan cannot be run: {why}; tp.plan(..., executable=True) plans what it does")
 
 
 def _describe(plan: Any) -> dict[str, Any]:

@@ -18,21 +18,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import planners
-from ._core import InvalidTypeError, InvalidValueError
+from ._core import InvalidValueError
 from ._files import read_json, write_json
-from .config import Cluster, GPTConfig, html_table, human_bytes, human_count, human_seconds, real, whole
-from .cost import PHASES, CostModel, equal_lengths, even_partition
+from .config import Cluster, GPTConfig, html_table, human_bytes, human_count, human_seconds, whole
+from .cost import PHASES, CostModel
+from .exports import megatron_flags
+from .joint import plan_jointly
+from .partitioners import Found, plan_one
+from .request import Request, check_partition, check_request, check_slicing
 from .schedules import Program
-from .search import SLICED, Candidate, Cut, Judge, Micro, StageCost, balanced, peak_memory, search, with_halves
+from .search import SLICED
 
 __all__ = ["Plan", "plan"]
 
-_FORMAT, _VERSION = "terapipe_c.plan", 1
-_PLANNERS = ("auto", "terapipe", "uniform")
-# In the order that ties are decided: of two equally fast programs the one that holds fewer activations.
-_AUTO = ("seq1f1b", "1f1b", "gpipe")
-_SCHEDULES = ("auto", *_AUTO, "interleaved", SLICED)
+_FORMAT, _VERSION = "terapipe_c.plan", 2      # 1: before replicas, recomputation and swap
 
 
 # ---- the plan ------------------------------------------------------------------------------------------------------------
@@ -42,7 +41,8 @@ class Plan:
     """A value: what runs where, in which order, and what it should take. Made by :func:`plan` or :meth:`load`.
 
     Two plans are equal if they make the ranks do the same: model, batch, partition, slicing, schedule and program;
-    predictions and planning time do not count.
+    predictions and planning time do not count. With ``data_parallel`` replicas the ranks, slices, program, memory and
+    bubbles are those of one replica; ``batch``, ``step_time_s`` and ``tokens_per_s`` are of all.
     """
 
     model: GPTConfig
@@ -65,9 +65,11 @@ class Plan:
     busy_s: list[float]                            #: one per rank
     planning_time_s: float
     granularity: int = 1
-    recompute: list[bool] = field(default_factory=list)   #: per block; none yet
-    swap: list[int] = field(default_factory=list)         #: bytes per block; none yet
+    recompute: list[bool] = field(default_factory=list)   #: per block: its activations are made again before its backward
+    swap: list[int] = field(default_factory=list)         #: per block: bytes of a micro-batch that go to the host and back
     compared: list[tuple[str, float]] = field(default_factory=list)   #: (what, predicted seconds) of alternatives
+    data_parallel: int = 1                         #: replicas of the whole pipeline
+    search_log: list[str] = field(default_factory=list)   #: what the joint search tried, and why it stopped
 
     @property
     def gap(self) -> float:
@@ -83,6 +85,29 @@ class Plan:
         """Predicted."""
         return self.batch * self.seq_len / self.step_time_s if self.step_time_s > 0 else float("inf")
 
+    @property
+    def num_devices(self) -> int:
+        """Of all replicas."""
+        return self.ranks * self.data_parallel
+
+    @property
+    def why_not_executable(self) -> str:
+        """What this package's engine cannot do of it; empty if it runs."""
+        reasons = []
+        if self.data_parallel > 1:
+            reasons.append(f"data_parallel = {self.data_parallel}")
+        blocks = [block.name for block, again in zip(self.model.blocks, self.recompute, strict=False) if again]
+        if blocks:
+            reasons.append(f"recomputation of {len(blocks)} blocks ({blocks[0]}" + (", ...)" if len(blocks) > 1 else ")"))
+        if any(self.swap):
+            reasons.append(f"swap of {human_bytes(sum(self.swap))} a micro-batch")
+        return f"the engine does not execute {', '.join(reasons)}" if reasons else ""
+
+    @property
+    def executable(self) -> bool:
+        """Whether this package's engine runs it; ``why_not_executable`` says why not."""
+        return not self.why_not_executable
+
     def timeline(self) -> Any:
         """The simulated step, a ``Timeline``."""
         return self.program.simulate(self.durations)
@@ -90,8 +115,9 @@ class Plan:
     # ---- as a value ----
 
     def _identity(self) -> dict[str, Any]:
-        return {"model": self.model.to_dict(), "batch": self.batch, "seq_len": self.seq_len, "schedule": self.schedule,
-                "ranks": self.ranks, "chunks": self.chunks, "stages": [list(s) for s in self.stages],
+        replicas = {"data_parallel": self.data_parallel} if self.data_parallel > 1 else {}   # digests of version 1 hold
+        return {**replicas, "model": self.model.to_dict(), "batch": self.batch, "seq_len": self.seq_len,
+                "schedule": self.schedule, "ranks": self.ranks, "chunks": self.chunks, "stages": [list(s) for s in self.stages],
                 "slicing": [[b, list(lengths)] for b, lengths in self.slicing], "recompute": list(self.recompute),
                 "swap": list(self.swap), "program": str(self.program)}
 
@@ -115,7 +141,8 @@ class Plan:
                 "lower_bound_s": self.lower_bound_s, "peak_memory_bytes": list(self.peak_memory_bytes),
                 "memory_limit_bytes": self.memory_limit_bytes, "bubbles": dict(self.bubbles), "busy_s": list(self.busy_s),
                 "planning_time_s": self.planning_time_s, "granularity": self.granularity,
-                "compared": [list(row) for row in self.compared]}
+                "compared": [list(row) for row in self.compared], "data_parallel": self.data_parallel,
+                "search_log": list(self.search_log)}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Plan:
@@ -125,12 +152,19 @@ class Plan:
             batch, seq_len = whole("batch", data["batch"]), whole("seq_len", data["seq_len"])
             ranks, chunks = whole("ranks", data["ranks"]), whole("chunks", data["chunks"])
             stages = check_partition(data["stages"], model)
-            slicing = check_slicing([(b, lengths) for b, lengths in data["slicing"]], batch, seq_len)
+            replicas = whole("data_parallel", data.get("data_parallel", 1))
+            if batch % replicas:
+                raise InvalidValueError(f"data_parallel is {replicas}, which does not divide batch = {batch}")
+            slicing = check_slicing([(b, lengths) for b, lengths in data["slicing"]], batch // replicas, seq_len)
             program = Program.parse(data["program"])
             program.check()
             shape = (len(stages), sum(len(lengths) for _, lengths in slicing))
             durations = {k: np.ascontiguousarray(np.broadcast_to(np.array(v, np.float64), shape))
                          for k, v in data["durations"].items()}
+            for name in ("recompute", "swap"):
+                if len(data[name]) not in (0, model.num_blocks):
+                    raise InvalidValueError(f"{name} has {len(data[name])} entries: one for each of the {model.num_blocks} "
+                                            "blocks would be right")
             if len(stages) != ranks * chunks or program.num_ranks != ranks:
                 raise InvalidValueError(f"{len(stages)} stages and a program of {program.num_ranks} ranks for {ranks} ranks "
                                         f"of {chunks} chunks")
@@ -140,9 +174,10 @@ class Plan:
                 stages=list(stages), slicing=[(b, list(lengths)) for b, lengths in slicing], program=program,
                 durations=durations, bubbles={str(k): float(v) for k, v in data["bubbles"].items()},
                 peak_memory_bytes=[int(x) for x in data["peak_memory_bytes"]], busy_s=[float(x) for x in data["busy_s"]],
-                compared=[(str(k), float(v)) for k, v in data["compared"]], recompute=list(data["recompute"]),
-                swap=list(data["swap"]), **{k: data[k] for k in ("step_time_s", "lower_bound_s", "memory_limit_bytes",
-                                                                 "planning_time_s", "granularity")})
+                compared=[(str(k), float(v)) for k, v in data["compared"]], recompute=[bool(x) for x in data["recompute"]],
+                swap=[int(x) for x in data["swap"]], data_parallel=replicas,
+                search_log=[str(line) for line in data.get("search_log", [])],
+                **{k: data[k] for k in ("step_time_s", "lower_bound_s", "memory_limit_bytes", "planning_time_s", "granularity")})
         except KeyError as error:
             raise InvalidValueError(f"the plan lacks {error.args[0]!r}") from None
         except (TypeError, AttributeError, IndexError) as error:
@@ -158,7 +193,7 @@ class Plan:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         """Read what :meth:`save` wrote; a ValueError names the file if it is broken, foreign or altered."""
-        data = read_json(path, _FORMAT, _VERSION, "a plan of terapipe_c")
+        data = read_json(path, _FORMAT, _VERSION, "a plan of terapipe_c", oldest=1)
         try:
             return cls.from_dict(data)
         except ValueError as error:
@@ -170,8 +205,9 @@ class Plan:
         """A page: what runs where, what it should take, where the time goes, what else was looked at."""
         lines = [f"Plan {self.digest} for {self.model!r}: {human_count(self.model.num_params)} parameters",
                  f"  a step: {self.batch} sequences of {self.seq_len} tokens, {self.ranks} ranks"
-                 + (f" of {self.chunks} chunks" if self.chunks > 1 else "") + f", schedule {self.schedule}, planner "
-                 f"{self.planner}",
+                 + (f" of {self.chunks} chunks" if self.chunks > 1 else "")
+                 + (f", {self.data_parallel} replicas of them" if self.data_parallel > 1 else "")
+                 + f", schedule {self.schedule}, planner {self.planner}",
                  f"  slices: {format_slicing(self.slicing)}" + self._halves(), "  stages:"]
         for k, (first, end) in enumerate(self.stages):
             work = {p: self.durations[p][k].sum() for p in PHASES}
@@ -187,8 +223,11 @@ class Plan:
         limit = "" if self.memory_limit_bytes is None else f" of {human_bytes(self.memory_limit_bytes)}"
         lines.append("  peak memory: " + ", ".join(f"rank {r} {human_bytes(b)}"
                                                    for r, b in enumerate(self.peak_memory_bytes)) + limit)
+        if not self.executable:
+            lines.append(f"  not executable here: {self.why_not_executable}")
         if self.compared:
             lines.append("  compared with: " + ", ".join(f"{what} {human_seconds(s)}" for what, s in self.compared))
+        lines += [f"  {line}" for line in self.search_log]
         lines.append(f"  planned in {human_seconds(self.planning_time_s)}")
         return "\n".join(lines)
 
@@ -198,8 +237,9 @@ class Plan:
         return f", the forwards of the first {count} micro-batches in halves along the batch" if count else ""
 
     def __repr__(self) -> str:
-        return (f"<Plan {self.digest}: {self.ranks} ranks, {self.schedule}, {format_slicing(self.slicing)}, step "
-                f"{human_seconds(self.step_time_s)}, gap {100 * self.gap:.2g} %>")
+        replicas = f" x {self.data_parallel} replicas" if self.data_parallel > 1 else ""
+        return (f"<Plan {self.digest}: {self.ranks} ranks{replicas}, {self.schedule}, {format_slicing(self.slicing)}, step "
+                f"{human_seconds(self.step_time_s)}, gap {100 * self.gap:.2g} %{'' if self.executable else ', not executable'}>")
 
     def _repr_html_(self) -> str:
         line = self.timeline()
@@ -207,7 +247,8 @@ class Plan:
         picture = draw() if draw is not None else ""
         idle = sum(self.bubbles.values()) / (self.ranks * self.step_time_s) if self.step_time_s > 0 else 0.0
         table = html_table(f"Plan {self.digest}", [
-            ("ranks", f"{self.ranks}" + (f" of {self.chunks} chunks" if self.chunks > 1 else "")),
+            ("ranks", f"{self.ranks}" + (f" of {self.chunks} chunks" if self.chunks > 1 else "")
+             + (f", {self.data_parallel} replicas" if self.data_parallel > 1 else "")),
             ("schedule", self.schedule), ("slices", format_slicing(self.slicing)),
             ("step", f"{human_seconds(self.step_time_s)} (bound {human_seconds(self.lower_bound_s)}, gap "
                      f"{100 * self.gap:.2g} %)"),
@@ -222,30 +263,8 @@ class Plan:
         return str(self.program.to_csv())
 
     def to_megatron(self) -> str:
-        """Megatron-LM's flags for this plan; a ValueError names what Megatron has no word for."""
-        if any(len(lengths) > 1 for _, lengths in self.slicing):
-            raise InvalidValueError("Megatron has no token slices: a plan with one slice a micro-batch would be right")
-        sizes = {b for b, _ in self.slicing}
-        if len(sizes) > 1:
-            raise InvalidValueError(f"Megatron has micro-batches of one size, not of {sorted(sizes)}")
-        if self.schedule not in ("1f1b", "interleaved") and self.ranks > 1:
-            raise InvalidValueError(f"Megatron has no schedule {self.schedule}: 1f1b or interleaved would be right")
-        m = self.model
-        words = []
-        for first, end in self.stages:
-            blocks = m.blocks[first:end]
-            if blocks[0].kind == "ffn" or blocks[-1].kind == "attention":
-                raise InvalidValueError(f"Megatron has no stage boundary inside a layer: the stage {blocks[0].name} to "
-                                        f"{blocks[-1].name} has one")
-            layers = sum(b.kind == "ffn" for b in blocks)
-            words.append(("E" if first == 0 else "") + "t" * layers + ("L" if end == m.num_blocks else ""))
-        flags = {"pipeline-model-parallel-size": self.ranks, "pipeline-model-parallel-layout": "|".join(words),
-                 "micro-batch-size": sizes.pop(), "global-batch-size": self.batch, "num-layers": m.n_layer,
-                 "hidden-size": m.n_embd, "num-attention-heads": m.n_head, "seq-length": self.seq_len,
-                 "max-position-embeddings": m.block_size}
-        text = [f"--{name} {value}" for name, value in flags.items()]
-        return " ".join(text + ([] if m.tie_weights else ["--untie-embeddings-and-output-weights"])
-                        + ([] if m.bias else ["--disable-bias-linear"]))
+        """Megatron-LM's flags for this plan, for a shell; a ValueError names what Megatron has no word for."""
+        return megatron_flags(self)
 
 
 def _thin(array: NDArray[np.float64]) -> list[list[float]]:
@@ -286,260 +305,75 @@ def _describe_blocks(model: GPTConfig, first: int, end: int) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
 
 
-# ---- requests ------------------------------------------------------------------------------------------------------------
-
-def check_slicing(slicing: Any, batch: int, seq_len: int) -> tuple[Micro, ...]:
-    """A slicing in the paper's notation, or an int M (one sequence a micro-batch, M slices), proved and frozen."""
-    if not isinstance(slicing, (list, tuple)):
-        parts = whole("slicing", slicing)
-        if parts > seq_len:
-            raise InvalidValueError(f"slicing is {parts} slices of seq_len = {seq_len} tokens: at most {seq_len} would be right")
-        return ((1, tuple(equal_lengths(seq_len, parts))),) * batch
-    result = []
-    for q, entry in enumerate(slicing):
-        if not isinstance(entry, (list, tuple)) or len(entry) != 2 or isinstance(entry[1], (int, str)):
-            raise InvalidValueError(f"slicing[{q}] is {entry!r}: (sequences, [slice lengths]) would be right")
-        size = whole(f"slicing[{q}]'s micro-batch", entry[0])
-        lengths = tuple(whole(f"slicing[{q}]'s slice {i}", n) for i, n in enumerate(entry[1]))
-        if sum(lengths) != seq_len:
-            raise InvalidValueError(f"slicing[{q}]'s lengths sum to {sum(lengths)}: seq_len = {seq_len} would be right")
-        result.append((size, lengths))
-    covered = sum(b for b, _ in result)
-    if covered != batch:
-        raise InvalidValueError(f"slicing covers {covered} sequences: batch = {batch} would be right")
-    return tuple(result)
-
-
-def check_partition(partition: Any, model: GPTConfig) -> Cut:
-    """[(first block, last block + 1), ...], proved to cover the model in order."""
-    at, result = 0, []
-    for k, entry in enumerate(partition):
-        if not isinstance(entry, (list, tuple)) or len(entry) != 2:
-            raise InvalidValueError(f"partition[{k}] is {entry!r}: (first block, last block + 1) would be right")
-        first, end = (whole(f"partition[{k}]", x, 0) for x in entry)
-        if first != at or end <= first:
-            raise InvalidValueError(f"partition[{k}] is ({first}, {end}): a stage from block {at} to a later one would be right")
-        result.append((first, end))
-        at = end
-    if at != model.num_blocks:
-        raise InvalidValueError(f"partition ends at block {at}: the model has {model.num_blocks}")
-    return tuple(result)
-
-
-def _choose_granularity(seq_len: int, batch: int) -> int:
-    """The finest power of two that keeps the slice planner's tables (a DP of L^2 edges for each micro-batch size) small;
-    8 tokens, the paper's choice, where the sequence is long enough for finer cuts to make no difference."""
-    finest = 8 if seq_len >= 128 else 1
-    allowed = max(64, 4096 // min(batch, 16))
-    unit = 1
-    while seq_len % (2 * unit) == 0 and (unit < finest or seq_len // unit > allowed):
-        unit *= 2
-    return unit
-
-
 # ---- the entrance --------------------------------------------------------------------------------------------------------
-
-@dataclass(frozen=True)
-class _Request:
-    model: GPTConfig
-    cluster: Cluster
-    costs: CostModel
-    batch: int
-    seq_len: int
-    planner: str
-    schedules: tuple[str, ...]
-    chunks: int
-    ranks: tuple[int, ...]
-    limit: int
-    unit: int
-    partition: Cut | None
-    slicing: tuple[Micro, ...] | None
-
-
-def _one_of(name: str, value: Any, known: Sequence[str], later: Sequence[str] = ()) -> str:
-    if value not in known:
-        note = f" ({value} is planned, not built yet)" if value in later else ""
-        raise InvalidValueError(f"{name} is {value!r}{note}: one of {', '.join(known)} would be right")
-    return str(value)
-
-
-def _check_costs(costs: Any, model: GPTConfig, cluster: Cluster) -> CostModel:
-    if costs is None:
-        return CostModel.analytic(model, cluster)
-    if not isinstance(costs, CostModel):
-        raise InvalidTypeError(f"costs is {type(costs).__name__}: a CostModel would be right")
-    for name in ("n_embd", "n_head", "vocab_size"):
-        if costs.model is not None and getattr(costs.model, name) != getattr(model, name):
-            raise InvalidValueError(f"costs are of a model with {name} = {getattr(costs.model, name)}, the model to plan has "
-                                    f"{getattr(model, name)}: profile this model")
-    return costs
-
-
-def _check_stages(model: GPTConfig, cluster: Cluster, stages: Any, chunks: int, partition: Cut | None) -> tuple[int, ...]:
-    """Numbers of ranks to consider."""
-    if partition is not None:
-        if len(partition) % chunks:
-            raise InvalidValueError(f"partition has {len(partition)} stages, no multiple of chunks = {chunks}")
-        ranks = len(partition) // chunks
-        if stages is not None and whole("stages", stages) != ranks:
-            raise InvalidValueError(f"stages is {stages}, but partition has {len(partition)} stages for {chunks} chunks a rank")
-        stages = ranks
-    if stages is not None:
-        ranks = whole("stages", stages)
-        if ranks * chunks > model.num_blocks:
-            raise InvalidValueError(f"stages is {ranks}" + (f" of {chunks} chunks" if chunks > 1 else "") + f": the model has "
-                                    f"{model.num_blocks} blocks, so at most {model.num_blocks // chunks} would be right")
-        if ranks > cluster.num_devices and not cluster.is_local:
-            raise InvalidValueError(f"stages is {ranks}: the cluster has {cluster.num_devices} devices")
-        return (ranks,)
-    ranks = max(1, min(cluster.num_devices, model.num_blocks // chunks))
-    halves = [ranks]
-    while halves[-1] > 1:
-        halves.append(halves[-1] // 2)
-    return tuple(halves)
-
-
-def _check(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any, planner: Any, schedule: Any, stages: Any,
-           chunks: Any, memory_bytes: Any, granularity: Any, partition: Any, slicing: Any, parallel: dict[str, Any]) -> _Request:
-    """The request, with everything that is wrong with it found before any work."""
-    if not isinstance(model, GPTConfig):
-        raise InvalidTypeError(f"model is {type(model).__name__}: a GPTConfig would be right")
-    if not isinstance(cluster, Cluster):
-        raise InvalidTypeError(f"cluster is {type(cluster).__name__}: a Cluster would be right")
-    batch, seq_len = whole("batch", batch), whole("seq_len", seq_len)
-    if seq_len > model.block_size:
-        raise InvalidValueError(f"seq_len is {seq_len}: at most the model's block_size = {model.block_size} would be right")
-    for name, value in parallel.items():
-        if value is not None and whole(name, value) != 1:
-            raise InvalidValueError(f"{name} is {value}: this version plans pipelines alone, 1 would be right")
-    planner = _one_of("planner", planner, _PLANNERS, ("autopipe", "dawnpiper", "bmpipe"))
-    schedule = _one_of("schedule", schedule, _SCHEDULES, ("zb-h1", "zb-h2", "zb-v", "chimera", "hanayo", "pipedream"))
-    if chunks is None:
-        chunks = 2 if schedule == "interleaved" else 1
-    chunks = whole("chunks", chunks)
-    if chunks > 1 and schedule not in ("interleaved", "auto"):
-        raise InvalidValueError(f"chunks is {chunks}, but schedule {schedule} has one stage a rank: interleaved would be right")
-    names = ("interleaved",) if chunks > 1 else _AUTO if schedule == "auto" else (schedule,)
-    if schedule == "auto" and planner == "uniform" and chunks == 1:
-        names = ("1f1b",)
-    checked = None if partition is None else check_partition(partition, model)
-    ranks = _check_stages(model, cluster, stages, chunks, checked)
-    cut = None if slicing is None else check_slicing(slicing, batch, seq_len)
-    for q, (_, lengths) in enumerate(cut or ()):
-        if schedule == SLICED and len(lengths) > 1:
-            raise InvalidValueError(f"slicing[{q}] has {len(lengths)} slices, but schedule {SLICED} has whole sequences")
-    if chunks > 1:
-        micros = batch if cut is None else len(cut)
-        ranks = tuple(r for r in ranks if micros % r == 0) if stages is None and checked is None else ranks
-        if any(micros % r for r in ranks):
-            raise InvalidValueError(f"schedule interleaved has {micros} micro-batches for {ranks[0]} ranks: a multiple of the "
-                                    "ranks would be right")
-    limit = int(real("memory_bytes", cluster.memory_bytes if memory_bytes is None else memory_bytes))
-    if granularity is None:
-        unit = _choose_granularity(seq_len, batch)
-    else:
-        unit = whole("granularity", granularity)
-        if seq_len % unit:
-            raise InvalidValueError(f"granularity is {unit}, which does not divide seq_len = {seq_len}")
-    return _Request(model, cluster, _check_costs(costs, model, cluster), batch, seq_len,
-                    "terapipe" if planner == "auto" else planner, names, chunks, ranks, limit, unit, checked, cut)
-
-
-def _uniform(judge: Judge, request: _Request) -> Candidate:
-    """Megatron's default: layers divided evenly, whole sequences, weight gradients at once; asks no cost anything."""
-    cut = request.partition or tuple(even_partition(request.model, judge.ranks * judge.chunks))
-    slicing = request.slicing or ((1, (request.seq_len,)),) * request.batch
-    name = "1f1b" if "1f1b" in request.schedules else request.schedules[0]
-    return judge.judge(name, cut, slicing, pending=0)
-
-
-def _first_look(judge: Judge, request: _Request) -> float:
-    """Seconds of a quick plan: which number of ranks deserves the search."""
-    stages = judge.ranks * judge.chunks
-    slicing = request.slicing
-    if slicing is None and request.schedules[0] == SLICED:
-        slicing = ((1, (request.seq_len,)),) * request.batch
-    if slicing is None:
-        one = planners.slice_tokens(StageCost(judge.costs, judge.model, stages), stages, seq_len=request.seq_len,
-                                    granularity=request.unit)
-        slicing = ((1, tuple(int(n) for n in one.lengths)),) * request.batch
-    quick = judge.judge(request.schedules[0], balanced(judge, slicing, stages), slicing)
-    return min(quick.seconds, _uniform(judge, request).seconds)
-
-
-def _choose(request: _Request) -> tuple[Judge, Candidate, list[tuple[str, float]]]:
-    """The judge of the chosen number of ranks, the candidate, and what it was compared with."""
-    judges = [Judge(request.model, request.costs, ranks, request.chunks, request.limit) for ranks in request.ranks]
-    if request.planner == "uniform":
-        judge = judges[0]
-        found = _uniform(judge, request)
-        if not judge.fits(found):
-            raise judge.refuse()
-        return judge, found, []
-    compared: list[tuple[str, float]] = []
-    looks = [_first_look(judge, request) for judge in judges] if len(judges) > 1 else [0.0]
-    best: tuple[Judge, Candidate] | None = None
-    for _, judge in sorted(zip(looks, judges, strict=True), key=lambda pair: pair[0]):
-        even = _uniform(judge, request)
-        choice = search(judge, request.schedules, request.batch, request.seq_len, request.unit, request.partition,
-                        request.slicing)
-        if judge.fits(even) and (choice is None or even.seconds < choice.seconds):
-            choice = even
-        compared.append((f"uniform on {judge.ranks} ranks", even.seconds))
-        if choice is not None:                                 # other numbers of ranks: only if this one does not fit
-            best = (judge, choice)
-            break
-    if best is None:
-        raise min((j for j in judges if j.shortest is not None), key=lambda j: j.shortest or (0, 0, 0)).refuse()
-    judge, found = best
-    for name in request.schedules:
-        if name != found.schedule:
-            other = judge.judge(name, found.partition, found.slicing, found.pending)
-            compared.append((f"{name} with these slices", other.seconds))
-    return judge, found, compared
-
 
 def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: CostModel | None = None, *,
          planner: str = "auto", schedule: str = "auto", stages: int | None = None, data_parallel: int | None = None,
          tensor_parallel: int | None = None, chunks: int | None = None, memory_bytes: float | None = None,
          granularity: int | None = None, partition: Sequence[tuple[int, int]] | None = None,
-         slicing: int | Sequence[tuple[int, Sequence[int]]] | None = None) -> Plan:
+         slicing: int | Sequence[tuple[int, Sequence[int]]] | None = None, executable: bool | None = None,
+         time_limit_s: float | None = None) -> Plan:
     """Plan one training step of ``batch`` sequences of ``seq_len`` tokens.
 
     Args:
         costs: a CostModel; None: ``CostModel.analytic(model, cluster)``.
-        planner: "terapipe": exact token (and batch) slicing for equal stages, stages balanced on the costs of the blocks,
-            then a descent on slice and stage boundaries judged by simulating the real program (embedding, head, optimizer
-            and messages included). "uniform": layers divided evenly, whole sequences. "auto": terapipe.
-        schedule: "gpipe", "1f1b", "seq1f1b", "interleaved" (with ``chunks`` stages a rank), "sliced-1f1b" (AutoPipe's:
-            whole sequences, the first forwards in halves along the batch), "auto": the fastest of the first
-            three. The uniform planner's "auto" is 1f1b.
-        stages: ranks; None: the fastest of num_devices, a half of them, a quarter, ...
+        planner: "auto": all of the others, then a search over stages, replicas, micro-batches, slices, stage boundaries,
+            chunks and schedules, best first, bounded by certificates; never slower than any of the others on the same
+            request (but for plans that ``executable`` rules out). ``plan.search_log`` says what was tried and why it stopped.
+            "terapipe": exact token (and batch) slicing for equal stages, stages balanced on the costs of the blocks, then a
+            descent on slice and stage boundaries judged by simulating the real program (embedding, head, optimizer and
+            messages included). "uniform": layers divided evenly. The others choose stages (and recompute and swap) as
+            their papers do, for whole sequences: "autopipe", "autopipe_heuristic", "dawnpiper", "dawnpiper_binary",
+            "bmpipe", "pipedream", "dapple", "piper", "vpipe", "adapipe", "merak".
+        schedule: "gpipe", "1f1b", "seq1f1b", "interleaved" (with ``chunks`` stages a rank), "sliced-1f1b" (AutoPipe's: whole
+            sequences, the first forwards in halves along the batch), "zb-h1", "zb-h2"; "auto": terapipe takes the
+            fastest of the first three, auto of all, the other planners 1f1b.
+        stages: ranks of a replica; None: the fastest of num_devices, a half of them, a quarter, ...
+        data_parallel: replicas, each with an equal share of the batch; they add their gradients in a ring once a step
+            (``search.Replicas`` has the formula). None: 1; but the auto planner considers others where neither ``stages``
+            nor ``slicing`` is given and the cluster is not this machine (the engine runs one replica).
+        chunks: stages of a rank; None: 1, 2 where the schedule is interleaved; the auto planner considers 1, 2 and 4.
         memory_bytes: limit of each rank; None: the cluster's devices'.
         granularity: slice lengths that are planned are multiples of this many tokens; None: chosen so that planning stays
-            under a second.
+            under a second (a few for auto).
         partition: [(first_block, last_block + 1), ...] of every virtual stage, instead of a planned one.
         slicing: [(micro_batch, [slice lengths]), ...], or M: one sequence a micro-batch, M slices, instead of a planned one.
+            Of one replica.
+        executable: True: only plans that this engine runs (no recomputation, no swap, one replica). False: any. None: True
+            for the auto planner on this machine (``Cluster.local()``), on others recomputation and swap only where nothing
+            fits without them; any other planner: what its paper would do (``plan.executable`` says whether it runs here).
+        time_limit_s: the auto planner begins nothing new after so many seconds; None: it counts work instead, so that the same
+            request gives the same plan everywhere.
 
     Raises:
         ValueError: the request contradicts itself or the model; names the argument, its value and what would be right.
         InfeasibleError: no plan that was found fits the memory; names the rank and the bytes it is short.
     """
     start = time.perf_counter()
-    request = _check(model, cluster, batch, seq_len, costs, planner, schedule, stages, chunks, memory_bytes, granularity,
-                     partition, slicing, {"data_parallel": data_parallel, "tensor_parallel": tensor_parallel})
-    judge, found, compared = _choose(request)
-    durations = with_halves(lambda cut: request.costs.durations(partition=found.partition, slicing=cut, model=model),
-                            found.slicing, found.schedule)
-    program = judge.program(found, durations)
+    request = check_request(
+        model, cluster, batch, seq_len, costs, planner=planner, schedule=schedule, stages=stages, data_parallel=data_parallel,
+        tensor_parallel=tensor_parallel, chunks=chunks, memory_bytes=memory_bytes, granularity=granularity,
+        partition=partition, slicing=slicing, executable=executable, time_limit_s=time_limit_s)
+    if request.planner == "auto":
+        found, log = plan_jointly(request, start)
+    else:
+        found, log = plan_one(request), []
+    return _finished(request, found, log, start)
+
+
+def _finished(request: Request, found: Found, log: Sequence[str], start: float) -> Plan:
+    """The value of what was found."""
+    judge, c, model = found.judge, found.candidate, request.model
+    durations, program = judge.full_durations(c), judge.lowered(c)
     program.check()
     line = program.simulate(durations)
     return Plan(
-        model=model, cluster=cluster, batch=request.batch, seq_len=request.seq_len, planner=request.planner,
-        schedule=found.schedule, ranks=judge.ranks, chunks=judge.chunks, stages=list(found.partition),
-        slicing=[(b, list(lengths)) for b, lengths in found.slicing], program=program, durations=durations,
-        step_time_s=float(line.makespan_s), lower_bound_s=float(line.lower_bound_s), compared=compared,
-        peak_memory_bytes=peak_memory(model, found.partition, found.slicing, program), memory_limit_bytes=request.limit,
+        model=model, cluster=request.cluster, batch=request.batch, seq_len=request.seq_len, planner=request.planner,
+        schedule=c.schedule, ranks=judge.ranks, chunks=judge.chunks, stages=list(c.partition),
+        slicing=[(b, list(lengths)) for b, lengths in c.slicing], program=program, durations=durations,
+        step_time_s=float(line.makespan_s), lower_bound_s=float(line.lower_bound_s), compared=list(found.compared),
+        peak_memory_bytes=judge.peak(c, program), memory_limit_bytes=request.limit,
         bubbles={k: float(v) for k, v in line.bubbles.items()}, busy_s=[float(x) for x in line.busy_s],
-        granularity=request.unit, recompute=[False] * model.num_blocks, swap=[0] * model.num_blocks,
-        planning_time_s=time.perf_counter() - start)
+        granularity=request.unit, data_parallel=judge.replicas.count, search_log=list(log),
+        recompute=list(c.savings.recompute or [False] * model.num_blocks),
+        swap=list(c.savings.swap or [0] * model.num_blocks), planning_time_s=time.perf_counter() - start)

@@ -5,23 +5,25 @@ Nothing here reads a clock: effort is counted, so that the same request gives th
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any
+from functools import cache, lru_cache, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from . import planners, schedules
+from . import _core, planners, schedules
 from ._core import InfeasibleError
 from .config import KINDS, GPTConfig
-from .cost import PHASES, CostModel, block_counts, equal_lengths, even_partition
-from .engine import rank_memory
+from .cost import PHASES, CostModel, block_counts, equal_lengths, even_partition, filled
+from .engine import dimensions, rank_memory
 from .schedules import Program
 
 Micro = tuple[int, tuple[int, ...]]
 Cut = tuple[tuple[int, int], ...]
+ZERO_BUBBLE = ("zb-h1", "zb-h2")  # whose builders place every W themselves
 SLICED = "sliced-1f1b"  # AutoPipe's: whole sequences, the first forwards in halves along the batch
 SLIGHT = 1 - 1e-9     # less than this much better is rounding, not an improvement
 _HOPE = 1.003          # in the order of another plan, a better one may look this much worse
@@ -37,6 +39,17 @@ def peak_memory(model: GPTConfig, partition: Cut, slicing: tuple[Micro, ...], pr
     return rank_memory(model, partition, slicing, program)
 
 
+class Savings(NamedTuple):
+    """What a plan does besides to fit its memory; the engine does none of it yet. Empty: nothing."""
+
+    recompute: tuple[bool, ...] = ()      #: per block: its activations but its input are dropped and made again (R)
+    swap: tuple[int, ...] = ()            #: per block: bytes of a micro-batch's activations that go to the host and back
+    stall_s: tuple[float, ...] = ()       #: per stage: seconds a micro-batch waits for its swaps (what is not hidden)
+
+
+NOTHING = Savings()
+
+
 @dataclass(frozen=True)
 class Candidate:
     seconds: float
@@ -44,34 +57,89 @@ class Candidate:
     partition: Cut
     slicing: tuple[Micro, ...]
     pending: int
+    savings: Savings = NOTHING
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """Data parallelism: how many pipelines, and the link on which they sum their gradients.
+
+    A ring all-reduce of n bytes among d replicas takes ``2 (d - 1) (latency + n / (d bandwidth))`` seconds: reduce-scatter
+    and all-gather, d - 1 steps each (Patarasu & Yuan 2009). It is counted once a step on every stage, before its update,
+    not overlapped with the backward.
+    """
+
+    count: int = 1
+    latency_s: float = 0.0
+    bandwidth_Bps: float = 1.0
+
+    def seconds(self, size: Any) -> Any:
+        """Of summing ``size`` bytes."""
+        return 2 * (self.count - 1) * (self.latency_s + size / (self.count * self.bandwidth_Bps)) if self.count > 1 else 0.0
 
 
 class Judge:
     """Seconds of a step, by simulating the lowered program; the same for everything that is compared."""
 
-    def __init__(self, model: GPTConfig, costs: CostModel, ranks: int, chunks: int, limit: int | None) -> None:
+    def __init__(self, model: GPTConfig, costs: CostModel, ranks: int, chunks: int, limit: int | None,
+                 replicas: Replicas = Replicas()) -> None:                  # noqa: B008 (frozen)
         self.model, self.costs, self.ranks, self.chunks, self.limit = model, costs, ranks, chunks, limit
+        self.replicas = replicas
         self.work = 0                                          # a clock that is the same everywhere: about 13 ns a tick
         self.shortest: tuple[int, int, int] | None = None      # bytes short, rank, bytes needed: of the nearest miss
         self._compute: dict[tuple[str, tuple[int, ...], int], Program] = {}
         self._seen: dict[tuple[Any, ...], Candidate] = {}
         self._fits: dict[tuple[Any, ...], bool] = {}
-        self._stage_work = cache(lambda cut: costs.stage_work(model, block_counts(model, cut)))
+        self._latest: tuple[tuple[Any, ...], Program] | None = None
+        self._stage_work = cache(self._stage_work_of)
         self._slice_work = cache(costs.slice_work)
 
-    def durations(self, partition: Cut, slicing: tuple[Micro, ...], schedule: str = "") -> dict[str, Any]:
-        def timed(slicing: tuple[Micro, ...]) -> dict[str, Any]:
-            return self.costs.timed(self._stage_work(partition), self._slice_work(slicing), self.model)
+    def _stage_work_of(self, cut: Cut) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+        counts, update_s = self.costs.stage_work(self.model, block_counts(self.model, cut))
+        if self.replicas.count > 1:
+            params = counts @ np.array([self.model.block_params(kind) for kind in KINDS], np.float64)
+            update_s = update_s + self.replicas.seconds(4.0 * params)
+        return counts, update_s
 
-        return with_halves(timed, slicing, schedule)
+    def durations(self, partition: Cut, slicing: tuple[Micro, ...], savings: Savings = NOTHING) -> dict[str, Any]:
+        out = self.costs.timed(self._stage_work(partition), self._slice_work(slicing), self.model)
+        if any(savings.recompute):
+            kinds = np.array([KINDS.index(block.kind) for block in self.model.blocks])
+            again = np.array(savings.recompute)
+            counts = np.array([np.bincount(kinds[a:e][again[a:e]], minlength=len(KINDS)) for a, e in partition], np.int32)
+            out["R"] = self.costs.timed((counts, out["OPT"]), self._slice_work(slicing), self.model)["F"]
+        if any(savings.stall_s):
+            slices = np.repeat([len(lengths) for _, lengths in slicing], [len(lengths) for _, lengths in slicing])
+            out["SO"] = out["SI"] = np.array(savings.stall_s)[:, None] / (2.0 * slices)
+        return out
+
+    def timing(self, c: Candidate) -> dict[str, Any]:
+        """Seconds of its operations."""
+        return with_halves(lambda slicing: self.durations(c.partition, slicing, c.savings), c.slicing, c.schedule)
+
+    def full_durations(self, c: Candidate) -> dict[str, NDArray[np.float64]]:
+        """The same, every one of them float64 [stages, units]."""
+        return filled(self.timing(c))
+
+    def lowered(self, c: Candidate) -> Program:
+        """The program that the engine would run. The latest one is kept: what is judged is often asked for its memory next."""
+        key = (c.schedule, c.partition, c.slicing, c.pending, c.savings)
+        if self._latest is None or self._latest[0] != key:
+            program = self.program(c, self.timing(c))
+            self.work += 80 * len(program) + 30_000            # what splitting and lowering cost beside timing
+            self._latest = key, program
+        return self._latest[1]
 
     def program(self, c: Candidate, durations: dict[str, Any]) -> Program:
         """Built, split into I and W around the waits of these durations, lowered."""
-        key = (c.schedule, _counts(c.slicing), 0)
-        if c.schedule == SLICED:
-            key = (*key[:2], self._best_split(key[1], c.slicing, durations))
+        counts = _counts(c.slicing)
+        compute = self._made(c.schedule, counts, self._best_split(counts, c.slicing, durations) if c.schedule == SLICED else 0)
+        if c.savings != NOTHING:
+            compute = _saving(compute, c.partition, c.savings)
         tied = self.model.tie_weights and self.ranks * self.chunks > 1
-        return self._made(*key).split(durations, pending=c.pending).lower(tied=tied)
+        if c.schedule not in ZERO_BUBBLE:
+            compute = compute.split(durations, pending=c.pending)
+        return compute.lower(tied=tied)
 
     def _made(self, schedule: str, counts: tuple[int, ...], split: int) -> Program:
         key = (schedule, counts, split)
@@ -87,14 +155,13 @@ class Judge:
         self.work += 4 * len(counts) * self.ranks * len(seconds)
         return next(split for split, s in enumerate(seconds) if s * SLIGHT <= min(seconds))
 
-    def judge(self, schedule: str, partition: Cut, slicing: tuple[Micro, ...], pending: int = 1) -> Candidate:
-        key = (schedule, partition, slicing, pending)
+    def judge(self, schedule: str, partition: Cut, slicing: tuple[Micro, ...], pending: int = 1,
+              savings: Savings = NOTHING) -> Candidate:
+        key = (schedule, partition, slicing, pending, savings)
         found = self._seen.get(key)
         if found is None:
-            durations = self.durations(partition, slicing, schedule)
-            program = self.program(Candidate(0.0, *key), durations)
-            found = self._seen[key] = Candidate(float(program.makespan(durations)), *key)
-            self.work += 80 * len(program) + 30_000            # what splitting and lowering cost beside timing
+            program = self.lowered(Candidate(0.0, *key))
+            found = self._seen[key] = Candidate(float(program.makespan(self.timing(Candidate(0.0, *key)))), *key)
         return found
 
     def glance(self, like: Candidate, others: Sequence[tuple[Cut, tuple[Micro, ...]]]) -> NDArray[np.float64]:
@@ -102,27 +169,44 @@ class Judge:
         and what they would take if their weight gradients were not placed anew."""
         if not others:
             return np.zeros(0)
-        program = self.program(like, self.durations(like.partition, like.slicing, like.schedule))
+        program = self.lowered(like)
         work = [self._stage_work(cut) for cut, _ in others]
         lengths = [[n for _, micro in slicing for n in micro] for _, slicing in others]
         self.work += (80 + len(others)) * len(program) + 1_000 * len(others)
         return self.costs.glance(program, self.model, [b for b, _ in like.slicing], [w[0] for w in work], lengths,
                                  [w[1] for w in work])
 
+    def peak(self, c: Candidate, program: Program) -> list[int]:
+        """Peak bytes of every rank: the engine's own sizes, less what is recomputed or swapped of all micro-batches but the
+        one that is being worked on."""
+        peak = peak_memory(self.model, c.partition, c.slicing, program)
+        if c.savings == NOTHING:
+            return peak
+        slots = activation_slots(program)
+        saved = saved_bytes(self.model, c.slicing, c.savings)
+        for k, (first, end) in enumerate(c.partition):
+            peak[k % self.ranks] -= max(0, slots[k] - 1) * sum(saved[first:end])
+        return peak
+
     def fits(self, c: Candidate) -> bool:
         """Whether every rank stays within the memory limit; remembers the nearest miss."""
         if self.limit is None:
             return True
-        key = (c.schedule, c.partition, c.slicing, c.pending)
+        key = (c.schedule, c.partition, c.slicing, c.pending, c.savings)
         if key not in self._fits:
-            program = self.program(c, self.durations(c.partition, c.slicing, c.schedule))
-            peak = peak_memory(self.model, c.partition, c.slicing, program)
-            worst = max(range(len(peak)), key=lambda r: peak[r])
-            short = peak[worst] - self.limit
+            short, worst, needed = self.short(c)
             self._fits[key] = short <= 0
             if short > 0 and (self.shortest is None or short < self.shortest[0]):
-                self.shortest = (short, worst, peak[worst])
+                self.shortest = (short, worst, needed)
         return self._fits[key]
+
+    def short(self, c: Candidate) -> tuple[int, int, int]:
+        """(bytes over the limit, at most 0 if it fits; the fullest rank; the bytes that it needs)."""
+        program = self.lowered(c)
+        peak = self.peak(c, program)
+        self.work += 20 * len(program)
+        worst = max(range(len(peak)), key=lambda r: peak[r])
+        return peak[worst] - (self.limit or 0), worst, peak[worst]
 
     def refuse(self) -> InfeasibleError:
         assert self.shortest is not None and self.limit is not None
@@ -130,6 +214,70 @@ class Judge:
         return InfeasibleError(f"rank {rank} needs {needed} bytes and may use {self.limit}: {short} bytes short in the plan "
                                f"nearest to fitting; memory_bytes = {needed}, more stages or smaller micro-batches would be "
                                "right")
+
+
+def activation_slots(program: Program) -> list[int]:
+    """Buffers for activations of each stage: micro-batches that it holds at once."""
+    slots = np.zeros(program.num_stages, np.int64)
+    for rank in range(program.num_ranks):
+        code = program.instructions(rank)
+        code = code[np.isin(code["op"], [schedules.OPS.index(op) for op in ("F", "B", "I", "W")])]
+        np.maximum.at(slots, code["stage"], (code["slot"] & 0xFFFF).astype(np.int64) + 1)
+    return [int(n) for n in slots]
+
+
+def _saving(program: Program, partition: Cut, savings: Savings) -> Program:
+    """R before the backward of the stages that recompute; SO behind the forward, SI before the backward where they swap."""
+    again = [any(savings.recompute[a:e]) for a, e in partition]
+    swaps = [any(savings.swap[a:e]) for a, e in partition]
+
+    def around(word: re.Match[str]) -> str:
+        stage, op, unit = int(word[1]), word[2], word[3]
+        if op == "F":
+            return f"{stage}F{unit} {stage}SO{unit}" if swaps[stage] else word[0]
+        return "".join(f"{stage}{name}{unit} " for name, used in (("SI", swaps[stage]), ("R", again[stage])) if used) + word[0]
+
+    return Program.parse(re.sub(r"(\d+)([FB])(\d+\.\d+)", around, str(program)))
+
+
+def saved_bytes(model: GPTConfig, slicing: tuple[Micro, ...], savings: Savings) -> list[int]:
+    """Per block: bytes of a micro-batch that ``savings`` takes out of memory between forward and backward."""
+    sizes = block_bytes(model, slicing)
+    rows = max(b for b, _ in slicing) * sum(slicing[0][1])
+    kept = 4 * rows * model.n_embd                             # a block's input, from which it is computed again
+    out = []
+    for i, block in enumerate(model.blocks):
+        activation = sizes[block.kind].activation
+        again = max(0, activation - kept) if savings.recompute and savings.recompute[i] else 0
+        out.append(min(activation, again + (savings.swap[i] if savings.swap else 0)))
+    return out
+
+
+class BlockBytes(NamedTuple):
+    """Bytes of a block in the engine: of all it keeps (parameters, gradients, moments), of each activation and gradient slot."""
+
+    static: int
+    activation: int
+    gradient: int
+
+
+def block_bytes(model: GPTConfig, slicing: tuple[Micro, ...]) -> dict[str, BlockBytes]:
+    """By kind, and of a stage itself ("stage"): differences of the engine's own sizes of stages, which are sums of these."""
+    return _block_bytes(model, max(b for b, _ in slicing), sum(slicing[0][1]))
+
+
+@lru_cache(maxsize=64)
+def _block_bytes(model: GPTConfig, batch: int, seq_len: int) -> dict[str, BlockBytes]:
+    shape, slicing = dimensions(GPTConfig(**{**model.to_dict(), "n_layer": 2})), (seq_len, batch, [(batch, [seq_len])])
+
+    def stage(first: int, end: int) -> NDArray[np.int64]:
+        one, two, three = (_core.stage_memory(shape, slicing, first, end, a, g) for a, g in ((1, 1), (2, 1), (1, 2)))
+        return np.array([one - (two - one) - (three - one), two - one, three - one])
+
+    attention, ffn = stage(1, 4) - stage(1, 3), stage(1, 3) - stage(1, 2)
+    base = stage(1, 2) - attention
+    sizes = {"embedding": stage(0, 2) - stage(1, 2), "attention": attention, "ffn": ffn, "head": stage(4, 6) - ffn, "stage": base}
+    return {kind: BlockBytes(*(int(n) for n in row)) for kind, row in sizes.items()}
 
 
 def _counts(slicing: tuple[Micro, ...]) -> tuple[int, ...]:
@@ -155,6 +303,8 @@ def _build(schedule: str, ranks: int, chunks: int, counts: tuple[int, ...], spli
         return schedules.gpipe(ranks, len(counts), slices)
     if schedule == "1f1b":
         return schedules.one_f_one_b(ranks, len(counts), slices)
+    if schedule in ZERO_BUBBLE:
+        return (schedules.zb_h1 if schedule == "zb-h1" else schedules.zb_h2)(ranks, len(counts), slices)
     if schedule == "seq1f1b":
         return schedules.seq1f1b(ranks, len(counts), slices)
     return schedules.interleaved(ranks, len(counts), chunks, slices)
@@ -186,20 +336,21 @@ def balanced(judge: Judge, slicing: tuple[Micro, ...], stages: int, phases: Sequ
     """Stages of equal work in these phases, with these slices (min-max over contiguous blocks)."""
     if stages == 1:
         return ((0, judge.model.num_blocks),)
-    # Seconds of one block of each kind, from four stages that are one block each: a model of one layer has them all.
+    seconds = kind_seconds(judge, slicing, phases)
+    update = {kind: judge.costs.optimizer_param_s * judge.model.block_params(kind) for kind in KINDS}
+    times = np.array([max(seconds[b.kind] + update[b.kind], 1e-12) for b in judge.model.blocks])
+    bounds = [int(x) for x in planners.balance(times, stages)]
+    return tuple(itertools.pairwise(bounds))
+
+
+def kind_seconds(judge: Judge, slicing: tuple[Micro, ...], phases: Sequence[str] = PHASES) -> dict[str, float]:
+    """Seconds of a step in one block of each kind; what every instruction costs besides is not in it, nor is the update."""
+    # From four stages that are one block each: a model of one layer has them all.
     costs, model = judge.costs, judge.model
     small = GPTConfig(**{**model.to_dict(), "n_layer": 1})
     d = costs.durations(partition=[(k, k + 1) for k in range(4)], slicing=slicing, model=small)
     fixed = costs.overhead_s * len(phases) * d["F"].shape[1]
-    seconds = {kind: sum(float(d[p][i].sum()) for p in phases) - fixed + costs.optimizer_param_s * model.block_params(kind)
-               for i, kind in enumerate(KINDS)}
-    times = np.array([max(seconds[b.kind], 1e-12) for b in model.blocks])
-    bounds = [int(x) for x in planners.balance(times, stages)]
-    if bounds[0] != 0:
-        bounds = [0, *bounds]
-    if bounds[-1] != len(times):
-        bounds = [*bounds, len(times)]
-    return tuple(zip(bounds[:-1], bounds[1:], strict=True))
+    return {kind: max(0.0, sum(float(d[p][i].sum()) for p in phases) - fixed) for i, kind in enumerate(KINDS)}
 
 
 def _slicing_seeds(judge: Judge, batch: int, seq_len: int, unit: int, stages: int) -> list[tuple[Micro, ...]]:
@@ -288,12 +439,12 @@ def _recounts(slicing: tuple[Micro, ...], unit: int) -> Iterator[tuple[Micro, ..
             yield tuple((size, other) if micro == pattern else micro for micro in slicing)
 
 
-def _refine(judge: Judge, start: Candidate, *, unit: int, fixed_partition: bool, fixed_slicing: bool, budget: int) \
+def refine(judge: Judge, start: Candidate, *, unit: int, fixed_partition: bool, fixed_slicing: bool, budget: int) \
         -> Candidate:
     """Descend by single moves until none helps or ``budget`` ticks of the judge are spent (a count, not a time: the same
     request gives the same plan)."""
     best, stop = start, judge.work + budget
-    width = max(8, _GLANCE // len(judge.program(start, judge.durations(start.partition, start.slicing, start.schedule))))
+    width = max(8, _GLANCE // len(judge.lowered(start)))
 
     def try_in_order(others: Iterable[tuple[Cut, tuple[Micro, ...]]]) -> bool:
         nonlocal best
@@ -362,15 +513,15 @@ def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: i
             chosen.append(c)
     if not chosen:
         return None
-    refine = partial(_refine, judge, unit=unit, fixed_partition=partition is not None, fixed_slicing=fixed_slicing)
-    best = min((refine(c, budget=_WORK // (2 * len(chosen))) for c in chosen), key=lambda c: c.seconds)
+    descend = partial(refine, judge, unit=unit, fixed_partition=partition is not None, fixed_slicing=fixed_slicing)
+    best = min((descend(c, budget=_WORK // (2 * len(chosen))) for c in chosen), key=lambda c: c.seconds)
     if partition is None and not fixed_slicing and stages > 1:   # a stage boundary moves only if the slices move with it
         cuts = list(_partition_moves(best.partition))
         seconds = judge.glance(best, [(cut, best.slicing) for cut in cuts])
         for i in np.argsort(seconds, kind="stable")[:4].tolist():
             nearby = judge.judge(best.schedule, cuts[i], best.slicing, best.pending)
             if judge.fits(nearby):
-                best = min(best, refine(nearby, budget=_WORK // 8), key=lambda c: c.seconds)
+                best = min(best, descend(nearby, budget=_WORK // 8), key=lambda c: c.seconds)
     for name, pending in itertools.product(names, (0, 1, 2, 4)):      # again, now that the slices have changed
         if judge.work > 2 * _WORK:
             break

@@ -15,7 +15,8 @@ from ._core import OPS, Program
 from ._page import PAGE
 from .schedule import CAUSES, Timeline
 
-__all__ = ["chrome_trace", "html_page", "measured_timeline", "notebook", "program_html", "summary", "svg", "write"]
+__all__ = ["chrome_trace", "comparison_svg", "html_page", "measured_timeline", "notebook", "program_html", "summary", "svg",
+           "write"]  # fmt: skip
 
 #: hue, saturation, lightness of each operation; micro-batches alternate around the lightness.
 _COLOURS = {
@@ -311,6 +312,71 @@ def svg(line: Timeline, width: int = 1200) -> str:
             "",
         ]
     )
+
+
+class _Strip(_Frame):
+    """A small timeline among others, on a scale that they share: `makespan_s` fills the width."""
+
+    def __init__(self, line: Timeline, left: int, right: int, top: int, makespan_s: float) -> None:
+        self.left, self.top, self.width = left, top, right
+        self.lane, self.gap = (7 if line.num_ranks <= 8 else 4 if line.num_ranks <= 16 else 2), 1
+        self.bottom = top + line.num_ranks * (self.lane + self.gap)
+        self.per_s = (right - left) / makespan_s if makespan_s > 0 else 0.0
+        self.right = int(self.x(line.makespan_s))
+
+
+def _parts(line: Timeline) -> list[tuple[str, str, float]]:
+    """(name, colour, seconds of the mean rank): work, then the causes of idling; they sum to the makespan."""
+    causes = [(_CAUSE_NAMES[c], _CAUSE_COLOURS[c], line.bubbles.get(c, 0.0)) for c in CAUSES]
+    return [("work", "#8792a3", float(line.busy_s.sum()) / line.num_ranks),
+            *((name, colour, float(seconds) / line.num_ranks) for name, colour, seconds in causes)]  # fmt: skip
+
+
+def comparison_svg(plans: Sequence[tuple[str, str, Timeline]], failed: Sequence[str] = (), width: int = 1200) -> str:
+    """Plans (name, note, timeline) on one scale of time: a bar of the step (work and causes of idling of the mean rank), and
+    the timeline of every rank beneath it. `failed`: names that have no plan."""
+    left, right, y = 170, width - 110, 62
+    longest = max((line.makespan_s for _, _, line in plans), default=0.0)
+    used: set[tuple[str, int]] = set()
+    out, seen = [], set()
+    for name, note, line in plans:
+        x, scale = float(left), (right - left) / longest if longest > 0 else 0.0
+        out.append(f'<text x="{left - 12}" y="{y + 13}" text-anchor="end">{html.escape(name)}</text>')
+        if note:
+            place = f'x="{left - 12}" y="{y + 27}" text-anchor="end" font-size="10"'
+            out.append(f'<text class="soft" {place}>{html.escape(note)}</text>')
+        for part, colour, seconds in _parts(line):
+            if seconds * scale > 0.05:
+                seen.add(part)
+                out.append(f'<rect x="{x:.1f}" y="{y}" width="{seconds * scale:.1f}" height="16" fill="{colour}">'
+                           f"<title>{part} {_time(seconds)}</title></rect>")  # fmt: skip
+            x += seconds * scale
+        out.append(f'<text x="{x + 8:.1f}" y="{y + 13}">{_time(line.makespan_s)}</text>')
+        y += 20
+        if line.num_ranks <= 32:
+            strip, rows = _Strip(line, left, right, y, longest), line.intervals
+            out += _lanes(line, strip)
+            out += _boxes(rows, strip, used) if len(rows) <= _LIMIT // max(1, len(plans)) else _bins(line, rows, strip, used)
+            y = strip.bottom
+        y += 18
+    if failed:
+        y += 14
+        out.append(f'<text class="soft" x="{left}" y="{y}">no plan: {html.escape(", ".join(failed))}</text>')
+        y += 14
+    x, y = float(left), y + 10
+    names = [(name, colour) for name, colour, _ in _parts(plans[0][2])] if plans else []
+    for name, colour in names:
+        if name in seen:
+            out.append(f'<rect x="{x}" y="{y - 9}" width="10" height="10" rx="2" fill="{colour}"/>')
+            out.append(f'<text x="{x + 15}" y="{y}">{name}</text>')
+            x += 40 + 6.6 * len(name)
+    total = y + 20
+    return "\n".join([
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="tp" viewBox="0 0 {width} {total}" width="{width}" height="{total}" '
+        f'role="img" aria-label="planners compared">', f"<style>{_STYLE}{_shade_css(used)}</style>",
+        f'<rect class="panel" x="0.5" y="0.5" width="{width - 1}" height="{total - 1}" rx="8"/>',
+        f'<text class="title" x="24" y="28">{len(plans)} plans, one scale of time: the mean rank\'s step, and every rank</text>',
+        *out, "</svg>", ""])  # fmt: skip
 
 
 # ---- the page ----------------------------------------------------------------------------------------------------------------

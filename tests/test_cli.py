@@ -15,7 +15,7 @@ from terapipe_c.arguments import build_parser
 from terapipe_c.doctor import examine
 from terapipe_c.sweep import Sweep, read_grid
 
-COMMANDS = ("profile", "plan", "simulate", "train", "resume", "view", "sweep", "doctor")  # API.md
+COMMANDS = ("profile", "plan", "compare", "simulate", "train", "resume", "view", "sweep", "doctor")  # API.md
 
 
 def run(capsys, *argv):

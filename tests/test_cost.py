@@ -8,6 +8,7 @@ import pytest
 from terapipe_c import _core
 from terapipe_c.config import KINDS, Cluster, GPTConfig
 from terapipe_c.cost import PHASES, CostModel, Curve, block_counts, equal_lengths, even_partition
+from terapipe_c.profiling import _slicings
 
 MODEL = GPTConfig(n_layer=3, n_head=4, n_embd=64, vocab_size=256, block_size=96)
 CLUSTER = Cluster(num_devices=4, memory_bytes=8e9, link_latency_s=3e-6, link_bandwidth_Bps=1e10, peak_flops=1e11)
@@ -382,3 +383,24 @@ def test_a_failed_write_keeps_the_old_file(tmp_path):
     with pytest.raises(TypeError):
         broken.save(path)
     assert path.read_text() == before and [p.name for p in tmp_path.iterdir()] == ["costs.json"]
+
+
+@pytest.mark.filterwarnings("ignore:.*negative slope")
+def test_noise_in_the_context_never_makes_a_slice_cost_less_than_nothing():
+    rng = np.random.default_rng(1)
+    for _ in range(100):
+        samples = {phase: [] for phase in "FIW"}
+        for cut in _slicings(48):
+            context = 0
+            for length in cut:
+                for phase, rows in samples.items():
+                    noise = math.exp(min(6.0, 0.5 * abs(rng.standard_cauchy()))) if rng.random() < 0.3 else 1.0
+                    rows.append((length, length, context if phase != "W" else 0, 3e-6 * (1 + length / 8) * noise))
+                context += length
+        ffn = {phase: [row for row in rows if row[2] == 0] for phase, rows in samples.items()}
+        costs = CostModel.from_measurements({"attention": samples, "ffn": ffn}, smooth=True)
+        for phase in ("fwd", "bwd", "both"):
+            cost = costs.slice_cost(48, 1, phase)
+            S = np.arange(1, 48)
+            for C in (np.ones_like(S), 48 - S):
+                assert (cost["G1"][1:48] + cost["a2"] * C + cost["a3"] * S * C > 0).all()

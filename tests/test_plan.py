@@ -1,6 +1,8 @@
 """tp.plan: what it promises (never worse than uniform, deterministic, within the limits), and what it refuses."""
 import itertools
 import json
+import shlex
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +10,8 @@ import pytest
 from terapipe_c import InfeasibleError, planners
 from terapipe_c.config import Cluster, GPTConfig
 from terapipe_c.cost import CostModel, Curve, even_partition
-from terapipe_c.plan import Plan, _choose_granularity, check_partition, check_slicing, format_slicing, plan
+from terapipe_c.plan import Plan, check_partition, check_slicing, format_slicing, plan
+from terapipe_c.request import choose_granularity
 from terapipe_c.schedules import Program
 from terapipe_c.search import Judge
 
@@ -167,8 +170,8 @@ def test_granularity_is_kept():
     for unit in (1, 16, 64):
         p = plan(GPT2, CLUSTER, batch=1, seq_len=256, costs=costs, stages=2, granularity=unit)
         assert all(n % unit == 0 for n in p.slicing[0][1]) and p.granularity == unit
-    assert _choose_granularity(2048, 1) == 8 and _choose_granularity(96, 2) == 1 and _choose_granularity(1021, 4) == 1
-    assert 131072 // _choose_granularity(131072, 1) <= 4096
+    assert choose_granularity(2048, 1) == 8 and choose_granularity(96, 2) == 1 and choose_granularity(1021, 4) == 1
+    assert 131072 // choose_granularity(131072, 1) <= 4096
 
 
 def test_numbers_of_ranks_are_compared_when_none_is_given():
@@ -267,9 +270,13 @@ def test_a_limit_is_kept_by_choosing_another_plan():
     ({"slicing": [96]}, r"slicing\[0\]"), ({"slicing": [(2, [96, 0])]}, "slice 1 is 0"), ({"slicing": [(0, [96])]}, "is 0"),
     ({"slicing": []}, "covers 0"), ({"slicing": "96"}, "slicing"), ({"stages": 99}, "99.*8 blocks"), ({"stages": 0}, "stages"),
     ({"seq_len": 100_000}, "seq_len is 100000.*96"), ({"seq_len": 0}, "seq_len"), ({"batch": 0}, "batch"),
-    ({"planner": "autopipe"}, "autopipe.*not built.*terapipe"), ({"planner": "best"}, "best"),
+    ({"planner": "best"}, "best.*autopipe.*merak"), ({"planner": "autopipe", "chunks": 2, "schedule": "auto"}, "one stage a rank"),
     ({"schedule": "zb-v"}, "zb-v.*not built.*gpipe"), ({"schedule": "fast"}, "fast"), ({"granularity": 7}, "granularity is 7"),
-    ({"chunks": 2}, "chunks is 2"), ({"data_parallel": 2}, "data_parallel is 2"), ({"tensor_parallel": 4}, "tensor_parallel"),
+    ({"chunks": 2}, "chunks is 2"), ({"data_parallel": 3}, "data_parallel is 3, which does not divide"),
+    ({"data_parallel": 2, "executable": True}, "one replica"), ({"data_parallel": 9, "batch": 9}, "8 devices"),
+    ({"data_parallel": 2, "stages": 5}, "stages is 5 and data_parallel 2.*8 devices"), ({"tensor_parallel": 4}, "tensor_parallel"),
+    ({"executable": "yes"}, "executable is 'yes'"), ({"time_limit_s": -1.0}, "time_limit_s"),
+    ({"planner": "dapple", "schedule": "interleaved"}, "one stage a rank"),
     ({"partition": [(0, 4), (5, 8)]}, r"partition\[1\]"), ({"partition": [(0, 4), (4, 7)]}, "ends at block 7"),
     ({"partition": [(0, 8)]}, "partition has 1"), ({"partition": [(0, 0), (0, 8)]}, r"partition\[0\]"),
     ({"memory_bytes": -5}, "memory_bytes"), ({"memory_bytes": float("nan")}, "memory_bytes"),
@@ -307,6 +314,20 @@ def test_a_saved_plan_is_the_plan(tmp_path):
         assert [f.name for f in tmp_path.iterdir()] == ["plan.json"]
 
 
+def test_plans_of_version_1_are_read(tmp_path):
+    """Written before replicas, recomputation and swap: the same plan, the same digest."""
+    p = plan(**GOOD)
+    old = {**{k: v for k, v in p.to_dict().items() if k not in ("data_parallel", "search_log")}, "version": 1}
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    q = Plan.load(tmp_path / "old.json")
+    assert q == p and q.data_parallel == 1 and q.search_log == [] and q.executable
+    for change, word in (({"version": 0}, "version 0.*1 or 2"), ({"version": "2"}, "version"),
+                         ({"data_parallel": 2, "batch": 3}, "does not divide"), ({"recompute": [True]}, "recompute has 1 entries")):
+        (tmp_path / "bad.json").write_text(json.dumps({**p.to_dict(), **change}))
+        with pytest.raises(ValueError, match=word):
+            Plan.load(tmp_path / "bad.json")
+
+
 def test_plans_differ_where_the_ranks_would():
     plans = [plan(**{**GOOD, **change}) for change in ({}, {"slicing": 2}, {"schedule": "1f1b", "batch": 4}, {"stages": 3},
                                                        {"batch": 4}, {"seq_len": 48})]
@@ -324,7 +345,7 @@ def test_foreign_broken_and_altered_files_are_named(tmp_path):
     program = data["program"].replace("0F0.0", "0F1.0", 1)
     cases = {"half.json": b'{"format": "something else"', "foreign.json": b'{"format": "something else"}',
              "cut.json": text[: len(text) // 2].encode(), "array.json": b"[]", "noise.json": bytes(range(256)),
-             "newer.json": text.replace('"version": 1', '"version": 2').encode(),
+             "newer.json": text.replace('"version": 2', '"version": 3').encode(),
              "program.json": json.dumps({**data, "program": program}).encode(),
              "empty.json": json.dumps({**data, "program": ""}).encode(),
              "batch.json": json.dumps({**data, "batch": 3}).encode(),
@@ -362,15 +383,54 @@ def test_slicings_and_partitions_are_frozen_as_given():
 
 # ---- export ----
 
+def words_of(flags):
+    """{flag: value} as a shell would take them."""
+    words = shlex.split(flags)
+    return {word[2:]: next((w for w in words[i + 1:i + 2] if not w.startswith("--")), "") for i, word in enumerate(words)
+            if word.startswith("--")}
+
+
 def test_megatron_flags():
     p = plan(**{**GOOD, "schedule": "1f1b", "batch": 4})
-    flags = p.to_megatron()
-    assert "--pipeline-model-parallel-layout Ett|tL" in flags and "--global-batch-size 4" in flags and "--num-layers 3" in flags
+    flags = words_of(p.to_megatron())
+    assert flags["pipeline-model-parallel-layout"] == "Ett|tL" and flags["pipeline-model-parallel-size"] == "2"
+    assert flags["global-batch-size"] == "4" and flags["micro-batch-size"] == "1" and flags["num-layers"] == "3"
+    assert "recompute-granularity" not in flags
     for change, word in (({"slicing": 2, "schedule": "1f1b"}, "token slices"), ({}, "gpipe"),
                          ({"schedule": "1f1b", "partition": [(0, 2), (2, 8)]}, "inside a layer"),
                          ({"schedule": "1f1b", "batch": 3, "slicing": [(1, [96]), (2, [96])]}, "one size")):
         with pytest.raises(ValueError, match=word):
             plan(**{**GOOD, **change}).to_megatron()
+
+
+def test_megatron_layouts_are_uneven_and_interleaved():
+    uneven = plan(**{**GOOD, "schedule": "1f1b", "partition": [(0, 1), (1, 3), (3, 7), (7, 8)], "stages": None})
+    assert words_of(uneven.to_megatron())["pipeline-model-parallel-layout"] == "E|t|tt|L"
+    model = GPTConfig(n_layer=6, n_head=2, n_embd=16, vocab_size=32, block_size=96, bias=False, tie_weights=False)
+    chunks = plan(**{**GOOD, "model": model, "costs": None, "schedule": "interleaved", "chunks": 2, "batch": 4})
+    flags = words_of(chunks.to_megatron())
+    assert flags["pipeline-model-parallel-layout"] == "Ett|tt|t|tL" and flags["pipeline-model-parallel-size"] == "2"
+    assert "untie-embeddings-and-output-weights" in flags and "disable-bias-linear" in flags
+    twice = plan(**{**GOOD, "schedule": "1f1b", "batch": 4, "data_parallel": 2})         # replicas: the world size says it
+    flags = words_of(twice.to_megatron())
+    assert flags["global-batch-size"] == "4" and flags["pipeline-model-parallel-size"] == "2" and twice.num_devices == 4
+
+
+def test_megatron_recomputes_whole_layers():
+    p = plan(**{**GOOD, "schedule": "1f1b", "batch": 4})                                 # stages Ett and tL
+
+    def flags(*blocks, **change):
+        return words_of(replace(p, recompute=[i in blocks for i in range(8)], **change).to_megatron())
+
+    full = flags(1, 2, 3, 4, 5, 6)
+    assert (full["recompute-granularity"], full["recompute-method"], full["recompute-num-layers"]) == ("full", "uniform", "1")
+    first = flags(3, 4, 5, 6)                                                            # one layer of each stage
+    assert (first["recompute-method"], first["recompute-num-layers"]) == ("block", "1")
+    for blocks, word in (((1, 2), r"\[1, 0\] of \[2, 1\]"), ((1, 5, 6), "layer 0"), ((7,), "head")):
+        with pytest.raises(ValueError, match=word):
+            flags(*blocks)
+    with pytest.raises(ValueError, match="swap"):
+        flags(swap=[0, 5, 0, 0, 0, 0, 0, 0])
 
 
 def test_torch_csv():

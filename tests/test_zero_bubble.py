@@ -202,3 +202,18 @@ def test_torchs_schedules_train_with_the_bits_of_one_device(one):
     right = alone(model, params, tokens)
     program = tp.Program.from_csv(made.path_of(*one).read_text()).lower(True)
     same(everything(model, partition_of(model, [1, 3, 5]), [(1, [8])] * micros, program, params, tokens), right)
+
+
+@pytest.mark.parametrize("schedule", ["zb-h1", "zb-h2"])
+def test_plans_of_zero_bubble_schedules_train_as_one_device_does(schedule):
+    model = tp.GPTConfig(n_layer=3, n_head=2, n_embd=16, vocab_size=32, block_size=24)
+    data = np.random.default_rng(5).integers(0, 32, 2000).astype(np.int32)
+    losses = []
+    for name, stages, slicing in (("gpipe", 1, None), (schedule, 3, None), (schedule, 2, 2), (schedule, 2, [(2, [24])] * 2)):
+        plan = tp.plan(model, tp.Cluster.local(), batch=4, seq_len=24, planner="terapipe", schedule=name, stages=stages,
+                       slicing=slicing)
+        assert plan.schedule == name and plan.executable
+        run = tp.launch(plan, data=data, steps=3, processes=False, progress=False)
+        losses.append([record.loss for record in run])
+        assert run.report().peak_memory_bytes == list(plan.peak_memory_bytes)
+    assert losses[1:] == losses[:1] * 3

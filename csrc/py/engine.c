@@ -446,10 +446,43 @@ static PyType_Slot engine_slots[] = {
 static PyType_Spec engine_spec = {"terapipe_c._core.Engine", sizeof(engine_object), 0,
                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE, engine_slots};
 
+static PyObject *
+stage_memory(PyObject *module, PyObject *args)
+{
+    PyObject *model, *slicing;
+    tp_stage_config config = {0};
+    tp_slicing *cut = NULL;
+    tp_py_state *state = tp_py_module_state(module);
+    if (!PyArg_ParseTuple(args, "OOiiii", &model, &slicing, &config.first_block, &config.last_block,
+                          &config.activation_slots, &config.gradient_slots))
+        return NULL;
+    if (tp_py_model(state, model, &config.model) < 0)
+        return NULL;
+    int blocks = tp_model_blocks(&config.model);
+    if (config.first_block < 0 || config.last_block <= config.first_block || config.last_block > blocks ||
+        config.activation_slots < 0 || config.gradient_slots < 0) {
+        PyErr_Format(PyExc_ValueError, "blocks [%d, %d) with %d and %d slots: a range within [0, %d) and slots from 0 on would "
+                     "be right", config.first_block, config.last_block, config.activation_slots, config.gradient_slots,
+                     blocks);
+        return NULL;
+    }
+    if (tp_py_slicing(state, slicing, &cut) < 0)
+        return NULL;
+    config.slicing = cut;
+    size_t bytes = tp_stage_bytes(&config, tp_cpu_ops(NULL));
+    tp_slicing_close(cut);
+    if (bytes == 0)
+        return PyErr_NoMemory();
+    return PyLong_FromSize_t(bytes);
+}
+
 static PyMethodDef functions[] = {
     {"rank_memory", (PyCFunction)(void (*)(void))rank_memory, METH_VARARGS | METH_KEYWORDS,
      "rank_memory($module, /, program, model, partition, slicing, isa=None, threads=1)\n--\n\n-> [bytes of each rank's "
      "engine], exact; nothing is allocated."},
+    {"stage_memory", stage_memory, METH_VARARGS,
+     "stage_memory($module, model, slicing, first, last, activation_slots, gradient_slots, /)\n--\n\n-> bytes that a stage of "
+     "blocks [first, last) takes, exact, workspace not counted; nothing is allocated."},
     {NULL, NULL, 0, NULL},
 };
 

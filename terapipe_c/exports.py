@@ -1,0 +1,78 @@
+"""A plan in the words of Megatron-LM; what it has no word for is refused by name.
+
+Flags as in Megatron-LM's arguments and Megatron Core's user guide ("Custom Pipeline Model Parallel Layout": E embedding, t
+decoder layer, L loss, stages split by |, all ranks' first chunks before their second ones).
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from ._core import InvalidValueError
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+__all__ = ["megatron_flags"]
+
+
+def megatron_flags(plan: Plan) -> str:
+    """One line for a shell. Megatron takes the number of replicas from the world size: start ``plan.num_devices`` processes."""
+    if any(len(lengths) > 1 for _, lengths in plan.slicing):
+        raise InvalidValueError("Megatron has no token slices: a plan with one slice a micro-batch would be right")
+    sizes = {b for b, _ in plan.slicing}
+    if len(sizes) > 1:
+        raise InvalidValueError(f"Megatron has micro-batches of one size, not of {sorted(sizes)}")
+    if plan.schedule not in ("1f1b", "interleaved") and plan.ranks > 1:
+        raise InvalidValueError(f"Megatron has no schedule {plan.schedule}: 1f1b or interleaved would be right")
+    if any(plan.swap):
+        raise InvalidValueError("Megatron does not swap activations of single blocks between pipeline stages: a plan without "
+                                "swap would be right")
+    m = plan.model
+    flags: dict[str, object] = {
+        "pipeline-model-parallel-size": plan.ranks, "pipeline-model-parallel-layout": "|".join(_layout(plan)),
+        "micro-batch-size": sizes.pop(), "global-batch-size": plan.batch, "num-layers": m.n_layer, "hidden-size": m.n_embd,
+        "num-attention-heads": m.n_head, "seq-length": plan.seq_len, "max-position-embeddings": m.block_size,
+        **_recomputation(plan)}  # fmt: skip
+    text = [f"--{name} {shlex.quote(str(value))}" for name, value in flags.items()]
+    text += [] if m.tie_weights else ["--untie-embeddings-and-output-weights"]
+    return " ".join(text + ([] if m.bias else ["--disable-bias-linear"]))
+
+
+def _layout(plan: Plan) -> list[str]:
+    words = []
+    for first, end in plan.stages:
+        blocks = plan.model.blocks[first:end]
+        if blocks[0].kind == "ffn" or blocks[-1].kind == "attention":
+            raise InvalidValueError(f"Megatron has no stage boundary inside a layer: the stage {blocks[0].name} to "
+                                    f"{blocks[-1].name} has one")
+        layers = sum(b.kind == "ffn" for b in blocks)
+        words.append(("E" if first == 0 else "") + "t" * layers + ("L" if end == plan.model.num_blocks else ""))
+    return words
+
+
+def _recomputation(plan: Plan) -> dict[str, object]:
+    """Megatron recomputes whole layers: all, or the first N of every stage. (Layers are alike: which N of a stage's it are
+    changes neither time nor memory.)"""
+    counts, layers = [], []
+    for first, end in plan.stages:
+        kinds = [(b, bool(again)) for b, again in zip(plan.model.blocks[first:end], plan.recompute[first:end], strict=False)]
+        for block, again in kinds:
+            if again and block.layer < 0:
+                raise InvalidValueError(f"Megatron recomputes decoder layers alone, not the {block.name}")
+        once = {b.layer for b, again in kinds if again and b.kind == "attention"}
+        twice = {b.layer for b, again in kinds if again and b.kind == "ffn"}
+        if once != twice:
+            raise InvalidValueError(f"Megatron recomputes whole layers: of layer {min(once ^ twice)} the plan recomputes one block")
+        counts.append(len(once))
+        layers.append(len({b.layer for b, _ in kinds if b.layer >= 0}))
+    if not any(counts):
+        return {}
+    full = {"recompute-granularity": "full"}
+    if counts == layers:
+        return {**full, "recompute-method": "uniform", "recompute-num-layers": 1}
+    most = max(counts)
+    if plan.chunks > 1 or any(count != min(most, n) for count, n in zip(counts, layers, strict=True)):
+        raise InvalidValueError(f"Megatron recomputes as many layers of every stage: the plan recomputes {counts} of {layers}")
+    return {**full, "recompute-method": "block", "recompute-num-layers": most}

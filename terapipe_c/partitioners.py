@@ -1,0 +1,441 @@
+"""Every planner by its name in ``tp.plan``: which blocks a stage gets, and what it does besides to fit its memory.
+
+The planners of the papers see what their papers see: seconds and bytes of each block, a number of stages and of
+micro-batches. What they return is judged like everything else, by simulating the program that the engine would run, its
+memory to the byte. They know neither the engine's buffers nor what a stage costs besides its blocks: where a stage of theirs is
+over the limit by the engine's count, they are asked again with its blocks larger by what was missing.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import planners
+from ._core import InfeasibleError
+from .cost import even_partition
+from .request import Request
+from .search import (
+    NOTHING,
+    SLICED,
+    SLIGHT,
+    Candidate,
+    Judge,
+    Micro,
+    Savings,
+    StageCost,
+    activation_slots,
+    balanced,
+    block_bytes,
+    kind_seconds,
+    saved_bytes,
+    search,
+)
+
+__all__ = ["Found", "Task", "plan_one"]
+
+Float = NDArray[np.float64]
+_EFFORT = 300_000_000  # steps of AutoPipe's exact search: well under a second
+_ROUNDS = 20           # how often a planner is asked again because its plan was over the limit by the engine's count
+
+
+@dataclass(frozen=True)
+class Found:
+    """A plan, who judged it, and (what, predicted seconds) of others that were looked at."""
+
+    judge: Judge
+    candidate: Candidate
+    compared: tuple[tuple[str, float], ...] = ()
+
+
+# ---- what a paper's planner sees --------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Task:
+    """Blocks of the model in order, on stages in order. Times are of the mean micro-batch, bytes of the largest one."""
+
+    judge: Judge
+    schedule: str
+    slicing: tuple[Micro, ...]
+    limit_bytes: Float                    #: [stages] what the blocks of a stage may take
+    extra_bytes: Float                    #: [blocks] what earlier rounds were short of
+    host_Bps: float                       #: bytes a second to the host and back; 0: nothing is swapped
+    slots: int = 0                        #: micro-batches that every stage holds; 0: as many as 1F1B (or GPipe) does
+
+    @property
+    def stages(self) -> int:
+        """Virtual stages."""
+        return self.judge.ranks * self.judge.chunks
+
+    @property
+    def micro_batches(self) -> int:
+        """Of a step."""
+        return len(self.slicing)
+
+    def _per_block(self, of_kind: dict[str, float]) -> Float:
+        return np.array([of_kind[block.kind] for block in self.judge.model.blocks], np.float64)
+
+    @cached_property
+    def fwd_s(self) -> Float:
+        """[blocks]"""
+        return self._per_block(kind_seconds(self.judge, self.slicing, "F")) / self.micro_batches
+
+    @cached_property
+    def bwd_s(self) -> Float:
+        """[blocks] of both gradients."""
+        return self._per_block(kind_seconds(self.judge, self.slicing, "IW")) / self.micro_batches
+
+    @cached_property
+    def message_s(self) -> float:
+        """Seconds of a micro-batch's message between stages (of its mean slice, which is all that is waited for)."""
+        costs, units = self.judge.costs, sum(len(lengths) for _, lengths in self.slicing)
+        return float(costs.message_s(self.tokens / units, self.judge.model.n_embd))
+
+    @cached_property
+    def tokens(self) -> int:
+        """Rows of a step."""
+        return sum(b * sum(lengths) for b, lengths in self.slicing)
+
+    @cached_property
+    def output_bytes(self) -> float:
+        """What a micro-batch sends from one stage to the next."""
+        return 4.0 * self.judge.model.n_embd * self.tokens / self.micro_batches
+
+    @cached_property
+    def static_bytes(self) -> Float:
+        """[blocks] parameters, gradients, moments, one slot of activation gradients, and ``slots`` of activations."""
+        sizes = block_bytes(self.judge.model, self.slicing)
+        fixed = {kind: float(size.static + size.gradient + self.slots * size.activation) for kind, size in sizes.items()}
+        return self._per_block(fixed) + self.extra_bytes
+
+    @cached_property
+    def param_bytes(self) -> Float:
+        """[blocks] the parameters alone."""
+        model = self.judge.model
+        return self._per_block({block.kind: 4.0 * model.block_params(block.kind) for block in model.blocks})
+
+    @cached_property
+    def activation_bytes(self) -> Float:
+        """[blocks] kept from a micro-batch's forward to its backward; 0 where ``slots`` counts them."""
+        if self.slots:
+            return np.zeros(len(self.judge.model.blocks))
+        sizes = block_bytes(self.judge.model, self.slicing)
+        return self._per_block({kind: float(size.activation) for kind, size in sizes.items()})
+
+    @cached_property
+    def saved_bytes(self) -> Float:
+        """[blocks] what recomputing a block saves of its activation_bytes: all but its input."""
+        count = len(self.judge.model.blocks)
+        if self.slots:
+            return np.zeros(count)
+        return np.array(saved_bytes(self.judge.model, self.slicing, Savings((True,) * count)), np.float64)
+
+    @property
+    def memory_bytes(self) -> float:
+        """One limit for all stages, where a planner knows no other."""
+        return float(self.limit_bytes.min())
+
+    @property
+    def rank_bytes(self) -> float:
+        """The same for a rank's chunks together."""
+        return float(self.limit_bytes.reshape(self.judge.chunks, self.judge.ranks).sum(0).min())
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a planner wants."""
+
+    boundaries: list[int]                 #: stages + 1 of them
+    savings: Savings = NOTHING
+
+
+def _blocks(result: Any) -> list[int]:
+    return [int(x) for x in result.boundaries]
+
+
+def _savings(task: Task, boundaries: list[int], recompute: Any, swap: Any, stage_s: Any) -> Savings:
+    """``stage_s`` [stages]: what the planner says a stage takes; what that is above its work is waiting for swaps."""
+    again, bytes_ = tuple(bool(x) for x in recompute), tuple(int(np.ceil(x)) for x in swap)
+    if not any(again) and not any(bytes_):
+        return NOTHING
+    work = task.fwd_s + task.bwd_s + task.fwd_s * np.array(again)
+    stall = tuple(max(0.0, float(s - work[a:e].sum())) if any(bytes_[a:e]) else 0.0
+                  for s, a, e in zip(stage_s, boundaries[:-1], boundaries[1:], strict=True))
+    return Savings(again if any(again) else (), bytes_ if any(bytes_) else (), stall if any(stall) else ())
+
+
+def _autopipe(name: str, **options: Any) -> Callable[[Task], Wish]:
+    def ask(task: Task) -> Wish:
+        memory = {"static_bytes": task.static_bytes, "activation_bytes": task.activation_bytes, "limit_bytes": task.limit_bytes}
+        return Wish(_blocks(getattr(planners, name)(task.fwd_s, task.bwd_s, task.stages, task.micro_batches,
+                                                    comm_s=task.message_s, memory=memory, **options)))
+
+    return ask
+
+
+def _baseline(name: str, *, saves: bool = False, replicas: bool = False, **options: Any) -> Callable[[Task], Wish]:
+    """``saves``: it may recompute and swap. ``replicas``: it may replicate single stages, which no Plan holds: their exchange
+    of weights is priced out."""
+    def ask(task: Task) -> Wish:
+        memory: dict[str, Any] = {"static_bytes": task.static_bytes, "activation_bytes": task.activation_bytes,
+                                  "limit_bytes": task.memory_bytes}
+        more = dict(options)
+        if saves:
+            memory["recompute_s"] = task.fwd_s
+        if replicas:
+            more |= {"param_bytes": np.maximum(task.param_bytes, 1.0), "bandwidth_Bps": 1e-9}
+        if name == "vpipe":
+            more["swap_bandwidth_Bps"] = task.host_Bps
+        result = getattr(planners, name)(task.fwd_s, task.bwd_s, task.stages, task.micro_batches, comm_s=task.message_s,
+                                         memory=memory, **more)
+        if any(n != 1 for n in result.replicas):
+            raise InfeasibleError(f"planner {name} replicates single stages {result.replicas}, which no plan here can hold")
+        bounds = _blocks(result)
+        swap = np.where(result.swap, task.activation_bytes, 0.0)
+        return Wish(bounds, _savings(task, bounds, result.recompute, swap, result.stage_time_s))
+
+    return ask
+
+
+def _piper(task: Task) -> Wish:
+    """Blocks as a chain of layers without replicas or tensor parallelism. Where Piper leaves devices idle, its stage with most
+    work is halved until it does not."""
+    memory = {"static_bytes": task.static_bytes, "activation_bytes": task.activation_bytes, "limit_bytes": task.memory_bytes,
+              "recompute_s": task.fwd_s}
+    graph = planners.layer_graph(task.fwd_s, task.bwd_s, task.stages, task.micro_batches, comm_s=task.message_s, memory=memory,
+                                 param_bytes=np.full(len(task.fwd_s), 1e18), bandwidth_Bps=1.0)
+    stages = planners.piper(graph).stages
+    if any(stage.data != 1 for stage in stages):
+        raise InfeasibleError("planner piper replicates single stages, which no plan here can hold")
+    again = {node: way == "recompute" for stage in stages for node, way in zip(stage.nodes, stage.variants, strict=True)}
+    recompute = np.array([again[i] for i in range(len(again))])
+    work = task.fwd_s + task.bwd_s
+    bounds = sorted({0, *(max(stage.nodes) + 1 for stage in stages)})
+    while len(bounds) <= task.stages:
+        heavy = max((k for k in range(len(bounds) - 1) if bounds[k + 1] - bounds[k] > 1),
+                    key=lambda k: float(work[bounds[k]:bounds[k + 1]].sum()))
+        first, end = bounds[heavy], bounds[heavy + 1]
+        half = min(range(first + 1, end), key=lambda at: float(max(work[first:at].sum(), work[at:end].sum())))
+        bounds.insert(heavy + 1, half)
+    return Wish(bounds, _savings(task, bounds, recompute, np.zeros(len(work)), np.zeros(task.stages)))
+
+
+def _dawnpiper(name: str) -> Callable[[Task], Wish]:
+    """A block is a node."""
+    def ask(task: Task) -> Wish:
+        rest = np.maximum(task.static_bytes - 2 * task.param_bytes, 0.0)
+        nodes = {"fwd_s": task.fwd_s, "bwd_s": task.bwd_s, "recompute_s": task.fwd_s, "activation_bytes": task.activation_bytes,
+                 "param_bytes": task.param_bytes, "optimizer_bytes": rest}
+        result = getattr(planners, name)(nodes, task.stages, task.memory_bytes, micro_batches=task.micro_batches,
+                                         schedule="gpipe" if task.schedule == "gpipe" else "1f1b",
+                                         swap_bandwidth_Bps=task.host_Bps)
+        bounds = _blocks(result)
+        return Wish(bounds, _savings(task, bounds, result.recompute, result.swap_bytes, result.stage_time_s))
+
+    return ask
+
+
+_STRATEGIES = {"none": (), "attention": ("attention",), "ffn": ("ffn",), "full": ("attention", "ffn")}
+
+
+def _bmpipe(task: Task) -> Wish:
+    """A layer is a layer; of more stages than layers, a block is."""
+    kinds = [block.kind for block in task.judge.model.blocks]
+    whole = task.stages <= task.judge.model.n_layer + 2
+    groups = [[0], *([i, i + 1] for i in range(1, len(kinds) - 1, 2)), [len(kinds) - 1]] if whole \
+        else [[i] for i in range(len(kinds))]
+
+    def strategies(blocks: list[int]) -> list[tuple[str, list[int]]]:
+        mine = {kinds[i]: i for i in blocks}
+        return [(name, [mine[kind] for kind in again]) for name, again in _STRATEGIES.items() if all(k in mine for k in again)]
+
+    def total(values: Float, blocks: list[int]) -> float:
+        return float(sum(values[i] for i in blocks))
+
+    types: list[list[list[int]]] = []                          # neighbours that are alike are one type
+    for group in groups:
+        if types and all(kinds[i] == kinds[j] and task.extra_bytes[i] == task.extra_bytes[j]
+                         for i, j in zip(types[-1][0], group, strict=False)):
+            types[-1].append(group)
+        else:
+            types.append([group])
+    layers = [{"name": "+".join(kinds[i] for i in group[0]), "count": len(group), "fwd_s": total(task.fwd_s, group[0]),
+               "bwd_s": total(task.bwd_s, group[0]), "static_bytes": total(task.static_bytes, group[0]),
+               "strategies": [{"name": name, "extra_bwd_s": total(task.fwd_s, again),
+                               "activation_bytes": total(task.activation_bytes, group[0]) - total(task.saved_bytes, again)}
+                              for name, again in strategies(group[0])]} for group in types]
+    result = planners.bmpipe(layers, task.judge.ranks, task.micro_batches, task.rank_bytes, chunks=task.judge.chunks,
+                             comm_s=task.message_s, time_limit_s=2.0)
+    taken, recompute, bounds = [0] * len(types), np.zeros(len(kinds), bool), [0]
+    for chunk in range(task.judge.chunks):
+        for stage in range(task.judge.ranks):
+            for t, groups_of in enumerate(types):
+                for r, (_, again) in enumerate(strategies(groups_of[0])):
+                    for _ in range(int(result.assignment[t, r, chunk, stage])):
+                        shift = groups_of[taken[t]][0] - groups_of[0][0]
+                        recompute[[i + shift for i in again]] = True
+                        taken[t] += 1
+            bounds.append(sum(len(g[0]) * n for g, n in zip(types, taken, strict=True)))
+    return Wish(bounds, _savings(task, bounds, recompute, np.zeros(len(kinds)), np.zeros(task.stages)))
+
+
+_ASK: dict[str, Callable[[Task], Wish]] = {
+    "autopipe": _autopipe("autopipe", effort=_EFFORT), "autopipe_heuristic": _autopipe("autopipe_heuristic"),
+    "dawnpiper": _dawnpiper("dawnpiper"), "dawnpiper_binary": _dawnpiper("dawnpiper_binary"), "bmpipe": _bmpipe,
+    "pipedream": _baseline("pipedream", straight=True), "dapple": _baseline("dapple", replicas=True), "piper": _piper,
+    "vpipe": _baseline("vpipe", saves=True), "adapipe": _baseline("adapipe", saves=True), "merak": _baseline("merak"),
+}
+
+
+# ---- asking one --------------------------------------------------------------------------------------------------------
+
+def _limits(judge: Judge, schedule: str, slicing: tuple[Micro, ...]) -> tuple[Float, int]:
+    """[stages] of what the blocks may take: the limit less what the engine holds besides (workspace, tables, what crosses the
+    stages' boundaries), taken from stages that are even; and the most micro-batches that one of those stages holds."""
+    assert judge.limit is not None
+    stages, sizes = judge.ranks * judge.chunks, block_bytes(judge.model, slicing)
+    even = judge.judge(schedule, tuple(even_partition(judge.model, stages)), slicing, 0)
+    program = judge.lowered(even)
+    slots, besides = activation_slots(program), np.array(judge.peak(even, program), np.float64)
+    for k, (first, end) in enumerate(even.partition):
+        for block in judge.model.blocks[first:end]:
+            size = sizes[block.kind]
+            besides[k % judge.ranks] -= size.static + size.gradient + slots[k] * size.activation
+    return np.tile((judge.limit - besides) / judge.chunks, judge.chunks), max(slots)
+
+
+def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ...], host_Bps: float = 0.0) -> Candidate:
+    """The planner's stages for these micro-batches, judged; InfeasibleError if it finds none that fit."""
+    assert judge.limit is not None
+    limits, slots = _limits(judge, schedule, slicing)
+    extra = np.zeros(judge.model.num_blocks)
+    if schedule != "seq1f1b":                                  # that one holds fewer than 1F1B, on all stages about alike
+        slots = 0
+    refused: InfeasibleError | None = None
+    before, boost = None, 1.0
+    for _ in range(_ROUNDS):
+        try:
+            if not (limits > 0).all():
+                raise InfeasibleError(f"a rank may use {judge.limit} bytes: a stage needs {judge.limit - limits.min():.0f} before "
+                                      "it has a block")
+            wish = _ASK[name](Task(judge, schedule, slicing, limits, extra, host_Bps, slots))
+        except InfeasibleError as error:
+            refused = error
+            break
+        cut = tuple(zip(wish.boundaries[:-1], wish.boundaries[1:], strict=True))
+        found = judge.judge(schedule, cut, slicing, 0, wish.savings)
+        if judge.fits(found):
+            return found
+        peak = judge.peak(found, judge.lowered(found))
+        boost = 2 * boost if wish == before else 1.02          # the same again: its steps are larger than what is missing
+        before = wish
+        for k, (first, end) in enumerate(cut):
+            over = peak[k % judge.ranks] - judge.limit
+            extra[first:end] += max(0.0, boost * over) / ((end - first) * judge.chunks)
+    if judge.shortest is not None:
+        raise judge.refuse()
+    assert refused is not None
+    raise refused
+
+
+def whole_sequences(request: Request) -> tuple[Micro, ...]:
+    """What a planner that knows no slices runs."""
+    return request.slicing or ((1, (request.seq_len,)),) * request.share
+
+
+def uniform(judge: Judge, request: Request) -> Candidate:
+    """Megatron's default: layers divided evenly, whole sequences, weight gradients at once; asks no cost anything."""
+    cut = request.partition or tuple(even_partition(request.model, judge.ranks * judge.chunks))
+    name = "1f1b" if "1f1b" in request.schedules else request.schedules[0]
+    return judge.judge(name, cut, whole_sequences(request), 0)
+
+
+def _plan_uniform(request: Request) -> Found:
+    judge = request.judge(request.ranks[0])
+    found = uniform(judge, request)
+    if not judge.fits(found):
+        raise judge.refuse()
+    return Found(judge, found)
+
+
+def _plan_stages(request: Request) -> Found:
+    """A paper's planner on each number of ranks; the fastest."""
+    best: Found | None = None
+    compared, refusals = [], []
+    for ranks in request.ranks:
+        judge = request.judge(ranks)
+        try:
+            if request.partition is not None:
+                found = judge.judge(request.schedules[0], request.partition, whole_sequences(request), 0)
+                if not judge.fits(found):
+                    raise judge.refuse()
+            else:
+                found = plan_stages(judge, request.planner, request.schedules[0], whole_sequences(request),
+                                    request.cluster.host_bandwidth_Bps or 0.0)
+        except InfeasibleError as error:
+            refusals.append(error)
+            continue
+        compared.append((f"{request.planner} on {ranks} ranks", found.seconds))
+        if best is None or found.seconds < best.candidate.seconds * SLIGHT:
+            best = Found(judge, found)
+    if best is None:
+        raise refusals[0]
+    return Found(best.judge, best.candidate, tuple(compared) if len(compared) > 1 else ())
+
+
+# ---- terapipe ----------------------------------------------------------------------------------------------------------
+
+def first_look(judge: Judge, request: Request) -> float:
+    """Seconds of a quick plan: which number of ranks deserves the search."""
+    stages = judge.ranks * judge.chunks
+    slicing = request.slicing
+    if slicing is None and request.schedules[0] == SLICED:
+        slicing = whole_sequences(request)
+    if slicing is None:
+        one = planners.slice_tokens(StageCost(judge.costs, judge.model, stages), stages, seq_len=request.seq_len,
+                                    granularity=request.unit)
+        slicing = ((1, tuple(int(n) for n in one.lengths)),) * request.share
+    quick = judge.judge(request.schedules[0], balanced(judge, slicing, stages), slicing)
+    return min(quick.seconds, uniform(judge, request).seconds)
+
+
+def _plan_terapipe(request: Request) -> Found:
+    judges = [request.judge(ranks) for ranks in request.ranks]
+    compared: list[tuple[str, float]] = []
+    looks = [first_look(judge, request) for judge in judges] if len(judges) > 1 else [0.0]
+    best: Found | None = None
+    for _, judge in sorted(zip(looks, judges, strict=True), key=lambda pair: pair[0]):
+        even = uniform(judge, request)
+        choice = search(judge, request.schedules, request.share, request.seq_len, request.unit, request.partition,
+                        request.slicing)
+        if judge.fits(even) and (choice is None or even.seconds < choice.seconds):
+            choice = even
+        compared.append((f"uniform on {judge.ranks} ranks", even.seconds))
+        if choice is not None:                                 # other numbers of ranks: only if this one does not fit
+            best = Found(judge, choice)
+            break
+    if best is None:
+        raise min((j for j in judges if j.shortest is not None), key=lambda j: j.shortest or (0, 0, 0)).refuse()
+    judge, found = best.judge, best.candidate
+    for name in request.schedules:
+        if name != found.schedule:
+            other = judge.judge(name, found.partition, found.slicing, found.pending)
+            compared.append((f"{name} with these slices", other.seconds))
+    return Found(judge, found, tuple(compared))
+
+
+def plan_one(request: Request) -> Found:
+    """The plan of the planner that ``request.planner`` names, one of all but "auto"."""
+    if request.planner == "terapipe":
+        return _plan_terapipe(request)
+    if request.planner == "uniform":
+        return _plan_uniform(request)
+    found = _plan_stages(request)
+    if request.savings == "never" and found.candidate.savings != NOTHING:
+        raise InfeasibleError(f"planner {request.planner} fits {found.judge.limit} bytes by recomputing or swapping, which this "
+                              "engine does not do: executable=False gives its plan, more memory one without")
+    return found

@@ -1,0 +1,236 @@
+"""What ``tp.plan`` is asked, with everything that is wrong with it found before any work."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ._core import InvalidTypeError, InvalidValueError
+from .config import Cluster, GPTConfig, real, whole
+from .cost import CostModel, equal_lengths
+from .search import SLICED, ZERO_BUBBLE, Cut, Judge, Micro, Replicas
+
+__all__ = ["PLANNERS", "Request", "check_partition", "check_request", "check_slicing"]
+
+# The planners that tp.plan knows: ours, those of the papers, and the baselines.
+PLANNERS = ("auto", "terapipe", "uniform", "autopipe", "autopipe_heuristic", "dawnpiper", "dawnpiper_binary", "bmpipe",
+            "pipedream", "dapple", "piper", "vpipe", "adapipe", "merak")
+SEARCHING = ("auto", "terapipe")          # these choose among schedules; the others plan for the one that is given, or 1f1b
+CHUNKED = ("auto", "terapipe", "uniform", "bmpipe")   # these can plan several stages a rank
+# In the order that ties are decided: of two equally fast programs the one that holds fewer activations.
+AUTO = ("seq1f1b", "1f1b", "gpipe")
+_SCHEDULES = ("auto", *AUTO, "interleaved", SLICED, *ZERO_BUBBLE)
+
+
+def check_slicing(slicing: Any, batch: int, seq_len: int) -> tuple[Micro, ...]:
+    """A slicing in the paper's notation, or an int M (one sequence a micro-batch, M slices), proved and frozen."""
+    if not isinstance(slicing, (list, tuple)):
+        parts = whole("slicing", slicing)
+        if parts > seq_len:
+            raise InvalidValueError(f"slicing is {parts} slices of seq_len = {seq_len} tokens: at most {seq_len} would be right")
+        return ((1, tuple(equal_lengths(seq_len, parts))),) * batch
+    result = []
+    for q, entry in enumerate(slicing):
+        if not isinstance(entry, (list, tuple)) or len(entry) != 2 or isinstance(entry[1], (int, str)):
+            raise InvalidValueError(f"slicing[{q}] is {entry!r}: (sequences, [slice lengths]) would be right")
+        size = whole(f"slicing[{q}]'s micro-batch", entry[0])
+        lengths = tuple(whole(f"slicing[{q}]'s slice {i}", n) for i, n in enumerate(entry[1]))
+        if sum(lengths) != seq_len:
+            raise InvalidValueError(f"slicing[{q}]'s lengths sum to {sum(lengths)}: seq_len = {seq_len} would be right")
+        result.append((size, lengths))
+    covered = sum(b for b, _ in result)
+    if covered != batch:
+        raise InvalidValueError(f"slicing covers {covered} sequences: batch = {batch} would be right")
+    return tuple(result)
+
+
+def check_partition(partition: Any, model: GPTConfig) -> Cut:
+    """[(first block, last block + 1), ...], proved to cover the model in order."""
+    at, result = 0, []
+    for k, entry in enumerate(partition):
+        if not isinstance(entry, (list, tuple)) or len(entry) != 2:
+            raise InvalidValueError(f"partition[{k}] is {entry!r}: (first block, last block + 1) would be right")
+        first, end = (whole(f"partition[{k}]", x, 0) for x in entry)
+        if first != at or end <= first:
+            raise InvalidValueError(f"partition[{k}] is ({first}, {end}): a stage from block {at} to a later one would be right")
+        result.append((first, end))
+        at = end
+    if at != model.num_blocks:
+        raise InvalidValueError(f"partition ends at block {at}: the model has {model.num_blocks}")
+    return tuple(result)
+
+
+def choose_granularity(seq_len: int, batch: int) -> int:
+    """The finest power of two that keeps the slice planner's tables (a DP of L^2 edges for each micro-batch size) small;
+    8 tokens, the paper's choice, where the sequence is long enough for finer cuts to make no difference."""
+    finest = 8 if seq_len >= 128 else 1
+    allowed = max(64, 4096 // min(batch, 16))
+    unit = 1
+    while seq_len % (2 * unit) == 0 and (unit < finest or seq_len // unit > allowed):
+        unit *= 2
+    return unit
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request that makes sense. What a planner may still choose has several values, or a flag that says so."""
+
+    model: GPTConfig
+    cluster: Cluster
+    costs: CostModel
+    batch: int                          # of all replicas together
+    seq_len: int
+    planner: str
+    schedules: tuple[str, ...]
+    chunks: int
+    ranks: tuple[int, ...]              # of one replica: numbers to consider
+    replicas: int
+    limit: int
+    unit: int
+    partition: Cut | None
+    slicing: tuple[Micro, ...] | None   # of one replica
+    savings: str                        # recompute and swap: "never", "last" (where nothing fits without) or "free"
+    free_ranks: bool = False            # for the joint search: what was not given
+    free_replicas: bool = False
+    free_chunks: bool = False
+    time_limit_s: float | None = None
+
+    @property
+    def share(self) -> int:
+        """Sequences of a step that one replica has."""
+        return self.batch // self.replicas
+
+    @property
+    def link(self) -> Replicas:
+        """On which the replicas add their gradients."""
+        return Replicas(self.replicas, self.cluster.link_latency_s, self.cluster.link_bandwidth_Bps)
+
+    def judge(self, ranks: int) -> Judge:
+        """Of plans for so many ranks."""
+        return Judge(self.model, self.costs, ranks, self.chunks, self.limit, self.link)
+
+
+def _one_of(name: str, value: Any, known: Sequence[str], later: Sequence[str] = ()) -> str:
+    if value not in known:
+        note = f" ({value} is planned, not built yet)" if value in later else ""
+        raise InvalidValueError(f"{name} is {value!r}{note}: one of {', '.join(known)} would be right")
+    return str(value)
+
+
+def _check_costs(costs: Any, model: GPTConfig, cluster: Cluster) -> CostModel:
+    if costs is None:
+        return CostModel.analytic(model, cluster)
+    if not isinstance(costs, CostModel):
+        raise InvalidTypeError(f"costs is {type(costs).__name__}: a CostModel would be right")
+    for name in ("n_embd", "n_head", "vocab_size"):
+        if costs.model is not None and getattr(costs.model, name) != getattr(model, name):
+            raise InvalidValueError(f"costs are of a model with {name} = {getattr(costs.model, name)}, the model to plan has "
+                                    f"{getattr(model, name)}: profile this model")
+    return costs
+
+
+def _check_stages(model: GPTConfig, cluster: Cluster, stages: Any, chunks: int, replicas: int,
+                  partition: Cut | None) -> tuple[int, ...]:
+    """Numbers of ranks to consider."""
+    if partition is not None:
+        if len(partition) % chunks:
+            raise InvalidValueError(f"partition has {len(partition)} stages, no multiple of chunks = {chunks}")
+        ranks = len(partition) // chunks
+        if stages is not None and whole("stages", stages) != ranks:
+            raise InvalidValueError(f"stages is {stages}, but partition has {len(partition)} stages for {chunks} chunks a rank")
+        stages = ranks
+    if stages is not None:
+        ranks = whole("stages", stages)
+        if ranks * chunks > model.num_blocks:
+            raise InvalidValueError(f"stages is {ranks}" + (f" of {chunks} chunks" if chunks > 1 else "") + f": the model has "
+                                    f"{model.num_blocks} blocks, so at most {model.num_blocks // chunks} would be right")
+        if ranks * replicas > cluster.num_devices and (replicas > 1 or not cluster.is_local):
+            raise InvalidValueError(f"stages is {ranks}" + (f" and data_parallel {replicas}" if replicas > 1 else "") + ": the "
+                                    f"cluster has {cluster.num_devices} devices")
+        return (ranks,)
+    ranks = max(1, min(cluster.num_devices // replicas, model.num_blocks // chunks))
+    halves = [ranks]
+    while halves[-1] > 1:
+        halves.append(halves[-1] // 2)
+    return tuple(halves)
+
+
+def _check_parallel(cluster: Cluster, batch: int, data_parallel: Any, tensor_parallel: Any, executable: bool) -> int:
+    """The number of replicas."""
+    if tensor_parallel is not None and whole("tensor_parallel", tensor_parallel) != 1:
+        raise InvalidValueError(f"tensor_parallel is {tensor_parallel}: this version plans pipelines and data parallelism, 1 "
+                                "would be right")
+    replicas = 1 if data_parallel is None else whole("data_parallel", data_parallel)
+    if replicas > 1 and executable:
+        raise InvalidValueError(f"data_parallel is {replicas}: this engine runs one replica; executable=False plans for other "
+                                "systems")
+    if replicas > cluster.num_devices:
+        raise InvalidValueError(f"data_parallel is {replicas}: the cluster has {cluster.num_devices} devices")
+    if batch % replicas:
+        raise InvalidValueError(f"data_parallel is {replicas}, which does not divide batch = {batch}")
+    return replicas
+
+
+def _check_schedule(planner: str, schedule: Any, chunks: Any) -> tuple[tuple[str, ...], int]:
+    """(schedules to consider, chunks)."""
+    schedule = _one_of("schedule", schedule, _SCHEDULES, ("zb-v", "dualpipe-v", "chimera", "hanayo", "pipedream"))
+    if chunks is None:
+        chunks = 2 if schedule == "interleaved" else 1
+    chunks = whole("chunks", chunks)
+    if chunks > 1 and schedule not in ("interleaved", "auto"):
+        raise InvalidValueError(f"chunks is {chunks}, but schedule {schedule} has one stage a rank: interleaved would be right")
+    if planner not in CHUNKED and (chunks > 1 or schedule == "interleaved"):
+        raise InvalidValueError(f"chunks is {chunks}: planner {planner} plans one stage a rank; planner "
+                                f"{', '.join(CHUNKED)} would be right")
+    if schedule == "auto" and chunks == 1:
+        return (AUTO if planner in SEARCHING else ("1f1b",)), 1
+    return (("interleaved",) if chunks > 1 else (schedule,)), chunks
+
+
+def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any, *, planner: Any, schedule: Any, stages: Any,
+                  data_parallel: Any, tensor_parallel: Any, chunks: Any, memory_bytes: Any, granularity: Any, partition: Any,
+                  slicing: Any, executable: Any, time_limit_s: Any) -> Request:
+    """The request of ``tp.plan``'s arguments; a ValueError or TypeError names the argument, its value and what would be
+    right."""
+    if not isinstance(model, GPTConfig):
+        raise InvalidTypeError(f"model is {type(model).__name__}: a GPTConfig would be right")
+    if not isinstance(cluster, Cluster):
+        raise InvalidTypeError(f"cluster is {type(cluster).__name__}: a Cluster would be right")
+    batch, seq_len = whole("batch", batch), whole("seq_len", seq_len)
+    if seq_len > model.block_size:
+        raise InvalidValueError(f"seq_len is {seq_len}: at most the model's block_size = {model.block_size} would be right")
+    planner = _one_of("planner", planner, PLANNERS)
+    if executable not in (None, True, False):
+        raise InvalidValueError(f"executable is {executable!r}: True, False or None would be right")
+    replicas = _check_parallel(cluster, batch, data_parallel, tensor_parallel, executable is True)
+    free_chunks = chunks is None and schedule == "auto" and partition is None
+    names, chunks = _check_schedule(planner, schedule, chunks)
+    checked = None if partition is None else check_partition(partition, model)
+    ranks = _check_stages(model, cluster, stages, chunks, replicas, checked)
+    cut = None if slicing is None else check_slicing(slicing, batch // replicas, seq_len)
+    for q, (_, lengths) in enumerate(cut or ()):
+        if schedule == SLICED and len(lengths) > 1:
+            raise InvalidValueError(f"slicing[{q}] has {len(lengths)} slices, but schedule {SLICED} has whole sequences")
+    if chunks > 1:
+        micros = batch // replicas if cut is None else len(cut)
+        free = stages is None and checked is None
+        ranks = tuple(r for r in ranks if micros % r == 0) if free else ranks
+        if any(micros % r for r in ranks):
+            raise InvalidValueError(f"schedule interleaved has {micros} micro-batches for {ranks[0]} ranks: a multiple of the "
+                                    "ranks would be right")
+    limit = int(real("memory_bytes", cluster.memory_bytes if memory_bytes is None else memory_bytes))
+    if granularity is None:
+        unit = choose_granularity(seq_len, batch // replicas)
+    else:
+        unit = whole("granularity", granularity)
+        if seq_len % unit:
+            raise InvalidValueError(f"granularity is {unit}, which does not divide seq_len = {seq_len}")
+    if executable is None:                                     # a single planner's plan is what its paper says
+        savings = ("never" if cluster.is_local else "last") if planner == "auto" else "free"
+    else:
+        savings = "never" if executable else "free"
+    open_ranks = stages is None and checked is None
+    open_replicas = open_ranks and data_parallel is None and cut is None and savings != "never"
+    return Request(model, cluster, _check_costs(costs, model, cluster), batch, seq_len, planner, names, chunks, ranks, replicas,
+                   limit, unit, checked, cut, savings, open_ranks, open_replicas, free_chunks,
+                   time_limit_s=None if time_limit_s is None else real("time_limit_s", time_limit_s))

@@ -1,0 +1,192 @@
+"""planner="auto": never slower than any single planner, bounds that hold, what it may choose, and what it says of its search."""
+import dataclasses
+import itertools
+import time
+
+import numpy as np
+import pytest
+
+import terapipe_c as tp
+from terapipe_c.joint import bound_s, least_work_s, plan_singles
+from terapipe_c.request import PLANNERS, check_request
+from terapipe_c.search import Judge
+
+MODEL = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=64, block_size=32)
+CLUSTER = tp.Cluster(num_devices=6, memory_bytes=1e9, link_latency_s=1e-6, link_bandwidth_Bps=1e9, peak_flops=2e9)
+NONE = dict.fromkeys(("stages", "data_parallel", "tensor_parallel", "chunks", "memory_bytes", "granularity", "partition", "slicing",
+                      "executable", "time_limit_s"))
+
+
+def request_of(model, cluster, batch, costs=None, planner="auto", schedule="auto", **change):
+    return check_request(model, cluster, batch, model.block_size, costs, planner=planner, schedule=schedule, **{**NONE, **change})
+
+
+def instance(rng, kind):
+    """A small model, cluster and costs: first principles, a smooth table, a wild one."""
+    length = int(rng.choice([16, 24, 32]))
+    model = tp.GPTConfig(n_layer=int(rng.integers(2, 6)), n_head=2, n_embd=8 * int(rng.integers(1, 4)),
+                         vocab_size=int(rng.integers(8, 300)), block_size=length, tie_weights=bool(rng.integers(2)))
+    cluster = tp.Cluster(num_devices=int(rng.integers(2, 7)), memory_bytes=1e9, peak_flops=float(10 ** rng.uniform(8, 11)),
+                         link_latency_s=float(10 ** rng.uniform(-7, -4)), link_bandwidth_Bps=float(10 ** rng.uniform(7, 10)))
+    if kind == 0:
+        return model, cluster, tp.CostModel.analytic(model, cluster)
+    s, c = np.indices((length // 8 + 1, length // 8 + 1))
+    table = (3 * rng.random() + s + 0.1 * s * c) * 1e-4 if kind == 1 else rng.integers(1, 60, s.shape) * 1e-5
+    return model, cluster, tp.CostModel.from_table(table, table * rng.uniform(1, 2.5), granularity=8,
+                                                   latency_s=float(10 ** rng.uniform(-7, -4)))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_never_slower_than_any_single_planner(seed):
+    rng = np.random.default_rng(seed)
+    model, cluster, costs = instance(rng, seed % 3)
+    request = dict(batch=int(rng.integers(1, 8)), seq_len=model.block_size, costs=costs)
+    if seed % 2:
+        request["stages"] = int(rng.integers(1, cluster.num_devices + 1))
+    if seed > 3:
+        even = tp.plan(model, cluster, planner="uniform", **request)
+        request |= {"memory_bytes": 0.9 * max(even.peak_memory_bytes), "executable": False}
+    comparison = tp.compare(model, cluster, **request)
+    auto = comparison["auto"].plan
+    for row in comparison:
+        if row.plan is not None and (row.plan.executable or seed > 3):
+            assert auto.step_time_s <= row.plan.step_time_s * (1 + 1e-9), row.planner
+    assert auto is not None or all(row.plan is None for row in comparison)
+
+
+@pytest.mark.parametrize("kind", range(3))
+def test_bounds_hold_for_every_plan(kind):
+    """Random partitions, slicings, schedules and replicas: none is below its configuration's bound."""
+    rng = np.random.default_rng(kind)
+    for _ in range(6):
+        model, cluster, costs = instance(rng, kind)
+        batch = int(rng.choice([2, 4, 6]))
+        for replicas, ranks in itertools.product((1, 2), (1, 2, 3)):
+            unit = 8 if kind else 4
+            request = dataclasses.replace(request_of(model, cluster, batch, costs, granularity=unit), replicas=replicas)
+            share = batch // replicas
+            bound = bound_s(request, ranks, 1, replicas, least_work_s(request, share))
+            judge = request.judge(ranks)
+            for _ in range(12):
+                cuts = [0, *sorted(rng.choice(np.arange(1, model.num_blocks), ranks - 1, replace=False).tolist()), model.num_blocks]
+                size = int(rng.choice([b for b in range(1, share + 1) if share % b == 0]))
+                ends = sorted({*rng.integers(1, model.block_size // unit + 1, 3).tolist(), model.block_size // unit})
+                lengths = tuple(int(n) * unit for n in np.diff([0, *ends]))
+                found = judge.judge(str(rng.choice(["gpipe", "1f1b", "seq1f1b"])), tuple(itertools.pairwise(cuts)),
+                                    ((size, lengths),) * (share // size), int(rng.integers(0, 3)))
+                assert bound <= found.seconds * (1 + 1e-12)
+
+
+def test_the_least_work_is_the_least_over_slicings():
+    """Whole sequences alone in a micro-batch: every composition of three units, by brute force."""
+    rng = np.random.default_rng(5)
+    for _ in range(20):
+        table = rng.integers(1, 60, (4, 4)) * 1e-3
+        model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=8, vocab_size=16, block_size=24)
+        costs = tp.CostModel.from_table(table, 2 * table, granularity=8)
+        request = request_of(model, CLUSTER, 1, costs, granularity=8)
+        least = min(sum(3 * 2 * table[s, c] for s, c in zip(cut, itertools.accumulate((0, *cut[:-1])), strict=True))
+                    for cut in ((3,), (1, 2), (2, 1), (1, 1, 1)))
+        assert least_work_s(request, 1) <= least * (1 + 1e-12)
+        assert least_work_s(request, 1) >= 0.4 * least     # F and I apart from W: looser than one sum, not by much
+
+
+def test_it_is_deterministic_and_its_words_are_kept(tmp_path):
+    first, second = (tp.plan(MODEL, CLUSTER, batch=4, seq_len=32) for _ in range(2))
+    assert first == second and first.search_log == second.search_log and first.step_time_s == second.step_time_s
+    assert any("configurations" in line for line in first.search_log) and first.search_log[-1].startswith("best:")
+    first.save(tmp_path / "plan.json")
+    loaded = tp.Plan.load(tmp_path / "plan.json")
+    assert loaded == first and loaded.search_log == first.search_log and loaded.data_parallel == first.data_parallel
+    assert loaded.explain() == first.explain() and first.search_log[-1] in first.explain()
+    assert {name for name, _ in first.compared} <= set(PLANNERS[1:])
+
+
+def test_a_time_limit_ends_the_search_with_the_best_single_plan(monkeypatch):
+    free = tp.plan(MODEL, CLUSTER, batch=4, seq_len=32)
+    cut = tp.plan(MODEL, CLUSTER, batch=4, seq_len=32, time_limit_s=1e-9)
+    singles = plan_singles(request_of(MODEL, CLUSTER, 4))
+    assert cut.step_time_s == pytest.approx(min(f.candidate.seconds for f in singles.values() if not isinstance(f, tp.Error)))
+    assert cut.step_time_s >= free.step_time_s and any("time limit" in line for line in cut.search_log)
+    monkeypatch.setattr(time, "perf_counter", lambda: 0.0)                    # without one, no clock is asked
+    assert tp.plan(MODEL, CLUSTER, batch=4, seq_len=32) == free
+
+
+def test_it_weighs_replicas_where_nothing_forbids_them():
+    head = tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=2048, block_size=32)     # the head alone is most of it
+    fast = dataclasses.replace(CLUSTER, link_bandwidth_Bps=1e13, link_latency_s=1e-9)
+    plan = tp.plan(head, fast, batch=2, seq_len=32)
+    assert plan.data_parallel > 1 and plan.num_devices <= 6 and not plan.executable
+    assert any("replicas" in line for line in plan.search_log)
+    slow = dataclasses.replace(CLUSTER, link_bandwidth_Bps=1e3)
+    assert tp.plan(head, slow, batch=2, seq_len=32).data_parallel == 1        # the ring would take seconds
+    for change in ({"stages": 3}, {"executable": True}, {"slicing": 1}):
+        assert tp.plan(head, fast, batch=2, seq_len=32, **change).executable, change
+    local = dataclasses.replace(fast, is_local=True)
+    assert tp.plan(head, local, batch=2, seq_len=32).executable
+    given = tp.plan(head, fast, batch=2, seq_len=32, data_parallel=2)
+    assert given.data_parallel == 2 and sum(b for b, _ in given.slicing) == 1
+
+
+def test_it_weighs_chunks_and_micro_batches():
+    """Twelve equal blocks' worth of layers, costs that do not care how rows are batched: chunks make the bubble smaller."""
+    model = tp.GPTConfig(n_layer=8, n_head=2, n_embd=8, vocab_size=8, block_size=8)
+    table = np.array([[0.0, 0.0], [1.0, 0.0]])
+    costs = tp.CostModel.from_table(table, 2 * table, granularity=8)
+    request = dict(batch=4, seq_len=8, costs=costs, stages=4, granularity=8, schedule="auto")
+    plan = tp.plan(model, CLUSTER, **request)
+    assert plan.schedule == "interleaved" and plan.chunks > 1
+    assert plan.step_time_s < tp.plan(model, CLUSTER, **{**request, "schedule": "1f1b"}).step_time_s
+    assert tp.plan(model, CLUSTER, **{**request, "schedule": "1f1b"}).chunks == 1
+    # Where an instruction costs as much for one sequence as for many: larger micro-batches.
+    reading = dataclasses.replace(CLUSTER, peak_flops=1e15, memory_bandwidth_Bps=1e7)
+    assert max(b for b, _ in tp.plan(MODEL, reading, batch=4, seq_len=32, stages=1).slicing) == 4
+
+
+def test_savings_come_last_or_freely_or_never():
+    model = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=32, block_size=256)
+    even = tp.plan(model, CLUSTER, batch=4, seq_len=256, planner="uniform", stages=3)
+    request = dict(batch=4, seq_len=256, stages=3, schedule="1f1b", slicing=1)
+    limit = max(even.peak_memory_bytes)
+    while True:                                     # until no plan fits without recomputation
+        try:
+            tp.plan(model, CLUSTER, memory_bytes=limit, executable=True, **request)
+        except tp.InfeasibleError as error:
+            assert "bytes short" in str(error)
+            break
+        limit = int(0.97 * limit)
+    last = tp.plan(model, CLUSTER, memory_bytes=limit, **request)
+    assert any(last.recompute) and not last.executable and "nothing fits without" in last.search_log[-1]
+    free = tp.plan(model, CLUSTER, memory_bytes=limit, executable=False, **request)
+    assert free.step_time_s <= last.step_time_s * (1 + 1e-12)
+    with pytest.raises(tp.InfeasibleError):
+        tp.plan(model, dataclasses.replace(CLUSTER, is_local=True), memory_bytes=limit, **request)
+
+
+def test_a_larger_limit_or_cluster_never_hurts():
+    even = tp.plan(MODEL, CLUSTER, batch=4, seq_len=32, planner="uniform", stages=3)
+    top = max(even.peak_memory_bytes)
+    seconds = []
+    for part in (0.95, 1.0, 1.2, 3.0):
+        try:
+            seconds.append(tp.plan(MODEL, CLUSTER, batch=4, seq_len=32, stages=3, memory_bytes=part * top).step_time_s)
+        except tp.InfeasibleError:
+            seconds.append(float("inf"))
+    assert all(b <= a * (1 + 1e-9) for a, b in itertools.pairwise(seconds)), seconds
+
+
+def test_costs_that_are_scaled_scale_the_step():
+    rng = np.random.default_rng(3)
+    table = rng.integers(1, 60, (5, 5)) * 2.0 ** -10
+    for batch in (1, 4):
+        plans = [tp.plan(MODEL, CLUSTER, batch=batch, seq_len=32, stages=3, granularity=8,
+                         costs=tp.CostModel.from_table(scale * table, scale * 2 * table, granularity=8)) for scale in (1.0, 4.0)]
+        assert plans[1].step_time_s == pytest.approx(4 * plans[0].step_time_s, rel=1e-9) and plans[0] == plans[1]
+
+
+def test_bad_requests_start_no_search(monkeypatch):
+    monkeypatch.setattr(Judge, "judge", lambda *_: pytest.fail("work was done"))
+    for change, word in (({"stages": 0}, "stages"), ({"time_limit_s": 0}, "time_limit_s"), ({"executable": 1.5}, "executable"),
+                         ({"data_parallel": 2, "executable": True}, "one replica")):
+        with pytest.raises(ValueError, match=word):
+            tp.plan(MODEL, CLUSTER, batch=4, seq_len=32, **change)

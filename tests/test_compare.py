@@ -1,0 +1,144 @@
+"""tp.compare and `terapipe compare`: one row a planner, errors told, files new, pictures that are pictures."""
+import html.parser
+import json
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+import terapipe_c as tp
+from terapipe_c import cli
+from terapipe_c.request import PLANNERS
+
+MODEL = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=64, block_size=32)
+CLUSTER = tp.Cluster(num_devices=4, memory_bytes=1e9, link_latency_s=1e-6, link_bandwidth_Bps=1e9, peak_flops=2e9)
+
+
+@pytest.fixture(scope="module")
+def comparison():
+    return tp.compare(MODEL, CLUSTER, batch=4, seq_len=32, stages=3)
+
+
+def test_every_planner_has_a_row_that_is_its_plan(comparison):
+    assert [row.planner for row in comparison] == list(PLANNERS) and len(comparison) == len(PLANNERS)
+    for row in comparison:
+        assert row.error == "" and row.executable and row.planning_time_s > 0
+        assert row.plan == tp.plan(MODEL, CLUSTER, batch=4, seq_len=32, stages=3, planner=row.planner)
+        assert row.plan.planner == row.planner
+    steps = [row.plan.step_time_s for row in comparison.ranked]
+    assert steps == sorted(steps) and comparison.best.step_time_s == steps[0]
+    assert comparison["auto"].plan.step_time_s <= steps[0] * (1 + 1e-9)
+    with pytest.raises(KeyError):
+        comparison["magic"]
+
+
+def test_it_prints_as_a_table(comparison):
+    text = repr(comparison).splitlines()
+    assert text[1].split()[:2] == ["planner", "step"] and len(text) >= 2 + len(PLANNERS)
+    assert [line.split()[0] for line in text[2:2 + len(PLANNERS)]] == [row.planner for row in comparison.ranked]
+    assert "+0.00 %" in text[2] and any(line.startswith("auto: best:") for line in text)
+
+    class Cells(html.parser.HTMLParser):
+        cells = 0
+
+        def handle_starttag(self, tag, attributes):
+            self.cells += tag == "td"
+
+    counter = Cells()
+    counter.feed(comparison._repr_html_())
+    assert counter.cells == 11 * len(PLANNERS) and "<svg" in comparison._repr_html_()
+
+
+def test_json_holds_it_all_and_files_are_not_overwritten(comparison, tmp_path):
+    path = comparison.to_json(tmp_path / "c.json")
+    data = json.loads(path.read_text())
+    assert data["format"] == "terapipe_c.comparison" and data["model"] == MODEL.to_dict() and data["batch"] == 4
+    for stored, row in zip(data["rows"], comparison, strict=True):
+        assert stored["planner"] == row.planner and stored["digest"] == row.plan.digest and stored["error"] is None
+        assert stored["step_time_s"] == row.plan.step_time_s and stored["peak_memory_bytes"] == row.plan.peak_memory_bytes
+        assert sum(stored["bubbles"].values()) == pytest.approx(3 * stored["step_time_s"] - sum(stored["busy_s"]))
+    svg = comparison.to_svg(tmp_path / "c.svg")
+    for write, target in ((comparison.to_json, path), (comparison.to_svg, svg)):
+        before = target.read_bytes()
+        with pytest.raises(FileExistsError):
+            write(target)
+        assert target.read_bytes() == before
+        write(target, overwrite=True)
+
+
+def test_the_picture_is_to_scale(comparison):
+    """Bars are as long as their steps, their parts sum to them, and every name is there."""
+    root = ElementTree.fromstring(comparison.svg())
+    space = "{http://www.w3.org/2000/svg}"
+    words = ["".join(text.itertext()) for text in root.iter(f"{space}text")]
+    assert all(name in words for name in PLANNERS)
+    bars: dict[float, float] = {}
+    for rect in root.iter(f"{space}rect"):
+        if rect.get("height") == "16":
+            y = float(rect.get("y"))
+            bars[y] = bars.get(y, 0.0) + float(rect.get("width"))
+    widths = [bars[y] for y in sorted(bars)]
+    steps = [row.plan.step_time_s for row in comparison.ranked]
+    assert len(widths) == len(steps)
+    for width, step in zip(widths, steps, strict=True):
+        assert width / max(widths) == pytest.approx(step / steps[-1], abs=2e-3)
+
+
+def test_a_planner_without_a_plan_says_why():
+    even = tp.plan(MODEL, CLUSTER, batch=4, seq_len=32, planner="uniform", stages=3)
+    tight = tp.compare(MODEL, CLUSTER, 4, 32, planners=["uniform", "auto"], stages=3, memory_bytes=max(even.peak_memory_bytes) - 1)
+    assert tight["uniform"].plan is None and "1 bytes short" in tight["uniform"].error and not tight["uniform"].executable
+    assert tight.best == tight["auto"].plan and "uniform: no plan: rank" in repr(tight) and "no plan: uniform" in tight.svg()
+    none = tp.compare(MODEL, CLUSTER, 4, 32, planners=["uniform", "terapipe"], stages=3, memory_bytes=1000)
+    assert none.best is None and none.ranked == [] and "bytes" in repr(none) and "<svg" in none.svg()
+    assert json.loads(json.dumps(none.to_dict()))["rows"][0]["error"]
+    chunked = tp.compare(MODEL, CLUSTER, 4, 32, planners=["uniform", "dapple"], stages=2, chunks=2)
+    assert chunked["uniform"].plan.chunks == 2 and "one stage a rank" in chunked["dapple"].error
+
+
+@pytest.mark.parametrize("change,word", [
+    ({"planners": ["autopipe", "magic"]}, "magic"), ({"planners": []}, "empty"), ({"planner": "auto"}, "planners"),
+    ({"stages": 0}, "stages"), ({"batch": 0}, "batch"), ({"speed": 3}, "speed"), ({"memory_bytes": float("nan")}, "memory_bytes"),
+])
+def test_bad_requests_are_refused_before_any_planning(change, word, monkeypatch):
+    monkeypatch.setattr("terapipe_c.search.Judge.judge", lambda *_: pytest.fail("work was done"))
+    with pytest.raises(ValueError, match=word):
+        tp.compare(**{"model": MODEL, "cluster": CLUSTER, "batch": 4, "seq_len": 32, **change})
+
+
+# ---- the command ----
+
+ARGS = ["compare", "--n-layer", "3", "--n-head", "2", "--n-embd", "16", "--vocab-size", "64", "--batch", "2", "--seq-len", "16",
+        "--stages", "2", "--devices", "2", "--planners", "auto,uniform,terapipe"]
+
+
+def run(capsys, *argv):
+    code = cli.main([str(word) for word in argv])
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def test_the_command_prints_a_table_and_writes_new_files(capsys, tmp_path):
+    code, out, err = run(capsys, *ARGS, "--svg", tmp_path / "c.svg", "--out", tmp_path / "c.json")
+    assert code == 0 and not err and all(name in out for name in ("planner", "auto", "uniform", "terapipe", "runs here"))
+    assert ElementTree.fromstring((tmp_path / "c.svg").read_text()) is not None
+    assert [row["planner"] for row in json.loads((tmp_path / "c.json").read_text())["rows"]] == ["auto", "uniform", "terapipe"]
+    code, out, err = run(capsys, *ARGS, "--svg", tmp_path / "c.svg")
+    assert code == 2 and not out and "exists already" in err
+
+
+def test_the_command_prints_json(capsys):
+    code, out, err = run(capsys, *ARGS, "--json")
+    data = json.loads(out)
+    assert code == 0 and not err and {row["planner"] for row in data["rows"]} == {"auto", "uniform", "terapipe"}
+    assert all(row["executable"] for row in data["rows"])
+
+
+def test_the_command_has_exit_codes(capsys):
+    code, out, err = run(capsys, *ARGS, "--memory-bytes", "1000")
+    assert code == 2 and "no planner found a plan" in err and "bytes" in out
+    code, out, err = run(capsys, *ARGS, "--planners", "auto,magic")
+    assert code == 2 and "magic" in err and not out
+    code, out, err = run(capsys, *ARGS, "--executable", "perhaps")
+    assert code == 2 and "neither yes nor no" in err
+    code, out, err = run(capsys, "plan", *ARGS[1:-2], "--data-parallel", "2", "--stages", "1", "--json")
+    assert code == 0 and json.loads(out)["executable"] is False

@@ -1,0 +1,147 @@
+"""Every plan of every planner that this engine can execute trains: losses bit-equal to one device, memory as predicted to the
+byte. What it cannot execute is refused before work starts."""
+import dataclasses
+import sys
+from functools import cache
+
+import numpy as np
+import pytest
+
+import terapipe_c as tp
+from terapipe_c.engine import rank_memory
+from terapipe_c.request import PLANNERS
+from terapipe_c.search import activation_slots
+
+SEQ, BATCH, STEPS = 16, 4, 3
+MODEL = tp.GPTConfig(n_layer=5, n_head=2, n_embd=8, vocab_size=48, block_size=SEQ)
+CLUSTER = tp.Cluster(num_devices=8, memory_bytes=1e9, link_latency_s=1e-6, link_bandwidth_Bps=1e10, peak_flops=1e9)
+DATA = np.random.default_rng(8).integers(0, 48, 3000).astype(np.int32)
+
+
+LONG = tp.GPTConfig(n_layer=5, n_head=2, n_embd=16, vocab_size=32, block_size=256)     # activations are most of its memory
+
+
+def make(planner, model=MODEL, cluster=CLUSTER, **request):
+    return tp.plan(model, cluster, batch=BATCH, seq_len=model.block_size, planner=planner, **request)
+
+
+def trained(plan, **options):
+    run = tp.launch(plan, DATA, STEPS, seed=4, lr=1e-2, processes=False, progress=False, **options)
+    records = [(record.loss, record.grad_norm) for record in run]
+    return records, run.report()
+
+
+@cache
+def one_device(tied):
+    model = dataclasses.replace(MODEL, tie_weights=tied)
+    return trained(make("uniform", model, stages=1, schedule="gpipe"))[0]
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_what_can_be_executed_trains_as_planned(planner, tied):
+    plan = make(planner, dataclasses.replace(MODEL, tie_weights=tied), stages=3)
+    assert plan.executable and plan.why_not_executable == "" and plan.planner == planner and plan.ranks == 3
+    losses, report = trained(plan)
+    assert losses == one_device(tied)
+    assert report.peak_memory_bytes == report.predicted_peak_memory_bytes == plan.peak_memory_bytes
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_slices_and_schedules_that_are_given_train_too(planner):
+    plan = make(planner, stages=4, slicing=[(2, [16]), (1, [7, 9]), (1, [16])], schedule="gpipe")
+    losses, report = trained(plan)
+    assert losses == one_device(True) and plan.schedule == "gpipe"
+    assert report.peak_memory_bytes == plan.peak_memory_bytes
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "seq1f1b"])
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_every_planner_plans_every_schedule(planner, schedule):
+    plan = make(planner, stages=3, schedule=schedule, slicing=2)
+    assert plan.schedule == schedule and plan.ranks == 3 and plan.executable and plan.program.check() is None
+
+
+@pytest.mark.parametrize("planner", ["auto", "terapipe", "uniform", "bmpipe"])
+def test_several_chunks_train_too(planner):
+    plan = make(planner, stages=2, chunks=2)
+    assert plan.chunks == 2 and plan.schedule == "interleaved" and len(plan.stages) == 4
+    losses, report = trained(plan)
+    assert losses == one_device(True) and report.peak_memory_bytes == plan.peak_memory_bytes
+
+
+def refused(plan, word, monkeypatch):
+    monkeypatch.setattr(sys.modules["terapipe_c.launch"], "_region", lambda *_: pytest.fail("work was begun"))
+    assert not plan.executable and word in plan.why_not_executable and "not executable" in repr(plan)
+    assert plan.why_not_executable in plan.explain()
+    with pytest.raises(tp.InvalidValueError, match=word):
+        tp.launch(plan, DATA, STEPS, processes=False, progress=False)
+
+
+def test_replicas_are_planned_and_refused_by_launch(monkeypatch):
+    plan = make("uniform", stages=2, data_parallel=2)
+    assert plan.data_parallel == 2 and plan.num_devices == 4 and sum(b for b, _ in plan.slicing) == BATCH // 2
+    refused(plan, "data_parallel = 2", monkeypatch)
+
+
+def test_replicas_pay_for_a_ring(monkeypatch):
+    """The step of half the batch, and 2 (d - 1) (latency + bytes / (d bandwidth)) on the slower stage."""
+    alone = tp.plan(MODEL, CLUSTER, batch=BATCH // 2, seq_len=SEQ, planner="uniform", stages=2)
+    both = make("uniform", stages=2, data_parallel=2)
+    ring = [2 * (1e-6 + 4 * sum(MODEL.block_params(b.kind) for b in MODEL.blocks[a:e]) / (2 * 1e10)) for a, e in both.stages]
+    assert both.stages == alone.stages and both.peak_memory_bytes == alone.peak_memory_bytes
+    assert alone.step_time_s + min(ring) - 1e-12 <= both.step_time_s <= alone.step_time_s + max(ring) + 1e-12
+    assert both.tokens_per_s == pytest.approx(BATCH * SEQ / both.step_time_s)
+
+
+def tightest(planner):
+    """The plan under the least limit of a falling row at which the planner still has one."""
+    limit, last = max(make("uniform", LONG, stages=3).peak_memory_bytes), None
+    while True:
+        try:
+            last = make(planner, LONG, stages=3, memory_bytes=limit)
+        except tp.InfeasibleError:
+            return last
+        limit = int(limit * 0.96)
+
+
+SAVERS = ["dawnpiper", "bmpipe", "piper", "vpipe", "adapipe"]
+
+
+@pytest.mark.parametrize("planner", SAVERS)
+def test_what_a_planner_does_to_fit_is_told_simulated_and_refused(planner, monkeypatch, tmp_path):
+    plan = tightest(planner)
+    assert any(plan.recompute) and len(plan.recompute) == len(plan.swap) == LONG.num_blocks
+    assert max(plan.peak_memory_bytes) <= plan.memory_limit_bytes
+    assert plan.program.counts["R"] > 0 and plan.bubbles["recompute"] > 0 and plan.program.check() is None
+    again = [sum(plan.durations["R"][k]) for k, (a, e) in enumerate(plan.stages) if any(plan.recompute[a:e])]
+    assert plan.bubbles["recompute"] == pytest.approx(sum(again))
+    assert sum(plan.bubbles.values()) == pytest.approx(plan.ranks * plan.step_time_s - sum(plan.busy_s), rel=1e-9)
+    assert plan.lower_bound_s <= plan.step_time_s * (1 + 1e-12)
+    refused(plan, "recomputation", monkeypatch)
+    with pytest.raises(tp.InfeasibleError, match="executable=False"):
+        make(planner, LONG, stages=3, memory_bytes=plan.memory_limit_bytes, executable=True)
+    plan.save(tmp_path / "plan.json")
+    assert tp.Plan.load(tmp_path / "plan.json") == plan and not tp.Plan.load(tmp_path / "plan.json").executable
+
+
+def test_memory_falls_by_what_is_recomputed():
+    """The engine's sizes of the same program, less all slots but the one in work of a recomputed block's activations: its
+    input stays."""
+    plan = tightest("adapipe")
+    full = rank_memory(LONG, plan.stages, plan.slicing, plan.program)
+    rows, width = 256, 16
+    saved = {"attention": 4 * rows * (4 * width + 2 + 2), "ffn": 4 * rows * (8 * width + 2),  # qkv, o, lse; h, g
+             "head": 4 * rows * (width + 2 + 2), "embedding": 0}       # dx, loss; and of all mean and rstd
+    for k, (first, end) in enumerate(plan.stages):
+        blocks = [LONG.blocks[i].kind for i in range(first, end) if plan.recompute[i]]
+        least = (activation_slots(plan.program)[k] - 1) * sum(saved[kind] for kind in blocks)
+        assert abs(full[k] - plan.peak_memory_bytes[k] - least) <= 0.01 * least
+
+
+def test_swaps_wait_where_the_host_is_slow():
+    limit = int(0.72 * max(make("uniform", LONG, stages=3).peak_memory_bytes))
+    slow, fast = (make("dawnpiper", LONG, dataclasses.replace(CLUSTER, host_bandwidth_Bps=b), stages=3, memory_bytes=limit)
+                  for b in (1e6, 1e12))
+    assert any(fast.swap) and "swap" in fast.why_not_executable and fast.program.counts["SO"] == fast.program.counts["SI"] > 0
+    assert fast.step_time_s <= slow.step_time_s * (1 + 1e-9)
