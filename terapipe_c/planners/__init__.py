@@ -41,6 +41,7 @@ from .layers import (
 )
 from .nodes import Nodes, load_nodes
 from .slices import BatchSlicePlan, SliceCosts, SlicePlan, slice_batch_and_tokens, slice_bound, slice_tokens
+from .slicing_bound import slicing_bound
 from .uneven import UnevenSlicePlan, flow_shop, slice_uneven
 
 __all__ = [
@@ -91,6 +92,7 @@ __all__ = [
     "slice_bound",
     "slice_tokens",
     "slice_uneven",
+    "slicing_bound",
     "sliced_step_time",
     "uniform",
     "vpipe",

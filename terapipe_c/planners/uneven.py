@@ -65,8 +65,7 @@ def slice_uneven(tables: Any, bwd: Any = None, *, max_slice: int | None = None, 
             raise ValueError(f"{name} is {value}: at least 1 is needed")
     forward = array(tables, "t")
     found = _core.plan_uneven(forward, None if bwd is None else array(bwd, "bwd"), min(longest, 2**31 - 1), min(steps, 2**62))
-    lengths, latency_s, lower_bound_s, optimal, *counters = found
-    return UnevenSlicePlan(lengths, latency_s, lower_bound_s, optimal, len(forward), *counters)
+    return UnevenSlicePlan(*found[:4], len(forward), *found[4:])
 
 
 def flow_shop(tables: Any, lengths: Sequence[int], bwd: Any = None) -> float:
