@@ -1,8 +1,8 @@
 /* Slices for uneven stages: the grid of cuts, first plans on it, and moves of cuts. */
+#include "csrc/plan/uneven_core.h"
+
 #include <math.h>
 #include <string.h>
-
-#include "csrc/plan/uneven_core.h"
 
 enum { THRESHOLDS = 60 };
 

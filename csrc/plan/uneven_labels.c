@@ -1,8 +1,8 @@
 /* Slices for uneven stages: the label search. */
+#include "csrc/plan/uneven_core.h"
+
 #include <math.h>
 #include <string.h>
-
-#include "csrc/plan/uneven_core.h"
 
 enum { CHUNK_BITS = 10, CHUNK = 1 << CHUNK_BITS };
 

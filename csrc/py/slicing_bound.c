@@ -97,7 +97,8 @@ slicing_bound(PyObject *module, PyObject *args, PyObject *keywords)
     if (views == NULL || micro == NULL)
         PyErr_NoMemory();
     else
-        while (seen < count && view_size(PyList_GET_ITEM(list, seen), ranks, (Py_ssize_t)units + 1, &views[seen], &micro[seen]) == 0)
+        while (seen < count &&
+               view_size(PyList_GET_ITEM(list, seen), ranks, (Py_ssize_t)units + 1, &views[seen], &micro[seen]) == 0)
             seen++;
     if (views != NULL && micro != NULL && seen == count) {
         tp_status status;
