@@ -102,18 +102,21 @@ _Slices: TypeAlias = tuple[
     list[tuple[int, list[int]]], float, float, float, float, bool, int, int, int, int, float
 ]
 
+_Bytes: TypeAlias = tuple[float, float, float, float]
+
 def plan_slices(
-    costs: list[_SliceCost], batch: int, stages: int, longest: int = 0, widest: int = 0, time_limit_s: float = 0.0, isa: int = 0
-) -> _Slices: ...
+    costs: list[_SliceCost], batch: int, stages: int, longest: int = 0, widest: int = 0, time_limit_s: float = 0.0, isa: int = 0,
+    comm: _SliceCost | None = None, memory: _Bytes | None = None, gap: float = 0.0, flush: int = 0,
+) -> Any: ...
 def plan_slices_apart(
-    forward: _SliceCost, backward: _SliceCost, stages: int, longest: int = 0, time_limit_s: float = 0.0, isa: int = 0
+    forward: _SliceCost, backward: _SliceCost, stages: int, longest: int = 0, time_limit_s: float = 0.0, isa: int = 0,
+    comm: _SliceCost | None = None, memory: _Bytes | None = None,
 ) -> _Slices: ...
-def plan_slice_bound(cost: _SliceCost, lengths: _Int, stages: int, longest: int = 0, isa: int = 0) -> float: ...
-# csrc/py/uneven.c: lengths, latency_s, lower_bound_s, optimal, labels, work, evaluations, seconds
-def plan_uneven(
-    forward: _Float, backward: _Float | None = None, longest: int = 0, work: int = 0
+def plan_shop(
+    costs: list[_SliceCost], cost_of: _Int, chains: int = 1, longest: int = 0, memory: _Bytes | None = None, work: int = 0
 ) -> tuple[list[int], float, float, bool, int, int, int, float]: ...
-def flow_shop(forward: _Float, lengths: _Int, backward: _Float | None = None) -> float: ...
+def flow_shop(times: _Float) -> float: ...
+def plan_slice_bound(cost: _SliceCost, lengths: _Int, stages: int, longest: int = 0, isa: int = 0) -> float: ...
 # csrc/py/slicing_bound.c: count, all, core, head, tail, fixed, slope of each size of micro-batches
 def slicing_bound(
     sizes: list[tuple[int, _Float, _Float, _Float, _Float, _Float, _Float | None]], ranks: int, units: int, update_s: float

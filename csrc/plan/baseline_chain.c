@@ -130,25 +130,64 @@ fill(int blocks, int stages, tp_chain_weight weight, const void *context, double
     return at == blocks;
 }
 
-double
-tp_chain_least_largest(int blocks, int stages, tp_chain_weight weight, const void *context, int *boundary)
+/* The same by all ends that can be reached. reached: [stages + 1, blocks + 1] scratch. A later start reaches as far or
+ * further, so one pointer serves all starts of a stage. */
+static int
+fill_all(int blocks, int stages, tp_chain_weight weight, const void *context, double tau, char *reached, int *boundary)
+{
+    size_t row = (size_t)blocks + 1;
+    memset(reached, 0, ((size_t)stages + 1) * row);
+    reached[0] = 1;
+    for (int k = 0; k < stages; k++) {
+        const char *from = reached + (size_t)k * row;
+        char *into = reached + ((size_t)k + 1) * row;
+        for (int at = k, end = 0, marked = 0; at <= blocks - (stages - k); at++) {
+            if (!from[at])
+                continue;
+            end = end > at ? end : at;
+            while (end < blocks - (stages - 1 - k) && weight(context, k, at, end + 1) <= tau)
+                end++;
+            marked = marked > at ? marked : at;
+            for (; marked < end; marked++)
+                into[marked + 1] = 1;
+        }
+    }
+    if (!reached[(size_t)stages * row + (size_t)blocks])
+        return 0;
+    boundary[stages] = blocks;
+    for (int k = stages - 1; k >= 0; k--) { /* of the starts that can be reached, the nearest weighs least */
+        boundary[k] = boundary[k + 1] - 1;
+        while (!reached[(size_t)k * row + (size_t)boundary[k]])
+            boundary[k]--;
+    }
+    return 1;
+}
+
+tp_status
+tp_chain_least_largest(int blocks, int stages, tp_chain_weight weight, int rising, const void *context, int *boundary,
+                       double *largest)
 {
     double low = 0.0, high = 0.0;
+    char *reached = malloc(((size_t)stages + 1) * ((size_t)blocks + 1));
+    if (reached == NULL)
+        return tp_fail(TP_EMEMORY, "no memory for %d stages of %d blocks", stages, blocks);
     for (int k = 0; k < stages; k++)
         high = fmax(high, weight(context, k, 0, blocks));
-    if (fill(blocks, stages, weight, context, 0.0, boundary))
-        return 0.0;
-    while (high - low > 1e-13 * high) {
-        double middle = low + 0.5 * (high - low);
-        if (middle <= low || middle >= high)
+    for (int zero = 1; zero || high - low > 1e-13 * high; zero = 0) { /* 0 is asked first: bisection would never come to it */
+        double middle = zero ? 0.0 : low + 0.5 * (high - low);
+        if (!zero && (middle <= low || middle >= high))
             break;
-        if (fill(blocks, stages, weight, context, middle, boundary))
+        if (fill(blocks, stages, weight, context, middle, boundary) ||
+            (!rising && fill_all(blocks, stages, weight, context, middle, reached, boundary)))
             high = middle;
         else
             low = middle;
     }
-    fill(blocks, stages, weight, context, high, boundary);
-    return high;
+    if (!fill(blocks, stages, weight, context, high, boundary) && !rising)
+        fill_all(blocks, stages, weight, context, high, reached, boundary);
+    free(reached);
+    *largest = high;
+    return TP_OK;
 }
 
 static int
@@ -166,9 +205,9 @@ tp_chain_must_fit(const tp_chain_sums *s, const tp_chain_plan *plan)
         double bytes = tp_chain_bytes(s, first, end, copies, 0);
         if (bytes > limit)
             return tp_fail(TP_EINFEASIBLE,
-                           "stage %d of %d (blocks %d to %d, %d micro-batches in flight) needs %.0f bytes, %.0f more than "
-                           "limit_bytes, %.0f",
-                           k, plan->stages, first, end - 1, copies, bytes, bytes - limit, limit);
+                           "stage %d of %d (blocks %d to %d, %d micro-batches in flight) needs %.15g bytes, %.15g more than "
+                           "limit_bytes, %.15g",
+                           k, plan->stages, first, end - 1, copies, ceil(bytes), ceil(bytes) - limit, limit);
     }
     return TP_OK;
 }
@@ -190,28 +229,32 @@ tp_status
 tp_chain_infeasible(const tp_chain_sums *s, int stages, int recompute, int replicas)
 {
     need n = {s, stages, recompute, replicas};
-    double limit = s->chain->limit_bytes;
+    double limit = s->chain->limit_bytes, largest;
     int *boundary = calloc((size_t)stages + 1, sizeof *boundary), worst = 0;
     if (boundary == NULL)
         return tp_fail(TP_EMEMORY, "no memory for %d stages", stages);
-    tp_chain_least_largest(s->chain->blocks, stages, weigh_bytes, &n, boundary);
+    tp_status status = tp_chain_least_largest(s->chain->blocks, stages, weigh_bytes, 0, &n, boundary, &largest);
+    if (status != TP_OK) {
+        free(boundary);
+        return status;
+    }
     for (int k = 0; k < stages; k++)
         if (weigh_bytes(&n, k, boundary[k], boundary[k + 1]) > weigh_bytes(&n, worst, boundary[worst], boundary[worst + 1]))
             worst = k;
     double least = ceil(weigh_bytes(&n, worst, boundary[worst], boundary[worst + 1]));
-    tp_status status =
-        tp_fail(TP_EINFEASIBLE,
-                "no plan fits limit_bytes, %.0f: the one of %d stages%s that needs least has %.0f bytes on stage %d (blocks %d to "
-                "%d), %.0f more",
-                limit, stages, recompute ? " that keeps nothing" : "", least, worst, boundary[worst],
-                boundary[worst + 1] - 1, least - limit);
+    status = tp_fail(TP_EINFEASIBLE,
+                     "no plan fits limit_bytes, %.15g: the one of %d stages%s that needs least has %.15g bytes on stage %d "
+                     "(blocks %d to %d), %.15g more",
+                     limit, stages, recompute ? " that keeps nothing" : "", least, worst, boundary[worst],
+                     boundary[worst + 1] - 1, least - limit);
     free(boundary);
     return status;
 }
 
 /* ---- judging ------------------------------------------------------------------------------------------------------- */
 
-/* PLANNERS.md 2.5, LB2: the path down, back to stage k, and all that stage k still has to do; the stage's part of it. */
+/* PLANNERS.md 2.5, LB2: the path down, back to stage k, and all that stage k still has to do; the stage's part of it. With
+ * blocking messages the last stage, which awaits none on the way back, may weigh less than the one before it. */
 static double
 weigh_pivot(const void *context, int k, int first, int end)
 {
@@ -238,10 +281,12 @@ find_bound(const tp_chain_sums *s, int devices, int replicated, tp_chain_plan *p
     if (boundary == NULL)
         return tp_fail(TP_EMEMORY, "no memory for %d stages", plan->stages);
     need context = {s, plan->stages, 0, 1.0};
-    double least = tp_chain_least_largest(n, plan->stages, weigh_pivot, &context, boundary);
-    plan->lower_bound_s = (all + 2.0 * (plan->stages - 1) * s->chain->comm_s + least) * (1.0 - 1e-12);
+    double least = 0.0;
+    tp_status status = tp_chain_least_largest(n, plan->stages, weigh_pivot, !s->chain->blocking, &context, boundary, &least);
+    if (status == TP_OK)
+        plan->lower_bound_s = (all + 2.0 * (plan->stages - 1) * s->chain->comm_s + least) * (1.0 - 1e-12);
     free(boundary);
-    return TP_OK;
+    return status;
 }
 
 /* 1F1B of the plan's stages; forward, backward, exchange: [stages]. */

@@ -24,10 +24,13 @@ double
 tp_chain_transient(const tp_chain *chain, int first, int end);
 
 /* The least over partitions into `stages` of the largest weight, where weight(context, stage, first, end) does not fall when
- * the stage grows: bisection to the last 1e-12, longest prefixes (exact, exchange argument). boundary[stages + 1] is set. */
+ * the stage grows by a block: bisection to the last 1e-12 over "is there a partition whose weights are all at most tau?". Longest
+ * prefixes that say yes have shown one. Their no is final if `rising`, where the weight of the same blocks does not fall from
+ * one stage to the next; else all ends that can be reached are followed. boundary[stages + 1] and *largest are set. */
 typedef double (*tp_chain_weight)(const void *context, int stage, int first, int end);
-double
-tp_chain_least_largest(int blocks, int stages, tp_chain_weight weight, const void *context, int *boundary);
+TP_MUST_USE tp_status
+tp_chain_least_largest(int blocks, int stages, tp_chain_weight weight, int rising, const void *context, int *boundary,
+                       double *largest);
 
 /* EINFEASIBLE for a plan that is fixed: the first stage that does not fit. */
 TP_MUST_USE tp_status

@@ -3,7 +3,7 @@
  *     warm-up  sum over a <= Q of F_a
  *     steady   (M - 1) (F_Q + B_Q)
  *     ending   max over s of exchange_s + (s <= Q: sum over s..Q of B; s > Q: - sum over Q+1..s-1 of B)
- * (the printed sum for s >= Q also takes B_Q off, so that stage Q would end before its last backward: corrected). The pivot
+ * (ours: written from memory of the paper, and from what a pipeline does; not held against the printed formula). The pivot
  * starts as the last stage and moves to an earlier s where (M - 1) (F_s + B_s) exceeds the steady phase of the pivot plus
  * F + B of the stages between them.
  * The programme: for each (blocks j in front, devices m of them) the prefix of stages for which the plan (prefix, all blocks

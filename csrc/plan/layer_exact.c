@@ -466,7 +466,7 @@ find_least(search *x, tp_layer_plan *plan)
     if (!(high < INFINITY))
         return tp_layer_infeasible(&x->space, &x->pair, &x->pack);
     for (int step = 0; high > 0.0; step++) {
-        double below = high * (1.0 - 1e-12);
+        double below = fmin(high * (1.0 - 1e-12), nextafter(high, 0.0)); /* denormal times have no 1e-12 */
         double tau = low >= below                               ? below
                      : step % 4 < 3 && high > low * (1.0 + 5e-3) ? (low > 0.0 ? sqrt(low) * sqrt(high) : 0.25 * high)
                      : step % 2                                  ? below

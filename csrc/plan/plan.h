@@ -23,11 +23,23 @@ typedef struct {
 
 typedef enum { TP_SLICE_ISA_AUTO, TP_SLICE_ISA_PORTABLE, TP_SLICE_ISA_AVX2, TP_SLICE_ISA_AVX512 } tp_slice_isa;
 
+/* What a slice of i units after j holds while it runs, on every stage: row i + pair i (i + j) + context (i + j) bytes, all
+ * coefficients finite and not negative, per sequence. limit_bytes 0: no limit. */
+typedef struct {
+    double limit_bytes, row_bytes, pair_bytes, context_bytes;
+} tp_slice_memory;
+
 typedef struct {
     int stages;          /* K >= 1 equal stages */
     int longest;         /* no slice of more units (a memory limit); 0: none */
     int widest;          /* tp_plan_slices: no group of more sequences; 0: none */
     double time_limit_s; /* stop there with what is known; 0: none */
+    double gap;          /* stop when (latency - bound) / bound is proven to be at most this; 0: only at the optimum */
+    tp_slice_memory memory;
+    /* Of one sequence or [group sizes]: seconds that a slice's message is on its link, which works beside the stages; NULL:
+     * none. The latency is then total + (K - 1) max of cost + message, which is the makespan if no message takes longer than
+     * its slice and a lower bound of it otherwise (PLANNERS.md 1.7). Same form as the costs. */
+    const tp_slice_cost *message;
     tp_slice_isa isa;    /* TP_SLICE_ISA_AUTO but in tests; one that the machine lacks is EVALUE */
 } tp_slice_options;
 
@@ -56,11 +68,21 @@ typedef struct {
 TP_MUST_USE tp_status
 tp_slice_cost_check(const tp_slice_cost *cost, const char *name);
 
+/* EINFEASIBLE where the memory of options holds no plan at all; EVALUE for bad coefficients. */
+TP_MUST_USE tp_status
+tp_slice_memory_check(const tp_slice_memory *memory, int units);
+
 /* The plan of least sum + (K - 1) max for `batch` sequences through ONE pipeline that is not flushed in between:
  * cost[b - 1] is the cost of slices of b sequences at once, b = 1 .. min(batch, widest). batch 1: plain token slices.
  * The costs must have passed tp_slice_cost_check. End *out with tp_slice_plan_free. EVALUE, EMEMORY. */
 TP_MUST_USE tp_status
 tp_plan_slices(const tp_slice_cost *cost, int batch, const tp_slice_options *options, tp_slice_plan *out);
+/* Where no more than `flush` sequences may be in the pipeline: flushes of up to that many, each planned as above; their
+ * latencies add up, and the split of the batch into flushes is the best (PLANNERS.md 1.5). `flush_of` [batch]: sequences of
+ * each flush, in the order of out->group; *flushes of them. cost[b - 1] for b = 1 .. min(flush, batch, widest). */
+TP_MUST_USE tp_status
+tp_plan_slices_flushed(const tp_slice_cost *cost, int batch, int flush, const tp_slice_options *options,
+                       tp_slice_plan *out, int *flush_of, int *flushes);
 /* Forward and backward apart: least sum (f + b) + (K - 1) (max f + max b). Same rules. */
 TP_MUST_USE tp_status
 tp_plan_slices_apart(const tp_slice_cost *forward, const tp_slice_cost *backward, const tp_slice_options *options,

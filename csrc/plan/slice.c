@@ -16,6 +16,8 @@
 #define SMALL_STEP 3e-4  /* a relative step below which the reduced graph is tried */
 #define DEPTH 2e-3       /* relative depth of a reduced graph, if its edges fit */
 #define EDGE_ROOM 4000   /* with more edges a search over all slices is as cheap */
+#define LONG 16384       /* units from which on it is not */
+#define LONG_EDGE_ROOM 40000
 
 typedef struct {
     int n, batch, tables, stages;
@@ -27,6 +29,8 @@ typedef struct {
     int *choice;               /* [batch + 1] */
     int *length, *uses;        /* scratch: [n]; [tables] */
     double weight, best, tolerance, deadline_s, sum_above;
+    double certified, certified_at; /* a bound of all plans by tp_slice_bound, and the latency it was found with */
+    const tp_slice_options *options;
     tp_slice_plan *plan;
 } walk;
 
@@ -87,8 +91,8 @@ settle(walk *w, int reduced)
             continue;
         int count = path_of(w, b, reduced), start = 0;
         for (int k = count - 1; k >= 0; start += w->length[k--]) {
-            double c = tp_slice_at(&w->dp[b].sum, start, w->length[k]);
-            total += w->uses[b] * c;
+            double c = tp_slice_at(&w->dp[b].limit[0], start, w->length[k]);
+            total += w->uses[b] * tp_slice_at(&w->dp[b].sum, start, w->length[k]);
             largest = c > largest ? c : largest;
         }
     }
@@ -102,8 +106,8 @@ settle(walk *w, int reduced)
 static double
 search(walk *w, double threshold, double *largest)
 {
-    const double both[2] = {threshold, INFINITY};
     for (int b = 0; b < w->tables; b++) {
+        const double both[2] = {threshold, w->dp[b].most_bytes};
         w->sum[b] = w->alive[b] ? tp_slice_dp_forward(&w->dp[b], both) : INFINITY;
         w->plan->searches += w->alive[b];
     }
@@ -191,11 +195,38 @@ walk_edges(walk *w, double v)
     return floor;
 }
 
-static void
+/* One weighted search on the best plan. Not for messages or group sizes. */
+static tp_status
+certify(walk *w)
+{
+    double bound;
+    if (w->batch > 1 || w->options->message != NULL || w->best >= w->certified_at)
+        return TP_OK;
+    TP_TRY(tp_slice_bound(w->cost, w->options, w->plan->length, w->plan->slices, &bound));
+    w->certified = fmax(w->certified, bound);
+    w->certified_at = w->best;
+    return TP_OK;
+}
+
+/* Is the best plan proven to be as near the optimum as was asked? */
+static tp_status
+near_enough(walk *w, int *yes)
+{
+    *yes = 0;
+    if (w->options->gap <= 0.0)
+        return TP_OK;
+    TP_TRY(certify(w));
+    *yes = w->best <= w->certified * (1.0 + w->options->gap);
+    return TP_OK;
+}
+
+static tp_status
 descend(walk *w, double u, double lowest)
 {
     double largest, least;
-    while (u >= lowest && !out_of_time(w)) {
+    int near = 0;
+    TP_TRY(near_enough(w, &near));
+    while (u >= lowest && !near && !out_of_time(w)) {
         least = search(w, u, &largest);
         w->sum_above = least;
         if (least == INFINITY) {
@@ -205,9 +236,14 @@ descend(walk *w, double u, double lowest)
         drop_sizes(w, lowest);
         double v = below(w, least, largest, u);
         u = u - v < SMALL_STEP * u && v >= lowest ? walk_edges(w, v) : v;
+        TP_TRY(near_enough(w, &near));
     }
     w->plan->optimal = u < lowest;
-    w->plan->lower_bound_s = w->plan->optimal ? goal_of(w) : fmin(goal_of(w), w->sum_above + w->weight * lowest);
+    if (!w->plan->optimal)
+        TP_TRY(certify(w));
+    double below_all = fmax(w->certified, w->sum_above + w->weight * lowest);
+    w->plan->lower_bound_s = w->plan->optimal ? goal_of(w) : fmin(goal_of(w), below_all);
+    return TP_OK;
 }
 
 /* ---- where to begin ---------------------------------------------------------------------------------------------- */
@@ -250,6 +286,17 @@ probe(walk *w, double low, double high, int steps)
     }
 }
 
+/* A group of b sequences holds b times as much. */
+static tp_slice_memory
+memory_of(const tp_slice_options *options, int sequences)
+{
+    tp_slice_memory m = options->memory;
+    m.row_bytes *= sequences;
+    m.pair_bytes *= sequences;
+    m.context_bytes *= sequences;
+    return m;
+}
+
 static tp_status
 open_walk(tp_slice_arena *arena, walk *w, const tp_slice_options *options)
 {
@@ -273,9 +320,12 @@ open_walk(tp_slice_arena *arena, walk *w, const tp_slice_options *options)
     TP_TRY(tp_slice_arena_take(arena, (size_t)w->n, sizeof(int), &memory));
     w->length = memory;
     for (int b = 0; b < w->tables; b++) {
-        int64_t pairs = (int64_t)w->n * (w->n + 1) / 2;
-        TP_TRY(tp_slice_dp_open(arena, &w->cost[b], NULL, options, &w->dp[b]));
-        TP_TRY(tp_slice_edges_open(arena, w->n, pairs < EDGE_ROOM ? pairs : EDGE_ROOM, &w->edges[b]));
+        int64_t pairs = (int64_t)w->n * (w->n + 1) / 2, room = w->n < LONG ? EDGE_ROOM : LONG_EDGE_ROOM;
+        tp_slice_options one = *options;
+        one.message = options->message != NULL ? &options->message[b] : NULL;
+        one.memory = memory_of(options, b + 1);
+        TP_TRY(tp_slice_dp_open(arena, &w->cost[b], NULL, &one, &w->dp[b]));
+        TP_TRY(tp_slice_edges_open(arena, w->n, pairs < room ? pairs : room, &w->edges[b]));
     }
     return TP_OK;
 }
@@ -306,7 +356,7 @@ run_walk(walk *w, const tp_slice_options *options)
     }
     w->tolerance = 1e-12 + 2.2e-16 * (w->n + (w->n + w->weight) * quadratic / fmax(w->sum_above, 1e-300));
     if (w->weight > 0.0)
-        descend(w, (goal_of(w) - w->sum_above) / w->weight, lowest);
+        TP_TRY(descend(w, (goal_of(w) - w->sum_above) / w->weight, lowest));
     else {
         w->plan->optimal = 1;
         w->plan->lower_bound_s = goal_of(w);
@@ -321,6 +371,8 @@ solve(const tp_slice_cost *cost, int batch, int tables, const tp_slice_options *
     tp_slice_arena arena;
     walk w = {.n = cost->units, .batch = batch, .tables = tables, .cost = cost, .plan = plan, .deadline_s = deadline_s};
     w.weight = (double)options->stages - 1.0;
+    w.options = options;
+    w.certified_at = INFINITY;
     TP_TRY(tp_slice_plan_open(batch, (int64_t)batch * cost->units, plan));
     tp_status status = tp_slice_arena_open(&arena);
     if (status == TP_OK) {
@@ -335,6 +387,18 @@ solve(const tp_slice_cost *cost, int batch, int tables, const tp_slice_options *
 }
 
 static tp_status
+coarse_messages(tp_slice_arena *arena, const walk *w, const tp_slice_cost *message, int factor, const tp_slice_cost **out)
+{
+    void *memory;
+    TP_TRY(tp_slice_arena_take(arena, (size_t)w->tables, sizeof(tp_slice_cost), &memory));
+    tp_slice_cost *coarse = memory;
+    for (int b = 0; b < w->tables; b++)
+        TP_TRY(tp_slice_cost_coarsen(arena, &message[b], factor, &coarse[b]));
+    *out = coarse;
+    return TP_OK;
+}
+
+static tp_status
 coarse_hint(const walk *w, const tp_slice_options *options, double *hint)
 {
     enum { FACTOR = 8 };
@@ -346,16 +410,21 @@ coarse_hint(const walk *w, const tp_slice_options *options, double *hint)
     tp_slice_plan plan;
     tp_slice_options coarse = *options;
     coarse.longest = longest;
+    coarse.gap = 0.0;
+    if (!tp_slice_memory_coarsen(&options->memory, FACTOR, w->n / FACTOR, &coarse.memory))
+        return TP_OK;
     TP_TRY(tp_slice_arena_open(&arena));
     void *memory;
     tp_status status = tp_slice_arena_take(&arena, (size_t)w->tables, sizeof(tp_slice_cost), &memory);
     tp_slice_cost *cost = memory;
     for (int b = 0; status == TP_OK && b < w->tables; b++)
         status = tp_slice_cost_coarsen(&arena, &w->cost[b], FACTOR, &cost[b]);
+    if (status == TP_OK && options->message != NULL)
+        status = coarse_messages(&arena, w, options->message, FACTOR, &coarse.message);
     if (status == TP_OK)
         status = solve(cost, w->batch, w->tables, &coarse, w->deadline_s, &plan);
     if (status == TP_OK) {
-        tp_slice_plan_evaluate(cost, NULL, options->stages, &plan);
+        tp_slice_plan_evaluate(cost, NULL, &coarse, &plan);
         *hint = plan.max_s;
         w->plan->searches += plan.searches;
         w->plan->small_searches += plan.small_searches;
@@ -376,7 +445,7 @@ tp_plan_slices(const tp_slice_cost *cost, int batch, const tp_slice_options *opt
     tp_slice_plan plan;
     double deadline_s = options->time_limit_s > 0.0 ? start + options->time_limit_s : 0.0;
     TP_TRY(solve(cost, batch, tables, options, deadline_s, &plan));
-    tp_slice_plan_evaluate(cost, NULL, options->stages, &plan);
+    tp_slice_plan_evaluate(cost, NULL, options, &plan);
     plan.lower_bound_s = fmin(plan.lower_bound_s, plan.latency_s);
     plan.seconds = 1e-9 * (double)tp_clock_ns() - start;
     *out = plan;

@@ -94,34 +94,52 @@ open_smooth(tp_slice_arena *arena, const tp_slice_cost *a, const tp_slice_cost *
 }
 
 static tp_status
-open_dense(tp_slice_arena *arena, const tp_slice_cost *a, const tp_slice_cost *b, int cap, tp_slice_table *t)
+open_dense(tp_slice_arena *arena, const tp_slice_cost *a, const tp_slice_cost *b, int cap, const tp_slice_memory *memory,
+           tp_slice_table *t)
 {
     enum { TILE = 32 }; /* the table is by length, the rows are by start: transpose by tiles that stay in cache */
     int n = t->n;
-    void *memory;
+    void *rows;
     TP_TRY(take_vector(arena, n, &t->q));
     TP_TRY(take_ints(arena, n, &t->last));
-    TP_TRY(tp_slice_arena_take(arena, tp_slice_row(n, n) + TP_SLICE_PAD, sizeof(double), &memory));
-    t->rows = memory;
+    TP_TRY(tp_slice_arena_take(arena, tp_slice_row(n, n) + TP_SLICE_PAD, sizeof(double), &rows));
+    t->rows = rows;
     t->at = -INFINITY;
     for (int j0 = 0; j0 < n; j0 += TILE)
         for (int i0 = 1; i0 <= n - j0; i0 += TILE)
             for (int j = j0; j < j0 + TILE && j < n; j++) {
                 double *row = t->rows + tp_slice_row(n, j) - 1;
                 for (int i = i0; i < i0 + TILE && i <= n - j; i++)
-                    row[i] = i > cap ? INFINITY
-                                     : tp_slice_cost_at(a, j, i) + (b != NULL ? tp_slice_cost_at(b, j, i) : 0.0);
+                    row[i] = i > cap || !tp_slice_held(memory, j, i)
+                                 ? INFINITY
+                                 : tp_slice_cost_at(a, j, i) + (b != NULL ? tp_slice_cost_at(b, j, i) : 0.0);
             }
     return TP_OK;
 }
 
 static tp_status
-open_table(tp_slice_arena *arena, const tp_slice_cost *a, const tp_slice_cost *b, int smooth, int cap,
-           tp_slice_table *t)
+open_table(tp_slice_arena *arena, const tp_slice_dp *dp, const tp_slice_cost *a, const tp_slice_cost *b,
+           const tp_slice_memory *memory, tp_slice_table *t)
 {
     t->n = a->units;
-    t->smooth = smooth;
-    return smooth ? open_smooth(arena, a, b, cap, t) : open_dense(arena, a, b, cap, t);
+    t->smooth = dp->sum.smooth;
+    return t->smooth ? open_smooth(arena, a, b, dp->cap, t) : open_dense(arena, a, b, dp->cap, memory, t);
+}
+
+/* Bytes have the form of a cost: (row + context) i + pair i^2 + context j + pair i j. */
+static tp_status
+open_memory(tp_slice_arena *arena, const tp_slice_memory *memory, tp_slice_dp *dp)
+{
+    double *g;
+    TP_TRY(take_vector(arena, dp->n, &g));
+    for (int i = 1; i <= dp->n; i++)
+        g[i] = (memory->row_bytes + memory->context_bytes) * i + memory->pair_bytes * ((double)i * i);
+    const tp_slice_cost bytes = {
+        .units = dp->n, .g0 = g, .g1 = g, .a2 = memory->context_bytes, .a3 = memory->pair_bytes};
+    TP_TRY(open_table(arena, dp, &bytes, NULL, memory, &dp->limit[1]));
+    dp->limits = 2;
+    dp->most_bytes = memory->limit_bytes * (1.0 + 1e-12) + 1e-15 * dp->limit[1].q[dp->n];
+    return TP_OK;
 }
 
 tp_status
@@ -129,21 +147,28 @@ tp_slice_dp_open(tp_slice_arena *arena, const tp_slice_cost *cost, const tp_slic
                  const tp_slice_options *options, tp_slice_dp *dp)
 {
     memset(dp, 0, sizeof *dp);
-    int n = cost->units, smooth = cost->table == NULL && (backward == NULL || backward->table == NULL);
+    const tp_slice_cost *message = options->message;
+    int n = cost->units, held = options->memory.limit_bytes > 0.0;
+    int smooth = cost->table == NULL && (message == NULL || message->table == NULL) &&
+                 (backward == NULL || (backward->table == NULL && !held)); /* kernels compare two limits at most */
     dp->n = n;
+    dp->sum.smooth = smooth;
+    dp->most_bytes = INFINITY;
     dp->cap = options->longest > 0 && options->longest < n ? options->longest : n;
     dp->weight = (double)options->stages - 1.0;
-    dp->limits = backward == NULL ? 1 : 2;
+    dp->limits = dp->weighted = backward == NULL ? 1 : 2;
     dp->kernels = tp_slice_kernels_for(options->isa);
     if (dp->kernels == NULL)
         return tp_fail(TP_EVALUE, "instruction set %d is not on this machine: 0 chooses one", (int)options->isa);
-    TP_TRY(open_table(arena, cost, backward, smooth, dp->cap, &dp->sum));
-    if (backward == NULL)
+    TP_TRY(open_table(arena, dp, cost, backward, &options->memory, &dp->sum));
+    if (backward == NULL && message == NULL)
         dp->limit[0] = dp->sum;
-    else {
-        TP_TRY(open_table(arena, cost, NULL, smooth, dp->cap, &dp->limit[0]));
-        TP_TRY(open_table(arena, backward, NULL, smooth, dp->cap, &dp->limit[1]));
-    }
+    else
+        TP_TRY(open_table(arena, dp, cost, message, &options->memory, &dp->limit[0]));
+    if (backward != NULL)
+        TP_TRY(open_table(arena, dp, backward, message, &options->memory, &dp->limit[1]));
+    else if (smooth && held)
+        TP_TRY(open_memory(arena, &options->memory, dp));
     TP_TRY(take_vector(arena, n, &dp->u));
     TP_TRY(take_vector(arena, n, &dp->w));
     TP_TRY(take_ints(arena, n, &dp->last));

@@ -38,10 +38,12 @@ typedef struct {
 
 /* A search minimises the sum of `sum` over slices whose cost in every `limit` is within that limit's threshold. */
 typedef struct {
-    int n, cap, limits, widest; /* widest: no slice of the last search is longer, but those from the start */
+    int n, cap, limits, weighted; /* limits: masks; the first `weighted` of them are part of the latency */
+    int widest;                   /* widest: no slice of the last search is longer, but those from the start */
     double weight; /* K - 1 */
     tp_slice_table sum, limit[2];
     double threshold[2]; /* of the last forward search */
+    double most_bytes;   /* threshold of the memory limit, if it is one */
     int *last, *safe;    /* by start: no longer slice is within the thresholds; all up to this length are */
     double *u, *w;       /* u[e] = F[e] - q[e] forward, w[e] = B[e] + q[e] backward: u + w is the best path through e */
     const tp_slice_kernels *kernels;
@@ -80,7 +82,8 @@ tp_slice_cost_at(const tp_slice_cost *c, int start, int length)
     return start == 0 ? c->g0[length] : c->g1[length] + c->a2 * start + c->a3 * ((double)length * start);
 }
 
-/* backward NULL: one table, which is sum and limit. Otherwise the sum of both and a limit for each. */
+/* backward NULL: one table, which is sum and limit. Otherwise the sum of both and a limit for each. A message of the options
+ * is in the limits, not in the sum. A memory limit is one more limit, or plain infinities in a dense table. */
 TP_MUST_USE tp_status
 tp_slice_dp_open(tp_slice_arena *arena, const tp_slice_cost *cost, const tp_slice_cost *backward,
                  const tp_slice_options *options, tp_slice_dp *dp);
@@ -108,7 +111,28 @@ TP_MUST_USE tp_status
 tp_slice_plan_open(int groups, int64_t slices, tp_slice_plan *plan);
 /* Set total, max and latency from the costs that the caller gave. */
 void
-tp_slice_plan_evaluate(const tp_slice_cost *cost, const tp_slice_cost *backward, int stages, tp_slice_plan *plan);
+tp_slice_plan_evaluate(const tp_slice_cost *cost, const tp_slice_cost *backward, const tp_slice_options *options,
+                       tp_slice_plan *plan);
+static inline double
+tp_slice_bytes(const tp_slice_memory *m, int start, int length)
+{
+    double end = (double)start + length;
+    return m->row_bytes * length + m->pair_bytes * ((double)length * end) + m->context_bytes * end;
+}
+/* The same in units `factor` times as long; 0 if a slice of one such unit does not fit. */
+static inline int
+tp_slice_memory_coarsen(const tp_slice_memory *m, int factor, int units, tp_slice_memory *out)
+{
+    *out = (tp_slice_memory){m->limit_bytes, m->row_bytes * factor, m->pair_bytes * factor * factor,
+                             m->context_bytes * factor};
+    return m->limit_bytes <= 0.0 || tp_slice_bytes(out, units - 1, 1) <= m->limit_bytes;
+}
+/* Whether a slice is within the memory, with room for the rounding of the sums. */
+static inline int
+tp_slice_held(const tp_slice_memory *m, int start, int length)
+{
+    return m->limit_bytes <= 0.0 || tp_slice_bytes(m, start, length) <= m->limit_bytes * (1.0 + 1e-12);
+}
 
 /* ---- the reduced graph (slice_edges.c) --------------------------------------------------------------------------- */
 

@@ -31,7 +31,7 @@ static double
 most_of(const tp_slice_dp *dp, const double cost[2], const double floor[2])
 {
     double most = cost[0] > floor[0] ? cost[0] : floor[0];
-    return dp->limits == 1 ? most : most + (cost[1] > floor[1] ? cost[1] : floor[1]);
+    return dp->weighted == 1 ? most : most + (cost[1] > floor[1] ? cost[1] : floor[1]);
 }
 
 static double
@@ -94,7 +94,7 @@ keep_of_start(const tp_slice_dp *dp, int j, double floor[2], const double *ceili
         int64_t at = edges->count++;
         edges->from[at] = j;
         edges->to[at] = j + i;
-        edges->sum[at] = dp->limits == 1 ? cost[0] : tp_slice_at(&dp->sum, j, i);
+        edges->sum[at] = tp_slice_at(&dp->sum, j, i);
         edges->limit[0][at] = cost[0];
         edges->limit[1][at] = cost[1];
     }

@@ -58,12 +58,11 @@ settle(apart *a, double largest[2])
     double total = 0.0, latency;
     int start = 0;
     largest[0] = largest[1] = 0.0;
-    for (int k = a->count - 1; k >= 0; start += a->length[k--])
-        for (int l = 0; l < 2; l++) {
-            double c = tp_slice_at(&a->dp.limit[l], start, a->length[k]);
-            total += c;
-            largest[l] = fmax(largest[l], c);
-        }
+    for (int k = a->count - 1; k >= 0; start += a->length[k--]) {
+        total += tp_slice_at(&a->dp.sum, start, a->length[k]);
+        for (int l = 0; l < 2; l++)
+            largest[l] = fmax(largest[l], tp_slice_at(&a->dp.limit[l], start, a->length[k]));
+    }
     latency = total + a->dp.weight * (largest[0] + largest[1]);
     if (!(latency < a->best))
         return;
@@ -351,16 +350,23 @@ coarse_hint(const apart *a, const tp_slice_options *options, double hint[2])
     int longest = options->longest > 0 ? options->longest / FACTOR : 0;
     if (a->dp.n <= FINE || a->dp.weight == 0.0 || (options->longest > 0 && longest == 0))
         return TP_OK;
-    tp_slice_cost forward, backward;
+    tp_slice_cost forward, backward, message;
     tp_slice_options coarse = *options;
     tp_slice_plan plan;
     coarse.longest = longest;
+    if (!tp_slice_memory_coarsen(&options->memory, FACTOR, a->dp.n / FACTOR, &coarse.memory))
+        return TP_OK;
     TP_TRY(tp_slice_cost_coarsen(a->arena, a->forward, FACTOR, &forward));
     TP_TRY(tp_slice_cost_coarsen(a->arena, a->backward, FACTOR, &backward));
+    if (options->message != NULL) {
+        TP_TRY(tp_slice_cost_coarsen(a->arena, options->message, FACTOR, &message));
+        coarse.message = &message;
+    }
     TP_TRY(solve(&forward, &backward, &coarse, a->deadline_s, &plan));
     for (int k = 0, start = 0; k < plan.slices; start += plan.length[k++]) {
-        hint[0] = fmax(hint[0], tp_slice_cost_at(&forward, start, plan.length[k]));
-        hint[1] = fmax(hint[1], tp_slice_cost_at(&backward, start, plan.length[k]));
+        double sent = options->message != NULL ? tp_slice_cost_at(&message, start, plan.length[k]) : 0.0;
+        hint[0] = fmax(hint[0], tp_slice_cost_at(&forward, start, plan.length[k]) + sent);
+        hint[1] = fmax(hint[1], tp_slice_cost_at(&backward, start, plan.length[k]) + sent);
     }
     a->plan->searches += plan.searches;
     a->plan->small_searches += plan.small_searches;
@@ -379,7 +385,7 @@ tp_plan_slices_apart(const tp_slice_cost *forward, const tp_slice_cost *backward
     TP_TRY(tp_slice_options_check(forward, options));
     tp_slice_plan plan;
     TP_TRY(solve(forward, backward, options, options->time_limit_s > 0.0 ? start + options->time_limit_s : 0.0, &plan));
-    tp_slice_plan_evaluate(forward, backward, options->stages, &plan);
+    tp_slice_plan_evaluate(forward, backward, options, &plan);
     plan.lower_bound_s = fmin(plan.lower_bound_s, plan.latency_s);
     plan.seconds = 1e-9 * (double)tp_clock_ns() - start;
     *out = plan;

@@ -63,6 +63,10 @@ tp_slice_options_check(const tp_slice_cost *cost, const tp_slice_options *option
         return tp_fail(TP_EVALUE, "stages is %d: at least 1 is needed", options->stages);
     if (options->longest < 0)
         return tp_fail(TP_EVALUE, "the longest slice is %d units: at least 1 is needed", options->longest);
+    if (!(options->gap >= 0.0))
+        return tp_fail(TP_EVALUE, "the gap is %g: 0 or more is needed", options->gap);
+    if (options->memory.limit_bytes > 0.0)
+        TP_TRY(tp_slice_memory_check(&options->memory, cost->units));
     if (!(options->time_limit_s >= 0.0))
         return tp_fail(TP_EVALUE, "the time limit is %g s: 0 or more is needed", options->time_limit_s);
     if (cost->units > 1 << 24)
@@ -70,6 +74,23 @@ tp_slice_options_check(const tp_slice_cost *cost, const tp_slice_options *option
     if (tp_slice_kernels_for(options->isa) == NULL)
         return tp_fail(TP_EVALUE, "instruction set %d is not on this machine: 0 chooses one", (int)options->isa);
     return TP_OK;
+}
+
+tp_status
+tp_slice_memory_check(const tp_slice_memory *m, int units)
+{
+    const double parts[] = {m->limit_bytes, m->row_bytes, m->pair_bytes, m->context_bytes};
+    static const char *const names[] = {"limit", "row", "pair", "context"};
+    for (int k = 0; k < 4; k++)
+        if (bad(parts[k]))
+            return tp_fail(TP_EVALUE, "the memory's %s_bytes is %g: finite bytes from 0 on are needed", names[k], parts[k]);
+    if (tp_slice_held(m, units - 1, 1)) /* bytes rise with the start: this is the neediest slice of one unit */
+        return TP_OK;
+    double needed = tp_slice_bytes(m, units - 1, 1);
+    return tp_fail(TP_EINFEASIBLE,
+                   "a slice of one unit after %d needs %.0f bytes and may use %.0f: %.0f bytes short on every stage; "
+                   "limit_bytes = %.0f would fit",
+                   units - 1, needed, m->limit_bytes, needed - m->limit_bytes, needed);
 }
 
 tp_status
@@ -119,8 +140,10 @@ tp_slice_plan_free(tp_slice_plan *plan)
 }
 
 void
-tp_slice_plan_evaluate(const tp_slice_cost *cost, const tp_slice_cost *backward, int stages, tp_slice_plan *plan)
+tp_slice_plan_evaluate(const tp_slice_cost *cost, const tp_slice_cost *backward, const tp_slice_options *options,
+                       tp_slice_plan *plan)
 {
+    const tp_slice_cost *message = options->message;
     double total = 0.0, largest = 0.0, largest_backward = 0.0;
     for (int g = 0; g < plan->groups; g++) {
         const tp_slice_group *group = &plan->group[g];
@@ -128,13 +151,15 @@ tp_slice_plan_evaluate(const tp_slice_cost *cost, const tp_slice_cost *backward,
             int length = plan->length[group->first + k];
             double c = tp_slice_cost_at(&cost[group->batch - 1], start, length);
             double back = backward != NULL ? tp_slice_cost_at(backward, start, length) : 0.0;
+            double sent = message != NULL ? tp_slice_cost_at(&message[group->batch - 1], start, length) : 0.0;
             total += c + back;
-            largest = fmax(largest, c);
-            largest_backward = fmax(largest_backward, back);
+            largest = fmax(largest, c + sent);
+            if (backward != NULL)
+                largest_backward = fmax(largest_backward, back + sent);
             start += length;
         }
     }
     plan->total_s = total;
     plan->max_s = largest + largest_backward;
-    plan->latency_s = total + ((double)stages - 1.0) * plan->max_s;
+    plan->latency_s = total + ((double)options->stages - 1.0) * plan->max_s;
 }

@@ -106,14 +106,17 @@ fill_reach(const memory_sums *s, double more, int *reach)
     }
 }
 
-/* The bytes by which stage k of blocks from .. to is short. */
+/* The bytes by which stage k of blocks from .. to is short, rounded so that the limit and they are enough. */
 static double
 short_bytes(const memory_sums *s, int k, int from, int to)
 {
     double most = 0.0;
     for (int i = from; i < to && s->q->memory->transient_bytes != NULL; i++)
         most = fmax(most, s->q->memory->transient_bytes[i]);
-    return bytes_of(s, k, from, to, most) - s->q->memory->limit_bytes[k];
+    double need = bytes_of(s, k, from, to, most), limit = s->q->memory->limit_bytes[k], missing = need - limit;
+    while (missing > 0.0 && limit + missing < need)
+        missing = nextafter(missing, INFINITY);
+    return missing;
 }
 
 /* Nothing fits: find the partition whose worst stage is short of least, and say which stage that is. */

@@ -37,6 +37,8 @@ tp_py_add_program(PyObject *module, tp_py_state *state);
 int
 tp_py_add_planners(PyObject *module, tp_py_state *state);
 int
+tp_py_add_shop(PyObject *module, tp_py_state *state);
+int
 tp_py_add_autopipe(PyObject *module, tp_py_state *state);
 int
 tp_py_add_comm(PyObject *module, tp_py_state *state);
@@ -54,8 +56,6 @@ int
 tp_py_add_baselines(PyObject *module, tp_py_state *state);
 int
 tp_py_add_dawnpiper(PyObject *module, tp_py_state *state);
-int
-tp_py_add_uneven(PyObject *module, tp_py_state *state);
 int
 tp_py_add_slicing_bound(PyObject *module, tp_py_state *state);
 

@@ -1,19 +1,11 @@
 /* The planners for Python: plain arrays in, tuples out; terapipe_c/planners.py gives them their names. */
-#include "csrc/py/module.h"
+#include "csrc/py/slices.h"
 
 #include <stdlib.h>
 
-#include "csrc/plan/plan.h"
 
-/* One cost: a float64 [n + 1, n + 1] array, or (G0, G1, a2, a3). */
-typedef struct {
-    tp_slice_cost cost;
-    Py_buffer view[2];
-    int views;
-} cost_view;
-
-static int
-view_cost(PyObject *object, const char *name, cost_view *out)
+int
+tp_py_view_cost(PyObject *object, const char *name, tp_py_cost *out)
 {
     char what[64];
     if (!PyTuple_Check(object)) {
@@ -50,12 +42,36 @@ view_cost(PyObject *object, const char *name, cost_view *out)
     return 0;
 }
 
-static void
-end_cost(cost_view *view)
+void
+tp_py_end_cost(tp_py_cost *view)
 {
     for (int k = 0; k < view->views; k++)
         PyBuffer_Release(&view->view[k]);
     view->views = 0;
+}
+
+/* message: None, or a cost of as many units. -1 with an exception set. */
+static int
+view_message(PyObject *message, const tp_py_cost *of, tp_py_cost *view, tp_slice_options *options)
+{
+    if (message == NULL || message == Py_None)
+        return 0;
+    if (tp_py_view_cost(message, "comm", view) < 0)
+        return -1;
+    if (view->cost.units != of->cost.units) {
+        PyErr_Format(PyExc_ValueError, "comm has %d units: %d, as t, would be right", view->cost.units, of->cost.units);
+        return -1;
+    }
+    options->message = &view->cost;
+    return 0;
+}
+
+int
+tp_py_slice_memory(PyObject *memory, tp_slice_memory *m)
+{
+    if (memory == NULL || memory == Py_None)
+        return 0;
+    return PyArg_ParseTuple(memory, "dddd:memory", &m->limit_bytes, &m->row_bytes, &m->pair_bytes, &m->context_bytes) ? 0 : -1;
 }
 
 static PyObject *
@@ -85,6 +101,24 @@ plan_object(const tp_slice_plan *plan)
                          (long long)plan->edges, (long long)plan->boxes, plan->seconds);
 }
 
+/* (result, [sequences of each flush]); takes the result. */
+static PyObject *
+with_flushes(PyObject *result, const int *flush_of, int flushes)
+{
+    PyObject *list = PyList_New(flushes);
+    for (int k = 0; list != NULL && k < flushes; k++) {
+        PyObject *item = PyLong_FromLong(flush_of[k]);
+        if (item == NULL)
+            Py_CLEAR(list);
+        else
+            PyList_SET_ITEM(list, k, item);
+    }
+    if (list != NULL)
+        return Py_BuildValue("(NN)", result, list);
+    Py_DECREF(result);
+    return NULL;
+}
+
 static int
 check_options(int isa)
 {
@@ -94,14 +128,13 @@ check_options(int isa)
     return -1;
 }
 
-/* Views of all items; -1 with an exception set. The caller ends `count` views either way. */
-static int
-view_costs(PyObject *list, cost_view *views, tp_slice_cost *costs, Py_ssize_t count)
+int
+tp_py_view_costs(PyObject *list, tp_py_cost *views, tp_slice_cost *costs, Py_ssize_t count)
 {
     char name[32];
     for (Py_ssize_t b = 0; b < count; b++) {
         PyOS_snprintf(name, sizeof name, count == 1 ? "t" : "t[%zd]", b + 1);
-        if (view_cost(PyList_GET_ITEM(list, b), name, &views[b]) < 0)
+        if (tp_py_view_cost(PyList_GET_ITEM(list, b), name, &views[b]) < 0)
             return -1;
         if (views[b].cost.units != views[0].cost.units) {
             PyErr_Format(PyExc_ValueError, "%s has %d units: %d, as t[1], would be right", name, views[b].cost.units,
@@ -114,54 +147,73 @@ view_costs(PyObject *list, cost_view *views, tp_slice_cost *costs, Py_ssize_t co
 }
 
 static tp_status
-check_and_plan(const tp_slice_cost *costs, Py_ssize_t count, int batch, const tp_slice_options *options,
-               tp_slice_plan *plan)
+check_and_plan(const tp_slice_cost *costs, Py_ssize_t count, int batch, int flush, const tp_slice_options *options,
+               tp_slice_plan *plan, int *flush_of, int *flushes)
 {
     char name[32];
     for (Py_ssize_t b = 0; b < count; b++) {
         PyOS_snprintf(name, sizeof name, count == 1 ? "t" : "t[%zd]", b + 1);
         TP_TRY(tp_slice_cost_check(&costs[b], name));
     }
+    if (options->message != NULL)
+        TP_TRY(tp_slice_cost_check(options->message, "comm"));
+    if (flushes != NULL)
+        return tp_plan_slices_flushed(costs, batch, flush, options, plan, flush_of, flushes);
     return tp_plan_slices(costs, batch, options, plan);
 }
 
 PyDoc_STRVAR(plan_slices_doc,
-             "plan_slices($module, /, costs, batch, stages, longest=0, widest=0, time_limit_s=0.0, isa=0)\n--\n\n"
-             "costs: one cost per group size, each a float64 [n + 1, n + 1] array or (G0, G1, a2, a3).");
+             "plan_slices($module, /, costs, batch, stages, longest=0, widest=0, time_limit_s=0.0, isa=0, comm=None,\n"
+             "            memory=None, gap=0.0, flush=0)\n--\n\n"
+             "costs: one cost per group size, each a float64 [n + 1, n + 1] array or (G0, G1, a2, a3).\n"
+             "comm: the same of the link, batch 1 only. memory: (limit, row, pair, context) bytes. flush: most sequences in\n"
+             "flight; 0: all, else the result is a pair of it and the list of sequences in each flush.");
 static PyObject *
 plan_slices(PyObject *module, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"costs", "batch", "stages", "longest", "widest", "time_limit_s", "isa", NULL};
-    PyObject *list;
-    int batch, isa = 0;
+    static char *names[] = {"costs", "batch", "stages", "longest", "widest", "time_limit_s",
+                            "isa",   "comm",  "memory", "gap",     "flush",  NULL};
+    PyObject *list, *comm = NULL, *memory = NULL;
+    int batch, isa = 0, flush = 0, flushes = 0;
     tp_slice_options options = {0};
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!ii|iidi:plan_slices", names, &PyList_Type, &list, &batch,
-                                     &options.stages, &options.longest, &options.widest, &options.time_limit_s, &isa) ||
-        check_options(isa) < 0)
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!ii|iidiOOdi:plan_slices", names, &PyList_Type, &list, &batch,
+                                     &options.stages, &options.longest, &options.widest, &options.time_limit_s, &isa, &comm,
+                                     &memory, &options.gap, &flush) ||
+        check_options(isa) < 0 || tp_py_slice_memory(memory, &options.memory) < 0)
         return NULL;
     options.isa = (tp_slice_isa)isa;
     Py_ssize_t count = PyList_GET_SIZE(list), needed = batch;
     if (options.widest > 0 && options.widest < needed)
         needed = options.widest;
+    if (flush > 0 && flush < needed)
+        needed = flush;
+    if (comm != NULL && comm != Py_None && batch != 1)
+        return PyErr_Format(PyExc_ValueError, "batch is %d: with comm, 1 would be right", batch);
     if (count < 1 || count < needed)
         return PyErr_Format(PyExc_ValueError, "%zd costs: one for each group of 1 to %zd sequences is needed", count,
                             needed);
-    cost_view *views = calloc((size_t)count, sizeof *views);
+    tp_py_cost *views = calloc((size_t)count, sizeof *views);
     tp_slice_cost *costs = calloc((size_t)count, sizeof *costs);
+    int *flush_of = calloc(flush > 0 && batch > 0 ? (size_t)batch : 1, sizeof *flush_of);
+    tp_py_cost message = {0};
     PyObject *result = NULL;
-    if (views == NULL || costs == NULL)
+    if (views == NULL || costs == NULL || flush_of == NULL)
         PyErr_NoMemory();
-    else if (view_costs(list, views, costs, count) == 0) {
+    else if (tp_py_view_costs(list, views, costs, count) == 0 && view_message(comm, &views[0], &message, &options) == 0) {
         tp_slice_plan plan = {0};
         tp_status status;
         Py_BEGIN_ALLOW_THREADS
-        status = check_and_plan(costs, count, batch, &options, &plan);
+        status = check_and_plan(costs, count, batch, flush, &options, &plan, flush_of, flush > 0 ? &flushes : NULL);
         Py_END_ALLOW_THREADS
         result = status == TP_OK ? plan_object(&plan) : tp_py_raise(tp_py_module_state(module), status);
+        if (result != NULL && flush > 0)
+            result = with_flushes(result, flush_of, flushes);
         tp_slice_plan_free(&plan);
     }
+    tp_py_end_cost(&message);
+    free(flush_of);
     for (Py_ssize_t b = 0; views != NULL && b < count; b++)
-        end_cost(&views[b]);
+        tp_py_end_cost(&views[b]);
     free(views);
     free(costs);
     return result;
@@ -173,26 +225,30 @@ check_and_plan_apart(const tp_slice_cost *forward, const tp_slice_cost *backward
 {
     TP_TRY(tp_slice_cost_check(forward, "t"));
     TP_TRY(tp_slice_cost_check(backward, "bwd"));
+    if (options->message != NULL)
+        TP_TRY(tp_slice_cost_check(options->message, "comm"));
     return tp_plan_slices_apart(forward, backward, options, plan);
 }
 
 PyDoc_STRVAR(plan_slices_apart_doc,
-             "plan_slices_apart($module, /, forward, backward, stages, longest=0, time_limit_s=0.0, isa=0)\n--\n\n"
+             "plan_slices_apart($module, /, forward, backward, stages, longest=0, time_limit_s=0.0, isa=0, comm=None,\n"
+             "                  memory=None)\n--\n\n"
              "Least sum (f + b) + (stages - 1) (max f + max b).");
 static PyObject *
 plan_slices_apart(PyObject *module, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"forward", "backward", "stages", "longest", "time_limit_s", "isa", NULL};
-    PyObject *forward, *backward, *result = NULL;
+    static char *names[] = {"forward", "backward", "stages", "longest", "time_limit_s", "isa", "comm", "memory", NULL};
+    PyObject *forward, *backward, *comm = NULL, *memory = NULL, *result = NULL;
     int isa = 0;
     tp_slice_options options = {0};
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOi|idi:plan_slices_apart", names, &forward, &backward,
-                                     &options.stages, &options.longest, &options.time_limit_s, &isa) ||
-        check_options(isa) < 0)
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOi|idiOO:plan_slices_apart", names, &forward, &backward,
+                                     &options.stages, &options.longest, &options.time_limit_s, &isa, &comm, &memory) ||
+        check_options(isa) < 0 || tp_py_slice_memory(memory, &options.memory) < 0)
         return NULL;
     options.isa = (tp_slice_isa)isa;
-    cost_view views[2] = {0};
-    if (view_cost(forward, "t", &views[0]) == 0 && view_cost(backward, "bwd", &views[1]) == 0) {
+    tp_py_cost views[3] = {0};
+    if (tp_py_view_cost(forward, "t", &views[0]) == 0 && tp_py_view_cost(backward, "bwd", &views[1]) == 0 &&
+        view_message(comm, &views[0], &views[2], &options) == 0) {
         tp_slice_plan plan = {0};
         tp_status status;
         Py_BEGIN_ALLOW_THREADS
@@ -201,8 +257,8 @@ plan_slices_apart(PyObject *module, PyObject *args, PyObject *keywords)
         result = status == TP_OK ? plan_object(&plan) : tp_py_raise(tp_py_module_state(module), status);
         tp_slice_plan_free(&plan);
     }
-    end_cost(&views[0]);
-    end_cost(&views[1]);
+    for (int k = 0; k < 3; k++)
+        tp_py_end_cost(&views[k]);
     return result;
 }
 
@@ -220,11 +276,11 @@ plan_slice_bound(PyObject *module, PyObject *args, PyObject *keywords)
         check_options(isa) < 0)
         return NULL;
     options.isa = (tp_slice_isa)isa;
-    cost_view view = {0};
+    tp_py_cost view = {0};
     Py_buffer cuts;
     if (tp_py_view(lengths, 'i', 1, 0, "lengths", &cuts) < 0)
         return NULL;
-    if (view_cost(cost, "t", &view) == 0) {
+    if (tp_py_view_cost(cost, "t", &view) == 0) {
         double bound = 0.0;
         tp_status status;
         Py_BEGIN_ALLOW_THREADS
@@ -234,7 +290,7 @@ plan_slice_bound(PyObject *module, PyObject *args, PyObject *keywords)
         Py_END_ALLOW_THREADS
         result = status == TP_OK ? PyFloat_FromDouble(bound) : tp_py_raise(tp_py_module_state(module), status);
     }
-    end_cost(&view);
+    tp_py_end_cost(&view);
     PyBuffer_Release(&cuts);
     return result;
 }

@@ -40,9 +40,17 @@ from .layers import (
     piper,
 )
 from .nodes import Nodes, load_nodes
-from .slices import BatchSlicePlan, SliceCosts, SlicePlan, slice_batch_and_tokens, slice_bound, slice_tokens
+from .slices import (
+    BatchSlicePlan,
+    SliceCosts,
+    SlicePlan,
+    slice_batch_and_tokens,
+    slice_bound,
+    slice_tokens,
+    slice_tokens_for,
+)
 from .slicing_bound import slicing_bound
-from .uneven import UnevenSlicePlan, flow_shop, slice_uneven
+from .uneven import SliceMemory, UnevenSlicePlan, flow_shop_time, slice_uneven
 
 __all__ = [
     "BMPipePlan",
@@ -58,6 +66,7 @@ __all__ = [
     "MaxBatch",
     "Nodes",
     "SliceCosts",
+    "SliceMemory",
     "SlicePlan",
     "SlicerPlan",
     "StageMemory",
@@ -77,7 +86,7 @@ __all__ = [
     "dapple",
     "dawnpiper",
     "dawnpiper_binary",
-    "flow_shop",
+    "flow_shop_time",
     "layer_graph",
     "load_nodes",
     "load_piper",
@@ -91,6 +100,7 @@ __all__ = [
     "slice_batch_and_tokens",
     "slice_bound",
     "slice_tokens",
+    "slice_tokens_for",
     "slice_uneven",
     "slicing_bound",
     "sliced_step_time",

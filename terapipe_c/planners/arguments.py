@@ -7,29 +7,67 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .._core import InvalidTypeError, InvalidValueError
+
 FloatArray = npt.NDArray[np.float64]
 
+_EXACT = 2**53  # integers up to here are doubles
 
-def integer(value: Any, what: str) -> int:
+
+def integer(value: Any, what: str, bits: int = 31) -> int:
+    """A whole number of less than 2^bits; True and 2.0 are none."""
     try:
-        return int(value.__index__())
-    except AttributeError:
-        raise TypeError(f"{what} is {value!r}: an integer would be right") from None
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError
+        number = int(value.__index__())
+    except (AttributeError, TypeError):
+        raise InvalidTypeError(f"{what} is {value!r}: an integer would be right") from None
+    if not -(2**bits) <= number < 2**bits:
+        raise InvalidValueError(f"{what} is {str(number):.40}: a number below 2^{bits} would be right")
+    return number
+
+
+def number(value: Any, what: str, unit: str = "a number") -> float:
+    if not isinstance(value, (int, float, np.integer, np.floating)):
+        raise InvalidTypeError(f"{what} is {value!r}: {unit} would be right")
+    try:
+        return float(value)
+    except OverflowError:
+        raise InvalidValueError(f"{what} is {str(value):.20}...: at most 1e300 is possible") from None
+
+
+def flag(value: Any, what: str) -> bool:
+    if not isinstance(value, (bool, np.bool_)) and not (isinstance(value, (int, np.integer)) and value in (0, 1)):
+        raise InvalidTypeError(f"{what} is {value!r}: True or False would be right")
+    return bool(value)
 
 
 def array(value: Any, what: str) -> FloatArray:
-    """An array as it is (the core refuses another dtype or layout); anything else is converted."""
-    if isinstance(value, np.ndarray):
-        return value
+    """float64 arrays and lists as they are, integers where they are exact; float32 (it has lost digits) and all else are
+    refused. Values are the core's to check, and the layout of a table: a transposed one is a mistake more often than not."""
     try:
-        return np.ascontiguousarray(value, dtype=np.float64)
+        given = np.asarray(value)
     except (TypeError, ValueError):
-        raise TypeError(f"{what} is {type(value).__name__}: a float64 array or a cost model would be right") from None
+        raise InvalidTypeError(f"{what} is {type(value).__name__}: a list of numbers would be right") from None
+    if given.ndim == 0:
+        raise InvalidTypeError(f"{what} is {type(value).__name__}: a float64 array or a list of numbers would be right")
+    if given.dtype.kind == "O" and isinstance(value, (list, tuple)) and all(isinstance(x, (int, np.integer)) for x in given.flat):
+        raise InvalidValueError(f"{what} has an integer above 2^64: at most 2^53 is exact in float64")
+    if given.dtype.kind in "iu" and given.size and max(abs(int(given.min())), abs(int(given.max()))) > _EXACT:
+        raise InvalidValueError(f"{what} has the integers {given.min()} to {given.max()}: at most 2^53 is exact in float64")
+    if given.dtype == np.float64 and given.ndim > 1:
+        return given
+    if given.dtype.kind in "iu" or (given.dtype.kind == "f" and given.dtype.itemsize == 8) or not given.size:
+        return np.ascontiguousarray(given, dtype=np.float64)
+    if isinstance(value, np.ndarray) or given.dtype.kind in "fc":
+        raise InvalidValueError(f"{what} has dtype {given.dtype}: float64 (or integers) would be right")
+    raise InvalidTypeError(f"{what} is {type(value).__name__} of {given.dtype}: numbers would be right")
 
 
 def time_limit(time_limit_s: float | None) -> float:
     if time_limit_s is None:
         return 0.0
-    if not time_limit_s > 0.0:
+    seconds = number(time_limit_s, "time_limit_s", "seconds, or None,")
+    if not seconds > 0.0:
         raise ValueError(f"time_limit_s is {time_limit_s}: more than 0 seconds is needed")
-    return float(time_limit_s) if np.isfinite(time_limit_s) else 0.0
+    return seconds if np.isfinite(seconds) else 0.0

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from .arguments import FloatArray, array, integer, time_limit
+from .arguments import FloatArray, array, flag, integer, number, time_limit
 
 __all__ = [
     "SlicerPlan",
@@ -167,20 +167,6 @@ class SlicerPlan:
         )
 
 
-def _count(value: Any, what: str) -> int:
-    count = integer(value, what)
-    if not -(2**31) <= count < 2**31:
-        raise _core.InvalidValueError(f"{what} is {count}: a number below 2^31 would be right")
-    return count
-
-
-def _seconds(value: Any, what: str) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise _core.InvalidTypeError(f"{what} is {value!r}: seconds would be right") from None
-
-
 def _memory(memory: StageMemory | Mapping[str, Any] | None) -> StageMemory | None:
     if memory is None or isinstance(memory, StageMemory):
         return memory
@@ -201,10 +187,10 @@ def _plan(
     memory: StageMemory | Mapping[str, Any] | None, time_limit_s: float | None, effort: int,
 ) -> StagePlan:  # fmt: skip
     forward, backward = array(fwd, "fwd"), array(bwd, "bwd")
-    parts, micros, fits = _count(stages, "stages"), _count(micro_batches, "micro_batches"), _memory(memory)
+    parts, micros, fits = integer(stages, "stages"), integer(micro_batches, "micro_batches"), _memory(memory)
     limits = None if fits is None else fits._arrays(len(forward) if forward.ndim else 0, parts)
     found = _core.plan_autopipe(
-        forward, backward, parts, micros, _seconds(comm_s, "comm_s"), bool(blocking), limits, method,
+        forward, backward, parts, micros, number(comm_s, "comm_s", "seconds"), flag(blocking, "blocking"), limits, method,
         time_limit_s=time_limit(time_limit_s), effort=effort,
     )  # fmt: skip
     boundaries, stage_f, stage_b, peak = found[:4]
@@ -220,11 +206,11 @@ def autopipe(
     The search ends at ``effort`` steps (None: one or two seconds of one core; the same plan on every machine) or at time_limit_s
     with ``optimal`` False and ``lower_bound_s`` what is proven; neither is reached by models of hundreds of blocks.
     """
-    steps = _EFFORT if effort is None else integer(effort, "effort")
+    steps = _EFFORT if effort is None else integer(effort, "effort", 62)
     if steps < 1:
         raise _core.InvalidValueError(f"effort is {steps}: at least 1 step is needed")
     return _plan(
-        "autopipe", _EXACT, fwd, bwd, stages, micro_batches, comm_s, blocking, memory, time_limit_s, min(steps, 2**62)
+        "autopipe", _EXACT, fwd, bwd, stages, micro_batches, comm_s, blocking, memory, time_limit_s, steps
     )
 
 
@@ -270,7 +256,7 @@ def autopipe_slicer(fwd: Times, bwd: Times, micro_batches: int, comm_s: float = 
 
     fwd, bwd: [stages] seconds of a whole micro-batch; comm_s: of a message (a half's takes half of it)."""
     found = _core.plan_slicer(
-        array(fwd, "fwd"), array(bwd, "bwd"), _count(micro_batches, "micro_batches"), _seconds(comm_s, "comm_s")
+        array(fwd, "fwd"), array(bwd, "bwd"), integer(micro_batches, "micro_batches"), number(comm_s, "comm_s", "seconds")
     )
     return SlicerPlan(*found)
 
@@ -279,6 +265,6 @@ def sliced_step_time(fwd: Times, bwd: Times, micro_batches: int, split: int, com
     """Makespan of 1F1B whose first ``split`` micro-batches run forward in halves (order and messages: csrc/plan/autopipe.h,
     ``tp_sliced_f1b``). fwd, bwd: [stages] seconds of a whole micro-batch."""
     return _core.sliced_f1b(
-        array(fwd, "fwd"), array(bwd, "bwd"), _count(micro_batches, "micro_batches"), _count(split, "split"),
-        _seconds(comm_s, "comm_s"),
+        array(fwd, "fwd"), array(bwd, "bwd"), integer(micro_batches, "micro_batches"), integer(split, "split"),
+        number(comm_s, "comm_s", "seconds"),
     )  # fmt: skip

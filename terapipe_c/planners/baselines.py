@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from .arguments import FloatArray, array, integer
+from .arguments import FloatArray, array, flag, integer, number
 
 __all__ = ["BaselinePlan", "adapipe", "dapple", "merak", "pipedream", "uniform", "vpipe"]
 
@@ -126,8 +126,8 @@ def _run(
     weights = None if param_bytes is None else array(param_bytes, "param_bytes")
     micros = integer(micro_batches, "micro_batches")
     found = _core.plan_baseline(
-        planner, (forward, backward, *limits, weights), integer(stages, name), micros, float(comm_s), bool(blocking), limit,
-        float(bandwidth_Bps), option, float(swap_Bps),
+        planner, (forward, backward, *limits, weights), integer(stages, name), micros, number(comm_s, "comm_s", "seconds"),
+        flag(blocking, "blocking"), limit, number(bandwidth_Bps, "bandwidth_Bps"), option, number(swap_Bps, "swap_bandwidth_Bps"),
     )  # fmt: skip
     boundaries, replicas, actions, time_s, peak, pivot, objective_s, step_s, bound_s, steps, seconds = found
     action = np.frombuffer(actions, np.uint8)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from .arguments import FloatArray, integer, time_limit
+from .arguments import FloatArray, integer, number, time_limit
 from .bmpipe import BMPipePlan, CoreLayers, Layers, core_layers, memory, plan_of
 
 _ROUNDS = 400
@@ -144,7 +144,7 @@ def bmpipe_highs(
     limit = time_limit(time_limit_s) or float("inf")
     programme = _Programme(
         core, integer(stages, "stages"), integer(micro_batches, "micro_batches"), memory(memory_bytes),
-        integer(chunks, "chunks"), float(comm_s),
+        integer(chunks, "chunks"), number(comm_s, "comm_s", "seconds"),
     )  # fmt: skip
     best: tuple[Any, ...] | None = None
     bound, calls, whole, start = 0.0, 0, False, None
@@ -207,7 +207,7 @@ def bmpipe_mps(
     core, _, _ = core_layers(layers)
     programme = _Programme(
         core, integer(stages, "stages"), integer(micro_batches, "micro_batches"), memory(memory_bytes),
-        integer(chunks, "chunks"), float(comm_s),
+        integer(chunks, "chunks"), number(comm_s, "comm_s", "seconds"),
     )  # fmt: skip
     plan = bmpipe(layers, stages, micro_batches, memory_bytes, chunks, comm_s, time_limit_s)
     shape = (programme.types, programme.strategies, programme.virtuals)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from .. import _core
 from .._core import InfeasibleError, InvalidValueError
 from ..config import html_table, human_bytes, human_seconds
-from .arguments import FloatArray, integer
+from .arguments import FloatArray, integer, number
 from .nodes import NEEDED, OPTIONAL, Nodes
 
 __all__ = ["DawnPiperPlan", "compute_balanced", "dawnpiper", "dawnpiper_binary", "memory_balanced", "memory_weights"]
@@ -109,13 +109,6 @@ def _one_of(what: str, value: str, known: Sequence[str]) -> int:
     return known.index(value)
 
 
-def _number(what: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{what} is {value!r}: a number would be right") from None
-
-
 def _arrays(nodes: Nodes | Mapping[str, Any]) -> tuple[Any, ...]:
     checked = nodes if isinstance(nodes, Nodes) else Nodes.of(nodes)
     return tuple(getattr(checked, key) for key in NEEDED + OPTIONAL)
@@ -130,16 +123,17 @@ def _plan(nodes: Any, stages: int, memory_bytes: float, micro_batches: int | Non
     arrays = _arrays(nodes)
     count = integer(stages, "stages")
     micros = _micros(micro_batches, count)
-    work = 0 if work_limit is None else integer(work_limit, "work_limit")
-    link = 0.0 if link_bandwidth_Bps is None else _number("link_bandwidth_Bps", link_bandwidth_Bps)
+    work = 0 if work_limit is None else integer(work_limit, "work_limit", 62)
+    link = 0.0 if link_bandwidth_Bps is None else number(link_bandwidth_Bps, "link_bandwidth_Bps")
     if work_limit is not None and work < 1:
         raise InvalidValueError(f"work_limit is {work}: at least 1 is needed")
     if link_bandwidth_Bps is not None and not link > 0.0:
         raise InvalidValueError(f"link_bandwidth_Bps is {link}: more than 0 bytes a second are needed")
     flight, paper = _one_of("schedule", schedule, _FLIGHTS), _one_of("mode", mode, _MODES)
     try:
-        found = _core.plan_dawnpiper(arrays, count, _number("memory_bytes", memory_bytes), micros, flight, paper=bool(paper),
-                                     swap_Bps=_number("swap_bandwidth_Bps", swap_bandwidth_Bps), link_Bps=link,
+        limit = min(number(memory_bytes, "memory_bytes"), 1e300)
+        found = _core.plan_dawnpiper(arrays, count, limit, micros, flight, paper=bool(paper),
+                                     swap_Bps=number(swap_bandwidth_Bps, "swap_bandwidth_Bps"), link_Bps=link,
                                      work_limit=work, **more)  # fmt: skip
     except InfeasibleError as error:
         names = getattr(nodes, "names", ())
@@ -173,9 +167,9 @@ def dawnpiper(
     """The least steady-state period over all partitions and all choices of recomputation and swap, exactly.
 
     nodes: :class:`Nodes`, or a dict of float64 [n] arrays fwd_s, bwd_s, recompute_s, activation_bytes, param_bytes,
-    optimizer_bytes and, if wanted, cut_bytes, cut_tensors, working_bytes. memory_bytes: of one stage. Stage x (from 0)
-    holds min(micro_batches, stages - x) copies of its activations under 1f1b, micro_batches under gpipe, stages - x (and as
-    many versions of its weights) under pipedream; micro_batches None: as many as stages.
+    optimizer_bytes and, if wanted, cut_bytes, cut_tensors, working_bytes. memory_bytes: of one stage (infinite: all fits).
+    Stage x (from 0) holds min(micro_batches, stages - x) copies of its activations under 1f1b, micro_batches under gpipe,
+    stages - x (and as many versions of its weights) under pipedream; micro_batches None: as many as stages.
 
     A stage recomputes whole tensors and swaps any bytes of others; swaps of up to swap_bandwidth_Bps times the stage's time
     are free, out and in apart. With link_bandwidth_Bps a cut costs a period of its own, cut_bytes / link_bandwidth_Bps.

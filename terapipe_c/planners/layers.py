@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from .arguments import FloatArray, array, integer
+from .arguments import FloatArray, array, integer, number
 
 __all__ = ["LayerEdge", "LayerGraph", "LayerNode", "LayerPlan", "LayerStage", "LayerVariant", "layer_graph", "load_piper",
            "parallel_layers", "piper"]  # fmt: skip
@@ -263,6 +263,17 @@ def parallel_layers(graph: LayerGraph) -> LayerPlan:
     return _plan(graph, False)
 
 
+def _chain_memory(memory: Mapping[str, Any] | None) -> dict[str, Any]:
+    known = ("limit_bytes", "static_bytes", "activation_bytes", "recompute_s")
+    if memory is None:
+        return {}
+    if not isinstance(memory, Mapping):
+        raise _core.InvalidTypeError(f"memory is {type(memory).__name__}: a dict of {', '.join(known)} would be right")
+    if unknown := [key for key in memory if key not in known]:
+        raise _core.InvalidValueError(f"memory has {unknown[0]!r}: {', '.join(known)} would be right")
+    return dict(memory)
+
+
 def layer_graph(
     fwd: FloatArray | Sequence[float],
     bwd: FloatArray | Sequence[float],
@@ -281,14 +292,19 @@ def layer_graph(
     n = len(forward)
     if len(backward) != n:
         raise _core.InvalidValueError(f"bwd has {len(backward)} values for the {n} of fwd: as many would be right")
-    limits = dict(memory or {})
-    zeros = np.zeros(n)
+    limits = _chain_memory(memory)
+    zeros, size = np.zeros(n), number(comm_s, "comm_s", "seconds") * number(bandwidth_Bps, "bandwidth_Bps")
     weights = zeros if param_bytes is None else array(param_bytes, "param_bytes")
-    static, kept = (array(limits.get(key, zeros), key) for key in ("static_bytes", "activation_bytes"))
-    again = limits.get("recompute_s")
-    for name, values in (("param_bytes", weights), ("static_bytes", static), ("activation_bytes", kept)):
-        if len(values) != n:
-            raise _core.InvalidValueError(f"{name} has {len(values)} values for {n} blocks: as many would be right")
+    static, kept = (
+        zeros if limits.get(key) is None else array(limits[key], key) for key in ("static_bytes", "activation_bytes")
+    )
+    again = None if limits.get("recompute_s") is None else array(limits["recompute_s"], "recompute_s")
+    columns = {"fwd": forward, "bwd": backward, "param_bytes": weights, "static_bytes": static, "activation_bytes": kept,
+               "recompute_s": again}  # fmt: skip
+    for name, values in columns.items():
+        if values is not None and values.shape != (n,):
+            raise _core.InvalidValueError(f"{name} has shape {list(values.shape)}: one value for each of {n} blocks, [{n}], "
+                                          "would be right")
     nodes = []
     for i in range(n):
         time_s = float(forward[i] + backward[i])
@@ -296,9 +312,10 @@ def layer_graph(
         if again is not None:
             ways.append(LayerVariant("recompute", time_s + float(again[i]), float(weights[i]), 0.0, float(static[i])))
         nodes.append(LayerNode(i, {1: ways}))
-    edges = [LayerEdge(i, i + 1, comm_s * bandwidth_Bps) for i in range(n - 1)]
+    edges = [LayerEdge(i, i + 1, size) for i in range(n - 1)]
     return LayerGraph(
-        nodes, edges, devices, float(limits.get("limit_bytes", 1e300)), bandwidth_Bps, integer(micro_batches, "micro_batches")
+        nodes, edges, integer(devices, "devices"), min(number(limits.get("limit_bytes", 1e300), "limit_bytes"), 1e300),
+        bandwidth_Bps, integer(micro_batches, "micro_batches")
     )
 
 
@@ -388,16 +405,16 @@ def load_piper(path: str | Path) -> LayerGraph:
         into[edge.target].add(edge.source)
         out[edge.source].add(edge.target)
     nodes = []
-    for number, node in zip(ids, record["nodes"], strict=True):
-        what = f"{where}: node {number}" + (f" ({node['name']!r})" if node.get("name") else "")
+    for place, node in zip(ids, record["nodes"], strict=True):
+        what = f"{where}: node {place}" + (f" ({node['name']!r})" if node.get("name") else "")
         ways = _field(node, "TMPCs", what)
         variants = {
             _key(degree, f"{what}: the tensor degree"): [
-                _read_variant(way, f"{what}, TMPCs[{degree!r}][{k}]", into[number], out[number]) for k, way in enumerate(rows)
+                _read_variant(way, f"{what}, TMPCs[{degree!r}][{k}]", into[place], out[place]) for k, way in enumerate(rows)
             ]
             for degree, rows in ways.items()
         }
-        nodes.append(LayerNode(number, variants, str(node.get("name", ""))))
+        nodes.append(LayerNode(place, variants, str(node.get("name", ""))))
     graph = LayerGraph(nodes, edges, devices, limits[0], limits[1], micro_batches)
     graph._packed  # noqa: B018  checked here, where the file's name is known
     return graph

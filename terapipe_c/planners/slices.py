@@ -11,19 +11,21 @@ A slice cost is one of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from .. import _core
 from .arguments import FloatArray, array, integer, time_limit
+from .uneven import SliceMemory, flow_shop_time, machine_plan, runs
 
 __all__ = [
     "SliceCosts",
     "SlicePlan",
     "BatchSlicePlan",
     "slice_tokens",
+    "slice_tokens_for",
     "slice_batch_and_tokens",
     "slice_bound",
 ]
@@ -79,7 +81,7 @@ class SlicePlan(_Search):
     def __repr__(self) -> str:
         proof = "optimal" if self.optimal else f"gap {self.gap * 100:.2f} %"
         return (
-            f"SlicePlan({len(self.lengths)} slices {_runs(self.lengths)}, {self.latency_s * 1e3:.6g} ms on "
+            f"SlicePlan({len(self.lengths)} slices {runs(self.lengths)}, {self.latency_s * 1e3:.6g} ms on "
             f"{self.stages} stages, {proof}, planned in {self.planning_time_s * 1e3:.3g} ms)"
         )
 
@@ -89,25 +91,17 @@ class BatchSlicePlan(_Search):
     """How a batch is grouped, and each group's sequences cut: ``[(sequences, [slice lengths]), ...]``."""
 
     slicing: list[tuple[int, list[int]]]
+    flushes: list[int]
+    """Sequences that are in the pipeline together, one entry for each time that it is filled and emptied; the groups of
+    ``slicing`` in order belong to them."""
 
     def __repr__(self) -> str:
         proof = "optimal" if self.optimal else f"gap {self.gap * 100:.2f} %"
-        groups = ", ".join(f"({batch}, {_runs(lengths)})" for batch, lengths in self.slicing)
+        groups = ", ".join(f"({batch}, {runs(lengths)})" for batch, lengths in self.slicing)
         return (
             f"BatchSlicePlan([{groups}], {self.latency_s * 1e3:.6g} ms on {self.stages} stages, {proof}, planned in "
             f"{self.planning_time_s * 1e3:.3g} ms)"
         )
-
-
-def _runs(lengths: Sequence[int]) -> str:
-    """The papers' notation: [120]*4+[112]*6."""
-    runs: list[list[int]] = []
-    for length in lengths:
-        if runs and runs[-1][0] == length:
-            runs[-1][1] += 1
-        else:
-            runs.append([length, 1])
-    return "+".join(f"[{length}]" + (f"*{count}" if count > 1 else "") for length, count in runs)
 
 
 _Core = FloatArray | tuple[FloatArray, FloatArray, float, float]
@@ -145,6 +139,84 @@ def _default_granularity(seq_len: int) -> int:
     return unit
 
 
+def core_cost(cost: Any, unit: tuple[int, int] | None, phase: str, what: str) -> _Core:
+    """A table, or a cost model asked for its costs."""
+    if not hasattr(cost, "slice_cost"):
+        if isinstance(cost, tuple) and len(cost) == 4:
+            return (array(cost[0], what), array(cost[1], what), float(cost[2]), float(cost[3]))
+        return array(cost, what)
+    if unit is None:
+        raise ValueError(f"{what} is a cost model, but t is a table: both must be of one kind")
+    return _from_dict(cost.slice_cost(*unit, phase))
+
+
+def _message(comm: Any, t: Any, unit: tuple[int, int] | None, units: int) -> _Core:
+    """Seconds of a slice's message, as a cost: of True (the cost model's own links), [n + 1] by length, or any cost."""
+    if comm is True:
+        model = getattr(t, "model", None)
+        if unit is None or model is None or not hasattr(t, "message_s"):
+            raise ValueError("comm is True, but t knows no model and links: a table or seconds by slice length would be right")
+        seconds = np.ascontiguousarray(t.message_s(np.arange(units + 1.0) * unit[1], model.n_embd), np.float64)
+        return (seconds, seconds, 0.0, 0.0)
+    if not hasattr(comm, "slice_cost") and not isinstance(comm, tuple):
+        seconds = array(comm, "comm")
+        if seconds.ndim == 1:
+            return (seconds, seconds, 0.0, 0.0)
+    return core_cost(comm, unit, "fwd", "comm")
+
+
+def _at(cost: _Core, s: Any, c: Any) -> FloatArray:
+    """Seconds of slices of s units after c."""
+    if not isinstance(cost, tuple):
+        return np.asarray(cost[s, c])
+    g0, g1, a2, a3 = cost
+    return np.asarray(np.where(c == 0, g0[s], g1[s] + a2 * c + a3 * (s * c)))
+
+
+def _units(cost: _Core) -> int:
+    return len(cost[0] if isinstance(cost, tuple) else cost) - 1
+
+
+def _within(message: _Core, cost: _Core) -> bool:
+    """Whether no message takes longer than its slice (both linear in the context unless a table says else)."""
+    n = _units(cost)
+    if isinstance(message, tuple) and isinstance(cost, tuple):
+        s = np.arange(1, n + 1)
+        ends = [(s, 0 * s), (s[:-1], 1 + 0 * s[:-1]), (s[:-1], n - s[:-1])]
+        return all(bool((_at(message, *e) <= _at(cost, *e)).all()) for e in ends)
+    s, c = np.nonzero(np.add.outer(np.arange(n + 1), np.arange(n + 1)) <= n)
+    keep = s > 0
+    return bool((_at(message, s[keep], c[keep]) <= _at(cost, s[keep], c[keep])).all())
+
+
+def _overlapped(
+    forward: _Core, backward: _Core | None, message: _Core, stages: int, found: tuple[Any, ...], longest: int, memory: Any
+) -> tuple[Any, ...]:
+    """Some message takes longer than its slice: ``found`` is the best of a lower bound. The machines are then 2 K - 1."""
+    chains = [[forward] * stages, None if backward is None else [backward] * stages]
+    assert chains[0] is not None
+    shop = machine_plan(chains[0], chains[1], message, longest=longest, memory=memory, work=0)
+
+    def judge(lengths: list[int]) -> tuple[float, float, float]:
+        s = np.array(lengths)
+        c = np.cumsum(s) - s
+        x, latency, total, largest = _at(message, s, c), 0.0, 0.0, 0.0
+        for cost in (forward, backward):
+            if cost is not None:
+                p = _at(cost, s, c)
+                times = np.empty((len(s), 2 * stages - 1))
+                times[:, ::2], times[:, 1::2] = p[:, None], x[:, None]
+                latency += flow_shop_time(times)
+                total, largest = total + float(p.sum()), largest + float((p + x).max())
+        return latency, total, largest
+
+    lengths = min((found[0][0][1], shop[0]), key=lambda one: judge(one)[0])
+    latency, total, largest = judge(lengths)
+    bound = min(max(found[4], shop[2]), latency)
+    near = latency <= bound * (1 + 4e-12) or latency == 0.0
+    return ([(1, lengths)], total, largest, latency, bound, near, *found[6:10], found[10] + shop[7])
+
+
 def _longest(max_slice: int | None, unit: int) -> int:
     if max_slice is None:
         return 0
@@ -161,7 +233,10 @@ def slice_tokens(
     seq_len: int | None = None,
     granularity: int | None = None,
     bwd: Costs | bool | None = None,
+    comm: Any = None,
     max_slice: int | None = None,
+    memory: SliceMemory | None = None,
+    gap: float = 0.0,
     time_limit_s: float | None = None,
     isa: int = 0,
 ) -> SlicePlan:
@@ -170,9 +245,20 @@ def slice_tokens(
     t: float64 [n + 1, n + 1] seconds, or a cost model with seq_len (tokens) and granularity (tokens a unit; None:
     chosen so that planning stays under a second). With ``bwd`` (a second table, a cost model, or True for the backward
     costs of the cost model t), forward and backward are apart: ``sum(f_i + b_i) + (stages - 1) (max f_i + max b_i)``.
-    max_slice caps the slice length, in the units of the result. isa is for tests (0: the best this machine has).
+    max_slice caps the slice length, in the units of the result; memory what a slice may hold while it runs.
+
+    comm: seconds that a slice's message is on its link beside the work of the stages: float64 [n + 1] by slice length, a
+    table or cost model as t, or True for the cost model's own links (messages that stages wait for belong into t instead).
+    Where no message takes longer than its slice the latency is ``sum(t_i) + (stages - 1) max(t_i + x_i)``, and the optimum
+    is exact; elsewhere it is evaluated exactly, and ``optimal`` says whether the bound proves it. ``max_s`` is the largest
+    t_i + x_i.
+
+    gap: end the search when the plan is proven within this fraction of the optimum (one more dynamic programme for each
+    better plan); for sequences too long to solve. isa is for tests (0: the best this machine has).
     """
     count = integer(stages, "stages")
+    if not 0.0 <= gap < np.inf:
+        raise ValueError(f"gap is {gap}: a fraction of 0 or more is needed")
     unit = _unit(t, "slice_cost", seq_len, granularity)
     longest = _longest(max_slice, unit[1] if unit else 1)
     if bwd is False:
@@ -182,25 +268,58 @@ def slice_tokens(
         forward = array(t, "t")
     else:
         forward = _from_dict(t.slice_cost(*unit, "both" if bwd is None else "fwd"))  # type: ignore[union-attr]
+    held = None if memory is None else memory.in_units(unit[1] if unit else 1)
+    message = None if comm is None or comm is False else _message(comm, t, unit, _units(forward))
+    limits: dict[str, Any] = {
+        "longest": longest, "time_limit_s": time_limit(time_limit_s), "isa": isa, "comm": message, "memory": held
+    }  # fmt: skip
+    backward = None
     if bwd is None:
-        found = _core.plan_slices([forward], 1, count, longest=longest, time_limit_s=time_limit(time_limit_s), isa=isa)
+        found = _core.plan_slices([forward], 1, count, gap=gap, **limits)
     else:
-        backward = _backward(t if bwd is True else bwd, unit)
-        found = _core.plan_slices_apart(
-            forward, backward, count, longest=longest, time_limit_s=time_limit(time_limit_s), isa=isa
-        )
+        backward = core_cost(t if bwd is True else bwd, unit, "bwd", "bwd")
+        found = _core.plan_slices_apart(forward, backward, count, **limits)
+    if message is not None and count > 1 and not all(_within(message, p) for p in (forward, backward) if p is not None):
+        found = _overlapped(forward, backward, message, count, found, longest, held)
     ((_, lengths),) = found[0]
     if unit is not None and unit[1] != 1:
         lengths = [length * unit[1] for length in lengths]
-    return SlicePlan(*found[1:6], count, *found[6:], lengths)
+    return SlicePlan(*(*found[1:6], count, *found[6:], lengths))
 
 
-def _backward(bwd: Any, unit: tuple[int, int] | None) -> _Core:
-    if not hasattr(bwd, "slice_cost"):
-        return array(bwd, "bwd")
-    if unit is None:
-        raise ValueError("bwd is a cost model, but t is a table: both must be of one kind")
-    return _from_dict(bwd.slice_cost(*unit, "bwd"))
+def slice_tokens_for(t: Any, stages: Sequence[int], **options: Any) -> list[SlicePlan]:
+    """:func:`slice_tokens` for several numbers of equal stages with the same slice costs, one plan each, in that order.
+
+    The least latency is concave in the stages: where the plans of two numbers are the same sum and maximum, or meet the
+    line between them, no number in between needs a search of its own.
+    """
+    counts = sorted({integer(k, "a number of stages") for k in stages})
+    if not counts:
+        return []
+    plans = {k: slice_tokens(t, k, **options) for k in {counts[0], counts[-1]}}
+
+    def between(low: int, high: int) -> None:
+        inner = [k for k in counts if low < k < high]
+        if not inner:
+            return
+        first, last = plans[low], plans[high]
+        middle = inner[len(inner) // 2]
+        if first.optimal and last.optimal and first.lengths == last.lengths:
+            plans[middle] = replace(
+                first,
+                stages=middle,
+                latency_s=first.total_s + (middle - 1) * first.max_s,
+                lower_bound_s=first.lower_bound_s
+                + (last.lower_bound_s - first.lower_bound_s) * ((middle - low) / (high - low)) * (1 - 1e-15),
+                planning_time_s=0.0,
+            )
+        else:
+            plans[middle] = slice_tokens(t, middle, **options)
+        between(low, middle)
+        between(middle, high)
+
+    between(counts[0], counts[-1])
+    return [plans[integer(k, "a number of stages")] for k in stages]
 
 
 def slice_batch_and_tokens(
@@ -212,6 +331,8 @@ def slice_batch_and_tokens(
     granularity: int | None = None,
     max_slice: int | None = None,
     max_group: int | None = None,
+    max_in_flight: int | None = None,
+    memory: SliceMemory | None = None,
     time_limit_s: float | None = None,
     isa: int = 0,
 ) -> BatchSlicePlan:
@@ -220,7 +341,10 @@ def slice_batch_and_tokens(
 
     t: float64 [batch + 1, n + 1, n + 1]: t[b, s, c] seconds of s units of b sequences at once, t[0] is not read; or a
     cost model with ``slice_cost_batched(batch, seq_len, granularity)``. max_group caps the sequences of a group,
-    max_slice the slice length.
+    max_slice the slice length, memory what a slice of a group may hold while it runs (group times what it says).
+
+    max_in_flight: no more sequences are in the pipeline at once (their activations are kept until the backward pass): it is
+    then filled and emptied several times, ``flushes``, whose latencies add up; the best split is exact too.
     """
     sequences, count = integer(batch, "batch"), integer(stages, "stages")
     if sequences < 1:
@@ -228,7 +352,10 @@ def slice_batch_and_tokens(
     widest = 0 if max_group is None else integer(max_group, "max_group")
     if max_group is not None and widest < 1:
         raise ValueError(f"max_group is {widest}: at least 1 sequence is needed")
-    sizes = min(widest or sequences, sequences)
+    flush = 0 if max_in_flight is None else integer(max_in_flight, "max_in_flight")
+    if max_in_flight is not None and flush < 1:
+        raise ValueError(f"max_in_flight is {max_in_flight}: at least 1 sequence is needed")
+    sizes = min(widest or sequences, flush or sequences, sequences)
     unit = _unit(t, "slice_cost_batched", seq_len, granularity)
     costs: list[_Core]
     if unit is None:
@@ -248,11 +375,14 @@ def slice_batch_and_tokens(
         widest=widest,
         time_limit_s=time_limit(time_limit_s),
         isa=isa,
+        memory=None if memory is None else memory.in_units(unit[1] if unit else 1),
+        flush=flush,
     )
+    found, flushes = found if flush else (found, [sequences])
     slicing = found[0]
     if unit is not None and unit[1] != 1:
         slicing = [(group, [length * unit[1] for length in lengths]) for group, lengths in slicing]
-    return BatchSlicePlan(*found[1:6], count, *found[6:], slicing)
+    return BatchSlicePlan(*(*found[1:6], count, *found[6:], slicing, flushes))
 
 
 def slice_bound(

@@ -1,8 +1,4 @@
-"""Token slices for stages that are not equal: the makespan of a permutation flow shop (PLANNERS.md 1.8). Times are seconds.
-
-Tables are float64 [stages, n + 1, n + 1]: ``t[k, s, c]`` is the time of a slice of ``s`` units after ``c`` units of context on
-stage ``k``; only ``s >= 1, s + c <= n`` is read. With ``bwd`` the backward passes follow, the last slice first.
-"""
+"""Token slices through stages of unequal times, and the flow shop that they are. Times are seconds."""
 
 from __future__ import annotations
 
@@ -13,31 +9,47 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from .arguments import array, integer
-from .slices import _runs
+from .arguments import FloatArray, array, integer
 
-__all__ = ["UnevenSlicePlan", "slice_uneven", "flow_shop"]
+__all__ = ["SliceMemory", "UnevenSlicePlan", "flow_shop_time", "slice_uneven"]
+
+
+@dataclass(frozen=True)
+class SliceMemory:
+    """What a slice of ``s`` tokens (units, for a table) after ``c`` of context holds while it runs on a stage, a sequence:
+    ``row_bytes s + pair_bytes s (s + c) + context_bytes (s + c)``, and how much it may."""
+
+    limit_bytes: float
+    row_bytes: float = 0.0
+    pair_bytes: float = 0.0
+    context_bytes: float = 0.0
+
+    def in_units(self, tokens: int) -> tuple[float, float, float, float]:
+        """The same for lengths in units of so many tokens."""
+        if not self.limit_bytes > 0.0:
+            raise ValueError(f"limit_bytes is {self.limit_bytes}: more than 0 bytes is needed; None is no limit")
+        return (float(self.limit_bytes), self.row_bytes * tokens, self.pair_bytes * tokens**2, self.context_bytes * tokens)
 
 
 @dataclass(frozen=True)
 class UnevenSlicePlan:
-    """How one sequence is cut for stages that differ."""
+    """How one sequence is cut for stages of unequal times."""
 
     lengths: list[int]
-    """Slice lengths in order, in units of the tables."""
+    """Slice lengths in order: units of the tables, or tokens for cost models."""
     latency_s: float
-    """Exact makespan: of the forward passes, plus that of the backward passes."""
+    """The makespan of the forward pass, evaluated exactly; with ``bwd``, of forward and then backward."""
     lower_bound_s: float
-    """No slicing is faster. With ``optimal`` it is ``latency_s`` less the rounding of double sums."""
+    """No slicing is faster."""
     optimal: bool
-    """False if ``work`` ended the search or there are more than 256 units."""
+    """Proven. False above 256 units, or where the work ended before the proof, unless the bound closes the gap."""
     stages: int
     labels: int
-    """Partial slicings that were kept."""
-    work: int
-    """Partial slicings extended or compared."""
-    evaluations: int
-    """Whole slicings timed."""
+    """Labels that the exact search made."""
+    moves: int
+    """Slicings that the local search tried."""
+    bounds: int
+    """Dynamic programmes for the bound."""
     planning_time_s: float
 
     @property
@@ -46,33 +58,103 @@ class UnevenSlicePlan:
         return 0.0 if self.lower_bound_s <= 0.0 else self.latency_s / self.lower_bound_s - 1.0
 
     def __repr__(self) -> str:
-        proof = "optimal" if self.optimal else f"gap {self.gap * 100:.2f} %"
+        proof = "optimal" if self.optimal else f"gap {self.gap * 100:.2g} %"
         return (
-            f"UnevenSlicePlan({len(self.lengths)} slices {_runs(self.lengths)}, {self.latency_s * 1e3:.6g} ms on "
-            f"{self.stages} uneven stages, {proof}, planned in {self.planning_time_s * 1e3:.3g} ms)"
+            f"UnevenSlicePlan({len(self.lengths)} slices {runs(self.lengths)}, {self.latency_s * 1e3:.6g} ms on "
+            f"{self.stages} unequal stages, {proof}, planned in {self.planning_time_s * 1e3:.3g} ms)"
         )
 
 
-def slice_uneven(tables: Any, bwd: Any = None, *, max_slice: int | None = None, work: int | None = None) -> UnevenSlicePlan:
-    """The slicing of least makespan on stages that are not equal: exact up to 256 units unless ``work`` (partial slicings
-    extended or compared; None: 50 million) ends the search, which is then said. Beyond 256 units: exact on a grid of cuts,
-    then improved cut by cut; the bound holds over all slicings. max_slice caps the slice length, in units.
+def runs(lengths: Sequence[int]) -> str:
+    """The papers' notation: [120]*4+[112]*6."""
+    found: list[list[int]] = []
+    for length in lengths:
+        if found and found[-1][0] == length:
+            found[-1][1] += 1
+        else:
+            found.append([length, 1])
+    return "+".join(f"[{length}]" + (f"*{count}" if count > 1 else "") for length, count in found)
+
+
+Core = FloatArray | tuple[FloatArray, FloatArray, float, float]
+
+
+def machine_plan(
+    forward: Sequence[Core], backward: Sequence[Core] | None, comm: Core | None, *, longest: int, memory: Any, work: int
+) -> tuple[Any, ...]:
+    """The core's answer for stages with these costs, and links with that one between them."""
+    distinct: list[Core] = []
+    index: dict[Any, int] = {}
+
+    def place(cost: Core) -> int:
+        parts = cost if isinstance(cost, tuple) else (cost,)
+        key = tuple((p.shape, p.tobytes()) if isinstance(p, np.ndarray) else p for p in parts)
+        if key not in index:
+            index[key] = len(distinct)
+            distinct.append(cost)
+        return index[key]
+
+    machines: list[int] = []
+    for chain in (forward, backward):
+        for k, cost in enumerate(chain or ()):
+            if k and comm is not None:
+                machines.append(place(comm))
+            machines.append(place(cost))
+    of = np.array(machines, np.int32)
+    return _core.plan_shop(distinct, of, chains=2 if backward else 1, longest=longest, memory=memory, work=work)
+
+
+def slice_uneven(
+    tables: Any,
+    *,
+    bwd: Any = None,
+    comm: Any = None,
+    seq_len: int | None = None,
+    granularity: int | None = None,
+    max_slice: int | None = None,
+    memory: SliceMemory | None = None,
+    work: int = 0,
+) -> UnevenSlicePlan:
+    """The slicing of one sequence with the least makespan through stages of unequal times.
+
+    tables: one slice cost a stage, as ``slice_tokens`` takes them: float64 [K, n + 1, n + 1], or a sequence of tables or
+    cost models (seq_len and granularity then as there). bwd: as many for the backward pass, which begins when the last
+    stage ends its forwards; the latency is that of both. comm: one more cost, a slice's seconds on each link between two
+    stages, beside their work. Up to 256 units the optimum is proven if ``work`` (extensions of a label by one machine; 0:
+    4e8) suffices; above, the slicing is a local optimum of boundary moves, evaluated exactly. ``lower_bound_s`` is proven
+    either way. Deterministic: no clock is read.
     """
-    longest = 0 if max_slice is None else integer(max_slice, "max_slice")
-    steps = 0 if work is None else integer(work, "work")
-    for name, given, value in (("max_slice", max_slice, longest), ("work", work, steps)):
-        if given is not None and value < 1:
-            raise ValueError(f"{name} is {value}: at least 1 is needed")
-    forward = array(tables, "t")
-    found = _core.plan_uneven(forward, None if bwd is None else array(bwd, "bwd"), min(longest, 2**31 - 1), min(steps, 2**62))
-    return UnevenSlicePlan(*found[:4], len(forward), *found[4:])
+    from .slices import _longest, _unit, core_cost
+
+    stages = [tables[k] for k in range(len(tables))]
+    if not stages:
+        raise ValueError("tables has no stages: at least 1 cost is needed")
+    unit = _unit(stages[0], "slice_cost", seq_len, granularity)
+    forward = [core_cost(t, unit, "fwd" if bwd is not None else "both", f"tables[{k}]") for k, t in enumerate(stages)]
+    backward = None if bwd is None else [core_cost(bwd[k], unit, "bwd", f"bwd[{k}]") for k in range(len(bwd))]
+    if backward is not None and len(backward) != len(forward):
+        raise ValueError(f"bwd has {len(backward)} stages: {len(forward)}, as tables, would be right")
+    scale = unit[1] if unit else 1
+    if integer(work, "work") < 0:
+        raise ValueError(f"work is {work}: 0 or more is needed")
+    found = machine_plan(
+        forward,
+        backward,
+        None if comm is None else core_cost(comm, unit, "fwd", "comm"),
+        longest=_longest(max_slice, scale),
+        memory=None if memory is None else memory.in_units(scale),
+        work=integer(work, "work"),
+    )
+    lengths = [length * scale for length in found[0]]
+    return UnevenSlicePlan(lengths, found[1], found[2], found[3], len(stages), *found[4:])
 
 
-def flow_shop(tables: Any, lengths: Sequence[int], bwd: Any = None) -> float:
-    """Seconds of this slicing: each slice passes the stages in order, each stage takes the slices in order; with ``bwd``, then
-    back through the stages in reverse, the last slice first."""
-    cuts = [integer(length, "a slice length") for length in lengths]
-    for length in cuts:
-        if not 0 < length < 2**31:
-            raise ValueError(f"a slice has length {length}: at least one unit is needed")
-    return _core.flow_shop(array(tables, "t"), np.array(cuts, np.int32), None if bwd is None else array(bwd, "bwd"))
+def flow_shop_time(times: Any) -> float:
+    """The makespan of jobs that pass machines in order: times float64 [jobs, machines] seconds, every machine takes the jobs
+    in their order (a permutation flow shop). Slices through stages are one; with links as machines in between, slices whose
+    messages travel beside the work."""
+    cells = array(times, "times")
+    if cells.ndim == 2 and cells.size and not (np.isfinite(cells) & (cells >= 0)).all():
+        m, q = np.argwhere(~(np.isfinite(cells) & (cells >= 0)))[0]
+        raise ValueError(f"times[{m}, {q}] is {cells[m, q]}: finite seconds from 0 on would be right")
+    return float(_core.flow_shop(cells))

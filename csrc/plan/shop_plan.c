@@ -1,0 +1,239 @@
+/* Where the search of shop.h begins, and how its parts follow each other. */
+#include "csrc/plan/shop_search.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "csrc/base/clock.h"
+
+#define WORK ((int64_t)400 * 1000 * 1000)
+#define SURROGATE 2048 /* units up to which a dense surrogate is made */
+#define THRESHOLDS 48
+
+/* The surrogate: every slice costs what it costs on its slowest machine (of each chain), on equal machines. */
+static void
+fill_surrogate(const tp_shop *shop, const tp_shop_options *o, double *table)
+{
+    int n = shop->units;
+    for (int j = 0; j < n; j++)
+        for (int i = 1; i <= n - j; i++) {
+            double sum = 0.0;
+            for (int chain = 0; chain < shop->chains; chain++) {
+                double most = 0.0;
+                int last = -1;
+                for (int k = 0; k < shop->machines; k++) {
+                    int c = shop->cost_of[chain * shop->machines + k];
+                    if (c != last)
+                        most = fmax(most, tp_slice_cost_at(&shop->cost[c], j, i));
+                    last = c;
+                }
+                sum += most;
+            }
+            table[(size_t)j * (size_t)(n + 1) + (size_t)i] = tp_shop_allowed(shop, o, j, i) ? sum : INFINITY;
+        }
+}
+
+/* The least sum within a threshold; the slices into length[], their number returned; 0: none. */
+static int
+within(const double *table, int n, double threshold, double *dist, int *length)
+{
+    int *next = length + n + 1, count = 0;
+    dist[n] = 0.0;
+    for (int j = n - 1; j >= 0; j--) {
+        const double *row = table + (size_t)j * (size_t)(n + 1);
+        dist[j] = INFINITY;
+        for (int i = 1; i <= n - j; i++)
+            if (row[i] <= threshold && row[i] + dist[j + i] < dist[j]) {
+                dist[j] = row[i] + dist[j + i];
+                next[j] = j + i;
+            }
+    }
+    if (dist[0] == INFINITY)
+        return 0;
+    for (int j = 0; j < n; j = next[j])
+        length[count++] = next[j] - j;
+    return count;
+}
+
+static void
+offer(tp_shop_line *line, const int *length, int slices, int *kept, int *kept_slices, double *kept_latency)
+{
+    tp_shop_line_set(line, length, slices);
+    if (line->latency < *kept_latency) {
+        *kept_latency = line->latency;
+        *kept_slices = slices;
+        memcpy(kept, length, (size_t)slices * sizeof(int));
+    }
+}
+
+/* The best slicing of the surrogate under a ladder of thresholds, judged exactly, is left in the line. */
+static tp_status
+begin(tp_slice_arena *arena, tp_shop_line *line)
+{
+    int n = line->shop->units, slices;
+    void *memory;
+    TP_TRY(tp_slice_arena_take(arena, (size_t)n * ((size_t)n + 1) + (size_t)n + 1, sizeof(double), &memory));
+    double *table = memory, *dist = table + (size_t)n * ((size_t)n + 1), low = INFINITY, high = 0.0;
+    TP_TRY(tp_slice_arena_take(arena, 3 * ((size_t)n + 1), sizeof(int), &memory));
+    int *length = memory, *kept = length + 2 * (n + 1), kept_slices = 0;
+    double latency = INFINITY;
+    fill_surrogate(line->shop, line->options, table);
+    slices = within(table, n, 1e308, dist, length);
+    offer(line, length, slices, kept, &kept_slices, &latency);
+    for (int m = 0; m < slices; m++)
+        high = fmax(high, table[(size_t)line->start[m] * (size_t)(n + 1) + (size_t)length[m]]);
+    for (int j = 0; j < n; j++)
+        low = fmin(low, table[(size_t)j * (size_t)(n + 1) + (size_t)(n - j)]); /* some slice is the last */
+    int steps = n <= TP_SHOP_EXACT ? THRESHOLDS : 12;
+    low = fmax(low, high / 1000.0);
+    for (int t = 0; t < steps && low < high; t++) {
+        slices = within(table, n, high * pow(low / high, (t + 1.0) / steps) * (1.0 + 1e-12), dist, length);
+        if (slices > 0)
+            offer(line, length, slices, kept, &kept_slices, &latency);
+    }
+    tp_shop_line_set(line, kept, kept_slices);
+    return TP_OK;
+}
+
+static tp_status
+solve(tp_slice_arena *arena, const tp_shop *shop, const tp_shop_options *options, tp_shop_line *line, tp_shop_plan *plan);
+
+/* Solve in units `factor` times as long, and take that slicing. 0 in *done: not possible. */
+static tp_status
+from_coarse(tp_slice_arena *arena, tp_shop_line *line, int factor, tp_shop_plan *plan, int *done)
+{
+    const tp_shop *shop = line->shop;
+    tp_shop coarse = *shop;
+    tp_shop_options options = *line->options;
+    tp_shop_line of;
+    tp_shop_plan unused = {0};
+    void *memory;
+    *done = 0;
+    coarse.units = shop->units / factor;
+    options.longest /= factor;
+    options.work = line->options->work / 4;
+    if ((line->options->longest > 0 && options.longest == 0) ||
+        !tp_slice_memory_coarsen(&line->options->memory, factor, coarse.units, &options.memory))
+        return TP_OK;
+    TP_TRY(tp_slice_arena_take(arena, (size_t)shop->costs, sizeof(tp_slice_cost), &memory));
+    tp_slice_cost *cost = memory;
+    for (int c = 0; c < shop->costs; c++)
+        TP_TRY(tp_slice_cost_coarsen(arena, &shop->cost[c], factor, &cost[c]));
+    coarse.cost = cost;
+    TP_TRY(solve(arena, &coarse, &options, &of, &unused));
+    plan->labels += unused.labels;
+    plan->moves += of.moves;
+    plan->bounds += unused.bounds;
+    int left = shop->units - coarse.units * factor, count = of.slices;
+    for (int m = 0; m < count; m++)
+        line->order[m] = of.length[m] * factor;
+    if (left > 0) /* units beyond the last whole one: a slice of their own */
+        line->order[count++] = left;
+    int start = 0;
+    for (int m = 0; m < count; start += line->order[m++])
+        if (!tp_shop_allowed(shop, line->options, start, line->order[m]))
+            return TP_OK;
+    tp_shop_line_set(line, line->order, count);
+    *done = 1;
+    return TP_OK;
+}
+
+/* No coarse start is possible: one unit a slice always is. */
+static void
+singles(tp_shop_line *line)
+{
+    for (int m = 0; m < line->shop->units; m++)
+        line->order[m] = 1;
+    tp_shop_line_set(line, line->order, line->shop->units);
+}
+
+/* Programmes that the work pays for. */
+static int
+affordable(const tp_shop *shop, int64_t work)
+{
+    int64_t one = (int64_t)shop->units * shop->units / 2 * shop->costs / 2 + 1, count = work / one;
+    return count < 3 ? 3 : count > 300 ? 300 : (int)count;
+}
+
+static tp_status
+solve(tp_slice_arena *arena, const tp_shop *shop, const tp_shop_options *options, tp_shop_line *line, tp_shop_plan *plan)
+{
+    int n = shop->units, exact = n <= TP_SHOP_EXACT, done = 0;
+    int64_t work = options->work;
+    tp_shop_bound bound;
+    double proven = 0.0;
+    TP_TRY(tp_shop_line_open(arena, shop, options, line));
+    if (!exact)
+        TP_TRY(from_coarse(arena, line, (n + TP_SHOP_EXACT / 2 - 1) / (TP_SHOP_EXACT / 2), plan, &done));
+    if (!done && n <= SURROGATE)
+        TP_TRY(begin(arena, line));
+    else if (!done)
+        singles(line);
+    tp_shop_line_descend(line, work / 8);
+    TP_TRY(tp_shop_bound_open(arena, shop, options, &bound));
+    if (line->latency > 0.0) {
+        tp_shop_bound_run(&bound, line, affordable(shop, work / 4));
+        tp_shop_line_descend(line, work / 8);
+    }
+    if (exact && bound.best < line->latency * (1.0 - 1e-12))
+        TP_TRY(tp_shop_labels(arena, line, bound.best > 0.0 ? &bound : NULL, work, &plan->labels, &proven));
+    plan->bounds += bound.programmes;
+    plan->latency_s = line->latency;
+    plan->lower_bound_s = fmin(fmax(proven, bound.best), line->latency);
+    plan->optimal = line->latency <= 0.0 || plan->lower_bound_s >= line->latency * (1.0 - 3e-12);
+    return TP_OK;
+}
+
+static tp_status
+check(const tp_shop *shop, const tp_shop_options *options)
+{
+    const tp_slice_options o = {.stages = shop->machines, .longest = options->longest, .memory = options->memory};
+    if (shop->machines > 4096)
+        return tp_fail(TP_EVALUE, "%d machines: at most 4096 would be right", shop->machines);
+    TP_TRY(tp_slice_options_check(&shop->cost[0], &o));
+    if ((int64_t)shop->units * shop->machines * shop->chains > 1 << 24)
+        return tp_fail(TP_EVALUE, "%d units on %d machines: at most %d together (their product); a coarser granularity is needed",
+                       shop->units, shop->machines * shop->chains, 1 << 24);
+    return TP_OK;
+}
+
+static tp_status
+keep(const tp_shop_line *line, tp_shop_plan *plan)
+{
+    plan->moves += line->moves;
+    plan->slices = line->slices;
+    plan->length = calloc((size_t)line->slices, sizeof(int));
+    if (plan->length == NULL)
+        return tp_fail(TP_EMEMORY, "no memory for %d slices", line->slices);
+    memcpy(plan->length, line->length, (size_t)line->slices * sizeof(int));
+    return TP_OK;
+}
+
+tp_status
+tp_plan_shop(const tp_shop *shop, const tp_shop_options *options, tp_shop_plan *out)
+{
+    double start = 1e-9 * (double)tp_clock_ns();
+    tp_slice_arena arena;
+    tp_shop_line line;
+    tp_shop_plan plan = {0};
+    tp_shop_options known = *options;
+    known.work = options->work > 0 ? options->work : WORK;
+    TP_TRY(check(shop, options));
+    TP_TRY(tp_slice_arena_open(&arena));
+    tp_status status = solve(&arena, shop, &known, &line, &plan);
+    if (status == TP_OK)
+        status = keep(&line, &plan);
+    tp_slice_arena_close(&arena);
+    TP_TRY(status);
+    plan.seconds = 1e-9 * (double)tp_clock_ns() - start;
+    *out = plan;
+    return TP_OK;
+}
+
+void
+tp_shop_plan_free(tp_shop_plan *plan)
+{
+    free(plan->length);
+    plan->length = NULL;
+}

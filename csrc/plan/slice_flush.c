@@ -1,0 +1,119 @@
+/* Flush groups (PLANNERS.md 1.5): where the memory holds only so many sequences the pipeline is emptied in between, and then
+ * latencies do add up: H(q) = min over b <= flush of H(q - b) + T(b), T(b) the best of b sequences through one pipeline. */
+#include "csrc/plan/plan.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "csrc/base/clock.h"
+#include "csrc/plan/slice_dp.h"
+
+typedef struct {
+    double *fill, *below; /* [batch + 1]: least latency of q sequences, and a bound of it */
+    int *choice;          /* [batch + 1] */
+    tp_slice_plan *of;    /* [flush] the plan of b sequences */
+} flushes_of;
+
+static tp_status
+plan_sizes(const tp_slice_cost *cost, int flush, const tp_slice_options *options, double start, flushes_of *f)
+{
+    for (int b = 1; b <= flush; b++) {
+        tp_slice_options one = *options;
+        if (one.time_limit_s > 0.0) { /* what is left, shared by the sizes to come; never none, which is no limit */
+            double left = one.time_limit_s - (1e-9 * (double)tp_clock_ns() - start);
+            one.time_limit_s = fmax(left / (flush - b + 1), 1e-9);
+        }
+        TP_TRY(tp_plan_slices(cost, b, &one, &f->of[b - 1]));
+    }
+    return TP_OK;
+}
+
+static void
+fill(int batch, int flush, flushes_of *f)
+{
+    for (int q = 1; q <= batch; q++) {
+        f->fill[q] = f->below[q] = INFINITY;
+        for (int b = 1; b <= q && b <= flush; b++) {
+            if (f->fill[q - b] + f->of[b - 1].latency_s < f->fill[q]) {
+                f->fill[q] = f->fill[q - b] + f->of[b - 1].latency_s;
+                f->choice[q] = b;
+            }
+            f->below[q] = fmin(f->below[q], f->below[q - b] + f->of[b - 1].lower_bound_s);
+        }
+    }
+}
+
+/* Append the groups of one flush. */
+static void
+append(const tp_slice_plan *one, tp_slice_plan *out)
+{
+    for (int g = 0; g < one->groups; g++) {
+        tp_slice_group *group = &out->group[out->groups++];
+        *group = one->group[g];
+        group->first += out->slices;
+    }
+    memcpy(out->length + out->slices, one->length, (size_t)one->slices * sizeof(int));
+    out->slices += one->slices;
+    out->total_s += one->total_s;
+    out->max_s = fmax(out->max_s, one->max_s);
+    out->optimal &= one->optimal;
+}
+
+static void
+take(int batch, int flush, const flushes_of *f, tp_slice_plan *out, int *flush_of, int *flushes)
+{
+    out->optimal = 1;
+    *flushes = 0;
+    for (int q = batch; q > 0; q -= f->choice[q]) {
+        flush_of[(*flushes)++] = f->choice[q];
+        append(&f->of[f->choice[q] - 1], out);
+    }
+    for (int b = 0; b < flush; b++) {
+        out->searches += f->of[b].searches;
+        out->small_searches += f->of[b].small_searches;
+        out->edges = f->of[b].edges > out->edges ? f->of[b].edges : out->edges;
+        out->optimal &= f->of[b].optimal;
+    }
+    out->latency_s = f->fill[batch];
+    out->lower_bound_s = fmin(f->below[batch] * (1.0 - 1e-15 * batch), f->fill[batch]);
+}
+
+static tp_status
+solve(const tp_slice_cost *cost, int batch, int flush, const tp_slice_options *options, double start, flushes_of *f,
+      tp_slice_plan *out, int *flush_of, int *flushes)
+{
+    TP_TRY(plan_sizes(cost, flush, options, start, f));
+    fill(batch, flush, f);
+    TP_TRY(tp_slice_plan_open(batch, (int64_t)batch * cost->units, out));
+    take(batch, flush, f, out, flush_of, flushes);
+    return TP_OK;
+}
+
+tp_status
+tp_plan_slices_flushed(const tp_slice_cost *cost, int batch, int flush, const tp_slice_options *options,
+                       tp_slice_plan *out, int *flush_of, int *flushes)
+{
+    double start = 1e-9 * (double)tp_clock_ns();
+    if (batch < 1 || flush < 1)
+        return tp_fail(TP_EVALUE, "batch is %d and at most %d sequences may be in flight: at least 1 of each is needed", batch,
+                       flush);
+    flush = flush < batch ? flush : batch;
+    size_t values = (size_t)batch + 1;
+    flushes_of f = {.fill = calloc(values, sizeof(double)), .below = calloc(values, sizeof(double)),
+                    .choice = calloc(values, sizeof(int)), .of = calloc((size_t)flush, sizeof(tp_slice_plan))};
+    tp_status status = TP_OK;
+    if (f.fill == NULL || f.below == NULL || f.choice == NULL || f.of == NULL)
+        status = tp_fail(TP_EMEMORY, "no memory for the flushes of %d sequences", batch);
+    else
+        status = solve(cost, batch, flush, options, start, &f, out, flush_of, flushes);
+    for (int b = 0; f.of != NULL && b < flush; b++)
+        tp_slice_plan_free(&f.of[b]);
+    free(f.fill);
+    free(f.below);
+    free(f.choice);
+    free(f.of);
+    if (status == TP_OK)
+        out->seconds = 1e-9 * (double)tp_clock_ns() - start;
+    return status;
+}

@@ -1,0 +1,167 @@
+"""What every planner takes and refuses alike, and bounds and amounts that rounding or empty costs once broke."""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+
+import terapipe_c as tp
+from terapipe_c import planners
+
+CHAIN = ("autopipe", "autopipe_heuristic", "autopipe_pivot", "autopipe_balanced", "uniform", "pipedream", "dapple", "vpipe",
+         "adapipe", "merak")  # fmt: skip
+NODES = ("fwd_s", "bwd_s", "recompute_s", "activation_bytes", "param_bytes", "optimizer_bytes")
+
+
+def calls():
+    def nodes_of(times):
+        return {key: times if key == "fwd_s" else [1.0, 2.0, 3.0, 4.0] for key in NODES}
+
+    for name in CHAIN:
+        yield name, lambda times, name=name, **more: getattr(planners, name)(times, times, 2, 4, **more)
+    yield "autopipe_slicer", lambda times, **more: planners.autopipe_slicer(times, times, 4, **more)
+    yield "balance", lambda times: planners.balance(times, 2)
+    for name in ("dawnpiper", "dawnpiper_binary"):
+        yield name, lambda times, name=name: getattr(planners, name)(nodes_of(times), 2, np.inf, 4)
+    yield "piper", lambda times, **more: planners.piper(planners.layer_graph(times, times, 2, 4, **more))
+    yield "parallel_layers", lambda times, **more: planners.parallel_layers(planners.layer_graph(times, times, 2, 4, **more))
+
+
+CALLS = dict(calls())
+RESULT = re.compile(r"planned in:? [^)]*")
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_lists_and_integers_plan_what_float64_plans(call) -> None:
+    plan = CALLS[call]
+    want = RESULT.sub("", repr(plan(np.array([1.0, 2.0, 3.0, 4.0]))))
+    for same in ([1.0, 2.0, 3.0, 4.0], [1, 2, 3, 4], (1, 2.0, 3, 4), np.array([1, 2, 3, 4]), np.arange(1, 5, dtype=np.uint8),
+                 np.arange(8.0).repeat(2)[2:10:2], np.arange(1.0, 5.0).astype(">f8")):  # fmt: skip
+        assert RESULT.sub("", repr(plan(same))) == want
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    ("times", "error", "words"),
+    [
+        (np.ones(4, np.float32), ValueError, "dtype float32"),
+        (np.ones(4, complex), ValueError, "dtype complex128"),
+        (np.ones(4, bool), ValueError, "dtype bool"),
+        (np.ones(4, object), ValueError, "dtype object"),
+        ([True] * 4, TypeError, "list of bool"),
+        ("abcd", TypeError, "is str"),
+        (["1", "2", "3", "4"], TypeError, "numbers would be right"),
+        (None, TypeError, "is NoneType"),
+        (3.0, TypeError, "is float"),
+        ([[1.0, 2.0], [3.0]], TypeError, "is list"),
+        ([2**53 + 1] * 4, ValueError, r"2\^53"),
+        ([10**400] * 4, ValueError, r"2\^53"),
+        (np.ones((2, 2)), ValueError, "dimensions|shape"),
+        ([1.0, np.nan, 1.0, 1.0], ValueError, "nan"),
+    ],
+)
+def test_what_is_no_list_of_costs_is_refused_by_every_planner(call, times, error, words) -> None:
+    with pytest.raises(error, match=words):
+        CALLS[call](times)
+
+
+@pytest.mark.parametrize("name", CHAIN)
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"stages": 2**40}, ValueError, r"is 1099511627776: a number below 2\^31"),
+        ({"stages": True}, TypeError, "is True: an integer"),
+        ({"micro_batches": 2.0}, TypeError, "micro_batches is 2.0"),
+        ({"comm_s": "x"}, TypeError, "comm_s is 'x'"),
+        ({"comm_s": None}, TypeError, "comm_s is None"),
+        ({"blocking": "no"}, TypeError, "blocking is 'no'"),
+    ],
+)
+def test_scalars_are_refused_by_name(name, change, error, words) -> None:
+    given = {"stages": 2, "micro_batches": 4, "comm_s": 0.0, "blocking": False} | change
+    with pytest.raises(error, match=words):
+        getattr(planners, name)([1.0] * 4, [1.0] * 4, *given.values())
+
+
+def test_layer_graph_takes_only_the_memory_it_knows() -> None:
+    for memory, words in (({"limit": 3.0}, "'limit'"), (5, "is int"), ({"recompute_s": [1.0]}, "recompute_s has shape")):
+        with pytest.raises((ValueError, TypeError), match=words):
+            planners.layer_graph([1.0] * 3, [1.0] * 3, 2, 4, memory=memory)
+
+
+def test_times_that_have_no_digits_left_end_the_search() -> None:
+    plan = planners.parallel_layers(planners.layer_graph([5e-324] * 4, [5e-324] * 4, 2, 4))
+    assert plan.optimal and plan.time_per_sample_s > 0
+
+
+def one_f_one_b(f, b, micros, comm):
+    """Blocking messages: the stage that receives pays."""
+    stages = len(f)
+    orders = []
+    for k in range(stages):
+        early = min(micros, stages - 1 - k)
+        order = [("F", q) for q in range(early)]
+        for q in range(micros):
+            order += [("F", early + q)] * (early + q < micros) + [("B", q)]
+        orders.append(order)
+    end, clock = {}, [0.0] * stages
+    while any(orders):
+        for k, order in enumerate(orders):
+            while order:
+                op, q = order[0]
+                source = (op, k - 1 if op == "F" else k + 1, q)
+                remote = 0 <= source[1] < stages
+                if remote and source not in end:
+                    break
+                clock[k] = max(clock[k], end.get(source, 0.0)) + comm * remote + (f[k] if op == "F" else b[k])
+                end[op, k, q] = clock[k]
+                order.pop(0)
+    return max(clock)
+
+
+def test_bounds_hold_where_stages_weigh_less_than_those_before_them() -> None:
+    """Blocking messages: a later stage may weigh less than an earlier one, so longest prefixes alone miss partitions."""
+    rng = np.random.default_rng(4)
+    for _ in range(600):
+        n = int(rng.integers(3, 6))
+        stages, micros, comm = int(rng.integers(2, min(n, 4) + 1)), int(rng.integers(1, 9)), float(rng.choice([0.4, 3.0]))
+        f, b = rng.integers(0, 4, (2, n)) * 1.0
+        edges = [(0, *cuts, n) for cuts in itertools.combinations(range(1, n), stages - 1)]
+        best = min(one_f_one_b(*([sum(t[i:j]) for i, j in itertools.pairwise(e)] for t in (f, b)), micros, comm) for e in edges)
+        for planner in (planners.uniform, planners.autopipe_balanced, planners.autopipe_pivot, planners.autopipe):
+            plan = planner(f, b, stages, micros, comm_s=comm, blocking=True)
+            assert plan.lower_bound_s <= best * (1 + 1e-12) and plan.step_time_s >= best * (1 - 1e-12)
+        assert plan.step_time_s <= best * (1 + 1e-12)
+
+
+def test_the_bytes_that_are_short_are_enough() -> None:
+    rng = np.random.default_rng(5)
+    refused = 0
+    for _ in range(1500):
+        n = int(rng.integers(1, 7))
+        stages, micros = int(rng.integers(1, n + 1)), int(rng.integers(1, 6))
+        memory = {"limit_bytes": float(rng.uniform(0.1, 12)), "static_bytes": rng.uniform(0, 10, n),
+                  "activation_bytes": 10.0 ** rng.uniform(-9, 1, n), "transient_bytes": rng.uniform(0, 3, n)}  # fmt: skip
+        try:
+            planners.autopipe_pivot([1.0] * n, [1.0] * n, stages, micros, memory=memory)
+        except tp.InfeasibleError as error:
+            refused += 1
+            short = float(re.search(r"([0-9.e+-]+) bytes short", str(error)).group(1))
+            memory["limit_bytes"] += short
+            planners.autopipe_pivot([1.0] * n, [1.0] * n, stages, micros, memory=memory)
+    assert refused > 500
+
+
+def test_the_baseline_that_needs_least_needs_least() -> None:
+    """Early stages hold more micro-batches, so the partition of least need is not that of longest prefixes."""
+    rng = np.random.default_rng(6)
+    for _ in range(300):
+        n, micros = int(rng.integers(2, 6)), int(rng.integers(1, 6))
+        stages = int(rng.integers(1, n + 1))
+        kept = rng.integers(0, 9, n) * 1.0 + (np.arange(n) == n // 2)
+        need = min(max(min(micros, stages - k) * kept[i:j].sum() for k, (i, j) in enumerate(itertools.pairwise((0, *cuts, n))))
+                   for cuts in itertools.combinations(range(1, n), stages - 1))  # fmt: skip
+        with pytest.raises(tp.InfeasibleError, match=f" has {need:.15g} bytes on stage"):
+            planners.pipedream([1.0] * n, [1.0] * n, stages, micros, straight=True,
+                               memory={"limit_bytes": 0.5, "activation_bytes": kept})  # fmt: skip
