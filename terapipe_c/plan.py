@@ -25,6 +25,7 @@ from .cost import PHASES, CostModel
 from .exports import megatron_flags
 from .joint import plan_jointly
 from .partitioners import Found, plan_one
+from .planners.slicing_bound import plan_slicing_bound
 from .request import Request, check_partition, check_request, check_slicing
 from .schedules import Program
 from .search import SLICED
@@ -70,6 +71,7 @@ class Plan:
     compared: list[tuple[str, float]] = field(default_factory=list)   #: (what, predicted seconds) of alternatives
     data_parallel: int = 1                         #: replicas of the whole pipeline
     search_log: list[str] = field(default_factory=list)   #: what the joint search tried, and why it stopped
+    slicing_bound_s: float | None = None           #: no slicing of its micro-batches on its stages, in any order, is faster
 
     @property
     def gap(self) -> float:
@@ -79,6 +81,16 @@ class Plan:
         other slicings may have a lower one.
         """
         return (self.step_time_s - self.lower_bound_s) / self.lower_bound_s if self.lower_bound_s > 0 else 0.0
+
+    @property
+    def slicing_gap(self) -> float | None:
+        """The same for every slicing in multiples of the granularity (``slicing_bound_s``); None where that is not known.
+
+        Stages and sizes of micro-batches are as they are; exact shortest paths over the cuts, see
+        ``planners.slicing_bound``. None for sliced-1f1b and where there are too many cuts to look at.
+        """
+        bound = self.slicing_bound_s
+        return None if bound is None or bound <= 0 else (self.step_time_s - bound) / bound
 
     @property
     def tokens_per_s(self) -> float:
@@ -142,7 +154,7 @@ class Plan:
                 "memory_limit_bytes": self.memory_limit_bytes, "bubbles": dict(self.bubbles), "busy_s": list(self.busy_s),
                 "planning_time_s": self.planning_time_s, "granularity": self.granularity,
                 "compared": [list(row) for row in self.compared], "data_parallel": self.data_parallel,
-                "search_log": list(self.search_log)}
+                "search_log": list(self.search_log), "slicing_bound_s": self.slicing_bound_s}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Plan:
@@ -177,6 +189,7 @@ class Plan:
                 compared=[(str(k), float(v)) for k, v in data["compared"]], recompute=[bool(x) for x in data["recompute"]],
                 swap=[int(x) for x in data["swap"]], data_parallel=replicas,
                 search_log=[str(line) for line in data.get("search_log", [])],
+                slicing_bound_s=data.get("slicing_bound_s"),
                 **{k: data[k] for k in ("step_time_s", "lower_bound_s", "memory_limit_bytes", "planning_time_s", "granularity")})
         except KeyError as error:
             raise InvalidValueError(f"the plan lacks {error.args[0]!r}") from None
@@ -216,6 +229,9 @@ class Plan:
         lines.append(f"  predicted step: {human_seconds(self.step_time_s)} ({human_count(self.tokens_per_s)} tokens/s); no "
                      f"order of these operations is faster than {human_seconds(self.lower_bound_s)} (gap "
                      f"{100 * self.gap:.2g} %)")
+        if self.slicing_bound_s is not None and self.slicing_gap is not None:
+            lines.append(f"  no other slicing of these micro-batches on these stages is faster than "
+                         f"{human_seconds(self.slicing_bound_s)} in any order (gap {100 * self.slicing_gap:.2g} %)")
         idle = sum(self.bubbles.values())
         share = idle / (self.ranks * self.step_time_s) if self.step_time_s > 0 else 0.0
         causes = ", ".join(f"{k.replace('_', ' ')} {human_seconds(v)}" for k, v in self.bubbles.items() if v > 0)
@@ -374,6 +390,7 @@ def _finished(request: Request, found: Found, log: Sequence[str], start: float) 
         step_time_s=float(line.makespan_s), lower_bound_s=float(line.lower_bound_s), compared=list(found.compared),
         peak_memory_bytes=judge.peak(c, program), memory_limit_bytes=request.limit,
         bubbles={k: float(v) for k, v in line.bubbles.items()}, busy_s=[float(x) for x in line.busy_s],
+        slicing_bound_s=plan_slicing_bound(judge, c, request.unit),
         granularity=request.unit, data_parallel=judge.replicas.count, search_log=list(log),
         recompute=list(c.savings.recompute or [False] * model.num_blocks),
         swap=list(c.savings.swap or [0] * model.num_blocks), planning_time_s=time.perf_counter() - start)

@@ -49,6 +49,7 @@ from .slices import (
     slice_tokens,
     slice_tokens_for,
 )
+from .slicing_bound import slicing_bound
 from .uneven import SliceMemory, UnevenSlicePlan, flow_shop_time, slice_uneven
 
 __all__ = [
@@ -101,6 +102,7 @@ __all__ = [
     "slice_tokens",
     "slice_tokens_for",
     "slice_uneven",
+    "slicing_bound",
     "sliced_step_time",
     "uniform",
     "vpipe",

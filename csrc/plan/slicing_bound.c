@@ -1,0 +1,154 @@
+/* Shortest paths over cuts, and the bound of a step that they make. */
+#include "csrc/plan/slicing_bound.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "csrc/plan/slice_dp.h"
+
+enum { LANES = 8 };
+
+/* min over length of g[length] + slope length + rest[length]; the lanes have no order, so that the compiler may use them. */
+static double
+least_of_row(const double *g, double slope, const double *rest, int most)
+{
+    double best[LANES], least = INFINITY;
+    int length = 1;
+    for (int i = 0; i < LANES; i++)
+        best[i] = INFINITY;
+    for (; length + LANES <= most + 1; length += LANES)
+        for (int i = 0; i < LANES; i++) {
+            double s = g[length + i] + slope * (length + i) + rest[length + i];
+            best[i] = s < best[i] ? s : best[i];
+        }
+    for (; length <= most; length++) {
+        double s = g[length] + slope * length + rest[length];
+        least = s < least ? s : least;
+    }
+    for (int i = 0; i < LANES; i++)
+        least = best[i] < least ? best[i] : least;
+    return least;
+}
+
+static double
+cost_of(const tp_slice_path *path, int start, int length)
+{
+    double sum = 0.0;
+    for (int t = 0; t < path->terms; t++)
+        sum += path->weight[t] * tp_slice_cost_at(&path->cost[t], start, length);
+    return sum;
+}
+
+/* The slices that start at 0, with `first` of the first one; the last one's is in rest[] but where it is the only one. */
+static double
+from_start(const tp_slice_path *path, const double *first, const double *rest, int cap)
+{
+    int n = path->cost[0].units;
+    double best = INFINITY;
+    for (int length = 1; length <= cap; length++) {
+        double s = cost_of(path, 0, length) + rest[length] + (first != NULL ? first[length] : 0.0);
+        s += length == n && path->last != NULL ? path->last[length] : 0.0;
+        best = s < best ? s : best;
+    }
+    return best;
+}
+
+/* rest[start], 1 <= start <= units. */
+static void
+fill_rest(const tp_slice_path *path, double *rest, int cap)
+{
+    const tp_slice_cost *only = &path->cost[0];
+    int n = only->units, smooth = path->terms == 1 && only->table == NULL && path->weight[0] == 1.0 && path->last == NULL;
+    rest[n] = 0.0;
+    for (int start = n - 1; start >= 1; start--) {
+        double best = INFINITY;
+        int most = cap < n - start ? cap : n - start;
+        if (smooth) {
+            rest[start] = least_of_row(only->g1, only->a3 * start, rest + start, most) + only->a2 * start;
+            continue;
+        }
+        for (int length = 1; length <= most; length++) {
+            double s = cost_of(path, start, length) + rest[start + length];
+            s += start + length == n && path->last != NULL ? path->last[length] : 0.0;
+            best = s < best ? s : best;
+        }
+        rest[start] = best;
+    }
+}
+
+tp_status
+tp_slice_path_least(const tp_slice_path *path, double *least_s)
+{
+    int n = path->cost[0].units, cap = path->longest > 0 && path->longest < n ? path->longest : n;
+    double *rest = malloc(((size_t)n + 1) * sizeof *rest);
+    if (rest == NULL)
+        return tp_fail(TP_EMEMORY, "no memory for the cuts of %d units", n);
+    fill_rest(path, rest, cap);
+    *least_s = from_start(path, path->first, rest, cap);
+    free(rest);
+    return TP_OK;
+}
+
+/* ---- a step ------------------------------------------------------------------------------------------------------------- */
+
+/* Of all micro-batches on one rank: the sum of their shortest paths, and how much longer one of them is at least that has the
+ * head, the tail, or both (a path is no shorter for having them). */
+typedef struct {
+    double sum, head, tail, both;
+} rank_paths;
+
+static void
+add_size(const tp_slice_cost *cost, double fixed_s, const tp_slicing_rank *r, int count, double *rest, double *both,
+         rank_paths *out)
+{
+    int n = cost->units;
+    tp_slice_path path = {{*cost}, {1.0}, 1, 0, NULL, NULL};
+    fill_rest(&path, rest, n);
+    for (int i = 1; i <= n; i++)
+        both[i] = r->head[i] + r->tail[i];
+    double plain = from_start(&path, NULL, rest, n), head = from_start(&path, r->head, rest, n) - plain;
+    double tail = from_start(&path, r->tail, rest, n) - plain, two = from_start(&path, both, rest, n) - plain;
+    out->sum += count * (plain + fixed_s);
+    out->head = head < out->head ? head : out->head;
+    out->tail = tail < out->tail ? tail : out->tail;
+    out->both = two < out->both ? two : out->both;
+}
+
+static double
+bound_rank(int rank, int sizes, const tp_slicing_micro *micro, double *scratch)
+{
+    rank_paths all = {0.0, INFINITY, INFINITY, INFINITY}, core = all;
+    int64_t micros = 0;
+    for (int q = 0; q < sizes; q++) {
+        const tp_slicing_rank *r = &micro[q].rank[rank];
+        double *both = scratch + r->all.units + 1;
+        add_size(&r->all, r->all_s, r, micro[q].count, scratch, both, &all);
+        add_size(&r->core, r->core_s, r, micro[q].count, scratch, both, &core);
+        micros += micro[q].count;
+    }
+    /* The micro-batch that comes first and the one that ends last may be two. */
+    double ends = micros > 1 && core.head + core.tail < core.both ? core.head + core.tail : core.both;
+    double work = all.sum + all.head, way = core.sum + ends;
+    return work > way ? work : way;
+}
+
+tp_status
+tp_slicing_bound(int ranks, int sizes, const tp_slicing_micro *micro, double update_s, double *bound_s)
+{
+    double most = 0.0, micros = 0.0;
+    int units = micro[0].rank[0].all.units;
+    for (int q = 0; q < sizes; q++)
+        micros += micro[q].count;
+    double *scratch = malloc(((size_t)units + 1) * 2 * sizeof *scratch);
+    if (scratch == NULL)
+        return tp_fail(TP_EMEMORY, "no memory for the cuts of %d units", units);
+    for (int r = 0; r < ranks; r++) {
+        double s = bound_rank(r, sizes, micro, scratch);
+        most = s > most ? s : most;
+    }
+    free(scratch);
+    if (!isfinite(most + update_s))
+        return tp_fail(TP_EVALUE, "the bound is %g: finite slice costs are needed", most + update_s);
+    *bound_s = (most + update_s) * (1.0 - 1e-12 - 0x1p-50 * (units + micros));
+    return TP_OK;
+}

@@ -1,0 +1,133 @@
+"""What no slicing and no order of a step can beat, for given stages, ranks and sizes of micro-batches."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import _core
+from ..config import KINDS, GPTConfig, whole
+from ..cost import PHASES, CostModel, block_counts
+from .arguments import FloatArray
+
+__all__ = ["slicing_bound"]
+
+
+def slicing_bound(
+    model: GPTConfig,
+    costs: CostModel,
+    partition: Sequence[tuple[int, int]],
+    micro_batches: Sequence[int],
+    *,
+    seq_len: int,
+    granularity: int = 1,
+    ranks: int | None = None,
+    update_s: Any = None,
+) -> float:
+    """Seconds, a proven lower bound on a step over every cutting of every micro-batch into slices of multiples of
+    ``granularity`` tokens and every order of the operations; stage k is on rank ``k % ranks`` (None: one stage a rank).
+
+    partition: (first block, last block + 1) of each stage; micro_batches: sequences of each; update_s: seconds of each stage's
+    update (None: the costs'). Each rank must be reached by a first slice and do all its work; or do all its forwards and input
+    gradients, and the last one's goes home to the first stage. For each of both, one shortest path over the cuts. Weight
+    gradients may be put off at will, waits between slices and between micro-batches are not seen, the exchange of a tied
+    embedding is not counted, nor are halves of sliced-1f1b.
+    """
+    tokens, unit = whole("seq_len", seq_len), whole("granularity", granularity)
+    count = len(partition) if ranks is None else whole("ranks", ranks)
+    if tokens % unit or len(partition) % count or not micro_batches:
+        raise _core.InvalidValueError(
+            f"{tokens} tokens in units of {unit}, {len(partition)} stages on {count} ranks, {len(micro_batches)} micro-batches: "
+            "multiples, and at least one micro-batch, would be right"
+        )
+    blocks, update = costs.stage_work(model, block_counts(model, partition))
+    update = np.asarray(update if update_s is None else update_s, np.float64)
+    sizes = Counter(whole("a micro-batch", size) for size in micro_batches)
+    arrays = [(times, *_size(model, costs, blocks, size, tokens, unit, count)) for size, times in sorted(sizes.items())]
+    return _core.slicing_bound(arrays, count, tokens // unit, float(update.reshape(-1, count).sum(0).max()))
+
+
+def _size(
+    model: GPTConfig, costs: CostModel, blocks: Any, batch: int, tokens: int, unit: int, ranks: int
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray, FloatArray | None]:
+    """all, core, head, tail, fixed, slope of micro-batches of ``batch`` sequences: what ``_core.slicing_bound`` reads."""
+    stages, n, over = len(blocks), tokens // unit, costs.overhead_s
+    S = unit * np.arange(n + 1.0)
+    first = _seconds(costs, S, 0.0, batch)
+    whole_s = _seconds(costs, float(tokens), 0.0, batch)[:, :, 0]
+    # Several sequences at once do all weight gradients, and the head, once a micro-batch (csrc/cost/cost.h).
+    once = np.zeros((len(KINDS), len(PHASES)), bool)
+    if batch > 1:
+        once[:, PHASES.index("W")] = once[KINDS.index("head")] = True
+    message = costs.latency_s + costs.byte_s * 4.0 * model.n_embd * batch * S
+    copy = costs.copy_byte_s * 4.0 * model.n_embd * batch * S
+    apart = ranks > 1
+    head, tail = np.zeros((ranks, n + 1)), np.zeros((ranks, n + 1))
+    home = np.where(once[:, 2, None], whole_s[:, 2, None], first[:, 2])
+    tail[0] = blocks[0] @ home + over
+    for r in range(1, ranks):
+        ends = copy * (1 + (r > 1))                            # to the next stage, and from the one before
+        head[r] = head[r - 1] + blocks[r - 1] @ first[:, 0] + over + message + ends
+        tail[r] = tail[r - 1] + blocks[r - 1] @ first[:, 1] + over + message + ends
+    fixed = np.zeros((ranks, 2))
+    weights = np.zeros((ranks, 2, len(KINDS), len(PHASES)))
+    for k in range(stages):
+        fixed[k % ranks] += 2 * copy[-1] * ((k > 0) + (k < stages - 1)) * apart
+        for i, phases in enumerate((3, 2)):
+            used = np.arange(3) < phases
+            fixed[k % ranks, i] += (blocks[k][:, None] * whole_s * (once & used)).sum()
+            weights[k % ranks, i] += blocks[k][:, None] * (~once & used)
+    fixed_slice = over * (stages // ranks) * np.array([3.0, 2.0])
+    if _by_table(costs):
+        shape = (ranks, 2, n + 1, n + 1)
+        table = np.zeros(shape)
+        for r, i in np.ndindex(ranks, 2):
+            table[r, i] = _core.cost_table(costs._pack, weights[r, i], float(batch), float(unit), n) + fixed_slice[i]
+        return np.ascontiguousarray(table[:, 0]), np.ascontiguousarray(table[:, 1]), head, tail, fixed, None
+    lines, slope = _below(costs, weights, first, S, tokens, batch, unit)
+    lines += fixed_slice[:, None, None]
+    return np.ascontiguousarray(lines[:, 0]), np.ascontiguousarray(lines[:, 1]), head, tail, fixed, slope
+
+
+def _seconds(costs: CostModel, S: Any, C: Any, batch: int) -> FloatArray:
+    """float64 [kinds, phases, len(S)]."""
+    rows = [[np.atleast_1d(costs.block_seconds(kind, phase, S, C, batch)) for phase in PHASES] for kind in KINDS]
+    return np.array(rows, np.float64)
+
+
+def _by_table(costs: CostModel) -> bool:
+    """A curve that falls with the context has no line below it that :func:`_below` would find."""
+    return costs.has_tables or any(c.a2 < 0 or c.a3 < 0 for c in costs.curves.values())
+
+
+def _below(
+    costs: CostModel, weights: FloatArray, first: FloatArray, S: FloatArray, tokens: int, batch: int, unit: int
+) -> tuple[FloatArray, FloatArray]:
+    """G0, G1 [ranks, 2, 2, n + 1] and a2, a3 of both [ranks, 4], nowhere above the seconds: curves are cut off at 0, so that
+    they are convex in the context, and touch their line where the context is largest."""
+    context = np.array([[(costs.curves[k, p].a2 * batch * unit, costs.curves[k, p].a3 * batch * unit**2) for p in PHASES]
+                        for k in KINDS])  # fmt: skip
+    slope = np.einsum("rikp,kpa->ria", weights, context)
+    far = np.maximum(tokens - S, 0.0)
+    last = _seconds(costs, S, far, batch)
+    last[:, :, 0] = 0.0
+    i = S / unit
+    line = (slope[:, :, :1] + slope[:, :, 1:] * i) * (far / unit)
+    G0 = np.einsum("rikp,kps->ris", weights, first)
+    G1 = np.einsum("rikp,kps->ris", weights, last) - line
+    return np.stack([G0, G1], axis=2), np.ascontiguousarray(slope.reshape(len(weights), 4))
+
+
+def plan_slicing_bound(judge: Any, candidate: Any, unit: int) -> float | None:
+    """Of the terapipe planners' result; None where it does not apply or the cuts are too many to look at in a moment."""
+    cuts = math.gcd(unit, *(n for _, lengths in candidate.slicing for n in lengths))
+    tokens = sum(candidate.slicing[0][1])
+    work = (tokens // cuts) ** 2 * judge.ranks * len({b for b, _ in candidate.slicing})
+    if candidate.schedule == "sliced-1f1b" or work > (2e7 if _by_table(judge.costs) else 2e8):
+        return None
+    return slicing_bound(judge.model, judge.costs, candidate.partition, [b for b, _ in candidate.slicing], seq_len=tokens,
+                         granularity=cuts, ranks=judge.ranks, update_s=judge._stage_work(candidate.partition)[1])  # fmt: skip

@@ -1,0 +1,122 @@
+"""The bound over all slicings and orders, against every slicing in every schedule on the simulator."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import terapipe_c as tp
+from terapipe_c.config import KINDS
+from terapipe_c.cost import PHASES, Curve
+from terapipe_c.search import Judge
+
+
+def slicings(n):
+    for cuts in range(1 << (n - 1)):
+        ends = [i + 1 for i in range(n - 1) if cuts >> i & 1] + [n]
+        yield [b - a for a, b in itertools.pairwise([0, *ends])]
+
+
+def model(layers):
+    return tp.GPTConfig(n_layer=layers, n_head=1, n_embd=4, block_size=32, vocab_size=8)
+
+
+def random_costs(rng, falling=False):
+    curves = {}
+    for kind, phase in itertools.product(KINDS, PHASES):
+        if rng.random() < 0.15:
+            continue
+        rows = (1.0, 3.0, 8.0)
+        seconds = tuple(float(x) for x in rng.random(3) * (1, 2, 3) - (0.5 if rng.random() < 0.2 else 0.0))
+        context = rng.random(4) * (1, 0.2, 0.2, 0.05) if kind == "attention" else np.zeros(4)
+        context[2] *= -1 if falling else 1
+        curves[kind, phase] = Curve(rows, seconds, float(rng.random() * 0.1), *(float(x) for x in context))
+    link = {name: float(rng.random() * size) for name, size in (("latency_s", 0.3), ("byte_s", 0.01), ("copy_byte_s", 0.01))}
+    return tp.CostModel(curves, source="samples", overhead_s=float(rng.random() * 0.2), optimizer_param_s=1e-3,
+                        optimizer_stage_s=float(rng.random()), **(link if rng.random() < 0.7 else {}))
+
+
+def random_table(rng, n, unit):
+    return tp.CostModel.from_table(rng.random((n + 1, n + 1)), rng.random((n + 1, n + 1)), unit, latency_s=0.1)
+
+
+def random_partition(rng, blocks, stages):
+    cuts = sorted(int(x) for x in rng.choice(np.arange(1, blocks), stages - 1, replace=False))
+    return tuple(itertools.pairwise((0, *cuts, blocks)))
+
+
+def fastest(judge, partition, sizes, n, unit, names):
+    """Of every slicing of every micro-batch, in every schedule, with every rule for W."""
+    choices = [tuple(unit * x for x in lengths) for lengths in slicings(n)]
+    found = []
+    for lengths in itertools.product(choices, repeat=len(sizes)):
+        slicing = tuple(zip(sizes, lengths, strict=True))
+        for name, pending in itertools.product(names, (0, 1, 3)):
+            found.append(judge.judge(name, partition, slicing, pending).seconds)
+    return min(found), len(found)
+
+
+def test_no_slicing_in_any_schedule_is_below():
+    rng = np.random.default_rng(1)
+    checked, tight = 0, []
+    for trial in range(60):
+        ranks, unit = int(rng.integers(1, 4)), int(rng.integers(1, 3))
+        n = int(rng.integers(1, 6))
+        sizes = [(1,), (1, 1), (2,), (1, 2), (1,)][trial % 5]
+        n = min(n, 3) if len(sizes) > 1 else n
+        shape = model(2)
+        costs = random_table(rng, n, unit) if trial % 4 == 3 else random_costs(rng, trial % 8 == 1)
+        partition = random_partition(rng, shape.num_blocks, ranks)
+        judge = Judge(shape, costs, ranks, 1, None)
+        best, count = fastest(judge, partition, sizes, n, unit, ("gpipe", "1f1b", "seq1f1b", "zb-h1"))
+        bound = tp.planners.slicing_bound(shape, costs, partition, sizes, seq_len=n * unit, granularity=unit)
+        assert 0 <= bound <= best
+        coarse = tp.planners.slicing_bound(shape, costs, partition, sizes, seq_len=n * unit, granularity=n * unit)
+        assert bound <= coarse * (1 + 1e-9)
+        checked += count
+        tight.append(bound / best if best else 1.0)
+    assert checked > 4000
+    assert np.mean(tight) > 0.8 and max(tight) > 1 - 1e-9
+
+
+def test_chunks_of_interleaved_stages():
+    rng = np.random.default_rng(2)
+    for _ in range(8):
+        shape, costs = model(3), random_costs(rng)
+        partition = random_partition(rng, shape.num_blocks, 4)
+        judge = Judge(shape, costs, 2, 2, None)
+        best, _ = fastest(judge, partition, (1, 1), 3, 2, ("interleaved",))
+        bound = tp.planners.slicing_bound(shape, costs, partition, (1, 1), seq_len=6, granularity=2, ranks=2)
+        assert 0.3 * best < bound <= best
+
+
+def test_a_plan_carries_it():
+    shape = tp.GPTConfig(n_layer=4, n_head=2, n_embd=32, block_size=128, vocab_size=64)
+    for batch, ranks, planner in ((1, 3, "terapipe"), (4, 2, "terapipe"), (4, 2, "uniform"), (2, 1, "terapipe")):
+        plan = tp.plan(shape, tp.Cluster(ranks), batch, 128, planner=planner)
+        assert 0 < plan.slicing_bound_s <= plan.step_time_s
+        assert plan.slicing_gap == pytest.approx(plan.step_time_s / plan.slicing_bound_s - 1)
+        assert "no other slicing" in plan.explain()
+        again = tp.Plan.from_dict(plan.to_dict())
+        assert again.slicing_bound_s == plan.slicing_bound_s
+    old = plan.to_dict()
+    del old["slicing_bound_s"]
+    assert tp.Plan.from_dict(old).slicing_gap is None
+    odd = tp.plan(shape, tp.Cluster(2), 1, 128, planner="terapipe", slicing=[(1, [61, 67])])
+    assert odd.slicing_bound_s <= odd.step_time_s
+
+
+def test_scaling_and_bad_input():
+    rng = np.random.default_rng(4)
+    shape, table = model(2), rng.random((5, 5))
+    cut = ((0, 2), (2, 6))
+    one, ten = (tp.CostModel.from_table(x * table, x * table, 2) for x in (1.0, 10.0))
+    bounds = [tp.planners.slicing_bound(shape, c, cut, [1, 1], seq_len=8, granularity=2, update_s=[0, 0]) for c in (one, ten)]
+    assert bounds[1] == pytest.approx(10 * bounds[0])
+    for wrong in ({"granularity": 3}, {"ranks": 3}, {"granularity": 0}):
+        with pytest.raises(ValueError, match=r"would be right|at least"):
+            tp.planners.slicing_bound(shape, one, cut, [1], **{"seq_len": 8, "granularity": 2, **wrong})
+    with pytest.raises(ValueError, match="would be right"):
+        tp.planners.slicing_bound(shape, one, cut, [], seq_len=8)
+    with pytest.raises(ValueError, match="table ends"):
+        tp.planners.slicing_bound(shape, one, cut, [1], seq_len=16)
