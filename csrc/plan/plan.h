@@ -40,6 +40,7 @@ typedef struct {
      * none. The latency is then total + (K - 1) max of cost + message, which is the makespan if no message takes longer than
      * its slice and a lower bound of it otherwise (PLANNERS.md 1.7). Same form as the costs. */
     const tp_slice_cost *message;
+    int queue;           /* Monge costs (slice_monge.c): 0 from 16384 units on, 1 always, -1 never; for tests */
     tp_slice_isa isa;    /* TP_SLICE_ISA_AUTO but in tests; one that the machine lacks is EVALUE */
 } tp_slice_options;
 
@@ -89,6 +90,12 @@ tp_plan_slices_apart(const tp_slice_cost *forward, const tp_slice_cost *backward
                      tp_slice_plan *out);
 void
 tp_slice_plan_free(tp_slice_plan *plan);
+
+/* The least sum of slices of at most threshold_s each (algorithm 1's inner programme), +inf if there is none, and its
+ * slices: length[units], *slices of them. *queued: whether the queue of Monge costs was used. */
+TP_MUST_USE tp_status
+tp_slice_least(const tp_slice_cost *cost, const tp_slice_options *options, double threshold_s, double *least_s, int *length,
+               int *slices, int *queued);
 
 /* A proven lower bound on the least latency, in one dynamic programme (position-weighted Lagrangian, PLANNERS.md 1.3),
  * from any slicing length[slices] of all units: the better the slicing, the tighter the bound. For instances too large

@@ -18,6 +18,7 @@
 #define EDGE_ROOM 4000   /* with more edges a search over all slices is as cheap */
 #define LONG 16384       /* units from which on it is not */
 #define LONG_EDGE_ROOM 40000
+#define HINT_GAP 1e-3
 
 typedef struct {
     int n, batch, tables, stages;
@@ -410,7 +411,7 @@ coarse_hint(const walk *w, const tp_slice_options *options, double *hint)
     tp_slice_plan plan;
     tp_slice_options coarse = *options;
     coarse.longest = longest;
-    coarse.gap = 0.0;
+    coarse.gap = w->n >= LONG ? HINT_GAP : 0.0; /* a hint need not be proven */
     if (!tp_slice_memory_coarsen(&options->memory, FACTOR, w->n / FACTOR, &coarse.memory))
         return TP_OK;
     TP_TRY(tp_slice_arena_open(&arena));

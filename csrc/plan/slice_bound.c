@@ -15,7 +15,8 @@ multipliers(const tp_slice_cost *cost, double weight, const int *length, int sli
     double total = 0.0;
     n[0] = 0.0;
     for (int k = 0; k < slices; start += length[k++]) {
-        int i = length[k], more = start + i < units ? i + 1 : i, less = i > 1 ? i - 1 : i;
+        int i = length[k], step = i / 8 + 1; /* wide: measured costs are noisy, and come in tiles */
+        int more = i + step <= units - start ? i + step : units - start, less = i > step ? i - step : 1;
         double c = tp_slice_cost_at(cost, start, i), share = 1.0;
         if (more > less) {
             double slope = (tp_slice_cost_at(cost, start, more) - tp_slice_cost_at(cost, start, less)) / (more - less);
@@ -106,6 +107,36 @@ tp_slice_bound(const tp_slice_cost *cost, const tp_slice_options *options, const
     tp_slice_arena arena;
     TP_TRY(tp_slice_arena_open(&arena));
     tp_status status = bound_in(&arena, cost, options, length, slices, bound_s);
+    tp_slice_arena_close(&arena);
+    return status;
+}
+
+static tp_status
+least_in(tp_slice_arena *arena, const tp_slice_cost *cost, const tp_slice_options *options, double threshold_s,
+         double *least_s, int *length, int *slices, int *queued)
+{
+    tp_slice_dp dp;
+    TP_TRY(tp_slice_dp_open(arena, cost, NULL, options, &dp));
+    const double both[2] = {threshold_s, dp.most_bytes};
+    *least_s = tp_slice_dp_forward(&dp, both);
+    *queued = tp_slice_monge_fits(&dp);
+    *slices = *least_s < INFINITY ? tp_slice_dp_path(&dp, length) : 0;
+    for (int k = 0; k < *slices / 2; k++) { /* last first */
+        int swap = length[k];
+        length[k] = length[*slices - 1 - k];
+        length[*slices - 1 - k] = swap;
+    }
+    return TP_OK;
+}
+
+tp_status
+tp_slice_least(const tp_slice_cost *cost, const tp_slice_options *options, double threshold_s, double *least_s, int *length,
+               int *slices, int *queued)
+{
+    tp_slice_arena arena;
+    TP_TRY(tp_slice_options_check(cost, options));
+    TP_TRY(tp_slice_arena_open(&arena));
+    tp_status status = least_in(&arena, cost, options, threshold_s, least_s, length, slices, queued);
     tp_slice_arena_close(&arena);
     return status;
 }

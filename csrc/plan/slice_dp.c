@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#define QUEUE_UNITS 16384 /* below, kernels are as fast as the queue of Monge costs */
 #define LEAD 7 /* index 1 of u, w, h, q lies on a cache line */
 
 tp_status
@@ -169,6 +170,12 @@ tp_slice_dp_open(tp_slice_arena *arena, const tp_slice_cost *cost, const tp_slic
         TP_TRY(open_table(arena, dp, backward, message, &options->memory, &dp->limit[1]));
     else if (smooth && held)
         TP_TRY(open_memory(arena, &options->memory, dp));
+    if (smooth && options->queue >= 0 && (options->queue > 0 || n >= QUEUE_UNITS))
+        dp->convex = tp_slice_convex(&dp->sum, n);
+    if (dp->convex > 0) {
+        TP_TRY(take_ints(arena, 2 * n + 1, &dp->queue));
+        TP_TRY(take_vector(arena, n, &dp->source));
+    }
     TP_TRY(take_vector(arena, n, &dp->u));
     TP_TRY(take_vector(arena, n, &dp->w));
     TP_TRY(take_ints(arena, n, &dp->last));
@@ -338,6 +345,10 @@ tp_slice_dp_forward(tp_slice_dp *dp, const double threshold[2])
     for (int e = 1; e < n + 1 + TP_SLICE_PAD; e++)
         dp->u[e] = INFINITY;
     relax_one(dp, 0);
+    if (tp_slice_monge_fits(dp)) {
+        tp_slice_monge_forward(dp);
+        return dp->u[n] + dp->sum.q[n];
+    }
     if (dp->sum.smooth)
         for (; j + TP_SLICE_BLOCK <= n; j += TP_SLICE_BLOCK)
             relax_block(dp, j);

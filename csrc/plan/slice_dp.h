@@ -47,6 +47,9 @@ typedef struct {
     int *last, *safe;    /* by start: no longer slice is within the thresholds; all up to this length are */
     double *u, *w;       /* u[e] = F[e] - q[e] forward, w[e] = B[e] + q[e] backward: u + w is the best path through e */
     const tp_slice_kernels *kernels;
+    int convex;     /* sum.h is, up to this length, and the queue pays (slice_monge.c); 0: kernels search */
+    int *queue;     /* [2][n + 1] */
+    double *source; /* [n + 1] */
 } tp_slice_dp;
 
 /* The edges that a plan better than the goal may use. */
@@ -90,6 +93,14 @@ tp_slice_dp_open(tp_slice_arena *arena, const tp_slice_cost *cost, const tp_slic
 /* The least sum within the thresholds; +inf if there is none. */
 double
 tp_slice_dp_forward(tp_slice_dp *dp, const double threshold[2]);
+/* The parts of it for Monge costs (slice_monge.c): the last length up to which the table is convex; whether the last windows
+ * allow the queue; the search itself, after u of the first slices was set. */
+int
+tp_slice_convex(const tp_slice_table *t, int n);
+int
+tp_slice_monge_fits(const tp_slice_dp *dp);
+void
+tp_slice_monge_forward(tp_slice_dp *dp);
 /* The slices of that sum, last first, into length[]; returns how many. Among equals the cheapest slice is taken. */
 int
 tp_slice_dp_path(const tp_slice_dp *dp, int *length);

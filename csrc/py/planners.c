@@ -74,20 +74,27 @@ tp_py_slice_memory(PyObject *memory, tp_slice_memory *m)
     return PyArg_ParseTuple(memory, "dddd:memory", &m->limit_bytes, &m->row_bytes, &m->pair_bytes, &m->context_bytes) ? 0 : -1;
 }
 
+PyObject *
+tp_py_int_list(const int *values, int count)
+{
+    PyObject *list = PyList_New(count);
+    for (int k = 0; list != NULL && k < count; k++) {
+        PyObject *item = PyLong_FromLong(values[k]);
+        if (item == NULL)
+            Py_CLEAR(list);
+        else
+            PyList_SET_ITEM(list, k, item);
+    }
+    return list;
+}
+
 static PyObject *
 plan_object(const tp_slice_plan *plan)
 {
     PyObject *groups = PyList_New(plan->groups);
     for (int g = 0; groups != NULL && g < plan->groups; g++) {
         const tp_slice_group *group = &plan->group[g];
-        PyObject *lengths = PyList_New(group->slices);
-        for (int k = 0; lengths != NULL && k < group->slices; k++) {
-            PyObject *length = PyLong_FromLong(plan->length[group->first + k]);
-            if (length == NULL)
-                Py_CLEAR(lengths);
-            else
-                PyList_SET_ITEM(lengths, k, length);
-        }
+        PyObject *lengths = tp_py_int_list(plan->length + group->first, group->slices);
         PyObject *pair = lengths == NULL ? NULL : Py_BuildValue("(iN)", group->batch, lengths);
         if (pair == NULL)
             Py_CLEAR(groups);
@@ -99,24 +106,6 @@ plan_object(const tp_slice_plan *plan)
     return Py_BuildValue("(NddddOLLLLd)", groups, plan->total_s, plan->max_s, plan->latency_s, plan->lower_bound_s,
                          plan->optimal ? Py_True : Py_False, (long long)plan->searches, (long long)plan->small_searches,
                          (long long)plan->edges, (long long)plan->boxes, plan->seconds);
-}
-
-/* (result, [sequences of each flush]); takes the result. */
-static PyObject *
-with_flushes(PyObject *result, const int *flush_of, int flushes)
-{
-    PyObject *list = PyList_New(flushes);
-    for (int k = 0; list != NULL && k < flushes; k++) {
-        PyObject *item = PyLong_FromLong(flush_of[k]);
-        if (item == NULL)
-            Py_CLEAR(list);
-        else
-            PyList_SET_ITEM(list, k, item);
-    }
-    if (list != NULL)
-        return Py_BuildValue("(NN)", result, list);
-    Py_DECREF(result);
-    return NULL;
 }
 
 static int
@@ -207,7 +196,7 @@ plan_slices(PyObject *module, PyObject *args, PyObject *keywords)
         Py_END_ALLOW_THREADS
         result = status == TP_OK ? plan_object(&plan) : tp_py_raise(tp_py_module_state(module), status);
         if (result != NULL && flush > 0)
-            result = with_flushes(result, flush_of, flushes);
+            result = Py_BuildValue("(NN)", result, tp_py_int_list(flush_of, flushes));
         tp_slice_plan_free(&plan);
     }
     tp_py_end_cost(&message);
@@ -295,6 +284,40 @@ plan_slice_bound(PyObject *module, PyObject *args, PyObject *keywords)
     return result;
 }
 
+PyDoc_STRVAR(slice_least_doc, "slice_least($module, /, cost, threshold, queue=0, isa=0)\n--\n\n"
+                              "Least sum of slices of at most threshold seconds each, their lengths, and whether the\n"
+                              "queue of Monge costs was used (queue: 0 where it pays, 1 where it can be, -1 never).");
+static PyObject *
+slice_least(PyObject *module, PyObject *args, PyObject *keywords)
+{
+    static char *names[] = {"cost", "threshold", "queue", "isa", NULL};
+    PyObject *cost, *result = NULL;
+    double threshold, least = 0.0;
+    int isa = 0, slices = 0, queued = 0;
+    tp_slice_options options = {.stages = 1};
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "Od|ii:slice_least", names, &cost, &threshold, &options.queue, &isa) ||
+        check_options(isa) < 0)
+        return NULL;
+    options.isa = (tp_slice_isa)isa;
+    tp_py_cost view = {0};
+    int *length = NULL;
+    if (tp_py_view_cost(cost, "t", &view) == 0) {
+        tp_status status;
+        length = calloc((size_t)view.cost.units, sizeof *length);
+        Py_BEGIN_ALLOW_THREADS
+        status = length == NULL ? tp_fail(TP_EMEMORY, "no memory for %d slices", view.cost.units)
+                                : tp_slice_cost_check(&view.cost, "t");
+        if (status == TP_OK)
+            status = tp_slice_least(&view.cost, &options, threshold, &least, length, &slices, &queued);
+        Py_END_ALLOW_THREADS
+        result = status == TP_OK ? Py_BuildValue("(dNO)", least, tp_py_int_list(length, slices), queued ? Py_True : Py_False)
+                                 : tp_py_raise(tp_py_module_state(module), status);
+    }
+    free(length);
+    tp_py_end_cost(&view);
+    return result;
+}
+
 PyDoc_STRVAR(plan_balance_doc,
              "plan_balance($module, /, times, stages)\n--\n\ntimes: float64 [n], seconds -> [stages + 1] boundaries.");
 static PyObject *
@@ -321,14 +344,7 @@ plan_balance(PyObject *module, PyObject *args, PyObject *keywords)
         if (status != TP_OK)
             tp_py_raise(tp_py_module_state(module), status);
         else
-            result = PyList_New(stages + 1);
-    }
-    for (int k = 0; result != NULL && k <= stages; k++) {
-        PyObject *at = PyLong_FromLong(boundary[k]);
-        if (at == NULL)
-            Py_CLEAR(result);
-        else
-            PyList_SET_ITEM(result, k, at);
+            result = tp_py_int_list(boundary, stages + 1);
     }
     free(boundary);
     PyBuffer_Release(&view);
@@ -344,6 +360,7 @@ tp_py_add_planners(PyObject *module, tp_py_state *state)
          plan_slices_apart_doc},
         {"plan_slice_bound", (PyCFunction)(void (*)(void))plan_slice_bound, METH_VARARGS | METH_KEYWORDS,
          plan_slice_bound_doc},
+        {"slice_least", (PyCFunction)(void (*)(void))slice_least, METH_VARARGS | METH_KEYWORDS, slice_least_doc},
         {"plan_balance", (PyCFunction)(void (*)(void))plan_balance, METH_VARARGS | METH_KEYWORDS, plan_balance_doc},
         {NULL, NULL, 0, NULL},
     };

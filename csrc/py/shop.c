@@ -8,14 +8,7 @@
 static PyObject *
 shop_object(const tp_shop_plan *plan)
 {
-    PyObject *lengths = PyList_New(plan->slices);
-    for (int m = 0; lengths != NULL && m < plan->slices; m++) {
-        PyObject *length = PyLong_FromLong(plan->length[m]);
-        if (length == NULL)
-            Py_CLEAR(lengths);
-        else
-            PyList_SET_ITEM(lengths, m, length);
-    }
+    PyObject *lengths = tp_py_int_list(plan->length, plan->slices);
     if (lengths == NULL)
         return NULL;
     return Py_BuildValue("(NddOLLLd)", lengths, plan->latency_s, plan->lower_bound_s, plan->optimal ? Py_True : Py_False,
