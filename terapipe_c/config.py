@@ -277,7 +277,8 @@ class Cluster:
         link_latency_s: seconds of an empty message between neighbours.
         link_bandwidth_Bps: bytes a second of one link, each way.
         peak_flops: float32 FLOPs a second of one device that kernels reach; None: 60e9, one core with AVX2 or AVX-512.
-        memory_bandwidth_Bps: bytes a second one device reads from its memory; None: 10e9, one core's share.
+        memory_bandwidth_Bps: bytes a second one device reads from its memory; None: peak_flops / 150, at
+            least 10e9, one core's share.
         host_bandwidth_Bps: bytes a second between one device and its host's memory, each way; None: nothing is swapped there.
     """
 

@@ -34,6 +34,7 @@ PHASES = ("F", "I", "W")
 _PHASES_OF = {"fwd": ("F",), "bwd": ("I", "W"), "both": PHASES, "F": ("F",), "I": ("I",), "W": ("W",)}
 _FORMAT, _VERSION = "terapipe_c.costs", 1
 _DEFAULT_FLOPS, _DEFAULT_BYTES = 60e9, 10e9   # one core: fp32 GEMM with AVX2 or AVX-512, and its share of the memory
+_FLOPS_PER_BYTE = 150.0   # of accelerators that name no bandwidth: 139 (V100, fp16) to 156 (A100, bf16) by terapipe_c/devices.py
 Slicing = Sequence[tuple[int, Sequence[int]]]
 Float = NDArray[np.float64]
 
@@ -133,14 +134,15 @@ class CostModel:
     def analytic(cls, model: GPTConfig, cluster: Cluster) -> CostModel:
         """Roofline, nothing measured: the larger of FLOPs over ``cluster.peak_flops`` and bytes over its memory bandwidth.
 
-        Where the cluster names no peak: 60 GFLOP/s and 10 GB/s, one core's share. float32. Linear layers: 2 FLOPs a
+        Where the cluster names no peak: 60 GFLOP/s and 10 GB/s, one core's share; no bandwidth: a byte for every 150 FLOPs of
+        the peak, at least 10 GB/s. float32. Linear layers: 2 FLOPs a
         multiply-add, weights read once an instruction. Attention pairs: 4 E FLOPs forward, 10 E backward (the scores are
         computed again). Head: a third of its work in F (logits), two thirds in I (both gradients). AdamW: 28 bytes a
         parameter. 5 us an instruction. Good for comparing plans, not for predicting a clock; ``tp.profile`` measures.
         """
         E, V = float(model.n_embd), float(model.vocab_size)
         peak = cluster.peak_flops or _DEFAULT_FLOPS
-        bandwidth = cluster.memory_bandwidth_Bps or _DEFAULT_BYTES
+        bandwidth = cluster.memory_bandwidth_Bps or max(_DEFAULT_BYTES, peak / _FLOPS_PER_BYTE)
 
         def roof(flops_row: float, weight_bytes: float, row_bytes: float, pair_flops: float = 0.0) -> Curve:
             compute, move, fixed = flops_row / peak, row_bytes / bandwidth, weight_bytes / bandwidth
