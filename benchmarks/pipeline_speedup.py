@@ -9,12 +9,47 @@ on exactly its cores and leaves out its first step.
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from common import FOLDER, GPT2_VOCAB, arguments, corpus, header, interleave, summary, write
 
 import terapipe_c as tp
+
+PRODUCTS = """
+import os, sys, time
+os.sched_setaffinity(0, [int(sys.argv[1])])
+import numpy as np
+a, b = (np.ones(shape, np.float32) for shape in ((512, 768), (768, 3072)))
+a @ b, print("ready", flush=True), sys.stdin.readline()
+count, begin = 0, time.perf_counter()
+while (spent := time.perf_counter() - begin) < 2.0:
+    a @ b
+    count += 1
+print(count / spent)
+"""
+
+
+def products_per_s(cores: list[int]) -> float:
+    """Matrix products a second of one single-threaded NumPy process a core, all at once."""
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    each = [subprocess.Popen([sys.executable, "-c", PRODUCTS, str(core)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                             env=env) for core in cores]  # fmt: skip
+    for process in each:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    for process in each:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    return sum(float(process.communicate()[0]) for process in each)
+
+
+def two_cores_over_one() -> list[float]:
+    """What this machine's second core is worth right now to work that shares nothing: the ceiling of any speed-up."""
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    return [products_per_s([first, second]) / max(products_per_s([first]), products_per_s([second])) for _ in range(3)]
 
 
 def turn_on(ranks: int, plan: Any, steps: int, data: str) -> Callable[[], dict[str, Any]]:
@@ -49,13 +84,16 @@ def main() -> None:
     for n, plan in plans.items():
         print(f"{n} rank(s): stages {plan.stages}, slicing {plan.slicing}, predicted {plan.step_time_s:.2f} s")
     data = str(corpus())
+    ceiling = two_cores_over_one()
     turns = {f"{n} rank(s), {n} core(s)": turn_on(n, plan, args.steps, data) for n, plan in plans.items()}
     answers = interleave(turns, args.rounds)
+    ceiling += two_cores_over_one()
     times = {name: summary([s for turn in said for s in turn["seconds"]]) for name, said in answers.items()}
     one, two = (times[name]["median"] for name in turns)
     losses = {name: [turn["losses"] for turn in said] for name, said in answers.items()}
     result |= {
         "length": args.length, "layers": args.layers, "step_time_s": times, "speed_up": one / two,
+        "two_cores_over_one": ceiling,
         "predicted_step_time_s": {name: plan.step_time_s for name, plan in zip(turns, plans.values(), strict=True)},
         "slicing": {name: plan.slicing for name, plan in zip(turns, plans.values(), strict=True)},
         "losses": losses, "losses_bit_equal": len({str(said) for said in losses.values()}) == 1,
@@ -64,6 +102,7 @@ def main() -> None:
         low, high = times_of["quartiles"]
         print(f"{name:24} {times_of['median']:8.3f} s a step   (quartiles {low:.3f} to {high:.3f})")
     print(f"speed-up {one / two:.2f}; losses bit-equal: {result['losses_bit_equal']}")
+    print(f"two cores do {min(ceiling):.2f} to {max(ceiling):.2f} times the products of one that share nothing, before and after")
     write("pipeline_speedup", result, args.out)
 
 
