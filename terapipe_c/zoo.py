@@ -17,9 +17,7 @@ from ._core import InvalidValueError
 from .config import human_count, whole
 from .devices import Device
 from .devices import get as device_of
-
 from .planners.nodes import Nodes, remake_seconds
-
 from .zoo_cells import amoebanet
 
 __all__ = ["ArchitectureSpec", "LayerType", "Tensor", "amoebanet", "get", "names"]

@@ -78,7 +78,7 @@ def test_cells_are_a_graph_of_as_many_parameters_as_published():
     assert sum(nodes.param_bytes) / 2 == pytest.approx(28e6, rel=0.05)
     assert max(nodes.cut_tensors) >= 4 and sum(nodes.optimizer_bytes) == pytest.approx(6 * sum(nodes.param_bytes))
     two = zoo.amoebanet("a100-40", micro_batch=2)
-    assert two.activation_bytes.tolist() == pytest.approx((2 * nodes.activation_bytes).tolist())
+    assert sum(two.activation_bytes) == pytest.approx(2 * sum(nodes.activation_bytes))
     assert len(tp.planners.dawnpiper(nodes, 4, 40e9).boundaries) == 5
     with pytest.raises(ValueError, match="cells"):
         zoo.amoebanet("a100-40", cells=1)
