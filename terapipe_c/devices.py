@@ -74,11 +74,12 @@ DEVICES = {d.name: d for d in (
            "NVIDIA H200 datasheet: SXM, half of the 1979 TFLOPS with sparsity, NVLink 900 GB/s both ways; found again: memory and"
            " links at aiminingco.com/gpu/h200/specs; not the peak (texts disagree whether 1979 is with sparsity)", False),
     Device("rtx3090", _peaks(35.6e12, 71e12, 71e12), 24e9, 936e9, 32e9,
-           "NVIDIA GA102 whitepaper (docslib.org/doc/759549; figures not seen there): fp16 with fp32 accumulation; link: PCIe 4.0 x16", False),
+           "NVIDIA GA102 whitepaper (docslib.org/doc/759549; figures not seen there): fp16 with fp32"
+           " accumulation; link: PCIe 4.0 x16", False),
     Device("ascend910", _peaks(16e12, 256e12, None), 32e9, 1200e9, 30e9,
            "Huawei's announcement of 2019 (256 TFLOPS fp16) and Hot Chips 31 (32 GB, 1.2 TB/s, HCCS 30 GB/s a link); found again"
-           " but for 1.2 TB/s: linleygroup.com newsletter 6076, vengineer.hatenablog.com/entry/2019/09/06/070000 (240 Gb/s); fp32, not"
-           " on the sheet: assumed a sixteenth of fp16", False),
+           " but for 1.2 TB/s: linleygroup.com newsletter 6076, vengineer.hatenablog.com/entry/2019/09/06/070000 (240 Gb/s); fp32,"
+           " not on the sheet: assumed a sixteenth of fp16", False),
 )}
 
 

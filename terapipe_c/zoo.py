@@ -277,8 +277,8 @@ _MADE: dict[str, Callable[[], ArchitectureSpec]] = {
     "bert-340m": _bert,
     "t5-780m": _t5,
     "llama-70b": lambda: _decoder("llama-70b", 80, 8192, 64, 8, 28672, 32000, 70e9, 0.02,
-                                  "Touvron et al. 2023 (Llama 2), model card: 80 layers, 8192, 64 heads, 8 kv, 28672, 32000; checked "
-                                  "against the tensors listed at datascience.stackexchange.com/questions/126942"),
+                                  "Touvron et al. 2023 (Llama 2), model card: 80 layers, 8192, 64 heads, 8 kv, 28672, 32000; "
+                                  "checked against the tensors listed at datascience.stackexchange.com/questions/126942"),
     "llama-175b": lambda: _decoder("llama-175b", 96, 12288, 96, 96, 32768, 32000, 175e9, 0.01,
                                    "BMPipe prints the name only; assumed: GPT-3 175B's depth and width, SwiGLU of 8/3 width"),
     "bloom-176b": lambda: _decoder("bloom-176b", 70, 14336, 112, 112, 57344, 250880, 176247271424, 1e-3,
@@ -286,8 +286,8 @@ _MADE: dict[str, Callable[[], ArchitectureSpec]] = {
                                    "shape checked: huggingface.co/joaoalvarenga/bloom-8bit config.json",
                                    gated=False, bias=True, tied=True, seq_len=2048),
     "qwen2-72b": lambda: _decoder("qwen2-72b", 80, 8192, 64, 8, 29568, 152064, 72.71e9, 1e-3,
-                                  "Qwen2 technical report, table 1, and model card: 80 layers, 8192, 64 heads, 8 kv, 29568; checked: "
-                                  "huggingface.co/Qwen/Qwen2-72B config.json",
+                                  "Qwen2 technical report, table 1, and model card: 80 layers, 8192, 64 heads, 8 kv, 29568; "
+                                  "checked: huggingface.co/Qwen/Qwen2-72B config.json",
                                   qkv_bias=True),
     "pangu-230b": lambda: _decoder("pangu-230b", 71, 16384, 128, 128, 65536, 40000, 230e9, 0.01,
                                    "BMPipe prints the name only; assumed: the width of PanGu-alpha 200B (Zeng et al. 2021), 71 "
