@@ -43,7 +43,8 @@ _PRESETS: dict[str, tuple[int, int, int, int, int]] = {
     "gpt3-175b": (96, 96, 12288, 50257, 2048),
 }
 _ALIASES = {"gpt2": "gpt2-124m", "gpt2-medium": "gpt2-345m", "gpt2-355m": "gpt2-345m", "gpt2-large": "gpt2-762m",
-            "gpt2-774m": "gpt2-762m", "gpt2-xl": "gpt2-1558m", "gpt2-1.5b": "gpt2-1558m", "gpt3": "gpt3-175b"}
+            "gpt2-774m": "gpt2-762m", "gpt2-770m": "gpt2-762m", "gpt2-xl": "gpt2-1558m", "gpt2-1.5b": "gpt2-1558m",
+            "gpt3": "gpt3-175b"}
 
 
 def whole(name: str, value: Any, least: int = 1) -> int:

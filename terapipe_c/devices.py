@@ -63,18 +63,23 @@ def _peaks(fp32: float, fp16: float, bf16: float | None) -> dict[str, float]:
 _A100 = "NVIDIA A100 datasheet (r4): SXM4, NVLink 600 GB/s both ways"
 DEVICES = {d.name: d for d in (
     Device("v100", _peaks(15.7e12, 125e12, None), 16e9, 900e9, 150e9,
-           "NVIDIA V100 datasheet: SXM2 16 GB, NVLink 300 GB/s both ways", False),
+           "NVIDIA V100 datasheet: SXM2 16 GB, NVLink 300 GB/s both ways; found again: 900 and 150 GB/s in Dell's guide"
+           " (manualshelf.com, high-performance-computing-solution-resources), 16 GB at xenon.com.au; not"
+           " 125 and 15.7 TFLOPS (texts of 2017 print 120 and 15; what prints 125 is no better than memory)", False),
     Device("a100-40", _peaks(19.5e12, 312e12, 312e12), 40e9, 1555e9, 300e9, _A100, True),
     Device("a100-80", _peaks(19.5e12, 312e12, 312e12), 80e9, 2039e9, 300e9, _A100, True),
     Device("h100", _peaks(67e12, 989e12, 989e12), 80e9, 3350e9, 450e9,
            "NVIDIA H100 datasheet: SXM5, half of the 1979 TFLOPS with sparsity, NVLink 900 GB/s both ways", True),
     Device("h200", _peaks(67e12, 989e12, 989e12), 141e9, 4800e9, 450e9,
-           "NVIDIA H200 datasheet: SXM, half of the 1979 TFLOPS with sparsity, NVLink 900 GB/s both ways", False),
+           "NVIDIA H200 datasheet: SXM, half of the 1979 TFLOPS with sparsity, NVLink 900 GB/s both ways; found again: memory and"
+           " links at aiminingco.com/gpu/h200/specs; not the peak (texts disagree whether 1979 is with sparsity)", False),
     Device("rtx3090", _peaks(35.6e12, 71e12, 71e12), 24e9, 936e9, 32e9,
-           "NVIDIA GA102 whitepaper: fp16 with fp32 accumulation; link: PCIe 4.0 x16", False),
+           "NVIDIA GA102 whitepaper (docslib.org/doc/759549; figures not seen there): fp16 with fp32"
+           " accumulation; link: PCIe 4.0 x16", False),
     Device("ascend910", _peaks(16e12, 256e12, None), 32e9, 1200e9, 30e9,
-           "Huawei's announcement of 2019 (256 TFLOPS fp16) and Hot Chips 31 (32 GB, 1.2 TB/s, HCCS 30 GB/s a link); fp32, not"
-           " on the sheet: assumed a sixteenth of fp16", False),
+           "Huawei's announcement of 2019 (256 TFLOPS fp16) and Hot Chips 31 (32 GB, 1.2 TB/s, HCCS 30 GB/s a link); found again"
+           " but for 1.2 TB/s: linleygroup.com newsletter 6076, vengineer.hatenablog.com/entry/2019/09/06/070000 (240 Gb/s); fp32,"
+           " not on the sheet: assumed a sixteenth of fp16", False),
 )}
 
 

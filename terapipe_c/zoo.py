@@ -17,10 +17,27 @@ from ._core import InvalidValueError
 from .config import human_count, whole
 from .devices import Device
 from .devices import get as device_of
+from .planners.nodes import Nodes, remake_seconds
+from .zoo_cells import amoebanet
 
-__all__ = ["ArchitectureSpec", "LayerType", "get", "names"]
+__all__ = ["ArchitectureSpec", "LayerType", "Tensor", "amoebanet", "get", "names"]
 
 _HALF, _PARAM, _OPTIMIZER = 2, 4, 12   # bytes: an activation; weight and gradient; Adam's moments and the master weight
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One operation of a block and what it makes. Over the tensors of a block the sums are the block's own figures."""
+
+    name: str
+    params: int = 0
+    active_params: int = 0
+    pair_flops: int = 0
+    token_bytes: int = 0
+    pair_bytes: int = 0
+    """Kept for the backward, of each token and of each pair."""
+    width: int = 0
+    """Values a token that the next operation reads (0: as many bytes as it keeps of pairs)."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +56,8 @@ class LayerType:
     pair_bytes: int = 0
     """The same, of each (query, key) pair; what selective recomputation drops."""
     causal: bool = True
+    tensors: tuple[Tensor, ...] = ()
+    """Its operations in order; none: the block is one."""
 
     def pairs(self, length: int, context: int = 0) -> int:
         """(query, key) pairs of ``length`` tokens after ``context`` others."""
@@ -123,15 +142,61 @@ class ArchitectureSpec:
             -> dict[str, np.ndarray]:
         """What ``tp.planners.dawnpiper`` takes, a node a block; what is kept of a node can be made again by its forward.
 
-        param_bytes are the weights (2 a parameter); their gradient (2) is counted with the optimiser state (12).
+        param_bytes are the weights (2 a parameter; the planner adds a gradient as large), optimizer_bytes the rest (12).
         """
         length = self.seq_len if seq_len is None else whole("seq_len", seq_len)
         fwd, bwd = self.block_costs(device, seq_len=length, micro_batch=micro_batch, **roofline)
         params = np.array([float(b.params) for b in self.blocks])
         return {"fwd_s": fwd, "bwd_s": bwd, "recompute_s": fwd.copy(),
                 "activation_bytes": np.array([b.activation_bytes(length, 0, micro_batch) for b in self.blocks]),
-                "param_bytes": _HALF * params, "optimizer_bytes": (_PARAM - _HALF + _OPTIMIZER) * params,
-                "cut_bytes": np.full(len(params), self.cut_bytes(length, micro_batch))}
+                "param_bytes": _HALF * params, "optimizer_bytes": float(_OPTIMIZER) * params,
+                "cut_bytes": self.cut_bytes(length, micro_batch) * (1 + self._memory_crosses())}
+
+    def _memory_crosses(self) -> np.ndarray:
+        """Of each block, 1 where the encoder's output crosses behind it beside the residual stream: until the last reader."""
+        names = [block.name for block in self.blocks]
+        crosses = np.zeros(len(names))
+        if "cross" in names:
+            crosses[names.index("decoder"):len(names) - 1 - names[::-1].index("cross")] = 1
+        return crosses
+
+    def tensor_nodes(self, device: Device | str, *, seq_len: int | None = None, micro_batch: int = 1, **roofline: Any) -> Nodes:
+        """:meth:`nodes` with a node an operation, and the graph's edges: the residual stream past every block, and an
+        encoder's output to every layer that reads it. A node that keeps nothing is made again with its reader.
+
+        working_bytes: what the operation reads and makes, and their gradients.
+        """
+        machine = device_of(device) if isinstance(device, str) else device
+        length = self.seq_len if seq_len is None else whole("seq_len", seq_len)
+        rows = float(length * whole("micro_batch", micro_batch))
+        table: list[tuple[float, ...]] = []
+        names: list[str] = []
+        blocks: list[int] = []
+        edges: list[tuple[int, int, float]] = []
+        memory, stream, made = -1, -1, 0.0   # the encoder's output, the residual stream: nodes; what the last node made: bytes
+        for number, block in enumerate(self.blocks):
+            if block.name == "decoder" and memory < 0:
+                memory = stream
+            for part in block.tensors or (Tensor(block.name, block.params, block.active_params, block.pair_flops,
+                                                 block.token_bytes, block.pair_bytes, self.hidden),):
+                at, pairs = len(table), micro_batch * block.pairs(length)
+                out = _HALF * part.width * rows + (part.pair_bytes * length * rows if not part.width else 0.0)
+                kept = part.token_bytes * rows + part.pair_bytes * length * rows
+                flops, move = 2.0 * part.active_params * rows + part.pair_flops * pairs, _HALF * part.params + made + out
+                table.append((machine.seconds(flops, move, **roofline), machine.seconds(2 * flops, 2 * move, **roofline), kept,
+                              _HALF * part.params, float(_OPTIMIZER) * part.params, 2 * (made + out)))
+                edges += [(at - 1, at, made)] if at else []
+                edges += [(stream, at, _HALF * self.hidden * rows)] if part.name == "residual" and stream >= 0 else []
+                edges += [(at - 2, at, edges[-2][2])] if part.name == "values" else []   # v; the same tensor that scores read
+                edges += [(memory, at, _HALF * self.hidden * rows)] if block.name == "cross" and part.name == "qkv" else []
+                names.append(f"{number}.{block.name}.{part.name}" if block.tensors else block.name)
+                blocks.append(number)
+                made = out
+            stream = len(table) - 1
+        columns = np.array(table).T
+        keys = ("fwd_s", "bwd_s", "activation_bytes", "param_bytes", "optimizer_bytes", "working_bytes")
+        return Nodes.from_graph(dict(zip(keys, columns, strict=True)) | {
+            "recompute_s": remake_seconds(columns[0], columns[2], edges), "names": names, "blocks": blocks}, edges)
 
     def __repr__(self) -> str:
         return f"<{self.name}: {human_count(self.num_params)} parameters, {len(self.blocks)} blocks>"
@@ -143,8 +208,15 @@ def attention(hidden: int, heads: int, kv_heads: int, head_dim: int, *, bias: bo
     q, kv = heads * head_dim, kv_heads * head_dim
     matrix = hidden * (2 * q + 2 * kv)
     kept = 2 * _HALF * hidden + _HALF * (2 * q + 2 * kv) + (hidden if dropout else 0)   # norm's and qkv's input; q, k, v, out
-    return LayerType(name, matrix + (q + 2 * kv + hidden if bias else 0) + norm * hidden, matrix, 4 * q, kept,
-                     heads * (5 if dropout else 2 * _HALF), causal)
+    pair = heads * (5 if dropout else 2 * _HALF)
+    into, out = hidden * (q + 2 * kv), q * hidden
+    return LayerType(name, matrix + (q + 2 * kv + hidden if bias else 0) + norm * hidden, matrix, 4 * q, kept, pair, causal, (
+        Tensor("norm", norm * hidden, token_bytes=_HALF * hidden, width=hidden),
+        Tensor("qkv", into + (q + 2 * kv if bias else 0), into, token_bytes=_HALF * (q + 2 * kv), width=q + 2 * kv),
+        Tensor("scores", pair_flops=2 * q, pair_bytes=pair),
+        Tensor("values", pair_flops=2 * q, token_bytes=_HALF * q, width=q),
+        Tensor("proj", out + (hidden if bias else 0), out, token_bytes=hidden if dropout else 0, width=hidden),
+        Tensor("residual", token_bytes=_HALF * hidden, width=hidden)))
 
 
 def feed_forward(hidden: int, inner: int, *, gated: bool, bias: bool, norm: int, dropout: bool = False, experts: int = 1,
@@ -152,8 +224,17 @@ def feed_forward(hidden: int, inner: int, *, gated: bool, bias: bool, norm: int,
     """Norm, two matrices (three where ``gated``: SwiGLU); a router and ``experts`` of them, ``top`` used by a token."""
     matrices, router = (3 if gated else 2) * hidden * inner, hidden * experts if experts > 1 else 0
     kept = 2 * _HALF * hidden + _HALF * (3 if gated else 2) * inner * top + (hidden if dropout else 0)
+    down, up = hidden * inner, matrices - hidden * inner
+    made = _HALF * inner * top
     return LayerType("moe" if experts > 1 else "ffn", experts * (matrices + (inner + hidden if bias else 0)) + router
-                     + norm * hidden, top * matrices + router, 0, kept)
+                     + norm * hidden, top * matrices + router, 0, kept, tensors=(
+        Tensor("norm", norm * hidden, token_bytes=_HALF * hidden, width=hidden),
+        Tensor("up", experts * (up + (inner if bias else 0)) + router, top * up + router, token_bytes=made * up // down,
+               width=inner * top * up // down),
+        Tensor("act", token_bytes=made, width=inner * top),
+        Tensor("down", experts * (down + (hidden if bias else 0)), top * down, token_bytes=hidden if dropout else 0,
+               width=hidden),
+        Tensor("residual", token_bytes=_HALF * hidden, width=hidden)))
 
 
 def _ends(hidden: int, vocab: int, positions: int, norm: int, tied: bool) -> tuple[LayerType, LayerType]:
@@ -189,22 +270,24 @@ def _t5() -> ArchitectureSpec:
     first, last = _ends(1024, 32128, 0, 1, True)
     parts = (((first,), 1), ((encoder, inner), 24), ((decoder, cross, inner), 24), ((last,), 1))
     return ArchitectureSpec("t5-780m", 1024, parts, 770e6, 0.05, "Raffel et al. 2020, T5-Large: 24 + 24 layers, d_model 1024, "
-                            "d_ff 4096, 16 heads, 770M (DawnPiper prints 780M); the weights released hold 738M. The encoder's "
-                            "output that crosses every later cut is not in cut_bytes", 512)
+                            "d_ff 4096, 16 heads, 770M (DawnPiper prints 780M); the weights released hold 738M", 512)
 
 
 _MADE: dict[str, Callable[[], ArchitectureSpec]] = {
     "bert-340m": _bert,
     "t5-780m": _t5,
     "llama-70b": lambda: _decoder("llama-70b", 80, 8192, 64, 8, 28672, 32000, 70e9, 0.02,
-                                  "Touvron et al. 2023 (Llama 2), model card: 80 layers, 8192, 64 heads, 8 kv, 28672, 32000"),
+                                  "Touvron et al. 2023 (Llama 2), model card: 80 layers, 8192, 64 heads, 8 kv, 28672, 32000; "
+                                  "checked against the tensors listed at datascience.stackexchange.com/questions/126942"),
     "llama-175b": lambda: _decoder("llama-175b", 96, 12288, 96, 96, 32768, 32000, 175e9, 0.01,
                                    "BMPipe prints the name only; assumed: GPT-3 175B's depth and width, SwiGLU of 8/3 width"),
     "bloom-176b": lambda: _decoder("bloom-176b", 70, 14336, 112, 112, 57344, 250880, 176247271424, 1e-3,
-                                   "BigScience 2022, model card: 70 layers, 14336, 112 heads, 250880, 176,247,271,424 parameters",
+                                   "BigScience 2022, model card: 70 layers, 14336, 112 heads, 250880, 176,247,271,424 parameters; "
+                                   "shape checked: huggingface.co/joaoalvarenga/bloom-8bit config.json",
                                    gated=False, bias=True, tied=True, seq_len=2048),
     "qwen2-72b": lambda: _decoder("qwen2-72b", 80, 8192, 64, 8, 29568, 152064, 72.71e9, 1e-3,
-                                  "Qwen2 technical report, table 1, and model card: 80 layers, 8192, 64 heads, 8 kv, 29568",
+                                  "Qwen2 technical report, table 1, and model card: 80 layers, 8192, 64 heads, 8 kv, 29568; "
+                                  "checked: huggingface.co/Qwen/Qwen2-72B config.json",
                                   qkv_bias=True),
     "pangu-230b": lambda: _decoder("pangu-230b", 71, 16384, 128, 128, 65536, 40000, 230e9, 0.01,
                                    "BMPipe prints the name only; assumed: the width of PanGu-alpha 200B (Zeng et al. 2021), 71 "

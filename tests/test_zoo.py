@@ -24,6 +24,66 @@ def test_parameters_are_those_of_arrays(gated, bias, kv):
     assert zoo.feed_forward(h, inner, gated=gated, bias=bias, norm=1).params == sum(a.size for a in arrays)
 
 
+@pytest.mark.parametrize("name", zoo.names())
+def test_the_operations_of_a_block_add_up_to_it(name):
+    for block in set(zoo.get(name).blocks):
+        for key in ("params", "active_params", "pair_flops", "token_bytes", "pair_bytes") if block.tensors else ():
+            assert sum(getattr(part, key) for part in block.tensors) == getattr(block, key), (block.name, key)
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_tensor_nodes_hold_what_the_blocks_hold(name):
+    spec = zoo.get(name)
+    fine, coarse = spec.tensor_nodes("v100", micro_batch=2), spec.nodes("v100", micro_batch=2)
+    assert fine.names == spec.tensor_nodes("v100").names and len(set(fine.names)) == len(fine)
+    for key in ("activation_bytes", "param_bytes", "optimizer_bytes"):
+        assert sum(fine[key]) == pytest.approx(sum(coarse[key]))
+        for number in range(0, len(spec.blocks), 7):
+            inside = [fine[key][k] for k, block in enumerate(fine.blocks) if block == number]
+            assert sum(inside) == pytest.approx(coarse[key][number])
+    ends = [k for k in range(len(fine) - 1) if fine.blocks[k] != fine.blocks[k + 1]]
+    assert fine.cut_bytes[ends].tolist() == pytest.approx(coarse["cut_bytes"][:-1].tolist())
+
+
+def test_the_output_of_an_encoder_crosses_until_its_last_reader():
+    cuts = zoo.get("t5-780m").nodes("v100")["cut_bytes"]
+    names = [block.name for block in zoo.get("t5-780m").blocks]
+    first, last = names.index("decoder"), len(names) - 1 - names[::-1].index("cross")
+    assert all(cuts[k] == cuts[0] * (2 if first <= k < last else 1) for k in range(len(cuts)))
+
+
+def test_feed_forward_and_head_flops_are_those_of_loops():
+    h, inner, vocab, length, experts, top = 5, 7, 11, 4, 3, 2
+    for gated, count in ((False, 1), (True, 1), (True, experts)):
+        adds = 0
+        for _token in range(length):
+            if count > 1:
+                for _expert in range(count):
+                    adds += h
+            for _used in range(top if count > 1 else 1):
+                for _row in range(inner):
+                    adds += h * (2 if gated else 1)   # up, and gate
+                for _row in range(h):
+                    adds += inner
+        block = zoo.feed_forward(h, inner, gated=gated, bias=True, norm=1, experts=count, top=top if count > 1 else 1)
+        assert block.flops(length) == 2 * adds
+    adds = sum(h for _token in range(length) for _word in range(vocab))
+    for tied in (True, False):
+        first, last = zoo._ends(h, vocab, 0, 1, tied)
+        assert (first.flops(length), last.flops(length)) == (0, 2 * adds)
+
+
+def test_cells_are_a_graph_of_as_many_parameters_as_published():
+    nodes = zoo.amoebanet("a100-40")
+    assert sum(nodes.param_bytes) / 2 == pytest.approx(28e6, rel=0.05)
+    assert max(nodes.cut_tensors) >= 4 and sum(nodes.optimizer_bytes) == pytest.approx(6 * sum(nodes.param_bytes))
+    two = zoo.amoebanet("a100-40", micro_batch=2)
+    assert sum(two.activation_bytes) == pytest.approx(2 * sum(nodes.activation_bytes))
+    assert len(tp.planners.dawnpiper(nodes, 4, 40e9).boundaries) == 5
+    with pytest.raises(ValueError, match="cells"):
+        zoo.amoebanet("a100-40", cells=1)
+
+
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("context", [0, 3])
 def test_flops_are_those_of_a_loop(causal, context):
@@ -66,7 +126,7 @@ def test_layers_and_nodes_are_whole(name):
     spec = zoo.get(name)
     layers, nodes = spec.layers("a100-80"), spec.nodes("a100-80")
     assert sum(x["count"] * x["static_bytes"] for x in layers) == pytest.approx(16 * spec.num_params)
-    assert sum(nodes["param_bytes"] + nodes["optimizer_bytes"]) == pytest.approx(16 * spec.num_params)
+    assert sum(2 * nodes["param_bytes"] + nodes["optimizer_bytes"]) == pytest.approx(16 * spec.num_params)
     assert all(len(v) == len(spec.blocks) and np.isfinite(v).all() and (v >= 0).all() for v in nodes.values())
     boundaries = tp.planners.autopipe_balanced(nodes["fwd_s"], nodes["bwd_s"], 4, 8).boundaries
     assert boundaries[0] == 0 and boundaries[-1] == len(spec.blocks)
