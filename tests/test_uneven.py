@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import terapipe_c as tp
-from terapipe_c import planners
+from terapipe_c import _core, planners
 from terapipe_c.planners import SliceMemory
 
 KINDS = ("smooth", "stairs", "noisy", "wild", "flat")
@@ -430,3 +430,25 @@ def test_bad_requests_are_refused_by_name():
     ):
         with pytest.raises(kind, match=word):
             call()
+
+
+def test_the_queue_of_monge_costs_is_the_kernels_search():
+    """The queue (slice_monge.c) against the SIMD search: same sums to the bit, on tables where it may be used."""
+    rng = np.random.default_rng(8)
+    count, used, wrong = 0, 0, 0
+    for i in range(3000):
+        n, a2 = int(rng.integers(2, 100)), float(rng.choice([0.0, rng.random()]))
+        a3 = float(rng.integers(0, 4)) if i % 4 == 3 else float(rng.choice([0.0, 0.3 * rng.random(), 1.0]))
+        bend = rng.integers(0, 3, n + 1) if i % 4 == 3 else rng.random(n + 1) * rng.choice([0.01, 1.0, 5.0])
+        g = np.cumsum(np.cumsum(a3 + bend)) + 30 * rng.random()
+        if i % 10 == 9:
+            g[rng.integers(1, n + 1)] *= 1.2  # not Monge: seen, and not used beyond
+        cost = (g + rng.random(n + 1) * (i % 3 == 0), g, a2, a3)
+        for threshold in [*(g[rng.integers(1, n + 1, 5)] * rng.uniform(0.6, 1.6, 5)), 1e300]:
+            fast, plain = (_core.slice_least(cost, threshold, queue=q) for q in (1, -1))
+            count, used = count + 1, used + fast[2]
+            wrong += abs(fast[0] - plain[0]) > 1e-14 * plain[0] if np.isfinite(plain[0]) else fast[0] != plain[0]
+            assert not plain[2] and (sum(fast[1]) == n or not np.isfinite(fast[0]))
+    assert wrong == 0 and used > count // 2
+    print(f"{count} searches, {used} by the queue, {wrong} wrong")
+    assert not _core.slice_least(cost, 1e300)[2]  # short sequences take the kernels
