@@ -90,8 +90,8 @@ def steadied(samples: Sequence[tuple[Hashable, Hashable, float]]) -> dict[Any, f
     """Seconds of each key, out of (key, window of time, seconds) samples of a machine whose speed drifts.
 
     A shared machine is half as fast again for seconds on end, and what was measured then would look dear beside the rest.
-    So log(seconds) = key + window, by median polish (Tukey 1977, chapter 11); the seconds are those of the lower quartile
-    of the windows, each as often as it has samples.
+    So log(seconds) = key + window, by median polish (Tukey 1977, chapter 11); the seconds are those of the median
+    window, each as often as it has samples: a step of a run meets good and bad ones too.
     """
     keys, key = _numbered([k for k, _, _ in samples])
     _, window = _numbered([w for _, w, _ in samples])
@@ -100,7 +100,7 @@ def steadied(samples: Sequence[tuple[Hashable, Hashable, float]]) -> dict[Any, f
     for _ in range(6):
         drift = _medians(window, logs - effect[key])
         effect = _medians(key, logs - drift[window])
-    effect += np.quantile(drift[window], 0.25)
+    effect += np.median(drift[window])
     return dict(zip(keys, np.exp(effect).tolist(), strict=True))
 
 

@@ -47,7 +47,10 @@ def step(engine, tokens):
     losses.append(engine.run(tokens, step=3, update=False)[:2])
     found = {f"{kind} {name}": array for kind in ("params", "exp_avg", "exp_avg_sq", "grads")
              for name, array in engine.export(kind).items()}
-    return losses, engine.evaluate(tokens), found
+    before = engine.trace()
+    evaluated = engine.evaluate(tokens)
+    assert engine.trace() == before             # the trace stays the last step's
+    return losses, evaluated, found
 
 
 def everything(model, partition, slicing, program, params, tokens, threads=1):

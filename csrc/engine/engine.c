@@ -420,7 +420,7 @@ run_all(tp_engine *engine, const int32_t *tokens, const tp_step_options *options
     memset(engine->received, 0, (size_t)engine->config.program->ranks * sizeof *engine->received);
     for (int64_t i = 0; i < engine->count; i++) {
         const tp_instr *instr = &engine->code[i];
-        tp_event *event = &engine->events[i];
+        tp_event unheeded, *event = options == NULL ? &unheeded : &engine->events[i]; /* the trace is of the last step */
         if (options == NULL && !evaluates(instr->op))
             continue;
         TP_TRY(tp_engine_note(engine, instr));
