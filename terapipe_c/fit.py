@@ -131,22 +131,24 @@ def _fit(samples: Float, what: str, signed: bool, smooth: bool, warn: bool = Tru
             break
     if clamped and warn:
         warnings.warn(f"{what}: the fit of t_ctx has a negative slope in the context; it is set to 0", stacklevel=4)
-    a = a * _share_of_context(rows, seconds, pair, a, int((samples[:, 1] + samples[:, 2]).max()))
+    a = a * _share_of_context(rows, seconds, pair, a, int((samples[:, 1] + samples[:, 2]).max()),
+                              int((samples[:, 0] / samples[:, 1]).max()))
     return Curve(rows, seconds, pair, float(a[0]), float(a[1]), float(a[2]), float(a[3]))
 
 
-def _share_of_context(rows: Sequence[float], seconds: Sequence[float], pair: float, a: Float, longest: int) -> float:
-    """How much of t_ctx may stay, so that no slice up to `longest` tokens takes less than a tenth of its time without
-    context: few and noisy samples can give a plane that falls below zero where nothing was measured. t_ctx is linear in the
-    context, so its ends decide."""
+def _share_of_context(rows: Sequence[float], seconds: Sequence[float], pair: float, a: Float, longest: int, batch: int) -> float:
+    """How much of t_ctx may stay, so that no slice up to `longest` tokens of up to `batch` sequences takes less than a tenth
+    of its time without context: few and noisy samples can give a plane that falls below zero where nothing was measured.
+    t_ctx is linear in the context, so its ends decide."""
     S = np.arange(1.0, longest)
-    base = _points(rows, seconds, S) + 0.5 * pair * S * S
     share = 1.0
-    for C in (np.ones_like(S), longest - S):
-        context = a[0] + a[1] * S + a[2] * C + a[3] * S * C
-        falls = context < 0
-        if falls.any():
-            share = min(share, float((0.9 * base[falls] / -context[falls]).min()))
+    for b in range(1, batch + 1):
+        base = _points(rows, seconds, b * S) + 0.5 * b * pair * S * S
+        for C in (np.ones_like(S), longest - S):
+            context = a[0] + b * (a[1] * S + a[2] * C + a[3] * S * C)
+            falls = context < 0
+            if falls.any():
+                share = min(share, float((0.9 * base[falls] / -context[falls]).min()))
     return share
 
 
