@@ -98,7 +98,7 @@ gemm_broadcast(float x)
 #define GEMM_WIDTH (2 * GEMM_LANES) /* columns of one strip: two registers */
 
 /* What one tile call works on. a is packed by gemm_pack_rows or gemm_pack_columns. Two streams are fetched on the
- * side: next, two lines every fourth k, next_step bytes apart, into the level-2 cache (the panel that follows); soon,
+ * side: next, two lines every fourth k, next_step bytes apart, into the level-2 cache (rows: the panel that follows); soon,
  * two lines every eighth k, soon_step floats apart, into the level-1 cache (rows about to be written). They are
  * spread over the tile, so that they never take many line-fill buffers from the product at once. */
 typedef struct {
@@ -149,13 +149,12 @@ tile_strip(const int rows, const int64_t row_stride, const int64_t k_stride, con
         soon += soon_step;
 #pragma GCC unroll 8
         for (int i = 0; i < GEMM_UNROLL; i++) {
-            if (i % 4 == 0) {
+            if (k_stride == 1 && i % 4 == 0) {
                 __builtin_prefetch(next, 0, 2);
                 __builtin_prefetch(next + 64, 0, 2);
                 next += next_step;
             }
-            /* a line of A serves one k or two: the stream outruns the hardware's prefetcher */
-            if (k_stride > 1 && i * k_stride % 16 == 0)
+            if (GEMM_LANES == 16 && k_stride > 1) /* a line of A a k: it outruns the hardware's prefetcher */
                 __builtin_prefetch(a + (8 + i) * k_stride, 0, 3);
             tile_step(rows, row_stride, a + i * k_stride, b + i * TP_PANEL, acc);
         }
