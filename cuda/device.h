@@ -16,15 +16,19 @@
 extern "C" {
 #endif
 
+#include "csrc/backend/dtype.h"
 #include "csrc/base/status.h"
 
 typedef void *tp_stream;     /* cudaStream_t */
 typedef void *tp_cuda_event; /* cudaEvent_t */
 typedef void *tp_cuda_graph; /* cudaGraphExec_t */
-typedef enum { TP_F32 = 0, TP_BF16 = 1 } tp_dtype;
 typedef struct tp_cuda_device tp_cuda_device;
 
-#define TP_DTYPE_BYTES(dtype) ((size_t)((dtype) == TP_BF16 ? 2 : 4))
+__attribute__((unused)) static inline size_t
+tp_dtype_bytes(tp_dtype dtype)
+{
+    return dtype == TP_BF16 ? 2 : 4;
+}
 
 /* ---- the machine ---------------------------------------------------------------------------------------------------- */
 
