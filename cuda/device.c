@@ -227,6 +227,22 @@ tp_cuda_communication(tp_cuda_device *device)
 }
 
 tp_status
+tp_cuda_driver_function(const char *name, int version, void **out)
+{
+    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    int driver, runtime;
+    *out = NULL;
+    cudaError_t error = cudaGetDriverEntryPointByVersion(name, out, (unsigned)version, cudaEnableDefault, &found);
+    if (error == cudaSuccess && found == cudaDriverEntryPointSuccess && *out)
+        return TP_OK;
+    (void)cudaGetLastError();
+    *out = NULL;
+    tp_cuda_versions(&driver, &runtime);
+    return tp_fail(TP_ERUNTIME, "the NVIDIA driver (CUDA %d.%d) has no %s of CUDA %d.%d", driver / 1000, driver % 1000 / 10,
+                   name, version / 1000, version % 1000 / 10);
+}
+
+tp_status
 tp_cuda_launched(const char *kernel)
 {
     tp_cuda_remember_kernel(kernel);

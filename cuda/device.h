@@ -84,6 +84,11 @@ tp_cuda_communication(tp_cuda_device *device);
 TP_MUST_USE tp_status
 tp_cuda_bind(tp_cuda_device *device);
 
+/* A function of the driver as of CUDA `version` (1000 * major + 10 * minor), e.g. ("cuGreenCtxCreate", 12040). ERUNTIME: this
+ * driver has none; always so in the emulator. */
+TP_MUST_USE tp_status
+tp_cuda_driver_function(const char *name, int version, void **out);
+
 /* ---- errors --------------------------------------------------------------------------------------------------------- */
 
 /* What `what` returned (a cudaError_t), as a status; a sticky error names the last kernel launched by this thread. */

@@ -261,6 +261,13 @@ tp_cuda_communication(tp_cuda_device *device)
 }
 
 tp_status
+tp_cuda_driver_function(const char *name, int version, void **out)
+{
+    *out = NULL;
+    return tp_fail(TP_ERUNTIME, "the emulated driver has no %s of CUDA %d.%d", name, version / 1000, version % 1000 / 10);
+}
+
+tp_status
 tp_cuda_launched(const char *kernel)
 {
     tp_cuda_remember_kernel(kernel);
