@@ -427,12 +427,10 @@ tp_cuda_event_record(tp_cuda_device *device, tp_cuda_event event, tp_stream stre
 tp_status
 tp_cuda_event_mark(tp_cuda_device *device, tp_cuda_event event, tp_stream stream)
 {
-    enum cudaStreamCaptureStatus capturing;
     TP_TRY(tp_cuda_bind(device));
-    CUDA_TRY(cudaStreamIsCapturing(stream, &capturing));
     /* outside a capture the external flag is an error */
-    CUDA_TRY(cudaEventRecordWithFlags(
-        event, stream, capturing == cudaStreamCaptureStatusActive ? cudaEventRecordExternal : cudaEventRecordDefault));
+    unsigned flags = tp_cuda_capturing(device, stream) ? cudaEventRecordExternal : cudaEventRecordDefault;
+    CUDA_TRY(cudaEventRecordWithFlags(event, stream, flags));
     return TP_OK;
 }
 
@@ -484,6 +482,16 @@ tp_cuda_capture_begin(tp_cuda_device *device, tp_stream stream)
     TP_TRY(tp_cuda_bind(device));
     CUDA_TRY(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     return TP_OK;
+}
+
+int
+tp_cuda_capturing(tp_cuda_device *device, tp_stream stream)
+{
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    (void)device;
+    if (cudaStreamIsCapturing(stream, &status) != cudaSuccess)
+        (void)cudaGetLastError();
+    return status != cudaStreamCaptureStatusNone;
 }
 
 tp_status

@@ -178,6 +178,9 @@ tp_cuda_has_graphs(const tp_cuda_device *device);
  * allocated, synchronised or asked of cublasLt's heuristics between. */
 TP_MUST_USE tp_status
 tp_cuda_capture_begin(tp_cuda_device *device, tp_stream stream);
+/* 1 between begin and end. */
+int
+tp_cuda_capturing(tp_cuda_device *device, tp_stream stream);
 /* A graph ready to launch; on failure the capture is ended and *out NULL. */
 TP_MUST_USE tp_status
 tp_cuda_capture_end(tp_cuda_device *device, tp_stream stream, tp_cuda_graph *out);

@@ -8,19 +8,14 @@
  *   5. where the loader looks by itself.
  * Nothing is ever unloaded: CUDA's libraries do not survive it.
  *
- * A table is an X-macro of names and a struct of pointers in the same order, see cuda/dl_cublaslt.h:
- *     #define TP_FOO_TABLE(X) X(fooCreate) X(fooDestroy)
- *     typedef struct { TP_FOO_TABLE(TP_DL_MEMBER) } tp_foo;
- *     static const char *const names[] = {TP_FOO_TABLE(TP_DL_NAME) NULL};                                              */
+ * A table is an X-macro of functions that gives a struct of pointers and an array of names in the same order: see
+ * cuda/dl_cublaslt.h and .c. */
 #ifndef TP_CUDA_DL_H
 #define TP_CUDA_DL_H
 
 #include <stddef.h>
 
 #include "csrc/base/status.h"
-
-#define TP_DL_MEMBER(name) __typeof__(&name) name;
-#define TP_DL_NAME(name) #name,
 
 typedef struct {
     const char *what;         /* "NCCL": what errors call it */

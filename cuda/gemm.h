@@ -1,5 +1,5 @@
-/* The three matrix products of a layer, on a device. cuda/gemm.c asks cublasLt, with cached plans; cuda/emu/gemm.c is loops
- * on the host, where a row's result depends on that row alone.
+/* The three matrix products of a layer, on a device, by cublasLt with cached plans. The emulated build has a cublasLt of its
+ * own (cuda/emu/cublaslt.c: loops on the host), where a row's result depends on that row alone.
  *
  * Matrices are row-major with strides in elements >= their width. Sums are fp32; what is stored as bf16 is rounded once, to
  * nearest even. Calls enqueue on the handle's stream and allocate nothing once a product of that shape has been prepared. */
@@ -81,7 +81,7 @@ tp_gemm_plans(const tp_gemm *gemm);
 void
 tp_gemm_describe(tp_gemm *gemm, const tp_gemm_op *op, char *text, size_t size);
 
-/* EVALUE unless the op can be (no device is asked). Both implementations begin with it. */
+/* EVALUE unless the op can be. No device is asked. */
 TP_MUST_USE tp_status
 tp_gemm_check(const tp_gemm_op *op);
 /* Columns of y: n_out; of LINEAR_T n_in. Rows of y: rows; of LINEAR_W n_in. */

@@ -525,6 +525,13 @@ tp_cuda_capture_begin(tp_cuda_device *device, tp_stream stream)
     return no_graphs();
 }
 
+int
+tp_cuda_capturing(tp_cuda_device *device, tp_stream stream)
+{
+    (void)device, (void)stream;
+    return 0;
+}
+
 tp_status
 tp_cuda_capture_end(tp_cuda_device *device, tp_stream stream, tp_cuda_graph *out)
 {
