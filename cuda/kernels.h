@@ -21,6 +21,8 @@
 extern "C" {
 #endif
 
+#include "csrc/backend/backend.h"
+
 /* ---- rows: norm.cu, pointwise.cu ------------------------------------------------------------------------------------ */
 
 /* LayerNorm (Ba, Kiros & Hinton 2016), eps 1e-5: y = (x - mean) * rstd * gamma + beta; variance in a second pass.
