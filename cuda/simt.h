@@ -52,6 +52,7 @@ typedef struct {
 #define TP_MAY_ALIAS
 #define TP_RESTRICT __restrict__
 #define TP_UNROLL _Pragma("unroll")
+#define TP_KEEP_LOOP _Pragma("unroll 1")
 #define TP_KERNEL(name, type) static __global__ void name(const type a)
 /* The compiler keeps to registers that let `blocks` blocks of `threads` live on one SM. */
 #define TP_KERNEL_BOUNDS(name, type, threads, blocks) \
@@ -155,6 +156,7 @@ tp_simt_launch(const void *kernel, const char *name, tp_grid grid, int block, si
 #define TP_MAY_ALIAS __attribute__((may_alias))
 #define TP_RESTRICT restrict
 #define TP_UNROLL
+#define TP_KEEP_LOOP
 #define TP_KERNEL(name, type)               \
     static void name##_body(const type a);  \
     static void name(const void *arguments) \
