@@ -491,12 +491,17 @@ run_stretch(tp_engine *engine, int64_t i, running *now, int64_t *end)
             name_event(engine, k, now);
         return TP_OK;
     }
-    TP_TRY(work(engine, i, now));
-    for (int64_t k = i + 1; k < *end; k++) {
-        TP_TRY(arrive(engine, k, now));
-        TP_TRY(work(engine, k, now));
+    for (int again = 1, done = 0; again; done++) {
+        TP_TRY(work(engine, i, now));
+        for (int64_t k = i + 1; k < *end; k++) {
+            TP_TRY(arrive(engine, k, now));
+            TP_TRY(work(engine, k, now));
+        }
+        again = 0;
+        if (done == 0)
+            TP_TRY(ops->stretch_end(engine->device, i, &again));
     }
-    return ops->stretch_end(engine->device, i);
+    return TP_OK;
 }
 
 /* Every mark is there: waits become durations. */

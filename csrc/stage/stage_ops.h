@@ -43,6 +43,9 @@ typedef struct {
     int device;      /* GPU: number among the visible ones */
     tp_dtype dtype;  /* CPU: TP_F32 */
     int eager;       /* GPU: 1: never capture a graph */
+    int reproducible; /* GPU: 1: products give a row the same bits however many rows there are */
+    int candidates;  /* GPU: algorithms timed for each product before the first step; 0: none are */
+    const void *partition; /* GPU: a part of it (tp_cuda_partition); NULL: all */
 } tp_device_config;
 
 typedef struct tp_device_ops tp_device_ops;
@@ -71,10 +74,10 @@ struct tp_device_ops {
     /* Wait for all that was given; then every mark is there. ERUNTIME: the device failed meanwhile. */
     tp_status (*collect)(tp_device *device);
     /* A stretch of instructions that no message and no update interrupts does the same in every training step. Before it:
-     * *replayed 1: the device does all of it by itself, marks included; 0: make its calls, then stretch_end. `position` names
-     * it. NULL where a device knows no such thing. */
+     * *replayed 1: the device does all of it by itself, marks included; 0: make its calls, then stretch_end, and if that says
+     * *again 1, once more (and stretch_end no more). `position` names it. NULL where a device knows no such thing. */
     tp_status (*stretch_begin)(tp_device *device, int64_t position, int *replayed);
-    tp_status (*stretch_end)(tp_device *device, int64_t position);
+    tp_status (*stretch_end)(tp_device *device, int64_t position, int *again);
 };
 
 /* ---- a stage ------------------------------------------------------------------------------------------------------------- */
