@@ -88,10 +88,11 @@ tp_cuda_layernorm(tp_stream stream, tp_dtype dtype, int64_t rows, int64_t n, con
                   const float *gamma, const float *beta, void *y, int64_t y_stride, float *mean, float *rstd)
 {
     const size_t element = tp_dtype_bytes(dtype);
+    const int64_t lanes = (int64_t)(16 / element);
     layernorm_args a = {rows, x_stride, y_stride, x, gamma, beta, y, mean, rstd, (int)n, norm_warps(n, element), 0};
     const tp_grid grid = tp_grid1(rows_blocks(rows, ROWS_WARPS / a.warps));
     TP_TRY(rows_check(rows, n));
-    a.vector = rows_aligned(x, x_stride, element) && rows_aligned(y, y == NULL ? 0 : y_stride, element) &&
+    a.vector = n % lanes == 0 && rows_aligned(x, x_stride, element) && rows_aligned(y, y == NULL ? 0 : y_stride, element) &&
                rows_aligned(gamma, 0, 4) && rows_aligned(beta, 0, 4);
     return dtype == TP_BF16 ? TP_LAUNCH(layernorm_bf16, grid, ROWS_BLOCK, 0, stream, a)
                             : TP_LAUNCH(layernorm_f32, grid, ROWS_BLOCK, 0, stream, a);
@@ -103,12 +104,13 @@ tp_cuda_layernorm_backward(tp_stream stream, tp_dtype dtype, int64_t rows, int64
                            const void *dresidual, int64_t dresidual_stride, void *dx, int64_t dx_stride)
 {
     const size_t element = tp_dtype_bytes(dtype);
+    const int64_t lanes = (int64_t)(16 / element);
     layernorm_backward_args a = {rows,      dy_stride, x_stride, dresidual_stride, dx_stride, dy, x,
                                  dresidual, mean,      rstd,     gamma,            dx,        (int)n, norm_warps(n, element),
                                  0};
     const tp_grid grid = tp_grid1(rows_blocks(rows, ROWS_WARPS / a.warps));
     TP_TRY(rows_check(rows, n));
-    a.vector = rows_aligned(dy, dy_stride, element) && rows_aligned(x, x_stride, element) &&
+    a.vector = n % lanes == 0 && rows_aligned(dy, dy_stride, element) && rows_aligned(x, x_stride, element) &&
                rows_aligned(dx, dx_stride, element) && rows_aligned(gamma, 0, 4) &&
                rows_aligned(dresidual, dresidual == NULL ? 0 : dresidual_stride, element);
     return dtype == TP_BF16 ? TP_LAUNCH(layernorm_backward_bf16, grid, ROWS_BLOCK, 0, stream, a)
