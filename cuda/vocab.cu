@@ -6,7 +6,7 @@
 #include "cuda/rows.h"
 
 #define GROUP_BLOCKS 65535 /* strips of columns lie in y */
-#define LOSS_BLOCK   1024  /* threads, at most */
+#define LOSS_BLOCK   768   /* threads, at most: twice that is what the smallest SM (sm_120) holds */
 #define LOSS_BLOCKS  2     /* of an SM: their rows stay in its share of the L2 cache from one pass to the other */
 #define LOG2_E       1.4426950408889634f
 
