@@ -16,15 +16,15 @@
 extern "C" {
 #endif
 
+#include "csrc/backend/dtype.h"
 #include "csrc/base/status.h"
 
 typedef void *tp_stream;     /* cudaStream_t */
 typedef void *tp_cuda_event; /* cudaEvent_t */
 typedef void *tp_cuda_graph; /* cudaGraphExec_t */
-typedef enum { TP_F32 = 0, TP_BF16 = 1 } tp_dtype;
 typedef struct tp_cuda_device tp_cuda_device;
 
-static inline size_t
+__attribute__((unused)) static inline size_t
 tp_dtype_bytes(tp_dtype dtype)
 {
     return dtype == TP_BF16 ? 2 : 4;
@@ -83,6 +83,11 @@ tp_cuda_communication(tp_cuda_device *device);
 /* Make the device current on the calling thread: before kernels are launched by anything but these functions. */
 TP_MUST_USE tp_status
 tp_cuda_bind(tp_cuda_device *device);
+
+/* A function of the driver as of CUDA `version` (1000 * major + 10 * minor), e.g. ("cuGreenCtxCreate", 12040). ERUNTIME: this
+ * driver has none; always so in the emulator. */
+TP_MUST_USE tp_status
+tp_cuda_driver_function(const char *name, int version, void **out);
 
 /* ---- errors --------------------------------------------------------------------------------------------------------- */
 
@@ -173,6 +178,9 @@ tp_cuda_has_graphs(const tp_cuda_device *device);
  * allocated, synchronised or asked of cublasLt's heuristics between. */
 TP_MUST_USE tp_status
 tp_cuda_capture_begin(tp_cuda_device *device, tp_stream stream);
+/* 1 between begin and end. */
+int
+tp_cuda_capturing(tp_cuda_device *device, tp_stream stream);
 /* A graph ready to launch; on failure the capture is ended and *out NULL. */
 TP_MUST_USE tp_status
 tp_cuda_capture_end(tp_cuda_device *device, tp_stream stream, tp_cuda_graph *out);

@@ -26,4 +26,12 @@ tp_emu_get_machine(void);
 void
 tp_emu_break(int64_t calls);
 
+/* What the emulated cublasLt says it cannot do: a sum of these. 0: nothing. */
+enum { TP_EMU_NO_GELU_AUX = 1, TP_EMU_NO_DGELU = 2, TP_EMU_NO_PRODUCT = 4 };
+void
+tp_emu_set_cublaslt(int refuse);
+/* How often it was asked for algorithms, how many products it did, and the SM target of the last (0: none). */
+void
+tp_emu_cublaslt_calls(int64_t *heuristics, int64_t *products, int64_t *multiprocessors);
+
 #endif
