@@ -52,6 +52,7 @@ typedef struct {
 #define TP_MAY_ALIAS
 #define TP_RESTRICT __restrict__
 #define TP_UNROLL _Pragma("unroll")
+#define TP_KEEP_LOOP _Pragma("unroll 1")
 #define TP_KERNEL(name, type) static __global__ void name(const type a)
 /* The compiler keeps to registers that let `blocks` blocks of `threads` live on one SM. */
 #define TP_KERNEL_BOUNDS(name, type, threads, blocks) \
@@ -140,11 +141,9 @@ tp_simt_launch(const void *kernel, const char *name, tp_grid grid, int block, si
         error = cudaLaunchKernel(kernel, dim3((unsigned)grid.x, (unsigned)grid.y, (unsigned)grid.z), dim3((unsigned)block),
                                  arguments, smem, (cudaStream_t)stream);
     if (error == cudaSuccess)
-        return TP_OK;
+        return tp_cuda_launched(name);
     (void)cudaGetLastError();
-    return tp_fail(TP_ERUNTIME, "CUDA kernel %s (%lld x %lld x %lld blocks of %d threads, %llu bytes of shared memory): %s, %s",
-                   name, (long long)grid.x, (long long)grid.y, (long long)grid.z, block, (unsigned long long)smem,
-                   cudaGetErrorName(error), cudaGetErrorString(error));
+    return tp_cuda_check((int)error, name);
 }
 
 #else
@@ -155,6 +154,7 @@ tp_simt_launch(const void *kernel, const char *name, tp_grid grid, int block, si
 #define TP_MAY_ALIAS __attribute__((may_alias))
 #define TP_RESTRICT restrict
 #define TP_UNROLL
+#define TP_KEEP_LOOP
 #define TP_KERNEL(name, type)               \
     static void name##_body(const type a);  \
     static void name(const void *arguments) \

@@ -614,7 +614,7 @@ tp_simt_launch(void (*kernel)(const void *), const char *name, tp_grid grid, int
         run_block(m, (int)(at % grid.x), (int)(at / grid.x % grid.y), (int)(at / grid.x / grid.y), smem);
     }
     tp_simt_self = NULL;
-    return m->failed ? TP_ERUNTIME : TP_OK;
+    return m->failed ? TP_ERUNTIME : tp_cuda_launched(name);
 }
 
 void
