@@ -10,12 +10,6 @@
 #define ROWS_BLOCKS 16384             /* of a grid at most: above it a block takes several turns */
 #define ROWS_LONGEST (1 << 30)
 
-#ifdef __CUDACC__
-#define ROWS_ROLLED _Pragma("unroll 1") /* a loop that few rows come to takes no registers from the others */
-#else
-#define ROWS_ROLLED
-#endif
-
 /* Blocks for `items` items, `each` in one block. */
 static inline int64_t
 rows_blocks(int64_t items, int64_t each)

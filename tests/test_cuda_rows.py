@@ -1,4 +1,4 @@
-"""The row kernels of cuda/{norm,pointwise,vocab,optim}.cu, run by the host's emulator (cuda/emu/simt.c), against float64.
+"""The row kernels of cuda/{norm,pointwise,vocab,optim}.cu, run by the host's emulator (cuda_emu.py), against float64.
 
 Every array lies in memory of its own that the emulator checks accesses against, and outputs begin as NaN. "Bits" are equal
 bytes: for every cut of rows into calls, every order of blocks and threads, and every alignment.
@@ -9,7 +9,6 @@ import itertools
 import math
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,12 @@ ROOT = Path(__file__).resolve().parents[1]
 if not (ROOT / "cuda").is_dir() or not shutil.which("gcc"):
     pytest.skip("no CUDA sources beside the tests, or no gcc", allow_module_level=True)
 
+import cuda_emu  # noqa: E402
+
 F32, BF16 = 0, 1
 DTYPES = pytest.mark.parametrize("dtype", [F32, BF16], ids=["f32", "bf16"])
 WIDTHS, HEIGHTS = (1, 7, 8, 64, 768, 1000), (1, 3, 65, 257)
 STRIDES = (0, 3, 8)  # more than the width
-SOURCES = ["cuda/norm.cu", "cuda/pointwise.cu", "cuda/vocab.cu", "cuda/optim.cu", "cuda/groups.c", "cuda/emu/simt.c",
-           "csrc/base/status.c"]  # fmt: skip
 
 
 def to_bf16(x: np.ndarray) -> np.ndarray:
@@ -53,8 +52,8 @@ class Kernels:
     TYPES = {"tp_stream": ctypes.c_void_p, "tp_dtype": ctypes.c_int, "int64_t": ctypes.c_int64, "int": ctypes.c_int,
              "float": ctypes.c_float}  # fmt: skip
 
-    def __init__(self, path: Path) -> None:
-        self.lib = ctypes.CDLL(str(path))
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.lib = library
         self.lib.tp_error_message.restype = ctypes.c_char_p
         self.kept: list[np.ndarray] = []
         text = "".join((ROOT / "cuda" / name).read_text() for name in ("kernels.h", "groups.h"))
@@ -80,7 +79,9 @@ class Kernels:
 
     def empty(self, dtype: int, *shape: int, offset: int = 0) -> np.ndarray:
         """NaN."""
-        return self.put(np.full(shape, 0x7FFF, np.uint16) if dtype == BF16 else np.full(shape, np.nan, np.float32), offset)
+        return self.put(
+            np.full(shape, 0x7FFF, np.uint16) if dtype == BF16 else np.full(shape, np.nan, np.float32), offset
+        )
 
     def clear(self) -> None:
         for x in self.kept:
@@ -97,20 +98,9 @@ class Kernels:
         assert self.status(name, None, *arguments) == 0, self.lib.tp_error_message().decode()
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("rows") / "rows.so"
-    command = ["gcc", "-std=c11", "-D_GNU_SOURCE", "-O2", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-Wshadow",
-               "-Wconversion", "-Werror", "-I.", "-fPIC", "-shared", "-o", path]  # fmt: skip
-    sources = list(itertools.chain(*((["-x", "c"] if s.endswith("cu") else ["-x", "none"]) + [s] for s in SOURCES)))
-    run = subprocess.run([*command, *sources, "-lm", "-lpthread"], cwd=ROOT, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr[-4000:]
-    return path
-
-
 @pytest.fixture
-def k(library: Path) -> Iterator[Kernels]:
-    kernels = Kernels(library)
+def k() -> Iterator[Kernels]:
+    kernels = Kernels(cuda_emu.library())
     yield kernels
     kernels.clear()
 
@@ -131,7 +121,9 @@ def shapes() -> Iterator[tuple[int, int, int]]:
     yield from ((2, 1600, 1600), (3, 5000, 5008), (2, 8200, 8200), (2, 9003, 9003))  # 2 and 8 warps; read again
 
 
-def rows_of(k: Kernels, dtype: int, rng: np.random.Generator, rows: int, n: int, stride: int, mean: float = 0.0) -> np.ndarray:
+def rows_of(
+    k: Kernels, dtype: int, rng: np.random.Generator, rows: int, n: int, stride: int, mean: float = 0.0
+) -> np.ndarray:
     """[rows, stride] of dtype, NaN beyond n."""
     x = rng.normal(mean, 1.0, (rows, stride))
     x[:, n:] = np.nan
@@ -311,7 +303,10 @@ def test_embedding_gradient(k: Kernels, dtype: int) -> None:
         height = (1, 7, 300)[i % 3]
         index = (height * rng.random(rows) ** 3).astype(np.int32)  # few indices have most rows
         groups, group_index, group_start, rows_of_group = group(k, index, height)
-        dy, grad = rows_of(k, dtype, rng, rows, n, stride), k.put(rng.normal(size=(height, n + i % 2)).astype(np.float32))
+        dy, grad = (
+            rows_of(k, dtype, rng, rows, n, stride),
+            k.put(rng.normal(size=(height, n + i % 2)).astype(np.float32)),
+        )
         want = numbers(grad)
         np.add.at(want[:, :n], index, numbers(dy[:, :n]))
         untouched = np.setdiff1d(np.arange(height), index)
