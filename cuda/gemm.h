@@ -1,5 +1,5 @@
 /* The three matrix products of a layer, on a device, by cublasLt with cached plans. The emulated build has a cublasLt of its
- * own (cuda/emu/cublaslt.c: loops on the host), where a row's result depends on that row alone.
+ * own (cuda/emu/dl_cublaslt.c: loops on the host), where a row's result depends on that row alone.
  *
  * Matrices are row-major with strides in elements >= their width. Sums are fp32; what is stored as bf16 is rounded once, to
  * nearest even. Calls enqueue on the handle's stream and allocate nothing once a product of that shape has been prepared. */

@@ -107,12 +107,11 @@ tp_cuda_adamw(tp_stream stream, tp_dtype dtype, int64_t n, float *p, const float
 
 /* ---- attention: attention.cu ---------------------------------------------------------------------------------------- */
 
-/* ---- attention (attention.cu) ------------------------------------------------------------------------------------------
- * The meaning of backend.h's attention_forward and attention_backward: q, k, v (and dq, dk, dv) point at row (0, 0), head 0,
- * qkv_stride elements between rows; o, d_o likewise with o_stride; lse, delta [B, H, T] fp32, natural logarithm.
- * bf16: D a multiple of 8 up to 128, strides multiples of 8, pointers on 16 bytes (lse, delta: 4). f32: D up to 128.
- * Reads and writes no row but those backend.h names: rows from C + S on (backward: q, o, d_o, lse, delta before C) may hold
- * anything. A row's bits do not depend on the slice that contains it. EVALUE names an argument that is out of these bounds. */
+/* The meaning of backend.h's attention_forward and attention_backward: q, k, v (and dq, dk, dv) point at row (0, 0), head 0,
+ * qkv_stride elements between rows; o and d_o likewise with o_stride; lse and delta [B, H, T] fp32, natural logarithm.
+ * bf16: D a multiple of 8 up to 128, strides multiples of 8, arrays on 16 bytes. fp32: D up to 128. EVALUE names what is out
+ * of these bounds. Rows that backend.h does not name are neither read nor written: rows after the slice (forward), and q, o,
+ * d_o, lse, delta before it (backward) may hold anything. */
 TP_MUST_USE tp_status
 tp_cuda_attention_forward(tp_stream stream, tp_dtype dtype, const tp_attention *shape, const void *q, const void *k,
                           const void *v, void *o, float *lse);

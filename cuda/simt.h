@@ -141,11 +141,9 @@ tp_simt_launch(const void *kernel, const char *name, tp_grid grid, int block, si
         error = cudaLaunchKernel(kernel, dim3((unsigned)grid.x, (unsigned)grid.y, (unsigned)grid.z), dim3((unsigned)block),
                                  arguments, smem, (cudaStream_t)stream);
     if (error == cudaSuccess)
-        return TP_OK;
+        return tp_cuda_launched(name);
     (void)cudaGetLastError();
-    return tp_fail(TP_ERUNTIME, "CUDA kernel %s (%lld x %lld x %lld blocks of %d threads, %llu bytes of shared memory): %s, %s",
-                   name, (long long)grid.x, (long long)grid.y, (long long)grid.z, block, (unsigned long long)smem,
-                   cudaGetErrorName(error), cudaGetErrorString(error));
+    return tp_cuda_check((int)error, name);
 }
 
 #else
