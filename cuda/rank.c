@@ -206,7 +206,7 @@ static tp_status
 device_stretch_begin(tp_device *device, int64_t position, int *replayed)
 {
     tp_cuda_rank *rank = tp_cuda_rank_of(device);
-    tp_cuda_stretch *stretch;
+    tp_cuda_stretch *stretch = NULL;
     *replayed = 0;
     if (rank->config.eager || !tp_cuda_has_graphs(rank->cuda))
         return TP_OK;
