@@ -482,8 +482,7 @@ comm_allgather(PyObject *object, PyObject *argument)
         Py_END_ALLOW_THREADS result = leave(self, status);
     }
     PyBuffer_Release(&mine);
-    if (result == NULL)
-        Py_CLEAR(all);
+    Py_XSETREF(all, result == NULL ? NULL : Py_NewRef(all));
     Py_XDECREF(result);
     return all;
 }
