@@ -26,7 +26,7 @@ MAY_SEE = {
     "csrc/comm": {"csrc/base", "csrc/backend"},
     "csrc/stage": {"csrc/base", "csrc/model", "csrc/backend"},
     "csrc/engine": {"csrc/base", "csrc/model", "csrc/backend", "csrc/comm", "csrc/sched", "csrc/stage"},
-    "cuda": {"csrc/base", "csrc/backend", "csrc/comm"},
+    "cuda": {"csrc/base", "csrc/model", "csrc/backend", "csrc/comm", "csrc/stage"},
     "tests/c": {f"csrc/{room}" for room in
                 ("base", "model", "backend", "sched", "cost", "plan", "cpu", "comm", "stage", "engine")},
 }  # fmt: skip
