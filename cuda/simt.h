@@ -170,7 +170,7 @@ tp_simt_launch(const void *kernel, const char *name, tp_grid grid, int block, si
 typedef struct {
     int thread, threads, block[3], blocks[3];
 } tp_simt_thread;
-extern __thread tp_simt_thread *tp_simt_self __attribute__((tls_model("initial-exec"), visibility("hidden")));
+extern __thread tp_simt_thread *tp_simt_self __attribute__((visibility("hidden")));
 
 tp_status
 tp_simt_launch(void (*kernel)(const void *), const char *name, tp_grid grid, int block, size_t smem, const void *args);
