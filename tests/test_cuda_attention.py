@@ -196,20 +196,20 @@ def test_a_missing_wait_shows(emu, floats):
 
 
 def oracle(qkv, d_o):
-    """float64: qkv [T, B, 3, H, D], d_o [T, B, H, D] -> o, lse [B, H, T], delta [B, H, T], dqkv."""
+    """float64: qkv [T, B, 3, H, D], d_o [T, B, H, D] -> o, lse [B, H, T], delta [B, H, T], dqkv.
+    By einsum, which calls no BLAS: its threads would spin longer than these products take."""
     T, D = qkv.shape[0], qkv.shape[-1]
-    q, k, v = (qkv[:, :, i].transpose(1, 2, 0, 3) for i in range(3))
-    g = d_o.transpose(1, 2, 0, 3)
-    scores = np.where(np.tril(np.ones((T, T), bool)), q @ k.swapaxes(-1, -2) / np.sqrt(D), -np.inf)
+    q, k, v = (qkv[:, :, i] for i in range(3))
+    scores = np.where(np.tril(np.ones((T, T), bool)), np.einsum("qbhd,kbhd->bhqk", q, k) / np.sqrt(D), -np.inf)
     top = scores.max(-1, keepdims=True)
     prob = np.exp(scores - top)
     total = prob.sum(-1, keepdims=True)
     prob /= total
-    o = prob @ v
-    delta = (g * o).sum(-1)
-    ds = prob * (g @ v.swapaxes(-1, -2) - delta[..., None]) / np.sqrt(D)
-    grads = np.stack([ds @ k, ds.swapaxes(-1, -2) @ q, prob.swapaxes(-1, -2) @ g]).transpose(3, 1, 0, 2, 4)
-    return o.transpose(2, 0, 1, 3), (top + np.log(total))[..., 0], delta, grads
+    o = np.einsum("bhqk,kbhd->qbhd", prob, v)
+    delta = (d_o * o).sum(-1).transpose(1, 2, 0)
+    ds = prob * (np.einsum("qbhd,kbhd->bhqk", d_o, v) - delta[..., None]) / np.sqrt(D)
+    grads = [np.einsum("bhqk,kbhd->qbhd", ds, k), np.einsum("bhqk,qbhd->kbhd", ds, q), np.einsum("bhqk,qbhd->kbhd", prob, d_o)]
+    return o, (top + np.log(total))[..., 0], delta, np.stack(grads, axis=2)
 
 
 class Attention:
