@@ -57,9 +57,9 @@ def cases(module: ctypes.CDLL, tmp_path_factory: pytest.TempPathFactory) -> ctyp
 def emu(request: pytest.FixtureRequest, module: ctypes.CDLL) -> Iterator[ctypes.CDLL]:
     """The library that a test is about, its threads in the usual order."""
     library = request.getfixturevalue("cases") if "floats" in request.fixturenames else module
-    library.tp_simt_set_order(0)
     yield library
     library.tp_simt_set_order(0)
+    module.tp_cuda_attention_force(0)
 
 
 def address(array: np.ndarray, offset: int = 0) -> ctypes.c_void_p:
@@ -288,9 +288,10 @@ SHAPES = [  # B, H, D, slices, elements between rows
 ]
 
 
-@pytest.mark.parametrize("dtype, bound", [(BF16, 3e-3), (F32, 1e-5)], ids=["bf16", "f32"])
+@pytest.mark.parametrize("groups, dtype, bound", [(1, BF16, 3e-3), (2, BF16, 3e-3), (0, F32, 1e-5)])
 @pytest.mark.parametrize("B, H, D, slices, gap", SHAPES)
-def test_attention_agrees_with_float64(emu, dtype, bound, B, H, D, slices, gap):
+def test_attention_agrees_with_float64(emu, groups, dtype, bound, B, H, D, slices, gap):
+    emu.tp_cuda_attention_force(groups)
     run = Attention(emu, dtype, B, H, D, sum(slices), gap).run(slices)
     wanted = run.wanted()
     for name, got in run.outputs().items():
@@ -308,15 +309,17 @@ def test_fp32_takes_any_head_dimension(emu, D):
         np.testing.assert_allclose(got, wanted[name], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [BF16, F32], ids=["bf16", "f32"])
-@pytest.mark.parametrize("D", [64, 80])
-def test_no_slicing_and_no_order_shows_in_the_bits(emu, dtype, D):
-    want = Attention(emu, dtype, 1, 2, D, 192).run([192]).bits()
-    for slices in ([64, 64, 64], [64, 128], [100, 92], [1, 62, 2, 127], [191, 1]):
-        assert Attention(emu, dtype, 1, 2, D, 192).run(slices).bits() == want, slices
-    for order in (1, 2, 4, 7):
-        emu.tp_simt_set_order(order)
-        assert Attention(emu, dtype, 1, 2, D, 192).run([100, 92]).bits() == want, order
+@pytest.mark.parametrize("dtype, D", [(BF16, 64), (BF16, 72), (F32, 20)])
+def test_no_slicing_tile_or_order_shows_in_the_bits(emu, dtype, D):
+    want = Attention(emu, dtype, 1, 1, D, 160).run([160]).bits()
+    for groups in (1, 2) if dtype == BF16 else (0,):
+        emu.tp_cuda_attention_force(groups)
+        for slices in ([160], [64, 64, 32], [64, 96], [100, 60], [1, 62, 2, 95]):
+            assert Attention(emu, dtype, 1, 1, D, 160).run(slices).bits() == want, (groups, slices)
+        for order in (1, 2, 4, 7):
+            emu.tp_simt_set_order(order)
+            assert Attention(emu, dtype, 1, 1, D, 160).run([130, 30]).bits() == want, (groups, order)
+        emu.tp_simt_set_order(0)
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=["bf16", "f32"])
@@ -339,13 +342,14 @@ def test_large_scores_overflow_nowhere(emu):
 
 def test_the_kernels_stay_in_their_arrays(emu):
     """Every address checked against the arrays' exact ranges."""
-    for dtype in (BF16, F32):
-        run = Attention(emu, dtype, 2, 2, 72, 97)
+    for groups, dtype in ((1, BF16), (2, BF16), (0, F32)):
+        emu.tp_cuda_attention_force(groups)
+        run = Attention(emu, dtype, 1, 2, 72 if groups == 1 else 56, 137)
         arrays = [run.qkv, run.dqkv, run.o, run.d_o, run.lse, run.delta]
         try:
             for array in arrays:
                 assert emu.tp_simt_range_add(address(array), ctypes.c_size_t(array.nbytes)) == 0
-            run.run([40, 57])
+            run.run([70, 67])
         finally:
             for array in arrays:
                 emu.tp_simt_range_remove(address(array))
