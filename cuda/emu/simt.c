@@ -265,11 +265,11 @@ check_guards(simt_machine *m)
 static void
 fail_divergent(simt_machine *m)
 {
-    int first = -1, other = -1;
-    for (int i = 0; i < m->threads && first < 0; i++)
-        if (m->fiber[i].state == SIMT_AT_WARP || m->fiber[i].state == SIMT_AT_BLOCK)
-            first = i;
-    int warp = m->fiber[first].state == SIMT_AT_WARP, from = warp ? first & ~(TP_WARP - 1) : 0;
+    int first = -1, other = -1, warp = 0;
+    for (int i = 0; i < m->threads && !warp; i++)
+        if ((warp = m->fiber[i].state == SIMT_AT_WARP) || (m->fiber[i].state == SIMT_AT_BLOCK && first < 0))
+            first = i; /* who waits for its warp is nearer to the cause than who waits for the block */
+    int from = warp ? first & ~(TP_WARP - 1) : 0;
     for (int i = from; i < (warp ? from + TP_WARP : m->threads) && other < 0; i++)
         if (m->fiber[i].state != m->fiber[first].state)
             other = i;
@@ -362,7 +362,7 @@ shared_add(simt_machine *m, const void *site, const char *name, size_t bytes)
     array->name = name;
     array->bytes = bytes;
     array->offset = m->used + SIMT_GUARD;
-    m->used = array->offset + room;
+    m->used = array->offset + room + SIMT_GUARD;
     memset(m->shared + array->offset - SIMT_GUARD, 0xa5, SIMT_GUARD);
     memset(m->shared + array->offset, 0xff, room);
     memset(m->shared + array->offset + room, 0xa5, SIMT_GUARD);
