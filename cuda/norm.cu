@@ -8,6 +8,7 @@
 
 #define NORM_EPS    1e-5f
 #define NORM_CHUNKS 4
+#define NORM_SPREAD 512 /* blocks: below it they get smaller */
 #define SUM_TILES   256 /* of rows, at most: the second kernel's work */
 #define SUM_ROWS    32  /* of a tile, at least */
 #define SUM_BLOCK   1024
@@ -91,6 +92,17 @@ norm_warps(int64_t n, size_t element)
     return warps;
 }
 
+/* Threads of a block and blocks of the grid: few rows lie in small blocks, one row each, so that all SMs have some. */
+static int
+norm_block(int64_t rows, int warps, tp_grid *grid)
+{
+    int block = ROWS_BLOCK;
+    while (block > warps * TP_WARP && rows / (block / (warps * TP_WARP)) < NORM_SPREAD)
+        block /= 2;
+    *grid = tp_grid1(rows_blocks(rows, block / (warps * TP_WARP)));
+    return block;
+}
+
 tp_status
 tp_cuda_layernorm(tp_stream stream, tp_dtype dtype, int64_t rows, int64_t n, const void *x, int64_t x_stride,
                   const float *gamma, const float *beta, void *y, int64_t y_stride, float *mean, float *rstd)
@@ -98,12 +110,13 @@ tp_cuda_layernorm(tp_stream stream, tp_dtype dtype, int64_t rows, int64_t n, con
     const size_t element = tp_dtype_bytes(dtype);
     const int64_t lanes = (int64_t)(16 / element);
     layernorm_args a = {rows, x_stride, y_stride, x, gamma, beta, y, mean, rstd, (int)n, norm_warps(n, element), 0};
-    const tp_grid grid = tp_grid1(rows_blocks(rows, ROWS_WARPS / a.warps));
+    tp_grid grid;
+    const int block = norm_block(rows, a.warps, &grid);
     TP_TRY(rows_check(rows, n));
     a.vector = n % lanes == 0 && rows_aligned(x, x_stride, element) && rows_aligned(y, y == NULL ? 0 : y_stride, element) &&
                rows_aligned(gamma, 0, 4) && rows_aligned(beta, 0, 4);
-    return dtype == TP_BF16 ? TP_LAUNCH(layernorm_bf16, grid, ROWS_BLOCK, 0, stream, a)
-                            : TP_LAUNCH(layernorm_f32, grid, ROWS_BLOCK, 0, stream, a);
+    return dtype == TP_BF16 ? TP_LAUNCH(layernorm_bf16, grid, block, 0, stream, a)
+                            : TP_LAUNCH(layernorm_f32, grid, block, 0, stream, a);
 }
 
 tp_status
@@ -116,13 +129,14 @@ tp_cuda_layernorm_backward(tp_stream stream, tp_dtype dtype, int64_t rows, int64
     layernorm_backward_args a = {rows,      dy_stride, x_stride, dresidual_stride, dx_stride, dy, x,
                                  dresidual, mean,      rstd,     gamma,            dx,        (int)n, norm_warps(n, element),
                                  0};
-    const tp_grid grid = tp_grid1(rows_blocks(rows, ROWS_WARPS / a.warps));
+    tp_grid grid;
+    const int block = norm_block(rows, a.warps, &grid);
     TP_TRY(rows_check(rows, n));
     a.vector = n % lanes == 0 && rows_aligned(dy, dy_stride, element) && rows_aligned(x, x_stride, element) &&
                rows_aligned(dx, dx_stride, element) && rows_aligned(gamma, 0, 4) &&
                rows_aligned(dresidual, dresidual == NULL ? 0 : dresidual_stride, element);
-    return dtype == TP_BF16 ? TP_LAUNCH(layernorm_backward_bf16, grid, ROWS_BLOCK, 0, stream, a)
-                            : TP_LAUNCH(layernorm_backward_f32, grid, ROWS_BLOCK, 0, stream, a);
+    return dtype == TP_BF16 ? TP_LAUNCH(layernorm_backward_bf16, grid, block, 0, stream, a)
+                            : TP_LAUNCH(layernorm_backward_f32, grid, block, 0, stream, a);
 }
 
 /* Rows of a tile: it follows from the rows of the micro-batch alone. */
