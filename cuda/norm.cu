@@ -12,7 +12,7 @@
 #define SUM_TILES   256 /* of rows, at most: the second kernel's work */
 #define SUM_ROWS    32  /* of a tile, at least */
 #define SUM_BLOCK   1024
-#define SUM_WARPS   (SUM_BLOCK / TP_WARP)
+#define SUM_EACH    (SUM_TILES * TP_WARP / SUM_BLOCK)
 
 typedef struct {
     int64_t rows, x_stride, y_stride;
@@ -54,29 +54,28 @@ typedef struct {
 #include "cuda/rows.inc"
 #include "cuda/norm.inc"
 
-/* The sums of 32 columns over the tiles: warp w takes tiles w, w + 32, ... (all at once: there are few blocks to hide their
- * latency), then the warps are added in order. */
+/* The sums of 32 columns over the tiles: each warp takes SUM_EACH or fewer, `warps` apart and all at once (there are few
+ * blocks to hide their latency), then the warps are added in order. */
 TP_KERNEL_BOUNDS(tile_sums, tile_sums_args, SUM_BLOCK, 1)
 {
     TP_SHARED(float, of_warp, SUM_BLOCK);
-    const int lane = TP_THREAD % TP_WARP, warp = TP_THREAD / TP_WARP, set = TP_BLOCK_Y;
+    const int lane = TP_THREAD % TP_WARP, warp = TP_THREAD / TP_WARP, warps = TP_THREADS / TP_WARP, set = TP_BLOCK_Y;
     const int column = TP_BLOCK_X * TP_WARP + lane;
     float *sums = set == 0 ? a.sums[0] : a.sums[1];
-    float part[SUM_TILES / SUM_WARPS], sum = 0.0f;
+    float part[SUM_EACH], sum = 0.0f;
     TP_UNROLL
-    for (int j = 0; j < SUM_TILES / SUM_WARPS; j++) {
-        const int64_t tile = warp + j * SUM_WARPS;
+    for (int j = 0; j < SUM_EACH; j++) {
+        const int64_t tile = warp + j * warps;
         part[j] = column < a.n && tile < a.tiles ? TP_LD(a.partial + (2 * tile + set) * a.n + column) : 0.0f;
     }
     TP_UNROLL
-    for (int j = 0; j < SUM_TILES / SUM_WARPS; j++)
+    for (int j = 0; j < SUM_EACH; j++)
         sum += part[j];
     of_warp[TP_THREAD] = sum;
     TP_SYNC();
     if (warp == 0 && column < a.n && sums != NULL) {
         sum = 0.0f;
-        TP_UNROLL
-        for (int w = 0; w < SUM_WARPS; w++)
+        for (int w = 0; w < warps; w++)
             sum += of_warp[w * TP_WARP + lane];
         TP_ST(sums + column, a.accumulate ? TP_LD(sums + column) + sum : sum);
     }
@@ -166,12 +165,13 @@ sum_rows(tp_stream stream, tp_dtype dtype, row_sums_args a, float *dbeta, float 
     const size_t element = tp_dtype_bytes(dtype);
     const int64_t strip = TP_WARP * (int64_t)(16 / element), tiles = sums_tiles(a.rows);
     const tp_grid grid = tp_grid2((a.n + strip - 1) / strip, tiles);
+    const int block = tiles <= SUM_EACH * ROWS_WARPS ? ROWS_BLOCK : SUM_BLOCK;
     tile_sums_args end = {tiles, a.partial, {dbeta, dgamma}, a.n, accumulate};
     a.tile = sums_tile(a.rows);
     a.vector = a.n % (16 / (int)element) == 0 && rows_aligned(a.dy, a.dy_stride, element) && rows_aligned(a.x, a.x == NULL ? 0 : a.x_stride, element);
     TP_TRY(dtype == TP_BF16 ? TP_LAUNCH(row_sums_bf16, grid, ROWS_BLOCK, 0, stream, a)
                             : TP_LAUNCH(row_sums_f32, grid, ROWS_BLOCK, 0, stream, a));
-    return TP_LAUNCH(tile_sums, tp_grid2((a.n + TP_WARP - 1) / TP_WARP, a.x == NULL ? 1 : 2), SUM_BLOCK, 0, stream, end);
+    return TP_LAUNCH(tile_sums, tp_grid2((a.n + TP_WARP - 1) / TP_WARP, a.x == NULL ? 1 : 2), block, 0, stream, end);
 }
 
 tp_status
