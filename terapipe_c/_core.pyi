@@ -277,7 +277,8 @@ _State: TypeAlias = Literal["value", "m", "v", "grad"]
 class Engine:
     def __new__(
         cls, program: Program, rank: int, model: _Dimensions, partition: Sequence[int], slicing: _Slicing, comm: Comm | None = None,
-        isa: str | None = None, threads: int = 1, memory_bytes: int = 0,
+        isa: str | None = None, threads: int = 1, memory_bytes: int = 0, provider: object = None, device: int = 0,
+        dtype: str | None = None, eager: bool = False,
     ) -> Self: ...
     @classmethod
     def emulated(cls, program: Program, rank: int, durations: _Costs, comm: Comm | None = None) -> Engine: ...
@@ -294,10 +295,12 @@ class Engine:
     def memory(self) -> tuple[int, int, int]: ...
 
 def rank_memory(
-    program: Program, model: _Dimensions, partition: Sequence[int], slicing: _Slicing, isa: str | None = None, threads: int = 1
+    program: Program, model: _Dimensions, partition: Sequence[int], slicing: _Slicing, isa: str | None = None, threads: int = 1,
+    provider: object = None, dtype: str | None = None,
 ) -> list[int]: ...
 def stage_memory(
-    model: _Dimensions, slicing: _Slicing, first: int, last: int, activation_slots: int, gradient_slots: int, /
+    model: _Dimensions, slicing: _Slicing, first: int, last: int, activation_slots: int, gradient_slots: int,
+    provider: object = None, dtype: str | None = None, /,
 ) -> int: ...
 
 # ---- kernels alone, for tests and benchmarks (csrc/py/kernels.c) --------------------------------------------------------
