@@ -123,7 +123,7 @@ class _Rank:
 
     def _train(self, arguments: Mapping[str, Any]) -> RankRun:
         first = self.place.rank == 0
-        job, arrays = make_job(**arguments, first=first)
+        job, arrays = make_job(**arguments, first=first, local_rank=self.place.local_rank)
         job["local_rank"] = self.place.local_rank
         self._compare(job)
         if first and job["out"] is not None:
