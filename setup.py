@@ -101,7 +101,8 @@ def find_cuda():
 
 
 def nvcc_command(nvcc, include, source, output):
-    """Kernels for each GPU of CUDA_ARCHS. ptxas says what each kernel takes: spilled registers are a test's business."""
+    """Kernels for each GPU of CUDA_ARCHS. ptxas says what each kernel takes: spilled registers are a test's business. Without
+    exceptions nothing needs libstdc++; 177: a header's function that a file does not use."""
     archs = os.environ.get("TERAPIPE_CUDA_ARCHS", "").split() or CUDA_ARCHS
     targets = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in archs]
     if archs == CUDA_ARCHS:
@@ -109,7 +110,7 @@ def nvcc_command(nvcc, include, source, output):
     strict = ["-Werror", "all-warnings"] if os.environ.get("TERAPIPE_WERROR") == "1" else []
     return [nvcc, "-c", source, "-o", output, "-MMD", "-MF", str(Path(output).with_suffix(".d")), "-O3", "-std=c++17", "-I.",
             "-isystem", include, "-Xptxas", "-v", "--threads", "2", "-diag-suppress", "177",
-            "-Xcompiler=-fPIC,-fvisibility=hidden", *strict, *targets]  # fmt: skip
+            "-Xcompiler=-fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics", *strict, *targets]  # fmt: skip
 
 
 def compile_if_stale(output, command, run):

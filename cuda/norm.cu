@@ -12,35 +12,35 @@
 #define SUM_ROWS    32  /* of a tile, at least */
 
 typedef struct {
-    int64_t rows, n, x_stride, y_stride;
+    int64_t rows, x_stride, y_stride;
     const void *x;
     const float *gamma, *beta;
     void *y;
     float *mean, *rstd;
-    int warps, vector;
+    int n, warps, vector;
 } layernorm_args;
 
 typedef struct {
-    int64_t rows, n, dy_stride, x_stride, dresidual_stride, dx_stride;
+    int64_t rows, dy_stride, x_stride, dresidual_stride, dx_stride;
     const void *dy, *x, *dresidual;
     const float *mean, *rstd, *gamma;
     void *dx;
-    int warps, vector;
+    int n, warps, vector;
 } layernorm_backward_args;
 
 typedef struct {
-    int64_t rows, n, tile, dy_stride, x_stride;
+    int64_t rows, tile, dy_stride, x_stride;
     const void *dy, *x; /* x NULL: sums of dy alone */
     const float *mean, *rstd;
     float *partial; /* [tiles, 2 (of dy; of dy unit), n] */
-    int vector;
+    int n, vector;
 } row_sums_args;
 
 typedef struct {
-    int64_t tiles, n;
+    int64_t tiles;
     const float *partial;
     float *sums[2];
-    int accumulate;
+    int n, accumulate;
 } tile_sums_args;
 
 #define ROWS_BF16 0
@@ -56,7 +56,7 @@ TP_KERNEL_BOUNDS(tile_sums, tile_sums_args, ROWS_BLOCK, 4)
 {
     TP_SHARED(float, of_warp, ROWS_BLOCK);
     const int lane = TP_THREAD % TP_WARP, warp = TP_THREAD / TP_WARP, set = TP_BLOCK_Y;
-    const int64_t column = (int64_t)TP_BLOCK_X * TP_WARP + lane;
+    const int column = TP_BLOCK_X * TP_WARP + lane;
     float *sums = set == 0 ? a.sums[0] : a.sums[1];
     float sum = 0.0f;
     if (column < a.n)
@@ -88,9 +88,11 @@ tp_cuda_layernorm(tp_stream stream, tp_dtype dtype, int64_t rows, int64_t n, con
                   const float *gamma, const float *beta, void *y, int64_t y_stride, float *mean, float *rstd)
 {
     const size_t element = tp_dtype_bytes(dtype);
-    layernorm_args a = {rows, n, x_stride, y_stride, x, gamma, beta, y, mean, rstd, norm_warps(n, element), 0};
+    const int64_t lanes = (int64_t)(16 / element);
+    layernorm_args a = {rows, x_stride, y_stride, x, gamma, beta, y, mean, rstd, (int)n, norm_warps(n, element), 0};
     const tp_grid grid = tp_grid1(rows_blocks(rows, ROWS_WARPS / a.warps));
-    a.vector = rows_aligned(x, x_stride, element) && rows_aligned(y, y == NULL ? 0 : y_stride, element) &&
+    TP_TRY(rows_check(rows, n));
+    a.vector = n % lanes == 0 && rows_aligned(x, x_stride, element) && rows_aligned(y, y == NULL ? 0 : y_stride, element) &&
                rows_aligned(gamma, 0, 4) && rows_aligned(beta, 0, 4);
     return dtype == TP_BF16 ? TP_LAUNCH(layernorm_bf16, grid, ROWS_BLOCK, 0, stream, a)
                             : TP_LAUNCH(layernorm_f32, grid, ROWS_BLOCK, 0, stream, a);
@@ -102,11 +104,13 @@ tp_cuda_layernorm_backward(tp_stream stream, tp_dtype dtype, int64_t rows, int64
                            const void *dresidual, int64_t dresidual_stride, void *dx, int64_t dx_stride)
 {
     const size_t element = tp_dtype_bytes(dtype);
-    layernorm_backward_args a = {rows, n,    dy_stride, x_stride, dresidual_stride, dx_stride,
-                                 dy,   x,    dresidual, mean,     rstd,             gamma,
-                                 dx,   norm_warps(n, element), 0};
+    const int64_t lanes = (int64_t)(16 / element);
+    layernorm_backward_args a = {rows,      dy_stride, x_stride, dresidual_stride, dx_stride, dy, x,
+                                 dresidual, mean,      rstd,     gamma,            dx,        (int)n, norm_warps(n, element),
+                                 0};
     const tp_grid grid = tp_grid1(rows_blocks(rows, ROWS_WARPS / a.warps));
-    a.vector = rows_aligned(dy, dy_stride, element) && rows_aligned(x, x_stride, element) &&
+    TP_TRY(rows_check(rows, n));
+    a.vector = n % lanes == 0 && rows_aligned(dy, dy_stride, element) && rows_aligned(x, x_stride, element) &&
                rows_aligned(dx, dx_stride, element) && rows_aligned(gamma, 0, 4) &&
                rows_aligned(dresidual, dresidual == NULL ? 0 : dresidual_stride, element);
     return dtype == TP_BF16 ? TP_LAUNCH(layernorm_backward_bf16, grid, ROWS_BLOCK, 0, stream, a)
@@ -140,7 +144,7 @@ sum_rows(tp_stream stream, tp_dtype dtype, row_sums_args a, float *dbeta, float 
     const size_t element = tp_dtype_bytes(dtype);
     const int64_t strip = TP_WARP * (int64_t)(16 / element), tiles = sums_tiles(a.rows);
     const tp_grid grid = tp_grid2((a.n + strip - 1) / strip, tiles);
-    tile_sums_args end = {tiles, a.n, a.partial, {dbeta, dgamma}, accumulate};
+    tile_sums_args end = {tiles, a.partial, {dbeta, dgamma}, a.n, accumulate};
     a.tile = sums_tile(a.rows);
     a.vector = rows_aligned(a.dy, a.dy_stride, element) && rows_aligned(a.x, a.x == NULL ? 0 : a.x_stride, element);
     TP_TRY(dtype == TP_BF16 ? TP_LAUNCH(row_sums_bf16, grid, ROWS_BLOCK, 0, stream, a)
@@ -153,7 +157,8 @@ tp_cuda_layernorm_param_gradient(tp_stream stream, tp_dtype dtype, int64_t rows,
                                  int64_t dy_stride, const void *x, int64_t x_stride, const float *mean,
                                  const float *rstd, float *dgamma, float *dbeta, int accumulate, float *partial)
 {
-    row_sums_args a = {rows, n, 0, dy_stride, x_stride, dy, x, mean, rstd, partial, 0};
+    row_sums_args a = {rows, 0, dy_stride, x_stride, dy, x, mean, rstd, partial, (int)n, 0};
+    TP_TRY(rows_check(rows, n));
     return sum_rows(stream, dtype, a, dbeta, dgamma, accumulate);
 }
 
@@ -161,6 +166,7 @@ tp_status
 tp_cuda_bias_gradient(tp_stream stream, tp_dtype dtype, int64_t rows, int64_t n, const void *dy, int64_t dy_stride,
                       float *db, int accumulate, float *partial)
 {
-    row_sums_args a = {rows, n, 0, dy_stride, 0, dy, NULL, NULL, NULL, partial, 0};
+    row_sums_args a = {rows, 0, dy_stride, 0, dy, NULL, NULL, NULL, partial, (int)n, 0};
+    TP_TRY(rows_check(rows, n));
     return sum_rows(stream, dtype, a, db, NULL, accumulate);
 }

@@ -56,7 +56,7 @@ TP_KERNEL_BOUNDS(sumsq_leaf, sumsq_args, ROWS_BLOCK, 4)
     for (int c = 0; c < SUMSQ_LEAF / (4 * ROWS_BLOCK); c++) {
         const int64_t i = first + 4 * ((int64_t)c * ROWS_BLOCK + TP_THREAD);
         float x[4];
-        floats_read_f32(a.x + i, a.n - i, a.vector, x);
+        floats_read_f32(a.x + i, rows_left(a.n - i), a.vector, x);
         TP_UNROLL
         for (int k = 0; k < 4; k++)
             chain[k] += (double)x[k] * (double)x[k];

@@ -14,11 +14,11 @@ typedef struct {
 } pointwise_args;
 
 typedef struct {
-    int64_t rows, n;
+    int64_t rows;
     void *y;
     const float *bias;
     const void *residual;
-    int vector;
+    int n, vector;
 } add_bias_args;
 
 /* s = 1 / (1 + e^-2u) and e = e^-2|u|, u = sqrt(2/pi) (x + 0.044715 x^3): 0.5 (1 + tanh u) is s, and s keeps its digits
@@ -89,8 +89,9 @@ tp_cuda_add_bias(tp_stream stream, tp_dtype dtype, int64_t rows, int64_t n, void
 {
     const size_t element = tp_dtype_bytes(dtype);
     const int64_t lanes = (int64_t)(16 / element);
-    add_bias_args a = {rows, n, y, bias, residual, 0};
+    add_bias_args a = {rows, y, bias, residual, (int)n, 0};
     const tp_grid grid = tp_grid1(rows_blocks(rows * ((n + lanes - 1) / lanes), ROWS_BLOCK));
+    TP_TRY(rows_check(rows, n));
     a.vector = rows_aligned(y, n, element) && rows_aligned(residual, 0, element) && rows_aligned(bias, 0, 4);
     return dtype == TP_BF16 ? TP_LAUNCH(add_bias_bf16, grid, ROWS_BLOCK, 0, stream, a)
                             : TP_LAUNCH(add_bias_f32, grid, ROWS_BLOCK, 0, stream, a);

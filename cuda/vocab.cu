@@ -6,33 +6,42 @@
 #include "cuda/rows.h"
 
 #define GROUP_BLOCKS 65535 /* strips of columns lie in y */
-#define LOSS_BLOCK   1024  /* threads, at most */
-#define LOSS_CHUNKS  7     /* a thread keeps of its row: 57344 bf16, or 28672 floats, are read once */
+#define LOSS_BLOCK   768   /* threads, at most: twice that is what the smallest SM (sm_120) holds */
+#define LOSS_BLOCKS  2     /* of an SM: their rows stay in its share of the L2 cache from one pass to the other */
+#define LOG2_E       1.4426950408889634f
 
 typedef struct {
-    int64_t rows, n, y_stride;
+    int64_t rows, y_stride;
     const int32_t *tokens, *positions;
     const void *wte, *wpe;
     void *y;
-    int vector;
+    int n, vector;
 } embedding_args;
 
 typedef struct {
-    int64_t n, groups, dy_stride, grad_stride;
+    int64_t groups, dy_stride, grad_stride;
     const int32_t *group_index, *group_start, *rows_of;
     const void *dy;
     float *grad;
-    int vector;
+    int n, vector;
 } embedding_gradient_args;
 
 typedef struct {
-    int64_t rows, vocab, stride;
+    int64_t rows;
     void *logits;
     const int32_t *targets;
     float scale;
     float *loss;
-    int write_gradient, vector;
+    int vocab, stride, write_gradient, vector;
 } softmax_loss_args;
+
+/* e^x for x <= 0 by one instruction: the difference from the largest logit is exact where logits are large, not a
+ * difference of scaled ones. */
+TP_DEVICE float
+loss_exp(float x)
+{
+    return tp_exp2f(LOG2_E * x);
+}
 
 /* The largest, or the sum, over the block, the same bits in each thread; slots: one shared float per warp. */
 TP_DEVICE float
@@ -68,8 +77,9 @@ tp_cuda_embedding(tp_stream stream, tp_dtype dtype, int64_t rows, int64_t n, con
 {
     const size_t element = tp_dtype_bytes(dtype);
     const int64_t lanes = (int64_t)(16 / element);
-    embedding_args a = {rows, n, y_stride, tokens, positions, wte, wpe, y, 0};
+    embedding_args a = {rows, y_stride, tokens, positions, wte, wpe, y, (int)n, 0};
     const tp_grid grid = tp_grid1(rows_blocks(rows * ((n + lanes - 1) / lanes), ROWS_BLOCK));
+    TP_TRY(rows_check(rows, n));
     a.vector = rows_aligned(wte, n, element) && rows_aligned(wpe, n, element) && rows_aligned(y, y_stride, element);
     return dtype == TP_BF16 ? TP_LAUNCH(embedding_bf16, grid, ROWS_BLOCK, 0, stream, a)
                             : TP_LAUNCH(embedding_f32, grid, ROWS_BLOCK, 0, stream, a);
@@ -82,8 +92,9 @@ tp_cuda_embedding_gradient(tp_stream stream, tp_dtype dtype, int64_t n, int64_t 
 {
     const size_t element = tp_dtype_bytes(dtype);
     const int64_t strip = TP_WARP * (int64_t)(16 / element);
-    embedding_gradient_args a = {n, groups, dy_stride, grad_stride, group_index, group_start, rows_of, dy, grad, 0};
+    embedding_gradient_args a = {groups, dy_stride, grad_stride, group_index, group_start, rows_of, dy, grad, (int)n, 0};
     const tp_grid grid = tp_grid2(groups < GROUP_BLOCKS ? groups : GROUP_BLOCKS, (n + strip - 1) / strip);
+    TP_TRY(rows_check(groups, n));
     a.vector = rows_aligned(dy, dy_stride, element);
     return dtype == TP_BF16 ? TP_LAUNCH(embedding_gradient_bf16, grid, ROWS_BLOCK, 0, stream, a)
                             : TP_LAUNCH(embedding_gradient_f32, grid, ROWS_BLOCK, 0, stream, a);
@@ -95,9 +106,13 @@ tp_cuda_softmax_loss(tp_stream stream, tp_dtype dtype, int64_t rows, int64_t voc
 {
     const size_t element = tp_dtype_bytes(dtype);
     const int64_t warp = TP_WARP * (int64_t)(16 / element), threads = (vocab + warp - 1) / warp * TP_WARP;
-    softmax_loss_args a = {rows, vocab, stride, logits, targets, scale, loss, write_gradient, 0};
+    softmax_loss_args a = {rows, logits, targets, scale, loss, (int)vocab, (int)stride, write_gradient, 0};
     const int block = threads < LOSS_BLOCK ? (int)threads : LOSS_BLOCK;
     const tp_grid grid = tp_grid1(rows_blocks(rows, 1));
+    TP_TRY(rows_check(rows, stride));
+    if (vocab < 1 || vocab > stride)
+        return tp_fail(TP_EVALUE, "loss: %lld logits in rows of %lld; a row must hold 1 or more", (long long)vocab,
+                       (long long)stride);
     a.vector = rows_aligned(logits, stride, element);
     return dtype == TP_BF16 ? TP_LAUNCH(softmax_loss_bf16, grid, block, 0, stream, a)
                             : TP_LAUNCH(softmax_loss_f32, grid, block, 0, stream, a);

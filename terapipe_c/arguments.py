@@ -100,6 +100,10 @@ def build_parser(runs: Mapping[str, Run]) -> argparse.ArgumentParser:
     plan_flags(p)
     launch_flags(p)
     p.add_argument("--out", required=True, help="run folder to make")
+    p.add_argument("--under", choices=("torchrun", "mpirun", "mpiexec", "srun"),
+                   help="be one rank, as this launcher says in the environment, instead of starting all: "
+                        "torchrun --nproc-per-node 2 --no-python terapipe train plan.json --under torchrun ...; "
+                        "needs a plan file, and rank 0 alone prints")
 
     p = add("resume", "continue a run from its newest checkpoint", "terapipe resume runs/a --steps 400")
     p.add_argument("folder", help="run folder")

@@ -5,9 +5,9 @@
 
 struct tp_engine {
     tp_engine_config config;
-    tp_backend backend;
-    tp_heap *heap;
-    tp_team *team;
+    tp_device *device;
+    tp_heap *heap;    /* of the tables */
+    tp_heap *private; /* that heap where the device's account is another's; else NULL */
     int stages;           /* held by this rank */
     tp_stage **stage;     /* [program->stages], NULL where another rank holds it; NULL when emulated */
     const tp_instr *code; /* [count] of this rank */

@@ -11,6 +11,7 @@
 #include "csrc/base/clock.h"
 #include "cuda/emu/emu.h"
 #include "cuda/faults.h"
+#include "cuda/simt.h"
 
 enum { GUARD = 512, GUARD_BYTE = 0xA5, FRESH_BYTE = 0xFF, MAX_DEVICES = 16, RUNTIME = 13000 };
 
@@ -213,6 +214,7 @@ tp_cuda_open(int index, const tp_cuda_partition *partition, tp_cuda_device **out
 static void
 give_back(tp_cuda_device *device, struct allocation *entry)
 {
+    tp_simt_range_remove(entry->block + GUARD);
     pthread_mutex_lock(&lock);
     taken[device->properties.index] -= entry->bytes;
     pthread_mutex_unlock(&lock);
@@ -303,11 +305,15 @@ tp_cuda_alloc(tp_cuda_device *device, size_t bytes, const char *what, void **out
     struct allocation *entry = calloc(1, sizeof *entry);
     if (entry)
         *entry = (struct allocation){aligned_alloc(GUARD, whole), bytes, device->allocated};
-    if (!entry || !entry->block) {
+    tp_status status = entry && entry->block ? tp_simt_range_add(entry->block + GUARD, bytes) : TP_OK;
+    if (!entry || !entry->block || status != TP_OK) {
+        if (entry)
+            free(entry->block);
         free(entry);
         pthread_mutex_lock(&lock);
         taken[device->properties.index] -= bytes;
         pthread_mutex_unlock(&lock);
+        TP_TRY(status);
         return tp_fail(TP_EMEMORY, "%s needs %zu bytes, which the host of the emulated device does not have", what, bytes);
     }
     memset(entry->block, GUARD_BYTE, whole);
