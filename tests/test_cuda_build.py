@@ -1,6 +1,7 @@
 """The CUDA backend on machines that lack something: it builds where nvcc is, loads where no driver is, and says what is
 missing; device errors through the emulated device; no kernel spills registers; libraries found at run time."""
 
+import itertools
 import os
 import re
 import shutil
@@ -221,6 +222,38 @@ def test_no_such_device(emulated):
     for index in (2, -1):
         with pytest.raises(ValueError, match=f"device {index}: this process sees 2 CUDA devices, 0 to 1"):
             emulated.check(index, 0)
+
+
+def test_streams_events_and_copies(emulated):
+    seen = emulated.exercise(0)
+    assert seen["seconds"] >= 0 and not seen["graphs"]
+
+
+def test_every_device_call_can_fail(emulated):
+    """Broken at each call in turn, the trial raises and gives everything back: nothing crashes, nothing is lost."""
+    emulated.emu_machine(total_bytes=2 << 20)
+    for calls in itertools.count(1):
+        emulated.emu_break(calls)
+        try:
+            emulated.exercise(0)
+            break
+        except tp.ExecutionError as error:
+            assert "device is lost" in str(error)
+        emulated.emu_break(0)
+        emulated.check(0, 2 << 20)
+    assert calls > 15
+
+
+@pytest.mark.gpu
+def test_a_device_does_all_that_is_asked_of_it():
+    module = tp.cuda.load()
+    for device in tp.cuda.devices():
+        seen = module.exercise(device.index)
+        assert seen["graphs"] and 0 < seen["seconds"] < 1
+        with pytest.raises(tp.OutOfMemoryError, match=f"needs {device.total_bytes + 1} bytes of device {device.index}, .* short"):
+            module.check(device.index, device.total_bytes + 1)
+    with pytest.raises(ValueError, match=f"device {tp.cuda.device_count()}: this process sees"):
+        module.check(tp.cuda.device_count(), 0)
 
 
 def test_out_of_device_memory_says_how_much(emulated):

@@ -30,8 +30,8 @@ def device():
     missing = [library.why_not for library in versions.libraries if not library.version]
     assert not missing, missing
     for d in tp.cuda.devices():
-        tp.cuda.load().check(d.index, 1 << 20)
-    return {"devices": [dataclasses.asdict(d) for d in tp.cuda.devices()], "versions": dataclasses.asdict(versions)}
+        trial = tp.cuda.load().exercise(d.index)
+    return {"trial": trial, "devices": [dataclasses.asdict(d) for d in tp.cuda.devices()], "versions": dataclasses.asdict(versions)}
 
 
 def memory():
