@@ -7,7 +7,6 @@ bytes: for every cut of rows into calls, every order of blocks and threads, and 
 import ctypes
 import itertools
 import math
-import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ if not (ROOT / "cuda").is_dir() or not shutil.which("gcc"):
     pytest.skip("no CUDA sources beside the tests, or no gcc", allow_module_level=True)
 
 import cuda_emu  # noqa: E402
+from cuda_launchers import declare  # noqa: E402
 
 F32, BF16 = 0, 1
 DTYPES = pytest.mark.parametrize("dtype", [F32, BF16], ids=["f32", "bf16"])
@@ -47,24 +47,11 @@ def numbers(x: np.ndarray) -> np.ndarray:
 
 
 class Kernels:
-    """The launchers by name, their argument types read from kernels.h and groups.h."""
-
-    TYPES = {"tp_stream": ctypes.c_void_p, "tp_dtype": ctypes.c_int, "int64_t": ctypes.c_int64, "int": ctypes.c_int,
-             "float": ctypes.c_float}  # fmt: skip
+    """The launchers by name, and memory that they may touch."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self.lib = library
-        self.lib.tp_error_message.restype = ctypes.c_char_p
+        self.lib = declare(library)
         self.kept: list[np.ndarray] = []
-        text = "".join((ROOT / "cuda" / name).read_text() for name in ("kernels.h", "groups.h"))
-        found = re.findall(r"(tp_status|int64_t)\n(tp_cuda_\w+)\(([^;]*)\);", text, re.MULTILINE)
-        self.results = {}
-        for result, name, arguments in found:
-            if hasattr(self.lib, name):
-                function, words = getattr(self.lib, name), [a.split() for a in arguments.split(",")]
-                function.argtypes = [ctypes.c_void_p if "*" in " ".join(w) else self.TYPES[w[0]] for w in words]
-                function.restype = ctypes.c_int64 if result == "int64_t" else ctypes.c_int
-                self.results[name] = result
 
     def put(self, x: np.ndarray, offset: int = 0) -> np.ndarray:
         """A copy in memory of its own, `offset` elements behind a boundary of 64 bytes; the only memory kernels may touch."""

@@ -83,8 +83,8 @@ typedef struct {
     size_t host_stack_bytes;
 } simt_machine;
 
-__thread tp_simt_thread *tp_simt_self __attribute__((tls_model("initial-exec"), visibility("hidden")));
-static __thread simt_machine *machine __attribute__((tls_model("initial-exec")));
+__thread tp_simt_thread *tp_simt_self __attribute__((visibility("hidden")));
+static __thread simt_machine *machine;
 static pthread_key_t machine_key;
 static pthread_once_t machine_once = PTHREAD_ONCE_INIT;
 static atomic_int launch_order;
