@@ -10,8 +10,10 @@ checks alone, small, on the host's emulator, and measures nothing.
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import itertools
 import math
+import os
 import runpy
 import statistics
 import subprocess
@@ -323,12 +325,25 @@ def measure(k: Rows, steps: int) -> dict[str, Any]:
     return {"copy_bytes_per_s": ceiling, "kernels": rates}
 
 
+def edges(library: Path) -> str:
+    """tests/test_cuda_rows.py on the device: its last line. Raises where a test fails."""
+    if importlib.util.find_spec("pytest") is None:
+        return "pytest is missing: the edge cases were not run"
+    command = [sys.executable, "-m", "pytest", "--noconftest", "-q", "-p", "no:cacheprovider", "tests/test_cuda_rows.py"]
+    ran = subprocess.run(command, cwd=ROOT, env={**os.environ, "TERAPIPE_CUDA_ROWS": str(library)}, capture_output=True,
+                         text=True)  # fmt: skip
+    if ran.returncode:
+        raise RuntimeError(f"the edge cases fail on the device:\n{ran.stdout[-4000:]}{ran.stderr[-1000:]}")
+    return ran.stdout.strip().splitlines()[-1]
+
+
 def run(steps: int = 20) -> dict[str, Any]:
     """What gpu_check.py asks for: correctness first, then rates."""
     properties = torch.cuda.get_device_properties(0)
-    k = Rows(ctypes.CDLL(str(build(torch.cuda.get_device_capability(0)))), "cuda")
-    right = check(k)
-    return {"gpu": properties.name, "torch": torch.__version__, "errors": right, **measure(k, steps)}
+    library = build(torch.cuda.get_device_capability(0))
+    k = Rows(ctypes.CDLL(str(library)), "cuda")
+    right = {"errors": check(k), "edges": edges(library)}
+    return {"gpu": properties.name, "torch": torch.__version__, **right, **measure(k, steps)}
 
 
 def main() -> None:
@@ -340,6 +355,7 @@ def main() -> None:
 
         for case, errors in check(Rows(cuda_emu.library(), "cpu"), 64, 20_003).items():
             print(case, {name: f"{e['beyond_rounding']:.1e} {e['rms']:.1e}" for name, e in errors.items()})
+        print(edges(Path(cuda_emu.build())))
         return
     if not torch.cuda.is_available():
         sys.exit("gpu_rows: PyTorch sees no GPU; nothing was measured")

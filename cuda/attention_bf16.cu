@@ -14,10 +14,6 @@
 #define GROUPS 1
 #include "cuda/attention_bf16.inc"
 
-#define HD 128
-#define GROUPS 2
-#include "cuda/attention_bf16.inc"
-
 /* Blocks that fill a large GPU (132 SMs, two a SM). With fewer, smaller tiles use more of it. */
 #define FULL 264
 
@@ -42,16 +38,15 @@ groups_for(const tp_attention_args *args)
 tp_status
 tp_attention_forward_bf16(tp_stream stream, const tp_attention_args *args)
 {
-    int groups = groups_for(args);
-    if (args->dim <= 64)
-        return groups == 2 ? forward_64_2(stream, args) : forward_64_1(stream, args);
-    return groups == 2 ? forward_128_2(stream, args) : forward_128_1(stream, args);
+    if (args->dim > 64)
+        return forward_128_1(stream, args);
+    return groups_for(args) == 2 ? forward_64_2(stream, args) : forward_64_1(stream, args);
 }
 
 tp_status
 tp_attention_backward_bf16(tp_stream stream, const tp_attention_args *args)
 {
-    if (args->dim <= 64)
-        return groups_for(args) == 2 ? backward_64_2(stream, args) : backward_64_1(stream, args);
-    return backward_128_1(stream, args);
+    if (args->dim > 64)
+        return backward_128_1(stream, args);
+    return groups_for(args) == 2 ? backward_64_2(stream, args) : backward_64_1(stream, args);
 }
