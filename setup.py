@@ -68,7 +68,9 @@ def cuda_sources(emulated=False):
         hidden = {p.name for p in emulators}
         needs_cuda = [p for p in sources if p.suffix == ".c" and p.name not in hidden and "#include <cuda" in p.read_text()]
         sources = [p for p in sources if p.name not in hidden and p not in needs_cuda] + emulators
-    return [str(p) for p in sources] + [str(p) for room in rooms for p in sorted(Path(room).glob("*.c"))]
+    shared = [p for room in rooms for p in sorted(Path(room).glob("*.c"))]
+    shared += [Path("csrc/comm/region.c"), Path("csrc/comm/words.c")]  # a region is memory: it has no one module
+    return [str(p) for p in (*sources, *shared)]
 
 
 @functools.cache

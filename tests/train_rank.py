@@ -37,7 +37,7 @@ def main(plan, data, options):
         dying(die, fail)
     try:
         run = tp.train(tp.Plan.load(plan), data, progress=False, **options)
-    except tp.Error as error:
+    except (tp.Error, OSError) as error:
         print(json.dumps({"error": type(error).__name__, "text": str(error)}))
         return 1
     said = {"rank": run.rank, "losses": [r.loss for r in run], "norms": [r.grad_norm for r in run],

@@ -140,6 +140,7 @@ typedef struct {
 
 #define TP_PROVIDER_ABI 1u
 #define TP_PROVIDER_CAPSULE "terapipe_c.provider"
+#define TP_PARTITION_CAPSULE "terapipe_c.partition" /* of tp_device_config.partition */
 
 typedef struct {
     uint32_t abi, size;  /* TP_PROVIDER_ABI, sizeof(tp_provider): checked before anything else is read */
