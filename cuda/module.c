@@ -215,7 +215,7 @@ module_exec(PyObject *module)
     if (added < 0)
         return -1;
 #endif
-    return tp_cuda_add_gemm(module);
+    return tp_cuda_add_gemm(module) < 0 ? -1 : tp_cuda_add_attention(module);
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, module_exec}, {0, NULL}};
