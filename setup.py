@@ -108,9 +108,10 @@ def nvcc_command(nvcc, include, source, output):
     if archs == CUDA_ARCHS:
         targets.append("-gencode=arch=compute_90,code=compute_90")
     strict = ["-Werror", "all-warnings"] if os.environ.get("TERAPIPE_WERROR") == "1" else []
+    host = "-fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics"
     return [nvcc, "-c", source, "-o", output, "-MMD", "-MF", str(Path(output).with_suffix(".d")), "-O3", "-std=c++17", "-I.",
-            "-isystem", include, "-Xptxas", "-v", "--threads", "2", "-diag-suppress", "177",
-            "-Xcompiler=-fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics", *strict, *targets]  # fmt: skip
+            "-isystem", include, "-Xptxas", "-v", "--threads", "2", "-diag-suppress", "177", f"-Xcompiler={host}", *strict,
+            *targets]  # fmt: skip
 
 
 def compile_if_stale(output, command, run):

@@ -15,5 +15,7 @@ int
 tp_cuda_add_gemm(PyObject *module);
 int
 tp_cuda_add_attention(PyObject *module);
+int
+tp_cuda_add_device(PyObject *module);
 
 #endif

@@ -8,8 +8,11 @@
 
 #define NORM_EPS    1e-5f
 #define NORM_CHUNKS 4
+#define NORM_SPREAD 512 /* blocks: below it they get smaller */
 #define SUM_TILES   256 /* of rows, at most: the second kernel's work */
 #define SUM_ROWS    32  /* of a tile, at least */
+#define SUM_BLOCK   1024
+#define SUM_EACH    (SUM_TILES * TP_WARP / SUM_BLOCK)
 
 typedef struct {
     int64_t rows, x_stride, y_stride;
@@ -51,23 +54,28 @@ typedef struct {
 #include "cuda/rows.inc"
 #include "cuda/norm.inc"
 
-/* Sums of tiles: a warp takes every ROWS_WARPS-th tile of 32 columns, then the warps are added in order. */
-TP_KERNEL_BOUNDS(tile_sums, tile_sums_args, ROWS_BLOCK, 4)
+/* The sums of 32 columns over the tiles: each warp takes SUM_EACH or fewer, `warps` apart and all at once (there are few
+ * blocks to hide their latency), then the warps are added in order. */
+TP_KERNEL_BOUNDS(tile_sums, tile_sums_args, SUM_BLOCK, 1)
 {
-    TP_SHARED(float, of_warp, ROWS_BLOCK);
-    const int lane = TP_THREAD % TP_WARP, warp = TP_THREAD / TP_WARP, set = TP_BLOCK_Y;
+    TP_SHARED(float, of_warp, SUM_BLOCK);
+    const int lane = TP_THREAD % TP_WARP, warp = TP_THREAD / TP_WARP, warps = TP_THREADS / TP_WARP, set = TP_BLOCK_Y;
     const int column = TP_BLOCK_X * TP_WARP + lane;
     float *sums = set == 0 ? a.sums[0] : a.sums[1];
-    float sum = 0.0f;
-    if (column < a.n)
-        for (int64_t tile = warp; tile < a.tiles; tile += ROWS_WARPS)
-            sum += TP_LD(a.partial + (2 * tile + set) * a.n + column);
+    float part[SUM_EACH], sum = 0.0f;
+    TP_UNROLL
+    for (int j = 0; j < SUM_EACH; j++) {
+        const int64_t tile = warp + j * warps;
+        part[j] = column < a.n && tile < a.tiles ? TP_LD(a.partial + (2 * tile + set) * a.n + column) : 0.0f;
+    }
+    TP_UNROLL
+    for (int j = 0; j < SUM_EACH; j++)
+        sum += part[j];
     of_warp[TP_THREAD] = sum;
     TP_SYNC();
     if (warp == 0 && column < a.n && sums != NULL) {
         sum = 0.0f;
-        TP_UNROLL
-        for (int w = 0; w < ROWS_WARPS; w++)
+        for (int w = 0; w < warps; w++)
             sum += of_warp[w * TP_WARP + lane];
         TP_ST(sums + column, a.accumulate ? TP_LD(sums + column) + sum : sum);
     }
@@ -83,6 +91,17 @@ norm_warps(int64_t n, size_t element)
     return warps;
 }
 
+/* Threads of a block and blocks of the grid: few rows lie in small blocks, one row each, so that all SMs have some. */
+static int
+norm_block(int64_t rows, int warps, tp_grid *grid)
+{
+    int block = ROWS_BLOCK;
+    while (block > warps * TP_WARP && rows / (block / (warps * TP_WARP)) < NORM_SPREAD)
+        block /= 2;
+    *grid = tp_grid1(rows_blocks(rows, block / (warps * TP_WARP)));
+    return block;
+}
+
 tp_status
 tp_cuda_layernorm(tp_stream stream, tp_dtype dtype, int64_t rows, int64_t n, const void *x, int64_t x_stride,
                   const float *gamma, const float *beta, void *y, int64_t y_stride, float *mean, float *rstd)
@@ -90,12 +109,13 @@ tp_cuda_layernorm(tp_stream stream, tp_dtype dtype, int64_t rows, int64_t n, con
     const size_t element = tp_dtype_bytes(dtype);
     const int64_t lanes = (int64_t)(16 / element);
     layernorm_args a = {rows, x_stride, y_stride, x, gamma, beta, y, mean, rstd, (int)n, norm_warps(n, element), 0};
-    const tp_grid grid = tp_grid1(rows_blocks(rows, ROWS_WARPS / a.warps));
+    tp_grid grid;
+    const int block = norm_block(rows, a.warps, &grid);
     TP_TRY(rows_check(rows, n));
     a.vector = n % lanes == 0 && rows_aligned(x, x_stride, element) && rows_aligned(y, y == NULL ? 0 : y_stride, element) &&
                rows_aligned(gamma, 0, 4) && rows_aligned(beta, 0, 4);
-    return dtype == TP_BF16 ? TP_LAUNCH(layernorm_bf16, grid, ROWS_BLOCK, 0, stream, a)
-                            : TP_LAUNCH(layernorm_f32, grid, ROWS_BLOCK, 0, stream, a);
+    return dtype == TP_BF16 ? TP_LAUNCH(layernorm_bf16, grid, block, 0, stream, a)
+                            : TP_LAUNCH(layernorm_f32, grid, block, 0, stream, a);
 }
 
 tp_status
@@ -108,13 +128,14 @@ tp_cuda_layernorm_backward(tp_stream stream, tp_dtype dtype, int64_t rows, int64
     layernorm_backward_args a = {rows,      dy_stride, x_stride, dresidual_stride, dx_stride, dy, x,
                                  dresidual, mean,      rstd,     gamma,            dx,        (int)n, norm_warps(n, element),
                                  0};
-    const tp_grid grid = tp_grid1(rows_blocks(rows, ROWS_WARPS / a.warps));
+    tp_grid grid;
+    const int block = norm_block(rows, a.warps, &grid);
     TP_TRY(rows_check(rows, n));
     a.vector = n % lanes == 0 && rows_aligned(dy, dy_stride, element) && rows_aligned(x, x_stride, element) &&
                rows_aligned(dx, dx_stride, element) && rows_aligned(gamma, 0, 4) &&
                rows_aligned(dresidual, dresidual == NULL ? 0 : dresidual_stride, element);
-    return dtype == TP_BF16 ? TP_LAUNCH(layernorm_backward_bf16, grid, ROWS_BLOCK, 0, stream, a)
-                            : TP_LAUNCH(layernorm_backward_f32, grid, ROWS_BLOCK, 0, stream, a);
+    return dtype == TP_BF16 ? TP_LAUNCH(layernorm_backward_bf16, grid, block, 0, stream, a)
+                            : TP_LAUNCH(layernorm_backward_f32, grid, block, 0, stream, a);
 }
 
 /* Rows of a tile: it follows from the rows of the micro-batch alone. */
@@ -144,12 +165,13 @@ sum_rows(tp_stream stream, tp_dtype dtype, row_sums_args a, float *dbeta, float 
     const size_t element = tp_dtype_bytes(dtype);
     const int64_t strip = TP_WARP * (int64_t)(16 / element), tiles = sums_tiles(a.rows);
     const tp_grid grid = tp_grid2((a.n + strip - 1) / strip, tiles);
+    const int block = tiles <= SUM_EACH * ROWS_WARPS ? ROWS_BLOCK : SUM_BLOCK;
     tile_sums_args end = {tiles, a.partial, {dbeta, dgamma}, a.n, accumulate};
     a.tile = sums_tile(a.rows);
-    a.vector = rows_aligned(a.dy, a.dy_stride, element) && rows_aligned(a.x, a.x == NULL ? 0 : a.x_stride, element);
+    a.vector = a.n % (16 / (int)element) == 0 && rows_aligned(a.dy, a.dy_stride, element) && rows_aligned(a.x, a.x == NULL ? 0 : a.x_stride, element);
     TP_TRY(dtype == TP_BF16 ? TP_LAUNCH(row_sums_bf16, grid, ROWS_BLOCK, 0, stream, a)
                             : TP_LAUNCH(row_sums_f32, grid, ROWS_BLOCK, 0, stream, a));
-    return TP_LAUNCH(tile_sums, tp_grid2((a.n + TP_WARP - 1) / TP_WARP, a.x == NULL ? 1 : 2), ROWS_BLOCK, 0, stream, end);
+    return TP_LAUNCH(tile_sums, tp_grid2((a.n + TP_WARP - 1) / TP_WARP, a.x == NULL ? 1 : 2), block, 0, stream, end);
 }
 
 tp_status

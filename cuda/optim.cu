@@ -47,19 +47,25 @@ sumsq_block(double v, double *sums)
 #include "cuda/rows.inc"
 #include "cuda/optim.inc"
 
-/* One leaf: four chains a thread, in double, where the square of a float is exact. */
+/* One leaf: four chains a thread, in double, where the square of a float is exact; four chunks are read at once. */
 TP_KERNEL_BOUNDS(sumsq_leaf, sumsq_args, ROWS_BLOCK, 4)
 {
     TP_SHARED(double, sums, ROWS_BLOCK);
     const int64_t first = (int64_t)TP_BLOCK_X * SUMSQ_LEAF;
+    const int n = a.n - first < SUMSQ_LEAF ? (int)(a.n - first) : SUMSQ_LEAF, whole = a.vector && n == SUMSQ_LEAF;
     double chain[4] = {0.0, 0.0, 0.0, 0.0}, sum;
-    for (int c = 0; c < SUMSQ_LEAF / (4 * ROWS_BLOCK); c++) {
-        const int64_t i = first + 4 * ((int64_t)c * ROWS_BLOCK + TP_THREAD);
-        float x[4];
-        floats_read_f32(a.x + i, rows_left(a.n - i), a.vector, x);
+    for (int c = 0; c < SUMSQ_LEAF; c += 16 * ROWS_BLOCK) {
+        float x[4][4];
         TP_UNROLL
-        for (int k = 0; k < 4; k++)
-            chain[k] += (double)x[k] * (double)x[k];
+        for (int j = 0; j < 4; j++) {
+            const int i = c + 4 * (j * ROWS_BLOCK + TP_THREAD);
+            floats_read_f32(a.x + first + i, whole ? 4 : n - i, whole, x[j]);
+        }
+        TP_UNROLL
+        for (int j = 0; j < 4; j++)
+            TP_UNROLL
+            for (int k = 0; k < 4; k++)
+                chain[k] += (double)x[j][k] * (double)x[j][k];
     }
     sum = sumsq_block((chain[0] + chain[2]) + (chain[1] + chain[3]), sums);
     if (TP_THREAD == 0)

@@ -95,7 +95,7 @@ tp_cuda_embedding_gradient(tp_stream stream, tp_dtype dtype, int64_t n, int64_t 
     embedding_gradient_args a = {groups, dy_stride, grad_stride, group_index, group_start, rows_of, dy, grad, (int)n, 0};
     const tp_grid grid = tp_grid2(groups < GROUP_BLOCKS ? groups : GROUP_BLOCKS, (n + strip - 1) / strip);
     TP_TRY(rows_check(groups, n));
-    a.vector = rows_aligned(dy, dy_stride, element);
+    a.vector = n % (16 / (int64_t)element) == 0 && rows_aligned(dy, dy_stride, element);
     return dtype == TP_BF16 ? TP_LAUNCH(embedding_gradient_bf16, grid, ROWS_BLOCK, 0, stream, a)
                             : TP_LAUNCH(embedding_gradient_f32, grid, ROWS_BLOCK, 0, stream, a);
 }

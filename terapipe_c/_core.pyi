@@ -278,7 +278,7 @@ class Engine:
     def __new__(
         cls, program: Program, rank: int, model: _Dimensions, partition: Sequence[int], slicing: _Slicing, comm: Comm | None = None,
         isa: str | None = None, threads: int = 1, memory_bytes: int = 0, provider: object = None, device: int = 0,
-        dtype: str | None = None, eager: bool = False,
+        dtype: str | None = None, eager: bool = False, reproducible: bool = False, candidates: int = 0, staged: bool = False,
     ) -> Self: ...
     @classmethod
     def emulated(cls, program: Program, rank: int, durations: _Costs, comm: Comm | None = None) -> Engine: ...

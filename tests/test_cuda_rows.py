@@ -7,7 +7,7 @@ bytes: for every cut of rows into calls, every order of blocks and threads, and 
 import ctypes
 import itertools
 import math
-import re
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +21,7 @@ if not (ROOT / "cuda").is_dir() or not shutil.which("gcc"):
     pytest.skip("no CUDA sources beside the tests, or no gcc", allow_module_level=True)
 
 import cuda_emu  # noqa: E402
+from cuda_launchers import declare  # noqa: E402
 
 F32, BF16 = 0, 1
 DTYPES = pytest.mark.parametrize("dtype", [F32, BF16], ids=["f32", "bf16"])
@@ -47,24 +48,11 @@ def numbers(x: np.ndarray) -> np.ndarray:
 
 
 class Kernels:
-    """The launchers by name, their argument types read from kernels.h and groups.h."""
-
-    TYPES = {"tp_stream": ctypes.c_void_p, "tp_dtype": ctypes.c_int, "int64_t": ctypes.c_int64, "int": ctypes.c_int,
-             "float": ctypes.c_float}  # fmt: skip
+    """The launchers by name, and memory that they may touch."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self.lib = library
-        self.lib.tp_error_message.restype = ctypes.c_char_p
+        self.lib = declare(library)
         self.kept: list[np.ndarray] = []
-        text = "".join((ROOT / "cuda" / name).read_text() for name in ("kernels.h", "groups.h"))
-        found = re.findall(r"(tp_status|int64_t)\n(tp_cuda_\w+)\(([^;]*)\);", text, re.MULTILINE)
-        self.results = {}
-        for result, name, arguments in found:
-            if hasattr(self.lib, name):
-                function, words = getattr(self.lib, name), [a.split() for a in arguments.split(",")]
-                function.argtypes = [ctypes.c_void_p if "*" in " ".join(w) else self.TYPES[w[0]] for w in words]
-                function.restype = ctypes.c_int64 if result == "int64_t" else ctypes.c_int
-                self.results[name] = result
 
     def put(self, x: np.ndarray, offset: int = 0) -> np.ndarray:
         """A copy in memory of its own, `offset` elements behind a boundary of 64 bytes; the only memory kernels may touch."""
@@ -98,9 +86,82 @@ class Kernels:
         assert self.status(name, None, *arguments) == 0, self.lib.tp_error_message().decode()
 
 
+class OnDevice(Kernels):
+    """The same on a device that the host cannot see into: arrays are copied there before a call and back behind it."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        super().__init__(library)
+        self.lib.tp_cuda_compute.restype = ctypes.c_void_p
+        self.device, self.memory, self.offsets = ctypes.c_void_p(), list[ctypes.c_void_p](), dict[int, int]()
+        self.do("tp_cuda_open", 0, None, ctypes.byref(self.device))
+        self.stream = ctypes.c_void_p(self.lib.tp_cuda_compute(self.device))
+
+    def do(self, name: str, *arguments: Any) -> None:
+        assert getattr(self.lib, name)(*arguments) == 0, self.lib.tp_error_message().decode()
+
+    def put(self, x: np.ndarray, offset: int = 0) -> np.ndarray:
+        copy, memory = np.array(x, order="C"), ctypes.c_void_p()
+        room = ctypes.c_size_t(copy.nbytes + 64 + offset * copy.itemsize)
+        self.do("tp_cuda_alloc", self.device, room, b"a test", ctypes.byref(memory))
+        self.memory.append(memory)
+        self.kept.append(copy)
+        self.offsets[copy.ctypes.data] = offset * copy.itemsize
+        return copy
+
+    def on_device(self, i: int) -> int:
+        return (self.memory[i].value or 0) + self.offsets[self.kept[i].ctypes.data]
+
+    def move(self, back: bool) -> None:
+        for i, x in enumerate(self.kept):
+            here, there, size = (
+                ctypes.c_void_p(x.ctypes.data),
+                ctypes.c_void_p(self.on_device(i)),
+                ctypes.c_size_t(x.nbytes),
+            )
+            if x.nbytes:
+                self.do(
+                    "tp_cuda_copy",
+                    self.device,
+                    self.stream,
+                    *((here, there) if back else (there, here)),
+                    size,
+                    int(back),
+                )
+        self.do("tp_cuda_synchronize", self.device, self.stream)
+
+    def status(self, name: str, *arguments: Any) -> int:
+        def place(a: Any) -> Any:
+            if not isinstance(a, np.ndarray):
+                return a
+            for i, x in enumerate(self.kept):
+                if x.ctypes.data <= a.ctypes.data < x.ctypes.data + max(x.nbytes, 1):
+                    return self.on_device(i) + a.ctypes.data - x.ctypes.data
+            return a.ctypes.data
+
+        if arguments[0] is not None:  # not a launcher
+            return super().status(name, *arguments)
+        self.move(back=False)
+        status = int(getattr(self.lib, "tp_cuda_" + name)(self.stream, *map(place, arguments[1:])))
+        self.move(back=True)
+        return status
+
+    def clear(self) -> None:
+        for memory in self.memory:
+            self.lib.tp_cuda_free(self.device, memory)
+        self.memory.clear()
+        self.kept.clear()
+        self.offsets.clear()
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Kernels:
+    """On the emulator; or on the device of the library that TERAPIPE_CUDA_ROWS names (benchmarks/gpu_rows.py builds one)."""
+    path = os.environ.get("TERAPIPE_CUDA_ROWS")
+    return OnDevice(ctypes.CDLL(path)) if path else Kernels(cuda_emu.library())
+
+
 @pytest.fixture
-def k() -> Iterator[Kernels]:
-    kernels = Kernels(cuda_emu.library())
+def k(kernels: Kernels) -> Iterator[Kernels]:
     yield kernels
     kernels.clear()
 
@@ -507,6 +568,8 @@ def test_bits_do_not_depend_on_cuts(k: Kernels, dtype: int) -> None:
 @DTYPES
 @pytest.mark.parametrize("order", [1, 2, 3])
 def test_bits_do_not_depend_on_the_order_of_blocks_and_threads(k: Kernels, dtype: int, order: int) -> None:
+    if isinstance(k, OnDevice):
+        pytest.skip("a device has an order of its own")
     rows, sums = row_calls(k, dtype, [0, 41]), sum_calls(k, dtype)
     k.lib.tp_simt_set_order(order)
     assert row_calls(k, dtype, [0, 41]) == rows

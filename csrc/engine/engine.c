@@ -116,6 +116,22 @@ tp_engine_halve(const tp_program *program, tp_slicing *slicing)
     return TP_OK;
 }
 
+/* How messages get out of the device's memory: its communicator reads it, or the host may, or it is read for the host. */
+static tp_status
+connect(tp_engine *engine)
+{
+    tp_comm *comm = engine->config.comm;
+    if (comm == NULL)
+        return TP_OK;
+    if (comm->ops->bind != NULL)
+        return comm->ops->bind(comm, engine->device);
+    if (engine->config.provider->host_memory && !engine->config.staged)
+        return TP_OK;
+    TP_TRY(tp_engine_stage_comm(comm, engine->device, &engine->staged));
+    engine->config.comm = engine->staged;
+    return TP_OK;
+}
+
 static tp_status
 open_parts(tp_engine *engine, const tp_engine_config *config, tp_heap *account)
 {
@@ -125,6 +141,7 @@ open_parts(tp_engine *engine, const tp_engine_config *config, tp_heap *account)
     engine->heap = provider->counts_tables ? account : engine->private;
     TP_TRY(tp_engine_take_tables(engine, config->program, config->rank, gather_count(config)));
     TP_TRY(provider->device->open(&config->device, account, &engine->device));
+    TP_TRY(connect(engine));
     TP_TRY(provider->device->reserve(engine->device, workspace_bytes(config)));
     for (int stage = 0; stage < config->program->stages; stage++) {
         if (config->program->rank_of[stage] != config->rank)
@@ -187,6 +204,8 @@ tp_engine_close(tp_engine *engine)
 {
     if (engine == NULL)
         return;
+    if (engine->staged != NULL)
+        engine->staged->ops->close(engine->staged);
     if (engine->device != NULL) {
         for (int stage = 0; stage < engine->config.program->stages; stage++)
             engine->config.provider->stage->close(engine->stage[stage]);

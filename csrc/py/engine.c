@@ -24,15 +24,17 @@ static PyObject *
 engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"program", "rank", "model",   "partition", "slicing", "comm",
-                            "isa",     "threads", "memory_bytes", "provider", "device", "dtype", "eager", NULL};
+                            "isa",     "threads", "memory_bytes", "provider", "device", "dtype", "eager", "reproducible",
+                            "candidates", "staged", NULL};
     PyObject *program, *model, *partition, *slicing, *comm = Py_None, *provider = Py_None;
     const char *dtype = NULL;
     unsigned long long memory = 0;
     tp_engine_config config = {.device = {.threads = 1}};
     tp_py_state *state = PyType_GetModuleState(type);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OiOOO|OziKOizp", names, &program, &config.rank, &model, &partition,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OiOOO|OziKOizppip", names, &program, &config.rank, &model, &partition,
                                      &slicing, &comm, &config.device.isa, &config.device.threads, &memory, &provider,
-                                     &config.device.device, &dtype, &config.device.eager))
+                                     &config.device.device, &dtype, &config.device.eager, &config.device.reproducible,
+                                     &config.device.candidates, &config.staged))
         return NULL;
     engine_object *self = (engine_object *)type->tp_alloc(type, 0);
     if (self == NULL)
@@ -458,9 +460,11 @@ static PyType_Slot engine_slots[] = {
     {Py_tp_dealloc, engine_dealloc},
     {Py_tp_methods, engine_methods},
     {Py_tp_doc, "Engine(program, rank, model, partition, slicing, comm=None, isa=None, threads=1, memory_bytes=0, "
-                "provider=None, device=0, dtype=None, eager=False)\n--\n\n"
+                "provider=None, device=0, dtype=None, eager=False, reproducible=False, candidates=0, staged=False)\n--\n\n"
                 "One rank: its stages, its list of instructions, its memory. provider: a backend module's capsule, None: the "
-                "CPU; device: number among the visible ones; dtype: float32 or bf16; eager: capture no graphs."},
+                "CPU; device: number among the visible ones; dtype: float32 or bf16; eager: capture no graphs; "
+                "reproducible: products give a row the same bits whatever is multiplied with it; candidates: algorithms timed "
+                "for each product; staged: messages go through the host's memory."},
     {0, NULL},
 };
 static PyType_Spec engine_spec = {"terapipe_c._core.Engine", sizeof(engine_object), 0,
