@@ -202,7 +202,7 @@ def speed():
 
 
 QUESTIONS = [
-    Question("attention right", 40, right, order=20),
-    Question("attention bits", 30, bits, order=21),
-    Question("attention speed", 70, speed, order=62),
+    Question("attention right", 25, right, order=20),
+    Question("attention bits", 20, bits, order=21),
+    Question("attention speed", 45, speed, order=62),
 ]
