@@ -14,6 +14,8 @@ tp_cuda_raise(tp_status status);
 int
 tp_cuda_add_gemm(PyObject *module);
 int
+tp_cuda_add_attention(PyObject *module);
+int
 tp_cuda_add_device(PyObject *module);
 
 #endif
