@@ -5,9 +5,7 @@
 #include "cuda/device.h"
 #include "cuda/dl.h"
 #include "cuda/dl_cublaslt.h"
-#if __has_include("cuda/provider.h")
 #include "cuda/provider.h"
-#endif
 #ifdef TP_CUDA_EMULATED
 #include "cuda/emu/emu.h"
 #define MODULE_NAME "_cuda_emu"
@@ -208,14 +206,12 @@ static PyMethodDef methods[] = {
 static int
 module_exec(PyObject *module)
 {
-#if __has_include("cuda/provider.h")
     PyObject *provider = PyCapsule_New((void *)(uintptr_t)tp_cuda_provider(), TP_PROVIDER_CAPSULE, NULL);
     int added = provider ? PyModule_AddObjectRef(module, "provider", provider) : -1;
     Py_XDECREF(provider);
-    if (added < 0)
+    if (added < 0 || tp_cuda_add_device(module) < 0 || tp_cuda_add_gemm(module) < 0)
         return -1;
-#endif
-    return tp_cuda_add_gemm(module);
+    return tp_cuda_add_attention(module);
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, module_exec}, {0, NULL}};

@@ -37,15 +37,21 @@ typedef struct {
 } matrices;
 
 static tp_status
-upload(bench *b, matrices *m)
+take(bench *b, matrices *m)
 {
     static const char *const names[] = {"x", "w", "y", "bias", "aux"};
-    for (int i = 0; i < MATRICES; i++) {
+    for (int i = 0; i < MATRICES; i++)
         TP_TRY(tp_cuda_alloc(b->device, m->bytes[i], names[i], &m->device[i]));
+    return TP_OK;
+}
+
+static tp_status
+upload(bench *b, matrices *m)
+{
+    for (int i = 0; i < MATRICES; i++)
         if (m->device[i])
             TP_TRY(tp_cuda_copy(b->device, tp_cuda_compute(b->device), m->device[i], m->host[i], m->bytes[i],
                                 TP_CUDA_TO_DEVICE));
-    }
     return tp_cuda_synchronize(b->device, tp_cuda_compute(b->device));
 }
 
@@ -70,8 +76,10 @@ static tp_status
 multiply(bench *b, matrices *m, tp_gemm_op *op, char *text, size_t size)
 {
     tp_stream stream = tp_cuda_compute(b->device);
-    TP_TRY(upload(b, m));
+    TP_TRY(take(b, m));
     point(op, m);
+    TP_TRY(tp_gemm_prepare(b->gemm, op)); /* may write y and aux */
+    TP_TRY(upload(b, m));
     TP_TRY(tp_gemm_run(b->gemm, op));
     for (int i = Y; i < MATRICES; i++)
         if (m->device[i] && i != BIAS)
@@ -224,6 +232,7 @@ static tp_status
 time_op(bench *b, matrices *m, tp_gemm_op *op, int repeats, double *seconds, char *text, size_t size)
 {
     TP_TRY(make_up(m, op));
+    TP_TRY(take(b, m));
     TP_TRY(upload(b, m));
     point(op, m);
     TP_TRY(measure(b, op, repeats, seconds));

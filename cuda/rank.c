@@ -159,6 +159,26 @@ device_copy(tp_device *device, void *to, const void *from, size_t bytes)
 }
 
 static tp_status
+move(tp_device *device, void *to, const void *from, size_t bytes, tp_cuda_direction direction)
+{
+    tp_cuda_rank *rank = tp_cuda_rank_of(device);
+    TP_TRY(tp_cuda_copy(rank->cuda, rank->stream, to, from, bytes, direction));
+    return tp_cuda_synchronize(rank->cuda, rank->stream);
+}
+
+static tp_status
+device_read(tp_device *device, void *host, const void *from, size_t bytes)
+{
+    return move(device, host, from, bytes, TP_CUDA_TO_HOST);
+}
+
+static tp_status
+device_write(tp_device *device, void *to, const void *host, size_t bytes)
+{
+    return move(device, to, host, bytes, TP_CUDA_TO_DEVICE);
+}
+
+static tp_status
 device_collect(tp_device *device)
 {
     tp_cuda_rank *rank = tp_cuda_rank_of(device);
@@ -254,6 +274,8 @@ const tp_device_ops tp_cuda_device_ops = {
     .reserve = device_reserve,
     .begin = device_begin,
     .copy = device_copy,
+    .read = device_read,
+    .write = device_write,
     .mark = device_mark,
     .collect = device_collect,
     .stretch_begin = device_stretch_begin,

@@ -52,7 +52,10 @@ typedef struct {
 #define TP_MAY_ALIAS
 #define TP_RESTRICT __restrict__
 #define TP_UNROLL _Pragma("unroll")
-#define TP_KEEP_LOOP _Pragma("unroll 1")
+#define TP_UNROLL_BY(n) _Pragma(TP_TEXT(unroll n))
+#define TP_KEEP_LOOP TP_UNROLL_BY(1)
+/* The compiler may not tell what the int is: it computes anew what it would else keep in registers. */
+#define TP_OPAQUE(x) __asm__ volatile("" : "+r"(x))
 #define TP_KERNEL(name, type) static __global__ void name(const type a)
 /* The compiler keeps to registers that let `blocks` blocks of `threads` live on one SM. */
 #define TP_KERNEL_BOUNDS(name, type, threads, blocks) \
@@ -154,7 +157,9 @@ tp_simt_launch(const void *kernel, const char *name, tp_grid grid, int block, si
 #define TP_MAY_ALIAS __attribute__((may_alias))
 #define TP_RESTRICT restrict
 #define TP_UNROLL
+#define TP_UNROLL_BY(n)
 #define TP_KEEP_LOOP
+#define TP_OPAQUE(x) ((void)(x))
 #define TP_KERNEL(name, type)               \
     static void name##_body(const type a);  \
     static void name(const void *arguments) \
@@ -170,7 +175,7 @@ tp_simt_launch(const void *kernel, const char *name, tp_grid grid, int block, si
 typedef struct {
     int thread, threads, block[3], blocks[3];
 } tp_simt_thread;
-extern __thread tp_simt_thread *tp_simt_self __attribute__((tls_model("initial-exec"), visibility("hidden")));
+extern __thread tp_simt_thread *tp_simt_self __attribute__((visibility("hidden")));
 
 tp_status
 tp_simt_launch(void (*kernel)(const void *), const char *name, tp_grid grid, int block, size_t smem, const void *args);
@@ -202,6 +207,9 @@ TP_MUST_USE tp_status
 tp_simt_range_add(const void *pointer, size_t bytes);
 void
 tp_simt_range_remove(const void *pointer);
+/* 1 if the bytes lie in one range, which is then [range[0], range[1]), or if there is none at all. */
+int
+tp_simt_range_of(const void *pointer, size_t bytes, uintptr_t range[2]);
 /* How the process's next launches run: 0, or the sum of 1 (blocks from the last), 2 (threads from the last), 4 (asynchronous
  * copies done at once). A correct kernel gives the same bits in every order. */
 void

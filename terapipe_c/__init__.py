@@ -44,6 +44,7 @@ __all__ = [
     "ExecutionError", "GPTConfig", "InfeasibleError", "InternalError", "InvalidTypeError", "InvalidValueError",
     "OutOfMemoryError", "PeerError", "Plan", "Program", "RankRun", "Record", "Report", "Run", "ScheduleError", "StorageError",
     "Timeline", "__version__", "capture", "compare", "cuda", "devices", "emulate", "export_hf", "generate", "import_hf",
-    "init_params", "launch", "load_checkpoint", "loss_and_grads", "max_batch", "plan", "planners", "profile", "save_checkpoint", "schedules",
+    "init_params", "launch",
+    "load_checkpoint", "loss_and_grads", "max_batch", "plan", "planners", "profile", "save_checkpoint", "schedules",
     "stdlib_corpus", "train", "zoo",
 ]

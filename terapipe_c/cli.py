@@ -227,10 +227,12 @@ def _timeline_of(path: Path, args: argparse.Namespace) -> tuple[str, Any]:
 
 
 def _launch_options(args: argparse.Namespace) -> dict[str, Any]:
-    names = (*LAUNCH_NUMBERS, "lr_schedule", "betas", "init", "backend")
+    names = (*LAUNCH_NUMBERS, "lr_schedule", "betas", "init", "backend", "dtype")
     options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if "betas" in options:
         options["betas"] = tuple(options["betas"])
+    if args.gpus:
+        options["devices"] = args.gpus
     if args.threads:
         options["processes"] = False
     if args.fast:
@@ -250,6 +252,7 @@ def _profile(args: argparse.Namespace) -> int:
         micro_batch=args.micro_batch,
         seq_len=args.seq_len or model.block_size,
         backend=args.backend,
+        dtype=args.dtype,
         threads=args.threads,
     )
     seq_len = args.seq_len or model.block_size

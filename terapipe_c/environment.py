@@ -69,8 +69,9 @@ def find_place(environ: Mapping[str, str], launcher: str | None = None) -> Place
         raise _core.InvalidValueError(f"{one.rank} is {rank} and {one.ranks} {ranks}: a rank from 0 to one less than all would be "
                                       "right")
     local = _whole(environ, one.local_rank, one) if one.local_rank in environ else 0
+    host = _host(environ, name, one, ranks)
     port, ports = _port(environ, name, one)
-    return Place(name, rank, ranks, local, _host(environ, name, one, ranks), port, ports, _token(environ, one))
+    return Place(name, rank, ranks, local, host, port, ports, _token(environ, one))
 
 
 def _whole(environ: Mapping[str, str], variable: str, one: _Launcher) -> int:

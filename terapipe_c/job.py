@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _core
+from .backend import choose, place
 from .checkpoint import MODEL_FIELDS
 from .engine import gather_bytes, rank_memory
 from .worker import GATHER_BYTES
@@ -23,9 +24,10 @@ ENGINE = "terapipe_c.engine:make_engine"
 
 
 def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: bool, val_fraction: float, tokenizer: Any,
-             first: bool = True, **options: Any) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+             first: bool = True, local_rank: int | None = None, **options: Any) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """The job of `launch`'s arguments (plain JSON) and the arrays that go with it; nothing is written. first: this process
-    will make the run folder."""
+    will make the run folder. local_rank: this process is that one of its machine, which has started it; None: all ranks will
+    be of this machine."""
     options = {**options, "betas": list(options["betas"]), "steps": steps}
     if out is None:
         options["checkpoint_every"] = 0
@@ -40,6 +42,7 @@ def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: b
     arrays: dict[str, NDArray[Any]] = {}
     job: dict[str, Any] = {**options, **_describe(plan), "out": None if folder is None else str(folder), "first_step": 0,
                            "resume_from": None, "predicted_peak_memory_bytes": _memory(plan, options)}
+    _check_devices(job, local_rank)
     if resume:
         job.update(_resume_from(folder, job))
     elif init is not None:
@@ -86,8 +89,9 @@ def _check(options: dict[str, Any]) -> None:
             options[name] = value = options["lr"] / 10
         if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
             raise _core.InvalidValueError(f"{name} is {value!r}: a finite number of at least 0 would be right")
-    if options["backend"] != "cpu":
-        raise _core.InvalidValueError(f"backend is {options['backend']!r}: 'cpu' would be right (this version has no other)")
+    options["dtype"] = choose(options["backend"], options["dtype"]).dtype
+    if options["devices"] is not None:
+        options["devices"] = [int(device) for device in options["devices"]]
     if options["lr_schedule"] not in ("cosine", "constant"):
         raise _core.InvalidValueError(f"lr_schedule is {options['lr_schedule']!r}: 'cosine' or 'constant' would be right")
     if len(options["betas"]) != 2 or not all(0 <= beta < 1 for beta in options["betas"]):
@@ -112,7 +116,13 @@ def _memory(plan: Any, options: Mapping[str, Any]) -> list[int]:
     """What each rank will hold with so many threads, on this processor: a plan knows one thread, and where it was made."""
     if options["engine"] != ENGINE:
         return [int(size) for size in plan.peak_memory_bytes]
-    sizes = rank_memory(plan.model, plan.stages, plan.slicing, plan.program, options["threads_per_rank"])
+    sizes = rank_memory(plan.model, plan.stages, plan.slicing, plan.program, options["threads_per_rank"],
+                        choose(options["backend"], options["dtype"]))
+    planned = getattr(plan, "backend", "cpu"), getattr(plan, "dtype", "float32")
+    if planned[0] == "cuda" and planned != (options["backend"], options["dtype"]):
+        raise _core.InvalidValueError(f"the plan is for backend {planned[0]!r} with {planned[1]}, this run has "
+                                      f"{options['backend']!r} with {options['dtype']}: launch(..., backend={planned[0]!r}, "
+                                      f"dtype={planned[1]!r}) would be right")
     limit = plan.memory_limit_bytes
     for rank, size in enumerate(sizes):
         if limit is not None and size > limit:
@@ -120,6 +130,16 @@ def _memory(plan: Any, options: Mapping[str, Any]) -> list[int]:
                                         f"may use {limit}: {size - limit} bytes short; a plan with memory_bytes = {size} would "
                                         f"be right")
     return sizes
+
+
+def _check_devices(job: Mapping[str, Any], local_rank: int | None) -> None:
+    """Every rank of this machine has a GPU, and room on it, where the backend wants one."""
+    backend, needed, devices = choose(job["backend"], job["dtype"]), job["predicted_peak_memory_bytes"], job["devices"]
+    if local_rank is None:
+        place(backend, job["ranks"], devices, needed)
+    else:     # one of several processes of this machine: its own, of the GPUs that the launcher shows it
+        place(backend, local_rank + 1, None if devices is None else devices[:local_rank + 1],
+              [0] * local_rank + [max(needed)])
 
 
 def _resume_from(folder: Path | None, job: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ def launch(plan: Any, data: Any, steps: int, *, seed: int = 0, out: str | os.Pat
            backend: str = "cpu", processes: bool = True, threads_per_rank: int = 1, reproducible: bool = True,
            resume: bool = False, checkpoint_every: int = 50, log_every: int = 1, eval_every: int = 0, eval_batches: int = 4,
            progress: bool | None = None, val_fraction: float = 0.1, tokenizer: Any = None, timeout_s: float = 600.0,
-           engine: str = ENGINE) -> Run:
+           engine: str = ENGINE, dtype: str | None = None, devices: Sequence[int] | None = None) -> Run:
     """Start training `plan` on `data` until `steps` steps have been done; returns at once. Iterate over the run, or wait().
 
     Args:
@@ -46,14 +46,17 @@ def launch(plan: Any, data: Any, steps: int, *, seed: int = 0, out: str | os.Pat
         checkpoint_every: steps between checkpoints, one after the last step too; 0: none.
         log_every: steps between records. eval_every: steps between evaluations on the last `val_fraction`; 0: none.
         progress: None: a bar on a terminal or in a notebook, lines elsewhere; False: silence.
-        backend: "cpu". threads_per_rank: threads that share a rank's kernels; the results are the same bits for any number.
+        backend: "cpu" or "cuda". threads_per_rank: threads that share a rank's kernels; the results are the same bits for any
+            number.
+        dtype: of activations, and of what products read: "float32", on "cuda" also "bf16" (None: that).
+        devices: on "cuda", the GPU of each rank, which ranks may share; None: rank r has GPU r.
         reproducible: the results are the same bits for any stages, slices and schedule. On the CPU they are so whatever this
-            says: there is no faster mode that gives it up.
+            says: there is no faster mode that gives it up. On "cuda" for any slices of the same micro-batches; False is faster.
         timeout_s: a rank that waits longer than this for another one fails; 0: it waits for ever.
         engine: "module:function" that makes the engine of a rank (see `terapipe_c.worker`).
 
     Raises before any rank is started: FileExistsError, OSError (the run folder), FileNotFoundError, ValueError (also for a plan
-    that is not ``plan.executable``).
+    that is not ``plan.executable``, and for fewer or different GPUs), ExecutionError (no driver), OutOfMemoryError (of a GPU).
     """
     arguments = {name: value for name, value in locals().items() if name not in ("processes", "progress")}
     job, arrays = make_job(**arguments)

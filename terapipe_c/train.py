@@ -46,7 +46,7 @@ def train(plan: Any, data: Any, steps: int, *, backend: str = "cpu", launcher: s
         raise _core.InvalidValueError(f"{place.launcher} started {place.ranks} ranks and the plan has {plan.ranks}: "
                                       f"{plan.ranks} ranks, or a plan for {place.ranks} devices, would be right")
     region = _core.Region.create(place.ranks, bytes(place.ranks ** 2), 0, largest_gather(plan.model), False)
-    comm = meet(place, region, plan.model, plan.digest(), meeting_s, float(arguments["timeout_s"]))
+    comm = meet(place, region, plan.model, plan.digest, meeting_s, float(arguments["timeout_s"]))
     return _Rank(plan, place, region, comm, progress).run(arguments)
 
 
@@ -123,7 +123,7 @@ class _Rank:
 
     def _train(self, arguments: Mapping[str, Any]) -> RankRun:
         first = self.place.rank == 0
-        job, arrays = make_job(**arguments, first=first)
+        job, arrays = make_job(**arguments, first=first, local_rank=self.place.local_rank)
         job["local_rank"] = self.place.local_rank
         self._compare(job)
         if first and job["out"] is not None:

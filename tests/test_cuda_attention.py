@@ -5,11 +5,13 @@ orders of blocks and threads, and both times at which an asynchronous copy may l
 """
 
 import ctypes
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import cuda_emu
 import numpy as np
 import pytest
 
@@ -17,11 +19,9 @@ ROOT = Path(__file__).resolve().parents[1]
 if not (ROOT / "cuda").is_dir():
     pytest.skip("no sources beside the tests", allow_module_level=True)
 
-SOURCES = ["cuda/emu/simt.c", "cuda/emu/mma.c", "cuda/emu/device.c", "cuda/faults.c", "csrc/base/status.c", "csrc/base/clock.c",
-           "cuda/attention.cu", "cuda/attention_bf16.cu", "cuda/attention_f32.cu", "tests/simt_cases.cu"]  # fmt: skip
-FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O2", "-shared", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-Wl,-z,defs",
-         "-Wall", "-Wextra", "-Wshadow", "-Wstrict-prototypes", "-Wmissing-prototypes", "-Wvla", "-Wconversion",
-         "-Werror"]  # fmt: skip
+# What simt_cases.cu stands on, as tests/cuda_emu.py built it.
+OBJECTS = ["cuda/emu/simt", "cuda/emu/ranges", "cuda/emu/mma", "cuda/emu/device", "cuda/faults", "csrc/base/status",
+           "csrc/base/clock"]  # fmt: skip
 F32, BF16 = 0, 1
 POISON = 0xFF  # four bytes of it: NaN, in fp32 and in bf16
 
@@ -34,19 +34,33 @@ class Shape(ctypes.Structure):
 
 
 @pytest.fixture(scope="module")
-def emu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ctypes.CDLL]:
-    library = tmp_path_factory.mktemp("cuda") / "attention.so"
-    subprocess.run(["gcc", *FLAGS, "-I.", "-x", "c", *SOURCES, "-o", str(library), "-lm", "-lpthread"], cwd=ROOT, check=True)
-    emu = ctypes.CDLL(str(library))
-    emu.tp_error_message.restype = ctypes.c_char_p
-    yield emu
-    emu.tp_simt_set_order(0)
+def module() -> ctypes.CDLL:
+    """The emulated CUDA backend."""
+    library = cuda_emu.library()
+    library.tp_error_message.restype = ctypes.c_char_p
+    return library
 
 
-@pytest.fixture(autouse=True)
-def usual_order(emu: ctypes.CDLL) -> Iterator[None]:
-    emu.tp_simt_set_order(0)
-    yield
+@pytest.fixture(scope="module")
+def cases(module: ctypes.CDLL, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """simt_cases.cu with an emulator of its own."""
+    library = tmp_path_factory.mktemp("cuda") / "simt_cases.so"
+    objects = [str(cuda_emu.FOLDER / f"{name}.o") for name in OBJECTS]
+    subprocess.run(["gcc", "-std=c11", "-D_GNU_SOURCE", "-O2", "-shared", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra",
+                    "-Werror", "-I.", "-x", "c", "tests/simt_cases.cu", "-x", "none", *objects, "-o", str(library),
+                    "-lm", "-lpthread", "-Wl,-Bsymbolic,-z,defs"], cwd=ROOT, check=True)  # fmt: skip
+    emulator = ctypes.CDLL(str(library))
+    emulator.tp_error_message.restype = ctypes.c_char_p
+    return emulator
+
+
+@pytest.fixture
+def emu(request: pytest.FixtureRequest, module: ctypes.CDLL) -> Iterator[ctypes.CDLL]:
+    """The library that a test is about, its threads in the usual order."""
+    library = request.getfixturevalue("cases") if "floats" in request.fixturenames else module
+    yield library
+    library.tp_simt_set_order(0)
+    module.tp_cuda_attention_force(0)
 
 
 def address(array: np.ndarray, offset: int = 0) -> ctypes.c_void_p:
@@ -107,8 +121,6 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_wrong_kernel_is_found(emu, floats, fault):
-    import re
-
     status, message = run_case(emu, "sum", fault, x=floats[0], y=floats[1])
     assert status != 0
     assert re.match(r"CUDA kernel case_sum, block \(0, 0, 0\), ", message), message
@@ -147,11 +159,11 @@ def test_shuffles_take_what_the_other_lane_gives(emu, floats):
     x, y = floats
     x[:] = np.random.default_rng(1).normal(size=160)
     assert run_case(emu, "shuffle", threads=64, x=x, y=y) == (0, "")
-    for warp in (x[:32], x[32:64]):
-        v, lane = warp.astype(np.float64), np.arange(32)
-        d = 1.0 / 3.0 * v[lane ^ 5] + v[3]
+    lane = np.arange(32)
+    for warp, got in ((x[:32], y[:32]), (x[32:64], y[32:64])):
+        d = 1.0 / 3.0 * warp.astype(np.float64)[lane ^ 5] + warp[3]
         want = d.astype(np.float32) + warp[lane ^ 1] + warp[(lane + 1) % 32] + ((lane ^ 16) + 31).astype(np.float32)
-        assert (y[:32] == want).all() if warp is x[:32] else True
+        assert (got == want).all()
 
 
 @pytest.mark.parametrize("threads", [0, 31, 48, 1056])
@@ -162,7 +174,7 @@ def test_a_launch_that_no_gpu_takes_is_refused(emu, floats, threads):
 
 @pytest.mark.parametrize("order", [0, 2, 4, 6])
 @pytest.mark.parametrize("transposed", [0, 1])
-def test_matrix_fragments_give_the_plain_product(emu, order, transposed):
+def test_matrix_fragments_give_the_plain_product(emu, floats, order, transposed):
     rng = np.random.default_rng(2)
     a, b, y = aligned(256, np.uint16), aligned(128, np.uint16), aligned(128, np.float32)
     a[:], b[:] = to_bf16(rng.normal(size=256)), to_bf16(rng.normal(size=128))
@@ -173,7 +185,7 @@ def test_matrix_fragments_give_the_plain_product(emu, order, transposed):
     np.testing.assert_allclose(y.reshape(16, 8), left.astype(np.float64) @ right, rtol=1e-5, atol=1e-6)
 
 
-def test_a_missing_wait_shows(emu):
+def test_a_missing_wait_shows(emu, floats):
     a, b, y = aligned(256, np.uint16), aligned(128, np.uint16), aligned(128, np.float32)
     a[:] = b[:] = to_bf16(np.ones(1))[0]
     assert run_case(emu, "mma", 2, 32, y=y, a=a, b=b) == (0, "") and np.isnan(y).all()
@@ -185,20 +197,20 @@ def test_a_missing_wait_shows(emu):
 
 
 def oracle(qkv, d_o):
-    """float64: qkv [T, B, 3, H, D], d_o [T, B, H, D] -> o, lse [B, H, T], delta [B, H, T], dqkv."""
+    """float64: qkv [T, B, 3, H, D], d_o [T, B, H, D] -> o, lse [B, H, T], delta [B, H, T], dqkv.
+    By einsum, which calls no BLAS: its threads would spin longer than these products take."""
     T, D = qkv.shape[0], qkv.shape[-1]
-    q, k, v = (qkv[:, :, i].transpose(1, 2, 0, 3) for i in range(3))
-    g = d_o.transpose(1, 2, 0, 3)
-    scores = np.where(np.tril(np.ones((T, T), bool)), q @ k.swapaxes(-1, -2) / np.sqrt(D), -np.inf)
+    q, k, v = (qkv[:, :, i] for i in range(3))
+    scores = np.where(np.tril(np.ones((T, T), bool)), np.einsum("qbhd,kbhd->bhqk", q, k) / np.sqrt(D), -np.inf)
     top = scores.max(-1, keepdims=True)
     prob = np.exp(scores - top)
     total = prob.sum(-1, keepdims=True)
     prob /= total
-    o = prob @ v
-    delta = (g * o).sum(-1)
-    ds = prob * (g @ v.swapaxes(-1, -2) - delta[..., None]) / np.sqrt(D)
-    grads = np.stack([ds @ k, ds.swapaxes(-1, -2) @ q, prob.swapaxes(-1, -2) @ g]).transpose(3, 1, 0, 2, 4)
-    return o.transpose(2, 0, 1, 3), (top + np.log(total))[..., 0], delta, grads
+    o = np.einsum("bhqk,kbhd->qbhd", prob, v)
+    delta = (d_o * o).sum(-1).transpose(1, 2, 0)
+    ds = prob * (np.einsum("qbhd,kbhd->bhqk", d_o, v) - delta[..., None]) / np.sqrt(D)
+    grads = [np.einsum("bhqk,kbhd->qbhd", ds, k), np.einsum("bhqk,qbhd->kbhd", ds, q), np.einsum("bhqk,qbhd->kbhd", prob, d_o)]
+    return o, (top + np.log(total))[..., 0], delta, np.stack(grads, axis=2)
 
 
 class Attention:
@@ -267,46 +279,48 @@ class Attention:
         return self
 
 
-SHAPES = [  # B, H, D, slices
-    (1, 1, 64, [1, 1, 62, 1]),
-    (2, 3, 40, [70, 5, 125]),
-    (1, 2, 128, [33, 64, 53]),
-    (2, 1, 80, [150]),
-    (1, 2, 8, [100, 30]),
-    (3, 1, 16, [7, 80]),
+SHAPES = [  # B, H, D, slices, elements between rows
+    (1, 1, 64, [1, 1, 62, 1], 0),
+    (2, 2, 40, [70, 5, 125], 8),
+    (1, 2, 128, [33, 64, 53], 0),
+    (2, 1, 80, [150], 24),
+    (1, 3, 8, [100, 30], 0),
+    (3, 1, 16, [7, 80], 8),
 ]
 
 
-@pytest.mark.parametrize("gap", [0, 8])
-@pytest.mark.parametrize("dtype, bound", [(BF16, 3e-3), (F32, 1e-5)], ids=["bf16", "f32"])
-@pytest.mark.parametrize("B, H, D, slices", SHAPES)
-def test_attention_agrees_with_float64(emu, dtype, bound, B, H, D, slices, gap):
+@pytest.mark.parametrize("groups, dtype, bound", [(1, BF16, 3e-3), (2, BF16, 3e-3), (0, F32, 1e-5)])
+@pytest.mark.parametrize("B, H, D, slices, gap", SHAPES)
+def test_attention_agrees_with_float64(emu, groups, dtype, bound, B, H, D, slices, gap):
+    emu.tp_cuda_attention_force(groups)
     run = Attention(emu, dtype, B, H, D, sum(slices), gap).run(slices)
     wanted = run.wanted()
     for name, got in run.outputs().items():
         error = np.linalg.norm(got - wanted[name]) / np.linalg.norm(wanted[name])
         assert error <= (1e-5 if name == "lse" else bound), f"{name}: {error:.2e}"
-    if gap:
-        for array in (run.o[..., H * D :], run.dqkv[..., 3 * H * D :]):
-            assert np.isnan(run.decode(np.ascontiguousarray(array))).all(), "written between rows"
+    for array in (run.o[..., H * D :], run.dqkv[..., 3 * H * D :]):
+        assert np.isnan(run.decode(np.ascontiguousarray(array))).all(), "written between rows"
 
 
 @pytest.mark.parametrize("D", [24, 33, 101, 127])
 def test_fp32_takes_any_head_dimension(emu, D):
     run = Attention(emu, F32, 1, 2, D, 70, gap=3).run([21, 49])
+    wanted = run.wanted()
     for name, got in run.outputs().items():
-        np.testing.assert_allclose(got, run.wanted()[name], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(got, wanted[name], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [BF16, F32], ids=["bf16", "f32"])
-@pytest.mark.parametrize("D", [64, 80])
-def test_no_slicing_and_no_order_shows_in_the_bits(emu, dtype, D):
-    want = Attention(emu, dtype, 1, 2, D, 192).run([192]).bits()
-    for slices in ([64, 64, 64], [64, 128], [100, 92], [1, 62, 2, 127], [191, 1]):
-        assert Attention(emu, dtype, 1, 2, D, 192).run(slices).bits() == want, slices
-    for order in (1, 2, 4, 7):
-        emu.tp_simt_set_order(order)
-        assert Attention(emu, dtype, 1, 2, D, 192).run([100, 92]).bits() == want, order
+@pytest.mark.parametrize("dtype, D", [(BF16, 64), (BF16, 72), (F32, 20)])
+def test_no_slicing_tile_or_order_shows_in_the_bits(emu, dtype, D):
+    want = Attention(emu, dtype, 1, 1, D, 160).run([160]).bits()
+    for groups in (1, 2) if dtype == BF16 else (0,):
+        emu.tp_cuda_attention_force(groups)
+        for slices in ([160], [64, 64, 32], [64, 96], [100, 60], [1, 62, 2, 95]):
+            assert Attention(emu, dtype, 1, 1, D, 160).run(slices).bits() == want, (groups, slices)
+        for order in (1, 2, 4, 7):
+            emu.tp_simt_set_order(order)
+            assert Attention(emu, dtype, 1, 1, D, 160).run([130, 30]).bits() == want, (groups, order)
+        emu.tp_simt_set_order(0)
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=["bf16", "f32"])
@@ -329,13 +343,14 @@ def test_large_scores_overflow_nowhere(emu):
 
 def test_the_kernels_stay_in_their_arrays(emu):
     """Every address checked against the arrays' exact ranges."""
-    for dtype in (BF16, F32):
-        run = Attention(emu, dtype, 2, 2, 72, 97)
+    for groups, dtype in ((1, BF16), (2, BF16), (0, F32)):
+        emu.tp_cuda_attention_force(groups)
+        run = Attention(emu, dtype, 1, 2, 72 if groups == 1 else 56, 137)
         arrays = [run.qkv, run.dqkv, run.o, run.d_o, run.lse, run.delta]
         try:
             for array in arrays:
                 assert emu.tp_simt_range_add(address(array), ctypes.c_size_t(array.nbytes)) == 0
-            run.run([40, 57])
+            run.run([70, 67])
         finally:
             for array in arrays:
                 emu.tp_simt_range_remove(address(array))

@@ -23,7 +23,7 @@ import cuda_emu  # noqa: E402
 LINEAR, LINEAR_T, LINEAR_W = range(3)
 NONE, BIAS, GELU_AUX, RESIDUAL, DGELU = range(5)
 F32, BF16 = 0, 1
-NO_GELU_AUX, NO_DGELU, NO_PRODUCT = 1, 2, 4
+NO_GELU_AUX, NO_DGELU, NO_PRODUCT, NO_FIRST_ALGORITHM, INVALID = 1, 2, 4, 8, 16
 TOLERANCE = {F32: 1e-5, BF16: 6e-3}
 
 
@@ -33,6 +33,12 @@ def cuda():
     module.emu_machine(major=8)  # an Ampere's workspace: less to allocate
     yield module
     module.emu_machine()
+
+
+@pytest.fixture(params=["emulated", pytest.param("gpu", marks=pytest.mark.gpu)])
+def each(request):
+    """The emulated module, then a GPU's where there is one."""
+    return tp.cuda.load() if request.param == "gpu" else request.getfixturevalue("cuda")
 
 
 @pytest.fixture
@@ -123,23 +129,34 @@ ALL = [(LINEAR, e) for e in (NONE, BIAS, GELU_AUX, RESIDUAL)] + [(LINEAR_T, NONE
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=["f32", "bf16"])
 @pytest.mark.parametrize(("kind", "epilogue"), ALL)
-def test_every_product_against_float64(cuda, dtype, kind, epilogue):
+def test_every_product_against_float64(each, dtype, kind, epilogue):
     for (rows, n_in, n_out), gap in itertools.product([(1, 8, 24), (33, 40, 16), (5, 24, 72)], [0, 8]):
         for accumulate in (0, 1) if kind == LINEAR_W else (0,):
             case = Case(kind, dtype, epilogue, rows, n_in, n_out, gap, accumulate, seed=rows)
-            text = case.run(cuda)
+            text = case.run(each)
             case.check()
-            assert ("GELU fused" in text) == (epilogue in (GELU_AUX, DGELU))
+            if each is cuda_emu.emulated():
+                assert ("GELU fused" in text) == (epilogue in (GELU_AUX, DGELU))
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=["f32", "bf16"])
 @pytest.mark.parametrize(("kind", "epilogue", "switch"), [(LINEAR, GELU_AUX, NO_GELU_AUX), (LINEAR_T, DGELU, NO_DGELU)])
 def test_gelu_apart_where_it_cannot_be_fused(cuda, refuse, dtype, kind, epilogue, switch):
-    for refused, fuse, width in ((switch, 0, 24), (0, 1, 24), (0, 0, 20)):  # library says no; caller; aux rows of 20
+    # the library says no, in either way; the caller does; aux has rows of 20
+    for refused, fuse, width in ((switch, 0, 24), (switch | INVALID, 0, 24), (0, 1, 24), (0, 0, 20)):
         refuse(refused)
         case = Case(kind, dtype, epilogue, 9, width if kind == LINEAR_T else 16, width if kind == LINEAR else 16)
         assert "GELU apart" in case.run(cuda, fuse=fuse)
         case.check()
+
+
+def test_an_algorithm_that_does_not_run_is_passed_over(cuda, refuse):
+    refuse(NO_FIRST_ALGORITHM)
+    case = Case(LINEAR, BF16, GELU_AUX, 7, 16, 24)
+    assert "algorithm 1," not in case.run(cuda, candidates=3)
+    case.check()
+    with pytest.raises(tp.ExecutionError, match="cublasLtMatmul of linear .*not supported"):
+        Case(LINEAR, BF16, BIAS, 7, 16, 24).run(cuda)  # untimed: the first is all there is
 
 
 def test_a_gelu_apart_needs_rows_without_gaps(cuda, refuse):
@@ -148,25 +165,26 @@ def test_a_gelu_apart_needs_rows_without_gaps(cuda, refuse):
         Case(LINEAR, BF16, GELU_AUX, 3, 16, 24, gap=8).run(cuda)
 
 
-def test_candidates_are_timed_and_change_nothing(cuda):
+def test_candidates_are_timed_and_change_nothing(each):
+    """A timed candidate overwrites y and aux: the run after it is checked, on data that no product reads twice."""
     for kind, epilogue in ALL:
         case = Case(kind, BF16, epilogue, 7, 16, 24)
-        case.run(cuda, candidates=8)
+        case.run(each, candidates=8)
         case.check()
 
 
 @pytest.mark.parametrize(("kind", "epilogue"), [op for op in ALL if op[0] != LINEAR_W])
-def test_a_row_does_not_depend_on_how_many_there_are(cuda, kind, epilogue):
+def test_a_row_does_not_depend_on_how_many_there_are(each, kind, epilogue):
     """The stand-in's property, and what `reproducible` asks of the real one: the plan comes from 1024 rows."""
     whole = Case(kind, BF16, epilogue, 12, 16, 24)
-    whole.run(cuda, reproducible=1)
+    whole.run(each, reproducible=1)
     for at, rows in ((0, 5), (5, 1), (6, 6)):
         part = Case(kind, BF16, epilogue, 12, 16, 24)
         part.rows = rows
         part.x, part.y = part.x[at : at + rows].copy(), part.y[at : at + rows].copy()
         if part.aux is not None:
             part.aux = part.aux[at : at + rows].copy()
-        part.run(cuda, reproducible=1)
+        part.run(each, reproducible=1)
         np.testing.assert_array_equal(part.y, whole.y[at : at + rows])
 
 

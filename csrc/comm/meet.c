@@ -260,13 +260,12 @@ place(meeting *m, const greeting *said, int fd)
     }
     control[at] = fd;
     m->heard[at] = *said;
-    note_wrong(m, judge(m));
 }
 
 static tp_status
 gather_ranks(meeting *m)
 {
-    int missing = m->config->ranks - 1;
+    int missing = m->config->ranks - 1, fine = 1;
     int64_t until = m->deadline;
     while (missing > 0 && tp_clock_ns() < until) {
         greeting said;
@@ -274,15 +273,17 @@ gather_ranks(meeting *m)
         TP_TRY(next_greeting(&m->lobby, sooner(until, tp_clock_ns() + SECOND / 4), &said, &fd));
         if (fd < 0)
             continue;
-        int fine = m->word.status == TP_OK;
         place(m, &said, fd);
-        if (fine && m->word.status != TP_OK)
+        if (fine && (m->word.status != TP_OK || judge(m) != TP_OK)) {
+            fine = 0;
             until = sooner(until, tp_clock_ns() + LATE_NS);
+        }
         missing = 0;
         for (int rank = 1; rank < m->config->ranks; rank++)
             missing += m->links->control[rank] < 0;
     }
     char who[160];
+    note_wrong(m, judge(m)); /* now that most have spoken: who is the odd one? */
     if (m->word.status != TP_OK)
         return tp_fail((tp_status)m->word.status, "%s", m->word.text);
     if (missing > 0)

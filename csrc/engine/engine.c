@@ -116,6 +116,23 @@ tp_engine_halve(const tp_program *program, tp_slicing *slicing)
     return TP_OK;
 }
 
+/* How messages get out of the device's memory: its communicator reads it, or the host may, or it is read for the host. */
+static tp_status
+connect(tp_engine *engine)
+{
+    tp_comm *comm = engine->config.comm;
+    if (comm == NULL)
+        return TP_OK;
+    engine->bound = comm->ops->bind != NULL;
+    if (engine->bound)
+        return comm->ops->bind(comm, engine->device);
+    if (engine->config.provider->host_memory && !engine->config.staged)
+        return TP_OK;
+    TP_TRY(tp_engine_stage_comm(comm, engine->device, &engine->staged));
+    engine->config.comm = engine->staged;
+    return TP_OK;
+}
+
 static tp_status
 open_parts(tp_engine *engine, const tp_engine_config *config, tp_heap *account)
 {
@@ -125,6 +142,7 @@ open_parts(tp_engine *engine, const tp_engine_config *config, tp_heap *account)
     engine->heap = provider->counts_tables ? account : engine->private;
     TP_TRY(tp_engine_take_tables(engine, config->program, config->rank, gather_count(config)));
     TP_TRY(provider->device->open(&config->device, account, &engine->device));
+    TP_TRY(connect(engine));
     TP_TRY(provider->device->reserve(engine->device, workspace_bytes(config)));
     for (int stage = 0; stage < config->program->stages; stage++) {
         if (config->program->rank_of[stage] != config->rank)
@@ -175,6 +193,7 @@ tp_engine_open(const tp_engine_config *config, tp_heap *heap, tp_engine **out)
     engine->config = *config;
     tp_status status = open_parts(engine, config, heap);
     if (status != TP_OK) {
+        tp_engine_unbind(engine);
         tp_engine_close(engine);
         return status;
     }
@@ -183,10 +202,20 @@ tp_engine_open(const tp_engine_config *config, tp_heap *heap, tp_engine **out)
 }
 
 void
+tp_engine_unbind(tp_engine *engine)
+{
+    tp_comm *comm = engine->config.comm;
+    if (engine->bound && comm->ops->bind(comm, NULL) == TP_OK)
+        engine->bound = 0; /* else it has said so: nothing is left to do about it */
+}
+
+void
 tp_engine_close(tp_engine *engine)
 {
     if (engine == NULL)
         return;
+    if (engine->staged != NULL)
+        engine->staged->ops->close(engine->staged);
     if (engine->device != NULL) {
         for (int stage = 0; stage < engine->config.program->stages; stage++)
             engine->config.provider->stage->close(engine->stage[stage]);

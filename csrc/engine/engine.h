@@ -19,7 +19,8 @@ typedef struct {
     const int32_t *partition;  /* [stages + 1] block boundaries; stage v has blocks [partition[v], partition[v + 1]) */
     const tp_provider *provider; /* borrowed: tp_cpu_provider(), or a module's */
     tp_device_config device;
-    tp_comm *comm;     /* borrowed; NULL where one rank is all; its messages are of the device's memory */
+    tp_comm *comm;     /* borrowed; NULL where one rank is all; of the device's memory or the host's (staged.c) */
+    int staged;        /* 1: messages go through the host's memory even where they need not */
     tp_region *region; /* borrowed; progress and abort; NULL: none */
 } tp_engine_config;
 
@@ -61,6 +62,9 @@ TP_MUST_USE tp_status
 tp_engine_open(const tp_engine_config *config, tp_heap *heap, tp_engine **out);
 void
 tp_engine_close(tp_engine *engine);
+/* Before that, where the communicator is still open: it gives back what it has of the device. */
+void
+tp_engine_unbind(tp_engine *engine);
 
 /* Stages of this rank, in order of their virtual number; NULL past the end. They are the provider's: */
 tp_stage *

@@ -10,7 +10,7 @@
 #include "csrc/py/program.h"
 
 typedef struct {
-    PyObject_HEAD PyObject *program, *comm, *provider; /* kept alive */
+    PyObject_HEAD PyObject *program, *comm, *provider, *part; /* kept alive */
     tp_py_costs *costs; /* an emulated engine's; it has no slicing */
     tp_slicing *slicing;
     int32_t *partition;
@@ -24,15 +24,17 @@ static PyObject *
 engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"program", "rank", "model",   "partition", "slicing", "comm",
-                            "isa",     "threads", "memory_bytes", "provider", "device", "dtype", "eager", NULL};
-    PyObject *program, *model, *partition, *slicing, *comm = Py_None, *provider = Py_None;
+                            "isa",     "threads", "memory_bytes", "provider", "device", "dtype", "eager", "reproducible",
+                            "candidates", "staged", "part", NULL};
+    PyObject *program, *model, *partition, *slicing, *comm = Py_None, *provider = Py_None, *part = Py_None;
     const char *dtype = NULL;
     unsigned long long memory = 0;
     tp_engine_config config = {.device = {.threads = 1}};
     tp_py_state *state = PyType_GetModuleState(type);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OiOOO|OziKOizp", names, &program, &config.rank, &model, &partition,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OiOOO|OziKOizppipO", names, &program, &config.rank, &model, &partition,
                                      &slicing, &comm, &config.device.isa, &config.device.threads, &memory, &provider,
-                                     &config.device.device, &dtype, &config.device.eager))
+                                     &config.device.device, &dtype, &config.device.eager, &config.device.reproducible,
+                                     &config.device.candidates, &config.staged, &part))
         return NULL;
     engine_object *self = (engine_object *)type->tp_alloc(type, 0);
     if (self == NULL)
@@ -57,8 +59,10 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     config.partition = self->partition;
     if (comm != Py_None && ((config.comm = tp_py_comm_of(comm)) == NULL || (config.region = tp_py_region_of(comm)) == NULL))
         goto failed;
-    if (tp_py_device(provider, dtype, &config.provider, &config.device) < 0)
+    if (tp_py_device(provider, dtype, &config.provider, &config.device) < 0 ||
+        (part != Py_None && (config.device.partition = PyCapsule_GetPointer(part, TP_PARTITION_CAPSULE)) == NULL))
         goto failed;
+    self->part = Py_NewRef(part);
     self->program = Py_NewRef(program);
     self->comm = Py_NewRef(comm);
     self->provider = Py_NewRef(provider);
@@ -82,6 +86,8 @@ engine_dealloc(PyObject *object)
 {
     engine_object *self = (engine_object *)object;
     PyTypeObject *type = Py_TYPE(object);
+    if (self->engine != NULL && self->comm != NULL && tp_py_comm_if_open(self->comm) != NULL)
+        tp_engine_unbind(self->engine);
     tp_engine_close(self->engine);
     tp_heap_close(self->heap);
     tp_slicing_close(self->slicing);
@@ -92,6 +98,7 @@ engine_dealloc(PyObject *object)
     Py_XDECREF(self->program);
     Py_XDECREF(self->comm);
     Py_XDECREF(self->provider);
+    Py_XDECREF(self->part);
     type->tp_free(object);
     Py_DECREF(type);
 }
@@ -458,9 +465,11 @@ static PyType_Slot engine_slots[] = {
     {Py_tp_dealloc, engine_dealloc},
     {Py_tp_methods, engine_methods},
     {Py_tp_doc, "Engine(program, rank, model, partition, slicing, comm=None, isa=None, threads=1, memory_bytes=0, "
-                "provider=None, device=0, dtype=None, eager=False)\n--\n\n"
+                "provider=None, device=0, dtype=None, eager=False, reproducible=False, candidates=0, staged=False, part=None)\n--\n\n"
                 "One rank: its stages, its list of instructions, its memory. provider: a backend module's capsule, None: the "
-                "CPU; device: number among the visible ones; dtype: float32 or bf16; eager: capture no graphs."},
+                "CPU; device: number among the visible ones; dtype: float32 or bf16; eager: capture no graphs; "
+                "reproducible: products give a row the same bits whatever is multiplied with it; candidates: algorithms timed "
+                "for each product; staged: messages go through the host's memory; part: a " TP_PARTITION_CAPSULE " capsule, a part of the GPU."},
     {0, NULL},
 };
 static PyType_Spec engine_spec = {"terapipe_c._core.Engine", sizeof(engine_object), 0,

@@ -204,6 +204,7 @@ tp_cpu_provider(void)
     static const tp_device_ops device = {
         .open = device_open,       .close = device_close, .workspace_bytes = device_workspace_bytes,
         .reserve = device_reserve, .begin = device_nothing, .copy = device_copy,
+        .read = device_copy,       .write = device_copy,
         .mark = device_mark,       .collect = device_nothing,
     };
     static const tp_stage_ops stage = {

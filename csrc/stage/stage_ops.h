@@ -68,6 +68,9 @@ struct tp_device_ops {
     tp_status (*begin)(tp_device *device);
     /* Between two stages of one rank. */
     tp_status (*copy)(tp_device *device, void *to, const void *from, size_t bytes);
+    /* Between the host's memory and the device's; done on return. */
+    tp_status (*read)(tp_device *device, void *host, const void *from, size_t bytes);
+    tp_status (*write)(tp_device *device, void *to, const void *host, size_t bytes);
     /* *at: when the device comes to this point, nanoseconds of the host's monotonic clock; written at the latest by
      * collect, until which it must stay where it is. */
     tp_status (*mark)(tp_device *device, int64_t *at);
@@ -137,6 +140,7 @@ typedef struct {
 
 #define TP_PROVIDER_ABI 1u
 #define TP_PROVIDER_CAPSULE "terapipe_c.provider"
+#define TP_PARTITION_CAPSULE "terapipe_c.partition" /* of tp_device_config.partition */
 
 typedef struct {
     uint32_t abi, size;  /* TP_PROVIDER_ABI, sizeof(tp_provider): checked before anything else is read */
