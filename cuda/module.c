@@ -209,7 +209,7 @@ module_exec(PyObject *module)
     PyObject *provider = PyCapsule_New((void *)(uintptr_t)tp_cuda_provider(), TP_PROVIDER_CAPSULE, NULL);
     int added = provider ? PyModule_AddObjectRef(module, "provider", provider) : -1;
     Py_XDECREF(provider);
-    return added < 0 || tp_cuda_add_device(module) < 0 ? -1 : tp_cuda_add_gemm(module);
+    return added < 0 || tp_cuda_add_device(module) < 0 || tp_cuda_add_comm(module) < 0 ? -1 : tp_cuda_add_gemm(module);
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, module_exec}, {0, NULL}};

@@ -29,7 +29,8 @@ typedef struct {
     tp_status (*allgather)(tp_comm *comm, const void *mine, size_t bytes, void *all);
     void (*close)(tp_comm *comm);
     /* The messages are of this device's memory (a tp_device of csrc/stage/stage_ops.h), in the order of its work: told once,
-     * before the first. NULL: they are of the host's. */
+     * before the first. device NULL: it is about to be closed, and nothing of it may be held any more. bind NULL: they are
+     * of the host's. */
     tp_status (*bind)(tp_comm *comm, void *device);
 } tp_comm_ops;
 

@@ -204,8 +204,11 @@ tp_engine_close(tp_engine *engine)
 {
     if (engine == NULL)
         return;
+    tp_comm *comm = engine->staged != NULL ? NULL : engine->config.comm;
     if (engine->staged != NULL)
         engine->staged->ops->close(engine->staged);
+    if (engine->device != NULL && comm != NULL && comm->ops->bind != NULL && comm->ops->bind(comm, NULL) != TP_OK)
+        tp_region_abort(engine->config.region, TP_ERUNTIME, engine->config.rank, tp_error_message());
     if (engine->device != NULL) {
         for (int stage = 0; stage < engine->config.program->stages; stage++)
             engine->config.provider->stage->close(engine->stage[stage]);
