@@ -19,7 +19,7 @@ typedef struct {
 
 /* What goes through control. */
 typedef struct {
-    outbox *box = NULL;
+    outbox *box;
     int64_t number;
     size_t bytes;
 } note;
