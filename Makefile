@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
     $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 SOURCES := $(shell find $(wildcard csrc cuda terapipe_c) -type f ! -name '*.pyc' ! -name '*.so')
-BENCH ?= $(filter-out benchmarks/common.py,$(wildcard benchmarks/*.py))
+BENCH ?= $(filter-out benchmarks/common.py benchmarks/gpu_check.py benchmarks/gpu_rows.py,$(wildcard benchmarks/*.py))
 FUZZ_SECONDS ?= 60
 
 help:
@@ -16,7 +16,8 @@ help:
 	@echo "make fuzz       the C fuzzers under ASan + UBSan, FUZZ_SECONDS=$(FUZZ_SECONDS) each"
 	@echo "make bench      every benchmark, or BENCH=benchmarks/<one>.py"
 	@echo "make format     clang-format and ruff format       make tidy   clang-tidy"
-	@echo "make gpu-check  the CUDA backend's checks          make clean  all that was made here"
+	@echo "make gpu-check  all that needs a GPU, in 9 minutes     make gpu-sanitize   its tests under compute-sanitizer"
+	@echo "make clean      all that was made here"
 
 # ---- the virtual environment: tools when pyproject.toml changes, the package when a source does -----------------------
 
@@ -75,8 +76,18 @@ demo: install
 bench: install
 	@for script in $(BENCH); do echo "== $$script"; $(PY) $$script || exit 1; done
 
+# On the machine with the GPU, with the Python that is there: no virtual environment, built in place.
 gpu-check:
-	@echo "make gpu-check: there is no CUDA backend yet; issue 5 brings it, and this target runs its checks then" >&2; exit 2
+	$(PYTHON) benchmarks/gpu_check.py
+
+# The same tests under compute-sanitizer, which comes with CUDA: minutes each. GPU_TOOLS="memcheck" picks one.
+GPU_TOOLS ?= memcheck racecheck synccheck initcheck
+gpu-sanitize:
+	@command -v compute-sanitizer >/dev/null || { echo "make gpu-sanitize: compute-sanitizer is missing: it comes with the \
+	CUDA toolkit, or pip install nvidia-cuda-sanitizer-api" >&2; exit 2; }
+	TERAPIPE_CUDA=1 $(PYTHON) setup.py -q build_ext --inplace
+	@for tool in $(GPU_TOOLS); do echo "== $$tool"; PYTHONPATH=. compute-sanitizer --tool $$tool --error-exitcode 1 \
+	    --target-processes all $(PYTHON) -m pytest -q -x -m gpu tests || exit 1; done
 
 # ---- tools that are not Python's ---------------------------------------------------------------------------------------
 
@@ -96,5 +107,5 @@ clean:
 	rm -rf build .build .bench dist terapipe_c.egg-info $(VENV) .mypy_cache .ruff_cache .pytest_cache terapipe_c/*.so
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help install test check test-c asan tsan fuzz objects demo bench gpu-check format tidy clean
+.PHONY: help install test check test-c asan tsan fuzz objects demo bench gpu-check gpu-sanitize format tidy clean
 .DEFAULT_GOAL := help

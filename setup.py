@@ -5,20 +5,24 @@ processor that built it. Everything else is plain setuptools.
 
 Environment: TERAPIPE_WERROR=1 makes warnings errors; TERAPIPE_SANITIZE=address,undefined (or thread) instruments the
 code (an instrumented _core loads only with the sanitizer's runtime preloaded; `make asan tsan` runs the C tests, which
-need none); TERAPIPE_CUDA=0 leaves _cuda out.
+need none); TERAPIPE_CUDA=0 leaves _cuda out, 1 fails where it cannot be built, auto (or nothing) builds it where nvcc is;
+TERAPIPE_CUDA_ARCHS="90" (or "80 90") builds its kernels for these GPUs alone, which is quicker.
 """
 
+import functools
 import os
 import platform
 import shlex
 import shutil
 import subprocess
+import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
 
 WARNINGS = ["-Wall", "-Wextra", "-Wshadow", "-Wstrict-prototypes", "-Wmissing-prototypes", "-Wvla",
             "-Wconversion"]
@@ -36,6 +40,7 @@ ISA_FLAGS = {  # csrc/cpu/isa_<name>.c
     "avx2": ["-mavx2", "-mfma"],
     "portable": [],
 }
+CUDA_ARCHS = ["80", "90", "100", "120"]  # compute capability x 10; PTX of 90 besides, for what is none of these
 X86 = platform.machine() in ("x86_64", "AMD64")
 JOBS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -48,9 +53,67 @@ def core_sources():
 
 
 def flags_of(source):
-    """What one C file is compiled with: a kernel body has its instruction set's flags besides."""
-    name = Path(source).stem
-    return FLAGS + (ISA_FLAGS[name[4:]] if name.startswith("isa_") else [])
+    """What one C file is compiled with: a kernel body has its instruction set's flags besides, the cuda room its headers."""
+    name, cuda = Path(source).stem, find_cuda() if Path(source).parts[0] == "cuda" else ""
+    headers = [] if isinstance(cuda, str) else ["-isystem", cuda[1]]
+    return FLAGS + headers + (ISA_FLAGS[name[4:]] if name.startswith("isa_") else [])
+
+
+def cuda_sources(emulated=False):
+    """What _cuda is made of. The emulated one, which tests build with gcc alone, has cuda/emu/<name>.c for cuda/<name>.c."""
+    cuda, rooms = Path("cuda"), ("csrc/base", "csrc/model")
+    sources = [p for p in sorted(cuda.glob("*.c*")) if p.suffix in (".c", ".cu")]
+    if emulated:
+        emulators = sorted((cuda / "emu").glob("*.c"))
+        hidden = {p.name for p in emulators}
+        needs_cuda = [p for p in sources if p.suffix == ".c" and p.name not in hidden and "#include <cuda" in p.read_text()]
+        sources = [p for p in sources if p.name not in hidden and p not in needs_cuda] + emulators
+    shared = [p for room in rooms for p in sorted(Path(room).glob("*.c"))]
+    shared += [Path("csrc/comm/region.c"), Path("csrc/comm/words.c")]  # a region is memory: it has no one module
+    return [str(p) for p in (*sources, *shared)]
+
+
+@functools.cache
+def find_cuda():
+    """(nvcc, include folder, library folder) of the CUDA toolkit, or a sentence saying what is missing. Looked for in
+    CUDA_HOME, PATH, the nvidia wheels of this Python (nvidia-cuda-nvcc, nvidia-cuda-runtime) and /usr/local/cuda."""
+    homes = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    wheels = [Path(folder) / "nvidia/cu13" for folder in sys.path if folder]
+    bins = [*(str(h / "bin") for h in homes), os.environ.get("PATH", ""), *(str(h / "bin") for h in wheels), "/usr/local/cuda/bin"]
+    nvcc = shutil.which("nvcc", path=os.pathsep.join(bins))
+    if nvcc is None:
+        return "nvcc was not found in CUDA_HOME, PATH, the nvidia wheels (pip install nvidia-cuda-nvcc) or /usr/local/cuda"
+    if shutil.which("g++") is None:
+        return f"{nvcc} needs g++, which was not found in PATH"
+    told = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
+    release = told.partition("release ")[2].partition(",")[0]
+    if not release or int(release.split(".")[0]) < 13:
+        return f"{nvcc} is release {release or '?'}; 13.0 or newer is needed"
+    # nvcc may be a script or a link to it: only it knows where it lives
+    plan = subprocess.run([nvcc, "--dryrun", "-x", "cu", "-c", os.devnull], capture_output=True, text=True)
+    top = (plan.stdout + plan.stderr).partition("TOP=")[2].partition("\n")[0].strip()
+    homes = [*([Path(top).resolve()] if top else []), *homes, *wheels, Path("/usr/local/cuda")]
+    libraries = [h / lib for h in homes for lib in ("lib64", "lib")]
+    library = next((p for p in libraries if (p / "libcudart_static.a").is_file()), None)
+    include = next((h / "include" for h in homes if (h / "include/cuda_runtime_api.h").is_file()), None)
+    if library is None or include is None:
+        what = "libcudart_static.a" if library is None else "cuda_runtime_api.h"
+        return f"{what} was not found beside {nvcc} (pip install nvidia-cuda-runtime)"
+    return nvcc, str(include), str(library)
+
+
+def nvcc_command(nvcc, include, source, output):
+    """Kernels for each GPU of CUDA_ARCHS. ptxas says what each kernel takes: spilled registers are a test's business. Without
+    exceptions nothing needs libstdc++; 177: a header's function that a file does not use."""
+    archs = os.environ.get("TERAPIPE_CUDA_ARCHS", "").split() or CUDA_ARCHS
+    targets = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in archs]
+    if archs == CUDA_ARCHS:
+        targets.append("-gencode=arch=compute_90,code=compute_90")
+    strict = ["-Werror", "all-warnings"] if os.environ.get("TERAPIPE_WERROR") == "1" else []
+    host = "-fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics"
+    return [nvcc, "-c", source, "-o", output, "-MMD", "-MF", str(Path(output).with_suffix(".d")), "-O3", "-std=c++17", "-I.",
+            "-isystem", include, "-Xptxas", "-v", "--threads", "2", "-diag-suppress", "177", f"-Xcompiler={host}", *strict,
+            *targets]  # fmt: skip
 
 
 def compile_if_stale(output, command, run):
@@ -68,6 +131,17 @@ def compile_if_stale(output, command, run):
     record.write_text(command)
 
 
+def run_nvcc(line, log):
+    """Compile, and keep what ptxas says of the kernels' registers in `log` (tests/test_cuda_build.py reads it)."""
+    print(shlex.join(line), flush=True)
+    ran = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    told = [text for text in ran.stdout.splitlines() if "ptxas info" not in text and "bytes stack frame" not in text]
+    print("\n".join(told), end="\n" if told else "", file=sys.stderr, flush=True)
+    if ran.returncode:
+        raise CompileError(f"nvcc failed with exit status {ran.returncode}")
+    log.write_text(ran.stdout)
+
+
 class BuildExt(build_ext):
     """Compiles each file with flags of its own, only if it is stale, as many at once as there are cores."""
 
@@ -79,10 +153,9 @@ class BuildExt(build_ext):
             def compile_one(source):
                 (output,) = compiler.object_filenames([source], output_dir=output_dir or "")
                 if Path(source).suffix == ".cu":
-                    line = ["nvcc", "-c", source, "-o", output, "-MMD", "-MF", str(Path(output).with_suffix(".d")), "-O3",
-                            "-I.", "-isystem", sysconfig.get_path("include"), "-Xcompiler=-fPIC,-fvisibility=hidden",
-                            *(extra_postargs or [])]  # fmt: skip
-                    compile_if_stale(output, shlex.join(line), lambda: self.spawn(line))
+                    nvcc, include, _ = find_cuda()
+                    line = nvcc_command(nvcc, include, source, output)
+                    compile_if_stale(output, shlex.join(line), lambda: run_nvcc(line, Path(output).with_suffix(".ptxas")))
                 else:
                     args = flags_of(source) + (extra_postargs or [])
                     compile_if_stale(
@@ -104,13 +177,19 @@ def modules():
     common = {"include_dirs": ["."], "depends": depends}
     found = [Extension("terapipe_c._core", core_sources(), libraries=["m", "pthread"], extra_link_args=SANITIZER,
                        **common)]  # fmt: skip
-    cuda, nvcc = sorted(Path("cuda").glob("*.cu")), shutil.which("nvcc")
-    if cuda and nvcc and os.environ.get("TERAPIPE_CUDA") != "0":
-        homes = [os.environ.get("CUDA_HOME", ""), Path(nvcc).resolve().parents[1], "/usr/local/cuda"]
-        home = next((h for h in map(Path, homes) if (h / "lib64/libcudart_static.a").exists()), Path(homes[1]))
-        sources = [str(p) for p in (*cuda, *sorted(Path("cuda").glob("*.c")))]
-        found.append(Extension("terapipe_c._cuda", sources, language="c++", library_dirs=[str(home / "lib64")],
-                               libraries=["cudart_static", "dl", "rt", "pthread"], **common))  # fmt: skip
+    wish = os.environ.get("TERAPIPE_CUDA") or "auto"
+    if wish not in ("0", "1", "auto"):
+        sys.exit(f"setup.py: TERAPIPE_CUDA is {wish!r}; it must be 0, 1 or auto")
+    cuda = find_cuda() if wish != "0" else "TERAPIPE_CUDA=0"
+    if isinstance(cuda, str) and wish == "1":
+        sys.exit(f"setup.py: TERAPIPE_CUDA=1, but the CUDA backend cannot be built: {cuda}")
+    if not isinstance(cuda, str):
+        found.append(Extension(
+            "terapipe_c._cuda", cuda_sources(), **common, library_dirs=[cuda[2]],
+            libraries=["cudart_static", "dl", "rt", "pthread", "m"],
+            optional=wish == "auto" and "-Werror" not in WARNINGS,  # a broken nvcc costs the backend, not the package
+            extra_link_args=["-Wl,--exclude-libs,ALL", *SANITIZER],
+        ))  # fmt: skip
     mpi = Path("csrc/comm/mpi.c")
     if mpi.exists() and shutil.which("mpicc"):
         words = shlex.split(subprocess.check_output(["mpicc", "-show"], text=True))[1:]

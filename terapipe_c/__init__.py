@@ -5,7 +5,7 @@
     plan = tp.plan(model, tp.Cluster.local(), batch=4, seq_len=256, costs=tp.profile(model))
     run = tp.launch(plan, data="corpus.txt", steps=200, out="runs/a")
 """
-from . import devices, planners, schedules, zoo
+from . import cuda, devices, planners, schedules, zoo
 from ._core import (
     AbortedError,
     DeadlineError,
@@ -36,13 +36,15 @@ from .planners import max_batch
 from .profiling import profile
 from .report import Report
 from .schedule import Program, Timeline
+from .train import RankRun, train
 
 __version__ = "0.1.0"
 __all__ = [
     "AbortedError", "Checkpoint", "Cluster", "Comparison", "CostModel", "Dataset", "DeadlineError", "Emulation", "Error",
     "ExecutionError", "GPTConfig", "InfeasibleError", "InternalError", "InvalidTypeError", "InvalidValueError",
-    "OutOfMemoryError", "PeerError", "Plan", "Program", "Record", "Report", "Run", "ScheduleError", "StorageError", "Timeline",
-    "__version__", "capture", "compare", "devices", "emulate", "export_hf", "generate", "import_hf", "init_params", "launch",
+    "OutOfMemoryError", "PeerError", "Plan", "Program", "RankRun", "Record", "Report", "Run", "ScheduleError", "StorageError",
+    "Timeline", "__version__", "capture", "compare", "cuda", "devices", "emulate", "export_hf", "generate", "import_hf",
+    "init_params", "launch",
     "load_checkpoint", "loss_and_grads", "max_batch", "plan", "planners", "profile", "save_checkpoint", "schedules",
-    "stdlib_corpus", "zoo",
+    "stdlib_corpus", "train", "zoo",
 ]

@@ -262,6 +262,14 @@ class Comm:
     def exchange(self, peer: int, tag: int, out: Buffer, into: Buffer, /) -> None: ...
     def allgather(self, mine: Buffer, /) -> bytes: ...
     def barrier(self) -> None: ...
+    def close(self) -> None: ...
+
+def comm_link(comm: Comm, /) -> CapsuleType: ...
+def device_comm(control: Comm, capsule: CapsuleType, /) -> Comm: ...
+def tcp_comm(
+    region: Region, rank: int, host: str, port: int, pairs: Buffer, max_gather_bytes: int, ports: int = 1, token: str = "",
+    version: str = "", plan: str = "", meeting_s: float = 60.0, timeout_s: float = 0.0,
+) -> Comm: ...
 
 # ---- one rank at work (csrc/py/engine.c) --------------------------------------------------------------------------------
 
@@ -271,7 +279,9 @@ _State: TypeAlias = Literal["value", "m", "v", "grad"]
 class Engine:
     def __new__(
         cls, program: Program, rank: int, model: _Dimensions, partition: Sequence[int], slicing: _Slicing, comm: Comm | None = None,
-        isa: str | None = None, threads: int = 1, memory_bytes: int = 0,
+        isa: str | None = None, threads: int = 1, memory_bytes: int = 0, provider: object = None, device: int = 0,
+        dtype: str | None = None, eager: bool = False, reproducible: bool = False, candidates: int = 0, staged: bool = False,
+        part: object = None,
     ) -> Self: ...
     @classmethod
     def emulated(cls, program: Program, rank: int, durations: _Costs, comm: Comm | None = None) -> Engine: ...
@@ -288,10 +298,12 @@ class Engine:
     def memory(self) -> tuple[int, int, int]: ...
 
 def rank_memory(
-    program: Program, model: _Dimensions, partition: Sequence[int], slicing: _Slicing, isa: str | None = None, threads: int = 1
+    program: Program, model: _Dimensions, partition: Sequence[int], slicing: _Slicing, isa: str | None = None, threads: int = 1,
+    provider: object = None, dtype: str | None = None,
 ) -> list[int]: ...
 def stage_memory(
-    model: _Dimensions, slicing: _Slicing, first: int, last: int, activation_slots: int, gradient_slots: int, /
+    model: _Dimensions, slicing: _Slicing, first: int, last: int, activation_slots: int, gradient_slots: int,
+    provider: object = None, dtype: str | None = None, /,
 ) -> int: ...
 
 # ---- kernels alone, for tests and benchmarks (csrc/py/kernels.c) --------------------------------------------------------

@@ -56,6 +56,7 @@ def build_parser(runs: Mapping[str, Run]) -> argparse.ArgumentParser:
     p.add_argument("--seq-len", type=int, help="longest sequence measured (block size if not given)")
     p.add_argument("--micro-batch", type=int, default=1)
     p.add_argument("--backend", default="cpu")
+    p.add_argument("--dtype", choices=("float32", "bf16"), help="of activations; bf16 on cuda if not given")
     p.add_argument("--threads", type=int, default=1, help="threads of one rank")
     p.add_argument("--out", help="save the cost model here")
 
@@ -100,6 +101,10 @@ def build_parser(runs: Mapping[str, Run]) -> argparse.ArgumentParser:
     plan_flags(p)
     launch_flags(p)
     p.add_argument("--out", required=True, help="run folder to make")
+    p.add_argument("--under", choices=("torchrun", "mpirun", "mpiexec", "srun"),
+                   help="be one rank, as this launcher says in the environment, instead of starting all: "
+                        "torchrun --nproc-per-node 2 --no-python terapipe train plan.json --under torchrun ...; "
+                        "needs a plan file, and rank 0 alone prints")
 
     p = add("resume", "continue a run from its newest checkpoint", "terapipe resume runs/a --steps 400")
     p.add_argument("folder", help="run folder")
@@ -189,7 +194,9 @@ def launch_flags(p: argparse.ArgumentParser, needed: bool = True) -> None:
     group.add_argument("--lr-schedule", choices=("cosine", "constant"))
     group.add_argument("--betas", type=float, nargs=2)
     group.add_argument("--init", help="start from this checkpoint's parameters")
-    group.add_argument("--backend")
+    group.add_argument("--backend", help="cpu or cuda")
+    group.add_argument("--dtype", choices=("float32", "bf16"), help="of activations; bf16 on cuda if not given")
+    group.add_argument("--gpus", type=int, nargs="+", help="on cuda, the GPU of each rank (rank r has GPU r if not given)")
     group.add_argument("--threads", action="store_true", help="ranks as threads of this process")
     group.add_argument("--fast", action="store_true", help="reproducible=False")
     if needed:

@@ -227,10 +227,12 @@ def _timeline_of(path: Path, args: argparse.Namespace) -> tuple[str, Any]:
 
 
 def _launch_options(args: argparse.Namespace) -> dict[str, Any]:
-    names = (*LAUNCH_NUMBERS, "lr_schedule", "betas", "init", "backend")
+    names = (*LAUNCH_NUMBERS, "lr_schedule", "betas", "init", "backend", "dtype")
     options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if "betas" in options:
         options["betas"] = tuple(options["betas"])
+    if args.gpus:
+        options["devices"] = args.gpus
     if args.threads:
         options["processes"] = False
     if args.fast:
@@ -250,6 +252,7 @@ def _profile(args: argparse.Namespace) -> int:
         micro_batch=args.micro_batch,
         seq_len=args.seq_len or model.block_size,
         backend=args.backend,
+        dtype=args.dtype,
         threads=args.threads,
     )
     seq_len = args.seq_len or model.block_size
@@ -334,11 +337,25 @@ def _train(args: argparse.Namespace) -> int:
 
     if args.data is None or args.steps is None:
         raise ValueError("train needs --data and --steps")
+    if args.under:
+        return _train_under(args)
     plan = tp.Plan.load(args.plan) if args.plan else _make_plan(args)
     return _follow(
         args,
         tp.launch(plan, data=args.data, steps=args.steps, out=args.out, progress=_bar(args), **_launch_options(args)),
     )
+
+
+def _train_under(args: argparse.Namespace) -> int:
+    import terapipe_c as tp
+
+    if not args.plan:
+        raise ValueError("train --under needs a plan file: ranks that plan for themselves may not agree")
+    if args.threads:
+        raise ValueError("--threads is for ranks of this process; with --under every process is one rank")
+    run = tp.train(tp.Plan.load(args.plan), args.data, args.steps, out=args.out, launcher=args.under, progress=_bar(args),
+                   **_launch_options(args))
+    return _follow(args, run) if run.rank == 0 else DONE
 
 
 def _resume(args: argparse.Namespace) -> int:

@@ -25,6 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from . import _core
 from ._core import InvalidTypeError, InvalidValueError, Program
 from ._files import read_json, write_json
+from .backend import Backend, choose
 from .config import KINDS, Cluster, GPTConfig, html_table, human_seconds, real, whole
 from .fit import Curve, fit_and_judge, fit_line, fit_streamed, merged
 
@@ -91,13 +92,15 @@ class CostModel:
         optimizer_head_s: seconds that the head adds to its stage's update (it completes its weight's gradient there).
         latency_s, byte_s: seconds of a message on the link, and of each byte in it (the ranks go on computing).
         copy_byte_s: seconds of a byte that each end spends itself (copying into and out of a shared ring).
+        backend, dtype: "cuda" where they are of GPUs: plans' memory is a GPU's then. device: the measured one's name.
     """
 
     def __init__(self, curves: Mapping[tuple[str, str], Curve], *, source: str, tables: Float | None = None,
                  granularity: int = 1, overhead_s: float = 0.0, optimizer_param_s: float = 0.0,
                  optimizer_stage_s: float = 0.0, optimizer_head_s: float = 0.0, latency_s: float = 0.0, byte_s: float = 0.0,
                  copy_byte_s: float = 0.0, model: GPTConfig | None = None, seq_len: int | None = None, micro_batch: int = 1,
-                 fit_error: float = math.nan, fit_errors: Mapping[str, tuple[float, float]] | None = None) -> None:
+                 fit_error: float = math.nan, fit_errors: Mapping[str, tuple[float, float]] | None = None,
+                 backend: str = "cpu", dtype: str | None = None, device: str = "") -> None:
         for kind, phase in curves:
             if kind not in KINDS or phase not in PHASES:
                 raise InvalidValueError(f"there is no curve {kind}.{phase}: kinds are {', '.join(KINDS)}; phases F, I, W")
@@ -116,6 +119,8 @@ class CostModel:
         self.micro_batch = whole("micro_batch", micro_batch)
         self.fit_error = float(fit_error)
         self.fit_errors = {k: (float(m), float(w)) for k, (m, w) in (fit_errors or {}).items()}
+        where = choose(backend, dtype)
+        self.backend, self.dtype, self.device = where.name, where.dtype, str(device)
         self.tables.flags.writeable = False
         self._pack = self._packed()
 
@@ -224,7 +229,7 @@ class CostModel:
                           smooth: bool = False,
                           comm: Mapping[str, float] | Iterable[Sequence[float]] | None = None, overhead_s: float = 0.0,
                           copy_byte_s: float = 0.0, model: GPTConfig | None = None, seq_len: int | None = None,
-                          micro_batch: int = 1) -> CostModel:
+                          micro_batch: int = 1, backend: str = "cpu", dtype: str | None = None, device: str = "") -> CostModel:
         """Fit every block and phase.
 
         Args:
@@ -263,7 +268,7 @@ class CostModel:
         latency_s, byte_s = _pair(comm, "comm", "latency_s", "byte_s")
         return cls(curves, source="measured", overhead_s=overhead_s, optimizer_param_s=param_s, optimizer_stage_s=stage_s,
                    optimizer_head_s=head_update_s, latency_s=latency_s, byte_s=byte_s, copy_byte_s=copy_byte_s,
-                   model=model, seq_len=seq_len, micro_batch=micro_batch,
+                   model=model, seq_len=seq_len, micro_batch=micro_batch, backend=backend, dtype=dtype, device=device,
                    fit_error=float(errors.mean()) if len(errors) else math.nan,
                    fit_errors={k: (float(e.mean()), float(e.max())) for k, e in judged.items() if len(e)})
 
@@ -344,17 +349,32 @@ class CostModel:
         return [None, *(self.slice_cost(seq_len, granularity, phase, b) for b in range(1, whole("batch", batch) + 1))]
 
     @property
+    def element_bytes(self) -> float:
+        """Bytes of a number in a message."""
+        return 2.0 if self.dtype == "bf16" else 4.0
+
+    @property
+    def where(self) -> Backend:
+        """The backend that plans from these costs are for."""
+        return Backend(self.backend, self.dtype)
+
+    def on(self, backend: str, dtype: str | None = None) -> CostModel:
+        """The same seconds, for plans of another backend's memory."""
+        where = choose(backend, dtype)
+        return CostModel.from_dict({**self.to_dict(), "backend": where.name, "dtype": where.dtype})
+
+    @property
     def known_batch(self) -> int:
         """The most sequences a micro-batch that these costs can answer for: measured costs know what was measured."""
         return self.micro_batch if self.source == "measured" else 1 << 30
 
     def message_s(self, rows: ArrayLike, n_embd: int) -> Any:
-        """Seconds of a message of float32 [rows, n_embd]."""
-        return self.latency_s + self.byte_s * 4.0 * n_embd * np.asarray(rows, np.float64)
+        """Seconds of a message of [rows, n_embd] numbers."""
+        return self.latency_s + self.byte_s * self.element_bytes * n_embd * np.asarray(rows, np.float64)
 
     def exchange_s(self, model: GPTConfig) -> float:
         """Seconds of the exchange of a tied embedding's gradient between its two ranks."""
-        return float(self.message_s(model.vocab_size, model.n_embd) + self.copy_byte_s * 4 * model.vocab_size * model.n_embd)
+        return self.latency_s + (self.byte_s + self.copy_byte_s) * 4.0 * model.vocab_size * model.n_embd
 
     def optimizer_s(self, params: ArrayLike) -> Any:
         """Seconds of one update of a stage with this many parameters."""
@@ -413,7 +433,12 @@ class CostModel:
         """F, I, W [stages, units]; comm [stages, units]; OPT [stages]; AR a number; SF, SB, RF, RB like comm where a
         message costs the ranks time."""
         F, I, W = _core.cost_durations(self._pack, stages[0], *slices[:3])
-        size = slices[3] * (4.0 * model.n_embd if model else 0.0)
+        if self.backend == "cuda":     # its weight gradients are made over whole micro-batches, with slice 0
+            first = np.cumsum(slices[1]) - slices[1]
+            sums = np.add.reduceat(W, first, axis=1)
+            W = np.zeros_like(W)
+            W[:, first] = sums
+        size = slices[3] * (self.element_bytes * model.n_embd if model else 0.0)
         out: dict[str, Any] = {"F": F, "I": I, "W": W, "OPT": stages[1], "AR": 0.0,
                                "comm": np.repeat((self.latency_s + self.byte_s * size)[None], len(F), 0)}
         if model is not None and model.tie_weights and len(F) > 1:
@@ -430,7 +455,7 @@ class CostModel:
         batches [micros]; for each plan counts int32 [stages, 4], lengths [units], updates float64 [stages].
         """
         exchange = self.exchange_s(model) if model.tie_weights else 0.0
-        messages = (self.latency_s, self.byte_s, self.copy_byte_s, 4.0 * model.n_embd, exchange)
+        messages = (self.latency_s, self.byte_s, self.copy_byte_s, self.element_bytes * model.n_embd, exchange)
         seconds: Float = _core.plan_glance(program, self._pack, messages, np.array(batches, np.int32), np.array(counts, np.int32),
                                            np.array(lengths, np.int32), np.array(updates, np.float64))
         return seconds
@@ -442,8 +467,9 @@ class CostModel:
         def number(x: float) -> float | None:
             return None if math.isnan(x) else x
 
+        where = {"backend": self.backend, "dtype": self.dtype, "device": self.device} if self.backend != "cpu" else {}
         return {
-            "format": _FORMAT, "version": _VERSION, "source": self.source, "granularity": self.granularity,
+            **where, "format": _FORMAT, "version": _VERSION, "source": self.source, "granularity": self.granularity,
             "overhead_s": self.overhead_s, "optimizer_param_s": self.optimizer_param_s,
             "optimizer_stage_s": self.optimizer_stage_s, "optimizer_head_s": self.optimizer_head_s,
             "latency_s": self.latency_s, "byte_s": self.byte_s, "copy_byte_s": self.copy_byte_s,
@@ -470,7 +496,8 @@ class CostModel:
                        model=GPTConfig.from_dict(data["model"]) if data["model"] else None, seq_len=data["seq_len"],
                        micro_batch=data["micro_batch"], fit_error=math.nan if error is None else error,
                        fit_errors={k: (v[0], v[1]) for k, v in data["fit_errors"].items()},
-                       optimizer_head_s=data.get("optimizer_head_s", 0.0),
+                       optimizer_head_s=data.get("optimizer_head_s", 0.0), backend=data.get("backend", "cpu"),
+                       dtype=data.get("dtype"), device=data.get("device", ""),
                        **{k: data[k] for k in ("granularity", "overhead_s", "optimizer_param_s", "optimizer_stage_s",
                                                "latency_s", "byte_s", "copy_byte_s")})
         except KeyError as error_:
@@ -500,6 +527,8 @@ class CostModel:
     def _facts(self) -> list[tuple[str, str]]:
         length = self.seq_len or 1024
         facts = [("source", self.source)]
+        if self.backend != "cpu":
+            facts.append(("backend", f"{self.backend}, {self.dtype}" + (f", {self.device}" if self.device else "")))
         if self.model is not None:
             facts.append(("model", repr(self.model)))
         forward, backward = self.time(length, 0, "fwd"), self.time(length, 0, "bwd")

@@ -40,6 +40,7 @@ def examine(folder: str | os.PathLike[str] = ".") -> list[Finding]:
         _processes,
         _limits,
         _optional,
+        _gpus,
         lambda: _disk(Path(folder)),
     ]
     out: list[Finding] = []
@@ -209,16 +210,60 @@ def _limits() -> Iterator[Finding]:
 
 
 def _optional() -> Iterator[Finding]:
-    for name, what in (("_cuda", "backend 'cuda'"), ("_mpi", "communicator 'mpi'")):
-        if importlib.util.find_spec(f"terapipe_c.{name}") is None:
-            yield Finding(name, f"not built: no {what} (optional)")
-            continue
-        try:
-            importlib.import_module(f"terapipe_c.{name}")
-            yield Finding(name, f"loads: {what}")
-        except ImportError as error:
-            yield Finding(name, str(error), NOTE, f"built, but does not load: no {what}")
-    yield Finding("GPU", "an NVIDIA device is here" if Path("/dev/nvidiactl").exists() else "none seen")
+    name, what = "_mpi", "communicator 'mpi'"
+    if importlib.util.find_spec(f"terapipe_c.{name}") is None:
+        yield Finding(name, f"not built: no {what} (optional)")
+        return
+    try:
+        importlib.import_module(f"terapipe_c.{name}")
+        yield Finding(name, f"loads: {what}")
+    except ImportError as error:
+        yield Finding(name, str(error), NOTE, f"built, but does not load: no {what}")
+
+
+def _gpus() -> Iterator[Finding]:
+    try:
+        from . import cuda
+        from ._core import ExecutionError
+    except ImportError:   # said above, of _core
+        return
+
+    seen = Path("/dev/nvidiactl").exists()
+    try:
+        module = cuda.load()
+    except ExecutionError as error:
+        yield Finding("_cuda", str(error), NOTE if seen else OK, "no backend 'cuda', though a GPU is here" if seen else "")
+        yield Finding("GPU", "an NVIDIA device is here" if seen else "none seen")
+        return
+    found = cuda.versions()
+    yield Finding("_cuda", f"{module.__file__} (CUDA runtime {found.runtime})")
+    why = cuda.why_not()
+    yield Finding(
+        "CUDA driver",
+        f"supports CUDA {found.driver}" if found.driver else "none",
+        NOTE if why and seen else OK,
+        why if why and seen else "",
+    )
+    if why:
+        yield Finding("GPU", why)
+    for device in cuda.devices():
+        major, minor = device.capability
+        right = major >= 8
+        yield Finding(
+            f"GPU {device.index}",
+            f"{device.name}, compute capability {major}.{minor}, {device.multiprocessors} multiprocessors, "
+            f"{_size(device.free_bytes)} free of {_size(device.total_bytes)}",
+            OK if right else NOTE,
+            "" if right else "backend 'cuda' needs compute capability 8.0 (Ampere) or newer",
+        )
+    for library in found.libraries:
+        usable = library.version != ""
+        yield Finding(
+            library.name,
+            f"{library.version} at {library.path}" if usable else "not found",
+            OK if usable or not found.driver else NOTE,
+            "" if usable or not found.driver else library.why_not,
+        )
 
 
 def _disk(folder: Path) -> Iterator[Finding]:

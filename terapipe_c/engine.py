@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _core, schedules
+from .backend import Backend, choose
 from .config import GPTConfig, whole
 
 if TYPE_CHECKING:
@@ -19,7 +21,9 @@ __all__ = ["RankEngine", "init_params", "loss_and_grads", "make_engine", "rank_m
 
 Float32 = NDArray[np.float32]
 T = TypeVar("T")
+TIMED = 4       # algorithms of each product that a GPU compares before the first step
 Slicing = Sequence[tuple[int, Sequence[int]]]
+CPU = Backend()
 STATES: dict[str, Literal["value", "m", "v", "grad"]] = {"params": "value", "exp_avg": "m", "exp_avg_sq": "v", "grads": "grad"}
 
 
@@ -40,9 +44,9 @@ def cut(slicing: Slicing) -> tuple[int, int, list[tuple[int, list[int]]]]:
 
 
 def rank_memory(model: Any, stages: Sequence[tuple[int, int]], slicing: Slicing, program: _core.Program,
-                threads: int = 1) -> list[int]:
-    """Bytes that each rank's engine will take from its heap, exactly; nothing is allocated."""
-    return _core.rank_memory(program, dimensions(model), boundaries(stages), cut(slicing), threads=threads)
+                threads: int = 1, backend: Backend = CPU) -> list[int]:
+    """Bytes that each rank's engine will take from its heap, exactly; nothing is allocated. Of a GPU its memory alone."""
+    return _core.rank_memory(program, dimensions(model), boundaries(stages), cut(slicing), threads=threads, **backend.arguments)
 
 
 def gather_bytes(model: Any) -> int:
@@ -54,9 +58,11 @@ class RankEngine:
     """One rank's stages, its instructions and its memory. Arrays go in and out by global parameter name."""
 
     def __init__(self, model: Any, stages: Sequence[tuple[int, int]], slicing: Slicing, program: _core.Program, rank: int,
-                 comm: _core.Comm | None, *, threads: int = 1, memory_bytes: int = 0) -> None:
+                 comm: _core.Comm | None, *, threads: int = 1, memory_bytes: int = 0, backend: Backend = CPU,
+                 **device: Any) -> None:
+        """device: on a GPU the arguments of `_core.Engine` that say which and how."""
         self._core = _core.Engine(program, rank, dimensions(model), boundaries(stages), cut(slicing), comm, threads=threads,
-                                  memory_bytes=memory_bytes)
+                                  memory_bytes=memory_bytes, **backend.arguments, **device)
         self._code = program.instructions(rank)
         table = _core.model_params(dimensions(model))
         self._held = [(stage, i, table[index][0]) for stage, i, index in self._core.params()]
@@ -120,7 +126,8 @@ class _TrainingEngine(RankEngine):
     """The seam to the worker's loop: hyper-parameters come from the job."""
 
     def __init__(self, job: Mapping[str, Any], plan: Plan, rank: int, comm: _core.Comm | None) -> None:
-        super().__init__(plan.model, plan.stages, plan.slicing, plan.program, rank, comm, threads=job["threads_per_rank"])
+        super().__init__(plan.model, plan.stages, plan.slicing, plan.program, rank, comm, threads=job["threads_per_rank"],
+                         **_device_of(job, rank))
         self._options = {"beta1": job["betas"][0], "beta2": job["betas"][1], "eps": job["eps"],
                          "weight_decay": job["weight_decay"], "grad_clip": job["grad_clip"]}
 
@@ -130,11 +137,25 @@ class _TrainingEngine(RankEngine):
         return {"loss": loss, "grad_norm": norm}
 
 
+def _device_of(job: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    """Of a GPU: which (of this machine), and how products are chosen: reproducible ones are not timed against each other."""
+    backend = choose(job["backend"], job.get("dtype"))
+    if backend.name == "cpu":
+        return {}
+    here, devices = job.get("local_rank", rank), job.get("devices")
+    return {"backend": backend, "device": here if devices is None else devices[here], "reproducible": bool(job["reproducible"]),
+            "candidates": 0 if job["reproducible"] else TIMED, "eager": os.environ.get("TERAPIPE_CUDA_GRAPHS") == "0"}
+
+
 def make_engine(job: Mapping[str, Any], rank: int, comm: _core.Comm) -> _TrainingEngine:
     """A rank's engine, with the parameters that the job's seed gives."""
     from .plan import Plan
 
     plan = Plan.from_dict(job["plan"])
+    if job["backend"] == "cuda":
+        from .device_comm import connect
+
+        comm = connect(job, comm, plan.model.n_embd, plan.slicing)
     engine = _TrainingEngine(job, plan, rank, comm)
     if job["resume_from"] is None:
         engine.load(_initial(plan.model, job["seed"], engine._shapes))
@@ -182,11 +203,12 @@ def _normal_slicing(slicing: Any, batch: int, seq_len: int) -> list[tuple[int, l
 
 
 def loss_and_grads(model: GPTConfig, params: Mapping[str, NDArray[Any]], tokens: Any, slicing: Any = None, stages: int = 1, *,
-                   threads: int = 1) -> tuple[float, dict[str, Float32]]:
+                   threads: int = 1, backend: str = "cpu", dtype: str | None = None) -> tuple[float, dict[str, Float32]]:
     """(mean loss, {name: gradient}) of tokens [batch, T + 1] by the real stages and engine, one thread per stage.
 
     slicing: None (each sequence whole), slice lengths of every sequence, an int (so many equal slices), or the paper's
-    notation [(sequences, [lengths]), ...]. Loss and gradients are the same bits for every slicing and every `stages`.
+    notation [(sequences, [lengths]), ...]. Loss and gradients are the same bits for every slicing and every `stages`; with
+    backend "cuda" (all stages on the first GPU; dtype "bf16", or "float32") for every slicing of the same micro-batches.
     """
     from .cost import even_partition
 
@@ -196,7 +218,8 @@ def loss_and_grads(model: GPTConfig, params: Mapping[str, NDArray[Any]], tokens:
         raise _core.InvalidTypeError(f"params is {type(params).__name__}: {{name: float32 array}} would be right")
     array = _check_tokens(model, tokens)
     cuts = _normal_slicing(slicing, array.shape[0], array.shape[1] - 1)
-    stages, threads = whole("stages", stages), whole("threads", threads)
+    stages, threads, where = whole("stages", stages), whole("threads", threads), choose(backend, dtype)
+    device: dict[str, Any] = {} if where == CPU else {"backend": where, "reproducible": True}
     if stages > model.num_blocks:
         raise _core.InvalidValueError(f"stages is {stages}: 1 to {model.num_blocks} (the model's blocks) would be right")
     program = schedules.gpipe(stages, len(cuts), [len(lengths) for _, lengths in cuts]).split(pending=0).lower(model.tie_weights)
@@ -204,7 +227,8 @@ def loss_and_grads(model: GPTConfig, params: Mapping[str, NDArray[Any]], tokens:
     region = _core.Region.create(stages, _everyone(stages), 1 << 16, max(64, gather_bytes(model)), False)
 
     def work(rank: int) -> tuple[float, dict[str, Float32]]:
-        engine = RankEngine(model, partition, cuts, program, rank, _core.Comm(region, rank, 600.0), threads=threads)
+        engine = RankEngine(model, partition, cuts, program, rank, _core.Comm(region, rank, 600.0), threads=threads,
+                            **device)
         engine.load(params)
         loss, *_ = engine.run(array, update=False)
         return loss, engine.export("grads")

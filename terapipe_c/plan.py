@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ._core import InvalidValueError
 from ._files import read_json, write_json
+from .backend import choose
 from .config import Cluster, GPTConfig, html_table, human_bytes, human_count, human_seconds, whole
 from .cost import PHASES, CostModel
 from .exports import megatron_flags
@@ -72,6 +73,8 @@ class Plan:
     data_parallel: int = 1                         #: replicas of the whole pipeline
     search_log: list[str] = field(default_factory=list)   #: what the joint search tried, and why it stopped
     slicing_bound_s: float | None = None           #: no slicing of its micro-batches on its stages, in any order, is faster
+    backend: str = "cpu"                           #: what its costs and memory are of; one for "cuda" runs there alone
+    dtype: str = "float32"                         #: of activations
 
     @property
     def gap(self) -> float:
@@ -128,7 +131,8 @@ class Plan:
 
     def _identity(self) -> dict[str, Any]:
         replicas = {"data_parallel": self.data_parallel} if self.data_parallel > 1 else {}   # digests of version 1 hold
-        return {**replicas, "model": self.model.to_dict(), "batch": self.batch, "seq_len": self.seq_len,
+        where = {"backend": self.backend, "dtype": self.dtype} if self.backend != "cpu" else {}
+        return {**replicas, **where, "model": self.model.to_dict(), "batch": self.batch, "seq_len": self.seq_len,
                 "schedule": self.schedule, "ranks": self.ranks, "chunks": self.chunks, "stages": [list(s) for s in self.stages],
                 "slicing": [[b, list(lengths)] for b, lengths in self.slicing], "recompute": list(self.recompute),
                 "swap": list(self.swap), "program": str(self.program)}
@@ -165,6 +169,7 @@ class Plan:
             ranks, chunks = whole("ranks", data["ranks"]), whole("chunks", data["chunks"])
             stages = check_partition(data["stages"], model)
             replicas = whole("data_parallel", data.get("data_parallel", 1))
+            where = choose(data.get("backend", "cpu"), data.get("dtype"))
             if batch % replicas:
                 raise InvalidValueError(f"data_parallel is {replicas}, which does not divide batch = {batch}")
             slicing = check_slicing([(b, lengths) for b, lengths in data["slicing"]], batch // replicas, seq_len)
@@ -189,7 +194,7 @@ class Plan:
                 compared=[(str(k), float(v)) for k, v in data["compared"]], recompute=[bool(x) for x in data["recompute"]],
                 swap=[int(x) for x in data["swap"]], data_parallel=replicas,
                 search_log=[str(line) for line in data.get("search_log", [])],
-                slicing_bound_s=data.get("slicing_bound_s"),
+                slicing_bound_s=data.get("slicing_bound_s"), backend=where.name, dtype=where.dtype,
                 **{k: data[k] for k in ("step_time_s", "lower_bound_s", "memory_limit_bytes", "planning_time_s", "granularity")})
         except KeyError as error:
             raise InvalidValueError(f"the plan lacks {error.args[0]!r}") from None
@@ -328,7 +333,7 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
          tensor_parallel: int | None = None, chunks: int | None = None, memory_bytes: float | None = None,
          granularity: int | None = None, partition: Sequence[tuple[int, int]] | None = None,
          slicing: int | Sequence[tuple[int, Sequence[int]]] | None = None, executable: bool | None = None,
-         time_limit_s: float | None = None) -> Plan:
+         time_limit_s: float | None = None, backend: str | None = None, dtype: str | None = None) -> Plan:
     """Plan one training step of ``batch`` sequences of ``seq_len`` tokens.
 
     Args:
@@ -360,12 +365,16 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             fits without them; any other planner: what its paper would do (``plan.executable`` says whether it runs here).
         time_limit_s: the auto planner begins nothing new after so many seconds; None: it counts work instead, so that the same
             request gives the same plan everywhere.
+        backend, dtype: whose memory the plan's is: "cpu", or "cuda" with "bf16" (dtype None) or "float32"; backend None: the
+            costs'. A plan for "cuda" is launched there alone.
 
     Raises:
         ValueError: the request contradicts itself or the model; names the argument, its value and what would be right.
         InfeasibleError: no plan that was found fits the memory; names the rank and the bytes it is short.
     """
     start = time.perf_counter()
+    if backend is not None and isinstance(model, GPTConfig) and isinstance(cluster, Cluster) and choose(backend, dtype):
+        costs = (CostModel.analytic(model, cluster) if costs is None else costs).on(backend, dtype)
     request = check_request(
         model, cluster, batch, seq_len, costs, planner=planner, schedule=schedule, stages=stages, data_parallel=data_parallel,
         tensor_parallel=tensor_parallel, chunks=chunks, memory_bytes=memory_bytes, granularity=granularity,
@@ -391,6 +400,7 @@ def _finished(request: Request, found: Found, log: Sequence[str], start: float) 
         peak_memory_bytes=judge.peak(c, program), memory_limit_bytes=request.limit,
         bubbles={k: float(v) for k, v in line.bubbles.items()}, busy_s=[float(x) for x in line.busy_s],
         slicing_bound_s=plan_slicing_bound(judge, c, request.unit),
+        backend=judge.costs.backend, dtype=judge.costs.dtype,
         granularity=request.unit, data_parallel=judge.replicas.count, search_log=list(log),
         recompute=list(c.savings.recompute or [False] * model.num_blocks),
         swap=list(c.savings.swap or [0] * model.num_blocks), planning_time_s=time.perf_counter() - start)

@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import _core
+from . import _core, cuda
+from .backend import Backend, choose, place
 from .checkpoint import param_shapes
 from .config import KINDS, GPTConfig, real, whole
 from .cost import CostModel
-from .engine import RankEngine
+from .engine import CPU, RankEngine
 from .schedules import Program
 
 __all__ = ["profile"]
@@ -127,8 +128,8 @@ def _quartile(values: Sequence[float]) -> float:
 class _Sampler:
     """Runs a slicing on every busy rank at once and keeps the seconds of each instruction."""
 
-    def __init__(self, busy: int, threads: int) -> None:
-        self.busy, self.threads = busy, threads
+    def __init__(self, busy: int, threads: int, backend: Backend = CPU) -> None:
+        self.busy, self.threads, self.backend = busy, threads, backend
         self.samples: list[tuple[Key, tuple[int, int], float]] = []     # of a key, in a window of a rank's time
         self.updates: dict[bool, list[tuple[int, float]]] = {False: [], True: []}     # with the head: (parameters, seconds)
         self.overheads: list[float] = []
@@ -148,7 +149,7 @@ class _Sampler:
         def one() -> None:
             nonlocal spent
             try:
-                engine = RankEngine(model, stages, slicing, program, 0, None, threads=self.threads)
+                engine = RankEngine(model, stages, slicing, program, 0, None, threads=self.threads, backend=self.backend)
                 engine.load(params, moments)
                 start.wait()
                 begin = time.monotonic()
@@ -183,7 +184,12 @@ class _Sampler:
                     kind = blocks[stage].kind
                     context = sum(lengths[:s]) if kind == "attention" and op != "W" else 0
                     window = threading.get_ident(), int(begin / WINDOW_S)
-                    self.samples.append(((kind, op, b, lengths[s], context), window, end - begin))
+                    length = lengths[s]
+                    if op == "W" and self.backend.name == "cuda":      # slice 0's is the whole micro-batch's
+                        if s > 0:
+                            continue
+                        length = sum(lengths)
+                    self.samples.append(((kind, op, b, length, context), window, end - begin))
             self.updates["head" in kinds].append((model.num_params, update))
 
     def measured(self) -> dict[str, dict[str, list[tuple[float, int, int, float]]]]:
@@ -231,13 +237,15 @@ def _copy_byte_s(busy: int) -> tuple[float, float]:
 
 
 def profile(model: GPTConfig, micro_batch: int = 1, seq_len: int | None = None, backend: str = "cpu", threads: int = 1, *,
-            ranks: int | None = None, budget_s: float = 20.0) -> CostModel:
+            ranks: int | None = None, budget_s: float = 20.0, dtype: str | None = None) -> CostModel:
     """Measure the model's blocks here, in about budget_s seconds at most, and fit the cost model to what was seen.
 
     Args:
         model: any size: layers are measured once, the head on as many rows as the budget allows.
         micro_batch: sequences in a micro-batch that plans will use; one sequence is always measured.
         seq_len: tokens of a sequence; None: model.block_size.
+        backend: "cpu", or "cuda": the first GPU, timed by its own events; dtype as in `launch`. Messages are the host's rings
+            in either case.
         threads: threads of each rank.
         ranks: how many ranks run at once while measuring; None: the cores there are, divided by `threads`, at most 2
             where the machine has 2. They share cache and bandwidth as the run's ranks will.
@@ -247,16 +255,17 @@ def profile(model: GPTConfig, micro_batch: int = 1, seq_len: int | None = None, 
     """
     if not isinstance(model, GPTConfig):
         raise _core.InvalidTypeError(f"model is {type(model).__name__}: a GPTConfig would be right")
-    if backend != "cpu":
-        raise _core.InvalidValueError(f"backend is {backend!r}: 'cpu' would be right")
+    where = choose(backend, dtype)
+    place(where, 1, None, [0])                      # a GPU, or why there is none
     seq_len = model.block_size if seq_len is None else whole("seq_len", seq_len)
     if seq_len > model.block_size:
         raise _core.InvalidValueError(f"seq_len is {seq_len}: at most block_size = {model.block_size} would be right")
     micro_batch, threads = whole("micro_batch", micro_batch), whole("threads", threads)
-    busy = max(1, len(os.sched_getaffinity(0)) // threads) if ranks is None else whole("ranks", ranks)
+    everybody = 1 if where.name == "cuda" else max(1, len(os.sched_getaffinity(0)) // threads)   # ranks share no GPU
+    busy = everybody if ranks is None else whole("ranks", ranks)
     budget_s = real("budget_s", budget_s)
     end = time.monotonic() + budget_s
-    sampler = _Sampler(busy, threads)
+    sampler = _Sampler(busy, threads, where)
     layer = 4 * (model.block_params("attention") + model.block_params("ffn")) * 3
     layers = replace(model, n_layer=min(model.n_layer, 1 if layer > CACHED_BYTES else 2), vocab_size=TINY_VOCAB,
                      block_size=seq_len, tie_weights=False)
@@ -266,10 +275,11 @@ def profile(model: GPTConfig, micro_batch: int = 1, seq_len: int | None = None, 
     param_s = _quartile([seconds / params for params, seconds in sampler.updates[False]])
     head_s = _quartile([seconds - param_s * params for params, seconds in sampler.updates[True]])
     return CostModel.from_measurements(sampler.measured(), optimizer={"param_s": param_s, "stage_s": 0.0},
-                                       head_update_s=max(0.0, head_s), smooth=True,
+                                       head_update_s=max(0.0, head_s), smooth=where.name == "cpu",   # a GPU does have waves
                                        comm={"latency_s": latency, "byte_s": 0.0}, copy_byte_s=byte,
                                        overhead_s=max(0.0, statistics.median(sampler.overheads)), model=model,
-                                       seq_len=seq_len, micro_batch=micro_batch)
+                                       seq_len=seq_len, micro_batch=micro_batch, backend=where.name, dtype=where.dtype,
+                                       device="" if where.name == "cpu" else cuda.devices()[0].name)
 
 
 MOST_REPEATS = 40

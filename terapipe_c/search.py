@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from . import _core, planners, schedules
 from ._core import InfeasibleError
+from .backend import Backend
 from .config import KINDS, GPTConfig
 from .cost import PHASES, CostModel, block_counts, equal_lengths, even_partition, filled
 from .engine import dimensions, rank_memory
@@ -34,9 +35,9 @@ _WORK = 36_000_000     # of what a descent may cost, in units of about 13 ns: a 
 
 # ---- judging one candidate -----------------------------------------------------------------------------------------------
 
-def peak_memory(model: GPTConfig, partition: Cut, slicing: tuple[Micro, ...], program: Program) -> list[int]:
+def peak_memory(model: GPTConfig, partition: Cut, slicing: tuple[Micro, ...], program: Program, backend: Backend) -> list[int]:
     """Peak bytes of every rank, exact: the sizes that the engine would take (one thread a rank), without taking them."""
-    return rank_memory(model, partition, slicing, program)
+    return rank_memory(model, partition, slicing, program, backend=backend)
 
 
 class Savings(NamedTuple):
@@ -179,7 +180,7 @@ class Judge:
     def peak(self, c: Candidate, program: Program) -> list[int]:
         """Peak bytes of every rank: the engine's own sizes, less what is recomputed or swapped of all micro-batches but the
         one that is being worked on."""
-        peak = peak_memory(self.model, c.partition, c.slicing, program)
+        peak = peak_memory(self.model, c.partition, c.slicing, program, self.costs.where)
         if c.savings == NOTHING:
             return peak
         slots = activation_slots(program)

@@ -76,17 +76,17 @@ def learning_rate(job: Job, step: int) -> float:
 
 
 def run_rank(job: Job, rank: int, region: _core.Region, emit: Emit, stop: Callable[[], bool],
-             arrays: Arrays | None = None) -> None:
+             arrays: Arrays | None = None, comm: _core.Comm | None = None) -> None:
     """Train as `rank` until the last step or until any rank's stop() is true. Emits {"kind": "step", ...} and
     {"kind": "checkpoint", "path"} from rank 0 and {"kind": "end", ...} from every rank. Raises what goes wrong; the
-    caller sets the abort that ends the others."""
-    _Training(job, rank, region, emit, stop, arrays or {}).run()
+    caller sets the abort that ends the others. comm: None where the region has rings."""
+    _Training(job, rank, region, emit, stop, arrays or {}, comm or _core.Comm(region, rank, job["timeout_s"])).run()
 
 
 class _Training:
-    def __init__(self, job: Job, rank: int, region: _core.Region, emit: Emit, stop: Callable[[], bool], arrays: Arrays) -> None:
-        self.job, self.rank, self.region, self.emit, self.stop = job, rank, region, emit, stop
-        self.comm = _core.Comm(region, rank, job["timeout_s"])
+    def __init__(self, job: Job, rank: int, region: _core.Region, emit: Emit, stop: Callable[[], bool], arrays: Arrays,
+                 comm: _core.Comm) -> None:
+        self.job, self.rank, self.region, self.emit, self.stop, self.comm = job, rank, region, emit, stop, comm
         self.data = _dataset(job, arrays, "train")
         self.held_out = _dataset(job, arrays, "val") if job["eval_every"] else None
         module, _, name = job["engine"].partition(":")

@@ -35,6 +35,14 @@ def children() -> set[int]:
     return found
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `gpu` are skipped, saying why, where no device can be opened."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and (why := terapipe_c.cuda.why_not()):
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=why))
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     return ROOT

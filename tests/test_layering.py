@@ -26,7 +26,7 @@ MAY_SEE = {
     "csrc/comm": {"csrc/base", "csrc/backend"},
     "csrc/stage": {"csrc/base", "csrc/model", "csrc/backend"},
     "csrc/engine": {"csrc/base", "csrc/model", "csrc/backend", "csrc/comm", "csrc/sched", "csrc/stage"},
-    "cuda": {"csrc/base", "csrc/backend", "csrc/comm"},
+    "cuda": {"csrc/base", "csrc/model", "csrc/backend", "csrc/comm", "csrc/stage"},  # of stage its vtable alone, see below
     "tests/c": {f"csrc/{room}" for room in
                 ("base", "model", "backend", "sched", "cost", "plan", "cpu", "comm", "stage", "engine")},
 }  # fmt: skip
@@ -54,8 +54,11 @@ def test_a_file_sees_only_what_its_room_may(path: Path) -> None:
             seen = room_of(Path(name))
             allowed = seen == room or (room == "csrc/py" and seen != "cuda") or seen in MAY_SEE.get(room, set())
             assert allowed, f"{path} ({room}) may not look into {seen}: {name}"
+            if seen == "csrc/stage" and room == "cuda":
+                assert name == "csrc/stage/stage_ops.h", f"{path} looks behind the stages' vtable: {name}"
         if name == "Python.h" or name.startswith(("numpy/", "cpython/")):
-            assert room == "csrc/py", f"{path} includes {name}: Python is csrc/py's business"
+            ours_too = room == "cuda" and path.name.startswith("module")
+            assert room == "csrc/py" or ours_too, f"{path} includes {name}: Python is csrc/py's and cuda/module*.c's business"
         if re.match(r"(cuda|cublas|cudnn|curand|nccl|nvrtc)", name):
             assert room == "cuda", f"{path} includes {name}: CUDA is cuda's business"
         if name == "mpi.h":
@@ -96,14 +99,22 @@ def symbols(*arguments: str) -> list[list[str]]:
     return [line.split() for line in run.stdout.splitlines() if line.strip()]
 
 
-def test_the_module_exports_its_init_function_alone() -> None:
-    names = [row[-1] for row in symbols("-D", "--defined-only", _core.__file__)]
+def built() -> list[str]:
+    """_core, and _cuda where it was built: whether it loads or not."""
+    return [_core.__file__, *map(str, Path(_core.__file__).parent.glob("_cuda.*.so"))]
+
+
+@pytest.mark.parametrize("module", built(), ids=lambda name: Path(name).name)
+def test_the_module_exports_its_init_function_alone(module: str) -> None:
+    names = [row[-1] for row in symbols("-D", "--defined-only", module)]
     system = {"_init", "_fini", "__bss_start", "_edata", "_end"}  # older linkers list these
-    assert [name for name in names if name not in system] == ["PyInit__core"]
+    assert [name for name in names if name not in system] == ["PyInit_" + Path(module).name.partition(".")[0]]
 
 
-def test_the_module_needs_only_the_c_library() -> None:
-    run = subprocess.run(["readelf", "-d", _core.__file__], capture_output=True, text=True, check=True)
+@pytest.mark.parametrize("module", built(), ids=lambda name: Path(name).name)
+def test_the_module_needs_only_the_c_library(module: str) -> None:
+    """_cuda too: the CUDA runtime is linked into it, the driver and all other libraries are found at run time."""
+    run = subprocess.run(["readelf", "-d", module], capture_output=True, text=True, check=True)
     needed = set(re.findall(r"\(NEEDED\).*\[(.+?)\]", run.stdout))
     allowed = re.compile(r"(libc|libm|libpthread|libgomp|ld-linux[\w-]*)\.so\.\d+$")
     assert all(allowed.match(name) for name in needed), needed

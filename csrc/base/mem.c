@@ -1,5 +1,6 @@
 #include "csrc/base/mem.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,10 +11,20 @@
 #define HUGE_PAGE ((size_t)2 << 20)
 #define HUGE_WORTH (2 * HUGE_PAGE)
 
+typedef struct foreign_block foreign_block;
+struct foreign_block { /* a hook's memory has no header: what we know of it lies here */
+    foreign_block *next;
+    void *memory;
+    size_t counted;
+};
+
 struct tp_heap {
     size_t limit;
     _Atomic size_t bytes, peak;
     _Atomic uint64_t allocations;
+    tp_heap_hook hook; /* take NULL: the host's memory */
+    foreign_block *foreign;
+    pthread_mutex_t lock; /* of foreign */
 };
 
 typedef struct {
@@ -42,6 +53,7 @@ tp_heap_open(size_t limit_bytes, tp_heap **out)
     if (heap == NULL)
         return tp_fail(TP_EMEMORY, "no memory for a heap account");
     heap->limit = limit_bytes;
+    pthread_mutex_init(&heap->lock, NULL);
     *out = heap;
     return TP_OK;
 }
@@ -49,7 +61,50 @@ tp_heap_open(size_t limit_bytes, tp_heap **out)
 void
 tp_heap_close(tp_heap *heap)
 {
+    if (heap != NULL)
+        pthread_mutex_destroy(&heap->lock);
     free(heap);
+}
+
+void
+tp_heap_use(tp_heap *heap, const tp_heap_hook *hook)
+{
+    heap->hook = hook == NULL ? (tp_heap_hook){0} : *hook;
+}
+
+static tp_status
+take_host(size_t counted, const char *what, void **out)
+{
+    void *block = NULL;
+    size_t align = counted >= HUGE_WORTH ? HUGE_PAGE : TP_ALIGN;
+    if (counted > SIZE_MAX - sizeof(header) || posix_memalign(&block, align, counted + sizeof(header)) != 0)
+        return tp_fail(TP_EMEMORY, "%s: the system refused %zu bytes", what, counted);
+    if (counted >= HUGE_WORTH)
+        madvise(block, counted + sizeof(header), MADV_HUGEPAGE); /* a wish: where it is refused, small pages do */
+    memset(block, 0, counted + sizeof(header));
+    ((header *)block)->counted = counted;
+    *out = (char *)block + sizeof(header);
+    return TP_OK;
+}
+
+static tp_status
+take_foreign(tp_heap *heap, size_t counted, const char *what, void **out)
+{
+    foreign_block *node = malloc(sizeof *node);
+    if (node == NULL)
+        return tp_fail(TP_EMEMORY, "%s: no memory to remember a block by", what);
+    tp_status status = heap->hook.take(heap->hook.context, counted, what, &node->memory);
+    if (status != TP_OK) {
+        free(node);
+        return status;
+    }
+    node->counted = counted;
+    pthread_mutex_lock(&heap->lock);
+    node->next = heap->foreign;
+    heap->foreign = node;
+    pthread_mutex_unlock(&heap->lock);
+    *out = node->memory;
+    return TP_OK;
 }
 
 tp_status
@@ -66,23 +121,36 @@ tp_heap_alloc(tp_heap *heap, size_t bytes, const char *what, void **out)
         return tp_fail(TP_EMEMORY, "%s needs %zu bytes: %zu bytes short of the limit of %zu bytes", what, counted,
                        now - heap->limit, heap->limit);
     }
-    void *block = NULL;
-    size_t align = counted >= HUGE_WORTH ? HUGE_PAGE : TP_ALIGN;
-    if (told_to_fail() || counted > SIZE_MAX - sizeof(header) ||
-        posix_memalign(&block, align, counted + sizeof(header)) != 0) {
+    tp_status status = told_to_fail() ? tp_fail(TP_EMEMORY, "%s: the system refused %zu bytes", what, counted)
+                       : heap->hook.take != NULL ? take_foreign(heap, counted, what, out)
+                                                 : take_host(counted, what, out);
+    if (status != TP_OK) {
         atomic_fetch_sub(&heap->bytes, counted);
-        return tp_fail(TP_EMEMORY, "%s: the system refused %zu bytes", what, counted);
+        return status;
     }
-    if (counted >= HUGE_WORTH)
-        madvise(block, counted + sizeof(header), MADV_HUGEPAGE); /* a wish: where it is refused, small pages do */
-    memset(block, 0, counted + sizeof(header));
-    ((header *)block)->counted = counted;
     size_t peak = atomic_load(&heap->peak);
     while (now > peak && !atomic_compare_exchange_weak(&heap->peak, &peak, now)) {
     }
     atomic_fetch_add(&heap->allocations, 1);
-    *out = (char *)block + sizeof(header);
     return TP_OK;
+}
+
+static void
+free_foreign(tp_heap *heap, void *memory)
+{
+    pthread_mutex_lock(&heap->lock);
+    foreign_block **at = &heap->foreign;
+    while (*at != NULL && (*at)->memory != memory)
+        at = &(*at)->next;
+    foreign_block *node = *at;
+    if (node != NULL)
+        *at = node->next;
+    pthread_mutex_unlock(&heap->lock);
+    if (node == NULL)
+        return;
+    atomic_fetch_sub(&heap->bytes, node->counted);
+    heap->hook.give(heap->hook.context, memory);
+    free(node);
 }
 
 void
@@ -90,6 +158,10 @@ tp_heap_free(tp_heap *heap, void *memory)
 {
     if (memory == NULL)
         return;
+    if (heap->hook.give != NULL) {
+        free_foreign(heap, memory);
+        return;
+    }
     header *block = (header *)((char *)memory - sizeof(header));
     atomic_fetch_sub(&heap->bytes, block->counted);
     free(block);

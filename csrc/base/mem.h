@@ -17,6 +17,16 @@ TP_MUST_USE tp_status
 tp_heap_open(size_t limit_bytes, tp_heap **out);
 void
 tp_heap_close(tp_heap *heap);
+/* Other memory than the host's, for every block from now on: the account stays the same code. Both calls are made with
+ * counted bytes; `give` with those of the block's `take`. hook NULL: the host's again, once nothing of the other is held. */
+typedef struct {
+    void *context;
+    /* Zeroed, aligned to TP_ALIGN at least. EMEMORY names what and what there is. */
+    tp_status (*take)(void *context, size_t bytes, const char *what, void **out);
+    void (*give)(void *context, void *memory);
+} tp_heap_hook;
+void
+tp_heap_use(tp_heap *heap, const tp_heap_hook *hook);
 /* Zeroed memory aligned to TP_ALIGN; `what` names it in the error. Counts tp_align_bytes(bytes). EMEMORY: names what,
  * bytes, and how many bytes short of the limit. bytes 0 gives NULL and counts nothing. Thread-safe. */
 TP_MUST_USE tp_status

@@ -6,6 +6,7 @@
 
 static _Thread_local char message[1024];
 static _Thread_local char where[160];
+static tp_fail_function mirror; /* set once, before any work */
 static _Thread_local int located_rank = -1, located_position = -1;
 
 tp_status
@@ -19,7 +20,15 @@ tp_fail_at(const char *file, int line, tp_status code, const char *format, ...)
     memcpy(message, text, sizeof message);
     snprintf(where, sizeof where, "%s:%d", file, line);
     located_rank = located_position = -1;
+    if (mirror != NULL)
+        return mirror(file, line, code, "%s", text);
     return code;
+}
+
+void
+tp_error_mirror(tp_fail_function other)
+{
+    mirror = other;
 }
 
 const char *

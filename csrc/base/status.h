@@ -37,6 +37,12 @@ tp_status
 tp_fail_at(const char *file, int line, tp_status code, const char *format, ...) TP_PRINTF(4, 5);
 #define tp_fail(code, ...) tp_fail_at(__FILE__, __LINE__, (code), __VA_ARGS__)
 
+/* Tell every later tp_fail there as well. Two modules that are linked with this file have a message each; the one that is
+ * loaded by the other says its own there. */
+typedef tp_status (*tp_fail_function)(const char *file, int line, tp_status code, const char *format, ...) TP_PRINTF(4, 5);
+void
+tp_error_mirror(tp_fail_function other);
+
 /* The calling thread's last message, without file and line; "" if none. Valid until the thread's next tp_fail. */
 const char *
 tp_error_message(void);

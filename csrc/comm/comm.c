@@ -148,11 +148,7 @@ push(const ring_comm *c, transfer *t)
 static tp_status
 wrong_message(const ring_comm *c, const transfer *t, header sent)
 {
-    char theirs[TP_TAG_TEXT], ours[TP_TAG_TEXT];
-    tp_tag_print(sent.tag, theirs);
-    tp_tag_print(t->tag, ours);
-    return tp_fail(TP_ECONNECTION, "rank %d sent %s (%llu bytes) where rank %d expected %s (%zu bytes)", t->peer,
-                   theirs, (unsigned long long)sent.bytes, c->base.rank, ours, t->bytes);
+    return tp_comm_wrong_message(&c->base, t->peer, sent.tag, sent.bytes, t->tag, t->bytes);
 }
 
 /* Take the next chunk from the ring if there is one; *moved = 1 if anything moved. */
@@ -211,29 +207,16 @@ waiting_over(const ring_comm *c, waiting *w)
 static tp_status
 check_abort(const ring_comm *c)
 {
-    int rank;
-    char text[512];
-    if (atomic_load_explicit(&c->region->failure, memory_order_relaxed) == 0 ||
-        tp_region_aborted(c->region, &rank, text) == TP_OK)
-        return TP_OK;
-    if (rank < 0)
-        return tp_fail(TP_EABORTED, "rank %d was ended: %s", c->base.rank, text);
-    return tp_fail(TP_EABORTED, "rank %d was ended because rank %d failed first: %s", c->base.rank, rank, text);
+    return tp_comm_check_abort(&c->base, c->region);
 }
 
 static tp_status
 too_late(const ring_comm *c, const transfer *out, const transfer *in)
 {
-    double waited = (double)c->base.timeout_ns * 1e-9;
     const transfer *t = in != NULL && !finished(in) ? in : out != NULL && !finished(out) ? out : NULL;
     if (t == NULL)
-        return tp_fail(TP_ETIMEOUT, "rank %d waited %.3g s for the other ranks to gather", c->base.rank, waited);
-    char what[TP_TAG_TEXT], doing[TP_DOING_TEXT];
-    tp_tag_print(t->tag, what);
-    tp_region_doing(c->region, t->peer, doing);
-    return tp_fail(TP_ETIMEOUT, "rank %d waited %.3g s %s rank %d (%s, %zu of %zu bytes moved); rank %d is %s",
-                   c->base.rank, waited, t == in ? "for a message from" : "to send a message to", t->peer, what,
-                   t->moved, t->bytes, t->peer, doing);
+        return tp_comm_too_late(&c->base, c->region, -1, 0, 0, 0, 0);
+    return tp_comm_too_late(&c->base, c->region, t->peer, t == in, t->tag, t->moved, t->bytes);
 }
 
 static int
@@ -298,9 +281,8 @@ drive(const ring_comm *c, transfer *out, transfer *in)
 static tp_status
 begin(const ring_comm *c, int peer, int outward, uint64_t tag, const void *data, size_t bytes, transfer *t)
 {
-    int ranks = c->base.ranks, rank = c->base.rank;
-    if (peer < 0 || peer >= ranks || peer == rank)
-        return tp_fail(TP_EVALUE, "peer is %d: another rank than %d, 0 to %d, would be right", peer, rank, ranks - 1);
+    int rank = c->base.rank;
+    TP_TRY(tp_comm_check_peer(&c->base, peer));
     tp_ring *ring = outward ? tp_region_ring(c->region, rank, peer) : tp_region_ring(c->region, peer, rank);
     if (ring == NULL)
         return tp_fail(TP_EVALUE, "rank %d has no ring %s rank %d: the region was made without this pair", rank,
@@ -409,9 +391,9 @@ ring_close(tp_comm *comm)
 }
 
 static const tp_comm_ops thread_ops = {TP_COMM_ABI,    "thread",      ring_send,      ring_recv_post,
-                                       ring_recv_wait, ring_exchange, ring_allgather, ring_close};
+                                       ring_recv_wait, ring_exchange, ring_allgather, ring_close, NULL};
 static const tp_comm_ops shm_ops = {TP_COMM_ABI,    "shm",         ring_send,      ring_recv_post,
-                                    ring_recv_wait, ring_exchange, ring_allgather, ring_close};
+                                    ring_recv_wait, ring_exchange, ring_allgather, ring_close, NULL};
 
 tp_status
 tp_comm_open_region(tp_region *region, int rank, const char *name, int64_t timeout_ns, tp_comm **out)

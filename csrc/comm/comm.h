@@ -28,6 +28,10 @@ typedef struct {
     /* all[rank * bytes ...] of every rank; bytes equal on all, at most max_gather_bytes of the region. */
     tp_status (*allgather)(tp_comm *comm, const void *mine, size_t bytes, void *all);
     void (*close)(tp_comm *comm);
+    /* The messages are of this device's memory (a tp_device of csrc/stage/stage_ops.h), in the order of its work: told once,
+     * before the first. device NULL: it goes away now; give back all that is of it, in whatever state. bind itself NULL: the
+     * messages are of the host's memory. */
+    tp_status (*bind)(tp_comm *comm, void *device);
 } tp_comm_ops;
 
 #define TP_COMM_ABI 1u

@@ -75,4 +75,19 @@ tp_region_ring_bell(tp_region_rank *rank, int shared);
 void
 tp_region_sleep(tp_region_rank *rank, uint32_t seen, int64_t timeout_ns, int shared);
 
+/* ---- what every communicator says when something is wrong (words.c) -------------------------------------------- */
+
+/* EABORTED with the first failure's words once the region is aborted. */
+TP_MUST_USE tp_status
+tp_comm_check_abort(const tp_comm *comm, const tp_region *region);
+/* EVALUE unless peer is another rank. */
+TP_MUST_USE tp_status
+tp_comm_check_peer(const tp_comm *comm, int peer);
+/* ECONNECTION: the message that came is not the one that was expected. */
+tp_status
+tp_comm_wrong_message(const tp_comm *comm, int peer, uint64_t sent_tag, uint64_t sent_bytes, uint64_t tag, size_t bytes);
+/* ETIMEOUT: of a message from (inward) or to the peer; peer -1: of an all-gather. */
+tp_status
+tp_comm_too_late(const tp_comm *comm, const tp_region *region, int peer, int inward, uint64_t tag, size_t moved, size_t bytes);
+
 #endif

@@ -22,7 +22,7 @@ tp_engine_open_emulated(const tp_program *program, int rank, const tp_durations 
     tp_engine *engine = calloc(1, sizeof *engine);
     if (engine == NULL)
         return tp_fail(TP_EMEMORY, "no memory for an engine");
-    engine->config = (tp_engine_config){.program = program, .rank = rank, .comm = comm, .region = region, .threads = 1};
+    engine->config = (tp_engine_config){.program = program, .rank = rank, .comm = comm, .region = region};
     engine->heap = heap;
     engine->durations = durations;
     tp_status status = tp_engine_take_tables(engine, program, rank, 1);

@@ -7,7 +7,7 @@
 
 #include "csrc/comm/comm.h"
 #include "csrc/sched/sched.h"
-#include "csrc/stage/stage.h"
+#include "csrc/stage/stage_ops.h"
 
 typedef struct tp_engine tp_engine;
 
@@ -17,10 +17,11 @@ typedef struct {
     tp_model model;
     const tp_slicing *slicing; /* borrowed */
     const int32_t *partition;  /* [stages + 1] block boundaries; stage v has blocks [partition[v], partition[v + 1]) */
-    const tp_backend_ops *ops;
-    tp_comm *comm;     /* borrowed; NULL where one rank is all */
+    const tp_provider *provider; /* borrowed: tp_cpu_provider(), or a module's */
+    tp_device_config device;
+    tp_comm *comm;     /* borrowed; NULL where one rank is all; of the device's memory or the host's (staged.c) */
+    int staged;        /* 1: messages go through the host's memory even where they need not */
     tp_region *region; /* borrowed; progress and abort; NULL: none */
-    int threads;
 } tp_engine_config;
 
 typedef struct {
@@ -51,18 +52,25 @@ tp_engine_halve(const tp_program *program, tp_slicing *slicing);
 /* EVALUE: model, program, partition and slicing that do not fit together; comm is not looked at. */
 TP_MUST_USE tp_status
 tp_engine_check(const tp_engine_config *config);
-/* Bytes that a rank's engine takes from its heap: what tp_engine_open will take, exactly. The config has been checked. */
+/* Bytes of the device that a rank's engine takes from its heap: what tp_engine_open will take, exactly. The config has been
+ * checked. */
 size_t
 tp_engine_bytes(const tp_engine_config *config);
-/* EVALUE: program, partition and slicing that do not fit together. EMEMORY. heap is borrowed. */
+/* EVALUE: program, partition and slicing that do not fit together. EMEMORY. What the device says of itself. heap is borrowed:
+ * the account of the device's memory. */
 TP_MUST_USE tp_status
 tp_engine_open(const tp_engine_config *config, tp_heap *heap, tp_engine **out);
 void
 tp_engine_close(tp_engine *engine);
+/* Before that, where the communicator is still open: it gives back what it has of the device. */
+void
+tp_engine_unbind(tp_engine *engine);
 
-/* Stages of this rank, in order of their virtual number; NULL past the end. */
+/* Stages of this rank, in order of their virtual number; NULL past the end. They are the provider's: */
 tp_stage *
 tp_engine_stage(tp_engine *engine, int i, int *virtual_stage);
+const tp_stage_ops *
+tp_engine_stage_ops(const tp_engine *engine);
 
 /* Run the program once on tokens [batch, seq_len + 1]. ERUNTIME: the gradient norm is not finite (parameters are left as
  * they were). After a failure of its own the rank has told the region; EABORTED: another rank failed first. */

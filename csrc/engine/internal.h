@@ -3,11 +3,16 @@
 
 #include "csrc/engine/engine.h"
 
+/* Behind the per-parameter sums of squares, each rank's contribution to the gather that ends a step. */
+enum { TP_GATHER_LOSS, TP_GATHER_STOP, TP_GATHER_EXTRA };
+
 struct tp_engine {
     tp_engine_config config;
-    tp_backend backend;
-    tp_heap *heap;
-    tp_team *team;
+    tp_device *device;
+    tp_heap *heap;    /* of the tables */
+    int bound;        /* config.comm knows the device */
+    tp_comm *staged;  /* ours, in the place of config.comm; NULL: that is the caller's */
+    tp_heap *private; /* that heap where the device's account is another's; else NULL */
     int stages;           /* held by this rank */
     tp_stage **stage;     /* [program->stages], NULL where another rank holds it; NULL when emulated */
     const tp_instr *code; /* [count] of this rank */
@@ -45,6 +50,10 @@ tp_engine_match_receives(tp_engine *engine, const tp_program *program);
 /* EVALUE where the communicator is missing, or another rank's, or of another number of ranks. */
 TP_MUST_USE tp_status
 tp_engine_check_comm(const tp_program *program, int rank, const tp_comm *comm);
+
+/* A communicator that takes the device's messages through the host's memory and `inner`; ended by its close. */
+TP_MUST_USE tp_status
+tp_engine_stage_comm(tp_comm *inner, tp_device *device, tp_comm **out);
 
 /* Wait until instruction i may run; the nanoseconds waited. */
 TP_MUST_USE tp_status

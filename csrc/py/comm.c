@@ -22,6 +22,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD tp_comm *comm;
     region_object *region;
+    int rank, ranks;
     int busy; /* a call is under way without the GIL; a communicator serves one thread at a time */
 } comm_object;
 
@@ -335,6 +336,8 @@ comm_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     const char *name = self->region->shared ? "shm" : "thread";
     tp_status status =
         tp_comm_open_region(self->region->region, rank, name, (int64_t)ceil(timeout_s * 1e9), &self->comm);
+    self->rank = rank;
+    self->ranks = self->region->ranks;
     if (status == TP_OK)
         return (PyObject *)self;
     tp_py_raise(state, status);
@@ -342,16 +345,49 @@ comm_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return NULL;
 }
 
+PyObject *
+tp_py_comm_wrap(tp_py_state *state, PyObject *region, tp_comm *comm)
+{
+    comm_object *self = (comm_object *)state->comm->tp_alloc(state->comm, 0);
+    if (self == NULL) {
+        comm->ops->close(comm);
+        return NULL;
+    }
+    self->region = (region_object *)Py_NewRef(region);
+    self->comm = comm;
+    self->rank = comm->rank;
+    self->ranks = comm->ranks;
+    return (PyObject *)self;
+}
+
+static void
+close_comm(comm_object *self)
+{
+    tp_comm *comm = self->comm;
+    self->comm = NULL;
+    if (comm != NULL) { /* a TCP communicator's goodbye waits for the others' */
+        Py_BEGIN_ALLOW_THREADS comm->ops->close(comm);
+        Py_END_ALLOW_THREADS
+    }
+}
+
 static void
 comm_dealloc(PyObject *object)
 {
     comm_object *self = (comm_object *)object;
     PyTypeObject *type = Py_TYPE(object);
-    if (self->comm != NULL)
-        self->comm->ops->close(self->comm);
+    close_comm(self);
     Py_XDECREF((PyObject *)self->region);
     type->tp_free(object);
     Py_DECREF(type);
+}
+
+static tp_comm *
+open_one(const comm_object *self)
+{
+    if (self->comm == NULL)
+        PyErr_SetString(PyExc_ValueError, "this communicator is closed");
+    return self->comm;
 }
 
 static int
@@ -362,8 +398,8 @@ enter(comm_object *self)
                         "this communicator is in use by another thread: one thread at a time would be right");
         return -1;
     }
-    self->busy = 1;
-    return 0;
+    self->busy = open_one(self) != NULL;
+    return self->busy ? 0 : -1;
 }
 
 static PyObject *
@@ -376,18 +412,22 @@ leave(comm_object *self, tp_status status)
 }
 
 static PyObject *
-comm_send(PyObject *object, PyObject *args)
+message(PyObject *object, PyObject *args, const char *format, int outward)
 {
     comm_object *self = (comm_object *)object;
     int peer;
     unsigned long long tag;
     Py_buffer data;
-    if (!PyArg_ParseTuple(args, "iKy*:send", &peer, &tag, &data))
+    if (!PyArg_ParseTuple(args, format, &peer, &tag, &data))
         return NULL;
     PyObject *result = NULL;
     if (enter(self) == 0) {
+        tp_comm *comm = self->comm;
         tp_status status;
-        Py_BEGIN_ALLOW_THREADS status = self->comm->ops->send(self->comm, peer, tag, data.buf, (size_t)data.len);
+        Py_BEGIN_ALLOW_THREADS status = outward ? comm->ops->send(comm, peer, tag, data.buf, (size_t)data.len)
+                                                : comm->ops->recv_post(comm, peer, tag, data.buf, (size_t)data.len);
+        if (status == TP_OK && !outward)
+            status = comm->ops->recv_wait(comm, peer);
         Py_END_ALLOW_THREADS result = leave(self, status);
     }
     PyBuffer_Release(&data);
@@ -395,24 +435,15 @@ comm_send(PyObject *object, PyObject *args)
 }
 
 static PyObject *
+comm_send(PyObject *object, PyObject *args)
+{
+    return message(object, args, "iKy*:send", 1);
+}
+
+static PyObject *
 comm_recv(PyObject *object, PyObject *args)
 {
-    comm_object *self = (comm_object *)object;
-    int peer;
-    unsigned long long tag;
-    Py_buffer data;
-    if (!PyArg_ParseTuple(args, "iKw*:recv", &peer, &tag, &data))
-        return NULL;
-    PyObject *result = NULL;
-    if (enter(self) == 0) {
-        tp_status status;
-        Py_BEGIN_ALLOW_THREADS status = self->comm->ops->recv_post(self->comm, peer, tag, data.buf, (size_t)data.len);
-        if (status == TP_OK)
-            status = self->comm->ops->recv_wait(self->comm, peer);
-        Py_END_ALLOW_THREADS result = leave(self, status);
-    }
-    PyBuffer_Release(&data);
-    return result;
+    return message(object, args, "iKw*:recv", 0);
 }
 
 static PyObject *
@@ -443,7 +474,7 @@ comm_allgather(PyObject *object, PyObject *argument)
     Py_buffer mine;
     if (PyObject_GetBuffer(argument, &mine, PyBUF_SIMPLE) < 0)
         return NULL;
-    PyObject *all = PyBytes_FromStringAndSize(NULL, mine.len * self->comm->ranks), *result = NULL;
+    PyObject *all = PyBytes_FromStringAndSize(NULL, mine.len * self->ranks), *result = NULL;
     if (all != NULL && enter(self) == 0) {
         tp_status status;
         char *into = PyBytes_AS_STRING(all);
@@ -451,10 +482,8 @@ comm_allgather(PyObject *object, PyObject *argument)
         Py_END_ALLOW_THREADS result = leave(self, status);
     }
     PyBuffer_Release(&mine);
-    if (result == NULL)
-        Py_CLEAR(all);
-    else
-        Py_DECREF(result);
+    Py_XSETREF(all, result == NULL ? NULL : Py_NewRef(all));
+    Py_XDECREF(result);
     return all;
 }
 
@@ -463,18 +492,29 @@ comm_barrier(PyObject *object, PyObject *unused)
 {
     (void)unused;
     comm_object *self = (comm_object *)object;
+    tp_status status;
     if (enter(self) < 0)
         return NULL;
-    tp_status status;
     Py_BEGIN_ALLOW_THREADS status = self->comm->ops->allgather(self->comm, NULL, 0, NULL);
     Py_END_ALLOW_THREADS return leave(self, status);
+}
+
+static PyObject *
+comm_close(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    comm_object *self = (comm_object *)object;
+    if (self->comm != NULL && enter(self) < 0)
+        return NULL;
+    close_comm(self);
+    return leave(self, TP_OK);
 }
 
 static PyObject *
 comm_get_rank(PyObject *object, void *unused)
 {
     (void)unused;
-    return PyLong_FromLong(((comm_object *)object)->comm->rank);
+    return PyLong_FromLong(((comm_object *)object)->rank);
 }
 
 static PyObject *
@@ -498,6 +538,9 @@ static PyMethodDef comm_methods[] = {
      "exchange($self, peer, tag, out, into, /)\n--\n\nBoth directions at once, any size."},
     {"allgather", comm_allgather, METH_O,
      "allgather($self, mine, /)\n--\n\nThe bytes of every rank, in order of ranks."},
+    {"close", comm_close, METH_NOARGS,
+     "close($self)\n--\n\nSay goodbye to the other ranks; no call but this one is possible any more. An engine may not outlive "
+     "it."},
     {"barrier", comm_barrier, METH_NOARGS, "barrier($self)\n--\n\nReturn when every rank has called it."},
     {NULL, NULL, 0, NULL},
 };
@@ -530,7 +573,7 @@ tp_comm *
 tp_py_comm_of(PyObject *object)
 {
     if (is_a(object, offsetof(tp_py_state, comm)))
-        return ((comm_object *)object)->comm;
+        return open_one((comm_object *)object);
     PyErr_Format(PyExc_TypeError, "comm is %s: a terapipe_c._core.Comm would be right", Py_TYPE(object)->tp_name);
     return NULL;
 }

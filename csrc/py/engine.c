@@ -5,11 +5,12 @@
 #include <string.h>
 
 #include "csrc/engine/engine.h"
+#include "csrc/py/device.h"
 #include "csrc/py/model.h"
 #include "csrc/py/program.h"
 
 typedef struct {
-    PyObject_HEAD PyObject *program, *comm; /* kept alive */
+    PyObject_HEAD PyObject *program, *comm, *provider, *part; /* kept alive */
     tp_py_costs *costs; /* an emulated engine's; it has no slicing */
     tp_slicing *slicing;
     int32_t *partition;
@@ -23,14 +24,17 @@ static PyObject *
 engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"program", "rank", "model",   "partition", "slicing", "comm",
-                            "isa",     "threads", "memory_bytes", NULL};
-    PyObject *program, *model, *partition, *slicing, *comm = Py_None;
-    const char *isa = NULL;
+                            "isa",     "threads", "memory_bytes", "provider", "device", "dtype", "eager", "reproducible",
+                            "candidates", "staged", "part", NULL};
+    PyObject *program, *model, *partition, *slicing, *comm = Py_None, *provider = Py_None, *part = Py_None;
+    const char *dtype = NULL;
     unsigned long long memory = 0;
-    tp_engine_config config = {.threads = 1};
+    tp_engine_config config = {.device = {.threads = 1}};
     tp_py_state *state = PyType_GetModuleState(type);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OiOOO|OziK", names, &program, &config.rank, &model, &partition,
-                                     &slicing, &comm, &isa, &config.threads, &memory))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OiOOO|OziKOizppipO", names, &program, &config.rank, &model, &partition,
+                                     &slicing, &comm, &config.device.isa, &config.device.threads, &memory, &provider,
+                                     &config.device.device, &dtype, &config.device.eager, &config.device.reproducible,
+                                     &config.device.candidates, &config.staged, &part))
         return NULL;
     engine_object *self = (engine_object *)type->tp_alloc(type, 0);
     if (self == NULL)
@@ -55,13 +59,13 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     config.partition = self->partition;
     if (comm != Py_None && ((config.comm = tp_py_comm_of(comm)) == NULL || (config.region = tp_py_region_of(comm)) == NULL))
         goto failed;
-    config.ops = tp_cpu_ops(isa);
-    if (config.ops == NULL) {
-        PyErr_Format(PyExc_ValueError, "isa is '%s': not one that this processor has", isa);
+    if (tp_py_device(provider, dtype, &config.provider, &config.device) < 0 ||
+        (part != Py_None && (config.device.partition = PyCapsule_GetPointer(part, TP_PARTITION_CAPSULE)) == NULL))
         goto failed;
-    }
+    self->part = Py_NewRef(part);
     self->program = Py_NewRef(program);
     self->comm = Py_NewRef(comm);
+    self->provider = Py_NewRef(provider);
     self->tokens = (int64_t)self->slicing->batch * (self->slicing->seq_len + 1);
     status = tp_heap_open(memory, &self->heap);
     if (status == TP_OK) {
@@ -77,11 +81,25 @@ failed:
     return NULL;
 }
 
+/* A communicator that is closed has let go of the device by itself. */
+static void
+unbind(engine_object *self)
+{
+    PyObject *type, *value, *traceback;
+    if (self->engine == NULL || self->comm == NULL || self->comm == Py_None)
+        return;
+    PyErr_Fetch(&type, &value, &traceback);
+    if (tp_py_comm_of(self->comm) != NULL)
+        tp_engine_unbind(self->engine);
+    PyErr_Restore(type, value, traceback);
+}
+
 static void
 engine_dealloc(PyObject *object)
 {
     engine_object *self = (engine_object *)object;
     PyTypeObject *type = Py_TYPE(object);
+    unbind(self);
     tp_engine_close(self->engine);
     tp_heap_close(self->heap);
     tp_slicing_close(self->slicing);
@@ -91,6 +109,8 @@ engine_dealloc(PyObject *object)
     free(self->costs);
     Py_XDECREF(self->program);
     Py_XDECREF(self->comm);
+    Py_XDECREF(self->provider);
+    Py_XDECREF(self->part);
     type->tp_free(object);
     Py_DECREF(type);
 }
@@ -221,11 +241,13 @@ engine_params(PyObject *object, PyObject *unused)
 {
     (void)unused;
     PyObject *list = PyList_New(0);
+    tp_engine *engine = ((engine_object *)object)->engine;
+    const tp_stage_ops *ops = tp_engine_stage_ops(engine);
     tp_stage *stage;
     int number = 0;
-    for (int k = 0; list != NULL && (stage = tp_engine_stage(((engine_object *)object)->engine, k, &number)) != NULL; k++)
-        for (int i = 0; list != NULL && i < tp_stage_params(stage); i++) {
-            PyObject *row = Py_BuildValue("(iii)", number, i, tp_stage_param_index(stage, i));
+    for (int k = 0; list != NULL && (stage = tp_engine_stage(engine, k, &number)) != NULL; k++)
+        for (int i = 0; list != NULL && i < ops->params(stage); i++) {
+            PyObject *row = Py_BuildValue("(iii)", number, i, ops->param_index(stage, i));
             if (row == NULL || PyList_Append(list, row) < 0)
                 Py_CLEAR(list);
             Py_XDECREF(row);
@@ -236,10 +258,11 @@ engine_params(PyObject *object, PyObject *unused)
 static tp_stage *
 stage_numbered(PyObject *object, int wanted, int i)
 {
+    tp_engine *engine = ((engine_object *)object)->engine;
     tp_stage *stage;
     int number;
-    for (int k = 0; (stage = tp_engine_stage(((engine_object *)object)->engine, k, &number)) != NULL; k++)
-        if (number == wanted && i >= 0 && i < tp_stage_params(stage))
+    for (int k = 0; (stage = tp_engine_stage(engine, k, &number)) != NULL; k++)
+        if (number == wanted && i >= 0 && i < tp_engine_stage_ops(engine)->params(stage))
             return stage;
     PyErr_Format(PyExc_IndexError, "this engine holds no tensor %d of stage %d", i, wanted);
     return NULL;
@@ -271,8 +294,10 @@ engine_load(PyObject *object, PyObject *args)
     tp_stage *stage = stage_numbered(object, number, i);
     if (stage == NULL || tp_py_view(array, 'f', -1, 0, "the tensor", &view) < 0)
         return NULL;
+    const tp_stage_ops *ops = tp_engine_stage_ops(((engine_object *)object)->engine);
     int64_t rows, cols;
-    tp_stage_param_shape(stage, i, &rows, &cols);
+    tp_status status;
+    ops->param_shape(stage, i, &rows, &cols);
     if (view.len != rows * cols * (Py_ssize_t)sizeof(float)) {
         PyErr_Format(PyExc_ValueError, "the tensor has %zd bytes: %lld x %lld float32 would be right", view.len,
                      (long long)rows, (long long)cols);
@@ -284,10 +309,12 @@ engine_load(PyObject *object, PyObject *args)
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    tp_stage_import(stage, i, what, view.buf);
+    status = ops->import(stage, i, what, view.buf);
     Py_END_ALLOW_THREADS
     ((engine_object *)object)->busy = 0;
     PyBuffer_Release(&view);
+    if (status != TP_OK)
+        return tp_py_raise(tp_py_state_of(object), status);
     Py_RETURN_NONE;
 }
 
@@ -303,7 +330,9 @@ engine_read(PyObject *object, PyObject *args)
     if (stage == NULL)
         return NULL;
     int64_t rows, cols;
-    int matrix = tp_stage_param_shape(stage, i, &rows, &cols);
+    const tp_stage_ops *ops = tp_engine_stage_ops(((engine_object *)object)->engine);
+    tp_status status;
+    int matrix = ops->param_shape(stage, i, &rows, &cols);
     float *values = malloc((size_t)(rows * cols) * sizeof *values);
     if (values == NULL)
         return PyErr_NoMemory();
@@ -312,9 +341,13 @@ engine_read(PyObject *object, PyObject *args)
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    tp_stage_export(stage, i, what, values);
+    status = ops->export(stage, i, what, values);
     Py_END_ALLOW_THREADS
     ((engine_object *)object)->busy = 0;
+    if (status != TP_OK) {
+        free(values);
+        return tp_py_raise(tp_py_state_of(object), status);
+    }
     Py_ssize_t shape[2] = {rows, cols};
     return tp_py_array(tp_py_state_of(object), values, 'f', matrix ? 2 : 1, matrix ? shape : shape + 1);
 }
@@ -323,15 +356,19 @@ static PyObject *
 engine_pack(PyObject *object, PyObject *unused)
 {
     (void)unused;
+    tp_engine *engine = ((engine_object *)object)->engine;
     tp_stage *stage;
     int number;
+    tp_status status = TP_OK;
     if (engine_claim((engine_object *)object) < 0)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    for (int k = 0; (stage = tp_engine_stage(((engine_object *)object)->engine, k, &number)) != NULL; k++)
-        tp_stage_pack(stage);
+    for (int k = 0; status == TP_OK && (stage = tp_engine_stage(engine, k, &number)) != NULL; k++)
+        status = tp_engine_stage_ops(engine)->pack(stage);
     Py_END_ALLOW_THREADS
     ((engine_object *)object)->busy = 0;
+    if (status != TP_OK)
+        return tp_py_raise(tp_py_state_of(object), status);
     Py_RETURN_NONE;
 }
 
@@ -366,26 +403,26 @@ engine_memory(PyObject *object, PyObject *unused)
 static PyObject *
 rank_memory(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"program", "model", "partition", "slicing", "isa", "threads", NULL};
-    PyObject *program, *model, *partition, *slicing, *result = NULL;
-    const char *isa = NULL;
-    tp_engine_config config = {.threads = 1};
+    static char *names[] = {"program", "model", "partition", "slicing", "isa", "threads", "provider", "dtype", NULL};
+    PyObject *program, *model, *partition, *slicing, *provider = Py_None, *result = NULL;
+    const char *dtype = NULL;
+    tp_engine_config config = {.device = {.threads = 1}};
     tp_slicing *cut = NULL;
     Py_ssize_t boundaries;
     tp_py_state *state = tp_py_module_state(module);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|zi", names, &program, &model, &partition, &slicing, &isa,
-                                     &config.threads))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|ziOz", names, &program, &model, &partition, &slicing,
+                                     &config.device.isa, &config.device.threads, &provider, &dtype))
         return NULL;
     config.program = tp_py_program_get(state, program, "program");
-    if (config.program == NULL || tp_py_model(state, model, &config.model) < 0)
+    if (config.program == NULL || tp_py_model(state, model, &config.model) < 0 ||
+        tp_py_device(provider, dtype, &config.provider, &config.device) < 0)
         return NULL;
     int32_t *bounds = tp_py_int32s(partition, "the partition's boundaries", &boundaries);
     if (bounds == NULL || tp_py_slicing(state, slicing, &cut) < 0)
         goto done;
-    config.ops = tp_cpu_ops(isa);
-    if (boundaries != config.program->stages + 1 || config.ops == NULL) {
-        PyErr_Format(PyExc_ValueError, "partition of %zd boundaries, isa '%s': %d boundaries and a known isa would be right",
-                     boundaries, isa == NULL ? "" : isa, config.program->stages + 1);
+    if (boundaries != config.program->stages + 1) {
+        PyErr_Format(PyExc_ValueError, "partition of %zd boundaries: %d would be right", boundaries,
+                     config.program->stages + 1);
         goto done;
     }
     config.partition = bounds;
@@ -439,8 +476,12 @@ static PyType_Slot engine_slots[] = {
     {Py_tp_new, engine_new},
     {Py_tp_dealloc, engine_dealloc},
     {Py_tp_methods, engine_methods},
-    {Py_tp_doc, "Engine(program, rank, model, partition, slicing, comm=None, isa=None, threads=1, memory_bytes=0)\n--\n\n"
-                "One rank: its stages, its list of instructions, its memory."},
+    {Py_tp_doc, "Engine(program, rank, model, partition, slicing, comm=None, isa=None, threads=1, memory_bytes=0, "
+                "provider=None, device=0, dtype=None, eager=False, reproducible=False, candidates=0, staged=False, part=None)\n--\n\n"
+                "One rank: its stages, its list of instructions, its memory. provider: a backend module's capsule, None: the "
+                "CPU; device: number among the visible ones; dtype: float32 or bf16; eager: capture no graphs; "
+                "reproducible: products give a row the same bits whatever is multiplied with it; candidates: algorithms timed "
+                "for each product; staged: messages go through the host's memory; part: a " TP_PARTITION_CAPSULE " capsule, a part of the GPU."},
     {0, NULL},
 };
 static PyType_Spec engine_spec = {"terapipe_c._core.Engine", sizeof(engine_object), 0,
@@ -449,14 +490,17 @@ static PyType_Spec engine_spec = {"terapipe_c._core.Engine", sizeof(engine_objec
 static PyObject *
 stage_memory(PyObject *module, PyObject *args)
 {
-    PyObject *model, *slicing;
+    PyObject *model, *slicing, *capsule = Py_None;
+    const char *dtype = NULL;
+    const tp_provider *provider;
+    tp_device_config device = {.threads = 1};
     tp_stage_config config = {0};
     tp_slicing *cut = NULL;
     tp_py_state *state = tp_py_module_state(module);
-    if (!PyArg_ParseTuple(args, "OOiiii", &model, &slicing, &config.first_block, &config.last_block,
-                          &config.activation_slots, &config.gradient_slots))
+    if (!PyArg_ParseTuple(args, "OOiiii|Oz", &model, &slicing, &config.first_block, &config.last_block,
+                          &config.activation_slots, &config.gradient_slots, &capsule, &dtype))
         return NULL;
-    if (tp_py_model(state, model, &config.model) < 0)
+    if (tp_py_model(state, model, &config.model) < 0 || tp_py_device(capsule, dtype, &provider, &device) < 0)
         return NULL;
     int blocks = tp_model_blocks(&config.model);
     if (config.first_block < 0 || config.last_block <= config.first_block || config.last_block > blocks ||
@@ -469,7 +513,7 @@ stage_memory(PyObject *module, PyObject *args)
     if (tp_py_slicing(state, slicing, &cut) < 0)
         return NULL;
     config.slicing = cut;
-    size_t bytes = tp_stage_bytes(&config, tp_cpu_ops(NULL));
+    size_t bytes = provider->stage->bytes(&config, &device);
     tp_slicing_close(cut);
     if (bytes == 0)
         return PyErr_NoMemory();
@@ -478,10 +522,10 @@ stage_memory(PyObject *module, PyObject *args)
 
 static PyMethodDef functions[] = {
     {"rank_memory", (PyCFunction)(void (*)(void))rank_memory, METH_VARARGS | METH_KEYWORDS,
-     "rank_memory($module, /, program, model, partition, slicing, isa=None, threads=1)\n--\n\n-> [bytes of each rank's "
-     "engine], exact; nothing is allocated."},
+     "rank_memory($module, /, program, model, partition, slicing, isa=None, threads=1, provider=None, dtype=None)\n--\n\n-> "
+     "[bytes of each rank's engine on its device], exact; nothing is allocated."},
     {"stage_memory", stage_memory, METH_VARARGS,
-     "stage_memory($module, model, slicing, first, last, activation_slots, gradient_slots, /)\n--\n\n-> bytes that a stage of "
+     "stage_memory($module, model, slicing, first, last, activation_slots, gradient_slots, provider=None, dtype=None, /)\n--\n\n-> bytes that a stage of "
      "blocks [first, last) takes, exact, workspace not counted; nothing is allocated."},
     {NULL, NULL, 0, NULL},
 };

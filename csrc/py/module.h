@@ -43,6 +43,10 @@ tp_py_add_autopipe(PyObject *module, tp_py_state *state);
 int
 tp_py_add_comm(PyObject *module, tp_py_state *state);
 int
+tp_py_add_device_comm(PyObject *module, tp_py_state *state);
+int
+tp_py_add_tcp(PyObject *module, tp_py_state *state);
+int
 tp_py_add_engine(PyObject *module, tp_py_state *state);
 int
 tp_py_add_kernels(PyObject *module, tp_py_state *state);

@@ -1,5 +1,6 @@
-/* One pipeline stage: a range of blocks with their parameters, the activations of the micro-batches in flight, and the
- * forward, input-gradient and weight-gradient work of one token slice.
+/* One pipeline stage on the CPU (stage_ops.h is the seam through which the engine sees it): a range of blocks with their
+ * parameters, the activations of the micro-batches in flight, and the forward, input-gradient and weight-gradient work of
+ * one token slice.
  *
  * Slicing invariance. Every sum over tokens is a chain over "sequence ascending, token descending", whatever the slices,
  * the micro-batches, the stages and the schedule, provided that each stage sees micro-batches ascending in F, in I and in W
@@ -18,21 +19,7 @@
 #include <stdint.h>
 
 #include "csrc/backend/backend.h"
-#include "csrc/model/model.h"
-
-typedef struct tp_stage tp_stage;
-
-typedef struct {
-    tp_model model;
-    const tp_slicing *slicing;    /* borrowed for the stage's life */
-    int first_block, last_block;  /* [first, last) */
-    int activation_slots, gradient_slots;
-} tp_stage_config;
-
-typedef struct {
-    double lr, beta1, beta2, eps, weight_decay;
-    int64_t step; /* 1-based: bias correction */
-} tp_adamw;
+#include "csrc/stage/stage_ops.h"
 
 /* Bytes that tp_stage_open takes from the heap. */
 size_t
@@ -47,7 +34,6 @@ void
 tp_stage_close(tp_stage *stage);
 
 /* ---- parameters ------------------------------------------------------------------------------------------------------- */
-typedef enum { TP_STATE_VALUE, TP_STATE_M, TP_STATE_V, TP_STATE_GRAD } tp_state;
 int
 tp_stage_params(const tp_stage *stage);
 /* Canonical index (tp_model_param) of the stage's i-th tensor. A tied wte is on the first and on the last stage. */
@@ -69,8 +55,6 @@ tp_stage_pack(tp_stage *stage);
  * read them). train 0: forwards compute the loss of all rows, backward is not allowed. */
 void
 tp_stage_begin(tp_stage *stage, const int32_t *tokens, int train);
-/* Of which sequences: all, or those of one half, where the slicing has halves (tp_slicing_halve); the first half first. */
-typedef enum { TP_WHOLE, TP_FIRST_HALF, TP_SECOND_HALF } tp_half;
 void
 tp_stage_forward(tp_stage *stage, int micro, int slice, tp_half half, int activation_slot);
 void
@@ -82,7 +66,6 @@ double
 tp_stage_loss(const tp_stage *stage);
 
 /* Where messages land and leave; bytes of that slice's rows (of one half: those sequences'). NULL for the first stage's input and last stage's output. */
-typedef enum { TP_END_INPUT, TP_END_OUTPUT, TP_END_OUTPUT_GRADIENT, TP_END_INPUT_GRADIENT } tp_end;
 float *
 tp_stage_end(tp_stage *stage, tp_end end, int micro, int slice, tp_half half, int slot, size_t *bytes);
 

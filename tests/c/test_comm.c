@@ -1,8 +1,9 @@
 /* Conformance of the communicator: every case runs on threads of one process and on exec'ed processes.
  *   test_comm            all cases, both kinds; exit 0 if they hold
  *   test_comm thread     one kind only (TSan sees threads, not processes)
- *   test_comm shm CASE FD RANK    one rank of one case: how the test starts itself */
-#include "csrc/comm/comm.h"
+ *   test_comm shm CASE FD RANK    one rank of one case: how the test starts itself; tcp CASE PORT RANK
+ * "tcp" goes over the loopback, from threads with a region each (what TSan sees) and from processes. */
+#include "csrc/comm/tcp.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -21,6 +22,7 @@
 #define HOLDS(text)  (strstr(tp_error_message(), (text)) != NULL)
 #define RING_BYTES   16384
 #define GATHER_BYTES 256
+#define FAR_TOO_MUCH ((size_t)4 << 20) /* for a ring, and for what a kernel buffers of a connection */
 
 typedef void (*case_body)(tp_comm *c, tp_region *region);
 
@@ -147,12 +149,12 @@ wrong_messages(tp_comm *c, tp_region *region)
 static void
 deadlines(tp_comm *c, tp_region *region)
 {
-    unsigned char *data = calloc(1, 4 * RING_BYTES);
+    unsigned char *data = calloc(1, FAR_TOO_MUCH);
     c->timeout_ns = 30000000;
     if (c->rank == 0) {
         tp_region_progress(region, 0, 5, tp_tag(0, 1, 2, 3));
-        CHECK(c->ops->send(c, 1, tp_tag(5, 0, 0, 0), data, 4 * RING_BYTES) == TP_ETIMEOUT);
-        CHECK(HOLDS("to send a message to rank 1") && HOLDS("65536 bytes"));
+        CHECK(c->ops->send(c, 1, tp_tag(5, 0, 0, 0), data, FAR_TOO_MUCH) == TP_ETIMEOUT);
+        CHECK(HOLDS("to send a message to rank 1") && HOLDS("4194304 bytes"));
     } else if (c->rank == 1) {
         CHECK(c->ops->recv_post(c, 2 % c->ranks, 9, data, 8) == TP_OK);
         if (c->ranks > 2)
@@ -187,7 +189,7 @@ bad_requests(tp_comm *c, tp_region *region)
 static void
 aborts(tp_comm *c, tp_region *region)
 {
-    unsigned char *data = calloc(1, 4 * RING_BYTES);
+    unsigned char *data = calloc(1, FAR_TOO_MUCH);
     tp_status status;
     int last = c->ranks - 1, first = -1;
     char text[512];
@@ -197,7 +199,7 @@ aborts(tp_comm *c, tp_region *region)
         tp_region_abort(region, TP_EIO, 0, "a later one");
         status = c->ops->allgather(c, NULL, 0, NULL);
     } else if (c->rank == 0) {
-        status = c->ops->send(c, 1, 0, data, 4 * RING_BYTES);
+        status = c->ops->send(c, 1, 0, data, FAR_TOO_MUCH);
     } else if (c->rank == 1) {
         status = c->ops->exchange(c, last, 0, data, 10, data, 10);
     } else {
@@ -229,35 +231,52 @@ static const struct {
 #define CASES ((int)(sizeof cases / sizeof cases[0]))
 
 typedef struct {
-    tp_region *region;
-    int rank, number;
+    tp_region *region; /* NULL: a region of its own, and tcp */
+    int rank, number, port;
     const char *kind;
 } rank_job;
+
+static tp_comm *
+open_comm(const rank_job *job, int ranks)
+{
+    tp_comm *comm;
+    uint8_t pairs[64];
+    char run[32];
+    memset(pairs, 1, sizeof pairs);
+    if (strcmp(job->kind, "tcp") != 0) {
+        CHECK(tp_comm_open_region(job->region, job->rank, job->kind, 0, &comm) == TP_OK);
+        return comm;
+    }
+    snprintf(run, sizeof run, "%d", job->port * 100 + job->number);
+    tp_tcp_config config = {.rank = job->rank, .ranks = ranks, .host = "127.0.0.1", .port = job->port, .ports = 20,
+                            .token = run, .version = "1", .plan = "a", .pairs = pairs, .max_gather_bytes = GATHER_BYTES,
+                            .meeting_ns = 30000000000, .buffer_bytes = 16 * RING_BYTES};
+    CHECK(tp_comm_open_tcp(&config, job->region, &comm) == TP_OK);
+    return comm;
+}
 
 static void *
 run_rank(void *argument)
 {
     rank_job *job = argument;
-    tp_comm *comm;
+    tp_comm *comm = open_comm(job, cases[job->number].ranks);
     if (cases[job->number].ranks == 1 && cases[job->number].body == gathers) { /* alone, sizes cannot differ */
-        CHECK(tp_comm_open_region(job->region, 0, job->kind, 0, &comm) == TP_OK);
         for (int i = 0; i < 10; i++)
             barrier(comm);
         comm->ops->close(comm);
         return NULL;
     }
-    CHECK(tp_comm_open_region(job->region, job->rank, job->kind, 0, &comm) == TP_OK);
     cases[job->number].body(comm, job->region);
     comm->ops->close(comm);
     return NULL;
 }
 
 static size_t
-make_region(int ranks, int shared, int *fd, void **memory, tp_region **region)
+make_region(int ranks, int rings, int shared, int *fd, void **memory, tp_region **region)
 {
     uint8_t pairs[64];
     size_t bytes;
-    memset(pairs, 1, sizeof pairs);
+    memset(pairs, rings, sizeof pairs);
     CHECK(tp_region_bytes(ranks, pairs, RING_BYTES, GATHER_BYTES, &bytes) == TP_OK);
     CHECK((shared ? tp_shm_create(bytes, fd, memory) : tp_local_create(bytes, memory)) == TP_OK);
     CHECK(tp_region_create(*memory, bytes, ranks, pairs, RING_BYTES, GATHER_BYTES, region) == TP_OK);
@@ -272,9 +291,9 @@ run_threads(int number)
     void *memory;
     tp_region *region;
     int ranks = cases[number].ranks;
-    size_t bytes = make_region(ranks, 0, NULL, &memory, &region);
+    size_t bytes = make_region(ranks, 1, 0, NULL, &memory, &region);
     for (int rank = 0; rank < ranks; rank++) {
-        jobs[rank] = (rank_job){region, rank, number, "thread"};
+        jobs[rank] = (rank_job){region, rank, number, 0, "thread"};
         CHECK(pthread_create(&threads[rank], NULL, run_rank, &jobs[rank]) == 0);
     }
     for (int rank = 0; rank < ranks; rank++)
@@ -282,37 +301,75 @@ run_threads(int number)
     tp_shm_detach(memory, bytes);
 }
 
+static pid_t
+start(const char *kind, int number, int how, int rank)
+{
+    char words[3][16];
+    snprintf(words[0], 16, "%d", number);
+    snprintf(words[1], 16, "%d", how);
+    snprintf(words[2], 16, "%d", rank);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        execl("/proc/self/exe", "test_comm", kind, words[0], words[1], words[2], (char *)NULL);
+        _exit(99);
+    }
+    return pid;
+}
+
+/* `how`: the descriptor of the region, or the port. */
 static void
-run_processes(int number)
+run_processes(const char *kind, int number, int how)
 {
     pid_t pids[8];
-    void *memory;
-    tp_region *region;
-    int fd, ranks = cases[number].ranks, failed = 0;
-    size_t bytes = make_region(ranks, 1, &fd, &memory, &region);
-    int passed = dup(fd);        /* without close-on-exec */
-    CHECK(ftruncate(fd, 0) < 0); /* sealed: nobody can turn a peer's read into a SIGBUS */
-    close(fd);
-    for (int rank = 0; rank < ranks; rank++) {
-        char words[3][16];
-        snprintf(words[0], 16, "%d", number);
-        snprintf(words[1], 16, "%d", passed);
-        snprintf(words[2], 16, "%d", rank);
-        pids[rank] = fork();
-        CHECK(pids[rank] >= 0);
-        if (pids[rank] == 0) {
-            execl("/proc/self/exe", "test_comm", "shm", words[0], words[1], words[2], (char *)NULL);
-            _exit(99);
-        }
-    }
-    for (int rank = 0; rank < ranks; rank++) {
+    int failed = 0;
+    for (int rank = 0; rank < cases[number].ranks; rank++)
+        pids[rank] = start(kind, number, how, rank);
+    for (int rank = 0; rank < cases[number].ranks; rank++) {
         int status;
         waitpid(pids[rank], &status, 0);
         failed |= status != 0;
     }
+    CHECK(!failed);
+}
+
+static void
+run_shm(int number)
+{
+    void *memory;
+    tp_region *region;
+    int fd;
+    size_t bytes = make_region(cases[number].ranks, 1, 1, &fd, &memory, &region);
+    int passed = dup(fd);        /* without close-on-exec */
+    CHECK(ftruncate(fd, 0) < 0); /* sealed: nobody can turn a peer's read into a SIGBUS */
+    close(fd);
+    run_processes("shm", number, passed);
     close(passed);
     tp_shm_detach(memory, bytes);
-    CHECK(!failed);
+}
+
+static void *
+run_tcp_rank(void *argument)
+{
+    rank_job *job = argument;
+    void *memory;
+    size_t bytes = make_region(cases[job->number].ranks, 0, 0, NULL, &memory, &job->region);
+    run_rank(job);
+    tp_shm_detach(memory, bytes);
+    return NULL;
+}
+
+static void
+run_tcp_threads(int number, int port)
+{
+    pthread_t threads[8];
+    rank_job jobs[8];
+    for (int rank = 0; rank < cases[number].ranks; rank++) {
+        jobs[rank] = (rank_job){NULL, rank, number, port, "tcp"};
+        CHECK(pthread_create(&threads[rank], NULL, run_tcp_rank, &jobs[rank]) == 0);
+    }
+    for (int rank = 0; rank < cases[number].ranks; rank++)
+        pthread_join(threads[rank], NULL);
 }
 
 static void
@@ -320,7 +377,7 @@ run_shm_rank(int number, int fd, int rank)
 {
     void *memory;
     size_t bytes;
-    rank_job job = {NULL, rank, number, "shm"};
+    rank_job job = {NULL, rank, number, 0, "shm"};
     CHECK(tp_shm_attach(fd, &bytes, &memory) == TP_OK);
     CHECK(tp_region_attach(memory, bytes, &job.region) == TP_OK);
     run_rank(&job);
@@ -348,22 +405,38 @@ memory_is_refused(void)
     tp_shm_detach(memory, 1 << 16);
 }
 
+static int
+wanted(const char *only, const char *kind)
+{
+    return *only == 0 || strcmp(only, kind) == 0;
+}
+
 int
 main(int count, char **words)
 {
     alarm(60); /* nothing here may hang */
+    if (count == 5 && strcmp(words[1], "tcp") == 0) {
+        rank_job job = {NULL, atoi(words[4]), atoi(words[2]), atoi(words[3]), "tcp"};
+        run_tcp_rank(&job);
+        return 0;
+    }
     if (count == 5) {
         run_shm_rank(atoi(words[2]), atoi(words[3]), atoi(words[4]));
         return 0;
     }
     const char *only = count > 1 ? words[1] : "";
-    if (strcmp(only, "thread") != 0)
+    int port = 20000 + getpid() % 600 * 20;
+    if (wanted(only, "shm"))
         memory_is_refused();
     for (int number = 0; number < CASES; number++) {
-        if (strcmp(only, "shm") != 0)
+        if (wanted(only, "thread"))
             run_threads(number);
-        if (strcmp(only, "thread") != 0)
-            run_processes(number);
+        if (wanted(only, "shm"))
+            run_shm(number);
+        if (wanted(only, "tcp") || wanted(only, "thread"))
+            run_tcp_threads(number, port);
+        if (wanted(only, "tcp"))
+            run_processes("tcp", number, port);
     }
     return 0;
 }

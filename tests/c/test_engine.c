@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "csrc/backend/backend.h"
+#include "csrc/stage/stage.h"
 
 #define CHECK(condition)                                                                                               \
     do {                                                                                                               \
@@ -148,10 +148,10 @@ config_of(const job *j, int rank, tp_comm *comm)
                               .model = j->model,
                               .slicing = j->slicing,
                               .partition = j->partition,
-                              .ops = tp_cpu_ops(NULL),
+                              .provider = tp_cpu_provider(),
+                              .device = {.threads = j->cut->threads},
                               .comm = comm,
-                              .region = j->region,
-                              .threads = j->cut->threads};
+                              .region = j->region};
 }
 
 static void

@@ -1,0 +1,514 @@
+/* One thread a rank sleeps on its control connections: a rank has one, rank 0 one to each. It looks up every TICK_NS for an
+ * abort of this very process and for progress to tell, and otherwise wakes for what comes. Frames are whole or not there:
+ * a frame that cannot be written within WRITE_NS means that its reader is lost. */
+#include "csrc/comm/control.h"
+
+#include <errno.h>
+#include <linux/sockios.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include "csrc/base/clock.h"
+#include "csrc/comm/region.h"
+#include "csrc/comm/socket.h"
+
+#define TICK_NS  50000000ll
+#define TABLE_TICKS 4             /* between two looks at everybody's progress */
+#define WRITE_NS 1000000000ll
+#define LINGER_NS 1000000000ll    /* at the end, for the others' goodbye */
+#define WORD_MS  1000             /* for the word on why a connection closed */
+
+enum { FRAME_GATHER, FRAME_RESULT, FRAME_PROGRESS, FRAME_TABLE, FRAME_ABORT, FRAME_BYE };
+
+typedef struct {
+    uint64_t kind, bytes, a, b; /* bytes that follow; a, b: by the kind */
+} frame;
+
+typedef struct {
+    uint64_t step, instruction;
+} progress;
+
+typedef struct {
+    int fd, rank; /* fd -1: ended */
+    int left;     /* said goodbye */
+    int gathered; /* rank 0: has contributed to the gather under way */
+    size_t got;
+    unsigned char *in; /* [capacity] */
+} line;
+
+struct tp_control {
+    const tp_comm *comm;
+    tp_region *region;
+    int alarm, stir, told, closing, awake;
+    pthread_t thread;
+    pthread_mutex_t lock; /* all that follows */
+    pthread_cond_t changed;
+    int lines;
+    line *line;
+    size_t max_bytes, slot_bytes, capacity; /* of a contribution; with its size; of a frame's payload */
+    unsigned char *slots, *result, *out;    /* [ranks][slot_bytes]; the same; a frame to send */
+    int gathered;                           /* rank 0: contributions of the gather under way */
+    uint64_t entered, complete, result_slot;
+    progress *seen, *sent; /* [ranks] */
+};
+
+/* ---- sending (with the lock held) ---------------------------------------------------------------------------------- */
+
+static void
+drop_line(tp_control *c, line *l)
+{
+    if (l->fd < 0)
+        return;
+    l->fd = -1;
+    if (l->left || c->closing)
+        return;
+    char doing[TP_DOING_TEXT], text[512];
+    tp_region_doing(c->region, l->rank, doing);
+    snprintf(text, sizeof text, "rank %d ended without a word (its connection closed) %s", l->rank, doing);
+    tp_region_abort(c->region, TP_ECONNECTION, l->rank, text);
+}
+
+static void
+post(tp_control *c, line *l, frame head, const void *payload)
+{
+    if (l->fd < 0)
+        return;
+    memcpy(c->out, &head, sizeof head);
+    if (head.bytes > 0)
+        memcpy(c->out + sizeof head, payload, head.bytes);
+    if (tp_socket_write(l->fd, c->out, sizeof head + head.bytes, tp_clock_ns() + WRITE_NS) < 0)
+        drop_line(c, l);
+}
+
+/* Only where it cannot wait: what comes later says it better. */
+static void
+post_if_idle(tp_control *c, line *l, frame head, const void *payload)
+{
+    int unsent = 1;
+    if (l->fd >= 0 && !l->left && ioctl(l->fd, SIOCOUTQ, &unsent) == 0 && unsent == 0)
+        post(c, l, head, payload);
+}
+
+static void
+wake_main(tp_control *c)
+{
+    uint64_t one = 1;
+    if (write(c->alarm, &one, sizeof one) < 0) { /* it is up already */
+    }
+    pthread_cond_broadcast(&c->changed);
+}
+
+/* Tell everybody of the abort, once. */
+static void
+tell_abort(tp_control *c)
+{
+    int rank;
+    char text[512];
+    tp_status code = tp_region_aborted(c->region, &rank, text);
+    if (code == TP_OK || c->awake)
+        return;
+    c->awake = 1;
+    if (!c->told)
+        for (int i = 0; i < c->lines; i++)
+            if (!c->line[i].left)
+                post(c, &c->line[i], (frame){FRAME_ABORT, strlen(text), (uint64_t)code, (uint64_t)(rank + 1)}, text);
+    c->told = 1;
+    wake_main(c);
+}
+
+static void
+tell_progress(tp_control *c, int table)
+{
+    int ranks = c->comm->ranks, own = c->comm->rank, first = own == 0 ? 0 : own, end = own == 0 ? ranks : own + 1;
+    for (int rank = first; rank < end; rank++)
+        tp_region_read_progress(c->region, rank, &c->seen[rank].step, &c->seen[rank].instruction);
+    size_t bytes = (size_t)(end - first) * sizeof *c->seen;
+    if ((own == 0 && !table) || memcmp(c->seen + first, c->sent + first, bytes) == 0)
+        return;
+    memcpy(c->sent + first, c->seen + first, bytes);
+    if (own == 0)
+        for (int i = 0; i < c->lines; i++)
+            post_if_idle(c, &c->line[i], (frame){FRAME_TABLE, bytes, 0, 0}, c->seen);
+    else
+        post_if_idle(c, &c->line[0], (frame){FRAME_PROGRESS, 0, c->seen[own].step, c->seen[own].instruction}, NULL);
+}
+
+/* ---- all-gathers (with the lock held) -------------------------------------------------------------------------------- */
+
+static void
+put_slot(tp_control *c, int rank, const void *data, uint64_t bytes)
+{
+    unsigned char *slot = c->slots + (size_t)rank * c->slot_bytes;
+    memcpy(slot, &bytes, sizeof bytes);
+    if (bytes > 0)
+        memcpy(slot + sizeof bytes, data, bytes);
+}
+
+static void
+finish_gather(tp_control *c)
+{
+    int ranks = c->comm->ranks;
+    uint64_t most = 0, bytes, stride;
+    for (int rank = 0; rank < ranks; rank++) {
+        memcpy(&bytes, c->slots + (size_t)rank * c->slot_bytes, sizeof bytes);
+        most = bytes > most ? bytes : most;
+    }
+    stride = sizeof bytes + ((most + 7) & ~7ull);
+    for (int rank = 0; rank < ranks; rank++)
+        memcpy(c->result + (size_t)rank * stride, c->slots + (size_t)rank * c->slot_bytes, stride);
+    c->result_slot = stride;
+    c->complete++;
+    c->gathered = 0;
+    for (int i = 0; i < c->lines; i++)
+        c->line[i].gathered = 0;
+    for (int i = 0; i < c->lines; i++)
+        post(c, &c->line[i], (frame){FRAME_RESULT, (uint64_t)ranks * stride, stride, 0}, c->result);
+    pthread_cond_broadcast(&c->changed);
+}
+
+/* Somebody waits for a rank that has gone in peace. */
+static void
+miss_nobody(tp_control *c)
+{
+    for (int i = 0; c->gathered > 0 && i < c->lines; i++)
+        if (c->line[i].left && !c->line[i].gathered && !c->closing) {
+            char text[128];
+            snprintf(text, sizeof text, "rank %d has left while others wait for it", c->line[i].rank);
+            tp_region_abort(c->region, TP_ECONNECTION, c->line[i].rank, text);
+        }
+}
+
+/* ---- hearing (with the lock held) --------------------------------------------------------------------------------------- */
+
+static void
+hear_table(tp_control *c, const unsigned char *payload)
+{
+    for (int rank = 0; rank < c->comm->ranks; rank++) {
+        progress p;
+        memcpy(&p, payload + (size_t)rank * sizeof p, sizeof p);
+        if (rank != c->comm->rank)
+            tp_region_progress(c->region, rank, p.step, p.instruction);
+    }
+}
+
+static void
+hear_abort(tp_control *c, const frame *head, const unsigned char *payload)
+{
+    char text[512];
+    size_t length = head->bytes < sizeof text ? head->bytes : sizeof text - 1;
+    memcpy(text, payload, length);
+    text[length] = 0;
+    tp_region_abort(c->region, head->a > 0 && head->a < TP_STATUS_COUNT ? (tp_status)head->a : TP_ECONNECTION, (int)head->b - 1,
+                    text);
+    c->told |= c->comm->rank != 0; /* the others have it from rank 0 too */
+}
+
+static int
+is_sound(const tp_control *c, const frame *head)
+{
+    size_t ranks = (size_t)c->comm->ranks;
+    int first = c->comm->rank == 0;
+    switch (head->kind) {
+    case FRAME_GATHER: return first && head->bytes <= c->max_bytes;
+    case FRAME_PROGRESS: return first && head->bytes == 0;
+    case FRAME_RESULT: return !first && head->a >= 8 && head->a <= c->slot_bytes && head->bytes == ranks * head->a;
+    case FRAME_TABLE: return !first && head->bytes == ranks * sizeof(progress);
+    case FRAME_ABORT: return head->bytes <= 512;
+    default: return head->kind == FRAME_BYE && head->bytes == 0;
+    }
+}
+
+static void
+hear(tp_control *c, line *l, const frame *head, const unsigned char *payload)
+{
+    switch (head->kind) {
+    case FRAME_GATHER:
+        put_slot(c, l->rank, payload, head->bytes);
+        l->gathered = 1;
+        if (++c->gathered == c->comm->ranks)
+            finish_gather(c);
+        return;
+    case FRAME_RESULT:
+        memcpy(c->result, payload, head->bytes);
+        c->result_slot = head->a;
+        c->complete++;
+        pthread_cond_broadcast(&c->changed);
+        return;
+    case FRAME_PROGRESS: tp_region_progress(c->region, l->rank, head->a, head->b); return;
+    case FRAME_TABLE: hear_table(c, payload); return;
+    case FRAME_ABORT: hear_abort(c, head, payload); return;
+    default:
+        l->left = 1;
+        shutdown(l->fd, SHUT_WR);
+    }
+}
+
+static void
+read_line(tp_control *c, line *l)
+{
+    while (l->fd >= 0) {
+        ssize_t got = recv(l->fd, l->in + l->got, sizeof(frame) + c->capacity - l->got, 0);
+        if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
+            return;
+        if (got <= 0) {
+            drop_line(c, l);
+            return;
+        }
+        l->got += (size_t)got;
+        size_t at = 0;
+        frame head;
+        while (l->got - at >= sizeof head) {
+            memcpy(&head, l->in + at, sizeof head);
+            if (!is_sound(c, &head)) {
+                drop_line(c, l);
+                return;
+            }
+            if (l->got - at < sizeof head + head.bytes)
+                break;
+            hear(c, l, &head, l->in + at + sizeof head);
+            at += sizeof head + head.bytes;
+        }
+        memmove(l->in, l->in + at, l->got -= at);
+    }
+}
+
+/* ---- the thread ------------------------------------------------------------------------------------------------------------- */
+
+static int
+all_ended(const tp_control *c)
+{
+    for (int i = 0; i < c->lines; i++)
+        if (c->line[i].fd >= 0)
+            return 0;
+    return 1;
+}
+
+static void *
+listen_on(void *argument)
+{
+    tp_control *c = argument;
+    struct pollfd *fds = calloc((size_t)c->lines + 1, sizeof *fds);
+    int64_t last = 0, until = INT64_MAX;
+    int over = fds == NULL;
+    pthread_mutex_lock(&c->lock);
+    for (int ticks = 0; !over;) {
+        fds[0] = (struct pollfd){.fd = c->stir, .events = POLLIN};
+        for (int i = 0; i < c->lines; i++)
+            fds[i + 1] = (struct pollfd){.fd = c->line[i].fd, .events = POLLIN};
+        pthread_mutex_unlock(&c->lock);
+        poll(fds, (nfds_t)c->lines + 1, (int)(TICK_NS / 1000000));
+        pthread_mutex_lock(&c->lock);
+        uint64_t unused;
+        if (fds[0].revents && read(c->stir, &unused, sizeof unused) < 0) { /* nothing to do */
+        }
+        for (int i = 0; i < c->lines; i++)
+            if (fds[i + 1].revents)
+                read_line(c, &c->line[i]);
+        miss_nobody(c);
+        tell_abort(c);
+        if (tp_clock_ns() - last >= TICK_NS && !c->closing) {
+            last = tp_clock_ns();
+            tell_progress(c, ++ticks % TABLE_TICKS == 0);
+        }
+        if (c->closing && until == INT64_MAX)
+            until = tp_clock_ns() + LINGER_NS;
+        over = c->closing && (all_ended(c) || tp_clock_ns() > until);
+    }
+    pthread_mutex_unlock(&c->lock);
+    free(fds);
+    return NULL;
+}
+
+/* ---- opening, gathering, closing ----------------------------------------------------------------------------------------------- */
+
+static tp_status
+take_memory(tp_control *c, int ranks, const int *fds)
+{
+    size_t all = (size_t)ranks * c->slot_bytes, table = (size_t)ranks * sizeof(progress);
+    c->capacity = all > table ? all : table;
+    c->capacity = c->capacity > 512 ? c->capacity : 512;
+    c->line = calloc((size_t)ranks, sizeof *c->line);
+    c->slots = calloc(1, all);
+    c->result = calloc(1, all);
+    c->out = calloc(1, sizeof(frame) + c->capacity);
+    c->seen = calloc(1, table);
+    c->sent = calloc(1, table);
+    int missing = c->line == NULL || c->slots == NULL || c->result == NULL || c->out == NULL || c->seen == NULL || c->sent == NULL;
+    for (int rank = 0; !missing && rank < ranks; rank++) {
+        if (fds[rank] < 0)
+            continue;
+        c->line[c->lines] = (line){.fd = fds[rank], .rank = rank, .in = malloc(sizeof(frame) + c->capacity)};
+        missing = c->line[c->lines++].in == NULL;
+    }
+    return missing ? tp_fail(TP_EMEMORY, "no memory for a communicator of %d ranks", ranks) : TP_OK;
+}
+
+static void
+give_memory(tp_control *c)
+{
+    for (int i = 0; i < c->lines; i++)
+        free(c->line[i].in);
+    free(c->line);
+    free(c->slots);
+    free(c->result);
+    free(c->out);
+    free(c->seen);
+    free(c->sent);
+    if (c->alarm >= 0)
+        close(c->alarm);
+    if (c->stir >= 0)
+        close(c->stir);
+    pthread_mutex_destroy(&c->lock);
+    pthread_cond_destroy(&c->changed);
+    free(c);
+}
+
+/* Signals are for the program's own threads. */
+static tp_status
+start_thread(tp_control *c)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failure = pthread_create(&c->thread, NULL, listen_on, c);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return failure == 0 ? TP_OK : tp_fail(TP_ERUNTIME, "the communicator's thread could not be started: %s", strerror(failure));
+}
+
+tp_status
+tp_control_open(const tp_comm *comm, const int *fds, size_t max_gather_bytes, tp_region *region, tp_control **out)
+{
+    tp_control *c = calloc(1, sizeof *c);
+    if (c == NULL)
+        return tp_fail(TP_EMEMORY, "no memory for a communicator");
+    c->comm = comm;
+    c->region = region;
+    c->max_bytes = max_gather_bytes;
+    c->slot_bytes = sizeof(uint64_t) + ((max_gather_bytes + 7) & ~(size_t)7);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_cond_init(&c->changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    c->alarm = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    c->stir = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    tp_status status = take_memory(c, comm->ranks, fds);
+    if (status == TP_OK && (c->alarm < 0 || c->stir < 0))
+        status = tp_fail(TP_EIO, "eventfd: %s", strerror(errno));
+    if (status == TP_OK)
+        status = start_thread(c);
+    if (status != TP_OK) {
+        give_memory(c);
+        return status;
+    }
+    *out = c;
+    return TP_OK;
+}
+
+/* With the lock held: until the round is complete, or the abort, or too late. */
+static tp_status
+await_round(tp_control *c, uint64_t round)
+{
+    int64_t timeout = c->comm->timeout_ns, until = timeout > 0 ? tp_clock_ns() + timeout : INT64_MAX;
+    while (c->complete <= round) {
+        TP_TRY(tp_comm_check_abort(c->comm, c->region));
+        int64_t now = tp_clock_ns(), next = until < now + TICK_NS ? until : now + TICK_NS;
+        if (now >= until)
+            return tp_comm_too_late(c->comm, c->region, -1, 0, 0, 0, 0);
+        struct timespec at = {(time_t)(next / 1000000000), (long)(next % 1000000000)};
+        pthread_cond_timedwait(&c->changed, &c->lock, &at);
+    }
+    return TP_OK;
+}
+
+static tp_status
+take_result(const tp_control *c, size_t bytes, void *all)
+{
+    for (int rank = 0; rank < c->comm->ranks; rank++) {
+        const unsigned char *theirs = c->result + (size_t)rank * c->result_slot;
+        uint64_t size;
+        memcpy(&size, theirs, sizeof size);
+        if (size != bytes)
+            return tp_fail(TP_ECONNECTION, "rank %d gathers %llu bytes where rank %d gathers %zu", rank,
+                           (unsigned long long)size, c->comm->rank, bytes);
+        if (bytes > 0)
+            memcpy((unsigned char *)all + (size_t)rank * bytes, theirs + sizeof size, bytes);
+    }
+    return TP_OK;
+}
+
+tp_status
+tp_control_gather(tp_control *c, const void *mine, size_t bytes, void *all)
+{
+    if (bytes > c->max_bytes)
+        return tp_fail(TP_EVALUE, "rank %d gathers %zu bytes: the communicator was made for at most %zu", c->comm->rank, bytes,
+                       c->max_bytes);
+    TP_TRY(tp_comm_check_abort(c->comm, c->region));
+    pthread_mutex_lock(&c->lock);
+    uint64_t round = c->entered++;
+    if (c->comm->rank != 0) {
+        if (c->line[0].left)
+            tp_region_abort(c->region, TP_ECONNECTION, 0, "rank 0 has left while others wait for it");
+        else
+            post(c, &c->line[0], (frame){FRAME_GATHER, bytes, round, 0}, mine);
+    } else {
+        put_slot(c, 0, mine, bytes);
+        if (++c->gathered == c->comm->ranks)
+            finish_gather(c);
+        miss_nobody(c);
+    }
+    tp_status status = await_round(c, round);
+    if (status == TP_OK)
+        status = take_result(c, bytes, all);
+    pthread_mutex_unlock(&c->lock);
+    return status;
+}
+
+int
+tp_control_alarm(const tp_control *c)
+{
+    return c->alarm;
+}
+
+tp_status
+tp_control_lost(tp_control *c, int rank)
+{
+    struct pollfd one = {.fd = c->alarm, .events = POLLIN};
+    while (poll(&one, 1, WORD_MS) < 0 && errno == EINTR) {
+    }
+    char doing[TP_DOING_TEXT], text[512];
+    tp_region_doing(c->region, rank, doing);
+    snprintf(text, sizeof text, "rank %d closed its connection to rank %d without a word %s", rank, c->comm->rank, doing);
+    tp_region_abort(c->region, TP_ECONNECTION, rank, text);
+    return tp_comm_check_abort(c->comm, c->region);
+}
+
+void
+tp_control_close(tp_control *c)
+{
+    if (c == NULL)
+        return;
+    uint64_t one = 1;
+    pthread_mutex_lock(&c->lock);
+    tell_abort(c);
+    c->closing = 1;
+    for (int i = 0; i < c->lines; i++) {
+        if (!c->line[i].left)
+            post(c, &c->line[i], (frame){FRAME_BYE, 0, 0, 0}, NULL);
+        if (c->line[i].fd >= 0)
+            shutdown(c->line[i].fd, SHUT_WR);
+    }
+    pthread_mutex_unlock(&c->lock);
+    if (write(c->stir, &one, sizeof one) < 0) { /* it wakes at its next tick */
+    }
+    pthread_join(c->thread, NULL);
+    give_memory(c);
+}

@@ -1,0 +1,40 @@
+/* Sockets of the meeting: addresses, listening, calling. None blocks, none outlives an exec. */
+#ifndef TP_COMM_SOCKET_H
+#define TP_COMM_SOCKET_H
+
+#include <netdb.h>
+#include <stdint.h>
+#include <sys/socket.h>
+
+#include "csrc/base/status.h"
+
+/* Write or read all of it: 0, or -1 with errno (ETIMEDOUT past the deadline, ECONNRESET at the end of the stream). */
+int
+tp_socket_write(int fd, const void *data, size_t bytes, int64_t deadline_ns);
+int
+tp_socket_read(int fd, void *data, size_t bytes, int64_t deadline_ns);
+/* Milliseconds for poll(2) until then, at least 0. */
+int
+tp_socket_ms(int64_t deadline_ns);
+
+/* Whether the name means this machine alone: then nothing is opened to the network. */
+int
+tp_socket_is_loopback(const char *host);
+/* Addresses of the host for TCP, ended by freeaddrinfo. EIO names the host. */
+TP_MUST_USE tp_status
+tp_socket_resolve(const char *host, struct addrinfo **out);
+/* Listen at the first free one of so many ports (port 0: any), on this machine's loopback or on all its interfaces; *found
+ * is the port. EIO. */
+TP_MUST_USE tp_status
+tp_socket_listen(int loopback, int port, int ports, int *fd, int *found);
+/* A connection, or -1 with errno. */
+int
+tp_socket_call(const struct sockaddr *address, socklen_t bytes, int64_t deadline_ns);
+/* A waiting connection, or -1. */
+int
+tp_socket_accept(int listener);
+/* Small messages at once; a peer whose machine vanished is noticed after half a minute; buffers as asked (0: as they are). */
+void
+tp_socket_tune(int fd, int buffer_bytes);
+
+#endif

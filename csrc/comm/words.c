@@ -1,0 +1,46 @@
+#include "csrc/comm/region.h"
+
+tp_status
+tp_comm_check_abort(const tp_comm *comm, const tp_region *region)
+{
+    int rank;
+    char text[512];
+    if (atomic_load_explicit(&region->failure, memory_order_relaxed) == 0 ||
+        tp_region_aborted(region, &rank, text) == TP_OK)
+        return TP_OK;
+    if (rank < 0)
+        return tp_fail(TP_EABORTED, "rank %d was ended: %s", comm->rank, text);
+    return tp_fail(TP_EABORTED, "rank %d was ended because rank %d failed first: %s", comm->rank, rank, text);
+}
+
+tp_status
+tp_comm_check_peer(const tp_comm *comm, int peer)
+{
+    if (peer < 0 || peer >= comm->ranks || peer == comm->rank)
+        return tp_fail(TP_EVALUE, "peer is %d: another rank than %d, 0 to %d, would be right", peer, comm->rank,
+                       comm->ranks - 1);
+    return TP_OK;
+}
+
+tp_status
+tp_comm_wrong_message(const tp_comm *comm, int peer, uint64_t sent_tag, uint64_t sent_bytes, uint64_t tag, size_t bytes)
+{
+    char theirs[TP_TAG_TEXT], ours[TP_TAG_TEXT];
+    tp_tag_print(sent_tag, theirs);
+    tp_tag_print(tag, ours);
+    return tp_fail(TP_ECONNECTION, "rank %d sent %s (%llu bytes) where rank %d expected %s (%zu bytes)", peer, theirs,
+                   (unsigned long long)sent_bytes, comm->rank, ours, bytes);
+}
+
+tp_status
+tp_comm_too_late(const tp_comm *comm, const tp_region *region, int peer, int inward, uint64_t tag, size_t moved, size_t bytes)
+{
+    double waited = (double)comm->timeout_ns * 1e-9;
+    if (peer < 0)
+        return tp_fail(TP_ETIMEOUT, "rank %d waited %.3g s for the other ranks to gather", comm->rank, waited);
+    char what[TP_TAG_TEXT], doing[TP_DOING_TEXT];
+    tp_tag_print(tag, what);
+    tp_region_doing(region, peer, doing);
+    return tp_fail(TP_ETIMEOUT, "rank %d waited %.3g s %s rank %d (%s, %zu of %zu bytes moved); rank %d is %s", comm->rank,
+                   waited, inward ? "for a message from" : "to send a message to", peer, what, moved, bytes, peer, doing);
+}

@@ -1,0 +1,159 @@
+/* What the engine asks of a stage and of the device that a rank computes on: the one seam between it and the CPU's stage
+ * (csrc/stage), a GPU's (cuda/) or another's.
+ *
+ * Calls may enqueue: data that a call reads or writes on the device is in the order of the calls of one device. What comes
+ * back to the host (tp_stage_ops.loss and .sumsq, export, the times of mark after collect) is complete when the call
+ * returns. Pointers that `end` and `tied` give are the device's: the engine hands them to the device's copy and to the
+ * communicator alone. A step allocates nothing. */
+#ifndef TP_STAGE_STAGE_OPS_H
+#define TP_STAGE_STAGE_OPS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "csrc/backend/dtype.h"
+#include "csrc/base/mem.h"
+#include "csrc/base/status.h"
+#include "csrc/model/model.h"
+
+typedef struct tp_stage tp_stage; /* each provider has its own */
+
+typedef struct {
+    tp_model model;
+    const tp_slicing *slicing;    /* borrowed for the stage's life */
+    int first_block, last_block;  /* [first, last) */
+    int activation_slots, gradient_slots;
+} tp_stage_config;
+
+typedef struct {
+    double lr, beta1, beta2, eps, weight_decay;
+    int64_t step; /* 1-based: bias correction */
+} tp_adamw;
+
+typedef enum { TP_STATE_VALUE, TP_STATE_M, TP_STATE_V, TP_STATE_GRAD } tp_state;
+/* Of which sequences: all, or those of one half, where the slicing has halves (tp_slicing_halve); the first half first. */
+typedef enum { TP_WHOLE, TP_FIRST_HALF, TP_SECOND_HALF } tp_half;
+typedef enum { TP_END_INPUT, TP_END_OUTPUT, TP_END_OUTPUT_GRADIENT, TP_END_INPUT_GRADIENT } tp_end;
+
+/* ---- the device ---------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    const char *isa; /* CPU: tp_cpu_ops; NULL: the best */
+    int threads;     /* CPU: of the rank */
+    int device;      /* GPU: number among the visible ones */
+    tp_dtype dtype;  /* CPU: TP_F32 */
+    int eager;       /* GPU: 1: never capture a graph */
+    int reproducible; /* GPU: 1: products give a row the same bits however many rows there are */
+    int candidates;  /* GPU: algorithms timed for each product before the first step; 0: none are */
+    const void *partition; /* GPU: a part of it (tp_cuda_partition); NULL: all */
+} tp_device_config;
+
+typedef struct tp_device_ops tp_device_ops;
+/* Every device begins with this. */
+typedef struct {
+    const tp_device_ops *ops;
+    tp_heap *heap; /* borrowed: the account of the device's memory */
+} tp_device;
+
+struct tp_device_ops {
+    /* Open the rank's device; its memory, from now until close, is counted by `heap`. ERUNTIME, EVALUE: it is not there or
+     * cannot do what the config says. */
+    tp_status (*open)(const tp_device_config *config, tp_heap *heap, tp_device **out);
+    /* Returns when the device has ended all it was given. Stages are closed before. */
+    void (*close)(tp_device *device);
+    /* Bytes that all stages of a rank share: the largest of what each needs; and take them from the heap. */
+    size_t (*workspace_bytes)(const tp_stage_config *stage, const tp_device_config *config);
+    tp_status (*reserve)(tp_device *device, size_t bytes);
+    /* A step, or an evaluation, begins. */
+    tp_status (*begin)(tp_device *device);
+    /* Between two stages of one rank. */
+    tp_status (*copy)(tp_device *device, void *to, const void *from, size_t bytes);
+    /* Between the host's memory and the device's; done on return. */
+    tp_status (*read)(tp_device *device, void *host, const void *from, size_t bytes);
+    tp_status (*write)(tp_device *device, void *to, const void *host, size_t bytes);
+    /* *at: when the device comes to this point, nanoseconds of the host's monotonic clock; written at the latest by
+     * collect, until which it must stay where it is. */
+    tp_status (*mark)(tp_device *device, int64_t *at);
+    /* Wait for all that was given; then every mark is there. ERUNTIME: the device failed meanwhile. */
+    tp_status (*collect)(tp_device *device);
+    /* A stretch of instructions that no message and no update interrupts does the same in every training step. Before it:
+     * *replayed 1: the device does all of it by itself, marks included; 0: make its calls, then stretch_end, and if that says
+     * *again 1, once more (and stretch_end no more). `position` names it. NULL where a device knows no such thing. */
+    tp_status (*stretch_begin)(tp_device *device, int64_t position, int *replayed);
+    tp_status (*stretch_end)(tp_device *device, int64_t position, int *again);
+};
+
+/* ---- a stage ------------------------------------------------------------------------------------------------------------- */
+
+/* A tied wte whose ends are on two stages: what each end gives the other, and where it takes the other's. */
+typedef struct {
+    void *out, *in; /* NULL: not such a stage */
+    size_t out_bytes, in_bytes;
+} tp_tied;
+
+typedef struct {
+    /* Bytes that open takes from the device's heap, workspace not counted; 0: blocks out of range. */
+    size_t (*bytes)(const tp_stage_config *config, const tp_device_config *device);
+    /* EVALUE: blocks out of range. EMEMORY. The device must outlive the stage. */
+    tp_status (*open)(const tp_stage_config *config, tp_device *device, tp_stage **out);
+    void (*close)(tp_stage *stage); /* NULL is allowed */
+
+    int (*params)(const tp_stage *stage);
+    /* Canonical index (tp_model_param) of the stage's i-th tensor. A tied wte is on the first and on the last stage. */
+    int (*param_index)(const tp_stage *stage, int i);
+    /* Its logical shape; 1 for a matrix, 0 for a vector (rows 1). */
+    int (*param_shape)(const tp_stage *stage, int i, int64_t *rows, int64_t *cols);
+    tp_status (*import)(tp_stage *stage, int i, tp_state state, const float *row_major);
+    tp_status (*export)(const tp_stage *stage, int i, tp_state state, float *row_major);
+    /* After imports of values and before the first forward. */
+    tp_status (*pack)(tp_stage *stage);
+
+    /* tokens [batch, seq_len + 1] of the whole batch: inputs and targets. Every stage must be told. train 0: forwards compute
+     * the loss of all rows, backward is not allowed. */
+    tp_status (*begin)(tp_stage *stage, const int32_t *tokens, int train);
+    tp_status (*forward)(tp_stage *stage, int micro, int slice, tp_half half, int slot);
+    tp_status (*input_gradient)(tp_stage *stage, int micro, int slice, int slot, int gradient_slot);
+    tp_status (*weight_gradient)(tp_stage *stage, int micro, int slice, int slot, int gradient_slot);
+    /* Where messages land and leave: that slice's rows (of one half: those sequences'). NULL: no such end. */
+    void *(*end)(tp_stage *stage, tp_end end, int micro, int slice, tp_half half, int slot, size_t *bytes);
+
+    /* After every F (evaluation) or backward: what the two ends of a tied weight exchange; on all other stages nothing. */
+    tp_status (*tied)(tp_stage *stage, tp_tied *out);
+    /* After the exchange: every gradient is complete. */
+    tp_status (*finish)(tp_stage *stage);
+    /* Sum of -log p over the batch in canonical order; 0 where the stage has no head. */
+    tp_status (*loss)(tp_stage *stage, double *out);
+    /* sums[canonical parameter index] = sum of squares of the gradient, for tensors this stage answers for (a tied wte is
+     * the head's); others are left alone. */
+    tp_status (*sumsq)(tp_stage *stage, double *sums);
+    /* AdamW on every tensor with gradients scaled by grad_scale, then pack. */
+    tp_status (*update)(tp_stage *stage, const tp_adamw *adamw, double grad_scale);
+} tp_stage_ops;
+
+/* ---- a provider: what a module that is loaded brings ------------------------------------------------------------------------ */
+
+/* What _core lends to it: so that an error first seen there is told here. */
+typedef struct {
+    uint32_t abi, size;
+    tp_fail_function fail_at;
+} tp_host;
+
+#define TP_PROVIDER_ABI 1u
+#define TP_PROVIDER_CAPSULE "terapipe_c.provider"
+#define TP_PARTITION_CAPSULE "terapipe_c.partition" /* of tp_device_config.partition */
+
+typedef struct {
+    uint32_t abi, size;  /* TP_PROVIDER_ABI, sizeof(tp_provider): checked before anything else is read */
+    const char *name;    /* "cpu", "cuda", "cuda_emu" */
+    int host_memory;     /* 1: the host may read and write its memory, so that messages may be the host's */
+    int counts_tables;   /* 1: the engine's tables are counted in the device's account: it is the host's memory */
+    void (*attach)(const tp_host *host); /* once, before any call; NULL: it lives in _core */
+    const tp_device_ops *device;
+    const tp_stage_ops *stage;
+} tp_provider;
+
+/* The CPU's: csrc/stage over csrc/cpu. Engines count their tables in its heap too. */
+const tp_provider *
+tp_cpu_provider(void);
+
+#endif

@@ -1,0 +1,171 @@
+#include "cuda/attention.h"
+
+/* ---- delta: of each row and head, the sum of dO O over the head ------------------------------------------------------------- */
+
+#define DELTA_LANES 8 /* share one (row, head) */
+
+/* Whose delta this group of lanes computes: heads fastest, then sequences, then tokens: as memory lies. */
+typedef struct {
+    int64_t at, stat; /* element of o and dO; of delta */
+    int lane, mine;   /* not mine: the groups of the last block that are too many */
+} delta_place;
+
+TP_DEVICE delta_place
+delta_place_of(const tp_attention_args *a)
+{
+    delta_place place;
+    int64_t group = (int64_t)TP_BLOCK_X * (TP_ATTENTION_THREADS / DELTA_LANES) + TP_THREAD / DELTA_LANES;
+    int64_t count = (int64_t)(a->last - a->first) * a->items, item, t, b, h;
+    place.mine = group < count;
+    group = place.mine ? group : 0;
+    item = group % a->items;
+    t = a->first + group / a->items;
+    b = item / a->heads;
+    h = item % a->heads;
+    place.lane = TP_THREAD % DELTA_LANES;
+    place.at = b * a->o_sequence + t * a->o_row + h * a->dim;
+    place.stat = item * a->total + t;
+    return place;
+}
+
+TP_DEVICE void
+delta_write(const tp_attention_args *a, const delta_place *place, float sum)
+{
+    sum += TP_SHFL_XOR_F(sum, 4);
+    sum += TP_SHFL_XOR_F(sum, 2);
+    sum += TP_SHFL_XOR_F(sum, 1);
+    if (place->mine && place->lane == 0)
+        TP_ST(a->delta_out + place->stat, sum);
+}
+
+TP_KERNEL(attention_delta_f32, tp_attention_args)
+{
+    delta_place place = delta_place_of(&a);
+    const float *o = (const float *)a.o + place.at, *d_o = (const float *)a.d_o + place.at;
+    float sum = 0.0f;
+    for (int i = place.lane; i < a.dim; i += DELTA_LANES)
+        sum = tp_fmaf(TP_LD(o + i), TP_LD(d_o + i), sum);
+    delta_write(&a, &place, sum);
+}
+
+TP_KERNEL(attention_delta_bf16, tp_attention_args)
+{
+    delta_place place = delta_place_of(&a);
+    const tp_bf16 *o = (const tp_bf16 *)a.o + place.at, *d_o = (const tp_bf16 *)a.d_o + place.at;
+    float sum = 0.0f;
+    for (int i = 8 * place.lane; i < a.dim; i += 8 * DELTA_LANES) {
+        tp_vec16 x = tp_load16(o + i), y = tp_load16(d_o + i);
+        TP_UNROLL
+        for (int j = 0; j < 4; j++) {
+            sum = tp_fmaf(tp_vec_low(&x, j), tp_vec_low(&y, j), sum);
+            sum = tp_fmaf(tp_vec_high(&x, j), tp_vec_high(&y, j), sum);
+        }
+    }
+    delta_write(&a, &place, sum);
+}
+
+/* ---- arguments ----------------------------------------------------------------------------------------------------------------- */
+
+static tp_status
+check_shape(tp_dtype dtype, const tp_attention *s)
+{
+    int64_t width = s->heads * s->head_dim;
+    if (s->batch < 1 || s->heads < 1 || s->slice < 1 || s->context < 0 || s->total < s->context + s->slice)
+        return tp_fail(TP_EVALUE, "attention of %lld sequences x %lld heads, slice %lld after %lld of %lld tokens: counts are at "
+                       "least 1 and the slice ends by the sequence's end", (long long)s->batch, (long long)s->heads,
+                       (long long)s->slice, (long long)s->context, (long long)s->total);
+    if (s->batch * s->heads > INT32_MAX || s->total > INT32_MAX - 256 || (s->total + 63) / 64 > 65535)
+        return tp_fail(TP_EVALUE, "attention of %lld sequences x %lld heads of %lld tokens: at most 2^31 - 1 (sequence, head) pairs "
+                       "and 4194240 tokens", (long long)s->batch, (long long)s->heads, (long long)s->total);
+    if (s->head_dim < 1 || s->head_dim > 128 || (dtype == TP_BF16 && s->head_dim % 8))
+        return tp_fail(TP_EVALUE, "attention on CUDA: head_dim is %lld; bf16 needs a multiple of 8 up to 128, f32 1 to 128",
+                       (long long)s->head_dim);
+    if (s->qkv_stride < width || s->o_stride < width || (dtype == TP_BF16 && (s->qkv_stride % 8 || s->o_stride % 8)))
+        return tp_fail(TP_EVALUE, "attention on CUDA: rows are %lld and %lld elements apart; at least heads x head_dim = %lld is "
+                       "needed, and for bf16 a multiple of 8", (long long)s->qkv_stride, (long long)s->o_stride,
+                       (long long)width);
+    return TP_OK;
+}
+
+/* bf16 rows move 16 bytes at a time. */
+static tp_status
+check_aligned(tp_dtype dtype, const char *name, const void *pointer)
+{
+    size_t align = dtype == TP_BF16 ? 16 : 4;
+    if (pointer == NULL || (uintptr_t)pointer % align)
+        return tp_fail(TP_EVALUE, "attention on CUDA: %s is at %p; it must be on %llu bytes", name, pointer,
+                       (unsigned long long)align);
+    return TP_OK;
+}
+
+static void
+fill(tp_attention_args *a, const tp_attention *s, const void *q, const void *k, const void *v)
+{
+    memset(a, 0, sizeof *a);
+    a->heads = (int)s->heads;
+    a->dim = (int)s->head_dim;
+    a->first = (int)s->context;
+    a->last = (int)(s->context + s->slice);
+    a->total = (int)s->total;
+    a->items = s->batch * s->heads;
+    a->row = s->batch * s->qkv_stride;
+    a->o_row = s->batch * s->o_stride;
+    a->sequence = s->qkv_stride;
+    a->o_sequence = s->o_stride;
+    a->scale = 1.0f / sqrtf((float)s->head_dim);
+    a->scale2 = a->scale * TP_ATTENTION_LOG2E;
+    a->q = q;
+    a->k = k;
+    a->v = v;
+}
+
+tp_status
+tp_cuda_attention_forward(tp_stream stream, tp_dtype dtype, const tp_attention *shape, const void *q, const void *k,
+                          const void *v, void *o, float *lse)
+{
+    tp_attention_args args;
+    TP_TRY(check_shape(dtype, shape));
+    TP_TRY(check_aligned(dtype, "q", q));
+    TP_TRY(check_aligned(dtype, "k", k));
+    TP_TRY(check_aligned(dtype, "v", v));
+    TP_TRY(check_aligned(dtype, "o", o));
+    TP_TRY(check_aligned(TP_F32, "lse", lse));
+    fill(&args, shape, q, k, v);
+    args.out = o;
+    args.lse_out = lse;
+    return dtype == TP_BF16 ? tp_attention_forward_bf16(stream, &args) : tp_attention_forward_f32(stream, &args);
+}
+
+tp_status
+tp_cuda_attention_backward(tp_stream stream, tp_dtype dtype, const tp_attention *shape, const void *q, const void *k,
+                           const void *v, const void *o, const void *d_o, const float *lse, float *delta, void *dq,
+                           void *dk, void *dv)
+{
+    static const char *const names[8] = {"q", "k", "v", "o", "d_o", "dq", "dk", "dv"};
+    const void *pointers[8];
+    tp_attention_args args;
+    int64_t groups, per_block = TP_ATTENTION_THREADS / DELTA_LANES;
+    pointers[0] = q, pointers[1] = k, pointers[2] = v, pointers[3] = o;
+    pointers[4] = d_o, pointers[5] = dq, pointers[6] = dk, pointers[7] = dv;
+    TP_TRY(check_shape(dtype, shape));
+    for (int i = 0; i < 8; i++)
+        TP_TRY(check_aligned(dtype, names[i], pointers[i]));
+    TP_TRY(check_aligned(TP_F32, "lse", lse));
+    TP_TRY(check_aligned(TP_F32, "delta", delta));
+    fill(&args, shape, q, k, v);
+    args.o = o;
+    args.d_o = d_o;
+    args.lse = lse;
+    args.delta = args.delta_out = delta;
+    args.dq = dq;
+    args.dk = dk;
+    args.dv = dv;
+    groups = (args.last - args.first) * args.items;
+    if (dtype == TP_BF16) {
+        TP_TRY(TP_LAUNCH(attention_delta_bf16, tp_grid1((groups + per_block - 1) / per_block), TP_ATTENTION_THREADS, 0, stream,
+                         args));
+        return tp_attention_backward_bf16(stream, &args);
+    }
+    TP_TRY(TP_LAUNCH(attention_delta_f32, tp_grid1((groups + per_block - 1) / per_block), TP_ATTENTION_THREADS, 0, stream, args));
+    return tp_attention_backward_f32(stream, &args);
+}

@@ -1,0 +1,53 @@
+/* Inside the attention kernels: attention.cu checks the arguments and chooses; attention_bf16.cu and attention_f32.cu run.
+ *
+ * Causal attention of a slice over its context, tile by tile (Dao et al. 2022; Dao 2023), backward by pulling: dQ of the slice
+ * from keys [0, C + S), dK and dV of the slice from queries [C, T). No atomics, and no sum whose order a slicing could change:
+ * tiles of keys and of queries begin at absolute multiples of their size, a row always has the same place in its tile, and
+ * what a row may not see enters as exact zeros. So a row's bits are the same in every slice that contains it. */
+#ifndef TP_CUDA_ATTENTION_H
+#define TP_CUDA_ATTENTION_H
+
+#include "cuda/simt.h"
+
+#define TP_ATTENTION_LOG2E 1.4426950408889634f
+#define TP_ATTENTION_THREADS 128
+
+typedef struct {
+    int heads, dim, first, last, total; /* the slice's rows [first, last) of [0, total) tokens */
+    int64_t items;                      /* sequences x heads */
+    int64_t row, o_row;                 /* elements between tokens of q, k, v, and of o */
+    int64_t sequence, o_sequence;       /* elements between sequences */
+    float scale, scale2;                /* 1 / sqrt(dim); for exponents of two */
+    const void *q, *k, *v, *o, *d_o;
+    const float *lse, *delta;
+    void *out, *dq, *dk, *dv;
+    float *lse_out, *delta_out;
+} tp_attention_args;
+
+/* Row 0 of a (sequence, head): elements from the tensors' begin, and its row of lse and delta. */
+typedef struct {
+    int64_t at, o_at, stat;
+} tp_attention_head;
+
+TP_DEVICE tp_attention_head
+tp_attention_head_of(const tp_attention_args *a, int item)
+{
+    int b = item / a->heads, h = item % a->heads;
+    tp_attention_head head;
+    head.at = b * a->sequence + (int64_t)h * a->dim;
+    head.o_at = b * a->o_sequence + (int64_t)h * a->dim;
+    head.stat = (int64_t)item * a->total;
+    return head;
+}
+
+/* The launchers of one type; the arguments are sound. Backward expects delta written. */
+tp_status
+tp_attention_forward_bf16(tp_stream stream, const tp_attention_args *args);
+tp_status
+tp_attention_backward_bf16(tp_stream stream, const tp_attention_args *args);
+tp_status
+tp_attention_forward_f32(tp_stream stream, const tp_attention_args *args);
+tp_status
+tp_attention_backward_f32(tp_stream stream, const tp_attention_args *args);
+
+#endif

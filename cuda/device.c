@@ -1,0 +1,529 @@
+#include "cuda/device.h"
+
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/faults.h"
+
+#define SAME(ours, theirs) _Static_assert((int)(ours) == (int)(theirs), "faults.h repeats CUDA's numbers")
+SAME(TP_CUDA_INVALID_VALUE, cudaErrorInvalidValue);
+SAME(TP_CUDA_NO_MEMORY, cudaErrorMemoryAllocation);
+SAME(TP_CUDA_OLD_DRIVER, cudaErrorInsufficientDriver);
+SAME(TP_CUDA_NO_DEVICE, cudaErrorNoDevice);
+SAME(TP_CUDA_BAD_HANDLE, cudaErrorInvalidResourceHandle);
+SAME(TP_CUDA_NOT_READY, cudaErrorNotReady);
+SAME(TP_CUDA_ILLEGAL_ADDRESS, cudaErrorIllegalAddress);
+
+struct tp_cuda_device {
+    tp_cuda_properties properties;
+    tp_cuda_partition partition; /* stream_create NULL: the whole device */
+    int priorities[2];           /* of ordinary and of higher streams: smaller is higher */
+    tp_stream compute, communication;
+    size_t bytes;
+    uint64_t allocations;
+    struct allocation {
+        void *memory;
+        size_t bytes;
+        struct allocation *next;
+    } *allocated;
+};
+
+/* A call of the runtime; its text is the name in the error. */
+#define CUDA_TRY(call)                                                                                                 \
+    do {                                                                                                               \
+        cudaError_t cuda_error_ = (call);                                                                              \
+        if (cuda_error_ != cudaSuccess) {                                                                              \
+            (void)cudaGetLastError(); /* an error that is not sticky ends here */                                      \
+            return tp_cuda_check((int)cuda_error_, #call);                                                             \
+        }                                                                                                              \
+    } while (0)
+
+const char *
+tp_cuda_error_name(int error)
+{
+    return cudaGetErrorName((cudaError_t)error);
+}
+
+const char *
+tp_cuda_error_text(int error)
+{
+    return cudaGetErrorString((cudaError_t)error);
+}
+
+/* ---- the machine ---------------------------------------------------------------------------------------------------- */
+
+int
+tp_cuda_device_count(void)
+{
+    int count = 0;
+    if (cudaGetDeviceCount(&count) == cudaSuccess)
+        return count;
+    (void)cudaGetLastError();
+    return 0;
+}
+
+void
+tp_cuda_versions(int *driver, int *runtime)
+{
+    if (cudaDriverGetVersion(driver) != cudaSuccess)
+        *driver = 0;
+    if (cudaRuntimeGetVersion(runtime) != cudaSuccess)
+        *runtime = CUDART_VERSION;
+}
+
+tp_status
+tp_cuda_available(void)
+{
+    int count = 0, driver, runtime;
+    cudaError_t error = cudaGetDeviceCount(&count);
+    if (error == cudaSuccess && count > 0)
+        return TP_OK;
+    (void)cudaGetLastError();
+    tp_cuda_versions(&driver, &runtime);
+    const char *detail = NULL;
+    if (driver == 0) {
+        (void)dlerror();
+        if (!dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL)) /* never closed where it is there after all */
+            detail = dlerror();
+    }
+    return tp_cuda_refuse_machine(driver, runtime, (int)error, detail);
+}
+
+static tp_status
+describe(int index, tp_cuda_properties *out)
+{
+    struct cudaDeviceProp found;
+    size_t free_bytes, total_bytes;
+    CUDA_TRY(cudaGetDeviceProperties(&found, index));
+    CUDA_TRY(cudaSetDevice(index));
+    CUDA_TRY(cudaMemGetInfo(&free_bytes, &total_bytes));
+    *out = (tp_cuda_properties){
+        .index = index, .major = found.major, .minor = found.minor, .multiprocessors = found.multiProcessorCount,
+        .memory_bus_bits = found.memoryBusWidth, .total_bytes = total_bytes, .free_bytes = free_bytes,
+        .shared_bytes = found.sharedMemPerBlockOptin, .l2_bytes = (uint64_t)found.l2CacheSize,
+    };
+    CUDA_TRY(cudaDeviceGetAttribute(&out->clock_khz, cudaDevAttrClockRate, index));
+    CUDA_TRY(cudaDeviceGetAttribute(&out->memory_clock_khz, cudaDevAttrMemoryClockRate, index));
+    CUDA_TRY(cudaDeviceGetPCIBusId(out->bus_id, sizeof out->bus_id, index));
+    snprintf(out->name, sizeof out->name, "%.127s", found.name);
+    char *text = out->uuid;
+    text += snprintf(text, 8, "GPU");
+    for (int i = 0; i < 16; i++)
+        text += snprintf(text, 8, "%s%02x", i == 0 || i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
+                         (unsigned)(unsigned char)found.uuid.bytes[i]);
+    return TP_OK;
+}
+
+tp_status
+tp_cuda_describe(int index, tp_cuda_properties *out)
+{
+    TP_TRY(tp_cuda_available());
+    TP_TRY(tp_cuda_check_index(index, tp_cuda_device_count()));
+    return describe(index, out);
+}
+
+/* ---- a device ------------------------------------------------------------------------------------------------------- */
+
+tp_status
+tp_cuda_bind(tp_cuda_device *device)
+{
+    CUDA_TRY(cudaSetDevice(device->properties.index));
+    return TP_OK;
+}
+
+tp_status
+tp_cuda_stream_create(tp_cuda_device *device, int higher, tp_stream *out)
+{
+    int priority = device->priorities[higher != 0];
+    *out = NULL;
+    TP_TRY(tp_cuda_bind(device));
+    if (device->partition.stream_create)
+        return device->partition.stream_create(device->partition.context, priority, out);
+    CUDA_TRY(cudaStreamCreateWithPriority((cudaStream_t *)out, cudaStreamNonBlocking, priority));
+    return TP_OK;
+}
+
+void
+tp_cuda_stream_destroy(tp_cuda_device *device, tp_stream stream)
+{
+    if (stream && tp_cuda_bind(device) == TP_OK)
+        (void)cudaStreamDestroy(stream);
+}
+
+static tp_status
+open_device(tp_cuda_device *device)
+{
+    CUDA_TRY(cudaDeviceGetStreamPriorityRange(&device->priorities[0], &device->priorities[1]));
+    TP_TRY(tp_cuda_stream_create(device, 0, &device->compute));
+    return tp_cuda_stream_create(device, 1, &device->communication);
+}
+
+tp_status
+tp_cuda_open(int index, const tp_cuda_partition *partition, tp_cuda_device **out)
+{
+    tp_cuda_properties properties;
+    *out = NULL;
+    TP_TRY(tp_cuda_describe(index, &properties));
+    TP_TRY(tp_cuda_check_capability(&properties));
+    tp_cuda_device *device = calloc(1, sizeof *device);
+    if (!device)
+        return tp_fail(TP_EMEMORY, "no host memory for the description of device %d", index);
+    device->properties = properties;
+    if (partition)
+        device->partition = *partition;
+    tp_status status = open_device(device);
+    if (status != TP_OK) {
+        tp_cuda_close(device);
+        return status;
+    }
+    *out = device;
+    return TP_OK;
+}
+
+void
+tp_cuda_close(tp_cuda_device *device)
+{
+    if (!device)
+        return;
+    tp_stream streams[] = {device->compute, device->communication};
+    for (int i = 0; i < 2; i++) {
+        if (streams[i])
+            (void)cudaStreamSynchronize(streams[i]);
+        tp_cuda_stream_destroy(device, streams[i]);
+    }
+    while (device->allocated) {
+        struct allocation *next = device->allocated->next;
+        free(device->allocated);
+        device->allocated = next;
+    }
+    free(device);
+}
+
+const tp_cuda_properties *
+tp_cuda_device_properties(const tp_cuda_device *device)
+{
+    return &device->properties;
+}
+
+int
+tp_cuda_multiprocessors(const tp_cuda_device *device)
+{
+    return device->partition.stream_create ? device->partition.multiprocessors : device->properties.multiprocessors;
+}
+
+tp_stream
+tp_cuda_compute(tp_cuda_device *device)
+{
+    return device->compute;
+}
+
+tp_stream
+tp_cuda_communication(tp_cuda_device *device)
+{
+    return device->communication;
+}
+
+tp_status
+tp_cuda_driver_function(const char *name, int version, void **out)
+{
+    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    int driver, runtime;
+    *out = NULL;
+    cudaError_t error = cudaGetDriverEntryPointByVersion(name, out, (unsigned)version, cudaEnableDefault, &found);
+    if (error == cudaSuccess && found == cudaDriverEntryPointSuccess && *out)
+        return TP_OK;
+    (void)cudaGetLastError();
+    *out = NULL;
+    tp_cuda_versions(&driver, &runtime);
+    return tp_fail(TP_ERUNTIME, "the NVIDIA driver (CUDA %d.%d) has no %s of CUDA %d.%d", driver / 1000, driver % 1000 / 10,
+                   name, version / 1000, version % 1000 / 10);
+}
+
+tp_status
+tp_cuda_launched(const char *kernel)
+{
+    tp_cuda_remember_kernel(kernel);
+    cudaError_t error = cudaGetLastError();
+    return error == cudaSuccess ? TP_OK : tp_cuda_check((int)error, kernel);
+}
+
+/* ---- memory --------------------------------------------------------------------------------------------------------- */
+
+tp_status
+tp_cuda_alloc(tp_cuda_device *device, size_t bytes, const char *what, void **out)
+{
+    *out = NULL;
+    if (bytes == 0)
+        return TP_OK;
+    TP_TRY(tp_cuda_bind(device));
+    struct allocation *entry = malloc(sizeof *entry);
+    if (!entry)
+        return tp_fail(TP_EMEMORY, "no host memory to note %s", what);
+    cudaError_t error = cudaMalloc(out, bytes);
+    if (error != cudaSuccess) {
+        size_t free_bytes = 0, total_bytes = 0;
+        free(entry);
+        *out = NULL;
+        (void)cudaGetLastError();
+        if (error != cudaErrorMemoryAllocation || cudaMemGetInfo(&free_bytes, &total_bytes) != cudaSuccess)
+            return tp_cuda_check((int)error, what);
+        return tp_cuda_refuse_bytes(device->properties.index, what, bytes, free_bytes, total_bytes);
+    }
+    *entry = (struct allocation){*out, bytes, device->allocated};
+    device->allocated = entry;
+    device->bytes += bytes;
+    device->allocations++;
+    return TP_OK;
+}
+
+void
+tp_cuda_free(tp_cuda_device *device, void *memory)
+{
+    if (!memory)
+        return;
+    for (struct allocation **at = &device->allocated; *at; at = &(*at)->next)
+        if ((*at)->memory == memory) {
+            struct allocation *entry = *at;
+            device->bytes -= entry->bytes;
+            *at = entry->next;
+            free(entry);
+            break;
+        }
+    if (tp_cuda_bind(device) == TP_OK)
+        (void)cudaFree(memory);
+}
+
+tp_status
+tp_cuda_host_alloc(tp_cuda_device *device, size_t bytes, const char *what, void **out)
+{
+    *out = NULL;
+    if (bytes == 0)
+        return TP_OK;
+    TP_TRY(tp_cuda_bind(device));
+    cudaError_t error = cudaHostAlloc(out, bytes, cudaHostAllocDefault);
+    if (error == cudaSuccess)
+        return TP_OK;
+    (void)cudaGetLastError();
+    *out = NULL;
+    if (error == cudaErrorMemoryAllocation)
+        return tp_fail(TP_EMEMORY, "%s needs %zu bytes of page-locked host memory, which there are not (ulimit -l)", what,
+                       bytes);
+    return tp_cuda_check((int)error, what);
+}
+
+void
+tp_cuda_host_free(tp_cuda_device *device, void *memory)
+{
+    if (memory && tp_cuda_bind(device) == TP_OK)
+        (void)cudaFreeHost(memory);
+}
+
+size_t
+tp_cuda_bytes(const tp_cuda_device *device)
+{
+    return device->bytes;
+}
+
+uint64_t
+tp_cuda_allocations(const tp_cuda_device *device)
+{
+    return device->allocations;
+}
+
+static enum cudaMemcpyKind
+kind_of(tp_cuda_direction direction)
+{
+    return direction == TP_CUDA_TO_DEVICE ? cudaMemcpyHostToDevice
+           : direction == TP_CUDA_TO_HOST ? cudaMemcpyDeviceToHost
+                                          : cudaMemcpyDeviceToDevice;
+}
+
+tp_status
+tp_cuda_copy(tp_cuda_device *device, tp_stream stream, void *to, const void *from, size_t bytes,
+             tp_cuda_direction direction)
+{
+    if (bytes == 0)
+        return TP_OK;
+    TP_TRY(tp_cuda_bind(device));
+    CUDA_TRY(cudaMemcpyAsync(to, from, bytes, kind_of(direction), stream));
+    return TP_OK;
+}
+
+tp_status
+tp_cuda_copy_rows(tp_cuda_device *device, tp_stream stream, void *to, size_t to_pitch, const void *from,
+                  size_t from_pitch, size_t row_bytes, size_t rows, tp_cuda_direction direction)
+{
+    if (row_bytes == 0 || rows == 0)
+        return TP_OK;
+    TP_TRY(tp_cuda_bind(device));
+    CUDA_TRY(cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, row_bytes, rows, kind_of(direction), stream));
+    return TP_OK;
+}
+
+tp_status
+tp_cuda_memset(tp_cuda_device *device, tp_stream stream, void *memory, int byte, size_t bytes)
+{
+    if (bytes == 0)
+        return TP_OK;
+    TP_TRY(tp_cuda_bind(device));
+    CUDA_TRY(cudaMemsetAsync(memory, byte, bytes, stream));
+    return TP_OK;
+}
+
+/* ---- streams and events --------------------------------------------------------------------------------------------- */
+
+tp_status
+tp_cuda_synchronize(tp_cuda_device *device, tp_stream stream)
+{
+    TP_TRY(tp_cuda_bind(device));
+    CUDA_TRY(cudaStreamSynchronize(stream));
+    return TP_OK;
+}
+
+static tp_status
+done_of(cudaError_t error, const char *what, int *done)
+{
+    *done = error == cudaSuccess;
+    if (error == cudaSuccess)
+        return TP_OK;
+    (void)cudaGetLastError();
+    return error == cudaErrorNotReady ? TP_OK : tp_cuda_check((int)error, what);
+}
+
+tp_status
+tp_cuda_query(tp_cuda_device *device, tp_stream stream, int *done)
+{
+    TP_TRY(tp_cuda_bind(device));
+    return done_of(cudaStreamQuery(stream), "cudaStreamQuery", done);
+}
+
+tp_status
+tp_cuda_event_create(tp_cuda_device *device, int timed, tp_cuda_event *out)
+{
+    *out = NULL;
+    TP_TRY(tp_cuda_bind(device));
+    CUDA_TRY(cudaEventCreateWithFlags((cudaEvent_t *)out, timed ? cudaEventDefault : cudaEventDisableTiming));
+    return TP_OK;
+}
+
+void
+tp_cuda_event_destroy(tp_cuda_device *device, tp_cuda_event event)
+{
+    if (event && tp_cuda_bind(device) == TP_OK)
+        (void)cudaEventDestroy(event);
+}
+
+tp_status
+tp_cuda_event_record(tp_cuda_device *device, tp_cuda_event event, tp_stream stream)
+{
+    TP_TRY(tp_cuda_bind(device));
+    CUDA_TRY(cudaEventRecord(event, stream));
+    return TP_OK;
+}
+
+tp_status
+tp_cuda_event_mark(tp_cuda_device *device, tp_cuda_event event, tp_stream stream)
+{
+    TP_TRY(tp_cuda_bind(device));
+    /* outside a capture the external flag is an error */
+    unsigned flags = tp_cuda_capturing(device, stream) ? cudaEventRecordExternal : cudaEventRecordDefault;
+    CUDA_TRY(cudaEventRecordWithFlags(event, stream, flags));
+    return TP_OK;
+}
+
+tp_status
+tp_cuda_event_wait(tp_cuda_device *device, tp_cuda_event event, tp_stream stream)
+{
+    TP_TRY(tp_cuda_bind(device));
+    CUDA_TRY(cudaStreamWaitEvent(stream, event, cudaEventWaitDefault));
+    return TP_OK;
+}
+
+tp_status
+tp_cuda_event_synchronize(tp_cuda_device *device, tp_cuda_event event)
+{
+    TP_TRY(tp_cuda_bind(device));
+    CUDA_TRY(cudaEventSynchronize(event));
+    return TP_OK;
+}
+
+tp_status
+tp_cuda_event_query(tp_cuda_device *device, tp_cuda_event event, int *done)
+{
+    TP_TRY(tp_cuda_bind(device));
+    return done_of(cudaEventQuery(event), "cudaEventQuery", done);
+}
+
+tp_status
+tp_cuda_event_elapsed(tp_cuda_device *device, tp_cuda_event from, tp_cuda_event to, double *seconds)
+{
+    float milliseconds;
+    TP_TRY(tp_cuda_bind(device));
+    CUDA_TRY(cudaEventElapsedTime(&milliseconds, from, to));
+    *seconds = 1e-3 * (double)milliseconds;
+    return TP_OK;
+}
+
+/* ---- graphs --------------------------------------------------------------------------------------------------------- */
+
+int
+tp_cuda_has_graphs(const tp_cuda_device *device)
+{
+    (void)device;
+    return 1;
+}
+
+tp_status
+tp_cuda_capture_begin(tp_cuda_device *device, tp_stream stream)
+{
+    TP_TRY(tp_cuda_bind(device));
+    CUDA_TRY(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    return TP_OK;
+}
+
+int
+tp_cuda_capturing(tp_cuda_device *device, tp_stream stream)
+{
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    (void)device;
+    if (cudaStreamIsCapturing(stream, &status) != cudaSuccess)
+        (void)cudaGetLastError();
+    return status != cudaStreamCaptureStatusNone;
+}
+
+tp_status
+tp_cuda_capture_end(tp_cuda_device *device, tp_stream stream, tp_cuda_graph *out)
+{
+    cudaGraph_t graph = NULL;
+    *out = NULL;
+    TP_TRY(tp_cuda_bind(device));
+    cudaError_t error = cudaStreamEndCapture(stream, &graph);
+    if (error == cudaSuccess)
+        error = cudaGraphInstantiate((cudaGraphExec_t *)out, graph, 0);
+    if (graph)
+        (void)cudaGraphDestroy(graph);
+    if (error == cudaSuccess)
+        return TP_OK;
+    (void)cudaGetLastError();
+    *out = NULL;
+    return tp_cuda_check((int)error, "capturing a graph");
+}
+
+tp_status
+tp_cuda_graph_launch(tp_cuda_device *device, tp_cuda_graph graph, tp_stream stream)
+{
+    TP_TRY(tp_cuda_bind(device));
+    tp_cuda_remember_kernel("of a graph");
+    CUDA_TRY(cudaGraphLaunch(graph, stream));
+    return TP_OK;
+}
+
+void
+tp_cuda_graph_destroy(tp_cuda_device *device, tp_cuda_graph graph)
+{
+    if (graph && tp_cuda_bind(device) == TP_OK)
+        (void)cudaGraphExecDestroy(graph);
+}

@@ -1,0 +1,149 @@
+#include "cuda/dl.h"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static char *told; /* folders between colons */
+
+/* Where a search has been, for its error. */
+typedef struct {
+    char text[640];
+    size_t used;
+} trail;
+
+static void
+note(trail *where, const char *place)
+{
+    int added = snprintf(where->text + where->used, sizeof where->text - where->used, "%s%s", where->used ? ", " : "", place);
+    where->used += (size_t)(added > 0 ? added : 0);
+    if (where->used >= sizeof where->text)
+        where->used = sizeof where->text - 1;
+}
+
+tp_status
+tp_dl_set_folders(const char *folders)
+{
+    char *copy = folders && *folders ? strdup(folders) : NULL;
+    if (folders && *folders && !copy)
+        return tp_fail(TP_EMEMORY, "no host memory for the names of library folders");
+    pthread_mutex_lock(&lock);
+    free(told);
+    told = copy;
+    pthread_mutex_unlock(&lock);
+    return TP_OK;
+}
+
+static void *
+open_in(const char *folder, size_t length, const char *below, const tp_dl_library *library, trail *where)
+{
+    char path[1024];
+    void *handle = NULL;
+    for (int i = 0; !handle && i < 4 && library->sonames[i]; i++) {
+        snprintf(path, sizeof path, "%.*s%s/%s", (int)length, folder, below, library->sonames[i]);
+        handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+        if (i == 0 && !handle) {
+            path[strlen(path) - strlen(library->sonames[0]) - 1] = 0;
+            note(where, path);
+        }
+    }
+    return handle;
+}
+
+static void *
+open_in_told(const tp_dl_library *library, trail *where)
+{
+    void *handle = NULL;
+    pthread_mutex_lock(&lock);
+    for (const char *at = told; !handle && at && *at;) {
+        size_t length = strcspn(at, ":");
+        if (length)
+            handle = open_in(at, length, "", library, where);
+        at += length + (at[length] == ':');
+    }
+    pthread_mutex_unlock(&lock);
+    return handle;
+}
+
+static void *
+search(const tp_dl_library *library, trail *where)
+{
+    void *handle = NULL;
+    for (int i = 0; !handle && i < 4 && library->sonames[i]; i++)
+        handle = dlopen(library->sonames[i], RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+    if (!handle)
+        handle = open_in_told(library, where);
+    const char *homes[] = {getenv("CUDA_HOME"), getenv("CUDA_PATH"), "/usr/local/cuda"};
+    for (int i = 0; !handle && i < 3; i++)
+        if (homes[i] && *homes[i])
+            handle = open_in(homes[i], strlen(homes[i]), "/lib64", library, where);
+    for (int i = 0; !handle && i < 4 && library->sonames[i]; i++)
+        handle = dlopen(library->sonames[i], RTLD_NOW | RTLD_LOCAL);
+    if (!handle)
+        note(where, "the loader's own folders (LD_LIBRARY_PATH, ld.so.cache)");
+    return handle;
+}
+
+static void
+path_of(void *handle, char *path, size_t size)
+{
+    struct link_map *map = NULL;
+    if (dlinfo(handle, RTLD_DI_LINKMAP, &map) != 0 || !map)
+        snprintf(path, size, "?");
+    else
+        snprintf(path, size, "%s", map->l_name);
+}
+
+static tp_status
+fill(const tp_dl_library *library, void *handle, void *table, const char *path)
+{
+    int count = 0;
+    while (library->names[count])
+        count++;
+    for (int i = 0; i < count; i++) {
+        void *function = dlsym(handle, library->names[i]);
+        if (!function && i < count - library->optional)
+            return tp_fail(TP_ERUNTIME, "%s at %s lacks %s: it is older than this package can use; pip install -U %s, or "
+                           "name another in %s", library->what, path, library->names[i], library->package,
+                           library->variable);
+        memcpy((char *)table + (size_t)i * sizeof function, &function, sizeof function);
+    }
+    return TP_OK;
+}
+
+tp_status
+tp_dl_load(const tp_dl_library *library, void *table, char *path, size_t size)
+{
+    char found[512];
+    trail where = {"", 0};
+    const char *named = getenv(library->variable);
+    if (named && *named) {
+        void *handle = dlopen(named, RTLD_NOW | RTLD_LOCAL);
+        if (!handle)
+            return tp_fail(TP_ERUNTIME, "%s: %s is \"%s\", which does not load: %s", library->what, library->variable, named,
+                           dlerror());
+        path_of(handle, found, sizeof found);
+        if (path)
+            snprintf(path, size, "%s", found);
+        return fill(library, handle, table, found);
+    }
+    void *handle = search(library, &where);
+    if (!handle)
+        return tp_fail(TP_ERUNTIME, "%s was not found: %s is not loaded, nor in %s; pip install %s, or name the file in %s",
+                       library->what, library->sonames[0], where.text, library->package, library->variable);
+    path_of(handle, found, sizeof found);
+    if (path)
+        snprintf(path, size, "%s", found);
+    return fill(library, handle, table, found);
+}
+
+tp_status
+tp_dl_refuse_version(const tp_dl_library *library, const char *path, const char *found, const char *needed)
+{
+    return tp_fail(TP_ERUNTIME, "%s at %s is version %s; %s or newer is needed: pip install -U %s, or name another in %s",
+                   library->what, path, found, needed, library->package, library->variable);
+}

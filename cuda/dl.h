@@ -1,0 +1,40 @@
+/* Libraries found at run time: a table of functions filled by dlopen, so that the package loads where they are not.
+ *
+ * Where a library is looked for, first hit wins (the order lets a process share what PyTorch has loaded already):
+ *   1. the path in its environment variable (TERAPIPE_CUBLASLT, ...), and then nowhere else;
+ *   2. loaded already in this process;
+ *   3. the folders that tp_dl_set_folders was told (site-packages/nvidia/.../lib);
+ *   4. $CUDA_HOME/lib64, $CUDA_PATH/lib64, /usr/local/cuda/lib64;
+ *   5. where the loader looks by itself.
+ * Nothing is ever unloaded: CUDA's libraries do not survive it.
+ *
+ * A table is an X-macro of functions that gives a struct of pointers and an array of names in the same order: see
+ * cuda/dl_cublaslt.h and .c. */
+#ifndef TP_CUDA_DL_H
+#define TP_CUDA_DL_H
+
+#include <stddef.h>
+
+#include "csrc/base/status.h"
+
+typedef struct {
+    const char *what;         /* "NCCL": what errors call it */
+    const char *variable;     /* "TERAPIPE_NCCL" */
+    const char *package;      /* "nvidia-nccl-cu13": what to install */
+    const char *const *names; /* of functions, NULL last; the table's pointers are in this order */
+    const char *sonames[4];   /* "libnccl.so.2", tried in turn; NULL after the last */
+    int optional;             /* the last `optional` names may be missing: their pointers are NULL then */
+} tp_dl_library;
+
+/* Where 3. looks: folders between colons, copied. NULL or "": none. Before the first tp_dl_load. */
+TP_MUST_USE tp_status
+tp_dl_set_folders(const char *folders);
+/* Fill table[] (as many pointers as there are names). path[size], if not NULL, gets the file it came from. ERUNTIME: not
+ * found (where it was looked for, what to install), or a function is missing (which, in which file). */
+TP_MUST_USE tp_status
+tp_dl_load(const tp_dl_library *library, void *table, char *path, size_t size);
+/* ERUNTIME unless found >= needed; both as text, e.g. "2.28.9" and "2.27.0". */
+tp_status
+tp_dl_refuse_version(const tp_dl_library *library, const char *path, const char *found, const char *needed);
+
+#endif

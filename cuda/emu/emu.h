@@ -1,0 +1,44 @@
+/* Switches of the emulated device, for tests: how many devices there are, how large, how old, and when one breaks. All are
+ * process-wide and meant to be set before a device is opened (tp_emu_break: at any time). */
+#ifndef TP_CUDA_EMU_EMU_H
+#define TP_CUDA_EMU_EMU_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "csrc/base/status.h"
+
+typedef struct {
+    int devices;          /* default 1 */
+    uint64_t total_bytes; /* of each device; default 4 GiB */
+    int major, minor;     /* compute capability; default 9.0 */
+    int driver;           /* CUDA version that the driver supports, 1000 * major + 10 * minor; 0: no driver; default 13000 */
+    int multiprocessors;  /* default 132 */
+} tp_emu_machine;
+
+/* machine NULL: the defaults. EVALUE: a field out of range. Devices that are open keep what they were opened with. */
+TP_MUST_USE tp_status
+tp_emu_set_machine(const tp_emu_machine *machine);
+tp_emu_machine
+tp_emu_get_machine(void);
+/* The `calls`-th device call from now on (launch, copy, synchronisation, ...) of any thread breaks the process's devices
+ * for good: "illegal address", as a kernel's wild store would. 0: heals and never breaks. */
+void
+tp_emu_break(int64_t calls);
+
+/* What the emulated cublasLt says it cannot do: a sum of these. 0: nothing. */
+/* FIRST_ALGORITHM: is offered and then does not run. INVALID: fused GELUs are invalid values, not unsupported. */
+enum {
+    TP_EMU_NO_GELU_AUX = 1,
+    TP_EMU_NO_DGELU = 2,
+    TP_EMU_NO_PRODUCT = 4,
+    TP_EMU_NO_FIRST_ALGORITHM = 8,
+    TP_EMU_INVALID = 16
+};
+void
+tp_emu_set_cublaslt(int refuse);
+/* How often it was asked for algorithms, how many products it did, and the SM target of the last (0: none). */
+void
+tp_emu_cublaslt_calls(int64_t *heuristics, int64_t *products, int64_t *multiprocessors);
+
+#endif

@@ -1,0 +1,570 @@
+/* The emulator behind cuda/simt.h: runs a grid's blocks one after another, a block's threads as fibers that yield where they
+ * meet. A thread runs until it comes to a barrier, to an operation of its warp, or to its end; then the next thread of the same
+ * warp that can run continues, and when none can, the first of the block. The last thread to come to a meeting does its work
+ * and goes on. Deterministic; state is per operating-system thread, so ranks in threads emulate side by side. */
+#include "cuda/simt.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#define SIMT_ASAN 1
+#else
+#define SIMT_ASAN 0
+#endif
+#if defined(__x86_64__)
+#define SIMT_UCONTEXT 0
+#else
+#include <ucontext.h>
+#define SIMT_UCONTEXT 1
+#endif
+
+#define SIMT_THREADS 1024
+#define SIMT_STACK (64 * 1024 * (1 + 3 * SIMT_ASAN)) /* with an unmapped page below it */
+#define SIMT_PAGE 4096
+#define SIMT_SHARED (228 * 1024 + 49152)
+#define SIMT_DYNAMIC (227 * 1024) /* the most a block may have on sm_90 and sm_100 */
+#define SIMT_STATIC (48 * 1024)
+#define SIMT_GUARD 64
+#define SIMT_ARRAYS 32
+#define SIMT_COPIES 64
+#define SIMT_RANGES 8
+
+typedef enum { SIMT_RUNS, SIMT_AT_WARP, SIMT_AT_BLOCK, SIMT_ENDED } simt_state;
+
+typedef struct {
+    void *shared;
+    const void *global;
+    size_t bytes, size; /* `bytes` are copied, the rest of `size` becomes zero */
+    int group;
+} simt_copy;
+
+typedef struct {
+    tp_simt_thread self;
+    simt_state state;
+    const char *site;            /* where it waits */
+    void (*work)(void **lanes);  /* what for, at a meeting of the warp */
+    void *mine;
+    int copies, first_copy, group, groups_done;
+    simt_copy copy[SIMT_COPIES]; /* a ring, oldest at first_copy */
+#if SIMT_UCONTEXT
+    ucontext_t context;
+#else
+    void *stack_pointer;
+#endif
+    void *fake_stack; /* AddressSanitizer's */
+} simt_fiber;
+
+typedef struct {
+    const void *site;
+    const char *name;
+    size_t offset, bytes;
+} simt_array;
+
+typedef struct {
+    simt_fiber fiber[SIMT_THREADS + 1]; /* the last is the launching thread's own */
+    char *stacks, *shared;
+    void (*kernel)(const void *);
+    const char *name;
+    const void *arguments;
+    int threads, current, at_block, ended, order;
+    int at_warp[SIMT_THREADS / TP_WARP];
+    int arrays;
+    simt_array array[SIMT_ARRAYS]; /* [0] is the dynamic one */
+    size_t used, used_static;
+    int failed;
+    uintptr_t range[SIMT_RANGES][2]; /* where this launch went last: allocations do not change meanwhile */
+    unsigned next_range;
+    const void *host_stack;
+    size_t host_stack_bytes;
+} simt_machine;
+
+__thread tp_simt_thread *tp_simt_self __attribute__((visibility("hidden")));
+static __thread simt_machine *machine;
+static pthread_key_t machine_key;
+static pthread_once_t machine_once = PTHREAD_ONCE_INIT;
+static atomic_int launch_order;
+
+/* ---- switching ---------------------------------------------------------------------------------------------------------- */
+
+#if !SIMT_UCONTEXT
+void
+tp_simt_switch(void **save, void *load) __attribute__((visibility("hidden")));
+__asm__(".text\n"
+        ".p2align 4\n"
+        ".globl tp_simt_switch\n"
+        ".hidden tp_simt_switch\n"
+        ".type tp_simt_switch, @function\n"
+        "tp_simt_switch:\n"
+        "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
+        "  movq %rsp, (%rdi)\n"
+        "  movq %rsi, %rsp\n"
+        "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n"
+        "  ret\n"
+        ".size tp_simt_switch, .-tp_simt_switch\n");
+#endif
+
+static char *
+fiber_stack(const simt_machine *m, int i)
+{
+    return m->stacks + (size_t)i * (SIMT_STACK + SIMT_PAGE) + SIMT_PAGE;
+}
+
+static void
+check_guards(simt_machine *m);
+
+/* Leave the current fiber (for ever, if it ended) for fiber `to`; SIMT_THREADS is the launching thread. */
+static void
+switch_to(simt_machine *m, int to)
+{
+    check_guards(m);
+    if (m->failed)
+        to = SIMT_THREADS;
+    simt_fiber *from = &m->fiber[m->current], *next = &m->fiber[to];
+    m->current = to;
+    tp_simt_self = &next->self;
+#if SIMT_ASAN
+    __sanitizer_start_switch_fiber(from->state == SIMT_ENDED ? NULL : &from->fake_stack,
+                                   to == SIMT_THREADS ? m->host_stack : fiber_stack(m, to),
+                                   to == SIMT_THREADS ? m->host_stack_bytes : SIMT_STACK);
+#endif
+#if SIMT_UCONTEXT
+    swapcontext(&from->context, &next->context);
+#else
+    tp_simt_switch(&from->stack_pointer, next->stack_pointer);
+#endif
+#if SIMT_ASAN
+    __sanitizer_finish_switch_fiber(from->fake_stack, NULL, NULL);
+#endif
+}
+
+/* Whoever of the same warp can run, else the launching thread, which looks further. */
+static void
+switch_away(simt_machine *m)
+{
+    int warp = m->current & ~(TP_WARP - 1);
+    for (int i = 1; i < TP_WARP; i++) {
+        int other = warp | ((m->current + i) & (TP_WARP - 1));
+        if (m->fiber[other].state == SIMT_RUNS) {
+            switch_to(m, other);
+            return;
+        }
+    }
+    switch_to(m, SIMT_THREADS);
+}
+
+static void
+fiber_main(void)
+{
+    simt_machine *m = machine;
+#if SIMT_ASAN
+    const void *bottom;
+    size_t bytes;
+    __sanitizer_finish_switch_fiber(NULL, &bottom, &bytes);
+    if (m->host_stack == NULL)
+        m->host_stack = bottom, m->host_stack_bytes = bytes;
+#endif
+    m->kernel(m->arguments);
+    m->fiber[m->current].state = SIMT_ENDED;
+    m->ended++;
+    switch_away(m);
+    abort(); /* an ended fiber never runs again */
+}
+
+static void
+fiber_begin(simt_machine *m, int i)
+{
+    simt_fiber *fiber = &m->fiber[i];
+    char *stack = fiber_stack(m, i);
+    fiber->state = SIMT_RUNS;
+    fiber->site = NULL;
+    fiber->copies = fiber->first_copy = fiber->group = fiber->groups_done = 0;
+    fiber->fake_stack = NULL;
+#if SIMT_ASAN
+    __asan_unpoison_memory_region(stack, SIMT_STACK); /* frames of a launch that failed */
+#endif
+#if SIMT_UCONTEXT
+    getcontext(&fiber->context);
+    fiber->context.uc_stack.ss_sp = stack;
+    fiber->context.uc_stack.ss_size = SIMT_STACK;
+    fiber->context.uc_link = NULL;
+    makecontext(&fiber->context, fiber_main, 0);
+#else
+    void **top = (void **)(void *)(stack + SIMT_STACK) - 2; /* as after a call: 8 bytes off a multiple of 16 once popped */
+    void (*entry)(void) = fiber_main;
+    memset(top - 6, 0, 8 * sizeof *top);
+    memcpy(top, &entry, sizeof entry);
+    fiber->stack_pointer = top - 6;
+#endif
+}
+
+/* ---- errors ------------------------------------------------------------------------------------------------------------- */
+
+/* The first error of a launch stands. */
+static void TP_PRINTF(3, 4)
+machine_fail(simt_machine *m, int thread, const char *format, ...)
+{
+    char text[640], who[32] = "";
+    const int *block = m->fiber[0].self.block;
+    va_list arguments;
+    if (m->failed)
+        return;
+    m->failed = 1;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    if (thread >= 0)
+        snprintf(who, sizeof who, ", thread %d", m->fiber[thread].self.thread);
+    (void)tp_fail(TP_ERUNTIME, "CUDA kernel %s, block (%d, %d, %d)%s: %s", m->name, block[0], block[1], block[2], who, text);
+}
+
+/* Ends the launch from inside a fiber. */
+static void TP_PRINTF(2, 3)
+thread_fail(simt_machine *m, const char *format, ...)
+{
+    char text[600];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    machine_fail(m, m->current, "%s", text);
+    switch_to(m, SIMT_THREADS);
+}
+
+static int
+guard_whole(const char *guard)
+{
+    uint64_t word[SIMT_GUARD / 8], off = 0;
+    memcpy(word, guard, sizeof word);
+    for (int i = 0; i < SIMT_GUARD / 8; i++)
+        off |= word[i] ^ 0xa5a5a5a5a5a5a5a5u;
+    return off == 0;
+}
+
+/* What ran last wrote outside a shared array, if a guard has changed. */
+static void
+check_guards(simt_machine *m)
+{
+    if (m->failed || m->current == SIMT_THREADS)
+        return;
+    for (int i = 0; i < m->arrays; i++) {
+        const simt_array *array = &m->array[i];
+        const char *begin = m->shared + array->offset;
+        if (!guard_whole(begin - SIMT_GUARD))
+            machine_fail(m, m->current, "wrote before shared array %s (of %zu bytes)", array->name, array->bytes);
+        else if (!guard_whole(begin + (array->bytes + 15) / 16 * 16))
+            machine_fail(m, m->current, "wrote behind shared array %s (of %zu bytes)", array->name, array->bytes);
+    }
+}
+
+/* No thread can run and not all have ended: say who waits where. */
+static void
+fail_divergent(simt_machine *m)
+{
+    int first = -1, other = -1, warp = 0;
+    for (int i = 0; i < m->threads && !warp; i++)
+        if ((warp = m->fiber[i].state == SIMT_AT_WARP) || (m->fiber[i].state == SIMT_AT_BLOCK && first < 0))
+            first = i; /* who waits for its warp is nearer to the cause than who waits for the block */
+    int from = warp ? first & ~(TP_WARP - 1) : 0;
+    for (int i = from; i < (warp ? from + TP_WARP : m->threads) && other < 0; i++)
+        if (m->fiber[i].state != m->fiber[first].state)
+            other = i;
+    const simt_fiber *a = &m->fiber[first], *b = &m->fiber[other < 0 ? first : other];
+    machine_fail(m, first, "divergent %s: it waits at %s, thread %d %s%s", warp ? "operation of a warp" : "barrier", a->site,
+                 b->self.thread, b->state == SIMT_ENDED ? "has ended" : "waits at ", b->state == SIMT_ENDED ? "" : b->site);
+}
+
+/* ---- meetings ----------------------------------------------------------------------------------------------------------- */
+
+void
+tp_simt_sync(const char *site)
+{
+    simt_machine *m = machine;
+    simt_fiber *fiber = &m->fiber[m->current];
+    fiber->site = site;
+    if (++m->at_block < m->threads) {
+        fiber->state = SIMT_AT_BLOCK;
+        switch_away(m);
+        return;
+    }
+    for (int i = 0; i < m->threads; i++)
+        if (m->fiber[i].site != site && strcmp(m->fiber[i].site, site) != 0)
+            thread_fail(m, "divergent barrier: it waits at %s, thread %d waits at %s", site, m->fiber[i].self.thread,
+                        m->fiber[i].site);
+    m->at_block = 0;
+    for (int i = 0; i < m->threads; i++)
+        m->fiber[i].state = SIMT_RUNS;
+}
+
+void
+tp_simt_meet(const char *site, void (*work)(void **lanes), void *mine)
+{
+    simt_machine *m = machine;
+    simt_fiber *fiber = &m->fiber[m->current];
+    int from = m->current & ~(TP_WARP - 1);
+    void *lanes[TP_WARP];
+    fiber->site = site;
+    fiber->work = work;
+    fiber->mine = mine;
+    if (++m->at_warp[from / TP_WARP] < TP_WARP) {
+        fiber->state = SIMT_AT_WARP;
+        switch_away(m);
+        return;
+    }
+    for (int i = from; i < from + TP_WARP; i++) {
+        simt_fiber *other = &m->fiber[i];
+        if (other->work != work || (other->site != site && strcmp(other->site, site) != 0))
+            thread_fail(m, "divergent operation of a warp: it is at %s, thread %d at %s", site, other->self.thread,
+                        other->site);
+        lanes[other->self.thread % TP_WARP] = other->mine;
+        other->state = SIMT_RUNS;
+    }
+    m->at_warp[from / TP_WARP] = 0;
+    if (work)
+        work(lanes);
+}
+
+typedef struct {
+    double value, result;
+    int lane;
+} simt_shuffle;
+
+static void
+shuffle_work(void **lanes)
+{
+    for (int i = 0; i < TP_WARP; i++) {
+        simt_shuffle *mine = lanes[i];
+        mine->result = ((const simt_shuffle *)lanes[mine->lane & (TP_WARP - 1)])->value;
+    }
+}
+
+double
+tp_simt_shuffle(const char *site, double value, int lane)
+{
+    simt_shuffle mine = {value, 0.0, lane};
+    tp_simt_meet(site, shuffle_work, &mine);
+    return mine.result;
+}
+
+/* ---- shared memory -------------------------------------------------------------------------------------------------------- */
+
+/* The guarded, poisoned space of one more array. */
+static void *
+shared_add(simt_machine *m, const void *site, const char *name, size_t bytes)
+{
+    simt_array *array = &m->array[m->arrays++];
+    size_t room = (bytes + 15) / 16 * 16;
+    array->site = site;
+    array->name = name;
+    array->bytes = bytes;
+    array->offset = m->used + SIMT_GUARD;
+    m->used = array->offset + room + SIMT_GUARD;
+    memset(m->shared + array->offset - SIMT_GUARD, 0xa5, SIMT_GUARD);
+    memset(m->shared + array->offset, 0xff, room);
+    memset(m->shared + array->offset + room, 0xa5, SIMT_GUARD);
+    return m->shared + array->offset;
+}
+
+void *
+tp_simt_shared(const void *site, size_t bytes, const char *name)
+{
+    simt_machine *m = machine;
+    for (int i = 1; i < m->arrays; i++)
+        if (m->array[i].site == site)
+            return m->shared + m->array[i].offset;
+    m->used_static += bytes;
+    if (m->used_static > SIMT_STATIC || m->arrays == SIMT_ARRAYS)
+        thread_fail(m, "static shared memory of %zu bytes in %d arrays: at most %d bytes and %d arrays", m->used_static,
+                    m->arrays, SIMT_STATIC, SIMT_ARRAYS - 1);
+    return shared_add(m, site, name, bytes);
+}
+
+void *
+tp_simt_dynamic(void)
+{
+    return machine->shared + machine->array[0].offset;
+}
+
+/* ---- addresses ------------------------------------------------------------------------------------------------------------- */
+
+void
+tp_simt_check(const char *site, const void *pointer, size_t bytes, size_t align)
+{
+    simt_machine *m = machine;
+    uintptr_t at = (uintptr_t)pointer, shared = (uintptr_t)m->shared;
+    if (at % align)
+        thread_fail(m, "%s: address %p of %zu bytes is not a multiple of %zu", site, pointer, bytes, align);
+    if (at >= shared && at < shared + SIMT_SHARED)
+        return;
+    for (int i = 0; i < SIMT_RANGES; i++)
+        if (at >= m->range[i][0] && at + bytes <= m->range[i][1])
+            return;
+    if (!tp_simt_range_of(pointer, bytes, m->range[m->next_range++ % SIMT_RANGES]))
+        thread_fail(m, "%s: %zu bytes at %p are outside every allocation of the device", site, bytes, pointer);
+}
+
+/* ---- asynchronous copies ---------------------------------------------------------------------------------------------------- */
+
+static void
+copy_now(const simt_copy *copy)
+{
+    memcpy(copy->shared, copy->global, copy->bytes);
+    memset((char *)copy->shared + copy->bytes, 0, copy->size - copy->bytes);
+}
+
+void
+tp_simt_copy_async(const char *site, void *shared, const void *global, size_t bytes, size_t size)
+{
+    simt_machine *m = machine;
+    simt_fiber *fiber = &m->fiber[m->current];
+    simt_copy copy = {shared, global, bytes, size, fiber->group};
+    uintptr_t at = (uintptr_t)shared, begin = (uintptr_t)m->shared;
+    tp_simt_check(site, shared, size, size);
+    if (bytes)
+        tp_simt_check(site, global, bytes, size);
+    if (at < begin || at + size > begin + SIMT_SHARED)
+        thread_fail(m, "%s: an asynchronous copy to %p, which is not shared memory", site, shared);
+    if (m->order & 4) {
+        copy_now(&copy);
+        return;
+    }
+    if (fiber->copies == SIMT_COPIES)
+        thread_fail(m, "%s: more than %d asynchronous copies of a thread are under way", site, SIMT_COPIES);
+    fiber->copy[(fiber->first_copy + fiber->copies++) % SIMT_COPIES] = copy;
+}
+
+void
+tp_simt_copy_commit(void)
+{
+    machine->fiber[machine->current].group++;
+}
+
+void
+tp_simt_copy_wait(int groups_left)
+{
+    simt_fiber *fiber = &machine->fiber[machine->current];
+    while (fiber->copies > 0 && fiber->copy[fiber->first_copy].group < fiber->group - groups_left) {
+        copy_now(&fiber->copy[fiber->first_copy]);
+        fiber->first_copy = (fiber->first_copy + 1) % SIMT_COPIES;
+        fiber->copies--;
+    }
+}
+
+/* ---- launching --------------------------------------------------------------------------------------------------------------- */
+
+static void
+machine_free(void *argument)
+{
+    simt_machine *m = argument;
+    if (m == NULL)
+        return;
+    if (m->stacks)
+        munmap(m->stacks, (size_t)SIMT_THREADS * (SIMT_STACK + SIMT_PAGE));
+    free(m->shared);
+    free(m);
+}
+
+static void
+machine_key_make(void)
+{
+    (void)pthread_key_create(&machine_key, machine_free);
+}
+
+/* The calling thread's machine, made at its first launch and freed when the thread ends. */
+static tp_status
+machine_get(void)
+{
+    size_t bytes = (size_t)SIMT_THREADS * (SIMT_STACK + SIMT_PAGE);
+    if (machine)
+        return TP_OK;
+    simt_machine *m = calloc(1, sizeof *m);
+    if (m == NULL)
+        return tp_fail(TP_EMEMORY, "the emulator of CUDA has no memory for its %zu bytes of state", sizeof *m);
+    void *shared = NULL;
+    void *stacks = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (stacks != MAP_FAILED)
+        m->stacks = stacks;
+    if (stacks == MAP_FAILED || posix_memalign(&shared, 1024, SIMT_SHARED + 2 * SIMT_ARRAYS * SIMT_GUARD)) {
+        machine_free(m);
+        return tp_fail(TP_EMEMORY, "the emulator of CUDA has no memory for %zu bytes of stacks", bytes);
+    }
+    m->shared = shared;
+    for (int i = 0; i < SIMT_THREADS; i++)
+        (void)mprotect(fiber_stack(m, i) - SIMT_PAGE, SIMT_PAGE, PROT_NONE);
+    (void)pthread_once(&machine_once, machine_key_make);
+    (void)pthread_setspecific(machine_key, m);
+    machine = m;
+    return TP_OK;
+}
+
+static void
+run_block(simt_machine *m, int x, int y, int z, size_t smem)
+{
+    m->used = m->used_static = 0;
+    m->arrays = m->at_block = m->ended = 0;
+    memset(m->at_warp, 0, sizeof m->at_warp);
+    (void)shared_add(m, NULL, "(dynamic)", smem);
+    for (int i = 0; i < m->threads; i++) {
+        tp_simt_thread *self = &m->fiber[i].self;
+        self->thread = m->order & 2 ? m->threads - 1 - i : i;
+        self->threads = m->threads;
+        self->block[0] = x, self->block[1] = y, self->block[2] = z;
+        fiber_begin(m, i);
+    }
+    while (m->ended < m->threads && !m->failed) {
+        int next = 0;
+        while (next < m->threads && m->fiber[next].state != SIMT_RUNS)
+            next++;
+        if (next == m->threads) {
+            fail_divergent(m);
+            return;
+        }
+        switch_to(m, next);
+    }
+}
+
+tp_status
+tp_simt_launch(void (*kernel)(const void *), const char *name, tp_grid grid, int block, size_t smem, const void *args)
+{
+    if (grid.x <= 0 || grid.y <= 0 || grid.z <= 0)
+        return TP_OK;
+    if (grid.x > INT32_MAX || grid.y > 65535 || grid.z > 65535 || block < TP_WARP || block > SIMT_THREADS ||
+        block % TP_WARP || smem > SIMT_DYNAMIC)
+        return tp_fail(TP_EVALUE, "CUDA kernel %s: a grid of %lld x %lld x %lld blocks of %d threads with %zu bytes of shared "
+                       "memory cannot be launched", name, (long long)grid.x, (long long)grid.y, (long long)grid.z, block, smem);
+    TP_TRY(machine_get());
+    simt_machine *m = machine;
+    if (tp_simt_self)
+        return tp_fail(TP_EINTERNAL, "CUDA kernel %s launched inside a kernel", name);
+    int64_t blocks = grid.x * grid.y * grid.z;
+    m->kernel = kernel;
+    m->name = name;
+    m->arguments = args;
+    m->threads = block;
+    m->order = atomic_load(&launch_order);
+    m->failed = 0;
+    memset(m->range, 0, sizeof m->range);
+    m->current = SIMT_THREADS;
+    for (int i = 0; i < block; i++) {
+        int *count = m->fiber[i].self.blocks;
+        count[0] = (int)grid.x, count[1] = (int)grid.y, count[2] = (int)grid.z;
+    }
+    for (int64_t i = 0; i < blocks && !m->failed; i++) {
+        int64_t at = m->order & 1 ? blocks - 1 - i : i;
+        run_block(m, (int)(at % grid.x), (int)(at / grid.x % grid.y), (int)(at / grid.x / grid.y), smem);
+    }
+    tp_simt_self = NULL;
+    return m->failed ? TP_ERUNTIME : tp_cuda_launched(name);
+}
+
+void
+tp_simt_set_order(int order)
+{
+    atomic_store(&launch_order, order);
+}

@@ -1,0 +1,114 @@
+#include "cuda/faults.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static _Thread_local const char *last_kernel = "none";
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static char broken[400]; /* the first sticky error's text; "": none yet */
+
+/* After these "any further CUDA work will return the same error; the process must be terminated" (CUDA Runtime API, error
+ * codes), or the hardware itself is gone. */
+static int
+is_sticky(int error)
+{
+    static const int list[] = {214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721};
+    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++)
+        if (error == list[i])
+            return 1;
+    return 0;
+}
+
+static tp_status
+fail_sticky(int error, const char *what)
+{
+    char text[sizeof broken];
+    pthread_mutex_lock(&lock);
+    if (!broken[0])
+        snprintf(broken, sizeof broken, "%s: CUDA error %d (%s: %s) after kernel %s", what, error,
+                 tp_cuda_error_name(error), tp_cuda_error_text(error), last_kernel);
+    snprintf(text, sizeof text, "%s", broken);
+    pthread_mutex_unlock(&lock);
+    return tp_fail(TP_ERUNTIME, "the device is lost to this process: %s; end the process and start again from its "
+                   "checkpoint (compute-sanitizer finds the access, nvidia-smi -q the hardware's errors)", text);
+}
+
+tp_status
+tp_cuda_check(int error, const char *what)
+{
+    if (error == TP_CUDA_SUCCESS)
+        return TP_OK;
+    if (is_sticky(error))
+        return fail_sticky(error, what);
+    return tp_fail(error == TP_CUDA_NO_MEMORY ? TP_EMEMORY : TP_ERUNTIME, "%s: CUDA error %d (%s: %s); last kernel: %s",
+                   what, error, tp_cuda_error_name(error), tp_cuda_error_text(error), last_kernel);
+}
+
+void
+tp_cuda_forget_fault(void)
+{
+    pthread_mutex_lock(&lock);
+    broken[0] = 0;
+    pthread_mutex_unlock(&lock);
+}
+
+const char *
+tp_cuda_last_kernel(void)
+{
+    return last_kernel;
+}
+
+void
+tp_cuda_remember_kernel(const char *kernel)
+{
+    last_kernel = kernel;
+}
+
+tp_status
+tp_cuda_refuse_machine(int driver, int runtime, int error, const char *detail)
+{
+    int needed = runtime / 1000 * 1000; /* a runtime works with every driver of its major version */
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    if (driver == 0)
+        return tp_fail(TP_ERUNTIME, "no NVIDIA driver is here (%s); a driver that supports CUDA %d.%d or newer is needed",
+                       detail ? detail : "libcuda.so.1 is missing or not working", needed / 1000, needed % 1000 / 10);
+    if (driver < needed)
+        return tp_fail(TP_ERUNTIME,
+                       "the NVIDIA driver is too old: it supports CUDA %d.%d, and %d.%d or newer is needed", driver / 1000,
+                       driver % 1000 / 10, needed / 1000, needed % 1000 / 10);
+    if (error == TP_CUDA_SUCCESS || error == TP_CUDA_NO_DEVICE)
+        return tp_fail(TP_ERUNTIME, "the NVIDIA driver (CUDA %d.%d) shows no device%s%s%s", driver / 1000,
+                       driver % 1000 / 10, visible ? " (CUDA_VISIBLE_DEVICES is \"" : "", visible ? visible : "",
+                       visible ? "\")" : "");
+    return tp_fail(TP_ERUNTIME, "the NVIDIA driver (CUDA %d.%d) shows no device: CUDA error %d (%s: %s)", driver / 1000,
+                   driver % 1000 / 10, error, tp_cuda_error_name(error), tp_cuda_error_text(error));
+}
+
+tp_status
+tp_cuda_check_index(int index, int count)
+{
+    if (index >= 0 && index < count)
+        return TP_OK;
+    return tp_fail(TP_EVALUE, "device %d: this process sees %d CUDA device%s, 0 to %d", index, count, count == 1 ? "" : "s",
+                   count - 1);
+}
+
+tp_status
+tp_cuda_check_capability(const tp_cuda_properties *properties)
+{
+    if (properties->major >= 8)
+        return TP_OK;
+    return tp_fail(TP_ERUNTIME,
+                   "device %d (%s) has compute capability %d.%d; 8.0 (Ampere) or newer is needed: the kernels use bf16 "
+                   "tensor cores", properties->index, properties->name, properties->major, properties->minor);
+}
+
+tp_status
+tp_cuda_refuse_bytes(int index, const char *what, size_t bytes, uint64_t free, uint64_t total)
+{
+    return tp_fail(TP_EMEMORY,
+                   "%s needs %zu bytes of device %d, which has %llu free of %llu: %llu short; plan with "
+                   "memory_bytes=%llu or less", what, bytes, index, (unsigned long long)free, (unsigned long long)total,
+                   (unsigned long long)(bytes > free ? bytes - free : 0), (unsigned long long)free);
+}

@@ -1,0 +1,546 @@
+/* Row-major matrices are cublasLt's column-major ones transposed, so every product is asked for as its transpose, D = A B:
+ *   linear     y^T  [n_out, rows] = w^T [n_out, n_in]     x^T [n_in, rows]    A = w, as it lies    B = x, as it lies
+ *   linear_t   y^T  [n_in, rows]  = w   [n_in, n_out]     x^T [n_out, rows]   A = w, transposed    B = x, as it lies
+ *   linear_w   dw^T [n_out, n_in] = dy^T [n_out, rows]    x   [rows, n_in]    A = dy, as it lies   B = x, transposed
+ * The bias runs along D's rows, which are y's columns: what the epilogue wants. The residual is C with beta 1. */
+#include "cuda/gemm.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/dl_cublaslt.h"
+#include "cuda/kernels.h"
+
+enum {
+    MAX_CANDIDATES = 8,
+    BUCKETS = 256,
+    TIMED_RUNS = 3,
+    CANONICAL_ROWS = 1024 /* where a reproducible handle asks for the algorithm that it then uses for any number of rows */
+};
+
+typedef struct {
+    int64_t kind, dtype, epilogue, accumulate, rows, n_in, n_out, x_stride, w_stride, y_stride, aux_stride;
+    int64_t align_x, align_w, align_y, align_aux, align_bias;
+} plan_key;
+
+typedef struct plan {
+    plan_key key;
+    int epilogue; /* that cublasLt runs; a GELU not fused follows as a kernel */
+    int fused;
+    lt_desc desc;
+    lt_layout a, b, c, d;
+    lt_algo algo;
+    size_t workspace;
+    float waves;
+    struct plan *next;
+} plan;
+
+struct tp_gemm {
+    tp_cuda_device *device;
+    tp_stream stream;
+    tp_gemm_options options;
+    const tp_cublaslt *lt;
+    lt_handle handle;
+    void *workspace;
+    size_t workspace_bytes;
+    int32_t multiprocessors; /* 0: all of the device's */
+    int64_t count;
+    plan *buckets[BUCKETS];
+    plan *pins; /* of a reproducible handle: plans for CANONICAL_ROWS, found by their key with rows 0 */
+};
+
+size_t
+tp_gemm_workspace_bytes(const tp_cuda_device *device)
+{
+    /* what cuBLAS takes for itself: 32 MiB from Hopper on, 4 MiB before (cuBLAS documentation, cublasSetWorkspace) */
+    return tp_cuda_device_properties(device)->major >= 9 ? (size_t)32 << 20 : (size_t)4 << 20;
+}
+
+/* ---- a plan's descriptors ------------------------------------------------------------------------------------------- */
+
+static tp_status
+check_lt(const tp_gemm *gemm, int status, const tp_gemm_op *op, const char *what)
+{
+    static const char *const kinds[] = {"linear", "linear_t", "linear_w"};
+    if (status == LT_SUCCESS)
+        return TP_OK;
+    return tp_fail(TP_ERUNTIME, "%s of %s (%lld rows, n_in %lld, n_out %lld, %s, epilogue %d): cublasLt status %d (%s)", what,
+                   kinds[op->kind], (long long)op->rows, (long long)op->n_in, (long long)op->n_out,
+                   op->dtype == TP_BF16 ? "bf16" : "fp32", (int)op->epilogue, status, gemm->lt->status_string(status));
+}
+
+#define LT_TRY(call, what) TP_TRY(check_lt(gemm, (call), op, (what)))
+
+static void
+free_plan(const tp_gemm *gemm, plan *p)
+{
+    if (!p)
+        return;
+    lt_layout layouts[] = {p->a, p->b, p->c, p->d};
+    for (int i = 0; i < 4; i++)
+        if (layouts[i])
+            (void)gemm->lt->layout_destroy(layouts[i]);
+    if (p->desc)
+        (void)gemm->lt->desc_destroy(p->desc);
+    free(p);
+}
+
+static int
+is_gelu(tp_gemm_epilogue epilogue)
+{
+    return epilogue == TP_GEMM_BIAS_GELU_AUX || epilogue == TP_GEMM_DGELU;
+}
+
+static int
+epilogue_of(const tp_gemm_op *op, int fused)
+{
+    int bias = op->bias ? LT_EPILOGUE_BIAS : LT_EPILOGUE_DEFAULT;
+    switch (op->epilogue) {
+    case TP_GEMM_BIAS:
+    case TP_GEMM_BIAS_RESIDUAL: return bias;
+    case TP_GEMM_BIAS_GELU_AUX: return fused ? LT_EPILOGUE_GELU_AUX_BIAS : bias;
+    case TP_GEMM_DGELU: return fused ? LT_EPILOGUE_DGELU : LT_EPILOGUE_DEFAULT;
+    default: return LT_EPILOGUE_DEFAULT;
+    }
+}
+
+/* The descriptor holds pointers: set before each run (and before heuristics, which read their alignment). */
+static tp_status
+set_pointers(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op)
+{
+    if (p->epilogue & LT_EPILOGUE_BIAS)
+        LT_TRY(gemm->lt->desc_set(p->desc, LT_DESC_BIAS_POINTER, &op->bias, sizeof op->bias), "the bias");
+    if (p->fused && is_gelu(op->epilogue))
+        LT_TRY(gemm->lt->desc_set(p->desc, LT_DESC_EPILOGUE_AUX_POINTER, &op->aux, sizeof op->aux), "aux");
+    return TP_OK;
+}
+
+static tp_status
+describe_layouts(const tp_gemm *gemm, plan *p, const tp_gemm_op *op)
+{
+    int weight = op->kind == TP_GEMM_LINEAR_W, type = op->dtype == TP_BF16 ? LT_R_16BF : LT_R_32F;
+    uint64_t rows = (uint64_t)op->rows, width = (uint64_t)tp_gemm_width(op);
+    uint64_t out = (uint64_t)op->n_out, in = (uint64_t)op->n_in;
+    const tp_cublaslt *lt = gemm->lt;
+    LT_TRY(lt->layout_create(&p->a, type, out, weight ? rows : in, op->w_stride), "the layout of w");
+    LT_TRY(lt->layout_create(&p->b, type, op->kind == TP_GEMM_LINEAR_T ? out : in, rows, op->x_stride), "the layout of x");
+    int64_t c_stride = op->epilogue == TP_GEMM_BIAS_RESIDUAL ? op->aux_stride : op->y_stride;
+    LT_TRY(lt->layout_create(&p->c, weight ? LT_R_32F : type, width, weight ? in : rows, c_stride), "the layout of C");
+    LT_TRY(lt->layout_create(&p->d, weight ? LT_R_32F : type, width, weight ? in : rows, op->y_stride), "the layout of y");
+    return TP_OK;
+}
+
+static tp_status
+describe_product(const tp_gemm *gemm, plan *p, const tp_gemm_op *op, int fused)
+{
+    const tp_cublaslt *lt = gemm->lt;
+    int32_t trans_a = op->kind == TP_GEMM_LINEAR_T ? LT_OP_T : LT_OP_N;
+    int32_t trans_b = op->kind == TP_GEMM_LINEAR_W ? LT_OP_T : LT_OP_N;
+    p->fused = fused;
+    p->epilogue = epilogue_of(op, fused);
+    uint32_t epilogue = (uint32_t)p->epilogue;
+    LT_TRY(lt->desc_create(&p->desc, LT_COMPUTE_32F, LT_R_32F), "the descriptor");
+    LT_TRY(lt->desc_set(p->desc, LT_DESC_TRANSA, &trans_a, sizeof trans_a), "transposing w");
+    LT_TRY(lt->desc_set(p->desc, LT_DESC_TRANSB, &trans_b, sizeof trans_b), "transposing x");
+    LT_TRY(lt->desc_set(p->desc, LT_DESC_EPILOGUE, &epilogue, sizeof epilogue), "the epilogue");
+    if (fused && is_gelu(op->epilogue))
+        LT_TRY(lt->desc_set(p->desc, LT_DESC_EPILOGUE_AUX_LD, &op->aux_stride, sizeof op->aux_stride), "the stride of aux");
+    if (gemm->multiprocessors)
+        LT_TRY(lt->desc_set(p->desc, LT_DESC_SM_COUNT_TARGET, &gemm->multiprocessors, sizeof gemm->multiprocessors),
+               "the number of multiprocessors");
+    TP_TRY(set_pointers(gemm, p, op));
+    return describe_layouts(gemm, p, op);
+}
+
+/* ---- running one ---------------------------------------------------------------------------------------------------- */
+
+static tp_status
+run_kernel(const tp_gemm *gemm, const tp_gemm_op *op)
+{
+    int64_t n = tp_gemm_width(op);
+    if (op->aux_stride != n || op->y_stride != n)
+        return tp_fail(TP_EVALUE, "gemm: a GELU that is not fused takes rows without gaps: the strides of y and aux are %lld "
+                       "and %lld, the width %lld", (long long)op->y_stride, (long long)op->aux_stride, (long long)n);
+    if (op->epilogue == TP_GEMM_DGELU)
+        return tp_cuda_dgelu(gemm->stream, op->dtype, op->rows, n, op->aux, op->y, op->y);
+    return tp_cuda_gelu(gemm->stream, op->dtype, op->rows, n, op->aux, op->y);
+}
+
+static tp_status
+execute(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, const lt_algo *algo)
+{
+    int residual = op->epilogue == TP_GEMM_BIAS_RESIDUAL;
+    int separate = is_gelu(op->epilogue) && !p->fused;
+    float alpha = 1.0f, beta = op->accumulate || residual ? 1.0f : 0.0f;
+    void *y = separate && op->epilogue == TP_GEMM_BIAS_GELU_AUX ? op->aux : op->y;
+    int answer = gemm->lt->matmul(gemm->handle, p->desc, &alpha, op->w, p->a, op->x, p->b, &beta,
+                                  residual ? op->aux : y, p->c, y, p->d, algo, gemm->workspace, gemm->workspace_bytes,
+                                  gemm->stream);
+    TP_TRY(tp_cuda_launched("cublasLtMatmul")); /* a lost device says more than cublasLt's "execution failed" */
+    LT_TRY(answer, "cublasLtMatmul");
+    return separate ? run_kernel(gemm, op) : TP_OK;
+}
+
+/* ---- choosing ------------------------------------------------------------------------------------------------------- */
+
+static int64_t
+alignment(const tp_gemm *gemm, const void *pointer)
+{
+    uintptr_t at = (uintptr_t)pointer;
+    int64_t most = gemm->options.reproducible ? 16 : 256; /* slices begin where they do, and must get the same algorithm */
+    int64_t bytes = at ? (int64_t)(at & (~at + 1)) : most;
+    return bytes < most ? bytes : most;
+}
+
+static plan_key
+key_of(const tp_gemm *gemm, const tp_gemm_op *op)
+{
+    return (plan_key){
+        .kind = op->kind, .dtype = op->dtype, .epilogue = op->epilogue, .accumulate = op->accumulate, .rows = op->rows,
+        .n_in = op->n_in, .n_out = op->n_out, .x_stride = op->x_stride, .w_stride = op->w_stride,
+        .y_stride = op->y_stride, .aux_stride = op->aux ? op->aux_stride : 0, .align_x = alignment(gemm, op->x),
+        .align_w = alignment(gemm, op->w), .align_y = alignment(gemm, op->y), .align_aux = alignment(gemm, op->aux),
+        .align_bias = op->bias ? alignment(gemm, op->bias) : 0,
+    };
+}
+
+static tp_status
+prefer(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, lt_preference preference)
+{
+    const tp_cublaslt *lt = gemm->lt;
+    uint64_t workspace = gemm->workspace_bytes;
+    uint32_t sums = gemm->options.reproducible ? LT_REDUCTION_NONE : LT_REDUCTION_ALL;
+    int64_t c = op->epilogue == TP_GEMM_BIAS_RESIDUAL ? p->key.align_aux : p->key.align_y;
+    uint32_t aligned[4] = {(uint32_t)p->key.align_w, (uint32_t)p->key.align_x, (uint32_t)c, (uint32_t)p->key.align_y};
+    LT_TRY(lt->preference_set(preference, LT_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace), "the workspace");
+    LT_TRY(lt->preference_set(preference, LT_PREF_REDUCTION_SCHEME_MASK, &sums, sizeof sums), "the reduction schemes");
+    for (int i = 0; i < 4; i++)
+        LT_TRY(lt->preference_set(preference, LT_PREF_MIN_ALIGNMENT_A_BYTES + i, &aligned[i], sizeof aligned[i]),
+               "the alignment");
+    return TP_OK;
+}
+
+/* Up to `wanted` algorithms, the one expected to be fastest first; *count 0: cublasLt has none for this. */
+static tp_status
+candidates(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, int wanted, lt_heuristic *found, int *count)
+{
+    lt_preference preference = NULL;
+    *count = 0;
+    LT_TRY(gemm->lt->preference_create(&preference), "preferences");
+    tp_status status = prefer(gemm, p, op, preference);
+    int answer = LT_SUCCESS;
+    if (status == TP_OK)
+        answer = gemm->lt->get_heuristic(gemm->handle, p->desc, p->a, p->b, p->c, p->d, preference, wanted, found, count);
+    (void)gemm->lt->preference_destroy(preference);
+    TP_TRY(status);
+    if (answer == LT_NOT_SUPPORTED || (answer != LT_SUCCESS && p->fused && is_gelu(op->epilogue)))
+        *count = 0; /* a fused epilogue that some architecture lacks is an invalid value there, or not supported */
+    else
+        LT_TRY(answer, "asking for algorithms");
+    int good = 0;
+    for (int i = 0; i < *count; i++)
+        if (found[i].state == LT_SUCCESS && found[i].workspace <= gemm->workspace_bytes)
+            found[good++] = found[i];
+    *count = good;
+    return TP_OK;
+}
+
+static void
+take(plan *p, const lt_heuristic *choice)
+{
+    p->algo = choice->algo;
+    p->workspace = choice->workspace;
+    p->waves = choice->waves;
+}
+
+/* Seconds of one run with this algorithm, the best of a few. */
+static tp_status
+time_algo(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, const lt_algo *algo, tp_cuda_event events[2],
+          double *seconds)
+{
+    *seconds = 1e30;
+    for (int i = 0; i <= TIMED_RUNS; i++) { /* the first one warms up */
+        double one;
+        TP_TRY(tp_cuda_event_record(gemm->device, events[0], gemm->stream));
+        TP_TRY(execute(gemm, p, op, algo));
+        TP_TRY(tp_cuda_event_record(gemm->device, events[1], gemm->stream));
+        TP_TRY(tp_cuda_event_synchronize(gemm->device, events[1]));
+        TP_TRY(tp_cuda_event_elapsed(gemm->device, events[0], events[1], &one));
+        if (i > 0 && one < *seconds)
+            *seconds = one;
+    }
+    return TP_OK;
+}
+
+/* Time the candidates of p, keep the fastest in it; *seconds its time. */
+static tp_status
+pick(const tp_gemm *gemm, plan *p, const tp_gemm_op *op, lt_heuristic *found, int count, double *seconds)
+{
+    tp_cuda_event events[2] = {NULL, NULL};
+    tp_status status = tp_cuda_event_create(gemm->device, 1, &events[0]);
+    if (status == TP_OK)
+        status = tp_cuda_event_create(gemm->device, 1, &events[1]);
+    *seconds = 1e30;
+    tp_status tried = TP_OK;
+    for (int i = 0; status == TP_OK && i < count; i++) {
+        double one;
+        tried = time_algo(gemm, p, op, &found[i].algo, events, &one); /* one that does not run is passed over */
+        if (tried == TP_OK && one < *seconds) {
+            *seconds = one;
+            take(p, &found[i]);
+        }
+    }
+    if (*seconds == 1e30 && status == TP_OK)
+        status = tried;
+    for (int i = 0; i < 2; i++)
+        tp_cuda_event_destroy(gemm->device, events[i]);
+    return status;
+}
+
+/* A plan with this fusing; *out NULL if cublasLt has no algorithm. seconds NULL: not timed. */
+static tp_status
+try_plan(const tp_gemm *gemm, const plan_key *key, const tp_gemm_op *op, int fused, double *seconds, plan **out)
+{
+    lt_heuristic found[MAX_CANDIDATES];
+    int count = 0, wanted = seconds ? gemm->options.candidates : 1;
+    *out = NULL;
+    plan *p = calloc(1, sizeof *p);
+    if (!p)
+        return tp_fail(TP_EMEMORY, "no host memory for the plan of a product");
+    p->key = *key;
+    memset(found, 0, sizeof found);
+    tp_status status = describe_product(gemm, p, op, fused);
+    if (status == TP_OK)
+        status = candidates(gemm, p, op, wanted, found, &count);
+    if (status == TP_OK && count > 0) {
+        take(p, &found[0]);
+        if (seconds)
+            status = pick(gemm, p, op, found, count, seconds);
+    }
+    if (status != TP_OK || count == 0) {
+        free_plan(gemm, p);
+        return status;
+    }
+    *out = p;
+    return TP_OK;
+}
+
+/* cublasLt fuses a GELU only where aux has rows of a multiple of 8 elements (CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD) at
+ * 16-byte boundaries; GELU_AUX_BIAS reads a bias. */
+static int
+may_fuse(const tp_gemm *gemm, const plan_key *key)
+{
+    if (gemm->options.fuse == 1 || key->aux_stride % 8 || key->align_aux < 16)
+        return 0;
+    return key->epilogue == TP_GEMM_DGELU || key->align_bias >= 16;
+}
+
+static tp_status
+choose(const tp_gemm *gemm, const plan_key *key, const tp_gemm_op *op, int timed, plan **out)
+{
+    double seconds[2] = {1e30, 1e30};
+    plan *fused = NULL, *separate = NULL;
+    int gelu = is_gelu(op->epilogue), gaps = gelu && (op->aux_stride != tp_gemm_width(op) || op->y_stride != op->aux_stride);
+    tp_status status = TP_OK;
+    if (gelu && may_fuse(gemm, key))
+        status = try_plan(gemm, key, op, 1, timed ? &seconds[0] : NULL, &fused);
+    if (status == TP_OK && (!fused || (timed && !gaps)))
+        status = try_plan(gemm, key, op, 0, timed ? &seconds[1] : NULL, &separate);
+    if (status == TP_OK && !fused && !separate)
+        status = check_lt(gemm, LT_NOT_SUPPORTED, op, "asking for algorithms");
+    int keep_fused = fused && (!separate || seconds[0] <= seconds[1]);
+    *out = status != TP_OK ? NULL : keep_fused ? fused : separate;
+    free_plan(gemm, *out == fused ? NULL : fused);
+    free_plan(gemm, *out == separate ? NULL : separate);
+    return status;
+}
+
+/* A reproducible handle's algorithm of this class of products: asked for at CANONICAL_ROWS whatever comes first. */
+static tp_status
+pin_of(tp_gemm *gemm, const tp_gemm_op *op, const plan **out)
+{
+    tp_gemm_op canonical = *op;
+    canonical.rows = CANONICAL_ROWS;
+    plan_key key = key_of(gemm, &canonical);
+    for (plan *p = gemm->pins; p; p = p->next)
+        if (memcmp(&p->key, &key, sizeof key) == 0) {
+            *out = p;
+            return TP_OK;
+        }
+    plan *made;
+    TP_TRY(choose(gemm, &key, &canonical, 0, &made));
+    made->next = gemm->pins;
+    gemm->pins = made;
+    *out = made;
+    return TP_OK;
+}
+
+static tp_status
+choose_pinned(tp_gemm *gemm, const plan_key *key, const tp_gemm_op *op, plan **out)
+{
+    const plan *pin;
+    lt_heuristic checked;
+    *out = NULL;
+    TP_TRY(pin_of(gemm, op, &pin));
+    plan *p = calloc(1, sizeof *p);
+    if (!p)
+        return tp_fail(TP_EMEMORY, "no host memory for the plan of a product");
+    p->key = *key;
+    memset(&checked, 0, sizeof checked);
+    tp_status status = describe_product(gemm, p, op, pin->fused);
+    if (status == TP_OK)
+        status = check_lt(gemm, gemm->lt->algo_check(gemm->handle, p->desc, p->a, p->b, p->c, p->d, &pin->algo, &checked), op,
+                          "the reproducible algorithm");
+    if (status != TP_OK) {
+        free_plan(gemm, p);
+        return status;
+    }
+    checked.algo = pin->algo;
+    take(p, &checked);
+    *out = p;
+    return TP_OK;
+}
+
+static plan **
+bucket_of(tp_gemm *gemm, const plan_key *key)
+{
+    const unsigned char *bytes = (const unsigned char *)key;
+    uint64_t hash = 14695981039346656037u; /* FNV-1a */
+    for (size_t i = 0; i < sizeof *key; i++)
+        hash = (hash ^ bytes[i]) * 1099511628211u;
+    return &gemm->buckets[hash % BUCKETS];
+}
+
+static plan *
+find(tp_gemm *gemm, const plan_key *key)
+{
+    for (plan *p = *bucket_of(gemm, key); p; p = p->next)
+        if (memcmp(&p->key, key, sizeof *key) == 0)
+            return p;
+    return NULL;
+}
+
+static tp_status
+plan_of(tp_gemm *gemm, const tp_gemm_op *op, int timed, plan **out)
+{
+    plan_key key = key_of(gemm, op);
+    *out = find(gemm, &key);
+    if (*out)
+        return TP_OK;
+    if (tp_cuda_capturing(gemm->device, gemm->stream))
+        return tp_fail(TP_EINTERNAL, "a product was not prepared before its capture (kind %d, %lld rows, n_in %lld, n_out %lld)",
+                       (int)op->kind, (long long)op->rows, (long long)op->n_in, (long long)op->n_out);
+    if (gemm->options.reproducible && op->kind != TP_GEMM_LINEAR_W)
+        TP_TRY(choose_pinned(gemm, &key, op, out));
+    else
+        TP_TRY(choose(gemm, &key, op, timed && gemm->options.candidates > 1, out));
+    plan **bucket = bucket_of(gemm, &key);
+    (*out)->next = *bucket;
+    *bucket = *out;
+    gemm->count++;
+    return TP_OK;
+}
+
+/* ---- the handle ----------------------------------------------------------------------------------------------------- */
+
+tp_status
+tp_gemm_open(tp_cuda_device *device, tp_stream stream, const tp_gemm_options *options, void *workspace, tp_gemm **out)
+{
+    static const tp_gemm_options plain = {0, 0, 0};
+    const tp_cublaslt *lt;
+    *out = NULL;
+    if (!workspace)
+        return tp_fail(TP_EVALUE, "gemm: the workspace is NULL; it takes %zu bytes", tp_gemm_workspace_bytes(device));
+    if (options && (options->candidates < 0 || options->candidates > MAX_CANDIDATES))
+        return tp_fail(TP_EVALUE, "gemm: candidates is %d; it must be 0 to %d", options->candidates, MAX_CANDIDATES);
+    TP_TRY(tp_cublaslt_load(&lt));
+    TP_TRY(tp_cuda_bind(device));
+    tp_gemm *gemm = calloc(1, sizeof *gemm);
+    if (!gemm)
+        return tp_fail(TP_EMEMORY, "no host memory for a gemm handle");
+    int partition = tp_cuda_multiprocessors(device) < tp_cuda_device_properties(device)->multiprocessors;
+    gemm->device = device;
+    gemm->stream = stream;
+    gemm->options = options ? *options : plain;
+    gemm->lt = lt;
+    gemm->workspace = workspace;
+    gemm->workspace_bytes = tp_gemm_workspace_bytes(device);
+    gemm->multiprocessors = partition ? tp_cuda_multiprocessors(device) : 0;
+    int status = lt->create(&gemm->handle);
+    if (status != LT_SUCCESS) {
+        free(gemm);
+        return tp_fail(TP_ERUNTIME, "cublasLtCreate: status %d (%s)", status, lt->status_string(status));
+    }
+    *out = gemm;
+    return TP_OK;
+}
+
+void
+tp_gemm_close(tp_gemm *gemm)
+{
+    if (!gemm)
+        return;
+    for (int i = 0; i <= BUCKETS; i++)
+        for (plan *p = i < BUCKETS ? gemm->buckets[i] : gemm->pins, *next; p; p = next) {
+            next = p->next;
+            free_plan(gemm, p);
+        }
+    (void)gemm->lt->destroy(gemm->handle);
+    free(gemm);
+}
+
+tp_status
+tp_gemm_prepare(tp_gemm *gemm, const tp_gemm_op *op)
+{
+    plan *p;
+    TP_TRY(tp_gemm_check(op));
+    if (op->rows == 0)
+        return TP_OK;
+    TP_TRY(tp_cuda_bind(gemm->device));
+    return plan_of(gemm, op, 1, &p);
+}
+
+tp_status
+tp_gemm_run(tp_gemm *gemm, const tp_gemm_op *op)
+{
+    plan *p;
+    TP_TRY(tp_gemm_check(op));
+    TP_TRY(tp_cuda_bind(gemm->device));
+    if (op->rows > 0) {
+        TP_TRY(plan_of(gemm, op, 0, &p));
+        TP_TRY(set_pointers(gemm, p, op));
+        return execute(gemm, p, op, &p->algo);
+    }
+    if (op->kind != TP_GEMM_LINEAR_W || op->accumulate)
+        return TP_OK;
+    for (int64_t i = 0; i < op->n_in; i++)
+        TP_TRY(tp_cuda_memset(gemm->device, gemm->stream, (float *)op->y + i * op->y_stride, 0, 4 * (size_t)op->n_out));
+    return TP_OK;
+}
+
+int64_t
+tp_gemm_plans(const tp_gemm *gemm)
+{
+    return gemm->count;
+}
+
+void
+tp_gemm_describe(tp_gemm *gemm, const tp_gemm_op *op, char *text, size_t size)
+{
+    int32_t id = -1, split = -1;
+    uint32_t tile = 0, stages = 0;
+    plan_key key = key_of(gemm, op);
+    const plan *p = find(gemm, &key);
+    if (!p) {
+        snprintf(text, size, "not prepared");
+        return;
+    }
+    (void)gemm->lt->algo_get(&p->algo, LT_ALGO_ID, &id, sizeof id, NULL);
+    (void)gemm->lt->algo_get(&p->algo, LT_ALGO_TILE_ID, &tile, sizeof tile, NULL);
+    (void)gemm->lt->algo_get(&p->algo, LT_ALGO_SPLITK, &split, sizeof split, NULL);
+    (void)gemm->lt->algo_get(&p->algo, LT_ALGO_STAGES_ID, &stages, sizeof stages, NULL);
+    snprintf(text, size, "cublasLt algorithm %d, tile %u, stages %u, split-K %d, %zu bytes of workspace, %.2f waves%s", (int)id,
+             (unsigned)tile, (unsigned)stages, (int)split, p->workspace, (double)p->waves,
+             !is_gelu(op->epilogue) ? "" : p->fused ? ", GELU fused" : ", GELU apart");
+}

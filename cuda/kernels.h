@@ -1,0 +1,131 @@
+/* Every kernel's launcher. All are asynchronous on `stream` and allocate nothing; pointers are the device's (the host's in
+ * the emulated build) unless said. Statuses: ERUNTIME, the launch was not taken (names the kernel).
+ *
+ * Numbers: arrays of `void` are of `dtype`; all else is fp32 (doubles and int32 where written). Arithmetic is fp32 and a
+ * bf16 result is rounded once, to nearest even. NaN goes through every kernel: a run that diverged shows.
+ * Layout: sequence-major rows (backend.h); strides are in elements and not below n. Any alignment is right; arrays whose
+ * first element and stride are multiples of 16 bytes are read and written 16 bytes at a time. rows, n, groups >= 0.
+ *
+ * THE REPRODUCIBILITY CONTRACT: no float is added by an atomic. A row's result depends on that row alone. Sums over rows
+ * are taken in tiles anchored at the first row given (row 0 of the micro-batch), by a tree that follows from the number
+ * of rows; so every slicing gives the same bits, and so does every order in which blocks run.                            */
+#ifndef TP_CUDA_KERNELS_H
+#define TP_CUDA_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cuda/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#include "csrc/backend/backend.h"
+
+/* ---- rows: norm.cu, pointwise.cu ------------------------------------------------------------------------------------ */
+
+/* LayerNorm (Ba, Kiros & Hinton 2016), eps 1e-5: y = (x - mean) * rstd * gamma + beta; variance in a second pass.
+ * beta NULL: none. mean, rstd [rows], either may be NULL. y NULL: statistics only; y may be x. */
+TP_MUST_USE tp_status
+tp_cuda_layernorm(tp_stream stream, tp_dtype dtype, int64_t rows, int64_t n, const void *x, int64_t x_stride,
+                  const float *gamma, const float *beta, void *y, int64_t y_stride, float *mean, float *rstd);
+/* dx = dresidual + LayerNorm's input gradient of dy, from the statistics that tp_cuda_layernorm wrote. dresidual NULL:
+ * nothing is added. dx may be dresidual, dy or x (of the same stride). */
+TP_MUST_USE tp_status
+tp_cuda_layernorm_backward(tp_stream stream, tp_dtype dtype, int64_t rows, int64_t n, const void *dy, int64_t dy_stride,
+                           const void *x, int64_t x_stride, const float *mean, const float *rstd, const float *gamma,
+                           const void *dresidual, int64_t dresidual_stride, void *dx, int64_t dx_stride);
+/* Floats of `partial` that the two sums over rows below need: enough for either. */
+int64_t
+tp_cuda_partial_floats(int64_t rows, int64_t n);
+/* dgamma[n] (+)= sum over all rows of dy * unit, dbeta[n] (+)= sum of dy (NULL: no bias), unit = (x - mean) * rstd.
+ * accumulate 0: overwritten. partial: written, not read before. */
+TP_MUST_USE tp_status
+tp_cuda_layernorm_param_gradient(tp_stream stream, tp_dtype dtype, int64_t rows, int64_t n, const void *dy,
+                                 int64_t dy_stride, const void *x, int64_t x_stride, const float *mean,
+                                 const float *rstd, float *dgamma, float *dbeta, int accumulate, float *partial);
+/* db[n] (+)= sum over all rows of dy. */
+TP_MUST_USE tp_status
+tp_cuda_bias_gradient(tp_stream stream, tp_dtype dtype, int64_t rows, int64_t n, const void *dy, int64_t dy_stride,
+                      float *db, int accumulate, float *partial);
+/* Rows without gaps, [rows, n]. g = gelu(h), the tanh form (Hendrycks & Gimpel 2016); g may be h. */
+TP_MUST_USE tp_status
+tp_cuda_gelu(tp_stream stream, tp_dtype dtype, int64_t rows, int64_t n, const void *h, void *g);
+/* dh = dg * gelu'(h); dh may be dg or h. */
+TP_MUST_USE tp_status
+tp_cuda_dgelu(tp_stream stream, tp_dtype dtype, int64_t rows, int64_t n, const void *h, const void *dg, void *dh);
+/* y = residual + (y + bias), [rows, n] without gaps; bias [n] or residual NULL: not added. */
+TP_MUST_USE tp_status
+tp_cuda_add_bias(tp_stream stream, tp_dtype dtype, int64_t rows, int64_t n, void *y, const float *bias,
+                 const void *residual);
+/* y += x, n elements. */
+TP_MUST_USE tp_status
+tp_cuda_add(tp_stream stream, tp_dtype dtype, int64_t n, const void *x, void *y);
+/* y = x in dtype, n elements. */
+TP_MUST_USE tp_status
+tp_cuda_cast(tp_stream stream, tp_dtype dtype, int64_t n, const float *x, void *y);
+
+/* ---- the ends of the vocabulary: vocab.cu --------------------------------------------------------------------------- */
+
+/* y[r, :] = wte[tokens[r], :] + wpe[positions[r], :]; wte, wpe: rows of n without gaps. Indices are the host's to check. */
+TP_MUST_USE tp_status
+tp_cuda_embedding(tp_stream stream, tp_dtype dtype, int64_t rows, int64_t n, const int32_t *tokens,
+                  const int32_t *positions, const void *wte, const void *wpe, void *y, int64_t y_stride);
+/* grad[group_index[g], :] += the sum of dy[rows_of[i], :], i in [group_start[g], group_start[g + 1]), by a tree that
+ * follows from the group's size. Each index is one group: tp_cuda_group_rows (groups.h) makes them on the host. */
+TP_MUST_USE tp_status
+tp_cuda_embedding_gradient(tp_stream stream, tp_dtype dtype, int64_t n, int64_t groups, const int32_t *group_index,
+                           const int32_t *group_start, const int32_t *rows_of, const void *dy, int64_t dy_stride,
+                           float *grad, int64_t grad_stride);
+/* loss[r] = -log softmax(logits[r, :vocab])[targets[r]]; where write_gradient, logits becomes (softmax - onehot) * scale
+ * and its padding [vocab, stride) zero. stride >= vocab; what stands in the padding is not read. */
+TP_MUST_USE tp_status
+tp_cuda_softmax_loss(tp_stream stream, tp_dtype dtype, int64_t rows, int64_t vocab, void *logits, int64_t stride,
+                     const int32_t *targets, float scale, int write_gradient, float *loss);
+
+/* ---- the optimizer: optim.cu ---------------------------------------------------------------------------------------- */
+
+/* Doubles of `partial`. */
+int64_t
+tp_cuda_sumsq_partials(int64_t n);
+/* *out = the sum of x^2 in double, by a tree that follows from n. */
+TP_MUST_USE tp_status
+tp_cuda_sumsq(tp_stream stream, int64_t n, const float *x, double *out, double *partial);
+
+/* As tp_backend_ops.adamw: bias1 = 1 - beta1^t, bias2 = 1 - beta2^t of this step. */
+typedef struct {
+    float lr, beta1, beta2, eps, weight_decay, bias1, bias2, grad_scale;
+} tp_adamw_args;
+
+/* Decoupled AdamW (Loshchilov & Hutter 2019) on n master weights p, gradients g, moments m, v; copy[n] of dtype (NULL:
+ * none) = the new p. `args` is the host's and read at the call; on_device, if not NULL, lies in device memory and is read
+ * by the kernel instead (then args may be NULL): a captured step takes another learning rate without a new capture. */
+TP_MUST_USE tp_status
+tp_cuda_adamw(tp_stream stream, tp_dtype dtype, int64_t n, float *p, const float *g, float *m, float *v, void *copy,
+              const tp_adamw_args *args, const tp_adamw_args *on_device);
+
+/* ---- attention: attention.cu ---------------------------------------------------------------------------------------- */
+
+/* The meaning of backend.h's attention_forward and attention_backward: q, k, v (and dq, dk, dv) point at row (0, 0), head 0,
+ * qkv_stride elements between rows; o and d_o likewise with o_stride; lse and delta [B, H, T] fp32, natural logarithm.
+ * bf16: D a multiple of 8 up to 128, strides multiples of 8, arrays on 16 bytes. fp32: D up to 128. EVALUE names what is out
+ * of these bounds. Rows that backend.h does not name are neither read nor written: rows after the slice (forward), and q, o,
+ * d_o, lse, delta before it (backward) may hold anything. */
+TP_MUST_USE tp_status
+tp_cuda_attention_forward(tp_stream stream, tp_dtype dtype, const tp_attention *shape, const void *q, const void *k,
+                          const void *v, void *o, float *lse);
+TP_MUST_USE tp_status
+tp_cuda_attention_backward(tp_stream stream, tp_dtype dtype, const tp_attention *shape, const void *q, const void *k,
+                           const void *v, const void *o, const void *d_o, const float *lse, float *delta, void *dq,
+                           void *dk, void *dv);
+/* For benchmarks and tests: bf16 tiles of 64 x groups rows (1 or 2) wherever both are built; 0: by the number of rows, as at
+ * first. Process-wide; not while kernels are launched. The bits do not depend on it. */
+void
+tp_cuda_attention_force(int groups);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

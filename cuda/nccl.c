@@ -1,0 +1,609 @@
+#include "cuda/nccl.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "csrc/base/clock.h"
+#include "csrc/comm/region.h"
+#include "cuda/dl_nccl.h"
+#include "cuda/rank.h"
+
+#define POLL_NS     20000
+#define TICK_NS     50000000ll
+#define PATIENCE_NS 60000000000ll /* with the making and ending of communicators where there is no deadline */
+#define RB_OP       8             /* "receive of the gradient" among tp_tag_print's words: what a message upstream is named by */
+#define CLASSES     3             /* of pairs that share no rank: even, odd, and the last of an odd ring */
+
+enum { DOWN, UP };
+
+typedef struct {
+    nc_comm comm;
+    tp_stream stream;
+    int peer, other; /* rank of the run; rank within the communicator */
+    int sends;
+    void *slot[TP_NCCL_SLOTS], *handle[TP_NCCL_SLOTS];
+    tp_cuda_event filled[TP_NCCL_SLOTS], freed[TP_NCCL_SLOTS];
+    size_t bytes[TP_COMM_POSTED];   /* of receives posted */
+    int64_t posted, issued, taken;  /* sends: issued alone */
+    int64_t seen, since_ns;         /* the watch's: operations it saw end, and when the oldest other one began to count */
+} channel;
+
+typedef struct {
+    channel *channel;
+    void *data;
+    size_t bytes;
+} receive;
+
+typedef struct {
+    receive items[TP_COMM_POSTED];
+    unsigned first, count;
+} receive_queue;
+
+typedef struct {
+    tp_comm base; /* first */
+    tp_comm *control;
+    tp_region *region;
+    const tp_nccl *nccl;
+    tp_cuda_device *device;
+    tp_stream compute;
+    uint8_t *pairs;
+    size_t message_bytes;
+    int max_ctas, channels, aborted, ending, watching;
+    nc_comm world;
+    channel channel[4];  /* [edge below or above][direction] of this rank */
+    receive_queue *from; /* [ranks] */
+    tp_cuda_event exchanged;
+    pthread_t thread;
+    pthread_mutex_t lock; /* NCCL's calls, `aborted`, `ending` and what the watch reads of channels */
+    pthread_cond_t changed;
+} nccl_comm;
+
+/* ---- calls that do not block ---------------------------------------------------------------------------------------- */
+
+/* With the lock held. */
+static void
+abort_all(nccl_comm *c)
+{
+    if (c->aborted)
+        return;
+    c->aborted = 1;
+    for (int i = 0; i < c->channels; i++)
+        if (c->channel[i].comm != NULL)
+            c->nccl->abort(c->channel[i].comm);
+    if (c->world != NULL)
+        c->nccl->abort(c->world);
+    for (int i = 0; i < c->channels; i++)
+        c->channel[i].comm = NULL;
+    c->world = NULL;
+}
+
+static tp_status
+fail(nccl_comm *c, int result, nc_comm comm, const char *what)
+{
+    const char *more = comm != NULL && !c->aborted ? c->nccl->last_error(comm) : "";
+    tp_status status = result == NC_REMOTE_ERROR ? TP_ECONNECTION : TP_ERUNTIME;
+    tp_fail(status, "rank %d: NCCL's %s: %s%s%s", c->base.rank, what, c->nccl->error_string(result),
+            more != NULL && *more ? ": " : "", more != NULL ? more : "");
+    pthread_mutex_lock(&c->lock);
+    abort_all(c);
+    pthread_mutex_unlock(&c->lock);
+    return status;
+}
+
+/* Poll until what was begun on the communicator has its place on the stream. `result`: what the call itself gave. */
+static tp_status
+finish(nccl_comm *c, int result, nc_comm comm, const char *what)
+{
+    int64_t patience = c->base.timeout_ns > 0 ? c->base.timeout_ns : PATIENCE_NS, until = tp_clock_ns() + patience;
+    while (result == NC_SUCCESS || result == NC_IN_PROGRESS) {
+        int state = NC_SUCCESS;
+        TP_TRY(tp_comm_check_abort(&c->base, c->region));
+        pthread_mutex_lock(&c->lock);
+        int asked = c->aborted ? NC_INVALID_USAGE : c->nccl->get_async_error(comm, &state);
+        pthread_mutex_unlock(&c->lock);
+        result = asked != NC_SUCCESS ? asked : state;
+        if (result == NC_SUCCESS)
+            return TP_OK;
+        if (result == NC_IN_PROGRESS && tp_clock_ns() > until) {
+            tp_fail(TP_ETIMEOUT, "rank %d waited %.3g s for NCCL's %s", c->base.rank, (double)patience * 1e-9, what);
+            pthread_mutex_lock(&c->lock);
+            abort_all(c);
+            pthread_mutex_unlock(&c->lock);
+            return TP_ETIMEOUT;
+        }
+        if (result == NC_IN_PROGRESS)
+            tp_clock_sleep_until(tp_clock_ns() + POLL_NS);
+    }
+    TP_TRY(tp_comm_check_abort(&c->base, c->region));
+    return fail(c, result, comm, what);
+}
+
+#define CALL(c, communicator, what, call)                                                                              \
+    do {                                                                                                               \
+        pthread_mutex_lock(&(c)->lock);                                                                                \
+        int result_ = (c)->aborted ? NC_INVALID_USAGE : (call);                                                        \
+        pthread_mutex_unlock(&(c)->lock);                                                                              \
+        TP_TRY(finish((c), result_, (communicator), (what)));                                                          \
+    } while (0)
+
+/* ---- the watch --------------------------------------------------------------------------------------------------------- */
+
+/* With the lock held: has the channel's oldest operation moved in time? */
+static void
+watch_channel(nccl_comm *c, channel *ch)
+{
+    int state = NC_SUCCESS, done = 1;
+    char text[512], doing[TP_DOING_TEXT];
+    if (ch->comm != NULL && c->nccl->get_async_error(ch->comm, &state) == NC_SUCCESS && state != NC_SUCCESS &&
+        state != NC_IN_PROGRESS) {
+        snprintf(text, sizeof text, "rank %d: NCCL between it and rank %d: %s", c->base.rank, ch->peer,
+                 c->nccl->error_string(state));
+        tp_region_abort(c->region, TP_ECONNECTION, c->base.rank, text);
+    }
+    while (ch->seen < ch->issued) {
+        tp_cuda_event last = ch->sends ? ch->freed[ch->seen % TP_NCCL_SLOTS] : ch->filled[ch->seen % TP_NCCL_SLOTS];
+        if (ch->seen + TP_NCCL_SLOTS >= ch->issued && (tp_cuda_event_query(c->device, last, &done) != TP_OK || !done))
+            break;
+        ch->seen++;
+        ch->since_ns = 0;
+    }
+    if (ch->seen == ch->issued)
+        return;
+    int64_t now = tp_clock_ns();
+    ch->since_ns = ch->since_ns == 0 ? now : ch->since_ns;
+    if (c->base.timeout_ns > 0 && now - ch->since_ns > c->base.timeout_ns) {
+        tp_region_doing(c->region, ch->peer, doing);
+        snprintf(text, sizeof text, "rank %d waited %.3g s %s rank %d; rank %d is %s", c->base.rank,
+                 (double)c->base.timeout_ns * 1e-9, ch->sends ? "to send a message to" : "for a message from", ch->peer, ch->peer,
+                 doing);
+        tp_region_abort(c->region, TP_ETIMEOUT, c->base.rank, text);
+    }
+}
+
+static void *
+watch(void *argument)
+{
+    nccl_comm *c = argument;
+    pthread_mutex_lock(&c->lock);
+    while (!c->ending && !c->aborted) {
+        int64_t next = tp_clock_ns() + TICK_NS;
+        struct timespec at = {(time_t)(next / 1000000000), (long)(next % 1000000000)};
+        pthread_cond_timedwait(&c->changed, &c->lock, &at);
+        for (int i = 0; i < c->channels && !c->aborted && !c->ending; i++)
+            watch_channel(c, &c->channel[i]);
+        int rank;
+        char text[512];
+        if (tp_region_aborted(c->region, &rank, text) != TP_OK)
+            abort_all(c);
+    }
+    pthread_mutex_unlock(&c->lock);
+    return NULL;
+}
+
+/* ---- opening -------------------------------------------------------------------------------------------------------------- */
+
+static nc_config
+config_of(const nccl_comm *c)
+{
+    return (nc_config){sizeof(nc_config), NC_CONFIG_MAGIC, NC_CONFIG_VERSION, 0, NC_UNDEFINED, 1, c->max_ctas, NULL, 1,
+                       NC_UNDEFINED};
+}
+
+/* Edge e goes from rank e to the next one, the last edge to rank 0. */
+static int
+is_edge(const nccl_comm *c, int e)
+{
+    int next = (e + 1) % c->base.ranks;
+    return next != e && (c->pairs[e * c->base.ranks + next] || c->pairs[next * c->base.ranks + e]);
+}
+
+static int
+class_of(const nccl_comm *c, int e)
+{
+    return c->base.ranks % 2 == 1 && e == c->base.ranks - 1 ? 2 : e % 2;
+}
+
+typedef struct {
+    int32_t version;
+    char device[48];
+    nc_id id;
+} introduction;
+
+static tp_status
+introduce(nccl_comm *c, nc_id *id)
+{
+    int ranks = c->base.ranks, rank = c->base.rank, version;
+    const char *path;
+    introduction mine = {0}, *all = calloc((size_t)ranks, sizeof *all);
+    if (all == NULL)
+        return tp_fail(TP_EMEMORY, "no memory to meet %d ranks", ranks);
+    tp_nccl_found(&path, &version);
+    mine.version = version;
+    if (getenv("NCCL_HOSTID") == NULL) /* set: one GPU plays several machines, in tests */
+        snprintf(mine.device, sizeof mine.device, "%s", tp_cuda_device_properties(c->device)->uuid);
+    tp_status status = TP_OK;
+    int result = rank == 0 ? c->nccl->get_id(&mine.id) : NC_SUCCESS;
+    if (result != NC_SUCCESS)
+        status = fail(c, result, NULL, "ncclGetUniqueId");
+    if (status == TP_OK)
+        status = c->control->ops->allgather(c->control, &mine, sizeof mine, all);
+    for (int a = 0; status == TP_OK && a < ranks; a++) {
+        if (all[a].version != all[0].version)
+            status = tp_fail(TP_EVALUE, "rank %d has NCCL %d and rank 0 has %d: the same on all would be right", a, all[a].version,
+                             all[0].version);
+#ifndef TP_CUDA_EMULATED
+        for (int b = 0; status == TP_OK && b < a; b++)
+            if (*all[a].device && memcmp(all[a].device, all[b].device, sizeof mine.device) == 0)
+                status = tp_fail(TP_EVALUE, "ranks %d and %d both use GPU %s: a GPU of its own for each would be right", b, a,
+                                 all[a].device);
+#endif
+    }
+    *id = all[0].id;
+    free(all);
+    return status;
+}
+
+/* A buffer that the library may read and write by itself, or any other. */
+static tp_status
+open_slot(nccl_comm *c, channel *ch, int i)
+{
+    if (c->nccl->mem_alloc != NULL && c->nccl->mem_free != NULL) {
+        if (c->nccl->mem_alloc(&ch->slot[i], c->message_bytes) != NC_SUCCESS)
+            return tp_fail(TP_EMEMORY, "NCCL has no %zu bytes for messages with rank %d", c->message_bytes, ch->peer);
+    } else {
+        TP_TRY(tp_cuda_alloc(c->device, c->message_bytes, "a buffer for messages", &ch->slot[i]));
+    }
+    if (c->nccl->register_buffer != NULL && c->nccl->deregister_buffer != NULL)
+        CALL(c, ch->comm, "ncclCommRegister", c->nccl->register_buffer(ch->comm, ch->slot[i], c->message_bytes, &ch->handle[i]));
+    TP_TRY(tp_cuda_event_create(c->device, 0, &ch->filled[i]));
+    return tp_cuda_event_create(c->device, 0, &ch->freed[i]);
+}
+
+/* Everybody splits the world in this order; who has no edge of the class stays out. */
+static tp_status
+open_class(nccl_comm *c, int class, int direction)
+{
+    int rank = c->base.rank, ranks = c->base.ranks, above = rank, below = (rank + ranks - 1) % ranks, color = NC_NO_COLOR;
+    if (is_edge(c, above) && class_of(c, above) == class)
+        color = above;
+    else if (is_edge(c, below) && class_of(c, below) == class)
+        color = below;
+    int upper = color == below && color != above;
+    nc_config config = config_of(c);
+    nc_comm comm = NULL;
+    CALL(c, c->world, "ncclCommSplit", c->nccl->split(c->world, color, upper, &comm, &config));
+    if (color == NC_NO_COLOR)
+        return TP_OK;
+    channel *ch = &c->channel[c->channels];
+    pthread_mutex_lock(&c->lock);
+    *ch = (channel){.comm = comm, .peer = upper ? below : (rank + 1) % ranks, .other = !upper, .sends = (direction == DOWN) != upper};
+    c->channels++;
+    pthread_mutex_unlock(&c->lock);
+    TP_TRY(finish(c, NC_SUCCESS, comm, "ncclCommSplit"));
+    TP_TRY(tp_cuda_stream_create(c->device, 1, &ch->stream));
+    for (int i = 0; i < TP_NCCL_SLOTS; i++)
+        TP_TRY(open_slot(c, ch, i));
+    return TP_OK;
+}
+
+static void
+release(nccl_comm *c);
+
+static tp_status
+nccl_bind(tp_comm *comm, void *device)
+{
+    nccl_comm *c = (nccl_comm *)comm;
+    tp_cuda_rank *rank = tp_cuda_rank_of(device);
+    nc_config config = config_of(c);
+    nc_id id;
+    if (device == NULL) {
+        if (c->device != NULL)
+            release(c);
+        return TP_OK;
+    }
+    if (c->device != NULL)
+        return tp_fail(TP_EVALUE, "this communicator has a device already");
+    c->device = rank->cuda;
+    c->ending = 0;
+    c->compute = rank->stream;
+    if (c->base.ranks == 1)
+        return TP_OK;
+    TP_TRY(tp_cuda_bind(c->device));
+    TP_TRY(introduce(c, &id));
+    TP_TRY(tp_cuda_event_create(c->device, 0, &c->exchanged));
+    int result = c->nccl->init(&c->world, c->base.ranks, id, c->base.rank, &config);
+    TP_TRY(finish(c, result, c->world, "ncclCommInitRankConfig"));
+    for (int class = 0; class < CLASSES; class++)
+        for (int direction = DOWN; direction <= UP; direction++)
+            TP_TRY(open_class(c, class, direction));
+    c->watching = pthread_create(&c->thread, NULL, watch, c) == 0;
+    return c->watching ? TP_OK : tp_fail(TP_ERUNTIME, "the thread that watches NCCL could not be started");
+}
+
+/* ---- messages ---------------------------------------------------------------------------------------------------------------- */
+
+static tp_status
+channel_of(nccl_comm *c, int peer, uint64_t tag, int sends, channel **out)
+{
+    int ranks = c->base.ranks, up = tag >> 48 == RB_OP, from = sends ? c->base.rank : peer, to = sends ? peer : c->base.rank;
+    TP_TRY(tp_comm_check_peer(&c->base, peer));
+    TP_TRY(tp_comm_check_abort(&c->base, c->region));
+    int good = up ? from == (to + 1) % ranks : to == (from + 1) % ranks;
+    int edge = up ? to : from, order = 0;
+    for (int class = 0; good && class < CLASSES; class++) /* the order in which open_class made them */
+        for (int direction = DOWN; direction <= UP; direction++) {
+            int mine[2] = {c->base.rank, (c->base.rank + ranks - 1) % ranks};
+            for (int i = 0; i < 2; i++)
+                if (is_edge(c, mine[i]) && class_of(c, mine[i]) == class) {
+                    if (mine[i] == edge && direction == up) {
+                        *out = &c->channel[order];
+                        return order < c->channels ? TP_OK : tp_fail(TP_EVALUE, "this communicator has no device yet");
+                    }
+                    order++;
+                }
+        }
+    char what[TP_TAG_TEXT];
+    tp_tag_print(tag, what);
+    return tp_fail(TP_EVALUE, "rank %d and rank %d do not talk this way (%s): the communicator was made without this pair", from, to,
+                   what);
+}
+
+/* Emulated streams have nothing that waits: do here what the stream would do. */
+static tp_status
+arrive(nccl_comm *c, channel *ch)
+{
+#ifdef TP_CUDA_EMULATED
+    int64_t until = tp_clock_ns() + c->base.timeout_ns;
+    while (c->nccl->settled != NULL) {
+        pthread_mutex_lock(&c->lock);
+        int result = c->aborted ? NC_INVALID_USAGE : c->nccl->settled(ch->comm);
+        pthread_mutex_unlock(&c->lock);
+        if (result == NC_SUCCESS)
+            break;
+        TP_TRY(tp_comm_check_abort(&c->base, c->region));
+        if (result != NC_IN_PROGRESS)
+            return fail(c, result, ch->comm, "ncclRecv");
+        if (c->base.timeout_ns > 0 && tp_clock_ns() > until)
+            return tp_comm_too_late(&c->base, c->region, ch->peer, 1, 0, 0, 0);
+        tp_clock_sleep_until(tp_clock_ns() + POLL_NS);
+    }
+#else
+    (void)c, (void)ch;
+#endif
+    return TP_OK;
+}
+
+static tp_status
+fits(const nccl_comm *c, size_t bytes)
+{
+    return bytes <= c->message_bytes ? TP_OK
+                                     : tp_fail(TP_EVALUE, "a message has %zu bytes: the communicator was made for at most %zu",
+                                               bytes, c->message_bytes);
+}
+
+static void
+count(nccl_comm *c, int64_t *number)
+{
+    pthread_mutex_lock(&c->lock);
+    ++*number;
+    pthread_mutex_unlock(&c->lock);
+}
+
+static tp_status
+nccl_send(tp_comm *comm, int peer, uint64_t tag, const void *data, size_t bytes)
+{
+    nccl_comm *c = (nccl_comm *)comm;
+    channel *ch;
+    TP_TRY(channel_of(c, peer, tag, 1, &ch));
+    TP_TRY(fits(c, bytes));
+    int i = (int)(ch->issued % TP_NCCL_SLOTS);
+    if (ch->issued >= TP_NCCL_SLOTS)
+        TP_TRY(tp_cuda_event_wait(c->device, ch->freed[i], c->compute));
+    TP_TRY(tp_cuda_copy(c->device, c->compute, ch->slot[i], data, bytes, TP_CUDA_ON_DEVICE));
+    TP_TRY(tp_cuda_event_record(c->device, ch->filled[i], c->compute));
+    TP_TRY(tp_cuda_event_wait(c->device, ch->filled[i], ch->stream));
+    CALL(c, ch->comm, "ncclSend", c->nccl->send(ch->slot[i], bytes, NC_INT8, ch->other, ch->comm, ch->stream));
+    TP_TRY(tp_cuda_event_record(c->device, ch->freed[i], ch->stream));
+    count(c, &ch->issued);
+    return TP_OK;
+}
+
+/* Give the library as many of the posted receives as there are free slots. */
+static tp_status
+issue(nccl_comm *c, channel *ch)
+{
+    while (ch->issued < ch->posted && ch->issued - ch->taken < TP_NCCL_SLOTS) {
+        int i = (int)(ch->issued % TP_NCCL_SLOTS);
+        size_t bytes = ch->bytes[ch->issued % TP_COMM_POSTED];
+        if (ch->issued >= TP_NCCL_SLOTS)
+            TP_TRY(tp_cuda_event_wait(c->device, ch->freed[i], ch->stream));
+        CALL(c, ch->comm, "ncclRecv", c->nccl->recv(ch->slot[i], bytes, NC_INT8, ch->other, ch->comm, ch->stream));
+        TP_TRY(tp_cuda_event_record(c->device, ch->filled[i], ch->stream));
+        count(c, &ch->issued);
+    }
+    return TP_OK;
+}
+
+static tp_status
+nccl_recv_post(tp_comm *comm, int peer, uint64_t tag, void *data, size_t bytes)
+{
+    nccl_comm *c = (nccl_comm *)comm;
+    channel *ch;
+    TP_TRY(channel_of(c, peer, tag, 0, &ch));
+    TP_TRY(fits(c, bytes));
+    receive_queue *queue = &c->from[peer];
+    if (queue->count == TP_COMM_POSTED)
+        return tp_fail(TP_EVALUE, "rank %d has %d receives posted from rank %d: no more fit", comm->rank, TP_COMM_POSTED, peer);
+    queue->items[(queue->first + queue->count++) % TP_COMM_POSTED] = (receive){ch, data, bytes};
+    ch->bytes[ch->posted++ % TP_COMM_POSTED] = bytes;
+    return issue(c, ch);
+}
+
+static tp_status
+nccl_recv_wait(tp_comm *comm, int peer)
+{
+    nccl_comm *c = (nccl_comm *)comm;
+    if (peer < 0 || peer >= comm->ranks || c->from[peer].count == 0)
+        return tp_fail(TP_EVALUE, "rank %d waits for rank %d but has posted no receive from it", comm->rank, peer);
+    receive_queue *queue = &c->from[peer];
+    receive oldest = queue->items[queue->first];
+    channel *ch = oldest.channel;
+    queue->first = (queue->first + 1) % TP_COMM_POSTED;
+    queue->count--;
+    int i = (int)(ch->taken % TP_NCCL_SLOTS);
+    TP_TRY(tp_comm_check_abort(&c->base, c->region));
+    TP_TRY(tp_cuda_event_wait(c->device, ch->filled[i], c->compute));
+    TP_TRY(arrive(c, ch));
+    TP_TRY(tp_cuda_copy(c->device, c->compute, oldest.data, ch->slot[i], oldest.bytes, TP_CUDA_ON_DEVICE));
+    TP_TRY(tp_cuda_event_record(c->device, ch->freed[i], c->compute));
+    ch->taken++;
+    return issue(c, ch);
+}
+
+/* With the lock held: one group, so that neither direction waits for the other. */
+static int
+both_ways(nccl_comm *c, channel *ch, const void *out, size_t out_bytes, void *in, size_t in_bytes)
+{
+    int result = c->nccl->group_start();
+    if (result == NC_SUCCESS)
+        result = c->nccl->send(out, out_bytes, NC_INT8, ch->other, ch->comm, ch->stream);
+    if (result == NC_SUCCESS)
+        result = c->nccl->recv(in, in_bytes, NC_INT8, ch->other, ch->comm, ch->stream);
+    int ended = c->nccl->group_end();
+    return result != NC_SUCCESS ? result : ended;
+}
+
+static tp_status
+nccl_exchange(tp_comm *comm, int peer, uint64_t tag, const void *out, size_t out_bytes, void *in, size_t in_bytes)
+{
+    nccl_comm *c = (nccl_comm *)comm;
+    channel *ch;
+    int first = comm->ranks == 2 ? comm->rank == 0 : peer == (comm->rank + 1) % comm->ranks; /* the same channel on both ends */
+    TP_TRY(channel_of(c, peer, tag >> 48 == RB_OP ? 0 : tag, first, &ch));
+    if (c->from[peer].count > 0)
+        return tp_fail(TP_EVALUE, "rank %d exchanges with rank %d while %u receives from it are posted", comm->rank, peer,
+                       c->from[peer].count);
+    TP_TRY(tp_cuda_event_record(c->device, c->exchanged, c->compute));
+    TP_TRY(tp_cuda_event_wait(c->device, c->exchanged, ch->stream));
+    CALL(c, ch->comm, "ncclGroupEnd", both_ways(c, ch, out, out_bytes, in, in_bytes));
+    TP_TRY(tp_cuda_event_record(c->device, c->exchanged, ch->stream));
+    TP_TRY(tp_cuda_event_wait(c->device, c->exchanged, c->compute));
+    return arrive(c, ch);
+}
+
+static tp_status
+nccl_allgather(tp_comm *comm, const void *mine, size_t bytes, void *all)
+{
+    nccl_comm *c = (nccl_comm *)comm;
+    return c->control->ops->allgather(c->control, mine, bytes, all);
+}
+
+/* ---- closing ------------------------------------------------------------------------------------------------------------------ */
+
+static void
+close_channel(nccl_comm *c, channel *ch)
+{
+    for (int i = 0; i < TP_NCCL_SLOTS; i++) {
+        if (ch->filled[i] != NULL)
+            tp_cuda_event_destroy(c->device, ch->filled[i]);
+        if (ch->freed[i] != NULL)
+            tp_cuda_event_destroy(c->device, ch->freed[i]);
+    }
+    if (ch->comm != NULL)
+        c->nccl->destroy(ch->comm);
+    for (int i = 0; i < TP_NCCL_SLOTS; i++)
+        if (ch->slot[i] != NULL && c->nccl->mem_alloc != NULL && c->nccl->mem_free != NULL)
+            c->nccl->mem_free(ch->slot[i]);
+        else if (ch->slot[i] != NULL)
+            tp_cuda_free(c->device, ch->slot[i]);
+    if (ch->stream != NULL)
+        tp_cuda_stream_destroy(c->device, ch->stream);
+}
+
+/* All that is the device's: before it is closed. */
+static void
+release(nccl_comm *c)
+{
+    pthread_mutex_lock(&c->lock);
+    c->ending = 1;
+    pthread_cond_broadcast(&c->changed);
+    pthread_mutex_unlock(&c->lock);
+    if (c->watching)
+        pthread_join(c->thread, NULL);
+    c->watching = 0;
+    for (int i = 0; i < c->channels && !c->aborted; i++) { /* no other thread is left */
+        channel *ch = &c->channel[i];
+        for (int k = 0; k < TP_NCCL_SLOTS; k++)
+            if (ch->handle[k] != NULL)
+                c->nccl->deregister_buffer(ch->comm, ch->handle[k]);
+        if (finish(c, c->nccl->finalize(ch->comm), ch->comm, "ncclCommFinalize") != TP_OK)
+            abort_all(c);
+    }
+    for (int i = 0; i < c->channels; i++)
+        close_channel(c, &c->channel[i]);
+    c->channels = 0;
+    if (c->world != NULL && finish(c, c->nccl->finalize(c->world), c->world, "ncclCommFinalize") == TP_OK)
+        c->nccl->destroy(c->world);
+    else if (c->world != NULL)
+        c->nccl->abort(c->world);
+    c->world = NULL;
+    if (c->exchanged != NULL)
+        tp_cuda_event_destroy(c->device, c->exchanged);
+    c->exchanged = NULL;
+    c->device = NULL;
+}
+
+static void
+nccl_close(tp_comm *comm)
+{
+    nccl_comm *c = (nccl_comm *)comm;
+    if (c->device != NULL)
+        release(c);
+    pthread_cond_destroy(&c->changed);
+    pthread_mutex_destroy(&c->lock);
+    free(c->from);
+    free(c->pairs);
+    free(c);
+}
+
+static const tp_comm_ops nccl_ops = {TP_COMM_ABI,    "nccl",        nccl_send,      nccl_recv_post, nccl_recv_wait,
+                                     nccl_exchange, nccl_allgather, nccl_close,     nccl_bind};
+
+tp_status
+tp_comm_open_nccl(const tp_nccl_config *config, tp_comm **out)
+{
+    const tp_nccl *nccl;
+    TP_TRY(tp_nccl_load(&nccl));
+    size_t ranks = (size_t)config->control->ranks;
+    nccl_comm *c = calloc(1, sizeof *c);
+    if (c != NULL) {
+        c->from = calloc(ranks, sizeof *c->from);
+        c->pairs = malloc(ranks * ranks);
+    }
+    if (c == NULL || c->from == NULL || c->pairs == NULL) {
+        if (c != NULL) {
+            free(c->from);
+            free(c->pairs);
+        }
+        free(c);
+        return tp_fail(TP_EMEMORY, "no memory for a communicator of %zu ranks", ranks);
+    }
+    c->base = (tp_comm){&nccl_ops, config->control->rank, config->control->ranks, config->control->timeout_ns};
+    c->control = config->control;
+    c->region = config->region;
+    c->nccl = nccl;
+    memcpy(c->pairs, config->pairs, ranks * ranks);
+    c->message_bytes = config->message_bytes > 0 ? config->message_bytes : 1;
+    c->max_ctas = config->max_ctas > 0 ? config->max_ctas : 4;
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_cond_init(&c->changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    *out = &c->base;
+    return TP_OK;
+}

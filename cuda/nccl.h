@@ -1,0 +1,34 @@
+/* The communicator "nccl": the contract of comm.h on device memory. Calls enqueue; order is that of the device's streams.
+ *
+ * A channel is one direction of one pair of ranks that talk: activations from r to r + 1 (the last to the first too), and
+ * gradients back. Each has a communicator of two ranks (ncclCommSplit), a stream, and TP_NCCL_SLOTS buffers from
+ * ncclMemAlloc, registered where the library can. A message is copied into a slot on the compute stream and sent from there,
+ * and received into a slot and copied out on the compute stream right before its reader: so a sender's buffer may be written
+ * again at once, a receive never overtakes the reader before it, and a channel only ever waits for its other end. That is
+ * what the program's proof under rendezvous assumes, whatever the schedule, interleaved ones included; with one communicator
+ * for all activations a rank's send would stand behind the receive before it.
+ *
+ * Communicators do not block: every call is polled (ncclCommGetAsyncError) to its end, the deadline or the abort. A thread
+ * looks every 50 ms for an abort of the region, for errors of the communicators and for a message that has not moved within
+ * the deadline, and then aborts them all: a host that waits for the device is released by that. Tags are not sent: the checker
+ * has proved that both ends agree (csrc/sched/check.c). */
+#ifndef TP_CUDA_NCCL_H
+#define TP_CUDA_NCCL_H
+
+#include "csrc/comm/comm.h"
+
+#define TP_NCCL_SLOTS 2
+
+typedef struct {
+    tp_comm *control;      /* of the same ranks, on host memory: the unique id, all-gathers; borrowed */
+    tp_region *region;     /* progress and aborts; borrowed */
+    const uint8_t *pairs;  /* [ranks * ranks] who talks; neighbours alone can */
+    size_t message_bytes;  /* largest message but for exchange, which goes from and to the caller's memory */
+    int max_ctas;          /* of a communicator: multiprocessors that a waiting message may hold; 0: 4 */
+} tp_nccl_config;
+
+/* Loads NCCL; connects when the engine binds it to its device. ERUNTIME: no NCCL, too old. Closed before `control`. */
+TP_MUST_USE tp_status
+tp_comm_open_nccl(const tp_nccl_config *config, tp_comm **out);
+
+#endif

@@ -1,0 +1,118 @@
+/* AdamW (Loshchilov & Hutter 2019) and sums of squares: one pass over fp32 arrays, bound by memory. */
+#include "cuda/kernels.h"
+
+#include <float.h>
+
+#include "cuda/rows.h"
+
+#define SUMSQ_LEAF 16384 /* elements of one block: part of the tree, so of the bits */
+
+typedef struct {
+    int64_t n;
+    const float *x;
+    double *partial;
+    int vector;
+} sumsq_args;
+
+typedef struct {
+    int64_t n;
+    const double *partial;
+    double *out;
+} sumsq_end_args;
+
+typedef struct {
+    int64_t n;
+    float *p, *m, *v;
+    const float *g;
+    void *copy;
+    const tp_adamw_args *on_device; /* NULL: `given` */
+    tp_adamw_args given;
+    int vector;
+} adamw_args;
+
+/* The block's sum in thread 0: pairs whose distance halves. sums: ROWS_BLOCK shared doubles. */
+TP_DEVICE double
+sumsq_block(double v, double *sums)
+{
+    sums[TP_THREAD] = v;
+    for (int half = ROWS_BLOCK / 2; half > 0; half /= 2) {
+        TP_SYNC();
+        if (TP_THREAD < half)
+            sums[TP_THREAD] += sums[TP_THREAD + half];
+    }
+    return sums[0];
+}
+
+#define ROWS_BF16 0
+#include "cuda/rows.inc"
+#include "cuda/optim.inc"
+
+/* One leaf: four chains a thread, in double, where the square of a float is exact; four chunks are read at once. */
+TP_KERNEL_BOUNDS(sumsq_leaf, sumsq_args, ROWS_BLOCK, 4)
+{
+    TP_SHARED(double, sums, ROWS_BLOCK);
+    const int64_t first = (int64_t)TP_BLOCK_X * SUMSQ_LEAF;
+    const int n = a.n - first < SUMSQ_LEAF ? (int)(a.n - first) : SUMSQ_LEAF, whole = a.vector && n == SUMSQ_LEAF;
+    double chain[4] = {0.0, 0.0, 0.0, 0.0}, sum;
+    for (int c = 0; c < SUMSQ_LEAF; c += 16 * ROWS_BLOCK) {
+        float x[4][4];
+        TP_UNROLL
+        for (int j = 0; j < 4; j++) {
+            const int i = c + 4 * (j * ROWS_BLOCK + TP_THREAD);
+            floats_read_f32(a.x + first + i, whole ? 4 : n - i, whole, x[j]);
+        }
+        TP_UNROLL
+        for (int j = 0; j < 4; j++)
+            TP_UNROLL
+            for (int k = 0; k < 4; k++)
+                chain[k] += (double)x[j][k] * (double)x[j][k];
+    }
+    sum = sumsq_block((chain[0] + chain[2]) + (chain[1] + chain[3]), sums);
+    if (TP_THREAD == 0)
+        TP_ST(a.partial + TP_BLOCK_X, sum);
+}
+
+TP_KERNEL_BOUNDS(sumsq_end, sumsq_end_args, ROWS_BLOCK, 1)
+{
+    TP_SHARED(double, sums, ROWS_BLOCK);
+    double sum = 0.0;
+    for (int64_t i = TP_THREAD; i < a.n; i += ROWS_BLOCK)
+        sum += TP_LD(a.partial + i);
+    sum = sumsq_block(sum, sums);
+    if (TP_THREAD == 0)
+        TP_ST(a.out, sum);
+}
+
+#undef ROWS_BF16
+#define ROWS_BF16 1
+#include "cuda/rows.inc"
+#include "cuda/optim.inc"
+
+int64_t
+tp_cuda_sumsq_partials(int64_t n)
+{
+    return (n + SUMSQ_LEAF - 1) / SUMSQ_LEAF;
+}
+
+tp_status
+tp_cuda_sumsq(tp_stream stream, int64_t n, const float *x, double *out, double *partial)
+{
+    sumsq_args a = {n, x, partial, rows_aligned(x, 0, 4)};
+    sumsq_end_args end = {tp_cuda_sumsq_partials(n), partial, out};
+    TP_TRY(TP_LAUNCH(sumsq_leaf, tp_grid1(end.n), ROWS_BLOCK, 0, stream, a));
+    return TP_LAUNCH(sumsq_end, tp_grid1(1), ROWS_BLOCK, 0, stream, end);
+}
+
+tp_status
+tp_cuda_adamw(tp_stream stream, tp_dtype dtype, int64_t n, float *p, const float *g, float *m, float *v, void *copy,
+              const tp_adamw_args *args, const tp_adamw_args *on_device)
+{
+    adamw_args a = {n, p, m, v, g, copy, on_device, {0, 0, 0, 0, 0, 0, 0, 0}, 0};
+    const tp_grid grid = tp_grid1(rows_blocks(n, ROWS_BLOCK * (int64_t)(16 / tp_dtype_bytes(dtype))));
+    if (on_device == NULL)
+        a.given = *args;
+    a.vector = rows_aligned(p, 0, 4) && rows_aligned(g, 0, 4) && rows_aligned(m, 0, 4) && rows_aligned(v, 0, 4) &&
+               rows_aligned(copy, 0, 4);
+    return dtype == TP_BF16 ? TP_LAUNCH(adamw_bf16, grid, ROWS_BLOCK, 0, stream, a)
+                            : TP_LAUNCH(adamw_f32, grid, ROWS_BLOCK, 0, stream, a);
+}

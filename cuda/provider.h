@@ -1,0 +1,11 @@
+/* What the module of this room brings to _core. */
+#ifndef TP_CUDA_PROVIDER_H
+#define TP_CUDA_PROVIDER_H
+
+#include "csrc/stage/stage_ops.h"
+
+/* "cuda", or "cuda_emu" in the emulated build (TP_CUDA_EMULATED). */
+const tp_provider *
+tp_cuda_provider(void);
+
+#endif

@@ -1,0 +1,283 @@
+#include "cuda/rank.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "csrc/base/clock.h"
+
+/* ---- the account's memory ------------------------------------------------------------------------------------------------ */
+
+static tp_status
+heap_take(void *context, size_t bytes, const char *what, void **out)
+{
+    return tp_cuda_alloc(((tp_cuda_rank *)context)->cuda, bytes, what, out);
+}
+
+static void
+heap_give(void *context, void *memory)
+{
+    tp_cuda_free(((tp_cuda_rank *)context)->cuda, memory);
+}
+
+/* ---- marks ----------------------------------------------------------------------------------------------------------------- */
+
+static tp_status
+add_mark(tp_cuda_rank *rank, tp_cuda_marks *marks, int64_t *at)
+{
+    if (marks->count == marks->room) {
+        int64_t room = marks->room == 0 ? 64 : 2 * marks->room;
+        tp_cuda_mark *mark = realloc(marks->mark, (size_t)room * sizeof *mark);
+        if (mark == NULL)
+            return tp_fail(TP_EMEMORY, "no memory for %lld marks of a step", (long long)room);
+        marks->mark = mark;
+        for (; marks->room < room; marks->room++) {
+            marks->mark[marks->room] = (tp_cuda_mark){0};
+            TP_TRY(tp_cuda_event_create(rank->cuda, 1, &marks->mark[marks->room].event));
+        }
+    }
+    tp_cuda_mark *mark = &marks->mark[marks->count];
+    mark->at = at;
+    TP_TRY(tp_cuda_event_mark(rank->cuda, mark->event, rank->stream));
+    marks->count++;
+    return TP_OK;
+}
+
+static void
+drop_marks(tp_cuda_rank *rank, tp_cuda_marks *marks)
+{
+    for (int64_t i = 0; i < marks->room; i++)
+        tp_cuda_event_destroy(rank->cuda, marks->mark[i].event);
+    free(marks->mark);
+    *marks = (tp_cuda_marks){0};
+}
+
+static tp_status
+read_marks(tp_cuda_rank *rank, const tp_cuda_marks *marks)
+{
+    for (int64_t i = 0; i < marks->count; i++) {
+        double seconds;
+        TP_TRY(tp_cuda_event_elapsed(rank->cuda, rank->origin, marks->mark[i].event, &seconds));
+        *marks->mark[i].at = rank->origin_ns + (int64_t)(seconds * 1e9);
+    }
+    return TP_OK;
+}
+
+static tp_status
+device_mark(tp_device *device, int64_t *at)
+{
+    tp_cuda_rank *rank = tp_cuda_rank_of(device);
+    return add_mark(rank, rank->capturing != NULL ? &rank->capturing->marks : &rank->marks, at);
+}
+
+/* ---- opening and closing ----------------------------------------------------------------------------------------------------- */
+
+static void
+device_close(tp_device *device)
+{
+    tp_cuda_rank *rank = tp_cuda_rank_of(device);
+    if (rank == NULL)
+        return;
+    if (rank->capturing != NULL) { /* a step failed within: nothing of it runs */
+        tp_cuda_graph unused = NULL;
+        if (tp_cuda_capture_end(rank->cuda, rank->stream, &unused) == TP_OK)
+            tp_cuda_graph_destroy(rank->cuda, unused);
+    }
+    for (int64_t i = 0; i < rank->stretches; i++) {
+        if (rank->stretch[i].graph != NULL)
+            tp_cuda_graph_destroy(rank->cuda, rank->stretch[i].graph);
+        drop_marks(rank, &rank->stretch[i].marks);
+    }
+    free(rank->stretch);
+    drop_marks(rank, &rank->marks);
+    if (rank->origin != NULL)
+        tp_cuda_event_destroy(rank->cuda, rank->origin);
+    tp_gemm_close(rank->gemm);
+    tp_heap_free(rank->base.heap, rank->workspace);
+    tp_heap_use(rank->base.heap, NULL);
+    tp_cuda_close(rank->cuda);
+    free(rank);
+}
+
+static tp_status
+device_open(const tp_device_config *config, tp_heap *heap, tp_device **out)
+{
+    tp_cuda_rank *rank = calloc(1, sizeof *rank);
+    if (rank == NULL)
+        return tp_fail(TP_EMEMORY, "no memory for a device");
+    tp_status status = tp_cuda_open(config->device, config->partition, &rank->cuda);
+    if (status != TP_OK) {
+        free(rank);
+        return status;
+    }
+    rank->base = (tp_device){.ops = &tp_cuda_device_ops, .heap = heap};
+    rank->config = *config;
+    rank->stream = tp_cuda_compute(rank->cuda);
+    tp_heap_use(heap, &(tp_heap_hook){.context = rank, .take = heap_take, .give = heap_give});
+    status = tp_cuda_event_create(rank->cuda, 1, &rank->origin);
+    if (status != TP_OK) {
+        device_close(&rank->base);
+        return status;
+    }
+    *out = &rank->base;
+    return TP_OK;
+}
+
+static tp_status
+device_reserve(tp_device *device, size_t bytes)
+{
+    tp_cuda_rank *rank = tp_cuda_rank_of(device);
+    tp_gemm_options options = {.candidates = rank->config.candidates, .reproducible = rank->config.reproducible};
+    if (tp_gemm_workspace_bytes(rank->cuda) > TP_CUDA_GEMM_BYTES)
+        return tp_fail(TP_EINTERNAL, "products want %zu bytes of workspace: at most %zu were foreseen",
+                       tp_gemm_workspace_bytes(rank->cuda), TP_CUDA_GEMM_BYTES);
+    TP_TRY(tp_heap_alloc(rank->base.heap, bytes, "workspace of the kernels", &rank->workspace));
+    rank->partial = (char *)rank->workspace + TP_CUDA_GEMM_BYTES;
+    return tp_gemm_open(rank->cuda, rank->stream, &options, rank->workspace, &rank->gemm);
+}
+
+/* ---- a step ------------------------------------------------------------------------------------------------------------------- */
+
+static tp_status
+device_begin(tp_device *device)
+{
+    tp_cuda_rank *rank = tp_cuda_rank_of(device);
+    TP_TRY(tp_cuda_bind(rank->cuda));
+    rank->marks.count = 0;
+    for (int64_t i = 0; i < rank->stretches; i++)
+        rank->stretch[i].seen &= ~2;
+    TP_TRY(tp_cuda_event_mark(rank->cuda, rank->origin, rank->stream));
+    TP_TRY(tp_cuda_event_synchronize(rank->cuda, rank->origin));
+    rank->origin_ns = tp_clock_ns();
+    return TP_OK;
+}
+
+static tp_status
+device_copy(tp_device *device, void *to, const void *from, size_t bytes)
+{
+    tp_cuda_rank *rank = tp_cuda_rank_of(device);
+    return tp_cuda_copy(rank->cuda, rank->stream, to, from, bytes, TP_CUDA_ON_DEVICE);
+}
+
+static tp_status
+move(tp_device *device, void *to, const void *from, size_t bytes, tp_cuda_direction direction)
+{
+    tp_cuda_rank *rank = tp_cuda_rank_of(device);
+    TP_TRY(tp_cuda_copy(rank->cuda, rank->stream, to, from, bytes, direction));
+    return tp_cuda_synchronize(rank->cuda, rank->stream);
+}
+
+static tp_status
+device_read(tp_device *device, void *host, const void *from, size_t bytes)
+{
+    return move(device, host, from, bytes, TP_CUDA_TO_HOST);
+}
+
+static tp_status
+device_write(tp_device *device, void *to, const void *host, size_t bytes)
+{
+    return move(device, to, host, bytes, TP_CUDA_TO_DEVICE);
+}
+
+static tp_status
+device_collect(tp_device *device)
+{
+    tp_cuda_rank *rank = tp_cuda_rank_of(device);
+    TP_TRY(tp_cuda_synchronize(rank->cuda, rank->stream));
+    TP_TRY(read_marks(rank, &rank->marks));
+    for (int64_t i = 0; i < rank->stretches; i++)
+        if (rank->stretch[i].seen & 2)
+            TP_TRY(read_marks(rank, &rank->stretch[i].marks));
+    return TP_OK;
+}
+
+/* ---- stretches: graphs ---------------------------------------------------------------------------------------------------------- */
+
+/* The stretch of this position, a new one if need be. They come in order in the first step, so the search is a bisection. */
+static tp_status
+find_stretch(tp_cuda_rank *rank, int64_t position, tp_cuda_stretch **out)
+{
+    int64_t low = 0, high = rank->stretches;
+    while (low < high) {
+        int64_t middle = (low + high) / 2;
+        if (rank->stretch[middle].position < position)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    if (low == rank->stretches || rank->stretch[low].position != position) {
+        if (rank->stretches == rank->room) {
+            int64_t room = rank->room == 0 ? 32 : 2 * rank->room;
+            tp_cuda_stretch *more = realloc(rank->stretch, (size_t)room * sizeof *more);
+            if (more == NULL)
+                return tp_fail(TP_EMEMORY, "no memory for the graphs of a step");
+            rank->stretch = more;
+            rank->room = room;
+        }
+        memmove(&rank->stretch[low + 1], &rank->stretch[low], (size_t)(rank->stretches - low) * sizeof *rank->stretch);
+        rank->stretch[low] = (tp_cuda_stretch){.position = position};
+        rank->stretches++;
+    }
+    *out = &rank->stretch[low];
+    return TP_OK;
+}
+
+/* seen: 1 the stretch has run, 2 its graph runs in this step (its marks are to be read). */
+static tp_status
+device_stretch_begin(tp_device *device, int64_t position, int *replayed)
+{
+    tp_cuda_rank *rank = tp_cuda_rank_of(device);
+    tp_cuda_stretch *stretch = NULL;
+    *replayed = 0;
+    if (rank->config.eager || !tp_cuda_has_graphs(rank->cuda))
+        return TP_OK;
+    TP_TRY(find_stretch(rank, position, &stretch));
+    if (stretch->graph != NULL) {
+        TP_TRY(tp_cuda_graph_launch(rank->cuda, stretch->graph, rank->stream));
+        stretch->seen |= 2;
+        rank->replayed++;
+        *replayed = 1;
+        return TP_OK;
+    }
+    if (!(stretch->seen & 1) || stretch->gave_up) {
+        stretch->seen |= 1;
+        return TP_OK;
+    }
+    TP_TRY(tp_cuda_capture_begin(rank->cuda, rank->stream));
+    stretch->marks.count = 0;
+    rank->capturing = stretch;
+    return TP_OK;
+}
+
+static tp_status
+device_stretch_end(tp_device *device, int64_t position, int *again)
+{
+    tp_cuda_rank *rank = tp_cuda_rank_of(device);
+    tp_cuda_stretch *stretch = rank->capturing;
+    (void)position;
+    *again = 0;
+    if (stretch == NULL)
+        return TP_OK;
+    rank->capturing = NULL;
+    if (tp_cuda_capture_end(rank->cuda, rank->stream, &stretch->graph) != TP_OK) {
+        stretch->graph = NULL; /* not all can be captured everywhere: then it runs as it is, from now on */
+        stretch->gave_up = *again = 1;
+        return TP_OK;
+    }
+    stretch->seen |= 2;
+    return tp_cuda_graph_launch(rank->cuda, stretch->graph, rank->stream);
+}
+
+const tp_device_ops tp_cuda_device_ops = {
+    .open = device_open,
+    .close = device_close,
+    .workspace_bytes = tp_cuda_workspace_bytes,
+    .reserve = device_reserve,
+    .begin = device_begin,
+    .copy = device_copy,
+    .read = device_read,
+    .write = device_write,
+    .mark = device_mark,
+    .collect = device_collect,
+    .stretch_begin = device_stretch_begin,
+    .stretch_end = device_stretch_end,
+};

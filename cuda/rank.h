@@ -1,0 +1,61 @@
+/* A rank's device as the engine sees it (tp_device_ops), with what its stages share: the stream, products, workspace. */
+#ifndef TP_CUDA_RANK_H
+#define TP_CUDA_RANK_H
+
+#include "csrc/stage/stage_ops.h"
+#include "cuda/device.h"
+#include "cuda/gemm.h"
+
+#define TP_CUDA_GEMM_BYTES ((size_t)32 << 20) /* on every device, so that a plan need not know which (gemm.h: at most) */
+
+typedef struct {
+    tp_cuda_event event;
+    int64_t *at;
+} tp_cuda_mark;
+
+/* Marks in the order in which they were made. */
+typedef struct {
+    tp_cuda_mark *mark;
+    int64_t count, room; /* events exist up to room */
+} tp_cuda_marks;
+
+/* A stretch of instructions and its graph, once it has been seen: eager the first time (products are prepared), captured
+ * the second, then launched. */
+typedef struct {
+    int64_t position;
+    int seen, gave_up;
+    tp_cuda_graph graph;
+    tp_cuda_marks marks; /* the graph's own */
+} tp_cuda_stretch;
+
+typedef struct {
+    tp_device base;
+    tp_device_config config;
+    tp_cuda_device *cuda;
+    tp_stream stream; /* compute */
+    tp_gemm *gemm;
+    void *workspace;  /* TP_CUDA_GEMM_BYTES, then `partial` */
+    void *partial;    /* of sums over rows and of squares */
+    tp_cuda_event origin;
+    int64_t origin_ns; /* host's clock when the device came to `origin` */
+    tp_cuda_marks marks;
+    tp_cuda_stretch *stretch; /* [stretches], ascending in position */
+    int64_t stretches, room;
+    tp_cuda_stretch *capturing; /* between stretch_begin and stretch_end */
+    int64_t replayed;           /* stretches launched as graphs, ever */
+} tp_cuda_rank;
+
+extern const tp_device_ops tp_cuda_device_ops;
+extern const tp_stage_ops tp_cuda_stage_ops;
+
+/* Bytes of workspace for this stage: what tp_device_ops.workspace_bytes says. */
+size_t
+tp_cuda_workspace_bytes(const tp_stage_config *stage, const tp_device_config *config);
+/* The device behind an engine's, for a communicator that sends from its memory. */
+static inline tp_cuda_rank *
+tp_cuda_rank_of(tp_device *device)
+{
+    return (tp_cuda_rank *)device;
+}
+
+#endif

@@ -1,0 +1,80 @@
+"""Where a rank computes: the CPU, or a GPU through the C module of `terapipe_c.cuda`."""
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import _core, cuda
+from .config import human_bytes
+
+__all__ = ["BACKENDS", "Backend", "choose", "place"]
+
+BACKENDS = ("cpu", "cuda")
+DTYPES = {"cpu": ("float32",), "cuda": ("bf16", "float32")}   # the first is what None means
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A backend and the type of its activations: what sizes and results depend on, besides the plan."""
+
+    name: str = "cpu"
+    dtype: str = "float32"
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Of `_core.Engine` and `_core.rank_memory`. ExecutionError where the package was built without it."""
+        return {} if self.name == "cpu" else {"provider": cuda.load().provider, "dtype": self.dtype}
+
+
+def choose(name: Any = "cpu", dtype: Any = None) -> Backend:
+    """The backend of these arguments; InvalidValueError says what would be right."""
+    if name not in BACKENDS:
+        raise _core.InvalidValueError(f"backend is {name!r}: 'cpu' or 'cuda' would be right")
+    known = DTYPES[name]
+    if dtype is not None and dtype not in known:
+        right = " or ".join(repr(each) for each in known)
+        raise _core.InvalidValueError(f"dtype is {dtype!r}: {right} would be right for backend {name!r}")
+    return Backend(name, known[0] if dtype is None else dtype)
+
+
+def place(backend: Backend, ranks: int, devices: Sequence[int] | None, needed: Sequence[int]) -> list[int]:
+    """The GPU of each rank on this machine: rank r's is r, or what `devices` says, where ranks may share one.
+
+    Raises before anything is started: ExecutionError (no driver, too old, no GPU), InvalidValueError (fewer GPUs than ranks;
+    different ones, unless `devices` asks for them), OutOfMemoryError (needed: bytes of each rank).
+    """
+    if backend.name == "cpu":
+        if devices is not None:
+            raise _core.InvalidValueError(f"devices is {devices!r}: None would be right for backend 'cpu'")
+        return [0] * ranks
+    if why := cuda.why_not():
+        raise _core.ExecutionError(f"backend 'cuda' cannot be used: {why}")
+    count, seen = cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if devices is None:
+        if ranks > count:
+            shown = f"CUDA_VISIBLE_DEVICES is {seen!r}; " if seen is not None else ""
+            raise _core.InvalidValueError(f"the plan has {ranks} ranks and this machine shows {count} GPUs ({shown}rank {count} is "
+                                          f"the first without one): a plan for {count} devices, or devices=[...] with a GPU for "
+                                          "each rank, would be right")
+        placed = list(range(ranks))
+    else:
+        placed = list(devices)
+        if len(placed) != ranks or any(isinstance(d, bool) or not isinstance(d, int) or not 0 <= d < count for d in placed):
+            raise _core.InvalidValueError(f"devices is {placed}: {ranks} numbers from 0 to {count - 1}, one for each rank, would "
+                                          "be right")
+    found = cuda.devices()
+    names = sorted({found[d].name for d in placed})
+    if devices is None and len(names) > 1:
+        raise _core.InvalidValueError(f"the ranks' GPUs differ ({', '.join(names)}): a plan knows one kind; devices={placed} asks "
+                                      "for them all the same")
+    for device in sorted(set(placed)):
+        here = [rank for rank in range(ranks) if placed[rank] == device]
+        wanted, free = sum(needed[rank] for rank in here), found[device].free_bytes
+        if wanted > free:
+            what = f"rank {here[0]} needs" if len(here) == 1 else f"ranks {', '.join(map(str, here))} need"
+            raise _core.OutOfMemoryError(f"{what} {wanted} bytes on GPU {device}, which has {free} free of "
+                                         f"{found[device].total_bytes}: {wanted - free} bytes short ({human_bytes(wanted)} of "
+                                         f"{human_bytes(free)})")
+    return placed

@@ -1,0 +1,127 @@
+"""Which rank of how many this process is, as torchrun, mpirun or srun say it in the environment."""
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from . import _core
+
+__all__ = ["LAUNCHERS", "Place", "find_place"]
+
+PORTS = 16  # how many ports after the first one are tried where the launcher, not the user, chose it
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this process stands among all that the launcher started."""
+
+    launcher: str
+    rank: int
+    ranks: int
+    local_rank: int  # among those of this machine: the device it uses
+    host: str  # of rank 0
+    port: int
+    ports: int  # rank 0 listens at the first free one of port .. port + ports - 1
+    token: str  # of the job: who has another one belongs to another job
+
+
+@dataclass(frozen=True)
+class _Launcher:
+    names: str
+    rank: str
+    ranks: str
+    local_rank: str
+    local_ranks: str
+    jobs: tuple[str, ...]  # what tells one job from another
+    start: str
+
+
+LAUNCHERS = {
+    "torchrun": _Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+                          ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"), "torchrun --nproc-per-node 2 script.py"),
+    "mpirun": _Launcher("Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+                        "OMPI_COMM_WORLD_LOCAL_SIZE", ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+                        "mpirun -n 2 -x MASTER_ADDR -x MASTER_PORT python script.py"),
+    "mpiexec": _Launcher("MPICH's or Intel's mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
+                         ("PMI_KVSNAME", "HYDRA_JOBID"), "mpiexec -n 2 -genvlist MASTER_ADDR,MASTER_PORT python script.py"),
+    "srun": _Launcher("srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE",
+                      ("SLURM_JOB_ID", "SLURM_STEP_ID"), "srun -n 2 python script.py"),
+}  # in the order in which they are looked for: mpirun may run within a Slurm job
+NODE_LISTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+
+
+def find_place(environ: Mapping[str, str], launcher: str | None = None) -> Place:
+    """The place that `launcher` (None: the first one found) gave this process. InvalidValueError says what was looked for,
+    what is missing and how to give it."""
+    if launcher is not None and launcher not in LAUNCHERS:
+        raise _core.InvalidValueError(f"launcher is {launcher!r}: one of {', '.join(LAUNCHERS)} would be right")
+    names = [launcher] if launcher else [name for name, one in LAUNCHERS.items() if one.rank in environ and one.ranks in environ]
+    if not names:
+        looked = "; ".join(f"{one.rank} and {one.ranks} ({one.names})" for one in LAUNCHERS.values())
+        raise _core.InvalidValueError(f"no launcher started this process: looked for {looked}. {LAUNCHERS['torchrun'].start!r} "
+                                      "would be right, or tp.launch, which starts its ranks itself")
+    name = names[0]
+    one = LAUNCHERS[name]
+    rank, ranks = (_whole(environ, variable, one) for variable in (one.rank, one.ranks))
+    if not 0 <= rank < ranks:
+        raise _core.InvalidValueError(f"{one.rank} is {rank} and {one.ranks} {ranks}: a rank from 0 to one less than all would be "
+                                      "right")
+    local = _whole(environ, one.local_rank, one) if one.local_rank in environ else 0
+    host = _host(environ, name, one, ranks)
+    port, ports = _port(environ, name, one)
+    return Place(name, rank, ranks, local, host, port, ports, _token(environ, one))
+
+
+def _whole(environ: Mapping[str, str], variable: str, one: _Launcher) -> int:
+    if variable not in environ:
+        raise _core.InvalidValueError(f"{variable} is not set: {one.names} sets it ({one.start})")
+    try:
+        return int(environ[variable])
+    except ValueError:
+        raise _core.InvalidValueError(f"{variable} is {environ[variable]!r}: a whole number would be right") from None
+
+
+def _host(environ: Mapping[str, str], name: str, one: _Launcher, ranks: int) -> str:
+    if environ.get("MASTER_ADDR"):
+        return environ["MASTER_ADDR"]
+    nodes = next((environ[variable] for variable in NODE_LISTS if environ.get(variable)), "") if name == "srun" else ""
+    if nodes:
+        return first_host(nodes)
+    if environ.get(one.local_ranks) == str(ranks):
+        return "127.0.0.1"
+    looked = ", ".join(("MASTER_ADDR", *(NODE_LISTS if name == "srun" else ()), f"{one.local_ranks} = {ranks} (all here)"))
+    raise _core.InvalidValueError(f"where rank 0 is cannot be told: looked for {looked}. The address of rank 0's machine in "
+                                  f"MASTER_ADDR would be right ({one.start})")
+
+
+def _port(environ: Mapping[str, str], name: str, one: _Launcher) -> tuple[int, int]:
+    if "MASTER_PORT" in environ:
+        port = _whole(environ, "MASTER_PORT", one)
+        shared = name == "torchrun" and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # its own store listens there
+        if not 1 <= port <= 65535 - PORTS:
+            raise _core.InvalidValueError(f"MASTER_PORT is {port}: 1 to {65535 - PORTS} would be right")
+        return (port + 1, PORTS) if shared else (port, 1)
+    job = _job(environ, one)
+    if not job:
+        raise _core.InvalidValueError(f"MASTER_PORT is not set, and nothing tells this job from another ({', '.join(one.jobs)}): a "
+                                      f"free port of rank 0's machine in MASTER_PORT would be right ({one.start})")
+    return 20000 + int(hashlib.sha256(job.encode()).hexdigest(), 16) % 1000 * PORTS, PORTS
+
+
+def _job(environ: Mapping[str, str], one: _Launcher) -> str:
+    return "/".join(environ[variable] for variable in one.jobs if variable in environ)
+
+
+def _token(environ: Mapping[str, str], one: _Launcher) -> str:
+    secret = f"{environ.get('TERAPIPE_TOKEN', '')}\0{_job(environ, one)}"
+    return hashlib.sha256(secret.encode()).hexdigest()[:40]
+
+
+def first_host(nodes: str) -> str:
+    """The first host of a Slurm node list such as "login,gpu[07-09,12],big3"."""
+    first = re.match(r"([^\[,]+)(?:\[([^\],-]+)[^\]]*\])?([^,\[]*)", nodes.strip())
+    if first is None:
+        raise _core.InvalidValueError(f"the node list is {nodes!r}: hosts such as gpu[07-09,12] would be right")
+    return first.group(1) + (first.group(2) or "") + (first.group(3) or "")

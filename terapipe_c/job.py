@@ -1,0 +1,216 @@
+"""What a training is asked to do, checked before anybody starts: the same for `launch` and for `train`."""
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import _core
+from .backend import choose, place
+from .checkpoint import MODEL_FIELDS
+from .engine import gather_bytes, rank_memory
+from .worker import GATHER_BYTES
+
+__all__ = ["ENGINE", "check_executable", "check_plan", "largest_gather", "make_folder", "make_job", "neighbours"]
+
+ENGINE = "terapipe_c.engine:make_engine"
+
+
+def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: bool, val_fraction: float, tokenizer: Any,
+             first: bool = True, local_rank: int | None = None, **options: Any) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """The job of `launch`'s arguments (plain JSON) and the arrays that go with it; nothing is written. first: this process
+    will make the run folder. local_rank: this process is that one of its machine, which has started it; None: all ranks will
+    be of this machine."""
+    options = {**options, "betas": list(options["betas"]), "steps": steps}
+    if out is None:
+        options["checkpoint_every"] = 0
+    check_plan(plan)
+    _check(options)
+    check_executable(plan)
+    folder = None if out is None else Path(out).absolute()
+    if first and not resume:
+        _check_new(folder)
+    if resume and folder is None:
+        raise _core.InvalidValueError("resume is True but out is None: the run folder to resume would be right")
+    arrays: dict[str, NDArray[Any]] = {}
+    job: dict[str, Any] = {**options, **_describe(plan), "out": None if folder is None else str(folder), "first_step": 0,
+                           "resume_from": None, "predicted_peak_memory_bytes": _memory(plan, options)}
+    _check_devices(job, local_rank)
+    if resume:
+        job.update(_resume_from(folder, job))
+    elif init is not None:
+        arrays |= {f"init/{name}": value for name, value in _initial(init, plan.model).items()}
+    job["data"] = _open_data(data, job, val_fraction, tokenizer, arrays)
+    return job, arrays
+
+
+def _check_new(folder: Path | None) -> None:
+    if folder is not None and folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise FileExistsError(17, "this run folder exists already: another one, or resume=True, would be right", str(folder))
+
+
+def check_plan(plan: Any) -> None:
+    """InvalidTypeError if it is none."""
+    if not hasattr(plan, "to_dict") or not hasattr(plan, "ranks"):
+        raise _core.InvalidTypeError(f"plan is {type(plan).__name__}: a Plan (tp.plan, tp.Plan.load) would be right")
+
+
+def neighbours(ranks: int) -> bytearray:
+    """Which pairs talk: neighbours, first and last included, as interleaved stages and a tied embedding go round."""
+    pairs = bytearray(ranks * ranks)
+    for rank in range(ranks):
+        for other in ((rank + 1) % ranks, (rank - 1) % ranks):
+            pairs[rank * ranks + other] = other != rank
+    return pairs
+
+
+def largest_gather(model: Any) -> int:
+    """Bytes of a rank's largest contribution to an all-gather."""
+    return max(GATHER_BYTES, gather_bytes(model))
+
+
+def _check(options: dict[str, Any]) -> None:
+    whole = {"steps": 0, "warmup_steps": 0, "threads_per_rank": 1, "checkpoint_every": 0, "log_every": 1, "eval_every": 0,
+             "eval_batches": 1, "seed": 0}
+    for name, least in whole.items():
+        value = options[name]
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+            raise _core.InvalidValueError(f"{name} is {value!r}: an integer of at least {least} would be right")
+    for name in ("lr", "min_lr", "weight_decay", "eps", "grad_clip", "timeout_s"):
+        value = options[name]
+        if name == "min_lr" and value is None:
+            options[name] = value = options["lr"] / 10
+        if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+            raise _core.InvalidValueError(f"{name} is {value!r}: a finite number of at least 0 would be right")
+    options["dtype"] = choose(options["backend"], options["dtype"]).dtype
+    if options["devices"] is not None:
+        options["devices"] = [int(device) for device in options["devices"]]
+    if options["lr_schedule"] not in ("cosine", "constant"):
+        raise _core.InvalidValueError(f"lr_schedule is {options['lr_schedule']!r}: 'cosine' or 'constant' would be right")
+    if len(options["betas"]) != 2 or not all(0 <= beta < 1 for beta in options["betas"]):
+        raise _core.InvalidValueError(f"betas is {options['betas']!r}: two numbers in [0, 1) would be right")
+
+
+def check_executable(plan: Any) -> None:
+    """InvalidValueError if this engine cannot run the plan, saying what of it."""
+    why = getattr(plan, "why_not_executable", "")
+    if why:
+        raise _core.InvalidValueError(f"this plan cannot be run: {why}; tp.plan(..., executable=True) plans what it does")
+
+
+def _describe(plan: Any) -> dict[str, Any]:
+    """All that a job keeps of a plan; the one place that knows a plan's attributes."""
+    model = {name: getattr(plan.model, name) for name in MODEL_FIELDS}
+    return {"plan": plan.to_dict(), "model": model, "seq_len": int(plan.seq_len), "batch": int(plan.batch),
+            "ranks": int(plan.ranks)}
+
+
+def _memory(plan: Any, options: Mapping[str, Any]) -> list[int]:
+    """What each rank will hold with so many threads, on this processor: a plan knows one thread, and where it was made."""
+    if options["engine"] != ENGINE:
+        return [int(size) for size in plan.peak_memory_bytes]
+    sizes = rank_memory(plan.model, plan.stages, plan.slicing, plan.program, options["threads_per_rank"],
+                        choose(options["backend"], options["dtype"]))
+    planned = getattr(plan, "backend", "cpu"), getattr(plan, "dtype", "float32")
+    if planned[0] == "cuda" and planned != (options["backend"], options["dtype"]):
+        raise _core.InvalidValueError(f"the plan is for backend {planned[0]!r} with {planned[1]}, this run has "
+                                      f"{options['backend']!r} with {options['dtype']}: launch(..., backend={planned[0]!r}, "
+                                      f"dtype={planned[1]!r}) would be right")
+    limit = plan.memory_limit_bytes
+    for rank, size in enumerate(sizes):
+        if limit is not None and size > limit:
+            raise _core.InfeasibleError(f"rank {rank} needs {size} bytes with threads_per_rank = {options['threads_per_rank']} and "
+                                        f"may use {limit}: {size - limit} bytes short; a plan with memory_bytes = {size} would "
+                                        f"be right")
+    return sizes
+
+
+def _check_devices(job: Mapping[str, Any], local_rank: int | None) -> None:
+    """Every rank of this machine has a GPU, and room on it, where the backend wants one."""
+    backend, needed, devices = choose(job["backend"], job["dtype"]), job["predicted_peak_memory_bytes"], job["devices"]
+    if local_rank is None:
+        place(backend, job["ranks"], devices, needed)
+    else:     # one of several processes of this machine: its own, of the GPUs that the launcher shows it
+        place(backend, local_rank + 1, None if devices is None else devices[:local_rank + 1],
+              [0] * local_rank + [max(needed)])
+
+
+def _resume_from(folder: Path | None, job: Mapping[str, Any]) -> dict[str, Any]:
+    from .checkpoint import find_checkpoint
+
+    path = find_checkpoint(Path(str(folder)))
+    state = json.loads((path / "state.json").read_text())
+    different = [name for name in MODEL_FIELDS if state["model"][name] != job["model"][name]]
+    if different:
+        name = different[0]
+        raise _core.InvalidValueError(f"{path}: the checkpoint's model has {name} {state['model'][name]}, the plan's has "
+                                      f"{job['model'][name]}")
+    return {"resume_from": str(path), "first_step": int(state["step"])}
+
+
+def _initial(init: Any, model: Any) -> Mapping[str, NDArray[np.float32]]:
+    from .checkpoint import Checkpoint, load_checkpoint, param_shapes
+
+    if isinstance(init, (str, os.PathLike)):
+        init = load_checkpoint(init, optimizer=False)
+    if not isinstance(init, (Mapping, Checkpoint)):
+        raise _core.InvalidTypeError(f"init is {type(init).__name__}: a dict of arrays, a checkpoint or its path would be right")
+    params: Mapping[str, NDArray[np.float32]] = init if isinstance(init, Mapping) else init.params or {}
+    for name, value in params.items():
+        if not isinstance(value, np.ndarray) or value.dtype != np.float32:
+            raise _core.InvalidValueError(f"init: {name} is {getattr(value, 'dtype', type(value).__name__)}: a float32 array "
+                                          f"would be right")
+    for name, shape in param_shapes(model).items():
+        if name not in params or params[name].shape != shape:
+            found = "missing" if name not in params else f"of shape {params[name].shape}"
+            raise _core.InvalidValueError(f"init: {name} is {found}: {shape}, as in tp.init_params(plan.model), would be right")
+    return params
+
+
+def _open_data(data: Any, job: Mapping[str, Any], val_fraction: float, tokenizer: Any,
+               arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
+    """Read every token once, here, so that bad data is refused before anybody starts."""
+    from .data import Dataset
+
+    sizes = job["seq_len"], job["batch"]
+    whole = Dataset(data, *sizes, seed=job["seed"], val_fraction=val_fraction, vocab_size=job["model"]["vocab_size"],
+                    tokenizer=tokenizer)
+    if job["eval_every"]:
+        Dataset(whole.tokens, *sizes, seed=job["seed"], split="val", val_fraction=val_fraction)
+    if isinstance(data, (str, os.PathLike)) and tokenizer is None:
+        return {"path": os.path.abspath(data), "val_fraction": val_fraction}
+    arrays["data"] = whole.tokens
+    return {"path": None, "val_fraction": val_fraction}
+
+
+def make_folder(job: Mapping[str, Any], plan: Any) -> None:
+    """config.json, plan.json and a metrics.jsonl that ends where this run begins."""
+    folder = Path(job["out"])
+    made = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        config = {name: value for name, value in job.items() if name != "plan"}
+        (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+        plan.save(folder / "plan.json")
+        metrics = folder / "metrics.jsonl"
+        kept = metrics.read_text().splitlines() if metrics.exists() else []
+        kept = [line for line in kept if _step_of(line) < job["first_step"]]
+        metrics.write_text("".join(line + "\n" for line in kept))
+    except BaseException:
+        if made:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _step_of(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf  # cut off when its writer died

@@ -1,0 +1,88 @@
+"""What a training tells when it is over, or so far: records, evaluations, the measured timeline, the report."""
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from .report import Report
+
+__all__ = ["Outcome", "Record"]
+
+
+@dataclass(frozen=True)
+class Record:
+    """One step. Steps count from 0; step s trains on `Dataset.batch(s)`. Times in seconds; losses are means per token."""
+
+    step: int
+    loss: float
+    grad_norm: float  # over all ranks, before clipping
+    lr: float
+    tokens_per_s: float
+    step_time_s: float  # from all ranks' start to the slowest one's end, without evaluation and checkpoints
+    predicted_step_time_s: float
+    eval_loss: float | None = None  # None where this step did not evaluate
+
+
+class Outcome:
+    """What `Run` (of `launch`) and `RankRun` (of `train`) have in common."""
+
+    plan: Any
+    out: Path | None
+
+    def __init__(self, plan: Any, job: Mapping[str, Any]) -> None:
+        self.plan = plan
+        self.out = None if job["out"] is None else Path(job["out"])
+        self._job = job
+        self._history: list[Record] = []
+        self._ends: dict[int, dict[str, Any]] = {}
+        self._checkpoint: Path | None = Path(job["resume_from"]) if job["resume_from"] else None
+
+    @property
+    def history(self) -> list[Record]:
+        """The records so far."""
+        return list(self._history)
+
+    @property
+    def loss_eval(self) -> float | None:
+        """The newest evaluation's mean loss; None if there was none."""
+        return next((record.eval_loss for record in reversed(self._history) if record.eval_loss is not None), None)
+
+    @property
+    def checkpoint_path(self) -> Path | None:
+        """The newest complete checkpoint; None if there is none."""
+        return self._checkpoint
+
+    @property
+    def trace(self) -> list[tuple[int, str, int, int, int, float, float]]:
+        """What ran in the last step, when the run is over: (rank, op, stage, micro, slice, start_s, end_s), from 0 s on."""
+        rows = [(rank, *row) for rank in sorted(self._ends) for row in self._ends[rank]["trace"]]
+        start = min((row[5] for row in rows), default=0.0)
+        return [(rank, op, stage, micro, piece, begin - start, end - start)
+                for rank, op, stage, micro, piece, begin, end in rows]
+
+    def timeline(self) -> Any:
+        """The measured timeline of the last step, drawn like the predicted one (`plan.timeline()`)."""
+        from .schedule import Timeline
+
+        return Timeline.from_intervals(self.trace, self._job["ranks"])
+
+    def report(self) -> Report:
+        """Predicted beside measured, once it is over. Printing it or showing it in a notebook draws it."""
+        ends = [self._ends[rank] for rank in sorted(self._ends)]
+        records = [asdict(record) for record in self._history]
+        return Report.of(self.plan, records, ends, self.timeline(), self._job)
+
+    def _take_record(self, event: dict[str, Any], metrics: IO[str] | None) -> Record:
+        record = Record(**event, predicted_step_time_s=float(self.plan.step_time_s))
+        if metrics is not None:
+            metrics.write(json.dumps(asdict(record)) + "\n")
+            metrics.flush()
+        return record
+
+    def _write_trace(self) -> None:
+        if self.out is not None:
+            columns = ["rank", "op", "stage", "micro", "slice", "start_s", "end_s"]
+            (self.out / "trace.json").write_text(json.dumps({"columns": columns, "rows": self.trace}) + "\n")

@@ -1,0 +1,178 @@
+"""`train`: what `launch` does, inside a rank that torchrun, mpirun or srun has started, on one machine or many."""
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from . import _core
+from .environment import Place, find_place
+from .job import check_plan, largest_gather, make_folder, make_job, neighbours
+from .launch import launch
+from .outcome import Outcome, Record
+from .progress import Progress
+from .worker import failures, run_rank, share
+
+__all__ = ["RankRun", "train"]
+
+
+def train(plan: Any, data: Any, steps: int, *, backend: str = "cpu", launcher: str | None = None, meeting_s: float = 60.0,
+          progress: bool | None = None, **options: Any) -> RankRun:
+    """Train `plan` as the rank that the environment says this process is; returns when the last step is done, on every rank.
+
+    Args:
+        plan, data, steps: as in `launch`, and the same on every rank; every rank reads `data`.
+        launcher: "torchrun", "mpirun" (Open MPI), "mpiexec" (MPICH, Intel MPI) or "srun"; None: the first whose variables are
+            set. The address of rank 0 is MASTER_ADDR, with srun the first node; the port MASTER_PORT, or one made of the job's
+            number. TERAPIPE_TOKEN, if set, must be the same on all: who has another one is not heard.
+        meeting_s: how long the ranks wait for each other at the beginning.
+        progress: as in `launch`, shown by rank 0.
+        options: all others of `launch` but `processes`. `out` and the checkpoints in it must be seen by every rank: on several
+            machines, a shared file system.
+
+    Raises InvalidValueError (environment, world size that is not the plan's number of ranks, arguments that differ between
+    ranks), DeadlineError (names the ranks that did not come), StorageError (port in use), and what `launch` raises. When any
+    rank fails or dies every other one raises AbortedError, which names it, within 2 seconds.
+    """
+    arguments = _arguments(plan, data, steps, backend, options)
+    check_plan(plan)
+    place = find_place(os.environ, launcher)
+    if place.ranks != plan.ranks:
+        raise _core.InvalidValueError(f"{place.launcher} started {place.ranks} ranks and the plan has {plan.ranks}: "
+                                      f"{plan.ranks} ranks, or a plan for {place.ranks} devices, would be right")
+    region = _core.Region.create(place.ranks, bytes(place.ranks ** 2), 0, largest_gather(plan.model), False)
+    comm = meet(place, region, plan.model, plan.digest, meeting_s, float(arguments["timeout_s"]))
+    return _Rank(plan, place, region, comm, progress).run(arguments)
+
+
+def _arguments(plan: Any, data: Any, steps: int, backend: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    signature = inspect.signature(launch)
+    known = [name for name in signature.parameters if name not in ("plan", "data", "steps", "processes", "progress", "backend")]
+    wrong = [name for name in options if name not in known]
+    if wrong:
+        raise _core.InvalidTypeError(f"train has no argument {wrong[0]!r}: plan, data, steps, backend, launcher, meeting_s, "
+                                     f"progress, {', '.join(known)} would be right")
+    bound = signature.bind(plan, data, steps, backend=backend, **options)
+    bound.apply_defaults()
+    return {name: value for name, value in bound.arguments.items() if name not in ("processes", "progress")}
+
+
+def meet(place: Place, region: _core.Region, model: Any, plan: str, meeting_s: float, timeout_s: float) -> _core.Comm:
+    """The communicator of all ranks, once they have met and are of the same version and plan."""
+    from . import __version__
+
+    return _core.tcp_comm(region, place.rank, place.host, place.port, neighbours(place.ranks), largest_gather(model),
+                          ports=place.ports, token=place.token, version=__version__, plan=plan[:63], meeting_s=meeting_s,
+                          timeout_s=timeout_s)
+
+
+class RankRun(Outcome):
+    """A training that is over, as every rank has it: iterating gives its records, `report()` predicted beside measured."""
+
+    def __init__(self, plan: Any, job: Mapping[str, Any], rank: int) -> None:
+        super().__init__(plan, job)
+        self.rank = rank
+        self.pids = [os.getpid()]
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._history)
+
+    @property
+    def running(self) -> bool:
+        """False: train returns when the last step is done."""
+        return False
+
+    def wait(self, timeout_s: float | None = None) -> RankRun:
+        """Nothing to wait for; there for scripts that do so with `launch`."""
+        return self
+
+    def __repr__(self) -> str:
+        last = f", step {self._history[-1].step}, loss {self._history[-1].loss:.4f}" if self._history else ""
+        return f"RankRun(rank {self.rank} of {self._job['ranks']}{last}, out={self._job['out']})"
+
+
+class _Rank:
+    def __init__(self, plan: Any, place: Place, region: _core.Region, comm: _core.Comm, progress: bool | None) -> None:
+        self.plan, self.place, self.region, self.comm, self.wanted = plan, place, region, comm, progress
+        self.error: BaseException | None = None
+        self.metrics: IO[str] | None = None
+
+    def run(self, arguments: Mapping[str, Any]) -> RankRun:
+        """What goes wrong here is told to all by the abort, which goes out when the communicator is closed."""
+        outcome: RankRun | None = None
+        try:
+            with failures(self.place.rank, self.region, lambda event: None):
+                try:
+                    outcome = self._train(arguments)
+                except BaseException as error:
+                    self.error = error
+                    raise
+        finally:
+            if self.metrics is not None:
+                self.metrics.close()
+            self.comm.close()
+        if outcome is None:
+            assert self.error is not None
+            raise self.error
+        return outcome
+
+    def _train(self, arguments: Mapping[str, Any]) -> RankRun:
+        first = self.place.rank == 0
+        job, arrays = make_job(**arguments, first=first, local_rank=self.place.local_rank)
+        job["local_rank"] = self.place.local_rank
+        self._compare(job)
+        if first and job["out"] is not None:
+            make_folder(job, self.plan)
+            self.metrics = (Path(job["out"]) / "metrics.jsonl").open("a")
+        outcome = RankRun(self.plan, job, self.place.rank)
+        progress = Progress(self.wanted if first else False, job["first_step"], job["steps"])
+        ends: list[dict[str, Any]] = []
+
+        def emit(event: dict[str, Any]) -> None:
+            kind = event.pop("kind")
+            if kind == "step":
+                outcome._history.append(outcome._take_record(event, self.metrics))
+                progress.show(outcome._history, False)
+            elif kind == "checkpoint":
+                outcome._checkpoint = Path(event["path"])
+            elif kind == "end":
+                ends.append(event)
+
+        self.comm.barrier()
+        begun = time.monotonic()  # the same moment everywhere, on clocks that began with their machines
+        run_rank(job, self.place.rank, self.region, emit, lambda: False, arrays, self.comm)
+        self._gather(outcome, ends[0], begun)
+        progress.show(outcome._history, True)
+        if first:
+            outcome._write_trace()
+        return outcome
+
+    def _compare(self, job: Mapping[str, Any]) -> None:
+        """Every rank must have been given the same arguments."""
+        mine = {name: value for name, value in job.items() if name not in ("plan", "local_rank")}
+        everyone = share(self.comm, {name: hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+                                     for name, value in mine.items()})
+        for rank, theirs in enumerate(everyone):
+            different = [name for name in mine if theirs.get(name) != everyone[0].get(name)]
+            if different:
+                shown = f" (here it is {mine[different[0]]!r})" if self.place.rank in (0, rank) else ""
+                raise _core.InvalidValueError(f"{different[0]} of rank {rank} is not that of rank 0{shown}: the same on all ranks "
+                                              "would be right")
+
+    def _gather(self, outcome: RankRun, end: dict[str, Any], begun: float) -> None:
+        """Every rank learns all that rank 0 knows; clocks of other machines are put on rank 0's by the moment of the start."""
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        told = share(self.comm, {"end": end, "begun": begun, "boot": boot})
+        for rank, one in enumerate(told):
+            late = one["begun"] - told[0]["begun"] if one["boot"] != told[0]["boot"] else 0.0
+            trace = [[*row[:-2], row[-2] - late, row[-1] - late] for row in one["end"]["trace"]]
+            outcome._ends[rank] = {**one["end"], "trace": trace}
+        rest = share(self.comm, {"history": [vars(record) for record in outcome._history],
+                                 "checkpoint": None if outcome._checkpoint is None else str(outcome._checkpoint)})[0]
+        outcome._history = [Record(**record) for record in rest["history"]]
+        outcome._checkpoint = None if rest["checkpoint"] is None else Path(rest["checkpoint"])

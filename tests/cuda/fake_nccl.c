@@ -1,0 +1,318 @@
+/* libnccl.so for tests: ranks are threads of one process, messages are copies between host buffers. What it is strict about is
+ * what the real library is: a communicator in progress takes no other call, operations match in order and by size, all ranks
+ * of a communicator must come to make it, an aborted communicator gives nothing but errors. Everything takes a few looks of
+ * ncclCommGetAsyncError to be done. Faults: fake_nccl_set. */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/dl_nccl.h"
+
+#define EXPORT __attribute__((visibility("default")))
+#define FAKE(name) EXPORT int name
+
+typedef struct operation {
+    struct operation *next;
+    void *data;
+    size_t bytes;
+} operation;
+
+typedef struct { /* one direction */
+    operation *sent, *wanted;
+} mailbox;
+
+typedef struct {
+    int ranks, members, splits, key_of[64], color_of[64], called;
+    long number;
+    mailbox box[16][16];
+    struct nc_comm *member[16];
+} group;
+
+struct nc_comm {
+    group *all;
+    int rank, looks, error, dead, stuck, splitting, color, key;
+    struct nc_comm **child;
+    int pending; /* receives */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static group *groups[4096];
+static int group_count, calls, aborts, misuses;
+static int looks_needed = 2, fail_call, fail_code, stuck_call, version = 22809;
+static _Thread_local int depth;
+static long last_id;
+
+EXPORT void
+fake_nccl_set(int fail_at, int code, int stuck_at, int looks, int new_version)
+{
+    fail_call = fail_at;
+    fail_code = code;
+    stuck_call = stuck_at;
+    looks_needed = looks;
+    version = new_version;
+    calls = aborts = misuses = 0;
+}
+
+/* which: 0 sends and receives so far, 1 aborts, 2 calls that the real library would have refused */
+EXPORT int
+fake_nccl_count(int which)
+{
+    return which == 0 ? calls : which == 1 ? aborts : misuses;
+}
+
+static group *
+group_numbered(long number, int ranks)
+{
+    for (int i = 0; i < group_count; i++)
+        if (groups[i]->number == number)
+            return groups[i];
+    group *g = calloc(1, sizeof *g);
+    g->number = number;
+    g->ranks = ranks;
+    return groups[group_count++] = g;
+}
+
+static nc_comm
+join(group *g, int rank)
+{
+    nc_comm c = calloc(1, sizeof *c);
+    c->all = g;
+    c->rank = rank;
+    g->member[rank] = c;
+    g->members++;
+    return c;
+}
+
+/* A call on a communicator that is not ready for one. */
+static int
+refuse(nc_comm c)
+{
+    if (c->dead)
+        return NC_INVALID_USAGE;
+    if (c->looks > 0 || c->stuck) {
+        misuses++;
+        return NC_INVALID_USAGE;
+    }
+    return NC_SUCCESS;
+}
+
+FAKE(ncclGetVersion)(int *out)
+{
+    *out = version;
+    return NC_SUCCESS;
+}
+
+FAKE(ncclGetUniqueId)(nc_id *out)
+{
+    pthread_mutex_lock(&lock);
+    last_id += 1000000;
+    memset(out, 0, sizeof *out);
+    memcpy(out, &last_id, sizeof last_id);
+    pthread_mutex_unlock(&lock);
+    return NC_SUCCESS;
+}
+
+FAKE(ncclCommInitRankConfig)(nc_comm *out, int ranks, nc_id id, int rank, nc_config *config)
+{
+    long number;
+    memcpy(&number, &id, sizeof number);
+    if (config->magic != NC_CONFIG_MAGIC || config->size != sizeof *config || config->blocking != 0)
+        return NC_INVALID_USAGE;
+    pthread_mutex_lock(&lock);
+    *out = join(group_numbered(number, ranks), rank);
+    (*out)->looks = looks_needed;
+    pthread_mutex_unlock(&lock);
+    return NC_IN_PROGRESS;
+}
+
+#ifndef FAKE_WITHOUT_SPLIT
+FAKE(ncclCommSplit)(nc_comm c, int color, int key, nc_comm *out, nc_config *config)
+{
+    (void)config;
+    pthread_mutex_lock(&lock);
+    int result = refuse(c);
+    if (result == NC_SUCCESS) {
+        c->splitting = 1;
+        c->color = color;
+        c->key = key;
+        c->child = out;
+        c->looks = looks_needed;
+        *out = NULL;
+        group *g = c->all;
+        if (color != NC_NO_COLOR) {
+            group *part = group_numbered(g->number + 1000 * (g->splits + 1) + color, 2);
+            *out = join(part, key);
+            (*out)->looks = looks_needed;
+        }
+        if (++g->called == g->ranks) { /* the last to come */
+            g->called = 0;
+            g->splits++;
+            for (int r = 0; r < g->ranks; r++)
+                g->member[r]->splitting = 0;
+        }
+        result = NC_IN_PROGRESS;
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+#endif
+
+FAKE(ncclCommGetAsyncError)(nc_comm c, int *state)
+{
+    pthread_mutex_lock(&lock);
+    if (c->looks > 0 && c->all->members == c->all->ranks && !c->splitting)
+        c->looks--;
+    *state = c->error ? c->error : c->looks > 0 || c->stuck ? NC_IN_PROGRESS : NC_SUCCESS;
+    pthread_mutex_unlock(&lock);
+    return NC_SUCCESS;
+}
+
+static void
+append(operation **list, operation *one)
+{
+    while (*list != NULL)
+        list = &(*list)->next;
+    *list = one;
+}
+
+static void
+match(group *g, mailbox *box, int source, int target)
+{
+    while (box->sent != NULL && box->wanted != NULL) {
+        operation *from = box->sent, *to = box->wanted;
+        nc_comm reader = g->member[target];
+        if (from->bytes != to->bytes)
+            reader->error = g->member[source]->error = NC_REMOTE_ERROR;
+        else if (!reader->dead)
+            memcpy(to->data, from->data, to->bytes);
+        reader->pending--;
+        box->sent = from->next;
+        box->wanted = to->next;
+        free(from->data);
+        free(from);
+        free(to);
+    }
+}
+
+static int
+operate(nc_comm c, int source, int target, void *data, size_t bytes, int sends)
+{
+    pthread_mutex_lock(&lock);
+    int result = depth > 0 && c->looks == 0 ? NC_SUCCESS : refuse(c), number = ++calls;
+    if (result == NC_SUCCESS && number == fail_call)
+        result = fail_code;
+    if (result == NC_SUCCESS) {
+        operation *one = calloc(1, sizeof *one);
+        one->bytes = bytes;
+        one->data = sends ? memcpy(malloc(bytes + 1), data, bytes) : data;
+        mailbox *box = &c->all->box[source][target];
+        append(sends ? &box->sent : &box->wanted, one);
+        c->pending += !sends;
+        c->stuck |= number == stuck_call;
+        match(c->all, box, source, target);
+        c->looks = depth > 0 ? 0 : looks_needed;
+        result = depth > 0 ? NC_SUCCESS : NC_IN_PROGRESS;
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+FAKE(ncclSend)(const void *data, size_t count, int type, int peer, nc_comm c, tp_stream stream)
+{
+    (void)stream;
+    return type != NC_INT8 ? NC_INVALID_USAGE : operate(c, c->rank, peer, (void *)(size_t)data, count, 1);
+}
+
+FAKE(ncclRecv)(void *data, size_t count, int type, int peer, nc_comm c, tp_stream stream)
+{
+    (void)stream;
+    return type != NC_INT8 ? NC_INVALID_USAGE : operate(c, peer, c->rank, data, count, 0);
+}
+
+FAKE(ncclGroupStart)(void)
+{
+    depth++;
+    return NC_SUCCESS;
+}
+
+FAKE(ncclGroupEnd)(void)
+{
+    return --depth < 0 ? NC_INVALID_USAGE : NC_IN_PROGRESS;
+}
+
+/* 0: nothing of this rank is under way. */
+FAKE(fake_nccl_settled)(nc_comm c)
+{
+    pthread_mutex_lock(&lock);
+    int result = c->error ? c->error : c->pending > 0 ? NC_IN_PROGRESS : NC_SUCCESS;
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+FAKE(ncclCommAbort)(nc_comm c)
+{
+    pthread_mutex_lock(&lock);
+    aborts++;
+    c->dead = 1; /* not freed: a test's process is short */
+    for (int r = 0; r < c->all->ranks; r++)
+        c->all->box[r][c->rank].wanted = NULL;
+    pthread_mutex_unlock(&lock);
+    return NC_SUCCESS;
+}
+
+FAKE(ncclCommFinalize)(nc_comm c)
+{
+    pthread_mutex_lock(&lock);
+    int result = refuse(c);
+    c->looks = looks_needed;
+    pthread_mutex_unlock(&lock);
+    return result == NC_SUCCESS ? NC_IN_PROGRESS : result;
+}
+
+FAKE(ncclCommDestroy)(nc_comm c)
+{
+    c->dead = 1;
+    return NC_SUCCESS;
+}
+
+FAKE(ncclMemAlloc)(void **out, size_t bytes)
+{
+    *out = malloc(bytes);
+    return *out == NULL ? 1 : NC_SUCCESS;
+}
+
+FAKE(ncclMemFree)(void *memory)
+{
+    free(memory);
+    return NC_SUCCESS;
+}
+
+FAKE(ncclCommRegister)(nc_comm c, void *data, size_t bytes, void **handle)
+{
+    (void)bytes;
+    *handle = data;
+    return refuse(c);
+}
+
+FAKE(ncclCommDeregister)(nc_comm c, void *handle)
+{
+    (void)handle;
+    return c->dead ? NC_INVALID_USAGE : NC_SUCCESS;
+}
+
+EXPORT const char *
+ncclGetErrorString(int result)
+{
+    static const char *const words[] = {"no error", "unhandled cuda error", "unhandled system error", "internal error",
+                                        "invalid argument", "invalid usage", "remote process exited or there was a network error",
+                                        "NCCL operation in progress"};
+    return result >= 0 && result <= 7 ? words[result] : "unknown result code";
+}
+
+EXPORT const char *
+ncclGetLastError(nc_comm c)
+{
+    (void)c;
+    return "the fake has no more to say";
+}

@@ -1,0 +1,96 @@
+"""The CUDA backend without CUDA: the kernels' sources, cublasLt's and the device's stand-ins, compiled by gcc into one
+Python module, `_cuda_emu`, in .build/cuda-emu. Built when it is stale, by one process at a time.
+
+    from cuda_emu import emulated, library
+    module = emulated()      # the module, as terapipe_c.cuda would load it
+    library().tp_cuda_gelu   # the same file through ctypes: every tp_ function is visible
+
+Run as a script it builds and prints the path, for TERAPIPE_CUDA_MODULE.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import functools
+import importlib.machinery
+import importlib.util
+import os
+import runpy
+import shlex
+import subprocess
+import sys
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / ".build" / "cuda-emu"
+# Visible symbols, for ctypes; a small tile of the head, so that small models cross its border.
+DEFINES = ["-DTP_CUDA_EMULATED", "-DTP_CUDA_HEAD_TILE=64"]
+
+
+@functools.cache
+def build() -> Path:
+    """The module's path; whatever is stale is compiled first."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    module = FOLDER / f"_cuda_emu{sysconfig.get_config_var('EXT_SUFFIX')}"
+    with open(FOLDER / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the file
+        before = os.getcwd()
+        os.chdir(ROOT)
+        try:
+            _build(module)
+        finally:
+            os.chdir(before)
+    return module
+
+
+def _build(module: Path) -> None:
+    setup = runpy.run_path("setup.py", run_name="setup_py")
+    # -O2: kernels are interpreted by fibers anyway. No -Wmissing-prototypes: kernels are static behind a macro.
+    flags = [f for f in setup["FLAGS"] if f not in ("-fvisibility=hidden", "-O3")]
+
+    def compile_one(source: str) -> str:
+        output = FOLDER / Path(source).with_suffix(".o")
+        command = ["gcc", "-c", "-O2", "-g", "-fPIC", "-I.", *flags, *DEFINES, "-x", "c", source, "-o", str(output)]
+        setup["compile_if_stale"](output, shlex.join(command), lambda: run(command))
+        return str(output)
+
+    with ThreadPoolExecutor(setup["JOBS"]) as pool:
+        objects = list(pool.map(compile_one, setup["cuda_sources"](emulated=True)))
+    newest = max(os.stat(o).st_mtime_ns for o in objects)
+    record = module.with_suffix(".objects")
+    if not module.exists() or module.stat().st_mtime_ns < newest or record.read_text() != "\n".join(objects):
+        fresh = module.with_suffix(".new")  # a process that has the old one loaded keeps it
+        run(["gcc", "-shared", "-Wl,-Bsymbolic", "-o", str(fresh), *objects, "-lm", "-lpthread", "-ldl"])
+        fresh.rename(module)
+        record.write_text("\n".join(objects))
+
+
+def run(command: list[str]) -> None:
+    ran = subprocess.run(command, capture_output=True, text=True)
+    if ran.returncode:
+        raise RuntimeError(f"{shlex.join(command)}\n{ran.stdout}{ran.stderr}")
+
+
+@functools.cache
+def emulated() -> ModuleType:
+    """The module `_cuda_emu`, built if need be. One device of 4 GiB with compute capability 9.0, unless emu_machine says."""
+    loader = importlib.machinery.ExtensionFileLoader("_cuda_emu", str(build()))
+    spec = importlib.util.spec_from_loader("_cuda_emu", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The same file, loaded once, through ctypes: the C functions, their signatures the caller's business."""
+    return ctypes.CDLL(emulated().__file__)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{build()}\n")

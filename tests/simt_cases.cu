@@ -1,0 +1,110 @@
+/* Kernels, right and wrong, that test_cuda_attention.py runs on the emulator: what must work, and what must be found. */
+#include "cuda/mma.h"
+
+typedef struct {
+    int fault;
+    const float *x;
+    float *y;
+    const tp_bf16 *a, *b;
+} case_args;
+
+tp_status
+simt_case(const char *name, int fault, int threads, const float *x, float *y, const tp_bf16 *a, const tp_bf16 *b);
+
+/* Which mistake the block's meetings kernel makes. */
+enum { NONE, ENDED, OTHER_BARRIER, WARP_ENDED, WARP_ELSEWHERE, OVERRUN, UNDERRUN, UNWRITTEN, NO_BARRIER, MISALIGNED, OUTSIDE };
+
+/* y[i] = the sum of x over the block, twice by different ways. */
+TP_KERNEL(case_sum, case_args)
+{
+    TP_SHARED(float, part, 32);
+    TP_SHARED_DYNAMIC(shared);
+    float *all = (float *)(void *)shared, sum = 0.0f, v = TP_LD(a.x + TP_THREAD);
+    int odd = TP_THREAD == 37;
+    if (a.fault == ENDED && odd)
+        return;
+    if (a.fault == OTHER_BARRIER && odd)
+        TP_SYNC();
+    if (a.fault == WARP_ENDED && TP_THREAD / TP_WARP == 1 && !odd)
+        v += TP_SHFL_F(v, 0);
+    if (a.fault == WARP_ELSEWHERE && TP_THREAD / TP_WARP == 1)
+        v += odd ? TP_SHFL_F(v, 0)
+                 : TP_SHFL_F(v, 1);
+    if (a.fault == OVERRUN && odd)
+        all[TP_THREADS] = 0.0f;
+    if (a.fault == UNDERRUN && odd)
+        part[-1] = 0.0f;
+    if (a.fault == MISALIGNED && odd)
+        tp_store16(a.y + 1, tp_load16(a.x + 1));
+    if (a.fault == OUTSIDE && odd)
+        TP_ST(a.y + TP_THREADS, 1.0f);
+    if (a.fault != UNWRITTEN || !odd)
+        all[TP_THREAD] = v;
+    if (a.fault != NO_BARRIER)
+        TP_SYNC();
+    for (int i = 0; i < TP_THREADS; i++)
+        sum += all[i];
+    for (int lanes = TP_WARP / 2; lanes; lanes /= 2)
+        v += TP_SHFL_XOR_F(v, lanes);
+    if (TP_THREAD % TP_WARP == 0)
+        part[TP_THREAD / TP_WARP] = v;
+    TP_SYNC();
+    for (int i = 0; i < TP_THREADS / TP_WARP; i++)
+        sum += part[i];
+    TP_ST(a.y + TP_THREAD, sum);
+}
+
+/* y[lane] = lane's view of every shuffle. */
+TP_KERNEL(case_shuffle, case_args)
+{
+    int lane = TP_THREAD % TP_WARP;
+    float v = TP_LD(a.x + TP_THREAD);
+    double d = TP_SHFL_XOR_D(1.0 / 3.0 * v, 5) + TP_SHFL_D((double)v, 3);
+    int i = TP_SHFL_XOR_I(1000000007 + lane, 16) + TP_SHFL_I(lane, 31);
+    TP_SYNC_WARP();
+    TP_ST(a.y + TP_THREAD, (float)d + TP_SHFL_XOR_F(v, 1) + TP_SHFL_F(v, (lane + 1) % TP_WARP) + (float)(i - 1000000007));
+}
+
+/* y (16 x 8, fp32) = a (16 x 16) b, b given as 16 x 8 (fault 0: transposed by ldmatrix) or as its transpose 8 x 16 (fault 1),
+ * both copied asynchronously; fault 2: read before the copies are there. */
+TP_KERNEL(case_mma, case_args)
+{
+    TP_SHARED(tp_bf16, sa, 256);
+    TP_SHARED(tp_bf16, sb, 128);
+    int lane = TP_THREAD, g = lane / 4, c = lane % 4 * 2;
+    uint32_t fa[4], fb[4];
+    float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    TP_COPY16(sa + 8 * lane, a.a + 8 * lane, 16);
+    TP_COPY16(sb + 8 * (lane % 16), a.b + 8 * (lane % 16), 16);
+    TP_COPY_COMMIT();
+    if (a.fault == 2)
+        TP_COPY_WAIT(1);
+    else
+        TP_COPY_WAIT(0);
+    TP_SYNC();
+    TP_LDMATRIX(fa, sa + lane % 16 * 16 + lane / 16 * 8);
+    if (a.fault == 1)
+        TP_LDMATRIX(fb, sb + lane % 8 * 16 + lane / 8 % 2 * 8);
+    else
+        TP_LDMATRIX_TRANSPOSED(fb, sb + lane % 16 * 8);
+    TP_MMA(d, fa, fb);
+    TP_UNROLL
+    for (int i = 0; i < 4; i++)
+        TP_ST(a.y + (g + i / 2 * 8) * 8 + c + i % 2, d[i]);
+}
+
+tp_status
+simt_case(const char *name, int fault, int threads, const float *x, float *y, const tp_bf16 *a, const tp_bf16 *b)
+{
+    case_args args;
+    args.fault = fault;
+    args.x = x;
+    args.y = y;
+    args.a = a;
+    args.b = b;
+    if (strcmp(name, "sum") == 0)
+        return TP_LAUNCH(case_sum, tp_grid1(2), threads, 4 * threads, NULL, args);
+    if (strcmp(name, "shuffle") == 0)
+        return TP_LAUNCH(case_shuffle, tp_grid1(1), threads, 0, NULL, args);
+    return TP_LAUNCH(case_mma, tp_grid1(1), threads, 0, NULL, args);
+}

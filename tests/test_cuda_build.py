@@ -1,0 +1,326 @@
+"""The CUDA backend on machines that lack something: it builds where nvcc is, loads where no driver is, and says what is
+missing; device errors through the emulated device; no kernel spills registers; libraries found at run time."""
+
+import itertools
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import terapipe_c as tp
+from terapipe_c import doctor
+
+ROOT = Path(__file__).resolve().parents[1]
+if not (ROOT / "cuda").is_dir() or not shutil.which("gcc"):
+    pytest.skip("no CUDA sources beside the tests, or no gcc", allow_module_level=True)
+
+import cuda_emu  # noqa: E402
+
+HOME = Path(tp.__file__).parent
+BUILT = any(HOME.glob("_cuda.*.so"))
+needs_built = pytest.mark.skipif(not BUILT, reason="_cuda is not built (no nvcc here)")
+
+
+@pytest.fixture
+def emulated():
+    module = cuda_emu.emulated()
+    yield module
+    module.emu_break(0)
+    module.emu_machine()
+
+
+@pytest.fixture
+def module_is(monkeypatch):
+    return lambda path: monkeypatch.setenv("TERAPIPE_CUDA_MODULE", str(path))
+
+
+def python(script: str, **environment: str) -> str:
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120,
+                         env={**os.environ, **environment})  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    return ran.stdout.strip()
+
+
+def shared(folder: Path, name: str, source: str) -> Path:
+    """A shared library made of a C text."""
+    (folder / "source.c").write_text(source)
+    path = folder / name
+    subprocess.run(["gcc", "-shared", "-fPIC", "-w", f"-Wl,-soname,{name}", "-o", path, folder / "source.c"], check=True)
+    return path
+
+
+# ---- building ------------------------------------------------------------------------------------------------------------
+
+
+def setup_py(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("CUDA_", "TERAPIPE_"))}
+    script = f"import runpy\ns = runpy.run_path('setup.py', run_name='setup_py')\n{code}"
+    return subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, env=kept | environment)
+
+
+def fake_nvcc(folder: Path, text: str) -> Path:
+    (folder / "bin").mkdir()
+    for name, body in (("nvcc", f"echo '{text}'"), ("g++", "exit 0")):
+        (folder / "bin" / name).write_text(f"#!/bin/sh\n{body}\n")
+        (folder / "bin" / name).chmod(0o755)
+    return folder
+
+
+def test_wishes_of_the_build(tmp_path):
+    names = "print([e.name for e in s['modules']()])"
+    assert "_cuda" not in setup_py(names, TERAPIPE_CUDA="0").stdout
+    bad = setup_py(names, TERAPIPE_CUDA="yes")
+    assert bad.returncode and "TERAPIPE_CUDA is 'yes'; it must be 0, 1 or auto" in bad.stderr
+    old = fake_nvcc(tmp_path, "Cuda compilation tools, release 12.4, V12.4.1")
+    refused = setup_py(names, TERAPIPE_CUDA="1", CUDA_HOME=str(old))
+    assert refused.returncode and "nvcc is release 12.4; 13.0 or newer is needed" in refused.stderr
+    left_out = setup_py(names, TERAPIPE_CUDA="auto", CUDA_HOME=str(old))
+    assert left_out.returncode == 0 and "_core" in left_out.stdout and "_cuda" not in left_out.stdout
+
+
+def test_a_missing_piece_is_named(tmp_path):
+    half = fake_nvcc(tmp_path, "Cuda compilation tools, release 13.0, V13.0.88")
+    bare = f"{half}/bin"  # no other nvcc in sight
+    refused = setup_py("s['find_cuda'].cache_clear(); print(s['find_cuda']())", CUDA_HOME=str(half), PATH=bare)
+    if not Path("/usr/local/cuda").exists():
+        assert "was not found beside" in refused.stdout and "nvidia-cuda-runtime" in refused.stdout
+    (tmp_path / "bin/nvcc").unlink()
+    none = setup_py("print(s['find_cuda']())", PATH=bare).stdout
+    assert "nvcc was not found in CUDA_HOME" in none or Path("/usr/local/cuda").exists()
+
+
+def test_every_cuda_source_is_built():
+    listed = set(eval(setup_py("print(s['cuda_sources']())").stdout))
+    assert {str(p.relative_to(ROOT)) for p in (ROOT / "cuda").glob("*.c*")} <= listed
+    emulated = set(eval(setup_py("print(s['cuda_sources'](emulated=True))").stdout))
+    assert {p for p in listed if p.endswith(".cu")} <= emulated  # every kernel is emulated
+    assert "cuda/device.c" not in emulated and "cuda/emu/device.c" in emulated
+
+
+def test_no_kernel_spills_registers():
+    """ptxas's own account of every kernel on every GPU it was compiled for, kept by setup.py beside the objects."""
+    logs = {}
+    sources = sorted((ROOT / "cuda").glob("*.cu"))
+    for source in sources:
+        for log in ROOT.glob(f"build/temp*/cuda/{source.stem}.ptxas"):
+            made_of = log.with_suffix(".d").read_text().replace("\\\n", " ").partition(":")[2].split()
+            ours = [ROOT / p for p in made_of if not p.startswith("/")]
+            if all(p.exists() and p.stat().st_mtime <= log.stat().st_mtime for p in ours):
+                logs[source.name] = log.read_text()
+    if len(logs) < len(sources):
+        missing = sorted({s.name for s in sources} - logs.keys())
+        pytest.skip(f"no fresh log of nvcc for {', '.join(missing)} in build/ (python setup.py build_ext makes it)")
+    spilled, kernels, archs = [], 0, set()
+    for name, text in logs.items():
+        for entry in text.split("Compiling entry function ")[1:]:
+            kernel, arch = re.match(r"'(\w+)' for '(\w+)'", entry).groups()
+            stores, loads = map(int, re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", entry).groups())
+            kernels, archs = kernels + 1, archs | {arch}
+            if stores or loads:
+                spilled.append(f"{name}: {kernel} on {arch} spills {stores} bytes, loads {loads}")
+    assert not spilled, "\n".join(spilled)
+    assert kernels >= len(archs) * len(sources) and {"sm_80", "sm_90", "sm_100", "sm_120"} <= archs
+
+
+# ---- no GPU here ---------------------------------------------------------------------------------------------------------
+
+
+@needs_built
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="a GPU is here")
+def test_no_driver_is_said_plainly():
+    assert tp.cuda.device_count() == 0 and tp.cuda.devices() == ()
+    why = tp.cuda.why_not()
+    assert why is not None and "no NVIDIA driver is here (libcuda.so.1" in why and "CUDA 13.0 or newer" in why
+    assert tp.cuda.versions().driver == "" and tp.cuda.versions().runtime == "13.0"
+    with pytest.raises(tp.ExecutionError, match="no NVIDIA driver is here"):
+        tp.cuda.load().check(0, 0)
+
+
+@needs_built
+def test_a_driver_too_old(tmp_path):
+    """The real runtime before a libcuda that says it is of CUDA 12.2."""
+    shared(tmp_path, "libcuda.so.1", """
+        #define _GNU_SOURCE
+        #include <dlfcn.h>
+        int cuDriverGetVersion(int *v) { *v = 12020; return 0; }
+        int cuInit(unsigned f) { return 0; }
+        int cuDeviceGetCount(int *n) { *n = 1; return 0; }
+        int cuGetProcAddress_v2(const char *s, void **f, int v, unsigned long long g, int *q)
+        {
+            Dl_info mine;
+            dladdr((void *)cuInit, &mine);
+            *f = dlsym(dlopen(mine.dli_fname, RTLD_NOW), s);
+            if (q) *q = *f ? 0 : 1;
+            return *f ? 0 : 500;
+        }
+        int cuGetProcAddress(const char *s, void **f, int v, unsigned long long g)
+        {
+            return cuGetProcAddress_v2(s, f, v, g, 0);
+        }
+    """)
+    script = "import terapipe_c as tp; print(tp.cuda.device_count(), tp.cuda.why_not())"
+    told = python(script, LD_LIBRARY_PATH=str(tmp_path), TERAPIPE_CUDA_MODULE="")
+    assert told == "0 the NVIDIA driver is too old: it supports CUDA 12.2, and 13.0 or newer is needed"
+
+
+def test_without_the_module(tmp_path, module_is):
+    module_is(tmp_path / "nothing.so")
+    assert tp.cuda.device_count() == 0
+    assert "TERAPIPE_CUDA_MODULE" in (tp.cuda.why_not() or "") and "which is no file" in (tp.cuda.why_not() or "")
+    with pytest.raises(tp.ExecutionError, match="is no file"):
+        tp.cuda.versions()
+    rows = {row.name: row for row in doctor.examine(tmp_path)}
+    assert "is no file" in rows["_cuda"].value and rows["_cuda"].status != "wrong"
+    (tmp_path / "text.so").write_text("not a library")
+    module_is(tmp_path / "text.so")
+    assert "which does not load" in (tp.cuda.why_not() or "")
+    module_is(shared(tmp_path, "other.so", "int x;"))
+    assert "which does not load" in (tp.cuda.why_not() or "")
+
+
+# ---- the emulated device -------------------------------------------------------------------------------------------------
+
+
+def test_the_emulated_module_takes_its_place(emulated, module_is, tmp_path):
+    module_is(emulated.__file__)
+    assert tp.cuda.device_count() == 1 and tp.cuda.why_not() is None
+    (device,) = tp.cuda.devices()
+    assert (device.name, device.capability, device.total_bytes) == ("emulated GPU", (9, 0), 4 << 30)
+    assert {lib.name for lib in tp.cuda.versions().libraries} >= {"cublasLt"}
+    rows = {row.name: row for row in doctor.examine(tmp_path)}
+    assert "emulated GPU" in rows["GPU 0"].value
+
+
+@pytest.mark.parametrize(
+    ("machine", "message"),
+    [
+        ({"driver": 0}, "no NVIDIA driver is here"),
+        ({"driver": 12080}, r"too old: it supports CUDA 12\.8, and 13\.0 or newer is needed"),
+        ({"devices": 0}, "shows no device"),
+        ({"major": 7, "minor": 5}, r"compute capability 7\.5; 8\.0 \(Ampere\) or newer"),
+    ],
+)
+def test_machines_that_will_not_do(emulated, machine, message):
+    emulated.emu_machine(**machine)
+    with pytest.raises(tp.ExecutionError, match=message):
+        emulated.check(0, 0)
+
+
+def test_no_device_in_sight_names_the_variable(emulated, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    emulated.emu_machine(devices=0)
+    assert 'CUDA_VISIBLE_DEVICES is "7"' in emulated.why_not()
+
+
+def test_no_such_device(emulated):
+    emulated.emu_machine(devices=2)
+    emulated.check(1, 4096)
+    for index in (2, -1):
+        with pytest.raises(ValueError, match=f"device {index}: this process sees 2 CUDA devices, 0 to 1"):
+            emulated.check(index, 0)
+
+
+def test_streams_events_and_copies(emulated):
+    seen = emulated.exercise(0)
+    assert seen["seconds"] >= 0 and not seen["graphs"]
+
+
+def test_every_device_call_can_fail(emulated):
+    """Broken at each call in turn, the trial raises and gives everything back: nothing crashes, nothing is lost."""
+    emulated.emu_machine(total_bytes=2 << 20)
+    for calls in itertools.count(1):
+        emulated.emu_break(calls)
+        try:
+            emulated.exercise(0)
+            break
+        except tp.ExecutionError as error:
+            assert "device is lost" in str(error)
+        emulated.emu_break(0)
+        emulated.check(0, 2 << 20)
+    assert calls > 15
+
+
+@pytest.mark.gpu
+def test_a_device_does_all_that_is_asked_of_it():
+    module = tp.cuda.load()
+    for device in tp.cuda.devices():
+        seen = module.exercise(device.index)
+        assert seen["graphs"] and 0 < seen["seconds"] < 1
+        with pytest.raises(tp.OutOfMemoryError, match=f"needs {device.total_bytes + 1} bytes of device {device.index}, .* short"):
+            module.check(device.index, device.total_bytes + 1)
+    with pytest.raises(ValueError, match=f"device {tp.cuda.device_count()}: this process sees"):
+        module.check(tp.cuda.device_count(), 0)
+
+
+def test_out_of_device_memory_says_how_much(emulated):
+    emulated.emu_machine(total_bytes=1 << 20)
+    emulated.check(0, 1 << 20)
+    with pytest.raises(tp.OutOfMemoryError, match="needs 1048577 bytes of device 0, which has 1048576 free of 1048576: 1 short"):
+        emulated.check(0, (1 << 20) + 1)
+    emulated.check(0, 1 << 20)  # nothing is lost
+
+
+def test_a_lost_device_stays_lost_and_names_the_cause(emulated):
+    emulated.emu_break(5)
+    with pytest.raises(tp.ExecutionError, match="device is lost to this process: .*700 .cudaErrorIllegalAddress") as first:
+        for _ in range(9):
+            emulated.check(0, 64)
+    with pytest.raises(tp.ExecutionError) as second:
+        emulated.check(0, 64)
+    assert str(first.value) == str(second.value)
+    emulated.emu_break(0)
+    emulated.check(0, 64)
+
+
+@pytest.mark.parametrize("machine", [{"devices": 17}, {"devices": -1}, {"multiprocessors": 0}])
+def test_machines_that_cannot_be(emulated, machine):
+    with pytest.raises(ValueError, match="must be"):
+        emulated.emu_machine(**machine)
+
+
+# ---- libraries found at run time -----------------------------------------------------------------------------------------
+
+FUNCTIONS = re.findall(r"X\(\w+, lt_\w+, (cublasLt\w+)\)", (ROOT / "cuda/dl_cublaslt.h").read_text())
+LOOK = "from terapipe_c import _cuda; print(_cuda.libraries()['cublasLt'])"
+
+
+def fake_cublaslt(folder: Path, version: int = 130200, without: str = "") -> Path:
+    body = "".join(f"long {name}(void) {{ return {version}; }}\n" for name in FUNCTIONS if name != without)
+    return shared(folder, "libcublasLt.so.13", body)
+
+
+@needs_built
+def test_cublaslt_is_found_where_it_should_be(tmp_path):
+    assert len(FUNCTIONS) == 16
+    named, told, home = (tmp_path / n for n in ("named", "told", "home/lib64"))
+    for place in (named, told, home):
+        place.mkdir(parents=True)
+        fake_cublaslt(place)
+    folders = f"from terapipe_c import _cuda; _cuda.set_folders('/nowhere:{told}');"
+    where = {"CUDA_HOME": str(tmp_path / "home"), "CUDA_PATH": ""}
+    assert str(named) in python(folders + LOOK, TERAPIPE_CUBLASLT=str(named / "libcublasLt.so.13"), **where)
+    assert str(told) in python(folders + LOOK, **where)
+    assert str(home) in python(LOOK, **where)
+    loaded = f"import ctypes; ctypes.CDLL('{named / 'libcublasLt.so.13'}');"  # as PyTorch would have
+    assert str(named) in python(loaded + folders + LOOK, **where)
+    assert str(named) in python(LOOK, LD_LIBRARY_PATH=str(named), CUDA_HOME="", CUDA_PATH="") or Path("/usr/local/cuda").exists()
+
+
+@needs_built
+def test_a_cublaslt_that_will_not_do_is_named(tmp_path):
+    for what, told in ((fake_cublaslt(tmp_path, version=120800), "is version 12.8.0; 13.0.0 or newer is needed"),):
+        assert told in python(LOOK, TERAPIPE_CUBLASLT=str(what))
+    lacking = fake_cublaslt(tmp_path, without="cublasLtMatmulAlgoCheck")
+    assert f"at {lacking} lacks cublasLtMatmulAlgoCheck" in python(LOOK, TERAPIPE_CUBLASLT=str(lacking))
+    assert "which does not load" in python(LOOK, TERAPIPE_CUBLASLT="/nowhere/libcublasLt.so.13")
+
+
+def test_every_global_symbol_starts_with_tp() -> None:
+    module = cuda_emu.build()
+    ran = subprocess.run(["nm", "-D", "--defined-only", module], capture_output=True, text=True, check=True)
+    names = [line.split()[-1] for line in ran.stdout.splitlines()]
+    assert len(names) > 100 and not [n for n in names if not n.startswith(("tp_", "PyInit_", "_init", "_fini"))]

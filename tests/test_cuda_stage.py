@@ -1,0 +1,325 @@
+"""The CUDA stage on the emulated device: the oracle's loss and gradients, equal bits, memory to the byte, training as on the
+CPU, and what a GPU does wrong told by name. The kernels' own sources run, compiled by gcc (cuda/simt.h)."""
+import re
+
+import numpy as np
+import pytest
+import reference as ref
+from cuda_emu import build
+
+import terapipe_c as tp
+from terapipe_c import _core
+from terapipe_c.backend import Backend
+from terapipe_c.engine import RankEngine, gather_bytes, in_threads, rank_memory
+
+RAGGED = [1, 1, 62, 5]
+# Relative to each tensor, in its norm. bf16 rounds every activation to 8 bits (2^-9 = 0.2 %), some ten times on the way
+# through two layers and back: what remains in a gradient is 1 % of it (0.6 % of all together); float32 shows that nothing
+# else is in it.
+NORM = {"float32": 1e-5, "bf16": 2.5e-2}
+LOSS = {"float32": 1e-5, "bf16": 3e-3}
+HYPER = dict(lr=1e-2, weight_decay=0.1, grad_clip=0.5)
+CUDA = {dtype: Backend("cuda", dtype) for dtype in ("float32", "bf16")}
+
+
+@pytest.fixture(autouse=True)
+def emulation(monkeypatch):
+    """The emulated module, one healthy device."""
+    monkeypatch.setenv("TERAPIPE_CUDA_MODULE", str(build()))
+    module = tp.cuda.load()
+    module.emu_machine()
+    module.emu_break(0)
+    yield module
+    module.emu_break(0)
+    module.emu_machine()
+
+
+def problem(batch, seq_len, seed=0, std=0.2, **change):
+    model = tp.GPTConfig(**{**dict(n_layer=2, n_head=2, n_embd=16, vocab_size=61, block_size=seq_len), **change})
+    params = {name: value.astype(np.float32) for name, value in ref.random_params(model, seed, std).items()}
+    return model, params, np.random.default_rng(seed).integers(0, model.vocab_size, (batch, seq_len + 1)).astype(np.int32)
+
+
+def partition_of(model, cuts):
+    edges = [0, *cuts, model.num_blocks]
+    return list(zip(edges[:-1], edges[1:], strict=True))
+
+
+def ranks_do(model, partition, slicing, program, work, params, dtype="float32", **device):
+    """[work(engine) of each rank], on engines that run `program` together as threads, all on one emulated GPU."""
+    ranks = program.num_ranks
+    everyone = bytearray(int(a != b) for a in range(ranks) for b in range(ranks))
+    region = _core.Region.create(ranks, everyone, 1 << 13, gather_bytes(model), False)
+
+    def one(rank):
+        comm = _core.Comm(region, rank, 60.0)
+        engine = RankEngine(model, partition, slicing, program, rank, comm, backend=CUDA[dtype], **device)
+        engine.load(params)
+        return work(engine)
+
+    return in_threads(region, one)
+
+
+# ---- the oracle ------------------------------------------------------------------------------------------------------
+
+CASES = {
+    "tied, bias": (1, RAGGED, {}),
+    "untied, no bias": (1, RAGGED, dict(tie_weights=False, bias=False)),
+    "three sequences at once": (3, [(3, RAGGED)], {}),
+    "three sequences, untied": (3, [(1, [69]), (2, [30, 39])], dict(tie_weights=False)),
+    "no bias, one layer": (2, [8, 8, 8], dict(bias=False, n_layer=1)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bf16"])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_loss_and_every_gradient_agree_with_the_oracle(case, dtype):
+    batch, slicing, change = case
+    model, params, tokens = problem(batch, sum(slicing[0][1] if isinstance(slicing[0], tuple) else slicing), **change)
+    loss, grads = tp.loss_and_grads(model, params, tokens, slicing=slicing, stages=1 + batch % 2, backend="cuda", dtype=dtype)
+    expected_loss, expected = ref.loss_and_grads(model, params, tokens)
+    assert abs(loss / expected_loss - 1) <= LOSS[dtype]
+    assert {name: grad.shape for name, grad in grads.items()} == ref.shapes(model)
+    for name, right in expected.items():
+        assert np.linalg.norm(grads[name] - right) <= NORM[dtype] * np.linalg.norm(right), name
+
+
+# ---- the same bits ---------------------------------------------------------------------------------------------------
+
+
+def same(one, two, what):
+    assert one[0] == two[0], what
+    for name, grad in one[1].items():
+        assert np.array_equal(grad, two[1][name]), (what, name)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bf16"])
+@pytest.mark.parametrize("tie", [True, False], ids=["tied", "untied"])
+def test_gradients_have_the_same_bits_for_every_slicing_and_number_of_stages(tie, dtype):
+    """Also where slices cross the head's tile of 64 rows, and the tile two micro-batches."""
+    model, params, tokens = problem(2, 69, tie_weights=tie, n_layer=1)
+    right = tp.loss_and_grads(model, params, tokens, slicing=[(1, [69])] * 2, backend="cuda", dtype=dtype)
+    for stages, lengths in ((1, RAGGED), (2, [32, 32, 5]), (3, [7, 61, 1])):
+        found = tp.loss_and_grads(model, params, tokens, [(1, lengths), (1, [69])], stages, backend="cuda", dtype=dtype)
+        same(right, found, (stages, lengths))
+    whole = tp.loss_and_grads(model, params, tokens, [(2, [69])], backend="cuda", dtype=dtype)
+    same(whole, tp.loss_and_grads(model, params, tokens, [(2, [3, 60, 6])], 2, backend="cuda", dtype=dtype), "two sequences")
+
+
+PROGRAMS = {
+    "gpipe, whole backward": lambda: tp.schedules.gpipe(2, 2, [2, 2]),
+    "gpipe, W late": lambda: tp.schedules.gpipe(3, 2, [2, 2]).split(pending=9),
+    "1f1b": lambda: tp.schedules.one_f_one_b(3, 2, [2, 2]).split(),
+    "seq1f1b": lambda: tp.schedules.seq1f1b(2, 2, 2).split(pending=2),
+    "interleaved": lambda: tp.schedules.interleaved(2, 2, 2, 2).split(),
+    "every stage on one rank": lambda: tp.schedules.interleaved(1, 2, 4, 2).split(pending=1),
+}
+
+
+def everything(engine, tokens):
+    """An update, the gradients of a second step, an evaluation, and what is held."""
+    losses = [engine.run(tokens, step=1, **HYPER)[:2], engine.run(tokens, step=2, update=False)[:2]]
+    found = {f"{kind} {name}": array for kind in ("params", "exp_avg", "exp_avg_sq", "grads")
+             for name, array in engine.export(kind).items()}
+    return losses, engine.evaluate(tokens), found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bf16"])
+def test_updates_have_the_same_bits_under_every_schedule(dtype):
+    model, params, tokens = problem(2, 9)
+    slicing, right = [(1, [4, 5])] * 2, None
+    for i, (name, make) in enumerate({"alone": lambda: tp.schedules.gpipe(1, 2, [2, 2]), **PROGRAMS}.items()):
+        program = make().lower(True)
+        cuts = np.random.default_rng(i).choice(range(1, 6), program.num_stages - 1, False)
+        parts = ranks_do(model, partition_of(model, sorted(cuts.tolist())), slicing, program, lambda e: everything(e, tokens),
+                         params, dtype, staged=bool(i % 2))
+        assert all(part[:2] == parts[0][:2] for part in parts), name
+        found = parts[0][0], parts[0][1], {key: array for part in parts for key, array in part[2].items()}
+        if right is None:
+            right = found
+            assert right[0][1][0] < right[0][0][0] and right[1] == right[0][1][0]
+        assert found[:2] == right[:2], name
+        for key, array in right[2].items():
+            assert np.array_equal(array, found[2][key]), (name, key)
+
+
+def test_forwards_in_halves_along_the_batch_change_nothing():
+    model, params, tokens = problem(4, 8)
+    slicing, whole = [(2, [8])] * 2, tp.schedules.one_f_one_b(2, 2).split().lower(True)
+    halves = tp.schedules.sliced_1f1b(2, 2, 1).split().lower(True)
+    cut = partition_of(model, [3])
+
+    def work(engine):
+        return engine.run(tokens, update=False)[0], engine.export("grads")
+
+    one, two = (ranks_do(model, cut, slicing, program, work, params) for program in (whole, halves))
+    for (loss, grads), (other, theirs) in zip(one, two, strict=True):
+        assert loss == pytest.approx(other, rel=1e-6)
+        for name, grad in grads.items():
+            np.testing.assert_allclose(grad, theirs[name], rtol=1e-4, atol=1e-6)
+
+
+# ---- training --------------------------------------------------------------------------------------------------------
+
+CORPUS = np.frombuffer(b"the quick brown fox jumps over the lazy dog. " * 40, np.uint8).astype(np.int32) % 61
+
+
+def a_plan(backend=None, dtype=None, stages=1, batch=2, seq_len=16, **request):
+    model = tp.GPTConfig(n_layer=1, n_head=2, n_embd=16, vocab_size=61, block_size=seq_len)
+    return tp.plan(model, tp.Cluster.local(), batch, seq_len, stages=stages, planner="terapipe", schedule="gpipe",
+                   slicing=[(1, [4, 12])] * batch, backend=backend, dtype=dtype, **request)
+
+
+def losses(run):
+    return np.array([record.loss for record in run])
+
+
+def test_twenty_steps_train_as_on_the_cpu():
+    steps = dict(steps=20, lr=1e-2, processes=False, progress=False)
+    right = losses(tp.launch(a_plan(), CORPUS, **steps))
+    assert right[-1] < right[0]
+    single = losses(tp.launch(a_plan("cuda", "float32"), CORPUS, backend="cuda", dtype="float32", **steps))
+    assert np.abs(single / right - 1).max() <= 1e-5
+    half = losses(tp.launch(a_plan("cuda"), CORPUS, backend="cuda", **steps))
+    assert np.abs(half / right - 1).max() <= 5e-3 and not np.array_equal(half, single)
+
+
+def test_a_checkpoint_of_cuda_is_resumed_on_the_cpu_and_the_other_way_round(tmp_path):
+    options = dict(lr=1e-2, lr_schedule="constant", processes=False, progress=False)
+    dtype = {"cpu": None, "cuda": "float32"}
+    straight = losses(tp.launch(a_plan(), CORPUS, 6, **options))
+    for first, then in (("cuda", "cpu"), ("cpu", "cuda")):
+        out = tmp_path / first
+        tp.launch(a_plan(first, dtype[first]), CORPUS, 4, backend=first, dtype=dtype[first], out=out, **options).wait()
+        run = tp.launch(a_plan(then, dtype[then]), CORPUS, 6, backend=then, dtype=dtype[then], out=out, resume=True, **options)
+        assert losses(run) == pytest.approx(straight[4:], rel=1e-5)
+
+
+def test_processes_train_on_cuda_and_report(tmp_path):
+    run = tp.launch(a_plan("cuda", stages=2), CORPUS, 3, backend="cuda", devices=[0, 0], eval_every=3, eval_batches=1,
+                    progress=False, out=tmp_path / "run")
+    records = list(run)
+    assert len(records) == 3 and records[-1].eval_loss is not None and len(run.pids) == 2
+    report = run.report()
+    assert report.peak_memory_bytes == report.predicted_peak_memory_bytes == list(run.plan.peak_memory_bytes)
+    trace = run.trace
+    assert {row[1] for row in trace} >= {"F", "I", "W", "SF", "RF", "OPT", "AR"}
+    assert all(start <= end for *_, start, end in trace)
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bf16"])
+def test_predicted_memory_is_what_the_device_gives_and_a_step_takes_none(dtype):
+    model, params, tokens = problem(2, 12)
+    slicing, program = [(1, [5, 7]), (1, [12])], tp.schedules.gpipe(2, 2, [2, 1]).split().lower(True)
+    partition = partition_of(model, [2])
+    predicted = rank_memory(model, partition, slicing, program, backend=CUDA[dtype])
+
+    def work(engine):
+        opened = engine._core.memory()
+        engine.run(tokens, **HYPER)
+        engine.evaluate(tokens)
+        assert engine._core.memory() == opened
+        return opened[1]
+
+    assert ranks_do(model, partition, slicing, program, work, params, dtype) == predicted
+    plans = [a_plan(backend, kind) for backend, kind in (("cpu", None), ("cuda", "bf16"), ("cuda", "float32"))]
+    assert len({plan.peak_memory_bytes[0] for plan in plans}) == 3
+    assert tp.Plan.from_dict(plans[1].to_dict()) == plans[1] and plans[1] != plans[2]
+
+
+def test_a_limit_names_the_bytes_that_are_short():
+    model, *_ = problem(1, 12)
+    program, slicing, partition = tp.schedules.gpipe(1, 1).split().lower(), [(1, [12])], partition_of(model, [])
+    needed = rank_memory(model, partition, slicing, program, backend=CUDA["bf16"])[0]
+    with pytest.raises(_core.OutOfMemoryError, match="256 bytes short"):
+        RankEngine(model, partition, slicing, program, 0, None, backend=CUDA["bf16"], memory_bytes=needed - 256)
+
+
+def test_a_gpu_too_small_is_refused_before_anything_starts(emulation):
+    emulation.emu_machine(total_bytes=40 << 20)
+    with pytest.raises(_core.OutOfMemoryError, match=r"ranks 0, 1 need \d+ bytes on GPU 0, which has \d+ free of 41943040"):
+        tp.launch(a_plan("cuda", stages=2), CORPUS, 2, backend="cuda", devices=[0, 0], progress=False)
+    model, *_ = problem(1, 12)
+    with pytest.raises(_core.OutOfMemoryError, match=r"workspace|stage of blocks"):
+        emulation.emu_machine(total_bytes=16 << 20)
+        RankEngine(model, partition_of(model, []), [(1, [12])], tp.schedules.gpipe(1, 1).split().lower(), 0, None,
+                   backend=CUDA["bf16"])
+
+
+# ---- what goes wrong -------------------------------------------------------------------------------------------------
+
+
+def test_no_driver_too_few_and_mixed_gpus_are_refused_by_name(emulation, monkeypatch):
+    plan = a_plan("cuda", stages=2)
+    with pytest.raises(_core.InvalidValueError, match="2 ranks and this machine shows 1 GPUs.*rank 1 is the first without one"):
+        tp.launch(plan, CORPUS, 2, backend="cuda", progress=False)
+    with pytest.raises(_core.InvalidValueError, match=r"devices is \[0, 3\]: 2 numbers from 0 to 0"):
+        tp.launch(plan, CORPUS, 2, backend="cuda", devices=[0, 3], progress=False)
+    emulation.emu_machine(devices=2)
+    found = tp.cuda.devices()
+    other = type(found[1])(**{**vars(found[1]), "name": "another GPU"})
+    monkeypatch.setattr(tp.cuda, "devices", lambda: (found[0], other))
+    with pytest.raises(_core.InvalidValueError, match="GPUs differ .*another GPU"):
+        tp.launch(plan, CORPUS, 2, backend="cuda", progress=False)
+    emulation.emu_machine(driver=0)
+    with pytest.raises(_core.ExecutionError, match="backend 'cuda' cannot be used"):
+        tp.launch(plan, CORPUS, 2, backend="cuda", devices=[0, 0], progress=False)
+
+
+def test_arguments_that_do_not_fit_say_what_would():
+    plan = a_plan("cuda")
+    with pytest.raises(_core.InvalidValueError, match="plan is for backend 'cuda' with bf16, this run has 'cpu'"):
+        tp.launch(plan, CORPUS, 2, progress=False)
+    with pytest.raises(_core.InvalidValueError, match="backend is 'tpu'"):
+        tp.launch(plan, CORPUS, 2, backend="tpu", progress=False)
+    with pytest.raises(_core.InvalidValueError, match="dtype is 'bf16': 'float32' would be right for backend 'cpu'"):
+        tp.launch(plan, CORPUS, 2, dtype="bf16", progress=False)
+    model, params, tokens = problem(1, 4, n_embd=12)
+    with pytest.raises(_core.InvalidValueError, match="n_embd / n_head is 6: .* a multiple of 8"):
+        tp.loss_and_grads(model, params, tokens, backend="cuda")
+
+
+def test_a_lost_device_ends_all_ranks_and_is_named(emulation):
+    model, params, tokens = problem(2, 12)
+    program, slicing = tp.schedules.gpipe(2, 2, [2, 2]).split().lower(True), [(1, [5, 7])] * 2
+
+    def work(engine):
+        engine.run(tokens, **HYPER)
+        emulation.emu_break(40)
+        for step in range(2, 100):
+            engine.run(tokens, step=step, **HYPER)
+
+    with pytest.raises(_core.ExecutionError, match=re.compile("illegal|lost|device", re.I)):
+        ranks_do(model, partition_of(model, [3]), slicing, program, work, params)
+
+
+def test_a_loss_that_is_not_a_number_leaves_the_parameters():
+    model, params, tokens = problem(1, 12)
+    program, slicing = tp.schedules.gpipe(1, 1).split().lower(), [(1, [12])]
+    poisoned = {name: value.copy() for name, value in params.items()}
+    poisoned["transformer.ln_f.weight"][3] = np.nan
+
+    def work(engine):
+        with pytest.raises(_core.ExecutionError, match="parameters are as before"):
+            engine.run(tokens, **HYPER)
+        after = engine.export("params")
+        return all(np.array_equal(after[name], poisoned[name], equal_nan=True) for name in poisoned)
+
+    assert ranks_do(model, partition_of(model, []), slicing, program, work, poisoned) == [True]
+
+
+# ---- costs -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_profile_of_a_gpu_says_so_and_its_plans_are_a_gpus():
+    model = tp.GPTConfig(n_layer=1, n_head=2, n_embd=16, vocab_size=61, block_size=16)
+    costs = tp.profile(model, seq_len=16, backend="cuda", budget_s=1.5)
+    assert (costs.source, costs.backend, costs.dtype) == ("measured", "cuda", "bf16") and costs.device in repr(costs)
+    assert tp.CostModel.from_dict(costs.to_dict()) == costs
+    plan = tp.plan(model, tp.Cluster.local(), 2, 16, costs, stages=1, slicing=[(1, [8, 8])] * 2)
+    assert (plan.backend, plan.dtype) == ("cuda", "bf16")
+    work = costs.durations(partition=[(0, 4)], slicing=[(1, [4, 12]), (1, [16])])["W"]
+    assert work[0, 1] == 0 < work[0, 0] and work[0, 0] == pytest.approx(work[0, 2], rel=0.2)

@@ -1,0 +1,343 @@
+"""tp.train: ranks that another launcher started, here by this test in that launcher's words."""
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import terapipe_c as tp
+from terapipe_c import _core
+from terapipe_c.environment import PORTS, find_place, first_host
+from terapipe_c.job import neighbours
+
+HERE = Path(__file__).resolve().parent
+CLEAN = {name: value for name, value in os.environ.items()
+         if not name.startswith(("OMPI_", "PMI", "SLURM_", "MASTER_", "TORCHELASTIC", "TERAPIPE_TOKEN", "RANK", "WORLD_", "LOCAL_"))}
+OPTIONS = {"steps": 4, "lr": 1e-3, "lr_schedule": "constant", "checkpoint_every": 2, "eval_every": 2, "eval_batches": 2}
+
+
+def free_port(count=1):
+    """A port where this many in a row were free a moment ago."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        try:
+            for number in range(port, port + count):
+                with socket.socket() as one:
+                    one.bind(("127.0.0.1", number))
+            return port
+        except OSError:
+            continue
+
+
+def torchrun(rank, ranks, port):
+    """As torchrun's agent does, whose own store listens at MASTER_PORT."""
+    return {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": f"run {port}", "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RESTART_COUNT": 0}
+
+
+def openmpi(rank, ranks, port):
+    return {"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": ranks, "OMPI_COMM_WORLD_LOCAL_RANK": rank,
+            "OMPI_COMM_WORLD_LOCAL_SIZE": ranks, "PMIX_NAMESPACE": f"prterun-{port}@1"}
+
+
+def mpich(rank, ranks, port):
+    return {"PMI_RANK": rank, "PMI_SIZE": ranks, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+
+
+def slurm(rank, ranks, port):
+    return {"SLURM_PROCID": rank, "SLURM_NTASKS": ranks, "SLURM_LOCALID": rank, "SLURM_JOB_ID": port,
+            "SLURM_STEP_ID": 0, "SLURM_JOB_NODELIST": "localhost"}
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory):
+    """(folder, {ranks: plan file}, data file)."""
+    folder = tmp_path_factory.mktemp("train")
+    model = tp.GPTConfig(n_layer=3, n_head=2, n_embd=16, vocab_size=256, block_size=16)
+    files = {}
+    for ranks in (1, 2, 3):
+        plan = tp.plan(model, tp.Cluster(num_devices=ranks, peak_flops=1e12), batch=2, seq_len=16, planner="uniform",
+                       stages=ranks, slicing=[(1, [9, 7]), (1, [16])], executable=True)
+        files[ranks] = folder / f"{ranks}.json"
+        plan.save(files[ranks])
+    data = folder / "text.txt"
+    data.write_bytes(bytes(np.random.default_rng(0).integers(0, 256, 4000, dtype=np.uint8)))
+    return folder, files, data
+
+
+def begin(plan, data, rank, environment, **options):
+    words = [sys.executable, str(HERE / "train_rank.py"), str(plan), str(data), json.dumps({**OPTIONS, **options})]
+    return subprocess.Popen(words, env={**CLEAN, **{name: str(value) for name, value in environment.items()}}, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8")
+
+
+def told(child):
+    out, err = child.communicate(timeout=60)
+    return json.loads(out.splitlines()[-1]) if out else {"died": child.returncode, "stderr": err}
+
+
+def run(plan, data, words, ranks, **options):
+    port = free_port(PORTS + 1)
+    return [told(child) for child in [begin(plan, data, rank, words(rank, ranks, port), **options) for rank in range(ranks)]]
+
+
+@pytest.fixture(scope="module")
+def launched(plans, tmp_path_factory):
+    """{ranks: what tp.launch of the same plan gives}."""
+    folder, files, data = plans
+    results = {}
+    for ranks in (2, 3):
+        out = tmp_path_factory.mktemp("launched") / "run"
+        one = tp.launch(tp.Plan.load(files[ranks]), data, out=out, progress=False, processes=False, **OPTIONS).wait()
+        results[ranks] = one
+    return results
+
+
+@pytest.mark.parametrize(("words", "ranks"), [(torchrun, 2), (openmpi, 3), (mpich, 2), (slurm, 2)],
+                         ids=["torchrun", "openmpi", "mpich", "slurm"])
+def test_bits_are_those_of_launch(plans, launched, tmp_path, words, ranks):
+    _, files, data = plans
+    results = run(files[ranks], data, words, ranks, out=str(tmp_path / "run"))
+    wanted = launched[ranks]
+    for rank, one in enumerate(results):
+        assert one["rank"] == rank and one["ranks"] == ranks, one
+        assert one["losses"] == [record.loss for record in wanted] and one["norms"] == [record.grad_norm for record in wanted]
+        assert one["evals"] == [record.eval_loss for record in wanted]
+        assert one["checkpoint"] == str(tmp_path / "run" / "checkpoints" / wanted.checkpoint_path.name)
+        assert one["memory"] == list(wanted.report().peak_memory_bytes)
+    ours, theirs = tp.load_checkpoint(tmp_path / "run"), tp.load_checkpoint(wanted.out)
+    assert all(np.array_equal(ours.params[name], value) for name, value in theirs.params.items())
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == sorted(p.name for p in wanted.out.iterdir())
+    lines = [(tmp_path / "run" / "metrics.jsonl"), wanted.out / "metrics.jsonl"]
+    one, other = ([(json.loads(line)["step"], json.loads(line)["loss"]) for line in path.read_text().splitlines()] for path in lines)
+    assert one == other
+
+
+def test_a_run_is_resumed_by_either(plans, launched, tmp_path):
+    _, files, data = plans
+    out = tmp_path / "run"
+    run(files[2], data, mpich, 2, out=str(out), steps=2)
+    results = run(files[2], data, mpich, 2, out=str(out), resume=True)
+    assert results[1]["losses"] == [record.loss for record in launched[2]][2:]
+    assert "exists already" in run(files[2], data, mpich, 2, out=str(out))[0]["text"]
+
+
+def test_the_death_of_a_rank_ends_all_with_its_name(plans):
+    """Within two seconds, with room for starting the interpreters and a busy machine: nobody waits for a deadline."""
+    _, files, data = plans
+    for dead in (0, 2):
+        results = run(files[3], data, mpich, 3, die={"rank": dead, "step": 2})
+        assert results[dead].get("died") == -signal.SIGKILL
+        for rank in {0, 1, 2} - {dead}:
+            assert results[rank]["error"] == "AbortedError", results
+            assert f"rank {rank} was ended because rank {dead} failed first: rank {dead} " in results[rank]["text"]
+
+
+def test_the_failure_of_a_rank_reaches_all_in_its_own_words(plans):
+    _, files, data = plans
+    port = free_port()
+    children = [begin(files[3], data, rank, mpich(rank, 3, port), fail={"rank": 1, "step": 1}) for rank in range(3)]
+    ends = [child.communicate(timeout=60) for child in children]
+    assert "ValueError: no café here" in ends[1][1]
+    for rank in (0, 2):
+        text = json.loads(ends[rank][0])["text"]
+        assert text.startswith(f"rank {rank} was ended because rank 1 failed first: rank 1 failed at step 1") and "no café here" in text
+
+
+def test_what_differs_between_ranks_is_named(plans):
+    _, files, data = plans
+    port = free_port()
+    children = [begin(files[2], data, rank, mpich(rank, 2, port), lr=rank + 1.0) for rank in range(2)]
+    assert all("lr of rank 1 is not that of rank 0" in told(child)["text"] for child in children)
+    assert "started 3 ranks and the plan has 2" in run(files[2], data, slurm, 3)[2]["text"]
+
+
+# ---- the meeting, in threads -----------------------------------------------------------------------------------------
+
+
+def meeting(changes, ranks=2, meeting_s=20.0, port=None):
+    """What each of the ranks is told: a communicator or the error."""
+    port, results = port or free_port(), [None] * len(changes)
+
+    def one(i):
+        options = {"rank": i, "ranks": ranks, "token": "a", "version": "1", "plan": "x", **changes[i]}
+        count = options.pop("ranks")
+        region = _core.Region.create(count, bytes(count * count), 0, 64, False)
+        try:
+            results[i] = _core.tcp_comm(region, host="127.0.0.1", port=port, pairs=neighbours(count), max_gather_bytes=64,
+                                        meeting_s=meeting_s, **options)
+        except Exception as error:
+            results[i] = error
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(len(changes))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def close(comms):
+    threads = [threading.Thread(target=comm.close) for comm in comms]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ([{}, {"plan": "y"}, {}], "rank 1 was started with plan y where rank 0 has plan x"),
+    ([{"version": "0.9"}, {}, {}, {}], "rank 0 was started with version 0.9 of terapipe_c where 3 others have version 1"),
+    ([{}, {"ranks": 3}], "rank 1 was started with 3 ranks where rank 0 has 2 ranks"),
+    ([{}, {}, {"rank": 1}], "two processes say that they are rank 1"),
+    ([{}, {"rank": 4, "ranks": 5}], "rank 4 was started with 5 ranks where rank 0 has 2"),
+])
+def test_who_does_not_fit_is_named_to_all(changes, words):
+    for error in meeting(changes, ranks=len(changes)):
+        assert isinstance(error, _core.InvalidValueError) and words in str(error), error
+
+
+def test_who_does_not_come_is_named():
+    errors = meeting([{}, {}], ranks=4, meeting_s=0.3)
+    assert all(isinstance(error, _core.DeadlineError) for error in errors)
+    assert "2 of 4 ranks did not come" in str(errors[0]) and str(errors[0]).endswith("within 0.3 s: 2, 3")
+    alone, = meeting([{"rank": 1}], meeting_s=0.2)
+    assert isinstance(alone, _core.DeadlineError) and "rank 1 did not reach rank 0 at 127.0.0.1" in str(alone)
+    with pytest.raises(OSError, match="the address of rank 0 is 'no.such.host.invalid'"):
+        _core.tcp_comm(_core.Region.create(2, bytes(4), 0, 64, False), 1, "no.such.host.invalid", 29500, neighbours(2), 64)
+
+
+def test_strangers_are_sent_away():
+    """Silence, another protocol, and a rank of another job do not disturb a meeting."""
+    port, stopping = free_port(), threading.Event()
+
+    def disturb(word):
+        while not stopping.is_set():
+            with socket.socket() as one:
+                one.settimeout(0.2)
+                try:
+                    one.connect(("127.0.0.1", port))
+                    one.sendall(word)
+                    one.recv(1)
+                except OSError:
+                    time.sleep(0.01)
+
+    strangers = [threading.Thread(target=disturb, args=(word,)) for word in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(300))]
+    for stranger in strangers:
+        stranger.start()
+    results = []
+    other = threading.Thread(target=lambda: results.extend(meeting([{"rank": 1, "token": "b"}], meeting_s=0.5, port=port)))
+    other.start()
+    time.sleep(0.1)
+    comms = meeting([{}, {}, {}], ranks=3, port=port)
+    stopping.set()
+    for thread in (*strangers, other):
+        thread.join()
+    assert [comm.rank for comm in comms] == [0, 1, 2]
+    assert isinstance(results[0], _core.DeadlineError)
+    close(comms)
+
+
+def test_a_port_in_use():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        error, = meeting([{}], ranks=2, meeting_s=0.3, port=port)
+        assert isinstance(error, _core.StorageError) and f"cannot listen at port {port}: Address already in use" in str(error)
+        if port < 65535:  # the next one is tried where there may be one
+            comms = meeting([{"ports": 8}, {"ports": 8}], port=min(port, 65528))
+            assert [comm.rank for comm in comms] == [0, 1]
+            close(comms)
+
+
+def test_a_communicator_is_closed_once_and_for_all():
+    comms = meeting([{}, {}])
+    close(comms)
+    comms[0].close()
+    with pytest.raises(ValueError, match="closed"):
+        comms[0].send(1, 0, b"")
+    assert comms[0].rank == 0
+
+
+def test_who_leaves_while_others_wait_is_named():
+    one, two, three = meeting([{}, {}, {}], ranks=3)
+    two.close()
+    for comm in (one, three):
+        with pytest.raises(_core.AbortedError, match="rank 1 has left while others wait|rank 1 closed its connection"):
+            comm.recv(1, 0, bytearray(1)) if comm is three else comm.barrier()
+    close([one, three])
+
+
+def test_descriptors_and_threads_are_given_back():
+    close(meeting([{}, {}]))
+    before, threads = sorted(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+    close(meeting([{}, {}]))
+    meeting([{}, {"plan": "y"}])
+    assert sorted(os.listdir("/proc/self/fd")) == before and len(os.listdir("/proc/self/task")) == threads
+
+
+# ---- the environment --------------------------------------------------------------------------------------------------
+
+
+def test_places():
+    as_text = {name: str(value) for name, value in torchrun(1, 4, 29_500).items()}
+    place = find_place(as_text)
+    assert (place.launcher, place.rank, place.ranks, place.local_rank, place.host) == ("torchrun", 1, 4, 1, "127.0.0.1")
+    assert (place.port, place.ports) == (29_501, PORTS)  # the agent's own store is at 29500
+    place = find_place({"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "77",
+                        "SLURM_JOB_NODELIST": "gpu[07-09,12],big3"})
+    assert (place.launcher, place.rank, place.local_rank, place.host, place.ports) == ("srun", 5, 1, "gpu07", PORTS)
+    both = {**{name: str(value) for name, value in openmpi(0, 2, 1).items()}, "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
+    assert find_place(both).launcher == "mpirun" and find_place({**both, "SLURM_JOB_NODELIST": "a", "SLURM_JOB_ID": "1"},
+                                                                "srun").ranks == 1
+    assert find_place({**both, "TERAPIPE_TOKEN": "x"}).token != find_place(both).token
+    for nodes, first in (("a", "a"), ("a,b", "a"), ("n[3,5-7]", "n3"), ("n[001-100]-ib,m", "n001-ib"), ("n-1-[2-3]", "n-1-2")):
+        assert first_host(nodes) == first
+
+
+@pytest.mark.parametrize(("environment", "words"), [
+    ({}, "no launcher started this process: looked for RANK and WORLD_SIZE .* SLURM_PROCID and SLURM_NTASKS"),
+    ({"RANK": "0", "WORLD_SIZE": "2"}, "where rank 0 is cannot be told: looked for MASTER_ADDR"),
+    ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h"}, "MASTER_PORT is not set"),
+    ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK is 'x': a whole number"), ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2"),
+    ({"PMI_RANK": "0", "PMI_SIZE": "1", "MASTER_ADDR": "h", "MASTER_PORT": "0"}, "MASTER_PORT is 0"),
+    ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, "looked for MASTER_ADDR, SLURM_STEP_NODELIST"),
+])
+def test_what_is_missing_is_said(environment, words):
+    with pytest.raises(_core.InvalidValueError, match=words):
+        find_place(environment)
+
+
+def test_arguments_are_checked(plans):
+    plan = tp.Plan.load(plans[1][1])
+    with pytest.raises(TypeError, match="no argument 'processes'"):
+        tp.train(plan, plans[2], 1, processes=True)
+    with pytest.raises(ValueError, match="launcher is 'pigeon'"):
+        tp.train(plan, plans[2], 1, launcher="pigeon")
+    with pytest.raises(TypeError, match="plan is str"):
+        tp.train("plan", plans[2], 1)
+
+
+def test_one_rank_alone_and_the_command(plans, tmp_path):
+    """`terapipe train --under`: the same, from a shell."""
+    _, files, data = plans
+    words = [sys.executable, "-m", "terapipe_c", "train", str(files[2]), "--data", str(data), "--steps", "2", "--out",
+             str(tmp_path / "run"), "--under", "mpiexec", "--json"]
+    port = free_port()
+    children = [subprocess.Popen(words, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                 env={**CLEAN, **{n: str(v) for n, v in mpich(rank, 2, port).items()}}) for rank in range(2)]
+    (first, complaints), (second, _) = (child.communicate(timeout=60) for child in children)
+    assert [child.returncode for child in children] == [0, 0], complaints
+    assert len(first.splitlines()) == 3 and second == "" and "report" in json.loads(first.splitlines()[-1])
+    alone, = run(files[1], data, mpich, 1)
+    assert alone["rank"] == 0 and len(alone["losses"]) == 4
