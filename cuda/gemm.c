@@ -234,8 +234,8 @@ candidates(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, int wanted,
         answer = gemm->lt->get_heuristic(gemm->handle, p->desc, p->a, p->b, p->c, p->d, preference, wanted, found, count);
     (void)gemm->lt->preference_destroy(preference);
     TP_TRY(status);
-    if (answer == LT_NOT_SUPPORTED)
-        *count = 0;
+    if (answer == LT_NOT_SUPPORTED || (answer != LT_SUCCESS && p->fused && is_gelu(op->epilogue)))
+        *count = 0; /* a fused epilogue that some architecture lacks is an invalid value there, or not supported */
     else
         LT_TRY(answer, "asking for algorithms");
     int good = 0;
@@ -282,14 +282,17 @@ pick(const tp_gemm *gemm, plan *p, const tp_gemm_op *op, lt_heuristic *found, in
     if (status == TP_OK)
         status = tp_cuda_event_create(gemm->device, 1, &events[1]);
     *seconds = 1e30;
+    tp_status tried = TP_OK;
     for (int i = 0; status == TP_OK && i < count; i++) {
         double one;
-        status = time_algo(gemm, p, op, &found[i].algo, events, &one);
-        if (status == TP_OK && one < *seconds) {
+        tried = time_algo(gemm, p, op, &found[i].algo, events, &one); /* one that does not run is passed over */
+        if (tried == TP_OK && one < *seconds) {
             *seconds = one;
             take(p, &found[i]);
         }
     }
+    if (*seconds == 1e30 && status == TP_OK)
+        status = tried;
     for (int i = 0; i < 2; i++)
         tp_cuda_event_destroy(gemm->device, events[i]);
     return status;

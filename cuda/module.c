@@ -5,6 +5,7 @@
 #include "cuda/device.h"
 #include "cuda/dl.h"
 #include "cuda/dl_cublaslt.h"
+#include "cuda/dl_nccl.h"
 #include "cuda/provider.h"
 #ifdef TP_CUDA_EMULATED
 #include "cuda/emu/emu.h"
@@ -87,22 +88,34 @@ versions(PyObject *module, PyObject *none)
     return Py_BuildValue("(ii)", driver, runtime);
 }
 
+/* (path, version, why not) of a library that was, or was not, loaded with `status`. */
+static PyObject *
+library(tp_status status, void (*found)(const char **path, int *version))
+{
+    const char *path;
+    int version;
+    found(&path, &version);
+    PyObject *number = version ? PyUnicode_FromFormat("%d.%d.%d", version / 10000, version % 10000 / 100, version % 100)
+                               : PyUnicode_FromString("");
+    return Py_BuildValue("(sNs)", path, number, status == TP_OK ? "" : tp_error_message());
+}
+
 /* {library: (path, version, why not)}; loads what can be loaded. */
 static PyObject *
 libraries(PyObject *module, PyObject *none)
 {
-    const tp_cublaslt *table;
-    const char *path;
-    int version;
+    const tp_cublaslt *cublaslt;
+    const tp_nccl *nccl;
     tp_status status;
     (void)module, (void)none;
     Py_BEGIN_ALLOW_THREADS
-    status = tp_cublaslt_load(&table);
+    status = tp_cublaslt_load(&cublaslt);
     Py_END_ALLOW_THREADS
-    tp_cublaslt_found(&path, &version);
-    PyObject *number = version ? PyUnicode_FromFormat("%d.%d.%d", version / 10000, version % 10000 / 100, version % 100)
-                               : PyUnicode_FromString("");
-    return Py_BuildValue("{s:(sNs)}", "cublasLt", path, number, status == TP_OK ? "" : tp_error_message());
+    PyObject *first = library(status, tp_cublaslt_found);
+    Py_BEGIN_ALLOW_THREADS
+    status = tp_nccl_load(&nccl);
+    Py_END_ALLOW_THREADS
+    return Py_BuildValue("{s:N,s:N}", "cublasLt", first, "NCCL", library(status, tp_nccl_found));
 }
 
 static PyObject *
@@ -209,7 +222,10 @@ module_exec(PyObject *module)
     PyObject *provider = PyCapsule_New((void *)(uintptr_t)tp_cuda_provider(), TP_PROVIDER_CAPSULE, NULL);
     int added = provider ? PyModule_AddObjectRef(module, "provider", provider) : -1;
     Py_XDECREF(provider);
-    return added < 0 || tp_cuda_add_device(module) < 0 || tp_cuda_add_comm(module) < 0 ? -1 : tp_cuda_add_gemm(module);
+    if (added < 0 || tp_cuda_add_device(module) < 0 || tp_cuda_add_gemm(module) < 0 ||
+        tp_cuda_add_comm(module) < 0)
+        return -1;
+    return tp_cuda_add_attention(module);
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, module_exec}, {0, NULL}};

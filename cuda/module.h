@@ -16,6 +16,8 @@ tp_cuda_add_comm(PyObject *module);
 int
 tp_cuda_add_gemm(PyObject *module);
 int
+tp_cuda_add_attention(PyObject *module);
+int
 tp_cuda_add_device(PyObject *module);
 
 #endif

@@ -207,6 +207,9 @@ TP_MUST_USE tp_status
 tp_simt_range_add(const void *pointer, size_t bytes);
 void
 tp_simt_range_remove(const void *pointer);
+/* 1 if the bytes lie in one range, which is then [range[0], range[1]), or if there is none at all. */
+int
+tp_simt_range_of(const void *pointer, size_t bytes, uintptr_t range[2]);
 /* How the process's next launches run: 0, or the sum of 1 (blocks from the last), 2 (threads from the last), 4 (asynchronous
  * copies done at once). A correct kernel gives the same bits in every order. */
 void

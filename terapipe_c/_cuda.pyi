@@ -49,3 +49,10 @@ def gemm_seconds(
     reproducible: int = ...,
     fuse: int = ...,
 ) -> tuple[list[float], str]: ...
+def attention(
+    dtype: int,
+    shape: tuple[int, int, int, int, int, int, int, int],
+    arrays: tuple[int, ...],
+    groups: int = ...,
+    stream: int = ...,
+) -> None: ...

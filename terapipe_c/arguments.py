@@ -196,7 +196,7 @@ def launch_flags(p: argparse.ArgumentParser, needed: bool = True) -> None:
     group.add_argument("--init", help="start from this checkpoint's parameters")
     group.add_argument("--backend", help="cpu or cuda")
     group.add_argument("--dtype", choices=("float32", "bf16"), help="of activations; bf16 on cuda if not given")
-    group.add_argument("--devices", type=int, nargs="+", help="on cuda, the GPU of each rank")
+    group.add_argument("--gpus", type=int, nargs="+", help="on cuda, the GPU of each rank (rank r has GPU r if not given)")
     group.add_argument("--threads", action="store_true", help="ranks as threads of this process")
     group.add_argument("--fast", action="store_true", help="reproducible=False")
     if needed:

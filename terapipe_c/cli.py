@@ -227,10 +227,12 @@ def _timeline_of(path: Path, args: argparse.Namespace) -> tuple[str, Any]:
 
 
 def _launch_options(args: argparse.Namespace) -> dict[str, Any]:
-    names = (*LAUNCH_NUMBERS, "lr_schedule", "betas", "init", "backend", "dtype", "devices")
+    names = (*LAUNCH_NUMBERS, "lr_schedule", "betas", "init", "backend", "dtype")
     options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if "betas" in options:
         options["betas"] = tuple(options["betas"])
+    if args.gpus:
+        options["devices"] = args.gpus
     if args.threads:
         options["processes"] = False
     if args.fast:

@@ -146,8 +146,8 @@ def _module_at(path: str) -> ModuleType:
         name = f"{__package__}._cuda"
         if importlib.util.find_spec(name) is None:
             raise ImportError(
-                "this terapipe_c was built without its CUDA backend: nvcc was missing, or TERAPIPE_CUDA=0; "
-                "TERAPIPE_CUDA=1 pip install . says what is missing"
+                "this terapipe_c was built without its CUDA backend: nvcc was missing or failed, or TERAPIPE_CUDA was 0; "
+                "TERAPIPE_CUDA=1 pip install . says what is wrong"
             )
         module = importlib.import_module(name)
     else:

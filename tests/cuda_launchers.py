@@ -1,12 +1,17 @@
-"""Kernel launchers through ctypes: their argument types are read from the headers, so that a call cannot differ from them."""
+"""Kernel launchers through ctypes, and memory that they may touch: the emulator's (checked to the byte) or a device's. Their
+argument types are read from the headers, so that a call cannot differ from them."""
 
 from __future__ import annotations
 
 import ctypes
 import re
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
+F32, BF16 = 0, 1
 HEADERS = ("cuda/kernels.h", "cuda/groups.h")
 TYPES = {"tp_stream": ctypes.c_void_p, "tp_dtype": ctypes.c_int, "int64_t": ctypes.c_int64, "int": ctypes.c_int,
          "float": ctypes.c_float}  # fmt: skip
@@ -24,3 +29,127 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
                 function.argtypes = [ctypes.c_void_p if "*" in " ".join(w) else TYPES[w[0]] for w in words]
                 function.restype = ctypes.c_int64 if result == "int64_t" else ctypes.c_int
     return library
+
+
+def to_bf16(x: np.ndarray) -> np.ndarray:
+    """Rounded to nearest even, as uint16."""
+    bits = np.asarray(x, np.float32).view(np.uint32)
+    rounded = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(x), np.uint16(0x7FFF), rounded)
+
+
+def of(dtype: int, x: np.ndarray) -> np.ndarray:
+    return to_bf16(x) if dtype == BF16 else np.asarray(x, np.float32)
+
+
+def numbers(x: np.ndarray) -> np.ndarray:
+    """float64 of what an array of either dtype holds."""
+    if x.dtype == np.uint16:
+        return (x.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return x.astype(np.float64)
+
+
+class Kernels:
+    """The launchers by name, and memory that they may touch."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.lib = declare(library)
+        self.kept: list[np.ndarray] = []
+
+    def put(self, x: np.ndarray, offset: int = 0) -> np.ndarray:
+        """A copy in memory of its own, `offset` elements behind a boundary of 64 bytes; the only memory kernels may touch."""
+        x = np.ascontiguousarray(x)
+        room = np.empty(x.nbytes + 64 + offset * x.itemsize, np.uint8)
+        start = -room.ctypes.data % 64 + offset * x.itemsize
+        copy = room[start : start + x.nbytes].view(x.dtype).reshape(x.shape)
+        copy[...] = x
+        assert self.lib.tp_simt_range_add(ctypes.c_void_p(copy.ctypes.data), ctypes.c_size_t(copy.nbytes)) == 0
+        self.kept.append(copy)
+        return copy
+
+    def empty(self, dtype: int, *shape: int, offset: int = 0) -> np.ndarray:
+        """NaN."""
+        return self.put(
+            np.full(shape, 0x7FFF, np.uint16) if dtype == BF16 else np.full(shape, np.nan, np.float32), offset
+        )
+
+    def clear(self) -> None:
+        for x in self.kept:
+            self.lib.tp_simt_range_remove(ctypes.c_void_p(x.ctypes.data))
+        self.kept.clear()
+        self.lib.tp_simt_set_order(0)
+
+    def status(self, name: str, *arguments: Any) -> int:
+        values = [a.ctypes.data if isinstance(a, np.ndarray) else a for a in arguments]
+        return int(getattr(self.lib, "tp_cuda_" + name)(*values))
+
+    def __call__(self, name: str, *arguments: Any) -> None:
+        """On no stream."""
+        assert self.status(name, None, *arguments) == 0, self.lib.tp_error_message().decode()
+
+
+class OnDevice(Kernels):
+    """The same on a device that the host cannot see into: arrays are copied there before a call and back behind it."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        super().__init__(library)
+        self.lib.tp_cuda_compute.restype = ctypes.c_void_p
+        self.device, self.memory, self.offsets = ctypes.c_void_p(), list[ctypes.c_void_p](), dict[int, int]()
+        self.do("tp_cuda_open", 0, None, ctypes.byref(self.device))
+        self.stream = ctypes.c_void_p(self.lib.tp_cuda_compute(self.device))
+
+    def do(self, name: str, *arguments: Any) -> None:
+        assert getattr(self.lib, name)(*arguments) == 0, self.lib.tp_error_message().decode()
+
+    def put(self, x: np.ndarray, offset: int = 0) -> np.ndarray:
+        copy, memory = np.array(x, order="C"), ctypes.c_void_p()
+        room = ctypes.c_size_t(copy.nbytes + 64 + offset * copy.itemsize)
+        self.do("tp_cuda_alloc", self.device, room, b"a test", ctypes.byref(memory))
+        self.memory.append(memory)
+        self.kept.append(copy)
+        self.offsets[copy.ctypes.data] = offset * copy.itemsize
+        return copy
+
+    def on_device(self, i: int) -> int:
+        return (self.memory[i].value or 0) + self.offsets[self.kept[i].ctypes.data]
+
+    def move(self, back: bool) -> None:
+        for i, x in enumerate(self.kept):
+            here, there, size = (
+                ctypes.c_void_p(x.ctypes.data),
+                ctypes.c_void_p(self.on_device(i)),
+                ctypes.c_size_t(x.nbytes),
+            )
+            if x.nbytes:
+                self.do(
+                    "tp_cuda_copy",
+                    self.device,
+                    self.stream,
+                    *((here, there) if back else (there, here)),
+                    size,
+                    int(back),
+                )
+        self.do("tp_cuda_synchronize", self.device, self.stream)
+
+    def status(self, name: str, *arguments: Any) -> int:
+        def place(a: Any) -> Any:
+            if not isinstance(a, np.ndarray):
+                return a
+            for i, x in enumerate(self.kept):
+                if x.ctypes.data <= a.ctypes.data < x.ctypes.data + max(x.nbytes, 1):
+                    return self.on_device(i) + a.ctypes.data - x.ctypes.data
+            return a.ctypes.data
+
+        if arguments[0] is not None:  # not a launcher
+            return super().status(name, *arguments)
+        self.move(back=False)
+        status = int(getattr(self.lib, "tp_cuda_" + name)(self.stream, *map(place, arguments[1:])))
+        self.move(back=True)
+        return status
+
+    def clear(self) -> None:
+        for memory in self.memory:
+            self.lib.tp_cuda_free(self.device, memory)
+        self.memory.clear()
+        self.kept.clear()
+        self.offsets.clear()

@@ -23,7 +23,7 @@ import cuda_emu  # noqa: E402
 LINEAR, LINEAR_T, LINEAR_W = range(3)
 NONE, BIAS, GELU_AUX, RESIDUAL, DGELU = range(5)
 F32, BF16 = 0, 1
-NO_GELU_AUX, NO_DGELU, NO_PRODUCT = 1, 2, 4
+NO_GELU_AUX, NO_DGELU, NO_PRODUCT, NO_FIRST_ALGORITHM, INVALID = 1, 2, 4, 8, 16
 TOLERANCE = {F32: 1e-5, BF16: 6e-3}
 
 
@@ -142,11 +142,21 @@ def test_every_product_against_float64(each, dtype, kind, epilogue):
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=["f32", "bf16"])
 @pytest.mark.parametrize(("kind", "epilogue", "switch"), [(LINEAR, GELU_AUX, NO_GELU_AUX), (LINEAR_T, DGELU, NO_DGELU)])
 def test_gelu_apart_where_it_cannot_be_fused(cuda, refuse, dtype, kind, epilogue, switch):
-    for refused, fuse, width in ((switch, 0, 24), (0, 1, 24), (0, 0, 20)):  # library says no; caller; aux rows of 20
+    # the library says no, in either way; the caller does; aux has rows of 20
+    for refused, fuse, width in ((switch, 0, 24), (switch | INVALID, 0, 24), (0, 1, 24), (0, 0, 20)):
         refuse(refused)
         case = Case(kind, dtype, epilogue, 9, width if kind == LINEAR_T else 16, width if kind == LINEAR else 16)
         assert "GELU apart" in case.run(cuda, fuse=fuse)
         case.check()
+
+
+def test_an_algorithm_that_does_not_run_is_passed_over(cuda, refuse):
+    refuse(NO_FIRST_ALGORITHM)
+    case = Case(LINEAR, BF16, GELU_AUX, 7, 16, 24)
+    assert "algorithm 1," not in case.run(cuda, candidates=3)
+    case.check()
+    with pytest.raises(tp.ExecutionError, match="cublasLtMatmul of linear .*not supported"):
+        Case(LINEAR, BF16, BIAS, 7, 16, 24).run(cuda)  # untimed: the first is all there is
 
 
 def test_a_gelu_apart_needs_rows_without_gaps(cuda, refuse):

@@ -27,8 +27,8 @@ def device():
 
     assert tp.cuda.device_count() > 0, tp.cuda.why_not()
     versions = tp.cuda.versions()
-    missing = [library.why_not for library in versions.libraries if not library.version]
-    assert not missing, missing
+    (cublaslt,) = (library for library in versions.libraries if library.name == "cublasLt")
+    assert cublaslt.version, cublaslt.why_not
     for d in tp.cuda.devices():
         trial = tp.cuda.load().exercise(d.index)
     return {"trial": trial, "devices": [dataclasses.asdict(d) for d in tp.cuda.devices()], "versions": dataclasses.asdict(versions)}
@@ -96,14 +96,14 @@ def products(c):
 
 
 def table():
-    """t(rows) of every product of GPT-2 124M and 1558M at 256 to 16384 rows, all multiprocessors, with deadline."""
+    """t(rows) of every product of GPT-2 124M and 1558M at 256 to 16384 rows, all multiprocessors."""
     began, rows_of_table = time.monotonic(), []
-    for rows in (16384, 1024, 4096, 256):
+    for rows in (16384, 1024, 4096, 256):  # a run cut short has both ends
         for model in ("1558M", "124M"):
             for name, kind, epilogue, accumulate, n_in, n_out in products(MODELS[model]):
                 if name.startswith("head") and rows > 4096:
                     continue
-                if time.monotonic() - began > 75:
+                if time.monotonic() - began > 38:
                     return {"cut_short": True, "products": rows_of_table}
                 found = time_of(kind, BF16, epilogue, accumulate, rows, n_in, n_out, candidates=4, repeats=8)
                 rows_of_table.append({"model": model, "product": name, "rows": rows} | found)
@@ -127,10 +127,10 @@ def fused():
 
 
 QUESTIONS = [
-    Question("device", 20, device, order=10),
-    Question("memory", 15, memory, order=11),
-    Question("tests", 150, tests, order=12),
-    Question("matmul ceiling", 25, ceiling, order=40),
-    Question("products", 85, table, order=60),
-    Question("fused gelu", 30, fused, order=61),
+    Question("device", 15, device, order=10),
+    Question("memory", 10, memory, order=11),
+    Question("tests", 100, tests, order=12),
+    Question("matmul ceiling", 20, ceiling, order=40),
+    Question("products", 45, table, order=60),
+    Question("fused gelu", 15, fused, order=61),
 ]

@@ -55,7 +55,8 @@ def engine_of(model, slicing, ranks=1, schedule="one_f_one_b", dtype="bf16", **d
     from terapipe_c.cost import even_partition
     from terapipe_c.engine import RankEngine
 
-    program = getattr(tp.schedules, schedule)(ranks, len(slicing), [len(n) for _, n in slicing]).lower(ranks > 1 and model.tie_weights)
+    build = getattr(tp.schedules, schedule)
+    program = build(ranks, len(slicing), [len(n) for _, n in slicing]).lower(ranks > 1 and model.tie_weights)
     partition = even_partition(model, ranks)
 
     def make(rank, comm=None, **more):
@@ -281,9 +282,8 @@ def run_ranks(model, program, make, params, tokens):
 
 def simulated(program, traces):
     """The simulator's step, fed with what every operation took in this very run: forward and backward alone."""
-    from terapipe_c.report import resimulated
-
     import terapipe_c as tp
+    from terapipe_c.report import resimulated
 
     rows = [(rank, *row) for rank, trace in enumerate(traces) for row in trace if row[0] != "OPT"]
     zero = min(row[5] for row in rows)

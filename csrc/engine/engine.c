@@ -123,7 +123,8 @@ connect(tp_engine *engine)
     tp_comm *comm = engine->config.comm;
     if (comm == NULL)
         return TP_OK;
-    if (comm->ops->bind != NULL)
+    engine->bound = comm->ops->bind != NULL;
+    if (engine->bound)
         return comm->ops->bind(comm, engine->device);
     if (engine->config.provider->host_memory && !engine->config.staged)
         return TP_OK;
@@ -192,11 +193,20 @@ tp_engine_open(const tp_engine_config *config, tp_heap *heap, tp_engine **out)
     engine->config = *config;
     tp_status status = open_parts(engine, config, heap);
     if (status != TP_OK) {
+        tp_engine_unbind(engine);
         tp_engine_close(engine);
         return status;
     }
     *out = engine;
     return TP_OK;
+}
+
+void
+tp_engine_unbind(tp_engine *engine)
+{
+    tp_comm *comm = engine->config.comm;
+    if (engine->bound && comm->ops->bind(comm, NULL) == TP_OK)
+        engine->bound = 0; /* else it has said so: nothing is left to do about it */
 }
 
 void

@@ -62,6 +62,9 @@ TP_MUST_USE tp_status
 tp_engine_open(const tp_engine_config *config, tp_heap *heap, tp_engine **out);
 void
 tp_engine_close(tp_engine *engine);
+/* Before that, where the communicator is still open: it gives back what it has of the device. */
+void
+tp_engine_unbind(tp_engine *engine);
 
 /* Stages of this rank, in order of their virtual number; NULL past the end. They are the provider's: */
 tp_stage *

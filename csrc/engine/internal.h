@@ -7,6 +7,7 @@ struct tp_engine {
     tp_engine_config config;
     tp_device *device;
     tp_heap *heap;    /* of the tables */
+    int bound;        /* config.comm knows the device */
     tp_comm *staged;  /* ours, in the place of config.comm; NULL: that is the caller's */
     tp_heap *private; /* that heap where the device's account is another's; else NULL */
     int stages;           /* held by this rank */

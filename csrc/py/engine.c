@@ -86,6 +86,8 @@ engine_dealloc(PyObject *object)
 {
     engine_object *self = (engine_object *)object;
     PyTypeObject *type = Py_TYPE(object);
+    if (self->engine != NULL && self->comm != NULL && tp_py_comm_if_open(self->comm) != NULL)
+        tp_engine_unbind(self->engine);
     tp_engine_close(self->engine);
     tp_heap_close(self->heap);
     tp_slicing_close(self->slicing);

@@ -158,7 +158,7 @@ check(const product *p, const matrix *a, const matrix *b, const matrix *c, const
         return INVALID;
     if ((p->epilogue == LT_EPILOGUE_GELU_AUX_BIAS && refuse & TP_EMU_NO_GELU_AUX) ||
         (p->epilogue == LT_EPILOGUE_DGELU && refuse & TP_EMU_NO_DGELU) || refuse & TP_EMU_NO_PRODUCT)
-        return LT_NOT_SUPPORTED;
+        return gelu && refuse & TP_EMU_INVALID ? INVALID : LT_NOT_SUPPORTED;
     return LT_SUCCESS;
 }
 
@@ -283,6 +283,8 @@ matmul(lt_handle handle, lt_desc desc, const void *alpha, const void *a, lt_layo
     int answer = check(p, am, bm, c_layout, dm);
     if (answer != LT_SUCCESS || *(const float *)alpha != 1.0f || !algo->data[0] || !workspace)
         return answer != LT_SUCCESS ? answer : INVALID;
+    if (algo->data[0] == 1 && atomic_load(&flags) & TP_EMU_NO_FIRST_ALGORITHM)
+        return LT_NOT_SUPPORTED;
     int64_t depth = p->trans_a ? am->rows : am->columns;
     float *rows = malloc((size_t)((depth + 1) * dm->rows) * sizeof *rows), *sums = rows + depth * dm->rows;
     if (!rows)

@@ -27,7 +27,14 @@ void
 tp_emu_break(int64_t calls);
 
 /* What the emulated cublasLt says it cannot do: a sum of these. 0: nothing. */
-enum { TP_EMU_NO_GELU_AUX = 1, TP_EMU_NO_DGELU = 2, TP_EMU_NO_PRODUCT = 4 };
+/* FIRST_ALGORITHM: is offered and then does not run. INVALID: fused GELUs are invalid values, not unsupported. */
+enum {
+    TP_EMU_NO_GELU_AUX = 1,
+    TP_EMU_NO_DGELU = 2,
+    TP_EMU_NO_PRODUCT = 4,
+    TP_EMU_NO_FIRST_ALGORITHM = 8,
+    TP_EMU_INVALID = 16
+};
 void
 tp_emu_set_cublaslt(int refuse);
 /* How often it was asked for algorithms, how many products it did, and the SM target of the last (0: none). */

@@ -4,7 +4,6 @@
  * and goes on. Deterministic; state is per operating-system thread, so ranks in threads emulate side by side. */
 #include "cuda/simt.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -35,6 +34,7 @@
 #define SIMT_GUARD 64
 #define SIMT_ARRAYS 32
 #define SIMT_COPIES 64
+#define SIMT_RANGES 8
 
 typedef enum { SIMT_RUNS, SIMT_AT_WARP, SIMT_AT_BLOCK, SIMT_ENDED } simt_state;
 
@@ -79,6 +79,8 @@ typedef struct {
     simt_array array[SIMT_ARRAYS]; /* [0] is the dynamic one */
     size_t used, used_static;
     int failed;
+    uintptr_t range[SIMT_RANGES][2]; /* where this launch went last: allocations do not change meanwhile */
+    unsigned next_range;
     const void *host_stack;
     size_t host_stack_bytes;
 } simt_machine;
@@ -391,62 +393,6 @@ tp_simt_dynamic(void)
 
 /* ---- addresses ------------------------------------------------------------------------------------------------------------- */
 
-typedef struct {
-    uintptr_t begin, end;
-} simt_range;
-
-static simt_range *ranges; /* sorted, disjoint */
-static size_t ranges_count, ranges_room;
-static pthread_rwlock_t ranges_lock = PTHREAD_RWLOCK_INITIALIZER;
-
-/* The number of ranges that begin at or before the address. */
-static size_t
-range_find(uintptr_t at)
-{
-    size_t low = 0, high = ranges_count;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (ranges[middle].begin <= at)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
-tp_status
-tp_simt_range_add(const void *pointer, size_t bytes)
-{
-    tp_status status = TP_OK;
-    pthread_rwlock_wrlock(&ranges_lock);
-    if (ranges_count == ranges_room) {
-        size_t room = ranges_room ? 2 * ranges_room : 64;
-        simt_range *more = realloc(ranges, room * sizeof *more);
-        if (more == NULL)
-            status = tp_fail(TP_EMEMORY, "the emulator has no memory for %zu ranges", room);
-        else
-            ranges = more, ranges_room = room;
-    }
-    if (status == TP_OK) {
-        size_t at = range_find((uintptr_t)pointer);
-        memmove(ranges + at + 1, ranges + at, (ranges_count++ - at) * sizeof *ranges);
-        ranges[at].begin = (uintptr_t)pointer;
-        ranges[at].end = (uintptr_t)pointer + bytes;
-    }
-    pthread_rwlock_unlock(&ranges_lock);
-    return status;
-}
-
-void
-tp_simt_range_remove(const void *pointer)
-{
-    pthread_rwlock_wrlock(&ranges_lock);
-    size_t at = range_find((uintptr_t)pointer);
-    if (at > 0 && ranges[at - 1].begin == (uintptr_t)pointer)
-        memmove(ranges + at - 1, ranges + at, (ranges_count-- - at) * sizeof *ranges);
-    pthread_rwlock_unlock(&ranges_lock);
-}
-
 void
 tp_simt_check(const char *site, const void *pointer, size_t bytes, size_t align)
 {
@@ -454,13 +400,12 @@ tp_simt_check(const char *site, const void *pointer, size_t bytes, size_t align)
     uintptr_t at = (uintptr_t)pointer, shared = (uintptr_t)m->shared;
     if (at % align)
         thread_fail(m, "%s: address %p of %zu bytes is not a multiple of %zu", site, pointer, bytes, align);
-    if (ranges_count == 0 || (at >= shared && at < shared + SIMT_SHARED))
+    if (at >= shared && at < shared + SIMT_SHARED)
         return;
-    pthread_rwlock_rdlock(&ranges_lock);
-    size_t found = range_find(at);
-    int inside = found > 0 && at + bytes <= ranges[found - 1].end;
-    pthread_rwlock_unlock(&ranges_lock);
-    if (!inside)
+    for (int i = 0; i < SIMT_RANGES; i++)
+        if (at >= m->range[i][0] && at + bytes <= m->range[i][1])
+            return;
+    if (!tp_simt_range_of(pointer, bytes, m->range[m->next_range++ % SIMT_RANGES]))
         thread_fail(m, "%s: %zu bytes at %p are outside every allocation of the device", site, bytes, pointer);
 }
 
@@ -604,6 +549,7 @@ tp_simt_launch(void (*kernel)(const void *), const char *name, tp_grid grid, int
     m->threads = block;
     m->order = atomic_load(&launch_order);
     m->failed = 0;
+    memset(m->range, 0, sizeof m->range);
     m->current = SIMT_THREADS;
     for (int i = 0; i < block; i++) {
         int *count = m->fiber[i].self.blocks;

@@ -1,0 +1,208 @@
+"""Slice attention: right against float64, the same bits for every slicing, and how fast against PyTorch's kernels.
+
+FLOPs are of the visible (query, key) pairs alone: T (T + 1) / 2 a head, 4 D each forward and 10 D backward (five products),
+whatever a kernel computes besides: ours pulls and computes 14 D. Random numbers; the device's clock; the median of the runs.
+"""
+
+import statistics
+
+from gpu_check import Question
+
+F32, BF16 = 0, 1
+BOUNDS = {F32: 1e-5, BF16: 3e-3}
+
+
+class Sequence:
+    """Device memory of B sequences of T tokens, rows of q, k, v packed [3][H][D], poisoned where nothing was written."""
+
+    def __init__(self, dtype, B, H, D, T, seed=0):
+        import torch
+
+        self.dtype, self.shape = dtype, (B, H, D, T)
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"  # cpu: the emulated backend
+        generator = torch.Generator(self.device).manual_seed(seed)
+        kind = {F32: torch.float32, BF16: torch.bfloat16}[dtype]
+        random = lambda *size: torch.randn(size, generator=generator, device=self.device).to(kind)  # noqa: E731
+        self.qkv, self.d_o = random(T, B, 3, H, D), random(T, B, H, D)
+        self.dqkv, self.o = torch.full_like(self.qkv, torch.nan), torch.full_like(self.d_o, torch.nan)
+        self.lse = torch.full((B, H, T), torch.nan, device=self.device)
+        self.delta = torch.full_like(self.lse, torch.nan)
+
+    def call(self, forward, rows, context, groups=0):
+        import torch
+
+        import terapipe_c as tp
+
+        B, H, D, T = self.shape
+        step = H * D * self.qkv.element_size()
+        q, k, v = (self.qkv.data_ptr() + i * step for i in range(3))
+        dq, dk, dv = (self.dqkv.data_ptr() + i * step for i in range(3))
+        arrays = (q, k, v, self.o.data_ptr(), self.lse.data_ptr())
+        if not forward:
+            arrays += (self.d_o.data_ptr(), self.delta.data_ptr(), dq, dk, dv)
+        stream = torch.cuda.current_stream().cuda_stream if self.device == "cuda" else 0
+        shape = (B, H, D, rows, context, T, 3 * H * D, H * D)
+        tp.cuda.load().attention(self.dtype, shape, arrays, groups=groups, stream=stream)
+
+    def forward(self, slices, groups=0):
+        at = 0
+        for rows in slices:
+            self.call(True, rows, at, groups)
+            at += rows
+
+    def backward(self, slices, groups=0):
+        at = sum(slices)
+        for rows in reversed(slices):
+            at -= rows
+            self.call(False, rows, at, groups)
+
+    def run(self, slices, groups=0):
+        self.forward(slices, groups)
+        self.backward(slices, groups)
+        return [x.clone() for x in (self.o, self.lse, self.delta, self.dqkv)]
+
+    def wanted(self):
+        """o, lse, dqkv in float64."""
+        import torch
+
+        B, H, D, T = self.shape
+        x = self.qkv.double().requires_grad_()
+        q, k, v = x.permute(2, 1, 3, 0, 4)
+        scores = q @ k.transpose(-1, -2) / D**0.5
+        hidden = torch.ones(T, T, dtype=torch.bool, device=self.device).triu(1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+        o = (scores.softmax(-1) @ v).permute(2, 0, 1, 3)
+        o.backward(self.d_o.double())
+        return o.detach(), scores.logsumexp(-1).detach(), x.grad
+
+
+def same(left, right):
+    import torch
+
+    return all(a.view(-1).view(torch.uint8).equal(b.view(-1).view(torch.uint8)) for a, b in zip(left, right, strict=True))
+
+
+SHAPES = [  # B, H, D, slices
+    (1, 1, 64, [1, 1, 62, 1]),
+    (2, 3, 40, [70, 5, 125]),
+    (4, 12, 64, [256] * 4),
+    (1, 5, 64, [1000]),
+    (2, 2, 128, [33, 64, 53]),
+    (2, 16, 128, [512, 512]),
+    (1, 3, 80, [300, 1, 211]),
+    (3, 2, 8, [100, 30]),
+]
+
+
+def right(shapes=None):
+    """Every tile, both types, ragged slices, against float64; fails above 3e-3 (bf16) or 1e-5 (fp32) of the norm."""
+    found = []
+    for B, H, D, slices in shapes or SHAPES:
+        for dtype, groups in ((BF16, 1), (BF16, 2), (F32, 0)):
+            sequence = Sequence(dtype, B, H, D, sum(slices), seed=len(found))
+            o, lse, _, grads = sequence.run(slices, groups)
+            row = {"batch": B, "heads": H, "head_dim": D, "slices": slices, "dtype": ["f32", "bf16"][dtype], "groups": groups}
+            want_o, want_lse, want_grads = sequence.wanted()
+            pairs = {"o": (o, want_o), "lse": (lse, want_lse)}
+            pairs |= {name: (grads[:, :, i], want_grads[:, :, i]) for i, name in enumerate(("dq", "dk", "dv"))}
+            for name, (got, want) in pairs.items():
+                row[name] = float((got.double() - want).norm() / want.norm())
+            found.append(row)
+    wrong = [(name, row) for row in found for name in ("o", "lse", "dq", "dk", "dv")
+             if not row[name] <= (1e-5 if name == "lse" else BOUNDS[BF16 if row["dtype"] == "bf16" else F32])]  # fmt: skip
+    assert not wrong, wrong
+    return found
+
+
+def bits(T=1024, H=4, many=10):
+    """The same bits for every slicing and tile, on a busy GPU, again and again; fails at the first difference."""
+    found = []
+    for dtype, D in ((BF16, 64), (BF16, 128), (BF16, 80), (F32, 64)):
+        sequence = Sequence(dtype, 2, H, D, T)
+        want = sequence.run([T], 1)
+        half = T // 2
+        cuts = [[T], [T // 4] * 4, [64] * (T // 64), [T - 1, 1], [1, T - 1], [half - 37, 5, half + 32], [T // 9] * 9 + [T % 9]]
+        for slices in cuts:
+            slices = [s for s in slices if s]
+            for groups in (1, 2) if dtype == BF16 else (0,):
+                for _ in range(many if len(slices) < 8 else 1):
+                    assert same(sequence.run(slices, groups), want), (dtype, D, slices, groups)
+        found.append({"dtype": ["f32", "bf16"][dtype], "head_dim": D, "slicings": len(cuts), "equal": True})
+    return found
+
+
+def clock(work, runs=9):
+    """Seconds of work() by the device's clock: the median, after two that do not count."""
+    import torch
+
+    seconds = []
+    for i in range(runs + 2):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        work()
+        end.record()
+        end.synchronize()
+        if i >= 2:
+            seconds.append(1e-3 * begin.elapsed_time(end))
+    return statistics.median(seconds)
+
+
+def peers(B, H, D, T):
+    """(name, forward, backward or None) of PyTorch's kernels on whole sequences, contiguous [B, H, T, D]."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    q, k, v = (torch.randn(B, H, T, D, device="cuda", dtype=torch.bfloat16).requires_grad_() for _ in range(3))
+    gradient = torch.randn_like(q)
+    for name, backend in (("cudnn", SDPBackend.CUDNN_ATTENTION), ("flash", SDPBackend.FLASH_ATTENTION)):
+        def forward(backend=backend):
+            with sdpa_kernel([backend]):
+                return scaled_dot_product_attention(q, k, v, is_causal=True)
+
+        try:
+            o = forward()
+            yield name, forward, lambda o=o: torch.autograd.grad(o, (q, k, v), gradient, retain_graph=True)
+        except RuntimeError as error:
+            yield name, str(error).splitlines()[0], None
+
+
+def rates(B, H, D, T, forward_s, backward_s):
+    pairs = B * H * T * (T + 1) / 2
+    return {"forward_s": forward_s, "backward_s": backward_s, "forward_tflops": round(4e-12 * D * pairs / forward_s, 1),
+            "backward_tflops": round(1e-11 * D * pairs / backward_s, 1),
+            "both_tflops": round(1.4e-11 * D * pairs / (forward_s + backward_s), 1)}  # fmt: skip
+
+
+def speed():
+    """16384 tokens in sequences of 2k to 8k: ours in slices of 256 to 1024 and whole, cuDNN and flash on whole sequences."""
+    import torch
+
+    found = []
+    for D, H in ((64, 32), (128, 16)):
+        for T in (2048, 4096, 8192):
+            B = 16384 // T
+            row = {"batch": B, "heads": H, "head_dim": D, "tokens": T, "ours": {}, "peers": {}}
+            sequence = Sequence(BF16, B, H, D, T)
+            for size in (256, 512, 1024, T):
+                slices = [size] * (T // size)
+                for groups in (1, 2) if D == 64 and size >= 512 else (0,):
+                    sequence.run(slices, groups)
+                    times = [clock(lambda call=call, s=slices, g=groups: call(s, g)) for call in
+                             (sequence.forward, sequence.backward)]  # fmt: skip
+                    row["ours"][f"slices of {size}" + (f", groups {groups}" if groups else "")] = rates(B, H, D, T, *times)
+            del sequence
+            for name, forward, backward in peers(B, H, D, T):
+                row["peers"][name] = rates(B, H, D, T, clock(forward), clock(backward)) if backward else {"why_not": forward}
+            torch.cuda.empty_cache()
+            best = max((p["both_tflops"] for p in row["peers"].values() if "both_tflops" in p), default=None)
+            row["of_best_peer"] = {k: round(r["both_tflops"] / best, 3) for k, r in row["ours"].items()} if best else None
+            found.append(row)
+    return found
+
+
+QUESTIONS = [
+    Question("attention right", 25, right, order=20),
+    Question("attention bits", 20, bits, order=21),
+    Question("attention speed", 45, speed, order=62),
+]
