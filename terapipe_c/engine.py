@@ -149,11 +149,14 @@ def _device_of(job: Mapping[str, Any], rank: int) -> dict[str, Any]:
 
 def make_engine(job: Mapping[str, Any], rank: int, comm: _core.Comm) -> _TrainingEngine:
     """A rank's engine, with the parameters that the job's seed gives."""
-    from .device_comm import connect
     from .plan import Plan
 
     plan = Plan.from_dict(job["plan"])
-    engine = _TrainingEngine(job, plan, rank, connect(job, comm, plan.model.n_embd, plan.slicing))
+    if job["backend"] == "cuda":
+        from .device_comm import connect
+
+        comm = connect(job, comm, plan.model.n_embd, plan.slicing)
+    engine = _TrainingEngine(job, plan, rank, comm)
     if job["resume_from"] is None:
         engine.load(_initial(plan.model, job["seed"], engine._shapes))
     return engine
