@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
     $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 SOURCES := $(shell find $(wildcard csrc cuda terapipe_c) -type f ! -name '*.pyc' ! -name '*.so')
-BENCH ?= $(filter-out benchmarks/common.py benchmarks/gpu_check.py,$(wildcard benchmarks/*.py))
+BENCH ?= $(filter-out benchmarks/common.py benchmarks/gpu_check.py benchmarks/gpu_rows.py,$(wildcard benchmarks/*.py))
 FUZZ_SECONDS ?= 60
 
 help:

@@ -222,7 +222,7 @@ module_exec(PyObject *module)
     PyObject *provider = PyCapsule_New((void *)(uintptr_t)tp_cuda_provider(), TP_PROVIDER_CAPSULE, NULL);
     int added = provider ? PyModule_AddObjectRef(module, "provider", provider) : -1;
     Py_XDECREF(provider);
-    if (added < 0 || tp_cuda_add_device(module) < 0 || tp_cuda_add_gemm(module) < 0)
+    if (added < 0 || tp_cuda_add_device(module) < 0 || tp_cuda_add_comm(module) < 0 || tp_cuda_add_gemm(module) < 0)
         return -1;
     return tp_cuda_add_attention(module);
 }

@@ -12,6 +12,8 @@ PyObject *
 tp_cuda_raise(tp_status status);
 /* Each adds its functions to the module: 0, or -1 with an exception set. */
 int
+tp_cuda_add_comm(PyObject *module);
+int
 tp_cuda_add_gemm(PyObject *module);
 int
 tp_cuda_add_attention(PyObject *module);

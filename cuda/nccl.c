@@ -289,6 +289,9 @@ open_class(nccl_comm *c, int class, int direction)
     return TP_OK;
 }
 
+static void
+release(nccl_comm *c);
+
 static tp_status
 nccl_bind(tp_comm *comm, void *device)
 {
@@ -296,9 +299,15 @@ nccl_bind(tp_comm *comm, void *device)
     tp_cuda_rank *rank = tp_cuda_rank_of(device);
     nc_config config = config_of(c);
     nc_id id;
+    if (device == NULL) {
+        if (c->device != NULL)
+            release(c);
+        return TP_OK;
+    }
     if (c->device != NULL)
         return tp_fail(TP_EVALUE, "this communicator has a device already");
     c->device = rank->cuda;
+    c->ending = 0;
     c->compute = rank->stream;
     if (c->base.ranks == 1)
         return TP_OK;
@@ -514,30 +523,45 @@ close_channel(nccl_comm *c, channel *ch)
         tp_cuda_stream_destroy(c->device, ch->stream);
 }
 
+/* All that is the device's: before it is closed. */
 static void
-nccl_close(tp_comm *comm)
+release(nccl_comm *c)
 {
-    nccl_comm *c = (nccl_comm *)comm;
     pthread_mutex_lock(&c->lock);
     c->ending = 1;
     pthread_cond_broadcast(&c->changed);
     pthread_mutex_unlock(&c->lock);
     if (c->watching)
         pthread_join(c->thread, NULL);
-    for (int i = 0; i < c->channels && !c->aborted; i++) {
+    c->watching = 0;
+    for (int i = 0; i < c->channels && !c->aborted; i++) { /* no other thread is left */
         channel *ch = &c->channel[i];
         for (int k = 0; k < TP_NCCL_SLOTS; k++)
             if (ch->handle[k] != NULL)
                 c->nccl->deregister_buffer(ch->comm, ch->handle[k]);
         if (finish(c, c->nccl->finalize(ch->comm), ch->comm, "ncclCommFinalize") != TP_OK)
-            abort_all(c); /* no other thread is left */
+            abort_all(c);
     }
     for (int i = 0; i < c->channels; i++)
         close_channel(c, &c->channel[i]);
-    if (c->world != NULL)
-        c->nccl->abort(c->world); /* it carries nothing: no need to wait for the others */
+    c->channels = 0;
+    if (c->world != NULL && finish(c, c->nccl->finalize(c->world), c->world, "ncclCommFinalize") == TP_OK)
+        c->nccl->destroy(c->world);
+    else if (c->world != NULL)
+        c->nccl->abort(c->world);
+    c->world = NULL;
     if (c->exchanged != NULL)
         tp_cuda_event_destroy(c->device, c->exchanged);
+    c->exchanged = NULL;
+    c->device = NULL;
+}
+
+static void
+nccl_close(tp_comm *comm)
+{
+    nccl_comm *c = (nccl_comm *)comm;
+    if (c->device != NULL)
+        release(c);
     pthread_cond_destroy(&c->changed);
     pthread_mutex_destroy(&c->lock);
     free(c->from);

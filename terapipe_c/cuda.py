@@ -20,10 +20,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from ._core import ExecutionError
+from ._core import Comm, ExecutionError, Region
 
-__all__ = ["Device", "Library", "Versions", "device_count", "devices", "versions", "why_not"]
+__all__ = ["Device", "Library", "Versions", "device_count", "devices", "pipeline_on_one_gpu", "versions", "why_not"]
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,13 @@ def versions() -> Versions:
     driver, runtime = module.versions()
     libraries = tuple(Library(name, *found) for name, found in module.libraries().items())
     return Versions(_version(driver), _version(runtime), libraries)
+
+
+def pipeline_on_one_gpu(region: Region, device: int = 0, timeout_s: float = 0.0) -> tuple[list[Any], list[Comm]]:
+    """Equal parts of one GPU (green contexts; `part` of an engine) and a communicator for each rank of the region."""
+    from .device_comm import pipeline_on_one_gpu
+
+    return pipeline_on_one_gpu(region, device, timeout_s)
 
 
 def load() -> ModuleType:

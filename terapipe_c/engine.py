@@ -152,6 +152,10 @@ def make_engine(job: Mapping[str, Any], rank: int, comm: _core.Comm) -> _Trainin
     from .plan import Plan
 
     plan = Plan.from_dict(job["plan"])
+    if job["backend"] == "cuda":
+        from .device_comm import connect
+
+        comm = connect(job, comm, plan.model.n_embd, plan.slicing)
     engine = _TrainingEngine(job, plan, rank, comm)
     if job["resume_from"] is None:
         engine.load(_initial(plan.model, job["seed"], engine._shapes))

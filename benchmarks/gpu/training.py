@@ -245,8 +245,8 @@ def pipeline():
     for name, lengths in (("gpipe", [LONG]), ("slices of 512", [512] * 4), ("slices of 256", [256] * 8),
                           ("slices, first longest", [384, 320, 256, 256, 256, 192, 192, 192])):
         program, make = engine_of(model, [(1, lengths)], STAGES, "gpipe", candidates=4)
-        steps, traces = run_ranks(model, program, make, params, tokens)
-        found[name] = {"step_s": steps, "simulated_s": simulated(program, traces)}
+        steps, traces, sizes = run_ranks(model, program, make, params, tokens)
+        found[name] = {"step_s": steps, "multiprocessors": sizes, "simulated_s": simulated(program, traces)}
         found[name]["simulated_over_measured"] = found[name]["simulated_s"] / steps
     best = min((k for k in found if k.startswith("slices")), key=lambda k: found[k]["step_s"])
     found["speedup"] = found["gpipe"]["step_s"] / found[best]["step_s"]
@@ -254,14 +254,15 @@ def pipeline():
 
 
 def run_ranks(model, program, make, params, tokens):
-    """(median seconds of a step without its update, [trace of each rank]) of all ranks as threads, one part of the GPU each."""
-    from terapipe_c import _core, cuda
+    """(median seconds of a step without its update, [trace of each rank], [multiprocessors of each]) of all ranks as threads, one part of the GPU each."""
+    from terapipe_c import _core
+    from terapipe_c.device_comm import pipeline_on_one_gpu
     from terapipe_c.engine import gather_bytes, in_threads
 
     ranks = program.num_ranks
     everyone = bytearray(int(a != b) for a in range(ranks) for b in range(ranks))
     region = _core.Region.create(ranks, everyone, 1 << 16, max(64, gather_bytes(model)), False)
-    parts, comms = cuda.pipeline_on_one_gpu(region, 0, 120.0)
+    parts, comms, sizes = pipeline_on_one_gpu(region, 0, 120.0)
     steps, start = [], threading.Barrier(ranks)
 
     def work(rank):
@@ -277,7 +278,7 @@ def run_ranks(model, program, make, params, tokens):
         return engine.trace()
 
     traces = in_threads(region, work)
-    return statistics.median(steps[3:]), traces
+    return statistics.median(steps[3:]), traces, sizes
 
 
 def simulated(program, traces):

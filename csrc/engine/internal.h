@@ -3,6 +3,9 @@
 
 #include "csrc/engine/engine.h"
 
+/* Behind the per-parameter sums of squares, each rank's contribution to the gather that ends a step. */
+enum { TP_GATHER_LOSS, TP_GATHER_STOP, TP_GATHER_EXTRA };
+
 struct tp_engine {
     tp_engine_config config;
     tp_device *device;

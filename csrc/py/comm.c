@@ -578,12 +578,6 @@ tp_py_comm_of(PyObject *object)
     return NULL;
 }
 
-tp_comm *
-tp_py_comm_if_open(PyObject *object)
-{
-    return is_a(object, offsetof(tp_py_state, comm)) ? ((comm_object *)object)->comm : NULL;
-}
-
 tp_region *
 tp_py_region_of(PyObject *object)
 {

@@ -8,9 +8,6 @@
 /* The communicator in a _core.Comm, which the caller keeps alive; NULL with TypeError if it is something else. */
 tp_comm *
 tp_py_comm_of(PyObject *object);
-/* The same, or NULL without an exception where it is closed or none. */
-tp_comm *
-tp_py_comm_if_open(PyObject *object);
 /* The region in a _core.Region, or in the one a _core.Comm stands on; NULL with TypeError. */
 tp_region *
 tp_py_region_of(PyObject *object);

@@ -81,13 +81,25 @@ failed:
     return NULL;
 }
 
+/* A communicator that is closed has let go of the device by itself. */
+static void
+unbind(engine_object *self)
+{
+    PyObject *type, *value, *traceback;
+    if (self->engine == NULL || self->comm == NULL || self->comm == Py_None)
+        return;
+    PyErr_Fetch(&type, &value, &traceback);
+    if (tp_py_comm_of(self->comm) != NULL)
+        tp_engine_unbind(self->engine);
+    PyErr_Restore(type, value, traceback);
+}
+
 static void
 engine_dealloc(PyObject *object)
 {
     engine_object *self = (engine_object *)object;
     PyTypeObject *type = Py_TYPE(object);
-    if (self->engine != NULL && self->comm != NULL && tp_py_comm_if_open(self->comm) != NULL)
-        tp_engine_unbind(self->engine);
+    unbind(self);
     tp_engine_close(self->engine);
     tp_heap_close(self->heap);
     tp_slicing_close(self->slicing);

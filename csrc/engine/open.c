@@ -1,0 +1,241 @@
+/* Opening and closing an engine: sizes, tables, the device, its stages, and how messages get out of it. */
+#include "csrc/engine/engine.h"
+
+#include <stdlib.h>
+
+#include "csrc/base/team.h"
+#include "csrc/engine/internal.h"
+
+/* ---- sizes -------------------------------------------------------------------------------------------------------------- */
+
+static tp_stage_config
+stage_config(const tp_engine_config *config, int stage)
+{
+    int gradient = tp_program_gradient_slots(config->program, stage);
+    return (tp_stage_config){.model = config->model,
+                             .slicing = config->slicing,
+                             .first_block = config->partition[stage],
+                             .last_block = config->partition[stage + 1],
+                             .activation_slots = tp_program_activation_slots(config->program, stage),
+                             .gradient_slots = gradient};
+}
+
+static int64_t
+gather_count(const tp_engine_config *config)
+{
+    return tp_model_params(&config->model) + TP_GATHER_EXTRA;
+}
+
+/* What all stages of the rank share: one after another they work. */
+static size_t
+workspace_bytes(const tp_engine_config *config)
+{
+    size_t most = 0;
+    for (int stage = 0; stage < config->program->stages; stage++) {
+        if (config->program->rank_of[stage] != config->rank)
+            continue;
+        tp_stage_config part = stage_config(config, stage);
+        size_t bytes = config->provider->device->workspace_bytes(&part, &config->device);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
+size_t
+tp_engine_bytes(const tp_engine_config *config)
+{
+    engine_tables tables = {0};
+    if (config->provider->counts_tables)
+        tables = tp_engine_tables(config->program, config->rank, gather_count(config));
+    size_t total = tp_align_bytes(tables.needs) + tp_align_bytes(tables.forward_needs) + tp_align_bytes(tables.from) +
+                   tp_align_bytes(tables.received) + tp_align_bytes(tables.events) + tp_align_bytes(tables.gather) +
+                   tp_align_bytes(tables.stages) + tp_align_bytes(tables.slots);
+    for (int stage = 0; stage < config->program->stages; stage++) {
+        if (config->program->rank_of[stage] != config->rank)
+            continue;
+        tp_stage_config part = stage_config(config, stage);
+        total += tp_align_bytes(config->provider->stage->bytes(&part, &config->device));
+    }
+    return total + tp_align_bytes(workspace_bytes(config));
+}
+
+static int
+is_halved(const tp_instr *instr)
+{
+    return instr->op == TP_OP_F && instr->flags & TP_HALVES;
+}
+
+tp_status
+tp_engine_check(const tp_engine_config *config)
+{
+    const tp_program *program = config->program;
+    int blocks = tp_model_blocks(&config->model);
+    TP_TRY(tp_model_check(&config->model));
+    if (config->rank < 0 || config->rank >= program->ranks)
+        return tp_fail(TP_EVALUE, "rank is %d: 0 to %d would be right", config->rank, program->ranks - 1);
+    if (config->device.threads < 1 || config->device.threads > TP_TEAM_MOST)
+        return tp_fail(TP_EVALUE, "threads per rank is %d: 1 to %d would be right", config->device.threads,
+                       TP_TEAM_MOST);
+    if (config->slicing->seq_len > config->model.block_size)
+        return tp_fail(TP_EVALUE, "seq_len is %d: at most block_size = %d would be right", config->slicing->seq_len,
+                       config->model.block_size);
+    if (config->partition[0] != 0 || config->partition[program->stages] != blocks)
+        return tp_fail(TP_EVALUE, "the stages cover blocks [%d, %d): [0, %d) would be right", config->partition[0],
+                       config->partition[program->stages], blocks);
+    for (int stage = 0; stage < program->stages; stage++)
+        if (config->partition[stage + 1] <= config->partition[stage])
+            return tp_fail(TP_EVALUE, "stage %d has no block", stage);
+    if (program->micros != config->slicing->micros)
+        return tp_fail(TP_EVALUE, "the program has %d micro-batches, the slicing %d", program->micros,
+                       config->slicing->micros);
+    for (int q = 0; q < program->micros; q++)
+        if (program->slices[q] != config->slicing->micro[q].slices)
+            return tp_fail(TP_EVALUE, "micro-batch %d has %d slices in the program, %d in the slicing", q,
+                           program->slices[q], config->slicing->micro[q].slices);
+    for (int64_t i = 0; i < program->begin[program->ranks]; i++)
+        if (is_halved(&program->code[i]) && config->slicing->micro[program->code[i].micro].half == 0)
+            return tp_fail(TP_EVALUE, "micro-batch %d is halved in the program and not in the slicing",
+                           program->code[i].micro);
+    return TP_OK;
+}
+
+tp_status
+tp_engine_halve(const tp_program *program, tp_slicing *slicing)
+{
+    for (int64_t i = 0; i < program->begin[program->ranks]; i++) {
+        const tp_instr *instr = &program->code[i];
+        if (is_halved(instr) && instr->micro < slicing->micros && slicing->micro[instr->micro].half == 0)
+            TP_TRY(tp_slicing_halve(slicing, instr->micro));
+    }
+    return TP_OK;
+}
+
+/* How messages get out of the device's memory: its communicator reads it, or the host may, or it is read for the host. */
+static tp_status
+connect(tp_engine *engine)
+{
+    tp_comm *comm = engine->config.comm;
+    if (comm == NULL)
+        return TP_OK;
+    engine->bound = comm->ops->bind != NULL;
+    if (engine->bound)
+        return comm->ops->bind(comm, engine->device);
+    if (engine->config.provider->host_memory && !engine->config.staged)
+        return TP_OK;
+    TP_TRY(tp_engine_stage_comm(comm, engine->device, &engine->staged));
+    engine->config.comm = engine->staged;
+    return TP_OK;
+}
+
+static tp_status
+open_parts(tp_engine *engine, const tp_engine_config *config, tp_heap *account)
+{
+    const tp_provider *provider = config->provider;
+    if (!provider->counts_tables)
+        TP_TRY(tp_heap_open(0, &engine->private));
+    engine->heap = provider->counts_tables ? account : engine->private;
+    TP_TRY(tp_engine_take_tables(engine, config->program, config->rank, gather_count(config)));
+    TP_TRY(provider->device->open(&config->device, account, &engine->device));
+    TP_TRY(connect(engine));
+    TP_TRY(provider->device->reserve(engine->device, workspace_bytes(config)));
+    for (int stage = 0; stage < config->program->stages; stage++) {
+        if (config->program->rank_of[stage] != config->rank)
+            continue;
+        tp_stage_config part = stage_config(config, stage);
+        TP_TRY(provider->stage->open(&part, engine->device, &engine->stage[stage]));
+        engine->stages++;
+    }
+    return TP_OK;
+}
+
+/* What a proven program must have besides, to be trained by: messages, one OPT a stage, and an AR exactly where the two
+ * ends of a tied embedding are apart. */
+static tp_status
+check_program(const tp_program *program, int tied)
+{
+    static const tp_op later[] = {TP_OP_R, TP_OP_SO, TP_OP_SI};
+    int64_t count[TP_OPS] = {0};
+    int remote = 0, last = program->stages - 1;
+    TP_TRY(tp_program_check(program));
+    TP_TRY(tp_program_check_canonical(program));
+    for (int64_t i = 0; i < program->begin[program->ranks]; i++)
+        count[program->code[i].op]++;
+    for (int stage = 1; stage <= last; stage++)
+        remote |= tp_program_remote(program, stage);
+    if (count[TP_OP_OPT] == 0 || (remote && count[TP_OP_SF] == 0))
+        return tp_fail(TP_EVALUE, "the program has no %s: a lowered one would be right",
+                       count[TP_OP_OPT] == 0 ? "optimizer updates" : "messages");
+    for (size_t i = 0; i < sizeof later / sizeof *later; i++)
+        if (count[later[i]] > 0)
+            return tp_fail(TP_EVALUE, "this engine does not execute %s yet", tp_op_name((int)later[i]));
+    if ((count[TP_OP_AR] > 0) != (tied && program->rank_of[0] != program->rank_of[last]))
+        return tp_fail(
+            TP_EVALUE, "the program has %lld AR, but the model's head is %s and its ends are on ranks %d and %d",
+            (long long)count[TP_OP_AR], tied ? "tied" : "not tied", program->rank_of[0], program->rank_of[last]);
+    return TP_OK;
+}
+
+tp_status
+tp_engine_open(const tp_engine_config *config, tp_heap *heap, tp_engine **out)
+{
+    TP_TRY(tp_engine_check(config));
+    TP_TRY(check_program(config->program, config->model.tie_weights));
+    TP_TRY(tp_engine_check_comm(config->program, config->rank, config->comm));
+    tp_engine *engine = calloc(1, sizeof *engine);
+    if (engine == NULL)
+        return tp_fail(TP_EMEMORY, "no memory for an engine");
+    engine->config = *config;
+    tp_status status = open_parts(engine, config, heap);
+    if (status != TP_OK) {
+        tp_engine_unbind(engine);
+        tp_engine_close(engine);
+        return status;
+    }
+    *out = engine;
+    return TP_OK;
+}
+
+void
+tp_engine_unbind(tp_engine *engine)
+{
+    tp_comm *comm = engine->config.comm;
+    if (engine->bound && comm->ops->bind(comm, NULL) == TP_OK)
+        engine->bound = 0; /* else it has said so: nothing is left to do about it */
+}
+
+void
+tp_engine_close(tp_engine *engine)
+{
+    if (engine == NULL)
+        return;
+    if (engine->staged != NULL)
+        engine->staged->ops->close(engine->staged);
+    if (engine->device != NULL) {
+        for (int stage = 0; stage < engine->config.program->stages; stage++)
+            engine->config.provider->stage->close(engine->stage[stage]);
+        engine->config.provider->device->close(engine->device);
+    }
+    if (engine->heap != NULL) {
+        tp_heap_free(engine->heap, engine->stamps);
+        tp_engine_drop_tables(engine);
+    }
+    tp_heap_close(engine->private);
+    free(engine);
+}
+
+const tp_stage_ops *
+tp_engine_stage_ops(const tp_engine *engine)
+{
+    return engine->config.provider->stage;
+}
+
+tp_stage *
+tp_engine_stage(tp_engine *engine, int i, int *virtual_stage)
+{
+    for (int stage = 0; engine->durations == NULL && stage < engine->config.program->stages; stage++)
+        if (engine->stage[stage] != NULL && i-- == 0) {
+            *virtual_stage = stage;
+            return engine->stage[stage];
+        }
+    return NULL;
+}

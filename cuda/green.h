@@ -1,0 +1,45 @@
+/* K equal parts of one GPU's multiprocessors: green contexts of the driver (CUDA 12.4 and later; Driver API 13.0, "Green
+ * Contexts"), used by their streams alone: memory, modules and events stay the primary context's, and no green context is made
+ * current. What multiprocessors are left over belongs to none. */
+#ifndef TP_CUDA_GREEN_H
+#define TP_CUDA_GREEN_H
+
+#include "cuda/device.h"
+
+/* What we use of the driver, declared here; tests/green_same.c asserts it against cuda.h. CUresult 0 is success. */
+typedef struct {
+    int type; /* 1: multiprocessors */
+    unsigned char padding[92];
+    union {
+        struct {
+            unsigned count, least, alignment;
+        } sm;
+        unsigned char oversize[48];
+    } is;
+} tp_green_resource;
+typedef struct {
+    int (*device_resource)(int device, tp_green_resource *, int type);
+    int (*split)(tp_green_resource *groups, unsigned *count, const tp_green_resource *input, tp_green_resource *remaining,
+                 unsigned flags, unsigned least);
+    int (*describe)(void **description, tp_green_resource *, unsigned count);
+    int (*create)(void **context, void *description, int device, unsigned flags);
+    int (*destroy)(void *context);
+    int (*stream)(void **stream, void *context, unsigned flags, int priority);
+    int (*resource_of)(void *context, tp_green_resource *, int type);
+} tp_green_driver;
+
+typedef struct tp_green tp_green;
+
+/* Split device `index` into `parts`, as large as they can be equal: the driver may make fewer groups than asked (whole
+ * processing clusters), so the size goes down by 8 until there are enough. driver NULL: the real one. EVALUE: parts out of
+ * range. ERUNTIME: a driver without green contexts. EINFEASIBLE: so many parts of at least 8 do not fit (names how many do). */
+TP_MUST_USE tp_status
+tp_green_open(int index, int parts, const tp_green_driver *driver, tp_green **out);
+/* Part i, for tp_cuda_open: its streams, and the multiprocessors that were read back from its context. */
+const tp_cuda_partition *
+tp_green_part(const tp_green *green, int i);
+/* After every device that was opened on a part. Takes NULL. */
+void
+tp_green_close(tp_green *green);
+
+#endif

@@ -1,0 +1,20 @@
+/* The communicator "inproc": stages of one process on one GPU (green contexts), or on several that see each other's memory.
+ *
+ * One thread issues each stage, as on several machines, so that the program, the engine and the abort stay what they are. A
+ * message is copied into a slot on the sender's compute stream; then its place and its event go to the receiver through
+ * `control`, a host communicator between threads: order, tag, size, deadline and abort are that one's, and the event that the
+ * receiver's stream waits for has certainly been recorded (a wait for one that has not is no wait: GPU.md 4.3). The reverse,
+ * that a slot may be written again, is a counter: the sender waits until the receiver has recorded its event. */
+#ifndef TP_CUDA_INPROC_H
+#define TP_CUDA_INPROC_H
+
+#include "csrc/comm/comm.h"
+
+#define TP_INPROC_SLOTS 4 /* messages on their way between two ranks, each direction */
+
+/* control: between threads of this process, with rings for the pairs that talk; both borrowed. Messages of up to message_bytes
+ * but for exchange. Bound to its device by the engine. */
+TP_MUST_USE tp_status
+tp_comm_open_inproc(tp_comm *control, tp_region *region, size_t message_bytes, tp_comm **out);
+
+#endif

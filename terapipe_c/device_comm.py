@@ -1,0 +1,65 @@
+"""Communicators whose messages stay in device memory: NCCL between GPUs, or hand-over between stages on one GPU."""
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import _core, cuda
+from .job import neighbours
+
+__all__ = ["connect", "inproc", "message_bytes", "nccl", "pipeline_on_one_gpu"]
+
+MESSAGE_BYTES = 16 << 20  # of pipeline_on_one_gpu, where nobody says how large a message may be
+KINDS = ("nccl", "host")
+
+
+def message_bytes(n_embd: int, slicing: Sequence[tuple[int, Sequence[int]]]) -> int:
+    """The largest message of a plan, in float32."""
+    return 4 * n_embd * max(batch * max(lengths) for batch, lengths in slicing)
+
+
+def nccl(control: _core.Comm, largest: int, max_ctas: int = 0) -> _core.Comm:
+    """A communicator by NCCL between the ranks of `control`, which must outlive it; each binds it to its own GPU."""
+    capsule = cuda.load().nccl(_core.comm_link(control), neighbours(control.region.ranks), largest, max_ctas)
+    return _core.device_comm(control, capsule)
+
+
+def inproc(control: _core.Comm, largest: int) -> _core.Comm:
+    """A communicator between stages that are threads of this process; `control` must outlive it."""
+    return _core.device_comm(control, cuda.load().inproc(_core.comm_link(control), largest))
+
+
+def connect(job: Mapping[str, Any], control: _core.Comm, n_embd: int, slicing: Sequence[tuple[int, Sequence[int]]]) -> _core.Comm:
+    """What a rank's engine sends its messages through: NCCL where every rank has a GPU of its own, else through the host.
+    TERAPIPE_COMM = nccl or host chooses."""
+    wanted = os.environ.get("TERAPIPE_COMM")
+    if wanted is not None and wanted not in KINDS:
+        raise _core.InvalidValueError(f"TERAPIPE_COMM is {wanted!r}: {' or '.join(KINDS)} would be right")
+    if job.get("backend") != "cuda" or job["ranks"] == 1:
+        return control
+    if wanted is None:
+        devices = job.get("devices") or range(job["ranks"])
+        alone = len(set(devices)) == job["ranks"] or "local_rank" in job
+        wanted = "nccl" if alone and cuda.load().__name__ != "_cuda_emu" else "host"
+    return nccl(control, message_bytes(n_embd, slicing)) if wanted == "nccl" else control
+
+
+def pipeline_on_one_gpu(region: _core.Region, device: int = 0, timeout_s: float = 0.0,
+                        largest: int = MESSAGE_BYTES) -> tuple[list[Any], list[_core.Comm]]:
+    """Equal parts of one GPU (green contexts) and a communicator for each rank of the region, which has rings for the pairs
+    that talk. largest: bytes of a message."""
+    parts = cuda.load().partitions(device, region.ranks)
+    comms = [inproc(_Kept.of(_core.Comm(region, rank, timeout_s)), largest) for rank in range(region.ranks)]
+    return [part for part, _ in parts], comms
+
+
+class _Kept:
+    """Control communicators of pipelines on one GPU live as long as the process: they are small, and must outlive all."""
+
+    all: list[_core.Comm] = []
+
+    @classmethod
+    def of(cls, comm: _core.Comm) -> _core.Comm:
+        cls.all.append(comm)
+        return comm

@@ -1,0 +1,21 @@
+/* cuda/green.h against the real cuda.h: compiled (not run) by tests/test_cuda_nccl.py where that header is. */
+#include <cuda.h>
+#include <stddef.h>
+
+#include "cuda/green.h"
+
+#define SAME(ours, theirs) _Static_assert((long long)(ours) == (long long)(theirs), #ours " is not " #theirs)
+SAME(sizeof(tp_green_resource), sizeof(CUdevResource));
+SAME(offsetof(tp_green_resource, is.sm.count), offsetof(CUdevResource, sm.smCount));
+SAME(1, CU_DEV_RESOURCE_TYPE_SM);
+SAME(1, CU_GREEN_CTX_DEFAULT_STREAM);
+SAME(1, CU_STREAM_NON_BLOCKING);
+SAME(sizeof(int), sizeof(CUdevice));
+CUresult (*const a)(CUdevice, CUdevResource *, CUdevResourceType) = cuDeviceGetDevResource;
+CUresult (*const b)(CUdevResource *, unsigned *, const CUdevResource *, CUdevResource *, unsigned, unsigned) =
+    cuDevSmResourceSplitByCount;
+CUresult (*const c)(CUdevResourceDesc *, CUdevResource *, unsigned) = cuDevResourceGenerateDesc;
+CUresult (*const d)(CUgreenCtx *, CUdevResourceDesc, CUdevice, unsigned) = cuGreenCtxCreate;
+CUresult (*const e)(CUgreenCtx) = cuGreenCtxDestroy;
+CUresult (*const f)(CUstream *, CUgreenCtx, unsigned, int) = cuGreenCtxStreamCreate;
+CUresult (*const g)(CUgreenCtx, CUdevResource *, CUdevResourceType) = cuGreenCtxGetDevResource;

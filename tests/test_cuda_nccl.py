@@ -1,0 +1,250 @@
+"""The communicators of device memory, over the emulated device: "nccl" against a libnccl of threads (tests/cuda/fake_nccl.c),
+"inproc", and green contexts against a driver that is a table."""
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import cuda_emu
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+if not (ROOT / "cuda").is_dir():
+    pytest.skip("no sources beside the tests", allow_module_level=True)
+
+MODES = ("host", "nccl", "inproc")
+
+
+def compile_fake(folder, *flags):
+    path = folder / f"libfake_nccl{len(flags)}.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-std=c11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror", "-I.", *flags,
+                    "tests/cuda/fake_nccl.c", "-o", str(path), "-lpthread"], cwd=ROOT, check=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory):
+    return compile_fake(tmp_path_factory.mktemp("fake"))
+
+
+def emulated(fake, *cases):
+    """Each case (see `train`) in one process of its own: NCCL and the backend are chosen once a process."""
+    environment = {**os.environ, "TERAPIPE_CUDA_MODULE": str(cuda_emu.build()), "TERAPIPE_NCCL": str(fake),
+                   "PYTHONPATH": os.pathsep.join((str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")))}
+    environment.pop("PYTHONSAFEPATH", None)
+    ran = subprocess.run([sys.executable, __file__, json.dumps(cases)], env=environment, capture_output=True, text=True, timeout=100)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+def train(mode, ranks=2, steps=2, tied=True, micros=2, chunks=1, fault=None, timeout_s=20.0, dead=None):
+    """Losses of each rank, or what it was told; ranks are threads on one emulated device."""
+    import terapipe_c as tp
+    from terapipe_c import _core, device_comm, schedules
+    from terapipe_c.backend import Backend
+    from terapipe_c.cost import even_partition
+    from terapipe_c.engine import RankEngine, gather_bytes
+    from terapipe_c.job import neighbours
+
+    library = ctypes.CDLL(os.environ["TERAPIPE_NCCL"])
+    library.fake_nccl_set(*{"fail_at": 0, "code": 0, "stuck_at": 0, "looks": 2, "version": 22809, **(fault or {})}.values())
+    model = tp.GPTConfig(n_layer=ranks, n_head=1, n_embd=16, vocab_size=64, block_size=12, tie_weights=tied)
+    cuts = [(1, [5, 4, 3])] * micros
+    if chunks > 1:
+        program = schedules.interleaved(ranks, chunks, micros, 3).lower(tied)
+    else:
+        program = schedules.one_f_one_b(ranks, micros, 3).lower(tied)
+    partition = even_partition(model, ranks * chunks)
+    region = _core.Region.create(ranks, neighbours(ranks), 1 << 16, max(4096, gather_bytes(model)), False)
+    tokens = np.random.default_rng(1).integers(0, 64, (micros, 13)).astype(np.int32)
+    params, told = tp.init_params(model, 3), [None] * ranks
+    controls = [_core.Comm(region, rank, timeout_s) for rank in range(ranks)]
+
+    def one(rank):
+        try:
+            comm = controls[rank]
+            largest = device_comm.message_bytes(16, cuts)
+            if mode != "host":
+                comm = getattr(device_comm, mode)(comm, largest)
+            engine = RankEngine(model, partition, cuts, program, rank, comm, backend=Backend("cuda", "float32"), device=0,
+                                **({"staged": True} if mode == "host" else {}))
+            engine.load(params)
+            if dead == rank:
+                region.abort("ECONNECTION", rank, f"rank {rank} was killed")
+                raise RuntimeError("killed")
+            told[rank] = [engine.run(tokens, step=step + 1, lr=1e-2)[:2] for step in range(steps)]
+            told[rank].append(engine.evaluate(tokens))
+        except Exception as error:
+            region.abort("ERUNTIME", rank, str(error))
+            told[rank] = f"{type(error).__name__}: {error}"
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return {"told": told, "calls": library.fake_nccl_count(0), "aborts": library.fake_nccl_count(1),
+            "misuses": library.fake_nccl_count(2)}
+
+
+def test_bits_do_not_depend_on_the_communicator(fake):
+    """Pairs, an odd ring, tied and untied, interleaved stages that go round; slow and quick libraries."""
+    shapes = [{"ranks": 2}, {"ranks": 3, "tied": False}, {"ranks": 2, "chunks": 2, "steps": 1}]
+    cases = [{"mode": mode, **shape} for shape in shapes for mode in MODES]
+    cases += [{"mode": "nccl", "ranks": 2, "fault": {"looks": looks}} for looks in (0, 7)]
+    results = emulated(fake, *cases)
+    for i in range(len(shapes)):
+        host, nccl, inproc = results[3 * i:3 * i + 3]
+        assert isinstance(host["told"][0], list), host
+        assert nccl["told"] == inproc["told"] == host["told"] and all(one == host["told"][0] for one in host["told"])
+        assert nccl["calls"] > 20 and nccl["misuses"] == 0 and inproc["calls"] == host["calls"] == 0
+    assert all(one["told"] == results[0]["told"] and one["misuses"] == 0 for one in results[-2:])
+
+
+def test_faults_end_every_rank_with_the_first_words(fake):
+    fail, stuck, dead = emulated(
+        fake, {"mode": "nccl", "ranks": 3, "fault": {"fail_at": 7, "code": 2}},
+        {"mode": "nccl", "ranks": 3, "fault": {"stuck_at": 9}, "timeout_s": 0.3},
+        {"mode": "nccl", "ranks": 3, "dead": 1})
+    for result, words in ((fail, "unhandled system error: the fake has no more to say"), (stuck, "waited 0.3 s"), (dead, "killed")):
+        first = [text for text in result["told"] if not text.startswith("AbortedError")]
+        others = [text for text in result["told"] if text.startswith("AbortedError")]
+        assert len(first) >= 1 and any(words in text for text in first), result
+        assert all("failed first" in text for text in others)
+        assert result["aborts"] > 0
+
+
+def test_what_cannot_be_loaded_says_why(fake, tmp_path):
+    old, = emulated(fake, {"mode": "nccl", "fault": {"version": 21704}})
+    assert "NCCL" in old["told"][0] and "2.17.4" in old["told"][0] and "2.18.1" in old["told"][0]
+    missing, = emulated(compile_fake(tmp_path, "-DFAKE_WITHOUT_SPLIT"), {"mode": "nccl"})
+    assert "ncclCommSplit" in missing["told"][0] and "libfake_nccl1.so" in missing["told"][0]
+
+
+def headers(name, *places):
+    found = [Path(place) for pattern in places for place in sorted(Path("/").glob(pattern.lstrip("/")))]
+    found += [Path(top) / "nvidia" / part / "include" for top in sys.path if top for part in ("nccl", "cu13", "cuda_runtime")]
+    found += [Path(os.environ["TERAPIPE_NCCL_INCLUDE"])] if "TERAPIPE_NCCL_INCLUDE" in os.environ else []
+    return next((place for place in found if (place / name).is_file()), None)
+
+
+@pytest.mark.parametrize(("ours", "header"), [("nccl_same.c", "nccl.h"), ("green_same.c", "cuda.h")])
+def test_declarations_are_those_of_the_real_header(ours, header):
+    cuda = headers("cuda.h", "/usr/local/cuda/include", "/usr/local/cuda-13*/include")
+    place = headers(header, "/usr/local/cuda/include", "/usr/include")
+    if cuda is None or place is None:
+        pytest.skip(f"{header} is not installed")
+    ran = subprocess.run(["gcc", "-std=c11", "-fsyntax-only", "-I.", "-isystem", str(place), "-isystem", str(cuda), f"tests/{ours}"],
+                         cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+
+
+# ---- green contexts ------------------------------------------------------------------------------------------------------
+
+
+class Resource(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int), ("padding", ctypes.c_ubyte * 92), ("count", ctypes.c_uint), ("least", ctypes.c_uint),
+                ("alignment", ctypes.c_uint), ("oversize", ctypes.c_ubyte * 36)]
+
+
+class Driver:
+    """132 multiprocessors in clusters: of groups of `size` it makes as many as `makes(size)` says."""
+
+    TYPES = {"device_resource": (ctypes.c_int, ctypes.POINTER(Resource), ctypes.c_int),
+             "split": (ctypes.POINTER(Resource), ctypes.POINTER(ctypes.c_uint), ctypes.POINTER(Resource), ctypes.POINTER(Resource),
+                       ctypes.c_uint, ctypes.c_uint),
+             "describe": (ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(Resource), ctypes.c_uint),
+             "create": (ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p, ctypes.c_int, ctypes.c_uint),
+             "destroy": (ctypes.c_void_p,),
+             "stream": (ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p, ctypes.c_uint, ctypes.c_int),
+             "resource_of": (ctypes.c_void_p, ctypes.POINTER(Resource), ctypes.c_int)}
+
+    def __init__(self, makes, total=132, fails=None):
+        self.makes, self.total, self.fails = makes, total, fails
+        self.asked, self.living, self.sizes = [], set(), []
+        self.functions = [ctypes.CFUNCTYPE(ctypes.c_int, *types)(self.guarded(name)) for name, types in self.TYPES.items()]
+        self.table = (ctypes.c_void_p * 7)(*(ctypes.cast(function, ctypes.c_void_p).value for function in self.functions))
+
+    def guarded(self, name):
+        return lambda *args: 999 if name == self.fails else getattr(self, name)(*args)
+
+    def device_resource(self, device, out, kind):
+        out[0].type, out[0].count = kind, self.total
+        return 0
+
+    def split(self, groups, count, everything, rest, flags, least):
+        self.asked.append(least)
+        count[0] = min(count[0], self.makes(least))
+        for i in range(count[0]):
+            groups[i].type, groups[i].count = 1, least
+        return 0
+
+    def describe(self, out, resource, count):
+        out[0] = resource[0].count
+        return 0
+
+    def create(self, out, description, device, flags):
+        if flags != 1:
+            return 1
+        self.sizes.append(description)
+        out[0] = len(self.sizes)
+        self.living.add(len(self.sizes))
+        return 0
+
+    def destroy(self, context):
+        self.living.remove(context)
+        return 0
+
+    def stream(self, out, context, flags, priority):
+        out[0] = context
+        return 0 if flags == 1 and context in self.living else 1
+
+    def resource_of(self, context, out, kind):
+        out[0].count = self.sizes[context - 1]
+        return 0
+
+
+class Partition(ctypes.Structure):
+    _fields_ = [("context", ctypes.c_void_p),
+                ("stream", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))),
+                ("multiprocessors", ctypes.c_int)]
+
+
+@pytest.mark.parametrize(("parts", "size", "asked"), [(1, 128, [128]), (2, 64, [64]), (4, 32, [32]), (6, 16, [16]), (7, 16, [16]),
+                                                      (3, 32, [40, 32]), (16, 8, [8])])
+def test_a_gpu_is_split_into_equal_parts(parts, size, asked):
+    library = cuda_emu.library()
+    library.tp_green_part.restype = ctypes.POINTER(Partition)
+    driver, green = Driver(lambda least: 2 if least == 40 else 132 // least), ctypes.c_void_p()
+    assert library.tp_green_open(0, parts, driver.table, ctypes.byref(green)) == 0
+    assert driver.asked == asked and driver.sizes == [size] * parts
+    streams = set()
+    for i in range(parts):
+        part, stream = library.tp_green_part(green, i)[0], ctypes.c_void_p()
+        assert part.multiprocessors == size and part.stream(part.context, 0, ctypes.byref(stream)) == 0
+        streams.add(stream.value)
+    assert len(streams) == parts and len(driver.living) == parts
+    library.tp_green_close(green)
+    assert not driver.living
+
+
+def test_what_cannot_be_split_says_why():
+    library, green = cuda_emu.library(), ctypes.c_void_p()
+    library.tp_error_message.restype = ctypes.c_char_p
+    for parts, driver, words in ((0, Driver(lambda least: 9), "parts is 0"), (33, Driver(lambda least: 9), "parts is 33"),
+                                 (20, Driver(lambda least: 9), "132 multiprocessors has no 20 equal parts"),
+                                 (8, Driver(lambda least: 5), "at most 5 groups"),
+                                 (2, Driver(lambda least: 9, fails="create"), "cuGreenCtxCreate: the driver answers 999"),
+                                 (2, Driver(lambda least: 9, fails="resource_of"), "cuGreenCtxGetDevResource")):
+        assert library.tp_green_open(0, parts, driver.table, ctypes.byref(green)) != 0
+        assert words in library.tp_error_message().decode() and not driver.living
+    assert library.tp_green_open(0, 2, None, ctypes.byref(green)) != 0  # the emulated device has no driver
+    assert "cuDeviceGetDevResource" in library.tp_error_message().decode()
+
+
+if __name__ == "__main__":
+    print(json.dumps([train(**case) for case in json.loads(sys.argv[1])]))
