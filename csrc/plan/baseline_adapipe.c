@@ -1,5 +1,6 @@
-/* AdaPipe (ASPLOS 2024, sections 4 and 5). The paper's text was not at hand when this was written: the structure is from its
- * abstract and from what others report of it, the equations are derived here for 1F1B, and that is what the tests hold.
+/* AdaPipe (Sun et al., ASPLOS 2024), NOT HELD AGAINST THE PAPER: only its abstract was found (openreview.net, T4q1IUGWgq), which
+ * names the two parts below, recomputation that fills each stage's memory and stages that balance what it costs. The structure
+ * is from there and from what others report, the equations are derived here for 1F1B, and that is what the tests hold.
  *
  * Recomputation: for blocks [i, j) on stage k, bytes (limit - static - transient) / copies may be kept for a micro-batch; a
  * 0/1 knapsack over the blocks keeps those that avoid most recomputation. Sizes count in units of their greatest common

@@ -3,9 +3,12 @@
  *     warm-up  sum over a <= Q of F_a
  *     steady   (M - 1) (F_Q + B_Q)
  *     ending   max over s of exchange_s + (s <= Q: sum over s..Q of B; s > Q: - sum over Q+1..s-1 of B)
- * (ours: written from memory of the paper, and from what a pipeline does; not held against the printed formula). The pivot
- * starts as the last stage and moves to an earlier s where (M - 1) (F_s + B_s) exceeds the steady phase of the pivot plus
- * F + B of the stages between them.
+ * with pivot Q starting as the last stage and moving to an earlier s where (M - 1) (F_s + B_s) exceeds the steady phase of the
+ * pivot plus F + B of the stages between them. Seen: a reader's summary of the paper's section 4 (DicardoX/Notes_for_Papers,
+ * DAPPLE) has the three phases, messages as stages, the rule of the pivot and the programme as here; the ending's sum for s > Q,
+ * which that summary only calls negative, follows the slides of one of its authors ("Hybrid Parallelism Global Orchestration",
+ * Var. 6: stage i ends sum over s < i of B before the pipeline does). The printed formula itself was not seen: its sum may
+ * begin one stage earlier.
  * The programme: for each (blocks j in front, devices m of them) the prefix of stages for which the plan (prefix, all blocks
  * left as one stage on all devices left) has the least latency; each is extended by every stage [j, j') on m' devices.
  * One prefix is kept for each (j, m), as published, so the result is not always the optimum of the model. Memory: stages in

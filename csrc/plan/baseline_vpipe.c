@@ -1,7 +1,7 @@
 /* vPipe (Zhao et al., "vPipe: A Virtualized Acceleration System for Achieving Efficient and Scalable Pipeline Parallel DNN
  * Training", TPDS 33(3), 2022): swap and recompute are chosen within a stage, and blocks move between neighbouring stages as
- * Kernighan and Lin's search moves nodes. Written from the paper's description alone; its repository has no licence and was
- * not read. Chosen where the description leaves it open:
+ * Kernighan and Lin's search moves nodes. NOT HELD AGAINST THE PAPER, whose text was not found: written from what others say
+ * of it; its repository has no licence and was not read. Chosen:
  *  - within a stage, first swap, from the first block on (its activation waits longest for its backward), as long as the
  *    bytes swapped fit through the link while the stage computes one micro-batch (each way has a link), so that swap costs no
  *    time; then recompute, least seconds per byte first; both only until the stage fits; then what is not needed after all is
