@@ -166,7 +166,7 @@ fill_suffixes(ada *p)
 
 /* Which blocks of [i, j) stage k recomputes: the knapsack again, with what it took. */
 static tp_status
-mark_recomputed(ada *p, tp_slice_arena *arena, int k, int i, int j, uint8_t *action)
+mark_recomputed(ada *p, tp_arena *arena, int k, int i, int j, uint8_t *action)
 {
     uint8_t *took = NULL;
     int room, width = p->units + 1;
@@ -176,7 +176,7 @@ mark_recomputed(ada *p, tp_slice_arena *arena, int k, int i, int j, uint8_t *act
                                                                           : p->stages - k, 0) <= p->sums->chain->limit_bytes))
         return TP_OK;
     room = room_of(p, k, i, j);
-    TP_CHAIN_TAKE(arena, (int64_t)(j - i) * width, took);
+    TP_ARENA_TAKE(arena, (int64_t)(j - i) * width, took);
     memset(p->gain, 0, (size_t)width * sizeof *p->gain);
     for (int x = i; x < j; x++)
         for (int u = p->units, size = p->size[x]; u >= size; u--) {
@@ -195,17 +195,17 @@ mark_recomputed(ada *p, tp_slice_arena *arena, int k, int i, int j, uint8_t *act
 }
 
 static tp_status
-run(const tp_chain_sums *s, tp_slice_arena *arena, int stages, const void *options, tp_chain_plan *plan)
+run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp_chain_plan *plan)
 {
     ada p = {.sums = s, .stages = stages};
     int n = s->chain->blocks;
     (void)options;
-    TP_CHAIN_TAKE(arena, n, p.size);
+    TP_ARENA_TAKE(arena, n, p.size);
     if (s->chain->limit_bytes > 0.0)
         choose_unit(&p);
-    TP_CHAIN_TAKE(arena, p.units, p.gain);
-    TP_CHAIN_TAKE(arena, (int64_t)n * (n + 1) * stages, p.extra);
-    TP_CHAIN_TAKE(arena, (int64_t)(stages + 1) * (n + 1), p.best);
+    TP_ARENA_TAKE(arena, p.units, p.gain);
+    TP_ARENA_TAKE(arena, (int64_t)n * (n + 1) * stages, p.extra);
+    TP_ARENA_TAKE(arena, (int64_t)(stages + 1) * (n + 1), p.best);
     solve_knapsacks(&p);
     fill_suffixes(&p);
     plan->steps = p.steps;

@@ -176,18 +176,18 @@ write_plan(dapple *p, int j, int m, tp_chain_plan *plan)
 }
 
 static tp_status
-run(const tp_chain_sums *s, tp_slice_arena *arena, int stages, const void *options, tp_chain_plan *plan)
+run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp_chain_plan *plan)
 {
     dapple p = {.sums = s, .devices = *(const int *)options, .stride = *(const int *)options + 1};
     int n = s->chain->blocks, cells = (n + 1) * p.stride, best = -1;
     (void)stages;
-    TP_CHAIN_TAKE(arena, cells, p.best);
-    TP_CHAIN_TAKE(arena, cells, p.whole);
-    TP_CHAIN_TAKE(arena, cells, p.from_j);
-    TP_CHAIN_TAKE(arena, cells, p.from_m);
-    TP_CHAIN_TAKE(arena, n + 1, p.forward);
-    TP_CHAIN_TAKE(arena, n + 1, p.backward);
-    TP_CHAIN_TAKE(arena, n + 1, p.exchange);
+    TP_ARENA_TAKE(arena, cells, p.best);
+    TP_ARENA_TAKE(arena, cells, p.whole);
+    TP_ARENA_TAKE(arena, cells, p.from_j);
+    TP_ARENA_TAKE(arena, cells, p.from_m);
+    TP_ARENA_TAKE(arena, n + 1, p.forward);
+    TP_ARENA_TAKE(arena, n + 1, p.backward);
+    TP_ARENA_TAKE(arena, n + 1, p.exchange);
     for (int at = 0; at < cells; at++)
         p.best[at] = INFINITY;
     p.best[0] = 0.0;

@@ -9,7 +9,7 @@
 #include "csrc/plan/baseline_chain.h"
 
 static tp_status
-divide_evenly(const tp_chain_sums *s, tp_slice_arena *arena, int stages, const void *options, tp_chain_plan *plan)
+divide_evenly(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp_chain_plan *plan)
 {
     int n = s->chain->blocks;
     (void)arena;
@@ -44,7 +44,7 @@ close_shards(const tp_chain_sums *s, int shards, int *end)
 }
 
 static tp_status
-divide_shards(const tp_chain_sums *s, tp_slice_arena *arena, int stages, const void *options, tp_chain_plan *plan)
+divide_shards(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp_chain_plan *plan)
 {
     int n = s->chain->blocks, shards = *(const int *)options, *end = NULL;
     if (shards == 0)
@@ -52,7 +52,7 @@ divide_shards(const tp_chain_sums *s, tp_slice_arena *arena, int stages, const v
     if (shards < stages || shards > n)
         return tp_fail(TP_EVALUE, "shards is %d for %d stages and %d blocks: %d to %d would be right", shards, stages, n, stages,
                        n);
-    TP_CHAIN_TAKE(arena, n, end);
+    TP_ARENA_TAKE(arena, n, end);
     int made = close_shards(s, shards, end), each = made / stages, more = made % stages;
     if (made < stages)
         return tp_fail(TP_EVALUE, "the blocks make only %d shards of about equal runtime for %d stages: more shards than %d are "

@@ -172,17 +172,17 @@ pass(vpipe *v, merit *best)
 }
 
 static tp_status
-run(const tp_chain_sums *s, tp_slice_arena *arena, int stages, const void *options, tp_chain_plan *plan)
+run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp_chain_plan *plan)
 {
     vpipe v = {.sums = s, .stages = stages, .swap_Bps = *(const double *)options, .action = plan->action,
                .boundary = plan->boundary};
     int n = s->chain->blocks;
     double *both = NULL;
-    TP_CHAIN_TAKE(arena, n, both);
-    TP_CHAIN_TAKE(arena, n, v.moved);
-    TP_CHAIN_TAKE(arena, stages + 1, v.best);
-    TP_CHAIN_TAKE(arena, stages, v.time_s);
-    TP_CHAIN_TAKE(arena, stages, v.short_bytes);
+    TP_ARENA_TAKE(arena, n, both);
+    TP_ARENA_TAKE(arena, n, v.moved);
+    TP_ARENA_TAKE(arena, stages + 1, v.best);
+    TP_ARENA_TAKE(arena, stages, v.time_s);
+    TP_ARENA_TAKE(arena, stages, v.short_bytes);
     for (int i = 0; i < n; i++)
         both[i] = s->chain->forward_s[i] + s->chain->backward_s[i];
     TP_TRY(tp_plan_balance(both, n, stages, v.boundary, NULL));
