@@ -184,12 +184,13 @@ def _check_schedule(planner: str, schedule: Any, chunks: Any) -> tuple[tuple[str
     if schedule in ZIGZAG and (chunks % 2 or (chunks > 2 and schedule != "hanayo")):
         raise InvalidValueError(f"chunks is {chunks}, but schedule {schedule} goes down the ranks and up again: "
                                 + ("two a wave, 2, 4, ..., would be right" if schedule == "hanayo" else "2 would be right"))
-    if planner not in CHUNKED and (chunks > 1 or schedule == "interleaved"):
-        raise InvalidValueError(f"chunks is {chunks}: planner {planner} plans one stage a rank; planner "
-                                f"{', '.join(CHUNKED)} would be right")
-    if planner == "bmpipe" and schedule in ZIGZAG:
+    several = tuple(name for name in CHUNKED if name != "bmpipe" or schedule not in ZIGZAG)
+    if planner == "bmpipe" and planner not in several:
         raise InvalidValueError(f"schedule is {schedule}: planner bmpipe plans chunks that go round the ranks; interleaved would "
                                 "be right")
+    if planner not in several and (chunks > 1 or schedule == "interleaved"):
+        raise InvalidValueError(f"chunks is {chunks}: planner {planner} plans one stage a rank; planner "
+                                f"{', '.join(several)} would be right")
     if schedule == "auto" and chunks == 1:
         return (AUTO if planner in SEARCHING else ("1f1b",)), 1
     return ((schedule,) if schedule != "auto" or chunks == 1 else ("interleaved",)), chunks

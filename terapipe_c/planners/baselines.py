@@ -100,7 +100,7 @@ def _limits(memory: Any, blocks: int) -> tuple[float, list[FloatArray | None]]:
         if value is None:
             value = None if key in ("transient_bytes", "recompute_s") else np.zeros(blocks)
         elif isinstance(value, (int, float, np.integer, np.floating)):
-            value = np.full(blocks, float(value))
+            value = np.full(blocks, number(value, key))
         arrays.append(None if value is None else array(value, key))
     return (0.0 if math.isinf(limit) else limit), arrays
 
