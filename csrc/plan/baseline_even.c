@@ -1,11 +1,15 @@
 /* The rules that only count: Megatron-LM's even division and Merak's.
  *
- * Merak, as its repository (HPDL-Group/Merak, Apache-2.0, read for its rules) has them: graph_shard/farthest_deps.py closes a
- * shard once its cost has gone over total / shards; pipeline/module_utils.py, partition_uniform gives stages floor(shards /
+ * Merak, held against its repository (HPDL-Group/Merak at 216a041, Apache-2.0, read for its rules; the paper's text, arXiv
+ * 2206.04959, was not found). Merak/core/fx/graph_shard/farthest_deps.py closes a shard once its cost has gone over total /
+ * shards; Merak/core/pipeline/module_utils.py, partition_uniform in its floor form ("uniform_floor") gives stages floor(shards /
  * stages) shards and one more to each of the `remainder` stages behind the first, so that the first and the last, which hold
- * embedding and head, stay light. Chosen: the cost is the runtime of a block (the paper balances runtime; the code counts
- * parameters); a shard closes when its cost reaches that share, so that equal blocks make equal shards. Its stage-aware recomputation and its shifted schedule belong to the runtime, not to
- * the partition, and are not modelled. */
+ * embedding and head, stay light. (Its other form, "uniform", rounds up and adds the remainder as well: the same where stages
+ * divide the shards, beyond the last shard where they do not.) There is no more to the rule: "parameters" balances parameters
+ * as DeepSpeed does, "autopipe" is section 2's planner. Chosen: the cost is the runtime of a block (the paper's abstract balances
+ * runtime; the code counts parameters without embeddings); a shard closes when its cost reaches that share, so that equal
+ * blocks make equal shards. Its stage-aware recomputation and its shifted schedule belong to the runtime, not to the partition,
+ * and are not modelled. */
 #include "csrc/plan/baseline_chain.h"
 
 static tp_status
