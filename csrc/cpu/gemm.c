@@ -310,7 +310,6 @@ weight_block(const weight_job *job, range in, range panels, range k, float *a, c
         t.a = a;
         t.b = b + (p - panels.first) * GEMM_PANEL_LD;
         t.c = job->grad + (p * job->n_in + in.first) * TP_PANEL;
-        t.next = (const char *)t.b;
         for (int64_t i = 0; i < tiles; i++) {
             int64_t rows = size + (i < longer);
             /* the gradient comes from main memory */
