@@ -6,8 +6,8 @@
  * stages) shards and one more to each of the `remainder` stages behind the first, so that the first and the last, which hold
  * embedding and head, stay light. (Its other form, "uniform", rounds up and adds the remainder as well: the same where stages
  * divide the shards, beyond the last shard where they do not.) There is no more to the rule: "parameters" balances parameters
- * as DeepSpeed does, "autopipe" is section 2's planner. Chosen: the cost is the runtime of a block (the paper's abstract balances
- * runtime; the code counts parameters without embeddings); a shard closes when its cost reaches that share, so that equal
+ * as DeepSpeed does, "autopipe" is section 2's planner. Chosen: the cost is the runtime of a block (the code counts parameters,
+ * embeddings left out); a shard closes when its cost reaches that share, so that equal
  * blocks make equal shards. Its stage-aware recomputation and its shifted schedule belong to the runtime, not to the partition,
  * and are not modelled. */
 #include "csrc/plan/baseline_chain.h"

@@ -56,7 +56,7 @@ tp_chain_plan_free(tp_chain_plan *plan);
 TP_MUST_USE tp_status
 tp_plan_uniform(const tp_chain *chain, int stages, tp_chain_plan *out);
 
-/* Merak (Lai et al., TPDS 2023; rules as in its repository): blocks are merged into `shards` subgraphs of about equal
+/* Merak (Lai et al., TPDS 2023; held against its repository): blocks are merged into `shards` subgraphs of about equal
  * runtime, and stages get equal numbers of shards; the remainder goes one each to the stages behind the first. shards 0:
  * every block is one. */
 TP_MUST_USE tp_status

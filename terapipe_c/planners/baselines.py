@@ -149,7 +149,7 @@ def merak(
     *, shards: int | None = None,
 ) -> BaselinePlan:  # fmt: skip
     """Merak's rule (TPDS 2023): blocks merged into ``shards`` of about equal runtime (None: each block is one), and as many
-    shards for each stage, what is left over one each to the stages behind the first. Held against its repository."""
+    shards for each stage, what is left over one each to the stages behind the first. Held against its repository's rules."""
     count = 0 if shards is None else integer(shards, "shards")
     if shards is not None and count < 1:
         raise _core.InvalidValueError(f"shards is {count}: at least 1 is needed")
