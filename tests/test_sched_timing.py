@@ -304,7 +304,7 @@ def test_the_short_cut_for_plain_programs_is_the_general_simulation():
     for i in range(280):
         ranks, micros, slices = (int(rng.integers(1, most)) for most in (6, 8, 4))
         build = (schedules.gpipe, schedules.one_f_one_b, schedules.seq1f1b, schedules.zb_h1, schedules.zb_h2, schedules.zb_v,
-                 lambda r, m, s: schedules.hanayo(r, m, 1 + i % 3, s))[i % 7]  # fmt: skip
+                 lambda r, m, s, w=1 + i % 3: schedules.hanayo(r, m, w, s))[i % 7]  # fmt: skip
         program = build(ranks, micros, slices)
         if rng.random() < 0.5:
             program = program.lower()
