@@ -26,7 +26,7 @@ from . import _core
 from ._core import InvalidTypeError, InvalidValueError, Program
 from ._files import read_json, write_json
 from .config import KINDS, Cluster, GPTConfig, html_table, human_seconds, real, whole
-from .fit import Curve, fit_and_judge, fit_line, merged
+from .fit import Curve, fit_and_judge, fit_line, fit_streamed, merged
 
 __all__ = ["CostModel", "Curve"]
 
@@ -243,14 +243,18 @@ class CostModel:
         for kind, phases in samples.items():
             if kind not in KINDS:
                 raise InvalidValueError(f"samples have {kind!r}: one of {', '.join(KINDS)} would be right")
-            for phase, rows in phases.items():
+            for phase, rows in sorted(phases.items()):             # F first
                 name = f"{kind}.{phase}"
                 if phase not in PHASES:
                     raise InvalidValueError(f"samples have {name!r}: one of F, I, W would be right")
                 array = merged(rows, 4, name)
                 if kind != "attention" and (array[:, 2] > 0).any():
                     raise InvalidValueError(f"{name} has a sample with context: only attention depends on it")
-                curves[kind, phase], judged[name] = fit_and_judge(array, name, phase == "I", smooth)
+                if smooth and kind == "head":
+                    curves[kind, phase], _ = fit_streamed(array)
+                else:
+                    forward = curves.get((kind, "F")) if phase == "I" else None
+                    curves[kind, phase], judged[name] = fit_and_judge(array, name, phase == "I", smooth, forward)
         for kind in ("attention", "ffn"):
             if (kind, "F") not in curves:
                 raise InvalidValueError(f"samples lack {kind}.F")

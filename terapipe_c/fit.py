@@ -4,7 +4,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,12 +72,16 @@ def _smooth(rows: Float, seconds: Float) -> Float:
     return np.maximum.accumulate(rates * rows)
 
 
-def _base(without: Float, pair: float, smooth: bool) -> tuple[tuple[float, ...], tuple[float, ...], float]:
+def _base(without: Float, pair: float) -> tuple[tuple[float, ...], tuple[float, ...], float]:
     """P and the pair cost from the samples without context: rows, seconds, pair (lowered until P >= 0 everywhere)."""
     rows, S, seconds = without[:, 0], without[:, 1], without[:, 3]
     pairs = 0.5 * rows * S                                   # b S^2 / 2
     pair = max(0.0, min(pair, float((seconds / pairs).min())))
-    left = seconds - pair * pairs
+    return *_points_of(rows, seconds - pair * pairs, False), pair
+
+
+def _points_of(rows: Float, left: Float, smooth: bool) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """P's rows and seconds through what the pairs and the context leave of the samples."""
     x, first = np.unique(rows, return_inverse=True)
     y = np.array([np.median(left[first.reshape(-1) == i]) for i in range(len(x))])
     if smooth:
@@ -87,7 +91,7 @@ def _base(without: Float, pair: float, smooth: bool) -> tuple[tuple[float, ...],
     x, y = np.concatenate([[0.0], x]), np.concatenate([[origin], y])
     if y[-1] < y[-2]:                                         # noise must not make longer slices cheaper for ever
         x, y = np.append(x, 2 * x[-1]), np.append(y, y[-1] * 2 if y[-1] > 0 else y[-1])
-    return tuple(x.tolist()), tuple(y.tolist()), pair
+    return tuple(x.tolist()), tuple(y.tolist())
 
 
 def _context(with_: Float, residual: Float, signed: bool) -> tuple[Float, bool]:
@@ -114,19 +118,19 @@ def _context(with_: Float, residual: Float, signed: bool) -> tuple[Float, bool]:
     return best, lost > 0.01
 
 
-def _fit(samples: Float, what: str, signed: bool, smooth: bool, warn: bool = True) -> Curve:
+def _fit(samples: Float, what: str, signed: bool, warn: bool) -> Curve:
     """The curve through samples [n, 4]: rows, slice, context, seconds."""
     without, with_ = samples[samples[:, 2] == 0], samples[samples[:, 2] > 0]
     if not len(without):
         raise InvalidValueError(f"{what}: no sample without context (C = 0); TeraPipe's eq. 9 stands on t(S, 0)")
     a, clamped = np.zeros(4), False
-    rows, seconds, pair = _base(without, 0.0, smooth)
+    rows, seconds, pair = _base(without, 0.0)
     for _ in range(8 if len(with_) else 0):
         S, b = with_[:, 1], with_[:, 0] / with_[:, 1]
         own = _points(rows, seconds, with_[:, 0]) + 0.5 * b * pair * S * S
         a, clamped = _context(with_, with_[:, 3] - own, signed)
         before = pair
-        rows, seconds, pair = _base(without, float(a[3]), smooth)      # the pairs inside a slice cost what the others do
+        rows, seconds, pair = _base(without, float(a[3]))      # the pairs inside a slice cost what the others do
         if abs(pair - before) <= 1e-6 * abs(pair):
             break
     if clamped and warn:
@@ -134,6 +138,63 @@ def _fit(samples: Float, what: str, signed: bool, smooth: bool, warn: bool = Tru
     a = a * _share_of_context(rows, seconds, pair, a, int((samples[:, 1] + samples[:, 2]).max()),
                               int((samples[:, 0] / samples[:, 1]).max()))
     return Curve(rows, seconds, pair, float(a[0]), float(a[1]), float(a[2]), float(a[3]))
+
+
+def _fit_jointly(samples: Float, forward: Curve | None) -> Curve:
+    """The curve through few and noisy samples: P, the context and the pairs from all of them at once, not P from those
+    without context alone. a0 = a1 = 0: the kernels have no step at C = 0.
+
+    First the context, beside a P of few knots, by least relative squares in which a sample that is far off weighs less
+    (Huber 1964); then P, point by point, from what is left. forward: of a pull backward, whose time falls with the context:
+    a pair of query and key costs the forward two products, an own query three, a later one four, so that a token of context is
+    worth one product less where the sequence is fixed. Noise gives it no other sign than that."""
+    rows, S, C, seconds = samples.T
+    b = rows / S
+    pairs = 0.5 * S * S if forward is None else np.zeros_like(S)
+    slopes = np.column_stack([b * C, b * (S * C + pairs)])
+    a2, a3 = 0.0, 0.0 if forward is None else -0.5 * forward.a3
+    if (C > 0).any() and forward is None:
+        a2, a3 = _slopes(np.column_stack([_hats(rows), slopes]), seconds)
+    elif (C > 0).any() and forward is not None:
+        a3 = float(np.clip(_robust(np.column_stack([_hats(rows), slopes[:, 1]]), seconds)[0][-1], 3 * a3, 0.5 * a3))
+    x, y = _points_of(rows, np.maximum(seconds - slopes @ np.array([a2, a3]), 0.1 * seconds), True)
+    curve = Curve(x, y, max(0.0, a3), 0.0, 0.0, a2, a3)
+    share = _share_of_context(x, y, curve.pair_s, np.array([0.0, 0.0, a2, a3]), int((S + C).max()), int(b.max()))
+    return replace(curve, a2=a2 * share, a3=a3 * share)
+
+
+def _hats(rows: Float) -> Float:
+    """A column for each knot of a piecewise linear function of the rows; knots a factor of 4 apart."""
+    knots = [float(rows.min())]
+    while knots[-1] * 6 < rows.max():
+        knots.append(knots[-1] * 4)
+    if knots[-1] < rows.max():
+        knots.append(float(rows.max()))
+    return np.column_stack([np.interp(rows, knots, unit) for unit in np.eye(len(knots))])
+
+
+def _robust(columns: Float, seconds: Float) -> tuple[Float, float]:
+    """Coefficients of least relative squares with Huber's weights, and their loss."""
+    scale = np.maximum(np.abs(columns).max(0), 1e-300)
+    weight = 1.0 / seconds
+    for _ in range(8):
+        answer = np.linalg.lstsq(columns / scale * weight[:, None], seconds * weight, rcond=1e-9)[0] / scale
+        off = np.abs(columns @ answer / seconds - 1.0)
+        usual = max(1e-6, 1.5 * float(np.median(off)))
+        weight = np.sqrt(np.minimum(1.0, usual / np.maximum(off, 1e-12))) / seconds
+    return answer, float(np.where(off <= usual, 0.5 * off * off, usual * (off - 0.5 * usual)).sum())
+
+
+def _slopes(columns: Float, seconds: Float) -> tuple[float, float]:
+    """The coefficients of the last two columns, from 0 on; the others are free."""
+    count = columns.shape[1]
+    best, found = math.inf, (0.0, 0.0)
+    for kept in ([count - 2, count - 1], [count - 1], [count - 2], []):
+        answer, loss = _robust(columns[:, [*range(count - 2), *kept]], seconds)
+        slopes = {k: float(answer[count - 2 + i]) for i, k in enumerate(kept)}
+        if loss < best and all(slope >= 0 for slope in slopes.values()):
+            best, found = loss, (slopes.get(count - 2, 0.0), slopes.get(count - 1, 0.0))
+    return found
 
 
 def _share_of_context(rows: Sequence[float], seconds: Sequence[float], pair: float, a: Float, longest: int, batch: int) -> float:
@@ -181,19 +242,39 @@ def _held_out(samples: Float) -> NDArray[np.bool_]:
     return mask
 
 
-def fit_and_judge(samples: Float, what: str, signed: bool = False, smooth: bool = False) -> tuple[Curve, Float]:
+def fit_and_judge(samples: Float, what: str, signed: bool = False, smooth: bool = False,
+                  forward: Curve | None = None) -> tuple[Curve, Float]:
     """The curve through all samples (smooth: as near as :func:`_smooth` allows), and the relative errors of the one that did
     not see the held-out samples.
 
     signed: the time may fall with the context. That is so in the input gradient's pull backward: dK and dV of an early slice
-    come from all later queries, so that a slice with little context has much to pull (GPU.md section 1.2).
+    come from all later queries, so that a slice with little context has much to pull (GPU.md section 1.2). With `smooth`, which
+    is for our own kernels, `forward` says how steeply at most (see :func:`_fit_jointly`).
     """
+
+    def fit(seen: Float, warn: bool) -> Curve:
+        return _fit_jointly(seen, forward if signed else None) if smooth else _fit(seen, what, signed, warn)
+
     mask = _held_out(samples)
     errors = np.zeros(0)
     if mask.any():
-        seen = _fit(samples[~mask], what, signed, smooth, warn=False)
+        seen = fit(samples[~mask], False)
         errors = np.abs(_predict(seen, samples[mask]) / samples[mask, 3] - 1.0)
-    return _fit(samples, what, signed, smooth), errors
+    return fit(samples, True), errors
+
+
+def fit_streamed(samples: Float) -> tuple[Curve, Float]:
+    """Fixed seconds and seconds a row, both from 0 on, and the relative errors: the head, whose weights stream past once an
+    instruction and whose weight gradient is flushed every so many rows, so that a sample has a flush more or less; in sum they
+    are right. Variance grows with the rows, so the squares are divided by them."""
+    rows, seconds = samples[:, 0], samples[:, 3]
+    weight = 1.0 / np.sqrt(rows)
+    fixed, row = np.linalg.lstsq(np.column_stack([weight, rows * weight]), seconds * weight, rcond=1e-12)[0] \
+        if len(np.unique(rows)) > 1 else (0.0, -1.0)
+    if fixed < 0 or row < 0:
+        fixed, row = 0.0, float(seconds.sum() / rows.sum())
+    last = float(rows.max())
+    return Curve((0.0, last), (float(fixed), float(fixed + row * last))), np.abs((fixed + row * rows) / seconds - 1.0)
 
 
 def fit_line(samples: Iterable[Sequence[float]], what: str) -> tuple[float, float]:

@@ -53,22 +53,23 @@ def _lengths(seq_len: int) -> list[int]:
 
 
 def _slicings(seq_len: int) -> list[list[int]]:
-    """One slicing for each length: it comes first (no context), then as often as it fits into the rest with others
-    between, so that contexts vary."""
-    lengths = _lengths(seq_len)
-    slicings = []
-    for n in lengths:
-        left, cut = seq_len - n, [n]
-        fill = [m for m in lengths if m >= 16 and m != n][::-1]
-        turn = 0
-        while left:
-            wanted = n if turn % 2 and n >= 16 and n <= left else next((m for m in fill if m <= left and m <= seq_len // 2), left)
-            cut.append(min(wanted, left))
-            left -= cut[-1]
-            fill = fill[1:] + fill[:1]
-            turn += 1
-        slicings.append(cut)
-    return slicings
+    """The whole sequence; then, two by two, cuts of many lengths from long to short and turned round, so that each comes early
+    and late. Lengths that a pipeline is likely to use come up most."""
+    lengths = _lengths(seq_len)[:-1]
+    likely = [n for n in lengths if seq_len <= 32 * n <= 10 * seq_len]
+    found = [[seq_len]]
+    for wanted in (lengths[::2], likely, lengths[1::2], likely[::2], likely[1::2]):
+        cut, left = [], seq_len
+        while wanted and wanted[0] <= left:
+            for n in wanted[::-1]:
+                if n <= left:
+                    cut.append(n)
+                    left -= n
+        cut += [left] if left and cut else []
+        for one in (cut, cut[::-1]):
+            if one and one not in found:
+                found.append(one)
+    return found
 
 
 def _head_slicing(rows: int) -> list[int]:
@@ -308,12 +309,12 @@ def _measure_head(sampler: _Sampler, model: GPTConfig, seq_len: int, end: float,
 def _measure_layers(sampler: _Sampler, model: GPTConfig, seq_len: int, end: float, micro_batch: int) -> None:
     """All slicings as micro-batches of one step; fewer of them where the time is short, more often where it is not."""
     kinds = {"attention", "ffn"}
-    every = [[(1, cut)] for cut in _slicings(seq_len)]
-    if micro_batch > 1:
-        every.append([(micro_batch, [seq_len])])
-    each = sampler.run(model, every[-1], 1, kinds) / sum(b for b, _ in every[-1])
+    whole, *others = _slicings(seq_len)
+    each = sampler.run(model, [(micro_batch, whole)], 1, kinds) / micro_batch
     left = end - time.monotonic()
-    count = max(2, min(len(every), int(left / (1.25 * each))))
-    chosen = [every[round(i * (len(every) - 1) / (count - 1))] for i in range(count)]
-    total = each * 1.25 * sum(b for micro in chosen for b, _ in micro)
-    sampler.run(model, [cut for micro in chosen for cut in micro], max(1, min(MOST_REPEATS, int(left / total))), kinds)
+    room = int(left / (1.25 * each)) - micro_batch  # sequences
+    chosen = [(1, cut) for cut in others[:max(1, room)]] + [(micro_batch, whole)]
+    if micro_batch > 1 and room > len(others) or not others:
+        chosen.append((1, whole))
+    total = 1.25 * each * sum(b for b, _ in chosen)
+    sampler.run(model, chosen, max(1, min(MOST_REPEATS, int(left / total))), kinds)

@@ -330,8 +330,6 @@ tp_block_weight_gradient(tp_stage *stage, int block, const slice_at *at)
         part.accumulate = !(at->q == 0 && s == 0 && part.end == seq_len);
         stretch_gradient(stage, block, at, &part);
     }
-    if (stage->block[block].kind == TP_HEAD)
-        tp_head_weight_gradient(stage);
     if (at->slice == 0 && stage->block[block].norm >= 0)
         add_norm_gradient(stage, &stage->block[block], at);
 }

@@ -85,17 +85,6 @@ rows_work(tp_stage *stage, const stage_block *self, const slice_at *at, row_set 
         tile_work(stage, self, at, set, row, count);
 }
 
-/* What F and I left in their tiles, where it is worth a pass over d(weight): 154 MB for GPT-2. Most of it is theirs and
- * not W's: a W waits until its rank is idle, and a tile that fills up meanwhile would make an I late that no plan knew
- * of. */
-void
-tp_head_weight_gradient(tp_stage *stage)
-{
-    for (int which = 0; which < 2; which++)
-        if (stage->tile[which].rows >= TP_HEAD_TILE / 4)
-            tp_head_flush(stage, which);
-}
-
 static void
 sum_losses(tp_stage *stage, const block_activations *mine, const slice_at *at)
 {

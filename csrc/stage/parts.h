@@ -102,8 +102,6 @@ tp_head_input_gradient(tp_stage *stage, int block, const slice_at *at);
 /* d(weight) of the rows of tile 0 (F) or 1 (I) that wait for it, in the order in which they came. */
 void
 tp_head_flush(tp_stage *stage, int which);
-void
-tp_head_weight_gradient(tp_stage *stage);
 
 /* dx of LayerNorm for the slice's rows, each sequence's gradient chain walked downwards. dy: [rows, E] of the slice. */
 void

@@ -9,7 +9,7 @@
  *
  * The head. Logits of a tile of rows exist only while that tile is worked on; loss and d(input) of a row are done with its
  * logits. Rows at positions t % 3 == 0 are done in F, the others in I, and d(weight) of either as soon as half a tile of them
- * waits: so the head weighs on F and I as 1 to 2, like a block whose W is done in I. Each set has its own chain of weight gradient (F rows
+ * waits: so the head weighs on F and I as 1 to 2, and W has nothing of it, wherever the schedule puts it. Each set has its own chain of weight gradient (F rows
  * ascending, I rows descending) and the two are added at the update. */
 #ifndef TP_STAGE_STAGE_H
 #define TP_STAGE_STAGE_H
