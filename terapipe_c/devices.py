@@ -63,22 +63,29 @@ def _peaks(fp32: float, fp16: float, bf16: float | None) -> dict[str, float]:
 _A100 = "NVIDIA A100 datasheet (r4): SXM4, NVLink 600 GB/s both ways"
 DEVICES = {d.name: d for d in (
     Device("v100", _peaks(15.7e12, 125e12, None), 16e9, 900e9, 150e9,
-           "NVIDIA V100 datasheet: SXM2 16 GB, NVLink 300 GB/s both ways; found again: 900 and 150 GB/s in Dell's guide"
-           " (manualshelf.com, high-performance-computing-solution-resources), 16 GB at xenon.com.au; not"
-           " 125 and 15.7 TFLOPS (texts of 2017 print 120 and 15; what prints 125 is no better than memory)", False),
+           "NVIDIA V100 datasheet: SXM2 16 GB, NVLink 300 GB/s both ways; found again: 125 and 15.7 TFLOPS, 16 GB in"
+           " github.com/avensun/deep-learning-benchmark and gist syhw/b8067966, 125 TFLOPS and 900 GB/s in"
+           " fanghostt/transformers-benchmarks, 6 links of 25 GB/s each way in notes on NVIDIA's whitepaper (gist"
+           " wolfram77/a42aeb02); what was announced in 2017 was 120 and 15", True),
     Device("a100-40", _peaks(19.5e12, 312e12, 312e12), 40e9, 1555e9, 300e9, _A100, True),
     Device("a100-80", _peaks(19.5e12, 312e12, 312e12), 80e9, 2039e9, 300e9, _A100, True),
     Device("h100", _peaks(67e12, 989e12, 989e12), 80e9, 3350e9, 450e9,
            "NVIDIA H100 datasheet: SXM5, half of the 1979 TFLOPS with sparsity, NVLink 900 GB/s both ways", True),
     Device("h200", _peaks(67e12, 989e12, 989e12), 141e9, 4800e9, 450e9,
            "NVIDIA H200 datasheet: SXM, half of the 1979 TFLOPS with sparsity, NVLink 900 GB/s both ways; found again: memory and"
-           " links at aiminingco.com/gpu/h200/specs; not the peak (texts disagree whether 1979 is with sparsity)", False),
+           " links at aiminingco.com/gpu/h200/specs; 989 dense, 4.8 TB/s, 900 GB/s in"
+           " huggingface.co/datasets/devidasmishra/ai-inference-hardware-economics-2026; the same cores as H100's, 3958 FP8 with"
+           " sparsity, at lzwjava.github.io/nvidia-h200-gpu-specs-en (saulelectric.com prints 1970 as dense: wrong)", True),
     Device("rtx3090", _peaks(35.6e12, 71e12, 71e12), 24e9, 936e9, 32e9,
-           "NVIDIA GA102 whitepaper (docslib.org/doc/759549; figures not seen there): fp16 with fp32"
-           " accumulation; link: PCIe 4.0 x16", False),
+           "NVIDIA GA102 whitepaper, fp16 with fp32 accumulation; found again: 70 of 16 bits on its page 44"
+           " (github.com/apoorvkh/academic-pretraining/issues/3), 29.8 and 59.5 times 1.17 of the RTX 3080"
+           " (huggingface/transformers/issues/14608), 35.7 TFLOPS fp32 (igorslab.de, technical details of the RTX 3000); 24 GB;"
+           " 936 GB/s is 384 bit of GDDR6X at 1219 MHz, 16 transfers a clock (lambdabrendan/Lambda-LLM-Calculator, gpu_specs.csv);"
+           " link: PCIe 4.0 x16", True),
     Device("ascend910", _peaks(16e12, 256e12, None), 32e9, 1200e9, 30e9,
            "Huawei's announcement of 2019 (256 TFLOPS fp16) and Hot Chips 31 (32 GB, 1.2 TB/s, HCCS 30 GB/s a link); found again"
-           " but for 1.2 TB/s: linleygroup.com newsletter 6076, vengineer.hatenablog.com/entry/2019/09/06/070000 (240 Gb/s); fp32,"
+           " but for 1.2 TB/s: linleygroup.com newsletter 6076, vengineer.hatenablog.com/entry/2019/09/06/070000 (240 Gb/s),"
+           " besthub.dev (how-huawei-ascend-910-redefines-ai-training-performance: 256 TFLOPS, 240 Gb/s); fp32,"
            " not on the sheet: assumed a sixteenth of fp16", False),
 )}
 

@@ -28,6 +28,7 @@ from .search import (
     NOTHING,
     SLICED,
     SLIGHT,
+    ZIGZAG,
     Candidate,
     Cut,
     Judge,
@@ -35,6 +36,7 @@ from .search import (
     StageCost,
     balanced,
     kind_seconds,
+    possible,
     refine,
     search,
 )
@@ -107,6 +109,8 @@ def single(request: Request, name: str) -> Request | None:
     """The same request to one planner; None where it cannot be asked (several chunks)."""
     if name not in CHUNKED and (request.chunks > 1 or "interleaved" in request.schedules):
         return None
+    if name == "bmpipe" and request.schedules[0] in ZIGZAG:
+        return None
     names = ("1f1b",) if request.schedules == AUTO and name not in SEARCHING else request.schedules
     return replace(request, planner=name, schedules=names, savings="free")
 
@@ -169,8 +173,10 @@ def _configurations(request: Request) -> list[_Configuration]:
         least = least_work_s(request, share)
         micros = share if request.slicing is None else len(request.slicing)
         for chunks in _CHUNKS if request.free_chunks else (request.chunks,):
+            name = request.schedules[0] if chunks == request.chunks else "interleaved"
             for ranks in _numbers_of_ranks(request, chunks, d):
-                if ranks * chunks <= request.model.num_blocks and (chunks == 1 or (ranks > 1 and micros % ranks == 0)):
+                several = ranks > 1 and not possible(name, ranks, micros)
+                if ranks * chunks <= request.model.num_blocks and (chunks == 1 or several):
                     guess = blocks.guess_s(share, ranks, chunks) + bound_s(request, ranks, chunks, d, 0.0)
                     rows.append(_Configuration(guess, next(order), bound_s(request, ranks, chunks, d, least), ranks, chunks, d))
     return sorted(rows)
@@ -242,7 +248,7 @@ def _look(judge: Judge, request: Request) -> Candidate | None:
     for slicing in _quick_slicings(request, stages):
         if judge.work >= stop:
             break
-        if judge.chunks > 1 and len(slicing) % judge.ranks:
+        if judge.chunks > 1 and possible(request.schedules[0], judge.ranks, len(slicing)):
             continue
         halves = (SLICED,) if request.schedules == AUTO and min(b for b, _ in slicing) > 1 and stages > 1 else ()
         for name in (*request.schedules, *(halves if max(len(s) for _, s in slicing) == 1 else ())):

@@ -304,7 +304,7 @@ def _limits(judge: Judge, schedule: str, slicing: tuple[Micro, ...]) -> tuple[Fl
     for k, (first, end) in enumerate(even.partition):
         for block in judge.model.blocks[first:end]:
             size = sizes[block.kind]
-            besides[k % judge.ranks] -= size.static + size.gradient + slots[k] * size.activation
+            besides[program.rank_of[k]] -= size.static + size.gradient + slots[k] * size.activation
     return np.tile((judge.limit - besides) / judge.chunks, judge.chunks), max(slots)
 
 
@@ -330,11 +330,12 @@ def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ..
         found = judge.judge(schedule, cut, slicing, 0, wish.savings)
         if judge.fits(found):
             return found
-        peak = judge.peak(found, judge.lowered(found))
+        program = judge.lowered(found)
+        peak = judge.peak(found, program)
         boost = 2 * boost if wish == before else 1.02          # the same again: its steps are larger than what is missing
         before = wish
         for k, (first, end) in enumerate(cut):
-            over = peak[k % judge.ranks] - judge.limit
+            over = peak[program.rank_of[k]] - judge.limit
             extra[first:end] += max(0.0, boost * over) / ((end - first) * judge.chunks)
     if judge.shortest is not None:
         raise judge.refuse()

@@ -52,7 +52,7 @@ class Plan:
     batch: int
     seq_len: int
     planner: str
-    schedule: str                                  #: "gpipe", "1f1b", "seq1f1b", "interleaved" or "sliced-1f1b"
+    schedule: str                                  #: one of ``request.SCHEDULES``
     ranks: int
     chunks: int                                    #: virtual stages per rank
     stages: list[tuple[int, int]]                  #: (first block, last block + 1) of each virtual stage
@@ -229,7 +229,7 @@ class Plan:
                  f"  slices: {format_slicing(self.slicing)}" + self._halves(), "  stages:"]
         for k, (first, end) in enumerate(self.stages):
             work = {p: self.durations[p][k].sum() for p in PHASES}
-            lines.append(f"    {k} on rank {k % self.ranks}: {_describe_blocks(self.model, first, end)}: "
+            lines.append(f"    {k} on rank {self.program.rank_of[k]}: {_describe_blocks(self.model, first, end)}: "
                          f"{human_seconds(work['F'])} forward, {human_seconds(work['I'] + work['W'])} backward")
         lines.append(f"  predicted step: {human_seconds(self.step_time_s)} ({human_count(self.tokens_per_s)} tokens/s); no "
                      f"order of these operations is faster than {human_seconds(self.lower_bound_s)} (gap "
@@ -347,13 +347,15 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             their papers do, for whole sequences: "autopipe", "autopipe_heuristic", "dawnpiper", "dawnpiper_binary",
             "bmpipe", "pipedream", "dapple", "piper", "vpipe", "adapipe", "merak".
         schedule: "gpipe", "1f1b", "seq1f1b", "interleaved" (with ``chunks`` stages a rank), "sliced-1f1b" (AutoPipe's: whole
-            sequences, the first forwards in halves along the batch), "zb-h1", "zb-h2"; "auto": terapipe takes the
-            fastest of the first three, auto of all, the other planners 1f1b.
+            sequences, the first forwards in halves along the batch), "zb-h1", "zb-h2", and those whose stages go down the
+            ranks and up again: "zb-v", "dualpipe-v" (two chunks a rank), "hanayo" (two chunks a wave), for the planners auto,
+            terapipe and uniform; "auto": terapipe takes the fastest of the first three, auto of all but the last three,
+            the other planners 1f1b.
         stages: ranks of a replica; None: the fastest of num_devices, a half of them, a quarter, ...
         data_parallel: replicas, each with an equal share of the batch; they add their gradients in a ring once a step
             (``search.Replicas`` has the formula). None: 1; but the auto planner considers others where neither ``stages``
             nor ``slicing`` is given and the cluster is not this machine (the engine runs one replica).
-        chunks: stages of a rank; None: 1, 2 where the schedule is interleaved; the auto planner considers 1, 2 and 4.
+        chunks: stages of a rank; None: 1, 2 where the schedule has several; the auto planner considers 1, 2 and 4.
         memory_bytes: limit of each rank; None: the cluster's devices'.
         granularity: slice lengths that are planned are multiples of this many tokens; None: chosen so that planning stays
             under a second (a few for auto).

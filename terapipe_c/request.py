@@ -8,7 +8,7 @@ from typing import Any
 from ._core import InvalidTypeError, InvalidValueError
 from .config import Cluster, GPTConfig, real, whole
 from .cost import CostModel, equal_lengths
-from .search import SLICED, ZERO_BUBBLE, Cut, Judge, Micro, Replicas
+from .search import SLICED, ZERO_BUBBLE, ZIGZAG, Cut, Judge, Micro, Replicas, possible
 
 __all__ = ["PLANNERS", "Request", "check_partition", "check_request", "check_slicing"]
 
@@ -19,7 +19,8 @@ SEARCHING = ("auto", "terapipe")          # these choose among schedules; the ot
 CHUNKED = ("auto", "terapipe", "uniform", "bmpipe")   # these can plan several stages a rank
 # In the order that ties are decided: of two equally fast programs the one that holds fewer activations.
 AUTO = ("seq1f1b", "1f1b", "gpipe")
-_SCHEDULES = ("auto", *AUTO, "interleaved", SLICED, *ZERO_BUBBLE)
+SCHEDULES = ("auto", *AUTO, "interleaved", SLICED, *dict.fromkeys((*ZERO_BUBBLE, *ZIGZAG)))
+SEVERAL = ("interleaved", *ZIGZAG)        # stages a rank
 
 
 def check_slicing(slicing: Any, batch: int, seq_len: int) -> tuple[Micro, ...]:
@@ -173,18 +174,26 @@ def _check_parallel(cluster: Cluster, batch: int, data_parallel: Any, tensor_par
 
 def _check_schedule(planner: str, schedule: Any, chunks: Any) -> tuple[tuple[str, ...], int]:
     """(schedules to consider, chunks)."""
-    schedule = _one_of("schedule", schedule, _SCHEDULES, ("zb-v", "dualpipe-v", "chimera", "hanayo", "pipedream"))
+    schedule = _one_of("schedule", schedule, SCHEDULES, ("pipedream",))
     if chunks is None:
-        chunks = 2 if schedule == "interleaved" else 1
+        chunks = 2 if schedule in SEVERAL else 1
     chunks = whole("chunks", chunks)
-    if chunks > 1 and schedule not in ("interleaved", "auto"):
-        raise InvalidValueError(f"chunks is {chunks}, but schedule {schedule} has one stage a rank: interleaved would be right")
-    if planner not in CHUNKED and (chunks > 1 or schedule == "interleaved"):
+    if chunks > 1 and schedule not in (*SEVERAL, "auto"):
+        raise InvalidValueError(f"chunks is {chunks}, but schedule {schedule} has one stage a rank: {', '.join(SEVERAL)} would "
+                                "be right")
+    if schedule in ZIGZAG and (chunks % 2 or (chunks > 2 and schedule != "hanayo")):
+        raise InvalidValueError(f"chunks is {chunks}, but schedule {schedule} goes down the ranks and up again: "
+                                + ("two a wave, 2, 4, ..., would be right" if schedule == "hanayo" else "2 would be right"))
+    several = tuple(name for name in CHUNKED if name != "bmpipe" or schedule not in ZIGZAG)
+    if planner == "bmpipe" and planner not in several:
+        raise InvalidValueError(f"schedule is {schedule}: planner bmpipe plans chunks that go round the ranks; interleaved would "
+                                "be right")
+    if planner not in several and (chunks > 1 or schedule == "interleaved"):
         raise InvalidValueError(f"chunks is {chunks}: planner {planner} plans one stage a rank; planner "
-                                f"{', '.join(CHUNKED)} would be right")
+                                f"{', '.join(several)} would be right")
     if schedule == "auto" and chunks == 1:
         return (AUTO if planner in SEARCHING else ("1f1b",)), 1
-    return (("interleaved",) if chunks > 1 else (schedule,)), chunks
+    return ((schedule,) if schedule != "auto" or chunks == 1 else ("interleaved",)), chunks
 
 
 def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any, *, planner: Any, schedule: Any, stages: Any,
@@ -214,10 +223,10 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
     if chunks > 1:
         micros = batch // replicas if cut is None else len(cut)
         free = stages is None and checked is None
-        ranks = tuple(r for r in ranks if micros % r == 0) if free else ranks
-        if any(micros % r for r in ranks):
-            raise InvalidValueError(f"schedule interleaved has {micros} micro-batches for {ranks[0]} ranks: a multiple of the "
-                                    "ranks would be right")
+        ranks = tuple(r for r in ranks if not possible(names[0], r, micros)) or ranks[-1:] if free else ranks
+        for why in (possible(names[0], r, micros) for r in ranks):
+            if why:
+                raise InvalidValueError(why)
     limit = int(real("memory_bytes", cluster.memory_bytes if memory_bytes is None else memory_bytes))
     if granularity is None:
         unit = choose_granularity(seq_len, batch // replicas)

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ._core import OPS, InvalidTypeError, InvalidValueError, Program
+from ._core import OPS, InfeasibleError, InvalidTypeError, InvalidValueError, Program
 
-__all__ = ["OPS", "Program", "dualpipe_v", "gpipe", "interleaved", "one_f_one_b", "pipedream", "seq1f1b", "sliced_1f1b", "zb_h1",
-           "zb_h2", "zb_v"]  # fmt: skip
+__all__ = ["OPS", "Program", "bpipe", "chimera", "dualpipe_v", "gpipe", "hanayo", "interleaved", "one_f_one_b", "pipedream",
+           "seq1f1b", "sliced_1f1b", "zb_h1", "zb_h2", "zb_v"]  # fmt: skip
 
 _GPIPE, _1F1B, _SEQ1F1B, _INTERLEAVED, _ZB_H1, _ZB_H2 = range(6)  # tp_schedule of csrc/sched/sched.h
 
@@ -125,11 +125,53 @@ def zb_v(ranks: int, micro_batches: int, slices: int | Sequence[int] = 1, second
     beats.
     """
     ranks, micro_batches = _whole("ranks", ranks, 32767), _whole("micro_batches", micro_batches, 65536)
+    forward, inputs, weights = _nominal(seconds)
+    return Program._build_zb_v(ranks, _counts(micro_batches, slices), 2 * ranks, forward, inputs, weights)
+
+
+def _nominal(seconds: Sequence[float]) -> tuple[float, float, float]:
     try:
         forward, inputs, weights = (float(x) for x in seconds)
     except (TypeError, ValueError):
         raise InvalidTypeError(f"seconds is {seconds!r}: three numbers (of F, I and W) would be right") from None
-    return Program._build_zb_v(ranks, _counts(micro_batches, slices), 2 * ranks, forward, inputs, weights)
+    return forward, inputs, weights
+
+
+def hanayo(
+    ranks: int, micro_batches: int, waves: int, slices: int | Sequence[int] = 1, seconds: Sequence[float] = (1.0, 1.0, 1.0)
+) -> Program:
+    """Hanayo's placement (Liu et al. 2023): a micro-batch goes down the ranks and up again ``waves`` times; rank r holds stages
+    2 k ranks + r and 2 (k + 1) ranks - 1 - r of every wave k, and of neighbours on one rank no message is sent.
+
+    The order is ours (the paper's own was not found): list scheduling at the nominal ``seconds`` of F, I and W of a stage (a
+    backward takes I + W), backward first, or, for one wave and at least 2 ranks - 1 micro-batches, ZB-V's pattern with whole
+    backwards, whichever is faster; at most ranks * 2 * waves activations of a stage on a rank, 1F1B's bytes. Several waves pay
+    where micro-batches are few: 4 ranks with as many, b = 2 f: 21 by 1F1B, 18, 16, 15 by 1, 2, 4 waves; with 32: 105, 102, 121.
+    """
+    ranks, micro_batches = _whole("ranks", ranks, 32767), _whole("micro_batches", micro_batches, 65536)
+    waves = _whole("waves", waves, max(1, 65536 // (2 * ranks)))
+    most = 2 * waves * ranks
+    return Program._build_hanayo(ranks, _counts(micro_batches, slices), most, *_nominal(seconds), waves)
+
+
+def chimera(*_: object, **__: object) -> Program:
+    """Chimera (Li & Hoefler 2021) is no program of this package: it runs two pipelines in opposite directions, so that every
+    stage lives on two ranks, and here a stage lives on one. Raises InfeasibleError; ``hanayo`` with one wave and ``dualpipe_v``
+    have its shape without the second copy of the weights."""
+    raise InfeasibleError(
+        "chimera keeps two replicas of every stage, on two ranks, and a program here has one rank for each stage: "
+        "hanayo(ranks, micro_batches, waves=1) or dualpipe_v(ranks, micro_batches) would be right"
+    )
+
+
+def bpipe(*_: object, **__: object) -> Program:
+    """BPipe (Kim et al. 2023) is no program of this package: it moves activations of the first ranks into the memory of the
+    last ones, and here a buffer of a stage lives on the stage's rank (SO and SI go to the host). Raises InfeasibleError; where
+    the first ranks' memory binds, ``seq1f1b`` holds less."""
+    raise InfeasibleError(
+        "bpipe keeps activations of one rank in another rank's memory, and a program here has a stage's buffers on its own rank: "
+        "seq1f1b(ranks, micro_batches, slices), which holds fewer activations on the first ranks, would be right"
+    )
 
 
 def dualpipe_v(ranks: int, micro_batches: int, slices: int | Sequence[int] = 1) -> Program:

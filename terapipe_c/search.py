@@ -24,7 +24,8 @@ from .schedules import Program
 
 Micro = tuple[int, tuple[int, ...]]
 Cut = tuple[tuple[int, int], ...]
-ZERO_BUBBLE = ("zb-h1", "zb-h2")  # whose builders place every W themselves
+ZERO_BUBBLE = ("zb-h1", "zb-h2", "zb-v", "dualpipe-v")  # whose builders place every W themselves
+ZIGZAG = ("zb-v", "dualpipe-v", "hanayo")  # whose stages go down the ranks and up again
 SLICED = "sliced-1f1b"  # AutoPipe's: whole sequences, the first forwards in halves along the batch
 SLIGHT = 1 - 1e-9     # less than this much better is rounding, not an improvement
 _HOPE = 1.003          # in the order of another plan, a better one may look this much worse
@@ -88,7 +89,7 @@ class Judge:
         self.replicas = replicas
         self.work = 0                                          # a clock that is the same everywhere: about 13 ns a tick
         self.shortest: tuple[int, int, int] | None = None      # bytes short, rank, bytes needed: of the nearest miss
-        self._compute: dict[tuple[str, tuple[int, ...], int], Program] = {}
+        self._compute: dict[tuple[Any, ...], Program] = {}
         self._seen: dict[tuple[Any, ...], Candidate] = {}
         self._fits: dict[tuple[Any, ...], bool] = {}
         self._latest: tuple[tuple[Any, ...], Program] | None = None
@@ -134,7 +135,8 @@ class Judge:
     def program(self, c: Candidate, durations: dict[str, Any]) -> Program:
         """Built, split into I and W around the waits of these durations, lowered."""
         counts = _counts(c.slicing)
-        compute = self._made(c.schedule, counts, self._best_split(counts, c.slicing, durations) if c.schedule == SLICED else 0)
+        split = self._best_split(counts, c.slicing, durations) if c.schedule == SLICED else 0
+        compute = self._made(c.schedule, counts, split, _nominal(durations) if c.schedule in ZIGZAG else ())
         if c.savings != NOTHING:
             compute = _saving(compute, c.partition, c.savings)
         tied = self.model.tie_weights and self.ranks * self.chunks > 1
@@ -142,10 +144,11 @@ class Judge:
             compute = compute.split(durations, pending=c.pending)
         return compute.lower(tied=tied)
 
-    def _made(self, schedule: str, counts: tuple[int, ...], split: int) -> Program:
-        key = (schedule, counts, split)
+    def _made(self, schedule: str, counts: tuple[int, ...], split: int, seconds: tuple[float, ...] = ()) -> Program:
+        key = (schedule, counts, split, seconds)
         if key not in self._compute:
-            self._compute[key] = _build(schedule, self.ranks, self.chunks, counts, split)
+            self._compute[key] = _build(schedule, self.ranks, self.chunks, counts, split, seconds)
+            self.work += 20 * len(self._compute[key]) if seconds else 0
         return self._compute[key]
 
     def _best_split(self, counts: tuple[int, ...], slicing: tuple[Micro, ...], durations: dict[str, Any]) -> int:
@@ -186,7 +189,7 @@ class Judge:
         slots = activation_slots(program)
         saved = saved_bytes(self.model, c.slicing, c.savings)
         for k, (first, end) in enumerate(c.partition):
-            peak[k % self.ranks] -= max(0, slots[k] - 1) * sum(saved[first:end])
+            peak[program.rank_of[k]] -= max(0, slots[k] - 1) * sum(saved[first:end])
         return peak
 
     def fits(self, c: Candidate) -> bool:
@@ -296,7 +299,22 @@ def with_halves(durations: Callable[[tuple[Micro, ...]], dict[str, Any]], slicin
     return whole
 
 
-def _build(schedule: str, ranks: int, chunks: int, counts: tuple[int, ...], split: int) -> Program:
+def _nominal(durations: dict[str, Any]) -> tuple[float, float, float]:
+    """Seconds of F, I and W of a mean stage, in sixteenths of a forward: plans that differ little share one program."""
+    mean = [max(float(np.mean(durations[phase])), 1e-12) for phase in PHASES]
+    return 1.0, *(max(1, round(16 * seconds / mean[0])) / 16 for seconds in mean[1:])   # type: ignore[return-value]
+
+
+def possible(schedule: str, ranks: int, micro_batches: int) -> str:
+    """Why no program of this schedule has so many micro-batches, and what would be right; empty: it has."""
+    if schedule == "interleaved" and micro_batches % ranks:
+        return f"schedule interleaved has {micro_batches} micro-batches for {ranks} ranks: a multiple of the ranks would be right"
+    if schedule == "dualpipe-v" and micro_batches < 2 * ranks:
+        return f"schedule dualpipe-v has {micro_batches} micro-batches for {ranks} ranks: at least {2 * ranks} would be right"
+    return ""
+
+
+def _build(schedule: str, ranks: int, chunks: int, counts: tuple[int, ...], split: int, seconds: tuple[float, ...] = ()) -> Program:
     if schedule == SLICED:
         return schedules.sliced_1f1b(ranks, len(counts), split)
     slices: Any = counts[0] if len(set(counts)) == 1 else list(counts)
@@ -304,6 +322,12 @@ def _build(schedule: str, ranks: int, chunks: int, counts: tuple[int, ...], spli
         return schedules.gpipe(ranks, len(counts), slices)
     if schedule == "1f1b":
         return schedules.one_f_one_b(ranks, len(counts), slices)
+    if schedule == "zb-v":
+        return schedules.zb_v(ranks, len(counts), slices, seconds)
+    if schedule == "dualpipe-v":
+        return schedules.dualpipe_v(ranks, len(counts), slices)
+    if schedule == "hanayo":
+        return schedules.hanayo(ranks, len(counts), chunks // 2, slices, seconds)
     if schedule in ZERO_BUBBLE:
         return (schedules.zb_h1 if schedule == "zb-h1" else schedules.zb_h2)(ranks, len(counts), slices)
     if schedule == "seq1f1b":
@@ -495,7 +519,7 @@ def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: i
     stages = judge.ranks * judge.chunks
     slicings = [slicing] if slicing is not None else _slicing_seeds(judge, batch, seq_len, unit, stages)
     even = tuple(even_partition(judge.model, stages))
-    slicings = [s for s in slicings if names[0] != "interleaved" or len(s) % judge.ranks == 0]
+    slicings = [s for s in slicings if not possible(names[0], judge.ranks, len(s))]
     if names[0] == SLICED:
         slicings = [s for s in slicings if max(_counts(s)) == 1]
     fixed_slicing = slicing is not None or names[0] == SLICED

@@ -290,8 +290,9 @@ _MADE: dict[str, Callable[[], ArchitectureSpec]] = {
                                   "checked: huggingface.co/Qwen/Qwen2-72B config.json",
                                   qkv_bias=True),
     "pangu-230b": lambda: _decoder("pangu-230b", 71, 16384, 128, 128, 65536, 40000, 230e9, 0.01,
-                                   "BMPipe prints the name only; assumed: the width of PanGu-alpha 200B (Zeng et al. 2021), 71 "
-                                   "layers in place of 64", gated=False, bias=True, positions=1024, tied=True, seq_len=1024),
+                                   "BMPipe prints the name only; assumed: the width of PanGu-alpha 200B (64 layers of 16384, 128 "
+                                   "heads: set_parse_200B in MindSpore's pangu_alpha_config.py), 71 layers in place of "
+                                   "64", gated=False, bias=True, positions=1024, tied=True, seq_len=1024),
     "moe-1t": lambda: _decoder("moe-1t", 64, 8192, 64, 8, 20480, 32000, 1.04e12, 0.01,
                                "BMPipe prints 1.04T only; assumed: 64 layers, 8192, 32 experts of 20480, top 2", experts=32, top=2),
 }

@@ -70,6 +70,30 @@ def test_several_chunks_train_too(planner):
     assert losses == one_device(True) and report.peak_memory_bytes == plan.peak_memory_bytes
 
 
+@pytest.mark.parametrize("schedule, chunks", [("zb-v", 2), ("dualpipe-v", 2), ("hanayo", 2), ("hanayo", 4)])
+def test_stages_that_go_down_and_up_again_train_too(schedule, chunks, tmp_path):
+    """Rank r holds stages r and 2 ranks - 1 - r: what assumes stage modulo ranks would count and place wrongly."""
+    for planner in ("uniform", "terapipe", "auto"):
+        plan = make(planner, stages=2, chunks=chunks, schedule=schedule)
+        assert plan.schedule == schedule and plan.program.rank_of == (0, 1, 1, 0) * (chunks // 2)
+        assert "1 on rank 1" in plan.explain() and "2 on rank 1" in plan.explain()
+        assert plan.lower_bound_s <= plan.step_time_s * (1 + 1e-12)
+        assert plan.slicing_bound_s <= plan.step_time_s * (1 + 1e-12)
+        plan.save(tmp_path / "plan")
+        assert tp.Plan.load(tmp_path / "plan") == plan
+        if planner != "auto":
+            losses, report = trained(plan)
+            assert losses == one_device(True) and report.peak_memory_bytes == plan.peak_memory_bytes
+
+
+def test_schedules_that_go_down_and_up_again_say_what_they_cannot():
+    for request, word in ((dict(schedule="zb-v", chunks=4), "2 would be right"), (dict(schedule="hanayo", chunks=3), "two a wave"),
+                          (dict(schedule="dualpipe-v", stages=3, batch=4), "at least 6"), (dict(schedule="zb-v", planner="bmpipe"),
+                          "interleaved would be right"), (dict(schedule="zb-v", planner="autopipe"), "one stage a rank")):
+        with pytest.raises(tp.InvalidValueError, match=word):
+            tp.plan(MODEL, CLUSTER, **{"batch": BATCH, "seq_len": SEQ, "planner": "uniform", "stages": 2} | request)
+
+
 def refused(plan, word, monkeypatch):
     monkeypatch.setattr(sys.modules["terapipe_c.launch"], "_region", lambda *_: pytest.fail("work was begun"))
     assert not plan.executable and word in plan.why_not_executable and "not executable" in repr(plan)

@@ -295,3 +295,26 @@ def test_a_large_program_in_little_memory():
     line = program.simulate({"F": 1.0, "B": 2.0}, activation_bytes=1)
     assert line.makespan_s == 3.0 * (128 * 16 + 31)
     assert len(line.intervals) == len(program) == 2 * 32 * 128 * 16
+
+
+def test_the_short_cut_for_plain_programs_is_the_general_simulation():
+    """Copies that take 0 seconds send a program the general way (simulate.c): the same bits, whatever the schedule."""
+    rng, count = np.random.default_rng(31), 0
+    free = {op: 0.0 for op in ("SF", "RF", "SB", "RB")}
+    for i in range(280):
+        ranks, micros, slices = (int(rng.integers(1, most)) for most in (6, 8, 4))
+        build = (schedules.gpipe, schedules.one_f_one_b, schedules.seq1f1b, schedules.zb_h1, schedules.zb_h2, schedules.zb_v,
+                 lambda r, m, s, w=1 + i % 3: schedules.hanayo(r, m, w, s))[i % 7]  # fmt: skip
+        program = build(ranks, micros, slices)
+        if rng.random() < 0.5:
+            program = program.lower()
+        shape = (program.num_stages, micros * slices) if rng.random() < 0.5 else (program.num_stages, 1)
+        cost = {op: np.broadcast_to(rng.uniform(0, 2, shape), (program.num_stages, micros * slices)).copy()
+                for op in (("F", "B", "I", "W", "OPT") if i % 2 else ("F", "I", "W"))}  # fmt: skip
+        comm = (0.0, 0.3, rng.uniform(0, 1, program.num_stages))[i % 3]
+        plain, general = program.simulate(cost, comm), program.simulate(cost | free, comm)
+        assert plain.makespan_s == general.makespan_s == program.makespan(cost, comm)
+        assert plain.bubbles == general.bubbles and plain.lower_bound_s == general.lower_bound_s
+        assert plain.intervals.tobytes() == general.intervals.tobytes() and list(plain.busy_s) == list(general.busy_s)
+        count += 1
+    assert count == 280

@@ -44,8 +44,8 @@ def table(rng, n, kind):
 
 def shop(times):
     """The flow shop's recurrence, written once more."""
-    clock = np.zeros(times.shape[1])
-    for job in times:
+    clock = [0.0] * times.shape[1]              # plain floats: this loop is most of the time of this file
+    for job in times.tolist():
         ready = 0.0
         for q, seconds in enumerate(job):
             ready = clock[q] = max(clock[q], ready) + seconds

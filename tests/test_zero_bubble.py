@@ -98,7 +98,8 @@ def test_zb_v_for_other_times():
 
 
 def test_every_zero_bubble_program_is_proved_and_executes():
-    for program in (schedules.dualpipe_v(2, 4, [1, 3, 2, 1]), schedules.dualpipe_v(3, 6, 2), schedules.dualpipe_v(1, 3)):
+    for program in (schedules.dualpipe_v(2, 4, [1, 3, 2, 1]), schedules.dualpipe_v(3, 6, 2), schedules.dualpipe_v(1, 3),
+                    schedules.hanayo(3, 4, 2, [2, 1, 3, 1]), schedules.hanayo(2, 5, 1, 2), schedules.hanayo(1, 2, 3)):
         for one in (program, program.lower(), program.lower(tied=True)):
             one.check(canonical=True)
             assert execute(one) and tp.Program.parse(str(one)) == one
@@ -118,6 +119,42 @@ def test_every_zero_bubble_program_is_proved_and_executes():
             assert program.simulate({"F": 2.0, "I": 3.0, "W": 1.0}, comm_s=0.5).makespan_s == right
             count += 1
     assert count == 18
+
+
+def hanayo(ranks, micros, waves):
+    line = schedules.hanayo(ranks, micros, waves).simulate({"F": 0.5 / waves, "B": 1.0 / waves}, activation_bytes=1)
+    return line.makespan_s, max(line.peak_memory_bytes), line.lower_bound_s
+
+
+def test_hanayo_places_waves_and_holds_what_1f1b_holds():
+    assert schedules.hanayo(3, 2, 2).rank_of == (0, 1, 2, 2, 1, 0, 0, 1, 2, 2, 1, 0)
+    count = 0
+    for ranks in (1, 2, 3, 4, 8):
+        for micros in (1, ranks, 2 * ranks - 1, 2 * ranks, 5 * ranks):
+            plain = schedules.one_f_one_b(ranks, micros).simulate({"F": 1.0, "B": 2.0}).makespan_s
+            for waves in (1, 2, 4):
+                seconds, held, bound = hanayo(ranks, micros, waves)
+                assert bound * (1 - 1e-12) <= seconds and held <= 2 * waves * ranks
+                if waves == 1 or micros <= ranks:
+                    assert seconds <= plain * (1 + 1e-12)
+                count += 1
+    assert count == 75
+    assert [hanayo(4, 4, w)[0] for w in (1, 2, 4)] == [18.0, 16.0, 15.0]           # 1F1B: 21
+    assert [hanayo(4, m, 1)[0] for m in (7, 16, 32)] == [27.0, 54.0, 102.0]        # 1F1B: 30, 57, 105
+    assert str(schedules.hanayo(2, 2, 1)) == (
+        "0F0.0 0F1.0 3F0.0 3B0.0 3F1.0 3B1.0 0B0.0 0B1.0\n1F0.0 2F0.0 1F1.0 2F1.0 2B0.0 1B0.0 2B1.0 1B1.0\n"
+    )
+    for bad in (0, 1 << 20):
+        with pytest.raises(ValueError, match="waves is"):
+            schedules.hanayo(2, 4, bad)
+    with pytest.raises(TypeError, match="waves is"):
+        schedules.hanayo(2, 4, 1.5)
+
+
+@pytest.mark.parametrize("build, word", [(schedules.chimera, "two replicas"), (schedules.bpipe, "another rank's memory")])
+def test_what_the_ir_cannot_say_is_refused(build, word):
+    with pytest.raises(tp.InfeasibleError, match=word):
+        build(4, 8)
 
 
 def test_zero_bubble_schedules_beat_1f1b():
@@ -166,6 +203,9 @@ def test_they_train_with_the_bits_of_one_device(tie):
     program = schedules.dualpipe_v(2, 5, [1, 2, 1, 1, 3]).lower(tie)
     slicing = [(1, [9]), (1, [4, 5]), (1, [9]), (1, [9]), (1, [2, 6, 1])]
     same(everything(model, partition_of(model, [1, 3, 4]), slicing, program, params, tokens), right)
+    for waves, cuts in ((1, [1, 3, 4]), (2, [1, 2, 3, 4, 5])):
+        program = schedules.hanayo(2 if waves == 1 else 1, 5, waves if waves == 1 else 3, [1, 2, 1, 1, 3]).lower(tie)
+        same(everything(model, partition_of(model, cuts), slicing, program, params, tokens), right)
 
 
 def test_memory_is_predicted_to_the_byte():

@@ -71,7 +71,7 @@ finish(const tp_stage_problem *problem, tp_stage_search *q, tp_stage_plan *plan)
 }
 
 static tp_status
-search_exact(tp_slice_arena *arena, tp_stage_search *q, int *boundary)
+search_exact(tp_arena *arena, tp_stage_search *q, int *boundary)
 {
     tp_stages_take(q->stages, 0, boundary); /* the goal is the pivot's: its other end */
     tp_stage_try(q, boundary, q->best_s);
@@ -80,7 +80,7 @@ search_exact(tp_slice_arena *arena, tp_stage_search *q, int *boundary)
 }
 
 static tp_status
-search_balanced(tp_slice_arena *arena, tp_stage_search *q, int *boundary)
+search_balanced(tp_arena *arena, tp_stage_search *q, int *boundary)
 {
     size_t width = (size_t)q->stages->blocks + 1;
     int *parent;
@@ -92,7 +92,7 @@ search_balanced(tp_slice_arena *arena, tp_stage_search *q, int *boundary)
 }
 
 static tp_status
-search(tp_slice_arena *arena, const tp_stage_problem *problem, tp_autopipe_method method,
+search(tp_arena *arena, const tp_stage_problem *problem, tp_autopipe_method method,
        const tp_autopipe_limits *limits, tp_stage_plan *plan)
 {
     tp_stages stages;
@@ -102,7 +102,7 @@ search(tp_slice_arena *arena, const tp_stage_problem *problem, tp_autopipe_metho
         q.limits = *limits;
     TP_TRY(tp_stages_open(arena, problem, &stages));
     TP_TRY(tp_f1b_open(arena, problem->stages, problem->micros, problem->comm_s, problem->blocking, &q.f1b));
-    TP_TRY(tp_slice_arena_take(arena, 2 * ((size_t)problem->stages + 1), sizeof(int), &memory));
+    TP_TRY(tp_arena_take(arena, 2 * ((size_t)problem->stages + 1), sizeof(int), &memory));
     q.best = memory;
     int *boundary = q.best + problem->stages + 1;
     tp_stages_pivot(&stages, boundary, &q.bound_s);
@@ -124,10 +124,10 @@ tp_status
 tp_plan_autopipe(const tp_stage_problem *problem, tp_autopipe_method method, const tp_autopipe_limits *limits,
                  tp_stage_plan *out)
 {
-    tp_slice_arena arena;
+    tp_arena arena;
     *out = (tp_stage_plan){0};
-    TP_TRY(tp_slice_arena_open(&arena));
+    TP_TRY(tp_arena_open(&arena));
     tp_status status = search(&arena, problem, method, limits, out);
-    tp_slice_arena_close(&arena);
+    tp_arena_close(&arena);
     return status;
 }

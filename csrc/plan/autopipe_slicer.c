@@ -139,16 +139,16 @@ tp_status
 tp_plan_sliced_f1b(int stages, int micros, int split, const double *forward_s, const double *backward_s, double comm_s,
                    double *makespan_s)
 {
-    tp_slice_arena arena;
+    tp_arena arena;
     void *row = NULL;
     TP_TRY(check_stages(stages, micros, forward_s, backward_s, comm_s));
     if (split < 0 || split > micros)
         return tp_fail(TP_EVALUE, "split is %d of %d micro-batches: 0 to %d would be right", split, micros, micros);
-    TP_TRY(tp_slice_arena_open(&arena));
-    tp_status status = tp_slice_arena_take(&arena, 3 * (size_t)stages, sizeof(double), &row);
+    TP_TRY(tp_arena_open(&arena));
+    tp_status status = tp_arena_take(&arena, 3 * (size_t)stages, sizeof(double), &row);
     if (status == TP_OK)
         *makespan_s = tp_sliced_f1b(stages, micros, split, forward_s, backward_s, comm_s, row);
-    tp_slice_arena_close(&arena);
+    tp_arena_close(&arena);
     return status;
 }
 
@@ -156,12 +156,12 @@ tp_status
 tp_plan_slicer(int stages, int micros, const double *forward_s, const double *backward_s, double comm_s,
                tp_slicer_plan *out)
 {
-    tp_slice_arena arena;
+    tp_arena arena;
     void *row = NULL;
     int64_t begun = tp_clock_ns();
     TP_TRY(check_stages(stages, micros, forward_s, backward_s, comm_s));
-    TP_TRY(tp_slice_arena_open(&arena));
-    tp_status status = tp_slice_arena_take(&arena, 3 * (size_t)stages + 2, sizeof(double), &row);
+    TP_TRY(tp_arena_open(&arena));
+    tp_status status = tp_arena_take(&arena, 3 * (size_t)stages + 2, sizeof(double), &row);
     if (status == TP_OK) {
         double *scratch = row, (*end)[2] = (double(*)[2])(scratch + stages);
         int most = micros < stages - 1 ? micros : stages - 1;
@@ -180,6 +180,6 @@ tp_plan_slicer(int stages, int micros, const double *forward_s, const double *ba
         }
         out->seconds = 1e-9 * (double)(tp_clock_ns() - begun);
     }
-    tp_slice_arena_close(&arena);
+    tp_arena_close(&arena);
     return status;
 }

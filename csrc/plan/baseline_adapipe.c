@@ -1,5 +1,6 @@
-/* AdaPipe (ASPLOS 2024, sections 4 and 5). The paper's text was not at hand when this was written: the structure is from its
- * abstract and from what others report of it, the equations are derived here for 1F1B, and that is what the tests hold.
+/* AdaPipe (Sun et al., ASPLOS 2024), NOT HELD AGAINST THE PAPER: only its abstract was found (openreview.net, T4q1IUGWgq), which
+ * names the two parts below, recomputation that fills each stage's memory and stages that balance what it costs. The structure
+ * is from there and from what others report, the equations are derived here for 1F1B, and that is what the tests hold.
  *
  * Recomputation: for blocks [i, j) on stage k, bytes (limit - static - transient) / copies may be kept for a micro-batch; a
  * 0/1 knapsack over the blocks keeps those that avoid most recomputation. Sizes count in units of their greatest common
@@ -165,7 +166,7 @@ fill_suffixes(ada *p)
 
 /* Which blocks of [i, j) stage k recomputes: the knapsack again, with what it took. */
 static tp_status
-mark_recomputed(ada *p, tp_slice_arena *arena, int k, int i, int j, uint8_t *action)
+mark_recomputed(ada *p, tp_arena *arena, int k, int i, int j, uint8_t *action)
 {
     uint8_t *took = NULL;
     int room, width = p->units + 1;
@@ -175,7 +176,7 @@ mark_recomputed(ada *p, tp_slice_arena *arena, int k, int i, int j, uint8_t *act
                                                                           : p->stages - k, 0) <= p->sums->chain->limit_bytes))
         return TP_OK;
     room = room_of(p, k, i, j);
-    TP_CHAIN_TAKE(arena, (int64_t)(j - i) * width, took);
+    TP_ARENA_TAKE(arena, (int64_t)(j - i) * width, took);
     memset(p->gain, 0, (size_t)width * sizeof *p->gain);
     for (int x = i; x < j; x++)
         for (int u = p->units, size = p->size[x]; u >= size; u--) {
@@ -194,17 +195,17 @@ mark_recomputed(ada *p, tp_slice_arena *arena, int k, int i, int j, uint8_t *act
 }
 
 static tp_status
-run(const tp_chain_sums *s, tp_slice_arena *arena, int stages, const void *options, tp_chain_plan *plan)
+run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp_chain_plan *plan)
 {
     ada p = {.sums = s, .stages = stages};
     int n = s->chain->blocks;
     (void)options;
-    TP_CHAIN_TAKE(arena, n, p.size);
+    TP_ARENA_TAKE(arena, n, p.size);
     if (s->chain->limit_bytes > 0.0)
         choose_unit(&p);
-    TP_CHAIN_TAKE(arena, p.units, p.gain);
-    TP_CHAIN_TAKE(arena, (int64_t)n * (n + 1) * stages, p.extra);
-    TP_CHAIN_TAKE(arena, (int64_t)(stages + 1) * (n + 1), p.best);
+    TP_ARENA_TAKE(arena, p.units, p.gain);
+    TP_ARENA_TAKE(arena, (int64_t)n * (n + 1) * stages, p.extra);
+    TP_ARENA_TAKE(arena, (int64_t)(stages + 1) * (n + 1), p.best);
     solve_knapsacks(&p);
     fill_suffixes(&p);
     plan->steps = p.steps;

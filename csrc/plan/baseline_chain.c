@@ -44,16 +44,16 @@ tp_chain_check(const tp_chain *c, int stages)
 }
 
 static tp_status
-sum_up(tp_slice_arena *arena, const double *values, int count, double **out)
+sum_up(tp_arena *arena, const double *values, int count, double **out)
 {
-    TP_CHAIN_TAKE(arena, count, *out);
+    TP_ARENA_TAKE(arena, count, *out);
     for (int i = 0; values != NULL && i < count; i++)
         (*out)[i + 1] = (*out)[i] + values[i];
     return TP_OK;
 }
 
 tp_status
-tp_chain_sums_open(const tp_chain *c, tp_slice_arena *arena, tp_chain_sums *sums)
+tp_chain_sums_open(const tp_chain *c, tp_arena *arena, tp_chain_sums *sums)
 {
     sums->chain = c;
     TP_TRY(sum_up(arena, c->forward_s, c->blocks, &sums->forward));
@@ -364,11 +364,11 @@ tp_chain_run(const tp_chain *chain, int stages, int devices, tp_replicas sharing
              tp_chain_plan *out)
 {
     int64_t start = tp_clock_ns();
-    tp_slice_arena arena;
+    tp_arena arena;
     tp_chain_sums sums = {0};
     *out = (tp_chain_plan){0};
     TP_TRY(tp_chain_check(chain, stages));
-    TP_TRY(tp_slice_arena_open(&arena));
+    TP_TRY(tp_arena_open(&arena));
     tp_status status = tp_chain_sums_open(chain, &arena, &sums);
     if (status == TP_OK)
         status = tp_chain_plan_open(chain, smaller(devices, chain->blocks), out);
@@ -377,6 +377,6 @@ tp_chain_run(const tp_chain *chain, int stages, int devices, tp_replicas sharing
     out->seconds = (double)(tp_clock_ns() - start) * 1e-9;
     if (status == TP_OK)
         status = tp_chain_judge(&sums, devices, sharing, out);
-    tp_slice_arena_close(&arena);
+    tp_arena_close(&arena);
     return status;
 }

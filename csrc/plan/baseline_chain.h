@@ -2,8 +2,8 @@
 #ifndef TP_PLAN_BASELINE_CHAIN_H
 #define TP_PLAN_BASELINE_CHAIN_H
 
+#include "csrc/plan/arena.h"
 #include "csrc/plan/baselines.h"
-#include "csrc/plan/slice_dp.h"
 
 /* Sums over blocks before i: [blocks + 1] each. */
 typedef struct {
@@ -12,7 +12,7 @@ typedef struct {
 } tp_chain_sums;
 
 TP_MUST_USE tp_status
-tp_chain_sums_open(const tp_chain *chain, tp_slice_arena *arena, tp_chain_sums *sums);
+tp_chain_sums_open(const tp_chain *chain, tp_arena *arena, tp_chain_sums *sums);
 /* Room for a plan of up to `stages` stages. */
 TP_MUST_USE tp_status
 tp_chain_plan_open(const tp_chain *chain, int stages, tp_chain_plan *plan);
@@ -43,15 +43,8 @@ tp_chain_infeasible(const tp_chain_sums *sums, int stages, int recompute, int re
 TP_MUST_USE tp_status
 tp_chain_judge(const tp_chain_sums *sums, int devices, tp_replicas sharing, tp_chain_plan *plan);
 
-#define TP_CHAIN_TAKE(arena, count, pointer)                                                                           \
-    do {                                                                                                               \
-        void *memory_ = NULL;                                                                                          \
-        TP_TRY(tp_slice_arena_take((arena), (size_t)(count) + 1, sizeof *(pointer), &memory_));                        \
-        (pointer) = memory_;                                                                                           \
-    } while (0)
-
 /* A planner's frame: check, open, plan, close, time. */
-typedef tp_status (*tp_chain_planner)(const tp_chain_sums *sums, tp_slice_arena *arena, int stages, const void *options,
+typedef tp_status (*tp_chain_planner)(const tp_chain_sums *sums, tp_arena *arena, int stages, const void *options,
                                       tp_chain_plan *plan);
 TP_MUST_USE tp_status
 tp_chain_run(const tp_chain *chain, int stages, int devices, tp_replicas sharing, tp_chain_planner planner, const void *options,

@@ -3,9 +3,12 @@
  *     warm-up  sum over a <= Q of F_a
  *     steady   (M - 1) (F_Q + B_Q)
  *     ending   max over s of exchange_s + (s <= Q: sum over s..Q of B; s > Q: - sum over Q+1..s-1 of B)
- * (ours: written from memory of the paper, and from what a pipeline does; not held against the printed formula). The pivot
- * starts as the last stage and moves to an earlier s where (M - 1) (F_s + B_s) exceeds the steady phase of the pivot plus
- * F + B of the stages between them.
+ * with pivot Q starting as the last stage and moving to an earlier s where (M - 1) (F_s + B_s) exceeds the steady phase of the
+ * pivot plus F + B of the stages between them. Seen: a reader's summary of the paper's section 4 (DicardoX/Notes_for_Papers,
+ * DAPPLE) has the three phases, messages as stages, the rule of the pivot and the programme as here; the ending's sum for s > Q,
+ * which that summary only calls negative, follows the slides of one of its authors ("Hybrid Parallelism Global Orchestration",
+ * Var. 6: stage i ends sum over s < i of B before the pipeline does). The printed formula itself was not seen: its sum may
+ * begin one stage earlier.
  * The programme: for each (blocks j in front, devices m of them) the prefix of stages for which the plan (prefix, all blocks
  * left as one stage on all devices left) has the least latency; each is extended by every stage [j, j') on m' devices.
  * One prefix is kept for each (j, m), as published, so the result is not always the optimum of the model. Memory: stages in
@@ -173,18 +176,18 @@ write_plan(dapple *p, int j, int m, tp_chain_plan *plan)
 }
 
 static tp_status
-run(const tp_chain_sums *s, tp_slice_arena *arena, int stages, const void *options, tp_chain_plan *plan)
+run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp_chain_plan *plan)
 {
     dapple p = {.sums = s, .devices = *(const int *)options, .stride = *(const int *)options + 1};
     int n = s->chain->blocks, cells = (n + 1) * p.stride, best = -1;
     (void)stages;
-    TP_CHAIN_TAKE(arena, cells, p.best);
-    TP_CHAIN_TAKE(arena, cells, p.whole);
-    TP_CHAIN_TAKE(arena, cells, p.from_j);
-    TP_CHAIN_TAKE(arena, cells, p.from_m);
-    TP_CHAIN_TAKE(arena, n + 1, p.forward);
-    TP_CHAIN_TAKE(arena, n + 1, p.backward);
-    TP_CHAIN_TAKE(arena, n + 1, p.exchange);
+    TP_ARENA_TAKE(arena, cells, p.best);
+    TP_ARENA_TAKE(arena, cells, p.whole);
+    TP_ARENA_TAKE(arena, cells, p.from_j);
+    TP_ARENA_TAKE(arena, cells, p.from_m);
+    TP_ARENA_TAKE(arena, n + 1, p.forward);
+    TP_ARENA_TAKE(arena, n + 1, p.backward);
+    TP_ARENA_TAKE(arena, n + 1, p.exchange);
     for (int at = 0; at < cells; at++)
         p.best[at] = INFINITY;
     p.best[0] = 0.0;

@@ -1,15 +1,19 @@
 /* The rules that only count: Megatron-LM's even division and Merak's.
  *
- * Merak, as its repository (HPDL-Group/Merak, Apache-2.0, read for its rules) has them: graph_shard/farthest_deps.py closes a
- * shard once its cost has gone over total / shards; pipeline/module_utils.py, partition_uniform gives stages floor(shards /
+ * Merak, held against its repository (HPDL-Group/Merak at 216a041, Apache-2.0, read for its rules; the paper's text, arXiv
+ * 2206.04959, was not found). Merak/core/fx/graph_shard/farthest_deps.py closes a shard once its cost has gone over total /
+ * shards; Merak/core/pipeline/module_utils.py, partition_uniform in its floor form ("uniform_floor") gives stages floor(shards /
  * stages) shards and one more to each of the `remainder` stages behind the first, so that the first and the last, which hold
- * embedding and head, stay light. Chosen: the cost is the runtime of a block (the paper balances runtime; the code counts
- * parameters); a shard closes when its cost reaches that share, so that equal blocks make equal shards. Its stage-aware recomputation and its shifted schedule belong to the runtime, not to
- * the partition, and are not modelled. */
+ * embedding and head, stay light. (Its other form, "uniform", rounds up and adds the remainder as well: the same where stages
+ * divide the shards, beyond the last shard where they do not.) There is no more to the rule: "parameters" balances parameters
+ * as DeepSpeed does, "autopipe" is section 2's planner. Chosen: the cost is the runtime of a block (the code counts parameters,
+ * embeddings left out); a shard closes when its cost reaches that share, so that equal
+ * blocks make equal shards. Its stage-aware recomputation and its shifted schedule belong to the runtime, not to the partition,
+ * and are not modelled. */
 #include "csrc/plan/baseline_chain.h"
 
 static tp_status
-divide_evenly(const tp_chain_sums *s, tp_slice_arena *arena, int stages, const void *options, tp_chain_plan *plan)
+divide_evenly(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp_chain_plan *plan)
 {
     int n = s->chain->blocks;
     (void)arena;
@@ -44,7 +48,7 @@ close_shards(const tp_chain_sums *s, int shards, int *end)
 }
 
 static tp_status
-divide_shards(const tp_chain_sums *s, tp_slice_arena *arena, int stages, const void *options, tp_chain_plan *plan)
+divide_shards(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp_chain_plan *plan)
 {
     int n = s->chain->blocks, shards = *(const int *)options, *end = NULL;
     if (shards == 0)
@@ -52,7 +56,7 @@ divide_shards(const tp_chain_sums *s, tp_slice_arena *arena, int stages, const v
     if (shards < stages || shards > n)
         return tp_fail(TP_EVALUE, "shards is %d for %d stages and %d blocks: %d to %d would be right", shards, stages, n, stages,
                        n);
-    TP_CHAIN_TAKE(arena, n, end);
+    TP_ARENA_TAKE(arena, n, end);
     int made = close_shards(s, shards, end), each = made / stages, more = made % stages;
     if (made < stages)
         return tp_fail(TP_EVALUE, "the blocks make only %d shards of about equal runtime for %d stages: more shards than %d are "

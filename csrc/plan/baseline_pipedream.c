@@ -58,15 +58,15 @@ fill_cell(dream *p, int j, int m)
 }
 
 static tp_status
-run(const tp_chain_sums *s, tp_slice_arena *arena, int stages, const void *options, tp_chain_plan *plan)
+run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp_chain_plan *plan)
 {
     const dream *given = options;
     dream p = {.sums = s, .devices = given->devices, .straight = given->straight};
     int n = s->chain->blocks, cells = (n + 1) * (p.devices + 1), count = 0;
     (void)stages;
-    TP_CHAIN_TAKE(arena, cells, p.best);
-    TP_CHAIN_TAKE(arena, cells, p.cut);
-    TP_CHAIN_TAKE(arena, cells, p.used);
+    TP_ARENA_TAKE(arena, cells, p.best);
+    TP_ARENA_TAKE(arena, cells, p.cut);
+    TP_ARENA_TAKE(arena, cells, p.used);
     for (int j = 1; j <= n; j++)
         for (int m = 1; m <= p.devices; m++)
             fill_cell(&p, j, m);

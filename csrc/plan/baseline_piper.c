@@ -151,7 +151,7 @@ find_stage(piper *p, int i, int *k, int *s, tp_layer_plan *plan)
 }
 
 static tp_status
-piper_in(tp_slice_arena *arena, const tp_layer_graph *graph, tp_layer_plan *plan)
+piper_in(tp_arena *arena, const tp_layer_graph *graph, tp_layer_plan *plan)
 {
     piper p = {0};
     void *memory = NULL;
@@ -162,13 +162,13 @@ piper_in(tp_slice_arena *arena, const tp_layer_graph *graph, tp_layer_plan *plan
     p.k_stride = graph->devices + 1;
     p.s_stride = p.space.reach + 1;
     size_t rows = (size_t)p.space.count * (size_t)p.k_stride;
-    TP_TRY(tp_slice_arena_take(arena, rows * (size_t)p.s_stride, sizeof *p.best, &memory));
+    TP_TRY(tp_arena_take(arena, rows * (size_t)p.s_stride, sizeof *p.best, &memory));
     p.best = memory;
-    TP_TRY(tp_slice_arena_take(arena, rows * (size_t)p.s_stride, sizeof *p.drop, &memory));
+    TP_TRY(tp_arena_take(arena, rows * (size_t)p.s_stride, sizeof *p.drop, &memory));
     p.drop = memory;
-    TP_TRY(tp_slice_arena_take(arena, rows, sizeof *p.drops, &memory));
+    TP_TRY(tp_arena_take(arena, rows, sizeof *p.drops, &memory));
     p.drops = memory;
-    TP_TRY(tp_slice_arena_take(arena, (size_t)p.space.reach + 2, sizeof *p.time, &memory));
+    TP_TRY(tp_arena_take(arena, (size_t)p.space.reach + 2, sizeof *p.time, &memory));
     p.time = memory;
     fill_table(&p);
     plan->pairs = p.pairs;
@@ -191,10 +191,10 @@ tp_plan_piper(const tp_layer_graph *graph, tp_layer_plan *out)
     int64_t start = tp_clock_ns();
     *out = (tp_layer_plan){0};
     TP_TRY(tp_layer_graph_check(graph));
-    tp_slice_arena arena;
-    TP_TRY(tp_slice_arena_open(&arena));
+    tp_arena arena;
+    TP_TRY(tp_arena_open(&arena));
     tp_status status = piper_in(&arena, graph, out);
-    tp_slice_arena_close(&arena);
+    tp_arena_close(&arena);
     out->seconds = (double)(tp_clock_ns() - start) * 1e-9;
     return status;
 }

@@ -1,7 +1,7 @@
 /* vPipe (Zhao et al., "vPipe: A Virtualized Acceleration System for Achieving Efficient and Scalable Pipeline Parallel DNN
  * Training", TPDS 33(3), 2022): swap and recompute are chosen within a stage, and blocks move between neighbouring stages as
- * Kernighan and Lin's search moves nodes. Written from the paper's description alone; its repository has no licence and was
- * not read. Chosen where the description leaves it open:
+ * Kernighan and Lin's search moves nodes. NOT HELD AGAINST THE PAPER, whose text was not found: written from what others say
+ * of it; its repository has no licence and was not read. Chosen:
  *  - within a stage, first swap, from the first block on (its activation waits longest for its backward), as long as the
  *    bytes swapped fit through the link while the stage computes one micro-batch (each way has a link), so that swap costs no
  *    time; then recompute, least seconds per byte first; both only until the stage fits; then what is not needed after all is
@@ -172,17 +172,17 @@ pass(vpipe *v, merit *best)
 }
 
 static tp_status
-run(const tp_chain_sums *s, tp_slice_arena *arena, int stages, const void *options, tp_chain_plan *plan)
+run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp_chain_plan *plan)
 {
     vpipe v = {.sums = s, .stages = stages, .swap_Bps = *(const double *)options, .action = plan->action,
                .boundary = plan->boundary};
     int n = s->chain->blocks;
     double *both = NULL;
-    TP_CHAIN_TAKE(arena, n, both);
-    TP_CHAIN_TAKE(arena, n, v.moved);
-    TP_CHAIN_TAKE(arena, stages + 1, v.best);
-    TP_CHAIN_TAKE(arena, stages, v.time_s);
-    TP_CHAIN_TAKE(arena, stages, v.short_bytes);
+    TP_ARENA_TAKE(arena, n, both);
+    TP_ARENA_TAKE(arena, n, v.moved);
+    TP_ARENA_TAKE(arena, stages + 1, v.best);
+    TP_ARENA_TAKE(arena, stages, v.time_s);
+    TP_ARENA_TAKE(arena, stages, v.short_bytes);
     for (int i = 0; i < n; i++)
         both[i] = s->chain->forward_s[i] + s->chain->backward_s[i];
     TP_TRY(tp_plan_balance(both, n, stages, v.boundary, NULL));

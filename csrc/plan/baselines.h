@@ -56,7 +56,7 @@ tp_chain_plan_free(tp_chain_plan *plan);
 TP_MUST_USE tp_status
 tp_plan_uniform(const tp_chain *chain, int stages, tp_chain_plan *out);
 
-/* Merak (Lai et al., TPDS 2023; rules as in its repository): blocks are merged into `shards` subgraphs of about equal
+/* Merak (Lai et al., TPDS 2023; held against its repository): blocks are merged into `shards` subgraphs of about equal
  * runtime, and stages get equal numbers of shards; the remainder goes one each to the stages behind the first. shards 0:
  * every block is one. */
 TP_MUST_USE tp_status
@@ -67,7 +67,7 @@ tp_plan_merak(const tp_chain *chain, int stages, int shards, tp_chain_plan *out)
 TP_MUST_USE tp_status
 tp_plan_pipedream(const tp_chain *chain, int devices, int straight, tp_chain_plan *out);
 
-/* DAPPLE's planner (Fan et al., PPoPP 2021, section 4): least modelled latency, warm-up + steady phase of the pivot stage +
+/* DAPPLE's planner (Fan et al., PPoPP 2021, section 4; how it was held against the paper: baseline_dapple.c): least modelled latency, warm-up + steady phase of the pivot stage +
  * ending with the exchange of weights; one best prefix for each (blocks, devices), so not exact even in its own model. */
 TP_MUST_USE tp_status
 tp_plan_dapple(const tp_chain *chain, int devices, tp_chain_plan *out);
@@ -76,12 +76,12 @@ double
 tp_dapple_latency(const double *forward_s, const double *backward_s, const double *exchange_s, int stages, int micros,
                   double comm_s, int *pivot);
 
-/* vPipe (Zhao et al., TPDS 2022): swap and recompute chosen within each stage, blocks moved between neighbours as Kernighan
+/* vPipe (Zhao et al., TPDS 2022; not held against the paper): swap and recompute chosen within each stage, blocks moved between neighbours as Kernighan
  * and Lin do. Heuristic. swap_Bps 0: no swap. */
 TP_MUST_USE tp_status
 tp_plan_vpipe(const tp_chain *chain, int stages, double swap_Bps, tp_chain_plan *out);
 
-/* AdaPipe (Sun et al., ASPLOS 2024): the least recomputation that fits by a knapsack for every possible stage, then a dynamic
+/* AdaPipe (Sun et al., ASPLOS 2024; not held against the paper): the least recomputation that fits by a knapsack for every possible stage, then a dynamic
  * programme over a 1F1B model of warm-up, steady and ending phase, last stage first; one best suffix for each (stage, first
  * block), near-optimal as in the paper. */
 TP_MUST_USE tp_status

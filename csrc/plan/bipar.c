@@ -19,7 +19,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "csrc/base/clock.h"
 
 typedef struct {
     int64_t key;
@@ -47,7 +46,7 @@ remember(bipar *b, outcome found)
         void *memory = NULL;
         b->room = room == 0 ? 4096 : 4 * room;
         b->count = 0;
-        TP_TRY(tp_slice_arena_take(&b->m->arena, (size_t)b->room, sizeof *b->known, &memory));
+        TP_TRY(tp_arena_take(&b->m->arena, (size_t)b->room, sizeof *b->known, &memory));
         b->known = memory;
         for (int64_t k = 0; k < room; k++)
             if (old[k].key != 0)
@@ -226,15 +225,15 @@ open_bipar(tp_memopt *m, bipar *b)
     for (int q = m->options->stages; q > 1; q = q - q / 2)
         depth++;
     TP_TRY(tp_capuchin_open(m, &b->capuchin));
-    TP_TRY(tp_slice_arena_take(&m->arena, (size_t)depth * (n + 1), sizeof(int), &memory));
+    TP_TRY(tp_arena_take(&m->arena, (size_t)depth * (n + 1), sizeof(int), &memory));
     b->candidates = memory;
-    TP_TRY(tp_slice_arena_take(&m->arena, n, 1, &memory));
+    TP_TRY(tp_arena_take(&m->arena, n, 1, &memory));
     b->recompute = memory;
-    TP_TRY(tp_slice_arena_take(&m->arena, n, sizeof(double), &memory));
+    TP_TRY(tp_arena_take(&m->arena, n, sizeof(double), &memory));
     b->swap_bytes = memory;
     if (m->options->link_Bps <= 0.0)
         return TP_OK;
-    TP_TRY(tp_slice_arena_take(&m->arena, n + 1, sizeof(double), &memory));
+    TP_TRY(tp_arena_take(&m->arena, n + 1, sizeof(double), &memory));
     b->link_s = memory;
     for (size_t p = 1; p < n; p++)
         b->link_s[p] = m->nodes->cut_bytes[p - 1] / m->options->link_Bps;
@@ -270,18 +269,5 @@ search_plan(tp_memopt *m, tp_dawnpiper_plan *plan)
 tp_status
 tp_plan_dawnpiper_binary(const tp_nodes *nodes, const tp_dawnpiper_options *options, tp_dawnpiper_plan *out)
 {
-    int64_t start = tp_clock_ns();
-    tp_memopt m = {0};
-    *out = (tp_dawnpiper_plan){0};
-    TP_TRY(tp_dawnpiper_check(nodes, options));
-    TP_TRY(tp_dawnpiper_plan_open(nodes, options, out));
-    tp_status status = tp_memopt_open(nodes, options, &m);
-    if (status == TP_OK)
-        status = search_plan(&m, out);
-    tp_memopt_close(&m);
-    if (status != TP_OK)
-        tp_dawnpiper_plan_free(out);
-    else
-        out->seconds = (double)(tp_clock_ns() - start) * 1e-9;
-    return status;
+    return tp_dawnpiper_run(nodes, options, search_plan, out);
 }

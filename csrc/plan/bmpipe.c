@@ -121,17 +121,17 @@ tp_status
 tp_plan_bmpipe(const tp_bmpipe_layers *layers, const tp_bmpipe_options *options, tp_bmpipe_plan *out)
 {
     int64_t start = tp_clock_ns();
-    tp_slice_arena arena;
+    tp_arena arena;
     tp_bmpipe p;
     *out = (tp_bmpipe_plan){0};
     TP_TRY(tp_bmpipe_check(layers, options));
     TP_TRY(plan_open(layers, options, out));
-    TP_TRY(tp_slice_arena_open(&arena));
+    TP_TRY(tp_arena_open(&arena));
     tp_status status = tp_bmpipe_open(layers, options, &arena, &p);
     if (status == TP_OK)
         status = solve(&p, out);
     tp_bmpipe_close(&p);
-    tp_slice_arena_close(&arena);
+    tp_arena_close(&arena);
     out->seconds = (double)(tp_clock_ns() - start) * 1e-9;
     return status;
 }
@@ -140,7 +140,7 @@ tp_status
 tp_bmpipe_judge(const tp_bmpipe_layers *layers, const tp_bmpipe_options *options, const int32_t *assignment,
                 tp_bmpipe_plan *out)
 {
-    tp_slice_arena arena;
+    tp_arena arena;
     tp_bmpipe p;
     *out = (tp_bmpipe_plan){0};
     TP_TRY(tp_bmpipe_check(layers, options));
@@ -148,13 +148,13 @@ tp_bmpipe_judge(const tp_bmpipe_layers *layers, const tp_bmpipe_options *options
     memcpy(out->assignment, assignment,
            (size_t)layers->types * (size_t)layers->strategies * (size_t)options->chunks * (size_t)options->stages *
                sizeof *assignment);
-    TP_TRY(tp_slice_arena_open(&arena));
+    TP_TRY(tp_arena_open(&arena));
     tp_status status = tp_bmpipe_open(layers, options, &arena, &p);
     if (status == TP_OK)
         status = assignment_ok(&p, assignment);
     if (status == TP_OK)
         status = judge(&p, out);
     tp_bmpipe_close(&p);
-    tp_slice_arena_close(&arena);
+    tp_arena_close(&arena);
     return status;
 }

@@ -89,7 +89,7 @@ tp_bmpipe_check(const tp_bmpipe_layers *l, const tp_bmpipe_options *o)
 tp_status
 tp_bmpipe_take(tp_bmpipe *p, size_t count, size_t size, void **out)
 {
-    return tp_slice_arena_take(p->arena, count, size, out);
+    return tp_arena_take(p->arena, count, size, out);
 }
 
 static tp_status
@@ -207,7 +207,7 @@ open_schedule(tp_bmpipe *p)
 }
 
 tp_status
-tp_bmpipe_open(const tp_bmpipe_layers *layers, const tp_bmpipe_options *options, tp_slice_arena *arena, tp_bmpipe *p)
+tp_bmpipe_open(const tp_bmpipe_layers *layers, const tp_bmpipe_options *options, tp_arena *arena, tp_bmpipe *p)
 {
     *p = (tp_bmpipe){.layers = layers, .options = options, .arena = arena, .stages = options->stages,
                      .chunks = options->chunks, .virtuals = options->stages * options->chunks, .micros = options->micros};
@@ -306,7 +306,7 @@ tp_status
 tp_bmpipe_path(const tp_bmpipe_options *options, const double *forward_s, const double *backward_s, double *makespan_s,
                int64_t *forward_runs, int64_t *backward_runs, double *lag_s)
 {
-    tp_slice_arena arena;
+    tp_arena arena;
     tp_bmpipe p;
     TP_TRY(options_ok(options));
     int virtuals = options->stages * options->chunks;
@@ -314,7 +314,7 @@ tp_bmpipe_path(const tp_bmpipe_options *options, const double *forward_s, const 
         if (!isfinite(forward_s[v]) || forward_s[v] < 0.0 || !isfinite(backward_s[v]) || backward_s[v] < 0.0)
             return tp_fail(TP_EVALUE, "seconds of virtual stage %d are %g and %g: finite numbers of 0 or more would be right",
                            v, forward_s[v], backward_s[v]);
-    TP_TRY(tp_slice_arena_open(&arena));
+    TP_TRY(tp_arena_open(&arena));
     tp_status status = tp_bmpipe_open(NULL, options, &arena, &p);
     if (status == TP_OK) {
         memcpy(p.load, forward_s, (size_t)virtuals * sizeof *p.load);
@@ -325,6 +325,6 @@ tp_bmpipe_path(const tp_bmpipe_options *options, const double *forward_s, const 
         memcpy(backward_runs, p.path + (size_t)TP_OP_B * (size_t)virtuals, (size_t)virtuals * sizeof *backward_runs);
     }
     tp_bmpipe_close(&p);
-    tp_slice_arena_close(&arena);
+    tp_arena_close(&arena);
     return status;
 }

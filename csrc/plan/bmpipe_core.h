@@ -2,8 +2,8 @@
 #ifndef TP_PLAN_BMPIPE_CORE_H
 #define TP_PLAN_BMPIPE_CORE_H
 
+#include "csrc/plan/arena.h"
 #include "csrc/plan/bmpipe.h"
-#include "csrc/plan/slice_dp.h" /* tp_slice_arena */
 #include "csrc/sched/sched.h"
 
 #define TP_BMPIPE_LAYERS 1024  /* most layers in all */
@@ -32,7 +32,7 @@ typedef struct {
 typedef struct {
     const tp_bmpipe_layers *layers;
     const tp_bmpipe_options *options;
-    tp_slice_arena *arena;
+    tp_arena *arena;
     int n, stages, chunks, virtuals, micros;
     int32_t *type_of, *run_begin;   /* [n] type of a layer, first layer of its type */
     double *forward_s, *backward_s, *static_bytes, *least_bytes; /* [n + 1] sums of what comes before; least_bytes: fewest kept */
@@ -54,7 +54,7 @@ typedef struct {
 TP_MUST_USE tp_status
 tp_bmpipe_take(tp_bmpipe *p, size_t count, size_t size, void **out);
 TP_MUST_USE tp_status
-tp_bmpipe_open(const tp_bmpipe_layers *layers, const tp_bmpipe_options *options, tp_slice_arena *arena, tp_bmpipe *out);
+tp_bmpipe_open(const tp_bmpipe_layers *layers, const tp_bmpipe_options *options, tp_arena *arena, tp_bmpipe *out);
 void
 tp_bmpipe_close(tp_bmpipe *p); /* what the arena does not hold */
 /* Of p->load. */

@@ -186,11 +186,11 @@ tp_status
 tp_bmpipe_ilp_build(const tp_bmpipe_layers *layers, const tp_bmpipe_options *options, int paths,
                     const int64_t *forward_runs, const int64_t *backward_runs, const double *lag_s, tp_bmpipe_ilp *out)
 {
-    tp_slice_arena arena;
+    tp_arena arena;
     tp_bmpipe p;
     *out = (tp_bmpipe_ilp){0};
     TP_TRY(tp_bmpipe_check(layers, options));
-    TP_TRY(tp_slice_arena_open(&arena));
+    TP_TRY(tp_arena_open(&arena));
     tp_status status = tp_bmpipe_open(layers, options, &arena, &p);
     if (status == TP_OK) {
         pen w = {&p, layers, out};
@@ -204,6 +204,6 @@ tp_bmpipe_ilp_build(const tp_bmpipe_layers *layers, const tp_bmpipe_options *opt
         }
     }
     tp_bmpipe_close(&p);
-    tp_slice_arena_close(&arena);
+    tp_arena_close(&arena);
     return status;
 }

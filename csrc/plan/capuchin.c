@@ -23,11 +23,11 @@ tp_capuchin_open(tp_memopt *m, tp_capuchin *out)
 {
     void *memory = NULL;
     size_t n = (size_t)m->n;
-    TP_TRY(tp_slice_arena_take(&m->arena, 3 * n, sizeof(double), &memory));
+    TP_TRY(tp_arena_take(&m->arena, 3 * n, sizeof(double), &memory));
     out->evict = memory;
     out->back = out->evict + n;
     out->free_s = out->back + n;
-    TP_TRY(tp_slice_arena_take(&m->arena, n, sizeof(int), &memory));
+    TP_TRY(tp_arena_take(&m->arena, n, sizeof(int), &memory));
     out->rank = memory;
     return TP_OK;
 }

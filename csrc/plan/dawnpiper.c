@@ -6,7 +6,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "csrc/base/clock.h"
 #include "csrc/plan/memopt.h"
 
 /* What a stage is measured by: its relaxed W, its W, or the bytes that nothing can free (to name what would fit). */
@@ -169,13 +168,13 @@ open_search(tp_memopt *m, measure by, search *s)
 {
     *s = (search){.m = m, .by = by, .n = m->n, .stages = m->options->stages, .high = INFINITY};
     void *memory = NULL;
-    TP_TRY(tp_slice_arena_take(&m->arena, (size_t)s->stages + 1, sizeof(int), &memory));
+    TP_TRY(tp_arena_take(&m->arena, (size_t)s->stages + 1, sizeof(int), &memory));
     s->last = memory;
     if (m->options->link_Bps <= 0.0 || by == BYTES)
         return TP_OK;
-    TP_TRY(tp_slice_arena_take(&m->arena, (size_t)s->n + 1, sizeof(int), &memory));
+    TP_TRY(tp_arena_take(&m->arena, (size_t)s->n + 1, sizeof(int), &memory));
     s->allowed = memory;
-    TP_TRY(tp_slice_arena_take(&m->arena, (size_t)s->n + 1, sizeof(double), &memory));
+    TP_TRY(tp_arena_take(&m->arena, (size_t)s->n + 1, sizeof(double), &memory));
     s->link_s = memory;
     for (int p = 1; p < s->n; p++)
         s->link_s[p] = m->nodes->cut_bytes[p - 1] / m->options->link_Bps;
@@ -186,7 +185,7 @@ static tp_status
 take_boundary(tp_memopt *m, int **out)
 {
     void *memory = NULL;
-    TP_TRY(tp_slice_arena_take(&m->arena, (size_t)m->options->stages + 1, sizeof(int), &memory));
+    TP_TRY(tp_arena_take(&m->arena, (size_t)m->options->stages + 1, sizeof(int), &memory));
     *out = memory;
     return TP_OK;
 }
@@ -390,18 +389,5 @@ plan_with(tp_memopt *m, tp_dawnpiper_plan *plan)
 tp_status
 tp_plan_dawnpiper(const tp_nodes *nodes, const tp_dawnpiper_options *options, tp_dawnpiper_plan *out)
 {
-    int64_t start = tp_clock_ns();
-    tp_memopt m = {0};
-    *out = (tp_dawnpiper_plan){0};
-    TP_TRY(tp_dawnpiper_check(nodes, options));
-    TP_TRY(tp_dawnpiper_plan_open(nodes, options, out));
-    tp_status status = tp_memopt_open(nodes, options, &m);
-    if (status == TP_OK)
-        status = plan_with(&m, out);
-    tp_memopt_close(&m);
-    if (status != TP_OK)
-        tp_dawnpiper_plan_free(out);
-    else
-        out->seconds = (double)(tp_clock_ns() - start) * 1e-9;
-    return status;
+    return tp_dawnpiper_run(nodes, options, plan_with, out);
 }

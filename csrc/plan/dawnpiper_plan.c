@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "csrc/base/clock.h"
 #include "csrc/sched/sched.h"
 
 int
@@ -219,4 +220,24 @@ tp_plan_dawnpiper_balance(const tp_nodes *nodes, const tp_dawnpiper_options *opt
     }
     boundary[stages] = n;
     return TP_OK;
+}
+
+tp_status
+tp_dawnpiper_run(const tp_nodes *nodes, const tp_dawnpiper_options *options,
+                 tp_status (*planner)(tp_memopt *m, tp_dawnpiper_plan *plan), tp_dawnpiper_plan *out)
+{
+    int64_t start = tp_clock_ns();
+    tp_memopt m = {0};
+    *out = (tp_dawnpiper_plan){0};
+    TP_TRY(tp_dawnpiper_check(nodes, options));
+    TP_TRY(tp_dawnpiper_plan_open(nodes, options, out));
+    tp_status status = tp_memopt_open(nodes, options, &m);
+    if (status == TP_OK)
+        status = planner(&m, out);
+    tp_memopt_close(&m);
+    if (status != TP_OK)
+        tp_dawnpiper_plan_free(out);
+    else
+        out->seconds = (double)(tp_clock_ns() - start) * 1e-9;
+    return status;
 }

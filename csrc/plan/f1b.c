@@ -18,16 +18,16 @@ slots_of(const tp_f1b *f)
 }
 
 static tp_status
-take_doubles(tp_slice_arena *arena, size_t count, double **out)
+take_doubles(tp_arena *arena, size_t count, double **out)
 {
     void *memory = NULL;
-    TP_TRY(tp_slice_arena_take(arena, count, sizeof(double), &memory));
+    TP_TRY(tp_arena_take(arena, count, sizeof(double), &memory));
     *out = memory;
     return TP_OK;
 }
 
 tp_status
-tp_f1b_open(tp_slice_arena *arena, int stages, int micros, double comm_s, int blocking, tp_f1b *f)
+tp_f1b_open(tp_arena *arena, int stages, int micros, double comm_s, int blocking, tp_f1b *f)
 {
     *f = (tp_f1b){.stages = stages, .micros = micros, .half = stages / 2 + 2, .top = stages - 1};
     f->lag_s = blocking ? 0.0 : comm_s;

@@ -15,7 +15,7 @@
 
 #include <stdint.h>
 
-#include "csrc/plan/slice_dp.h"
+#include "csrc/plan/arena.h"
 
 #define TP_F1B_MICROS (1 << 20) /* most micro-batches: a critical path is as long */
 
@@ -44,7 +44,7 @@ tp_f1b_op_at(int stages, int micros, int slot, int stage, tp_f1b_op *op);
 /* Memory from the arena; stages >= 1, 1 <= micros <= TP_F1B_MICROS. comm_s: of a message; blocking: the stage that receives
  * it pays, else the link does (PLANNERS.md section 0). EMEMORY. */
 TP_MUST_USE tp_status
-tp_f1b_open(tp_slice_arena *arena, int stages, int micros, double comm_s, int blocking, tp_f1b *out);
+tp_f1b_open(tp_arena *arena, int stages, int micros, double comm_s, int blocking, tp_f1b *out);
 void
 tp_f1b_set(tp_f1b *f, int stage, double forward_s, double backward_s);
 /* The makespan; or +inf as soon as it is known to be more than limit_s (+inf: never). */

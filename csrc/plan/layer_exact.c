@@ -399,12 +399,12 @@ open_pairs(search *x)
     if (pairs * s->degrees * s->replicas > 200000000)
         return tp_fail(TP_EVALUE, "the graph has %lld possible stages of %d ways each: too many to plan; merge nodes",
                        (long long)pairs, s->degrees * s->replicas);
-    TP_LAYER_TAKE(s->arena, pairs, x->inner);
-    TP_LAYER_TAKE(s->arena, s->count, x->pair_begin);
-    TP_LAYER_TAKE(s->arena, pairs * s->degrees * s->replicas, x->fast);
-    TP_LAYER_TAKE(s->arena, pairs * s->degrees, x->limit);
-    TP_LAYER_TAKE(s->arena, (int64_t)s->count * s->degrees, work);
-    TP_LAYER_TAKE(s->arena, (int64_t)s->count * s->degrees, lacking);
+    TP_ARENA_TAKE(s->arena, pairs, x->inner);
+    TP_ARENA_TAKE(s->arena, s->count, x->pair_begin);
+    TP_ARENA_TAKE(s->arena, pairs * s->degrees * s->replicas, x->fast);
+    TP_ARENA_TAKE(s->arena, pairs * s->degrees, x->limit);
+    TP_ARENA_TAKE(s->arena, (int64_t)s->count * s->degrees, work);
+    TP_ARENA_TAKE(s->arena, (int64_t)s->count * s->degrees, lacking);
     for (int i = 0; i < s->count; i++) {
         sum_work(x, i, work + i * s->degrees, lacking + i * s->degrees);
         x->pair_begin[i] = x->pairs;
@@ -419,14 +419,14 @@ open_pairs(search *x)
 }
 
 static tp_status
-open_search(search *x, const tp_layer_graph *g, tp_slice_arena *arena)
+open_search(search *x, const tp_layer_graph *g, tp_arena *arena)
 {
     tp_layer_space *s = &x->space;
     int widest = 1;
     TP_TRY(tp_layer_space_open(g, arena, s));
     TP_TRY(tp_layer_pair_open(s, &x->pair));
     TP_TRY(tp_layer_pack_open(s, &x->pack));
-    TP_LAYER_TAKE(arena, s->count, x->left_s);
+    TP_ARENA_TAKE(arena, s->count, x->left_s);
     TP_TRY(open_pairs(x));
     x->filled = -1;
     x->packed = -1;
@@ -434,14 +434,14 @@ open_search(search *x, const tp_layer_graph *g, tp_slice_arena *arena)
         same = v > 0 && g->node[v] == g->node[v - 1] && g->degree[v] == g->degree[v - 1] ? same + 1 : 1;
         widest = same > widest ? same : widest;
     }
-    TP_LAYER_TAKE(arena, (int64_t)s->count * (s->reach + 1), x->front);
-    TP_LAYER_TAKE(arena, s->count, x->fronts);
-    TP_LAYER_TAKE(arena, s->reach, x->at);
-    TP_LAYER_TAKE(arena, (int64_t)POINTS * widest, x->points);
-    TP_LAYER_TAKE(arena, (int64_t)POINTS * widest, x->merged);
-    TP_LAYER_TAKE(arena, (int64_t)POINTS * widest, x->spare);
-    TP_LAYER_TAKE(arena, (int64_t)POINTS * g->nodes, x->kept);
-    TP_LAYER_TAKE(arena, (int64_t)1 << CACHE_BITS, x->cache);
+    TP_ARENA_TAKE(arena, (int64_t)s->count * (s->reach + 1), x->front);
+    TP_ARENA_TAKE(arena, s->count, x->fronts);
+    TP_ARENA_TAKE(arena, s->reach, x->at);
+    TP_ARENA_TAKE(arena, (int64_t)POINTS * widest, x->points);
+    TP_ARENA_TAKE(arena, (int64_t)POINTS * widest, x->merged);
+    TP_ARENA_TAKE(arena, (int64_t)POINTS * widest, x->spare);
+    TP_ARENA_TAKE(arena, (int64_t)POINTS * g->nodes, x->kept);
+    TP_ARENA_TAKE(arena, (int64_t)1 << CACHE_BITS, x->cache);
     return TP_OK;
 }
 
@@ -505,11 +505,11 @@ tp_status
 tp_plan_layers(const tp_layer_graph *graph, tp_layer_plan *out)
 {
     int64_t start = tp_clock_ns();
-    tp_slice_arena arena;
+    tp_arena arena;
     search x = {0};
     *out = (tp_layer_plan){0};
     TP_TRY(tp_layer_graph_check(graph));
-    TP_TRY(tp_slice_arena_open(&arena));
+    TP_TRY(tp_arena_open(&arena));
     tp_status status = open_search(&x, graph, &arena);
     if (status == TP_OK)
         status = tp_layer_plan_open(&x.space, out);
@@ -520,7 +520,7 @@ tp_plan_layers(const tp_layer_graph *graph, tp_layer_plan *out)
     out->pairs = x.pairs;
     out->searches = x.searches;
     out->knapsacks = x.knapsacks;
-    tp_slice_arena_close(&arena);
+    tp_arena_close(&arena);
     out->seconds = (double)(tp_clock_ns() - start) * 1e-9;
     return status;
 }

@@ -101,7 +101,7 @@ static tp_status
 open_variants(tp_layer_space *s)
 {
     const tp_layer_graph *g = s->graph;
-    TP_LAYER_TAKE(s->arena, g->variants, s->degree);
+    TP_ARENA_TAKE(s->arena, g->variants, s->degree);
     for (int v = 0; v < g->variants; v++) {
         int at = 0;
         while (at < s->degrees && s->degree[at] < g->degree[v])
@@ -116,7 +116,7 @@ open_variants(tp_layer_space *s)
         s->degrees--; /* no stage can use them */
     if (s->degrees > 32)
         return tp_fail(TP_EVALUE, "%d tensor degrees: at most 32 are possible", s->degrees);
-    TP_LAYER_TAKE(s->arena, (int64_t)g->nodes * s->degrees, s->begin);
+    TP_ARENA_TAKE(s->arena, (int64_t)g->nodes * s->degrees, s->begin);
     int at = 0;
     for (int n = 0; n < g->nodes; n++) {
         for (int t = 0; t < s->degrees; t++) {
@@ -144,9 +144,9 @@ static tp_status
 open_edges(tp_layer_space *s)
 {
     const tp_layer_graph *g = s->graph;
-    TP_LAYER_TAKE(s->arena, g->nodes, s->edge_begin);
-    TP_LAYER_TAKE(s->arena, 2 * (int64_t)g->edges, s->edge_of);
-    TP_LAYER_TAKE(s->arena, g->variants, s->sync);
+    TP_ARENA_TAKE(s->arena, g->nodes, s->edge_begin);
+    TP_ARENA_TAKE(s->arena, 2 * (int64_t)g->edges, s->edge_of);
+    TP_ARENA_TAKE(s->arena, g->variants, s->sync);
     int at = 0;
     for (int n = 0; n < g->nodes; n++) {
         s->edge_begin[n] = at;
@@ -220,27 +220,27 @@ grow_downsets(tp_layer_space *s, int *table)
 }
 
 tp_status
-tp_layer_space_open(const tp_layer_graph *graph, tp_slice_arena *arena, tp_layer_space *s)
+tp_layer_space_open(const tp_layer_graph *graph, tp_arena *arena, tp_layer_space *s)
 {
     *s = (tp_layer_space){.graph = graph, .arena = arena, .words = (graph->nodes + 63) / 64};
     s->reach = graph->devices < graph->micro_batches ? graph->devices : graph->micro_batches;
     TP_TRY(open_variants(s));
     TP_TRY(open_edges(s));
-    TP_LAYER_TAKE(arena, s->reach, s->replica);
+    TP_ARENA_TAKE(arena, s->reach, s->replica);
     for (int d = 1; d <= s->reach; d++)
         if (graph->micro_batches % d == 0)
             s->replica[s->replicas++] = d;
-    TP_LAYER_TAKE(arena, (int64_t)(MOST_DOWNSETS + 1) * s->words, s->set);
+    TP_ARENA_TAKE(arena, (int64_t)(MOST_DOWNSETS + 1) * s->words, s->set);
     int *table = NULL;
-    TP_LAYER_TAKE(arena, 1 << TABLE_BITS, table);
+    TP_ARENA_TAKE(arena, 1 << TABLE_BITS, table);
     return grow_downsets(s, table);
 }
 
 tp_status
 tp_layer_pair_open(const tp_layer_space *s, tp_layer_pair *pair)
 {
-    TP_LAYER_TAKE(s->arena, s->graph->nodes, pair->node);
-    TP_LAYER_TAKE(s->arena, s->graph->variants, pair->crossing);
+    TP_ARENA_TAKE(s->arena, s->graph->nodes, pair->node);
+    TP_ARENA_TAKE(s->arena, s->graph->variants, pair->crossing);
     return TP_OK;
 }
 
@@ -248,14 +248,14 @@ tp_status
 tp_layer_pack_open(const tp_layer_space *s, tp_layer_pack *pack)
 {
     pack->memory_bytes = s->graph->memory_bytes;
-    TP_LAYER_TAKE(s->arena, s->graph->nodes, pack->begin);
-    TP_LAYER_TAKE(s->arena, s->graph->nodes, pack->choice);
-    TP_LAYER_TAKE(s->arena, s->graph->variants, pack->variant);
-    TP_LAYER_TAKE(s->arena, s->graph->variants, pack->time_s);
-    TP_LAYER_TAKE(s->arena, s->graph->variants, pack->a);
-    TP_LAYER_TAKE(s->arena, s->graph->variants, pack->b);
-    TP_LAYER_TAKE(s->arena, s->graph->variants, pack->ratio);
-    TP_LAYER_TAKE(s->arena, 2 * (int64_t)s->graph->variants, pack->exchange);
+    TP_ARENA_TAKE(s->arena, s->graph->nodes, pack->begin);
+    TP_ARENA_TAKE(s->arena, s->graph->nodes, pack->choice);
+    TP_ARENA_TAKE(s->arena, s->graph->variants, pack->variant);
+    TP_ARENA_TAKE(s->arena, s->graph->variants, pack->time_s);
+    TP_ARENA_TAKE(s->arena, s->graph->variants, pack->a);
+    TP_ARENA_TAKE(s->arena, s->graph->variants, pack->b);
+    TP_ARENA_TAKE(s->arena, s->graph->variants, pack->ratio);
+    TP_ARENA_TAKE(s->arena, 2 * (int64_t)s->graph->variants, pack->exchange);
     return TP_OK;
 }
 

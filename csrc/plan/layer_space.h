@@ -2,12 +2,12 @@
 #ifndef TP_PLAN_LAYER_SPACE_H
 #define TP_PLAN_LAYER_SPACE_H
 
+#include "csrc/plan/arena.h"
 #include "csrc/plan/layer_graph.h"
-#include "csrc/plan/slice_dp.h"
 
 typedef struct {
     const tp_layer_graph *graph;
-    tp_slice_arena *arena;
+    tp_arena *arena;
     int words, count;   /* downsets: count of them, words 64-bit words each, by size: 0 is empty, count - 1 is all */
     uint64_t *set;      /* [count * words] */
     int degrees;        /* different tensor degrees, ascending */
@@ -19,14 +19,6 @@ typedef struct {
     int *edge_begin, *edge_of; /* [nodes + 1]: edges of a node, in order */
     int64_t *sync;      /* [variants] where its sync_bytes begin */
 } tp_layer_space;
-
-/* count + 1 zeroed elements of what the pointer points to, from the arena. */
-#define TP_LAYER_TAKE(arena, count, pointer)                                                                           \
-    do {                                                                                                               \
-        void *memory_ = NULL;                                                                                          \
-        TP_TRY(tp_slice_arena_take((arena), (size_t)(count) + 1, sizeof *(pointer), &memory_));                        \
-        (pointer) = memory_;                                                                                           \
-    } while (0)
 
 /* A stage between two downsets: its nodes, and the bytes that each of their variants sends and receives. */
 typedef struct {
@@ -50,7 +42,7 @@ typedef struct {
 
 /* Everything lives in the arena. EVALUE if there are more than 20000 downsets (the graph is too branched). */
 TP_MUST_USE tp_status
-tp_layer_space_open(const tp_layer_graph *graph, tp_slice_arena *arena, tp_layer_space *space);
+tp_layer_space_open(const tp_layer_graph *graph, tp_arena *arena, tp_layer_space *space);
 TP_MUST_USE tp_status
 tp_layer_pair_open(const tp_layer_space *space, tp_layer_pair *pair);
 TP_MUST_USE tp_status

@@ -24,7 +24,7 @@ static tp_status
 take(tp_memopt *m, size_t count, size_t size, void *out)
 {
     void *memory = NULL;
-    TP_TRY(tp_slice_arena_take(&m->arena, count, size, &memory));
+    TP_TRY(tp_arena_take(&m->arena, count, size, &memory));
     memcpy(out, &memory, sizeof memory);
     return TP_OK;
 }
@@ -131,7 +131,7 @@ tp_memopt_open(const tp_nodes *nodes, const tp_dawnpiper_options *options, tp_me
 {
     *out = (tp_memopt){.nodes = nodes, .options = options, .n = nodes->count};
     size_t n = (size_t)nodes->count;
-    TP_TRY(tp_slice_arena_open(&out->arena));
+    TP_TRY(tp_arena_open(&out->arena));
     while ((1 << out->levels) < nodes->count)
         out->levels++;
     size_t cells = (size_t)out->levels * (n + 1);
@@ -160,7 +160,7 @@ void
 tp_memopt_close(tp_memopt *m)
 {
     if (m->arena.heap != NULL)
-        tp_slice_arena_close(&m->arena);
+        tp_arena_close(&m->arena);
     m->arena.heap = NULL;
 }
 

@@ -7,8 +7,8 @@
 #ifndef TP_PLAN_MEMOPT_H
 #define TP_PLAN_MEMOPT_H
 
+#include "csrc/plan/arena.h"
 #include "csrc/plan/dawnpiper.h"
-#include "csrc/plan/slice_dp.h" /* tp_slice_arena */
 
 typedef struct {
     double low_s, high_s; /* W is between them; both +inf: the stage cannot fit */
@@ -27,7 +27,7 @@ typedef struct {
 typedef struct {
     const tp_nodes *nodes;
     const tp_dawnpiper_options *options;
-    tp_slice_arena arena;
+    tp_arena arena;
     int n;
     double *time_s, *active, *fixed_param, *fixed_state; /* [n + 1] sums of what comes before */
     double *working;                                     /* [levels + 1][n] largest of 2^level nodes from one on; NULL */
@@ -87,7 +87,10 @@ tp_capuchin_open(tp_memopt *m, tp_capuchin *out);
 double
 tp_capuchin_choose(const tp_memopt *m, tp_capuchin *c, int x, int i, int j, uint8_t *recompute, double *swap_bytes);
 
-/* Shared by the planners (dawnpiper_plan.c). */
+/* Shared by the planners (dawnpiper_plan.c). run: a planner's frame: check, open, plan, close, time. */
+TP_MUST_USE tp_status
+tp_dawnpiper_run(const tp_nodes *nodes, const tp_dawnpiper_options *options,
+                 tp_status (*planner)(tp_memopt *m, tp_dawnpiper_plan *plan), tp_dawnpiper_plan *out);
 TP_MUST_USE tp_status
 tp_dawnpiper_check(const tp_nodes *nodes, const tp_dawnpiper_options *options);
 TP_MUST_USE tp_status

@@ -59,7 +59,7 @@ grow(core *c)
     if (states > m->pool_room) {
         void *pool = NULL;
         m->pool_room = 2 * states + 2048;
-        TP_TRY(tp_slice_arena_take(&m->arena, (size_t)m->pool_room, sizeof *m->pool, &pool));
+        TP_TRY(tp_arena_take(&m->arena, (size_t)m->pool_room, sizeof *m->pool, &pool));
         if (c->used > 0)
             memcpy(pool, m->pool, (size_t)c->used * sizeof *m->pool);
         m->pool = pool;
@@ -68,7 +68,7 @@ grow(core *c)
         m->list_room = 2 * entries + 512;
         for (int k = 0; k < 2; k++) {
             void *list = NULL;
-            TP_TRY(tp_slice_arena_take(&m->arena, (size_t)m->list_room, sizeof *m->list[k], &list));
+            TP_TRY(tp_arena_take(&m->arena, (size_t)m->list_room, sizeof *m->list[k], &list));
             if (k == c->now && c->length > 0)
                 memcpy(list, m->list[k], (size_t)c->length * sizeof *m->list[k]);
             m->list[k] = list;

@@ -46,16 +46,16 @@ tp_shop_latency(const tp_shop *shop, const double *clock)
 }
 
 tp_status
-tp_shop_line_open(tp_slice_arena *arena, const tp_shop *shop, const tp_shop_options *options, tp_shop_line *out)
+tp_shop_line_open(tp_arena *arena, const tp_shop *shop, const tp_shop_options *options, tp_shop_line *out)
 {
     size_t width = (size_t)shop->chains * (size_t)shop->machines, rows = (size_t)shop->units + 1;
     void *memory;
     *out = (tp_shop_line){.shop = shop, .options = options, .width = (int)width, .latency = INFINITY};
-    TP_TRY(tp_slice_arena_take(arena, 3 * rows, sizeof(int), &memory));
+    TP_TRY(tp_arena_take(arena, 3 * rows, sizeof(int), &memory));
     out->length = memory;
     out->start = out->length + rows;
     out->order = out->start + rows;
-    TP_TRY(tp_slice_arena_take(arena, 2 * rows * width + width + (size_t)shop->costs, sizeof(double), &memory));
+    TP_TRY(tp_arena_take(arena, 2 * rows * width + width + (size_t)shop->costs, sizeof(double), &memory));
     out->head = memory;
     out->tail = out->head + rows * width;
     out->clock = out->tail + rows * width;

@@ -6,21 +6,21 @@
 #include <string.h>
 
 tp_status
-tp_shop_bound_open(tp_slice_arena *arena, const tp_shop *shop, const tp_shop_options *options, tp_shop_bound *out)
+tp_shop_bound_open(tp_arena *arena, const tp_shop *shop, const tp_shop_options *options, tp_shop_bound *out)
 {
     size_t width = (size_t)shop->chains * (size_t)shop->machines, row = (size_t)shop->units + 1, costs = (size_t)shop->costs;
     void *memory;
     *out = (tp_shop_bound){.shop = shop, .options = options, .width = (int)width};
-    TP_TRY(tp_slice_arena_take(arena, 4 * width * row, sizeof(double), &memory));
+    TP_TRY(tp_arena_take(arena, 4 * width * row, sizeof(double), &memory));
     out->share = memory;
     out->best_share = out->share + width * row;
     out->soft = out->best_share + width * row;
-    TP_TRY(tp_slice_arena_take(arena, (3 * costs + 1) * row, sizeof(double), &memory));
+    TP_TRY(tp_arena_take(arena, (3 * costs + 1) * row, sizeof(double), &memory));
     out->in = memory;
     out->out = out->in + costs * row;
     out->row = out->out + costs * row;
     out->rest = out->row + costs * row;
-    TP_TRY(tp_slice_arena_take(arena, 2 * row, sizeof(int), &memory));
+    TP_TRY(tp_arena_take(arena, 2 * row, sizeof(int), &memory));
     out->next = memory;
     out->length = out->next + row;
     return TP_OK;

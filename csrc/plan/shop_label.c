@@ -18,7 +18,7 @@ typedef struct {
     const tp_shop *shop;
     tp_shop_line *line;
     const tp_shop_bound *mean;
-    tp_slice_arena *arena;
+    tp_arena *arena;
     int width, capped;
     place *places;    /* [units + 1] */
     double *rest;     /* [width][units + 1] least seconds from a token on if the critical path stays on machine q */
@@ -75,9 +75,9 @@ open_search(search *s)
 {
     size_t n = (size_t)s->shop->units, width = (size_t)s->width;
     void *memory;
-    TP_TRY(tp_slice_arena_take(s->arena, n + 1, sizeof(place), &memory));
+    TP_TRY(tp_arena_take(s->arena, n + 1, sizeof(place), &memory));
     s->places = memory;
-    TP_TRY(tp_slice_arena_take(s->arena, 2 * width * (n + 1) + width, sizeof(double), &memory));
+    TP_TRY(tp_arena_take(s->arena, 2 * width * (n + 1) + width, sizeof(double), &memory));
     s->rest = memory;
     s->mass = s->rest + width * (n + 1);
     s->clock = s->mass + width * (n + 1);
@@ -93,8 +93,8 @@ grow(search *s, place *p)
     int room = p->room > 0 ? 2 * p->room : 16;
     size_t width = (size_t)s->width, count = (size_t)p->count;
     void *clock, *ints;
-    TP_TRY(tp_slice_arena_take(s->arena, (size_t)room * (width + 1), sizeof(double), &clock));
-    TP_TRY(tp_slice_arena_take(s->arena, 2 * (size_t)room, sizeof(int), &ints));
+    TP_TRY(tp_arena_take(s->arena, (size_t)room * (width + 1), sizeof(double), &clock));
+    TP_TRY(tp_arena_take(s->arena, 2 * (size_t)room, sizeof(int), &ints));
     double *clocks = clock, *bound = clocks + (size_t)room * width;
     int *from = ints, *parent = from + room;
     if (count > 0) {
@@ -236,7 +236,7 @@ keep_best(search *s)
 }
 
 tp_status
-tp_shop_labels(tp_slice_arena *arena, tp_shop_line *line, const tp_shop_bound *bound, int64_t work, int64_t *labels,
+tp_shop_labels(tp_arena *arena, tp_shop_line *line, const tp_shop_bound *bound, int64_t work, int64_t *labels,
                double *bound_s)
 {
     const tp_shop *shop = line->shop;

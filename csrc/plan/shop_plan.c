@@ -69,13 +69,13 @@ offer(tp_shop_line *line, const int *length, int slices, int *kept, int *kept_sl
 
 /* The best slicing of the surrogate under a ladder of thresholds, judged exactly, is left in the line. */
 static tp_status
-begin(tp_slice_arena *arena, tp_shop_line *line)
+begin(tp_arena *arena, tp_shop_line *line)
 {
     int n = line->shop->units, slices;
     void *memory;
-    TP_TRY(tp_slice_arena_take(arena, (size_t)n * ((size_t)n + 1) + (size_t)n + 1, sizeof(double), &memory));
+    TP_TRY(tp_arena_take(arena, (size_t)n * ((size_t)n + 1) + (size_t)n + 1, sizeof(double), &memory));
     double *table = memory, *dist = table + (size_t)n * ((size_t)n + 1), low = INFINITY, high = 0.0;
-    TP_TRY(tp_slice_arena_take(arena, 3 * ((size_t)n + 1), sizeof(int), &memory));
+    TP_TRY(tp_arena_take(arena, 3 * ((size_t)n + 1), sizeof(int), &memory));
     int *length = memory, *kept = length + 2 * (n + 1), kept_slices = 0;
     double latency = INFINITY;
     fill_surrogate(line->shop, line->options, table);
@@ -97,11 +97,11 @@ begin(tp_slice_arena *arena, tp_shop_line *line)
 }
 
 static tp_status
-solve(tp_slice_arena *arena, const tp_shop *shop, const tp_shop_options *options, tp_shop_line *line, tp_shop_plan *plan);
+solve(tp_arena *arena, const tp_shop *shop, const tp_shop_options *options, tp_shop_line *line, tp_shop_plan *plan);
 
 /* Solve in units `factor` times as long, and take that slicing. 0 in *done: not possible. */
 static tp_status
-from_coarse(tp_slice_arena *arena, tp_shop_line *line, int factor, tp_shop_plan *plan, int *done)
+from_coarse(tp_arena *arena, tp_shop_line *line, int factor, tp_shop_plan *plan, int *done)
 {
     const tp_shop *shop = line->shop;
     tp_shop coarse = *shop;
@@ -116,7 +116,7 @@ from_coarse(tp_slice_arena *arena, tp_shop_line *line, int factor, tp_shop_plan 
     if ((line->options->longest > 0 && options.longest == 0) ||
         !tp_slice_memory_coarsen(&line->options->memory, factor, coarse.units, &options.memory))
         return TP_OK;
-    TP_TRY(tp_slice_arena_take(arena, (size_t)shop->costs, sizeof(tp_slice_cost), &memory));
+    TP_TRY(tp_arena_take(arena, (size_t)shop->costs, sizeof(tp_slice_cost), &memory));
     tp_slice_cost *cost = memory;
     for (int c = 0; c < shop->costs; c++)
         TP_TRY(tp_slice_cost_coarsen(arena, &shop->cost[c], factor, &cost[c]));
@@ -157,7 +157,7 @@ affordable(const tp_shop *shop, int64_t work)
 }
 
 static tp_status
-solve(tp_slice_arena *arena, const tp_shop *shop, const tp_shop_options *options, tp_shop_line *line, tp_shop_plan *plan)
+solve(tp_arena *arena, const tp_shop *shop, const tp_shop_options *options, tp_shop_line *line, tp_shop_plan *plan)
 {
     int n = shop->units, exact = n <= TP_SHOP_EXACT, done = 0;
     int64_t work = options->work;
@@ -214,17 +214,17 @@ tp_status
 tp_plan_shop(const tp_shop *shop, const tp_shop_options *options, tp_shop_plan *out)
 {
     double start = 1e-9 * (double)tp_clock_ns();
-    tp_slice_arena arena;
+    tp_arena arena;
     tp_shop_line line;
     tp_shop_plan plan = {0};
     tp_shop_options known = *options;
     known.work = options->work > 0 ? options->work : WORK;
     TP_TRY(check(shop, options));
-    TP_TRY(tp_slice_arena_open(&arena));
+    TP_TRY(tp_arena_open(&arena));
     tp_status status = solve(&arena, shop, &known, &line, &plan);
     if (status == TP_OK)
         status = keep(&line, &plan);
-    tp_slice_arena_close(&arena);
+    tp_arena_close(&arena);
     TP_TRY(status);
     plan.seconds = 1e-9 * (double)tp_clock_ns() - start;
     *out = plan;

@@ -22,7 +22,7 @@ typedef struct {
 
 /* room: units. */
 TP_MUST_USE tp_status
-tp_shop_line_open(tp_slice_arena *arena, const tp_shop *shop, const tp_shop_options *options, tp_shop_line *out);
+tp_shop_line_open(tp_arena *arena, const tp_shop *shop, const tp_shop_options *options, tp_shop_line *out);
 void
 tp_shop_line_set(tp_shop_line *line, const int *length, int slices);
 /* Descend by moving, joining and halving slices until nothing helps or so many more machines' steps were done. */
@@ -60,7 +60,7 @@ typedef struct {
 } tp_shop_bound;
 
 TP_MUST_USE tp_status
-tp_shop_bound_open(tp_slice_arena *arena, const tp_shop *shop, const tp_shop_options *options, tp_shop_bound *out);
+tp_shop_bound_open(tp_arena *arena, const tp_shop *shop, const tp_shop_options *options, tp_shop_bound *out);
 /* From the slicing of the line on; better slicings found on the way are left in the line. Leaves `rest` and `best_share` of
  * the best bound. */
 void
@@ -71,7 +71,7 @@ tp_shop_bound_run(tp_shop_bound *bound, tp_shop_line *line, int programmes);
 /* Exact, unless the work ends first: returns a bound of all slicings, which is the best latency if it is proven. A better
  * slicing is left in the line. bound: may be NULL. */
 TP_MUST_USE tp_status
-tp_shop_labels(tp_slice_arena *arena, tp_shop_line *line, const tp_shop_bound *bound, int64_t work, int64_t *labels,
+tp_shop_labels(tp_arena *arena, tp_shop_line *line, const tp_shop_bound *bound, int64_t work, int64_t *labels,
                double *bound_s);
 
 #endif

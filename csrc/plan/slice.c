@@ -300,26 +300,26 @@ memory_of(const tp_slice_options *options, int sequences)
 }
 
 static tp_status
-open_walk(tp_slice_arena *arena, walk *w, const tp_slice_options *options)
+open_walk(tp_arena *arena, walk *w, const tp_slice_options *options)
 {
     void *memory;
     size_t tables = (size_t)w->tables, batch = (size_t)w->batch;
-    TP_TRY(tp_slice_arena_take(arena, tables, sizeof *w->dp, &memory));
+    TP_TRY(tp_arena_take(arena, tables, sizeof *w->dp, &memory));
     w->dp = memory;
-    TP_TRY(tp_slice_arena_take(arena, tables, sizeof *w->edges, &memory));
+    TP_TRY(tp_arena_take(arena, tables, sizeof *w->edges, &memory));
     w->edges = memory;
-    TP_TRY(tp_slice_arena_take(arena, tables, 1, &memory));
+    TP_TRY(tp_arena_take(arena, tables, 1, &memory));
     w->alive = memory;
     memset(w->alive, 1, tables);
-    TP_TRY(tp_slice_arena_take(arena, tables, sizeof(double), &memory));
+    TP_TRY(tp_arena_take(arena, tables, sizeof(double), &memory));
     w->sum = memory;
-    TP_TRY(tp_slice_arena_take(arena, batch + 1, sizeof(double), &memory));
+    TP_TRY(tp_arena_take(arena, batch + 1, sizeof(double), &memory));
     w->fill = memory;
-    TP_TRY(tp_slice_arena_take(arena, batch + 1, sizeof(int), &memory));
+    TP_TRY(tp_arena_take(arena, batch + 1, sizeof(int), &memory));
     w->choice = memory;
-    TP_TRY(tp_slice_arena_take(arena, tables, sizeof(int), &memory));
+    TP_TRY(tp_arena_take(arena, tables, sizeof(int), &memory));
     w->uses = memory;
-    TP_TRY(tp_slice_arena_take(arena, (size_t)w->n, sizeof(int), &memory));
+    TP_TRY(tp_arena_take(arena, (size_t)w->n, sizeof(int), &memory));
     w->length = memory;
     for (int b = 0; b < w->tables; b++) {
         int64_t pairs = (int64_t)w->n * (w->n + 1) / 2, room = w->n < LONG ? EDGE_ROOM : LONG_EDGE_ROOM;
@@ -370,18 +370,18 @@ static tp_status
 solve(const tp_slice_cost *cost, int batch, int tables, const tp_slice_options *options, double deadline_s,
       tp_slice_plan *plan)
 {
-    tp_slice_arena arena;
+    tp_arena arena;
     walk w = {.n = cost->units, .batch = batch, .tables = tables, .cost = cost, .plan = plan, .deadline_s = deadline_s};
     w.weight = (double)options->stages - 1.0;
     w.options = options;
     w.certified_at = INFINITY;
     TP_TRY(tp_slice_plan_open(batch, (int64_t)batch * cost->units, plan));
-    tp_status status = tp_slice_arena_open(&arena);
+    tp_status status = tp_arena_open(&arena);
     if (status == TP_OK) {
         status = open_walk(&arena, &w, options);
         if (status == TP_OK)
             status = run_walk(&w, options);
-        tp_slice_arena_close(&arena);
+        tp_arena_close(&arena);
     }
     if (status != TP_OK)
         tp_slice_plan_free(plan);
@@ -389,10 +389,10 @@ solve(const tp_slice_cost *cost, int batch, int tables, const tp_slice_options *
 }
 
 static tp_status
-coarse_messages(tp_slice_arena *arena, const walk *w, const tp_slice_cost *message, int factor, const tp_slice_cost **out)
+coarse_messages(tp_arena *arena, const walk *w, const tp_slice_cost *message, int factor, const tp_slice_cost **out)
 {
     void *memory;
-    TP_TRY(tp_slice_arena_take(arena, (size_t)w->tables, sizeof(tp_slice_cost), &memory));
+    TP_TRY(tp_arena_take(arena, (size_t)w->tables, sizeof(tp_slice_cost), &memory));
     tp_slice_cost *coarse = memory;
     for (int b = 0; b < w->tables; b++)
         TP_TRY(tp_slice_cost_coarsen(arena, &message[b], factor, &coarse[b]));
@@ -408,16 +408,16 @@ coarse_hint(const walk *w, const tp_slice_options *options, double *hint)
     int longest = options->longest > 0 ? options->longest / FACTOR : 0;
     if (w->n <= fine || w->weight == 0.0 || (options->longest > 0 && longest == 0))
         return TP_OK;
-    tp_slice_arena arena;
+    tp_arena arena;
     tp_slice_plan plan;
     tp_slice_options coarse = *options;
     coarse.longest = longest;
     coarse.gap = w->n >= LONG ? HINT_GAP : 0.0; /* a hint need not be proven */
     if (!tp_slice_memory_coarsen(&options->memory, FACTOR, w->n / FACTOR, &coarse.memory))
         return TP_OK;
-    TP_TRY(tp_slice_arena_open(&arena));
+    TP_TRY(tp_arena_open(&arena));
     void *memory;
-    tp_status status = tp_slice_arena_take(&arena, (size_t)w->tables, sizeof(tp_slice_cost), &memory);
+    tp_status status = tp_arena_take(&arena, (size_t)w->tables, sizeof(tp_slice_cost), &memory);
     tp_slice_cost *cost = memory;
     for (int b = 0; status == TP_OK && b < w->tables; b++)
         status = tp_slice_cost_coarsen(&arena, &w->cost[b], FACTOR, &cost[b]);
@@ -432,7 +432,7 @@ coarse_hint(const walk *w, const tp_slice_options *options, double *hint)
         w->plan->small_searches += plan.small_searches;
         tp_slice_plan_free(&plan);
     }
-    tp_slice_arena_close(&arena);
+    tp_arena_close(&arena);
     return status;
 }
 

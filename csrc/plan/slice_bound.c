@@ -67,7 +67,7 @@ weighted_search(tp_slice_dp *dp, const double *n, double threshold, double laten
 }
 
 static tp_status
-bound_in(tp_slice_arena *arena, const tp_slice_cost *cost, const tp_slice_options *options, const int *length,
+bound_in(tp_arena *arena, const tp_slice_cost *cost, const tp_slice_options *options, const int *length,
          int slices, double *bound_s)
 {
     tp_slice_dp dp;
@@ -81,7 +81,7 @@ bound_in(tp_slice_arena *arena, const tp_slice_cost *cost, const tp_slice_option
     }
     TP_TRY(tp_slice_dp_open(arena, cost, NULL, options, &dp));
     latency += dp.weight * largest;
-    TP_TRY(tp_slice_arena_take(arena, (size_t)cost->units + 1, sizeof(double), &memory));
+    TP_TRY(tp_arena_take(arena, (size_t)cost->units + 1, sizeof(double), &memory));
     double *n = memory;
     multipliers(cost, dp.weight, length, slices, n);
     /* A plan with a slice above the threshold is no faster than the one given, so those slices need no search. */
@@ -104,15 +104,15 @@ tp_slice_bound(const tp_slice_cost *cost, const tp_slice_options *options, const
     }
     if (sum != cost->units)
         return tp_fail(TP_EVALUE, "lengths sum to %lld units: %d is right", (long long)sum, cost->units);
-    tp_slice_arena arena;
-    TP_TRY(tp_slice_arena_open(&arena));
+    tp_arena arena;
+    TP_TRY(tp_arena_open(&arena));
     tp_status status = bound_in(&arena, cost, options, length, slices, bound_s);
-    tp_slice_arena_close(&arena);
+    tp_arena_close(&arena);
     return status;
 }
 
 static tp_status
-least_in(tp_slice_arena *arena, const tp_slice_cost *cost, const tp_slice_options *options, double threshold_s,
+least_in(tp_arena *arena, const tp_slice_cost *cost, const tp_slice_options *options, double threshold_s,
          double *least_s, int *length, int *slices, int *queued)
 {
     tp_slice_dp dp;
@@ -133,10 +133,10 @@ tp_status
 tp_slice_least(const tp_slice_cost *cost, const tp_slice_options *options, double threshold_s, double *least_s, int *length,
                int *slices, int *queued)
 {
-    tp_slice_arena arena;
+    tp_arena arena;
     TP_TRY(tp_slice_options_check(cost, options));
-    TP_TRY(tp_slice_arena_open(&arena));
+    TP_TRY(tp_arena_open(&arena));
     tp_status status = least_in(&arena, cost, options, threshold_s, least_s, length, slices, queued);
-    tp_slice_arena_close(&arena);
+    tp_arena_close(&arena);
     return status;
 }

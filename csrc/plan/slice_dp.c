@@ -7,61 +7,29 @@
 #define QUEUE_UNITS 16384 /* below, kernels are as fast as the queue of Monge costs */
 #define LEAD 7 /* index 1 of u, w, h, q lies on a cache line */
 
-tp_status
-tp_slice_arena_open(tp_slice_arena *arena)
-{
-    memset(arena, 0, sizeof *arena);
-    return tp_heap_open(0, &arena->heap);
-}
-
-tp_status
-tp_slice_arena_take(tp_slice_arena *arena, size_t count, size_t size, void **out)
-{
-    if (arena->count == arena->room) {
-        int room = 2 * arena->room + 32;
-        void *held = NULL;
-        TP_TRY(tp_heap_alloc(arena->heap, (size_t)room * sizeof(void *), "the planner's list of arrays", &held));
-        if (arena->count > 0)
-            memcpy(held, arena->held, (size_t)arena->count * sizeof(void *));
-        tp_heap_free(arena->heap, arena->held);
-        arena->held = held;
-        arena->room = room;
-    }
-    TP_TRY(tp_heap_alloc(arena->heap, count * size + TP_SLICE_PAD * sizeof(double), "the slice planner", out));
-    arena->held[arena->count++] = *out;
-    return TP_OK;
-}
-
-void
-tp_slice_arena_close(tp_slice_arena *arena)
-{
-    for (int i = 0; i < arena->count; i++)
-        tp_heap_free(arena->heap, arena->held[i]);
-    tp_heap_free(arena->heap, arena->held);
-    tp_heap_close(arena->heap);
-}
+static_assert(TP_SLICE_PAD * sizeof(double) <= TP_ARENA_PAD, "kernels round up beyond the arena's arrays");
 
 /* [n + 1] doubles with index 1 aligned and padding behind. */
 static tp_status
-take_vector(tp_slice_arena *arena, int n, double **out)
+take_vector(tp_arena *arena, int n, double **out)
 {
     void *memory;
-    TP_TRY(tp_slice_arena_take(arena, (size_t)n + 1 + LEAD + TP_SLICE_PAD, sizeof(double), &memory));
+    TP_TRY(tp_arena_take(arena, (size_t)n + 1 + LEAD + TP_SLICE_PAD, sizeof(double), &memory));
     *out = (double *)memory + LEAD;
     return TP_OK;
 }
 
 static tp_status
-take_ints(tp_slice_arena *arena, int n, int **out)
+take_ints(tp_arena *arena, int n, int **out)
 {
     void *memory;
-    TP_TRY(tp_slice_arena_take(arena, (size_t)n + 1, sizeof(int), &memory));
+    TP_TRY(tp_arena_take(arena, (size_t)n + 1, sizeof(int), &memory));
     *out = memory;
     return TP_OK;
 }
 
 static tp_status
-open_smooth(tp_slice_arena *arena, const tp_slice_cost *a, const tp_slice_cost *b, int cap, tp_slice_table *t)
+open_smooth(tp_arena *arena, const tp_slice_cost *a, const tp_slice_cost *b, int cap, tp_slice_table *t)
 {
     int n = t->n;
     double *g0, *g1, top = 0.0;
@@ -95,7 +63,7 @@ open_smooth(tp_slice_arena *arena, const tp_slice_cost *a, const tp_slice_cost *
 }
 
 static tp_status
-open_dense(tp_slice_arena *arena, const tp_slice_cost *a, const tp_slice_cost *b, int cap, const tp_slice_memory *memory,
+open_dense(tp_arena *arena, const tp_slice_cost *a, const tp_slice_cost *b, int cap, const tp_slice_memory *memory,
            tp_slice_table *t)
 {
     enum { TILE = 32 }; /* the table is by length, the rows are by start: transpose by tiles that stay in cache */
@@ -103,7 +71,7 @@ open_dense(tp_slice_arena *arena, const tp_slice_cost *a, const tp_slice_cost *b
     void *rows;
     TP_TRY(take_vector(arena, n, &t->q));
     TP_TRY(take_ints(arena, n, &t->last));
-    TP_TRY(tp_slice_arena_take(arena, tp_slice_row(n, n) + TP_SLICE_PAD, sizeof(double), &rows));
+    TP_TRY(tp_arena_take(arena, tp_slice_row(n, n) + TP_SLICE_PAD, sizeof(double), &rows));
     t->rows = rows;
     t->at = -INFINITY;
     for (int j0 = 0; j0 < n; j0 += TILE)
@@ -119,7 +87,7 @@ open_dense(tp_slice_arena *arena, const tp_slice_cost *a, const tp_slice_cost *b
 }
 
 static tp_status
-open_table(tp_slice_arena *arena, const tp_slice_dp *dp, const tp_slice_cost *a, const tp_slice_cost *b,
+open_table(tp_arena *arena, const tp_slice_dp *dp, const tp_slice_cost *a, const tp_slice_cost *b,
            const tp_slice_memory *memory, tp_slice_table *t)
 {
     t->n = a->units;
@@ -129,7 +97,7 @@ open_table(tp_slice_arena *arena, const tp_slice_dp *dp, const tp_slice_cost *a,
 
 /* Bytes have the form of a cost: (row + context) i + pair i^2 + context j + pair i j. */
 static tp_status
-open_memory(tp_slice_arena *arena, const tp_slice_memory *memory, tp_slice_dp *dp)
+open_memory(tp_arena *arena, const tp_slice_memory *memory, tp_slice_dp *dp)
 {
     double *g;
     TP_TRY(take_vector(arena, dp->n, &g));
@@ -144,7 +112,7 @@ open_memory(tp_slice_arena *arena, const tp_slice_memory *memory, tp_slice_dp *d
 }
 
 tp_status
-tp_slice_dp_open(tp_slice_arena *arena, const tp_slice_cost *cost, const tp_slice_cost *backward,
+tp_slice_dp_open(tp_arena *arena, const tp_slice_cost *cost, const tp_slice_cost *backward,
                  const tp_slice_options *options, tp_slice_dp *dp)
 {
     memset(dp, 0, sizeof *dp);

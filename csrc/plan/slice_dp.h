@@ -4,23 +4,8 @@
 
 #include <stddef.h>
 
-#include "csrc/base/mem.h"
+#include "csrc/plan/arena.h"
 #include "csrc/plan/slice_kernel.h"
-
-/* Memory of one planner call: all of it ends together, on success and on error alike. */
-typedef struct {
-    tp_heap *heap;
-    void **held;
-    int count, room;
-} tp_slice_arena;
-
-TP_MUST_USE tp_status
-tp_slice_arena_open(tp_slice_arena *arena);
-/* count elements of `size` bytes, zeroed, with TP_SLICE_PAD doubles of room behind them. */
-TP_MUST_USE tp_status
-tp_slice_arena_take(tp_slice_arena *arena, size_t count, size_t size, void **out);
-void
-tp_slice_arena_close(tp_slice_arena *arena);
 
 typedef struct {
     int n, smooth;
@@ -88,7 +73,7 @@ tp_slice_cost_at(const tp_slice_cost *c, int start, int length)
 /* backward NULL: one table, which is sum and limit. Otherwise the sum of both and a limit for each. A message of the options
  * is in the limits, not in the sum. A memory limit is one more limit, or plain infinities in a dense table. */
 TP_MUST_USE tp_status
-tp_slice_dp_open(tp_slice_arena *arena, const tp_slice_cost *cost, const tp_slice_cost *backward,
+tp_slice_dp_open(tp_arena *arena, const tp_slice_cost *cost, const tp_slice_cost *backward,
                  const tp_slice_options *options, tp_slice_dp *dp);
 /* The least sum within the thresholds; +inf if there is none. */
 double
@@ -117,7 +102,7 @@ TP_MUST_USE tp_status
 tp_slice_options_check(const tp_slice_cost *cost, const tp_slice_options *options);
 /* Units `factor` times as long; the units left over at the end are dropped. */
 TP_MUST_USE tp_status
-tp_slice_cost_coarsen(tp_slice_arena *arena, const tp_slice_cost *cost, int factor, tp_slice_cost *out);
+tp_slice_cost_coarsen(tp_arena *arena, const tp_slice_cost *cost, int factor, tp_slice_cost *out);
 TP_MUST_USE tp_status
 tp_slice_plan_open(int groups, int64_t slices, tp_slice_plan *plan);
 /* Set total, max and latency from the costs that the caller gave. */
@@ -148,7 +133,7 @@ tp_slice_held(const tp_slice_memory *m, int start, int length)
 /* ---- the reduced graph (slice_edges.c) --------------------------------------------------------------------------- */
 
 TP_MUST_USE tp_status
-tp_slice_edges_open(tp_slice_arena *arena, int n, int64_t room, tp_slice_edges *edges);
+tp_slice_edges_open(tp_arena *arena, int n, int64_t room, tp_slice_edges *edges);
 /* After a forward and a backward search: keep the edges of plans whose limits are at least floor[] and whose latency is
  * below goal. With a ceiling (one limit only), floor[0] is raised towards it until they fit. 0 if they do not. */
 int

@@ -4,25 +4,25 @@
 #include <math.h>
 
 tp_status
-tp_slice_edges_open(tp_slice_arena *arena, int n, int64_t room, tp_slice_edges *edges)
+tp_slice_edges_open(tp_arena *arena, int n, int64_t room, tp_slice_edges *edges)
 {
     void *memory;
     edges->room = room;
     edges->count = 0;
-    TP_TRY(tp_slice_arena_take(arena, (size_t)room, sizeof(int), &memory));
+    TP_TRY(tp_arena_take(arena, (size_t)room, sizeof(int), &memory));
     edges->from = memory;
-    TP_TRY(tp_slice_arena_take(arena, (size_t)room, sizeof(int), &memory));
+    TP_TRY(tp_arena_take(arena, (size_t)room, sizeof(int), &memory));
     edges->to = memory;
     double **columns[] = {&edges->sum, &edges->limit[0], &edges->limit[1]};
     for (int c = 0; c < 3; c++) {
-        TP_TRY(tp_slice_arena_take(arena, (size_t)room, sizeof(double), &memory));
+        TP_TRY(tp_arena_take(arena, (size_t)room, sizeof(double), &memory));
         *columns[c] = memory;
     }
-    TP_TRY(tp_slice_arena_take(arena, (size_t)n + 1, sizeof(double), &memory));
+    TP_TRY(tp_arena_take(arena, (size_t)n + 1, sizeof(double), &memory));
     edges->dist = memory;
-    TP_TRY(tp_slice_arena_take(arena, (size_t)n + 1, sizeof(int64_t), &memory));
+    TP_TRY(tp_arena_take(arena, (size_t)n + 1, sizeof(int64_t), &memory));
     edges->parent = memory;
-    TP_TRY(tp_slice_arena_take(arena, (size_t)n + 1, sizeof(int), &memory));
+    TP_TRY(tp_arena_take(arena, (size_t)n + 1, sizeof(int), &memory));
     edges->pick = memory;
     return TP_OK;
 }

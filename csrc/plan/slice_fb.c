@@ -25,7 +25,7 @@ typedef struct {
     int *length, count;
     box *stack;
     int boxes, room;
-    tp_slice_arena *arena;
+    tp_arena *arena;
     double best, tolerance, deadline_s;
     tp_slice_plan *plan;
 } apart;
@@ -41,7 +41,7 @@ push(apart *a, const box *b)
 {
     if (a->boxes == a->room) {
         void *memory;
-        TP_TRY(tp_slice_arena_take(a->arena, 2 * (size_t)a->room + 64, sizeof(box), &memory));
+        TP_TRY(tp_arena_take(a->arena, 2 * (size_t)a->room + 64, sizeof(box), &memory));
         if (a->boxes > 0)
             memcpy(memory, a->stack, (size_t)a->boxes * sizeof(box));
         a->stack = memory;
@@ -296,10 +296,10 @@ open_apart(apart *a, const tp_slice_options *options)
     void *memory;
     TP_TRY(tp_slice_dp_open(a->arena, a->forward, a->backward, options, &a->dp));
     TP_TRY(tp_slice_edges_open(a->arena, n, pairs < EDGE_ROOM ? pairs : EDGE_ROOM, &a->edges));
-    TP_TRY(tp_slice_arena_take(a->arena, (size_t)n, sizeof(int), &memory));
+    TP_TRY(tp_arena_take(a->arena, (size_t)n, sizeof(int), &memory));
     a->length = memory;
     for (int l = 0; a->dp.sum.smooth && l < 2; l++) {
-        TP_TRY(tp_slice_arena_take(a->arena, (size_t)n + 2, sizeof(double), &memory));
+        TP_TRY(tp_arena_take(a->arena, (size_t)n + 2, sizeof(double), &memory));
         a->rest[l] = memory;
         a->rest[l][a->dp.cap + 1] = INFINITY;
         for (int i = a->dp.cap; i >= 1; i--)
@@ -326,13 +326,13 @@ static tp_status
 solve(const tp_slice_cost *forward, const tp_slice_cost *backward, const tp_slice_options *options, double deadline_s,
       tp_slice_plan *plan)
 {
-    tp_slice_arena arena;
+    tp_arena arena;
     apart a = {.forward = forward, .backward = backward, .arena = &arena, .plan = plan, .deadline_s = deadline_s};
     TP_TRY(tp_slice_plan_open(1, forward->units, plan));
-    tp_status status = tp_slice_arena_open(&arena);
+    tp_status status = tp_arena_open(&arena);
     if (status == TP_OK) {
         status = run_apart(&a, options);
-        tp_slice_arena_close(&arena);
+        tp_arena_close(&arena);
     }
     if (status != TP_OK) {
         tp_slice_plan_free(plan);

@@ -94,13 +94,13 @@ tp_slice_memory_check(const tp_slice_memory *m, int units)
 }
 
 tp_status
-tp_slice_cost_coarsen(tp_slice_arena *arena, const tp_slice_cost *cost, int factor, tp_slice_cost *out)
+tp_slice_cost_coarsen(tp_arena *arena, const tp_slice_cost *cost, int factor, tp_slice_cost *out)
 {
     int n = cost->units / factor;
     void *memory;
     size_t width = (size_t)n + 1;
     *out = (tp_slice_cost){.units = n, .a2 = cost->a2 * factor, .a3 = cost->a3 * factor * factor};
-    TP_TRY(tp_slice_arena_take(arena, cost->table != NULL ? width * width : 2 * width, sizeof(double), &memory));
+    TP_TRY(tp_arena_take(arena, cost->table != NULL ? width * width : 2 * width, sizeof(double), &memory));
     double *values = memory;
     if (cost->table != NULL) {
         for (int i = 1; i <= n; i++)

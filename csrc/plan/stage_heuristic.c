@@ -115,17 +115,17 @@ follow(paper *h, int *now, int *scratch)
 }
 
 tp_status
-tp_stage_heuristic(tp_slice_arena *arena, tp_stage_search *q)
+tp_stage_heuristic(tp_arena *arena, tp_stage_search *q)
 {
     const tp_stages *s = q->stages;
     size_t places = (size_t)s->stages + 1;
     int *parent;
     void *path = NULL, *plans = NULL, *table = NULL, *two = NULL;
     TP_TRY(tp_stages_balance(arena, s, &parent));
-    TP_TRY(tp_slice_arena_take(arena, (size_t)tp_f1b_longest_path(s->stages, s->micros), sizeof(tp_f1b_op), &path));
-    TP_TRY(tp_slice_arena_take(arena, PLANS * places, sizeof(int), &plans));
-    TP_TRY(tp_slice_arena_take(arena, 2 * PLANS, sizeof(int), &table));
-    TP_TRY(tp_slice_arena_take(arena, 2 * places, sizeof(int), &two));
+    TP_TRY(tp_arena_take(arena, (size_t)tp_f1b_longest_path(s->stages, s->micros), sizeof(tp_f1b_op), &path));
+    TP_TRY(tp_arena_take(arena, PLANS * places, sizeof(int), &plans));
+    TP_TRY(tp_arena_take(arena, 2 * PLANS, sizeof(int), &table));
+    TP_TRY(tp_arena_take(arena, 2 * places, sizeof(int), &two));
     paper h = {.q = q, .parent = parent, .path = path, .plans = plans, .table = table};
     int *now = two;
     now[s->stages] = s->blocks;

@@ -204,15 +204,15 @@ branch(tree *t)
 }
 
 tp_status
-tp_stage_branch(tp_slice_arena *arena, tp_stage_search *q)
+tp_stage_branch(tp_arena *arena, tp_stage_search *q)
 {
     size_t p = (size_t)q->stages->stages;
     tree t = {.q = q};
     void *ints = NULL, *doubles = NULL;
     set_goal(&t);
     if (t.goal >= 0.0) {
-        TP_TRY(tp_slice_arena_take(arena, 3 * (p + 1), sizeof(int), &ints));
-        TP_TRY(tp_slice_arena_take(arena, 3 * p * p + 3 * p, sizeof(double), &doubles));
+        TP_TRY(tp_arena_take(arena, 3 * (p + 1), sizeof(int), &ints));
+        TP_TRY(tp_arena_take(arena, 3 * p * p + 3 * p, sizeof(double), &doubles));
         t.boundary = ints;
         t.next = t.boundary + p + 1;
         t.scratch = t.next + p + 1;

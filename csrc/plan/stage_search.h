@@ -40,9 +40,9 @@ void
 tp_stage_descend(tp_stage_search *q, int *boundary);
 /* Branch and bound from the best plan: bound_s is the best makespan, less ties, unless a limit stopped it. */
 TP_MUST_USE tp_status
-tp_stage_branch(tp_slice_arena *arena, tp_stage_search *q);
+tp_stage_branch(tp_arena *arena, tp_stage_search *q);
 /* The paper's search (csrc/plan/stage_heuristic.c). */
 TP_MUST_USE tp_status
-tp_stage_heuristic(tp_slice_arena *arena, tp_stage_search *q);
+tp_stage_heuristic(tp_arena *arena, tp_stage_search *q);
 
 #endif

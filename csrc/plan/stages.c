@@ -157,15 +157,15 @@ tp_stages_pivot(tp_stages *s, int *boundary, double *bound_s)
 }
 
 tp_status
-tp_stages_balance(tp_slice_arena *arena, const tp_stages *s, int **out)
+tp_stages_balance(tp_arena *arena, const tp_stages *s, int **out)
 {
     size_t width = (size_t)s->blocks + 1;
     void *memory = NULL;
     double *least;
     int *parent;
-    TP_TRY(tp_slice_arena_take(arena, ((size_t)s->stages + 1) * width, sizeof(double), &memory));
+    TP_TRY(tp_arena_take(arena, ((size_t)s->stages + 1) * width, sizeof(double), &memory));
     least = memory;
-    TP_TRY(tp_slice_arena_take(arena, ((size_t)s->stages + 1) * width, sizeof(int), &memory));
+    TP_TRY(tp_arena_take(arena, ((size_t)s->stages + 1) * width, sizeof(int), &memory));
     parent = *out = memory;
     for (size_t i = 1; i < width; i++)
         least[i] = INFINITY;

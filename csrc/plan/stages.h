@@ -37,7 +37,7 @@ typedef struct {
 
 /* Memory from the arena. EVALUE, EINFEASIBLE, EMEMORY as tp_plan_autopipe. */
 TP_MUST_USE tp_status
-tp_stages_open(tp_slice_arena *arena, const tp_stage_problem *problem, tp_stages *out);
+tp_stages_open(tp_arena *arena, const tp_stage_problem *problem, tp_stages *out);
 /* Of blocks from .. to on stage k. */
 static inline tp_stage_times
 tp_stage_times_of(const tp_stages *s, int k, int from, int to)
@@ -81,6 +81,6 @@ tp_stages_pivot(tp_stages *s, int *boundary, double *bound_s);
 /* Algorithm 1 (2.3) for all prefixes: parent[k * (blocks + 1) + i] is where stage k - 1 begins when stages 0 .. k - 1 hold
  * blocks 0 .. i with the least largest f + b; the least such place; -1 if nothing fits. */
 TP_MUST_USE tp_status
-tp_stages_balance(tp_slice_arena *arena, const tp_stages *s, int **parent);
+tp_stages_balance(tp_arena *arena, const tp_stages *s, int **parent);
 
 #endif

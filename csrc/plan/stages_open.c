@@ -121,12 +121,12 @@ short_bytes(const memory_sums *s, int k, int from, int to)
 
 /* Nothing fits: find the partition whose worst stage is short of least, and say which stage that is. */
 static tp_status
-refuse(tp_slice_arena *arena, const memory_sums *sums, tp_stages *s)
+refuse(tp_arena *arena, const memory_sums *sums, tp_stages *s)
 {
     double low = 0.0, high = 0.0, need = 0.0;
     int worst = 0, *boundary;
     void *memory = NULL;
-    TP_TRY(tp_slice_arena_take(arena, (size_t)s->stages + 1, sizeof(int), &memory));
+    TP_TRY(tp_arena_take(arena, (size_t)s->stages + 1, sizeof(int), &memory));
     boundary = memory;
     for (int k = 0; k < s->stages; k++)
         high = fmax(high, short_bytes(sums, k, 0, s->blocks));
@@ -164,10 +164,10 @@ refuse(tp_slice_arena *arena, const memory_sums *sums, tp_stages *s)
 }
 
 static tp_status
-take_sums(tp_slice_arena *arena, const double *list, int count, double **out)
+take_sums(tp_arena *arena, const double *list, int count, double **out)
 {
     void *memory = NULL;
-    TP_TRY(tp_slice_arena_take(arena, (size_t)count + 1, sizeof(double), &memory));
+    TP_TRY(tp_arena_take(arena, (size_t)count + 1, sizeof(double), &memory));
     *out = memory;
     for (int i = 0; i < count && list != NULL; i++)
         (*out)[i + 1] = (*out)[i] + list[i];
@@ -175,14 +175,14 @@ take_sums(tp_slice_arena *arena, const double *list, int count, double **out)
 }
 
 static tp_status
-open_memory(tp_slice_arena *arena, const tp_stage_problem *q, tp_stages *s)
+open_memory(tp_arena *arena, const tp_stage_problem *q, tp_stages *s)
 {
     double *fixed, *kept;
     void *queue = NULL, *reach = NULL;
     TP_TRY(take_sums(arena, q->memory->static_bytes, q->blocks, &fixed));
     TP_TRY(take_sums(arena, q->memory->activation_bytes, q->blocks, &kept));
-    TP_TRY(tp_slice_arena_take(arena, (size_t)q->blocks, sizeof(int), &queue));
-    TP_TRY(tp_slice_arena_take(arena, (size_t)q->stages * (size_t)q->blocks, sizeof(int), &reach));
+    TP_TRY(tp_arena_take(arena, (size_t)q->blocks, sizeof(int), &queue));
+    TP_TRY(tp_arena_take(arena, (size_t)q->stages * (size_t)q->blocks, sizeof(int), &reach));
     memory_sums sums = {q, fixed, kept, queue};
     s->reach = reach;
     fill_reach(&sums, 0.0, s->reach);
@@ -190,7 +190,7 @@ open_memory(tp_slice_arena *arena, const tp_stage_problem *q, tp_stages *s)
 }
 
 tp_status
-tp_stages_open(tp_slice_arena *arena, const tp_stage_problem *q, tp_stages *s)
+tp_stages_open(tp_arena *arena, const tp_stage_problem *q, tp_stages *s)
 {
     TP_TRY(check_problem(q));
     *s = (tp_stages){.blocks = q->blocks, .stages = q->stages, .micros = q->micros};
@@ -199,9 +199,9 @@ tp_stages_open(tp_slice_arena *arena, const tp_stage_problem *q, tp_stages *s)
     void *first = NULL, *behind = NULL, *alive = NULL;
     TP_TRY(take_sums(arena, q->forward_s, q->blocks, &s->forward_s));
     TP_TRY(take_sums(arena, q->backward_s, q->blocks, &s->backward_s));
-    TP_TRY(tp_slice_arena_take(arena, places, sizeof(int), &first));
-    TP_TRY(tp_slice_arena_take(arena, places, sizeof(int), &behind));
-    TP_TRY(tp_slice_arena_take(arena, places * ((size_t)q->blocks + 2), sizeof(int), &alive));
+    TP_TRY(tp_arena_take(arena, places, sizeof(int), &first));
+    TP_TRY(tp_arena_take(arena, places, sizeof(int), &behind));
+    TP_TRY(tp_arena_take(arena, places * ((size_t)q->blocks + 2), sizeof(int), &alive));
     s->first = first;
     s->behind = behind;
     s->alive = alive;

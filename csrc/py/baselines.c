@@ -20,25 +20,11 @@ doubles(tp_py_state *state, const double *values, int count)
 }
 
 static PyObject *
-ints(const int *values, int count)
-{
-    PyObject *list = PyList_New(count);
-    for (int k = 0; list != NULL && k < count; k++) {
-        PyObject *value = PyLong_FromLong(values[k]);
-        if (value == NULL)
-            Py_CLEAR(list);
-        else
-            PyList_SET_ITEM(list, k, value);
-    }
-    return list;
-}
-
-static PyObject *
 plan_object(tp_py_state *state, const tp_chain *chain, const tp_chain_plan *plan)
 {
     PyObject *parts[] = {
-        ints(plan->boundary, plan->stages + 1),
-        ints(plan->replica, plan->stages),
+        tp_py_ints(plan->boundary, plan->stages + 1),
+        tp_py_ints(plan->replica, plan->stages),
         PyBytes_FromStringAndSize((const char *)plan->action, chain->blocks),
         doubles(state, plan->time_s, plan->stages),
         doubles(state, plan->peak_bytes, plan->stages),

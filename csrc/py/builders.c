@@ -35,14 +35,15 @@ tp_py_program_build_sliced(PyObject *type, PyObject *args)
     return tp_py_program_made_by(type, status, program);
 }
 
-PyObject *
-tp_py_program_build_zb_v(PyObject *type, PyObject *args)
+static PyObject *
+build_zigzag(PyObject *type, PyObject *args, int with_waves)
 {
-    tp_zb_v_request request = {0};
+    tp_zigzag_request request = {0};
+    int waves = 0;
     PyObject *slices;
     Py_buffer view;
-    if (!PyArg_ParseTuple(args, "iOiddd", &request.ranks, &slices, &request.most, &request.forward_s,
-                          &request.input_s, &request.weight_s) ||
+    if (!PyArg_ParseTuple(args, "iOiddd|i", &request.ranks, &slices, &request.most, &request.forward_s,
+                          &request.input_s, &request.weight_s, &waves) ||
         tp_py_view(slices, 'i', 1, 0, "slices", &view) < 0)
         return NULL;
     request.slices = view.buf;
@@ -50,10 +51,22 @@ tp_py_program_build_zb_v(PyObject *type, PyObject *args)
     tp_program *program = NULL;
     tp_status status;
     Py_BEGIN_ALLOW_THREADS
-    status = tp_program_build_zb_v(&request, &program);
+    status = with_waves ? tp_program_build_hanayo(&request, waves, &program) : tp_program_build_zb_v(&request, &program);
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&view);
     return tp_py_program_made_by(type, status, program);
+}
+
+PyObject *
+tp_py_program_build_zb_v(PyObject *type, PyObject *args)
+{
+    return build_zigzag(type, args, 0);
+}
+
+PyObject *
+tp_py_program_build_hanayo(PyObject *type, PyObject *args)
+{
+    return build_zigzag(type, args, 1);
 }
 
 PyObject *

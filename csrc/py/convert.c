@@ -181,3 +181,17 @@ tp_py_array(tp_py_state *state, void *memory, char format, int ndim, const Py_ss
     Py_DECREF(dims);
     return shaped;
 }
+
+PyObject *
+tp_py_ints(const int *values, int count)
+{
+    PyObject *list = PyList_New(count);
+    for (int k = 0; list != NULL && k < count; k++) {
+        PyObject *value = PyLong_FromLong(values[k]);
+        if (value == NULL)
+            Py_CLEAR(list);
+        else
+            PyList_SET_ITEM(list, k, value);
+    }
+    return list;
+}

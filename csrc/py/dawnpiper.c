@@ -73,20 +73,6 @@ array_of(tp_py_state *state, const void *values, char format, size_t size, Py_ss
 }
 
 static PyObject *
-int_list(const int *values, int count)
-{
-    PyObject *list = PyList_New(count);
-    for (int k = 0; list != NULL && k < count; k++) {
-        PyObject *value = PyLong_FromLong(values[k]);
-        if (value == NULL)
-            Py_CLEAR(list);
-        else
-            PyList_SET_ITEM(list, k, value);
-    }
-    return list;
-}
-
-static PyObject *
 plan_object(tp_py_state *state, const tp_dawnpiper_plan *plan)
 {
     PyObject *arrays[5] = {
@@ -94,7 +80,7 @@ plan_object(tp_py_state *state, const tp_dawnpiper_plan *plan)
         array_of(state, plan->stage_s, 'd', 8, plan->stages), array_of(state, plan->peak_bytes, 'd', 8, plan->stages),
         array_of(state, plan->link_s, 'd', 8, plan->stages),
     };
-    PyObject *boundary = int_list(plan->boundary, plan->stages + 1);
+    PyObject *boundary = tp_py_ints(plan->boundary, plan->stages + 1);
     int whole = boundary != NULL;
     for (int k = 0; k < 5; k++)
         whole = whole && arrays[k] != NULL;
@@ -194,7 +180,7 @@ dawnpiper_balance(PyObject *module, PyObject *args, PyObject *keywords)
         tp_status status = boundary == NULL
                                ? tp_fail(TP_EMEMORY, "no memory for %d stages", options.stages)
                                : tp_plan_dawnpiper_balance(&view.nodes, &options, by_memory, boundary);
-        result = status == TP_OK ? int_list(boundary, options.stages + 1)
+        result = status == TP_OK ? tp_py_ints(boundary, options.stages + 1)
                                  : tp_py_raise(tp_py_module_state(module), status);
         free(boundary);
     }

@@ -8,20 +8,6 @@
 enum { FROM, TO, EDGE_BYTES, NODE, DEGREE, TIME, PARAM, MEMORY_A, MEMORY_B, SYNC, ARRAYS };
 
 static PyObject *
-list_of_ints(const int *values, int count)
-{
-    PyObject *list = PyList_New(count);
-    for (int k = 0; list != NULL && k < count; k++) {
-        PyObject *value = PyLong_FromLong(values[k]);
-        if (value == NULL)
-            Py_CLEAR(list);
-        else
-            PyList_SET_ITEM(list, k, value);
-    }
-    return list;
-}
-
-static PyObject *
 plan_object(const tp_layer_graph *graph, const tp_layer_plan *plan)
 {
     PyObject *stages = PyList_New(plan->stages);
@@ -33,7 +19,7 @@ plan_object(const tp_layer_graph *graph, const tp_layer_plan *plan)
         else
             PyList_SET_ITEM(stages, k, row);
     }
-    PyObject *stage_of = list_of_ints(plan->stage_of, graph->nodes), *variant = list_of_ints(plan->variant, graph->nodes);
+    PyObject *stage_of = tp_py_ints(plan->stage_of, graph->nodes), *variant = tp_py_ints(plan->variant, graph->nodes);
     if (stages == NULL || stage_of == NULL || variant == NULL) {
         Py_XDECREF(stages);
         Py_XDECREF(stage_of);

@@ -73,6 +73,9 @@ tp_py_view(PyObject *object, char format, int ndim, int writable, const char *wh
  * buffer objects, so `base` keeps it alive. format as above; takes ownership of memory (malloc'ed) even on failure. */
 PyObject *
 tp_py_array(tp_py_state *state, void *memory, char format, int ndim, const Py_ssize_t *shape);
+/* A list of int. */
+PyObject *
+tp_py_ints(const int *values, int count);
 int
 tp_py_add_buffer(PyObject *module, tp_py_state *state);
 

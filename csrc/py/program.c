@@ -475,6 +475,7 @@ static PyMethodDef methods[] = {
      "`instructions`."},
     {"_build", tp_py_program_build, METH_VARARGS | METH_CLASS, NULL},
     {"_build_sliced", tp_py_program_build_sliced, METH_VARARGS | METH_CLASS, NULL},
+    {"_build_hanayo", tp_py_program_build_hanayo, METH_VARARGS | METH_CLASS, NULL},
     {"_build_zb_v", tp_py_program_build_zb_v, METH_VARARGS | METH_CLASS, NULL},
     {"_build_dualpipe_v", tp_py_program_build_dualpipe_v, METH_VARARGS | METH_CLASS, NULL},
     {"_from_code", program_from_code, METH_VARARGS | METH_CLASS, NULL},

@@ -24,6 +24,8 @@ tp_py_program_build_sliced(PyObject *type, PyObject *args);
 PyObject *
 tp_py_program_build_zb_v(PyObject *type, PyObject *args);
 PyObject *
+tp_py_program_build_hanayo(PyObject *type, PyObject *args);
+PyObject *
 tp_py_program_build_dualpipe_v(PyObject *type, PyObject *args); /* (ranks, slices) */
 
 /* Durations from Python: `tables` maps operation names to float64 arrays that the strides index. */

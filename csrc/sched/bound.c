@@ -198,6 +198,12 @@ find(bound *b, uint8_t *done, double *bound_s)
 tp_status
 tp_program_bound(const tp_program *program, const tp_durations *durations, double *bound_s)
 {
+    return tp_sched_bound(program, tp_sched_ops(program), durations, bound_s);
+}
+
+tp_status
+tp_sched_bound(const tp_program *program, unsigned ops, const tp_durations *durations, double *bound_s)
+{
     size_t ranks = (size_t)program->ranks, slices = (size_t)program->max_slices;
     bound b = {.p = program,
                .d = durations,
@@ -206,7 +212,7 @@ tp_program_bound(const tp_program *program, const tp_durations *durations, doubl
     double *cells = calloc(((size_t)program->stages + 2) * slices, sizeof *cells);
     double *rows = calloc(3 * ranks, sizeof *rows);
     uint8_t *done = calloc(slices + 1, 1);
-    b.ops = tp_sched_ops(program);
+    b.ops = ops;
     tp_status status = b.ops & TP_SCHED_HAS_HALVES ? tp_sched_halves(program, &b.halves) : TP_OK;
     b.even = b.even && b.halves == NULL;
     if (status != TP_OK) {

@@ -353,10 +353,9 @@ check_all(proof *x)
 }
 
 static tp_status
-proof_open(proof *x, const tp_program *p)
+proof_open(proof *x, const tp_program *p, unsigned ops)
 {
     size_t stages = (size_t)p->stages;
-    unsigned ops = tp_sched_ops(p);
     int tables = ops >= TP_SCHED_BIT(TP_OP_R); /* beyond F, B, I, W */
     x->p = p;
     x->lowered = (ops & TP_SCHED_MESSAGES) != 0;
@@ -377,6 +376,12 @@ proof_open(proof *x, const tp_program *p)
 tp_status
 tp_program_check_order(const tp_program *program)
 {
+    return tp_sched_check_order(program, tp_sched_ops(program));
+}
+
+tp_status
+tp_sched_check_order(const tp_program *program, unsigned ops)
+{
     if (!tp_sched_is_dense(program)) /* before any table: nothing may be allocated in proportion to what is missing */
         return tp_sched_refuse(
             program, 0, 0,
@@ -384,7 +389,7 @@ tp_program_check_order(const tp_program *program)
             "as their product: instructions are missing",
             (long long)program->begin[program->ranks], program->stages, (long long)tp_program_units(program));
     proof x = {0};
-    tp_status status = proof_open(&x, program);
+    tp_status status = proof_open(&x, program, ops);
     if (status == TP_OK)
         status = check_all(&x);
     free(x.forward);

@@ -29,6 +29,11 @@ tp_sched_is_backward(int op)
 #define TP_SCHED_HAS_HALVES (1u << 31)
 unsigned
 tp_sched_ops(const tp_program *program);
+/* tp_program_check_order and tp_program_bound for who knows the set already: each saves a pass over the code. */
+TP_MUST_USE tp_status
+tp_sched_check_order(const tp_program *program, unsigned ops);
+TP_MUST_USE tp_status
+tp_sched_bound(const tp_program *program, unsigned ops, const tp_durations *durations, double *bound_s);
 /* Sends or receives? Then it must have all of them. */
 #define TP_SCHED_MESSAGES                                                                                              \
     (TP_SCHED_BIT(TP_OP_SF) | TP_SCHED_BIT(TP_OP_RF) | TP_SCHED_BIT(TP_OP_SB) | TP_SCHED_BIT(TP_OP_RB))

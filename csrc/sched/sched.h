@@ -107,10 +107,15 @@ typedef struct {
     int ranks, micros, most;
     const int32_t *slices;               /* [micros] */
     double forward_s, input_s, weight_s; /* nominal, of one stage */
-} tp_zb_v_request;
+} tp_zigzag_request;
 /* EVALUE; EINFEASIBLE: `most` is too small for anything to move. */
 TP_MUST_USE tp_status
-tp_program_build_zb_v(const tp_zb_v_request *request, tp_program **out);
+tp_program_build_zb_v(const tp_zigzag_request *request, tp_program **out);
+/* Hanayo (Liu et al. 2023), its placement: 2 waves chunks, a micro-batch goes down the ranks and up again `waves` times. The order
+ * is ours: the faster of list scheduling at the nominal times with whole backwards (B takes input_s + weight_s) and, for one
+ * wave, ZB-V's pattern with its weight gradients left where their I is. */
+TP_MUST_USE tp_status
+tp_program_build_hanayo(const tp_zigzag_request *request, int waves, tp_program **out);
 /* DualPipeV: rank r holds stages r and 2 ranks - 1 - r; pairs of F and B are marked TP_OVERLAPS. EVALUE: fewer than 2 ranks
  * micro-batches. */
 TP_MUST_USE tp_status

@@ -1,36 +1,17 @@
 /* Worklist evaluation, O(N): a rank runs until its next op reads a message that nobody has made yet; whoever makes it
  * wakes that rank. Ends are kept by (stage, unit), so neighbours read them in the order they were written. */
-#include "csrc/sched/internal.h"
+#include "csrc/sched/worklist.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define NOT_YET (-1.0)
-
-typedef struct {
-    const tp_program *p;
-    const tp_durations *d;
-    int64_t units;
-    int lowered;
-    double *ready_f, *ready_b; /* [stages * units] when the stage's output has come to its reader; NOT_YET */
-    uint8_t *halves;           /* tp_sched_halves */
-    double *ready_half;        /* [stages * units] the same of the first half of the forward's; NULL: nothing is halved */
-    double *clock, *work, *recompute, *first_backward, *work_before; /* [ranks] */
-    const double **waiting; /* [ranks] the cell of ready_f or ready_b that a blocked rank waits for; NULL */
-    int64_t *next;          /* [ranks] */
-    uint8_t *remote;        /* [stages + 1] does F of this stage read from another rank? */
-    int32_t *stack;
-    int stacked;
-    tp_run *runs; /* NULL: not recorded */
-    int64_t run_count, run_room;
-    tp_timeline *line; /* NULL: no intervals */
-    int64_t *interval; /* [ranks] where the rank's next interval goes */
-} sim;
+typedef tp_worklist sim;
 
 static void
 sim_close(sim *s)
 {
+    tp_plain_close(s->plain);
     free(s->ready_f);
     free(s->ready_b);
     free(s->halves);
@@ -45,47 +26,52 @@ sim_close(sim *s)
 }
 
 static tp_status
-sim_open(sim *s, const tp_program *p, const tp_durations *d)
+cells_open(sim *s, unsigned ops)
 {
-    size_t ranks = (size_t)p->ranks;
-    unsigned ops = tp_sched_ops(p);
-    *s = (sim){.p = p, .d = d, .units = tp_program_units(p), .lowered = (ops & TP_SCHED_MESSAGES) != 0};
-    size_t cells = (size_t)p->stages * (size_t)s->units;
+    size_t cells = (size_t)s->p->stages * (size_t)s->units;
+    TP_TRY(ops & TP_SCHED_HAS_HALVES ? tp_sched_halves(s->p, &s->halves) : TP_OK);
     s->ready_f = malloc(cells * sizeof *s->ready_f);
     s->ready_b = malloc(cells * sizeof *s->ready_b);
+    s->ready_half = s->halves != NULL ? malloc(cells * sizeof *s->ready_half) : NULL;
+    if (s->ready_f == NULL || s->ready_b == NULL || (s->halves != NULL && s->ready_half == NULL))
+        return tp_fail(TP_EMEMORY, "no memory to simulate %lld instructions", (long long)s->p->begin[s->p->ranks]);
+    for (size_t i = 0; i < cells; i++)
+        s->ready_f[i] = s->ready_b[i] = TP_NOT_YET;
+    for (size_t i = 0; s->halves != NULL && i < cells; i++)
+        s->ready_half[i] = TP_NOT_YET;
+    return TP_OK;
+}
+
+static tp_status
+sim_open(sim *s, const tp_program *p, const tp_durations *d, unsigned ops)
+{
+    size_t ranks = (size_t)p->ranks;
+    *s = (sim){.p = p, .d = d, .units = tp_program_units(p), .lowered = (ops & TP_SCHED_MESSAGES) != 0};
     s->clock = calloc(5 * ranks, sizeof *s->clock);
     s->waiting = calloc(ranks, sizeof *s->waiting);
     s->next = malloc(ranks * sizeof *s->next);
     s->remote = calloc((size_t)p->stages + 1, 1);
     s->stack = malloc(ranks * sizeof *s->stack);
     s->interval = malloc(ranks * sizeof *s->interval);
-    if (s->ready_f == NULL || s->ready_b == NULL || s->clock == NULL || s->waiting == NULL || s->next == NULL ||
-        s->remote == NULL || s->stack == NULL || s->interval == NULL) {
+    if (s->clock == NULL || s->waiting == NULL || s->next == NULL || s->remote == NULL || s->stack == NULL ||
+        s->interval == NULL) {
         sim_close(s);
         return tp_fail(TP_EMEMORY, "no memory to simulate %lld instructions", (long long)p->begin[p->ranks]);
-    }
-    tp_status status = ops & TP_SCHED_HAS_HALVES ? tp_sched_halves(p, &s->halves) : TP_OK;
-    if (status == TP_OK && s->halves != NULL && (s->ready_half = malloc(cells * sizeof *s->ready_half)) == NULL)
-        status = tp_fail(TP_EMEMORY, "no memory to simulate %lld instructions", (long long)p->begin[p->ranks]);
-    if (status != TP_OK) {
-        sim_close(s);
-        return status;
     }
     s->work = s->clock + ranks;
     s->recompute = s->work + ranks;
     s->first_backward = s->recompute + ranks;
     s->work_before = s->first_backward + ranks;
-    for (size_t i = 0; i < cells; i++)
-        s->ready_f[i] = s->ready_b[i] = NOT_YET;
-    for (size_t i = 0; s->halves != NULL && i < cells; i++)
-        s->ready_half[i] = NOT_YET;
     for (int v = 0; v <= p->stages; v++)
         s->remote[v] = (uint8_t)tp_program_remote(p, v);
     for (int r = 0; r < p->ranks; r++) {
         s->next[r] = p->begin[r];
-        s->first_backward[r] = NOT_YET;
+        s->first_backward[r] = TP_NOT_YET;
     }
-    return TP_OK;
+    tp_status status = tp_plain_may(ops, d) ? tp_plain_open(s) : cells_open(s, ops);
+    if (status != TP_OK)
+        sim_close(s);
+    return status;
 }
 
 /* ---- one instruction ------------------------------------------------------------------------------------------------- */
@@ -226,6 +212,10 @@ static inline int64_t
 run_body(sim *s, int rank, int64_t end)
 {
     int64_t k = s->next[rank], from = k;
+    if (s->plain != NULL) {
+        tp_plain_run(s, rank, end);
+        return s->next[rank] - from;
+    }
     while (k < end && s->p->code[k].op < TP_OP_AR && step(s, rank, &s->p->code[k]))
         k++;
     s->next[rank] = k;
@@ -289,7 +279,7 @@ tp_sched_replay(const tp_program *program, const tp_durations *durations, const 
                 double *makespan_s)
 {
     sim s;
-    TP_TRY(sim_open(&s, program, durations));
+    TP_TRY(sim_open(&s, program, durations, tp_sched_ops(program)));
     for (int64_t i = 0; i < run_count; i++)
         run_body(&s, runs[i].rank, s.next[runs[i].rank] + runs[i].count);
     run_ends(&s);
@@ -357,8 +347,9 @@ tp_program_peak_bytes(const tp_program *program, const double *bytes, int64_t st
 }
 
 static tp_status
-line_open(const tp_program *p, int keep_intervals, tp_timeline **out)
+line_open(const tp_program *p, unsigned ops, int keep_intervals, tp_timeline **out)
 {
+    const unsigned without_time = TP_SCHED_MESSAGES | TP_SCHED_BIT(TP_OP_SO) | TP_SCHED_BIT(TP_OP_SI);
     tp_timeline *line = calloc(1, sizeof *line);
     size_t ranks = (size_t)p->ranks;
     int whole = line != NULL;
@@ -369,8 +360,9 @@ line_open(const tp_program *p, int keep_intervals, tp_timeline **out)
         whole = line->begin != NULL && line->busy_s != NULL && line->peak_bytes != NULL;
     }
     for (int r = 0; whole && r < p->ranks; r++) {
-        line->begin[r + 1] = line->begin[r];
-        for (int64_t k = p->begin[r]; k < p->begin[r + 1]; k++)
+        int64_t length = p->begin[r + 1] - p->begin[r];
+        line->begin[r + 1] = line->begin[r] + (ops & without_time ? 0 : length);
+        for (int64_t k = p->begin[r]; ops & without_time && k < p->begin[r + 1]; k++)
             line->begin[r + 1] += tp_sched_is_compute(p->code[k].op) || p->code[k].op >= TP_OP_AR;
         line->operations = line->begin[r + 1];
     }
@@ -404,7 +396,7 @@ tp_timeline_close(tp_timeline *timeline)
 }
 
 static tp_status
-fill(sim *s, tp_timeline *line, int keep_intervals)
+fill(sim *s, unsigned ops, tp_timeline *line, int keep_intervals)
 {
     const tp_program *p = s->p;
     if (keep_intervals) {
@@ -422,21 +414,22 @@ fill(sim *s, tp_timeline *line, int keep_intervals)
     }
     tp_totals totals = {line->makespan_s, s->work, s->recompute, s->first_backward};
     TP_TRY(tp_sched_bubbles(p, s->d, s->runs, s->run_count, &totals, line->bubbles_s));
-    return tp_program_bound(p, s->d, &line->lower_bound_s);
+    return tp_sched_bound(p, ops, s->d, &line->lower_bound_s);
 }
 
 tp_status
 tp_program_simulate(const tp_program *program, const tp_durations *durations, const double *activation_bytes,
                     int64_t bytes_stage_stride, int64_t bytes_unit_stride, int keep_intervals, tp_timeline **out)
 {
-    TP_TRY(tp_program_check_order(program));
+    unsigned ops = tp_sched_ops(program);
+    TP_TRY(tp_sched_check_order(program, ops));
     TP_TRY(tp_durations_check(program, durations));
     sim s;
-    TP_TRY(sim_open(&s, program, durations));
+    TP_TRY(sim_open(&s, program, durations, ops));
     tp_timeline *line = NULL;
-    tp_status status = line_open(program, keep_intervals, &line);
+    tp_status status = line_open(program, ops, keep_intervals, &line);
     if (status == TP_OK)
-        status = fill(&s, line, keep_intervals);
+        status = fill(&s, ops, line, keep_intervals);
     sim_close(&s);
     if (status != TP_OK) {
         tp_timeline_close(line);

@@ -28,7 +28,8 @@ def integer(value: Any, what: str, bits: int = 31) -> int:
 
 
 def number(value: Any, what: str, unit: str = "a number") -> float:
-    if not isinstance(value, (int, float, np.integer, np.floating)):
+    """A float; True and "2.0" are none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise InvalidTypeError(f"{what} is {value!r}: {unit} would be right")
     try:
         return float(value)

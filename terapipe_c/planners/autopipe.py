@@ -63,7 +63,7 @@ class StageMemory:
             if value is None:
                 return None
             if isinstance(value, (int, float, np.integer, np.floating)):
-                return np.full(max(count, 0), float(value))
+                return np.full(max(count, 0), number(value, what))
             return array(value, what)
 
         limit = spread(self.limit_bytes, "limit_bytes", stages)

@@ -100,7 +100,7 @@ def _limits(memory: Any, blocks: int) -> tuple[float, list[FloatArray | None]]:
         if value is None:
             value = None if key in ("transient_bytes", "recompute_s") else np.zeros(blocks)
         elif isinstance(value, (int, float, np.integer, np.floating)):
-            value = np.full(blocks, float(value))
+            value = np.full(blocks, number(value, key))
         arrays.append(None if value is None else array(value, key))
     return (0.0 if math.isinf(limit) else limit), arrays
 
@@ -149,7 +149,7 @@ def merak(
     *, shards: int | None = None,
 ) -> BaselinePlan:  # fmt: skip
     """Merak's rule (TPDS 2023): blocks merged into ``shards`` of about equal runtime (None: each block is one), and as many
-    shards for each stage, what is left over one each to the stages behind the first."""
+    shards for each stage, what is left over one each to the stages behind the first. Held against its repository's rules."""
     count = 0 if shards is None else integer(shards, "shards")
     if shards is not None and count < 1:
         raise _core.InvalidValueError(f"shards is {count}: at least 1 is needed")
@@ -174,7 +174,8 @@ def dapple(
     *, param_bytes: Times | None = None, bandwidth_Bps: float = math.inf,
 ) -> BaselinePlan:  # fmt: skip
     """DAPPLE's planner (PPoPP 2021, section 4): cuts and replicas on ``devices``, least latency of its pivot-stage model.
-    Replicas split every micro-batch and exchange param_bytes over bandwidth_Bps at the end."""
+    Replicas split every micro-batch and exchange param_bytes over bandwidth_Bps at the end. Held against a summary of the paper
+    and an author's slides, not against its printed formula."""
     return _run(
         "dapple", fwd, bwd, devices, micro_batches, comm_s, blocking, memory, name="devices", param_bytes=param_bytes,
         bandwidth_Bps=bandwidth_Bps,
@@ -186,7 +187,7 @@ def vpipe(
     *, swap_bandwidth_Bps: float = 0.0,
 ) -> BaselinePlan:  # fmt: skip
     """vPipe (TPDS 2022): swap and recompute chosen in each stage so that it fits, and blocks moved between neighbouring stages
-    as in Kernighan and Lin's search. Without ``memory`` nothing needs saving."""
+    as in Kernighan and Lin's search. Without ``memory`` nothing needs saving. Not held against the paper."""
     return _run("vpipe", fwd, bwd, stages, micro_batches, comm_s, blocking, memory, swap_Bps=swap_bandwidth_Bps)
 
 
@@ -194,5 +195,5 @@ def adapipe(
     fwd: Times, bwd: Times, stages: int, micro_batches: int, comm_s: float = 0.0, blocking: bool = False, memory: Any = None
 ) -> BaselinePlan:
     """AdaPipe (ASPLOS 2024): for each possible stage the least recomputation that fits (a knapsack), then the partition of
-    least modelled 1F1B latency. Without ``recompute_s`` in ``memory`` it only cuts."""
+    least modelled 1F1B latency. Without ``recompute_s`` in ``memory`` it only cuts. Not held against the paper."""
     return _run("adapipe", fwd, bwd, stages, micro_batches, comm_s, blocking, memory)

@@ -77,13 +77,10 @@ def _number(layer: Mapping[str, Any], key: str, where: str) -> float:
                          "extra_bwd_s and activation_bytes) are needed") from None
     except TypeError:
         raise TypeError(f"{where} is {layer!r}: a dict would be right") from None
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{key} of {where} is {value!r}: a number would be right") from None
-    if not (np.isfinite(number) and number >= 0.0):
-        raise _core.InvalidValueError(f"{key} of {where} is {number}: a finite number of 0 or more would be right")
-    return number
+    found = number(value, f"{key} of {where}")
+    if not (np.isfinite(found) and found >= 0.0):
+        raise _core.InvalidValueError(f"{key} of {where} is {found}: a finite number of 0 or more would be right")
+    return found
 
 
 def core_layers(layers: Layers) -> tuple[CoreLayers, tuple[str, ...], tuple[tuple[str, ...], ...]]:

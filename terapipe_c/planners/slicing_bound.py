@@ -27,9 +27,11 @@ def slicing_bound(
     granularity: int = 1,
     ranks: int | None = None,
     update_s: Any = None,
+    rank_of: Sequence[int] | None = None,
 ) -> float:
     """Seconds, a proven lower bound on a step over every cutting of every micro-batch into slices of multiples of
-    ``granularity`` tokens and every order of the operations; stage k is on rank ``k % ranks`` (None: one stage a rank).
+    ``granularity`` tokens and every order of the operations; stage k is on rank ``rank_of[k]`` (None: ``k % ranks``, and
+    ranks None: one stage a rank); the first ``ranks`` stages are on as many ranks in order.
 
     partition: (first block, last block + 1) of each stage; micro_batches: sequences of each; update_s: seconds of each stage's
     update (None: the costs'). Each rank must be reached by a first slice and do all its work; or do all its forwards and input
@@ -44,15 +46,21 @@ def slicing_bound(
             f"{tokens} tokens in units of {unit}, {len(partition)} stages on {count} ranks, {len(micro_batches)} micro-batches: "
             "multiples, and at least one micro-batch, would be right"
         )
+    home = [k % count for k in range(len(partition))] if rank_of is None else [int(r) for r in rank_of]
+    if len(home) != len(partition) or home[:count] != list(range(count)) or not set(home) <= set(range(count)):
+        raise _core.InvalidValueError(
+            f"rank_of is {rank_of!r}: a rank for each of {len(partition)} stages, the first {count} in order, would be right"
+        )
     blocks, update = costs.stage_work(model, block_counts(model, partition))
     update = np.asarray(update if update_s is None else update_s, np.float64)
     sizes = Counter(whole("a micro-batch", size) for size in micro_batches)
-    arrays = [(times, *_size(model, costs, blocks, size, tokens, unit, count)) for size, times in sorted(sizes.items())]
-    return _core.slicing_bound(arrays, count, tokens // unit, float(update.reshape(-1, count).sum(0).max()))
+    arrays = [(times, *_size(model, costs, blocks, size, tokens, unit, count, home)) for size, times in sorted(sizes.items())]
+    updates = np.bincount(home, np.broadcast_to(update.reshape(-1), len(home)), count)
+    return _core.slicing_bound(arrays, count, tokens // unit, float(updates.max()))
 
 
 def _size(
-    model: GPTConfig, costs: CostModel, blocks: Any, batch: int, tokens: int, unit: int, ranks: int
+    model: GPTConfig, costs: CostModel, blocks: Any, batch: int, tokens: int, unit: int, ranks: int, rank_of: Sequence[int]
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray, FloatArray | None]:
     """all, core, head, tail, fixed, slope of micro-batches of ``batch`` sequences: what ``_core.slicing_bound`` reads."""
     stages, n, over = len(blocks), tokens // unit, costs.overhead_s
@@ -65,10 +73,9 @@ def _size(
         once[:, PHASES.index("W")] = once[KINDS.index("head")] = True
     message = costs.latency_s + costs.byte_s * 4.0 * model.n_embd * batch * S
     copy = costs.copy_byte_s * 4.0 * model.n_embd * batch * S
-    apart = ranks > 1
     head, tail = np.zeros((ranks, n + 1)), np.zeros((ranks, n + 1))
-    home = np.where(once[:, 2, None], whole_s[:, 2, None], first[:, 2])
-    tail[0] = blocks[0] @ home + over
+    back = np.where(once[:, 2, None], whole_s[:, 2, None], first[:, 2])
+    tail[0] = blocks[0] @ back + over
     for r in range(1, ranks):
         ends = copy * (1 + (r > 1))                            # to the next stage, and from the one before
         head[r] = head[r - 1] + blocks[r - 1] @ first[:, 0] + over + message + ends
@@ -76,11 +83,12 @@ def _size(
     fixed = np.zeros((ranks, 2))
     weights = np.zeros((ranks, 2, len(KINDS), len(PHASES)))
     for k in range(stages):
-        fixed[k % ranks] += 2 * copy[-1] * ((k > 0) + (k < stages - 1)) * apart
+        r = rank_of[k]
+        fixed[r] += 2 * copy[-1] * ((k > 0 and rank_of[k - 1] != r) + (k < stages - 1 and rank_of[k + 1] != r))
         for i, phases in enumerate((3, 2)):
             used = np.arange(3) < phases
-            fixed[k % ranks, i] += (blocks[k][:, None] * whole_s * (once & used)).sum()
-            weights[k % ranks, i] += blocks[k][:, None] * (~once & used)
+            fixed[r, i] += (blocks[k][:, None] * whole_s * (once & used)).sum()
+            weights[r, i] += blocks[k][:, None] * (~once & used)
     fixed_slice = over * (stages // ranks) * np.array([3.0, 2.0])
     if _by_table(costs):
         shape = (ranks, 2, n + 1, n + 1)
@@ -130,4 +138,5 @@ def plan_slicing_bound(judge: Any, candidate: Any, unit: int) -> float | None:
     if candidate.schedule == "sliced-1f1b" or work > (2e7 if _by_table(judge.costs) else 2e8):
         return None
     return slicing_bound(judge.model, judge.costs, candidate.partition, [b for b, _ in candidate.slicing], seq_len=tokens,
-                         granularity=cuts, ranks=judge.ranks, update_s=judge._stage_work(candidate.partition)[1])  # fmt: skip
+                         granularity=cuts, ranks=judge.ranks, update_s=judge._stage_work(candidate.partition)[1],
+                         rank_of=judge.lowered(candidate).rank_of)  # fmt: skip

@@ -85,7 +85,7 @@ check_evaluation(void)
 {
     pipeline x = {.p = 1 + pick(P), .m = 1 + pick(M), .blocking = pick(2), .c = 0.37 * pick(3)};
     tp_f1b_op path[2 * (P + M)];
-    tp_slice_arena arena;
+    tp_arena arena;
     tp_f1b f;
     int master = -1;
     for (int k = 0; k < x.p; k++) {
@@ -93,7 +93,7 @@ check_evaluation(void)
         x.b[k] = 0.13 * pick(30);
     }
     double want = fixed_point(&x), sum = 0.0, row[3 * P];
-    if (tp_slice_arena_open(&arena) != TP_OK || tp_f1b_open(&arena, x.p, x.m, x.c, x.blocking, &f) != TP_OK)
+    if (tp_arena_open(&arena) != TP_OK || tp_f1b_open(&arena, x.p, x.m, x.c, x.blocking, &f) != TP_OK)
         abort();
     for (int k = 0; k < x.p; k++)
         tp_f1b_set(&f, k, x.f[k], x.b[k]);
@@ -112,7 +112,7 @@ check_evaluation(void)
     }
     CHECK(fabs(sum - want) <= 1e-12 * want && master >= 0 && master < x.p);
     CHECK(tp_f1b_run(&f, INFINITY) == want); /* nothing is left behind */
-    tp_slice_arena_close(&arena);
+    tp_arena_close(&arena);
 }
 
 typedef struct {

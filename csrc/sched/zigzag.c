@@ -1,14 +1,13 @@
-/* ZB-V where no closed rule gives it, by list scheduling at nominal durations: of all ranks the op that can start first is
- * placed, backward before forward before weight gradients; W fills waits (zero bubble pipelines, Qi et al. 2024, sec. 3 and
- * 6). A few variants are tried and the best by simulation stays. */
+/* Schedules whose stages go down the ranks and up again, by list scheduling at nominal durations: of all ranks the op that can
+ * start first is placed, backward before forward before weight gradients. ZB-V where no closed rule gives it: two chunks, W
+ * fills waits (zero bubble pipelines, Qi et al. 2024, sec. 3 and 6). Hanayo (Liu et al. 2023): two chunks a wave, whole
+ * backwards. A few variants are tried and the best by simulation stays. */
 #include "csrc/sched/internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #define NOT_YET (-1.0)
-
-enum { CHUNKS = 2 };
 
 typedef struct {
     double seconds[TP_OPS]; /* nominal */
@@ -23,8 +22,15 @@ typedef struct {
 } place;
 
 typedef struct {
-    const tp_zb_v_request *r;
+    int op, stage; /* op -1: nothing can start yet */
+    double start;
+} choice;
+
+typedef struct {
+    const tp_zigzag_request *r;
+    int chunks, backward; /* backward: TP_OP_I, and W apart, or TP_OP_B */
     tp_program *to;
+    choice *next;  /* [ranks] */
     place *stage;  /* [stages] */
     double *times; /* their memory */
     double *clock; /* [ranks] */
@@ -32,11 +38,6 @@ typedef struct {
     int64_t *write;
     variant v;
 } lister;
-
-typedef struct {
-    int op, stage; /* op -1: nothing can start yet */
-    double start;
-} choice;
 
 static int
 stage_of(const lister *l, int rank, int chunk)
@@ -58,22 +59,22 @@ consider(choice *best, int op, int stage, double ready, double clock)
 static choice
 choose(const lister *l, int rank)
 {
-    const tp_zb_v_request *r = l->r;
+    const tp_zigzag_request *r = l->r;
     choice best = {-1, 0, 0.0};
-    int weight = -1;
-    for (int k = 0; k < CHUNKS; k++) {
-        int v = stage_of(l, rank, l->v.late ? CHUNKS - 1 - k : k);
+    int weight = -1, last = l->chunks - 1;
+    for (int k = 0; k <= last; k++) {
+        int v = stage_of(l, rank, l->v.late ? last - k : k);
         const place *p = &l->stage[v];
         if (p->backward < p->forward)
-            consider(&best, TP_OP_I, v, p->ready_b[p->backward], l->clock[rank]);
-        if (p->weight < p->backward &&
+            consider(&best, l->backward, v, p->ready_b[p->backward], l->clock[rank]);
+        if (l->backward == TP_OP_I && p->weight < p->backward &&
             (weight < 0 || p->backward - p->weight > l->stage[weight].backward - l->stage[weight].weight))
             weight = v;
     }
-    for (int k = 0; k < CHUNKS; k++) {
-        int chunk = l->v.late ? CHUNKS - 1 - k : k, v = stage_of(l, rank, chunk);
+    for (int k = 0; k <= last; k++) {
+        int chunk = l->v.late ? last - k : k, v = stage_of(l, rank, chunk);
         const place *p = &l->stage[v];
-        if (p->forward < r->micros && l->held[rank] < r->most - (CHUNKS - 1 - chunk))
+        if (p->forward < r->micros && l->held[rank] < r->most - (last - chunk))
             consider(&best, TP_OP_F, v, p->ready_f[p->forward], l->clock[rank]);
     }
     double patience = l->v.threshold * l->v.seconds[TP_OP_W];
@@ -109,16 +110,22 @@ place_op(lister *l, int rank, const choice *c)
         *(c->stage < last ? &p[1].ready_f[micro] : &p->ready_b[micro]) = end;
         return;
     }
-    if (c->op == TP_OP_W)
+    if (c->op == TP_OP_W || c->op == TP_OP_B)
         l->held[rank]--;
     if (c->op != TP_OP_W && c->stage > 0)
         p[-1].ready_b[micro] = end;
 }
 
+static int64_t
+ops_a_slice(const lister *l)
+{
+    return l->backward == TP_OP_I ? 3 : 2;
+}
+
 static tp_status
 fill(lister *l)
 {
-    const tp_zb_v_request *r = l->r;
+    const tp_zigzag_request *r = l->r;
     int stages = l->to->stages;
     for (int64_t i = 0; i < 2 * (int64_t)stages * r->micros; i++)
         l->times[i] = NOT_YET;
@@ -132,27 +139,30 @@ fill(lister *l)
         l->clock[rank] = 0.0;
         l->write[rank] = l->to->begin[rank];
     }
-    for (int64_t ops = 3 * (int64_t)stages * r->micros; ops > 0; ops--) {
-        choice best = {-1, 0, 0.0};
+    for (int k = 0; k < r->ranks; k++)
+        l->next[k] = choose(l, k);
+    for (int64_t ops = ops_a_slice(l) * stages * r->micros; ops > 0; ops--) {
         int rank = 0;
-        for (int k = 0; k < r->ranks; k++) {
-            choice mine = choose(l, k);
-            if (mine.op >= 0 && (best.op < 0 || mine.start < best.start)) {
-                best = mine;
+        for (int k = 1; k < r->ranks; k++)
+            if (l->next[k].op >= 0 && (l->next[rank].op < 0 || l->next[k].start < l->next[rank].start))
                 rank = k;
-            }
-        }
+        choice best = l->next[rank];
         if (best.op < 0)
-            return tp_fail(TP_EINFEASIBLE, "most is %d activations of a stage: at least 2 would be right", r->most);
+            return tp_fail(TP_EINFEASIBLE, "most is %d activations of a stage: at least %d would be right", r->most, l->chunks);
         place_op(l, rank, &best);
+        int reader = best.op == TP_OP_W ? -1 : best.stage + (best.op == TP_OP_F ? 1 : -1);
+        l->next[rank] = choose(l, rank);
+        if (reader >= 0 && reader < stages) /* nobody else has anything new to choose from */
+            l->next[l->to->rank_of[reader]] = choose(l, l->to->rank_of[reader]);
     }
     return TP_OK;
 }
 
 static tp_status
-open_target(const tp_zb_v_request *r, tp_program **out)
+open_target(lister *l)
 {
-    int stages = r->ranks * CHUNKS;
+    const tp_zigzag_request *r = l->r;
+    int stages = r->ranks * l->chunks;
     int64_t units = 0;
     for (int q = 0; q < r->micros; q++)
         units += r->slices[q];
@@ -163,10 +173,10 @@ open_target(const tp_zb_v_request *r, tp_program **out)
         status = tp_fail(TP_EMEMORY, "no memory for %d stages", stages);
     } else {
         for (int k = 0; k < r->ranks; k++)
-            counts[k] = 3 * units * CHUNKS;
+            counts[k] = ops_a_slice(l) * units * l->chunks;
         for (int v = 0; v < stages; v++)
             rank_of[v] = v / r->ranks % 2 == 0 ? v % r->ranks : r->ranks - 1 - v % r->ranks;
-        status = tp_program_open(r->ranks, stages, r->micros, r->slices, rank_of, counts, out);
+        status = tp_program_open(r->ranks, stages, r->micros, r->slices, rank_of, counts, &l->to);
     }
     free(counts);
     free(rank_of);
@@ -196,22 +206,46 @@ compete(lister *l, tp_program **best, double *least)
     return TP_OK;
 }
 
+/* ZB-V's closed pattern; with whole backwards: each where its I stands, and no W. */
+static tp_status
+open_pattern(lister *l)
+{
+    tp_program *apart = NULL;
+    if (l->backward == TP_OP_I)
+        return tp_program_build(TP_ZB_V, l->r->ranks, 2, l->r->micros, l->r->slices, &l->to);
+    TP_TRY(tp_program_build(TP_ZB_V, l->r->ranks, 2, l->r->micros, l->r->slices, &apart));
+    tp_status status = open_target(l);
+    for (int rank = 0; status == TP_OK && rank < l->r->ranks; rank++) {
+        tp_instr *to = &l->to->code[l->to->begin[rank]];
+        for (int64_t k = apart->begin[rank]; k < apart->begin[rank + 1]; k++) {
+            if (apart->code[k].op == TP_OP_W)
+                continue;
+            *to = apart->code[k];
+            if (to->op == TP_OP_I)
+                to->op = TP_OP_B;
+            to++;
+        }
+    }
+    tp_program_close(apart);
+    return status;
+}
+
 static tp_status
 best_of(lister *l, tp_program **best)
 {
     static const double thresholds[] = {0.0, 0.25, 0.5, 0.75, 1.0};
-    const tp_zb_v_request *r = l->r;
+    const tp_zigzag_request *r = l->r;
     double least = 0.0;
-    int done = 0;
-    if (r->micros >= 2 * r->ranks - 1 && r->most >= 2 * r->ranks) {
-        TP_TRY(tp_program_build(TP_ZB_V, r->ranks, 2, r->micros, r->slices, &l->to));
+    int done = 0, variants = l->backward == TP_OP_I ? 10 : 2; /* without W there is nothing to be patient with */
+    if (l->chunks == 2 && r->micros >= 2 * r->ranks - 1 && r->most >= 2 * r->ranks) {
+        TP_TRY(open_pattern(l));
         TP_TRY(compete(l, best, &least));
-        done = r->forward_s == r->input_s && r->input_s == r->weight_s; /* no order is faster */
+        done = l->backward == TP_OP_I && r->forward_s == r->input_s && r->input_s == r->weight_s; /* no order is faster */
     }
-    for (int i = 0; i < 10 && !done; i++) {
+    for (int i = 0; i < variants && !done; i++) {
         l->v.threshold = thresholds[i / 2];
         l->v.late = i % 2 == 0;
-        TP_TRY(open_target(r, &l->to));
+        TP_TRY(open_target(l));
         TP_TRY(fill(l));
         TP_TRY(compete(l, best, &least));
     }
@@ -219,7 +253,7 @@ best_of(lister *l, tp_program **best)
 }
 
 static tp_status
-request_ok(const tp_zb_v_request *r)
+request_ok(const tp_zigzag_request *r)
 {
     if (r->ranks < 1 || r->ranks > 32767)
         return tp_fail(TP_EVALUE, "ranks is %d: 1 to 32767 would be right", r->ranks);
@@ -232,36 +266,55 @@ request_ok(const tp_zb_v_request *r)
     return TP_OK;
 }
 
-tp_status
-tp_program_build_zb_v(const tp_zb_v_request *request, tp_program **out)
+static tp_status
+build(lister *l, tp_program **out)
 {
-    TP_TRY(request_ok(request));
-    size_t ranks = (size_t)request->ranks, stages = CHUNKS * ranks;
-    lister l = {.r = request};
-    l.v.seconds[TP_OP_F] = request->forward_s;
-    l.v.seconds[TP_OP_I] = request->input_s;
-    l.v.seconds[TP_OP_W] = request->weight_s;
-    l.stage = malloc(stages * sizeof *l.stage);
-    l.times = malloc(2 * stages * (size_t)request->micros * sizeof *l.times);
-    l.clock = malloc(ranks * sizeof *l.clock);
-    l.held = malloc(ranks * sizeof *l.held);
-    l.write = malloc(ranks * sizeof *l.write);
+    TP_TRY(request_ok(l->r));
+    size_t ranks = (size_t)l->r->ranks, stages = (size_t)l->chunks * ranks;
+    l->v.seconds[TP_OP_F] = l->r->forward_s;
+    l->v.seconds[TP_OP_I] = l->r->input_s;
+    l->v.seconds[TP_OP_W] = l->r->weight_s;
+    l->v.seconds[TP_OP_B] = l->r->input_s + l->r->weight_s;
+    l->stage = malloc(stages * sizeof *l->stage);
+    l->times = malloc(2 * stages * (size_t)l->r->micros * sizeof *l->times);
+    l->clock = malloc(ranks * sizeof *l->clock);
+    l->next = malloc(ranks * sizeof *l->next);
+    l->held = malloc(ranks * sizeof *l->held);
+    l->write = malloc(ranks * sizeof *l->write);
     tp_program *best = NULL;
     tp_status status = TP_OK;
-    if (l.stage == NULL || l.times == NULL || l.clock == NULL || l.held == NULL || l.write == NULL)
+    if (l->stage == NULL || l->times == NULL || l->clock == NULL || l->next == NULL || l->held == NULL || l->write == NULL)
         status = tp_fail(TP_EMEMORY, "no memory to place %zu stages", stages);
     else
-        status = best_of(&l, &best);
-    free(l.stage);
-    free(l.times);
-    free(l.clock);
-    free(l.held);
-    free(l.write);
-    tp_program_close(l.to);
+        status = best_of(l, &best);
+    free(l->stage);
+    free(l->times);
+    free(l->clock);
+    free(l->next);
+    free(l->held);
+    free(l->write);
+    tp_program_close(l->to);
     if (status != TP_OK) {
         tp_program_close(best);
         return status;
     }
     *out = best;
     return TP_OK;
+}
+
+tp_status
+tp_program_build_zb_v(const tp_zigzag_request *request, tp_program **out)
+{
+    lister l = {.r = request, .chunks = 2, .backward = TP_OP_I};
+    return build(&l, out);
+}
+
+tp_status
+tp_program_build_hanayo(const tp_zigzag_request *request, int waves, tp_program **out)
+{
+    if (waves < 1 || waves > 65536 / 2 / (request->ranks > 1 ? request->ranks : 1))
+        return tp_fail(TP_EVALUE, "waves is %d: 1 to %d would be right with %d ranks", waves,
+                       65536 / 2 / (request->ranks > 1 ? request->ranks : 1), request->ranks);
+    lister l = {.r = request, .chunks = 2 * waves, .backward = TP_OP_B};
+    return build(&l, out);
 }
