@@ -357,3 +357,10 @@ def test_share_carries_things_longer_than_one_gather():
     for thread in threads:
         thread.join()
     assert got == {rank: things for rank in range(3)}
+
+
+def test_an_exchange_works_from_when_both_its_ends_are_there() -> None:
+    from terapipe_c.outcome import met
+
+    rows = [(0, "W", 0, 0, 0, 0.0, 5.0), (0, "AR", 0, 0, 0, 5.0, 5.1), (1, "W", 1, 0, 0, 0.0, 2.0), (1, "AR", 1, 0, 0, 2.0, 5.1)]
+    assert met(rows)[3] == (1, "AR", 1, 0, 0, 5.0, 5.1) and met(rows)[:3] == rows[:3]
