@@ -5,7 +5,7 @@ from typing import Any, Literal, Self, TypeAlias, final, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from typing_extensions import Buffer
+from typing_extensions import Buffer, CapsuleType
 
 from .schedule import Timeline
 
