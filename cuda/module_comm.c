@@ -81,7 +81,8 @@ inproc(PyObject *module, PyObject *args)
     const tp_link *link = link_of(capsule);
     if (link == NULL)
         return NULL;
-    return put(tp_comm_open_inproc(link->comm, link->region, bytes < 0 ? 0 : (size_t)bytes, &comm), comm);
+    tp_status status = tp_comm_open_inproc(link->comm, link->region, bytes < 0 ? 0 : (size_t)bytes, &comm);
+    return put(status, comm);
 }
 
 static void

@@ -27,7 +27,8 @@ typedef struct {
     void *slot[TP_NCCL_SLOTS], *handle[TP_NCCL_SLOTS];
     tp_cuda_event filled[TP_NCCL_SLOTS], freed[TP_NCCL_SLOTS];
     size_t bytes[TP_COMM_POSTED];   /* of receives posted */
-    int64_t posted, issued, taken;  /* sends: issued alone */
+    int64_t posted, taken;          /* receives */
+    _Atomic int64_t issued;         /* written by this rank, read by the watch */
     int64_t seen, since_ns;         /* the watch's: operations it saw end, and when the oldest other one began to count */
 } channel;
 
@@ -289,40 +290,6 @@ open_class(nccl_comm *c, int class, int direction)
     return TP_OK;
 }
 
-static void
-release(nccl_comm *c);
-
-static tp_status
-nccl_bind(tp_comm *comm, void *device)
-{
-    nccl_comm *c = (nccl_comm *)comm;
-    tp_cuda_rank *rank = tp_cuda_rank_of(device);
-    nc_config config = config_of(c);
-    nc_id id;
-    if (device == NULL) {
-        if (c->device != NULL)
-            release(c);
-        return TP_OK;
-    }
-    if (c->device != NULL)
-        return tp_fail(TP_EVALUE, "this communicator has a device already");
-    c->device = rank->cuda;
-    c->ending = 0;
-    c->compute = rank->stream;
-    if (c->base.ranks == 1)
-        return TP_OK;
-    TP_TRY(tp_cuda_bind(c->device));
-    TP_TRY(introduce(c, &id));
-    TP_TRY(tp_cuda_event_create(c->device, 0, &c->exchanged));
-    int result = c->nccl->init(&c->world, c->base.ranks, id, c->base.rank, &config);
-    TP_TRY(finish(c, result, c->world, "ncclCommInitRankConfig"));
-    for (int class = 0; class < CLASSES; class++)
-        for (int direction = DOWN; direction <= UP; direction++)
-            TP_TRY(open_class(c, class, direction));
-    c->watching = pthread_create(&c->thread, NULL, watch, c) == 0;
-    return c->watching ? TP_OK : tp_fail(TP_ERUNTIME, "the thread that watches NCCL could not be started");
-}
-
 /* ---- messages ---------------------------------------------------------------------------------------------------------------- */
 
 static tp_status
@@ -384,14 +351,6 @@ fits(const nccl_comm *c, size_t bytes)
                                                bytes, c->message_bytes);
 }
 
-static void
-count(nccl_comm *c, int64_t *number)
-{
-    pthread_mutex_lock(&c->lock);
-    ++*number;
-    pthread_mutex_unlock(&c->lock);
-}
-
 static tp_status
 nccl_send(tp_comm *comm, int peer, uint64_t tag, const void *data, size_t bytes)
 {
@@ -407,7 +366,7 @@ nccl_send(tp_comm *comm, int peer, uint64_t tag, const void *data, size_t bytes)
     TP_TRY(tp_cuda_event_wait(c->device, ch->filled[i], ch->stream));
     CALL(c, ch->comm, "ncclSend", c->nccl->send(ch->slot[i], bytes, NC_INT8, ch->other, ch->comm, ch->stream));
     TP_TRY(tp_cuda_event_record(c->device, ch->freed[i], ch->stream));
-    count(c, &ch->issued);
+    ch->issued++;
     return TP_OK;
 }
 
@@ -422,7 +381,7 @@ issue(nccl_comm *c, channel *ch)
             TP_TRY(tp_cuda_event_wait(c->device, ch->freed[i], ch->stream));
         CALL(c, ch->comm, "ncclRecv", c->nccl->recv(ch->slot[i], bytes, NC_INT8, ch->other, ch->comm, ch->stream));
         TP_TRY(tp_cuda_event_record(c->device, ch->filled[i], ch->stream));
-        count(c, &ch->issued);
+        ch->issued++;
     }
     return TP_OK;
 }
@@ -554,6 +513,37 @@ release(nccl_comm *c)
         tp_cuda_event_destroy(c->device, c->exchanged);
     c->exchanged = NULL;
     c->device = NULL;
+}
+
+static tp_status
+nccl_bind(tp_comm *comm, void *device)
+{
+    nccl_comm *c = (nccl_comm *)comm;
+    tp_cuda_rank *rank = tp_cuda_rank_of(device);
+    nc_config config = config_of(c);
+    nc_id id;
+    if (device == NULL) {
+        if (c->device != NULL)
+            release(c);
+        return TP_OK;
+    }
+    if (c->device != NULL)
+        return tp_fail(TP_EVALUE, "this communicator has a device already");
+    c->device = rank->cuda;
+    c->ending = 0;
+    c->compute = rank->stream;
+    if (c->base.ranks == 1)
+        return TP_OK;
+    TP_TRY(tp_cuda_bind(c->device));
+    TP_TRY(introduce(c, &id));
+    TP_TRY(tp_cuda_event_create(c->device, 0, &c->exchanged));
+    int result = c->nccl->init(&c->world, c->base.ranks, id, c->base.rank, &config);
+    TP_TRY(finish(c, result, c->world, "ncclCommInitRankConfig"));
+    for (int class = 0; class < CLASSES; class++)
+        for (int direction = DOWN; direction <= UP; direction++)
+            TP_TRY(open_class(c, class, direction));
+    c->watching = pthread_create(&c->thread, NULL, watch, c) == 0;
+    return c->watching ? TP_OK : tp_fail(TP_ERUNTIME, "the thread that watches NCCL could not be started");
 }
 
 static void

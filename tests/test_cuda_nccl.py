@@ -36,7 +36,8 @@ def emulated(fake, *cases):
     environment = {**os.environ, "TERAPIPE_CUDA_MODULE": str(cuda_emu.build()), "TERAPIPE_NCCL": str(fake),
                    "PYTHONPATH": os.pathsep.join((str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")))}
     environment.pop("PYTHONSAFEPATH", None)
-    ran = subprocess.run([sys.executable, __file__, json.dumps(cases)], env=environment, capture_output=True, text=True, timeout=100)
+    ran = subprocess.run([sys.executable, __file__, json.dumps(cases)], env=environment, capture_output=True, text=True,
+                         timeout=100)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return json.loads(ran.stdout.splitlines()[-1])
 
@@ -138,8 +139,9 @@ def test_declarations_are_those_of_the_real_header(ours, header):
     place = headers(header, "/usr/local/cuda/include", "/usr/include")
     if cuda is None or place is None:
         pytest.skip(f"{header} is not installed")
-    ran = subprocess.run(["gcc", "-std=c11", "-fsyntax-only", "-I.", "-isystem", str(place), "-isystem", str(cuda), f"tests/{ours}"],
-                         cwd=ROOT, capture_output=True, text=True)
+    places = ["-isystem", str(place), "-isystem", str(cuda)]
+    ran = subprocess.run(["gcc", "-std=c11", "-fsyntax-only", "-I.", *places, f"tests/{ours}"], cwd=ROOT,
+                         capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
 
 

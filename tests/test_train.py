@@ -20,7 +20,8 @@ from terapipe_c.job import neighbours
 
 HERE = Path(__file__).resolve().parent
 CLEAN = {name: value for name, value in os.environ.items()
-         if not name.startswith(("OMPI_", "PMI", "SLURM_", "MASTER_", "TORCHELASTIC", "TERAPIPE_TOKEN", "RANK", "WORLD_", "LOCAL_"))}
+         if not name.startswith(("OMPI_", "PMI", "SLURM_", "MASTER_", "TORCHELASTIC", "TERAPIPE_TOKEN", "RANK", "WORLD_",
+                                "LOCAL_"))}
 OPTIONS = {"steps": 4, "lr": 1e-3, "lr_schedule": "constant", "checkpoint_every": 2, "eval_every": 2, "eval_batches": 2}
 
 
@@ -118,7 +119,7 @@ def test_bits_are_those_of_launch(plans, launched, tmp_path, words, ranks):
     assert all(np.array_equal(ours.params[name], value) for name, value in theirs.params.items())
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == sorted(p.name for p in wanted.out.iterdir())
     lines = [(tmp_path / "run" / "metrics.jsonl"), wanted.out / "metrics.jsonl"]
-    one, other = ([(json.loads(line)["step"], json.loads(line)["loss"]) for line in path.read_text().splitlines()] for path in lines)
+    one, other = ([json.loads(line)["loss"] for line in path.read_text().splitlines()] for path in lines)
     assert one == other
 
 
@@ -150,7 +151,8 @@ def test_the_failure_of_a_rank_reaches_all_in_its_own_words(plans):
     assert "ValueError: no café here" in ends[1][1]
     for rank in (0, 2):
         text = json.loads(ends[rank][0])["text"]
-        assert text.startswith(f"rank {rank} was ended because rank 1 failed first: rank 1 failed at step 1") and "no café here" in text
+        assert text.startswith(f"rank {rank} was ended because rank 1 failed first: rank 1 failed at step 1")
+        assert "no café here" in text
 
 
 def test_what_differs_between_ranks_is_named(plans):

@@ -41,8 +41,8 @@ def main(plan, data, options):
         print(json.dumps({"error": type(error).__name__, "text": str(error)}))
         return 1
     said = {"rank": run.rank, "losses": [r.loss for r in run], "norms": [r.grad_norm for r in run],
-            "evals": [r.eval_loss for r in run], "checkpoint": str(run.checkpoint_path), "ranks": len(run.report().peak_memory_bytes),
-            "memory": list(run.report().peak_memory_bytes)}
+            "evals": [r.eval_loss for r in run], "checkpoint": str(run.checkpoint_path),
+            "ranks": len(run.report().peak_memory_bytes), "memory": list(run.report().peak_memory_bytes)}
     print(json.dumps(said))
     return 0
 

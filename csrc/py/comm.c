@@ -5,6 +5,7 @@
 
 #include <limits.h>
 #include <math.h>
+#include <structmember.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -510,24 +511,10 @@ comm_close(PyObject *object, PyObject *unused)
     return leave(self, TP_OK);
 }
 
-static PyObject *
-comm_get_rank(PyObject *object, void *unused)
-{
-    (void)unused;
-    return PyLong_FromLong(((comm_object *)object)->rank);
-}
-
-static PyObject *
-comm_get_region(PyObject *object, void *unused)
-{
-    (void)unused;
-    return Py_NewRef((PyObject *)((comm_object *)object)->region);
-}
-
-static PyGetSetDef comm_getset[] = {
-    {"rank", comm_get_rank, NULL, "This end's rank.", NULL},
-    {"region", comm_get_region, NULL, "The region it stands on.", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
+static PyMemberDef comm_members[] = {
+    {"rank", T_INT, offsetof(comm_object, rank), READONLY, "This end's rank."},
+    {"region", T_OBJECT_EX, offsetof(comm_object, region), READONLY, "The region it stands on."},
+    {NULL, 0, 0, 0, NULL},
 };
 static PyMethodDef comm_methods[] = {
     {"send", comm_send, METH_VARARGS,
@@ -548,7 +535,7 @@ static PyType_Slot comm_slots[] = {
     {Py_tp_new, comm_new},
     {Py_tp_dealloc, comm_dealloc},
     {Py_tp_methods, comm_methods},
-    {Py_tp_getset, comm_getset},
+    {Py_tp_members, comm_members},
     {Py_tp_doc, "Comm(region, rank, timeout_s=0)\n--\n\nOne rank's end of a region; one thread at a time. timeout_s of "
                 "one wait, 0: none."},
     {0, NULL},

@@ -90,7 +90,7 @@ refuse(nc_comm c)
 {
     if (c->dead)
         return NC_INVALID_USAGE;
-    if (c->looks > 0 || c->stuck) {
+    if (c->looks > 0 || c->stuck || c->splitting || c->all->members < c->all->ranks) {
         misuses++;
         return NC_INVALID_USAGE;
     }
@@ -161,9 +161,10 @@ FAKE(ncclCommSplit)(nc_comm c, int color, int key, nc_comm *out, nc_config *conf
 FAKE(ncclCommGetAsyncError)(nc_comm c, int *state)
 {
     pthread_mutex_lock(&lock);
-    if (c->looks > 0 && c->all->members == c->all->ranks && !c->splitting)
+    int alone = c->all->members < c->all->ranks || c->splitting;
+    if (c->looks > 0 && !alone)
         c->looks--;
-    *state = c->error ? c->error : c->looks > 0 || c->stuck ? NC_IN_PROGRESS : NC_SUCCESS;
+    *state = c->error ? c->error : c->looks > 0 || c->stuck || alone ? NC_IN_PROGRESS : NC_SUCCESS;
     pthread_mutex_unlock(&lock);
     return NC_SUCCESS;
 }
