@@ -143,7 +143,7 @@ static tp_status
 inproc_send(tp_comm *comm, int peer, uint64_t tag, const void *data, size_t bytes)
 {
     inproc_comm *c = (inproc_comm *)comm;
-    outbox *box;
+    outbox *box = NULL;
     TP_TRY(begin(c, peer));
     if (bytes > c->message_bytes)
         return tp_fail(TP_EVALUE, "a message has %zu bytes: the communicator was made for at most %zu", bytes, c->message_bytes);
