@@ -1,7 +1,7 @@
 # The CUDA backend, where it was built. terapipe_c/cuda.py is its face; cuda/module*.c say what each does.
 from typing import Any
 
-from typing_extensions import Buffer
+from typing_extensions import Buffer, CapsuleType
 
 provider: Any
 
@@ -56,3 +56,6 @@ def attention(
     groups: int = ...,
     stream: int = ...,
 ) -> None: ...
+def nccl(link: CapsuleType, pairs: Any, message_bytes: int, max_ctas: int = 0, /) -> CapsuleType: ...
+def inproc(link: CapsuleType, message_bytes: int, /) -> CapsuleType: ...
+def partitions(index: int, parts: int, /) -> list[tuple[CapsuleType, int]]: ...

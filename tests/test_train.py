@@ -22,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 CLEAN = {name: value for name, value in os.environ.items()
          if not name.startswith(("OMPI_", "PMI", "SLURM_", "MASTER_", "TORCHELASTIC", "TERAPIPE_TOKEN", "RANK", "WORLD_",
                                 "LOCAL_"))}
-OPTIONS = {"steps": 4, "lr": 1e-3, "lr_schedule": "constant", "checkpoint_every": 2, "eval_every": 2, "eval_batches": 2}
+OPTIONS = {"steps": 4, "lr": 1e-3, "lr_schedule": "constant", "checkpoint_every": 2, "eval_every": 2, "eval_batches": 2, "meeting_s": 30}
 
 
 def free_port(count=1):
@@ -98,7 +98,8 @@ def launched(plans, tmp_path_factory):
     results = {}
     for ranks in (2, 3):
         out = tmp_path_factory.mktemp("launched") / "run"
-        one = tp.launch(tp.Plan.load(files[ranks]), data, out=out, progress=False, processes=False, **OPTIONS).wait()
+        one = tp.launch(tp.Plan.load(files[ranks]), data, out=out, progress=False, processes=False,
+                        **{name: value for name, value in OPTIONS.items() if name != "meeting_s"}).wait()
         results[ranks] = one
     return results
 
