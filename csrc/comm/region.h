@@ -22,9 +22,11 @@ typedef struct {
     uint64_t rounds; /* all-gathers this rank has entered; its own, kept here for a communicator opened later */
 } tp_region_rank;
 
-/* Single producer, single consumer. head and tail count bytes since the beginning and never wrap. */
+/* Single producer, single consumer. head and tail count bytes since the beginning and never wrap. What lies between tail and
+ * skip, if anything, is void: the producer went back to the start of `data` when the ring was empty. */
 typedef struct {
     alignas(TP_LINE) _Atomic uint64_t head;
+    _Atomic uint64_t skip;
     alignas(TP_LINE) _Atomic uint64_t tail;
     alignas(TP_LINE) unsigned char data[];
 } tp_ring;
