@@ -38,7 +38,7 @@ class Question:
 
     name: str
     seconds: float
-    """Its deadline. The sum over all questions stays below nine minutes."""
+    """Its deadline, well above what it should take: what is asked last gets what --seconds leaves."""
     answer: Callable[[], Any]
     order: int = 50
     """Small ones first: 0 to 9 build, 10 to 39 are right or wrong, 40 on are speed."""
