@@ -9,7 +9,7 @@ from typing import Any
 from . import _core, cuda
 from .config import human_bytes
 
-__all__ = ["BACKENDS", "Backend", "choose", "place"]
+__all__ = ["BACKENDS", "Backend", "choose", "own_gpu", "place"]
 
 BACKENDS = ("cpu", "cuda")
 DTYPES = {"cpu": ("float32",), "cuda": ("bf16", "float32")}   # the first is what None means
@@ -37,6 +37,13 @@ def choose(name: Any = "cpu", dtype: Any = None) -> Backend:
         right = " or ".join(repr(each) for each in known)
         raise _core.InvalidValueError(f"dtype is {dtype!r}: {right} would be right for backend {name!r}")
     return Backend(name, known[0] if dtype is None else dtype)
+
+
+def own_gpu(local_rank: int) -> int:
+    """The GPU of one of several processes that a launcher has started on this machine: that of its number, or the one that the
+    launcher shows it."""
+    shown = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return 0 if len(shown) == 1 else local_rank
 
 
 def place(backend: Backend, ranks: int, devices: Sequence[int] | None, needed: Sequence[int]) -> list[int]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _core, schedules
-from .backend import Backend, choose
+from .backend import Backend, choose, own_gpu
 from .config import GPTConfig, whole
 
 if TYPE_CHECKING:
@@ -143,7 +143,8 @@ def _device_of(job: Mapping[str, Any], rank: int) -> dict[str, Any]:
     if backend.name == "cpu":
         return {}
     here, devices = job.get("local_rank", rank), job.get("devices")
-    return {"backend": backend, "device": here if devices is None else devices[here], "reproducible": bool(job["reproducible"]),
+    own = devices[here] if devices is not None else own_gpu(here) if "local_rank" in job else here
+    return {"backend": backend, "device": own, "reproducible": bool(job["reproducible"]),
             "candidates": 0 if job["reproducible"] else TIMED, "eager": os.environ.get("TERAPIPE_CUDA_GRAPHS") == "0"}
 
 

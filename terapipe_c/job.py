@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _core
-from .backend import choose, place
+from .backend import choose, own_gpu, place
 from .checkpoint import MODEL_FIELDS
 from .engine import gather_bytes, rank_memory
 from .worker import GATHER_BYTES
@@ -137,9 +137,9 @@ def _check_devices(job: Mapping[str, Any], local_rank: int | None) -> None:
     backend, needed, devices = choose(job["backend"], job["dtype"]), job["predicted_peak_memory_bytes"], job["devices"]
     if local_rank is None:
         place(backend, job["ranks"], devices, needed)
-    else:     # one of several processes of this machine: its own, of the GPUs that the launcher shows it
-        place(backend, local_rank + 1, None if devices is None else devices[:local_rank + 1],
-              [0] * local_rank + [max(needed)])
+    elif backend.name == "cuda":     # one of several processes of this machine: its own, of the GPUs that the launcher shows it
+        here = own_gpu(local_rank) if devices is None else local_rank
+        place(backend, here + 1, None if devices is None else devices[:here + 1], [0] * here + [max(needed)])
 
 
 def _resume_from(folder: Path | None, job: Mapping[str, Any]) -> dict[str, Any]:

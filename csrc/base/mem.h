@@ -21,7 +21,7 @@ tp_heap_close(tp_heap *heap);
  * counted bytes; `give` with those of the block's `take`. hook NULL: the host's again, once nothing of the other is held. */
 typedef struct {
     void *context;
-    /* Zeroed, aligned to TP_ALIGN at least. EMEMORY names what and what there is. */
+    /* Aligned to TP_ALIGN at least; what is in it is the hook's business. EMEMORY names what and what there is. */
     tp_status (*take)(void *context, size_t bytes, const char *what, void **out);
     void (*give)(void *context, void *memory);
 } tp_heap_hook;

@@ -8,7 +8,8 @@
 static void
 drop_link(PyObject *capsule)
 {
-    free(PyCapsule_GetPointer(capsule, TP_LINK_CAPSULE));
+    tp_link *link = PyCapsule_GetPointer(capsule, TP_LINK_CAPSULE);
+    free(link);
     Py_XDECREF((PyObject *)PyCapsule_GetContext(capsule));
 }
 
