@@ -194,7 +194,7 @@ def test_bad_requests_are_refused(tmp_path):
             (FileNotFoundError, "nowhere", dict(data=str(tmp_path / "nowhere.txt"))), (ValueError, "4321", dict(data=wild)),
             (ValueError, "lr is nan", dict(lr=float("nan"))), (ValueError, "'linear'", dict(lr_schedule="linear")),
             (ValueError, "betas", dict(betas=(0.9, 1.0))), (ValueError, "log_every is 0", dict(log_every=0)),
-            (ValueError, "backend is .cuda.", dict(backend="cuda")),
+            (ValueError, "backend is .tpu.", dict(backend="tpu")),
             (ValueError, "resume", dict(resume=True)), (FileNotFoundError, "new", dict(resume=True, out=tmp_path / "new")),
             (ValueError, "float64", dict(init={"w": np.zeros(3)})), (TypeError, "init is int", dict(init=5)),
             (ValueError, "lr is '1'", dict(lr="1")), (ValueError, "empty.txt is empty", dict(data=tmp_path / "empty.txt")),
