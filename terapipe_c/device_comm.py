@@ -20,7 +20,11 @@ def message_bytes(n_embd: int, slicing: Sequence[tuple[int, Sequence[int]]]) -> 
 
 
 def nccl(control: _core.Comm, largest: int, max_ctas: int = 0) -> _core.Comm:
-    """A communicator by NCCL between the ranks of `control`, which must outlive it; each binds it to its own GPU."""
+    """A communicator by NCCL between the ranks of `control`, which must outlive it; each binds it to its own GPU. With
+    TERAPIPE_NCCL_ONE_GPU set, processes on one GPU take themselves for machines: right results, no speed."""
+    if os.environ.get("TERAPIPE_NCCL_ONE_GPU"):
+        os.environ |= {"NCCL_HOSTID": f"rank {control.rank}", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo",
+                       "NCCL_IB_DISABLE": "1"}
     capsule = cuda.load().nccl(_core.comm_link(control), neighbours(control.region.ranks), largest, max_ctas)
     return _core.device_comm(control, capsule)
 

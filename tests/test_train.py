@@ -22,7 +22,8 @@ HERE = Path(__file__).resolve().parent
 CLEAN = {name: value for name, value in os.environ.items()
          if not name.startswith(("OMPI_", "PMI", "SLURM_", "MASTER_", "TORCHELASTIC", "TERAPIPE_TOKEN", "RANK", "WORLD_",
                                 "LOCAL_"))}
-OPTIONS = {"steps": 4, "lr": 1e-3, "lr_schedule": "constant", "checkpoint_every": 2, "eval_every": 2, "eval_batches": 2, "meeting_s": 30}
+OPTIONS = {"steps": 4, "lr": 1e-3, "lr_schedule": "constant", "checkpoint_every": 2, "eval_every": 2, "eval_batches": 2,
+           "meeting_s": 30}
 
 
 def free_port(count=1):
