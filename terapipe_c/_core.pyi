@@ -32,6 +32,9 @@ class InternalError(Error, RuntimeError): ...
 # ---- programs (csrc/py/program.c) ---------------------------------------------------------------------------------------
 
 OPS: tuple[str, ...]
+HEAD_TILE: int
+HEAD_WORTH: int
+HEAD_HASTE: int
 # Durations as terapipe_c.schedule.tables makes them: {op: float64 seconds}, their strides, message seconds of each stage and
 # of each stage and unit, bytes held and their strides, message seconds of first and of second halves.
 _Costs: TypeAlias = tuple[

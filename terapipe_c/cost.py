@@ -27,7 +27,7 @@ from ._core import InvalidTypeError, InvalidValueError, Program
 from ._files import read_json, write_json
 from .backend import Backend, choose
 from .config import KINDS, Cluster, GPTConfig, html_table, human_seconds, real, whole
-from .fit import Curve, fit_and_judge, fit_line, fit_streamed, merged
+from .fit import Curve, fit_and_judge, fit_line, merged
 
 __all__ = ["CostModel", "Curve"]
 
@@ -237,7 +237,8 @@ class CostModel:
                 S tokens x b sequences. Kinds embedding, attention, ffn, head; a missing one costs nothing, but attention
                 and ffn need F. Only attention may have samples with C > 0.
             optimizer: ``{"param_s": ..., "stage_s": ...}`` or [(parameters, seconds), ...].
-            smooth: time never falls with the rows and time a row never rises; what the samples say else is taken for noise.
+            smooth: time never falls with the rows nor with the context, and time a row never rises; what the samples say else is
+                taken for noise.
             head_update_s: what the head adds to its stage's update.
             comm: ``{"latency_s": ..., "byte_s": ...}`` or [(bytes, seconds), ...], time on the link.
             copy_byte_s: seconds of a message's byte that each end spends itself.
@@ -248,18 +249,14 @@ class CostModel:
         for kind, phases in samples.items():
             if kind not in KINDS:
                 raise InvalidValueError(f"samples have {kind!r}: one of {', '.join(KINDS)} would be right")
-            for phase, rows in sorted(phases.items()):             # F first
+            for phase, rows in sorted(phases.items()):
                 name = f"{kind}.{phase}"
                 if phase not in PHASES:
                     raise InvalidValueError(f"samples have {name!r}: one of F, I, W would be right")
                 array = merged(rows, 4, name)
                 if kind != "attention" and (array[:, 2] > 0).any():
                     raise InvalidValueError(f"{name} has a sample with context: only attention depends on it")
-                if smooth and kind == "head":
-                    curves[kind, phase], _ = fit_streamed(array)
-                else:
-                    forward = curves.get((kind, "F")) if phase == "I" else None
-                    curves[kind, phase], judged[name] = fit_and_judge(array, name, phase == "I", smooth, forward)
+                curves[kind, phase], judged[name] = fit_and_judge(array, name, phase == "I", smooth)
         for kind in ("attention", "ffn"):
             if (kind, "F") not in curves:
                 raise InvalidValueError(f"samples lack {kind}.F")

@@ -4,7 +4,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,27 +140,18 @@ def _fit(samples: Float, what: str, signed: bool, warn: bool) -> Curve:
     return Curve(rows, seconds, pair, float(a[0]), float(a[1]), float(a[2]), float(a[3]))
 
 
-def _fit_jointly(samples: Float, forward: Curve | None) -> Curve:
+def _fit_jointly(samples: Float) -> Curve:
     """The curve through few and noisy samples: P, the context and the pairs from all of them at once, not P from those
     without context alone. a0 = a1 = 0: the kernels have no step at C = 0.
 
     First the context, beside a P of few knots, by least relative squares in which a sample that is far off weighs less
-    (Huber 1964); then P, point by point, from what is left. forward: of a pull backward, whose time falls with the context:
-    a pair of query and key costs the forward two products, an own query three, a later one four, so that a token of context is
-    worth one product less where the sequence is fixed. Noise gives it no other sign than that."""
+    (Huber 1964); then P, point by point, from what is left."""
     rows, S, C, seconds = samples.T
     b = rows / S
-    pairs = 0.5 * S * S if forward is None else np.zeros_like(S)
-    slopes = np.column_stack([b * C, b * (S * C + pairs)])
-    a2, a3 = 0.0, 0.0 if forward is None else -0.5 * forward.a3
-    if (C > 0).any() and forward is None:
-        a2, a3 = _slopes(np.column_stack([_hats(rows), slopes]), seconds)
-    elif (C > 0).any() and forward is not None:
-        a3 = float(np.clip(_robust(np.column_stack([_hats(rows), slopes[:, 1]]), seconds)[0][-1], 3 * a3, 0.5 * a3))
+    slopes = np.column_stack([b * C, b * (S * C + 0.5 * S * S)])
+    a2, a3 = _slopes(np.column_stack([_hats(rows), slopes]), seconds) if (C > 0).any() else (0.0, 0.0)
     x, y = _points_of(rows, np.maximum(seconds - slopes @ np.array([a2, a3]), 0.1 * seconds), True)
-    curve = Curve(x, y, max(0.0, a3), 0.0, 0.0, a2, a3)
-    share = _share_of_context(x, y, curve.pair_s, np.array([0.0, 0.0, a2, a3]), int((S + C).max()), int(b.max()))
-    return replace(curve, a2=a2 * share, a3=a3 * share)
+    return Curve(x, y, a3, 0.0, 0.0, a2, a3)
 
 
 def _hats(rows: Float) -> Float:
@@ -242,18 +233,17 @@ def _held_out(samples: Float) -> NDArray[np.bool_]:
     return mask
 
 
-def fit_and_judge(samples: Float, what: str, signed: bool = False, smooth: bool = False,
-                  forward: Curve | None = None) -> tuple[Curve, Float]:
+def fit_and_judge(samples: Float, what: str, signed: bool = False, smooth: bool = False) -> tuple[Curve, Float]:
     """The curve through all samples (smooth: as near as :func:`_smooth` allows), and the relative errors of the one that did
     not see the held-out samples.
 
     signed: the time may fall with the context. That is so in the input gradient's pull backward: dK and dV of an early slice
-    come from all later queries, so that a slice with little context has much to pull (GPU.md section 1.2). With `smooth`, which
-    is for our own kernels, `forward` says how steeply at most (see :func:`_fit_jointly`).
+    come from all later queries, so that a slice with little context has much to pull (GPU.md section 1.2). Not with `smooth`,
+    which is for the CPU's kernels: they push.
     """
 
     def fit(seen: Float, warn: bool) -> Curve:
-        return _fit_jointly(seen, forward if signed else None) if smooth else _fit(seen, what, signed, warn)
+        return _fit_jointly(seen) if smooth else _fit(seen, what, signed, warn)
 
     mask = _held_out(samples)
     errors = np.zeros(0)
@@ -263,18 +253,21 @@ def fit_and_judge(samples: Float, what: str, signed: bool = False, smooth: bool 
     return fit(samples, True), errors
 
 
-def fit_streamed(samples: Float) -> tuple[Curve, Float]:
-    """Fixed seconds and seconds a row, both from 0 on, and the relative errors: the head, whose weights stream past once an
-    instruction and whose weight gradient is flushed every so many rows, so that a sample has a flush more or less; in sum they
-    are right. Variance grows with the rows, so the squares are divided by them."""
-    rows, seconds = samples[:, 0], samples[:, 3]
-    weight = 1.0 / np.sqrt(rows)
-    fixed, row = np.linalg.lstsq(np.column_stack([weight, rows * weight]), seconds * weight, rcond=1e-12)[0] \
-        if len(np.unique(rows)) > 1 else (0.0, -1.0)
-    if fixed < 0 or row < 0:
-        fixed, row = 0.0, float(seconds.sum() / rows.sum())
-    last = float(rows.max())
-    return Curve((0.0, last), (float(fixed), float(fixed + row * last))), np.abs((fixed + row * rows) / seconds - 1.0)
+def fit_passes(samples: Float) -> tuple[float, float, float]:
+    """(seconds a row, least rows, seconds a row flushed) of the head, from samples [n, 4]: rows passed over its weights,
+    rows whose weight gradient was flushed, seconds, and nothing else: seconds = a max(rows passed, least) + b rows flushed.
+    Fewer rows than `least` take as long, because the weights have to come from memory."""
+    passed, flushed, seconds = samples.T
+    best = (math.inf, 0.0, 0.0, 0.0)
+    for least in (0.0, *np.unique(passed[passed > 0]).tolist()):
+        columns = np.column_stack([np.where(passed > 0, np.maximum(passed, least), 0.0), flushed])
+        (row, flush), loss = _robust(columns, seconds)
+        if flush < 0 or not flushed.any():
+            (row,), loss = _robust(columns[:, :1], seconds)
+            flush = 0.5 * row if not flushed.any() else 0.0     # one product where a pass is two
+        if loss < best[0]:
+            best = loss, float(row), least, float(flush)
+    return best[1:]
 
 
 def fit_line(samples: Iterable[Sequence[float]], what: str) -> tuple[float, float]:

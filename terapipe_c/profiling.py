@@ -10,8 +10,8 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Hashable, Sequence
-from dataclasses import replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,11 +23,12 @@ from .checkpoint import param_shapes
 from .config import KINDS, GPTConfig, real, whole
 from .cost import CostModel
 from .engine import CPU, RankEngine
+from .fit import fit_passes
 from .schedules import Program
 
 __all__ = ["profile"]
 
-Key = tuple[str, str, int, int, int]        # kind, phase, sequences, S, C
+Key = tuple[str, str, int, int, Any]        # kind, phase, sequences, S, C; of the head HeadWork in C's place
 TINY_VOCAB = 64                             # layers cost the same whatever the vocabulary
 NOTHING_S = 5e-6                            # a phase of the ends that never takes longer has no work (the head's W)
 WINDOW_S = 0.2                              # a machine keeps its speed for so long
@@ -82,6 +83,73 @@ def _head_slicing(rows: int) -> list[int]:
     return [*cut, rows]
 
 
+@dataclass(frozen=True)
+class HeadWork:
+    """What an instruction does for the head, in rows."""
+
+    own: int        # of its slice, of those that F or I does
+    passed: int     # logits and d(input): more than its own, or none, where F waits for rows
+    flushed: int    # d(weight), once half a tile of rows waits
+
+
+def head_work(cuts: Sequence[Sequence[int]]) -> tuple[dict[tuple[str, int, int], HeadWork], list[int]]:
+    """{(phase, micro-batch, slice): ...} of micro-batches of one sequence cut into these slices, and the rows whose d(weight)
+    waits for the update, in F's tile and in I's. The rules of csrc/stage/stage.h."""
+    work: dict[tuple[str, int, int], HeadWork] = {}
+    waiting = {"F": 0, "I": 0}
+
+    def flush(phase: str, most: int) -> int:
+        flushed = waiting[phase] if waiting[phase] >= most else 0
+        waiting[phase] -= flushed
+        return flushed
+
+    def add(phase: str, rows: int, most: int) -> int:
+        flushed = 0
+        while rows > 0:
+            some = min(rows, _core.HEAD_TILE - waiting[phase])
+            waiting[phase], rows = waiting[phase] + some, rows - some
+            flushed += flush(phase, most)
+        return flushed
+
+    half = _core.HEAD_TILE // 2
+    for q, lengths in enumerate(cuts):
+        ends, begin = np.cumsum(lengths).tolist(), 0
+        hasty = len(ends) - _core.HEAD_HASTE if len(ends) > _core.HEAD_HASTE else len(ends)     # the first slice in haste
+        for s, end in enumerate(ends):
+            own = _thirds(end) - _thirds(end - lengths[s])
+            waits = s < min(hasty, len(ends) - 1) and (end - begin) // 3 < _core.HEAD_WORTH
+            passed = 0 if waits else _thirds(end) - _thirds(begin)
+            work["F", q, s] = HeadWork(own, passed, add("F", passed, _core.HEAD_TILE if s >= hasty else half))
+            begin = begin if waits else end
+        for s, end in reversed(list(enumerate(ends))):
+            own = lengths[s] - (_thirds(end) - _thirds(end - lengths[s]))
+            flushed = add("I", own, half)
+            work["I", q, s] = HeadWork(own, own, flushed + (flush("F", half) if s < hasty else 0))
+    return work, [*waiting.values()]
+
+
+def _thirds(end: int) -> int:
+    """Positions below `end` that 3 divides."""
+    return (end + 2) // 3
+
+
+def spread(seconds: Mapping[tuple[str, int, HeadWork], float]) \
+        -> tuple[dict[str, list[tuple[float, int, int, float]]], tuple[float, float]]:
+    """The head's samples as its curves want them: {phase: [(rows, S, C, seconds), ...]}; and of a flush the seconds a row and
+    the rows that it costs at least.
+
+    seconds: of each instruction, by (phase, S, what it did). Passes and flushes come in lumps, some rows now, some later; in
+    a curve each instruction pays for the rows of its own slice."""
+    lumps = [(did.passed, did.flushed, taken) for (_, _, did), taken in seconds.items() if did.passed]
+    row, least, flush = fit_passes(np.array(lumps, np.float64))
+    found: dict[str, list[tuple[float, int, int, float]]] = {}
+    for (phase, S, did), taken in seconds.items():
+        fair = row * (max(did.own, least) if phase == "I" else did.own) + flush * did.own
+        lump = row * max(did.passed, least) + flush * did.flushed if did.passed else 0.0
+        found.setdefault(phase, []).append((S, S, 0, max(taken - lump + fair, 0.5 * fair)))
+    return found, (flush, least)
+
+
 def _some_params(model: GPTConfig) -> dict[str, Any]:
     """Small numbers of both signs, made quickly: kernels take the same time for any that are not subnormal."""
     some = np.random.Generator(np.random.Philox(3)).standard_normal(1 << 16, np.float32) * np.float32(0.02)
@@ -131,7 +199,9 @@ class _Sampler:
     def __init__(self, busy: int, threads: int, backend: Backend = CPU) -> None:
         self.busy, self.threads, self.backend = busy, threads, backend
         self.samples: list[tuple[Key, tuple[int, int], float]] = []     # of a key, in a window of a rank's time
-        self.updates: dict[bool, list[tuple[int, float]]] = {False: [], True: []}     # with the head: (parameters, seconds)
+        # With the head: parameters, seconds, rows of the head whose d(weight) an update had to make.
+        self.updates: dict[bool, list[tuple[int, float, list[int]]]] = {False: [], True: []}
+        self.flush = 0.0, 0.0                       # of those rows: seconds each, least rows
         self.overheads: list[float] = []
         self._lock = threading.Lock()
 
@@ -173,6 +243,8 @@ class _Sampler:
 
     def _keep(self, model: GPTConfig, slicing: list[tuple[int, list[int]]], trace: list[Any], kinds: set[str]) -> None:
         blocks, update = model.blocks, 0.0
+        head, left = head_work([lengths for _, lengths in slicing])
+        lumps = "head" in kinds and self.backend.name == "cpu"
         with self._lock:
             for (op, stage, q, s, begin, end), (_, _, _, _, _, last) in zip(trace[1:], trace, strict=False):
                 if op == "OPT":
@@ -189,14 +261,25 @@ class _Sampler:
                         if s > 0:
                             continue
                         length = sum(lengths)
-                    self.samples.append(((kind, op, b, length, context), window, end - begin))
-            self.updates["head" in kinds].append((model.num_params, update))
+                    where = head[op, q, s] if lumps and kind == "head" and op != "W" else context
+                    self.samples.append(((kind, op, b, length, where), window, end - begin))
+            self.updates["head" in kinds].append((model.num_params, update, left if lumps else []))
 
     def measured(self) -> dict[str, dict[str, list[tuple[float, int, int, float]]]]:
         """{kind: {phase: [(rows, S, C, seconds), ...]}}; without the phases that take no time."""
         found: dict[str, dict[str, list[tuple[float, int, int, float]]]] = {kind: {} for kind in KINDS}
-        for (kind, phase, b, S, C), seconds in sorted(steadied(self.samples).items()):
-            found[kind].setdefault(phase, []).append((b * S, S, C, seconds))
+        head: dict[tuple[str, int, HeadWork], float] = {}
+        for (kind, phase, b, S, C), seconds in steadied(self.samples).items():
+            if isinstance(C, HeadWork):
+                head[phase, S, C] = seconds
+            else:
+                found[kind].setdefault(phase, []).append((b * S, S, C, seconds))
+        if head:
+            lumpless, self.flush = spread(head)
+            found["head"].update(lumpless)
+        for phases in found.values():
+            for rows in phases.values():
+                rows.sort()
         return {kind: {phase: rows for phase, rows in phases.items()
                        if kind in ("attention", "ffn") or any(seconds > NOTHING_S for *_, seconds in rows)}
                 for kind, phases in found.items()}
@@ -272,9 +355,11 @@ def profile(model: GPTConfig, micro_batch: int = 1, seq_len: int | None = None, 
     _measure_head(sampler, model, seq_len, end, 0.5)
     _measure_layers(sampler, layers, seq_len, end, micro_batch)
     latency, byte = _copy_byte_s(busy)
-    param_s = _quartile([seconds / params for params, seconds in sampler.updates[False]])
-    head_s = _quartile([seconds - param_s * params for params, seconds in sampler.updates[True]])
-    return CostModel.from_measurements(sampler.measured(), optimizer={"param_s": param_s, "stage_s": 0.0},
+    param_s = _quartile([seconds / params for params, seconds, _ in sampler.updates[False]])
+    measured, (flush_s, least) = sampler.measured(), sampler.flush
+    head_s = _quartile([seconds - param_s * params - flush_s * sum(max(rows, least) for rows in left if rows)
+                        for params, seconds, left in sampler.updates[True]])
+    return CostModel.from_measurements(measured, optimizer={"param_s": param_s, "stage_s": 0.0},
                                        head_update_s=max(0.0, head_s), smooth=where.name == "cpu",   # a GPU does have waves
                                        comm={"latency_s": latency, "byte_s": 0.0}, copy_byte_s=byte,
                                        overhead_s=max(0.0, statistics.median(sampler.overheads)), model=model,

@@ -1,11 +1,13 @@
 """Profiling: the measured cost model of a tiny model, and what is refused. Times are noisy here: only their order is asserted."""
+import math
 import time
 
 import numpy as np
 import pytest
 
 import terapipe_c as tp
-from terapipe_c.profiling import steadied
+from terapipe_c import CostModel, _core
+from terapipe_c.profiling import head_work, spread, steadied
 
 MODEL = tp.GPTConfig(n_layer=3, n_head=2, n_embd=64, vocab_size=97, block_size=256)
 
@@ -110,3 +112,37 @@ def test_noise_does_not_make_a_longer_slice_cheaper_or_less_efficient() -> None:
     rates = [s / n for n, s in zip(curve.rows, curve.seconds, strict=True) if n]
     assert all(a >= b - 1e-12 for a, b in zip(rates, rates[1:], strict=False)), rates
     assert all(a <= b for a, b in zip(curve.seconds, curve.seconds[1:], strict=False)), curve.seconds
+
+
+@pytest.mark.parametrize("cuts", [[[7]], [[300, 200, 100]], [[64] * 16], [[512, 256, 128, 64, 32, 16, 8, 8], [1024]],
+                                  [[1] * 50, [50]]])
+def test_every_row_of_the_head_is_passed_once_and_flushed_once_or_left(cuts) -> None:
+    work, left = head_work(cuts)
+    assert set(work) == {(phase, q, s) for phase in "FI" for q, cut in enumerate(cuts) for s in range(len(cut))}
+    total = sum(map(sum, cuts))
+    assert sum(did.own for did in work.values()) == sum(did.passed for did in work.values()) == total
+    assert sum(did.flushed for did in work.values()) + sum(left) == total and max(left) < _core.HEAD_TILE
+    for q, cut in enumerate(cuts):
+        assert sum(work["F", q, s].own for s in range(len(cut))) == (sum(cut) + 2) // 3
+        assert sum(work["F", q, s].passed for s in range(len(cut))) == (sum(cut) + 2) // 3
+
+
+def test_the_head_s_lumps_are_spread_over_the_slices_that_made_them() -> None:
+    """A pass of few rows takes as long as one of `least`, a flush comes now and then, all with 5 % of noise: each slice is charged
+    for its own rows, and the update is told what the waiting ones cost it."""
+    row, least, flush = 2e-3, 24.0, 1e-3
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        seconds = {}
+        for cuts in ([[512, 256, 128, 64, 32, 16, 8, 8], [1024]], [[96] * 10 + [64]]):
+            for (phase, q, s), did in head_work(cuts)[0].items():
+                taken = (row * max(did.passed, least) if did.passed else 1e-5) + flush * did.flushed
+                seconds[phase, cuts[q][s], did] = taken * math.exp(0.05 * rng.standard_normal())
+        found, (flush_s, least_rows) = spread(seconds)
+        assert flush_s == pytest.approx(flush, rel=0.2) and 10 <= least_rows <= 40
+        samples = {"head": found, "attention": {"F": [(n, n, 0, 1e-4 * n) for n in (8, 64)]}, "ffn": {"F": [(8, 8, 0, 1e-4)]}}
+        costs = CostModel.from_measurements(samples, smooth=True)
+        for S in (64, 96, 128, 300):
+            assert costs.block_seconds("head", "F", S) == pytest.approx((row + flush) * S / 3, rel=0.2)
+            assert costs.block_seconds("head", "I", S) == pytest.approx((row + flush) * S * 2 / 3, rel=0.2)
+        assert costs.block_seconds("head", "I", 8) > 0.7 * row * least

@@ -78,8 +78,9 @@ typedef struct {
 
     /* -- attention: q, k, v point at row (0, 0), head 0; head h at + h * D. scale = 1/sqrt(D). --
      * forward reads k, v rows [0, C+S), q rows [C, C+S); writes o rows [C, C+S) and lse[(b * H + h) * T + t] (natural log).
-     * backward (pull): delta[(b * H + h) * T + t] = sum_d do * o is written for rows [C, C+S) and read for [C, T);
-     *   dq rows [C, C+S) from k, v rows [0, C+S);  dk, dv rows [C, C+S) from q, do, lse, delta rows [C, T).
+     * backward (push): delta[(b * H + h) * T + t] = sum_d do * o is written for rows [C, C+S); dq rows [C, C+S) from k, v rows
+     *   [0, C+S); dk, dv rows [0, C+S) go on with what these queries add, one chain over queries descending, begun by the slice
+     *   that ends the sequence: rows [C, C+S) are complete then, as no later query is left and no earlier one sees them.
      *   Called for slices in descending order. dq, dk, dv may not alias q, k, v. */
     void (*attention_forward)(tp_backend *be, const tp_attention *shape, const float *q, const float *k, const float *v,
                               float *o, float *lse);

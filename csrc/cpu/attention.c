@@ -1,4 +1,4 @@
-/* Causal attention of a slice over its context, tile by tile (FlashAttention: Dao et al. 2022), forward and pull backward.
+/* Causal attention of a slice over its context, tile by tile (FlashAttention: Dao et al. 2022), forward and push backward.
  *
  * Keys are taken in tiles of TILE anchored at absolute multiples, so what a row computes does not depend on the slice that
  * contains it: each score, output and gradient element is one chain of fused multiply-adds in absolute order, and masked
@@ -249,8 +249,7 @@ forward_item(const attention_job *job, const head_view *head, float *workspace)
 /* ---- backward ------------------------------------------------------------------------------------------------------- */
 
 typedef struct {
-    float *query, *d_o;           /* [total - first][depth]: of the slice and of all later rows */
-    float *dq;                    /* [slice][depth] */
+    float *query, *d_o, *dq;      /* [slice][depth] */
     float *key_t, *value_t;       /* [D][TILE] */
     float *key;                   /* [TILE][depth] */
     float *dk, *dv;               /* [TILE][depth] */
@@ -258,21 +257,21 @@ typedef struct {
 } backward_space;
 
 static int64_t
-backward_floats(int64_t head_dim, int64_t slice, int64_t total)
+backward_floats(int64_t head_dim, int64_t slice)
 {
     int64_t depth = attention_depth(head_dim);
-    return (2 * total + slice) * depth + TILE * (2 * head_dim + 3 * depth + 2 * TILE) + 10 * TILE_PAD;
+    return 3 * slice * depth + TILE * (2 * head_dim + 3 * depth + 2 * TILE) + 10 * TILE_PAD;
 }
 
 static backward_space
 backward_divide(const head_view *head, float *w)
 {
-    int64_t depth = head->depth, rows = head->total - head->first, tile = TILE * depth + TILE_PAD;
+    int64_t depth = head->depth, rows = head->last - head->first, tile = TILE * depth + TILE_PAD;
     backward_space s;
     s.query = w;
     s.d_o = s.query + rows * depth + TILE_PAD;
     s.dq = s.d_o + rows * depth + TILE_PAD;
-    s.key_t = s.dq + (head->last - head->first) * depth + TILE_PAD;
+    s.key_t = s.dq + rows * depth + TILE_PAD;
     s.value_t = s.key_t + head->head_dim * TILE + TILE_PAD;
     s.key = s.value_t + head->head_dim * TILE + TILE_PAD;
     s.dk = s.key + tile;
@@ -282,20 +281,20 @@ backward_divide(const head_view *head, float *w)
     return s;
 }
 
-/* Which queries meet which keys: `count` queries from t; keys [from, keys) of the tile at `key`, from a multiple of 16. */
+/* Which queries meet which keys: `count` queries from t; `keys` keys from `key`. */
 typedef struct {
-    int64_t t, count, key, from, keys;
+    int64_t t, count, key, keys;
     tile_ahead ahead;
 } backward_tile;
 
 /* p: scores -> P; ds: products -> dS, of one row. Columns that no product wrote become zero. */
 VEC_INLINE void
-gradient_row(const int masked, int64_t from, int64_t seen, float scale, float scale2, float lse, float delta, float *p,
+gradient_row(const int masked, int64_t seen, float scale, float scale2, float lse, float delta, float *p,
              float *ds)
 {
     vf16 factor = vec_set1(scale2), shift = vec_set1(-lse * ATTENTION_LOG2E), less = vec_set1(delta), times = vec_set1(scale);
 #pragma GCC unroll 4
-    for (int64_t j = masked ? from : 0; j < TILE; j += VEC_LANES) {
+    for (int64_t j = 0; j < TILE; j += VEC_LANES) {
         vf16 prob = vec_exp2_low(vec_fma(vec_load(p + j), factor, shift));
         vf16 grad = vec_mul(vec_mul(prob, vec_sub(vec_load(ds + j), less)), times);
         if (masked) {
@@ -307,15 +306,13 @@ gradient_row(const int masked, int64_t from, int64_t seen, float scale, float sc
     }
 }
 
-/* When rows are first met: packs them; theirs, if they are the slice's, delta and a zero dq. */
+/* When rows are first met: packs them; their delta and a zero dq. */
 static void
 backward_begin(const attention_job *job, const head_view *head, const backward_space *w, int64_t t, int64_t count)
 {
     int64_t depth = head->depth, dim = head->head_dim, at = (t - head->first) * depth, o_at = head->o_at + t * head->o_row;
     pack_rows(job->q + head->at + t * head->row, head->row, count, dim, depth, w->query + at);
     pack_rows(job->d_o_in + o_at, head->o_row, count, dim, depth, w->d_o + at);
-    if (t >= head->last)
-        return;
     for (int64_t r = 0; r < count; r++) {
         const float *o = job->o_in + o_at + r * head->o_row, *d = w->d_o + at + r * depth;
         vf16 sum = vec_zero();
@@ -331,24 +328,24 @@ static void
 backward_scores(const attention_job *job, const head_view *head, const backward_space *w, backward_tile *x)
 {
     int64_t at = x->t - head->first, depth = head->depth;
-    int whole = x->from == 0 && x->keys == TILE && x->t >= x->key + TILE - 1;
+    int whole = x->keys == TILE && x->t >= x->key + TILE - 1;
     const float *lse = job->lse_in + head->stat + x->t, *delta = job->delta + head->stat + x->t;
     for (int64_t i = 0; i < x->count; i += BLOCK_ROWS) {
         int64_t rows = attention_least(x->count - i, BLOCK_ROWS);
-        int64_t columns = attention_depth(attention_least(x->t + i + rows - x->key, x->keys)) - x->from;
-        tile_product qk = {.a = w->query + (at + i) * depth, .a_step = depth, .b = w->key_t + x->from, .ldb = TILE,
-                           .c = w->p + i * TILE + x->from, .ldc = TILE, .columns = columns, .depth = head->head_dim};
-        tile_product dv = qk;
-        dv.a = w->d_o + (at + i) * depth, dv.b = w->value_t + x->from, dv.c = w->ds + i * TILE + x->from;
+        int64_t columns = attention_depth(attention_least(x->t + i + rows - x->key, x->keys));
+        tile_product qk = {.a = w->query + (at + i) * depth, .a_step = depth, .b = w->key_t, .ldb = TILE,
+                           .c = w->p + i * TILE, .ldc = TILE, .columns = columns, .depth = head->head_dim};
+        tile_product dp = qk;
+        dp.a = w->d_o + (at + i) * depth, dp.b = w->value_t, dp.c = w->ds + i * TILE;
         tile_multiply(rows, &qk);
-        tile_multiply(rows, &dv);
+        tile_multiply(rows, &dp);
         for (int64_t r = i; r < i + rows; r++) {
             ahead_fetch(&x->ahead, head->head_dim);
             if (whole)
-                gradient_row(0, 0, TILE, head->scale, head->scale2, lse[r], delta[r], w->p + r * TILE, w->ds + r * TILE);
+                gradient_row(0, TILE, head->scale, head->scale2, lse[r], delta[r], w->p + r * TILE, w->ds + r * TILE);
             else
-                gradient_row(1, x->from, attention_least(x->t + r + 1 - x->key, x->keys), head->scale, head->scale2,
-                             lse[r], delta[r], w->p + r * TILE, w->ds + r * TILE);
+                gradient_row(1, attention_least(x->t + r + 1 - x->key, x->keys), head->scale, head->scale2, lse[r],
+                             delta[r], w->p + r * TILE, w->ds + r * TILE);
         }
     }
 }
@@ -370,117 +367,110 @@ backward_query(const head_view *head, const backward_space *w, const backward_ti
     }
 }
 
-/* dk or dv (out) of the keys from `own` on += the transpose of ds or p (a) times query or d_o (b). */
+/* dk or dv (out) += the transpose of ds or p (a) times query or d_o (b), queries descending: the chain of a key goes on where
+ * the slice above left it, whatever the slices are. */
 static void
-backward_key(const head_view *head, const backward_tile *x, int64_t own, const float *a, const float *b, float *out)
+backward_key(const head_view *head, const backward_tile *x, const float *a, const float *b, float *out)
 {
-    int64_t depth = head->depth;
-    tile_product product = {.a = a + own, .a_step = TILE, .b = b, .ldb = depth, .c = out + own * depth, .ldc = depth,
-                            .columns = depth, .depth = x->count, .accumulate = 1};
+    int64_t depth = head->depth, last = x->count - 1;
+    tile_product product = {.a = a + last * TILE, .a_step = -TILE, .b = b + last * depth, .ldb = -depth, .c = out,
+                            .ldc = depth, .columns = depth, .depth = x->count, .accumulate = 1};
     if (x->t >= x->key + x->keys - 1) {
-        tile_multiply_transposed(x->keys - own, &product);
+        tile_multiply_transposed(x->keys, &product);
         return;
     }
-    for (int64_t i = own; i < x->keys; i += BLOCK_ROWS) {
-        int64_t skipped = attention_most(x->key + i - x->t, 0); /* queries before the block's first key */
-        if (skipped >= x->count)
+    for (int64_t i = 0; i < x->keys; i += BLOCK_ROWS, product.a += BLOCK_ROWS, product.c += BLOCK_ROWS * depth) {
+        product.depth = x->count - attention_most(x->key + i - x->t, 0); /* not the queries before the block's first key */
+        if (product.depth <= 0)
             return;
-        product.a = a + skipped * TILE + i;
-        product.b = b + skipped * depth;
-        product.c = out + i * depth;
-        product.depth = x->count - skipped;
         tile_multiply_transposed(attention_least(x->keys - i, BLOCK_ROWS), &product);
     }
 }
 
-/* What backward_keys will need next. fresh: the groups of this tile are met for the first time. */
+/* What backward_keys will need next. */
 static tile_ahead
-backward_ahead(const attention_job *job, const head_view *head, int64_t t, int64_t next, int64_t key, int64_t end, int fresh)
+backward_ahead(const attention_job *job, const head_view *head, int64_t t, int64_t next, int64_t key)
 {
     tile_ahead ahead = {.streams = 0};
-    int64_t row = head->row, o_row = head->o_row, at = head->at + next * row, o_at = head->o_at + next * o_row;
-    int64_t following = attention_least(end - next, TILE), count = next - t, begin = attention_most(key, head->first);
-    int64_t keys = attention_least(head->last - key - TILE, TILE);
-    if (keys > 0) {
-        ahead_add(&ahead, job->k + head->at + (key + TILE) * row, row, keys, t - begin, end - begin);
-        ahead_add(&ahead, job->v + head->at + (key + TILE) * row, row, keys, t - begin, end - begin);
+    int64_t row = head->row, begin = attention_most(key, head->first), count = next - t;
+    int64_t keys = attention_least(head->last - key - TILE, TILE), done = head->last - next, all = head->last - begin;
+    int64_t at = head->at + (key + TILE) * row;
+    const float *wanted[] = {job->k, job->v, job->dk, job->dv};
+    for (int i = 0; i < (head->last < head->total ? 4 : 2) && keys > 0; i++)
+        ahead_add(&ahead, wanted[i] + at, row, keys, done, all);
+    if (key == 0 && t > begin) {
+        int64_t from = attention_most((t - 1) / TILE * TILE, begin), o_at = head->o_at + from * head->o_row;
+        ahead_add(&ahead, job->q + head->at + from * row, row, t - from, 0, count);
+        ahead_add(&ahead, job->d_o_in + o_at, head->o_row, t - from, 0, count);
+        ahead_add(&ahead, job->o_in + o_at, head->o_row, t - from, 0, count);
     }
-    if (fresh && following > 0) {
-        ahead_add(&ahead, job->q + at, row, following, 0, count);
-        ahead_add(&ahead, job->d_o_in + o_at, o_row, following, 0, count);
-        if (next < head->last)
-            ahead_add(&ahead, job->o_in + o_at, o_row, following, 0, count);
-    }
-    if (next <= key + TILE && t < head->last)
+    if (next <= key + TILE)
         ahead_add(&ahead, job->dq + head->at + t * row, row, count, 0, count);
     return ahead;
 }
 
-/* All that one group of queries takes part in with the keys of one tile, whose keys from `own` on are the slice's. Rows before
- * the slice give dq alone; rows of the slice all three gradients from one P and dS; later rows their part of dk and dv. */
+/* All that one group of queries takes part in with the keys of one tile: three gradients from one P and dS. */
 static void
-backward_group(const attention_job *job, const head_view *head, const backward_space *w, backward_tile *x, int64_t own)
+backward_group(const attention_job *job, const head_view *head, const backward_space *w, backward_tile *x)
 {
     int64_t at = (x->t - head->first) * head->depth;
     backward_scores(job, head, w, x);
-    if (x->t < head->last)
-        backward_query(head, w, x);
-    if (x->t < head->last && x->t + x->count <= x->key + TILE)
+    backward_query(head, w, x);
+    if (x->t + x->count <= x->key + TILE)
         unpack_rows(w->dq + at, x->count, head->head_dim, head->depth, job->dq + head->at + x->t * head->row, head->row);
-    if (own < x->keys) {
-        backward_key(head, x, own, w->p, w->d_o + at, w->dv);
-        backward_key(head, x, own, w->ds, w->query + at, w->dk);
+    backward_key(head, x, w->p, w->d_o + at, w->dv);
+    backward_key(head, x, w->ds, w->query + at, w->dk);
+}
+
+/* dk and dv of a tile of keys, as the slices above left them; the last slice begins. */
+static void
+backward_resume(const attention_job *job, const head_view *head, const backward_space *w, int64_t at, int64_t keys)
+{
+    int64_t depth = head->depth, dim = head->head_dim;
+    if (head->last == head->total) {
+        memset(w->dk, 0, (size_t)(keys * depth) * sizeof *w->dk);
+        memset(w->dv, 0, (size_t)(keys * depth) * sizeof *w->dv);
+    } else {
+        pack_rows(job->dk + at, head->row, keys, dim, depth, w->dk);
+        pack_rows(job->dv + at, head->row, keys, dim, depth, w->dv);
     }
 }
 
-/* *met: the rows from the slice's first on that were packed before. */
 static void
-backward_keys(const attention_job *job, const head_view *head, const backward_space *w, int64_t key, int64_t *met)
+backward_keys(const attention_job *job, const head_view *head, const backward_space *w, int64_t key)
 {
     int64_t depth = head->depth, dim = head->head_dim, row = head->row, keys = attention_least(head->last - key, TILE);
-    int64_t own = attention_most(head->first - key, 0); /* the tile's first key of the slice */
-    int64_t end = own < keys ? head->total : head->last;
-    const float *k = job->k + head->at + key * row;
-    pack_transposed(k, row, keys, dim, w->key_t);
-    pack_transposed(job->v + head->at + key * row, row, keys, dim, w->value_t);
-    pack_rows(k, row, keys, dim, depth, w->key);
-    if (own < keys) {
-        memset(w->dk, 0, (size_t)(TILE * depth) * sizeof *w->dk);
-        memset(w->dv, 0, (size_t)(TILE * depth) * sizeof *w->dv);
-    }
-    for (int64_t t = attention_most(key, head->first), next; t < end; t = next) {
-        int mine = t < head->last, fresh = t >= *met;
-        next = attention_least((t / TILE + 1) * TILE, mine ? head->last : end);
-        if (fresh) {
+    int64_t begin = attention_most(key, head->first), at = head->at + key * row;
+    pack_transposed(job->k + at, row, keys, dim, w->key_t);
+    pack_transposed(job->v + at, row, keys, dim, w->value_t);
+    pack_rows(job->k + at, row, keys, dim, depth, w->key);
+    backward_resume(job, head, w, at, keys);
+    for (int64_t next = head->last, t; next > begin; next = t) {
+        t = attention_most((next - 1) / TILE * TILE, begin);
+        if (key == 0)
             backward_begin(job, head, w, t, next - t);
-            *met = next;
-        }
-        backward_tile x = {.t = t, .count = next - t, .key = key, .from = mine ? 0 : own / VEC_LANES * VEC_LANES, .keys = keys,
-                           .ahead = backward_ahead(job, head, t, next, key, end, next >= *met)};
-        backward_group(job, head, w, &x, own);
+        backward_tile x = {.t = t, .count = next - t, .key = key, .keys = keys,
+                           .ahead = backward_ahead(job, head, t, next, key)};
+        backward_group(job, head, w, &x);
     }
-    if (own < keys) {
-        int64_t to = head->at + (key + own) * row;
-        unpack_rows(w->dk + own * depth, keys - own, dim, depth, job->dk + to, row);
-        unpack_rows(w->dv + own * depth, keys - own, dim, depth, job->dv + to, row);
-    }
+    unpack_rows(w->dk, keys, dim, depth, job->dk + at, row);
+    unpack_rows(w->dv, keys, dim, depth, job->dv + at, row);
 }
 
 static void
 backward_item(const attention_job *job, const head_view *head, float *workspace)
 {
     backward_space w = backward_divide(head, workspace);
-    int64_t met = head->first;
     for (int64_t key = 0; key < head->last; key += TILE)
-        backward_keys(job, head, &w, key, &met);
+        backward_keys(job, head, &w, key);
 }
 
 /* ---- the operations ------------------------------------------------------------------------------------------------- */
 
 static size_t
-attention_member_floats(int64_t head_dim, int64_t slice, int64_t total)
+attention_member_floats(int64_t head_dim, int64_t slice)
 {
-    return (size_t)attention_depth(attention_most(forward_floats(head_dim, slice), backward_floats(head_dim, slice, total)));
+    return (size_t)attention_depth(attention_most(forward_floats(head_dim, slice), backward_floats(head_dim, slice)));
 }
 
 /* Runs one (sequence, head) after another of this member's. */
@@ -513,7 +503,7 @@ cpu_attention_forward(tp_backend *be, const tp_attention *shape, const float *q,
                       float *lse)
 {
     attention_job job = {.shape = shape, .q = q, .k = k, .v = v, .o = o, .lse = lse, .workspace = be->workspace,
-                         .member_floats = attention_member_floats(shape->head_dim, shape->slice, shape->total)};
+                         .member_floats = attention_member_floats(shape->head_dim, shape->slice)};
     tp_team_run(be->team, attention_forward_work, &job);
 }
 
@@ -523,7 +513,7 @@ cpu_attention_backward(tp_backend *be, const tp_attention *shape, const float *q
 {
     attention_job job = {.shape = shape, .q = q, .k = k, .v = v, .o_in = o, .d_o_in = d_o, .lse_in = lse, .delta = delta,
                          .dq = dq, .dk = dk, .dv = dv, .workspace = be->workspace,
-                         .member_floats = attention_member_floats(shape->head_dim, shape->slice, shape->total)};
+                         .member_floats = attention_member_floats(shape->head_dim, shape->slice)};
     tp_team_run(be->team, attention_backward_work, &job);
 }
 
@@ -532,7 +522,7 @@ static size_t
 attention_workspace_bytes(int64_t n_embd, int64_t n_head, int64_t seq_len, int64_t rows, int members)
 {
     int64_t slice = rows < seq_len ? rows : seq_len;
-    return (size_t)members * attention_member_floats(n_embd / n_head, slice, seq_len) * sizeof(float);
+    return (size_t)members * attention_member_floats(n_embd / n_head, slice) * sizeof(float);
 }
 
 #undef TILE

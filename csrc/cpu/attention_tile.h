@@ -55,6 +55,7 @@ tile_block(const int rows, const int vectors, const int transposed, const tile_p
 #pragma GCC unroll 4
         for (int j = 0; j < vectors; j++)
             sum[r][j] = t->accumulate ? vec_load(c + r * ldc + j * VEC_LANES) : vec_zero();
+#pragma GCC unroll 4 /* as in gemm_tile.h: where a neighbour's hyperthread shares the core, instructions decide */
     for (int64_t k = t->depth; k > 0; k--) {
         vf16 bk[BLOCK_VECTORS];
 #pragma GCC unroll 4
@@ -125,7 +126,7 @@ tile_multiply_transposed(int64_t rows, const tile_product *t)
 
 /* Rows that will be packed or written soon. They lie a model's width apart, where no hardware prefetcher follows. They are
  * asked for while tiles are multiplied, a few at each query: more at once take the line-fill buffers from the product. */
-#define AHEAD_STREAMS 6
+#define AHEAD_STREAMS 8
 typedef struct {
     int streams;
     struct {

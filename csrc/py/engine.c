@@ -8,6 +8,7 @@
 #include "csrc/py/device.h"
 #include "csrc/py/model.h"
 #include "csrc/py/program.h"
+#include "csrc/stage/stage.h"
 
 typedef struct {
     PyObject_HEAD PyObject *program, *comm, *provider, *part; /* kept alive */
@@ -535,6 +536,10 @@ tp_py_add_engine(PyObject *module, tp_py_state *state)
 {
     state->engine = (PyTypeObject *)PyType_FromModuleAndSpec(module, &engine_spec, NULL);
     if (state->engine == NULL || PyModule_AddType(module, state->engine) < 0)
+        return -1;
+    if (PyModule_AddIntConstant(module, "HEAD_TILE", TP_HEAD_TILE) < 0 ||
+        PyModule_AddIntConstant(module, "HEAD_WORTH", TP_HEAD_WORTH) < 0 ||
+        PyModule_AddIntConstant(module, "HEAD_HASTE", TP_HEAD_HASTE) < 0)
         return -1;
     return PyModule_AddFunctions(module, functions);
 }

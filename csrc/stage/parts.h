@@ -4,7 +4,6 @@
 
 #include "csrc/stage/stage.h"
 
-#define TP_HEAD_TILE 256 /* rows of logits that exist at once */
 
 typedef struct {
     tp_param info;
@@ -55,6 +54,7 @@ struct tp_stage {
     float **output, **d_output; /* [slots] [R, E] of the last block; NULL on the head's stage */
     float *scratch;             /* [max_rows, E] */
     head_tile tile[2];          /* head: rows done in F; rows done in I */
+    int64_t head_from;          /* head: first token whose row of F has not been done, of the micro-batch now in F */
     float *head_dx;             /* head: [tile, E] */
     float *head_forward;        /* head: the F rows' chain of d(weight) */
     float *embedding_rows;      /* [batch * T, E] gradient of the embedding's output in canonical order (sequence, token

@@ -249,6 +249,7 @@ tp_stage_begin(tp_stage *stage, const int32_t *tokens, int train)
     stage->train = train;
     for (int i = 0; i < 2; i++)
         stage->tile[i].rows = stage->tile[i].seen = 0;
+    stage->head_from = 0;
     if (stage->tokens == NULL)
         return;
     for (int32_t q = 0; q < slicing->micros; q++) {

@@ -10,8 +10,11 @@
  *
  * The head. Logits of a tile of rows exist only while that tile is worked on; loss and d(input) of a row are done with its
  * logits. Rows at positions t % 3 == 0 are done in F, the others in I, and d(weight) of either as soon as half a tile of them
- * waits: so the head weighs on F and I as 1 to 2, and W has nothing of it, wherever the schedule puts it. Each set has its own chain of weight gradient (F rows
- * ascending, I rows descending) and the two are added at the update. */
+ * waits: so the head weighs on F and I as 1 to 2, and W has nothing of it, wherever the schedule puts it. F rows wait until
+ * TP_HEAD_WORTH of them are worth a pass over the weights. In the last TP_HEAD_HASTE slices of a sequence, forward and backward,
+ * nothing waits that was not late before, and F's d(weight) stays for later: the other ranks wait for the first d(input).
+ * Each set has its own chain of weight gradient (F rows ascending, I rows descending) and the two are added at the update.
+ * terapipe_c/profiling.py counts with the same rules what an instruction does for the head. */
 #ifndef TP_STAGE_STAGE_H
 #define TP_STAGE_STAGE_H
 
@@ -20,6 +23,10 @@
 
 #include "csrc/backend/backend.h"
 #include "csrc/stage/stage_ops.h"
+
+#define TP_HEAD_TILE 256 /* rows of logits that exist at once */
+#define TP_HEAD_WORTH 40 /* F rows from which on a pass is no slower than the products alone */
+#define TP_HEAD_HASTE 3
 
 /* Bytes that tp_stage_open takes from the heap. */
 size_t

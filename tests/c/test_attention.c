@@ -1,6 +1,6 @@
 /* Attention against float64, and against itself: the same bits for every slicing, team and x86 instruction set; nothing
- * read before it was there, nothing written outside the slice. What a call may not read yet is NaN, and so are the
- * workspace and the outputs before it. Prints one line per failure; exit code 1 if there was one. */
+ * read before it was there or after it went, nothing written where it may not be. What a call may not read is NaN, and so
+ * are the workspace and the outputs before it. Prints one line per failure; exit code 1 if there was one. */
 #include "csrc/backend/backend.h"
 
 #include <inttypes.h>
@@ -176,14 +176,14 @@ check_reference(const problem *p, const setting *s, const float *qkv, const floa
 
 /* ---- the backend ---------------------------------------------------------------------------------------------------------- */
 
-/* Outside tokens [first, last) `now` must have `before`'s bits, and so must the gap behind each row. */
+/* Outside tokens [first, last) columns [begin, end) of `now` must have `before`'s bits. */
 static void
-check_untouched(const problem *p, const setting *s, const char *what, int64_t stride, int64_t gap, int64_t first, int64_t last,
-                const float *before, const float *now)
+check_untouched(const problem *p, const setting *s, const char *what, int64_t stride, int64_t begin, int64_t end, int64_t first,
+                int64_t last, const float *before, const float *now)
 {
     for (int64_t r = 0; r < rows_of(p); r++) {
-        int64_t t = r / p->batch, from = t >= first && t < last ? stride - gap : 0;
-        if (memcmp(before + r * stride + from, now + r * stride + from, (size_t)(stride - from) * sizeof *now) != 0) {
+        int64_t t = r / p->batch, at = r * stride + begin;
+        if ((t < first || t >= last) && memcmp(before + at, now + at, (size_t)(end - begin) * sizeof *now) != 0) {
             fail(p, s, what, (double)t);
             return;
         }
@@ -227,7 +227,8 @@ run_forward(tp_backend *be, const problem *p, const setting *s, const float *qkv
         arrive(p, qkv_stride(p), first, s->ends[i], qkv, here);
         poison(be->workspace, be->workspace_bytes);
         be->ops->attention_forward(be, &shape, here, here + width, here + 2 * width, out->o, out->lse);
-        check_untouched(p, s, "o outside the slice", o_stride(p), O_GAP, first, s->ends[i], o, out->o);
+        check_untouched(p, s, "o outside the slice", o_stride(p), 0, width, first, s->ends[i], o, out->o);
+        check_untouched(p, s, "behind a row of o", o_stride(p), width, o_stride(p), 0, 0, o, out->o);
         check_untouched_stats(p, s, "lse outside the slice", first, s->ends[i], lse, out->lse);
         free(o), free(lse);
     }
@@ -237,23 +238,25 @@ run_forward(tp_backend *be, const problem *p, const setting *s, const float *qkv
 static void
 run_backward(tp_backend *be, const problem *p, const setting *s, const float *qkv, const float *d_out, answer *out)
 {
-    int64_t rows = rows_of(p), width = p->heads * p->dim, slices = 1;
-    float *d_o = poisoned(rows * o_stride(p));
+    int64_t rows = rows_of(p), width = p->heads * p->dim, slices = 1, stride = qkv_stride(p);
     while (s->ends[slices - 1] < p->total)
         slices++;
     for (int64_t i = slices - 1; i >= 0; i--) {
         int64_t first = i > 0 ? s->ends[i - 1] : 0;
         tp_attention shape = shape_of(p, first, s->ends[i]);
-        float *dqkv = copy_of(out->dqkv, rows * qkv_stride(p)), *delta = copy_of(out->delta, rows * p->heads);
+        float *dqkv = copy_of(out->dqkv, rows * stride), *delta = copy_of(out->delta, rows * p->heads);
+        float *d_o = poisoned(rows * o_stride(p)), *here = poisoned(rows * stride);
         arrive(p, o_stride(p), first, s->ends[i], d_out, d_o);
+        arrive(p, stride, 0, s->ends[i], qkv, here);
         poison(be->workspace, be->workspace_bytes);
-        be->ops->attention_backward(be, &shape, qkv, qkv + width, qkv + 2 * width, out->o, d_o, out->lse, out->delta,
+        be->ops->attention_backward(be, &shape, here, here + width, here + 2 * width, out->o, d_o, out->lse, out->delta,
                                     out->dqkv, out->dqkv + width, out->dqkv + 2 * width);
-        check_untouched(p, s, "gradients outside the slice", qkv_stride(p), QKV_GAP, first, s->ends[i], dqkv, out->dqkv);
+        check_untouched(p, s, "dq outside the slice", stride, 0, width, first, s->ends[i], dqkv, out->dqkv);
+        check_untouched(p, s, "dk, dv of later rows", stride, width, 3 * width, 0, s->ends[i], dqkv, out->dqkv);
+        check_untouched(p, s, "behind a row of gradients", stride, 3 * width, stride, 0, 0, dqkv, out->dqkv);
         check_untouched_stats(p, s, "delta outside the slice", first, s->ends[i], delta, out->delta);
-        free(dqkv), free(delta);
+        free(dqkv), free(delta), free(d_o), free(here);
     }
-    free(d_o);
 }
 
 /* The backend has exactly the workspace it asks for, for the longest slice of the setting. */
