@@ -146,32 +146,17 @@ stage_weight_gradient(tp_stage *stage, int micro, int slice, int slot, int gradi
     return TP_OK;
 }
 
-static void *
-stage_end(tp_stage *stage, tp_end end, int micro, int slice, tp_half half, int slot, size_t *bytes)
-{
-    return tp_stage_end(stage, end, micro, slice, half, slot, bytes);
-}
-
-/* The head's stage gives its weight's gradient for the rows of the embedding's; each then adds what it lacked. */
 static tp_status
 stage_tied(tp_stage *stage, tp_tied *out)
 {
-    int end = tp_stage_is_tied_apart(stage);
-    *out = (tp_tied){0};
-    if (end == 0)
-        return TP_OK;
-    tp_tied both;
-    tp_stage_finish_head(stage);
-    both.out = tp_stage_tied_head(stage, &both.out_bytes);
-    both.in = tp_stage_tied_rows(stage, &both.in_bytes);
-    *out = end == 2 ? both : (tp_tied){both.in, both.out, both.in_bytes, both.out_bytes};
+    tp_stage_tied(stage, out);
     return TP_OK;
 }
 
 static tp_status
 stage_finish(tp_stage *stage)
 {
-    if (tp_stage_is_tied_apart(stage) == 0) /* else stage_tied has */
+    if (!tp_stage_is_tied_apart((tp_stage_base *)stage)) /* else stage_tied has */
         tp_stage_finish_head(stage);
     tp_stage_finish_gradients(stage);
     return TP_OK;
@@ -221,7 +206,7 @@ tp_cpu_provider(void)
         .forward = stage_forward,
         .input_gradient = stage_input_gradient,
         .weight_gradient = stage_weight_gradient,
-        .end = stage_end,
+        .end = tp_stage_end,
         .tied = stage_tied,
         .finish = stage_finish,
         .loss = stage_loss,

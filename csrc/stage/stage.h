@@ -19,7 +19,7 @@
 #include <stdint.h>
 
 #include "csrc/backend/backend.h"
-#include "csrc/stage/stage_ops.h"
+#include "csrc/stage/describe.h"
 
 /* Bytes that tp_stage_open takes from the heap. */
 size_t
@@ -33,15 +33,7 @@ tp_stage_open(const tp_stage_config *config, tp_backend *backend, tp_stage **out
 void
 tp_stage_close(tp_stage *stage);
 
-/* ---- parameters ------------------------------------------------------------------------------------------------------- */
-int
-tp_stage_params(const tp_stage *stage);
-/* Canonical index (tp_model_param) of the stage's i-th tensor. A tied wte is on the first and on the last stage. */
-int
-tp_stage_param_index(const tp_stage *stage, int i);
-/* Its logical shape; 1 for a matrix, 0 for a vector (rows 1). */
-int
-tp_stage_param_shape(const tp_stage *stage, int i, int64_t *rows, int64_t *cols);
+/* ---- parameters (describe.h: how many, which, of what shape) -------------------------------------------------------- */
 void
 tp_stage_import(tp_stage *stage, int i, tp_state state, const float *row_major);
 void
@@ -65,23 +57,15 @@ tp_stage_weight_gradient(tp_stage *stage, int micro, int slice, int activation_s
 double
 tp_stage_loss(const tp_stage *stage);
 
-/* Where messages land and leave; bytes of that slice's rows (of one half: those sequences'). NULL for the first stage's input and last stage's output. */
-float *
-tp_stage_end(tp_stage *stage, tp_end end, int micro, int slice, tp_half half, int slot, size_t *bytes);
-
 /* ---- update ---------------------------------------------------------------------------------------------------------------- */
-/* Completes gradients: head halves added; a tied or untied wte gets its embedding rows. For a tied wte whose ends are on
- * two stages, first exchange: the head's stage gives its weight gradient (tp_stage_tied_head), the embedding's stage its
- * rows (tp_stage_tied_rows); each copies what it lacks, then finishes. */
-int
-tp_stage_is_tied_apart(const tp_stage *stage); /* 0, or 1: holds Embedding only, 2: holds Head only, of a tied wte */
-float *
-tp_stage_tied_head(tp_stage *stage, size_t *bytes); /* gradient of wte in value layout: send (2) or receive (1) */
-float *
-tp_stage_tied_rows(tp_stage *stage, size_t *bytes); /* d(embedding output) of the batch: send (1) or receive (2) */
-/* Before sending tied_head: adds the head's two halves. Call on every stage once per step. */
+/* Once per step, on every stage: adds the head's two halves. */
 void
 tp_stage_finish_head(tp_stage *stage);
+/* What the two ends of a tied wte exchange: the head's stage its weight gradient in value layout, halves added; the
+ * embedding's its rows. Each takes what it lacks, then finishes. */
+void
+tp_stage_tied(tp_stage *stage, tp_tied *out);
+/* Completes gradients: a tied or untied wte gets its embedding rows. */
 void
 tp_stage_finish_gradients(tp_stage *stage);
 /* sums[canonical parameter index] = sum of squares of the gradient, for tensors this stage answers for (a tied wte is
