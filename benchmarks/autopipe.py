@@ -10,7 +10,6 @@ of --repeats calls through Python on one thread, with the least and the greatest
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from common import header, write
+from common import header, repeat_arguments, write
 
 from terapipe_c import planners
 
@@ -93,10 +92,7 @@ def slicer(stages: int, repeats: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--out", help="result file (default benchmarks/results/autopipe.json)")
-    options = parser.parse_args()
+    options = repeat_arguments(__doc__, "autopipe").parse_args()
     print(__doc__)
     about = header("how good and how fast AutoPipe's planners are")
     rows = []

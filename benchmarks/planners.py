@@ -12,7 +12,6 @@ random, "tiled" rounds i up to 128.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from common import header, write
+from common import header, repeat_arguments, write
 
 from terapipe_c import planners
 
@@ -87,10 +86,7 @@ def row(name: str, call: Callable[[], Any], repeats: int, **more: Any) -> dict[s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--out", help="result file (default benchmarks/results/planners.json)")
-    options = parser.parse_args()
+    options = repeat_arguments(__doc__, "planners").parse_args()
     print(__doc__)
     about = header("how long the slice planners take, and how tight the one-search bound is")
     rows = []

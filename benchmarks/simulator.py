@@ -9,14 +9,13 @@ the fastest beside them.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from common import header, write
+from common import header, repeat_arguments, write
 
 from terapipe_c import schedules
 
@@ -39,10 +38,7 @@ def row(name: str, operations: int, times: list[float]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--out", help="result file (default benchmarks/results/simulator.json)")
-    options = parser.parse_args()
+    options = repeat_arguments(__doc__, "simulator").parse_args()
     print(__doc__)
     about, rows = header("how many operations a second the simulator times"), []
     programs = {
