@@ -1,6 +1,6 @@
 /* Forward, input-gradient and weight-gradient work of one slice in one block. Formulas: GPT-2 (Radford et al. 2019),
  * pre-LayerNorm: x += attention(LN(x)); x += W2 gelu(W1 LN(x)). */
-#include "csrc/stage/parts.h"
+#include "csrc/stage/stage.h"
 
 static tp_linear
 product(const tp_stage *stage, int param, const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows)

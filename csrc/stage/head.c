@@ -1,5 +1,5 @@
-/* The head: final LayerNorm, logits, loss and both gradients of a tile of rows while its logits exist (see stage.h). */
-#include "csrc/stage/parts.h"
+/* The head: final LayerNorm, logits, loss and both gradients of a tile of rows while its logits exist (stage.h). */
+#include "csrc/stage/stage.h"
 
 /* Which rows of a slice, in which order. */
 typedef enum { ROWS_ALL, ROWS_FORWARD, ROWS_BACKWARD } row_set;

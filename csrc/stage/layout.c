@@ -1,6 +1,6 @@
 /* The memory of a stage: one arena, walked once to count and once to carve, so that the size that the plan predicts and
  * the size that the stage takes are the same code. */
-#include "csrc/stage/parts.h"
+#include "csrc/stage/stage.h"
 
 static void *
 layout_activations(const tp_stage_base *stage, tp_block_kind kind, tp_activations *out, tp_stage_arena *from)

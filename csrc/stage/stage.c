@@ -2,8 +2,6 @@
 
 #include <stdlib.h>
 
-#include "csrc/stage/parts.h"
-
 /* The tables of a stage without its memory. */
 static tp_status
 describe(const tp_stage_config *config, const tp_backend_ops *ops, tp_stage **out)
@@ -22,11 +20,11 @@ describe(const tp_stage_config *config, const tp_backend_ops *ops, tp_stage **ou
     return TP_OK;
 }
 
-size_t
-tp_stage_bytes(const tp_stage_config *config, const tp_backend_ops *ops)
+static size_t
+stage_bytes(const tp_stage_config *config, const tp_device_config *device)
 {
     tp_stage *stage;
-    if (describe(config, ops, &stage) != TP_OK)
+    if (describe(config, tp_cpu_ops(device->isa), &stage) != TP_OK)
         return 0;
     size_t bytes = tp_stage_layout(stage, NULL);
     free(stage);
@@ -34,18 +32,19 @@ tp_stage_bytes(const tp_stage_config *config, const tp_backend_ops *ops)
 }
 
 size_t
-tp_stage_workspace_bytes(const tp_stage_config *config, const tp_backend_ops *ops, int members)
+tp_stage_workspace_bytes(const tp_stage_config *config, const tp_device_config *device)
 {
     const tp_slicing *slicing = config->slicing;
     int64_t rows = slicing->max_rows > TP_HEAD_TILE ? slicing->max_rows : TP_HEAD_TILE;
-    return ops->workspace_bytes(config->model.n_embd, config->model.n_head, config->model.vocab_size, slicing->seq_len,
-                                rows, members);
+    return tp_cpu_ops(device->isa)->workspace_bytes(config->model.n_embd, config->model.n_head, config->model.vocab_size,
+                                                    slicing->seq_len, rows, device->threads);
 }
 
-tp_status
-tp_stage_open(const tp_stage_config *config, tp_backend *backend, tp_stage **out)
+static tp_status
+stage_open(const tp_stage_config *config, tp_device *device, tp_stage **out)
 {
     tp_stage *stage;
+    tp_backend *backend = &((tp_cpu_device *)device)->backend;
     TP_TRY(describe(config, backend->ops, &stage));
     stage->be = backend;
     tp_status status = tp_heap_alloc(backend->heap, tp_stage_layout(stage, NULL), stage->base.what, &stage->memory);
@@ -58,8 +57,8 @@ tp_stage_open(const tp_stage_config *config, tp_backend *backend, tp_stage **out
     return TP_OK;
 }
 
-void
-tp_stage_close(tp_stage *stage)
+static void
+stage_close(tp_stage *stage)
 {
     if (stage == NULL)
         return;
@@ -69,26 +68,28 @@ tp_stage_close(tp_stage *stage)
 
 /* ---- parameters ------------------------------------------------------------------------------------------------------- */
 
-void
-tp_stage_import(tp_stage *stage, int i, tp_state state, const float *row_major)
+static tp_status
+stage_import(tp_stage *stage, int i, tp_state state, const float *row_major)
 {
     const tp_stage_param *param = &stage->base.param[i];
     if (param->info.is_matrix)
         stage->be->ops->weight_import(stage->be, param->info.rows, param->info.cols, row_major,
-                                       tp_stage_state(param, state));
+                                      tp_stage_state(param, state));
     else
         stage->be->ops->copy(stage->be, param->floats, row_major, tp_stage_state(param, state));
+    return TP_OK;
 }
 
-void
-tp_stage_export(const tp_stage *stage, int i, tp_state state, float *row_major)
+static tp_status
+stage_export(const tp_stage *stage, int i, tp_state state, float *row_major)
 {
     const tp_stage_param *param = &stage->base.param[i];
     if (param->info.is_matrix)
         stage->be->ops->weight_export(stage->be, param->info.rows, param->info.cols, tp_stage_state(param, state),
-                                       row_major);
+                                      row_major);
     else
         stage->be->ops->copy(stage->be, param->floats, tp_stage_state(param, state), row_major);
+    return TP_OK;
 }
 
 void
@@ -101,57 +102,81 @@ tp_stage_pack(tp_stage *stage)
     }
 }
 
+static tp_status
+stage_pack(tp_stage *stage)
+{
+    tp_stage_pack(stage);
+    return TP_OK;
+}
+
 /* ---- a step ------------------------------------------------------------------------------------------------------------- */
 
-void
-tp_stage_begin(tp_stage *stage, const int32_t *tokens, int train)
+static tp_status
+stage_begin(tp_stage *stage, const int32_t *tokens, int train)
 {
     int64_t seq_len = stage->base.config.slicing->seq_len;
     stage->train = train;
     for (int i = 0; i < 2; i++)
         stage->tile[i].rows = stage->tile[i].seen = 0;
     if (stage->tokens == NULL)
-        return;
+        return TP_OK;
     tp_stage_order(&stage->base, tokens, stage->tokens, stage->targets, stage->positions);
     if (stage->chain_tokens == NULL)
-        return;
+        return TP_OK;
     for (int64_t s = 0; s < stage->base.config.slicing->batch; s++)
         for (int64_t t = 0; t < seq_len; t++) {
             int64_t canonical = s * seq_len + (seq_len - 1 - t);
             stage->chain_tokens[canonical] = tokens[s * (seq_len + 1) + t];
             stage->chain_positions[canonical] = (int32_t)t;
         }
+    return TP_OK;
 }
 
-void
-tp_stage_forward(tp_stage *stage, int micro, int slice, tp_half half, int activation_slot)
+static tp_status
+stage_forward(tp_stage *stage, int micro, int slice, tp_half half, int slot)
 {
-    tp_slice_at at = tp_stage_at(&stage->base, micro, slice, half, activation_slot, 0);
+    tp_slice_at at = tp_stage_at(&stage->base, micro, slice, half, slot, 0);
     for (int block = 0; block < stage->base.blocks; block++)
         tp_block_forward(stage, block, &at);
+    return TP_OK;
 }
 
-void
-tp_stage_input_gradient(tp_stage *stage, int micro, int slice, int activation_slot, int gradient_slot)
+static tp_status
+stage_input_gradient(tp_stage *stage, int micro, int slice, int slot, int gradient_slot)
 {
-    tp_slice_at at = tp_stage_at(&stage->base, micro, slice, TP_WHOLE, activation_slot, gradient_slot);
+    tp_slice_at at = tp_stage_at(&stage->base, micro, slice, TP_WHOLE, slot, gradient_slot);
     for (int block = stage->base.blocks - 1; block >= 0; block--)
         tp_block_input_gradient(stage, block, &at);
+    return TP_OK;
 }
 
-void
-tp_stage_weight_gradient(tp_stage *stage, int micro, int slice, int activation_slot, int gradient_slot)
+static tp_status
+stage_weight_gradient(tp_stage *stage, int micro, int slice, int slot, int gradient_slot)
 {
-    tp_slice_at at = tp_stage_at(&stage->base, micro, slice, TP_WHOLE, activation_slot, gradient_slot);
+    tp_slice_at at = tp_stage_at(&stage->base, micro, slice, TP_WHOLE, slot, gradient_slot);
     for (int block = stage->base.blocks - 1; block >= 0; block--)
         tp_block_weight_gradient(stage, block, &at);
+    return TP_OK;
 }
 
-double
-tp_stage_loss(const tp_stage *stage)
-{
-    double total = 0;
-    for (int32_t s = 0; s < stage->base.config.slicing->batch; s++)
-        total += stage->sequence_loss[s];
-    return total;
-}
+const tp_stage_ops tp_cpu_stage_ops = {
+    .bytes = stage_bytes,
+    .open = stage_open,
+    .close = stage_close,
+    .params = tp_stage_params,
+    .param_index = tp_stage_param_index,
+    .param_shape = tp_stage_param_shape,
+    .import = stage_import,
+    .export = stage_export,
+    .pack = stage_pack,
+    .begin = stage_begin,
+    .forward = stage_forward,
+    .input_gradient = stage_input_gradient,
+    .weight_gradient = stage_weight_gradient,
+    .end = tp_stage_end,
+    .tied = tp_stage_tied,
+    .finish = tp_stage_finish,
+    .loss = tp_stage_loss,
+    .sumsq = tp_stage_sumsq,
+    .update = tp_stage_update,
+};

@@ -1,18 +1,11 @@
 /* After the last backward: complete the gradients, measure them, update. */
-#include "csrc/stage/parts.h"
+#include "csrc/stage/stage.h"
 
 #include <math.h>
 
-void
-tp_stage_tied(tp_stage *stage, tp_tied *out)
-{
-    if (tp_stage_is_tied_apart(&stage->base))
-        tp_stage_finish_head(stage);
-    tp_stage_tied_ends(&stage->base, out);
-}
-
-void
-tp_stage_finish_head(tp_stage *stage)
+/* Adds the head's two halves, once per step. */
+static void
+finish_head(tp_stage *stage)
 {
     if (!tp_stage_heads(&stage->base))
         return;
@@ -24,12 +17,23 @@ tp_stage_finish_head(tp_stage *stage)
     stage->be->ops->add(stage->be, weight->floats, stage->head_forward, weight->grad);
 }
 
-void
-tp_stage_finish_gradients(tp_stage *stage)
+tp_status
+tp_stage_tied(tp_stage *stage, tp_tied *out)
+{
+    if (tp_stage_is_tied_apart(&stage->base))
+        finish_head(stage);
+    tp_stage_tied_ends(&stage->base, out);
+    return TP_OK;
+}
+
+tp_status
+tp_stage_finish(tp_stage *stage)
 {
     const tp_backend_ops *ops = stage->be->ops;
     const tp_model *model = &stage->base.config.model;
     int64_t rows = tp_stage_tokens(&stage->base), width = model->n_embd;
+    if (!tp_stage_is_tied_apart(&stage->base)) /* else tp_stage_tied has */
+        finish_head(stage);
     if (tp_stage_scatters(&stage->base)) {
         const tp_stage_param *wte = tp_stage_vocabulary(&stage->base);
         if (!model->tie_weights)
@@ -43,9 +47,19 @@ tp_stage_finish_gradients(tp_stage *stage)
         ops->scatter_add(stage->be, rows, width, model->block_size, stage->chain_positions, stage->base.embedding_rows,
                          width, wpe->grad);
     }
+    return TP_OK;
 }
 
-void
+tp_status
+tp_stage_loss(tp_stage *stage, double *out)
+{
+    *out = 0;
+    for (int32_t s = 0; s < stage->base.config.slicing->batch; s++)
+        *out += stage->sequence_loss[s];
+    return TP_OK;
+}
+
+tp_status
 tp_stage_sumsq(tp_stage *stage, double *sums)
 {
     for (int i = 0; i < stage->base.params; i++) {
@@ -53,9 +67,10 @@ tp_stage_sumsq(tp_stage *stage, double *sums)
         if (tp_stage_answers_for(&stage->base, i))
             sums[param->index] = stage->be->ops->sumsq(stage->be, param->floats, param->grad);
     }
+    return TP_OK;
 }
 
-void
+tp_status
 tp_stage_update(tp_stage *stage, const tp_adamw *adamw, double grad_scale)
 {
     double bias1 = 1 - pow(adamw->beta1, (double)adamw->step), bias2 = 1 - pow(adamw->beta2, (double)adamw->step);
@@ -67,4 +82,5 @@ tp_stage_update(tp_stage *stage, const tp_adamw *adamw, double grad_scale)
                               (float)grad_scale);
     }
     tp_stage_pack(stage);
+    return TP_OK;
 }
