@@ -11,13 +11,12 @@ of --repeats calls through Python on one thread, with the least and the greatest
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
-from common import header, repeat_arguments, write
+from common import header, repeat_arguments, timed, write
 
 from terapipe_c import planners
 
@@ -35,13 +34,8 @@ def gpt(layers: int) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def measure(call: Callable[[], Any], repeats: int) -> tuple[Any, dict[str, float]]:
-    call()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        result = call()
-        times.append(time.perf_counter() - start)
-    return result, {"median_s": statistics.median(times), "least_s": min(times), "greatest_s": max(times)}
+    result, times = timed(call, repeats, warm=True)
+    return result, {"median_s": statistics.median(times), "least_s": times[0], "greatest_s": times[-1]}
 
 
 def row(

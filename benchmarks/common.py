@@ -79,6 +79,18 @@ def repeat_arguments(description: str | None, name: str, repeats: int = 9) -> ar
     return parser
 
 
+def timed(call: Callable[[], Any], repeats: int, warm: bool = False) -> tuple[Any, list[float]]:
+    """What the last call gave, and the seconds of each of `repeats` calls, ascending. warm: one more call before them."""
+    if warm:
+        call()
+    result, seconds = None, []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        result = call()
+        seconds.append(time.perf_counter() - start)
+    return result, sorted(seconds)
+
+
 def arguments(description: str | None, **defaults: Any) -> argparse.ArgumentParser:
     """A parser with the options that all of them have: --rounds, --steps, --out."""
     parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])

@@ -13,13 +13,12 @@ random, "tiled" rounds i up to 128.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
-from common import header, repeat_arguments, write
+from common import header, repeat_arguments, timed, write
 
 from terapipe_c import planners
 
@@ -51,18 +50,8 @@ class Costs:
         return [self._make(seq_len, granularity, b) for b in range(1, batch + 1)]
 
 
-def measure(call: Callable[[], Any], repeats: int) -> tuple[Any, list[float]]:
-    call()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        result = call()
-        times.append(time.perf_counter() - start)
-    return result, sorted(times)
-
-
 def row(name: str, call: Callable[[], Any], repeats: int, **more: Any) -> dict[str, Any]:
-    result, times = measure(call, repeats)
+    result, times = timed(call, repeats, warm=True)
     record = {
         "name": name,
         "median_s": statistics.median(times),
@@ -105,8 +94,8 @@ def main() -> None:
                 name, partial(planners.slice_tokens, costs, stages, seq_len=tokens, granularity=unit), options.repeats
             )
             lengths = planners.slice_tokens(costs, stages, seq_len=tokens, granularity=unit).lengths
-            bound, times = measure(
-                partial(planners.slice_bound, costs, stages, lengths, seq_len=tokens, granularity=unit), 3
+            bound, times = timed(
+                partial(planners.slice_bound, costs, stages, lengths, seq_len=tokens, granularity=unit), 3, warm=True
             )
             record.update(bound_gap=record["latency_s"] / bound - 1, bound_s=times[1])
             rows.append(record)
@@ -155,7 +144,7 @@ def main() -> None:
         table = np.random.default_rng(1).uniform(1, 1.3, (n + 1, n + 1)) * (1 + np.arange(n + 1.0)[:, None] / 8) * 1e-3
         rows.append(row(f"any table, {n} units, 48 stages", partial(planners.slice_tokens, table, 48), options.repeats))
     times_s = np.random.default_rng(2).uniform(1, 2, 1000)
-    _, times = measure(lambda: planners.balance(times_s, 48), options.repeats)
+    _, times = timed(lambda: planners.balance(times_s, 48), options.repeats, warm=True)
     print(f"{'balance 1000 blocks on 48 stages':42s} {statistics.median(times) * 1e3:9.3f} ms")
     rows.append(
         {

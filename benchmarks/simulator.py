@@ -10,12 +10,11 @@ the fastest beside them.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from common import header, repeat_arguments, write
+from common import header, repeat_arguments, timed, write
 
 from terapipe_c import schedules
 
@@ -23,12 +22,7 @@ COST = {"F": 1.0, "B": 2.0}
 
 
 def seconds(call: Callable[[], Any], repeats: int) -> list[float]:
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return sorted(times)
+    return timed(call, repeats)[1]
 
 
 def row(name: str, operations: int, times: list[float]) -> dict[str, Any]:
