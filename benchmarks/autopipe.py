@@ -10,15 +10,13 @@ of --repeats calls through Python on one thread, with the least and the greatest
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
-from common import header, write
+from common import header, repeat_arguments, timed, write
 
 from terapipe_c import planners
 
@@ -36,13 +34,8 @@ def gpt(layers: int) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def measure(call: Callable[[], Any], repeats: int) -> tuple[Any, dict[str, float]]:
-    call()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        result = call()
-        times.append(time.perf_counter() - start)
-    return result, {"median_s": statistics.median(times), "least_s": min(times), "greatest_s": max(times)}
+    result, times = timed(call, repeats, warm=True)
+    return result, {"median_s": statistics.median(times), "least_s": times[0], "greatest_s": times[-1]}
 
 
 def row(
@@ -93,10 +86,7 @@ def slicer(stages: int, repeats: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--out", help="result file (default benchmarks/results/autopipe.json)")
-    options = parser.parse_args()
+    options = repeat_arguments(__doc__, "autopipe").parse_args()
     print(__doc__)
     about = header("how good and how fast AutoPipe's planners are")
     rows = []

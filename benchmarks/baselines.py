@@ -15,7 +15,6 @@ thread each), which other work on the machine disturbs less than the clock on th
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from common import header, write
+from common import header, repeat_arguments, write
 
 from terapipe_c import InfeasibleError, planners
 from terapipe_c.planners import LayerEdge, LayerGraph, LayerNode, LayerVariant
@@ -125,10 +124,8 @@ def layer_graphs(repeats: int, piper_repeats: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=9)
+    parser = repeat_arguments(__doc__, "baselines")
     parser.add_argument("--piper-repeats", type=int, default=2)
-    parser.add_argument("--out", help="result file (default benchmarks/results/baselines.json)")
     options = parser.parse_args()
     print(__doc__)
     about = header("how the baselines compare on one table, and how much faster than Piper's programme the exact planner is")

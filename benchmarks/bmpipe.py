@@ -9,13 +9,12 @@ median of --repeats calls; with --highs, HiGHS (extra terapipe_c[highs]) has tha
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import statistics
 import time
 from typing import Any
 
-from common import header, write
+from common import header, repeat_arguments, write
 
 from terapipe_c import planners
 
@@ -56,11 +55,9 @@ def show(name: str, row: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser = repeat_arguments(__doc__, "bmpipe", repeats=5)
     parser.add_argument("--highs", type=float, default=0.0, help="seconds for HiGHS a case; 0: none")
     parser.add_argument("--only", help="stages,micro-batches,layers: this case alone")
-    parser.add_argument("--out", help="result file (default benchmarks/results/bmpipe.json)")
     options = parser.parse_args()
     about = header("how long BMPipe's planner takes, how close its bound is, what HiGHS finds beside it")
     rows = []

@@ -71,6 +71,26 @@ def write(name: str, result: dict[str, Any], out: str | None = None) -> Path:
     return path
 
 
+def repeat_arguments(description: str | None, name: str, repeats: int = 9) -> argparse.ArgumentParser:
+    """A parser with the options of what is timed by itself, without peers: --repeats, --out."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=repeats)
+    parser.add_argument("--out", help=f"result file (default benchmarks/results/{name}.json)")
+    return parser
+
+
+def timed(call: Callable[[], Any], repeats: int, warm: bool = False) -> tuple[Any, list[float]]:
+    """What the last call gave, and the seconds of each of `repeats` calls, ascending. warm: one more call before them."""
+    if warm:
+        call()
+    result, seconds = None, []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        result = call()
+        seconds.append(time.perf_counter() - start)
+    return result, sorted(seconds)
+
+
 def arguments(description: str | None, **defaults: Any) -> argparse.ArgumentParser:
     """A parser with the options that all of them have: --rounds, --steps, --out."""
     parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])

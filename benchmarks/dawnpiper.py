@@ -13,14 +13,13 @@ again, as the layers of a transformer. Micro-batches: two a stage, 1F1B. BiPar, 
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from functools import partial
 from typing import Any
 
 import numpy as np
-from common import header, write
+from common import header, repeat_arguments, write
 
 import terapipe_c as tp
 from terapipe_c.planners import dawnpiper, dawnpiper_binary
@@ -62,10 +61,7 @@ def row(name: str, planner: Any, repeats: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--out", help="result file (default benchmarks/results/dawnpiper.json)")
-    options = parser.parse_args()
+    options = repeat_arguments(__doc__, "dawnpiper").parse_args()
     print(__doc__)
     about = header("how long the DawnPiper planners take, and how far from the optimum the published search is")
     rows = []

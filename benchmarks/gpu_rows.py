@@ -37,7 +37,7 @@ from cuda_launchers import declare  # noqa: E402
 
 FOLDER = ROOT / ".build" / "gpu-rows"
 SOURCES = ["cuda/norm.cu", "cuda/pointwise.cu", "cuda/vocab.cu", "cuda/optim.cu", "cuda/groups.c", "cuda/device.c",
-           "cuda/faults.c", "csrc/base/status.c"]  # fmt: skip
+           "cuda/device_common.c", "cuda/faults.c", "csrc/base/status.c"]  # fmt: skip
 
 
 def build(capability: tuple[int, int]) -> Path:

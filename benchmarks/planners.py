@@ -12,15 +12,13 @@ random, "tiled" rounds i up to 128.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
-from common import header, write
+from common import header, repeat_arguments, timed, write
 
 from terapipe_c import planners
 
@@ -52,18 +50,8 @@ class Costs:
         return [self._make(seq_len, granularity, b) for b in range(1, batch + 1)]
 
 
-def measure(call: Callable[[], Any], repeats: int) -> tuple[Any, list[float]]:
-    call()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        result = call()
-        times.append(time.perf_counter() - start)
-    return result, sorted(times)
-
-
 def row(name: str, call: Callable[[], Any], repeats: int, **more: Any) -> dict[str, Any]:
-    result, times = measure(call, repeats)
+    result, times = timed(call, repeats, warm=True)
     record = {
         "name": name,
         "median_s": statistics.median(times),
@@ -87,10 +75,7 @@ def row(name: str, call: Callable[[], Any], repeats: int, **more: Any) -> dict[s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--out", help="result file (default benchmarks/results/planners.json)")
-    options = parser.parse_args()
+    options = repeat_arguments(__doc__, "planners").parse_args()
     print(__doc__)
     about = header("how long the slice planners take, and how tight the one-search bound is")
     rows = []
@@ -109,8 +94,8 @@ def main() -> None:
                 name, partial(planners.slice_tokens, costs, stages, seq_len=tokens, granularity=unit), options.repeats
             )
             lengths = planners.slice_tokens(costs, stages, seq_len=tokens, granularity=unit).lengths
-            bound, times = measure(
-                partial(planners.slice_bound, costs, stages, lengths, seq_len=tokens, granularity=unit), 3
+            bound, times = timed(
+                partial(planners.slice_bound, costs, stages, lengths, seq_len=tokens, granularity=unit), 3, warm=True
             )
             record.update(bound_gap=record["latency_s"] / bound - 1, bound_s=times[1])
             rows.append(record)
@@ -159,7 +144,7 @@ def main() -> None:
         table = np.random.default_rng(1).uniform(1, 1.3, (n + 1, n + 1)) * (1 + np.arange(n + 1.0)[:, None] / 8) * 1e-3
         rows.append(row(f"any table, {n} units, 48 stages", partial(planners.slice_tokens, table, 48), options.repeats))
     times_s = np.random.default_rng(2).uniform(1, 2, 1000)
-    _, times = measure(lambda: planners.balance(times_s, 48), options.repeats)
+    _, times = timed(lambda: planners.balance(times_s, 48), options.repeats, warm=True)
     print(f"{'balance 1000 blocks on 48 stages':42s} {statistics.median(times) * 1e3:9.3f} ms")
     rows.append(
         {

@@ -9,14 +9,12 @@ the fastest beside them.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from common import header, write
+from common import header, repeat_arguments, timed, write
 
 from terapipe_c import schedules
 
@@ -24,12 +22,7 @@ COST = {"F": 1.0, "B": 2.0}
 
 
 def seconds(call: Callable[[], Any], repeats: int) -> list[float]:
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return sorted(times)
+    return timed(call, repeats)[1]
 
 
 def row(name: str, operations: int, times: list[float]) -> dict[str, Any]:
@@ -39,10 +32,7 @@ def row(name: str, operations: int, times: list[float]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--out", help="result file (default benchmarks/results/simulator.json)")
-    options = parser.parse_args()
+    options = repeat_arguments(__doc__, "simulator").parse_args()
     print(__doc__)
     about, rows = header("how many operations a second the simulator times"), []
     programs = {

@@ -1,4 +1,4 @@
-#include "cuda/device.h"
+#include "cuda/device_common.h"
 
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
@@ -16,20 +16,6 @@ SAME(TP_CUDA_NO_DEVICE, cudaErrorNoDevice);
 SAME(TP_CUDA_BAD_HANDLE, cudaErrorInvalidResourceHandle);
 SAME(TP_CUDA_NOT_READY, cudaErrorNotReady);
 SAME(TP_CUDA_ILLEGAL_ADDRESS, cudaErrorIllegalAddress);
-
-struct tp_cuda_device {
-    tp_cuda_properties properties;
-    tp_cuda_partition partition; /* stream_create NULL: the whole device */
-    int priorities[2];           /* of ordinary and of higher streams: smaller is higher */
-    tp_stream compute, communication;
-    size_t bytes;
-    uint64_t allocations;
-    struct allocation {
-        void *memory;
-        size_t bytes;
-        struct allocation *next;
-    } *allocated;
-};
 
 /* A call of the runtime; its text is the name in the error. */
 #define CUDA_TRY(call)                                                                                                 \
@@ -153,33 +139,10 @@ tp_cuda_stream_destroy(tp_cuda_device *device, tp_stream stream)
         (void)cudaStreamDestroy(stream);
 }
 
-static tp_status
-open_device(tp_cuda_device *device)
+tp_status
+tp_cuda_ask_priorities(tp_cuda_device *device)
 {
     CUDA_TRY(cudaDeviceGetStreamPriorityRange(&device->priorities[0], &device->priorities[1]));
-    TP_TRY(tp_cuda_stream_create(device, 0, &device->compute));
-    return tp_cuda_stream_create(device, 1, &device->communication);
-}
-
-tp_status
-tp_cuda_open(int index, const tp_cuda_partition *partition, tp_cuda_device **out)
-{
-    tp_cuda_properties properties;
-    *out = NULL;
-    TP_TRY(tp_cuda_describe(index, &properties));
-    TP_TRY(tp_cuda_check_capability(&properties));
-    tp_cuda_device *device = calloc(1, sizeof *device);
-    if (!device)
-        return tp_fail(TP_EMEMORY, "no host memory for the description of device %d", index);
-    device->properties = properties;
-    if (partition)
-        device->partition = *partition;
-    tp_status status = open_device(device);
-    if (status != TP_OK) {
-        tp_cuda_close(device);
-        return status;
-    }
-    *out = device;
     return TP_OK;
 }
 
@@ -194,36 +157,9 @@ tp_cuda_close(tp_cuda_device *device)
             (void)cudaStreamSynchronize(streams[i]);
         tp_cuda_stream_destroy(device, streams[i]);
     }
-    while (device->allocated) {
-        struct allocation *next = device->allocated->next;
-        free(device->allocated);
-        device->allocated = next;
-    }
+    while (device->allocated)
+        tp_cuda_unnote(device, device->allocated->memory);
     free(device);
-}
-
-const tp_cuda_properties *
-tp_cuda_device_properties(const tp_cuda_device *device)
-{
-    return &device->properties;
-}
-
-int
-tp_cuda_multiprocessors(const tp_cuda_device *device)
-{
-    return device->partition.stream_create ? device->partition.multiprocessors : device->properties.multiprocessors;
-}
-
-tp_stream
-tp_cuda_compute(tp_cuda_device *device)
-{
-    return device->compute;
-}
-
-tp_stream
-tp_cuda_communication(tp_cuda_device *device)
-{
-    return device->communication;
 }
 
 tp_status
@@ -259,7 +195,7 @@ tp_cuda_alloc(tp_cuda_device *device, size_t bytes, const char *what, void **out
     if (bytes == 0)
         return TP_OK;
     TP_TRY(tp_cuda_bind(device));
-    struct allocation *entry = malloc(sizeof *entry);
+    tp_cuda_allocation *entry = malloc(sizeof *entry);
     if (!entry)
         return tp_fail(TP_EMEMORY, "no host memory to note %s", what);
     cudaError_t error = cudaMalloc(out, bytes);
@@ -272,10 +208,7 @@ tp_cuda_alloc(tp_cuda_device *device, size_t bytes, const char *what, void **out
             return tp_cuda_check((int)error, what);
         return tp_cuda_refuse_bytes(device->properties.index, what, bytes, free_bytes, total_bytes);
     }
-    *entry = (struct allocation){*out, bytes, device->allocated};
-    device->allocated = entry;
-    device->bytes += bytes;
-    device->allocations++;
+    tp_cuda_note(device, entry, *out, bytes);
     return TP_OK;
 }
 
@@ -284,14 +217,7 @@ tp_cuda_free(tp_cuda_device *device, void *memory)
 {
     if (!memory)
         return;
-    for (struct allocation **at = &device->allocated; *at; at = &(*at)->next)
-        if ((*at)->memory == memory) {
-            struct allocation *entry = *at;
-            device->bytes -= entry->bytes;
-            *at = entry->next;
-            free(entry);
-            break;
-        }
+    tp_cuda_unnote(device, memory);
     if (tp_cuda_bind(device) == TP_OK)
         (void)cudaFree(memory);
 }
@@ -309,8 +235,7 @@ tp_cuda_host_alloc(tp_cuda_device *device, size_t bytes, const char *what, void 
     (void)cudaGetLastError();
     *out = NULL;
     if (error == cudaErrorMemoryAllocation)
-        return tp_fail(TP_EMEMORY, "%s needs %zu bytes of page-locked host memory, which there are not (ulimit -l)", what,
-                       bytes);
+        return tp_cuda_refuse_pinned(what, bytes);
     return tp_cuda_check((int)error, what);
 }
 
@@ -319,18 +244,6 @@ tp_cuda_host_free(tp_cuda_device *device, void *memory)
 {
     if (memory && tp_cuda_bind(device) == TP_OK)
         (void)cudaFreeHost(memory);
-}
-
-size_t
-tp_cuda_bytes(const tp_cuda_device *device)
-{
-    return device->bytes;
-}
-
-uint64_t
-tp_cuda_allocations(const tp_cuda_device *device)
-{
-    return device->allocations;
 }
 
 static enum cudaMemcpyKind

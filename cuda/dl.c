@@ -99,7 +99,7 @@ path_of(void *handle, char *path, size_t size)
 }
 
 static tp_status
-fill(const tp_dl_library *library, void *handle, void *table, const char *path)
+fill(const tp_dl_library *library, void *handle, const char *path)
 {
     int count = 0;
     while (library->names[count])
@@ -110,40 +110,69 @@ fill(const tp_dl_library *library, void *handle, void *table, const char *path)
             return tp_fail(TP_ERUNTIME, "%s at %s lacks %s: it is older than this package can use; pip install -U %s, or "
                            "name another in %s", library->what, path, library->names[i], library->package,
                            library->variable);
-        memcpy((char *)table + (size_t)i * sizeof function, &function, sizeof function);
+        memcpy((char *)library->table + (size_t)i * sizeof function, &function, sizeof function);
     }
     return TP_OK;
 }
 
-tp_status
-tp_dl_load(const tp_dl_library *library, void *table, char *path, size_t size)
+/* The library's handle, from where its variable says or from wherever it is. */
+static tp_status
+open_library(const tp_dl_library *library, void **out)
 {
-    char found[512];
     trail where = {"", 0};
     const char *named = getenv(library->variable);
     if (named && *named) {
-        void *handle = dlopen(named, RTLD_NOW | RTLD_LOCAL);
-        if (!handle)
+        *out = dlopen(named, RTLD_NOW | RTLD_LOCAL);
+        if (!*out)
             return tp_fail(TP_ERUNTIME, "%s: %s is \"%s\", which does not load: %s", library->what, library->variable, named,
                            dlerror());
-        path_of(handle, found, sizeof found);
-        if (path)
-            snprintf(path, size, "%s", found);
-        return fill(library, handle, table, found);
+        return TP_OK;
     }
-    void *handle = search(library, &where);
-    if (!handle)
+    *out = search(library, &where);
+    if (!*out)
         return tp_fail(TP_ERUNTIME, "%s was not found: %s is not loaded, nor in %s; pip install %s, or name the file in %s",
                        library->what, library->sonames[0], where.text, library->package, library->variable);
-    path_of(handle, found, sizeof found);
-    if (path)
-        snprintf(path, size, "%s", found);
-    return fill(library, handle, table, found);
+    return TP_OK;
+}
+
+static tp_status
+check_version(const tp_dl_library *library, const char *path, int found)
+{
+    int needed = library->needed;
+    if (found >= needed)
+        return TP_OK;
+    return tp_fail(TP_ERUNTIME, "%s at %s is version %d.%d.%d; %d.%d.%d or newer is needed: pip install -U %s, or name "
+                   "another in %s", library->what, path, found / 10000, found % 10000 / 100, found % 100, needed / 10000,
+                   needed % 10000 / 100, needed % 100, library->package, library->variable);
+}
+
+static tp_status
+load(const tp_dl_library *library, tp_dl_state *state)
+{
+    void *handle;
+    TP_TRY(open_library(library, &handle));
+    path_of(handle, state->path, sizeof state->path);
+    TP_TRY(fill(library, handle, state->path));
+    int found = library->version();
+    TP_TRY(check_version(library, state->path, found));
+    state->version = found;
+    return TP_OK;
 }
 
 tp_status
-tp_dl_refuse_version(const tp_dl_library *library, const char *path, const char *found, const char *needed)
+tp_dl_load(const tp_dl_library *library, tp_dl_state *state)
 {
-    return tp_fail(TP_ERUNTIME, "%s at %s is version %s; %s or newer is needed: pip install -U %s, or name another in %s",
-                   library->what, path, found, needed, library->package, library->variable);
+    pthread_mutex_lock(&state->lock);
+    tp_status status = state->version ? TP_OK : load(library, state);
+    pthread_mutex_unlock(&state->lock);
+    return status;
+}
+
+void
+tp_dl_found(tp_dl_state *state, const char **path, int *version)
+{
+    pthread_mutex_lock(&state->lock);
+    *path = state->version ? state->path : "";
+    *version = state->version;
+    pthread_mutex_unlock(&state->lock);
 }

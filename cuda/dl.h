@@ -13,6 +13,7 @@
 #ifndef TP_CUDA_DL_H
 #define TP_CUDA_DL_H
 
+#include <pthread.h>
 #include <stddef.h>
 
 #include "csrc/base/status.h"
@@ -24,17 +25,27 @@ typedef struct {
     const char *const *names; /* of functions, NULL last; the table's pointers are in this order */
     const char *sonames[4];   /* "libnccl.so.2", tried in turn; NULL after the last */
     int optional;             /* the last `optional` names may be missing: their pointers are NULL then */
+    int needed;               /* the oldest version, as 10000 * major + 100 * minor + patch */
+    int (*version)(void);     /* the version that the filled table says; 0: it does not say */
+    void *table;              /* as many pointers as there are names */
 } tp_dl_library;
+
+/* What has come of a library in this process: {.lock = PTHREAD_MUTEX_INITIALIZER} before its first load. */
+typedef struct {
+    pthread_mutex_t lock;
+    int version; /* 0: not loaded */
+    char path[512];
+} tp_dl_state;
 
 /* Where 3. looks: folders between colons, copied. NULL or "": none. Before the first tp_dl_load. */
 TP_MUST_USE tp_status
 tp_dl_set_folders(const char *folders);
-/* Fill table[] (as many pointers as there are names). path[size], if not NULL, gets the file it came from. ERUNTIME: not
- * found (where it was looked for, what to install), or a function is missing (which, in which file). */
+/* Fill the library's table, once per process. ERUNTIME: not found (where it was looked for, what to install), a function is
+ * missing (which, in which file), or it is older than needed; a later call looks again. */
 TP_MUST_USE tp_status
-tp_dl_load(const tp_dl_library *library, void *table, char *path, size_t size);
-/* ERUNTIME unless found >= needed; both as text, e.g. "2.28.9" and "2.27.0". */
-tp_status
-tp_dl_refuse_version(const tp_dl_library *library, const char *path, const char *found, const char *needed);
+tp_dl_load(const tp_dl_library *library, tp_dl_state *state);
+/* The file it came from and its version; "" and 0 before it was loaded. */
+void
+tp_dl_found(tp_dl_state *state, const char **path, int *version);
 
 #endif

@@ -145,8 +145,7 @@ inproc_send(tp_comm *comm, int peer, uint64_t tag, const void *data, size_t byte
     inproc_comm *c = (inproc_comm *)comm;
     outbox *box = NULL;
     TP_TRY(begin(c, peer));
-    if (bytes > c->message_bytes)
-        return tp_fail(TP_EVALUE, "a message has %zu bytes: the communicator was made for at most %zu", bytes, c->message_bytes);
+    TP_TRY(tp_comm_check_bytes(bytes, c->message_bytes));
     TP_TRY(open_box(c, peer, &box));
     TP_TRY(await_slot(c, box, peer, tag));
     int i = (int)(box->sent % TP_INPROC_SLOTS);
@@ -164,13 +163,20 @@ inproc_recv_post(tp_comm *comm, int peer, uint64_t tag, void *data, size_t bytes
     inproc_comm *c = (inproc_comm *)comm;
     TP_TRY(begin(c, peer));
     receive_queue *queue = &c->from[peer];
-    if (queue->count == TP_COMM_POSTED)
-        return tp_fail(TP_EVALUE, "rank %d has %d receives posted from rank %d: no more fit", comm->rank, TP_COMM_POSTED, peer);
+    TP_TRY(tp_comm_check_room(comm, peer, queue->count));
     receive *r = &queue->items[(queue->first + queue->count) % TP_COMM_POSTED];
     *r = (receive){.data = data, .bytes = bytes};
     TP_TRY(c->control->ops->recv_post(c->control, peer, tag, &r->said, sizeof r->said));
     queue->count++;
     return TP_OK;
+}
+
+static tp_status
+check_same(const tp_comm *comm, int peer, size_t sent, size_t expected)
+{
+    return sent == expected ? TP_OK
+                            : tp_fail(TP_ECONNECTION, "rank %d sent %zu bytes where rank %d expected %zu", peer, sent,
+                                      comm->rank, expected);
 }
 
 static tp_status
@@ -182,9 +188,7 @@ inproc_recv_wait(tp_comm *comm, int peer)
     receive *r = &queue->items[queue->first];
     queue->first = (queue->first + 1) % TP_COMM_POSTED;
     queue->count--;
-    if (r->said.bytes != r->bytes)
-        return tp_fail(TP_ECONNECTION, "rank %d sent %zu bytes where rank %d expected %zu", peer, r->said.bytes, comm->rank,
-                       r->bytes);
+    TP_TRY(check_same(comm, peer, r->said.bytes, r->bytes));
     outbox *box = r->said.box;
     int i = (int)(r->said.number % TP_INPROC_SLOTS);
     TP_TRY(tp_cuda_event_wait(c->device, box->filled[i], c->compute));
@@ -209,9 +213,7 @@ inproc_exchange(tp_comm *comm, int peer, uint64_t tag, const void *out, size_t o
     mine.event = c->ready;
     TP_TRY(tp_cuda_event_record(c->device, c->ready, c->compute));
     TP_TRY(c->control->ops->exchange(c->control, peer, tag, &mine, sizeof mine, &theirs, sizeof theirs));
-    if (theirs.bytes != in_bytes)
-        return tp_fail(TP_ECONNECTION, "rank %d sent %zu bytes where rank %d expected %zu", peer, theirs.bytes, comm->rank,
-                       in_bytes);
+    TP_TRY(check_same(comm, peer, theirs.bytes, in_bytes));
     TP_TRY(tp_cuda_event_wait(c->device, theirs.event, c->compute));
     TP_TRY(tp_cuda_copy(c->device, c->compute, in, theirs.data, in_bytes, TP_CUDA_ON_DEVICE));
     TP_TRY(tp_cuda_event_record(c->device, c->copied, c->compute));

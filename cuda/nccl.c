@@ -344,20 +344,12 @@ arrive(nccl_comm *c, channel *ch)
 }
 
 static tp_status
-fits(const nccl_comm *c, size_t bytes)
-{
-    return bytes <= c->message_bytes ? TP_OK
-                                     : tp_fail(TP_EVALUE, "a message has %zu bytes: the communicator was made for at most %zu",
-                                               bytes, c->message_bytes);
-}
-
-static tp_status
 nccl_send(tp_comm *comm, int peer, uint64_t tag, const void *data, size_t bytes)
 {
     nccl_comm *c = (nccl_comm *)comm;
     channel *ch;
     TP_TRY(channel_of(c, peer, tag, 1, &ch));
-    TP_TRY(fits(c, bytes));
+    TP_TRY(tp_comm_check_bytes(bytes, c->message_bytes));
     int i = (int)(ch->issued % TP_NCCL_SLOTS);
     if (ch->issued >= TP_NCCL_SLOTS)
         TP_TRY(tp_cuda_event_wait(c->device, ch->freed[i], c->compute));
@@ -392,10 +384,9 @@ nccl_recv_post(tp_comm *comm, int peer, uint64_t tag, void *data, size_t bytes)
     nccl_comm *c = (nccl_comm *)comm;
     channel *ch;
     TP_TRY(channel_of(c, peer, tag, 0, &ch));
-    TP_TRY(fits(c, bytes));
+    TP_TRY(tp_comm_check_bytes(bytes, c->message_bytes));
     receive_queue *queue = &c->from[peer];
-    if (queue->count == TP_COMM_POSTED)
-        return tp_fail(TP_EVALUE, "rank %d has %d receives posted from rank %d: no more fit", comm->rank, TP_COMM_POSTED, peer);
+    TP_TRY(tp_comm_check_room(comm, peer, queue->count));
     queue->items[(queue->first + queue->count++) % TP_COMM_POSTED] = (receive){ch, data, bytes};
     ch->bytes[ch->posted++ % TP_COMM_POSTED] = bytes;
     return issue(c, ch);
@@ -405,8 +396,7 @@ static tp_status
 nccl_recv_wait(tp_comm *comm, int peer)
 {
     nccl_comm *c = (nccl_comm *)comm;
-    if (peer < 0 || peer >= comm->ranks || c->from[peer].count == 0)
-        return tp_fail(TP_EVALUE, "rank %d waits for rank %d but has posted no receive from it", comm->rank, peer);
+    TP_TRY(tp_comm_check_posted(comm, peer, peer < 0 || peer >= comm->ranks ? 0 : c->from[peer].count));
     receive_queue *queue = &c->from[peer];
     receive oldest = queue->items[queue->first];
     channel *ch = oldest.channel;
@@ -442,9 +432,7 @@ nccl_exchange(tp_comm *comm, int peer, uint64_t tag, const void *out, size_t out
     channel *ch;
     int first = comm->ranks == 2 ? comm->rank == 0 : peer == (comm->rank + 1) % comm->ranks; /* the same channel on both ends */
     TP_TRY(channel_of(c, peer, tag >> 48 == RB_OP ? 0 : tag, first, &ch));
-    if (c->from[peer].count > 0)
-        return tp_fail(TP_EVALUE, "rank %d exchanges with rank %d while %u receives from it are posted", comm->rank, peer,
-                       c->from[peer].count);
+    TP_TRY(tp_comm_check_idle(comm, peer, c->from[peer].count));
     TP_TRY(tp_cuda_event_record(c->device, c->exchanged, c->compute));
     TP_TRY(tp_cuda_event_wait(c->device, c->exchanged, ch->stream));
     CALL(c, ch->comm, "ncclGroupEnd", both_ways(c, ch, out, out_bytes, in, in_bytes));
@@ -588,12 +576,8 @@ tp_comm_open_nccl(const tp_nccl_config *config, tp_comm **out)
     memcpy(c->pairs, config->pairs, ranks * ranks);
     c->message_bytes = config->message_bytes > 0 ? config->message_bytes : 1;
     c->max_ctas = config->max_ctas > 0 ? config->max_ctas : 4;
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&c->lock, NULL);
-    pthread_cond_init(&c->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    tp_clock_condition(&c->changed);
     *out = &c->base;
     return TP_OK;
 }

@@ -1,6 +1,5 @@
 #include "cuda/stage.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -69,16 +68,11 @@ stage_close(tp_stage *stage)
 static tp_status
 lay_positions(tp_stage *stage)
 {
-    const tp_slicing *slicing = stage->config.slicing;
-    stage_ints *ints = &stage->on_host;
+    const stage_ints *ints = &stage->on_host;
     if (ints->positions == NULL)
         return TP_OK;
-    for (int32_t q = 0; q < slicing->micros; q++)
-        for (int64_t s = 0; s < slicing->micro[q].batch; s++)
-            for (int64_t t = 0; t < slicing->seq_len; t++)
-                ints->positions[(int64_t)slicing->micro[q].first_seq * slicing->seq_len +
-                                tp_micro_row(&slicing->micro[q], slicing->seq_len, t, s)] = (int32_t)t;
-    return tp_cuda_group_rows((int64_t)slicing->batch * slicing->seq_len, ints->positions, slicing->seq_len,
+    tp_stage_order(&stage->base, NULL, NULL, NULL, ints->positions);
+    return tp_cuda_group_rows(tp_stage_tokens(&stage->base), ints->positions, stage->base.config.slicing->seq_len,
                               stage->counts, ints->by_position.index, ints->by_position.start, ints->by_position.rows,
                               &stage->position_groups);
 }
@@ -87,16 +81,14 @@ static tp_status
 take_memory(tp_stage *stage)
 {
     tp_cuda_device *cuda = stage->rank->cuda;
-    char what[96];
-    snprintf(what, sizeof what, "the stage of blocks [%d, %d)", stage->config.first_block, stage->config.last_block);
-    TP_TRY(tp_heap_alloc(stage->rank->base.heap, tp_cuda_stage_layout(stage, NULL), what, &stage->memory));
+    TP_TRY(tp_heap_alloc(stage->rank->base.heap, tp_cuda_stage_layout(stage, NULL), stage->base.what, &stage->memory));
     tp_cuda_stage_layout(stage, stage->memory);
     TP_TRY(tp_cuda_memset(cuda, stage->rank->stream, stage->memory, 0, stage->zeroed_bytes));
     size_t pinned = tp_cuda_stage_layout_host(stage, NULL);
-    TP_TRY(tp_cuda_host_alloc(cuda, pinned, what, &stage->pinned));
+    TP_TRY(tp_cuda_host_alloc(cuda, pinned, stage->base.what, &stage->pinned));
     memset(stage->pinned, 0, pinned);
     tp_cuda_stage_layout_host(stage, stage->pinned);
-    int64_t height = most(stage->config.model.vocab_size, stage->config.slicing->seq_len);
+    int64_t height = most(stage->base.config.model.vocab_size, stage->base.config.slicing->seq_len);
     stage->counts = calloc((size_t)height, sizeof *stage->counts);
     if (stage->counts == NULL)
         return tp_fail(TP_EMEMORY, "no host memory to sort %lld tokens by", (long long)height);
@@ -122,44 +114,13 @@ stage_open(const tp_stage_config *config, tp_device *device, tp_stage **out)
 
 /* ---- parameters ---------------------------------------------------------------------------------------------------------------- */
 
-static int
-stage_params(const tp_stage *stage)
-{
-    return stage->params;
-}
-
-static int
-stage_param_index(const tp_stage *stage, int i)
-{
-    return stage->param[i].index;
-}
-
-static int
-stage_param_shape(const tp_stage *stage, int i, int64_t *rows, int64_t *cols)
-{
-    *rows = stage->param[i].info.rows;
-    *cols = stage->param[i].info.cols;
-    return stage->param[i].info.is_matrix;
-}
-
-static float *
-state_of(const stage_param *param, tp_state state)
-{
-    switch (state) {
-    case TP_STATE_M: return param->m;
-    case TP_STATE_V: return param->v;
-    case TP_STATE_GRAD: return param->grad;
-    default: return param->value;
-    }
-}
-
 static tp_status
 stage_import(tp_stage *stage, int i, tp_state state, const float *row_major)
 {
-    const stage_param *param = &stage->param[i];
+    const tp_stage_param *param = &stage->base.param[i];
     size_t bytes = (size_t)(param->info.rows * param->info.cols) * sizeof(float);
     TP_TRY(tp_cuda_bind(stage->rank->cuda));
-    TP_TRY(tp_cuda_copy(stage->rank->cuda, stage->rank->stream, state_of(param, state), row_major, bytes,
+    TP_TRY(tp_cuda_copy(stage->rank->cuda, stage->rank->stream, tp_stage_state(param, state), row_major, bytes,
                         TP_CUDA_TO_DEVICE));
     return tp_cuda_synchronize(stage->rank->cuda, stage->rank->stream);
 }
@@ -167,38 +128,21 @@ stage_import(tp_stage *stage, int i, tp_state state, const float *row_major)
 static tp_status
 stage_export(const tp_stage *stage, int i, tp_state state, float *row_major)
 {
-    const stage_param *param = &stage->param[i];
+    const tp_stage_param *param = &stage->base.param[i];
     size_t bytes = (size_t)(param->info.rows * param->info.cols) * sizeof(float);
     TP_TRY(tp_cuda_bind(stage->rank->cuda));
-    TP_TRY(tp_cuda_copy(stage->rank->cuda, stage->rank->stream, row_major, state_of(param, state), bytes,
+    TP_TRY(tp_cuda_copy(stage->rank->cuda, stage->rank->stream, row_major, tp_stage_state(param, state), bytes,
                         TP_CUDA_TO_HOST));
     return tp_cuda_synchronize(stage->rank->cuda, stage->rank->stream);
 }
 
 /* ---- a step ---------------------------------------------------------------------------------------------------------------------- */
 
-slice_at
-tp_cuda_stage_at(const tp_stage *stage, int micro, int slice, tp_half half, int slot, int gslot)
-{
-    const tp_micro *cut = &stage->config.slicing->micro[micro];
-    int64_t seq_len = stage->config.slicing->seq_len;
-    slice_at at = {.q = micro, .slice = slice, .slot = slot, .gslot = gslot, .micro = cut};
-    at.first = half == TP_SECOND_HALF ? cut->half : 0;
-    at.last = half == TP_FIRST_HALF ? cut->half : cut->batch;
-    at.begin = cut->start[slice];
-    at.end = cut->start[slice + 1];
-    at.first_row = at.begin * cut->batch + at.first * seq_len; /* only one slice has halves */
-    at.rows = (at.end - at.begin) * (at.last - at.first);
-    at.batch_row = (int64_t)cut->first_seq * seq_len;
-    at.all_rows = (int64_t)cut->batch * seq_len;
-    return at;
-}
-
 static tp_status
 stage_forward(tp_stage *stage, int micro, int slice, tp_half half, int slot)
 {
-    slice_at at = tp_cuda_stage_at(stage, micro, slice, half, slot, 0);
-    for (int block = 0; block < stage->blocks; block++)
+    tp_slice_at at = tp_stage_at(&stage->base, micro, slice, half, slot, 0);
+    for (int block = 0; block < stage->base.blocks; block++)
         TP_TRY(tp_cuda_block_forward(stage, block, &at));
     return TP_OK;
 }
@@ -206,8 +150,8 @@ stage_forward(tp_stage *stage, int micro, int slice, tp_half half, int slot)
 static tp_status
 stage_input_gradient(tp_stage *stage, int micro, int slice, int slot, int gslot)
 {
-    slice_at at = tp_cuda_stage_at(stage, micro, slice, TP_WHOLE, slot, gslot);
-    for (int block = stage->blocks - 1; block >= 0; block--)
+    tp_slice_at at = tp_stage_at(&stage->base, micro, slice, TP_WHOLE, slot, gslot);
+    for (int block = stage->base.blocks - 1; block >= 0; block--)
         TP_TRY(tp_cuda_block_input_gradient(stage, block, &at));
     return TP_OK;
 }
@@ -215,8 +159,8 @@ stage_input_gradient(tp_stage *stage, int micro, int slice, int slot, int gslot)
 static tp_status
 stage_weight_gradient(tp_stage *stage, int micro, int slice, int slot, int gslot)
 {
-    slice_at at = tp_cuda_stage_at(stage, micro, slice, TP_WHOLE, slot, gslot);
-    for (int block = stage->blocks - 1; block >= 0; block--)
+    tp_slice_at at = tp_stage_at(&stage->base, micro, slice, TP_WHOLE, slot, gslot);
+    for (int block = stage->base.blocks - 1; block >= 0; block--)
         TP_TRY(tp_cuda_block_weight_gradient(stage, block, &at));
     return TP_OK;
 }
@@ -226,15 +170,15 @@ stage_weight_gradient(tp_stage *stage, int micro, int slice, int slot, int gslot
 static tp_status
 prepare(tp_stage *stage)
 {
-    const tp_slicing *slicing = stage->config.slicing;
+    const tp_slicing *slicing = stage->base.config.slicing;
     tp_status status = TP_OK;
     stage->preparing = stage->train = 1;
     for (int32_t q = 0; q < slicing->micros && status == TP_OK; q++)
         for (int32_t s = 0; s < slicing->micro[q].slices && status == TP_OK; s++) {
             status = stage_forward(stage, q, s, TP_WHOLE, 0);
-            if (status == TP_OK && stage->config.gradient_slots > 0)
+            if (status == TP_OK && stage->base.config.gradient_slots > 0)
                 status = stage_input_gradient(stage, q, s, 0, 0);
-            if (status == TP_OK && stage->config.gradient_slots > 0)
+            if (status == TP_OK && stage->base.config.gradient_slots > 0)
                 status = stage_weight_gradient(stage, q, s, 0, 0);
         }
     stage->preparing = 0;
@@ -246,12 +190,12 @@ static tp_status
 stage_pack(tp_stage *stage)
 {
     TP_TRY(tp_cuda_bind(stage->rank->cuda));
-    for (int i = 0; i < stage->params; i++) {
-        stage_param *param = &stage->param[i];
+    for (int i = 0; i < stage->base.params; i++) {
+        const tp_stage_param *param = &stage->base.param[i];
         if (param->copy != NULL)
             TP_TRY(tp_cuda_cast(stage->rank->stream, stage->dtype, param->floats, param->value, param->copy));
     }
-    if (!stage->prepared && stage->config.activation_slots > 0)
+    if (!stage->prepared && stage->base.config.activation_slots > 0)
         TP_TRY(prepare(stage));
     return tp_cuda_synchronize(stage->rank->cuda, stage->rank->stream);
 }
@@ -259,28 +203,14 @@ stage_pack(tp_stage *stage)
 static tp_status
 stage_begin(tp_stage *stage, const int32_t *tokens, int train)
 {
-    const tp_slicing *slicing = stage->config.slicing;
     stage_ints *ints = &stage->on_host;
-    int64_t seq_len = slicing->seq_len;
     stage->train = train;
     if (stage->ints_bytes == 0)
         return TP_OK;
-    for (int32_t q = 0; q < slicing->micros; q++) {
-        const tp_micro *micro = &slicing->micro[q];
-        for (int64_t s = 0; s < micro->batch; s++) {
-            const int32_t *sequence = tokens + (micro->first_seq + s) * (seq_len + 1);
-            for (int64_t t = 0; t < seq_len; t++) {
-                int64_t row = micro->first_seq * seq_len + tp_micro_row(micro, seq_len, t, s);
-                if (ints->tokens != NULL)
-                    ints->tokens[row] = sequence[t];
-                if (ints->targets != NULL)
-                    ints->targets[row] = sequence[t + 1];
-            }
-        }
-    }
+    tp_stage_order(&stage->base, tokens, ints->tokens, ints->targets, NULL);
     if (ints->by_token.index != NULL)
-        TP_TRY(tp_cuda_group_rows(slicing->batch * seq_len, ints->tokens, stage->config.model.vocab_size, stage->counts,
-                                  ints->by_token.index, ints->by_token.start, ints->by_token.rows,
+        TP_TRY(tp_cuda_group_rows(tp_stage_tokens(&stage->base), ints->tokens, stage->base.config.model.vocab_size,
+                                  stage->counts, ints->by_token.index, ints->by_token.start, ints->by_token.rows,
                                   &stage->token_groups));
     /* the first array of either: they lie in one order */
     return tp_cuda_copy(stage->rank->cuda, stage->rank->stream,
@@ -288,29 +218,20 @@ stage_begin(tp_stage *stage, const int32_t *tokens, int train)
                         stage->ints_bytes, TP_CUDA_TO_DEVICE);
 }
 
-static void *
-stage_end(tp_stage *stage, tp_end end, int micro, int slice, tp_half half, int slot, size_t *bytes)
+static tp_status
+stage_tied(tp_stage *stage, tp_tied *out)
 {
-    slice_at at = tp_cuda_stage_at(stage, micro, slice, half, slot, slot);
-    int64_t width = stage->config.model.n_embd;
-    void *whole = NULL;
-    *bytes = (size_t)(at.rows * width) * tp_dtype_bytes(stage->dtype);
-    switch (end) {
-    case TP_END_INPUT: whole = stage->block[0].activations[slot].input; break;
-    case TP_END_OUTPUT: whole = stage->output[slot]; break;
-    case TP_END_OUTPUT_GRADIENT: whole = stage->d_output[slot]; break;
-    case TP_END_INPUT_GRADIENT: whole = stage->block[0].gradients[slot].d_input; break;
-    }
-    return whole == NULL ? NULL : tp_cuda_row(stage, whole, at.first_row, width);
+    tp_stage_tied_ends(&stage->base, out);
+    return TP_OK;
 }
 
 const tp_stage_ops tp_cuda_stage_ops = {
     .bytes = stage_bytes,
     .open = stage_open,
     .close = stage_close,
-    .params = stage_params,
-    .param_index = stage_param_index,
-    .param_shape = stage_param_shape,
+    .params = tp_stage_params,
+    .param_index = tp_stage_param_index,
+    .param_shape = tp_stage_param_shape,
     .import = stage_import,
     .export = stage_export,
     .pack = stage_pack,
@@ -318,8 +239,8 @@ const tp_stage_ops tp_cuda_stage_ops = {
     .forward = stage_forward,
     .input_gradient = stage_input_gradient,
     .weight_gradient = stage_weight_gradient,
-    .end = stage_end,
-    .tied = tp_cuda_stage_tied,
+    .end = tp_stage_end,
+    .tied = stage_tied,
     .finish = tp_cuda_stage_finish,
     .loss = tp_cuda_stage_loss,
     .sumsq = tp_cuda_stage_sumsq,

@@ -13,7 +13,7 @@
 #ifndef TP_CUDA_STAGE_H
 #define TP_CUDA_STAGE_H
 
-#include "csrc/stage/stage_ops.h"
+#include "csrc/stage/describe.h"
 #include "cuda/kernels.h"
 #include "cuda/rank.h"
 
@@ -21,17 +21,8 @@
 #define TP_CUDA_HEAD_TILE 2048 /* rows of logits that exist at once */
 #endif
 
-typedef struct {
-    tp_param info;
-    int index;        /* canonical */
-    int64_t floats;   /* padding included */
-    int has_copy;     /* of dtype: a matrix that products or the embedding read, a bias of a product */
-    float *value, *grad, *m, *v;
-    void *copy;       /* NULL where value is read */
-} stage_param;
-
-/* Buffers of one micro-batch in flight, of one block. NULL where the kind has none. */
-typedef struct {
+/* NULL where the kind of block has none. */
+struct tp_activations {
     void *input;          /* [R, E] residual stream into the block */
     float *mean, *rstd;   /* [R] */
     void *norm;           /* [R, E] normalised input; head: in its tile instead */
@@ -39,23 +30,15 @@ typedef struct {
     float *lse;           /* attention: [B, H, T] */
     void *h, *g;          /* ffn: [R, 4E] before and after GELU */
     void *d_norm;         /* head: [R, E] */
-} block_activations;
+};
 
-typedef struct {
+struct tp_gradients {
     void *d_input;    /* [R, E] */
     void *d_norm;     /* [R, E] gradient of the normalised input, until W */
     void *dqkv, *d_o; /* attention: [R, 3E], [R, E] */
     float *delta;     /* attention: [B, H, T] */
     void *dh;         /* ffn: [R, 4E] */
-} block_gradients;
-
-typedef struct {
-    tp_block_kind kind;
-    int norm, norm_bias;            /* indices into stage->param, -1: none */
-    int in, in_bias, out, out_bias; /* c_attn / c_fc, c_proj; head: in = wte or lm_head; embedding: in = wte, out = wpe */
-    block_activations *activations; /* [activation_slots] */
-    block_gradients *gradients;     /* [gradient_slots] */
-} stage_block;
+};
 
 /* Rows sorted by an index, of the whole batch (tp_cuda_group_rows). */
 typedef struct {
@@ -69,19 +52,14 @@ typedef struct {
 } stage_ints;
 
 struct tp_stage {
-    tp_stage_config config;
+    tp_stage_base base; /* embedding_rows in row order; a tensor's copy is of dtype, NULL where its value is read */
     tp_cuda_rank *rank;
     tp_dtype dtype;
-    int blocks, params;
-    stage_block *block;
-    stage_param *param;
     void *memory;               /* the arena */
     size_t zeroed_bytes;        /* of its beginning: parameters and their states */
-    void **output, **d_output;  /* [slots] [R, E] of the last block; NULL on the head's stage */
     int64_t tile_rows;
     void *tile_logits, *tile_x; /* head: [tile_rows, V padded], [tile_rows, E] */
     float *loss;                /* head: [batch * T] in row order */
-    void *embedding_rows;       /* [batch * T, E] gradient of the embedding's output in row order, or the other end's */
     double *sums;               /* [params] */
     stage_ints on_device;
     size_t ints_bytes;
@@ -97,19 +75,6 @@ struct tp_stage {
     int prepared;
 };
 
-typedef struct {
-    int q, slice, slot, gslot;
-    const tp_micro *micro;
-    int64_t first, last;      /* sequences [first, last) of the micro-batch */
-    int64_t begin, end;       /* tokens [begin, end) of this slice */
-    int64_t first_row, rows;  /* of the slice in the micro-batch's buffers */
-    int64_t batch_row;        /* row of the micro-batch's first in tokens, targets, positions */
-    int64_t all_rows;         /* of the micro-batch */
-} slice_at;
-
-slice_at
-tp_cuda_stage_at(const tp_stage *stage, int micro, int slice, tp_half half, int slot, int gslot);
-
 /* Parts of a stage in an arena; base NULL counts only. */
 size_t
 tp_cuda_stage_layout(tp_stage *stage, char *base);
@@ -119,22 +84,6 @@ tp_cuda_stage_layout_host(tp_stage *stage, char *base);
 /* The tables of a stage without its memory; ended by free. */
 TP_MUST_USE tp_status
 tp_cuda_stage_describe(const tp_stage_config *config, tp_dtype dtype, tp_stage **out);
-static inline int
-tp_cuda_stage_embeds(const tp_stage *stage)
-{
-    return stage->block[0].kind == TP_EMBEDDING;
-}
-static inline int
-tp_cuda_stage_heads(const tp_stage *stage)
-{
-    return stage->block[stage->blocks - 1].kind == TP_HEAD;
-}
-/* Whether it sums rows of d(embedding output) into wte: it embeds, or its head is tied. */
-static inline int
-tp_cuda_stage_scatters(const tp_stage *stage)
-{
-    return tp_cuda_stage_embeds(stage) || (tp_cuda_stage_heads(stage) && stage->config.model.tie_weights);
-}
 static inline int64_t
 tp_cuda_padded_vocab(const tp_model *model)
 {
@@ -142,13 +91,13 @@ tp_cuda_padded_vocab(const tp_model *model)
 }
 
 TP_MUST_USE tp_status
-tp_cuda_block_forward(tp_stage *stage, int block, const slice_at *at);
+tp_cuda_block_forward(tp_stage *stage, int block, const tp_slice_at *at);
 TP_MUST_USE tp_status
-tp_cuda_block_input_gradient(tp_stage *stage, int block, const slice_at *at);
+tp_cuda_block_input_gradient(tp_stage *stage, int block, const tp_slice_at *at);
 TP_MUST_USE tp_status
-tp_cuda_block_weight_gradient(tp_stage *stage, int block, const slice_at *at);
+tp_cuda_block_weight_gradient(tp_stage *stage, int block, const tp_slice_at *at);
 TP_MUST_USE tp_status
-tp_cuda_head_forward(tp_stage *stage, const slice_at *at);
+tp_cuda_head_forward(tp_stage *stage, const tp_slice_at *at);
 
 /* A product of the stage: chosen while it prepares, else run. */
 TP_MUST_USE tp_status
@@ -161,8 +110,6 @@ tp_cuda_stage_product(tp_stage *stage, const tp_gemm_op *op);
     } while (0)
 
 TP_MUST_USE tp_status
-tp_cuda_stage_tied(tp_stage *stage, tp_tied *out);
-TP_MUST_USE tp_status
 tp_cuda_stage_finish(tp_stage *stage);
 TP_MUST_USE tp_status
 tp_cuda_stage_loss(tp_stage *stage, double *out);
@@ -172,36 +119,35 @@ TP_MUST_USE tp_status
 tp_cuda_stage_update(tp_stage *stage, const tp_adamw *adamw, double grad_scale);
 
 static inline float *
-tp_cuda_value(const tp_stage *stage, int param)
-{
-    return param < 0 ? NULL : stage->param[param].value;
-}
-static inline float *
 tp_cuda_grad(const tp_stage *stage, int param)
 {
-    return param < 0 ? NULL : stage->param[param].grad;
+    return param < 0 ? NULL : stage->base.param[param].grad;
 }
 /* What products read. */
 static inline const void *
 tp_cuda_weight(const tp_stage *stage, int param)
 {
-    return param < 0 ? NULL : stage->param[param].copy != NULL ? stage->param[param].copy : stage->param[param].value;
+    if (param < 0)
+        return NULL;
+    return stage->base.param[param].copy != NULL ? stage->base.param[param].copy : stage->base.param[param].value;
 }
 /* Row `row` of an array of `width` columns of the stage's dtype. */
 static inline void *
 tp_cuda_row(const tp_stage *stage, const void *array, int64_t row, int64_t width)
 {
-    return (char *)(uintptr_t)array + (size_t)(row * width) * tp_dtype_bytes(stage->dtype);
+    return (char *)(uintptr_t)array + (size_t)(row * width) * stage->base.sizes.element;
 }
 static inline void *
 tp_cuda_block_output(const tp_stage *stage, int block, int slot)
 {
-    return block + 1 < stage->blocks ? stage->block[block + 1].activations[slot].input : stage->output[slot];
+    return block + 1 < stage->base.blocks ? stage->base.block[block + 1].activations[slot].input
+                                          : stage->base.end[TP_END_OUTPUT][slot];
 }
 static inline void *
 tp_cuda_block_d_output(const tp_stage *stage, int block, int gslot)
 {
-    return block + 1 < stage->blocks ? stage->block[block + 1].gradients[gslot].d_input : stage->d_output[gslot];
+    return block + 1 < stage->base.blocks ? stage->base.block[block + 1].gradients[gslot].d_input
+                                          : stage->base.end[TP_END_OUTPUT_GRADIENT][gslot];
 }
 
 #endif

@@ -10,9 +10,9 @@ tp_cuda_stage_product(tp_stage *stage, const tp_gemm_op *op)
 
 /* y[rows, cols] = x[rows, rows of the weight] W + bias, in rows of these widths from row `row` of either array on. */
 static tp_gemm_op
-linear(const tp_stage *stage, int param, int bias, const slice_at *at, const void *x, void *y)
+linear(const tp_stage *stage, int param, int bias, const tp_slice_at *at, const void *x, void *y)
 {
-    const tp_param *info = &stage->param[param].info;
+    const tp_param *info = &stage->base.param[param].info;
     return (tp_gemm_op){.kind = TP_GEMM_LINEAR,
                         .dtype = stage->dtype,
                         .epilogue = bias < 0 ? TP_GEMM_NONE : TP_GEMM_BIAS,
@@ -30,9 +30,9 @@ linear(const tp_stage *stage, int param, int bias, const slice_at *at, const voi
 
 /* The way back: dx[rows, rows of the weight] = dy W^T. */
 static tp_gemm_op
-linear_t(const tp_stage *stage, int param, const slice_at *at, const void *dy, void *dx)
+linear_t(const tp_stage *stage, int param, const tp_slice_at *at, const void *dy, void *dx)
 {
-    const tp_param *info = &stage->param[param].info;
+    const tp_param *info = &stage->base.param[param].info;
     return (tp_gemm_op){.kind = TP_GEMM_LINEAR_T,
                         .dtype = stage->dtype,
                         .rows = at->rows,
@@ -46,54 +46,16 @@ linear_t(const tp_stage *stage, int param, const slice_at *at, const void *dy, v
                         .y_stride = info->rows};
 }
 
-/* Sequences [first, last) whose rows interleave, from this row on: the micro-batch, or one half of it. */
-typedef struct {
-    int64_t first, last, row;
-} part_rows;
-
-/* The parts of this work; at most 2. */
-static int
-parts_of(const tp_stage *stage, const slice_at *at, part_rows part[2])
-{
-    int count = 0;
-    const int64_t edge[] = {0, at->micro->half, at->micro->batch};
-    for (int k = 0; k < 2; k++)
-        if (edge[k] < edge[k + 1] && edge[k] >= at->first && edge[k + 1] <= at->last)
-            part[count++] = (part_rows){edge[k], edge[k + 1],
-                                        tp_micro_row(at->micro, stage->config.slicing->seq_len, 0, edge[k])};
-    return count;
-}
-
-static tp_attention
-attention_shape(const tp_stage *stage, const slice_at *at, const part_rows *part)
-{
-    const tp_model *model = &stage->config.model;
-    return (tp_attention){.batch = part->last - part->first,
-                          .heads = model->n_head,
-                          .head_dim = model->n_embd / model->n_head,
-                          .slice = at->end - at->begin,
-                          .context = at->begin,
-                          .total = stage->config.slicing->seq_len,
-                          .qkv_stride = 3 * model->n_embd,
-                          .o_stride = model->n_embd};
-}
-
-/* Floats of lse and delta for one sequence. */
-static int64_t
-lse_stride(const tp_stage *stage)
-{
-    return (int64_t)stage->config.model.n_head * stage->config.slicing->seq_len;
-}
-
 /* ---- forward --------------------------------------------------------------------------------------------------------------- */
 
 static tp_status
-normalise(tp_stage *stage, const stage_block *self, const block_activations *mine, const slice_at *at)
+normalise(tp_stage *stage, const tp_stage_block *self, const tp_activations *mine, const tp_slice_at *at)
 {
-    int64_t width = stage->config.model.n_embd, row = at->first_row;
+    int64_t width = stage->base.config.model.n_embd, row = at->first_row;
     STAGE_RUN(stage, tp_cuda_layernorm(stage->rank->stream, stage->dtype, at->rows, width,
                                        tp_cuda_row(stage, mine->input, row, width), width,
-                                       tp_cuda_value(stage, self->norm), tp_cuda_value(stage, self->norm_bias),
+                                       tp_stage_value(&stage->base, self->norm),
+                                       tp_stage_value(&stage->base, self->norm_bias),
                                        tp_cuda_row(stage, mine->norm, row, width), width, mine->mean + row,
                                        mine->rstd + row));
     return TP_OK;
@@ -101,10 +63,10 @@ normalise(tp_stage *stage, const stage_block *self, const block_activations *min
 
 /* output = input + x W + b: the second product of both kinds of block. */
 static tp_status
-project(tp_stage *stage, int block, const slice_at *at, const void *x)
+project(tp_stage *stage, int block, const tp_slice_at *at, const void *x)
 {
-    const stage_block *self = &stage->block[block];
-    int64_t width = stage->config.model.n_embd;
+    const tp_stage_block *self = &stage->base.block[block];
+    int64_t width = stage->base.config.model.n_embd;
     tp_gemm_op op = linear(stage, self->out, self->out_bias, at, x, tp_cuda_block_output(stage, block, at->slot));
     op.epilogue = TP_GEMM_BIAS_RESIDUAL;
     op.aux = tp_cuda_row(stage, self->activations[at->slot].input, at->first_row, width);
@@ -113,32 +75,31 @@ project(tp_stage *stage, int block, const slice_at *at, const void *x)
 }
 
 static tp_status
-attention_forward(tp_stage *stage, int block, const slice_at *at)
+attention_forward(tp_stage *stage, int block, const tp_slice_at *at)
 {
-    const stage_block *self = &stage->block[block];
-    const block_activations *mine = &self->activations[at->slot];
-    int64_t width = stage->config.model.n_embd;
+    const tp_stage_block *self = &stage->base.block[block];
+    const tp_activations *mine = &self->activations[at->slot];
+    int64_t width = stage->base.config.model.n_embd;
     TP_TRY(normalise(stage, self, mine, at));
     tp_gemm_op op = linear(stage, self->in, self->in_bias, at, mine->norm, mine->qkv);
     TP_TRY(tp_cuda_stage_product(stage, &op));
-    part_rows part[2];
-    for (int k = 0, count = parts_of(stage, at, part); k < count; k++) {
-        tp_attention shape = attention_shape(stage, at, &part[k]);
+    tp_stage_part part[2];
+    for (int k = 0, count = tp_stage_parts(&stage->base, at, part); k < count; k++) {
         const void *q = tp_cuda_row(stage, mine->qkv, part[k].row, 3 * width);
-        STAGE_RUN(stage, tp_cuda_attention_forward(stage->rank->stream, stage->dtype, &shape, q,
+        STAGE_RUN(stage, tp_cuda_attention_forward(stage->rank->stream, stage->dtype, &part[k].shape, q,
                                                    tp_cuda_row(stage, q, 1, width), tp_cuda_row(stage, q, 2, width),
                                                    tp_cuda_row(stage, mine->o, part[k].row, width),
-                                                   mine->lse + part[k].first * lse_stride(stage)));
+                                                   mine->lse + part[k].lse));
     }
     return project(stage, block, at, mine->o);
 }
 
 static tp_status
-ffn_forward(tp_stage *stage, int block, const slice_at *at)
+ffn_forward(tp_stage *stage, int block, const tp_slice_at *at)
 {
-    const stage_block *self = &stage->block[block];
-    const block_activations *mine = &self->activations[at->slot];
-    int64_t hidden = 4 * (int64_t)stage->config.model.n_embd;
+    const tp_stage_block *self = &stage->base.block[block];
+    const tp_activations *mine = &self->activations[at->slot];
+    int64_t hidden = 4 * (int64_t)stage->base.config.model.n_embd;
     TP_TRY(normalise(stage, self, mine, at));
     tp_gemm_op op = linear(stage, self->in, self->in_bias, at, mine->norm, mine->g);
     op.epilogue = TP_GEMM_BIAS_GELU_AUX;
@@ -149,10 +110,10 @@ ffn_forward(tp_stage *stage, int block, const slice_at *at)
 }
 
 static tp_status
-embed(tp_stage *stage, int block, const slice_at *at)
+embed(tp_stage *stage, int block, const tp_slice_at *at)
 {
-    const stage_block *self = &stage->block[block];
-    int64_t width = stage->config.model.n_embd, row = at->batch_row + at->first_row;
+    const tp_stage_block *self = &stage->base.block[block];
+    int64_t width = stage->base.config.model.n_embd, row = at->batch_row + at->first_row;
     STAGE_RUN(stage, tp_cuda_embedding(stage->rank->stream, stage->dtype, at->rows, width,
                                        stage->on_device.tokens + row, stage->on_device.positions + row,
                                        tp_cuda_weight(stage, self->in), tp_cuda_weight(stage, self->out),
@@ -163,9 +124,9 @@ embed(tp_stage *stage, int block, const slice_at *at)
 }
 
 tp_status
-tp_cuda_block_forward(tp_stage *stage, int block, const slice_at *at)
+tp_cuda_block_forward(tp_stage *stage, int block, const tp_slice_at *at)
 {
-    switch (stage->block[block].kind) {
+    switch (stage->base.block[block].kind) {
     case TP_EMBEDDING: return embed(stage, block, at);
     case TP_ATTENTION: return attention_forward(stage, block, at);
     case TP_FFN: return ffn_forward(stage, block, at);
@@ -177,39 +138,38 @@ tp_cuda_block_forward(tp_stage *stage, int block, const slice_at *at)
 
 /* d_input = dresidual + LayerNorm's gradient of d_norm; all of [R, E]. */
 static tp_status
-norm_gradient(tp_stage *stage, int block, const slice_at *at, const void *d_norm, const void *dresidual)
+norm_gradient(tp_stage *stage, int block, const tp_slice_at *at, const void *d_norm, const void *dresidual)
 {
-    const stage_block *self = &stage->block[block];
-    const block_activations *mine = &self->activations[at->slot];
-    int64_t width = stage->config.model.n_embd, row = at->first_row;
+    const tp_stage_block *self = &stage->base.block[block];
+    const tp_activations *mine = &self->activations[at->slot];
+    int64_t width = stage->base.config.model.n_embd, row = at->first_row;
     STAGE_RUN(stage,
               tp_cuda_layernorm_backward(stage->rank->stream, stage->dtype, at->rows, width,
                                          tp_cuda_row(stage, d_norm, row, width), width,
                                          tp_cuda_row(stage, mine->input, row, width), width, mine->mean + row,
-                                         mine->rstd + row, tp_cuda_value(stage, self->norm),
+                                         mine->rstd + row, tp_stage_value(&stage->base, self->norm),
                                          dresidual == NULL ? NULL : tp_cuda_row(stage, dresidual, row, width), width,
                                          tp_cuda_row(stage, self->gradients[at->gslot].d_input, row, width), width));
     return TP_OK;
 }
 
 static tp_status
-attention_input_gradient(tp_stage *stage, int block, const slice_at *at)
+attention_input_gradient(tp_stage *stage, int block, const tp_slice_at *at)
 {
-    const stage_block *self = &stage->block[block];
-    const block_activations *mine = &self->activations[at->slot];
-    const block_gradients *grads = &self->gradients[at->gslot];
-    int64_t width = stage->config.model.n_embd;
+    const tp_stage_block *self = &stage->base.block[block];
+    const tp_activations *mine = &self->activations[at->slot];
+    const tp_gradients *grads = &self->gradients[at->gslot];
+    int64_t width = stage->base.config.model.n_embd;
     const void *dy = tp_cuda_block_d_output(stage, block, at->gslot);
     tp_gemm_op back = linear_t(stage, self->out, at, dy, grads->d_o);
     TP_TRY(tp_cuda_stage_product(stage, &back));
-    part_rows part[2];
-    for (int k = 0, count = parts_of(stage, at, part); k < count; k++) {
-        tp_attention shape = attention_shape(stage, at, &part[k]);
-        int64_t row = part[k].row, lse = part[k].first * lse_stride(stage);
+    tp_stage_part part[2];
+    for (int k = 0, count = tp_stage_parts(&stage->base, at, part); k < count; k++) {
+        int64_t row = part[k].row, lse = part[k].lse;
         const void *q = tp_cuda_row(stage, mine->qkv, row, 3 * width);
         void *dq = tp_cuda_row(stage, grads->dqkv, row, 3 * width);
         STAGE_RUN(stage, tp_cuda_attention_backward(
-                             stage->rank->stream, stage->dtype, &shape, q, tp_cuda_row(stage, q, 1, width),
+                             stage->rank->stream, stage->dtype, &part[k].shape, q, tp_cuda_row(stage, q, 1, width),
                              tp_cuda_row(stage, q, 2, width), tp_cuda_row(stage, mine->o, row, width),
                              tp_cuda_row(stage, grads->d_o, row, width), mine->lse + lse, grads->delta + lse, dq,
                              tp_cuda_row(stage, dq, 1, width), tp_cuda_row(stage, dq, 2, width)));
@@ -220,12 +180,12 @@ attention_input_gradient(tp_stage *stage, int block, const slice_at *at)
 }
 
 static tp_status
-ffn_input_gradient(tp_stage *stage, int block, const slice_at *at)
+ffn_input_gradient(tp_stage *stage, int block, const tp_slice_at *at)
 {
-    const stage_block *self = &stage->block[block];
-    const block_activations *mine = &self->activations[at->slot];
-    const block_gradients *grads = &self->gradients[at->gslot];
-    int64_t hidden = 4 * (int64_t)stage->config.model.n_embd;
+    const tp_stage_block *self = &stage->base.block[block];
+    const tp_activations *mine = &self->activations[at->slot];
+    const tp_gradients *grads = &self->gradients[at->gslot];
+    int64_t hidden = 4 * (int64_t)stage->base.config.model.n_embd;
     const void *dy = tp_cuda_block_d_output(stage, block, at->gslot);
     tp_gemm_op back = linear_t(stage, self->out, at, dy, grads->dh);
     back.epilogue = TP_GEMM_DGELU;
@@ -238,9 +198,9 @@ ffn_input_gradient(tp_stage *stage, int block, const slice_at *at)
 }
 
 tp_status
-tp_cuda_block_input_gradient(tp_stage *stage, int block, const slice_at *at)
+tp_cuda_block_input_gradient(tp_stage *stage, int block, const tp_slice_at *at)
 {
-    const stage_block *self = &stage->block[block];
+    const tp_stage_block *self = &stage->base.block[block];
     switch (self->kind) {
     case TP_ATTENTION: return attention_input_gradient(stage, block, at);
     case TP_FFN: return ffn_input_gradient(stage, block, at);
@@ -252,9 +212,9 @@ tp_cuda_block_input_gradient(tp_stage *stage, int block, const slice_at *at)
 /* ---- weight gradient: the whole micro-batch, at its slice 0 ---------------------------------------------------------------------- */
 
 static tp_status
-weight_and_bias(tp_stage *stage, int param, int bias, const slice_at *at, const void *x, const void *dy)
+weight_and_bias(tp_stage *stage, int param, int bias, const tp_slice_at *at, const void *x, const void *dy)
 {
-    const tp_param *info = &stage->param[param].info;
+    const tp_param *info = &stage->base.param[param].info;
     int later = at->q > 0;
     tp_gemm_op op = {.kind = TP_GEMM_LINEAR_W,
                      .dtype = stage->dtype,
@@ -266,20 +226,20 @@ weight_and_bias(tp_stage *stage, int param, int bias, const slice_at *at, const 
                      .x_stride = info->rows,
                      .w = dy,
                      .w_stride = info->cols,
-                     .y = stage->param[param].grad,
+                     .y = stage->base.param[param].grad,
                      .y_stride = info->cols};
     TP_TRY(tp_cuda_stage_product(stage, &op));
     if (bias >= 0)
         STAGE_RUN(stage, tp_cuda_bias_gradient(stage->rank->stream, stage->dtype, at->all_rows, info->cols, dy,
-                                               info->cols, stage->param[bias].grad, later, stage->rank->partial));
+                                               info->cols, stage->base.param[bias].grad, later, stage->rank->partial));
     return TP_OK;
 }
 
 static tp_status
-norm_params(tp_stage *stage, const stage_block *self, const slice_at *at, const void *d_norm)
+norm_params(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, const void *d_norm)
 {
-    const block_activations *mine = &self->activations[at->slot];
-    int64_t width = stage->config.model.n_embd;
+    const tp_activations *mine = &self->activations[at->slot];
+    int64_t width = stage->base.config.model.n_embd;
     STAGE_RUN(stage, tp_cuda_layernorm_param_gradient(stage->rank->stream, stage->dtype, at->all_rows, width, d_norm,
                                                       width, mine->input, width, mine->mean, mine->rstd,
                                                       tp_cuda_grad(stage, self->norm),
@@ -290,22 +250,22 @@ norm_params(tp_stage *stage, const stage_block *self, const slice_at *at, const 
 
 /* Its rows wait for the end of the step, when those of one token are added in one order. */
 static tp_status
-keep_rows(tp_stage *stage, int block, const slice_at *at)
+keep_rows(tp_stage *stage, int block, const tp_slice_at *at)
 {
-    int64_t width = stage->config.model.n_embd;
+    int64_t width = stage->base.config.model.n_embd;
     STAGE_RUN(stage, tp_cuda_copy(stage->rank->cuda, stage->rank->stream,
-                                  tp_cuda_row(stage, stage->embedding_rows, at->batch_row, width),
+                                  tp_cuda_row(stage, stage->base.embedding_rows, at->batch_row, width),
                                   tp_cuda_block_d_output(stage, block, at->gslot),
-                                  (size_t)(at->all_rows * width) * tp_dtype_bytes(stage->dtype), TP_CUDA_ON_DEVICE));
+                                  (size_t)(at->all_rows * width) * stage->base.sizes.element, TP_CUDA_ON_DEVICE));
     return TP_OK;
 }
 
 tp_status
-tp_cuda_block_weight_gradient(tp_stage *stage, int block, const slice_at *at)
+tp_cuda_block_weight_gradient(tp_stage *stage, int block, const tp_slice_at *at)
 {
-    const stage_block *self = &stage->block[block];
-    const block_activations *mine = &self->activations[at->slot];
-    const block_gradients *grads = &self->gradients[at->gslot];
+    const tp_stage_block *self = &stage->base.block[block];
+    const tp_activations *mine = &self->activations[at->slot];
+    const tp_gradients *grads = &self->gradients[at->gslot];
     int attention = self->kind == TP_ATTENTION;
     if (at->slice > 0)
         return TP_OK;

@@ -11,7 +11,7 @@ typedef struct {
 static tp_status
 weight_gradient(tp_stage *stage, const tile_rows *part)
 {
-    int64_t vocab = tp_cuda_padded_vocab(&stage->config.model), width = stage->config.model.n_embd;
+    int64_t vocab = tp_cuda_padded_vocab(&stage->base.config.model), width = stage->base.config.model.n_embd;
     tp_gemm_op op = {.kind = TP_GEMM_LINEAR_W,
                      .dtype = stage->dtype,
                      .accumulate = part->row - part->offset > 0,
@@ -22,31 +22,31 @@ weight_gradient(tp_stage *stage, const tile_rows *part)
                      .x_stride = vocab,
                      .w = stage->tile_x,
                      .w_stride = width,
-                     .y = stage->param[stage->block[stage->blocks - 1].in].grad,
+                     .y = stage->base.param[stage->base.block[stage->base.blocks - 1].in].grad,
                      .y_stride = width};
     return tp_cuda_stage_product(stage, &op);
 }
 
 static tp_status
-tile_work(tp_stage *stage, const slice_at *at, const tile_rows *part)
+tile_work(tp_stage *stage, const tp_slice_at *at, const tile_rows *part)
 {
-    const stage_block *self = &stage->block[stage->blocks - 1];
-    const block_activations *mine = &self->activations[at->slot];
-    const tp_slicing *slicing = stage->config.slicing;
-    int64_t width = stage->config.model.n_embd, vocab = tp_cuda_padded_vocab(&stage->config.model);
-    int64_t all = (int64_t)slicing->batch * slicing->seq_len;
+    const tp_stage_block *self = &stage->base.block[stage->base.blocks - 1];
+    const tp_activations *mine = &self->activations[at->slot];
+    int64_t width = stage->base.config.model.n_embd, vocab = tp_cuda_padded_vocab(&stage->base.config.model);
+    int64_t all = tp_stage_tokens(&stage->base);
     void *x = tp_cuda_row(stage, stage->tile_x, part->offset, width);
     void *logits = tp_cuda_row(stage, stage->tile_logits, part->offset, vocab);
     STAGE_RUN(stage, tp_cuda_layernorm(stage->rank->stream, stage->dtype, part->rows, width,
                                        tp_cuda_row(stage, mine->input, part->micro_row, width), width,
-                                       tp_cuda_value(stage, self->norm), tp_cuda_value(stage, self->norm_bias), x,
-                                       width, mine->mean + part->micro_row, mine->rstd + part->micro_row));
+                                       tp_stage_value(&stage->base, self->norm),
+                                       tp_stage_value(&stage->base, self->norm_bias), x, width,
+                                       mine->mean + part->micro_row, mine->rstd + part->micro_row));
     tp_gemm_op op = {.kind = TP_GEMM_LINEAR_T, .dtype = stage->dtype, .rows = part->rows, .n_in = vocab, .n_out = width,
                      .x = x, .x_stride = width, .w = tp_cuda_weight(stage, self->in), .w_stride = width,
                      .y = logits, .y_stride = vocab};
     TP_TRY(tp_cuda_stage_product(stage, &op));
     STAGE_RUN(stage, tp_cuda_softmax_loss(stage->rank->stream, stage->dtype, part->rows,
-                                          stage->config.model.vocab_size, logits, vocab,
+                                          stage->base.config.model.vocab_size, logits, vocab,
                                           stage->on_device.targets + part->row, 1.0f / (float)all, stage->train,
                                           stage->loss + part->row));
     if (!stage->train)
@@ -61,7 +61,7 @@ tile_work(tp_stage *stage, const slice_at *at, const tile_rows *part)
 }
 
 tp_status
-tp_cuda_head_forward(tp_stage *stage, const slice_at *at)
+tp_cuda_head_forward(tp_stage *stage, const tp_slice_at *at)
 {
     for (int64_t done = 0; done < at->rows;) {
         tile_rows part = {.row = at->batch_row + at->first_row + done, .micro_row = at->first_row + done};

@@ -4,17 +4,12 @@ import itertools
 
 import numpy as np
 import pytest
+from slice_tables import slicings
 
 import terapipe_c as tp
 from terapipe_c.config import KINDS
 from terapipe_c.cost import PHASES, Curve
 from terapipe_c.search import Judge
-
-
-def slicings(n):
-    for cuts in range(1 << (n - 1)):
-        ends = [i + 1 for i in range(n - 1) if cuts >> i & 1] + [n]
-        yield [b - a for a, b in itertools.pairwise([0, *ends])]
 
 
 def model(layers):

@@ -5,41 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from slice_tables import KINDS, dense_table, slicings
 
 import terapipe_c as tp
 from terapipe_c import _core, planners
 from terapipe_c.planners import SliceMemory
 
-KINDS = ("smooth", "stairs", "noisy", "wild", "flat")
-
-
-def slicings(n):
-    """All ordered slice-length lists that sum to n."""
-    for cuts in range(1 << (n - 1)):
-        lengths, start = [], 0
-        for end in range(1, n + 1):
-            if end == n or cuts >> (end - 1) & 1:
-                lengths.append(end - start)
-                start = end
-        yield np.array(lengths), np.cumsum(lengths) - lengths
-
-
-CUTS = {n: list(slicings(n)) for n in range(1, 10)}
-
-
-def table(rng, n, kind):
-    s, c = np.meshgrid(np.arange(n + 1.0), np.arange(n + 1.0), indexing="ij")
-    if kind == "smooth":
-        t = rng.uniform(0.5, 9) + rng.uniform(0.1, 2) * s + rng.uniform(0, 0.3) * s * c
-    elif kind == "stairs":
-        t = 3.0 + 4.0 * np.ceil(s / rng.integers(2, 5)) + 0.05 * s * c
-    elif kind == "noisy":
-        t = (3.0 + s + 0.02 * s * c) * rng.uniform(1, 1.3, s.shape)
-    elif kind == "wild":
-        t = rng.integers(0, 60, s.shape).astype(float)
-    else:
-        t = np.full(s.shape, float(rng.integers(0, 3)))
-    return np.ascontiguousarray(t * 1e-3)
+CUTS = {n: [(np.array(x), np.cumsum(x) - x) for x in slicings(n)] for n in range(1, 10)}
 
 
 def shop(times):
@@ -84,9 +56,9 @@ def test_unequal_stages_equal_enumeration():
     count, slack = 2000, []
     for i in range(count):
         n, stages = int(rng.integers(1, 8)), int(rng.integers(1, 6))
-        tables = [table(rng, n, KINDS[int(rng.integers(0, 5))]) for _ in range(stages)]
-        bwd = [table(rng, n, KINDS[int(rng.integers(0, 5))]) for _ in range(stages)] if i % 2 else None
-        comm = table(rng, n, KINDS[i % 5]) if i % 3 == 0 else None
+        tables = [dense_table(rng, n, KINDS[int(rng.integers(0, 5))]) for _ in range(stages)]
+        bwd = [dense_table(rng, n, KINDS[int(rng.integers(0, 5))]) for _ in range(stages)] if i % 2 else None
+        comm = dense_table(rng, n, KINDS[i % 5]) if i % 3 == 0 else None
         cap = int(rng.integers(1, n + 1)) if i % 5 == 0 else None
         want = min(
             uneven_time(tables, *cut, comm) + (uneven_time(bwd, *cut, comm) if bwd else 0.0)
@@ -148,7 +120,7 @@ def test_unequal_stages_scale_and_grow():
     rng = np.random.default_rng(4)
     for i in range(100):
         n, stages = int(rng.integers(2, 30)), int(rng.integers(1, 7))
-        tables = np.stack([table(rng, n, KINDS[i % 4]) for _ in range(stages)])
+        tables = np.stack([dense_table(rng, n, KINDS[i % 4]) for _ in range(stages)])
         base = planners.slice_uneven(tables)
         assert base.optimal
         assert close(planners.slice_uneven(tables * 1024.0).latency_s, 1024.0 * base.latency_s)
@@ -167,10 +139,10 @@ def test_links_beside_the_work_equal_enumeration():
     count, proved, within = 2000, 0, 0
     for i in range(count):
         n, stages = int(rng.integers(1, 9)), int(rng.integers(1, 7))
-        t = table(rng, n, KINDS[i % 5])
-        b = table(rng, n, KINDS[(i // 5) % 5]) if i % 4 == 0 else None
+        t = dense_table(rng, n, KINDS[i % 5])
+        b = dense_table(rng, n, KINDS[(i // 5) % 5]) if i % 4 == 0 else None
         short = i % 2 == 0
-        x = t * rng.uniform(0, 1, t.shape) if short else table(rng, n, KINDS[(i // 3) % 5]) * rng.uniform(0, 2)
+        x = t * rng.uniform(0, 1, t.shape) if short else dense_table(rng, n, KINDS[(i // 3) % 5]) * rng.uniform(0, 2)
         if short and b is not None:
             x = np.minimum(x, b)
         x = np.ascontiguousarray(x)
@@ -222,7 +194,7 @@ def test_memory_of_a_slice_equals_enumeration():
         row, pair, context = rng.integers(0, 9, 3)
         limit = float(rng.integers(1, 9 * n + 9 * n * n // 2 + 2))
         memory = SliceMemory(limit, float(row), float(pair), float(context))
-        t, b = table(rng, n, KINDS[i % 5]), table(rng, n, KINDS[(i + 1) % 5])
+        t, b = dense_table(rng, n, KINDS[i % 5]), dense_table(rng, n, KINDS[(i + 1) % 5])
         if i % 3 == 0:
             g = t[:, 0].copy()
             a2, a3 = 1e-4 * rng.random(), 1e-4 * rng.random()
@@ -286,7 +258,7 @@ def test_flushes_equal_enumeration():
         n, batch, stages = int(rng.integers(1, 6)), int(rng.integers(1, 7)), int(rng.integers(1, 30))
         flight = int(rng.integers(1, batch + 2))
         tables = [np.zeros((n + 1, n + 1))]
-        tables += [table(rng, n, KINDS[i % 5]) * (0.4 + 0.6 * b) for b in range(1, batch + 1)]
+        tables += [dense_table(rng, n, KINDS[i % 5]) * (0.4 + 0.6 * b) for b in range(1, batch + 1)]
         t = np.stack(tables)
         once = [0.0] + [
             planners.slice_batch_and_tokens(t, b, stages).latency_s for b in range(1, min(flight, batch) + 1)

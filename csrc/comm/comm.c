@@ -325,9 +325,7 @@ ring_recv_post(tp_comm *comm, int peer, uint64_t tag, void *data, size_t bytes)
     transfer in;
     TP_TRY(begin(c, peer, 0, tag, data, bytes, &in));
     receive_queue *queue = c->posted[peer];
-    if (queue->count == TP_COMM_POSTED)
-        return tp_fail(TP_EVALUE, "rank %d has %d receives posted from rank %d: no more fit", comm->rank,
-                       TP_COMM_POSTED, peer);
+    TP_TRY(tp_comm_check_room(comm, peer, queue->count));
     queue->items[(queue->first + queue->count++) % TP_COMM_POSTED] = in;
     return TP_OK;
 }
@@ -337,8 +335,7 @@ ring_recv_wait(tp_comm *comm, int peer)
 {
     ring_comm *c = (ring_comm *)comm;
     receive_queue *queue = peer >= 0 && peer < comm->ranks ? c->posted[peer] : NULL;
-    if (queue == NULL || queue->count == 0)
-        return tp_fail(TP_EVALUE, "rank %d waits for rank %d but has posted no receive from it", comm->rank, peer);
+    TP_TRY(tp_comm_check_posted(comm, peer, queue == NULL ? 0 : queue->count));
     transfer in = queue->items[queue->first];
     queue->first = (queue->first + 1) % TP_COMM_POSTED;
     queue->count--;
@@ -354,9 +351,7 @@ ring_exchange(tp_comm *comm, int peer, uint64_t tag, const void *out_data, size_
     transfer out, in;
     TP_TRY(begin(c, peer, 1, tag, out_data, out_bytes, &out));
     TP_TRY(begin(c, peer, 0, tag, in_data, in_bytes, &in));
-    if (c->posted[peer]->count > 0)
-        return tp_fail(TP_EVALUE, "rank %d exchanges with rank %d while %u receives from it are posted", comm->rank,
-                       peer, c->posted[peer]->count);
+    TP_TRY(tp_comm_check_idle(comm, peer, c->posted[peer]->count));
     return drive(c, &out, &in);
 }
 

@@ -392,12 +392,8 @@ tp_control_open(const tp_comm *comm, const int *fds, size_t max_gather_bytes, tp
     c->region = region;
     c->max_bytes = max_gather_bytes;
     c->slot_bytes = sizeof(uint64_t) + ((max_gather_bytes + 7) & ~(size_t)7);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&c->lock, NULL);
-    pthread_cond_init(&c->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    tp_clock_condition(&c->changed);
     c->alarm = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     c->stir = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     tp_status status = take_memory(c, comm->ranks, fds);

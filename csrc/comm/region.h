@@ -83,6 +83,17 @@ tp_comm_check_abort(const tp_comm *comm, const tp_region *region);
 /* EVALUE unless peer is another rank. */
 TP_MUST_USE tp_status
 tp_comm_check_peer(const tp_comm *comm, int peer);
+/* `count` receives from the peer are posted. EVALUE: no more fit; none is, where one is waited for; any is, where the ranks
+ * exchange. */
+TP_MUST_USE tp_status
+tp_comm_check_room(const tp_comm *comm, int peer, unsigned count);
+TP_MUST_USE tp_status
+tp_comm_check_posted(const tp_comm *comm, int peer, unsigned count);
+TP_MUST_USE tp_status
+tp_comm_check_idle(const tp_comm *comm, int peer, unsigned count);
+/* EVALUE unless a message of so many bytes fits. */
+TP_MUST_USE tp_status
+tp_comm_check_bytes(size_t bytes, size_t most);
 /* ECONNECTION: the message that came is not the one that was expected. */
 tp_status
 tp_comm_wrong_message(const tp_comm *comm, int peer, uint64_t sent_tag, uint64_t sent_bytes, uint64_t tag, size_t bytes);

@@ -209,8 +209,7 @@ tcp_recv_post(tp_comm *comm, int peer, uint64_t tag, void *data, size_t bytes)
     tcp_comm *c = (tcp_comm *)comm;
     TP_TRY(begin(c, peer));
     tcp_link *l = &c->link[peer];
-    if (l->count == TP_COMM_POSTED)
-        return tp_fail(TP_EVALUE, "rank %d has %d receives posted from rank %d: no more fit", comm->rank, TP_COMM_POSTED, peer);
+    TP_TRY(tp_comm_check_room(comm, peer, l->count));
     l->items[(l->first + l->count++) % TP_COMM_POSTED] = (receive){tag, data, bytes};
     return TP_OK;
 }
@@ -235,8 +234,7 @@ tcp_recv_wait(tp_comm *comm, int peer)
 {
     tcp_comm *c = (tcp_comm *)comm;
     sending none = {.peer = -1};
-    if (peer < 0 || peer >= comm->ranks || c->link[peer].count == 0)
-        return tp_fail(TP_EVALUE, "rank %d waits for rank %d but has posted no receive from it", comm->rank, peer);
+    TP_TRY(tp_comm_check_posted(comm, peer, peer < 0 || peer >= comm->ranks ? 0 : c->link[peer].count));
     TP_TRY(begin(c, peer));
     TP_TRY(drive(c, &none, peer));
     return take_oldest(c, peer);
@@ -247,9 +245,7 @@ tcp_exchange(tp_comm *comm, int peer, uint64_t tag, const void *out_data, size_t
 {
     tcp_comm *c = (tcp_comm *)comm;
     TP_TRY(begin(c, peer));
-    if (c->link[peer].count > 0)
-        return tp_fail(TP_EVALUE, "rank %d exchanges with rank %d while %u receives from it are posted", comm->rank, peer,
-                       c->link[peer].count);
+    TP_TRY(tp_comm_check_idle(comm, peer, c->link[peer].count));
     TP_TRY(tcp_recv_post(comm, peer, tag, in_data, in_bytes));
     sending out = {.peer = peer, .head = {tag, out_bytes}, .data = out_data};
     TP_TRY(drive(c, &out, peer));

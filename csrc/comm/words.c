@@ -23,6 +23,40 @@ tp_comm_check_peer(const tp_comm *comm, int peer)
 }
 
 tp_status
+tp_comm_check_room(const tp_comm *comm, int peer, unsigned count)
+{
+    if (count == TP_COMM_POSTED)
+        return tp_fail(TP_EVALUE, "rank %d has %d receives posted from rank %d: no more fit", comm->rank, TP_COMM_POSTED,
+                       peer);
+    return TP_OK;
+}
+
+tp_status
+tp_comm_check_posted(const tp_comm *comm, int peer, unsigned count)
+{
+    if (count == 0)
+        return tp_fail(TP_EVALUE, "rank %d waits for rank %d but has posted no receive from it", comm->rank, peer);
+    return TP_OK;
+}
+
+tp_status
+tp_comm_check_idle(const tp_comm *comm, int peer, unsigned count)
+{
+    if (count > 0)
+        return tp_fail(TP_EVALUE, "rank %d exchanges with rank %d while %u receives from it are posted", comm->rank, peer,
+                       count);
+    return TP_OK;
+}
+
+tp_status
+tp_comm_check_bytes(size_t bytes, size_t most)
+{
+    if (bytes > most)
+        return tp_fail(TP_EVALUE, "a message has %zu bytes: the communicator was made for at most %zu", bytes, most);
+    return TP_OK;
+}
+
+tp_status
 tp_comm_wrong_message(const tp_comm *comm, int peer, uint64_t sent_tag, uint64_t sent_bytes, uint64_t tag, size_t bytes)
 {
     char theirs[TP_TAG_TEXT], ours[TP_TAG_TEXT];

@@ -10,16 +10,7 @@ enum { FORWARD, BACKWARD, STATIC, ACTIVATION, TRANSIENT, LIMIT, VIEWS };
 
 typedef struct {
     Py_buffer view[VIEWS];
-    int held[VIEWS];
 } views;
-
-static void
-end_views(views *v)
-{
-    for (int i = 0; i < VIEWS; i++)
-        if (v->held[i])
-            PyBuffer_Release(&v->view[i]);
-}
 
 /* float64 [length]; what says what fits may be None. */
 static int
@@ -29,7 +20,6 @@ view_list(PyObject *object, const char *name, Py_ssize_t length, views *v, int w
         return 0;
     if (tp_py_view(object, 'd', 1, 0, name, &v->view[which]) < 0)
         return -1;
-    v->held[which] = 1;
     if (v->view[which].shape[0] == length)
         return 0;
     PyErr_Format(PyExc_ValueError, "%s has %zd values: %zd would be right", name, v->view[which].shape[0], length);
@@ -42,7 +32,6 @@ view_times(PyObject *forward, PyObject *backward, views *v)
 {
     if (tp_py_view(forward, 'd', 1, 0, "fwd", &v->view[FORWARD]) < 0)
         return -1;
-    v->held[FORWARD] = 1;
     Py_ssize_t n = v->view[FORWARD].shape[0];
     if (n > 1 << 24) {
         PyErr_Format(PyExc_ValueError, "fwd has %zd values: at most %d are possible", n, 1 << 24);
@@ -85,20 +74,6 @@ path_object(const tp_stage_plan *plan)
     return list;
 }
 
-static PyObject *
-boundary_object(const tp_stage_plan *plan)
-{
-    PyObject *list = PyList_New(plan->stages + 1);
-    for (int k = 0; list != NULL && k <= plan->stages; k++) {
-        PyObject *at = PyLong_FromLong(plan->boundary[k]);
-        if (at == NULL)
-            Py_CLEAR(list);
-        else
-            PyList_SET_ITEM(list, k, at);
-    }
-    return list;
-}
-
 /* Takes the plan's array. */
 static PyObject *
 seconds_object(tp_py_state *state, double **list, int stages)
@@ -112,7 +87,8 @@ seconds_object(tp_py_state *state, double **list, int stages)
 static PyObject *
 plan_object(tp_py_state *state, tp_stage_plan *plan)
 {
-    PyObject *parts[] = {boundary_object(plan), seconds_object(state, &plan->forward_s, plan->stages),
+    PyObject *parts[] = {tp_py_ints(plan->boundary, plan->stages + 1),
+                         seconds_object(state, &plan->forward_s, plan->stages),
                          seconds_object(state, &plan->backward_s, plan->stages),
                          seconds_object(state, &plan->bytes, plan->stages), path_object(plan)};
     PyObject *result = NULL;
@@ -166,7 +142,7 @@ plan_autopipe(PyObject *module, PyObject *args, PyObject *keywords)
         result = status == TP_OK ? plan_object(state, &plan) : tp_py_raise(state, status);
         tp_stage_plan_free(&plan);
     }
-    end_views(&v);
+    tp_py_end_views(v.view, VIEWS);
     return result;
 }
 
@@ -194,7 +170,7 @@ plan_slicer(PyObject *module, PyObject *args, PyObject *keywords)
         else
             result = tp_py_raise(tp_py_module_state(module), status);
     }
-    end_views(&v);
+    tp_py_end_views(v.view, VIEWS);
     return result;
 }
 
@@ -221,7 +197,7 @@ sliced_f1b(PyObject *module, PyObject *args, PyObject *keywords)
         Py_END_ALLOW_THREADS
         result = status == TP_OK ? PyFloat_FromDouble(makespan) : tp_py_raise(tp_py_module_state(module), status);
     }
-    end_views(&v);
+    tp_py_end_views(v.view, VIEWS);
     return result;
 }
 

@@ -122,9 +122,7 @@ plan_baseline(PyObject *module, PyObject *args, PyObject *keywords)
         result = status == TP_OK ? plan_object(state, &chain, &plan) : tp_py_raise(state, status);
         tp_chain_plan_free(&plan);
     }
-    for (int k = 0; k < ARRAYS; k++)
-        if (view[k].obj != NULL)
-            PyBuffer_Release(&view[k]);
+    tp_py_end_views(view, ARRAYS);
     return result;
 }
 

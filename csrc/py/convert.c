@@ -147,6 +147,13 @@ tp_py_add_buffer(PyObject *module, tp_py_state *state)
     return state->buffer == NULL ? -1 : 0;
 }
 
+void
+tp_py_end_views(Py_buffer *view, int count)
+{
+    for (int k = 0; k < count; k++)
+        PyBuffer_Release(&view[k]); /* a zero one: nothing */
+}
+
 PyObject *
 tp_py_array(tp_py_state *state, void *memory, char format, int ndim, const Py_ssize_t *shape)
 {

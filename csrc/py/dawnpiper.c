@@ -12,16 +12,7 @@ enum { ARRAYS = 9 };
 typedef struct {
     tp_nodes nodes;
     Py_buffer view[ARRAYS];
-    int viewed[ARRAYS];
 } nodes_view;
-
-static void
-end_nodes(nodes_view *view)
-{
-    for (int k = 0; k < ARRAYS; k++)
-        if (view->viewed[k])
-            PyBuffer_Release(&view->view[k]);
-}
 
 /* A tuple of 9 float64 [n] arrays, the last three of which may be None. */
 static int
@@ -41,7 +32,6 @@ view_nodes(PyObject *tuple, nodes_view *out)
             continue;
         if (tp_py_view(item, 'd', 1, 0, names[k], &out->view[k]) < 0)
             return -1;
-        out->viewed[k] = 1;
         arrays[k] = out->view[k].buf;
         if (out->view[k].shape[0] != out->view[0].shape[0] || out->view[k].shape[0] > 1 << 24) {
             PyErr_Format(PyExc_ValueError, "%s has %zd values and fwd_s %zd: one a node, at most 2^24, would be right",
@@ -154,7 +144,7 @@ plan_dawnpiper(PyObject *module, PyObject *args, PyObject *keywords)
     }
     if (cuts.obj != NULL)
         PyBuffer_Release(&cuts);
-    end_nodes(&view);
+    tp_py_end_views(view.view, ARRAYS);
     return result;
 }
 
@@ -184,7 +174,7 @@ dawnpiper_balance(PyObject *module, PyObject *args, PyObject *keywords)
                                  : tp_py_raise(tp_py_module_state(module), status);
         free(boundary);
     }
-    end_nodes(&view);
+    tp_py_end_views(view.view, ARRAYS);
     return result;
 }
 

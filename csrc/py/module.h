@@ -69,6 +69,9 @@ tp_py_add_slicing_bound(PyObject *module, tp_py_state *state);
  * 'B' uint8) and ndim (-1: any). ValueError / TypeError naming `what`. End with PyBuffer_Release. No silent copy. */
 int
 tp_py_view(PyObject *object, char format, int ndim, int writable, const char *what, Py_buffer *view);
+/* Ends those of `count` views that are open: those never opened are zero. */
+void
+tp_py_end_views(Py_buffer *view, int count);
 /* A NumPy array (numpy is imported lazily through Python) over memory that `free` ends: numpy.frombuffer on one of our
  * buffer objects, so `base` keeps it alive. format as above; takes ownership of memory (malloc'ed) even on failure. */
 PyObject *

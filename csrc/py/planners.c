@@ -74,27 +74,13 @@ tp_py_slice_memory(PyObject *memory, tp_slice_memory *m)
     return PyArg_ParseTuple(memory, "dddd:memory", &m->limit_bytes, &m->row_bytes, &m->pair_bytes, &m->context_bytes) ? 0 : -1;
 }
 
-PyObject *
-tp_py_int_list(const int *values, int count)
-{
-    PyObject *list = PyList_New(count);
-    for (int k = 0; list != NULL && k < count; k++) {
-        PyObject *item = PyLong_FromLong(values[k]);
-        if (item == NULL)
-            Py_CLEAR(list);
-        else
-            PyList_SET_ITEM(list, k, item);
-    }
-    return list;
-}
-
 static PyObject *
 plan_object(const tp_slice_plan *plan)
 {
     PyObject *groups = PyList_New(plan->groups);
     for (int g = 0; groups != NULL && g < plan->groups; g++) {
         const tp_slice_group *group = &plan->group[g];
-        PyObject *lengths = tp_py_int_list(plan->length + group->first, group->slices);
+        PyObject *lengths = tp_py_ints(plan->length + group->first, group->slices);
         PyObject *pair = lengths == NULL ? NULL : Py_BuildValue("(iN)", group->batch, lengths);
         if (pair == NULL)
             Py_CLEAR(groups);
@@ -196,7 +182,7 @@ plan_slices(PyObject *module, PyObject *args, PyObject *keywords)
         Py_END_ALLOW_THREADS
         result = status == TP_OK ? plan_object(&plan) : tp_py_raise(tp_py_module_state(module), status);
         if (result != NULL && flush > 0)
-            result = Py_BuildValue("(NN)", result, tp_py_int_list(flush_of, flushes));
+            result = Py_BuildValue("(NN)", result, tp_py_ints(flush_of, flushes));
         tp_slice_plan_free(&plan);
     }
     tp_py_end_cost(&message);
@@ -310,7 +296,7 @@ slice_least(PyObject *module, PyObject *args, PyObject *keywords)
         if (status == TP_OK)
             status = tp_slice_least(&view.cost, &options, threshold, &least, length, &slices, &queued);
         Py_END_ALLOW_THREADS
-        result = status == TP_OK ? Py_BuildValue("(dNO)", least, tp_py_int_list(length, slices), queued ? Py_True : Py_False)
+        result = status == TP_OK ? Py_BuildValue("(dNO)", least, tp_py_ints(length, slices), queued ? Py_True : Py_False)
                                  : tp_py_raise(tp_py_module_state(module), status);
     }
     free(length);
@@ -344,7 +330,7 @@ plan_balance(PyObject *module, PyObject *args, PyObject *keywords)
         if (status != TP_OK)
             tp_py_raise(tp_py_module_state(module), status);
         else
-            result = tp_py_int_list(boundary, stages + 1);
+            result = tp_py_ints(boundary, stages + 1);
     }
     free(boundary);
     PyBuffer_Release(&view);

@@ -404,14 +404,8 @@ program_gradient_slots(PyObject *self, PyObject *stage)
 static PyObject *
 numbers(const int32_t *from, int count)
 {
-    PyObject *tuple = PyTuple_New(count);
-    for (int i = 0; tuple != NULL && i < count; i++) {
-        PyObject *number = PyLong_FromLong(from[i]);
-        if (number == NULL)
-            Py_CLEAR(tuple);
-        else
-            PyTuple_SET_ITEM(tuple, i, number);
-    }
+    PyObject *list = tp_py_ints(from, count), *tuple = list == NULL ? NULL : PyList_AsTuple(list);
+    Py_XDECREF(list);
     return tuple;
 }
 

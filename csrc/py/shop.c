@@ -8,7 +8,7 @@
 static PyObject *
 shop_object(const tp_shop_plan *plan)
 {
-    PyObject *lengths = tp_py_int_list(plan->length, plan->slices);
+    PyObject *lengths = tp_py_ints(plan->length, plan->slices);
     if (lengths == NULL)
         return NULL;
     return Py_BuildValue("(NddOLLLd)", lengths, plan->latency_s, plan->lower_bound_s, plan->optimal ? Py_True : Py_False,

@@ -20,9 +20,6 @@ tp_py_end_cost(tp_py_cost *view);
 /* Views of all items. The caller ends `count` views either way. */
 int
 tp_py_view_costs(PyObject *list, tp_py_cost *views, tp_slice_cost *costs, Py_ssize_t count);
-/* A list of them; NULL with an exception set. */
-PyObject *
-tp_py_int_list(const int *values, int count);
 /* None, or (limit, row, pair, context) bytes. */
 int
 tp_py_slice_memory(PyObject *memory, tp_slice_memory *m);

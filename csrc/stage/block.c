@@ -1,11 +1,11 @@
 /* Forward, input-gradient and weight-gradient work of one slice in one block. Formulas: GPT-2 (Radford et al. 2019),
  * pre-LayerNorm: x += attention(LN(x)); x += W2 gelu(W1 LN(x)). */
-#include "csrc/stage/parts.h"
+#include "csrc/stage/stage.h"
 
 static tp_linear
 product(const tp_stage *stage, int param, const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows)
 {
-    const stage_param *weight = &stage->param[param];
+    const tp_stage_param *weight = &stage->base.param[param];
     return (tp_linear){.rows = rows,
                        .n_in = weight->info.rows,
                        .n_out = weight->info.cols,
@@ -20,104 +20,66 @@ static tp_linear
 transposed(const tp_stage *stage, int param, const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows)
 {
     tp_linear op = product(stage, param, x, x_stride, y, y_stride, rows);
-    op.weight = stage->param[param].packed_t;
+    op.weight = stage->base.param[param].copy;
     return op;
-}
-
-/* Sequences [first, last) whose rows interleave, from this row on: the micro-batch, or one half of it. */
-typedef struct {
-    int64_t first, last, row;
-} part_rows;
-
-/* The parts of this work; at most 2. */
-static int
-parts_of(const tp_stage *stage, const slice_at *at, part_rows part[2])
-{
-    int count = 0;
-    const int64_t edge[] = {0, at->micro->half, at->micro->batch};
-    for (int k = 0; k < 2; k++)
-        if (edge[k] < edge[k + 1] && edge[k] >= at->first && edge[k + 1] <= at->last)
-            part[count++] = (part_rows){edge[k], edge[k + 1], tp_stage_row(stage, at, 0, edge[k])};
-    return count;
-}
-
-static tp_attention
-attention_shape(const tp_stage *stage, const slice_at *at, const part_rows *part)
-{
-    const tp_model *model = &stage->config.model;
-    return (tp_attention){.batch = part->last - part->first,
-                          .heads = model->n_head,
-                          .head_dim = model->n_embd / model->n_head,
-                          .slice = at->end - at->begin,
-                          .context = at->begin,
-                          .total = stage->config.slicing->seq_len,
-                          .qkv_stride = 3 * model->n_embd,
-                          .o_stride = model->n_embd};
 }
 
 /* ---- forward ------------------------------------------------------------------------------------------------------------ */
 
 static void
-normalise(tp_stage *stage, const stage_block *self, const block_activations *mine, const slice_at *at)
+normalise(tp_stage *stage, const tp_stage_block *self, const tp_activations *mine, const tp_slice_at *at)
 {
-    int64_t width = stage->config.model.n_embd;
+    int64_t width = stage->base.config.model.n_embd;
     stage->be->ops->layernorm(stage->be, at->rows, width, mine->input + at->first_row * width, width,
-                              tp_stage_value(stage, self->norm), tp_stage_value(stage, self->norm_bias), stage->scratch,
-                              width, mine->mean + at->first_row, mine->rstd + at->first_row);
+                              tp_stage_value(&stage->base, self->norm),
+                              tp_stage_value(&stage->base, self->norm_bias), stage->scratch, width,
+                              mine->mean + at->first_row, mine->rstd + at->first_row);
 }
 
 /* y = input + x W + b: the second product of both kinds of block. */
 static void
-project(tp_stage *stage, int block, const slice_at *at, const float *x, int64_t x_width)
+project(tp_stage *stage, int block, const tp_slice_at *at, const float *x, int64_t x_width)
 {
-    const stage_block *self = &stage->block[block];
-    int64_t width = stage->config.model.n_embd, row = at->first_row;
+    const tp_stage_block *self = &stage->base.block[block];
+    int64_t width = stage->base.config.model.n_embd, row = at->first_row;
     tp_linear op = product(stage, self->out, x + row * x_width, x_width,
                            tp_block_output(stage, block, at->slot) + row * width, width, at->rows);
-    op.bias = tp_stage_value(stage, self->out_bias);
+    op.bias = tp_stage_value(&stage->base, self->out_bias);
     op.epilogue = TP_EPILOGUE_RESIDUAL;
     op.aux = self->activations[at->slot].input + row * width;
     op.aux_stride = width;
     stage->be->ops->linear(stage->be, &op);
 }
 
-/* Floats of lse and delta for one sequence. */
-static int64_t
-lse_stride(const tp_stage *stage)
-{
-    return (int64_t)stage->config.model.n_head * stage->config.slicing->seq_len;
-}
-
 static void
-attention_forward(tp_stage *stage, int block, const slice_at *at)
+attention_forward(tp_stage *stage, int block, const tp_slice_at *at)
 {
-    const stage_block *self = &stage->block[block];
-    const block_activations *mine = &self->activations[at->slot];
-    int64_t width = stage->config.model.n_embd;
+    const tp_stage_block *self = &stage->base.block[block];
+    const tp_activations *mine = &self->activations[at->slot];
+    int64_t width = stage->base.config.model.n_embd;
     normalise(stage, self, mine, at);
     tp_linear op = product(stage, self->in, stage->scratch, width, mine->qkv + at->first_row * 3 * width, 3 * width,
                            at->rows);
-    op.bias = tp_stage_value(stage, self->in_bias);
+    op.bias = tp_stage_value(&stage->base, self->in_bias);
     stage->be->ops->linear(stage->be, &op);
-    part_rows part[2];
-    for (int k = 0, count = parts_of(stage, at, part); k < count; k++) {
-        tp_attention shape = attention_shape(stage, at, &part[k]);
+    tp_stage_part part[2];
+    for (int k = 0, count = tp_stage_parts(&stage->base, at, part); k < count; k++) {
         float *qkv = mine->qkv + part[k].row * 3 * width;
-        stage->be->ops->attention_forward(stage->be, &shape, qkv, qkv + width, qkv + 2 * width,
-                                          mine->o + part[k].row * width, mine->lse + part[k].first * lse_stride(stage));
+        stage->be->ops->attention_forward(stage->be, &part[k].shape, qkv, qkv + width, qkv + 2 * width,
+                                          mine->o + part[k].row * width, mine->lse + part[k].lse);
     }
     project(stage, block, at, mine->o, width);
 }
 
 static void
-ffn_forward(tp_stage *stage, int block, const slice_at *at)
+ffn_forward(tp_stage *stage, int block, const tp_slice_at *at)
 {
-    const stage_block *self = &stage->block[block];
-    const block_activations *mine = &self->activations[at->slot];
-    int64_t width = stage->config.model.n_embd, hidden = 4 * width;
+    const tp_stage_block *self = &stage->base.block[block];
+    const tp_activations *mine = &self->activations[at->slot];
+    int64_t width = stage->base.config.model.n_embd, hidden = 4 * width;
     normalise(stage, self, mine, at);
     tp_linear op = product(stage, self->in, stage->scratch, width, mine->g + at->first_row * hidden, hidden, at->rows);
-    op.bias = tp_stage_value(stage, self->in_bias);
+    op.bias = tp_stage_value(&stage->base, self->in_bias);
     op.epilogue = TP_EPILOGUE_GELU;
     op.aux = mine->h + at->first_row * hidden;
     op.aux_stride = hidden;
@@ -126,16 +88,16 @@ ffn_forward(tp_stage *stage, int block, const slice_at *at)
 }
 
 void
-tp_block_forward(tp_stage *stage, int block, const slice_at *at)
+tp_block_forward(tp_stage *stage, int block, const tp_slice_at *at)
 {
-    const stage_block *self = &stage->block[block];
-    const tp_model *model = &stage->config.model;
+    const tp_stage_block *self = &stage->base.block[block];
+    const tp_model *model = &stage->base.config.model;
     switch (self->kind) {
     case TP_EMBEDDING:
         stage->be->ops->embedding(stage->be, at->rows, model->n_embd, model->vocab_size, model->block_size,
                                   stage->tokens + at->batch_row + at->first_row,
-                                  stage->positions + at->batch_row + at->first_row, tp_stage_value(stage, self->in),
-                                  tp_stage_value(stage, self->out),
+                                  stage->positions + at->batch_row + at->first_row,
+                                  tp_stage_value(&stage->base, self->in), tp_stage_value(&stage->base, self->out),
                                   tp_block_output(stage, block, at->slot) + at->first_row * model->n_embd,
                                   model->n_embd);
         break;
@@ -148,21 +110,22 @@ tp_block_forward(tp_stage *stage, int block, const slice_at *at)
 /* ---- input gradient ------------------------------------------------------------------------------------------------------ */
 
 void
-tp_block_norm_gradient(tp_stage *stage, int block, const slice_at *at, const float *dy, const float *dresidual)
+tp_block_norm_gradient(tp_stage *stage, int block, const tp_slice_at *at, const float *dy, const float *dresidual)
 {
-    const stage_block *self = &stage->block[block];
-    const block_activations *mine = &self->activations[at->slot];
-    const block_gradients *grads = &self->gradients[at->gslot];
-    int64_t width = stage->config.model.n_embd, tokens = at->end - at->begin;
+    const tp_stage_block *self = &stage->base.block[block];
+    const tp_activations *mine = &self->activations[at->slot];
+    const tp_gradients *grads = &self->gradients[at->gslot];
+    int64_t width = stage->base.config.model.n_embd, tokens = at->end - at->begin;
     for (int64_t s = at->first; s < at->last; s++) {
-        int64_t row = tp_stage_row(stage, at, at->end - 1, s), last = row - at->first_row; /* of the micro-batch; slice */
+        int64_t row = tp_stage_row(&stage->base, at, at->end - 1, s); /* of the micro-batch */
+        int64_t last = row - at->first_row;                           /* of the slice */
         int64_t step = tp_micro_row_step(at->micro, s), down = -step * width;
         float *dnorm = grads->dnorm + s * 2 * width;
-        if (at->end == stage->config.slicing->seq_len) /* the chain of this sequence begins */
+        if (at->end == stage->base.config.slicing->seq_len) /* the chain of this sequence begins */
             stage->be->ops->zero(stage->be, 2 * width, dnorm);
         stage->be->ops->layernorm_backward(stage->be, tokens, width, dy + last * width, down, mine->input + row * width,
                                            down, mine->mean + row, mine->rstd + row, -step,
-                                           tp_stage_value(stage, self->norm),
+                                           tp_stage_value(&stage->base, self->norm),
                                            dresidual == NULL ? NULL : dresidual + row * width, down,
                                            grads->d_input + row * width, down, dnorm,
                                            self->norm_bias < 0 ? NULL : dnorm + width);
@@ -170,23 +133,22 @@ tp_block_norm_gradient(tp_stage *stage, int block, const slice_at *at, const flo
 }
 
 static void
-attention_input_gradient(tp_stage *stage, int block, const slice_at *at)
+attention_input_gradient(tp_stage *stage, int block, const tp_slice_at *at)
 {
-    const stage_block *self = &stage->block[block];
-    const block_activations *mine = &self->activations[at->slot];
-    const block_gradients *grads = &self->gradients[at->gslot];
-    int64_t width = stage->config.model.n_embd, row = at->first_row;
+    const tp_stage_block *self = &stage->base.block[block];
+    const tp_activations *mine = &self->activations[at->slot];
+    const tp_gradients *grads = &self->gradients[at->gslot];
+    int64_t width = stage->base.config.model.n_embd, row = at->first_row;
     const float *dy = tp_block_d_output(stage, block, at->gslot);
     tp_linear back = transposed(stage, self->out, dy + row * width, width, grads->d_o + row * width, width, at->rows);
     stage->be->ops->linear_t(stage->be, &back);
-    part_rows part[2];
-    for (int k = 0, count = parts_of(stage, at, part); k < count; k++) {
-        tp_attention shape = attention_shape(stage, at, &part[k]);
-        int64_t first = part[k].row * width, lse = part[k].first * lse_stride(stage);
+    tp_stage_part part[2];
+    for (int k = 0, count = tp_stage_parts(&stage->base, at, part); k < count; k++) {
+        int64_t first = part[k].row * width, lse = part[k].lse;
         float *qkv = mine->qkv + 3 * first, *dqkv = grads->dqkv + 3 * first;
-        stage->be->ops->attention_backward(stage->be, &shape, qkv, qkv + width, qkv + 2 * width, mine->o + first,
-                                           grads->d_o + first, mine->lse + lse, grads->delta + lse, dqkv, dqkv + width,
-                                           dqkv + 2 * width);
+        stage->be->ops->attention_backward(stage->be, &part[k].shape, qkv, qkv + width, qkv + 2 * width,
+                                           mine->o + first, grads->d_o + first, mine->lse + lse, grads->delta + lse,
+                                           dqkv, dqkv + width, dqkv + 2 * width);
     }
     back = transposed(stage, self->in, grads->dqkv + row * 3 * width, 3 * width, stage->scratch, width, at->rows);
     stage->be->ops->linear_t(stage->be, &back);
@@ -194,11 +156,11 @@ attention_input_gradient(tp_stage *stage, int block, const slice_at *at)
 }
 
 static void
-ffn_input_gradient(tp_stage *stage, int block, const slice_at *at)
+ffn_input_gradient(tp_stage *stage, int block, const tp_slice_at *at)
 {
-    const stage_block *self = &stage->block[block];
-    const block_activations *mine = &self->activations[at->slot];
-    int64_t width = stage->config.model.n_embd, hidden = 4 * width, row = at->first_row;
+    const tp_stage_block *self = &stage->base.block[block];
+    const tp_activations *mine = &self->activations[at->slot];
+    int64_t width = stage->base.config.model.n_embd, hidden = 4 * width, row = at->first_row;
     const float *dy = tp_block_d_output(stage, block, at->gslot);
     float *h = mine->h + row * hidden; /* becomes dh: nothing else reads h again */
     tp_linear back = transposed(stage, self->out, dy + row * width, width, h, hidden, at->rows);
@@ -212,9 +174,9 @@ ffn_input_gradient(tp_stage *stage, int block, const slice_at *at)
 }
 
 void
-tp_block_input_gradient(tp_stage *stage, int block, const slice_at *at)
+tp_block_input_gradient(tp_stage *stage, int block, const tp_slice_at *at)
 {
-    switch (stage->block[block].kind) {
+    switch (stage->base.block[block].kind) {
     case TP_ATTENTION: attention_input_gradient(stage, block, at); break;
     case TP_FFN: ffn_input_gradient(stage, block, at); break;
     case TP_HEAD: tp_head_input_gradient(stage, block, at); break;
@@ -232,82 +194,85 @@ typedef struct {
 
 /* First row (of the micro-batch) of the walk, and the step to the next. */
 static int64_t
-walk_row(const tp_stage *stage, const slice_at *at, const stretch *part)
+walk_row(const tp_stage *stage, const tp_slice_at *at, const stretch *part)
 {
-    return tp_stage_row(stage, at, part->end - 1, part->sequence);
+    return tp_stage_row(&stage->base, at, part->end - 1, part->sequence);
 }
 static int64_t
-walk_step(const slice_at *at, const stretch *part)
+walk_step(const tp_slice_at *at, const stretch *part)
 {
     return -tp_micro_row_step(at->micro, part->sequence);
 }
 
 /* d(W_in) from the normalised input, made anew in pieces that fit the scratch rows; d(b_in). */
 static void
-in_gradient(tp_stage *stage, const stage_block *self, const slice_at *at, const stretch *part, const float *dy,
+in_gradient(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, const stretch *part, const float *dy,
             int64_t dy_width)
 {
-    const block_activations *mine = &self->activations[at->slot];
+    const tp_activations *mine = &self->activations[at->slot];
     const tp_backend_ops *ops = stage->be->ops;
-    int64_t width = stage->config.model.n_embd, room = stage->config.slicing->max_rows, step = walk_step(at, part);
+    int64_t width = stage->base.config.model.n_embd, room = stage->base.config.slicing->max_rows;
+    int64_t step = walk_step(at, part);
     for (int64_t done = 0, tokens = part->end - part->begin; done < tokens; done += room) {
         int64_t rows = tokens - done < room ? tokens - done : room, row = walk_row(stage, at, part) + done * step;
         int accumulate = part->accumulate || done > 0;
         ops->layernorm_apply(stage->be, rows, width, mine->input + row * width, step * width, mine->mean + row,
-                             mine->rstd + row, step, tp_stage_value(stage, self->norm),
-                             tp_stage_value(stage, self->norm_bias), stage->scratch, width);
+                             mine->rstd + row, step, tp_stage_value(&stage->base, self->norm),
+                             tp_stage_value(&stage->base, self->norm_bias), stage->scratch, width);
         ops->linear_w(stage->be, rows, width, dy_width, stage->scratch, width, dy + row * dy_width,
-                      step * dy_width, stage->param[self->in].grad, accumulate);
+                      step * dy_width, stage->base.param[self->in].grad, accumulate);
         if (self->in_bias >= 0)
             ops->bias_w(stage->be, rows, dy_width, dy + row * dy_width, step * dy_width,
-                        stage->param[self->in_bias].grad, accumulate);
+                        stage->base.param[self->in_bias].grad, accumulate);
     }
 }
 
 static void
-out_gradient(tp_stage *stage, const stage_block *self, const slice_at *at, const stretch *part, const float *x,
+out_gradient(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, const stretch *part, const float *x,
              int64_t x_width, const float *dy)
 {
-    int64_t width = stage->config.model.n_embd, row = walk_row(stage, at, part), rows = part->end - part->begin;
+    int64_t width = stage->base.config.model.n_embd, row = walk_row(stage, at, part), rows = part->end - part->begin;
     int64_t step = walk_step(at, part);
     stage->be->ops->linear_w(stage->be, rows, x_width, width, x + row * x_width, step * x_width, dy + row * width,
-                             step * width, stage->param[self->out].grad, part->accumulate);
+                             step * width, stage->base.param[self->out].grad, part->accumulate);
     if (self->out_bias >= 0)
         stage->be->ops->bias_w(stage->be, rows, width, dy + row * width, step * width,
-                               stage->param[self->out_bias].grad, part->accumulate);
+                               stage->base.param[self->out_bias].grad, part->accumulate);
 }
 
 static void
-embedding_gradient(tp_stage *stage, int block, const slice_at *at, const stretch *part)
+embedding_gradient(tp_stage *stage, int block, const tp_slice_at *at, const stretch *part)
 {
-    int64_t width = stage->config.model.n_embd, seq_len = stage->config.slicing->seq_len;
+    int64_t width = stage->base.config.model.n_embd, seq_len = stage->base.config.slicing->seq_len;
     const float *dy = tp_block_d_output(stage, block, at->gslot);
-    int64_t sequence = stage->config.slicing->micro[at->q].first_seq + part->sequence;
+    float *rows = stage->base.embedding_rows;
+    int64_t sequence = stage->base.config.slicing->micro[at->q].first_seq + part->sequence;
     for (int64_t t = part->begin; t < part->end; t++)
-        stage->be->ops->copy(stage->be, width, dy + tp_stage_row(stage, at, t, part->sequence) * width,
-                             stage->embedding_rows + (sequence * seq_len + seq_len - 1 - t) * width);
+        stage->be->ops->copy(stage->be, width, dy + tp_stage_row(&stage->base, at, t, part->sequence) * width,
+                             rows + (sequence * seq_len + seq_len - 1 - t) * width);
 }
 
 static void
-add_norm_gradient(tp_stage *stage, const stage_block *self, const slice_at *at)
+add_norm_gradient(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at)
 {
-    int64_t width = stage->config.model.n_embd;
+    int64_t width = stage->base.config.model.n_embd;
+    float *norm = stage->base.param[self->norm].grad;
     for (int64_t s = at->first; s < at->last; s++) {
         const float *dnorm = self->gradients[at->gslot].dnorm + s * 2 * width;
         int first = at->q == 0 && s == 0;
-        (first ? stage->be->ops->copy : stage->be->ops->add)(stage->be, width, dnorm, stage->param[self->norm].grad);
+        (first ? stage->be->ops->copy : stage->be->ops->add)(stage->be, width, dnorm, norm);
         if (self->norm_bias >= 0)
             (first ? stage->be->ops->copy : stage->be->ops->add)(stage->be, width, dnorm + width,
-                                                                 stage->param[self->norm_bias].grad);
+                                                                 stage->base.param[self->norm_bias].grad);
     }
 }
 
 static void
-stretch_gradient(tp_stage *stage, int block, const slice_at *at, const stretch *part)
+stretch_gradient(tp_stage *stage, int block, const tp_slice_at *at, const stretch *part)
 {
-    const stage_block *self = &stage->block[block];
-    const block_activations *mine = &self->activations[at->slot];
-    int64_t width = stage->config.model.n_embd;
+    const tp_stage_block *self = &stage->base.block[block];
+    const tp_activations *mine = &self->activations[at->slot];
+    int64_t width = stage->base.config.model.n_embd;
     if (self->kind == TP_EMBEDDING) {
         embedding_gradient(stage, block, at, part);
     } else if (self->kind == TP_ATTENTION) {
@@ -320,9 +285,9 @@ stretch_gradient(tp_stage *stage, int block, const slice_at *at, const stretch *
 }
 
 void
-tp_block_weight_gradient(tp_stage *stage, int block, const slice_at *at)
+tp_block_weight_gradient(tp_stage *stage, int block, const tp_slice_at *at)
 {
-    int64_t seq_len = stage->config.slicing->seq_len;
+    int64_t seq_len = stage->base.config.slicing->seq_len;
     if (at->whole && at->slice > 0)
         return; /* at slice 0, when every sequence is complete */
     for (int64_t s = at->first; s < at->last; s++) {
@@ -330,6 +295,6 @@ tp_block_weight_gradient(tp_stage *stage, int block, const slice_at *at)
         part.accumulate = !(at->q == 0 && s == 0 && part.end == seq_len);
         stretch_gradient(stage, block, at, &part);
     }
-    if (at->slice == 0 && stage->block[block].norm >= 0)
-        add_norm_gradient(stage, &stage->block[block], at);
+    if (at->slice == 0 && stage->base.block[block].norm >= 0)
+        add_norm_gradient(stage, &stage->base.block[block], at);
 }

@@ -1,5 +1,5 @@
-/* The head: final LayerNorm, logits, loss and both gradients of a tile of rows while its logits exist (see stage.h). */
-#include "csrc/stage/parts.h"
+/* The head: final LayerNorm, logits, loss and both gradients of a tile of rows while its logits exist (stage.h). */
+#include "csrc/stage/stage.h"
 
 /* Which rows of a slice, in which order. */
 typedef enum { ROWS_ALL, ROWS_FORWARD, ROWS_BACKWARD } row_set;
@@ -13,14 +13,14 @@ belongs(row_set set, int64_t token)
 void
 tp_head_flush(tp_stage *stage, int which)
 {
-    const stage_block *self = &stage->block[stage->blocks - 1];
+    const tp_stage_block *self = &stage->base.block[stage->base.blocks - 1];
     head_tile *tile = &stage->tile[which];
-    stage_param *weight = &stage->param[self->in];
-    int64_t width = stage->config.model.n_embd;
+    tp_stage_param *weight = &stage->base.param[self->in];
+    int64_t width = stage->base.config.model.n_embd;
     if (tile->rows == 0)
         return;
-    stage->be->ops->linear_w(stage->be, tile->rows, stage->config.model.vocab_size, width, tile->logits,
-                             tp_logits_stride(&stage->config.model), tile->x, width,
+    stage->be->ops->linear_w(stage->be, tile->rows, stage->base.config.model.vocab_size, width, tile->logits,
+                             tp_logits_stride(&stage->base.config.model), tile->x, width,
                              which == 0 ? stage->head_forward : weight->grad, tile->seen);
     tile->rows = 0;
     tile->seen = 1;
@@ -28,34 +28,35 @@ tp_head_flush(tp_stage *stage, int which)
 
 /* Whether the other ranks wait for what this slice leads to: see stage.h. */
 static int
-in_haste(const slice_at *at)
+in_haste(const tp_slice_at *at)
 {
     return at->micro->slices > TP_HEAD_HASTE && at->micro->slices - at->slice <= TP_HEAD_HASTE;
 }
 
 /* Logits and loss of `count` rows gathered behind those that wait in the tile; d(input), unless only evaluated. */
 static void
-tile_work(tp_stage *stage, const stage_block *self, const slice_at *at, row_set set, const int64_t *row, int64_t count)
+tile_work(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, row_set set, const int64_t *row,
+          int64_t count)
 {
     const tp_backend_ops *ops = stage->be->ops;
-    const block_activations *mine = &self->activations[at->slot];
-    const stage_param *weight = &stage->param[self->in];
+    const tp_activations *mine = &self->activations[at->slot];
+    const tp_stage_param *weight = &stage->base.param[self->in];
     head_tile *tile = &stage->tile[set == ROWS_BACKWARD];
-    int64_t width = stage->config.model.n_embd, vocab = stage->config.model.vocab_size;
-    int64_t stride = tp_logits_stride(&stage->config.model);
+    int64_t width = stage->base.config.model.n_embd, vocab = stage->base.config.model.vocab_size;
+    int64_t stride = tp_logits_stride(&stage->base.config.model);
     float *x = tile->x + tile->rows * width, *logits = tile->logits + tile->rows * stride;
     int32_t targets[TP_HEAD_TILE];
     double loss[TP_HEAD_TILE];
     for (int64_t i = 0; i < count; i++) {
         ops->layernorm_apply(stage->be, 1, width, mine->input + row[i] * width, width, mine->mean + row[i],
-                             mine->rstd + row[i], 1, tp_stage_value(stage, self->norm),
-                             tp_stage_value(stage, self->norm_bias), x + i * width, width);
+                             mine->rstd + row[i], 1, tp_stage_value(&stage->base, self->norm),
+                             tp_stage_value(&stage->base, self->norm_bias), x + i * width, width);
         targets[i] = stage->targets[at->batch_row + row[i]];
     }
     tp_linear op = {.rows = count, .n_in = vocab, .n_out = width, .x = x, .x_stride = width,
-                    .weight = weight->packed_t, .y = logits, .y_stride = stride};
+                    .weight = weight->copy, .y = logits, .y_stride = stride};
     ops->linear_t(stage->be, &op);
-    float scale = 1.0f / (float)((double)stage->config.slicing->batch * stage->config.slicing->seq_len);
+    float scale = 1.0f / (float)((double)stage->base.config.slicing->batch * stage->base.config.slicing->seq_len);
     ops->softmax_loss(stage->be, count, vocab, logits, stride, targets, scale, set != ROWS_ALL, loss);
     for (int64_t i = 0; i < count; i++)
         mine->loss[row[i]] = loss[i];
@@ -73,7 +74,7 @@ tile_work(tp_stage *stage, const stage_block *self, const slice_at *at, row_set 
 
 /* The rows of `set` with tokens [begin, end): sequences ascending; tokens ascending in F, descending in I. */
 static void
-rows_work(tp_stage *stage, const stage_block *self, const slice_at *at, row_set set, int64_t begin, int64_t end)
+rows_work(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, row_set set, int64_t begin, int64_t end)
 {
     int64_t row[TP_HEAD_TILE], count = 0;
     for (int64_t s = at->first; s < at->last; s++) {
@@ -81,7 +82,7 @@ rows_work(tp_stage *stage, const stage_block *self, const slice_at *at, row_set 
             int64_t token = set == ROWS_BACKWARD ? end - 1 - i : begin + i;
             if (!belongs(set, token))
                 continue;
-            row[count++] = tp_stage_row(stage, at, token, s);
+            row[count++] = tp_stage_row(&stage->base, at, token, s);
             if (count == TP_HEAD_TILE - stage->tile[set == ROWS_BACKWARD].rows) {
                 tile_work(stage, self, at, set, row, count);
                 count = 0;
@@ -93,14 +94,14 @@ rows_work(tp_stage *stage, const stage_block *self, const slice_at *at, row_set 
 }
 
 static void
-sum_losses(tp_stage *stage, const block_activations *mine, const slice_at *at)
+sum_losses(tp_stage *stage, const tp_activations *mine, const tp_slice_at *at)
 {
-    int64_t seq_len = stage->config.slicing->seq_len;
+    int64_t seq_len = stage->base.config.slicing->seq_len;
     for (int64_t s = at->first; s < at->last; s++) {
         double sum = 0;
         for (int64_t t = 0; t < seq_len; t++)
-            sum += mine->loss[tp_stage_row(stage, at, t, s)];
-        stage->sequence_loss[stage->config.slicing->micro[at->q].first_seq + s] = sum;
+            sum += mine->loss[tp_stage_row(&stage->base, at, t, s)];
+        stage->sequence_loss[stage->base.config.slicing->micro[at->q].first_seq + s] = sum;
     }
 }
 
@@ -108,7 +109,7 @@ sum_losses(tp_stage *stage, const block_activations *mine, const slice_at *at)
  * from memory, and nobody waits for them before the sequence's backward (GPT-2 124M, Zen 3: a product of 12 rows takes 24 ms,
  * of 24 rows 29, of 48 rows 56; with AVX-512 the rows are faster, the weights are not). */
 static void
-forward_rows(tp_stage *stage, const stage_block *self, const slice_at *at)
+forward_rows(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at)
 {
     int last = at->slice == at->micro->slices - 1;
     if (!last && !in_haste(at) && (at->end - stage->head_from) / 3 < TP_HEAD_WORTH)
@@ -118,14 +119,15 @@ forward_rows(tp_stage *stage, const stage_block *self, const slice_at *at)
 }
 
 void
-tp_head_forward(tp_stage *stage, int block, const slice_at *at)
+tp_head_forward(tp_stage *stage, int block, const tp_slice_at *at)
 {
-    const stage_block *self = &stage->block[block];
-    const block_activations *mine = &self->activations[at->slot];
-    int64_t width = stage->config.model.n_embd, seq_len = stage->config.slicing->seq_len;
+    const tp_stage_block *self = &stage->base.block[block];
+    const tp_activations *mine = &self->activations[at->slot];
+    int64_t width = stage->base.config.model.n_embd, seq_len = stage->base.config.slicing->seq_len;
     stage->be->ops->layernorm(stage->be, at->rows, width, mine->input + at->first_row * width, width,
-                              tp_stage_value(stage, self->norm), tp_stage_value(stage, self->norm_bias), NULL, 0,
-                              mine->mean + at->first_row, mine->rstd + at->first_row);
+                              tp_stage_value(&stage->base, self->norm),
+                              tp_stage_value(&stage->base, self->norm_bias), NULL, 0, mine->mean + at->first_row,
+                              mine->rstd + at->first_row);
     if (!stage->train)
         rows_work(stage, self, at, ROWS_ALL, at->begin, at->end);
     else if (!at->whole)
@@ -137,11 +139,11 @@ tp_head_forward(tp_stage *stage, int block, const slice_at *at)
 }
 
 void
-tp_head_input_gradient(tp_stage *stage, int block, const slice_at *at)
+tp_head_input_gradient(tp_stage *stage, int block, const tp_slice_at *at)
 {
-    const stage_block *self = &stage->block[block];
-    const block_activations *mine = &self->activations[at->slot];
-    int64_t seq_len = stage->config.slicing->seq_len;
+    const tp_stage_block *self = &stage->base.block[block];
+    const tp_activations *mine = &self->activations[at->slot];
+    int64_t seq_len = stage->base.config.slicing->seq_len;
     if (!at->whole)
         rows_work(stage, self, at, ROWS_BACKWARD, at->begin, at->end);
     else if (at->end == seq_len)
@@ -150,5 +152,5 @@ tp_head_input_gradient(tp_stage *stage, int block, const slice_at *at)
         tp_head_flush(stage, 0);
     if (at->slice == 0)
         sum_losses(stage, mine, at);
-    tp_block_norm_gradient(stage, block, at, mine->dx + at->first_row * stage->config.model.n_embd, NULL);
+    tp_block_norm_gradient(stage, block, at, mine->dx + at->first_row * stage->base.config.model.n_embd, NULL);
 }

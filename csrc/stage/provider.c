@@ -7,18 +7,10 @@
 #include "csrc/base/clock.h"
 #include "csrc/stage/stage.h"
 
-typedef struct {
-    tp_device base;
-    tp_backend backend;
-    tp_team *team;
-} cpu_device;
-
-/* ---- the device ---------------------------------------------------------------------------------------------------------- */
-
 static void
 device_close(tp_device *base)
 {
-    cpu_device *device = (cpu_device *)base;
+    tp_cpu_device *device = (tp_cpu_device *)base;
     if (device == NULL)
         return;
     tp_backend_close(&device->backend);
@@ -34,7 +26,7 @@ device_open(const tp_device_config *config, tp_heap *heap, tp_device **out)
     const tp_backend_ops *ops = tp_cpu_ops(config->isa);
     if (ops == NULL)
         return tp_fail(TP_EVALUE, "isa is '%s': not one that this processor has", config->isa);
-    cpu_device *device = calloc(1, sizeof *device);
+    tp_cpu_device *device = calloc(1, sizeof *device);
     if (device == NULL)
         return tp_fail(TP_EMEMORY, "no memory for a device");
     tp_status status = config->threads > 1 ? tp_team_open(config->threads, &device->team) : TP_OK;
@@ -48,16 +40,10 @@ device_open(const tp_device_config *config, tp_heap *heap, tp_device **out)
     return TP_OK;
 }
 
-static size_t
-device_workspace_bytes(const tp_stage_config *stage, const tp_device_config *config)
-{
-    return tp_stage_workspace_bytes(stage, tp_cpu_ops(config->isa), config->threads);
-}
-
 static tp_status
 device_reserve(tp_device *device, size_t bytes)
 {
-    return tp_backend_reserve(&((cpu_device *)device)->backend, bytes);
+    return tp_backend_reserve(&((tp_cpu_device *)device)->backend, bytes);
 }
 
 static tp_status
@@ -83,150 +69,14 @@ device_mark(tp_device *device, int64_t *at)
     return TP_OK;
 }
 
-/* ---- the stage: csrc/stage's functions, which never fail once a stage is open ------------------------------------------------ */
-
-static size_t
-stage_bytes(const tp_stage_config *config, const tp_device_config *device)
-{
-    return tp_stage_bytes(config, tp_cpu_ops(device->isa));
-}
-
-static tp_status
-stage_open(const tp_stage_config *config, tp_device *device, tp_stage **out)
-{
-    return tp_stage_open(config, &((cpu_device *)device)->backend, out);
-}
-
-static tp_status
-stage_import(tp_stage *stage, int i, tp_state state, const float *row_major)
-{
-    tp_stage_import(stage, i, state, row_major);
-    return TP_OK;
-}
-
-static tp_status
-stage_export(const tp_stage *stage, int i, tp_state state, float *row_major)
-{
-    tp_stage_export(stage, i, state, row_major);
-    return TP_OK;
-}
-
-static tp_status
-stage_pack(tp_stage *stage)
-{
-    tp_stage_pack(stage);
-    return TP_OK;
-}
-
-static tp_status
-stage_begin(tp_stage *stage, const int32_t *tokens, int train)
-{
-    tp_stage_begin(stage, tokens, train);
-    return TP_OK;
-}
-
-static tp_status
-stage_forward(tp_stage *stage, int micro, int slice, tp_half half, int slot)
-{
-    tp_stage_forward(stage, micro, slice, half, slot);
-    return TP_OK;
-}
-
-static tp_status
-stage_input_gradient(tp_stage *stage, int micro, int slice, int slot, int gradient_slot)
-{
-    tp_stage_input_gradient(stage, micro, slice, slot, gradient_slot);
-    return TP_OK;
-}
-
-static tp_status
-stage_weight_gradient(tp_stage *stage, int micro, int slice, int slot, int gradient_slot)
-{
-    tp_stage_weight_gradient(stage, micro, slice, slot, gradient_slot);
-    return TP_OK;
-}
-
-static void *
-stage_end(tp_stage *stage, tp_end end, int micro, int slice, tp_half half, int slot, size_t *bytes)
-{
-    return tp_stage_end(stage, end, micro, slice, half, slot, bytes);
-}
-
-/* The head's stage gives its weight's gradient for the rows of the embedding's; each then adds what it lacked. */
-static tp_status
-stage_tied(tp_stage *stage, tp_tied *out)
-{
-    int end = tp_stage_is_tied_apart(stage);
-    *out = (tp_tied){0};
-    if (end == 0)
-        return TP_OK;
-    tp_tied both;
-    tp_stage_finish_head(stage);
-    both.out = tp_stage_tied_head(stage, &both.out_bytes);
-    both.in = tp_stage_tied_rows(stage, &both.in_bytes);
-    *out = end == 2 ? both : (tp_tied){both.in, both.out, both.in_bytes, both.out_bytes};
-    return TP_OK;
-}
-
-static tp_status
-stage_finish(tp_stage *stage)
-{
-    if (tp_stage_is_tied_apart(stage) == 0) /* else stage_tied has */
-        tp_stage_finish_head(stage);
-    tp_stage_finish_gradients(stage);
-    return TP_OK;
-}
-
-static tp_status
-stage_loss(tp_stage *stage, double *out)
-{
-    *out = tp_stage_loss(stage);
-    return TP_OK;
-}
-
-static tp_status
-stage_sumsq(tp_stage *stage, double *sums)
-{
-    tp_stage_sumsq(stage, sums);
-    return TP_OK;
-}
-
-static tp_status
-stage_update(tp_stage *stage, const tp_adamw *adamw, double grad_scale)
-{
-    tp_stage_update(stage, adamw, grad_scale);
-    return TP_OK;
-}
-
 const tp_provider *
 tp_cpu_provider(void)
 {
     static const tp_device_ops device = {
-        .open = device_open,       .close = device_close, .workspace_bytes = device_workspace_bytes,
+        .open = device_open,       .close = device_close, .workspace_bytes = tp_stage_workspace_bytes,
         .reserve = device_reserve, .begin = device_nothing, .copy = device_copy,
         .read = device_copy,       .write = device_copy,
         .mark = device_mark,       .collect = device_nothing,
-    };
-    static const tp_stage_ops stage = {
-        .bytes = stage_bytes,
-        .open = stage_open,
-        .close = tp_stage_close,
-        .params = tp_stage_params,
-        .param_index = tp_stage_param_index,
-        .param_shape = tp_stage_param_shape,
-        .import = stage_import,
-        .export = stage_export,
-        .pack = stage_pack,
-        .begin = stage_begin,
-        .forward = stage_forward,
-        .input_gradient = stage_input_gradient,
-        .weight_gradient = stage_weight_gradient,
-        .end = stage_end,
-        .tied = stage_tied,
-        .finish = stage_finish,
-        .loss = stage_loss,
-        .sumsq = stage_sumsq,
-        .update = stage_update,
     };
     static const tp_provider cpu = {.abi = TP_PROVIDER_ABI,
                                     .size = sizeof(tp_provider),
@@ -234,6 +84,6 @@ tp_cpu_provider(void)
                                     .host_memory = 1,
                                     .counts_tables = 1,
                                     .device = &device,
-                                    .stage = &stage};
+                                    .stage = &tp_cpu_stage_ops};
     return &cpu;
 }

@@ -1,11 +1,11 @@
-/* One pipeline stage on the CPU (stage_ops.h is the seam through which the engine sees it): a range of blocks with their
- * parameters, the activations of the micro-batches in flight, and the forward, input-gradient and weight-gradient work of
- * one token slice.
+/* The inside of a stage on the CPU (stage_ops.h is its seam; cuda/stage.h a GPU's): a range of blocks with their parameters,
+ * the activations of the micro-batches in flight, and the forward, input-gradient and weight-gradient work of one token
+ * slice. Once a stage is open nothing of it fails. R = rows of a micro-batch = seq_len * batch.
  *
  * Slicing invariance. Every sum over tokens is a chain over "sequence ascending, token descending", whatever the slices,
  * the micro-batches, the stages and the schedule, provided that each stage sees micro-batches ascending in F, in I and in W
  * and slices ascending in F, descending in I and W (the checker's rules). LayerNorm gradients are chained per sequence
- * and then added. Where a micro-batch has several sequences AND several slices ("whole" below), the weight gradients of
+ * and then added. Where a micro-batch has several sequences AND several slices ("whole" in tp_slice_at), the weight gradients of
  * all its slices are computed at slice 0, because only then is each sequence complete.
  *
  * The head. Logits of a tile of rows exist only while that tile is worked on; loss and d(input) of a row are done with its
@@ -18,85 +18,119 @@
 #ifndef TP_STAGE_STAGE_H
 #define TP_STAGE_STAGE_H
 
-#include <stddef.h>
-#include <stdint.h>
-
-#include "csrc/backend/backend.h"
-#include "csrc/stage/stage_ops.h"
+#include "csrc/stage/describe.h"
 
 #define TP_HEAD_TILE 256 /* rows of logits that exist at once */
 #define TP_HEAD_WORTH 40 /* F rows from which on a pass is no slower than the products alone */
 #define TP_HEAD_HASTE 3
 
-/* Bytes that tp_stage_open takes from the heap. */
-size_t
-tp_stage_bytes(const tp_stage_config *config, const tp_backend_ops *ops);
-/* Bytes of workspace the backend needs for this stage (one backend serves all stages of a rank: take the largest). */
-size_t
-tp_stage_workspace_bytes(const tp_stage_config *config, const tp_backend_ops *ops, int members);
-/* One allocation from backend->heap. EVALUE: blocks out of range. EMEMORY. The backend must outlive the stage. */
-TP_MUST_USE tp_status
-tp_stage_open(const tp_stage_config *config, tp_backend *backend, tp_stage **out);
-void
-tp_stage_close(tp_stage *stage);
+/* A rank's device: its stages share the backend. */
+typedef struct {
+    tp_device base;
+    tp_backend backend;
+    tp_team *team;
+} tp_cpu_device;
 
-/* ---- parameters ------------------------------------------------------------------------------------------------------- */
-int
-tp_stage_params(const tp_stage *stage);
-/* Canonical index (tp_model_param) of the stage's i-th tensor. A tied wte is on the first and on the last stage. */
-int
-tp_stage_param_index(const tp_stage *stage, int i);
-/* Its logical shape; 1 for a matrix, 0 for a vector (rows 1). */
-int
-tp_stage_param_shape(const tp_stage *stage, int i, int64_t *rows, int64_t *cols);
+/* NULL where the kind of block has none. */
+struct tp_activations {
+    float *input;           /* [R, E] residual stream into the block */
+    float *mean, *rstd;     /* [R] */
+    float *qkv, *o, *lse;   /* attention: [R, 3E], [R, E], [B, H, T] */
+    float *h, *g;           /* ffn: [R, 4E] before and after GELU; h becomes its gradient in I */
+    float *dx;              /* head: [R, E] gradient of the normalised input */
+    double *loss;           /* head: [R] */
+};
+
+struct tp_gradients {
+    float *d_input;            /* [R, E] */
+    float *dqkv, *d_o, *delta; /* attention: [R, 3E], [R, E], [B, H, T] */
+    float *dnorm;              /* [max_batch, 2, E]: LayerNorm gradients of each sequence */
+};
+
+/* Rows of the head whose logits exist: after the loss, their d(logits), until d(weight) has taken them. */
+typedef struct {
+    float *logits, *x; /* [tile, V], [tile, E] normalised input */
+    int64_t rows;      /* waiting for d(weight) */
+    int seen;          /* the chain of this step has begun */
+} head_tile;
+
+struct tp_stage {
+    tp_stage_base base;         /* embedding_rows in canonical order: sequence, token descending */
+    tp_backend *be;
+    void *memory;
+    float *scratch;             /* [max_rows, E] */
+    head_tile tile[2];          /* head: rows done in F; rows done in I */
+    int64_t head_from;          /* head: first token whose row of F has not been done, of the micro-batch now in F */
+    float *head_dx;             /* head: [tile, E] */
+    float *head_forward;        /* head: the F rows' chain of d(weight) */
+    int32_t *tokens, *targets, *positions;      /* [batch * T] in row order of the micro-batches */
+    int32_t *chain_tokens, *chain_positions;    /* [batch * T] in canonical order */
+    double *sequence_loss;                 /* [batch] */
+    int train;
+};
+
+extern const tp_stage_ops tp_cpu_stage_ops;
+
+/* Bytes of workspace the backend needs for this stage: what tp_device_ops.workspace_bytes says. */
+size_t
+tp_stage_workspace_bytes(const tp_stage_config *config, const tp_device_config *device);
+
+/* Parts of a stage in an arena; base NULL counts only. */
+size_t
+tp_stage_layout(tp_stage *stage, char *base);
+
 void
-tp_stage_import(tp_stage *stage, int i, tp_state state, const float *row_major);
+tp_block_forward(tp_stage *stage, int block, const tp_slice_at *at);
 void
-tp_stage_export(const tp_stage *stage, int i, tp_state state, float *row_major);
-/* Call after imports of values and before the first forward. */
+tp_block_input_gradient(tp_stage *stage, int block, const tp_slice_at *at);
+void
+tp_block_weight_gradient(tp_stage *stage, int block, const tp_slice_at *at);
+
+void
+tp_head_forward(tp_stage *stage, int block, const tp_slice_at *at);
+void
+tp_head_input_gradient(tp_stage *stage, int block, const tp_slice_at *at);
+/* d(weight) of the rows of tile 0 (F) or 1 (I) that wait for it, in the order in which they came. */
+void
+tp_head_flush(tp_stage *stage, int which);
+
+/* dx of LayerNorm for the slice's rows, each sequence's gradient chain walked downwards. dy: [rows, E] of the slice. */
+void
+tp_block_norm_gradient(tp_stage *stage, int block, const tp_slice_at *at, const float *dy, const float *dresidual);
+
+/* Of tp_cpu_stage_ops: what comes after the last backward. */
+TP_MUST_USE tp_status
+tp_stage_tied(tp_stage *stage, tp_tied *out);
+TP_MUST_USE tp_status
+tp_stage_finish(tp_stage *stage);
+TP_MUST_USE tp_status
+tp_stage_loss(tp_stage *stage, double *out);
+TP_MUST_USE tp_status
+tp_stage_sumsq(tp_stage *stage, double *sums);
+TP_MUST_USE tp_status
+tp_stage_update(tp_stage *stage, const tp_adamw *adamw, double grad_scale);
+/* Lay out anew what linear_t reads of every weight. */
 void
 tp_stage_pack(tp_stage *stage);
 
-/* ---- a step -------------------------------------------------------------------------------------------------------------- */
-/* tokens [batch, seq_len + 1] row-major of the whole batch: inputs and targets. Every stage must be told (first and last
- * read them). train 0: forwards compute the loss of all rows, backward is not allowed. */
-void
-tp_stage_begin(tp_stage *stage, const int32_t *tokens, int train);
-void
-tp_stage_forward(tp_stage *stage, int micro, int slice, tp_half half, int activation_slot);
-void
-tp_stage_input_gradient(tp_stage *stage, int micro, int slice, int activation_slot, int gradient_slot);
-void
-tp_stage_weight_gradient(tp_stage *stage, int micro, int slice, int activation_slot, int gradient_slot);
-/* Sum of -log p over the batch in canonical order, after every F (eval) or I (training); only on the head's stage. */
-double
-tp_stage_loss(const tp_stage *stage);
+static inline int64_t
+tp_logits_stride(const tp_model *model)
+{
+    return (model->vocab_size + 15) / 16 * 16; /* floats: rows begin on a cache line */
+}
 
-/* Where messages land and leave; bytes of that slice's rows (of one half: those sequences'). NULL for the first stage's input and last stage's output. */
-float *
-tp_stage_end(tp_stage *stage, tp_end end, int micro, int slice, tp_half half, int slot, size_t *bytes);
-
-/* ---- update ---------------------------------------------------------------------------------------------------------------- */
-/* Completes gradients: head halves added; a tied or untied wte gets its embedding rows. For a tied wte whose ends are on
- * two stages, first exchange: the head's stage gives its weight gradient (tp_stage_tied_head), the embedding's stage its
- * rows (tp_stage_tied_rows); each copies what it lacks, then finishes. */
-int
-tp_stage_is_tied_apart(const tp_stage *stage); /* 0, or 1: holds Embedding only, 2: holds Head only, of a tied wte */
-float *
-tp_stage_tied_head(tp_stage *stage, size_t *bytes); /* gradient of wte in value layout: send (2) or receive (1) */
-float *
-tp_stage_tied_rows(tp_stage *stage, size_t *bytes); /* d(embedding output) of the batch: send (1) or receive (2) */
-/* Before sending tied_head: adds the head's two halves. Call on every stage once per step. */
-void
-tp_stage_finish_head(tp_stage *stage);
-void
-tp_stage_finish_gradients(tp_stage *stage);
-/* sums[canonical parameter index] = sum of squares of the gradient, for tensors this stage answers for (a tied wte is
- * the head's); others are left alone. */
-void
-tp_stage_sumsq(tp_stage *stage, double *sums);
-/* AdamW on every tensor with gradients scaled by grad_scale, then tp_stage_pack. */
-void
-tp_stage_update(tp_stage *stage, const tp_adamw *adamw, double grad_scale);
+/* Buffer that the block's output goes to, its gradient comes from. */
+static inline float *
+tp_block_output(const tp_stage *stage, int block, int slot)
+{
+    return block + 1 < stage->base.blocks ? stage->base.block[block + 1].activations[slot].input
+                                          : stage->base.end[TP_END_OUTPUT][slot];
+}
+static inline float *
+tp_block_d_output(const tp_stage *stage, int block, int gslot)
+{
+    return block + 1 < stage->base.blocks ? stage->base.block[block + 1].gradients[gslot].d_input
+                                          : stage->base.end[TP_END_OUTPUT_GRADIENT][gslot];
+}
 
 #endif

@@ -1,58 +1,15 @@
 /* After the last backward: complete the gradients, measure them, update. */
-#include "csrc/stage/parts.h"
+#include "csrc/stage/stage.h"
 
 #include <math.h>
 
-static stage_block *
-head_of(tp_stage *stage)
+/* Adds the head's two halves, once per step. */
+static void
+finish_head(tp_stage *stage)
 {
-    stage_block *last = &stage->block[stage->blocks - 1];
-    return last->kind == TP_HEAD ? last : NULL;
-}
-
-static stage_block *
-embedding_of(tp_stage *stage)
-{
-    return stage->block[0].kind == TP_EMBEDDING ? &stage->block[0] : NULL;
-}
-
-int
-tp_stage_is_tied_apart(const tp_stage *stage)
-{
-    int embedding = stage->block[0].kind == TP_EMBEDDING, head = stage->block[stage->blocks - 1].kind == TP_HEAD;
-    if (!stage->config.model.tie_weights || embedding == head)
-        return 0;
-    return embedding ? 1 : 2;
-}
-
-static stage_param *
-tied_param(tp_stage *stage)
-{
-    return &stage->param[embedding_of(stage) ? embedding_of(stage)->in : head_of(stage)->in];
-}
-
-float *
-tp_stage_tied_head(tp_stage *stage, size_t *bytes)
-{
-    *bytes = (size_t)tied_param(stage)->floats * sizeof(float);
-    return tied_param(stage)->grad;
-}
-
-float *
-tp_stage_tied_rows(tp_stage *stage, size_t *bytes)
-{
-    const tp_slicing *slicing = stage->config.slicing;
-    *bytes = (size_t)slicing->batch * (size_t)slicing->seq_len * (size_t)stage->config.model.n_embd * sizeof(float);
-    return stage->embedding_rows;
-}
-
-void
-tp_stage_finish_head(tp_stage *stage)
-{
-    stage_block *head = head_of(stage);
-    if (head == NULL)
+    if (!tp_stage_heads(&stage->base))
         return;
-    stage_param *weight = &stage->param[head->in];
+    const tp_stage_param *weight = &stage->base.param[stage->base.block[stage->base.blocks - 1].in];
     tp_head_flush(stage, 0);
     tp_head_flush(stage, 1);
     if (!stage->tile[1].seen) /* sequences of one token have no backward rows */
@@ -60,47 +17,70 @@ tp_stage_finish_head(tp_stage *stage)
     stage->be->ops->add(stage->be, weight->floats, stage->head_forward, weight->grad);
 }
 
-void
-tp_stage_finish_gradients(tp_stage *stage)
+tp_status
+tp_stage_tied(tp_stage *stage, tp_tied *out)
+{
+    if (tp_stage_is_tied_apart(&stage->base))
+        finish_head(stage);
+    tp_stage_tied_ends(&stage->base, out);
+    return TP_OK;
+}
+
+tp_status
+tp_stage_finish(tp_stage *stage)
 {
     const tp_backend_ops *ops = stage->be->ops;
-    const tp_model *model = &stage->config.model;
-    stage_block *embedding = embedding_of(stage), *head = head_of(stage);
-    int64_t rows = (int64_t)stage->config.slicing->batch * stage->config.slicing->seq_len, width = model->n_embd;
-    if (embedding != NULL || (head != NULL && model->tie_weights)) {
-        stage_param *wte = tied_param(stage);
+    const tp_model *model = &stage->base.config.model;
+    int64_t rows = tp_stage_tokens(&stage->base), width = model->n_embd;
+    if (!tp_stage_is_tied_apart(&stage->base)) /* else tp_stage_tied has */
+        finish_head(stage);
+    if (tp_stage_scatters(&stage->base)) {
+        const tp_stage_param *wte = tp_stage_vocabulary(&stage->base);
         if (!model->tie_weights)
             ops->zero(stage->be, wte->floats, wte->grad);
-        ops->scatter_add(stage->be, rows, width, model->vocab_size, stage->chain_tokens, stage->embedding_rows, width,
-                         wte->grad);
+        ops->scatter_add(stage->be, rows, width, model->vocab_size, stage->chain_tokens, stage->base.embedding_rows,
+                         width, wte->grad);
     }
-    if (embedding != NULL) {
-        stage_param *wpe = &stage->param[embedding->out];
+    if (tp_stage_embeds(&stage->base)) {
+        const tp_stage_param *wpe = &stage->base.param[stage->base.block[0].out];
         ops->zero(stage->be, wpe->floats, wpe->grad);
-        ops->scatter_add(stage->be, rows, width, model->block_size, stage->chain_positions, stage->embedding_rows,
+        ops->scatter_add(stage->be, rows, width, model->block_size, stage->chain_positions, stage->base.embedding_rows,
                          width, wpe->grad);
     }
+    return TP_OK;
 }
 
-void
+tp_status
+tp_stage_loss(tp_stage *stage, double *out)
+{
+    *out = 0;
+    for (int32_t s = 0; s < stage->base.config.slicing->batch; s++)
+        *out += stage->sequence_loss[s];
+    return TP_OK;
+}
+
+tp_status
 tp_stage_sumsq(tp_stage *stage, double *sums)
 {
-    int copy = tp_stage_is_tied_apart(stage) == 1;
-    for (int i = 0; i < stage->params; i++)
-        if (!(copy && stage->param[i].index == 0))
-            sums[stage->param[i].index] = stage->be->ops->sumsq(stage->be, stage->param[i].floats, stage->param[i].grad);
+    for (int i = 0; i < stage->base.params; i++) {
+        const tp_stage_param *param = &stage->base.param[i];
+        if (tp_stage_answers_for(&stage->base, i))
+            sums[param->index] = stage->be->ops->sumsq(stage->be, param->floats, param->grad);
+    }
+    return TP_OK;
 }
 
-void
+tp_status
 tp_stage_update(tp_stage *stage, const tp_adamw *adamw, double grad_scale)
 {
     double bias1 = 1 - pow(adamw->beta1, (double)adamw->step), bias2 = 1 - pow(adamw->beta2, (double)adamw->step);
-    for (int i = 0; i < stage->params; i++) {
-        stage_param *param = &stage->param[i];
+    for (int i = 0; i < stage->base.params; i++) {
+        const tp_stage_param *param = &stage->base.param[i];
         stage->be->ops->adamw(stage->be, param->floats, param->value, param->grad, param->m, param->v, (float)adamw->lr,
                               (float)adamw->beta1, (float)adamw->beta2, (float)adamw->eps,
                               (float)(param->info.is_matrix ? adamw->weight_decay : 0), (float)bias1, (float)bias2,
                               (float)grad_scale);
     }
     tp_stage_pack(stage);
+    return TP_OK;
 }

@@ -1,6 +1,6 @@
 /* device.h on host memory: every call has done its work when it returns. Memory is what a GPU's is, only stricter: fresh
  * memory is full of NaN, and what lies right before and behind each allocation must stay as it is. */
-#include "cuda/device.h"
+#include "cuda/device_common.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -21,21 +21,6 @@ static tp_emu_machine machine = {1, (uint64_t)4 << 30, 9, 0, RUNTIME, 132};
 static uint64_t taken[MAX_DEVICES]; /* by all tp_cuda_devices of the process */
 static _Atomic int64_t breaks_at;   /* calls left before the process's devices break; 0: never */
 static _Atomic int is_broken;
-
-struct allocation {
-    char *block; /* GUARD bytes, the memory, GUARD bytes */
-    size_t bytes;
-    struct allocation *next;
-};
-
-struct tp_cuda_device {
-    tp_cuda_properties properties;
-    tp_cuda_partition partition;
-    tp_stream compute, communication;
-    size_t bytes;
-    uint64_t allocations;
-    struct allocation *allocated;
-};
 
 struct stream {
     int higher;
@@ -171,7 +156,7 @@ tp_cuda_stream_create(tp_cuda_device *device, int higher, tp_stream *out)
     *out = NULL;
     TP_TRY(enter("cudaStreamCreateWithPriority"));
     if (device->partition.stream_create)
-        return device->partition.stream_create(device->partition.context, -(higher != 0), out);
+        return device->partition.stream_create(device->partition.context, device->priorities[higher != 0], out);
     struct stream *stream = calloc(1, sizeof *stream);
     if (!stream)
         return tp_fail(TP_EMEMORY, "no host memory for an emulated stream");
@@ -187,40 +172,29 @@ tp_cuda_stream_destroy(tp_cuda_device *device, tp_stream stream)
     free(stream);
 }
 
-tp_status
-tp_cuda_open(int index, const tp_cuda_partition *partition, tp_cuda_device **out)
+/* Memory lies between two guards. */
+static char *
+block_of(void *memory)
 {
-    tp_cuda_properties properties;
-    *out = NULL;
-    TP_TRY(tp_cuda_describe(index, &properties));
-    TP_TRY(tp_cuda_check_capability(&properties));
-    tp_cuda_device *device = calloc(1, sizeof *device);
-    if (!device)
-        return tp_fail(TP_EMEMORY, "no host memory for the description of device %d", index);
-    device->properties = properties;
-    if (partition)
-        device->partition = *partition;
-    tp_status status = tp_cuda_stream_create(device, 0, &device->compute);
-    if (status == TP_OK)
-        status = tp_cuda_stream_create(device, 1, &device->communication);
-    if (status != TP_OK) {
-        tp_cuda_close(device);
-        return status;
-    }
-    *out = device;
+    return (char *)memory - GUARD;
+}
+
+tp_status
+tp_cuda_ask_priorities(tp_cuda_device *device)
+{
+    device->priorities[0] = 0;
+    device->priorities[1] = -1;
     return TP_OK;
 }
 
 static void
-give_back(tp_cuda_device *device, struct allocation *entry)
+give_back(const tp_cuda_device *device, void *memory, size_t bytes)
 {
-    tp_simt_range_remove(entry->block + GUARD);
+    tp_simt_range_remove(memory);
     pthread_mutex_lock(&lock);
-    taken[device->properties.index] -= entry->bytes;
+    taken[device->properties.index] -= bytes;
     pthread_mutex_unlock(&lock);
-    device->bytes -= entry->bytes;
-    free(entry->block);
-    free(entry);
+    free(block_of(memory));
 }
 
 void
@@ -230,36 +204,9 @@ tp_cuda_close(tp_cuda_device *device)
         return;
     tp_cuda_stream_destroy(device, device->compute);
     tp_cuda_stream_destroy(device, device->communication);
-    while (device->allocated) {
-        struct allocation *entry = device->allocated;
-        device->allocated = entry->next;
-        give_back(device, entry);
-    }
+    while (device->allocated)
+        tp_cuda_free(device, device->allocated->memory);
     free(device);
-}
-
-const tp_cuda_properties *
-tp_cuda_device_properties(const tp_cuda_device *device)
-{
-    return &device->properties;
-}
-
-int
-tp_cuda_multiprocessors(const tp_cuda_device *device)
-{
-    return device->partition.stream_create ? device->partition.multiprocessors : device->properties.multiprocessors;
-}
-
-tp_stream
-tp_cuda_compute(tp_cuda_device *device)
-{
-    return device->compute;
-}
-
-tp_stream
-tp_cuda_communication(tp_cuda_device *device)
-{
-    return device->communication;
 }
 
 tp_status
@@ -302,13 +249,11 @@ tp_cuda_alloc(tp_cuda_device *device, size_t bytes, const char *what, void **out
     TP_TRY(enter("cudaMalloc"));
     TP_TRY(reserve(device, bytes, what));
     size_t whole = (bytes + 2 * GUARD + GUARD - 1) / GUARD * GUARD;
-    struct allocation *entry = calloc(1, sizeof *entry);
-    if (entry)
-        *entry = (struct allocation){aligned_alloc(GUARD, whole), bytes, device->allocated};
-    tp_status status = entry && entry->block ? tp_simt_range_add(entry->block + GUARD, bytes) : TP_OK;
-    if (!entry || !entry->block || status != TP_OK) {
-        if (entry)
-            free(entry->block);
+    tp_cuda_allocation *entry = malloc(sizeof *entry);
+    char *block = entry ? aligned_alloc(GUARD, whole) : NULL;
+    tp_status status = block ? tp_simt_range_add(block + GUARD, bytes) : TP_OK;
+    if (!block || status != TP_OK) {
+        free(block);
         free(entry);
         pthread_mutex_lock(&lock);
         taken[device->properties.index] -= bytes;
@@ -316,40 +261,36 @@ tp_cuda_alloc(tp_cuda_device *device, size_t bytes, const char *what, void **out
         TP_TRY(status);
         return tp_fail(TP_EMEMORY, "%s needs %zu bytes, which the host of the emulated device does not have", what, bytes);
     }
-    memset(entry->block, GUARD_BYTE, whole);
-    memset(entry->block + GUARD, FRESH_BYTE, bytes);
-    device->allocated = entry;
-    device->bytes += bytes;
-    device->allocations++;
-    *out = entry->block + GUARD;
+    memset(block, GUARD_BYTE, whole);
+    memset(block + GUARD, FRESH_BYTE, bytes);
+    tp_cuda_note(device, entry, block + GUARD, bytes);
+    *out = block + GUARD;
     return TP_OK;
 }
 
 void
 tp_cuda_free(tp_cuda_device *device, void *memory)
 {
-    for (struct allocation **at = &device->allocated; memory && *at; at = &(*at)->next)
-        if ((*at)->block + GUARD == (char *)memory) {
-            struct allocation *entry = *at;
-            *at = entry->next;
-            give_back(device, entry);
-            return;
-        }
+    size_t bytes = tp_cuda_unnote(device, memory);
+    if (bytes > 0)
+        give_back(device, memory, bytes);
 }
 
 /* ERUNTIME if anything wrote right before or behind an allocation. */
 static tp_status
 check_guards(const tp_cuda_device *device)
 {
-    for (const struct allocation *entry = device->allocated; entry; entry = entry->next)
+    for (const tp_cuda_allocation *entry = device->allocated; entry; entry = entry->next) {
+        const unsigned char *block = (const unsigned char *)block_of(entry->memory);
         for (size_t i = 0; i < GUARD; i++) {
-            if ((unsigned char)entry->block[GUARD - 1 - i] != GUARD_BYTE)
+            if (block[GUARD - 1 - i] != GUARD_BYTE)
                 return tp_fail(TP_ERUNTIME, "something wrote %zu bytes before an allocation of %zu bytes; last kernel: %s",
                                i + 1, entry->bytes, tp_cuda_last_kernel());
-            if ((unsigned char)entry->block[GUARD + entry->bytes + i] != GUARD_BYTE)
+            if (block[GUARD + entry->bytes + i] != GUARD_BYTE)
                 return tp_fail(TP_ERUNTIME, "something wrote %zu bytes behind an allocation of %zu bytes; last kernel: %s",
                                i + 1, entry->bytes, tp_cuda_last_kernel());
         }
+    }
     return TP_OK;
 }
 
@@ -363,8 +304,7 @@ tp_cuda_host_alloc(tp_cuda_device *device, size_t bytes, const char *what, void 
     TP_TRY(enter("cudaHostAlloc"));
     *out = malloc(bytes);
     if (!*out)
-        return tp_fail(TP_EMEMORY, "%s needs %zu bytes of page-locked host memory, which there are not (ulimit -l)", what,
-                       bytes);
+        return tp_cuda_refuse_pinned(what, bytes);
     memset(*out, FRESH_BYTE, bytes);
     return TP_OK;
 }
@@ -374,18 +314,6 @@ tp_cuda_host_free(tp_cuda_device *device, void *memory)
 {
     (void)device;
     free(memory);
-}
-
-size_t
-tp_cuda_bytes(const tp_cuda_device *device)
-{
-    return device->bytes;
-}
-
-uint64_t
-tp_cuda_allocations(const tp_cuda_device *device)
-{
-    return device->allocations;
 }
 
 tp_status

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "csrc/stage/stage.h"
+#include "csrc/stage/stage_ops.h"
 
 #define CHECK(condition)                                                                                               \
     do {                                                                                                               \
@@ -157,20 +157,21 @@ config_of(const job *j, int rank, tp_comm *comm)
 static void
 load(tp_engine *engine, const job *j, int rank)
 {
+    const tp_stage_ops *ops = tp_cpu_provider()->stage;
     tp_stage *stage;
     int number;
     for (int k = 0; (stage = tp_engine_stage(engine, k, &number)) != NULL; k++) {
-        for (int i = 0; i < tp_stage_params(stage); i++) {
+        for (int i = 0; i < ops->params(stage); i++) {
             tp_param param;
-            tp_model_param(&j->model, tp_stage_param_index(stage, i), &param);
+            tp_model_param(&j->model, ops->param_index(stage, i), &param);
             float *values = take((size_t)(param.rows * param.cols) * sizeof *values);
             tp_model_init_param(&j->model, &param, 11, values);
             if (rank == j->poison && k == 0 && i == 0)
                 values[0] = NAN;
-            tp_stage_import(stage, i, TP_STATE_VALUE, values);
+            CHECK(ops->import(stage, i, TP_STATE_VALUE, values) == TP_OK);
             free(values);
         }
-        tp_stage_pack(stage);
+        CHECK(ops->pack(stage) == TP_OK);
     }
 }
 
@@ -178,16 +179,17 @@ load(tp_engine *engine, const job *j, int rank)
 static void
 leave(tp_engine *engine, job *j)
 {
+    const tp_stage_ops *ops = tp_cpu_provider()->stage;
     tp_stage *stage;
     int number;
     for (int k = 0; (stage = tp_engine_stage(engine, k, &number)) != NULL; k++)
-        for (int i = 0; i < tp_stage_params(stage); i++)
+        for (int i = 0; i < ops->params(stage); i++)
             for (int state = TP_STATE_VALUE; state <= TP_STATE_GRAD; state++) {
                 int64_t rows, cols;
-                tp_stage_param_shape(stage, i, &rows, &cols);
+                ops->param_shape(stage, i, &rows, &cols);
                 size_t bytes = (size_t)(rows * cols) * sizeof(float);
-                float *values = take(bytes), **home = &j->out->state[state][tp_stage_param_index(stage, i)];
-                tp_stage_export(stage, i, (tp_state)state, values);
+                float *values = take(bytes), **home = &j->out->state[state][ops->param_index(stage, i)];
+                CHECK(ops->export(stage, i, (tp_state)state, values) == TP_OK);
                 pthread_mutex_lock(&j->lock);
                 if (*home == NULL) {
                     *home = values;

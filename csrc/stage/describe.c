@@ -1,0 +1,303 @@
+#include "csrc/stage/describe.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- the tables ------------------------------------------------------------------------------------------------------ */
+
+static int
+holds(const tp_stage_config *config, const tp_param *param, int index)
+{
+    int head = tp_model_blocks(&config->model) - 1;
+    if (param->block >= config->first_block && param->block < config->last_block)
+        return 1;
+    return index == 0 && config->model.tie_weights && config->last_block == head + 1;
+}
+
+/* Index in stage->param of the tensor of `block` whose name ends in `suffix`; -1: none. */
+static int
+find(const tp_stage_base *stage, int block, const char *suffix)
+{
+    for (int i = 0; i < stage->params; i++) {
+        const char *name = stage->param[i].info.name;
+        size_t length = strlen(name), tail = strlen(suffix);
+        if (stage->param[i].info.block == block && length >= tail && strcmp(name + length - tail, suffix) == 0)
+            return i;
+    }
+    return -1;
+}
+
+static void
+describe_params(tp_stage_base *stage)
+{
+    const tp_stage_config *config = &stage->config;
+    for (int index = 0; index < tp_model_params(&config->model); index++) {
+        tp_param info;
+        tp_model_param(&config->model, index, &info);
+        if (holds(config, &info, index))
+            stage->param[stage->params++] = (tp_stage_param){.info = info, .index = index};
+    }
+}
+
+static void
+describe_block(tp_stage_base *stage, int i)
+{
+    const tp_model *model = &stage->config.model;
+    tp_stage_block *block = &stage->block[i];
+    int global = stage->config.first_block + i;
+    block->kind = tp_model_block_kind(model, global);
+    block->norm = block->norm_bias = block->in = block->in_bias = block->out = block->out_bias = -1;
+    if (block->kind == TP_EMBEDDING) {
+        block->in = find(stage, global, "wte.weight");
+        block->out = find(stage, global, "wpe.weight");
+    } else if (block->kind == TP_HEAD) {
+        block->norm = find(stage, global, "ln_f.weight");
+        block->norm_bias = find(stage, global, "ln_f.bias");
+        block->in = model->tie_weights ? find(stage, 0, "wte.weight") : find(stage, global, "lm_head.weight");
+    } else {
+        int attention = block->kind == TP_ATTENTION;
+        block->norm = find(stage, global, attention ? "ln_1.weight" : "ln_2.weight");
+        block->norm_bias = find(stage, global, attention ? "ln_1.bias" : "ln_2.bias");
+        block->in = find(stage, global, attention ? "c_attn.weight" : "c_fc.weight");
+        block->in_bias = find(stage, global, attention ? "c_attn.bias" : "c_fc.bias");
+        block->out = find(stage, global, "c_proj.weight");
+        block->out_bias = find(stage, global, "c_proj.bias");
+    }
+}
+
+/* The tables behind the stage, in one piece of memory with it. */
+static void
+place_tables(tp_stage_base *stage)
+{
+    size_t slots[2] = {(size_t)stage->config.activation_slots, (size_t)stage->config.gradient_slots};
+    char *at = (char *)stage + stage->sizes.stage;
+    stage->block = (tp_stage_block *)(void *)at;
+    stage->param = (tp_stage_param *)(void *)(stage->block + stage->blocks);
+    at = (char *)(stage->param + tp_model_params(&stage->config.model));
+    for (int i = 0; i < stage->blocks; i++) {
+        stage->block[i].activations = (tp_activations *)(void *)at;
+        at += slots[0] * stage->sizes.activations;
+        stage->block[i].gradients = (tp_gradients *)(void *)at;
+        at += slots[1] * stage->sizes.gradients;
+    }
+    for (int end = 0; end < 4; end++) {
+        stage->end[end] = (void **)(void *)at;
+        at += slots[end == TP_END_OUTPUT_GRADIENT || end == TP_END_INPUT_GRADIENT] * sizeof(void *);
+    }
+}
+
+tp_status
+tp_stage_describe(const tp_stage_config *config, const tp_stage_sizes *sizes, tp_stage **out)
+{
+    int blocks = config->last_block - config->first_block, all = tp_model_blocks(&config->model);
+    if (config->first_block < 0 || blocks < 1 || config->last_block > all)
+        return tp_fail(TP_EVALUE, "a stage of blocks [%d, %d): a part of [0, %d) would be right", config->first_block,
+                       config->last_block, all);
+    size_t slots = (size_t)config->activation_slots, gslots = (size_t)config->gradient_slots;
+    size_t bytes = sizes->stage + (size_t)blocks * sizeof(tp_stage_block) +
+                   (size_t)tp_model_params(&config->model) * sizeof(tp_stage_param) +
+                   (size_t)blocks * (slots * sizes->activations + gslots * sizes->gradients) +
+                   2 * (slots + gslots) * sizeof(void *);
+    tp_stage_base *stage = calloc(1, bytes); /* tables, not tensors: outside the account */
+    if (stage == NULL)
+        return tp_fail(TP_EMEMORY, "no memory for the tables of a stage");
+    stage->config = *config;
+    stage->sizes = *sizes;
+    stage->blocks = blocks;
+    snprintf(stage->what, sizeof stage->what, "the stage of blocks [%d, %d)", config->first_block, config->last_block);
+    place_tables(stage);
+    describe_params(stage);
+    for (int i = 0; i < blocks; i++)
+        describe_block(stage, i);
+    *out = (tp_stage *)(void *)stage;
+    return TP_OK;
+}
+
+void
+tp_stage_tied_ends(const tp_stage_base *stage, tp_tied *out)
+{
+    *out = (tp_tied){0};
+    if (!tp_stage_is_tied_apart(stage))
+        return;
+    size_t rows = (size_t)(tp_stage_tokens(stage) * stage->config.model.n_embd) * stage->sizes.element;
+    size_t weight = (size_t)tp_stage_vocabulary(stage)->floats * sizeof(float);
+    float *gradient = tp_stage_vocabulary(stage)->grad;
+    *out = tp_stage_heads(stage) ? (tp_tied){gradient, stage->embedding_rows, weight, rows}
+                                 : (tp_tied){stage->embedding_rows, gradient, rows, weight};
+}
+
+/* ---- memory ---------------------------------------------------------------------------------------------------------- */
+
+void *
+tp_lay(tp_stage_arena *from, int64_t count, size_t size)
+{
+    void *at = from->base == NULL ? NULL : from->base + from->used;
+    from->used += ((size_t)count * size + from->align - 1) / from->align * from->align;
+    return at;
+}
+
+void
+tp_lay_params(tp_stage_base *stage, tp_stage_arena *from)
+{
+    for (int i = 0; i < stage->params; i++) {
+        tp_stage_param *param = &stage->param[i];
+        param->value = tp_lay_floats(from, param->floats);
+        param->grad = tp_lay_floats(from, param->floats);
+        param->m = tp_lay_floats(from, param->floats);
+        param->v = tp_lay_floats(from, param->floats);
+        param->copy = param->copy_count > 0 ? tp_lay_elements(from, param->copy_count) : NULL;
+    }
+}
+
+static tp_activations *
+activations_of(const tp_stage_base *stage, int block, int slot)
+{
+    char *first = (char *)stage->block[block].activations;
+    return (tp_activations *)(void *)(first + (size_t)slot * stage->sizes.activations);
+}
+
+static tp_gradients *
+gradients_of(const tp_stage_base *stage, int block, int slot)
+{
+    char *first = (char *)stage->block[block].gradients;
+    return (tp_gradients *)(void *)(first + (size_t)slot * stage->sizes.gradients);
+}
+
+void
+tp_lay_slots(tp_stage_base *stage, tp_stage_arena *from, tp_lay_activations *activations, tp_lay_gradients *gradients)
+{
+    int slots = stage->config.activation_slots, gslots = stage->config.gradient_slots;
+    int64_t count = tp_stage_rows(stage) * stage->config.model.n_embd;
+    for (int block = 0; block < stage->blocks; block++) {
+        tp_block_kind kind = stage->block[block].kind;
+        if (kind == TP_EMBEDDING)
+            continue;
+        for (int slot = 0; slot < slots; slot++) {
+            void *input = activations(stage, kind, activations_of(stage, block, slot), from);
+            if (block == 0)
+                stage->end[TP_END_INPUT][slot] = input;
+        }
+        for (int slot = 0; slot < gslots; slot++) {
+            void *d_input = gradients(stage, kind, gradients_of(stage, block, slot), from);
+            if (block == 0)
+                stage->end[TP_END_INPUT_GRADIENT][slot] = d_input;
+        }
+    }
+    if (tp_stage_heads(stage))
+        return;
+    for (int slot = 0; slot < slots; slot++)
+        stage->end[TP_END_OUTPUT][slot] = tp_lay_elements(from, count);
+    for (int slot = 0; slot < gslots; slot++)
+        stage->end[TP_END_OUTPUT_GRADIENT][slot] = tp_lay_elements(from, count);
+}
+
+/* ---- a slice --------------------------------------------------------------------------------------------------------- */
+
+tp_slice_at
+tp_stage_at(const tp_stage_base *stage, int micro, int slice, tp_half half, int slot, int gslot)
+{
+    const tp_micro *cut = &stage->config.slicing->micro[micro];
+    int64_t seq_len = stage->config.slicing->seq_len;
+    tp_slice_at at = {.q = micro, .slice = slice, .slot = slot, .gslot = gslot, .micro = cut};
+    at.first = half == TP_SECOND_HALF ? cut->half : 0;
+    at.last = half == TP_FIRST_HALF ? cut->half : cut->batch;
+    at.begin = cut->start[slice];
+    at.end = cut->start[slice + 1];
+    at.first_row = at.begin * cut->batch + at.first * seq_len; /* only one slice has halves */
+    at.rows = (at.end - at.begin) * (at.last - at.first);
+    at.batch_row = (int64_t)cut->first_seq * seq_len;
+    at.all_rows = (int64_t)cut->batch * seq_len;
+    at.whole = cut->batch > 1 && cut->slices > 1;
+    return at;
+}
+
+static tp_stage_part
+part_of(const tp_stage_base *stage, const tp_slice_at *at, int64_t first, int64_t last)
+{
+    const tp_model *model = &stage->config.model;
+    int64_t seq_len = stage->config.slicing->seq_len;
+    return (tp_stage_part){.row = tp_stage_row(stage, at, 0, first),
+                           .lse = first * model->n_head * seq_len,
+                           .shape = {.batch = last - first,
+                                     .heads = model->n_head,
+                                     .head_dim = model->n_embd / model->n_head,
+                                     .slice = at->end - at->begin,
+                                     .context = at->begin,
+                                     .total = seq_len,
+                                     .qkv_stride = 3 * model->n_embd,
+                                     .o_stride = model->n_embd}};
+}
+
+int
+tp_stage_parts(const tp_stage_base *stage, const tp_slice_at *at, tp_stage_part part[2])
+{
+    int count = 0;
+    const int64_t edge[] = {0, at->micro->half, at->micro->batch};
+    for (int k = 0; k < 2; k++)
+        if (edge[k] < edge[k + 1] && edge[k] >= at->first && edge[k + 1] <= at->last)
+            part[count++] = part_of(stage, at, edge[k], edge[k + 1]);
+    return count;
+}
+
+void
+tp_stage_order(const tp_stage_base *stage, const int32_t *tokens, int32_t *inputs, int32_t *targets, int32_t *positions)
+{
+    const tp_slicing *slicing = stage->config.slicing;
+    int64_t seq_len = slicing->seq_len;
+    for (int32_t q = 0; q < slicing->micros; q++) {
+        const tp_micro *micro = &slicing->micro[q];
+        for (int64_t s = 0; s < micro->batch; s++) {
+            int64_t at = (micro->first_seq + s) * (seq_len + 1);
+            for (int64_t t = 0; t < seq_len; t++) {
+                int64_t row = micro->first_seq * seq_len + tp_micro_row(micro, seq_len, t, s);
+                if (inputs != NULL)
+                    inputs[row] = tokens[at + t];
+                if (targets != NULL)
+                    targets[row] = tokens[at + t + 1];
+                if (positions != NULL)
+                    positions[row] = (int32_t)t;
+            }
+        }
+    }
+}
+
+/* ---- of tp_stage_ops --------------------------------------------------------------------------------------------------- */
+
+static const tp_stage_base *
+base_of(const tp_stage *stage)
+{
+    return (const tp_stage_base *)(const void *)stage;
+}
+
+int
+tp_stage_params(const tp_stage *stage)
+{
+    return base_of(stage)->params;
+}
+
+int
+tp_stage_param_index(const tp_stage *stage, int i)
+{
+    return base_of(stage)->param[i].index;
+}
+
+int
+tp_stage_param_shape(const tp_stage *stage, int i, int64_t *rows, int64_t *cols)
+{
+    const tp_param *info = &base_of(stage)->param[i].info;
+    *rows = info->rows;
+    *cols = info->cols;
+    return info->is_matrix;
+}
+
+void *
+tp_stage_end(tp_stage *stage, tp_end end, int micro, int slice, tp_half half, int slot, size_t *bytes)
+{
+    const tp_stage_base *base = base_of(stage);
+    tp_slice_at at = tp_stage_at(base, micro, slice, half, slot, slot);
+    size_t row = (size_t)base->config.model.n_embd * base->sizes.element;
+    char *whole = base->end[end][slot];
+    *bytes = (size_t)at.rows * row;
+    return whole == NULL ? NULL : whole + (size_t)at.first_row * row;
+}

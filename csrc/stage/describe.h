@@ -1,0 +1,201 @@
+/* What a stage is, whatever computes it: its blocks, their parameters, where a slice's rows are, in which order memory is
+ * carved. A provider's stage (csrc/stage over csrc/cpu, cuda/) begins with a tp_stage_base, gives each tensor its size and
+ * its own activations and gradients, and does the work. R = rows of a micro-batch at most = seq_len * max_batch. */
+#ifndef TP_STAGE_DESCRIBE_H
+#define TP_STAGE_DESCRIBE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "csrc/backend/backend.h"
+#include "csrc/stage/stage_ops.h"
+
+/* Buffers of one micro-batch in flight, of one block: each provider has its own. */
+typedef struct tp_activations tp_activations;
+typedef struct tp_gradients tp_gradients;
+
+typedef struct {
+    tp_param info;
+    int index;           /* canonical */
+    int64_t floats;      /* of value and of each state, as the provider lays them out, padding included */
+    int64_t copy_count;  /* elements of copy; 0: none */
+    float *value, *grad, *m, *v;
+    void *copy;          /* the value in the other form that products read: transposed, or of the stage's dtype */
+} tp_stage_param;
+
+typedef struct {
+    tp_block_kind kind;
+    int norm, norm_bias;            /* indices into param, -1: none */
+    int in, in_bias, out, out_bias; /* c_attn / c_fc, c_proj; head: in = wte or lm_head; embedding: in = wte, out = wpe */
+    tp_activations *activations;    /* [activation_slots] */
+    tp_gradients *gradients;        /* [gradient_slots] */
+} tp_stage_block;
+
+/* Bytes of the provider's tp_stage, tp_activations and tp_gradients, and of a number of its activations. */
+typedef struct {
+    size_t stage, activations, gradients, element;
+} tp_stage_sizes;
+
+/* Every stage begins with this. */
+typedef struct {
+    tp_stage_config config;
+    tp_stage_sizes sizes;
+    int blocks, params;
+    tp_stage_block *block;
+    tp_stage_param *param;
+    void **end[4];        /* [tp_end][slot]: [R, E] where messages land and leave; NULL: no such end */
+    void *embedding_rows; /* [batch * T, E] gradient of the embedding's output in the provider's order, or the other end's;
+                             NULL unless tp_stage_scatters */
+    char what[64];        /* "the stage of blocks [0, 3)", for errors */
+} tp_stage_base;
+
+/* ---- the tables ---------------------------------------------------------------------------------------------------------- */
+
+/* A stage's tables without its tensors, zero but for what is known here: the provider sets floats and copy_count of each
+ * param. Ended by free. EVALUE: blocks out of range. EMEMORY. */
+TP_MUST_USE tp_status
+tp_stage_describe(const tp_stage_config *config, const tp_stage_sizes *sizes, tp_stage **out);
+
+static inline int
+tp_stage_embeds(const tp_stage_base *stage)
+{
+    return stage->block[0].kind == TP_EMBEDDING;
+}
+static inline int
+tp_stage_heads(const tp_stage_base *stage)
+{
+    return stage->block[stage->blocks - 1].kind == TP_HEAD;
+}
+/* Whether it sums rows of d(embedding output) into wte: it embeds, or its head is tied. */
+static inline int
+tp_stage_scatters(const tp_stage_base *stage)
+{
+    return tp_stage_embeds(stage) || (tp_stage_heads(stage) && stage->config.model.tie_weights);
+}
+/* Whether it is one of the two ends of a tied wte that are on two stages. */
+static inline int
+tp_stage_is_tied_apart(const tp_stage_base *stage)
+{
+    return stage->config.model.tie_weights && tp_stage_embeds(stage) != tp_stage_heads(stage);
+}
+/* Whether it answers for its i-th tensor: a tied wte's copy at the embedding is the head's business. */
+static inline int
+tp_stage_answers_for(const tp_stage_base *stage, int i)
+{
+    return !(stage->param[i].index == 0 && tp_stage_embeds(stage) && tp_stage_is_tied_apart(stage));
+}
+/* wte of a stage that embeds, else the head's weight. */
+static inline tp_stage_param *
+tp_stage_vocabulary(const tp_stage_base *stage)
+{
+    return &stage->param[tp_stage_embeds(stage) ? stage->block[0].in : stage->block[stage->blocks - 1].in];
+}
+/* The most rows of a micro-batch, and all rows of the batch. */
+static inline int64_t
+tp_stage_rows(const tp_stage_base *stage)
+{
+    return (int64_t)stage->config.slicing->max_batch * stage->config.slicing->seq_len;
+}
+static inline int64_t
+tp_stage_tokens(const tp_stage_base *stage)
+{
+    return (int64_t)stage->config.slicing->batch * stage->config.slicing->seq_len;
+}
+static inline float *
+tp_stage_value(const tp_stage_base *stage, int param)
+{
+    return param < 0 ? NULL : stage->param[param].value;
+}
+static inline float *
+tp_stage_state(const tp_stage_param *param, tp_state state)
+{
+    return state == TP_STATE_M      ? param->m
+           : state == TP_STATE_V    ? param->v
+           : state == TP_STATE_GRAD ? param->grad
+                                    : param->value;
+}
+/* What the two ends of a tied wte exchange (tp_stage_ops.tied): the head's stage its weight's gradient, as it lies, for
+ * embedding_rows. */
+void
+tp_stage_tied_ends(const tp_stage_base *stage, tp_tied *out);
+
+/* ---- memory: an arena is walked once to count and once to carve, so that plan and stage are the same code ------------------ */
+
+typedef struct {
+    char *base;         /* NULL: counts only */
+    size_t used, align; /* bytes; each array begins at a multiple of align */
+    size_t element;     /* bytes of a number of the activations */
+} tp_stage_arena;
+
+void *
+tp_lay(tp_stage_arena *from, int64_t count, size_t size);
+static inline float *
+tp_lay_floats(tp_stage_arena *from, int64_t count)
+{
+    return tp_lay(from, count, sizeof(float));
+}
+static inline void *
+tp_lay_elements(tp_stage_arena *from, int64_t count)
+{
+    return tp_lay(from, count, from->element);
+}
+/* Values, states and copies of all tensors. */
+void
+tp_lay_params(tp_stage_base *stage, tp_stage_arena *from);
+/* One slot's buffers of a block of this kind (not an embedding: it has none). Gives the block's input, or d(input). */
+typedef void *tp_lay_activations(const tp_stage_base *stage, tp_block_kind kind, tp_activations *out, tp_stage_arena *from);
+typedef void *tp_lay_gradients(const tp_stage_base *stage, tp_block_kind kind, tp_gradients *out, tp_stage_arena *from);
+/* All slots of all blocks, then the ends behind the last block (none on the head's stage): sets `end`. */
+void
+tp_lay_slots(tp_stage_base *stage, tp_stage_arena *from, tp_lay_activations *activations, tp_lay_gradients *gradients);
+
+/* ---- a slice --------------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    int q, slice, slot, gslot;
+    const tp_micro *micro;
+    int64_t first, last;     /* sequences [first, last) of the micro-batch */
+    int64_t begin, end;      /* tokens [begin, end) of this slice */
+    int64_t first_row, rows; /* of the slice in the micro-batch's buffers */
+    int64_t batch_row;       /* first row of the micro-batch among all rows of the batch */
+    int64_t all_rows;        /* of the micro-batch */
+    int whole;               /* several sequences and several slices */
+} tp_slice_at;
+
+tp_slice_at
+tp_stage_at(const tp_stage_base *stage, int micro, int slice, tp_half half, int slot, int gslot);
+/* Row in the micro-batch's buffers. */
+static inline int64_t
+tp_stage_row(const tp_stage_base *stage, const tp_slice_at *at, int64_t token, int64_t sequence)
+{
+    return tp_micro_row(at->micro, stage->config.slicing->seq_len, token, sequence);
+}
+
+/* Sequences whose rows interleave: the micro-batch, or one half of it. */
+typedef struct {
+    int64_t row;         /* the first in the micro-batch's buffers */
+    int64_t lse;         /* where its lse and delta begin, floats */
+    tp_attention shape;  /* of this slice */
+} tp_stage_part;
+
+/* The parts of this work; at most 2. */
+int
+tp_stage_parts(const tp_stage_base *stage, const tp_slice_at *at, tp_stage_part part[2]);
+
+/* In row order of the micro-batches, each [batch * T], NULL where it is not wanted: every token, the one after it, its
+ * position. tokens [batch, seq_len + 1]; not read for positions alone. */
+void
+tp_stage_order(const tp_stage_base *stage, const int32_t *tokens, int32_t *inputs, int32_t *targets, int32_t *positions);
+
+/* ---- of tp_stage_ops, the same for every provider ---------------------------------------------------------------------------- */
+
+int
+tp_stage_params(const tp_stage *stage);
+int
+tp_stage_param_index(const tp_stage *stage, int i);
+int
+tp_stage_param_shape(const tp_stage *stage, int i, int64_t *rows, int64_t *cols);
+void *
+tp_stage_end(tp_stage *stage, tp_end end, int micro, int slice, tp_half half, int slot, size_t *bytes);
+
+#endif

@@ -1,0 +1,102 @@
+#include "cuda/device_common.h"
+
+#include <stdlib.h>
+
+#include "cuda/faults.h"
+
+static tp_status
+open_streams(tp_cuda_device *device)
+{
+    TP_TRY(tp_cuda_ask_priorities(device));
+    TP_TRY(tp_cuda_stream_create(device, 0, &device->compute));
+    return tp_cuda_stream_create(device, 1, &device->communication);
+}
+
+tp_status
+tp_cuda_open(int index, const tp_cuda_partition *partition, tp_cuda_device **out)
+{
+    tp_cuda_properties properties;
+    *out = NULL;
+    TP_TRY(tp_cuda_describe(index, &properties));
+    TP_TRY(tp_cuda_check_capability(&properties));
+    tp_cuda_device *device = calloc(1, sizeof *device);
+    if (!device)
+        return tp_fail(TP_EMEMORY, "no host memory for the description of device %d", index);
+    device->properties = properties;
+    if (partition)
+        device->partition = *partition;
+    tp_status status = open_streams(device);
+    if (status != TP_OK) {
+        tp_cuda_close(device);
+        return status;
+    }
+    *out = device;
+    return TP_OK;
+}
+
+const tp_cuda_properties *
+tp_cuda_device_properties(const tp_cuda_device *device)
+{
+    return &device->properties;
+}
+
+int
+tp_cuda_multiprocessors(const tp_cuda_device *device)
+{
+    return device->partition.stream_create ? device->partition.multiprocessors : device->properties.multiprocessors;
+}
+
+tp_stream
+tp_cuda_compute(tp_cuda_device *device)
+{
+    return device->compute;
+}
+
+tp_stream
+tp_cuda_communication(tp_cuda_device *device)
+{
+    return device->communication;
+}
+
+void
+tp_cuda_note(tp_cuda_device *device, tp_cuda_allocation *entry, void *memory, size_t bytes)
+{
+    *entry = (tp_cuda_allocation){memory, bytes, device->allocated};
+    device->allocated = entry;
+    device->bytes += bytes;
+    device->allocations++;
+}
+
+size_t
+tp_cuda_unnote(tp_cuda_device *device, const void *memory)
+{
+    for (tp_cuda_allocation **at = &device->allocated; *at; at = &(*at)->next)
+        if ((*at)->memory == memory) {
+            tp_cuda_allocation *entry = *at;
+            size_t bytes = entry->bytes;
+            *at = entry->next;
+            device->bytes -= bytes;
+            free(entry);
+            return bytes;
+        }
+    return 0;
+}
+
+size_t
+tp_cuda_bytes(const tp_cuda_device *device)
+{
+    return device->bytes;
+}
+
+uint64_t
+tp_cuda_allocations(const tp_cuda_device *device)
+{
+    return device->allocations;
+}
+
+tp_status
+tp_cuda_refuse_pinned(const char *what, size_t bytes)
+{
+    return tp_fail(TP_EMEMORY, "%s needs %zu bytes of page-locked host memory, which there are not (ulimit -l)", what,
+                   bytes);
+}

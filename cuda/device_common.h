@@ -1,0 +1,39 @@
+/* The inside of a tp_cuda_device and what its two implementations share (device.h): cuda/device.c over the CUDA runtime,
+ * cuda/emu/device.c on host memory. Sees no CUDA header. */
+#ifndef TP_CUDA_DEVICE_COMMON_H
+#define TP_CUDA_DEVICE_COMMON_H
+
+#include "cuda/device.h"
+
+/* A note of memory that tp_cuda_alloc gave. */
+typedef struct tp_cuda_allocation {
+    void *memory;
+    size_t bytes;
+    struct tp_cuda_allocation *next;
+} tp_cuda_allocation;
+
+struct tp_cuda_device {
+    tp_cuda_properties properties;
+    tp_cuda_partition partition; /* stream_create NULL: the whole device */
+    int priorities[2];           /* of ordinary and of higher streams: smaller is higher */
+    tp_stream compute, communication;
+    size_t bytes;
+    uint64_t allocations;
+    tp_cuda_allocation *allocated;
+};
+
+/* Fill device->priorities: each implementation's. */
+TP_MUST_USE tp_status
+tp_cuda_ask_priorities(tp_cuda_device *device);
+
+/* Count memory; `entry`, from malloc, is the note of it from now on. */
+void
+tp_cuda_note(tp_cuda_device *device, tp_cuda_allocation *entry, void *memory, size_t bytes);
+/* Take the memory out of the count and free its note: its bytes, or 0 where there is no note of it. */
+size_t
+tp_cuda_unnote(tp_cuda_device *device, const void *memory);
+/* EMEMORY: page-locked memory. */
+tp_status
+tp_cuda_refuse_pinned(const char *what, size_t bytes);
+
+#endif
