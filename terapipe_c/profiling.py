@@ -160,8 +160,9 @@ def steadied(samples: Sequence[tuple[Hashable, Hashable, float]]) -> dict[Any, f
     """Seconds of each key, out of (key, window of time, seconds) samples of a machine whose speed drifts.
 
     A shared machine is half as fast again for seconds on end, and what was measured then would look dear beside the rest.
-    So log(seconds) = key + window, by median polish (Tukey 1977, chapter 11); the seconds are those of the median
-    window, each as often as it has samples: a step of a run meets good and bad ones too.
+    So log(seconds) = key + window, by median polish (Tukey 1977, chapter 11); the seconds are those of the middle
+    half of the windows, each as often as it has samples: a run meets good and bad ones too. The mean of that half, not the
+    median: where a machine has two speeds, the median is now the one and now the other.
     """
     keys, key = _numbered([k for k, _, _ in samples])
     _, window = _numbered([w for _, w, _ in samples])
@@ -170,7 +171,8 @@ def steadied(samples: Sequence[tuple[Hashable, Hashable, float]]) -> dict[Any, f
     for _ in range(6):
         drift = _medians(window, logs - effect[key])
         effect = _medians(key, logs - drift[window])
-    effect += np.median(drift[window])
+    middle = np.sort(drift[window])[len(logs) // 4:len(logs) - len(logs) // 4]
+    effect += middle.mean()
     return dict(zip(keys, np.exp(effect).tolist(), strict=True))
 
 

@@ -99,7 +99,8 @@ def test_a_machine_that_slows_down_does_not_make_what_ran_then_dear() -> None:
                for window in range(20) for key in rng.choice(40, 6, replace=False).tolist()]  # fmt: skip
     found = steadied(samples)
     assert set(found) == {key for key, _, _ in samples}
-    assert max(abs(found[key] / true[key] - 1.025) for key in found) < 0.12
+    level = 1.025 * 1.7 ** 0.3      # the middle half of the windows: 7 parts of 10 at full speed, 3 at the slow one
+    assert max(abs(found[key] / true[key] / level - 1.0) for key in found) < 0.1
     raw = {key: float(np.median([s for k, _, s in samples if k == key])) for key in found}
     assert max(abs(raw[key] / true[key] - 1.025) for key in found) > 0.5     # what it is there for
 
