@@ -340,7 +340,8 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         costs: a CostModel; None: ``CostModel.analytic(model, cluster)``.
         planner: "auto": all of the others, then a search over stages, replicas, micro-batches, slices, stage boundaries,
             chunks and schedules, best first, bounded by certificates; never slower than any of the others on the same
-            request (but for plans that ``executable`` rules out). ``plan.search_log`` says what was tried and why it stopped.
+            request (but for plans that ``executable`` rules out), nor, unless the log says that the work or time limit was
+            reached, than any of them with a schedule by name. ``plan.search_log`` says what was tried and why it stopped.
             "terapipe": exact token (and batch) slicing for equal stages, stages balanced on the costs of the blocks, then a
             descent on slice and stage boundaries judged by simulating the real program (embedding, head, optimizer and
             messages included). "uniform": layers divided evenly. The others choose stages (and recompute and swap) as
@@ -349,8 +350,7 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         schedule: "gpipe", "1f1b", "seq1f1b", "interleaved" (with ``chunks`` stages a rank), "sliced-1f1b" (AutoPipe's: whole
             sequences, the first forwards in halves along the batch), "zb-h1", "zb-h2", and those whose stages go down the
             ranks and up again: "zb-v", "dualpipe-v" (two chunks a rank), "hanayo" (two chunks a wave), for the planners auto,
-            terapipe and uniform; "auto": terapipe takes the fastest of the first three, auto of all but the last three,
-            the other planners 1f1b.
+            terapipe and uniform; "auto": terapipe takes the fastest of the first three, auto of all, the other planners 1f1b.
         stages: ranks of a replica; None: the fastest of num_devices, a half of them, a quarter, ...
         data_parallel: replicas, each with an equal share of the batch; they add their gradients in a ring once a step
             (``search.Replicas`` has the formula). None: 1; but the auto planner considers others where neither ``stages``
