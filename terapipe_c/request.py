@@ -7,7 +7,7 @@ from typing import Any
 
 from ._core import InvalidTypeError, InvalidValueError
 from .config import Cluster, GPTConfig, real, whole
-from .cost import CostModel, equal_lengths
+from .cost import PHASES, CostModel, equal_lengths
 from .search import SLICED, ZERO_BUBBLE, ZIGZAG, Cut, Judge, Micro, Replicas, possible
 
 __all__ = ["PLANNERS", "Request", "check_partition", "check_request", "check_slicing"]
@@ -20,6 +20,8 @@ CHUNKED = ("auto", "terapipe", "uniform", "bmpipe")   # these can plan several s
 # In the order that ties are decided: of two equally fast programs the one that holds fewer activations.
 AUTO = ("seq1f1b", "1f1b", "gpipe")
 SCHEDULES = ("auto", *AUTO, "interleaved", SLICED, *dict.fromkeys((*ZERO_BUBBLE, *ZIGZAG)))
+_MOST = 65536                             # micro-batches of a program
+_LONG = 1e250                             # seconds: sums and products of them stay finite
 SEVERAL = ("interleaved", *ZIGZAG)        # stages a rank
 JOINT = (*AUTO, "zb-h1", "zb-h2", SLICED, *SEVERAL)   # what the joint search weighs: all that the engine runs
 
@@ -60,6 +62,14 @@ def check_partition(partition: Any, model: GPTConfig) -> Cut:
     if at != model.num_blocks:
         raise InvalidValueError(f"partition ends at block {at}: the model has {model.num_blocks}")
     return tuple(result)
+
+
+def _check_work(costs: CostModel, model: GPTConfig, batch: int, seq_len: int) -> None:
+    """A step's seconds are a number that can be added and multiplied."""
+    one = costs.durations(partition=[(0, model.num_blocks)], slicing=[(1, [seq_len])], model=model)
+    work = batch * sum(float(one[phase].sum()) for phase in PHASES)
+    if not work <= _LONG:
+        raise InvalidValueError(f"costs say that a step is {work:g} seconds of work: at most {_LONG:g} would be right")
 
 
 def choose_granularity(seq_len: int, batch: int) -> int:
@@ -225,6 +235,8 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
     if not isinstance(cluster, Cluster):
         raise InvalidTypeError(f"cluster is {type(cluster).__name__}: a Cluster would be right")
     batch, seq_len = whole("batch", batch), whole("seq_len", seq_len)
+    if batch > _MOST * cluster.num_devices:
+        raise InvalidValueError(f"batch is {batch}: at most {_MOST} sequences for each device would be right")
     if seq_len > model.block_size:
         raise InvalidValueError(f"seq_len is {seq_len}: at most the model's block_size = {model.block_size} would be right")
     planner = _one_of("planner", planner, PLANNERS)
@@ -263,9 +275,11 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
         savings = ("never" if cluster.is_local else "last") if planner == "auto" else "free"
     else:
         savings = "never" if executable else "free"
+    checked_costs = _check_costs(costs, model, cluster)
+    _check_work(checked_costs, model, batch, seq_len)
     open_ranks = stages is None and checked is None
     open_replicas = open_ranks and data_parallel is None and cut is None and savings != "never"
-    return Request(model, cluster, _check_costs(costs, model, cluster), batch, seq_len, planner, names, chunks, ranks, replicas,
+    return Request(model, cluster, checked_costs, batch, seq_len, planner, names, chunks, ranks, replicas,
                    limit, unit, checked, cut, savings, open_ranks, open_replicas, free_chunks,
                    planner == "auto" and schedule == "auto",
                    time_limit_s=None if time_limit_s is None else real("time_limit_s", time_limit_s))

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import terapipe_c as tp
-from terapipe_c import joint
 from terapipe_c.joint import bound_s, least_work_s, plan_singles, whole_bound_s
 from terapipe_c.request import JOINT, PLANNERS, check_request
 from terapipe_c.search import Judge
@@ -16,13 +15,6 @@ MODEL = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=64, block_size=3
 CLUSTER = tp.Cluster(num_devices=6, memory_bytes=1e9, link_latency_s=1e-6, link_bandwidth_Bps=1e9, peak_flops=2e9)
 NONE = dict.fromkeys(("stages", "data_parallel", "tensor_parallel", "chunks", "memory_bytes", "granularity", "partition", "slicing",
                       "executable", "time_limit_s"))
-
-
-@pytest.fixture
-def brief(monkeypatch):
-    """Less work than a user would have done."""
-    for name, ticks in (("_NEAR", 20_000_000), ("_ALL", 0), ("_PAPERS", 0), ("_GLIMPSES", 0)):
-        monkeypatch.setattr(joint, name, ticks)
 
 
 def request_of(model, cluster, batch, costs=None, planner="auto", schedule="auto", **change):
