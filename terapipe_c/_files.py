@@ -10,6 +10,16 @@ from typing import Any
 from ._core import InvalidValueError
 
 
+def loads(raw: bytes | str) -> Any:
+    """What JSON says; a ValueError also where it is no UTF-8, or nested beyond reason."""
+    try:
+        return json.loads(raw if isinstance(raw, str) else raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start} is no UTF-8") from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
 def write_json(path: str | os.PathLike[str], data: dict[str, Any]) -> None:
     """Write beside ``path``, flush to the disk, then rename: a reader sees the old file or the new one."""
     target = Path(path)
@@ -34,7 +44,7 @@ def read_json(path: str | os.PathLike[str], form: str, version: int, what: str, 
     file if it is broken, foreign, older or newer."""
     raw = Path(path).read_bytes()
     try:
-        data = json.loads(raw)
+        data = loads(raw)
     except ValueError as error:
         raise InvalidValueError(f"{os.fspath(path)!s} is not {what}: it is no JSON ({error})") from None
     if not isinstance(data, dict) or data.get("format") != form:

@@ -140,25 +140,23 @@ def _request(args: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `tp.plan` but the planner."""
     import terapipe_c as tp
 
+    from .request import check_request
+
     model, cluster = _model(args), _cluster(args)
     seq_len = args.seq_len or model.block_size
+    names = ("schedule", "stages", "chunks", "data_parallel", "memory_bytes", "granularity", "partition", "slicing", "executable",
+             "time_limit_s")  # fmt: skip
+    request = {"model": model, "cluster": cluster, "batch": args.batch, "seq_len": seq_len,
+               **{name: getattr(args, name) for name in names}}  # fmt: skip
     source = args.costs or ("profile" if args.devices is None else "analytic")
     if source == "analytic":
         costs = tp.CostModel.analytic(model, cluster)
     elif source == "profile":
+        check_request(costs=None, planner=getattr(args, "planner", "auto"), tensor_parallel=None, **request)  # before the work
         costs = _measured(model, seq_len)
     else:
         costs = tp.CostModel.load(source)
-    names = ("schedule", "stages", "chunks", "data_parallel", "memory_bytes", "granularity", "partition", "slicing", "executable",
-             "time_limit_s")  # fmt: skip
-    return {
-        "model": model,
-        "cluster": cluster,
-        "batch": args.batch,
-        "seq_len": seq_len,
-        "costs": costs,
-        **{name: getattr(args, name) for name in names},
-    }
+    return {**request, "costs": costs}
 
 
 def _make_plan(args: argparse.Namespace) -> Any:
@@ -268,7 +266,14 @@ def _profile(args: argparse.Namespace) -> int:
     return DONE
 
 
+def _check_folder(path: str | None) -> None:
+    folder = os.path.dirname(path or "") or "."
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(2, "there is no such folder to write into: one that exists would be right", folder)
+
+
 def _plan(args: argparse.Namespace) -> int:
+    _check_folder(args.out)
     plan = _make_plan(args)
     if args.out:
         plan.save(args.out)
@@ -286,7 +291,11 @@ def _plan(args: argparse.Namespace) -> int:
 def _compare(args: argparse.Namespace) -> int:
     import terapipe_c as tp
 
-    for path in (args.svg, args.out):  # before the work, not after it
+    from .compare import check_planners
+
+    check_planners(args.planners)  # before the work, not after it
+    for path in (args.svg, args.out):
+        _check_folder(path)
         if path and os.path.exists(path):
             raise FileExistsError(17, "this file exists already: another one would be right", path)
     comparison = tp.compare(**_request(args), planners=args.planners)

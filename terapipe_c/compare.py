@@ -171,6 +171,19 @@ def _idle(p: Plan) -> str:
     return f"{100 * sum(p.bubbles.values()) / whole:.1f} %" + (f" ({text})" if text else "")
 
 
+def check_planners(planners: Sequence[str] | None) -> list[str]:
+    """Each once, in this order; None: all."""
+    if isinstance(planners, str):
+        planners = [planners]
+    names = list(dict.fromkeys(PLANNERS if planners is None else planners))
+    for name in names:
+        if name not in PLANNERS:
+            raise InvalidValueError(f"planners has {name!r}: {', '.join(PLANNERS)} would be right")
+    if not names:
+        raise InvalidValueError("planners is empty: at least one name would be right")
+    return names
+
+
 def compare(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: CostModel | None = None,
             planners: Sequence[str] | None = None, **request: Any) -> Comparison:  # fmt: skip
     """Plan one request by every planner, on the same costs, judged by the same simulator.
@@ -182,14 +195,7 @@ def compare(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs:
     A planner that finds no plan, or that cannot be asked this, has a row with its error. A request that is wrong whatever the
     planner raises ValueError (or TypeError) before any planning, as ``tp.plan`` does.
     """
-    if isinstance(planners, str):
-        planners = [planners]
-    names = list(dict.fromkeys(PLANNERS if planners is None else planners))
-    for name in names:
-        if name not in PLANNERS:
-            raise InvalidValueError(f"planners has {name!r}: {', '.join(PLANNERS)} would be right")
-    if not names:
-        raise InvalidValueError("planners is empty: at least one name would be right")
+    names = check_planners(planners)
     if "planner" in request:
         raise InvalidValueError("planner is one name: planners, a list of them, would be right")
     known = {"schedule": "auto", **dict.fromkeys(_OPTIONS)}

@@ -5,6 +5,7 @@ import html
 import math
 import operator
 import os
+import sys
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -66,6 +67,8 @@ def real(name: str, value: Any, *, zero: bool = False) -> float:
         number = float(value)
     except (TypeError, ValueError):
         raise InvalidValueError(f"{name} is {value!r}: a number would be right") from None
+    except OverflowError:
+        raise InvalidValueError(f"{name} is a whole number beyond {sys.float_info.max:.3g}: a smaller one would be right") from None
     if not math.isfinite(number) or number < 0 or (number == 0 and not zero):
         raise InvalidValueError(f"{name} is {value!r}: a finite number {'from' if zero else 'above'} 0 would be right")
     return number

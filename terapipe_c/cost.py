@@ -183,6 +183,8 @@ class CostModel:
         """
         tables = []
         for name, table in (("fwd", fwd), ("bwd", bwd)):
+            if np.iscomplexobj(table):
+                raise InvalidTypeError(f"{name} is complex: real seconds would be right")
             array = np.array(table, dtype=np.float64)
             if array.ndim != 2 or array.shape[0] != array.shape[1] or array.shape[0] < 2:
                 raise InvalidValueError(f"{name} has shape {array.shape}: a square [n + 1, n + 1] would be right")

@@ -1,18 +1,22 @@
 """``planner="auto"``: everything at once, best first, bounded by certificates.
 
-A configuration is (ranks, replicas, chunks). No plan of a configuration is faster than its bound (:func:`bound_s`), so one
-whose bound is no better than the plan in hand is left out; the others are looked at in the order of a formula's guess, and
-the most promising searched in earnest. Work is counted, not timed, unless the request limits the time: the same request
-gives the same plan.
+A configuration is (ranks, replicas, chunks); each is looked at with every schedule that the engine runs on so many chunks. No
+plan of a configuration is faster than its bound (:func:`bound_s`), so one whose bound is no better than the plan in hand is left
+out; the others are looked at in the order of a formula's guess, and then (configuration, schedule) are searched in earnest,
+the fastest quick plan first. Work is counted, not timed, unless the request limits the time: the same request gives the same
+plan.
 
-Every single planner's plan for the same request is a candidate: the result is never slower than any of them.
+Every single planner's plan for the same request is a candidate, and, unless the log says that the work limit was reached, so is
+its plan for every schedule by name: the result is never slower than any of them.
 """
 from __future__ import annotations
 
+import bisect
 import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,13 +25,14 @@ from numpy.typing import NDArray
 from . import planners
 from ._core import Error, InfeasibleError
 from .config import human_seconds
-from .cost import PHASES, CostModel
-from .partitioners import Found, plan_one, plan_stages, uniform
-from .request import AUTO, CHUNKED, PLANNERS, SEARCHING, Request
+from .cost import PHASES, CostModel, equal_lengths
+from .partitioners import Found, plan_one, plan_stages, uniform, whole_sequences
+from .request import AUTO, CHUNKED, JOINT, PLANNERS, SEARCHING, Request, halves, schedules_of
 from .search import (
     NOTHING,
     SLICED,
     SLIGHT,
+    ZERO_BUBBLE,
     ZIGZAG,
     Candidate,
     Cut,
@@ -38,16 +43,22 @@ from .search import (
     kind_seconds,
     possible,
     refine,
-    search,
 )
 
 __all__ = ["bound_s", "plan_jointly", "plan_singles", "single"]
 
 _CHUNKS = (1, 2, 4)
-_WORK = 60_000_000      # ticks of the judge (about 13 ns each) for quick plans of configurations
-_LOOK = 6_000_000       # of one configuration
-_CLOSE = 1.10           # a configuration whose quick plan is this much slower than the best is not searched in earnest
-_SEARCHES = 2           # configurations that are searched in earnest, besides the terapipe planner's own
+_WORK = 100_000_000     # ticks of the judge (about 13 ns each) for quick plans of configurations
+_LOOK = 6_000_000       # of one configuration, for each of its schedules
+_CLOSE = 1.20           # what has a quick plan this much slower than the best is searched only where all is little work
+_SEARCHES = 3           # configurations that are searched in earnest, besides those of the single planners
+_GLIMPSE = 5_000_000    # ticks of a descent from the quick plan of a schedule: which of them to search first
+_GLIMPSES = 50_000_000  # of all those descents
+_LITTLE = 10_000_000    # ticks of all quick plans below which everything will be searched, in whatever order
+_NEAR = 250_000_000     # ticks of searches of what is close to the best
+_ALL = 140_000_000      # ticks of searches until which all of them are done
+_PAPERS = 70_000_000    # ticks of plans for whole sequences
+_CHUNKED_ASK = 50_000_000   # what BMPipe's search of several chunks counts as, on more than a few stages
 _POLISH = 9_000_000     # ticks of the last descent
 _GROUPS = 256           # micro-batch sizes that the bound looks at; where there are more it says nothing of the work
 
@@ -103,6 +114,36 @@ def bound_s(request: Request, ranks: int, chunks: int, replicas: int, least_s: f
     return least_s * (request.batch // replicas) / ranks + update + ring + costs.latency_s * (ranks - 1) / 2
 
 
+def whole_bound_s(request: Request, ranks: int) -> float:
+    """No plan with one stage a rank and the micro-batches of planners that know no slices is faster, in any order, on any
+    partition; 0 where micro-batches differ or have slices.
+
+    Rank r begins after a forward of the blocks before its own and then does all its work. The longest prefix within a limit is
+    best for every rank in turn: one block more adds f to the head and takes m (f + i + w) from what is left.
+    """
+    slicing = whole_sequences(request)
+    if len(set(slicing)) > 1 or len(slicing[0][1]) > 1 or slicing[0][0] > 1:
+        return 0.0
+    judge, blocks, micros = request.judge(ranks), request.model.blocks, len(slicing)
+    forward, whole = kind_seconds(judge, slicing, "F"), kind_seconds(judge, slicing)
+    heads = [0.0, *itertools.accumulate(forward[b.kind] / micros for b in blocks)]
+    works = [0.0, *itertools.accumulate(whole[b.kind] for b in blocks)]
+
+    def enough(limit: float) -> bool:
+        at = 0
+        for rank in range(ranks):
+            at = bisect.bisect_right(works, limit - heads[at] - rank * request.costs.latency_s + works[at]) - 1
+            if at < 0 or at == len(blocks):
+                break
+        return at == len(blocks)
+
+    low, high = 0.0, heads[-1] + works[-1] + ranks * request.costs.latency_s
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return low * (1 - 1e-12)
+
+
 # ---- the single planners ----------------------------------------------------------------------------------------------
 
 def single(request: Request, name: str) -> Request | None:
@@ -112,7 +153,31 @@ def single(request: Request, name: str) -> Request | None:
     if name == "bmpipe" and request.schedules[0] in ZIGZAG:
         return None
     names = ("1f1b",) if request.schedules == AUTO and name not in SEARCHING else request.schedules
-    return replace(request, planner=name, schedules=names, savings="free")
+    return _asked(request, name, names, request.chunks, request.ranks)
+
+
+def _asked(request: Request, planner: str, names: tuple[str, ...], chunks: int, ranks: tuple[int, ...]) -> Request | None:
+    micros = len(whole_sequences(request))
+    ranks = tuple(r for r in ranks if r * chunks <= request.model.num_blocks and not possible(names[0], r, micros))
+    return replace(request, planner=planner, schedules=names, chunks=chunks, ranks=ranks, savings="free") if ranks else None
+
+
+def by_name(request: Request) -> Iterator[Request]:
+    """What a user could ask a single planner by naming the schedule (and chunks), where the request leaves the schedule open:
+    the questions of :func:`plan_singles` are not among them."""
+    if not request.free_schedule:
+        return
+    for chunks in _CHUNKS if request.free_chunks else (request.chunks,):
+        ranks = request.ranks
+        if request.free_ranks:
+            ranks = halves(min(request.cluster.num_devices // request.replicas, request.model.num_blocks // chunks))
+        for name, planner in itertools.product(schedules_of(request, chunks), PLANNERS[1:]):
+            usual = name == ("interleaved" if chunks > 1 else "1f1b") and planner != "terapipe" and chunks == request.chunks
+            if usual or (chunks > 1 and planner not in CHUNKED) or (planner == "bmpipe" and name in ZIGZAG):
+                continue
+            asked = _asked(request, planner, (name,), chunks, ranks)
+            if asked is not None:
+                yield asked
 
 
 def plan_singles(request: Request) -> dict[str, Found | Error]:
@@ -140,9 +205,10 @@ class _Configuration:
     chunks: int = field(compare=False)
     replicas: int = field(compare=False)
 
-    def of(self, request: Request) -> Request:
-        names = request.schedules if self.chunks == request.chunks else ("interleaved",)
-        return replace(request, ranks=(self.ranks,), chunks=self.chunks, replicas=self.replicas, schedules=names)
+    names: tuple[str, ...] = field(compare=False)     # schedules that have as many micro-batches
+
+    def of(self, request: Request, names: tuple[str, ...] = ()) -> Request:
+        return replace(request, ranks=(self.ranks,), chunks=self.chunks, replicas=self.replicas, schedules=names or self.names)
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -162,8 +228,8 @@ def _numbers_of_ranks(request: Request, chunks: int, replicas: int) -> list[int]
     return sorted(halves | {n for n in range(1, most + 1) if devices % n == 0}, reverse=True)
 
 
-def _configurations(request: Request) -> list[_Configuration]:
-    """All that the request leaves open, the most promising first."""
+def _configurations(request: Request, refused: dict[str, str]) -> list[_Configuration]:
+    """All that the request leaves open, the most promising first. refused: why a schedule cannot be of some of them."""
     replicas = [request.replicas]
     if request.free_replicas:
         replicas = [d for d in range(1, min(request.cluster.num_devices, request.batch) + 1) if request.batch % d == 0]
@@ -173,13 +239,45 @@ def _configurations(request: Request) -> list[_Configuration]:
         least = least_work_s(request, share)
         micros = share if request.slicing is None else len(request.slicing)
         for chunks in _CHUNKS if request.free_chunks else (request.chunks,):
-            name = request.schedules[0] if chunks == request.chunks else "interleaved"
+            known = schedules_of(request, chunks)
             for ranks in _numbers_of_ranks(request, chunks, d):
-                several = ranks > 1 and not possible(name, ranks, micros)
-                if ranks * chunks <= request.model.num_blocks and (chunks == 1 or several):
+                if ranks * chunks > request.model.num_blocks:
+                    refused.update((n, f"{ranks} ranks of {chunks} chunks need as many blocks; the model has "
+                                    f"{request.model.num_blocks}") for n in known if n not in refused)
+                    continue
+                reasons = {name: possible(name, ranks, micros) for name in known}
+                refused.update((name, why) for name, why in reasons.items() if why and name not in refused)
+                names = tuple(name for name in known if not reasons[name])
+                if names and (ranks > 1 or chunks in (1, request.chunks)):
                     guess = blocks.guess_s(share, ranks, chunks) + bound_s(request, ranks, chunks, d, 0.0)
-                    rows.append(_Configuration(guess, next(order), bound_s(request, ranks, chunks, d, least), ranks, chunks, d))
+                    bound = bound_s(request, ranks, chunks, d, least)
+                    rows.append(_Configuration(guess, next(order), bound, ranks, chunks, d, names))
     return sorted(rows)
+
+
+@dataclass(order=True)
+class _Task:
+    """A search in earnest."""
+
+    papers: bool         # a planner that knows no slices
+    ask: int             # ticks that its planner itself is
+    quick: float         # seconds of a quick plan; infinite: none fits
+    order: int
+    bound: float = field(compare=False)
+    asked: Request = field(compare=False)
+
+    def __str__(self) -> str:
+        r = self.asked
+        return (" or ".join(r.schedules) + (f" of {r.chunks} chunks" if r.chunks > 1 else "")
+                + (f" on {r.ranks[0]} ranks" if len(r.ranks) == 1 else "")
+                + (f" x {r.replicas} replicas" if r.replicas > 1 else ""))
+
+
+def _ask_work(asked: Request) -> int:
+    if asked.planner in ("terapipe", "uniform"):
+        return 0
+    heavy = asked.planner == "bmpipe" and asked.chunks > 1 and asked.ranks[0] * asked.chunks >= 8
+    return (_CHUNKED_ASK if heavy else 300_000) * len(asked.ranks)
 
 
 class _Blocks:
@@ -220,38 +318,44 @@ def _powers(most: int) -> list[int]:
 
 
 def _quick_slicings(request: Request, stages: int) -> Iterator[tuple[Micro, ...]]:
-    """Whole sequences in micro-batches of 1, 2, 4, ..., and TeraPipe's optimum for equal stages."""
+    """Whole sequences, TeraPipe's optimum for equal stages, a few equal slices, and micro-batches of 2, 4, ... sequences."""
     if request.slicing is not None:
         yield request.slicing
         return
-    for size in _powers(min(request.share, request.costs.known_batch)):
-        if request.share % size == 0:
-            yield ((size, (request.seq_len,)),) * (request.share // size)
-    if request.seq_len > request.unit and request.schedules[0] != SLICED:
+    whole = ((1, (request.seq_len,)),) * request.share
+    yield whole
+    if request.seq_len > request.unit and request.schedules != (SLICED,):
         one = planners.slice_tokens(StageCost(request.costs, request.model, stages), stages, seq_len=request.seq_len,
                                     granularity=request.unit)
-        yield ((1, tuple(int(n) for n in one.lengths)),) * request.share
+        best = tuple(int(n) for n in one.lengths)
+        equal = [tuple(n * request.unit for n in equal_lengths(request.seq_len // request.unit, parts)) for parts in (4, 2)
+                 if parts * request.unit <= request.seq_len]
+        for lengths in dict.fromkeys((best, *equal)):
+            yield ((1, lengths),) * request.share
+    for size in _powers(min(request.share, request.costs.known_batch))[1:]:
+        if request.share % size == 0:
+            yield ((size, (request.seq_len,)),) * (request.share // size)
 
 
-def _look(judge: Judge, request: Request) -> Candidate | None:
-    """The best of some quick plans of one configuration."""
+def _look(judge: Judge, request: Request) -> dict[str, Candidate]:
+    """The best of some quick plans of one configuration, by each of its schedules."""
     stages = judge.ranks * judge.chunks
-    best: Candidate | None = None
+    best: dict[str, Candidate] = {}
 
     def consider(found: Candidate) -> None:
-        nonlocal best
-        if (best is None or found.seconds < best.seconds * SLIGHT) and judge.fits(found):
-            best = found
+        known = best.get(found.schedule)
+        if (known is None or found.seconds < known.seconds * SLIGHT) and judge.fits(found):
+            best[found.schedule] = found
 
-    stop = judge.work + _LOOK
+    stop = judge.work + _LOOK * (1 + len(request.schedules))
     consider(uniform(judge, request))
     for slicing in _quick_slicings(request, stages):
-        if judge.work >= stop:
-            break
-        if judge.chunks > 1 and possible(request.schedules[0], judge.ranks, len(slicing)):
-            continue
-        halves = (SLICED,) if request.schedules == AUTO and min(b for b, _ in slicing) > 1 and stages > 1 else ()
-        for name in (*request.schedules, *(halves if max(len(s) for _, s in slicing) == 1 else ())):
+        halved = max(len(s) for _, s in slicing) == 1 and min(b for b, _ in slicing) > 1 and stages > 1
+        for name in request.schedules:
+            if judge.work >= stop:
+                break
+            if (name == SLICED and len(request.schedules) > 1 and not halved) or possible(name, judge.ranks, len(slicing)):
+                continue
             cuts: list[Cut] = [request.partition or balanced(judge, slicing, stages)]
             free = request.partition is None and judge.chunks == 1 and stages > 1
             if judge.work < stop and free and (name == "1f1b" or not judge.fits(judge.judge(name, cuts[0], slicing))):
@@ -259,7 +363,7 @@ def _look(judge: Judge, request: Request) -> Candidate | None:
                     cuts.append(plan_stages(judge, "autopipe", name, slicing).partition)
                 except InfeasibleError:
                     pass
-            for cut, pending in itertools.product(dict.fromkeys(cuts), (1, 0)):
+            for cut, pending in itertools.product(dict.fromkeys(cuts), (1,) if name in ZERO_BUBBLE else (1, 0)):
                 if judge.work < stop:
                     consider(judge.judge(name, cut, slicing, pending))
     return best
@@ -277,7 +381,8 @@ class _Search:
         self.log: list[str] = []
         self.work = 0
         self.judges: dict[tuple[int, int, int], Judge] = {}
-        self.searched: set[tuple[int, int, int]] = set()
+        self.quick: dict[tuple[str, int, int, int], Candidate] = {}   # the quick plan of a schedule and configuration
+        self.bound: dict[tuple[int, int, int], float] = {}
 
     @property
     def seconds(self) -> float:
@@ -310,10 +415,7 @@ class _Search:
             seconds.append((name, result.candidate.seconds))
             self.offer(result, name)
             judge = result.judge
-            key = judge.ranks, judge.chunks, judge.replicas.count
-            self.judges.setdefault(key, judge)
-            if name == "terapipe":
-                self.searched.add(key)
+            self.judges.setdefault((judge.ranks, judge.chunks, judge.replicas.count), judge)
         self.log.append(f"asked {len(seconds) + len(refused)} planners" + (f"; no plan: {', '.join(refused)}" if refused else ""))
         return seconds
 
@@ -322,12 +424,14 @@ class _Search:
             self.judges[c.key] = c.of(self.request).judge(c.ranks)
         return self.judges[c.key]
 
-    def configurations(self) -> list[tuple[float, _Configuration]]:
-        """Quick plans of what could be better than the plan in hand; gives (seconds, configuration)."""
-        rows = _configurations(self.request)
-        looked: list[tuple[float, _Configuration]] = []
+    def configurations(self) -> list[_Configuration]:
+        """Quick plans of what could be better than the plan in hand; gives what was looked at."""
+        refused: dict[str, str] = {}
+        rows = _configurations(self.request, refused)
+        looked: list[_Configuration] = []
         left: list[_Configuration] = []
         for c in rows:
+            self.bound[c.key] = c.bound
             if c.bound >= self.seconds * SLIGHT:
                 continue
             if self.work > _WORK or self.late():
@@ -335,13 +439,14 @@ class _Search:
                 continue
             judge = self.judge(c)
             before = judge.work
-            found = _look(judge, c.of(self.request))
+            for name, found in _look(judge, c.of(self.request)).items():
+                self.quick[name, *c.key] = found
+                self.offer(Found(judge, found), f"a quick plan of {c}, {name}")
             self.work += judge.work - before
-            looked.append((float("inf") if found is None else found.seconds, c))
-            if found is not None:
-                self.offer(Found(judge, found), f"a quick plan of {c}")
+            looked.append(c)
         left = [c for c in left if c.bound < self.seconds * SLIGHT]
-        text = f"{len(rows)} configurations of ranks, replicas and chunks: {len(looked)} looked at"
+        names = [name for name in JOINT if any(name in c.names for c in rows)]
+        text = f"{len(rows)} configurations of ranks, replicas and chunks, by {', '.join(names)}: {len(looked)} looked at"
         pruned = len(rows) - len(looked) - len(left)
         if pruned:
             text += f", {pruned} left out because their bounds are no better than the best"
@@ -349,41 +454,128 @@ class _Search:
             text += (f", {len(left)} left at the {'time' if self.late() else 'work'} limit (bounds from "
                      f"{human_seconds(min(c.bound for c in left))} on)")
         self.log.append(text)
+        self.log += [f"{name} left out: {why}" for name, why in refused.items() if name not in names]
         return looked
 
-    def deepen(self, looked: list[tuple[float, _Configuration]]) -> None:
-        """Search the most promising configurations in earnest."""
-        promising = sorted((seconds, c.order, c) for seconds, c in looked if c.key not in self.searched)
-        for seconds, _, c in promising[:_SEARCHES]:
-            if seconds > _CLOSE * self.seconds or c.bound >= self.seconds * SLIGHT or self.late():
+    def glimpses(self) -> None:
+        """Short descents from the quick plans, the fastest first: they say better what is worth a search."""
+        work = 0 if self.work > _LITTLE else _GLIMPSES + 1
+        for key, found in sorted(self.quick.items(), key=lambda item: item[1].seconds):
+            if work > _GLIMPSES or self.late():
                 break
-            request, judge = c.of(self.request), self.judge(c)
-            found = search(judge, request.schedules, request.share, request.seq_len, request.unit, request.partition,
-                           request.slicing)
-            better = found is not None and self.offer(Found(judge, found), f"a search of {c}")
-            self.log.append(f"searched {c}: " + (f"{human_seconds(found.seconds)}" if found else "nothing fits")
-                            + (", better" if better else ""))
+            if self.bound[key[1:]] < self.seconds * SLIGHT:
+                judge = self.judges[key[1:]]
+                before = judge.work
+                self.quick[key] = self._descended(judge, found, _GLIMPSE)
+                self.offer(Found(judge, self.quick[key]), f"single moves from a quick plan for {key[0]}")
+                work += judge.work - before
+
+    def _quick_s(self, name: str, key: tuple[int, int, int]) -> float:
+        found = self.quick.get((name, *key))
+        return float("inf") if found is None else found.seconds
+
+    def tasks(self, looked: list[_Configuration]) -> list[_Task]:
+        """What could be searched in earnest, the fastest quick plan first."""
+        r = self.request
+        rows: list[_Task] = []
+        whole = cache(lambda ranks: whole_bound_s(r, ranks))
+        least = cache(lambda: least_work_s(r, r.share))
+        for asked in by_name(r):
+            keys = [(ranks, asked.chunks, asked.replicas) for ranks in asked.ranks]
+            bound = min(self.bound[key] if key in self.bound else bound_s(r, *key, least()) for key in keys)
+            if asked.planner not in ("terapipe", "uniform") and asked.chunks == 1:
+                bound = max(bound, min(whole(ranks) for ranks in asked.ranks))
+            quick = min(self._quick_s(asked.schedules[0], key) for key in keys)
+            if asked.planner == "terapipe" and asked.schedules[0] in AUTO and r.schedules == AUTO:
+                quick *= _CLOSE                                # searched already, together
+            rows.append(_Task(asked.planner != "terapipe", _ask_work(asked), quick, len(rows), bound, asked))
+        known = {(t.asked.schedules[0], t.asked.chunks, *t.asked.ranks[:1], t.asked.replicas) for t in rows}
+        promising: list[_Task] = []
+        for c in looked:
+            for names in dict.fromkeys(AUTO if name in AUTO and r.schedules == AUTO else (name,) for name in c.names):
+                quick = min(self._quick_s(name, c.key) for name in names)
+                usual = names == r.schedules and c.ranks in r.ranks[:1] and c.key[1:] == (r.chunks, r.replicas)
+                if quick < float("inf") and not usual and (names[0], c.chunks, c.ranks, c.replicas) not in known:
+                    asked = replace(c.of(r, names), planner="terapipe", savings="free")
+                    promising.append(_Task(False, 0, quick, len(rows) + len(promising), c.bound, asked))
+        return sorted(rows + sorted(promising)[:_SEARCHES])
+
+    def deepen(self, looked: list[_Configuration]) -> None:
+        """Search in earnest: schedules by their names and configurations, then the planners of whole sequences by schedule."""
+        spent, asked = [0, 0], 0
+        unsearched: dict[str, list[_Task]] = {reason: [] for reason in ("bound", "time", "work", "far")}
+        for task in self.tasks(looked):
+            if task.bound >= self.seconds * SLIGHT:
+                unsearched["bound"].append(task)
+            elif self.late():
+                unsearched["time"].append(task)
+            elif spent[task.papers] + task.ask > (_PAPERS if task.papers else _NEAR):
+                unsearched["work"].append(task)
+            elif spent[0] > _ALL and not task.papers and task.quick > _CLOSE * self.seconds:
+                unsearched["far"].append(task)
+            else:
+                spent[task.papers] += self._search(task)
+                asked += task.papers
+        if asked:
+            self.log.append(f"asked planners of whole sequences for other schedules: {asked} plans")
+        reasons = {"bound": "their bounds are no better than the best", "time": "the time limit is reached",
+                   "work": "the work limit is reached", "far": "they look more than 20 % slower, and the work limit is near"}
+        for reason, tasks in unsearched.items():
+            if tasks:
+                words = ", ".join(dict.fromkeys(str(t) for t in tasks if not t.papers))
+                papers = sum(t.papers for t in tasks)
+                words += (" and " if words and papers else "") + (f"{papers} plans for whole sequences" if papers else "")
+                self.log.append(f"not searched, because {reasons[reason]}: {words}")
+
+    def _search(self, task: _Task) -> int:
+        """One of them; gives the work that it was, in ticks of the judge."""
+        r = task.asked
+
+        def shared(ranks: int) -> Judge:                       # only a search counts its judge's work
+            key = ranks, r.chunks, r.replicas
+            if key not in self.judges:
+                self.judges[key] = r.judge(ranks)
+            return self.judges[key]
+
+        before = sum(judge.work for judge in self.judges.values())
+        try:
+            found = plan_one(r, shared if task.papers else r.judge)
+        except InfeasibleError:
+            if not task.papers:
+                self.log.append(f"searched {task}: nothing fits")
+            return 1_000_000 * len(r.ranks)
+        better = self.offer(found, f"{task.asked.planner} for {task}" if task.papers else f"a search of {task}")
+        if not task.papers:
+            self.log.append(f"searched {task}: {human_seconds(found.candidate.seconds)}" + (", better" if better else ""))
+        if not task.papers:
+            return found.judge.work
+        return task.ask + sum(judge.work for judge in self.judges.values()) - before
 
     def polish(self) -> None:
         """Descend from the best by single moves."""
         if self.best is None or self.best.candidate.savings != NOTHING or self.late():
             return
-        judge, c, r = self.best.judge, self.best.candidate, self.request
+        judge, c = self.best.judge, self.best.candidate
         better = c
-        for pending in (0, 1, 2, 4):
+        for pending in () if c.schedule in ZERO_BUBBLE else (0, 1, 2, 4):
             other = judge.judge(c.schedule, c.partition, c.slicing, pending)
             if other.seconds < better.seconds * SLIGHT and judge.fits(other):
                 better = other
-        better = refine(judge, better, unit=r.unit, fixed_partition=r.partition is not None,
-                        fixed_slicing=r.slicing is not None or c.schedule == SLICED, budget=_POLISH)
-        self.offer(Found(judge, better), f"single moves from that of {self.by}")
+        self.offer(Found(judge, self._descended(judge, better, _POLISH)), f"single moves from that of {self.by}")
+
+    def _descended(self, judge: Judge, start: Candidate, ticks: int) -> Candidate:
+        r = self.request
+        return refine(judge, start, unit=r.unit, fixed_partition=r.partition is not None,
+                      fixed_slicing=r.slicing is not None or start.schedule == SLICED, budget=ticks)
 
 
 def plan_jointly(request: Request, start: float) -> tuple[Found, list[str]]:
     """The best plan that the search finds, and what it tried; ``start`` is when the request's time began."""
     s = _Search(request, start)
     compared = s.singles()
-    s.deepen(s.configurations())
+    looked = s.configurations()
+    s.glimpses()
+    s.deepen(looked)
     s.polish()
     if s.best is None:
         if s.fallback is None:

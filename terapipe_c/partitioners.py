@@ -39,6 +39,7 @@ from .search import (
 __all__ = ["Found", "Task", "plan_one"]
 
 Float = NDArray[np.float64]
+JudgeOf = Callable[[int], Judge]
 _EFFORT = 300_000_000  # steps of AutoPipe's exact search: well under a second
 _ROUNDS = 20           # how often a planner is asked again because its plan was over the limit by the engine's count
 
@@ -297,6 +298,13 @@ def _limits(judge: Judge, schedule: str, slicing: tuple[Micro, ...]) -> tuple[Fl
     """[stages] of what the blocks may take: the limit less what the engine holds besides (workspace, tables, what crosses the
     stages' boundaries), taken from stages that are even; and the most micro-batches that one of those stages holds."""
     assert judge.limit is not None
+    key = schedule, slicing
+    if key not in judge.rooms:
+        judge.rooms[key] = _limits_of(judge, schedule, slicing, judge.limit)
+    return judge.rooms[key]
+
+
+def _limits_of(judge: Judge, schedule: str, slicing: tuple[Micro, ...], limit: int) -> tuple[Float, int]:
     stages, sizes = judge.ranks * judge.chunks, block_bytes(judge.model, slicing)
     even = judge.judge(schedule, tuple(even_partition(judge.model, stages)), slicing, 0)
     program = judge.lowered(even)
@@ -305,7 +313,7 @@ def _limits(judge: Judge, schedule: str, slicing: tuple[Micro, ...]) -> tuple[Fl
         for block in judge.model.blocks[first:end]:
             size = sizes[block.kind]
             besides[program.rank_of[k]] -= size.static + size.gradient + slots[k] * size.activation
-    return np.tile((judge.limit - besides) / judge.chunks, judge.chunks), max(slots)
+    return np.tile((limit - besides) / judge.chunks, judge.chunks), max(slots)
 
 
 def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ...], host_Bps: float = 0.0) -> Candidate:
@@ -355,20 +363,20 @@ def uniform(judge: Judge, request: Request) -> Candidate:
     return judge.judge(name, cut, whole_sequences(request), 0)
 
 
-def _plan_uniform(request: Request) -> Found:
-    judge = request.judge(request.ranks[0])
+def _plan_uniform(request: Request, judge_of: JudgeOf) -> Found:
+    judge = judge_of(request.ranks[0])
     found = uniform(judge, request)
     if not judge.fits(found):
         raise judge.refuse()
     return Found(judge, found)
 
 
-def _plan_stages(request: Request) -> Found:
+def _plan_stages(request: Request, judge_of: JudgeOf) -> Found:
     """A paper's planner on each number of ranks; the fastest."""
     best: Found | None = None
     compared, refusals = [], []
     for ranks in request.ranks:
-        judge = request.judge(ranks)
+        judge = judge_of(ranks)
         try:
             if request.partition is not None:
                 found = judge.judge(request.schedules[0], request.partition, whole_sequences(request), 0)
@@ -404,8 +412,8 @@ def first_look(judge: Judge, request: Request) -> float:
     return min(quick.seconds, uniform(judge, request).seconds)
 
 
-def _plan_terapipe(request: Request) -> Found:
-    judges = [request.judge(ranks) for ranks in request.ranks]
+def _plan_terapipe(request: Request, judge_of: JudgeOf) -> Found:
+    judges = [judge_of(ranks) for ranks in request.ranks]
     compared: list[tuple[str, float]] = []
     looks = [first_look(judge, request) for judge in judges] if len(judges) > 1 else [0.0]
     best: Found | None = None
@@ -429,13 +437,15 @@ def _plan_terapipe(request: Request) -> Found:
     return Found(judge, found, tuple(compared))
 
 
-def plan_one(request: Request) -> Found:
-    """The plan of the planner that ``request.planner`` names, one of all but "auto"."""
+def plan_one(request: Request, judge_of: JudgeOf | None = None) -> Found:
+    """The plan of the planner that ``request.planner`` names, one of all but "auto". judge_of: the judge for so many ranks,
+    ``request.judge`` or one that has seen other plans for this request (but for terapipe, which counts its judge's work)."""
+    judge_of = judge_of or request.judge
     if request.planner == "terapipe":
-        return _plan_terapipe(request)
+        return _plan_terapipe(request, judge_of)
     if request.planner == "uniform":
-        return _plan_uniform(request)
-    found = _plan_stages(request)
+        return _plan_uniform(request, judge_of)
+    found = _plan_stages(request, judge_of)
     if request.savings == "never" and found.candidate.savings != NOTHING:
         raise InfeasibleError(f"planner {request.planner} fits {found.judge.limit} bytes by recomputing or swapping, which this "
                               "engine does not do: executable=False gives its plan, more memory one without")

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ._core import InvalidValueError
 from ._files import read_json, write_json
 from .backend import choose
-from .config import Cluster, GPTConfig, html_table, human_bytes, human_count, human_seconds, whole
+from .config import Cluster, GPTConfig, html_table, human_bytes, human_count, human_seconds, real, whole
 from .cost import PHASES, CostModel
 from .exports import megatron_flags
 from .joint import plan_jointly
@@ -185,6 +185,7 @@ class Plan:
             if len(stages) != ranks * chunks or program.num_ranks != ranks:
                 raise InvalidValueError(f"{len(stages)} stages and a program of {program.num_ranks} ranks for {ranks} ranks "
                                         f"of {chunks} chunks")
+            _check_predictions(data, ranks, durations)
             loaded = cls(
                 model=model, cluster=Cluster.from_dict(data["cluster"]), batch=batch, seq_len=seq_len,
                 planner=str(data["planner"]), schedule=str(data["schedule"]), ranks=ranks, chunks=chunks,
@@ -288,6 +289,36 @@ class Plan:
         return megatron_flags(self)
 
 
+def _check_predictions(data: dict[str, Any], ranks: int, durations: dict[str, NDArray[np.float64]]) -> None:
+    """What a plan says of itself beside what it makes the ranks do."""
+    def check(name: str, value: Any) -> None:
+        if isinstance(value, (bool, str)):
+            raise InvalidValueError(f"{name} is {value!r}: a number would be right")
+        real(name, value, zero=True)
+
+    for name in ("step_time_s", "lower_bound_s", "planning_time_s"):
+        check(name, data[name])
+    for name in ("memory_limit_bytes", "slicing_bound_s"):
+        if data.get(name) is not None:
+            check(name, data[name])
+    if not isinstance(data["planner"], str):
+        raise InvalidValueError(f"planner is {data['planner']!r}: a name would be right")
+    whole("granularity", data["granularity"])
+    for name in ("peak_memory_bytes", "busy_s"):
+        if len(data[name]) != ranks:
+            raise InvalidValueError(f"{name} has {len(data[name])} entries: one for each of the {ranks} ranks would be right")
+        for r, value in enumerate(data[name]):
+            check(f"{name}[{r}]", value)
+    for cause, value in data["bubbles"].items():
+        check(f"bubbles[{cause!r}]", abs(value))              # one that is 0 may have been rounded below
+    missing = [phase for phase in PHASES if phase not in durations]
+    if missing:
+        raise InvalidValueError(f"durations has no {missing[0]}: seconds of {', '.join(PHASES)} would be right")
+    for name, seconds in durations.items():
+        if not (np.isfinite(seconds).all() and (seconds >= 0).all()):
+            raise InvalidValueError(f"durations[{name!r}] is negative or not finite somewhere: seconds from 0 on would be right")
+
+
 def _thin(array: NDArray[np.float64]) -> list[list[float]]:
     """[stages, units] without rows or columns that repeat the first."""
     if (array == array[:, :1]).all():
@@ -340,7 +371,8 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         costs: a CostModel; None: ``CostModel.analytic(model, cluster)``.
         planner: "auto": all of the others, then a search over stages, replicas, micro-batches, slices, stage boundaries,
             chunks and schedules, best first, bounded by certificates; never slower than any of the others on the same
-            request (but for plans that ``executable`` rules out). ``plan.search_log`` says what was tried and why it stopped.
+            request (but for plans that ``executable`` rules out), nor, unless the log says that the work or time limit was
+            reached, than any of them with a schedule by name. ``plan.search_log`` says what was tried and why it stopped.
             "terapipe": exact token (and batch) slicing for equal stages, stages balanced on the costs of the blocks, then a
             descent on slice and stage boundaries judged by simulating the real program (embedding, head, optimizer and
             messages included). "uniform": layers divided evenly. The others choose stages (and recompute and swap) as
@@ -349,8 +381,7 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         schedule: "gpipe", "1f1b", "seq1f1b", "interleaved" (with ``chunks`` stages a rank), "sliced-1f1b" (AutoPipe's: whole
             sequences, the first forwards in halves along the batch), "zb-h1", "zb-h2", and those whose stages go down the
             ranks and up again: "zb-v", "dualpipe-v" (two chunks a rank), "hanayo" (two chunks a wave), for the planners auto,
-            terapipe and uniform; "auto": terapipe takes the fastest of the first three, auto of all but the last three,
-            the other planners 1f1b.
+            terapipe and uniform; "auto": terapipe takes the fastest of the first three, auto of all, the other planners 1f1b.
         stages: ranks of a replica; None: the fastest of num_devices, a half of them, a quarter, ...
         data_parallel: replicas, each with an equal share of the batch; they add their gradients in a ring once a step
             (``search.Replicas`` has the formula). None: 1; but the auto planner considers others where neither ``stages``

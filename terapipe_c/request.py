@@ -2,12 +2,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ._core import InvalidTypeError, InvalidValueError
 from .config import Cluster, GPTConfig, real, whole
-from .cost import CostModel, equal_lengths
+from .cost import PHASES, CostModel, equal_lengths
 from .search import SLICED, ZERO_BUBBLE, ZIGZAG, Cut, Judge, Micro, Replicas, possible
 
 __all__ = ["PLANNERS", "Request", "check_partition", "check_request", "check_slicing"]
@@ -20,7 +20,10 @@ CHUNKED = ("auto", "terapipe", "uniform", "bmpipe")   # these can plan several s
 # In the order that ties are decided: of two equally fast programs the one that holds fewer activations.
 AUTO = ("seq1f1b", "1f1b", "gpipe")
 SCHEDULES = ("auto", *AUTO, "interleaved", SLICED, *dict.fromkeys((*ZERO_BUBBLE, *ZIGZAG)))
+_MOST = 65536                             # micro-batches of a program
+_LONG = 1e250                             # seconds: sums and products of them stay finite
 SEVERAL = ("interleaved", *ZIGZAG)        # stages a rank
+JOINT = (*AUTO, "zb-h1", "zb-h2", SLICED, *SEVERAL)   # what the joint search weighs: all that the engine runs
 
 
 def check_slicing(slicing: Any, batch: int, seq_len: int) -> tuple[Micro, ...]:
@@ -61,6 +64,14 @@ def check_partition(partition: Any, model: GPTConfig) -> Cut:
     return tuple(result)
 
 
+def _check_work(costs: CostModel, model: GPTConfig, batch: int, seq_len: int) -> None:
+    """A step's seconds are a number that can be added and multiplied."""
+    one = costs.durations(partition=[(0, model.num_blocks)], slicing=[(1, [seq_len])], model=model)
+    work = batch * sum(float(one[phase].sum()) for phase in PHASES)
+    if not work <= _LONG:
+        raise InvalidValueError(f"costs say that a step is {work:g} seconds of work: at most {_LONG:g} would be right")
+
+
 def choose_granularity(seq_len: int, batch: int) -> int:
     """The finest power of two that keeps the slice planner's tables (a DP of L^2 edges for each micro-batch size) small;
     8 tokens, the paper's choice, where the sequence is long enough for finer cuts to make no difference."""
@@ -94,7 +105,9 @@ class Request:
     free_ranks: bool = False            # for the joint search: what was not given
     free_replicas: bool = False
     free_chunks: bool = False
+    free_schedule: bool = False
     time_limit_s: float | None = None
+    kinds: dict[tuple[Any, ...], dict[str, float]] = field(default_factory=dict, compare=False)   # seconds of blocks, once made
 
     @property
     def share(self) -> int:
@@ -108,7 +121,7 @@ class Request:
 
     def judge(self, ranks: int) -> Judge:
         """Of plans for so many ranks."""
-        return Judge(self.model, self.costs, ranks, self.chunks, self.limit, self.link)
+        return Judge(self.model, self.costs, ranks, self.chunks, self.limit, self.link, self.kinds)
 
 
 def _one_of(name: str, value: Any, known: Sequence[str], later: Sequence[str] = ()) -> str:
@@ -130,6 +143,11 @@ def _check_costs(costs: Any, model: GPTConfig, cluster: Cluster) -> CostModel:
     return costs
 
 
+def halves(most: int) -> tuple[int, ...]:
+    """most, a half of it, ..., 1."""
+    return tuple(max(1, most) >> i for i in range(max(1, most).bit_length()))
+
+
 def _check_stages(model: GPTConfig, cluster: Cluster, stages: Any, chunks: int, replicas: int,
                   partition: Cut | None) -> tuple[int, ...]:
     """Numbers of ranks to consider."""
@@ -149,11 +167,7 @@ def _check_stages(model: GPTConfig, cluster: Cluster, stages: Any, chunks: int, 
             raise InvalidValueError(f"stages is {ranks}" + (f" and data_parallel {replicas}" if replicas > 1 else "") + ": the "
                                     f"cluster has {cluster.num_devices} devices")
         return (ranks,)
-    ranks = max(1, min(cluster.num_devices // replicas, model.num_blocks // chunks))
-    halves = [ranks]
-    while halves[-1] > 1:
-        halves.append(halves[-1] // 2)
-    return tuple(halves)
+    return halves(min(cluster.num_devices // replicas, model.num_blocks // chunks))
 
 
 def _check_parallel(cluster: Cluster, batch: int, data_parallel: Any, tensor_parallel: Any, executable: bool) -> int:
@@ -172,6 +186,21 @@ def _check_parallel(cluster: Cluster, batch: int, data_parallel: Any, tensor_par
     return replicas
 
 
+def has_chunks(schedule: str, chunks: int) -> bool:
+    """Whether the schedule can have so many stages a rank."""
+    if schedule in ZIGZAG:
+        return chunks == 2 or (chunks % 2 == 0 and schedule == "hanayo")
+    return (chunks > 1) == (schedule == "interleaved")
+
+
+def schedules_of(request: Request, chunks: int) -> tuple[str, ...]:
+    """Schedules with so many stages a rank that the joint search may weigh."""
+    if not request.free_schedule:
+        return request.schedules
+    sliced = request.slicing is not None and max(len(lengths) for _, lengths in request.slicing) > 1
+    return tuple(name for name in JOINT if has_chunks(name, chunks) and not (sliced and name == SLICED))
+
+
 def _check_schedule(planner: str, schedule: Any, chunks: Any) -> tuple[tuple[str, ...], int]:
     """(schedules to consider, chunks)."""
     schedule = _one_of("schedule", schedule, SCHEDULES, ("pipedream",))
@@ -181,7 +210,7 @@ def _check_schedule(planner: str, schedule: Any, chunks: Any) -> tuple[tuple[str
     if chunks > 1 and schedule not in (*SEVERAL, "auto"):
         raise InvalidValueError(f"chunks is {chunks}, but schedule {schedule} has one stage a rank: {', '.join(SEVERAL)} would "
                                 "be right")
-    if schedule in ZIGZAG and (chunks % 2 or (chunks > 2 and schedule != "hanayo")):
+    if schedule in ZIGZAG and not has_chunks(schedule, chunks):
         raise InvalidValueError(f"chunks is {chunks}, but schedule {schedule} goes down the ranks and up again: "
                                 + ("two a wave, 2, 4, ..., would be right" if schedule == "hanayo" else "2 would be right"))
     several = tuple(name for name in CHUNKED if name != "bmpipe" or schedule not in ZIGZAG)
@@ -206,6 +235,8 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
     if not isinstance(cluster, Cluster):
         raise InvalidTypeError(f"cluster is {type(cluster).__name__}: a Cluster would be right")
     batch, seq_len = whole("batch", batch), whole("seq_len", seq_len)
+    if batch > _MOST * cluster.num_devices:
+        raise InvalidValueError(f"batch is {batch}: at most {_MOST} sequences for each device would be right")
     if seq_len > model.block_size:
         raise InvalidValueError(f"seq_len is {seq_len}: at most the model's block_size = {model.block_size} would be right")
     planner = _one_of("planner", planner, PLANNERS)
@@ -223,8 +254,14 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
     if chunks > 1:
         micros = batch // replicas if cut is None else len(cut)
         free = stages is None and checked is None
-        ranks = tuple(r for r in ranks if not possible(names[0], r, micros)) or ranks[-1:] if free else ranks
-        for why in (possible(names[0], r, micros) for r in ranks):
+        known = tuple(n for n in JOINT if has_chunks(n, chunks)) if planner == "auto" and schedule == "auto" else names
+
+        def why_not(r: int) -> str:
+            reasons = [possible(name, r, micros) for name in known]
+            return "" if "" in reasons else reasons[0]
+
+        ranks = tuple(r for r in ranks if not why_not(r)) or ranks[-1:] if free else ranks
+        for why in map(why_not, ranks):
             if why:
                 raise InvalidValueError(why)
     limit = int(real("memory_bytes", cluster.memory_bytes if memory_bytes is None else memory_bytes))
@@ -238,8 +275,11 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
         savings = ("never" if cluster.is_local else "last") if planner == "auto" else "free"
     else:
         savings = "never" if executable else "free"
+    checked_costs = _check_costs(costs, model, cluster)
+    _check_work(checked_costs, model, batch, seq_len)
     open_ranks = stages is None and checked is None
     open_replicas = open_ranks and data_parallel is None and cut is None and savings != "never"
-    return Request(model, cluster, _check_costs(costs, model, cluster), batch, seq_len, planner, names, chunks, ranks, replicas,
+    return Request(model, cluster, checked_costs, batch, seq_len, planner, names, chunks, ranks, replicas,
                    limit, unit, checked, cut, savings, open_ranks, open_replicas, free_chunks,
+                   planner == "auto" and schedule == "auto",
                    time_limit_s=None if time_limit_s is None else real("time_limit_s", time_limit_s))

@@ -84,11 +84,14 @@ class Judge:
     """Seconds of a step, by simulating the lowered program; the same for everything that is compared."""
 
     def __init__(self, model: GPTConfig, costs: CostModel, ranks: int, chunks: int, limit: int | None,
-                 replicas: Replicas = Replicas()) -> None:                  # noqa: B008 (frozen)
+                 replicas: Replicas = Replicas(),                           # noqa: B008 (frozen)
+                 kinds: dict[tuple[Any, ...], dict[str, float]] | None = None) -> None:
         self.model, self.costs, self.ranks, self.chunks, self.limit = model, costs, ranks, chunks, limit
         self.replicas = replicas
         self.work = 0                                          # a clock that is the same everywhere: about 13 ns a tick
         self.shortest: tuple[int, int, int] | None = None      # bytes short, rank, bytes needed: of the nearest miss
+        self.kinds = {} if kinds is None else kinds            # what kind_seconds said
+        self.rooms: dict[tuple[Any, ...], tuple[NDArray[np.float64], int]] = {}   # what planners of stages may fill
         self._compute: dict[tuple[Any, ...], Program] = {}
         self._seen: dict[tuple[Any, ...], Candidate] = {}
         self._fits: dict[tuple[Any, ...], bool] = {}
@@ -370,8 +373,14 @@ def balanced(judge: Judge, slicing: tuple[Micro, ...], stages: int, phases: Sequ
 
 def kind_seconds(judge: Judge, slicing: tuple[Micro, ...], phases: Sequence[str] = PHASES) -> dict[str, float]:
     """Seconds of a step in one block of each kind; what every instruction costs besides is not in it, nor is the update."""
+    key = slicing, tuple(phases)
+    if key not in judge.kinds:
+        judge.kinds[key] = _kind_seconds(judge.costs, judge.model, slicing, phases)
+    return judge.kinds[key]
+
+
+def _kind_seconds(costs: CostModel, model: GPTConfig, slicing: tuple[Micro, ...], phases: Sequence[str]) -> dict[str, float]:
     # From four stages that are one block each: a model of one layer has them all.
-    costs, model = judge.costs, judge.model
     small = GPTConfig(**{**model.to_dict(), "n_layer": 1})
     d = costs.durations(partition=[(k, k + 1) for k in range(4)], slicing=slicing, model=small)
     fixed = costs.overhead_s * len(phases) * d["F"].shape[1]
@@ -550,6 +559,8 @@ def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: i
     for name, pending in itertools.product(names, (0, 1, 2, 4)):      # again, now that the slices have changed
         if judge.work > 2 * _WORK:
             break
+        if name in ZERO_BUBBLE and pending != 1:               # its W are where they are
+            continue
         other = judge.judge(name, best.partition, best.slicing, pending)
         if other.seconds < best.seconds * SLIGHT and judge.fits(other):
             best = other

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import terapipe_c as tp
-from terapipe_c.joint import bound_s, least_work_s, plan_singles
-from terapipe_c.request import PLANNERS, check_request
+from terapipe_c.joint import bound_s, least_work_s, plan_singles, whole_bound_s
+from terapipe_c.request import JOINT, PLANNERS, check_request
 from terapipe_c.search import Judge
 
 MODEL = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=64, block_size=32)
@@ -37,7 +37,7 @@ def instance(rng, kind):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_never_slower_than_any_single_planner(seed):
+def test_never_slower_than_any_single_planner(seed, brief):
     rng = np.random.default_rng(seed)
     model, cluster, costs = instance(rng, seed % 3)
     request = dict(batch=int(rng.integers(1, 8)), seq_len=model.block_size, costs=costs)
@@ -52,6 +52,54 @@ def test_never_slower_than_any_single_planner(seed):
         if row.plan is not None and (row.plan.executable or seed > 3):
             assert auto.step_time_s <= row.plan.step_time_s * (1 + 1e-9), row.planner
     assert auto is not None or all(row.plan is None for row in comparison)
+
+
+def test_never_slower_than_a_schedule_by_name():
+    """Every planner with every schedule and number of chunks that it takes; thousands more in benchmarks/auto.py."""
+    rng, compared = np.random.default_rng(11), 0
+    for kind, stages in ((0, 3), (2, 2)):
+        model, cluster, costs = instance(rng, kind)
+        request = dict(batch=int(rng.integers(2, 4)), seq_len=model.block_size, costs=costs, stages=stages)
+        auto = tp.plan(model, cluster, **request)
+        for planner, name, chunks in itertools.product(PLANNERS[1:], JOINT, (1, 2, 4)):
+            try:
+                named = tp.plan(model, cluster, planner=planner, schedule=name, chunks=chunks, **request)
+            except ValueError:
+                continue
+            compared += 1
+            assert auto.step_time_s <= named.step_time_s * (1 + 1e-9), (planner, name, chunks)
+    assert compared > 120
+
+
+def test_it_says_which_schedules_it_left_out_and_why():
+    log = "\n".join(tp.plan(MODEL, CLUSTER, batch=3, seq_len=32, stages=2).search_log)
+    assert "dualpipe-v left out: schedule dualpipe-v has 3 micro-batches for 2 ranks: at least 4 would be right" in log
+    assert "interleaved left out: schedule interleaved has 3 micro-batches for 2 ranks" in log
+    assert all(f"searched {name}" in log for name in ("zb-h1", "zb-h2", "zb-v", "hanayo", "gpipe", "1f1b", "seq1f1b"))
+    # Three micro-batches suit neither interleaved nor dualpipe-v, but zb-v and hanayo.
+    assert tp.plan(MODEL, CLUSTER, batch=3, seq_len=32, stages=2, chunks=2).schedule in ("zb-v", "hanayo")
+    with pytest.raises(ValueError, match="a multiple of the ranks"):
+        tp.plan(MODEL, CLUSTER, batch=3, seq_len=32, stages=2, chunks=2, schedule="interleaved")
+    given = tp.plan(MODEL, CLUSTER, batch=4, seq_len=32, stages=2, schedule="gpipe")
+    assert given.schedule == "gpipe" and not any("zb-v" in line for line in given.search_log)
+
+
+@pytest.mark.parametrize("kind", range(2))
+def test_the_bound_of_whole_sequences_holds(kind):
+    """In any order on any partition, one stage a rank."""
+    rng, tight = np.random.default_rng(kind), 0
+    for _ in range(10):
+        model, cluster, costs = instance(rng, kind)
+        request = request_of(model, cluster, int(rng.integers(1, 6)), costs)
+        for ranks in (1, 2, 3):
+            judge, bound = request.judge(ranks), whole_bound_s(request, ranks)
+            for _ in range(5):
+                cuts = [0, *sorted(rng.choice(np.arange(1, model.num_blocks), ranks - 1, replace=False).tolist()), model.num_blocks]
+                name = str(rng.choice(["gpipe", "1f1b", "seq1f1b", "zb-h1", "zb-h2"]))
+                found = judge.judge(name, tuple(itertools.pairwise(cuts)), ((1, (request.seq_len,)),) * request.batch)
+                assert bound <= found.seconds * (1 + 1e-12)
+                tight += bound >= 0.9 * found.seconds
+    assert tight > 12
 
 
 @pytest.mark.parametrize("kind", range(3))
@@ -91,7 +139,7 @@ def test_the_least_work_is_the_least_over_slicings():
         assert least_work_s(request, 1) >= 0.4 * least     # F and I apart from W: looser than one sum, not by much
 
 
-def test_it_is_deterministic_and_its_words_are_kept(tmp_path):
+def test_it_is_deterministic_and_its_words_are_kept(tmp_path, brief):
     first, second = (tp.plan(MODEL, CLUSTER, batch=4, seq_len=32) for _ in range(2))
     assert first == second and first.search_log == second.search_log and first.step_time_s == second.step_time_s
     assert any("configurations" in line for line in first.search_log) and first.search_log[-1].startswith("best:")
@@ -102,7 +150,7 @@ def test_it_is_deterministic_and_its_words_are_kept(tmp_path):
     assert {name for name, _ in first.compared} <= set(PLANNERS[1:])
 
 
-def test_a_time_limit_ends_the_search_with_the_best_single_plan(monkeypatch):
+def test_a_time_limit_ends_the_search_with_the_best_single_plan(brief, monkeypatch):
     free = tp.plan(MODEL, CLUSTER, batch=4, seq_len=32)
     cut = tp.plan(MODEL, CLUSTER, batch=4, seq_len=32, time_limit_s=1e-9)
     singles = plan_singles(request_of(MODEL, CLUSTER, 4))
@@ -112,7 +160,7 @@ def test_a_time_limit_ends_the_search_with_the_best_single_plan(monkeypatch):
     assert tp.plan(MODEL, CLUSTER, batch=4, seq_len=32) == free
 
 
-def test_it_weighs_replicas_where_nothing_forbids_them():
+def test_it_weighs_replicas_where_nothing_forbids_them(brief):
     head = tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=2048, block_size=32)     # the head alone is most of it
     fast = dataclasses.replace(CLUSTER, link_bandwidth_Bps=1e13, link_latency_s=1e-9)
     plan = tp.plan(head, fast, batch=2, seq_len=32)
@@ -128,22 +176,27 @@ def test_it_weighs_replicas_where_nothing_forbids_them():
     assert given.data_parallel == 2 and sum(b for b, _ in given.slicing) == 1
 
 
-def test_it_weighs_chunks_and_micro_batches():
+def test_it_weighs_chunks_and_micro_batches(brief):
     """Twelve equal blocks' worth of layers, costs that do not care how rows are batched: chunks make the bubble smaller."""
     model = tp.GPTConfig(n_layer=8, n_head=2, n_embd=8, vocab_size=8, block_size=8)
     table = np.array([[0.0, 0.0], [1.0, 0.0]])
     costs = tp.CostModel.from_table(table, 2 * table, granularity=8)
     request = dict(batch=4, seq_len=8, costs=costs, stages=4, granularity=8, schedule="auto")
     plan = tp.plan(model, CLUSTER, **request)
-    assert plan.schedule == "interleaved" and plan.chunks > 1
+    assert plan.schedule in ("interleaved", "zb-v", "dualpipe-v", "hanayo") and plan.chunks > 1
     assert plan.step_time_s < tp.plan(model, CLUSTER, **{**request, "schedule": "1f1b"}).step_time_s
+    request["chunks"] = 2
+    two = tp.plan(model, CLUSTER, **request)
+    assert two.chunks == 2 and plan.step_time_s <= two.step_time_s * (1 + 1e-9)
+    assert two.step_time_s <= tp.plan(model, CLUSTER, **{**request, "schedule": "interleaved"}).step_time_s * (1 + 1e-9)
+    request["chunks"] = None
     assert tp.plan(model, CLUSTER, **{**request, "schedule": "1f1b"}).chunks == 1
     # Where an instruction costs as much for one sequence as for many: larger micro-batches.
     reading = dataclasses.replace(CLUSTER, peak_flops=1e15, memory_bandwidth_Bps=1e7)
     assert max(b for b, _ in tp.plan(MODEL, reading, batch=4, seq_len=32, stages=1).slicing) == 4
 
 
-def test_savings_come_last_or_freely_or_never():
+def test_savings_come_last_or_freely_or_never(brief):
     model = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=32, block_size=256)
     even = tp.plan(model, CLUSTER, batch=4, seq_len=256, planner="uniform", stages=3)
     request = dict(batch=4, seq_len=256, stages=3, schedule="1f1b", slicing=1)
@@ -163,7 +216,7 @@ def test_savings_come_last_or_freely_or_never():
         tp.plan(model, dataclasses.replace(CLUSTER, is_local=True), memory_bytes=limit, **request)
 
 
-def test_a_larger_limit_or_cluster_never_hurts():
+def test_a_larger_limit_or_cluster_never_hurts(brief):
     even = tp.plan(MODEL, CLUSTER, batch=4, seq_len=32, planner="uniform", stages=3)
     top = max(even.peak_memory_bytes)
     seconds = []
@@ -175,7 +228,7 @@ def test_a_larger_limit_or_cluster_never_hurts():
     assert all(b <= a * (1 + 1e-9) for a, b in itertools.pairwise(seconds)), seconds
 
 
-def test_costs_that_are_scaled_scale_the_step():
+def test_costs_that_are_scaled_scale_the_step(brief):
     rng = np.random.default_rng(3)
     table = rng.integers(1, 60, (5, 5)) * 2.0 ** -10
     for batch in (1, 4):

@@ -142,3 +142,13 @@ def test_the_command_has_exit_codes(capsys):
     assert code == 2 and "neither yes nor no" in err
     code, out, err = run(capsys, "plan", *ARGS[1:-2], "--data-parallel", "2", "--stages", "1", "--json")
     assert code == 0 and json.loads(out)["executable"] is False
+
+
+def test_the_command_refuses_before_it_measures(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(tp, "profile", lambda *_, **__: pytest.fail("measured"))
+    for words, said in ((["plan", "--stages", "0"], "stages is 0"), (["plan", "--planner", "nope"], "planner is 'nope'"),
+                        (["plan", "--out", str(tmp_path / "no" / "p.json")], "no such folder"),
+                        (["compare", "--planners", "nope"], "planners has 'nope'"),
+                        (["compare", "--stages", "99"], "stages is 99")):
+        assert cli.main(words) == cli.BAD_REQUEST
+        assert said in capsys.readouterr().err

@@ -11,6 +11,7 @@ from test_dawnpiper import KEYS, draw, random_nodes
 import terapipe_c as tp
 from terapipe_c import planners
 from terapipe_c.planners import Nodes, dawnpiper, memory_balanced
+from terapipe_c.planners.nodes import NEEDED
 
 
 def diamond(rng=None):
@@ -198,3 +199,17 @@ def test_appendix_a_in_quality():
     need = dawnpiper(nodes, 4, 1e15, schedule="pipedream", boundaries=balanced).peak_memory_bytes.max()
     got = dawnpiper(nodes, 4, float(need), schedule="pipedream")
     assert got.recompute.any() and got.period_s < 0.7 * max(times) and got.stage_time_s[:-1].min() > 0.9 * got.stage_time_s.max()
+
+
+def test_files_that_are_no_text_and_blocks_that_are_no_numbers_are_named(tmp_path):
+    path = tmp_path / "graph.json"
+    row = {key: 1.0 for key in NEEDED}
+    for value in (None, "x", 1.5, True, -2):
+        path.write_text(json.dumps({"format": "terapipe_c.nodes", "version": 1, "nodes": [row, {**row, "block": value}]}))
+        with pytest.raises(ValueError, match=r"graph.json: node 1.* has block"):
+            planners.load_nodes(path)
+    for raw in (b"\xff\xfe\x00", b"[" * 100_000):
+        path.write_bytes(raw)
+        for read in (planners.load_nodes, planners.load_piper):
+            with pytest.raises(ValueError, match=r"graph.json is no JSON"):
+                read(path)

@@ -15,6 +15,8 @@ from terapipe_c.request import choose_granularity
 from terapipe_c.schedules import Program
 from terapipe_c.search import Judge
 
+pytestmark = pytest.mark.usefixtures("brief")
+
 MODEL = GPTConfig(n_layer=3, n_head=4, n_embd=64, vocab_size=256, block_size=96)
 GPT2 = GPTConfig.preset("gpt2-124m", block_size=2048)
 CLUSTER = Cluster(num_devices=8, memory_bytes=16e9, link_latency_s=3e-6, link_bandwidth_Bps=1e10)
@@ -440,3 +442,38 @@ def test_torch_csv():
     assert csv.count("F") == 8 and Program.from_csv(csv).check() is None
     with pytest.raises(ValueError, match="slices"):
         plan(**{**GOOD, "slicing": 2}).to_torch_csv()
+
+
+def test_costs_that_do_not_add_up_and_batches_beyond_reason_are_refused():
+    for batch, table, word in ((2, 1e300, "seconds of work"), (10**20, 1.0, "batch is 1000")):
+        times = np.full((9, 9), table)
+        with pytest.raises(ValueError, match=word):
+            plan(**{**GOOD, "batch": batch, "costs": CostModel.from_table(times, times, granularity=12)})
+    with pytest.raises(TypeError, match="fwd is complex"):
+        CostModel.from_table(np.ones((3, 3), complex), np.ones((3, 3)))
+    with pytest.raises(ValueError, match="memory_bytes is a whole number beyond"):
+        plan(**GOOD, memory_bytes=10**400)
+
+
+@pytest.mark.parametrize("key, value, words", [
+    ("step_time_s", float("nan"), "step_time_s is nan"), ("step_time_s", None, "step_time_s is None"),
+    ("lower_bound_s", -1.0, "lower_bound_s is -1"), ("planning_time_s", True, "planning_time_s is True"),
+    ("granularity", 0, "granularity is 0"), ("granularity", "x", "granularity is 'x'"), ("planner", None, "planner is None"),
+    ("peak_memory_bytes", [], "peak_memory_bytes has 0 entries"), ("busy_s", [1.0], "busy_s has 1 entries"),
+    ("busy_s", [1.0, float("inf")], r"busy_s\[1\] is inf"), ("bubbles", {"warmup": float("nan")}, "bubbles"),
+    ("durations", {}, "durations has no F"), ("memory_limit_bytes", -1, "memory_limit_bytes is -1"),
+    ("slicing_bound_s", float("inf"), "slicing_bound_s is inf")])  # fmt: skip
+def test_a_plan_whose_predictions_are_no_numbers_is_not_loaded(tmp_path, key, value, words):
+    data = plan(**GOOD).to_dict()
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps({**data, key: value}))
+    with pytest.raises(ValueError, match=rf"plan.json is damaged: .*{words}"):
+        Plan.load(path)
+    if key == "durations":
+        path.write_text(json.dumps({**data, key: {**data[key], "F": [[-1.0]]}}))
+        with pytest.raises(ValueError, match="durations\\['F'\\] is negative"):
+            Plan.load(path)
+    for raw in (b"\xff\xfe\x00", b"[" * 100_000):
+        path.write_bytes(raw)
+        with pytest.raises(ValueError, match="plan.json is not a plan"):
+            Plan.load(path)

@@ -65,7 +65,8 @@ def test_every_planner_plans_every_schedule(planner, schedule):
 @pytest.mark.parametrize("planner", ["auto", "terapipe", "uniform", "bmpipe"])
 def test_several_chunks_train_too(planner):
     plan = make(planner, stages=2, chunks=2)
-    assert plan.chunks == 2 and plan.schedule == "interleaved" and len(plan.stages) == 4
+    known = ("interleaved", "zb-v", "dualpipe-v", "hanayo") if planner == "auto" else ("interleaved",)
+    assert plan.chunks == 2 and plan.schedule in known and len(plan.stages) == 4
     losses, report = trained(plan)
     assert losses == one_device(True) and report.peak_memory_bytes == plan.peak_memory_bytes
 

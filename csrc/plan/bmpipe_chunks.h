@@ -54,6 +54,11 @@ tp_bmpipe_lack(const tp_bmpipe_search_room *s, const int *cut, int stage);
 TP_MUST_USE tp_status
 tp_bmpipe_find_fit(tp_bmpipe_search_room *s);
 
+/* bmpipe_few.c: where there are at most 4000 partitions, look at all of them, from s->best on; leaves s->effort as it was.
+ * proven: s->best is the best plan of all. s->now is spoilt. */
+TP_MUST_USE tp_status
+tp_bmpipe_few(tp_bmpipe_search_room *s, int *proven);
+
 /* bmpipe_bound.c: a proven lower bound on every plan, from inequalities (s->rows) and the best plan known. */
 TP_MUST_USE tp_status
 tp_bmpipe_bound(tp_bmpipe_search_room *s, double *bound_s);

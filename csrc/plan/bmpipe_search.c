@@ -153,10 +153,14 @@ start(tp_bmpipe_search_room *s)
 }
 
 static tp_status
-iterate(tp_bmpipe_search_room *s)
+iterate(tp_bmpipe_search_room *s, int *proven)
 {
     TP_TRY(start(s));
     copy_state(s->p, &s->now, &s->best);
+    TP_TRY(tp_bmpipe_few(s, proven));
+    if (*proven)
+        return TP_OK;
+    copy_state(s->p, &s->best, &s->now);
     TP_TRY(descend(s));
     for (;;) {
         if (s->now.makespan_s < s->best.makespan_s)
@@ -213,11 +217,14 @@ tp_bmpipe_search(tp_bmpipe *p, int32_t *assignment, tp_bmpipe_found *found)
     int64_t deadline_ns = p->deadline_ns, now_ns = tp_clock_ns();
     TP_TRY(room_open(&s, p));
     p->deadline_ns = deadline_ns == 0 ? 0 : now_ns + (deadline_ns - now_ns) / 2; /* half of the time is the bound's */
-    TP_TRY(iterate(&s));
+    int proven = 0;
+    TP_TRY(iterate(&s, &proven));
     p->deadline_ns = deadline_ns;
     p->late = 0;
     *found = (tp_bmpipe_found){.makespan_s = s.best.makespan_s, .paths = s.row_count};
-    TP_TRY(tp_bmpipe_bound(&s, &found->bound_s));
+    found->bound_s = found->makespan_s * (1.0 - TP_BMPIPE_SLACK);
+    if (!proven)
+        TP_TRY(tp_bmpipe_bound(&s, &found->bound_s));
     for (int v = 0; v < p->virtuals; v++) {
         const tp_bmpipe_choice *choice = NULL;
         const tp_bmpipe_front *front = NULL;

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core
+from .._files import loads
 from .arguments import FloatArray, array, integer, number
 
 __all__ = ["LayerEdge", "LayerGraph", "LayerNode", "LayerPlan", "LayerStage", "LayerVariant", "layer_graph", "load_piper",
@@ -151,7 +153,7 @@ _Packed = tuple[tuple[Any, ...], list[LayerVariant]]
 def _number(value: Any, what: str, least: float = 0.0) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise _core.InvalidTypeError(f"{what} is {value!r}: a number would be right")
-    if not (math.isfinite(value) and value >= least):
+    if not max(least, -sys.float_info.max) <= value <= sys.float_info.max:
         raise _core.InvalidValueError(f"{what} is {value!r}: a finite number of at least {least:g} is needed")
     return float(value)
 
@@ -383,13 +385,15 @@ def load_piper(path: str | Path) -> LayerGraph:
 
     StorageError if it cannot be read; ValueError or TypeError naming the line, node, variant or edge that is wrong."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        raw = Path(path).read_bytes()
     except OSError as error:
         raise _core.StorageError(f"{path}: {error.strerror or error}") from None
     try:
-        record = json.loads(text)
+        record = loads(raw)
     except json.JSONDecodeError as error:
         raise _core.InvalidValueError(f"{path}, line {error.lineno}, column {error.colno}: {error.msg}") from None
+    except ValueError as error:
+        raise _core.InvalidValueError(f"{path} is no JSON: {error}") from None
     where = str(path)
     devices = _whole(_field(record, "maxDevices", where), f"{where}: maxDevices")
     batch = "maxBatchSize" if "maxBatchSize" in record else "mbsInBatch"

@@ -15,7 +15,7 @@ import numpy as np
 
 from .. import _core
 from .._core import InvalidTypeError, InvalidValueError
-from .._files import write_json
+from .._files import loads, write_json
 from .arguments import FloatArray, array
 
 __all__ = ["Nodes", "load_nodes"]
@@ -258,6 +258,12 @@ def _column(rows: list[Any], key: str, where: Any) -> list[float] | None:
     return values
 
 
+def _block(value: Any, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not -1 <= value < 1 << 31:
+        raise InvalidValueError(f"{where} has block {value!r}: a number of a block would be right")
+    return value
+
+
 def load_nodes(path: str | os.PathLike[str]) -> Nodes:
     """Nodes from a JSON file::
 
@@ -271,13 +277,14 @@ def load_nodes(path: str | os.PathLike[str]) -> Nodes:
     optional) they are ordered as :meth:`Nodes.from_graph` says. A ValueError names the file, and the node and its line or
     the edge, that is wrong: broken JSON, a missing key, a size that is negative or no number, an unknown node, a cycle.
     """
-    shown, text = os.fspath(path), Path(path).read_text(encoding="utf-8")
+    shown, raw = os.fspath(path), Path(path).read_bytes()
     try:
-        data = json.loads(text)
+        data = loads(raw)
     except ValueError as error:
         raise InvalidValueError(f"{shown} is no JSON: {error}") from None
     if not isinstance(data, dict) or data.get("format") != _FORMAT or data.get("version") != _VERSION:
         raise InvalidValueError(f'{shown} does not say "format": "{_FORMAT}", "version": {_VERSION}')
+    text = raw.decode("utf-8")
     rows, edges = data.get("nodes"), data.get("edges", [])
     if not isinstance(rows, list) or not rows or not isinstance(edges, list):
         raise InvalidValueError(f"{shown} has no list of nodes")
@@ -297,7 +304,7 @@ def load_nodes(path: str | os.PathLike[str]) -> Nodes:
         if any("name" in row for row in rows):
             made["names"] = tuple(str(row.get("name", k)) for k, row in enumerate(rows))
         if any("block" in row for row in rows):
-            made["blocks"] = tuple(int(row.get("block", -1)) for row in rows)
+            made["blocks"] = tuple(_block(row.get("block", -1), where(k)) for k, row in enumerate(rows))
         return Nodes.from_graph(made, edges) if edges else Nodes.of(made)
     except InvalidValueError as error:
         raise InvalidValueError(f"{shown}: {error}") from None
