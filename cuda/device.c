@@ -139,9 +139,34 @@ tp_cuda_stream_destroy(tp_cuda_device *device, tp_stream stream)
         (void)cudaStreamDestroy(stream);
 }
 
+<<<<<<< HEAD
 tp_status
 tp_cuda_ask_priorities(tp_cuda_device *device)
+=======
+static const void *known[128];
+static int known_count;
+
+void
+tp_cuda_know(const void *kernel)
 {
+    if (known_count < (int)(sizeof known / sizeof *known)) /* more: they are loaded when first launched */
+        known[known_count++] = kernel;
+}
+
+static tp_status
+load_kernels(void)
+{
+    struct cudaFuncAttributes unused;
+    for (int i = 0; i < known_count; i++)
+        CUDA_TRY(cudaFuncGetAttributes(&unused, known[i]));
+    return TP_OK;
+}
+
+static tp_status
+open_device(tp_cuda_device *device)
+>>>>>>> 55c6aca (Make the CUDA backend ready for a GPU: no shared NCCL resources, events in their green context, kernels loaded before a step, sums' room for fewer rows, pinned products that do any rows)
+{
+    TP_TRY(load_kernels());
     CUDA_TRY(cudaDeviceGetStreamPriorityRange(&device->priorities[0], &device->priorities[1]));
     return TP_OK;
 }
@@ -316,9 +341,15 @@ tp_cuda_query(tp_cuda_device *device, tp_stream stream, int *done)
 tp_status
 tp_cuda_event_create(tp_cuda_device *device, int timed, tp_cuda_event *out)
 {
+    const tp_cuda_partition *part = &device->partition;
     *out = NULL;
     TP_TRY(tp_cuda_bind(device));
-    CUDA_TRY(cudaEventCreateWithFlags((cudaEvent_t *)out, timed ? cudaEventDefault : cudaEventDisableTiming));
+    if (part->enter)
+        TP_TRY(part->enter(part->context, 1));
+    cudaError_t error = cudaEventCreateWithFlags((cudaEvent_t *)out, timed ? cudaEventDefault : cudaEventDisableTiming);
+    if (part->enter)
+        TP_TRY(part->enter(part->context, 0));
+    CUDA_TRY(error);
     return TP_OK;
 }
 

@@ -61,6 +61,9 @@ typedef struct {
     void *context;
     /* A non-blocking stream of this part of the device. */
     tp_status (*stream_create)(void *context, int priority, tp_stream *out);
+    /* inside 1: this part is current on the calling thread until the call with 0. An event is recorded on streams of the
+     * context that it was created in alone (cuEventRecord), so this part's are created inside. NULL: nothing is needed. */
+    tp_status (*enter)(void *context, int inside);
     int multiprocessors; /* of this part, as read back */
 } tp_cuda_partition;
 
@@ -68,6 +71,11 @@ typedef struct {
  * ERUNTIME: see tp_cuda_available; compute capability below 8.0. EVALUE: no such device. */
 TP_MUST_USE tp_status
 tp_cuda_open(int index, const tp_cuda_partition *partition, tp_cuda_device **out);
+/* A kernel of ours: tp_cuda_open loads those that are known, so that a step loads none. CUDA loads a kernel when it is first
+ * launched, and may then wait for all that runs, a kernel that waits for a message too (CUDA Programming Guide, "Lazy Loading",
+ * concurrent execution). Not in the emulated build, which has nothing to load. */
+void
+tp_cuda_know(const void *kernel);
 /* Waits for the streams; NULL is allowed. What was allocated is the caller's to free before. */
 void
 tp_cuda_close(tp_cuda_device *device);

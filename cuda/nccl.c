@@ -186,10 +186,11 @@ watch(void *argument)
 
 /* ---- opening -------------------------------------------------------------------------------------------------------------- */
 
+/* Nothing is shared between communicators: see nccl.h. */
 static nc_config
 config_of(const nccl_comm *c)
 {
-    return (nc_config){sizeof(nc_config), NC_CONFIG_MAGIC, NC_CONFIG_VERSION, 0, NC_UNDEFINED, 1, c->max_ctas, NULL, 1,
+    return (nc_config){sizeof(nc_config), NC_CONFIG_MAGIC, NC_CONFIG_VERSION, 0, NC_UNDEFINED, 1, c->max_ctas, NULL, 0,
                        NC_UNDEFINED};
 }
 

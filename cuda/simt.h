@@ -56,9 +56,20 @@ typedef struct {
 #define TP_KEEP_LOOP TP_UNROLL_BY(1)
 /* The compiler may not tell what the int is: it computes anew what it would else keep in registers. */
 #define TP_OPAQUE(x) __asm__ volatile("" : "+r"(x))
-#define TP_KERNEL(name, type) static __global__ void name(const type a)
+/* Before main: tp_cuda_open loads every kernel, none is loaded in a step. */
+#define TP_KNOWN(name)                                       \
+    static void __attribute__((constructor)) name##_known(void) \
+    {                                                        \
+        tp_cuda_know((const void *)(name));                  \
+    }
+#define TP_KERNEL(name, type)                    \
+    static __global__ void name(const type a);   \
+    TP_KNOWN(name)                               \
+    static __global__ void name(const type a)
 /* The compiler keeps to registers that let `blocks` blocks of `threads` live on one SM. */
-#define TP_KERNEL_BOUNDS(name, type, threads, blocks) \
+#define TP_KERNEL_BOUNDS(name, type, threads, blocks)                             \
+    static __global__ void __launch_bounds__(threads, blocks) name(const type a); \
+    TP_KNOWN(name)                                                                \
     static __global__ void __launch_bounds__(threads, blocks) name(const type a)
 #define TP_LAUNCH(kernel, grid, block, smem, stream, a) \
     tp_simt_launch((const void *)(kernel), #kernel, (grid), (block), (size_t)(smem), (stream), (void *)&(a))

@@ -19,3 +19,6 @@ CUresult (*const d)(CUgreenCtx *, CUdevResourceDesc, CUdevice, unsigned) = cuGre
 CUresult (*const e)(CUgreenCtx) = cuGreenCtxDestroy;
 CUresult (*const f)(CUstream *, CUgreenCtx, unsigned, int) = cuGreenCtxStreamCreate;
 CUresult (*const g)(CUgreenCtx, CUdevResource *, CUdevResourceType) = cuGreenCtxGetDevResource;
+CUresult (*const h)(CUcontext *, CUgreenCtx) = cuCtxFromGreenCtx;
+CUresult (*const i)(CUcontext) = cuCtxPushCurrent;
+CUresult (*const j)(CUcontext *) = cuCtxPopCurrent;

@@ -163,13 +163,15 @@ class Driver:
              "create": (ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p, ctypes.c_int, ctypes.c_uint),
              "destroy": (ctypes.c_void_p,),
              "stream": (ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p, ctypes.c_uint, ctypes.c_int),
-             "resource_of": (ctypes.c_void_p, ctypes.POINTER(Resource), ctypes.c_int)}
+             "resource_of": (ctypes.c_void_p, ctypes.POINTER(Resource), ctypes.c_int),
+             "current_of": (ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p), "push": (ctypes.c_void_p,),
+             "pop": (ctypes.POINTER(ctypes.c_void_p),)}
 
     def __init__(self, makes, total=132, fails=None):
         self.makes, self.total, self.fails = makes, total, fails
-        self.asked, self.living, self.sizes = [], set(), []
+        self.asked, self.living, self.sizes, self.current = [], set(), [], []
         self.functions = [ctypes.CFUNCTYPE(ctypes.c_int, *types)(self.guarded(name)) for name, types in self.TYPES.items()]
-        self.table = (ctypes.c_void_p * 7)(*(ctypes.cast(function, ctypes.c_void_p).value for function in self.functions))
+        self.table = (ctypes.c_void_p * 10)(*(ctypes.cast(function, ctypes.c_void_p).value for function in self.functions))
 
     def guarded(self, name):
         return lambda *args: 999 if name == self.fails else getattr(self, name)(*args)
@@ -209,10 +211,23 @@ class Driver:
         out[0].count = self.sizes[context - 1]
         return 0
 
+    def current_of(self, out, context):
+        out[0] = 1000 + context
+        return 0
+
+    def push(self, context):
+        self.current.append(context)
+        return 0
+
+    def pop(self, out):
+        out[0] = self.current.pop()
+        return 0
+
 
 class Partition(ctypes.Structure):
     _fields_ = [("context", ctypes.c_void_p),
                 ("stream", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))),
+                ("enter", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int)),
                 ("multiprocessors", ctypes.c_int)]
 
 
@@ -229,6 +244,8 @@ def test_a_gpu_is_split_into_equal_parts(parts, size, asked):
         part, stream = library.tp_green_part(green, i)[0], ctypes.c_void_p()
         assert part.multiprocessors == size and part.stream(part.context, 0, ctypes.byref(stream)) == 0
         streams.add(stream.value)
+        assert part.enter(part.context, 1) == 0 and driver.current == [1001 + i]
+        assert part.enter(part.context, 0) == 0 and driver.current == []
     assert len(streams) == parts and len(driver.living) == parts
     library.tp_green_close(green)
     assert not driver.living
@@ -241,7 +258,8 @@ def test_what_cannot_be_split_says_why():
                                  (20, Driver(lambda least: 9), "132 multiprocessors has no 20 equal parts"),
                                  (8, Driver(lambda least: 5), "at most 5 groups"),
                                  (2, Driver(lambda least: 9, fails="create"), "cuGreenCtxCreate: the driver answers 999"),
-                                 (2, Driver(lambda least: 9, fails="resource_of"), "cuGreenCtxGetDevResource")):
+                                 (2, Driver(lambda least: 9, fails="resource_of"), "cuGreenCtxGetDevResource"),
+                                 (2, Driver(lambda least: 9, fails="current_of"), "cuCtxFromGreenCtx")):
         assert library.tp_green_open(0, parts, driver.table, ctypes.byref(green)) != 0
         assert words in library.tp_error_message().decode() and not driver.living
     assert library.tp_green_open(0, 2, None, ctypes.byref(green)) != 0  # the emulated device has no driver

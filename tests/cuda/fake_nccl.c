@@ -129,9 +129,9 @@ FAKE(ncclCommInitRankConfig)(nc_comm *out, int ranks, nc_id id, int rank, nc_con
 #ifndef FAKE_WITHOUT_SPLIT
 FAKE(ncclCommSplit)(nc_comm c, int color, int key, nc_comm *out, nc_config *config)
 {
-    (void)config;
     pthread_mutex_lock(&lock);
     int result = refuse(c);
+    misuses += config->split_share != 0; /* one would wait for the other: a send behind a receive that waits for it */
     if (result == NC_SUCCESS) {
         c->splitting = 1;
         c->color = color;
