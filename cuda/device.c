@@ -139,10 +139,6 @@ tp_cuda_stream_destroy(tp_cuda_device *device, tp_stream stream)
         (void)cudaStreamDestroy(stream);
 }
 
-<<<<<<< HEAD
-tp_status
-tp_cuda_ask_priorities(tp_cuda_device *device)
-=======
 static const void *known[128];
 static int known_count;
 
@@ -162,9 +158,8 @@ load_kernels(void)
     return TP_OK;
 }
 
-static tp_status
-open_device(tp_cuda_device *device)
->>>>>>> 55c6aca (Make the CUDA backend ready for a GPU: no shared NCCL resources, events in their green context, kernels loaded before a step, sums' room for fewer rows, pinned products that do any rows)
+tp_status
+tp_cuda_ask_priorities(tp_cuda_device *device)
 {
     TP_TRY(load_kernels());
     CUDA_TRY(cudaDeviceGetStreamPriorityRange(&device->priorities[0], &device->priorities[1]));
