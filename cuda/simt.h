@@ -32,6 +32,8 @@
 #define TP_TEXT_(x) #x
 #define TP_TEXT(x) TP_TEXT_(x)
 #define TP_WARP 32
+/* Dynamic shared memory that a launch need not ask to be allowed: static arrays count too in CUDA's 48 KB. */
+#define TP_SHARED_PLAIN (32 * 1024)
 
 typedef struct {
     uint16_t bits;
@@ -149,7 +151,7 @@ tp_simt_launch(const void *kernel, const char *name, tp_grid grid, int block, si
     if (grid.x > INT32_MAX || grid.y > 65535 || grid.z > 65535 || block < TP_WARP || block > 1024 || block % TP_WARP)
         return tp_fail(TP_EVALUE, "CUDA kernel %s: a grid of %lld x %lld x %lld blocks of %d threads cannot be launched",
                        name, (long long)grid.x, (long long)grid.y, (long long)grid.z, block);
-    if (smem > 48 * 1024)
+    if (smem > TP_SHARED_PLAIN)
         error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem);
     if (error == cudaSuccess)
         error = cudaLaunchKernel(kernel, dim3((unsigned)grid.x, (unsigned)grid.y, (unsigned)grid.z), dim3((unsigned)block),
