@@ -49,5 +49,5 @@ def green():
     return found | {"headline": ", ".join(f"{name} of {count}" for name, count in found.items() if name != "trials")}
 
 
-QUESTIONS = [Question("green contexts", 25, green, order=12), Question("NCCL, 2 ranks", 60, nccl(2), order=20),
-             Question("NCCL, 4 ranks", 75, nccl(4), order=21)]
+QUESTIONS = [Question("green contexts", 25, green, order=12), Question("NCCL 2 ranks", 60, nccl(2), order=20),
+             Question("NCCL 4 ranks", 75, nccl(4), order=21)]

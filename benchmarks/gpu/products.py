@@ -43,7 +43,8 @@ def memory():
     """A byte more than is free is refused before anything runs, and says how much there is."""
     import terapipe_c as tp
 
-    (first, *_) = tp.cuda.devices()
+    assert tp.cuda.device_count() > 0, tp.cuda.why_not()
+    first = tp.cuda.devices()[0]
     try:
         tp.cuda.load().check(0, first.total_bytes + 1)
     except tp.OutOfMemoryError as error:
@@ -60,6 +61,7 @@ def tests():
                          cwd=ROOT, capture_output=True, text=True, env=environment())  # fmt: skip
     tail = ran.stdout.strip().splitlines()[-40:]
     assert ran.returncode == 0, "\n".join(tail)[-3500:] + ran.stderr[-1500:]
+    assert " passed" in tail[-1], tail[-1]
     return {"headline": tail[-1]}
 
 

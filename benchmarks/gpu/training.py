@@ -6,6 +6,7 @@ included, embeddings not) forward and twice backward, and attention's visible pa
 (12 n_layer n_embd T), as llm.c and nanoGPT do. Numbers and tokens are random, and weights those of an initialised model.
 """
 
+import math
 import os
 import statistics
 import threading
@@ -148,12 +149,14 @@ def curve():
 
 
 def some_params(model):
-    """As initialised, but quickly: a block of normal numbers over and over."""
+    """As initialised, but quickly and in little memory: parts of one block of normal numbers."""
     from terapipe_c.checkpoint import param_shapes
 
+    shapes = param_shapes(model)
     some = np.random.default_rng(3).standard_normal((1 << 20) + 7, np.float32) * np.float32(0.02)
-    return {name: np.ones(shape, np.float32) if ".ln_" in name and name.endswith("weight") else np.resize(some, shape)
-            for name, shape in param_shapes(model).items()}
+    block = np.resize(some, max(math.prod(shape) for shape in shapes.values()) + 64 * len(shapes))
+    return {name: np.ones(shape, np.float32) if ".ln_" in name and name.endswith("weight")
+            else block[64 * i:64 * i + math.prod(shape)].reshape(shape) for i, (name, shape) in enumerate(shapes.items())}
 
 
 def sized(size):
