@@ -268,7 +268,9 @@ class Check:
 
     def put(self, q: Question, until: float) -> None:
         seconds = min(q.seconds, until - time.monotonic(), self.left())
-        record = ask(q, seconds, self.caches.get(q.name)) if seconds > 3 else {"ok": False, "why": "no time was left", "seconds": 0.0}
+        record: dict[str, Any] = {"ok": False, "why": "no time was left", "seconds": 0.0}
+        if seconds > 3:
+            record = ask(q, seconds, self.caches.get(q.name))
         found = record.get("answer", record.get("so_far"))
         headline = found.get("headline", "") if isinstance(found, dict) else ""
         with self.lock:

@@ -35,6 +35,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 from cuda_launchers import declare  # noqa: E402
 
+
 @dataclass
 class Case:
     """One kernel on one set of inputs."""

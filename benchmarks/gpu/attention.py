@@ -117,7 +117,8 @@ def right(shapes=None):
     wrong = [(name, row) for row in found for name in ("o", "lse", "dq", "dk", "dv")
              if not row[name] <= (1e-5 if name == "lse" else bound(row["dtype"], row["head_dim"]))]  # fmt: skip
     assert not wrong, wrong
-    worst = {kind: max(row[n] for row in found if row["dtype"] == kind for n in ("o", "dq", "dk", "dv")) for kind in ("bf16", "f32")}
+    worst = {kind: max(row[n] for row in found if row["dtype"] == kind for n in ("o", "dq", "dk", "dv"))
+             for kind in ("bf16", "f32")}  # fmt: skip
     return {"headline": f"worst error bf16 {worst['bf16']:.1e}, fp32 {worst['f32']:.1e}", "shapes": found}
 
 
@@ -210,14 +211,14 @@ def speed():
             torch.cuda.empty_cache()
             for part in ("forward", "both"):
                 best = max((p[f"{part}_tflops"] for p in row["peers"].values() if f"{part}_tflops" in p), default=None)
-                row[f"{part}_of_best_peer"] = {k: round(r[f"{part}_tflops"] / best, 3) for k, r in row["ours"].items()} if best else {}
+                row[f"{part}_of_best_peer"] = {k: round(r[f"{part}_tflops"] / best, 3) for k, r in row["ours"].items() if best}
             found.append(row)
             so_far(found)
     ours = [max(row["ours"].values(), key=lambda r: r["both_tflops"]) for row in found]
     shares = [share for row in found for name, share in row["both_of_best_peer"].items() if "groups 1" not in name]
-    return {"headline": f"up to {max(r['forward_tflops'] for r in ours):.0f} forward, {max(r['backward_tflops'] for r in ours):.0f} "
-                        f"backward TFLOP/s; {min(shares, default=0):.2f} to {max(shares, default=0):.2f} of the best peer (goal 0.9)",
-            "shapes": found}
+    forward, backward = (max(r[f"{part}_tflops"] for r in ours) for part in ("forward", "backward"))
+    return {"headline": f"up to {forward:.0f} forward, {backward:.0f} backward TFLOP/s; {min(shares, default=0):.2f} to "
+                        f"{max(shares, default=0):.2f} of the best peer (goal 0.9)", "shapes": found}  # fmt: skip
 
 
 QUESTIONS = [

@@ -118,8 +118,8 @@ def graphs():
         so_far(found)
         del engine
     assert found["graphs"]["loss"] == found["eager"]["loss"] and found["graphs"]["norm"] == found["eager"]["norm"], found
-    return found | {"headline": f"a step {1e3 * found['graphs']['step_s']:.2f} ms by graphs, {1e3 * found['eager']['step_s']:.2f} ms "
-                                "eager"}
+    ms = {name: f"{1e3 * one['step_s']:.2f} ms" for name, one in found.items()}
+    return found | {"headline": f"a step {ms['graphs']} by graphs, {ms['eager']} eager"}
 
 
 def curve():
@@ -199,7 +199,8 @@ def training(size):
         tflops = 1e-12 * flops * tokens_per_step / step_s
         return {"headline": f"{tflops:.0f} TFLOP/s (goal {GOALS[size]:.0f}), {tokens_per_step / step_s:.0f} tokens/s",
                 "model": repr(model), "parameters": model.num_params, "micro_batch": batch, "micro_batches": micros,
-                "opened_s": opened, "step_s": step_s, "steps_s": steps, "loss": loss, "grad_norm": norm, "tokens_per_s": tokens_per_step / step_s,
+                "opened_s": opened, "step_s": step_s, "steps_s": steps, "loss": loss, "grad_norm": norm,
+                "tokens_per_s": tokens_per_step / step_s,
                 "tflops": tflops, "dense_tflops": 1e-12 * dense * tokens_per_step / step_s,
                 "goal_tflops": GOALS[size], "formula": __doc__.split("\n\n")[1].replace("\n", " "),
                 "peak_bytes": engine.peak_memory_bytes, "seconds_by_operation": spent}
@@ -352,7 +353,8 @@ def pipeline():
     best = min((k for k in found if k.startswith("slices")), key=lambda k: found[k]["step_s"])
     found["speedup"] = found["gpipe"]["step_s"] / found[best]["step_s"]
     off = max(abs(one["simulated_over_measured"] - 1) for one in found.values() if isinstance(one, dict))
-    return found | {"headline": f"{best} {found['speedup']:.2f} times GPipe (goal 2.5); simulator off by {100 * off:.1f} % (goal 5)"}
+    return found | {"headline": f"{best}: {found['speedup']:.2f} times GPipe (goal 2.5); simulator off by {100 * off:.1f} % "
+                                "(goal 5)"}
 
 
 def run_ranks(model, program, make, params, tokens):
