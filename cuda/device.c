@@ -336,15 +336,11 @@ tp_cuda_query(tp_cuda_device *device, tp_stream stream, int *done)
 tp_status
 tp_cuda_event_create(tp_cuda_device *device, int timed, tp_cuda_event *out)
 {
-    const tp_cuda_partition *part = &device->partition;
     *out = NULL;
     TP_TRY(tp_cuda_bind(device));
-    if (part->enter)
-        TP_TRY(part->enter(part->context, 1));
-    cudaError_t error = cudaEventCreateWithFlags((cudaEvent_t *)out, timed ? cudaEventDefault : cudaEventDisableTiming);
-    if (part->enter)
-        TP_TRY(part->enter(part->context, 0));
-    CUDA_TRY(error);
+    if (device->partition.event_create)
+        return device->partition.event_create(device->partition.context, timed, out);
+    CUDA_TRY(cudaEventCreateWithFlags((cudaEvent_t *)out, timed ? cudaEventDefault : cudaEventDisableTiming));
     return TP_OK;
 }
 

@@ -61,9 +61,8 @@ typedef struct {
     void *context;
     /* A non-blocking stream of this part of the device. */
     tp_status (*stream_create)(void *context, int priority, tp_stream *out);
-    /* inside 1: this part is current on the calling thread until the call with 0. An event is recorded on streams of the
-     * context that it was created in alone (cuEventRecord), so this part's are created inside. NULL: nothing is needed. */
-    tp_status (*enter)(void *context, int inside);
+    /* An event of this part: one is recorded on streams of the context that it was created in alone (cuEventRecord). */
+    tp_status (*event_create)(void *context, int timed, tp_cuda_event *out);
     int multiprocessors; /* of this part, as read back */
 } tp_cuda_partition;
 

@@ -156,13 +156,21 @@ describe_product(const tp_gemm *gemm, plan *p, const tp_gemm_op *op, int fused)
 
 /* ---- running one ---------------------------------------------------------------------------------------------------- */
 
+/* Before the product, which writes aux by the stride of y. */
 static tp_status
-run_kernel(const tp_gemm *gemm, const tp_gemm_op *op)
+check_gaps(const tp_gemm_op *op)
 {
     int64_t n = tp_gemm_width(op);
     if (op->aux_stride != n || op->y_stride != n)
         return tp_fail(TP_EVALUE, "gemm: a GELU that is not fused takes rows without gaps: the strides of y and aux are %lld "
                        "and %lld, the width %lld", (long long)op->y_stride, (long long)op->aux_stride, (long long)n);
+    return TP_OK;
+}
+
+static tp_status
+run_kernel(const tp_gemm *gemm, const tp_gemm_op *op)
+{
+    int64_t n = tp_gemm_width(op);
     if (op->epilogue == TP_GEMM_DGELU)
         return tp_cuda_dgelu(gemm->stream, op->dtype, op->rows, n, op->aux, op->y, op->y);
     return tp_cuda_gelu(gemm->stream, op->dtype, op->rows, n, op->aux, op->y);
@@ -174,6 +182,8 @@ execute(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, const lt_algo 
     int residual = op->epilogue == TP_GEMM_BIAS_RESIDUAL;
     int separate = is_gelu(op->epilogue) && !p->fused;
     float alpha = 1.0f, beta = op->accumulate || residual ? 1.0f : 0.0f;
+    if (separate)
+        TP_TRY(check_gaps(op));
     void *y = separate && op->epilogue == TP_GEMM_BIAS_GELU_AUX ? op->aux : op->y;
     int answer = gemm->lt->matmul(gemm->handle, p->desc, &alpha, op->w, p->a, op->x, p->b, &beta,
                                   residual ? op->aux : y, p->c, y, p->d, algo, gemm->workspace, gemm->workspace_bytes,

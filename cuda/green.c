@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-enum { SM = 1, DEFAULT_STREAM = 1, NON_BLOCKING = 1, STEP = 8, MOST_PARTS = 32, SINCE = 12040 };
+enum { SM = 1, DEFAULT_STREAM = 1, NON_BLOCKING = 1, STEP = 8, MOST_PARTS = 32, SINCE = 12040, TIMED = 0, NOT_TIMED = 2 };
 
 typedef struct {
     tp_green *green;
@@ -19,15 +19,15 @@ struct tp_green {
 static tp_status
 load_driver(tp_green_driver *out)
 {
-    void *found[10] = {NULL};
+    void *found[11] = {NULL};
     static const struct {
         const char *name;
         int since;
-    } wanted[10] = {{"cuDeviceGetDevResource", SINCE}, {"cuDevSmResourceSplitByCount", SINCE}, {"cuDevResourceGenerateDesc", SINCE},
+    } wanted[11] = {{"cuDeviceGetDevResource", SINCE}, {"cuDevSmResourceSplitByCount", SINCE}, {"cuDevResourceGenerateDesc", SINCE},
                     {"cuGreenCtxCreate", SINCE},       {"cuGreenCtxDestroy", SINCE},           {"cuGreenCtxStreamCreate", 12050},
                     {"cuGreenCtxGetDevResource", SINCE}, {"cuCtxFromGreenCtx", SINCE}, {"cuCtxPushCurrent", SINCE},
-                    {"cuCtxPopCurrent", SINCE}};
-    for (int i = 0; i < 10; i++)
+                    {"cuCtxPopCurrent", SINCE},          {"cuEventCreate", SINCE}};
+    for (int i = 0; i < 11; i++)
         TP_TRY(tp_cuda_driver_function(wanted[i].name, wanted[i].since, &found[i]));
     /* POSIX: a pointer that dlsym gave is a function's */
     *(void **)&out->device_resource = found[0];
@@ -40,6 +40,7 @@ load_driver(tp_green_driver *out)
     *(void **)&out->current_of = found[7];
     *(void **)&out->push = found[8];
     *(void **)&out->pop = found[9];
+    *(void **)&out->event = found[10];
     return TP_OK;
 }
 
@@ -58,13 +59,19 @@ part_stream(void *context, int priority, tp_stream *out)
 }
 
 static tp_status
-part_enter(void *context, int inside)
+part_event(void *context, int timed, tp_cuda_event *out)
 {
     const part *p = context;
     const tp_green_driver *driver = &p->green->driver;
     void *left;
-    int result = inside ? driver->push(p->current) : driver->pop(&left);
-    return result == 0 ? TP_OK : driver_failed(inside ? "cuCtxPushCurrent" : "cuCtxPopCurrent", result);
+    int result = driver->push(p->current);
+    if (result != 0)
+        return driver_failed("cuCtxPushCurrent", result);
+    int made = driver->event(out, timed ? TIMED : NOT_TIMED);
+    result = driver->pop(&left);
+    if (made != 0)
+        return driver_failed("cuEventCreate", made);
+    return result == 0 ? TP_OK : driver_failed("cuCtxPopCurrent", result);
 }
 
 /* The largest size, a multiple of 8, of which the driver makes at least so many groups. */
@@ -108,7 +115,7 @@ open_part(tp_green *green, int index, int i, tp_green_resource *group)
     if (result != 0)
         return driver_failed("cuCtxFromGreenCtx", result);
     green->partition[i] = (tp_cuda_partition){
-        .context = p, .stream_create = part_stream, .enter = part_enter, .multiprocessors = (int)got.is.sm.count};
+        .context = p, .stream_create = part_stream, .event_create = part_event, .multiprocessors = (int)got.is.sm.count};
     return TP_OK;
 }
 

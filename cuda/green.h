@@ -29,6 +29,7 @@ typedef struct {
     int (*current_of)(void **context, void *green);
     int (*push)(void *context);
     int (*pop)(void **context);
+    int (*event)(void **event, unsigned flags);
 } tp_green_driver;
 
 typedef struct tp_green tp_green;

@@ -22,3 +22,6 @@ CUresult (*const g)(CUgreenCtx, CUdevResource *, CUdevResourceType) = cuGreenCtx
 CUresult (*const h)(CUcontext *, CUgreenCtx) = cuCtxFromGreenCtx;
 CUresult (*const i)(CUcontext) = cuCtxPushCurrent;
 CUresult (*const j)(CUcontext *) = cuCtxPopCurrent;
+CUresult (*const k)(CUevent *, unsigned) = cuEventCreate;
+SAME(0, CU_EVENT_DEFAULT);
+SAME(2, CU_EVENT_DISABLE_TIMING);

@@ -165,13 +165,13 @@ class Driver:
              "stream": (ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p, ctypes.c_uint, ctypes.c_int),
              "resource_of": (ctypes.c_void_p, ctypes.POINTER(Resource), ctypes.c_int),
              "current_of": (ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p), "push": (ctypes.c_void_p,),
-             "pop": (ctypes.POINTER(ctypes.c_void_p),)}
+             "pop": (ctypes.POINTER(ctypes.c_void_p),), "event": (ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint)}
 
     def __init__(self, makes, total=132, fails=None):
         self.makes, self.total, self.fails = makes, total, fails
         self.asked, self.living, self.sizes, self.current = [], set(), [], []
         self.functions = [ctypes.CFUNCTYPE(ctypes.c_int, *types)(self.guarded(name)) for name, types in self.TYPES.items()]
-        self.table = (ctypes.c_void_p * 10)(*(ctypes.cast(function, ctypes.c_void_p).value for function in self.functions))
+        self.table = (ctypes.c_void_p * 11)(*(ctypes.cast(function, ctypes.c_void_p).value for function in self.functions))
 
     def guarded(self, name):
         return lambda *args: 999 if name == self.fails else getattr(self, name)(*args)
@@ -223,11 +223,15 @@ class Driver:
         out[0] = self.current.pop()
         return 0
 
+    def event(self, out, flags):
+        out[0] = self.current[-1] * 10 + flags
+        return 0
+
 
 class Partition(ctypes.Structure):
     _fields_ = [("context", ctypes.c_void_p),
                 ("stream", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))),
-                ("enter", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int)),
+                ("event", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))),
                 ("multiprocessors", ctypes.c_int)]
 
 
@@ -244,8 +248,9 @@ def test_a_gpu_is_split_into_equal_parts(parts, size, asked):
         part, stream = library.tp_green_part(green, i)[0], ctypes.c_void_p()
         assert part.multiprocessors == size and part.stream(part.context, 0, ctypes.byref(stream)) == 0
         streams.add(stream.value)
-        assert part.enter(part.context, 1) == 0 and driver.current == [1001 + i]
-        assert part.enter(part.context, 0) == 0 and driver.current == []
+        for timed, flags in ((1, 0), (0, 2)):  # made where the part is current, which it is no more
+            assert part.event(part.context, timed, ctypes.byref(stream)) == 0 and driver.current == []
+            assert stream.value == 10 * (1001 + i) + flags
     assert len(streams) == parts and len(driver.living) == parts
     library.tp_green_close(green)
     assert not driver.living

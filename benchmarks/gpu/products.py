@@ -54,15 +54,20 @@ def memory():
 
 
 def tests():
-    """pytest -m gpu: every test that needs a device."""
+    """pytest -m gpu: every test that needs a device; and our declarations against the libraries' headers, where they lie."""
+    chosen = "a_device_does_all" if small() else "nothing"  # the emulated one has no graphs
+    told = [pytest("-m", "gpu", "-k", f"not {chosen}"), pytest("-k", "declarations")]
+    so_far(told)
+    assert all(one["status"] == 0 for one in told) and " passed" in told[0]["last"], "\n".join(one["tail"] for one in told)
+    return {"headline": f"{told[0]['last']}; declarations: {told[1]['last']}", "told": told}
+
+
+def pytest(*options):
     files = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tests").glob("test_cuda_*.py"))
-    files += ["-k", "not a_device_does_all"] if small() else []  # the emulated one has no graphs
-    ran = subprocess.run([sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--tb=short", "-p", "no:cacheprovider", *files],
+    ran = subprocess.run([sys.executable, "-m", "pytest", "-q", "-rs", "--tb=short", "-p", "no:cacheprovider", *options, *files],
                          cwd=ROOT, capture_output=True, text=True, env=environment())  # fmt: skip
-    tail = ran.stdout.strip().splitlines()[-40:]
-    assert ran.returncode == 0, "\n".join(tail)[-3500:] + ran.stderr[-1500:]
-    assert " passed" in tail[-1], tail[-1]
-    return {"headline": tail[-1]}
+    lines = ran.stdout.strip().splitlines() or [""]
+    return {"status": ran.returncode, "last": lines[-1], "tail": "\n".join(lines[-40:])[-3000:] + ran.stderr[-1000:]}
 
 
 def environment():
