@@ -106,10 +106,13 @@ def test_bits_do_not_depend_on_the_communicator(fake):
     assert all(one["told"] == results[0]["told"] and one["misuses"] == 0 for one in results[-2:])
 
 
+HELLOS = 3 * 2 * 2 * 2  # pairs of a ring of 3, directions, ends, a send and a receive: connections are made before messages
+
+
 def test_faults_end_every_rank_with_the_first_words(fake):
     fail, stuck, dead = emulated(
-        fake, {"mode": "nccl", "ranks": 3, "fault": {"fail_at": 7, "code": 2}},
-        {"mode": "nccl", "ranks": 3, "fault": {"stuck_at": 9}, "timeout_s": 0.3},
+        fake, {"mode": "nccl", "ranks": 3, "fault": {"fail_at": HELLOS + 7, "code": 2}},
+        {"mode": "nccl", "ranks": 3, "fault": {"stuck_at": HELLOS + 9}, "timeout_s": 0.3},
         {"mode": "nccl", "ranks": 3, "dead": 1})
     for result, words in ((fail, "unhandled system error: the fake has no more to say"), (stuck, "waited 0.3 s"), (dead, "killed")):
         first = [text for text in result["told"] if not text.startswith("AbortedError")]
