@@ -171,7 +171,7 @@ def answer(name: str, to: str | None) -> int:
 
 
 class Warming:
-    """What questions do beforehand, beside the build and the checks."""
+    """What questions do beforehand, beside the checks."""
 
     def __init__(self, chosen: list[Question], folder: str) -> None:
         self.caches = {q.name: f"{folder}/{i}" for i, q in enumerate(chosen) if q.warm is not None}
@@ -280,10 +280,6 @@ class Check:
             self.write()
 
     def run(self) -> int:
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            return self.ask_all(Warming([] if self.options.emulate else self.chosen, folder))
-
-    def ask_all(self, warming: Warming) -> int:
         print(f"gpu-check: {self.card['name']}, commit {self.result['commit'] or 'unknown'}, sources {self.result['sources']}",
               flush=True)  # fmt: skip
         if not self.options.emulate:
@@ -292,20 +288,24 @@ class Check:
                   f"{'ok' if built['rows_ok'] else 'FAILED'} {built['rows_seconds']:.1f} s", flush=True)  # fmt: skip
             self.write()
             if not built["ok"]:
-                warming.end(0)
                 print(built["output"][-TAIL:], flush=True)
                 return 1
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            self.ask_all(folder)
+        self.result["gpu_after"] = {} if self.options.emulate else gpu()
+        self.write()
+        return self.tell()
+
+    def ask_all(self, folder: str) -> None:
+        warming = Warming([] if self.options.emulate else self.chosen, folder)  # the package is there now
         until = time.monotonic() + RIGHT_S
         with concurrent.futures.ThreadPoolExecutor(LANES) as lanes:
             list(lanes.map(lambda q: self.put(q, until), [q for q in self.chosen if q.order < SPEED]))
-        self.result["warmed"] = warming.end(min(20.0, until - time.monotonic()))
+        self.result["warmed"] = warming.end(min(45.0, until - time.monotonic()))
         self.caches = warming.caches
         for q in self.chosen:
             if q.order >= SPEED:
                 self.put(q, time.monotonic() + q.seconds)
-        self.result["gpu_after"] = {} if self.options.emulate else gpu()
-        self.write()
-        return self.tell()
 
     def tell(self) -> int:
         """What failed, in full as far as there is room; the exit status."""
