@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
     $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 SOURCES := $(shell find $(wildcard csrc cuda terapipe_c) -type f ! -name '*.pyc' ! -name '*.so')
-BENCH ?= $(filter-out benchmarks/common.py benchmarks/gpu_check.py benchmarks/gpu_rows.py,$(wildcard benchmarks/*.py))
+BENCH ?= $(filter-out benchmarks/common.py benchmarks/gpu_check.py benchmarks/gpu_library.py benchmarks/gpu_rows.py,$(wildcard benchmarks/*.py))
 FUZZ_SECONDS ?= 60
 
 help:
@@ -76,18 +76,19 @@ demo: install
 bench: install
 	@for script in $(BENCH); do echo "== $$script"; $(PY) $$script || exit 1; done
 
-# On the machine with the GPU, with the Python that is there: no virtual environment, built in place.
+# On the machine with the GPU, with the Python that is there (and has PyTorch): no virtual environment, built in place.
+GPU_PYTHON ?= python3
 gpu-check:
-	$(PYTHON) benchmarks/gpu_check.py
+	$(GPU_PYTHON) benchmarks/gpu_check.py
 
 # The same tests under compute-sanitizer, which comes with CUDA: minutes each. GPU_TOOLS="memcheck" picks one.
 GPU_TOOLS ?= memcheck racecheck synccheck initcheck
 gpu-sanitize:
 	@command -v compute-sanitizer >/dev/null || { echo "make gpu-sanitize: compute-sanitizer is missing: it comes with the \
 	CUDA toolkit, or pip install nvidia-cuda-sanitizer-api" >&2; exit 2; }
-	TERAPIPE_CUDA=1 $(PYTHON) setup.py -q build_ext --inplace
+	TERAPIPE_CUDA=1 $(GPU_PYTHON) setup.py -q build_ext --inplace
 	@for tool in $(GPU_TOOLS); do echo "== $$tool"; PYTHONPATH=. compute-sanitizer --tool $$tool --error-exitcode 1 \
-	    --target-processes all $(PYTHON) -m pytest -q -x -m gpu tests || exit 1; done
+	    --target-processes all $(GPU_PYTHON) -m pytest -q -x -m gpu tests || exit 1; done
 
 # ---- tools that are not Python's ---------------------------------------------------------------------------------------
 

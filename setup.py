@@ -94,7 +94,7 @@ def find_cuda():
     plan = subprocess.run([nvcc, "--dryrun", "-x", "cu", "-c", os.devnull], capture_output=True, text=True)
     top = (plan.stdout + plan.stderr).partition("TOP=")[2].partition("\n")[0].strip()
     homes = [*([Path(top).resolve()] if top else []), *homes, *wheels, Path("/usr/local/cuda")]
-    libraries = [h / lib for h in homes for lib in ("lib64", "lib")]
+    libraries = [h / lib for h in homes for lib in ("lib64", "lib", f"targets/{platform.machine()}-linux/lib")]
     library = next((p for p in libraries if (p / "libcudart_static.a").is_file()), None)
     include = next((h / "include" for h in homes if (h / "include/cuda_runtime_api.h").is_file()), None)
     if library is None or include is None:

@@ -2,14 +2,18 @@
 
     make gpu-check                                        # or, where there is no make:
     python3 benchmarks/gpu_check.py [--only NAME ...] [--seconds 540] [--list]
+    python3 benchmarks/gpu_check.py --emulate             # the questions themselves, small, without a GPU: no figures
 
 Each question is a process of its own with a deadline of its own, so that one that fails, hangs or loses the device leaves
-the rest alone. Questions live in benchmarks/gpu/*.py: a module's QUESTIONS lists them. The answers go to
-benchmarks/results/<gpu>-<date>.json as they come, each with its command, its time and what it found; the commit (or, where
-there is no git, a digest of the sources) stands above them. Exit status: 0 all answered, 1 some failed, 2 no GPU to ask.
+the rest alone. Questions of right or wrong run a few at a time, those of speed alone. They live in benchmarks/gpu/*.py: a
+module's QUESTIONS lists them. The answers go to benchmarks/results/<gpu>-<date>.json as they come (and beside it to $OUT,
+where that is a folder), each with its command, its time and what it found, or what it had found when it failed; the commit
+(or, where there is no git, a digest of the sources) stands above them. Exit status: 0 all answered, 1 something is wrong,
+2 no GPU to ask, 3 all is right but some speed was not measured.
 """
 
 import argparse
+import concurrent.futures
 import contextlib
 import dataclasses
 import datetime
@@ -22,14 +26,22 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tests")]
 import common  # noqa: E402
+
+# At worst BUILD_S + RIGHT_S + the seconds of all questions of speed: tests/test_gpu_check.py adds them up.
+BUILD_S = 85.0
+RIGHT_S = 150.0
+LANES = 3  # questions of right or wrong at a time
+SPEED = 40  # the first order of the questions of speed
+TAIL = 9000  # characters about failures at the end: who runs this may see no more than the last 12000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +53,22 @@ class Question:
     """Its deadline, well above what it should take: what is asked last gets what --seconds leaves."""
     answer: Callable[[], Any]
     order: int = 50
-    """Small ones first: 0 to 9 build, 10 to 39 are right or wrong, 40 on are speed."""
+    """10 to 39 are right or wrong, 40 on are speed; what matters most comes first."""
+    warm: Callable[[], Any] | None = None
+    """What may be done before, while others check: it fills the folder GPU_CHECK_CACHE, which the answer is given if all went
+    well, and else an empty one. Its failure means nothing."""
+
+
+def small() -> bool:
+    """Whether this is a rehearsal without a GPU: tiny sizes, and nothing is a figure."""
+    return bool(os.environ.get("GPU_CHECK_SMALL"))
+
+
+def so_far(value: Any) -> None:
+    """What an answer has found by now: kept if it does not come to its end."""
+    if path := os.environ.get("GPU_CHECK_SO_FAR"):
+        Path(f"{path}.new").write_text(json.dumps(value))
+        os.replace(f"{path}.new", path)
 
 
 def questions() -> list[Question]:
@@ -67,116 +94,230 @@ def digest() -> str:
 
 
 def gpu() -> dict[str, str]:
-    """The first GPU as nvidia-smi tells it; {} where there is none. Asked without the package, which is not built yet."""
-    fields = ("name", "driver_version", "memory.total", "clocks.sm", "clocks.max.sm", "power.limit", "mig.mode.current",
-              "compute_cap")
-    with contextlib.suppress(OSError):
-        ran = subprocess.run(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", "-i", "0"],
-                             capture_output=True, text=True)  # fmt: skip
-        values = [v.strip() for v in ran.stdout.strip().split(",")]
-        if ran.returncode == 0 and len(values) == len(fields):
-            return dict(zip(fields, values, strict=True))
+    """The first GPU as nvidia-smi tells it, or PyTorch; {} where there is none. Asked without the package, not built yet."""
+    for fields in (("name", "driver_version", "memory.total", "clocks.sm", "clocks.max.sm", "power.limit", "mig.mode.current",
+                    "compute_cap"), ("name", "compute_cap")):  # fmt: skip
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            ran = subprocess.run(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", "-i", "0"],
+                                 capture_output=True, text=True, timeout=30)  # fmt: skip
+            values = [v.strip() for v in ran.stdout.strip().split(",")]
+            if ran.returncode == 0 and len(values) == len(fields):
+                return dict(zip(fields, values, strict=True))
+    ask = "import torch; p = torch.cuda.get_device_properties(0); print(p.name, f'{p.major}.{p.minor}', sep='\\n')"
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        ran = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, timeout=60)
+        if ran.returncode == 0:
+            return dict(zip(("name", "compute_cap"), ran.stdout.splitlines()[-2:], strict=True))
     return {}
 
 
-def ask(question: Question, seconds: float) -> dict[str, Any]:
-    """Run one in a process group of its own; kill the group at its deadline."""
-    command = [sys.executable, str(Path(__file__).relative_to(ROOT)), "--answer", question.name]
-    began = time.monotonic()
-    record: dict[str, Any] = {"command": " ".join(["python3", *command[1:]]), "deadline_s": round(seconds, 1)}
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as told:
-        out = Path(folder) / "answer.json"
-        child = subprocess.Popen([*command, "--to", str(out)], cwd=ROOT, stdout=told, stderr=told, start_new_session=True)
+# ---- processes -----------------------------------------------------------------------------------------------------------
+
+
+class Child:
+    """A process group of its own, with what it says in a file."""
+
+    def __init__(self, command: list[str], **environment: str) -> None:
+        self.told = tempfile.TemporaryFile()
+        self.began = time.monotonic()
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        self.process = subprocess.Popen(command, cwd=ROOT, stdout=self.told, stderr=self.told, start_new_session=True,
+                                        env={**os.environ, "PYTHONPATH": path, **environment})  # fmt: skip
+
+    def end(self, seconds: float) -> tuple[int | None, str, float]:
+        """(exit status, None if it had to be ended; the last it said; seconds since it began)."""
         try:
-            status: int | None = child.wait(seconds)
+            status: int | None = self.process.wait(max(0.0, seconds))
         except subprocess.TimeoutExpired:
             status = None
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-        record["seconds"] = round(time.monotonic() - began, 1)
-        told.seek(0)
-        tail = told.read().decode(errors="replace")[-3000:]
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        took = time.monotonic() - self.began
+        self.told.seek(0)
+        tail = self.told.read().decode(errors="replace")[-6000:]
+        self.told.close()
+        return status, tail, took
+
+
+def ask(question: Question, seconds: float, cache: str | None = None) -> dict[str, Any]:
+    """Run one in a process group of its own; kill the group at its deadline. cache: what it warmed up."""
+    command = [sys.executable, str(Path(__file__).relative_to(ROOT)), "--answer", question.name]
+    record: dict[str, Any] = {"command": " ".join(["python3", *command[1:]]), "deadline_s": round(seconds, 1)}
+    with tempfile.TemporaryDirectory() as folder:
+        out, partly = Path(folder) / "answer.json", Path(folder) / "so_far.json"
+        status, tail, took = Child([*command, "--to", str(out)], GPU_CHECK_SO_FAR=str(partly),
+                                   GPU_CHECK_CACHE=cache or f"{folder}/cache").end(seconds)  # fmt: skip
+        record["seconds"] = round(took, 1)
         if status == 0 and out.exists():
-            record |= {"ok": True, "answer": json.loads(out.read_text())}
-        else:
-            why = f"ran past its deadline of {seconds:.0f} s" if status is None else f"exit status {status}"
-            record |= {"ok": False, "why": why, "output": tail}
+            return record | {"ok": True, "answer": json.loads(out.read_text())}
+        why = f"ran past its deadline of {seconds:.0f} s" if status is None else f"exit status {status}"
+        record |= {"ok": False, "why": why, "output": tail}
+        if partly.exists():
+            record["so_far"] = json.loads(partly.read_text())
     return record
 
 
-def answer(name: str, to: str) -> int:
+def answer(name: str, to: str | None) -> int:
+    """to None: warm up for it."""
     (found,) = (q for q in questions() if q.name == name)
-    result = found.answer()
-    Path(to).write_text(json.dumps(result))
+    if to is None:
+        assert found.warm is not None
+        found.warm()
+    else:
+        Path(to).write_text(json.dumps(found.answer()))
     return 0
 
 
+class Warming:
+    """What questions do beforehand, beside the checks."""
+
+    def __init__(self, chosen: list[Question], folder: str) -> None:
+        self.caches = {q.name: f"{folder}/{i}" for i, q in enumerate(chosen) if q.warm is not None}
+        self.children = {name: Child([sys.executable, str(Path(__file__).relative_to(ROOT)), "--warm", name], GPU_CHECK_CACHE=cache)
+                         for name, cache in self.caches.items()}  # fmt: skip
+
+    def end(self, seconds: float) -> dict[str, Any]:
+        until, found = time.monotonic() + seconds, {}
+        for name, child in self.children.items():
+            status, tail, took = child.end(until - time.monotonic())
+            found[name] = {"status": status, "seconds": round(took, 1)} | ({} if status == 0 else {"output": tail[-1500:]})
+            if status != 0:
+                del self.caches[name]  # half a file may lie there
+        return found
+
+
 def build(card: dict[str, str]) -> dict[str, Any]:
-    """_core and _cuda in place, kernels for this GPU alone."""
+    """_core and _cuda in place, kernels for this GPU alone; and beside it the library that the rows' questions load."""
     arch = card.get("compute_cap", "").replace(".", "") or "90"
-    environment = {**os.environ, "TERAPIPE_CUDA": "1", "TERAPIPE_CUDA_ARCHS": arch}
-    began = time.monotonic()
-    ran = subprocess.run([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=ROOT, env=environment,
-                         capture_output=True, text=True)  # fmt: skip
-    return {"ok": ran.returncode == 0, "seconds": round(time.monotonic() - began, 1), "archs": arch,
-            "output": (ran.stdout + ran.stderr)[-3000:] if ran.returncode else ""}  # fmt: skip
+    rows = Child([sys.executable, "benchmarks/gpu_library.py", arch])
+    status, tail, took = Child([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], TERAPIPE_CUDA="1",
+                               TERAPIPE_CUDA_ARCHS=arch).end(BUILD_S)  # fmt: skip
+    rows_status, rows_tail, rows_took = rows.end(BUILD_S - took)
+    found = {"ok": status == 0, "seconds": round(took, 1), "archs": arch, "rows_ok": rows_status == 0,
+             "rows_seconds": round(rows_took, 1)}  # fmt: skip
+    if status != 0:
+        found["output"] = tail
+    if rows_status != 0:
+        found["rows_output"] = rows_tail
+    return found
 
 
-def main() -> int:
+# ---- the whole -----------------------------------------------------------------------------------------------------------
+
+
+def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these questions alone")
     parser.add_argument("--list", action="store_true", help="name every question and its deadline")
     parser.add_argument("--seconds", type=float, default=540.0, help="for all of it, the build included (default 540)")
     parser.add_argument("--out", default=None, help="result file (default benchmarks/results/<gpu>-<date>.json)")
+    parser.add_argument("--emulate", action="store_true", help="rehearse without a GPU: tiny sizes, figures mean nothing")
     parser.add_argument("--answer", help=argparse.SUPPRESS)
+    parser.add_argument("--warm", help=argparse.SUPPRESS)
     parser.add_argument("--to", help=argparse.SUPPRESS)
+    return parser
+
+
+def main() -> int:
+    parser = arguments()
     options = parser.parse_args()
-    if options.answer:
-        return answer(options.answer, options.to)
+    if options.answer or options.warm:
+        return answer(options.answer or options.warm, options.to)
     chosen = [q for q in questions() if not options.only or q.name in options.only]
     if unknown := set(options.only or ()) - {q.name for q in chosen}:
         parser.error(f"no question is called {', '.join(sorted(unknown))}; --list names them")
     if options.list:
         for q in chosen:
-            print(f"{q.name:24} {q.seconds:4.0f} s  {(q.answer.__doc__ or '').strip().splitlines()[0]}")
-        print(f"{'together':24} {sum(q.seconds for q in chosen):4.0f} s, the build not counted")
+            print(f"{q.order:3} {q.name:24} {q.seconds:4.0f} s  {(q.answer.__doc__ or '').strip().splitlines()[0]}")
+        speed = sum(q.seconds for q in chosen if q.order >= SPEED)
+        print(f"at worst {BUILD_S:.0f} s to build, {RIGHT_S:.0f} s for right or wrong, {speed:.0f} s for speed")
         return 0
+    if options.emulate:
+        import cuda_emu
+
+        os.environ |= {"GPU_CHECK_SMALL": "1", "TERAPIPE_CUDA_MODULE": str(cuda_emu.build())}
+        options.out = options.out or os.devnull
+        return Check(chosen, {"name": "emulated", "compute_cap": "9.0"}, options).run()
     card = gpu()
     if not card:
-        print("gpu-check: nvidia-smi shows no GPU here; nothing was measured", file=sys.stderr)
+        print("gpu-check: neither nvidia-smi nor PyTorch shows a GPU here; nothing was measured", file=sys.stderr)
         return 2
-    return check(chosen, card, options)
+    return Check(chosen, card, options).run()
 
 
-def check(chosen: list[Question], card: dict[str, str], options: argparse.Namespace) -> int:
-    began = time.monotonic()
-    result = common.header("What the CUDA backend does on this GPU: right or wrong, then how fast")
-    result |= {"sources": digest(), "gpu": card, "build": build(card), "questions": {}}
-    model = re.sub(r"[^a-z0-9]+", "-", card["name"].lower().replace("nvidia", "")).strip("-")
-    out = options.out or str(common.RESULTS / f"{model}-{datetime.date.today().isoformat()}.json")
-    print(f"gpu-check: {card['name']}, commit {result['commit'] or 'unknown'}, sources {result['sources']}")
-    print(f"{'build':24} {'ok' if result['build']['ok'] else 'FAILED'} {result['build']['seconds']:6.1f} s", flush=True)
-    common.write("", result, out)
-    if not result["build"]["ok"]:
-        print(result["build"]["output"], file=sys.stderr)
-        return 1
-    for q in chosen:
-        left = options.seconds - (time.monotonic() - began)
-        record = ask(q, min(q.seconds, left)) if left > 3 else {"ok": False, "why": "no time was left", "seconds": 0.0}
-        result["questions"][q.name] = record
-        print(f"{q.name:24} {'ok' if record['ok'] else 'FAILED'} {record['seconds']:6.1f} s  {record.get('why', '')}", flush=True)
-        if not record["ok"]:
-            print("    " + record.get("output", "")[-1500:].replace("\n", "\n    "), file=sys.stderr, flush=True)
+class Check:
+    def __init__(self, chosen: list[Question], card: dict[str, str], options: argparse.Namespace) -> None:
+        self.began, self.chosen, self.card, self.options = time.monotonic(), chosen, card, options
+        self.lock, self.caches = threading.Lock(), dict[str, str]()
+        model = re.sub(r"[^a-z0-9]+", "-", card["name"].lower().replace("nvidia", "")).strip("-")
+        self.out = options.out or str(common.RESULTS / f"{model}-{datetime.date.today().isoformat()}.json")
+        self.result = common.header("What the CUDA backend does on this GPU: right or wrong, then how fast")
+        self.result |= {"sources": digest(), "gpu": card, "questions": {}}
+
+    def write(self) -> None:
         with contextlib.redirect_stdout(None):
-            common.write("", result, out)  # as they come: a run cut short keeps what it has
-    result["gpu_after"] = gpu()
-    common.write("", result, out)
-    failed = [name for name, record in result["questions"].items() if not record["ok"]]
-    print(f"gpu-check: {len(chosen) - len(failed)} of {len(chosen)} answered in {time.monotonic() - began:.0f} s"
-          + (f"; failed: {', '.join(failed)}" if failed else ""))  # fmt: skip
-    return 1 if failed else 0
+            common.write("", self.result, self.out)  # as they come: a run cut short keeps what it has
+        folder = os.environ.get("OUT")
+        if folder and Path(folder).is_dir() and self.out != os.devnull:
+            (Path(folder) / Path(self.out).name).write_text(Path(self.out).read_text())
+
+    def left(self) -> float:
+        return float(self.options.seconds) - (time.monotonic() - self.began)
+
+    def put(self, q: Question, until: float) -> None:
+        seconds = min(q.seconds, until - time.monotonic(), self.left())
+        record: dict[str, Any] = {"ok": False, "why": "no time was left", "seconds": 0.0}
+        if seconds > 3:
+            record = ask(q, seconds, self.caches.get(q.name))
+        found = record.get("answer", record.get("so_far"))
+        headline = found.get("headline", "") if isinstance(found, dict) else ""
+        with self.lock:
+            self.result["questions"][q.name] = record
+            state = "ok" if record["ok"] else "FAILED"
+            print(f"{q.name:22} {state:6} {record['seconds']:6.1f} s  {headline or record.get('why', '')}", flush=True)
+            self.write()
+
+    def run(self) -> int:
+        print(f"gpu-check: {self.card['name']}, commit {self.result['commit'] or 'unknown'}, sources {self.result['sources']}",
+              flush=True)  # fmt: skip
+        if not self.options.emulate:
+            self.result["build"] = built = build(self.card)
+            print(f"{'build':22} {'ok' if built['ok'] else 'FAILED':6} {built['seconds']:6.1f} s  rows' library "
+                  f"{'ok' if built['rows_ok'] else 'FAILED'} {built['rows_seconds']:.1f} s", flush=True)  # fmt: skip
+            self.write()
+            if not built["ok"]:
+                print(built["output"][-TAIL:], flush=True)
+                return 1
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            self.ask_all(folder)
+        self.result["gpu_after"] = {} if self.options.emulate else gpu()
+        self.write()
+        return self.tell()
+
+    def ask_all(self, folder: str) -> None:
+        warming = Warming([] if self.options.emulate else self.chosen, folder)  # the package is there now
+        until = time.monotonic() + RIGHT_S
+        with concurrent.futures.ThreadPoolExecutor(LANES) as lanes:
+            list(lanes.map(lambda q: self.put(q, until), [q for q in self.chosen if q.order < SPEED]))
+        self.result["warmed"] = warming.end(min(45.0, until - time.monotonic()))
+        self.caches = warming.caches
+        for q in self.chosen:
+            if q.order >= SPEED:
+                self.put(q, time.monotonic() + q.seconds)
+
+    def tell(self) -> int:
+        """What failed, in full as far as there is room; the exit status."""
+        records = self.result["questions"]
+        failed = [q for q in self.chosen if not records[q.name]["ok"]]
+        for q in failed:
+            room = TAIL // len(failed)
+            print(f"---- {q.name}: {records[q.name]['why']}\n{records[q.name].get('output', '')[-room:]}")
+        wrong = [q for q in failed if q.order < SPEED]
+        print(f"gpu-check: {len(self.chosen) - len(failed)} of {len(self.chosen)} answered in {time.monotonic() - self.began:.0f} s"
+              + (f"; failed: {', '.join(q.name for q in failed)}" if failed else "") + f"; written: {self.out}", flush=True)
+        return 1 if wrong else 3 if failed else 0
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import importlib.util
 import itertools
 import math
 import os
-import runpy
 import statistics
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import common
+import gpu_library
 
 try:
     import torch
@@ -34,28 +34,6 @@ except ImportError:
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 from cuda_launchers import declare  # noqa: E402
-
-FOLDER = ROOT / ".build" / "gpu-rows"
-SOURCES = ["cuda/norm.cu", "cuda/pointwise.cu", "cuda/vocab.cu", "cuda/optim.cu", "cuda/groups.c", "cuda/device.c",
-           "cuda/device_common.c", "cuda/faults.c", "csrc/base/status.c"]  # fmt: skip
-
-
-def build(capability: tuple[int, int]) -> Path:
-    """The row kernels as a shared library of visible functions, for this GPU alone."""
-    found = runpy.run_path(str(ROOT / "setup.py"), run_name="setup_py")["find_cuda"]()
-    if isinstance(found, str):
-        sys.exit(f"gpu_rows: {found}")
-    arch = "{}{}".format(*capability)
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    path = FOLDER / f"rows-sm{arch}.so"
-    newest = max(p.stat().st_mtime for folder in ("cuda", "csrc") for p in (ROOT / folder).rglob("*.*"))
-    if not path.exists() or path.stat().st_mtime < newest:
-        common_flags = ["-O3", "-I.", "-isystem", found[1], "-Xcompiler=-fPIC"]
-        parts = [f"-gencode=arch=compute_{arch},code=sm_{arch}", *common_flags, "-L", found[2]]
-        subprocess.run(
-            [found[0], "-shared", *parts, "-o", str(path), *SOURCES, "-ldl", "-lpthread"], cwd=ROOT, check=True
-        )
-    return path
 
 
 @dataclass
@@ -340,7 +318,7 @@ def edges(library: Path) -> str:
 def run(steps: int = 20) -> dict[str, Any]:
     """What gpu_check.py asks for: correctness first, then rates."""
     properties = torch.cuda.get_device_properties(0)
-    library = build(torch.cuda.get_device_capability(0))
+    library = gpu_library.build("{}{}".format(*torch.cuda.get_device_capability(0)))
     k = Rows(ctypes.CDLL(str(library)), "cuda")
     right = {"errors": check(k), "edges": edges(library)}
     return {"gpu": properties.name, "torch": torch.__version__, **right, **measure(k, steps)}

@@ -139,9 +139,29 @@ tp_cuda_stream_destroy(tp_cuda_device *device, tp_stream stream)
         (void)cudaStreamDestroy(stream);
 }
 
+static const void *known[128];
+static int known_count;
+
+void
+tp_cuda_know(const void *kernel)
+{
+    if (known_count < (int)(sizeof known / sizeof *known)) /* more: they are loaded when first launched */
+        known[known_count++] = kernel;
+}
+
+static tp_status
+load_kernels(void)
+{
+    struct cudaFuncAttributes unused;
+    for (int i = 0; i < known_count; i++)
+        CUDA_TRY(cudaFuncGetAttributes(&unused, known[i]));
+    return TP_OK;
+}
+
 tp_status
 tp_cuda_ask_priorities(tp_cuda_device *device)
 {
+    TP_TRY(load_kernels());
     CUDA_TRY(cudaDeviceGetStreamPriorityRange(&device->priorities[0], &device->priorities[1]));
     return TP_OK;
 }
@@ -318,6 +338,8 @@ tp_cuda_event_create(tp_cuda_device *device, int timed, tp_cuda_event *out)
 {
     *out = NULL;
     TP_TRY(tp_cuda_bind(device));
+    if (device->partition.event_create)
+        return device->partition.event_create(device->partition.context, timed, out);
     CUDA_TRY(cudaEventCreateWithFlags((cudaEvent_t *)out, timed ? cudaEventDefault : cudaEventDisableTiming));
     return TP_OK;
 }

@@ -61,6 +61,8 @@ typedef struct {
     void *context;
     /* A non-blocking stream of this part of the device. */
     tp_status (*stream_create)(void *context, int priority, tp_stream *out);
+    /* An event of this part: one is recorded on streams of the context that it was created in alone (cuEventRecord). */
+    tp_status (*event_create)(void *context, int timed, tp_cuda_event *out);
     int multiprocessors; /* of this part, as read back */
 } tp_cuda_partition;
 
@@ -68,6 +70,11 @@ typedef struct {
  * ERUNTIME: see tp_cuda_available; compute capability below 8.0. EVALUE: no such device. */
 TP_MUST_USE tp_status
 tp_cuda_open(int index, const tp_cuda_partition *partition, tp_cuda_device **out);
+/* A kernel of ours: tp_cuda_open loads those that are known, so that a step loads none. CUDA loads a kernel when it is first
+ * launched, and may then wait for all that runs, a kernel that waits for a message too (CUDA Programming Guide, "Lazy Loading",
+ * concurrent execution). Not in the emulated build, which has nothing to load. */
+void
+tp_cuda_know(const void *kernel);
 /* Waits for the streams; NULL is allowed. What was allocated is the caller's to free before. */
 void
 tp_cuda_close(tp_cuda_device *device);

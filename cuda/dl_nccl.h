@@ -31,6 +31,10 @@ typedef struct {
     int reserved; /* of a later version: undefined */
 } nc_config;
 
+/* Calls do not block; a communicator shares nothing with its parent: see nccl.h. */
+#define NC_CONFIG(most_ctas)                                                                                                   \
+    ((nc_config){sizeof(nc_config), NC_CONFIG_MAGIC, NC_CONFIG_VERSION, 0, NC_UNDEFINED, 1, (most_ctas), NULL, 0, NC_UNDEFINED})
+
 typedef int nc_get_version(int *);
 typedef int nc_get_id(nc_id *);
 typedef int nc_init(nc_comm *, int ranks, nc_id, int rank, nc_config *);

@@ -15,7 +15,8 @@
 enum {
     MAX_CANDIDATES = 8,
     BUCKETS = 256,
-    TIMED_RUNS = 3,
+    TIMED_RUNS = 4,   /* one behind the other: a product is shorter than the host takes to ask for it alone */
+    TIMED_ROUNDS = 2,
     CANONICAL_ROWS = 1024 /* where a reproducible handle asks for the algorithm that it then uses for any number of rows */
 };
 
@@ -155,13 +156,21 @@ describe_product(const tp_gemm *gemm, plan *p, const tp_gemm_op *op, int fused)
 
 /* ---- running one ---------------------------------------------------------------------------------------------------- */
 
+/* Before the product, which writes aux by the stride of y. */
 static tp_status
-run_kernel(const tp_gemm *gemm, const tp_gemm_op *op)
+check_gaps(const tp_gemm_op *op)
 {
     int64_t n = tp_gemm_width(op);
     if (op->aux_stride != n || op->y_stride != n)
         return tp_fail(TP_EVALUE, "gemm: a GELU that is not fused takes rows without gaps: the strides of y and aux are %lld "
                        "and %lld, the width %lld", (long long)op->y_stride, (long long)op->aux_stride, (long long)n);
+    return TP_OK;
+}
+
+static tp_status
+run_kernel(const tp_gemm *gemm, const tp_gemm_op *op)
+{
+    int64_t n = tp_gemm_width(op);
     if (op->epilogue == TP_GEMM_DGELU)
         return tp_cuda_dgelu(gemm->stream, op->dtype, op->rows, n, op->aux, op->y, op->y);
     return tp_cuda_gelu(gemm->stream, op->dtype, op->rows, n, op->aux, op->y);
@@ -173,6 +182,8 @@ execute(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, const lt_algo 
     int residual = op->epilogue == TP_GEMM_BIAS_RESIDUAL;
     int separate = is_gelu(op->epilogue) && !p->fused;
     float alpha = 1.0f, beta = op->accumulate || residual ? 1.0f : 0.0f;
+    if (separate)
+        TP_TRY(check_gaps(op));
     void *y = separate && op->epilogue == TP_GEMM_BIAS_GELU_AUX ? op->aux : op->y;
     int answer = gemm->lt->matmul(gemm->handle, p->desc, &alpha, op->w, p->a, op->x, p->b, &beta,
                                   residual ? op->aux : y, p->c, y, p->d, algo, gemm->workspace, gemm->workspace_bytes,
@@ -254,21 +265,23 @@ take(plan *p, const lt_heuristic *choice)
     p->waves = choice->waves;
 }
 
-/* Seconds of one run with this algorithm, the best of a few. */
+/* Seconds of one run with this algorithm, the best of a few rounds. */
 static tp_status
 time_algo(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, const lt_algo *algo, tp_cuda_event events[2],
           double *seconds)
 {
     *seconds = 1e30;
-    for (int i = 0; i <= TIMED_RUNS; i++) { /* the first one warms up */
-        double one;
+    TP_TRY(execute(gemm, p, op, algo)); /* warms up */
+    for (int round = 0; round < TIMED_ROUNDS; round++) {
+        double all;
         TP_TRY(tp_cuda_event_record(gemm->device, events[0], gemm->stream));
-        TP_TRY(execute(gemm, p, op, algo));
+        for (int i = 0; i < TIMED_RUNS; i++)
+            TP_TRY(execute(gemm, p, op, algo));
         TP_TRY(tp_cuda_event_record(gemm->device, events[1], gemm->stream));
         TP_TRY(tp_cuda_event_synchronize(gemm->device, events[1]));
-        TP_TRY(tp_cuda_event_elapsed(gemm->device, events[0], events[1], &one));
-        if (i > 0 && one < *seconds)
-            *seconds = one;
+        TP_TRY(tp_cuda_event_elapsed(gemm->device, events[0], events[1], &all));
+        if (all / TIMED_RUNS < *seconds)
+            *seconds = all / TIMED_RUNS;
     }
     return TP_OK;
 }
@@ -298,12 +311,34 @@ pick(const tp_gemm *gemm, plan *p, const tp_gemm_op *op, lt_heuristic *found, in
     return status;
 }
 
+/* 1 if the algorithm can do this product for few rows and for many. */
+static int
+does_any_rows(const tp_gemm *gemm, const tp_gemm_op *op, int fused, const lt_algo *algo)
+{
+    static const int64_t probes[] = {1, 7, 64, 200, 16384};
+    int does = 1;
+    for (size_t i = 0; does && i < sizeof probes / sizeof *probes; i++) {
+        tp_gemm_op other = *op;
+        lt_heuristic checked;
+        plan *p = calloc(1, sizeof *p);
+        if (!p)
+            return 0;
+        other.rows = probes[i];
+        does = describe_product(gemm, p, &other, fused) == TP_OK &&
+               gemm->lt->algo_check(gemm->handle, p->desc, p->a, p->b, p->c, p->d, algo, &checked) == LT_SUCCESS &&
+               checked.workspace <= gemm->workspace_bytes;
+        free_plan(gemm, p);
+    }
+    return does;
+}
+
 /* A plan with this fusing; *out NULL if cublasLt has no algorithm. seconds NULL: not timed. */
 static tp_status
 try_plan(const tp_gemm *gemm, const plan_key *key, const tp_gemm_op *op, int fused, double *seconds, plan **out)
 {
     lt_heuristic found[MAX_CANDIDATES];
-    int count = 0, wanted = seconds ? gemm->options.candidates : 1;
+    int pins = gemm->options.reproducible && op->kind != TP_GEMM_LINEAR_W;
+    int count = 0, wanted = seconds ? gemm->options.candidates : pins ? MAX_CANDIDATES : 1;
     *out = NULL;
     plan *p = calloc(1, sizeof *p);
     if (!p)
@@ -314,7 +349,10 @@ try_plan(const tp_gemm *gemm, const plan_key *key, const tp_gemm_op *op, int fus
     if (status == TP_OK)
         status = candidates(gemm, p, op, wanted, found, &count);
     if (status == TP_OK && count > 0) {
-        take(p, &found[0]);
+        int best = 0;
+        while (pins && best < count && !does_any_rows(gemm, op, fused, &found[best].algo))
+            best++;
+        take(p, &found[best < count ? best : 0]);
         if (seconds)
             status = pick(gemm, p, op, found, count, seconds);
     }
@@ -498,7 +536,19 @@ tp_gemm_prepare(tp_gemm *gemm, const tp_gemm_op *op)
     if (op->rows == 0)
         return TP_OK;
     TP_TRY(tp_cuda_bind(gemm->device));
-    return plan_of(gemm, op, 1, &p);
+    int64_t known = gemm->count;
+    TP_TRY(plan_of(gemm, op, 1, &p));
+#ifndef TP_CUDA_EMULATED
+    /* Its kernels are loaded now: in a step that may wait for a kernel which itself waits for a message (CUDA Programming
+     * Guide, "Lazy Loading", concurrent execution). */
+    if (gemm->count > known) {
+        TP_TRY(set_pointers(gemm, p, op));
+        return execute(gemm, p, op, &p->algo);
+    }
+#else
+    (void)known;
+#endif
+    return TP_OK;
 }
 
 tp_status

@@ -67,7 +67,7 @@ tp_gemm_open(tp_cuda_device *device, tp_stream stream, const tp_gemm_options *op
 void
 tp_gemm_close(tp_gemm *gemm);
 /* Choose how to do this product: once for each that a step will ask for, before it is captured. Everything but the
- * pointers counts, and of them their alignment. Where candidates are timed, y and aux are overwritten. */
+ * pointers counts, and of them their alignment. y and aux are overwritten. */
 TP_MUST_USE tp_status
 tp_gemm_prepare(tp_gemm *gemm, const tp_gemm_op *op);
 /* EVALUE: a size, stride, pointer or epilogue that cannot be (names it). ERUNTIME: cublasLt cannot do it. Prepares what was

@@ -2,11 +2,11 @@
 
 #include <stdlib.h>
 
-enum { SM = 1, DEFAULT_STREAM = 1, NON_BLOCKING = 1, STEP = 8, MOST_PARTS = 32, SINCE = 12040 };
+enum { SM = 1, DEFAULT_STREAM = 1, NON_BLOCKING = 1, STEP = 8, MOST_PARTS = 32, SINCE = 12040, TIMED = 0, NOT_TIMED = 2 };
 
 typedef struct {
     tp_green *green;
-    void *context;
+    void *context, *current; /* the green context; the same, to be made current */
 } part;
 
 struct tp_green {
@@ -19,14 +19,15 @@ struct tp_green {
 static tp_status
 load_driver(tp_green_driver *out)
 {
-    void *found[7] = {NULL};
+    void *found[11] = {NULL};
     static const struct {
         const char *name;
         int since;
-    } wanted[7] = {{"cuDeviceGetDevResource", SINCE}, {"cuDevSmResourceSplitByCount", SINCE}, {"cuDevResourceGenerateDesc", SINCE},
-                   {"cuGreenCtxCreate", SINCE},       {"cuGreenCtxDestroy", SINCE},           {"cuGreenCtxStreamCreate", 12050},
-                   {"cuGreenCtxGetDevResource", SINCE}};
-    for (int i = 0; i < 7; i++)
+    } wanted[11] = {{"cuDeviceGetDevResource", SINCE}, {"cuDevSmResourceSplitByCount", SINCE}, {"cuDevResourceGenerateDesc", SINCE},
+                    {"cuGreenCtxCreate", SINCE},       {"cuGreenCtxDestroy", SINCE},           {"cuGreenCtxStreamCreate", 12050},
+                    {"cuGreenCtxGetDevResource", SINCE}, {"cuCtxFromGreenCtx", SINCE}, {"cuCtxPushCurrent", SINCE},
+                    {"cuCtxPopCurrent", SINCE},          {"cuEventCreate", SINCE}};
+    for (int i = 0; i < 11; i++)
         TP_TRY(tp_cuda_driver_function(wanted[i].name, wanted[i].since, &found[i]));
     /* POSIX: a pointer that dlsym gave is a function's */
     *(void **)&out->device_resource = found[0];
@@ -36,6 +37,10 @@ load_driver(tp_green_driver *out)
     *(void **)&out->destroy = found[4];
     *(void **)&out->stream = found[5];
     *(void **)&out->resource_of = found[6];
+    *(void **)&out->current_of = found[7];
+    *(void **)&out->push = found[8];
+    *(void **)&out->pop = found[9];
+    *(void **)&out->event = found[10];
     return TP_OK;
 }
 
@@ -51,6 +56,22 @@ part_stream(void *context, int priority, tp_stream *out)
     part *p = context;
     int result = p->green->driver.stream(out, p->context, NON_BLOCKING, priority);
     return result == 0 ? TP_OK : driver_failed("cuGreenCtxStreamCreate", result);
+}
+
+static tp_status
+part_event(void *context, int timed, tp_cuda_event *out)
+{
+    const part *p = context;
+    const tp_green_driver *driver = &p->green->driver;
+    void *left;
+    int result = driver->push(p->current);
+    if (result != 0)
+        return driver_failed("cuCtxPushCurrent", result);
+    int made = driver->event(out, timed ? TIMED : NOT_TIMED);
+    result = driver->pop(&left);
+    if (made != 0)
+        return driver_failed("cuEventCreate", made);
+    return result == 0 ? TP_OK : driver_failed("cuCtxPopCurrent", result);
 }
 
 /* The largest size, a multiple of 8, of which the driver makes at least so many groups. */
@@ -90,8 +111,11 @@ open_part(tp_green *green, int index, int i, tp_green_resource *group)
     result = green->driver.resource_of(p->context, &got, SM);
     if (result != 0)
         return driver_failed("cuGreenCtxGetDevResource", result);
-    green->partition[i] =
-        (tp_cuda_partition){.context = p, .stream_create = part_stream, .multiprocessors = (int)got.is.sm.count};
+    result = green->driver.current_of(&p->current, p->context);
+    if (result != 0)
+        return driver_failed("cuCtxFromGreenCtx", result);
+    green->partition[i] = (tp_cuda_partition){
+        .context = p, .stream_create = part_stream, .event_create = part_event, .multiprocessors = (int)got.is.sm.count};
     return TP_OK;
 }
 

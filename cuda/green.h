@@ -1,6 +1,6 @@
 /* K equal parts of one GPU's multiprocessors: green contexts of the driver (CUDA 12.4 and later; Driver API 13.0, "Green
- * Contexts"), used by their streams alone: memory, modules and events stay the primary context's, and no green context is made
- * current. What multiprocessors are left over belongs to none. */
+ * Contexts"), used by their streams and events alone: memory and modules stay the primary context's, and a green context is
+ * current only while an event is created in it. What multiprocessors are left over belongs to none. */
 #ifndef TP_CUDA_GREEN_H
 #define TP_CUDA_GREEN_H
 
@@ -26,6 +26,10 @@ typedef struct {
     int (*destroy)(void *context);
     int (*stream)(void **stream, void *context, unsigned flags, int priority);
     int (*resource_of)(void *context, tp_green_resource *, int type);
+    int (*current_of)(void **context, void *green);
+    int (*push)(void *context);
+    int (*pop)(void **context);
+    int (*event)(void **event, unsigned flags);
 } tp_green_driver;
 
 typedef struct tp_green tp_green;

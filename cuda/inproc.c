@@ -12,7 +12,8 @@
 /* What a sender keeps for one receiver. */
 typedef struct {
     void *slot[TP_INPROC_SLOTS];
-    tp_cuda_event filled[TP_INPROC_SLOTS], freed[TP_INPROC_SLOTS];
+    tp_cuda_event filled[TP_INPROC_SLOTS]; /* recorded by the sender, so its device's */
+    tp_cuda_event freed[TP_INPROC_SLOTS];  /* recorded by the receiver, which makes them when first used */
     int64_t sent;
     _Atomic int64_t taken; /* the receiver has recorded freed[] of so many */
 } outbox;
@@ -118,7 +119,6 @@ open_box(inproc_comm *c, int peer, outbox **out)
         for (int i = 0; i < TP_INPROC_SLOTS; i++) {
             TP_TRY(tp_cuda_alloc(c->device, c->message_bytes, "a buffer for messages", &box->slot[i]));
             TP_TRY(tp_cuda_event_create(c->device, 0, &box->filled[i]));
-            TP_TRY(tp_cuda_event_create(c->device, 0, &box->freed[i]));
         }
     }
     *out = box;
@@ -193,6 +193,8 @@ inproc_recv_wait(tp_comm *comm, int peer)
     int i = (int)(r->said.number % TP_INPROC_SLOTS);
     TP_TRY(tp_cuda_event_wait(c->device, box->filled[i], c->compute));
     TP_TRY(tp_cuda_copy(c->device, c->compute, r->data, box->slot[i], r->bytes, TP_CUDA_ON_DEVICE));
+    if (box->freed[i] == NULL)
+        TP_TRY(tp_cuda_event_create(c->device, 0, &box->freed[i]));
     TP_TRY(tp_cuda_event_record(c->device, box->freed[i], c->compute));
     atomic_store(&box->taken, r->said.number + 1);
     return TP_OK;

@@ -36,7 +36,7 @@ TP_MUST_USE tp_status
 tp_cuda_layernorm_backward(tp_stream stream, tp_dtype dtype, int64_t rows, int64_t n, const void *dy, int64_t dy_stride,
                            const void *x, int64_t x_stride, const float *mean, const float *rstd, const float *gamma,
                            const void *dresidual, int64_t dresidual_stride, void *dx, int64_t dx_stride);
-/* Floats of `partial` that the two sums over rows below need: enough for either. */
+/* Floats of `partial` that the two sums over rows below need: enough for either, and for fewer rows. */
 int64_t
 tp_cuda_partial_floats(int64_t rows, int64_t n);
 /* dgamma[n] (+)= sum over all rows of dy * unit, dbeta[n] (+)= sum of dy (NULL: no bias), unit = (x - mean) * rstd.

@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "csrc/stage/stage_ops.h"
 #include "cuda/device.h"
 
 enum { BYTES = 1 << 20, PITCH = 4096, ROW = 1024, ROWS = 64 };
@@ -26,9 +27,9 @@ expect(const trial *t, size_t at, int byte, const char *what)
 }
 
 static tp_status
-open_trial(trial *t, int index)
+open_trial(trial *t, int index, const tp_cuda_partition *part)
 {
-    TP_TRY(tp_cuda_open(index, NULL, &t->device));
+    TP_TRY(tp_cuda_open(index, part, &t->device));
     TP_TRY(tp_cuda_alloc(t->device, BYTES, "a trial", (void **)&t->memory));
     TP_TRY(tp_cuda_host_alloc(t->device, BYTES, "a trial", (void **)&t->host));
     TP_TRY(tp_cuda_event_create(t->device, 0, &t->ready));
@@ -110,9 +111,9 @@ try_graph(trial *t)
 }
 
 static tp_status
-run_trial(trial *t, int index)
+run_trial(trial *t, int index, const tp_cuda_partition *part)
 {
-    TP_TRY(open_trial(t, index));
+    TP_TRY(open_trial(t, index, part));
     TP_TRY(try_streams(t));
     return try_graph(t);
 }
@@ -123,12 +124,16 @@ exercise(PyObject *module, PyObject *args)
     trial t;
     tp_status status;
     int index;
+    PyObject *capsule = Py_None;
+    const tp_cuda_partition *part = NULL;
     (void)module;
-    if (!PyArg_ParseTuple(args, "i:exercise", &index))
+    if (!PyArg_ParseTuple(args, "i|O:exercise", &index, &capsule))
+        return NULL;
+    if (capsule != Py_None && (part = PyCapsule_GetPointer(capsule, TP_PARTITION_CAPSULE)) == NULL)
         return NULL;
     memset(&t, 0, sizeof t);
     Py_BEGIN_ALLOW_THREADS
-    status = run_trial(&t, index);
+    status = run_trial(&t, index, part);
     close_trial(&t);
     Py_END_ALLOW_THREADS
     if (status != TP_OK)
@@ -138,7 +143,8 @@ exercise(PyObject *module, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"exercise", exercise, METH_VARARGS,
-     "exercise(index): copies, streams, events and a graph of a device; what was seen, or the exception of what was wrong."},
+     "exercise(index, part=None): copies, streams, events and a graph of a device, or of a part of it; what was seen, or the "
+     "exception of what was wrong."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -184,15 +184,6 @@ watch(void *argument)
     return NULL;
 }
 
-/* ---- opening -------------------------------------------------------------------------------------------------------------- */
-
-static nc_config
-config_of(const nccl_comm *c)
-{
-    return (nc_config){sizeof(nc_config), NC_CONFIG_MAGIC, NC_CONFIG_VERSION, 0, NC_UNDEFINED, 1, c->max_ctas, NULL, 1,
-                       NC_UNDEFINED};
-}
-
 /* Edge e goes from rank e to the next one, the last edge to rank 0. */
 static int
 is_edge(const nccl_comm *c, int e)
@@ -263,6 +254,29 @@ open_slot(nccl_comm *c, channel *ch, int i)
     return tp_cuda_event_create(c->device, 0, &ch->freed[i]);
 }
 
+/* With the lock held: one group, so that neither direction waits for the other. */
+static int
+both_ways(nccl_comm *c, channel *ch, const void *out, size_t out_bytes, void *in, size_t in_bytes)
+{
+    int result = c->nccl->group_start();
+    if (result == NC_SUCCESS)
+        result = c->nccl->send(out, out_bytes, NC_INT8, ch->other, ch->comm, ch->stream);
+    if (result == NC_SUCCESS)
+        result = c->nccl->recv(in, in_bytes, NC_INT8, ch->other, ch->comm, ch->stream);
+    int ended = c->nccl->group_end();
+    return result != NC_SUCCESS ? result : ended;
+}
+
+/* The first operation between two ranks connects them, and its call goes on when the other end has made it too: here, where both
+ * do, not in a step, where a receive is posted long before its send. Classes share no rank, so nobody waits in a ring. */
+static tp_status
+greet(nccl_comm *c, channel *ch)
+{
+    CALL(c, ch->comm, "first ncclGroupEnd", both_ways(c, ch, ch->slot[0], 1, ch->slot[1], 1));
+    TP_TRY(tp_cuda_event_record(c->device, c->exchanged, ch->stream));
+    return tp_cuda_event_wait(c->device, c->exchanged, c->compute);
+}
+
 /* Everybody splits the world in this order; who has no edge of the class stays out. */
 static tp_status
 open_class(nccl_comm *c, int class, int direction)
@@ -273,7 +287,7 @@ open_class(nccl_comm *c, int class, int direction)
     else if (is_edge(c, below) && class_of(c, below) == class)
         color = below;
     int upper = color == below && color != above;
-    nc_config config = config_of(c);
+    nc_config config = NC_CONFIG(c->max_ctas);
     nc_comm comm = NULL;
     CALL(c, c->world, "ncclCommSplit", c->nccl->split(c->world, color, upper, &comm, &config));
     if (color == NC_NO_COLOR)
@@ -287,7 +301,7 @@ open_class(nccl_comm *c, int class, int direction)
     TP_TRY(tp_cuda_stream_create(c->device, 1, &ch->stream));
     for (int i = 0; i < TP_NCCL_SLOTS; i++)
         TP_TRY(open_slot(c, ch, i));
-    return TP_OK;
+    return greet(c, ch);
 }
 
 /* ---- messages ---------------------------------------------------------------------------------------------------------------- */
@@ -412,19 +426,6 @@ nccl_recv_wait(tp_comm *comm, int peer)
     return issue(c, ch);
 }
 
-/* With the lock held: one group, so that neither direction waits for the other. */
-static int
-both_ways(nccl_comm *c, channel *ch, const void *out, size_t out_bytes, void *in, size_t in_bytes)
-{
-    int result = c->nccl->group_start();
-    if (result == NC_SUCCESS)
-        result = c->nccl->send(out, out_bytes, NC_INT8, ch->other, ch->comm, ch->stream);
-    if (result == NC_SUCCESS)
-        result = c->nccl->recv(in, in_bytes, NC_INT8, ch->other, ch->comm, ch->stream);
-    int ended = c->nccl->group_end();
-    return result != NC_SUCCESS ? result : ended;
-}
-
 static tp_status
 nccl_exchange(tp_comm *comm, int peer, uint64_t tag, const void *out, size_t out_bytes, void *in, size_t in_bytes)
 {
@@ -508,7 +509,7 @@ nccl_bind(tp_comm *comm, void *device)
 {
     nccl_comm *c = (nccl_comm *)comm;
     tp_cuda_rank *rank = tp_cuda_rank_of(device);
-    nc_config config = config_of(c);
+    nc_config config = NC_CONFIG(c->max_ctas);
     nc_id id;
     if (device == NULL) {
         if (c->device != NULL)

@@ -6,7 +6,9 @@
  * and received into a slot and copied out on the compute stream right before its reader: so a sender's buffer may be written
  * again at once, a receive never overtakes the reader before it, and a channel only ever waits for its other end. That is
  * what the program's proof under rendezvous assumes, whatever the schedule, interleaved ones included; with one communicator
- * for all activations a rank's send would stand behind the receive before it.
+ * for all activations a rank's send would stand behind the receive before it. So it would among communicators that share
+ * resources (ncclConfig_t.splitShare): the library launches those one after another on one stream (NCCL 2.28, enqueue.cc,
+ * ncclLaunchPrepare).
  *
  * Communicators do not block: every call is polled (ncclCommGetAsyncError) to its end, the deadline or the abort. A thread
  * looks every 50 ms for an abort of the region, for errors of the communicators and for a message that has not moved within

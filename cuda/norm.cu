@@ -155,7 +155,9 @@ sums_tiles(int64_t rows)
 int64_t
 tp_cuda_partial_floats(int64_t rows, int64_t n)
 {
-    return 2 * sums_tiles(rows) * n;
+    /* fewer rows may make more tiles (8192 and 8193): enough for any number up to these */
+    const int64_t most = (rows + SUM_ROWS - 1) / SUM_ROWS;
+    return 2 * (most < SUM_TILES ? most : SUM_TILES) * n;
 }
 
 /* x NULL: dy alone. */

@@ -32,6 +32,8 @@
 #define TP_TEXT_(x) #x
 #define TP_TEXT(x) TP_TEXT_(x)
 #define TP_WARP 32
+/* Dynamic shared memory that a launch need not ask to be allowed: static arrays count too in CUDA's 48 KB. */
+#define TP_SHARED_PLAIN (32 * 1024)
 
 typedef struct {
     uint16_t bits;
@@ -56,9 +58,20 @@ typedef struct {
 #define TP_KEEP_LOOP TP_UNROLL_BY(1)
 /* The compiler may not tell what the int is: it computes anew what it would else keep in registers. */
 #define TP_OPAQUE(x) __asm__ volatile("" : "+r"(x))
-#define TP_KERNEL(name, type) static __global__ void name(const type a)
+/* Before main: tp_cuda_open loads every kernel, none is loaded in a step. */
+#define TP_KNOWN(name)                                       \
+    static void __attribute__((constructor)) name##_known(void) \
+    {                                                        \
+        tp_cuda_know((const void *)(name));                  \
+    }
+#define TP_KERNEL(name, type)                    \
+    static __global__ void name(const type a);   \
+    TP_KNOWN(name)                               \
+    static __global__ void name(const type a)
 /* The compiler keeps to registers that let `blocks` blocks of `threads` live on one SM. */
-#define TP_KERNEL_BOUNDS(name, type, threads, blocks) \
+#define TP_KERNEL_BOUNDS(name, type, threads, blocks)                             \
+    static __global__ void __launch_bounds__(threads, blocks) name(const type a); \
+    TP_KNOWN(name)                                                                \
     static __global__ void __launch_bounds__(threads, blocks) name(const type a)
 #define TP_LAUNCH(kernel, grid, block, smem, stream, a) \
     tp_simt_launch((const void *)(kernel), #kernel, (grid), (block), (size_t)(smem), (stream), (void *)&(a))
@@ -138,7 +151,7 @@ tp_simt_launch(const void *kernel, const char *name, tp_grid grid, int block, si
     if (grid.x > INT32_MAX || grid.y > 65535 || grid.z > 65535 || block < TP_WARP || block > 1024 || block % TP_WARP)
         return tp_fail(TP_EVALUE, "CUDA kernel %s: a grid of %lld x %lld x %lld blocks of %d threads cannot be launched",
                        name, (long long)grid.x, (long long)grid.y, (long long)grid.z, block);
-    if (smem > 48 * 1024)
+    if (smem > TP_SHARED_PLAIN)
         error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem);
     if (error == cudaSuccess)
         error = cudaLaunchKernel(kernel, dim3((unsigned)grid.x, (unsigned)grid.y, (unsigned)grid.z), dim3((unsigned)block),

@@ -19,3 +19,9 @@ CUresult (*const d)(CUgreenCtx *, CUdevResourceDesc, CUdevice, unsigned) = cuGre
 CUresult (*const e)(CUgreenCtx) = cuGreenCtxDestroy;
 CUresult (*const f)(CUstream *, CUgreenCtx, unsigned, int) = cuGreenCtxStreamCreate;
 CUresult (*const g)(CUgreenCtx, CUdevResource *, CUdevResourceType) = cuGreenCtxGetDevResource;
+CUresult (*const h)(CUcontext *, CUgreenCtx) = cuCtxFromGreenCtx;
+CUresult (*const i)(CUcontext) = cuCtxPushCurrent;
+CUresult (*const j)(CUcontext *) = cuCtxPopCurrent;
+CUresult (*const k)(CUevent *, unsigned) = cuEventCreate;
+SAME(0, CU_EVENT_DEFAULT);
+SAME(2, CU_EVENT_DISABLE_TIMING);

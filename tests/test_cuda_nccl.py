@@ -106,10 +106,13 @@ def test_bits_do_not_depend_on_the_communicator(fake):
     assert all(one["told"] == results[0]["told"] and one["misuses"] == 0 for one in results[-2:])
 
 
+HELLOS = 3 * 2 * 2 * 2  # pairs of a ring of 3, directions, ends, a send and a receive: connections are made before messages
+
+
 def test_faults_end_every_rank_with_the_first_words(fake):
     fail, stuck, dead = emulated(
-        fake, {"mode": "nccl", "ranks": 3, "fault": {"fail_at": 7, "code": 2}},
-        {"mode": "nccl", "ranks": 3, "fault": {"stuck_at": 9}, "timeout_s": 0.3},
+        fake, {"mode": "nccl", "ranks": 3, "fault": {"fail_at": HELLOS + 7, "code": 2}},
+        {"mode": "nccl", "ranks": 3, "fault": {"stuck_at": HELLOS + 9}, "timeout_s": 0.3},
         {"mode": "nccl", "ranks": 3, "dead": 1})
     for result, words in ((fail, "unhandled system error: the fake has no more to say"), (stuck, "waited 0.3 s"), (dead, "killed")):
         first = [text for text in result["told"] if not text.startswith("AbortedError")]
@@ -163,13 +166,15 @@ class Driver:
              "create": (ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p, ctypes.c_int, ctypes.c_uint),
              "destroy": (ctypes.c_void_p,),
              "stream": (ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p, ctypes.c_uint, ctypes.c_int),
-             "resource_of": (ctypes.c_void_p, ctypes.POINTER(Resource), ctypes.c_int)}
+             "resource_of": (ctypes.c_void_p, ctypes.POINTER(Resource), ctypes.c_int),
+             "current_of": (ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p), "push": (ctypes.c_void_p,),
+             "pop": (ctypes.POINTER(ctypes.c_void_p),), "event": (ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint)}
 
     def __init__(self, makes, total=132, fails=None):
         self.makes, self.total, self.fails = makes, total, fails
-        self.asked, self.living, self.sizes = [], set(), []
+        self.asked, self.living, self.sizes, self.current = [], set(), [], []
         self.functions = [ctypes.CFUNCTYPE(ctypes.c_int, *types)(self.guarded(name)) for name, types in self.TYPES.items()]
-        self.table = (ctypes.c_void_p * 7)(*(ctypes.cast(function, ctypes.c_void_p).value for function in self.functions))
+        self.table = (ctypes.c_void_p * 11)(*(ctypes.cast(function, ctypes.c_void_p).value for function in self.functions))
 
     def guarded(self, name):
         return lambda *args: 999 if name == self.fails else getattr(self, name)(*args)
@@ -209,10 +214,27 @@ class Driver:
         out[0].count = self.sizes[context - 1]
         return 0
 
+    def current_of(self, out, context):
+        out[0] = 1000 + context
+        return 0
+
+    def push(self, context):
+        self.current.append(context)
+        return 0
+
+    def pop(self, out):
+        out[0] = self.current.pop()
+        return 0
+
+    def event(self, out, flags):
+        out[0] = self.current[-1] * 10 + flags
+        return 0
+
 
 class Partition(ctypes.Structure):
     _fields_ = [("context", ctypes.c_void_p),
                 ("stream", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))),
+                ("event", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))),
                 ("multiprocessors", ctypes.c_int)]
 
 
@@ -229,6 +251,9 @@ def test_a_gpu_is_split_into_equal_parts(parts, size, asked):
         part, stream = library.tp_green_part(green, i)[0], ctypes.c_void_p()
         assert part.multiprocessors == size and part.stream(part.context, 0, ctypes.byref(stream)) == 0
         streams.add(stream.value)
+        for timed, flags in ((1, 0), (0, 2)):  # made where the part is current, which it is no more
+            assert part.event(part.context, timed, ctypes.byref(stream)) == 0 and driver.current == []
+            assert stream.value == 10 * (1001 + i) + flags
     assert len(streams) == parts and len(driver.living) == parts
     library.tp_green_close(green)
     assert not driver.living
@@ -241,7 +266,8 @@ def test_what_cannot_be_split_says_why():
                                  (20, Driver(lambda least: 9), "132 multiprocessors has no 20 equal parts"),
                                  (8, Driver(lambda least: 5), "at most 5 groups"),
                                  (2, Driver(lambda least: 9, fails="create"), "cuGreenCtxCreate: the driver answers 999"),
-                                 (2, Driver(lambda least: 9, fails="resource_of"), "cuGreenCtxGetDevResource")):
+                                 (2, Driver(lambda least: 9, fails="resource_of"), "cuGreenCtxGetDevResource"),
+                                 (2, Driver(lambda least: 9, fails="current_of"), "cuCtxFromGreenCtx")):
         assert library.tp_green_open(0, parts, driver.table, ctypes.byref(green)) != 0
         assert words in library.tp_error_message().decode() and not driver.living
     assert library.tp_green_open(0, 2, None, ctypes.byref(green)) != 0  # the emulated device has no driver

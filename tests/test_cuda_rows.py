@@ -433,6 +433,15 @@ def sum_calls(k: Kernels, dtype: int) -> list[bytes]:
     return written
 
 
+def test_partial_sums_of_fewer_rows_fit(k: Kernels) -> None:
+    """A stage takes the room for its largest micro-batch: 8193 rows make fewer tiles than 8192."""
+    sizes = [k.status("partial_floats", rows, 64) for rows in (*range(1, 100), 8000, 8191, 8192, 8193, 8300, 100_000)]
+    assert sizes == sorted(sizes) and sizes[0] == 2 * 64 and sizes[-1] == 2 * 256 * 64
+    for rows in (100, 8192, 8193):
+        tiles = -(-rows // (32 if rows <= 8192 else 40))
+        assert k.status("partial_floats", rows, 64) >= 2 * tiles * 64
+
+
 @DTYPES
 def test_bits_do_not_depend_on_cuts(k: Kernels, dtype: int) -> None:
     whole = row_calls(k, dtype, [0, 41])

@@ -9,13 +9,14 @@ import sys
 import time
 from pathlib import Path
 
-from gpu_check import Question
+from gpu_check import Question, small, so_far
 
 ROOT = Path(__file__).resolve().parents[2]
 LINEAR, LINEAR_T, LINEAR_W = range(3)
 NONE, BIAS, GELU_AUX, RESIDUAL, DGELU = range(5)
 F32, BF16 = 0, 1
 MODELS = {"124M": 768, "350M": 1024, "774M": 1280, "1558M": 1600}
+LONG_S = 15.0  # of the table: then it is cut short
 DATASHEET = {"H200": 989.0, "H100": 989.0, "A100": 312.0}  # dense bf16 TFLOP/s, NVIDIA's data sheets
 
 
@@ -29,31 +30,44 @@ def device():
     versions = tp.cuda.versions()
     (cublaslt,) = (library for library in versions.libraries if library.name == "cublasLt")
     assert cublaslt.version, cublaslt.why_not
+    found = {"devices": [dataclasses.asdict(d) for d in tp.cuda.devices()], "versions": dataclasses.asdict(versions)}
+    so_far(found)
     for d in tp.cuda.devices():
-        trial = tp.cuda.load().exercise(d.index)
-    return {"trial": trial, "devices": [dataclasses.asdict(d) for d in tp.cuda.devices()], "versions": dataclasses.asdict(versions)}
+        found["trial"] = tp.cuda.load().exercise(d.index)
+    first = found["devices"][0]
+    return found | {"headline": f"{first['name']}, {first['multiprocessors']} multiprocessors, driver {versions.driver}, cublasLt "
+                                f"{cublaslt.version}"}
 
 
 def memory():
     """A byte more than is free is refused before anything runs, and says how much there is."""
     import terapipe_c as tp
 
-    (first, *_) = tp.cuda.devices()
+    assert tp.cuda.device_count() > 0, tp.cuda.why_not()
+    first = tp.cuda.devices()[0]
     try:
         tp.cuda.load().check(0, first.total_bytes + 1)
     except tp.OutOfMemoryError as error:
         assert str(first.total_bytes + 1) in str(error) and "short" in str(error), error
-        return str(error)
+        return {"headline": str(error)[:100]}
     raise AssertionError("more memory than the device has was given")
 
 
 def tests():
-    """pytest -m gpu: every test that needs a device."""
-    ran = subprocess.run([sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "tests"], cwd=ROOT,
-                         capture_output=True, text=True, env=environment())  # fmt: skip
-    tail = ran.stdout.strip().splitlines()[-25:]
-    assert ran.returncode == 0, "\n".join(tail) + ran.stderr[-1500:]
-    return tail[-1]
+    """pytest -m gpu: every test that needs a device; and our declarations against the libraries' headers, where they lie."""
+    chosen = "a_device_does_all" if small() else "nothing"  # the emulated one has no graphs
+    told = [pytest("-m", "gpu", "-k", f"not {chosen}"), pytest("-k", "declarations")]
+    so_far(told)
+    assert all(one["status"] == 0 for one in told) and " passed" in told[0]["last"], "\n".join(one["tail"] for one in told)
+    return {"headline": f"{told[0]['last']}; declarations: {told[1]['last']}", "told": told}
+
+
+def pytest(*options):
+    files = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tests").glob("test_cuda_*.py"))
+    ran = subprocess.run([sys.executable, "-m", "pytest", "-q", "-rs", "--tb=short", "-p", "no:cacheprovider", *options, *files],
+                         cwd=ROOT, capture_output=True, text=True, env=environment())  # fmt: skip
+    lines = ran.stdout.strip().splitlines() or [""]
+    return {"status": ran.returncode, "last": lines[-1], "tail": "\n".join(lines[-40:])[-3000:] + ran.stderr[-1000:]}
 
 
 def environment():
@@ -67,7 +81,10 @@ def time_of(kind, dtype, epilogue, accumulate, rows, n_in, n_out, **options):
     import terapipe_c as tp
 
     options = {"repeats": 12, "candidates": 8} | options
+    if small():
+        rows, n_in, n_out = (min(n, 64) for n in (rows, n_in, n_out))
     seconds, how = tp.cuda.load().gemm_seconds(kind, dtype, epilogue, accumulate, rows, n_in, n_out, **options)
+    seconds = [max(s, 1e-9) for s in seconds]
     middle = statistics.median(seconds)
     return {"tflops": round(2e-12 * rows * n_in * n_out / middle, 1), "seconds": middle, "least": min(seconds), "how": how}
 
@@ -79,7 +96,8 @@ def ceiling():
     found = {"bf16": time_of(LINEAR, BF16, NONE, 0, 8192, 8192, 8192, repeats=40),
              "f32": time_of(LINEAR, F32, NONE, 0, 4096, 4096, 4096, repeats=5)}  # fmt: skip
     sheet = next((v for k, v in DATASHEET.items() if k in tp.cuda.devices()[0].name), None)
-    return found | {"datasheet_bf16_tflops": sheet}
+    return found | {"datasheet_bf16_tflops": sheet, "formula": "2 m n k / seconds, 8192^3 (fp32: 4096^3), random numbers",
+                    "headline": f"bf16 {found['bf16']['tflops']} TFLOP/s (data sheet {sheet}), fp32 {found['f32']['tflops']}"}
 
 
 def products(c):
@@ -98,16 +116,19 @@ def products(c):
 def table():
     """t(rows) of every product of GPT-2 124M and 1558M at 256 to 16384 rows, all multiprocessors."""
     began, rows_of_table = time.monotonic(), []
+    over = lambda: {"cut_short": time.monotonic() - began > LONG_S, "products": rows_of_table,  # noqa: E731
+                    "headline": f"{len(rows_of_table)} products"}
     for rows in (16384, 1024, 4096, 256):  # a run cut short has both ends
         for model in ("1558M", "124M"):
             for name, kind, epilogue, accumulate, n_in, n_out in products(MODELS[model]):
                 if name.startswith("head") and rows > 4096:
                     continue
-                if time.monotonic() - began > 38:
-                    return {"cut_short": True, "products": rows_of_table}
+                if time.monotonic() - began > LONG_S:
+                    return over()
                 found = time_of(kind, BF16, epilogue, accumulate, rows, n_in, n_out, candidates=4, repeats=8)
                 rows_of_table.append({"model": model, "product": name, "rows": rows} | found)
-    return {"cut_short": False, "products": rows_of_table}
+            so_far(over())
+    return over()
 
 
 def fused():
@@ -123,14 +144,16 @@ def fused():
                     one = time_of(kind, BF16, epilogue, 0, rows, n_in, n_out, **options)
                     row[label] = {"seconds": one["seconds"], "how": one["how"]}
                 found.append(row)
-    return found
+                so_far(found)
+    gains = [row["apart"]["seconds"] / row["fused"]["seconds"] for row in found]
+    return {"headline": f"fused {min(gains):.2f} to {max(gains):.2f} times as fast as apart", "found": found}
 
 
 QUESTIONS = [
-    Question("device", 15, device, order=10),
-    Question("memory", 10, memory, order=11),
-    Question("tests", 100, tests, order=12),
-    Question("matmul ceiling", 20, ceiling, order=40),
-    Question("products", 45, table, order=60),
-    Question("fused gelu", 15, fused, order=61),
+    Question("device", 25, device, order=10),
+    Question("memory", 20, memory, order=11),
+    Question("tests", 70, tests, order=13),
+    Question("matmul ceiling", 14, ceiling, order=40),
+    Question("products", 22, table, order=60),
+    Question("fused gelu", 12, fused, order=61),
 ]

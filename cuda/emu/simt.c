@@ -382,6 +382,9 @@ tp_simt_shared(const void *site, size_t bytes, const char *name)
     if (m->used_static > SIMT_STATIC || m->arrays == SIMT_ARRAYS)
         thread_fail(m, "static shared memory of %zu bytes in %d arrays: at most %d bytes and %d arrays", m->used_static,
                     m->arrays, SIMT_STATIC, SIMT_ARRAYS - 1);
+    if (m->array[0].bytes <= TP_SHARED_PLAIN && m->array[0].bytes + m->used_static > SIMT_STATIC)
+        thread_fail(m, "%zu bytes of static and %zu of dynamic shared memory: at most %d without being allowed more", m->used_static,
+                    m->array[0].bytes, SIMT_STATIC);
     return shared_add(m, site, name, bytes);
 }
 

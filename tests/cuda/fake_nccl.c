@@ -1,7 +1,7 @@
 /* libnccl.so for tests: ranks are threads of one process, messages are copies between host buffers. What it is strict about is
  * what the real library is: a communicator in progress takes no other call, operations match in order and by size, all ranks
- * of a communicator must come to make it, an aborted communicator gives nothing but errors. Everything takes a few looks of
- * ncclCommGetAsyncError to be done. Faults: fake_nccl_set. */
+ * of a communicator must come to make it, and again to the first operation on it, which connects them; an aborted communicator
+ * gives nothing but errors. Everything takes a few looks of ncclCommGetAsyncError to be done. Faults: fake_nccl_set. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +23,7 @@ typedef struct { /* one direction */
 } mailbox;
 
 typedef struct {
-    int ranks, members, splits, key_of[64], color_of[64], called;
+    int ranks, members, splits, key_of[64], color_of[64], called, connected[64];
     long number;
     mailbox box[16][16];
     struct nc_comm *member[16];
@@ -129,9 +129,9 @@ FAKE(ncclCommInitRankConfig)(nc_comm *out, int ranks, nc_id id, int rank, nc_con
 #ifndef FAKE_WITHOUT_SPLIT
 FAKE(ncclCommSplit)(nc_comm c, int color, int key, nc_comm *out, nc_config *config)
 {
-    (void)config;
     pthread_mutex_lock(&lock);
     int result = refuse(c);
+    misuses += config->split_share != 0; /* one would wait for the other: a send behind a receive that waits for it */
     if (result == NC_SUCCESS) {
         c->splitting = 1;
         c->color = color;
@@ -161,7 +161,9 @@ FAKE(ncclCommSplit)(nc_comm c, int color, int key, nc_comm *out, nc_config *conf
 FAKE(ncclCommGetAsyncError)(nc_comm c, int *state)
 {
     pthread_mutex_lock(&lock);
-    int alone = c->all->members < c->all->ranks || c->splitting;
+    int alone = c->all->members < c->all->ranks || c->splitting, mine = c->all->connected[c->rank];
+    for (int r = 0; r < c->all->ranks; r++) /* the first operation waits for the other end's first */
+        alone |= mine && !c->all->connected[r];
     if (c->looks > 0 && !alone)
         c->looks--;
     *state = c->error ? c->error : c->looks > 0 || c->stuck || alone ? NC_IN_PROGRESS : NC_SUCCESS;
@@ -208,6 +210,7 @@ operate(nc_comm c, int source, int target, void *data, size_t bytes, int sends)
         one->bytes = bytes;
         one->data = sends ? memcpy(malloc(bytes + 1), data, bytes) : data;
         mailbox *box = &c->all->box[source][target];
+        c->all->connected[c->rank] = 1;
         append(sends ? &box->sent : &box->wanted, one);
         c->pending += !sends;
         c->stuck |= number == stuck_call;

@@ -1,0 +1,85 @@
+"""benchmarks/gpu_check.py without a GPU: its deadlines, and what becomes of questions that fail, hang or answer."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+if not (ROOT / "benchmarks").is_dir():
+    pytest.skip("no benchmarks beside the tests", allow_module_level=True)
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import gpu_check  # noqa: E402
+
+
+def test_at_worst_it_ends_within_nine_minutes():
+    speed = [q for q in gpu_check.questions() if q.order >= gpu_check.SPEED]
+    assert gpu_check.BUILD_S + gpu_check.RIGHT_S + sum(q.seconds for q in speed) <= 540
+    assert speed and all(q.answer.__doc__ for q in gpu_check.questions())
+
+
+def test_every_question_is_listed():
+    ran = subprocess.run([sys.executable, str(ROOT / "benchmarks/gpu_check.py"), "--list"], capture_output=True, text=True)
+    assert ran.returncode == 0 and "training 1558M" in ran.stdout and "at worst" in ran.stdout, ran.stderr
+
+
+QUESTIONS = '''
+import sys, time
+from gpu_check import Question, so_far
+
+def hang():
+    so_far({"step": 3})
+    time.sleep(60)
+
+QUESTIONS = [Question("right", 20, lambda: {"headline": "seven", "n": 7}, 10), Question("wrong", 20, lambda: 1 / 0, 11),
+             Question("hangs", 3.2, hang, 40), Question("fast", 20, lambda: [], 41)]
+'''
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """The script with four questions of its own, a package that needs no building, and a GPU that a script claims."""
+    (tmp_path / "benchmarks/gpu").mkdir(parents=True)
+    for name in ("gpu_check.py", "common.py"):
+        (tmp_path / "benchmarks" / name).write_text((ROOT / "benchmarks" / name).read_text())
+    (tmp_path / "benchmarks/gpu/mine.py").write_text(QUESTIONS)
+    (tmp_path / "benchmarks/gpu_library.py").write_text("")
+    (tmp_path / "setup.py").write_text("")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/nvidia-smi").write_text(
+        '#!/bin/sh\ncase "$1" in *mig*) exit 6;; esac\necho "NVIDIA H200, 9.0"\n')  # an old one does not know every field
+    (tmp_path / "bin/nvidia-smi").chmod(0o755)
+    (tmp_path / "out").mkdir()
+    return tmp_path
+
+
+def check(checkout, *options):
+    ran = subprocess.run([sys.executable, "benchmarks/gpu_check.py", *options], cwd=checkout, capture_output=True, text=True,
+                         env={"PATH": f"{checkout / 'bin'}:/usr/bin:/bin", "OUT": str(checkout / "out")})  # fmt: skip
+    (written,) = (checkout / "out").iterdir()
+    return ran, json.loads(written.read_text())
+
+
+def test_a_question_that_fails_or_hangs_leaves_the_others(checkout):
+    ran, result = check(checkout)
+    found = result["questions"]
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    assert result["gpu"] == {"name": "NVIDIA H200", "compute_cap": "9.0"} and result["build"]["archs"] == "90"
+    assert found["right"]["answer"]["n"] == 7 and found["fast"]["ok"]
+    assert "ZeroDivisionError" in found["wrong"]["output"] and "ZeroDivisionError" in ran.stdout and "seven" in ran.stdout
+    assert found["hangs"]["why"] == "ran past its deadline of 3 s" and found["hangs"]["so_far"] == {"step": 3}
+    assert len(ran.stdout) < 12000
+
+
+def test_exit_status(checkout):
+    assert check(checkout, "--only", "right")[0].returncode == 0
+    assert check(checkout, "--only", "hangs")[0].returncode == 3  # all is right, some speed was not measured
+
+
+def test_no_gpu_is_not_measured(checkout):
+    (checkout / "bin/nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    ran = subprocess.run([sys.executable, "benchmarks/gpu_check.py"], cwd=checkout, capture_output=True, text=True,
+                         env={"PATH": f"{checkout / 'bin'}:/usr/bin:/bin"})  # fmt: skip
+    assert ran.returncode == 2 and "nothing was measured" in ran.stderr, ran.stderr
