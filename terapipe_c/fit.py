@@ -254,17 +254,20 @@ def fit_and_judge(samples: Float, what: str, signed: bool = False, smooth: bool 
 
 
 def fit_passes(samples: Float) -> tuple[float, float, float]:
-    """(seconds a row, least rows, seconds a row flushed) of the head, from samples [n, 4]: rows passed over its weights,
-    rows whose weight gradient was flushed, seconds, and nothing else: seconds = a max(rows passed, least) + b rows flushed.
+    """(seconds a row, least rows, seconds a row flushed) of the head, from samples [n, 3]: rows passed over its weights,
+    rows whose weight gradient was flushed, seconds: the last is a max(rows passed, least) + b rows flushed.
     Fewer rows than `least` take as long, because the weights have to come from memory."""
     passed, flushed, seconds = samples.T
     best = (math.inf, 0.0, 0.0, 0.0)
-    for least in (0.0, *np.unique(passed[passed > 0]).tolist()):
+    for least in (0.0, *np.geomspace(2.0, max(2.0, float(passed.max())), 60).tolist()):
         columns = np.column_stack([np.where(passed > 0, np.maximum(passed, least), 0.0), flushed])
-        (row, flush), loss = _robust(columns, seconds)
+        columns /= seconds[:, None]
+        row, flush = np.linalg.lstsq(columns, np.ones_like(seconds), rcond=None)[0]
         if flush < 0 or not flushed.any():
-            (row,), loss = _robust(columns[:, :1], seconds)
-            flush = 0.5 * row if not flushed.any() else 0.0     # one product where a pass is two
+            row, flush = columns[:, 0].sum() / np.square(columns[:, 0]).sum(), 0.0
+        loss = float(np.square(columns @ np.array([row, flush]) - 1.0).sum())
+        if not flushed.any():
+            flush = 0.5 * row                                   # one product where a pass is two
         if loss < best[0]:
             best = loss, float(row), least, float(flush)
     return best[1:]

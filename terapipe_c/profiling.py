@@ -30,6 +30,7 @@ __all__ = ["profile"]
 
 Key = tuple[str, str, int, int, Any]        # kind, phase, sequences, S, C; of the head HeadWork in C's place
 TINY_VOCAB = 64                             # layers cost the same whatever the vocabulary
+FAR = 4                                     # how many times the longest slice measured the head's curves know besides
 NOTHING_S = 5e-6                            # a phase of the ends that never takes longer has no work (the head's W)
 WINDOW_S = 0.2                              # a machine keeps its speed for so long
 SLOW_MEMORY_S = 2.0                         # a virtual machine's first memory comes from its host, and slowly; not twice
@@ -75,8 +76,10 @@ def _slicings(seq_len: int) -> list[list[int]]:
 
 
 def _head_slicing(rows: int) -> list[int]:
-    """Ragged slices that sum to `rows`: halves of halves, so that each length from 8 comes up once."""
-    cut = []
+    """Ragged slices that sum to `rows`: two thirds, then halves of what is left down to 8. The first passes enough rows to show
+    what a row takes, the last few enough to show what the weights take."""
+    cut = [2 * rows // 3] if rows >= 48 else []
+    rows -= sum(cut)
     while rows >= 16:
         cut.append(rows // 2)
         rows -= rows // 2
@@ -142,11 +145,15 @@ def spread(seconds: Mapping[tuple[str, int, HeadWork], float]) \
     a curve each instruction pays for the rows of its own slice."""
     lumps = [(did.passed, did.flushed, taken) for (_, _, did), taken in seconds.items() if did.passed]
     row, least, flush = fit_passes(np.array(lumps, np.float64))
-    found: dict[str, list[tuple[float, int, int, float]]] = {}
+    # Longer slices than were measured cost a row's worth a row: the last samples may still lie where the weights decide.
+    far = FAR * max(S for _, S, _ in seconds)
+    found = {phase: [(float(far), far, 0, (row + flush) * far * share / 3)] for phase, share in (("F", 1), ("I", 2))}
     for (phase, S, did), taken in seconds.items():
+        if did.own == 0:
+            continue
         fair = row * (max(did.own, least) if phase == "I" else did.own) + flush * did.own
         lump = row * max(did.passed, least) + flush * did.flushed if did.passed else 0.0
-        found.setdefault(phase, []).append((S, S, 0, max(taken - lump + fair, 0.5 * fair)))
+        found[phase].append((S, S, 0, max(taken - lump + fair, 0.5 * fair)))
     return found, (flush, least)
 
 
@@ -380,7 +387,7 @@ def _measure_head(sampler: _Sampler, model: GPTConfig, seq_len: int, end: float,
     def cut(rows: int) -> list[tuple[int, list[int]]]:
         return [(1, _head_slicing(rows))]
 
-    rows = min(seq_len, 48)
+    rows = min(seq_len, 96)
     runs = 0
     for _ in range(2):
         begin = time.monotonic()
@@ -397,7 +404,7 @@ def _measure_head(sampler: _Sampler, model: GPTConfig, seq_len: int, end: float,
         rows = min(seq_len, 2 * rows)
     slicing = cut(rows)
     spent = fixed + row * rows
-    if rows == seq_len and rows > 48 and 3 * spent < left:
+    if rows == seq_len and rows > 96 and 3 * spent < left:
         slicing.append((1, [rows]))                 # the whole sequence as one slice
         spent += row * rows
     sampler.run(replace(model, n_layer=1, block_size=rows), slicing, max(1, min(MOST_REPEATS, int(left / spent))), kinds)

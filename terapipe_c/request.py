@@ -158,6 +158,9 @@ def _check_stages(model: GPTConfig, cluster: Cluster, stages: Any, chunks: int, 
         if stages is not None and whole("stages", stages) != ranks:
             raise InvalidValueError(f"stages is {stages}, but partition has {len(partition)} stages for {chunks} chunks a rank")
         stages = ranks
+    if chunks > model.num_blocks:
+        raise InvalidValueError(f"chunks is {chunks}: the model has {model.num_blocks} blocks, so at most {model.num_blocks} would "
+                                "be right")
     if stages is not None:
         ranks = whole("stages", stages)
         if ranks * chunks > model.num_blocks:

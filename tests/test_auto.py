@@ -243,3 +243,10 @@ def test_bad_requests_start_no_search(monkeypatch):
                          ({"data_parallel": 2, "executable": True}, "one replica")):
         with pytest.raises(ValueError, match=word):
             tp.plan(MODEL, CLUSTER, batch=4, seq_len=32, **change)
+
+
+@pytest.mark.parametrize("how", [{"chunks": 6}, {"chunks": 6, "schedule": "hanayo"}, {"chunks": 5, "schedule": "interleaved"}])
+def test_more_chunks_than_blocks_are_named_not_taken_for_a_lack_of_memory(how):
+    model = tp.GPTConfig(n_layer=1, n_head=2, n_embd=16, vocab_size=61, block_size=64)
+    with pytest.raises(ValueError, match=f"chunks is {how['chunks']}: the model has 4 blocks"):
+        tp.plan(model, tp.Cluster.local(), batch=4, seq_len=64, costs=tp.CostModel.analytic(model, tp.Cluster.local()), **how)

@@ -7,7 +7,7 @@ import pytest
 
 import terapipe_c as tp
 from terapipe_c import CostModel, _core
-from terapipe_c.profiling import head_work, spread, steadied
+from terapipe_c.profiling import _head_slicing, head_work, spread, steadied
 
 MODEL = tp.GPTConfig(n_layer=3, n_head=2, n_embd=64, vocab_size=97, block_size=256)
 
@@ -126,6 +126,23 @@ def test_every_row_of_the_head_is_passed_once_and_flushed_once_or_left(cuts) -> 
     for q, cut in enumerate(cuts):
         assert sum(work["F", q, s].own for s in range(len(cut))) == (sum(cut) + 2) // 3
         assert sum(work["F", q, s].passed for s in range(len(cut))) == (sum(cut) + 2) // 3
+
+
+@pytest.mark.parametrize("bound", [0.0, 12.0, 24.0, 40.0])
+@pytest.mark.parametrize("rows", [96, 192, 384, 1024])
+def test_a_short_sample_of_the_head_tells_what_long_slices_take(rows, bound) -> None:
+    """Where the weights bind up to as many rows as F waits for, and little time was left to measure."""
+    for seed in range(15):
+        rng = np.random.default_rng(seed)
+        cut = _head_slicing(rows)
+        seconds = {(phase, cut[s], did): 1e-3 * (max(did.passed, bound) if did.passed else 0.01) + 5e-4 * did.flushed
+                   for (phase, _, s), did in head_work([cut])[0].items()}
+        noisy = {key: taken * math.exp(0.03 * rng.standard_normal()) for key, taken in seconds.items()}
+        layer = {"F": [(n, n, 0, 1e-4 * n) for n in (8, 64)]}
+        samples = {"head": spread(noisy)[0], "attention": layer, "ffn": layer}
+        costs = CostModel.from_measurements(samples, smooth=True)
+        assert costs.block_seconds("head", "F", 1024) == pytest.approx(1.5e-3 * 1024 / 3, rel=0.35)
+        assert costs.block_seconds("head", "I", 1024) == pytest.approx(1.5e-3 * 1024 * 2 / 3, rel=0.35)
 
 
 def test_the_head_s_lumps_are_spread_over_the_slices_that_made_them() -> None:
