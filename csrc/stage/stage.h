@@ -11,8 +11,8 @@
  * The head. Logits of a tile of rows exist only while that tile is worked on; loss and d(input) of a row are done with its
  * logits. Rows at positions t % 3 == 0 are done in F, the others in I, and d(weight) of either as soon as half a tile of them
  * waits: so the head weighs on F and I as 1 to 2, and W has nothing of it, wherever the schedule puts it. F rows wait until
- * TP_HEAD_WORTH of them are worth a pass over the weights. In the last TP_HEAD_HASTE slices of a sequence, forward and backward,
- * nothing waits that was not late before, and F's d(weight) stays for later: the other ranks wait for the first d(input).
+ * TP_HEAD_WORTH of them are worth a pass over the weights. Not so in the last TP_HEAD_HASTE slices of a sequence, as the other
+ * ranks wait for its first d(input): F passes what it has, and d(weight) of F's rows stays for a later slice's I.
  * Each set has its own chain of weight gradient (F rows ascending, I rows descending) and the two are added at the update.
  * terapipe_c/profiling.py counts with the same rules what an instruction does for the head. */
 #ifndef TP_STAGE_STAGE_H
