@@ -280,7 +280,8 @@ _MADE: dict[str, Callable[[], ArchitectureSpec]] = {
                                   "Touvron et al. 2023 (Llama 2), model card: 80 layers, 8192, 64 heads, 8 kv, 28672, 32000; "
                                   "checked against the tensors listed at datascience.stackexchange.com/questions/126942"),
     "llama-175b": lambda: _decoder("llama-175b", 96, 12288, 96, 96, 32768, 32000, 175e9, 0.01,
-                                   "BMPipe prints the name only; assumed: GPT-3 175B's depth and width, SwiGLU of 8/3 width"),
+                                   "BMPipe prints the name only; assumed: GPT-3 175B's depth and width, SwiGLU of 8/3 width, as in "
+                                   "Kuaishou's Megatron (ATC 2024, examples/atc24/llama-175b: 96, 12288, 96 heads, 32768)"),
     "bloom-176b": lambda: _decoder("bloom-176b", 70, 14336, 112, 112, 57344, 250880, 176247271424, 1e-3,
                                    "BigScience 2022, model card: 70 layers, 14336, 112 heads, 250880, 176,247,271,424 parameters; "
                                    "shape checked: huggingface.co/joaoalvarenga/bloom-8bit config.json",
