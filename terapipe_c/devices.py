@@ -85,8 +85,8 @@ DEVICES = {d.name: d for d in (
     Device("ascend910", _peaks(16e12, 256e12, None), 32e9, 1200e9, 30e9,
            "Huawei's announcement of 2019 (256 TFLOPS fp16) and Hot Chips 31 (32 GB, 1.2 TB/s, HCCS 30 GB/s a link); found again:"
            " 32 GB at linleygroup.com newsletter 6076; 1200 GB/s of four HBM2 stacks, 256 TFLOPS, three links of 30 GB/s in"
-           " jameswhanlon.com/new-chips-for-machine-intelligence.html (October 2019, from the Hot Chips talk); 256 TFLOPS, 240 Gb/s a"
-           " link at vengineer.hatenablog.com/entry/2019/09/06/070000 and besthub.dev"
+           " jameswhanlon.com/new-chips-for-machine-intelligence.html (October 2019, from the Hot Chips talk); 256 TFLOPS, 240 Gb/s"
+           " a link at vengineer.hatenablog.com/entry/2019/09/06/070000 and besthub.dev"
            " (how-huawei-ascend-910-redefines-ai-training-performance); fp32, not on the sheet: assumed a sixteenth of fp16", True),
 )}
 

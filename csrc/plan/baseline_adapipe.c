@@ -1,6 +1,8 @@
-/* AdaPipe (Sun et al., ASPLOS 2024), NOT HELD AGAINST THE PAPER: only its abstract was found (openreview.net, T4q1IUGWgq), which
- * names the two parts below, recomputation that fills each stage's memory and stages that balance what it costs. The structure
- * is from there and from what others report, the equations are derived here for 1F1B, and that is what the tests hold.
+/* AdaPipe (Sun et al., ASPLOS 2024), NOT HELD AGAINST THE PAPER: of its text only the abstract was found (openreview.net,
+ * T4q1IUGWgq, and pacman.cs.tsinghua.edu.cn), of its code nothing. The abstract names the two parts below, recomputation that
+ * fills each stage's memory and stages that balance what it costs; papers that cite it say as much and no more (layers are
+ * distributed, and recomputed, by cost and memory). The knapsack, the three phases and one best suffix for each state are
+ * recalled, the equations are derived here for 1F1B, and that is what the tests hold.
  *
  * Recomputation: for blocks [i, j) on stage k, bytes (limit - static - transient) / copies may be kept for a micro-batch; a
  * 0/1 knapsack over the blocks keeps those that avoid most recomputation. Sizes count in units of their greatest common
@@ -14,7 +16,7 @@
  *     M_k = max(M_{k+1}, F_k + B_k)
  *     step = W_0 + E_0 + (m - K) M_0,   which is (m + K - 1) (F + B) for equal stages without messages.
  * For m < K the last factor is negative, as in the closed form. For each (k, i) the suffix of least
- * W_k + E_k + (m - (K - k)) M_k is kept, one each (near-optimal, as the paper calls it). */
+ * W_k + E_k + (m - (K - k)) M_k is kept, one each: near-optimal. */
 #include "csrc/plan/baseline_chain.h"
 
 #include <math.h>

@@ -4,18 +4,30 @@
  *     steady   (M - 1) (F_Q + B_Q)
  *     ending   max over s of exchange_s + (s <= Q: sum over s..Q of B; s > Q: - sum over Q+1..s-1 of B)
  * with pivot Q starting as the last stage and moving to an earlier s where (M - 1) (F_s + B_s) exceeds the steady phase of the
- * pivot plus F + B of the stages between them. Seen: a reader's summary of the paper's section 4 (DicardoX/Notes_for_Papers,
- * DAPPLE) has the three phases, messages as stages, the rule of the pivot and the programme as here; the ending's sum for s > Q,
- * which that summary only calls negative, follows the slides of one of its authors ("Hybrid Parallelism Global Orchestration",
- * Var. 6: stage i ends sum over s < i of B before the pipeline does). The printed formula itself was not seen: its sum may
- * begin one stage earlier.
- * The programme: for each (blocks j in front, devices m of them) the prefix of stages for which the plan (prefix, all blocks
- * left as one stage on all devices left) has the least latency; each is extended by every stage [j, j') on m' devices.
- * One prefix is kept for each (j, m), as published, so the result is not always the optimum of the model. Memory: stages in
- * front must fit; of prefixes, one whose rest fits as one stage goes before one whose rest must still be cut.
+ * pivot plus F + B of the stages between them. The programme: for each (blocks j in front, devices m of them) the prefix of
+ * stages for which the plan (prefix, all blocks left as one stage on all devices left) has the least latency; each is extended
+ * by every stage [j, j') on m' devices. One prefix is kept for each (j, m), as published, so the result is not always the
+ * optimum of the model.
+ *
+ * Held against, the paper's own page not being among what could be read:
+ *  - phases, messages as stages, both sides of the pivot's inequality, the order of the scan and the programme: a reader's
+ *    summary of the paper's section 4 (DicardoX/Notes_for_Papers, DAPPLE);
+ *  - ending: that summary only calls the term for s > Q negative. The slides of the planner's author (LER0ever/HPGO,
+ *    docs/presentation, Var. 6) let stage i end sum over s < i of B before the pipeline does, which is the term above, and
+ *    his code adds the exchange to the end of each stage's last backward (sync_pipeline_speedup_recursive). The printed sum
+ *    may begin one stage earlier: not seen;
+ *  - a stage's time divided by its replicas, the ring's 2 (m' - 1) / m' weights / bandwidth, a message once each way whatever
+ *    the replicas: the authors' planner (AlibabaPAI/DAPPLE, src/ and planner/, BSD-3-Clause: data_parallel.rs,
+ *    split_concat.rs, orchestrate.rs). That planner is not the paper's programme: for each number of groups it
+ *    minimises the slowest stage or message as PipeDream does, scores the results by (M - 1) slowest + one micro-batch's way
+ *    + what exchange sticks out, tries every two-stage plan besides, and looks at no memory;
+ *  - published plans (HPGO, examples/vs_pipedream.rs, with AlibabaPAI/DAPPLE's profiles): tests/test_baselines_published.py.
+ *
  * Chosen: the three placements of section 4.4 (fresh, append, scatter first) make no difference on devices that are all
- * connected alike; replicas split each micro-batch, so a stage's time and activation are divided by m'; the exchange of a
- * stage is a ring's, 2 (m' - 1) / m' weights / bandwidth; every message takes comm_s, each way. */
+ * connected alike; replicas split each micro-batch, so activation is divided by m' as time is; every message takes comm_s, each
+ * way. Memory (the slides prune by 2 weights + micro-batches in flight * activation): stages in front must fit with
+ * min(M, K - k) in flight, the paper's first policy (its second holds min(M, 2 (K - k) - 1)); of prefixes, one whose rest fits
+ * as one stage goes before one whose rest must still be cut. */
 #include "csrc/plan/baseline_chain.h"
 
 #include <math.h>

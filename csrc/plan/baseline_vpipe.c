@@ -1,7 +1,15 @@
 /* vPipe (Zhao et al., "vPipe: A Virtualized Acceleration System for Achieving Efficient and Scalable Pipeline Parallel DNN
  * Training", TPDS 33(3), 2022): swap and recompute are chosen within a stage, and blocks move between neighbouring stages as
- * Kernighan and Lin's search moves nodes. NOT HELD AGAINST THE PAPER, whose text was not found: written from what others say
- * of it; its repository has no licence and was not read. Chosen:
+ * Kernighan and Lin's search moves nodes. Of the paper's text only the abstract was found. Reported by its readers, and so here:
+ *  - partition first, then a plan of swap and recompute for each stage; swap may fill the host link, and does not reckon with
+ *    the messages between stages (notes of a reading group at Imperial College London, 9 June 2022, session 1);
+ *  - blocks move, step by step, from a stage that has too much to the one next to it (a week's report on the paper from
+ *    PaddlePaddle's training camp);
+ *  - its repository (hku-systems/vpipe, no licence: read for facts, nothing taken) holds a runtime and finished plans, no
+ *    search and no swap. Its plans, sizes of stages and the part of each that is recomputed, have fewer blocks where more is
+ *    recomputed, so recomputation counts in the balance, and ours are no slower (tests/test_baselines_published.py). It
+ *    recomputes the last blocks of a stage.
+ * NOT HELD AGAINST THE PAPER: the order of moves, when a pass ends, which blocks are swapped or recomputed. Chosen:
  *  - within a stage, first swap, from the first block on (its activation waits longest for its backward), as long as the
  *    bytes swapped fit through the link while the stage computes one micro-batch (each way has a link), so that swap costs no
  *    time; then recompute, least seconds per byte first; both only until the stage fits; then what is not needed after all is

@@ -67,8 +67,9 @@ tp_plan_merak(const tp_chain *chain, int stages, int shards, tp_chain_plan *out)
 TP_MUST_USE tp_status
 tp_plan_pipedream(const tp_chain *chain, int devices, int straight, tp_chain_plan *out);
 
-/* DAPPLE's planner (Fan et al., PPoPP 2021, section 4; how it was held against the paper: baseline_dapple.c): least modelled latency, warm-up + steady phase of the pivot stage +
- * ending with the exchange of weights; one best prefix for each (blocks, devices), so not exact even in its own model. */
+/* DAPPLE's planner (Fan et al., PPoPP 2021, section 4; held against a summary of the paper, its author's slides and code, and
+ * published plans: baseline_dapple.c): least modelled latency, warm-up + steady phase of the pivot stage + ending with the
+ * exchange of weights; one best prefix for each (blocks, devices), so not exact even in its own model. */
 TP_MUST_USE tp_status
 tp_plan_dapple(const tp_chain *chain, int devices, tp_chain_plan *out);
 /* Its latency model: seconds[stages] forward and backward of the stages at work, exchange_s[stages]. */
@@ -76,14 +77,15 @@ double
 tp_dapple_latency(const double *forward_s, const double *backward_s, const double *exchange_s, int stages, int micros,
                   double comm_s, int *pivot);
 
-/* vPipe (Zhao et al., TPDS 2022; not held against the paper): swap and recompute chosen within each stage, blocks moved between neighbours as Kernighan
- * and Lin do. Heuristic. swap_Bps 0: no swap. */
+/* vPipe (Zhao et al., TPDS 2022; its parts held against what readers report, its details not: baseline_vpipe.c): swap and
+ * recompute chosen within each stage, blocks moved between neighbours as Kernighan and Lin do. Heuristic. swap_Bps 0: no
+ * swap. */
 TP_MUST_USE tp_status
 tp_plan_vpipe(const tp_chain *chain, int stages, double swap_Bps, tp_chain_plan *out);
 
-/* AdaPipe (Sun et al., ASPLOS 2024; not held against the paper): the least recomputation that fits by a knapsack for every possible stage, then a dynamic
- * programme over a 1F1B model of warm-up, steady and ending phase, last stage first; one best suffix for each (stage, first
- * block), near-optimal as in the paper. */
+/* AdaPipe (Sun et al., ASPLOS 2024; only its abstract was seen, equations derived here: baseline_adapipe.c): the least
+ * recomputation that fits by a knapsack for every possible stage, then a dynamic programme over a 1F1B model of warm-up, steady
+ * and ending phase, last stage first; one best suffix for each (stage, first block). */
 TP_MUST_USE tp_status
 tp_plan_adapipe(const tp_chain *chain, int stages, tp_chain_plan *out);
 

@@ -174,8 +174,8 @@ def dapple(
     *, param_bytes: Times | None = None, bandwidth_Bps: float = math.inf,
 ) -> BaselinePlan:  # fmt: skip
     """DAPPLE's planner (PPoPP 2021, section 4): cuts and replicas on ``devices``, least latency of its pivot-stage model.
-    Replicas split every micro-batch and exchange param_bytes over bandwidth_Bps at the end. Held against a summary of the paper
-    and an author's slides, not against its printed formula."""
+    Replicas split every micro-batch and exchange param_bytes over bandwidth_Bps at the end. Held against a summary of the
+    paper, its author's slides and code, and published plans (csrc/plan/baseline_dapple.c); the printed formula was not seen."""
     return _run(
         "dapple", fwd, bwd, devices, micro_batches, comm_s, blocking, memory, name="devices", param_bytes=param_bytes,
         bandwidth_Bps=bandwidth_Bps,
@@ -187,7 +187,8 @@ def vpipe(
     *, swap_bandwidth_Bps: float = 0.0,
 ) -> BaselinePlan:  # fmt: skip
     """vPipe (TPDS 2022): swap and recompute chosen in each stage so that it fits, and blocks moved between neighbouring stages
-    as in Kernighan and Lin's search. Without ``memory`` nothing needs saving. Not held against the paper."""
+    as in Kernighan and Lin's search. Without ``memory`` nothing needs saving. Its parts are what readers of the paper report and
+    what its published plans show; which move comes first, which block is swapped was chosen here."""
     return _run("vpipe", fwd, bwd, stages, micro_batches, comm_s, blocking, memory, swap_Bps=swap_bandwidth_Bps)
 
 
@@ -195,5 +196,6 @@ def adapipe(
     fwd: Times, bwd: Times, stages: int, micro_batches: int, comm_s: float = 0.0, blocking: bool = False, memory: Any = None
 ) -> BaselinePlan:
     """AdaPipe (ASPLOS 2024): for each possible stage the least recomputation that fits (a knapsack), then the partition of
-    least modelled 1F1B latency. Without ``recompute_s`` in ``memory`` it only cuts. Not held against the paper."""
+    least modelled 1F1B latency. Without ``recompute_s`` in ``memory`` it only cuts. Of the paper only the abstract was found:
+    the equations are ours."""
     return _run("adapipe", fwd, bwd, stages, micro_batches, comm_s, blocking, memory)
