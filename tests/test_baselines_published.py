@@ -81,8 +81,7 @@ def dapple_programme(fwd, bwd, weights, devices, micros, comm, memory):
             f, b, w = ([sum(values[a:e]) / r for a, e, r in plan] for values in (fwd, bwd, weights))
             exchange = [2 * (r - 1) * size / 2.0 for (_, _, r), size in zip(plan, w, strict=True)]
             latency = dapple_latency(f, b, exchange, micros, comm)[0]
-            whole, least, _ = best.get((j, m0 + m), (False, math.inf, []))
-            if all(fit[: len(front)]) and ((all(fit), -latency) > (whole, -least)):
+            if all(fit[: len(front)]) and latency < best.get((j, m0 + m), (False, math.inf))[1]:
                 best[j, m0 + m] = (all(fit), latency, front)
     for at, (whole, latency, _) in best.items():
         found = min(found, latency) if whole and at != (0, 0) else found

@@ -26,8 +26,8 @@
  * Chosen: the three placements of section 4.4 (fresh, append, scatter first) make no difference on devices that are all
  * connected alike; replicas split each micro-batch, so activation is divided by m' as time is; every message takes comm_s, each
  * way. Memory (the slides prune by 2 weights + micro-batches in flight * activation): stages in front must fit with
- * min(M, K - k) in flight, the paper's first policy (its second holds min(M, 2 (K - k) - 1)); of prefixes, one whose rest fits
- * as one stage goes before one whose rest must still be cut. */
+ * min(M, K - k) in flight, the paper's first policy (its second holds min(M, 2 (K - k) - 1)); the rest as one stage need not,
+ * where it is still to be cut. */
 #include "csrc/plan/baseline_chain.h"
 
 #include <math.h>
@@ -155,7 +155,7 @@ extend(dapple *p, int i, int m0)
             int to = j * p->stride + m0 + m;
             uint8_t whole;
             double latency = evaluate(p, i, m0, j, m, &whole);
-            if (whole > p->whole[to] ? latency < INFINITY : whole == p->whole[to] && latency < p->best[to]) {
+            if (latency < p->best[to]) {
                 p->best[to] = latency;
                 p->whole[to] = whole;
                 p->from_j[to] = i;
