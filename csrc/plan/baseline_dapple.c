@@ -16,18 +16,18 @@
  *    docs/presentation, Var. 6) let stage i end sum over s < i of B before the pipeline does, which is the term above, and
  *    his code adds the exchange to the end of each stage's last backward (sync_pipeline_speedup_recursive). The printed sum
  *    may begin one stage earlier: not seen;
- *  - a stage's time divided by its replicas, the ring's 2 (m' - 1) / m' weights / bandwidth, a message once each way whatever
- *    the replicas: the authors' planner (AlibabaPAI/DAPPLE, src/ and planner/, BSD-3-Clause: data_parallel.rs,
- *    split_concat.rs, orchestrate.rs). That planner is not the paper's programme: for each number of groups it
- *    minimises the slowest stage or message as PipeDream does, scores the results by (M - 1) slowest + one micro-batch's way
- *    + what exchange sticks out, tries every two-stage plan besides, and looks at no memory;
+ *  - a stage's time divided by its replicas, the ring's 2 (m' - 1) / m' weights / bandwidth, a message's time paid forward and
+ *    backward: the same author's code (HPGO, BSD-3-Clause, src/layerwise/parallelism). The planner that was released with the
+ *    paper (AlibabaPAI/DAPPLE, BSD-3-Clause, planner/src/orchestration/orchestrate.rs) is not the paper's programme: for each
+ *    number of groups it minimises the slowest stage or message as PipeDream does, scores the results by (M - 1) slowest + one
+ *    micro-batch's way + what exchange sticks out, tries every two-stage plan besides, and looks at no memory;
  *  - published plans (HPGO, examples/vs_pipedream.rs, with AlibabaPAI/DAPPLE's profiles): tests/test_baselines_published.py.
  *
  * Chosen: the three placements of section 4.4 (fresh, append, scatter first) make no difference on devices that are all
  * connected alike; replicas split each micro-batch, so activation is divided by m' as time is; every message takes comm_s, each
  * way. Memory (the slides prune by 2 weights + micro-batches in flight * activation): stages in front must fit with
- * min(M, K - k) in flight, the paper's first policy (its second holds min(M, 2 (K - k) - 1)); the rest as one stage need not,
- * where it is still to be cut. */
+ * min(M, K - k) in flight, by the summary the first of the runtime's two policies (the second: min(M, 2 (K - k) - 1)); the
+ * rest as one stage need not, where it is still to be cut. */
 #include "csrc/plan/baseline_chain.h"
 
 #include <math.h>
