@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from . import _core
-from ._core import InvalidTypeError, InvalidValueError, Program
+from ._core import InvalidTypeError, InvalidValueError
 from ._files import read_json, write_json
 from .backend import Backend, choose
 from .config import KINDS, Cluster, GPTConfig, html_table, human_seconds, real, whole
@@ -447,17 +447,17 @@ class CostModel:
             out |= dict.fromkeys(("SF", "SB", "RF", "RB"), copy)
         return out
 
-    def glance(self, program: Program, model: GPTConfig, batches: Sequence[int], counts: Sequence[NDArray[np.int32]],
-               lengths: Sequence[Sequence[int]], updates: Sequence[Float]) -> Float:
-        """Makespans float64 [plans] of a lowered program, in its order, for plans that differ in their boundaries alone.
-
-        batches [micros]; for each plan counts int32 [stages, 4], lengths [units], updates float64 [stages].
-        """
-        exchange = self.exchange_s(model) if model.tie_weights else 0.0
-        messages = (self.latency_s, self.byte_s, self.copy_byte_s, self.element_bytes * model.n_embd, exchange)
-        seconds: Float = _core.plan_glance(program, self._pack, messages, np.array(batches, np.int32), np.array(counts, np.int32),
-                                           np.array(lengths, np.int32), np.array(updates, np.float64))
-        return seconds
+    def judge(self, model: GPTConfig, ranks: int, chunks: int, ring: tuple[float, float], memory: Any = None) -> Any:
+        """The C core's judge of plans under these costs. ring: seconds that replicas add to an update, and more for each of the
+        stage's parameters; memory: what ``_core.judge_open`` says."""
+        copied = float(model.vocab_size * model.n_embd) if model.tie_weights else 0.0
+        messages = (self.latency_s, self.byte_s, self.copy_byte_s, self.element_bytes * model.n_embd,
+                    self.exchange_s(model) if model.tie_weights else 0.0, self.backend == "cuda")
+        updates = (self.optimizer_stage_s, self.optimizer_param_s, self.optimizer_head_s, *ring, copied)
+        embedding, attention, ffn, head = (float(n) for n in _block_params(model))
+        kinds = np.array([KINDS.index(block.kind) for block in model.blocks], np.int32)
+        return _core.judge_open(self._pack, messages, updates, (embedding, attention, ffn, head), kinds, ranks, chunks,
+                                model.tie_weights, memory)
 
     # ---- as a value ----
 

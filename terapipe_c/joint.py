@@ -42,7 +42,6 @@ from .search import (
     balanced,
     kind_seconds,
     possible,
-    refine,
 )
 
 __all__ = ["bound_s", "plan_jointly", "plan_singles", "single"]
@@ -565,8 +564,8 @@ class _Search:
 
     def _descended(self, judge: Judge, start: Candidate, ticks: int) -> Candidate:
         r = self.request
-        return refine(judge, start, unit=r.unit, fixed_partition=r.partition is not None,
-                      fixed_slicing=r.slicing is not None or start.schedule == SLICED, budget=ticks)
+        return judge.descend(start, unit=r.unit, fixed_partition=r.partition is not None,
+                             fixed_slicing=r.slicing is not None or start.schedule == SLICED, budget=ticks)
 
 
 def plan_jointly(request: Request, start: float) -> tuple[Found, list[str]]:

@@ -1,4 +1,5 @@
-"""The terapipe planner's search: candidates, a judge that simulates the program the engine would run, and a descent.
+"""The terapipe planner's search: candidates, where it starts, and the C core's judge, which simulates the program that the engine
+would run, and descends from the starts (csrc/plan/judge.h).
 
 Nothing here reads a clock: effort is counted, so that the same request gives the same plan.
 """
@@ -27,10 +28,10 @@ Cut = tuple[tuple[int, int], ...]
 ZERO_BUBBLE = ("zb-h1", "zb-h2", "zb-v", "dualpipe-v")  # whose builders place every W themselves
 ZIGZAG = ("zb-v", "dualpipe-v", "hanayo")  # whose stages go down the ranks and up again
 SLICED = "sliced-1f1b"  # AutoPipe's: whole sequences, the first forwards in halves along the batch
+# The C core's numbers for schedules (csrc/plan/judge.h).
+ORDERS = {"gpipe": 0, "1f1b": 1, "seq1f1b": 2, "interleaved": 3, "zb-h1": 4, "zb-h2": 5, "zb-v": 7, "dualpipe-v": 8, "hanayo": 9,
+          SLICED: 10}
 SLIGHT = 1 - 1e-9     # less than this much better is rounding, not an improvement
-_HOPE = 1.003          # in the order of another plan, a better one may look this much worse
-_TRIES = 6             # of the moves that a glance likes best, how many are judged
-_GLANCE = 500_000      # instructions in one round of glances: milliseconds
 _WORK = 36_000_000     # of what a descent may cost, in units of about 13 ns: a fraction of a second
 
 
@@ -92,12 +93,13 @@ class Judge:
         self.shortest: tuple[int, int, int] | None = None      # bytes short, rank, bytes needed: of the nearest miss
         self.kinds = {} if kinds is None else kinds            # what kind_seconds said
         self.rooms: dict[tuple[Any, ...], tuple[NDArray[np.float64], int]] = {}   # what planners of stages may fill
-        self._compute: dict[tuple[Any, ...], Program] = {}
         self._seen: dict[tuple[Any, ...], Candidate] = {}
         self._fits: dict[tuple[Any, ...], bool] = {}
         self._latest: tuple[tuple[Any, ...], Program] | None = None
         self._stage_work = cache(self._stage_work_of)
         self._slice_work = cache(costs.slice_work)
+        self._core: Any = None                                 # made when it is needed first
+        self._counted = 0                                      # of its work, what is in ours
 
     def _stage_work_of(self, cut: Cut) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         counts, update_s = self.costs.stage_work(self.model, block_counts(self.model, cut))
@@ -130,58 +132,65 @@ class Judge:
         """The program that the engine would run. The latest one is kept: what is judged is often asked for its memory next."""
         key = (c.schedule, c.partition, c.slicing, c.pending, c.savings)
         if self._latest is None or self._latest[0] != key:
-            program = self.program(c, self.timing(c))
-            self.work += 80 * len(program) + 30_000            # what splitting and lowering cost beside timing
-            self._latest = key, program
+            self._latest = key, self._made(c)[0]
         return self._latest[1]
 
-    def program(self, c: Candidate, durations: dict[str, Any]) -> Program:
-        """Built, split into I and W around the waits of these durations, lowered."""
-        counts = _counts(c.slicing)
-        split = self._best_split(counts, c.slicing, durations) if c.schedule == SLICED else 0
-        compute = self._made(c.schedule, counts, split, _nominal(durations) if c.schedule in ZIGZAG else ())
-        if c.savings != NOTHING:
-            compute = _saving(compute, c.partition, c.savings)
-        tied = self.model.tie_weights and self.ranks * self.chunks > 1
+    def _made(self, c: Candidate) -> tuple[Program, float]:
+        """Its program and seconds."""
+        if c.savings == NOTHING:
+            program, seconds, work = _core.judge_run(self._judge, self._given(c))
+            self.work += work - self._counted
+            self._counted = work
+            return program, seconds
+        timing = self.timing(c)
+        compute = _saving(_core.judge_compute(self._judge, self._given(c)), c.partition, c.savings)
         if c.schedule not in ZERO_BUBBLE:
-            compute = compute.split(durations, pending=c.pending)
-        return compute.lower(tied=tied)
+            compute = compute.split(timing, pending=c.pending)
+        program = compute.lower(tied=self.model.tie_weights and self.ranks * self.chunks > 1)
+        self.work += 80 * len(program) + 30_000                # what splitting and lowering cost beside timing
+        return program, float(program.makespan(timing))
 
-    def _made(self, schedule: str, counts: tuple[int, ...], split: int, seconds: tuple[float, ...] = ()) -> Program:
-        key = (schedule, counts, split, seconds)
-        if key not in self._compute:
-            self._compute[key] = _build(schedule, self.ranks, self.chunks, counts, split, seconds)
-            self.work += 20 * len(self._compute[key]) if seconds else 0
-        return self._compute[key]
+    @property
+    def _judge(self) -> Any:
+        if self._core is None:
+            memory = None
+            if self.limit is not None:
+                where = self.costs.where.arguments
+                memory = min(self.limit, 1 << 62), dimensions(self.model), where.get("provider"), where.get("dtype")
+            ring = self.replicas.seconds(0.0), self.replicas.seconds(4.0) - self.replicas.seconds(0.0)
+            self._core = self.costs.judge(self.model, self.ranks, self.chunks, ring, memory)
+        return self._core
 
-    def _best_split(self, counts: tuple[int, ...], slicing: tuple[Micro, ...], durations: dict[str, Any]) -> int:
-        """How many of the first micro-batches to halve: the fewest of those that are fastest with whole backwards."""
-        most = next((q for q, (size, _) in enumerate(slicing) if size < 2), len(slicing))
-        seconds = [float(self._made(SLICED, counts, split).makespan(durations))
-                   for split in range(min(most, self.ranks - 1) + 1)]
-        self.work += 4 * len(counts) * self.ranks * len(seconds)
-        return next(split for split, s in enumerate(seconds) if s * SLIGHT <= min(seconds))
+    def _given(self, c: Candidate) -> tuple[int, int, NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+        """A candidate as the C core takes it."""
+        bounds = np.array([0, *(end for _, end in c.partition)], np.int32)
+        return ORDERS[c.schedule], c.pending, bounds, *self._slice_work(c.slicing)[:3]
+
+    def descend(self, c: Candidate, *, unit: int, fixed_partition: bool, fixed_slicing: bool, budget: int, beside: int = 0) -> Candidate:
+        """Down by single moves from a candidate that fits, until none helps or ``budget`` ticks of ``work`` are spent (a count, not
+        a time: the same request gives the same plan); ``beside``: ticks of each descent from the neighbours of the end."""
+        if c.savings != NOTHING:
+            return c
+        bounds, slicing, seconds, work, miss = _core.judge_descend(
+            self._judge, self._given(c), c.seconds, unit, fixed_partition, fixed_slicing, max(0, budget), beside)
+        self.work += work - self._counted
+        self._counted = work
+        if miss is not None and (self.shortest is None or miss[0] < self.shortest[0]):
+            self.shortest = miss
+        if seconds >= c.seconds:
+            return c
+        found = Candidate(seconds, c.schedule, tuple(itertools.pairwise(bounds)), tuple(slicing), c.pending)
+        return self._seen.setdefault((found.schedule, found.partition, found.slicing, found.pending, NOTHING), found)
 
     def judge(self, schedule: str, partition: Cut, slicing: tuple[Micro, ...], pending: int = 1,
               savings: Savings = NOTHING) -> Candidate:
         key = (schedule, partition, slicing, pending, savings)
         found = self._seen.get(key)
         if found is None:
-            program = self.lowered(Candidate(0.0, *key))
-            found = self._seen[key] = Candidate(float(program.makespan(self.timing(Candidate(0.0, *key)))), *key)
+            program, seconds = self._made(Candidate(0.0, *key))
+            self._latest = key, program
+            found = self._seen[key] = Candidate(seconds, *key)
         return found
-
-    def glance(self, like: Candidate, others: Sequence[tuple[Cut, tuple[Micro, ...]]]) -> NDArray[np.float64]:
-        """Seconds of plans with as many slices as ``like``, in its very order: a hundred times cheaper than :meth:`judge`,
-        and what they would take if their weight gradients were not placed anew."""
-        if not others:
-            return np.zeros(0)
-        program = self.lowered(like)
-        work = [self._stage_work(cut) for cut, _ in others]
-        lengths = [[n for _, micro in slicing for n in micro] for _, slicing in others]
-        self.work += (80 + len(others)) * len(program) + 1_000 * len(others)
-        return self.costs.glance(program, self.model, [b for b, _ in like.slicing], [w[0] for w in work], lengths,
-                                 [w[1] for w in work])
 
     def peak(self, c: Candidate, program: Program) -> list[int]:
         """Peak bytes of every rank: the engine's own sizes, less what is recomputed or swapped of all micro-batches but the
@@ -302,12 +311,6 @@ def with_halves(durations: Callable[[tuple[Micro, ...]], dict[str, Any]], slicin
     return whole
 
 
-def _nominal(durations: dict[str, Any]) -> tuple[float, float, float]:
-    """Seconds of F, I and W of a mean stage, in sixteenths of a forward: plans that differ little share one program."""
-    mean = [max(float(np.mean(durations[phase])), 1e-12) for phase in PHASES]
-    return 1.0, *(max(1, round(16 * seconds / mean[0])) / 16 for seconds in mean[1:])   # type: ignore[return-value]
-
-
 def possible(schedule: str, ranks: int, micro_batches: int) -> str:
     """Why no program of this schedule has so many micro-batches, and what would be right; empty: it has."""
     if schedule == "interleaved" and micro_batches % ranks:
@@ -315,27 +318,6 @@ def possible(schedule: str, ranks: int, micro_batches: int) -> str:
     if schedule == "dualpipe-v" and micro_batches < 2 * ranks:
         return f"schedule dualpipe-v has {micro_batches} micro-batches for {ranks} ranks: at least {2 * ranks} would be right"
     return ""
-
-
-def _build(schedule: str, ranks: int, chunks: int, counts: tuple[int, ...], split: int, seconds: tuple[float, ...] = ()) -> Program:
-    if schedule == SLICED:
-        return schedules.sliced_1f1b(ranks, len(counts), split)
-    slices: Any = counts[0] if len(set(counts)) == 1 else list(counts)
-    if schedule == "gpipe":
-        return schedules.gpipe(ranks, len(counts), slices)
-    if schedule == "1f1b":
-        return schedules.one_f_one_b(ranks, len(counts), slices)
-    if schedule == "zb-v":
-        return schedules.zb_v(ranks, len(counts), slices, seconds)
-    if schedule == "dualpipe-v":
-        return schedules.dualpipe_v(ranks, len(counts), slices)
-    if schedule == "hanayo":
-        return schedules.hanayo(ranks, len(counts), chunks // 2, slices, seconds)
-    if schedule in ZERO_BUBBLE:
-        return (schedules.zb_h1 if schedule == "zb-h1" else schedules.zb_h2)(ranks, len(counts), slices)
-    if schedule == "seq1f1b":
-        return schedules.seq1f1b(ranks, len(counts), slices)
-    return schedules.interleaved(ranks, len(counts), chunks, slices)
 
 
 # ---- searching -----------------------------------------------------------------------------------------------------------
@@ -417,111 +399,6 @@ def _estimate(judge: Judge, slicing: tuple[Micro, ...]) -> float:
     return float(unit.sum() + (stages - 1) * unit.max()) / stages
 
 
-def _partition_moves(cut: Cut) -> Iterator[Cut]:
-    """Every boundary one block to either side, and every short run of boundaries together."""
-    for width in range(1, min(len(cut) - 1, 4) + 1):
-        for at in range(len(cut) - width):                     # boundaries at .. at + width - 1, each the end of its stage
-            for step in (1, -1):
-                before, after = cut[at], cut[at + width]
-                if before[1] + step > before[0] and after[0] + step < after[1]:
-                    inner = tuple((a + step, b + step) for a, b in cut[at + 1:at + width])
-                    yield (*cut[:at], (before[0], before[1] + step), *inner, (after[0] + step, after[1]), *cut[at + width + 1:])
-
-
-def _shifts(slicing: tuple[Micro, ...], step: int, unit: int) -> Iterator[tuple[Micro, ...]]:
-    """``step`` tokens moved from one slice to another; micro-batches that are alike change alike."""
-    for pattern in dict.fromkeys(slicing):
-        size, lengths = pattern
-        last = len(lengths) - 1
-        for i in range(last):
-            for j in dict.fromkeys((i + 1, min(i + 2, last), min(i + 4, last), last)):
-                for by in (step, -step):
-                    if lengths[i] + by >= unit and lengths[j] - by >= unit:
-                        other = list(lengths)
-                        other[i] += by
-                        other[j] -= by
-                        changed = (size, tuple(other))
-                        yield tuple(changed if micro == pattern else micro for micro in slicing)
-
-
-def _warps(slicing: tuple[Micro, ...], unit: int) -> Iterator[tuple[Micro, ...]]:
-    """All boundaries of a pattern moved together: slices that grow or shrink along the sequence, or towards its middle.
-    A pipeline fills and drains through its first and last slices, and single moves cross that valley badly."""
-    for pattern in dict.fromkeys(slicing):
-        size, lengths = pattern
-        if len(lengths) < 2:
-            continue
-        total = sum(lengths)
-        x = np.cumsum(lengths[:-1]) / total
-        for bend in (x * (1 - x), x * (1 - x) * (1 - 2 * x)):
-            for by in (0.02, 0.05, 0.1, 0.2, 0.4):
-                for sign in (by, -by):
-                    ends = np.rint((x + sign * bend) * (total / unit)).astype(int) * unit
-                    other = tuple(int(n) for n in np.diff(ends, prepend=0, append=total))
-                    if min(other) >= unit and other != lengths:
-                        yield tuple((size, other) if micro == pattern else micro for micro in slicing)
-
-
-def _recounts(slicing: tuple[Micro, ...], unit: int) -> Iterator[tuple[Micro, ...]]:
-    """Two neighbouring slices joined, or one halved."""
-    for pattern in dict.fromkeys(slicing):
-        size, lengths = pattern
-        joined = [(*lengths[:i], lengths[i] + lengths[i + 1], *lengths[i + 2:]) for i in range(len(lengths) - 1)]
-        halves = [(i, n - n // 2 // unit * unit, n // 2 // unit * unit) for i, n in enumerate(lengths)]
-        halved = [(*lengths[:i], a, b, *lengths[i + 1:]) for i, a, b in halves if b]
-        for other in (*joined, *halved):
-            yield tuple((size, other) if micro == pattern else micro for micro in slicing)
-
-
-def refine(judge: Judge, start: Candidate, *, unit: int, fixed_partition: bool, fixed_slicing: bool, budget: int) \
-        -> Candidate:
-    """Descend by single moves until none helps or ``budget`` ticks of the judge are spent (a count, not a time: the same
-    request gives the same plan)."""
-    best, stop = start, judge.work + budget
-    width = max(8, _GLANCE // len(judge.lowered(start)))
-
-    def try_in_order(others: Iterable[tuple[Cut, tuple[Micro, ...]]]) -> bool:
-        nonlocal best
-        for other in others:
-            if judge.work >= stop:
-                break
-            found = judge.judge(best.schedule, *other, best.pending)
-            if found.seconds < best.seconds * SLIGHT and judge.fits(found):
-                best = found
-                return True
-        return False
-
-    def descend(moves: Callable[[], Iterable[tuple[Cut, tuple[Micro, ...]]]]) -> bool:
-        """Go round these moves until none helps: as many at a glance as are quick, the best of them judged."""
-        helped, at, tried, others = False, 0, 0, list(moves())
-        while tried < len(others) and judge.work < stop:
-            at %= len(others)
-            some = others[at:at + width]
-            seconds = judge.glance(best, some)
-            order = np.argsort(seconds, kind="stable")[:_TRIES].tolist()
-            if try_in_order(some[i] for i in order if seconds[i] < best.seconds * _HOPE):
-                helped, tried, others = True, 0, list(moves())
-            else:
-                at, tried = at + len(some), tried + len(some)
-        return helped
-
-    improved = True
-    while improved and judge.work < stop:
-        improved = False
-        if not fixed_partition and len(best.partition) > 1:
-            improved |= descend(lambda: ((cut, best.slicing) for cut in _partition_moves(best.partition)))
-        if not fixed_slicing:
-            improved |= descend(lambda: ((best.partition, s) for s in _warps(best.slicing, unit)))
-            step = unit
-            while step * 4 <= max(max(lengths) for _, lengths in best.slicing):
-                step *= 2
-            while step >= unit:
-                improved |= descend(partial(lambda by: ((best.partition, s) for s in _shifts(best.slicing, by, unit)), step))
-                step //= 2
-            improved |= try_in_order((best.partition, s) for s in _recounts(best.slicing, unit))
-    return best
-
-
 def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: int, partition: Cut | None,
             slicing: tuple[Micro, ...] | None) -> Candidate | None:
     """The best plan that fits the memory, or None."""
@@ -547,15 +424,10 @@ def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: i
             chosen.append(c)
     if not chosen:
         return None
-    descend = partial(refine, judge, unit=unit, fixed_partition=partition is not None, fixed_slicing=fixed_slicing)
-    best = min((descend(c, budget=_WORK // (2 * len(chosen))) for c in chosen), key=lambda c: c.seconds)
-    if partition is None and not fixed_slicing and stages > 1:   # a stage boundary moves only if the slices move with it
-        cuts = list(_partition_moves(best.partition))
-        seconds = judge.glance(best, [(cut, best.slicing) for cut in cuts])
-        for i in np.argsort(seconds, kind="stable")[:4].tolist():
-            nearby = judge.judge(best.schedule, cuts[i], best.slicing, best.pending)
-            if judge.fits(nearby):
-                best = min(best, descend(nearby, budget=_WORK // 8), key=lambda c: c.seconds)
+    best = min((judge.descend(c, unit=unit, fixed_partition=partition is not None, fixed_slicing=fixed_slicing,
+                              budget=_WORK // (2 * len(chosen))) for c in chosen), key=lambda c: c.seconds)
+    if partition is None and not fixed_slicing:                # a stage boundary moves only if the slices move with it
+        best = judge.descend(best, unit=unit, fixed_partition=False, fixed_slicing=False, budget=0, beside=_WORK // 8)
     for name, pending in itertools.product(names, (0, 1, 2, 4)):      # again, now that the slices have changed
         if judge.work > 2 * _WORK:
             break

@@ -1,77 +1,405 @@
 #include "csrc/plan/judge.h"
 
+#include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
-enum { F, I, W, UPDATE, EXCHANGE, LINK, COPY, TABLES };
+#include "csrc/plan/judge_core.h"
+
+enum { F, I, W, UPDATE, EXCHANGE, LINK, COPY, WHOLE };
+/* Of the halves of forwards, behind the whole's. */
+enum { F_FIRST = WHOLE, F_SECOND, LINK_FIRST, LINK_SECOND, COPY_FIRST, COPY_SECOND, SPARE_I, SPARE_W, ALL };
+enum { KEPT = 16 }; /* orders that depend on times and are kept: list scheduling costs more than all else */
+#define SLIGHT (1.0 - 1e-9) /* less than this much better is rounding */
 
 typedef struct {
-    double *table[TABLES]; /* [stages * units] each, one block of memory */
-    tp_durations durations;
-} scratch;
+    int order;
+    double input_s, weight_s;
+    tp_program *program;
+} kept;
+
+struct tp_judge {
+    tp_judge_request asked;
+    int stages;
+    int64_t work, cells; /* cells: room of a table */
+    int tables;
+    double *table[ALL]; /* [stages][units]; one block of memory */
+    int32_t *blocks;    /* [stages][TP_BLOCK_KINDS] */
+    int32_t *halved;    /* [micros] */
+    int32_t micros;     /* room of it */
+    kept list[KEPT];
+    int next;
+};
+
+void
+tp_judge_close(tp_judge *judge)
+{
+    if (judge == NULL)
+        return;
+    for (int i = 0; i < KEPT; i++)
+        tp_program_close(judge->list[i].program);
+    free(judge->table[0]);
+    free(judge->blocks);
+    free(judge->halved);
+    free(judge);
+}
+
+tp_status
+tp_judge_open(const tp_judge_request *request, tp_judge **out)
+{
+    if (request->ranks < 1 || request->chunks < 1 || (int64_t)request->ranks * request->chunks > request->blocks)
+        return tp_fail(TP_EVALUE, "%d ranks of %d chunks for %d blocks: at least 1 of each, and a block for each would be right",
+                       request->ranks, request->chunks, request->blocks);
+    for (int i = 0; i < request->blocks; i++)
+        if (request->kind[i] < 0 || request->kind[i] >= TP_BLOCK_KINDS)
+            return tp_fail(TP_EVALUE, "block %d is of kind %d: 0 to %d would be right", i, (int)request->kind[i],
+                           TP_BLOCK_KINDS - 1);
+    tp_judge *judge = calloc(1, sizeof *judge);
+    if (judge != NULL)
+        judge->blocks = calloc((size_t)(request->ranks * request->chunks) * TP_BLOCK_KINDS, sizeof *judge->blocks);
+    if (judge == NULL || judge->blocks == NULL) {
+        free(judge);
+        return tp_fail(TP_EMEMORY, "no memory for a judge of %d stages", request->ranks * request->chunks);
+    }
+    judge->asked = *request;
+    judge->stages = request->ranks * request->chunks;
+    *out = judge;
+    return TP_OK;
+}
+
+int64_t
+tp_judge_work(const tp_judge *judge)
+{
+    return judge->work;
+}
+
+void
+tp_judge_count(tp_judge *judge, int64_t work)
+{
+    judge->work += work;
+}
+
+const tp_judge_request *
+tp_judge_asked(const tp_judge *judge)
+{
+    return &judge->asked;
+}
+
+/* ---- durations ----------------------------------------------------------------------------------------------------------- */
+
+/* *units: all slices. */
+static tp_status
+check_candidate(const tp_judge *judge, const tp_candidate *c, int64_t *units)
+{
+    *units = 0;
+    if (c->order < 0 || c->order >= TP_ORDERS || c->order == TP_ZB_V)
+        return tp_fail(TP_EVALUE, "order is %d: 0 to %d would be right", c->order, TP_ORDERS - 1);
+    if (c->micros < 1 || c->micros > 65536)
+        return tp_fail(TP_EVALUE, "%d micro-batches: 1 to 65536 would be right", (int)c->micros);
+    for (int32_t q = 0; q < c->micros; q++) {
+        if (c->slices[q] < 1 || (c->order == TP_ORDER_SLICED && c->slices[q] > 1))
+            return tp_fail(TP_EVALUE, "micro-batch %d has %d slices", (int)q, (int)c->slices[q]);
+        *units += c->slices[q];
+    }
+    if (c->boundary[0] != 0 || c->boundary[judge->stages] != judge->asked.blocks)
+        return tp_fail(TP_EVALUE, "the stages cover blocks [%d, %d): [0, %d) would be right", (int)c->boundary[0],
+                       (int)c->boundary[judge->stages], judge->asked.blocks);
+    for (int k = 0; k < judge->stages; k++)
+        if (c->boundary[k + 1] <= c->boundary[k])
+            return tp_fail(TP_EVALUE, "stage %d has no block", k);
+    return TP_OK;
+}
 
 static tp_status
-scratch_open(const tp_program *program, const tp_judge_costs *costs, scratch *out)
+make_room(tp_judge *judge, int64_t units, const tp_candidate *c)
 {
-    size_t cells = (size_t)program->stages * (size_t)tp_program_units(program);
-    double *memory = malloc(TABLES * cells * sizeof *memory);
-    if (memory == NULL)
-        return tp_fail(TP_EMEMORY, "no memory for the durations of %zu operations", cells);
-    for (int t = 0; t < TABLES; t++)
-        out->table[t] = memory + (size_t)t * cells;
-    for (size_t i = 0; i < cells; i++)
-        out->table[EXCHANGE][i] = costs->exchange_s;
-    out->durations = (tp_durations){.stage_stride = tp_program_units(program), .unit_stride = 1};
-    out->durations.seconds[TP_OP_F] = out->table[F];
-    out->durations.seconds[TP_OP_I] = out->table[I];
-    out->durations.seconds[TP_OP_W] = out->table[W];
-    out->durations.seconds[TP_OP_OPT] = out->table[UPDATE];
-    out->durations.seconds[TP_OP_AR] = out->table[EXCHANGE];
-    out->durations.comm_unit_s = out->table[LINK];
-    if (costs->copy_byte_s > 0.0) {
-        static const tp_op ends[] = {TP_OP_SF, TP_OP_SB, TP_OP_RF, TP_OP_RB};
-        for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++)
-            out->durations.seconds[ends[i]] = out->table[COPY];
+    int64_t cells = units * judge->stages;
+    int tables = c->order == TP_ORDER_SLICED ? ALL : WHOLE;
+    if (cells > judge->cells || tables > judge->tables) {
+        cells = cells > judge->cells ? cells : judge->cells;
+        tables = tables > judge->tables ? tables : judge->tables;
+        double *memory = calloc((size_t)cells * (size_t)tables, sizeof *memory);
+        if (memory == NULL)
+            return tp_fail(TP_EMEMORY, "no memory for the durations of %lld operations", (long long)cells);
+        free(judge->table[0]);
+        for (int t = 0; t < tables; t++)
+            judge->table[t] = memory + t * cells;
+        judge->cells = cells;
+        judge->tables = tables;
+    }
+    if (c->order == TP_ORDER_SLICED && c->micros > judge->micros) {
+        free(judge->halved);
+        judge->micros = 0;
+        judge->halved = malloc((size_t)c->micros * sizeof *judge->halved);
+        if (judge->halved == NULL)
+            return tp_fail(TP_EMEMORY, "no memory for %d micro-batches", (int)c->micros);
+        judge->micros = c->micros;
     }
     return TP_OK;
 }
 
-/* Messages and updates of one plan. */
 static void
-fill(const tp_program *program, const tp_judge_costs *costs, const int32_t *batches, const int32_t *lengths,
-     const double *update_s, scratch *out)
+time_updates(tp_judge *judge, const tp_candidate *c, int64_t units)
 {
-    int64_t units = tp_program_units(program);
-    for (int32_t q = 0; q < program->micros; q++)
-        for (int64_t u = program->offset[q]; u < program->offset[q + 1]; u++) {
-            double bytes = costs->row_bytes * (double)batches[q] * (double)lengths[u];
-            for (int32_t k = 0; k < program->stages; k++) {
-                out->table[LINK][k * units + u] = costs->latency_s + costs->byte_s * bytes;
-                out->table[COPY][k * units + u] = costs->copy_byte_s * bytes;
-                out->table[UPDATE][k * units + u] = update_s[k];
-            }
+    const tp_judge_costs *costs = &judge->asked.costs;
+    memset(judge->blocks, 0, (size_t)judge->stages * TP_BLOCK_KINDS * sizeof *judge->blocks);
+    for (int k = 0; k < judge->stages; k++) {
+        int32_t *count = judge->blocks + k * TP_BLOCK_KINDS;
+        for (int32_t i = c->boundary[k]; i < c->boundary[k + 1]; i++)
+            count[judge->asked.kind[i]]++;
+        double params = 0.0;
+        for (int kind = 0; kind < TP_BLOCK_KINDS; kind++)
+            params += count[kind] * costs->params[kind];
+        double ring = costs->ring_s + costs->ring_param_s * params;
+        if (count[TP_HEAD] > 0 && count[TP_EMBEDDING] == 0)
+            params += costs->copied;
+        /* Only a stage's first cell of UPDATE and EXCHANGE is ever read. */
+        judge->table[UPDATE][k * units] =
+            costs->update_s + costs->update_param_s * params + (count[TP_HEAD] > 0 ? costs->update_head_s : 0.0) + ring;
+        judge->table[EXCHANGE][k * units] = costs->exchange_s;
+    }
+}
+
+static void
+time_messages(const tp_judge *judge, const tp_candidate *c, const int32_t *batches, int64_t units, double *link, double *copy)
+{
+    const tp_judge_costs *costs = &judge->asked.costs;
+    int64_t u = 0;
+    for (int32_t q = 0; q < c->micros; q++)
+        for (int32_t s = 0; s < c->slices[q]; s++, u++) {
+            double bytes = costs->row_bytes * (double)batches[q] * (double)c->lengths[u];
+            link[u] = costs->latency_s + costs->byte_s * bytes;
+            copy[u] = costs->copy_byte_s * bytes;
         }
+    for (int k = 1; k < judge->stages; k++) {
+        memcpy(link + k * units, link, (size_t)units * sizeof *link);
+        memcpy(copy + k * units, copy, (size_t)units * sizeof *copy);
+    }
+}
+
+/* W of all slices of a micro-batch to its first. */
+static void
+gather_weights(const tp_judge *judge, const tp_candidate *c, int64_t units)
+{
+    for (int k = 0; k < judge->stages; k++) {
+        double *w = judge->table[W] + k * units;
+        for (int32_t q = 0; q < c->micros; w += c->slices[q++])
+            for (int32_t s = 1; s < c->slices[q]; s++) {
+                w[0] += w[s];
+                w[s] = 0.0;
+            }
+    }
+}
+
+static tp_status
+time_halves(tp_judge *judge, const tp_candidate *c, int64_t units, tp_durations *out)
+{
+    for (int half = 0; half < 2; half++) {
+        for (int32_t q = 0; q < c->micros; q++) {
+            int32_t size = (c->batches[q] + 1 - half) / 2;
+            judge->halved[q] = size > 1 ? size : 1;
+        }
+        TP_TRY(tp_cost_durations(judge->asked.costs.cost, judge->stages, judge->blocks, c->micros, judge->halved, c->slices,
+                                 c->lengths, judge->table[F_FIRST + half], judge->table[SPARE_I], judge->table[SPARE_W]));
+        time_messages(judge, c, judge->halved, units, judge->table[LINK_FIRST + half], judge->table[COPY_FIRST + half]);
+        out->half_s[half][TP_OP_F] = judge->table[F_FIRST + half];
+        out->half_comm_s[half] = judge->table[LINK_FIRST + half];
+        if (judge->asked.costs.copy_byte_s > 0.0)
+            out->half_s[half][TP_OP_SF] = out->half_s[half][TP_OP_RF] = judge->table[COPY_FIRST + half];
+    }
+    return TP_OK;
 }
 
 tp_status
-tp_plan_glance(const tp_program *program, const tp_judge_costs *costs, const int32_t *batches, int32_t plans,
-               const int32_t *blocks, const int32_t *lengths, const double *update_s, double *makespan_s)
+tp_judge_time(tp_judge *judge, const tp_candidate *c, tp_durations *out)
 {
-    tp_sim *sim = NULL;
-    scratch room;
-    int64_t units = tp_program_units(program);
-    int32_t stages = program->stages;
-    TP_TRY(scratch_open(program, costs, &room));
-    tp_status status = tp_sim_open(program, &sim);
-    for (int32_t i = 0; i < plans && status == TP_OK; i++) {
-        status = tp_cost_durations(costs->cost, stages, blocks + (int64_t)i * stages * TP_BLOCK_KINDS, program->micros,
-                                   batches, program->slices, lengths + i * units, room.table[F], room.table[I],
-                                   room.table[W]);
-        if (status != TP_OK)
-            break;
-        fill(program, costs, batches, lengths + i * units, update_s + (int64_t)i * stages, &room);
-        tp_sim_run(sim, &room.durations, &makespan_s[i]);
+    int64_t units;
+    TP_TRY(check_candidate(judge, c, &units));
+    TP_TRY(make_room(judge, units, c));
+    time_updates(judge, c, units);
+    TP_TRY(tp_cost_durations(judge->asked.costs.cost, judge->stages, judge->blocks, c->micros, c->batches, c->slices, c->lengths,
+                             judge->table[F], judge->table[I], judge->table[W]));
+    if (judge->asked.costs.whole_weights)
+        gather_weights(judge, c, units);
+    time_messages(judge, c, c->batches, units, judge->table[LINK], judge->table[COPY]);
+    *out = (tp_durations){.stage_stride = units, .unit_stride = 1};
+    out->seconds[TP_OP_F] = judge->table[F];
+    out->seconds[TP_OP_I] = judge->table[I];
+    out->seconds[TP_OP_W] = judge->table[W];
+    out->seconds[TP_OP_OPT] = judge->table[UPDATE];
+    out->seconds[TP_OP_AR] = judge->table[EXCHANGE];
+    out->comm_unit_s = judge->table[LINK];
+    if (judge->asked.costs.copy_byte_s > 0.0)
+        out->seconds[TP_OP_SF] = out->seconds[TP_OP_SB] = out->seconds[TP_OP_RF] = out->seconds[TP_OP_RB] = judge->table[COPY];
+    return c->order == TP_ORDER_SLICED ? time_halves(judge, c, units, out) : TP_OK;
+}
+
+/* ---- the program --------------------------------------------------------------------------------------------------------- */
+
+/* Seconds of I or W of a mean stage, in sixteenths of a forward: plans that differ little share one order. */
+static double
+nominal(const double *table, int64_t cells, double forward_s)
+{
+    double sum = 0.0;
+    for (int64_t i = 0; i < cells; i++)
+        sum += table[i];
+    double sixteenths = rint(16.0 * fmax(sum / (double)cells, 1e-12) / forward_s);
+    return fmax(1.0, sixteenths) / 16.0;
+}
+
+static int
+is_kept(const kept *k, const tp_candidate *c, double input_s, double weight_s)
+{
+    return k->program != NULL && k->order == c->order && k->input_s == input_s && k->weight_s == weight_s &&
+           k->program->micros == c->micros &&
+           memcmp(k->program->slices, c->slices, (size_t)c->micros * sizeof *c->slices) == 0;
+}
+
+/* Borrowed from the judge. */
+static tp_status
+zigzag(tp_judge *judge, const tp_candidate *c, const tp_durations *d, const tp_program **out)
+{
+    int64_t cells = judge->stages * d->stage_stride;
+    double forward_s = 0.0;
+    for (int64_t i = 0; i < cells; i++)
+        forward_s += judge->table[F][i];
+    forward_s = fmax(forward_s / (double)cells, 1e-12);
+    double input_s = nominal(judge->table[I], cells, forward_s), weight_s = nominal(judge->table[W], cells, forward_s);
+    for (int i = 0; i < KEPT; i++)
+        if (is_kept(&judge->list[i], c, input_s, weight_s)) {
+            *out = judge->list[i].program;
+            return TP_OK;
+        }
+    tp_zigzag_request request = {.ranks = judge->asked.ranks, .micros = c->micros, .most = judge->stages, .slices = c->slices,
+                                 .forward_s = 1.0, .input_s = input_s, .weight_s = weight_s};
+    tp_program *program = NULL;
+    if (c->order == TP_ORDER_ZB_V)
+        TP_TRY(tp_program_build_zb_v(&request, &program));
+    else
+        TP_TRY(tp_program_build_hanayo(&request, judge->asked.chunks / 2, &program));
+    judge->work += 20 * program->begin[program->ranks];
+    kept *place = &judge->list[judge->next++ % KEPT];
+    tp_program_close(place->program);
+    *place = (kept){c->order, input_s, weight_s, program};
+    *out = program;
+    return TP_OK;
+}
+
+static tp_status
+measure(const tp_program *program, const tp_durations *d, tp_sim **sim, double *makespan_s)
+{
+    TP_TRY(tp_sim_open(program, sim));
+    tp_sim_run(*sim, d, makespan_s);
+    return TP_OK;
+}
+
+/* As many of the first micro-batches halved as are fastest with whole backwards, the fewest of equals. */
+static tp_status
+sliced(tp_judge *judge, const tp_candidate *c, const tp_durations *d, tp_program **out)
+{
+    int most = 0, splits = 0;
+    double least = INFINITY;
+    while (most < c->micros && most < judge->asked.ranks - 1 && c->batches[most] >= 2)
+        most++;
+    double *seconds = malloc(((size_t)most + 1) * sizeof *seconds);
+    if (seconds == NULL)
+        return tp_fail(TP_EMEMORY, "no memory for %d splits", most);
+    tp_status status = TP_OK;
+    for (; splits <= most && status == TP_OK; splits++) {
+        tp_program *program = NULL;
+        tp_sim *sim = NULL;
+        status = tp_program_build_sliced(judge->asked.ranks, c->micros, splits, &program);
+        if (status == TP_OK)
+            status = measure(program, d, &sim, &seconds[splits]);
+        tp_sim_close(sim);
+        tp_program_close(program);
+        if (status == TP_OK)
+            least = fmin(least, seconds[splits]);
     }
+    judge->work += 4 * (int64_t)c->micros * judge->asked.ranks * splits;
+    int split = 0;
+    while (status == TP_OK && seconds[split] * SLIGHT > least)
+        split++;
+    free(seconds);
+    TP_TRY(status);
+    return tp_program_build_sliced(judge->asked.ranks, c->micros, split, out);
+}
+
+/* F and B, or F, I and W; *made is the caller's, or NULL where *out is the judge's own. */
+static tp_status
+build(tp_judge *judge, const tp_candidate *c, const tp_durations *d, const tp_program **out, tp_program **made)
+{
+    *made = NULL;
+    if (c->order == TP_ORDER_ZB_V || c->order == TP_ORDER_HANAYO)
+        return zigzag(judge, c, d, out);
+    if (c->order == TP_ORDER_SLICED)
+        TP_TRY(sliced(judge, c, d, made));
+    else if (c->order == TP_ORDER_DUALPIPE_V)
+        TP_TRY(tp_program_build_dualpipe_v(judge->asked.ranks, c->micros, c->slices, made));
+    else
+        TP_TRY(tp_program_build((tp_schedule)c->order, judge->asked.ranks, judge->asked.chunks, c->micros, c->slices, made));
+    *out = *made;
+    return TP_OK;
+}
+
+tp_status
+tp_judge_compute(tp_judge *judge, const tp_candidate *c, tp_program **program)
+{
+    tp_durations d;
+    const tp_program *compute = NULL;
+    tp_program *made = NULL;
+    TP_TRY(tp_judge_time(judge, c, &d));
+    TP_TRY(build(judge, c, &d, &compute, &made));
+    if (made == NULL)
+        return tp_program_strip(compute, program);
+    *program = made;
+    return TP_OK;
+}
+
+static int
+places_weights(int order)
+{
+    return order == TP_ZB_H1 || order == TP_ZB_H2 || order == TP_ORDER_ZB_V || order == TP_ORDER_DUALPIPE_V;
+}
+
+tp_status
+tp_judge_make(tp_judge *judge, const tp_candidate *c, tp_program **program, tp_sim **sim, double *makespan_s)
+{
+    tp_durations d;
+    const tp_program *compute = NULL;
+    tp_program *made = NULL, *split = NULL;
+    *program = NULL;
+    *sim = NULL;
+    TP_TRY(tp_judge_time(judge, c, &d));
+    tp_status status = build(judge, c, &d, &compute, &made);
+    if (status == TP_OK && compute->stages != judge->stages)
+        status = tp_fail(TP_EVALUE, "the schedule has %d stages: %d would be right", compute->stages, judge->stages);
+    if (status == TP_OK && !places_weights(c->order)) {
+        status = tp_program_split(compute, &d, c->pending, &split);
+        compute = split;
+    }
+    if (status == TP_OK)
+        status = tp_program_lower(compute, judge->asked.tied && judge->stages > 1, program);
+    if (status == TP_OK)
+        status = measure(*program, &d, sim, makespan_s);
+    tp_program_close(made);
+    tp_program_close(split);
+    if (status != TP_OK) {
+        tp_sim_close(*sim);
+        tp_program_close(*program);
+        *program = NULL;
+        *sim = NULL;
+        return status;
+    }
+    judge->work += 80 * (*program)->begin[(*program)->ranks] + 2000;
+    return TP_OK;
+}
+
+tp_status
+tp_judge_run(tp_judge *judge, const tp_candidate *candidate, tp_program **program, double *makespan_s)
+{
+    tp_sim *sim;
+    TP_TRY(tp_judge_make(judge, candidate, program, &sim, makespan_s));
     tp_sim_close(sim);
-    free(room.table[0]);
-    return status;
+    return TP_OK;
 }

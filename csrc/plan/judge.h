@@ -1,4 +1,5 @@
-/* Judging many plans that differ in their stage and slice boundaries alone: what a local search asks most. */
+/* Judging a plan: the program that the engine would run, and the seconds that it takes; and the descent that asks for
+ * thousands of them. The partition and the slices decide the durations, the durations where weight gradients go. */
 #ifndef TP_PLAN_JUDGE_H
 #define TP_PLAN_JUDGE_H
 
@@ -8,19 +9,85 @@
 #include "csrc/cost/cost.h"
 #include "csrc/sched/sched.h"
 
+/* Behind the builders' own names, those that are several of them or have other arguments. */
+enum { TP_ORDER_ZB_V = TP_SCHEDULES, TP_ORDER_DUALPIPE_V, TP_ORDER_HANAYO, TP_ORDER_SLICED, TP_ORDERS };
+
 typedef struct {
     const tp_cost *cost;
     double latency_s, byte_s; /* a message on its link: latency_s + bytes byte_s */
     double copy_byte_s;       /* of a message's byte, of the time of either end */
     double row_bytes;         /* of a token in a message */
     double exchange_s;        /* AR */
+    int whole_weights;        /* W of a micro-batch is done with its first slice */
+    /* Seconds of OPT on a stage of p parameters: update_s + p update_param_s, and update_head_s where the head is; the
+     * replicas' ring: ring_s + p ring_param_s. params: of a block of each kind; copied: more where the head is without the
+     * embedding, for the update alone. */
+    double update_s, update_param_s, update_head_s, ring_s, ring_param_s;
+    double params[TP_BLOCK_KINDS], copied;
 } tp_judge_costs;
 
-/* makespan_s[plans]: of the same program, in its order as it is, under the durations of each plan.
- * batches: [micros] sequences. blocks: [plans][stages][TP_BLOCK_KINDS]; lengths: [plans][units] slice lengths, the
- * program's numbers of slices; update_s: [plans][stages] seconds of OPT. EVALUE, EMEMORY, ESCHEDULE as their parts. */
+typedef struct {
+    tp_judge_costs costs;
+    int ranks, chunks, blocks, tied;
+    const int32_t *kind; /* [blocks] tp_block_kind */
+} tp_judge_request;
+
+typedef struct {
+    int order;               /* tp_schedule, or TP_ORDER_* (not the builder's TP_ZB_V, which TP_ORDER_ZB_V is) */
+    int pending;             /* tp_program_split's; of no meaning where the builder places W */
+    int32_t micros;
+    const int32_t *boundary; /* [stages + 1] blocks, ascending */
+    const int32_t *batches, *slices; /* [micros] */
+    const int32_t *lengths;  /* [units] */
+} tp_candidate;
+
+typedef struct tp_judge tp_judge;
+/* Keeps the request's pointers, which must outlive it. EVALUE, EMEMORY. Not thread-safe. */
 TP_MUST_USE tp_status
-tp_plan_glance(const tp_program *program, const tp_judge_costs *costs, const int32_t *batches, int32_t plans,
-               const int32_t *blocks, const int32_t *lengths, const double *update_s, double *makespan_s);
+tp_judge_open(const tp_judge_request *request, tp_judge **out);
+void
+tp_judge_close(tp_judge *judge);
+/* The program, lowered, and its makespan. The caller closes *program. EVALUE: a candidate that does not fit the request, or
+ * has halves of micro-batches with slices; the builders' own. */
+TP_MUST_USE tp_status
+tp_judge_run(tp_judge *judge, const tp_candidate *candidate, tp_program **program, double *makespan_s);
+/* The schedule alone, before W is placed and messages are added. The caller closes it. */
+TP_MUST_USE tp_status
+tp_judge_compute(tp_judge *judge, const tp_candidate *candidate, tp_program **program);
+/* What it has done so far, in units of about 13 ns: the same everywhere, so that a limit on it is no clock. */
+int64_t
+tp_judge_work(const tp_judge *judge);
+
+/* ---- a descent ----------------------------------------------------------------------------------------------------------- */
+
+/* Does the program fit the memory? *fits is written. */
+typedef tp_status (*tp_judge_fits)(void *context, const tp_program *program, const tp_candidate *candidate, int *fits);
+
+typedef struct {
+    int unit;                   /* slice boundaries move by multiples of so many tokens */
+    int fixed_stages, fixed_slices;
+    int64_t work;               /* of the judge, at most, but for the step that passes it */
+    int64_t beside;             /* and of each of the descents from the four best neighbours of the first one's end, for which a
+                                   boundary of stages has moved; 0: none. A boundary often moves only if the slices move, too. */
+    tp_judge_fits fits;         /* NULL: everything does */
+    void *context;
+} tp_descent;
+
+/* What a descent ends with: `plan` and its arrays in one block of memory, which tp_descent_close ends. */
+typedef struct {
+    tp_candidate plan;
+    double makespan_s;
+    int32_t *memory;
+} tp_descended;
+
+/* By single moves from a plan that takes makespan_s and fits, until none helps or the work is done: a boundary of stages (or a
+ * run of up to four) by one block; tokens from one slice to another; all slices of a micro-batch bent; two joined or one
+ * halved. Micro-batches that are alike change alike. Moves that keep the numbers of slices are looked at in the order of the plan in
+ * hand first (a glance: one pass of the simulator), and the best of them judged. Never slower than the start, whatever the work.
+ * The same answer for the same question: ties go to the earlier move. EVALUE, EMEMORY, and what `fits` says. */
+TP_MUST_USE tp_status
+tp_judge_descend(tp_judge *judge, const tp_candidate *start, double makespan_s, const tp_descent *descent, tp_descended *out);
+void
+tp_descended_close(tp_descended *descended);
 
 #endif

@@ -2,31 +2,21 @@
  * (coefficients float64 [12, 7], starts int64 [13], rows float64 [p], seconds float64 [p], tables float64 [t, n+1,
  * n+1], granularity, overhead_s); coefficient columns: table's index or -1, its scale, pair_s, a0, a1, a2, a3; row 3 *
  * kind + phase; curve k has points starts[k]..starts[k + 1]. */
-#include "csrc/py/module.h"
+#include "csrc/py/cost.h"
 
 #include <stdlib.h>
 
-#include "csrc/cost/cost.h"
-#include "csrc/plan/judge.h"
-#include "csrc/py/program.h"
-
 enum { CURVES = TP_BLOCK_KINDS * TP_COST_PHASES, COLUMNS = 7 };
 
-typedef struct {
-    Py_buffer view[5];
-    int held;
-    tp_cost cost;
-} pack;
-
-static void
-pack_close(pack *p)
+void
+tp_py_pack_close(tp_py_pack *p)
 {
     while (p->held > 0)
         PyBuffer_Release(&p->view[--p->held]);
 }
 
 static int
-pack_take(pack *p, PyObject *array, char format, int ndim, const char *what)
+pack_take(tp_py_pack *p, PyObject *array, char format, int ndim, const char *what)
 {
     if (tp_py_view(array, format, ndim, 0, what, &p->view[p->held]) < 0)
         return -1;
@@ -35,7 +25,7 @@ pack_take(pack *p, PyObject *array, char format, int ndim, const char *what)
 }
 
 static int
-pack_fill(pack *p, double granularity, double overhead)
+pack_fill(tp_py_pack *p, double granularity, double overhead)
 {
     const double *coefficients = p->view[0].buf, *rows = p->view[2].buf, *seconds = p->view[3].buf;
     const int64_t *starts = p->view[1].buf;
@@ -67,9 +57,8 @@ pack_fill(pack *p, double granularity, double overhead)
     return 0;
 }
 
-/* 0, or -1 with an exception set; pack_close in both cases. */
-static int
-pack_open(tp_py_state *state, PyObject *tuple, pack *p)
+int
+tp_py_pack_open(tp_py_state *state, PyObject *tuple, tp_py_pack *p)
 {
     PyObject *arrays[5];
     double granularity, overhead;
@@ -117,8 +106,8 @@ cost_seconds(PyObject *module, PyObject *args)
     PyObject *result = NULL;
     Py_buffer view[3];
     int held = 0;
-    pack p;
-    int opened = pack_open(state, tuple, &p);
+    tp_py_pack p;
+    int opened = tp_py_pack_open(state, tuple, &p);
     static const char *const what[] = {"slices", "contexts", "batches"};
     while (opened == 0 && held < 3 && tp_py_view(arrays[held], 'd', 1, 0, what[held], &view[held]) == 0)
         held++;
@@ -136,13 +125,13 @@ cost_seconds(PyObject *module, PyObject *args)
     }
     while (held > 0)
         PyBuffer_Release(&view[--held]);
-    pack_close(&p);
+    tp_py_pack_close(&p);
     return result;
 }
 
 /* The arguments that both tables take: (pack, weights float64 [4, 3], batch, granularity, units). */
 typedef struct {
-    pack p;
+    tp_py_pack p;
     Py_buffer weights;
     double batch, granularity;
     Py_ssize_t units;
@@ -157,15 +146,15 @@ table_open(tp_py_state *state, PyObject *args, table_request *request)
         return -1;
     if (request->units < 1 || request->units > 1 << 24)
         return PyErr_Format(PyExc_ValueError, "units is %zd: 1 to 2^24 would be right", request->units), -1;
-    if (pack_open(state, tuple, &request->p) < 0 || tp_py_view(array, 'd', 2, 0, "weights", &request->weights) < 0) {
-        pack_close(&request->p);
+    if (tp_py_pack_open(state, tuple, &request->p) < 0 || tp_py_view(array, 'd', 2, 0, "weights", &request->weights) < 0) {
+        tp_py_pack_close(&request->p);
         return -1;
     }
     if (request->weights.shape[0] == TP_BLOCK_KINDS && request->weights.shape[1] == TP_COST_PHASES)
         return 0;
     PyErr_Format(PyExc_ValueError, "weights must be [%d, %d]", TP_BLOCK_KINDS, TP_COST_PHASES);
     PyBuffer_Release(&request->weights);
-    pack_close(&request->p);
+    tp_py_pack_close(&request->p);
     return -1;
 }
 
@@ -173,7 +162,7 @@ static void
 table_close(table_request *request)
 {
     PyBuffer_Release(&request->weights);
-    pack_close(&request->p);
+    tp_py_pack_close(&request->p);
 }
 
 PyDoc_STRVAR(slices_doc, "cost_slices($module, pack, weights, batch, granularity, units, /)\n--\n\n"
@@ -256,7 +245,7 @@ durations_out(tp_py_state *state, double *const out[TP_COST_PHASES], const Py_ss
 
 /* view: blocks [stages, kinds], batches [micros], slices [micros], lengths [sum of slices], all int32. */
 static PyObject *
-durations_run(tp_py_state *state, const pack *p, const Py_buffer view[4])
+durations_run(tp_py_state *state, const tp_py_pack *p, const Py_buffer view[4])
 {
     const int32_t *slices = view[2].buf;
     Py_ssize_t micros = view[1].shape[0], units = view[3].shape[0];
@@ -294,80 +283,15 @@ cost_durations(PyObject *module, PyObject *args)
     static const char *const what[] = {"blocks", "batches", "slices", "lengths"};
     Py_buffer view[4];
     int held = 0;
-    pack p;
-    if (pack_open(state, tuple, &p) == 0)
+    tp_py_pack p;
+    if (tp_py_pack_open(state, tuple, &p) == 0)
         while (held < 4 && tp_py_view(arrays[held], 'i', held == 0 ? 2 : 1, 0, what[held], &view[held]) == 0)
             held++;
     if (held == 4)
         result = durations_run(state, &p, view);
     while (held > 0)
         PyBuffer_Release(&view[--held]);
-    pack_close(&p);
-    return result;
-}
-
-/* ---- many plans in one order ---------------------------------------------------------------------------------- */
-
-/* view: int32 batches [micros], blocks [plans, stages, kinds], lengths [plans, units]; float64 updates [plans, stages]. */
-static int
-glance_fits(const tp_program *program, const Py_buffer view[4])
-{
-    Py_ssize_t plans = view[1].shape[0];
-    return view[0].shape[0] == program->micros && view[1].shape[1] == program->stages &&
-           view[1].shape[2] == TP_BLOCK_KINDS && view[2].shape[0] == plans && plans <= INT32_MAX &&
-           view[2].shape[1] == tp_program_units(program) && view[3].shape[0] == plans &&
-           view[3].shape[1] == program->stages;
-}
-
-static PyObject *
-glance_run(tp_py_state *state, const tp_program *program, const tp_judge_costs *costs, const Py_buffer view[4])
-{
-    Py_ssize_t plans = view[1].shape[0];
-    if (!glance_fits(program, view))
-        return PyErr_SetString(PyExc_ValueError, "batches, blocks, lengths and updates do not fit the program"), NULL;
-    double *out = doubles(plans);
-    if (out == NULL)
-        return NULL;
-    tp_status status;
-    Py_BEGIN_ALLOW_THREADS status =
-        tp_plan_glance(program, costs, view[0].buf, (int32_t)plans, view[1].buf, view[2].buf, view[3].buf, out);
-    Py_END_ALLOW_THREADS if (status == TP_OK) return tp_py_array(state, out, 'd', 1, &plans);
-    free(out);
-    return tp_py_raise(state, status);
-}
-
-PyDoc_STRVAR(
-    glance_doc,
-    "plan_glance($module, program, pack, messages, batches, blocks, lengths, updates, /)\n--\n\n"
-    "Makespans float64 [plans] of one program, in its order, for plans that differ in their boundaries. messages: "
-    "(latency_s, byte_s, copy_byte_s, row_bytes, exchange_s); batches int32 [micros]; blocks int32 [plans, "
-    "stages, 4]; lengths int32 [plans, units]; updates float64 [plans, stages].");
-static PyObject *
-plan_glance(PyObject *module, PyObject *args)
-{
-    PyObject *object, *tuple, *arrays[4], *result = NULL;
-    tp_judge_costs costs;
-    if (!PyArg_ParseTuple(args, "OO(ddddd)OOOO:plan_glance", &object, &tuple, &costs.latency_s, &costs.byte_s,
-                          &costs.copy_byte_s, &costs.row_bytes, &costs.exchange_s, &arrays[0], &arrays[1], &arrays[2],
-                          &arrays[3]))
-        return NULL;
-    tp_py_state *state = tp_py_module_state(module);
-    const tp_program *program = tp_py_program_get(state, object, "program");
-    static const char *const what[] = {"batches", "blocks", "lengths", "updates"};
-    static const char formats[] = "iiid";
-    static const int ndims[] = {1, 3, 2, 2};
-    Py_buffer view[4];
-    int held = 0;
-    pack p = {.held = 0};
-    if (program != NULL && pack_open(state, tuple, &p) == 0)
-        while (held < 4 && tp_py_view(arrays[held], formats[held], ndims[held], 0, what[held], &view[held]) == 0)
-            held++;
-    costs.cost = &p.cost;
-    if (held == 4)
-        result = glance_run(state, program, &costs, view);
-    while (held > 0)
-        PyBuffer_Release(&view[--held]);
-    pack_close(&p);
+    tp_py_pack_close(&p);
     return result;
 }
 
@@ -376,7 +300,6 @@ static PyMethodDef methods[] = {
     {"cost_slices", cost_slices, METH_VARARGS, slices_doc},
     {"cost_table", cost_table, METH_VARARGS, table_doc},
     {"cost_durations", cost_durations, METH_VARARGS, durations_doc},
-    {"plan_glance", plan_glance, METH_VARARGS, glance_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,0 +1,337 @@
+/* The descent of csrc/plan/judge.h. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "csrc/plan/arena.h"
+#include "csrc/plan/descend_moves.h"
+#include "csrc/plan/judge_core.h"
+
+#define SLIGHT (1.0 - 1e-9)  /* less than this much better is rounding, not an improvement */
+#define HOPE 1.003           /* in the order of another plan, a better one may look this much worse */
+enum { TRIES = 6,            /* of the moves that a glance likes best, how many are judged */
+       GLANCE = 500000,      /* instructions in one round of glances: milliseconds */
+       NEIGHBOURS = 4 };
+
+/* What was judged already: a fingerprint of the plan, and its seconds. */
+typedef struct {
+    uint64_t key;
+    double seconds;
+} seen;
+
+typedef struct {
+    tp_judge *judge;
+    const tp_descent *q;
+    tp_move_room room; /* the plan in hand, and the one that a move makes of it */
+    double best_s;
+    tp_program *program; /* of the plan in hand, lowered */
+    tp_sim *sim;
+    seen *table;
+    int64_t seen_count, seen_room;
+    double *glance_s; /* [moves] */
+    int64_t glances;  /* room of it */
+    int64_t width, stop;
+} descent;
+
+/* FNV-1a over the words of a plan. Two plans of one fingerprint would cost a look at the second one, no more. */
+static uint64_t
+fingerprint(const tp_candidate *c, int stages, int64_t units)
+{
+    const int32_t *part[] = {c->boundary, c->batches, c->slices, c->lengths};
+    const int64_t count[] = {stages + 1, c->micros, c->micros, units};
+    uint64_t hash = 14695981039346656037u;
+    for (int p = 0; p < 4; p++)
+        for (int64_t i = 0; i < count[p]; i++)
+            hash = (hash ^ (uint32_t)part[p][i]) * 1099511628211u;
+    return hash == 0 ? 1 : hash;
+}
+
+static seen *
+place_of(seen *table, int64_t room, uint64_t key)
+{
+    uint64_t at = (key ^ key >> 29) & (uint64_t)(room - 1);
+    while (table[at].key != 0 && table[at].key != key)
+        at = (at + 1) & (uint64_t)(room - 1);
+    return &table[at];
+}
+
+static tp_status
+remember(descent *d, uint64_t key, double seconds)
+{
+    if (2 * d->seen_count >= d->seen_room) {
+        int64_t room = d->seen_room > 0 ? 2 * d->seen_room : 256;
+        seen *table = calloc((size_t)room, sizeof *table);
+        if (table == NULL)
+            return tp_fail(TP_EMEMORY, "no memory to remember %lld plans", (long long)room);
+        for (int64_t i = 0; i < d->seen_room; i++)
+            if (d->table[i].key != 0)
+                *place_of(table, room, d->table[i].key) = d->table[i];
+        free(d->table);
+        d->table = table;
+        d->seen_room = room;
+    }
+    seen *place = place_of(d->table, d->seen_room, key);
+    d->seen_count += place->key == 0;
+    *place = (seen){key, seconds};
+    return TP_OK;
+}
+
+static void
+hold(descent *d, tp_program *program, tp_sim *sim, double seconds)
+{
+    tp_program_close(d->program);
+    tp_sim_close(d->sim);
+    d->program = program;
+    d->sim = sim;
+    d->best_s = seconds;
+}
+
+static tp_status
+within(descent *d, const tp_program *program, const tp_candidate *c, int *fits)
+{
+    *fits = 1;
+    if (d->q->fits == NULL)
+        return TP_OK;
+    tp_judge_count(d->judge, 20 * program->begin[program->ranks]);
+    return d->q->fits(d->q->context, program, c, fits);
+}
+
+/* Judge what the move makes; *taken: it is faster than goal_s, fits, and is the plan in hand now. */
+static tp_status
+take(descent *d, const tp_move *move, double goal_s, int *taken)
+{
+    tp_program *program;
+    tp_sim *sim;
+    double seconds;
+    int fits = 0;
+    *taken = 0;
+    tp_candidate trial = tp_move_make(&d->room, move);
+    uint64_t key = fingerprint(&trial, d->room.stages, d->room.trial_units);
+    if (d->seen_room > 0) {
+        const seen *place = place_of(d->table, d->seen_room, key);
+        if (place->key == key && place->seconds >= goal_s)
+            return TP_OK;
+    }
+    TP_TRY(tp_judge_make(d->judge, &trial, &program, &sim, &seconds));
+    tp_status status = TP_OK;
+    if (seconds < goal_s)
+        status = within(d, program, &trial, &fits);
+    if (status == TP_OK)
+        status = remember(d, key, seconds < goal_s && !fits ? INFINITY : seconds);
+    if (status == TP_OK && fits) {
+        tp_move_accept(&d->room, move);
+        hold(d, program, sim, seconds);
+        *taken = 1;
+        return TP_OK;
+    }
+    tp_sim_close(sim);
+    tp_program_close(program);
+    return status;
+}
+
+static int
+spent(const descent *d)
+{
+    return tp_judge_work(d->judge) >= d->stop;
+}
+
+/* glance_s[0 .. count) of these moves: seconds in the order of the plan in hand. */
+static tp_status
+glance(descent *d, const tp_move *move, int64_t count)
+{
+    if (count > d->glances) {
+        free(d->glance_s);
+        d->glances = 0;
+        d->glance_s = malloc((size_t)count * sizeof *d->glance_s);
+        if (d->glance_s == NULL)
+            return tp_fail(TP_EMEMORY, "no memory for %lld moves", (long long)count);
+        d->glances = count;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        tp_durations durations;
+        tp_candidate trial = tp_move_make(&d->room, &move[i]);
+        TP_TRY(tp_judge_time(d->judge, &trial, &durations));
+        tp_sim_run(d->sim, &durations, &d->glance_s[i]);
+    }
+    tp_judge_count(d->judge, (10 + count) * d->program->begin[d->program->ranks] + 100 * count);
+    return TP_OK;
+}
+
+/* The next best at a glance: infinite ones are done. -1: none is left. */
+static int64_t
+pick(const descent *d, int64_t count)
+{
+    int64_t best = -1;
+    for (int64_t i = 0; i < count; i++)
+        if (d->glance_s[i] < INFINITY && (best < 0 || d->glance_s[i] < d->glance_s[best]))
+            best = i;
+    return best;
+}
+
+/* Go round the moves of a kind until none helps: as many at a glance as are quick, the best of them judged. */
+static tp_status
+go_round(descent *d, tp_move_kind kind, int step, int *helped)
+{
+    int64_t at = 0, tried = 0;
+    TP_TRY(tp_move_list(&d->room, kind, step));
+    while (tried < d->room.count && !spent(d)) {
+        int taken = 0;
+        at %= d->room.count;
+        int64_t some = d->room.count - at < d->width ? d->room.count - at : d->width;
+        TP_TRY(glance(d, d->room.move + at, some));
+        for (int n = 0; n < TRIES && !taken && !spent(d); n++) {
+            int64_t i = pick(d, some);
+            if (i < 0 || !(d->glance_s[i] < d->best_s * HOPE))
+                break;
+            d->glance_s[i] = INFINITY;
+            TP_TRY(take(d, &d->room.move[at + i], d->best_s * SLIGHT, &taken));
+        }
+        if (taken) {
+            *helped = 1;
+            tried = 0;
+            TP_TRY(tp_move_list(&d->room, kind, step));
+        } else {
+            at += some;
+            tried += some;
+        }
+    }
+    return TP_OK;
+}
+
+/* Other numbers of slices: no order that a glance could use. */
+static tp_status
+recount(descent *d, int *helped)
+{
+    int taken = 0;
+    TP_TRY(tp_move_list(&d->room, TP_MOVE_RECOUNT, 0));
+    for (int64_t i = 0; i < d->room.count && !taken && !spent(d); i++)
+        TP_TRY(take(d, &d->room.move[i], d->best_s * SLIGHT, &taken));
+    *helped |= taken;
+    return TP_OK;
+}
+
+static tp_status
+descend(descent *d, int64_t work)
+{
+    int helped = 1;
+    d->stop = tp_judge_work(d->judge) + work;
+    while (helped && !spent(d)) {
+        helped = 0;
+        if (!d->q->fixed_stages && d->room.stages > 1)
+            TP_TRY(go_round(d, TP_MOVE_BOUNDARY, 0, &helped));
+        if (d->q->fixed_slices)
+            continue;
+        TP_TRY(go_round(d, TP_MOVE_BEND, 0, &helped));
+        int step = d->q->unit;
+        while (step <= tp_move_longest(&d->room) / 4)
+            step *= 2;
+        for (; step >= d->q->unit; step /= 2)
+            TP_TRY(go_round(d, TP_MOVE_SHIFT, step, &helped));
+        TP_TRY(recount(d, &helped));
+    }
+    return TP_OK;
+}
+
+/* From the plan in hand, base: a step to its best neighbours and down from there. The best of all in *top. */
+static tp_status
+look_beside(descent *d, const tp_move_plan *base, tp_move_plan *top, double *top_s)
+{
+    int64_t near[NEIGHBOURS], count = 0;
+    tp_move moves[NEIGHBOURS];
+    TP_TRY(tp_move_list(&d->room, TP_MOVE_BOUNDARY, 0));
+    TP_TRY(glance(d, d->room.move, d->room.count));
+    for (; count < NEIGHBOURS && (near[count] = pick(d, d->room.count)) >= 0; count++) {
+        moves[count] = d->room.move[near[count]];
+        d->glance_s[near[count]] = INFINITY;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        int taken;
+        tp_move_copy(&d->room, &d->room.plan, base);
+        TP_TRY(take(d, &moves[i], INFINITY, &taken));
+        if (taken)
+            TP_TRY(descend(d, d->q->beside));
+        if (taken && d->best_s < *top_s * SLIGHT) {
+            *top_s = d->best_s;
+            tp_move_copy(&d->room, top, &d->room.plan);
+        }
+    }
+    return TP_OK;
+}
+
+static tp_status
+run(descent *d, tp_arena *arena, tp_move_plan *top, double *top_s)
+{
+    tp_move_plan base;
+    TP_TRY(tp_move_plan_open(arena, &d->room, top));
+    TP_TRY(tp_move_plan_open(arena, &d->room, &base));
+    tp_program *program;
+    tp_sim *sim;
+    double again_s;
+    tp_candidate start = tp_move_start(&d->room);
+    TP_TRY(tp_judge_make(d->judge, &start, &program, &sim, &again_s));
+    hold(d, program, sim, *top_s);
+    d->width = GLANCE / (program->begin[program->ranks] + 1);
+    d->width = d->width < 8 ? 8 : d->width;
+    TP_TRY(descend(d, d->q->work));
+    *top_s = d->best_s;
+    tp_move_copy(&d->room, top, &d->room.plan);
+    if (d->q->beside <= 0 || d->q->fixed_stages || d->q->fixed_slices || d->room.stages < 2)
+        return TP_OK;
+    tp_move_copy(&d->room, &base, top);
+    return look_beside(d, &base, top, top_s);
+}
+
+static tp_status
+give(descent *d, const tp_move_plan *top, double makespan_s, tp_descended *out)
+{
+    tp_move_copy(&d->room, &d->room.plan, top);
+    tp_candidate c = tp_move_start(&d->room);
+    int64_t stages = d->room.stages + 1, units = d->room.trial_units;
+    size_t words = (size_t)(stages + 2 * c.micros + units);
+    int32_t *memory = malloc(words * sizeof *memory);
+    if (memory == NULL)
+        return tp_fail(TP_EMEMORY, "no memory for a plan of %lld slices", (long long)units);
+    memcpy(memory, c.boundary, (size_t)stages * sizeof *memory);
+    memcpy(memory + stages, c.batches, (size_t)c.micros * sizeof *memory);
+    memcpy(memory + stages + c.micros, c.slices, (size_t)c.micros * sizeof *memory);
+    memcpy(memory + stages + 2 * c.micros, c.lengths, (size_t)units * sizeof *memory);
+    c.boundary = memory;
+    c.batches = memory + stages;
+    c.slices = c.batches + c.micros;
+    c.lengths = c.slices + c.micros;
+    *out = (tp_descended){c, makespan_s, memory};
+    return TP_OK;
+}
+
+tp_status
+tp_judge_descend(tp_judge *judge, const tp_candidate *start, double makespan_s, const tp_descent *q, tp_descended *out)
+{
+    const tp_judge_request *asked = tp_judge_asked(judge);
+    tp_durations durations;
+    tp_arena arena;
+    tp_move_plan top;
+    descent d = {.judge = judge, .q = q};
+    if (q->unit < 1)
+        return tp_fail(TP_EVALUE, "unit is %d tokens: at least 1 would be right", q->unit);
+    TP_TRY(tp_judge_time(judge, start, &durations)); /* refuses what does not fit together */
+    TP_TRY(tp_arena_open(&arena));
+    tp_status status = tp_move_open(&arena, start, asked->ranks * asked->chunks, q->fixed_slices ? 0 : q->unit, &d.room);
+    if (status == TP_OK)
+        status = run(&d, &arena, &top, &makespan_s);
+    if (status == TP_OK)
+        status = give(&d, &top, makespan_s, out);
+    tp_program_close(d.program);
+    tp_sim_close(d.sim);
+    free(d.table);
+    free(d.glance_s);
+    tp_move_close(&d.room);
+    tp_arena_close(&arena);
+    return status;
+}
+
+void
+tp_descended_close(tp_descended *descended)
+{
+    free(descended->memory);
+    descended->memory = NULL;
+}

@@ -1,0 +1,336 @@
+/* The judge of plans (csrc/plan/judge.h) for Python: a capsule that holds its costs, and what the engine needs to say a
+ * program's bytes. terapipe_c/search.py is the only user. */
+#include <stdlib.h>
+
+#include "csrc/engine/engine.h"
+#include "csrc/plan/judge.h"
+#include "csrc/py/cost.h"
+#include "csrc/py/device.h"
+#include "csrc/py/model.h"
+#include "csrc/py/program.h"
+
+#define CAPSULE "terapipe_c._core.judge"
+
+typedef struct {
+    tp_py_pack pack;
+    Py_buffer kinds;
+    PyObject *provider; /* kept alive */
+    tp_judge_request request;
+    tp_judge *judge;
+    int busy;
+    /* Memory: what tp_engine_bytes is asked with, and the nearest miss so far. */
+    int limited;
+    tp_engine_config config;
+    int64_t limit, short_bytes, needed;
+    int32_t rank;
+    int missed;
+} holder;
+
+static void
+holder_close(holder *h)
+{
+    tp_judge_close(h->judge);
+    if (h->kinds.obj != NULL)
+        PyBuffer_Release(&h->kinds);
+    tp_py_pack_close(&h->pack);
+    Py_XDECREF(h->provider);
+    free(h);
+}
+
+static void
+capsule_close(PyObject *capsule)
+{
+    holder_close(PyCapsule_GetPointer(capsule, CAPSULE));
+}
+
+/* (limit, model, provider or None, dtype or None) */
+static int
+memory_open(tp_py_state *state, PyObject *tuple, holder *h)
+{
+    PyObject *model, *provider;
+    const char *dtype;
+    if (tuple == Py_None)
+        return 0;
+    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 4)
+        return PyErr_SetString(PyExc_TypeError, "memory: None or a tuple of four would be right"), -1;
+    long long limit;
+    if (!PyArg_ParseTuple(tuple, "LOOz", &limit, &model, &provider, &dtype))
+        return -1;
+    h->config.device.threads = 1;
+    if (tp_py_model(state, model, &h->config.model) < 0 ||
+        tp_py_device(provider, dtype, &h->config.provider, &h->config.device) < 0)
+        return -1;
+    if (tp_model_blocks(&h->config.model) != h->request.blocks)
+        return PyErr_Format(PyExc_ValueError, "the model has %d blocks, kinds are of %d", tp_model_blocks(&h->config.model),
+                            h->request.blocks), -1;
+    h->provider = Py_NewRef(provider);
+    h->limit = limit;
+    h->limited = 1;
+    return 0;
+}
+
+static int
+request_open(tp_py_state *state, PyObject *args, holder *h)
+{
+    PyObject *pack, *kinds, *memory;
+    tp_judge_costs *c = &h->request.costs;
+    if (!PyArg_ParseTuple(args, "O(dddddp)(dddddd)(dddd)OiipO:judge_open", &pack, &c->latency_s, &c->byte_s, &c->copy_byte_s,
+                          &c->row_bytes, &c->exchange_s, &c->whole_weights, &c->update_s, &c->update_param_s,
+                          &c->update_head_s, &c->ring_s, &c->ring_param_s, &c->copied, &c->params[0], &c->params[1],
+                          &c->params[2], &c->params[3], &kinds, &h->request.ranks, &h->request.chunks, &h->request.tied, &memory))
+        return -1;
+    if (tp_py_pack_open(state, pack, &h->pack) < 0 || tp_py_view(kinds, 'i', 1, 0, "kinds", &h->kinds) < 0)
+        return -1;
+    c->cost = &h->pack.cost;
+    h->request.kind = h->kinds.buf;
+    h->request.blocks = h->kinds.shape[0] > INT32_MAX ? INT32_MAX : (int)h->kinds.shape[0];
+    return memory_open(state, memory, h);
+}
+
+PyDoc_STRVAR(open_doc, "judge_open($module, pack, messages, updates, params, kinds, ranks, chunks, tied, memory, /)\n--\n\n"
+                       "A judge of plans. messages: (latency_s, byte_s, copy_byte_s, row_bytes, exchange_s, whole_weights); updates: "
+                       "(s, param_s, head_s, ring_s, ring_param_s, copied); params of a block of each kind; kinds int32 [blocks]; "
+                       "memory: None or (limit, model, provider, dtype).");
+static PyObject *
+judge_open(PyObject *module, PyObject *args)
+{
+    tp_py_state *state = tp_py_module_state(module);
+    holder *h = calloc(1, sizeof *h);
+    if (h == NULL)
+        return PyErr_NoMemory();
+    tp_status status = TP_OK;
+    PyObject *capsule = NULL;
+    if (request_open(state, args, h) == 0) {
+        status = tp_judge_open(&h->request, &h->judge);
+        if (status == TP_OK)
+            capsule = PyCapsule_New(h, CAPSULE, capsule_close);
+        else
+            tp_py_raise(state, status);
+    }
+    if (capsule == NULL)
+        holder_close(h);
+    return capsule;
+}
+
+/* ---- candidates ---------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    Py_buffer view[4]; /* boundary, batches, slices, lengths */
+    tp_candidate c;
+} given;
+
+/* (order, pending, boundary, batches, slices, lengths); 0, or -1 with an exception. Ended by tp_py_end_views. */
+static int
+candidate_open(const holder *h, PyObject *tuple, given *g)
+{
+    static const char *const what[] = {"boundary", "batches", "slices", "lengths"};
+    PyObject *array[4];
+    if (!PyTuple_Check(tuple))
+        return PyErr_SetString(PyExc_TypeError, "candidate: a tuple would be right"), -1;
+    if (!PyArg_ParseTuple(tuple, "iiOOOO", &g->c.order, &g->c.pending, &array[0], &array[1], &array[2], &array[3]))
+        return -1;
+    for (int i = 0; i < 4; i++)
+        if (tp_py_view(array[i], 'i', 1, 0, what[i], &g->view[i]) < 0)
+            return -1;
+    Py_ssize_t micros = g->view[1].shape[0];
+    const int32_t *slices = g->view[2].buf;
+    int64_t units = 0;
+    for (Py_ssize_t q = 0; q < g->view[2].shape[0]; q++)
+        units += slices[q] > 0 ? slices[q] : 0;
+    if (g->view[0].shape[0] != (Py_ssize_t)h->request.ranks * h->request.chunks + 1 || g->view[2].shape[0] != micros ||
+        units != g->view[3].shape[0] || micros > INT32_MAX)
+        return PyErr_SetString(PyExc_ValueError, "boundary, batches, slices and lengths do not fit together"), -1;
+    g->c.micros = (int32_t)micros;
+    g->c.boundary = g->view[0].buf;
+    g->c.batches = g->view[1].buf;
+    g->c.slices = slices;
+    g->c.lengths = g->view[3].buf;
+    return 0;
+}
+
+/* The judge, for this call alone; NULL with an exception. */
+static holder *
+claim(PyObject *capsule)
+{
+    holder *h = PyCapsule_GetPointer(capsule, CAPSULE);
+    if (h != NULL && h->busy) {
+        PyErr_SetString(PyExc_RuntimeError, "another thread is using this judge: one of each thread's own would be right");
+        return NULL;
+    }
+    if (h != NULL)
+        h->busy = 1;
+    return h;
+}
+
+/* The call that judge_run and judge_compute are. */
+static PyObject *
+program_of(PyObject *module, PyObject *args, int whole)
+{
+    PyObject *capsule, *tuple, *result = NULL;
+    holder *h;
+    if (!PyArg_ParseTuple(args, "OO", &capsule, &tuple) || (h = claim(capsule)) == NULL)
+        return NULL;
+    tp_py_state *state = tp_py_module_state(module);
+    given g = {0};
+    if (candidate_open(h, tuple, &g) == 0) {
+        tp_program *program = NULL;
+        double seconds = 0.0;
+        tp_status status;
+        Py_BEGIN_ALLOW_THREADS
+        status = whole ? tp_judge_run(h->judge, &g.c, &program, &seconds) : tp_judge_compute(h->judge, &g.c, &program);
+        Py_END_ALLOW_THREADS
+        if (status != TP_OK)
+            tp_py_raise(state, status);
+        else if (whole)
+            result = Py_BuildValue("NdL", tp_py_program_wrap(state, program), seconds, (long long)tp_judge_work(h->judge));
+        else
+            result = tp_py_program_wrap(state, program);
+    }
+    tp_py_end_views(g.view, 4);
+    h->busy = 0;
+    return result;
+}
+
+PyDoc_STRVAR(run_doc, "judge_run($module, judge, candidate, /)\n--\n\n"
+                      "(the program that the engine would run, its seconds, the judge's work so far). candidate: (order, pending, "
+                      "boundary [stages + 1], batches [micros], slices [micros], lengths [units]), arrays int32.");
+static PyObject *
+judge_run(PyObject *module, PyObject *args)
+{
+    return program_of(module, args, 1);
+}
+
+PyDoc_STRVAR(compute_doc, "judge_compute($module, judge, candidate, /)\n--\n\nThe candidate's schedule alone.");
+static PyObject *
+judge_compute(PyObject *module, PyObject *args)
+{
+    return program_of(module, args, 0);
+}
+
+/* ---- memory -------------------------------------------------------------------------------------------------------------- */
+
+/* tp_judge_fits of a holder: the fullest rank, as the engine would size it. */
+static tp_status
+fits(void *context, const tp_program *program, const tp_candidate *c, int *good)
+{
+    holder *h = context;
+    tp_slicing *cut = NULL;
+    int32_t batch = 0, seq_len = 0;
+    for (int32_t q = 0; q < c->micros; q++)
+        batch += c->batches[q];
+    for (int32_t s = 0; s < c->slices[0]; s++)
+        seq_len += c->lengths[s];
+    TP_TRY(tp_slicing_open(seq_len, batch, c->micros, c->batches, c->slices, c->lengths, &cut));
+    tp_engine_config config = h->config;
+    config.program = program;
+    config.slicing = cut;
+    config.partition = c->boundary;
+    tp_status status = tp_engine_halve(program, cut);
+    int64_t most = -1;
+    int32_t fullest = 0;
+    for (config.rank = 0; config.rank < program->ranks && status == TP_OK; config.rank++) {
+        int64_t bytes = (int64_t)tp_engine_bytes(&config);
+        if (bytes > most) {
+            most = bytes;
+            fullest = config.rank;
+        }
+    }
+    tp_slicing_close(cut);
+    TP_TRY(status);
+    *good = most <= h->limit;
+    if (!*good && (!h->missed || most - h->limit < h->short_bytes)) {
+        h->missed = 1;
+        h->short_bytes = most - h->limit;
+        h->needed = most;
+        h->rank = fullest;
+    }
+    return TP_OK;
+}
+
+/* ---- descent ------------------------------------------------------------------------------------------------------------- */
+
+static PyObject *
+slicing_out(const tp_candidate *c)
+{
+    PyObject *list = PyList_New(c->micros);
+    const int32_t *lengths = c->lengths;
+    for (int32_t q = 0; list != NULL && q < c->micros; lengths += c->slices[q++]) {
+        PyObject *one = PyTuple_New(c->slices[q]);
+        for (int32_t s = 0; one != NULL && s < c->slices[q]; s++) {
+            PyObject *length = PyLong_FromLong(lengths[s]);
+            if (length == NULL)
+                Py_CLEAR(one);
+            else
+                PyTuple_SET_ITEM(one, s, length);
+        }
+        PyObject *micro = one == NULL ? NULL : Py_BuildValue("iN", (int)c->batches[q], one);
+        if (micro == NULL)
+            Py_CLEAR(list);
+        else
+            PyList_SET_ITEM(list, q, micro);
+    }
+    return list;
+}
+
+static PyObject *
+descended_out(const holder *h, const tp_descended *end)
+{
+    PyObject *miss = Py_None;
+    if (h->missed)
+        miss = Py_BuildValue("LiL", (long long)h->short_bytes, (int)h->rank, (long long)h->needed);
+    return Py_BuildValue("NNdLN", tp_py_ints(end->plan.boundary, h->request.ranks * h->request.chunks + 1),
+                         slicing_out(&end->plan), end->makespan_s, (long long)tp_judge_work(h->judge),
+                         h->missed ? miss : Py_NewRef(miss));
+}
+
+PyDoc_STRVAR(descend_doc, "judge_descend($module, judge, candidate, seconds, unit, fixed_stages, fixed_slices, work, beside, /)\n--\n\n"
+                          "Down by single moves from a candidate that takes so many seconds and fits: (boundary, slicing, seconds, "
+                          "the judge's work so far, None or the nearest miss of all: bytes short, rank, bytes needed).");
+static PyObject *
+judge_descend(PyObject *module, PyObject *args)
+{
+    PyObject *capsule, *tuple, *result = NULL;
+    double seconds;
+    long long work, beside;
+    tp_descent descent = {0};
+    holder *h;
+    if (!PyArg_ParseTuple(args, "OOdippLL:judge_descend", &capsule, &tuple, &seconds, &descent.unit, &descent.fixed_stages,
+                          &descent.fixed_slices, &work, &beside) ||
+        (h = claim(capsule)) == NULL)
+        return NULL;
+    tp_py_state *state = tp_py_module_state(module);
+    given g = {0};
+    descent.work = work;
+    descent.beside = beside;
+    descent.fits = h->limited ? fits : NULL;
+    descent.context = h;
+    if (candidate_open(h, tuple, &g) == 0) {
+        tp_descended end = {0};
+        tp_status status;
+        Py_BEGIN_ALLOW_THREADS
+        status = tp_judge_descend(h->judge, &g.c, seconds, &descent, &end);
+        Py_END_ALLOW_THREADS
+        if (status != TP_OK)
+            tp_py_raise(state, status);
+        else
+            result = descended_out(h, &end);
+        tp_descended_close(&end);
+    }
+    tp_py_end_views(g.view, 4);
+    h->busy = 0;
+    return result;
+}
+
+int
+tp_py_add_judge(PyObject *module, tp_py_state *state)
+{
+    static PyMethodDef methods[] = {
+        {"judge_open", judge_open, METH_VARARGS, open_doc},
+        {"judge_run", judge_run, METH_VARARGS, run_doc},
+        {"judge_compute", judge_compute, METH_VARARGS, compute_doc},
+        {"judge_descend", judge_descend, METH_VARARGS, descend_doc},
+        {NULL, NULL, 0, NULL},
+    };
+    (void)state;
+    return PyModule_AddFunctions(module, methods);
+}
