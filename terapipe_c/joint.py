@@ -2,12 +2,20 @@
 
 A configuration is (ranks, replicas, chunks); each is looked at with every schedule that the engine runs on so many chunks. No
 plan of a configuration is faster than its bound (:func:`bound_s`), so one whose bound is no better than the plan in hand is left
-out; the others are looked at in the order of a formula's guess, and then (configuration, schedule) are searched in earnest,
-the fastest quick plan first. Work is counted, not timed, unless the request limits the time: the same request gives the same
-plan.
+out; the others are looked at in the order of a formula's guess. Then every plan that a user could have by name is made, and
+(configuration, schedule) are searched in earnest, the fastest quick plan first.
 
-Every single planner's plan for the same request is a candidate, and, unless the log says that the work limit was reached, so is
-its plan for every schedule by name: the result is never slower than any of them.
+What is named: every planner, for this request as it is, and with every schedule and every number of chunks that the request
+leaves open (:func:`by_name`). Each is a candidate unless its bound says that it cannot win, whatever the limits of work, so that
+the result is never slower than any of them. The limits cut what is beyond: quick plans, other numbers of ranks and replicas than
+a single planner would take, descents. Not promised is to beat a plan for which ``stages`` or ``data_parallel`` (where they are
+left open they are searched, as far as the limits go), ``granularity``, ``partition`` or ``slicing`` was given to the other planner
+alone: given values are kept, and a finer grid or a cut made by hand is another request. Nor one that recomputes or swaps where
+``executable`` rules that out.
+
+Work is counted, not timed: the same request gives the same plan. Only ``time_limit_s`` reads a clock: past it nothing new begins,
+not even what was named; every single planner for the request as it is has been asked by then, and the log says how many of the
+named were not.
 """
 from __future__ import annotations
 
@@ -46,18 +54,15 @@ from .search import (
 
 __all__ = ["bound_s", "plan_jointly", "plan_singles", "single"]
 
-_CHUNKS = (1, 2, 4)
+_CHUNKS = (1, 2, 3, 4)   # of configurations that are looked at; what a planner can be asked by name has all others, too
 _WORK = 100_000_000     # ticks of the judge (about 13 ns each) for quick plans of configurations
 _LOOK = 6_000_000       # of one configuration, for each of its schedules
-_CLOSE = 1.20           # what has a quick plan this much slower than the best is searched only where all is little work
+_EVERY = 16             # ranks up to which each number of them is looked at
 _SEARCHES = 3           # configurations that are searched in earnest, besides those of the single planners
 _GLIMPSE = 5_000_000    # ticks of a descent from the quick plan of a schedule: which of them to search first
 _GLIMPSES = 50_000_000  # of all those descents
 _LITTLE = 10_000_000    # ticks of all quick plans below which everything will be searched, in whatever order
-_NEAR = 250_000_000     # ticks of searches of what is close to the best
-_ALL = 140_000_000      # ticks of searches until which all of them are done
-_PAPERS = 70_000_000    # ticks of plans for whole sequences
-_CHUNKED_ASK = 50_000_000   # what BMPipe's search of several chunks counts as, on more than a few stages
+_NEAR = 100_000_000     # ticks of searches besides those of what is named
 _POLISH = 9_000_000     # ticks of the last descent
 _GROUPS = 256           # micro-batch sizes that the bound looks at; where there are more it says nothing of the work
 
@@ -85,7 +90,8 @@ def least_work_s(request: Request, share: int) -> float:
     """
     if request.slicing is not None:
         d = request.costs.durations(partition=[(0, request.model.num_blocks)], slicing=request.slicing, model=request.model)
-        return float(sum(d[p].sum() for p in PHASES)) / share
+        fixed = len(PHASES) * request.costs.overhead_s * d["F"].shape[1]       # bound_s adds it for every stage
+        return max(0.0, float(sum(d[p].sum() for p in PHASES)) - fixed) / share * (1 - 1e-12)
     most = min(share, request.costs.known_batch)
     if most > _GROUPS:
         return 0.0
@@ -104,13 +110,16 @@ def bound_s(request: Request, ranks: int, chunks: int, replicas: int, least_s: f
     """No plan of this configuration is faster: what the mean rank must do, and the message it must wait for first.
 
     A step takes at least the mean over the ranks of what each does: its part of the work of its replica's sequences
-    (``least_s`` each), its updates, and its share of the ring's all-reduce; rank r cannot begin before r messages.
+    (``least_s`` each), what every instruction of its chunks costs besides, its updates, and its share of the ring's all-reduce;
+    rank r cannot begin before r messages.
     """
-    costs, params = request.costs, float(request.model.num_params)
+    costs, params, share = request.costs, float(request.model.num_params), request.batch // replicas
     link = replace(request, replicas=replicas).link
+    units = -(-share // costs.known_batch) if request.slicing is None else sum(len(lengths) for _, lengths in request.slicing)
+    fixed = chunks * len(PHASES) * costs.overhead_s * units * (1 - 1e-12)
     update = costs.optimizer_stage_s * chunks + costs.optimizer_param_s * params / ranks
     ring = float(link.seconds(4.0 * params / (ranks * chunks))) * chunks
-    return least_s * (request.batch // replicas) / ranks + update + ring + costs.latency_s * (ranks - 1) / 2
+    return least_s * share / ranks + fixed + update + ring + costs.latency_s * (ranks - 1) / 2
 
 
 def whole_bound_s(request: Request, ranks: int) -> float:
@@ -151,8 +160,12 @@ def single(request: Request, name: str) -> Request | None:
         return None
     if name == "bmpipe" and request.schedules[0] in ZIGZAG:
         return None
-    names = ("1f1b",) if request.schedules == AUTO and name not in SEARCHING else request.schedules
-    return _asked(request, name, names, request.chunks, request.ranks)
+    return _asked(request, name, _usual(request, name), request.chunks, request.ranks)
+
+
+def _usual(request: Request, planner: str) -> tuple[str, ...]:
+    """Schedules that a single planner considers for this request."""
+    return ("1f1b",) if request.schedules == AUTO and planner not in SEARCHING else request.schedules
 
 
 def _asked(request: Request, planner: str, names: tuple[str, ...], chunks: int, ranks: tuple[int, ...]) -> Request | None:
@@ -161,17 +174,22 @@ def _asked(request: Request, planner: str, names: tuple[str, ...], chunks: int, 
     return replace(request, planner=planner, schedules=names, chunks=chunks, ranks=ranks, savings="free") if ranks else None
 
 
+def chunk_counts(request: Request) -> range | tuple[int, ...]:
+    """Numbers of chunks that a single planner could be asked for."""
+    if not request.free_chunks:
+        return (request.chunks,)
+    return range(1, request.model.num_blocks // (1 if request.free_ranks else min(request.ranks)) + 1)
+
+
 def by_name(request: Request) -> Iterator[Request]:
-    """What a user could ask a single planner by naming the schedule (and chunks), where the request leaves the schedule open:
-    the questions of :func:`plan_singles` are not among them."""
-    if not request.free_schedule:
-        return
-    for chunks in _CHUNKS if request.free_chunks else (request.chunks,):
+    """What a user could ask a single planner by naming the schedule and chunks, where the request leaves them open: the questions
+    of :func:`plan_singles` are not among them."""
+    for chunks in chunk_counts(request):
         ranks = request.ranks
         if request.free_ranks:
             ranks = halves(min(request.cluster.num_devices // request.replicas, request.model.num_blocks // chunks))
         for name, planner in itertools.product(schedules_of(request, chunks), PLANNERS[1:]):
-            usual = name == ("interleaved" if chunks > 1 else "1f1b") and planner != "terapipe" and chunks == request.chunks
+            usual = chunks == request.chunks and _usual(request, planner) == (name,)
             if usual or (chunks > 1 and planner not in CHUNKED) or (planner == "bmpipe" and name in ZIGZAG):
                 continue
             asked = _asked(request, planner, (name,), chunks, ranks)
@@ -224,7 +242,7 @@ def _numbers_of_ranks(request: Request, chunks: int, replicas: int) -> list[int]
     devices = request.cluster.num_devices
     most = max(1, min(devices // replicas, request.model.num_blocks // chunks))
     halves = {most >> i for i in range(most.bit_length())}
-    return sorted(halves | {n for n in range(1, most + 1) if devices % n == 0}, reverse=True)
+    return sorted(halves | {n for n in range(1, most + 1) if devices % n == 0 or most <= _EVERY}, reverse=True)
 
 
 def _configurations(request: Request, refused: dict[str, str]) -> list[_Configuration]:
@@ -256,27 +274,20 @@ def _configurations(request: Request, refused: dict[str, str]) -> list[_Configur
 
 @dataclass(order=True)
 class _Task:
-    """A search in earnest."""
+    """A plan to be asked for."""
 
-    papers: bool         # a planner that knows no slices
-    ask: int             # ticks that its planner itself is
+    turn: int            # uniform first, then planners of whole sequences, then searches
     quick: float         # seconds of a quick plan; infinite: none fits
     order: int
     bound: float = field(compare=False)
     asked: Request = field(compare=False)
+    named: bool = field(compare=False)   # a user could ask a single planner for it
 
     def __str__(self) -> str:
         r = self.asked
         return (" or ".join(r.schedules) + (f" of {r.chunks} chunks" if r.chunks > 1 else "")
                 + (f" on {r.ranks[0]} ranks" if len(r.ranks) == 1 else "")
                 + (f" x {r.replicas} replicas" if r.replicas > 1 else ""))
-
-
-def _ask_work(asked: Request) -> int:
-    if asked.planner in ("terapipe", "uniform"):
-        return 0
-    heavy = asked.planner == "bmpipe" and asked.chunks > 1 and asked.ranks[0] * asked.chunks >= 8
-    return (_CHUNKED_ASK if heavy else 300_000) * len(asked.ranks)
 
 
 class _Blocks:
@@ -474,9 +485,9 @@ class _Search:
         return float("inf") if found is None else found.seconds
 
     def tasks(self, looked: list[_Configuration]) -> list[_Task]:
-        """What could be searched in earnest, the fastest quick plan first."""
-        r = self.request
-        rows: list[_Task] = []
+        """What is named, and a few searches of what no single planner would look at (other ranks and replicas): quick planners
+        first, the fastest quick plans first."""
+        r, rows = self.request, list[_Task]()
         whole = cache(lambda ranks: whole_bound_s(r, ranks))
         least = cache(lambda: least_work_s(r, r.share))
         for asked in by_name(r):
@@ -485,50 +496,50 @@ class _Search:
             if asked.planner not in ("terapipe", "uniform") and asked.chunks == 1:
                 bound = max(bound, min(whole(ranks) for ranks in asked.ranks))
             quick = min(self._quick_s(asked.schedules[0], key) for key in keys)
-            if asked.planner == "terapipe" and asked.schedules[0] in AUTO and r.schedules == AUTO:
-                quick *= _CLOSE                                # searched already, together
-            rows.append(_Task(asked.planner != "terapipe", _ask_work(asked), quick, len(rows), bound, asked))
-        known = {(t.asked.schedules[0], t.asked.chunks, *t.asked.ranks[:1], t.asked.replicas) for t in rows}
-        promising: list[_Task] = []
+            turn = 0 if asked.planner == "uniform" else 2 if asked.planner == "terapipe" else 1
+            rows.append(_Task(turn, quick, len(rows), bound, asked, True))
+        known = {(t.asked.schedules[0], t.asked.chunks, *t.asked.ranks[:1], t.asked.replicas) for t in rows if t.turn == 2}
+        others: list[_Task] = []
         for c in looked:
             for names in dict.fromkeys(AUTO if name in AUTO and r.schedules == AUTO else (name,) for name in c.names):
                 quick = min(self._quick_s(name, c.key) for name in names)
                 usual = names == r.schedules and c.ranks in r.ranks[:1] and c.key[1:] == (r.chunks, r.replicas)
                 if quick < float("inf") and not usual and (names[0], c.chunks, c.ranks, c.replicas) not in known:
                     asked = replace(c.of(r, names), planner="terapipe", savings="free")
-                    promising.append(_Task(False, 0, quick, len(rows) + len(promising), c.bound, asked))
-        return sorted(rows + sorted(promising)[:_SEARCHES])
+                    others.append(_Task(2, quick, len(rows) + len(others), c.bound, asked, False))
+        return sorted(rows + sorted(others)[:_SEARCHES])
 
     def deepen(self, looked: list[_Configuration]) -> None:
-        """Search in earnest: schedules by their names and configurations, then the planners of whole sequences by schedule."""
-        spent, asked = [0, 0], 0
-        unsearched: dict[str, list[_Task]] = {reason: [] for reason in ("bound", "time", "work", "far")}
+        """Do all of them whose bounds do not say that they cannot win. What is named has no limit of work."""
+        spent, counts = 0, dict.fromkeys(("made", "bound", "time"), 0)
+        unsearched: dict[str, list[_Task]] = {reason: [] for reason in ("bound", "time", "work")}
         for task in self.tasks(looked):
-            if task.bound >= self.seconds * SLIGHT:
-                unsearched["bound"].append(task)
-            elif self.late():
-                unsearched["time"].append(task)
-            elif spent[task.papers] + task.ask > (_PAPERS if task.papers else _NEAR):
-                unsearched["work"].append(task)
-            elif spent[0] > _ALL and not task.papers and task.quick > _CLOSE * self.seconds:
-                unsearched["far"].append(task)
-            else:
-                spent[task.papers] += self._search(task)
-                asked += task.papers
-        if asked:
-            self.log.append(f"asked planners of whole sequences for other schedules: {asked} plans")
+            reason = "bound" if task.bound >= self.seconds * SLIGHT else "time" if self.late() else "made"
+            if task.named:
+                counts[reason] += 1
+            elif reason == "made" and spent >= _NEAR:
+                reason = "work"
+            if reason == "made":
+                work = self._search(task)
+                spent += 0 if task.named else work
+            elif not task.named:
+                unsearched[reason].append(task)
+        text = f"planners by the names of schedules and chunks: {counts['made']} plans made"
+        if counts["bound"]:
+            text += f", {counts['bound']} left out because their bounds are no better than the best"
+        if counts["time"]:
+            text += f", {counts['time']} left at the time limit: some of them may be faster than this plan"
+        if sum(counts.values()):
+            self.log.append(text)
         reasons = {"bound": "their bounds are no better than the best", "time": "the time limit is reached",
-                   "work": "the work limit is reached", "far": "they look more than 20 % slower, and the work limit is near"}
+                   "work": "the work limit is reached"}
         for reason, tasks in unsearched.items():
             if tasks:
-                words = ", ".join(dict.fromkeys(str(t) for t in tasks if not t.papers))
-                papers = sum(t.papers for t in tasks)
-                words += (" and " if words and papers else "") + (f"{papers} plans for whole sequences" if papers else "")
-                self.log.append(f"not searched, because {reasons[reason]}: {words}")
+                self.log.append(f"not searched, because {reasons[reason]}: " + ", ".join(dict.fromkeys(str(t) for t in tasks)))
 
     def _search(self, task: _Task) -> int:
         """One of them; gives the work that it was, in ticks of the judge."""
-        r = task.asked
+        r, search = task.asked, task.asked.planner == "terapipe"
 
         def shared(ranks: int) -> Judge:                       # only a search counts its judge's work
             key = ranks, r.chunks, r.replicas
@@ -536,19 +547,16 @@ class _Search:
                 self.judges[key] = r.judge(ranks)
             return self.judges[key]
 
-        before = sum(judge.work for judge in self.judges.values())
         try:
-            found = plan_one(r, shared if task.papers else r.judge)
+            found = plan_one(r, r.judge if search else shared)
         except InfeasibleError:
-            if not task.papers:
+            if search:
                 self.log.append(f"searched {task}: nothing fits")
             return 1_000_000 * len(r.ranks)
-        better = self.offer(found, f"{task.asked.planner} for {task}" if task.papers else f"a search of {task}")
-        if not task.papers:
+        better = self.offer(found, f"a search of {task}" if search else f"{r.planner} for {task}")
+        if search:
             self.log.append(f"searched {task}: {human_seconds(found.candidate.seconds)}" + (", better" if better else ""))
-        if not task.papers:
-            return found.judge.work
-        return task.ask + sum(judge.work for judge in self.judges.values()) - before
+        return found.judge.work
 
     def polish(self) -> None:
         """Descend from the best by single moves."""

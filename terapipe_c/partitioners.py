@@ -41,6 +41,7 @@ __all__ = ["Found", "Task", "plan_one"]
 Float = NDArray[np.float64]
 JudgeOf = Callable[[int], Judge]
 _EFFORT = 300_000_000  # steps of AutoPipe's exact search: well under a second
+_CHUNKED = 6_000_000  # candidates of BMPipe's search of two chunks: 0.1 s; of more chunks in proportion
 _ROUNDS = 20           # how often a planner is asked again because its plan was over the limit by the engine's count
 
 
@@ -269,8 +270,11 @@ def _bmpipe(task: Task) -> Wish:
                "strategies": [{"name": name, "extra_bwd_s": total(task.fwd_s, again),
                                "activation_bytes": total(task.activation_bytes, group[0]) - total(task.saved_bytes, again)}
                               for name, again in strategies(group[0])]} for group in types]
-    result = planners.bmpipe(layers, task.judge.ranks, task.micro_batches, task.rank_bytes, chunks=task.judge.chunks,
-                             comm_s=task.message_s, time_limit_s=2.0)
+    chunks = task.judge.chunks                                  # several: counted work, and nobody reads its bound
+    limits: dict[str, Any] = {"time_limit_s": 2.0} if chunks == 1 \
+        else {"time_limit_s": None, "effort": _CHUNKED // chunks, "prove": False}
+    result = planners.bmpipe(layers, task.judge.ranks, task.micro_batches, task.rank_bytes, chunks=chunks,
+                             comm_s=task.message_s, **limits)
     taken, recompute, bounds = [0] * len(types), np.zeros(len(kinds), bool), [0]
     for chunk in range(task.judge.chunks):
         for stage in range(task.judge.ranks):

@@ -23,6 +23,7 @@ SCHEDULES = ("auto", *AUTO, "interleaved", SLICED, *dict.fromkeys((*ZERO_BUBBLE,
 _MOST = 65536                             # micro-batches of a program
 _LONG = 1e250                             # seconds: sums and products of them stay finite
 SEVERAL = ("interleaved", *ZIGZAG)        # stages a rank
+_MANY = ("interleaved", "hanayo")          # of them more than two
 JOINT = (*AUTO, "zb-h1", "zb-h2", SLICED, *SEVERAL)   # what the joint search weighs: all that the engine runs
 
 
@@ -199,7 +200,7 @@ def has_chunks(schedule: str, chunks: int) -> bool:
 def schedules_of(request: Request, chunks: int) -> tuple[str, ...]:
     """Schedules with so many stages a rank that the joint search may weigh."""
     if not request.free_schedule:
-        return request.schedules
+        return tuple(name for name in request.schedules if chunks == request.chunks or has_chunks(name, chunks))
     sliced = request.slicing is not None and max(len(lengths) for _, lengths in request.slicing) > 1
     return tuple(name for name in JOINT if has_chunks(name, chunks) and not (sliced and name == SLICED))
 
@@ -246,7 +247,7 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
     if executable not in (None, True, False):
         raise InvalidValueError(f"executable is {executable!r}: True, False or None would be right")
     replicas = _check_parallel(cluster, batch, data_parallel, tensor_parallel, executable is True)
-    free_chunks = chunks is None and schedule == "auto" and partition is None
+    free_chunks = planner == "auto" and chunks is None and schedule in ("auto", *_MANY) and partition is None
     names, chunks = _check_schedule(planner, schedule, chunks)
     checked = None if partition is None else check_partition(partition, model)
     ranks = _check_stages(model, cluster, stages, chunks, replicas, checked)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
@@ -166,9 +166,10 @@ class Judge:
         bounds = np.array([0, *(end for _, end in c.partition)], np.int32)
         return ORDERS[c.schedule], c.pending, bounds, *self._slice_work(c.slicing)[:3]
 
-    def descend(self, c: Candidate, *, unit: int, fixed_partition: bool, fixed_slicing: bool, budget: int, beside: int = 0) -> Candidate:
-        """Down by single moves from a candidate that fits, until none helps or ``budget`` ticks of ``work`` are spent (a count, not
-        a time: the same request gives the same plan); ``beside``: ticks of each descent from the neighbours of the end."""
+    def descend(self, c: Candidate, *, unit: int, fixed_partition: bool, fixed_slicing: bool, budget: int,
+                beside: int = 0) -> Candidate:
+        """Down by single moves from a candidate that fits, until none helps or ``budget`` ticks of ``work`` are spent (a count,
+        not a time: the same request gives the same plan); ``beside``: ticks of each descent from the neighbours of the end."""
         if c.savings != NOTHING:
             return c
         bounds, slicing, seconds, work, miss = _core.judge_descend(
@@ -401,8 +402,9 @@ def _estimate(judge: Judge, slicing: tuple[Micro, ...]) -> float:
 
 def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: int, partition: Cut | None,
             slicing: tuple[Micro, ...] | None) -> Candidate | None:
-    """The best plan that fits the memory, or None."""
-    stages = judge.ranks * judge.chunks
+    """The best plan that fits the memory, or None. Of many chunks there are many numbers, and programs are long: the work is
+    less, so that all numbers together are little more than two."""
+    stages, work = judge.ranks * judge.chunks, 4 * _WORK // max(2, judge.chunks) ** 2
     slicings = [slicing] if slicing is not None else _slicing_seeds(judge, batch, seq_len, unit, stages)
     even = tuple(even_partition(judge.model, stages))
     slicings = [s for s in slicings if not possible(names[0], judge.ranks, len(s))]
@@ -411,7 +413,7 @@ def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: i
     fixed_slicing = slicing is not None or names[0] == SLICED
     found: list[Candidate] = []
     for s in sorted(slicings, key=partial(_estimate, judge)):
-        if judge.work > _WORK // 3 and len(found) > 2 * len(names):  # a large program: the most promising starts only
+        if judge.work > work // 3 and len(found) > 2 * len(names):  # a large program: the most promising starts only
             break
         found += [judge.judge(name, partition or balanced(judge, s, stages), s) for name in names]
         if partition is None:      # W fills waits: where there are many of them, F and I alone make the pipeline's pace
@@ -425,11 +427,11 @@ def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: i
     if not chosen:
         return None
     best = min((judge.descend(c, unit=unit, fixed_partition=partition is not None, fixed_slicing=fixed_slicing,
-                              budget=_WORK // (2 * len(chosen))) for c in chosen), key=lambda c: c.seconds)
+                              budget=work // (2 * len(chosen))) for c in chosen), key=lambda c: c.seconds)
     if partition is None and not fixed_slicing:                # a stage boundary moves only if the slices move with it
-        best = judge.descend(best, unit=unit, fixed_partition=False, fixed_slicing=False, budget=0, beside=_WORK // 8)
+        best = judge.descend(best, unit=unit, fixed_partition=False, fixed_slicing=False, budget=0, beside=work // 8)
     for name, pending in itertools.product(names, (0, 1, 2, 4)):      # again, now that the slices have changed
-        if judge.work > 2 * _WORK:
+        if judge.work > 2 * work:
             break
         if name in ZERO_BUBBLE and pending != 1:               # its W are where they are
             continue

@@ -29,6 +29,7 @@ typedef struct {
     double time_limit_s;  /* hard: stop there with what is known; 0: none */
     int64_t effort;       /* several chunks: inequalities that the local search may evaluate (a simulation counts as 25
                              micros of them); 0: a default, about half a second */
+    int unproven;         /* several chunks: 1: leave the bound out, which takes longer than the search (lower_bound_s 0) */
 } tp_bmpipe_options;
 
 typedef struct {

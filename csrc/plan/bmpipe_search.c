@@ -216,14 +216,16 @@ tp_bmpipe_search(tp_bmpipe *p, int32_t *assignment, tp_bmpipe_found *found)
     tp_bmpipe_search_room s;
     int64_t deadline_ns = p->deadline_ns, now_ns = tp_clock_ns();
     TP_TRY(room_open(&s, p));
-    p->deadline_ns = deadline_ns == 0 ? 0 : now_ns + (deadline_ns - now_ns) / 2; /* half of the time is the bound's */
+    p->deadline_ns = deadline_ns == 0 || p->options->unproven ? deadline_ns : now_ns + (deadline_ns - now_ns) / 2; /* half of the time is the bound's */
     int proven = 0;
     TP_TRY(iterate(&s, &proven));
     p->deadline_ns = deadline_ns;
     p->late = 0;
     *found = (tp_bmpipe_found){.makespan_s = s.best.makespan_s, .paths = s.row_count};
     found->bound_s = found->makespan_s * (1.0 - TP_BMPIPE_SLACK);
-    if (!proven)
+    if (!proven && p->options->unproven)
+        found->bound_s = 0.0;
+    else if (!proven)
         TP_TRY(tp_bmpipe_bound(&s, &found->bound_s));
     for (int v = 0; v < p->virtuals; v++) {
         const tp_bmpipe_choice *choice = NULL;

@@ -75,22 +75,24 @@ plan_object(tp_py_state *state, const layer_view *v, const tp_bmpipe_options *o,
 
 PyDoc_STRVAR(plan_bmpipe_doc,
              "plan_bmpipe($module, /, layers, stages, micro_batches, memory_bytes, chunks=1, comm_s=0.0,\n"
-             "            time_limit_s=0.0, effort=0)\n--\n\n"
+             "            time_limit_s=0.0, effort=0, prove=True)\n--\n\n"
              "layers: (count, choices, fwd_s, bwd_s, static_bytes, extra_bwd_s, activation_bytes) by type.");
 static PyObject *
 plan_bmpipe(PyObject *module, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"layers", "stages", "micro_batches", "memory_bytes", "chunks", "comm_s", "time_limit_s",
-                            "effort", NULL};
+                            "effort", "prove", NULL};
     PyObject *tuple, *result = NULL;
     tp_bmpipe_options o = {.chunks = 1};
+    int prove = 1;
     long long effort = 0;
     layer_view v;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!iid|iddL:plan_bmpipe", names, &PyTuple_Type, &tuple, &o.stages,
-                                     &o.micros, &o.memory_bytes, &o.chunks, &o.comm_s, &o.time_limit_s, &effort) ||
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!iid|iddLp:plan_bmpipe", names, &PyTuple_Type, &tuple, &o.stages,
+                                     &o.micros, &o.memory_bytes, &o.chunks, &o.comm_s, &o.time_limit_s, &effort, &prove) ||
         view_layers(tuple, &v) < 0)
         return NULL;
     o.effort = effort;
+    o.unproven = !prove;
     tp_bmpipe_plan plan;
     tp_status status;
     Py_BEGIN_ALLOW_THREADS

@@ -140,6 +140,7 @@ def bmpipe(
     comm_s: float = 0.0,
     time_limit_s: float | None = 1.0,
     effort: int = 0,
+    prove: bool = True,
 ) -> BMPipePlan:
     """The assignment of least step time that fits: how many layers, with which recompute strategy, on which stage.
 
@@ -147,7 +148,8 @@ def bmpipe(
     each {"name", "extra_bwd_s", "activation_bytes"} (of one layer and one micro-batch). Consecutive layers go to chunk 0
     of stages 0, 1, ..., then to chunk 1, ...; none of them is empty. memory_bytes: of every stage; comm_s: seconds of a
     message on its link. One chunk (1F1B): proven optimal, if the time limit allows. Several (interleaved 1F1B,
-    micro_batches a multiple of stages): a search of bounded effort (candidates; 0: a default) with a proven lower bound.
+    micro_batches a multiple of stages): a search of bounded effort (candidates; 0: a default) with a proven lower bound,
+    which takes longer than the search and is left out (lower_bound_s 0) where ``prove`` is false.
     time_limit_s (None: none) is hard; where it is not reached, equal input gives an equal plan.
 
     tp.InfeasibleError names the stage and the bytes it lacks with everything recomputed.
@@ -156,6 +158,6 @@ def bmpipe(
     found = _core.plan_bmpipe(
         core, integer(stages, "stages"), integer(micro_batches, "micro_batches"), memory(memory_bytes),
         chunks=integer(chunks, "chunks"), comm_s=number(comm_s, "comm_s", "seconds"), time_limit_s=time_limit(time_limit_s),
-        effort=integer(effort, "effort", 62),
+        effort=integer(effort, "effort", 62), prove=bool(prove),
     )  # fmt: skip
     return plan_of(found, names, labels)
