@@ -1,7 +1,7 @@
 """Is planner="auto" ever slower than a planner and schedule that a user names, and how long does it take?
 
-Random small models, clusters, costs, limits and batches; for each, auto against every planner of tp.plan with every schedule by
-name (and 1, 2 and 4 chunks). Seconds are of the process, one thread.
+Random small models, clusters, costs, limits and batches; for each, auto against every planner of tp.plan with every schedule and
+every number of chunks by name. Seconds are of the process, one thread; README's example by first principles, five times.
 
     python benchmarks/auto.py [--instances 100] [--seed 0] [--out FILE]
 """
@@ -9,17 +9,34 @@ name (and 1, 2 and 4 chunks). Seconds are of the process, one thread.
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from common import header, write
 
 import terapipe_c as tp
-from terapipe_c.request import JOINT, PLANNERS
+from terapipe_c.request import CHUNKED, JOINT, PLANNERS
 
-NAMED = [(name, chunks) for chunks in (1, 2, 4) for name in JOINT]
+
+def named(planner: str, model: tp.GPTConfig, stages: int) -> Iterator[tuple[str, int]]:
+    """Schedules and numbers of chunks that a user could name."""
+    most = model.num_blocks // stages if planner in CHUNKED else 1
+    return itertools.product(JOINT, range(1, most + 1))
+
+
+def readme_seconds() -> float:
+    """Median of five plans of README's example, with costs by first principles."""
+    model = tp.GPTConfig(n_layer=4, n_head=4, n_embd=128, vocab_size=256, block_size=256)
+    seconds = []
+    for _ in range(5):
+        start = time.process_time()
+        tp.plan(model, tp.Cluster.local(), batch=4, seq_len=256, stages=2)
+        seconds.append(time.process_time() - start)
+    return statistics.median(seconds)
 
 
 def instance(rng: np.random.Generator) -> tuple[tp.GPTConfig, tp.Cluster, dict[str, Any]]:
@@ -53,7 +70,8 @@ def main() -> None:
     parser.add_argument("--out")
     args = parser.parse_args()
     rng, about = np.random.default_rng(args.seed), header("Is auto ever slower than a named planner and schedule?")
-    counts = dict.fromkeys(("instances", "compared", "auto_slower", "auto_finds_none", "not_executable", "refused"), 0)
+    counts = dict.fromkeys(("instances", "compared", "of_several_chunks", "auto_slower", "auto_finds_none", "not_executable",
+                            "refused"), 0)  # fmt: skip
     chosen: dict[str, int] = {}
     seconds: list[float] = []
     gains: list[float] = []
@@ -69,7 +87,7 @@ def main() -> None:
         counts["instances"] += 1
         least = float("inf")
         for planner in PLANNERS[1:]:
-            for schedule, chunks in NAMED:
+            for schedule, chunks in named(planner, model, request.get("stages", 1)):
                 try:
                     plan = tp.plan(model, cluster, planner=planner, schedule=schedule, chunks=chunks, **request)
                 except ValueError:
@@ -80,6 +98,7 @@ def main() -> None:
                     if request.get("executable") is not False:
                         continue
                 counts["compared"] += 1
+                counts["of_several_chunks"] += chunks > 1
                 least = min(least, plan.step_time_s)
                 if auto is None:
                     counts["auto_finds_none"] += 1
@@ -94,7 +113,7 @@ def main() -> None:
         if i % 10 == 9:
             print(counts, f"median {statistics.median(seconds):.2f} s", flush=True)
     result = {"counts": counts, "chosen": chosen, "worse": worse, "median_s": statistics.median(seconds),
-              "greatest_s": max(seconds),
+              "greatest_s": max(seconds), "readme_s": readme_seconds(),
               "faster_than_the_best_named": {"median": statistics.median(gains), "greatest": max(gains)}}  # fmt: skip
     print(result)
     write("auto", {**about, **result}, args.out)

@@ -91,7 +91,7 @@ def least_work_s(request: Request, share: int) -> float:
     if request.slicing is not None:
         d = request.costs.durations(partition=[(0, request.model.num_blocks)], slicing=request.slicing, model=request.model)
         fixed = len(PHASES) * request.costs.overhead_s * d["F"].shape[1]       # bound_s adds it for every stage
-        return max(0.0, float(sum(d[p].sum() for p in PHASES)) - fixed) / share * (1 - 1e-12)
+        return max(0.0, float(sum(d[p].sum() for p in PHASES) - fixed)) / share * (1 - 1e-12)
     most = min(share, request.costs.known_batch)
     if most > _GROUPS:
         return 0.0
@@ -117,7 +117,7 @@ def bound_s(request: Request, ranks: int, chunks: int, replicas: int, least_s: f
     link = replace(request, replicas=replicas).link
     units = -(-share // costs.known_batch) if request.slicing is None else sum(len(lengths) for _, lengths in request.slicing)
     fixed = chunks * len(PHASES) * costs.overhead_s * units * (1 - 1e-12)
-    update = costs.optimizer_stage_s * chunks + costs.optimizer_param_s * params / ranks
+    update: float = costs.optimizer_stage_s * chunks + costs.optimizer_param_s * params / ranks
     ring = float(link.seconds(4.0 * params / (ranks * chunks))) * chunks
     return least_s * share / ranks + fixed + update + ring + costs.latency_s * (ranks - 1) / 2
 

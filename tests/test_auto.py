@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import terapipe_c as tp
+from terapipe_c import joint
 from terapipe_c.joint import bound_s, least_work_s, plan_singles, whole_bound_s
-from terapipe_c.request import JOINT, PLANNERS, check_request
+from terapipe_c.request import CHUNKED, JOINT, PLANNERS, check_request
 from terapipe_c.search import Judge
 
 MODEL = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=64, block_size=32)
@@ -54,21 +55,64 @@ def test_never_slower_than_any_single_planner(seed, brief):
     assert auto is not None or all(row.plan is None for row in comparison)
 
 
-def test_never_slower_than_a_schedule_by_name():
-    """Every planner with every schedule and number of chunks that it takes; thousands more in benchmarks/auto.py."""
-    rng, compared = np.random.default_rng(11), 0
-    for kind, stages in ((0, 3), (2, 2)):
-        model, cluster, costs = instance(rng, kind)
-        request = dict(batch=int(rng.integers(2, 4)), seq_len=model.block_size, costs=costs, stages=stages)
-        auto = tp.plan(model, cluster, **request)
-        for planner, name, chunks in itertools.product(PLANNERS[1:], JOINT, (1, 2, 4)):
+def named_plans(model, cluster, request):
+    """Every planner with every schedule and number of chunks that it takes: (who, plan)."""
+    most = model.num_blocks // request.get("stages", 1)
+    for planner, name, chunks in itertools.product(PLANNERS[1:], JOINT, range(1, most + 1)):
+        if chunks == 1 or planner in CHUNKED:
             try:
-                named = tp.plan(model, cluster, planner=planner, schedule=name, chunks=chunks, **request)
+                yield (planner, name, chunks), tp.plan(model, cluster, planner=planner, schedule=name, chunks=chunks, **request)
             except ValueError:
-                continue
-            compared += 1
-            assert auto.step_time_s <= named.step_time_s * (1 + 1e-9), (planner, name, chunks)
-    assert compared > 120
+                pass
+
+
+def test_never_slower_than_a_schedule_and_chunks_by_name(monkeypatch):
+    """Whatever the work limits, nothing at all included; thousands more in benchmarks/auto.py."""
+    rng, compared, chunked = np.random.default_rng(11), 0, 0
+    cases = []
+    for kind, stages, tight in ((0, 3, False), (2, 2, True)):
+        model, cluster, costs = instance(rng, kind)
+        request = dict(batch=int(rng.integers(2, 5)), seq_len=model.block_size, costs=costs)
+        if stages is not None:
+            request["stages"] = stages
+        if tight:
+            even = tp.plan(model, cluster, planner="uniform", **request)
+            request |= {"memory_bytes": 1.05 * max(even.peak_memory_bytes), "executable": False}
+        named = list(named_plans(model, cluster, request))
+        cases.append((model, cluster, request, min(plan.step_time_s for _, plan in named)))
+        compared += len(named)
+        chunked += sum(plan.chunks > 2 for _, plan in named)
+    for limit in (None, 1, 0):
+        for name in ("_WORK", "_LOOK", "_GLIMPSES", "_NEAR", "_POLISH"):
+            monkeypatch.setattr(joint, name, getattr(joint, name) if limit is None else limit)
+        for model, cluster, request, least in cases:
+            auto = tp.plan(model, cluster, **request)
+            assert auto.step_time_s <= least * (1 + 1e-9), (limit, request)
+            assert any(line.startswith("planners by the names of schedules and chunks") for line in auto.search_log)
+    print(f"{compared} plans by name, {chunked} of them of more than two chunks")
+    assert compared > 120 and chunked > 10
+
+
+def test_a_schedule_of_several_chunks_is_given_as_many_as_are_best():
+    """interleaved, chunks left open: auto weighs them all; given, it keeps them."""
+    for seed, name in ((0, "interleaved"), (1, "hanayo"), (2, "interleaved")):
+        model, cluster, costs = instance(np.random.default_rng(seed), seed % 3)
+        request = dict(batch=4, seq_len=model.block_size, costs=costs, stages=2, schedule=name)
+        auto, seconds = tp.plan(model, cluster, **request), {}
+        for chunks in range(2, model.num_blocks // 2 + 1):
+            for planner in ("uniform", "terapipe", "bmpipe"):
+                try:
+                    seconds[planner, chunks] = tp.plan(model, cluster, planner=planner, chunks=chunks, **request).step_time_s
+                except ValueError:
+                    continue
+        assert auto.schedule == name and auto.step_time_s <= min(seconds.values()) * (1 + 1e-9), seconds
+        assert {chunks for _, chunks in seconds} >= {2} and tp.plan(model, cluster, chunks=2, **request).chunks == 2
+
+
+def test_a_time_limit_says_what_named_plans_it_left(brief):
+    cut = tp.plan(MODEL, CLUSTER, batch=4, seq_len=32, stages=2, time_limit_s=1e-9)
+    line = next(line for line in cut.search_log if line.startswith("planners by the names"))
+    assert "0 plans made" in line and "left at the time limit: some of them may be faster" in line
 
 
 def test_it_says_which_schedules_it_left_out_and_why():

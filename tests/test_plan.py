@@ -201,42 +201,6 @@ def test_slices_start_from_the_exact_optimum():
     assert plan(model, CLUSTER, batch=1, seq_len=96, costs=costs, stages=2, granularity=8).step_time_s <= fixed.step_time_s
 
 
-@pytest.mark.parametrize("copy", [0.0, 1e-9])
-def test_a_glance_is_the_simulators_makespan_of_the_same_program(copy):
-    """C's durations and linear pass against durations() and simulate, for other boundaries in one plan's order."""
-    base = kernel_costs(MODEL)
-    costs = CostModel(base.curves, source="analytic", overhead_s=2e-6, latency_s=1e-5, byte_s=1e-9, copy_byte_s=copy,
-                      optimizer_param_s=1e-9, optimizer_stage_s=1e-5, model=MODEL)
-    judge = Judge(MODEL, costs, 3, 1, None)
-    rng = np.random.default_rng(0)
-    for schedule, sizes in (("gpipe", (1, 1)), ("1f1b", (1, 2)), ("seq1f1b", (3,))):
-        def random_plan(sizes=sizes):
-            cuts = [0, *sorted(rng.choice(np.arange(1, 8), 2, replace=False).tolist()), 8]
-            ends = [[0, *sorted(rng.choice(np.arange(1, 96), 2, replace=False).tolist()), 96] for _ in sizes]
-            return (tuple(itertools.pairwise(cuts)),
-                    tuple((b, tuple(np.diff(e).tolist())) for b, e in zip(sizes, ends, strict=True)))
-
-        like = judge.judge(schedule, *random_plan())
-        others = [random_plan() for _ in range(20)] + [(like.partition, like.slicing)]
-        program = judge.program(like, judge.durations(like.partition, like.slicing))
-        glanced = judge.glance(like, others)
-        for (partition, slicing), seconds in zip(others, glanced, strict=True):
-            durations = costs.durations(partition=partition, slicing=slicing)
-            assert seconds == pytest.approx(program.simulate(durations).makespan_s, rel=1e-12)
-            assert ("SF" in durations) == (copy > 0)
-        assert glanced[-1] == pytest.approx(like.seconds, rel=1e-12)
-
-
-def test_glances_that_do_not_fit_the_program_are_refused():
-    judge = Judge(MODEL, COSTS, 2, 1, None)
-    like = judge.judge("gpipe", ((0, 5), (5, 8)), ((1, (50, 46)),))
-    for other in ((((0, 5), (5, 8)), ((1, (96,)),)), (((0, 8),), ((1, (50, 46)),))):
-        with pytest.raises(ValueError, match="fit the program"):
-            judge.glance(like, [other])
-    with pytest.raises(ValueError, match="slice 0.1"):
-        judge.glance(like, [(like.partition, ((1, (96, 0)),))])
-
-
 # ---- memory ----
 
 def test_too_little_memory_names_the_rank_and_the_bytes():

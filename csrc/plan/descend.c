@@ -1,11 +1,12 @@
 /* The descent of csrc/plan/judge.h. */
+#include "csrc/plan/judge_core.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "csrc/plan/arena.h"
 #include "csrc/plan/descend_moves.h"
-#include "csrc/plan/judge_core.h"
 
 #define SLIGHT (1.0 - 1e-9)  /* less than this much better is rounding, not an improvement */
 #define HOPE 1.003           /* in the order of another plan, a better one may look this much worse */

@@ -1,10 +1,11 @@
 /* The judge of plans (csrc/plan/judge.h) for Python: a capsule that holds its costs, and what the engine needs to say a
  * program's bytes. terapipe_c/search.py is the only user. */
+#include "csrc/py/cost.h"
+
 #include <stdlib.h>
 
 #include "csrc/engine/engine.h"
 #include "csrc/plan/judge.h"
-#include "csrc/py/cost.h"
 #include "csrc/py/device.h"
 #include "csrc/py/model.h"
 #include "csrc/py/program.h"

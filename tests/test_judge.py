@@ -1,0 +1,197 @@
+"""The judge in C: its programs and seconds against builders, passes and durations() by hand; its descent against enumeration."""
+import itertools
+
+import numpy as np
+import pytest
+
+from terapipe_c import _core, schedules
+from terapipe_c.config import Cluster, GPTConfig
+from terapipe_c.cost import CostModel, filled
+from terapipe_c.request import JOINT, has_chunks
+from terapipe_c.search import NOTHING, SLICED, ZERO_BUBBLE, Candidate, Judge, Replicas, possible
+
+CLUSTER = Cluster(num_devices=8, memory_bytes=16e9, link_latency_s=3e-6, link_bandwidth_Bps=1e8, peak_flops=1e10)
+
+
+def costs_of(rng, model):
+    """First principles with every price that a judge knows, or a wild table."""
+    if rng.integers(2):
+        base = CostModel.analytic(model, CLUSTER)
+        more = {name: float(rng.uniform(0, 1e-4)) for name in ("overhead_s", "optimizer_stage_s", "optimizer_head_s", "latency_s")}
+        return CostModel(base.curves, source="analytic", model=model, optimizer_param_s=1e-9, byte_s=1e-9,
+                         copy_byte_s=float(rng.choice([0.0, 1e-9])), **more)
+    table = rng.integers(1, 60, (9, 9)) * 1e-4
+    return CostModel.from_table(table, table * rng.uniform(1, 2.5), granularity=4, latency_s=float(10 ** rng.uniform(-7, -4)))
+
+
+def case(rng, name):
+    """(judge, candidate) of a schedule by name; None where it has no such program."""
+    model = GPTConfig(n_layer=int(rng.integers(1, 5)), n_head=2, n_embd=8, vocab_size=int(rng.integers(8, 99)), block_size=32,
+                      tie_weights=bool(rng.integers(2)))
+    chunks = next((c for c in rng.permutation([1, 2, 3, 4]).tolist() if has_chunks(name, c)), 2)
+    ranks = int(rng.integers(1, 4))
+    micros = int(rng.integers(1, 7))
+    if ranks * chunks > model.num_blocks or possible(name, ranks, micros):
+        return None
+    judge = Judge(model, costs_of(rng, model), ranks, chunks, None, Replicas(int(rng.integers(1, 3)), 1e-5, 1e9))
+    inner = rng.choice(np.arange(1, model.num_blocks), ranks * chunks - 1, replace=False)
+    cut = tuple(itertools.pairwise([0, *sorted(inner.tolist()), model.num_blocks]))
+    slicing = []
+    for _ in range(micros):
+        ends = sorted({*rng.integers(1, 8, 0 if name == SLICED else int(rng.integers(0, 4))).tolist(), 8})
+        slicing.append((int(rng.integers(1, 4)), tuple(int(4 * n) for n in np.diff([0, *ends]))))
+    return judge, Candidate(0.0, name, cut, tuple(slicing), int(rng.integers(0, 3)))
+
+
+def by_hand(judge, c):
+    """The program and its seconds, out of the package's parts."""
+    counts = [len(lengths) for _, lengths in c.slicing]
+    d = judge.full_durations(c)
+    mean = [float(d[phase].mean()) for phase in "FIW"]
+    nominal = (1.0, *(max(1, round(16 * max(s, 1e-12) / mean[0])) / 16 for s in mean[1:]))
+    k, m = judge.ranks, len(counts)
+    builders = {"gpipe": schedules.gpipe, "1f1b": schedules.one_f_one_b, "seq1f1b": schedules.seq1f1b, "zb-h1": schedules.zb_h1,
+                "zb-h2": schedules.zb_h2, "dualpipe-v": schedules.dualpipe_v}
+    if c.schedule == SLICED:
+        most = next((q for q, (size, _) in enumerate(c.slicing) if size < 2), m)
+        made = [schedules.sliced_1f1b(k, m, split) for split in range(min(most, k - 1) + 1)]
+        seconds = [p.makespan(d) for p in made]
+        program = next(p for p, s in zip(made, seconds, strict=True) if s * (1 - 1e-9) <= min(seconds))
+    elif c.schedule == "interleaved":
+        program = schedules.interleaved(k, m, judge.chunks, counts)
+    elif c.schedule == "zb-v":
+        program = schedules.zb_v(k, m, counts, nominal)
+    elif c.schedule == "hanayo":
+        program = schedules.hanayo(k, m, judge.chunks // 2, counts, nominal)
+    else:
+        program = builders[c.schedule](k, m, counts)
+    if c.schedule not in ZERO_BUBBLE:
+        program = program.split(d, pending=c.pending)
+    return program.lower(tied=judge.model.tie_weights and k * judge.chunks > 1), d
+
+
+@pytest.mark.parametrize("name", JOINT)
+def test_programs_and_seconds_are_those_of_the_parts(name):
+    rng, seen = np.random.default_rng(JOINT.index(name)), 0
+    for _ in range(120):
+        made = case(rng, name)
+        if made is None:
+            continue
+        judge, c = made
+        for _ in range(2):                                     # again: an order that is kept is the same
+            found = judge.judge(c.schedule, c.partition, c.slicing, c.pending)
+            program, durations = by_hand(judge, c)
+            assert judge.lowered(found) == program
+            assert found.seconds == pytest.approx(program.simulate(durations).makespan_s, rel=1e-12)
+            judge._seen.clear()
+            judge._latest = None
+        seen += 1
+    assert seen > 30
+
+
+def test_durations_of_replicas_and_of_a_gpu_are_those_of_costs():
+    model = GPTConfig(n_layer=2, n_head=2, n_embd=64, vocab_size=64, block_size=32, tie_weights=False)
+    costs = CostModel.analytic(model, CLUSTER).on("cuda", "bf16")
+    judge = Judge(model, costs, 2, 1, None, Replicas(4, 1e-5, 1e8))
+    found = judge.judge("1f1b", ((0, 3), (3, 6)), ((2, (16, 16)), (1, (8, 24))))
+    d = judge.full_durations(found)
+    assert (d["W"][:, 1] == 0).all() and (d["W"][:, 0] > 0).all()       # weight gradients of a micro-batch with its first slice
+    alone = filled(costs.timed(costs.stage_work(model, np.array([[1, 1, 1, 0], [0, 1, 1, 1]], np.int32)),
+                               costs.slice_work(found.slicing), model))
+    assert (d["OPT"] > alone["OPT"]).all()
+    assert found.seconds == pytest.approx(judge.lowered(found).simulate(d).makespan_s, rel=1e-12)
+
+
+def descend(judge, c, **change):
+    return judge.descend(c, **{"unit": 4, "fixed_partition": False, "fixed_slicing": False, "budget": 30_000_000, **change})
+
+
+def test_a_descent_never_ends_slower_and_keeps_what_is_fixed():
+    rng, better, total = np.random.default_rng(1), 0, 0
+    for name in JOINT:
+        for _ in range(25):
+            made = case(rng, name)
+            if made is None:
+                continue
+            judge, c = made
+            start = judge.judge(c.schedule, c.partition, c.slicing, c.pending)
+            sliced = name == SLICED
+            end = descend(judge, start, fixed_slicing=sliced)
+            again = Judge(judge.model, judge.costs, judge.ranks, judge.chunks, None, judge.replicas)
+            assert end.seconds <= start.seconds and end == descend(again, start, fixed_slicing=sliced)
+            assert end.seconds == again.judge(end.schedule, end.partition, end.slicing, end.pending).seconds
+            assert [b for b, _ in end.slicing] == [b for b, _ in c.slicing]
+            assert all(sum(lengths) == 32 and min(lengths) >= 4 and not any(n % 4 for n in lengths) for _, lengths in end.slicing)
+            assert descend(again, start, budget=0) == start
+            assert descend(again, start, fixed_partition=True, fixed_slicing=sliced).partition == start.partition
+            assert descend(again, start, fixed_slicing=True).slicing == start.slicing
+            beside = again.descend(end, unit=4, fixed_partition=False, fixed_slicing=sliced, budget=0, beside=1_000_000)
+            assert beside.seconds <= end.seconds
+            better += end.seconds < start.seconds
+            total += 1
+    print(f"{better} of {total} starts were improved")
+    assert total > 90 and better > 0.6 * total
+
+
+def test_a_descent_ends_near_the_best_of_all_cuts_and_slicings():
+    """One pattern of slices for all micro-batches, every partition and composition by enumeration."""
+    rng, met, total = np.random.default_rng(7), 0, 0
+    inner = [some for r in range(4) for some in itertools.combinations((1, 2, 3), r)]
+    compositions = [tuple(int(8 * n) for n in np.diff([0, *some, 4])) for some in inner]
+    for _ in range(25):
+        model = GPTConfig(n_layer=2, n_head=2, n_embd=8, vocab_size=16, block_size=32)
+        table = rng.integers(1, 60, (5, 5)) * 1e-4
+        judge = Judge(model, CostModel.from_table(table, 2 * table, granularity=8, latency_s=1e-5), 2, 1, None)
+        micros = int(rng.integers(1, 4))
+        every = [judge.judge("1f1b", ((0, at), (at, 6)), ((1, lengths),) * micros).seconds
+                 for at in range(1, 6) for lengths in compositions]
+        start = judge.judge("1f1b", ((0, 3), (3, 6)), ((1, (32,)),) * micros)
+        end = judge.descend(start, unit=8, fixed_partition=False, fixed_slicing=False, budget=30_000_000, beside=1_000_000)
+        assert min(every) <= end.seconds * (1 + 1e-12)
+        met += end.seconds <= min(every) * (1 + 1e-9)
+        total += 1
+    print(f"{met} of {total} descents end at the optimum")
+    assert met >= 0.6 * total
+
+
+def test_a_descent_stays_within_the_memory_and_tells_the_nearest_miss():
+    model = GPTConfig(n_layer=6, n_head=2, n_embd=16, vocab_size=64, block_size=64)
+    costs = CostModel.analytic(model, CLUSTER)
+    free = Judge(model, costs, 3, 1, None)
+    start = free.judge("gpipe", ((0, 5), (5, 9), (9, 14)), ((1, (64,)),) * 4)
+    peak = free.peak(start, free.lowered(start))
+    tight = Judge(model, costs, 3, 1, max(peak))
+    assert tight.fits(tight.judge(start.schedule, start.partition, start.slicing))
+    end = tight.descend(start, unit=8, fixed_partition=False, fixed_slicing=False, budget=10_000_000)
+    assert max(tight.peak(end, tight.lowered(end))) <= max(peak) and end.seconds <= start.seconds
+    loose = Judge(model, costs, 3, 1, 10 ** 30)
+    assert loose.descend(start, unit=8, fixed_partition=False, fixed_slicing=False, budget=10_000_000).seconds <= end.seconds
+    if tight.shortest is not None:
+        short, rank, needed = tight.shortest
+        assert short > 0 and 0 <= rank < 3 and needed == max(peak) + short
+
+
+def test_the_core_refuses_what_does_not_fit_together():
+    model = GPTConfig(n_layer=2, n_head=2, n_embd=8, vocab_size=16, block_size=32)
+    judge = Judge(model, CostModel.analytic(model, CLUSTER), 2, 1, None)
+    one, arrays = np.array([1], np.int32), dict(boundary=[0, 3, 6], batches=[1], slices=[2], lengths=[16, 16])
+
+    def run(order=1, **change):
+        given = [np.array(v, np.int32) for v in {**arrays, **change}.values()]
+        return _core.judge_run(judge._judge, (order, 1, *given))
+
+    assert run()[1] > 0
+    for change, word in ((dict(boundary=[0, 6, 6]), "stage 1 has no block"), (dict(boundary=[0, 3, 5]), "cover blocks"),
+                         (dict(boundary=[0, 6]), "fit together"), (dict(lengths=[16]), "fit together"),
+                         (dict(lengths=[32, 0]), "slice 0.1"), (dict(batches=[0]), "0 sequences"), (dict(order=6), "order is 6"),
+                         (dict(order=11), "order is 11"), (dict(order=10), "has 2 slices"), (dict(order=7), "stages"),
+                         (dict(slices=[0], lengths=[]), "0 slices")):
+        with pytest.raises(ValueError, match=word):
+            run(**change)
+    with pytest.raises(ValueError, match="unit is 0"):
+        _core.judge_descend(judge._judge, (1, 1, *(np.array(v, np.int32) for v in arrays.values())), 1.0, 0, False, False, 10, 0)
+    with pytest.raises(ValueError, match="chunks for 6 blocks"):
+        Judge(model, judge.costs, 7, 1, None).judge("gpipe", ((0, 6),), ((1, (32,)),))
+    with pytest.raises(ValueError, match="PyCapsule"):
+        _core.judge_run(one, (1, 1, one, one, one, one))
+    assert NOTHING == judge.judge("1f1b", ((0, 3), (3, 6)), ((1, (16, 16)),)).savings
