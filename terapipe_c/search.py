@@ -370,9 +370,11 @@ def _kind_seconds(costs: CostModel, model: GPTConfig, slicing: tuple[Micro, ...]
     return {kind: max(0.0, sum(float(d[p][i].sum()) for p in phases) - fixed) for i, kind in enumerate(KINDS)}
 
 
-def _slicing_seeds(judge: Judge, batch: int, seq_len: int, unit: int, stages: int) -> list[tuple[Micro, ...]]:
-    """Where the search starts: the exact optima for equal stages, equal slices, whole sequences, whole batches."""
-    costs = StageCost(judge.costs, judge.model, stages)
+def _slicing_seeds(judge: Judge, batch: int, seq_len: int, unit: int) -> list[tuple[Micro, ...]]:
+    """Where the search starts: the exact optima for equal stages, equal slices, whole sequences, whole batches. Of several chunks
+    a pipeline fills as fast as one of fewer stages: sum + (ranks - 1) / chunks max."""
+    costs = StageCost(judge.costs, judge.model, judge.ranks * judge.chunks)
+    stages = 1 - (1 - judge.ranks) // judge.chunks
     seeds: list[tuple[Micro, ...]] = [((1, (seq_len,)),) * batch]
     if seq_len > unit:
         # The paper's objective (forward + backward as one), and the one with both apart (PLANNERS.md 1.6).
@@ -393,11 +395,10 @@ def _slicing_seeds(judge: Judge, batch: int, seq_len: int, unit: int, stages: in
 
 
 def _estimate(judge: Judge, slicing: tuple[Micro, ...]) -> float:
-    """TeraPipe's sum + (K - 1) max for equal stages: which starts look best."""
+    """TeraPipe's sum + (K - 1) max for equal stages, of several chunks each: which starts look best."""
     d = judge.durations(((0, judge.model.num_blocks),), slicing)
-    stages = judge.ranks * judge.chunks
     unit = (d["F"] + d["I"] + d["W"])[0]
-    return float(unit.sum() + (stages - 1) * unit.max()) / stages
+    return float(judge.chunks * unit.sum() + (judge.ranks - 1) * unit.max()) / (judge.ranks * judge.chunks)
 
 
 def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: int, partition: Cut | None,
@@ -405,7 +406,7 @@ def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: i
     """The best plan that fits the memory, or None. Of many chunks there are many numbers, and programs are long: the work is
     less, so that all numbers together are little more than two."""
     stages, work = judge.ranks * judge.chunks, 4 * _WORK // max(2, judge.chunks) ** 2
-    slicings = [slicing] if slicing is not None else _slicing_seeds(judge, batch, seq_len, unit, stages)
+    slicings = [slicing] if slicing is not None else _slicing_seeds(judge, batch, seq_len, unit)
     even = tuple(even_partition(judge.model, stages))
     slicings = [s for s in slicings if not possible(names[0], judge.ranks, len(s))]
     if names[0] == SLICED:
@@ -426,9 +427,13 @@ def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: i
             chosen.append(c)
     if not chosen:
         return None
-    best = min((judge.descend(c, unit=unit, fixed_partition=partition is not None, fixed_slicing=fixed_slicing,
-                              budget=work // (2 * len(chosen))) for c in chosen), key=lambda c: c.seconds)
-    if partition is None and not fixed_slicing:                # a stage boundary moves only if the slices move with it
+    best = chosen[0]
+    for c in chosen:
+        if judge.work < work:                                  # else the starts alone were more than the work
+            end = judge.descend(c, unit=unit, fixed_partition=partition is not None, fixed_slicing=fixed_slicing,
+                                budget=work // (2 * len(chosen)))
+            best = min(best, end, key=lambda c: c.seconds)
+    if partition is None and not fixed_slicing and judge.work < 2 * work:   # a stage boundary moves only if the slices do, too
         best = judge.descend(best, unit=unit, fixed_partition=False, fixed_slicing=False, budget=0, beside=work // 8)
     for name, pending in itertools.product(names, (0, 1, 2, 4)):      # again, now that the slices have changed
         if judge.work > 2 * work:
