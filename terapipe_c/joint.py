@@ -122,12 +122,13 @@ def bound_s(request: Request, ranks: int, chunks: int, replicas: int, least_s: f
     return least_s * share / ranks + fixed + update + ring + costs.latency_s * (ranks - 1) / 2
 
 
-def whole_bound_s(request: Request, ranks: int) -> float:
-    """No plan with one stage a rank and the micro-batches of planners that know no slices is faster, in any order, on any
-    partition; 0 where micro-batches differ or have slices.
+def whole_bound_s(request: Request, ranks: int, chunks: int = 1) -> float:
+    """No plan with the micro-batches of planners that know no slices is faster, in any order, on any partition; 0 where
+    micro-batches differ or have slices.
 
-    Rank r begins after a forward of the blocks before its own and then does all its work. The longest prefix within a limit is
-    best for every rank in turn: one block more adds f to the head and takes m (f + i + w) from what is left.
+    Rank r begins after a forward of the blocks before its own and then does all its work. One stage a rank: the longest prefix
+    within a limit is best for every rank in turn: one block more adds f to the head and takes m (f + i + w) from what is left.
+    Several: the mean over the ranks; before the first stage of rank r come r others of a block at least.
     """
     slicing = whole_sequences(request)
     if len(set(slicing)) > 1 or len(slicing[0][1]) > 1 or slicing[0][0] > 1:
@@ -136,6 +137,10 @@ def whole_bound_s(request: Request, ranks: int) -> float:
     forward, whole = kind_seconds(judge, slicing, "F"), kind_seconds(judge, slicing)
     heads = [0.0, *itertools.accumulate(forward[b.kind] / micros for b in blocks)]
     works = [0.0, *itertools.accumulate(whole[b.kind] for b in blocks)]
+    if chunks > 1:
+        begins = sum(heads[rank] + rank * request.costs.latency_s for rank in range(ranks))
+        fixed = chunks * len(PHASES) * request.costs.overhead_s * micros
+        return float(((works[-1] + begins) / ranks + fixed) * (1 - 1e-12))
 
     def enough(limit: float) -> bool:
         at = 0
@@ -488,13 +493,13 @@ class _Search:
         """What is named, and a few searches of what no single planner would look at (other ranks and replicas): quick planners
         first, the fastest quick plans first."""
         r, rows = self.request, list[_Task]()
-        whole = cache(lambda ranks: whole_bound_s(r, ranks))
+        whole = cache(lambda ranks, chunks: whole_bound_s(r, ranks, chunks))
         least = cache(lambda: least_work_s(r, r.share))
         for asked in by_name(r):
             keys = [(ranks, asked.chunks, asked.replicas) for ranks in asked.ranks]
             bound = min(self.bound[key] if key in self.bound else bound_s(r, *key, least()) for key in keys)
-            if asked.planner not in ("terapipe", "uniform") and asked.chunks == 1:
-                bound = max(bound, min(whole(ranks) for ranks in asked.ranks))
+            if asked.planner != "terapipe":
+                bound = max(bound, min(whole(ranks, asked.chunks) for ranks in asked.ranks))
             quick = min(self._quick_s(asked.schedules[0], key) for key in keys)
             turn = 0 if asked.planner == "uniform" else 2 if asked.planner == "terapipe" else 1
             rows.append(_Task(turn, quick, len(rows), bound, asked, True))

@@ -7,6 +7,7 @@ over the limit by the engine's count, they are asked again with its blocks large
 """
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -265,26 +266,26 @@ def _bmpipe(task: Task) -> Wish:
             types[-1].append(group)
         else:
             types.append([group])
+    ways, sizes = [strategies(group[0]) for group in types], np.array([len(group[0]) for group in types])
     layers = [{"name": "+".join(kinds[i] for i in group[0]), "count": len(group), "fwd_s": total(task.fwd_s, group[0]),
                "bwd_s": total(task.bwd_s, group[0]), "static_bytes": total(task.static_bytes, group[0]),
                "strategies": [{"name": name, "extra_bwd_s": total(task.fwd_s, again),
                                "activation_bytes": total(task.activation_bytes, group[0]) - total(task.saved_bytes, again)}
-                              for name, again in strategies(group[0])]} for group in types]
+                              for name, again in way]} for group, way in zip(types, ways, strict=True)]
     chunks = task.judge.chunks                                  # several: counted work, and nobody reads its bound
     limits: dict[str, Any] = {"time_limit_s": 2.0} if chunks == 1 \
         else {"time_limit_s": None, "effort": _CHUNKED // chunks, "prove": False}
     result = planners.bmpipe(layers, task.judge.ranks, task.micro_batches, task.rank_bytes, chunks=chunks,
                              comm_s=task.message_s, **limits)
     taken, recompute, bounds = [0] * len(types), np.zeros(len(kinds), bool), [0]
-    for chunk in range(task.judge.chunks):
-        for stage in range(task.judge.ranks):
-            for t, groups_of in enumerate(types):
-                for r, (_, again) in enumerate(strategies(groups_of[0])):
-                    for _ in range(int(result.assignment[t, r, chunk, stage])):
-                        shift = groups_of[taken[t]][0] - groups_of[0][0]
-                        recompute[[i + shift for i in again]] = True
-                        taken[t] += 1
-            bounds.append(sum(len(g[0]) * n for g, n in zip(types, taken, strict=True)))
+    counts = np.ascontiguousarray(result.assignment.transpose(2, 3, 0, 1))      # [chunks, stages, types, strategies]
+    for at in itertools.product(range(chunks), range(task.judge.ranks)):
+        for t, r in zip(*np.nonzero(counts[at]), strict=True):
+            for _ in range(int(counts[at][t, r])):
+                shift = types[t][taken[t]][0] - types[t][0][0]
+                recompute[[i + shift for i in ways[t][r][1]]] = True
+                taken[t] += 1
+        bounds.append(bounds[-1] + int(counts[at].sum(1) @ sizes))
     return Wish(bounds, _savings(task, bounds, recompute, np.zeros(len(kinds)), np.zeros(task.stages)))
 
 

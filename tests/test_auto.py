@@ -9,8 +9,8 @@ import pytest
 import terapipe_c as tp
 from terapipe_c import joint
 from terapipe_c.joint import bound_s, least_work_s, plan_singles, whole_bound_s
-from terapipe_c.request import CHUNKED, JOINT, PLANNERS, check_request
-from terapipe_c.search import Judge
+from terapipe_c.request import CHUNKED, JOINT, PLANNERS, check_request, has_chunks
+from terapipe_c.search import ZIGZAG, Judge, possible
 
 MODEL = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=64, block_size=32)
 CLUSTER = tp.Cluster(num_devices=6, memory_bytes=1e9, link_latency_s=1e-6, link_bandwidth_Bps=1e9, peak_flops=2e9)
@@ -144,6 +144,32 @@ def test_the_bound_of_whole_sequences_holds(kind):
                 assert bound <= found.seconds * (1 + 1e-12)
                 tight += bound >= 0.9 * found.seconds
     assert tight > 12
+
+
+@pytest.mark.parametrize("kind", range(2))
+def test_the_bounds_of_several_chunks_hold(kind):
+    """Of whole sequences and of any slices, in every order of several chunks on any partition."""
+    rng, tight, total = np.random.default_rng(20 + kind), 0, 0
+    for _ in range(60):
+        model, cluster, costs = instance(rng, kind)
+        costs = tp.CostModel.from_dict({**costs.to_dict(), "overhead_s": float(rng.choice([0.0, 1e-4]))})
+        ranks, chunks, batch = int(rng.integers(1, 4)), int(rng.integers(2, 5)), int(rng.integers(1, 7))
+        names = [n for n in ("interleaved", *ZIGZAG) if has_chunks(n, chunks) and not possible(n, ranks, batch)]
+        if ranks * chunks > model.num_blocks or not names:
+            continue
+        request = dataclasses.replace(request_of(model, cluster, batch, costs, granularity=8), chunks=chunks)
+        whole, judge = whole_bound_s(request, ranks, chunks), request.judge(ranks)
+        some = bound_s(request, ranks, chunks, 1, least_work_s(request, batch))
+        for name in names:
+            inner = rng.choice(np.arange(1, model.num_blocks), ranks * chunks - 1, replace=False)
+            cut = tuple(itertools.pairwise([0, *sorted(inner.tolist()), model.num_blocks]))
+            found = judge.judge(name, cut, ((1, (request.seq_len,)),) * batch)
+            sliced = judge.judge(name, cut, ((1, (8, request.seq_len - 8)),) * batch)
+            assert whole <= found.seconds * (1 + 1e-12) and some <= min(found.seconds, sliced.seconds) * (1 + 1e-12)
+            tight += whole >= 0.7 * found.seconds
+            total += 1
+    print(f"{total} plans, {tight} within 30 % of their bound")
+    assert total > 40 and tight > 5
 
 
 @pytest.mark.parametrize("kind", range(3))

@@ -52,6 +52,9 @@ int
 tp_model_params(const tp_model *model); /* how many tensors, canonical order: wte, wpe, layer 0.., ln_f, lm_head */
 void
 tp_model_param(const tp_model *model, int index, tp_param *out);
+/* Its block alone: a fraction of the time. */
+int
+tp_model_param_block(const tp_model *model, int index);
 /* Philox values of a parameter, row-major: a function of (seed, name, index) alone. */
 void
 tp_model_init_param(const tp_model *model, const tp_param *param, uint64_t seed, float *out);

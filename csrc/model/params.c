@@ -66,30 +66,47 @@ set(tp_param *out, const char *name, int64_t rows, int64_t cols, int is_matrix, 
     out->init = init;
 }
 
+static const layer_param *
+of_layer(const tp_model *model, int index)
+{
+    int which = (index - 2) % per_layer(model);
+    return &layer_params[model->bias ? which : 2 * which];
+}
+
+int
+tp_model_param_block(const tp_model *model, int index)
+{
+    if (index < 2)
+        return 0;
+    if (index >= 2 + model->n_layer * per_layer(model))
+        return tp_model_blocks(model) - 1;
+    return 1 + 2 * ((index - 2) / per_layer(model)) + of_layer(model, index)->ffn;
+}
+
 void
 tp_model_param(const tp_model *model, int index, tp_param *out)
 {
     int64_t width = model->n_embd;
-    int head = tp_model_blocks(model) - 1, layers_end = 2 + model->n_layer * per_layer(model);
+    int block = tp_model_param_block(model, index), layers_end = 2 + model->n_layer * per_layer(model);
     memset(out, 0, sizeof *out);
     if (index == 0) {
-        set(out, "transformer.wte.weight", model->vocab_size, width, 1, 0, TP_INIT_NORMAL);
+        set(out, "transformer.wte.weight", model->vocab_size, width, 1, block, TP_INIT_NORMAL);
     } else if (index == 1) {
-        set(out, "transformer.wpe.weight", model->block_size, width, 1, 0, TP_INIT_NORMAL);
+        set(out, "transformer.wpe.weight", model->block_size, width, 1, block, TP_INIT_NORMAL);
     } else if (index < layers_end) {
-        int layer = (index - 2) / per_layer(model), which = (index - 2) % per_layer(model);
-        const layer_param *param = &layer_params[model->bias ? which : 2 * which];
+        int layer = (index - 2) / per_layer(model);
+        const layer_param *param = of_layer(model, index);
         append(out, "transformer.h.");
         append_number(out, layer);
         append(out, ".");
-        set(out, param->name, param->rows ? param->rows * width : 1, param->cols * width, param->rows != 0,
-            1 + 2 * layer + param->ffn, param->init);
+        set(out, param->name, param->rows ? param->rows * width : 1, param->cols * width, param->rows != 0, block,
+            param->init);
     } else if (index == layers_end) {
-        set(out, "transformer.ln_f.weight", 1, width, 0, head, TP_INIT_ONE);
+        set(out, "transformer.ln_f.weight", 1, width, 0, block, TP_INIT_ONE);
     } else if (model->bias && index == layers_end + 1) {
-        set(out, "transformer.ln_f.bias", 1, width, 0, head, TP_INIT_ZERO);
+        set(out, "transformer.ln_f.bias", 1, width, 0, block, TP_INIT_ZERO);
     } else {
-        set(out, "lm_head.weight", model->vocab_size, width, 1, head, TP_INIT_NORMAL);
+        set(out, "lm_head.weight", model->vocab_size, width, 1, block, TP_INIT_NORMAL);
     }
 }
 

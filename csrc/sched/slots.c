@@ -100,10 +100,20 @@ tp_program_assign_slots(tp_program *program)
     return status;
 }
 
+/* Messages, AR or OPT? From the end, where OPT is: asked once a stage. */
+static int
+is_slotted(const tp_program *program)
+{
+    for (int64_t i = program->begin[program->ranks] - 1; i >= 0; i--)
+        if (TP_SCHED_BIT(program->code[i].op & 31) & TP_SCHED_SLOTTED)
+            return 1;
+    return 0;
+}
+
 static int
 slots_of(const tp_program *program, int stage, int gradient)
 {
-    if (stage < 0 || stage >= program->stages || !(tp_sched_ops(program) & TP_SCHED_SLOTTED))
+    if (stage < 0 || stage >= program->stages || !is_slotted(program))
         return 0;
     int rank = program->rank_of[stage], most = -1;
     for (int64_t i = program->begin[rank]; i < program->begin[rank + 1]; i++) {

@@ -7,10 +7,10 @@
 /* ---- the tables ------------------------------------------------------------------------------------------------------ */
 
 static int
-holds(const tp_stage_config *config, const tp_param *param, int index)
+holds(const tp_stage_config *config, int index)
 {
-    int head = tp_model_blocks(&config->model) - 1;
-    if (param->block >= config->first_block && param->block < config->last_block)
+    int head = tp_model_blocks(&config->model) - 1, block = tp_model_param_block(&config->model, index);
+    if (block >= config->first_block && block < config->last_block)
         return 1;
     return index == 0 && config->model.tie_weights && config->last_block == head + 1;
 }
@@ -20,9 +20,11 @@ static int
 find(const tp_stage_base *stage, int block, const char *suffix)
 {
     for (int i = 0; i < stage->params; i++) {
+        if (stage->param[i].info.block != block)
+            continue;
         const char *name = stage->param[i].info.name;
         size_t length = strlen(name), tail = strlen(suffix);
-        if (stage->param[i].info.block == block && length >= tail && strcmp(name + length - tail, suffix) == 0)
+        if (length >= tail && strcmp(name + length - tail, suffix) == 0)
             return i;
     }
     return -1;
@@ -33,10 +35,11 @@ describe_params(tp_stage_base *stage)
 {
     const tp_stage_config *config = &stage->config;
     for (int index = 0; index < tp_model_params(&config->model); index++) {
-        tp_param info;
-        tp_model_param(&config->model, index, &info);
-        if (holds(config, &info, index))
-            stage->param[stage->params++] = (tp_stage_param){.info = info, .index = index};
+        if (!holds(config, index))
+            continue;
+        tp_stage_param *param = &stage->param[stage->params++];
+        tp_model_param(&config->model, index, &param->info);
+        param->index = index;
     }
 }
 
