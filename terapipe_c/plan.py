@@ -371,8 +371,10 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         costs: a CostModel; None: ``CostModel.analytic(model, cluster)``.
         planner: "auto": all of the others, then a search over stages, replicas, micro-batches, slices, stage boundaries,
             chunks and schedules, best first, bounded by certificates; never slower than any of the others on the same
-            request (but for plans that ``executable`` rules out), nor, unless the log says that the work or time limit was
-            reached, than any of them with a schedule by name. ``plan.search_log`` says what was tried and why it stopped.
+            request (but for plans that ``executable`` rules out), nor than any of them with a schedule and chunks by name
+            (of the latter ``time_limit_s`` may leave some out; the log says so). What is given only to the other planner
+            besides (stages, data_parallel, a finer granularity, a partition, a slicing) may make it faster.
+            ``plan.search_log`` says what was tried and why it stopped.
             "terapipe": exact token (and batch) slicing for equal stages, stages balanced on the costs of the blocks, then a
             descent on slice and stage boundaries judged by simulating the real program (embedding, head, optimizer and
             messages included). "uniform": layers divided evenly. The others choose stages (and recompute and swap) as
@@ -386,7 +388,7 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         data_parallel: replicas, each with an equal share of the batch; they add their gradients in a ring once a step
             (``search.Replicas`` has the formula). None: 1; but the auto planner considers others where neither ``stages``
             nor ``slicing`` is given and the cluster is not this machine (the engine runs one replica).
-        chunks: stages of a rank; None: 1, 2 where the schedule has several; the auto planner considers 1, 2 and 4.
+        chunks: stages of a rank; None: 1, 2 where the schedule has several; the auto planner considers all numbers.
         memory_bytes: limit of each rank; None: the cluster's devices'.
         granularity: slice lengths that are planned are multiples of this many tokens; None: chosen so that planning stays
             under a second (a few for auto).
