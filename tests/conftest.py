@@ -67,3 +67,4 @@ def brief(monkeypatch):
     """planner="auto" with less work than a user would have done."""
     for name, ticks in (("_NEAR", 0), ("_GLIMPSES", 0)):
         monkeypatch.setattr(joint, name, ticks)
+    monkeypatch.setattr(joint, "by_name", lambda request: iter(()))

@@ -109,7 +109,7 @@ def test_a_schedule_of_several_chunks_is_given_as_many_as_are_best():
         assert {chunks for _, chunks in seconds} >= {2} and tp.plan(model, cluster, chunks=2, **request).chunks == 2
 
 
-def test_a_time_limit_says_what_named_plans_it_left(brief):
+def test_a_time_limit_says_what_named_plans_it_left():
     cut = tp.plan(MODEL, CLUSTER, batch=4, seq_len=32, stages=2, time_limit_s=1e-9)
     line = next(line for line in cut.search_log if line.startswith("planners by the names"))
     assert "0 plans made" in line and "left at the time limit: some of them may be faster" in line
