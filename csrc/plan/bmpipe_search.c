@@ -216,7 +216,8 @@ tp_bmpipe_search(tp_bmpipe *p, int32_t *assignment, tp_bmpipe_found *found)
     tp_bmpipe_search_room s;
     int64_t deadline_ns = p->deadline_ns, now_ns = tp_clock_ns();
     TP_TRY(room_open(&s, p));
-    p->deadline_ns = deadline_ns == 0 || p->options->unproven ? deadline_ns : now_ns + (deadline_ns - now_ns) / 2; /* half of the time is the bound's */
+    if (deadline_ns != 0 && !p->options->unproven) /* half of the time is the bound's */
+        p->deadline_ns = now_ns + (deadline_ns - now_ns) / 2;
     int proven = 0;
     TP_TRY(iterate(&s, &proven));
     p->deadline_ns = deadline_ns;

@@ -80,10 +80,10 @@ typedef struct {
     int32_t *memory;
 } tp_descended;
 
-/* By single moves from a plan that takes makespan_s and fits, until none helps or the work is done: a boundary of stages (or a
- * run of up to four) by one block; tokens from one slice to another; all slices of a micro-batch bent; two joined or one
- * halved. Micro-batches that are alike change alike. Moves that keep the numbers of slices are looked at in the order of the plan in
- * hand first (a glance: one pass of the simulator), and the best of them judged. Never slower than the start, whatever the work.
+/* By single moves from a plan that takes makespan_s and fits, until none helps or the work is done: a boundary of stages
+ * (or a run of up to four) by one block; tokens from one slice to another; all slices of a micro-batch bent; two joined or
+ * one halved. Micro-batches that are alike change alike. Moves that keep the numbers of slices are looked at in the order of
+ * the plan in hand first (a glance: one pass of the simulator), and the best of them judged. Never slower than the start.
  * The same answer for the same question: ties go to the earlier move. EVALUE, EMEMORY, and what `fits` says. */
 TP_MUST_USE tp_status
 tp_judge_descend(tp_judge *judge, const tp_candidate *start, double makespan_s, const tp_descent *descent, tp_descended *out);

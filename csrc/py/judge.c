@@ -89,9 +89,9 @@ request_open(tp_py_state *state, PyObject *args, holder *h)
 }
 
 PyDoc_STRVAR(open_doc, "judge_open($module, pack, messages, updates, params, kinds, ranks, chunks, tied, memory, /)\n--\n\n"
-                       "A judge of plans. messages: (latency_s, byte_s, copy_byte_s, row_bytes, exchange_s, whole_weights); updates: "
-                       "(s, param_s, head_s, ring_s, ring_param_s, copied); params of a block of each kind; kinds int32 [blocks]; "
-                       "memory: None or (limit, model, provider, dtype).");
+                       "A judge of plans. messages: (latency_s, byte_s, copy_byte_s, row_bytes, exchange_s, whole_weights); "
+                       "updates: (s, param_s, head_s, ring_s, ring_param_s, copied); params of a block of each kind; kinds "
+                       "int32 [blocks]; memory: None or (limit, model, provider, dtype).");
 static PyObject *
 judge_open(PyObject *module, PyObject *args)
 {
@@ -193,8 +193,8 @@ program_of(PyObject *module, PyObject *args, int whole)
 }
 
 PyDoc_STRVAR(run_doc, "judge_run($module, judge, candidate, /)\n--\n\n"
-                      "(the program that the engine would run, its seconds, the judge's work so far). candidate: (order, pending, "
-                      "boundary [stages + 1], batches [micros], slices [micros], lengths [units]), arrays int32.");
+                      "(the program that the engine would run, its seconds, the judge's work so far). candidate: (order, "
+                      "pending, boundary [stages + 1], batches [micros], slices [micros], lengths [units]), arrays int32.");
 static PyObject *
 judge_run(PyObject *module, PyObject *args)
 {
@@ -284,9 +284,10 @@ descended_out(const holder *h, const tp_descended *end)
                          h->missed ? miss : Py_NewRef(miss));
 }
 
-PyDoc_STRVAR(descend_doc, "judge_descend($module, judge, candidate, seconds, unit, fixed_stages, fixed_slices, work, beside, /)\n--\n\n"
-                          "Down by single moves from a candidate that takes so many seconds and fits: (boundary, slicing, seconds, "
-                          "the judge's work so far, None or the nearest miss of all: bytes short, rank, bytes needed).");
+PyDoc_STRVAR(descend_doc, "judge_descend($module, judge, candidate, seconds, unit, fixed_stages, fixed_slices, work, "
+                          "beside, /)\n--\n\n"
+                          "Down by single moves from a candidate that takes so many seconds and fits: (boundary, slicing, "
+                          "seconds, the judge's work so far, None or the nearest miss of all: bytes short, rank, bytes needed).");
 static PyObject *
 judge_descend(PyObject *module, PyObject *args)
 {
