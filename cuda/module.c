@@ -88,19 +88,19 @@ versions(PyObject *module, PyObject *none)
     return Py_BuildValue("(ii)", driver, runtime);
 }
 
-/* (path, version, why not) of a library that was, or was not, loaded with `status`. */
+/* (path, version, why not, what it lacks) of a library that was, or was not, loaded with `status`. */
 static PyObject *
-library(tp_status status, void (*found)(const char **path, int *version))
+library(tp_status status, void (*found)(const char **path, int *version), const char *lacks)
 {
     const char *path;
     int version;
     found(&path, &version);
     PyObject *number = version ? PyUnicode_FromFormat("%d.%d.%d", version / 10000, version % 10000 / 100, version % 100)
                                : PyUnicode_FromString("");
-    return Py_BuildValue("(sNs)", path, number, status == TP_OK ? "" : tp_error_message());
+    return Py_BuildValue("(sNss)", path, number, status == TP_OK ? "" : tp_error_message(), lacks);
 }
 
-/* {library: (path, version, why not)}; loads what can be loaded. */
+/* {library: (path, version, why not, what it lacks)}; loads what can be loaded. */
 static PyObject *
 libraries(PyObject *module, PyObject *none)
 {
@@ -111,11 +111,11 @@ libraries(PyObject *module, PyObject *none)
     Py_BEGIN_ALLOW_THREADS
     status = tp_cublaslt_load(&cublaslt);
     Py_END_ALLOW_THREADS
-    PyObject *first = library(status, tp_cublaslt_found);
+    PyObject *first = library(status, tp_cublaslt_found, "");
     Py_BEGIN_ALLOW_THREADS
     status = tp_nccl_load(&nccl);
     Py_END_ALLOW_THREADS
-    return Py_BuildValue("{s:N,s:N}", "cublasLt", first, "NCCL", library(status, tp_nccl_found));
+    return Py_BuildValue("{s:N,s:N}", "cublasLt", first, "NCCL", library(status, tp_nccl_found, tp_nccl_lacks()));
 }
 
 static PyObject *
@@ -205,7 +205,7 @@ static PyMethodDef methods[] = {
     {"why_not", why_not, METH_NOARGS, "Why no device can be opened; '' if one can."},
     {"describe", describe, METH_VARARGS, "describe(index): what a device is, as a dict."},
     {"versions", versions, METH_NOARGS, "(driver, runtime) as 1000 * major + 10 * minor; driver 0: none."},
-    {"libraries", libraries, METH_NOARGS, "{library: (path, version, why not)}."},
+    {"libraries", libraries, METH_NOARGS, "{library: (path, version, why not, what it lacks)}."},
     {"set_folders", set_folders, METH_O, "set_folders('a:b'): where libraries are looked for, before the loader's own."},
     {"check", check, METH_VARARGS, "check(index, bytes): open a device, take and touch that much of it, give it back."},
 #ifdef TP_CUDA_EMULATED

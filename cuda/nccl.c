@@ -25,6 +25,7 @@ typedef struct {
     int peer, other; /* rank of the run; rank within the communicator */
     int sends;
     void *slot[TP_NCCL_SLOTS], *handle[TP_NCCL_SLOTS];
+    int from_nccl[TP_NCCL_SLOTS]; /* the slot's memory; else plain device memory */
     tp_cuda_event filled[TP_NCCL_SLOTS], freed[TP_NCCL_SLOTS];
     size_t bytes[TP_COMM_POSTED];   /* of receives posted */
     int64_t posted, taken;          /* receives */
@@ -37,6 +38,7 @@ typedef struct {
     const tp_nccl *nccl;
     uint8_t *pairs;
     int max_ctas, channels, aborted, ending, watching;
+    char plain[256]; /* why a slot is not what NCCL reads and writes by itself: the first reason; "": all are */
     nc_comm world;
     channel channel[4];  /* [edge below or above][direction] of this rank */
     tp_cuda_event exchanged;
@@ -221,18 +223,60 @@ introduce(nccl_comm *c, nc_id *id)
     return status;
 }
 
+/* Messages go through plain memory too, only slower: the reason is kept for tp_comm_ops.caveat. */
+static void
+keep_reason(nccl_comm *c, const channel *ch, const char *what, const char *why)
+{
+    if (*c->plain == 0)
+        snprintf(c->plain, sizeof c->plain, "messages with rank %d go through buffers that NCCL copies from and to (%s: %s)",
+                 ch->peer, what, why);
+}
+
+static tp_status
+take_slot(nccl_comm *c, channel *ch, int i)
+{
+    const tp_nccl *nccl = c->nccl;
+    if (nccl->mem_alloc != NULL && nccl->mem_free != NULL) {
+        int result = nccl->mem_alloc(&ch->slot[i], c->base.message_bytes);
+        ch->from_nccl[i] = result == NC_SUCCESS && ch->slot[i] != NULL;
+        if (ch->from_nccl[i])
+            return TP_OK;
+        keep_reason(c, ch, "ncclMemAlloc", result == NC_SUCCESS ? "it gave nothing" : nccl->error_string(result));
+        ch->slot[i] = NULL;
+    } else {
+        keep_reason(c, ch, "ncclMemAlloc", "not in this NCCL");
+    }
+    return tp_cuda_alloc(c->base.device, c->base.message_bytes, "a buffer for messages", &ch->slot[i]);
+}
+
+/* ncclCommRegister leaves the communicator as it was where it refuses (NCCL 2.28, register.cc), and gives no handle where it is
+ * switched off (NCCL_LOCAL_REGISTER=0). A communicator that is broken shows at its next call. */
+static void
+register_slot(nccl_comm *c, channel *ch, int i)
+{
+    const tp_nccl *nccl = c->nccl;
+    if (nccl->register_buffer == NULL || nccl->deregister_buffer == NULL) {
+        keep_reason(c, ch, "ncclCommRegister", "not in this NCCL");
+        return;
+    }
+    pthread_mutex_lock(&c->lock);
+    int result =
+        c->aborted ? NC_SUCCESS : nccl->register_buffer(ch->comm, ch->slot[i], c->base.message_bytes, &ch->handle[i]);
+    pthread_mutex_unlock(&c->lock);
+    if (result != NC_SUCCESS && result != NC_IN_PROGRESS)
+        ch->handle[i] = NULL;
+    if (ch->handle[i] == NULL && result != NC_IN_PROGRESS)
+        keep_reason(c, ch, "ncclCommRegister", result == NC_SUCCESS ? "it is switched off (NCCL_LOCAL_REGISTER)"
+                                                                    : nccl->error_string(result));
+}
+
 /* A buffer that the library may read and write by itself, or any other. */
 static tp_status
 open_slot(nccl_comm *c, channel *ch, int i)
 {
-    if (c->nccl->mem_alloc != NULL && c->nccl->mem_free != NULL) {
-        if (c->nccl->mem_alloc(&ch->slot[i], c->base.message_bytes) != NC_SUCCESS)
-            return tp_fail(TP_EMEMORY, "NCCL has no %zu bytes for messages with rank %d", c->base.message_bytes, ch->peer);
-    } else {
-        TP_TRY(tp_cuda_alloc(c->base.device, c->base.message_bytes, "a buffer for messages", &ch->slot[i]));
-    }
-    if (c->nccl->register_buffer != NULL && c->nccl->deregister_buffer != NULL)
-        CALL(c, ch->comm, "ncclCommRegister", c->nccl->register_buffer(ch->comm, ch->slot[i], c->base.message_bytes, &ch->handle[i]));
+    TP_TRY(take_slot(c, ch, i));
+    register_slot(c, ch, i);
+    TP_TRY(finish(c, NC_SUCCESS, ch->comm, "ncclCommRegister"));
     TP_TRY(tp_cuda_event_create(c->base.device, 0, &ch->filled[i]));
     return tp_cuda_event_create(c->base.device, 0, &ch->freed[i]);
 }
@@ -436,7 +480,7 @@ close_channel(nccl_comm *c, channel *ch)
     if (ch->comm != NULL)
         c->nccl->destroy(ch->comm);
     for (int i = 0; i < TP_NCCL_SLOTS; i++)
-        if (ch->slot[i] != NULL && c->nccl->mem_alloc != NULL && c->nccl->mem_free != NULL)
+        if (ch->slot[i] != NULL && ch->from_nccl[i])
             c->nccl->mem_free(ch->slot[i]);
         else if (ch->slot[i] != NULL)
             tp_cuda_free(c->base.device, ch->slot[i]);
@@ -513,6 +557,12 @@ nccl_close(tp_comm *comm)
     tp_cuda_comm_close(&c->base);
 }
 
+static const char *
+nccl_caveat(const tp_comm *comm)
+{
+    return ((const nccl_comm *)comm)->plain;
+}
+
 static const tp_comm_ops nccl_ops = {.abi = TP_COMM_ABI,
                                      .name = "nccl",
                                      .send = nccl_send,
@@ -521,7 +571,8 @@ static const tp_comm_ops nccl_ops = {.abi = TP_COMM_ABI,
                                      .exchange = nccl_exchange,
                                      .allgather = tp_cuda_comm_allgather,
                                      .close = nccl_close,
-                                     .bind = nccl_bind};
+                                     .bind = nccl_bind,
+                                     .caveat = nccl_caveat};
 
 tp_status
 tp_comm_open_nccl(const tp_nccl_config *config, tp_comm **out)

@@ -1,5 +1,6 @@
 #include "cuda/rank.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -261,10 +262,19 @@ device_stretch_end(tp_device *device, int64_t position, int *again)
     if (tp_cuda_capture_end(rank->cuda, rank->stream, &stretch->graph) != TP_OK) {
         stretch->graph = NULL; /* not all can be captured everywhere: then it runs as it is, from now on */
         stretch->gave_up = *again = 1;
+        if (*rank->caveat == 0)
+            snprintf(rank->caveat, sizeof rank->caveat, "steps are enqueued anew, not launched as graphs (%s)",
+                     tp_error_message());
         return TP_OK;
     }
     stretch->seen |= 2;
     return tp_cuda_graph_launch(rank->cuda, stretch->graph, rank->stream);
+}
+
+static const char *
+device_caveat(const tp_device *device)
+{
+    return ((const tp_cuda_rank *)device)->caveat;
 }
 
 const tp_device_ops tp_cuda_device_ops = {
@@ -280,4 +290,5 @@ const tp_device_ops tp_cuda_device_ops = {
     .collect = device_collect,
     .stretch_begin = device_stretch_begin,
     .stretch_end = device_stretch_end,
+    .caveat = device_caveat,
 };

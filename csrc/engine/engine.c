@@ -16,6 +16,15 @@ tp_engine_events(const tp_engine *engine, int64_t *count)
     return engine->events;
 }
 
+const char *
+tp_engine_caveat(const tp_engine *engine, int i)
+{
+    const tp_comm *comm = engine->config.comm;
+    if (i == 0)
+        return comm != NULL && comm->ops->caveat != NULL ? comm->ops->caveat(comm) : "";
+    return engine->device != NULL && engine->device->ops->caveat != NULL ? engine->device->ops->caveat(engine->device) : "";
+}
+
 static int
 slot_for(uint32_t slot, int gradient)
 {

@@ -81,6 +81,9 @@ struct tp_device_ops {
      * *again 1, once more (and stretch_end no more). `position` names it. NULL where a device knows no such thing. */
     tp_status (*stretch_begin)(tp_device *device, int64_t position, int *replayed);
     tp_status (*stretch_end)(tp_device *device, int64_t position, int *again);
+    /* What works otherwise than it was meant to, and why, for readers of a report; "": nothing. Good until close. NULL: there
+     * never is such a thing. */
+    const char *(*caveat)(const tp_device *device);
 };
 
 /* ---- a stage ------------------------------------------------------------------------------------------------------------- */
@@ -138,7 +141,7 @@ typedef struct {
     tp_fail_function fail_at;
 } tp_host;
 
-#define TP_PROVIDER_ABI 1u
+#define TP_PROVIDER_ABI 2u
 #define TP_PROVIDER_CAPSULE "terapipe_c.provider"
 #define TP_PARTITION_CAPSULE "terapipe_c.partition" /* of tp_device_config.partition */
 
