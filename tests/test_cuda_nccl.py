@@ -154,6 +154,30 @@ def test_buffers_that_cannot_be_registered_are_plain_memory_and_said_so(fake, tm
         assert words.partition(":")[0] + " is not in it" in found["lacks"] if flags else found["lacks"] == ""
 
 
+TOLD = """
+import numpy as np
+import terapipe_c as tp
+from terapipe_c.doctor import examine
+model = tp.GPTConfig(n_layer=2, n_head=1, n_embd=16, vocab_size=64, block_size=12)
+plan = tp.plan(model, tp.Cluster.local(), 2, 12, stages=2, planner="terapipe", schedule="gpipe", slicing=[(1, [4, 8])] * 2,
+               backend="cuda")
+corpus = np.arange(400, dtype=np.int32) % 64
+run = tp.launch(plan, corpus, 2, backend="cuda", devices=[0, 0], processes=False, progress=False)
+run.wait()
+print(run.report(), *examine(), sep="\\n")
+"""
+
+
+def test_the_report_and_the_doctor_tell(tmp_path):
+    library = compile_fake(tmp_path, "-DFAKE_WITHOUT_REGISTER")
+    environment = {**os.environ, "TERAPIPE_CUDA_MODULE": str(cuda_emu.build()), "TERAPIPE_NCCL": str(library), "TERAPIPE_COMM": "nccl"}
+    ran = subprocess.run([sys.executable, "-c", TOLD], env=environment, capture_output=True, text=True, timeout=100)
+    assert ran.returncode == 0, ran.stderr
+    told = [line for line in ran.stdout.splitlines() if "ncclCommRegister" in line]
+    assert [line[:34] for line in told[:2]] == ["rank 0: messages with rank 1 go th", "rank 1: messages with rank 0 go th"], ran.stdout
+    assert len(told) == 3 and "name='NCCL'" in told[2] and "status='note'" in told[2] and "(2.19 has it)" in told[2]
+
+
 def headers(name, *places):
     found = [Path(place) for pattern in places for place in sorted(Path("/").glob(pattern.lstrip("/")))]
     found += [Path(top) / "nvidia" / part / "include" for top in sys.path if top for part in ("nccl", "cu13", "cuda_runtime")]
