@@ -249,26 +249,40 @@ device_stretch_begin(tp_device *device, int64_t position, int *replayed)
     return TP_OK;
 }
 
+/* Not all can be captured everywhere: then it runs as it is, from now on. */
+static void
+give_up(tp_cuda_rank *rank, tp_cuda_stretch *stretch)
+{
+    stretch->gave_up = 1;
+    if (*rank->caveat == 0)
+        snprintf(rank->caveat, sizeof rank->caveat, "steps are enqueued anew, not launched as graphs (%s)", tp_error_message());
+}
+
 static tp_status
-device_stretch_end(tp_device *device, int64_t position, int *again)
+device_stretch_end(tp_device *device, int64_t position, tp_status done, int *again)
 {
     tp_cuda_rank *rank = tp_cuda_rank_of(device);
     tp_cuda_stretch *stretch = rank->capturing;
+    tp_cuda_graph graph = NULL;
     (void)position;
     *again = 0;
     if (stretch == NULL)
-        return TP_OK;
+        return done;
     rank->capturing = NULL;
-    if (tp_cuda_capture_end(rank->cuda, rank->stream, &stretch->graph) != TP_OK) {
-        stretch->graph = NULL; /* not all can be captured everywhere: then it runs as it is, from now on */
-        stretch->gave_up = *again = 1;
-        if (*rank->caveat == 0)
-            snprintf(rank->caveat, sizeof rank->caveat, "steps are enqueued anew, not launched as graphs (%s)",
-                     tp_error_message());
-        return TP_OK;
+    if (done != TP_OK)
+        give_up(rank, stretch); /* its reason, not that of the end which follows from it */
+    tp_status ended = tp_cuda_capture_end(rank->cuda, rank->stream, &graph);
+    if (done == TP_OK && ended == TP_OK) {
+        stretch->graph = graph;
+        stretch->seen |= 2;
+        return tp_cuda_graph_launch(rank->cuda, graph, rank->stream);
     }
-    stretch->seen |= 2;
-    return tp_cuda_graph_launch(rank->cuda, stretch->graph, rank->stream);
+    if (ended == TP_OK)
+        tp_cuda_graph_destroy(rank->cuda, graph);
+    else if (done == TP_OK)
+        give_up(rank, stretch);
+    *again = done != TP_EABORTED;
+    return *again ? TP_OK : done;
 }
 
 static const char *

@@ -182,7 +182,7 @@ tp_simt_launch(const void *kernel, const char *name, tp_grid grid, int block, si
     static void name##_body(const type a)
 #define TP_KERNEL_BOUNDS(name, type, threads, blocks) TP_KERNEL(name, type)
 #define TP_LAUNCH(kernel, grid, block, smem, stream, a) \
-    ((void)(stream), tp_simt_launch((kernel), #kernel, (grid), (block), (size_t)(smem), &(a)))
+    tp_simt_launch((kernel), #kernel, (grid), (block), (size_t)(smem), (stream), &(a), sizeof(a))
 
 /* What a running thread is; the emulator sets tp_simt_self before it runs one. */
 typedef struct {
@@ -191,7 +191,8 @@ typedef struct {
 extern __thread tp_simt_thread *tp_simt_self __attribute__((visibility("hidden")));
 
 tp_status
-tp_simt_launch(void (*kernel)(const void *), const char *name, tp_grid grid, int block, size_t smem, const void *args);
+tp_simt_launch(void (*kernel)(const void *), const char *name, tp_grid grid, int block, size_t smem, tp_stream stream,
+               const void *args, size_t args_bytes);
 /* The block's shared array of the declaration `site`; the same for every thread. */
 void *
 tp_simt_shared(const void *site, size_t bytes, const char *name);

@@ -226,7 +226,7 @@ def test_no_such_device(emulated):
 
 def test_streams_events_and_copies(emulated):
     seen = emulated.exercise(0)
-    assert seen["seconds"] >= 0 and not seen["graphs"]
+    assert seen["seconds"] >= 0 and seen["graphs"]
 
 
 def test_every_device_call_can_fail(emulated):
@@ -241,7 +241,7 @@ def test_every_device_call_can_fail(emulated):
             assert "device is lost" in str(error)
         emulated.emu_break(0)
         emulated.check(0, 2 << 20)
-    assert calls > 15
+    assert calls > 30
 
 
 @pytest.mark.gpu
