@@ -2,6 +2,7 @@
  * `terapipe doctor`; training does not come here. */
 #include "cuda/module.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "csrc/stage/stage_ops.h"
@@ -97,8 +98,11 @@ try_graph(trial *t)
         status = tp_cuda_event_wait(t->device, t->ready, compute);
     if (status == TP_OK)
         status = tp_cuda_event_mark(t->device, t->end, compute);
+    char why[512];
+    snprintf(why, sizeof why, "%s", tp_error_message());
     tp_status ended = tp_cuda_capture_end(t->device, compute, &t->graph);
-    TP_TRY(status);
+    if (status != TP_OK) /* the end of a capture that went wrong says only that */
+        return tp_fail(status, "%s", why);
     TP_TRY(ended);
     for (int i = 0; i < 2; i++) {
         memset(t->host, 0, BYTES);

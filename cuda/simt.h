@@ -173,12 +173,24 @@ tp_simt_launch(const void *kernel, const char *name, tp_grid grid, int block, si
 #define TP_UNROLL_BY(n)
 #define TP_KEEP_LOOP
 #define TP_OPAQUE(x) ((void)(x))
-#define TP_KERNEL(name, type)               \
-    static void name##_body(const type a);  \
-    static void name(const void *arguments) \
-    {                                       \
-        name##_body(*(const type *)arguments); \
-    }                                       \
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_clear_padding)
+#define TP_CLEAR_GAPS(pointer) __builtin_clear_padding(pointer)
+#endif
+#endif
+#ifndef TP_CLEAR_GAPS
+#define TP_CLEAR_GAPS(pointer) ((void)(pointer))
+#endif
+/* Called by no thread of a grid it clears what lies between the arguments' members: a trace tells them by their bytes. */
+#define TP_KERNEL(name, type)                                      \
+    static void name##_body(const type a);                         \
+    static void name(const void *arguments)                        \
+    {                                                              \
+        if (tp_simt_self == NULL)                                  \
+            TP_CLEAR_GAPS((type *)(uintptr_t)arguments);           \
+        else                                                       \
+            name##_body(*(const type *)arguments);                 \
+    }                                                              \
     static void name##_body(const type a)
 #define TP_KERNEL_BOUNDS(name, type, threads, blocks) TP_KERNEL(name, type)
 #define TP_LAUNCH(kernel, grid, block, smem, stream, a) \

@@ -187,7 +187,7 @@ tp_emu_do(tp_stream stream, const char *name, tp_emu_run *run, const void *body,
     }
     if (c->spoiled)
         return tp_cuda_check(TP_CUDA_CAPTURE_INVALIDATED, name);
-    if (fault == TP_EMU_CAPTURE_BREAKS && c->branch[0].done == 2)
+    if (fault == TP_EMU_CAPTURE_BREAKS && c->branch[0].done == 1)
         return spoil(c, TP_CUDA_CAPTURE_UNSUPPORTED, name);
     operation *one = malloc(sizeof *one + bytes);
     if (one == NULL)

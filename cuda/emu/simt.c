@@ -550,8 +550,6 @@ run_grid(const void *body)
     const simt_work *w = body;
     TP_TRY(machine_get());
     simt_machine *m = machine;
-    if (tp_simt_self)
-        return tp_fail(TP_EINTERNAL, "CUDA kernel %s launched inside a kernel", w->name);
     int64_t blocks = w->grid.x * w->grid.y * w->grid.z;
     m->kernel = w->kernel;
     m->name = w->name;
@@ -586,12 +584,11 @@ tp_simt_launch(void (*kernel)(const void *), const char *name, tp_grid grid, int
                        "memory and %zu of arguments cannot be launched", name, (long long)grid.x, (long long)grid.y,
                        (long long)grid.z, block, smem, args_bytes);
     memset(&work, 0, offsetof(simt_work, args)); /* gaps too: they are hashed */
-    work.kernel = kernel;
-    work.name = name;
-    work.grid = grid;
-    work.block = block;
-    work.smem = smem;
+    work.kernel = kernel, work.name = name, work.grid = grid, work.block = block, work.smem = smem;
     memcpy(work.args, args, args_bytes);
+    if (tp_simt_self)
+        return tp_fail(TP_EINTERNAL, "CUDA kernel %s launched inside a kernel", name);
+    kernel(work.args); /* clears gaps */
     TP_TRY(tp_emu_do(stream, name, run_grid, &work, offsetof(simt_work, args) + args_bytes));
     return tp_cuda_launched(name);
 }
