@@ -39,7 +39,7 @@ typedef struct {
     uint8_t *pairs;
     int max_ctas, channels, aborted, ending, watching;
     char plain[256]; /* why a slot is not what NCCL reads and writes by itself: the first reason; "": all are */
-    nc_comm world;
+    nc_comm world, fresh; /* fresh: where a split writes when it comes to its end, be that after we have given up */
     channel channel[4];  /* [edge below or above][direction] of this rank */
     tp_cuda_event exchanged;
     pthread_t thread;
@@ -315,16 +315,16 @@ open_class(nccl_comm *c, int class, int direction)
         color = below;
     int upper = color == below && color != above;
     nc_config config = NC_CONFIG(c->max_ctas);
-    nc_comm comm = NULL;
-    CALL(c, c->world, "ncclCommSplit", c->nccl->split(c->world, color, upper, &comm, &config));
+    c->fresh = NULL;
+    CALL(c, c->world, "ncclCommSplit", c->nccl->split(c->world, color, upper, &c->fresh, &config));
     if (color == NC_NO_COLOR)
         return TP_OK;
     channel *ch = &c->channel[c->channels];
     pthread_mutex_lock(&c->lock);
-    *ch = (channel){.comm = comm, .peer = upper ? below : (rank + 1) % ranks, .other = !upper, .sends = (direction == DOWN) != upper};
+    *ch = (channel){.comm = c->fresh, .peer = upper ? below : (rank + 1) % ranks, .other = !upper, .sends = (direction == DOWN) != upper};
     c->channels++;
     pthread_mutex_unlock(&c->lock);
-    TP_TRY(finish(c, NC_SUCCESS, comm, "ncclCommSplit"));
+    TP_TRY(finish(c, NC_SUCCESS, ch->comm, "ncclCommSplit"));
     TP_TRY(tp_cuda_stream_create(c->base.device, 1, &ch->stream));
     for (int i = 0; i < TP_NCCL_SLOTS; i++)
         TP_TRY(open_slot(c, ch, i));

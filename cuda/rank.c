@@ -222,6 +222,15 @@ find_stretch(tp_cuda_rank *rank, int64_t position, tp_cuda_stretch **out)
     return TP_OK;
 }
 
+/* Not all can be captured everywhere: then it runs as it is, from now on. */
+static void
+give_up(tp_cuda_rank *rank, tp_cuda_stretch *stretch)
+{
+    stretch->gave_up = 1;
+    if (*rank->caveat == 0)
+        snprintf(rank->caveat, sizeof rank->caveat, "steps are enqueued anew, not launched as graphs (%s)", tp_error_message());
+}
+
 /* seen: 1 the stretch has run, 2 its graph runs in this step (its marks are to be read). */
 static tp_status
 device_stretch_begin(tp_device *device, int64_t position, int *replayed)
@@ -243,19 +252,32 @@ device_stretch_begin(tp_device *device, int64_t position, int *replayed)
         stretch->seen |= 1;
         return TP_OK;
     }
-    TP_TRY(tp_cuda_capture_begin(rank->cuda, rank->stream));
+    if (tp_cuda_capture_begin(rank->cuda, rank->stream) != TP_OK) {
+        give_up(rank, stretch);
+        return TP_OK;
+    }
     stretch->marks.count = 0;
     rank->capturing = stretch;
     return TP_OK;
 }
 
-/* Not all can be captured everywhere: then it runs as it is, from now on. */
-static void
-give_up(tp_cuda_rank *rank, tp_cuda_stretch *stretch)
+/* End the capture whatever came of its calls; where all went well, keep its graph and launch it. */
+static tp_status
+end_capture(tp_cuda_rank *rank, tp_cuda_stretch *stretch, tp_status done)
 {
-    stretch->gave_up = 1;
-    if (*rank->caveat == 0)
-        snprintf(rank->caveat, sizeof rank->caveat, "steps are enqueued anew, not launched as graphs (%s)", tp_error_message());
+    tp_cuda_graph graph = NULL;
+    tp_status status = tp_cuda_capture_end(rank->cuda, rank->stream, &graph);
+    if (done != TP_OK)
+        status = done;
+    if (status == TP_OK)
+        status = tp_cuda_graph_launch(rank->cuda, graph, rank->stream);
+    if (status != TP_OK) {
+        tp_cuda_graph_destroy(rank->cuda, graph);
+        return status;
+    }
+    stretch->graph = graph;
+    stretch->seen |= 2;
+    return TP_OK;
 }
 
 static tp_status
@@ -263,7 +285,6 @@ device_stretch_end(tp_device *device, int64_t position, tp_status done, int *aga
 {
     tp_cuda_rank *rank = tp_cuda_rank_of(device);
     tp_cuda_stretch *stretch = rank->capturing;
-    tp_cuda_graph graph = NULL;
     (void)position;
     *again = 0;
     if (stretch == NULL)
@@ -271,18 +292,11 @@ device_stretch_end(tp_device *device, int64_t position, tp_status done, int *aga
     rank->capturing = NULL;
     if (done != TP_OK)
         give_up(rank, stretch); /* its reason, not that of the end which follows from it */
-    tp_status ended = tp_cuda_capture_end(rank->cuda, rank->stream, &graph);
-    if (done == TP_OK && ended == TP_OK) {
-        stretch->graph = graph;
-        stretch->seen |= 2;
-        return tp_cuda_graph_launch(rank->cuda, graph, rank->stream);
-    }
-    if (ended == TP_OK)
-        tp_cuda_graph_destroy(rank->cuda, graph);
-    else if (done == TP_OK)
+    tp_status status = end_capture(rank, stretch, done);
+    if (status != TP_OK && done == TP_OK)
         give_up(rank, stretch);
-    *again = done != TP_EABORTED;
-    return *again ? TP_OK : done;
+    *again = status != TP_OK && status != TP_EABORTED;
+    return *again ? TP_OK : status;
 }
 
 static const char *

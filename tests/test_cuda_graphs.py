@@ -2,6 +2,7 @@
 address. What a launch of a graph does is what eager calls would have done, in every step, whatever changes between steps."""
 import dataclasses
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -11,7 +12,14 @@ from test_cuda_stage import PROGRAMS, partition_of, problem, ranks_do
 import terapipe_c as tp
 
 STEPS = 5
-NO_GRAPH, BREAKS, NO_CAPTURE = 1, 2, 32   # cuda/emu/emu.h
+FAULTS = {   # cuda/emu/emu.h, and what is told of it
+    "no graph": (1, "capturing a graph: .*cudaErrorMemoryAllocation"),
+    "a call within": (2, "cudaErrorStreamCaptureUnsupported"),
+    "no begin": (3, "cudaStreamBeginCapture: .*cudaErrorStreamCaptureUnsupported"),
+    "no launch": (4, "cudaGraphLaunch: .*cudaErrorMemoryAllocation"),
+    "a product within": (0, "cublasLtMatmul of .* 13 .execution failed"),
+}
+NO_PRODUCT = 32   # in a capture: tp_emu_set_cublaslt
 
 
 @pytest.fixture(autouse=True)
@@ -73,22 +81,20 @@ def test_graphs_give_the_bits_of_eager_steps(dtype, program, emulation):
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(times)) and times[0][0] > 0
 
 
-@pytest.mark.parametrize("fault", ["no graph", "breaks", "no product in a capture"])
-def test_what_cannot_be_captured_runs_as_it_is_and_is_said(fault, emulation):
-    right = live("float32", eager=True)
-    emulation.emu_graphs({"no graph": NO_GRAPH, "breaks": BREAKS}.get(fault, 0))
-    set_cublaslt = library().tp_emu_set_cublaslt
-    set_cublaslt(NO_CAPTURE if fault == "no product in a capture" else 0)
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_cannot_be_captured_runs_as_it_is_and_is_said(name, emulation):
+    right, (fault, words) = live("float32", eager=True), FAULTS[name]
+    emulation.emu_graphs(fault)
+    library().tp_emu_set_cublaslt(0 if fault else NO_PRODUCT)
     try:
         found = live("float32")
     finally:
-        set_cublaslt(0)
+        library().tp_emu_set_cublaslt(0)
     same(right, found)
     captured, launched = emulation.emu_graphs()
-    assert captured > 0 and (launched == 0 or fault == "no product in a capture")
-    words = {"no graph": "cudaErrorMemoryAllocation", "breaks": "cudaErrorStreamCaptureUnsupported"}.get(fault, "execution failed")
+    assert (captured > 0) == (name != "no begin") and (launched == 0 or name == "a product within")
     for *_, caveats in found:
-        assert len(caveats) == 1 and "not launched as graphs" in caveats[0] and words in caveats[0]
+        assert len(caveats) == 1 and re.search(f"not launched as graphs .*{words}", caveats[0]), caveats
 
 
 def test_a_device_lost_in_a_capture_is_told_as_that(emulation):
@@ -152,10 +158,10 @@ def test_the_environment_turns_graphs_off(monkeypatch, emulation):
 def test_what_a_capture_forbids_spoils_it(emulation):
     seen = emulated().exercise(0)
     assert seen["graphs"]
-    emulation.emu_graphs(BREAKS)
+    emulation.emu_graphs(FAULTS["a call within"][0])
     with pytest.raises(tp.ExecutionError, match="900 .cudaErrorStreamCaptureUnsupported"):
         emulated().exercise(0)
-    emulation.emu_graphs(NO_GRAPH)
+    emulation.emu_graphs(FAULTS["no graph"][0])
     with pytest.raises(MemoryError, match="capturing a graph: CUDA error 2"):
         emulated().exercise(0)
     emulation.emu_graphs(0)

@@ -255,6 +255,8 @@ tp_cuda_capture_begin(tp_cuda_device *device, tp_stream stream)
 {
     TP_TRY(tp_cuda_bind(device));
     TP_TRY(tp_emu_outside_of(stream, "cudaStreamBeginCapture"));
+    if (fault == TP_EMU_NO_BEGIN)
+        return tp_cuda_check(TP_CUDA_CAPTURE_UNSUPPORTED, "cudaStreamBeginCapture");
     capture *c = calloc(1, sizeof *c);
     graph *g = calloc(1, sizeof *g);
     if (c == NULL || g == NULL) {
@@ -344,6 +346,8 @@ tp_cuda_graph_launch(tp_cuda_device *device, tp_cuda_graph object, tp_stream str
     TP_TRY(tp_cuda_bind(device));
     TP_TRY(tp_emu_outside_of(stream, "cudaGraphLaunch"));
     tp_cuda_remember_kernel("of a graph");
+    if (fault == TP_EMU_NO_LAUNCH)
+        return tp_cuda_check(TP_CUDA_NO_MEMORY, "cudaGraphLaunch");
     pthread_mutex_lock(&lock);
     launched++;
     pthread_mutex_unlock(&lock);

@@ -32,7 +32,7 @@ typedef struct {
 struct nc_comm {
     group *all;
     int rank, looks, error, dead, stuck, splitting, color, key;
-    struct nc_comm **child;
+    struct nc_comm **child, *made; /* where a split writes what it made, when it comes to its end */
     int pending; /* receives */
 };
 
@@ -149,13 +149,14 @@ FAKE(ncclCommSplit)(nc_comm c, int color, int key, nc_comm *out, nc_config *conf
         c->color = color;
         c->key = key;
         c->child = out;
+        c->made = NULL;
         c->looks = looks_needed;
         *out = NULL;
         group *g = c->all;
         if (color != NC_NO_COLOR) {
             group *part = group_numbered(g->number + 1000 * (g->splits + 1) + color, 2);
-            *out = join(part, key);
-            (*out)->looks = looks_needed;
+            c->made = join(part, key);
+            c->made->looks = looks_needed;
         }
         if (++g->called == g->ranks) { /* the last to come */
             g->called = 0;
@@ -179,6 +180,10 @@ FAKE(ncclCommGetAsyncError)(nc_comm c, int *state)
     if (c->looks > 0 && !alone)
         c->looks--;
     *state = c->error ? c->error : c->looks > 0 || c->stuck || alone ? NC_IN_PROGRESS : NC_SUCCESS;
+    if (*state == NC_SUCCESS && c->child != NULL) {
+        *c->child = c->made;
+        c->child = NULL;
+    }
     pthread_mutex_unlock(&lock);
     return NC_SUCCESS;
 }
