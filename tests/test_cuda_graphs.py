@@ -1,8 +1,10 @@
 """Steps as graphs, on the emulated device, which notes what is captured as it is told it: arguments by value, memory by
 address. What a launch of a graph does is what eager calls would have done, in every step, whatever changes between steps."""
+import ctypes
 import dataclasses
 import itertools
 import re
+import threading
 
 import numpy as np
 import pytest
@@ -166,3 +168,69 @@ def test_what_a_capture_forbids_spoils_it(emulation):
         emulated().exercise(0)
     emulation.emu_graphs(0)
     assert emulated().exercise(0)["graphs"]
+
+
+def refused(spoils):
+    """What the library says of a call within a capture, and of the capture's end. spoils(C, device, compute, other, event)."""
+    C, device, (memory, event, graph) = library(), ctypes.c_void_p(), (ctypes.c_void_p() for _ in range(3))
+    C.tp_cuda_compute.restype = C.tp_cuda_communication.restype = ctypes.c_void_p
+    C.tp_error_message.restype = ctypes.c_char_p
+    assert C.tp_cuda_open(0, None, ctypes.byref(device)) == 0
+    compute, other = (ctypes.c_void_p(f(device)) for f in (C.tp_cuda_compute, C.tp_cuda_communication))
+    assert C.tp_cuda_alloc(device, ctypes.c_size_t(64), b"a test", ctypes.byref(memory)) == 0
+    assert C.tp_cuda_event_create(device, 1, ctypes.byref(event)) == C.tp_cuda_capture_begin(device, compute) == 0
+    assert C.tp_cuda_memset(device, compute, memory, 1, ctypes.c_size_t(64)) == 0
+    status = spoils(C, device, compute, other, event, memory)
+    told = C.tp_error_message().decode() if status else ""
+    ended = C.tp_cuda_capture_end(device, compute, ctypes.byref(graph))
+    told += " | " + (C.tp_error_message().decode() if ended else "")
+    assert C.tp_cuda_capturing(device, compute) == C.tp_cuda_capturing(device, other) == 0
+    C.tp_cuda_graph_destroy(device, graph)
+    C.tp_cuda_event_destroy(device, event)
+    C.tp_cuda_free(device, memory)
+    C.tp_cuda_close(device)
+    return told
+
+
+def fork(C, device, compute, other, event, memory):
+    """A stream joins by an event, works, and is not joined again."""
+    return (C.tp_cuda_event_record(device, event, compute) or C.tp_cuda_event_wait(device, event, other)
+            or C.tp_cuda_memset(device, other, memory, 2, ctypes.c_size_t(64)))
+
+
+def fork_and_join(C, device, compute, other, event, memory):
+    return (fork(C, device, compute, other, event, memory) or C.tp_cuda_event_record(device, event, other)
+            or C.tp_cuda_event_wait(device, event, compute))
+
+
+def in_a_thread(C, device, compute, other, event, memory):
+    """Another thread may allocate meanwhile: captures are the thread's."""
+    more, told = ctypes.c_void_p(), []
+    thread = threading.Thread(target=lambda: told.append(C.tp_cuda_alloc(device, ctypes.c_size_t(8), b"x", ctypes.byref(more))))
+    thread.start()
+    thread.join()
+    C.tp_cuda_free(device, more)
+    return told[0]
+
+
+SPOILS = [
+    (lambda C, d, *_: C.tp_cuda_alloc(d, ctypes.c_size_t(8), b"x", ctypes.byref(ctypes.c_void_p())),
+     "cudaMalloc: .* 900 .* [|] .* 901"),
+    (lambda C, d, *_: C.tp_cuda_host_alloc(d, ctypes.c_size_t(8), b"x", ctypes.byref(ctypes.c_void_p())),
+     "cudaHostAlloc: .* 900 .* [|] .* 901"),
+    (lambda C, d, compute, *_: C.tp_cuda_synchronize(d, compute), "cudaStreamSynchronize: .* 900 .* [|] .* 901"),
+    (lambda C, d, compute, *_: C.tp_cuda_query(d, compute, ctypes.byref(ctypes.c_int())), "cudaStreamQuery: .* 900 .* [|] .* 901"),
+    (lambda C, d, compute, other, event, _: C.tp_cuda_event_record(d, event, other) or C.tp_cuda_event_wait(d, event, compute),
+     "StreamWaitEvent .* 905 .* [|] .* 901"),
+    (lambda C, d, compute, _, event, __: C.tp_cuda_event_record(d, event, compute) or C.tp_cuda_event_synchronize(d, event),
+     "EventSynchronize: .* 907 .* [|] $"),
+    (fork, "^ [|] .* 904"),
+    (fork_and_join, "^ [|] $"),
+    (in_a_thread, "^ [|] $"),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), SPOILS)
+def test_captures_are_held_to_the_rules_of_cuda(call, words):
+    told = refused(call)
+    assert re.search(words, told), told

@@ -41,7 +41,7 @@ static _Atomic int open_count;
 static uint64_t numbers;
 static _Thread_local int mine; /* captures that this thread has open */
 
-static int fault;
+static _Atomic int fault;
 static int64_t begun, launched;
 
 /* ---- the trace ---------------------------------------------------------------------------------------------------------- */
