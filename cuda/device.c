@@ -409,13 +409,6 @@ tp_cuda_event_elapsed(tp_cuda_device *device, tp_cuda_event from, tp_cuda_event 
 
 /* ---- graphs --------------------------------------------------------------------------------------------------------- */
 
-int
-tp_cuda_has_graphs(const tp_cuda_device *device)
-{
-    (void)device;
-    return 1;
-}
-
 tp_status
 tp_cuda_capture_begin(tp_cuda_device *device, tp_stream stream)
 {

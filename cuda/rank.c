@@ -238,7 +238,7 @@ device_stretch_begin(tp_device *device, int64_t position, int *replayed)
     tp_cuda_rank *rank = tp_cuda_rank_of(device);
     tp_cuda_stretch *stretch = NULL;
     *replayed = 0;
-    if (rank->config.eager || !tp_cuda_has_graphs(rank->cuda))
+    if (rank->config.eager)
         return TP_OK;
     TP_TRY(find_stretch(rank, position, &stretch));
     if (stretch->graph != NULL) {

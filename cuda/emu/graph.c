@@ -243,13 +243,6 @@ tp_emu_point_read(const tp_emu_point *point, const char *call)
 
 /* ---- device.h: graphs ----------------------------------------------------------------------------------------------------- */
 
-int
-tp_cuda_has_graphs(const tp_cuda_device *device)
-{
-    (void)device;
-    return 1;
-}
-
 tp_status
 tp_cuda_capture_begin(tp_cuda_device *device, tp_stream stream)
 {
