@@ -401,3 +401,75 @@ def test_few_partitions_are_all_looked_at() -> None:
             proven += 1
             assert abs(plan.step_time_s - want) <= 1e-9 * want
     assert proven >= 0.9 * feasible >= 9
+
+
+def every_makespan(stages, micro, chunks, f, b, comm):
+    """The makespans of many plans at once: f, b [virtual stages, plans]."""
+    order, end, at = orders(stages, micro, chunks), {}, [0] * stages
+    clock, last = [np.zeros(f.shape[1]) for _ in range(stages)], stages * chunks - 1
+    while any(at[x] < len(order[x]) for x in range(stages)):
+        for x in range(stages):
+            while at[x] < len(order[x]):
+                op, v, q = order[x][at[x]]
+                source = ("F", v - 1, q) if op == "F" else ("B", v + 1, q) if v < last else ("F", v, q)
+                if source[1] >= 0:
+                    if source not in end:
+                        break
+                    clock[x] = np.maximum(clock[x], end[source] + (comm if source[1] % stages != x else 0.0))
+                clock[x] = clock[x] + (f[v] if op == "F" else b[v])
+                end[op, v, q] = clock[x]
+                at[x] += 1
+    return np.max(clock, axis=0)
+
+
+def every_plan(layers, stages, micro, memory, chunks, comm):
+    """The least makespan of all partitions with all strategies, a column a plan."""
+    sequence = [layer for layer in layers for _ in range(layer["count"])]
+    n, virtuals, order = len(sequence), stages * chunks, orders(stages, micro, chunks)
+    picks = np.array(list(itertools.product(*(range(len(layer["strategies"])) for layer in sequence)))).T
+    extra, kept = (np.array([[layer["strategies"][r][key] for r in picks[i]] for i, layer in enumerate(sequence)])
+                   for key in ("extra_bwd_s", "activation_bytes"))  # fmt: skip
+    f, b, still, held = [], [], [], []
+    for cuts in itertools.combinations(range(1, n), virtuals - 1):
+        edges = (0, *cuts, n)
+        parts = [slice(edges[v], edges[v + 1]) for v in range(virtuals)]
+        sums = [[np.full(picks.shape[1], sum(layer[key] for layer in sequence[part])) for part in parts]
+                for key in ("fwd_s", "bwd_s", "static_bytes")]  # fmt: skip
+        f.append(np.array(sums[0]))
+        b.append(np.array(sums[1]) + [extra[part].sum(0) for part in parts])
+        still.append(np.array(sums[2]).reshape(chunks, stages, -1).sum(0))
+        held.append(np.array([kept[part].sum(0) for part in parts]))
+    f, b, still, held = (np.concatenate(rows, axis=1) for rows in (f, b, still, held))
+    fits = np.ones(f.shape[1], bool)
+    for x in range(stages):
+        now = still[x].copy()
+        for op, v, _ in order[x]:
+            now += held[v] if op == "F" else -held[v]
+            fits &= now <= memory + 1e-9
+    return every_makespan(stages, micro, chunks, f[:, fits], b[:, fits], comm).min() if fits.any() else math.inf
+
+
+def test_the_bound_never_exceeds_the_best_plan() -> None:
+    """With next to no effort there is no complete search before it, so the bound is the tree's (bmpipe_bound.c)."""
+    rng, feasible, proven, total = np.random.default_rng(11), 0, 0, 1200
+    for i in range(total):
+        stages, chunks = ((1, 2), (2, 2), (1, 3), (2, 3), (3, 2))[int(rng.integers(5))]
+        layers = instance(rng, 7 if i % 3 else 9, 2 if i % 3 else 1)
+        if sum(layer["count"] for layer in layers) < stages * chunks:
+            continue
+        micro, memory = stages * int(rng.integers(1, 4)), float(rng.choice([rng.integers(15, 140), math.inf]))
+        comm = float(rng.choice([0.0, 1.5]))
+        want = every_plan(layers, stages, micro, memory, chunks, comm)
+        try:
+            plan = tp.planners.bmpipe(layers, stages, micro, memory, chunks, comm, None, effort=int(rng.integers(1, 4)))
+        except tp.InfeasibleError:
+            assert math.isinf(want), i
+            continue
+        feasible += 1
+        assert plan.lower_bound_s <= want * (1 + 1e-12), (i, plan.lower_bound_s, want)
+        assert plan.step_time_s >= want * (1 - 1e-12), i
+        if plan.optimal:
+            proven += 1
+            assert plan.step_time_s <= want * (1 + 1e-9), i
+    print(f"{total} instances, {feasible} feasible, {proven} proven")
+    assert feasible > total // 3 and proven > feasible // 2

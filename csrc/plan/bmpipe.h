@@ -28,7 +28,7 @@ typedef struct {
     double comm_s;        /* of a message between stages, on the link */
     double time_limit_s;  /* hard: stop there with what is known; 0: none */
     int64_t effort;       /* several chunks: inequalities that the local search may evaluate (a simulation counts as 25
-                             micros of them); 0: a default, about half a second */
+                             micros of them); the bound's work grows with it; 0: a default, about a second for both */
     int unproven;         /* several chunks: 1: leave the bound out, which takes longer than the search (lower_bound_s 0) */
 } tp_bmpipe_options;
 
@@ -53,7 +53,8 @@ typedef struct {
 TP_MUST_USE tp_status
 tp_bmpipe_check(const tp_bmpipe_layers *layers, const tp_bmpipe_options *options);
 
-/* The plan of least makespan: proven optimal for one chunk (branch and bound), anytime search with a proven bound for more.
+/* The plan of least makespan: proven optimal for one chunk (branch and bound); for more an anytime search, then branch and
+ * bound as far as the effort goes: optimal where it ends, else with a proven bound.
  * Deterministic unless the time limit ends it. End *out with tp_bmpipe_plan_free, also after an error. EVALUE as check,
  * EINFEASIBLE naming the stage and the bytes that are missing with the fewest bytes kept, EMEMORY. */
 TP_MUST_USE tp_status

@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { ENUMERATED = 4096 };
+enum { ENUMERATED = 1024, VARIED = 8 }; /* most products of points, most chunks with more than one greedy choice */
 
 static uint64_t
 hash_of(const int32_t *key, int length)
@@ -86,22 +86,32 @@ worst_vector(const tp_bmpipe *p, int stage, const double *kept, double *bytes)
     return worst;
 }
 
-/* From no recomputation on: where the worst vector saves most bytes a second, one point further, until it fits. Returns the
- * new count of choices; 0 if even the fewest bytes do not fit. */
+/* s->kept and extra of the points s->at; the worst vector in flight and what it holds. */
 static int
-greedy(tp_bmpipe_search_room *s, int stage, double room, int *exact)
+look(tp_bmpipe_search_room *s, int stage, double *extra, double *held)
+{
+    for (int c = 0; c < s->p->chunks; c++) {
+        s->kept[c] = s->fronts[c]->point[s->at[c]].bytes;
+        extra[c] = s->fronts[c]->point[s->at[c]].extra_s;
+    }
+    int64_t products = (int64_t)(s->p->vector_begin[stage + 1] - s->p->vector_begin[stage]) * s->p->chunks;
+    s->effort -= 1 + products / (2 * s->p->virtuals);
+    return worst_vector(s->p, stage, s->kept, held);
+}
+
+/* From no recomputation on: where the worst vector saves most bytes a second, one point further, until it fits; then back
+ * wherever that still fits. A second of chunk `dear` counts `times` as much. Returns the new count of choices; 0 if even the
+ * fewest bytes do not fit. */
+static int
+greedy(tp_bmpipe_search_room *s, int stage, double room, int dear, double times, int count, int *exact)
 {
     const tp_bmpipe *p = s->p;
     int chunks = p->chunks;
-    double *extra = s->room_extra + TP_BMPIPE_CHOICE_ROOM * chunks, held = 0.0;
+    double extra[TP_BMPIPE_LAYERS], held = 0.0;
     for (int c = 0; c < chunks; c++)
         s->at[c] = s->fronts[c]->count - 1;
     for (;;) {
-        for (int c = 0; c < chunks; c++) {
-            s->kept[c] = s->fronts[c]->point[s->at[c]].bytes;
-            extra[c] = s->fronts[c]->point[s->at[c]].extra_s;
-        }
-        int worst = worst_vector(p, stage, s->kept, &held), best = -1;
+        int worst = look(s, stage, extra, &held), best = -1;
         double best_rate = -1.0;
         if (held <= room)
             break;
@@ -110,7 +120,7 @@ greedy(tp_bmpipe_search_room *s, int stage, double room, int *exact)
                 continue;
             const tp_bmpipe_point *from = &s->fronts[c]->point[s->at[c]];
             double rate = p->vector[worst * chunks + c] * (from->bytes - from[-1].bytes) /
-                          (from[-1].extra_s - from->extra_s + 1e-300);
+                          ((from[-1].extra_s - from->extra_s) * (c == dear ? times : 1.0) + 1e-300);
             if (rate > best_rate) {
                 best_rate = rate;
                 best = c;
@@ -120,9 +130,19 @@ greedy(tp_bmpipe_search_room *s, int stage, double room, int *exact)
             return 0;
         s->at[best]--;
     }
-    double found[TP_BMPIPE_LAYERS];
-    memcpy(found, extra, (size_t)chunks * sizeof *found);
-    return add_choice(s, 0, found, s->at, exact);
+    for (int k = 0; k < chunks && chunks <= VARIED; k++) { /* what is dear first */
+        int c = dear < 0 ? k : (dear + k) % chunks;
+        while (s->at[c] + 1 < s->fronts[c]->count) {
+            s->at[c]++;
+            look(s, stage, extra, &held);
+            if (held <= room)
+                continue;
+            s->at[c]--;
+            break;
+        }
+    }
+    look(s, stage, extra, &held);
+    return add_choice(s, count, extra, s->at, exact);
 }
 
 /* The most bytes that the last chunk may keep, given the others. */
@@ -142,18 +162,16 @@ last_room(const tp_bmpipe *p, int stage, const double *kept, double room)
     return least;
 }
 
-/* All points of the first chunks, evenly thinned to `width` each, with the best of the last. */
+/* All points of the first chunks with the best of the last. */
 static int
-enumerate(tp_bmpipe_search_room *s, int stage, double room, int width, int count, int *exact)
+enumerate(tp_bmpipe_search_room *s, int stage, double room, int count, int *exact)
 {
     const tp_bmpipe *p = s->p;
     int last = p->chunks - 1;
     double extra[TP_BMPIPE_LAYERS];
-    int32_t step[TP_BMPIPE_LAYERS] = {0};
+    memset(s->at, 0, (size_t)p->chunks * sizeof *s->at);
     for (;;) {
         for (int c = 0; c < last; c++) {
-            int all = s->fronts[c]->count, some = all < width ? all : width;
-            s->at[c] = some < all ? (int)((int64_t)step[c] * (all - 1) / (some - 1)) : step[c];
             s->kept[c] = s->fronts[c]->point[s->at[c]].bytes;
             extra[c] = s->fronts[c]->point[s->at[c]].extra_s;
         }
@@ -163,16 +181,33 @@ enumerate(tp_bmpipe_search_room *s, int stage, double room, int width, int count
             count = add_choice(s, count, extra, s->at, exact);
         }
         int c = 0;
-        for (; c < last; c++) {
-            int all = s->fronts[c]->count, some = all < width ? all : width;
-            *exact &= some == all;
-            if (++step[c] < some)
-                break;
-            step[c] = 0;
-        }
+        while (c < last && ++s->at[c] == s->fronts[c]->count)
+            s->at[c++] = 0;
         if (c == last)
             return count;
     }
+}
+
+/* Into s->room_extra and s->room_point; returns how many. */
+static int
+find_choices(tp_bmpipe_search_room *s, int stage, double room, double product, int *exact)
+{
+    int chunks = s->p->chunks, recomputes = 0, count = greedy(s, stage, room, -1, 1.0, 0, exact);
+    for (int c = 0; c < chunks && count > 0; c++)
+        recomputes |= s->at[c] + 1 < s->fronts[c]->count;
+    s->effort -= 500;
+    if (!recomputes) /* nothing fits, or nothing is better than this */
+        return count;
+    if (product <= ENUMERATED) {
+        s->effort -= (int64_t)product * (1 + s->p->chunks / 2);
+        return enumerate(s, stage, room, count, exact);
+    }
+    *exact = 0;
+    for (int c = 0; c < chunks && chunks <= VARIED; c++) {
+        count = greedy(s, stage, room, c, 4.0, count, exact);
+        count = greedy(s, stage, room, c, 0.25, count, exact);
+    }
+    return count;
 }
 
 static tp_status
@@ -190,12 +225,7 @@ make_choice(tp_bmpipe_search_room *s, const int *cut, int stage, tp_bmpipe_choic
         exact &= s->fronts[c]->exact;
         product *= c < chunks - 1 ? s->fronts[c]->count : 1;
     }
-    count = greedy(s, stage, room, &exact);
-    int width = product <= ENUMERATED ? TP_BMPIPE_POINTS : (int)pow(ENUMERATED, 1.0 / (chunks - 1));
-    if (count > 0 && width > 2)
-        count = enumerate(s, stage, room, width, count, &exact);
-    else
-        exact &= count == 0;
+    count = find_choices(s, stage, room, product, &exact);
     TP_TRY(tp_bmpipe_take(p, 1, sizeof(tp_bmpipe_choice), &memory));
     tp_bmpipe_choice *choice = memory;
     size_t cells = (size_t)count * (size_t)chunks;
@@ -208,7 +238,6 @@ make_choice(tp_bmpipe_search_room *s, const int *cut, int stage, tp_bmpipe_choic
     memcpy(choice->extra_s, s->room_extra, cells * sizeof(double));
     memcpy(choice->point, s->room_point, cells * sizeof(int32_t));
     memcpy(choice->key, s->key, keys * sizeof(int32_t));
-    s->effort -= 500 + (int64_t)fmin(product, ENUMERATED);
     *out = choice;
     return TP_OK;
 }
@@ -243,22 +272,68 @@ tp_bmpipe_load(const tp_bmpipe_search_room *s, const int *cut, int stage, const 
     }
 }
 
+void
+tp_bmpipe_glance_near(tp_bmpipe_search_room *s, const double *load)
+{
+    memcpy(s->base_load, load, 2 * (size_t)s->p->virtuals * sizeof *load);
+    s->base_count++;
+}
+
+/* Where the loads differ from s->base_load: s->changed; how many. */
+static int
+differences(tp_bmpipe_search_room *s, const double *load)
+{
+    int count = 0;
+    for (int i = 0; i < 2 * s->p->virtuals; i++) {
+        s->changed[count] = i;
+        count += load[i] != s->base_load[i];
+    }
+    return count;
+}
+
+static double
+row_value(tp_bmpipe_search_room *s, int row, const double *load, int changes)
+{
+    if (s->row_made[row] != s->base_count) {
+        s->row_base[row] = tp_bmpipe_row_value(s->p, &s->rows[row], s->base_load);
+        s->row_made[row] = s->base_count;
+        s->effort--;
+    }
+    double sum = s->row_base[row];
+    for (int k = 0; k < changes; k++)
+        sum += s->rows[row].run[s->changed[k]] * (load[s->changed[k]] - s->base_load[s->changed[k]]);
+    return sum;
+}
+
+static void
+swap_rows(tp_bmpipe_search_room *s, int a, int b)
+{
+    tp_bmpipe_row row = s->rows[a];
+    double base = s->row_base[a];
+    int64_t made = s->row_made[a];
+    s->rows[a] = s->rows[b];
+    s->row_base[a] = s->row_base[b];
+    s->row_made[a] = s->row_made[b];
+    s->rows[b] = row;
+    s->row_base[b] = base;
+    s->row_made[b] = made;
+}
+
 double
 tp_bmpipe_glance(tp_bmpipe_search_room *s, const double *load, double limit_s)
 {
     tp_bmpipe *p = s->p;
     double most = 0.0;
+    int changes = differences(s, load), few = 2 * changes < p->virtuals, k = 0;
     p->evaluations++;
-    for (int k = 0; k < s->row_count; k++) {
-        double value = tp_bmpipe_row_value(p, &s->rows[k], load);
-        s->effort--;
-        if (value >= limit_s) {
-            tp_bmpipe_row row = s->rows[k];
-            s->rows[k] = s->rows[k / 2];
-            s->rows[k / 2] = row;
-            return value;
-        }
+    for (; k < s->row_count && most < limit_s; k++) {
+        double value = few ? row_value(s, k, load, changes) : tp_bmpipe_row_value(p, &s->rows[k], load);
         most = value > most ? value : most;
+    }
+    s->effort -= few ? 1 + (int64_t)k * (changes + 4) / (2 * p->virtuals) : k;
+    if (k > 0 && most >= limit_s) {
+        swap_rows(s, k - 1, (k - 1) / 2);
+        return most;
     }
     memcpy(p->load, load, 2 * (size_t)p->virtuals * sizeof *load);
     double makespan = tp_bmpipe_simulate(p);
@@ -266,10 +341,10 @@ tp_bmpipe_glance(tp_bmpipe_search_room *s, const double *load, double limit_s)
     if (makespan > most * (1.0 + TP_BMPIPE_SLACK)) {
         if (s->row_count < TP_BMPIPE_ROWS)
             s->row_count++;
-        tp_bmpipe_row row = s->rows[s->row_count - 1]; /* a new one, or the one that cut off longest ago */
-        tp_bmpipe_last_path(p, &row);
-        s->rows[s->row_count - 1] = s->rows[0];
-        s->rows[0] = row;
+        int last = s->row_count - 1; /* a new one, or the one that cut off longest ago */
+        tp_bmpipe_last_path(p, &s->rows[last]);
+        s->row_made[last] = -1;
+        swap_rows(s, 0, last);
     }
     return makespan;
 }

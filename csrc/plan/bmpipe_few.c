@@ -4,6 +4,7 @@
  * plan is proven. */
 #include "csrc/plan/bmpipe_chunks.h"
 
+#include <math.h>
 #include <string.h>
 
 enum { PARTITIONS = 4000, GLANCES = 200000 };
@@ -118,7 +119,7 @@ tp_bmpipe_few(tp_bmpipe_search_room *s, int *proven)
     few f = {.s = s, .glances = GLANCES, .complete = 1};
     void *memory = NULL;
     *proven = 0;
-    if (partitions(p->n, p->virtuals) > PARTITIONS)
+    if (partitions(p->n, p->virtuals) > fmin(PARTITIONS, (double)s->effort))
         return TP_OK;
     TP_TRY(tp_bmpipe_take(p, (size_t)p->stages, sizeof *f.choice, &memory));
     f.choice = memory;

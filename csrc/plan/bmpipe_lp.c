@@ -9,7 +9,7 @@ size_t
 tp_bmpipe_lp_bytes(int columns, int room)
 {
     size_t n = (size_t)columns, m = (size_t)room;
-    return (m * n + m + n) * sizeof(double) + (m + n) * sizeof(int32_t);
+    return (m * n + m + n) * sizeof(double) + (2 * m + n) * sizeof(int32_t);
 }
 
 void
@@ -21,6 +21,9 @@ tp_bmpipe_lp_open(tp_bmpipe_lp *lp, void *memory, int columns, int room, const d
     lp->cost = lp->right + m;
     lp->basic = (int32_t *)(lp->cost + n);
     lp->nonbasic = lp->basic + m;
+    lp->vacant = lp->nonbasic + n;
+    for (int i = 0; i < room; i++)
+        lp->vacant[i] = room - 1 - i;
     for (int j = 0; j < columns; j++) {
         lp->cost[j] = cost[j];
         lp->nonbasic[j] = j;
@@ -38,6 +41,7 @@ tp_bmpipe_lp_copy(const tp_bmpipe_lp *from, tp_bmpipe_lp *to)
     memcpy(to->cost, from->cost, n * sizeof(double));
     memcpy(to->basic, from->basic, m * sizeof(int32_t));
     memcpy(to->nonbasic, from->nonbasic, n * sizeof(int32_t));
+    memcpy(to->vacant, from->vacant, (size_t)from->room * sizeof(int32_t));
 }
 
 int
@@ -60,24 +64,29 @@ tp_bmpipe_lp_add(tp_bmpipe_lp *lp, const double *a, double low)
             at[j] += factor * from[j];
         lp->work -= n;
     }
+    int number = lp->vacant[lp->room - 1 - row];
     lp->right[row] = right;
-    lp->basic[row] = (int32_t)(n + row);
-    return lp->rows++;
+    lp->basic[row] = (int32_t)(n + number);
+    lp->rows++;
+    return number;
 }
 
 void
-tp_bmpipe_lp_raise(tp_bmpipe_lp *lp, int row, double more)
+tp_bmpipe_lp_drop(tp_bmpipe_lp *lp, double above, const uint8_t *may)
 {
-    int n = lp->columns, slack = n + row;
-    for (int i = 0; i < lp->rows; i++)
-        if (lp->basic[i] == slack)
-            lp->right[i] -= more;
-    for (int j = 0; j < n; j++)
-        if (lp->nonbasic[j] == slack) {
-            for (int i = 0; i < lp->rows; i++)
-                lp->right[i] -= lp->table[(size_t)i * (size_t)n + (size_t)j] * more;
-            lp->value += lp->cost[j] * more;
-        }
+    int n = lp->columns;
+    for (int i = lp->rows - 1; i >= 0; i--) {
+        if (lp->basic[i] < n || lp->right[i] <= above || !may[lp->basic[i] - n])
+            continue;
+        int last = --lp->rows;
+        lp->vacant[lp->room - 1 - last] = lp->basic[i] - n;
+        if (i == last)
+            continue;
+        lp->basic[i] = lp->basic[last];
+        lp->right[i] = lp->right[last];
+        memcpy(lp->table + (size_t)i * (size_t)n, lp->table + (size_t)last * (size_t)n, (size_t)n * sizeof(double));
+        lp->work -= n;
+    }
 }
 
 static void
@@ -113,6 +122,19 @@ pivot(tp_bmpipe_lp *lp, int row, int column)
     lp->nonbasic[column] = leaves;
 }
 
+static double
+squares(const double *at, int count)
+{
+    double sum[4] = {0.0, 0.0, 0.0, 0.0};
+    int j = 0;
+    for (; j + 4 <= count; j += 4)
+        for (int i = 0; i < 4; i++)
+            sum[i] += at[j + i] * at[j + i];
+    for (; j < count; j++)
+        sum[0] += at[j] * at[j];
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
 /* The row that lacks most for its length; -1: none lacks. */
 static int
 leaving(const tp_bmpipe_lp *lp)
@@ -123,9 +145,7 @@ leaving(const tp_bmpipe_lp *lp)
         if (lp->right[i] >= -TINY)
             continue;
         const double *at = lp->table + (size_t)i * (size_t)lp->columns;
-        double norm = 1.0;
-        for (int j = 0; j < lp->columns; j++)
-            norm += at[j] * at[j];
+        double norm = 1.0 + squares(at, lp->columns);
         double lack = lp->right[i] * lp->right[i] / norm;
         if (lack > most) {
             most = lack;
@@ -177,7 +197,7 @@ tp_bmpipe_lp_read(const tp_bmpipe_lp *lp, double *x, double *multiplier)
 {
     for (int j = 0; j < lp->columns; j++)
         x[j] = 0.0;
-    for (int i = 0; i < lp->rows; i++)
+    for (int i = 0; i < lp->room; i++)
         multiplier[i] = 0.0;
     for (int i = 0; i < lp->rows; i++)
         if (lp->basic[i] < lp->columns && lp->right[i] > 0.0)
@@ -191,7 +211,7 @@ void
 tp_bmpipe_lp_read_ray(const tp_bmpipe_lp *lp, double *multiplier)
 {
     const double *at = lp->table + (size_t)lp->stuck * (size_t)lp->columns;
-    for (int i = 0; i < lp->rows; i++)
+    for (int i = 0; i < lp->room; i++)
         multiplier[i] = 0.0;
     if (lp->basic[lp->stuck] >= lp->columns)
         multiplier[lp->basic[lp->stuck] - lp->columns] = 1.0;

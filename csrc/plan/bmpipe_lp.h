@@ -16,9 +16,10 @@ typedef struct {
     double *table;            /* [room][columns] */
     double *right, *cost;     /* [room], [columns] */
     int32_t *basic, *nonbasic; /* [room], [columns] */
+    int32_t *vacant;          /* [room] numbers that no row has: the first room - rows */
     double value;
     int64_t work;             /* multiplications left to spend */
-    int stuck;                /* the row that no x satisfies, after -1 */
+    int stuck;                /* the place in the tableau that no x satisfies, after -1 */
 } tp_bmpipe_lp;
 
 /* Bytes of memory for tp_bmpipe_lp_open. */
@@ -27,19 +28,19 @@ tp_bmpipe_lp_bytes(int columns, int room);
 /* No rows yet; cost[columns] >= 0. */
 void
 tp_bmpipe_lp_open(tp_bmpipe_lp *lp, void *memory, int columns, int room, const double *cost);
-/* to: opened with as many columns and at least as much room. */
+/* to: opened with as many columns and as much room. */
 void
 tp_bmpipe_lp_copy(const tp_bmpipe_lp *from, tp_bmpipe_lp *to);
 /* a . x >= low, dense; returns the row's number, -1 where there is no room. */
 int
 tp_bmpipe_lp_add(tp_bmpipe_lp *lp, const double *a, double low);
-/* Row `row` becomes a . x >= low + more. */
+/* Leave out the rows that the solution satisfies with more than `above` to spare, if may[number]. */
 void
-tp_bmpipe_lp_raise(tp_bmpipe_lp *lp, int row, double more);
+tp_bmpipe_lp_drop(tp_bmpipe_lp *lp, double above, const uint8_t *may);
 /* 1: solved, 0: out of work, -1: no x satisfies the rows. */
 int
 tp_bmpipe_lp_solve(tp_bmpipe_lp *lp);
-/* x[columns]; multiplier[rows], >= 0 also where the work ran out. */
+/* x[columns]; multiplier[room] by row number, >= 0 also where the work ran out. */
 void
 tp_bmpipe_lp_read(const tp_bmpipe_lp *lp, double *x, double *multiplier);
 /* After -1: multipliers of the rows whose combination no x satisfies. */

@@ -10,6 +10,8 @@
 #include "csrc/base/clock.h"
 #include "csrc/base/rng.h"
 
+static const double WORK = 1.5e9; /* multiplications for the bound, by default */
+
 static int
 draw(tp_bmpipe_search_room *s, int below)
 {
@@ -70,6 +72,7 @@ accept(tp_bmpipe_search_room *s, double makespan_s)
 {
     s->next.makespan_s = makespan_s;
     copy_state(s->p, &s->next, &s->now);
+    tp_bmpipe_glance_near(s, s->now.load);
 }
 
 /* The best other way to recompute of stage x, if it is better. */
@@ -98,6 +101,7 @@ static tp_status
 descend(tp_bmpipe_search_room *s)
 {
     int virtuals = s->p->virtuals, found = 1, start = draw(s, virtuals);
+    tp_bmpipe_glance_near(s, s->now.load);
     while (found && !is_over(s)) {
         found = 0;
         for (int k = 0; k < virtuals; k++)
@@ -136,19 +140,68 @@ perturb(tp_bmpipe_search_room *s)
     return TP_OK;
 }
 
-static tp_status
-start(tp_bmpipe_search_room *s)
+/* The choice whose seconds exceed extra_s[virtual stage] least; NULL: the first. */
+static int
+nearest(const tp_bmpipe *p, const tp_bmpipe_choice *choice, int stage, const double *extra_s)
 {
-    TP_TRY(tp_bmpipe_find_fit(s));
+    int best = 0;
+    double least = INFINITY;
+    for (int k = 0; k < choice->count && extra_s != NULL; k++) {
+        double over = 0.0;
+        for (int c = 0; c < p->chunks; c++)
+            over += fmax(0.0, choice->extra_s[k * p->chunks + c] - extra_s[c * p->stages + stage]);
+        if (over < least) {
+            least = over;
+            best = k;
+        }
+    }
+    return best;
+}
+
+/* s->now with the boundaries it has and the ways to recompute nearest to extra_s. *lacking: a stage that has none; -1. */
+static tp_status
+begin_at(tp_bmpipe_search_room *s, const double *extra_s, double limit_s, int *lacking)
+{
+    *lacking = -1;
     for (int x = 0; x < s->p->stages; x++) {
         const tp_bmpipe_choice *choice = NULL;
         TP_TRY(tp_bmpipe_choices(s, s->now.cut, x, &choice));
-        if (choice->count == 0)
-            return tp_fail(TP_EINTERNAL, "stage %d fits but has no way to recompute", x);
-        s->now.pick[x] = 0;
-        tp_bmpipe_load(s, s->now.cut, x, choice->extra_s, s->now.load);
+        if (choice->count == 0) {
+            *lacking = x;
+            return TP_OK;
+        }
+        s->now.pick[x] = nearest(s->p, choice, x, extra_s);
+        tp_bmpipe_load(s, s->now.cut, x, choice->extra_s + s->now.pick[x] * s->p->chunks, s->now.load);
     }
-    s->now.makespan_s = tp_bmpipe_glance(s, s->now.load, INFINITY);
+    s->now.makespan_s = tp_bmpipe_glance(s, s->now.load, limit_s);
+    return TP_OK;
+}
+
+static tp_status
+start(tp_bmpipe_search_room *s)
+{
+    int lacking = -1;
+    TP_TRY(tp_bmpipe_find_fit(s));
+    TP_TRY(begin_at(s, NULL, INFINITY, &lacking));
+    if (lacking >= 0)
+        return tp_fail(TP_EINTERNAL, "stage %d fits but has no way to recompute", lacking);
+    return TP_OK;
+}
+
+tp_status
+tp_bmpipe_polish(tp_bmpipe_search_room *s, const int *cut, const double *extra_s, int *tried)
+{
+    double limit_s = 1.03 * s->best.makespan_s;
+    int lacking = -1;
+    memcpy(s->now.cut, cut, ((size_t)s->p->virtuals + 1) * sizeof *cut);
+    TP_TRY(begin_at(s, extra_s, limit_s, &lacking));
+    *tried = lacking < 0 && s->now.makespan_s < limit_s;
+    if (!*tried)
+        return TP_OK;
+    s->effort = s->polish_effort;
+    TP_TRY(descend(s));
+    if (s->now.makespan_s < s->best.makespan_s)
+        copy_state(s->p, &s->now, &s->best);
     return TP_OK;
 }
 
@@ -178,9 +231,12 @@ static tp_status
 room_open(tp_bmpipe_search_room *s, tp_bmpipe *p)
 {
     size_t chunks = (size_t)p->chunks, stages = (size_t)p->stages, virtuals = (size_t)p->virtuals;
-    *s = (tp_bmpipe_search_room){.p = p};
-    double size = 4e3 * p->virtuals * p->virtuals * p->micros, most = 4e8 / p->virtuals;
-    s->effort = p->options->effort > 0 ? p->options->effort : (int64_t)(size < most ? size : most);
+    *s = (tp_bmpipe_search_room){.p = p, .base_count = 1};
+    double size = 4e3 * p->virtuals * p->virtuals * p->micros, most = 5e8 / p->virtuals;
+    double by_default = size < most ? size : most;
+    s->effort = p->options->effort > 0 ? p->options->effort : (int64_t)by_default;
+    s->bound_work = (int64_t)fmin(1e18, WORK * fmax((double)s->effort / by_default, 0.01));
+    s->polish_effort = s->effort / 40;
     struct {
         void **to;
         size_t count, size;
@@ -193,6 +249,10 @@ room_open(tp_bmpipe_search_room *s, tp_bmpipe *p)
         {(void **)&s->room_extra, (TP_BMPIPE_CHOICE_ROOM + 1) * chunks, sizeof *s->room_extra},
         {(void **)&s->room_point, (TP_BMPIPE_CHOICE_ROOM + 1) * chunks, sizeof *s->room_point},
         {(void **)&s->rows, TP_BMPIPE_ROWS, sizeof *s->rows},
+        {(void **)&s->base_load, 2 * virtuals, sizeof(double)},
+        {(void **)&s->row_base, TP_BMPIPE_ROWS, sizeof(double)},
+        {(void **)&s->row_made, TP_BMPIPE_ROWS, sizeof(int64_t)},
+        {(void **)&s->changed, 2 * virtuals, sizeof(int)},
         {(void **)&s->touched, stages, 1},
         {(void **)&s->now.cut, virtuals + 1, sizeof(int)},       {(void **)&s->next.cut, virtuals + 1, sizeof(int)},
         {(void **)&s->best.cut, virtuals + 1, sizeof(int)},      {(void **)&s->now.pick, stages, sizeof(int)},
@@ -228,6 +288,7 @@ tp_bmpipe_search(tp_bmpipe *p, int32_t *assignment, tp_bmpipe_found *found)
         found->bound_s = 0.0;
     else if (!proven)
         TP_TRY(tp_bmpipe_bound(&s, &found->bound_s));
+    found->makespan_s = s.best.makespan_s;
     for (int v = 0; v < p->virtuals; v++) {
         const tp_bmpipe_choice *choice = NULL;
         const tp_bmpipe_front *front = NULL;

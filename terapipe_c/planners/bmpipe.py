@@ -148,8 +148,9 @@ def bmpipe(
     each {"name", "extra_bwd_s", "activation_bytes"} (of one layer and one micro-batch). Consecutive layers go to chunk 0
     of stages 0, 1, ..., then to chunk 1, ...; none of them is empty. memory_bytes: of every stage; comm_s: seconds of a
     message on its link. One chunk (1F1B): proven optimal, if the time limit allows. Several (interleaved 1F1B,
-    micro_batches a multiple of stages): a search of bounded effort (candidates; 0: a default) with a proven lower bound,
-    which takes longer than the search and is left out (lower_bound_s 0) where ``prove`` is false.
+    micro_batches a multiple of stages): a search, then branch and bound, of bounded effort (candidates; 0: a default): optimal
+    where that ends, else with a proven lower bound. Where ``prove`` is false the latter, which takes longer than the search
+    and finds some better plans, is left out (lower_bound_s 0).
     time_limit_s (None: none) is hard; where it is not reached, equal input gives an equal plan.
 
     tp.InfeasibleError names the stage and the bytes it lacks with everything recomputed.
