@@ -1,24 +1,28 @@
 """How long does BMPipe's planner take, how close is its bound, and what does HiGHS find beside it?
 
-The cases of PLANNERS.md 4.3 and 4.4 (stages, micro-batches, layers) with 1, 2 and 4 chunks, and costs of our own: a head, the
-layers, a tail; recompute none, selective or all; memory so that some recomputation is needed. One thread. Seconds are the
-median of --repeats calls; with --highs, HiGHS (extra terapipe_c[highs]) has that many seconds for each case of 1 or 2 chunks.
+The cases of PLANNERS.md 4.3 and 4.4 (stages, micro-batches, layers) and a larger one, with 1, 2, 4 and 8 chunks; costs of our
+own: a head, the layers, a tail; recompute none, selective or all; memory so that some recomputation is needed. One thread.
+Seconds are the median of --repeats calls; with --highs, HiGHS (extra terapipe_c[highs]) has that many seconds for each case of
+1 or 2 chunks and less than 16 stages.
+--before: an earlier file of this benchmark, whose plans and gaps are kept beside the new ones.
 
-    python benchmarks/bmpipe.py [--repeats 5] [--highs 120] [--only 8,64,96] [--out FILE]
+    python benchmarks/bmpipe.py [--repeats 5] [--highs 120] [--only 8,64,96] [--before FILE] [--out FILE]
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 from common import header, repeat_arguments, write
 
 from terapipe_c import planners
 
-CASES = [((4, 16, 32), 28e9), ((8, 32, 80), 40e9), ((8, 64, 96), 64e9), ((8, 64, 96), 40e9)]
+CASES = [((4, 16, 32), 28e9), ((8, 32, 80), 40e9), ((8, 64, 96), 64e9), ((8, 64, 96), 40e9), ((16, 64, 128), 40e9)]
 
 
 def layers_of(body: int) -> list[dict[str, Any]]:
@@ -57,21 +61,27 @@ def show(name: str, row: dict[str, Any]) -> None:
 def main() -> None:
     parser = repeat_arguments(__doc__, "bmpipe", repeats=5)
     parser.add_argument("--highs", type=float, default=0.0, help="seconds for HiGHS a case; 0: none")
+    parser.add_argument("--before", help="an earlier file of this benchmark")
     parser.add_argument("--only", help="stages,micro-batches,layers: this case alone")
     options = parser.parse_args()
     about = header("how long BMPipe's planner takes, how close its bound is, what HiGHS finds beside it")
+    before = json.loads(Path(options.before).read_text()) if options.before else {"rows": []}
     rows = []
     for case, memory in CASES:
         if options.only and options.only != ",".join(map(str, case)):
             continue
         stages, micro, body = case
-        for chunks in (1, 2, 4):
+        for chunks in (1, 2, 4, 8):
             request = (layers_of(body), stages, micro, memory, chunks)
             name = f"{stages} stages x {chunks}, {micro} micro-batches, {body} layers, {memory / 1e9:g} GB"
             row: dict[str, Any] = {"case": case, "chunks": chunks, "memory_bytes": memory}
             row["own"] = measure(lambda request=request: planners.bmpipe(*request), options.repeats)
             show(name, row["own"])
-            if options.highs > 0.0 and chunks < 4:
+            for old in before["rows"]:
+                if (tuple(old["case"]), old["chunks"], old["memory_bytes"]) == (case, chunks, memory):
+                    row["before"] = {key: old["own"][key] for key in ("step_s", "bound_s", "gap", "median_s")}
+                    row["before"]["commit"] = before["commit"]
+            if options.highs > 0.0 and chunks < 4 and stages < 16:
                 try:
                     row["highs"] = measure(
                         lambda request=request: planners.bmpipe_highs(*request, time_limit_s=options.highs), 1
