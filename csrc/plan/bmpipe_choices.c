@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { ENUMERATED = 1024, VARIED = 8 }; /* most products of points, most chunks with more than one greedy choice */
+enum { ENUMERATED = 4096, VARIED = 8 }; /* most products of points, most chunks with more than one greedy choice */
 
 static uint64_t
 hash_of(const int32_t *key, int length)
