@@ -157,6 +157,16 @@ stage_input_gradient(tp_stage *stage, int micro, int slice, int slot, int gslot)
 }
 
 static tp_status
+stage_recompute(tp_stage *stage, int micro, int slice, int slot, int gslot)
+{
+    tp_slice_at at = tp_stage_at(&stage->base, micro, slice, TP_WHOLE, slot, gslot);
+    for (int block = 0; block < stage->base.blocks; block++)
+        if (stage->base.block[block].again)
+            TP_TRY(tp_cuda_block_recompute(stage, block, &at));
+    return TP_OK;
+}
+
+static tp_status
 stage_weight_gradient(tp_stage *stage, int micro, int slice, int slot, int gslot)
 {
     tp_slice_at at = tp_stage_at(&stage->base, micro, slice, TP_WHOLE, slot, gslot);
@@ -239,6 +249,7 @@ const tp_stage_ops tp_cuda_stage_ops = {
     .forward = stage_forward,
     .input_gradient = stage_input_gradient,
     .weight_gradient = stage_weight_gradient,
+    .recompute = stage_recompute,
     .end = tp_stage_end,
     .tied = stage_tied,
     .finish = tp_cuda_stage_finish,

@@ -23,13 +23,10 @@
 
 /* NULL where the kind of block has none. */
 struct tp_activations {
-    void *input;          /* [R, E] residual stream into the block */
-    float *mean, *rstd;   /* [R] */
-    void *norm;           /* [R, E] normalised input; head: in its tile instead */
-    void *qkv, *o;        /* attention: [R, 3E], [R, E] */
-    float *lse;           /* attention: [B, H, T] */
-    void *h, *g;          /* ffn: [R, 4E] before and after GELU */
-    void *d_norm;         /* head: [R, E] */
+    void *input;        /* [R, E] residual stream into the block */
+    float *mean, *rstd; /* [R] */
+    float *lse;         /* attention: [B, H, T] */
+    void *d_norm;       /* head: [R, E] */
 };
 
 struct tp_gradients {
@@ -96,6 +93,9 @@ TP_MUST_USE tp_status
 tp_cuda_block_input_gradient(tp_stage *stage, int block, const tp_slice_at *at);
 TP_MUST_USE tp_status
 tp_cuda_block_weight_gradient(tp_stage *stage, int block, const tp_slice_at *at);
+/* Of a block that recomputes: its inner once more, into the gradient slot. */
+TP_MUST_USE tp_status
+tp_cuda_block_recompute(tp_stage *stage, int block, const tp_slice_at *at);
 TP_MUST_USE tp_status
 tp_cuda_head_forward(tp_stage *stage, const tp_slice_at *at);
 

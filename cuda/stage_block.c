@@ -49,15 +49,15 @@ linear_t(const tp_stage *stage, int param, const tp_slice_at *at, const void *dy
 /* ---- forward --------------------------------------------------------------------------------------------------------------- */
 
 static tp_status
-normalise(tp_stage *stage, const tp_stage_block *self, const tp_activations *mine, const tp_slice_at *at)
+normalise(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, void *norm)
 {
+    const tp_activations *mine = &self->activations[at->slot];
     int64_t width = stage->base.config.model.n_embd, row = at->first_row;
     STAGE_RUN(stage, tp_cuda_layernorm(stage->rank->stream, stage->dtype, at->rows, width,
                                        tp_cuda_row(stage, mine->input, row, width), width,
                                        tp_stage_value(&stage->base, self->norm),
                                        tp_stage_value(&stage->base, self->norm_bias),
-                                       tp_cuda_row(stage, mine->norm, row, width), width, mine->mean + row,
-                                       mine->rstd + row));
+                                       tp_cuda_row(stage, norm, row, width), width, mine->mean + row, mine->rstd + row));
     return TP_OK;
 }
 
@@ -75,38 +75,58 @@ project(tp_stage *stage, int block, const tp_slice_at *at, const void *x)
 }
 
 static tp_status
-attention_forward(tp_stage *stage, int block, const tp_slice_at *at)
+attend(tp_stage *stage, int block, const tp_slice_at *at, const tp_inner *inner)
 {
     const tp_stage_block *self = &stage->base.block[block];
-    const tp_activations *mine = &self->activations[at->slot];
     int64_t width = stage->base.config.model.n_embd;
-    TP_TRY(normalise(stage, self, mine, at));
-    tp_gemm_op op = linear(stage, self->in, self->in_bias, at, mine->norm, mine->qkv);
+    TP_TRY(normalise(stage, self, at, inner->norm));
+    tp_gemm_op op = linear(stage, self->in, self->in_bias, at, inner->norm, inner->qkv);
     TP_TRY(tp_cuda_stage_product(stage, &op));
     tp_stage_part part[2];
     for (int k = 0, count = tp_stage_parts(&stage->base, at, part); k < count; k++) {
-        const void *q = tp_cuda_row(stage, mine->qkv, part[k].row, 3 * width);
+        const void *q = tp_cuda_row(stage, inner->qkv, part[k].row, 3 * width);
         STAGE_RUN(stage, tp_cuda_attention_forward(stage->rank->stream, stage->dtype, &part[k].shape, q,
                                                    tp_cuda_row(stage, q, 1, width), tp_cuda_row(stage, q, 2, width),
-                                                   tp_cuda_row(stage, mine->o, part[k].row, width),
-                                                   mine->lse + part[k].lse));
+                                                   tp_cuda_row(stage, inner->o, part[k].row, width),
+                                                   self->activations[at->slot].lse + part[k].lse));
     }
-    return project(stage, block, at, mine->o);
+    return TP_OK;
 }
 
 static tp_status
-ffn_forward(tp_stage *stage, int block, const tp_slice_at *at)
+expand(tp_stage *stage, int block, const tp_slice_at *at, const tp_inner *inner)
 {
     const tp_stage_block *self = &stage->base.block[block];
-    const tp_activations *mine = &self->activations[at->slot];
     int64_t hidden = 4 * (int64_t)stage->base.config.model.n_embd;
-    TP_TRY(normalise(stage, self, mine, at));
-    tp_gemm_op op = linear(stage, self->in, self->in_bias, at, mine->norm, mine->g);
+    TP_TRY(normalise(stage, self, at, inner->norm));
+    tp_gemm_op op = linear(stage, self->in, self->in_bias, at, inner->norm, inner->g);
     op.epilogue = TP_GEMM_BIAS_GELU_AUX;
-    op.aux = tp_cuda_row(stage, mine->h, at->first_row, hidden);
+    op.aux = tp_cuda_row(stage, inner->h, at->first_row, hidden);
     op.aux_stride = hidden;
-    TP_TRY(tp_cuda_stage_product(stage, &op));
-    return project(stage, block, at, mine->g);
+    return tp_cuda_stage_product(stage, &op);
+}
+
+/* All that lies between a block's input and its second product. */
+static tp_status
+make_inner(tp_stage *stage, int block, const tp_slice_at *at, const tp_inner *inner)
+{
+    return stage->base.block[block].kind == TP_ATTENTION ? attend(stage, block, at, inner)
+                                                         : expand(stage, block, at, inner);
+}
+
+tp_status
+tp_cuda_block_recompute(tp_stage *stage, int block, const tp_slice_at *at)
+{
+    return make_inner(stage, block, at, &stage->base.block[block].remade[at->gslot]);
+}
+
+static tp_status
+layer_forward(tp_stage *stage, int block, const tp_slice_at *at)
+{
+    const tp_stage_block *self = &stage->base.block[block];
+    const tp_inner *inner = &self->made[at->slot];
+    TP_TRY(make_inner(stage, block, at, inner));
+    return project(stage, block, at, self->kind == TP_ATTENTION ? inner->o : inner->g);
 }
 
 static tp_status
@@ -128,8 +148,8 @@ tp_cuda_block_forward(tp_stage *stage, int block, const tp_slice_at *at)
 {
     switch (stage->base.block[block].kind) {
     case TP_EMBEDDING: return embed(stage, block, at);
-    case TP_ATTENTION: return attention_forward(stage, block, at);
-    case TP_FFN: return ffn_forward(stage, block, at);
+    case TP_ATTENTION:
+    case TP_FFN: return layer_forward(stage, block, at);
     default: return tp_cuda_head_forward(stage, at);
     }
 }
@@ -157,8 +177,9 @@ static tp_status
 attention_input_gradient(tp_stage *stage, int block, const tp_slice_at *at)
 {
     const tp_stage_block *self = &stage->base.block[block];
-    const tp_activations *mine = &self->activations[at->slot];
+    const tp_inner *inner = tp_stage_inner(self, at);
     const tp_gradients *grads = &self->gradients[at->gslot];
+    const float *all_lse = self->activations[at->slot].lse;
     int64_t width = stage->base.config.model.n_embd;
     const void *dy = tp_cuda_block_d_output(stage, block, at->gslot);
     tp_gemm_op back = linear_t(stage, self->out, at, dy, grads->d_o);
@@ -166,12 +187,12 @@ attention_input_gradient(tp_stage *stage, int block, const tp_slice_at *at)
     tp_stage_part part[2];
     for (int k = 0, count = tp_stage_parts(&stage->base, at, part); k < count; k++) {
         int64_t row = part[k].row, lse = part[k].lse;
-        const void *q = tp_cuda_row(stage, mine->qkv, row, 3 * width);
+        const void *q = tp_cuda_row(stage, inner->qkv, row, 3 * width);
         void *dq = tp_cuda_row(stage, grads->dqkv, row, 3 * width);
         STAGE_RUN(stage, tp_cuda_attention_backward(
                              stage->rank->stream, stage->dtype, &part[k].shape, q, tp_cuda_row(stage, q, 1, width),
-                             tp_cuda_row(stage, q, 2, width), tp_cuda_row(stage, mine->o, row, width),
-                             tp_cuda_row(stage, grads->d_o, row, width), mine->lse + lse, grads->delta + lse, dq,
+                             tp_cuda_row(stage, q, 2, width), tp_cuda_row(stage, inner->o, row, width),
+                             tp_cuda_row(stage, grads->d_o, row, width), all_lse + lse, grads->delta + lse, dq,
                              tp_cuda_row(stage, dq, 1, width), tp_cuda_row(stage, dq, 2, width)));
     }
     back = linear_t(stage, self->in, at, grads->dqkv, grads->d_norm);
@@ -183,13 +204,12 @@ static tp_status
 ffn_input_gradient(tp_stage *stage, int block, const tp_slice_at *at)
 {
     const tp_stage_block *self = &stage->base.block[block];
-    const tp_activations *mine = &self->activations[at->slot];
     const tp_gradients *grads = &self->gradients[at->gslot];
     int64_t hidden = 4 * (int64_t)stage->base.config.model.n_embd;
     const void *dy = tp_cuda_block_d_output(stage, block, at->gslot);
     tp_gemm_op back = linear_t(stage, self->out, at, dy, grads->dh);
     back.epilogue = TP_GEMM_DGELU;
-    back.aux = tp_cuda_row(stage, mine->h, at->first_row, hidden);
+    back.aux = tp_cuda_row(stage, tp_stage_inner(self, at)->h, at->first_row, hidden);
     back.aux_stride = hidden;
     TP_TRY(tp_cuda_stage_product(stage, &back));
     back = linear_t(stage, self->in, at, grads->dh, grads->d_norm);
@@ -264,7 +284,7 @@ tp_status
 tp_cuda_block_weight_gradient(tp_stage *stage, int block, const tp_slice_at *at)
 {
     const tp_stage_block *self = &stage->base.block[block];
-    const tp_activations *mine = &self->activations[at->slot];
+    const tp_inner *inner = tp_stage_inner(self, at);
     const tp_gradients *grads = &self->gradients[at->gslot];
     int attention = self->kind == TP_ATTENTION;
     if (at->slice > 0)
@@ -272,9 +292,9 @@ tp_cuda_block_weight_gradient(tp_stage *stage, int block, const tp_slice_at *at)
     if (self->kind == TP_EMBEDDING)
         return keep_rows(stage, block, at);
     if (self->kind == TP_HEAD)
-        return norm_params(stage, self, at, mine->d_norm);
-    TP_TRY(weight_and_bias(stage, self->in, self->in_bias, at, mine->norm, attention ? grads->dqkv : grads->dh));
-    TP_TRY(weight_and_bias(stage, self->out, self->out_bias, at, attention ? mine->o : mine->g,
+        return norm_params(stage, self, at, self->activations[at->slot].d_norm);
+    TP_TRY(weight_and_bias(stage, self->in, self->in_bias, at, inner->norm, attention ? grads->dqkv : grads->dh));
+    TP_TRY(weight_and_bias(stage, self->out, self->out_bias, at, attention ? inner->o : inner->g,
                            tp_cuda_block_d_output(stage, block, at->gslot)));
     return norm_params(stage, self, at, grads->d_norm);
 }

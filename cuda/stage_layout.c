@@ -7,37 +7,28 @@
 enum { ALIGN = 256 }; /* bytes: what kernels and products read widest, and more */
 
 static void *
-layout_activations(const tp_stage_base *stage, tp_block_kind kind, tp_activations *out, tp_stage_arena *from)
+layout_activations(const tp_stage_base *stage, const tp_stage_block *block, tp_activations *out, tp_stage_arena *from)
 {
     int64_t rows = tp_stage_rows(stage), width = stage->config.model.n_embd;
     out->input = tp_lay_elements(from, rows * width);
     out->mean = tp_lay_floats(from, rows);
     out->rstd = tp_lay_floats(from, rows);
-    if (kind == TP_HEAD) {
+    if (block->kind == TP_HEAD)
         out->d_norm = tp_lay_elements(from, rows * width);
-        return out->input;
-    }
-    out->norm = tp_lay_elements(from, rows * width);
-    if (kind == TP_ATTENTION) {
-        out->qkv = tp_lay_elements(from, rows * 3 * width);
-        out->o = tp_lay_elements(from, rows * width);
+    if (block->kind == TP_ATTENTION)
         out->lse = tp_lay_floats(from, rows * stage->config.model.n_head);
-    } else {
-        out->h = tp_lay_elements(from, rows * 4 * width);
-        out->g = tp_lay_elements(from, rows * 4 * width);
-    }
     return out->input;
 }
 
 static void *
-layout_gradients(const tp_stage_base *stage, tp_block_kind kind, tp_gradients *out, tp_stage_arena *from)
+layout_gradients(const tp_stage_base *stage, const tp_stage_block *block, tp_gradients *out, tp_stage_arena *from)
 {
     int64_t rows = tp_stage_rows(stage), width = stage->config.model.n_embd;
     out->d_input = tp_lay_elements(from, rows * width);
-    if (kind == TP_HEAD)
+    if (block->kind == TP_HEAD)
         return out->d_input;
     out->d_norm = tp_lay_elements(from, rows * width);
-    if (kind == TP_ATTENTION) {
+    if (block->kind == TP_ATTENTION) {
         out->dqkv = tp_lay_elements(from, rows * 3 * width);
         out->d_o = tp_lay_elements(from, rows * width);
         out->delta = tp_lay_floats(from, rows * stage->config.model.n_head);
@@ -121,7 +112,7 @@ tp_status
 tp_cuda_stage_describe(const tp_stage_config *config, tp_dtype dtype, tp_stage **out)
 {
     const tp_stage_sizes sizes = {sizeof(tp_stage), sizeof(tp_activations), sizeof(tp_gradients),
-                                  tp_dtype_bytes(dtype)};
+                                  tp_dtype_bytes(dtype), 1, 0};
     TP_TRY(tp_stage_describe(config, &sizes, out));
     (*out)->dtype = dtype;
     const tp_stage_base *stage = &(*out)->base;

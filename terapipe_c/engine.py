@@ -44,9 +44,15 @@ def cut(slicing: Slicing) -> tuple[int, int, list[tuple[int, list[int]]]]:
 
 
 def rank_memory(model: Any, stages: Sequence[tuple[int, int]], slicing: Slicing, program: _core.Program,
-                threads: int = 1, backend: Backend = CPU) -> list[int]:
+                threads: int = 1, backend: Backend = CPU, recompute: Sequence[bool] = ()) -> list[int]:
     """Bytes that each rank's engine will take from its heap, exactly; nothing is allocated. Of a GPU its memory alone."""
-    return _core.rank_memory(program, dimensions(model), boundaries(stages), cut(slicing), threads=threads, **backend.arguments)
+    return _core.rank_memory(program, dimensions(model), boundaries(stages), cut(slicing), threads=threads,
+                             recompute=recompute_bytes(recompute), **backend.arguments)
+
+
+def recompute_bytes(recompute: Sequence[bool]) -> bytes | None:
+    """Which blocks are computed again, as the C core takes it."""
+    return bytes(recompute) if any(recompute) else None
 
 
 def gather_bytes(model: Any) -> int:
@@ -59,10 +65,10 @@ class RankEngine:
 
     def __init__(self, model: Any, stages: Sequence[tuple[int, int]], slicing: Slicing, program: _core.Program, rank: int,
                  comm: _core.Comm | None, *, threads: int = 1, memory_bytes: int = 0, backend: Backend = CPU,
-                 **device: Any) -> None:
-        """device: on a GPU the arguments of `_core.Engine` that say which and how."""
+                 recompute: Sequence[bool] = (), **device: Any) -> None:
+        """recompute: per block, as `Plan.recompute`. device: on a GPU the arguments of `_core.Engine` that say which and how."""
         self._core = _core.Engine(program, rank, dimensions(model), boundaries(stages), cut(slicing), comm, threads=threads,
-                                  memory_bytes=memory_bytes, **backend.arguments, **device)
+                                  memory_bytes=memory_bytes, recompute=recompute_bytes(recompute), **backend.arguments, **device)
         self._code = program.instructions(rank)
         table = _core.model_params(dimensions(model))
         self._held = [(stage, i, table[index][0]) for stage, i, index in self._core.params()]
@@ -81,11 +87,6 @@ class RankEngine:
     def allocations(self) -> int:
         """Allocations so far: a step adds none."""
         return self._core.memory()[2]
-
-    @property
-    def caveats(self) -> list[str]:
-        """What works otherwise than it was meant to on this rank, and why: slower messages, steps without graphs."""
-        return self._core.caveats()
 
     def load(self, params: Mapping[str, NDArray[Any]], moments: Mapping[str, Mapping[str, NDArray[Any]]] | None = None) -> None:
         """Take this rank's tensors out of params, and of moments {"exp_avg": .., "exp_avg_sq": ..} where given."""
@@ -132,7 +133,7 @@ class _TrainingEngine(RankEngine):
 
     def __init__(self, job: Mapping[str, Any], plan: Plan, rank: int, comm: _core.Comm | None) -> None:
         super().__init__(plan.model, plan.stages, plan.slicing, plan.program, rank, comm, threads=job["threads_per_rank"],
-                         **_device_of(job, rank))
+                         recompute=plan.recompute, **_device_of(job, rank))
         self._options = {"beta1": job["betas"][0], "beta2": job["betas"][1], "eps": job["eps"],
                          "weight_decay": job["weight_decay"], "grad_clip": job["grad_clip"]}
 

@@ -26,14 +26,15 @@ def partition_of(model, cuts):
     return list(zip(edges[:-1], edges[1:], strict=True))
 
 
-def ranks_do(model, partition, slicing, program, work, threads=1, params=None):
+def ranks_do(model, partition, slicing, program, work, threads=1, params=None, recompute=()):
     """[work(engine) of each rank], on engines that run `program` together as threads."""
     ranks = program.num_ranks
     everyone = bytearray(int(a != b) for a in range(ranks) for b in range(ranks))
     region = _core.Region.create(ranks, everyone, 1 << 13, gather_bytes(model), False)
 
     def one(rank):
-        engine = RankEngine(model, partition, slicing, program, rank, _core.Comm(region, rank, 60.0), threads=threads)
+        engine = RankEngine(model, partition, slicing, program, rank, _core.Comm(region, rank, 60.0), threads=threads,
+                            recompute=recompute)
         if params is not None:
             engine.load(params)
         return work(engine)
@@ -53,9 +54,9 @@ def step(engine, tokens):
     return losses, evaluated, found
 
 
-def everything(model, partition, slicing, program, params, tokens, threads=1):
+def everything(model, partition, slicing, program, params, tokens, threads=1, recompute=()):
     """Losses, norms, evaluation and every tensor, with all that the ranks must agree on agreed on."""
-    parts = ranks_do(model, partition, slicing, program, lambda engine: step(engine, tokens), threads, params)
+    parts = ranks_do(model, partition, slicing, program, lambda engine: step(engine, tokens), threads, params, recompute)
     assert all(part[:2] == parts[0][:2] for part in parts)
     arrays = {}
     for _, _, found in parts:
@@ -145,6 +146,25 @@ def test_updates_have_the_same_bits_under_every_kind_of_program(tie):
             same(right, everything(model, partition, slicing, program, params, tokens, 1 + i % 2))
         except AssertionError as error:
             raise AssertionError(f"{name}: {error}") from error
+
+
+def test_a_gradient_waits_for_the_stage_below_on_its_rank():
+    """Which has no message to keep it: the next micro-batch's backward may not take its slot before."""
+    model, params, tokens = problem(6, 8, n_layer=5)
+    right = alone(model, params, tokens)
+    late = "0F0.0 1F0.0 0F1.0 1F1.0 1B0.0 1B1.0 0B0.0 0B1.0"
+    for program, cuts, slicing in ((tp.Program.parse(late), [3], [(3, [8])] * 2),
+                                   (tp.schedules.hanayo(3, 6, 2), range(1, 12), [(1, [8])] * 6),
+                                   (tp.schedules.hanayo(3, 6, 2, 2).split(pending=1), range(1, 12), [(1, [5, 3])] * 6)):
+        program = program.lower(len(program.rank_of) > 1 and program.num_ranks > 1)
+        program.check()
+        same(right, everything(model, partition_of(model, cuts), slicing, program, params, tokens))
+    lowered = tp.Program.parse(late).lower()
+    code = lowered.instructions(0).copy()
+    assert lowered.gradient_slots(1) == 2
+    code["slot"][(code["stage"] == 1) & (code["op"] == tp.schedules.OPS.index("B"))] &= 0xFFFF
+    with pytest.raises(_core.ScheduleError, match="gradient slot 0 of stage 1 is rewritten while micro-batch 0 still uses it"):
+        tp.Program.from_instructions([code], keep_slots=True).check()
 
 
 def random_case(rng):

@@ -63,4 +63,11 @@ TP_MUST_USE tp_status
 tp_cost_durations(const tp_cost *cost, int32_t stages, const int32_t *blocks, int32_t micros, const int32_t *batches,
                   const int32_t *slices, const int32_t *lengths, double *F, double *I, double *W);
 
+/* R of each unit on each stage: making again what these attention and FFN blocks do not keep is their forward without its second
+ * product, whose result is the next block's input and is there. Of an attention that product is E^2 multiply-adds a token, of a
+ * FFN 4 E^2, which is half of all it has. Arguments as above; R: [stages][units], written; 0 where there is no such block. */
+TP_MUST_USE tp_status
+tp_cost_recompute(const tp_cost *cost, int32_t stages, const int32_t *blocks, int32_t micros, const int32_t *batches,
+                  const int32_t *slices, const int32_t *lengths, double *R);
+
 #endif

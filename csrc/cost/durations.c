@@ -99,3 +99,27 @@ tp_cost_durations(const tp_cost *cost, int32_t stages, const int32_t *blocks, in
     }
     return TP_OK;
 }
+
+tp_status
+tp_cost_recompute(const tp_cost *cost, int32_t stages, const int32_t *blocks, int32_t micros, const int32_t *batches,
+                  const int32_t *slices, const int32_t *lengths, double *R)
+{
+    TP_TRY(check_request(stages, blocks, micros, batches, slices, lengths));
+    int64_t units = 0, unit = 0;
+    for (int32_t q = 0; q < micros; q++)
+        units += slices[q];
+    for (int32_t q = 0; q < micros; q++) {
+        double context = 0.0;
+        for (int32_t s = 0; s < slices[q]; s++, unit++, context += *lengths++) {
+            double attention = tp_cost_seconds(&cost->curve[TP_ATTENTION][TP_COST_F], *lengths, context, batches[q]);
+            double ffn = tp_cost_seconds(&cost->curve[TP_FFN][TP_COST_F], *lengths, context, batches[q]);
+            attention = attention > ffn / 8 ? attention - ffn / 8 : 0.0;
+            for (int32_t k = 0; k < stages; k++) {
+                const int32_t *count = blocks + k * TP_BLOCK_KINDS;
+                int any = count[TP_ATTENTION] + count[TP_FFN] > 0;
+                R[k * units + unit] = any * cost->overhead_s + count[TP_ATTENTION] * attention + count[TP_FFN] * ffn / 2;
+            }
+        }
+    }
+    return TP_OK;
+}

@@ -16,15 +16,6 @@ tp_engine_events(const tp_engine *engine, int64_t *count)
     return engine->events;
 }
 
-const char *
-tp_engine_caveat(const tp_engine *engine, int i)
-{
-    const tp_comm *comm = engine->config.comm;
-    if (i == 0)
-        return comm != NULL && comm->ops->caveat != NULL ? comm->ops->caveat(comm) : "";
-    return engine->device != NULL && engine->device->ops->caveat != NULL ? engine->device->ops->caveat(engine->device) : "";
-}
-
 static int
 slot_for(uint32_t slot, int gradient)
 {
@@ -192,6 +183,7 @@ run_one(tp_engine *engine, const tp_instr *instr)
         TP_TRY(take_over(engine, instr));
         TP_TRY(ops->input_gradient(stage, instr->micro, instr->slice, slot, gslot));
         return instr->op == TP_OP_I ? TP_OK : ops->weight_gradient(stage, instr->micro, instr->slice, slot, gslot);
+    case TP_OP_R: return ops->recompute(stage, instr->micro, instr->slice, slot, gslot);
     case TP_OP_W: return ops->weight_gradient(stage, instr->micro, instr->slice, slot, gslot);
     case TP_OP_SF:
     case TP_OP_SB:
@@ -275,19 +267,7 @@ work(tp_engine *engine, int64_t i, running *now)
 static int
 computes(uint16_t op)
 {
-    return op == TP_OP_F || op == TP_OP_B || op == TP_OP_I || op == TP_OP_W;
-}
-
-/* Instructions i, which has arrived, to end - 1. */
-static tp_status
-work_through(tp_engine *engine, int64_t i, int64_t end, running *now)
-{
-    TP_TRY(work(engine, i, now));
-    for (int64_t k = i + 1; k < end; k++) {
-        TP_TRY(arrive(engine, k, now));
-        TP_TRY(work(engine, k, now));
-    }
-    return TP_OK;
+    return op == TP_OP_F || op == TP_OP_B || op == TP_OP_I || op == TP_OP_W || op == TP_OP_R;
 }
 
 /* What begins with i, which has arrived, and goes on until a message: the device may know it from the last step. */
@@ -295,7 +275,7 @@ static tp_status
 run_stretch(tp_engine *engine, int64_t i, running *now, int64_t *end)
 {
     const tp_device_ops *ops = engine->device->ops;
-    int replayed, again = 0;
+    int replayed;
     for (*end = i + 1; *end < engine->count && computes(engine->code[*end].op) && engine->from[*end] < 0;)
         ++*end;
     TP_TRY(ops->stretch_begin(engine->device, i, &replayed));
@@ -304,9 +284,17 @@ run_stretch(tp_engine *engine, int64_t i, running *now, int64_t *end)
             name_event(engine, k, now);
         return TP_OK;
     }
-    tp_status done = work_through(engine, i, *end, now);
-    TP_TRY(ops->stretch_end(engine->device, i, done, &again));
-    return again ? work_through(engine, i, *end, now) : TP_OK;
+    for (int again = 1, done = 0; again; done++) {
+        TP_TRY(work(engine, i, now));
+        for (int64_t k = i + 1; k < *end; k++) {
+            TP_TRY(arrive(engine, k, now));
+            TP_TRY(work(engine, k, now));
+        }
+        again = 0;
+        if (done == 0)
+            TP_TRY(ops->stretch_end(engine->device, i, &again));
+    }
+    return TP_OK;
 }
 
 /* Every mark is there: waits become durations. */

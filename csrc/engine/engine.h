@@ -17,6 +17,7 @@ typedef struct {
     tp_model model;
     const tp_slicing *slicing; /* borrowed */
     const int32_t *partition;  /* [stages + 1] block boundaries; stage v has blocks [partition[v], partition[v + 1]) */
+    const uint8_t *recompute;  /* [blocks], borrowed: 1: the block keeps its input alone (tp_stage_config); NULL: none */
     const tp_provider *provider; /* borrowed: tp_cpu_provider(), or a module's */
     tp_device_config device;
     tp_comm *comm;     /* borrowed; NULL where one rank is all; of the device's memory or the host's (staged.c) */
@@ -49,7 +50,7 @@ typedef struct {
  * EVALUE as tp_slicing_halve. */
 TP_MUST_USE tp_status
 tp_engine_halve(const tp_program *program, tp_slicing *slicing);
-/* EVALUE: model, program, partition and slicing that do not fit together; comm is not looked at. */
+/* EVALUE, ESCHEDULE: model, program, partition, slicing and recompute that do not fit together; comm is not looked at. */
 TP_MUST_USE tp_status
 tp_engine_check(const tp_engine_config *config);
 /* Bytes of the device that a rank's engine takes from its heap: what tp_engine_open will take, exactly. The config has been
@@ -82,9 +83,6 @@ tp_engine_evaluate(tp_engine *engine, const int32_t *tokens, double *loss);
 /* Events of the last step, one per instruction: [instructions of the rank]. */
 const tp_event *
 tp_engine_events(const tp_engine *engine, int64_t *count);
-/* What works otherwise than it was meant to, and why, until now: of messages (i 0), of the device (1); "": nothing. */
-const char *
-tp_engine_caveat(const tp_engine *engine, int i);
 
 /* ---- the same engine with kernels replaced by timed waits: any cluster on one machine -------------------------------- */
 

@@ -47,6 +47,14 @@ tp_engine_drop_tables(tp_engine *engine);
 TP_MUST_USE tp_status
 tp_engine_match_receives(tp_engine *engine, const tp_program *program);
 
+/* EVALUE: blocks that cannot be recomputed, or a provider that cannot. ESCHEDULE: R is missing, late or of a stage that keeps
+ * everything; micro-batches that go forward through each other on a stage that recomputes. Partition and slices fit. */
+TP_MUST_USE tp_status
+tp_engine_check_recompute(const tp_engine_config *config);
+/* tp_stage_config.remake_slices of a stage of a config that has passed that check. */
+int
+tp_engine_remakes_slices(const tp_engine_config *config, int stage);
+
 /* EVALUE where the communicator is missing, or another rank's, or of another number of ranks. */
 TP_MUST_USE tp_status
 tp_engine_check_comm(const tp_program *program, int rank, const tp_comm *comm);

@@ -17,7 +17,9 @@ stage_config(const tp_engine_config *config, int stage)
                              .first_block = config->partition[stage],
                              .last_block = config->partition[stage + 1],
                              .activation_slots = tp_program_activation_slots(config->program, stage),
-                             .gradient_slots = gradient};
+                             .gradient_slots = gradient,
+                             .recompute = config->recompute,
+                             .remake_slices = tp_engine_remakes_slices(config, stage)};
 }
 
 static int64_t
@@ -96,7 +98,7 @@ tp_engine_check(const tp_engine_config *config)
         if (is_halved(&program->code[i]) && config->slicing->micro[program->code[i].micro].half == 0)
             return tp_fail(TP_EVALUE, "micro-batch %d is halved in the program and not in the slicing",
                            program->code[i].micro);
-    return TP_OK;
+    return tp_engine_check_recompute(config);
 }
 
 tp_status
@@ -153,7 +155,7 @@ open_parts(tp_engine *engine, const tp_engine_config *config, tp_heap *account)
 static tp_status
 check_program(const tp_program *program, int tied)
 {
-    static const tp_op later[] = {TP_OP_R, TP_OP_SO, TP_OP_SI};
+    static const tp_op later[] = {TP_OP_SO, TP_OP_SI};
     int64_t count[TP_OPS] = {0};
     int remote = 0, last = program->stages - 1;
     TP_TRY(tp_program_check(program));

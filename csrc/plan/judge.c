@@ -6,7 +6,7 @@
 
 #include "csrc/plan/judge_core.h"
 
-enum { F, I, W, UPDATE, EXCHANGE, LINK, COPY, WHOLE };
+enum { F, I, W, UPDATE, EXCHANGE, LINK, COPY, AGAIN, WHOLE };
 /* Of the halves of forwards, behind the whole's. */
 enum { F_FIRST = WHOLE, F_SECOND, LINK_FIRST, LINK_SECOND, COPY_FIRST, COPY_SECOND, SPARE_I, SPARE_W, ALL };
 enum { KEPT = 16 }; /* orders that depend on times and are kept: list scheduling costs more than all else */
@@ -25,6 +25,7 @@ struct tp_judge {
     int tables;
     double *table[ALL]; /* [stages][units]; one block of memory */
     int32_t *blocks;    /* [stages][TP_BLOCK_KINDS] */
+    int32_t *remade;    /* the same of those that are made again */
     int32_t *halved;    /* [micros] */
     int32_t micros;     /* room of it */
     kept list[KEPT];
@@ -56,13 +57,14 @@ tp_judge_open(const tp_judge_request *request, tp_judge **out)
                            TP_BLOCK_KINDS - 1);
     tp_judge *judge = calloc(1, sizeof *judge);
     if (judge != NULL)
-        judge->blocks = calloc((size_t)(request->ranks * request->chunks) * TP_BLOCK_KINDS, sizeof *judge->blocks);
+        judge->blocks = calloc(2 * (size_t)(request->ranks * request->chunks) * TP_BLOCK_KINDS, sizeof *judge->blocks);
     if (judge == NULL || judge->blocks == NULL) {
         free(judge);
         return tp_fail(TP_EMEMORY, "no memory for a judge of %d stages", request->ranks * request->chunks);
     }
     judge->asked = *request;
     judge->stages = request->ranks * request->chunks;
+    judge->remade = judge->blocks + (ptrdiff_t)judge->stages * TP_BLOCK_KINDS;
     *out = judge;
     return TP_OK;
 }
@@ -210,6 +212,18 @@ time_halves(tp_judge *judge, const tp_candidate *c, int64_t units, tp_durations 
     return TP_OK;
 }
 
+static tp_status
+time_again(tp_judge *judge, const tp_candidate *c, tp_durations *out)
+{
+    memset(judge->remade, 0, (size_t)judge->stages * TP_BLOCK_KINDS * sizeof *judge->remade);
+    for (int k = 0; k < judge->stages; k++)
+        for (int32_t i = c->boundary[k]; i < c->boundary[k + 1]; i++)
+            judge->remade[k * TP_BLOCK_KINDS + judge->asked.kind[i]] += judge->asked.recompute[i] != 0;
+    out->seconds[TP_OP_R] = judge->table[AGAIN];
+    return tp_cost_recompute(judge->asked.costs.cost, judge->stages, judge->remade, c->micros, c->batches, c->slices, c->lengths,
+                             judge->table[AGAIN]);
+}
+
 tp_status
 tp_judge_time(tp_judge *judge, const tp_candidate *c, tp_durations *out)
 {
@@ -231,6 +245,8 @@ tp_judge_time(tp_judge *judge, const tp_candidate *c, tp_durations *out)
     out->comm_unit_s = judge->table[LINK];
     if (judge->asked.costs.copy_byte_s > 0.0)
         out->seconds[TP_OP_SF] = out->seconds[TP_OP_SB] = out->seconds[TP_OP_RF] = out->seconds[TP_OP_RB] = judge->table[COPY];
+    if (judge->asked.recompute != NULL)
+        TP_TRY(time_again(judge, c, out));
     return c->order == TP_ORDER_SLICED ? time_halves(judge, c, units, out) : TP_OK;
 }
 
@@ -356,6 +372,26 @@ tp_judge_compute(tp_judge *judge, const tp_candidate *c, tp_program **program)
     return TP_OK;
 }
 
+/* The program with R where the request says so; *made is replaced. */
+static tp_status
+make_again(tp_judge *judge, const tp_candidate *c, const tp_program **compute, tp_program **made)
+{
+    uint8_t *flags = calloc(2 * (size_t)judge->stages, 1);
+    if (flags == NULL)
+        return tp_fail(TP_EMEMORY, "no memory for the flags of %d stages", judge->stages);
+    for (int k = 0; k < judge->stages; k++)
+        for (int32_t i = c->boundary[k]; i < c->boundary[k + 1]; i++)
+            if (judge->asked.recompute[i] && flags[k] != TP_AGAIN_ALL)
+                flags[k] = judge->asked.kind[i] == TP_ATTENTION ? TP_AGAIN_ALL : TP_AGAIN_SLICES;
+    tp_program *again = NULL;
+    tp_status status = tp_program_save_memory(*compute, flags, flags + judge->stages, &again);
+    free(flags);
+    TP_TRY(status);
+    tp_program_close(*made);
+    *compute = *made = again;
+    return TP_OK;
+}
+
 static int
 places_weights(int order)
 {
@@ -374,6 +410,8 @@ tp_judge_make(tp_judge *judge, const tp_candidate *c, tp_program **program, tp_s
     tp_status status = build(judge, c, &d, &compute, &made);
     if (status == TP_OK && compute->stages != judge->stages)
         status = tp_fail(TP_EVALUE, "the schedule has %d stages: %d would be right", compute->stages, judge->stages);
+    if (status == TP_OK && judge->asked.recompute != NULL)
+        status = make_again(judge, c, &compute, &made);
     if (status == TP_OK && !places_weights(c->order)) {
         status = tp_program_split(compute, &d, c->pending, &split);
         compute = split;

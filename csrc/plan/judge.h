@@ -30,6 +30,7 @@ typedef struct {
     tp_judge_costs costs;
     int ranks, chunks, blocks, tied;
     const int32_t *kind; /* [blocks] tp_block_kind */
+    const uint8_t *recompute; /* [blocks] 1: an attention or FFN that keeps its input alone (R, tp_cost_recompute); NULL: none */
 } tp_judge_request;
 
 typedef struct {

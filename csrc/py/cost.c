@@ -229,55 +229,59 @@ cost_table(PyObject *module, PyObject *args)
 /* ---- durations of a plan --------------------------------------------------------------------------------------------
  */
 
+/* The first array, or all of F, I, W as a tuple. */
 static PyObject *
-durations_out(tp_py_state *state, double *const out[TP_COST_PHASES], const Py_ssize_t shape[2])
+durations_out(tp_py_state *state, double *const out[TP_COST_PHASES], int count, const Py_ssize_t shape[2])
 {
-    PyObject *arrays[TP_COST_PHASES];
+    PyObject *arrays[TP_COST_PHASES] = {NULL};
     int good = 1;
-    for (int i = 0; i < TP_COST_PHASES; i++)
+    for (int i = 0; i < count; i++)
         good &= (arrays[i] = tp_py_array(state, out[i], 'd', 2, shape)) != NULL;
     if (good)
-        return Py_BuildValue("NNN", arrays[0], arrays[1], arrays[2]);
-    for (int i = 0; i < TP_COST_PHASES; i++)
+        return count == 1 ? arrays[0] : Py_BuildValue("NNN", arrays[0], arrays[1], arrays[2]);
+    for (int i = 0; i < count; i++)
         Py_XDECREF(arrays[i]);
     return NULL;
 }
 
 /* view: blocks [stages, kinds], batches [micros], slices [micros], lengths [sum of slices], all int32. */
 static PyObject *
-durations_run(tp_py_state *state, const tp_py_pack *p, const Py_buffer view[4])
+durations_run(tp_py_state *state, const tp_py_pack *p, const Py_buffer view[4], int again)
 {
-    const int32_t *slices = view[2].buf;
-    Py_ssize_t micros = view[1].shape[0], units = view[3].shape[0];
+    const int32_t *slices = view[2].buf, *blocks = view[0].buf, *batches = view[1].buf, *lengths = view[3].buf;
+    Py_ssize_t units = view[3].shape[0];
+    int32_t stages = (int32_t)view[0].shape[0], micros = (int32_t)view[1].shape[0];
     int64_t sum = 0;
     for (Py_ssize_t q = 0; q < view[2].shape[0]; q++)
         sum += slices[q] > 0 ? slices[q] : 0;
-    if (view[0].shape[1] != TP_BLOCK_KINDS || view[2].shape[0] != micros || sum != units || micros < 1)
+    if (view[0].shape[1] != TP_BLOCK_KINDS || view[2].shape[0] != view[1].shape[0] || sum != units || micros < 1)
         return PyErr_SetString(PyExc_ValueError, "blocks, batches, slices and lengths do not fit together"), NULL;
-    const Py_ssize_t shape[2] = {view[0].shape[0], units};
-    double *out[TP_COST_PHASES];
-    int ready = 1;
-    for (int i = 0; i < TP_COST_PHASES; i++)
+    const Py_ssize_t shape[2] = {stages, units};
+    double *out[TP_COST_PHASES] = {NULL};
+    int ready = 1, count = again ? 1 : TP_COST_PHASES;
+    for (int i = 0; i < count; i++)
         ready &= (out[i] = doubles(shape[0] * shape[1])) != NULL;
     tp_status status = TP_OK;
     if (ready) {
-        Py_BEGIN_ALLOW_THREADS status = tp_cost_durations(&p->cost, (int32_t)shape[0], view[0].buf, (int32_t)micros,
-                                                          view[1].buf, slices, view[3].buf, out[0], out[1], out[2]);
-        Py_END_ALLOW_THREADS if (status == TP_OK) return durations_out(state, out, shape);
+        Py_BEGIN_ALLOW_THREADS
+        if (again)
+            status = tp_cost_recompute(&p->cost, stages, blocks, micros, batches, slices, lengths, out[0]);
+        else
+            status = tp_cost_durations(&p->cost, stages, blocks, micros, batches, slices, lengths, out[0], out[1], out[2]);
+        Py_END_ALLOW_THREADS
+        if (status == TP_OK)
+            return durations_out(state, out, count, shape);
     }
-    for (int i = 0; i < TP_COST_PHASES; i++)
+    for (int i = 0; i < count; i++)
         free(out[i]);
     return ready ? tp_py_raise(state, status) : NULL;
 }
 
-PyDoc_STRVAR(durations_doc, "cost_durations($module, pack, blocks, batches, slices, lengths, /)\n--\n\n"
-                            "(F, I, W), each float64 [stages, units]. blocks int32 [stages, 4]: how many of each kind; "
-                            "batches, slices int32 [micros]; lengths int32 [units].");
 static PyObject *
-cost_durations(PyObject *module, PyObject *args)
+durations_of(PyObject *module, PyObject *args, int again)
 {
     PyObject *tuple, *arrays[4], *result = NULL;
-    if (!PyArg_ParseTuple(args, "OOOOO:cost_durations", &tuple, &arrays[0], &arrays[1], &arrays[2], &arrays[3]))
+    if (!PyArg_ParseTuple(args, "OOOOO", &tuple, &arrays[0], &arrays[1], &arrays[2], &arrays[3]))
         return NULL;
     tp_py_state *state = tp_py_module_state(module);
     static const char *const what[] = {"blocks", "batches", "slices", "lengths"};
@@ -288,11 +292,28 @@ cost_durations(PyObject *module, PyObject *args)
         while (held < 4 && tp_py_view(arrays[held], 'i', held == 0 ? 2 : 1, 0, what[held], &view[held]) == 0)
             held++;
     if (held == 4)
-        result = durations_run(state, &p, view);
+        result = durations_run(state, &p, view, again);
     while (held > 0)
         PyBuffer_Release(&view[--held]);
     tp_py_pack_close(&p);
     return result;
+}
+
+PyDoc_STRVAR(durations_doc, "cost_durations($module, pack, blocks, batches, slices, lengths, /)\n--\n\n"
+                            "(F, I, W), each float64 [stages, units]. blocks int32 [stages, 4]: how many of each kind; "
+                            "batches, slices int32 [micros]; lengths int32 [units].");
+static PyObject *
+cost_durations(PyObject *module, PyObject *args)
+{
+    return durations_of(module, args, 0);
+}
+
+PyDoc_STRVAR(recompute_doc, "cost_recompute($module, pack, blocks, batches, slices, lengths, /)\n--\n\n"
+                            "R of these attention and FFN blocks, float64 [stages, units]; arguments as of cost_durations.");
+static PyObject *
+cost_recompute(PyObject *module, PyObject *args)
+{
+    return durations_of(module, args, 1);
 }
 
 static PyMethodDef methods[] = {
@@ -300,6 +321,7 @@ static PyMethodDef methods[] = {
     {"cost_slices", cost_slices, METH_VARARGS, slices_doc},
     {"cost_table", cost_table, METH_VARARGS, table_doc},
     {"cost_durations", cost_durations, METH_VARARGS, durations_doc},
+    {"cost_recompute", cost_recompute, METH_VARARGS, recompute_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -15,27 +15,46 @@ typedef struct {
     tp_py_costs *costs; /* an emulated engine's; it has no slicing */
     tp_slicing *slicing;
     int32_t *partition;
+    Py_buffer recompute; /* [blocks] of bool; obj NULL: none */
     tp_heap *heap;
     tp_engine *engine;
     int64_t tokens; /* ints of one step's tokens */
     int busy;       /* a step is running without the GIL */
 } engine_object;
 
+/* None, or one bool of each block of the model, as bytes. */
+static int
+view_recompute(PyObject *recompute, const tp_model *model, Py_buffer *view)
+{
+    *view = (Py_buffer){0};
+    if (recompute == Py_None)
+        return 0;
+    if (PyObject_GetBuffer(recompute, view, PyBUF_SIMPLE) < 0)
+        return -1;
+    if (view->len == tp_model_blocks(model))
+        return 0;
+    PyErr_Format(PyExc_ValueError, "recompute has %zd entries: one for each of the %d blocks would be right", view->len,
+                 tp_model_blocks(model));
+    PyBuffer_Release(view);
+    return -1;
+}
+
 static PyObject *
 engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"program", "rank", "model",   "partition", "slicing", "comm",
                             "isa",     "threads", "memory_bytes", "provider", "device", "dtype", "eager", "reproducible",
-                            "candidates", "staged", "part", NULL};
+                            "candidates", "staged", "part", "recompute", NULL};
     PyObject *program, *model, *partition, *slicing, *comm = Py_None, *provider = Py_None, *part = Py_None;
+    PyObject *recompute = Py_None;
     const char *dtype = NULL;
     unsigned long long memory = 0;
     tp_engine_config config = {.device = {.threads = 1}};
     tp_py_state *state = PyType_GetModuleState(type);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OiOOO|OziKOizppipO", names, &program, &config.rank, &model, &partition,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OiOOO|OziKOizppipOO", names, &program, &config.rank, &model, &partition,
                                      &slicing, &comm, &config.device.isa, &config.device.threads, &memory, &provider,
                                      &config.device.device, &dtype, &config.device.eager, &config.device.reproducible,
-                                     &config.device.candidates, &config.staged, &part))
+                                     &config.device.candidates, &config.staged, &part, &recompute))
         return NULL;
     engine_object *self = (engine_object *)type->tp_alloc(type, 0);
     if (self == NULL)
@@ -44,8 +63,10 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     config.program = tp_py_program_get(state, program, "program");
     if (config.program == NULL || tp_py_model(state, model, &config.model) < 0 ||
         tp_py_slicing(state, slicing, &self->slicing) < 0 ||
-        (self->partition = tp_py_int32s(partition, "the partition's boundaries", &boundaries)) == NULL)
+        (self->partition = tp_py_int32s(partition, "the partition's boundaries", &boundaries)) == NULL ||
+        view_recompute(recompute, &config.model, &self->recompute) < 0)
         goto failed;
+    config.recompute = self->recompute.buf;
     if (boundaries != config.program->stages + 1) {
         PyErr_Format(PyExc_ValueError, "the partition has %zd boundaries: %d would be right for %d stages", boundaries,
                      config.program->stages + 1, config.program->stages);
@@ -105,6 +126,7 @@ engine_dealloc(PyObject *object)
     tp_heap_close(self->heap);
     tp_slicing_close(self->slicing);
     free(self->partition);
+    PyBuffer_Release(&self->recompute);
     if (self->costs != NULL)
         tp_py_costs_close(self->costs);
     free(self->costs);
@@ -399,40 +421,28 @@ engine_memory(PyObject *object, PyObject *unused)
                          (unsigned long long)tp_heap_allocations(heap));
 }
 
-static PyObject *
-engine_caveats(PyObject *object, PyObject *unused)
-{
-    (void)unused;
-    PyObject *list = PyList_New(0);
-    for (int i = 0; list != NULL && i < 2; i++) {
-        const char *text = tp_engine_caveat(((engine_object *)object)->engine, i);
-        PyObject *one = *text == 0 ? NULL : PyUnicode_FromString(text);
-        if (*text != 0 && (one == NULL || PyList_Append(list, one) < 0))
-            Py_CLEAR(list);
-        Py_XDECREF(one);
-    }
-    return list;
-}
-
 /* ---- the module function: bytes of every rank, before anything is allocated ------------------------------------------------- */
 
 static PyObject *
 rank_memory(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"program", "model", "partition", "slicing", "isa", "threads", "provider", "dtype", NULL};
-    PyObject *program, *model, *partition, *slicing, *provider = Py_None, *result = NULL;
+    static char *names[] = {"program", "model", "partition", "slicing", "isa", "threads", "provider", "dtype", "recompute", NULL};
+    PyObject *program, *model, *partition, *slicing, *provider = Py_None, *recompute = Py_None, *result = NULL;
+    Py_buffer again = {0};
     const char *dtype = NULL;
     tp_engine_config config = {.device = {.threads = 1}};
     tp_slicing *cut = NULL;
     Py_ssize_t boundaries;
     tp_py_state *state = tp_py_module_state(module);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|ziOz", names, &program, &model, &partition, &slicing,
-                                     &config.device.isa, &config.device.threads, &provider, &dtype))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|ziOzO", names, &program, &model, &partition, &slicing,
+                                     &config.device.isa, &config.device.threads, &provider, &dtype, &recompute))
         return NULL;
     config.program = tp_py_program_get(state, program, "program");
     if (config.program == NULL || tp_py_model(state, model, &config.model) < 0 ||
-        tp_py_device(provider, dtype, &config.provider, &config.device) < 0)
+        tp_py_device(provider, dtype, &config.provider, &config.device) < 0 ||
+        view_recompute(recompute, &config.model, &again) < 0)
         return NULL;
+    config.recompute = again.buf;
     int32_t *bounds = tp_py_int32s(partition, "the partition's boundaries", &boundaries);
     if (bounds == NULL || tp_py_slicing(state, slicing, &cut) < 0)
         goto done;
@@ -459,6 +469,7 @@ rank_memory(PyObject *module, PyObject *args, PyObject *kwargs)
             PyList_SET_ITEM(result, config.rank, bytes);
     }
 done:
+    PyBuffer_Release(&again);
     free(bounds);
     tp_slicing_close(cut);
     return result;
@@ -483,8 +494,6 @@ static PyMethodDef engine_methods[] = {
     {"events", engine_events, METH_NOARGS,
      "events($self, /)\n--\n\n-> int64 [instructions, 5] of the last step: position, step, start_ns, end_ns, wait_ns before "
      "start (OPT: within)."},
-    {"caveats", engine_caveats, METH_NOARGS,
-     "caveats($self, /)\n--\n\n-> what works otherwise than it was meant to on this rank, and why, in sentences."},
     {"memory", engine_memory, METH_NOARGS,
      "memory($self, /)\n--\n\n-> (bytes held, high-water mark, allocations so far)."},
     {NULL, NULL, 0, NULL},
@@ -495,11 +504,13 @@ static PyType_Slot engine_slots[] = {
     {Py_tp_dealloc, engine_dealloc},
     {Py_tp_methods, engine_methods},
     {Py_tp_doc, "Engine(program, rank, model, partition, slicing, comm=None, isa=None, threads=1, memory_bytes=0, "
-                "provider=None, device=0, dtype=None, eager=False, reproducible=False, candidates=0, staged=False, part=None)\n--\n\n"
+                "provider=None, device=0, dtype=None, eager=False, reproducible=False, candidates=0, staged=False, part=None, "
+                "recompute=None)\n--\n\n"
                 "One rank: its stages, its list of instructions, its memory. provider: a backend module's capsule, None: the "
                 "CPU; device: number among the visible ones; dtype: float32 or bf16; eager: capture no graphs; "
                 "reproducible: products give a row the same bits whatever is multiplied with it; candidates: algorithms timed "
-                "for each product; staged: messages go through the host's memory; part: a " TP_PARTITION_CAPSULE " capsule, a part of the GPU."},
+                "for each product; staged: messages go through the host's memory; part: a " TP_PARTITION_CAPSULE " capsule, a part of the GPU; "
+                "recompute: a byte for each block, 1: its input alone is kept for the backward."},
     {0, NULL},
 };
 static PyType_Spec engine_spec = {"terapipe_c._core.Engine", sizeof(engine_object), 0,
@@ -508,15 +519,16 @@ static PyType_Spec engine_spec = {"terapipe_c._core.Engine", sizeof(engine_objec
 static PyObject *
 stage_memory(PyObject *module, PyObject *args)
 {
-    PyObject *model, *slicing, *capsule = Py_None;
+    PyObject *model, *slicing, *capsule = Py_None, *recompute = Py_None;
+    Py_buffer again = {0};
     const char *dtype = NULL;
     const tp_provider *provider;
     tp_device_config device = {.threads = 1};
     tp_stage_config config = {0};
     tp_slicing *cut = NULL;
     tp_py_state *state = tp_py_module_state(module);
-    if (!PyArg_ParseTuple(args, "OOiiii|Oz", &model, &slicing, &config.first_block, &config.last_block,
-                          &config.activation_slots, &config.gradient_slots, &capsule, &dtype))
+    if (!PyArg_ParseTuple(args, "OOiiii|OzO", &model, &slicing, &config.first_block, &config.last_block,
+                          &config.activation_slots, &config.gradient_slots, &capsule, &dtype, &recompute))
         return NULL;
     if (tp_py_model(state, model, &config.model) < 0 || tp_py_device(capsule, dtype, &provider, &device) < 0)
         return NULL;
@@ -528,10 +540,14 @@ stage_memory(PyObject *module, PyObject *args)
                      blocks);
         return NULL;
     }
-    if (tp_py_slicing(state, slicing, &cut) < 0)
+    if (view_recompute(recompute, &config.model, &again) < 0 || tp_py_slicing(state, slicing, &cut) < 0) {
+        PyBuffer_Release(&again);
         return NULL;
+    }
     config.slicing = cut;
+    config.recompute = again.buf;
     size_t bytes = provider->stage->bytes(&config, &device);
+    PyBuffer_Release(&again);
     tp_slicing_close(cut);
     if (bytes == 0)
         return PyErr_NoMemory();
@@ -540,11 +556,11 @@ stage_memory(PyObject *module, PyObject *args)
 
 static PyMethodDef functions[] = {
     {"rank_memory", (PyCFunction)(void (*)(void))rank_memory, METH_VARARGS | METH_KEYWORDS,
-     "rank_memory($module, /, program, model, partition, slicing, isa=None, threads=1, provider=None, dtype=None)\n--\n\n-> "
-     "[bytes of each rank's engine on its device], exact; nothing is allocated."},
+     "rank_memory($module, /, program, model, partition, slicing, isa=None, threads=1, provider=None, dtype=None, "
+     "recompute=None)\n--\n\n-> [bytes of each rank's engine on its device], exact; nothing is allocated."},
     {"stage_memory", stage_memory, METH_VARARGS,
-     "stage_memory($module, model, slicing, first, last, activation_slots, gradient_slots, provider=None, dtype=None, /)\n--\n\n-> bytes that a stage of "
-     "blocks [first, last) takes, exact, workspace not counted; nothing is allocated."},
+     "stage_memory($module, model, slicing, first, last, activation_slots, gradient_slots, provider=None, dtype=None, "
+     "recompute=None, /)\n--\n\n-> bytes that a stage of blocks [first, last) takes, exact, workspace not counted; nothing is allocated."},
     {NULL, NULL, 0, NULL},
 };
 

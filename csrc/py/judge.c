@@ -14,7 +14,7 @@
 
 typedef struct {
     tp_py_pack pack;
-    Py_buffer kinds;
+    Py_buffer kinds, recompute;
     PyObject *provider; /* kept alive */
     tp_judge_request request;
     tp_judge *judge;
@@ -33,6 +33,8 @@ holder_close(holder *h)
     tp_judge_close(h->judge);
     if (h->kinds.obj != NULL)
         PyBuffer_Release(&h->kinds);
+    if (h->recompute.obj != NULL)
+        PyBuffer_Release(&h->recompute);
     tp_py_pack_close(&h->pack);
     Py_XDECREF(h->provider);
     free(h);
@@ -73,25 +75,32 @@ memory_open(tp_py_state *state, PyObject *tuple, holder *h)
 static int
 request_open(tp_py_state *state, PyObject *args, holder *h)
 {
-    PyObject *pack, *kinds, *memory;
+    PyObject *pack, *kinds, *memory, *recompute;
     tp_judge_costs *c = &h->request.costs;
-    if (!PyArg_ParseTuple(args, "O(dddddp)(dddddd)(dddd)OiipO:judge_open", &pack, &c->latency_s, &c->byte_s, &c->copy_byte_s,
+    if (!PyArg_ParseTuple(args, "O(dddddp)(dddddd)(dddd)OiipOO:judge_open", &pack, &c->latency_s, &c->byte_s, &c->copy_byte_s,
                           &c->row_bytes, &c->exchange_s, &c->whole_weights, &c->update_s, &c->update_param_s,
                           &c->update_head_s, &c->ring_s, &c->ring_param_s, &c->copied, &c->params[0], &c->params[1],
-                          &c->params[2], &c->params[3], &kinds, &h->request.ranks, &h->request.chunks, &h->request.tied, &memory))
+                          &c->params[2], &c->params[3], &kinds, &h->request.ranks, &h->request.chunks, &h->request.tied, &memory, &recompute))
         return -1;
     if (tp_py_pack_open(state, pack, &h->pack) < 0 || tp_py_view(kinds, 'i', 1, 0, "kinds", &h->kinds) < 0)
         return -1;
     c->cost = &h->pack.cost;
     h->request.kind = h->kinds.buf;
     h->request.blocks = h->kinds.shape[0] > INT32_MAX ? INT32_MAX : (int)h->kinds.shape[0];
+    if (recompute != Py_None) {
+        if (PyObject_GetBuffer(recompute, &h->recompute, PyBUF_SIMPLE) < 0)
+            return -1;
+        if (h->recompute.len != h->kinds.shape[0])
+            return PyErr_SetString(PyExc_ValueError, "recompute: a byte for each block would be right"), -1;
+        h->request.recompute = h->recompute.buf;
+    }
     return memory_open(state, memory, h);
 }
 
-PyDoc_STRVAR(open_doc, "judge_open($module, pack, messages, updates, params, kinds, ranks, chunks, tied, memory, /)\n--\n\n"
-                       "A judge of plans. messages: (latency_s, byte_s, copy_byte_s, row_bytes, exchange_s, whole_weights); "
+PyDoc_STRVAR(open_doc, "judge_open($module, pack, messages, updates, params, kinds, ranks, chunks, tied, memory, recompute, /)\n"
+                       "--\n\nA judge of plans. messages: (latency_s, byte_s, copy_byte_s, row_bytes, exchange_s, whole_weights); "
                        "updates: (s, param_s, head_s, ring_s, ring_param_s, copied); params of a block of each kind; kinds "
-                       "int32 [blocks]; memory: None or (limit, model, provider, dtype).");
+                       "int32 [blocks]; memory: None or (limit, model, provider, dtype); recompute: None or a byte for each block.");
 static PyObject *
 judge_open(PyObject *module, PyObject *args)
 {
@@ -226,6 +235,7 @@ fits(void *context, const tp_program *program, const tp_candidate *c, int *good)
     config.program = program;
     config.slicing = cut;
     config.partition = c->boundary;
+    config.recompute = h->request.recompute;
     tp_status status = tp_engine_halve(program, cut);
     int64_t most = -1;
     int32_t fullest = 0;

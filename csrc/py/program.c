@@ -216,6 +216,38 @@ program_strip(PyObject *self, PyObject *Py_UNUSED(none))
     return made(self, status, stripped);
 }
 
+/* A bool of each stage, as bytes. */
+static int
+check_flags(const tp_program *program, const Py_buffer *flags, const char *what)
+{
+    if (flags->len == program->stages)
+        return 0;
+    PyErr_Format(PyExc_ValueError, "%s has %zd entries: one for each of the %d stages would be right", what, flags->len,
+                 program->stages);
+    return -1;
+}
+
+static PyObject *
+program_save_memory(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"recompute", "swap", NULL};
+    Py_buffer again, swapped;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y*y*", names, &again, &swapped))
+        return NULL;
+    tp_program *saved = NULL;
+    PyObject *result = NULL;
+    if (check_flags(program_of(self), &again, "recompute") == 0 && check_flags(program_of(self), &swapped, "swap") == 0) {
+        tp_status status;
+        Py_BEGIN_ALLOW_THREADS
+        status = tp_program_save_memory(program_of(self), again.buf, swapped.buf, &saved);
+        Py_END_ALLOW_THREADS
+        result = made(self, status, saved);
+    }
+    PyBuffer_Release(&again);
+    PyBuffer_Release(&swapped);
+    return result;
+}
+
 static PyObject *
 program_split_with(PyObject *self, PyObject *args)
 {
@@ -479,6 +511,9 @@ static PyMethodDef methods[] = {
     {"lower", CALL(program_lower), METH_VARARGS | METH_KEYWORDS,
      "lower($self, tied=False)\n--\n\nWith sends, receives, slots, one OPT "
      "per stage, and (tied) one AR on the ranks of the first and last stage. Cannot deadlock on any transport."},
+    {"save_memory", (PyCFunction)(void (*)(void))program_save_memory, METH_VARARGS | METH_KEYWORDS,
+     "save_memory($self, /, recompute, swap)\n--\n\nThe compute program with R, SO and SI on the stages that save memory so; each a byte "
+     "for every stage."},
     {"strip", program_strip, METH_NOARGS, "strip($self, /)\n--\n\nWithout comms, slots, AR and OPT."},
     {"split", CALL(program_split), METH_VARARGS | METH_KEYWORDS,
      "split($self, cost=None, pending=1, comm_s=0.0)\n--\n\nB into I and "

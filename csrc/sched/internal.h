@@ -24,6 +24,15 @@ tp_sched_is_backward(int op)
 {
     return op == TP_OP_B || op == TP_OP_I;
 }
+/* Slots. Activations (inputs, saved for backward) live from RF or F to W or B. Gradients, and what R makes again, from RB, R, B or
+ * I to W, B or SB; and where the stage below is on the same rank, until its backwards have read them, as it has no message. */
+int
+tp_sched_uses_activation(int op);
+int
+tp_sched_uses_gradient(int op);
+/* Does this backward read the gradient slot of the next stage, which is on the same rank? */
+int
+tp_sched_reads_next(const tp_program *program, const tp_instr *instr);
 /* The set of operations that the program has: bit op; and whether some F is of a half. */
 #define TP_SCHED_BIT(op) (1u << (op))
 #define TP_SCHED_HAS_HALVES (1u << 31)

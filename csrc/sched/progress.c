@@ -244,9 +244,16 @@ typedef struct {
 static int
 touches(int op, int gradient)
 {
-    if (gradient)
-        return op == TP_OP_B || op == TP_OP_I || op == TP_OP_W || op == TP_OP_SB || op == TP_OP_RB;
-    return op <= TP_OP_RF || op == TP_OP_SO || op == TP_OP_SI;
+    return gradient ? tp_sched_uses_gradient(op) : tp_sched_uses_activation(op);
+}
+
+/* One use less is to come: behind the last the slot is free. */
+static void
+used(ledger *l, int64_t stage, int64_t micro, int64_t micros)
+{
+    int64_t cell = stage * micros + micro;
+    if (--l->uses[cell] == 0 && l->slot_of[cell] != 0)
+        l->owner[stage * micros + l->slot_of[cell] - 1] = 0;
 }
 
 static tp_status
@@ -271,8 +278,9 @@ rule_slot(ledger *l, const tp_program *p, int rank, int64_t k)
         return tp_sched_refuse(p, rank, k - p->begin[rank], "%s slot %d: its micro-batch lives in slot %d", l->name,
                                slot, l->slot_of[cell] - 1);
     }
-    if (--l->uses[cell] == 0)
-        l->owner[row + slot] = 0;
+    used(l, i->stage, i->micro, p->micros);
+    if (l->gradient && tp_sched_reads_next(p, i))
+        used(l, i->stage + 1, i->micro, p->micros);
     return TP_OK;
 }
 
@@ -285,8 +293,12 @@ rule_slots(const tp_program *p, const char *name, int gradient)
     tp_status status = TP_OK;
     if (l.owner == NULL || l.slot_of == NULL || l.uses == NULL)
         status = tp_fail(TP_EMEMORY, "no memory for the slots of %d stages and %d micro-batches", p->stages, p->micros);
-    for (int64_t k = 0; status == TP_OK && k < p->begin[p->ranks]; k++)
-        l.uses[(int64_t)p->code[k].stage * p->micros + p->code[k].micro] += touches(p->code[k].op, gradient);
+    for (int64_t k = 0; status == TP_OK && k < p->begin[p->ranks]; k++) {
+        const tp_instr *i = &p->code[k];
+        l.uses[(int64_t)i->stage * p->micros + i->micro] += touches(i->op, gradient);
+        if (gradient && tp_sched_reads_next(p, i))
+            l.uses[(int64_t)(i->stage + 1) * p->micros + i->micro]++;
+    }
     for (int r = 0; r < p->ranks; r++)
         for (int64_t k = p->begin[r]; status == TP_OK && k < p->begin[r + 1]; k++)
             if (touches(p->code[k].op, gradient))

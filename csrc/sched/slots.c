@@ -11,17 +11,23 @@ typedef struct {
     int32_t *lowest;  /* [stages] no slot below is free */
 } pool;
 
-/* Activations (inputs, saved for backward) live from RF or F to W or B; gradients from RB, B or I to W, B or SB. */
-static int
-uses_activation(int op)
+int
+tp_sched_uses_activation(int op)
 {
     return op <= TP_OP_RF || op == TP_OP_SO || op == TP_OP_SI;
 }
 
-static int
-uses_gradient(int op)
+int
+tp_sched_uses_gradient(int op)
 {
-    return op == TP_OP_B || op == TP_OP_I || op == TP_OP_W || op == TP_OP_SB || op == TP_OP_RB;
+    return op == TP_OP_B || op == TP_OP_I || op == TP_OP_W || op == TP_OP_R || op == TP_OP_SB || op == TP_OP_RB;
+}
+
+int
+tp_sched_reads_next(const tp_program *program, const tp_instr *instr)
+{
+    return (instr->op == TP_OP_B || instr->op == TP_OP_I) && instr->stage + 1 < program->stages &&
+           !tp_program_remote(program, instr->stage + 1);
 }
 
 static tp_status
@@ -73,13 +79,17 @@ assign(tp_program *program, pool *activation, pool *gradient)
     int64_t length = program->begin[program->ranks], micros = program->micros;
     for (int64_t i = 0; i < length; i++) {
         const tp_instr *instr = &program->code[i];
-        activation->uses[instr->stage * micros + instr->micro] += uses_activation(instr->op);
-        gradient->uses[instr->stage * micros + instr->micro] += uses_gradient(instr->op);
+        activation->uses[instr->stage * micros + instr->micro] += tp_sched_uses_activation(instr->op);
+        gradient->uses[instr->stage * micros + instr->micro] += tp_sched_uses_gradient(instr->op);
+        if (tp_sched_reads_next(program, instr))
+            gradient->uses[(instr->stage + 1) * micros + instr->micro]++;
     }
     for (int64_t i = 0; i < length; i++) {
         tp_instr *instr = &program->code[i];
-        int a = uses_activation(instr->op) ? pool_use(activation, instr->stage, micros, instr->micro) : 0;
-        int g = uses_gradient(instr->op) ? pool_use(gradient, instr->stage, micros, instr->micro) : 0;
+        int a = tp_sched_uses_activation(instr->op) ? pool_use(activation, instr->stage, micros, instr->micro) : 0;
+        int g = tp_sched_uses_gradient(instr->op) ? pool_use(gradient, instr->stage, micros, instr->micro) : 0;
+        if (tp_sched_reads_next(program, instr))
+            pool_use(gradient, instr->stage + 1, micros, instr->micro);
         instr->slot = TP_SLOT(a, g);
     }
 }
@@ -118,7 +128,7 @@ slots_of(const tp_program *program, int stage, int gradient)
     int rank = program->rank_of[stage], most = -1;
     for (int64_t i = program->begin[rank]; i < program->begin[rank + 1]; i++) {
         const tp_instr *instr = &program->code[i];
-        if (instr->stage != stage || !(gradient ? uses_gradient(instr->op) : uses_activation(instr->op)))
+        if (instr->stage != stage || !(gradient ? tp_sched_uses_gradient(instr->op) : tp_sched_uses_activation(instr->op)))
             continue;
         int slot = (int)(gradient ? TP_SLOT_GRADIENT(instr->slot) : TP_SLOT_ACTIVATION(instr->slot));
         most = slot > most ? slot : most;

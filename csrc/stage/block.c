@@ -36,13 +36,13 @@ normalise(tp_stage *stage, const tp_stage_block *self, const tp_activations *min
                               mine->mean + at->first_row, mine->rstd + at->first_row);
 }
 
-/* y = input + x W + b: the second product of both kinds of block. */
+/* y = input + x W + b: the second product of both kinds of block. x: of the slice's rows. */
 static void
 project(tp_stage *stage, int block, const tp_slice_at *at, const float *x, int64_t x_width)
 {
     const tp_stage_block *self = &stage->base.block[block];
     int64_t width = stage->base.config.model.n_embd, row = at->first_row;
-    tp_linear op = product(stage, self->out, x + row * x_width, x_width,
+    tp_linear op = product(stage, self->out, x, x_width,
                            tp_block_output(stage, block, at->slot) + row * width, width, at->rows);
     op.bias = tp_stage_value(&stage->base, self->out_bias);
     op.epilogue = TP_EPILOGUE_RESIDUAL;
@@ -52,39 +52,62 @@ project(tp_stage *stage, int block, const tp_slice_at *at, const float *x, int64
 }
 
 static void
-attention_forward(tp_stage *stage, int block, const tp_slice_at *at)
+attend(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, const tp_inner *inner)
 {
-    const tp_stage_block *self = &stage->base.block[block];
     const tp_activations *mine = &self->activations[at->slot];
     int64_t width = stage->base.config.model.n_embd;
+    float *qkv = inner->qkv, *o = inner->o;
     normalise(stage, self, mine, at);
-    tp_linear op = product(stage, self->in, stage->scratch, width, mine->qkv + at->first_row * 3 * width, 3 * width,
-                           at->rows);
+    tp_linear op = product(stage, self->in, stage->scratch, width, qkv + at->first_row * 3 * width, 3 * width, at->rows);
     op.bias = tp_stage_value(&stage->base, self->in_bias);
     stage->be->ops->linear(stage->be, &op);
     tp_stage_part part[2];
     for (int k = 0, count = tp_stage_parts(&stage->base, at, part); k < count; k++) {
-        float *qkv = mine->qkv + part[k].row * 3 * width;
-        stage->be->ops->attention_forward(stage->be, &part[k].shape, qkv, qkv + width, qkv + 2 * width,
-                                          mine->o + part[k].row * width, mine->lse + part[k].lse);
+        float *of_part = qkv + part[k].row * 3 * width;
+        stage->be->ops->attention_forward(stage->be, &part[k].shape, of_part, of_part + width, of_part + 2 * width,
+                                          o + part[k].row * width, mine->lse + part[k].lse);
     }
-    project(stage, block, at, mine->o, width);
+}
+
+/* Into rows of h and g from `row` on. */
+static void
+expand(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, const tp_inner *inner, int64_t row)
+{
+    int64_t width = stage->base.config.model.n_embd, hidden = 4 * width;
+    float *h = inner->h, *g = inner->g;
+    normalise(stage, self, &self->activations[at->slot], at);
+    tp_linear op = product(stage, self->in, stage->scratch, width, g + row * hidden, hidden, at->rows);
+    op.bias = tp_stage_value(&stage->base, self->in_bias);
+    op.epilogue = TP_EPILOGUE_GELU;
+    op.aux = h + row * hidden;
+    op.aux_stride = hidden;
+    stage->be->ops->linear(stage->be, &op);
+}
+
+void
+tp_block_recompute(tp_stage *stage, int block, const tp_slice_at *at)
+{
+    const tp_stage_block *self = &stage->base.block[block];
+    const tp_inner *inner = &self->remade[at->gslot];
+    if (self->kind == TP_ATTENTION)
+        attend(stage, self, at, inner);
+    else
+        expand(stage, self, at, inner, at->first_row - tp_stage_inner_begin(&stage->base, self, at));
 }
 
 static void
-ffn_forward(tp_stage *stage, int block, const tp_slice_at *at)
+layer_forward(tp_stage *stage, int block, const tp_slice_at *at)
 {
     const tp_stage_block *self = &stage->base.block[block];
-    const tp_activations *mine = &self->activations[at->slot];
-    int64_t width = stage->base.config.model.n_embd, hidden = 4 * width;
-    normalise(stage, self, mine, at);
-    tp_linear op = product(stage, self->in, stage->scratch, width, mine->g + at->first_row * hidden, hidden, at->rows);
-    op.bias = tp_stage_value(&stage->base, self->in_bias);
-    op.epilogue = TP_EPILOGUE_GELU;
-    op.aux = mine->h + at->first_row * hidden;
-    op.aux_stride = hidden;
-    stage->be->ops->linear(stage->be, &op);
-    project(stage, block, at, mine->g, hidden);
+    const tp_inner *inner = &self->made[at->slot];
+    int64_t width = stage->base.config.model.n_embd, row = self->again && self->kind == TP_FFN ? 0 : at->first_row;
+    if (self->kind == TP_ATTENTION) {
+        attend(stage, self, at, inner);
+        project(stage, block, at, (float *)inner->o + row * width, width);
+    } else {
+        expand(stage, self, at, inner, row);
+        project(stage, block, at, (float *)inner->g + row * 4 * width, 4 * width);
+    }
 }
 
 void
@@ -101,8 +124,8 @@ tp_block_forward(tp_stage *stage, int block, const tp_slice_at *at)
                                   tp_block_output(stage, block, at->slot) + at->first_row * model->n_embd,
                                   model->n_embd);
         break;
-    case TP_ATTENTION: attention_forward(stage, block, at); break;
-    case TP_FFN: ffn_forward(stage, block, at); break;
+    case TP_ATTENTION:
+    case TP_FFN: layer_forward(stage, block, at); break;
     default: tp_head_forward(stage, block, at); break;
     }
 }
@@ -136,8 +159,9 @@ static void
 attention_input_gradient(tp_stage *stage, int block, const tp_slice_at *at)
 {
     const tp_stage_block *self = &stage->base.block[block];
-    const tp_activations *mine = &self->activations[at->slot];
+    const tp_inner *inner = tp_stage_inner(self, at);
     const tp_gradients *grads = &self->gradients[at->gslot];
+    const float *all_lse = self->activations[at->slot].lse;
     int64_t width = stage->base.config.model.n_embd, row = at->first_row;
     const float *dy = tp_block_d_output(stage, block, at->gslot);
     tp_linear back = transposed(stage, self->out, dy + row * width, width, grads->d_o + row * width, width, at->rows);
@@ -145,9 +169,9 @@ attention_input_gradient(tp_stage *stage, int block, const tp_slice_at *at)
     tp_stage_part part[2];
     for (int k = 0, count = tp_stage_parts(&stage->base, at, part); k < count; k++) {
         int64_t first = part[k].row * width, lse = part[k].lse;
-        float *qkv = mine->qkv + 3 * first, *dqkv = grads->dqkv + 3 * first;
+        float *qkv = (float *)inner->qkv + 3 * first, *dqkv = grads->dqkv + 3 * first;
         stage->be->ops->attention_backward(stage->be, &part[k].shape, qkv, qkv + width, qkv + 2 * width,
-                                           mine->o + first, grads->d_o + first, mine->lse + lse, grads->delta + lse,
+                                           (const float *)inner->o + first, grads->d_o + first, all_lse + lse, grads->delta + lse,
                                            dqkv, dqkv + width, dqkv + 2 * width);
     }
     back = transposed(stage, self->in, grads->dqkv + row * 3 * width, 3 * width, stage->scratch, width, at->rows);
@@ -159,10 +183,10 @@ static void
 ffn_input_gradient(tp_stage *stage, int block, const tp_slice_at *at)
 {
     const tp_stage_block *self = &stage->base.block[block];
-    const tp_activations *mine = &self->activations[at->slot];
     int64_t width = stage->base.config.model.n_embd, hidden = 4 * width, row = at->first_row;
     const float *dy = tp_block_d_output(stage, block, at->gslot);
-    float *h = mine->h + row * hidden; /* becomes dh: nothing else reads h again */
+    int64_t inner_row = row - tp_stage_inner_begin(&stage->base, self, at);
+    float *h = (float *)tp_stage_inner(self, at)->h + inner_row * hidden; /* becomes dh: nothing else reads h again */
     tp_linear back = transposed(stage, self->out, dy + row * width, width, h, hidden, at->rows);
     back.epilogue = TP_EPILOGUE_DGELU;
     back.aux = h;
@@ -204,10 +228,10 @@ walk_step(const tp_slice_at *at, const stretch *part)
     return -tp_micro_row_step(at->micro, part->sequence);
 }
 
-/* d(W_in) from the normalised input, made anew in pieces that fit the scratch rows; d(b_in). */
+/* d(W_in) from the normalised input, made anew in pieces that fit the scratch rows; d(b_in). dy begins with row dy_begin. */
 static void
 in_gradient(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, const stretch *part, const float *dy,
-            int64_t dy_width)
+            int64_t dy_width, int64_t dy_begin)
 {
     const tp_activations *mine = &self->activations[at->slot];
     const tp_backend_ops *ops = stage->be->ops;
@@ -215,25 +239,27 @@ in_gradient(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, 
     int64_t step = walk_step(at, part);
     for (int64_t done = 0, tokens = part->end - part->begin; done < tokens; done += room) {
         int64_t rows = tokens - done < room ? tokens - done : room, row = walk_row(stage, at, part) + done * step;
+        const float *from = dy + (row - dy_begin) * dy_width;
         int accumulate = part->accumulate || done > 0;
         ops->layernorm_apply(stage->be, rows, width, mine->input + row * width, step * width, mine->mean + row,
                              mine->rstd + row, step, tp_stage_value(&stage->base, self->norm),
                              tp_stage_value(&stage->base, self->norm_bias), stage->scratch, width);
-        ops->linear_w(stage->be, rows, width, dy_width, stage->scratch, width, dy + row * dy_width,
-                      step * dy_width, stage->base.param[self->in].grad, accumulate);
+        ops->linear_w(stage->be, rows, width, dy_width, stage->scratch, width, from, step * dy_width,
+                      stage->base.param[self->in].grad, accumulate);
         if (self->in_bias >= 0)
-            ops->bias_w(stage->be, rows, dy_width, dy + row * dy_width, step * dy_width,
+            ops->bias_w(stage->be, rows, dy_width, from, step * dy_width,
                         stage->base.param[self->in_bias].grad, accumulate);
     }
 }
 
+/* d(W_out), d(b_out). x begins with row x_begin. */
 static void
 out_gradient(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, const stretch *part, const float *x,
-             int64_t x_width, const float *dy)
+             int64_t x_width, int64_t x_begin, const float *dy)
 {
     int64_t width = stage->base.config.model.n_embd, row = walk_row(stage, at, part), rows = part->end - part->begin;
     int64_t step = walk_step(at, part);
-    stage->be->ops->linear_w(stage->be, rows, x_width, width, x + row * x_width, step * x_width, dy + row * width,
+    stage->be->ops->linear_w(stage->be, rows, x_width, width, x + (row - x_begin) * x_width, step * x_width, dy + row * width,
                              step * width, stage->base.param[self->out].grad, part->accumulate);
     if (self->out_bias >= 0)
         stage->be->ops->bias_w(stage->be, rows, width, dy + row * width, step * width,
@@ -271,16 +297,16 @@ static void
 stretch_gradient(tp_stage *stage, int block, const tp_slice_at *at, const stretch *part)
 {
     const tp_stage_block *self = &stage->base.block[block];
-    const tp_activations *mine = &self->activations[at->slot];
-    int64_t width = stage->base.config.model.n_embd;
+    const tp_inner *inner = tp_stage_inner(self, at);
+    int64_t width = stage->base.config.model.n_embd, begin = tp_stage_inner_begin(&stage->base, self, at);
     if (self->kind == TP_EMBEDDING) {
         embedding_gradient(stage, block, at, part);
     } else if (self->kind == TP_ATTENTION) {
-        in_gradient(stage, self, at, part, self->gradients[at->gslot].dqkv, 3 * width);
-        out_gradient(stage, self, at, part, mine->o, width, tp_block_d_output(stage, block, at->gslot));
+        in_gradient(stage, self, at, part, self->gradients[at->gslot].dqkv, 3 * width, 0);
+        out_gradient(stage, self, at, part, inner->o, width, 0, tp_block_d_output(stage, block, at->gslot));
     } else if (self->kind == TP_FFN) {
-        in_gradient(stage, self, at, part, mine->h, 4 * width);
-        out_gradient(stage, self, at, part, mine->g, 4 * width, tp_block_d_output(stage, block, at->gslot));
+        in_gradient(stage, self, at, part, inner->h, 4 * width, begin);
+        out_gradient(stage, self, at, part, inner->g, 4 * width, begin, tp_block_d_output(stage, block, at->gslot));
     }
 }
 

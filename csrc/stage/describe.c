@@ -50,6 +50,7 @@ describe_block(tp_stage_base *stage, int i)
     tp_stage_block *block = &stage->block[i];
     int global = stage->config.first_block + i;
     block->kind = tp_model_block_kind(model, global);
+    block->again = stage->config.recompute != NULL && stage->config.recompute[global];
     block->norm = block->norm_bias = block->in = block->in_bias = block->out = block->out_bias = -1;
     if (block->kind == TP_EMBEDDING) {
         block->in = find(stage, global, "wte.weight");
@@ -83,6 +84,9 @@ place_tables(tp_stage_base *stage)
         at += slots[0] * stage->sizes.activations;
         stage->block[i].gradients = (tp_gradients *)(void *)at;
         at += slots[1] * stage->sizes.gradients;
+        stage->block[i].made = (tp_inner *)(void *)at;
+        stage->block[i].remade = stage->block[i].made + slots[0];
+        at = (char *)(stage->block[i].remade + slots[1]);
     }
     for (int end = 0; end < 4; end++) {
         stage->end[end] = (void **)(void *)at;
@@ -100,7 +104,7 @@ tp_stage_describe(const tp_stage_config *config, const tp_stage_sizes *sizes, tp
     size_t slots = (size_t)config->activation_slots, gslots = (size_t)config->gradient_slots;
     size_t bytes = sizes->stage + (size_t)blocks * sizeof(tp_stage_block) +
                    (size_t)tp_model_params(&config->model) * sizeof(tp_stage_param) +
-                   (size_t)blocks * (slots * sizes->activations + gslots * sizes->gradients) +
+                   (size_t)blocks * (slots * (sizes->activations + sizeof(tp_inner)) + gslots * (sizes->gradients + sizeof(tp_inner))) +
                    2 * (slots + gslots) * sizeof(void *);
     tp_stage_base *stage = calloc(1, bytes); /* tables, not tensors: outside the account */
     if (stage == NULL)
@@ -167,31 +171,89 @@ gradients_of(const tp_stage_base *stage, int block, int slot)
     return (tp_gradients *)(void *)(first + (size_t)slot * stage->sizes.gradients);
 }
 
+static tp_inner
+lay_inner(const tp_stage_base *stage, tp_block_kind kind, int64_t rows, tp_stage_arena *from)
+{
+    int64_t width = stage->config.model.n_embd;
+    tp_inner out = {0};
+    if (stage->sizes.keeps_norm)
+        out.norm = tp_lay_elements(from, rows * width);
+    if (kind == TP_ATTENTION) {
+        out.qkv = tp_lay_elements(from, rows * 3 * width);
+        out.o = tp_lay_elements(from, rows * width);
+    } else {
+        out.h = tp_lay_elements(from, rows * 4 * width);
+        out.g = tp_lay_elements(from, rows * 4 * width);
+    }
+    return out;
+}
+
+static void
+lay_block(tp_stage_base *stage, int block, tp_stage_arena *from, tp_lay_activations *activations, tp_lay_gradients *gradients)
+{
+    tp_stage_block *self = &stage->block[block];
+    int has_inner = self->kind == TP_ATTENTION || self->kind == TP_FFN;
+    int64_t rows = tp_stage_rows(stage), remade_rows = stage->config.remake_slices ? stage->config.slicing->max_rows : rows;
+    for (int slot = 0; slot < stage->config.activation_slots; slot++) {
+        void *input = activations(stage, self, activations_of(stage, block, slot), from);
+        if (has_inner && !self->again)
+            self->made[slot] = lay_inner(stage, self->kind, rows, from);
+        if (block == 0)
+            stage->end[TP_END_INPUT][slot] = input;
+    }
+    for (int slot = 0; slot < stage->config.gradient_slots; slot++) {
+        void *d_input = gradients(stage, self, gradients_of(stage, block, slot), from);
+        if (has_inner && self->again)
+            self->remade[slot] = lay_inner(stage, self->kind, remade_rows, from);
+        if (block == 0)
+            stage->end[TP_END_INPUT_GRADIENT][slot] = d_input;
+    }
+}
+
+static int
+is_sliced(const tp_slicing *slicing)
+{
+    int most = 1;
+    for (int32_t q = 0; q < slicing->micros; q++)
+        most = slicing->micro[q].slices > most ? slicing->micro[q].slices : most;
+    return most > 1;
+}
+
+/* Where blocks that keep nothing for their backward go forward: one place for all of a kind, but where later slices read the keys
+ * and values of earlier ones, of the micro-batch that is going forward, each attention has its own for these. */
+static void
+lay_forward_room(tp_stage_base *stage, tp_stage_arena *from)
+{
+    tp_inner room[TP_BLOCK_KINDS];
+    int begun[TP_BLOCK_KINDS] = {0}, sliced = is_sliced(stage->config.slicing), one = stage->sizes.slice_room;
+    int64_t slice = stage->config.slicing->max_rows;
+    for (int i = 0; i < stage->blocks; i++) {
+        tp_stage_block *block = &stage->block[i];
+        if (!block->again)
+            continue;
+        if (!begun[block->kind])
+            room[block->kind] = lay_inner(stage, block->kind, one && block->kind == TP_FFN ? slice : tp_stage_rows(stage), from);
+        else if (sliced && block->kind == TP_ATTENTION)
+            room[block->kind].qkv = tp_lay_elements(from, tp_stage_rows(stage) * 3 * stage->config.model.n_embd);
+        begun[block->kind] = 1;
+        for (int slot = 0; slot < stage->config.activation_slots; slot++)
+            block->made[slot] = room[block->kind];
+    }
+}
+
 void
 tp_lay_slots(tp_stage_base *stage, tp_stage_arena *from, tp_lay_activations *activations, tp_lay_gradients *gradients)
 {
-    int slots = stage->config.activation_slots, gslots = stage->config.gradient_slots;
     int64_t count = tp_stage_rows(stage) * stage->config.model.n_embd;
-    for (int block = 0; block < stage->blocks; block++) {
-        tp_block_kind kind = stage->block[block].kind;
-        if (kind == TP_EMBEDDING)
-            continue;
-        for (int slot = 0; slot < slots; slot++) {
-            void *input = activations(stage, kind, activations_of(stage, block, slot), from);
-            if (block == 0)
-                stage->end[TP_END_INPUT][slot] = input;
-        }
-        for (int slot = 0; slot < gslots; slot++) {
-            void *d_input = gradients(stage, kind, gradients_of(stage, block, slot), from);
-            if (block == 0)
-                stage->end[TP_END_INPUT_GRADIENT][slot] = d_input;
-        }
-    }
+    for (int block = 0; block < stage->blocks; block++)
+        if (stage->block[block].kind != TP_EMBEDDING)
+            lay_block(stage, block, from, activations, gradients);
+    lay_forward_room(stage, from);
     if (tp_stage_heads(stage))
         return;
-    for (int slot = 0; slot < slots; slot++)
+    for (int slot = 0; slot < stage->config.activation_slots; slot++)
         stage->end[TP_END_OUTPUT][slot] = tp_lay_elements(from, count);
-    for (int slot = 0; slot < gslots; slot++)
+    for (int slot = 0; slot < stage->config.gradient_slots; slot++)
         stage->end[TP_END_OUTPUT_GRADIENT][slot] = tp_lay_elements(from, count);
 }
 

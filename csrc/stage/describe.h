@@ -14,6 +14,14 @@
 typedef struct tp_activations tp_activations;
 typedef struct tp_gradients tp_gradients;
 
+/* What an attention or FFN block computes between its input and its second product: elements of the provider. It lasts until the
+ * weight gradient; of a block that recomputes until the next forward, and then from R on. NULL where the kind has none. */
+typedef struct {
+    void *norm;    /* [R, E] the normalised input, where the provider keeps it */
+    void *qkv, *o; /* attention: [R, 3E], [R, E] */
+    void *h, *g;   /* ffn: [R, 4E] before and after GELU */
+} tp_inner;
+
 typedef struct {
     tp_param info;
     int index;           /* canonical */
@@ -25,15 +33,20 @@ typedef struct {
 
 typedef struct {
     tp_block_kind kind;
+    int again;                      /* config.recompute */
     int norm, norm_bias;            /* indices into param, -1: none */
     int in, in_bias, out, out_bias; /* c_attn / c_fc, c_proj; head: in = wte or lm_head; embedding: in = wte, out = wpe */
     tp_activations *activations;    /* [activation_slots] */
     tp_gradients *gradients;        /* [gradient_slots] */
+    tp_inner *made;                 /* [activation_slots] what forward makes; where `again`, slots share it */
+    tp_inner *remade;               /* [gradient_slots] what R makes, where `again` */
 } tp_stage_block;
 
-/* Bytes of the provider's tp_stage, tp_activations and tp_gradients, and of a number of its activations. */
+/* Bytes of the provider's tp_stage, tp_activations and tp_gradients, and of an element. */
 typedef struct {
     size_t stage, activations, gradients, element;
+    int keeps_norm; /* tp_inner.norm */
+    int slice_room; /* a FFN that recomputes goes forward in the first rows of `made`, whatever the slice: it has no more */
 } tp_stage_sizes;
 
 /* Every stage begins with this. */
@@ -142,10 +155,12 @@ tp_lay_elements(tp_stage_arena *from, int64_t count)
 /* Values, states and copies of all tensors. */
 void
 tp_lay_params(tp_stage_base *stage, tp_stage_arena *from);
-/* One slot's buffers of a block of this kind (not an embedding: it has none). Gives the block's input, or d(input). */
-typedef void *tp_lay_activations(const tp_stage_base *stage, tp_block_kind kind, tp_activations *out, tp_stage_arena *from);
-typedef void *tp_lay_gradients(const tp_stage_base *stage, tp_block_kind kind, tp_gradients *out, tp_stage_arena *from);
-/* All slots of all blocks, then the ends behind the last block (none on the head's stage): sets `end`. */
+/* One slot's buffers of a block, but its inner (not of an embedding: it has none). Gives the block's input, or d(input). */
+typedef void *tp_lay_activations(const tp_stage_base *stage, const tp_stage_block *block, tp_activations *out,
+                                 tp_stage_arena *from);
+typedef void *tp_lay_gradients(const tp_stage_base *stage, const tp_stage_block *block, tp_gradients *out,
+                               tp_stage_arena *from);
+/* All slots of all blocks with their inner, then the ends behind the last block (none on the head's stage): sets `end`. */
 void
 tp_lay_slots(tp_stage_base *stage, tp_stage_arena *from, tp_lay_activations *activations, tp_lay_gradients *gradients);
 
@@ -161,6 +176,19 @@ typedef struct {
     int64_t all_rows;        /* of the micro-batch */
     int whole;               /* several sequences and several slices */
 } tp_slice_at;
+
+/* What forward kept, or R made again. */
+static inline const tp_inner *
+tp_stage_inner(const tp_stage_block *block, const tp_slice_at *at)
+{
+    return block->again ? &block->remade[at->gslot] : &block->made[at->slot];
+}
+/* The first row of the micro-batch that is in it. */
+static inline int64_t
+tp_stage_inner_begin(const tp_stage_base *stage, const tp_stage_block *block, const tp_slice_at *at)
+{
+    return block->again && stage->config.remake_slices ? at->first_row : 0;
+}
 
 tp_slice_at
 tp_stage_at(const tp_stage_base *stage, int micro, int slice, tp_half half, int slot, int gslot);

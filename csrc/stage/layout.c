@@ -3,20 +3,15 @@
 #include "csrc/stage/stage.h"
 
 static void *
-layout_activations(const tp_stage_base *stage, tp_block_kind kind, tp_activations *out, tp_stage_arena *from)
+layout_activations(const tp_stage_base *stage, const tp_stage_block *block, tp_activations *out, tp_stage_arena *from)
 {
     int64_t rows = tp_stage_rows(stage), width = stage->config.model.n_embd;
     out->input = tp_lay_floats(from, rows * width);
     out->mean = tp_lay_floats(from, rows);
     out->rstd = tp_lay_floats(from, rows);
-    if (kind == TP_ATTENTION) {
-        out->qkv = tp_lay_floats(from, rows * 3 * width);
-        out->o = tp_lay_floats(from, rows * width);
+    if (block->kind == TP_ATTENTION)
         out->lse = tp_lay_floats(from, rows * stage->config.model.n_head);
-    } else if (kind == TP_FFN) {
-        out->h = tp_lay_floats(from, rows * 4 * width);
-        out->g = tp_lay_floats(from, rows * 4 * width);
-    } else {
+    if (block->kind == TP_HEAD) {
         out->dx = tp_lay_floats(from, rows * width);
         out->loss = tp_lay(from, rows, sizeof(double));
     }
@@ -24,12 +19,12 @@ layout_activations(const tp_stage_base *stage, tp_block_kind kind, tp_activation
 }
 
 static void *
-layout_gradients(const tp_stage_base *stage, tp_block_kind kind, tp_gradients *out, tp_stage_arena *from)
+layout_gradients(const tp_stage_base *stage, const tp_stage_block *block, tp_gradients *out, tp_stage_arena *from)
 {
     int64_t batch = stage->config.slicing->max_batch, rows = tp_stage_rows(stage), width = stage->config.model.n_embd;
     out->d_input = tp_lay_floats(from, rows * width);
     out->dnorm = tp_lay_floats(from, batch * 2 * width);
-    if (kind == TP_ATTENTION) {
+    if (block->kind == TP_ATTENTION) {
         out->dqkv = tp_lay_floats(from, rows * 3 * width);
         out->d_o = tp_lay_floats(from, rows * width);
         out->delta = tp_lay_floats(from, rows * stage->config.model.n_head);

@@ -6,7 +6,7 @@
 static tp_status
 describe(const tp_stage_config *config, const tp_backend_ops *ops, tp_stage **out)
 {
-    const tp_stage_sizes sizes = {sizeof(tp_stage), sizeof(tp_activations), sizeof(tp_gradients), sizeof(float)};
+    const tp_stage_sizes sizes = {sizeof(tp_stage), sizeof(tp_activations), sizeof(tp_gradients), sizeof(float), 0, 1};
     TP_TRY(tp_stage_describe(config, &sizes, out));
     const tp_stage_base *stage = &(*out)->base;
     for (int i = 0; i < stage->params; i++) {
@@ -152,6 +152,16 @@ stage_input_gradient(tp_stage *stage, int micro, int slice, int slot, int gradie
 }
 
 static tp_status
+stage_recompute(tp_stage *stage, int micro, int slice, int slot, int gradient_slot)
+{
+    tp_slice_at at = tp_stage_at(&stage->base, micro, slice, TP_WHOLE, slot, gradient_slot);
+    for (int block = 0; block < stage->base.blocks; block++)
+        if (stage->base.block[block].again)
+            tp_block_recompute(stage, block, &at);
+    return TP_OK;
+}
+
+static tp_status
 stage_weight_gradient(tp_stage *stage, int micro, int slice, int slot, int gradient_slot)
 {
     tp_slice_at at = tp_stage_at(&stage->base, micro, slice, TP_WHOLE, slot, gradient_slot);
@@ -174,6 +184,8 @@ const tp_stage_ops tp_cpu_stage_ops = {
     .forward = stage_forward,
     .input_gradient = stage_input_gradient,
     .weight_gradient = stage_weight_gradient,
+    .recompute = stage_recompute,
+    .remakes_slices = 1,
     .end = tp_stage_end,
     .tied = tp_stage_tied,
     .finish = tp_stage_finish,

@@ -31,14 +31,13 @@ typedef struct {
     tp_team *team;
 } tp_cpu_device;
 
-/* NULL where the kind of block has none. */
+/* NULL where the kind of block has none. tp_inner: floats, without norm; h becomes its gradient in I. */
 struct tp_activations {
-    float *input;           /* [R, E] residual stream into the block */
-    float *mean, *rstd;     /* [R] */
-    float *qkv, *o, *lse;   /* attention: [R, 3E], [R, E], [B, H, T] */
-    float *h, *g;           /* ffn: [R, 4E] before and after GELU; h becomes its gradient in I */
-    float *dx;              /* head: [R, E] gradient of the normalised input */
-    double *loss;           /* head: [R] */
+    float *input;       /* [R, E] residual stream into the block */
+    float *mean, *rstd; /* [R] */
+    float *lse;         /* attention: [B, H, T] */
+    float *dx;          /* head: [R, E] gradient of the normalised input */
+    double *loss;       /* head: [R] */
 };
 
 struct tp_gradients {
@@ -85,6 +84,9 @@ void
 tp_block_input_gradient(tp_stage *stage, int block, const tp_slice_at *at);
 void
 tp_block_weight_gradient(tp_stage *stage, int block, const tp_slice_at *at);
+/* Of a block that recomputes: its inner once more, into the gradient slot. */
+void
+tp_block_recompute(tp_stage *stage, int block, const tp_slice_at *at);
 
 void
 tp_head_forward(tp_stage *stage, int block, const tp_slice_at *at);

@@ -23,6 +23,10 @@ typedef struct {
     const tp_slicing *slicing;    /* borrowed for the stage's life */
     int first_block, last_block;  /* [first, last) */
     int activation_slots, gradient_slots;
+    const uint8_t *recompute;     /* [blocks of the model], borrowed: 1: what its forward computes is not kept for the backward but
+                                     made again (R); attention and FFN alone. NULL: none */
+    int remake_slices;            /* 1: what R made of a slice has been read by its I and W before the next R: there is room for
+                                     one slice of it. Only where remakes_slices, and no attention is made again */
 } tp_stage_config;
 
 typedef struct {
@@ -77,14 +81,10 @@ struct tp_device_ops {
     /* Wait for all that was given; then every mark is there. ERUNTIME: the device failed meanwhile. */
     tp_status (*collect)(tp_device *device);
     /* A stretch of instructions that no message and no update interrupts does the same in every training step. Before it:
-     * *replayed 1: the device does all of it by itself, marks included; 0: make its calls, then stretch_end with what came of
-     * them, whatever it was, and if that says *again 1, once more (and stretch_end no more): then nothing of it was done. What
-     * the calls were told must be so in every step. `position` names it. NULL where a device knows no such thing. */
+     * *replayed 1: the device does all of it by itself, marks included; 0: make its calls, then stretch_end, and if that says
+     * *again 1, once more (and stretch_end no more). `position` names it. NULL where a device knows no such thing. */
     tp_status (*stretch_begin)(tp_device *device, int64_t position, int *replayed);
-    tp_status (*stretch_end)(tp_device *device, int64_t position, tp_status done, int *again);
-    /* What works otherwise than it was meant to, and why, for readers of a report; "": nothing. Good until close. NULL: there
-     * never is such a thing. */
-    const char *(*caveat)(const tp_device *device);
+    tp_status (*stretch_end)(tp_device *device, int64_t position, int *again);
 };
 
 /* ---- a stage ------------------------------------------------------------------------------------------------------------- */
@@ -118,6 +118,11 @@ typedef struct {
     tp_status (*forward)(tp_stage *stage, int micro, int slice, tp_half half, int slot);
     tp_status (*input_gradient)(tp_stage *stage, int micro, int slice, int slot, int gradient_slot);
     tp_status (*weight_gradient)(tp_stage *stage, int micro, int slice, int slot, int gradient_slot);
+    /* Make again what the blocks of config.recompute did not keep, into the gradient slot; the same bits as in forward. Before
+     * the slice's input_gradient; where an attention is made again, before the first one of the micro-batch, slices ascending.
+     * NULL: this provider keeps everything. */
+    tp_status (*recompute)(tp_stage *stage, int micro, int slice, int slot, int gradient_slot);
+    int remakes_slices; /* 1: it knows config.remake_slices */
     /* Where messages land and leave: that slice's rows (of one half: those sequences'). NULL: no such end. */
     void *(*end)(tp_stage *stage, tp_end end, int micro, int slice, tp_half half, int slot, size_t *bytes);
 
@@ -142,7 +147,7 @@ typedef struct {
     tp_fail_function fail_at;
 } tp_host;
 
-#define TP_PROVIDER_ABI 2u
+#define TP_PROVIDER_ABI 1u
 #define TP_PROVIDER_CAPSULE "terapipe_c.provider"
 #define TP_PARTITION_CAPSULE "terapipe_c.partition" /* of tp_device_config.partition */
 

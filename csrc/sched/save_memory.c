@@ -1,0 +1,67 @@
+/* Where memory is saved: R on the stages that compute again what they did not keep, SO and SI on those that swap. */
+#include "csrc/sched/internal.h"
+
+#include <stdlib.h>
+
+typedef struct {
+    const tp_program *from;
+    const uint8_t *again, *swapped;
+    tp_instr *to;
+} saving;
+
+static void
+put(saving *x, const tp_instr *like, int op, int slice)
+{
+    *x->to++ = (tp_instr){.op = (uint16_t)op, .stage = like->stage, .micro = like->micro, .slice = (uint16_t)slice, .peer = -1};
+}
+
+/* Of R: whether one of slice s stands before the backward of `instr`. */
+static int
+stands_before(const saving *x, const tp_instr *instr, int s)
+{
+    int all = x->again[instr->stage] == TP_AGAIN_ALL;
+    return all ? instr->slice == x->from->slices[instr->micro] - 1 : s == instr->slice;
+}
+
+static void
+save_around(saving *x, const tp_instr *instr)
+{
+    int backward = tp_sched_is_backward(instr->op);
+    if (backward && x->swapped[instr->stage])
+        put(x, instr, TP_OP_SI, instr->slice);
+    for (int s = 0; backward && x->again[instr->stage] && s <= instr->slice; s++)
+        if (stands_before(x, instr, s))
+            put(x, instr, TP_OP_R, s);
+    *x->to = *instr;
+    x->to++->flags &= (uint16_t)~TP_OVERLAPS; /* with what may now stand between */
+    if (instr->op == TP_OP_F && tp_instr_halves(instr) & TP_HALF_SECOND && x->swapped[instr->stage])
+        put(x, instr, TP_OP_SO, instr->slice);
+}
+
+tp_status
+tp_program_save_memory(const tp_program *program, const uint8_t *again, const uint8_t *swapped, tp_program **out)
+{
+    tp_program *compute = NULL, *p = NULL;
+    TP_TRY(tp_program_strip(program, &compute));
+    tp_status status = tp_program_check(compute);
+    if (status == TP_OK && tp_sched_ops(compute) & (TP_SCHED_BIT(TP_OP_R) | TP_SCHED_BIT(TP_OP_SO) | TP_SCHED_BIT(TP_OP_SI)))
+        status = tp_fail(TP_ESCHEDULE, "the program saves memory already: one without R, SO and SI would be right");
+    int64_t *counts = calloc((size_t)compute->ranks, sizeof *counts);
+    if (status == TP_OK && counts == NULL)
+        status = tp_fail(TP_EMEMORY, "no memory for %d ranks", compute->ranks);
+    for (int i = 0; status == TP_OK && i < compute->ranks; i++)
+        counts[i] = compute->begin[i + 1] - compute->begin[i];
+    for (int v = 0; status == TP_OK && v < compute->stages; v++)
+        counts[compute->rank_of[v]] += ((again[v] != 0) + 2 * (swapped[v] != 0)) * tp_program_units(compute);
+    if (status == TP_OK)
+        status = tp_program_open(compute->ranks, compute->stages, compute->micros, compute->slices, compute->rank_of, counts, &p);
+    if (status == TP_OK) {
+        saving x = {compute, again, swapped, p->code};
+        for (int64_t i = 0; i < compute->begin[compute->ranks]; i++)
+            save_around(&x, &compute->code[i]);
+        *out = p;
+    }
+    free(counts);
+    tp_program_close(compute);
+    return status;
+}

@@ -1,0 +1,149 @@
+"""Blocks that keep their input alone: the same bits as blocks that keep everything, in less memory, predicted to the byte."""
+import numpy as np
+import pytest
+from test_engine import HYPER, alone, everything, partition_of, problem, random_case, ranks_do, same
+
+import terapipe_c as tp
+from terapipe_c import _core
+from terapipe_c.engine import rank_memory
+from terapipe_c.search import Judge, Savings, saving
+
+
+def again_at_random(model, rng):
+    """Any attention and FFN blocks, one at least."""
+    able = [i for i, block in enumerate(model.blocks) if block.kind in ("attention", "ffn")]
+    chosen = set(rng.choice(able, int(rng.integers(1, len(able) + 1)), False).tolist())
+    return tuple(i in chosen for i in range(model.num_blocks))
+
+
+def recomputing(program, model, partition, again):
+    """The same program with its R, lowered again."""
+    tied = model.tie_weights and program.num_stages > 1
+    return saving(program, model, partition, Savings(again)).lower(tied)
+
+
+def runs(model, partition, slicing, program, again, work, params, threads=1):
+    return ranks_do(model, partition, slicing, program, work, threads, params, recompute=again)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_models_recomputed_at_random_have_the_same_bits_and_the_predicted_memory(seed):
+    rng = np.random.default_rng(1000 + seed)
+    model, params, tokens, partition, slicing, program, threads = random_case(rng)
+    again = again_at_random(model, rng)
+    program = recomputing(program, model, partition, again)
+    program.check()
+    right = alone(model, params, tokens)
+    same(right, everything(model, partition, slicing, program, params, tokens, threads, recompute=again))
+    predicted = rank_memory(model, partition, slicing, program, threads, recompute=again)
+
+    def held(engine):
+        opened = engine._core.memory()
+        engine.run(tokens, step=1, **HYPER)
+        assert engine._core.memory() == opened
+        return opened
+
+    for rank, (bytes_, peak, _) in enumerate(runs(model, partition, slicing, program, again, held, params, threads)):
+        assert bytes_ == peak == predicted[rank]
+
+
+def test_the_pass_puts_all_of_a_micro_batch_before_its_first_backward():
+    program = tp.schedules.one_f_one_b(2, 2, [1, 2])
+    saved = program.save_memory(bytes([1, 0]), bytes([0, 1]))
+    assert str(saved).strip() == ("0F0.0 0F1.0 0F1.1 0R0.0 0B0.0 0R1.0 0R1.1 0B1.1 0B1.0\n"
+                          "1F0.0 1SO0.0 1SI0.0 1B0.0 1F1.0 1SO1.0 1F1.1 1SO1.1 1SI1.1 1B1.1 1SI1.0 1B1.0")
+    saved.check()
+    slices = program.save_memory(bytes([2, 0]), bytes(2))
+    assert str(slices).splitlines()[0] == "0F0.0 0F1.0 0F1.1 0R0.0 0B0.0 0R1.1 0B1.1 0R1.0 0B1.0"
+    assert program.save_memory(bytes(2), bytes(2)) == program and program.lower().save_memory(bytes(2), bytes(2)) == program
+    with pytest.raises(_core.ScheduleError, match="already"):
+        saved.save_memory(bytes([1, 0]), bytes(2))
+    with pytest.raises(ValueError, match="recompute has 3 entries: one for each of the 2 stages"):
+        program.save_memory(bytes(3), bytes(2))
+
+
+def test_one_slice_of_a_long_sequence_is_all_that_is_made_again():
+    """A batch of one: where weight gradients come directly behind, FFNs keep their inputs and one slice of the rest."""
+    model, params, tokens = problem(1, 96, n_layer=3, n_embd=32)
+    partition, slicing, again = partition_of(model, [4]), [(1, [16] * 6)], (0, 0, 1, 0, 1, 0, 1, 0)
+    program, inner = tp.schedules.seq1f1b(2, 1, 6), 4 * 8 * 32
+    kept = rank_memory(model, partition, slicing, program.lower(True))
+    at_once, later = (recomputing(p, model, partition, again) for p in (program.split(pending=0), program.split(pending=9)))
+    for rank, ffns in enumerate((1, 2)):
+        less = kept[rank] - rank_memory(model, partition, slicing, at_once, recompute=again)[rank]
+        expected = inner * (ffns * (96 - 16) - 16)             # the slices that are not there; a place to go forward in
+        assert abs(less - expected) < 4000
+    assert rank_memory(model, partition, slicing, later, recompute=again)[1] > kept[1]     # all slices wait for their W
+    right = alone(model, params, tokens)
+    for made in (at_once, later):
+        same(right, everything(model, partition, slicing, made, params, tokens, recompute=again))
+
+
+def test_a_step_with_halves_has_the_same_bits():
+    model, params, tokens = problem(4, 12)
+    partition, slicing, again = partition_of(model, [2]), [(2, [12]), (2, [12])], (0, 1, 1, 1, 1, 0)
+    program = tp.schedules.sliced_1f1b(2, 2, 1)
+    assert "a" in str(program)
+    program = program.save_memory(bytes([1, 1]), bytes(2)).lower(True)
+    same(alone(model, params, tokens), everything(model, partition, slicing, program, params, tokens, recompute=again))
+
+
+def test_more_memory_is_saved_the_more_micro_batches_wait():
+    model, *_ = problem(8, 64, n_layer=4, n_embd=64)
+    partition, slicing, again = partition_of(model, [5]), [(1, [64])] * 8, (0, *[1] * 8, 0)
+    program = tp.schedules.gpipe(2, 8)
+    full = rank_memory(model, partition, slicing, program.lower(True))
+    less = rank_memory(model, partition, slicing, program.save_memory(bytes([1, 1]), bytes(2)).lower(True), recompute=again)
+    inner = {"attention": 4 * 64 * 64 * 4, "ffn": 4 * 64 * 64 * 8}
+    for rank, (first, end) in enumerate(partition):
+        kinds = [model.blocks[i].kind for i in range(first, end) if again[i]]
+        expected = (8 - 1) * sum(inner[kind] for kind in kinds) - sum(inner[kind] for kind in set(kinds))
+        assert abs(full[rank] - less[rank] - expected) < 0.01 * expected
+
+
+@pytest.mark.parametrize("again, program, message", [
+    ((1, 0, 0, 0, 0, 0), "0F0.0 0F0.1 0R0.0 0R0.1 0B0.1 0B0.0", "block 0 is to be recomputed, but it is the embedding"),
+    ((0, 0, 0, 0, 0, 1), "0F0.0 0F0.1 0R0.0 0R0.1 0B0.1 0B0.0", "block 5 .* it is the head"),
+    ((0, 1, 0, 0, 0, 0), "0F0.0 0F0.1 0B0.1 0B0.0", r"0R0\.0 must come before the first backward of micro-batch 0"),
+    ((0, 1, 0, 0, 0, 0), "0F0.0 0F0.1 0R0.1 0B0.1 0R0.0 0B0.0", r"0R0\.1 comes where 0R0\.0 would be right: slices ascend"),
+    ((0, 1, 0, 0, 0, 0), "0F0.0 0F0.1 0R0.0 0B0.1 0B0.0", r"0R0\.1 must come before"),
+    ((0, 0, 1, 0, 0, 0), "0F0.0 0F0.1 0R0.0 0B0.1 0B0.0", r"0R0\.1 must come before its backward"),
+    ((0, 0, 0, 0, 0, 0), "0F0.0 0F0.1 0R0.0 0R0.1 0B0.1 0B0.0", r"0R0\.0, but no block of that stage"),
+    ((0, 1, 0, 0), "0F0.0 0F0.1 0R0.0 0R0.1 0B0.1 0B0.0", "recompute has 4 entries: one for each of the 6 blocks"),
+])
+def test_a_program_that_does_not_make_again_what_is_missing_is_refused(again, program, message):
+    model, *_ = problem(1, 8)
+    with pytest.raises((_core.Error, ValueError), match=message):
+        rank_memory(model, partition_of(model, []), [(1, [3, 5])], tp.Program.parse(program).lower(), recompute=again)
+
+
+def test_what_is_made_again_in_another_slot_is_refused():
+    """Its backward would read what somebody else left in its own."""
+    lowered = tp.Program.parse("0F0.0 0R0.0 0F1.0 0R1.0 0B0.0 0B1.0").lower()
+    code = lowered.instructions(0).copy()
+    code["slot"][[1, 3]] = code["slot"][[3, 1]]
+    with pytest.raises(_core.ScheduleError, match="its micro-batch lives in slot"):
+        tp.Program.from_instructions([code], keep_slots=True).check()
+
+
+def test_micro_batches_that_go_forward_through_each_other_are_refused():
+    """Their keys and values would have one place."""
+    model, *_ = problem(2, 8)
+    slicing, again = [(1, [3, 5])] * 2, (0, 1, 0, 0, 0, 0)
+    order = "0F0.0 0F1.0 0F0.1 0F1.1 0R0.0 0R0.1 0B0.1 0B0.0 0R1.0 0R1.1 0B1.1 0B1.0"
+    with pytest.raises(_core.ScheduleError, match=r"begins micro-batch 1 forward before 0\.1"):
+        rank_memory(model, partition_of(model, []), slicing, tp.Program.parse(order).lower(), recompute=again)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "seq1f1b", "zb-h1"])
+def test_the_judge_in_c_times_what_the_plan_holds(schedule):
+    model = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=32, block_size=64)
+    costs = tp.CostModel.analytic(model, tp.Cluster(num_devices=3, memory_bytes=1e9))
+    for again in ("ffn", "full"):
+        flags = Savings(tuple(b.kind == "ffn" or (again == "full" and b.kind == "attention") for b in model.blocks))
+        judge = Judge(model, costs, 3, 1, None, savings=flags)
+        for slicing in (((1, (64,)),) * 3, ((1, (20, 44)),) * 4, ((2, (30, 20, 14)), (1, (64,)))):
+            c = judge.judge(schedule, ((0, 3), (3, 6), (6, 10)), slicing)
+            assert c.savings == flags and c.seconds == pytest.approx(judge.lowered(c).makespan(judge.timing(c)), rel=1e-12)
+            less = Judge(model, costs, 3, 1, None).judge(schedule, ((0, 3), (3, 6), (6, 10)), slicing)
+            assert c.seconds > less.seconds
