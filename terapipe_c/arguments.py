@@ -166,6 +166,8 @@ def plan_flags(p: argparse.ArgumentParser) -> None:
         "--executable", type=_yes_no, metavar="yes|no", help="only plans that this engine runs, or any (default: see tp.plan)"
     )
     group.add_argument("--time-limit-s", type=float, help="the auto planner begins nothing new after so many seconds")
+    group.add_argument("--recompute", choices=("ffn", "attention", "full"),
+                       help="blocks that keep their input alone and compute the rest again before their backward")
     group.add_argument("--slicing", type=_slicing, help="slices a sequence, or JSON [[micro_batch, [lengths]], ...]")
     group.add_argument("--partition", type=_pairs, help="JSON [[first_block, last_block + 1], ...]")
     group.add_argument("--granularity", type=int, help="slice lengths are multiples of this many tokens")

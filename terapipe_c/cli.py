@@ -145,7 +145,7 @@ def _request(args: argparse.Namespace) -> dict[str, Any]:
     model, cluster = _model(args), _cluster(args)
     seq_len = args.seq_len or model.block_size
     names = ("schedule", "stages", "chunks", "data_parallel", "memory_bytes", "granularity", "partition", "slicing", "executable",
-             "time_limit_s")  # fmt: skip
+             "time_limit_s", "recompute")  # fmt: skip
     request = {"model": model, "cluster": cluster, "batch": args.batch, "seq_len": seq_len,
                **{name: getattr(args, name) for name in names}}  # fmt: skip
     source = args.costs or ("profile" if args.devices is None else "analytic")

@@ -21,7 +21,7 @@ from .view import comparison_svg
 __all__ = ["Comparison", "Row", "compare"]
 
 _OPTIONS = ("stages", "data_parallel", "tensor_parallel", "chunks", "memory_bytes", "granularity", "partition", "slicing",
-            "executable", "time_limit_s")  # fmt: skip
+            "executable", "time_limit_s", "recompute")  # fmt: skip
 _HEAD = ("planner", "step", "over best", "bound", "gap", "ranks", "schedule", "memory", "idle", "planned in", "runs here")
 
 

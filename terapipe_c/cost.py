@@ -447,9 +447,14 @@ class CostModel:
             out |= dict.fromkeys(("SF", "SB", "RF", "RB"), copy)
         return out
 
-    def judge(self, model: GPTConfig, ranks: int, chunks: int, ring: tuple[float, float], memory: Any = None) -> Any:
+    def recompute_s(self, counts: NDArray[np.int32], slices: tuple[Any, ...]) -> Float:
+        """R [stages, units] of these blocks [stages, 4]: what attentions and FFNs do not keep, made again."""
+        return _core.cost_recompute(self._pack, counts, *slices[:3])
+
+    def judge(self, model: GPTConfig, ranks: int, chunks: int, ring: tuple[float, float], memory: Any = None,
+              recompute: bytes | None = None) -> Any:
         """The C core's judge of plans under these costs. ring: seconds that replicas add to an update, and more for each of the
-        stage's parameters; memory: what ``_core.judge_open`` says."""
+        stage's parameters; memory, recompute: what ``_core.judge_open`` says."""
         copied = float(model.vocab_size * model.n_embd) if model.tie_weights else 0.0
         messages = (self.latency_s, self.byte_s, self.copy_byte_s, self.element_bytes * model.n_embd,
                     self.exchange_s(model) if model.tie_weights else 0.0, self.backend == "cuda")
@@ -457,7 +462,7 @@ class CostModel:
         embedding, attention, ffn, head = (float(n) for n in _block_params(model))
         kinds = np.array([KINDS.index(block.kind) for block in model.blocks], np.int32)
         return _core.judge_open(self._pack, messages, updates, (embedding, attention, ffn, head), kinds, ranks, chunks,
-                                model.tie_weights, memory)
+                                model.tie_weights, memory, recompute)
 
     # ---- as a value ----
 

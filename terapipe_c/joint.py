@@ -10,8 +10,9 @@ leaves open (:func:`by_name`). Each is a candidate unless its bound says that it
 the result is never slower than any of them. The limits cut what is beyond: quick plans, other numbers of ranks and replicas than
 a single planner would take, descents. Not promised is to beat a plan for which ``stages`` or ``data_parallel`` (where they are
 left open they are searched, as far as the limits go), ``granularity``, ``partition`` or ``slicing`` was given to the other planner
-alone: given values are kept, and a finer grid or a cut made by hand is another request. Nor one that recomputes or swaps where
-``executable`` rules that out.
+alone: given values are kept, and a finer grid or a cut made by hand is another request. Nor one for which ``recompute`` was given
+(what the others choose to recompute is weighed, nothing else of it is searched), nor one that swaps where ``executable`` rules
+that out.
 
 Work is counted, not timed: the same request gives the same plan. Only ``time_limit_s`` reads a clock: past it nothing new begins,
 not even what was named; every single planner for the request as it is has been asked by then, and the log says how many of the
@@ -35,13 +36,11 @@ from ._core import Error, InfeasibleError
 from .config import human_seconds
 from .cost import PHASES, CostModel, equal_lengths
 from .partitioners import Found, plan_one, plan_stages, uniform, whole_sequences
-from .request import AUTO, CHUNKED, JOINT, PLANNERS, SEARCHING, Request, halves, schedules_of
+from .request import AUTO, JOINT, Request, schedules_of
 from .search import (
-    NOTHING,
     SLICED,
     SLIGHT,
     ZERO_BUBBLE,
-    ZIGZAG,
     Candidate,
     Cut,
     Judge,
@@ -50,9 +49,11 @@ from .search import (
     balanced,
     kind_seconds,
     possible,
+    runs_here,
 )
+from .singles import by_name, plan_singles, recomputing
 
-__all__ = ["bound_s", "plan_jointly", "plan_singles", "single"]
+__all__ = ["bound_s", "plan_jointly"]
 
 _CHUNKS = (1, 2, 3, 4)   # of configurations that are looked at; what a planner can be asked by name has all others, too
 _WORK = 100_000_000     # ticks of the judge (about 13 ns each) for quick plans of configurations
@@ -155,65 +156,6 @@ def whole_bound_s(request: Request, ranks: int, chunks: int = 1) -> float:
         middle = (low + high) / 2
         low, high = (low, middle) if enough(middle) else (middle, high)
     return low * (1 - 1e-12)
-
-
-# ---- the single planners ----------------------------------------------------------------------------------------------
-
-def single(request: Request, name: str) -> Request | None:
-    """The same request to one planner; None where it cannot be asked (several chunks)."""
-    if name not in CHUNKED and (request.chunks > 1 or "interleaved" in request.schedules):
-        return None
-    if name == "bmpipe" and request.schedules[0] in ZIGZAG:
-        return None
-    return _asked(request, name, _usual(request, name), request.chunks, request.ranks)
-
-
-def _usual(request: Request, planner: str) -> tuple[str, ...]:
-    """Schedules that a single planner considers for this request."""
-    return ("1f1b",) if request.schedules == AUTO and planner not in SEARCHING else request.schedules
-
-
-def _asked(request: Request, planner: str, names: tuple[str, ...], chunks: int, ranks: tuple[int, ...]) -> Request | None:
-    micros = len(whole_sequences(request))
-    ranks = tuple(r for r in ranks if r * chunks <= request.model.num_blocks and not possible(names[0], r, micros))
-    return replace(request, planner=planner, schedules=names, chunks=chunks, ranks=ranks, savings="free") if ranks else None
-
-
-def chunk_counts(request: Request) -> range | tuple[int, ...]:
-    """Numbers of chunks that a single planner could be asked for."""
-    if not request.free_chunks:
-        return (request.chunks,)
-    return range(1, request.model.num_blocks // (1 if request.free_ranks else min(request.ranks)) + 1)
-
-
-def by_name(request: Request) -> Iterator[Request]:
-    """What a user could ask a single planner by naming the schedule and chunks, where the request leaves them open: the questions
-    of :func:`plan_singles` are not among them."""
-    for chunks in chunk_counts(request):
-        ranks = request.ranks
-        if request.free_ranks:
-            ranks = halves(min(request.cluster.num_devices // request.replicas, request.model.num_blocks // chunks))
-        for name, planner in itertools.product(schedules_of(request, chunks), PLANNERS[1:]):
-            usual = chunks == request.chunks and _usual(request, planner) == (name,)
-            if usual or (chunks > 1 and planner not in CHUNKED) or (planner == "bmpipe" and name in ZIGZAG):
-                continue
-            asked = _asked(request, planner, (name,), chunks, ranks)
-            if asked is not None:
-                yield asked
-
-
-def plan_singles(request: Request) -> dict[str, Found | Error]:
-    """Every single planner's plan for this request, or why there is none."""
-    results: dict[str, Found | Error] = {}
-    for name in PLANNERS[1:]:
-        asked = single(request, name)
-        if asked is None:
-            continue
-        try:
-            results[name] = plan_one(asked)
-        except InfeasibleError as error:
-            results[name] = error
-    return results
 
 
 # ---- the search -------------------------------------------------------------------------------------------------------
@@ -409,7 +351,7 @@ class _Search:
 
     def offer(self, found: Found, by: str) -> bool:
         """Take it if it is allowed and better."""
-        if found.candidate.savings != NOTHING and self.request.savings != "free":
+        if not runs_here(found.candidate.savings) and self.request.savings != "free":
             if self.request.savings == "last" and (self.fallback is None
                                                    or found.candidate.seconds < self.fallback.candidate.seconds):
                 self.fallback = found
@@ -565,7 +507,7 @@ class _Search:
 
     def polish(self) -> None:
         """Descend from the best by single moves."""
-        if self.best is None or self.best.candidate.savings != NOTHING or self.late():
+        if self.best is None or self.best.candidate.savings != self.best.judge.savings or self.late():
             return
         judge, c = self.best.judge, self.best.candidate
         better = c
@@ -574,6 +516,15 @@ class _Search:
             if other.seconds < better.seconds * SLIGHT and judge.fits(other):
                 better = other
         self.offer(Found(judge, self._descended(judge, better, _POLISH)), f"single moves from that of {self.by}")
+
+    def recompute(self) -> None:
+        """Where some plan did not fit: those that are told to recompute."""
+        binds = self.best is None or any(judge.shortest is not None for judge in self.judges.values())
+        if self.request.recompute or self.late() or not binds:
+            return
+        for again, found in recomputing(self.request):
+            better = self.offer(found, f"terapipe with recompute = {again!r}")
+            self.log.append(f"told to recompute {again}: {human_seconds(found.candidate.seconds)}" + (", better" if better else ""))
 
     def _descended(self, judge: Judge, start: Candidate, ticks: int) -> Candidate:
         r = self.request
@@ -589,12 +540,13 @@ def plan_jointly(request: Request, start: float) -> tuple[Found, list[str]]:
     s.glimpses()
     s.deepen(looked)
     s.polish()
+    s.recompute()
     if s.best is None:
         if s.fallback is None:
             near = [judge for judge in s.judges.values() if judge.shortest is not None]
             if near:
                 raise min(near, key=lambda judge: judge.shortest or (0, 0, 0)).refuse()
             raise s.error or InfeasibleError("no plan of any planner fits: more memory_bytes would be right")
-        s.best, s.by = s.fallback, "the fastest that fits; nothing fits without recomputation or swap"
+        s.best, s.by = s.fallback, "the fastest that fits; nothing that this engine executes fits"
     s.log.append(f"best: {human_seconds(s.seconds)} by {s.by}")
     return Found(s.best.judge, s.best.candidate, tuple(compared)), s.log

@@ -33,6 +33,7 @@ from .search import (
     balanced,
     block_bytes,
     kind_seconds,
+    runs_here,
     saved_bytes,
     search,
 )
@@ -88,9 +89,25 @@ class Task:
         return self._per_block(kind_seconds(self.judge, self.slicing, "F")) / self.micro_batches
 
     @cached_property
+    def recompute_s(self) -> Float:
+        """[blocks] of making again what a forward keeps (tp_cost_recompute). Of what the engine cannot make again more than
+        any plan would pay."""
+        of_kind = kind_seconds(self.judge, self.slicing, "F")
+        never = 10.0 * float(self.fwd_s.sum()) * self.micro_batches
+        return self._per_block({"embedding": never, "head": never, "ffn": of_kind["ffn"] / 2,
+                                "attention": max(0.0, of_kind["attention"] - of_kind["ffn"] / 8)}) / self.micro_batches
+
+    @cached_property
     def bwd_s(self) -> Float:
-        """[blocks] of both gradients."""
-        return self._per_block(kind_seconds(self.judge, self.slicing, "IW")) / self.micro_batches
+        """[blocks] of both gradients, and of what the request says is recomputed."""
+        work = self._per_block(kind_seconds(self.judge, self.slicing, "IW")) / self.micro_batches
+        return np.asarray(work + np.where(self.given, self.recompute_s, 0.0))
+
+    @property
+    def given(self) -> NDArray[np.bool_]:
+        """[blocks] that the request says are recomputed."""
+        count = len(self.judge.model.blocks)
+        return np.array(self.judge.savings.recompute or (False,) * count)
 
     @cached_property
     def message_s(self) -> float:
@@ -113,7 +130,8 @@ class Task:
         """[blocks] parameters, gradients, moments, one slot of activation gradients, and ``slots`` of activations."""
         sizes = block_bytes(self.judge.model, self.slicing)
         fixed = {kind: float(size.static + size.gradient + self.slots * size.activation) for kind, size in sizes.items()}
-        return self._per_block(fixed) + self.extra_bytes
+        again = {kind: (1.0 - self.slots) * (size.activation - size.input) for kind, size in sizes.items()}
+        return np.asarray(self._per_block(fixed) + np.where(self.given, self._per_block(again), 0.0) + self.extra_bytes)
 
     @cached_property
     def param_bytes(self) -> Float:
@@ -127,7 +145,9 @@ class Task:
         if self.slots:
             return np.zeros(len(self.judge.model.blocks))
         sizes = block_bytes(self.judge.model, self.slicing)
-        return self._per_block({kind: float(size.activation) for kind, size in sizes.items()})
+        kept, again = (self._per_block({kind: float(getattr(size, name)) for kind, size in sizes.items()})
+                       for name in ("activation", "input"))
+        return np.where(self.given, again, kept)
 
     @cached_property
     def saved_bytes(self) -> Float:
@@ -162,10 +182,11 @@ def _blocks(result: Any) -> list[int]:
 
 def _savings(task: Task, boundaries: list[int], recompute: Any, swap: Any, stage_s: Any) -> Savings:
     """``stage_s`` [stages]: what the planner says a stage takes; what that is above its work is waiting for swaps."""
-    again, bytes_ = tuple(bool(x) for x in recompute), tuple(int(np.ceil(x)) for x in swap)
+    able = [block.kind in ("attention", "ffn") for block in task.judge.model.blocks]
+    again, bytes_ = tuple(bool(x) and can for x, can in zip(recompute, able, strict=True)), tuple(int(np.ceil(x)) for x in swap)
     if not any(again) and not any(bytes_):
         return NOTHING
-    work = task.fwd_s + task.bwd_s + task.fwd_s * np.array(again)
+    work = task.fwd_s + task.bwd_s + task.recompute_s * np.array(again)
     stall = tuple(max(0.0, float(s - work[a:e].sum())) if any(bytes_[a:e]) else 0.0
                   for s, a, e in zip(stage_s, boundaries[:-1], boundaries[1:], strict=True))
     return Savings(again if any(again) else (), bytes_ if any(bytes_) else (), stall if any(stall) else ())
@@ -188,7 +209,7 @@ def _baseline(name: str, *, saves: bool = False, replicas: bool = False, **optio
                                   "limit_bytes": task.memory_bytes}
         more = dict(options)
         if saves:
-            memory["recompute_s"] = task.fwd_s
+            memory["recompute_s"] = task.recompute_s
         if replicas:
             more |= {"param_bytes": np.maximum(task.param_bytes, 1.0), "bandwidth_Bps": 1e-9}
         if name == "vpipe":
@@ -208,7 +229,7 @@ def _piper(task: Task) -> Wish:
     """Blocks as a chain of layers without replicas or tensor parallelism. Where Piper leaves devices idle, its stage with most
     work is halved until it does not."""
     memory = {"static_bytes": task.static_bytes, "activation_bytes": task.activation_bytes, "limit_bytes": task.memory_bytes,
-              "recompute_s": task.fwd_s}
+              "recompute_s": task.recompute_s}
     graph = planners.layer_graph(task.fwd_s, task.bwd_s, task.stages, task.micro_batches, comm_s=task.message_s, memory=memory,
                                  param_bytes=np.full(len(task.fwd_s), 1e18), bandwidth_Bps=1.0)
     stages = planners.piper(graph).stages
@@ -231,8 +252,8 @@ def _dawnpiper(name: str) -> Callable[[Task], Wish]:
     """A block is a node."""
     def ask(task: Task) -> Wish:
         rest = np.maximum(task.static_bytes - 2 * task.param_bytes, 0.0)
-        nodes = {"fwd_s": task.fwd_s, "bwd_s": task.bwd_s, "recompute_s": task.fwd_s, "activation_bytes": task.activation_bytes,
-                 "param_bytes": task.param_bytes, "optimizer_bytes": rest}
+        nodes = {"fwd_s": task.fwd_s, "bwd_s": task.bwd_s, "recompute_s": task.recompute_s,
+                 "activation_bytes": task.activation_bytes, "param_bytes": task.param_bytes, "optimizer_bytes": rest}
         result = getattr(planners, name)(nodes, task.stages, task.memory_bytes, micro_batches=task.micro_batches,
                                          schedule="gpipe" if task.schedule == "gpipe" else "1f1b",
                                          swap_bandwidth_Bps=task.host_Bps)
@@ -269,7 +290,7 @@ def _bmpipe(task: Task) -> Wish:
     ways, sizes = [strategies(group[0]) for group in types], np.array([len(group[0]) for group in types])
     layers = [{"name": "+".join(kinds[i] for i in group[0]), "count": len(group), "fwd_s": total(task.fwd_s, group[0]),
                "bwd_s": total(task.bwd_s, group[0]), "static_bytes": total(task.static_bytes, group[0]),
-               "strategies": [{"name": name, "extra_bwd_s": total(task.fwd_s, again),
+               "strategies": [{"name": name, "extra_bwd_s": total(task.recompute_s, again),
                                "activation_bytes": total(task.activation_bytes, group[0]) - total(task.saved_bytes, again)}
                               for name, again in way]} for group, way in zip(types, ways, strict=True)]
     chunks = task.judge.chunks                                  # several: counted work, and nobody reads its bound
@@ -340,7 +361,7 @@ def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ..
             refused = error
             break
         cut = tuple(zip(wish.boundaries[:-1], wish.boundaries[1:], strict=True))
-        found = judge.judge(schedule, cut, slicing, 0, wish.savings)
+        found = judge.judge(schedule, cut, slicing, 0, None if wish.savings == NOTHING else wish.savings)
         if judge.fits(found):
             return found
         program = judge.lowered(found)
@@ -451,7 +472,7 @@ def plan_one(request: Request, judge_of: JudgeOf | None = None) -> Found:
     if request.planner == "uniform":
         return _plan_uniform(request, judge_of)
     found = _plan_stages(request, judge_of)
-    if request.savings == "never" and found.candidate.savings != NOTHING:
-        raise InfeasibleError(f"planner {request.planner} fits {found.judge.limit} bytes by recomputing or swapping, which this "
-                              "engine does not do: executable=False gives its plan, more memory one without")
+    if request.savings == "never" and not runs_here(found.candidate.savings):
+        raise InfeasibleError(f"planner {request.planner} fits {found.judge.limit} bytes by swapping, which this engine does not "
+                              "do: executable=False gives its plan, more memory one without")
     return found

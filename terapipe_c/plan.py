@@ -111,9 +111,6 @@ class Plan:
         reasons = []
         if self.data_parallel > 1:
             reasons.append(f"data_parallel = {self.data_parallel}")
-        blocks = [block.name for block, again in zip(self.model.blocks, self.recompute, strict=False) if again]
-        if blocks:
-            reasons.append(f"recomputation of {len(blocks)} blocks ({blocks[0]}" + (", ...)" if len(blocks) > 1 else ")"))
         if any(self.swap):
             reasons.append(f"swap of {human_bytes(sum(self.swap))} a micro-batch")
         return f"the engine does not execute {', '.join(reasons)}" if reasons else ""
@@ -232,6 +229,10 @@ class Plan:
             work = {p: self.durations[p][k].sum() for p in PHASES}
             lines.append(f"    {k} on rank {self.program.rank_of[k]}: {_describe_blocks(self.model, first, end)}: "
                          f"{human_seconds(work['F'])} forward, {human_seconds(work['I'] + work['W'])} backward")
+        again = [block.kind for block, flag in zip(self.model.blocks, self.recompute, strict=False) if flag]
+        if again:
+            lines.append("  made again before their backward: " + ", ".join(
+                f"{again.count(kind)} of {self.model.n_layer} {kind} blocks" for kind in dict.fromkeys(again)))
         lines.append(f"  predicted step: {human_seconds(self.step_time_s)} ({human_count(self.tokens_per_s)} tokens/s); no "
                      f"order of these operations is faster than {human_seconds(self.lower_bound_s)} (gap "
                      f"{100 * self.gap:.2g} %)")
@@ -364,7 +365,8 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
          tensor_parallel: int | None = None, chunks: int | None = None, memory_bytes: float | None = None,
          granularity: int | None = None, partition: Sequence[tuple[int, int]] | None = None,
          slicing: int | Sequence[tuple[int, Sequence[int]]] | None = None, executable: bool | None = None,
-         time_limit_s: float | None = None, backend: str | None = None, dtype: str | None = None) -> Plan:
+         time_limit_s: float | None = None, backend: str | None = None, dtype: str | None = None,
+         recompute: str | Sequence[bool] | None = None) -> Plan:
     """Plan one training step of ``batch`` sequences of ``seq_len`` tokens.
 
     Args:
@@ -395,13 +397,17 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         partition: [(first_block, last_block + 1), ...] of every virtual stage, instead of a planned one.
         slicing: [(micro_batch, [slice lengths]), ...], or M: one sequence a micro-batch, M slices, instead of a planned one.
             Of one replica.
-        executable: True: only plans that this engine runs (no recomputation, no swap, one replica). False: any. None: True
-            for the auto planner on this machine (``Cluster.local()``), on others recomputation and swap only where nothing
-            fits without them; any other planner: what its paper would do (``plan.executable`` says whether it runs here).
+        executable: True: only plans that this engine runs (no swap, one replica). False: any. None: True for the auto planner
+            on this machine (``Cluster.local()``), on others swap only where nothing fits without it; any other planner: what
+            its paper would do (``plan.executable`` says whether it runs here).
         time_limit_s: the auto planner begins nothing new after so many seconds; None: it counts work instead, so that the same
             request gives the same plan everywhere.
         backend, dtype: whose memory the plan's is: "cpu", or "cuda" with "bf16" (dtype None) or "float32"; backend None: the
             costs'. A plan for "cuda" is launched there alone.
+        recompute: "ffn", "attention" or "full" (both): these blocks keep their input alone and compute the rest again before
+            their backward; or a bool for each block. None: what the planner chooses: dawnpiper, bmpipe, piper, vpipe and
+            adapipe do so within the memory; auto weighs theirs and, where memory binds, slices with each of the three names;
+            the others recompute nothing.
 
     Raises:
         ValueError: the request contradicts itself or the model; names the argument, its value and what would be right.
@@ -413,7 +419,8 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
     request = check_request(
         model, cluster, batch, seq_len, costs, planner=planner, schedule=schedule, stages=stages, data_parallel=data_parallel,
         tensor_parallel=tensor_parallel, chunks=chunks, memory_bytes=memory_bytes, granularity=granularity,
-        partition=partition, slicing=slicing, executable=executable, time_limit_s=time_limit_s)
+        partition=partition, slicing=slicing, executable=executable, time_limit_s=time_limit_s,
+        recompute=recompute)
     if request.planner == "auto":
         found, log = plan_jointly(request, start)
     else:

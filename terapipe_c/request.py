@@ -5,16 +5,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from ._core import InvalidTypeError, InvalidValueError
 from .config import Cluster, GPTConfig, real, whole
 from .cost import PHASES, CostModel, equal_lengths
-from .search import SLICED, ZERO_BUBBLE, ZIGZAG, Cut, Judge, Micro, Replicas, possible
+from .search import NOTHING, SLICED, ZERO_BUBBLE, ZIGZAG, Cut, Judge, Micro, Replicas, Savings, possible
 
 __all__ = ["PLANNERS", "Request", "check_partition", "check_request", "check_slicing"]
 
 # The planners that tp.plan knows: ours, those of the papers, and the baselines.
 PLANNERS = ("auto", "terapipe", "uniform", "autopipe", "autopipe_heuristic", "dawnpiper", "dawnpiper_binary", "bmpipe",
             "pipedream", "dapple", "piper", "vpipe", "adapipe", "merak")
+SAVERS = ("dawnpiper", "dawnpiper_binary", "bmpipe", "piper", "vpipe", "adapipe")   # these choose what to recompute
+RECOMPUTE = {"ffn": ("ffn",), "attention": ("attention",), "full": ("attention", "ffn")}   # what a name makes again
 SEARCHING = ("auto", "terapipe")          # these choose among schedules; the others plan for the one that is given, or 1f1b
 CHUNKED = ("auto", "terapipe", "uniform", "bmpipe")   # these can plan several stages a rank
 # In the order that ties are decided: of two equally fast programs the one that holds fewer activations.
@@ -108,6 +112,7 @@ class Request:
     free_chunks: bool = False
     free_schedule: bool = False
     time_limit_s: float | None = None
+    recompute: tuple[bool, ...] = ()    # per block; empty: not given, so that planners choose
     kinds: dict[tuple[Any, ...], dict[str, float]] = field(default_factory=dict, compare=False)   # seconds of blocks, once made
 
     @property
@@ -122,7 +127,8 @@ class Request:
 
     def judge(self, ranks: int) -> Judge:
         """Of plans for so many ranks."""
-        return Judge(self.model, self.costs, ranks, self.chunks, self.limit, self.link, self.kinds)
+        return Judge(self.model, self.costs, ranks, self.chunks, self.limit, self.link, self.kinds,
+                     Savings(self.recompute) if any(self.recompute) else NOTHING)
 
 
 def _one_of(name: str, value: Any, known: Sequence[str], later: Sequence[str] = ()) -> str:
@@ -229,9 +235,36 @@ def _check_schedule(planner: str, schedule: Any, chunks: Any) -> tuple[tuple[str
     return ((schedule,) if schedule != "auto" or chunks == 1 else ("interleaved",)), chunks
 
 
+def _check_recompute(recompute: Any, model: GPTConfig, planner: str) -> tuple[bool, ...]:
+    """A bool for each block; empty: none was given."""
+    if recompute is None:
+        return ()
+    if planner in SAVERS:
+        raise InvalidValueError(f"recompute is {recompute!r}: planner {planner} chooses that itself, None would be right")
+    kinds, right = [block.kind for block in model.blocks], "'ffn', 'attention', 'full' or a bool for each block would be right"
+    if isinstance(recompute, str):
+        again = RECOMPUTE.get(recompute)
+        if again is None:
+            raise InvalidValueError(f"recompute is {recompute!r}: {right}")
+        return tuple(kind in again for kind in kinds)
+    try:
+        flags = list(recompute)
+    except TypeError:
+        raise InvalidTypeError(f"recompute is {type(recompute).__name__}: {right}") from None
+    if len(flags) != len(kinds):
+        raise InvalidValueError(f"recompute has {len(flags)} entries: one for each of the {len(kinds)} blocks would be right")
+    for i, flag in enumerate(flags):
+        if not isinstance(flag, (bool, np.bool_)):
+            raise InvalidTypeError(f"recompute[{i}] is {flag!r}: True or False would be right")
+        if flag and kinds[i] not in ("attention", "ffn"):
+            raise InvalidValueError(f"recompute[{i}] is True, but that block is {model.blocks[i].name}: attention and FFN blocks "
+                                    "can be recomputed")
+    return tuple(bool(flag) for flag in flags)
+
+
 def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any, *, planner: Any, schedule: Any, stages: Any,
                   data_parallel: Any, tensor_parallel: Any, chunks: Any, memory_bytes: Any, granularity: Any, partition: Any,
-                  slicing: Any, executable: Any, time_limit_s: Any) -> Request:
+                  slicing: Any, executable: Any, time_limit_s: Any, recompute: Any = None) -> Request:
     """The request of ``tp.plan``'s arguments; a ValueError or TypeError names the argument, its value and what would be
     right."""
     if not isinstance(model, GPTConfig):
@@ -286,4 +319,5 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
     return Request(model, cluster, checked_costs, batch, seq_len, planner, names, chunks, ranks, replicas,
                    limit, unit, checked, cut, savings, open_ranks, open_replicas, free_chunks,
                    planner == "auto" and schedule == "auto",
-                   time_limit_s=None if time_limit_s is None else real("time_limit_s", time_limit_s))
+                   time_limit_s=None if time_limit_s is None else real("time_limit_s", time_limit_s),
+                   recompute=_check_recompute(recompute, model, planner))

@@ -6,7 +6,6 @@ Nothing here reads a clock: effort is counted, so that the same request gives th
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
@@ -17,10 +16,9 @@ from numpy.typing import NDArray
 
 from . import _core, planners, schedules
 from ._core import InfeasibleError
-from .backend import Backend
 from .config import KINDS, GPTConfig
 from .cost import PHASES, CostModel, block_counts, equal_lengths, even_partition, filled
-from .engine import dimensions, rank_memory
+from .engine import dimensions, rank_memory, recompute_bytes
 from .schedules import Program
 
 Micro = tuple[int, tuple[int, ...]]
@@ -37,20 +35,20 @@ _WORK = 36_000_000     # of what a descent may cost, in units of about 13 ns: a 
 
 # ---- judging one candidate -----------------------------------------------------------------------------------------------
 
-def peak_memory(model: GPTConfig, partition: Cut, slicing: tuple[Micro, ...], program: Program, backend: Backend) -> list[int]:
-    """Peak bytes of every rank, exact: the sizes that the engine would take (one thread a rank), without taking them."""
-    return rank_memory(model, partition, slicing, program, backend=backend)
-
-
 class Savings(NamedTuple):
-    """What a plan does besides to fit its memory; the engine does none of it yet. Empty: nothing."""
+    """What a plan does besides to fit its memory. Empty: nothing."""
 
-    recompute: tuple[bool, ...] = ()      #: per block: its activations but its input are dropped and made again (R)
+    recompute: tuple[bool, ...] = ()      #: per block (attention, ffn): its activations but its input are made again (R)
     swap: tuple[int, ...] = ()            #: per block: bytes of a micro-batch's activations that go to the host and back
     stall_s: tuple[float, ...] = ()       #: per stage: seconds a micro-batch waits for its swaps (what is not hidden)
 
 
 NOTHING = Savings()
+
+
+def runs_here(savings: Savings) -> bool:
+    """Whether the engine does it: it recomputes, and does not swap."""
+    return not any(savings.swap)
 
 
 @dataclass(frozen=True)
@@ -86,9 +84,10 @@ class Judge:
 
     def __init__(self, model: GPTConfig, costs: CostModel, ranks: int, chunks: int, limit: int | None,
                  replicas: Replicas = Replicas(),                           # noqa: B008 (frozen)
-                 kinds: dict[tuple[Any, ...], dict[str, float]] | None = None) -> None:
+                 kinds: dict[tuple[Any, ...], dict[str, float]] | None = None, savings: Savings = NOTHING) -> None:
         self.model, self.costs, self.ranks, self.chunks, self.limit = model, costs, ranks, chunks, limit
         self.replicas = replicas
+        self.savings = savings                                 # of a plan that does not say others
         self.work = 0                                          # a clock that is the same everywhere: about 13 ns a tick
         self.shortest: tuple[int, int, int] | None = None      # bytes short, rank, bytes needed: of the nearest miss
         self.kinds = {} if kinds is None else kinds            # what kind_seconds said
@@ -112,9 +111,9 @@ class Judge:
         out = self.costs.timed(self._stage_work(partition), self._slice_work(slicing), self.model)
         if any(savings.recompute):
             kinds = np.array([KINDS.index(block.kind) for block in self.model.blocks])
-            again = np.array(savings.recompute)
-            counts = np.array([np.bincount(kinds[a:e][again[a:e]], minlength=len(KINDS)) for a, e in partition], np.int32)
-            out["R"] = self.costs.timed((counts, out["OPT"]), self._slice_work(slicing), self.model)["F"]
+            chosen = np.array(savings.recompute)
+            counts = np.array([np.bincount(kinds[a:e][chosen[a:e]], minlength=len(KINDS)) for a, e in partition], np.int32)
+            out["R"] = self.costs.recompute_s(counts, self._slice_work(slicing))
         if any(savings.stall_s):
             slices = np.repeat([len(lengths) for _, lengths in slicing], [len(lengths) for _, lengths in slicing])
             out["SO"] = out["SI"] = np.array(savings.stall_s)[:, None] / (2.0 * slices)
@@ -137,13 +136,13 @@ class Judge:
 
     def _made(self, c: Candidate) -> tuple[Program, float]:
         """Its program and seconds."""
-        if c.savings == NOTHING:
+        if c.savings == self.savings:
             program, seconds, work = _core.judge_run(self._judge, self._given(c))
             self.work += work - self._counted
             self._counted = work
             return program, seconds
         timing = self.timing(c)
-        compute = _saving(_core.judge_compute(self._judge, self._given(c)), c.partition, c.savings)
+        compute = saving(_core.judge_compute(self._judge, self._given(c)), self.model, c.partition, c.savings)
         if c.schedule not in ZERO_BUBBLE:
             compute = compute.split(timing, pending=c.pending)
         program = compute.lower(tied=self.model.tie_weights and self.ranks * self.chunks > 1)
@@ -158,7 +157,8 @@ class Judge:
                 where = self.costs.where.arguments
                 memory = min(self.limit, 1 << 62), dimensions(self.model), where.get("provider"), where.get("dtype")
             ring = self.replicas.seconds(0.0), self.replicas.seconds(4.0) - self.replicas.seconds(0.0)
-            self._core = self.costs.judge(self.model, self.ranks, self.chunks, ring, memory)
+            self._core = self.costs.judge(self.model, self.ranks, self.chunks, ring, memory,
+                                          recompute_bytes(self.savings.recompute))
         return self._core
 
     def _given(self, c: Candidate) -> tuple[int, int, NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
@@ -170,7 +170,7 @@ class Judge:
                 beside: int = 0) -> Candidate:
         """Down by single moves from a candidate that fits, until none helps or ``budget`` ticks of ``work`` are spent (a count,
         not a time: the same request gives the same plan); ``beside``: ticks of each descent from the neighbours of the end."""
-        if c.savings != NOTHING:
+        if c.savings != self.savings:
             return c
         bounds, slicing, seconds, work, miss = _core.judge_descend(
             self._judge, self._given(c), c.seconds, unit, fixed_partition, fixed_slicing, max(0, budget), beside)
@@ -180,12 +180,12 @@ class Judge:
             self.shortest = miss
         if seconds >= c.seconds:
             return c
-        found = Candidate(seconds, c.schedule, tuple(itertools.pairwise(bounds)), tuple(slicing), c.pending)
-        return self._seen.setdefault((found.schedule, found.partition, found.slicing, found.pending, NOTHING), found)
+        found = Candidate(seconds, c.schedule, tuple(itertools.pairwise(bounds)), tuple(slicing), c.pending, c.savings)
+        return self._seen.setdefault((found.schedule, found.partition, found.slicing, found.pending, found.savings), found)
 
     def judge(self, schedule: str, partition: Cut, slicing: tuple[Micro, ...], pending: int = 1,
-              savings: Savings = NOTHING) -> Candidate:
-        key = (schedule, partition, slicing, pending, savings)
+              savings: Savings | None = None) -> Candidate:
+        key = (schedule, partition, slicing, pending, self.savings if savings is None else savings)
         found = self._seen.get(key)
         if found is None:
             program, seconds = self._made(Candidate(0.0, *key))
@@ -194,13 +194,13 @@ class Judge:
         return found
 
     def peak(self, c: Candidate, program: Program) -> list[int]:
-        """Peak bytes of every rank: the engine's own sizes, less what is recomputed or swapped of all micro-batches but the
-        one that is being worked on."""
-        peak = peak_memory(self.model, c.partition, c.slicing, program, self.costs.where)
-        if c.savings == NOTHING:
+        """Peak bytes of every rank, exact: the sizes that the engine would take (one thread a rank), without taking them. Less
+        what is swapped, which this engine does not do, of all micro-batches but the one that is being worked on."""
+        peak = rank_memory(self.model, c.partition, c.slicing, program, backend=self.costs.where, recompute=c.savings.recompute)
+        if runs_here(c.savings):
             return peak
         slots = activation_slots(program)
-        saved = saved_bytes(self.model, c.slicing, c.savings)
+        saved = saved_bytes(self.model, c.slicing, c.savings._replace(recompute=()))
         for k, (first, end) in enumerate(c.partition):
             peak[program.rank_of[k]] -= max(0, slots[k] - 1) * sum(saved[first:end])
         return peak
@@ -229,7 +229,8 @@ class Judge:
         assert self.shortest is not None and self.limit is not None
         short, rank, needed = self.shortest
         return InfeasibleError(f"rank {rank} needs {needed} bytes and may use {self.limit}: {short} bytes short in the plan "
-                               f"nearest to fitting; memory_bytes = {needed}, more stages or smaller micro-batches would be "
+                               f"nearest to fitting; memory_bytes = {needed}, more stages"
+                               f"{'' if any(self.savings.recompute) else ', recomputation'} or smaller micro-batches would be "
                                "right")
 
 
@@ -243,39 +244,33 @@ def activation_slots(program: Program) -> list[int]:
     return [int(n) for n in slots]
 
 
-def _saving(program: Program, partition: Cut, savings: Savings) -> Program:
-    """R before the backward of the stages that recompute; SO behind the forward, SI before the backward where they swap."""
-    again = [any(savings.recompute[a:e]) for a, e in partition]
-    swaps = [any(savings.swap[a:e]) for a, e in partition]
-
-    def around(word: re.Match[str]) -> str:
-        stage, op, unit = int(word[1]), word[2], word[3]
-        if op == "F":
-            return f"{stage}F{unit} {stage}SO{unit}" if swaps[stage] else word[0]
-        return "".join(f"{stage}{name}{unit} " for name, used in (("SI", swaps[stage]), ("R", again[stage])) if used) + word[0]
-
-    return Program.parse(re.sub(r"(\d+)([FB])(\d+\.\d+)", around, str(program)))
+def saving(program: Program, model: GPTConfig, partition: Cut, savings: Savings) -> Program:
+    """With what saves memory: R of a slice before its backward, but where an attention is made again all of a micro-batch."""
+    again = [{block.kind for block, flag in zip(model.blocks[a:e], savings.recompute[a:e], strict=False) if flag}
+             for a, e in partition]
+    return program.save_memory(bytes(1 if "attention" in kinds else 2 if kinds else 0 for kinds in again),
+                               bytes(any(savings.swap[a:e]) for a, e in partition))
 
 
 def saved_bytes(model: GPTConfig, slicing: tuple[Micro, ...], savings: Savings) -> list[int]:
     """Per block: bytes of a micro-batch that ``savings`` takes out of memory between forward and backward."""
     sizes = block_bytes(model, slicing)
-    rows = max(b for b, _ in slicing) * sum(slicing[0][1])
-    kept = 4 * rows * model.n_embd                             # a block's input, from which it is computed again
     out = []
     for i, block in enumerate(model.blocks):
-        activation = sizes[block.kind].activation
-        again = max(0, activation - kept) if savings.recompute and savings.recompute[i] else 0
-        out.append(min(activation, again + (savings.swap[i] if savings.swap else 0)))
+        size = sizes[block.kind]
+        again = size.activation - size.input if savings.recompute and savings.recompute[i] else 0
+        out.append(min(size.activation, again + (savings.swap[i] if savings.swap else 0)))
     return out
 
 
 class BlockBytes(NamedTuple):
-    """Bytes of a block in the engine: of all it keeps (parameters, gradients, moments), of each activation and gradient slot."""
+    """Bytes of a block in the engine: of all it keeps (parameters, gradients, moments), of each activation and gradient slot, and
+    of an activation slot where it is recomputed."""
 
     static: int
     activation: int
     gradient: int
+    input: int
 
 
 def block_bytes(model: GPTConfig, slicing: tuple[Micro, ...]) -> dict[str, BlockBytes]:
@@ -287,9 +282,12 @@ def block_bytes(model: GPTConfig, slicing: tuple[Micro, ...]) -> dict[str, Block
 def _block_bytes(model: GPTConfig, batch: int, seq_len: int) -> dict[str, BlockBytes]:
     shape, slicing = dimensions(GPTConfig(**{**model.to_dict(), "n_layer": 2})), (seq_len, batch, [(batch, [seq_len])])
 
+    again = bytes((0, 1, 1, 1, 1, 0))
+
     def stage(first: int, end: int) -> NDArray[np.int64]:
         one, two, three = (_core.stage_memory(shape, slicing, first, end, a, g) for a, g in ((1, 1), (2, 1), (1, 2)))
-        return np.array([one - (two - one) - (three - one), two - one, three - one])
+        few, more = (_core.stage_memory(shape, slicing, first, end, a, 1, None, None, again) for a in (1, 2))
+        return np.array([one - (two - one) - (three - one), two - one, three - one, more - few])
 
     attention, ffn = stage(1, 4) - stage(1, 3), stage(1, 3) - stage(1, 2)
     base = stage(1, 2) - attention
@@ -401,6 +399,15 @@ def _estimate(judge: Judge, slicing: tuple[Micro, ...]) -> float:
     return float(judge.chunks * unit.sum() + (judge.ranks - 1) * unit.max()) / (judge.ranks * judge.chunks)
 
 
+def _starts(judge: Judge, found: Sequence[Candidate]) -> list[Candidate]:
+    """The fastest that fits of each of a few slicings: different counts are different valleys."""
+    chosen: list[Candidate] = []
+    for c in sorted(found, key=lambda c: c.seconds):               # ties keep the order of names
+        if len(chosen) < 3 and c.slicing not in [d.slicing for d in chosen] and judge.fits(c):
+            chosen.append(c)
+    return chosen
+
+
 def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: int, partition: Cut | None,
             slicing: tuple[Micro, ...] | None) -> Candidate | None:
     """The best plan that fits the memory, or None. Of many chunks there are many numbers, and programs are long: the work is
@@ -420,11 +427,10 @@ def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: i
         if partition is None:      # W fills waits: where there are many of them, F and I alone make the pipeline's pace
             name = min(found[-len(names):], key=lambda c: c.seconds).schedule
             found += [judge.judge(name, cut, s) for cut in (even, balanced(judge, s, stages, "FI"))]
-    # The search descends from the fastest start of each of a few slicings: different counts are different valleys.
-    chosen: list[Candidate] = []
-    for c in sorted(found, key=lambda c: c.seconds):               # ties keep the order of names
-        if len(chosen) < 3 and c.slicing not in [d.slicing for d in chosen] and judge.fits(c):
-            chosen.append(c)
+    chosen = _starts(judge, found)
+    if not chosen:                                             # gradients that wait for their W take memory
+        chosen = _starts(judge, [judge.judge(c.schedule, c.partition, c.slicing, 0) for c in found
+                                 if c.schedule not in ZERO_BUBBLE])
     if not chosen:
         return None
     best = chosen[0]

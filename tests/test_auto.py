@@ -8,9 +8,10 @@ import pytest
 
 import terapipe_c as tp
 from terapipe_c import joint
-from terapipe_c.joint import bound_s, least_work_s, plan_singles, whole_bound_s
+from terapipe_c.joint import bound_s, least_work_s, whole_bound_s
 from terapipe_c.request import CHUNKED, JOINT, PLANNERS, check_request, has_chunks
 from terapipe_c.search import ZIGZAG, Judge, possible
+from terapipe_c.singles import plan_singles
 
 MODEL = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=64, block_size=32)
 CLUSTER = tp.Cluster(num_devices=6, memory_bytes=1e9, link_latency_s=1e-6, link_bandwidth_Bps=1e9, peak_flops=2e9)
@@ -270,20 +271,43 @@ def test_savings_come_last_or_freely_or_never(brief):
     model = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=32, block_size=256)
     even = tp.plan(model, CLUSTER, batch=4, seq_len=256, planner="uniform", stages=3)
     request = dict(batch=4, seq_len=256, stages=3, schedule="1f1b", slicing=1)
-    limit = max(even.peak_memory_bytes)
-    while True:                                     # until no plan fits without recomputation
-        try:
-            tp.plan(model, CLUSTER, memory_bytes=limit, executable=True, **request)
-        except tp.InfeasibleError as error:
-            assert "bytes short" in str(error)
-            break
+
+    def least_limit(limit, **more):
+        """The first of a falling row at which there is no such plan."""
+        while True:
+            try:
+                tp.plan(model, memory_bytes=limit, **request, **more)
+            except tp.InfeasibleError as error:
+                assert "bytes short" in str(error)
+                return limit
+            limit = int(0.97 * limit)
+
+    limit, again = max(even.peak_memory_bytes), even
+    while not any(again.recompute):
         limit = int(0.97 * limit)
-    last = tp.plan(model, CLUSTER, memory_bytes=limit, **request)
-    assert any(last.recompute) and not last.executable and "nothing fits without" in last.search_log[-1]
-    free = tp.plan(model, CLUSTER, memory_bytes=limit, executable=False, **request)
+        again = tp.plan(model, CLUSTER, memory_bytes=limit, executable=True, **request)
+    assert again.executable and not any(again.swap)
+    assert again == tp.plan(model, dataclasses.replace(CLUSTER, is_local=True), memory_bytes=limit, **request)
+    host = dataclasses.replace(CLUSTER, host_bandwidth_Bps=1e9)
+    limit = least_limit(limit, cluster=host, executable=True)
+    last = tp.plan(model, host, memory_bytes=limit, **request)
+    assert any(last.swap) and not last.executable and "nothing that this engine executes fits" in last.search_log[-1]
+    free = tp.plan(model, host, memory_bytes=limit, executable=False, **request)
     assert free.step_time_s <= last.step_time_s * (1 + 1e-12)
     with pytest.raises(tp.InfeasibleError):
-        tp.plan(model, dataclasses.replace(CLUSTER, is_local=True), memory_bytes=limit, **request)
+        tp.plan(model, dataclasses.replace(host, is_local=True), memory_bytes=limit, **request)
+
+
+def test_one_long_sequence_is_recomputed_slice_by_slice_where_nothing_else_fits(brief):
+    """Planners of whole sequences hold one micro-batch, and gain nothing."""
+    model = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=32, block_size=512)
+    request = dict(batch=1, seq_len=512, stages=2, schedule="seq1f1b")
+    limit, plan = 1 << 40, None
+    while plan is None or not any(plan.recompute):
+        plan = tp.plan(model, CLUSTER, memory_bytes=limit, executable=True, **request)
+        limit = int(0.98 * max(plan.peak_memory_bytes))
+    assert plan.executable and "terapipe with recompute = 'ffn'" in plan.search_log[-1] and len(plan.slicing[0][1]) > 1
+    assert not plan.recompute[1] and plan.recompute[2] and max(plan.peak_memory_bytes) <= plan.memory_limit_bytes
 
 
 def test_a_larger_limit_or_cluster_never_hurts(brief):

@@ -1,6 +1,7 @@
 """Every plan of every planner that this engine can execute trains: losses bit-equal to one device, memory as predicted to the
 byte. What it cannot execute is refused before work starts."""
 import dataclasses
+import re
 import sys
 from functools import cache
 
@@ -133,39 +134,105 @@ def tightest(planner):
 SAVERS = ["dawnpiper", "bmpipe", "piper", "vpipe", "adapipe"]
 
 
+TEXT = DATA % 32
+
+
+def trained_long(plan):
+    run = tp.launch(plan, TEXT, STEPS, seed=4, lr=1e-2, processes=False, progress=False)
+    return [(record.loss, record.grad_norm) for record in run], run.report()
+
+
 @pytest.mark.parametrize("planner", SAVERS)
-def test_what_a_planner_does_to_fit_is_told_simulated_and_refused(planner, monkeypatch, tmp_path):
+def test_what_a_planner_recomputes_to_fit_is_simulated_and_done(planner, tmp_path):
     plan = tightest(planner)
     assert any(plan.recompute) and len(plan.recompute) == len(plan.swap) == LONG.num_blocks
+    assert all(block.kind in ("attention", "ffn") for block, again in zip(LONG.blocks, plan.recompute, strict=True) if again)
     assert max(plan.peak_memory_bytes) <= plan.memory_limit_bytes
     assert plan.program.counts["R"] > 0 and plan.bubbles["recompute"] > 0 and plan.program.check() is None
     again = [sum(plan.durations["R"][k]) for k, (a, e) in enumerate(plan.stages) if any(plan.recompute[a:e])]
     assert plan.bubbles["recompute"] == pytest.approx(sum(again))
     assert sum(plan.bubbles.values()) == pytest.approx(plan.ranks * plan.step_time_s - sum(plan.busy_s), rel=1e-9)
     assert plan.lower_bound_s <= plan.step_time_s * (1 + 1e-12)
-    refused(plan, "recomputation", monkeypatch)
-    with pytest.raises(tp.InfeasibleError, match="executable=False"):
-        make(planner, LONG, stages=3, memory_bytes=plan.memory_limit_bytes, executable=True)
+    assert plan.executable and plan == make(planner, LONG, stages=3, memory_bytes=plan.memory_limit_bytes, executable=True)
     plan.save(tmp_path / "plan.json")
-    assert tp.Plan.load(tmp_path / "plan.json") == plan and not tp.Plan.load(tmp_path / "plan.json").executable
+    assert tp.Plan.load(tmp_path / "plan.json") == plan and tp.Plan.load(tmp_path / "plan.json").executable
+    losses, report = trained_long(plan)
+    assert losses == trained_long(make("uniform", LONG, stages=1, schedule="gpipe"))[0]
+    assert report.peak_memory_bytes == report.predicted_peak_memory_bytes == plan.peak_memory_bytes
+    assert report.bubbles["recompute"] > 0
+
+
+@pytest.mark.parametrize("planner", [name for name in PLANNERS if name not in (*SAVERS, "dawnpiper_binary")])
+def test_recomputation_that_is_given_is_planned_and_done(planner):
+    plan = make(planner, LONG, stages=3, recompute="ffn")
+    assert plan.recompute == [block.kind == "ffn" for block in LONG.blocks] and plan.executable
+    assert plan.program.counts["R"] > 0 and plan.bubbles["recompute"] > 0
+    losses, report = trained_long(plan)
+    assert losses == trained_long(make("uniform", LONG, stages=1, schedule="gpipe"))[0]
+    assert report.peak_memory_bytes == plan.peak_memory_bytes
+
+
+@pytest.mark.parametrize("schedule, slicing", [
+    ("seq1f1b", 4), ("gpipe", [(2, [100, 156]), (2, [256])]), ("zb-h1", 3), ("zb-v", 2), ("dualpipe-v", 2), ("hanayo", 3),
+    ("interleaved", 2), ("sliced-1f1b", [(2, [256])] * 2)])
+def test_slices_of_every_schedule_are_recomputed(schedule, slicing):
+    plan = make("terapipe", LONG, stages=2, recompute="full", schedule=schedule, slicing=slicing)
+    less = make("terapipe", LONG, stages=2, schedule=schedule, slicing=slicing)
+    assert plan.schedule == schedule and plan.step_time_s > less.step_time_s
+    losses, report = trained_long(plan)
+    assert losses == trained_long(make("uniform", LONG, stages=1, schedule="gpipe"))[0]
+    assert report.peak_memory_bytes == plan.peak_memory_bytes
+
+
+def test_auto_recomputes_nothing_where_it_is_told_so():
+    """It may choose a plan of a planner that does where it is told nothing."""
+    limit = int(0.8 * max(make("uniform", LONG, stages=3, schedule="gpipe", slicing=1).peak_memory_bytes))
+    request = dict(stages=3, schedule="gpipe", slicing=1, memory_bytes=limit)
+    free = make("auto", LONG, **request)
+    assert any(free.recompute) and "made again before their backward: " in free.explain()
+    with pytest.raises(tp.InfeasibleError):
+        make("auto", LONG, recompute=[False] * LONG.num_blocks, **request)
+    kept = make("auto", LONG, stages=3, recompute=[False] * LONG.num_blocks)
+    assert not any(kept.recompute) and "made again" not in kept.explain()
+
+
+def test_less_memory_is_enough_where_blocks_are_recomputed():
+    """More micro-batches in flight than one: what they hold shrinks to the blocks' inputs."""
+    kept, again = (make("uniform", LONG, stages=2, schedule="gpipe", recompute=recompute) for recompute in (None, "full"))
+    assert max(again.peak_memory_bytes) < 0.75 * max(kept.peak_memory_bytes)
+    with pytest.raises(tp.InfeasibleError):
+        make("uniform", LONG, stages=2, schedule="gpipe", memory_bytes=max(again.peak_memory_bytes))
+    assert make("uniform", LONG, stages=2, schedule="gpipe", memory_bytes=max(again.peak_memory_bytes), recompute="full") == again
+
+
+@pytest.mark.parametrize("planner, recompute, error, message", [
+    ("uniform", "all", ValueError, "recompute is 'all': 'ffn', 'attention', 'full'"),
+    ("uniform", 3, TypeError, "recompute is int"),
+    ("uniform", [True], ValueError, "recompute has 1 entries: one for each of the 12"),
+    ("uniform", [1] * 12, TypeError, r"recompute\[0\] is 1: True or False"),
+    ("uniform", [True] * 12, ValueError, r"recompute\[0\] is True, but that block is embedding"),
+    ("dawnpiper", "ffn", ValueError, "planner dawnpiper chooses that itself"),
+])
+def test_recomputation_that_cannot_be_is_refused(planner, recompute, error, message):
+    with pytest.raises(error, match=message):
+        make(planner, LONG, stages=2, recompute=recompute)
 
 
 def test_memory_falls_by_what_is_recomputed():
-    """The engine's sizes of the same program, less all slots but the one in work of a recomputed block's activations: its
-    input stays."""
+    """By the slots of what a block computes inside, less one that is made again for its backward and where it goes forward."""
     plan = tightest("adapipe")
-    full = rank_memory(LONG, plan.stages, plan.slicing, plan.program)
+    without = tp.Program.parse(re.sub(r"\d+R\d+\.\d+ ", "", str(plan.program)))
+    full = rank_memory(LONG, plan.stages, plan.slicing, without)
     rows, width = 256, 16
-    saved = {"attention": 4 * rows * (4 * width + 2 + 2), "ffn": 4 * rows * (8 * width + 2),  # qkv, o, lse; h, g
-             "head": 4 * rows * (width + 2 + 2), "embedding": 0}       # dx, loss; and of all mean and rstd
+    inner = {"attention": 4 * rows * 4 * width, "ffn": 4 * rows * 8 * width}                     # qkv, o; h, g
     for k, (first, end) in enumerate(plan.stages):
         blocks = [LONG.blocks[i].kind for i in range(first, end) if plan.recompute[i]]
-        least = (activation_slots(plan.program)[k] - 1) * sum(saved[kind] for kind in blocks)
-        assert abs(full[k] - plan.peak_memory_bytes[k] - least) <= 0.01 * least
+        least = (activation_slots(plan.program)[k] - 1) * sum(inner[b] for b in blocks) - sum(inner[b] for b in set(blocks))
+        assert 0 <= least - (full[k] - plan.peak_memory_bytes[k]) < 1000     # what an engine's tables say of each instruction
 
 
 def test_swaps_wait_where_the_host_is_slow():
-    limit = int(0.72 * max(make("uniform", LONG, stages=3).peak_memory_bytes))
+    limit = int(0.75 * max(make("uniform", LONG, stages=3).peak_memory_bytes))
     slow, fast = (make("dawnpiper", LONG, dataclasses.replace(CLUSTER, host_bandwidth_Bps=b), stages=3, memory_bytes=limit)
                   for b in (1e6, 1e12))
     assert any(fast.swap) and "swap" in fast.why_not_executable and fast.program.counts["SO"] == fast.program.counts["SI"] > 0
