@@ -86,19 +86,24 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--length", type=int, default=1024, help="tokens of a sequence")
     parser.add_argument("--layers", type=int, default=12, help="12 is GPT-2 124M")
-    parser.add_argument("--without", default="", help="contenders left out: ours, eager, compile, pipelining")
+    parser.add_argument("--without", default="", help="left out: ours, eager, compile, pipelining; b1, b4; or one of a batch, 'compile b4'")
     args = parser.parse_args()
-    out = {word for word in args.without.split(",") if word}
+    out = {word.strip() for word in args.without.split(",")}
+
+    def takes_part(name: str) -> bool:
+        return not out & {name, *name.split()}
+
     data = corpus()
     result = header((__doc__ or "").splitlines()[0])
-    wanted = [n for n in ("eager b1", "eager b4", "compile b1", "compile b4", "pipelining b4") if n.split()[0] not in out]
+    wanted = [n for n in ("eager b1", "eager b4", "compile b1", "compile b4", "pipelining b4") if takes_part(n)]
     theirs, about, peers = torch_turns(args, data, wanted)
     ours: dict[str, Turn] = {}
     result["ours"] = {}
     try:
-        if "ours" not in out:
+        batches = [batch for batch in (1, 4) if takes_part(f"ours b{batch}")]
+        if batches:
             with stopped(*peers):  # profiling wants the machine to itself
-                for batch in (1, 4):
+                for batch in batches:
                     turn, result["ours"][f"b{batch}"] = our_turn(batch, args.length, args.layers, args.steps, data)
                     ours[f"ours b{batch}"] = with_peers_stopped(turn, peers)
         print(f"tokens/s = batch x {args.length} / step time; {args.rounds} rounds of {args.steps} steps")
