@@ -86,7 +86,8 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--length", type=int, default=1024, help="tokens of a sequence")
     parser.add_argument("--layers", type=int, default=12, help="12 is GPT-2 124M")
-    parser.add_argument("--without", default="", help="left out: ours, eager, compile, pipelining; b1, b4; or one of a batch, 'compile b4'")
+    parser.add_argument("--without", default="",
+                        help="left out: ours, eager, compile, pipelining; b1, b4; or one of a batch, 'compile b4'")  # fmt: skip
     args = parser.parse_args()
     out = {word.strip() for word in args.without.split(",")}
 
