@@ -56,7 +56,7 @@ def machine() -> dict[str, Any]:
 
 def header(question: str) -> dict[str, Any]:
     """The head of a result: what was asked, of which commit (results of runs before do not modify it), where, when, how."""
-    changes = output_of("git", "status", "--porcelain", "-uno", "--", str(ROOT), f":!{ROOT}/benchmarks/results")
+    changes = output_of("git", "status", "--porcelain", "-uno", "--", ".", ":!benchmarks/results")
     return {
         "question": question, "command": " ".join([Path(sys.executable).name, *sys.argv]),
         "commit": output_of("git", "rev-parse", "HEAD"), "modified": bool(changes),
