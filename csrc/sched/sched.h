@@ -215,8 +215,8 @@ tp_program_lower(const tp_program *program, int tied, tp_program **out);
 TP_MUST_USE tp_status
 tp_program_assign_slots(tp_program *program);
 /* The compute program with what saves memory. again: [stages] of tp_again; swapped: [stages] of 0 or 1, SO behind a slice's forward
- * and SI before its backward. Whole or split backwards; marks of overlap go. EVALUE; ESCHEDULE: it has R, SO or SI already, or does
- * not pass check. */
+ * and SI before its backward. Whole or split backwards; marks of overlap go. ESCHEDULE: it has R, SO or SI already, or does not
+ * pass check. */
 typedef enum {
     TP_AGAIN_NOT,
     TP_AGAIN_ALL,   /* all R of a micro-batch, slices ascending, before its first backward: a slice attends to those before it */
