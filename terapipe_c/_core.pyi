@@ -134,15 +134,15 @@ _Candidate: TypeAlias = tuple[int, int, _Int, _Int, _Int, _Int]
 def judge_open(
     pack: tuple[Any, ...], messages: tuple[float, float, float, float, float, bool],
     updates: tuple[float, float, float, float, float, float], params: tuple[float, float, float, float], kinds: _Int,
-    ranks: int, chunks: int, tied: bool, memory: tuple[int, tuple[int, ...], CapsuleType | None, str | None] | None,
+    ranks: int, chunks: int, tied: bool, memory: tuple[tuple[int, ...], CapsuleType | None, str | None],
     recompute: bytes | None, /,
 ) -> CapsuleType: ...
 def judge_run(judge: CapsuleType, candidate: _Candidate, /) -> tuple[Program, float, int]: ...
 def judge_compute(judge: CapsuleType, candidate: _Candidate, /) -> Program: ...
 def judge_descend(
-    judge: CapsuleType, candidate: _Candidate, seconds: float, unit: int, fixed_stages: bool, fixed_slices: bool, work: int,
-    beside: int, /,
-) -> tuple[list[int], list[tuple[int, tuple[int, ...]]], float, int, tuple[int, int, int] | None]: ...
+    judge: CapsuleType, candidate: _Candidate, seconds: float, limit: int, unit: int, fixed_stages: bool, fixed_slices: bool,
+    work: int, beside: int, /,
+) -> tuple[list[int], list[tuple[int, tuple[int, ...]]], float, int, int, tuple[int, int, int] | None]: ...
 
 # csrc/py/slicing_bound.c: count, all, core, head, tail, fixed, slope of each size of micro-batches
 def slicing_bound(

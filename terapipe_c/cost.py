@@ -451,7 +451,7 @@ class CostModel:
         """R [stages, units] of these blocks [stages, 4]: what attentions and FFNs do not keep, made again."""
         return _core.cost_recompute(self._pack, counts, *slices[:3])
 
-    def judge(self, model: GPTConfig, ranks: int, chunks: int, ring: tuple[float, float], memory: Any = None,
+    def judge(self, model: GPTConfig, ranks: int, chunks: int, ring: tuple[float, float], memory: tuple[Any, ...],
               recompute: bytes | None = None) -> Any:
         """The C core's judge of plans under these costs. ring: seconds that replicas add to an update, and more for each of the
         stage's parameters; memory, recompute: what ``_core.judge_open`` says."""

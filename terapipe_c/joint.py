@@ -301,7 +301,7 @@ def _look(judge: Judge, request: Request) -> dict[str, Candidate]:
 
     def consider(found: Candidate) -> None:
         known = best.get(found.schedule)
-        if (known is None or found.seconds < known.seconds * SLIGHT) and judge.fits(found):
+        if (known is None or found.seconds < known.seconds * SLIGHT) and judge.fits(found, judge.limit):
             best[found.schedule] = found
 
     stop = judge.work + _LOOK * (1 + len(request.schedules))
@@ -315,7 +315,7 @@ def _look(judge: Judge, request: Request) -> dict[str, Candidate]:
                 continue
             cuts: list[Cut] = [request.partition or balanced(judge, slicing, stages)]
             free = request.partition is None and judge.chunks == 1 and stages > 1
-            if judge.work < stop and free and (name == "1f1b" or not judge.fits(judge.judge(name, cuts[0], slicing))):
+            if judge.work < stop and free and (name == "1f1b" or not judge.fits(judge.judge(name, cuts[0], slicing), judge.limit)):
                 try:
                     cuts.append(plan_stages(judge, "autopipe", name, slicing).partition)
                 except InfeasibleError:
@@ -513,7 +513,7 @@ class _Search:
         better = c
         for pending in () if c.schedule in ZERO_BUBBLE else (0, 1, 2, 4):
             other = judge.judge(c.schedule, c.partition, c.slicing, pending)
-            if other.seconds < better.seconds * SLIGHT and judge.fits(other):
+            if other.seconds < better.seconds * SLIGHT and judge.fits(other, judge.limit):
                 better = other
         self.offer(Found(judge, self._descended(judge, better, _POLISH)), f"single moves from that of {self.by}")
 
@@ -528,8 +528,9 @@ class _Search:
 
     def _descended(self, judge: Judge, start: Candidate, ticks: int) -> Candidate:
         r = self.request
-        return judge.descend(start, unit=r.unit, fixed_partition=r.partition is not None,
-                             fixed_slicing=r.slicing is not None or start.schedule == SLICED, budget=ticks)
+        fixed_slicing = r.slicing is not None or start.schedule == SLICED
+        return judge.descend(start, judge.limit, unit=r.unit, fixed_partition=r.partition is not None, fixed_slicing=fixed_slicing,
+                             budget=ticks) or start
 
 
 def plan_jointly(request: Request, start: float) -> tuple[Found, list[str]]:

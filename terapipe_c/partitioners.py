@@ -362,7 +362,7 @@ def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ..
             break
         cut = tuple(zip(wish.boundaries[:-1], wish.boundaries[1:], strict=True))
         found = judge.judge(schedule, cut, slicing, 0, None if wish.savings == NOTHING else wish.savings)
-        if judge.fits(found):
+        if judge.fits(found, judge.limit):
             return found
         program = judge.lowered(found)
         peak = judge.peak(found, program)
@@ -392,7 +392,7 @@ def uniform(judge: Judge, request: Request) -> Candidate:
 def _plan_uniform(request: Request, judge_of: JudgeOf) -> Found:
     judge = judge_of(request.ranks[0])
     found = uniform(judge, request)
-    if not judge.fits(found):
+    if not judge.fits(found, judge.limit):
         raise judge.refuse()
     return Found(judge, found)
 
@@ -406,7 +406,7 @@ def _plan_stages(request: Request, judge_of: JudgeOf) -> Found:
         try:
             if request.partition is not None:
                 found = judge.judge(request.schedules[0], request.partition, whole_sequences(request), 0)
-                if not judge.fits(found):
+                if not judge.fits(found, judge.limit):
                     raise judge.refuse()
             else:
                 found = plan_stages(judge, request.planner, request.schedules[0], whole_sequences(request),
@@ -445,13 +445,14 @@ def _plan_terapipe(request: Request, judge_of: JudgeOf) -> Found:
     best: Found | None = None
     for _, judge in sorted(zip(looks, judges, strict=True), key=lambda pair: pair[0]):
         even = uniform(judge, request)
-        choice = search(judge, request.schedules, request.share, request.seq_len, request.unit, request.partition,
-                        request.slicing)
-        if judge.fits(even) and (choice is None or even.seconds < choice.seconds):
+        choice, certain = search(judge, request.schedules, request.share, request.seq_len, request.unit, request.partition,
+                                 request.slicing)
+        if judge.fits(even, judge.limit) and (choice is None or even.seconds < choice.seconds):
             choice = even
         compared.append((f"uniform on {judge.ranks} ranks", even.seconds))
-        if choice is not None:                                 # other numbers of ranks: only if this one does not fit
+        if choice is not None and (best is None or choice.seconds < best.candidate.seconds * SLIGHT):
             best = Found(judge, choice)
+        if best is not None and not certain:                   # a large request: other numbers of ranks only if none fits
             break
     if best is None:
         raise min((j for j in judges if j.shortest is not None), key=lambda j: j.shortest or (0, 0, 0)).refuse()

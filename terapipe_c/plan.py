@@ -391,7 +391,8 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             (``search.Replicas`` has the formula). None: 1; but the auto planner considers others where neither ``stages``
             nor ``slicing`` is given and the cluster is not this machine (the engine runs one replica).
         chunks: stages of a rank; None: 1, 2 where the schedule has several; the auto planner considers all numbers.
-        memory_bytes: limit of each rank; None: the cluster's devices'.
+        memory_bytes: limit of each rank; None: the cluster's devices'. Of a request whose search is small (a model for tests, a
+            few slices) terapipe's plan is never slower with more of it; larger searches are made for one limit alone.
         granularity: slice lengths that are planned are multiples of this many tokens; None: chosen so that planning stays
             under a second (a few for auto).
         partition: [(first_block, last_block + 1), ...] of every virtual stage, instead of a planned one.

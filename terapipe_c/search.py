@@ -5,6 +5,7 @@ Nothing here reads a clock: effort is counted, so that the same request gives th
 """
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ SLICED = "sliced-1f1b"  # AutoPipe's: whole sequences, the first forwards in hal
 ORDERS = {"gpipe": 0, "1f1b": 1, "seq1f1b": 2, "interleaved": 3, "zb-h1": 4, "zb-h2": 5, "zb-v": 7, "dualpipe-v": 8, "hanayo": 9,
           SLICED: 10}
 SLIGHT = 1 - 1e-9     # less than this much better is rounding, not an improvement
+_STARTS = 3           # of a search that descend
+_SMALL = 8_000_000     # ticks of a search up to which there are plans for all limits of memory
 _WORK = 36_000_000     # of what a descent may cost, in units of about 13 ns: a fraction of a second
 
 
@@ -93,7 +96,7 @@ class Judge:
         self.kinds = {} if kinds is None else kinds            # what kind_seconds said
         self.rooms: dict[tuple[Any, ...], tuple[NDArray[np.float64], int]] = {}   # what planners of stages may fill
         self._seen: dict[tuple[Any, ...], Candidate] = {}
-        self._fits: dict[tuple[Any, ...], bool] = {}
+        self._peaks: dict[tuple[Any, ...], list[int]] = {}
         self._latest: tuple[tuple[Any, ...], Program] | None = None
         self._stage_work = cache(self._stage_work_of)
         self._slice_work = cache(costs.slice_work)
@@ -152,10 +155,8 @@ class Judge:
     @property
     def _judge(self) -> Any:
         if self._core is None:
-            memory = None
-            if self.limit is not None:
-                where = self.costs.where.arguments
-                memory = min(self.limit, 1 << 62), dimensions(self.model), where.get("provider"), where.get("dtype")
+            where = self.costs.where.arguments
+            memory = dimensions(self.model), where.get("provider"), where.get("dtype")
             ring = self.replicas.seconds(0.0), self.replicas.seconds(4.0) - self.replicas.seconds(0.0)
             self._core = self.costs.judge(self.model, self.ranks, self.chunks, ring, memory,
                                           recompute_bytes(self.savings.recompute))
@@ -166,20 +167,22 @@ class Judge:
         bounds = np.array([0, *(end for _, end in c.partition)], np.int32)
         return ORDERS[c.schedule], c.pending, bounds, *self._slice_work(c.slicing)[:3]
 
-    def descend(self, c: Candidate, *, unit: int, fixed_partition: bool, fixed_slicing: bool, budget: int,
-                beside: int = 0) -> Candidate:
-        """Down by single moves from a candidate that fits, until none helps or ``budget`` ticks of ``work`` are spent (a count,
-        not a time: the same request gives the same plan); ``beside``: ticks of each descent from the neighbours of the end."""
+    def descend(self, c: Candidate, limit: int | None, *, unit: int, fixed_partition: bool, fixed_slicing: bool, budget: int,
+                beside: int = 0) -> Candidate | None:
+        """Down by single moves from a candidate, within ``limit`` bytes a rank, until none helps or ``budget`` ticks of ``work``
+        are spent (a count, not a time: the same request gives the same plan); ``beside``: ticks of each descent from the neighbours
+        of the end. One that does not fit is mended first; None where that fails."""
         if c.savings != self.savings:
-            return c
-        bounds, slicing, seconds, work, miss = _core.judge_descend(
-            self._judge, self._given(c), c.seconds, unit, fixed_partition, fixed_slicing, max(0, budget), beside)
+            return c if self.fits(c, limit) else None
+        bounds, slicing, seconds, over, work, miss = _core.judge_descend(
+            self._judge, self._given(c), c.seconds, -1 if limit is None else min(limit, 1 << 62), unit, fixed_partition,
+            fixed_slicing, max(0, budget), beside)
         self.work += work - self._counted
         self._counted = work
-        if miss is not None and (self.shortest is None or miss[0] < self.shortest[0]):
+        if miss is not None and limit == self.limit and (self.shortest is None or miss[0] < self.shortest[0]):
             self.shortest = miss
-        if seconds >= c.seconds:
-            return c
+        if over:
+            return None
         found = Candidate(seconds, c.schedule, tuple(itertools.pairwise(bounds)), tuple(slicing), c.pending, c.savings)
         return self._seen.setdefault((found.schedule, found.partition, found.slicing, found.pending, found.savings), found)
 
@@ -205,25 +208,24 @@ class Judge:
             peak[program.rank_of[k]] -= max(0, slots[k] - 1) * sum(saved[first:end])
         return peak
 
-    def fits(self, c: Candidate) -> bool:
-        """Whether every rank stays within the memory limit; remembers the nearest miss."""
-        if self.limit is None:
-            return True
+    def peak_bytes(self, c: Candidate) -> list[int]:
+        """``peak`` of its program; remembered."""
         key = (c.schedule, c.partition, c.slicing, c.pending, c.savings)
-        if key not in self._fits:
-            short, worst, needed = self.short(c)
-            self._fits[key] = short <= 0
-            if short > 0 and (self.shortest is None or short < self.shortest[0]):
-                self.shortest = (short, worst, needed)
-        return self._fits[key]
+        if key not in self._peaks:
+            program = self.lowered(c)
+            self._peaks[key] = self.peak(c, program)
+            self.work += 20 * len(program)
+        return self._peaks[key]
 
-    def short(self, c: Candidate) -> tuple[int, int, int]:
-        """(bytes over the limit, at most 0 if it fits; the fullest rank; the bytes that it needs)."""
-        program = self.lowered(c)
-        peak = self.peak(c, program)
-        self.work += 20 * len(program)
-        worst = max(range(len(peak)), key=lambda r: peak[r])
-        return peak[worst] - (self.limit or 0), worst, peak[worst]
+    def fits(self, c: Candidate, limit: int | None) -> bool:
+        """Whether every rank stays within ``limit``; remembers the nearest miss of its own limit."""
+        if limit is None:
+            return True
+        peak = self.peak_bytes(c)
+        needed = max(peak)
+        if needed > limit == self.limit and (self.shortest is None or needed - limit < self.shortest[0]):
+            self.shortest = needed - limit, peak.index(needed), needed
+        return needed <= limit
 
     def refuse(self) -> InfeasibleError:
         assert self.shortest is not None and self.limit is not None
@@ -399,54 +401,121 @@ def _estimate(judge: Judge, slicing: tuple[Micro, ...]) -> float:
     return float(judge.chunks * unit.sum() + (judge.ranks - 1) * unit.max()) / (judge.ranks * judge.chunks)
 
 
-def _starts(judge: Judge, found: Sequence[Candidate]) -> list[Candidate]:
-    """The fastest that fits of each of a few slicings: different counts are different valleys."""
-    chosen: list[Candidate] = []
-    for c in sorted(found, key=lambda c: c.seconds):               # ties keep the order of names
-        if len(chosen) < 3 and c.slicing not in [d.slicing for d in chosen] and judge.fits(c):
-            chosen.append(c)
-    return chosen
+class _Hunt:
+    """For the fastest plan within a limit of memory, or within each of them."""
+
+    def __init__(self, judge: Judge, names: Sequence[str], starts: Sequence[Candidate], work: int, unit: int, fixed_partition: bool,
+                 fixed_slicing: bool) -> None:
+        self.judge, self.names, self.starts, self.work = judge, names, starts, work
+        self.given: dict[str, Any] = {"unit": unit, "fixed_partition": fixed_partition, "fixed_slicing": fixed_slicing}
+        self._ends: dict[Candidate, Candidate] = {}            # of descents from starts that fit, the latest of each
+
+    def _choose(self, limit: int | None, most: int) -> tuple[list[Candidate], list[Candidate]]:
+        """The fastest that fits of each of a few slicings: different counts are different valleys; and those that would be faster
+        and do not fit."""
+        fit: list[Candidate] = []
+        over: list[Candidate] = []
+        queue = [(c.seconds, i, c) for i, c in enumerate(self.starts)]     # ties keep the order of names
+        heapq.heapify(queue)
+        while queue and len(fit) < most:
+            _, i, c = heapq.heappop(queue)
+            if c.slicing in [d.slicing for d in fit]:
+                continue
+            if self.judge.fits(c, limit):
+                fit.append(c)
+            elif c.pending and c.schedule not in ZERO_BUBBLE:  # gradients that wait for their W take memory
+                least = self.judge.judge(c.schedule, c.partition, c.slicing, 0)
+                heapq.heappush(queue, (least.seconds, i, least))
+            elif len(over) < most and c.slicing not in [d.slicing for d in over]:
+                over.append(c)
+        return fit, over
+
+    def _mend(self, c: Candidate, limit: int | None, share: int) -> list[Candidate]:
+        end = self.judge.descend(c, limit, budget=self.work // share, **self.given)
+        return [] if end is None else [end]
+
+    def within(self, limit: int | None) -> Candidate | None:
+        """From the fastest starts that fit, and from faster ones that are mended first."""
+        judge, work, stop = self.judge, self.work, self.judge.work + self.work
+        fit, over = self._choose(limit, _STARTS)
+        ends = fit[:1]
+        for c in fit:
+            if judge.work < stop:                              # else the starts alone were more than the work
+                ends += self._mend(c, limit, 2 * len(fit))
+        for c in over:
+            if judge.work < stop or not ends:
+                ends += self._mend(c, limit, 4 * len(over))
+        if not ends:
+            return None
+        best = min(ends, key=lambda c: c.seconds)
+        if not (self.given["fixed_partition"] or self.given["fixed_slicing"]) and judge.work < stop + work:
+            # a boundary of stages moves only if the slices do, too
+            best = judge.descend(best, limit, budget=0, beside=work // 8, **self.given) or best
+        return self._waiting(best, limit, stop + work)
+
+    def _waiting(self, best: Candidate, limit: int | None, stop: int) -> Candidate:
+        """The same stages and slices in each schedule, with as many gradients that wait for their W as are best."""
+        for name, pending in itertools.product(self.names, (0, 1, 2, 4)):
+            if self.judge.work > stop:
+                break
+            if name in ZERO_BUBBLE and pending != 1:           # its W are where they are
+                continue
+            other = self.judge.judge(name, best.partition, best.slicing, pending)
+            if other.seconds < best.seconds * SLIGHT and self.judge.fits(other, limit):
+                best = other
+        return best
+
+    def _below(self, above: Candidate, limit: int) -> Candidate | None:
+        """From the plan of the next higher limit, mended, and from the fastest start that fits."""
+        ends = self._mend(above, limit, 8)
+        for c in self._choose(limit, 1)[0]:
+            if c not in self._ends or not self.judge.fits(self._ends[c], limit):
+                self._ends[c] = self._mend(c, limit, 8)[0]
+            ends.append(self._ends[c])
+        return self._waiting(min(ends, key=lambda c: c.seconds), limit, self.judge.work + self.work) if ends else None
+
+    def ladder(self) -> tuple[list[Candidate], bool]:
+        """Plans for all limits of memory, each with less than the one before; and whether they are all: with less than the last
+        one's nothing fits. They do not depend on the limit that is asked for, so that more memory never hurts. One plan alone
+        where that one is much work."""
+        before, budget = self.judge.work, 2 * self.work
+        found, rungs = self.within(None), list[Candidate]()
+        if self.judge.work - before > _SMALL:
+            budget = 0
+        while found is not None:
+            rungs.append(found)
+            if self.judge.work - before > budget:
+                return rungs, False
+            limit = max(self.judge.peak_bytes(found)) - 1
+            found = self._below(found, limit) or self.within(limit)
+        return rungs, True
 
 
 def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: int, partition: Cut | None,
-            slicing: tuple[Micro, ...] | None) -> Candidate | None:
-    """The best plan that fits the memory, or None. Of many chunks there are many numbers, and programs are long: the work is
-    less, so that all numbers together are little more than two."""
+           slicing: tuple[Micro, ...] | None) -> tuple[Candidate | None, bool]:
+    """The best plan that fits the memory, or None; and whether less memory gives none that is better, nor more memory a worse
+    one: of a small request there are plans for all limits. Of many chunks there are many numbers, and programs are long: the
+    work is less, so that all numbers together are little more than two."""
     stages, work = judge.ranks * judge.chunks, 4 * _WORK // max(2, judge.chunks) ** 2
     slicings = [slicing] if slicing is not None else _slicing_seeds(judge, batch, seq_len, unit)
     even = tuple(even_partition(judge.model, stages))
     slicings = [s for s in slicings if not possible(names[0], judge.ranks, len(s))]
     if names[0] == SLICED:
         slicings = [s for s in slicings if max(_counts(s)) == 1]
-    fixed_slicing = slicing is not None or names[0] == SLICED
-    found: list[Candidate] = []
+    starts: list[Candidate] = []
     for s in sorted(slicings, key=partial(_estimate, judge)):
-        if judge.work > work // 3 and len(found) > 2 * len(names):  # a large program: the most promising starts only
+        if judge.work > work // 3 and len(starts) > 2 * len(names):  # a large program: the most promising starts only
             break
-        found += [judge.judge(name, partition or balanced(judge, s, stages), s) for name in names]
+        starts += [judge.judge(name, partition or balanced(judge, s, stages), s) for name in names]
         if partition is None:      # W fills waits: where there are many of them, F and I alone make the pipeline's pace
-            name = min(found[-len(names):], key=lambda c: c.seconds).schedule
-            found += [judge.judge(name, cut, s) for cut in (even, balanced(judge, s, stages, "FI"))]
-    chosen = _starts(judge, found)
-    if not chosen:                                             # gradients that wait for their W take memory
-        chosen = _starts(judge, [judge.judge(c.schedule, c.partition, c.slicing, 0) for c in found
-                                 if c.schedule not in ZERO_BUBBLE])
-    if not chosen:
-        return None
-    best = chosen[0]
-    for c in chosen:
-        if judge.work < work:                                  # else the starts alone were more than the work
-            end = judge.descend(c, unit=unit, fixed_partition=partition is not None, fixed_slicing=fixed_slicing,
-                                budget=work // (2 * len(chosen)))
-            best = min(best, end, key=lambda c: c.seconds)
-    if partition is None and not fixed_slicing and judge.work < 2 * work:   # a stage boundary moves only if the slices do, too
-        best = judge.descend(best, unit=unit, fixed_partition=False, fixed_slicing=False, budget=0, beside=work // 8)
-    for name, pending in itertools.product(names, (0, 1, 2, 4)):      # again, now that the slices have changed
-        if judge.work > 2 * work:
-            break
-        if name in ZERO_BUBBLE and pending != 1:               # its W are where they are
-            continue
-        other = judge.judge(name, best.partition, best.slicing, pending)
-        if other.seconds < best.seconds * SLIGHT and judge.fits(other):
-            best = other
-    return best
+            name = min(starts[-len(names):], key=lambda c: c.seconds).schedule
+            starts += [judge.judge(name, cut, s) for cut in (even, balanced(judge, s, stages, "FI"))]
+    hunt = _Hunt(judge, names, starts, work, unit, partition is not None, slicing is not None or names[0] == SLICED)
+    if judge.work > _SMALL:
+        return hunt.within(judge.limit), False
+    rungs, whole = hunt.ladder()
+    best = min((c for c in rungs if judge.fits(c, judge.limit)), key=lambda c: c.seconds, default=None)
+    if best is None or not (whole or best is rungs[0]):
+        other = hunt.within(judge.limit)
+        best = min((c for c in (best, other) if c is not None), key=lambda c: c.seconds, default=None)
+    return best, whole

@@ -4,9 +4,10 @@ import itertools
 import numpy as np
 import pytest
 
-from terapipe_c import _core, schedules
+from terapipe_c import InfeasibleError, _core, schedules
 from terapipe_c.config import Cluster, GPTConfig
 from terapipe_c.cost import CostModel, filled
+from terapipe_c.plan import plan
 from terapipe_c.request import JOINT, has_chunks
 from terapipe_c.search import NOTHING, SLICED, ZERO_BUBBLE, Candidate, Judge, Replicas, possible
 
@@ -103,7 +104,8 @@ def test_durations_of_replicas_and_of_a_gpu_are_those_of_costs():
 
 
 def descend(judge, c, **change):
-    return judge.descend(c, **{"unit": 4, "fixed_partition": False, "fixed_slicing": False, "budget": 30_000_000, **change})
+    given = {"unit": 4, "fixed_partition": False, "fixed_slicing": False, "budget": 30_000_000}
+    return judge.descend(c, judge.limit, **(given | change))
 
 
 def test_a_descent_never_ends_slower_and_keeps_what_is_fixed():
@@ -125,7 +127,7 @@ def test_a_descent_never_ends_slower_and_keeps_what_is_fixed():
             assert descend(again, start, budget=0) == start
             assert descend(again, start, fixed_partition=True, fixed_slicing=sliced).partition == start.partition
             assert descend(again, start, fixed_slicing=True).slicing == start.slicing
-            beside = again.descend(end, unit=4, fixed_partition=False, fixed_slicing=sliced, budget=0, beside=1_000_000)
+            beside = again.descend(end, None, unit=4, fixed_partition=False, fixed_slicing=sliced, budget=0, beside=1_000_000)
             assert beside.seconds <= end.seconds
             better += end.seconds < start.seconds
             total += 1
@@ -146,7 +148,7 @@ def test_a_descent_ends_near_the_best_of_all_cuts_and_slicings():
         every = [judge.judge("1f1b", ((0, at), (at, 6)), ((1, lengths),) * micros).seconds
                  for at in range(1, 6) for lengths in compositions]
         start = judge.judge("1f1b", ((0, 3), (3, 6)), ((1, (32,)),) * micros)
-        end = judge.descend(start, unit=8, fixed_partition=False, fixed_slicing=False, budget=30_000_000, beside=1_000_000)
+        end = judge.descend(start, None, unit=8, fixed_partition=False, fixed_slicing=False, budget=30_000_000, beside=1_000_000)
         assert min(every) <= end.seconds * (1 + 1e-12)
         met += end.seconds <= min(every) * (1 + 1e-9)
         total += 1
@@ -161,11 +163,12 @@ def test_a_descent_stays_within_the_memory_and_tells_the_nearest_miss():
     start = free.judge("gpipe", ((0, 5), (5, 9), (9, 14)), ((1, (64,)),) * 4)
     peak = free.peak(start, free.lowered(start))
     tight = Judge(model, costs, 3, 1, max(peak))
-    assert tight.fits(tight.judge(start.schedule, start.partition, start.slicing))
-    end = tight.descend(start, unit=8, fixed_partition=False, fixed_slicing=False, budget=10_000_000)
+    assert tight.fits(tight.judge(start.schedule, start.partition, start.slicing), tight.limit)
+    end = tight.descend(start, tight.limit, unit=8, fixed_partition=False, fixed_slicing=False, budget=10_000_000)
     assert max(tight.peak(end, tight.lowered(end))) <= max(peak) and end.seconds <= start.seconds
     loose = Judge(model, costs, 3, 1, 10 ** 30)
-    assert loose.descend(start, unit=8, fixed_partition=False, fixed_slicing=False, budget=10_000_000).seconds <= end.seconds
+    best = loose.descend(start, loose.limit, unit=8, fixed_partition=False, fixed_slicing=False, budget=10_000_000)
+    assert best.seconds <= end.seconds
     if tight.shortest is not None:
         short, rank, needed = tight.shortest
         assert short > 0 and 0 <= rank < 3 and needed == max(peak) + short
@@ -189,9 +192,50 @@ def test_the_core_refuses_what_does_not_fit_together():
         with pytest.raises(ValueError, match=word):
             run(**change)
     with pytest.raises(ValueError, match="unit is 0"):
-        _core.judge_descend(judge._judge, (1, 1, *(np.array(v, np.int32) for v in arrays.values())), 1.0, 0, False, False, 10, 0)
+        given = (1, 1, *(np.array(v, np.int32) for v in arrays.values()))
+        _core.judge_descend(judge._judge, given, 1.0, -1, 0, False, False, 10, 0)
     with pytest.raises(ValueError, match="chunks for 6 blocks"):
         Judge(model, judge.costs, 7, 1, None).judge("gpipe", ((0, 6),), ((1, (32,)),))
     with pytest.raises(ValueError, match="PyCapsule"):
         _core.judge_run(one, (1, 1, one, one, one, one))
     assert NOTHING == judge.judge("1f1b", ((0, 3), (3, 6)), ((1, (16, 16)),)).savings
+
+
+def test_a_start_over_the_limit_is_mended_or_refused():
+    model = GPTConfig(n_layer=6, n_head=2, n_embd=16, vocab_size=64, block_size=64)
+    free = Judge(model, CostModel.analytic(model, CLUSTER), 3, 1, None)
+    given = dict(unit=8, fixed_partition=False, fixed_slicing=False, budget=20_000_000)
+    lopsided = free.judge("gpipe", ((0, 12), (12, 13), (13, 14)), ((1, (64,)),) * 4)
+    even = free.judge("gpipe", ((0, 5), (5, 9), (9, 14)), ((1, (64,)),) * 4)
+    limit = max(free.peak_bytes(even))
+    assert max(free.peak_bytes(lopsided)) > limit
+    end = free.descend(lopsided, limit, **given)
+    assert end is not None and max(free.peak_bytes(end)) <= limit and end.seconds < lopsided.seconds
+    assert free.descend(lopsided, limit, **{**given, "fixed_partition": True, "fixed_slicing": True}) is None
+    assert free.descend(even, 1000, **given) is None
+
+
+def test_more_memory_never_hurts_a_small_request():
+    """Every limit at which the plan could change, and some between: the exact peaks of the plans of lower limits."""
+    rng, steps, infeasible = np.random.default_rng(11), 0, 0
+    for _ in range(6):
+        model = GPTConfig(n_layer=int(rng.integers(2, 7)), n_head=2, n_embd=16, vocab_size=64, block_size=32)
+        cluster = Cluster(num_devices=4, memory_bytes=1e12, link_latency_s=1e-6, link_bandwidth_Bps=1e10, peak_flops=1e9)
+        request = dict(batch=int(rng.integers(1, 6)), seq_len=32, granularity=4, planner="terapipe", executable=True)
+        if rng.integers(2):
+            request["stages"] = int(rng.integers(2, 5))
+        made, before = plan(model, cluster, **request), 0.0
+        for _ in range(40):
+            peak = max(made.peak_memory_bytes)
+            assert made.step_time_s >= before
+            before = made.step_time_s
+            same = plan(model, cluster, memory_bytes=peak, **request)       # what fits a limit is found within it
+            assert same.step_time_s == made.step_time_s
+            steps += 1
+            try:
+                made = plan(model, cluster, memory_bytes=min(peak - 1, int(peak * rng.uniform(0.99, 1.0))), **request)
+            except InfeasibleError:
+                infeasible += 1
+                break
+    print(f"{steps} steps down, {infeasible} to where nothing fits")
+    assert steps > 15 and infeasible == 6

@@ -88,13 +88,13 @@ hold(descent *d, tp_program *program, tp_sim *sim, double seconds)
 }
 
 static tp_status
-within(descent *d, const tp_program *program, const tp_candidate *c, int *fits)
+over_limit(descent *d, const tp_program *program, const tp_candidate *c, int64_t *over)
 {
-    *fits = 1;
-    if (d->q->fits == NULL)
+    *over = 0;
+    if (d->q->over == NULL)
         return TP_OK;
     tp_judge_count(d->judge, 20 * program->begin[program->ranks]);
-    return d->q->fits(d->q->context, program, c, fits);
+    return d->q->over(d->q->context, program, c, over);
 }
 
 /* Judge what the move makes; *taken: it is faster than goal_s, fits, and is the plan in hand now. */
@@ -104,7 +104,7 @@ take(descent *d, const tp_move *move, double goal_s, int *taken)
     tp_program *program;
     tp_sim *sim;
     double seconds;
-    int fits = 0;
+    int64_t over = 1;
     *taken = 0;
     tp_candidate trial = tp_move_make(&d->room, move);
     uint64_t key = fingerprint(&trial, d->room.stages, d->room.trial_units);
@@ -116,10 +116,10 @@ take(descent *d, const tp_move *move, double goal_s, int *taken)
     TP_TRY(tp_judge_make(d->judge, &trial, &program, &sim, &seconds));
     tp_status status = TP_OK;
     if (seconds < goal_s)
-        status = within(d, program, &trial, &fits);
+        status = over_limit(d, program, &trial, &over);
     if (status == TP_OK)
-        status = remember(d, key, seconds < goal_s && !fits ? INFINITY : seconds);
-    if (status == TP_OK && fits) {
+        status = remember(d, key, seconds < goal_s && over > 0 ? INFINITY : seconds);
+    if (status == TP_OK && over == 0) {
         tp_move_accept(&d->room, move);
         hold(d, program, sim, seconds);
         *taken = 1;
@@ -259,31 +259,102 @@ look_beside(descent *d, const tp_move_plan *base, tp_move_plan *top, double *top
     return TP_OK;
 }
 
+/* A plan that is made to be weighed against others. */
+typedef struct {
+    tp_move move;
+    tp_program *program;
+    tp_sim *sim;
+    double seconds;
+    int64_t over;
+} weighed;
+
+static void
+put_down(weighed *w)
+{
+    tp_sim_close(w->sim);
+    tp_program_close(w->program);
+    w->sim = NULL;
+    w->program = NULL;
+}
+
 static tp_status
-run(descent *d, tp_arena *arena, tp_move_plan *top, double *top_s)
+weigh(descent *d, const tp_move *move, weighed *out)
+{
+    tp_candidate trial = tp_move_make(&d->room, move);
+    *out = (weighed){.move = *move};
+    TP_TRY(tp_judge_make(d->judge, &trial, &out->program, &out->sim, &out->seconds));
+    tp_status status = over_limit(d, out->program, &trial, &out->over);
+    if (status != TP_OK)
+        put_down(out);
+    return status;
+}
+
+/* The lightest of these moves and *best. */
+static tp_status
+weigh_all(descent *d, tp_move_kind kind, weighed *best)
+{
+    TP_TRY(tp_move_list(&d->room, kind, 0));
+    for (int64_t i = 0; i < d->room.count && !spent(d); i++) {
+        weighed w;
+        TP_TRY(weigh(d, &d->room.move[i], &w));
+        if (w.over < best->over || (w.over == best->over && best->program != NULL && w.seconds < best->seconds)) {
+            put_down(best);
+            *best = w;
+        } else {
+            put_down(&w);
+        }
+    }
+    return TP_OK;
+}
+
+/* The plan in hand under the limit, by the moves that leave least over it; or as near as they go. */
+static tp_status
+mend(descent *d, int64_t *over)
+{
+    d->stop = tp_judge_work(d->judge) + d->q->work;
+    while (*over > 0 && !spent(d)) {
+        weighed best = {.over = *over};
+        tp_status status = TP_OK;
+        if (!d->q->fixed_stages && d->room.stages > 1)
+            status = weigh_all(d, TP_MOVE_BOUNDARY, &best);
+        if (status == TP_OK && !d->q->fixed_slices)
+            status = weigh_all(d, TP_MOVE_RECOUNT, &best);
+        if (status != TP_OK || best.program == NULL) {
+            put_down(&best);
+            return status;
+        }
+        tp_move_accept(&d->room, &best.move);
+        hold(d, best.program, best.sim, best.seconds);
+        *over = best.over;
+    }
+    return TP_OK;
+}
+
+static tp_status
+run(descent *d, tp_arena *arena, tp_move_plan *top, double *top_s, int64_t *over)
 {
     tp_move_plan base;
     TP_TRY(tp_move_plan_open(arena, &d->room, top));
     TP_TRY(tp_move_plan_open(arena, &d->room, &base));
-    tp_program *program;
-    tp_sim *sim;
-    double again_s;
-    tp_candidate start = tp_move_start(&d->room);
-    TP_TRY(tp_judge_make(d->judge, &start, &program, &sim, &again_s));
-    hold(d, program, sim, *top_s);
-    d->width = GLANCE / (program->begin[program->ranks] + 1);
+    weighed start;
+    TP_TRY(weigh(d, &(tp_move){.kind = TP_MOVE_NONE}, &start));
+    *over = start.over;
+    hold(d, start.program, start.sim, *top_s);
+    d->width = GLANCE / (start.program->begin[start.program->ranks] + 1);
     d->width = d->width < 8 ? 8 : d->width;
-    TP_TRY(descend(d, d->q->work));
+    TP_TRY(mend(d, over));
+    if (*over == 0)
+        TP_TRY(descend(d, d->q->work));
     *top_s = d->best_s;
     tp_move_copy(&d->room, top, &d->room.plan);
-    if (d->q->beside <= 0 || d->q->fixed_stages || d->q->fixed_slices || d->room.stages < 2)
+    if (*over > 0 || d->q->beside <= 0 || d->q->fixed_stages || d->q->fixed_slices || d->room.stages < 2)
         return TP_OK;
     tp_move_copy(&d->room, &base, top);
     return look_beside(d, &base, top, top_s);
 }
 
 static tp_status
-give(descent *d, const tp_move_plan *top, double makespan_s, tp_descended *out)
+give(descent *d, const tp_move_plan *top, double makespan_s, int64_t over, tp_descended *out)
 {
     tp_move_copy(&d->room, &d->room.plan, top);
     tp_candidate c = tp_move_start(&d->room);
@@ -300,7 +371,7 @@ give(descent *d, const tp_move_plan *top, double makespan_s, tp_descended *out)
     c.batches = memory + stages;
     c.slices = c.batches + c.micros;
     c.lengths = c.slices + c.micros;
-    *out = (tp_descended){c, makespan_s, memory};
+    *out = (tp_descended){c, makespan_s, over, memory};
     return TP_OK;
 }
 
@@ -311,6 +382,7 @@ tp_judge_descend(tp_judge *judge, const tp_candidate *start, double makespan_s, 
     tp_durations durations;
     tp_arena arena;
     tp_move_plan top;
+    int64_t over = 0;
     descent d = {.judge = judge, .q = q};
     if (q->unit < 1)
         return tp_fail(TP_EVALUE, "unit is %d tokens: at least 1 would be right", q->unit);
@@ -318,9 +390,9 @@ tp_judge_descend(tp_judge *judge, const tp_candidate *start, double makespan_s, 
     TP_TRY(tp_arena_open(&arena));
     tp_status status = tp_move_open(&arena, start, asked->ranks * asked->chunks, q->fixed_slices ? 0 : q->unit, &d.room);
     if (status == TP_OK)
-        status = run(&d, &arena, &top, &makespan_s);
+        status = run(&d, &arena, &top, &makespan_s, &over);
     if (status == TP_OK)
-        status = give(&d, &top, makespan_s, out);
+        status = give(&d, &top, makespan_s, over, out);
     tp_program_close(d.program);
     tp_sim_close(d.sim);
     free(d.table);

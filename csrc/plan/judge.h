@@ -61,16 +61,16 @@ tp_judge_work(const tp_judge *judge);
 
 /* ---- a descent ----------------------------------------------------------------------------------------------------------- */
 
-/* Does the program fit the memory? *fits is written. */
-typedef tp_status (*tp_judge_fits)(void *context, const tp_program *program, const tp_candidate *candidate, int *fits);
+/* Bytes that the program takes over the memory's limit, of all ranks together, in *over; 0: it fits. */
+typedef tp_status (*tp_judge_over)(void *context, const tp_program *program, const tp_candidate *candidate, int64_t *over);
 
 typedef struct {
     int unit;                   /* slice boundaries move by multiples of so many tokens */
     int fixed_stages, fixed_slices;
-    int64_t work;               /* of the judge, at most, but for the step that passes it */
+    int64_t work;               /* of the judge, at most, but for the step that passes it; as much again for mending */
     int64_t beside;             /* and of each of the descents from the four best neighbours of the first one's end, for which a
                                    boundary of stages has moved; 0: none. A boundary often moves only if the slices move, too. */
-    tp_judge_fits fits;         /* NULL: everything does */
+    tp_judge_over over;         /* NULL: everything fits */
     void *context;
 } tp_descent;
 
@@ -78,14 +78,17 @@ typedef struct {
 typedef struct {
     tp_candidate plan;
     double makespan_s;
+    int64_t over; /* 0: it fits */
     int32_t *memory;
 } tp_descended;
 
-/* By single moves from a plan that takes makespan_s and fits, until none helps or the work is done: a boundary of stages
+/* By single moves from a plan that takes makespan_s, until none helps or the work is done: a boundary of stages
  * (or a run of up to four) by one block; tokens from one slice to another; all slices of a micro-batch bent; two joined or
  * one halved. Micro-batches that are alike change alike. Moves that keep the numbers of slices are looked at in the order of
- * the plan in hand first (a glance: one pass of the simulator), and the best of them judged. Never slower than the start.
- * The same answer for the same question: ties go to the earlier move. EVALUE, EMEMORY, and what `fits` says. */
+ * the plan in hand first (a glance: one pass of the simulator), and the best of them judged. Never slower than a start that
+ * fits. One that does not is mended first: by the moves of boundaries and of numbers of slices that leave least over the limit,
+ * as long as each leaves less; where that ends above it, the answer is over it, too. The same answer for the same question:
+ * ties go to the earlier move. EVALUE, EMEMORY, and what `over` says. */
 TP_MUST_USE tp_status
 tp_judge_descend(tp_judge *judge, const tp_candidate *start, double makespan_s, const tp_descent *descent, tp_descended *out);
 void

@@ -19,8 +19,7 @@ typedef struct {
     tp_judge_request request;
     tp_judge *judge;
     int busy;
-    /* Memory: what tp_engine_bytes is asked with, and the nearest miss so far. */
-    int limited;
+    /* Memory: what tp_engine_bytes is asked with; of the latest descent, its limit and nearest miss. */
     tp_engine_config config;
     int64_t limit, short_bytes, needed;
     int32_t rank;
@@ -46,18 +45,15 @@ capsule_close(PyObject *capsule)
     holder_close(PyCapsule_GetPointer(capsule, CAPSULE));
 }
 
-/* (limit, model, provider or None, dtype or None) */
+/* (model, provider or None, dtype or None) */
 static int
 memory_open(tp_py_state *state, PyObject *tuple, holder *h)
 {
     PyObject *model, *provider;
     const char *dtype;
-    if (tuple == Py_None)
-        return 0;
-    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 4)
-        return PyErr_SetString(PyExc_TypeError, "memory: None or a tuple of four would be right"), -1;
-    long long limit;
-    if (!PyArg_ParseTuple(tuple, "LOOz", &limit, &model, &provider, &dtype))
+    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 3)
+        return PyErr_SetString(PyExc_TypeError, "memory: a tuple of three would be right"), -1;
+    if (!PyArg_ParseTuple(tuple, "OOz", &model, &provider, &dtype))
         return -1;
     h->config.device.threads = 1;
     if (tp_py_model(state, model, &h->config.model) < 0 ||
@@ -67,8 +63,6 @@ memory_open(tp_py_state *state, PyObject *tuple, holder *h)
         return PyErr_Format(PyExc_ValueError, "the model has %d blocks, kinds are of %d", tp_model_blocks(&h->config.model),
                             h->request.blocks), -1;
     h->provider = Py_NewRef(provider);
-    h->limit = limit;
-    h->limited = 1;
     return 0;
 }
 
@@ -100,7 +94,7 @@ request_open(tp_py_state *state, PyObject *args, holder *h)
 PyDoc_STRVAR(open_doc, "judge_open($module, pack, messages, updates, params, kinds, ranks, chunks, tied, memory, recompute, /)\n"
                        "--\n\nA judge of plans. messages: (latency_s, byte_s, copy_byte_s, row_bytes, exchange_s, whole_weights); "
                        "updates: (s, param_s, head_s, ring_s, ring_param_s, copied); params of a block of each kind; kinds "
-                       "int32 [blocks]; memory: None or (limit, model, provider, dtype); recompute: None or a byte for each block.");
+                       "int32 [blocks]; memory: (model, provider, dtype); recompute: None or a byte for each block.");
 static PyObject *
 judge_open(PyObject *module, PyObject *args)
 {
@@ -219,9 +213,9 @@ judge_compute(PyObject *module, PyObject *args)
 
 /* ---- memory -------------------------------------------------------------------------------------------------------------- */
 
-/* tp_judge_fits of a holder: the fullest rank, as the engine would size it. */
+/* tp_judge_over of a holder, as the engine would size its ranks; the fullest one is the miss. */
 static tp_status
-fits(void *context, const tp_program *program, const tp_candidate *c, int *good)
+over_limit(void *context, const tp_program *program, const tp_candidate *c, int64_t *over)
 {
     holder *h = context;
     tp_slicing *cut = NULL;
@@ -239,8 +233,10 @@ fits(void *context, const tp_program *program, const tp_candidate *c, int *good)
     tp_status status = tp_engine_halve(program, cut);
     int64_t most = -1;
     int32_t fullest = 0;
+    *over = 0;
     for (config.rank = 0; config.rank < program->ranks && status == TP_OK; config.rank++) {
         int64_t bytes = (int64_t)tp_engine_bytes(&config);
+        *over += bytes > h->limit ? bytes - h->limit : 0;
         if (bytes > most) {
             most = bytes;
             fullest = config.rank;
@@ -248,8 +244,7 @@ fits(void *context, const tp_program *program, const tp_candidate *c, int *good)
     }
     tp_slicing_close(cut);
     TP_TRY(status);
-    *good = most <= h->limit;
-    if (!*good && (!h->missed || most - h->limit < h->short_bytes)) {
+    if (*over > 0 && (!h->missed || most - h->limit < h->short_bytes)) {
         h->missed = 1;
         h->short_bytes = most - h->limit;
         h->needed = most;
@@ -289,24 +284,25 @@ descended_out(const holder *h, const tp_descended *end)
     PyObject *miss = Py_None;
     if (h->missed)
         miss = Py_BuildValue("LiL", (long long)h->short_bytes, (int)h->rank, (long long)h->needed);
-    return Py_BuildValue("NNdLN", tp_py_ints(end->plan.boundary, h->request.ranks * h->request.chunks + 1),
-                         slicing_out(&end->plan), end->makespan_s, (long long)tp_judge_work(h->judge),
+    return Py_BuildValue("NNdLLN", tp_py_ints(end->plan.boundary, h->request.ranks * h->request.chunks + 1),
+                         slicing_out(&end->plan), end->makespan_s, (long long)end->over, (long long)tp_judge_work(h->judge),
                          h->missed ? miss : Py_NewRef(miss));
 }
 
-PyDoc_STRVAR(descend_doc, "judge_descend($module, judge, candidate, seconds, unit, fixed_stages, fixed_slices, work, "
+PyDoc_STRVAR(descend_doc, "judge_descend($module, judge, candidate, seconds, limit, unit, fixed_stages, fixed_slices, work, "
                           "beside, /)\n--\n\n"
-                          "Down by single moves from a candidate that takes so many seconds and fits: (boundary, slicing, "
-                          "seconds, the judge's work so far, None or the nearest miss of all: bytes short, rank, bytes needed).");
+                          "Down by single moves from a candidate that takes so many seconds, within limit bytes a rank (-1: any): "
+                          "(boundary, slicing, seconds, bytes over the limit, the judge's work so far, None or the nearest miss: "
+                          "bytes short, rank, bytes needed).");
 static PyObject *
 judge_descend(PyObject *module, PyObject *args)
 {
     PyObject *capsule, *tuple, *result = NULL;
     double seconds;
-    long long work, beside;
+    long long limit, work, beside;
     tp_descent descent = {0};
     holder *h;
-    if (!PyArg_ParseTuple(args, "OOdippLL:judge_descend", &capsule, &tuple, &seconds, &descent.unit, &descent.fixed_stages,
+    if (!PyArg_ParseTuple(args, "OOdLippLL:judge_descend", &capsule, &tuple, &seconds, &limit, &descent.unit, &descent.fixed_stages,
                           &descent.fixed_slices, &work, &beside) ||
         (h = claim(capsule)) == NULL)
         return NULL;
@@ -314,7 +310,9 @@ judge_descend(PyObject *module, PyObject *args)
     given g = {0};
     descent.work = work;
     descent.beside = beside;
-    descent.fits = h->limited ? fits : NULL;
+    descent.over = limit >= 0 ? over_limit : NULL;
+    h->limit = limit;
+    h->missed = 0;
     descent.context = h;
     if (candidate_open(h, tuple, &g) == 0) {
         tp_descended end = {0};
