@@ -43,6 +43,7 @@ __all__ = ["Found", "Task", "plan_one"]
 Float = NDArray[np.float64]
 JudgeOf = Callable[[int], Judge]
 _EFFORT = 300_000_000  # steps of AutoPipe's exact search: well under a second
+_EXACT = 10_000_000     # nodes of BMPipe's exact search
 _CHUNKED = 6_000_000  # candidates of BMPipe's search of two chunks: 0.1 s; of more chunks in proportion
 _ROUNDS = 20           # how often a planner is asked again because its plan was over the limit by the engine's count
 
@@ -293,11 +294,10 @@ def _bmpipe(task: Task) -> Wish:
                "strategies": [{"name": name, "extra_bwd_s": total(task.recompute_s, again),
                                "activation_bytes": total(task.activation_bytes, group[0]) - total(task.saved_bytes, again)}
                               for name, again in way]} for group, way in zip(types, ways, strict=True)]
-    chunks = task.judge.chunks                                  # several: counted work, and nobody reads its bound
-    limits: dict[str, Any] = {"time_limit_s": 2.0} if chunks == 1 \
-        else {"time_limit_s": None, "effort": _CHUNKED // chunks, "prove": False}
+    chunks = task.judge.chunks                                  # counted work, no clock; of several chunks nobody reads the bound
+    effort = _EXACT if chunks == 1 else _CHUNKED // chunks
     result = planners.bmpipe(layers, task.judge.ranks, task.micro_batches, task.rank_bytes, chunks=chunks,
-                             comm_s=task.message_s, **limits)
+                             comm_s=task.message_s, time_limit_s=None, effort=effort, prove=chunks == 1)
     taken, recompute, bounds = [0] * len(types), np.zeros(len(kinds), bool), [0]
     counts = np.ascontiguousarray(result.assignment.transpose(2, 3, 0, 1))      # [chunks, stages, types, strategies]
     for at in itertools.product(range(chunks), range(task.judge.ranks)):

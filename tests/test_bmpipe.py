@@ -219,6 +219,17 @@ def test_a_time_limit_still_gives_a_plan_and_a_bound() -> None:
         check_plan(plan, layers, 8, 64, 50e9, chunks, 0.0)
 
 
+def test_an_effort_ends_the_exact_search_of_one_chunk_without_a_clock() -> None:
+    layers = model(96)
+    exact = tp.planners.bmpipe(layers, 8, 64, 50e9, time_limit_s=None)
+    few = [tp.planners.bmpipe(layers, 8, 64, 50e9, time_limit_s=None, effort=1) for _ in range(2)]
+    assert exact.optimal and not few[0].optimal
+    assert few[0].lower_bound_s <= exact.step_time_s <= few[0].step_time_s
+    assert (few[0].step_time_s, few[0].lower_bound_s) == (few[1].step_time_s, few[1].lower_bound_s)
+    assert np.array_equal(few[0].assignment, few[1].assignment)
+    check_plan(few[0], layers, 8, 64, 50e9, 1, 0.0)
+
+
 def test_edges() -> None:
     one = [{"count": 1, "fwd_s": 0.0, "bwd_s": 0.0, "static_bytes": 0.0,
             "strategies": [{"extra_bwd_s": 0.0, "activation_bytes": 0.0}]}]  # fmt: skip

@@ -28,7 +28,8 @@ typedef struct {
     double comm_s;        /* of a message between stages, on the link */
     double time_limit_s;  /* hard: stop there with what is known; 0: none */
     int64_t effort;       /* several chunks: inequalities that the local search may evaluate (a simulation counts as 25
-                             micros of them); the bound's work grows with it; 0: a default, about a second for both */
+                             micros of them); the bound's work grows with it; 0: a default, about a second for both.
+                             One: nodes of branch and bound, counted alike; 0: no limit */
     int unproven;         /* several chunks: 1: leave the bound out, which takes longer than the search (lower_bound_s 0) */
 } tp_bmpipe_options;
 

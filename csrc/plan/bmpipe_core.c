@@ -286,6 +286,8 @@ tp_bmpipe_is_late(tp_bmpipe *p)
 {
     if (!p->late && p->deadline_ns != 0)
         p->late = tp_clock_ns() > p->deadline_ns;
+    if (!p->late && p->chunks == 1 && p->options->effort > 0) /* the search of several counts its own */
+        p->late = p->nodes + 25 * (int64_t)p->micros * p->evaluations > p->options->effort;
     return p->late;
 }
 

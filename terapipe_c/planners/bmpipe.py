@@ -147,7 +147,8 @@ def bmpipe(
     layers: one dict a layer type in model order: name, count, fwd_s, bwd_s, static_bytes (of one layer) and strategies,
     each {"name", "extra_bwd_s", "activation_bytes"} (of one layer and one micro-batch). Consecutive layers go to chunk 0
     of stages 0, 1, ..., then to chunk 1, ...; none of them is empty. memory_bytes: of every stage; comm_s: seconds of a
-    message on its link. One chunk (1F1B): proven optimal, if the time limit allows. Several (interleaved 1F1B,
+    message on its link. One chunk (1F1B): proven optimal, if the limits allow (effort: nodes of its branch and bound, a
+    simulation counts as 25 micro_batches of them; 0: any number). Several (interleaved 1F1B,
     micro_batches a multiple of stages): a search, then branch and bound, of bounded effort (candidates; 0: a default): optimal
     where that ends, else with a proven lower bound. Where ``prove`` is false the latter, which takes longer than the search
     and finds some better plans, is left out (lower_bound_s 0).
