@@ -35,22 +35,10 @@ from . import planners
 from ._core import Error, InfeasibleError
 from .config import human_seconds
 from .cost import PHASES, CostModel, equal_lengths
+from .judge import SLICED, SLIGHT, ZERO_BUBBLE, Candidate, Cut, Judge, Micro, possible, runs_here
 from .partitioners import Found, plan_one, plan_stages, uniform, whole_sequences
 from .request import AUTO, JOINT, Request, schedules_of
-from .search import (
-    SLICED,
-    SLIGHT,
-    ZERO_BUBBLE,
-    Candidate,
-    Cut,
-    Judge,
-    Micro,
-    StageCost,
-    balanced,
-    kind_seconds,
-    possible,
-    runs_here,
-)
+from .search import StageCost, balanced, kind_seconds
 from .singles import by_name, plan_singles, recomputing
 
 __all__ = ["bound_s", "plan_jointly"]

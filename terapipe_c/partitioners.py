@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from . import planners
 from ._core import InfeasibleError
 from .cost import even_partition
-from .request import Request
-from .search import (
+from .judge import (
     NOTHING,
     SLICED,
     SLIGHT,
@@ -28,15 +27,13 @@ from .search import (
     Judge,
     Micro,
     Savings,
-    StageCost,
     activation_slots,
-    balanced,
     block_bytes,
-    kind_seconds,
     runs_here,
     saved_bytes,
-    search,
 )
+from .request import Request
+from .search import StageCost, balanced, kind_seconds, search
 
 __all__ = ["Found", "Task", "plan_one"]
 

@@ -25,11 +25,11 @@ from .config import Cluster, GPTConfig, html_table, human_bytes, human_count, hu
 from .cost import PHASES, CostModel
 from .exports import megatron_flags
 from .joint import plan_jointly
+from .judge import SLICED
 from .partitioners import Found, plan_one
 from .planners.slicing_bound import plan_slicing_bound
 from .request import Request, check_partition, check_request, check_slicing
 from .schedules import Program
-from .search import SLICED
 
 __all__ = ["Plan", "plan"]
 
@@ -388,7 +388,7 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             terapipe and uniform; "auto": terapipe takes the fastest of the first three, auto of all, the other planners 1f1b.
         stages: ranks of a replica; None: the fastest of num_devices, a half of them, a quarter, ...
         data_parallel: replicas, each with an equal share of the batch; they add their gradients in a ring once a step
-            (``search.Replicas`` has the formula). None: 1; but the auto planner considers others where neither ``stages``
+            (``judge.Replicas`` has the formula). None: 1; but the auto planner considers others where neither ``stages``
             nor ``slicing`` is given and the cluster is not this machine (the engine runs one replica).
         chunks: stages of a rank; None: 1, 2 where the schedule has several; the auto planner considers all numbers.
         memory_bytes: limit of each rank; None: the cluster's devices'. Of a request whose search is small (a model for tests, a

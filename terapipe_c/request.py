@@ -10,7 +10,7 @@ import numpy as np
 from ._core import InvalidTypeError, InvalidValueError
 from .config import Cluster, GPTConfig, real, whole
 from .cost import PHASES, CostModel, equal_lengths
-from .search import NOTHING, SLICED, ZERO_BUBBLE, ZIGZAG, Cut, Judge, Micro, Replicas, Savings, possible
+from .judge import NOTHING, SLICED, ZERO_BUBBLE, ZIGZAG, Cut, Judge, Micro, Replicas, Savings, possible
 
 __all__ = ["PLANNERS", "Request", "check_partition", "check_request", "check_slicing"]
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ._core import Error, InfeasibleError
+from .judge import ZIGZAG, possible
 from .partitioners import Found, plan_one, whole_sequences
 from .request import AUTO, CHUNKED, PLANNERS, RECOMPUTE, SAVERS, SEARCHING, Request, halves, schedules_of
-from .search import ZIGZAG, possible
 
 __all__ = ["by_name", "chunk_counts", "plan_singles", "recomputing", "single"]
 

@@ -9,8 +9,8 @@ import pytest
 import terapipe_c as tp
 from terapipe_c import joint
 from terapipe_c.joint import bound_s, least_work_s, whole_bound_s
+from terapipe_c.judge import ZIGZAG, Judge, possible
 from terapipe_c.request import CHUNKED, JOINT, PLANNERS, check_request, has_chunks
-from terapipe_c.search import ZIGZAG, Judge, possible
 from terapipe_c.singles import plan_singles
 
 MODEL = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=64, block_size=32)

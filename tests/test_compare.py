@@ -100,7 +100,7 @@ def test_a_planner_without_a_plan_says_why():
     ({"stages": 0}, "stages"), ({"batch": 0}, "batch"), ({"speed": 3}, "speed"), ({"memory_bytes": float("nan")}, "memory_bytes"),
 ])
 def test_bad_requests_are_refused_before_any_planning(change, word, monkeypatch):
-    monkeypatch.setattr("terapipe_c.search.Judge.judge", lambda *_: pytest.fail("work was done"))
+    monkeypatch.setattr("terapipe_c.judge.Judge.judge", lambda *_: pytest.fail("work was done"))
     with pytest.raises(ValueError, match=word):
         tp.compare(**{"model": MODEL, "cluster": CLUSTER, "batch": 4, "seq_len": 32, **change})
 

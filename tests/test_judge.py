@@ -7,9 +7,9 @@ import pytest
 from terapipe_c import InfeasibleError, _core, schedules
 from terapipe_c.config import Cluster, GPTConfig
 from terapipe_c.cost import CostModel, filled
+from terapipe_c.judge import NOTHING, SLICED, ZERO_BUBBLE, Candidate, Judge, Replicas, possible
 from terapipe_c.plan import plan
 from terapipe_c.request import JOINT, has_chunks
-from terapipe_c.search import NOTHING, SLICED, ZERO_BUBBLE, Candidate, Judge, Replicas, possible
 
 CLUSTER = Cluster(num_devices=8, memory_bytes=16e9, link_latency_s=3e-6, link_bandwidth_Bps=1e8, peak_flops=1e10)
 

@@ -1,0 +1,311 @@
+"""What a plan is while it is looked for, and who judges it: the C core, which simulates the program that the engine would run
+(csrc/plan/judge.h), and the engine's own count of its bytes.
+
+Nothing here reads a clock: effort is counted, so that the same request gives the same plan.
+"""
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import _core, schedules
+from ._core import InfeasibleError
+from .config import KINDS, GPTConfig
+from .cost import CostModel, block_counts, filled
+from .engine import dimensions, rank_memory, recompute_bytes
+from .schedules import Program
+
+Micro = tuple[int, tuple[int, ...]]
+Cut = tuple[tuple[int, int], ...]
+ZERO_BUBBLE = ("zb-h1", "zb-h2", "zb-v", "dualpipe-v")  # whose builders place every W themselves
+ZIGZAG = ("zb-v", "dualpipe-v", "hanayo")  # whose stages go down the ranks and up again
+SLICED = "sliced-1f1b"  # AutoPipe's: whole sequences, the first forwards in halves along the batch
+# The C core's numbers for schedules (csrc/plan/judge.h).
+ORDERS = {"gpipe": 0, "1f1b": 1, "seq1f1b": 2, "interleaved": 3, "zb-h1": 4, "zb-h2": 5, "zb-v": 7, "dualpipe-v": 8, "hanayo": 9,
+          SLICED: 10}
+SLIGHT = 1 - 1e-9     # less than this much better is rounding, not an improvement
+
+
+class Savings(NamedTuple):
+    """What a plan does besides to fit its memory. Empty: nothing."""
+
+    recompute: tuple[bool, ...] = ()      #: per block (attention, ffn): its activations but its input are made again (R)
+    swap: tuple[int, ...] = ()            #: per block: bytes of a micro-batch's activations that go to the host and back
+    stall_s: tuple[float, ...] = ()       #: per stage: seconds a micro-batch waits for its swaps (what is not hidden)
+
+
+NOTHING = Savings()
+
+
+def runs_here(savings: Savings) -> bool:
+    """Whether the engine does it: it recomputes, and does not swap."""
+    return not any(savings.swap)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    seconds: float
+    schedule: str
+    partition: Cut
+    slicing: tuple[Micro, ...]
+    pending: int
+    savings: Savings = NOTHING
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """Data parallelism: how many pipelines, and the link on which they sum their gradients.
+
+    A ring all-reduce of n bytes among d replicas takes ``2 (d - 1) (latency + n / (d bandwidth))`` seconds: reduce-scatter
+    and all-gather, d - 1 steps each (Patarasu & Yuan 2009). It is counted once a step on every stage, before its update,
+    not overlapped with the backward.
+    """
+
+    count: int = 1
+    latency_s: float = 0.0
+    bandwidth_Bps: float = 1.0
+
+    def seconds(self, size: Any) -> Any:
+        """Of summing ``size`` bytes."""
+        return 2 * (self.count - 1) * (self.latency_s + size / (self.count * self.bandwidth_Bps)) if self.count > 1 else 0.0
+
+
+class Judge:
+    """Seconds of a step, by simulating the lowered program; the same for everything that is compared."""
+
+    def __init__(self, model: GPTConfig, costs: CostModel, ranks: int, chunks: int, limit: int | None,
+                 replicas: Replicas = Replicas(),                           # noqa: B008 (frozen)
+                 kinds: dict[tuple[Any, ...], dict[str, float]] | None = None, savings: Savings = NOTHING) -> None:
+        self.model, self.costs, self.ranks, self.chunks, self.limit = model, costs, ranks, chunks, limit
+        self.replicas = replicas
+        self.savings = savings                                 # of a plan that does not say others
+        self.work = 0                                          # a clock that is the same everywhere: about 13 ns a tick
+        self.shortest: tuple[int, int, int] | None = None      # bytes short, rank, bytes needed: of the nearest miss
+        self.kinds = {} if kinds is None else kinds            # what kind_seconds said
+        self.rooms: dict[tuple[Any, ...], tuple[NDArray[np.float64], int]] = {}   # what planners of stages may fill
+        self._seen: dict[tuple[Any, ...], Candidate] = {}
+        self._peaks: dict[tuple[Any, ...], list[int]] = {}
+        self._latest: tuple[tuple[Any, ...], Program] | None = None
+        self._stage_work = cache(self._stage_work_of)
+        self._slice_work = cache(costs.slice_work)
+        self._core: Any = None                                 # made when it is needed first
+        self._counted = 0                                      # of its work, what is in ours
+
+    def _stage_work_of(self, cut: Cut) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+        counts, update_s = self.costs.stage_work(self.model, block_counts(self.model, cut))
+        if self.replicas.count > 1:
+            params = counts @ np.array([self.model.block_params(kind) for kind in KINDS], np.float64)
+            update_s = update_s + self.replicas.seconds(4.0 * params)
+        return counts, update_s
+
+    def durations(self, partition: Cut, slicing: tuple[Micro, ...], savings: Savings = NOTHING) -> dict[str, Any]:
+        out = self.costs.timed(self._stage_work(partition), self._slice_work(slicing), self.model)
+        if any(savings.recompute):
+            kinds = np.array([KINDS.index(block.kind) for block in self.model.blocks])
+            chosen = np.array(savings.recompute)
+            counts = np.array([np.bincount(kinds[a:e][chosen[a:e]], minlength=len(KINDS)) for a, e in partition], np.int32)
+            out["R"] = self.costs.recompute_s(counts, self._slice_work(slicing))
+        if any(savings.stall_s):
+            slices = np.repeat([len(lengths) for _, lengths in slicing], [len(lengths) for _, lengths in slicing])
+            out["SO"] = out["SI"] = np.array(savings.stall_s)[:, None] / (2.0 * slices)
+        return out
+
+    def timing(self, c: Candidate) -> dict[str, Any]:
+        """Seconds of its operations."""
+        return with_halves(lambda slicing: self.durations(c.partition, slicing, c.savings), c.slicing, c.schedule)
+
+    def full_durations(self, c: Candidate) -> dict[str, NDArray[np.float64]]:
+        """The same, every one of them float64 [stages, units]."""
+        return filled(self.timing(c))
+
+    def lowered(self, c: Candidate) -> Program:
+        """The program that the engine would run. The latest one is kept: what is judged is often asked for its memory next."""
+        key = (c.schedule, c.partition, c.slicing, c.pending, c.savings)
+        if self._latest is None or self._latest[0] != key:
+            self._latest = key, self._made(c)[0]
+        return self._latest[1]
+
+    def _made(self, c: Candidate) -> tuple[Program, float]:
+        """Its program and seconds."""
+        if c.savings == self.savings:
+            program, seconds, work = _core.judge_run(self._judge, self._given(c))
+            self.work += work - self._counted
+            self._counted = work
+            return program, seconds
+        timing = self.timing(c)
+        compute = saving(_core.judge_compute(self._judge, self._given(c)), self.model, c.partition, c.savings)
+        if c.schedule not in ZERO_BUBBLE:
+            compute = compute.split(timing, pending=c.pending)
+        program = compute.lower(tied=self.model.tie_weights and self.ranks * self.chunks > 1)
+        self.work += 80 * len(program) + 30_000                # what splitting and lowering cost beside timing
+        return program, float(program.makespan(timing))
+
+    @property
+    def _judge(self) -> Any:
+        if self._core is None:
+            where = self.costs.where.arguments
+            memory = dimensions(self.model), where.get("provider"), where.get("dtype")
+            ring = self.replicas.seconds(0.0), self.replicas.seconds(4.0) - self.replicas.seconds(0.0)
+            self._core = self.costs.judge(self.model, self.ranks, self.chunks, ring, memory,
+                                          recompute_bytes(self.savings.recompute))
+        return self._core
+
+    def _given(self, c: Candidate) -> tuple[int, int, NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+        """A candidate as the C core takes it."""
+        bounds = np.array([0, *(end for _, end in c.partition)], np.int32)
+        return ORDERS[c.schedule], c.pending, bounds, *self._slice_work(c.slicing)[:3]
+
+    def descend(self, c: Candidate, limit: int | None, *, unit: int, fixed_partition: bool, fixed_slicing: bool, budget: int,
+                beside: int = 0) -> Candidate | None:
+        """Down by single moves from a candidate, within ``limit`` bytes a rank, until none helps or ``budget`` ticks of ``work``
+        are spent (a count, not a time: the same request gives the same plan); ``beside``: ticks of each descent from the neighbours
+        of the end. One that does not fit is mended first; None where that fails."""
+        if c.savings != self.savings:
+            return c if self.fits(c, limit) else None
+        bounds, slicing, seconds, over, work, miss = _core.judge_descend(
+            self._judge, self._given(c), c.seconds, -1 if limit is None else min(limit, 1 << 62), unit, fixed_partition,
+            fixed_slicing, max(0, budget), beside)
+        self.work += work - self._counted
+        self._counted = work
+        if miss is not None and limit == self.limit and (self.shortest is None or miss[0] < self.shortest[0]):
+            self.shortest = miss
+        if over:
+            return None
+        found = Candidate(seconds, c.schedule, tuple(itertools.pairwise(bounds)), tuple(slicing), c.pending, c.savings)
+        return self._seen.setdefault((found.schedule, found.partition, found.slicing, found.pending, found.savings), found)
+
+    def judge(self, schedule: str, partition: Cut, slicing: tuple[Micro, ...], pending: int = 1,
+              savings: Savings | None = None) -> Candidate:
+        key = (schedule, partition, slicing, pending, self.savings if savings is None else savings)
+        found = self._seen.get(key)
+        if found is None:
+            program, seconds = self._made(Candidate(0.0, *key))
+            self._latest = key, program
+            found = self._seen[key] = Candidate(seconds, *key)
+        return found
+
+    def peak(self, c: Candidate, program: Program) -> list[int]:
+        """Peak bytes of every rank, exact: the sizes that the engine would take (one thread a rank), without taking them. Less
+        what is swapped, which this engine does not do, of all micro-batches but the one that is being worked on."""
+        peak = rank_memory(self.model, c.partition, c.slicing, program, backend=self.costs.where, recompute=c.savings.recompute)
+        if runs_here(c.savings):
+            return peak
+        slots = activation_slots(program)
+        saved = saved_bytes(self.model, c.slicing, c.savings._replace(recompute=()))
+        for k, (first, end) in enumerate(c.partition):
+            peak[program.rank_of[k]] -= max(0, slots[k] - 1) * sum(saved[first:end])
+        return peak
+
+    def peak_bytes(self, c: Candidate) -> list[int]:
+        """``peak`` of its program; remembered."""
+        key = (c.schedule, c.partition, c.slicing, c.pending, c.savings)
+        if key not in self._peaks:
+            program = self.lowered(c)
+            self._peaks[key] = self.peak(c, program)
+            self.work += 20 * len(program)
+        return self._peaks[key]
+
+    def fits(self, c: Candidate, limit: int | None) -> bool:
+        """Whether every rank stays within ``limit``; remembers the nearest miss of its own limit."""
+        if limit is None:
+            return True
+        peak = self.peak_bytes(c)
+        needed = max(peak)
+        if needed > limit == self.limit and (self.shortest is None or needed - limit < self.shortest[0]):
+            self.shortest = needed - limit, peak.index(needed), needed
+        return needed <= limit
+
+    def refuse(self) -> InfeasibleError:
+        assert self.shortest is not None and self.limit is not None
+        short, rank, needed = self.shortest
+        return InfeasibleError(f"rank {rank} needs {needed} bytes and may use {self.limit}: {short} bytes short in the plan "
+                               f"nearest to fitting; memory_bytes = {needed}, more stages"
+                               f"{'' if any(self.savings.recompute) else ', recomputation'} or smaller micro-batches would be "
+                               "right")
+
+
+def activation_slots(program: Program) -> list[int]:
+    """Buffers for activations of each stage: micro-batches that it holds at once."""
+    slots = np.zeros(program.num_stages, np.int64)
+    for rank in range(program.num_ranks):
+        code = program.instructions(rank)
+        code = code[np.isin(code["op"], [schedules.OPS.index(op) for op in ("F", "B", "I", "W")])]
+        np.maximum.at(slots, code["stage"], (code["slot"] & 0xFFFF).astype(np.int64) + 1)
+    return [int(n) for n in slots]
+
+
+def saving(program: Program, model: GPTConfig, partition: Cut, savings: Savings) -> Program:
+    """With what saves memory: R of a slice before its backward, but where an attention is made again all of a micro-batch."""
+    again = [{block.kind for block, flag in zip(model.blocks[a:e], savings.recompute[a:e], strict=False) if flag}
+             for a, e in partition]
+    return program.save_memory(bytes(1 if "attention" in kinds else 2 if kinds else 0 for kinds in again),
+                               bytes(any(savings.swap[a:e]) for a, e in partition))
+
+
+def saved_bytes(model: GPTConfig, slicing: tuple[Micro, ...], savings: Savings) -> list[int]:
+    """Per block: bytes of a micro-batch that ``savings`` takes out of memory between forward and backward."""
+    sizes = block_bytes(model, slicing)
+    out = []
+    for i, block in enumerate(model.blocks):
+        size = sizes[block.kind]
+        again = size.activation - size.input if savings.recompute and savings.recompute[i] else 0
+        out.append(min(size.activation, again + (savings.swap[i] if savings.swap else 0)))
+    return out
+
+
+class BlockBytes(NamedTuple):
+    """Bytes of a block in the engine: of all it keeps (parameters, gradients, moments), of each activation and gradient slot, and
+    of an activation slot where it is recomputed."""
+
+    static: int
+    activation: int
+    gradient: int
+    input: int
+
+
+def block_bytes(model: GPTConfig, slicing: tuple[Micro, ...]) -> dict[str, BlockBytes]:
+    """By kind, and of a stage itself ("stage"): differences of the engine's own sizes of stages, which are sums of these."""
+    return _block_bytes(model, max(b for b, _ in slicing), sum(slicing[0][1]))
+
+
+@lru_cache(maxsize=64)
+def _block_bytes(model: GPTConfig, batch: int, seq_len: int) -> dict[str, BlockBytes]:
+    shape, slicing = dimensions(GPTConfig(**{**model.to_dict(), "n_layer": 2})), (seq_len, batch, [(batch, [seq_len])])
+
+    again = bytes((0, 1, 1, 1, 1, 0))
+
+    def stage(first: int, end: int) -> NDArray[np.int64]:
+        one, two, three = (_core.stage_memory(shape, slicing, first, end, a, g) for a, g in ((1, 1), (2, 1), (1, 2)))
+        few, more = (_core.stage_memory(shape, slicing, first, end, a, 1, None, None, again) for a in (1, 2))
+        return np.array([one - (two - one) - (three - one), two - one, three - one, more - few])
+
+    attention, ffn = stage(1, 4) - stage(1, 3), stage(1, 3) - stage(1, 2)
+    base = stage(1, 2) - attention
+    sizes = {"embedding": stage(0, 2) - stage(1, 2), "attention": attention, "ffn": ffn, "head": stage(4, 6) - ffn, "stage": base}
+    return {kind: BlockBytes(*(int(n) for n in row)) for kind, row in sizes.items()}
+
+
+def with_halves(durations: Callable[[tuple[Micro, ...]], dict[str, Any]], slicing: tuple[Micro, ...], schedule: str) \
+        -> dict[str, Any]:
+    """durations(slicing), and in the sliced schedule those of the halves of every forward: "F.a", "F.b", ..."""
+    whole = durations(slicing)
+    if schedule == SLICED:
+        for name, extra in (("a", 1), ("b", 0)):
+            half = durations(tuple((max(1, (b + extra) // 2), lengths) for b, lengths in slicing))
+            whole |= {f"{k}.{name}": half[k] for k in ("F", "SF", "RF", "comm") if k in half}
+    return whole
+
+
+def possible(schedule: str, ranks: int, micro_batches: int) -> str:
+    """Why no program of this schedule has so many micro-batches, and what would be right; empty: it has."""
+    if schedule == "interleaved" and micro_batches % ranks:
+        return f"schedule interleaved has {micro_batches} micro-batches for {ranks} ranks: a multiple of the ranks would be right"
+    if schedule == "dualpipe-v" and micro_batches < 2 * ranks:
+        return f"schedule dualpipe-v has {micro_batches} micro-batches for {ranks} ranks: at least {2 * ranks} would be right"
+    return ""
