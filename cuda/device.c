@@ -16,6 +16,11 @@ SAME(TP_CUDA_NO_DEVICE, cudaErrorNoDevice);
 SAME(TP_CUDA_BAD_HANDLE, cudaErrorInvalidResourceHandle);
 SAME(TP_CUDA_NOT_READY, cudaErrorNotReady);
 SAME(TP_CUDA_ILLEGAL_ADDRESS, cudaErrorIllegalAddress);
+SAME(TP_CUDA_CAPTURE_UNSUPPORTED, cudaErrorStreamCaptureUnsupported);
+SAME(TP_CUDA_CAPTURE_INVALIDATED, cudaErrorStreamCaptureInvalidated);
+SAME(TP_CUDA_CAPTURE_UNJOINED, cudaErrorStreamCaptureUnjoined);
+SAME(TP_CUDA_CAPTURE_ISOLATION, cudaErrorStreamCaptureIsolation);
+SAME(TP_CUDA_CAPTURED_EVENT, cudaErrorCapturedEvent);
 
 /* A call of the runtime; its text is the name in the error. */
 #define CUDA_TRY(call)                                                                                                 \
@@ -404,13 +409,6 @@ tp_cuda_event_elapsed(tp_cuda_device *device, tp_cuda_event from, tp_cuda_event 
 
 /* ---- graphs --------------------------------------------------------------------------------------------------------- */
 
-int
-tp_cuda_has_graphs(const tp_cuda_device *device)
-{
-    (void)device;
-    return 1;
-}
-
 tp_status
 tp_cuda_capture_begin(tp_cuda_device *device, tp_stream stream)
 {
@@ -434,7 +432,7 @@ tp_cuda_capture_end(tp_cuda_device *device, tp_stream stream, tp_cuda_graph *out
 {
     cudaGraph_t graph = NULL;
     *out = NULL;
-    TP_TRY(tp_cuda_bind(device));
+    (void)!tp_cuda_bind(device); /* the capture ends whatever is wrong */
     cudaError_t error = cudaStreamEndCapture(stream, &graph);
     if (error == cudaSuccess)
         error = cudaGraphInstantiate((cudaGraphExec_t *)out, graph, 0);

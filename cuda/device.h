@@ -178,9 +178,6 @@ tp_cuda_event_elapsed(tp_cuda_device *device, tp_cuda_event from, tp_cuda_event 
 
 /* ---- graphs --------------------------------------------------------------------------------------------------------- */
 
-/* 1 if work can be captured: 0 in the emulator, whose callers enqueue every step anew. */
-int
-tp_cuda_has_graphs(const tp_cuda_device *device);
 /* Between begin and end the stream (and those joined to it by events) records work instead of doing it. Nothing may be
  * allocated, synchronised or asked of cublasLt's heuristics between. */
 TP_MUST_USE tp_status

@@ -1,5 +1,6 @@
 #include "cuda/rank.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -221,6 +222,15 @@ find_stretch(tp_cuda_rank *rank, int64_t position, tp_cuda_stretch **out)
     return TP_OK;
 }
 
+/* Not all can be captured everywhere: then it runs as it is, from now on. */
+static void
+give_up(tp_cuda_rank *rank, tp_cuda_stretch *stretch)
+{
+    stretch->gave_up = 1;
+    if (*rank->caveat == 0)
+        snprintf(rank->caveat, sizeof rank->caveat, "steps are enqueued anew, not launched as graphs (%s)", tp_error_message());
+}
+
 /* seen: 1 the stretch has run, 2 its graph runs in this step (its marks are to be read). */
 static tp_status
 device_stretch_begin(tp_device *device, int64_t position, int *replayed)
@@ -228,7 +238,7 @@ device_stretch_begin(tp_device *device, int64_t position, int *replayed)
     tp_cuda_rank *rank = tp_cuda_rank_of(device);
     tp_cuda_stretch *stretch = NULL;
     *replayed = 0;
-    if (rank->config.eager || !tp_cuda_has_graphs(rank->cuda))
+    if (rank->config.eager)
         return TP_OK;
     TP_TRY(find_stretch(rank, position, &stretch));
     if (stretch->graph != NULL) {
@@ -242,29 +252,57 @@ device_stretch_begin(tp_device *device, int64_t position, int *replayed)
         stretch->seen |= 1;
         return TP_OK;
     }
-    TP_TRY(tp_cuda_capture_begin(rank->cuda, rank->stream));
+    if (tp_cuda_capture_begin(rank->cuda, rank->stream) != TP_OK) {
+        give_up(rank, stretch);
+        return TP_OK;
+    }
     stretch->marks.count = 0;
     rank->capturing = stretch;
     return TP_OK;
 }
 
+/* End the capture whatever came of its calls; where all went well, keep its graph and launch it. */
 static tp_status
-device_stretch_end(tp_device *device, int64_t position, int *again)
+end_capture(tp_cuda_rank *rank, tp_cuda_stretch *stretch, tp_status done)
+{
+    tp_cuda_graph graph = NULL;
+    tp_status status = tp_cuda_capture_end(rank->cuda, rank->stream, &graph);
+    if (done != TP_OK)
+        status = done;
+    if (status == TP_OK)
+        status = tp_cuda_graph_launch(rank->cuda, graph, rank->stream);
+    if (status != TP_OK) {
+        tp_cuda_graph_destroy(rank->cuda, graph);
+        return status;
+    }
+    stretch->graph = graph;
+    stretch->seen |= 2;
+    return TP_OK;
+}
+
+static tp_status
+device_stretch_end(tp_device *device, int64_t position, tp_status done, int *again)
 {
     tp_cuda_rank *rank = tp_cuda_rank_of(device);
     tp_cuda_stretch *stretch = rank->capturing;
     (void)position;
     *again = 0;
     if (stretch == NULL)
-        return TP_OK;
+        return done;
     rank->capturing = NULL;
-    if (tp_cuda_capture_end(rank->cuda, rank->stream, &stretch->graph) != TP_OK) {
-        stretch->graph = NULL; /* not all can be captured everywhere: then it runs as it is, from now on */
-        stretch->gave_up = *again = 1;
-        return TP_OK;
-    }
-    stretch->seen |= 2;
-    return tp_cuda_graph_launch(rank->cuda, stretch->graph, rank->stream);
+    if (done != TP_OK)
+        give_up(rank, stretch); /* its reason, not that of the end which follows from it */
+    tp_status status = end_capture(rank, stretch, done);
+    if (status != TP_OK && done == TP_OK)
+        give_up(rank, stretch);
+    *again = status != TP_OK && status != TP_EABORTED;
+    return *again ? TP_OK : status;
+}
+
+static const char *
+device_caveat(const tp_device *device)
+{
+    return ((const tp_cuda_rank *)device)->caveat;
 }
 
 const tp_device_ops tp_cuda_device_ops = {
@@ -280,4 +318,5 @@ const tp_device_ops tp_cuda_device_ops = {
     .collect = device_collect,
     .stretch_begin = device_stretch_begin,
     .stretch_end = device_stretch_end,
+    .caveat = device_caveat,
 };

@@ -43,6 +43,7 @@ typedef struct {
     int64_t stretches, room;
     tp_cuda_stretch *capturing; /* between stretch_begin and stretch_end */
     int64_t replayed;           /* stretches launched as graphs, ever */
+    char caveat[512];           /* why the first stretch that was not captured was not; "": all are */
 } tp_cuda_rank;
 
 extern const tp_device_ops tp_cuda_device_ops;

@@ -182,16 +182,28 @@ tp_simt_launch(const void *kernel, const char *name, tp_grid grid, int block, si
 #define TP_UNROLL_BY(n)
 #define TP_KEEP_LOOP
 #define TP_OPAQUE(x) ((void)(x))
-#define TP_KERNEL(name, type)               \
-    static void name##_body(const type a);  \
-    static void name(const void *arguments) \
-    {                                       \
-        name##_body(*(const type *)arguments); \
-    }                                       \
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_clear_padding)
+#define TP_CLEAR_GAPS(pointer) __builtin_clear_padding(pointer)
+#endif
+#endif
+#ifndef TP_CLEAR_GAPS
+#define TP_CLEAR_GAPS(pointer) ((void)(pointer))
+#endif
+/* Called by no thread of a grid it clears what lies between the arguments' members: a trace tells them by their bytes. */
+#define TP_KERNEL(name, type)                                      \
+    static void name##_body(const type a);                         \
+    static void name(const void *arguments)                        \
+    {                                                              \
+        if (tp_simt_self == NULL)                                  \
+            TP_CLEAR_GAPS((type *)(uintptr_t)arguments);           \
+        else                                                       \
+            name##_body(*(const type *)arguments);                 \
+    }                                                              \
     static void name##_body(const type a)
 #define TP_KERNEL_BOUNDS(name, type, threads, blocks) TP_KERNEL(name, type)
 #define TP_LAUNCH(kernel, grid, block, smem, stream, a) \
-    ((void)(stream), tp_simt_launch((kernel), #kernel, (grid), (block), (size_t)(smem), &(a)))
+    tp_simt_launch((kernel), #kernel, (grid), (block), (size_t)(smem), (stream), &(a), sizeof(a))
 
 /* What a running thread is; the emulator sets tp_simt_self before it runs one. */
 typedef struct {
@@ -200,7 +212,8 @@ typedef struct {
 extern __thread tp_simt_thread *tp_simt_self __attribute__((visibility("hidden")));
 
 tp_status
-tp_simt_launch(void (*kernel)(const void *), const char *name, tp_grid grid, int block, size_t smem, const void *args);
+tp_simt_launch(void (*kernel)(const void *), const char *name, tp_grid grid, int block, size_t smem, tp_stream stream,
+               const void *args, size_t args_bytes);
 /* The block's shared array of the declaration `site`; the same for every thread. */
 void *
 tp_simt_shared(const void *site, size_t bytes, const char *name);
