@@ -508,6 +508,9 @@ release(tp_cuda_comm *base)
         if (finish(c, c->nccl->finalize(ch->comm), ch->comm, "ncclCommFinalize") != TP_OK)
             abort_all(c);
     }
+    /* Copies from and to the slots may wait still; ncclMemFree, unlike cudaFree, does not wait for them. No message is left that
+     * could hold them up. */
+    (void)!tp_cuda_synchronize(c->base.device, c->base.compute);
     for (int i = 0; i < c->channels; i++)
         close_channel(c, &c->channel[i]);
     c->channels = 0;
