@@ -17,7 +17,8 @@ enum {
     BUCKETS = 256,
     TIMED_RUNS = 4,   /* one behind the other: a product is shorter than the host takes to ask for it alone */
     TIMED_ROUNDS = 2,
-    CANONICAL_ROWS = 1024 /* where a reproducible handle asks for the algorithm that it then uses for any number of rows */
+    CANONICAL_ROWS = 2048 /* where a reproducible handle asks for the algorithm that it then uses for any number of rows: enough
+                             that tiles are large, since small ones cost a large product more than large ones a small product */
 };
 
 typedef struct {
@@ -221,7 +222,10 @@ prefer(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, lt_preference p
 {
     const tp_cublaslt *lt = gemm->lt;
     uint64_t workspace = gemm->workspace_bytes;
-    uint32_t sums = gemm->options.reproducible ? LT_REDUCTION_NONE : LT_REDUCTION_ALL;
+    /* A weight's gradient has the same rows, all of a micro-batch, for every slicing: split sums are the same bits in every run
+     * (cuBLAS documentation, "Results reproducibility"), and without them a small weight keeps few multiprocessors busy. */
+    int whole = gemm->options.reproducible && op->kind != TP_GEMM_LINEAR_W;
+    uint32_t sums = whole ? LT_REDUCTION_NONE : LT_REDUCTION_ALL;
     int64_t c = op->epilogue == TP_GEMM_BIAS_RESIDUAL ? p->key.align_aux : p->key.align_y;
     uint32_t aligned[4] = {(uint32_t)p->key.align_w, (uint32_t)p->key.align_x, (uint32_t)c, (uint32_t)p->key.align_y};
     LT_TRY(lt->preference_set(preference, LT_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace), "the workspace");

@@ -51,7 +51,7 @@ typedef struct {
 typedef struct {
     int candidates;   /* 0, 1: the heuristic's first; else that many (<= 8) are timed when a product is prepared */
     int reproducible; /* 1: one algorithm without split sums for every number of rows: a row's bits do not depend on how many
-                         are multiplied with it. Slower */
+                         are multiplied with it. Slower. LINEAR_W, whose rows no slicing changes: the heuristic's first, any */
     int fuse;         /* 0: where timed, the faster of fused and separate GELU; else fused where cublasLt has it.
                          1: always separate */
 } tp_gemm_options;
