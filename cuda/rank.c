@@ -302,7 +302,8 @@ device_stretch_end(tp_device *device, int64_t position, tp_status done, int *aga
 static const char *
 device_caveat(const tp_device *device)
 {
-    return ((const tp_cuda_rank *)device)->caveat;
+    const tp_cuda_rank *rank = (const tp_cuda_rank *)device;
+    return *rank->caveat || rank->gemm == NULL ? rank->caveat : tp_gemm_caveat(rank->gemm);
 }
 
 const tp_device_ops tp_cuda_device_ops = {

@@ -190,6 +190,8 @@ algo_check(lt_handle handle, lt_desc desc, lt_layout a, lt_layout b, lt_layout c
     memset(result, 0, sizeof *result);
     result->algo = *algo;
     result->waves = 1.0f;
+    if (atomic_load(&flags) & TP_EMU_NO_PIN && ((const matrix *)d)->columns % 2)
+        return LT_NOT_SUPPORTED;
     return algo->data[0] ? check(desc, a, b, c, d) : INVALID;
 }
 
