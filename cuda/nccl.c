@@ -49,18 +49,22 @@ typedef struct {
 
 /* ---- calls that do not block ---------------------------------------------------------------------------------------- */
 
-/* With the lock held. */
+/* With the lock held. In one group: then all are told before one is taken apart, which may wait for the device, and so for the
+ * kernels of the others (NCCL issue 1013; since 2.22). */
 static void
 abort_all(nccl_comm *c)
 {
     if (c->aborted)
         return;
     c->aborted = 1;
+    int together = c->nccl->group_start() == NC_SUCCESS;
     for (int i = 0; i < c->channels; i++)
         if (c->channel[i].comm != NULL)
             c->nccl->abort(c->channel[i].comm);
     if (c->world != NULL)
         c->nccl->abort(c->world);
+    if (together)
+        c->nccl->group_end();
     for (int i = 0; i < c->channels; i++)
         c->channel[i].comm = NULL;
     c->world = NULL;
@@ -516,8 +520,8 @@ release(tp_cuda_comm *base)
     c->channels = 0;
     if (c->world != NULL && finish(c, c->nccl->finalize(c->world), c->world, "ncclCommFinalize") == TP_OK)
         c->nccl->destroy(c->world);
-    else if (c->world != NULL)
-        c->nccl->abort(c->world);
+    else
+        abort_all(c);
     c->world = NULL;
     if (c->exchanged != NULL)
         tp_cuda_event_destroy(c->base.device, c->exchanged);

@@ -275,6 +275,7 @@ FAKE(ncclCommAbort)(nc_comm c)
 {
     pthread_mutex_lock(&lock);
     aborts++;
+    misuses += depth == 0; /* one by one, each may wait for the device and so for the kernels of the next */
     c->dead = 1; /* not freed: a test's process is short */
     for (int r = 0; r < c->all->ranks; r++)
         c->all->box[r][c->rank].wanted = NULL;
