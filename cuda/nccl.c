@@ -57,14 +57,13 @@ abort_all(nccl_comm *c)
     if (c->aborted)
         return;
     c->aborted = 1;
-    int together = c->nccl->group_start() == NC_SUCCESS;
+    (void)c->nccl->group_start();
     for (int i = 0; i < c->channels; i++)
         if (c->channel[i].comm != NULL)
             c->nccl->abort(c->channel[i].comm);
     if (c->world != NULL)
         c->nccl->abort(c->world);
-    if (together)
-        c->nccl->group_end();
+    (void)c->nccl->group_end();
     for (int i = 0; i < c->channels; i++)
         c->channel[i].comm = NULL;
     c->world = NULL;
@@ -476,10 +475,8 @@ static void
 close_channel(nccl_comm *c, channel *ch)
 {
     for (int i = 0; i < TP_NCCL_SLOTS; i++) {
-        if (ch->filled[i] != NULL)
-            tp_cuda_event_destroy(c->base.device, ch->filled[i]);
-        if (ch->freed[i] != NULL)
-            tp_cuda_event_destroy(c->base.device, ch->freed[i]);
+        tp_cuda_event_destroy(c->base.device, ch->filled[i]);
+        tp_cuda_event_destroy(c->base.device, ch->freed[i]);
     }
     if (ch->comm != NULL)
         c->nccl->destroy(ch->comm);
@@ -488,8 +485,7 @@ close_channel(nccl_comm *c, channel *ch)
             c->nccl->mem_free(ch->slot[i]);
         else if (ch->slot[i] != NULL)
             tp_cuda_free(c->base.device, ch->slot[i]);
-    if (ch->stream != NULL)
-        tp_cuda_stream_destroy(c->base.device, ch->stream);
+    tp_cuda_stream_destroy(c->base.device, ch->stream);
 }
 
 /* All that is the device's: before it is closed. */
@@ -523,8 +519,7 @@ release(tp_cuda_comm *base)
     else
         abort_all(c);
     c->world = NULL;
-    if (c->exchanged != NULL)
-        tp_cuda_event_destroy(c->base.device, c->exchanged);
+    tp_cuda_event_destroy(c->base.device, c->exchanged);
     c->exchanged = NULL;
 }
 
