@@ -101,6 +101,7 @@ try_graph(trial *t)
     if (status != TP_OK) /* the end of a capture that went wrong says only that */
         return tp_fail(status, "%s", why);
     TP_TRY(ended);
+    TP_TRY(tp_cuda_graph_ready(t->device, t->graph, compute));
     for (int i = 0; i < 2; i++) {
         memset(t->host, 0, BYTES);
         TP_TRY(tp_cuda_graph_launch(t->device, t->graph, compute));

@@ -179,18 +179,6 @@ device_write(tp_device *device, void *to, const void *host, size_t bytes)
     return move(device, to, host, bytes, TP_CUDA_TO_DEVICE);
 }
 
-static tp_status
-device_collect(tp_device *device)
-{
-    tp_cuda_rank *rank = tp_cuda_rank_of(device);
-    TP_TRY(tp_cuda_synchronize(rank->cuda, rank->stream));
-    TP_TRY(read_marks(rank, &rank->marks));
-    for (int64_t i = 0; i < rank->stretches; i++)
-        if (rank->stretch[i].seen & 2)
-            TP_TRY(read_marks(rank, &rank->stretch[i].marks));
-    return TP_OK;
-}
-
 /* ---- stretches: graphs ---------------------------------------------------------------------------------------------------------- */
 
 /* The stretch of this position, a new one if need be. They come in order in the first step, so the search is a bisection. */
@@ -229,6 +217,9 @@ give_up(tp_cuda_rank *rank, tp_cuda_stretch *stretch)
     stretch->gave_up = 1;
     if (*rank->caveat == 0)
         snprintf(rank->caveat, sizeof rank->caveat, "steps are enqueued anew, not launched as graphs (%s)", tp_error_message());
+    tp_cuda_graph_destroy(rank->cuda, stretch->graph);
+    stretch->graph = NULL;
+    stretch->ready = 0;
 }
 
 /* seen: 1 the stretch has run, 2 its graph runs in this step (its marks are to be read). */
@@ -241,19 +232,20 @@ device_stretch_begin(tp_device *device, int64_t position, int *replayed)
     if (rank->config.eager)
         return TP_OK;
     TP_TRY(find_stretch(rank, position, &stretch));
-    if (stretch->graph != NULL) {
-        TP_TRY(tp_cuda_graph_launch(rank->cuda, stretch->graph, rank->stream));
+    int eager = !(stretch->seen & 1) || stretch->gave_up || (stretch->graph != NULL && !stretch->ready);
+    stretch->seen |= 1;
+    if (eager)
+        return TP_OK;
+    tp_status status = stretch->ready ? tp_cuda_graph_launch(rank->cuda, stretch->graph, rank->stream)
+                                      : tp_cuda_capture_begin(rank->cuda, rank->stream);
+    if (status != TP_OK) {
+        give_up(rank, stretch);
+        return TP_OK;
+    }
+    if (stretch->ready) {
         stretch->seen |= 2;
         rank->replayed++;
         *replayed = 1;
-        return TP_OK;
-    }
-    if (!(stretch->seen & 1) || stretch->gave_up) {
-        stretch->seen |= 1;
-        return TP_OK;
-    }
-    if (tp_cuda_capture_begin(rank->cuda, rank->stream) != TP_OK) {
-        give_up(rank, stretch);
         return TP_OK;
     }
     stretch->marks.count = 0;
@@ -261,25 +253,7 @@ device_stretch_begin(tp_device *device, int64_t position, int *replayed)
     return TP_OK;
 }
 
-/* End the capture whatever came of its calls; where all went well, keep its graph and launch it. */
-static tp_status
-end_capture(tp_cuda_rank *rank, tp_cuda_stretch *stretch, tp_status done)
-{
-    tp_cuda_graph graph = NULL;
-    tp_status status = tp_cuda_capture_end(rank->cuda, rank->stream, &graph);
-    if (done != TP_OK)
-        status = done;
-    if (status == TP_OK)
-        status = tp_cuda_graph_launch(rank->cuda, graph, rank->stream);
-    if (status != TP_OK) {
-        tp_cuda_graph_destroy(rank->cuda, graph);
-        return status;
-    }
-    stretch->graph = graph;
-    stretch->seen |= 2;
-    return TP_OK;
-}
-
+/* The capture ends whatever came of its calls; nothing of it has run. */
 static tp_status
 device_stretch_end(tp_device *device, int64_t position, tp_status done, int *again)
 {
@@ -292,11 +266,31 @@ device_stretch_end(tp_device *device, int64_t position, tp_status done, int *aga
     rank->capturing = NULL;
     if (done != TP_OK)
         give_up(rank, stretch); /* its reason, not that of the end which follows from it */
-    tp_status status = end_capture(rank, stretch, done);
-    if (status != TP_OK && done == TP_OK)
+    tp_status ended = tp_cuda_capture_end(rank->cuda, rank->stream, &stretch->graph);
+    if (done != TP_OK || ended != TP_OK)
         give_up(rank, stretch);
-    *again = status != TP_OK && status != TP_EABORTED;
-    return *again ? TP_OK : status;
+    *again = done != TP_EABORTED;
+    return *again ? TP_OK : done;
+}
+
+static tp_status
+device_collect(tp_device *device)
+{
+    tp_cuda_rank *rank = tp_cuda_rank_of(device);
+    TP_TRY(tp_cuda_synchronize(rank->cuda, rank->stream));
+    TP_TRY(read_marks(rank, &rank->marks));
+    for (int64_t i = 0; i < rank->stretches; i++)
+        if (rank->stretch[i].seen & 2)
+            TP_TRY(read_marks(rank, &rank->stretch[i].marks));
+    for (int64_t i = 0; i < rank->stretches; i++) {
+        tp_cuda_stretch *stretch = &rank->stretch[i];
+        if (stretch->graph == NULL || stretch->ready)
+            continue;
+        stretch->ready = tp_cuda_graph_ready(rank->cuda, stretch->graph, rank->stream) == TP_OK;
+        if (!stretch->ready)
+            give_up(rank, stretch);
+    }
+    return TP_OK;
 }
 
 static const char *

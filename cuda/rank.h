@@ -19,12 +19,14 @@ typedef struct {
     int64_t count, room; /* events exist up to room */
 } tp_cuda_marks;
 
-/* A stretch of instructions and its graph, once it has been seen: eager the first time (products are prepared), captured
- * the second, then launched. */
+/* A stretch of instructions and its graph, once it has been seen: eager the first time (products are prepared), captured and
+ * then eager the second, launched from then on. A graph is made ready at the end of a step, when no receive is posted: making it
+ * takes memory and may wait for the device, and so for a peer that waits in the same way for this rank's messages. */
 typedef struct {
     int64_t position;
     int seen, gave_up;
     tp_cuda_graph graph;
+    int ready;           /* the graph, to be launched */
     tp_cuda_marks marks; /* the graph's own */
 } tp_cuda_stretch;
 

@@ -297,7 +297,7 @@ tp_cuda_graph_destroy(tp_cuda_device *device, tp_cuda_graph object)
 static int
 end(capture *c)
 {
-    int error = c->spoiled ? TP_CUDA_CAPTURE_INVALIDATED : fault == TP_EMU_NO_GRAPH ? TP_CUDA_NO_MEMORY : TP_CUDA_SUCCESS;
+    int error = c->spoiled ? TP_CUDA_CAPTURE_INVALIDATED : TP_CUDA_SUCCESS;
     for (int i = 1; i < c->branches && error == TP_CUDA_SUCCESS; i++)
         if (c->branch[i].joined < c->branch[i].done)
             error = TP_CUDA_CAPTURE_UNJOINED;
@@ -330,6 +330,15 @@ tp_cuda_capture_end(tp_cuda_device *device, tp_stream stream, tp_cuda_graph *out
     }
     tp_cuda_graph_destroy(device, g);
     return bound != TP_OK ? bound : tp_cuda_check(error, "capturing a graph");
+}
+
+tp_status
+tp_cuda_graph_ready(tp_cuda_device *device, tp_cuda_graph object, tp_stream stream)
+{
+    (void)object;
+    TP_TRY(tp_cuda_bind(device));
+    TP_TRY(tp_emu_outside_of(stream, "cudaGraphUpload"));
+    return tp_cuda_check(fault == TP_EMU_NO_GRAPH ? TP_CUDA_NO_MEMORY : TP_CUDA_SUCCESS, "cudaGraphInstantiate");
 }
 
 tp_status
