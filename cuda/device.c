@@ -16,6 +16,11 @@ SAME(TP_CUDA_NO_DEVICE, cudaErrorNoDevice);
 SAME(TP_CUDA_BAD_HANDLE, cudaErrorInvalidResourceHandle);
 SAME(TP_CUDA_NOT_READY, cudaErrorNotReady);
 SAME(TP_CUDA_ILLEGAL_ADDRESS, cudaErrorIllegalAddress);
+SAME(TP_CUDA_CAPTURE_UNSUPPORTED, cudaErrorStreamCaptureUnsupported);
+SAME(TP_CUDA_CAPTURE_INVALIDATED, cudaErrorStreamCaptureInvalidated);
+SAME(TP_CUDA_CAPTURE_UNJOINED, cudaErrorStreamCaptureUnjoined);
+SAME(TP_CUDA_CAPTURE_ISOLATION, cudaErrorStreamCaptureIsolation);
+SAME(TP_CUDA_CAPTURED_EVENT, cudaErrorCapturedEvent);
 
 /* A call of the runtime; its text is the name in the error. */
 #define CUDA_TRY(call)                                                                                                 \
@@ -404,13 +409,6 @@ tp_cuda_event_elapsed(tp_cuda_device *device, tp_cuda_event from, tp_cuda_event 
 
 /* ---- graphs --------------------------------------------------------------------------------------------------------- */
 
-int
-tp_cuda_has_graphs(const tp_cuda_device *device)
-{
-    (void)device;
-    return 1;
-}
-
 tp_status
 tp_cuda_capture_begin(tp_cuda_device *device, tp_stream stream)
 {
@@ -429,36 +427,63 @@ tp_cuda_capturing(tp_cuda_device *device, tp_stream stream)
     return status != cudaStreamCaptureStatusNone;
 }
 
+typedef struct {
+    cudaGraph_t captured;   /* NULL once it is ready */
+    cudaGraphExec_t launch; /* NULL before */
+} graph;
+
+void
+tp_cuda_graph_destroy(tp_cuda_device *device, tp_cuda_graph object)
+{
+    graph *g = object;
+    if (g && g->captured)
+        (void)cudaGraphDestroy(g->captured);
+    if (g && g->launch && tp_cuda_bind(device) == TP_OK)
+        (void)cudaGraphExecDestroy(g->launch);
+    free(g);
+}
+
 tp_status
 tp_cuda_capture_end(tp_cuda_device *device, tp_stream stream, tp_cuda_graph *out)
 {
-    cudaGraph_t graph = NULL;
+    graph *g = calloc(1, sizeof *g);
+    cudaGraph_t captured = NULL;
     *out = NULL;
-    TP_TRY(tp_cuda_bind(device));
-    cudaError_t error = cudaStreamEndCapture(stream, &graph);
-    if (error == cudaSuccess)
-        error = cudaGraphInstantiate((cudaGraphExec_t *)out, graph, 0);
-    if (graph)
-        (void)cudaGraphDestroy(graph);
-    if (error == cudaSuccess)
+    (void)!tp_cuda_bind(device); /* the capture ends whatever is wrong */
+    cudaError_t error = cudaStreamEndCapture(stream, &captured);
+    if (error == cudaSuccess && g) {
+        g->captured = captured;
+        *out = g;
         return TP_OK;
+    }
+    if (captured)
+        (void)cudaGraphDestroy(captured);
+    free(g);
     (void)cudaGetLastError();
-    *out = NULL;
-    return tp_cuda_check((int)error, "capturing a graph");
+    return error == cudaSuccess ? tp_fail(TP_EMEMORY, "no host memory to note a graph")
+                                : tp_cuda_check((int)error, "capturing a graph");
 }
 
 tp_status
-tp_cuda_graph_launch(tp_cuda_device *device, tp_cuda_graph graph, tp_stream stream)
+tp_cuda_graph_ready(tp_cuda_device *device, tp_cuda_graph object, tp_stream stream)
 {
+    graph *g = object;
     TP_TRY(tp_cuda_bind(device));
-    tp_cuda_remember_kernel("of a graph");
-    CUDA_TRY(cudaGraphLaunch(graph, stream));
+    if (!g->launch) {
+        CUDA_TRY(cudaGraphInstantiate(&g->launch, g->captured, 0));
+        (void)cudaGraphDestroy(g->captured);
+        g->captured = NULL;
+    }
+    CUDA_TRY(cudaGraphUpload(g->launch, stream));
     return TP_OK;
 }
 
-void
-tp_cuda_graph_destroy(tp_cuda_device *device, tp_cuda_graph graph)
+tp_status
+tp_cuda_graph_launch(tp_cuda_device *device, tp_cuda_graph object, tp_stream stream)
 {
-    if (graph && tp_cuda_bind(device) == TP_OK)
-        (void)cudaGraphExecDestroy(graph);
+    const graph *g = object;
+    TP_TRY(tp_cuda_bind(device));
+    tp_cuda_remember_kernel("of a graph");
+    CUDA_TRY(cudaGraphLaunch(g->launch, stream));
+    return TP_OK;
 }

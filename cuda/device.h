@@ -21,7 +21,7 @@ extern "C" {
 
 typedef void *tp_stream;     /* cudaStream_t */
 typedef void *tp_cuda_event; /* cudaEvent_t */
-typedef void *tp_cuda_graph; /* cudaGraphExec_t */
+typedef void *tp_cuda_graph; /* each implementation its own */
 typedef struct tp_cuda_device tp_cuda_device;
 
 __attribute__((unused)) static inline size_t
@@ -178,9 +178,6 @@ tp_cuda_event_elapsed(tp_cuda_device *device, tp_cuda_event from, tp_cuda_event 
 
 /* ---- graphs --------------------------------------------------------------------------------------------------------- */
 
-/* 1 if work can be captured: 0 in the emulator, whose callers enqueue every step anew. */
-int
-tp_cuda_has_graphs(const tp_cuda_device *device);
 /* Between begin and end the stream (and those joined to it by events) records work instead of doing it. Nothing may be
  * allocated, synchronised or asked of cublasLt's heuristics between. */
 TP_MUST_USE tp_status
@@ -188,9 +185,13 @@ tp_cuda_capture_begin(tp_cuda_device *device, tp_stream stream);
 /* 1 between begin and end. */
 int
 tp_cuda_capturing(tp_cuda_device *device, tp_stream stream);
-/* A graph ready to launch; on failure the capture is ended and *out NULL. */
+/* The graph, to be made ready; on failure the capture is ended and *out NULL. */
 TP_MUST_USE tp_status
 tp_cuda_capture_end(tp_cuda_device *device, tp_stream stream, tp_cuda_graph *out);
+/* Before the first launch, which then takes no memory. May wait for all that runs on the device, as taking memory may: not where
+ * something runs that waits for what this thread is still to do. */
+TP_MUST_USE tp_status
+tp_cuda_graph_ready(tp_cuda_device *device, tp_cuda_graph graph, tp_stream stream);
 TP_MUST_USE tp_status
 tp_cuda_graph_launch(tp_cuda_device *device, tp_cuda_graph graph, tp_stream stream);
 void

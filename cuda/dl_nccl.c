@@ -35,6 +35,21 @@ tp_nccl_load(const tp_nccl **out)
     return status;
 }
 
+const char *
+tp_nccl_lacks(void)
+{
+    const char *path;
+    int number;
+    tp_nccl_found(&path, &number);
+    if (number == 0)
+        return "";
+    if (table.mem_alloc == NULL || table.mem_free == NULL)
+        return "ncclMemAlloc is not in it (2.19 has it): messages go through plain device memory, and NCCL copies them once more";
+    if (table.register_buffer == NULL || table.deregister_buffer == NULL)
+        return "ncclCommRegister is not in it (2.19 has it): NCCL copies messages once more";
+    return "";
+}
+
 void
 tp_nccl_found(const char **path, int *number)
 {

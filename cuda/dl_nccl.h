@@ -86,5 +86,8 @@ tp_nccl_load(const tp_nccl **out);
 /* The file it came from and its version as 10000 * major + 100 * minor + patch; "" and 0 before it was loaded. */
 void
 tp_nccl_found(const char **path, int *version);
+/* What the one that was loaded lacks of what we would use, and what comes of it; "": nothing, or none was loaded. */
+const char *
+tp_nccl_lacks(void);
 
 #endif

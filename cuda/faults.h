@@ -18,7 +18,12 @@ enum {
     TP_CUDA_NO_DEVICE = 100,
     TP_CUDA_BAD_HANDLE = 400,
     TP_CUDA_NOT_READY = 600,
-    TP_CUDA_ILLEGAL_ADDRESS = 700
+    TP_CUDA_ILLEGAL_ADDRESS = 700,
+    TP_CUDA_CAPTURE_UNSUPPORTED = 900,
+    TP_CUDA_CAPTURE_INVALIDATED = 901,
+    TP_CUDA_CAPTURE_UNJOINED = 904,
+    TP_CUDA_CAPTURE_ISOLATION = 905,
+    TP_CUDA_CAPTURED_EVENT = 907
 };
 
 /* The name and description of an error number, e.g. "cudaErrorIllegalAddress: an illegal memory access was encountered".

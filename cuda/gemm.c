@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "cuda/dl_cublaslt.h"
+#include "cuda/gemm_key.h"
 #include "cuda/kernels.h"
 
 enum {
@@ -17,13 +18,9 @@ enum {
     BUCKETS = 256,
     TIMED_RUNS = 4,   /* one behind the other: a product is shorter than the host takes to ask for it alone */
     TIMED_ROUNDS = 2,
-    CANONICAL_ROWS = 1024 /* where a reproducible handle asks for the algorithm that it then uses for any number of rows */
+    CANONICAL_ROWS = 2048 /* a reproducible handle's algorithm for so many is that for any: many, since small tiles cost a large
+                             product more than large ones a small one */
 };
-
-typedef struct {
-    int64_t kind, dtype, epilogue, accumulate, rows, n_in, n_out, x_stride, w_stride, y_stride, aux_stride;
-    int64_t align_x, align_w, align_y, align_aux, align_bias;
-} plan_key;
 
 typedef struct plan {
     plan_key key;
@@ -48,7 +45,8 @@ struct tp_gemm {
     int32_t multiprocessors; /* 0: all of the device's */
     int64_t count;
     plan *buckets[BUCKETS];
-    plan *pins; /* of a reproducible handle: plans for CANONICAL_ROWS, found by their key with rows 0 */
+    plan *pins; /* of a reproducible handle: plans for CANONICAL_ROWS */
+    char caveat[256];
 };
 
 size_t
@@ -195,25 +193,11 @@ execute(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, const lt_algo 
 
 /* ---- choosing ------------------------------------------------------------------------------------------------------- */
 
-static int64_t
-alignment(const tp_gemm *gemm, const void *pointer)
-{
-    uintptr_t at = (uintptr_t)pointer;
-    int64_t most = gemm->options.reproducible ? 16 : 256; /* slices begin where they do, and must get the same algorithm */
-    int64_t bytes = at ? (int64_t)(at & (~at + 1)) : most;
-    return bytes < most ? bytes : most;
-}
-
 static plan_key
 key_of(const tp_gemm *gemm, const tp_gemm_op *op)
 {
-    return (plan_key){
-        .kind = op->kind, .dtype = op->dtype, .epilogue = op->epilogue, .accumulate = op->accumulate, .rows = op->rows,
-        .n_in = op->n_in, .n_out = op->n_out, .x_stride = op->x_stride, .w_stride = op->w_stride,
-        .y_stride = op->y_stride, .aux_stride = op->aux ? op->aux_stride : 0, .align_x = alignment(gemm, op->x),
-        .align_w = alignment(gemm, op->w), .align_y = alignment(gemm, op->y), .align_aux = alignment(gemm, op->aux),
-        .align_bias = op->bias ? alignment(gemm, op->bias) : 0,
-    };
+    /* slices begin where they do, and must get the same algorithm */
+    return plan_key_of(op, gemm->options.reproducible ? 16 : 256);
 }
 
 static tp_status
@@ -221,7 +205,9 @@ prefer(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, lt_preference p
 {
     const tp_cublaslt *lt = gemm->lt;
     uint64_t workspace = gemm->workspace_bytes;
-    uint32_t sums = gemm->options.reproducible ? LT_REDUCTION_NONE : LT_REDUCTION_ALL;
+    /* A weight's gradient has a micro-batch's rows whatever the slicing, and split sums are the same bits in every run (cuBLAS
+     * documentation, "Results reproducibility"): without them a small weight keeps few multiprocessors busy. */
+    uint32_t sums = gemm->options.reproducible && op->kind != TP_GEMM_LINEAR_W ? LT_REDUCTION_NONE : LT_REDUCTION_ALL;
     int64_t c = op->epilogue == TP_GEMM_BIAS_RESIDUAL ? p->key.align_aux : p->key.align_y;
     uint32_t aligned[4] = {(uint32_t)p->key.align_w, (uint32_t)p->key.align_x, (uint32_t)c, (uint32_t)p->key.align_y};
     LT_TRY(lt->preference_set(preference, LT_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace), "the workspace");
@@ -409,35 +395,47 @@ pin_of(tp_gemm *gemm, const tp_gemm_op *op, const plan **out)
     plan *made;
     TP_TRY(choose(gemm, &key, &canonical, 0, &made));
     made->next = gemm->pins;
-    gemm->pins = made;
-    *out = made;
+    *out = gemm->pins = made;
     return TP_OK;
 }
 
+/* *out NULL: cublasLt refuses the algorithm for so many rows. */
 static tp_status
-choose_pinned(tp_gemm *gemm, const plan_key *key, const tp_gemm_op *op, plan **out)
+try_pin(const tp_gemm *gemm, const plan *pin, const plan_key *key, const tp_gemm_op *op, plan **out)
 {
-    const plan *pin;
-    lt_heuristic checked;
+    lt_heuristic checked = {0};
     *out = NULL;
-    TP_TRY(pin_of(gemm, op, &pin));
     plan *p = calloc(1, sizeof *p);
     if (!p)
         return tp_fail(TP_EMEMORY, "no host memory for the plan of a product");
     p->key = *key;
-    memset(&checked, 0, sizeof checked);
     tp_status status = describe_product(gemm, p, op, pin->fused);
-    if (status == TP_OK)
-        status = check_lt(gemm, gemm->lt->algo_check(gemm->handle, p->desc, p->a, p->b, p->c, p->d, &pin->algo, &checked), op,
-                          "the reproducible algorithm");
-    if (status != TP_OK) {
-        free_plan(gemm, p);
-        return status;
+    const tp_cublaslt *lt = gemm->lt;
+    if (status == TP_OK && lt->algo_check(gemm->handle, p->desc, p->a, p->b, p->c, p->d, &pin->algo, &checked) == LT_SUCCESS &&
+        checked.workspace <= gemm->workspace_bytes) {
+        checked.algo = pin->algo;
+        take(p, &checked);
+        *out = p;
+        return TP_OK;
     }
-    checked.algo = pin->algo;
-    take(p, &checked);
-    *out = p;
-    return TP_OK;
+    free_plan(gemm, p);
+    return status;
+}
+
+/* Where the pinned algorithm cannot be had, the product is done all the same, and it is said. */
+static tp_status
+choose_pinned(tp_gemm *gemm, const plan_key *key, const tp_gemm_op *op, plan **out)
+{
+    const plan *pin;
+    TP_TRY(pin_of(gemm, op, &pin));
+    TP_TRY(try_pin(gemm, pin, key, op, out));
+    if (*out)
+        return TP_OK;
+    if (*gemm->caveat == 0)
+        snprintf(gemm->caveat, sizeof gemm->caveat, "products may differ in their last bits from one slicing to another (for %lld "
+                 "rows, n_in %lld, n_out %lld cublasLt refuses the algorithm of other rows)", (long long)op->rows,
+                 (long long)op->n_in, (long long)op->n_out);
+    return choose(gemm, key, op, 0, out);
 }
 
 static plan **
@@ -573,6 +571,12 @@ int64_t
 tp_gemm_plans(const tp_gemm *gemm)
 {
     return gemm->count;
+}
+
+const char *
+tp_gemm_caveat(const tp_gemm *gemm)
+{
+    return gemm->caveat;
 }
 
 void

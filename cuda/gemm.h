@@ -51,7 +51,8 @@ typedef struct {
 typedef struct {
     int candidates;   /* 0, 1: the heuristic's first; else that many (<= 8) are timed when a product is prepared */
     int reproducible; /* 1: one algorithm without split sums for every number of rows: a row's bits do not depend on how many
-                         are multiplied with it. Slower */
+                         are multiplied with it. Slower. LINEAR_W, whose rows no slicing changes: the heuristic's first, any.
+                         Where cublasLt refuses a number of rows that algorithm: another (tp_gemm_caveat) */
     int fuse;         /* 0: where timed, the faster of fused and separate GELU; else fused where cublasLt has it.
                          1: always separate */
 } tp_gemm_options;
@@ -77,6 +78,9 @@ tp_gemm_run(tp_gemm *gemm, const tp_gemm_op *op);
 /* Products prepared so far. */
 int64_t
 tp_gemm_plans(const tp_gemm *gemm);
+/* Of a reproducible handle, "" or why it is not wholly so. Good until the handle closes. */
+const char *
+tp_gemm_caveat(const tp_gemm *gemm);
 /* Text about how the product of this op is done ("cublasLt algorithm 66, tile 21, fused GELU, 1.2 waves"), cut to size. */
 void
 tp_gemm_describe(tp_gemm *gemm, const tp_gemm_op *op, char *text, size_t size);

@@ -8,7 +8,6 @@
 #include "cuda/dl_nccl.h"
 #include "cuda/provider.h"
 #ifdef TP_CUDA_EMULATED
-#include "cuda/emu/emu.h"
 #define MODULE_NAME "_cuda_emu"
 #define MODULE_INIT PyInit__cuda_emu
 #else
@@ -88,19 +87,19 @@ versions(PyObject *module, PyObject *none)
     return Py_BuildValue("(ii)", driver, runtime);
 }
 
-/* (path, version, why not) of a library that was, or was not, loaded with `status`. */
+/* (path, version, why not, what it lacks) of a library that was, or was not, loaded with `status`. */
 static PyObject *
-library(tp_status status, void (*found)(const char **path, int *version))
+library(tp_status status, void (*found)(const char **path, int *version), const char *lacks)
 {
     const char *path;
     int version;
     found(&path, &version);
     PyObject *number = version ? PyUnicode_FromFormat("%d.%d.%d", version / 10000, version % 10000 / 100, version % 100)
                                : PyUnicode_FromString("");
-    return Py_BuildValue("(sNs)", path, number, status == TP_OK ? "" : tp_error_message());
+    return Py_BuildValue("(sNss)", path, number, status == TP_OK ? "" : tp_error_message(), lacks);
 }
 
-/* {library: (path, version, why not)}; loads what can be loaded. */
+/* {library: (path, version, why not, what it lacks)}; loads what can be loaded. */
 static PyObject *
 libraries(PyObject *module, PyObject *none)
 {
@@ -111,11 +110,11 @@ libraries(PyObject *module, PyObject *none)
     Py_BEGIN_ALLOW_THREADS
     status = tp_cublaslt_load(&cublaslt);
     Py_END_ALLOW_THREADS
-    PyObject *first = library(status, tp_cublaslt_found);
+    PyObject *first = library(status, tp_cublaslt_found, "");
     Py_BEGIN_ALLOW_THREADS
     status = tp_nccl_load(&nccl);
     Py_END_ALLOW_THREADS
-    return Py_BuildValue("{s:N,s:N}", "cublasLt", first, "NCCL", library(status, tp_nccl_found));
+    return Py_BuildValue("{s:N,s:N}", "cublasLt", first, "NCCL", library(status, tp_nccl_found, tp_nccl_lacks()));
 }
 
 static PyObject *
@@ -169,50 +168,14 @@ check(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
-#ifdef TP_CUDA_EMULATED
-static PyObject *
-emu_machine(PyObject *module, PyObject *args, PyObject *keywords)
-{
-    static char *names[] = {"devices", "total_bytes", "major", "minor", "driver", "multiprocessors", NULL};
-    tp_status status = tp_emu_set_machine(NULL);
-    tp_emu_machine m = tp_emu_get_machine();
-    unsigned long long total = m.total_bytes;
-    (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "|$iKiiii:emu_machine", names, &m.devices, &total, &m.major, &m.minor,
-                                     &m.driver, &m.multiprocessors))
-        return NULL;
-    m.total_bytes = total;
-    status = tp_emu_set_machine(&m);
-    if (status != TP_OK)
-        return tp_cuda_raise(status);
-    Py_RETURN_NONE;
-}
-
-static PyObject *
-emu_break(PyObject *module, PyObject *argument)
-{
-    long long calls = PyLong_AsLongLong(argument);
-    (void)module;
-    if (calls == -1 && PyErr_Occurred())
-        return NULL;
-    tp_emu_break(calls);
-    Py_RETURN_NONE;
-}
-#endif
-
 static PyMethodDef methods[] = {
     {"device_count", device_count, METH_NOARGS, "CUDA devices that this process sees; 0 where there is no driver."},
     {"why_not", why_not, METH_NOARGS, "Why no device can be opened; '' if one can."},
     {"describe", describe, METH_VARARGS, "describe(index): what a device is, as a dict."},
     {"versions", versions, METH_NOARGS, "(driver, runtime) as 1000 * major + 10 * minor; driver 0: none."},
-    {"libraries", libraries, METH_NOARGS, "{library: (path, version, why not)}."},
+    {"libraries", libraries, METH_NOARGS, "{library: (path, version, why not, what it lacks)}."},
     {"set_folders", set_folders, METH_O, "set_folders('a:b'): where libraries are looked for, before the loader's own."},
     {"check", check, METH_VARARGS, "check(index, bytes): open a device, take and touch that much of it, give it back."},
-#ifdef TP_CUDA_EMULATED
-    {"emu_machine", (PyCFunction)(void (*)(void))emu_machine, METH_VARARGS | METH_KEYWORDS,
-     "emu_machine(*, devices, total_bytes, major, minor, driver, multiprocessors): what is not given is as usual."},
-    {"emu_break", emu_break, METH_O, "emu_break(calls): that device call breaks the devices; 0 heals them."},
-#endif
     {NULL, NULL, 0, NULL},
 };
 
@@ -224,6 +187,10 @@ module_exec(PyObject *module)
     Py_XDECREF(provider);
     if (added < 0 || tp_cuda_add_device(module) < 0 || tp_cuda_add_comm(module) < 0 || tp_cuda_add_gemm(module) < 0)
         return -1;
+#ifdef TP_CUDA_EMULATED
+    if (tp_cuda_add_emu(module) < 0)
+        return -1;
+#endif
     return tp_cuda_add_attention(module);
 }
 

@@ -19,5 +19,8 @@ int
 tp_cuda_add_attention(PyObject *module);
 int
 tp_cuda_add_device(PyObject *module);
+/* cuda/emu: switches for tests. */
+int
+tp_cuda_add_emu(PyObject *module);
 
 #endif

@@ -1,5 +1,6 @@
 #include "cuda/rank.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -178,18 +179,6 @@ device_write(tp_device *device, void *to, const void *host, size_t bytes)
     return move(device, to, host, bytes, TP_CUDA_TO_DEVICE);
 }
 
-static tp_status
-device_collect(tp_device *device)
-{
-    tp_cuda_rank *rank = tp_cuda_rank_of(device);
-    TP_TRY(tp_cuda_synchronize(rank->cuda, rank->stream));
-    TP_TRY(read_marks(rank, &rank->marks));
-    for (int64_t i = 0; i < rank->stretches; i++)
-        if (rank->stretch[i].seen & 2)
-            TP_TRY(read_marks(rank, &rank->stretch[i].marks));
-    return TP_OK;
-}
-
 /* ---- stretches: graphs ---------------------------------------------------------------------------------------------------------- */
 
 /* The stretch of this position, a new one if need be. They come in order in the first step, so the search is a bisection. */
@@ -221,6 +210,18 @@ find_stretch(tp_cuda_rank *rank, int64_t position, tp_cuda_stretch **out)
     return TP_OK;
 }
 
+/* Not all can be captured everywhere: then it runs as it is, from now on. */
+static void
+give_up(tp_cuda_rank *rank, tp_cuda_stretch *stretch)
+{
+    stretch->gave_up = 1;
+    if (*rank->caveat == 0)
+        snprintf(rank->caveat, sizeof rank->caveat, "steps are enqueued anew, not launched as graphs (%s)", tp_error_message());
+    tp_cuda_graph_destroy(rank->cuda, stretch->graph);
+    stretch->graph = NULL;
+    stretch->ready = 0;
+}
+
 /* seen: 1 the stretch has run, 2 its graph runs in this step (its marks are to be read). */
 static tp_status
 device_stretch_begin(tp_device *device, int64_t position, int *replayed)
@@ -228,43 +229,75 @@ device_stretch_begin(tp_device *device, int64_t position, int *replayed)
     tp_cuda_rank *rank = tp_cuda_rank_of(device);
     tp_cuda_stretch *stretch = NULL;
     *replayed = 0;
-    if (rank->config.eager || !tp_cuda_has_graphs(rank->cuda))
+    if (rank->config.eager)
         return TP_OK;
     TP_TRY(find_stretch(rank, position, &stretch));
-    if (stretch->graph != NULL) {
-        TP_TRY(tp_cuda_graph_launch(rank->cuda, stretch->graph, rank->stream));
+    int eager = !(stretch->seen & 1) || stretch->gave_up || (stretch->graph != NULL && !stretch->ready);
+    stretch->seen |= 1;
+    if (eager)
+        return TP_OK;
+    tp_status status = stretch->ready ? tp_cuda_graph_launch(rank->cuda, stretch->graph, rank->stream)
+                                      : tp_cuda_capture_begin(rank->cuda, rank->stream);
+    if (status != TP_OK) {
+        give_up(rank, stretch);
+        return TP_OK;
+    }
+    if (stretch->ready) {
         stretch->seen |= 2;
         rank->replayed++;
         *replayed = 1;
         return TP_OK;
     }
-    if (!(stretch->seen & 1) || stretch->gave_up) {
-        stretch->seen |= 1;
-        return TP_OK;
-    }
-    TP_TRY(tp_cuda_capture_begin(rank->cuda, rank->stream));
     stretch->marks.count = 0;
     rank->capturing = stretch;
     return TP_OK;
 }
 
+/* The capture ends whatever came of its calls; nothing of it has run. */
 static tp_status
-device_stretch_end(tp_device *device, int64_t position, int *again)
+device_stretch_end(tp_device *device, int64_t position, tp_status done, int *again)
 {
     tp_cuda_rank *rank = tp_cuda_rank_of(device);
     tp_cuda_stretch *stretch = rank->capturing;
     (void)position;
     *again = 0;
     if (stretch == NULL)
-        return TP_OK;
+        return done;
     rank->capturing = NULL;
-    if (tp_cuda_capture_end(rank->cuda, rank->stream, &stretch->graph) != TP_OK) {
-        stretch->graph = NULL; /* not all can be captured everywhere: then it runs as it is, from now on */
-        stretch->gave_up = *again = 1;
-        return TP_OK;
+    if (done != TP_OK)
+        give_up(rank, stretch); /* its reason, not that of the end which follows from it */
+    tp_status ended = tp_cuda_capture_end(rank->cuda, rank->stream, &stretch->graph);
+    if (done != TP_OK || ended != TP_OK)
+        give_up(rank, stretch);
+    *again = done != TP_EABORTED;
+    return *again ? TP_OK : done;
+}
+
+static tp_status
+device_collect(tp_device *device)
+{
+    tp_cuda_rank *rank = tp_cuda_rank_of(device);
+    TP_TRY(tp_cuda_synchronize(rank->cuda, rank->stream));
+    TP_TRY(read_marks(rank, &rank->marks));
+    for (int64_t i = 0; i < rank->stretches; i++)
+        if (rank->stretch[i].seen & 2)
+            TP_TRY(read_marks(rank, &rank->stretch[i].marks));
+    for (int64_t i = 0; i < rank->stretches; i++) {
+        tp_cuda_stretch *stretch = &rank->stretch[i];
+        if (stretch->graph == NULL || stretch->ready)
+            continue;
+        stretch->ready = tp_cuda_graph_ready(rank->cuda, stretch->graph, rank->stream) == TP_OK;
+        if (!stretch->ready)
+            give_up(rank, stretch);
     }
-    stretch->seen |= 2;
-    return tp_cuda_graph_launch(rank->cuda, stretch->graph, rank->stream);
+    return TP_OK;
+}
+
+static const char *
+device_caveat(const tp_device *device)
+{
+    const tp_cuda_rank *rank = (const tp_cuda_rank *)device;
+    return *rank->caveat || rank->gemm == NULL ? rank->caveat : tp_gemm_caveat(rank->gemm);
 }
 
 const tp_device_ops tp_cuda_device_ops = {
@@ -280,4 +313,5 @@ const tp_device_ops tp_cuda_device_ops = {
     .collect = device_collect,
     .stretch_begin = device_stretch_begin,
     .stretch_end = device_stretch_end,
+    .caveat = device_caveat,
 };

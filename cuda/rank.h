@@ -19,12 +19,14 @@ typedef struct {
     int64_t count, room; /* events exist up to room */
 } tp_cuda_marks;
 
-/* A stretch of instructions and its graph, once it has been seen: eager the first time (products are prepared), captured
- * the second, then launched. */
+/* A stretch of instructions and its graph, once it has been seen: eager the first time (products are prepared), captured and
+ * then eager the second, launched from then on. A graph is made ready at the end of a step, when no receive is posted: making it
+ * takes memory and may wait for the device, and so for a peer that waits in the same way for this rank's messages. */
 typedef struct {
     int64_t position;
     int seen, gave_up;
     tp_cuda_graph graph;
+    int ready;           /* the graph, to be launched */
     tp_cuda_marks marks; /* the graph's own */
 } tp_cuda_stretch;
 
@@ -43,6 +45,7 @@ typedef struct {
     int64_t stretches, room;
     tp_cuda_stretch *capturing; /* between stretch_begin and stretch_end */
     int64_t replayed;           /* stretches launched as graphs, ever */
+    char caveat[512];           /* why the first stretch that was not captured was not; "": all are */
 } tp_cuda_rank;
 
 extern const tp_device_ops tp_cuda_device_ops;

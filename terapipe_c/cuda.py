@@ -52,12 +52,14 @@ class Device:
 
 @dataclass(frozen=True)
 class Library:
-    """A library that is loaded at run time; `version` is empty and `why_not` says why where it was not."""
+    """A library that is loaded at run time; `version` is empty and `why_not` says why where it was not. `lacks`: what this
+    one cannot do, and what comes of it."""
 
     name: str
     path: str
     version: str
     why_not: str
+    lacks: str = ""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ def nccl(control: _core.Comm, largest: int, max_ctas: int = 0) -> _core.Comm:
     if os.environ.get("TERAPIPE_NCCL_ONE_GPU"):
         os.environ |= {"NCCL_HOSTID": f"rank {control.rank}", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo",
                        "NCCL_IB_DISABLE": "1"}
+        # One GPU's memory is in reach of itself: nothing that machines of one NVLink domain, or one machine, would go by.
+        os.environ |= {"NCCL_MNNVL_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
     capsule = cuda.load().nccl(_core.comm_link(control), neighbours(control.region.ranks), largest, max_ctas)
     return _core.device_comm(control, capsule)
 

@@ -261,8 +261,8 @@ def _gpus() -> Iterator[Finding]:
         yield Finding(
             library.name,
             f"{library.version} at {library.path}" if usable else "not found",
-            OK if usable or not found.driver else NOTE,
-            "" if usable or not found.driver else library.why_not,
+            NOTE if library.lacks or (found.driver and not usable) else OK,
+            library.lacks if usable else library.why_not if found.driver else "",
         )
 
 

@@ -88,6 +88,11 @@ class RankEngine:
         """Allocations so far: a step adds none."""
         return self._core.memory()[2]
 
+    @property
+    def caveats(self) -> list[str]:
+        """What works otherwise than it was meant to on this rank, and why: slower messages, steps without graphs."""
+        return self._core.caveats()
+
     def load(self, params: Mapping[str, NDArray[Any]], moments: Mapping[str, Mapping[str, NDArray[Any]]] | None = None) -> None:
         """Take this rank's tensors out of params, and of moments {"exp_avg": .., "exp_avg_sq": ..} where given."""
         for kind, arrays in {"params": params, **(moments or {})}.items():

@@ -66,6 +66,7 @@ class Report:
     losses: list[float] = field(repr=False)
     steps: list[int] = field(repr=False)
     paths: dict[str, str] = field(repr=False)
+    caveats: list[str] = field(default_factory=list)  # what worked otherwise than it was meant to, and why, by rank
 
     @classmethod
     def of(cls, plan: Any, records: Sequence[Mapping[str, Any]], ends: Sequence[Mapping[str, Any]],
@@ -93,6 +94,7 @@ class Report:
             losses=[record["loss"] for record in records],
             steps=[record["step"] for record in records],
             paths={name: path for name, path in files.items() if os.path.exists(path)},
+            caveats=[f"rank {rank}: {text}" for rank, end in enumerate(ends) for text in end.get("caveats", ())],
         )
 
     def rows(self) -> list[tuple[str, str, str, str]]:
@@ -122,6 +124,7 @@ class Report:
             lines.append(f"operations of the last step took {self.work_ratio:.2f} times what they were predicted to take")
         if self.losses:
             lines.append(f"loss {self.losses[0]:.4f} at step {self.steps[0]}, {self.losses[-1]:.4f} at step {self.steps[-1]}")
+        lines += self.caveats
         return "\n".join([*lines, *(f"{name}: {path}" for name, path in self.paths.items())])
 
     def loss_svg(self, width: int = 640, height: int = 160) -> str:
@@ -143,7 +146,8 @@ class Report:
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{word}</th>" for word in ("", "predicted", "measured", "error"))
         body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows())
-        return f"<table><tr>{head}</tr>{body}</table>{self.loss_svg()}"
+        caveats = "".join(f"<p>{html.escape(text)}</p>" for text in self.caveats)
+        return f"<table><tr>{head}</tr>{body}</table>{caveats}{self.loss_svg()}"
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write one HTML file that stands alone; gives its path."""

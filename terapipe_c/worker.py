@@ -122,7 +122,8 @@ class _Training:
                 self._save(step)
         self.region.set_progress(self.rank, step)
         self.emit({"kind": "end", "steps_done": step, "peak_memory_bytes": int(self.engine.peak_memory_bytes),
-                   "resident_memory_bytes": _resident_bytes(), "trace": [list(row) for row in self.engine.trace()]})
+                   "resident_memory_bytes": _resident_bytes(), "trace": [list(row) for row in self.engine.trace()],
+                   "caveats": list(getattr(self.engine, "caveats", ()))})
         self.comm.barrier()  # nobody ends before all have: an end means that the whole run is good
 
     def _step(self, step: int) -> tuple[dict[str, Any], bool]:

@@ -20,8 +20,8 @@ if not (ROOT / "cuda").is_dir():
     pytest.skip("no sources beside the tests", allow_module_level=True)
 
 # What simt_cases.cu stands on, as tests/cuda_emu.py built it.
-OBJECTS = ["cuda/emu/simt", "cuda/emu/ranges", "cuda/emu/mma", "cuda/emu/device", "cuda/device_common", "cuda/faults",
-           "csrc/base/status", "csrc/base/clock"]  # fmt: skip
+OBJECTS = ["cuda/emu/simt", "cuda/emu/ranges", "cuda/emu/mma", "cuda/emu/device", "cuda/emu/graph", "cuda/device_common",
+           "cuda/faults", "csrc/base/status", "csrc/base/clock"]  # fmt: skip
 F32, BF16 = 0, 1
 POISON = 0xFF  # four bytes of it: NaN, in fp32 and in bf16
 

@@ -226,7 +226,7 @@ def test_no_such_device(emulated):
 
 def test_streams_events_and_copies(emulated):
     seen = emulated.exercise(0)
-    assert seen["seconds"] >= 0 and not seen["graphs"]
+    assert seen["seconds"] >= 0 and seen["graphs"] == 2
 
 
 def test_every_device_call_can_fail(emulated):
@@ -241,7 +241,7 @@ def test_every_device_call_can_fail(emulated):
             assert "device is lost" in str(error)
         emulated.emu_break(0)
         emulated.check(0, 2 << 20)
-    assert calls > 15
+    assert calls > 30
 
 
 @pytest.mark.gpu
@@ -249,7 +249,7 @@ def test_a_device_does_all_that_is_asked_of_it():
     module = tp.cuda.load()
     for device in tp.cuda.devices():
         seen = module.exercise(device.index)
-        assert seen["graphs"] and 0 < seen["seconds"] < 1
+        assert seen["graphs"] == 2 and 0 < seen["seconds"] < 1
         with pytest.raises(tp.OutOfMemoryError, match=f"needs {device.total_bytes + 1} bytes of device {device.index}, .* short"):
             module.check(device.index, device.total_bytes + 1)
     with pytest.raises(ValueError, match=f"device {tp.cuda.device_count()}: this process sees"):

@@ -175,7 +175,7 @@ def test_candidates_are_timed_and_change_nothing(each):
 
 @pytest.mark.parametrize(("kind", "epilogue"), [op for op in ALL if op[0] != LINEAR_W])
 def test_a_row_does_not_depend_on_how_many_there_are(each, kind, epilogue):
-    """The stand-in's property, and what `reproducible` asks of the real one: the plan comes from 1024 rows."""
+    """The stand-in's property, and what `reproducible` asks of the real one: the plan comes from 2048 rows."""
     whole = Case(kind, BF16, epilogue, 12, 16, 24)
     whole.run(each, reproducible=1)
     for at, rows in ((0, 5), (5, 1), (6, 6)):

@@ -42,7 +42,7 @@ def emulated(fake, *cases):
     return json.loads(ran.stdout.splitlines()[-1])
 
 
-def train(mode, ranks=2, steps=2, tied=True, micros=2, chunks=1, fault=None, timeout_s=20.0, dead=None):
+def train(mode, ranks=2, steps=2, tied=True, micros=2, chunks=1, fault=None, timeout_s=20.0, dead=None, refuse=(0, 0)):
     """Losses of each rank, or what it was told; ranks are threads on one emulated device."""
     import terapipe_c as tp
     from terapipe_c import _core, device_comm, schedules
@@ -53,6 +53,7 @@ def train(mode, ranks=2, steps=2, tied=True, micros=2, chunks=1, fault=None, tim
 
     library = ctypes.CDLL(os.environ["TERAPIPE_NCCL"])
     library.fake_nccl_set(*{"fail_at": 0, "code": 0, "stuck_at": 0, "looks": 2, "version": 22809, **(fault or {})}.values())
+    library.fake_nccl_refuse(*refuse)
     model = tp.GPTConfig(n_layer=ranks, n_head=1, n_embd=16, vocab_size=64, block_size=12, tie_weights=tied)
     cuts = [(1, [5, 4, 3])] * micros
     if chunks > 1:
@@ -62,7 +63,7 @@ def train(mode, ranks=2, steps=2, tied=True, micros=2, chunks=1, fault=None, tim
     partition = even_partition(model, ranks * chunks)
     region = _core.Region.create(ranks, neighbours(ranks), 1 << 16, max(4096, gather_bytes(model)), False)
     tokens = np.random.default_rng(1).integers(0, 64, (micros, 13)).astype(np.int32)
-    params, told = tp.init_params(model, 3), [None] * ranks
+    params, told, caveats = tp.init_params(model, 3), [None] * ranks, [None] * ranks
     controls = [_core.Comm(region, rank, timeout_s) for rank in range(ranks)]
 
     def one(rank):
@@ -79,6 +80,7 @@ def train(mode, ranks=2, steps=2, tied=True, micros=2, chunks=1, fault=None, tim
                 raise RuntimeError("killed")
             told[rank] = [engine.run(tokens, step=step + 1, lr=1e-2)[:2] for step in range(steps)]
             told[rank].append(engine.evaluate(tokens))
+            caveats[rank] = engine.caveats
         except Exception as error:
             region.abort("ERUNTIME", rank, str(error))
             told[rank] = f"{type(error).__name__}: {error}"
@@ -89,7 +91,8 @@ def train(mode, ranks=2, steps=2, tied=True, micros=2, chunks=1, fault=None, tim
     for thread in threads:
         thread.join()
     return {"told": told, "calls": library.fake_nccl_count(0), "aborts": library.fake_nccl_count(1),
-            "misuses": library.fake_nccl_count(2)}
+            "misuses": library.fake_nccl_count(2), "held": library.fake_nccl_count(3), "caveats": caveats,
+            "lacks": tp.cuda.load().libraries()["NCCL"][3]}
 
 
 def test_bits_do_not_depend_on_the_communicator(fake):
@@ -127,6 +130,53 @@ def test_what_cannot_be_loaded_says_why(fake, tmp_path):
     assert "NCCL" in old["told"][0] and "2.17.4" in old["told"][0] and "2.18.1" in old["told"][0]
     missing, = emulated(compile_fake(tmp_path, "-DFAKE_WITHOUT_SPLIT"), {"mode": "nccl"})
     assert "ncclCommSplit" in missing["told"][0] and "libfake_nccl1.so" in missing["told"][0]
+
+
+BUFFERS = {   # what the library answers or is built without, and the words of the reason
+    "no memory for registration": ((1, 0), (), "ncclMemAlloc: unhandled cuda error"),
+    "no registration": ((0, 4), (), "ncclCommRegister: invalid argument"),
+    "registration switched off": ((0, -1), (), "ncclCommRegister: it is switched off (NCCL_LOCAL_REGISTER)"),
+    "neither": ((2, 3), (), "ncclMemAlloc: unhandled system error"),
+    "a library without memory": ((0, 0), ("-DFAKE_WITHOUT_MEMORY",), "ncclMemAlloc: not in this NCCL"),
+    "a library without registration": ((0, 0), ("-DFAKE_WITHOUT_REGISTER",), "ncclCommRegister: not in this NCCL"),
+}
+
+
+def test_buffers_that_cannot_be_registered_are_plain_memory_and_said_so(fake, tmp_path):
+    right, = emulated(fake, {"mode": "nccl"})
+    assert right["caveats"] == [[], []] and right["lacks"] == "" and right["misuses"] == right["held"] == 0
+    for i, (refuse, flags, words) in enumerate(BUFFERS.values()):
+        (tmp_path / str(i)).mkdir()
+        library = compile_fake(tmp_path / str(i), *flags) if flags else fake
+        found, = emulated(library, {"mode": "nccl", "refuse": refuse})
+        assert found["told"] == right["told"] and found["misuses"] == found["held"] == 0, found
+        assert all(len(one) == 1 and words in one[0] and "buffers that NCCL copies" in one[0] for one in found["caveats"])
+        assert words.partition(":")[0] + " is not in it" in found["lacks"] if flags else found["lacks"] == ""
+
+
+TOLD = """
+import numpy as np
+import terapipe_c as tp
+from terapipe_c.doctor import examine
+model = tp.GPTConfig(n_layer=2, n_head=1, n_embd=16, vocab_size=64, block_size=12)
+plan = tp.plan(model, tp.Cluster.local(), 2, 12, stages=2, planner="terapipe", schedule="gpipe", slicing=[(1, [4, 8])] * 2,
+               backend="cuda")
+corpus = np.arange(400, dtype=np.int32) % 64
+run = tp.launch(plan, corpus, 2, backend="cuda", devices=[0, 0], processes=False, progress=False)
+run.wait()
+print(run.report(), *examine(), sep="\\n")
+"""
+
+
+def test_the_report_and_the_doctor_tell(tmp_path):
+    library = compile_fake(tmp_path, "-DFAKE_WITHOUT_REGISTER")
+    environment = {**os.environ, "TERAPIPE_CUDA_MODULE": str(cuda_emu.build()), "TERAPIPE_NCCL": str(library),
+                   "TERAPIPE_COMM": "nccl"}
+    ran = subprocess.run([sys.executable, "-c", TOLD], env=environment, capture_output=True, text=True, timeout=100)
+    assert ran.returncode == 0, ran.stderr
+    told = [line for line in ran.stdout.splitlines() if "ncclCommRegister" in line]
+    assert [line[:28] for line in told[:2]] == [f"rank {r}: messages with rank {1 - r}" for r in (0, 1)], ran.stdout
+    assert len(told) == 3 and "name='NCCL'" in told[2] and "status='note'" in told[2] and "(2.19 has it)" in told[2]
 
 
 def headers(name, *places):

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 import reference as ref
-from cuda_emu import build
+from cuda_emu import build, library
 
 import terapipe_c as tp
 from terapipe_c import _core
@@ -104,6 +104,22 @@ def test_gradients_have_the_same_bits_for_every_slicing_and_number_of_stages(tie
         same(right, found, (stages, lengths))
     whole = tp.loss_and_grads(model, params, tokens, [(2, [69])], backend="cuda", dtype=dtype)
     same(whole, tp.loss_and_grads(model, params, tokens, [(2, [3, 60, 6])], 2, backend="cuda", dtype=dtype), "two sequences")
+
+
+def test_a_product_that_cannot_be_pinned_is_done_and_said():
+    """cublasLt takes an algorithm of 2048 rows for an odd number of them or refuses it: then there is another, and a caveat."""
+    model, params, tokens = problem(1, 9)
+    program, found = tp.schedules.gpipe(1, 1, [2]).lower(True), []
+    for refuse in (0, 64):
+        library().tp_emu_set_cublaslt(refuse)
+        try:
+            found += ranks_do(model, [(0, model.num_blocks)], [(1, [4, 5])], program,
+                              lambda engine: (engine.run(tokens, step=1)[:2], engine.caveats), params, reproducible=True)
+        finally:
+            library().tp_emu_set_cublaslt(0)
+    (right, nothing), (loss, caveats) = found
+    assert loss == right and nothing == [] and len(caveats) == 1
+    assert re.search("for 5 rows, .* cublasLt refuses the algorithm of other rows", caveats[0])
 
 
 PROGRAMS = {

@@ -18,14 +18,15 @@ def nccl(ranks):
         import terapipe_c as tp
 
         data = np.arange(40_000, dtype=np.int32) * 7 % 256
-        losses = {}
+        losses, caveats = {}, {}
         for kind in ("host",) if small() else ("host", "nccl"):
             os.environ |= {"TERAPIPE_COMM": kind, "TERAPIPE_NCCL_ONE_GPU": "1", "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN")}
             run = tp.launch(small_plan(tp, ranks), data, 3, backend="cuda", devices=[0] * ranks, progress=False, timeout_s=25.0)
             losses[kind] = [record.loss for record in run.wait()]
-            so_far(losses)
+            caveats[kind] = run.report().caveats
+            so_far({"losses": losses, "caveats": caveats})
         assert len(losses["host"]) == 3 and (small() or losses["nccl"] == losses["host"]), losses
-        return {"headline": "the same losses as through the host's memory", "losses": losses}
+        return {"headline": "the same losses as through the host's memory", "losses": losses, "caveats": caveats}
 
     answer.__doc__ = f"Losses of 3 steps of {ranks} ranks, all on GPU 0: by NCCL the same bits as through the host's memory."
     return answer

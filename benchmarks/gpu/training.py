@@ -15,7 +15,7 @@ import time
 import numpy as np
 from gpu_check import Question, small, so_far
 
-SIZES = {"124M": ("gpt2-124m", 16, 4), "350M": ("gpt2-345m", 16, 2), "774M": ("gpt2-762m", 8, 2), "1558M": ("gpt2-1558m", 12, 1)}
+SIZES = {"124M": ("gpt2-124m", 16, 4), "350M": ("gpt2-345m", 16, 4), "774M": ("gpt2-762m", 8, 6), "1558M": ("gpt2-1558m", 12, 4)}
 GOALS = {"124M": 400.0, "350M": 430.0, "774M": 455.0, "1558M": 490.0}
 HYPER = dict(lr=1e-4, weight_decay=0.1, grad_clip=1.0)
 
@@ -82,14 +82,16 @@ def invariance():
     return found | {"headline": f"equal over {len(found)} slicings"}
 
 
-def engine_of(model, slicing, ranks=1, schedule="one_f_one_b", dtype="bf16", **device):
+def engine_of(model, slicing, ranks=1, schedule="one_f_one_b", dtype="bf16", apart=False, **device):
+    """apart: B as I and W, so that a gradient goes on before the weights' is made (at slice 0, of all slices)."""
     import terapipe_c as tp
     from terapipe_c.backend import Backend
     from terapipe_c.cost import even_partition
     from terapipe_c.engine import RankEngine
 
     build = getattr(tp.schedules, schedule)
-    program = build(ranks, len(slicing), [len(n) for _, n in slicing]).lower(ranks > 1 and model.tie_weights)
+    program = build(ranks, len(slicing), [len(n) for _, n in slicing])
+    program = (program.split() if apart else program).lower(ranks > 1 and model.tie_weights)
     partition = even_partition(model, ranks)
 
     def make(rank, comm=None, **more):
@@ -99,28 +101,30 @@ def engine_of(model, slicing, ranks=1, schedule="one_f_one_b", dtype="bf16", **d
 
 
 def graphs():
-    """A step launched as graphs against one enqueued call by call: the same bits, and how long either keeps the host."""
+    """Steps launched as graphs against those enqueued call by call, tokens and rate changing: the same bits, and their time."""
     import terapipe_c as tp
 
     model, found = small_model(), {}
     params = tp.init_params(model, seed=1)
-    tokens = np.random.default_rng(2).integers(0, model.vocab_size, (4, model.block_size + 1)).astype(np.int32)
+    shape = (6 if small() else 12, 4, model.block_size + 1)
+    batches = np.random.default_rng(2).integers(0, model.vocab_size, shape).astype(np.int32)
     for name, eager in (("graphs", False), ("eager", True)):
         _, make = engine_of(model, [(1, [model.block_size // 4] * 4)] * 4, eager=eager)
         engine = make(0)
         engine.load(params)
-        steps = []
-        for step in range(12):
+        steps, told = [], []
+        for step, tokens in enumerate(batches):
             start = time.perf_counter()
-            loss, norm, *_ = engine.run(tokens, step=step + 1, **HYPER)
+            told.append(engine.run(tokens, step=step + 1, **HYPER | {"lr": 1e-3 / (step + 1)})[:2])
             steps.append(time.perf_counter() - start)
         trace = engine.trace()
         assert all(row[4] <= row[5] for row in trace) and trace[-1][5] > trace[0][4]
-        found[name] = {"loss": loss, "norm": norm, "step_s": statistics.median(steps[4:]), "first_s": steps[0],
-                       "trace_s": trace[-1][5] - trace[0][4]}
+        found[name] = {"losses_and_norms": told, "caveats": engine.caveats, "step_s": statistics.median(steps[4:]),
+                       "first_s": steps[0], "trace_s": trace[-1][5] - trace[0][4]}
         so_far(found)
         del engine
-    assert found["graphs"]["loss"] == found["eager"]["loss"] and found["graphs"]["norm"] == found["eager"]["norm"], found
+    assert found["graphs"]["losses_and_norms"] == found["eager"]["losses_and_norms"], found
+    assert not found["graphs"]["caveats"], found["graphs"]["caveats"]  # all of it could be captured
     ms = {name: f"{1e3 * one['step_s']:.2f} ms" for name, one in found.items()}
     return found | {"headline": f"a step {ms['graphs']} by graphs, {ms['eager']} eager"}
 
@@ -184,7 +188,7 @@ def training(size):
         opened = time.monotonic() - opened
         rng, steps = np.random.default_rng(5), []
         began = time.monotonic()
-        while len(steps) < 4 or (time.monotonic() - began < 4 and len(steps) < 30):
+        while len(steps) < 5 or (time.monotonic() - began < 4 and len(steps) < 30):
             tokens = rng.integers(0, model.vocab_size, (batch * micros, seq_len + 1)).astype(np.int32)
             start = time.perf_counter()
             loss, norm, *_ = engine.run(tokens, step=len(steps) + 1, **HYPER)
@@ -206,7 +210,7 @@ def training(size):
                 "tokens_per_s": tokens_per_step / step_s,
                 "tflops": tflops, "dense_tflops": 1e-12 * dense * tokens_per_step / step_s,
                 "goal_tflops": GOALS[size], "formula": __doc__.split("\n\n")[1].replace("\n", " "),
-                "peak_bytes": engine.peak_memory_bytes, "seconds_by_operation": spent}
+                "peak_bytes": engine.peak_memory_bytes, "seconds_by_operation": spent, "caveats": engine.caveats}
 
     answer.__doc__ = f"A training step of GPT-2 {size} in bf16 on the whole GPU: TFLOP/s."
     return answer
@@ -350,7 +354,10 @@ def pipeline_right():
 
 
 def pipeline():
-    """Four stages on four equal parts of the GPU, one sequence of 2048: token slices against GPipe, the simulator beside."""
+    """Four stages on four equal parts of the GPU, one sequence of 2048: token slices against GPipe, the simulator beside.
+
+    By the arithmetic alone (this model's multiply-adds, any rate) slices of 512, 256 and 128 take 1/2.4, 1/2.8 and 1/3.0 of
+    GPipe's time where W is apart; where a slice's B is whole, slice 0's W (of all slices) holds up every stage: 1/1.9 at 256."""
     import terapipe_c as tp
 
     if small():
@@ -359,13 +366,16 @@ def pipeline():
     params = some_params(model)
     tokens = np.random.default_rng(7).integers(0, model.vocab_size, (1, LONG + 1)).astype(np.int32)
     found = {"model": repr(model), "stages": STAGES}
-    for name, lengths in (("gpipe", [LONG]), ("slices of 256", [256] * 8), ("slices of 512", [512] * 4),
-                          ("slices, first longest", [384, 320, 256, 256, 256, 192, 192, 192])):
-        program, make = engine_of(model, [(1, lengths)], STAGES, "gpipe", candidates=4)
+    for name, lengths, apart in (("gpipe", [LONG], False), ("slices of 256", [256] * 8, True), ("slices of 128", [128] * 16, True),
+                                 ("slices of 512", [512] * 4, True), ("gpipe, W apart", [LONG], True),
+                                 ("slices, first longest", [384, 320, 256, 256, 256, 192, 192, 192], True)):
+        program, make = engine_of(model, [(1, lengths)], STAGES, "gpipe", apart=apart, candidates=4)
         steps, traces, _ = run_ranks(model, program, make, params, tokens)
         found[name] = {"step_s": steps, "simulated_s": simulated(program, traces)}
         found[name]["simulated_over_measured"] = found[name]["simulated_s"] / steps
         so_far(found)
+    found["speedup_over_gpipe_w_apart"] = found["gpipe, W apart"]["step_s"] / min(
+        one["step_s"] for key, one in found.items() if key.startswith("slices"))
     best = min((k for k in found if k.startswith("slices")), key=lambda k: found[k]["step_s"])
     found["speedup"] = found["gpipe"]["step_s"] / found[best]["step_s"]
     off = max(abs(one["simulated_over_measured"] - 1) for one in found.values() if isinstance(one, dict))
@@ -394,10 +404,13 @@ def run_ranks(model, program, make, params, tokens):
             start.wait()
             if rank == 0:
                 steps.append(time.perf_counter() - begin)
-        return engine.trace(), loss
+        return engine.trace(), loss, engine.caveats
 
     told = in_threads(region, work)
-    return statistics.median(steps[3:]), [trace for trace, _ in told], [loss for _, loss in told]
+    for rank, (*_, caveats) in enumerate(told):
+        for text in caveats:
+            print(f"rank {rank}: {text}")
+    return statistics.median(steps[3:]), [trace for trace, *_ in told], [loss for _, loss, _ in told]
 
 
 def simulated(program, traces):

@@ -32,9 +32,12 @@ typedef struct {
      * before the first. device NULL: it goes away now; give back all that is of it, in whatever state. bind itself NULL: the
      * messages are of the host's memory. */
     tp_status (*bind)(tp_comm *comm, void *device);
+    /* What works otherwise than it was meant to, and why, for readers of a report; "": nothing. Good until close. NULL: there
+     * never is such a thing. */
+    const char *(*caveat)(const tp_comm *comm);
 } tp_comm_ops;
 
-#define TP_COMM_ABI 1u
+#define TP_COMM_ABI 2u
 #define TP_COMM_POSTED 64
 
 struct tp_comm {

@@ -16,6 +16,15 @@ tp_engine_events(const tp_engine *engine, int64_t *count)
     return engine->events;
 }
 
+const char *
+tp_engine_caveat(const tp_engine *engine, int i)
+{
+    const tp_comm *comm = engine->config.comm;
+    if (i == 0)
+        return comm != NULL && comm->ops->caveat != NULL ? comm->ops->caveat(comm) : "";
+    return engine->device != NULL && engine->device->ops->caveat != NULL ? engine->device->ops->caveat(engine->device) : "";
+}
+
 static int
 slot_for(uint32_t slot, int gradient)
 {
@@ -270,12 +279,24 @@ computes(uint16_t op)
     return op == TP_OP_F || op == TP_OP_B || op == TP_OP_I || op == TP_OP_W || op == TP_OP_R;
 }
 
+/* Instructions i, which has arrived, to end - 1. */
+static tp_status
+work_through(tp_engine *engine, int64_t i, int64_t end, running *now)
+{
+    TP_TRY(work(engine, i, now));
+    for (int64_t k = i + 1; k < end; k++) {
+        TP_TRY(arrive(engine, k, now));
+        TP_TRY(work(engine, k, now));
+    }
+    return TP_OK;
+}
+
 /* What begins with i, which has arrived, and goes on until a message: the device may know it from the last step. */
 static tp_status
 run_stretch(tp_engine *engine, int64_t i, running *now, int64_t *end)
 {
     const tp_device_ops *ops = engine->device->ops;
-    int replayed;
+    int replayed, again = 0;
     for (*end = i + 1; *end < engine->count && computes(engine->code[*end].op) && engine->from[*end] < 0;)
         ++*end;
     TP_TRY(ops->stretch_begin(engine->device, i, &replayed));
@@ -284,17 +305,9 @@ run_stretch(tp_engine *engine, int64_t i, running *now, int64_t *end)
             name_event(engine, k, now);
         return TP_OK;
     }
-    for (int again = 1, done = 0; again; done++) {
-        TP_TRY(work(engine, i, now));
-        for (int64_t k = i + 1; k < *end; k++) {
-            TP_TRY(arrive(engine, k, now));
-            TP_TRY(work(engine, k, now));
-        }
-        again = 0;
-        if (done == 0)
-            TP_TRY(ops->stretch_end(engine->device, i, &again));
-    }
-    return TP_OK;
+    tp_status done = work_through(engine, i, *end, now);
+    TP_TRY(ops->stretch_end(engine->device, i, done, &again));
+    return again ? work_through(engine, i, *end, now) : TP_OK;
 }
 
 /* Every mark is there: waits become durations. */

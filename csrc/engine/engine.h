@@ -83,6 +83,9 @@ tp_engine_evaluate(tp_engine *engine, const int32_t *tokens, double *loss);
 /* Events of the last step, one per instruction: [instructions of the rank]. */
 const tp_event *
 tp_engine_events(const tp_engine *engine, int64_t *count);
+/* What works otherwise than it was meant to, and why, until now: of messages (i 0), of the device (1); "": nothing. */
+const char *
+tp_engine_caveat(const tp_engine *engine, int i);
 
 /* ---- the same engine with kernels replaced by timed waits: any cluster on one machine -------------------------------- */
 

@@ -421,6 +421,21 @@ engine_memory(PyObject *object, PyObject *unused)
                          (unsigned long long)tp_heap_allocations(heap));
 }
 
+static PyObject *
+engine_caveats(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list != NULL && i < 2; i++) {
+        const char *text = tp_engine_caveat(((engine_object *)object)->engine, i);
+        PyObject *one = *text == 0 ? NULL : PyUnicode_FromString(text);
+        if (*text != 0 && (one == NULL || PyList_Append(list, one) < 0))
+            Py_CLEAR(list);
+        Py_XDECREF(one);
+    }
+    return list;
+}
+
 /* ---- the module function: bytes of every rank, before anything is allocated ------------------------------------------------- */
 
 static PyObject *
@@ -494,6 +509,8 @@ static PyMethodDef engine_methods[] = {
     {"events", engine_events, METH_NOARGS,
      "events($self, /)\n--\n\n-> int64 [instructions, 5] of the last step: position, step, start_ns, end_ns, wait_ns before "
      "start (OPT: within)."},
+    {"caveats", engine_caveats, METH_NOARGS,
+     "caveats($self, /)\n--\n\n-> what works otherwise than it was meant to on this rank, and why, in sentences."},
     {"memory", engine_memory, METH_NOARGS,
      "memory($self, /)\n--\n\n-> (bytes held, high-water mark, allocations so far)."},
     {NULL, NULL, 0, NULL},

@@ -81,10 +81,14 @@ struct tp_device_ops {
     /* Wait for all that was given; then every mark is there. ERUNTIME: the device failed meanwhile. */
     tp_status (*collect)(tp_device *device);
     /* A stretch of instructions that no message and no update interrupts does the same in every training step. Before it:
-     * *replayed 1: the device does all of it by itself, marks included; 0: make its calls, then stretch_end, and if that says
-     * *again 1, once more (and stretch_end no more). `position` names it. NULL where a device knows no such thing. */
+     * *replayed 1: the device does all of it by itself, marks included; 0: make its calls, then stretch_end with what came of
+     * them, whatever it was, and if that says *again 1, once more (and stretch_end no more): then nothing of it was done. What
+     * the calls were told must be so in every step. `position` names it. NULL where a device knows no such thing. */
     tp_status (*stretch_begin)(tp_device *device, int64_t position, int *replayed);
-    tp_status (*stretch_end)(tp_device *device, int64_t position, int *again);
+    tp_status (*stretch_end)(tp_device *device, int64_t position, tp_status done, int *again);
+    /* What works otherwise than it was meant to, and why, for readers of a report; "": nothing. Good until close. NULL: there
+     * never is such a thing. */
+    const char *(*caveat)(const tp_device *device);
 };
 
 /* ---- a stage ------------------------------------------------------------------------------------------------------------- */
@@ -147,7 +151,7 @@ typedef struct {
     tp_fail_function fail_at;
 } tp_host;
 
-#define TP_PROVIDER_ABI 1u
+#define TP_PROVIDER_ABI 2u
 #define TP_PROVIDER_CAPSULE "terapipe_c.provider"
 #define TP_PARTITION_CAPSULE "terapipe_c.partition" /* of tp_device_config.partition */
 

@@ -1,4 +1,4 @@
-/* device.h on host memory: every call has done its work when it returns. Memory is what a GPU's is, only stricter: fresh
+/* device.h on host memory: every call has done its work when it returns, unless it was captured (cuda/emu/graph.h). Memory is what a GPU's is, only stricter: fresh
  * memory is full of NaN, and what lies right before and behind each allocation must stay as it is. */
 #include "cuda/device_common.h"
 
@@ -10,6 +10,7 @@
 
 #include "csrc/base/clock.h"
 #include "cuda/emu/emu.h"
+#include "cuda/emu/graph.h"
 #include "cuda/faults.h"
 #include "cuda/simt.h"
 
@@ -29,6 +30,7 @@ struct stream {
 struct event {
     int timed, recorded;
     int64_t ns;
+    tp_emu_point point;
 };
 
 tp_status
@@ -73,6 +75,11 @@ tp_cuda_error_name(int error)
     case TP_CUDA_BAD_HANDLE: return "cudaErrorInvalidResourceHandle";
     case TP_CUDA_NOT_READY: return "cudaErrorNotReady";
     case TP_CUDA_ILLEGAL_ADDRESS: return "cudaErrorIllegalAddress";
+    case TP_CUDA_CAPTURE_UNSUPPORTED: return "cudaErrorStreamCaptureUnsupported";
+    case TP_CUDA_CAPTURE_INVALIDATED: return "cudaErrorStreamCaptureInvalidated";
+    case TP_CUDA_CAPTURE_UNJOINED: return "cudaErrorStreamCaptureUnjoined";
+    case TP_CUDA_CAPTURE_ISOLATION: return "cudaErrorStreamCaptureIsolation";
+    case TP_CUDA_CAPTURED_EVENT: return "cudaErrorCapturedEvent";
     default: return "cudaErrorUnknown";
     }
 }
@@ -247,6 +254,7 @@ tp_cuda_alloc(tp_cuda_device *device, size_t bytes, const char *what, void **out
     if (bytes == 0)
         return TP_OK;
     TP_TRY(enter("cudaMalloc"));
+    TP_TRY(tp_emu_outside("cudaMalloc"));
     TP_TRY(reserve(device, bytes, what));
     size_t whole = (bytes + 2 * GUARD + GUARD - 1) / GUARD * GUARD;
     tp_cuda_allocation *entry = malloc(sizeof *entry);
@@ -302,6 +310,7 @@ tp_cuda_host_alloc(tp_cuda_device *device, size_t bytes, const char *what, void 
     if (bytes == 0)
         return TP_OK;
     TP_TRY(enter("cudaHostAlloc"));
+    TP_TRY(tp_emu_outside("cudaHostAlloc"));
     *out = malloc(bytes);
     if (!*out)
         return tp_cuda_refuse_pinned(what, bytes);
@@ -323,28 +332,56 @@ tp_cuda_copy(tp_cuda_device *device, tp_stream stream, void *to, const void *fro
     return tp_cuda_copy_rows(device, stream, to, bytes, from, bytes, bytes, 1, direction);
 }
 
+typedef struct {
+    void *to;
+    const void *from;
+    size_t to_pitch, from_pitch, row_bytes, rows;
+} copy;
+
+static tp_status
+run_copy(const void *body)
+{
+    const copy *c = body;
+    for (size_t r = 0; r < c->rows; r++)
+        memmove((char *)c->to + r * c->to_pitch, (const char *)c->from + r * c->from_pitch, c->row_bytes);
+    return TP_OK;
+}
+
 tp_status
 tp_cuda_copy_rows(tp_cuda_device *device, tp_stream stream, void *to, size_t to_pitch, const void *from,
                   size_t from_pitch, size_t row_bytes, size_t rows, tp_cuda_direction direction)
 {
-    (void)device, (void)stream, (void)direction;
+    const copy body = {to, from, to_pitch, from_pitch, row_bytes, rows};
+    (void)device, (void)direction;
     if (row_bytes == 0 || rows == 0)
         return TP_OK;
     TP_TRY(enter("cudaMemcpyAsync"));
-    for (size_t r = 0; r < rows; r++)
-        memmove((char *)to + r * to_pitch, (const char *)from + r * from_pitch, row_bytes);
+    return tp_emu_do(stream, "copy", run_copy, &body, sizeof body);
+}
+
+typedef struct {
+    void *memory;
+    size_t bytes;
+    uint64_t byte;
+} fill;
+
+static tp_status
+run_fill(const void *body)
+{
+    const fill *f = body;
+    memset(f->memory, (int)f->byte, f->bytes);
     return TP_OK;
 }
 
 tp_status
 tp_cuda_memset(tp_cuda_device *device, tp_stream stream, void *memory, int byte, size_t bytes)
 {
-    (void)device, (void)stream;
+    const fill body = {memory, bytes, (unsigned char)byte};
+    (void)device;
     if (bytes == 0)
         return TP_OK;
     TP_TRY(enter("cudaMemsetAsync"));
-    memset(memory, byte, bytes);
-    return TP_OK;
+    return tp_emu_do(stream, "fill", run_fill, &body, sizeof body);
 }
 
 /* ---- streams and events --------------------------------------------------------------------------------------------- */
@@ -352,17 +389,18 @@ tp_cuda_memset(tp_cuda_device *device, tp_stream stream, void *memory, int byte,
 tp_status
 tp_cuda_synchronize(tp_cuda_device *device, tp_stream stream)
 {
-    (void)stream;
     TP_TRY(enter("cudaStreamSynchronize"));
+    TP_TRY(tp_emu_outside_of(stream, "cudaStreamSynchronize"));
     return check_guards(device);
 }
 
 tp_status
 tp_cuda_query(tp_cuda_device *device, tp_stream stream, int *done)
 {
-    (void)device, (void)stream;
+    (void)device;
     *done = 1;
-    return enter("cudaStreamQuery");
+    TP_TRY(enter("cudaStreamQuery"));
+    return tp_emu_outside_of(stream, "cudaStreamQuery");
 }
 
 tp_status
@@ -386,43 +424,57 @@ tp_cuda_event_destroy(tp_cuda_device *device, tp_cuda_event event)
     free(event);
 }
 
-tp_status
-tp_cuda_event_record(tp_cuda_device *device, tp_cuda_event event, tp_stream stream)
+static tp_status
+run_record(const void *body)
 {
-    struct event *e = event;
-    (void)device, (void)stream;
-    TP_TRY(enter("cudaEventRecord"));
+    struct event *e = *(struct event *const *)body;
     e->ns = tp_clock_ns();
     e->recorded = 1;
     return TP_OK;
 }
 
 tp_status
+tp_cuda_event_record(tp_cuda_device *device, tp_cuda_event event, tp_stream stream)
+{
+    struct event *e = event;
+    (void)device;
+    TP_TRY(enter("cudaEventRecord"));
+    return tp_emu_point_record(stream, &e->point) ? TP_OK : run_record(&e);
+}
+
+tp_status
 tp_cuda_event_mark(tp_cuda_device *device, tp_cuda_event event, tp_stream stream)
 {
-    return tp_cuda_event_record(device, event, stream);
+    struct event *e = event;
+    (void)device;
+    TP_TRY(enter("cudaEventRecord"));
+    e->point = (tp_emu_point){0};
+    return tp_emu_do(stream, "mark", run_record, &e, sizeof e);
 }
 
 tp_status
 tp_cuda_event_wait(tp_cuda_device *device, tp_cuda_event event, tp_stream stream)
 {
-    (void)device, (void)event, (void)stream;
-    return enter("cudaStreamWaitEvent");
+    (void)device;
+    TP_TRY(enter("cudaStreamWaitEvent"));
+    return tp_emu_point_wait(stream, &((struct event *)event)->point);
 }
 
 tp_status
 tp_cuda_event_synchronize(tp_cuda_device *device, tp_cuda_event event)
 {
-    (void)device, (void)event;
-    return enter("cudaEventSynchronize");
+    (void)device;
+    TP_TRY(enter("cudaEventSynchronize"));
+    return tp_emu_point_read(&((struct event *)event)->point, "cudaEventSynchronize");
 }
 
 tp_status
 tp_cuda_event_query(tp_cuda_device *device, tp_cuda_event event, int *done)
 {
-    (void)device, (void)event;
+    (void)device;
     *done = 1;
-    return enter("cudaEventQuery");
+    TP_TRY(enter("cudaEventQuery"));
+    return tp_emu_point_read(&((struct event *)event)->point, "cudaEventQuery");
 }
 
 tp_status
@@ -431,58 +483,10 @@ tp_cuda_event_elapsed(tp_cuda_device *device, tp_cuda_event from, tp_cuda_event 
     const struct event *a = from, *b = to;
     (void)device;
     TP_TRY(enter("cudaEventElapsedTime"));
+    TP_TRY(tp_emu_point_read(&a->point, "cudaEventElapsedTime"));
+    TP_TRY(tp_emu_point_read(&b->point, "cudaEventElapsedTime"));
     if (!a->timed || !b->timed || !a->recorded || !b->recorded)
         return tp_cuda_check(TP_CUDA_BAD_HANDLE, "cudaEventElapsedTime of an event not timed or never recorded");
     *seconds = 1e-9 * (double)(b->ns - a->ns);
     return TP_OK;
-}
-
-/* ---- graphs: none, since work here is done at once ------------------------------------------------------------------ */
-
-int
-tp_cuda_has_graphs(const tp_cuda_device *device)
-{
-    (void)device;
-    return 0;
-}
-
-static tp_status
-no_graphs(void)
-{
-    return tp_fail(TP_ERUNTIME, "the emulated device has no graphs (tp_cuda_has_graphs is 0): enqueue the step anew");
-}
-
-tp_status
-tp_cuda_capture_begin(tp_cuda_device *device, tp_stream stream)
-{
-    (void)device, (void)stream;
-    return no_graphs();
-}
-
-int
-tp_cuda_capturing(tp_cuda_device *device, tp_stream stream)
-{
-    (void)device, (void)stream;
-    return 0;
-}
-
-tp_status
-tp_cuda_capture_end(tp_cuda_device *device, tp_stream stream, tp_cuda_graph *out)
-{
-    (void)device, (void)stream;
-    *out = NULL;
-    return no_graphs();
-}
-
-tp_status
-tp_cuda_graph_launch(tp_cuda_device *device, tp_cuda_graph graph, tp_stream stream)
-{
-    (void)device, (void)graph, (void)stream;
-    return no_graphs();
-}
-
-void
-tp_cuda_graph_destroy(tp_cuda_device *device, tp_cuda_graph graph)
-{
-    (void)device, (void)graph;
 }

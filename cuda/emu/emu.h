@@ -26,6 +26,27 @@ tp_emu_get_machine(void);
 void
 tp_emu_break(int64_t calls);
 
+/* How graphs go wrong: not at all (0); when a capture ends there is no graph of it; its second operation is refused and spoils it;
+ * it cannot begin; a graph cannot be launched. Counts of tp_emu_graph_calls begin anew. */
+enum { TP_EMU_NO_GRAPH = 1, TP_EMU_CAPTURE_BREAKS = 2, TP_EMU_NO_BEGIN = 3, TP_EMU_NO_LAUNCH = 4 };
+void
+tp_emu_set_graphs(int fault);
+void
+tp_emu_graph_calls(int64_t *captures, int64_t *launches);
+
+/* What the devices of the process did, in order: kernels, copies, fills, products, times taken; by itself or in a graph. */
+typedef struct {
+    const char *name;
+    uint64_t hash; /* of the arguments' bytes */
+} tp_emu_traced;
+/* on 1: begin anew; 0: stop. Read while nothing runs. */
+void
+tp_emu_trace(int on);
+int64_t
+tp_emu_traced_count(void);
+tp_emu_traced
+tp_emu_traced_at(int64_t i);
+
 /* What the emulated cublasLt says it cannot do: a sum of these. 0: nothing. */
 /* FIRST_ALGORITHM: is offered and then does not run. INVALID: fused GELUs are invalid values, not unsupported. */
 enum {
@@ -33,7 +54,9 @@ enum {
     TP_EMU_NO_DGELU = 2,
     TP_EMU_NO_PRODUCT = 4,
     TP_EMU_NO_FIRST_ALGORITHM = 8,
-    TP_EMU_INVALID = 16
+    TP_EMU_INVALID = 16,
+    TP_EMU_NO_CAPTURE = 32, /* no product while the thread captures: cublasLt 13.3 was seen to do so */
+    TP_EMU_NO_PIN = 64      /* no algorithm of one product for another of an odd number of rows */
 };
 void
 tp_emu_set_cublaslt(int refuse);

@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#include "cuda/emu/graph.h"
+
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
@@ -35,6 +37,7 @@
 #define SIMT_ARRAYS 32
 #define SIMT_COPIES 64
 #define SIMT_RANGES 8
+#define SIMT_ARGUMENTS 4096 /* what every GPU takes (CUDA Programming Guide, kernel parameters) */
 
 typedef enum { SIMT_RUNS, SIMT_AT_WARP, SIMT_AT_BLOCK, SIMT_ENDED } simt_state;
 
@@ -532,38 +535,62 @@ run_block(simt_machine *m, int x, int y, int z, size_t smem)
     }
 }
 
-tp_status
-tp_simt_launch(void (*kernel)(const void *), const char *name, tp_grid grid, int block, size_t smem, const void *args)
+typedef struct {
+    void (*kernel)(const void *);
+    const char *name;
+    tp_grid grid;
+    int64_t block;
+    size_t smem;
+    _Alignas(16) char args[SIMT_ARGUMENTS];
+} simt_work;
+
+static tp_status
+run_grid(const void *body)
 {
-    if (grid.x <= 0 || grid.y <= 0 || grid.z <= 0)
-        return TP_OK;
-    if (grid.x > INT32_MAX || grid.y > 65535 || grid.z > 65535 || block < TP_WARP || block > SIMT_THREADS ||
-        block % TP_WARP || smem > SIMT_DYNAMIC)
-        return tp_fail(TP_EVALUE, "CUDA kernel %s: a grid of %lld x %lld x %lld blocks of %d threads with %zu bytes of shared "
-                       "memory cannot be launched", name, (long long)grid.x, (long long)grid.y, (long long)grid.z, block, smem);
+    const simt_work *w = body;
     TP_TRY(machine_get());
     simt_machine *m = machine;
-    if (tp_simt_self)
-        return tp_fail(TP_EINTERNAL, "CUDA kernel %s launched inside a kernel", name);
-    int64_t blocks = grid.x * grid.y * grid.z;
-    m->kernel = kernel;
-    m->name = name;
-    m->arguments = args;
-    m->threads = block;
+    int64_t blocks = w->grid.x * w->grid.y * w->grid.z;
+    m->kernel = w->kernel;
+    m->name = w->name;
+    m->arguments = w->args;
+    m->threads = (int)w->block;
     m->order = atomic_load(&launch_order);
     m->failed = 0;
     memset(m->range, 0, sizeof m->range);
     m->current = SIMT_THREADS;
-    for (int i = 0; i < block; i++) {
+    for (int i = 0; i < m->threads; i++) {
         int *count = m->fiber[i].self.blocks;
-        count[0] = (int)grid.x, count[1] = (int)grid.y, count[2] = (int)grid.z;
+        count[0] = (int)w->grid.x, count[1] = (int)w->grid.y, count[2] = (int)w->grid.z;
     }
     for (int64_t i = 0; i < blocks && !m->failed; i++) {
         int64_t at = m->order & 1 ? blocks - 1 - i : i;
-        run_block(m, (int)(at % grid.x), (int)(at / grid.x % grid.y), (int)(at / grid.x / grid.y), smem);
+        run_block(m, (int)(at % w->grid.x), (int)(at / w->grid.x % w->grid.y), (int)(at / w->grid.x / w->grid.y), w->smem);
     }
     tp_simt_self = NULL;
-    return m->failed ? TP_ERUNTIME : tp_cuda_launched(name);
+    return m->failed ? TP_ERUNTIME : TP_OK;
+}
+
+tp_status
+tp_simt_launch(void (*kernel)(const void *), const char *name, tp_grid grid, int block, size_t smem, tp_stream stream,
+               const void *args, size_t args_bytes)
+{
+    simt_work work;
+    if (grid.x <= 0 || grid.y <= 0 || grid.z <= 0)
+        return TP_OK;
+    if (grid.x > INT32_MAX || grid.y > 65535 || grid.z > 65535 || block < TP_WARP || block > SIMT_THREADS ||
+        block % TP_WARP || smem > SIMT_DYNAMIC || args_bytes > sizeof work.args)
+        return tp_fail(TP_EVALUE, "CUDA kernel %s: a grid of %lld x %lld x %lld blocks of %d threads with %zu bytes of shared "
+                       "memory and %zu of arguments cannot be launched", name, (long long)grid.x, (long long)grid.y,
+                       (long long)grid.z, block, smem, args_bytes);
+    memset(&work, 0, offsetof(simt_work, args)); /* gaps too: they are hashed */
+    work.kernel = kernel, work.name = name, work.grid = grid, work.block = block, work.smem = smem;
+    memcpy(work.args, args, args_bytes);
+    if (tp_simt_self)
+        return tp_fail(TP_EINTERNAL, "CUDA kernel %s launched inside a kernel", name);
+    kernel(work.args); /* clears gaps */
+    TP_TRY(tp_emu_do(stream, name, run_grid, &work, offsetof(simt_work, args) + args_bytes));
+    return tp_cuda_launched(name);
 }
 
 void

@@ -32,7 +32,7 @@ typedef struct {
 struct nc_comm {
     group *all;
     int rank, looks, error, dead, stuck, splitting, color, key;
-    struct nc_comm **child;
+    struct nc_comm **child, *made; /* where a split writes what it made, when it comes to its end */
     int pending; /* receives */
 };
 
@@ -40,6 +40,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static group *groups[4096];
 static int group_count, calls, aborts, misuses;
 static int looks_needed = 2, fail_call, fail_code, stuck_call, version = 22809;
+static int no_memory, no_registration; /* what ncclMemAlloc and ncclCommRegister answer; -1 of the latter: done, no handle */
+static void *given[4096];              /* by ncclMemAlloc, and not freed */
 static _Thread_local int depth;
 static long last_id;
 
@@ -54,11 +56,21 @@ fake_nccl_set(int fail_at, int code, int stuck_at, int looks, int new_version)
     calls = aborts = misuses = 0;
 }
 
-/* which: 0 sends and receives so far, 1 aborts, 2 calls that the real library would have refused */
+EXPORT void
+fake_nccl_refuse(int memory, int registration)
+{
+    no_memory = memory;
+    no_registration = registration;
+}
+
+/* which: 0 sends and receives so far, 1 aborts, 2 calls that the real library would have refused, 3 buffers given and not freed */
 EXPORT int
 fake_nccl_count(int which)
 {
-    return which == 0 ? calls : which == 1 ? aborts : misuses;
+    int held = 0;
+    for (size_t i = 0; i < sizeof given / sizeof *given; i++)
+        held += given[i] != NULL;
+    return which == 0 ? calls : which == 1 ? aborts : which == 2 ? misuses : held;
 }
 
 static group *
@@ -137,13 +149,14 @@ FAKE(ncclCommSplit)(nc_comm c, int color, int key, nc_comm *out, nc_config *conf
         c->color = color;
         c->key = key;
         c->child = out;
+        c->made = NULL;
         c->looks = looks_needed;
         *out = NULL;
         group *g = c->all;
         if (color != NC_NO_COLOR) {
             group *part = group_numbered(g->number + 1000 * (g->splits + 1) + color, 2);
-            *out = join(part, key);
-            (*out)->looks = looks_needed;
+            c->made = join(part, key);
+            c->made->looks = looks_needed;
         }
         if (++g->called == g->ranks) { /* the last to come */
             g->called = 0;
@@ -167,6 +180,10 @@ FAKE(ncclCommGetAsyncError)(nc_comm c, int *state)
     if (c->looks > 0 && !alone)
         c->looks--;
     *state = c->error ? c->error : c->looks > 0 || c->stuck || alone ? NC_IN_PROGRESS : NC_SUCCESS;
+    if (*state == NC_SUCCESS && c->child != NULL) {
+        *c->child = c->made;
+        c->child = NULL;
+    }
     pthread_mutex_unlock(&lock);
     return NC_SUCCESS;
 }
@@ -258,6 +275,7 @@ FAKE(ncclCommAbort)(nc_comm c)
 {
     pthread_mutex_lock(&lock);
     aborts++;
+    misuses += depth == 0; /* one by one, each may wait for the device and so for the kernels of the next */
     c->dead = 1; /* not freed: a test's process is short */
     for (int r = 0; r < c->all->ranks; r++)
         c->all->box[r][c->rank].wanted = NULL;
@@ -280,30 +298,57 @@ FAKE(ncclCommDestroy)(nc_comm c)
     return NC_SUCCESS;
 }
 
+#ifndef FAKE_WITHOUT_MEMORY
+/* Puts `to` where `from` is. */
+static int
+swap_given(void *from, void *to)
+{
+    int found = 0;
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < sizeof given / sizeof *given && !found; i++)
+        if (given[i] == from) {
+            given[i] = to;
+            found = 1;
+        }
+    misuses += !found;
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
 FAKE(ncclMemAlloc)(void **out, size_t bytes)
 {
+    if (no_memory)
+        return no_memory;
     *out = malloc(bytes);
-    return *out == NULL ? 1 : NC_SUCCESS;
+    return *out != NULL && swap_given(NULL, *out) ? NC_SUCCESS : 1;
 }
 
 FAKE(ncclMemFree)(void *memory)
 {
+    if (!swap_given(memory, NULL)) /* not ours to free */
+        return 4;
     free(memory);
     return NC_SUCCESS;
 }
+#endif
 
+#ifndef FAKE_WITHOUT_REGISTER
 FAKE(ncclCommRegister)(nc_comm c, void *data, size_t bytes, void **handle)
 {
     (void)bytes;
-    *handle = data;
+    if (no_registration > 0)
+        return no_registration;
+    *handle = no_registration < 0 ? NULL : data;
     return refuse(c);
 }
 
 FAKE(ncclCommDeregister)(nc_comm c, void *handle)
 {
     (void)handle;
+    misuses += no_registration != 0;
     return c->dead ? NC_INVALID_USAGE : NC_SUCCESS;
 }
+#endif
 
 EXPORT const char *
 ncclGetErrorString(int result)

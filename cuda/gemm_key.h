@@ -1,0 +1,34 @@
+/* What a plan of cuda/gemm.c is found by: everything of a product but its pointers, and of them their alignment. */
+#ifndef TP_CUDA_GEMM_KEY_H
+#define TP_CUDA_GEMM_KEY_H
+
+#include "cuda/gemm.h"
+
+/* Compared and hashed byte by byte: of one type, without gaps. */
+typedef struct {
+    int64_t kind, dtype, epilogue, accumulate, rows, n_in, n_out, x_stride, w_stride, y_stride, aux_stride;
+    int64_t align_x, align_w, align_y, align_aux, align_bias;
+} plan_key;
+
+/* Bytes that the pointer is a multiple of, a power of two up to `most`. */
+static inline int64_t
+plan_alignment(const void *pointer, int64_t most)
+{
+    uintptr_t at = (uintptr_t)pointer;
+    int64_t bytes = at ? (int64_t)(at & (~at + 1)) : most;
+    return bytes < most ? bytes : most;
+}
+
+static inline plan_key
+plan_key_of(const tp_gemm_op *op, int64_t most)
+{
+    return (plan_key){
+        .kind = op->kind, .dtype = op->dtype, .epilogue = op->epilogue, .accumulate = op->accumulate, .rows = op->rows,
+        .n_in = op->n_in, .n_out = op->n_out, .x_stride = op->x_stride, .w_stride = op->w_stride,
+        .y_stride = op->y_stride, .aux_stride = op->aux ? op->aux_stride : 0, .align_x = plan_alignment(op->x, most),
+        .align_w = plan_alignment(op->w, most), .align_y = plan_alignment(op->y, most),
+        .align_aux = plan_alignment(op->aux, most), .align_bias = op->bias ? plan_alignment(op->bias, most) : 0,
+    };
+}
+
+#endif
