@@ -12,11 +12,11 @@
 #include <math.h>
 #include <stdint.h>
 
-#define __AVX512F__                   1
+#define __AVX512F__                 1
 #define __builtin_cpu_supports(name) 1
-#define target(features) /* slice_kernel.c's: the compiler would use what it allows */
-#define VEC_OPAQUE(v)                 ((void)(v)) /* no register holds a struct */
-#define EMU                           static inline __attribute__((always_inline, unused))
+#define target(features)             /* the compiler would use what it allows */
+#define VEC_OPAQUE(v)                ((void)(v)) /* no register holds a struct */
+#define EMU                          static inline __attribute__((always_inline, unused))
 
 typedef struct {
     __m256 half[2];

@@ -31,6 +31,13 @@ numbers(int behind, int n, double infinite)
     return v + behind;
 }
 
+/* A bound that is sometimes met exactly. */
+static double
+bound(void)
+{
+    return next() < 0.5 ? 2.0 * next() : floor(4.0 * next());
+}
+
 static void
 release(double *v, int behind)
 {
@@ -81,7 +88,7 @@ static void
 check_least(const tp_slice_kernels *kernels, int isa, int count, const tp_slice_mask *mask, const double *h)
 {
     int whole = (count + kernels->lanes - 1) / kernels->lanes * kernels->lanes, picked = 0, out[MOST + 2 * 16];
-    double *w = numbers(0, whole, 0.2), below = 2.0 * next(), least = INFINITY;
+    double *w = numbers(0, whole, 0.2), below = bound(), least = INFINITY;
     for (int k = 0; k < whole; k++)
         if (allowed(mask, 0, k) && h[k] + w[k] < least)
             least = h[k] + w[k];
@@ -131,7 +138,7 @@ check_kernels(const tp_slice_kernels *kernels, int isa)
             mask.h[l] = limit[l] = numbers(behind, whole, 0.2);
             mask.q[l] = q[l] = numbers(0, whole, 0.0);
             for (int a = 0; a < TP_SLICE_BLOCK; a++)
-                mask.theta[l][a] = 2.0 * next();
+                mask.theta[l][a] = bound();
         }
         check_relax(kernels, isa, count, &mask, h);
         check_least(kernels, isa, count, &mask, h);
