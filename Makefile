@@ -44,7 +44,8 @@ install: $(VENV)/.installed
 
 # ---- checks -----------------------------------------------------------------------------------------------------------
 
-test: check test-c test-avx512
+test: check test-c
+	$(PY) tests/c/run --avx512
 	$(VENV)/bin/pytest
 
 check: install
@@ -56,8 +57,7 @@ check: install
 test-c: $(VENV)/.tools
 	$(PY) tests/c/run
 
-# After test-c, whose objects it shares: make -j must not build them twice at once.
-test-avx512: $(VENV)/.tools | test-c
+test-avx512: $(VENV)/.tools
 	$(PY) tests/c/run --avx512
 
 asan: $(VENV)/.tools
