@@ -10,9 +10,10 @@ FUZZ_SECONDS ?= 60
 
 help:
 	@echo "make demo       profile, plan, train on 2 ranks and report, from nothing"
-	@echo "make test       everything that must pass: check, test-c, pytest"
+	@echo "make test       everything that must pass: check, test-c, test-avx512, pytest"
 	@echo "make check      ruff, mypy --strict, stubtest"
 	@echo "make test-c     the C tests     make asan / tsan   the same under ASan + UBSan / TSan"
+	@echo "make test-avx512  the kernels' C tests with AVX-512 emulated, on any processor with AVX2"
 	@echo "make fuzz       the C fuzzers under ASan + UBSan, FUZZ_SECONDS=$(FUZZ_SECONDS) each"
 	@echo "make bench      every benchmark, or BENCH=benchmarks/<one>.py"
 	@echo "make format     clang-format and ruff format       make tidy   clang-tidy"
@@ -44,6 +45,7 @@ install: $(VENV)/.installed
 # ---- checks -----------------------------------------------------------------------------------------------------------
 
 test: check test-c
+	$(PY) tests/c/run --avx512
 	$(VENV)/bin/pytest
 
 check: install
@@ -55,8 +57,12 @@ check: install
 test-c: $(VENV)/.tools
 	$(PY) tests/c/run
 
+test-avx512: $(VENV)/.tools
+	$(PY) tests/c/run --avx512
+
 asan: $(VENV)/.tools
 	TERAPIPE_SANITIZE=address,undefined $(PY) tests/c/run
+	TERAPIPE_SANITIZE=address,undefined $(PY) tests/c/run --avx512
 
 tsan: $(VENV)/.tools
 	TERAPIPE_SANITIZE=thread $(PY) tests/c/run
@@ -108,5 +114,5 @@ clean:
 	rm -rf build .build .bench dist terapipe_c.egg-info $(VENV) .mypy_cache .ruff_cache .pytest_cache terapipe_c/*.so
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help install test check test-c asan tsan fuzz objects demo bench gpu-check gpu-sanitize format tidy clean
+.PHONY: help install test check test-c test-avx512 asan tsan fuzz objects demo bench gpu-check gpu-sanitize format tidy clean
 .DEFAULT_GOAL := help

@@ -87,7 +87,7 @@ def close(a, b):
     return abs(a - b) <= 1e-9 * max(abs(b), 1e-12)
 
 
-@pytest.mark.parametrize("isa", [0, 1, 2])
+@pytest.mark.parametrize("isa", [0, 1, 2, 3])
 def test_slices_equal_enumeration(isa):
     rng = np.random.default_rng(100 + isa)
     done = 0

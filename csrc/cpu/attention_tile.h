@@ -38,7 +38,7 @@ tile_broadcast(float x)
 {
     vf16 v = vec_set1(x);
 #if defined(__AVX512F__)
-    __asm__("" : "+v"(v));
+    VEC_OPAQUE(v);
 #endif
     return v;
 }

@@ -9,6 +9,8 @@
 
 #include "csrc/cpu/cpu.h"
 
+#include "csrc/cpu/vec.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -24,7 +26,6 @@
 #define GEMM_PANEL_LD (GEMM_W_DEPTH * TP_PANEL + 32)
 
 #if defined(__AVX512F__)
-#include <immintrin.h>
 #define GEMM_ROWS      14
 #define GEMM_COLUMN_LD 16
 #define GEMM_LANES     16
@@ -34,7 +35,6 @@ typedef __m512 gemm_vec;
 #define gemm_store(p, v)  _mm512_storeu_ps((p), (v))
 #define gemm_fma(x, b, c) _mm512_fmadd_ps((x), (b), (c))
 #elif defined(__AVX2__) && defined(__FMA__)
-#include <immintrin.h>
 #define GEMM_ROWS         6
 #define GEMM_COLUMN_LD    8
 #define GEMM_LANES        8
@@ -85,7 +85,7 @@ gemm_broadcast(float x)
 {
 #if GEMM_LANES == 16
     gemm_vec v = _mm512_set1_ps(x);
-    __asm__("" : "+v"(v));
+    VEC_OPAQUE(v);
 #elif GEMM_LANES == 8
     gemm_vec v = _mm256_set1_ps(x);
 #else

@@ -1,0 +1,193 @@
+/* The inner loops of the slice searches against plain loops, bit for bit, on every instruction set, in arrays that end where
+ * the kernels may read no further: run it under ASan. Then whole plans, which are the same on each. */
+#include "csrc/plan/plan.h"
+#include "csrc/plan/slice_kernel.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST = 70, ROUNDS = 400, PLANS = 150 };
+static int failures;
+static uint64_t seed = 1;
+
+static double
+next(void)
+{
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    return (double)(seed >> 11) * 0x1p-53;
+}
+
+/* [behind + n], the first `behind` before what is returned; some are infinite, and few values are common. */
+static double *
+numbers(int behind, int n, double infinite)
+{
+    double *v = malloc((size_t)(behind + n) * sizeof *v);
+    for (int i = 0; i < behind + n; i++) {
+        double x = next();
+        v[i] = next() < infinite ? INFINITY : next() < 0.5 ? x : floor(4.0 * x);
+    }
+    return v + behind;
+}
+
+/* A bound that is sometimes met exactly. */
+static double
+bound(void)
+{
+    return next() < 0.5 ? 2.0 * next() : floor(4.0 * next());
+}
+
+static void
+release(double *v, int behind)
+{
+    free(v - behind);
+}
+
+static void
+expect_same(const char *what, int isa, int count, const void *a, const void *b, size_t bytes)
+{
+    if (memcmp(a, b, bytes) == 0)
+        return;
+    failures++;
+    fprintf(stderr, "%s of %d on instruction set %d differs from the plain loop\n", what, count, isa);
+}
+
+static int
+allowed(const tp_slice_mask *mask, int a, int k)
+{
+    for (int l = 0; l < mask->limits; l++)
+        if (!(mask->h[l][k - a] <= mask->theta[l][a] - mask->q[l][k]))
+            return 0;
+    return 1;
+}
+
+static void
+check_relax(const tp_slice_kernels *kernels, int isa, int count, const tp_slice_mask *mask, const double *h)
+{
+    int whole = (count + kernels->lanes - 1) / kernels->lanes * kernels->lanes;
+    double *p = numbers(0, TP_SLICE_BLOCK, 0.2), *u = numbers(0, whole, 0.3), *one = malloc((size_t)(whole + 1) * sizeof *u);
+    double *want = malloc((size_t)(whole + 1) * sizeof *want);
+    for (int sources = 1; sources <= TP_SLICE_BLOCK; sources += TP_SLICE_BLOCK - 1) {
+        for (int k = 0; k < whole; k++) {
+            want[k] = one[k] = u[k];
+            for (int a = 0; a < sources; a++)
+                if (allowed(mask, a, k) && p[a] + h[k - a] < want[k])
+                    want[k] = p[a] + h[k - a];
+        }
+        if (sources == 1)
+            kernels->relax(one, h, p[0], mask, count);
+        else
+            kernels->relax_block(one, h, p, mask, count);
+        expect_same(sources == 1 ? "relax" : "relax_block", isa, count, one, want, (size_t)whole * sizeof *want);
+    }
+    release(p, 0), release(u, 0), free(one), free(want);
+}
+
+static void
+check_least(const tp_slice_kernels *kernels, int isa, int count, const tp_slice_mask *mask, const double *h)
+{
+    int whole = (count + kernels->lanes - 1) / kernels->lanes * kernels->lanes, picked = 0, out[MOST + 2 * 16];
+    double *w = numbers(0, whole, 0.2), below = bound(), least = INFINITY;
+    for (int k = 0; k < whole; k++)
+        if (allowed(mask, 0, k) && h[k] + w[k] < least)
+            least = h[k] + w[k];
+    double got = kernels->least(h, w, mask, count);
+    expect_same("least", isa, count, &got, &least, sizeof got);
+    int many = kernels->pick(h, w, below, count, out);
+    for (int k = 0; k < whole; k++)
+        if (h[k] + w[k] < below && (picked >= many || out[picked] != k + 1))
+            picked = many + 1;
+        else
+            picked += h[k] + w[k] < below;
+    if (picked != many) {
+        failures++;
+        fprintf(stderr, "pick of %d on instruction set %d takes others\n", count, isa);
+    }
+    release(w, 0);
+}
+
+static void
+check_weighted(const tp_slice_kernels *kernels, int isa, int count)
+{
+    int whole = (count + kernels->lanes - 1) / kernels->lanes * kernels->lanes;
+    double *u = numbers(0, whole, 0.3), *g = numbers(0, whole, 0.1), *n = numbers(0, whole, 0.0);
+    double *want = malloc((size_t)(whole + 1) * sizeof *want), set[5];
+    for (int i = 0; i < 5; i++)
+        set[i] = i == 4 ? 1.0 + 20.0 * next() : next();
+    for (int k = 0; k < whole; k++) {
+        volatile double rise = set[2] * (k + 1); /* rounded, not fused */
+        double c = g[k] + set[1] + rise;
+        volatile double weighted = c * (set[3] + n[k]);
+        want[k] = c <= set[4] && set[0] + weighted < u[k] ? set[0] + weighted : u[k];
+    }
+    kernels->relax_weighted(u, g, n, set, count);
+    expect_same("relax_weighted", isa, count, u, want, (size_t)whole * sizeof *want);
+    release(u, 0), release(g, 0), release(n, 0), free(want);
+}
+
+static void
+check_kernels(const tp_slice_kernels *kernels, int isa)
+{
+    const int behind = TP_SLICE_BLOCK - 1;
+    for (int round = 0; round < ROUNDS; round++) {
+        int count = 1 + (int)(next() * MOST), whole = (count + kernels->lanes - 1) / kernels->lanes * kernels->lanes;
+        double *h = numbers(behind, whole, 0.2), *limit[2], *q[2];
+        tp_slice_mask mask = {.limits = round % 3};
+        for (int l = 0; l < 2; l++) {
+            mask.h[l] = limit[l] = numbers(behind, whole, 0.2);
+            mask.q[l] = q[l] = numbers(0, whole, 0.0);
+            for (int a = 0; a < TP_SLICE_BLOCK; a++)
+                mask.theta[l][a] = bound();
+        }
+        check_relax(kernels, isa, count, &mask, h);
+        check_least(kernels, isa, count, &mask, h);
+        check_weighted(kernels, isa, count);
+        release(h, behind);
+        for (int l = 0; l < 2; l++)
+            release(limit[l], behind), release(q[l], 0);
+    }
+}
+
+/* One random cost, planned on every instruction set. */
+static void
+check_plan(int i)
+{
+    int units = 1 + (int)(next() * 2 * MOST);
+    double *g = numbers(0, units + 1, 0.0), first = 0.0;
+    for (int k = 0; k <= units; k++)
+        g[k] = 0.3 + 0.01 * k + (i % 2 ? 0.05 * g[k] : 0.0);
+    tp_slice_cost cost = {.units = units, .g0 = g, .g1 = g, .a2 = 0.001 * next(), .a3 = 1e-4 * next()};
+    tp_slice_cost backward = {.units = units, .g0 = g, .g1 = g, .a2 = 0.002 * next(), .a3 = 2e-4 * next()};
+    tp_slice_options options = {.stages = 1 + (int)(next() * 60), .longest = i % 4 ? 0 : 1 + units / 2};
+    for (int isa = TP_SLICE_ISA_PORTABLE; isa <= TP_SLICE_ISA_AVX512; isa++) {
+        tp_slice_plan plan;
+        options.isa = (tp_slice_isa)isa;
+        if (tp_slice_kernels_for(options.isa) == NULL)
+            continue;
+        if ((i % 3 ? tp_plan_slices(&cost, 1, &options, &plan) : tp_plan_slices_apart(&cost, &backward, &options, &plan)) !=
+            TP_OK) {
+            failures++;
+            fprintf(stderr, "plan of %d units on instruction set %d: %s\n", units, isa, tp_error_message());
+            continue;
+        }
+        if (isa == TP_SLICE_ISA_PORTABLE)
+            first = plan.latency_s;
+        expect_same("the plan's latency", isa, units, &plan.latency_s, &first, sizeof first);
+        tp_slice_plan_free(&plan);
+    }
+    release(g, 0);
+}
+
+int
+main(void)
+{
+    for (int isa = TP_SLICE_ISA_PORTABLE; isa <= TP_SLICE_ISA_AVX512; isa++) {
+        const tp_slice_kernels *kernels = tp_slice_kernels_for((tp_slice_isa)isa);
+        if (kernels != NULL)
+            check_kernels(kernels, isa);
+    }
+    for (int i = 0; i < PLANS; i++)
+        check_plan(i);
+    return failures != 0;
+}
