@@ -1,10 +1,19 @@
 /* _core.Kernels: the matrix products of the CPU backend on NumPy arrays, for tests and benchmarks. Weights are packed
  * once (`weight`), so that a call costs what it costs inside a training step. */
+#include "csrc/base/fpu.h"
 #include "csrc/py/module.h"
 
 #include "csrc/backend/backend.h"
 
 #include <string.h>
+
+/* This thread does its part as the team's threads and the engine do: the same bits for every number of threads. */
+#define BEGIN_KERNEL \
+    Py_BEGIN_ALLOW_THREADS; \
+    uint64_t fpu_before = tp_fpu_flush_subnormals()
+#define END_KERNEL \
+    tp_fpu_restore(fpu_before); \
+    Py_END_ALLOW_THREADS
 
 #define WEIGHT_NAME "terapipe_c.weight"
 
@@ -297,9 +306,9 @@ run_linear(PyObject *object, int transposed, PyObject *capsule, PyObject *const 
     op.bias = v.bias.buf;
     op.y = v.y.data, op.y_stride = v.y.stride;
     op.aux = v.aux.data, op.aux_stride = v.aux.stride;
-    Py_BEGIN_ALLOW_THREADS;
+    BEGIN_KERNEL;
     (transposed ? self->be.ops->linear_t : self->be.ops->linear)(&self->be, &op);
-    Py_END_ALLOW_THREADS;
+    END_KERNEL;
     self->busy = 0;
     release(&v);
     return Py_NewRef(objects[1]);
@@ -348,10 +357,10 @@ kernels_linear_w(PyObject *object, PyObject *args, PyObject *kwargs)
         release(&v);
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS;
+    BEGIN_KERNEL;
     self->be.ops->linear_w(&self->be, v.x.rows, w->rows, w->cols, v.x.data, v.x.stride, v.y.data, v.y.stride, w->grad,
                            accumulate);
-    Py_END_ALLOW_THREADS;
+    END_KERNEL;
     self->busy = 0;
     release(&v);
     Py_RETURN_NONE;
@@ -379,9 +388,9 @@ kernels_bias_w(PyObject *object, PyObject *args, PyObject *kwargs)
         ready = 0;
     }
     if (ready) {
-        Py_BEGIN_ALLOW_THREADS;
+        BEGIN_KERNEL;
         self->be.ops->bias_w(&self->be, dy.rows, dy.cols, dy.data, dy.stride, grad.buf, accumulate);
-        Py_END_ALLOW_THREADS;
+        END_KERNEL;
         self->busy = 0;
         PyBuffer_Release(&grad);
     }
