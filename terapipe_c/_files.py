@@ -7,7 +7,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ._core import InvalidValueError
+from ._core import InvalidTypeError, InvalidValueError
+from .config import brief
+
+
+def path_of(name: str, value: Any) -> Path:
+    """The path that ``value`` is; a TypeError names the argument."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise InvalidTypeError(f"{name} is {brief(value)}: the name of a file or folder, a str or a Path, would be right")
+    return Path(value)
 
 
 def loads(raw: bytes | str) -> Any:
@@ -22,7 +30,7 @@ def loads(raw: bytes | str) -> Any:
 
 def write_json(path: str | os.PathLike[str], data: dict[str, Any]) -> None:
     """Write beside ``path``, flush to the disk, then rename: a reader sees the old file or the new one."""
-    target = Path(path)
+    target = path_of("path", path)
     handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -42,7 +50,7 @@ def write_json(path: str | os.PathLike[str], data: dict[str, Any]) -> None:
 def read_json(path: str | os.PathLike[str], form: str, version: int, what: str, oldest: int | None = None) -> dict[str, Any]:
     """The object in a file of ours, of a version from ``oldest`` (or ``version``) to ``version``; a ValueError that names the
     file if it is broken, foreign, older or newer."""
-    raw = Path(path).read_bytes()
+    raw = path_of("path", path).read_bytes()
     try:
         data = loads(raw)
     except ValueError as error:

@@ -34,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._core import InvalidValueError
+from ._files import path_of
 from .tensorfile import FileLayout, TensorSpec, checksum, lay_out, read_layout, read_tensor
 
 __all__ = [
@@ -341,7 +342,7 @@ class Checkpoint:
 
 def find_checkpoint(path: str | os.PathLike[str]) -> Path:
     """The step folder that `path` means: itself, or the newest of a run folder. FileNotFoundError if there is none."""
-    path = Path(path)
+    path = path_of("path", path)
     if (path / STATE_FILE).is_file():
         return path.resolve()
     if not path.exists():

@@ -26,7 +26,7 @@ from . import _core
 from ._core import InvalidTypeError, InvalidValueError
 from ._files import read_json, write_json
 from .backend import Backend, choose
-from .config import KINDS, Cluster, GPTConfig, html_table, human_seconds, real, whole
+from .config import KINDS, Cluster, GPTConfig, brief, html_table, human_seconds, one_of, real, whole
 from .fit import Curve, fit_and_judge, fit_line, merged
 
 __all__ = ["CostModel", "Curve"]
@@ -77,6 +77,21 @@ def filled(thin: Mapping[str, Any]) -> dict[str, Float]:
     shape = thin["F"].shape
     full = {k: np.atleast_2d(v).T if np.ndim(v) == 1 and k != "comm" else v for k, v in thin.items()}
     return {k: np.ascontiguousarray(np.broadcast_to(v, shape), np.float64) for k, v in full.items()}
+
+
+def _numbers(name: str, value: Any) -> Float:
+    """A copy as float64, or an error that names it."""
+    try:
+        given = np.array(value)
+        if given.dtype.kind == "c":
+            raise InvalidTypeError(f"{name} is complex: real numbers would be right")
+        if given.dtype.kind not in "fiu":
+            raise TypeError
+        return given.astype(np.float64)
+    except InvalidTypeError:
+        raise
+    except (TypeError, ValueError):
+        raise InvalidTypeError(f"{name} is {brief(value)}: numbers would be right") from None
 
 
 class CostModel:
@@ -145,6 +160,10 @@ class CostModel:
         computed again). Head: a third of its work in F (logits), two thirds in I (both gradients). AdamW: 28 bytes a
         parameter. 5 us an instruction. Good for comparing plans, not for predicting a clock; ``tp.profile`` measures.
         """
+        if not isinstance(model, GPTConfig):
+            raise InvalidTypeError(f"model is {brief(model)}: a GPTConfig would be right")
+        if not isinstance(cluster, Cluster):
+            raise InvalidTypeError(f"cluster is {brief(cluster)}: a Cluster would be right")
         E, V = float(model.n_embd), float(model.vocab_size)
         peak = cluster.peak_flops or _DEFAULT_FLOPS
         bandwidth = cluster.memory_bandwidth_Bps or max(_DEFAULT_BYTES, peak / _FLOPS_PER_BYTE)
@@ -183,9 +202,7 @@ class CostModel:
         """
         tables = []
         for name, table in (("fwd", fwd), ("bwd", bwd)):
-            if np.iscomplexobj(table):
-                raise InvalidTypeError(f"{name} is complex: real seconds would be right")
-            array = np.array(table, dtype=np.float64)
+            array = _numbers(name, table)
             if array.ndim != 2 or array.shape[0] != array.shape[1] or array.shape[0] < 2:
                 raise InvalidValueError(f"{name} has shape {array.shape}: a square [n + 1, n + 1] would be right")
             s, c = np.indices(array.shape)
@@ -278,11 +295,11 @@ class CostModel:
 
         S slice tokens after C context tokens of b sequences; scalars (a float comes back) or arrays that broadcast.
         """
-        if kind not in KINDS:
-            raise InvalidValueError(f"kind is {kind!r}: one of {', '.join(KINDS)} would be right")
-        if phase not in _PHASES_OF:
-            raise InvalidValueError(f"phase is {phase!r}: one of {', '.join(_PHASES_OF)} would be right")
-        arrays = np.broadcast_arrays(*(np.asarray(x, np.float64) for x in (S, C, b)))
+        kind, phase = one_of("kind", kind, KINDS), one_of("phase", phase, _PHASES_OF)
+        try:
+            arrays = np.broadcast_arrays(*(_numbers(name, x) for name, x in (("S", S), ("C", C), ("b", b))))
+        except ValueError as error:
+            raise InvalidValueError(f"S, C and b: {error}: one shape, or numbers, would be right") from None
         shape = arrays[0].shape
         slices, contexts, batches = (np.ascontiguousarray(x).reshape(-1) for x in arrays)
         if not all(np.isfinite(x).all() for x in (slices, contexts, batches)) or (slices < 0).any() \

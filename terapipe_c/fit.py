@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ._core import InvalidValueError
+from ._core import InvalidTypeError, InvalidValueError
+from .config import brief
 
 __all__ = ["Curve"]
 
@@ -42,7 +43,13 @@ class Curve:
 
 def merged(samples: Iterable[Sequence[float]], columns: int, what: str) -> Float:
     """float64 [n, columns], repeated conditions merged into their median, sorted."""
-    array = np.array([tuple(row) for row in samples], dtype=np.float64)
+    try:
+        array = np.array([tuple(row) for row in samples])
+        if array.size and array.dtype.kind not in "fiu":
+            raise TypeError
+        array = array.astype(np.float64)
+    except (TypeError, ValueError):
+        raise InvalidTypeError(f"{what} is {brief(samples)}: a list of {columns}-tuples of numbers would be right") from None
     if array.ndim != 2 or array.shape[1] != columns or not len(array):
         raise InvalidValueError(f"{what}: a list of at least one {columns}-tuple would be right")
     if not np.isfinite(array).all():

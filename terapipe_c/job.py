@@ -13,9 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _core
+from ._files import path_of
 from .backend import choose, own_gpu, place
 from .checkpoint import MODEL_FIELDS
-from .engine import gather_bytes, rank_memory
+from .config import brief, flag, one_of, real, whole
+from .engine import MOST_THREADS, gather_bytes, rank_memory
 from .worker import GATHER_BYTES
 
 __all__ = ["ENGINE", "check_executable", "check_plan", "largest_gather", "make_folder", "make_job", "neighbours"]
@@ -28,13 +30,14 @@ def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: b
     """The job of `launch`'s arguments (plain JSON) and the arrays that go with it; nothing is written. first: this process
     will make the run folder. local_rank: this process is that one of its machine, which has started it; None: all ranks will
     be of this machine."""
-    options = {**options, "betas": list(options["betas"]), "steps": steps}
-    if out is None:
-        options["checkpoint_every"] = 0
+    options = {**options, "steps": steps}
     check_plan(plan)
     _check(options)
+    if out is None:
+        options["checkpoint_every"] = 0
     check_executable(plan)
-    folder = None if out is None else Path(out).absolute()
+    folder = None if out is None else path_of("out", out).absolute()
+    resume = flag("resume", resume)
     if first and not resume:
         _check_new(folder)
     if resume and folder is None:
@@ -77,25 +80,33 @@ def largest_gather(model: Any) -> int:
 
 
 def _check(options: dict[str, Any]) -> None:
-    whole = {"steps": 0, "warmup_steps": 0, "threads_per_rank": 1, "checkpoint_every": 0, "log_every": 1, "eval_every": 0,
+    least_of = {"steps": 0, "warmup_steps": 0, "threads_per_rank": 1, "checkpoint_every": 0, "log_every": 1, "eval_every": 0,
              "eval_batches": 1, "seed": 0}
-    for name, least in whole.items():
-        value = options[name]
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-            raise _core.InvalidValueError(f"{name} is {value!r}: an integer of at least {least} would be right")
+    most_of = {"threads_per_rank": MOST_THREADS, "seed": 2**64 - 1}
+    for name, least in least_of.items():
+        options[name] = whole(name, options[name], least, most_of.get(name, 2**62))
     for name in ("lr", "min_lr", "weight_decay", "eps", "grad_clip", "timeout_s"):
         value = options[name]
-        if name == "min_lr" and value is None:
-            options[name] = value = options["lr"] / 10
-        if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-            raise _core.InvalidValueError(f"{name} is {value!r}: a finite number of at least 0 would be right")
+        options[name] = options["lr"] / 10 if name == "min_lr" and value is None else real(name, value, zero=True)
+    options["reproducible"] = flag("reproducible", options["reproducible"])
     options["dtype"] = choose(options["backend"], options["dtype"]).dtype
-    if options["devices"] is not None:
-        options["devices"] = [int(device) for device in options["devices"]]
-    if options["lr_schedule"] not in ("cosine", "constant"):
-        raise _core.InvalidValueError(f"lr_schedule is {options['lr_schedule']!r}: 'cosine' or 'constant' would be right")
-    if len(options["betas"]) != 2 or not all(0 <= beta < 1 for beta in options["betas"]):
-        raise _core.InvalidValueError(f"betas is {options['betas']!r}: two numbers in [0, 1) would be right")
+    options["devices"] = _devices(options["devices"])
+    options["lr_schedule"] = one_of("lr_schedule", options["lr_schedule"], ("cosine", "constant"))
+    try:
+        betas = [real("betas", beta, zero=True) for beta in options["betas"]]
+    except TypeError:
+        betas = []
+    if len(betas) != 2 or max(betas) >= 1:
+        raise _core.InvalidValueError(f"betas is {brief(options['betas'])}: two numbers in [0, 1) would be right")
+    options["betas"] = betas
+
+
+def _devices(devices: Any) -> list[int] | None:
+    if devices is None:
+        return None
+    if not isinstance(devices, (list, tuple, np.ndarray, range)):
+        raise _core.InvalidTypeError(f"devices is {brief(devices)}: a list with the GPU of each rank, or None, would be right")
+    return [whole(f"devices[{rank}]", device, 0) for rank, device in enumerate(devices)]
 
 
 def check_executable(plan: Any) -> None:
@@ -180,13 +191,13 @@ def _open_data(data: Any, job: Mapping[str, Any], val_fraction: float, tokenizer
     from .data import Dataset
 
     sizes = job["seq_len"], job["batch"]
-    whole = Dataset(data, *sizes, seed=job["seed"], val_fraction=val_fraction, vocab_size=job["model"]["vocab_size"],
+    opened = Dataset(data, *sizes, seed=job["seed"], val_fraction=val_fraction, vocab_size=job["model"]["vocab_size"],
                     tokenizer=tokenizer)
     if job["eval_every"]:
-        Dataset(whole.tokens, *sizes, seed=job["seed"], split="val", val_fraction=val_fraction)
+        Dataset(opened.tokens, *sizes, seed=job["seed"], split="val", val_fraction=val_fraction)
     if isinstance(data, (str, os.PathLike)) and tokenizer is None:
         return {"path": os.path.abspath(data), "val_fraction": val_fraction}
-    arrays["data"] = whole.tokens
+    arrays["data"] = opened.tokens
     return {"path": None, "val_fraction": val_fraction}
 
 

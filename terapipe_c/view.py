@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._core import OPS, Program
+from ._files import path_of
 from ._page import PAGE
 from .schedule import CAUSES, Timeline
 
@@ -73,8 +74,7 @@ Rows = NDArray[np.void]
 
 
 def write(path: str | os.PathLike[str], text: str) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
+    path_of("path", path).write_text(text, encoding="utf-8")
 
 
 def measured_timeline(rows: Sequence[tuple[Any, ...]]) -> Timeline:

@@ -70,5 +70,5 @@ def time_limit(time_limit_s: float | None) -> float:
         return 0.0
     seconds = number(time_limit_s, "time_limit_s", "seconds, or None,")
     if not seconds > 0.0:
-        raise ValueError(f"time_limit_s is {time_limit_s}: more than 0 seconds is needed")
+        raise InvalidValueError(f"time_limit_s is {time_limit_s}: more than 0 seconds is needed")
     return seconds if np.isfinite(seconds) else 0.0

@@ -68,7 +68,7 @@ class StageMemory:
 
         limit = spread(self.limit_bytes, "limit_bytes", stages)
         if limit is None:
-            raise TypeError("limit_bytes is None: bytes of every stage, or one number for each, would be right")
+            raise _core.InvalidTypeError("limit_bytes is None: bytes of every stage, or one number for each, would be right")
         return (
             spread(self.static_bytes, "static_bytes", blocks), spread(self.activation_bytes, "activation_bytes", blocks),
             spread(self.transient_bytes, "transient_bytes", blocks), limit,

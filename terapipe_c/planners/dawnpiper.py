@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from .. import _core
 from .._core import InfeasibleError, InvalidValueError
-from ..config import html_table, human_bytes, human_seconds
+from ..config import html_table, human_bytes, human_seconds, one_of
 from .arguments import FloatArray, integer, number
 from .nodes import NEEDED, OPTIONAL, Nodes
 
@@ -104,9 +104,7 @@ class DawnPiperPlan:
 
 
 def _one_of(what: str, value: str, known: Sequence[str]) -> int:
-    if value not in known:
-        raise InvalidValueError(f"{what} is {value!r}: one of {', '.join(known)} would be right")
-    return known.index(value)
+    return known.index(one_of(what, value, known))
 
 
 def _arrays(nodes: Nodes | Mapping[str, Any]) -> tuple[Any, ...]:
