@@ -93,7 +93,7 @@ def flag(name: str, value: Any) -> bool:
 def real(name: str, value: Any, *, zero: bool = False) -> float:
     """``value`` as a finite float above zero (or from zero on), or a ValueError that names it."""
     try:
-        if isinstance(value, (bool, np.bool_, str, bytes)):
+        if isinstance(value, (bool, np.bool_, str, bytes)) or np.iscomplexobj(value):
             raise TypeError
         number = float(value)
     except (TypeError, ValueError):

@@ -187,7 +187,7 @@ def open_tokens(data: Any, tokenizer: Tokenizer | None = None) -> tuple[NDArray[
         raise InvalidValueError("array is empty: it has no tokens")
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise InvalidValueError(
-            f"array of tokens has shape {list(array.shape)} and dtype {array.dtype}; it must be 1-D and of integers"
+            f"data: an array of tokens has shape {list(array.shape)} and dtype {array.dtype}; it must be 1-D and of integers"
         )
     return array, "array", "array"
 

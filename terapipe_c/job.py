@@ -23,6 +23,7 @@ from .worker import GATHER_BYTES
 __all__ = ["ENGINE", "check_executable", "check_plan", "largest_gather", "make_folder", "make_job", "neighbours"]
 
 ENGINE = "terapipe_c.engine:make_engine"
+TINY = float(np.finfo(np.float32).tiny)
 
 
 def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: bool, val_fraction: float, tokenizer: Any,
@@ -38,6 +39,8 @@ def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: b
     check_executable(plan)
     folder = None if out is None else path_of("out", out).absolute()
     resume = flag("resume", resume)
+    if tokenizer is not None and not callable(tokenizer):
+        raise _core.InvalidTypeError(f"tokenizer is {brief(tokenizer)}: a function from text to tokens, or None, would be right")
     if first and not resume:
         _check_new(folder)
     if resume and folder is None:
@@ -88,6 +91,12 @@ def _check(options: dict[str, Any]) -> None:
     for name in ("lr", "min_lr", "weight_decay", "eps", "grad_clip", "timeout_s"):
         value = options[name]
         options[name] = options["lr"] / 10 if name == "min_lr" and value is None else real(name, value, zero=True)
+    if options["timeout_s"] >= 1e9:
+        raise _core.InvalidValueError(f"timeout_s is {options['timeout_s']:g}: less than 1e9 seconds, or 0 for none, would be right")
+    if options["eps"] < TINY:      # 0 / 0 where a gradient is 0: a token that a batch does not have
+        raise _core.InvalidValueError(f"eps is {options['eps']:g}: at least {TINY:g}, float32's smallest, would be right")
+    if not isinstance(options["engine"], str) or not all(options["engine"].partition(":")):
+        raise _core.InvalidValueError(f"engine is {brief(options['engine'])}: 'module:function' would be right")
     options["reproducible"] = flag("reproducible", options["reproducible"])
     options["dtype"] = choose(options["backend"], options["dtype"]).dtype
     options["devices"] = _devices(options["devices"])
@@ -104,7 +113,7 @@ def _check(options: dict[str, Any]) -> None:
 def _devices(devices: Any) -> list[int] | None:
     if devices is None:
         return None
-    if not isinstance(devices, (list, tuple, np.ndarray, range)):
+    if not isinstance(devices, (list, tuple, range)) and (not isinstance(devices, np.ndarray) or devices.ndim != 1):
         raise _core.InvalidTypeError(f"devices is {brief(devices)}: a list with the GPU of each rank, or None, would be right")
     return [whole(f"devices[{rank}]", device, 0) for rank, device in enumerate(devices)]
 

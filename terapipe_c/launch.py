@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _core
+from .config import flag
 from .job import ENGINE, largest_gather, make_folder, make_job, neighbours
 from .outcome import Outcome, Record
 from .progress import Progress
@@ -59,6 +60,7 @@ def launch(plan: Any, data: Any, steps: int, *, seed: int = 0, out: str | os.Pat
     that is not ``plan.executable``, and for fewer or different GPUs), ExecutionError (no driver), OutOfMemoryError (of a GPU).
     """
     arguments = {name: value for name, value in locals().items() if name not in ("processes", "progress")}
+    processes, progress = flag("processes", processes), None if progress is None else flag("progress", progress)
     job, arrays = make_job(**arguments)
     if job["out"] is not None:
         make_folder(job, plan)

@@ -8,9 +8,9 @@ import pytest
 
 import terapipe_c as tp
 
-WILD = [None, True, -1, 0, 2**31, 2**63, 10**400, 0.5, float("nan"), float("inf"), 1e308, "", "abc", b"x", [], [None], [[1, 2], [3]],
-        {}, {"a": 1}, object(), 1j, np.array([]), np.array([1, 2, 3]), np.array([1.0, np.nan]), np.array(["a"]), np.array([None]),
-        np.ones((2, 2), complex), np.datetime64("2020-01-01"), [10**400]]  # fmt: skip
+WILD = [None, True, -1, 0, 2**31, 2**63, 10**400, 0.5, float("nan"), float("inf"), 1e308, "", "abc", b"x", [], [None],
+        [[1, 2], [3]], {}, {"a": 1}, object(), 1j, np.array([]), np.array([1, 2, 3]), np.array([1.0, np.nan]), np.array(["a"]),
+        np.array([None]), np.ones((2, 2), complex), np.datetime64("2020-01-01"), [10**400]]  # fmt: skip
 MODEL = tp.GPTConfig(n_layer=1, n_head=2, n_embd=8, vocab_size=11, block_size=8)
 CLUSTER = tp.Cluster(num_devices=4)
 COSTS = tp.CostModel.analytic(MODEL, CLUSTER)
@@ -51,7 +51,7 @@ CALLS = {
     "slice_tokens": (tp.planners.slice_tokens, dict(t=COSTS, stages=2, seq_len=8, granularity=2)),
     "launch": (tp.launch, dict(plan=PLAN, data=DATA, steps=0, seed=0, out=None, lr=1e-3, min_lr=1e-4, lr_schedule="cosine",
                                warmup_steps=0, betas=(0.9, 0.95), init={}, backend="cpu", threads_per_rank=1, devices=(0,),
-                               resume=True)),
+                               resume=True, timeout_s=1.0, engine="a:b", processes=False, progress=False, tokenizer=None)),
 }  # fmt: skip
 REFUSED = tp.Error, OSError, IndexError
 
