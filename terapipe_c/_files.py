@@ -1,6 +1,7 @@
 """JSON files that say what they are, written whole or not at all."""
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tempfile
@@ -31,6 +32,9 @@ def loads(raw: bytes | str) -> Any:
 def write_json(path: str | os.PathLike[str], data: dict[str, Any]) -> None:
     """Write beside ``path``, flush to the disk, then rename: a reader sees the old file or the new one."""
     target = path_of("path", path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "there is no such folder to write into: one that exists would be right",
+                                str(target.parent))
     handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -378,7 +378,7 @@ def load_checkpoint(
         ValueError: a foreign, truncated or damaged file; the message names the file and the tensor.
     """
     folder = find_checkpoint(path)
-    state = _read_state(folder / STATE_FILE)
+    state = read_state(folder / STATE_FILE)
     shapes = param_shapes(_Model(**state["model"]))
     wanted = list(shapes) if names is None else list(names)
     unknown = [name for name in wanted if name not in shapes]
@@ -458,7 +458,7 @@ def _write_state(path: Path, state: dict[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def _read_state(path: Path) -> dict[str, Any]:
+def read_state(path: Path) -> dict[str, Any]:
     try:
         state = json.loads(path.read_text())
     except (UnicodeDecodeError, json.JSONDecodeError) as error:

@@ -81,21 +81,23 @@ class Dataset:
             raise InvalidValueError(f"val_fraction is {val_fraction}: less than 1 would be right")
         self.vocab_size = None if vocab_size is None else whole("vocab_size", vocab_size)
         self.tokens, self.source, self.kind = open_tokens(data, tokenizer)
-        train_tokens = len(self.tokens) - int(len(self.tokens) * self.val_fraction)
-        self._first, self._end = (0, train_tokens) if split == "train" else (train_tokens, len(self.tokens))
-        self._check_length()
+        self._first, self._end = self.check_split(split)
         check_tokens(self.tokens, self.vocab_size, self.source)
 
-    def _check_length(self) -> None:
-        need, have = self.seq_len + 1, self._end - self._first
+    def check_split(self, split: str) -> tuple[int, int]:
+        """First token and end of "train" or "val"; a ValueError if that is shorter than one sequence."""
+        train_tokens = len(self.tokens) - int(len(self.tokens) * self.val_fraction)
+        first, end = (0, train_tokens) if split == "train" else (train_tokens, len(self.tokens))
+        need, have = self.seq_len + 1, end - first
         if len(self.tokens) == 0:
             raise InvalidValueError(f"{self.source} is empty: it has no tokens")
         if have < need:
             part = "" if have == len(self.tokens) else f" of its {len(self.tokens)}"
             raise InvalidValueError(
-                f"{self.source}: the {self.split} split has {have}{part} tokens, but one sequence of seq_len "
+                f"{self.source}: the {split} split has {have}{part} tokens, but one sequence of seq_len "
                 f"{self.seq_len} needs {need} (val_fraction is {self.val_fraction:g})"
             )
+        return first, end
 
     @property
     def num_tokens(self) -> int:

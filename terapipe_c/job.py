@@ -49,11 +49,13 @@ def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: b
     job: dict[str, Any] = {**options, **_describe(plan), "out": None if folder is None else str(folder), "first_step": 0,
                            "resume_from": None, "predicted_peak_memory_bytes": _memory(plan, options)}
     _check_devices(job, local_rank)
+    before: dict[str, Any] = {}
     if resume:
-        job.update(_resume_from(folder, job))
+        found, before = _resume_from(folder, job)
+        job.update(found)
     elif init is not None:
         arrays |= {f"init/{name}": value for name, value in _initial(init, plan.model).items()}
-    job["data"] = _open_data(data, job, val_fraction, tokenizer, arrays)
+    job["data"] = _open_data(data, job, val_fraction, tokenizer, arrays, before)
     return job, arrays
 
 
@@ -92,7 +94,8 @@ def _check(options: dict[str, Any]) -> None:
         value = options[name]
         options[name] = options["lr"] / 10 if name == "min_lr" and value is None else real(name, value, zero=True)
     if options["timeout_s"] >= 1e9:
-        raise _core.InvalidValueError(f"timeout_s is {options['timeout_s']:g}: less than 1e9 seconds, or 0 for none, would be right")
+        raise _core.InvalidValueError(f"timeout_s is {options['timeout_s']:g}: less than 1e9 seconds, or 0 for none, would be "
+                                      "right")
     if options["eps"] < TINY:      # 0 / 0 where a gradient is 0: a token that a batch does not have
         raise _core.InvalidValueError(f"eps is {options['eps']:g}: at least {TINY:g}, float32's smallest, would be right")
     if not isinstance(options["engine"], str) or not all(options["engine"].partition(":")):
@@ -162,17 +165,18 @@ def _check_devices(job: Mapping[str, Any], local_rank: int | None) -> None:
         place(backend, here + 1, None if devices is None else devices[:here + 1], [0] * here + [max(needed)])
 
 
-def _resume_from(folder: Path | None, job: Mapping[str, Any]) -> dict[str, Any]:
-    from .checkpoint import find_checkpoint
+def _resume_from(folder: Path | None, job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What of the job a checkpoint says, and the state of its data."""
+    from .checkpoint import STATE_FILE, find_checkpoint, read_state
 
     path = find_checkpoint(Path(str(folder)))
-    state = json.loads((path / "state.json").read_text())
+    state = read_state(path / STATE_FILE)
     different = [name for name in MODEL_FIELDS if state["model"][name] != job["model"][name]]
     if different:
         name = different[0]
         raise _core.InvalidValueError(f"{path}: the checkpoint's model has {name} {state['model'][name]}, the plan's has "
                                       f"{job['model'][name]}")
-    return {"resume_from": str(path), "first_step": int(state["step"])}
+    return {"resume_from": str(path), "first_step": int(state["step"])}, state["data"]
 
 
 def _initial(init: Any, model: Any) -> Mapping[str, NDArray[np.float32]]:
@@ -191,19 +195,21 @@ def _initial(init: Any, model: Any) -> Mapping[str, NDArray[np.float32]]:
         if name not in params or params[name].shape != shape:
             found = "missing" if name not in params else f"of shape {params[name].shape}"
             raise _core.InvalidValueError(f"init: {name} is {found}: {shape}, as in tp.init_params(plan.model), would be right")
-    return params
+    return {name: np.ascontiguousarray(params[name]) for name in param_shapes(model)}
 
 
 def _open_data(data: Any, job: Mapping[str, Any], val_fraction: float, tokenizer: Any,
-               arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
-    """Read every token once, here, so that bad data is refused before anybody starts."""
+               arrays: dict[str, NDArray[Any]], before: dict[str, Any]) -> dict[str, Any]:
+    """Read every token once, here, so that bad data is refused before anybody starts. before: what a checkpoint says of its
+    data; empty: there is none."""
     from .data import Dataset
 
     sizes = job["seq_len"], job["batch"]
     opened = Dataset(data, *sizes, seed=job["seed"], val_fraction=val_fraction, vocab_size=job["model"]["vocab_size"],
                     tokenizer=tokenizer)
+    opened.check_state(before)
     if job["eval_every"]:
-        Dataset(opened.tokens, *sizes, seed=job["seed"], split="val", val_fraction=val_fraction)
+        opened.check_split("val")
     if isinstance(data, (str, os.PathLike)) and tokenizer is None:
         return {"path": os.path.abspath(data), "val_fraction": val_fraction}
     arrays["data"] = opened.tokens

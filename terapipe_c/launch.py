@@ -45,7 +45,8 @@ def launch(plan: Any, data: Any, steps: int, *, seed: int = 0, out: str | os.Pat
         init: None (drawn from `seed`), {name: float32 array}, a checkpoint or the path of one.
         processes: one process per rank; False: one thread per rank in this process.
         checkpoint_every: steps between checkpoints, one after the last step too; 0: none.
-        log_every: steps between records. eval_every: steps between evaluations on the last `val_fraction`; 0: none.
+        log_every: steps between records. eval_every: steps between evaluations on the last `val_fraction`, and one after the last
+            step; 0: none. A step that is evaluated has a record.
         progress: None: a bar on a terminal or in a notebook, lines elsewhere; False: silence.
         backend: "cpu" or "cuda". threads_per_rank: threads that share a rank's kernels; the results are the same bits for any
             number.

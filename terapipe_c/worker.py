@@ -116,7 +116,7 @@ class _Training:
             last = stopped or step == job["steps"]
             if self.held_out is not None and (step % job["eval_every"] == 0 or last):
                 record["eval_loss"] = self._evaluate()
-            if self.rank == 0 and ((step - 1) % job["log_every"] == 0 or last):
+            if self.rank == 0 and ((step - 1) % job["log_every"] == 0 or record["eval_loss"] is not None or last):
                 self.emit(record)
             if job["checkpoint_every"] and (step % job["checkpoint_every"] == 0 or last):
                 self._save(step)
