@@ -30,24 +30,35 @@ def loads(raw: bytes | str) -> Any:
 
 
 def write_json(path: str | os.PathLike[str], data: dict[str, Any]) -> None:
-    """Write beside ``path``, flush to the disk, then rename: a reader sees the old file or the new one."""
-    target = path_of("path", path)
+    """The object as one line, by :func:`write_text`."""
+    write_text(path, json.dumps(data, allow_nan=False) + "\n")
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write beside ``path`` (UTF-8), flush to the disk, then rename: a reader sees the old file or the new one. An OSError
+    names the file."""
+    target = Path(os.path.realpath(path_of("path", path)))
+    if target.exists() and not target.is_file():     # a device, a pipe: there is no beside, and it stays what it is
+        with target.open("w", encoding="utf-8") as stream:
+            stream.write(text)
+        return
     if not target.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "there is no such folder to write into: one that exists would be right",
                                 str(target.parent))
     handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(data, file, allow_nan=False)
-            file.write("\n")
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes it private to the user
         os.replace(temporary, target)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, temporary):
+            raise type(error)(error.errno, error.strerror, str(target)) from None
         raise
 
 

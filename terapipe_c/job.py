@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _core
-from ._files import path_of
+from ._files import path_of, write_text
 from .backend import choose, own_gpu, place
 from .checkpoint import MODEL_FIELDS
 from .config import brief, flag, one_of, real, whole
@@ -216,23 +216,24 @@ def _open_data(data: Any, job: Mapping[str, Any], val_fraction: float, tokenizer
     return {"path": None, "val_fraction": val_fraction}
 
 
-def make_folder(job: Mapping[str, Any], plan: Any) -> None:
-    """config.json, plan.json and a metrics.jsonl that ends where this run begins."""
+def make_folder(job: Mapping[str, Any], plan: Any) -> bool:
+    """config.json, plan.json and a metrics.jsonl that ends where this run begins; whether there was no such folder before."""
     folder = Path(job["out"])
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
         config = {name: value for name, value in job.items() if name != "plan"}
-        (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+        write_text(folder / "config.json", json.dumps(config, indent=1) + "\n")
         plan.save(folder / "plan.json")
         metrics = folder / "metrics.jsonl"
         kept = metrics.read_text().splitlines() if metrics.exists() else []
         kept = [line for line in kept if _step_of(line) < job["first_step"]]
-        metrics.write_text("".join(line + "\n" for line in kept))
+        write_text(metrics, "".join(line + "\n" for line in kept))
     except BaseException:
         if made:
             shutil.rmtree(folder, ignore_errors=True)
         raise
+    return made
 
 
 def _step_of(line: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import atexit
 import math
 import os
+import shutil
 import signal
 import threading
 import time
@@ -63,13 +64,14 @@ def launch(plan: Any, data: Any, steps: int, *, seed: int = 0, out: str | os.Pat
     arguments = {name: value for name, value in locals().items() if name not in ("processes", "progress")}
     processes, progress = flag("processes", processes), None if progress is None else flag("progress", progress)
     job, arrays = make_job(**arguments)
-    if job["out"] is not None:
-        make_folder(job, plan)
-    region = _region(plan, job, processes)
+    region, made = _region(plan, job, processes), False
     try:
+        made = job["out"] is not None and make_folder(job, plan)
         ranks: Ranks = (ProcessRanks if processes else ThreadRanks)(job, arrays, region)
     except BaseException:
         region.close()
+        if made:                    # nothing has begun: the same call must be possible again
+            shutil.rmtree(job["out"], ignore_errors=True)
         raise
     return Run(plan, job, region, ranks, Progress(progress, job["first_step"], steps))
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._core import OPS, Program
-from ._files import path_of
+from ._files import write_text
 from ._page import PAGE
 from .schedule import CAUSES, Timeline
 
@@ -74,7 +74,7 @@ Rows = NDArray[np.void]
 
 
 def write(path: str | os.PathLike[str], text: str) -> None:
-    path_of("path", path).write_text(text, encoding="utf-8")
+    write_text(path, text)
 
 
 def measured_timeline(rows: Sequence[tuple[Any, ...]]) -> Timeline:

@@ -229,6 +229,31 @@ def test_bad_requests_are_refused(tmp_path):
         start(-1)
 
 
+def test_a_launch_that_cannot_start_leaves_no_folder(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(sys.modules["terapipe_c.launch"], "ThreadRanks", refuse)
+    with pytest.raises(OSError, match="Too many"):
+        start(2, processes=False, out=tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_full_disk_leaves_what_a_run_folder_holds(tmp_path, monkeypatch):
+    start(2, processes=False, out=tmp_path / "a").wait()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir() if path.is_file()}
+
+    def refuse(_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr("os.fsync", refuse)
+        with pytest.raises(OSError, match=r"No space left on device: '.*/a/config.json'"):
+            start(4, processes=False, out=tmp_path / "a", resume=True)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir() if path.is_file()} == before
+    assert [record.step for record in start(4, processes=False, out=tmp_path / "a", resume=True)] == [2, 3]
+
+
 # ---- runs that go wrong ----------------------------------------------------------------------------------------------
 
 
