@@ -263,6 +263,8 @@ class CostModel:
             copy_byte_s: seconds of a message's byte that each end spends itself.
             overhead_s: fixed seconds of an instruction that the samples do not hold.
         """
+        if not isinstance(samples, Mapping) or not all(isinstance(phases, Mapping) for phases in samples.values()):
+            raise InvalidTypeError(f"samples is {brief(samples)}: {{'attention': {{'F': [...], ...}}, 'ffn': ...}} would be right")
         curves: dict[tuple[str, str], Curve] = {}
         judged: dict[str, Float] = {}
         for kind, phases in samples.items():

@@ -217,6 +217,7 @@ def stdlib_corpus(path: str | os.PathLike[str] | None = None, max_bytes: int | N
     Tests and third-party packages are left out. Given `path`, writes it there (whole or not at all) and returns the path;
     else returns the bytes. `max_bytes` cuts the end off.
     """
+    max_bytes = None if max_bytes is None else whole("max_bytes", max_bytes)
     root = Path(sysconfig.get_paths()["stdlib"])
     left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"}
     files = sorted(

@@ -197,6 +197,7 @@ def _makespan(program: Program, costs: Any, comm_s: Any = 0.0) -> Any:
 
 
 def _split(program: Program, cost: Any = None, pending: int = 1, comm_s: Any = 0.0) -> Program:
+    pending = whole("pending", pending, 0, 2**31 - 1)
     given = tables(program, {"F": 1.0, "I": 1.0, "W": 1.0} if cost is None else cost, comm_s)
     return program._split_with(given, pending)
 
@@ -215,7 +216,10 @@ def _instructions(program: Program, rank: int) -> NDArray[np.void]:
 
 
 def _from_instructions(kind: type[Program], ranks: Iterable[ArrayLike], keep_slots: bool = False) -> Program:
-    lists = [np.asarray(rank) for rank in ranks]
+    try:
+        lists = [np.asarray(rank) for rank in ranks]
+    except (TypeError, ValueError):
+        raise InvalidTypeError(f"ranks is {brief(ranks)}: a list with the instructions of each rank would be right") from None
     for r, rank in enumerate(lists):
         if rank.dtype != INSTRUCTION or rank.ndim != 1:
             raise InvalidValueError(

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._core import InvalidTypeError, InvalidValueError
+from ..config import brief
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -63,6 +64,13 @@ def array(value: Any, what: str) -> FloatArray:
     if isinstance(value, np.ndarray) or given.dtype.kind in "fc":
         raise InvalidValueError(f"{what} has dtype {given.dtype}: float64 (or integers) would be right")
     raise InvalidTypeError(f"{what} is {type(value).__name__} of {given.dtype}: numbers would be right")
+
+
+def listed(value: Any, what: str, right: str) -> list[Any]:
+    """The entries of a list, a tuple or an array."""
+    if not isinstance(value, (list, tuple, range)) and (not isinstance(value, np.ndarray) or value.ndim == 0):
+        raise InvalidTypeError(f"{what} is {brief(value)}: a list, {right}, would be right")
+    return list(value)
 
 
 def time_limit(time_limit_s: float | None) -> float:

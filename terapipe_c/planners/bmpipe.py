@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from .arguments import FloatArray, integer, number, time_limit
+from .arguments import FloatArray, flag, integer, number, time_limit
 
 IntArray = npt.NDArray[np.int32]
 Layers = Sequence[Mapping[str, Any]]
@@ -158,6 +158,6 @@ def bmpipe(
     found = _core.plan_bmpipe(
         core, integer(stages, "stages"), integer(micro_batches, "micro_batches"), memory(memory_bytes),
         chunks=integer(chunks, "chunks"), comm_s=number(comm_s, "comm_s", "seconds"), time_limit_s=time_limit(time_limit_s),
-        effort=integer(effort, "effort", 62), prove=bool(prove),
+        effort=integer(effort, "effort", 62), prove=flag(prove, "prove"),
     )  # fmt: skip
     return plan_of(found, names, labels)

@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from .. import _core
-from .arguments import FloatArray, array, integer, time_limit
+from .arguments import FloatArray, array, integer, listed, number, time_limit
 from .uneven import SliceMemory, flow_shop_time, machine_plan, runs
 
 __all__ = [
@@ -258,7 +258,7 @@ def slice_tokens(
     better plan); for sequences too long to solve. isa is for tests (0: the best this machine has).
     """
     count = integer(stages, "stages")
-    if not 0.0 <= gap < np.inf:
+    if not 0.0 <= number(gap, "gap", "a fraction") < np.inf:
         raise _core.InvalidValueError(f"gap is {gap}: a fraction of 0 or more is needed")
     unit = _unit(t, "slice_cost", seq_len, granularity)
     longest = _longest(max_slice, unit[1] if unit else 1)
@@ -272,7 +272,7 @@ def slice_tokens(
     held = None if memory is None else memory.in_units(unit[1] if unit else 1)
     message = None if comm is None or comm is False else _message(comm, t, unit, _units(forward))
     limits: dict[str, Any] = {
-        "longest": longest, "time_limit_s": time_limit(time_limit_s), "isa": isa, "comm": message, "memory": held
+        "longest": longest, "time_limit_s": time_limit(time_limit_s), "isa": integer(isa, "isa"), "comm": message, "memory": held
     }  # fmt: skip
     backward = None
     if bwd is None:
@@ -294,7 +294,7 @@ def slice_tokens_for(t: Any, stages: Sequence[int], **options: Any) -> list[Slic
     The least latency is concave in the stages: where the plans of two numbers are the same sum and maximum, or meet the
     line between them, no number in between needs a search of its own.
     """
-    counts = sorted({integer(k, "a number of stages") for k in stages})
+    counts = sorted({integer(k, "a number of stages") for k in listed(stages, "stages", "numbers of stages")})
     if not counts:
         return []
     plans = {k: slice_tokens(t, k, **options) for k in {counts[0], counts[-1]}}
@@ -403,7 +403,7 @@ def slice_bound(
     unit = _unit(t, "slice_cost", seq_len, granularity)
     cost = array(t, "t") if unit is None else _from_dict(t.slice_cost(*unit, "both"))  # type: ignore[union-attr]
     scale = unit[1] if unit else 1
-    cuts = [integer(length, "a slice length") for length in lengths]
+    cuts = [integer(length, "a slice length") for length in listed(lengths, "lengths", "those of the slices")]
     for length in cuts:
         if length % scale or not 0 < length < 2**31:
             raise _core.InvalidValueError(f"a slice has length {length}: a positive multiple of the granularity, {scale}, is "
@@ -414,7 +414,7 @@ def slice_bound(
             np.array([length // scale for length in cuts], np.int32),
             integer(stages, "stages"),
             longest=_longest(max_slice, scale),
-            isa=isa,
+            isa=integer(isa, "isa"),
         )
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from .arguments import FloatArray, array, integer
+from .arguments import FloatArray, array, integer, listed
 
 __all__ = ["SliceMemory", "UnevenSlicePlan", "flow_shop_time", "slice_uneven"]
 
@@ -126,12 +126,13 @@ def slice_uneven(
     """
     from .slices import _longest, _unit, core_cost
 
-    stages = [tables[k] for k in range(len(tables))]
+    stages = listed(tables, "tables", "a cost for each stage")
     if not stages:
         raise _core.InvalidValueError("tables has no stages: at least 1 cost is needed")
     unit = _unit(stages[0], "slice_cost", seq_len, granularity)
     forward = [core_cost(t, unit, "fwd" if bwd is not None else "both", f"tables[{k}]") for k, t in enumerate(stages)]
-    backward = None if bwd is None else [core_cost(bwd[k], unit, "bwd", f"bwd[{k}]") for k in range(len(bwd))]
+    given = None if bwd is None else listed(bwd, "bwd", "a cost for each stage")
+    backward = None if given is None else [core_cost(t, unit, "bwd", f"bwd[{k}]") for k, t in enumerate(given)]
     if backward is not None and len(backward) != len(forward):
         raise _core.InvalidValueError(f"bwd has {len(backward)} stages: {len(forward)}, as tables, would be right")
     scale = unit[1] if unit else 1
