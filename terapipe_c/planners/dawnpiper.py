@@ -183,7 +183,8 @@ def dawnpiper(
         if (np.abs(given) >= 2**31).any():
             raise InvalidValueError("a boundary is beyond the last node")
     return _plan(nodes, stages, memory_bytes, micro_batches, schedule, swap_bandwidth_Bps, link_bandwidth_Bps, mode, work_limit,
-                 optimise=flag(optimise_memory, "optimise_memory"), boundaries=None if given is None else given.astype(np.int32))  # fmt: skip
+                 optimise=flag(optimise_memory, "optimise_memory"),
+                 boundaries=None if given is None else given.astype(np.int32))  # fmt: skip
 
 
 def dawnpiper_binary(

@@ -144,7 +144,10 @@ def core_cost(cost: Any, unit: tuple[int, int] | None, phase: str, what: str) ->
     if not hasattr(cost, "slice_cost"):
         if isinstance(cost, tuple) and len(cost) == 4:
             return (array(cost[0], what), array(cost[1], what), float(cost[2]), float(cost[3]))
-        return array(cost, what)
+        table = array(cost, what)
+        if table.ndim != 2:
+            raise _core.InvalidValueError(f"{what} has {table.ndim} dimensions: 2, slice and context, would be right")
+        return table
     if unit is None:
         raise _core.InvalidValueError(f"{what} is a cost model, but t is a table: both must be of one kind")
     return _from_dict(cost.slice_cost(*unit, phase))
