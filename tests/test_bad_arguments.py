@@ -68,7 +68,8 @@ REFUSED = tp.Error, OSError, IndexError
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_wild_arguments_are_taken_or_refused_by_name(name):
+def test_wild_arguments_are_taken_or_refused_by_name(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a file called "abc" is a good path
     call, good = CALLS[name]
     for argument, value in itertools.product(good, WILD):
         with warnings.catch_warnings():
