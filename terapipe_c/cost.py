@@ -27,7 +27,7 @@ from ._core import InvalidTypeError, InvalidValueError
 from ._files import read_json, write_json
 from .backend import Backend, choose
 from .config import KINDS, Cluster, GPTConfig, brief, html_table, human_seconds, one_of, real, whole
-from .fit import Curve, fit_and_judge, fit_line, merged
+from .fit import Curve, fit_and_judge, fit_line, merged, numbers
 
 __all__ = ["CostModel", "Curve"]
 
@@ -77,21 +77,6 @@ def filled(thin: Mapping[str, Any]) -> dict[str, Float]:
     shape = thin["F"].shape
     full = {k: np.atleast_2d(v).T if np.ndim(v) == 1 and k != "comm" else v for k, v in thin.items()}
     return {k: np.ascontiguousarray(np.broadcast_to(v, shape), np.float64) for k, v in full.items()}
-
-
-def _numbers(name: str, value: Any) -> Float:
-    """A copy as float64, or an error that names it."""
-    try:
-        given = np.array(value)
-        if given.dtype.kind == "c":
-            raise InvalidTypeError(f"{name} is complex: real numbers would be right")
-        if given.dtype.kind not in "fiu":
-            raise TypeError
-        return given.astype(np.float64)
-    except InvalidTypeError:
-        raise
-    except (TypeError, ValueError):
-        raise InvalidTypeError(f"{name} is {brief(value)}: numbers would be right") from None
 
 
 class CostModel:
@@ -202,7 +187,7 @@ class CostModel:
         """
         tables = []
         for name, table in (("fwd", fwd), ("bwd", bwd)):
-            array = _numbers(name, table)
+            array = numbers(name, table)
             if array.ndim != 2 or array.shape[0] != array.shape[1] or array.shape[0] < 2:
                 raise InvalidValueError(f"{name} has shape {array.shape}: a square [n + 1, n + 1] would be right")
             s, c = np.indices(array.shape)
@@ -299,7 +284,7 @@ class CostModel:
         """
         kind, phase = one_of("kind", kind, KINDS), one_of("phase", phase, _PHASES_OF)
         try:
-            arrays = np.broadcast_arrays(*(_numbers(name, x) for name, x in (("S", S), ("C", C), ("b", b))))
+            arrays = np.broadcast_arrays(*(numbers(name, x) for name, x in (("S", S), ("C", C), ("b", b))))
         except ValueError as error:
             raise InvalidValueError(f"S, C and b: {error}: one shape, or numbers, would be right") from None
         shape = arrays[0].shape

@@ -5,6 +5,7 @@ import math
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,21 @@ class Curve:
         numbers = [*self.rows, *self.seconds, self.pair_s, self.a0, self.a1, self.a2, self.a3, self.scale]
         if not all(math.isfinite(x) for x in numbers):
             raise InvalidValueError("a curve has a number that is not finite")
+
+
+def numbers(name: str, value: Any) -> Float:
+    """A copy as float64, or an error that names it."""
+    try:
+        given = np.array(value)
+        if given.dtype.kind == "c":
+            raise InvalidTypeError(f"{name} is complex: real numbers would be right")
+        if given.dtype.kind not in "fiu":
+            raise TypeError
+        return given.astype(np.float64)
+    except InvalidTypeError:
+        raise
+    except (TypeError, ValueError):
+        raise InvalidTypeError(f"{name} is {brief(value)}: numbers would be right") from None
 
 
 def merged(samples: Iterable[Sequence[float]], columns: int, what: str) -> Float:

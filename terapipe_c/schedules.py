@@ -89,7 +89,7 @@ def sliced_1f1b(ranks: int, micro_batches: int, split: int) -> Program:
     if isinstance(split, bool) or not isinstance(split, int | np.integer):
         raise InvalidTypeError(f"split is {split!r}: an int would be right")
     if not 0 <= split <= micro_batches:
-        raise InvalidValueError(f"split is {brief(int(split))}: 0 to micro_batches = {micro_batches} would be right")
+        raise InvalidValueError(f"split is {brief(int(split))}: 0 to the {micro_batches} micro-batches would be right")
     return Program._build_sliced(ranks, micro_batches, int(split))
 
 
