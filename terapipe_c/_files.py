@@ -1,13 +1,22 @@
 """JSON files that say what they are, written whole or not at all."""
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from ._core import InvalidValueError
+from ._core import InvalidTypeError, InvalidValueError
+from .config import brief
+
+
+def path_of(name: str, value: Any) -> Path:
+    """The path that ``value`` is; a TypeError names the argument."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise InvalidTypeError(f"{name} is {brief(value)}: the name of a file or folder, a str or a Path, would be right")
+    return Path(value)
 
 
 def loads(raw: bytes | str) -> Any:
@@ -21,28 +30,42 @@ def loads(raw: bytes | str) -> Any:
 
 
 def write_json(path: str | os.PathLike[str], data: dict[str, Any]) -> None:
-    """Write beside ``path``, flush to the disk, then rename: a reader sees the old file or the new one."""
-    target = Path(path)
+    """The object as one line, by :func:`write_text`."""
+    write_text(path, json.dumps(data, allow_nan=False) + "\n")
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write beside ``path`` (UTF-8), flush to the disk, then rename: a reader sees the old file or the new one. An OSError
+    names the file."""
+    target = Path(os.path.realpath(path_of("path", path)))
+    if target.exists() and not target.is_file():     # a device, a pipe: there is no beside, and it stays what it is
+        with target.open("w", encoding="utf-8") as stream:
+            stream.write(text)
+        return
+    if not target.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "there is no such folder to write into: one that exists would be right",
+                                str(target.parent))
     handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(data, file, allow_nan=False)
-            file.write("\n")
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes it private to the user
         os.replace(temporary, target)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, temporary):
+            raise type(error)(error.errno, error.strerror, str(target)) from None
         raise
 
 
 def read_json(path: str | os.PathLike[str], form: str, version: int, what: str, oldest: int | None = None) -> dict[str, Any]:
     """The object in a file of ours, of a version from ``oldest`` (or ``version``) to ``version``; a ValueError that names the
     file if it is broken, foreign, older or newer."""
-    raw = Path(path).read_bytes()
+    raw = path_of("path", path).read_bytes()
     try:
         data = loads(raw)
     except ValueError as error:

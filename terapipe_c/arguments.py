@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["LAUNCH_NUMBERS", "build_parser"]
+__all__ = ["LAUNCH_NUMBERS", "build_parser", "plan_flags_given"]
 
 Run = Callable[[argparse.Namespace], int]
 LAUNCH_NUMBERS = {
@@ -91,6 +91,8 @@ def build_parser(runs: Mapping[str, Run]) -> argparse.ArgumentParser:
     p.add_argument("--ranks", type=int, default=4)
     p.add_argument("--micro-batches", type=int, default=8)
     p.add_argument("--slices", type=int, default=1)
+    p.add_argument("--chunks", type=int, default=2, help="stages a rank of interleaved and hanayo (default 2)")
+    p.add_argument("--split", type=int, default=1, help="micro-batches that sliced-1f1b halves (default 1)")
     p.add_argument("--fwd", type=float, default=1.0, help="seconds of one F (programs and schedules)")
     p.add_argument("--bwd", type=float, default=2.0, help="seconds of one B (programs and schedules)")
     p.add_argument("--comm", type=float, default=0.0, help="seconds of one message (programs and schedules)")
@@ -187,6 +189,14 @@ def plan_flags(p: argparse.ArgumentParser) -> None:
         group.add_argument(f"--{name}", type=kind)
 
 
+def plan_flags_given(args: argparse.Namespace) -> list[str]:
+    """Those of `plan_flags` that say something else than their default."""
+    parser = argparse.ArgumentParser()
+    plan_flags(parser)
+    return [action.option_strings[0] for action in parser._actions
+            if action.dest != "help" and getattr(args, action.dest) != action.default]
+
+
 def launch_flags(p: argparse.ArgumentParser, needed: bool = True) -> None:
     group = p.add_argument_group("training")
     group.add_argument("--data", help="text file, or .bin of nanoGPT, llm.c or Megatron")
@@ -239,7 +249,10 @@ def _yes_no(text: str) -> bool:
 
 
 def _bytes(text: str) -> int:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value < 1e18:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes")
     return int(value)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _core, cuda
-from .config import human_bytes
+from .config import brief, human_bytes, one_of
 
 __all__ = ["BACKENDS", "Backend", "choose", "own_gpu", "place"]
 
@@ -30,12 +30,11 @@ class Backend:
 
 def choose(name: Any = "cpu", dtype: Any = None) -> Backend:
     """The backend of these arguments; InvalidValueError says what would be right."""
-    if name not in BACKENDS:
-        raise _core.InvalidValueError(f"backend is {name!r}: 'cpu' or 'cuda' would be right")
+    name = one_of("backend", name, BACKENDS)
     known = DTYPES[name]
-    if dtype is not None and dtype not in known:
+    if dtype is not None and (not isinstance(dtype, str) or dtype not in known):
         right = " or ".join(repr(each) for each in known)
-        raise _core.InvalidValueError(f"dtype is {dtype!r}: {right} would be right for backend {name!r}")
+        raise _core.InvalidValueError(f"dtype is {brief(dtype)}: {right} would be right for backend {name!r}")
     return Backend(name, known[0] if dtype is None else dtype)
 
 

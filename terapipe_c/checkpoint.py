@@ -34,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._core import InvalidValueError
+from ._files import path_of
 from .tensorfile import FileLayout, TensorSpec, checksum, lay_out, read_layout, read_tensor
 
 __all__ = [
@@ -341,7 +342,7 @@ class Checkpoint:
 
 def find_checkpoint(path: str | os.PathLike[str]) -> Path:
     """The step folder that `path` means: itself, or the newest of a run folder. FileNotFoundError if there is none."""
-    path = Path(path)
+    path = path_of("path", path)
     if (path / STATE_FILE).is_file():
         return path.resolve()
     if not path.exists():
@@ -377,7 +378,7 @@ def load_checkpoint(
         ValueError: a foreign, truncated or damaged file; the message names the file and the tensor.
     """
     folder = find_checkpoint(path)
-    state = _read_state(folder / STATE_FILE)
+    state = read_state(folder / STATE_FILE)
     shapes = param_shapes(_Model(**state["model"]))
     wanted = list(shapes) if names is None else list(names)
     unknown = [name for name in wanted if name not in shapes]
@@ -457,7 +458,7 @@ def _write_state(path: Path, state: dict[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def _read_state(path: Path) -> dict[str, Any]:
+def read_state(path: Path) -> dict[str, Any]:
     try:
         state = json.loads(path.read_text())
     except (UnicodeDecodeError, json.JSONDecodeError) as error:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .arguments import LAUNCH_NUMBERS, build_parser
+from .arguments import LAUNCH_NUMBERS, build_parser, plan_flags_given
 
 __all__ = ["main"]
 
@@ -103,7 +103,7 @@ def _model(args: argparse.Namespace) -> Any:
         n_head=args.n_head,
         n_embd=args.n_embd,
         vocab_size=args.vocab_size,
-        block_size=args.block_size or args.seq_len or 256,
+        block_size=next(size for size in (args.block_size, args.seq_len, 256) if size is not None),
         bias=not args.no_bias,
         tie_weights=not args.untied,
     )
@@ -143,7 +143,7 @@ def _request(args: argparse.Namespace) -> dict[str, Any]:
     from .request import check_request
 
     model, cluster = _model(args), _cluster(args)
-    seq_len = args.seq_len or model.block_size
+    seq_len = model.block_size if args.seq_len is None else args.seq_len
     names = ("schedule", "stages", "chunks", "data_parallel", "memory_bytes", "granularity", "partition", "slicing", "executable",
              "time_limit_s", "recompute")  # fmt: skip
     request = {"model": model, "cluster": cluster, "batch": args.batch, "seq_len": seq_len,
@@ -216,11 +216,15 @@ def _timeline_of(path: Path, args: argparse.Namespace) -> tuple[str, Any]:
             rows = json.loads((path / "trace.json").read_text())["rows"]
             return "measured timeline of the last step", measured_timeline([tuple(row) for row in rows])
         return "planned timeline of a run", tp.Plan.load(str(path / "plan.json")).timeline()
-    text = path.read_text()
-    if text.lstrip().startswith("{"):
-        return "plan", tp.Plan.load(str(path)).timeline()
-    program = tp.Program.from_csv(text) if path.suffix == ".csv" else tp.Program.parse(text)
-    program.check()
+    try:
+        text = path.read_text(encoding="utf-8")
+        if text.lstrip().startswith("{"):
+            return "plan", tp.Plan.load(str(path)).timeline()
+        program = tp.Program.from_csv(text) if path.suffix == ".csv" else tp.Program.parse(text)
+        program.check()
+    except ValueError as error:
+        why = f"byte {error.start} is no UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+        raise ValueError(why if str(path) in why else f"{path} is neither a plan nor a program: {why}") from error
     return "program", program.simulate(_seconds(args), comm_s=args.comm)
 
 
@@ -244,16 +248,17 @@ def _launch_options(args: argparse.Namespace) -> dict[str, Any]:
 def _profile(args: argparse.Namespace) -> int:
     import terapipe_c as tp
 
+    _check_folder(args.out)
     model = _model(args)
+    seq_len = model.block_size if args.seq_len is None else args.seq_len
     costs = tp.profile(
         model,
         micro_batch=args.micro_batch,
-        seq_len=args.seq_len or model.block_size,
+        seq_len=seq_len,
         backend=args.backend,
         dtype=args.dtype,
         threads=args.threads,
     )
-    seq_len = args.seq_len or model.block_size
     result: dict[str, Any] = {
         "layer_fwd_s": costs.time(seq_len, 0, phase="fwd"),
         "layer_bwd_s": costs.time(seq_len, 0, phase="bwd"),
@@ -320,21 +325,34 @@ def _seconds(args: argparse.Namespace) -> dict[str, float]:
     return {"F": args.fwd, "B": args.bwd, "I": args.bwd / 2, "W": args.bwd / 2}
 
 
+def _named(args: argparse.Namespace) -> Any:
+    """The program of --schedule."""
+    from . import schedules
+
+    functions = {name.replace("_", "-"): name for name in schedules.__all__ if name not in ("OPS", "Program")}
+    functions["1f1b"] = functions.pop("one-f-one-b")
+    name = functions.get(args.schedule.replace("_", "-").replace("one-f-one-b", "1f1b"))
+    if name is None:
+        raise ValueError(f"--schedule is {args.schedule!r}: one of {', '.join(sorted(functions))} would be right")
+    build, sizes = getattr(schedules, name), (args.ranks, args.micro_batches)
+    if name == "sliced_1f1b":
+        if args.slices != 1:
+            raise ValueError(f"--slices is {args.slices}: 1 would be right, as sliced-1f1b has halves along the batch")
+        return build(*sizes, args.split)
+    if name in ("interleaved", "hanayo"):
+        if name == "hanayo" and args.chunks % 2:
+            raise ValueError(f"--chunks is {args.chunks}: two a wave, 2, 4, ..., would be right for hanayo")
+        return build(*sizes, args.chunks if name == "interleaved" else args.chunks // 2, slices=args.slices)
+    return build(*sizes, slices=args.slices)
+
+
 def _simulate(args: argparse.Namespace) -> int:
     if (args.path is None) == (args.schedule is None):
         raise ValueError("give either a file or --schedule")
     if args.path is not None:
         what, line = _timeline_of(Path(args.path), args)
     else:
-        import terapipe_c as tp
-
-        name = {"1f1b": "one_f_one_b"}.get(args.schedule, args.schedule.replace("-", "_"))
-        build = None if name.startswith("_") else getattr(tp.schedules, name, None)
-        if not callable(build):
-            raise ValueError(
-                f"--schedule is {args.schedule!r}; known are gpipe, 1f1b, seq1f1b and others of terapipe_c.schedules"
-            )
-        program = build(args.ranks, args.micro_batches, slices=args.slices)
+        program = _named(args)
         program.check()
         what, line = args.schedule, program.simulate(_seconds(args), comm_s=args.comm)
     _print(args, {"what": what, **_timeline_result(line), **_draw(args, line)})
@@ -348,11 +366,22 @@ def _train(args: argparse.Namespace) -> int:
         raise ValueError("train needs --data and --steps")
     if args.under:
         return _train_under(args)
-    plan = tp.Plan.load(args.plan) if args.plan else _make_plan(args)
+    plan = _load_plan(args) if args.plan else _make_plan(args)
     return _follow(
         args,
         tp.launch(plan, data=args.data, steps=args.steps, out=args.out, progress=_bar(args), **_launch_options(args)),
     )
+
+
+def _load_plan(args: argparse.Namespace) -> Any:
+    """The plan file, which leaves nothing to plan."""
+    import terapipe_c as tp
+
+    unused = plan_flags_given(args)
+    if unused:
+        raise ValueError(f"{args.plan} is a plan already, so {', '.join(unused)} would change nothing: either the file or the "
+                         "flags would be right")
+    return tp.Plan.load(args.plan)
 
 
 def _train_under(args: argparse.Namespace) -> int:
@@ -362,7 +391,7 @@ def _train_under(args: argparse.Namespace) -> int:
         raise ValueError("train --under needs a plan file: ranks that plan for themselves may not agree")
     if args.threads:
         raise ValueError("--threads is for ranks of this process; with --under every process is one rank")
-    run = tp.train(tp.Plan.load(args.plan), args.data, args.steps, out=args.out, launcher=args.under, progress=_bar(args),
+    run = tp.train(_load_plan(args), args.data, args.steps, out=args.out, launcher=args.under, progress=_bar(args),
                    **_launch_options(args))
     return _follow(args, run) if run.rank == 0 else DONE
 

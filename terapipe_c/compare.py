@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ._core import InvalidValueError
-from .config import Cluster, GPTConfig, human_bytes, human_seconds
+from ._core import InvalidTypeError, InvalidValueError
+from ._files import path_of
+from .config import Cluster, GPTConfig, brief, human_bytes, human_seconds, one_of
 from .cost import CostModel
 from .plan import Plan, plan
 from .request import PLANNERS, check_request
@@ -155,7 +156,7 @@ class Comparison:
 
 
 def _write_new(path: str | os.PathLike[str], text: str, overwrite: bool) -> Path:
-    target = Path(path)
+    target = path_of("path", path)
     with target.open("w" if overwrite else "x", encoding="utf-8") as file:
         file.write(text)
     return target
@@ -175,10 +176,11 @@ def check_planners(planners: Sequence[str] | None) -> list[str]:
     """Each once, in this order; None: all."""
     if isinstance(planners, str):
         planners = [planners]
-    names = list(dict.fromkeys(PLANNERS if planners is None else planners))
-    for name in names:
-        if name not in PLANNERS:
-            raise InvalidValueError(f"planners has {name!r}: {', '.join(PLANNERS)} would be right")
+    try:
+        given = list(PLANNERS if planners is None else planners)
+    except TypeError:
+        raise InvalidTypeError(f"planners is {brief(planners)}: a list of names would be right") from None
+    names = list(dict.fromkeys(one_of(f"planners[{i}]", name, PLANNERS) for i, name in enumerate(given)))
     if not names:
         raise InvalidValueError("planners is empty: at least one name would be right")
     return names

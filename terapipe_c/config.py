@@ -6,10 +6,13 @@ import math
 import operator
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from ._core import InvalidValueError
 
@@ -48,29 +51,57 @@ _ALIASES = {"gpt2": "gpt2-124m", "gpt2-medium": "gpt2-345m", "gpt2-355m": "gpt2-
             "gpt3": "gpt3-175b"}
 
 
-def whole(name: str, value: Any, least: int = 1) -> int:
-    """``value`` as an int of at least ``least``, or a ValueError that names it."""
+def whole(name: str, value: Any, least: int = 1, most: int = 2**63 - 1) -> int:
+    """``value`` as an int from ``least`` to ``most``, or a ValueError that names it."""
     if isinstance(value, bool):
         raise InvalidValueError(f"{name} is {value!r}: a whole number would be right")
     try:
         number = operator.index(value)
     except TypeError:
-        raise InvalidValueError(f"{name} is {value!r}: a whole number would be right") from None
+        raise InvalidValueError(f"{name} is {brief(value)}: a whole number would be right") from None
     if number < least:
-        raise InvalidValueError(f"{name} is {number}: at least {least} would be right")
+        raise InvalidValueError(f"{name} is {brief(number)}: at least {least} would be right")
+    if number > most:
+        raise InvalidValueError(f"{name} is {brief(number)}: at most {most} would be right")
     return number
+
+
+def brief(value: Any) -> str:
+    """A value as a message shows it: its beginning, if it is long."""
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 256:
+        return f"{'-' if value < 0 else ''}2^{value.bit_length() - 1} or more"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def one_of(name: str, value: Any, known: Iterable[str]) -> str:
+    """``value``, which is one of these words; else a ValueError that lists them."""
+    words = list(known)
+    if not isinstance(value, str) or value not in words:
+        raise InvalidValueError(f"{name} is {brief(value)}: {'one of ' if len(words) > 2 else ''}"
+                                f"{(' or ' if len(words) == 2 else ', ').join(words)} would be right")
+    return str(value)
+
+
+def flag(name: str, value: Any) -> bool:
+    """``value`` as a bool: True, False, 1 or 0."""
+    if not isinstance(value, (bool, np.bool_, int, np.integer)) or value not in (0, 1):
+        raise InvalidValueError(f"{name} is {brief(value)}: True or False would be right")
+    return bool(value)
 
 
 def real(name: str, value: Any, *, zero: bool = False) -> float:
     """``value`` as a finite float above zero (or from zero on), or a ValueError that names it."""
     try:
+        if isinstance(value, (bool, np.bool_, str, bytes)) or np.iscomplexobj(value):
+            raise TypeError
         number = float(value)
     except (TypeError, ValueError):
-        raise InvalidValueError(f"{name} is {value!r}: a number would be right") from None
+        raise InvalidValueError(f"{name} is {brief(value)}: a number would be right") from None
     except OverflowError:
         raise InvalidValueError(f"{name} is a whole number beyond {sys.float_info.max:.3g}: a smaller one would be right") from None
     if not math.isfinite(number) or number < 0 or (number == 0 and not zero):
-        raise InvalidValueError(f"{name} is {value!r}: a finite number {'from' if zero else 'above'} 0 would be right")
+        raise InvalidValueError(f"{name} is {brief(value)}: a finite number {'from' if zero else 'above'} 0 would be right")
     return number
 
 
@@ -142,15 +173,9 @@ class GPTConfig:
 
     def __post_init__(self) -> None:
         for name in ("n_layer", "n_head", "n_embd", "vocab_size", "block_size"):
-            value = whole(name, getattr(self, name))
-            if value >= 2**31:
-                raise InvalidValueError(f"{name} is {value}: less than 2^31 would be right")
-            object.__setattr__(self, name, value)
+            object.__setattr__(self, name, whole(name, getattr(self, name), most=2**31 - 1))
         for name in ("bias", "tie_weights"):
-            value = getattr(self, name)
-            if value not in (0, 1):
-                raise InvalidValueError(f"{name} is {value!r}: True or False would be right")
-            object.__setattr__(self, name, bool(value))
+            object.__setattr__(self, name, flag(name, getattr(self, name)))
         if self.n_embd % self.n_head:
             divisors = [h for h in range(1, self.n_embd + 1) if self.n_embd % h == 0]
             nearest = min(divisors, key=lambda h: (abs(h - self.n_head), h))
@@ -163,7 +188,7 @@ class GPTConfig:
         key = str(name).lower()
         key = _ALIASES.get(key, key)
         if key not in _PRESETS:
-            raise InvalidValueError(f"there is no preset {name!r}: one of {', '.join(_PRESETS)} would be right")
+            raise InvalidValueError(f"there is no preset {brief(name)}: one of {', '.join(_PRESETS)} would be right")
         shape = dict(zip(("n_layer", "n_head", "n_embd", "vocab_size", "block_size"), _PRESETS[key], strict=True))
         return cls(**_no_extra_keys(cls, {**shape, **changes}))
 

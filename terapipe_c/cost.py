@@ -26,8 +26,8 @@ from . import _core
 from ._core import InvalidTypeError, InvalidValueError
 from ._files import read_json, write_json
 from .backend import Backend, choose
-from .config import KINDS, Cluster, GPTConfig, html_table, human_seconds, real, whole
-from .fit import Curve, fit_and_judge, fit_line, merged
+from .config import KINDS, Cluster, GPTConfig, brief, html_table, human_seconds, one_of, real, whole
+from .fit import Curve, fit_and_judge, fit_line, merged, numbers
 
 __all__ = ["CostModel", "Curve"]
 
@@ -145,6 +145,10 @@ class CostModel:
         computed again). Head: a third of its work in F (logits), two thirds in I (both gradients). AdamW: 28 bytes a
         parameter. 5 us an instruction. Good for comparing plans, not for predicting a clock; ``tp.profile`` measures.
         """
+        if not isinstance(model, GPTConfig):
+            raise InvalidTypeError(f"model is {brief(model)}: a GPTConfig would be right")
+        if not isinstance(cluster, Cluster):
+            raise InvalidTypeError(f"cluster is {brief(cluster)}: a Cluster would be right")
         E, V = float(model.n_embd), float(model.vocab_size)
         peak = cluster.peak_flops or _DEFAULT_FLOPS
         bandwidth = cluster.memory_bandwidth_Bps or max(_DEFAULT_BYTES, peak / _FLOPS_PER_BYTE)
@@ -183,9 +187,7 @@ class CostModel:
         """
         tables = []
         for name, table in (("fwd", fwd), ("bwd", bwd)):
-            if np.iscomplexobj(table):
-                raise InvalidTypeError(f"{name} is complex: real seconds would be right")
-            array = np.array(table, dtype=np.float64)
+            array = numbers(name, table)
             if array.ndim != 2 or array.shape[0] != array.shape[1] or array.shape[0] < 2:
                 raise InvalidValueError(f"{name} has shape {array.shape}: a square [n + 1, n + 1] would be right")
             s, c = np.indices(array.shape)
@@ -246,6 +248,8 @@ class CostModel:
             copy_byte_s: seconds of a message's byte that each end spends itself.
             overhead_s: fixed seconds of an instruction that the samples do not hold.
         """
+        if not isinstance(samples, Mapping) or not all(isinstance(phases, Mapping) for phases in samples.values()):
+            raise InvalidTypeError(f"samples is {brief(samples)}: {{'attention': {{'F': [...], ...}}, 'ffn': ...}} would be right")
         curves: dict[tuple[str, str], Curve] = {}
         judged: dict[str, Float] = {}
         for kind, phases in samples.items():
@@ -278,11 +282,11 @@ class CostModel:
 
         S slice tokens after C context tokens of b sequences; scalars (a float comes back) or arrays that broadcast.
         """
-        if kind not in KINDS:
-            raise InvalidValueError(f"kind is {kind!r}: one of {', '.join(KINDS)} would be right")
-        if phase not in _PHASES_OF:
-            raise InvalidValueError(f"phase is {phase!r}: one of {', '.join(_PHASES_OF)} would be right")
-        arrays = np.broadcast_arrays(*(np.asarray(x, np.float64) for x in (S, C, b)))
+        kind, phase = one_of("kind", kind, KINDS), one_of("phase", phase, _PHASES_OF)
+        try:
+            arrays = np.broadcast_arrays(*(numbers(name, x) for name, x in (("S", S), ("C", C), ("b", b))))
+        except ValueError as error:
+            raise InvalidValueError(f"S, C and b: {error}: one shape, or numbers, would be right") from None
         shape = arrays[0].shape
         slices, contexts, batches = (np.ascontiguousarray(x).reshape(-1) for x in arrays)
         if not all(np.isfinite(x).all() for x in (slices, contexts, batches)) or (slices < 0).any() \

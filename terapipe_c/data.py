@@ -27,10 +27,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._core import InvalidValueError
+from .config import one_of, real, whole
 
 __all__ = ["Dataset", "stdlib_corpus"]
 
 SPLITS = {"train": 0, "val": 1}
+MOST = 2**31 - 1
 BLOCK_TOKENS = 1 << 22  # tokens looked at together by the check: bounds its memory, not its speed
 LLM_C_KINDS: dict[tuple[int, int], np.dtype[Any]] = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}
 LLM_C_HEADER = 256 * 4
@@ -72,33 +74,30 @@ class Dataset:
         vocab_size: int | None = None,
         tokenizer: Tokenizer | None = None,
     ) -> None:
-        self.seq_len = _at_least_one("seq_len", seq_len)
-        self.batch_size = _at_least_one("batch", batch)
-        if not 0 <= seed < 1 << 64:
-            raise InvalidValueError(f"seed is {seed}; it must be in 0 .. 2**64 - 1")
-        if split not in SPLITS:
-            raise InvalidValueError(f"split is {split!r}; it must be 'train' or 'val'")
-        if not 0.0 <= val_fraction < 1.0:
-            raise InvalidValueError(f"val_fraction is {val_fraction}; it must be at least 0 and less than 1")
-        if vocab_size is not None:
-            _at_least_one("vocab_size", vocab_size)
-        self.seed, self.split, self.val_fraction, self.vocab_size = int(seed), split, float(val_fraction), vocab_size
+        self.seq_len, self.batch_size = whole("seq_len", seq_len, most=MOST), whole("batch", batch, most=MOST)
+        self.seed, self.split = whole("seed", seed, 0, (1 << 64) - 1), one_of("split", split, SPLITS)
+        self.val_fraction = real("val_fraction", val_fraction, zero=True)
+        if self.val_fraction >= 1.0:
+            raise InvalidValueError(f"val_fraction is {val_fraction}: less than 1 would be right")
+        self.vocab_size = None if vocab_size is None else whole("vocab_size", vocab_size)
         self.tokens, self.source, self.kind = open_tokens(data, tokenizer)
-        train_tokens = len(self.tokens) - int(len(self.tokens) * self.val_fraction)
-        self._first, self._end = (0, train_tokens) if split == "train" else (train_tokens, len(self.tokens))
-        self._check_length()
-        check_tokens(self.tokens, vocab_size, self.source)
+        self._first, self._end = self.check_split(split)
+        check_tokens(self.tokens, self.vocab_size, self.source)
 
-    def _check_length(self) -> None:
-        need, have = self.seq_len + 1, self._end - self._first
+    def check_split(self, split: str) -> tuple[int, int]:
+        """First token and end of "train" or "val"; a ValueError if that is shorter than one sequence."""
+        train_tokens = len(self.tokens) - int(len(self.tokens) * self.val_fraction)
+        first, end = (0, train_tokens) if split == "train" else (train_tokens, len(self.tokens))
+        need, have = self.seq_len + 1, end - first
         if len(self.tokens) == 0:
             raise InvalidValueError(f"{self.source} is empty: it has no tokens")
         if have < need:
-            whole = "" if have == len(self.tokens) else f" of its {len(self.tokens)}"
+            part = "" if have == len(self.tokens) else f" of its {len(self.tokens)}"
             raise InvalidValueError(
-                f"{self.source}: the {self.split} split has {have}{whole} tokens, but one sequence of seq_len "
+                f"{self.source}: the {split} split has {have}{part} tokens, but one sequence of seq_len "
                 f"{self.seq_len} needs {need} (val_fraction is {self.val_fraction:g})"
             )
+        return first, end
 
     @property
     def num_tokens(self) -> int:
@@ -112,8 +111,7 @@ class Dataset:
 
     def starts(self, step: int) -> list[int]:
         """The position in the source of the first token of each row of `batch(step)`."""
-        if not 0 <= step < 1 << 64:
-            raise InvalidValueError(f"step is {step}; it must be in 0 .. 2**64 - 1")
+        step = whole("step", step, 0, (1 << 64) - 1)
         philox = np.random.Philox(
             key=np.array([self.seed, SPLITS[self.split]], np.uint64), counter=np.array([0, step, 0, 0], np.uint64)
         )
@@ -182,12 +180,16 @@ def open_tokens(data: Any, tokenizer: Tokenizer | None = None) -> tuple[NDArray[
         raise InvalidValueError("tokenizer is for text files; data is an array of tokens already")
     if isinstance(data, (bytes, bytearray, memoryview)):
         return np.frombuffer(data, np.uint8), "array", "array"
-    array = np.asarray(data)
+    try:
+        array = np.asarray(data)
+    except ValueError as error:
+        raise InvalidValueError(f"data is {type(data).__name__} ({error}): a file or a 1-D array of integers would be right") \
+            from None
     if array.size == 0:
         raise InvalidValueError("array is empty: it has no tokens")
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise InvalidValueError(
-            f"array of tokens has shape {list(array.shape)} and dtype {array.dtype}; it must be 1-D and of integers"
+            f"data: an array of tokens has shape {list(array.shape)} and dtype {array.dtype}; it must be 1-D and of integers"
         )
     return array, "array", "array"
 
@@ -215,6 +217,7 @@ def stdlib_corpus(path: str | os.PathLike[str] | None = None, max_bytes: int | N
     Tests and third-party packages are left out. Given `path`, writes it there (whole or not at all) and returns the path;
     else returns the bytes. `max_bytes` cuts the end off.
     """
+    max_bytes = None if max_bytes is None else whole("max_bytes", max_bytes)
     root = Path(sysconfig.get_paths()["stdlib"])
     left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"}
     files = sorted(
@@ -243,13 +246,9 @@ def stdlib_corpus(path: str | os.PathLike[str] | None = None, max_bytes: int | N
     return path
 
 
-def _at_least_one(name: str, value: int) -> int:
-    if int(value) != value or value < 1:
-        raise InvalidValueError(f"{name} is {value}; it must be a whole number of at least 1")
-    return int(value)
-
-
 def _open_file(path: Path, tokenizer: Tokenizer | None) -> tuple[NDArray[Any], str, str]:
+    if path.is_dir():
+        raise InvalidValueError(f"{path} is not a file: a folder is there")
     index = _megatron_index(path)
     if index is None and not path.exists():
         raise FileNotFoundError(f"{path}: no such file (and no {path.name}.idx with {path.name}.bin)")

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ._core import InvalidValueError
-from .config import real
+from .config import brief, real
 
 __all__ = ["DEVICES", "Device", "get", "names"]
 
@@ -32,8 +32,8 @@ class Device:
 
     def peak(self, dtype: str) -> float:
         """Dense FLOPs a second in this dtype."""
-        if dtype not in self.peak_flops:
-            raise InvalidValueError(f"dtype is {dtype!r}: {self.name} has {', '.join(self.peak_flops)}")
+        if not isinstance(dtype, str) or dtype not in self.peak_flops:
+            raise InvalidValueError(f"dtype is {brief(dtype)}: {self.name} has {', '.join(self.peak_flops)}")
         return self.peak_flops[dtype]
 
     def seconds(self, flops: float, num_bytes: float, *, dtype: str = "fp16", efficiency: float = 0.5,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import _core
+from .cost import CostModel
 from .engine import in_threads
 from .plan import Plan
 from .schedule import Program, Timeline, tables
@@ -44,7 +45,7 @@ def emulate(plan: Plan | Program, costs: Any = None, *, timeout_s: float = 600.0
         program = plan.program
         if costs is None:
             costs = plan.durations
-        elif not isinstance(costs, dict):
+        elif isinstance(costs, CostModel):
             costs = costs.durations(program, partition=plan.stages, slicing=plan.slicing, model=plan.model)
     elif isinstance(plan, Program):
         program = plan if "OPT" in plan.counts else plan.lower(False)

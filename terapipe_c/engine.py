@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from . import _core, schedules
 from .backend import Backend, choose, own_gpu
-from .config import GPTConfig, whole
+from .config import GPTConfig, brief, whole
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -21,6 +21,7 @@ __all__ = ["RankEngine", "init_params", "loss_and_grads", "make_engine", "rank_m
 
 Float32 = NDArray[np.float32]
 T = TypeVar("T")
+MOST_THREADS = 256      # TP_TEAM_MOST of csrc/base/team.h
 TIMED = 4       # algorithms of each product that a GPU compares before the first step
 Slicing = Sequence[tuple[int, Sequence[int]]]
 CPU = Backend()
@@ -186,11 +187,16 @@ def init_params(model: GPTConfig, seed: int = 0) -> dict[str, Float32]:
     Normal 0.02, residual projections 0.02 / sqrt(2 n_layer), biases 0, LayerNorm weights 1; Philox keyed by (seed, name,
     index), so a value does not depend on the partition (Radford et al. 2019; Salmon et al. 2011).
     """
-    return _initial(model, seed, {row[0] for row in _core.model_params(dimensions(model))})
+    if not isinstance(model, GPTConfig):
+        raise _core.InvalidTypeError(f"model is {brief(model)}: a GPTConfig would be right")
+    return _initial(model, whole("seed", seed, 0, 2**64 - 1), {row[0] for row in _core.model_params(dimensions(model))})
 
 
 def _check_tokens(model: GPTConfig, tokens: Any) -> NDArray[np.int32]:
-    array = np.asarray(tokens)
+    try:
+        array = np.asarray(tokens)
+    except ValueError:
+        raise _core.InvalidValueError(f"tokens are {brief(tokens)}: integers [batch, T + 1] would be right") from None
     if array.ndim != 2 or array.shape[0] < 1 or array.shape[1] < 2 or not np.issubdtype(array.dtype, np.integer):
         raise _core.InvalidValueError(f"tokens are {array.dtype} {array.shape}: integers [batch, T + 1] would be right")
     if array.shape[1] - 1 > model.block_size:
@@ -230,7 +236,7 @@ def loss_and_grads(model: GPTConfig, params: Mapping[str, NDArray[Any]], tokens:
         raise _core.InvalidTypeError(f"params is {type(params).__name__}: {{name: float32 array}} would be right")
     array = _check_tokens(model, tokens)
     cuts = _normal_slicing(slicing, array.shape[0], array.shape[1] - 1)
-    stages, threads, where = whole("stages", stages), whole("threads", threads), choose(backend, dtype)
+    stages, threads, where = whole("stages", stages), whole("threads", threads, most=MOST_THREADS), choose(backend, dtype)
     device: dict[str, Any] = {} if where == CPU else {"backend": where, "reproducible": True}
     if stages > model.num_blocks:
         raise _core.InvalidValueError(f"stages is {stages}: 1 to {model.num_blocks} (the model's blocks) would be right")

@@ -5,11 +5,13 @@ import math
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ._core import InvalidValueError
+from ._core import InvalidTypeError, InvalidValueError
+from .config import brief
 
 __all__ = ["Curve"]
 
@@ -40,9 +42,30 @@ class Curve:
             raise InvalidValueError("a curve has a number that is not finite")
 
 
+def numbers(name: str, value: Any) -> Float:
+    """A copy as float64, or an error that names it."""
+    try:
+        given = np.array(value)
+        if given.dtype.kind == "c":
+            raise InvalidTypeError(f"{name} is complex: real numbers would be right")
+        if given.dtype.kind not in "fiu":
+            raise TypeError
+        return given.astype(np.float64)
+    except InvalidTypeError:
+        raise
+    except (TypeError, ValueError):
+        raise InvalidTypeError(f"{name} is {brief(value)}: numbers would be right") from None
+
+
 def merged(samples: Iterable[Sequence[float]], columns: int, what: str) -> Float:
     """float64 [n, columns], repeated conditions merged into their median, sorted."""
-    array = np.array([tuple(row) for row in samples], dtype=np.float64)
+    try:
+        array = np.array([tuple(row) for row in samples])
+        if array.size and array.dtype.kind not in "fiu":
+            raise TypeError
+        array = array.astype(np.float64)
+    except (TypeError, ValueError):
+        raise InvalidTypeError(f"{what} is {brief(samples)}: a list of {columns}-tuples of numbers would be right") from None
     if array.ndim != 2 or array.shape[1] != columns or not len(array):
         raise InvalidValueError(f"{what}: a list of at least one {columns}-tuple would be right")
     if not np.isfinite(array).all():

@@ -13,14 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _core
+from ._files import path_of, write_text
 from .backend import choose, own_gpu, place
 from .checkpoint import MODEL_FIELDS
-from .engine import gather_bytes, rank_memory
+from .config import brief, flag, one_of, real, whole
+from .engine import MOST_THREADS, gather_bytes, rank_memory
 from .worker import GATHER_BYTES
 
 __all__ = ["ENGINE", "check_executable", "check_plan", "largest_gather", "make_folder", "make_job", "neighbours"]
 
 ENGINE = "terapipe_c.engine:make_engine"
+TINY = float(np.finfo(np.float32).tiny)
 
 
 def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: bool, val_fraction: float, tokenizer: Any,
@@ -28,13 +31,16 @@ def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: b
     """The job of `launch`'s arguments (plain JSON) and the arrays that go with it; nothing is written. first: this process
     will make the run folder. local_rank: this process is that one of its machine, which has started it; None: all ranks will
     be of this machine."""
-    options = {**options, "betas": list(options["betas"]), "steps": steps}
-    if out is None:
-        options["checkpoint_every"] = 0
+    options = {**options, "steps": steps}
     check_plan(plan)
     _check(options)
+    if out is None:
+        options["checkpoint_every"] = 0
     check_executable(plan)
-    folder = None if out is None else Path(out).absolute()
+    folder = None if out is None else path_of("out", out).absolute()
+    resume = flag("resume", resume)
+    if tokenizer is not None and not callable(tokenizer):
+        raise _core.InvalidTypeError(f"tokenizer is {brief(tokenizer)}: a function from text to tokens, or None, would be right")
     if first and not resume:
         _check_new(folder)
     if resume and folder is None:
@@ -43,11 +49,13 @@ def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: b
     job: dict[str, Any] = {**options, **_describe(plan), "out": None if folder is None else str(folder), "first_step": 0,
                            "resume_from": None, "predicted_peak_memory_bytes": _memory(plan, options)}
     _check_devices(job, local_rank)
+    before: dict[str, Any] = {}
     if resume:
-        job.update(_resume_from(folder, job))
+        found, before = _resume_from(folder, job)
+        job.update(found)
     elif init is not None:
         arrays |= {f"init/{name}": value for name, value in _initial(init, plan.model).items()}
-    job["data"] = _open_data(data, job, val_fraction, tokenizer, arrays)
+    job["data"] = _open_data(data, job, val_fraction, tokenizer, arrays, before)
     return job, arrays
 
 
@@ -77,25 +85,40 @@ def largest_gather(model: Any) -> int:
 
 
 def _check(options: dict[str, Any]) -> None:
-    whole = {"steps": 0, "warmup_steps": 0, "threads_per_rank": 1, "checkpoint_every": 0, "log_every": 1, "eval_every": 0,
+    least_of = {"steps": 0, "warmup_steps": 0, "threads_per_rank": 1, "checkpoint_every": 0, "log_every": 1, "eval_every": 0,
              "eval_batches": 1, "seed": 0}
-    for name, least in whole.items():
-        value = options[name]
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-            raise _core.InvalidValueError(f"{name} is {value!r}: an integer of at least {least} would be right")
+    most_of = {"threads_per_rank": MOST_THREADS, "seed": 2**64 - 1}
+    for name, least in least_of.items():
+        options[name] = whole(name, options[name], least, most_of.get(name, 2**62))
     for name in ("lr", "min_lr", "weight_decay", "eps", "grad_clip", "timeout_s"):
         value = options[name]
-        if name == "min_lr" and value is None:
-            options[name] = value = options["lr"] / 10
-        if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-            raise _core.InvalidValueError(f"{name} is {value!r}: a finite number of at least 0 would be right")
+        options[name] = options["lr"] / 10 if name == "min_lr" and value is None else real(name, value, zero=True)
+    if options["timeout_s"] >= 1e9:
+        raise _core.InvalidValueError(f"timeout_s is {options['timeout_s']:g}: less than 1e9 seconds, or 0 for none, would be "
+                                      "right")
+    if options["eps"] < TINY:      # 0 / 0 where a gradient is 0: a token that a batch does not have
+        raise _core.InvalidValueError(f"eps is {options['eps']:g}: at least {TINY:g}, float32's smallest, would be right")
+    if not isinstance(options["engine"], str) or not all(options["engine"].partition(":")):
+        raise _core.InvalidValueError(f"engine is {brief(options['engine'])}: 'module:function' would be right")
+    options["reproducible"] = flag("reproducible", options["reproducible"])
     options["dtype"] = choose(options["backend"], options["dtype"]).dtype
-    if options["devices"] is not None:
-        options["devices"] = [int(device) for device in options["devices"]]
-    if options["lr_schedule"] not in ("cosine", "constant"):
-        raise _core.InvalidValueError(f"lr_schedule is {options['lr_schedule']!r}: 'cosine' or 'constant' would be right")
-    if len(options["betas"]) != 2 or not all(0 <= beta < 1 for beta in options["betas"]):
-        raise _core.InvalidValueError(f"betas is {options['betas']!r}: two numbers in [0, 1) would be right")
+    options["devices"] = _devices(options["devices"])
+    options["lr_schedule"] = one_of("lr_schedule", options["lr_schedule"], ("cosine", "constant"))
+    try:
+        betas = [real("betas", beta, zero=True) for beta in options["betas"]]
+    except TypeError:
+        betas = []
+    if len(betas) != 2 or max(betas) >= 1:
+        raise _core.InvalidValueError(f"betas is {brief(options['betas'])}: two numbers in [0, 1) would be right")
+    options["betas"] = betas
+
+
+def _devices(devices: Any) -> list[int] | None:
+    if devices is None:
+        return None
+    if not isinstance(devices, (list, tuple, range)) and (not isinstance(devices, np.ndarray) or devices.ndim != 1):
+        raise _core.InvalidTypeError(f"devices is {brief(devices)}: a list with the GPU of each rank, or None, would be right")
+    return [whole(f"devices[{rank}]", device, 0) for rank, device in enumerate(devices)]
 
 
 def check_executable(plan: Any) -> None:
@@ -142,17 +165,18 @@ def _check_devices(job: Mapping[str, Any], local_rank: int | None) -> None:
         place(backend, here + 1, None if devices is None else devices[:here + 1], [0] * here + [max(needed)])
 
 
-def _resume_from(folder: Path | None, job: Mapping[str, Any]) -> dict[str, Any]:
-    from .checkpoint import find_checkpoint
+def _resume_from(folder: Path | None, job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What of the job a checkpoint says, and the state of its data."""
+    from .checkpoint import STATE_FILE, find_checkpoint, read_state
 
     path = find_checkpoint(Path(str(folder)))
-    state = json.loads((path / "state.json").read_text())
+    state = read_state(path / STATE_FILE)
     different = [name for name in MODEL_FIELDS if state["model"][name] != job["model"][name]]
     if different:
         name = different[0]
         raise _core.InvalidValueError(f"{path}: the checkpoint's model has {name} {state['model'][name]}, the plan's has "
                                       f"{job['model'][name]}")
-    return {"resume_from": str(path), "first_step": int(state["step"])}
+    return {"resume_from": str(path), "first_step": int(state["step"])}, state["data"]
 
 
 def _initial(init: Any, model: Any) -> Mapping[str, NDArray[np.float32]]:
@@ -171,42 +195,45 @@ def _initial(init: Any, model: Any) -> Mapping[str, NDArray[np.float32]]:
         if name not in params or params[name].shape != shape:
             found = "missing" if name not in params else f"of shape {params[name].shape}"
             raise _core.InvalidValueError(f"init: {name} is {found}: {shape}, as in tp.init_params(plan.model), would be right")
-    return params
+    return {name: np.ascontiguousarray(params[name]) for name in param_shapes(model)}
 
 
 def _open_data(data: Any, job: Mapping[str, Any], val_fraction: float, tokenizer: Any,
-               arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
-    """Read every token once, here, so that bad data is refused before anybody starts."""
+               arrays: dict[str, NDArray[Any]], before: dict[str, Any]) -> dict[str, Any]:
+    """Read every token once, here, so that bad data is refused before anybody starts. before: what a checkpoint says of its
+    data; empty: there is none."""
     from .data import Dataset
 
     sizes = job["seq_len"], job["batch"]
-    whole = Dataset(data, *sizes, seed=job["seed"], val_fraction=val_fraction, vocab_size=job["model"]["vocab_size"],
+    opened = Dataset(data, *sizes, seed=job["seed"], val_fraction=val_fraction, vocab_size=job["model"]["vocab_size"],
                     tokenizer=tokenizer)
+    opened.check_state(before)
     if job["eval_every"]:
-        Dataset(whole.tokens, *sizes, seed=job["seed"], split="val", val_fraction=val_fraction)
+        opened.check_split("val")
     if isinstance(data, (str, os.PathLike)) and tokenizer is None:
         return {"path": os.path.abspath(data), "val_fraction": val_fraction}
-    arrays["data"] = whole.tokens
+    arrays["data"] = opened.tokens
     return {"path": None, "val_fraction": val_fraction}
 
 
-def make_folder(job: Mapping[str, Any], plan: Any) -> None:
-    """config.json, plan.json and a metrics.jsonl that ends where this run begins."""
+def make_folder(job: Mapping[str, Any], plan: Any) -> bool:
+    """config.json, plan.json and a metrics.jsonl that ends where this run begins; whether there was no such folder before."""
     folder = Path(job["out"])
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
         config = {name: value for name, value in job.items() if name != "plan"}
-        (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+        write_text(folder / "config.json", json.dumps(config, indent=1) + "\n")
         plan.save(folder / "plan.json")
         metrics = folder / "metrics.jsonl"
         kept = metrics.read_text().splitlines() if metrics.exists() else []
         kept = [line for line in kept if _step_of(line) < job["first_step"]]
-        metrics.write_text("".join(line + "\n" for line in kept))
+        write_text(metrics, "".join(line + "\n" for line in kept))
     except BaseException:
         if made:
             shutil.rmtree(folder, ignore_errors=True)
         raise
+    return made
 
 
 def _step_of(line: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import atexit
 import math
 import os
+import shutil
 import signal
 import threading
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _core
+from .config import flag
 from .job import ENGINE, largest_gather, make_folder, make_job, neighbours
 from .outcome import Outcome, Record
 from .progress import Progress
@@ -44,7 +46,8 @@ def launch(plan: Any, data: Any, steps: int, *, seed: int = 0, out: str | os.Pat
         init: None (drawn from `seed`), {name: float32 array}, a checkpoint or the path of one.
         processes: one process per rank; False: one thread per rank in this process.
         checkpoint_every: steps between checkpoints, one after the last step too; 0: none.
-        log_every: steps between records. eval_every: steps between evaluations on the last `val_fraction`; 0: none.
+        log_every: steps between records. eval_every: steps between evaluations on the last `val_fraction`, and one after the last
+            step; 0: none. A step that is evaluated has a record.
         progress: None: a bar on a terminal or in a notebook, lines elsewhere; False: silence.
         backend: "cpu" or "cuda". threads_per_rank: threads that share a rank's kernels; the results are the same bits for any
             number.
@@ -59,14 +62,16 @@ def launch(plan: Any, data: Any, steps: int, *, seed: int = 0, out: str | os.Pat
     that is not ``plan.executable``, and for fewer or different GPUs), ExecutionError (no driver), OutOfMemoryError (of a GPU).
     """
     arguments = {name: value for name, value in locals().items() if name not in ("processes", "progress")}
+    processes, progress = flag("processes", processes), None if progress is None else flag("progress", progress)
     job, arrays = make_job(**arguments)
-    if job["out"] is not None:
-        make_folder(job, plan)
-    region = _region(plan, job, processes)
+    region, made = _region(plan, job, processes), False
     try:
+        made = job["out"] is not None and make_folder(job, plan)
         ranks: Ranks = (ProcessRanks if processes else ThreadRanks)(job, arrays, region)
     except BaseException:
         region.close()
+        if made:                    # nothing has begun: the same call must be possible again
+            shutil.rmtree(job["out"], ignore_errors=True)
         raise
     return Run(plan, job, region, ranks, Progress(progress, job["first_step"], steps))
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from ._files import write_json
 from .report import Report
 
 __all__ = ["Outcome", "Record"]
@@ -92,4 +93,4 @@ class Outcome:
     def _write_trace(self) -> None:
         if self.out is not None:
             columns = ["rank", "op", "stage", "micro", "slice", "start_s", "end_s"]
-            (self.out / "trace.json").write_text(json.dumps({"columns": columns, "rows": self.trace}) + "\n")
+            write_json(self.out / "trace.json", {"columns": columns, "rows": self.trace})

@@ -22,7 +22,7 @@ from .backend import Backend, choose, place
 from .checkpoint import param_shapes
 from .config import KINDS, GPTConfig, real, whole
 from .cost import CostModel
-from .engine import CPU, RankEngine
+from .engine import CPU, MOST_THREADS, RankEngine
 from .fit import fit_passes
 from .schedules import Program
 
@@ -352,10 +352,12 @@ def profile(model: GPTConfig, micro_batch: int = 1, seq_len: int | None = None, 
     seq_len = model.block_size if seq_len is None else whole("seq_len", seq_len)
     if seq_len > model.block_size:
         raise _core.InvalidValueError(f"seq_len is {seq_len}: at most block_size = {model.block_size} would be right")
-    micro_batch, threads = whole("micro_batch", micro_batch), whole("threads", threads)
+    micro_batch, threads = whole("micro_batch", micro_batch, most=MOST_SEQUENCES), whole("threads", threads, most=MOST_THREADS)
     everybody = 1 if where.name == "cuda" else max(1, len(os.sched_getaffinity(0)) // threads)   # ranks share no GPU
     busy = everybody if ranks is None else whole("ranks", ranks)
     budget_s = real("budget_s", budget_s)
+    if budget_s > MOST_SECONDS:
+        raise _core.InvalidValueError(f"budget_s is {budget_s:g}: at most {MOST_SECONDS:g} seconds would be right")
     end = time.monotonic() + budget_s
     sampler = _Sampler(busy, threads, where)
     layer = 4 * (model.block_params("attention") + model.block_params("ffn")) * 3
@@ -377,6 +379,7 @@ def profile(model: GPTConfig, micro_batch: int = 1, seq_len: int | None = None, 
 
 
 MOST_REPEATS = 40
+MOST_SEQUENCES, MOST_SECONDS = 1 << 16, 1e6     # of a micro-batch, of a profile: beyond, a slip
 
 
 def _measure_head(sampler: _Sampler, model: GPTConfig, seq_len: int, end: float, share: float) -> None:

@@ -19,6 +19,7 @@ class Progress:
 
     def __init__(self, wanted: bool | None, first: int, steps: int) -> None:
         self._first, self._steps, self._shown, self._last_line, self._closed = first, steps, 0, 0.0, False
+        self._told: Any = None
         self._bar: Any = None
         self._terminal = sys.stderr is not None and sys.stderr.isatty()
         self._silent = wanted is False or sys.stderr is None
@@ -42,8 +43,10 @@ class Progress:
                 self._shown = last.step + 1 - self._first
             if over:
                 self._bar.close()
-        elif last is not None and (over or self._terminal or time.monotonic() - self._last_line > LINE_EVERY_S):
-            self._last_line = time.monotonic()
+        elif last is None or (last is self._told and not self._terminal):
+            return
+        elif over or self._terminal or time.monotonic() - self._last_line > LINE_EVERY_S:
+            self._last_line, self._told = time.monotonic(), last
             text = f"step {last.step + 1}/{self._steps}  loss {last.loss:.4f}  {last.tokens_per_s:,.0f} tok/s"
             end = "" if self._terminal and not over else "\n"
             print(("\r\x1b[K" if self._terminal else "") + text, end=end, file=sys.stderr, flush=True)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._core import OPS
+from ._files import path_of, write_text
 
 __all__ = ["Report"]
 
@@ -151,9 +152,9 @@ class Report:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write one HTML file that stands alone; gives its path."""
-        path = Path(path)
+        path = path_of("path", path)
         style = ("body{font:14px system-ui,sans-serif;margin:2em}td,th{padding:.2em 1em;text-align:right}"
                  "td:first-child{text-align:left}")
-        path.write_text('<!doctype html><html lang="en"><head><meta charset="utf-8"><title>terapipe_c run</title><style>'
-                        f"{style}</style></head><body><h1>Predicted and measured</h1>{self._repr_html_()}</body></html>\n")
+        write_text(path, '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>terapipe_c run</title><style>'
+                   f"{style}</style></head><body><h1>Predicted and measured</h1>{self._repr_html_()}</body></html>\n")
         return path

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ._core import InvalidTypeError, InvalidValueError
-from .config import Cluster, GPTConfig, real, whole
+from .config import Cluster, GPTConfig, brief, flag, real, whole
 from .cost import PHASES, CostModel, equal_lengths
 from .judge import NOTHING, SLICED, ZERO_BUBBLE, ZIGZAG, Cut, Judge, Micro, Replicas, Savings, possible
 
@@ -55,6 +55,8 @@ def check_slicing(slicing: Any, batch: int, seq_len: int) -> tuple[Micro, ...]:
 
 def check_partition(partition: Any, model: GPTConfig) -> Cut:
     """[(first block, last block + 1), ...], proved to cover the model in order."""
+    if not isinstance(partition, (list, tuple)):
+        raise InvalidTypeError(f"partition is {brief(partition)}: a list of (first block, last block + 1) would be right")
     at, result = 0, []
     for k, entry in enumerate(partition):
         if not isinstance(entry, (list, tuple)) or len(entry) != 2:
@@ -132,9 +134,9 @@ class Request:
 
 
 def _one_of(name: str, value: Any, known: Sequence[str], later: Sequence[str] = ()) -> str:
-    if value not in known:
-        note = f" ({value} is planned, not built yet)" if value in later else ""
-        raise InvalidValueError(f"{name} is {value!r}{note}: one of {', '.join(known)} would be right")
+    if not isinstance(value, str) or value not in known:
+        note = f" ({value} is planned, not built yet)" if isinstance(value, str) and value in later else ""
+        raise InvalidValueError(f"{name} is {brief(value)}{note}: one of {', '.join(known)} would be right")
     return str(value)
 
 
@@ -253,10 +255,10 @@ def _check_recompute(recompute: Any, model: GPTConfig, planner: str) -> tuple[bo
         raise InvalidTypeError(f"recompute is {type(recompute).__name__}: {right}") from None
     if len(flags) != len(kinds):
         raise InvalidValueError(f"recompute has {len(flags)} entries: one for each of the {len(kinds)} blocks would be right")
-    for i, flag in enumerate(flags):
-        if not isinstance(flag, (bool, np.bool_)):
-            raise InvalidTypeError(f"recompute[{i}] is {flag!r}: True or False would be right")
-        if flag and kinds[i] not in ("attention", "ffn"):
+    for i, again in enumerate(flags):
+        if not isinstance(again, (bool, np.bool_)):
+            raise InvalidTypeError(f"recompute[{i}] is {again!r}: True or False would be right")
+        if again and kinds[i] not in ("attention", "ffn"):
             raise InvalidValueError(f"recompute[{i}] is True, but that block is {model.blocks[i].name}: attention and FFN blocks "
                                     "can be recomputed")
     return tuple(bool(flag) for flag in flags)
@@ -277,8 +279,7 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
     if seq_len > model.block_size:
         raise InvalidValueError(f"seq_len is {seq_len}: at most the model's block_size = {model.block_size} would be right")
     planner = _one_of("planner", planner, PLANNERS)
-    if executable not in (None, True, False):
-        raise InvalidValueError(f"executable is {executable!r}: True, False or None would be right")
+    executable = None if executable is None else flag("executable", executable)
     replicas = _check_parallel(cluster, batch, data_parallel, tensor_parallel, executable is True)
     free_chunks = planner == "auto" and chunks is None and schedule in ("auto", *_MANY) and partition is None
     names, chunks = _check_schedule(planner, schedule, chunks)

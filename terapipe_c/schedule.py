@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ._core import OPS, Error, InvalidTypeError, InvalidValueError, Program
+from .config import brief, real, whole
 
 __all__ = ["CAUSES", "INSTRUCTION", "INTERVAL", "OPS", "Program", "Timeline"]
 
@@ -170,6 +171,9 @@ def _simulate(program: Program, cost: Any, comm_s: Any = 0.0, activation_bytes: 
     given = tables(program, cost, comm_s, activation_bytes)
     _need(program, given)
     makespan, bound, bubbles, busy, peak = program._time(given, False)
+    if not (peak < 2.0**63).all():
+        raise InvalidValueError(f"activation_bytes: rank {int(np.argmax(peak))} would hold {peak.max():.3g} bytes: less than 2^63 "
+                                "would be right")
 
     def intervals() -> NDArray[np.void]:
         rows: NDArray[np.void] = program._time(given, True).view(INTERVAL)
@@ -193,12 +197,17 @@ def _makespan(program: Program, costs: Any, comm_s: Any = 0.0) -> Any:
 
 
 def _split(program: Program, cost: Any = None, pending: int = 1, comm_s: Any = 0.0) -> Program:
+    pending = whole("pending", pending, 0, 2**31 - 1)
     given = tables(program, {"F": 1.0, "I": 1.0, "W": 1.0} if cost is None else cost, comm_s)
     return program._split_with(given, pending)
 
 
 def _instructions(program: Program, rank: int) -> NDArray[np.void]:
-    begin, end = program._bounds(rank)
+    if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)):
+        raise InvalidTypeError(f"rank is {brief(rank)}: an int would be right")
+    if not 0 <= rank < program.num_ranks:
+        raise IndexError(f"rank is {brief(int(rank))}: 0 to {program.num_ranks - 1} would be right")
+    begin, end = program._bounds(int(rank))
     if begin == end:
         return np.empty(0, INSTRUCTION)
     buffer: Any = program  # a view of the program's own memory
@@ -207,7 +216,10 @@ def _instructions(program: Program, rank: int) -> NDArray[np.void]:
 
 
 def _from_instructions(kind: type[Program], ranks: Iterable[ArrayLike], keep_slots: bool = False) -> Program:
-    lists = [np.asarray(rank) for rank in ranks]
+    try:
+        lists = [np.asarray(rank) for rank in ranks]
+    except (TypeError, ValueError):
+        raise InvalidTypeError(f"ranks is {brief(ranks)}: a list with the instructions of each rank would be right") from None
     for r, rank in enumerate(lists):
         if rank.dtype != INSTRUCTION or rank.ndim != 1:
             raise InvalidValueError(
@@ -291,6 +303,8 @@ class Timeline:
         the measured durations; what the ranks idled beyond that is ``comm``.
         """
         rows = _rows(intervals)
+        ranks = None if ranks is None else whole("ranks", ranks, most=32767)
+        makespan_s = None if makespan_s is None else real("makespan_s", makespan_s, zero=True)
         if ranks is None:
             ranks = int(rows["rank"].max()) + 1 if len(rows) else 1
         if len(rows) and rows["rank"].max() >= ranks:
@@ -352,7 +366,12 @@ def _rows(intervals: Any) -> NDArray[np.void]:
             )
         columns = {name: array[name] for name in INTERVAL.names or ()}
     else:
-        listed = [tuple(row) for row in intervals]
+        try:
+            listed = [tuple(row) for row in intervals]
+        except TypeError:
+            raise InvalidTypeError(
+                f"intervals is {brief(intervals)}: rows (rank, op, stage, micro, slice, start_s, end_s) would be right"
+            ) from None
         if any(len(row) != 7 for row in listed):
             raise InvalidValueError("an interval is not (rank, op, stage, micro, slice, start_s, end_s)")
         columns = {name: np.array([row[i] for row in listed]) for i, name in enumerate(INTERVAL.names or ())}
@@ -363,6 +382,10 @@ def _rows(intervals: Any) -> NDArray[np.void]:
         except KeyError as error:
             raise InvalidValueError(f"an interval has operation {error}: {' '.join(OPS)} would be right") from None
     for name, column in columns.items():
+        if column.dtype.kind not in ("iu" if name[-2:] != "_s" else "fiu") and column.size:
+            raise InvalidTypeError(f"{name} of the intervals is {brief(column.flat[0])}: a number would be right")
+        if rows[name].dtype.kind in "iu" and column.size and not (0 <= column.min() and column.max() < 65536):
+            raise InvalidValueError(f"{name} of the intervals is {column.min()} to {column.max()}: 0 to 65535 would be right")
         rows[name] = column
     if not (np.isfinite(rows["start_s"]).all() and (rows["end_s"] >= rows["start_s"]).all()):
         raise InvalidValueError("an interval ends before it starts, or its times are not finite")

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._core import OPS, InfeasibleError, InvalidTypeError, InvalidValueError, Program
+from .config import brief
 
 __all__ = ["OPS", "Program", "bpipe", "chimera", "dualpipe_v", "gpipe", "hanayo", "interleaved", "one_f_one_b", "pipedream",
            "seq1f1b", "sliced_1f1b", "zb_h1", "zb_h2", "zb_v"]  # fmt: skip
@@ -87,6 +88,8 @@ def sliced_1f1b(ranks: int, micro_batches: int, split: int) -> Program:
     ranks, micro_batches = _whole("ranks", ranks, 32767), _whole("micro_batches", micro_batches, 65536)
     if isinstance(split, bool) or not isinstance(split, int | np.integer):
         raise InvalidTypeError(f"split is {split!r}: an int would be right")
+    if not 0 <= split <= micro_batches:
+        raise InvalidValueError(f"split is {brief(int(split))}: 0 to the {micro_batches} micro-batches would be right")
     return Program._build_sliced(ranks, micro_batches, int(split))
 
 
@@ -131,8 +134,10 @@ def zb_v(ranks: int, micro_batches: int, slices: int | Sequence[int] = 1, second
 
 def _nominal(seconds: Sequence[float]) -> tuple[float, float, float]:
     try:
+        if np.iscomplexobj(seconds):
+            raise TypeError
         forward, inputs, weights = (float(x) for x in seconds)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise InvalidTypeError(f"seconds is {seconds!r}: three numbers (of F, I and W) would be right") from None
     return forward, inputs, weights
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._core import OPS, Program
+from ._files import write_text
 from ._page import PAGE
 from .schedule import CAUSES, Timeline
 
@@ -73,8 +74,7 @@ Rows = NDArray[np.void]
 
 
 def write(path: str | os.PathLike[str], text: str) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
+    write_text(path, text)
 
 
 def measured_timeline(rows: Sequence[tuple[Any, ...]]) -> Timeline:

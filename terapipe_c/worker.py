@@ -116,7 +116,7 @@ class _Training:
             last = stopped or step == job["steps"]
             if self.held_out is not None and (step % job["eval_every"] == 0 or last):
                 record["eval_loss"] = self._evaluate()
-            if self.rank == 0 and ((step - 1) % job["log_every"] == 0 or last):
+            if self.rank == 0 and ((step - 1) % job["log_every"] == 0 or record["eval_loss"] is not None or last):
                 self.emit(record)
             if job["checkpoint_every"] and (step % job["checkpoint_every"] == 0 or last):
                 self._save(step)
@@ -147,6 +147,7 @@ class _Training:
         """Rank 0 reserves the space, every rank writes its own tensors, rank 0 completes: whole, or not there at all."""
         from .checkpoint import CheckpointWriter, write_tensors
 
+        self.region.set_progress(self.rank, step, WRITING)
         writer = CheckpointWriter(Path(self.job["out"]) / CHECKPOINTS, self.model) if self.rank == 0 else None
         try:
             folder = share(self.comm, str(writer.begin(step)) if writer else None)[0]
@@ -184,6 +185,7 @@ def share(comm: _core.Comm, thing: Any) -> list[Any]:
     return [json.loads(part[:size]) for part, size in zip(parts, sizes, strict=True)]
 
 
+WRITING = 2**64 - 2  # TP_WRITING of csrc/comm/comm.h
 GATHER_BYTES = 4096  # max_gather_bytes of the regions that launch makes
 
 

@@ -282,6 +282,32 @@ def test_simulate_a_named_schedule_and_its_text(capsys, tmp_path):
     assert code == 2 and "waltz" in err
 
 
+def test_named_schedules_of_several_chunks(capsys):
+    for name, makespan in (("hanayo", "28"), ("interleaved", "27"), ("sliced-1f1b", "15"), ("1f1b", "15"), ("zb_h1", "13")):
+        code, out, err = run(capsys, "simulate", "--schedule", name, "--ranks", 2, "--micro-batches", 4)
+        assert code == 0 and f"makespan_s         {makespan}\n" in out, (name, out, err)
+    for name, word in (("Program", "one of 1f1b"), ("chimera", "two replicas")):
+        code, _, err = run(capsys, "simulate", "--schedule", name, "--ranks", 2)
+        assert code == 2 and word in err
+    code, _, err = run(capsys, "simulate", "--schedule", "hanayo", "--chunks", 3)
+    assert code == 2 and "--chunks is 3" in err
+
+
+def test_what_would_be_ignored_or_lost_is_refused_first(capsys, tmp_path):
+    (tmp_path / "text.txt").write_bytes(b"\xff\xfe")
+    plan = (tmp_path / "plan.json").as_posix()
+    assert run(capsys, "plan", "--n-layer", 1, "--seq-len", 8, "--stages", 1, "--costs", "analytic", "--out", plan)[0] == 0
+    for argv, word in (
+        (["train", plan, "--stages", 2, "--data", "x", "--steps", 1, "--out", "x"], "--stages would change nothing"),
+        (["profile", "--out", tmp_path / "none/costs.json"], "no such folder to write into"),
+        (["view", tmp_path / "text.txt", "--svg", "x"], "text.txt is neither a plan nor a program: byte 0"),
+        (["plan", "--seq-len", 0, "--block-size", 8, "--costs", "analytic"], "seq_len is 0"),
+        (["plan", "--memory-bytes", "lots"], "'lots' is no number of bytes"),
+    ):
+        code, _, err = run(capsys, *argv)
+        assert code == 2 and word in err, err
+
+
 def test_sweep_plans(capsys, tmp_path):
     rows = tmp_path / "rows.jsonl"
     argv = ["sweep", *SMALL, "--grid", "stages=1,2,99", "--grid", "slicing=1,2", "--out", rows, "--json"]

@@ -125,6 +125,8 @@ def test_progress_and_abort_are_seen_through_another_mapping():
     assert other.doing(2) == "at step 41 while running backward of micro-batch 6 slice 7 on stage 5"
     region.set_progress(2, 42)
     assert other.doing(2) == "at step 42, between instructions"
+    region.set_progress(2, 42, 2**64 - 2)
+    assert other.doing(2) == "while writing the checkpoint of 42 steps"
     assert other.aborted() is None
     region.abort("EIO", 1, "é" * 400)
     region.abort("ERUNTIME", 0, "later")

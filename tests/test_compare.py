@@ -148,7 +148,7 @@ def test_the_command_refuses_before_it_measures(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(tp, "profile", lambda *_, **__: pytest.fail("measured"))
     for words, said in ((["plan", "--stages", "0"], "stages is 0"), (["plan", "--planner", "nope"], "planner is 'nope'"),
                         (["plan", "--out", str(tmp_path / "no" / "p.json")], "no such folder"),
-                        (["compare", "--planners", "nope"], "planners has 'nope'"),
+                        (["compare", "--planners", "nope"], "planners[0] is 'nope'"),
                         (["compare", "--stages", "99"], "stages is 99")):
         assert cli.main(words) == cli.BAD_REQUEST
         assert said in capsys.readouterr().err

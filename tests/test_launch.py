@@ -131,6 +131,23 @@ def test_a_resumed_run_continues_bit_for_bit(tmp_path, processes):
     assert steps == list(range(6))
 
 
+def test_a_resume_on_other_data_is_refused_before_a_rank_starts(tmp_path):
+    start(2, processes=False, out=tmp_path / "a").wait()
+    for word, options in (("seed was 0 and is now 3", dict(seed=3)), ("num_tokens was", dict(data=DATA[:-1]))):
+        with pytest.raises(ValueError, match=word):
+            start(4, processes=False, out=tmp_path / "a", resume=True, **options)
+    state = tmp_path / "a/checkpoints/step-00000002/state.json"
+    state.write_text(state.read_text().replace('"step": 2', '"step": 1'))
+    with pytest.raises(ValueError, match="state.json: damaged"):
+        start(4, processes=False, out=tmp_path / "a", resume=True)
+
+
+def test_every_evaluation_has_a_record():
+    records = list(start(8, processes=False, log_every=5, eval_every=3))
+    assert [(record.step, record.eval_loss is not None) for record in records] == [
+        (0, False), (2, True), (5, True), (7, True)]  # fmt: skip
+
+
 def test_initial_parameters_reach_the_ranks_by_memory():
     from terapipe_c.checkpoint import param_shapes
     init = {name: np.full(shape, 0.5, np.float32) for name, shape in param_shapes(SimpleNamespace(**MODEL)).items()}
@@ -187,6 +204,7 @@ def test_bad_requests_are_refused(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "short.txt").write_text("abc")
+    (tmp_path / "long.txt").write_text("abc" * 1000)
     wild = np.full(5000, 255, np.int32)
     wild[4321] = 256
     for kind, word, options in (
@@ -197,6 +215,9 @@ def test_bad_requests_are_refused(tmp_path):
             (ValueError, "backend is .gpu.", dict(backend="gpu")),
             (ValueError, "resume", dict(resume=True)), (FileNotFoundError, "new", dict(resume=True, out=tmp_path / "new")),
             (ValueError, "float64", dict(init={"w": np.zeros(3)})), (TypeError, "init is int", dict(init=5)),
+            (ValueError, "eps is 0", dict(eps=0)), (ValueError, "processes is 'no'", dict(processes="no")),
+            (ValueError, "timeout_s is 1e.30", dict(timeout_s=1e30)), (TypeError, "tokenizer is 3", dict(tokenizer=3)),
+            (ValueError, "long.txt: the val split has 0 of", dict(data=tmp_path / "long.txt", eval_every=1, val_fraction=0)),
             (ValueError, "lr is '1'", dict(lr="1")), (ValueError, "empty.txt is empty", dict(data=tmp_path / "empty.txt")),
             (ValueError, r"short.txt.*3 tokens.*needs \d+", dict(data=tmp_path / "short.txt"))):
         with pytest.raises(kind, match=word):
@@ -206,6 +227,31 @@ def test_bad_requests_are_refused(tmp_path):
         launch({}, data=wild, steps=1)
     with pytest.raises(ValueError, match="steps is -1"):
         start(-1)
+
+
+def test_a_launch_that_cannot_start_leaves_no_folder(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(sys.modules["terapipe_c.launch"], "ThreadRanks", refuse)
+    with pytest.raises(OSError, match="Too many"):
+        start(2, processes=False, out=tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_full_disk_leaves_what_a_run_folder_holds(tmp_path, monkeypatch):
+    start(2, processes=False, out=tmp_path / "a").wait()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir() if path.is_file()}
+
+    def refuse(_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr("os.fsync", refuse)
+        with pytest.raises(OSError, match=r"No space left on device: '.*/a/config.json'"):
+            start(4, processes=False, out=tmp_path / "a", resume=True)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir() if path.is_file()} == before
+    assert [record.step for record in start(4, processes=False, out=tmp_path / "a", resume=True)] == [2, 3]
 
 
 # ---- runs that go wrong ----------------------------------------------------------------------------------------------

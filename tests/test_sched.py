@@ -228,6 +228,21 @@ def test_rewritten_slots_are_refused():
     assert refused == 24
 
 
+def test_a_wrong_field_is_refused_by_rank_and_position():
+    """Also where nothing would read it: what check accepts is what its text says."""
+    lists = [rank.copy() for rank in (schedules.seq1f1b(2, 3, 2).lower().instructions(r) for r in range(2))]
+    for field, value, word in (("op", 13, "no operation 13"), ("op", 65535, "no operation"), ("peer", 1, "talks to no other")):
+        wrong = [rank.copy() for rank in lists]
+        wrong[1][field][1] = value
+        with pytest.raises(_core.ScheduleError, match=word) as refused:
+            Program.from_instructions(wrong).check()
+        assert (refused.value.rank, refused.value.position) == (1, 1)
+    unlowered = schedules.gpipe(2, 2).instructions(0).copy()
+    unlowered["slot"] = 7
+    clean = Program.from_instructions([unlowered, schedules.gpipe(2, 2).instructions(1)])
+    assert clean == schedules.gpipe(2, 2) == Program.parse(str(clean))
+
+
 def test_messages_name_the_rule():
     for text, words in (
         ("0F0.1 0F0.0 0B0.1 0B0.0", "ascend"),

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +27,18 @@ def boxes(text, name):
     return [
         r for r in ElementTree.fromstring(text).iter(SVG + "rect") if re.fullmatch(name + r"\d", r.get("class", ""))
     ]
+
+
+def test_a_picture_goes_where_a_link_points_and_into_a_device(tmp_path):
+    line = schedules.gpipe(2, 2).simulate({"F": 1.0, "B": 2.0})
+    (tmp_path / "real.svg").write_text("old")
+    (tmp_path / "link.svg").symlink_to(tmp_path / "real.svg")
+    line.to_svg(tmp_path / "link.svg")
+    assert (tmp_path / "link.svg").is_symlink() and "<svg" in (tmp_path / "real.svg").read_text()
+    line.to_svg("/dev/null")
+    assert not Path("/dev/null").is_file()
+    with pytest.raises(FileNotFoundError, match="no such folder to write into"):
+        line.to_svg(tmp_path / "none/x.svg")
 
 
 def test_svg_has_every_interval_in_its_place(line, tmp_path):

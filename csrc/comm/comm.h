@@ -76,6 +76,8 @@ tp_region_progress(tp_region *region, int rank, uint64_t step, uint64_t instruct
 void
 tp_region_read_progress(const tp_region *region, int rank, uint64_t *step, uint64_t *instruction);
 
+#define TP_WRITING (UINT64_MAX - 1) /* no instruction: the rank writes its part of a checkpoint */
+
 /* What a rank is doing, in words: "at step 5 while running forward of micro-batch 0 slice 2 on stage 1", or "before its
  * first instruction". */
 #define TP_DOING_TEXT 192

@@ -225,6 +225,10 @@ tp_region_doing(const tp_region *region, int rank, char text[TP_DOING_TEXT])
                  (unsigned long long)step);
         return;
     }
+    if (instruction == TP_WRITING) {
+        snprintf(text, TP_DOING_TEXT, "while writing the checkpoint of %llu steps", (unsigned long long)step);
+        return;
+    }
     tp_tag_print(instruction, words);
     snprintf(text, TP_DOING_TEXT, "at step %llu while running %s", (unsigned long long)step, words);
 }

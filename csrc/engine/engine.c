@@ -146,6 +146,13 @@ my_loss(tp_engine *engine, double *loss)
     return last == NULL ? TP_OK : engine->config.provider->stage->loss(last, loss);
 }
 
+/* x86's own NaN has a sign, which says nothing and reads as if it did. */
+static double
+unsigned_nan(double value)
+{
+    return isnan(value) ? NAN : value;
+}
+
 /* At the first OPT: gradients complete, norm known everywhere, every stage of the rank updated. */
 static tp_status
 finish_step(tp_engine *engine, const tp_step_options *options, tp_step_result *result, int64_t *waited_ns)
@@ -164,7 +171,7 @@ finish_step(tp_engine *engine, const tp_step_options *options, tp_step_result *r
         return tp_fail(TP_ERUNTIME,
                        "step %lld: the loss is %g and the gradient norm %g; the parameters are as before this step. A "
                        "smaller lr, a longer warm-up or grad_clip may help",
-                       (long long)engine->step, result->loss, result->grad_norm);
+                       (long long)engine->step, unsigned_nan(result->loss), unsigned_nan(result->grad_norm));
     return TP_OK;
 }
 

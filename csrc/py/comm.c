@@ -296,7 +296,8 @@ static PyMethodDef region_methods[] = {
     {"progress", region_progress, METH_O, region_progress_doc},
     {"set_progress", region_set_progress, METH_VARARGS,
      "set_progress($self, rank, step, instruction=0xffffffffffffffff, /)\n--\n\ninstruction: op << 48 | stage << 32 | "
-     "micro << 16 | slice; omitted: none."},
+     "micro << 16 | slice; omitted: none; "
+     "2^64 - 2: a checkpoint is written."},
     {"doing", region_doing, METH_O, "doing($self, rank, /)\n--\n\nWhat the rank is doing, in words."},
     {NULL, NULL, 0, NULL},
 };

@@ -56,6 +56,12 @@ rule_flags(const tp_program *p, int rank, int64_t at, const tp_instr *i)
     return TP_OK;
 }
 
+static int
+talks(int op)
+{
+    return (op >= TP_OP_SF && op <= TP_OP_RB) || op == TP_OP_AR;
+}
+
 static tp_status
 rule_place(const proof *x, int rank, int64_t at, const tp_instr *i)
 {
@@ -65,6 +71,8 @@ rule_place(const proof *x, int rank, int64_t at, const tp_instr *i)
                                p->stages, p->micros);
     if (p->rank_of[i->stage] != rank)
         return tp_sched_refuse(p, rank, at, "stage %d lives on rank %d", i->stage, p->rank_of[i->stage]);
+    if (i->peer != -1 && !talks(i->op))
+        return tp_sched_refuse(p, rank, at, "it talks to no other rank, but its peer is %d: -1 would be right", i->peer);
     return i->flags == 0 ? TP_OK : rule_flags(p, rank, at, i);
 }
 /* a, then b, both joined or both apart; or the whole. */

@@ -153,6 +153,19 @@ read_shape(shape *s, int ranks, const int64_t *counts, const tp_instr *code)
         }
 }
 
+/* ESCHEDULE of the instruction `at`, counted over all ranks. */
+static tp_status
+refuse_op(const int64_t *counts, int64_t at, int op)
+{
+    int rank = 0;
+    for (; at >= counts[rank]; rank++)
+        at -= counts[rank];
+    tp_status status = tp_fail(TP_ESCHEDULE, "rank %d, position %lld: there is no operation %d: 0 to %d would be right", rank,
+                               (long long)at, op, TP_OPS - 1);
+    tp_error_locate(rank, (int)at);
+    return status;
+}
+
 tp_status
 tp_program_from_code(int ranks, const int64_t *counts, const tp_instr *code, int keep_slots, tp_program **out)
 {
@@ -165,8 +178,7 @@ tp_program_from_code(int ranks, const int64_t *counts, const tp_instr *code, int
     int finished = 0;
     for (int64_t i = 0; i < total; i++) {
         if (code[i].op >= TP_OPS)
-            return tp_fail(TP_EVALUE, "instruction %lld has operation %d: 0 to %d would be right", (long long)i,
-                           code[i].op, TP_OPS - 1);
+            return refuse_op(counts, i, code[i].op);
         s.stages = code[i].stage >= s.stages ? code[i].stage + 1 : s.stages;
         s.micros = code[i].micro >= s.micros ? code[i].micro + 1 : s.micros;
         finished |= code[i].op == TP_OP_OPT;
@@ -189,6 +201,8 @@ tp_program_from_code(int ranks, const int64_t *counts, const tp_instr *code, int
     free(s.votes);
     if (status == TP_OK) {
         memcpy(p->code, code, (size_t)total * sizeof *code);
+        for (int64_t i = 0; i < total && !keep_slots; i++)
+            p->code[i].slot = 0;
         if (!keep_slots && finished && tp_sched_is_dense(p))
             status = tp_program_assign_slots(p);
     }

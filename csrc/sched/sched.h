@@ -130,7 +130,8 @@ int
 tp_program_equal(const tp_program *a, const tp_program *b);
 
 /* A program from lists of instructions: dimensions, placement and slice counts are what the instructions say (a stage's
- * rank is the one that has most of its instructions). Slots are kept where keep_slots, else assigned if it has an OPT. */
+ * rank is the one that has most of its instructions). Slots are kept where keep_slots, else assigned if it has an OPT, else 0.
+ * ESCHEDULE: an operation that there is not. */
 TP_MUST_USE tp_status
 tp_program_from_code(int ranks, const int64_t *counts, const tp_instr *code, int keep_slots, tp_program **out);
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._core import InvalidTypeError, InvalidValueError
+from ..config import brief
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -65,10 +66,17 @@ def array(value: Any, what: str) -> FloatArray:
     raise InvalidTypeError(f"{what} is {type(value).__name__} of {given.dtype}: numbers would be right")
 
 
+def listed(value: Any, what: str, right: str) -> list[Any]:
+    """The entries of a list, a tuple or an array."""
+    if not isinstance(value, (list, tuple, range)) and (not isinstance(value, np.ndarray) or value.ndim == 0):
+        raise InvalidTypeError(f"{what} is {brief(value)}: a list, {right}, would be right")
+    return list(value)
+
+
 def time_limit(time_limit_s: float | None) -> float:
     if time_limit_s is None:
         return 0.0
     seconds = number(time_limit_s, "time_limit_s", "seconds, or None,")
     if not seconds > 0.0:
-        raise ValueError(f"time_limit_s is {time_limit_s}: more than 0 seconds is needed")
+        raise InvalidValueError(f"time_limit_s is {time_limit_s}: more than 0 seconds is needed")
     return seconds if np.isfinite(seconds) else 0.0

@@ -68,7 +68,7 @@ class StageMemory:
 
         limit = spread(self.limit_bytes, "limit_bytes", stages)
         if limit is None:
-            raise TypeError("limit_bytes is None: bytes of every stage, or one number for each, would be right")
+            raise _core.InvalidTypeError("limit_bytes is None: bytes of every stage, or one number for each, would be right")
         return (
             spread(self.static_bytes, "static_bytes", blocks), spread(self.activation_bytes, "activation_bytes", blocks),
             spread(self.transient_bytes, "transient_bytes", blocks), limit,
@@ -252,7 +252,8 @@ def autopipe_balanced(
 
 
 def autopipe_slicer(fwd: Times, bwd: Times, micro_batches: int, comm_s: float = 0.0) -> SlicerPlan:
-    """How many micro-batches to run forward in halves in the warm-up of 1F1B, by simulation of every number.
+    """How many micro-batches to run forward in halves in the warm-up of 1F1B, by simulation of every number from 0 to
+    ``min(micro_batches, stages - 1)``: behind the warm-up none is split.
 
     fwd, bwd: [stages] seconds of a whole micro-batch; comm_s: of a message (a half's takes half of it)."""
     found = _core.plan_slicer(

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from .arguments import FloatArray, integer, number, time_limit
+from .arguments import FloatArray, flag, integer, number, time_limit
 
 IntArray = npt.NDArray[np.int32]
 Layers = Sequence[Mapping[str, Any]]
@@ -73,10 +73,10 @@ def _number(layer: Mapping[str, Any], key: str, where: str) -> float:
     try:
         value = layer[key]
     except KeyError:
-        raise ValueError(f"{where} has no {key!r}: name, count, fwd_s, bwd_s, static_bytes and strategies (each with "
+        raise _core.InvalidValueError(f"{where} has no {key!r}: name, count, fwd_s, bwd_s, static_bytes and strategies (each with "
                          "extra_bwd_s and activation_bytes) are needed") from None
     except TypeError:
-        raise TypeError(f"{where} is {layer!r}: a dict would be right") from None
+        raise _core.InvalidTypeError(f"{where} is {layer!r}: a dict would be right") from None
     found = number(value, f"{key} of {where}")
     if not (np.isfinite(found) and found >= 0.0):
         raise _core.InvalidValueError(f"{key} of {where} is {found}: a finite number of 0 or more would be right")
@@ -86,19 +86,19 @@ def _number(layer: Mapping[str, Any], key: str, where: str) -> float:
 def core_layers(layers: Layers) -> tuple[CoreLayers, tuple[str, ...], tuple[tuple[str, ...], ...]]:
     """The layer types as arrays, their names, their strategies' names."""
     if isinstance(layers, Mapping) or not isinstance(layers, Sequence) or not len(layers):
-        raise ValueError(f"layers is {layers!r}: a list of one dict a layer type, in model order, would be right")
+        raise _core.InvalidValueError(f"layers is {layers!r}: a list of one dict a layer type, in model order, would be right")
     rows, names, labels = [], [], []
     for t, layer in enumerate(layers):
         where = f"layers[{t}]"
         fixed = [_number(layer, key, where) for key in ("fwd_s", "bwd_s", "static_bytes")]
         if "count" not in layer:
-            raise ValueError(f"{where} has no 'count': its number of layers is needed")
+            raise _core.InvalidValueError(f"{where} has no 'count': its number of layers is needed")
         count = integer(layer["count"], f"count of {where}")
         if not 0 < count < 2**31:
             raise _core.InvalidValueError(f"count of {where} is {count}: at least 1 would be right")
         strategies = layer.get("strategies")
         if not isinstance(strategies, Sequence) or not len(strategies):
-            raise ValueError(f"strategies of {where} is {strategies!r}: a list of at least one dict would be right")
+            raise _core.InvalidValueError(f"strategies of {where} is {strategies!r}: a list of at least one dict would be right")
         pairs = [
             [_number(s, key, f"{where} strategies[{r}]") for key in ("extra_bwd_s", "activation_bytes")]
             for r, s in enumerate(strategies)
@@ -117,9 +117,7 @@ def core_layers(layers: Layers) -> tuple[CoreLayers, tuple[str, ...], tuple[tupl
 
 
 def memory(memory_bytes: float) -> float:
-    if isinstance(memory_bytes, bool) or not isinstance(memory_bytes, (int, float, np.integer, np.floating)):
-        raise TypeError(f"memory_bytes is {memory_bytes!r}: one number, the bytes of every stage, would be right")
-    return float(memory_bytes)
+    return number(memory_bytes, "memory_bytes", "one number, the bytes of every stage,")
 
 
 def plan_of(found: tuple[Any, ...], names: tuple[str, ...], labels: tuple[tuple[str, ...], ...]) -> BMPipePlan:
@@ -160,6 +158,6 @@ def bmpipe(
     found = _core.plan_bmpipe(
         core, integer(stages, "stages"), integer(micro_batches, "micro_batches"), memory(memory_bytes),
         chunks=integer(chunks, "chunks"), comm_s=number(comm_s, "comm_s", "seconds"), time_limit_s=time_limit(time_limit_s),
-        effort=integer(effort, "effort", 62), prove=bool(prove),
+        effort=integer(effort, "effort", 62), prove=flag(prove, "prove"),
     )  # fmt: skip
     return plan_of(found, names, labels)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
+from .._files import path_of
 from .arguments import FloatArray, integer, number, time_limit
 from .bmpipe import BMPipePlan, CoreLayers, Layers, core_layers, memory, plan_of
 
@@ -213,7 +214,7 @@ def bmpipe_mps(
     shape = (programme.types, programme.strategies, programme.virtuals)
     programme.add_path(*programme.seconds_of(plan.assignment.reshape(shape).astype(np.float64)))
     text = _mps(programme)
-    with open(path, "x", encoding="ascii") as file:
+    with path_of("path", path).open("x", encoding="ascii") as file:
         file.write(text)
     return len(programme.paths)
 

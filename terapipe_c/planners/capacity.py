@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .._core import InfeasibleError, InvalidTypeError, InvalidValueError
-from ..config import GPTConfig, whole
+from ..config import GPTConfig, one_of, whole
 from .dawnpiper import DawnPiperPlan, compute_balanced, dawnpiper, dawnpiper_binary, memory_balanced
 from .nodes import Nodes
 
@@ -62,12 +62,11 @@ _NAMES = ("dawnpiper", "dawnpiper_binary", *_FIXED)
 def _planner(planner: str | Planner, optimise: bool | None) -> tuple[str, Callable[..., DawnPiperPlan]]:
     if callable(planner):
         return getattr(planner, "__name__", "planner"), planner
+    planner = one_of("planner", planner, _NAMES)
     if planner == "dawnpiper":
         return planner, lambda *a, **k: dawnpiper(*a, **k, optimise_memory=optimise is not False)
     if planner == "dawnpiper_binary":
         return planner, lambda *a, **k: dawnpiper_binary(*a, **k, optimise_memory=optimise is not False)
-    if planner not in _FIXED:
-        raise InvalidValueError(f"planner is {planner!r}: one of {', '.join(_NAMES)}, or a function, would be right")
 
     def fixed(nodes: Nodes, stages: int, memory: float, micros: int | None, schedule: str, *a: Any, **k: Any) -> DawnPiperPlan:
         cuts = _FIXED[planner](nodes, stages, micros, schedule)

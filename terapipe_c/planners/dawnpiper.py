@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from .. import _core
 from .._core import InfeasibleError, InvalidValueError
-from ..config import html_table, human_bytes, human_seconds
-from .arguments import FloatArray, integer, number
+from ..config import html_table, human_bytes, human_seconds, one_of
+from .arguments import FloatArray, flag, integer, listed, number
 from .nodes import NEEDED, OPTIONAL, Nodes
 
 __all__ = ["DawnPiperPlan", "compute_balanced", "dawnpiper", "dawnpiper_binary", "memory_balanced", "memory_weights"]
@@ -104,9 +104,7 @@ class DawnPiperPlan:
 
 
 def _one_of(what: str, value: str, known: Sequence[str]) -> int:
-    if value not in known:
-        raise InvalidValueError(f"{what} is {value!r}: one of {', '.join(known)} would be right")
-    return known.index(value)
+    return known.index(one_of(what, value, known))
 
 
 def _arrays(nodes: Nodes | Mapping[str, Any]) -> tuple[Any, ...]:
@@ -181,11 +179,12 @@ def dawnpiper(
     """
     given = None
     if boundaries is not None:
-        given = np.array([integer(b, "a boundary") for b in boundaries], np.int64)
+        given = np.array([integer(b, "a boundary") for b in listed(boundaries, "boundaries", "stages + 1 of them")], np.int64)
         if (np.abs(given) >= 2**31).any():
             raise InvalidValueError("a boundary is beyond the last node")
     return _plan(nodes, stages, memory_bytes, micro_batches, schedule, swap_bandwidth_Bps, link_bandwidth_Bps, mode, work_limit,
-                 optimise=bool(optimise_memory), boundaries=None if given is None else given.astype(np.int32))  # fmt: skip
+                 optimise=flag(optimise_memory, "optimise_memory"),
+                 boundaries=None if given is None else given.astype(np.int32))  # fmt: skip
 
 
 def dawnpiper_binary(

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._core import InvalidValueError
-from ..config import Cluster, GPTConfig, real, whole
+from .._core import InvalidTypeError, InvalidValueError
+from ..config import Cluster, GPTConfig, brief, real, whole
 from ..cost import CostModel
 from .arguments import FloatArray
 from .nodes import Nodes, remake_seconds
@@ -49,6 +49,10 @@ def gpt_nodes(model: GPTConfig, costs: CostModel | None, micro_batch: int, seq_l
     batch, tokens = whole("micro_batch", micro_batch), whole("seq_len", model.block_size if seq_len is None else seq_len)
     if tokens > model.block_size:
         raise InvalidValueError(f"seq_len is {tokens}: at most block_size, {model.block_size}, would be right")
+    if costs is not None and not isinstance(costs, CostModel):
+        raise InvalidTypeError(f"costs is {brief(costs)}: a CostModel would be right")
+    if cluster is not None and not isinstance(cluster, Cluster):
+        raise InvalidTypeError(f"cluster is {brief(cluster)}: a Cluster would be right")
     size, state = real("value_bytes", value_bytes), real("optimizer_bytes_per_param", optimizer_bytes_per_param, zero=True)
     costs = costs if costs is not None else CostModel.analytic(model, cluster or Cluster(1))
     peak = (cluster.peak_flops if cluster else None) or _FLOPS

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from .._files import loads
+from .._files import loads, path_of
 from .arguments import FloatArray, array, integer, number
 
 __all__ = ["LayerEdge", "LayerGraph", "LayerNode", "LayerPlan", "LayerStage", "LayerVariant", "layer_graph", "load_piper",
@@ -385,7 +385,7 @@ def load_piper(path: str | Path) -> LayerGraph:
 
     StorageError if it cannot be read; ValueError or TypeError naming the line, node, variant or edge that is wrong."""
     try:
-        raw = Path(path).read_bytes()
+        raw = path_of("path", path).read_bytes()
     except OSError as error:
         raise _core.StorageError(f"{path}: {error.strerror or error}") from None
     try:

@@ -8,14 +8,13 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .. import _core
 from .._core import InvalidTypeError, InvalidValueError
-from .._files import loads, write_json
+from .._files import loads, path_of, write_json
 from .arguments import FloatArray, array
 
 __all__ = ["Nodes", "load_nodes"]
@@ -277,7 +276,7 @@ def load_nodes(path: str | os.PathLike[str]) -> Nodes:
     optional) they are ordered as :meth:`Nodes.from_graph` says. A ValueError names the file, and the node and its line or
     the edge, that is wrong: broken JSON, a missing key, a size that is negative or no number, an unknown node, a cycle.
     """
-    shown, raw = os.fspath(path), Path(path).read_bytes()
+    shown, raw = os.fspath(path_of("path", path)), path_of("path", path).read_bytes()
     try:
         data = loads(raw)
     except ValueError as error:

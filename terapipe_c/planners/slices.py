@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from .. import _core
-from .arguments import FloatArray, array, integer, time_limit
+from .arguments import FloatArray, array, integer, listed, number, time_limit
 from .uneven import SliceMemory, flow_shop_time, machine_plan, runs
 
 __all__ = [
@@ -119,16 +119,16 @@ def _unit(t: Any, attribute: str, seq_len: int | None, granularity: int | None) 
     if not hasattr(t, attribute):
         for name, value in (("seq_len", seq_len), ("granularity", granularity)):
             if value is not None:
-                raise ValueError(f"{name} is {value}, but t is a table: its lengths are in units of the table")
+                raise _core.InvalidValueError(f"{name} is {value}, but t is a table: its lengths are in units of the table")
         return None
     if seq_len is None:
-        raise ValueError("seq_len is needed with a cost model")
+        raise _core.InvalidValueError("seq_len is needed with a cost model")
     tokens = integer(seq_len, "seq_len")
     if tokens < 1:
-        raise ValueError(f"seq_len is {tokens}: at least 1 token is needed")
+        raise _core.InvalidValueError(f"seq_len is {tokens}: at least 1 token is needed")
     unit = _default_granularity(tokens) if granularity is None else integer(granularity, "granularity")
     if unit < 1 or tokens % unit:
-        raise ValueError(f"granularity is {unit}: a divisor of seq_len, {tokens}, would be right")
+        raise _core.InvalidValueError(f"granularity is {unit}: a divisor of seq_len, {tokens}, would be right")
     return tokens, unit
 
 
@@ -144,9 +144,12 @@ def core_cost(cost: Any, unit: tuple[int, int] | None, phase: str, what: str) ->
     if not hasattr(cost, "slice_cost"):
         if isinstance(cost, tuple) and len(cost) == 4:
             return (array(cost[0], what), array(cost[1], what), float(cost[2]), float(cost[3]))
-        return array(cost, what)
+        table = array(cost, what)
+        if table.ndim != 2:
+            raise _core.InvalidValueError(f"{what} has {table.ndim} dimensions: 2, slice and context, would be right")
+        return table
     if unit is None:
-        raise ValueError(f"{what} is a cost model, but t is a table: both must be of one kind")
+        raise _core.InvalidValueError(f"{what} is a cost model, but t is a table: both must be of one kind")
     return _from_dict(cost.slice_cost(*unit, phase))
 
 
@@ -155,7 +158,8 @@ def _message(comm: Any, t: Any, unit: tuple[int, int] | None, units: int) -> _Co
     if comm is True:
         model = getattr(t, "model", None)
         if unit is None or model is None or not hasattr(t, "message_s"):
-            raise ValueError("comm is True, but t knows no model and links: a table or seconds by slice length would be right")
+            raise _core.InvalidValueError("comm is True, but t knows no model and links: a table or seconds by slice length would "
+                                          "be right")
         seconds = np.ascontiguousarray(t.message_s(np.arange(units + 1.0) * unit[1], model.n_embd), np.float64)
         return (seconds, seconds, 0.0, 0.0)
     if not hasattr(comm, "slice_cost") and not isinstance(comm, tuple):
@@ -222,7 +226,7 @@ def _longest(max_slice: int | None, unit: int) -> int:
         return 0
     longest = integer(max_slice, "max_slice")
     if longest < unit:
-        raise ValueError(f"max_slice is {longest}: at least one unit, {unit}, is needed")
+        raise _core.InvalidValueError(f"max_slice is {longest}: at least one unit, {unit}, is needed")
     return longest // unit
 
 
@@ -257,8 +261,8 @@ def slice_tokens(
     better plan); for sequences too long to solve. isa is for tests (0: the best this machine has).
     """
     count = integer(stages, "stages")
-    if not 0.0 <= gap < np.inf:
-        raise ValueError(f"gap is {gap}: a fraction of 0 or more is needed")
+    if not 0.0 <= number(gap, "gap", "a fraction") < np.inf:
+        raise _core.InvalidValueError(f"gap is {gap}: a fraction of 0 or more is needed")
     unit = _unit(t, "slice_cost", seq_len, granularity)
     longest = _longest(max_slice, unit[1] if unit else 1)
     if bwd is False:
@@ -271,7 +275,7 @@ def slice_tokens(
     held = None if memory is None else memory.in_units(unit[1] if unit else 1)
     message = None if comm is None or comm is False else _message(comm, t, unit, _units(forward))
     limits: dict[str, Any] = {
-        "longest": longest, "time_limit_s": time_limit(time_limit_s), "isa": isa, "comm": message, "memory": held
+        "longest": longest, "time_limit_s": time_limit(time_limit_s), "isa": integer(isa, "isa"), "comm": message, "memory": held
     }  # fmt: skip
     backward = None
     if bwd is None:
@@ -293,7 +297,7 @@ def slice_tokens_for(t: Any, stages: Sequence[int], **options: Any) -> list[Slic
     The least latency is concave in the stages: where the plans of two numbers are the same sum and maximum, or meet the
     line between them, no number in between needs a search of its own.
     """
-    counts = sorted({integer(k, "a number of stages") for k in stages})
+    counts = sorted({integer(k, "a number of stages") for k in listed(stages, "stages", "numbers of stages")})
     if not counts:
         return []
     plans = {k: slice_tokens(t, k, **options) for k in {counts[0], counts[-1]}}
@@ -348,20 +352,20 @@ def slice_batch_and_tokens(
     """
     sequences, count = integer(batch, "batch"), integer(stages, "stages")
     if sequences < 1:
-        raise ValueError(f"batch is {sequences}: at least 1 sequence is needed")
+        raise _core.InvalidValueError(f"batch is {sequences}: at least 1 sequence is needed")
     widest = 0 if max_group is None else integer(max_group, "max_group")
     if max_group is not None and widest < 1:
-        raise ValueError(f"max_group is {widest}: at least 1 sequence is needed")
+        raise _core.InvalidValueError(f"max_group is {widest}: at least 1 sequence is needed")
     flush = 0 if max_in_flight is None else integer(max_in_flight, "max_in_flight")
     if max_in_flight is not None and flush < 1:
-        raise ValueError(f"max_in_flight is {max_in_flight}: at least 1 sequence is needed")
+        raise _core.InvalidValueError(f"max_in_flight is {max_in_flight}: at least 1 sequence is needed")
     sizes = min(widest or sequences, flush or sequences, sequences)
     unit = _unit(t, "slice_cost_batched", seq_len, granularity)
     costs: list[_Core]
     if unit is None:
         table = array(t, "t")
         if table.ndim != 3 or table.shape[0] < sizes + 1:
-            raise ValueError(
+            raise _core.InvalidValueError(
                 f"t has shape {list(table.shape)}: [batch + 1, n + 1, n + 1] with batch = {sizes} is needed"
             )
         costs = [table[b] for b in range(1, sizes + 1)]
@@ -402,17 +406,18 @@ def slice_bound(
     unit = _unit(t, "slice_cost", seq_len, granularity)
     cost = array(t, "t") if unit is None else _from_dict(t.slice_cost(*unit, "both"))  # type: ignore[union-attr]
     scale = unit[1] if unit else 1
-    cuts = [integer(length, "a slice length") for length in lengths]
+    cuts = [integer(length, "a slice length") for length in listed(lengths, "lengths", "those of the slices")]
     for length in cuts:
         if length % scale or not 0 < length < 2**31:
-            raise ValueError(f"a slice has length {length}: a positive multiple of the granularity, {scale}, is needed")
+            raise _core.InvalidValueError(f"a slice has length {length}: a positive multiple of the granularity, {scale}, is "
+                                          "needed")
     return float(
         _core.plan_slice_bound(
             cost,
             np.array([length // scale for length in cuts], np.int32),
             integer(stages, "stages"),
             longest=_longest(max_slice, scale),
-            isa=isa,
+            isa=integer(isa, "isa"),
         )
     )
 

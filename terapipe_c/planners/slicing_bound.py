@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from ..config import KINDS, GPTConfig, whole
+from ..config import KINDS, GPTConfig, brief, whole
 from ..cost import PHASES, CostModel, block_counts
-from .arguments import FloatArray
+from .arguments import FloatArray, listed
 
 __all__ = ["slicing_bound"]
 
@@ -39,7 +39,15 @@ def slicing_bound(
     gradients may be put off at will, waits between slices and between micro-batches are not seen, the exchange of a tied
     embedding is not counted, nor are halves of sliced-1f1b.
     """
-    tokens, unit = whole("seq_len", seq_len), whole("granularity", granularity)
+    from ..request import check_partition
+
+    if not isinstance(model, GPTConfig):
+        raise _core.InvalidTypeError(f"model is {brief(model)}: a GPTConfig would be right")
+    if not isinstance(costs, CostModel):
+        raise _core.InvalidTypeError(f"costs is {brief(costs)}: a CostModel would be right")
+    partition = check_partition(partition, model)
+    micro_batches = listed(micro_batches, "micro_batches", "the sequences of each")
+    tokens, unit = whole("seq_len", seq_len, most=model.block_size), whole("granularity", granularity)
     count = len(partition) if ranks is None else whole("ranks", ranks)
     if tokens % unit or len(partition) % count or not micro_batches:
         raise _core.InvalidValueError(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from .arguments import FloatArray, array, integer
+from .arguments import FloatArray, array, integer, listed
 
 __all__ = ["SliceMemory", "UnevenSlicePlan", "flow_shop_time", "slice_uneven"]
 
@@ -27,7 +27,7 @@ class SliceMemory:
     def in_units(self, tokens: int) -> tuple[float, float, float, float]:
         """The same for lengths in units of so many tokens."""
         if not self.limit_bytes > 0.0:
-            raise ValueError(f"limit_bytes is {self.limit_bytes}: more than 0 bytes is needed; None is no limit")
+            raise _core.InvalidValueError(f"limit_bytes is {self.limit_bytes}: more than 0 bytes is needed; None is no limit")
         return (float(self.limit_bytes), self.row_bytes * tokens, self.pair_bytes * tokens**2, self.context_bytes * tokens)
 
 
@@ -126,17 +126,18 @@ def slice_uneven(
     """
     from .slices import _longest, _unit, core_cost
 
-    stages = [tables[k] for k in range(len(tables))]
+    stages = listed(tables, "tables", "a cost for each stage")
     if not stages:
-        raise ValueError("tables has no stages: at least 1 cost is needed")
+        raise _core.InvalidValueError("tables has no stages: at least 1 cost is needed")
     unit = _unit(stages[0], "slice_cost", seq_len, granularity)
     forward = [core_cost(t, unit, "fwd" if bwd is not None else "both", f"tables[{k}]") for k, t in enumerate(stages)]
-    backward = None if bwd is None else [core_cost(bwd[k], unit, "bwd", f"bwd[{k}]") for k in range(len(bwd))]
+    given = None if bwd is None else listed(bwd, "bwd", "a cost for each stage")
+    backward = None if given is None else [core_cost(t, unit, "bwd", f"bwd[{k}]") for k, t in enumerate(given)]
     if backward is not None and len(backward) != len(forward):
-        raise ValueError(f"bwd has {len(backward)} stages: {len(forward)}, as tables, would be right")
+        raise _core.InvalidValueError(f"bwd has {len(backward)} stages: {len(forward)}, as tables, would be right")
     scale = unit[1] if unit else 1
     if integer(work, "work") < 0:
-        raise ValueError(f"work is {work}: 0 or more is needed")
+        raise _core.InvalidValueError(f"work is {work}: 0 or more is needed")
     found = machine_plan(
         forward,
         backward,
@@ -156,5 +157,5 @@ def flow_shop_time(times: Any) -> float:
     cells = array(times, "times")
     if cells.ndim == 2 and cells.size and not (np.isfinite(cells) & (cells >= 0)).all():
         m, q = np.argwhere(~(np.isfinite(cells) & (cells >= 0)))[0]
-        raise ValueError(f"times[{m}, {q}] is {cells[m, q]}: finite seconds from 0 on would be right")
+        raise _core.InvalidValueError(f"times[{m}, {q}] is {cells[m, q]}: finite seconds from 0 on would be right")
     return float(_core.flow_shop(cells))

@@ -1,0 +1,93 @@
+"""What every public function does with arguments that make no sense: an error of this package that names the argument."""
+
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+
+import terapipe_c as tp
+
+WILD = [None, True, -1, 0, 2**31, 2**63, 10**400, 0.5, float("nan"), float("inf"), 1e308, "", "abc", b"x", [], [None],
+        [[1, 2], [3]], {}, {"a": 1}, object(), 1j, np.array([]), np.array([1, 2, 3]), np.array([1.0, np.nan]), np.array(["a"]),
+        np.array([None]), np.ones((2, 2), complex), np.datetime64("2020-01-01"), [10**400]]  # fmt: skip
+MODEL = tp.GPTConfig(n_layer=1, n_head=2, n_embd=8, vocab_size=11, block_size=8)
+CLUSTER = tp.Cluster(num_devices=4)
+COSTS = tp.CostModel.analytic(MODEL, CLUSTER)
+TABLE = np.triu(np.ones((4, 4)))[::-1].copy()
+TOKENS = np.zeros((1, 9), np.int32)
+PROGRAM = tp.schedules.gpipe(2, 2)
+DATA = np.zeros(100, np.int32)
+PLAN = tp.plan(MODEL, CLUSTER, batch=2, seq_len=8, costs=COSTS, planner="uniform", schedule="gpipe", stages=2)
+LAYERS = [{"name": "a", "count": 2, "fwd_s": 1.0, "bwd_s": 2.0, "static_bytes": 1.0,
+           "strategies": [{"name": "none", "extra_bwd_s": 0.0, "activation_bytes": 1.0}]}]  # fmt: skip
+CALLS = {
+    "GPTConfig": (tp.GPTConfig, dict(n_layer=1, n_head=2, n_embd=8, vocab_size=11, block_size=8, bias=True, tie_weights=True)),
+    "Cluster": (tp.Cluster, dict(num_devices=2, devices_per_node=2, memory_bytes=1e9, link_latency_s=0.0, peak_flops=1e9)),
+    "analytic": (tp.CostModel.analytic, dict(model=MODEL, cluster=CLUSTER)),
+    "from_table": (tp.CostModel.from_table, dict(fwd=TABLE, bwd=TABLE, granularity=4)),
+    "from_samples": (tp.CostModel.from_samples, dict(samples=[(1, 0, 1.0), (2, 0, 2.0)])),
+    "time": (COSTS.time, dict(S=4, C=4, phase="fwd")),
+    "profile": (tp.profile, dict(model=MODEL, micro_batch=1, seq_len=8, backend="cpu", threads=1, budget_s=1e-3)),
+    "flops": (MODEL.flops_per_token, dict(seq_len=8)),
+    "plan": (tp.plan, dict(model=MODEL, cluster=CLUSTER, batch=2, seq_len=8, costs=COSTS, planner="uniform", schedule="gpipe",
+                           stages=2, data_parallel=None, memory_bytes=1e9, granularity=2, partition=[(0, 2), (2, 4)], slicing=2,
+                           executable=None, time_limit_s=None, recompute=None)),
+    "compare": (tp.compare, dict(model=MODEL, cluster=CLUSTER, batch=2, seq_len=8, planners=["uniform"])),
+    "load": (tp.Plan.load, dict(path="nowhere")),
+    "load_checkpoint": (tp.load_checkpoint, dict(path="nowhere")),
+    "save": (PLAN.save, dict(path="/nowhere/plan.json")),
+    "simulate": (PROGRAM.simulate, dict(cost={"F": 1.0, "B": 2.0}, comm_s=0.0, activation_bytes=1.0)),
+    "instructions": (PROGRAM.instructions, dict(rank=0)),
+    "from_intervals": (tp.Timeline.from_intervals, dict(intervals=[(0, "F", 0, 0, 0, 0.0, 1.0)], ranks=1, makespan_s=2.0)),
+    "emulate": (tp.emulate, dict(plan=PLAN, costs={"F": 0.0, "I": 0.0, "W": 0.0})),
+    "init_params": (tp.init_params, dict(model=MODEL, seed=0)),
+    "Dataset": (tp.Dataset, dict(data=DATA, seq_len=8, batch=1, seed=0, split="train", val_fraction=0.1, vocab_size=11)),
+    "batch": (tp.Dataset(DATA, 8, 1).batch, dict(step=0)),
+    "loss_and_grads": (tp.loss_and_grads, dict(model=MODEL, params=tp.init_params(MODEL), tokens=TOKENS, slicing=[8], stages=1,
+                                               threads=1)),
+    "dawnpiper": (tp.planners.dawnpiper, dict(nodes=MODEL.nodes(), stages=2, memory_bytes=1e9, schedule="1f1b")),
+    "bmpipe": (tp.planners.bmpipe, dict(layers=LAYERS, stages=2, micro_batches=2, memory_bytes=1e9, chunks=1)),
+    "slice_tokens": (tp.planners.slice_tokens, dict(t=COSTS, stages=2, seq_len=8, granularity=2, gap=0.0, isa=0)),
+    "slice_uneven": (tp.planners.slice_uneven, dict(tables=[TABLE, TABLE], bwd=[TABLE, TABLE], work=0)),
+    "slice_bound": (tp.planners.slice_bound, dict(t=TABLE, stages=2, lengths=[1, 2])),
+    "slicing_bound": (tp.planners.slicing_bound, dict(model=MODEL, costs=COSTS, partition=[(0, 2), (2, 4)], micro_batches=[1],
+                                                      seq_len=8, granularity=2, ranks=2)),
+    "max_batch": (tp.max_batch, dict(model=MODEL, stages=2, memory_bytes=1e9, planner="dawnpiper", most=2, seq_len=8)),
+    "nodes": (MODEL.nodes, dict(costs=COSTS, micro_batch=1, seq_len=8, cluster=CLUSTER)),
+    "load_nodes": (tp.planners.load_nodes, dict(path="nowhere")),
+    "sliced_1f1b": (tp.schedules.sliced_1f1b, dict(ranks=2, micro_batches=2, split=1)),
+    "split": (PROGRAM.split, dict(pending=1)),
+    "from_instructions": (tp.Program.from_instructions, dict(ranks=[PROGRAM.instructions(0), PROGRAM.instructions(1)])),
+    "from_measurements": (tp.CostModel.from_measurements, dict(samples={})),
+    "launch": (tp.launch, dict(plan=PLAN, data=DATA, steps=0, seed=0, out=None, lr=1e-3, min_lr=1e-4, lr_schedule="cosine",
+                               warmup_steps=0, betas=(0.9, 0.95), init={}, backend="cpu", threads_per_rank=1, devices=(0,),
+                               resume=True, timeout_s=1.0, engine="a:b", processes=False, progress=False, tokenizer=None)),
+}  # fmt: skip
+REFUSED = tp.Error, OSError, IndexError
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_wild_arguments_are_taken_or_refused_by_name(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a file called "abc" is a good path
+    call, good = CALLS[name]
+    for argument, value in itertools.product(good, WILD):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            try:
+                call(**{**good, argument: value})
+            except REFUSED as error:
+                assert len(str(error)) < 2000
+            except (ValueError, TypeError) as error:  # of the core's argument parsing: it names what it refuses too
+                assert argument in str(error), (argument, value, error)
+
+
+def test_numbers_that_say_too_much():
+    with pytest.raises(ValueError, match=r"granularity is 2\^1328 or more: at most 9223372036854775807"):
+        tp.CostModel.from_table(TABLE, TABLE, granularity=10**400)
+    with pytest.raises(ValueError, match="memory_bytes is True: a number"):
+        tp.Cluster(num_devices=1, memory_bytes=True)
+    with pytest.raises(ValueError, match="seed is -1: at least 0"):
+        tp.init_params(MODEL, seed=-1)
+    with pytest.raises(ValueError, match="rank 0 would hold"):
+        PROGRAM.simulate({"F": 1.0, "B": 1.0}, activation_bytes=1e300)
