@@ -1,11 +1,11 @@
 /* _core.Kernels: the matrix products of the CPU backend on NumPy arrays, for tests and benchmarks. Weights are packed
  * once (`weight`), so that a call costs what it costs inside a training step. */
-#include "csrc/base/fpu.h"
 #include "csrc/py/module.h"
 
-#include "csrc/backend/backend.h"
-
 #include <string.h>
+
+#include "csrc/backend/backend.h"
+#include "csrc/base/fpu.h"
 
 /* This thread does its part as the team's threads and the engine do: the same bits for every number of threads. */
 #define BEGIN_KERNEL \
