@@ -405,6 +405,8 @@ def _resume(args: argparse.Namespace) -> int:
     checkpoint = tp.load_checkpoint(folder, names=(), optimizer=False)
     if args.steps is None:
         raise ValueError(f"resume needs --steps; the newest checkpoint is of step {checkpoint.step}")
+    if args.steps <= checkpoint.step:
+        print(f"nothing to do: the newest checkpoint is of step {checkpoint.step}", file=sys.stderr)
     kept = {**checkpoint.hyper, "seed": checkpoint.seed}
     data = checkpoint.data_state.get("source")
     if (folder / "config.json").is_file():  # what launch wrote down: all of its options

@@ -333,6 +333,8 @@ def test_train_resume_view(capsys, tmp_path):
     code, out, err = run(capsys, "resume", out_folder, "--steps", "6", "--json")
     assert code == 0 and len(out.splitlines()) == 3, (out, err)
     assert tp.load_checkpoint(out_folder).step == 6
+    code, out, err = run(capsys, "resume", out_folder, "--steps", "5", "--quiet")
+    assert code == 0 and "nothing to do: the newest checkpoint is of step 6" in err
     code, _, err = run(capsys, "view", out_folder, "--html", tmp_path / "t.html")
     assert code == 0 and (tmp_path / "t.html").exists(), err
     code, _, err = run(capsys, "train", plan, "--data", data, "--steps", "1", "--out", out_folder)
