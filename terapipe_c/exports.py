@@ -1,4 +1,4 @@
-"""A plan in the words of Megatron-LM; what it has no word for is refused by name.
+"""A plan in the words of Megatron-LM and of torch.distributed.pipelining; what they have no word for is refused by name.
 
 Flags as in Megatron-LM's arguments and Megatron Core's user guide ("Custom Pipeline Model Parallel Layout": E embedding, t
 decoder layer, L loss, stages split by |, all ranks' first chunks before their second ones).
@@ -6,6 +6,7 @@ decoder layer, L loss, stages split by |, all ranks' first chunks before their s
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from ._core import InvalidValueError
 if TYPE_CHECKING:
     from .plan import Plan
 
-__all__ = ["megatron_flags"]
+__all__ = ["megatron_flags", "torch_csv"]
 
 
 def megatron_flags(plan: Plan) -> str:
@@ -76,3 +77,12 @@ def _recomputation(plan: Plan) -> dict[str, object]:
     if plan.chunks > 1 or any(count != min(most, n) for count, n in zip(counts, layers, strict=True)):
         raise InvalidValueError(f"Megatron recomputes as many layers of every stage: the plan recomputes {counts} of {layers}")
     return {**full, "recompute-method": "block", "recompute-num-layers": most}
+
+
+def torch_csv(plan: Plan) -> str:
+    """A line a rank. I with its W directly behind it is B there: torch splits a backward at a price (two passes over its graph),
+    which this engine does not pay."""
+    if any(len(lengths) > 1 for _, lengths in plan.slicing):
+        raise InvalidValueError("torch.distributed.pipelining has no token slices: a plan with one slice a micro-batch would be "
+                                "right")
+    return re.sub(r"\b(\d+)I(\d+),\1W\2\b", r"\1B\2", str(plan.program.to_csv()))

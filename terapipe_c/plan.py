@@ -23,7 +23,7 @@ from ._files import read_json, write_json
 from .backend import choose
 from .config import Cluster, GPTConfig, html_table, human_bytes, human_count, human_seconds, real, whole
 from .cost import PHASES, CostModel
-from .exports import megatron_flags
+from .exports import megatron_flags, torch_csv
 from .joint import plan_jointly
 from .judge import SLICED
 from .partitioners import Found, plan_one
@@ -280,10 +280,7 @@ class Plan:
 
     def to_torch_csv(self) -> str:
         """The schedule in torch.distributed.pipelining's CSV; a ValueError where it has token slices."""
-        if any(len(lengths) > 1 for _, lengths in self.slicing):
-            raise InvalidValueError("torch.distributed.pipelining has no token slices: a plan with one slice a micro-batch "
-                                    "would be right")
-        return str(self.program.to_csv())
+        return torch_csv(self)
 
     def to_megatron(self) -> str:
         """Megatron-LM's flags for this plan, for a shell; a ValueError names what Megatron has no word for."""

@@ -403,7 +403,12 @@ def test_megatron_recomputes_whole_layers():
 def test_torch_csv():
     p = plan(**{**GOOD, "batch": 4, "schedule": "1f1b"})
     csv = p.to_torch_csv()
-    assert csv.count("F") == 8 and Program.from_csv(csv).check() is None
+    assert csv.count("F") == csv.count("B") == 8 and not set("IW") & set(csv)
+    again = Program.from_csv(csv)
+    assert again.check() is None and again.split(p.durations, pending=0).lower(tied=p.model.tie_weights) == p.program
+    waits = plan(**{**GOOD, "batch": 4, "planner": "terapipe", "schedule": "zb-h1", "slicing": 1}).to_torch_csv()
+    assert waits.count("I") == waits.count("W") > 0 and waits.count("B") + waits.count("W") == 8
+    assert Program.from_csv(waits).check() is None
     with pytest.raises(ValueError, match="slices"):
         plan(**{**GOOD, "slicing": 2}).to_torch_csv()
 
