@@ -4,7 +4,8 @@ from __future__ import annotations
 import errno
 import json
 import os
-import tempfile
+import secrets
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -35,29 +36,30 @@ def write_json(path: str | os.PathLike[str], data: dict[str, Any]) -> None:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write beside ``path`` (UTF-8), flush to the disk, then rename: a reader sees the old file or the new one. An OSError
-    names the file."""
-    target = Path(os.path.realpath(path_of("path", path)))
-    if target.exists() and not target.is_file():     # a device, a pipe: there is no beside, and it stays what it is
-        with target.open("w", encoding="utf-8") as stream:
+    """Write beside ``path`` (UTF-8), flush to the disk, then rename: a reader sees the old file or the new one, whose mode is the
+    old one's. An OSError names the file."""
+    given = path_of("path", path)
+    if given.exists() and not given.is_file():       # a device, a pipe: there is no beside, and it stays what it is
+        with given.open("w", encoding="utf-8") as stream:
             stream.write(text)
         return
+    target = Path(os.path.realpath(given))
     if not target.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "there is no such folder to write into: one that exists would be right",
                                 str(target.parent))
-    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    temporary = target.with_name(f".terapipe-{secrets.token_hex(8)}")
     try:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
+            if target.exists():
+                os.fchmod(handle, stat.S_IMODE(target.stat().st_mode))
             file.write(text)
             file.flush()
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes it private to the user
+            os.fsync(handle)
         os.replace(temporary, target)
     except BaseException as error:
-        Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename in (None, temporary):
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, os.fspath(temporary), temporary):
             raise type(error)(error.errno, error.strerror, str(target)) from None
         raise
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 __all__ = ["LAUNCH_NUMBERS", "build_parser", "plan_flags_given"]
@@ -189,12 +189,16 @@ def plan_flags(p: argparse.ArgumentParser) -> None:
         group.add_argument(f"--{name}", type=kind)
 
 
-def plan_flags_given(args: argparse.Namespace) -> list[str]:
-    """Those of `plan_flags` that say something else than their default."""
-    parser = argparse.ArgumentParser()
-    plan_flags(parser)
-    return [action.option_strings[0] for action in parser._actions
-            if action.dest != "help" and getattr(args, action.dest) != action.default]
+def plan_flags_given(parser: argparse.ArgumentParser, command: str, argv: Sequence[str]) -> list[str]:
+    """Those of `plan_flags` that are on this command line, whether or not they say what is the default. ``parser``: one of
+    :func:`build_parser`, which is of no use afterwards."""
+    known = argparse.ArgumentParser(add_help=False)
+    plan_flags(known)
+    subparsers = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    for action in subparsers.choices[command]._actions:
+        action.default = argparse.SUPPRESS                     # what is not given is not there
+    given = vars(parser.parse_args(argv))
+    return [action.option_strings[0] for action in known._actions if action.dest in given]
 
 
 def launch_flags(p: argparse.ArgumentParser, needed: bool = True) -> None:

@@ -29,6 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser(COMMANDS)
     try:
         args = parser.parse_args(argv)
+        if args.command == "train":  # what is given besides a plan file would change nothing
+            args.argv = sys.argv[1:] if argv is None else list(argv)
     except SystemExit as stop:  # argparse: 0 after --help, 2 after a bad request
         return int(stop.code or 0)
     try:
@@ -377,7 +379,7 @@ def _load_plan(args: argparse.Namespace) -> Any:
     """The plan file, which leaves nothing to plan."""
     import terapipe_c as tp
 
-    unused = plan_flags_given(args)
+    unused = plan_flags_given(build_parser(COMMANDS), args.command, args.argv)
     if unused:
         raise ValueError(f"{args.plan} is a plan already, so {', '.join(unused)} would change nothing: either the file or the "
                          "flags would be right")

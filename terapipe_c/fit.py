@@ -42,18 +42,23 @@ class Curve:
             raise InvalidValueError("a curve has a number that is not finite")
 
 
+def _refuse_words(given: NDArray[Any]) -> None:
+    """Strings and truths that float64 would take. None, where nothing is known, becomes NaN; fractions and decimals are numbers."""
+    if given.dtype.kind not in "fiuO" or (given.dtype.kind == "O" and any(isinstance(x, (str, bytes, bool)) for x in given.flat)):
+        raise TypeError
+
+
 def numbers(name: str, value: Any) -> Float:
     """A copy as float64, or an error that names it."""
     try:
         given = np.array(value)
         if given.dtype.kind == "c":
             raise InvalidTypeError(f"{name} is complex: real numbers would be right")
-        if given.dtype.kind not in "fiu":
-            raise TypeError
+        _refuse_words(given)
         return given.astype(np.float64)
     except InvalidTypeError:
         raise
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise InvalidTypeError(f"{name} is {brief(value)}: numbers would be right") from None
 
 
@@ -61,10 +66,9 @@ def merged(samples: Iterable[Sequence[float]], columns: int, what: str) -> Float
     """float64 [n, columns], repeated conditions merged into their median, sorted."""
     try:
         array = np.array([tuple(row) for row in samples])
-        if array.size and array.dtype.kind not in "fiu":
-            raise TypeError
+        _refuse_words(array)
         array = array.astype(np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise InvalidTypeError(f"{what} is {brief(samples)}: a list of {columns}-tuples of numbers would be right") from None
     if array.ndim != 2 or array.shape[1] != columns or not len(array):
         raise InvalidValueError(f"{what}: a list of at least one {columns}-tuple would be right")

@@ -211,9 +211,9 @@ def _open_data(data: Any, job: Mapping[str, Any], val_fraction: float, tokenizer
     if job["eval_every"]:
         opened.check_split("val")
     if isinstance(data, (str, os.PathLike)) and tokenizer is None:
-        return {"path": os.path.abspath(data), "val_fraction": val_fraction}
+        return {"path": os.path.abspath(data), "val_fraction": opened.val_fraction}
     arrays["data"] = opened.tokens
-    return {"path": None, "val_fraction": val_fraction}
+    return {"path": None, "val_fraction": opened.val_fraction}
 
 
 def make_folder(job: Mapping[str, Any], plan: Any) -> bool:

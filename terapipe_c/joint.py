@@ -476,22 +476,28 @@ class _Search:
         """One of them; gives the work that it was, in ticks of the judge."""
         r, search = task.asked, task.asked.planner == "terapipe"
 
-        def shared(ranks: int) -> Judge:                       # only a search counts its judge's work
+        def shared(ranks: int) -> Judge:
             key = ranks, r.chunks, r.replicas
             if key not in self.judges:
                 self.judges[key] = r.judge(ranks)
             return self.judges[key]
 
+        own: list[Judge] = []                                  # a search counts the work of its judges
+
+        def counted(ranks: int) -> Judge:
+            own.append(r.judge(ranks))
+            return own[-1]
+
         try:
-            found = plan_one(r, r.judge if search else shared)
+            found = plan_one(r, counted if search else shared)
         except InfeasibleError:
             if search:
                 self.log.append(f"searched {task}: nothing fits")
-            return 1_000_000 * len(r.ranks)
+            return sum(judge.work for judge in own)
         better = self.offer(found, f"a search of {task}" if search else f"{r.planner} for {task}")
         if search:
             self.log.append(f"searched {task}: {human_seconds(found.candidate.seconds)}" + (", better" if better else ""))
-        return found.judge.work
+        return sum(judge.work for judge in own)
 
     def polish(self) -> None:
         """Descend from the best by single moves."""

@@ -55,10 +55,12 @@ def check_slicing(slicing: Any, batch: int, seq_len: int) -> tuple[Micro, ...]:
 
 def check_partition(partition: Any, model: GPTConfig) -> Cut:
     """[(first block, last block + 1), ...], proved to cover the model in order."""
-    if not isinstance(partition, (list, tuple)):
-        raise InvalidTypeError(f"partition is {brief(partition)}: a list of (first block, last block + 1) would be right")
+    try:
+        entries = list(partition)                              # zip and pairwise of boundaries, too
+    except TypeError:
+        raise InvalidTypeError(f"partition is {brief(partition)}: a list of (first block, last block + 1) would be right") from None
     at, result = 0, []
-    for k, entry in enumerate(partition):
+    for k, entry in enumerate(entries):
         if not isinstance(entry, (list, tuple)) or len(entry) != 2:
             raise InvalidValueError(f"partition[{k}] is {entry!r}: (first block, last block + 1) would be right")
         first, end = (whole(f"partition[{k}]", x, 0) for x in entry)

@@ -52,6 +52,7 @@ CAUSES = ("warmup", "cooldown", "imbalance", "slice_skew", "recompute", "comm")
 #: Seconds of the first (a) and the second (b) half of a forward, where they are not half the whole's each.
 HALVES = ("F.a", "F.b", "SF.a", "SF.b", "RF.a", "RF.b")
 _CODE = {name: code for code, name in enumerate(OPS)}
+_TALKING = [_CODE[name] for name in ("SF", "RF", "SB", "RB", "AR")]
 _WORK = ("F", "B", "I", "W", "R", "AR", "OPT")  # what takes a rank's time; the rest are messages and swaps
 _USEFUL = np.array([name in _WORK and name != "R" for name in OPS])
 
@@ -228,6 +229,7 @@ def _from_instructions(kind: type[Program], ranks: Iterable[ArrayLike], keep_slo
             )
     counts = np.array([len(rank) for rank in lists], np.int64)
     code = np.concatenate(lists) if lists else np.empty(0, INSTRUCTION)
+    code["peer"][(code["peer"] == 0) & ~np.isin(code["op"], _TALKING)] = -1    # as np.zeros leaves it
     return kind._from_code(counts, code.view(np.uint8), keep_slots)
 
 
@@ -382,8 +384,12 @@ def _rows(intervals: Any) -> NDArray[np.void]:
         except KeyError as error:
             raise InvalidValueError(f"an interval has operation {error}: {' '.join(OPS)} would be right") from None
     for name, column in columns.items():
-        if column.dtype.kind not in ("iu" if name[-2:] != "_s" else "fiu") and column.size:
-            raise InvalidTypeError(f"{name} of the intervals is {brief(column.flat[0])}: a number would be right")
+        whole = name[-2:] != "_s"
+        if whole and column.dtype.kind == "f" and np.isfinite(column).all() and (column == np.rint(column)).all():
+            column = column.astype(np.int64)                   # of a table of floats
+        if column.dtype.kind not in ("iu" if whole else "fiu") and column.size:
+            right = "a whole number" if whole else "a number"
+            raise InvalidTypeError(f"{name} of the intervals is {brief(_strange(column, whole))}: {right} would be right")
         if rows[name].dtype.kind in "iu" and column.size and not (0 <= column.min() and column.max() < 65536):
             raise InvalidValueError(f"{name} of the intervals is {column.min()} to {column.max()}: 0 to 65535 would be right")
         rows[name] = column
@@ -392,6 +398,19 @@ def _rows(intervals: Any) -> NDArray[np.void]:
     if len(rows) and rows["op"].max() >= len(OPS):
         raise InvalidValueError(f"an interval has operation {rows['op'].max()}: below {len(OPS)} would be right")
     return rows
+
+
+def _strange(column: NDArray[Any], whole: bool) -> Any:
+    """The first cell that is no number."""
+    for cell in column.tolist():
+        try:
+            if not whole or float(cell).is_integer():
+                float(cell)
+                continue
+        except (TypeError, ValueError, OverflowError):
+            pass
+        return cell
+    return column.flat[0]
 
 
 def _causes(

@@ -18,6 +18,8 @@ from .cost import PHASES, CostModel, equal_lengths, even_partition
 from .judge import SLICED, SLIGHT, ZERO_BUBBLE, Candidate, Cut, Judge, Micro, possible
 
 _STARTS = 3           # of a search that descend
+_NEAR = 1.05          # times as slow as a plan that was descended to: a start that may end below it
+_RUNG = 1 - 1 / 256   # of the memory of one plan may the next have
 _SMALL = 8_000_000     # ticks of a search up to which there are plans for all limits of memory
 _WORK = 36_000_000     # of what a descent may cost, in units of about 13 ns: a fraction of a second
 
@@ -165,11 +167,14 @@ class _Hunt:
         return best
 
     def _below(self, above: Candidate, limit: int) -> Candidate | None:
-        """From the plan of the next higher limit, mended, and from the fastest start that fits."""
+        """From the plan of the next higher limit, mended, and from the fastest start that fits, if it is near."""
         ends = self._mend(above, limit, 8)
+        near = ends[0].seconds * _NEAR if ends else float("inf")
         for c in self._choose(limit, 1)[0]:
             if c not in self._ends or not self.judge.fits(self._ends[c], limit):
-                self._ends[c] = self._mend(c, limit, 8)[0]
+                if c.seconds > near:
+                    continue
+                self._ends[c] = (self._mend(c, limit, 8) or [c])[0]
             ends.append(self._ends[c])
         return self._waiting(min(ends, key=lambda c: c.seconds), limit, self.judge.work + self.work) if ends else None
 
@@ -185,7 +190,8 @@ class _Hunt:
             rungs.append(found)
             if self.judge.work - before > budget:
                 return rungs, False
-            limit = max(self.judge.peak_bytes(found)) - 1
+            peak = max(self.judge.peak_bytes(found))
+            limit = min(peak - 1, int(peak * _RUNG))
             found = self._below(found, limit) or self.within(limit)
         return rungs, True
 

@@ -1,12 +1,15 @@
 """What every public function does with arguments that make no sense: an error of this package that names the argument."""
 
 import itertools
+import os
 import warnings
 
 import numpy as np
 import pytest
 
 import terapipe_c as tp
+from terapipe_c._files import write_text
+from terapipe_c.schedule import INSTRUCTION, OPS
 
 WILD = [None, True, -1, 0, 2**31, 2**63, 10**400, 0.5, float("nan"), float("inf"), 1e308, "", "abc", b"x", [], [None],
         [[1, 2], [3]], {}, {"a": 1}, object(), 1j, np.array([]), np.array([1, 2, 3]), np.array([1.0, np.nan]), np.array(["a"]),
@@ -91,3 +94,32 @@ def test_numbers_that_say_too_much():
         tp.init_params(MODEL, seed=-1)
     with pytest.raises(ValueError, match="rank 0 would hold"):
         PROGRAM.simulate({"F": 1.0, "B": 1.0}, activation_bytes=1e300)
+
+
+def test_what_is_unusual_and_right_is_taken():
+    """Iterators of boundaries, cells that nobody measured, instructions as np.zeros leaves them, indices as floats."""
+    plan = tp.plan(MODEL, CLUSTER, batch=2, seq_len=8, stages=2, partition=itertools.pairwise([0, 3, MODEL.num_blocks]))
+    assert plan.stages == [(0, 3), (3, MODEL.num_blocks)]
+    table = [[1e-3 if i + j < 4 else None for j in range(4)] for i in range(4)]
+    costs = tp.CostModel.from_table(table, table, granularity=8)
+    assert costs.time(8, 8) == pytest.approx(2e-3)
+    code = np.zeros(2, INSTRUCTION)
+    code["op"] = [OPS.index("F"), OPS.index("B")]
+    assert tp.Program.from_instructions([code]).check() is None
+    rows = np.array([(0, OPS.index("F"), 0, 0, 0, 0.0, 1.0), (0, OPS.index("B"), 0, 0, 0, 1.0, 2.0)], np.float64)
+    assert tp.Timeline.from_intervals(rows).makespan_s == 2.0
+    with pytest.raises(TypeError, match=r"stage of the intervals is 0\.5: a whole number"):
+        tp.Timeline.from_intervals([(0, 0, 1, 0, 0, 0.0, 1.0), (0, 1, 0.5, 0, 0, 1.0, 2.0)])
+
+
+def test_a_text_file_keeps_its_mode_and_a_pipe_is_written_into(tmp_path):
+    path = tmp_path / "a.svg"
+    path.write_text("old")
+    path.chmod(0o600)
+    write_text(path, "new")
+    assert path.read_text() == "new" and path.stat().st_mode & 0o777 == 0o600 and os.listdir(tmp_path) == ["a.svg"]
+    reader, writer = os.pipe()
+    write_text(f"/dev/fd/{writer}", "through")
+    assert os.read(reader, 100) == b"through"
+    os.close(reader)
+    os.close(writer)

@@ -299,6 +299,8 @@ def test_what_would_be_ignored_or_lost_is_refused_first(capsys, tmp_path):
     assert run(capsys, "plan", "--n-layer", 1, "--seq-len", 8, "--stages", 1, "--costs", "analytic", "--out", plan)[0] == 0
     for argv, word in (
         (["train", plan, "--stages", 2, "--data", "x", "--steps", 1, "--out", "x"], "--stages would change nothing"),
+        (["train", plan, "--batch", 4, "--data", "x", "--steps", 1, "--out", "x"], "--batch would change nothing"),
+        (["train", plan, "--batch", 8, "--data", "x", "--steps", 1, "--out", "x"], "--batch would change nothing"),
         (["profile", "--out", tmp_path / "none/costs.json"], "no such folder to write into"),
         (["view", tmp_path / "text.txt", "--svg", "x"], "text.txt is neither a plan nor a program: byte 0"),
         (["plan", "--seq-len", 0, "--block-size", 8, "--costs", "analytic"], "seq_len is 0"),

@@ -67,10 +67,13 @@ def array(value: Any, what: str) -> FloatArray:
 
 
 def listed(value: Any, what: str, right: str) -> list[Any]:
-    """The entries of a list, a tuple or an array."""
-    if not isinstance(value, (list, tuple, range)) and (not isinstance(value, np.ndarray) or value.ndim == 0):
-        raise InvalidTypeError(f"{what} is {brief(value)}: a list, {right}, would be right")
-    return list(value)
+    """The entries of a list, a tuple, an array or what else gives them one by one; no string, no dict."""
+    try:
+        if isinstance(value, (str, bytes, dict)):
+            raise TypeError
+        return list(value)
+    except TypeError:
+        raise InvalidTypeError(f"{what} is {brief(value)}: a list, {right}, would be right") from None
 
 
 def time_limit(time_limit_s: float | None) -> float:
