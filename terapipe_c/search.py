@@ -19,7 +19,6 @@ from .judge import SLICED, SLIGHT, ZERO_BUBBLE, Candidate, Cut, Judge, Micro, po
 
 _STARTS = 3           # of a search that descend
 _NEAR = 1.05          # times as slow as a plan that was descended to: a start that may end below it
-_RUNG = 1 - 1 / 256   # of the memory of one plan may the next have
 _SMALL = 8_000_000     # ticks of a search up to which there are plans for all limits of memory
 _WORK = 36_000_000     # of what a descent may cost, in units of about 13 ns: a fraction of a second
 
@@ -190,8 +189,7 @@ class _Hunt:
             rungs.append(found)
             if self.judge.work - before > budget:
                 return rungs, False
-            peak = max(self.judge.peak_bytes(found))
-            limit = min(peak - 1, int(peak * _RUNG))
+            limit = max(self.judge.peak_bytes(found)) - 1
             found = self._below(found, limit) or self.within(limit)
         return rungs, True
 
