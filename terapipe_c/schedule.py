@@ -384,12 +384,12 @@ def _rows(intervals: Any) -> NDArray[np.void]:
         except KeyError as error:
             raise InvalidValueError(f"an interval has operation {error}: {' '.join(OPS)} would be right") from None
     for name, column in columns.items():
-        whole = name[-2:] != "_s"
-        if whole and column.dtype.kind == "f" and np.isfinite(column).all() and (column == np.rint(column)).all():
+        integral = name[-2:] != "_s"
+        if integral and column.dtype.kind == "f" and np.isfinite(column).all() and (column == np.rint(column)).all():
             column = column.astype(np.int64)                   # of a table of floats
-        if column.dtype.kind not in ("iu" if whole else "fiu") and column.size:
-            right = "a whole number" if whole else "a number"
-            raise InvalidTypeError(f"{name} of the intervals is {brief(_strange(column, whole))}: {right} would be right")
+        if column.dtype.kind not in ("iu" if integral else "fiu") and column.size:
+            right = "a whole number" if integral else "a number"
+            raise InvalidTypeError(f"{name} of the intervals is {brief(_strange(column, integral))}: {right} would be right")
         if rows[name].dtype.kind in "iu" and column.size and not (0 <= column.min() and column.max() < 65536):
             raise InvalidValueError(f"{name} of the intervals is {column.min()} to {column.max()}: 0 to 65535 would be right")
         rows[name] = column
@@ -400,16 +400,15 @@ def _rows(intervals: Any) -> NDArray[np.void]:
     return rows
 
 
-def _strange(column: NDArray[Any], whole: bool) -> Any:
+def _strange(column: NDArray[Any], integral: bool) -> Any:
     """The first cell that is no number."""
     for cell in column.tolist():
         try:
-            if not whole or float(cell).is_integer():
-                float(cell)
-                continue
+            number = float(cell)
         except (TypeError, ValueError, OverflowError):
-            pass
-        return cell
+            return cell
+        if integral and not number.is_integer():
+            return cell
     return column.flat[0]
 
 
