@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import colorsys
 import html
 import json
 import os
@@ -115,8 +116,10 @@ def _ticks(span: float, most: int) -> list[float]:
 
 
 def _colour(op: str, shade: int) -> str:
+    """#rrggbb: not every program that draws SVG knows hsl()."""
     hue, saturation, lightness = _COLOURS[op]
-    return f"hsl({hue},{saturation}%,{lightness + _SHADES[shade % len(_SHADES)]}%)"
+    parts = colorsys.hls_to_rgb(hue / 360, (lightness + _SHADES[shade % len(_SHADES)]) / 100, saturation / 100)
+    return "#" + "".join(f"{round(255 * part):02x}" for part in parts)
 
 
 def _word(row: Any, sliced: bool) -> str:
@@ -258,9 +261,12 @@ def _legend(line: Timeline, frame: _Frame, used: set[tuple[str, int]]) -> tuple[
         if not any(name == op for name, _ in used):
             continue
         used.add((op, 0))
+        width = 42 + 6.2 * (len(_NAMES[op]) + len(op))
+        if x + width > frame.right + 18:
+            x, y = float(frame.left), y + 20
         out.append(f'<rect class="{op}0" x="{x}" y="{y - 10}" width="13" height="12" rx="2"/>')
         out.append(f'<text x="{x + 18}" y="{y}">{op} <tspan class="soft">{_NAMES[op]}</tspan></text>')
-        x += 42 + 6.2 * (len(_NAMES[op]) + len(op))
+        x += width
     idle = sum(line.bubbles.values())
     whole = line.num_ranks * line.makespan_s
     y += 28
@@ -430,7 +436,7 @@ def chrome_trace(line: Timeline) -> str:
     for rank, op, stage, micro, piece, start, end, tid in zip(*columns, messages.tolist(), strict=True):
         events.append(
             f'{{"ph":"X","name":"{stage}{OPS[op]}{micro}.{piece}","cat":"{_NAMES[OPS[op]]}","pid":{rank},"tid":{int(tid)},'
-            f'"ts":{start * 1e6:.4f},"dur":{(end - start) * 1e6:.4f},'
+            f'"ts":{start * 1e6:.4f},"dur":{round(end * 1e6, 4) - round(start * 1e6, 4):.4f},'
             f'"args":{{"stage":{stage},"micro":{micro},"slice":{piece}}}}}'
         )
     return '{"displayTimeUnit":"ms","traceEvents":[\n' + ",\n".join(events) + "\n]}\n"
