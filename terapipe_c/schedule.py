@@ -274,6 +274,11 @@ class Timeline:
         self.program = program
         self._intervals = intervals
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, or a pickle, holds the intervals themselves."""
+        return type(self), (self.num_ranks, self.makespan_s, self.busy_s, self.bubbles, self.peak_memory_bytes,
+                            self.lower_bound_s, self.intervals, self.program)
+
     @property
     def intervals(self) -> NDArray[np.void]:
         """Structured array (schedule.INTERVAL), grouped by rank, in order of time: rank op stage micro slice start_s end_s.

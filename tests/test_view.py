@@ -62,6 +62,33 @@ def test_svg_has_every_interval_in_its_place(line, tmp_path):
     assert line._repr_svg_() == text and text in line._repr_html_()
 
 
+def test_svg_is_what_any_program_draws(line):
+    """Colours are #rrggbb, which SVG 1.1 knows; what is told of a run of all operations stays within the picture."""
+    text = view.svg(line)
+    assert "hsl(" not in text and len(set(re.findall(r"\.tp \.[A-Z]+\d\{fill:(#[0-9a-f]{6})\}", text))) > 10
+    ops = [op for op in schedules.OPS if op in view._NAMES]
+    rows = [(i % 2, op, 0, 0, 0, 1.0 * i, 1.0 * i + 1) for i, op in enumerate(ops)]
+    for picture in (text, view.svg(Timeline.from_intervals(rows), 900)):
+        root = ElementTree.fromstring(picture)
+        width, height = float(root.get("width")), float(root.get("height"))
+        for word in root.iter(SVG + "text"):
+            told = "".join(word.itertext())
+            before = {"end": 1.0, "middle": 0.5}.get(word.get("text-anchor"), 0.0)
+            x, length = float(word.get("x")), 6.2 * len(told)
+            if word.get("class") not in ("ink", "title"):
+                assert x - before * length >= 0 and x + (1 - before) * length <= width, told
+            assert 0 < float(word.get("y")) < height, told
+
+
+def test_a_timeline_is_copied_and_pickled(line):
+    import copy
+    import pickle
+
+    for other in (pickle.loads(pickle.dumps(line)), copy.copy(line), copy.deepcopy(line)):
+        assert np.array_equal(other.intervals, line.intervals) and other.bubbles == line.bubbles
+        assert str(other) == str(line) and other.program == line.program and view.svg(other) == view.svg(line)
+
+
 def test_svg_of_very_many_intervals_stays_small_and_true():
     line = schedules.seq1f1b(8, 128, 8).simulate({"F": 1e-3, "B": 3e-3})
     text = view.svg(line)
