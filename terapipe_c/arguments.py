@@ -25,6 +25,12 @@ LAUNCH_NUMBERS = {
 }
 
 
+def _version() -> str:
+    from . import __version__
+
+    return __version__
+
+
 def build_parser(runs: Mapping[str, Run]) -> argparse.ArgumentParser:
     """The whole parser; `runs` has the function of each command."""
     parser = argparse.ArgumentParser(
@@ -32,6 +38,7 @@ def build_parser(runs: Mapping[str, Run]) -> argparse.ArgumentParser:
         description="Plans and runs token-pipelined GPT training.",
         epilog="Each command has its own --help with an example.",
     )
+    parser.add_argument("--version", action="version", version=f"terapipe_c {_version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(name: str, text: str, example: str) -> argparse.ArgumentParser:
@@ -50,7 +57,7 @@ def build_parser(runs: Mapping[str, Run]) -> argparse.ArgumentParser:
     p = add(
         "profile",
         "measure the model's layers on this machine",
-        "terapipe profile --n-layer 4 --n-head 4 --n-embd 256 --seq-len 512 --block-size 512 --out costs.json",
+        "terapipe profile --n-layer 4 --n-head 4 --n-embd 128 --seq-len 256 --out costs.json",
     )
     model_flags(p)
     p.add_argument("--seq-len", type=int, help="longest sequence measured (block size if not given)")
@@ -63,7 +70,7 @@ def build_parser(runs: Mapping[str, Run]) -> argparse.ArgumentParser:
     p = add(
         "plan",
         "find stages, slices and a schedule",
-        "terapipe plan --preset gpt2-124m --batch 8 --seq-len 1024 --stages 2 --costs costs.json --out plan.json",
+        "terapipe plan --n-layer 4 --n-head 4 --n-embd 128 --batch 8 --seq-len 256 --stages 2 --costs costs.json --out plan.json",
     )
     plan_flags(p)
     p.add_argument("--out", help="save the plan here")

@@ -5,6 +5,7 @@ else to standard error. Exit codes: 0 done, 1 failed, 2 bad request.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import os
@@ -35,19 +36,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(stop.code or 0)
     try:
         code = args.run(args)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return int(code)
     except BrokenPipeError:  # `terapipe ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()
         return DONE
     except KeyboardInterrupt:
-        print("terapipe: interrupted", file=sys.stderr)
+        _say("terapipe: interrupted")
         return FAILED
     except Exception as error:
         if args.debug:
             traceback.print_exc()
-        print(f"terapipe {args.command}: {_told(error)}", file=sys.stderr)
+        _say(f"terapipe {args.command}: {_told(error)}")
+        if isinstance(error, OSError):
+            _forget_output()  # a full disk: what is left of it would fail again when Python ends
         return BAD_REQUEST if _is_bad_request(error) else FAILED
+
+
+def _say(text: str) -> None:
+    """To standard error, if anybody listens; never to standard output, which has results alone."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            print(text, file=sys.stderr, flush=True)
+
+
+def _forget_output() -> None:
+    if sys.stdout is not None:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _is_bad_request(error: BaseException) -> bool:
@@ -134,7 +153,7 @@ def _measured(model: Any, seq_len: int) -> Any:
     """Measured once, however many trials of a sweep need it."""
     import terapipe_c as tp
 
-    print(f"measuring {model!r} on this machine ...", file=sys.stderr)
+    _say(f"measuring {model!r} on this machine ...")
     return tp.profile(model, seq_len=seq_len)
 
 
@@ -318,7 +337,7 @@ def _compare(args: argparse.Namespace) -> int:
         for what, path in written.items():
             print(f"{what} {path}")
     if comparison.best is None:
-        print("terapipe compare: no planner found a plan", file=sys.stderr)
+        _say("terapipe compare: no planner found a plan")
         return BAD_REQUEST
     return DONE
 
@@ -408,7 +427,7 @@ def _resume(args: argparse.Namespace) -> int:
     if args.steps is None:
         raise ValueError(f"resume needs --steps; the newest checkpoint is of step {checkpoint.step}")
     if args.steps <= checkpoint.step:
-        print(f"nothing to do: the newest checkpoint is of step {checkpoint.step}", file=sys.stderr)
+        _say(f"nothing to do: the newest checkpoint is of step {checkpoint.step}")
     kept = {**checkpoint.hyper, "seed": checkpoint.seed}
     data = checkpoint.data_state.get("source")
     if (folder / "config.json").is_file():  # what launch wrote down: all of its options
@@ -447,9 +466,16 @@ def _follow(args: argparse.Namespace, run: Any) -> int:
                 print(json.dumps(_record(record)), flush=True)
             elif args.quiet:
                 print(f"step {record.step}  loss {record.loss:.4f}  {record.tokens_per_s:,.0f} tokens/s", flush=True)
-    except (KeyboardInterrupt, BrokenPipeError):
+    except (KeyboardInterrupt, BrokenPipeError) as error:
+        if not run.running:
+            raise
         run.stop()
-        raise
+        if isinstance(error, KeyboardInterrupt) or run.history[-1].step + 1 >= args.steps:
+            raise
+        _say(f"terapipe: nobody reads the output any more: stopped after step {run.history[-1].step}; "
+             f"`terapipe resume {run.out} --steps {args.steps}` goes on")  # fmt: skip
+        _forget_output()
+        return FAILED
     report = run.report()
     if args.json:
         print(json.dumps(_plain({"report": _report(report), "checkpoint": str(run.checkpoint_path)})))
@@ -513,7 +539,7 @@ def _sweep(args: argparse.Namespace) -> int:
         if name not in ("run", "command", "json", "debug", "grid", "out", "retry_failed")
     }
     sweep = Sweep(Path(args.out), grid, base, trial)
-    counts = sweep.run(args.retry_failed, None if args.json else lambda text: print(text, file=sys.stderr, flush=True))
+    counts = sweep.run(args.retry_failed, None if args.json else _say)
     _print(args, {**counts, "rows": args.out})
     return DONE
 

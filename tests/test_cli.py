@@ -37,6 +37,27 @@ def test_help_has_an_example_that_parses(capsys, command):
     assert args.command == command and callable(args.run)
 
 
+def test_the_examples_work_one_after_the_other(capsys, monkeypatch, tmp_path):
+    """As printed, but for sizes, which are made smaller: the same in all."""
+    smaller = {"--steps 200": "--steps 2", "--steps 400": "--steps 3", "--n-embd 128": "--n-embd 16", "--seq-len 256": "--seq-len 16"}
+    monkeypatch.chdir(tmp_path)
+    tp.stdlib_corpus("corpus.txt", max_bytes=50_000)
+    Path("runs").mkdir()
+    for command in ("profile", "plan", "train", "resume", "view", "simulate", "doctor"):
+        _, out, _ = run(capsys, command, "--help")
+        example = out.split("example:\n")[1].strip()
+        for words, fewer in smaller.items():
+            example = example.replace(words, fewer)
+        code, _, err = run(capsys, *example.split()[1:])
+        assert code == 0 or command == "doctor", (example, err)
+    assert Path("timeline.html").exists() and tp.load_checkpoint("runs/a").step == 3
+
+
+def test_version(capsys):
+    code, out, _ = run(capsys, "--version")
+    assert code == 0 and out.split() == ["terapipe_c", tp.__version__]
+
+
 def test_help_names_every_command(capsys):
     code, out, _ = run(capsys, "--help")
     assert code == 0 and all(command in out for command in COMMANDS)
@@ -134,6 +155,37 @@ def test_a_closed_pipe_is_no_failure(tmp_path):
     process.stdout.close()
     assert process.wait(60) == 0 and b"Traceback" not in process.stderr.read()
     process.stderr.close()
+
+
+def test_a_training_that_nobody_reads_stops_and_says_how_to_go_on(tmp_path):
+    """`terapipe train ... --json | head -1`: what was asked for was not done."""
+    tp.stdlib_corpus(tmp_path / "corpus.txt", max_bytes=50_000)
+    words = ["train", *SMALL, "--stages", "1", "--data", "corpus.txt", "--steps", "100000", "--threads", "--json", "--out", "a"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "terapipe_c", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path, text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(tp.__file__).parents[1])},
+    )  # fmt: skip
+    assert json.loads(process.stdout.readline())["step"] == 0
+    process.stdout.close()
+    said = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(60) == 1 and "Traceback" not in said, said
+    step = tp.load_checkpoint(tmp_path / "a").step
+    assert f"stopped after step {step - 1}; `terapipe resume {tmp_path}/a --steps 100000` goes on" in said
+
+
+def test_streams_that_are_closed_or_full(tmp_path):
+    def streams(words, redirect):
+        line = f"{sys.executable} -m terapipe_c {words} {redirect}"
+        return subprocess.run(["sh", "-c", line], capture_output=True, text=True, cwd=tmp_path,
+                              env={**os.environ, "PYTHONPATH": str(Path(tp.__file__).parents[1])})  # fmt: skip
+
+    simulate = "simulate --schedule gpipe --ranks 2 --micro-batches 2"
+    assert streams(simulate, ">&-").returncode == 0
+    full = streams(simulate, ">/dev/full")
+    assert full.returncode == 1 and full.stderr == "terapipe simulate: [Errno 28] No space left on device\n"
+    deaf = streams("plan --n-layer 2 --n-head 2 --n-embd 32 --seq-len 32 --batch 2 --json", "2>/dev/full")
+    assert deaf.returncode == 0 and json.loads(deaf.stdout)["step_time_s"] > 0
 
 
 # ---- doctor ------------------------------------------------------------------------------------------------------------
