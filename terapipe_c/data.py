@@ -81,6 +81,7 @@ class Dataset:
             raise InvalidValueError(f"val_fraction is {val_fraction}: less than 1 would be right")
         self.vocab_size = None if vocab_size is None else whole("vocab_size", vocab_size)
         self.tokens, self.source, self.kind = open_tokens(data, tokenizer)
+        self._file = _file_of(self.tokens)
         self._first, self._end = self.check_split(split)
         check_tokens(self.tokens, self.vocab_size, self.source)
 
@@ -121,6 +122,8 @@ class Dataset:
 
     def batch(self, step: int) -> NDArray[np.int32]:
         """int32 [batch, seq_len + 1]: inputs are [:, :-1], targets [:, 1:]."""
+        if self._file is not None:
+            _check_whole(*self._file)
         out = np.empty((self.batch_size, self.seq_len + 1), np.int32)
         for row, start in enumerate(self.starts(step)):
             out[row] = self.tokens[start : start + self.seq_len + 1]
@@ -192,6 +195,24 @@ def open_tokens(data: Any, tokenizer: Tokenizer | None = None) -> tuple[NDArray[
             f"data: an array of tokens has shape {list(array.shape)} and dtype {array.dtype}; it must be 1-D and of integers"
         )
     return array, "array", "array"
+
+
+def _file_of(tokens: NDArray[Any]) -> tuple[str, os.stat_result] | None:
+    """The file that is mapped, and what it was; None where there is none."""
+    path = getattr(tokens, "filename", None)
+    return None if path is None else (os.fspath(path), os.stat(path))
+
+
+def _check_whole(path: str, before: os.stat_result) -> None:
+    """ValueError if the mapped file was cut off: reading what it had ends a process by SIGBUS. One that was replaced or removed
+    stays mapped as it was."""
+    try:
+        now = os.stat(path)
+    except OSError:
+        return
+    if now.st_size < before.st_size and (now.st_dev, now.st_ino) == (before.st_dev, before.st_ino):
+        raise InvalidValueError(f"{path} was cut off from {before.st_size} to {now.st_size} bytes while it was in use: a file that "
+                                "nobody writes to would be right")
 
 
 def check_tokens(tokens: NDArray[Any], vocab_size: int | None, source: str) -> None:

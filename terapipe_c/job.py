@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from . import _core
 from ._files import path_of, write_text
 from .backend import choose, own_gpu, place
-from .checkpoint import MODEL_FIELDS
+from .checkpoint import MODEL_FIELDS, find_checkpoint
 from .config import brief, flag, one_of, real, whole
 from .engine import MOST_THREADS, gather_bytes, rank_memory
 from .worker import GATHER_BYTES
@@ -61,7 +61,12 @@ def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: b
 
 def _check_new(folder: Path | None) -> None:
     if folder is not None and folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise FileExistsError(17, "this run folder exists already: another one, or resume=True, would be right", str(folder))
+        try:
+            find_checkpoint(folder)
+            right = "another one, or resume=True, would be right"
+        except (OSError, ValueError):
+            right = "another one would be right (it has no checkpoint to resume from)"
+        raise FileExistsError(17, f"this run folder exists already: {right}", str(folder))
 
 
 def check_plan(plan: Any) -> None:
@@ -167,7 +172,7 @@ def _check_devices(job: Mapping[str, Any], local_rank: int | None) -> None:
 
 def _resume_from(folder: Path | None, job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What of the job a checkpoint says, and the state of its data."""
-    from .checkpoint import STATE_FILE, find_checkpoint, read_state
+    from .checkpoint import STATE_FILE, read_state
 
     path = find_checkpoint(Path(str(folder)))
     state = read_state(path / STATE_FILE)
@@ -211,9 +216,9 @@ def _open_data(data: Any, job: Mapping[str, Any], val_fraction: float, tokenizer
     if job["eval_every"]:
         opened.check_split("val")
     if isinstance(data, (str, os.PathLike)) and tokenizer is None:
-        return {"path": os.path.abspath(data), "val_fraction": opened.val_fraction}
+        return {"path": os.path.abspath(data), "val_fraction": opened.val_fraction, "num_tokens": opened.num_tokens}
     arrays["data"] = opened.tokens
-    return {"path": None, "val_fraction": opened.val_fraction}
+    return {"path": None, "val_fraction": opened.val_fraction, "num_tokens": opened.num_tokens}
 
 
 def make_folder(job: Mapping[str, Any], plan: Any) -> bool:

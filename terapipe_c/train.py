@@ -5,20 +5,30 @@ import hashlib
 import inspect
 import json
 import os
+import secrets
+import shutil
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from . import _core
+from .checkpoint import STATE_FILE
 from .environment import Place, find_place
 from .job import check_plan, largest_gather, make_folder, make_job, neighbours
 from .launch import launch
 from .outcome import Outcome, Record
 from .progress import Progress
-from .worker import failures, run_rank, share
+from .worker import dataset, failures, run_rank, share
 
 __all__ = ["RankRun", "train"]
+
+SAMPLE_TOKENS = 4096  # of the data: how many ranks compare, spread over all of them
+SEEN_S = 5.0  # how long a shared file system may take to show a new file to another machine
 
 
 def train(plan: Any, data: Any, steps: int, *, backend: str = "cpu", launcher: str | None = None, meeting_s: float = 60.0,
@@ -35,9 +45,10 @@ def train(plan: Any, data: Any, steps: int, *, backend: str = "cpu", launcher: s
         options: all others of `launch` but `processes`. `out` and the checkpoints in it must be seen by every rank: on several
             machines, a shared file system.
 
-    Raises InvalidValueError (environment, world size that is not the plan's number of ranks, arguments that differ between
-    ranks), DeadlineError (names the ranks that did not come), StorageError (port in use), and what `launch` raises. When any
-    rank fails or dies every other one raises AbortedError, which names it, within 2 seconds.
+    Raises InvalidValueError (environment, world size that is not the plan's number of ranks, arguments or data that differ
+    between ranks, a run folder that a rank does not see), DeadlineError (names the ranks that did not come), StorageError (port
+    in use), and what `launch` raises. When any rank fails or dies every other one raises AbortedError, which names it, within 2
+    seconds.
     """
     arguments = _arguments(plan, data, steps, backend, options)
     check_plan(plan)
@@ -96,6 +107,26 @@ class RankRun(Outcome):
         return f"RankRun(rank {self.rank} of {self._job['ranks']}{last}, out={self._job['out']})"
 
 
+def _checksum(raw: bytes) -> str:
+    return hashlib.sha256(raw).hexdigest()[:16]
+
+
+def _contents(job: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> dict[str, str]:
+    """What ranks must have in common besides the arguments' names: a batch drawn from other tokens on every rank, or a tied
+    embedding that began otherwise on two, would train and mean nothing."""
+    data = dataset(job, arrays, "train")
+    few = np.linspace(0, data.num_tokens - 1, min(data.num_tokens, SAMPLE_TOKENS)).astype(np.int64)
+    drawn = np.concatenate([np.asarray(data.tokens[few], np.int64), data.batch(job["first_step"]).ravel().astype(np.int64)])
+    told = {"content of data": f"{data.num_tokens} tokens, a sample of them has checksum {_checksum(drawn.tobytes())}"}
+    given = [zlib.crc32(array.data) for name, array in sorted(arrays.items()) if name.startswith("init/")]
+    if given:
+        told["content of init"] = f"checksum {_checksum(repr(given).encode())}"
+    if job["resume_from"]:
+        state = (Path(job["resume_from"]) / STATE_FILE).read_bytes()
+        told["content of the checkpoint"] = f"checksum {_checksum(state)}"
+    return told
+
+
 class _Rank:
     def __init__(self, plan: Any, place: Place, region: _core.Region, comm: _core.Comm, progress: bool | None) -> None:
         self.plan, self.place, self.region, self.comm, self.wanted = plan, place, region, comm, progress
@@ -125,9 +156,11 @@ class _Rank:
         first = self.place.rank == 0
         job, arrays = make_job(**arguments, first=first, local_rank=self.place.local_rank)
         job["local_rank"] = self.place.local_rank
-        self._compare(job)
+        self._compare({**job, **_contents(job, arrays)})
+        made = first and job["out"] is not None and make_folder(job, self.plan)
+        if job["checkpoint_every"]:
+            self._see_folder(Path(job["out"]), made)
         if first and job["out"] is not None:
-            make_folder(job, self.plan)
             self.metrics = (Path(job["out"]) / "metrics.jsonl").open("a")
         outcome = RankRun(self.plan, job, self.place.rank)
         progress = Progress(self.wanted if first else False, job["first_step"], job["steps"])
@@ -155,7 +188,7 @@ class _Rank:
     def _compare(self, job: Mapping[str, Any]) -> None:
         """Every rank must have been given the same arguments."""
         mine = {name: value for name, value in job.items() if name not in ("plan", "local_rank")}
-        everyone = share(self.comm, {name: hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+        everyone = share(self.comm, {name: _checksum(json.dumps(value, sort_keys=True).encode())
                                      for name, value in mine.items()})
         for rank, theirs in enumerate(everyone):
             different = [name for name in mine if theirs.get(name) != everyone[0].get(name)]
@@ -163,6 +196,27 @@ class _Rank:
                 shown = f" (here it is {mine[different[0]]!r})" if self.place.rank in (0, rank) else ""
                 raise _core.InvalidValueError(f"{different[0]} of rank {rank} is not that of rank 0{shown}: the same on all ranks "
                                               "would be right")
+
+    def _see_folder(self, folder: Path, made: bool) -> None:
+        """Every rank writes its part of a checkpoint into rank 0's folder: not seeing it is found out now, not then."""
+        first = self.place.rank == 0
+        name = share(self.comm, f".terapipe-{secrets.token_hex(8)}" if first else None)[0]
+        try:
+            if first:
+                (folder / name).touch()
+            self.comm.barrier()
+            limit = time.monotonic() + SEEN_S
+            while not (seen := (folder / name).exists()) and time.monotonic() < limit:
+                time.sleep(0.1)
+            blind = [rank for rank, sees in enumerate(share(self.comm, seen)) if not sees]
+        finally:
+            if first:
+                (folder / name).unlink(missing_ok=True)
+        if blind:
+            if made:                # nothing has begun: the same call must be possible again
+                shutil.rmtree(folder, ignore_errors=True)
+            raise _core.InvalidValueError(f"rank {blind[0]} does not see the run folder of rank 0, {folder}: a folder that all "
+                                          "ranks share would be right, or checkpoint_every=0")
 
     def _gather(self, outcome: RankRun, end: dict[str, Any], begun: float) -> None:
         """Every rank learns all that rank 0 knows; clocks of other machines are put on rank 0's by the moment of the start."""

@@ -11,6 +11,7 @@ import json
 import math
 import mmap
 import os
+import resource
 import select
 import signal
 import socket
@@ -19,7 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -87,8 +88,8 @@ class _Training:
     def __init__(self, job: Job, rank: int, region: _core.Region, emit: Emit, stop: Callable[[], bool], arrays: Arrays,
                  comm: _core.Comm) -> None:
         self.job, self.rank, self.region, self.emit, self.stop, self.comm = job, rank, region, emit, stop, comm
-        self.data = _dataset(job, arrays, "train")
-        self.held_out = _dataset(job, arrays, "val") if job["eval_every"] else None
+        self.data = dataset(job, arrays, "train")
+        self.held_out = dataset(job, arrays, "val") if job["eval_every"] else None
         module, _, name = job["engine"].partition(":")
         self.engine: Engine = getattr(importlib.import_module(module), name)(job, rank, self.comm)
         self._load(arrays)
@@ -189,21 +190,27 @@ WRITING = 2**64 - 2  # TP_WRITING of csrc/comm/comm.h
 GATHER_BYTES = 4096  # max_gather_bytes of the regions that launch makes
 
 
-def _dataset(job: Job, arrays: Arrays, split: str) -> Any:
+def dataset(job: Job, arrays: Arrays, split: str) -> Any:
+    """What a rank draws its batches from."""
     from .data import Dataset
 
     about = job["data"]
     source = about["path"] if about["path"] is not None else arrays["data"]
     # no vocabulary here: the launcher has read every token before it started us
-    return Dataset(source, job["seq_len"], job["batch"], seed=job["seed"], split=split, val_fraction=about["val_fraction"])
+    data = Dataset(source, job["seq_len"], job["batch"], seed=job["seed"], split=split, val_fraction=about["val_fraction"])
+    if data.num_tokens != about["num_tokens"]:  # ranks would draw different batches, and nobody would see it
+        raise _core.InvalidValueError(f"{data.source} has {data.num_tokens} tokens now and had {about['num_tokens']} when the run "
+                                      "began: a file that nobody writes to would be right")
+    return data
 
 
 def _resident_bytes() -> int:
     """The process's largest resident set so far (VmHWM), bytes; all ranks' together where they are threads."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    with suppress(OSError):  # no descriptor left, or no /proc: the training is good all the same
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 # ---- failures --------------------------------------------------------------------------------------------------------
@@ -313,13 +320,10 @@ def main(words: list[str]) -> int:
     launcher's pidfd."""
     rank, region_fd, channel_fd, job_fd, launcher = map(int, words)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher, which ends us
-    job, arrays = unpack(job_fd)
     region = _core.Region.attach(region_fd)
-    os.close(job_fd)
     os.close(region_fd)
     channel = socket.socket(fileno=channel_fd)
     stopping = threading.Event()
-    threading.Thread(target=_watch, args=(channel, launcher, region, stopping), daemon=True).start()
 
     def emit(event: dict[str, Any]) -> None:
         try:
@@ -329,6 +333,9 @@ def main(words: list[str]) -> int:
 
     failed = True
     with failures(rank, region, emit):
+        threading.Thread(target=_watch, args=(channel, launcher, region, stopping), daemon=True).start()
+        job, arrays = unpack(job_fd)
+        os.close(job_fd)
         run_rank(job, rank, region, emit, stopping.is_set, arrays)
         failed = False
     return int(failed)

@@ -165,6 +165,18 @@ def test_what_differs_between_ranks_is_named(plans):
     assert "started 3 ranks and the plan has 2" in run(files[2], data, slurm, 3)[2]["text"]
 
 
+@pytest.mark.parametrize(("own", "words"), [
+    ("data", "content of data of rank 1 is not that of rank 0 (here it is '4000 tokens, a sample"),
+    ("init", "content of init of rank 1 is not that of rank 0"),
+    ("folder", "rank 1 does not see the run folder of rank 0")])
+def test_what_ranks_must_share_is_compared_before_the_first_step(plans, tmp_path, own, words):
+    """A shard of the data on every rank, as data-parallel scripts have it, would be inputs of one text and targets of another."""
+    _, files, data = plans
+    ends = run(files[2], data, mpich, 2, own=own, out=str(tmp_path / "run"))
+    assert [end["error"] for end in ends] == ["InvalidValueError"] * 2 and all(words in end["text"] for end in ends), ends
+    assert not (tmp_path / "run").exists()
+
+
 # ---- the meeting, in threads -----------------------------------------------------------------------------------------
 
 

@@ -1,10 +1,14 @@
 """One rank of test_train.py, as a user's script is: train_rank.py PLAN DATA OPTIONS (JSON). Prints one line of JSON.
 
-OPTIONS may hold "die": {"rank", "step"}: this rank ends by SIGKILL when it has done so many steps; "fail": it raises."""
+OPTIONS may hold "die": {"rank", "step"}: this rank ends by SIGKILL when it has done so many steps; "fail": it raises;
+"own": what each rank has of its own, "data" or "init", or "folder", a run folder that rank 1 does not see."""
 import json
 import os
 import signal
 import sys
+from pathlib import Path
+
+import numpy as np
 
 import terapipe_c as tp
 from terapipe_c import engine
@@ -30,13 +34,31 @@ def dying(die, fail):
     engine.make_engine = make_dying
 
 
+def blind(rank):
+    train = sys.modules["terapipe_c.train"]
+    train.SEEN_S = 0.3
+
+    class Elsewhere(type(Path())):
+        def exists(self, **options):
+            return rank == 0 and super().exists(**options)
+
+    train.Path = Elsewhere
+
+
 def main(plan, data, options):
     options = json.loads(options)
-    die, fail = options.pop("die", None), options.pop("fail", None)
+    die, fail, own = (options.pop(name, None) for name in ("die", "fail", "own"))
     if die or fail:
         dying(die, fail)
+    plan, rank = tp.Plan.load(plan), int(os.environ.get("PMI_RANK", 0))
+    if own == "data":
+        data = (np.arange(4000) + rank) % 256
+    elif own == "init":
+        options["init"] = tp.init_params(plan.model, rank)
+    elif own == "folder":
+        blind(rank)
     try:
-        run = tp.train(tp.Plan.load(plan), data, progress=False, **options)
+        run = tp.train(plan, data, progress=False, **options)
     except (tp.Error, OSError) as error:
         print(json.dumps({"error": type(error).__name__, "text": str(error)}))
         return 1
