@@ -30,7 +30,7 @@ from .emulation import Emulation, emulate
 from .engine import init_params, loss_and_grads
 from .generate import generate
 from .interop import export_hf, import_hf
-from .launch import Record, Run, launch
+from .launch import Record, Run, launch, runs
 from .plan import Plan, plan
 from .planners import max_batch
 from .profiling import profile
@@ -45,6 +45,6 @@ __all__ = [
     "OutOfMemoryError", "PeerError", "Plan", "Program", "RankRun", "Record", "Report", "Run", "ScheduleError", "StorageError",
     "Timeline", "__version__", "capture", "compare", "cuda", "devices", "emulate", "export_hf", "generate", "import_hf",
     "init_params", "launch",
-    "load_checkpoint", "loss_and_grads", "max_batch", "plan", "planners", "profile", "save_checkpoint", "schedules",
-    "stdlib_corpus", "train", "zoo",
+    "load_checkpoint", "loss_and_grads", "max_batch", "plan", "planners", "profile", "runs", "save_checkpoint",
+    "schedules", "stdlib_corpus", "train", "zoo",
 ]

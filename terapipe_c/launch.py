@@ -6,11 +6,12 @@ import math
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from .ranks import ProcessRanks, Ranks, ThreadRanks
 from .report import Report
 from .worker import CLASSES, GRACE_S
 
-__all__ = ["Record", "Run", "launch"]
+__all__ = ["Record", "Run", "launch", "runs"]
 
 RING_BYTES = 256 << 10, 16 << 20  # smallest and largest ring between two ranks
 
@@ -67,13 +68,14 @@ def launch(plan: Any, data: Any, steps: int, *, seed: int = 0, out: str | os.Pat
     region, made = _region(plan, job, processes), False
     try:
         made = job["out"] is not None and make_folder(job, plan)
+        bar = Progress(progress, job["first_step"], steps)  # not after the ranks: should it fail, nobody would end them
         ranks: Ranks = (ProcessRanks if processes else ThreadRanks)(job, arrays, region)
+        return Run(plan, job, region, ranks, bar)
     except BaseException:
         region.close()
         if made:                    # nothing has begun: the same call must be possible again
             shutil.rmtree(job["out"], ignore_errors=True)
         raise
-    return Run(plan, job, region, ranks, Progress(progress, job["first_step"], steps))
 
 
 def _region(plan: Any, job: Mapping[str, Any], shared: bool) -> _core.Region:
@@ -101,12 +103,20 @@ class Run(Outcome):
         self._error: BaseException | None = None
         self._over = self._interrupted = False
         self._alive = set(range(job["ranks"]))
-        self._owner = os.getpid()
+        self._owner, self._begun = os.getpid(), time.monotonic()
         self._changed = threading.Condition()
         self._locking = self._keyboard = False  # in _wait_for; Ctrl-C came meanwhile
         self._watcher = threading.Thread(target=self._watch, name="terapipe run", daemon=True)
+        try:
+            self._watcher.start()
+        except BaseException as error:      # no thread can be had, or Ctrl-C: nobody may be left running
+            region.abort("EABORTED", -1, f"the launcher failed: {error}")
+            if self._watcher.ident is None:
+                ranks.end()
+            else:
+                self._watcher.join()
+            raise
         _living.add(self)
-        self._watcher.start()
 
     # -- what a user asks --
 
@@ -285,10 +295,20 @@ class Run(Outcome):
 _living: weakref.WeakSet[Run] = weakref.WeakSet()
 
 
+def runs() -> list[Run]:
+    """The runs that this process launched and that are under way, the oldest first, those too that no variable holds any more:
+    a notebook that lost one stops it by `tp.runs()[0].stop()`."""
+    mine = [run for run in list(_living) if run.running and run._owner == os.getpid()]
+    return sorted(mine, key=lambda run: run._begun)
+
+
 @atexit.register
 def _end_all() -> None:
     """Nothing outlives this Python; a fork of it ends nothing that is not its own."""
     for run in list(_living):
         if run._owner == os.getpid() and not run._over:
+            if not run._interrupted and sys.stderr is not None:
+                with suppress(OSError, ValueError):
+                    print(f"terapipe_c: Python ends, and with it {run!r}: run.wait() first would be right", file=sys.stderr)
             run._interrupt("the launcher ended")
             run._watcher.join(2 * GRACE_S + 1)

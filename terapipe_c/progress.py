@@ -28,12 +28,21 @@ class Progress:
                 from tqdm.auto import tqdm
             except ImportError:
                 return
-            self._bar = tqdm(total=steps, initial=first, unit="step", dynamic_ncols=True)
+            try:
+                self._bar = tqdm(total=steps, initial=first, unit="step", dynamic_ncols=True)
+            except OSError:
+                self._silent = True
 
     def show(self, history: Sequence[Any], over: bool) -> None:
         """history: the records so far. over: there will be no more."""
         if self._silent or self._closed:
             return
+        try:
+            self._show(history, over)
+        except OSError:  # nobody reads any more, or the log's disk is full: that ends no training
+            self._silent = True
+
+    def _show(self, history: Sequence[Any], over: bool) -> None:
         self._closed = over
         last = history[-1] if history else None
         if self._bar is not None:

@@ -7,9 +7,12 @@ here, in the words of the operating system and of what the rank was doing.
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import queue
+import resource
 import selectors
 import signal
 import socket
@@ -46,6 +49,9 @@ class Ranks(Protocol):
 
     def close(self) -> None:
         """Give everything back, once every rank has ended."""
+
+    def end(self) -> None:
+        """For when nobody will watch them, and there is an abort: end them all, and give everything back."""
 
 
 class ThreadRanks:
@@ -91,6 +97,8 @@ class ThreadRanks:
         for thread in self._threads:
             thread.join()
 
+    end = close
+
 
 class ProcessRanks:
     """Processes that were exec'ed, never forked from a Python that used threads: each with a socket and a pidfd here."""
@@ -99,29 +107,35 @@ class ProcessRanks:
         self._region = region
         self._selector = selectors.DefaultSelector()
         self._workers: list[_Worker] = []
-        launcher = job_fd = -1
+        shared: list[int] = []      # for every rank: the region, the job, the launcher's pidfd
         try:
-            launcher = os.pidfd_open(os.getpid())
-            job_fd = pack(job, arrays)
-            environment = _environment(job["threads_per_rank"])
             if region.fd is None:
                 raise ValueError("processes need a region made with shared=True, still open")
+            shared.append(_beyond_standard(os.dup(region.fd)))
+            shared.append(_beyond_standard(pack(job, arrays)))
+            shared.append(_beyond_standard(os.pidfd_open(os.getpid())))
+            environment = _environment(job["threads_per_rank"])
             for rank in range(region.ranks):
-                worker = _Worker(rank, [region.fd, job_fd, launcher], environment)
+                worker = _Worker(rank, shared, environment)
                 self._workers.append(worker)
                 self._selector.register(worker.channel, selectors.EVENT_READ, worker)
                 self._selector.register(worker.pidfd, selectors.EVENT_READ, worker)
-        except BaseException:
-            self.kill()
-            for worker in self._workers:
-                worker.process.wait()
-            self.close()
+        except BaseException as error:
+            self.end()
+            if isinstance(error, OSError) and error.errno in _SHORTAGES:
+                raise _short(error, region.ranks, len(self._workers)) from error
             raise
         finally:
-            for fd in (launcher, job_fd):
-                if fd >= 0:
-                    os.close(fd)
+            for fd in shared:
+                os.close(fd)
         self.pids = [worker.process.pid for worker in self._workers]
+
+    def end(self) -> None:
+        """By force, and give everything back: for when nobody will watch them."""
+        self.kill()
+        for worker in self._workers:
+            worker.process.wait()
+        self.close()
 
     def events(self, timeout_s: float) -> Iterator[Event]:
         ready = self._selector.select(timeout_s)
@@ -170,17 +184,21 @@ class _Worker:
 
     def __init__(self, rank: int, descriptors: list[int], environment: dict[str, str]) -> None:
         self.rank, self.ended, self.silent, self._rest = rank, False, False, b""
-        self.channel, theirs = socket.socketpair()
+        self.channel, socket_of_rank = socket.socketpair()
         region, job, launcher = descriptors
-        words = [str(word) for word in (rank, region, theirs.fileno(), job, launcher)]
+        theirs = -1
         try:
-            self.process = subprocess.Popen([sys.executable, *COMMAND, *words], stdin=subprocess.DEVNULL, env=environment,
-                                            pass_fds=[*descriptors, theirs.fileno()], start_new_session=True)
+            theirs = _beyond_standard(socket_of_rank.detach())
+            words = [str(word) for word in (rank, region, theirs, job, launcher)]
+            out, err = (subprocess.DEVNULL if stream is None else None for stream in (sys.__stdout__, sys.__stderr__))
+            self.process = subprocess.Popen([sys.executable, *COMMAND, *words], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                                            env=environment, pass_fds=[*descriptors, theirs], start_new_session=True)
         except BaseException:
             self.channel.close()
             raise
         finally:
-            theirs.close()
+            if theirs >= 0:
+                os.close(theirs)
         try:
             self.pidfd = os.pidfd_open(self.process.pid)
         except BaseException:
@@ -207,6 +225,30 @@ class _Worker:
     def close(self) -> None:
         self.channel.close()
         os.close(self.pidfd)
+
+
+_SHORTAGES = {errno.EMFILE: resource.RLIMIT_NOFILE, errno.EAGAIN: resource.RLIMIT_NPROC}
+
+
+def _short(error: OSError, ranks: int, started: int) -> OSError:
+    """What the system has too few of, for so many ranks."""
+    limit = resource.getrlimit(_SHORTAGES[error.errno or 0])[0]
+    what = (f"a limit of {limit} open files (ulimit -n): {2 * ranks + 16} more than this process has open"
+            if error.errno == errno.EMFILE else
+            f"a limit of {limit} processes and threads of this user (ulimit -u), or of its control group: more")
+    return type(error)(error.errno, f"{os.strerror(error.errno or 0)}: {started} of {ranks} ranks were started under {what} "
+                                    "would be right, or processes=False")
+
+
+def _beyond_standard(fd: int) -> int:
+    """The same descriptor, above those of standard input, output and error, which a rank has anew: where ours are closed, a
+    new descriptor gets one of their numbers. Closes fd if it gives another."""
+    if fd > 2:
+        return fd
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(fd)
 
 
 def _environment(threads: int) -> dict[str, str]:

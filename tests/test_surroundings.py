@@ -1,0 +1,172 @@
+"""A run in surroundings that are not what its user thinks: closed streams, few descriptors, data that changes, a run forgotten."""
+import errno
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_launch import all_end, nothing_left, start
+
+import terapipe_c as tp
+from terapipe_c import ranks, worker
+
+__all__ = ["nothing_left"]
+HERE = Path(__file__).resolve().parent
+SCRIPT = """
+import sys
+sys.path.insert(0, {here!r})
+from test_launch import start
+run = start({steps}, out={out!r})
+{then}
+"""
+
+
+def script(tmp_path, steps, then, **options):
+    path = tmp_path / "user.py"
+    path.write_text(SCRIPT.format(here=str(HERE), steps=steps, out=str(tmp_path / "a"), then=then))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return subprocess.Popen([sys.executable, str(path)], env=environment, text=True, **options)
+
+
+@pytest.mark.parametrize("closed", [(0,), (0, 1, 2)])
+def test_a_run_of_a_python_whose_streams_are_closed(tmp_path, closed):
+    """Its next descriptors get the numbers 0, 1 and 2, which are others' in a rank."""
+    child = script(tmp_path, 3, "run.wait()", preexec_fn=lambda: [os.close(fd) for fd in closed])
+    assert child.wait(60) == 0
+    assert len((tmp_path / "a/metrics.jsonl").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize(("number", "words"), [(errno.EMFILE, "1 of 2 ranks were started under a limit of .* open files"),
+                                               (errno.EAGAIN, "1 of 2 ranks were started under a limit of .* processes")])
+def test_too_few_of_what_a_process_needs_is_named(tmp_path, monkeypatch, number, words):
+    real, calls = os.pidfd_open, []
+
+    def scarce(pid):
+        calls.append(pid)
+        if len(calls) == 3:     # the launcher's, rank 0's, rank 1's
+            raise OSError(number, "x")
+        return real(pid)
+
+    with monkeypatch.context() as poor:
+        poor.setattr(os, "pidfd_open", scarce)
+        with pytest.raises(OSError, match=words):
+            start(2, out=tmp_path / "a")
+    assert not (tmp_path / "a").exists() and len(list(start(2, out=tmp_path / "a"))) == 2
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_no_thread_for_the_launcher_leaves_no_rank(tmp_path, monkeypatch, processes):
+    real, pids = threading.Thread.start, []
+
+    def refuse(thread):
+        if thread.name == "terapipe run":
+            pids.extend(thread._target.__self__.pids)
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    with monkeypatch.context() as poor:
+        poor.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            start(100_000, processes=processes, out=tmp_path / "a")
+    assert all_end(pids) and len(pids) == (2 if processes else 0) and not (tmp_path / "a").exists() and not tp.runs()
+
+
+def test_a_rank_that_cannot_read_its_job_says_so(monkeypatch):
+    real = ranks.pack
+
+    def broken(job, arrays):
+        fd = real(job, arrays)
+        os.pwrite(fd, b"<<", 8)
+        return fd
+
+    monkeypatch.setattr(ranks, "pack", broken)
+    with pytest.raises(tp.Error, match=r"rank [01] failed before its first instruction: .*JSONDecodeError|Expecting value"):
+        start(2).wait()
+
+
+def test_progress_that_nobody_reads_ends_no_run(monkeypatch):
+    class Full(io.StringIO):
+        def write(self, text):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys, "stderr", Full())
+    assert len(list(start(3, processes=False, progress=None))) == 3
+
+
+def test_data_that_grew_since_the_launcher_read_it(tmp_path, monkeypatch):
+    """Ranks that see it at different moments would train on different batches."""
+    data = tmp_path / "log.txt"
+    data.write_bytes(bytes(range(256)) * 8)
+    launch = sys.modules["terapipe_c.launch"]
+    real = launch.make_job
+
+    def then_grow(**arguments):
+        job = real(**arguments)
+        with data.open("ab") as file:
+            file.write(b"one more line\n")
+        return job
+
+    monkeypatch.setattr(launch, "make_job", then_grow)
+    with pytest.raises(ValueError, match="has 2062 tokens now and had 2048 when the run began"):
+        start(2, data=data, processes=False).wait()
+
+
+def test_data_that_is_cut_off_is_an_error_and_what_replaces_it_is_not(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_bytes(bytes(range(256)) * 64)
+    data = tp.Dataset(path, 16, 2)
+    before = data.batch(3)
+    (tmp_path / "new.txt").write_bytes(b"short")
+    os.replace(tmp_path / "new.txt", path)
+    assert np.array_equal(data.batch(3), before)     # what is mapped stays what it was
+    path.write_bytes(bytes(range(256)) * 64)
+    data = tp.Dataset(path, 16, 2)
+    os.truncate(path, 100)
+    with pytest.raises(ValueError, match=r"text.txt was cut off from 16384 to 100 bytes"):
+        data.batch(3)                                # not the end of this Python by SIGBUS
+
+
+def test_a_run_that_no_variable_holds_can_be_stopped():
+    start(100_000, processes=False)
+    start(100_000, ranks=1, processes=False)
+    first, second = tp.runs()
+    assert first.running and first._job["ranks"] == 2 and second._job["ranks"] == 1
+    for run in tp.runs():
+        run.stop()
+    assert tp.runs() == []
+
+
+def test_a_python_that_ends_before_its_run_says_so(tmp_path):
+    child = script(tmp_path, 100_000, "", stderr=subprocess.PIPE)
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == 0 and errors.startswith("terapipe_c: Python ends, and with it Run(running, 2 ranks, 100000 steps")
+
+
+def test_a_folder_without_a_checkpoint_is_not_one_to_resume(tmp_path):
+    start(1, processes=False, out=tmp_path / "a", checkpoint_every=0).wait()
+    with pytest.raises(FileExistsError, match="another one would be right .it has no checkpoint to resume from"):
+        start(2, processes=False, out=tmp_path / "a")
+    start(1, processes=False, out=tmp_path / "b").wait()
+    with pytest.raises(FileExistsError, match="another one, or resume=True, would be right"):
+        start(2, processes=False, out=tmp_path / "b")
+
+
+def test_a_resume_with_nothing_left_keeps_the_trace(tmp_path):
+    start(2, processes=False, out=tmp_path / "a").wait()
+    before = (tmp_path / "a/trace.json").read_text()
+    assert json.loads(before)["rows"]
+    assert list(start(2, processes=False, out=tmp_path / "a", resume=True)) == []
+    assert (tmp_path / "a/trace.json").read_text() == before
+
+
+def test_a_rank_without_proc_tells_its_resident_memory_all_the_same(monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert worker._resident_bytes() > 1 << 20
