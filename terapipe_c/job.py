@@ -1,6 +1,7 @@
 """What a training is asked to do, checked before anybody starts: the same for `launch` and for `train`."""
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -20,7 +21,7 @@ from .config import brief, flag, one_of, real, whole
 from .engine import MOST_THREADS, gather_bytes, rank_memory
 from .worker import GATHER_BYTES
 
-__all__ = ["ENGINE", "check_executable", "check_plan", "largest_gather", "make_folder", "make_job", "neighbours"]
+__all__ = ["ENGINE", "Folder", "check_executable", "check_plan", "largest_gather", "make_folder", "make_job", "neighbours"]
 
 ENGINE = "terapipe_c.engine:make_engine"
 TINY = float(np.finfo(np.float32).tiny)
@@ -221,24 +222,60 @@ def _open_data(data: Any, job: Mapping[str, Any], val_fraction: float, tokenizer
     return {"path": None, "val_fraction": opened.val_fraction, "num_tokens": opened.num_tokens}
 
 
-def make_folder(job: Mapping[str, Any], plan: Any) -> bool:
-    """config.json, plan.json and a metrics.jsonl that ends where this run begins; whether there was no such folder before."""
-    folder = Path(job["out"])
-    made = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
+class Folder:
+    """A run folder in which nobody else may run until close(); the lock ends with this process at the latest."""
+
+    def __init__(self, path: Path) -> None:
+        """Make it if there is none. FileExistsError if another run is under way in it; where the file system has no locks,
+        nobody can know."""
+        self.path, self.made, self._fd = path, True, -1
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir()
+        except FileExistsError:
+            self.made = False
+            if not path.is_dir():
+                raise
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise FileExistsError(17, "another run is under way in this folder: the end of that one (tp.runs() has those of "
+                                      "this process), or another folder, would be right", str(path)) from None
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        """Let others run in it."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def undo(self) -> None:
+        """Nothing has begun: the same call must be possible again."""
+        if self.made:
+            shutil.rmtree(self.path, ignore_errors=True)
+        self.close()
+
+
+def make_folder(job: Mapping[str, Any], plan: Any) -> Folder:
+    """config.json, plan.json and a metrics.jsonl that ends where this run begins."""
+    folder = Folder(Path(job["out"]))
     try:
+        if not job["resume_from"]:
+            _check_new(folder.path)     # again: now nobody else can make it
         config = {name: value for name, value in job.items() if name != "plan"}
-        write_text(folder / "config.json", json.dumps(config, indent=1) + "\n")
-        plan.save(folder / "plan.json")
-        metrics = folder / "metrics.jsonl"
+        write_text(folder.path / "config.json", json.dumps(config, indent=1) + "\n")
+        plan.save(folder.path / "plan.json")
+        metrics = folder.path / "metrics.jsonl"
         kept = metrics.read_text().splitlines() if metrics.exists() else []
         kept = [line for line in kept if _step_of(line) < job["first_step"]]
         write_text(metrics, "".join(line + "\n" for line in kept))
     except BaseException:
-        if made:
-            shutil.rmtree(folder, ignore_errors=True)
+        folder.undo()
         raise
-    return made
+    return folder
 
 
 def _step_of(line: str) -> float:

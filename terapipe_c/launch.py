@@ -4,7 +4,6 @@ from __future__ import annotations
 import atexit
 import math
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -17,7 +16,7 @@ from typing import Any
 
 from . import _core
 from .config import flag
-from .job import ENGINE, largest_gather, make_folder, make_job, neighbours
+from .job import ENGINE, Folder, largest_gather, make_folder, make_job, neighbours
 from .outcome import Outcome, Record
 from .progress import Progress
 from .ranks import ProcessRanks, Ranks, ThreadRanks
@@ -42,7 +41,8 @@ def launch(plan: Any, data: Any, steps: int, *, seed: int = 0, out: str | os.Pat
         plan: what `tp.plan` gave.
         data: a file or a 1-D integer array; see `Dataset`.
         steps: total number of steps, those before a resume included.
-        out: run folder, which must be new (or empty), or with `resume` hold a checkpoint. None: nothing is written.
+        out: run folder, which must be new (or empty), or with `resume` hold a checkpoint; one run at a time. None: nothing is
+            written.
         lr, min_lr, lr_schedule, warmup_steps: "cosine" from lr to min_lr (None: lr / 10), or "constant".
         init: None (drawn from `seed`), {name: float32 array}, a checkpoint or the path of one.
         processes: one process per rank; False: one thread per rank in this process.
@@ -65,16 +65,16 @@ def launch(plan: Any, data: Any, steps: int, *, seed: int = 0, out: str | os.Pat
     arguments = {name: value for name, value in locals().items() if name not in ("processes", "progress")}
     processes, progress = flag("processes", processes), None if progress is None else flag("progress", progress)
     job, arrays = make_job(**arguments)
-    region, made = _region(plan, job, processes), False
+    region, folder = _region(plan, job, processes), None
     try:
-        made = job["out"] is not None and make_folder(job, plan)
+        folder = make_folder(job, plan) if job["out"] is not None else None
         bar = Progress(progress, job["first_step"], steps)  # not after the ranks: should it fail, nobody would end them
         ranks: Ranks = (ProcessRanks if processes else ThreadRanks)(job, arrays, region)
-        return Run(plan, job, region, ranks, bar)
+        return Run(plan, job, region, ranks, bar, folder)
     except BaseException:
         region.close()
-        if made:                    # nothing has begun: the same call must be possible again
-            shutil.rmtree(job["out"], ignore_errors=True)
+        if folder is not None:
+            folder.undo()
         raise
 
 
@@ -95,10 +95,11 @@ class Run(Outcome):
     last step. An exception inside `with launch(...) as run:` and Ctrl-C end it.
     """
 
-    def __init__(self, plan: Any, job: Mapping[str, Any], region: _core.Region, ranks: Ranks, progress: Progress) -> None:
+    def __init__(self, plan: Any, job: Mapping[str, Any], region: _core.Region, ranks: Ranks, progress: Progress,
+                 folder: Folder | None) -> None:
         super().__init__(plan, job)
         self.pids: list[int] = ranks.pids
-        self._region, self._ranks, self._progress = region, ranks, progress
+        self._region, self._ranks, self._progress, self._folder = region, ranks, progress, folder
         self._errors: dict[int, dict[str, Any]] = {}
         self._error: BaseException | None = None
         self._over = self._interrupted = False
@@ -246,6 +247,8 @@ class Run(Outcome):
                 metrics.close()
             self._ranks.close()
             self._region.close()
+            if self._folder is not None:
+                self._folder.close()
             if self._error is None and len(self._ends) < self._job["ranks"]:
                 self._error = self._failure()
             with self._changed:

@@ -6,7 +6,6 @@ import inspect
 import json
 import os
 import secrets
-import shutil
 import time
 import zlib
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from . import _core
 from .checkpoint import STATE_FILE
 from .environment import Place, find_place
-from .job import check_plan, largest_gather, make_folder, make_job, neighbours
+from .job import Folder, check_plan, largest_gather, make_folder, make_job, neighbours
 from .launch import launch
 from .outcome import Outcome, Record
 from .progress import Progress
@@ -132,6 +131,7 @@ class _Rank:
         self.plan, self.place, self.region, self.comm, self.wanted = plan, place, region, comm, progress
         self.error: BaseException | None = None
         self.metrics: IO[str] | None = None
+        self.folder: Folder | None = None
 
     def run(self, arguments: Mapping[str, Any]) -> RankRun:
         """What goes wrong here is told to all by the abort, which goes out when the communicator is closed."""
@@ -146,6 +146,8 @@ class _Rank:
         finally:
             if self.metrics is not None:
                 self.metrics.close()
+            if self.folder is not None:
+                self.folder.close()
             self.comm.close()
         if outcome is None:
             assert self.error is not None
@@ -157,9 +159,10 @@ class _Rank:
         job, arrays = make_job(**arguments, first=first, local_rank=self.place.local_rank)
         job["local_rank"] = self.place.local_rank
         self._compare({**job, **_contents(job, arrays)})
-        made = first and job["out"] is not None and make_folder(job, self.plan)
+        if first and job["out"] is not None:
+            self.folder = make_folder(job, self.plan)
         if job["checkpoint_every"]:
-            self._see_folder(Path(job["out"]), made)
+            self._see_folder(Path(job["out"]))
         if first and job["out"] is not None:
             self.metrics = (Path(job["out"]) / "metrics.jsonl").open("a")
         outcome = RankRun(self.plan, job, self.place.rank)
@@ -197,7 +200,7 @@ class _Rank:
                 raise _core.InvalidValueError(f"{different[0]} of rank {rank} is not that of rank 0{shown}: the same on all ranks "
                                               "would be right")
 
-    def _see_folder(self, folder: Path, made: bool) -> None:
+    def _see_folder(self, folder: Path) -> None:
         """Every rank writes its part of a checkpoint into rank 0's folder: not seeing it is found out now, not then."""
         first = self.place.rank == 0
         name = share(self.comm, f".terapipe-{secrets.token_hex(8)}" if first else None)[0]
@@ -213,8 +216,8 @@ class _Rank:
             if first:
                 (folder / name).unlink(missing_ok=True)
         if blind:
-            if made:                # nothing has begun: the same call must be possible again
-                shutil.rmtree(folder, ignore_errors=True)
+            if self.folder is not None:
+                self.folder.undo()
             raise _core.InvalidValueError(f"rank {blind[0]} does not see the run folder of rank 0, {folder}: a folder that all "
                                           "ranks share would be right, or checkpoint_every=0")
 

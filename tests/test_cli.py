@@ -39,7 +39,8 @@ def test_help_has_an_example_that_parses(capsys, command):
 
 def test_the_examples_work_one_after_the_other(capsys, monkeypatch, tmp_path):
     """As printed, but for sizes, which are made smaller: the same in all."""
-    smaller = {"--steps 200": "--steps 2", "--steps 400": "--steps 3", "--n-embd 128": "--n-embd 16", "--seq-len 256": "--seq-len 16"}
+    smaller = {"--steps 200": "--steps 2", "--steps 400": "--steps 3", "--n-embd 128": "--n-embd 16",
+               "--seq-len 256": "--seq-len 16"}  # fmt: skip
     monkeypatch.chdir(tmp_path)
     tp.stdlib_corpus("corpus.txt", max_bytes=50_000)
     Path("runs").mkdir()

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -154,6 +155,38 @@ def test_a_folder_without_a_checkpoint_is_not_one_to_resume(tmp_path):
     start(1, processes=False, out=tmp_path / "b").wait()
     with pytest.raises(FileExistsError, match="another one, or resume=True, would be right"):
         start(2, processes=False, out=tmp_path / "b")
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_two_runs_in_one_folder_are_one_too_many(tmp_path, processes):
+    """A resume while the first still runs, in this notebook or another: both would write metrics and checkpoints."""
+    with start(100_000, processes=processes, out=tmp_path / "a", checkpoint_every=1) as run:
+        while run.checkpoint_path is None:
+            time.sleep(0.01)
+        with pytest.raises(FileExistsError, match="another run is under way in this folder"):
+            start(100_000, out=tmp_path / "a", resume=True)
+        words = (f"import sys; sys.path.insert(0, {str(HERE)!r}); from test_launch import start; "
+                 f"start(3, out={str(tmp_path / 'a')!r}, resume=True)")
+        other = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True,
+                               env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)})
+        assert "another run is under way in this folder" in other.stderr
+        run.stop()
+    assert [record.step for record in start(len(run.history) + 1, out=tmp_path / "a", resume=True)] == [len(run.history)]
+
+
+def test_of_two_that_make_a_folder_one_does(tmp_path, monkeypatch):
+    job = sys.modules["terapipe_c.job"]
+    real = job.Folder
+
+    def another_first(path):
+        monkeypatch.setattr(job, "Folder", real)
+        start(1, processes=False, out=path).wait()
+        return real(path)
+
+    monkeypatch.setattr(job, "Folder", another_first)
+    with pytest.raises(FileExistsError, match="exists already"):
+        start(5, processes=False, out=tmp_path / "a")
+    assert tp.load_checkpoint(tmp_path / "a").step == 1
 
 
 def test_a_resume_with_nothing_left_keeps_the_trace(tmp_path):
