@@ -68,6 +68,7 @@ class Report:
     steps: list[int] = field(repr=False)
     paths: dict[str, str] = field(repr=False)
     caveats: list[str] = field(default_factory=list)  # what worked otherwise than it was meant to, and why, by rank
+    about: str = field(default="", repr=False)  # the plan and the model
 
     @classmethod
     def of(cls, plan: Any, records: Sequence[Mapping[str, Any]], ends: Sequence[Mapping[str, Any]],
@@ -95,6 +96,7 @@ class Report:
             losses=[record["loss"] for record in records],
             steps=[record["step"] for record in records],
             paths={name: path for name, path in files.items() if os.path.exists(path)},
+            about=f"{plan!r} of {plan.model!r}",
             caveats=[f"rank {rank}: {text}" for rank, end in enumerate(ends) for text in end.get("caveats", ())],
         )
 
@@ -119,14 +121,20 @@ class Report:
         rows = [("", "predicted", "measured", "error"), *self.rows()]
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
         lines = ["  ".join([row[0].ljust(widths[0]), *(row[i].rjust(widths[i]) for i in (1, 2, 3))]).rstrip() for row in rows]
+        return "\n".join([*lines, *self._sentences()])
+
+    def _sentences(self) -> list[str]:
+        """What is said beneath the table."""
+        ranks = len(self.peak_memory_bytes)
+        lines = [*([self.about] if self.about else []),
+                 f"idle: in the last step, {'of its rank' if ranks == 1 else f'summed over {ranks} ranks'}"]
         if self.tokens_per_s:
             lines.append(f"{self.tokens_per_s:,.0f} tokens per second")
         if self.work_ratio:
             lines.append(f"operations of the last step took {self.work_ratio:.2f} times what they were predicted to take")
         if self.losses:
             lines.append(f"loss {self.losses[0]:.4f} at step {self.steps[0]}, {self.losses[-1]:.4f} at step {self.steps[-1]}")
-        lines += self.caveats
-        return "\n".join([*lines, *(f"{name}: {path}" for name, path in self.paths.items())])
+        return [*lines, *self.caveats, *(f"{name}: {path}" for name, path in self.paths.items())]
 
     def loss_svg(self, width: int = 640, height: int = 160) -> str:
         """The loss curve. Losses that are not finite are left out."""
@@ -147,8 +155,8 @@ class Report:
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{word}</th>" for word in ("", "predicted", "measured", "error"))
         body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows())
-        caveats = "".join(f"<p>{html.escape(text)}</p>" for text in self.caveats)
-        return f"<table><tr>{head}</tr>{body}</table>{caveats}{self.loss_svg()}"
+        said = "<br>".join(html.escape(text) for text in self._sentences())
+        return f"<table><tr>{head}</tr>{body}</table><p>{said}</p>{self.loss_svg()}"
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write one HTML file that stands alone; gives its path."""

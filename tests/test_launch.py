@@ -1,4 +1,5 @@
 """The launcher: runs as threads and as processes, and every way in which one can end."""
+import html
 import json
 import os
 import random
@@ -186,6 +187,9 @@ def test_the_report_lays_predicted_beside_measured(tmp_path):
     assert "125.00 ms" in text and "exact" in text and "metrics.jsonl" in text
     page = report.save(tmp_path / "report.html").read_text()
     assert "<polyline" in page and "memory of rank 1" in page and "from measured operations" in page
+    for said in text.splitlines()[len(report.rows()) + 1:]:
+        assert html.escape(said) in page
+    assert "idle: in the last step, summed over 2 ranks" in page and "tokens per second" in page and "Plan(ranks=2" in page
 
 
 def test_progress_is_lines_where_there_is_no_terminal(capsys):
