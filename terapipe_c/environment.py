@@ -62,7 +62,7 @@ def find_place(environ: Mapping[str, str], launcher: str | None = None) -> Place
         looked = "; ".join(f"{one.rank} and {one.ranks} ({one.names})" for one in LAUNCHERS.values())
         raise _core.InvalidValueError(f"no launcher started this process: looked for {looked}. {LAUNCHERS['torchrun'].start!r} "
                                       "would be right, or tp.launch, which starts its ranks itself")
-    name = names[0]
+    name = "srun" if names[:2] == ["mpiexec", "srun"] and _pmi_is_slurms(environ) else names[0]
     one = LAUNCHERS[name]
     rank, ranks = (_whole(environ, variable, one) for variable in (one.rank, one.ranks))
     if not 0 <= rank < ranks:
@@ -72,6 +72,13 @@ def find_place(environ: Mapping[str, str], launcher: str | None = None) -> Place
     host = _host(environ, name, one, ranks)
     port, ports = _port(environ, name, one)
     return Place(name, rank, ranks, local, host, port, ports, _token(environ, one))
+
+
+def _pmi_is_slurms(environ: Mapping[str, str]) -> bool:
+    """Whether srun itself set PMI_RANK: with --mpi=pmi2, many clusters' default, it speaks PMI to its tasks (Slurm's
+    src/plugins/mpi/pmi2/setup.c sets PMI_JOBID, too). An mpiexec within a Slurm job numbers ranks, srun its proxies."""
+    return ("PMI_JOBID" in environ and LAUNCHERS["mpiexec"].local_rank not in environ
+            and (environ["PMI_RANK"], environ["PMI_SIZE"]) == (environ["SLURM_PROCID"], environ["SLURM_NTASKS"]))
 
 
 def _whole(environ: Mapping[str, str], variable: str, one: _Launcher) -> int:

@@ -320,6 +320,12 @@ def test_places():
     assert find_place(both).launcher == "mpirun" and find_place({**both, "SLURM_JOB_NODELIST": "a", "SLURM_JOB_ID": "1"},
                                                                 "srun").ranks == 1
     assert find_place({**both, "TERAPIPE_TOKEN": "x"}).token != find_place(both).token
+    slurms = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0",
+              "SLURM_STEP_NODELIST": "n[1-2]", "PMI_FD": "9", "PMI_JOBID": "7.0", "PMI_RANK": "1", "PMI_SIZE": "2"}
+    place = find_place(slurms)      # srun --mpi=pmi2
+    assert (place.launcher, place.rank, place.ranks, place.host) == ("srun", 1, 2, "n1")
+    hydra = {**slurms, "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1", "MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
+    assert find_place(hydra).launcher == find_place({**hydra, "PMI_RANK": "0"}).launcher == "mpiexec"
     for nodes, first in (("a", "a"), ("a,b", "a"), ("n[3,5-7]", "n3"), ("n[001-100]-ib,m", "n001-ib"), ("n-1-[2-3]", "n-1-2")):
         assert first_host(nodes) == first
 
