@@ -83,7 +83,7 @@ def _core() -> Iterator[Finding]:
 
 def _cores() -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0))
-    quota = _cpu_quota()
+    quota = cpu_quota()
     text = f"{cores} usable of {os.cpu_count()}" + (f", limited to {quota:g} by the container" if quota else "")
     few = quota is not None and quota < cores
     yield Finding(
@@ -120,7 +120,8 @@ def _cores() -> Iterator[Finding]:
     )
 
 
-def _cpu_quota() -> float | None:
+def cpu_quota() -> float | None:
+    """Cores that the container may keep busy; None: all."""
     path = Path("/sys/fs/cgroup/cpu.max")
     if not path.exists():
         return None

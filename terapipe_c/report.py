@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import html
+import math
 import os
 import statistics
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from ._core import OPS
 from ._files import path_of, write_text
+from .doctor import cpu_quota
 
 __all__ = ["Report"]
 
@@ -49,6 +51,16 @@ def resimulated(program: Any, intervals: NDArray[Any]) -> float:
     return float(program.makespan(seconds))
 
 
+def _crowded(job: Mapping[str, Any]) -> list[str]:
+    """Why the prediction cannot hold, where the ranks of this machine share cores."""
+    cores = min(len(os.sched_getaffinity(0)), cpu_quota() or math.inf)
+    threads = job["ranks"] * job["threads_per_rank"]
+    if job["backend"] != "cpu" or "local_rank" in job or threads <= cores:
+        return []
+    return [f"{job['ranks']} ranks of {job['threads_per_rank']} thread{'s' * (job['threads_per_rank'] > 1)} had {cores:g} "
+            f"core{'s' * (cores != 1)}: the prediction gives every thread a core of its own"]
+
+
 @dataclass(frozen=True)
 class Report:
     """Times in seconds, memory in bytes, one entry per rank where it says so."""
@@ -67,7 +79,7 @@ class Report:
     losses: list[float] = field(repr=False)
     steps: list[int] = field(repr=False)
     paths: dict[str, str] = field(repr=False)
-    caveats: list[str] = field(default_factory=list)  # what worked otherwise than it was meant to, and why, by rank
+    caveats: list[str] = field(default_factory=list)  # what was otherwise than it was meant to be, and why
     about: str = field(default="", repr=False)  # the plan and the model
 
     @classmethod
@@ -97,7 +109,7 @@ class Report:
             steps=[record["step"] for record in records],
             paths={name: path for name, path in files.items() if os.path.exists(path)},
             about=f"{plan!r} of {plan.model!r}",
-            caveats=[f"rank {rank}: {text}" for rank, end in enumerate(ends) for text in end.get("caveats", ())],
+            caveats=_crowded(job) + [f"rank {rank}: {text}" for rank, end in enumerate(ends) for text in end.get("caveats", ())],
         )
 
     def rows(self) -> list[tuple[str, str, str, str]]:

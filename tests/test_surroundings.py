@@ -203,3 +203,15 @@ def test_a_rank_without_proc_tells_its_resident_memory_all_the_same(monkeypatch)
 
     monkeypatch.setattr(Path, "read_text", refuse)
     assert worker._resident_bytes() > 1 << 20
+
+
+def test_a_report_says_that_ranks_shared_cores(monkeypatch):
+    def told(cores, **options):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+        return start(2, processes=False, **options).report()
+
+    told_of_two = told(1)
+    assert told_of_two.caveats == ["2 ranks of 1 thread had 1 core: the prediction gives every thread a core of its own"]
+    assert told_of_two.caveats[0] in str(told_of_two) and told_of_two.caveats[0] in told_of_two._repr_html_()
+    assert told(8, threads_per_rank=4).caveats == []
+    assert "2 ranks of 4 threads had 7 cores" in told(7, threads_per_rank=4).caveats[0]
