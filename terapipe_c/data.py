@@ -16,10 +16,12 @@ starts (bias below n / 2^64). Nothing else enters, so no state is carried from s
 
 from __future__ import annotations
 
+import hashlib
 import os
 import struct
 import sysconfig
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ __all__ = ["Dataset", "stdlib_corpus"]
 
 SPLITS = {"train": 0, "val": 1}
 MOST = 2**31 - 1
+FINGERPRINT_TOKENS = 1024  # a page each, at worst, of a file that is far away
 BLOCK_TOKENS = 1 << 22  # tokens looked at together by the check: bounds its memory, not its speed
 LLM_C_KINDS: dict[tuple[int, int], np.dtype[Any]] = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}
 LLM_C_HEADER = 256 * 4
@@ -129,6 +132,12 @@ class Dataset:
             out[row] = self.tokens[start : start + self.seq_len + 1]
         return out
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """A checksum of some tokens spread over the whole source, by value: sources that differ in it are not the same."""
+        few = np.linspace(0, len(self.tokens) - 1, min(len(self.tokens), FINGERPRINT_TOKENS)).astype(np.int64)
+        return hashlib.sha256(np.asarray(self.tokens[few], "<i8").tobytes()).hexdigest()[:16]
+
     def state(self, step: int) -> dict[str, Any]:
         """The data position after `step` steps as plain JSON; with `check_state`, what a checkpoint keeps."""
         return {
@@ -139,6 +148,7 @@ class Dataset:
             "seq_len": self.seq_len,
             "batch": self.batch_size,
             "num_tokens": self.num_tokens,
+            "fingerprint": self.fingerprint,
             "source": self.source,
             "kind": self.kind,
         }
@@ -146,7 +156,7 @@ class Dataset:
     def check_state(self, state: dict[str, Any]) -> None:
         """ValueError naming the first difference if batches from here on would not be those `state` was saved with."""
         mine = self.state(0)
-        for key in ("seed", "split", "val_fraction", "seq_len", "batch", "num_tokens"):
+        for key in ("seed", "split", "val_fraction", "seq_len", "batch", "num_tokens", "fingerprint"):
             if key in state and state[key] != mine[key]:
                 raise InvalidValueError(
                     f"the data does not continue the checkpoint's: {key} was {state[key]!r} and is now "

@@ -150,6 +150,12 @@ def test_state_names_what_changed():
         Dataset(tokens, 10, 2, seed=5).check_state(state)
     with pytest.raises(ValueError, match="num_tokens was 1000 and is now 999"):
         Dataset(tokens[:-1], 10, 2, seed=4).check_state(state)
+    with pytest.raises(ValueError, match="fingerprint was '[0-9a-f]+' and is now '"):
+        Dataset(tokens + 1, 10, 2, seed=4).check_state(state)
+    for same in (tokens.astype(">u2"), tokens.tolist()):
+        Dataset(same, 10, 2, seed=4).check_state(state)
+    del state["fingerprint"]                             # of a checkpoint from before there were any
+    Dataset(tokens + 1, 10, 2, seed=4).check_state(state)
 
 
 @pytest.mark.parametrize("offset", [0, 4321, BLOCK_TOKENS - 1, BLOCK_TOKENS, 2 * BLOCK_TOKENS + 5])

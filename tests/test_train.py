@@ -166,7 +166,7 @@ def test_what_differs_between_ranks_is_named(plans):
 
 
 @pytest.mark.parametrize(("own", "words"), [
-    ("data", "content of data of rank 1 is not that of rank 0 (here it is '4000 tokens, a sample"),
+    ("data", "content of data of rank 1 is not that of rank 0 (here it is '4000 tokens of fingerprint"),
     ("init", "content of init of rank 1 is not that of rank 0"),
     ("folder", "rank 1 does not see the run folder of rank 0")])
 def test_what_ranks_must_share_is_compared_before_the_first_step(plans, tmp_path, own, words):
