@@ -77,6 +77,24 @@ def test_a_question_that_fails_or_hangs_leaves_the_others(checkout):
     assert len(ran.stdout) < 12000
 
 
+def test_a_build_that_fails_says_why(checkout):
+    (checkout / "setup.py").write_text("import sys\nprint('x.cu(7): error: no such thing')\nsys.exit(1)\n")
+    ran, result = check(checkout)
+    assert ran.returncode == 1 and "no such thing" in ran.stdout and "no such thing" in result["build"]["output"]
+    assert result["questions"] == {}
+
+
+def test_what_cannot_be_ended_is_left_behind(monkeypatch):
+    """A process that waits within the driver for a GPU that hangs does not end when it is killed."""
+    monkeypatch.setattr(gpu_check, "ENDING_S", 0.2)
+    monkeypatch.setattr(gpu_check.os, "killpg", lambda group, number: None)
+    child = gpu_check.Child([sys.executable, "-c", "import time; time.sleep(60)"])
+    status, _, took = child.end(0.1)
+    child.process.kill()
+    child.process.wait()
+    assert status is None and took < 30
+
+
 def test_exit_status(checkout):
     assert check(checkout, "--only", "right")[0].returncode == 0
     assert check(checkout, "--only", "hangs")[0].returncode == 3  # all is right, some speed was not measured
