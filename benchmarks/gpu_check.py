@@ -20,6 +20,7 @@ import datetime
 import hashlib
 import importlib.util
 import json
+import math
 import os
 import re
 import signal
@@ -53,7 +54,8 @@ class Question:
 
     name: str
     seconds: float
-    """Its deadline, well above what it should take: what is asked last gets what --seconds leaves."""
+    """Its deadline, well above what it should take. One of speed may take up to twice that out of what those before it have
+    left; what is asked last gets what --seconds leaves."""
     answer: Callable[[], Any]
     order: int = 50
     """10 to 39 are right or wrong, 40 on are speed; what matters most comes first."""
@@ -278,8 +280,9 @@ class Check:
     def left(self) -> float:
         return float(self.options.seconds) - (time.monotonic() - self.began)
 
-    def put(self, q: Question, until: float) -> None:
-        seconds = min(q.seconds, until - time.monotonic(), self.left())
+    def put(self, q: Question, until: float, spare: float = 0.0) -> None:
+        """spare: what others have left of their time; some of it may be had besides."""
+        seconds = min(q.seconds + min(max(spare, 0.0), q.seconds), until - time.monotonic(), self.left())
         record: dict[str, Any] = {"ok": False, "why": "no time was left", "seconds": 0.0}
         if seconds > 3:
             record = ask(q, seconds, self.caches.get(q.name))
@@ -310,14 +313,14 @@ class Check:
 
     def ask_all(self, folder: str) -> None:
         warming = Warming([] if self.options.emulate else self.chosen, folder)  # the package is there now
-        until = time.monotonic() + RIGHT_S
+        until = max(time.monotonic(), self.began + BUILD_S) + RIGHT_S
         with concurrent.futures.ThreadPoolExecutor(LANES) as lanes:
             list(lanes.map(lambda q: self.put(q, until), [q for q in self.chosen if q.order < SPEED]))
         self.result["warmed"] = warming.end(min(45.0, until - time.monotonic()))
         self.caches = warming.caches
-        for q in self.chosen:
-            if q.order >= SPEED:
-                self.put(q, time.monotonic() + q.seconds)
+        speed = [q for q in self.chosen if q.order >= SPEED]
+        for i, q in enumerate(speed):
+            self.put(q, math.inf, self.left() - sum(one.seconds for one in speed[i:]))
 
     def tell(self) -> int:
         """What failed, in full as far as there is room; the exit status."""

@@ -207,7 +207,10 @@ def speed():
                     row["ours"][f"slices of {size}" + (f", groups {groups}" if groups else "")] = rates(B, H, D, T, *times)
             del sequence
             for name, forward, backward in peers(B, H, D, T):
-                row["peers"][name] = rates(B, H, D, T, clock(forward), clock(backward)) if backward else {"why_not": forward}
+                try:
+                    row["peers"][name] = rates(B, H, D, T, clock(forward), clock(backward)) if backward else {"why_not": forward}
+                except RuntimeError as error:
+                    row["peers"][name] = {"why_not": str(error).splitlines()[0]}
             torch.cuda.empty_cache()
             for part in ("forward", "both"):
                 best = max((p[f"{part}_tflops"] for p in row["peers"].values() if f"{part}_tflops" in p), default=None)
