@@ -152,7 +152,7 @@ def curve():
     cpu = np.array(losses["cpu"])
     far = {dtype: float(np.abs(np.array(losses[dtype]) / cpu - 1).max()) for dtype in ("float32", "bf16")}
     assert small() or cpu[-1] < 0.8 * cpu[0], (cpu[0], cpu[-1])
-    assert far["float32"] < 5e-3 and far["bf16"] < 3e-2, far
+    assert far["float32"] < 1e-3 and far["bf16"] < 1e-2, far  # bf16 in the emulator: 6e-4
     return {"largest_relative_difference": far, "losses": {k: [round(x, 5) for x in v[::10]] for k, v in losses.items()},
             "headline": f"loss {cpu[0]:.3f} to {cpu[-1]:.3f}; apart by {far['float32']:.1e} (float32), {far['bf16']:.1e} (bf16)"}
 
