@@ -212,7 +212,8 @@ def build(card: dict[str, str]) -> dict[str, Any]:
     if libraries_status != 0:
         found["torch_output"] = libraries_tail[-1500:]
     if status != 0:
-        found["output"] = tail
+        late = f"\nthe build ran past its deadline of {BUILD_MOST_S:.0f} s: another run goes on where it was" if status is None else ""
+        found["output"] = tail + late
     if rows_status != 0:
         found["rows_output"] = rows_tail
     return found
