@@ -212,8 +212,9 @@ def build(card: dict[str, str]) -> dict[str, Any]:
     if libraries_status != 0:
         found["torch_output"] = libraries_tail[-1500:]
     if status != 0:
-        late = f"\nthe build ran past its deadline of {BUILD_MOST_S:.0f} s: another run goes on where it was" if status is None else ""
-        found["output"] = tail + late
+        found["output"] = tail
+        if status is None:
+            found["output"] += f"\nthe build ran past its deadline of {BUILD_MOST_S:.0f} s: another run goes on where it was"
     if rows_status != 0:
         found["rows_output"] = rows_tail
     return found
