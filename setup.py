@@ -41,6 +41,9 @@ ISA_FLAGS = {  # csrc/cpu/isa_<name>.c
     "portable": [],
 }
 CUDA_ARCHS = ["80", "90", "100", "120"]  # compute capability x 10; PTX of 90 besides, for what is none of these
+# As -ffp-contract=off: nvcc fuses by itself, and in one body of a kernel other than in the next (LayerNorm's sum of dy gamma
+# for rows on 16 bytes, not for others), so that bits would depend on where an array begins.
+NVCC_NUMBERS = ["-fmad=false"]
 X86 = platform.machine() in ("x86_64", "AMD64")
 JOBS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -112,9 +115,9 @@ def nvcc_command(nvcc, include, source, output):
         targets.append("-gencode=arch=compute_90,code=compute_90")
     strict = ["-Werror", "all-warnings"] if os.environ.get("TERAPIPE_WERROR") == "1" else []
     host = "-fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics"
-    return [nvcc, "-c", source, "-o", output, "-MMD", "-MF", str(Path(output).with_suffix(".d")), "-O3", "-std=c++17", "-I.",
-            "-isystem", include, "-Xptxas", "-v", "--threads", "2", "-diag-suppress", "177", f"-Xcompiler={host}", *strict,
-            *targets]  # fmt: skip
+    return [nvcc, "-c", source, "-o", output, "-MMD", "-MF", str(Path(output).with_suffix(".d")), "-O3", "-std=c++17",
+            *NVCC_NUMBERS, "-I.", "-isystem", include, "-Xptxas", "-v", "--threads", "2", "-diag-suppress", "177",
+            f"-Xcompiler={host}", *strict, *targets]  # fmt: skip
 
 
 def compile_if_stale(output, command, run):
@@ -139,7 +142,8 @@ def run_nvcc(line, log):
     told = [text for text in ran.stdout.splitlines() if "ptxas info" not in text and "bytes stack frame" not in text]
     print("\n".join(told), end="\n" if told else "", file=sys.stderr, flush=True)
     if ran.returncode:
-        raise CompileError(f"nvcc failed with exit status {ran.returncode}")
+        why = "\n".join(told[-20:])  # here too: what other files say meanwhile may be all that a log's end holds
+        raise CompileError(f"nvcc failed with exit status {ran.returncode} on {line[2]}\n{why}")
     log.write_text(ran.stdout)
 
 

@@ -14,15 +14,17 @@ SOURCES = ["cuda/norm.cu", "cuda/pointwise.cu", "cuda/vocab.cu", "cuda/optim.cu"
 
 def build(arch: str) -> Path:
     """The library's path; `arch` is the compute capability without its point, "90"."""
-    found = runpy.run_path(str(ROOT / "setup.py"), run_name="setup_py")["find_cuda"]()
+    setup = runpy.run_path(str(ROOT / "setup.py"), run_name="setup_py")
+    found = setup["find_cuda"]()
     if isinstance(found, str):
         sys.exit(f"gpu_rows: {found}")
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / f"rows-sm{arch}.so"
-    newest = max(p.stat().st_mtime for folder in ("cuda", "csrc") for p in (ROOT / folder).rglob("*.*"))
+    newest = max(p.stat().st_mtime for folder in ("cuda", "csrc") for p in (*(ROOT / folder).rglob("*.*"), ROOT / "setup.py"))
     if path.exists() and path.stat().st_mtime >= newest:
         return path
-    flags = ["-O3", "-I.", "-isystem", found[1], "-Xcompiler=-fPIC", f"-gencode=arch=compute_{arch},code=sm_{arch}"]
+    flags = ["-O3", *setup["NVCC_NUMBERS"], "-I.", "-isystem", found[1], "-Xcompiler=-fPIC",
+             f"-gencode=arch=compute_{arch},code=sm_{arch}"]  # fmt: skip
 
     def compile_one(source: str) -> str:
         output = FOLDER / f"{source.replace('/', '-')}.o"

@@ -65,7 +65,7 @@ TP_KERNEL_BOUNDS(sumsq_leaf, sumsq_args, ROWS_BLOCK, 4)
         for (int j = 0; j < 4; j++)
             TP_UNROLL
             for (int k = 0; k < 4; k++)
-                chain[k] += (double)x[j][k] * (double)x[j][k];
+                chain[k] = fma((double)x[j][k], (double)x[j][k], chain[k]);
     }
     sum = sumsq_block((chain[0] + chain[2]) + (chain[1] + chain[3]), sums);
     if (TP_THREAD == 0)

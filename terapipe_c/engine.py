@@ -149,15 +149,20 @@ class _TrainingEngine(RankEngine):
         return {"loss": loss, "grad_norm": norm}
 
 
+def products(reproducible: bool) -> dict[str, Any]:
+    """How a GPU chooses products: reproducible ones are not timed against each other."""
+    return {"reproducible": reproducible, "candidates": 0 if reproducible else TIMED}
+
+
 def _device_of(job: Mapping[str, Any], rank: int) -> dict[str, Any]:
-    """Of a GPU: which (of this machine), and how products are chosen: reproducible ones are not timed against each other."""
+    """Of a GPU: which (of this machine), and how products are chosen."""
     backend = choose(job["backend"], job.get("dtype"))
     if backend.name == "cpu":
         return {}
     here, devices = job.get("local_rank", rank), job.get("devices")
     own = devices[here] if devices is not None else own_gpu(here) if "local_rank" in job else here
-    return {"backend": backend, "device": own, "reproducible": bool(job["reproducible"]),
-            "candidates": 0 if job["reproducible"] else TIMED, "eager": os.environ.get("TERAPIPE_CUDA_GRAPHS") == "0"}
+    return {"backend": backend, "device": own, "eager": os.environ.get("TERAPIPE_CUDA_GRAPHS") == "0",
+            **products(bool(job["reproducible"]))}
 
 
 def make_engine(job: Mapping[str, Any], rank: int, comm: _core.Comm) -> _TrainingEngine:

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from . import _core, cuda
 from .backend import Backend, choose, place
 from .checkpoint import param_shapes
-from .config import KINDS, GPTConfig, real, whole
+from .config import KINDS, GPTConfig, flag, real, whole
 from .cost import CostModel
-from .engine import CPU, MOST_THREADS, RankEngine
+from .engine import CPU, MOST_THREADS, RankEngine, products
 from .fit import fit_passes
 from .schedules import Program
 
@@ -205,8 +205,9 @@ def _quartile(values: Sequence[float]) -> float:
 class _Sampler:
     """Runs a slicing on every busy rank at once and keeps the seconds of each instruction."""
 
-    def __init__(self, busy: int, threads: int, backend: Backend = CPU) -> None:
-        self.busy, self.threads, self.backend = busy, threads, backend
+    def __init__(self, busy: int, threads: int, backend: Backend = CPU, **device: Any) -> None:
+        """device: how a GPU's products are chosen, as the run's will be."""
+        self.busy, self.threads, self.backend, self.device = busy, threads, backend, device
         self.samples: list[tuple[Key, tuple[int, int], float]] = []     # of a key, in a window of a rank's time
         # With the head: parameters, seconds, rows of the head whose d(weight) an update had to make.
         self.updates: dict[bool, list[tuple[int, float, list[int]]]] = {False: [], True: []}
@@ -228,7 +229,8 @@ class _Sampler:
         def one() -> None:
             nonlocal spent
             try:
-                engine = RankEngine(model, stages, slicing, program, 0, None, threads=self.threads, backend=self.backend)
+                engine = RankEngine(model, stages, slicing, program, 0, None, threads=self.threads, backend=self.backend,
+                                    **self.device)
                 engine.load(params, moments)
                 start.wait()
                 begin = time.monotonic()
@@ -329,7 +331,7 @@ def _copy_byte_s(busy: int) -> tuple[float, float]:
 
 
 def profile(model: GPTConfig, micro_batch: int = 1, seq_len: int | None = None, backend: str = "cpu", threads: int = 1, *,
-            ranks: int | None = None, budget_s: float = 20.0, dtype: str | None = None) -> CostModel:
+            ranks: int | None = None, budget_s: float = 20.0, dtype: str | None = None, reproducible: bool = True) -> CostModel:
     """Measure the model's blocks here, in about budget_s seconds at most, and fit the cost model to what was seen.
 
     Args:
@@ -341,6 +343,7 @@ def profile(model: GPTConfig, micro_batch: int = 1, seq_len: int | None = None, 
         threads: threads of each rank.
         ranks: how many ranks run at once while measuring; None: the cores there are, divided by `threads`, at most 2
             where the machine has 2. They share cache and bandwidth as the run's ranks will.
+        reproducible: as in `launch`, whose products on "cuda" are slower so.
 
     The samples, freed of the machine's drift, are fitted by TeraPipe's eq. 9 with t_ctx(., 0) = 0; `costs.fit_error` is
     the mean relative error on held-out samples.
@@ -359,7 +362,9 @@ def profile(model: GPTConfig, micro_batch: int = 1, seq_len: int | None = None, 
     if budget_s > MOST_SECONDS:
         raise _core.InvalidValueError(f"budget_s is {budget_s:g}: at most {MOST_SECONDS:g} seconds would be right")
     end = time.monotonic() + budget_s
-    sampler = _Sampler(busy, threads, where)
+    exact = flag("reproducible", reproducible)
+    device = {} if where.name == "cpu" else products(exact)
+    sampler = _Sampler(busy, threads, where, **device)
     layer = 4 * (model.block_params("attention") + model.block_params("ffn")) * 3
     layers = replace(model, n_layer=min(model.n_layer, 1 if layer > CACHED_BYTES else 2), vocab_size=TINY_VOCAB,
                      block_size=seq_len, tie_weights=False)

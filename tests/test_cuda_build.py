@@ -93,6 +93,22 @@ def test_a_missing_piece_is_named(tmp_path):
     assert "nvcc was not found in CUDA_HOME" in none or Path("/usr/local/cuda").exists()
 
 
+def test_kernels_fuse_only_where_they_say_so():
+    """nvcc fuses multiplications and additions unless told not to, and in one body of a kernel other than in the next."""
+    told = setup_py("print(s['nvcc_command']('nvcc', 'include', 'x.cu', 'x.o'))").stdout
+    assert "'-fmad=false'" in told
+    library = ROOT / "benchmarks/gpu_library.py"
+    assert not library.exists() or 'setup["NVCC_NUMBERS"]' in library.read_text()
+
+
+def test_a_file_that_nvcc_refuses_is_named(tmp_path):
+    (tmp_path / "nvcc").write_text("#!/bin/sh\necho 'x.cu(7): error: no such thing'\nexit 2\n")
+    (tmp_path / "nvcc").chmod(0o755)
+    line = f"['{tmp_path}/nvcc', '-c', 'x.cu']"
+    refused = setup_py(f"s['run_nvcc']({line}, None)").stderr.splitlines()
+    assert any("exit status 2 on x.cu" in text for text in refused) and "no such thing" in refused[-1]
+
+
 def test_every_cuda_source_is_built():
     listed = set(eval(setup_py("print(s['cuda_sources']())").stdout))
     assert {str(p.relative_to(ROOT)) for p in (ROOT / "cuda").glob("*.c*")} <= listed

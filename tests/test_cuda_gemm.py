@@ -133,7 +133,12 @@ def test_every_product_against_float64(each, dtype, kind, epilogue):
     for (rows, n_in, n_out), gap in itertools.product([(1, 8, 24), (33, 40, 16), (5, 24, 72)], [0, 8]):
         for accumulate in (0, 1) if kind == LINEAR_W else (0,):
             case = Case(kind, dtype, epilogue, rows, n_in, n_out, gap, accumulate, seed=rows)
-            text = case.run(each)
+            try:
+                text = case.run(each)
+            except ValueError as refused:  # what is fused is the library's business on a GPU, and what is not has no gaps
+                assert each is not cuda_emu.emulated() and gap and epilogue in (GELU_AUX, DGELU), refused
+                assert "takes rows without gaps" in str(refused)
+                continue
             case.check()
             if each is cuda_emu.emulated():
                 assert ("GELU fused" in text) == (epilogue in (GELU_AUX, DGELU))
@@ -306,6 +311,9 @@ def test_our_declarations_are_cublaslts() -> None:
     if headers is None:
         pytest.skip("cublasLt.h is not installed (pip install nvidia-cublas)")
     places = [f"-isystem{f}" for f in [headers, *folders] if f.is_dir()]
-    ran = subprocess.run(["gcc", "-std=c11", "-fsyntax-only", "-I.", *places, "tests/cublaslt_same.c"], cwd=ROOT,
-                         capture_output=True, text=True)  # fmt: skip
+    command = ["gcc", "-std=c11", "-fsyntax-only", "-I.", *places]
+    alone = subprocess.run([*command, "-xc", "-"], input="#include <cublasLt.h>\n", capture_output=True, text=True)
+    if alone.returncode:  # headers of CUDA that it needs are elsewhere, or not here
+        pytest.skip(f"cublasLt.h does not compile by itself: {alone.stderr.strip().splitlines()[0]}")
+    ran = subprocess.run([*command, "tests/cublaslt_same.c"], cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr

@@ -192,9 +192,11 @@ def test_declarations_are_those_of_the_real_header(ours, header):
     place = headers(header, "/usr/local/cuda/include", "/usr/include")
     if cuda is None or place is None:
         pytest.skip(f"{header} is not installed")
-    places = ["-isystem", str(place), "-isystem", str(cuda)]
-    ran = subprocess.run(["gcc", "-std=c11", "-fsyntax-only", "-I.", *places, f"tests/{ours}"], cwd=ROOT,
-                         capture_output=True, text=True)
+    command = ["gcc", "-std=c11", "-fsyntax-only", "-I.", "-isystem", str(place), "-isystem", str(cuda)]
+    alone = subprocess.run([*command, "-xc", "-"], input=f"#include <{header}>\n", capture_output=True, text=True)
+    if alone.returncode:  # headers of CUDA that it needs are elsewhere, or not here
+        pytest.skip(f"{header} does not compile by itself: {alone.stderr.strip().splitlines()[0]}")
+    ran = subprocess.run([*command, f"tests/{ours}"], cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
 
 

@@ -8,7 +8,7 @@ import reference as ref
 from cuda_emu import build, library
 
 import terapipe_c as tp
-from terapipe_c import _core
+from terapipe_c import _core, profiling
 from terapipe_c.backend import Backend
 from terapipe_c.engine import RankEngine, gather_bytes, in_threads, rank_memory
 
@@ -353,6 +353,20 @@ def test_a_loss_that_is_not_a_number_leaves_the_parameters():
 
 
 # ---- costs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("wish", "products"), [({}, (True, 0)), ({"reproducible": False}, (False, 4))])
+def test_a_profile_measures_the_products_that_a_run_asks_for(monkeypatch, wish, products):
+    seen = []
+
+    def engine(*args, **kwargs):
+        seen.append((kwargs["reproducible"], kwargs["candidates"]))
+        raise tp.ExecutionError("seen")
+
+    monkeypatch.setattr(profiling, "RankEngine", engine)
+    with pytest.raises(tp.ExecutionError, match="seen"):
+        tp.profile(tp.GPTConfig(n_layer=1, n_head=2, n_embd=16, vocab_size=61, block_size=16), backend="cuda", **wish)
+    assert seen == [products]
 
 
 def test_a_profile_of_a_gpu_says_so_and_its_plans_are_a_gpus():

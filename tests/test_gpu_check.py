@@ -37,8 +37,12 @@ def hang():
     so_far({"step": 3})
     time.sleep(60)
 
+def slow():
+    time.sleep(3.6)
+    return {"n": 4}
+
 QUESTIONS = [Question("right", 20, lambda: {"headline": "seven", "n": 7}, 10), Question("wrong", 20, lambda: 1 / 0, 11),
-             Question("hangs", 3.2, hang, 40), Question("fast", 20, lambda: [], 41)]
+             Question("hangs", 3.2, hang, 40), Question("fast", 20, lambda: [], 41), Question("slow", 3.5, slow, 42)]
 '''
 
 
@@ -67,14 +71,38 @@ def check(checkout, *options):
 
 
 def test_a_question_that_fails_or_hangs_leaves_the_others(checkout):
-    ran, result = check(checkout)
+    ran, result = check(checkout, "--only", "right", "wrong", "hangs", "fast", "--seconds", "60")
     found = result["questions"]
     assert ran.returncode == 1, ran.stdout + ran.stderr
     assert result["gpu"] == {"name": "NVIDIA H200", "compute_cap": "9.0"} and result["build"]["archs"] == "90"
     assert found["right"]["answer"]["n"] == 7 and found["fast"]["ok"]
     assert "ZeroDivisionError" in found["wrong"]["output"] and "ZeroDivisionError" in ran.stdout and "seven" in ran.stdout
-    assert found["hangs"]["why"] == "ran past its deadline of 3 s" and found["hangs"]["so_far"] == {"step": 3}
+    assert found["hangs"]["why"] == "ran past its deadline of 6 s" and found["hangs"]["so_far"] == {"step": 3}
     assert len(ran.stdout) < 12000
+
+
+def test_a_slow_one_has_what_others_left(checkout):
+    assert check(checkout, "--only", "slow")[1]["questions"]["slow"]["ok"]
+    late = check(checkout, "--only", "slow", "--seconds", "3.4")[1]["questions"]["slow"]
+    assert not late["ok"] and late.get("deadline_s", 0.0) <= 3.4
+
+
+def test_a_build_that_fails_says_why(checkout):
+    (checkout / "setup.py").write_text("import sys\nprint('x.cu(7): error: no such thing')\nsys.exit(1)\n")
+    ran, result = check(checkout)
+    assert ran.returncode == 1 and "no such thing" in ran.stdout and "no such thing" in result["build"]["output"]
+    assert result["questions"] == {}
+
+
+def test_what_cannot_be_ended_is_left_behind(monkeypatch):
+    """A process that waits within the driver for a GPU that hangs does not end when it is killed."""
+    monkeypatch.setattr(gpu_check, "ENDING_S", 0.2)
+    monkeypatch.setattr(gpu_check.os, "killpg", lambda group, number: None)
+    child = gpu_check.Child([sys.executable, "-c", "import time; time.sleep(60)"])
+    status, _, took = child.end(0.1)
+    child.process.kill()
+    child.process.wait()
+    assert status is None and took < 30
 
 
 def test_exit_status(checkout):

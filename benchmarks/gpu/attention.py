@@ -94,13 +94,15 @@ SHAPES = [  # B, H, D, slices
 ]
 
 
-def bound(dtype, D):
-    """Few columns average few roundings: the emulator has 3.2e-3 at 8 and 16."""
-    return BOUNDS[F32] if dtype == "f32" else BOUNDS[BF16] if D >= 32 else 4e-3
+def bound(row):
+    """Few columns or rows average few roundings: the emulator has 3.2e-3 at 8 and 16 columns, and 2.6e-3 to 3.1e-3 from draw to
+    draw in one head of 65 rows."""
+    few = row["head_dim"] < 32 or row["batch"] * row["heads"] * sum(row["slices"]) < 512
+    return BOUNDS[F32] if row["dtype"] == "f32" else 4e-3 if few else BOUNDS[BF16]
 
 
 def right(shapes=None):
-    """Every tile, both types, ragged slices, against float64; fails above 3e-3 (bf16; heads below 32: 4e-3) or 1e-5 (fp32)."""
+    """Every tile, both types, ragged slices, against float64; fails above 3e-3 (bf16; of few numbers 4e-3) or 1e-5 (fp32)."""
     found = []
     for B, H, D, slices in shapes or ([(1, 1, 64, [1, 40])] if small() else SHAPES):
         for dtype, groups in ((BF16, 1), (BF16, 2), (F32, 0)):
@@ -115,7 +117,7 @@ def right(shapes=None):
             found.append(row)
             so_far(found)
     wrong = [(name, row) for row in found for name in ("o", "lse", "dq", "dk", "dv")
-             if not row[name] <= (1e-5 if name == "lse" else bound(row["dtype"], row["head_dim"]))]  # fmt: skip
+             if not row[name] <= (1e-5 if name == "lse" else bound(row))]  # fmt: skip
     assert not wrong, wrong
     worst = {kind: max(row[n] for row in found if row["dtype"] == kind for n in ("o", "dq", "dk", "dv"))
              for kind in ("bf16", "f32")}  # fmt: skip
@@ -207,7 +209,10 @@ def speed():
                     row["ours"][f"slices of {size}" + (f", groups {groups}" if groups else "")] = rates(B, H, D, T, *times)
             del sequence
             for name, forward, backward in peers(B, H, D, T):
-                row["peers"][name] = rates(B, H, D, T, clock(forward), clock(backward)) if backward else {"why_not": forward}
+                try:
+                    row["peers"][name] = rates(B, H, D, T, clock(forward), clock(backward)) if backward else {"why_not": forward}
+                except RuntimeError as error:
+                    row["peers"][name] = {"why_not": str(error).splitlines()[0]}
             torch.cuda.empty_cache()
             for part in ("forward", "both"):
                 best = max((p[f"{part}_tflops"] for p in row["peers"].values() if f"{part}_tflops" in p), default=None)

@@ -72,7 +72,7 @@ def pytest(*options):
 def environment():
     import os
 
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
+    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # others' plugins load others' libraries
 
 
 def time_of(kind, dtype, epilogue, accumulate, rows, n_in, n_out, **options):

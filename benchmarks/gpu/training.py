@@ -138,19 +138,21 @@ def curve():
     model = small_model(n_layer=2, n_embd=128, vocab_size=256, block_size=128)
     T, steps = model.block_size, 3 if small() else 100
     tokens = np.fromfile(common.corpus(400_000), np.uint16)
-    data = np.minimum(tokens, model.vocab_size - 1).astype(np.int32)  # the most frequent pieces; all others are one
+    most = model.vocab_size - 1
+    data = np.where(tokens < 256, most, np.minimum(tokens.astype(np.int32) - 256, most)).astype(np.int32)  # the most frequent
+    # pieces; all others, and those that are spelled in bytes, are one
     losses = {}
     for backend, dtype in (("cpu", None), ("cuda", "float32"), ("cuda", "bf16")):
         plan = tp.plan(model, tp.Cluster.local(), 8, T, stages=1, planner="terapipe", schedule="gpipe",
                        slicing=[(8, [T // 2, T // 2])], backend=backend, dtype=dtype)
-        run = tp.launch(plan, data, steps, lr=3e-3, warmup_steps=10, backend=backend, dtype=dtype, processes=False,
+        run = tp.launch(plan, data, steps, lr=1e-3, warmup_steps=10, backend=backend, dtype=dtype, processes=False,
                         progress=False, threads_per_rank=min(8, os.cpu_count() or 1))
         losses[dtype or "cpu"] = [record.loss for record in run]
         so_far(losses)
     cpu = np.array(losses["cpu"])
     far = {dtype: float(np.abs(np.array(losses[dtype]) / cpu - 1).max()) for dtype in ("float32", "bf16")}
     assert small() or cpu[-1] < 0.8 * cpu[0], (cpu[0], cpu[-1])
-    assert far["float32"] < 5e-3 and far["bf16"] < 3e-2, far
+    assert far["float32"] < 1e-3 and far["bf16"] < 1e-2, far  # bf16 in the emulator: 6e-4
     return {"largest_relative_difference": far, "losses": {k: [round(x, 5) for x in v[::10]] for k, v in losses.items()},
             "headline": f"loss {cpu[0]:.3f} to {cpu[-1]:.3f}; apart by {far['float32']:.1e} (float32), {far['bf16']:.1e} (bf16)"}
 
