@@ -37,15 +37,37 @@ def test_lists_and_integers_plan_what_float64_plans(call) -> None:
     plan = CALLS[call]
     want = RESULT.sub("", repr(plan(np.array([1.0, 2.0, 3.0, 4.0]))))
     for same in ([1.0, 2.0, 3.0, 4.0], [1, 2, 3, 4], (1, 2.0, 3, 4), np.array([1, 2, 3, 4]), np.arange(1, 5, dtype=np.uint8),
-                 np.arange(8.0).repeat(2)[2:10:2], np.arange(1.0, 5.0).astype(">f8")):  # fmt: skip
+                 np.arange(8.0).repeat(2)[2:10:2], np.arange(1.0, 5.0).astype(">f8"), np.arange(1, 5, dtype=np.float32),
+                 np.arange(1, 5, dtype=np.float16)):  # fmt: skip
         assert RESULT.sub("", repr(plan(same))) == want
+
+
+def layouts(table):
+    yield np.asfortranarray(table)
+    yield table.tolist()
+    yield np.ascontiguousarray(table[..., ::-1])[..., ::-1]
+    spread = np.full([2 * size for size in table.shape], np.nan)
+    spread[tuple(slice(None, None, 2) for _ in table.shape)] = table
+    yield spread[tuple(slice(None, None, 2) for _ in table.shape)]
+    yield np.frombuffer(bytearray(1) + bytearray(table.tobytes()), offset=1).reshape(table.shape)  # no address is a multiple of 8
+    yield table.astype(np.float32)
+
+
+def test_a_table_plans_alike_in_every_layout():
+    table = np.random.default_rng(0).integers(1, 99, (4, 7, 7)).astype(float)
+    for plan in (lambda t: planners.slice_tokens(t[0], 4), lambda t: planners.slice_tokens(table[0], 4, bwd=t[1]),
+                 lambda t: planners.slice_tokens(table[0], 4, comm=t[2]), lambda t: planners.slice_batch_and_tokens(t, 3, 4),
+                 lambda t: planners.slice_uneven(t), lambda t: planners.slice_bound(t[0], 4, [2, 4])):  # fmt: skip
+        for same in layouts(table):
+            assert RESULT.sub("", repr(plan(same))) == RESULT.sub("", repr(plan(table)))
 
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize(
     ("times", "error", "words"),
     [
-        (np.ones(4, np.float32), ValueError, "dtype float32"),
+        (np.ones(4, np.longdouble), ValueError, "dtype float128"),
+        (np.ma.masked_array(np.ones(4), [0, 0, 1, 0]), ValueError, "\\[2\\] is masked"),
         (np.ones(4, complex), ValueError, "dtype complex128"),
         (np.ones(4, bool), ValueError, "dtype bool"),
         (np.ones(4, object), ValueError, "dtype object"),

@@ -430,8 +430,8 @@ def test_bad_requests_are_refused_by_name():
     for stages in (0, -3):
         refused(ValueError, "stages is", planners.slice_tokens, good, stages)
     refused(TypeError, "stages", planners.slice_tokens, good, 2.5)
-    refused(ValueError, "float64", planners.slice_tokens, good.astype(np.float32), 4)
-    refused(ValueError, "contiguous", planners.slice_tokens, good.T, 4)
+    refused(ValueError, "float64", planners.slice_tokens, good.astype(complex), 4)
+    refused(ValueError, "t[2, 3] is masked", planners.slice_tokens, np.ma.masked_array(good, good == good[2, 3]), 4)
     refused(ValueError, "dimensions", planners.slice_tokens, good[0], 4)
     refused(ValueError, "max_slice", planners.slice_tokens, good, 4, max_slice=0)
     refused(ValueError, "time_limit_s", planners.slice_tokens, good, 4, time_limit_s=-1.0)

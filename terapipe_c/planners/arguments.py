@@ -45,8 +45,8 @@ def flag(value: Any, what: str) -> bool:
 
 
 def array(value: Any, what: str) -> FloatArray:
-    """float64 arrays and lists as they are, integers where they are exact; float32 (it has lost digits) and all else are
-    refused. Values are the core's to check, and the layout of a table: a transposed one is a mistake more often than not."""
+    """C-contiguous float64, whatever the layout; lists, narrower floats and integers where they are exact; all else is
+    refused. Values are the core's to check."""
     try:
         given = np.asarray(value)
     except (TypeError, ValueError):
@@ -57,10 +57,11 @@ def array(value: Any, what: str) -> FloatArray:
         raise InvalidValueError(f"{what} has an integer above 2^64: at most 2^53 is exact in float64")
     if given.dtype.kind in "iu" and given.size and max(abs(int(given.min())), abs(int(given.max()))) > _EXACT:
         raise InvalidValueError(f"{what} has the integers {given.min()} to {given.max()}: at most 2^53 is exact in float64")
-    if given.dtype == np.float64 and given.ndim > 1:
-        return given
-    if given.dtype.kind in "iu" or (given.dtype.kind == "f" and given.dtype.itemsize == 8) or not given.size:
-        return np.ascontiguousarray(given, dtype=np.float64)
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        cell = tuple(int(i) for i in np.argwhere(np.ma.getmaskarray(value))[0])
+        raise InvalidValueError(f"{what}[{', '.join(map(str, cell))}] is masked: a number would be right")
+    if given.dtype.kind in "iu" or (given.dtype.kind == "f" and given.dtype.itemsize <= 8) or not given.size:
+        return np.require(given, np.float64, "CA")
     if isinstance(value, np.ndarray) or given.dtype.kind in "fc":
         raise InvalidValueError(f"{what} has dtype {given.dtype}: float64 (or integers) would be right")
     raise InvalidTypeError(f"{what} is {type(value).__name__} of {given.dtype}: numbers would be right")
