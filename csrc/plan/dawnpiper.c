@@ -91,6 +91,43 @@ reach(search *s, int x, int at, int last, int guess, double period)
     return low;
 }
 
+/* Stage x can take nothing behind boundary[x], but a later one, which holds fewer copies, may: the last cut that the period
+ * allows within an earlier stage splits it, and the stages between move on by one. They cost no more there. 0: there is no
+ * such cut; what is behind boundary[x] is then in stage x or before it in every plan. Else the first stage that moved. */
+static int
+make_room(const search *s, int x, int *boundary)
+{
+    for (int y = x - 1; y >= 0; y--) {
+        int cut = boundary[y + 1] - 1;
+        if (s->link_s != NULL)
+            cut = s->allowed[cut];
+        if (cut <= boundary[y])
+            continue;
+        memmove(boundary + y + 2, boundary + y + 1, (size_t)(x - y) * sizeof *boundary);
+        boundary[y + 1] = cut;
+        return y + 1;
+    }
+    return 0;
+}
+
+/* *attained with stages first .. x as make_room left them. 0: the work limit leaves open whether they keep to the period. */
+static tp_status
+settle(search *s, int first, int x, double period, const int *boundary, double *attained, double *next, int *keeps)
+{
+    tp_memopt_range range;
+    *keeps = 1;
+    for (; first <= x && *keeps; first++) {
+        TP_TRY(cost_of(s, first, boundary[first], boundary[first + 1], period, &range));
+        *attained = fmax(*attained, range.high_s);
+        if (s->link_s != NULL)
+            *attained = fmax(*attained, s->link_s[boundary[first]]);
+        *keeps = range.high_s <= period;
+        if (!*keeps)
+            *next = fmin(*next, range.low_s);
+    }
+    return TP_OK;
+}
+
 /* Fill stages from the first node, each as far as the period goes. *found: did they take all nodes? Then boundary[] and
  * *attained, the period they need. Else no period below *next can do more. */
 static tp_status
@@ -121,8 +158,16 @@ probe(search *s, double period, int *boundary, double *attained, double *next, i
         }
         *next = fmin(*next, more);
         cut = s->link_s == NULL || x == s->stages - 1 ? j : s->allowed[j];
-        if (cut <= at || (x == s->stages - 1 && cut < s->n))
+        if (x == s->stages - 1 && cut < s->n)
             return TP_OK;
+        if (cut <= at) {
+            int keeps = 0, first = make_room(s, x, boundary);
+            if (first > 0)
+                TP_TRY(settle(s, first, x, period, boundary, attained, next, &keeps));
+            if (!keeps)
+                return TP_OK;
+            continue;
+        }
         if (cut < j) {
             TP_TRY(cost_of(s, x, at, cut, period, &range));
             cost = fmin(range.high_s, cost);

@@ -17,7 +17,10 @@
  *
  * tp_plan_dawnpiper is exact for that model: least period over all partitions into K non-empty contiguous stages and all
  * choices of R and S. Proof. (1) W never falls when a stage grows by a node (restrict the larger stage's R and S), so the
- * longest prefix that stays within a period is the best one and a probe decides a period (dawnpiper.c). (2) A failed probe
+ * longest prefix that stays within a period is the best one and a probe decides a period (dawnpiper.c). Were that to leave
+ * a stage without nodes: W never rises when the same nodes go to a later stage (it holds no more copies), so nodes of an
+ * earlier stage make room; where all earlier ones have a single node, the next one is too much for any stage that may have it.
+ * (2) A failed probe
  * raises the lower bound to the least W that would have let a stage grow, a probe that succeeds lowers the upper one to
  * the largest W attained; the search ends when they meet. (3) W is a knapsack over real bytes: solved by an expanding core
  * with dominance, each state bounded by its linear relaxation (memopt_core.c). Where the work limit, or a 64th of it for
@@ -64,7 +67,7 @@ typedef struct {
     double *peak_bytes; /* [stages] */
     double *link_s;     /* [stages] of the message behind the stage; 0 behind the last */
     double period_s;    /* the largest of stage_s and link_s */
-    double step_s;      /* simulated 1F1B or GPipe step (csrc/sched) of the m micro-batches; PipeDream: period_s */
+    double step_s;      /* 1F1B's or GPipe's step of the m micro-batches, messages overlapped; PipeDream: period_s */
     double lower_bound_s; /* no plan has a shorter period */
     double relaxed_s;     /* the same bound from the fractional form alone */
     int optimal;

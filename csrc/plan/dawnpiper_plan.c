@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "csrc/base/clock.h"
-#include "csrc/sched/sched.h"
+#include "csrc/plan/f1b.h"
 
 int
 tp_dawnpiper_copies(const tp_dawnpiper_options *options, int x)
@@ -143,41 +143,61 @@ peak_of(const tp_memopt *m, const tp_dawnpiper_plan *plan, int x)
     return peak > limit && peak <= limit + rounding ? limit : peak;
 }
 
+/* ---- a step: end[x] is when stage x ended what it did last; the message between stages x and x + 1 takes link_s[x] either way
+ * (of comm_s in csrc/sched/sched.h a stage has one, whichever way it sends) ---------------------------------------------- */
+static void
+gpipe(const tp_dawnpiper_plan *plan, int micros, const double *forward, const double *backward, double *end)
+{
+    int last = plan->stages - 1;
+    for (int q = 0; q < micros; q++)
+        for (int x = 0; x <= last; x++)
+            end[x] = fmax(end[x], x > 0 ? end[x - 1] + plan->link_s[x - 1] : 0.0) + forward[x];
+    for (int q = 0; q < micros; q++)
+        for (int x = last; x >= 0; x--)
+            end[x] = fmax(end[x], x < last ? end[x + 1] + plan->link_s[x] : 0.0) + backward[x];
+}
+
+/* Slots as csrc/plan/f1b.h has them: `before` is where the neighbours were before the slot. */
+static void
+one_f_one_b(const tp_dawnpiper_plan *plan, int micros, const double *forward, const double *backward, double *end, double *before)
+{
+    int stages = plan->stages;
+    tp_f1b_op op;
+    for (int slot = 0; slot < 2 * (stages + micros - 1); slot++) {
+        memcpy(before, end, (size_t)stages * sizeof *end);
+        for (int x = 0; x < stages; x++) {
+            if (!tp_f1b_op_at(stages, micros, slot, x, &op))
+                continue;
+            int from = op.backward ? x + 1 : x - 1, link = op.backward ? x : x - 1;
+            double ready = from < 0 || from == stages ? 0.0 : before[from] + plan->link_s[link];
+            end[x] = fmax(before[x], ready) + (op.backward ? backward[x] : forward[x]);
+        }
+    }
+}
+
 /* F is the forward time, B the rest of W: recomputation and waits for the bus are paid in backward. */
 static tp_status
 simulate(const tp_memopt *m, const tp_dawnpiper_plan *plan, double *seconds)
 {
-    int stages = plan->stages, micros = m->options->micros;
-    tp_schedule schedule = m->options->flight == TP_FLIGHT_GPIPE ? TP_GPIPE : TP_1F1B;
-    double *forward = malloc(2 * (size_t)stages * sizeof *forward), *backward = forward + stages;
-    int32_t *slices = malloc((size_t)micros * sizeof *slices);
-    tp_program *program = NULL;
-    tp_sim *sim = NULL;
-    tp_status status = forward == NULL || slices == NULL ? tp_fail(TP_EMEMORY, "no memory for %d stages", stages) : TP_OK;
-    if (status == TP_OK) {
-        for (int q = 0; q < micros; q++)
-            slices[q] = 1;
-        for (int x = 0; x < stages; x++) {
-            forward[x] = 0.0;
-            for (int k = plan->boundary[x]; k < plan->boundary[x + 1]; k++)
-                forward[x] += m->nodes->forward_s[k];
-            backward[x] = fmax(0.0, plan->stage_s[x] - forward[x]);
-        }
-        status = tp_program_build(schedule, stages, 1, micros, slices, &program);
+    size_t stages = (size_t)plan->stages;
+    double *forward = calloc(4 * stages, sizeof *forward);
+    if (forward == NULL)
+        return tp_fail(TP_EMEMORY, "no memory for %d stages", plan->stages);
+    double *backward = forward + stages, *end = backward + stages, *before = end + stages;
+    for (int x = 0; x < plan->stages; x++) {
+        for (int k = plan->boundary[x]; k < plan->boundary[x + 1]; k++)
+            forward[x] += m->nodes->forward_s[k];
+        backward[x] = fmax(0.0, plan->stage_s[x] - forward[x]);
     }
-    if (status == TP_OK)
-        status = tp_sim_open(program, &sim);
-    if (status == TP_OK) {
-        tp_durations durations = {.stage_stride = 1, .comm_s = plan->link_s};
-        durations.seconds[TP_OP_F] = forward;
-        durations.seconds[TP_OP_B] = backward;
-        tp_sim_run(sim, &durations, seconds);
-    }
-    tp_sim_close(sim);
-    tp_program_close(program);
-    free(slices);
+    if (m->options->flight == TP_FLIGHT_GPIPE)
+        gpipe(plan, m->options->micros, forward, backward, end);
+    else
+        one_f_one_b(plan, m->options->micros, forward, backward, end, before);
+    *seconds = 0.0;
+    for (size_t x = 0; x < stages; x++)
+        *seconds = fmax(*seconds, end[x]);
     free(forward);
-    return status;
+    return TP_OK;
 }
 
 tp_status

@@ -61,16 +61,14 @@ class DawnPiperPlan:
     planning_time_s: float
     micro_batches: int
     schedule: str
+    step_lower_bound_s: float
+    """No plan's step is shorter: the slowest stage works through every micro-batch. (Messages overlap: of a link only two
+    are sure to follow one another.)"""
 
     @property
     def gap(self) -> float:
         """(period - bound) / bound."""
         return 0.0 if self.lower_bound_s <= 0.0 else self.period_s / self.lower_bound_s - 1.0
-
-    @property
-    def step_lower_bound_s(self) -> float:
-        """No plan's step is shorter: the slowest stage works through every micro-batch."""
-        return self.lower_bound_s * (1 if self.schedule == "pipedream" else self.micro_batches)
 
     @property
     def stages(self) -> list[tuple[int, int]]:
@@ -137,7 +135,17 @@ def _plan(nodes: Any, stages: int, memory_bytes: float, micro_batches: int | Non
         names = getattr(nodes, "names", ())
         raise InfeasibleError(f"{error}{_named(str(error), names)}") from None
     recompute, rest = found[1].astype(bool), found[2:]
-    return DawnPiperPlan(found[0], recompute, *rest, micros, schedule)
+    lower_bound_s = found[8]
+    bound = _step_bound(arrays, count, micros, schedule, link > 0.0, lower_bound_s)
+    return DawnPiperPlan(found[0], recompute, *rest, micros, schedule, bound)
+
+
+def _step_bound(arrays: Sequence[Any], stages: int, micros: int, schedule: str, linked: bool, period_s: float) -> float:
+    """period_s: a bound on the period. A plan with a faster stage than that has a slower link: a message there and back."""
+    if schedule == "pipedream":
+        return period_s
+    mean = micros * float(arrays[0].sum() + arrays[1].sum()) / stages * (1.0 - 1e-12)
+    return max(min(micros, 2) * period_s, mean) if linked and stages > 1 else micros * period_s
 
 
 def _named(message: str, names: Sequence[str]) -> str:
