@@ -70,6 +70,13 @@ def _array(name: str, value: ArrayLike) -> Float:
         raise InvalidTypeError(f"{name} is {value!r}: a number, or an array of them, would be right") from None
 
 
+def _not_negative(name: str, array: Float) -> None:
+    wrong = np.argwhere(~(np.isfinite(array) & (array >= 0.0)))
+    if len(wrong):
+        cell = tuple(int(i) for i in wrong[0])
+        raise InvalidValueError(f"{name}{list(cell) or ''} is {array[cell]:g}: finite and at least 0 would be right")
+
+
 def _spread(name: str, array: Float, program: Program) -> Float:
     """[stages, units] of a scalar, [stages], [stages, slices] or [stages, units]."""
     stages, slices = program.num_stages, program.slices
@@ -140,8 +147,7 @@ def tables(program: Program, cost: Any, comm_s: Any = 0.0, activation_bytes: Any
     if activation_bytes is None:
         return seconds, stage_stride, unit_stride, per_stage, per_unit, None, 0, 0, halves[0], halves[1]
     size = _array("activation_bytes", activation_bytes)
-    if not (np.isfinite(size).all() and (size >= 0).all()):
-        raise InvalidValueError("activation_bytes: finite and at least 0 would be right")
+    _not_negative("activation_bytes", size)
     bytes_, bytes_stage, bytes_unit = _strided({"activation_bytes": size}, program)
     return (
         seconds,
@@ -191,8 +197,7 @@ def _makespan(program: Program, costs: Any, comm_s: Any = 0.0) -> Any:
     for cost in given:
         _need(program, cost)
         for name, array in cost[0].items():
-            if not (np.isfinite(array).all() and (array >= 0).all()):
-                raise InvalidValueError(f"seconds of {name}: finite and at least 0 would be right")
+            _not_negative(f"seconds of {name}", array)
     seconds = program._makespans(given)
     return seconds if many else float(seconds[0])
 

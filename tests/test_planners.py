@@ -420,7 +420,7 @@ def test_bad_requests_are_refused_by_name():
     good = dense_table(np.random.default_rng(0), 5, "smooth")
     refused(ValueError, "nan", planners.slice_tokens, np.full((5, 5), np.nan), 4)
     refused(ValueError, "[5, 4]", planners.slice_tokens, np.zeros((5, 4)), 4)
-    for value, word in ((-1.0, "negative"), (np.inf, "inf"), (np.nan, "nan")):
+    for value, word in ((-1.0, "-1"), (np.inf, "inf"), (np.nan, "nan")):
         bad = good.copy()
         bad[2, 3] = value
         refused(ValueError, "t[2, 3] is " + word, planners.slice_tokens, bad, 4)
@@ -474,7 +474,7 @@ def test_bad_requests_are_refused_by_name():
     refused(ValueError, "stages is 4 for 3 blocks", planners.balance, [1.0, 2.0, 3.0], 4)
     refused(ValueError, "stages", planners.balance, [1.0], 0)
     refused(ValueError, "times[1] is nan", planners.balance, [1.0, np.nan], 1)
-    refused(ValueError, "times[0] is negative", planners.balance, [-1.0, 2.0], 1)
+    refused(ValueError, "times[0] is -1", planners.balance, [-1.0, 2.0], 1)
 
 
 def test_threads_plan_at_once_and_inputs_are_untouched():

@@ -318,3 +318,15 @@ def test_the_short_cut_for_plain_programs_is_the_general_simulation():
         assert plain.intervals.tobytes() == general.intervals.tobytes() and list(plain.busy_s) == list(general.busy_s)
         count += 1
     assert count == 280
+
+
+def test_a_cell_that_is_no_amount_is_named():
+    program = schedules.gpipe(2, 2)
+    bad = np.ones((2, 2))
+    bad[1, 0] = -3.0
+    with pytest.raises(ValueError, match=r"activation_bytes\[1, 0\] is -3"):
+        program.simulate({"F": 1.0, "B": 2.0}, activation_bytes=bad)
+    with pytest.raises(ValueError, match=r"activation_bytes is nan"):
+        program.simulate({"F": 1.0, "B": 2.0}, activation_bytes=float("nan"))
+    with pytest.raises(ValueError, match=r"seconds of F\[1, 0\] is -3"):
+        program.makespan([{"F": 1.0, "B": 2.0}, {"F": bad, "B": 2.0}])

@@ -182,7 +182,7 @@ def test_links_of_a_cost_model_and_by_length():
         planners.slice_tokens(np.ones((5, 5)), 4, comm=True)
     with pytest.raises(ValueError, match="comm has 3 units"):
         planners.slice_tokens(np.ones((5, 5)), 4, comm=np.ones((4, 4)))
-    with pytest.raises(ValueError, match=r"comm\[1, 3\] is negative"):
+    with pytest.raises(ValueError, match=r"comm\[1, 3\] is -"):
         planners.slice_tokens(np.ones((5, 5)), 4, comm=np.where(np.add.outer(2 * np.arange(5), np.arange(5)) == 5, -1.0, 1.0))
 
 
@@ -391,7 +391,10 @@ def test_bad_requests_are_refused_by_name():
         (ValueError, "no stages", lambda: planners.slice_uneven([])),
         (ValueError, r"bwd has 1 stages: 2", lambda: planners.slice_uneven([good, good], bwd=[good])),
         (ValueError, "3 units: 4", lambda: planners.slice_uneven([good, np.ones((4, 4))])),
-        (ValueError, "negative", lambda: planners.slice_uneven([good, -good])),
+        (ValueError, r"tables\[1\]\[1, 0\] is -", lambda: planners.slice_uneven([good, -good])),
+        (ValueError, r"bwd\[1\]\[1, 0\] is -", lambda: planners.slice_uneven([good, good], bwd=[good, -good])),
+        (ValueError, r"bwd\[0\] has 2 units: 4, as tables\[0\]", lambda: planners.slice_uneven([good], bwd=[good[:3, :3]])),
+        (ValueError, r"comm\[1, 0\] is -", lambda: planners.slice_uneven([good, good], comm=-good)),
         (ValueError, "nan", lambda: planners.slice_uneven([good * np.nan])),
         (ValueError, "max_slice", lambda: planners.slice_uneven([good], max_slice=0)),
         (ValueError, "work is -1", lambda: planners.slice_uneven([good], work=-1)),

@@ -47,8 +47,7 @@ tp_plan_balance(const double *time_s, int n, int parts, int *boundary, double *l
                        n);
     for (int i = 0; i < n; i++) {
         if (!(time_s[i] >= 0.0 && time_s[i] <= 1e300))
-            return tp_fail(TP_EVALUE, "times[%d] is %s: a finite time of 0 or more is needed", i,
-                           isnan(time_s[i]) ? "nan" : time_s[i] < 0.0 ? "negative" : "inf");
+            return tp_fail(TP_EVALUE, "times[%d] is %g: a finite time of 0 or more is needed", i, isnan(time_s[i]) ? NAN : time_s[i]);
         total += time_s[i];
         low = fmax(low, time_s[i]);
     }

@@ -17,8 +17,8 @@ bad(double x)
 static tp_status
 fail_cell(const char *where, double x)
 {
-    return tp_fail(TP_EVALUE, "%s is %s: a slice cost must be finite and not negative, in seconds", where,
-                   isnan(x) ? "nan" : isinf(x) ? (x > 0 ? "inf" : "-inf") : x < 0.0 ? "negative" : "above 1e300");
+    return tp_fail(TP_EVALUE, "%s is %g: a slice cost must be finite (at most 1e300) and not negative, in seconds", where,
+                   isnan(x) ? NAN : x); /* NAN: of the two signs the one that prints without */
 }
 
 tp_status

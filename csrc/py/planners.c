@@ -104,16 +104,17 @@ check_options(int isa)
 }
 
 int
-tp_py_view_costs(PyObject *list, tp_py_cost *views, tp_slice_cost *costs, Py_ssize_t count)
+tp_py_view_costs(PyObject *list, const char *const *names, tp_py_cost *views, tp_slice_cost *costs, Py_ssize_t count)
 {
-    char name[32];
+    char place[32];
     for (Py_ssize_t b = 0; b < count; b++) {
-        PyOS_snprintf(name, sizeof name, count == 1 ? "t" : "t[%zd]", b + 1);
+        PyOS_snprintf(place, sizeof place, count == 1 ? "t" : "t[%zd]", b + 1);
+        const char *name = names != NULL ? names[b] : place;
         if (tp_py_view_cost(PyList_GET_ITEM(list, b), name, &views[b]) < 0)
             return -1;
         if (views[b].cost.units != views[0].cost.units) {
-            PyErr_Format(PyExc_ValueError, "%s has %d units: %d, as t[1], would be right", name, views[b].cost.units,
-                         views[0].cost.units);
+            PyErr_Format(PyExc_ValueError, "%s has %d units: %d, as %s, would be right", name, views[b].cost.units,
+                         views[0].cost.units, names != NULL ? names[0] : "t[1]");
             return -1;
         }
         costs[b] = views[b].cost;
@@ -174,7 +175,7 @@ plan_slices(PyObject *module, PyObject *args, PyObject *keywords)
     PyObject *result = NULL;
     if (views == NULL || costs == NULL || flush_of == NULL)
         PyErr_NoMemory();
-    else if (tp_py_view_costs(list, views, costs, count) == 0 && view_message(comm, &views[0], &message, &options) == 0) {
+    else if (tp_py_view_costs(list, NULL, views, costs, count) == 0 && view_message(comm, &views[0], &message, &options) == 0) {
         tp_slice_plan plan = {0};
         tp_status status;
         Py_BEGIN_ALLOW_THREADS

@@ -16,13 +16,10 @@ shop_object(const tp_shop_plan *plan)
 }
 
 static tp_status
-check_and_plan(const tp_shop *shop, const tp_shop_options *options, tp_shop_plan *plan)
+check_and_plan(const tp_shop *shop, const char *const *names, const tp_shop_options *options, tp_shop_plan *plan)
 {
-    char name[32];
-    for (int c = 0; c < shop->costs; c++) {
-        PyOS_snprintf(name, sizeof name, "t[%d]", c + 1);
-        TP_TRY(tp_slice_cost_check(&shop->cost[c], name));
-    }
+    for (int c = 0; c < shop->costs; c++)
+        TP_TRY(tp_slice_cost_check(&shop->cost[c], names[c]));
     return tp_plan_shop(shop, options, plan);
 }
 
@@ -45,36 +42,53 @@ check_machines(const Py_buffer *view, int chains, Py_ssize_t costs, tp_shop *sho
     return 0;
 }
 
-PyDoc_STRVAR(plan_shop_doc, "plan_shop($module, /, costs, cost_of, chains=1, longest=0, memory=None, work=0)\n--\n\n"
-                            "costs: distinct ones; cost_of: int32 [machines of all chains].");
+/* What messages call the costs: borrowed from the list. */
+static int
+take_names(PyObject *list, const char **names, Py_ssize_t count)
+{
+    if (PyList_GET_SIZE(list) != count) {
+        PyErr_Format(PyExc_ValueError, "%zd names: %zd, one a cost, would be right", PyList_GET_SIZE(list), count);
+        return -1;
+    }
+    for (Py_ssize_t c = 0; c < count; c++)
+        if ((names[c] = PyUnicode_AsUTF8(PyList_GET_ITEM(list, c))) == NULL)
+            return -1;
+    return 0;
+}
+
+PyDoc_STRVAR(plan_shop_doc,
+             "plan_shop($module, /, costs, names, cost_of, chains=1, longest=0, memory=None, work=0)\n--\n\n"
+             "costs: distinct ones; names: what messages call them; cost_of: int32 [machines of all chains].");
 static PyObject *
 plan_shop(PyObject *module, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"costs", "cost_of", "chains", "longest", "memory", "work", NULL};
-    PyObject *list, *machines, *memory = NULL, *result = NULL;
+    static char *keys[] = {"costs", "names", "cost_of", "chains", "longest", "memory", "work", NULL};
+    PyObject *list, *called, *machines, *memory = NULL, *result = NULL;
     int chains = 1;
     long long work = 0;
     tp_shop_options options = {0};
     tp_shop shop = {0};
     Py_buffer of;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!O|iiOL:plan_shop", names, &PyList_Type, &list, &machines, &chains,
-                                     &options.longest, &memory, &work) ||
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!O!O|iiOL:plan_shop", keys, &PyList_Type, &list, &PyList_Type, &called,
+                                     &machines, &chains, &options.longest, &memory, &work) ||
         tp_py_slice_memory(memory, &options.memory) < 0 || tp_py_view(machines, 'i', 1, 0, "cost_of", &of) < 0)
         return NULL;
     options.work = work;
     Py_ssize_t count = PyList_GET_SIZE(list);
     tp_py_cost *views = calloc((size_t)count + 1, sizeof *views);
     tp_slice_cost *costs = calloc((size_t)count + 1, sizeof *costs);
-    if (views == NULL || costs == NULL)
+    const char **names = calloc((size_t)count + 1, sizeof *names);
+    if (views == NULL || costs == NULL || names == NULL)
         PyErr_NoMemory();
-    else if (check_machines(&of, chains, count, &shop) == 0 && tp_py_view_costs(list, views, costs, count) == 0) {
+    else if (check_machines(&of, chains, count, &shop) == 0 && take_names(called, names, count) == 0 &&
+             tp_py_view_costs(list, names, views, costs, count) == 0) {
         tp_shop_plan plan = {0};
         tp_status status;
         shop.units = costs[0].units;
         shop.costs = (int)count;
         shop.cost = costs;
         Py_BEGIN_ALLOW_THREADS
-        status = check_and_plan(&shop, &options, &plan);
+        status = check_and_plan(&shop, names, &options, &plan);
         Py_END_ALLOW_THREADS
         result = status == TP_OK ? shop_object(&plan) : tp_py_raise(tp_py_module_state(module), status);
         tp_shop_plan_free(&plan);
@@ -83,6 +97,7 @@ plan_shop(PyObject *module, PyObject *args, PyObject *keywords)
         tp_py_end_cost(&views[b]);
     free(views);
     free(costs);
+    free(names);
     PyBuffer_Release(&of);
     return result;
 }

@@ -17,9 +17,9 @@ int
 tp_py_view_cost(PyObject *object, const char *name, tp_py_cost *out);
 void
 tp_py_end_cost(tp_py_cost *view);
-/* Views of all items. The caller ends `count` views either way. */
+/* Views of all items, by these names in messages (NULL: t, or t[1] ..). The caller ends `count` views either way. */
 int
-tp_py_view_costs(PyObject *list, tp_py_cost *views, tp_slice_cost *costs, Py_ssize_t count);
+tp_py_view_costs(PyObject *list, const char *const *names, tp_py_cost *views, tp_slice_cost *costs, Py_ssize_t count);
 /* None, or (limit, row, pair, context) bytes. */
 int
 tp_py_slice_memory(PyObject *memory, tp_slice_memory *m);

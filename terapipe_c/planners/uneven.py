@@ -84,24 +84,26 @@ def machine_plan(
 ) -> tuple[Any, ...]:
     """The core's answer for stages with these costs, and links with that one between them."""
     distinct: list[Core] = []
+    names: list[str] = []
     index: dict[Any, int] = {}
 
-    def place(cost: Core) -> int:
+    def place(cost: Core, name: str) -> int:
         parts = cost if isinstance(cost, tuple) else (cost,)
         key = tuple((p.shape, p.tobytes()) if isinstance(p, np.ndarray) else p for p in parts)
         if key not in index:
             index[key] = len(distinct)
             distinct.append(cost)
+            names.append(name)
         return index[key]
 
     machines: list[int] = []
-    for chain in (forward, backward):
+    for chain, called in ((forward, "tables"), (backward, "bwd")):
         for k, cost in enumerate(chain or ()):
             if k and comm is not None:
-                machines.append(place(comm))
-            machines.append(place(cost))
+                machines.append(place(comm, "comm"))
+            machines.append(place(cost, f"{called}[{k}]"))
     of = np.array(machines, np.int32)
-    return _core.plan_shop(distinct, of, chains=2 if backward else 1, longest=longest, memory=memory, work=work)
+    return _core.plan_shop(distinct, names, of, chains=2 if backward else 1, longest=longest, memory=memory, work=work)
 
 
 def slice_uneven(
