@@ -500,3 +500,16 @@ def test_results_print_in_the_papers_notation():
     assert "(2, [2])" in repr(planners.slice_batch_and_tokens(np.ones((3, 3, 3)), 2, 4))
     assert planners.slices.runs([120, 120, 64]) == "[120]*2+[64]"
     assert _core.plan_slices.__doc__
+
+
+def test_costs_whose_slicings_all_overflow_are_refused():
+    huge, stages = np.full((6, 6), 1e300), 2**31 - 1
+    for call in (lambda t: planners.slice_tokens(t, stages), lambda t: planners.slice_tokens(t, stages, bwd=t),
+                 lambda t: planners.slice_tokens(t, stages, comm=0 * t), lambda t: planners.slice_tokens_for(t, [1, stages]),
+                 lambda t: planners.slice_batch_and_tokens(np.stack([t] * 3), 2, stages),
+                 lambda t: planners.slice_batch_and_tokens(np.stack([t] * 3), 2, stages, max_in_flight=1),
+                 lambda t: planners.slice_bound(t, stages, [5])):  # fmt: skip
+        refused(ValueError, "more than 1.79769e+308 s on 2147483647 stages", call, huge)
+    wide = np.full((1025, 1025), 1e300)  # only slices of one unit do, which the coarser grid of the hint has none of
+    wide[1] = 1.0
+    assert planners.slice_tokens(wide, stages).lengths == planners.slice_tokens(wide, stages, bwd=wide).lengths == [1] * 1024

@@ -425,8 +425,7 @@ coarse_hint(const walk *w, const tp_slice_options *options, double *hint)
         status = coarse_messages(&arena, w, options->message, FACTOR, &coarse.message);
     if (status == TP_OK)
         status = solve(cost, w->batch, w->tables, &coarse, w->deadline_s, &plan);
-    if (status == TP_OK) {
-        tp_slice_plan_evaluate(cost, NULL, &coarse, &plan);
+    if (status == TP_OK && tp_slice_plan_evaluate(cost, NULL, &coarse, &plan) == TP_OK) { /* else: no hint */
         *hint = plan.max_s;
         w->plan->searches += plan.searches;
         w->plan->small_searches += plan.small_searches;
@@ -447,7 +446,7 @@ tp_plan_slices(const tp_slice_cost *cost, int batch, const tp_slice_options *opt
     tp_slice_plan plan;
     double deadline_s = options->time_limit_s > 0.0 ? start + options->time_limit_s : 0.0;
     TP_TRY(solve(cost, batch, tables, options, deadline_s, &plan));
-    tp_slice_plan_evaluate(cost, NULL, options, &plan);
+    TP_TRY(tp_slice_plan_evaluate(cost, NULL, options, &plan));
     plan.lower_bound_s = fmin(plan.lower_bound_s, plan.latency_s);
     plan.seconds = 1e-9 * (double)tp_clock_ns() - start;
     *out = plan;

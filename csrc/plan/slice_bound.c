@@ -3,6 +3,7 @@
  * N(end) - N(start), so latency >= min over slicings of sum c (1 + (K-1) (N(end) - N(start))). */
 #include "csrc/plan/plan.h"
 
+#include <float.h>
 #include <math.h>
 
 #include "csrc/plan/slice_dp.h"
@@ -108,6 +109,9 @@ tp_slice_bound(const tp_slice_cost *cost, const tp_slice_options *options, const
     TP_TRY(tp_arena_open(&arena));
     tp_status status = bound_in(&arena, cost, options, length, slices, bound_s);
     tp_arena_close(&arena);
+    if (status == TP_OK && !isfinite(*bound_s))
+        return tp_fail(TP_EVALUE, "the slicing takes more than %g s on %d stages: smaller costs are needed", DBL_MAX,
+                       options->stages);
     return status;
 }
 

@@ -105,8 +105,9 @@ TP_MUST_USE tp_status
 tp_slice_cost_coarsen(tp_arena *arena, const tp_slice_cost *cost, int factor, tp_slice_cost *out);
 TP_MUST_USE tp_status
 tp_slice_plan_open(int groups, int64_t slices, tp_slice_plan *plan);
-/* Set total, max and latency from the costs that the caller gave. */
-void
+/* Set total, max and latency from the costs that the caller gave. EVALUE: no slicing has one that a double holds; the plan is
+ * freed. */
+TP_MUST_USE tp_status
 tp_slice_plan_evaluate(const tp_slice_cost *cost, const tp_slice_cost *backward, const tp_slice_options *options,
                        tp_slice_plan *plan);
 static inline double

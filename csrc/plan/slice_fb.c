@@ -385,7 +385,7 @@ tp_plan_slices_apart(const tp_slice_cost *forward, const tp_slice_cost *backward
     TP_TRY(tp_slice_options_check(forward, options));
     tp_slice_plan plan;
     TP_TRY(solve(forward, backward, options, options->time_limit_s > 0.0 ? start + options->time_limit_s : 0.0, &plan));
-    tp_slice_plan_evaluate(forward, backward, options, &plan);
+    TP_TRY(tp_slice_plan_evaluate(forward, backward, options, &plan));
     plan.lower_bound_s = fmin(plan.lower_bound_s, plan.latency_s);
     plan.seconds = 1e-9 * (double)tp_clock_ns() - start;
     *out = plan;

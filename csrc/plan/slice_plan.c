@@ -1,6 +1,7 @@
 /* What the slice planners share: costs in, plans out. */
 #include "csrc/plan/plan.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -139,7 +140,7 @@ tp_slice_plan_free(tp_slice_plan *plan)
     plan->length = NULL;
 }
 
-void
+tp_status
 tp_slice_plan_evaluate(const tp_slice_cost *cost, const tp_slice_cost *backward, const tp_slice_options *options,
                        tp_slice_plan *plan)
 {
@@ -162,4 +163,9 @@ tp_slice_plan_evaluate(const tp_slice_cost *cost, const tp_slice_cost *backward,
     plan->total_s = total;
     plan->max_s = largest + largest_backward;
     plan->latency_s = total + ((double)options->stages - 1.0) * plan->max_s;
+    if (plan->groups > 0 && plan->group[0].slices > 0 && isfinite(plan->latency_s))
+        return TP_OK;
+    tp_slice_plan_free(plan);
+    return tp_fail(TP_EVALUE, "every slicing takes more than %g s on %d stages: smaller costs are needed", DBL_MAX,
+                   options->stages);
 }
