@@ -90,7 +90,9 @@ def test_a_broken_file_is_named(tmp_path):
 
     refuse("line 2", text='{"format":\n oops}')
     refuse("format", text="[]")
-    refuse("no list of nodes", lambda d: d.update(nodes=[]))
+    refuse(r"nodes is \[\]: a list of one node", lambda d: d.update(nodes=[]))
+    refuse(r"edges is {}: a list would be right", lambda d: d.update(edges={}))
+    refuse("param_bytes of node 1", lambda d: d["nodes"][1].update(param_bytes=10**400))
     refuse(r"node 1 \(right\), line \d+ lacks 'bwd_s'", lambda d: d["nodes"][1].pop("bwd_s"))
     refuse(r"activation_bytes of node 2 \(left\), line \d+ is -3", lambda d: d["nodes"][2].update(activation_bytes=-3))
     refuse(r"fwd_s of node 2 \(left\), line \d+ is 'x'", lambda d: d["nodes"][2].update(fwd_s="x"))

@@ -187,3 +187,21 @@ def test_the_baseline_that_needs_least_needs_least() -> None:
         with pytest.raises(tp.InfeasibleError, match=f" has {need:.15g} bytes on stage"):
             planners.pipedream([1.0] * n, [1.0] * n, stages, micros, straight=True,
                                memory={"limit_bytes": 0.5, "activation_bytes": kept})  # fmt: skip
+
+
+NODE = planners.LayerNode(0, {1: [planners.LayerVariant("keep", 1.0)]})
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda huge: planners.uniform([1.0, 2.0], [1.0, 2.0], 2, 4, memory={"limit_bytes": huge}),
+        lambda huge: planners.slice_tokens(np.ones((3, 3)), 2, memory=planners.SliceMemory(huge)),
+        lambda huge: planners.slice_tokens(np.ones((3, 3)), 2, memory=planners.SliceMemory(9.0, pair_bytes=huge)),
+        lambda huge: planners.piper(planners.LayerGraph([NODE], [], 2, huge, 1e9, 1)),
+        lambda huge: planners.parallel_layers(planners.LayerGraph([NODE], [], 2, 1e9, huge, 1)),
+    ],
+)
+def test_no_amount_is_too_large_to_be_refused_by_name(call) -> None:
+    with pytest.raises(ValueError, match=r"(limit|memory|pair)_bytes is 1000.*at most 1e300|bandwidth_Bps is 1000.*at most 1e300"):
+        call(10**400)

@@ -89,9 +89,7 @@ def _limits(memory: Any, blocks: int) -> tuple[float, list[FloatArray | None]]:
     if isinstance(memory, Mapping) and memory.keys() - known:
         raise _core.InvalidValueError(f"memory has {sorted(memory.keys() - known)}: {sorted(known)} would be right")
     given = _part(memory, "limit_bytes")
-    if isinstance(given, bool) or not isinstance(given, (int, float, np.integer, np.floating)):
-        raise _core.InvalidTypeError(f"memory's limit_bytes is {given!r}: one number of bytes would be right")
-    limit = float(given)
+    limit = number(given, "memory's limit_bytes", "one number of bytes")
     if not limit > 0.0:
         raise _core.InvalidValueError(f"memory's limit_bytes is {given!r}: more than 0 is needed")
     arrays: list[FloatArray | None] = []

@@ -235,8 +235,8 @@ def _plan(graph: LayerGraph, published: bool) -> LayerPlan:
         len(graph.nodes),
         integer(graph.devices, "devices"),
         integer(graph.micro_batches, "micro_batches"),
-        float(graph.memory_bytes),
-        float(graph.bandwidth_Bps),
+        number(graph.memory_bytes, "memory_bytes"),
+        number(graph.bandwidth_Bps, "bandwidth_Bps"),
         arrays,
         published,
     )

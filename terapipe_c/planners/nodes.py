@@ -6,6 +6,7 @@ import html
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -177,7 +178,7 @@ class Nodes:
                     raise InvalidValueError(f"edge {at} names node {end!r}: there is none")
                 ends.append(int(place))
             size = given.activation_bytes[ends[0]] if len(edge) == 2 else edge[2]
-            if isinstance(size, bool) or not isinstance(size, int | float | np.number) or not 0 <= size < np.inf:
+            if isinstance(size, bool) or not isinstance(size, int | float | np.number) or not 0 <= size <= sys.float_info.max:
                 raise InvalidValueError(f"edge {at} (node {given.label(ends[0])} to node {given.label(ends[1])}) has {size!r} "
                                         "bytes: a finite number of 0 or more is needed")
             links.append((ends[0], ends[1], float(size)))
@@ -251,7 +252,7 @@ def _column(rows: list[Any], key: str, where: Any) -> list[float] | None:
                 raise InvalidValueError(f"{where(k)} lacks {key!r}")
             return None
         value = row[key]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
             raise InvalidValueError(f"{key} of {where(k)} is {value!r}: a finite number of 0 or more is needed")
         values.append(float(value))
     return values
@@ -285,8 +286,9 @@ def load_nodes(path: str | os.PathLike[str]) -> Nodes:
         raise InvalidValueError(f'{shown} does not say "format": "{_FORMAT}", "version": {_VERSION}')
     text = raw.decode("utf-8")
     rows, edges = data.get("nodes"), data.get("edges", [])
-    if not isinstance(rows, list) or not rows or not isinstance(edges, list):
-        raise InvalidValueError(f"{shown} has no list of nodes")
+    for key, given, right in (("nodes", rows, "a list of one node or more"), ("edges", edges, "a list")):
+        if not isinstance(given, list) or (key == "nodes" and not given):
+            raise InvalidValueError(f"{shown}: {key} is {str(given):.20}: {right} would be right")
 
     def where(k: int) -> str:
         name = rows[k].get("name") if isinstance(rows[k], dict) else None

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from .arguments import FloatArray, array, integer, listed
+from .arguments import FloatArray, array, integer, listed, number
 
 __all__ = ["SliceMemory", "UnevenSlicePlan", "flow_shop_time", "slice_uneven"]
 
@@ -26,9 +26,11 @@ class SliceMemory:
 
     def in_units(self, tokens: int) -> tuple[float, float, float, float]:
         """The same for lengths in units of so many tokens."""
-        if not self.limit_bytes > 0.0:
-            raise _core.InvalidValueError(f"limit_bytes is {self.limit_bytes}: more than 0 bytes is needed; None is no limit")
-        return (float(self.limit_bytes), self.row_bytes * tokens, self.pair_bytes * tokens**2, self.context_bytes * tokens)
+        limit, row, pair, context = (number(getattr(self, f"{part}_bytes"), f"{part}_bytes", "a number of bytes")
+                                     for part in ("limit", "row", "pair", "context"))  # fmt: skip
+        if not limit > 0.0:
+            raise _core.InvalidValueError(f"limit_bytes is {limit}: more than 0 bytes is needed; None is no limit")
+        return (limit, row * tokens, pair * tokens**2, context * tokens)
 
 
 @dataclass(frozen=True)
