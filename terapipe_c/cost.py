@@ -340,7 +340,7 @@ class CostModel:
         ``{"G0": float64 [L + 1], "G1": float64 [L + 1], "a2", "a3"}`` with cost of i units after j: G0[i] if j = 0, else
         G1[i] + a2 j + a3 i j; or ``{"table": float64 [L + 1, L + 1]}``, t[s, c]. Seconds.
         """
-        if phase not in _PHASES_OF:
+        if not isinstance(phase, str) or phase not in _PHASES_OF:
             raise InvalidValueError(f"phase is {phase!r}: one of {', '.join(_PHASES_OF)} would be right")
         weights = np.zeros((4, 3))
         for p in _PHASES_OF[phase]:

@@ -205,3 +205,28 @@ NODE = planners.LayerNode(0, {1: [planners.LayerVariant("keep", 1.0)]})
 def test_no_amount_is_too_large_to_be_refused_by_name(call) -> None:
     with pytest.raises(ValueError, match=r"(limit|memory|pair)_bytes is 1000.*at most 1e300|bandwidth_Bps is 1000.*at most 1e300"):
         call(10**400)
+
+
+def test_slice_memory_may_be_a_dict_and_nothing_else() -> None:
+    table = np.random.default_rng(1).random((7, 7))
+    for plan in (lambda m: planners.slice_tokens(table, 4, memory=m), lambda m: planners.slice_uneven([table, 2 * table], memory=m),
+                 lambda m: planners.slice_batch_and_tokens(np.stack([table] * 3), 2, 4, memory=m)):  # fmt: skip
+        fields = {"limit_bytes": 4.0, "row_bytes": 1.0, "context_bytes": 0.25}
+        assert RESULT.sub("", repr(plan(fields))) == RESULT.sub("", repr(plan(planners.SliceMemory(**fields))))
+        for wrong, error, words in (
+            (4.0, TypeError, "memory is 4.0: a SliceMemory or a dict"),
+            ({"limit": 4.0}, ValueError, "memory has .*'limit'.*limit_bytes, and of"),
+            ({"row_bytes": 4.0}, ValueError, "limit_bytes, and of"),
+            ({"limit_bytes": "4"}, TypeError, "limit_bytes is '4'"),
+        ):
+            with pytest.raises(error, match=words):
+                plan(wrong)
+
+
+def test_what_is_no_layer_no_phase_and_no_flag_is_named() -> None:
+    with pytest.raises(TypeError, match=r"layers\[0\] is .*a dict would be right"):
+        planners.bmpipe([np.zeros(2)], 2, 4, 1e9)
+    with pytest.raises(TypeError, match="straight is"):
+        planners.pipedream([1.0, 2.0], [1.0, 2.0], 2, 4, straight=np.zeros(2))
+    with pytest.raises(ValueError, match=r"phase is \['fwd'\]"):
+        tp.CostModel.from_table(np.ones((3, 3)), np.ones((3, 3))).slice_cost(16, 8, ["fwd"])

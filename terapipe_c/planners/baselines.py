@@ -163,7 +163,7 @@ def pipedream(
     replicas, so ``devices`` stages."""
     return _run(
         "pipedream", fwd, bwd, devices, micro_batches, comm_s, blocking, memory, name="devices", param_bytes=param_bytes,
-        bandwidth_Bps=bandwidth_Bps, option=int(bool(straight)),
+        bandwidth_Bps=bandwidth_Bps, option=int(flag(straight, "straight")),
     )  # fmt: skip
 
 

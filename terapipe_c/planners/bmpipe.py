@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
+from ..config import brief
 from .arguments import FloatArray, flag, integer, number, time_limit
 
 IntArray = npt.NDArray[np.int32]
@@ -71,12 +72,14 @@ class BMPipePlan:
 
 def _number(layer: Mapping[str, Any], key: str, where: str) -> float:
     try:
+        if not isinstance(layer, Mapping):
+            raise TypeError
         value = layer[key]
     except KeyError:
         raise _core.InvalidValueError(f"{where} has no {key!r}: name, count, fwd_s, bwd_s, static_bytes and strategies (each with "
                          "extra_bwd_s and activation_bytes) are needed") from None
     except TypeError:
-        raise _core.InvalidTypeError(f"{where} is {layer!r}: a dict would be right") from None
+        raise _core.InvalidTypeError(f"{where} is {brief(layer)}: a dict would be right") from None
     found = number(value, f"{key} of {where}")
     if not (np.isfinite(found) and found >= 0.0):
         raise _core.InvalidValueError(f"{key} of {where} is {found}: a finite number of 0 or more would be right")

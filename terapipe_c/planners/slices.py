@@ -10,7 +10,7 @@ A slice cost is one of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from .. import _core
 from .arguments import FloatArray, array, integer, listed, number, time_limit
-from .uneven import SliceMemory, flow_shop_time, machine_plan, runs
+from .uneven import SliceMemory, flow_shop_time, held_in_units, machine_plan, runs
 
 __all__ = [
     "SliceCosts",
@@ -239,7 +239,7 @@ def slice_tokens(
     bwd: Costs | bool | None = None,
     comm: Any = None,
     max_slice: int | None = None,
-    memory: SliceMemory | None = None,
+    memory: SliceMemory | Mapping[str, float] | None = None,
     gap: float = 0.0,
     time_limit_s: float | None = None,
     isa: int = 0,
@@ -249,7 +249,8 @@ def slice_tokens(
     t: float64 [n + 1, n + 1] seconds, or a cost model with seq_len (tokens) and granularity (tokens a unit; None:
     chosen so that planning stays under a second). With ``bwd`` (a second table, a cost model, or True for the backward
     costs of the cost model t), forward and backward are apart: ``sum(f_i + b_i) + (stages - 1) (max f_i + max b_i)``.
-    max_slice caps the slice length, in the units of the result; memory what a slice may hold while it runs.
+    max_slice caps the slice length, in the units of the result; memory what a slice may hold while it runs (a SliceMemory
+    or a dict of its fields).
 
     comm: seconds that a slice's message is on its link beside the work of the stages: float64 [n + 1] by slice length, a
     table or cost model as t, or True for the cost model's own links (messages that stages wait for belong into t instead).
@@ -272,7 +273,7 @@ def slice_tokens(
         forward = array(t, "t")
     else:
         forward = _from_dict(t.slice_cost(*unit, "both" if bwd is None else "fwd"))  # type: ignore[union-attr]
-    held = None if memory is None else memory.in_units(unit[1] if unit else 1)
+    held = held_in_units(memory, unit[1] if unit else 1)
     message = None if comm is None or comm is False else _message(comm, t, unit, _units(forward))
     limits: dict[str, Any] = {
         "longest": longest, "time_limit_s": time_limit(time_limit_s), "isa": integer(isa, "isa"), "comm": message, "memory": held
@@ -336,7 +337,7 @@ def slice_batch_and_tokens(
     max_slice: int | None = None,
     max_group: int | None = None,
     max_in_flight: int | None = None,
-    memory: SliceMemory | None = None,
+    memory: SliceMemory | Mapping[str, float] | None = None,
     time_limit_s: float | None = None,
     isa: int = 0,
 ) -> BatchSlicePlan:
@@ -379,7 +380,7 @@ def slice_batch_and_tokens(
         widest=widest,
         time_limit_s=time_limit(time_limit_s),
         isa=isa,
-        memory=None if memory is None else memory.in_units(unit[1] if unit else 1),
+        memory=held_in_units(memory, unit[1] if unit else 1),
         flush=flush,
     )
     found, flushes = found if flush else (found, [sequences])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from .. import _core
+from ..config import brief
 from .arguments import FloatArray, array, integer, listed, number
 
 __all__ = ["SliceMemory", "UnevenSlicePlan", "flow_shop_time", "slice_uneven"]
@@ -31,6 +32,19 @@ class SliceMemory:
         if not limit > 0.0:
             raise _core.InvalidValueError(f"limit_bytes is {limit}: more than 0 bytes is needed; None is no limit")
         return (limit, row * tokens, pair * tokens**2, context * tokens)
+
+
+def held_in_units(memory: SliceMemory | Mapping[str, float] | None, tokens: int) -> tuple[float, float, float, float] | None:
+    """What the core asks of the argument ``memory``; a dict is one of SliceMemory's fields."""
+    known = ("limit_bytes", "row_bytes", "pair_bytes", "context_bytes")
+    if isinstance(memory, Mapping):
+        if memory.keys() - set(known) or "limit_bytes" not in memory:
+            raise _core.InvalidValueError(f"memory has {brief(sorted(memory, key=str))}: limit_bytes, and of {', '.join(known[1:])} what "
+                                          "is held, would be right")  # fmt: skip
+        memory = SliceMemory(**memory)
+    if memory is not None and not isinstance(memory, SliceMemory):
+        raise _core.InvalidTypeError(f"memory is {brief(memory)}: a SliceMemory or a dict of its fields would be right")
+    return None if memory is None else memory.in_units(tokens)
 
 
 @dataclass(frozen=True)
@@ -116,7 +130,7 @@ def slice_uneven(
     seq_len: int | None = None,
     granularity: int | None = None,
     max_slice: int | None = None,
-    memory: SliceMemory | None = None,
+    memory: SliceMemory | Mapping[str, float] | None = None,
     work: int = 0,
 ) -> UnevenSlicePlan:
     """The slicing of one sequence with the least makespan through stages of unequal times.
@@ -147,7 +161,7 @@ def slice_uneven(
         backward,
         None if comm is None else core_cost(comm, unit, "fwd", "comm"),
         longest=_longest(max_slice, scale),
-        memory=None if memory is None else memory.in_units(scale),
+        memory=held_in_units(memory, scale),
         work=integer(work, "work"),
     )
     lengths = [length * scale for length in found[0]]
