@@ -61,7 +61,7 @@ def array(value: Any, what: str) -> FloatArray:
         cell = tuple(int(i) for i in np.argwhere(np.ma.getmaskarray(value))[0])
         raise InvalidValueError(f"{what}[{', '.join(map(str, cell))}] is masked: a number would be right")
     if given.dtype.kind in "iu" or (given.dtype.kind == "f" and given.dtype.itemsize <= 8) or not given.size:
-        return np.require(given, np.float64, "CA")
+        return np.require(given, np.float64, ["C", "A"])
     if isinstance(value, np.ndarray) or given.dtype.kind in "fc":
         raise InvalidValueError(f"{what} has dtype {given.dtype}: float64 (or integers) would be right")
     raise InvalidTypeError(f"{what} is {type(value).__name__} of {given.dtype}: numbers would be right")

@@ -285,7 +285,8 @@ def load_nodes(path: str | os.PathLike[str]) -> Nodes:
     if not isinstance(data, dict) or data.get("format") != _FORMAT or data.get("version") != _VERSION:
         raise InvalidValueError(f'{shown} does not say "format": "{_FORMAT}", "version": {_VERSION}')
     text = raw.decode("utf-8")
-    rows, edges = data.get("nodes"), data.get("edges", [])
+    rows: Any = data.get("nodes")
+    edges: Any = data.get("edges", [])
     for key, given, right in (("nodes", rows, "a list of one node or more"), ("edges", edges, "a list")):
         if not isinstance(given, list) or (key == "nodes" and not given):
             raise InvalidValueError(f"{shown}: {key} is {str(given):.20}: {right} would be right")

@@ -39,8 +39,8 @@ def held_in_units(memory: SliceMemory | Mapping[str, float] | None, tokens: int)
     known = ("limit_bytes", "row_bytes", "pair_bytes", "context_bytes")
     if isinstance(memory, Mapping):
         if memory.keys() - set(known) or "limit_bytes" not in memory:
-            raise _core.InvalidValueError(f"memory has {brief(sorted(memory, key=str))}: limit_bytes, and of {', '.join(known[1:])} what "
-                                          "is held, would be right")  # fmt: skip
+            raise _core.InvalidValueError(f"memory has {brief(sorted(memory, key=str))}: limit_bytes, and of "
+                                          f"{', '.join(known[1:])} what is held, would be right")  # fmt: skip
         memory = SliceMemory(**memory)
     if memory is not None and not isinstance(memory, SliceMemory):
         raise _core.InvalidTypeError(f"memory is {brief(memory)}: a SliceMemory or a dict of its fields would be right")
