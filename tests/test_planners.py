@@ -513,3 +513,18 @@ def test_costs_whose_slicings_all_overflow_are_refused():
     wide = np.full((1025, 1025), 1e300)  # only slices of one unit do, which the coarser grid of the hint has none of
     wide[1] = 1.0
     assert planners.slice_tokens(wide, stages).lengths == planners.slice_tokens(wide, stages, bwd=wide).lengths == [1] * 1024
+
+
+def test_a_cost_that_falls_with_the_context_or_is_zero_is_searched_like_any_other():
+    """Above 256 units a bound on the sums once scaled what counts as rounding; here it is 0."""
+    rng = np.random.default_rng(5)
+    for i in range(24):
+        n, stages, unit = int(rng.integers(257, 420)), int(rng.choice([2, 8, 96])), 10.0 ** rng.uniform(-7, 1)
+        i0 = np.arange(n + 1.0)
+        g0 = unit * (rng.uniform(1, 30) + i0 * (1 + 0.002 * i0))
+        if i % 2:
+            g0[rng.integers(1, n + 1, 3)] = 0.0
+        model = Model(g0, g0 + unit, -1e-4 * unit if i % 2 == 0 else 0.0, unit * rng.uniform(0.001, 0.1))
+        found, dense = planners.slice_tokens(model, stages, seq_len=n, granularity=1), planners.slice_tokens(model.table(), stages)
+        assert np.isclose(found.latency_s, dense.latency_s, rtol=1e-11, atol=0) and found.optimal and dense.optimal, i
+        assert found.latency_s * (1 - 1e-5) <= found.lower_bound_s <= found.latency_s

@@ -356,7 +356,8 @@ run_walk(walk *w, const tp_slice_options *options)
         if (w->weight > 0.0)
             probe(w, lowest, largest, 12);
     }
-    w->tolerance = 1e-12 + 2.2e-16 * (w->n + (w->n + w->weight) * quadratic / fmax(w->sum_above, 1e-300));
+    /* of the plan, not of sum_above: that may be no more than a bound, and 0 */
+    w->tolerance = 1e-12 + 2.2e-16 * (w->n + (w->n + w->weight) * quadratic / fmax(w->best, 1e-300));
     if (w->weight > 0.0)
         TP_TRY(descend(w, (goal_of(w) - w->sum_above) / w->weight, lowest));
     else {
