@@ -391,7 +391,8 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         memory_bytes: limit of each rank; None: the cluster's devices'. Of a request whose search is small (a model for tests, a
             few slices) terapipe's plan is never slower with more of it; larger searches are made for one limit alone.
         granularity: slice lengths that are planned are multiples of this many tokens; None: chosen so that planning stays
-            under a second (a few for auto).
+            under a second or two (some for auto). A number that divides another never gives terapipe a slower plan than
+            the other.
         partition: [(first_block, last_block + 1), ...] of every virtual stage, instead of a planned one.
         slicing: [(micro_batch, [slice lengths]), ...], or M: one sequence a micro-batch, M slices, instead of a planned one.
             Of one replica.

@@ -18,7 +18,7 @@ from .cost import PHASES, CostModel, equal_lengths, even_partition
 from .judge import SLICED, SLIGHT, ZERO_BUBBLE, Candidate, Cut, Judge, Micro, possible
 
 _STARTS = 3           # of a search that descend
-_NEAR = 1.05          # times as slow as a plan that was descended to: a start that may end below it
+_NEAR = 1.1           # times as slow as a plan that was descended to: a start that may end below it
 _SMALL = 8_000_000     # ticks of a search up to which there are plans for all limits of memory
 _WORK = 36_000_000     # of what a descent may cost, in units of about 13 ns: a fraction of a second
 
@@ -70,9 +70,10 @@ def _kind_seconds(costs: CostModel, model: GPTConfig, slicing: tuple[Micro, ...]
     return {kind: max(0.0, sum(float(d[p][i].sum()) for p in phases) - fixed) for i, kind in enumerate(KINDS)}
 
 
-def _slicing_seeds(judge: Judge, batch: int, seq_len: int, unit: int) -> list[tuple[Micro, ...]]:
-    """Where the search starts: the exact optima for equal stages, equal slices, whole sequences, whole batches. Of several chunks
-    a pipeline fills as fast as one of fewer stages: sum + (ranks - 1) / chunks max."""
+def _slicing_seeds(judge: Judge, batch: int, seq_len: int, unit: int, coarser: int) -> list[tuple[Micro, ...]]:
+    """Where the search starts: the exact optima for equal stages, equal slices (of more parts than fit the next coarser grid),
+    whole sequences, whole batches. Of several chunks a pipeline fills as fast as one of fewer stages: sum + (ranks - 1) / chunks
+    max."""
     costs = StageCost(judge.costs, judge.model, judge.ranks * judge.chunks)
     stages = 1 - (1 - judge.ranks) // judge.chunks
     seeds: list[tuple[Micro, ...]] = [((1, (seq_len,)),) * batch]
@@ -88,7 +89,7 @@ def _slicing_seeds(judge: Judge, batch: int, seq_len: int, unit: int) -> list[tu
         seeds.append(tuple((int(b), tuple(int(n) for n in lengths)) for b, lengths in joint.slicing))
         seeds += [((b, (seq_len,)),) * (batch // b) for b in range(2, most + 1) if batch % b == 0]
     for parts in (2, 3, 4, 6, 8, 12, 16, 24, 32):
-        if parts * unit <= seq_len:
+        if parts * unit <= seq_len < parts * coarser:
             lengths = tuple(n * unit for n in equal_lengths(seq_len // unit, parts))
             seeds.append(((1, lengths),) * batch)
     return list(dict.fromkeys(seeds))
@@ -105,21 +106,21 @@ class _Hunt:
     """For the fastest plan within a limit of memory, or within each of them."""
 
     def __init__(self, judge: Judge, names: Sequence[str], starts: Sequence[Candidate], work: int, unit: int, fixed_partition: bool,
-                 fixed_slicing: bool) -> None:
-        self.judge, self.names, self.starts, self.work = judge, names, starts, work
+                 fixed_slicing: bool, carried: Sequence[Candidate]) -> None:
+        self.judge, self.names, self.starts, self.work, self.carried = judge, names, starts, work, frozenset(carried)
         self.given: dict[str, Any] = {"unit": unit, "fixed_partition": fixed_partition, "fixed_slicing": fixed_slicing}
         self._ends: dict[Candidate, Candidate] = {}            # of descents from starts that fit, the latest of each
 
     def _choose(self, limit: int | None, most: int) -> tuple[list[Candidate], list[Candidate]]:
         """The fastest that fits of each of a few slicings: different counts are different valleys; and those that would be faster
-        and do not fit."""
+        and do not fit. Of what coarser grids ended with the fastest alone: the others were left there for worse."""
         fit: list[Candidate] = []
         over: list[Candidate] = []
         queue = [(c.seconds, i, c) for i, c in enumerate(self.starts)]     # ties keep the order of names
         heapq.heapify(queue)
         while queue and len(fit) < most:
             _, i, c = heapq.heappop(queue)
-            if c.slicing in [d.slicing for d in fit]:
+            if c.slicing in [d.slicing for d in fit] or (c in self.carried and any(d in self.carried for d in fit)):
                 continue
             if self.judge.fits(c, limit):
                 fit.append(c)
@@ -135,15 +136,17 @@ class _Hunt:
         return [] if end is None else [end]
 
     def within(self, limit: int | None) -> Candidate | None:
-        """From the fastest starts that fit, and from faster ones that are mended first."""
+        """From the fastest starts that fit, and from faster ones that are mended first; beside plans of coarser grids only from
+        what is near them."""
         judge, work, stop = self.judge, self.work, self.judge.work + self.work
         fit, over = self._choose(limit, _STARTS)
+        near = _NEAR if self.carried else float("inf")
         ends = fit[:1]
         for c in fit:
-            if judge.work < stop:                              # else the starts alone were more than the work
+            if c.seconds <= near * fit[0].seconds and judge.work < stop:   # else the starts alone were more than the work
                 ends += self._mend(c, limit, 2 * len(fit))
         for c in over:
-            if judge.work < stop or not ends:
+            if (judge.work < stop and (not fit or c.seconds < near * fit[0].seconds)) or not ends:
                 ends += self._mend(c, limit, 4 * len(over))
         if not ends:
             return None
@@ -167,58 +170,94 @@ class _Hunt:
 
     def _below(self, above: Candidate, limit: int) -> Candidate | None:
         """From the plan of the next higher limit, mended, and from the fastest start that fits, if it is near."""
-        ends = self._mend(above, limit, 8)
+        ends = self._mend(above, limit, 32)
         near = ends[0].seconds * _NEAR if ends else float("inf")
         for c in self._choose(limit, 1)[0]:
             if c not in self._ends or not self.judge.fits(self._ends[c], limit):
                 if c.seconds > near:
                     continue
-                self._ends[c] = (self._mend(c, limit, 8) or [c])[0]
+                self._ends[c] = (self._mend(c, limit, 32) or [c])[0]
             ends.append(self._ends[c])
         return self._waiting(min(ends, key=lambda c: c.seconds), limit, self.judge.work + self.work) if ends else None
 
     def ladder(self) -> tuple[list[Candidate], bool]:
         """Plans for all limits of memory, each with less than the one before; and whether they are all: with less than the last
         one's nothing fits. They do not depend on the limit that is asked for, so that more memory never hurts. One plan alone
-        where that one is much work."""
-        before, budget = self.judge.work, 2 * self.work
+        where that one is much work; a few where the fastest fits: plans for less memory now and then turn out to be faster."""
+        before, budget = self.judge.work, self.work
         found, rungs = self.within(None), list[Candidate]()
         if self.judge.work - before > _SMALL:
             budget = 0
         while found is not None:
             rungs.append(found)
+            if len(rungs) == 1 and self.judge.fits(found, self.judge.limit):
+                budget = min(budget, self.judge.work - before + _SMALL // 4)
             if self.judge.work - before > budget:
                 return rungs, False
             limit = max(self.judge.peak_bytes(found)) - 1
             found = self._below(found, limit) or self.within(limit)
         return rungs, True
 
+    def plans(self, small: bool) -> tuple[list[Candidate], bool]:
+        """For all limits, where that is little work, and the judge's own; and whether they are all."""
+        rungs, whole = self.ladder() if small else ([], False)
+        if not whole and not (rungs and self.judge.fits(rungs[0], self.judge.limit)):
+            other = self.within(self.judge.limit)
+            rungs += [other] if other is not None else []
+        return rungs, whole
 
-def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: int, partition: Cut | None,
-           slicing: tuple[Micro, ...] | None) -> tuple[Candidate | None, bool]:
-    """The best plan that fits the memory, or None; and whether less memory gives none that is better, nor more memory a worse
-    one: of a small request there are plans for all limits. Of many chunks there are many numbers, and programs are long: the
-    work is less, so that all numbers together are little more than two."""
-    stages, work = judge.ranks * judge.chunks, 4 * _WORK // max(2, judge.chunks) ** 2
-    slicings = [slicing] if slicing is not None else _slicing_seeds(judge, batch, seq_len, unit)
+
+def _starts(judge: Judge, names: Sequence[str], slicings: list[tuple[Micro, ...]], partition: Cut | None,
+            work: int, known: Candidate | None) -> list[Candidate]:
+    """These slicings on stages that are balanced for them; of a large program the most promising alone, and of one that is far
+    from what is known a single one."""
+    stages = judge.ranks * judge.chunks
     even = tuple(even_partition(judge.model, stages))
     slicings = [s for s in slicings if not possible(names[0], judge.ranks, len(s))]
     if names[0] == SLICED:
         slicings = [s for s in slicings if all(len(lengths) == 1 for _, lengths in s)]
     starts: list[Candidate] = []
+    stop = judge.work + work // 3
     for s in sorted(slicings, key=partial(_estimate, judge)):
-        if judge.work > work // 3 and len(starts) > 2 * len(names):  # a large program: the most promising starts only
+        if judge.work > stop and (known is not None or len(starts) > 2 * len(names)):
             break
+        if known is not None:
+            quick = [judge.judge(known.schedule, cut, s) for cut in (known.partition, partition or balanced(judge, s, stages))]
+            starts += quick
+            if min(c.seconds for c in quick) > known.seconds * _NEAR:
+                continue
         starts += [judge.judge(name, partition or balanced(judge, s, stages), s) for name in names]
         if partition is None:      # W fills waits: where there are many of them, F and I alone make the pipeline's pace
             name = min(starts[-len(names):], key=lambda c: c.seconds).schedule
             starts += [judge.judge(name, cut, s) for cut in (even, balanced(judge, s, stages, "FI"))]
-    hunt = _Hunt(judge, names, starts, work, unit, partition is not None, slicing is not None or names[0] == SLICED)
-    if judge.work > _SMALL:
-        return hunt.within(judge.limit), False
-    rungs, whole = hunt.ladder()
-    best = min((c for c in rungs if judge.fits(c, judge.limit)), key=lambda c: c.seconds, default=None)
-    if best is None or not (whole or best is rungs[0]):
-        other = hunt.within(judge.limit)
-        best = min((c for c in (best, other) if c is not None), key=lambda c: c.seconds, default=None)
-    return best, whole
+    return starts
+
+
+def grids(seq_len: int, unit: int) -> list[int]:
+    """``unit`` and all that it refines: numbers of tokens that divide the sequence and that ``unit`` divides, coarsest first."""
+    return [g for g in range(seq_len, unit - 1, -unit) if seq_len % g == 0]
+
+
+def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: int, partition: Cut | None,
+           slicing: tuple[Micro, ...] | None) -> tuple[Candidate | None, bool]:
+    """The best plan that fits the memory, or None; and whether less memory gives none that is better, nor more memory a worse
+    one: of a small request there are plans for all limits. A finer grid never gives a worse plan: each grid that it refines is
+    searched before it, exactly as if it had been asked for, and what was found there is where it starts. Of many chunks there are
+    many numbers, and programs are long: the work is less, so that all numbers together are little more than two."""
+    work, begin, small = 4 * _WORK // max(2, judge.chunks) ** 2, judge.work, _SMALL
+    fixed_slicing = slicing is not None or names[0] == SLICED
+    found: dict[int, list[Candidate]] = {}
+    whole = True
+    for grid in [unit] if fixed_slicing else grids(seq_len, unit):
+        refined = [g for g in found if g % grid == 0]
+        carried, before = [c for g in refined for c in found[g]], judge.work
+        if carried and before - begin > max(3 * work, _WORK):  # so large a request that coarse grids took all the work
+            found[grid], whole = carried, False
+            continue
+        budget = max(work // 16, min(work, (4 * work - (before - begin)) // 4))
+        seeds = [slicing] if slicing is not None else _slicing_seeds(judge, batch, seq_len, grid, min(refined, default=seq_len + 1))
+        starts = carried + _starts(judge, names, seeds, partition, budget, min(carried, key=lambda c: c.seconds, default=None))
+        small -= judge.work - before
+        hunt = _Hunt(judge, names, starts, budget, grid, partition is not None, fixed_slicing, carried)
+        found[grid], whole = hunt.plans(small >= 0)
+    return min((c for c in found[unit] if judge.fits(c, judge.limit)), key=lambda c: c.seconds, default=None), whole

@@ -239,3 +239,29 @@ def test_more_memory_never_hurts_a_small_request():
                 break
     print(f"{steps} steps down, {infeasible} to where nothing fits")
     assert steps > 15 and infeasible == 6
+
+
+@pytest.mark.parametrize("planner", ["terapipe", "auto"])
+def test_a_finer_grid_never_hurts(planner):
+    """Every grid that divides the one before it, with memory and without a limit that binds."""
+    rng, steps, finer = np.random.default_rng(5), 0, 0
+    for i in range(12 if planner == "terapipe" else 3):
+        tokens = [64, 96, 60][i % 3]
+        model = GPTConfig(n_layer=int(rng.integers(2, 9)), n_head=2, n_embd=16, vocab_size=64, block_size=tokens)
+        cluster = Cluster(num_devices=4, memory_bytes=1e12, link_latency_s=1e-6, link_bandwidth_Bps=1e10, peak_flops=1e9)
+        request = dict(batch=int(rng.integers(1, 5)), seq_len=tokens, planner=planner, executable=True,
+                       stages=int(rng.integers(2, 5)), schedule=["auto", "gpipe", "1f1b", "seq1f1b"][int(rng.integers(4))])
+        whole = plan(model, cluster, granularity=tokens, **request)
+        for part in (None, 0.8):
+            limit = {} if part is None else {"memory_bytes": part * max(whole.peak_memory_bytes)}
+            seconds: dict[int, float] = {}
+            for unit in (n for n in range(tokens, 3, -1) if tokens % n == 0):
+                try:
+                    seconds[unit] = plan(model, cluster, granularity=unit, **request, **limit).step_time_s
+                except InfeasibleError:
+                    seconds[unit] = float("inf")
+                least = min(seconds[n] for n in seconds if n % unit == 0)
+                assert seconds[unit] <= least, (i, part, unit, seconds)
+                steps, finer = steps + 1, finer + (seconds[unit] < seconds[tokens])
+    print(f"{steps} grids, {finer} of them better than whole sequences")
+    assert finer > steps / 4
