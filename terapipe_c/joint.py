@@ -35,7 +35,7 @@ from . import planners
 from ._core import Error, InfeasibleError
 from .config import human_seconds
 from .cost import PHASES, CostModel, equal_lengths
-from .judge import SLICED, SLIGHT, ZERO_BUBBLE, Candidate, Cut, Judge, Micro, possible, runs_here
+from .judge import SLICED, SLIGHT, ZERO_BUBBLE, Candidate, Cut, Judge, Micro, possible, rounded, runs_here
 from .partitioners import Found, plan_one, plan_stages, uniform, whole_sequences
 from .request import AUTO, JOINT, Request, schedules_of
 from .search import StageCost, balanced, kind_seconds
@@ -201,7 +201,7 @@ def _configurations(request: Request, refused: dict[str, str]) -> list[_Configur
                 refused.update((name, why) for name, why in reasons.items() if why and name not in refused)
                 names = tuple(name for name in known if not reasons[name])
                 if names and (ranks > 1 or chunks in (1, request.chunks)):
-                    guess = blocks.guess_s(share, ranks, chunks) + bound_s(request, ranks, chunks, d, 0.0)
+                    guess = rounded(blocks.guess_s(share, ranks, chunks) + bound_s(request, ranks, chunks, d, 0.0))
                     bound = bound_s(request, ranks, chunks, d, least)
                     rows.append(_Configuration(guess, next(order), bound, ranks, chunks, d, names))
     return sorted(rows)

@@ -40,6 +40,7 @@ __all__ = ["Found", "Task", "plan_one"]
 Float = NDArray[np.float64]
 JudgeOf = Callable[[int], Judge]
 _EFFORT = 300_000_000  # steps of AutoPipe's exact search: well under a second
+_TICKS = 2.0 ** 36      # of a micro-batch on all blocks
 _EXACT = 10_000_000     # nodes of BMPipe's exact search
 _CHUNKED = 6_000_000  # candidates of BMPipe's search of two chunks: 0.1 s; of more chunks in proportion
 _ROUNDS = 20           # how often a planner is asked again because its plan was over the limit by the engine's count
@@ -58,7 +59,10 @@ class Found:
 
 @dataclass(frozen=True)
 class Task:
-    """Blocks of the model in order, on stages in order. Times are of the mean micro-batch, bytes of the largest one."""
+    """Blocks of the model in order, on stages in order. Times are of the mean micro-batch, bytes of the largest one.
+
+    Times are whole numbers of ticks, a small part of all work: their sums are exact, so that what is equal for a planner is
+    equal whatever the costs are multiplied by, and it decides by its own rule, not by rounding."""
 
     judge: Judge
     schedule: str
@@ -82,24 +86,34 @@ class Task:
         return np.array([of_kind[block.kind] for block in self.judge.model.blocks], np.float64)
 
     @cached_property
-    def fwd_s(self) -> Float:
-        """[blocks]"""
-        return self._per_block(kind_seconds(self.judge, self.slicing, "F")) / self.micro_batches
+    def tick_s(self) -> float:
+        """Seconds of one."""
+        work = float(self._per_block(kind_seconds(self.judge, self.slicing)).sum()) / self.micro_batches
+        return work / _TICKS if work > 0 else 1.0
+
+    def _ticks(self, of_kind: dict[str, float]) -> Float:
+        """[blocks] of seconds in a step."""
+        return np.rint(self._per_block(of_kind) / self.micro_batches / self.tick_s)
 
     @cached_property
-    def recompute_s(self) -> Float:
+    def fwd(self) -> Float:
+        """[blocks]"""
+        return self._ticks(kind_seconds(self.judge, self.slicing, "F"))
+
+    @cached_property
+    def recompute(self) -> Float:
         """[blocks] of making again what a forward keeps (tp_cost_recompute). Of what the engine cannot make again more than
         any plan would pay."""
         of_kind = kind_seconds(self.judge, self.slicing, "F")
-        never = 10.0 * float(self.fwd_s.sum()) * self.micro_batches
-        return self._per_block({"embedding": never, "head": never, "ffn": of_kind["ffn"] / 2,
-                                "attention": max(0.0, of_kind["attention"] - of_kind["ffn"] / 8)}) / self.micro_batches
+        never = 10.0 * float(self._per_block(of_kind).sum())
+        return self._ticks({"embedding": never, "head": never, "ffn": of_kind["ffn"] / 2,
+                            "attention": max(0.0, of_kind["attention"] - of_kind["ffn"] / 8)})
 
     @cached_property
-    def bwd_s(self) -> Float:
+    def bwd(self) -> Float:
         """[blocks] of both gradients, and of what the request says is recomputed."""
-        work = self._per_block(kind_seconds(self.judge, self.slicing, "IW")) / self.micro_batches
-        return np.asarray(work + np.where(self.given, self.recompute_s, 0.0))
+        work = self._ticks(kind_seconds(self.judge, self.slicing, "IW"))
+        return np.asarray(work + np.where(self.given, self.recompute, 0.0))
 
     @property
     def given(self) -> NDArray[np.bool_]:
@@ -108,10 +122,15 @@ class Task:
         return np.array(self.judge.savings.recompute or (False,) * count)
 
     @cached_property
-    def message_s(self) -> float:
-        """Seconds of a micro-batch's message between stages (of its mean slice, which is all that is waited for)."""
+    def message(self) -> float:
+        """Of a micro-batch's message between stages (of its mean slice, which is all that is waited for)."""
         costs, units = self.judge.costs, sum(len(lengths) for _, lengths in self.slicing)
-        return float(costs.message_s(self.tokens / units, self.judge.model.n_embd))
+        return float(np.rint(costs.message_s(self.tokens / units, self.judge.model.n_embd) / self.tick_s))
+
+    @property
+    def host_bytes(self) -> float:
+        """Bytes a tick to the host and back."""
+        return self.host_Bps * self.tick_s
 
     @cached_property
     def tokens(self) -> int:
@@ -178,23 +197,23 @@ def _blocks(result: Any) -> list[int]:
     return [int(x) for x in result.boundaries]
 
 
-def _savings(task: Task, boundaries: list[int], recompute: Any, swap: Any, stage_s: Any) -> Savings:
-    """``stage_s`` [stages]: what the planner says a stage takes; what that is above its work is waiting for swaps."""
+def _savings(task: Task, boundaries: list[int], recompute: Any, swap: Any, stage_time: Any) -> Savings:
+    """``stage_time`` [stages]: what the planner says a stage takes; what that is above its work is waiting for swaps."""
     able = [block.kind in ("attention", "ffn") for block in task.judge.model.blocks]
     again, bytes_ = tuple(bool(x) and can for x, can in zip(recompute, able, strict=True)), tuple(int(np.ceil(x)) for x in swap)
     if not any(again) and not any(bytes_):
         return NOTHING
-    work = task.fwd_s + task.bwd_s + task.recompute_s * np.array(again)
-    stall = tuple(max(0.0, float(s - work[a:e].sum())) if any(bytes_[a:e]) else 0.0
-                  for s, a, e in zip(stage_s, boundaries[:-1], boundaries[1:], strict=True))
+    work = task.fwd + task.bwd + task.recompute * np.array(again)
+    stall = tuple(max(0.0, float(s - work[a:e].sum())) * task.tick_s if any(bytes_[a:e]) else 0.0
+                  for s, a, e in zip(stage_time, boundaries[:-1], boundaries[1:], strict=True))
     return Savings(again if any(again) else (), bytes_ if any(bytes_) else (), stall if any(stall) else ())
 
 
 def _autopipe(name: str, **options: Any) -> Callable[[Task], Wish]:
     def ask(task: Task) -> Wish:
         memory = {"static_bytes": task.static_bytes, "activation_bytes": task.activation_bytes, "limit_bytes": task.limit_bytes}
-        return Wish(_blocks(getattr(planners, name)(task.fwd_s, task.bwd_s, task.stages, task.micro_batches,
-                                                    comm_s=task.message_s, memory=memory, **options)))
+        return Wish(_blocks(getattr(planners, name)(task.fwd, task.bwd, task.stages, task.micro_batches,
+                                                    comm_s=task.message, memory=memory, **options)))
 
     return ask
 
@@ -207,12 +226,12 @@ def _baseline(name: str, *, saves: bool = False, replicas: bool = False, **optio
                                   "limit_bytes": task.memory_bytes}
         more = dict(options)
         if saves:
-            memory["recompute_s"] = task.recompute_s
+            memory["recompute_s"] = task.recompute
         if replicas:
-            more |= {"param_bytes": np.maximum(task.param_bytes, 1.0), "bandwidth_Bps": 1e-9}
+            more |= {"param_bytes": np.full(len(task.fwd), 1e18), "bandwidth_Bps": 1.0}
         if name == "vpipe":
-            more["swap_bandwidth_Bps"] = task.host_Bps
-        result = getattr(planners, name)(task.fwd_s, task.bwd_s, task.stages, task.micro_batches, comm_s=task.message_s,
+            more["swap_bandwidth_Bps"] = task.host_bytes
+        result = getattr(planners, name)(task.fwd, task.bwd, task.stages, task.micro_batches, comm_s=task.message,
                                          memory=memory, **more)
         if any(n != 1 for n in result.replicas):
             raise InfeasibleError(f"planner {name} replicates single stages {result.replicas}, which no plan here can hold")
@@ -227,15 +246,15 @@ def _piper(task: Task) -> Wish:
     """Blocks as a chain of layers without replicas or tensor parallelism. Where Piper leaves devices idle, its stage with most
     work is halved until it does not."""
     memory = {"static_bytes": task.static_bytes, "activation_bytes": task.activation_bytes, "limit_bytes": task.memory_bytes,
-              "recompute_s": task.recompute_s}
-    graph = planners.layer_graph(task.fwd_s, task.bwd_s, task.stages, task.micro_batches, comm_s=task.message_s, memory=memory,
-                                 param_bytes=np.full(len(task.fwd_s), 1e18), bandwidth_Bps=1.0)
+              "recompute_s": task.recompute}
+    graph = planners.layer_graph(task.fwd, task.bwd, task.stages, task.micro_batches, comm_s=task.message, memory=memory,
+                                 param_bytes=np.full(len(task.fwd), 1e18), bandwidth_Bps=1.0)
     stages = planners.piper(graph).stages
     if any(stage.data != 1 for stage in stages):
         raise InfeasibleError("planner piper replicates single stages, which no plan here can hold")
     again = {node: way == "recompute" for stage in stages for node, way in zip(stage.nodes, stage.variants, strict=True)}
     recompute = np.array([again[i] for i in range(len(again))])
-    work = task.fwd_s + task.bwd_s
+    work = task.fwd + task.bwd
     bounds = sorted({0, *(max(stage.nodes) + 1 for stage in stages)})
     while len(bounds) <= task.stages:
         heavy = max((k for k in range(len(bounds) - 1) if bounds[k + 1] - bounds[k] > 1),
@@ -250,11 +269,11 @@ def _dawnpiper(name: str) -> Callable[[Task], Wish]:
     """A block is a node."""
     def ask(task: Task) -> Wish:
         rest = np.maximum(task.static_bytes - 2 * task.param_bytes, 0.0)
-        nodes = {"fwd_s": task.fwd_s, "bwd_s": task.bwd_s, "recompute_s": task.recompute_s,
+        nodes = {"fwd_s": task.fwd, "bwd_s": task.bwd, "recompute_s": task.recompute,
                  "activation_bytes": task.activation_bytes, "param_bytes": task.param_bytes, "optimizer_bytes": rest}
         result = getattr(planners, name)(nodes, task.stages, task.memory_bytes, micro_batches=task.micro_batches,
                                          schedule="gpipe" if task.schedule == "gpipe" else "1f1b",
-                                         swap_bandwidth_Bps=task.host_Bps)
+                                         swap_bandwidth_Bps=task.host_bytes)
         bounds = _blocks(result)
         return Wish(bounds, _savings(task, bounds, result.recompute, result.swap_bytes, result.stage_time_s))
 
@@ -286,15 +305,15 @@ def _bmpipe(task: Task) -> Wish:
         else:
             types.append([group])
     ways, sizes = [strategies(group[0]) for group in types], np.array([len(group[0]) for group in types])
-    layers = [{"name": "+".join(kinds[i] for i in group[0]), "count": len(group), "fwd_s": total(task.fwd_s, group[0]),
-               "bwd_s": total(task.bwd_s, group[0]), "static_bytes": total(task.static_bytes, group[0]),
-               "strategies": [{"name": name, "extra_bwd_s": total(task.recompute_s, again),
+    layers = [{"name": "+".join(kinds[i] for i in group[0]), "count": len(group), "fwd_s": total(task.fwd, group[0]),
+               "bwd_s": total(task.bwd, group[0]), "static_bytes": total(task.static_bytes, group[0]),
+               "strategies": [{"name": name, "extra_bwd_s": total(task.recompute, again),
                                "activation_bytes": total(task.activation_bytes, group[0]) - total(task.saved_bytes, again)}
                               for name, again in way]} for group, way in zip(types, ways, strict=True)]
     chunks = task.judge.chunks                                  # counted work, no clock; of several chunks nobody reads the bound
     effort = _EXACT if chunks == 1 else _CHUNKED // chunks
     result = planners.bmpipe(layers, task.judge.ranks, task.micro_batches, task.rank_bytes, chunks=chunks,
-                             comm_s=task.message_s, time_limit_s=None, effort=effort, prove=chunks == 1)
+                             comm_s=task.message, time_limit_s=None, effort=effort, prove=chunks == 1)
     taken, recompute, bounds = [0] * len(types), np.zeros(len(kinds), bool), [0]
     counts = np.ascontiguousarray(result.assignment.transpose(2, 3, 0, 1))      # [chunks, stages, types, strategies]
     for at in itertools.product(range(chunks), range(task.judge.ranks)):

@@ -15,10 +15,11 @@ import numpy as np
 from . import planners
 from .config import KINDS, GPTConfig
 from .cost import PHASES, CostModel, equal_lengths, even_partition
-from .judge import SLICED, SLIGHT, ZERO_BUBBLE, Candidate, Cut, Judge, Micro, possible
+from .judge import SLICED, SLIGHT, ZERO_BUBBLE, Candidate, Cut, Judge, Micro, pace, possible, rounded
 
 _STARTS = 3           # of a search that descend
 _NEAR = 1.1           # times as slow as a plan that was descended to: a start that may end below it
+_TICKS = 2.0 ** 36     # of a step's work
 _SMALL = 8_000_000     # ticks of a search up to which there are plans for all limits of memory
 _WORK = 36_000_000     # of what a descent may cost, in units of about 13 ns: a fraction of a second
 
@@ -49,8 +50,10 @@ def balanced(judge: Judge, slicing: tuple[Micro, ...], stages: int, phases: Sequ
         return ((0, judge.model.num_blocks),)
     seconds = kind_seconds(judge, slicing, phases)
     update = {kind: judge.costs.optimizer_param_s * judge.model.block_params(kind) for kind in KINDS}
-    times = np.array([max(seconds[b.kind] + update[b.kind], 1e-12) for b in judge.model.blocks])
-    bounds = [int(x) for x in planners.balance(times, stages)]
+    times = np.array([seconds[b.kind] + update[b.kind] for b in judge.model.blocks])
+    if times.any():                                            # whole numbers: ties are ties whatever the costs are multiplied by
+        times = np.rint(times * (_TICKS / times.sum()))
+    bounds = [int(x) for x in planners.balance(np.maximum(times, 1.0), stages)]
     return tuple(itertools.pairwise(bounds))
 
 
@@ -99,7 +102,7 @@ def _estimate(judge: Judge, slicing: tuple[Micro, ...]) -> float:
     """TeraPipe's sum + (K - 1) max for equal stages, of several chunks each: which starts look best."""
     d = judge.durations(((0, judge.model.num_blocks),), slicing)
     unit = (d["F"] + d["I"] + d["W"])[0]
-    return float(judge.chunks * unit.sum() + (judge.ranks - 1) * unit.max()) / (judge.ranks * judge.chunks)
+    return rounded(float(judge.chunks * unit.sum() + (judge.ranks - 1) * unit.max()) / (judge.ranks * judge.chunks))
 
 
 class _Hunt:
@@ -116,7 +119,7 @@ class _Hunt:
         and do not fit. Of what coarser grids ended with the fastest alone: the others were left there for worse."""
         fit: list[Candidate] = []
         over: list[Candidate] = []
-        queue = [(c.seconds, i, c) for i, c in enumerate(self.starts)]     # ties keep the order of names
+        queue = [(pace(c), i, c) for i, c in enumerate(self.starts)]     # ties keep the order of names
         heapq.heapify(queue)
         while queue and len(fit) < most:
             _, i, c = heapq.heappop(queue)
@@ -126,7 +129,7 @@ class _Hunt:
                 fit.append(c)
             elif c.pending and c.schedule not in ZERO_BUBBLE:  # gradients that wait for their W take memory
                 least = self.judge.judge(c.schedule, c.partition, c.slicing, 0)
-                heapq.heappush(queue, (least.seconds, i, least))
+                heapq.heappush(queue, (pace(least), i, least))
             elif len(over) < most and c.slicing not in [d.slicing for d in over]:
                 over.append(c)
         return fit, over
@@ -150,7 +153,7 @@ class _Hunt:
                 ends += self._mend(c, limit, 4 * len(over))
         if not ends:
             return None
-        best = min(ends, key=lambda c: c.seconds)
+        best = min(ends, key=pace)
         if not (self.given["fixed_partition"] or self.given["fixed_slicing"]) and judge.work < stop + work:
             # a boundary of stages moves only if the slices do, too
             best = judge.descend(best, limit, budget=0, beside=work // 8, **self.given) or best
@@ -178,7 +181,7 @@ class _Hunt:
                     continue
                 self._ends[c] = (self._mend(c, limit, 32) or [c])[0]
             ends.append(self._ends[c])
-        return self._waiting(min(ends, key=lambda c: c.seconds), limit, self.judge.work + self.work) if ends else None
+        return self._waiting(min(ends, key=pace), limit, self.judge.work + self.work) if ends else None
 
     def ladder(self) -> tuple[list[Candidate], bool]:
         """Plans for all limits of memory, each with less than the one before; and whether they are all: with less than the last
@@ -228,7 +231,7 @@ def _starts(judge: Judge, names: Sequence[str], slicings: list[tuple[Micro, ...]
                 continue
         starts += [judge.judge(name, partition or balanced(judge, s, stages), s) for name in names]
         if partition is None:      # W fills waits: where there are many of them, F and I alone make the pipeline's pace
-            name = min(starts[-len(names):], key=lambda c: c.seconds).schedule
+            name = min(starts[-len(names):], key=pace).schedule
             starts += [judge.judge(name, cut, s) for cut in (even, balanced(judge, s, stages, "FI"))]
     return starts
 
@@ -256,8 +259,8 @@ def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: i
             continue
         budget = max(work // 16, min(work, (4 * work - (before - begin)) // 4))
         seeds = [slicing] if slicing is not None else _slicing_seeds(judge, batch, seq_len, grid, min(refined, default=seq_len + 1))
-        starts = carried + _starts(judge, names, seeds, partition, budget, min(carried, key=lambda c: c.seconds, default=None))
+        starts = carried + _starts(judge, names, seeds, partition, budget, min(carried, key=pace, default=None))
         small -= judge.work - before
         hunt = _Hunt(judge, names, starts, budget, grid, partition is not None, fixed_slicing, carried)
         found[grid], whole = hunt.plans(small >= 0)
-    return min((c for c in found[unit] if judge.fits(c, judge.limit)), key=lambda c: c.seconds, default=None), whole
+    return min((c for c in found[unit] if judge.fits(c, judge.limit)), key=pace, default=None), whole

@@ -237,3 +237,20 @@ def test_swaps_wait_where_the_host_is_slow():
                   for b in (1e6, 1e12))
     assert any(fast.swap) and "swap" in fast.why_not_executable and fast.program.counts["SO"] == fast.program.counts["SI"] > 0
     assert fast.step_time_s <= slow.step_time_s * (1 + 1e-9)
+
+
+def test_plans_keep_their_stages_when_the_costs_are_scaled():
+    """Layers that cost the same, and nothing else does: many cuts are as good to a planner, and not to the simulator."""
+    rng, plans = np.random.default_rng(3), 0
+    cluster = tp.Cluster(num_devices=4, memory_bytes=1e12, link_latency_s=0, link_bandwidth_Bps=1e30, peak_flops=1e9)
+    for _ in range(6):
+        model = tp.GPTConfig(n_layer=int(rng.integers(2, 9)), n_head=2, n_embd=16, vocab_size=64, block_size=64)
+        table, stages, batch = rng.uniform(1, 60, (9, 9)) * 1e-3, int(rng.integers(2, 5)), int(rng.integers(1, 5))
+        for planner in PLANNERS[1:]:
+            made = [tp.plan(model, cluster, batch=batch, seq_len=64, stages=stages, granularity=8, planner=planner,
+                            costs=tp.CostModel.from_table(by * table, 2 * by * table, granularity=8)) for by in (1.0, 3.7, 1e-3)]
+            for by, plan in zip((1.0, 3.7, 1e-3), made, strict=True):
+                assert plan.step_time_s == pytest.approx(by * made[0].step_time_s, rel=1e-9), (planner, by)
+                assert plan.stages == made[0].stages and plan.slicing == made[0].slicing, (planner, by)
+                plans += 1
+    print(f"{plans} plans")

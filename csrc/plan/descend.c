@@ -158,13 +158,13 @@ glance(descent *d, const tp_move *move, int64_t count)
     return TP_OK;
 }
 
-/* The next best at a glance: infinite ones are done. -1: none is left. */
+/* The next best at a glance, the first of those that are equal: infinite ones are done. -1: none is left. */
 static int64_t
 pick(const descent *d, int64_t count)
 {
     int64_t best = -1;
     for (int64_t i = 0; i < count; i++)
-        if (d->glance_s[i] < INFINITY && (best < 0 || d->glance_s[i] < d->glance_s[best]))
+        if (d->glance_s[i] < INFINITY && (best < 0 || d->glance_s[i] < d->glance_s[best] * SLIGHT))
             best = i;
     return best;
 }
