@@ -107,6 +107,16 @@ class Judge:
         self._core: Any = None                                 # made when it is needed first
         self._counted = 0                                      # of its work, what is in ours
 
+    def afresh(self) -> Judge:
+        """One that has seen nothing yet: what it works depends on what it is asked alone."""
+        return Judge(self.model, self.costs, self.ranks, self.chunks, self.limit, self.replicas, self.kinds, self.savings)
+
+    def joins(self, other: Judge) -> None:
+        """Take over the work of such a one, and its nearest miss."""
+        self.work += other.work
+        if other.shortest is not None and (self.shortest is None or other.shortest[0] < self.shortest[0]):
+            self.shortest = other.shortest
+
     def _stage_work_of(self, cut: Cut) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         counts, update_s = self.costs.stage_work(self.model, block_counts(self.model, cut))
         if self.replicas.count > 1:

@@ -247,20 +247,23 @@ def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: i
     one: of a small request there are plans for all limits. A finer grid never gives a worse plan: each grid that it refines is
     searched before it, exactly as if it had been asked for, and what was found there is where it starts. Of many chunks there are
     many numbers, and programs are long: the work is less, so that all numbers together are little more than two."""
-    work, begin, small = 4 * _WORK // max(2, judge.chunks) ** 2, judge.work, _SMALL
+    work = 4 * _WORK // max(2, judge.chunks) ** 2
     fixed_slicing = slicing is not None or names[0] == SLICED
     found: dict[int, list[Candidate]] = {}
+    spent: dict[int, tuple[int, int]] = {}                     # ticks of a grid's search, and of its starts alone
     whole = True
     for grid in [unit] if fixed_slicing else grids(seq_len, unit):
-        refined = [g for g in found if g % grid == 0]
-        carried, before = [c for g in refined for c in found[g]], judge.work
-        if carried and before - begin > max(3 * work, _WORK):  # so large a request that coarse grids took all the work
-            found[grid], whole = carried, False
+        refined = [g for g in found if g % grid == 0]          # what other grids found, remembered or cost is not to be seen here
+        carried, before = [c for g in refined for c in found[g]], sum(spent[g][0] for g in refined)
+        if carried and before > max(3 * work, _WORK):  # so large a request that coarse grids took all the work
+            found[grid], spent[grid], whole = carried, (0, 0), False
             continue
-        budget = max(work // 16, min(work, (4 * work - (before - begin)) // 4))
-        seeds = [slicing] if slicing is not None else _slicing_seeds(judge, batch, seq_len, grid, min(refined, default=seq_len + 1))
-        starts = carried + _starts(judge, names, seeds, partition, budget, min(carried, key=pace, default=None))
-        small -= judge.work - before
-        hunt = _Hunt(judge, names, starts, budget, grid, partition is not None, fixed_slicing, carried)
-        found[grid], whole = hunt.plans(small >= 0)
+        budget, own = max(work // 16, min(work, (4 * work - before) // 4)), judge.afresh()
+        seeds = [slicing] if slicing is not None else _slicing_seeds(own, batch, seq_len, grid, min(refined, default=seq_len + 1))
+        starts = carried + _starts(own, names, seeds, partition, budget, min(carried, key=pace, default=None))
+        begun, small = own.work, _SMALL - sum(spent[g][1] for g in refined)
+        hunt = _Hunt(own, names, starts, budget, grid, partition is not None, fixed_slicing, carried)
+        found[grid], whole = hunt.plans(begun <= small)
+        spent[grid] = own.work, begun
+        judge.joins(own)
     return min((c for c in found[unit] if judge.fits(c, judge.limit)), key=pace, default=None), whole

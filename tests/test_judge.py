@@ -265,3 +265,15 @@ def test_a_finer_grid_never_hurts(planner):
                 steps, finer = steps + 1, finer + (seconds[unit] < seconds[tokens])
     print(f"{steps} grids, {finer} of them better than whole sequences")
     assert finer > steps / 4
+
+
+def test_a_grid_is_searched_as_if_it_had_been_asked_for():
+    """Whichever others are: 8 is found by way of 24 and 16, and where 4 is asked for those of 36 and 12 are searched, too. What those cost and
+    remembered was once counted against it, and a finer grid's plan was slower."""
+    model = GPTConfig(n_layer=8, n_head=2, n_embd=256, vocab_size=64, block_size=144)
+    cluster = Cluster(num_devices=8, memory_bytes=52098969, link_latency_s=1e-6, link_bandwidth_Bps=1e10, peak_flops=1e9)
+    seconds: dict[int, float] = {}
+    for unit in (72, 48, 36, 24, 16, 12, 8, 6, 4):
+        seconds[unit] = plan(model, cluster, batch=5, seq_len=144, planner="terapipe", executable=True, stages=5, schedule="1f1b",
+                             granularity=unit).step_time_s
+        assert seconds[unit] <= min(seconds[n] for n in seconds if n % unit == 0), seconds
