@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -247,9 +248,11 @@ class Folder:
             pass
 
     def close(self) -> None:
-        """Let others run in it."""
+        """Let others run in it, also where a fork of this process (multiprocessing's) has the descriptor still."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
+            with suppress(OSError):     # a file system without locks
+                fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
     def undo(self) -> None:

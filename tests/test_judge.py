@@ -268,7 +268,7 @@ def test_a_finer_grid_never_hurts(planner):
 
 
 def test_a_grid_is_searched_as_if_it_had_been_asked_for():
-    """Whichever others are: 8 is found by way of 24 and 16, and where 4 is asked for those of 36 and 12 are searched, too. What those cost and
+    """Whichever others are: where 4 is asked for, 36 and 12 are searched before 8, which refines neither. What those cost and
     remembered was once counted against it, and a finer grid's plan was slower."""
     model = GPTConfig(n_layer=8, n_head=2, n_embd=256, vocab_size=64, block_size=144)
     cluster = Cluster(num_devices=8, memory_bytes=52098969, link_latency_s=1e-6, link_bandwidth_Bps=1e10, peak_flops=1e9)

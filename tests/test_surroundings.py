@@ -174,6 +174,26 @@ def test_two_runs_in_one_folder_are_one_too_many(tmp_path, processes):
     assert [record.step for record in start(len(run.history) + 1, out=tmp_path / "a", resume=True)] == [len(run.history)]
 
 
+def test_a_fork_that_outlives_a_run_keeps_its_folder_from_nobody(tmp_path):
+    """multiprocessing's workers, say, begun while it ran: they have its descriptors."""
+    run = start(100_000, processes=False, out=tmp_path / "a", checkpoint_every=1)
+    waiting, ours = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(ours)
+        os.read(waiting, 1)
+        os._exit(0)
+    try:
+        while run.checkpoint_path is None:
+            time.sleep(0.01)
+        run.stop()
+        assert len(list(start(len(run.history) + 2, processes=False, out=tmp_path / "a", resume=True))) == 2
+    finally:
+        os.close(ours)
+        os.close(waiting)
+        os.waitpid(child, 0)
+
+
 def test_of_two_that_make_a_folder_one_does(tmp_path, monkeypatch):
     job = sys.modules["terapipe_c.job"]
     real = job.Folder
@@ -210,8 +230,11 @@ def test_a_report_says_that_ranks_shared_cores(monkeypatch):
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
         return start(2, processes=False, **options).report()
 
+    monkeypatch.setattr(sys.modules["terapipe_c.report"], "cpu_quota", lambda: None)    # of the container that tests run in
     told_of_two = told(1)
     assert told_of_two.caveats == ["2 ranks of 1 thread had 1 core: the prediction gives every thread a core of its own"]
     assert told_of_two.caveats[0] in str(told_of_two) and told_of_two.caveats[0] in told_of_two._repr_html_()
     assert told(8, threads_per_rank=4).caveats == []
     assert "2 ranks of 4 threads had 7 cores" in told(7, threads_per_rank=4).caveats[0]
+    monkeypatch.setattr(sys.modules["terapipe_c.report"], "cpu_quota", lambda: 1.5)
+    assert "2 ranks of 1 thread had 1.5 cores" in told(8).caveats[0]
