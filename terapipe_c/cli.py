@@ -472,8 +472,8 @@ def _follow(args: argparse.Namespace, run: Any) -> int:
         run.stop()
         if isinstance(error, KeyboardInterrupt) or run.history[-1].step + 1 >= args.steps:
             raise
-        _say(f"terapipe: nobody reads the output any more: stopped after step {run.history[-1].step}; "
-             f"`terapipe resume {run.out} --steps {args.steps}` goes on")  # fmt: skip
+        further = f"`terapipe resume {run.out} --steps {args.steps}` goes on" if run.checkpoint_path else "there is no checkpoint"
+        _say(f"terapipe: nobody reads the output any more: stopped after step {run.history[-1].step}; {further}")
         _forget_output()
         return FAILED
     report = run.report()

@@ -158,10 +158,12 @@ def test_a_closed_pipe_is_no_failure(tmp_path):
     process.stderr.close()
 
 
-def test_a_training_that_nobody_reads_stops_and_says_how_to_go_on(tmp_path):
+@pytest.mark.parametrize("every", [None, 0])
+def test_a_training_that_nobody_reads_stops_and_says_how_to_go_on(tmp_path, every):
     """`terapipe train ... --json | head -1`: what was asked for was not done."""
     tp.stdlib_corpus(tmp_path / "corpus.txt", max_bytes=50_000)
     words = ["train", *SMALL, "--stages", "1", "--data", "corpus.txt", "--steps", "100000", "--threads", "--json", "--out", "a"]
+    words += [] if every is None else ["--checkpoint-every", str(every)]
     process = subprocess.Popen(
         [sys.executable, "-m", "terapipe_c", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path, text=True,
         env={**os.environ, "PYTHONPATH": str(Path(tp.__file__).parents[1])},
@@ -171,6 +173,9 @@ def test_a_training_that_nobody_reads_stops_and_says_how_to_go_on(tmp_path):
     said = process.stderr.read()
     process.stderr.close()
     assert process.wait(60) == 1 and "Traceback" not in said, said
+    if every == 0:
+        assert said.endswith("; there is no checkpoint\n"), said
+        return
     step = tp.load_checkpoint(tmp_path / "a").step
     assert f"stopped after step {step - 1}; `terapipe resume {tmp_path}/a --steps 100000` goes on" in said
 
