@@ -276,4 +276,4 @@ def test_a_grid_is_searched_as_if_it_had_been_asked_for():
     for unit in (72, 48, 36, 24, 16, 12, 8, 6, 4):
         seconds[unit] = plan(model, cluster, batch=5, seq_len=144, planner="terapipe", executable=True, stages=5, schedule="1f1b",
                              granularity=unit).step_time_s
-        assert seconds[unit] <= min(seconds[n] for n in seconds if n % unit == 0), seconds
+        assert seconds[unit] <= min(seconds[n] for n in seconds if n % unit == 0) * (1 + 1e-9), seconds
