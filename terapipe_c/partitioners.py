@@ -33,14 +33,13 @@ from .judge import (
     saved_bytes,
 )
 from .request import Request
-from .search import StageCost, balanced, kind_seconds, search
+from .search import TICKS, StageCost, balanced, kind_seconds, search
 
 __all__ = ["Found", "Task", "plan_one"]
 
 Float = NDArray[np.float64]
 JudgeOf = Callable[[int], Judge]
 _EFFORT = 300_000_000  # steps of AutoPipe's exact search: well under a second
-_TICKS = 2.0 ** 36      # of a micro-batch on all blocks
 _EXACT = 10_000_000     # nodes of BMPipe's exact search
 _CHUNKED = 6_000_000  # candidates of BMPipe's search of two chunks: 0.1 s; of more chunks in proportion
 _ROUNDS = 20           # how often a planner is asked again because its plan was over the limit by the engine's count
@@ -89,7 +88,7 @@ class Task:
     def tick_s(self) -> float:
         """Seconds of one."""
         work = float(self._per_block(kind_seconds(self.judge, self.slicing)).sum()) / self.micro_batches
-        return work / _TICKS if work > 0 else 1.0
+        return work / TICKS if work > 0 else 1.0
 
     def _ticks(self, of_kind: dict[str, float]) -> Float:
         """[blocks] of seconds in a step."""

@@ -19,7 +19,7 @@ from .judge import SLICED, SLIGHT, ZERO_BUBBLE, Candidate, Cut, Judge, Micro, pa
 
 _STARTS = 3           # of a search that descend
 _NEAR = 1.1           # times as slow as a plan that was descended to: a start that may end below it
-_TICKS = 2.0 ** 36     # of a step's work
+TICKS = 2.0 ** 36      # of all work, where planners get whole numbers
 _SMALL = 8_000_000     # ticks of a search up to which there are plans for all limits of memory
 _WORK = 36_000_000     # of what a descent may cost, in units of about 13 ns: a fraction of a second
 
@@ -52,7 +52,7 @@ def balanced(judge: Judge, slicing: tuple[Micro, ...], stages: int, phases: Sequ
     update = {kind: judge.costs.optimizer_param_s * judge.model.block_params(kind) for kind in KINDS}
     times = np.array([seconds[b.kind] + update[b.kind] for b in judge.model.blocks])
     if times.any():                                            # whole numbers: ties are ties whatever the costs are multiplied by
-        times = np.rint(times * (_TICKS / times.sum()))
+        times = np.rint(times * (TICKS / times.sum()))
     bounds = [int(x) for x in planners.balance(np.maximum(times, 1.0), stages)]
     return tuple(itertools.pairwise(bounds))
 
