@@ -212,6 +212,44 @@ def test_forward_and_backward_apart_equal_enumeration():
         assert want * (1 - 1e-9) <= got.lower_bound_s <= want * (1 + 1e-15)
 
 
+def few_valued(rng, n, first, rise, values):
+    """A dense table of few distinct costs that rise, on the whole, with length and context."""
+    s, c = np.meshgrid(np.arange(n + 1.0), np.arange(n + 1.0), indexing="ij")
+    t = first + rise * (s / n + 0.5 * s * c / n**2) * rng.uniform(0.9, 1.1, s.shape)
+    edges = np.quantile(t, np.linspace(0, 1, values + 1)[1:] ** 3)
+    return np.ascontiguousarray(edges[np.minimum(np.searchsorted(edges, t), values - 1)] * 1e-3)
+
+
+def apart_by_all_thresholds(f, b, stages, cap):
+    """Least sum (f + b) + (stages - 1) (max f + max b), by a plain search for every pair of distinct costs."""
+    n = f.shape[0] - 1
+    end, start = np.meshgrid(np.arange(n + 1), np.arange(n + 1), indexing="ij")
+    length = end - start
+    possible = (length > 0) & (length <= (cap or n))
+    x, y = (np.where(possible, t[np.maximum(length, 0), start], np.inf) for t in (f, b))
+    best = np.inf
+    for most_f, most_b in itertools.product(np.unique(x[possible]), np.unique(y[possible])):
+        if (stages - 1) * (most_f + most_b) >= best:
+            continue
+        cost = np.where((x <= most_f) & (y <= most_b), x + y, np.inf)
+        dist = np.zeros(n + 1)
+        for e in range(1, n + 1):
+            dist[e] = np.min(dist[:e] + cost[e, :e])
+        best = min(best, dist[n] + (stages - 1) * (most_f + most_b))
+    return best
+
+
+def test_long_dense_tables_equal_all_thresholds():
+    """Beyond 256 units a plan of coarser units says which slices cost too much to be looked at."""
+    rng = np.random.default_rng(21)
+    for n, stages, cap in ((264, 2, None), (259, 9, None), (320, 70, None), (304, 25, 30), (272, 140, None)):
+        f, b = few_valued(rng, n, 0.2, 40.0, 12), few_valued(rng, n, 0.5, 30.0, 9)
+        got = planners.slice_tokens(f, stages, max_slice=cap)
+        assert got.optimal and close(got.latency_s, thresholds(f, stages, cap)), (n, stages, got)
+        got, want = planners.slice_tokens(f, stages, bwd=b, max_slice=cap), apart_by_all_thresholds(f, b, stages, cap)
+        assert got.optimal and len(got.lengths) > 1 and close(got.latency_s, want), (n, stages, got, want)
+
+
 def as_backward(model):
     """A cost model whose backward costs are those of `model`."""
     return Model(**{k.lower(): v for k, v in model.parts.items()}, bwd=model)

@@ -300,7 +300,7 @@ memory_of(const tp_slice_options *options, int sequences)
 }
 
 static tp_status
-open_walk(tp_arena *arena, walk *w, const tp_slice_options *options)
+open_walk(tp_arena *arena, walk *w, const tp_slice_options *options, double most)
 {
     void *memory;
     size_t tables = (size_t)w->tables, batch = (size_t)w->batch;
@@ -326,21 +326,23 @@ open_walk(tp_arena *arena, walk *w, const tp_slice_options *options)
         tp_slice_options one = *options;
         one.message = options->message != NULL ? &options->message[b] : NULL;
         one.memory = memory_of(options, b + 1);
-        TP_TRY(tp_slice_dp_open(arena, &w->cost[b], NULL, &one, &w->dp[b]));
+        TP_TRY(tp_slice_dp_open(arena, &w->cost[b], NULL, &one, most, &w->dp[b]));
         TP_TRY(tp_slice_edges_open(arena, w->n, pairs < room ? pairs : room, &w->edges[b]));
     }
     return TP_OK;
 }
 
-/* The threshold that is best at a coarser granularity is close to the best here. 0: none. */
+/* The threshold that is best at a coarser granularity is close to the best here; 0: none. most: no slice that costs more is
+ * part of a better plan. */
 static tp_status
-coarse_hint(const walk *w, const tp_slice_options *options, double *hint);
+coarse_hint(const walk *w, const tp_slice_options *options, double *hint, double *most);
 
 static tp_status
-run_walk(walk *w, const tp_slice_options *options)
+run_walk(tp_arena *arena, walk *w, const tp_slice_options *options)
 {
-    double hint = 0.0, lowest = INFINITY, largest, quadratic = 0.0;
-    TP_TRY(coarse_hint(w, options, &hint));
+    double hint = 0.0, most = INFINITY, lowest = INFINITY, largest, quadratic = 0.0;
+    TP_TRY(coarse_hint(w, options, &hint, &most));
+    TP_TRY(open_walk(arena, w, options, most));
     for (int b = 0; b < w->tables; b++) {
         lowest = fmin(lowest, tp_slice_dp_last_slice(&w->dp[b], 0));
         quadratic = fmax(quadratic, fabs(w->dp[b].sum.q[w->n]));
@@ -379,9 +381,7 @@ solve(const tp_slice_cost *cost, int batch, int tables, const tp_slice_options *
     TP_TRY(tp_slice_plan_open(batch, (int64_t)batch * cost->units, plan));
     tp_status status = tp_arena_open(&arena);
     if (status == TP_OK) {
-        status = open_walk(&arena, &w, options);
-        if (status == TP_OK)
-            status = run_walk(&w, options);
+        status = run_walk(&arena, &w, options);
         tp_arena_close(&arena);
     }
     if (status != TP_OK)
@@ -402,7 +402,7 @@ coarse_messages(tp_arena *arena, const walk *w, const tp_slice_cost *message, in
 }
 
 static tp_status
-coarse_hint(const walk *w, const tp_slice_options *options, double *hint)
+coarse_hint(const walk *w, const tp_slice_options *options, double *hint, double *most)
 {
     enum { FACTOR = 8 };
     int fine = w->tables > 1 ? 64 : 256; /* below this many units a search costs no more than the hint is worth */
@@ -428,6 +428,7 @@ coarse_hint(const walk *w, const tp_slice_options *options, double *hint)
         status = solve(cost, w->batch, w->tables, &coarse, w->deadline_s, &plan);
     if (status == TP_OK && tp_slice_plan_evaluate(cost, NULL, &coarse, &plan) == TP_OK) { /* else: no hint */
         *hint = plan.max_s;
+        *most = tp_slice_most(&plan, options, w->n, FACTOR);
         w->plan->searches += plan.searches;
         w->plan->small_searches += plan.small_searches;
         tp_slice_plan_free(&plan);

@@ -59,7 +59,7 @@ weighted_search(tp_slice_dp *dp, const double *n, double threshold, double laten
                 window--;
             last = window;
         }
-        const double *g = !t->smooth ? t->rows + tp_slice_row(units, j) : j == 0 ? t->g0 + 1 : t->g1 + 1;
+        const double *g = !t->smooth ? tp_slice_row(t, j) + 1 : j == 0 ? t->g0 + 1 : t->g1 + 1;
         const double level = t->smooth ? t->a2 * j : 0.0, slope = t->smooth ? t->a3 * j : 0.0;
         const double set[5] = {dp->u[j], level, slope, 1.0 - n[j], threshold};
         dp->kernels->relax_weighted(dp->u + j + 1, g, n + j + 1, set, last);
@@ -80,7 +80,7 @@ bound_in(tp_arena *arena, const tp_slice_cost *cost, const tp_slice_options *opt
         latency += c;
         largest = fmax(largest, c);
     }
-    TP_TRY(tp_slice_dp_open(arena, cost, NULL, options, &dp));
+    TP_TRY(tp_slice_dp_open(arena, cost, NULL, options, INFINITY, &dp));
     latency += dp.weight * largest;
     TP_TRY(tp_arena_take(arena, (size_t)cost->units + 1, sizeof(double), &memory));
     double *n = memory;
@@ -120,7 +120,7 @@ least_in(tp_arena *arena, const tp_slice_cost *cost, const tp_slice_options *opt
          double *least_s, int *length, int *slices, int *queued)
 {
     tp_slice_dp dp;
-    TP_TRY(tp_slice_dp_open(arena, cost, NULL, options, &dp));
+    TP_TRY(tp_slice_dp_open(arena, cost, NULL, options, INFINITY, &dp));
     const double both[2] = {threshold_s, dp.most_bytes};
     *least_s = tp_slice_dp_forward(&dp, both);
     *queued = tp_slice_monge_fits(&dp);

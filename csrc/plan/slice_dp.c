@@ -62,6 +62,40 @@ open_smooth(tp_arena *arena, const tp_slice_cost *a, const tp_slice_cost *b, int
     return TP_OK;
 }
 
+/* By start: how long a slice may be that costs at most `most`. */
+static void
+reach_of(const tp_slice_cost *a, const tp_slice_cost *b, int cap, double most, int *reach)
+{
+    int n = a->units;
+    size_t width = (size_t)n + 1;
+    memset(reach, 0, (size_t)n * sizeof *reach);
+    for (int i = 1; i <= cap; i++) { /* along the rows of the caller's tables */
+        const double *x = a->table + (size_t)i * width, *y = b != NULL ? b->table + (size_t)i * width : NULL;
+        for (int j = 0; j <= n - i; j++)
+            reach[j] = x[j] + (y != NULL ? y[j] : 0.0) <= most ? i : reach[j];
+    }
+}
+
+/* Where the rows of the dense tables begin. */
+static tp_status
+open_rows(tp_arena *arena, const tp_slice_cost *a, const tp_slice_cost *b, int cap, double most, const size_t **out)
+{
+    void *memory;
+    int n = a->units, *reach;
+    TP_TRY(tp_arena_take(arena, (size_t)n + 1, sizeof **out, &memory));
+    size_t *row = memory;
+    TP_TRY(take_ints(arena, n, &reach));
+    for (int j = 0; j < n; j++)
+        reach[j] = cap < n - j ? cap : n - j;
+    if (most < INFINITY && a->table != NULL && (b == NULL || b->table != NULL))
+        reach_of(a, b, cap, most, reach);
+    row[0] = 0;
+    for (int j = 0; j < n; j++) /* one more than its length at least: kernels round up */
+        row[j + 1] = row[j] + ((size_t)reach[j] / TP_SLICE_BLOCK + 1) * TP_SLICE_BLOCK;
+    *out = row;
+    return TP_OK;
+}
+
 static tp_status
 open_dense(tp_arena *arena, const tp_slice_cost *a, const tp_slice_cost *b, int cap, const tp_slice_memory *memory,
            tp_slice_table *t)
@@ -70,19 +104,23 @@ open_dense(tp_arena *arena, const tp_slice_cost *a, const tp_slice_cost *b, int 
     int n = t->n;
     void *rows;
     TP_TRY(take_vector(arena, n, &t->q));
-    TP_TRY(take_ints(arena, n, &t->last));
-    TP_TRY(tp_arena_take(arena, tp_slice_row(n, n) + TP_SLICE_PAD, sizeof(double), &rows));
+    TP_TRY(take_ints(arena, TP_SLICE_LEVELS * n, &t->last));
+    TP_TRY(tp_arena_take(arena, t->row[n] + TP_SLICE_PAD, sizeof(double), &rows));
     t->rows = rows;
-    t->at = -INFINITY;
-    for (int j0 = 0; j0 < n; j0 += TILE)
-        for (int i0 = 1; i0 <= n - j0; i0 += TILE)
+    t->levels = 0;
+    for (int j0 = 0, more; j0 < n; j0 += TILE)
+        for (int i0 = 1; i0 == 1 || more; i0 += TILE) {
+            more = 0;
             for (int j = j0; j < j0 + TILE && j < n; j++) {
-                double *row = t->rows + tp_slice_row(n, j) - 1;
-                for (int i = i0; i < i0 + TILE && i <= n - j; i++)
-                    row[i] = i > cap || !tp_slice_held(memory, j, i)
+                double *row = t->rows + t->row[j] - 1;
+                int end = (int)(t->row[j + 1] - t->row[j]);
+                for (int i = i0; i < i0 + TILE && i <= end; i++)
+                    row[i] = i > cap || i > n - j || !tp_slice_held(memory, j, i)
                                  ? INFINITY
                                  : tp_slice_cost_at(a, j, i) + (b != NULL ? tp_slice_cost_at(b, j, i) : 0.0);
+                more |= end >= i0 + TILE;
             }
+        }
     return TP_OK;
 }
 
@@ -92,6 +130,7 @@ open_table(tp_arena *arena, const tp_slice_dp *dp, const tp_slice_cost *a, const
 {
     t->n = a->units;
     t->smooth = dp->sum.smooth;
+    t->row = dp->sum.row;
     return t->smooth ? open_smooth(arena, a, b, dp->cap, t) : open_dense(arena, a, b, dp->cap, memory, t);
 }
 
@@ -113,7 +152,7 @@ open_memory(tp_arena *arena, const tp_slice_memory *memory, tp_slice_dp *dp)
 
 tp_status
 tp_slice_dp_open(tp_arena *arena, const tp_slice_cost *cost, const tp_slice_cost *backward,
-                 const tp_slice_options *options, tp_slice_dp *dp)
+                 const tp_slice_options *options, double most, tp_slice_dp *dp)
 {
     memset(dp, 0, sizeof *dp);
     const tp_slice_cost *message = options->message;
@@ -129,6 +168,8 @@ tp_slice_dp_open(tp_arena *arena, const tp_slice_cost *cost, const tp_slice_cost
     dp->kernels = tp_slice_kernels_for(options->isa);
     if (dp->kernels == NULL)
         return tp_fail(TP_EVALUE, "instruction set %d is not on this machine: 0 chooses one", (int)options->isa);
+    if (!smooth)
+        TP_TRY(open_rows(arena, cost, backward, dp->cap, most, &dp->sum.row));
     TP_TRY(open_table(arena, dp, cost, backward, &options->memory, &dp->sum));
     if (backward == NULL && message == NULL)
         dp->limit[0] = dp->sum;
@@ -176,22 +217,28 @@ smooth_windows(const tp_slice_table *t, int cap, double threshold, int *last, in
     }
 }
 
-/* Nothing is known of a dense table, but a lower threshold only shortens the windows of a higher one. */
+/* Nothing is known of a dense table, but a lower threshold only shortens the windows of a higher one. Boxes are split into
+ * parts, so the windows of the last few thresholds that fell one below the other are kept. */
 static void
 dense_windows(tp_slice_table *t, int cap, double threshold, int *last)
 {
     int n = t->n;
+    while (t->levels > 0 && t->at[t->levels - 1] < threshold)
+        t->levels--;
+    const int *above = t->levels > 0 ? t->last + (size_t)(t->levels - 1) * (size_t)n : NULL;
+    t->levels += t->levels < TP_SLICE_LEVELS;
+    t->at[t->levels - 1] = threshold;
+    int *own = t->last + (size_t)(t->levels - 1) * (size_t)n;
     for (int j = 0; j < n; j++) {
-        const double *row = t->rows + tp_slice_row(n, j) - 1;
-        int i = cap < n - j ? cap : n - j;
-        if (threshold <= t->at && t->last[j] < i)
-            i = t->last[j];
+        const double *row = tp_slice_row(t, j);
+        int room = cap < n - j ? cap : n - j, i = (int)(t->row[j + 1] - t->row[j]);
+        i = i < room ? i : room;
+        i = above != NULL && above[j] < i ? above[j] : i;
         while (i > 0 && row[i] > threshold)
             i--;
-        t->last[j] = i;
+        own[j] = i;
         last[j] = last[j] < i ? last[j] : i;
     }
-    t->at = threshold;
 }
 
 static void
@@ -216,21 +263,13 @@ set_windows(tp_slice_dp *dp, const double threshold[2])
 
 /* ---- searches ---------------------------------------------------------------------------------------------------- */
 
-static const double *
-row_of(const tp_slice_table *t, int start)
-{
-    if (!t->smooth)
-        return t->rows + tp_slice_row(t->n, start) - 1;
-    return start == 0 ? t->h0 : t->h;
-}
-
 /* The mask of lengths from..: ends are start + from... */
 static void
 mask_at(const tp_slice_dp *dp, int start, int from, tp_slice_mask *mask)
 {
     for (int l = 0; l < dp->limits; l++) {
         const tp_slice_table *t = &dp->limit[l];
-        mask->h[l] = row_of(t, start) + from;
+        mask->h[l] = tp_slice_row(t, start) + from;
         mask->q[l] = t->q + start + from;
         mask->theta[l][0] = start == 0 ? dp->threshold[l] : dp->threshold[l] - t->a2 * start + t->q[start];
     }
@@ -245,7 +284,7 @@ relax_one(tp_slice_dp *dp, int start)
     if (dp->last[start] < 1 || reached == INFINITY)
         return;
     mask_at(dp, start, 1, &mask);
-    dp->kernels->relax(dp->u + start + 1, row_of(&dp->sum, start) + 1, reached, &mask, dp->last[start]);
+    dp->kernels->relax(dp->u + start + 1, tp_slice_row(&dp->sum, start) + 1, reached, &mask, dp->last[start]);
 }
 
 /* Edges between the sources of one block, in order: after it, source[] holds their final values. 0: none reached. */
@@ -334,7 +373,7 @@ tp_slice_dp_backward(tp_slice_dp *dp)
         dp->w[e] = INFINITY;
     for (int j = n - 1; j >= 0; j--) {
         tp_slice_mask none = {0}, mask = {0};
-        const double *h = row_of(&dp->sum, j);
+        const double *h = tp_slice_row(&dp->sum, j);
         int whole = dp->safe[j] / dp->kernels->lanes * dp->kernels->lanes;
         double best = whole > 0 ? dp->kernels->least(h + 1, dp->w + j + 1, &none, whole) : INFINITY;
         if (dp->last[j] > whole) {
@@ -345,22 +384,29 @@ tp_slice_dp_backward(tp_slice_dp *dp)
     }
 }
 
+/* A summand of tp_slice_row, whatever the length. */
+static double
+summand_at(const tp_slice_table *t, int start, int length)
+{
+    return t->smooth ? tp_slice_row(t, start)[length] : tp_slice_at(t, start, length);
+}
+
 int
 tp_slice_dp_path(const tp_slice_dp *dp, int *length)
 {
     int count = 0;
-    const double a2 = dp->sum.a2, *h = dp->sum.smooth ? dp->sum.h : NULL;
+    const double a2 = dp->sum.a2;
     for (int e = dp->n; e > 0;) {
         double slack = 1e-15 * (fabs(dp->u[e]) + dp->sum.q[e]), cheapest = INFINITY;
         int best = 0, start = e > dp->widest ? e - dp->widest : 0;
-        if (e <= dp->cap && fabs(row_of(&dp->sum, 0)[e] - dp->u[e]) <= slack) {
+        if (e <= dp->cap && fabs(summand_at(&dp->sum, 0, e) - dp->u[e]) <= slack) {
             best = e;
             cheapest = tp_slice_at(&dp->sum, 0, e);
         }
         for (int j = e - 1; j >= start && j > 0; j--) {
             /* The search came from j only if this is zero, to the bit; `slack` is for compilers that fuse. A slice that
              * rounding alone let pass the threshold is found too, and one beyond it with the same sum does no harm. */
-            double apart = dp->u[j] + a2 * j + (h != NULL ? h[e - j] : row_of(&dp->sum, j)[e - j]) - dp->u[e];
+            double apart = dp->u[j] + a2 * j + summand_at(&dp->sum, j, e - j) - dp->u[e];
             if (apart > slack || apart < -slack)
                 continue;
             double c = tp_slice_at(&dp->sum, j, e - j);

@@ -2,10 +2,13 @@
 #ifndef TP_PLAN_SLICE_DP_H
 #define TP_PLAN_SLICE_DP_H
 
+#include <math.h>
 #include <stddef.h>
 
 #include "csrc/plan/arena.h"
 #include "csrc/plan/slice_kernel.h"
+
+#define TP_SLICE_LEVELS 8 /* thresholds whose windows a dense table remembers */
 
 typedef struct {
     int n, smooth;
@@ -15,10 +18,12 @@ typedef struct {
     int rising, monotone;   /* smooth: a2, a3 >= 0; g1 never falls either, so that the window has no holes */
     double *h0, *h;         /* smooth: g - a3 i^2 / 2 by slice length; +inf beyond the cap */
     double shortest;        /* smooth: the least h of the lengths below a block */
-    double *rows;           /* dense: the triangle, one row per start; +inf beyond the cap */
+    double *rows;           /* dense: one row per start, as long as a plan may need it; +inf beyond the cap */
+    const size_t *row;      /* dense: [n + 1] where they begin; +inf up to the next one */
     double *q;              /* a3 e^2 / 2 (dense: 0) */
-    int *last;              /* dense: the last length within the threshold `at`, by start */
-    double at;
+    int *last;              /* dense: [TP_SLICE_LEVELS][n] the last lengths within the thresholds at[], which fall */
+    double at[TP_SLICE_LEVELS];
+    int levels;
 } tp_slice_table;
 
 /* A search minimises the sum of `sum` over slices whose cost in every `limit` is within that limit's threshold. */
@@ -47,17 +52,13 @@ typedef struct {
     int *pick;       /* [n + 1] and padding: scratch */
 } tp_slice_edges;
 
-static inline size_t
-tp_slice_row(int n, int start)
-{
-    return (size_t)start * (size_t)n - (size_t)start * (size_t)(start - 1) / 2;
-}
-
 static inline double
 tp_slice_at(const tp_slice_table *t, int start, int length)
 {
-    if (!t->smooth)
-        return t->rows[tp_slice_row(t->n, start) + (size_t)length - 1];
+    if (!t->smooth) {
+        size_t at = t->row[start] + (size_t)length - 1;
+        return at < t->row[start + 1] ? t->rows[at] : INFINITY;
+    }
     return start == 0 ? t->g0[length] : t->g1[length] + t->a2 * start + t->a3 * ((double)length * start);
 }
 
@@ -70,11 +71,21 @@ tp_slice_cost_at(const tp_slice_cost *c, int start, int length)
     return start == 0 ? c->g0[length] : c->g1[length] + c->a2 * start + c->a3 * ((double)length * start);
 }
 
+/* What searches add up, by length: index 1 is the slice of one unit. Dense: no longer than the row. */
+static inline const double *
+tp_slice_row(const tp_slice_table *t, int start)
+{
+    if (!t->smooth)
+        return t->rows + t->row[start] - 1;
+    return start == 0 ? t->h0 : t->h;
+}
+
 /* backward NULL: one table, which is sum and limit. Otherwise the sum of both and a limit for each. A message of the options
- * is in the limits, not in the sum. A memory limit is one more limit, or plain infinities in a dense table. */
+ * is in the limits, not in the sum. A memory limit is one more limit, or plain infinities in a dense table. Slices whose part
+ * of the sum is more than `most` need not be looked at. */
 TP_MUST_USE tp_status
 tp_slice_dp_open(tp_arena *arena, const tp_slice_cost *cost, const tp_slice_cost *backward,
-                 const tp_slice_options *options, tp_slice_dp *dp);
+                 const tp_slice_options *options, double most, tp_slice_dp *dp);
 /* The least sum within the thresholds; +inf if there is none. */
 double
 tp_slice_dp_forward(tp_slice_dp *dp, const double threshold[2]);
@@ -100,6 +111,13 @@ tp_slice_dp_last_slice(const tp_slice_dp *dp, int l);
 
 TP_MUST_USE tp_status
 tp_slice_options_check(const tp_slice_cost *cost, const tp_slice_options *options);
+/* No slice that costs more is part of a better plan than this one: it is once in the sum, and stages - 1 times in what the
+ * largest slice adds. coarse: evaluated; its units are `factor` times as long. */
+static inline double
+tp_slice_most(const tp_slice_plan *coarse, const tp_slice_options *options, int units, int factor)
+{
+    return units % factor == 0 ? coarse->latency_s / options->stages * (1.0 + 1e-9) : INFINITY;
+}
 /* Units `factor` times as long; the units left over at the end are dropped. */
 TP_MUST_USE tp_status
 tp_slice_cost_coarsen(tp_arena *arena, const tp_slice_cost *cost, int factor, tp_slice_cost *out);

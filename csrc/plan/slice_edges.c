@@ -40,14 +40,6 @@ rest_of(const tp_slice_dp *dp, int start, double goal)
     return goal - (dp->u[start] + (start > 0 ? dp->sum.a2 * start : 0.0));
 }
 
-static const double *
-row_of(const tp_slice_dp *dp, int start)
-{
-    if (!dp->sum.smooth)
-        return dp->sum.rows + tp_slice_row(dp->n, start) - 1;
-    return start == 0 ? dp->sum.h0 : dp->sum.h;
-}
-
 /* No room left: raise the floor half way and drop the edges that need a lower one. The edges of starts passed with the
  * lower floor are more than the higher one needs. */
 static int
@@ -67,7 +59,7 @@ raise_floor(const tp_slice_dp *dp, double floor[2], double ceiling, double goal,
             edges->sum[kept] = edges->sum[k];
             edges->limit[0][kept] = cost[0];
             edges->limit[1][kept] = cost[1];
-            kept += row_of(dp, j)[i] + dp->w[j + i] + dp->weight * most_of(dp, cost, floor) < rest_of(dp, j, goal);
+            kept += tp_slice_row(&dp->sum, j)[i] + dp->w[j + i] + dp->weight * most_of(dp, cost, floor) < rest_of(dp, j, goal);
         }
         edges->count = kept;
     }
@@ -77,7 +69,7 @@ raise_floor(const tp_slice_dp *dp, double floor[2], double ceiling, double goal,
 static int
 keep_of_start(const tp_slice_dp *dp, int j, double floor[2], const double *ceiling, double goal, tp_slice_edges *edges)
 {
-    const double none[2] = {0.0, 0.0}, *h = row_of(dp, j), *w = dp->w + j;
+    const double none[2] = {0.0, 0.0}, *h = tp_slice_row(&dp->sum, j), *w = dp->w + j;
     double rest = rest_of(dp, j, goal), first = rest - dp->weight * most_of(dp, none, floor);
     int picked = dp->kernels->pick(h + 1, w + 1, first, dp->last[j], edges->pick);
     for (int k = 0; k < picked; k++) {

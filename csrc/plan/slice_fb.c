@@ -111,10 +111,8 @@ least_other_dense(const apart *a, int one, double low)
 {
     double least = INFINITY;
     for (int j = 0; j < a->dp.n; j++) {
-        const double *t = a->dp.limit[one].rows + tp_slice_row(a->dp.n, j) - 1;
-        const double *o = a->dp.limit[1 - one].rows + tp_slice_row(a->dp.n, j) - 1;
-        for (int i = 1; i <= a->dp.last[j]; i++)
-            least = t[i] >= low && o[i] < least ? o[i] : least;
+        const double *t = tp_slice_row(&a->dp.limit[one], j), *o = tp_slice_row(&a->dp.limit[1 - one], j);
+        least = fmin(least, a->dp.kernels->least_beyond(o + 1, t + 1, low, a->dp.last[j]));
     }
     return least;
 }
@@ -264,14 +262,10 @@ probe(apart *a, const double corner[2], double low, double high, int steps)
     }
 }
 
-static tp_status
-coarse_hint(const apart *a, const tp_slice_options *options, double hint[2]);
-
-static tp_status
-begin(apart *a, const tp_slice_options *options)
+static void
+begin(apart *a, double hint[2])
 {
-    double hint[2] = {0.0, 0.0}, largest[2];
-    TP_TRY(coarse_hint(a, options, hint));
+    double largest[2];
     a->best = INFINITY;
     if (hint[0] > 0.0 || hint[1] > 0.0) {
         while (search(a, hint, largest) == INFINITY) {
@@ -279,22 +273,26 @@ begin(apart *a, const tp_slice_options *options)
             hint[1] *= 1.02;
         }
         probe(a, hint, 0.985, 1.01, 3);
-        return TP_OK;
+        return;
     }
     const double all[2] = {INFINITY, INFINITY};
     search(a, all, largest);
     if (a->dp.weight > 0.0)
         probe(a, largest, 0.0, 1.0, 8);
-    return TP_OK;
 }
 
+/* The thresholds that are best at a coarser granularity are close to the best here; 0: none. most: no slice that costs more is
+ * part of a better plan. */
 static tp_status
-open_apart(apart *a, const tp_slice_options *options)
+coarse_hint(const apart *a, const tp_slice_options *options, double hint[2], double *most);
+
+static tp_status
+open_apart(apart *a, const tp_slice_options *options, double most)
 {
     int n = a->forward->units;
     int64_t pairs = (int64_t)n * (n + 1) / 2;
     void *memory;
-    TP_TRY(tp_slice_dp_open(a->arena, a->forward, a->backward, options, &a->dp));
+    TP_TRY(tp_slice_dp_open(a->arena, a->forward, a->backward, options, most, &a->dp));
     TP_TRY(tp_slice_edges_open(a->arena, n, pairs < EDGE_ROOM ? pairs : EDGE_ROOM, &a->edges));
     TP_TRY(tp_arena_take(a->arena, (size_t)n, sizeof(int), &memory));
     a->length = memory;
@@ -311,8 +309,10 @@ open_apart(apart *a, const tp_slice_options *options)
 static tp_status
 run_apart(apart *a, const tp_slice_options *options)
 {
-    TP_TRY(open_apart(a, options));
-    TP_TRY(begin(a, options));
+    double hint[2] = {0.0, 0.0}, most = INFINITY;
+    TP_TRY(coarse_hint(a, options, hint, &most));
+    TP_TRY(open_apart(a, options, most));
+    begin(a, hint);
     double quadratic = fabs(a->dp.sum.q[a->dp.n]);
     a->tolerance = 1e-12 + 2.2e-16 * (a->dp.n + (a->dp.n + a->dp.weight) * quadratic / fmax(a->best, 1e-300));
     if (a->dp.weight > 0.0)
@@ -344,17 +344,17 @@ solve(const tp_slice_cost *forward, const tp_slice_cost *backward, const tp_slic
 }
 
 static tp_status
-coarse_hint(const apart *a, const tp_slice_options *options, double hint[2])
+coarse_hint(const apart *a, const tp_slice_options *options, double hint[2], double *most)
 {
     enum { FINE = 256, FACTOR = 8 };
-    int longest = options->longest > 0 ? options->longest / FACTOR : 0;
-    if (a->dp.n <= FINE || a->dp.weight == 0.0 || (options->longest > 0 && longest == 0))
+    int longest = options->longest > 0 ? options->longest / FACTOR : 0, n = a->forward->units;
+    if (n <= FINE || options->stages == 1 || (options->longest > 0 && longest == 0))
         return TP_OK;
     tp_slice_cost forward, backward, message;
     tp_slice_options coarse = *options;
     tp_slice_plan plan;
     coarse.longest = longest;
-    if (!tp_slice_memory_coarsen(&options->memory, FACTOR, a->dp.n / FACTOR, &coarse.memory))
+    if (!tp_slice_memory_coarsen(&options->memory, FACTOR, n / FACTOR, &coarse.memory))
         return TP_OK;
     TP_TRY(tp_slice_cost_coarsen(a->arena, a->forward, FACTOR, &forward));
     TP_TRY(tp_slice_cost_coarsen(a->arena, a->backward, FACTOR, &backward));
@@ -363,6 +363,9 @@ coarse_hint(const apart *a, const tp_slice_options *options, double hint[2])
         coarse.message = &message;
     }
     TP_TRY(solve(&forward, &backward, &coarse, a->deadline_s, &plan));
+    if (tp_slice_plan_evaluate(&forward, &backward, &coarse, &plan) != TP_OK)
+        return TP_OK;
+    *most = tp_slice_most(&plan, options, n, FACTOR);
     for (int k = 0, start = 0; k < plan.slices; start += plan.length[k++]) {
         double sent = options->message != NULL ? tp_slice_cost_at(&message, start, plan.length[k]) : 0.0;
         hint[0] = fmax(hint[0], tp_slice_cost_at(&forward, start, plan.length[k]) + sent);

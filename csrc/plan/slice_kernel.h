@@ -30,6 +30,8 @@ typedef struct {
     void (*relax)(double *u, const double *h, double p, const tp_slice_mask *mask, int64_t count);
     /* min over k of h[k] + w[k]. */
     double (*least)(const double *h, const double *w, const tp_slice_mask *mask, int64_t count);
+    /* min over k of h[k] where t[k] >= low, 0 <= k < count exactly. */
+    double (*least_beyond)(const double *h, const double *t, double low, int64_t count);
     /* u[k] = min(u[k], p + c (s + n[k])) with c = g[k] + b + d (k + 1), where c <= t. */
     void (*relax_weighted)(double *u, const double *g, const double *n, const double *pbdst, int64_t count);
     /* The k + 1 with h[k] + w[k] < below, ascending, into out; returns how many. w is +inf beyond the count. */
