@@ -250,6 +250,16 @@ def test_long_dense_tables_equal_all_thresholds():
         assert got.optimal and len(got.lengths) > 1 and close(got.latency_s, want), (n, stages, got, want)
 
 
+def test_slices_that_cost_nothing_but_their_message_end():
+    """Every slice has the same part of the sum, so that a path may take one beyond the threshold for one within it."""
+    rng = np.random.default_rng(5)
+    for n in (40, 264):
+        comm = rng.uniform(0, 1e-4, n + 1) + 1e-6 * np.arange(n + 1.0)
+        got = planners.slice_tokens(np.zeros((n + 1, n + 1)), 16, comm=comm)
+        assert sum(got.lengths) == n and got.searches < 300 and got.lower_bound_s <= got.latency_s
+        assert max(comm[i] for i in got.lengths) <= comm[n]
+
+
 def as_backward(model):
     """A cost model whose backward costs are those of `model`."""
     return Model(**{k.lower(): v for k, v in model.parts.items()}, bwd=model)

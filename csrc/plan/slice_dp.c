@@ -391,6 +391,18 @@ summand_at(const tp_slice_table *t, int start, int length)
     return t->smooth ? tp_slice_row(t, start)[length] : tp_slice_at(t, start, length);
 }
 
+/* Within the thresholds of the last search, but for the rounding of the sums that a kernel compares. */
+static int
+is_within(const tp_slice_dp *dp, int start, int length)
+{
+    int within = 1;
+    for (int l = 0; l < dp->limits; l++) {
+        double room = 1e-12 * fabs(dp->threshold[l]) + 1e-15 * dp->limit[l].q[dp->n];
+        within &= tp_slice_at(&dp->limit[l], start, length) <= dp->threshold[l] + room;
+    }
+    return within;
+}
+
 int
 tp_slice_dp_path(const tp_slice_dp *dp, int *length)
 {
@@ -398,20 +410,16 @@ tp_slice_dp_path(const tp_slice_dp *dp, int *length)
     const double a2 = dp->sum.a2;
     for (int e = dp->n; e > 0;) {
         double slack = 1e-15 * (fabs(dp->u[e]) + dp->sum.q[e]), cheapest = INFINITY;
-        int best = 0, start = e > dp->widest ? e - dp->widest : 0;
-        if (e <= dp->cap && fabs(summand_at(&dp->sum, 0, e) - dp->u[e]) <= slack) {
-            best = e;
-            cheapest = tp_slice_at(&dp->sum, 0, e);
-        }
-        for (int j = e - 1; j >= start && j > 0; j--) {
-            /* The search came from j only if this is zero, to the bit; `slack` is for compilers that fuse. A slice that
-             * rounding alone let pass the threshold is found too, and one beyond it with the same sum does no harm. */
-            double apart = dp->u[j] + a2 * j + summand_at(&dp->sum, j, e - j) - dp->u[e];
+        int best = 0, beyond = 1, first = e > dp->widest ? e - dp->widest : 0;
+        for (int j = e <= dp->cap ? 0 : first; j < e; j = j == 0 && first > 0 ? first : j + 1) {
+            /* The search came from j only if this is zero, to the bit; `slack` is for compilers that fuse. */
+            double apart = dp->u[j] + (j > 0 ? a2 * j : 0.0) + summand_at(&dp->sum, j, e - j) - dp->u[e];
             if (apart > slack || apart < -slack)
                 continue;
             double c = tp_slice_at(&dp->sum, j, e - j);
-            if (c < cheapest)
-                cheapest = c, best = e - j;
+            int out = !is_within(dp, j, e - j); /* has the same sum, but is not allowed */
+            if (out < beyond || (out == beyond && (c < cheapest || (c == cheapest && best < e))))
+                cheapest = c, best = e - j, beyond = out;
         }
         assert(best > 0);
         length[count++] = best;
