@@ -59,6 +59,7 @@ stage_close(tp_stage *stage)
         return;
     (void)!tp_cuda_synchronize(stage->rank->cuda, stage->rank->stream); /* pageless memory goes: nobody may read it still */
     tp_cuda_host_free(stage->rank->cuda, stage->pinned);
+    tp_cuda_host_free(stage->rank->cuda, stage->store);
     tp_heap_free(stage->rank->base.heap, stage->memory);
     free(stage->counts);
     free(stage);
@@ -78,6 +79,18 @@ lay_positions(tp_stage *stage)
 }
 
 static tp_status
+take_store(tp_stage *stage)
+{
+    size_t bytes = tp_cuda_stage_store_bytes(&stage->base.config, &stage->rank->config);
+    if (bytes == 0)
+        return TP_OK;
+    TP_TRY(tp_cuda_host_alloc(stage->rank->cuda, bytes, stage->base.what, &stage->store));
+    tp_stage_arena from = {stage->store, 0, TP_ALIGN, stage->base.sizes.element};
+    tp_lay_store(&stage->base, &from);
+    return TP_OK;
+}
+
+static tp_status
 take_memory(tp_stage *stage)
 {
     tp_cuda_device *cuda = stage->rank->cuda;
@@ -88,6 +101,7 @@ take_memory(tp_stage *stage)
     TP_TRY(tp_cuda_host_alloc(cuda, pinned, stage->base.what, &stage->pinned));
     memset(stage->pinned, 0, pinned);
     tp_cuda_stage_layout_host(stage, stage->pinned);
+    TP_TRY(take_store(stage));
     int64_t height = most(stage->base.config.model.vocab_size, stage->base.config.slicing->seq_len);
     stage->counts = calloc((size_t)height, sizeof *stage->counts);
     if (stage->counts == NULL)
@@ -161,9 +175,36 @@ stage_recompute(tp_stage *stage, int micro, int slice, int slot, int gslot)
 {
     tp_slice_at at = tp_stage_at(&stage->base, micro, slice, TP_WHOLE, slot, gslot);
     for (int block = 0; block < stage->base.blocks; block++)
-        if (stage->base.block[block].again)
+        if (stage->base.block[block].saves == TP_REMAKES)
             TP_TRY(tp_cuda_block_recompute(stage, block, &at));
     return TP_OK;
+}
+
+/* In the order of the stage's stream: the rank waits for it, as the simulator has it. */
+static tp_status
+swap_slice(tp_stage *stage, const tp_slice_at *at, int out)
+{
+    tp_swap swap[TP_SWAPS_MOST];
+    for (int block = 0; block < stage->base.blocks; block++)
+        for (int k = tp_stage_swaps(&stage->base, &stage->base.block[block], at, out, swap) - 1; k >= 0; k--)
+            TP_TRY(tp_cuda_copy(stage->rank->cuda, stage->rank->stream, out ? swap[k].store : swap[k].device,
+                                out ? swap[k].device : swap[k].store, swap[k].bytes,
+                                out ? TP_CUDA_TO_HOST : TP_CUDA_TO_DEVICE));
+    return TP_OK;
+}
+
+static tp_status
+stage_swap_out(tp_stage *stage, int micro, int slice, int slot)
+{
+    tp_slice_at at = tp_stage_at(&stage->base, micro, slice, TP_WHOLE, slot, 0);
+    return swap_slice(stage, &at, 1);
+}
+
+static tp_status
+stage_swap_in(tp_stage *stage, int micro, int slice, int slot, int gslot)
+{
+    tp_slice_at at = tp_stage_at(&stage->base, micro, slice, TP_WHOLE, slot, gslot);
+    return swap_slice(stage, &at, 0);
 }
 
 static tp_status
@@ -269,6 +310,9 @@ const tp_stage_ops tp_cuda_stage_ops = {
     .input_gradient = stage_input_gradient,
     .weight_gradient = stage_weight_gradient,
     .recompute = stage_recompute,
+    .swap_out = stage_swap_out,
+    .swap_in = stage_swap_in,
+    .store_bytes = tp_cuda_stage_store_bytes,
     .end = tp_stage_end,
     .tied = stage_tied,
     .finish = tp_cuda_stage_finish,

@@ -62,6 +62,7 @@ struct tp_stage {
     size_t ints_bytes;
 
     void *pinned;               /* page-locked: ints, then losses, then sums */
+    void *store;                /* page-locked: what is swapped out; NULL: nothing is */
     stage_ints on_host;
     float *host_loss;
     double *host_sums;
@@ -72,6 +73,9 @@ struct tp_stage {
     int prepared;
 };
 
+/* Page-locked bytes of what is swapped out. */
+size_t
+tp_cuda_stage_store_bytes(const tp_stage_config *config, const tp_device_config *device);
 /* Parts of a stage in an arena; base NULL counts only. */
 size_t
 tp_cuda_stage_layout(tp_stage *stage, char *base);

@@ -305,7 +305,7 @@ class Engine:
         cls, program: Program, rank: int, model: _Dimensions, partition: Sequence[int], slicing: _Slicing, comm: Comm | None = None,
         isa: str | None = None, threads: int = 1, memory_bytes: int = 0, provider: object = None, device: int = 0,
         dtype: str | None = None, eager: bool = False, reproducible: bool = False, candidates: int = 0, staged: bool = False,
-        part: object = None, recompute: bytes | None = None,
+        part: object = None, saves: bytes | None = None, store: str | None = None,
     ) -> Self: ...
     @classmethod
     def emulated(cls, program: Program, rank: int, durations: _Costs, comm: Comm | None = None) -> Engine: ...
@@ -324,11 +324,11 @@ class Engine:
 
 def rank_memory(
     program: Program, model: _Dimensions, partition: Sequence[int], slicing: _Slicing, isa: str | None = None, threads: int = 1,
-    provider: object = None, dtype: str | None = None, recompute: bytes | None = None,
+    provider: object = None, dtype: str | None = None, saves: bytes | None = None,
 ) -> list[int]: ...
 def stage_memory(
     model: _Dimensions, slicing: _Slicing, first: int, last: int, activation_slots: int, gradient_slots: int,
-    provider: object = None, dtype: str | None = None, recompute: bytes | None = None, /,
+    provider: object = None, dtype: str | None = None, saves: bytes | None = None, /,
 ) -> int: ...
 
 # ---- kernels alone, for tests and benchmarks (csrc/py/kernels.c) --------------------------------------------------------

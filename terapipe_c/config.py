@@ -308,7 +308,8 @@ class Cluster:
         peak_flops: float32 FLOPs a second of one device that kernels reach; None: 60e9, one core with AVX2 or AVX-512.
         memory_bandwidth_Bps: bytes a second one device reads from its memory; None: peak_flops / 150, at
             least 10e9, one core's share.
-        host_bandwidth_Bps: bytes a second between one device and its host's memory, each way; None: nothing is swapped there.
+        host_bandwidth_Bps: bytes a second that one rank swaps at, out or in: to its host's memory, or from the CPU to a file; None:
+            nothing is swapped.
     """
 
     num_devices: int

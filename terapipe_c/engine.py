@@ -3,8 +3,10 @@ from __future__ import annotations
 
 import math
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
@@ -22,6 +24,7 @@ __all__ = ["RankEngine", "init_params", "loss_and_grads", "make_engine", "rank_m
 Float32 = NDArray[np.float32]
 T = TypeVar("T")
 MOST_THREADS = 256      # TP_TEAM_MOST of csrc/base/team.h
+STORE_VARIABLE = "TERAPIPE_SWAP_DIR"
 TIMED = 4       # algorithms of each product that a GPU compares before the first step
 Slicing = Sequence[tuple[int, Sequence[int]]]
 CPU = Backend()
@@ -45,15 +48,18 @@ def cut(slicing: Slicing) -> tuple[int, int, list[tuple[int, list[int]]]]:
 
 
 def rank_memory(model: Any, stages: Sequence[tuple[int, int]], slicing: Slicing, program: _core.Program,
-                threads: int = 1, backend: Backend = CPU, recompute: Sequence[bool] = ()) -> list[int]:
+                threads: int = 1, backend: Backend = CPU, recompute: Sequence[bool] = (),
+                swap: Sequence[int] = ()) -> list[int]:
     """Bytes that each rank's engine will take from its heap, exactly; nothing is allocated. Of a GPU its memory alone."""
     return _core.rank_memory(program, dimensions(model), boundaries(stages), cut(slicing), threads=threads,
-                             recompute=recompute_bytes(recompute), **backend.arguments)
+                             saves=saves_bytes(recompute, swap), **backend.arguments)
 
 
-def recompute_bytes(recompute: Sequence[bool]) -> bytes | None:
-    """Which blocks are computed again, as the C core takes it."""
-    return bytes(recompute) if any(recompute) else None
+def saves_bytes(recompute: Sequence[bool], swap: Sequence[int] = ()) -> bytes | None:
+    """How each block saves memory (``Plan.recompute``, ``Plan.swap``), as the C core takes it."""
+    if not any(recompute) and not any(swap):
+        return None
+    return bytes(2 if size else int(again) for again, size in zip_longest(recompute, swap, fillvalue=0))
 
 
 def gather_bytes(model: Any) -> int:
@@ -66,10 +72,12 @@ class RankEngine:
 
     def __init__(self, model: Any, stages: Sequence[tuple[int, int]], slicing: Slicing, program: _core.Program, rank: int,
                  comm: _core.Comm | None, *, threads: int = 1, memory_bytes: int = 0, backend: Backend = CPU,
-                 recompute: Sequence[bool] = (), **device: Any) -> None:
-        """recompute: per block, as `Plan.recompute`. device: on a GPU the arguments of `_core.Engine` that say which and how."""
+                 recompute: Sequence[bool] = (), swap: Sequence[int] = (), store: str | None = None, **device: Any) -> None:
+        """recompute, swap: per block, as in `Plan`. store: the folder where what is swapped goes, on the CPU. device: on a GPU the
+        arguments of `_core.Engine` that say which and how."""
         self._core = _core.Engine(program, rank, dimensions(model), boundaries(stages), cut(slicing), comm, threads=threads,
-                                  memory_bytes=memory_bytes, recompute=recompute_bytes(recompute), **backend.arguments, **device)
+                                  memory_bytes=memory_bytes, saves=saves_bytes(recompute, swap), store=store, **backend.arguments,
+                                  **device)
         self._code = program.instructions(rank)
         table = _core.model_params(dimensions(model))
         self._held = [(stage, i, table[index][0]) for stage, i, index in self._core.params()]
@@ -139,7 +147,7 @@ class _TrainingEngine(RankEngine):
 
     def __init__(self, job: Mapping[str, Any], plan: Plan, rank: int, comm: _core.Comm | None) -> None:
         super().__init__(plan.model, plan.stages, plan.slicing, plan.program, rank, comm, threads=job["threads_per_rank"],
-                         recompute=plan.recompute, **_device_of(job, rank))
+                         recompute=plan.recompute, swap=plan.swap, store=_store_of(job), **_device_of(job, rank))
         self._options = {"beta1": job["betas"][0], "beta2": job["betas"][1], "eps": job["eps"],
                          "weight_decay": job["weight_decay"], "grad_clip": job["grad_clip"]}
 
@@ -147,6 +155,11 @@ class _TrainingEngine(RankEngine):
         """Train as step 0, 1, ..."""
         loss, norm, *_ = self.run(tokens, step=step + 1, lr=lr, **self._options)
         return {"loss": loss, "grad_norm": norm}
+
+
+def _store_of(job: Mapping[str, Any]) -> str:
+    """The folder for swapped activations: what the user says, or where the run writes already."""
+    return os.environ.get(STORE_VARIABLE) or job["out"] or tempfile.gettempdir()
 
 
 def products(reproducible: bool) -> dict[str, Any]:

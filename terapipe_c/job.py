@@ -147,7 +147,7 @@ def _memory(plan: Any, options: Mapping[str, Any]) -> list[int]:
     if options["engine"] != ENGINE:
         return [int(size) for size in plan.peak_memory_bytes]
     sizes = rank_memory(plan.model, plan.stages, plan.slicing, plan.program, options["threads_per_rank"],
-                        choose(options["backend"], options["dtype"]), plan.recompute)
+                        choose(options["backend"], options["dtype"]), plan.recompute, plan.swap)
     planned = getattr(plan, "backend", "cpu"), getattr(plan, "dtype", "float32")
     if planned[0] == "cuda" and planned != (options["backend"], options["dtype"]):
         raise _core.InvalidValueError(f"the plan is for backend {planned[0]!r} with {planned[1]}, this run has "

@@ -11,8 +11,7 @@ the result is never slower than any of them. The limits cut what is beyond: quic
 a single planner would take, descents. Not promised is to beat a plan for which ``stages`` or ``data_parallel`` (where they are
 left open they are searched, as far as the limits go), ``granularity``, ``partition`` or ``slicing`` was given to the other planner
 alone: given values are kept, and a finer grid or a cut made by hand is another request. Nor one for which ``recompute`` was given:
-what the others choose to recompute is weighed and, where memory binds, the terapipe planner with each of its names. Nor one that
-swaps where ``executable`` rules that out.
+what the others choose to recompute is weighed and, where memory binds, the terapipe planner with each of its names.
 
 Work is counted, not timed: the same request gives the same plan. Only ``time_limit_s`` reads a clock: past it nothing new begins,
 not even what was named; every single planner for the request as it is has been asked by then, and the log says how many of the
@@ -35,7 +34,7 @@ from . import planners
 from ._core import Error, InfeasibleError
 from .config import human_seconds
 from .cost import PHASES, CostModel, equal_lengths
-from .judge import SLICED, SLIGHT, ZERO_BUBBLE, Candidate, Cut, Judge, Micro, possible, rounded, runs_here
+from .judge import SLICED, SLIGHT, ZERO_BUBBLE, Candidate, Cut, Judge, Micro, possible, rounded
 from .partitioners import Found, plan_one, plan_stages, uniform, whole_sequences
 from .request import AUTO, JOINT, Request, schedules_of
 from .search import StageCost, balanced, kind_seconds
@@ -320,7 +319,6 @@ class _Search:
     def __init__(self, request: Request, start: float) -> None:
         self.request, self.start = request, start
         self.best: Found | None = None
-        self.fallback: Found | None = None     # the fastest of those that the engine does not run
         self.by = ""
         self.error: Error | None = None        # why the first planner that has no plan has none
         self.log: list[str] = []
@@ -339,11 +337,6 @@ class _Search:
 
     def offer(self, found: Found, by: str) -> bool:
         """Take it if it is allowed and better."""
-        if not runs_here(found.candidate.savings) and self.request.savings != "free":
-            if self.request.savings == "last" and (self.fallback is None
-                                                   or found.candidate.seconds < self.fallback.candidate.seconds):
-                self.fallback = found
-            return False
         if found.candidate.seconds < self.seconds * SLIGHT:
             self.best, self.by = found, by
             return True
@@ -440,7 +433,7 @@ class _Search:
                 quick = min(self._quick_s(name, c.key) for name in names)
                 usual = names == r.schedules and c.ranks in r.ranks[:1] and c.key[1:] == (r.chunks, r.replicas)
                 if quick < float("inf") and not usual and (names[0], c.chunks, c.ranks, c.replicas) not in known:
-                    asked = replace(c.of(r, names), planner="terapipe", savings="free")
+                    asked = replace(c.of(r, names), planner="terapipe")
                     others.append(_Task(2, quick, len(rows) + len(others), c.bound, asked, False))
         return sorted(rows + sorted(others)[:_SEARCHES])
 
@@ -537,11 +530,9 @@ def plan_jointly(request: Request, start: float) -> tuple[Found, list[str]]:
     s.polish()
     s.recompute()
     if s.best is None:
-        if s.fallback is None:
-            near = [judge for judge in s.judges.values() if judge.shortest is not None]
-            if near:
-                raise min(near, key=lambda judge: judge.shortest or (0, 0, 0)).refuse()
-            raise s.error or InfeasibleError("no plan of any planner fits: more memory_bytes would be right")
-        s.best, s.by = s.fallback, "the fastest that fits; nothing that this engine executes fits"
+        near = [judge for judge in s.judges.values() if judge.shortest is not None]
+        if near:
+            raise min(near, key=lambda judge: judge.shortest or (0, 0, 0)).refuse()
+        raise s.error or InfeasibleError("no plan of any planner fits: more memory_bytes would be right")
     s.log.append(f"best: {human_seconds(s.seconds)} by {s.by}")
     return Found(s.best.judge, s.best.candidate, tuple(compared)), s.log

@@ -6,7 +6,7 @@ Nothing here reads a clock: effort is counted, so that the same request gives th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from . import _core, schedules
 from ._core import InfeasibleError
 from .config import KINDS, GPTConfig
 from .cost import CostModel, block_counts, filled
-from .engine import dimensions, rank_memory, recompute_bytes
+from .engine import dimensions, rank_memory, saves_bytes
 from .schedules import Program
 
 Micro = tuple[int, tuple[int, ...]]
@@ -37,15 +37,10 @@ class Savings(NamedTuple):
 
     recompute: tuple[bool, ...] = ()      #: per block (attention, ffn): its activations but its input are made again (R)
     swap: tuple[int, ...] = ()            #: per block: bytes of a micro-batch's activations that go to the host and back
-    stall_s: tuple[float, ...] = ()       #: per stage: seconds a micro-batch waits for its swaps (what is not hidden)
+    swap_s: tuple[float, ...] = ()        #: per stage: seconds to swap those of its blocks out, and as many to swap them in
 
 
 NOTHING = Savings()
-
-
-def runs_here(savings: Savings) -> bool:
-    """Whether the engine does it: it recomputes, and does not swap."""
-    return not any(savings.swap)
 
 
 @dataclass(frozen=True)
@@ -131,9 +126,10 @@ class Judge:
             chosen = np.array(savings.recompute)
             counts = np.array([np.bincount(kinds[a:e][chosen[a:e]], minlength=len(KINDS)) for a, e in partition], np.int32)
             out["R"] = self.costs.recompute_s(counts, self._slice_work(slicing))
-        if any(savings.stall_s):
-            slices = np.repeat([len(lengths) for _, lengths in slicing], [len(lengths) for _, lengths in slicing])
-            out["SO"] = out["SI"] = np.array(savings.stall_s)[:, None] / (2.0 * slices)
+        if any(savings.swap_s):
+            rows = np.array([b * n for b, lengths in slicing for n in lengths], np.float64)
+            largest = max(b for b, _ in slicing) * sum(slicing[0][1])
+            out["SO"] = out["SI"] = np.array(savings.swap_s)[:, None] * (rows / largest)
         return out
 
     def timing(self, c: Candidate) -> dict[str, Any]:
@@ -173,7 +169,7 @@ class Judge:
             memory = dimensions(self.model), where.get("provider"), where.get("dtype")
             ring = self.replicas.seconds(0.0), self.replicas.seconds(4.0) - self.replicas.seconds(0.0)
             self._core = self.costs.judge(self.model, self.ranks, self.chunks, ring, memory,
-                                          recompute_bytes(self.savings.recompute))
+                                          saves_bytes(self.savings.recompute))
         return self._core
 
     def _given(self, c: Candidate) -> tuple[int, int, NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
@@ -211,16 +207,9 @@ class Judge:
         return found
 
     def peak(self, c: Candidate, program: Program) -> list[int]:
-        """Peak bytes of every rank, exact: the sizes that the engine would take (one thread a rank), without taking them. Less
-        what is swapped, which this engine does not do, of all micro-batches but the one that is being worked on."""
-        peak = rank_memory(self.model, c.partition, c.slicing, program, backend=self.costs.where, recompute=c.savings.recompute)
-        if runs_here(c.savings):
-            return peak
-        slots = activation_slots(program)
-        saved = saved_bytes(self.model, c.slicing, c.savings._replace(recompute=()))
-        for k, (first, end) in enumerate(c.partition):
-            peak[program.rank_of[k]] -= max(0, slots[k] - 1) * sum(saved[first:end])
-        return peak
+        """Peak bytes of every rank, exact: the sizes that the engine would take (one thread a rank), without taking them."""
+        return rank_memory(self.model, c.partition, c.slicing, program, backend=self.costs.where, recompute=c.savings.recompute,
+                           swap=c.savings.swap)
 
     def peak_bytes(self, c: Candidate) -> list[int]:
         """``peak`` of its program; remembered."""
@@ -261,22 +250,20 @@ def activation_slots(program: Program) -> list[int]:
 
 
 def saving(program: Program, model: GPTConfig, partition: Cut, savings: Savings) -> Program:
-    """With what saves memory: R of a slice before its backward, but where an attention is made again all of a micro-batch."""
-    again = [{block.kind for block, flag in zip(model.blocks[a:e], savings.recompute[a:e], strict=False) if flag}
-             for a, e in partition]
-    return program.save_memory(bytes(1 if "attention" in kinds else 2 if kinds else 0 for kinds in again),
-                               bytes(any(savings.swap[a:e]) for a, e in partition))
+    """With what saves memory: R (or SI) of a slice before its backward, but where an attention is made again (or swapped) all of
+    a micro-batch."""
+    def before(flags: Sequence[int]) -> bytes:
+        kinds = [{block.kind for block, flag in zip(model.blocks[a:e], flags[a:e], strict=False) if flag} for a, e in partition]
+        return bytes(1 if "attention" in of_stage else 2 if of_stage else 0 for of_stage in kinds)
+
+    return program.save_memory(before(savings.recompute), before(savings.swap))
 
 
-def saved_bytes(model: GPTConfig, slicing: tuple[Micro, ...], savings: Savings) -> list[int]:
-    """Per block: bytes of a micro-batch that ``savings`` takes out of memory between forward and backward."""
-    sizes = block_bytes(model, slicing)
-    out = []
-    for i, block in enumerate(model.blocks):
-        size = sizes[block.kind]
-        again = size.activation - size.input if savings.recompute and savings.recompute[i] else 0
-        out.append(min(size.activation, again + (savings.swap[i] if savings.swap else 0)))
-    return out
+def saved_bytes(model: GPTConfig, slicing: tuple[Micro, ...]) -> list[int]:
+    """Per block: bytes of the largest micro-batch that leave the memory between forward and backward where it is made again or
+    swapped; 0: neither can be."""
+    sizes = {kind: size.activation - size.input for kind, size in block_bytes(model, slicing).items()}
+    return [sizes[block.kind] if block.kind in ("attention", "ffn") else 0 for block in model.blocks]
 
 
 class BlockBytes(NamedTuple):

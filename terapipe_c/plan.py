@@ -25,7 +25,7 @@ from .config import Cluster, GPTConfig, html_table, human_bytes, human_count, hu
 from .cost import PHASES, CostModel
 from .exports import megatron_flags, torch_csv
 from .joint import plan_jointly
-from .judge import SLICED
+from .judge import SLICED, saved_bytes
 from .partitioners import Found, plan_one
 from .planners.slicing_bound import plan_slicing_bound
 from .request import Request, check_partition, check_request, check_slicing
@@ -68,7 +68,7 @@ class Plan:
     planning_time_s: float
     granularity: int = 1
     recompute: list[bool] = field(default_factory=list)   #: per block: its activations are made again before its backward
-    swap: list[int] = field(default_factory=list)         #: per block: bytes of a micro-batch that go to the host and back
+    swap: list[int] = field(default_factory=list)         #: per block: bytes of a micro-batch that leave the device and come back
     compared: list[tuple[str, float]] = field(default_factory=list)   #: (what, predicted seconds) of alternatives
     data_parallel: int = 1                         #: replicas of the whole pipeline
     search_log: list[str] = field(default_factory=list)   #: what the joint search tried, and why it stopped
@@ -111,8 +111,11 @@ class Plan:
         reasons = []
         if self.data_parallel > 1:
             reasons.append(f"data_parallel = {self.data_parallel}")
-        if any(self.swap):
-            reasons.append(f"swap of {human_bytes(sum(self.swap))} a micro-batch")
+        whole = saved_bytes(self.model, tuple((b, tuple(lengths)) for b, lengths in self.slicing)) if any(self.swap) else []
+        for block, bytes_, can in zip(self.model.blocks, self.swap, whole, strict=False):
+            if bytes_ not in (0, can):                         # of another version
+                reasons.append(f"a swap of {bytes_} bytes of {block.name}: all {can} or none would be right")
+                break
         return f"the engine does not execute {', '.join(reasons)}" if reasons else ""
 
     @property
@@ -233,6 +236,11 @@ class Plan:
         if again:
             lines.append("  made again before their backward: " + ", ".join(
                 f"{again.count(kind)} of {self.model.n_layer} {kind} blocks" for kind in dict.fromkeys(again)))
+        away = [block.kind for block, bytes_ in zip(self.model.blocks, self.swap, strict=False) if bytes_]
+        if away:
+            lines.append("  swapped until their backward: " + ", ".join(
+                f"{away.count(kind)} of {self.model.n_layer} {kind} blocks" for kind in dict.fromkeys(away))
+                + f", {human_bytes(sum(self.swap))} a micro-batch")
         lines.append(f"  predicted step: {human_seconds(self.step_time_s)} ({human_count(self.tokens_per_s)} tokens/s); no "
                      f"order of these operations is faster than {human_seconds(self.lower_bound_s)} (gap "
                      f"{100 * self.gap:.2g} %)")
@@ -396,9 +404,8 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         partition: [(first_block, last_block + 1), ...] of every virtual stage, instead of a planned one.
         slicing: [(micro_batch, [slice lengths]), ...], or M: one sequence a micro-batch, M slices, instead of a planned one.
             Of one replica.
-        executable: True: only plans that this engine runs (no swap, one replica). False: any. None: True for the auto planner
-            on this machine (``Cluster.local()``), on others swap only where nothing fits without it; any other planner: what
-            its paper would do (``plan.executable`` says whether it runs here).
+        executable: True: only plans that this engine runs (one replica). False: any. None: True for the auto planner on this
+            machine (``Cluster.local()``), False on others (``plan.executable`` says whether it runs here).
         time_limit_s: the auto planner begins nothing new after so many seconds; None: it counts work instead, so that the same
             request gives the same plan everywhere.
         backend, dtype: whose memory the plan's is: "cpu", or "cuda" with "bf16" (dtype None) or "float32"; backend None: the
@@ -406,7 +413,9 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         recompute: "ffn", "attention" or "full" (both): these blocks keep their input alone and compute the rest again before
             their backward; or a bool for each block. None: what the planner chooses: dawnpiper, bmpipe, piper, vpipe and
             adapipe do so within the memory; auto weighs theirs and, where memory binds, slices with each of the three names;
-            the others recompute nothing.
+            the others recompute nothing. Where ``cluster.host_bandwidth_Bps`` is given dawnpiper and vpipe, and with them auto,
+            swap too: what a block computed leaves the memory between its forward and its backward. On the CPU it goes to a file,
+            in the run's folder or the one that TERAPIPE_SWAP_DIR names: that disk's bandwidth is meant.
 
     Raises:
         ValueError: the request contradicts itself or the model; names the argument, its value and what would be right.

@@ -18,6 +18,7 @@ __all__ = ["PLANNERS", "Request", "check_partition", "check_request", "check_sli
 PLANNERS = ("auto", "terapipe", "uniform", "autopipe", "autopipe_heuristic", "dawnpiper", "dawnpiper_binary", "bmpipe",
             "pipedream", "dapple", "piper", "vpipe", "adapipe", "merak")
 SAVERS = ("dawnpiper", "dawnpiper_binary", "bmpipe", "piper", "vpipe", "adapipe")   # these choose what to recompute
+SWAPPERS = ("dawnpiper", "dawnpiper_binary", "vpipe")                                 # and these what to swap
 RECOMPUTE = {"ffn": ("ffn",), "attention": ("attention",), "full": ("attention", "ffn")}   # what a name makes again
 SEARCHING = ("auto", "terapipe")          # these choose among schedules; the others plan for the one that is given, or 1f1b
 CHUNKED = ("auto", "terapipe", "uniform", "bmpipe")   # these can plan several stages a rank
@@ -110,7 +111,6 @@ class Request:
     unit: int
     partition: Cut | None
     slicing: tuple[Micro, ...] | None   # of one replica
-    savings: str                        # recompute and swap: "never", "last" (where nothing fits without) or "free"
     free_ranks: bool = False            # for the joint search: what was not given
     free_replicas: bool = False
     free_chunks: bool = False
@@ -311,16 +311,13 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
         unit = whole("granularity", granularity)
         if seq_len % unit:
             raise InvalidValueError(f"granularity is {unit}, which does not divide seq_len = {seq_len}")
-    if executable is None:                                     # a single planner's plan is what its paper says
-        savings = ("never" if cluster.is_local else "last") if planner == "auto" else "free"
-    else:
-        savings = "never" if executable else "free"
     checked_costs = _check_costs(costs, model, cluster)
     _check_work(checked_costs, model, batch, seq_len)
     open_ranks = stages is None and checked is None
-    open_replicas = open_ranks and data_parallel is None and cut is None and savings != "never"
+    runs_here = planner == "auto" and cluster.is_local if executable is None else executable
+    open_replicas = open_ranks and data_parallel is None and cut is None and not runs_here
     return Request(model, cluster, checked_costs, batch, seq_len, planner, names, chunks, ranks, replicas,
-                   limit, unit, checked, cut, savings, open_ranks, open_replicas, free_chunks,
+                   limit, unit, checked, cut, open_ranks, open_replicas, free_chunks,
                    planner == "auto" and schedule == "auto",
                    time_limit_s=None if time_limit_s is None else real("time_limit_s", time_limit_s),
                    recompute=_check_recompute(recompute, model, planner))

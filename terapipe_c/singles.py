@@ -32,7 +32,7 @@ def _asked(request: Request, planner: str, names: tuple[str, ...], chunks: int, 
         return None
     micros = len(whole_sequences(request))
     ranks = tuple(r for r in ranks if r * chunks <= request.model.num_blocks and not possible(names[0], r, micros))
-    return replace(request, planner=planner, schedules=names, chunks=chunks, ranks=ranks, savings="free") if ranks else None
+    return replace(request, planner=planner, schedules=names, chunks=chunks, ranks=ranks) if ranks else None
 
 
 def chunk_counts(request: Request) -> range | tuple[int, ...]:

@@ -271,6 +271,31 @@ def test_blocks_that_recompute_have_the_same_bits_in_the_memory_predicted(slicin
             assert all(np.array_equal(array, theirs[2][name]) for name, array in mine[2].items())
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bf16"])
+@pytest.mark.parametrize("slicing, schedule", [([(1, [5, 7]), (1, [12])], "gpipe"), ([(2, [1, 4, 7])], "seq1f1b")])
+def test_blocks_that_swap_have_the_same_bits_in_the_memory_predicted(slicing, schedule, dtype):
+    model, params, tokens = problem(sum(b for b, _ in slicing), 12)
+    build_one = {"gpipe": tp.schedules.gpipe, "seq1f1b": tp.schedules.seq1f1b}[schedule]
+    program = build_one(2, len(slicing), [len(lengths) for _, lengths in slicing]).split()
+    partition, found = partition_of(model, [3]), []
+    for again, swap in (((), ()), ((0, 0, 1, 0, 0, 0), (0, 1, 0, 1, 1, 0)), ((), (0, 0, 1, 1, 0, 0))):
+        lowered = program.save_memory(bytes([2 * any(again), 0]), bytes([1, 1])) if swap else program
+        lowered = lowered.lower(True)
+        predicted = rank_memory(model, partition, slicing, lowered, backend=CUDA[dtype], recompute=again, swap=swap)
+
+        def work(engine):
+            done = [engine.run(tokens, step=i + 1, **HYPER)[:2] for i in range(2)]
+            return done, engine.evaluate(tokens), engine.export("params"), engine.peak_memory_bytes
+
+        parts = ranks_do(model, partition, slicing, lowered, work, params, dtype, recompute=again, swap=swap)
+        assert [part[3] for part in parts] == predicted
+        found.append(parts)
+    for other in found[1:]:
+        for mine, theirs in zip(found[0], other, strict=True):
+            assert mine[:2] == theirs[:2]
+            assert all(np.array_equal(array, theirs[2][name]) for name, array in mine[2].items())
+
+
 def test_a_limit_names_the_bytes_that_are_short():
     model, *_ = problem(1, 12)
     program, slicing, partition = tp.schedules.gpipe(1, 1).split().lower(), [(1, [12])], partition_of(model, [])

@@ -26,15 +26,14 @@ def partition_of(model, cuts):
     return list(zip(edges[:-1], edges[1:], strict=True))
 
 
-def ranks_do(model, partition, slicing, program, work, threads=1, params=None, recompute=()):
+def ranks_do(model, partition, slicing, program, work, threads=1, params=None, **saves):
     """[work(engine) of each rank], on engines that run `program` together as threads."""
     ranks = program.num_ranks
     everyone = bytearray(int(a != b) for a in range(ranks) for b in range(ranks))
     region = _core.Region.create(ranks, everyone, 1 << 13, gather_bytes(model), False)
 
     def one(rank):
-        engine = RankEngine(model, partition, slicing, program, rank, _core.Comm(region, rank, 60.0), threads=threads,
-                            recompute=recompute)
+        engine = RankEngine(model, partition, slicing, program, rank, _core.Comm(region, rank, 60.0), threads=threads, **saves)
         if params is not None:
             engine.load(params)
         return work(engine)
@@ -54,9 +53,9 @@ def step(engine, tokens):
     return losses, evaluated, found
 
 
-def everything(model, partition, slicing, program, params, tokens, threads=1, recompute=()):
+def everything(model, partition, slicing, program, params, tokens, threads=1, **saves):
     """Losses, norms, evaluation and every tensor, with all that the ranks must agree on agreed on."""
-    parts = ranks_do(model, partition, slicing, program, lambda engine: step(engine, tokens), threads, params, recompute)
+    parts = ranks_do(model, partition, slicing, program, lambda engine: step(engine, tokens), threads, params, **saves)
     assert all(part[:2] == parts[0][:2] for part in parts)
     arrays = {}
     for _, _, found in parts:

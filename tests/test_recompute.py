@@ -49,7 +49,7 @@ def test_random_models_recomputed_at_random_have_the_same_bits_and_the_predicted
 
 def test_the_pass_puts_all_of_a_micro_batch_before_its_first_backward():
     program = tp.schedules.one_f_one_b(2, 2, [1, 2])
-    saved = program.save_memory(bytes([1, 0]), bytes([0, 1]))
+    saved = program.save_memory(bytes([1, 0]), bytes([0, 2]))
     assert str(saved).strip() == ("0F0.0 0F1.0 0F1.1 0R0.0 0B0.0 0R1.0 0R1.1 0B1.1 0B1.0\n"
                           "1F0.0 1SO0.0 1SI0.0 1B0.0 1F1.0 1SO1.0 1F1.1 1SO1.1 1SI1.1 1B1.1 1SI1.0 1B1.0")
     saved.check()
@@ -109,7 +109,7 @@ def test_more_memory_is_saved_the_more_micro_batches_wait():
     ((0, 1, 0, 0, 0, 0), "0F0.0 0F0.1 0R0.0 0B0.1 0B0.0", r"0R0\.1 must come before"),
     ((0, 0, 1, 0, 0, 0), "0F0.0 0F0.1 0R0.0 0B0.1 0B0.0", r"0R0\.1 must come before its backward"),
     ((0, 0, 0, 0, 0, 0), "0F0.0 0F0.1 0R0.0 0R0.1 0B0.1 0B0.0", r"0R0\.0, but no block of that stage"),
-    ((0, 1, 0, 0), "0F0.0 0F0.1 0R0.0 0R0.1 0B0.1 0B0.0", "recompute has 4 entries: one for each of the 6 blocks"),
+    ((0, 1, 0, 0), "0F0.0 0F0.1 0R0.0 0R0.1 0B0.1 0B0.0", "saves has 4 entries: one for each of the 6 blocks"),
 ])
 def test_a_program_that_does_not_make_again_what_is_missing_is_refused(again, program, message):
     model, *_ = problem(1, 8)

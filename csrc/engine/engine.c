@@ -200,6 +200,8 @@ run_one(tp_engine *engine, const tp_instr *instr)
         TP_TRY(ops->input_gradient(stage, instr->micro, instr->slice, slot, gslot));
         return instr->op == TP_OP_I ? TP_OK : ops->weight_gradient(stage, instr->micro, instr->slice, slot, gslot);
     case TP_OP_R: return ops->recompute(stage, instr->micro, instr->slice, slot, gslot);
+    case TP_OP_SO: return ops->swap_out(stage, instr->micro, instr->slice, slot);
+    case TP_OP_SI: return ops->swap_in(stage, instr->micro, instr->slice, slot, gslot);
     case TP_OP_W: return ops->weight_gradient(stage, instr->micro, instr->slice, slot, gslot);
     case TP_OP_SF:
     case TP_OP_SB:

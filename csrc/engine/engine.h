@@ -17,7 +17,8 @@ typedef struct {
     tp_model model;
     const tp_slicing *slicing; /* borrowed */
     const int32_t *partition;  /* [stages + 1] block boundaries; stage v has blocks [partition[v], partition[v + 1]) */
-    const uint8_t *recompute;  /* [blocks], borrowed: 1: the block keeps its input alone (tp_stage_config); NULL: none */
+    const uint8_t *saves;      /* [blocks] of tp_saves, borrowed; NULL: all keep everything */
+    const char *store;         /* tp_stage_config.store; borrowed until open returns */
     const tp_provider *provider; /* borrowed: tp_cpu_provider(), or a module's */
     tp_device_config device;
     tp_comm *comm;     /* borrowed; NULL where one rank is all; of the device's memory or the host's (staged.c) */
@@ -50,13 +51,16 @@ typedef struct {
  * EVALUE as tp_slicing_halve. */
 TP_MUST_USE tp_status
 tp_engine_halve(const tp_program *program, tp_slicing *slicing);
-/* EVALUE, ESCHEDULE: model, program, partition, slicing and recompute that do not fit together; comm is not looked at. */
+/* EVALUE, ESCHEDULE: model, program, partition, slicing and saves that do not fit together; comm is not looked at. */
 TP_MUST_USE tp_status
 tp_engine_check(const tp_engine_config *config);
 /* Bytes of the device that a rank's engine takes from its heap: what tp_engine_open will take, exactly. The config has been
  * checked. */
 size_t
 tp_engine_bytes(const tp_engine_config *config);
+/* Bytes outside the device's memory that it takes for what is swapped. */
+size_t
+tp_engine_store_bytes(const tp_engine_config *config);
 /* EVALUE: program, partition and slicing that do not fit together. EMEMORY. What the device says of itself. heap is borrowed:
  * the account of the device's memory. */
 TP_MUST_USE tp_status

@@ -47,13 +47,18 @@ tp_engine_drop_tables(tp_engine *engine);
 TP_MUST_USE tp_status
 tp_engine_match_receives(tp_engine *engine, const tp_program *program);
 
-/* EVALUE: blocks that cannot be recomputed, or a provider that cannot. ESCHEDULE: R is missing, late or of a stage that keeps
- * everything; micro-batches that go forward through each other on a stage that recomputes. Partition and slices fit. */
+/* EVALUE: blocks that cannot remake or swap, a provider that cannot, or no folder to swap to. ESCHEDULE: R, SO or SI is missing,
+ * late or of a stage that has no such block; micro-batches that go forward through each other on a stage where an attention does
+ * not keep its own. Partition and slices fit. */
 TP_MUST_USE tp_status
-tp_engine_check_recompute(const tp_engine_config *config);
+tp_engine_check_saving(const tp_engine_config *config);
 /* tp_stage_config.remake_slices of a stage of a config that has passed that check. */
 int
 tp_engine_remakes_slices(const tp_engine_config *config, int stage);
+
+/* tp_stage_config.one_room, likewise. */
+int
+tp_engine_has_one_room(const tp_engine_config *config, int stage);
 
 /* EVALUE where the communicator is missing, or another rank's, or of another number of ranks. */
 TP_MUST_USE tp_status

@@ -18,8 +18,10 @@ stage_config(const tp_engine_config *config, int stage)
                              .last_block = config->partition[stage + 1],
                              .activation_slots = tp_program_activation_slots(config->program, stage),
                              .gradient_slots = gradient,
-                             .recompute = config->recompute,
-                             .remake_slices = tp_engine_remakes_slices(config, stage)};
+                             .saves = config->saves,
+                             .remake_slices = tp_engine_remakes_slices(config, stage),
+                             .one_room = tp_engine_has_one_room(config, stage),
+                             .store = config->store};
 }
 
 static int64_t
@@ -61,6 +63,19 @@ tp_engine_bytes(const tp_engine_config *config)
     return total + tp_align_bytes(workspace_bytes(config));
 }
 
+size_t
+tp_engine_store_bytes(const tp_engine_config *config)
+{
+    size_t total = 0;
+    for (int stage = 0; stage < config->program->stages; stage++) {
+        if (config->program->rank_of[stage] != config->rank || config->provider->stage->store_bytes == NULL)
+            continue;
+        tp_stage_config part = stage_config(config, stage);
+        total += config->provider->stage->store_bytes(&part, &config->device);
+    }
+    return total;
+}
+
 static int
 is_halved(const tp_instr *instr)
 {
@@ -98,7 +113,7 @@ tp_engine_check(const tp_engine_config *config)
         if (is_halved(&program->code[i]) && config->slicing->micro[program->code[i].micro].half == 0)
             return tp_fail(TP_EVALUE, "micro-batch %d is halved in the program and not in the slicing",
                            program->code[i].micro);
-    return tp_engine_check_recompute(config);
+    return tp_engine_check_saving(config);
 }
 
 tp_status
@@ -155,7 +170,6 @@ open_parts(tp_engine *engine, const tp_engine_config *config, tp_heap *account)
 static tp_status
 check_program(const tp_program *program, int tied)
 {
-    static const tp_op later[] = {TP_OP_SO, TP_OP_SI};
     int64_t count[TP_OPS] = {0};
     int remote = 0, last = program->stages - 1;
     TP_TRY(tp_program_check(program));
@@ -167,9 +181,6 @@ check_program(const tp_program *program, int tied)
     if (count[TP_OP_OPT] == 0 || (remote && count[TP_OP_SF] == 0))
         return tp_fail(TP_EVALUE, "the program has no %s: a lowered one would be right",
                        count[TP_OP_OPT] == 0 ? "optimizer updates" : "messages");
-    for (size_t i = 0; i < sizeof later / sizeof *later; i++)
-        if (count[later[i]] > 0)
-            return tp_fail(TP_EVALUE, "this engine does not execute %s yet", tp_op_name((int)later[i]));
     if ((count[TP_OP_AR] > 0) != (tied && program->rank_of[0] != program->rank_of[last]))
         return tp_fail(
             TP_EVALUE, "the program has %lld AR, but the model's head is %s and its ends are on ranks %d and %d",

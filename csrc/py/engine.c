@@ -15,25 +15,25 @@ typedef struct {
     tp_py_costs *costs; /* an emulated engine's; it has no slicing */
     tp_slicing *slicing;
     int32_t *partition;
-    Py_buffer recompute; /* [blocks] of bool; obj NULL: none */
+    Py_buffer saves;     /* [blocks] of tp_saves; obj NULL: none */
     tp_heap *heap;
     tp_engine *engine;
     int64_t tokens; /* ints of one step's tokens */
     int busy;       /* a step is running without the GIL */
 } engine_object;
 
-/* None, or one bool of each block of the model, as bytes. */
+/* None, or how each block of the model saves memory, as bytes. */
 static int
-view_recompute(PyObject *recompute, const tp_model *model, Py_buffer *view)
+view_saves(PyObject *saves, const tp_model *model, Py_buffer *view)
 {
     *view = (Py_buffer){0};
-    if (recompute == Py_None)
+    if (saves == Py_None)
         return 0;
-    if (PyObject_GetBuffer(recompute, view, PyBUF_SIMPLE) < 0)
+    if (PyObject_GetBuffer(saves, view, PyBUF_SIMPLE) < 0)
         return -1;
     if (view->len == tp_model_blocks(model))
         return 0;
-    PyErr_Format(PyExc_ValueError, "recompute has %zd entries: one for each of the %d blocks would be right", view->len,
+    PyErr_Format(PyExc_ValueError, "saves has %zd entries: one for each of the %d blocks would be right", view->len,
                  tp_model_blocks(model));
     PyBuffer_Release(view);
     return -1;
@@ -44,17 +44,17 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"program", "rank", "model",   "partition", "slicing", "comm",
                             "isa",     "threads", "memory_bytes", "provider", "device", "dtype", "eager", "reproducible",
-                            "candidates", "staged", "part", "recompute", NULL};
+                            "candidates", "staged", "part", "saves", "store", NULL};
     PyObject *program, *model, *partition, *slicing, *comm = Py_None, *provider = Py_None, *part = Py_None;
-    PyObject *recompute = Py_None;
+    PyObject *saves = Py_None;
     const char *dtype = NULL;
     unsigned long long memory = 0;
     tp_engine_config config = {.device = {.threads = 1}};
     tp_py_state *state = PyType_GetModuleState(type);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OiOOO|OziKOizppipOO", names, &program, &config.rank, &model, &partition,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OiOOO|OziKOizppipOOz", names, &program, &config.rank, &model, &partition,
                                      &slicing, &comm, &config.device.isa, &config.device.threads, &memory, &provider,
                                      &config.device.device, &dtype, &config.device.eager, &config.device.reproducible,
-                                     &config.device.candidates, &config.staged, &part, &recompute))
+                                     &config.device.candidates, &config.staged, &part, &saves, &config.store))
         return NULL;
     engine_object *self = (engine_object *)type->tp_alloc(type, 0);
     if (self == NULL)
@@ -64,9 +64,9 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (config.program == NULL || tp_py_model(state, model, &config.model) < 0 ||
         tp_py_slicing(state, slicing, &self->slicing) < 0 ||
         (self->partition = tp_py_int32s(partition, "the partition's boundaries", &boundaries)) == NULL ||
-        view_recompute(recompute, &config.model, &self->recompute) < 0)
+        view_saves(saves, &config.model, &self->saves) < 0)
         goto failed;
-    config.recompute = self->recompute.buf;
+    config.saves = self->saves.buf;
     if (boundaries != config.program->stages + 1) {
         PyErr_Format(PyExc_ValueError, "the partition has %zd boundaries: %d would be right for %d stages", boundaries,
                      config.program->stages + 1, config.program->stages);
@@ -126,7 +126,7 @@ engine_dealloc(PyObject *object)
     tp_heap_close(self->heap);
     tp_slicing_close(self->slicing);
     free(self->partition);
-    PyBuffer_Release(&self->recompute);
+    PyBuffer_Release(&self->saves);
     if (self->costs != NULL)
         tp_py_costs_close(self->costs);
     free(self->costs);
@@ -441,23 +441,23 @@ engine_caveats(PyObject *object, PyObject *unused)
 static PyObject *
 rank_memory(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"program", "model", "partition", "slicing", "isa", "threads", "provider", "dtype", "recompute", NULL};
-    PyObject *program, *model, *partition, *slicing, *provider = Py_None, *recompute = Py_None, *result = NULL;
-    Py_buffer again = {0};
+    static char *names[] = {"program", "model", "partition", "slicing", "isa", "threads", "provider", "dtype", "saves", NULL};
+    PyObject *program, *model, *partition, *slicing, *provider = Py_None, *saves = Py_None, *result = NULL;
+    Py_buffer ways = {0};
     const char *dtype = NULL;
     tp_engine_config config = {.device = {.threads = 1}};
     tp_slicing *cut = NULL;
     Py_ssize_t boundaries;
     tp_py_state *state = tp_py_module_state(module);
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|ziOzO", names, &program, &model, &partition, &slicing,
-                                     &config.device.isa, &config.device.threads, &provider, &dtype, &recompute))
+                                     &config.device.isa, &config.device.threads, &provider, &dtype, &saves))
         return NULL;
     config.program = tp_py_program_get(state, program, "program");
     if (config.program == NULL || tp_py_model(state, model, &config.model) < 0 ||
         tp_py_device(provider, dtype, &config.provider, &config.device) < 0 ||
-        view_recompute(recompute, &config.model, &again) < 0)
+        view_saves(saves, &config.model, &ways) < 0)
         return NULL;
-    config.recompute = again.buf;
+    config.saves = ways.buf;
     int32_t *bounds = tp_py_int32s(partition, "the partition's boundaries", &boundaries);
     if (bounds == NULL || tp_py_slicing(state, slicing, &cut) < 0)
         goto done;
@@ -484,7 +484,7 @@ rank_memory(PyObject *module, PyObject *args, PyObject *kwargs)
             PyList_SET_ITEM(result, config.rank, bytes);
     }
 done:
-    PyBuffer_Release(&again);
+    PyBuffer_Release(&ways);
     free(bounds);
     tp_slicing_close(cut);
     return result;
@@ -522,12 +522,13 @@ static PyType_Slot engine_slots[] = {
     {Py_tp_methods, engine_methods},
     {Py_tp_doc, "Engine(program, rank, model, partition, slicing, comm=None, isa=None, threads=1, memory_bytes=0, "
                 "provider=None, device=0, dtype=None, eager=False, reproducible=False, candidates=0, staged=False, part=None, "
-                "recompute=None)\n--\n\n"
+                "saves=None, store=None)\n--\n\n"
                 "One rank: its stages, its list of instructions, its memory. provider: a backend module's capsule, None: the "
                 "CPU; device: number among the visible ones; dtype: float32 or bf16; eager: capture no graphs; "
                 "reproducible: products give a row the same bits whatever is multiplied with it; candidates: algorithms timed "
                 "for each product; staged: messages go through the host's memory; part: a " TP_PARTITION_CAPSULE " capsule, a part of the GPU; "
-                "recompute: a byte for each block, 1: its input alone is kept for the backward."},
+                "saves: a byte for each block: 0 it keeps what its backward needs, 1 makes it again, 2 swaps it to a "
+                "file in the folder `store`."},
     {0, NULL},
 };
 static PyType_Spec engine_spec = {"terapipe_c._core.Engine", sizeof(engine_object), 0,
@@ -536,8 +537,8 @@ static PyType_Spec engine_spec = {"terapipe_c._core.Engine", sizeof(engine_objec
 static PyObject *
 stage_memory(PyObject *module, PyObject *args)
 {
-    PyObject *model, *slicing, *capsule = Py_None, *recompute = Py_None;
-    Py_buffer again = {0};
+    PyObject *model, *slicing, *capsule = Py_None, *saves = Py_None;
+    Py_buffer ways = {0};
     const char *dtype = NULL;
     const tp_provider *provider;
     tp_device_config device = {.threads = 1};
@@ -545,7 +546,7 @@ stage_memory(PyObject *module, PyObject *args)
     tp_slicing *cut = NULL;
     tp_py_state *state = tp_py_module_state(module);
     if (!PyArg_ParseTuple(args, "OOiiii|OzO", &model, &slicing, &config.first_block, &config.last_block,
-                          &config.activation_slots, &config.gradient_slots, &capsule, &dtype, &recompute))
+                          &config.activation_slots, &config.gradient_slots, &capsule, &dtype, &saves))
         return NULL;
     if (tp_py_model(state, model, &config.model) < 0 || tp_py_device(capsule, dtype, &provider, &device) < 0)
         return NULL;
@@ -557,14 +558,14 @@ stage_memory(PyObject *module, PyObject *args)
                      blocks);
         return NULL;
     }
-    if (view_recompute(recompute, &config.model, &again) < 0 || tp_py_slicing(state, slicing, &cut) < 0) {
-        PyBuffer_Release(&again);
+    if (view_saves(saves, &config.model, &ways) < 0 || tp_py_slicing(state, slicing, &cut) < 0) {
+        PyBuffer_Release(&ways);
         return NULL;
     }
     config.slicing = cut;
-    config.recompute = again.buf;
+    config.saves = ways.buf;
     size_t bytes = provider->stage->bytes(&config, &device);
-    PyBuffer_Release(&again);
+    PyBuffer_Release(&ways);
     tp_slicing_close(cut);
     if (bytes == 0)
         return PyErr_NoMemory();
@@ -574,10 +575,10 @@ stage_memory(PyObject *module, PyObject *args)
 static PyMethodDef functions[] = {
     {"rank_memory", (PyCFunction)(void (*)(void))rank_memory, METH_VARARGS | METH_KEYWORDS,
      "rank_memory($module, /, program, model, partition, slicing, isa=None, threads=1, provider=None, dtype=None, "
-     "recompute=None)\n--\n\n-> [bytes of each rank's engine on its device], exact; nothing is allocated."},
+     "saves=None)\n--\n\n-> [bytes of each rank's engine on its device], exact; nothing is allocated."},
     {"stage_memory", stage_memory, METH_VARARGS,
      "stage_memory($module, model, slicing, first, last, activation_slots, gradient_slots, provider=None, dtype=None, "
-     "recompute=None, /)\n--\n\n-> bytes that a stage of blocks [first, last) takes, exact, workspace not counted; nothing is allocated."},
+     "saves=None, /)\n--\n\n-> bytes that a stage of blocks [first, last) takes, exact, workspace not counted; nothing is allocated."},
     {NULL, NULL, 0, NULL},
 };
 

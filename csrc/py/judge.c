@@ -229,7 +229,7 @@ over_limit(void *context, const tp_program *program, const tp_candidate *c, int6
     config.program = program;
     config.slicing = cut;
     config.partition = c->boundary;
-    config.recompute = h->request.recompute;
+    config.saves = h->request.recompute;
     tp_status status = tp_engine_halve(program, cut);
     int64_t most = -1;
     int32_t fullest = 0;

@@ -216,15 +216,20 @@ program_strip(PyObject *self, PyObject *Py_UNUSED(none))
     return made(self, status, stripped);
 }
 
-/* A bool of each stage, as bytes. */
+/* A tp_again of each stage, as bytes. */
 static int
 check_flags(const tp_program *program, const Py_buffer *flags, const char *what)
 {
-    if (flags->len == program->stages)
-        return 0;
-    PyErr_Format(PyExc_ValueError, "%s has %zd entries: one for each of the %d stages would be right", what, flags->len,
-                 program->stages);
-    return -1;
+    if (flags->len != program->stages)
+        return PyErr_Format(PyExc_ValueError, "%s has %zd entries: one for each of the %d stages would be right", what, flags->len,
+                            program->stages),
+               -1;
+    for (int v = 0; v < program->stages; v++)
+        if (((const uint8_t *)flags->buf)[v] > TP_AGAIN_SLICES)
+            return PyErr_Format(PyExc_ValueError, "%s[%d] is %d: 0 to %d would be right", what, v,
+                                ((const uint8_t *)flags->buf)[v], TP_AGAIN_SLICES),
+                   -1;
+    return 0;
 }
 
 static PyObject *
@@ -513,7 +518,7 @@ static PyMethodDef methods[] = {
      "per stage, and (tied) one AR on the ranks of the first and last stage. Cannot deadlock on any transport."},
     {"save_memory", (PyCFunction)(void (*)(void))program_save_memory, METH_VARARGS | METH_KEYWORDS,
      "save_memory($self, /, recompute, swap)\n--\n\nThe compute program with R, SO and SI on the stages that save memory so; each a byte "
-     "for every stage."},
+     "for every stage: 0 they do not, 1 all R (SI) of a micro-batch stand before its first backward, 2 each before its own."},
     {"strip", program_strip, METH_NOARGS, "strip($self, /)\n--\n\nWithout comms, slots, AR and OPT."},
     {"split", CALL(program_split), METH_VARARGS | METH_KEYWORDS,
      "split($self, cost=None, pending=1, comm_s=0.0)\n--\n\nB into I and "

@@ -15,23 +15,24 @@ put(saving *x, const tp_instr *like, int op, int slice)
     *x->to++ = (tp_instr){.op = (uint16_t)op, .stage = like->stage, .micro = like->micro, .slice = (uint16_t)slice, .peer = -1};
 }
 
-/* Of R: whether one of slice s stands before the backward of `instr`. */
-static int
-stands_before(const saving *x, const tp_instr *instr, int s)
+/* What of R or SI stands before the backward `instr`. */
+static void
+put_before(saving *x, const tp_instr *instr, int op, int when)
 {
-    int all = x->again[instr->stage] == TP_AGAIN_ALL;
-    return all ? instr->slice == x->from->slices[instr->micro] - 1 : s == instr->slice;
+    int first = when == TP_AGAIN_ALL ? 0 : instr->slice;
+    if (when == TP_AGAIN_NOT || (when == TP_AGAIN_ALL && instr->slice != x->from->slices[instr->micro] - 1))
+        return;
+    for (int s = first; s <= instr->slice; s++)
+        put(x, instr, op, s);
 }
 
 static void
 save_around(saving *x, const tp_instr *instr)
 {
-    int backward = tp_sched_is_backward(instr->op);
-    if (backward && x->swapped[instr->stage])
-        put(x, instr, TP_OP_SI, instr->slice);
-    for (int s = 0; backward && x->again[instr->stage] && s <= instr->slice; s++)
-        if (stands_before(x, instr, s))
-            put(x, instr, TP_OP_R, s);
+    if (tp_sched_is_backward(instr->op)) {
+        put_before(x, instr, TP_OP_SI, x->swapped[instr->stage]);
+        put_before(x, instr, TP_OP_R, x->again[instr->stage]);
+    }
     *x->to = *instr;
     x->to++->flags &= (uint16_t)~TP_OVERLAPS; /* with what may now stand between */
     if (instr->op == TP_OP_F && tp_instr_halves(instr) & TP_HALF_SECOND && x->swapped[instr->stage])

@@ -207,7 +207,7 @@ tp_durations_lag_s(const tp_durations *d, int64_t units, unsigned flags, int sta
 TP_MUST_USE tp_status
 tp_program_split(const tp_program *program, const tp_durations *durations, int pending, tp_program **out);
 /* Adds RF/SF/RB/SB (the sender places the peer's receive; both ends of every pair in the same order), slots (activation
- * slot: first RF or F to last W or B of a micro-batch; gradient slot: first RB, R, I or B to last W, B or SB, or to the last backward
+ * slot: first RF or F to last W or B of a micro-batch; gradient slot: first RB, R, SI, I or B to last W, B or SB, or to the last backward
  * of the stage below where it is on the same rank and reads it there), `tied` != 0: an AR between the ranks of the first and the last
  * stage where they differ, and one OPT per stage at the end. */
 TP_MUST_USE tp_status
@@ -215,12 +215,12 @@ tp_program_lower(const tp_program *program, int tied, tp_program **out);
 /* The same slots again, lowest free number first, in place: what lower does last. */
 TP_MUST_USE tp_status
 tp_program_assign_slots(tp_program *program);
-/* The compute program with what saves memory. again: [stages] of tp_again; swapped: [stages] of 0 or 1, SO behind a slice's forward
- * and SI before its backward. Whole or split backwards; marks of overlap go. ESCHEDULE: it has R, SO or SI already, or does not
+/* The compute program with what saves memory. again: [stages] of tp_again for R; swapped: the same for SI, and SO stands behind
+ * each forward. Whole or split backwards; marks of overlap go. ESCHEDULE: it has R, SO or SI already, or does not
  * pass check. */
 typedef enum {
     TP_AGAIN_NOT,
-    TP_AGAIN_ALL,   /* all R of a micro-batch, slices ascending, before its first backward: a slice attends to those before it */
+    TP_AGAIN_ALL,   /* all R (SI) of a micro-batch, slices ascending, before its first backward: a slice attends to those before it */
     TP_AGAIN_SLICES /* each before its own backward: nothing attends, and there may be room for one slice alone */
 } tp_again;
 TP_MUST_USE tp_status

@@ -20,7 +20,8 @@ tp_sched_uses_activation(int op)
 int
 tp_sched_uses_gradient(int op)
 {
-    return op == TP_OP_B || op == TP_OP_I || op == TP_OP_W || op == TP_OP_R || op == TP_OP_SB || op == TP_OP_RB;
+    return op == TP_OP_B || op == TP_OP_I || op == TP_OP_W || op == TP_OP_R || op == TP_OP_SI ||
+           op == TP_OP_SB || op == TP_OP_RB;
 }
 
 int

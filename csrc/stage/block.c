@@ -100,7 +100,7 @@ layer_forward(tp_stage *stage, int block, const tp_slice_at *at)
 {
     const tp_stage_block *self = &stage->base.block[block];
     const tp_inner *inner = &self->made[at->slot];
-    int64_t width = stage->base.config.model.n_embd, row = self->again && self->kind == TP_FFN ? 0 : at->first_row;
+    int64_t width = stage->base.config.model.n_embd, row = at->first_row - tp_stage_made_begin(&stage->base, self, at);
     if (self->kind == TP_ATTENTION) {
         attend(stage, self, at, inner);
         project(stage, block, at, (float *)inner->o + row * width, width);

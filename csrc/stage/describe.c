@@ -50,7 +50,7 @@ describe_block(tp_stage_base *stage, int i)
     tp_stage_block *block = &stage->block[i];
     int global = stage->config.first_block + i;
     block->kind = tp_model_block_kind(model, global);
-    block->again = stage->config.recompute != NULL && stage->config.recompute[global];
+    block->saves = stage->config.saves != NULL ? (tp_saves)stage->config.saves[global] : TP_KEEPS;
     block->norm = block->norm_bias = block->in = block->in_bias = block->out = block->out_bias = -1;
     if (block->kind == TP_EMBEDDING) {
         block->in = find(stage, global, "wte.weight");
@@ -85,7 +85,8 @@ place_tables(tp_stage_base *stage)
         stage->block[i].gradients = (tp_gradients *)(void *)at;
         at += slots[1] * stage->sizes.gradients;
         stage->block[i].made = (tp_inner *)(void *)at;
-        stage->block[i].remade = stage->block[i].made + slots[0];
+        stage->block[i].stored = stage->block[i].made + slots[0];
+        stage->block[i].remade = stage->block[i].stored + slots[0];
         at = (char *)(stage->block[i].remade + slots[1]);
     }
     for (int end = 0; end < 4; end++) {
@@ -104,7 +105,7 @@ tp_stage_describe(const tp_stage_config *config, const tp_stage_sizes *sizes, tp
     size_t slots = (size_t)config->activation_slots, gslots = (size_t)config->gradient_slots;
     size_t bytes = sizes->stage + (size_t)blocks * sizeof(tp_stage_block) +
                    (size_t)tp_model_params(&config->model) * sizeof(tp_stage_param) +
-                   (size_t)blocks * (slots * (sizes->activations + sizeof(tp_inner)) + gslots * (sizes->gradients + sizeof(tp_inner))) +
+                   (size_t)blocks * (slots * (sizes->activations + 2 * sizeof(tp_inner)) + gslots * (sizes->gradients + sizeof(tp_inner))) +
                    2 * (slots + gslots) * sizeof(void *);
     tp_stage_base *stage = calloc(1, bytes); /* tables, not tensors: outside the account */
     if (stage == NULL)
@@ -196,14 +197,14 @@ lay_block(tp_stage_base *stage, int block, tp_stage_arena *from, tp_lay_activati
     int64_t rows = tp_stage_rows(stage), remade_rows = stage->config.remake_slices ? stage->config.slicing->max_rows : rows;
     for (int slot = 0; slot < stage->config.activation_slots; slot++) {
         void *input = activations(stage, self, activations_of(stage, block, slot), from);
-        if (has_inner && !self->again)
+        if (has_inner && !self->saves)
             self->made[slot] = lay_inner(stage, self->kind, rows, from);
         if (block == 0)
             stage->end[TP_END_INPUT][slot] = input;
     }
     for (int slot = 0; slot < stage->config.gradient_slots; slot++) {
         void *d_input = gradients(stage, self, gradients_of(stage, block, slot), from);
-        if (has_inner && self->again)
+        if (has_inner && self->saves)
             self->remade[slot] = lay_inner(stage, self->kind, remade_rows, from);
         if (block == 0)
             stage->end[TP_END_INPUT_GRADIENT][slot] = d_input;
@@ -219,25 +220,30 @@ is_sliced(const tp_slicing *slicing)
     return most > 1;
 }
 
-/* Where blocks that keep nothing for their backward go forward: one place for all of a kind, but where later slices read the keys
- * and values of earlier ones, of the micro-batch that is going forward, each attention has its own for these. */
+/* Where blocks that keep nothing for their backward go forward: one place for all that remake of a kind, but where later slices
+ * read the keys and values of earlier ones, of the micro-batch that is going forward, each attention has its own for these. What
+ * is swapped leaves after all blocks of the stage: each has its own, where it will be brought back if that cannot meet. */
 static void
 lay_forward_room(tp_stage_base *stage, tp_stage_arena *from)
 {
-    tp_inner room[TP_BLOCK_KINDS];
+    tp_inner room[TP_BLOCK_KINDS + 1]; /* the last: of the block that swaps */
     int begun[TP_BLOCK_KINDS] = {0}, sliced = is_sliced(stage->config.slicing), one = stage->sizes.slice_room;
     int64_t slice = stage->config.slicing->max_rows;
     for (int i = 0; i < stage->blocks; i++) {
         tp_stage_block *block = &stage->block[i];
-        if (!block->again)
+        int64_t rows = one && block->kind == TP_FFN ? slice : tp_stage_rows(stage);
+        if (block->saves == TP_KEEPS)
             continue;
-        if (!begun[block->kind])
-            room[block->kind] = lay_inner(stage, block->kind, one && block->kind == TP_FFN ? slice : tp_stage_rows(stage), from);
+        tp_inner *mine = &room[block->saves == TP_SWAPS ? TP_BLOCK_KINDS : block->kind];
+        if (block->saves == TP_SWAPS && stage->config.one_room)
+            *mine = block->remade[0];
+        else if (block->saves == TP_SWAPS || !begun[block->kind])
+            *mine = lay_inner(stage, block->kind, rows, from);
         else if (sliced && block->kind == TP_ATTENTION)
-            room[block->kind].qkv = tp_lay_elements(from, tp_stage_rows(stage) * 3 * stage->config.model.n_embd);
-        begun[block->kind] = 1;
+            mine->qkv = tp_lay_elements(from, tp_stage_rows(stage) * 3 * stage->config.model.n_embd);
+        begun[block->kind] |= block->saves == TP_REMAKES;
         for (int slot = 0; slot < stage->config.activation_slots; slot++)
-            block->made[slot] = room[block->kind];
+            block->made[slot] = *mine;
     }
 }
 
@@ -255,6 +261,26 @@ tp_lay_slots(tp_stage_base *stage, tp_stage_arena *from, tp_lay_activations *act
         stage->end[TP_END_OUTPUT][slot] = tp_lay_elements(from, count);
     for (int slot = 0; slot < stage->config.gradient_slots; slot++)
         stage->end[TP_END_OUTPUT_GRADIENT][slot] = tp_lay_elements(from, count);
+}
+
+void
+tp_lay_store(tp_stage_base *stage, tp_stage_arena *from)
+{
+    for (int i = 0; i < stage->blocks; i++)
+        for (int slot = 0; stage->block[i].saves == TP_SWAPS && slot < stage->config.activation_slots; slot++)
+            stage->block[i].stored[slot] = lay_inner(stage, stage->block[i].kind, tp_stage_rows(stage), from);
+}
+
+size_t
+tp_stage_store_bytes(const tp_stage_config *config, const tp_stage_sizes *sizes)
+{
+    tp_stage *stage;
+    if (tp_stage_describe(config, sizes, &stage) != TP_OK)
+        return 0;
+    tp_stage_arena from = {NULL, 0, TP_ALIGN, sizes->element};
+    tp_lay_store((tp_stage_base *)(void *)stage, &from);
+    free(stage);
+    return from.used;
 }
 
 /* ---- a slice --------------------------------------------------------------------------------------------------------- */
@@ -275,6 +301,26 @@ tp_stage_at(const tp_stage_base *stage, int micro, int slice, tp_half half, int 
     at.all_rows = (int64_t)cut->batch * seq_len;
     at.whole = cut->batch > 1 && cut->slices > 1;
     return at;
+}
+
+int
+tp_stage_swaps(const tp_stage_base *stage, const tp_stage_block *block, const tp_slice_at *at, int out, tp_swap swap[TP_SWAPS_MOST])
+{
+    const tp_inner *inner = out ? &block->made[at->slot] : &block->remade[at->gslot], *stored = &block->stored[at->slot];
+    const struct {
+        void *device, *store;
+        int64_t width;
+    } array[] = {{inner->norm, stored->norm, 1}, {inner->qkv, stored->qkv, 3}, {inner->o, stored->o, 1},
+                 {inner->h, stored->h, 4}, {inner->g, stored->g, 4}};
+    int64_t begin = (out ? tp_stage_made_begin : tp_stage_inner_begin)(stage, block, at);
+    int count = 0;
+    for (size_t k = 0; block->saves == TP_SWAPS && k < sizeof array / sizeof *array; k++) {
+        size_t row = (size_t)(array[k].width * stage->config.model.n_embd) * stage->sizes.element;
+        if (array[k].device != NULL)
+            swap[count++] = (tp_swap){(char *)array[k].device + (size_t)(at->first_row - begin) * row,
+                                      (char *)array[k].store + (size_t)at->first_row * row, (size_t)at->rows * row};
+    }
+    return count;
 }
 
 static tp_stage_part

@@ -15,7 +15,8 @@ typedef struct tp_activations tp_activations;
 typedef struct tp_gradients tp_gradients;
 
 /* What an attention or FFN block computes between its input and its second product: elements of the provider. It lasts until the
- * weight gradient; of a block that recomputes until the next forward, and then from R on. NULL where the kind has none. */
+ * weight gradient; of a block that remakes or swaps until the next forward, and then from R or SI on. NULL where the kind has
+ * none. */
 typedef struct {
     void *norm;    /* [R, E] the normalised input, where the provider keeps it */
     void *qkv, *o; /* attention: [R, 3E], [R, E] */
@@ -33,20 +34,21 @@ typedef struct {
 
 typedef struct {
     tp_block_kind kind;
-    int again;                      /* config.recompute */
+    tp_saves saves;
     int norm, norm_bias;            /* indices into param, -1: none */
     int in, in_bias, out, out_bias; /* c_attn / c_fc, c_proj; head: in = wte or lm_head; embedding: in = wte, out = wpe */
     tp_activations *activations;    /* [activation_slots] */
     tp_gradients *gradients;        /* [gradient_slots] */
-    tp_inner *made;                 /* [activation_slots] what forward makes; where `again`, slots share it */
-    tp_inner *remade;               /* [gradient_slots] what R makes, where `again` */
+    tp_inner *made;                 /* [activation_slots] what forward makes; where it does not keep it, slots share it */
+    tp_inner *remade;               /* [gradient_slots] what R makes or SI brings */
+    tp_inner *stored;               /* [activation_slots] where it swaps: outside the device's memory */
 } tp_stage_block;
 
 /* Bytes of the provider's tp_stage, tp_activations and tp_gradients, and of an element. */
 typedef struct {
     size_t stage, activations, gradients, element;
     int keeps_norm; /* tp_inner.norm */
-    int slice_room; /* a FFN that recomputes goes forward in the first rows of `made`, whatever the slice: it has no more */
+    int slice_room; /* a FFN that does not keep goes forward in the first rows of `made`, whatever the slice: it has no more */
 } tp_stage_sizes;
 
 /* Every stage begins with this. */
@@ -164,6 +166,13 @@ typedef void *tp_lay_gradients(const tp_stage_base *stage, const tp_stage_block 
 void
 tp_lay_slots(tp_stage_base *stage, tp_stage_arena *from, tp_lay_activations *activations, tp_lay_gradients *gradients);
 
+/* What all blocks that swap have outside the device's memory: sets `stored`. */
+void
+tp_lay_store(tp_stage_base *stage, tp_stage_arena *from);
+/* Its bytes, whatever the provider's other sizes. */
+size_t
+tp_stage_store_bytes(const tp_stage_config *config, const tp_stage_sizes *sizes);
+
 /* ---- a slice --------------------------------------------------------------------------------------------------------------- */
 
 typedef struct {
@@ -177,18 +186,34 @@ typedef struct {
     int whole;               /* several sequences and several slices */
 } tp_slice_at;
 
-/* What forward kept, or R made again. */
+/* What forward kept, R made again or SI brought back. */
 static inline const tp_inner *
 tp_stage_inner(const tp_stage_block *block, const tp_slice_at *at)
 {
-    return block->again ? &block->remade[at->gslot] : &block->made[at->slot];
+    return block->saves ? &block->remade[at->gslot] : &block->made[at->slot];
 }
 /* The first row of the micro-batch that is in it. */
 static inline int64_t
 tp_stage_inner_begin(const tp_stage_base *stage, const tp_stage_block *block, const tp_slice_at *at)
 {
-    return block->again && stage->config.remake_slices ? at->first_row : 0;
+    return block->saves && stage->config.remake_slices ? at->first_row : 0;
 }
+/* The same of where forward makes it. */
+static inline int64_t
+tp_stage_made_begin(const tp_stage_base *stage, const tp_stage_block *block, const tp_slice_at *at)
+{
+    return block->saves && block->kind == TP_FFN && stage->sizes.slice_room ? at->begin * at->micro->batch : 0;
+}
+
+/* Of one array of a block that swaps: the rows of a slice in the device's memory and outside. */
+typedef struct {
+    void *device, *store;
+    size_t bytes;
+} tp_swap;
+#define TP_SWAPS_MOST 3 /* arrays of an inner */
+/* What of a slice goes out, or comes in; how many. */
+int
+tp_stage_swaps(const tp_stage_base *stage, const tp_stage_block *block, const tp_slice_at *at, int out, tp_swap swap[TP_SWAPS_MOST]);
 
 tp_slice_at
 tp_stage_at(const tp_stage_base *stage, int micro, int slice, tp_half half, int slot, int gslot);

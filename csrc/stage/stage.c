@@ -1,12 +1,16 @@
 #include "csrc/stage/stage.h"
 
 #include <stdlib.h>
+#include <string.h>
+
+#include "csrc/base/store.h"
+
+static const tp_stage_sizes sizes = {sizeof(tp_stage), sizeof(tp_activations), sizeof(tp_gradients), sizeof(float), 0, 1};
 
 /* The tables of a stage without its memory. */
 static tp_status
 describe(const tp_stage_config *config, const tp_backend_ops *ops, tp_stage **out)
 {
-    const tp_stage_sizes sizes = {sizeof(tp_stage), sizeof(tp_activations), sizeof(tp_gradients), sizeof(float), 0, 1};
     TP_TRY(tp_stage_describe(config, &sizes, out));
     const tp_stage_base *stage = &(*out)->base;
     for (int i = 0; i < stage->params; i++) {
@@ -31,6 +35,13 @@ stage_bytes(const tp_stage_config *config, const tp_device_config *device)
     return tp_align_bytes(bytes);
 }
 
+static size_t
+stage_store_bytes(const tp_stage_config *config, const tp_device_config *device)
+{
+    (void)device;
+    return tp_stage_store_bytes(config, &sizes);
+}
+
 size_t
 tp_stage_workspace_bytes(const tp_stage_config *config, const tp_device_config *device)
 {
@@ -47,12 +58,18 @@ stage_open(const tp_stage_config *config, tp_device *device, tp_stage **out)
     tp_backend *backend = &((tp_cpu_device *)device)->backend;
     TP_TRY(describe(config, backend->ops, &stage));
     stage->be = backend;
+    stage->store_bytes = tp_stage_store_bytes(config, &sizes);
     tp_status status = tp_heap_alloc(backend->heap, tp_stage_layout(stage, NULL), stage->base.what, &stage->memory);
+    if (status == TP_OK)
+        status = tp_store_open(config->store, stage->store_bytes, stage->base.what, &stage->store);
     if (status != TP_OK) {
+        tp_heap_free(backend->heap, stage->memory);
         free(stage);
         return status;
     }
     tp_stage_layout(stage, stage->memory);
+    tp_stage_arena outside = {stage->store, 0, TP_ALIGN, sizes.element};
+    tp_lay_store(&stage->base, &outside);
     *out = stage;
     return TP_OK;
 }
@@ -63,6 +80,7 @@ stage_close(tp_stage *stage)
     if (stage == NULL)
         return;
     tp_heap_free(stage->be->heap, stage->memory);
+    tp_store_close(stage->store, stage->store_bytes);
     free(stage);
 }
 
@@ -156,8 +174,30 @@ stage_recompute(tp_stage *stage, int micro, int slice, int slot, int gradient_sl
 {
     tp_slice_at at = tp_stage_at(&stage->base, micro, slice, TP_WHOLE, slot, gradient_slot);
     for (int block = 0; block < stage->base.blocks; block++)
-        if (stage->base.block[block].again)
+        if (stage->base.block[block].saves == TP_REMAKES)
             tp_block_recompute(stage, block, &at);
+    return TP_OK;
+}
+
+static tp_status
+stage_swap_out(tp_stage *stage, int micro, int slice, int slot)
+{
+    tp_slice_at at = tp_stage_at(&stage->base, micro, slice, TP_WHOLE, slot, 0);
+    tp_swap swap[TP_SWAPS_MOST];
+    for (int block = 0; block < stage->base.blocks; block++)
+        for (int k = tp_stage_swaps(&stage->base, &stage->base.block[block], &at, 1, swap) - 1; k >= 0; k--)
+            memcpy(swap[k].store, swap[k].device, swap[k].bytes);
+    return TP_OK;
+}
+
+static tp_status
+stage_swap_in(tp_stage *stage, int micro, int slice, int slot, int gradient_slot)
+{
+    tp_slice_at at = tp_stage_at(&stage->base, micro, slice, TP_WHOLE, slot, gradient_slot);
+    tp_swap swap[TP_SWAPS_MOST];
+    for (int block = 0; block < stage->base.blocks; block++)
+        for (int k = tp_stage_swaps(&stage->base, &stage->base.block[block], &at, 0, swap) - 1; k >= 0; k--)
+            memcpy(swap[k].device, swap[k].store, swap[k].bytes);
     return TP_OK;
 }
 
@@ -186,6 +226,9 @@ const tp_stage_ops tp_cpu_stage_ops = {
     .weight_gradient = stage_weight_gradient,
     .recompute = stage_recompute,
     .remakes_slices = 1,
+    .swap_out = stage_swap_out,
+    .swap_in = stage_swap_in,
+    .store_bytes = stage_store_bytes,
     .end = tp_stage_end,
     .tied = tp_stage_tied,
     .finish = tp_stage_finish,

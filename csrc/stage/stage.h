@@ -56,7 +56,8 @@ typedef struct {
 struct tp_stage {
     tp_stage_base base;         /* embedding_rows in canonical order: sequence, token descending */
     tp_backend *be;
-    void *memory;
+    void *memory, *store;       /* store: what is swapped out, behind a file */
+    size_t store_bytes;
     float *scratch;             /* [max_rows, E] */
     head_tile tile[2];          /* head: rows done in F; rows done in I */
     int64_t head_from;          /* head: first token whose row of F has not been done, of the micro-batch now in F */

@@ -18,15 +18,25 @@
 
 typedef struct tp_stage tp_stage; /* each provider has its own */
 
+/* What an attention or FFN block does, until its backward, with what its forward computes besides its output. */
+typedef enum {
+    TP_KEEPS,
+    TP_REMAKES, /* drops it, and makes it again (R) */
+    TP_SWAPS    /* takes it out of the device's memory (SO) and back in (SI) */
+} tp_saves;
+
 typedef struct {
     tp_model model;
     const tp_slicing *slicing;    /* borrowed for the stage's life */
     int first_block, last_block;  /* [first, last) */
     int activation_slots, gradient_slots;
-    const uint8_t *recompute;     /* [blocks of the model], borrowed: 1: what its forward computes is not kept for the backward but
-                                     made again (R); attention and FFN alone. NULL: none */
-    int remake_slices;            /* 1: what R made of a slice has been read by its I and W before the next R: there is room for
-                                     one slice of it. Only where remakes_slices, and no attention is made again */
+    const uint8_t *saves;         /* [blocks of the model] of tp_saves, borrowed; NULL: all keep everything */
+    int remake_slices;            /* 1: what R or SI brought of a slice has been read by its I and W before the next: there is room
+                                     for one slice of it. Only where remakes_slices, and no attention is among them */
+    int one_room;                 /* 1: what goes forward is swapped out before any is swapped in, and that has been read before the
+                                     next goes forward: one place serves both */
+    const char *store;            /* folder on a disk for what is swapped, where it does not go to the host's memory; borrowed
+                                     until open returns */
 } tp_stage_config;
 
 typedef struct {
@@ -122,11 +132,17 @@ typedef struct {
     tp_status (*forward)(tp_stage *stage, int micro, int slice, tp_half half, int slot);
     tp_status (*input_gradient)(tp_stage *stage, int micro, int slice, int slot, int gradient_slot);
     tp_status (*weight_gradient)(tp_stage *stage, int micro, int slice, int slot, int gradient_slot);
-    /* Make again what the blocks of config.recompute did not keep, into the gradient slot; the same bits as in forward. Before
+    /* Make again what the blocks that remake did not keep, into the gradient slot; the same bits as in forward. Before
      * the slice's input_gradient; where an attention is made again, before the first one of the micro-batch, slices ascending.
      * NULL: this provider keeps everything. */
     tp_status (*recompute)(tp_stage *stage, int micro, int slice, int slot, int gradient_slot);
     int remakes_slices; /* 1: it knows config.remake_slices */
+    /* What the blocks that swap computed of a slice: out of the device's memory, after its forward and before the next forward of
+     * the stage; back in, into the gradient slot, when recompute would be called. NULL: this provider does not. */
+    tp_status (*swap_out)(tp_stage *stage, int micro, int slice, int slot);
+    tp_status (*swap_in)(tp_stage *stage, int micro, int slice, int slot, int gradient_slot);
+    /* Bytes that open takes for it outside the device's memory. */
+    size_t (*store_bytes)(const tp_stage_config *config, const tp_device_config *device);
     /* Where messages land and leave: that slice's rows (of one half: those sequences'). NULL: no such end. */
     void *(*end)(tp_stage *stage, tp_end end, int micro, int slice, tp_half half, int slot, size_t *bytes);
 
@@ -151,7 +167,7 @@ typedef struct {
     tp_fail_function fail_at;
 } tp_host;
 
-#define TP_PROVIDER_ABI 2u
+#define TP_PROVIDER_ABI 3u
 #define TP_PROVIDER_CAPSULE "terapipe_c.provider"
 #define TP_PARTITION_CAPSULE "terapipe_c.partition" /* of tp_device_config.partition */
 

@@ -1,0 +1,153 @@
+"""Blocks whose activations leave the memory until their backward: the same bits, in less memory, predicted to the byte."""
+import dataclasses
+import os
+import re
+
+import numpy as np
+import pytest
+from test_engine import HYPER, alone, everything, partition_of, problem, random_case, ranks_do, same
+
+import terapipe_c as tp
+from terapipe_c import _core
+from terapipe_c.engine import rank_memory
+from terapipe_c.judge import Savings, saving
+
+
+def saves_at_random(model, rng):
+    """(recompute, swap): what each attention and FFN block does, one swapping at least."""
+    able = [i for i, block in enumerate(model.blocks) if block.kind in ("attention", "ffn")]
+    ways = dict(zip(able, rng.integers(0, 3, len(able)).tolist(), strict=True))
+    ways[int(rng.choice(able))] = 2
+    return tuple(tuple(ways.get(i) == way for i in range(model.num_blocks)) for way in (1, 2))
+
+
+def swapping(program, model, partition, saves):
+    """The same program with its R, SO and SI, lowered again."""
+    return saving(program, model, partition, Savings(*saves)).lower(model.tie_weights and program.num_stages > 1)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_models_swapped_at_random_have_the_same_bits_and_the_predicted_memory(seed, tmp_path):
+    rng = np.random.default_rng(2000 + seed)
+    model, params, tokens, partition, slicing, program, threads = random_case(rng)
+    recompute, swap = saves_at_random(model, rng)
+    saves = {"recompute": recompute, "swap": swap}
+    program = swapping(program, model, partition, (recompute, swap))
+    program.check()
+    assert program.counts["SO"] == program.counts["SI"] > 0
+    right = alone(model, params, tokens)
+    same(right, everything(model, partition, slicing, program, params, tokens, threads, store=str(tmp_path), **saves))
+    predicted = rank_memory(model, partition, slicing, program, threads, **saves)
+
+    def held(engine):
+        opened = engine._core.memory()
+        engine.run(tokens, step=1, **HYPER)
+        assert engine._core.memory() == opened
+        return opened
+
+    for rank, (bytes_, peak, _) in enumerate(ranks_do(model, partition, slicing, program, held, threads, params,
+                                                      store=str(tmp_path), **saves)):
+        assert bytes_ == peak == predicted[rank]
+    assert os.listdir(tmp_path) == []                          # the files have no name
+
+
+def test_a_step_with_halves_has_the_same_bits(tmp_path):
+    model, params, tokens = problem(4, 12)
+    partition, slicing, swap = partition_of(model, [2]), [(2, [12]), (2, [12])], (0, 1, 1, 1, 1, 0)
+    program = tp.schedules.sliced_1f1b(2, 2, 1)
+    assert "a" in str(program)
+    program = program.save_memory(bytes(2), bytes([1, 1])).lower(True)
+    same(alone(model, params, tokens), everything(model, partition, slicing, program, params, tokens, swap=swap,
+                                                  store=str(tmp_path)))
+
+
+def test_what_is_swapped_is_not_in_memory():
+    """Of all that waits only the place is left where it is made, and where it comes back when its turn has come."""
+    model, *_ = problem(8, 64, n_layer=4, n_embd=64)
+    partition, slicing, swap = partition_of(model, [5]), [(1, [64])] * 8, (0, *[1] * 8, 0)
+    program = tp.schedules.gpipe(2, 8)
+    full = rank_memory(model, partition, slicing, program.lower(True))
+    less = rank_memory(model, partition, slicing, program.save_memory(bytes(2), bytes([1, 1])).lower(True), swap=swap)
+    inner = {"attention": 4 * 64 * 64 * 4, "ffn": 4 * 64 * 64 * 8}
+    for rank, (first, end) in enumerate(partition):
+        expected = (8 - 1) * sum(inner[model.blocks[i].kind] for i in range(first, end) if swap[i])
+        assert abs(full[rank] - less[rank] - expected) < 0.01 * expected
+
+
+def test_what_comes_back_while_another_goes_forward_has_its_own_place():
+    """The slices of one micro-batch come back between the forward slices of the next."""
+    model, *_ = problem(2, 64, n_layer=1, n_embd=64)
+    slicing, swap = [(1, [32, 32])] * 2, (0, 1, 0, 0)
+    apart = "0F0.0 0SO0.0 0F0.1 0SO0.1 0SI0.0 0SI0.1 0B0.1 0B0.0 0F1.0 0SO1.0 0F1.1 0SO1.1 0SI1.0 0SI1.1 0B1.1 0B1.0"
+    through = "0F0.0 0SO0.0 0F0.1 0SO0.1 0SI0.0 0SI0.1 0B0.1 0F1.0 0SO1.0 0B0.0 0F1.1 0SO1.1 0SI1.0 0SI1.1 0B1.1 0B1.0"
+    one, two = (rank_memory(model, partition_of(model, []), slicing, tp.Program.parse(text).lower(), swap=swap)[0]
+                for text in (apart, through))
+    assert two - one > 4 * 64 * 64 * 4
+
+
+@pytest.mark.parametrize("swap, program, message", [
+    ((1, 0, 0, 0, 0, 0), "0F0.0 0SO0.0 0F0.1 0SO0.1 0SI0.0 0SI0.1 0B0.1 0B0.0", "block 0 is to be swapped, but it is the emb"),
+    ((0, 1, 0, 0, 0, 0), "0F0.0 0F0.1 0B0.1 0B0.0", r"0SO0\.0 must come before the next forward of its stage, 0F0\.1"),
+    ((0, 0, 1, 0, 0, 0), "0F0.0 0F0.1 0SO0.0 0SO0.1 0SI0.1 0B0.1 0SI0.0 0B0.0", r"0SO0\.0 must come before the next forward"),
+    ((0, 0, 1, 0, 0, 0), "0F0.0 0SO0.0 0F0.1 0B0.1 0SI0.0 0B0.0", r"0SI0\.1 must come before its backward"),
+    ((0, 1, 0, 0, 0, 0), "0F0.0 0SO0.0 0F0.1 0SO0.1 0SI0.1 0SI0.0 0B0.1 0B0.0", r"0SI0\.1 comes where 0SI0\.0 would be right"),
+    ((0, 1, 0, 0, 0, 0), "0F0.0 0SO0.0 0F0.1 0SO0.1 0SI0.0 0B0.1 0SI0.1 0B0.0", "its backward is done already"),
+    ((0, 0, 0, 0, 0, 0), "0F0.0 0SO0.0 0F0.1 0SO0.1 0SI0.0 0SI0.1 0B0.1 0B0.0", r"0SO0\.0, but no block of that stage is to be sw"),
+])
+def test_a_program_that_does_not_bring_back_what_is_missing_is_refused(swap, program, message):
+    model, *_ = problem(1, 8)
+    with pytest.raises((_core.Error, ValueError), match=message):
+        lowered = tp.Program.parse(program).lower()
+        lowered.check()
+        rank_memory(model, partition_of(model, []), [(1, [3, 5])], lowered, swap=swap)
+
+
+def test_a_folder_that_cannot_take_it_is_named(tmp_path):
+    model, params, tokens = problem(1, 8)
+    partition, slicing, swap = partition_of(model, []), [(1, [8])], (0, 0, 1, 0, 0, 0)
+    program = tp.schedules.gpipe(1, 1).save_memory(bytes(1), bytes([2])).lower()
+    for store, error, message in ((None, ValueError, "no folder was given"),
+                                  (str(tmp_path / "none"), OSError, re.escape(str(tmp_path / "none")))):
+        with pytest.raises(error, match=message):
+            ranks_do(model, partition, slicing, program, lambda engine: None, 1, params, swap=swap, store=store)
+
+
+def tight(**request):
+    """A plan that must swap: the limit is what the plan without needs, less some of the activations that wait."""
+    model = tp.GPTConfig(n_layer=4, n_head=2, n_embd=32, vocab_size=256, block_size=128)
+    wide = tp.Cluster(num_devices=2, memory_bytes=1e12)
+    costs = tp.CostModel.analytic(model, wide)
+    free = tp.plan(model, wide, batch=8, seq_len=128, costs=costs, planner="uniform",
+                   stages=2, schedule="gpipe")
+    cluster = dataclasses.replace(wide, memory_bytes=0.75 * max(free.peak_memory_bytes), host_bandwidth_Bps=1e14)
+    return tp.plan(model, cluster, batch=8, seq_len=128, costs=costs, stages=2, **request)
+
+
+@pytest.mark.parametrize("planner", ["dawnpiper", "vpipe", "auto"])
+def test_a_plan_that_swaps_trains_as_one_device_does(planner, tmp_path):
+    plan = tight(planner=planner, schedule="gpipe")
+    assert plan.executable and any(plan.swap) and "swapped until their backward" in plan.explain()
+    assert plan.program.counts["SO"] == plan.program.counts["SI"] > 0
+    text = tmp_path / "text.txt"
+    text.write_bytes(bytes(range(32, 127)) * 40)
+    one_device = tp.Cluster(num_devices=1, memory_bytes=1e12)
+    alike = tp.plan(plan.model, one_device, batch=8, seq_len=128, planner="uniform", stages=1,
+                    costs=tp.CostModel.analytic(plan.model, one_device))
+    losses = []
+    for name, one in (("swapped", plan), ("alone", alike)):
+        run = tp.launch(one, data=str(text), steps=3, out=tmp_path / name, processes=False)
+        losses.append([record.loss for record in run])
+        report = run.report()
+        assert report.peak_memory_bytes == report.predicted_peak_memory_bytes
+    assert losses[0] == losses[1]
+    again = tp.Plan.load(tmp_path / "swapped" / "plan.json")
+    assert again == plan and again.executable
+
+
+def test_a_part_of_a_block_is_not_executable():
+    plan = tight(planner="dawnpiper", schedule="gpipe")
+    data = plan.to_dict()
+    first = next(i for i, size in enumerate(data["swap"]) if size)
+    data["swap"][first] -= 1
+    part = dataclasses.replace(plan, swap=data["swap"])
+    assert not part.executable and f"a swap of {data['swap'][first]} bytes" in part.why_not_executable
