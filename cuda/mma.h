@@ -10,7 +10,7 @@
  * Limits of the emulator: inside one mma it adds products as one fp32 chain over k ascending, where the hardware has an order
  * and a precision of its own: bits differ between emulator and GPU, not between slicings on either. Asynchronous copies are
  * done at the wait that covers them (or at once, tp_simt_set_order(4)): a missing wait and a buffer overwritten while it is
- * read show in one order or the other, but a missing barrier between warps may not. */
+ * read show in one order or the other, a missing barrier between warps in the build that looks for races (cuda/emu/race.c). */
 #ifndef TP_CUDA_MMA_H
 #define TP_CUDA_MMA_H
 

@@ -17,8 +17,8 @@
  *  - shared memory is written inside its bounds (guard bytes), and begins as NaN (0xFF), not zero;
  *  - what goes through TP_LD, TP_ST, tp_load16, tp_store16 and cp.async is aligned, and lies inside an allocation where the
  *    device's allocations are registered (tp_simt_range_add).
- * Threads of a block run one after another between these meetings, blocks one after another. What it cannot see: races that
- * neither order (tp_simt_set_order) brings to light, bank conflicts, time. */
+ * Threads of a block run one after another between these meetings, blocks one after another: races are found by a build of
+ * its own (cuda/emu/race.c). What it cannot see: bank conflicts, time. */
 #ifndef TP_CUDA_SIMT_H
 #define TP_CUDA_SIMT_H
 

@@ -4,6 +4,7 @@ Python module, `_cuda_emu`, in .build/cuda-emu. Built when it is stale, by one p
     from cuda_emu import emulated, library
     module = emulated()      # the module, as terapipe_c.cuda would load it
     library().tp_cuda_gelu   # the same file through ctypes: every tp_ function is visible
+    library(races=True)      # another, slower, that fails a launch whose threads race (cuda/emu/race.c)
 
 Run as a script it builds and prints the path, for TERAPIPE_CUDA_MODULE.
 """
@@ -31,30 +32,36 @@ FOLDER = ROOT / ".build" / "cuda-emu"
 DEFINES = ["-DTP_CUDA_EMULATED", "-DTP_CUDA_HEAD_TILE=64"]
 
 
+# Of the build that looks for races, of the kernels alone: gcc's hooks at each access, and no libtsan behind them.
+RACES, HOOKS = ["-DTP_CUDA_RACES"], ["-fsanitize=thread"]
+
+
 @functools.cache
-def build() -> Path:
+def build(races: bool = False) -> Path:
     """The module's path; whatever is stale is compiled first."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    module = FOLDER / f"_cuda_emu{sysconfig.get_config_var('EXT_SUFFIX')}"
-    with open(FOLDER / "lock", "w") as lock:
+    folder = FOLDER / "races" if races else FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    module = folder / f"_cuda_emu{sysconfig.get_config_var('EXT_SUFFIX')}"
+    with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the file
         before = os.getcwd()
         os.chdir(ROOT)
         try:
-            _build(module)
+            _build(module, races)
         finally:
             os.chdir(before)
     return module
 
 
-def _build(module: Path) -> None:
+def _build(module: Path, races: bool) -> None:
     setup = runpy.run_path("setup.py", run_name="setup_py")
     # -O2: kernels are interpreted by fibers anyway. No -Wmissing-prototypes: kernels are static behind a macro.
     flags = [f for f in setup["FLAGS"] if f not in ("-fvisibility=hidden", "-O3")]
 
     def compile_one(source: str) -> str:
-        output = FOLDER / Path(source).with_suffix(".o")
-        command = ["gcc", "-c", "-O2", "-g", "-fPIC", "-I.", *flags, *DEFINES, "-x", "c", source, "-o", str(output)]
+        output = module.parent / Path(source).with_suffix(".o")
+        more = [*RACES, *(HOOKS if source.endswith(".cu") else [])] if races else []
+        command = ["gcc", "-c", "-O2", "-g", "-fPIC", "-I.", *flags, *DEFINES, *more, "-x", "c", source, "-o", str(output)]
         setup["compile_if_stale"](output, shlex.join(command), lambda: run(command))
         return str(output)
 
@@ -87,9 +94,9 @@ def emulated() -> ModuleType:
 
 
 @functools.cache
-def library() -> ctypes.CDLL:
+def library(races: bool = False) -> ctypes.CDLL:
     """The same file, loaded once, through ctypes: the C functions, their signatures the caller's business."""
-    return ctypes.CDLL(emulated().__file__)
+    return ctypes.CDLL(str(build(races=True)) if races else emulated().__file__)
 
 
 if __name__ == "__main__":

@@ -93,6 +93,42 @@ TP_KERNEL(case_mma, case_args)
         TP_ST(a.y + (g + i / 2 * 8) * 8 + c + i % 2, d[i]);
 }
 
+/* Which two threads the kernel of races lets meet in the dark; 0: none. */
+enum { LATE_BARRIER = 1, NO_WARP_BARRIER, OTHER_WARP, REUSED, BLOCKS_WRITE, BLOCKS_READ, IN_FLIGHT, NOT_MET, NOT_WRITTEN };
+
+/* y of a block: rows of x, passed through shared memory from thread to thread, three times. */
+TP_KERNEL(case_race, case_args)
+{
+    TP_SHARED(float, all, 64);
+    TP_SHARED(float, copied, 64);
+    int i = TP_THREAD, other = i ^ (a.fault == OTHER_WARP ? 32 : 1);
+    float v;
+    if (a.fault != NOT_WRITTEN || i != 3)
+        all[i] = TP_LD(a.x + i);
+    if (a.fault != LATE_BARRIER)
+        TP_SYNC();
+    v = all[63 - i];
+    if (a.fault != REUSED)
+        TP_SYNC();
+    all[i] = v;
+    if (a.fault != NO_WARP_BARRIER)
+        TP_SYNC_WARP();
+    v += all[other];
+    TP_COPY4(copied + i, a.x + i, 4);
+    TP_COPY_COMMIT();
+    if (a.fault == IN_FLIGHT)
+        TP_SYNC();
+    if (a.fault != IN_FLIGHT)
+        TP_COPY_WAIT(0);
+    if (a.fault != NOT_MET)
+        TP_SYNC();
+    v += copied[other];
+    TP_COPY_WAIT(0);
+    TP_ST(a.y + (a.fault == BLOCKS_WRITE ? i : 64 * TP_BLOCK_X + i), v);
+    if (a.fault == BLOCKS_READ && TP_BLOCK_X == 1)
+        TP_ST(a.y + 64 + i, v + TP_LD(a.y + i));
+}
+
 tp_status
 simt_case(const char *name, int fault, int threads, const float *x, float *y, const tp_bf16 *a, const tp_bf16 *b)
 {
@@ -106,5 +142,7 @@ simt_case(const char *name, int fault, int threads, const float *x, float *y, co
         return TP_LAUNCH(case_sum, tp_grid1(2), threads, 4 * threads, NULL, args);
     if (strcmp(name, "shuffle") == 0)
         return TP_LAUNCH(case_shuffle, tp_grid1(1), threads, 0, NULL, args);
+    if (strcmp(name, "race") == 0)
+        return TP_LAUNCH(case_race, tp_grid1(2), 64, 0, NULL, args);
     return TP_LAUNCH(case_mma, tp_grid1(1), threads, 0, NULL, args);
 }

@@ -1,5 +1,7 @@
 #include "cuda/mma.h"
 
+#include "cuda/emu/machine.h"
+
 typedef struct {
     float *d;
     const uint32_t *a, *b;
@@ -77,5 +79,6 @@ tp_simt_ldmatrix(const char *site, uint32_t *f, const void *row, int transposed)
 {
     ldmatrix_lane mine = {f, row, transposed};
     tp_simt_check(site, row, 16, 16);
+    tp_race_touch(row, 16, 0);
     tp_simt_meet(site, ldmatrix_work, &mine);
 }

@@ -12,84 +12,10 @@
 #include <sys/mman.h>
 
 #include "cuda/emu/graph.h"
-
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/asan_interface.h>
-#include <sanitizer/common_interface_defs.h>
-#define SIMT_ASAN 1
-#else
-#define SIMT_ASAN 0
-#endif
-#if defined(__x86_64__)
-#define SIMT_UCONTEXT 0
-#else
-#include <ucontext.h>
-#define SIMT_UCONTEXT 1
-#endif
-
-#define SIMT_THREADS 1024
-#define SIMT_STACK (64 * 1024 * (1 + 3 * SIMT_ASAN)) /* with an unmapped page below it */
-#define SIMT_PAGE 4096
-#define SIMT_SHARED (228 * 1024 + 49152)
-#define SIMT_DYNAMIC (227 * 1024) /* the most a block may have on sm_90 and sm_100 */
-#define SIMT_STATIC (48 * 1024)
-#define SIMT_GUARD 64
-#define SIMT_ARRAYS 32
-#define SIMT_COPIES 64
-#define SIMT_RANGES 8
-#define SIMT_ARGUMENTS 4096 /* what every GPU takes (CUDA Programming Guide, kernel parameters) */
-
-typedef enum { SIMT_RUNS, SIMT_AT_WARP, SIMT_AT_BLOCK, SIMT_ENDED } simt_state;
-
-typedef struct {
-    void *shared;
-    const void *global;
-    size_t bytes, size; /* `bytes` are copied, the rest of `size` becomes zero */
-    int group;
-} simt_copy;
-
-typedef struct {
-    tp_simt_thread self;
-    simt_state state;
-    const char *site;            /* where it waits */
-    void (*work)(void **lanes);  /* what for, at a meeting of the warp */
-    void *mine;
-    int copies, first_copy, group, groups_done;
-    simt_copy copy[SIMT_COPIES]; /* a ring, oldest at first_copy */
-#if SIMT_UCONTEXT
-    ucontext_t context;
-#else
-    void *stack_pointer;
-#endif
-    void *fake_stack; /* AddressSanitizer's */
-} simt_fiber;
-
-typedef struct {
-    const void *site;
-    const char *name;
-    size_t offset, bytes;
-} simt_array;
-
-typedef struct {
-    simt_fiber fiber[SIMT_THREADS + 1]; /* the last is the launching thread's own */
-    char *stacks, *shared;
-    void (*kernel)(const void *);
-    const char *name;
-    const void *arguments;
-    int threads, current, at_block, ended, order;
-    int at_warp[SIMT_THREADS / TP_WARP];
-    int arrays;
-    simt_array array[SIMT_ARRAYS]; /* [0] is the dynamic one */
-    size_t used, used_static;
-    int failed;
-    uintptr_t range[SIMT_RANGES][2]; /* where this launch went last: allocations do not change meanwhile */
-    unsigned next_range;
-    const void *host_stack;
-    size_t host_stack_bytes;
-} simt_machine;
+#include "cuda/emu/machine.h"
 
 __thread tp_simt_thread *tp_simt_self __attribute__((visibility("hidden")));
-static __thread simt_machine *machine;
+__thread simt_machine *tp_simt_machine __attribute__((visibility("hidden")));
 static pthread_key_t machine_key;
 static pthread_once_t machine_once = PTHREAD_ONCE_INIT;
 static atomic_int launch_order;
@@ -165,7 +91,7 @@ switch_away(simt_machine *m)
 static void
 fiber_main(void)
 {
-    simt_machine *m = machine;
+    simt_machine *m = tp_simt_machine;
 #if SIMT_ASAN
     const void *bottom;
     size_t bytes;
@@ -227,9 +153,8 @@ machine_fail(simt_machine *m, int thread, const char *format, ...)
     (void)tp_fail(TP_ERUNTIME, "CUDA kernel %s, block (%d, %d, %d)%s: %s", m->name, block[0], block[1], block[2], who, text);
 }
 
-/* Ends the launch from inside a fiber. */
-static void TP_PRINTF(2, 3)
-thread_fail(simt_machine *m, const char *format, ...)
+void
+tp_simt_fail(simt_machine *m, const char *format, ...)
 {
     char text[600];
     va_list arguments;
@@ -288,7 +213,7 @@ fail_divergent(simt_machine *m)
 void
 tp_simt_sync(const char *site)
 {
-    simt_machine *m = machine;
+    simt_machine *m = tp_simt_machine;
     simt_fiber *fiber = &m->fiber[m->current];
     fiber->site = site;
     if (++m->at_block < m->threads) {
@@ -298,17 +223,18 @@ tp_simt_sync(const char *site)
     }
     for (int i = 0; i < m->threads; i++)
         if (m->fiber[i].site != site && strcmp(m->fiber[i].site, site) != 0)
-            thread_fail(m, "divergent barrier: it waits at %s, thread %d waits at %s", site, m->fiber[i].self.thread,
+            tp_simt_fail(m, "divergent barrier: it waits at %s, thread %d waits at %s", site, m->fiber[i].self.thread,
                         m->fiber[i].site);
     m->at_block = 0;
     for (int i = 0; i < m->threads; i++)
         m->fiber[i].state = SIMT_RUNS;
+    tp_race_met();
 }
 
 void
 tp_simt_meet(const char *site, void (*work)(void **lanes), void *mine)
 {
-    simt_machine *m = machine;
+    simt_machine *m = tp_simt_machine;
     simt_fiber *fiber = &m->fiber[m->current];
     int from = m->current & ~(TP_WARP - 1);
     void *lanes[TP_WARP];
@@ -323,7 +249,7 @@ tp_simt_meet(const char *site, void (*work)(void **lanes), void *mine)
     for (int i = from; i < from + TP_WARP; i++) {
         simt_fiber *other = &m->fiber[i];
         if (other->work != work || (other->site != site && strcmp(other->site, site) != 0))
-            thread_fail(m, "divergent operation of a warp: it is at %s, thread %d at %s", site, other->self.thread,
+            tp_simt_fail(m, "divergent operation of a warp: it is at %s, thread %d at %s", site, other->self.thread,
                         other->site);
         lanes[other->self.thread % TP_WARP] = other->mine;
         other->state = SIMT_RUNS;
@@ -331,6 +257,8 @@ tp_simt_meet(const char *site, void (*work)(void **lanes), void *mine)
     m->at_warp[from / TP_WARP] = 0;
     if (work)
         work(lanes);
+    else
+        tp_race_met_warp(from / TP_WARP); /* shuffles and matrix operations order no memory (PTX ISA, shfl.sync) */
 }
 
 typedef struct {
@@ -377,16 +305,16 @@ shared_add(simt_machine *m, const void *site, const char *name, size_t bytes)
 void *
 tp_simt_shared(const void *site, size_t bytes, const char *name)
 {
-    simt_machine *m = machine;
+    simt_machine *m = tp_simt_machine;
     for (int i = 1; i < m->arrays; i++)
         if (m->array[i].site == site)
             return m->shared + m->array[i].offset;
     m->used_static += bytes;
     if (m->used_static > SIMT_STATIC || m->arrays == SIMT_ARRAYS)
-        thread_fail(m, "static shared memory of %zu bytes in %d arrays: at most %d bytes and %d arrays", m->used_static,
+        tp_simt_fail(m, "static shared memory of %zu bytes in %d arrays: at most %d bytes and %d arrays", m->used_static,
                     m->arrays, SIMT_STATIC, SIMT_ARRAYS - 1);
     if (m->array[0].bytes <= TP_SHARED_PLAIN && m->array[0].bytes + m->used_static > SIMT_STATIC)
-        thread_fail(m, "%zu bytes of static and %zu of dynamic shared memory: at most %d without being allowed more", m->used_static,
+        tp_simt_fail(m, "%zu bytes of static and %zu of dynamic shared memory: at most %d without being allowed more", m->used_static,
                     m->array[0].bytes, SIMT_STATIC);
     return shared_add(m, site, name, bytes);
 }
@@ -394,7 +322,7 @@ tp_simt_shared(const void *site, size_t bytes, const char *name)
 void *
 tp_simt_dynamic(void)
 {
-    return machine->shared + machine->array[0].offset;
+    return tp_simt_machine->shared + tp_simt_machine->array[0].offset;
 }
 
 /* ---- addresses ------------------------------------------------------------------------------------------------------------- */
@@ -402,17 +330,17 @@ tp_simt_dynamic(void)
 void
 tp_simt_check(const char *site, const void *pointer, size_t bytes, size_t align)
 {
-    simt_machine *m = machine;
+    simt_machine *m = tp_simt_machine;
     uintptr_t at = (uintptr_t)pointer, shared = (uintptr_t)m->shared;
     if (at % align)
-        thread_fail(m, "%s: address %p of %zu bytes is not a multiple of %zu", site, pointer, bytes, align);
+        tp_simt_fail(m, "%s: address %p of %zu bytes is not a multiple of %zu", site, pointer, bytes, align);
     if (at >= shared && at < shared + SIMT_SHARED)
         return;
     for (int i = 0; i < SIMT_RANGES; i++)
         if (at >= m->range[i][0] && at + bytes <= m->range[i][1])
             return;
     if (!tp_simt_range_of(pointer, bytes, m->range[m->next_range++ % SIMT_RANGES]))
-        thread_fail(m, "%s: %zu bytes at %p are outside every allocation of the device", site, bytes, pointer);
+        tp_simt_fail(m, "%s: %zu bytes at %p are outside every allocation of the device", site, bytes, pointer);
 }
 
 /* ---- asynchronous copies ---------------------------------------------------------------------------------------------------- */
@@ -427,7 +355,7 @@ copy_now(const simt_copy *copy)
 void
 tp_simt_copy_async(const char *site, void *shared, const void *global, size_t bytes, size_t size)
 {
-    simt_machine *m = machine;
+    simt_machine *m = tp_simt_machine;
     simt_fiber *fiber = &m->fiber[m->current];
     simt_copy copy = {shared, global, bytes, size, fiber->group};
     uintptr_t at = (uintptr_t)shared, begin = (uintptr_t)m->shared;
@@ -435,28 +363,32 @@ tp_simt_copy_async(const char *site, void *shared, const void *global, size_t by
     if (bytes)
         tp_simt_check(site, global, bytes, size);
     if (at < begin || at + size > begin + SIMT_SHARED)
-        thread_fail(m, "%s: an asynchronous copy to %p, which is not shared memory", site, shared);
+        tp_simt_fail(m, "%s: an asynchronous copy to %p, which is not shared memory", site, shared);
+    tp_race_touch(global, bytes, 0);
+    tp_race_depart(shared, size);
     if (m->order & 4) {
         copy_now(&copy);
+        tp_race_land(shared, size);
         return;
     }
     if (fiber->copies == SIMT_COPIES)
-        thread_fail(m, "%s: more than %d asynchronous copies of a thread are under way", site, SIMT_COPIES);
+        tp_simt_fail(m, "%s: more than %d asynchronous copies of a thread are under way", site, SIMT_COPIES);
     fiber->copy[(fiber->first_copy + fiber->copies++) % SIMT_COPIES] = copy;
 }
 
 void
 tp_simt_copy_commit(void)
 {
-    machine->fiber[machine->current].group++;
+    tp_simt_machine->fiber[tp_simt_machine->current].group++;
 }
 
 void
 tp_simt_copy_wait(int groups_left)
 {
-    simt_fiber *fiber = &machine->fiber[machine->current];
+    simt_fiber *fiber = &tp_simt_machine->fiber[tp_simt_machine->current];
     while (fiber->copies > 0 && fiber->copy[fiber->first_copy].group < fiber->group - groups_left) {
         copy_now(&fiber->copy[fiber->first_copy]);
+        tp_race_land(fiber->copy[fiber->first_copy].shared, fiber->copy[fiber->first_copy].size);
         fiber->first_copy = (fiber->first_copy + 1) % SIMT_COPIES;
         fiber->copies--;
     }
@@ -487,7 +419,7 @@ static tp_status
 machine_get(void)
 {
     size_t bytes = (size_t)SIMT_THREADS * (SIMT_STACK + SIMT_PAGE);
-    if (machine)
+    if (tp_simt_machine)
         return TP_OK;
     simt_machine *m = calloc(1, sizeof *m);
     if (m == NULL)
@@ -505,13 +437,14 @@ machine_get(void)
         (void)mprotect(fiber_stack(m, i) - SIMT_PAGE, SIMT_PAGE, PROT_NONE);
     (void)pthread_once(&machine_once, machine_key_make);
     (void)pthread_setspecific(machine_key, m);
-    machine = m;
+    tp_simt_machine = m;
     return TP_OK;
 }
 
 static void
 run_block(simt_machine *m, int x, int y, int z, size_t smem)
 {
+    tp_race_block();
     m->used = m->used_static = 0;
     m->arrays = m->at_block = m->ended = 0;
     memset(m->at_warp, 0, sizeof m->at_warp);
@@ -549,7 +482,7 @@ run_grid(const void *body)
 {
     const simt_work *w = body;
     TP_TRY(machine_get());
-    simt_machine *m = machine;
+    simt_machine *m = tp_simt_machine;
     int64_t blocks = w->grid.x * w->grid.y * w->grid.z;
     m->kernel = w->kernel;
     m->name = w->name;
@@ -559,6 +492,7 @@ run_grid(const void *body)
     m->failed = 0;
     memset(m->range, 0, sizeof m->range);
     m->current = SIMT_THREADS;
+    tp_race_grid();
     for (int i = 0; i < m->threads; i++) {
         int *count = m->fiber[i].self.blocks;
         count[0] = (int)w->grid.x, count[1] = (int)w->grid.y, count[2] = (int)w->grid.z;

@@ -1,0 +1,119 @@
+/* The inside of the emulator of a grid's threads (cuda/emu/simt.c), for what looks on while they run (cuda/emu/race.c). */
+#ifndef TP_CUDA_EMU_MACHINE_H
+#define TP_CUDA_EMU_MACHINE_H
+
+#include "cuda/simt.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#define SIMT_ASAN 1
+#else
+#define SIMT_ASAN 0
+#endif
+#if defined(__x86_64__)
+#define SIMT_UCONTEXT 0
+#else
+#include <ucontext.h>
+#define SIMT_UCONTEXT 1
+#endif
+
+#define SIMT_THREADS 1024
+#define SIMT_STACK (64 * 1024 * (1 + 3 * SIMT_ASAN)) /* with an unmapped page below it */
+#define SIMT_PAGE 4096
+#define SIMT_SHARED (228 * 1024 + 49152)
+#define SIMT_DYNAMIC (227 * 1024) /* the most a block may have on sm_90 and sm_100 */
+#define SIMT_STATIC (48 * 1024)
+#define SIMT_GUARD 64
+#define SIMT_ARRAYS 32
+#define SIMT_COPIES 64
+#define SIMT_RANGES 8
+#define SIMT_ARGUMENTS 4096 /* what every GPU takes (CUDA Programming Guide, kernel parameters) */
+
+typedef enum { SIMT_RUNS, SIMT_AT_WARP, SIMT_AT_BLOCK, SIMT_ENDED } simt_state;
+
+typedef struct {
+    void *shared;
+    const void *global;
+    size_t bytes, size; /* `bytes` are copied, the rest of `size` becomes zero */
+    int group;
+} simt_copy;
+
+typedef struct {
+    tp_simt_thread self;
+    simt_state state;
+    const char *site;            /* where it waits */
+    void (*work)(void **lanes);  /* what for, at a meeting of the warp */
+    void *mine;
+    int copies, first_copy, group, groups_done;
+    simt_copy copy[SIMT_COPIES]; /* a ring, oldest at first_copy */
+#if SIMT_UCONTEXT
+    ucontext_t context;
+#else
+    void *stack_pointer;
+#endif
+    void *fake_stack; /* AddressSanitizer's */
+} simt_fiber;
+
+typedef struct {
+    const void *site;
+    const char *name;
+    size_t offset, bytes;
+} simt_array;
+
+typedef struct {
+    simt_fiber fiber[SIMT_THREADS + 1]; /* the last is the launching thread's own */
+    char *stacks, *shared;
+    void (*kernel)(const void *);
+    const char *name;
+    const void *arguments;
+    int threads, current, at_block, ended, order;
+    int at_warp[SIMT_THREADS / TP_WARP];
+    int arrays;
+    simt_array array[SIMT_ARRAYS]; /* [0] is the dynamic one */
+    size_t used, used_static;
+    int failed;
+    uintptr_t range[SIMT_RANGES][2]; /* where this launch went last: allocations do not change meanwhile */
+    unsigned next_range;
+    const void *host_stack;
+    size_t host_stack_bytes;
+} simt_machine;
+
+/* The calling thread's; NULL before its first launch. */
+extern __thread simt_machine *tp_simt_machine __attribute__((visibility("hidden")));
+
+/* Ends the launch from inside a fiber. */
+void
+tp_simt_fail(simt_machine *m, const char *format, ...) TP_PRINTF(2, 3);
+
+/* What cuda/emu/race.c is told, in a build that looks for races; else nothing. */
+#ifdef TP_CUDA_RACES
+/* A grid, or a block of it, begins. */
+void
+tp_race_grid(void);
+void
+tp_race_block(void);
+/* All threads of the block, or of this warp, have met: what each did before is before what any does from now on. */
+void
+tp_race_met(void);
+void
+tp_race_met_warp(int warp);
+/* The current fiber reads, or writes, these bytes. */
+void
+tp_race_touch(const void *pointer, size_t bytes, int writes);
+/* It has begun an asynchronous copy to these bytes of shared memory; the copy is there, for this fiber. */
+void
+tp_race_depart(const void *shared, size_t bytes);
+void
+tp_race_land(const void *shared, size_t bytes);
+#else
+#define tp_race_grid() ((void)0)
+#define tp_race_block() ((void)0)
+#define tp_race_met() ((void)0)
+#define tp_race_met_warp(warp) ((void)(warp))
+#define tp_race_touch(pointer, bytes, writes) ((void)0)
+#define tp_race_depart(shared, bytes) ((void)0)
+#define tp_race_land(shared, bytes) ((void)0)
+#endif
+
+#endif

@@ -1,0 +1,291 @@
+/* Looks for races of a kernel's threads: the emulator runs one at a time and cannot stumble on them.
+ *
+ * Built only where TP_CUDA_RACES is defined (tests/cuda_emu.py, races=True): there gcc compiles the kernels with
+ * -fsanitize=thread, whose calls at each access come here in place of libtsan. Of every half word that a grid touches it is kept
+ * who wrote it last and who has read it since, and when: after how many barriers of the block and of the warp. An access is
+ * ordered behind another thread's if a barrier of both lies between them; if not, and one of the two writes, it is a race.
+ * Blocks of a grid order nothing between them. An asynchronous copy writes at any time between its begin and the wait for it.
+ * Found besides: shared memory that is read and that no thread of the block has written. */
+#include "cuda/emu/machine.h"
+
+#ifdef TP_CUDA_RACES
+
+#include <dlfcn.h>
+#include <stdlib.h>
+
+#define GRAIN 2 /* bytes: the smallest that kernels touch */
+#define NOBODY (-1)
+#define SEVERAL (-2) /* threads of several warps */
+#define OF_WARP (-3) /* - warp: several threads of one warp */
+
+/* block 0: none. Blocks are numbered through all grids. */
+typedef struct {
+    uint32_t block, barrier, meeting;
+    int thread; /* a fiber, which keeps its number in every order */
+} access;
+
+typedef struct {
+    uintptr_t at; /* address / GRAIN; 0: a free cell */
+    access wrote, read;
+    uint32_t flying; /* the block of an asynchronous copy under way */
+    int blocks_read; /* several blocks of the grid have read it */
+} cell;
+
+typedef struct {
+    cell *cells;
+    size_t count, room; /* room: a power of two */
+    uint32_t block, first, barrier, meeting[SIMT_THREADS / TP_WARP];
+} watcher;
+
+static __thread watcher watching;
+
+/* ---- the table ------------------------------------------------------------------------------------------------------------- */
+
+static cell *
+place_of(cell *cells, size_t room, uintptr_t at)
+{
+    size_t i = (size_t)((uint64_t)at * 11400714819323198485u >> 20) & (room - 1);
+    while (cells[i].at != 0 && cells[i].at != at)
+        i = (i + 1) & (room - 1);
+    return &cells[i];
+}
+
+static cell *
+cell_of(uintptr_t at)
+{
+    watcher *w = &watching;
+    if (2 * (w->count + 1) > w->room) {
+        size_t room = w->room ? 2 * w->room : 1 << 16;
+        cell *cells = calloc(room, sizeof *cells);
+        if (cells == NULL)
+            abort();
+        for (size_t i = 0; i < w->room; i++)
+            if (w->cells[i].at != 0)
+                *place_of(cells, room, w->cells[i].at) = w->cells[i];
+        free(w->cells);
+        w->cells = cells;
+        w->room = room;
+    }
+    cell *found = place_of(w->cells, w->room, at);
+    if (found->at == 0) {
+        *found = (cell){.at = at, .wrote.thread = NOBODY, .read.thread = NOBODY};
+        w->count++;
+    }
+    return found;
+}
+
+void
+tp_race_grid(void)
+{
+    watcher *w = &watching;
+    if (w->room > 0)
+        memset(w->cells, 0, w->room * sizeof *w->cells);
+    w->count = 0;
+    w->first = w->block + 1;
+}
+
+void
+tp_race_block(void)
+{
+    watching.block++;
+    watching.barrier = 0;
+    memset(watching.meeting, 0, sizeof watching.meeting);
+}
+
+void
+tp_race_met(void)
+{
+    watching.barrier++;
+}
+
+void
+tp_race_met_warp(int warp)
+{
+    watching.meeting[warp]++;
+}
+
+/* ---- one access ------------------------------------------------------------------------------------------------------------ */
+
+static access
+now_of(int thread)
+{
+    return (access){watching.block, watching.barrier, watching.meeting[thread / TP_WARP], thread};
+}
+
+/* Is what was done ordered before what `now` does? Both of this block. */
+static int
+ordered(const access *before, const access *now)
+{
+    if (before->thread == NOBODY || before->thread == now->thread || before->barrier < now->barrier)
+        return 1;
+    int warp = before->thread >= 0 ? before->thread / TP_WARP : before->thread == SEVERAL ? -1 : OF_WARP - before->thread;
+    return warp == now->thread / TP_WARP && before->meeting < now->meeting;
+}
+
+/* What of another block is in the cell is nothing where the memory is the block's own. */
+static void
+refresh(cell *c, int shared)
+{
+    if (!shared)
+        return;
+    if (c->wrote.block != watching.block)
+        c->wrote = (access){.thread = NOBODY};
+    if (c->read.block != watching.block)
+        c->read = (access){.thread = NOBODY};
+    c->blocks_read = 0;
+}
+
+static const char *
+fault_of(const cell *c, const access *now, int writes, int shared)
+{
+    if (c->flying == now->block)
+        return "touches what an asynchronous copy may be writing";
+    if (!shared && c->wrote.block != 0 && c->wrote.block != now->block)
+        return writes ? "writes what another block writes" : "reads what another block writes";
+    if (c->wrote.block == now->block && !ordered(&c->wrote, now))
+        return writes ? "writes, with no barrier between, what another thread wrote"
+                      : "reads, with no barrier between, what another thread wrote";
+    if (writes && !shared && c->read.block != 0 && (c->blocks_read || c->read.block != now->block))
+        return "writes what another block reads";
+    if (writes && c->read.block == now->block && !ordered(&c->read, now))
+        return "writes, with no barrier between, what another thread read";
+    if (!writes && shared && c->wrote.block == 0)
+        return "reads shared memory that nobody has written";
+    return NULL;
+}
+
+static void
+note_read(cell *c, const access *now)
+{
+    const access *was = &c->read;
+    int thread = now->thread, warp = thread / TP_WARP;
+    if (was->block != 0 && was->block != now->block)
+        c->blocks_read = 1;
+    if (was->block == now->block && was->barrier == now->barrier && was->thread != NOBODY && was->thread != thread) {
+        int before = was->thread >= 0 ? was->thread / TP_WARP : was->thread == SEVERAL ? -1 : OF_WARP - was->thread;
+        thread = before != warp ? SEVERAL : was->meeting == now->meeting ? OF_WARP - warp : thread;
+    }
+    c->read = *now;
+    c->read.thread = thread;
+}
+
+static int
+is_shared(const simt_machine *m, uintptr_t at)
+{
+    uintptr_t begin = (uintptr_t)m->shared;
+    return at >= begin && at < begin + SIMT_SHARED;
+}
+
+static void
+touch(const void *pointer, size_t bytes, int writes, const void *caller)
+{
+    simt_machine *m = tp_simt_machine;
+    uintptr_t at = (uintptr_t)pointer;
+    if (tp_simt_self == NULL || m == NULL || m->failed ||
+        at - (uintptr_t)m->stacks < (size_t)SIMT_THREADS * (SIMT_STACK + SIMT_PAGE))
+        return;
+    int shared = is_shared(m, at);
+    access now = now_of(m->current);
+    for (uintptr_t grain = at / GRAIN; grain <= (at + bytes - 1) / GRAIN && bytes > 0; grain++) {
+        cell *c = cell_of(grain);
+        refresh(c, shared);
+        const char *fault = fault_of(c, &now, writes, shared);
+        if (fault != NULL) {
+            Dl_info where = {0};
+            (void)dladdr(caller, &where);
+            tp_simt_fail(m, "race: it %s, in %s memory (%zu bytes at %p; code %s+%#lx)", fault, shared ? "shared" : "global", bytes,
+                         pointer, where.dli_fname ? where.dli_fname : "?",
+                         (unsigned long)((uintptr_t)caller - (uintptr_t)where.dli_fbase));
+        }
+        if (writes)
+            c->wrote = now;
+        else
+            note_read(c, &now);
+    }
+}
+
+void
+tp_race_touch(const void *pointer, size_t bytes, int writes)
+{
+    touch(pointer, bytes, writes, __builtin_return_address(0));
+}
+
+void
+tp_race_depart(const void *shared, size_t bytes)
+{
+    touch(shared, bytes, 1, __builtin_return_address(0));
+    for (uintptr_t grain = (uintptr_t)shared / GRAIN; grain < ((uintptr_t)shared + bytes) / GRAIN; grain++)
+        cell_of(grain)->flying = watching.block;
+}
+
+void
+tp_race_land(const void *shared, size_t bytes)
+{
+    for (uintptr_t grain = (uintptr_t)shared / GRAIN; grain < ((uintptr_t)shared + bytes) / GRAIN; grain++) {
+        cell *c = cell_of(grain);
+        c->flying = 0;
+        c->wrote = now_of(tp_simt_machine->current);
+    }
+}
+
+/* ---- what gcc calls (gcc/sanitizer.def) ------------------------------------------------------------------------------------ */
+
+#define HOOK(name, bytes, writes)                              \
+    void __tsan_##name(void *);                                \
+    void __tsan_##name(void *pointer)                          \
+    {                                                          \
+        touch(pointer, bytes, writes, __builtin_return_address(0)); \
+    }
+#define HOOKS(bytes)                 \
+    HOOK(read##bytes, bytes, 0)      \
+    HOOK(write##bytes, bytes, 1)
+#define WIDE_HOOKS(bytes)                   \
+    HOOKS(bytes)                            \
+    HOOK(unaligned_read##bytes, bytes, 0)   \
+    HOOK(unaligned_write##bytes, bytes, 1)
+HOOKS(1)
+WIDE_HOOKS(2)
+WIDE_HOOKS(4)
+WIDE_HOOKS(8)
+WIDE_HOOKS(16)
+
+void
+__tsan_read_range(void *pointer, size_t bytes);
+void
+__tsan_write_range(void *pointer, size_t bytes);
+void
+__tsan_init(void);
+void
+__tsan_func_entry(void *caller);
+void
+__tsan_func_exit(void);
+
+void
+__tsan_read_range(void *pointer, size_t bytes)
+{
+    touch(pointer, bytes, 0, __builtin_return_address(0));
+}
+
+void
+__tsan_write_range(void *pointer, size_t bytes)
+{
+    touch(pointer, bytes, 1, __builtin_return_address(0));
+}
+
+void
+__tsan_init(void)
+{
+}
+
+void
+__tsan_func_entry(void *caller)
+{
+    (void)caller;
+}
+
+void
+__tsan_func_exit(void)
+{
+}
+
+#endif
