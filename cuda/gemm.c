@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda/dl_cublaslt.h"
+#include "cuda/gemm_algo.h"
 #include "cuda/gemm_key.h"
 #include "cuda/kernels.h"
 
@@ -48,13 +48,6 @@ struct tp_gemm {
     plan *pins; /* of a reproducible handle: plans for CANONICAL_ROWS */
     char caveat[256];
 };
-
-size_t
-tp_gemm_workspace_bytes(const tp_cuda_device *device)
-{
-    /* what cuBLAS takes for itself: 32 MiB from Hopper on, 4 MiB before (cuBLAS documentation, cublasSetWorkspace) */
-    return tp_cuda_device_properties(device)->major >= 9 ? (size_t)32 << 20 : (size_t)4 << 20;
-}
 
 /* ---- a plan's descriptors ------------------------------------------------------------------------------------------- */
 
@@ -200,14 +193,21 @@ key_of(const tp_gemm *gemm, const tp_gemm_op *op)
     return plan_key_of(op, gemm->options.reproducible ? 16 : 256);
 }
 
+/* A row's bits would follow from how many rows there are. A weight's gradient has a micro-batch's rows whatever the slicing, and
+ * split sums are the same bits in every run (cuBLAS documentation, "Results reproducibility"): without them a small weight keeps
+ * few multiprocessors busy. */
+static int
+one_sum(const tp_gemm *gemm, const tp_gemm_op *op)
+{
+    return gemm->options.reproducible && op->kind != TP_GEMM_LINEAR_W;
+}
+
 static tp_status
 prefer(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, lt_preference preference)
 {
     const tp_cublaslt *lt = gemm->lt;
     uint64_t workspace = gemm->workspace_bytes;
-    /* A weight's gradient has a micro-batch's rows whatever the slicing, and split sums are the same bits in every run (cuBLAS
-     * documentation, "Results reproducibility"): without them a small weight keeps few multiprocessors busy. */
-    uint32_t sums = gemm->options.reproducible && op->kind != TP_GEMM_LINEAR_W ? LT_REDUCTION_NONE : LT_REDUCTION_ALL;
+    uint32_t sums = one_sum(gemm, op) || tp_gemm_ragged(op) ? LT_REDUCTION_NONE : LT_REDUCTION_ALL;
     int64_t c = op->epilogue == TP_GEMM_BIAS_RESIDUAL ? p->key.align_aux : p->key.align_y;
     uint32_t aligned[4] = {(uint32_t)p->key.align_w, (uint32_t)p->key.align_x, (uint32_t)c, (uint32_t)p->key.align_y};
     LT_TRY(lt->preference_set(preference, LT_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace), "the workspace");
@@ -235,11 +235,7 @@ candidates(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, int wanted,
         *count = 0; /* a fused epilogue that some architecture lacks is an invalid value there, or not supported */
     else
         LT_TRY(answer, "asking for algorithms");
-    int good = 0;
-    for (int i = 0; i < *count; i++)
-        if (found[i].state == LT_SUCCESS && found[i].workspace <= gemm->workspace_bytes)
-            found[good++] = found[i];
-    *count = good;
+    tp_gemm_sift(gemm->lt, op, one_sum(gemm, op), gemm->workspace_bytes, found, count);
     return TP_OK;
 }
 
@@ -323,8 +319,8 @@ static tp_status
 try_plan(const tp_gemm *gemm, const plan_key *key, const tp_gemm_op *op, int fused, double *seconds, plan **out)
 {
     lt_heuristic found[MAX_CANDIDATES];
-    int pins = gemm->options.reproducible && op->kind != TP_GEMM_LINEAR_W;
-    int count = 0, wanted = seconds ? gemm->options.candidates : pins ? MAX_CANDIDATES : 1;
+    int pins = one_sum(gemm, op), count = 0;
+    int wanted = pins || tp_gemm_ragged(op) ? MAX_CANDIDATES : seconds ? gemm->options.candidates : 1;
     *out = NULL;
     plan *p = calloc(1, sizeof *p);
     if (!p)
@@ -429,13 +425,13 @@ choose_pinned(tp_gemm *gemm, const plan_key *key, const tp_gemm_op *op, plan **o
     const plan *pin;
     TP_TRY(pin_of(gemm, op, &pin));
     TP_TRY(try_pin(gemm, pin, key, op, out));
-    if (*out)
+    if (*out && tp_gemm_is_one_sum(gemm->lt, &pin->algo))
         return TP_OK;
     if (*gemm->caveat == 0)
         snprintf(gemm->caveat, sizeof gemm->caveat, "products may differ in their last bits from one slicing to another (for %lld "
-                 "rows, n_in %lld, n_out %lld cublasLt refuses the algorithm of other rows)", (long long)op->rows,
-                 (long long)op->n_in, (long long)op->n_out);
-    return choose(gemm, key, op, 0, out);
+                 "rows, n_in %lld, n_out %lld cublasLt %s)", (long long)op->rows, (long long)op->n_in, (long long)op->n_out,
+                 *out ? "has only algorithms with split sums" : "refuses the algorithm of other rows");
+    return *out ? TP_OK : choose(gemm, key, op, 0, out);
 }
 
 static plan **
@@ -467,7 +463,7 @@ plan_of(tp_gemm *gemm, const tp_gemm_op *op, int timed, plan **out)
     if (tp_cuda_capturing(gemm->device, gemm->stream))
         return tp_fail(TP_EINTERNAL, "a product was not prepared before its capture (kind %d, %lld rows, n_in %lld, n_out %lld)",
                        (int)op->kind, (long long)op->rows, (long long)op->n_in, (long long)op->n_out);
-    if (gemm->options.reproducible && op->kind != TP_GEMM_LINEAR_W)
+    if (one_sum(gemm, op))
         TP_TRY(choose_pinned(gemm, &key, op, out));
     else
         TP_TRY(choose(gemm, &key, op, timed && gemm->options.candidates > 1, out));

@@ -23,7 +23,7 @@ import cuda_emu  # noqa: E402
 LINEAR, LINEAR_T, LINEAR_W = range(3)
 NONE, BIAS, GELU_AUX, RESIDUAL, DGELU = range(5)
 F32, BF16 = 0, 1
-NO_GELU_AUX, NO_DGELU, NO_PRODUCT, NO_FIRST_ALGORITHM, INVALID = 1, 2, 4, 8, 16
+NO_GELU_AUX, NO_DGELU, NO_PRODUCT, NO_FIRST_ALGORITHM, INVALID, SPLITS = 1, 2, 4, 8, 16, 128
 TOLERANCE = {F32: 1e-5, BF16: 6e-3}
 
 
@@ -162,6 +162,36 @@ def test_an_algorithm_that_does_not_run_is_passed_over(cuda, refuse):
     case.check()
     with pytest.raises(tp.ExecutionError, match="cublasLtMatmul of linear .*not supported"):
         Case(LINEAR, BF16, BIAS, 7, 16, 24).run(cuda)  # untimed: the first is all there is
+
+
+@pytest.mark.parametrize("options", [{}, {"candidates": 1}, {"candidates": 3}, {"reproducible": 1}])
+@pytest.mark.parametrize(("kind", "rows", "n_in", "n_out"), [(LINEAR, 3, 129, 8), (LINEAR_T, 3, 8, 129), (LINEAR_W, 129, 8, 16)])
+def test_split_sums_lose_no_end(cuda, refuse, options, kind, rows, n_in, n_out):
+    """Of 129 products in two parts cublasLt leaves out the last (facebookexperimental/triton, pull request 2767)."""
+    refuse(SPLITS)
+    case = Case(kind, F32, NONE, rows, n_in, n_out)
+    assert "split-K 1" in case.run(cuda, **options)
+    case.check()
+
+
+def test_split_sums_are_taken_where_they_are_whole(cuda, refuse):
+    refuse(SPLITS)
+    case = Case(LINEAR_W, BF16, NONE, 128, 8, 16)
+    assert "split-K 2" in case.run(cuda)
+    case.check()
+
+
+def test_a_row_is_one_sum_whatever_is_offered_first(cuda, refuse):
+    """Parts that follow from the number of rows, which no mask of reductions rules out: a row's bits would too."""
+    refuse(SPLITS)
+    runs = {}
+    for reproducible in (0, 1):
+        for rows in (12, 5):
+            case = Case(LINEAR, F32, NONE, 12, 64, 24)
+            case.rows, case.x, case.y = rows, case.x[:rows].copy(), case.y[:rows].copy()
+            assert f"split-K {1 if reproducible else 2}" in case.run(cuda, reproducible=reproducible)
+            runs[reproducible, rows] = case.y
+    np.testing.assert_array_equal(runs[1, 12][:5], runs[1, 5])
 
 
 def test_a_gelu_apart_needs_rows_without_gaps(cuda, refuse):

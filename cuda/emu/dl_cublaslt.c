@@ -12,6 +12,7 @@
 #include "cuda/emu/graph.h"
 
 enum { ALLOC_FAILED = 3, INVALID = 7, EXECUTION_FAILED = 13 };
+enum { TILE = 64, FREE_PARTS = 99 }; /* of depth; a number of parts that says there is none */
 
 typedef struct {
     int32_t trans_a, trans_b, multiprocessors;
@@ -167,7 +168,7 @@ static int
 get_heuristic(lt_handle handle, lt_desc desc, lt_layout a, lt_layout b, lt_layout c, lt_layout d, lt_preference wishes,
               int wanted, lt_heuristic results[], int *count)
 {
-    (void)handle, (void)wishes;
+    (void)handle;
     atomic_fetch_add(&asked, 1);
     *count = 0;
     int answer = check(desc, a, b, c, d);
@@ -176,6 +177,8 @@ get_heuristic(lt_handle handle, lt_desc desc, lt_layout a, lt_layout b, lt_layou
     for (int i = 0; i < wanted && i < 3; i++) {
         memset(&results[i], 0, sizeof results[i]);
         results[i].algo.data[0] = (uint64_t)(i + 1);
+        if (i == 0 && atomic_load(&flags) & TP_EMU_SPLITS)
+            results[i].algo.data[1] = ((const preference *)wishes)->sums == LT_REDUCTION_NONE ? FREE_PARTS : 2;
         results[i].waves = 1.0f;
         (*count)++;
     }
@@ -199,6 +202,8 @@ static int
 algo_get(const lt_algo *algo, int attribute, void *value, size_t bytes, size_t *written)
 {
     uint32_t answer = attribute == LT_ALGO_ID ? (uint32_t)algo->data[0] : 1;
+    if (attribute == LT_ALGO_SPLITK && algo->data[1] != 0)
+        answer = algo->data[1] == FREE_PARTS ? (uint32_t)-2 : (uint32_t)algo->data[1];
     if (bytes != sizeof answer)
         return INVALID;
     memcpy(value, &answer, bytes);
@@ -281,7 +286,16 @@ typedef struct {
     const void *a_at, *b_at, *c_at;
     void *d_at;
     double beta;
+    int64_t parts;
 } work;
+
+/* How many of `depth` products are summed, of which the first is *first: see emu.h. */
+static int64_t
+summed(const work *w, int64_t depth, int64_t *first)
+{
+    *first = w->parts == FREE_PARTS ? w->d.columns % depth : 0;
+    return w->parts == 2 && depth / TILE % 2 == 0 && depth % TILE < 2 ? depth - depth % TILE : depth;
+}
 
 static tp_status
 multiply(const void *body)
@@ -294,14 +308,16 @@ multiply(const void *body)
         return tp_fail(TP_EMEMORY, "no host memory for an emulated product");
     atomic_fetch_add(&multiplied, 1);
     atomic_store(&last_multiprocessors, p->multiprocessors);
+    int64_t first, count = summed(w, depth, &first);
     spread(p, &w->a, w->a_at, depth, w->d.rows, rows);
     for (int64_t j = 0; j < w->d.columns; j++) {
         memset(sums, 0, (size_t)w->d.rows * sizeof *sums);
-        for (int64_t k = 0; k < depth; k++) {
+        for (int64_t i = 0; i < count; i++) {
+            int64_t k = (first + i) % depth;
             float x = load(w->b.type, w->b_at, p->trans_b ? k * w->b.stride + j : j * w->b.stride + k);
             const float *row = rows + k * w->d.rows;
-            for (int64_t i = 0; i < w->d.rows; i++)
-                sums[i] += x * row[i];
+            for (int64_t m = 0; m < w->d.rows; m++)
+                sums[m] += x * row[m];
         }
         finish(p, &w->d, j, sums, (float)w->beta, w->c_at, &w->c, w->d_at);
     }
@@ -332,6 +348,7 @@ matmul(lt_handle handle, lt_desc desc, const void *alpha, const void *a, lt_layo
     memcpy(&w.d, d_layout, sizeof w.d);
     w.a_at = a, w.b_at = b, w.c_at = c, w.d_at = d;
     w.beta = (double)*(const float *)beta;
+    w.parts = (int64_t)algo->data[1];
     return tp_emu_do(stream, "product", multiply, &w, sizeof w) == TP_OK ? LT_SUCCESS : EXECUTION_FAILED;
 }
 
