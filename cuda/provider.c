@@ -1,6 +1,9 @@
 #include "cuda/provider.h"
 
 #include "cuda/rank.h"
+#ifdef TP_CUDA_EMULATED
+#include "cuda/emu/apart.h"
+#endif
 
 static void
 attach(const tp_host *host)
@@ -12,16 +15,18 @@ attach(const tp_host *host)
 const tp_provider *
 tp_cuda_provider(void)
 {
-    static const tp_provider provider = {.abi = TP_PROVIDER_ABI,
+    static tp_provider provider = {.abi = TP_PROVIDER_ABI,
                                          .size = sizeof(tp_provider),
 #ifdef TP_CUDA_EMULATED
                                          .name = "cuda_emu",
-                                         .host_memory = 1,
 #else
                                          .name = "cuda",
 #endif
                                          .attach = attach,
                                          .device = &tp_cuda_device_ops,
                                          .stage = &tp_cuda_stage_ops};
+#ifdef TP_CUDA_EMULATED
+    provider.host_memory = !tp_emu_apart();
+#endif
     return &provider;
 }

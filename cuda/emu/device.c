@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "csrc/base/clock.h"
+#include "cuda/emu/apart.h"
 #include "cuda/emu/emu.h"
 #include "cuda/emu/graph.h"
 #include "cuda/faults.h"
@@ -201,7 +202,7 @@ give_back(const tp_cuda_device *device, void *memory, size_t bytes)
     pthread_mutex_lock(&lock);
     taken[device->properties.index] -= bytes;
     pthread_mutex_unlock(&lock);
-    free(block_of(memory));
+    tp_emu_give(block_of(memory));
 }
 
 void
@@ -258,10 +259,10 @@ tp_cuda_alloc(tp_cuda_device *device, size_t bytes, const char *what, void **out
     TP_TRY(reserve(device, bytes, what));
     size_t whole = (bytes + 2 * GUARD + GUARD - 1) / GUARD * GUARD;
     tp_cuda_allocation *entry = malloc(sizeof *entry);
-    char *block = entry ? aligned_alloc(GUARD, whole) : NULL;
+    char *block = entry ? tp_emu_take(whole) : NULL;
     tp_status status = block ? tp_simt_range_add(block + GUARD, bytes) : TP_OK;
     if (!block || status != TP_OK) {
-        free(block);
+        tp_emu_give(block);
         free(entry);
         pthread_mutex_lock(&lock);
         taken[device->properties.index] -= bytes;
@@ -269,8 +270,10 @@ tp_cuda_alloc(tp_cuda_device *device, size_t bytes, const char *what, void **out
         TP_TRY(status);
         return tp_fail(TP_EMEMORY, "%s needs %zu bytes, which the host of the emulated device does not have", what, bytes);
     }
+    tp_emu_enter();
     memset(block, GUARD_BYTE, whole);
     memset(block + GUARD, FRESH_BYTE, bytes);
+    tp_emu_leave();
     tp_cuda_note(device, entry, block + GUARD, bytes);
     *out = block + GUARD;
     return TP_OK;
@@ -347,15 +350,29 @@ run_copy(const void *body)
     return TP_OK;
 }
 
+/* Are both ends where the direction says? A GPU's driver looks, and refuses. Of two on the device one may be another library's
+ * (the false libnccl's), which is not known here. */
+static tp_status
+check_places(const void *to, const void *from, tp_cuda_direction direction)
+{
+    uintptr_t unused[2];
+    int to_device = tp_simt_range_of(to, 1, unused), from_device = tp_simt_range_of(from, 1, unused);
+    int right = direction == TP_CUDA_ON_DEVICE ? to_device || from_device
+                                               : to_device == (direction == TP_CUDA_TO_DEVICE) && from_device != to_device;
+    return right ? TP_OK
+                 : tp_cuda_check(TP_CUDA_INVALID_VALUE, "cudaMemcpyAsync");
+}
+
 tp_status
 tp_cuda_copy_rows(tp_cuda_device *device, tp_stream stream, void *to, size_t to_pitch, const void *from,
                   size_t from_pitch, size_t row_bytes, size_t rows, tp_cuda_direction direction)
 {
     const copy body = {to, from, to_pitch, from_pitch, row_bytes, rows};
-    (void)device, (void)direction;
+    (void)device;
     if (row_bytes == 0 || rows == 0)
         return TP_OK;
     TP_TRY(enter("cudaMemcpyAsync"));
+    TP_TRY(check_places(to, from, direction));
     return tp_emu_do(stream, "copy", run_copy, &body, sizeof body);
 }
 
@@ -391,7 +408,10 @@ tp_cuda_synchronize(tp_cuda_device *device, tp_stream stream)
 {
     TP_TRY(enter("cudaStreamSynchronize"));
     TP_TRY(tp_emu_outside_of(stream, "cudaStreamSynchronize"));
-    return check_guards(device);
+    tp_emu_enter();
+    tp_status status = check_guards(device);
+    tp_emu_leave();
+    return status;
 }
 
 tp_status

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda/emu/apart.h"
 #include "cuda/emu/emu.h"
 #include "cuda/faults.h"
 
@@ -176,6 +177,15 @@ tp_emu_outside_of(tp_stream stream, const char *call)
     return c == NULL ? TP_OK : spoil(c, TP_CUDA_CAPTURE_UNSUPPORTED, call);
 }
 
+static tp_status
+run_inside(tp_emu_run *run, const void *body)
+{
+    tp_emu_enter();
+    tp_status status = run(body);
+    tp_emu_leave();
+    return status;
+}
+
 tp_status
 tp_emu_do(tp_stream stream, const char *name, tp_emu_run *run, const void *body, size_t bytes)
 {
@@ -183,7 +193,7 @@ tp_emu_do(tp_stream stream, const char *name, tp_emu_run *run, const void *body,
     capture *c = capture_of(stream, &branch);
     if (c == NULL) {
         note(name, body, bytes);
-        return run(body);
+        return run_inside(run, body);
     }
     if (c->spoiled)
         return tp_cuda_check(TP_CUDA_CAPTURE_INVALIDATED, name);
@@ -355,7 +365,7 @@ tp_cuda_graph_launch(tp_cuda_device *device, tp_cuda_graph object, tp_stream str
     pthread_mutex_unlock(&lock);
     for (const operation *one = g->first; one != NULL; one = one->next) {
         note(one->name, one->body, one->bytes);
-        TP_TRY(one->run(one->body));
+        TP_TRY(run_inside(one->run, one->body));
     }
     return TP_OK;
 }
