@@ -74,8 +74,8 @@ check_shape(tp_dtype dtype, const tp_attention *s)
         return tp_fail(TP_EVALUE, "attention of %lld sequences x %lld heads, slice %lld after %lld of %lld tokens: counts are at "
                        "least 1 and the slice ends by the sequence's end", (long long)s->batch, (long long)s->heads,
                        (long long)s->slice, (long long)s->context, (long long)s->total);
-    if (s->batch * s->heads > INT32_MAX || s->total > INT32_MAX - 256 || (s->total + 63) / 64 > 65535)
-        return tp_fail(TP_EVALUE, "attention of %lld sequences x %lld heads of %lld tokens: at most 2^31 - 1 (sequence, head) pairs "
+    if (s->batch * s->heads > INT32_MAX - 65536 || s->total > INT32_MAX - 256 || (s->total + 63) / 64 > 65535)
+        return tp_fail(TP_EVALUE, "attention of %lld sequences x %lld heads of %lld tokens: at most 2^31 - 2^16 (sequence, head) pairs "
                        "and 4194240 tokens", (long long)s->batch, (long long)s->heads, (long long)s->total);
     if (s->head_dim < 1 || s->head_dim > 128 || (dtype == TP_BF16 && s->head_dim % 8))
         return tp_fail(TP_EVALUE, "attention on CUDA: head_dim is %lld; bf16 needs a multiple of 8 up to 128, f32 1 to 128",

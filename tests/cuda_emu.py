@@ -28,8 +28,8 @@ from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".build" / "cuda-emu"
-# Visible symbols, for ctypes; a small tile of the head, so that small models cross its border.
-DEFINES = ["-DTP_CUDA_EMULATED", "-DTP_CUDA_HEAD_TILE=64"]
+# Visible symbols, for ctypes; a small tile of the head, so that small models cross its border, and a cache of few heads.
+DEFINES = ["-DTP_CUDA_EMULATED", "-DTP_CUDA_HEAD_TILE=64", "-DTP_CUDA_CACHED_BYTES=40000"]
 
 
 # Of the build that looks for races, of the kernels alone: gcc's hooks at each access, and no libtsan behind them.

@@ -20,8 +20,8 @@ if not (ROOT / "cuda").is_dir():
     pytest.skip("no sources beside the tests", allow_module_level=True)
 
 # What simt_cases.cu stands on, as tests/cuda_emu.py built it.
-OBJECTS = ["cuda/emu/simt", "cuda/emu/ranges", "cuda/emu/mma", "cuda/emu/device", "cuda/emu/graph", "cuda/device_common",
-           "cuda/faults", "csrc/base/status", "csrc/base/clock"]  # fmt: skip
+OBJECTS = ["cuda/emu/simt", "cuda/emu/ranges", "cuda/emu/mma", "cuda/emu/device", "cuda/emu/graph", "cuda/emu/apart",
+           "cuda/device_common", "cuda/faults", "csrc/base/status", "csrc/base/clock"]  # fmt: skip
 F32, BF16 = 0, 1
 POISON = 0xFF  # four bytes of it: NaN, in fp32 and in bf16
 
@@ -286,6 +286,7 @@ SHAPES = [  # B, H, D, slices, elements between rows
     (2, 1, 80, [150], 24),
     (1, 3, 8, [100, 30], 0),
     (3, 1, 16, [7, 80], 8),
+    (1, 5, 16, [100, 60], 0),  # heads in two groups of three
 ]
 
 

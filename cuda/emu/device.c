@@ -359,8 +359,7 @@ check_places(const void *to, const void *from, tp_cuda_direction direction)
     int to_device = tp_simt_range_of(to, 1, unused), from_device = tp_simt_range_of(from, 1, unused);
     int right = direction == TP_CUDA_ON_DEVICE ? to_device || from_device
                                                : to_device == (direction == TP_CUDA_TO_DEVICE) && from_device != to_device;
-    return right ? TP_OK
-                 : tp_cuda_check(TP_CUDA_INVALID_VALUE, "cudaMemcpyAsync");
+    return right ? TP_OK : tp_cuda_check(TP_CUDA_INVALID_VALUE, "cudaMemcpyAsync");
 }
 
 tp_status
