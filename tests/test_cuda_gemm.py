@@ -174,6 +174,16 @@ def test_split_sums_lose_no_end(cuda, refuse, options, kind, rows, n_in, n_out):
     case.check()
 
 
+@pytest.mark.parametrize(("kind", "rows", "n_in", "n_out"),
+                         [(LINEAR, 8, 4097, 16), (LINEAR_W, 4097, 16, 24), (LINEAR_W, 8195, 8, 16)])  # fmt: skip
+def test_a_deep_ragged_product_is_whole(each, kind, rows, n_in, n_out):
+    """Few numbers of long sums: where a library would split them. One product of 4097 is 1.6 % of their sum's deviation."""
+    for options in ({}, {"candidates": 8}, {"reproducible": 1}):
+        case = Case(kind, F32, NONE, rows, n_in, n_out)
+        case.run(each, **options)
+        case.check()
+
+
 def test_split_sums_are_taken_where_they_are_whole(cuda, refuse):
     refuse(SPLITS)
     case = Case(LINEAR_W, BF16, NONE, 128, 8, 16)
