@@ -235,7 +235,7 @@ def picture_flags(p: argparse.ArgumentParser) -> None:
 def _slicing(text: str) -> Any:
     try:
         value = json.loads(text)
-        return value if isinstance(value, int) else [(int(b), [int(n) for n in lengths]) for b, lengths in value]
+        return value if isinstance(value, int) else [(b, list(lengths)) for b, lengths in value]
     except (ValueError, TypeError) as error:
         raise argparse.ArgumentTypeError(
             f"{text!r} is neither a number of slices nor JSON [[micro_batch, [lengths]], ...]"
@@ -244,7 +244,7 @@ def _slicing(text: str) -> Any:
 
 def _pairs(text: str) -> Any:
     try:
-        return [(int(first), int(end)) for first, end in json.loads(text)]
+        return [(first, end) for first, end in json.loads(text)]
     except (ValueError, TypeError) as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no JSON [[first_block, last_block + 1], ...]") from error
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import io
 import json
 import os
 import sys
@@ -27,6 +28,8 @@ RECORD_FIELDS = ("step", "loss", "eval_loss", "grad_norm", "lr", "tokens_per_s",
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; gives the exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # the name of a folder must not end what went well
     parser = build_parser(COMMANDS)
     try:
         args = parser.parse_args(argv)

@@ -403,3 +403,30 @@ def test_train_resume_view(capsys, tmp_path):
         capsys, "train", plan, "--data", tmp_path / "nowhere.txt", "--steps", "1", "--out", tmp_path / "b"
     )
     assert code == 2 and "nowhere.txt" in err
+
+
+def test_a_folder_whose_name_the_terminal_cannot_show(tmp_path):
+    """Neither the last line nor the report may fail for it, once the training went well."""
+    name = os.fsdecode(b"caf\xc3\xa9 \xff")
+    tp.stdlib_corpus(tmp_path / "corpus.txt", max_bytes=5000)
+    words = ("--n-layer 1 --n-head 1 --n-embd 8 --seq-len 16 --batch 1 --stages 1 --costs analytic --data corpus.txt --steps 1 "
+             "--threads")
+    ended = subprocess.run([sys.executable, "-m", "terapipe_c", "train", *words.split(), "--quiet", "--out", name], cwd=tmp_path,
+                           env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": os.pathsep.join(sys.path)},
+                           capture_output=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert rb"caf\xe9 \udcff" in ended.stdout
+    costs = tp.CostModel.analytic(tp.GPTConfig(1, 1, 8, 256, 16), tp.Cluster.local())
+    plan = tp.plan(costs.model, tp.Cluster.local(), 1, 16, costs, planner="uniform", stages=1)
+    run = tp.launch(plan, data=tmp_path / "corpus.txt", steps=1, out=tmp_path / "b" / name, processes=False, progress=False)
+    run.report().save(tmp_path / "report.html")
+    assert rb"\udcff" in (tmp_path / "report.html").read_bytes()
+
+
+def test_numbers_of_slices_and_blocks_are_not_rounded(capsys):
+    few = "--n-layer 1 --n-head 1 --n-embd 8 --seq-len 16 --batch 2 --stages 2 --costs analytic".split()
+    for flag, value, message in (("--slicing", "[[1.5, [16]], [1, [16]]]", "slicing[0]'s micro-batch is 1.5"),
+                                 ("--slicing", "[[2, [8.9, 8]]]", "slicing[0]'s slice 0 is 8.9"),
+                                 ("--partition", "[[0, 2.7], [2, 4]]", "partition[0] is 2.7")):
+        code, _, err = run(capsys, "plan", *few, flag, value)
+        assert code == 2 and message in err, err
