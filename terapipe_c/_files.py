@@ -14,10 +14,17 @@ from .config import brief
 
 
 def path_of(name: str, value: Any) -> Path:
-    """The path that ``value`` is; a TypeError names the argument."""
-    if not isinstance(value, (str, os.PathLike)):
+    """The path that ``value`` is; a TypeError or ValueError names the argument."""
+    text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
+    if not isinstance(text, str):
         raise InvalidTypeError(f"{name} is {brief(value)}: the name of a file or folder, a str or a Path, would be right")
-    return Path(value)
+    try:
+        possible = b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        possible = False
+    if not possible:
+        raise InvalidValueError(f"{name} is {brief(text)}: a name without zeros, all of it encodable, would be right")
+    return Path(text)
 
 
 def loads(raw: bytes | str) -> Any:
@@ -36,11 +43,11 @@ def write_json(path: str | os.PathLike[str], data: dict[str, Any]) -> None:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write beside ``path`` (UTF-8), flush to the disk, then rename: a reader sees the old file or the new one, whose mode is the
-    old one's. An OSError names the file."""
+    """Write beside ``path`` (UTF-8; what of a file name is not, escaped), flush to the disk, then rename: a reader sees the old
+    file or the new one, whose mode is the old one's. An OSError names the file."""
     given = path_of("path", path)
     if given.exists() and not given.is_file():       # a device, a pipe: there is no beside, and it stays what it is
-        with given.open("w", encoding="utf-8") as stream:
+        with given.open("w", encoding="utf-8", errors="backslashreplace") as stream:
             stream.write(text)
         return
     target = Path(os.path.realpath(given))
@@ -50,7 +57,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     temporary = target.with_name(f".terapipe-{secrets.token_hex(8)}")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
             if target.exists():
                 os.fchmod(handle, stat.S_IMODE(target.stat().st_mode))
             file.write(text)
