@@ -20,7 +20,8 @@ import hashlib
 import os
 import struct
 import sysconfig
-from collections.abc import Callable, Sequence
+import tokenize
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ._core import InvalidValueError
-from .config import one_of, real, whole
+from ._core import InvalidTypeError, InvalidValueError
+from ._files import path_of
+from .config import brief, one_of, real, whole
 
 __all__ = ["Dataset", "stdlib_corpus"]
 
@@ -90,6 +92,7 @@ class Dataset:
 
     def check_split(self, split: str) -> tuple[int, int]:
         """First token and end of "train" or "val"; a ValueError if that is shorter than one sequence."""
+        split = one_of("split", split, SPLITS)
         train_tokens = len(self.tokens) - int(len(self.tokens) * self.val_fraction)
         first, end = (0, train_tokens) if split == "train" else (train_tokens, len(self.tokens))
         need, have = self.seq_len + 1, end - first
@@ -141,7 +144,7 @@ class Dataset:
     def state(self, step: int) -> dict[str, Any]:
         """The data position after `step` steps as plain JSON; with `check_state`, what a checkpoint keeps."""
         return {
-            "step": int(step),
+            "step": whole("step", step, 0),
             "seed": self.seed,
             "split": self.split,
             "val_fraction": self.val_fraction,
@@ -155,6 +158,8 @@ class Dataset:
 
     def check_state(self, state: dict[str, Any]) -> None:
         """ValueError naming the first difference if batches from here on would not be those `state` was saved with."""
+        if not isinstance(state, Mapping):
+            raise InvalidTypeError(f"state is {brief(state)}: a dict, as of Dataset.state, would be right")
         mine = self.state(0)
         for key in ("seed", "split", "val_fraction", "seq_len", "batch", "num_tokens", "fingerprint"):
             if key in state and state[key] != mine[key]:
@@ -165,9 +170,9 @@ class Dataset:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write all tokens to a .npy file (int32, or what the source has if narrower), block by block; for worker processes."""
-        path = Path(path)
+        path = path_of("path", path)
         if path.suffix != ".npy":
-            raise InvalidValueError(f"{path}: the name must end in .npy")
+            raise InvalidValueError(f"path is {brief(str(path))}: a name that ends in .npy would be right")
         narrow = self.tokens.dtype if self.tokens.dtype.itemsize < 4 else np.dtype("<i4")
         out = np.lib.format.open_memmap(path, mode="w+", dtype=narrow, shape=(len(self.tokens),))
         for start in range(0, len(self.tokens), BLOCK_TOKENS):
@@ -187,24 +192,31 @@ class Dataset:
 
 def open_tokens(data: Any, tokenizer: Tokenizer | None = None) -> tuple[NDArray[Any], str, str]:
     """(1-D integer array, memory-mapped where it is a file; what to call it in messages; its kind)."""
+    if tokenizer is not None and not callable(tokenizer):
+        raise InvalidTypeError(f"tokenizer is {brief(tokenizer)}: a function from text to tokens, or None, would be right")
     if isinstance(data, (str, os.PathLike)):
-        return _open_file(Path(data), tokenizer)
+        return _open_file(path_of("data", data), tokenizer)
     if tokenizer is not None:
         raise InvalidValueError("tokenizer is for text files; data is an array of tokens already")
-    if isinstance(data, (bytes, bytearray, memoryview)):
-        return np.frombuffer(data, np.uint8), "array", "array"
+    if isinstance(data, (bytes, bytearray)):
+        data = memoryview(data)
+    return _as_tokens(data, "array", f"data is {type(data).__name__}"), "array", "array"
+
+
+def _as_tokens(given: Any, name: str, what: str) -> NDArray[Any]:
+    """1-D and of integers, or a ValueError. name: of where they are from; what: the beginning of its message."""
     try:
-        array = np.asarray(data)
-    except ValueError as error:
-        raise InvalidValueError(f"data is {type(data).__name__} ({error}): a file or a 1-D array of integers would be right") \
-            from None
+        array = np.asarray(given)
+        if np.ma.is_masked(given):
+            raise ValueError(f"token {int(np.argmax(np.ma.getmaskarray(given)))} is masked")
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InvalidValueError(f"{what} ({error}): a file or a 1-D array of integers would be right") from None
     if array.size == 0:
-        raise InvalidValueError("array is empty: it has no tokens")
+        raise InvalidValueError(f"{name} is empty: it has no tokens")
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise InvalidValueError(
-            f"data: an array of tokens has shape {list(array.shape)} and dtype {array.dtype}; it must be 1-D and of integers"
-        )
-    return array, "array", "array"
+        raise InvalidValueError(f"{what} of shape {list(array.shape)} and dtype {array.dtype}: tokens, 1-D and of integers, would "
+                                "be right")
+    return array
 
 
 def _file_of(tokens: NDArray[Any]) -> tuple[str, os.stat_result] | None:
@@ -249,6 +261,9 @@ def stdlib_corpus(path: str | os.PathLike[str] | None = None, max_bytes: int | N
     else returns the bytes. `max_bytes` cuts the end off.
     """
     max_bytes = None if max_bytes is None else whole("max_bytes", max_bytes)
+    path = None if path is None else path_of("path", path)
+    if path is not None and path.is_dir():
+        raise IsADirectoryError(21, "a folder is there: the name of a file would be right", str(path))
     root = Path(sysconfig.get_paths()["stdlib"])
     left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"}
     files = sorted(
@@ -267,7 +282,6 @@ def stdlib_corpus(path: str | os.PathLike[str] | None = None, max_bytes: int | N
         raise FileNotFoundError(f"no .py file of the standard library in {root}")
     if path is None:
         return text
-    path = Path(path)
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
         temporary.write_bytes(text)
@@ -306,20 +320,14 @@ def _tokenize(path: Path, tokenizer: Tokenizer) -> NDArray[Any]:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise InvalidValueError(f"{path}: not UTF-8 text at byte {error.start}, and a tokenizer needs text") from error
-    tokens = np.asarray(tokenizer(text))
-    if tokens.size == 0:
-        raise InvalidValueError(f"{path} is empty: the tokenizer gave no tokens")
-    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-        raise InvalidValueError(
-            f"{path}: the tokenizer gave shape {list(tokens.shape)} of {tokens.dtype}; it must give a list of integers"
-        )
-    return tokens
+    tokens = tokenizer(text)
+    return _as_tokens(tokens, str(path), f"{path}: the tokenizer gave {type(tokens).__name__}")
 
 
 def _open_npy(path: Path) -> tuple[NDArray[Any], str, str]:
     try:
-        tokens = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
+        tokens = np.lib.format.open_memmap(path, mode="r")
+    except (ValueError, EOFError, TypeError, ArithmeticError, SyntaxError, tokenize.TokenError) as error:  # its header is Python
         raise InvalidValueError(f"{path}: not a NumPy file: {error}") from error
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         raise InvalidValueError(
@@ -389,7 +397,11 @@ def _open_megatron(index: Path) -> tuple[NDArray[Any], str, str]:
     dtype = np.dtype(MEGATRON_DTYPES[code])
     size, total = tokens_path.stat().st_size, 0
     if sequences:
-        total = int(np.memmap(index, "<i4", "r", MEGATRON_HEADER.size, (sequences,)).sum(dtype=np.int64))
+        lengths = np.memmap(index, "<i4", "r", MEGATRON_HEADER.size, (sequences,))
+        total = int(lengths.sum(dtype=np.int64))
+        if int(lengths.min()) < 0:
+            at = int(lengths.argmin())
+            raise InvalidValueError(f"{index}: sequence {at} has {lengths[at]} tokens: damaged")
     if total == 0 or size == 0:
         raise InvalidValueError(f"{tokens_path} is empty: it has no tokens")
     if size != total * dtype.itemsize:

@@ -198,6 +198,9 @@ def test_refusals_name_the_file_and_what_is_wrong(tmp_path):
     )
     refused(ValueError, r"odd\.bin: 1001 bytes", "odd.bin", bytes(1001))
     refused(ValueError, r"b\.npy", "b.npy", b"not numpy at all")
+    refused(ValueError, r"z\.npy: not a NumPy file", "z.npy", b"PK\3\4junk" * 20)
+    head = b"{'descr': '<i4', 'fortran_order': False, 'shape': (9,), "  # no end
+    refused(ValueError, r"h\.npy: not a NumPy file", "h.npy", b"\x93NUMPY\1\0" + struct.pack("<H", len(head)) + head + bytes(99))
     refused(ValueError, r"not a file", ".")
     head = struct.pack("<3i", 20240520, 2, 10) + bytes(1012)
     refused(ValueError, r"v\.bin: llm\.c file of magic 20240520 version 2", "v.bin", head + bytes(20))
@@ -208,6 +211,11 @@ def test_refusals_name_the_file_and_what_is_wrong(tmp_path):
     refused(ValueError, r"corpus\.bin: its index says 500 tokens.* 998 bytes", prefix.name)
     (tmp_path / "corpus.bin").unlink()
     refused(FileNotFoundError, r"corpus\.bin", "corpus.idx")
+    pair = write_megatron(tmp_path, [ramp(250), ramp(250)], name="pair")
+    raw = bytearray((tmp_path / "pair.idx").read_bytes())
+    raw[34:42] = struct.pack("<2i", -5, 505)
+    (tmp_path / "pair.idx").write_bytes(raw)
+    refused(ValueError, r"pair\.idx: sequence 0 has -5 tokens", pair.name)
     refused(ValueError, r"x\.idx: not a Megatron index", "x.idx", b"something else")
     refused(ValueError, r"y\.idx: .*truncated", "y.idx", b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, 5, 6))
 
