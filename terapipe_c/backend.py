@@ -53,7 +53,7 @@ def place(backend: Backend, ranks: int, devices: Sequence[int] | None, needed: S
     """
     if backend.name == "cpu":
         if devices is not None:
-            raise _core.InvalidValueError(f"devices is {devices!r}: None would be right for backend 'cpu'")
+            raise _core.InvalidValueError(f"devices is {brief(devices)}: None would be right for backend 'cpu'")
         return [0] * ranks
     if why := cuda.why_not():
         raise _core.ExecutionError(f"backend 'cuda' cannot be used: {why}")

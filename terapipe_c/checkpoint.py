@@ -33,14 +33,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ._core import InvalidValueError
+from ._core import InvalidTypeError, InvalidValueError
 from ._files import path_of
+from .config import brief, flag, whole
 from .tensorfile import FileLayout, TensorSpec, checksum, lay_out, read_layout, read_tensor
 
 __all__ = [
     "Checkpoint",
     "CheckpointLayout",
     "CheckpointWriter",
+    "check_params",
     "find_checkpoint",
     "load_checkpoint",
     "model_dict",
@@ -60,13 +62,20 @@ TEMPORARY = re.compile(r"\.(?:step-\d{8,}|latest)\.tmp-(\d+)")
 Params = dict[str, NDArray[np.float32]]
 
 
+def _check_model(model: Any) -> None:
+    if any(not hasattr(model, name) for name in MODEL_FIELDS):
+        raise InvalidTypeError(f"model is {brief(model)}: a GPTConfig would be right")
+
+
 def model_dict(model: Any) -> dict[str, Any]:
     """The seven fields that make a GPTConfig, as JSON."""
+    _check_model(model)
     return {name: (bool if name in ("bias", "tie_weights") else int)(getattr(model, name)) for name in MODEL_FIELDS}
 
 
 def param_shapes(model: Any) -> dict[str, tuple[int, ...]]:
     """Names and shapes in canonical order: those of csrc/model/model.h tp_model_param and of `init_params`."""
+    _check_model(model)
     width, ffn = model.n_embd, 4 * model.n_embd
     shapes: dict[str, tuple[int, ...]] = {
         "transformer.wte.weight": (model.vocab_size, width),
@@ -92,6 +101,23 @@ def param_shapes(model: Any) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def check_params(what: str, params: Any, model: Any) -> Params:
+    """Those of the model's parameters, in canonical order; a TypeError or ValueError that begins with `what` where one is no
+    float32 array, missing, or of another shape."""
+    if not isinstance(params, Mapping):
+        raise InvalidTypeError(f"{what} is {brief(params)}: {{name: float32 array}}, as of tp.init_params, would be right")
+    for name, value in params.items():
+        if not isinstance(value, np.ndarray) or value.dtype != np.float32:
+            raise InvalidValueError(f"{what}: {brief(name)} is {getattr(value, 'dtype', type(value).__name__)}: a float32 array "
+                                    "would be right")
+    shapes = param_shapes(model)
+    for name, shape in shapes.items():
+        if name not in params or params[name].shape != shape:
+            found = "missing" if name not in params else f"of shape {params[name].shape}"
+            raise InvalidValueError(f"{what}: {name} is {found}: {shape}, as in tp.init_params(model), would be right")
+    return {name: params[name] for name in shapes}
+
+
 @dataclass(frozen=True)
 class CheckpointLayout:
     """Where every tensor of a checkpoint goes: a function of the model alone."""
@@ -113,9 +139,7 @@ class CheckpointWriter:
     """The coordinator's side of writing checkpoints into `run_folder`, keeping the newest `keep` complete ones."""
 
     def __init__(self, run_folder: str | os.PathLike[str], model: Any, keep: int = 2, optimizer: bool = True) -> None:
-        if keep < 1:
-            raise InvalidValueError(f"keep is {keep}; at least one checkpoint must stay")
-        self.run_folder, self.model, self.keep = Path(run_folder), model, keep
+        self.run_folder, self.model, self.keep = path_of("run_folder", run_folder), model, whole("keep", keep)
         self.layout = self.plan(model, optimizer)
         self._step: int | None = None
         self._folder: Path | None = None
@@ -136,8 +160,7 @@ class CheckpointWriter:
         nothing is left behind and earlier checkpoints stay."""
         if self._folder is not None:
             raise RuntimeError(f"{self._folder} is still being written: finish or abort it first")
-        if step < 0:
-            raise InvalidValueError(f"step is {step}; it must not be negative")
+        step = whole("step", step, 0)
         self.run_folder.mkdir(parents=True, exist_ok=True)
         self._remove_stale()
         folder = self.run_folder / f".step-{step:08d}.tmp-{os.getpid()}"
@@ -301,10 +324,15 @@ def save_checkpoint(
 
     optimizer: {"exp_avg": {name: array}, "exp_avg_sq": {name: array}}, or None.
     """
-    writer = CheckpointWriter(path, model, keep, optimizer is not None)
-    arrays = dict(params)
+    path, seed = path_of("path", path), whole("seed", seed, 0, 2**64 - 1)
+    for what, value in (("data_state", data_state), ("hyper", hyper), ("optimizer", optimizer)):
+        if value is not None and not isinstance(value, Mapping):
+            raise InvalidTypeError(f"{what} is {brief(value)}: a dict, or None, would be right")
+    arrays = check_params("params", params, model)
     for kind in MOMENTS if optimizer is not None else ():
-        arrays.update({f"{kind}.{name}": array for name, array in (optimizer or {})[kind].items()})
+        moments = check_params(f"optimizer[{kind!r}]", (optimizer or {}).get(kind), model)
+        arrays.update({f"{kind}.{name}": array for name, array in moments.items()})
+    writer = CheckpointWriter(path, model, keep, optimizer is not None)
     folder = writer.begin(step)
     try:
         sums = write_tensors(folder, writer.layout, arrays)
@@ -377,13 +405,16 @@ def load_checkpoint(
         FileNotFoundError: no checkpoint there.
         ValueError: a foreign, truncated or damaged file; the message names the file and the tensor.
     """
+    optimizer = flag("optimizer", optimizer)
+    if names is not None and (isinstance(names, (str, bytes)) or not isinstance(names, Iterable)):
+        raise InvalidTypeError(f"names is {brief(names)}: a list of parameter names, or None, would be right")
     folder = find_checkpoint(path)
     state = read_state(folder / STATE_FILE)
     shapes = param_shapes(_Model(**state["model"]))
     wanted = list(shapes) if names is None else list(names)
-    unknown = [name for name in wanted if name not in shapes]
+    unknown = [name for name in wanted if not isinstance(name, str) or name not in shapes]
     if unknown:
-        raise InvalidValueError(f"{folder}: has no parameter {unknown[0]}")
+        raise InvalidValueError(f"{folder}: has no parameter {unknown[0] if isinstance(unknown[0], str) else brief(unknown[0])}")
     params = _read_file(folder / MODEL_FILE, shapes, {name: name for name in wanted}, state["checksums"])
     moments = None
     if optimizer and OPTIMIZER_FILE in state["files"]:

@@ -105,6 +105,14 @@ def real(name: str, value: Any, *, zero: bool = False) -> float:
     return number
 
 
+def timeout(name: str, value: Any) -> float:
+    """``value`` as seconds below 1e9, 0 among them, or a ValueError that names it."""
+    number = real(name, value, zero=True)
+    if number >= 1e9:
+        raise InvalidValueError(f"{name} is {number:g}: less than 1e9 seconds would be right")
+    return number
+
+
 def _no_extra_keys(kind: type, data: Any) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise InvalidValueError(f"{kind.__name__} cannot be made from {type(data).__name__}: a dict would be right")
@@ -213,9 +221,7 @@ class GPTConfig:
                  "attention": 4 * e * e + e + bias * (4 * e + e),
                  "ffn": 8 * e * e + e + bias * (5 * e + e),
                  "head": e + bias * e + (0 if self.tie_weights else self.vocab_size * e)}
-        if kind not in sizes:
-            raise InvalidValueError(f"kind is {kind!r}: one of {', '.join(KINDS)} would be right")
-        return sizes[kind]
+        return sizes[one_of("kind", kind, KINDS)]
 
     def flops_per_token(self, seq_len: int) -> float:
         """FLOPs (2 per multiply-add) of one token's forward and backward, averaged over a sequence of ``seq_len``.

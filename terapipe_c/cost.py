@@ -341,7 +341,7 @@ class CostModel:
         G1[i] + a2 j + a3 i j; or ``{"table": float64 [L + 1, L + 1]}``, t[s, c]. Seconds.
         """
         if not isinstance(phase, str) or phase not in _PHASES_OF:
-            raise InvalidValueError(f"phase is {phase!r}: one of {', '.join(_PHASES_OF)} would be right")
+            raise InvalidValueError(f"phase is {brief(phase)}: one of {', '.join(_PHASES_OF)} would be right")
         weights = np.zeros((4, 3))
         for p in _PHASES_OF[phase]:
             weights[1:3, PHASES.index(p)] = 1.0

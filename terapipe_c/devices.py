@@ -99,5 +99,5 @@ def names() -> list[str]:
 def get(name: str) -> Device:
     """A device by name."""
     if str(name).lower() not in DEVICES:
-        raise InvalidValueError(f"there is no device {name!r}: one of {', '.join(DEVICES)} would be right")
+        raise InvalidValueError(f"there is no device {brief(name)}: one of {', '.join(DEVICES)} would be right")
     return DEVICES[str(name).lower()]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import _core
+from .config import timeout
 from .cost import CostModel
 from .engine import in_threads
 from .plan import Plan
@@ -53,6 +54,7 @@ def emulate(plan: Plan | Program, costs: Any = None, *, timeout_s: float = 600.0
         raise _core.InvalidTypeError(f"plan is {type(plan).__name__}: a Plan or a Program would be right")
     if costs is None:
         raise _core.InvalidTypeError("a Program needs costs: a CostModel or a dict of seconds would be right")
+    timeout_s = timeout("timeout_s", timeout_s)
     program.check()
     predicted = program.simulate(costs).makespan_s
     durations = tables(program, costs)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from . import _core
+from .config import one_of
 
 __all__ = ["LAUNCHERS", "Place", "find_place"]
 
@@ -55,8 +56,7 @@ NODE_LISTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
 def find_place(environ: Mapping[str, str], launcher: str | None = None) -> Place:
     """The place that `launcher` (None: the first one found) gave this process. InvalidValueError says what was looked for,
     what is missing and how to give it."""
-    if launcher is not None and launcher not in LAUNCHERS:
-        raise _core.InvalidValueError(f"launcher is {launcher!r}: one of {', '.join(LAUNCHERS)} would be right")
+    launcher = None if launcher is None else one_of("launcher", launcher, LAUNCHERS)
     names = [launcher] if launcher else [name for name, one in LAUNCHERS.items() if one.rank in environ and one.ranks in environ]
     if not names:
         looked = "; ".join(f"{one.rank} and {one.ranks} ({one.names})" for one in LAUNCHERS.values())

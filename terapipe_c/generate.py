@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ._core import InvalidValueError
+from ._core import InvalidTypeError, InvalidValueError
+from .checkpoint import check_params
+from .config import brief, real, whole
 
 __all__ = ["generate", "logits"]
 
@@ -37,8 +39,9 @@ def generate(
 
     Past block_size the window moves on by half and is read again, since positions are learned.
     """
-    if n < 0 or temperature < 0 or (top_k is not None and top_k < 1):
-        raise InvalidValueError(f"n is {n}, temperature {temperature}, top_k {top_k}; they must be >= 0, >= 0 and >= 1")
+    n, temperature, seed = whole("n", n, 0), real("temperature", temperature, zero=True), whole("seed", seed, 0, 2**64 - 1)
+    top_k = None if top_k is None else whole("top_k", top_k)
+    params = check_params("params", params, model)
     tokens = _tokens(prompt, model.vocab_size)
     rng = np.random.Generator(np.random.Philox(seed))
     cache = _Cache(params, model)
@@ -63,9 +66,10 @@ def generate(
 
 def logits(params: Mapping[str, Array], model: Any, tokens: Sequence[int] | NDArray[Any]) -> Array:
     """float32 [vocab_size]: the unnormalised log-probabilities of the token after `tokens` (at most block_size of them)."""
-    if not 1 <= len(tokens) <= model.block_size:
+    params, tokens = check_params("params", params, model), _tokens(tokens, model.vocab_size)
+    if len(tokens) > model.block_size:
         raise InvalidValueError(f"{len(tokens)} tokens; a window has 1 .. {model.block_size}")
-    return _Cache(params, model).forward(_tokens(tokens, model.vocab_size))
+    return _Cache(params, model).forward(tokens)
 
 
 class _Cache:
@@ -117,12 +121,15 @@ def _gelu(x: Array) -> Array:
 
 
 def _draw(row: Array, temperature: float, top_k: int | None, rng: np.random.Generator) -> int:
+    if not np.isfinite(row).all():
+        raise InvalidValueError("params give logits that are not finite: those of a training that did not diverge would be right")
     if temperature == 0:
         return int(row.argmax())
-    scaled = row.astype(np.float64) / temperature
+    with np.errstate(over="ignore"):    # the likeliest is 0 whatever the temperature
+        scaled = (row.astype(np.float64) - row.max()) / temperature
     if top_k is not None and top_k < len(scaled):
         scaled[scaled < np.partition(scaled, -top_k)[-top_k]] = -np.inf
-    weights = np.exp(scaled - scaled.max()).cumsum()
+    weights = np.exp(scaled).cumsum()
     return int(np.searchsorted(weights, rng.random() * weights[-1], side="right"))
 
 
@@ -132,13 +139,14 @@ def _tokens(prompt: str | bytes | Sequence[int] | NDArray[Any], vocab_size: int)
             raise InvalidValueError(
                 f"the vocabulary has {vocab_size} tokens, so text needs the tokenizer it was trained with: give tokens"
             )
-        prompt = prompt.encode() if isinstance(prompt, str) else prompt
-    tokens = [int(token) for token in prompt]
-    if not tokens:
+        try:
+            prompt = prompt.encode() if isinstance(prompt, str) else prompt
+        except UnicodeEncodeError as error:
+            raise InvalidValueError(f"prompt is no text: its character {error.start} has no UTF-8") from None
+    try:
+        given = list(prompt)
+    except TypeError:
+        raise InvalidTypeError(f"prompt is {brief(prompt)}: text, bytes or a list of tokens would be right") from None
+    if not given:
         raise InvalidValueError("the prompt is empty; it needs at least one token")
-    wrong = [i for i, token in enumerate(tokens) if not 0 <= token < vocab_size]
-    if wrong:
-        raise InvalidValueError(
-            f"the prompt's token {wrong[0]} is {tokens[wrong[0]]}; it must be in 0 .. {vocab_size - 1}"
-        )
-    return tokens
+    return [whole(f"the prompt's token {i}", token, 0, vocab_size - 1) for i, token in enumerate(given)]

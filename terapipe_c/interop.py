@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ._core import InvalidValueError
+from ._core import InvalidTypeError, InvalidValueError
+from ._files import path_of
 from .checkpoint import Checkpoint, load_checkpoint, param_shapes
+from .config import brief
 from .tensorfile import TensorSpec, read_layout, read_tensor, write_file
 
 __all__ = ["Imported", "export_hf", "import_hf"]
@@ -45,12 +47,16 @@ def export_hf(
     Give a checkpoint (or its path), or model and params. transformers' GPT-2 always has biases: a model without gets
     zeros, which is the same function. A tied head is not stored, as transformers expects.
     """
+    folder = path_of("folder", folder)
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
         checkpoint = load_checkpoint(checkpoint, optimizer=False)
     if checkpoint is not None:
         model, params = model or checkpoint.model, checkpoint.params
     if model is None or params is None:
         raise InvalidValueError("export_hf needs a checkpoint, or both model and params")
+    if not isinstance(params, Mapping):
+        raise InvalidTypeError(f"params is {brief(params)}: {{name: float32 array}}, as of tp.init_params, would be right")
+    param_shapes(model)
     tensors = {}
     for name, shape in param_shapes(_WithBias(model)).items():
         if name in params:
@@ -63,7 +69,6 @@ def export_hf(
             tensors[name] = np.zeros(shape, np.float32)
         else:
             raise InvalidValueError(f"params lack {name}")
-    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_file(folder / "model.safetensors", tensors)
     (folder / "config.json").write_text(json.dumps(hf_config(model), indent=2) + "\n")
@@ -102,7 +107,7 @@ def import_hf(folder: str | os.PathLike[str]) -> Imported:
     Names with or without "transformer." are taken, mask buffers are ignored. ValueError naming the file and the setting or
     tensor if it is no GPT-2 that this package can train.
     """
-    folder = Path(folder)
+    folder = path_of("folder", folder)
     model = _model_of(folder / "config.json")
     found: dict[str, tuple[Path, TensorSpec]] = {}
     for path in _tensor_files(folder):

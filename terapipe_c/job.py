@@ -18,7 +18,7 @@ from . import _core
 from ._files import path_of, write_text
 from .backend import choose, own_gpu, place
 from .checkpoint import MODEL_FIELDS, find_checkpoint
-from .config import brief, flag, one_of, real, whole
+from .config import brief, flag, one_of, real, timeout, whole
 from .engine import MOST_THREADS, gather_bytes, rank_memory
 from .worker import GATHER_BYTES
 
@@ -41,8 +41,6 @@ def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: b
     check_executable(plan)
     folder = None if out is None else path_of("out", out).absolute()
     resume = flag("resume", resume)
-    if tokenizer is not None and not callable(tokenizer):
-        raise _core.InvalidTypeError(f"tokenizer is {brief(tokenizer)}: a function from text to tokens, or None, would be right")
     if first and not resume:
         _check_new(folder)
     if resume and folder is None:
@@ -97,12 +95,10 @@ def _check(options: dict[str, Any]) -> None:
     most_of = {"threads_per_rank": MOST_THREADS, "seed": 2**64 - 1}
     for name, least in least_of.items():
         options[name] = whole(name, options[name], least, most_of.get(name, 2**62))
-    for name in ("lr", "min_lr", "weight_decay", "eps", "grad_clip", "timeout_s"):
+    for name in ("lr", "min_lr", "weight_decay", "eps", "grad_clip"):
         value = options[name]
         options[name] = options["lr"] / 10 if name == "min_lr" and value is None else real(name, value, zero=True)
-    if options["timeout_s"] >= 1e9:
-        raise _core.InvalidValueError(f"timeout_s is {options['timeout_s']:g}: less than 1e9 seconds, or 0 for none, would be "
-                                      "right")
+    options["timeout_s"] = timeout("timeout_s", options["timeout_s"])
     if options["eps"] < TINY:      # 0 / 0 where a gradient is 0: a token that a batch does not have
         raise _core.InvalidValueError(f"eps is {options['eps']:g}: at least {TINY:g}, float32's smallest, would be right")
     if not isinstance(options["engine"], str) or not all(options["engine"].partition(":")):
@@ -187,22 +183,14 @@ def _resume_from(folder: Path | None, job: Mapping[str, Any]) -> tuple[dict[str,
 
 
 def _initial(init: Any, model: Any) -> Mapping[str, NDArray[np.float32]]:
-    from .checkpoint import Checkpoint, load_checkpoint, param_shapes
+    from .checkpoint import Checkpoint, check_params, load_checkpoint
 
     if isinstance(init, (str, os.PathLike)):
         init = load_checkpoint(init, optimizer=False)
     if not isinstance(init, (Mapping, Checkpoint)):
         raise _core.InvalidTypeError(f"init is {type(init).__name__}: a dict of arrays, a checkpoint or its path would be right")
     params: Mapping[str, NDArray[np.float32]] = init if isinstance(init, Mapping) else init.params or {}
-    for name, value in params.items():
-        if not isinstance(value, np.ndarray) or value.dtype != np.float32:
-            raise _core.InvalidValueError(f"init: {name} is {getattr(value, 'dtype', type(value).__name__)}: a float32 array "
-                                          f"would be right")
-    for name, shape in param_shapes(model).items():
-        if name not in params or params[name].shape != shape:
-            found = "missing" if name not in params else f"of shape {params[name].shape}"
-            raise _core.InvalidValueError(f"init: {name} is {found}: {shape}, as in tp.init_params(plan.model), would be right")
-    return {name: np.ascontiguousarray(params[name]) for name in param_shapes(model)}
+    return {name: np.ascontiguousarray(value) for name, value in check_params("init", params, model).items()}
 
 
 def _open_data(data: Any, job: Mapping[str, Any], val_fraction: float, tokenizer: Any,

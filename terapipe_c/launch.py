@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _core
-from .config import flag
+from .config import flag, timeout
 from .job import ENGINE, Folder, largest_gather, make_folder, make_job, neighbours
 from .outcome import Outcome, Record
 from .progress import Progress
@@ -132,7 +132,7 @@ class Run(Outcome):
 
     def wait(self, timeout_s: float | None = None) -> Run:
         """Return when the run is over, or after timeout_s; raise what ended it if that was not its last step or stop()."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = None if timeout_s is None else time.monotonic() + timeout("timeout_s", timeout_s)
         seen = 0
         with self._interruptible():
             while fresh := self._wait_for(seen, deadline):

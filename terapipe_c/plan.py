@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ._core import InvalidValueError
 from ._files import read_json, write_json
 from .backend import choose
-from .config import Cluster, GPTConfig, html_table, human_bytes, human_count, human_seconds, real, whole
+from .config import Cluster, GPTConfig, brief, html_table, human_bytes, human_count, human_seconds, real, whole
 from .cost import PHASES, CostModel
 from .exports import megatron_flags, torch_csv
 from .joint import plan_jointly
@@ -299,7 +299,7 @@ def _check_predictions(data: dict[str, Any], ranks: int, durations: dict[str, ND
     """What a plan says of itself beside what it makes the ranks do."""
     def check(name: str, value: Any) -> None:
         if isinstance(value, (bool, str)):
-            raise InvalidValueError(f"{name} is {value!r}: a number would be right")
+            raise InvalidValueError(f"{name} is {brief(value)}: a number would be right")
         real(name, value, zero=True)
 
     for name in ("step_time_s", "lower_bound_s", "planning_time_s"):

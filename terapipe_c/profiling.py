@@ -357,7 +357,7 @@ def profile(model: GPTConfig, micro_batch: int = 1, seq_len: int | None = None, 
         raise _core.InvalidValueError(f"seq_len is {seq_len}: at most block_size = {model.block_size} would be right")
     micro_batch, threads = whole("micro_batch", micro_batch, most=MOST_SEQUENCES), whole("threads", threads, most=MOST_THREADS)
     everybody = 1 if where.name == "cuda" else max(1, len(os.sched_getaffinity(0)) // threads)   # ranks share no GPU
-    busy = everybody if ranks is None else whole("ranks", ranks)
+    busy = everybody if ranks is None else whole("ranks", ranks, most=MOST_THREADS)
     budget_s = real("budget_s", budget_s)
     if budget_s > MOST_SECONDS:
         raise _core.InvalidValueError(f"budget_s is {budget_s:g}: at most {MOST_SECONDS:g} seconds would be right")

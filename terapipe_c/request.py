@@ -42,7 +42,7 @@ def check_slicing(slicing: Any, batch: int, seq_len: int) -> tuple[Micro, ...]:
     result = []
     for q, entry in enumerate(slicing):
         if not isinstance(entry, (list, tuple)) or len(entry) != 2 or isinstance(entry[1], (int, str)):
-            raise InvalidValueError(f"slicing[{q}] is {entry!r}: (sequences, [slice lengths]) would be right")
+            raise InvalidValueError(f"slicing[{q}] is {brief(entry)}: (sequences, [slice lengths]) would be right")
         size = whole(f"slicing[{q}]'s micro-batch", entry[0])
         lengths = tuple(whole(f"slicing[{q}]'s slice {i}", n) for i, n in enumerate(entry[1]))
         if sum(lengths) != seq_len:
@@ -63,7 +63,7 @@ def check_partition(partition: Any, model: GPTConfig) -> Cut:
     at, result = 0, []
     for k, entry in enumerate(entries):
         if not isinstance(entry, (list, tuple)) or len(entry) != 2:
-            raise InvalidValueError(f"partition[{k}] is {entry!r}: (first block, last block + 1) would be right")
+            raise InvalidValueError(f"partition[{k}] is {brief(entry)}: (first block, last block + 1) would be right")
         first, end = (whole(f"partition[{k}]", x, 0) for x in entry)
         if first != at or end <= first:
             raise InvalidValueError(f"partition[{k}] is ({first}, {end}): a stage from block {at} to a later one would be right")
@@ -244,12 +244,12 @@ def _check_recompute(recompute: Any, model: GPTConfig, planner: str) -> tuple[bo
     if recompute is None:
         return ()
     if planner in SAVERS:
-        raise InvalidValueError(f"recompute is {recompute!r}: planner {planner} chooses that itself, None would be right")
+        raise InvalidValueError(f"recompute is {brief(recompute)}: planner {planner} chooses that itself, None would be right")
     kinds, right = [block.kind for block in model.blocks], "'ffn', 'attention', 'full' or a bool for each block would be right"
     if isinstance(recompute, str):
         again = RECOMPUTE.get(recompute)
         if again is None:
-            raise InvalidValueError(f"recompute is {recompute!r}: {right}")
+            raise InvalidValueError(f"recompute is {brief(recompute)}: {right}")
         return tuple(kind in again for kind in kinds)
     try:
         flags = list(recompute)
@@ -259,7 +259,7 @@ def _check_recompute(recompute: Any, model: GPTConfig, planner: str) -> tuple[bo
         raise InvalidValueError(f"recompute has {len(flags)} entries: one for each of the {len(kinds)} blocks would be right")
     for i, again in enumerate(flags):
         if not isinstance(again, (bool, np.bool_)):
-            raise InvalidTypeError(f"recompute[{i}] is {again!r}: True or False would be right")
+            raise InvalidTypeError(f"recompute[{i}] is {brief(again)}: True or False would be right")
         if again and kinds[i] not in ("attention", "ffn"):
             raise InvalidValueError(f"recompute[{i}] is True, but that block is {model.blocks[i].name}: attention and FFN blocks "
                                     "can be recomputed")

@@ -67,7 +67,7 @@ def _array(name: str, value: ArrayLike) -> Float:
             raise TypeError
         return array.astype(np.float64, copy=False)
     except (TypeError, ValueError):
-        raise InvalidTypeError(f"{name} is {value!r}: a number, or an array of them, would be right") from None
+        raise InvalidTypeError(f"{name} is {brief(value)}: a number, or an array of them, would be right") from None
 
 
 def _not_negative(name: str, array: Float) -> None:

@@ -23,7 +23,7 @@ _GPIPE, _1F1B, _SEQ1F1B, _INTERLEAVED, _ZB_H1, _ZB_H2 = range(6)  # tp_schedule 
 
 def _whole(name: str, value: object, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise InvalidTypeError(f"{name} is {value!r}: an int would be right")
+        raise InvalidTypeError(f"{name} is {brief(value)}: an int would be right")
     if not 1 <= value <= most:
         raise InvalidValueError(f"{name} is {value}: 1 to {most} would be right")
     return int(value)
@@ -44,7 +44,7 @@ def _counts(micro_batches: int, slices: int | Sequence[int]) -> NDArray[np.int32
         except TypeError as error:
             if isinstance(error, InvalidTypeError):
                 raise
-            raise InvalidTypeError(f"slices is {slices!r}: an int, or one per micro-batch, would be right") from None
+            raise InvalidTypeError(f"slices is {brief(slices)}: an int, or one per micro-batch, would be right") from None
     if len(counts) != micro_batches:
         raise InvalidValueError(
             f"slices has {len(counts)} entries: one per micro-batch, {micro_batches}, would be right"
@@ -87,7 +87,7 @@ def sliced_1f1b(ranks: int, micro_batches: int, split: int) -> Program:
     """
     ranks, micro_batches = _whole("ranks", ranks, 32767), _whole("micro_batches", micro_batches, 65536)
     if isinstance(split, bool) or not isinstance(split, int | np.integer):
-        raise InvalidTypeError(f"split is {split!r}: an int would be right")
+        raise InvalidTypeError(f"split is {brief(split)}: an int would be right")
     if not 0 <= split <= micro_batches:
         raise InvalidValueError(f"split is {brief(int(split))}: 0 to the {micro_batches} micro-batches would be right")
     return Program._build_sliced(ranks, micro_batches, int(split))
@@ -138,7 +138,7 @@ def _nominal(seconds: Sequence[float]) -> tuple[float, float, float]:
             raise TypeError
         forward, inputs, weights = (float(x) for x in seconds)
     except (TypeError, ValueError, OverflowError):
-        raise InvalidTypeError(f"seconds is {seconds!r}: three numbers (of F, I and W) would be right") from None
+        raise InvalidTypeError(f"seconds is {brief(seconds)}: three numbers (of F, I and W) would be right") from None
     return forward, inputs, weights
 
 

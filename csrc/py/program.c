@@ -78,9 +78,13 @@ hand_over(const char *module, const char *function, PyObject *self, PyObject *ar
 /* ---- making ------------------------------------------------------------------------------------------------------------ */
 
 static PyObject *
-from_text(PyObject *type, PyObject *text, tp_status (*parse)(const char *, size_t, tp_program **))
+from_text(PyObject *type, PyObject *args, PyObject *kwargs, tp_status (*parse)(const char *, size_t, tp_program **))
 {
+    static char *names[] = {"text", NULL};
+    PyObject *text;
     Py_ssize_t length;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O", names, &text))
+        return NULL;
     const char *utf8 = PyUnicode_Check(text) ? PyUnicode_AsUTF8AndSize(text, &length) : NULL;
     if (utf8 == NULL) {
         if (!PyErr_Occurred())
@@ -96,15 +100,15 @@ from_text(PyObject *type, PyObject *text, tp_status (*parse)(const char *, size_
 }
 
 static PyObject *
-program_parse(PyObject *type, PyObject *text)
+program_parse(PyObject *type, PyObject *args, PyObject *kwargs)
 {
-    return from_text(type, text, tp_program_parse);
+    return from_text(type, args, kwargs, tp_program_parse);
 }
 
 static PyObject *
-program_from_csv(PyObject *type, PyObject *text)
+program_from_csv(PyObject *type, PyObject *args, PyObject *kwargs)
 {
-    return from_text(type, text, tp_program_parse_csv);
+    return from_text(type, args, kwargs, tp_program_parse_csv);
 }
 
 static PyObject *
@@ -494,11 +498,11 @@ program_dealloc(PyObject *self)
 
 #define CALL(f) ((PyCFunction)(void (*)(void))(f))
 static PyMethodDef methods[] = {
-    {"parse", program_parse, METH_O | METH_CLASS,
-     "parse($type, text, /)\n--\n\nThe program that a text says: one line per rank, words "
+    {"parse", CALL(program_parse), METH_VARARGS | METH_KEYWORDS | METH_CLASS,
+     "parse($type, text)\n--\n\nThe program that a text says: one line per rank, words "
      "`<stage><OP><micro>.<slice>[half][@peer]`. ValueError names rank and word."},
-    {"from_csv", program_from_csv, METH_O | METH_CLASS,
-     "from_csv($type, text, /)\n--\n\nThe program of a compute-only schedule CSV of "
+    {"from_csv", CALL(program_from_csv), METH_VARARGS | METH_KEYWORDS | METH_CLASS,
+     "from_csv($type, text)\n--\n\nThe program of a compute-only schedule CSV of "
      "torch.distributed.pipelining."},
     {"from_instructions", CALL(program_from_instructions), METH_VARARGS | METH_KEYWORDS | METH_CLASS,
      "from_instructions($type, ranks, keep_slots=False)\n--\n\nThe program of one structured array per rank, fields as "

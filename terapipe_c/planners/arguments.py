@@ -22,7 +22,7 @@ def integer(value: Any, what: str, bits: int = 31) -> int:
             raise TypeError
         number = int(value.__index__())
     except (AttributeError, TypeError):
-        raise InvalidTypeError(f"{what} is {value!r}: an integer would be right") from None
+        raise InvalidTypeError(f"{what} is {brief(value)}: an integer would be right") from None
     if not -(2**bits) <= number < 2**bits:
         raise InvalidValueError(f"{what} is {str(number):.40}: a number below 2^{bits} would be right")
     return number
@@ -31,7 +31,7 @@ def integer(value: Any, what: str, bits: int = 31) -> int:
 def number(value: Any, what: str, unit: str = "a number") -> float:
     """A float; True and "2.0" are none."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise InvalidTypeError(f"{what} is {value!r}: {unit} would be right")
+        raise InvalidTypeError(f"{what} is {brief(value)}: {unit} would be right")
     try:
         return float(value)
     except OverflowError:
@@ -40,7 +40,7 @@ def number(value: Any, what: str, unit: str = "a number") -> float:
 
 def flag(value: Any, what: str) -> bool:
     if not isinstance(value, (bool, np.bool_)) and not (isinstance(value, (int, np.integer)) and value in (0, 1)):
-        raise InvalidTypeError(f"{what} is {value!r}: True or False would be right")
+        raise InvalidTypeError(f"{what} is {brief(value)}: True or False would be right")
     return bool(value)
 
 

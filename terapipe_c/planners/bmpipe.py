@@ -89,7 +89,7 @@ def _number(layer: Mapping[str, Any], key: str, where: str) -> float:
 def core_layers(layers: Layers) -> tuple[CoreLayers, tuple[str, ...], tuple[tuple[str, ...], ...]]:
     """The layer types as arrays, their names, their strategies' names."""
     if isinstance(layers, Mapping) or not isinstance(layers, Sequence) or not len(layers):
-        raise _core.InvalidValueError(f"layers is {layers!r}: a list of one dict a layer type, in model order, would be right")
+        raise _core.InvalidValueError(f"layers is {brief(layers)}: a list of one dict a layer type, in model order, would be right")
     rows, names, labels = [], [], []
     for t, layer in enumerate(layers):
         where = f"layers[{t}]"
@@ -101,7 +101,8 @@ def core_layers(layers: Layers) -> tuple[CoreLayers, tuple[str, ...], tuple[tupl
             raise _core.InvalidValueError(f"count of {where} is {count}: at least 1 would be right")
         strategies = layer.get("strategies")
         if not isinstance(strategies, Sequence) or not len(strategies):
-            raise _core.InvalidValueError(f"strategies of {where} is {strategies!r}: a list of at least one dict would be right")
+            raise _core.InvalidValueError(f"strategies of {where} is {brief(strategies)}: a list of at least one dict would be "
+                                          "right")
         pairs = [
             [_number(s, key, f"{where} strategies[{r}]") for key in ("extra_bwd_s", "activation_bytes")]
             for r, s in enumerate(strategies)

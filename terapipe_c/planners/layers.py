@@ -19,6 +19,7 @@ import numpy as np
 
 from .. import _core
 from .._files import loads, path_of
+from ..config import brief
 from .arguments import FloatArray, array, integer, number
 
 __all__ = ["LayerEdge", "LayerGraph", "LayerNode", "LayerPlan", "LayerStage", "LayerVariant", "layer_graph", "load_piper",
@@ -152,9 +153,9 @@ _Packed = tuple[tuple[Any, ...], list[LayerVariant]]
 
 def _number(value: Any, what: str, least: float = 0.0) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise _core.InvalidTypeError(f"{what} is {value!r}: a number would be right")
+        raise _core.InvalidTypeError(f"{what} is {brief(value)}: a number would be right")
     if not max(least, -sys.float_info.max) <= value <= sys.float_info.max:
-        raise _core.InvalidValueError(f"{what} is {value!r}: a finite number of at least {least:g} is needed")
+        raise _core.InvalidValueError(f"{what} is {brief(value)}: a finite number of at least {least:g} is needed")
     return float(value)
 
 
@@ -335,7 +336,7 @@ def _field(record: Any, key: str, what: str) -> Any:
 def _whole(value: Any, what: str) -> int:
     number = _number(value, what, -math.inf if "id" in what.lower() else 1)
     if number != int(number):
-        raise _core.InvalidValueError(f"{what} is {value!r}: an integer would be right")
+        raise _core.InvalidValueError(f"{what} is {brief(value)}: an integer would be right")
     return int(number)
 
 

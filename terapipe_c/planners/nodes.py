@@ -16,6 +16,7 @@ import numpy as np
 from .. import _core
 from .._core import InvalidTypeError, InvalidValueError
 from .._files import loads, path_of, write_json
+from ..config import brief
 from .arguments import FloatArray, array
 
 __all__ = ["Nodes", "load_nodes"]
@@ -170,7 +171,7 @@ class Nodes:
         links: list[Edge] = []
         for at, edge in enumerate(edges):
             if isinstance(edge, str) or not isinstance(edge, Sequence) or len(edge) not in (2, 3):
-                raise InvalidValueError(f"edge {at} is {edge!r}: (source, target) or (source, target, bytes) would be right")
+                raise InvalidValueError(f"edge {at} is {brief(edge)}: (source, target) or (source, target, bytes) would be right")
             ends = []
             for end in edge[:2]:
                 place = number.get(end) if isinstance(end, str) else end
@@ -253,7 +254,7 @@ def _column(rows: list[Any], key: str, where: Any) -> list[float] | None:
             return None
         value = row[key]
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
-            raise InvalidValueError(f"{key} of {where(k)} is {value!r}: a finite number of 0 or more is needed")
+            raise InvalidValueError(f"{key} of {where(k)} is {brief(value)}: a finite number of 0 or more is needed")
         values.append(float(value))
     return values
 
@@ -298,7 +299,7 @@ def load_nodes(path: str | os.PathLike[str]) -> Nodes:
     try:
         for k, row in enumerate(rows):
             if not isinstance(row, dict):
-                raise InvalidValueError(f"{where(k)} is {row!r}: an object would be right")
+                raise InvalidValueError(f"{where(k)} is {brief(row)}: an object would be right")
             extra = set(row) - {*NEEDED, *OPTIONAL, "name", "block"}
             if extra:
                 raise InvalidValueError(f"{where(k)} has {sorted(extra)[0]!r}, which means nothing here")
