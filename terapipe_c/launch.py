@@ -65,10 +65,23 @@ def launch(plan: Any, data: Any, steps: int, *, seed: int = 0, out: str | os.Pat
     arguments = {name: value for name, value in locals().items() if name not in ("processes", "progress")}
     processes, progress = flag("processes", processes), None if progress is None else flag("progress", progress)
     job, arrays = make_job(**arguments)
+    run = None
+    try:
+        with _undisturbed():
+            run = _start(plan, job, arrays, processes, progress)
+    except BaseException:
+        if run is not None:      # a signal came meanwhile
+            run._interrupt("the launcher was interrupted")
+            run._watcher.join()
+        raise
+    return run
+
+
+def _start(plan: Any, job: dict[str, Any], arrays: dict[str, Any], processes: bool, progress: bool | None) -> Run:
     region, folder = _region(plan, job, processes), None
     try:
         folder = make_folder(job, plan) if job["out"] is not None else None
-        bar = Progress(progress, job["first_step"], steps)  # not after the ranks: should it fail, nobody would end them
+        bar = Progress(progress, job["first_step"], job["steps"])  # before the ranks: should it fail, nobody would end them
         ranks: Ranks = (ProcessRanks if processes else ThreadRanks)(job, arrays, region)
         return Run(plan, job, region, ranks, bar, folder)
     except BaseException:
@@ -76,6 +89,32 @@ def launch(plan: Any, data: Any, steps: int, *, seed: int = 0, out: str | os.Pat
         if folder is not None:
             folder.undo()
         raise
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Signals that come meanwhile reach their handlers afterwards. Ctrl-C's raises wherever it is, also between the start of a
+    process and the line that knows of it."""
+    main = threading.current_thread() is threading.main_thread()
+    handlers = {number: handler for number in signal.valid_signals() if main and callable(handler := signal.getsignal(number))}
+    missed: list[int] = []
+    try:
+        for number in handlers:
+            signal.signal(number, lambda late, frame: missed.append(late))
+        yield
+    finally:
+        raised = None
+        while handlers:
+            number = next(iter(handlers))
+            try:
+                signal.signal(number, handlers[number])
+                del handlers[number]
+            except BaseException as error:  # of a handler that is back already
+                raised = error
+        for late in dict.fromkeys(missed):
+            signal.raise_signal(late)
+        if raised is not None:
+            raise raised
 
 
 def _region(plan: Any, job: Mapping[str, Any], shared: bool) -> _core.Region:

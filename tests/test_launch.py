@@ -15,12 +15,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from terapipe_c import _core, schedules
-from terapipe_c.launch import launch
+from terapipe_c import _core, ranks, schedules
+from terapipe_c.launch import launch, runs
 from terapipe_c.worker import learning_rate, pack, share, unpack
 
 MODEL = dict(n_layer=2, n_head=1, n_embd=8, vocab_size=256, block_size=8, bias=True, tie_weights=True)
 DATA = np.arange(4000, dtype=np.int32) % 256
+launching = sys.modules["terapipe_c.launch"]
 HERE = Path(__file__).resolve().parent
 BOTH = pytest.mark.parametrize("processes", [False, True], ids=["threads", "processes"])
 
@@ -351,6 +352,28 @@ def test_ctrl_c_ends_everything(tmp_path, body, processes):
     _, errors = child.communicate(timeout=20)
     assert child.returncode == -signal.SIGINT and "KeyboardInterrupt" in errors, errors
     assert len(pids) == (2 if processes else 0) and all_end(pids)
+
+
+@pytest.mark.parametrize("where", ["a rank is started", "the watcher is started", "all is there"])
+def test_ctrl_c_while_ranks_are_started_leaves_none(monkeypatch, where):
+    """It used to raise before anybody had written down the process that was there already."""
+    def interrupting(function):
+        def also(*arguments, **options):
+            result = function(*arguments, **options)
+            if getattr(arguments[0] if arguments else None, "name", "terapipe run") == "terapipe run":
+                signal.raise_signal(signal.SIGINT)
+            return result
+        return also
+
+    place, name = {"a rank is started": (ranks, "_Worker"), "the watcher is started": (threading.Thread, "start"),
+                   "all is there": (launching, "Run")}[where]
+    handler = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(place, name, interrupting(getattr(place, name)))
+    with pytest.raises(KeyboardInterrupt):
+        start(10**6)
+    assert signal.getsignal(signal.SIGINT) is handler and runs() == []
+    monkeypatch.undo()
+    assert len(start(2).wait().history) == 2
 
 
 def test_an_exception_in_the_with_block_ends_the_run():
