@@ -64,6 +64,14 @@ def same(one, two):
             assert np.array_equal(array, two[1][kind][name]), (kind, name)
 
 
+@BOTH
+def test_as_many_receives_ahead_as_a_program_posts(processes):
+    """Tokens one by one through interleaved stages: rank 0 is two sequences ahead, and 64 receives were all that fitted."""
+    one = start(make_plan(1, "gpipe", 1, batch=6), 2, processes=False).wait()
+    fine = start(make_plan(2, "interleaved", SEQ, chunks=4, batch=6), 2, processes=processes).wait()
+    assert [record.loss for record in fine.history] == [record.loss for record in one.history]
+
+
 THREADS, PROCESSES = False, True
 PIECES = [(0, 1), (1, 4), (4, 8)]  # the embedding alone; a cut between an attention and its ffn
 # (plan, threads or processes, threads per rank): each pair of values of two columns comes up somewhere

@@ -38,8 +38,8 @@ typedef struct {
 } transfer;
 
 typedef struct {
-    transfer items[TP_COMM_POSTED];
-    unsigned first, count;
+    transfer *items; /* [room] a ring */
+    unsigned room, first, count;
 } receive_queue;
 
 typedef struct {
@@ -255,7 +255,7 @@ take_posted(const ring_comm *c, const transfer *in, int *moved)
     for (int peer = 0; peer < c->base.ranks; peer++) {
         receive_queue *queue = c->posted[peer];
         for (unsigned i = 0; queue != NULL && i < queue->count && (in == NULL || in->peer != peer); i++) {
-            transfer *t = &queue->items[(queue->first + i) % TP_COMM_POSTED];
+            transfer *t = &queue->items[(queue->first + i) % queue->room];
             int any = 0;
             if (!finished(t))
                 TP_TRY(pull(c, t, &any));
@@ -319,14 +319,24 @@ ring_send(tp_comm *comm, int peer, uint64_t tag, const void *data, size_t bytes)
 }
 
 static tp_status
+more_room(const ring_comm *c, receive_queue *queue)
+{
+    void *items = queue->items;
+    TP_TRY(tp_comm_more_room(&c->base, &items, sizeof *queue->items, &queue->room, &queue->first));
+    queue->items = items;
+    return TP_OK;
+}
+
+static tp_status
 ring_recv_post(tp_comm *comm, int peer, uint64_t tag, void *data, size_t bytes)
 {
     ring_comm *c = (ring_comm *)comm;
     transfer in;
     TP_TRY(begin(c, peer, 0, tag, data, bytes, &in));
     receive_queue *queue = c->posted[peer];
-    TP_TRY(tp_comm_check_room(comm, peer, queue->count));
-    queue->items[(queue->first + queue->count++) % TP_COMM_POSTED] = in;
+    if (queue->count == queue->room)
+        TP_TRY(more_room(c, queue));
+    queue->items[(queue->first + queue->count++) % queue->room] = in;
     return TP_OK;
 }
 
@@ -337,7 +347,7 @@ ring_recv_wait(tp_comm *comm, int peer)
     receive_queue *queue = peer >= 0 && peer < comm->ranks ? c->posted[peer] : NULL;
     TP_TRY(tp_comm_check_posted(comm, peer, queue == NULL ? 0 : queue->count));
     transfer in = queue->items[queue->first];
-    queue->first = (queue->first + 1) % TP_COMM_POSTED;
+    queue->first = (queue->first + 1) % queue->room;
     queue->count--;
     TP_TRY(check_abort(c));
     return drive(c, NULL, &in);
@@ -395,8 +405,11 @@ static void
 ring_close(tp_comm *comm)
 {
     ring_comm *c = (ring_comm *)comm;
-    for (int rank = 0; rank < comm->ranks; rank++)
+    for (int rank = 0; rank < comm->ranks; rank++) {
+        if (c->posted[rank] != NULL)
+            free(c->posted[rank]->items);
         free(c->posted[rank]);
+    }
     free(c);
 }
 
@@ -430,7 +443,7 @@ tp_comm_open_region(tp_region *region, int rank, const char *name, int64_t timeo
         if (tp_region_ring(region, peer, rank) == NULL)
             continue;
         c->posted[peer] = calloc(1, sizeof(receive_queue));
-        if (c->posted[peer] == NULL) {
+        if (c->posted[peer] == NULL || more_room(c, c->posted[peer]) != TP_OK) {
             ring_close(&c->base);
             return tp_fail(TP_EMEMORY, "no memory for the receives of rank %d from rank %d", rank, peer);
         }

@@ -19,7 +19,8 @@ typedef struct {
     const char *name; /* "thread", "shm", "nccl", "mpi" */
     /* Returns when `data` may be reused: eager while the ring has room, else as the receiver drains it. */
     tp_status (*send)(tp_comm *comm, int peer, uint64_t tag, const void *data, size_t bytes);
-    /* Announce the next receive from peer (in order). Never blocks. At most TP_COMM_POSTED outstanding a peer. */
+    /* Announce the next receive from peer (in order). Never blocks. Between ranks that exchange a device's memory
+     * at most TP_COMM_POSTED outstanding a peer, else any number: rings and TCP grow in the first step that needs it. */
     tp_status (*recv_post)(tp_comm *comm, int peer, uint64_t tag, void *data, size_t bytes);
     /* Wait for the oldest posted receive from peer; ECONNECTION if its tag or size differs from what was sent. */
     tp_status (*recv_wait)(tp_comm *comm, int peer);

@@ -87,6 +87,10 @@ tp_comm_check_peer(const tp_comm *comm, int peer);
  * exchange. */
 TP_MUST_USE tp_status
 tp_comm_check_room(const tp_comm *comm, int peer, unsigned count);
+/* Make room for twice the receives (at first, for TP_COMM_POSTED) in a full ring of items of `size` bytes: *room of them, the
+ * oldest at *first. That many are posted only where a program sends far ahead; EMEMORY. */
+TP_MUST_USE tp_status
+tp_comm_more_room(const tp_comm *comm, void **items, size_t size, unsigned *room, unsigned *first);
 TP_MUST_USE tp_status
 tp_comm_check_posted(const tp_comm *comm, int peer, unsigned count);
 TP_MUST_USE tp_status

@@ -26,8 +26,8 @@ typedef struct {
 
 typedef struct {
     int fd, gone;
-    receive items[TP_COMM_POSTED];
-    unsigned first, count, ready; /* `ready` of them, the oldest, are complete */
+    receive *items; /* [room] a ring */
+    unsigned room, first, count, ready; /* `ready` of them, the oldest, are complete */
     union {
         header head;
         unsigned char bytes[sizeof(header)];
@@ -89,8 +89,10 @@ push(tcp_comm *c, sending *out)
 static int
 is_wrong(const tcp_link *l)
 {
-    const receive *r = &l->items[(l->first + l->ready) % TP_COMM_POSTED];
-    return l->ready < l->count && l->got == sizeof(header) && (l->next.head.tag != r->tag || l->next.head.bytes != r->bytes);
+    if (l->ready == l->count || l->got < sizeof(header))
+        return 0;
+    const receive *r = &l->items[(l->first + l->ready) % l->room];
+    return l->next.head.tag != r->tag || l->next.head.bytes != r->bytes;
 }
 
 /* Read into what is posted, as far as there is something to read; 1 if anything moved. */
@@ -99,7 +101,7 @@ pull(tcp_link *l)
 {
     int moved = 0;
     while (l->ready < l->count && !l->gone && !is_wrong(l)) {
-        receive *r = &l->items[(l->first + l->ready) % TP_COMM_POSTED];
+        receive *r = &l->items[(l->first + l->ready) % l->room];
         if (l->got == sizeof(header) && l->moved == r->bytes) {
             l->ready++;
             l->got = l->moved = 0;
@@ -127,7 +129,7 @@ too_late(const tcp_comm *c, const sending *out, int from)
 {
     if (from >= 0) {
         const tcp_link *l = &c->link[from];
-        const receive *r = &l->items[(l->first + l->ready) % TP_COMM_POSTED];
+        const receive *r = &l->items[(l->first + l->ready) % l->room];
         if (l->ready == 0)
             return tp_comm_too_late(&c->base, c->region, from, 1, r->tag, l->moved, r->bytes);
     }
@@ -204,13 +206,23 @@ tcp_send(tp_comm *comm, int peer, uint64_t tag, const void *data, size_t bytes)
 }
 
 static tp_status
+more_room(const tcp_comm *c, tcp_link *l)
+{
+    void *items = l->items;
+    TP_TRY(tp_comm_more_room(&c->base, &items, sizeof *l->items, &l->room, &l->first));
+    l->items = items;
+    return TP_OK;
+}
+
+static tp_status
 tcp_recv_post(tp_comm *comm, int peer, uint64_t tag, void *data, size_t bytes)
 {
     tcp_comm *c = (tcp_comm *)comm;
     TP_TRY(begin(c, peer));
     tcp_link *l = &c->link[peer];
-    TP_TRY(tp_comm_check_room(comm, peer, l->count));
-    l->items[(l->first + l->count++) % TP_COMM_POSTED] = (receive){tag, data, bytes};
+    if (l->count == l->room)
+        TP_TRY(more_room(c, l));
+    l->items[(l->first + l->count++) % l->room] = (receive){tag, data, bytes};
     return TP_OK;
 }
 
@@ -221,7 +233,7 @@ take_oldest(tcp_comm *c, int peer)
     tcp_link *l = &c->link[peer];
     receive oldest = l->items[l->first];
     int good = l->ready > 0;
-    l->first = (l->first + 1) % TP_COMM_POSTED;
+    l->first = (l->first + 1) % l->room;
     l->count--;
     l->ready -= (unsigned)good;
     if (good)
@@ -264,6 +276,8 @@ tcp_close(tp_comm *comm)
     tcp_comm *c = (tcp_comm *)comm;
     tp_control_close(c->control);
     tp_links_close(&c->links, comm->ranks);
+    for (int peer = 0; peer < comm->ranks; peer++)
+        free(c->link[peer].items);
     free(c->polled);
     free(c->link);
     free(c);

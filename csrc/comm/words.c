@@ -1,5 +1,8 @@
 #include "csrc/comm/region.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 tp_status
 tp_comm_check_abort(const tp_comm *comm, const tp_region *region)
 {
@@ -28,6 +31,24 @@ tp_comm_check_room(const tp_comm *comm, int peer, unsigned count)
     if (count == TP_COMM_POSTED)
         return tp_fail(TP_EVALUE, "rank %d has %d receives posted from rank %d: no more fit", comm->rank, TP_COMM_POSTED,
                        peer);
+    return TP_OK;
+}
+
+tp_status
+tp_comm_more_room(const tp_comm *comm, void **items, size_t size, unsigned *room, unsigned *first)
+{
+    unsigned more = *room > 0 ? 2 * *room : TP_COMM_POSTED, head = *room - *first;
+    unsigned char *wider = more > *room ? calloc(more, size) : NULL, *old = *items;
+    if (wider == NULL)
+        return tp_fail(TP_EMEMORY, "no memory for more than %u receives of rank %d", *room, comm->rank);
+    if (old != NULL) {
+        memcpy(wider, old + *first * size, head * size);
+        memcpy(wider + head * size, old, *first * size);
+        free(old);
+    }
+    *items = wider;
+    *room = more;
+    *first = 0;
     return TP_OK;
 }
 
