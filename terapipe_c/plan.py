@@ -28,7 +28,7 @@ from .joint import plan_jointly
 from .judge import SLICED, saved_bytes
 from .partitioners import Found, plan_one
 from .planners.slicing_bound import plan_slicing_bound
-from .request import Request, check_partition, check_request, check_slicing
+from .request import LONG, Request, check_partition, check_request, check_slicing
 from .schedules import Program
 
 __all__ = ["Plan", "plan"]
@@ -321,8 +321,8 @@ def _check_predictions(data: dict[str, Any], ranks: int, durations: dict[str, ND
     if missing:
         raise InvalidValueError(f"durations has no {missing[0]}: seconds of {', '.join(PHASES)} would be right")
     for name, seconds in durations.items():
-        if not (np.isfinite(seconds).all() and (seconds >= 0).all()):
-            raise InvalidValueError(f"durations[{name!r}] is negative or not finite somewhere: seconds from 0 on would be right")
+        if not ((seconds >= 0).all() and (seconds <= LONG).all()):
+            raise InvalidValueError(f"durations[{name!r}] is negative or above {LONG:g} somewhere: seconds from 0 on would be right")
 
 
 def _thin(array: NDArray[np.float64]) -> list[list[float]]:

@@ -26,7 +26,7 @@ CHUNKED = ("auto", "terapipe", "uniform", "bmpipe")   # these can plan several s
 AUTO = ("seq1f1b", "1f1b", "gpipe")
 SCHEDULES = ("auto", *AUTO, "interleaved", SLICED, *dict.fromkeys((*ZERO_BUBBLE, *ZIGZAG)))
 _MOST = 65536                             # micro-batches of a program
-_LONG = 1e250                             # seconds: sums and products of them stay finite
+LONG = 1e250                              # seconds: sums and products of them stay finite
 SEVERAL = ("interleaved", *ZIGZAG)        # stages a rank
 _MANY = ("interleaved", "hanayo")          # of them more than two
 JOINT = (*AUTO, "zb-h1", "zb-h2", SLICED, *SEVERAL)   # what the joint search weighs: all that the engine runs
@@ -78,8 +78,8 @@ def _check_work(costs: CostModel, model: GPTConfig, batch: int, seq_len: int) ->
     """A step's seconds are a number that can be added and multiplied."""
     one = costs.durations(partition=[(0, model.num_blocks)], slicing=[(1, [seq_len])], model=model)
     work = batch * sum(float(one[phase].sum()) for phase in PHASES)
-    if not work <= _LONG:
-        raise InvalidValueError(f"costs say that a step is {work:g} seconds of work: at most {_LONG:g} would be right")
+    if not work <= LONG:
+        raise InvalidValueError(f"costs say that a step is {work:g} seconds of work: at most {LONG:g} would be right")
 
 
 def choose_granularity(seq_len: int, batch: int) -> int:

@@ -440,9 +440,10 @@ def test_a_plan_whose_predictions_are_no_numbers_is_not_loaded(tmp_path, key, va
     with pytest.raises(ValueError, match=rf"plan.json is damaged: .*{words}"):
         Plan.load(path)
     if key == "durations":
-        path.write_text(json.dumps({**data, key: {**data[key], "F": [[-1.0]]}}))
-        with pytest.raises(ValueError, match="durations\\['F'\\] is negative"):
-            Plan.load(path)
+        for phase, wrong in (("F", -1.0), ("W", 1e308), ("B", float("nan"))):
+            path.write_text(json.dumps({**data, key: {**data[key], phase: [[wrong]]}}))
+            with pytest.raises(ValueError, match=rf"durations\['{phase}'\] is negative or above 1e\+250"):
+                Plan.load(path)
     for raw in (b"\xff\xfe\x00", b"[" * 100_000):
         path.write_bytes(raw)
         with pytest.raises(ValueError, match="plan.json is not a plan"):
