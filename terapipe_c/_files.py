@@ -87,3 +87,14 @@ def read_json(path: str | os.PathLike[str], form: str, version: int, what: str, 
         raise InvalidValueError(f"{os.fspath(path)!s} has version {data.get('version')!r} of {form}; this package reads "
                                 f"version {' or '.join(map(str, known))}")
     return data
+
+
+def read_entry(path: Path, key: str, kind: type) -> dict[str, Any]:
+    """The JSON object in a file of a run folder, which has this entry; a ValueError that names the file."""
+    try:
+        found = loads(path.read_bytes())
+    except ValueError as error:
+        raise InvalidValueError(f"{path} is damaged: {error}") from None
+    if not isinstance(found, dict) or not isinstance(found.get(key), kind):
+        raise InvalidValueError(f"{path} is damaged: it has no {key}")
+    return found

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ._files import read_entry
 from .arguments import LAUNCH_NUMBERS, build_parser, plan_flags_given
 
 __all__ = ["main"]
@@ -237,7 +238,7 @@ def _timeline_of(path: Path, args: argparse.Namespace) -> tuple[str, Any]:
         if (path / "trace.json").is_file():  # of the last step, once the run is over
             from .view import measured_timeline
 
-            rows = json.loads((path / "trace.json").read_text())["rows"]
+            rows = read_entry(path / "trace.json", "rows", list)["rows"]
             return "measured timeline of the last step", measured_timeline([tuple(row) for row in rows])
         return "planned timeline of a run", tp.Plan.load(str(path / "plan.json")).timeline()
     try:
@@ -434,9 +435,9 @@ def _resume(args: argparse.Namespace) -> int:
     kept = {**checkpoint.hyper, "seed": checkpoint.seed}
     data = checkpoint.data_state.get("source")
     if (folder / "config.json").is_file():  # what launch wrote down: all of its options
-        kept |= json.loads((folder / "config.json").read_text())
-        data = kept["data"]["path"]
-        kept["val_fraction"] = kept["data"]["val_fraction"]
+        kept |= read_entry(folder / "config.json", "data", dict)
+        data = kept["data"].get("path")
+        kept["val_fraction"] = kept["data"].get("val_fraction", checkpoint.data_state.get("val_fraction"))
     data = args.data or data
     if data is None or data == "array":
         raise ValueError(f"{folder} was trained on an array; give --data")

@@ -260,7 +260,7 @@ def make_folder(job: Mapping[str, Any], plan: Any) -> Folder:
         write_text(folder.path / "config.json", json.dumps(config, indent=1) + "\n")
         plan.save(folder.path / "plan.json")
         metrics = folder.path / "metrics.jsonl"
-        kept = metrics.read_text().splitlines() if metrics.exists() else []
+        kept = metrics.read_text("utf-8", "replace").splitlines() if metrics.exists() else []
         kept = [line for line in kept if _step_of(line) < job["first_step"]]
         write_text(metrics, "".join(line + "\n" for line in kept))
     except BaseException:

@@ -430,3 +430,24 @@ def test_numbers_of_slices_and_blocks_are_not_rounded(capsys):
                                  ("--partition", "[[0, 2.7], [2, 4]]", "partition[0] is 2.7")):
         code, _, err = run(capsys, "plan", *few, flag, value)
         assert code == 2 and message in err, err
+
+
+def test_damaged_files_of_a_run_folder_are_named(capsys, tmp_path, monkeypatch):
+    """And a damaged metrics.jsonl, of which nothing is needed, stops no resume."""
+    monkeypatch.chdir(tmp_path)
+    tp.stdlib_corpus("corpus.txt", max_bytes=5000)
+    few = "--n-layer 1 --n-head 1 --n-embd 8 --seq-len 16 --batch 1 --stages 1 --costs analytic".split()
+    again = ["--threads", "--quiet"]
+    assert run(capsys, "train", *few, "--data", "corpus.txt", "--steps", 2, "--out", "a", *again)[0] == 0
+    for name, wrong in (("config.json", (b"{", b"\xff{}", b"[]", b"{}")), ("trace.json", (b"", b"\xb8", b"{}", b'{"rows": 3}'))):
+        good = Path("a", name).read_bytes()
+        for content in wrong:
+            Path("a", name).write_bytes(content)
+            words = ("view", "a", "--svg", "a.svg") if name == "trace.json" else ("resume", "a", "--steps", 3, *again)
+            code, _, err = run(capsys, *words)
+            assert code == 2 and f"{name} is damaged" in err, (name, content, err)
+        Path("a", name).write_bytes(good)
+    lines = Path("a/metrics.jsonl").read_bytes().splitlines(keepends=True)
+    Path("a/metrics.jsonl").write_bytes(lines[0] + b"\xfe\x00" + lines[1][5:])
+    assert run(capsys, "resume", "a", "--steps", 3, *again)[0] == 0
+    assert [json.loads(line)["step"] for line in Path("a/metrics.jsonl").read_text().splitlines()] == [0, 2]
