@@ -322,7 +322,8 @@ def _check_predictions(data: dict[str, Any], ranks: int, durations: dict[str, ND
         raise InvalidValueError(f"durations has no {missing[0]}: seconds of {', '.join(PHASES)} would be right")
     for name, seconds in durations.items():
         if not ((seconds >= 0).all() and (seconds <= LONG).all()):
-            raise InvalidValueError(f"durations[{name!r}] is negative or above {LONG:g} somewhere: seconds from 0 on would be right")
+            raise InvalidValueError(f"durations[{name!r}] is negative or above {LONG:g} somewhere: seconds from 0 on would be "
+                                    "right")
 
 
 def _thin(array: NDArray[np.float64]) -> list[list[float]]:
