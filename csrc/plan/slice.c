@@ -16,6 +16,8 @@
 #define SMALL_STEP 3e-4  /* a relative step below which the reduced graph is tried */
 #define DEPTH 2e-3       /* relative depth of a reduced graph, if its edges fit */
 #define EDGE_ROOM 4000   /* with more edges a search over all slices is as cheap */
+#define WORTH 12          /* searches in it that pay for building it */
+#define PASS_MOST 255
 #define LONG 16384       /* units from which on it is not */
 #define LONG_EDGE_ROOM 40000
 #define HINT_GAP 1e-3
@@ -30,6 +32,7 @@ typedef struct {
     int *choice;               /* [batch + 1] */
     int *length, *uses;        /* scratch: [n]; [tables] */
     double weight, best, tolerance, deadline_s, sum_above;
+    int passed, pass;       /* steps in which the reduced graph is not tried since it last gained little, and how many to pass */
     double certified, certified_at; /* a bound of all plans by tp_slice_bound, and the latency it was found with */
     const tp_slice_options *options;
     tp_slice_plan *plan;
@@ -104,15 +107,22 @@ settle(walk *w, int reduced)
     return largest;
 }
 
+/* Within `threshold`, without the plan. */
 static double
-search(walk *w, double threshold, double *largest)
+least_within(walk *w, double threshold)
 {
     for (int b = 0; b < w->tables; b++) {
         const double both[2] = {threshold, w->dp[b].most_bytes};
         w->sum[b] = w->alive[b] ? tp_slice_dp_forward(&w->dp[b], both) : INFINITY;
         w->plan->searches += w->alive[b];
     }
-    double least = fill_batch(w);
+    return fill_batch(w);
+}
+
+static double
+search(walk *w, double threshold, double *largest)
+{
+    double least = least_within(w, threshold);
     *largest = least < INFINITY ? settle(w, 0) : 0.0;
     return least;
 }
@@ -181,10 +191,16 @@ drop_sizes(walk *w, double lowest)
             w->alive[b] = 0;
 }
 
-/* Try to finish (floor, v] in the reduced graph, floor as low as its room allows; returns how far down that went. */
+/* Try to finish (floor, v] in the reduced graph, floor as low as its room allows; returns how far down that went. It costs as
+ * much as a few searches over all slices: where it gained no more it is left alone for a while. */
 static double
 walk_edges(walk *w, double v)
 {
+    if (w->passed++ < w->pass)
+        return v;
+    int64_t before = w->plan->small_searches;
+    w->passed = 0;
+    w->pass = 2 * w->pass + 1 < PASS_MOST ? 2 * w->pass + 1 : PASS_MOST;
     for (int b = 0; b < w->tables; b++)
         if (w->alive[b])
             tp_slice_dp_backward(&w->dp[b]);
@@ -193,6 +209,8 @@ walk_edges(walk *w, double v)
         return v;
     while (at > floor && (least = search_edges(w, at, &largest)) < INFINITY)
         at = below(w, least, largest, at);
+    if (w->plan->small_searches - before >= WORTH * w->tables)
+        w->pass = 0;
     return floor;
 }
 
@@ -229,12 +247,14 @@ descend(walk *w, double u, double lowest)
     int near = 0;
     TP_TRY(near_enough(w, &near));
     while (u >= lowest && !near && !out_of_time(w)) {
-        least = search(w, u, &largest);
+        least = least_within(w, u);
         w->sum_above = least;
         if (least == INFINITY) {
             u = -INFINITY;
             break;
         }
+        /* The plan's own largest slice may lead further down, or to a better plan: the search there would say so. */
+        largest = (goal_of(w) - least) / w->weight < (1.0 - SMALL_STEP) * u ? u : settle(w, 0);
         drop_sizes(w, lowest);
         double v = below(w, least, largest, u);
         u = u - v < SMALL_STEP * u && v >= lowest ? walk_edges(w, v) : v;

@@ -188,6 +188,7 @@ tp_slice_dp_open(tp_arena *arena, const tp_slice_cost *cost, const tp_slice_cost
     TP_TRY(take_vector(arena, n, &dp->u));
     TP_TRY(take_vector(arena, n, &dp->w));
     TP_TRY(take_ints(arena, n, &dp->last));
+    TP_TRY(take_ints(arena, n, &dp->far));
     return take_ints(arena, n, &dp->safe);
 }
 
@@ -255,10 +256,11 @@ set_windows(tp_slice_dp *dp, const double threshold[2])
         else
             dense_windows(&dp->limit[l], dp->cap, threshold[l], dp->last);
     }
-    dp->widest = TP_SLICE_BLOCK; /* a kernel may take a slice just beyond its window: its mask compares rounded sums */
-    for (int j = 1; j < dp->n; j++)
-        dp->widest = dp->last[j] + TP_SLICE_BLOCK > dp->widest ? dp->last[j] + TP_SLICE_BLOCK : dp->widest;
-    dp->widest = dp->widest < dp->cap ? dp->widest : dp->cap;
+    dp->far[0] = 0;
+    for (int j = 1; j < dp->n; j++) { /* a kernel may take a slice just beyond its window: its mask compares rounded sums */
+        int longest = dp->last[j] + TP_SLICE_BLOCK < dp->cap ? dp->last[j] + TP_SLICE_BLOCK : dp->cap;
+        dp->far[j] = j + longest > dp->far[j - 1] ? j + longest : dp->far[j - 1];
+    }
 }
 
 /* ---- searches ---------------------------------------------------------------------------------------------------- */
@@ -403,15 +405,32 @@ is_within(const tp_slice_dp *dp, int start, int length)
     return within;
 }
 
+/* From j >= 1 on, the next start whose slice to e gives a sum of at most `most`; e: none. */
+static int
+next_start(const tp_slice_dp *dp, int j, int e, double most)
+{
+    const double *u = dp->u, *h = dp->sum.smooth ? dp->sum.h + e : NULL, a2 = dp->sum.a2;
+    if (h != NULL)
+        while (j < e && u[j] + a2 * j + h[-j] > most)
+            j++;
+    else
+        while (j < e && u[j] + tp_slice_at(&dp->sum, j, e - j) > most)
+            j++;
+    return j;
+}
+
 int
 tp_slice_dp_path(const tp_slice_dp *dp, int *length)
 {
-    int count = 0;
+    int count = 0, first = dp->n;
     const double a2 = dp->sum.a2;
     for (int e = dp->n; e > 0;) {
+        while (first > 1 && dp->far[first - 1] >= e) /* ends only fall: so do the starts from which they are reached */
+            first--;
         double slack = 1e-15 * (fabs(dp->u[e]) + dp->sum.q[e]), cheapest = INFINITY;
-        int best = 0, beyond = 1, first = e > dp->widest ? e - dp->widest : 0;
-        for (int j = e <= dp->cap ? 0 : first; j < e; j = j == 0 && first > 0 ? first : j + 1) {
+        int best = 0, beyond = 1;
+        for (int j = e <= dp->cap ? 0 : first; j < e;
+             j = next_start(dp, j == 0 ? first : j + 1, e, dp->u[e] + slack)) {
             /* The search came from j only if this is zero, to the bit; `slack` is for compilers that fuse. */
             double apart = dp->u[j] + (j > 0 ? a2 * j : 0.0) + summand_at(&dp->sum, j, e - j) - dp->u[e];
             if (apart > slack || apart < -slack)

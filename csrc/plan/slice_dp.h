@@ -29,12 +29,12 @@ typedef struct {
 /* A search minimises the sum of `sum` over slices whose cost in every `limit` is within that limit's threshold. */
 typedef struct {
     int n, cap, limits, weighted; /* limits: masks; the first `weighted` of them are part of the latency */
-    int widest;                   /* widest: no slice of the last search is longer, but those from the start */
     double weight; /* K - 1 */
     tp_slice_table sum, limit[2];
     double threshold[2]; /* of the last forward search */
     double most_bytes;   /* threshold of the memory limit, if it is one */
     int *last, *safe;    /* by start: no longer slice is within the thresholds; all up to this length are */
+    int *far;            /* by start: no slice from it or an earlier one (but 0) ends beyond, in the last search */
     double *u, *w;       /* u[e] = F[e] - q[e] forward, w[e] = B[e] + q[e] backward: u + w is the best path through e */
     const tp_slice_kernels *kernels;
     int convex;     /* sum.h is, up to this length, and the queue pays (slice_monge.c); 0: kernels search */
