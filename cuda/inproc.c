@@ -190,6 +190,7 @@ inproc_close(tp_comm *comm)
 
 static const tp_comm_ops inproc_ops = {.abi = TP_COMM_ABI,
                                        .name = "inproc",
+                                       .most_posted = TP_COMM_POSTED,
                                        .send = inproc_send,
                                        .recv_post = inproc_recv_post,
                                        .recv_wait = inproc_recv_wait,

@@ -399,3 +399,13 @@ def test_an_engine_runs_one_step_at_a_time():
             refused += 1
     thread.join()
     assert refused
+
+
+def test_a_communicator_with_room_for_fewer_receives_refuses_the_program_before_work():
+    """What exchanges a device's memory has room for 64 of a rank; rings and TCP grow."""
+    model, params, tokens = problem(6, 33, n_layer=4)
+    partition, slicing = partition_of(model, [1, 3, 4, 5, 6, 7, 8]), [(1, [1] * 33)] * 6
+    program = tp.schedules.interleaved(2, 6, 4, [33] * 6).split().lower(model.tie_weights)
+    same(alone(model, params, tokens), everything(model, partition, slicing, program, params, tokens))
+    with pytest.raises(ValueError, match=r"posts \d+ receives from rank \d at once, and staged takes 64: fewer slices"):
+        ranks_do(model, partition, slicing, program, lambda engine: None, params=params, staged=True)

@@ -414,9 +414,9 @@ ring_close(tp_comm *comm)
 }
 
 static const tp_comm_ops thread_ops = {TP_COMM_ABI,    "thread",      ring_send,      ring_recv_post,
-                                       ring_recv_wait, ring_exchange, ring_allgather, ring_close, NULL, NULL};
+                                       ring_recv_wait, ring_exchange, ring_allgather, ring_close, NULL, NULL, 0};
 static const tp_comm_ops shm_ops = {TP_COMM_ABI,    "shm",         ring_send,      ring_recv_post,
-                                    ring_recv_wait, ring_exchange, ring_allgather, ring_close, NULL, NULL};
+                                    ring_recv_wait, ring_exchange, ring_allgather, ring_close, NULL, NULL, 0};
 
 tp_status
 tp_comm_open_region(tp_region *region, int rank, const char *name, int64_t timeout_ns, tp_comm **out)

@@ -19,8 +19,8 @@ typedef struct {
     const char *name; /* "thread", "shm", "nccl", "mpi" */
     /* Returns when `data` may be reused: eager while the ring has room, else as the receiver drains it. */
     tp_status (*send)(tp_comm *comm, int peer, uint64_t tag, const void *data, size_t bytes);
-    /* Announce the next receive from peer (in order). Never blocks. Between ranks that exchange a device's memory
-     * at most TP_COMM_POSTED outstanding a peer, else any number: rings and TCP grow in the first step that needs it. */
+    /* Announce the next receive from peer (in order). Never blocks. At most `most_posted` outstanding a peer; rings and TCP grow
+     * in the first step that needs it. */
     tp_status (*recv_post)(tp_comm *comm, int peer, uint64_t tag, void *data, size_t bytes);
     /* Wait for the oldest posted receive from peer; ECONNECTION if its tag or size differs from what was sent. */
     tp_status (*recv_wait)(tp_comm *comm, int peer);
@@ -36,10 +36,11 @@ typedef struct {
     /* What works otherwise than it was meant to, and why, for readers of a report; "": nothing. Good until close. NULL: there
      * never is such a thing. */
     const char *(*caveat)(const tp_comm *comm);
+    int most_posted; /* 0: any number */
 } tp_comm_ops;
 
-#define TP_COMM_ABI 2u
-#define TP_COMM_POSTED 64
+#define TP_COMM_ABI 3u
+#define TP_COMM_POSTED 64 /* most_posted of what exchanges a device's memory */
 
 struct tp_comm {
     const tp_comm_ops *ops;

@@ -68,6 +68,10 @@ tp_engine_check_comm(const tp_program *program, int rank, const tp_comm *comm);
 TP_MUST_USE tp_status
 tp_engine_stage_comm(tp_comm *inner, tp_device *device, tp_comm **out);
 
+/* EVALUE: the program posts more receives from one rank than the communicator takes. After the tables were taken. */
+TP_MUST_USE tp_status
+tp_engine_check_posted(const tp_engine *engine);
+
 /* Wait until instruction i may run; the nanoseconds waited. */
 TP_MUST_USE tp_status
 tp_engine_wait_inputs(tp_engine *engine, int64_t i);

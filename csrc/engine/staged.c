@@ -108,6 +108,7 @@ tp_engine_stage_comm(tp_comm *inner, tp_device *device, tp_comm **out)
 {
     static const tp_comm_ops ops = {.abi = TP_COMM_ABI,
                                     .name = "staged",
+                                    .most_posted = TP_COMM_POSTED,
                                     .send = staged_send,
                                     .recv_post = staged_recv_post,
                                     .recv_wait = staged_recv_wait,

@@ -123,6 +123,37 @@ tp_engine_check_comm(const tp_program *program, int rank, const tp_comm *comm)
     return TP_OK;
 }
 
+/* The most receives from `peer` that wait at once. */
+static int
+most_posted(const tp_engine *engine, int peer)
+{
+    int posted = 0, taken = 0, most = 0;
+    for (int64_t i = 0; i < engine->count; i++) {
+        const tp_instr *instr = &engine->code[i];
+        if ((instr->op == TP_OP_RF || instr->op == TP_OP_RB) && instr->peer == peer)
+            posted++;
+        if (engine->from[i] == peer && engine->needs[i] > taken)
+            taken = engine->needs[i];
+        most = posted - taken > most ? posted - taken : most;
+    }
+    return most;
+}
+
+tp_status
+tp_engine_check_posted(const tp_engine *engine)
+{
+    const tp_comm *comm = engine->config.comm;
+    for (int peer = 0; comm != NULL && comm->ops->most_posted > 0 && peer < comm->ranks; peer++) {
+        int most = most_posted(engine, peer);
+        if (most > comm->ops->most_posted)
+            return tp_fail(TP_EVALUE,
+                           "rank %d posts %d receives from rank %d at once, and %s takes %d: fewer slices or micro-batches, or a "
+                           "schedule that sends less far ahead, would be right",
+                           engine->config.rank, most, peer, comm->ops->name, comm->ops->most_posted);
+    }
+    return TP_OK;
+}
+
 tp_status
 tp_engine_wait_inputs(tp_engine *engine, int64_t i)
 {
