@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from common import header, repeat_arguments, timed, write
 
+import terapipe_c as tp
 from terapipe_c import planners
 
 
@@ -143,6 +144,19 @@ def main() -> None:
     for n in (128, 512):
         table = np.random.default_rng(1).uniform(1, 1.3, (n + 1, n + 1)) * (1 + np.arange(n + 1.0)[:, None] / 8) * 1e-3
         rows.append(row(f"any table, {n} units, 48 stages", partial(planners.slice_tokens, table, 48), options.repeats))
+    for n in (512, 2048):
+        rng, s, c = np.random.default_rng(3), np.arange(n + 1.0)[:, None] * 2048 / n, np.arange(n + 1.0) * 2048 / n
+        for noise in (0.0, 0.1):
+            f, b = (np.ascontiguousarray((a + d * s + e * s * c) * rng.uniform(1, 1 + noise, (n + 1, n + 1)))
+                    for a, d, e in ((2e-4, 1e-6, 4e-10), (3e-4, 2e-6, 8e-10)))
+            what = f"tables of {n} units, {'noisy, ' if noise else ''}96 stages"
+            rows.append(row(what, partial(planners.slice_tokens, f, 96), options.repeats))
+            rows.append(row(f"{what}, apart", partial(planners.slice_tokens, f, 96, bwd=b), options.repeats))
+    model = tp.GPTConfig(n_layer=12, n_head=12, n_embd=768, vocab_size=50257, block_size=8192)
+    roofline = tp.CostModel.analytic(model, tp.Cluster.local())
+    for tokens in (2048, 8192):
+        rows.append(row(f"a roofline of GPT-2, {tokens} tokens by 1, 48 stages",
+                        partial(planners.slice_tokens, roofline, 48, seq_len=tokens, granularity=1), options.repeats))
     times_s = np.random.default_rng(2).uniform(1, 2, 1000)
     _, times = timed(lambda: planners.balance(times_s, 48), options.repeats, warm=True)
     print(f"{'balance 1000 blocks on 48 stages':42s} {statistics.median(times) * 1e3:9.3f} ms")

@@ -15,6 +15,8 @@ from .config import brief
 
 __all__ = ["Curve"]
 
+MOST_S = 1e9     # seconds of one slice: sums and squares of as many stay numbers
+
 Float = NDArray[np.float64]
 
 
@@ -74,6 +76,9 @@ def merged(samples: Iterable[Sequence[float]], columns: int, what: str) -> Float
         raise InvalidValueError(f"{what}: a list of at least one {columns}-tuple would be right")
     if not np.isfinite(array).all():
         raise InvalidValueError(f"{what}: sample {int(np.argmin(np.isfinite(array).all(1)))} is not finite")
+    if (array[:, -1] > MOST_S).any():
+        at = int(np.argmax(array[:, -1] > MOST_S))
+        raise InvalidValueError(f"{what}: sample {at} took {array[at, -1]:g} s: at most {MOST_S:g} would be right")
     bad = (array[:, -1] <= 0) | (array[:, -3] < 1) | (array[:, -2] < 0) if columns > 2 else (array < 0).any(1)
     if bad.any():
         index = int(np.argmax(bad))

@@ -432,3 +432,8 @@ def test_a_profile_sees_through_noise_to_what_the_context_costs() -> None:
         errors += [abs(costs.block_seconds("attention", phase, S, C) / true[phase](S, C) - 1) for phase in true
                    for S, C in ((64, 0), (64, 1000), (64, 1900), (200, 100), (200, 1800), (500, 500), (128, 512))]
     assert np.mean(errors) < 0.03 and max(errors) < 0.15, (np.mean(errors), max(errors))
+
+
+def test_samples_beyond_any_clock_are_refused():
+    with pytest.raises(ValueError, match=r"samples: sample 1 took 1e\+305 s: at most 1e\+09 would be right"):
+        CostModel.from_samples([(8, 0, 1e-3), (16, 0, 1e305), (8, 8, 1e-3)])
