@@ -260,6 +260,19 @@ def test_slices_that_cost_nothing_but_their_message_end():
         assert max(comm[i] for i in got.lengths) <= comm[n]
 
 
+def test_a_rest_that_costs_more_than_all_coarse_units_is_planned():
+    """Units that are no multiple of eight: the last one is no part of the coarse plan, whose thresholds may be nothing for it."""
+    n = 257
+    end = np.add.outer(np.arange(n + 1), np.arange(n + 1))
+    for rest in (0.0, 1e-300):
+        f = np.where(end == n, 1e-3, rest)
+        for b in (f, np.full_like(f, 1e-3)):
+            got = planners.slice_tokens(f, 4, bwd=b)
+            assert got.optimal and close(got.latency_s, 8e-3) and got.searches < 300
+        got = planners.slice_tokens(f, 4)
+        assert got.optimal and close(got.latency_s, 4e-3) and got.searches < 300
+
+
 def as_backward(model):
     """A cost model whose backward costs are those of `model`."""
     return Model(**{k.lower(): v for k, v in model.parts.items()}, bwd=model)

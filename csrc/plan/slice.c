@@ -361,6 +361,7 @@ static tp_status
 run_walk(tp_arena *arena, walk *w, const tp_slice_options *options)
 {
     double hint = 0.0, most = INFINITY, lowest = INFINITY, largest, quadratic = 0.0;
+    int begun = 0;
     TP_TRY(coarse_hint(w, options, &hint, &most));
     TP_TRY(open_walk(arena, w, options, most));
     for (int b = 0; b < w->tables; b++) {
@@ -370,10 +371,12 @@ run_walk(tp_arena *arena, walk *w, const tp_slice_options *options)
     w->best = INFINITY;
     if (hint > 0.0) {
         w->sum_above = w->dp[0].sum.smooth ? cheap_sum(w) : search(w, INFINITY, &largest);
-        while (search(w, hint, &largest) == INFINITY)
-            hint *= 1.02;
-        probe(w, 0.985 * hint, 1.002 * hint, 4);
-    } else {
+        for (int k = 0; k < 32 && (begun = search(w, hint, &largest) < INFINITY) == 0; k++)
+            hint *= 1.02; /* more is needed where coarse units leave a rest */
+        if (begun)
+            probe(w, 0.985 * hint, 1.002 * hint, 4);
+    }
+    if (!begun) {
         w->sum_above = search(w, INFINITY, &largest);
         if (w->weight > 0.0)
             probe(w, lowest, largest, 12);

@@ -267,13 +267,13 @@ begin(apart *a, double hint[2])
 {
     double largest[2];
     a->best = INFINITY;
-    if (hint[0] > 0.0 || hint[1] > 0.0) {
-        while (search(a, hint, largest) == INFINITY) {
-            hint[0] *= 1.02;
-            hint[1] *= 1.02;
+    for (int k = 0; k < 32 && (hint[0] > 0.0 || hint[1] > 0.0); k++) { /* more is needed where coarse units leave a rest */
+        if (search(a, hint, largest) < INFINITY) {
+            probe(a, hint, 0.985, 1.01, 3);
+            return;
         }
-        probe(a, hint, 0.985, 1.01, 3);
-        return;
+        hint[0] *= 1.02;
+        hint[1] *= 1.02;
     }
     const double all[2] = {INFINITY, INFINITY};
     search(a, all, largest);
