@@ -151,3 +151,22 @@ def test_a_part_of_a_block_is_not_executable():
     data["swap"][first] -= 1
     part = dataclasses.replace(plan, swap=data["swap"])
     assert not part.executable and f"a swap of {data['swap'][first]} bytes" in part.why_not_executable
+
+
+@pytest.mark.parametrize("program, message", [
+    ("0F0.0a 0F0.0b 0SO0.0 0F1.0a 0SI0.0 0B0.0 0F1.0b 0SO1.0 0SI1.0 0B1.0\n1F0.0 1B0.0 1F1.0 1B1.0", None),
+    ("0F0.0a 0F1.0a 0F0.0b 0SO0.0 0F1.0b 0SO1.0 0SI0.0 0B0.0 0SI1.0 0B1.0\n1F0.0 1B0.0 1F1.0 1B1.0",
+     r"stage 0 does not keep its FFNs, and begins micro-batch 1 forward before 0\.0"),
+])
+def test_half_a_forward_is_not_in_the_way_of_another_micro_batch(program, message, tmp_path):
+    """The halves of a forward are swapped out together: until then nothing else may lie in their place."""
+    model, params, tokens = problem(4, 12, n_layer=1)
+    partition, slicing, swap = partition_of(model, [3]), [(2, [12]), (2, [12])], (0, 0, 1, 0)
+    lowered = tp.Program.parse(program.replace("1F0.0 ", "1F0.0a 1F0.0b ").replace("1F1.0 ", "1F1.0a 1F1.0b ")).lower(True)
+    lowered.check()
+    if message is not None:
+        with pytest.raises(tp.ScheduleError, match=message):
+            rank_memory(model, partition, slicing, lowered, swap=swap)
+        return
+    same(alone(model, params, tokens), everything(model, partition, slicing, lowered, params, tokens, swap=swap,
+                                                  store=str(tmp_path)))

@@ -18,7 +18,7 @@ typedef struct {
     const tp_program *program;
     way way[WAYS];
     int32_t *forward;       /* [micros] slices of which F is done */
-    int open;               /* the micro-batch that is on its way forward; -1: none */
+    int open;               /* the micro-batch that is on its way forward, or half way; -1: none */
     const tp_instr *made;   /* F of a stage that swaps, of which SO is still to come */
     const tp_instr *last;   /* R or SI of which W is still to come */
     int apart;              /* another slice's came before that: there is more than one slice at once */
@@ -69,24 +69,26 @@ attends(const way *w)
     return (w->kinds & 1u << TP_ATTENTION) != 0;
 }
 
-/* Keys and values of the micro-batch that goes forward have one place: it goes to its end before the next begins. */
+/* Keys and values of the micro-batch that goes forward have one place: it goes to its end before the next begins. So do the halves
+ * of what is swapped out together. */
 static tp_status
 see_forward(walk *x, const tp_instr *instr)
 {
     int32_t *done = &x->forward[instr->micro];
+    int attending = attends(&x->way[REMAKES]) || attends(&x->way[SWAPS]), ends = (tp_instr_halves(instr) & TP_HALF_SECOND) != 0;
     x->crossed |= x->inside > 0;
     if (x->made != NULL)
         return tp_fail(TP_ESCHEDULE, "%dSO%d.%d must come before the next forward of its stage, %dF%d.%d", x->made->stage,
                        x->made->micro, x->made->slice, instr->stage, instr->micro, instr->slice);
-    if (x->way[SWAPS].kinds != 0 && tp_instr_halves(instr) & TP_HALF_SECOND)
+    if (x->way[SWAPS].kinds != 0 && ends)
         x->made = instr;
-    if (!attends(&x->way[REMAKES]) && !attends(&x->way[SWAPS]))
+    if (!attending && x->way[SWAPS].kinds == 0)
         return TP_OK;
     if (x->open >= 0 && x->open != instr->micro)
-        return tp_fail(TP_ESCHEDULE, "stage %d does not keep its attentions, and begins micro-batch %d forward before %d.%d",
-                       instr->stage, instr->micro, x->open, x->forward[x->open]);
-    *done += (tp_instr_halves(instr) & TP_HALF_SECOND) != 0;
-    x->open = *done < x->program->slices[instr->micro] ? instr->micro : -1;
+        return tp_fail(TP_ESCHEDULE, "stage %d does not keep its %s, and begins micro-batch %d forward before %d.%d",
+                       instr->stage, attending ? "attentions" : "FFNs", instr->micro, x->open, x->forward[x->open]);
+    *done += ends;
+    x->open = !ends || (attending && *done < x->program->slices[instr->micro]) ? instr->micro : -1;
     return TP_OK;
 }
 
