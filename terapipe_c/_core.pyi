@@ -1,6 +1,7 @@
 """The C core: what the façade stands on. Arrays are C-contiguous with exactly the dtype that is named."""
 
 from collections.abc import Iterable, Sequence
+from os import PathLike
 from typing import Any, Literal, Self, TypeAlias, final, overload
 
 import numpy as np
@@ -305,7 +306,7 @@ class Engine:
         cls, program: Program, rank: int, model: _Dimensions, partition: Sequence[int], slicing: _Slicing, comm: Comm | None = None,
         isa: str | None = None, threads: int = 1, memory_bytes: int = 0, provider: object = None, device: int = 0,
         dtype: str | None = None, eager: bool = False, reproducible: bool = False, candidates: int = 0, staged: bool = False,
-        part: object = None, saves: bytes | None = None, store: str | None = None,
+        part: object = None, saves: bytes | None = None, store: str | bytes | PathLike[str] | None = None,
     ) -> Self: ...
     @classmethod
     def emulated(cls, program: Program, rank: int, durations: _Costs, comm: Comm | None = None) -> Engine: ...

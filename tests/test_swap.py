@@ -112,6 +112,22 @@ def test_a_folder_that_cannot_take_it_is_named(tmp_path):
             ranks_do(model, partition, slicing, program, lambda engine: None, 1, params, swap=swap, store=store)
 
 
+def test_a_folder_may_have_any_name(tmp_path):
+    """Paths are bytes to the system: neither a run that swaps nor its errors need them to be UTF-8."""
+    model, params, tokens = problem(1, 8)
+    partition, slicing, swap = partition_of(model, []), [(1, [8])], (0, 0, 1, 0, 0, 0)
+    program = tp.schedules.gpipe(1, 1).save_memory(bytes(1), bytes([2])).lower()
+    store = os.fsdecode(os.fsencode(tmp_path) + b"/a b\xff\n")
+    with pytest.raises(OSError, match=r"a b\\xff\n, which cannot be made"):
+        ranks_do(model, partition, slicing, program, lambda engine: None, 1, params, swap=swap, store=store)
+    with pytest.raises(OSError, match="swaps to a file in"):   # the message ends within a character
+        ranks_do(model, partition, slicing, program, lambda engine: None, 1, params, swap=swap, store="/" + "x\u00fc\u4e00" * 300)
+    os.mkdir(store)
+    same(alone(model, params, tokens), everything(model, partition, slicing, program, params, tokens, swap=swap, store=store))
+    for path in (tmp_path, os.fsencode(tmp_path)):
+        ranks_do(model, partition, slicing, program, lambda engine: None, 1, params, swap=swap, store=path)
+
+
 def tight(**request):
     """A plan that must swap: the limit is what the plan without needs, less some of the activations that wait."""
     model = tp.GPTConfig(n_layer=4, n_head=2, n_embd=32, vocab_size=256, block_size=128)

@@ -42,7 +42,10 @@ tp_py_raise(tp_py_state *state, tp_status status)
         return NULL;
     if (status <= TP_OK || status >= TP_STATUS_COUNT)
         return PyErr_Format(PyExc_SystemError, "status %d is no error", (int)status);
-    PyObject *raised = PyObject_CallFunction(state->exceptions[status], "s", tp_error_message());
+    const char *message = tp_error_message(); /* may quote a path that is no UTF-8, or end within a character */
+    PyObject *text = PyUnicode_DecodeUTF8(message, (Py_ssize_t)strlen(message), "backslashreplace");
+    PyObject *raised = text == NULL ? NULL : PyObject_CallOneArg(state->exceptions[status], text);
+    Py_XDECREF(text);
     if (raised == NULL)
         return NULL;
     if (status == TP_ESCHEDULE && tp_error_rank() >= 0) {

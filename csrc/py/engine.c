@@ -16,6 +16,7 @@ typedef struct {
     tp_slicing *slicing;
     int32_t *partition;
     Py_buffer saves;     /* [blocks] of tp_saves; obj NULL: none */
+    PyObject *store;     /* bytes: the folder for what is swapped; NULL: none */
     tp_heap *heap;
     tp_engine *engine;
     int64_t tokens; /* ints of one step's tokens */
@@ -39,6 +40,13 @@ view_saves(PyObject *saves, const tp_model *model, Py_buffer *view)
     return -1;
 }
 
+/* A path as the file system has it, bytes; None stays out. */
+static int
+view_store(PyObject *path, void *bytes)
+{
+    return path == Py_None ? 1 : PyUnicode_FSConverter(path, bytes);
+}
+
 static PyObject *
 engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -46,19 +54,23 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                             "isa",     "threads", "memory_bytes", "provider", "device", "dtype", "eager", "reproducible",
                             "candidates", "staged", "part", "saves", "store", NULL};
     PyObject *program, *model, *partition, *slicing, *comm = Py_None, *provider = Py_None, *part = Py_None;
-    PyObject *saves = Py_None;
+    PyObject *saves = Py_None, *store = NULL;
     const char *dtype = NULL;
     unsigned long long memory = 0;
     tp_engine_config config = {.device = {.threads = 1}};
     tp_py_state *state = PyType_GetModuleState(type);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OiOOO|OziKOizppipOOz", names, &program, &config.rank, &model, &partition,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OiOOO|OziKOizppipOOO&", names, &program, &config.rank, &model, &partition,
                                      &slicing, &comm, &config.device.isa, &config.device.threads, &memory, &provider,
                                      &config.device.device, &dtype, &config.device.eager, &config.device.reproducible,
-                                     &config.device.candidates, &config.staged, &part, &saves, &config.store))
+                                     &config.device.candidates, &config.staged, &part, &saves, view_store, &store))
         return NULL;
     engine_object *self = (engine_object *)type->tp_alloc(type, 0);
-    if (self == NULL)
+    if (self == NULL) {
+        Py_XDECREF(store);
         return NULL;
+    }
+    self->store = store;
+    config.store = store == NULL ? NULL : PyBytes_AS_STRING(store);
     Py_ssize_t boundaries;
     config.program = tp_py_program_get(state, program, "program");
     if (config.program == NULL || tp_py_model(state, model, &config.model) < 0 ||
@@ -127,6 +139,7 @@ engine_dealloc(PyObject *object)
     tp_slicing_close(self->slicing);
     free(self->partition);
     PyBuffer_Release(&self->saves);
+    Py_XDECREF(self->store);
     if (self->costs != NULL)
         tp_py_costs_close(self->costs);
     free(self->costs);
