@@ -19,7 +19,7 @@ from ._files import path_of, write_text
 from .backend import choose, own_gpu, place
 from .checkpoint import MODEL_FIELDS, find_checkpoint
 from .config import brief, flag, one_of, real, timeout, whole
-from .engine import MOST_THREADS, gather_bytes, rank_memory
+from .engine import MOST_THREADS, STORE_VARIABLE, gather_bytes, rank_memory
 from .worker import GATHER_BYTES
 
 __all__ = ["ENGINE", "Folder", "check_executable", "check_plan", "largest_gather", "make_folder", "make_job", "neighbours"]
@@ -49,6 +49,7 @@ def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: b
     job: dict[str, Any] = {**options, **_describe(plan), "out": None if folder is None else str(folder), "first_step": 0,
                            "resume_from": None, "predicted_peak_memory_bytes": _memory(plan, options)}
     _check_devices(job, local_rank)
+    _check_store(plan)
     before: dict[str, Any] = {}
     if resume:
         found, before = _resume_from(folder, job)
@@ -156,6 +157,13 @@ def _memory(plan: Any, options: Mapping[str, Any]) -> list[int]:
                                         f"may use {limit}: {size - limit} bytes short; a plan with memory_bytes = {size} would "
                                         f"be right")
     return sizes
+
+
+def _check_store(plan: Any) -> None:
+    """The folder that the user names for swapped activations, before a rank starts."""
+    folder = os.environ.get(STORE_VARIABLE)
+    if folder and any(getattr(plan, "swap", ())) and not (os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)):
+        raise _core.StorageError(f"{STORE_VARIABLE} is {folder!r}: a folder that can be written would be right")
 
 
 def _check_devices(job: Mapping[str, Any], local_rank: int | None) -> None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from . import _core, schedules
 from ._core import InfeasibleError
+from .backend import Backend
 from .config import KINDS, GPTConfig
 from .cost import CostModel, block_counts, filled
 from .engine import dimensions, rank_memory, saves_bytes
@@ -259,9 +260,13 @@ def saving(program: Program, model: GPTConfig, partition: Cut, savings: Savings)
     return program.save_memory(before(savings.recompute), before(savings.swap))
 
 
-def saved_bytes(model: GPTConfig, slicing: tuple[Micro, ...]) -> list[int]:
+def saved_bytes(model: GPTConfig, slicing: tuple[Micro, ...], where: Backend) -> list[int]:
     """Per block: bytes of the largest micro-batch that leave the memory between forward and backward where it is made again or
     swapped; 0: neither can be."""
+    if where.name == "cuda":                  # it keeps the normalised input too (tp_inner of csrc/stage/describe.h)
+        row = max(b for b, _ in slicing) * sum(slicing[0][1]) * model.n_embd * (2 if where.dtype == "bf16" else 4)
+        widths = {"attention": 1 + 3 + 1, "ffn": 1 + 4 + 4}
+        return [widths.get(block.kind, 0) * row for block in model.blocks]
     sizes = {kind: size.activation - size.input for kind, size in block_bytes(model, slicing).items()}
     return [sizes[block.kind] if block.kind in ("attention", "ffn") else 0 for block in model.blocks]
 

@@ -170,7 +170,7 @@ class Task:
         """[blocks] what recomputing a block saves of its activation_bytes: all but its input."""
         if self.slots:
             return np.zeros(len(self.judge.model.blocks))
-        return np.array(saved_bytes(self.judge.model, self.slicing), np.float64)
+        return np.array(saved_bytes(self.judge.model, self.slicing, self.judge.costs.where), np.float64)
 
     @property
     def memory_bytes(self) -> float:
@@ -198,7 +198,7 @@ def _blocks(result: Any) -> list[int]:
 def _savings(task: Task, boundaries: list[int], recompute: Any, swap: Any) -> Savings:
     """What the engine does of it: of a block all is made again, or swapped, or nothing; of embedding and head nothing is. A rank
     waits for its copies: a planner that thinks them hidden behind work, as its paper does, is judged by what they take."""
-    can = saved_bytes(task.judge.model, task.slicing)
+    can = saved_bytes(task.judge.model, task.slicing, task.judge.costs.where)
     again = tuple(bool(x) and bytes_ > 0 for x, bytes_ in zip(recompute, can, strict=True))
     out = tuple(bytes_ if x > 0 and not flag else 0 for x, flag, bytes_ in zip(swap, again, can, strict=True))
     seconds = tuple(sum(out[a:e]) / task.host_Bps if any(out[a:e]) else 0.0

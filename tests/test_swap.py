@@ -186,3 +186,13 @@ def test_half_a_forward_is_not_in_the_way_of_another_micro_batch(program, messag
         return
     same(alone(model, params, tokens), everything(model, partition, slicing, lowered, params, tokens, swap=swap,
                                                   store=str(tmp_path)))
+
+
+def test_a_folder_named_for_swaps_is_looked_at_before_a_rank_starts(tmp_path, monkeypatch):
+    plan = tight(planner="dawnpiper", schedule="gpipe")
+    monkeypatch.setenv("TERAPIPE_SWAP_DIR", str(tmp_path / "none"))
+    with pytest.raises(tp.StorageError, match=r"TERAPIPE_SWAP_DIR is '.*none': a folder that can be written"):
+        tp.launch(plan, data=np.zeros(4096, np.int32), steps=1, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setenv("TERAPIPE_SWAP_DIR", str(tmp_path))
+    assert len(tp.launch(plan, data=np.zeros(4096, np.int32), steps=1, out=tmp_path / "run", processes=False).wait().history) == 1
