@@ -273,6 +273,17 @@ def test_a_rest_that_costs_more_than_all_coarse_units_is_planned():
         assert got.optimal and close(got.latency_s, 4e-3) and got.searches < 300
 
 
+def test_a_time_limit_counts_for_messages_longer_than_their_slices_too():
+    """The search among stages and links counts work, so that the same limit gives the same plan."""
+    n = 96
+    s, c = np.meshgrid(np.arange(n + 1.0), np.arange(n + 1.0), indexing="ij")
+    t, comm = np.ascontiguousarray((1 + 0.1 * s + 0.0003 * s * c) * 1e-3), 5e-3 + 1e-4 * np.arange(n + 1.0)
+    free = planners.slice_tokens(t, 40, bwd=2 * t, comm=comm)
+    hasty, again = (planners.slice_tokens(t, 40, bwd=2 * t, comm=comm, time_limit_s=1e-3) for _ in range(2))
+    assert hasty.lengths == again.lengths and hasty.lower_bound_s == again.lower_bound_s
+    assert hasty.lower_bound_s <= free.latency_s * (1 + 1e-12) <= hasty.latency_s * (1 + 2e-12)
+
+
 def as_backward(model):
     """A cost model whose backward costs are those of `model`."""
     return Model(**{k.lower(): v for k, v in model.parts.items()}, bwd=model)

@@ -148,11 +148,13 @@ singles(tp_shop_line *line)
     tp_shop_line_set(line, line->order, line->shop->units);
 }
 
-/* Programmes that the work pays for. */
+/* Programmes that the work pays for: each looks at every slice, and mixes the paths through the machines of one plan, where an
+ * exponential and a logarithm are worth four extensions of a label. */
 static int
-affordable(const tp_shop *shop, int64_t work)
+affordable(const tp_shop *shop, const tp_shop_line *line, int64_t work)
 {
-    int64_t one = (int64_t)shop->units * shop->units / 2 * shop->costs / 2 + 1, count = work / one;
+    int64_t one = (int64_t)shop->units * shop->units / 2 * shop->costs / 2 + 1;
+    int64_t count = work / (one + 4 * (int64_t)line->slices * shop->machines);
     return count < 3 ? 3 : count > 300 ? 300 : (int)count;
 }
 
@@ -173,7 +175,7 @@ solve(tp_arena *arena, const tp_shop *shop, const tp_shop_options *options, tp_s
     tp_shop_line_descend(line, work / 8);
     TP_TRY(tp_shop_bound_open(arena, shop, options, &bound));
     if (line->latency > 0.0) {
-        tp_shop_bound_run(&bound, line, affordable(shop, work / 4));
+        tp_shop_bound_run(&bound, line, affordable(shop, line, work / 4));
         tp_shop_line_descend(line, work / 8);
     }
     if (exact && bound.best < line->latency * (1.0 - 1e-12))

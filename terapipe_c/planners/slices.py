@@ -30,6 +30,7 @@ __all__ = [
     "slice_bound",
 ]
 
+_SHOP_WORK, _SHOP_RATE = 400_000_000, 3e7  # extensions of a label by a machine: at most, and in a second
 _UNITS_IN_A_SECOND = 16384  # up to here the exact search takes well under a second at any granularity
 
 
@@ -194,12 +195,15 @@ def _within(message: _Core, cost: _Core) -> bool:
 
 
 def _overlapped(
-    forward: _Core, backward: _Core | None, message: _Core, stages: int, found: tuple[Any, ...], longest: int, memory: Any
+    forward: _Core, backward: _Core | None, message: _Core, stages: int, found: tuple[Any, ...], longest: int, memory: Any,
+    limit_s: float
 ) -> tuple[Any, ...]:
-    """Some message takes longer than its slice: ``found`` is the best of a lower bound. The machines are then 2 K - 1."""
+    """Some message takes longer than its slice: ``found`` is the best of a lower bound. The machines are then 2 K - 1. The search
+    among them counts its work; limit_s (0: none) is as much as that takes on a slow processor."""
     chains = [[forward] * stages, None if backward is None else [backward] * stages]
     assert chains[0] is not None
-    shop = machine_plan(chains[0], chains[1], message, longest=longest, memory=memory, work=0)
+    shop = machine_plan(chains[0], chains[1], message, longest=longest, memory=memory,
+                        work=min(_SHOP_WORK, max(1, int(limit_s * _SHOP_RATE))) if limit_s > 0 else 0)
 
     def judge(lengths: list[int]) -> tuple[float, float, float]:
         s = np.array(lengths)
@@ -285,7 +289,7 @@ def slice_tokens(
         backward = core_cost(t if bwd is True else bwd, unit, "bwd", "bwd")
         found = _core.plan_slices_apart(forward, backward, count, **limits)
     if message is not None and count > 1 and not all(_within(message, p) for p in (forward, backward) if p is not None):
-        found = _overlapped(forward, backward, message, count, found, longest, held)
+        found = _overlapped(forward, backward, message, count, found, longest, held, limits["time_limit_s"])
     ((_, lengths),) = found[0]
     if unit is not None and unit[1] != 1:
         lengths = [length * unit[1] for length in lengths]

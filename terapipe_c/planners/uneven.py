@@ -102,8 +102,14 @@ def machine_plan(
     distinct: list[Core] = []
     names: list[str] = []
     index: dict[Any, int] = {}
+    known: dict[int, int] = {}                                 # equal stages are most often one object
 
     def place(cost: Core, name: str) -> int:
+        if id(cost) not in known:
+            known[id(cost)] = numbered(cost, name)
+        return known[id(cost)]
+
+    def numbered(cost: Core, name: str) -> int:
         parts = cost if isinstance(cost, tuple) else (cost,)
         key = tuple((p.shape, p.tobytes()) if isinstance(p, np.ndarray) else p for p in parts)
         if key not in index:
