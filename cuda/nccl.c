@@ -566,8 +566,7 @@ nccl_caveat(const tp_comm *comm)
 }
 
 static const tp_comm_ops nccl_ops = {.abi = TP_COMM_ABI,
-                                     .name = "nccl",
-                                     .most_posted = TP_COMM_POSTED,
+                                     .name = "nccl", .most_posted = TP_COMM_POSTED,
                                      .send = nccl_send,
                                      .recv_post = nccl_recv_post,
                                      .recv_wait = nccl_recv_wait,

@@ -23,23 +23,6 @@ typedef struct {
     int busy;       /* a step is running without the GIL */
 } engine_object;
 
-/* None, or how each block of the model saves memory, as bytes. */
-static int
-view_saves(PyObject *saves, const tp_model *model, Py_buffer *view)
-{
-    *view = (Py_buffer){0};
-    if (saves == Py_None)
-        return 0;
-    if (PyObject_GetBuffer(saves, view, PyBUF_SIMPLE) < 0)
-        return -1;
-    if (view->len == tp_model_blocks(model))
-        return 0;
-    PyErr_Format(PyExc_ValueError, "saves has %zd entries: one for each of the %d blocks would be right", view->len,
-                 tp_model_blocks(model));
-    PyBuffer_Release(view);
-    return -1;
-}
-
 /* A path as the file system has it, bytes; None stays out. */
 static int
 view_store(PyObject *path, void *bytes)
@@ -76,7 +59,7 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (config.program == NULL || tp_py_model(state, model, &config.model) < 0 ||
         tp_py_slicing(state, slicing, &self->slicing) < 0 ||
         (self->partition = tp_py_int32s(partition, "the partition's boundaries", &boundaries)) == NULL ||
-        view_saves(saves, &config.model, &self->saves) < 0)
+        tp_py_saves(saves, &config.model, &self->saves) < 0)
         goto failed;
     config.saves = self->saves.buf;
     if (boundaries != config.program->stages + 1) {
@@ -449,60 +432,6 @@ engine_caveats(PyObject *object, PyObject *unused)
     return list;
 }
 
-/* ---- the module function: bytes of every rank, before anything is allocated ------------------------------------------------- */
-
-static PyObject *
-rank_memory(PyObject *module, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"program", "model", "partition", "slicing", "isa", "threads", "provider", "dtype", "saves", NULL};
-    PyObject *program, *model, *partition, *slicing, *provider = Py_None, *saves = Py_None, *result = NULL;
-    Py_buffer ways = {0};
-    const char *dtype = NULL;
-    tp_engine_config config = {.device = {.threads = 1}};
-    tp_slicing *cut = NULL;
-    Py_ssize_t boundaries;
-    tp_py_state *state = tp_py_module_state(module);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|ziOzO", names, &program, &model, &partition, &slicing,
-                                     &config.device.isa, &config.device.threads, &provider, &dtype, &saves))
-        return NULL;
-    config.program = tp_py_program_get(state, program, "program");
-    if (config.program == NULL || tp_py_model(state, model, &config.model) < 0 ||
-        tp_py_device(provider, dtype, &config.provider, &config.device) < 0 ||
-        view_saves(saves, &config.model, &ways) < 0)
-        return NULL;
-    config.saves = ways.buf;
-    int32_t *bounds = tp_py_int32s(partition, "the partition's boundaries", &boundaries);
-    if (bounds == NULL || tp_py_slicing(state, slicing, &cut) < 0)
-        goto done;
-    if (boundaries != config.program->stages + 1) {
-        PyErr_Format(PyExc_ValueError, "partition of %zd boundaries: %d would be right", boundaries,
-                     config.program->stages + 1);
-        goto done;
-    }
-    config.partition = bounds;
-    config.slicing = cut;
-    tp_status status = tp_engine_halve(config.program, cut);
-    if (status == TP_OK)
-        status = tp_engine_check(&config);
-    if (status != TP_OK) {
-        tp_py_raise(state, status);
-        goto done;
-    }
-    result = PyList_New(config.program->ranks);
-    for (config.rank = 0; result != NULL && config.rank < config.program->ranks; config.rank++) {
-        PyObject *bytes = PyLong_FromSize_t(tp_engine_bytes(&config));
-        if (bytes == NULL)
-            Py_CLEAR(result);
-        else
-            PyList_SET_ITEM(result, config.rank, bytes);
-    }
-done:
-    PyBuffer_Release(&ways);
-    free(bounds);
-    tp_slicing_close(cut);
-    return result;
-}
-
 static PyMethodDef engine_methods[] = {
     {"emulated", (PyCFunction)(void (*)(void))engine_emulated, METH_CLASS | METH_VARARGS | METH_KEYWORDS,
      "emulated($type, /, program, rank, durations, comm=None)\n--\n\nKernels are timed waits; order, messages and waits are "
@@ -547,54 +476,6 @@ static PyType_Slot engine_slots[] = {
 static PyType_Spec engine_spec = {"terapipe_c._core.Engine", sizeof(engine_object), 0,
                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE, engine_slots};
 
-static PyObject *
-stage_memory(PyObject *module, PyObject *args)
-{
-    PyObject *model, *slicing, *capsule = Py_None, *saves = Py_None;
-    Py_buffer ways = {0};
-    const char *dtype = NULL;
-    const tp_provider *provider;
-    tp_device_config device = {.threads = 1};
-    tp_stage_config config = {0};
-    tp_slicing *cut = NULL;
-    tp_py_state *state = tp_py_module_state(module);
-    if (!PyArg_ParseTuple(args, "OOiiii|OzO", &model, &slicing, &config.first_block, &config.last_block,
-                          &config.activation_slots, &config.gradient_slots, &capsule, &dtype, &saves))
-        return NULL;
-    if (tp_py_model(state, model, &config.model) < 0 || tp_py_device(capsule, dtype, &provider, &device) < 0)
-        return NULL;
-    int blocks = tp_model_blocks(&config.model);
-    if (config.first_block < 0 || config.last_block <= config.first_block || config.last_block > blocks ||
-        config.activation_slots < 0 || config.gradient_slots < 0) {
-        PyErr_Format(PyExc_ValueError, "blocks [%d, %d) with %d and %d slots: a range within [0, %d) and slots from 0 on would "
-                     "be right", config.first_block, config.last_block, config.activation_slots, config.gradient_slots,
-                     blocks);
-        return NULL;
-    }
-    if (view_saves(saves, &config.model, &ways) < 0 || tp_py_slicing(state, slicing, &cut) < 0) {
-        PyBuffer_Release(&ways);
-        return NULL;
-    }
-    config.slicing = cut;
-    config.saves = ways.buf;
-    size_t bytes = provider->stage->bytes(&config, &device);
-    PyBuffer_Release(&ways);
-    tp_slicing_close(cut);
-    if (bytes == 0)
-        return PyErr_NoMemory();
-    return PyLong_FromSize_t(bytes);
-}
-
-static PyMethodDef functions[] = {
-    {"rank_memory", (PyCFunction)(void (*)(void))rank_memory, METH_VARARGS | METH_KEYWORDS,
-     "rank_memory($module, /, program, model, partition, slicing, isa=None, threads=1, provider=None, dtype=None, "
-     "saves=None)\n--\n\n-> [bytes of each rank's engine on its device], exact; nothing is allocated."},
-    {"stage_memory", stage_memory, METH_VARARGS,
-     "stage_memory($module, model, slicing, first, last, activation_slots, gradient_slots, provider=None, dtype=None, "
-     "saves=None, /)\n--\n\n-> bytes that a stage of blocks [first, last) takes, exact, workspace not counted; nothing is allocated."},
-    {NULL, NULL, 0, NULL},
-};
-
 int
 tp_py_add_engine(PyObject *module, tp_py_state *state)
 {
@@ -605,5 +486,5 @@ tp_py_add_engine(PyObject *module, tp_py_state *state)
         PyModule_AddIntConstant(module, "HEAD_WORTH", TP_HEAD_WORTH) < 0 ||
         PyModule_AddIntConstant(module, "HEAD_HASTE", TP_HEAD_HASTE) < 0)
         return -1;
-    return PyModule_AddFunctions(module, functions);
+    return 0;
 }

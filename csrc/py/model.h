@@ -11,6 +11,10 @@ tp_py_model(tp_py_state *state, PyObject *object, tp_model *out);
 /* (seq_len, batch, [(sequences, [slice lengths]), ...]). Ended by tp_slicing_close. */
 int
 tp_py_slicing(tp_py_state *state, PyObject *object, tp_slicing **out);
+/* None, or how each block of the model saves memory (tp_saves), as bytes: 0 with a view that PyBuffer_Release ends, or -1 with an
+ * exception. */
+int
+tp_py_saves(PyObject *saves, const tp_model *model, Py_buffer *view);
 /* Sequence of ints -> malloc'ed int32 [*count]. */
 int32_t *
 tp_py_int32s(PyObject *object, const char *what, Py_ssize_t *count);

@@ -49,6 +49,8 @@ tp_py_add_tcp(PyObject *module, tp_py_state *state);
 int
 tp_py_add_engine(PyObject *module, tp_py_state *state);
 int
+tp_py_add_memory(PyObject *module, tp_py_state *state);
+int
 tp_py_add_kernels(PyObject *module, tp_py_state *state);
 int
 tp_py_add_cost(PyObject *module, tp_py_state *state);

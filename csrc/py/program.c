@@ -224,16 +224,11 @@ program_strip(PyObject *self, PyObject *Py_UNUSED(none))
 static int
 check_flags(const tp_program *program, const Py_buffer *flags, const char *what)
 {
-    if (flags->len != program->stages)
-        return PyErr_Format(PyExc_ValueError, "%s has %zd entries: one for each of the %d stages would be right", what, flags->len,
-                            program->stages),
-               -1;
-    for (int v = 0; v < program->stages; v++)
-        if (((const uint8_t *)flags->buf)[v] > TP_AGAIN_SLICES)
-            return PyErr_Format(PyExc_ValueError, "%s[%d] is %d: 0 to %d would be right", what, v,
-                                ((const uint8_t *)flags->buf)[v], TP_AGAIN_SLICES),
-                   -1;
-    return 0;
+    if (flags->len == program->stages)
+        return 0;
+    PyErr_Format(PyExc_ValueError, "%s has %zd entries: one for each of the %d stages would be right", what, flags->len,
+                 program->stages);
+    return -1;
 }
 
 static PyObject *

@@ -43,6 +43,10 @@ tp_status
 tp_program_save_memory(const tp_program *program, const uint8_t *again, const uint8_t *swapped, tp_program **out)
 {
     tp_program *compute = NULL, *p = NULL;
+    for (int v = 0; v < program->stages; v++)
+        if (again[v] > TP_AGAIN_SLICES || swapped[v] > TP_AGAIN_SLICES)
+            return tp_fail(TP_EVALUE, "stage %d saves memory in ways %d (recompute) and %d (swap): 0 to %d would be right", v,
+                           again[v], swapped[v], TP_AGAIN_SLICES);
     TP_TRY(tp_program_strip(program, &compute));
     tp_status status = tp_program_check(compute);
     if (status == TP_OK && tp_sched_ops(compute) & (TP_SCHED_BIT(TP_OP_R) | TP_SCHED_BIT(TP_OP_SO) | TP_SCHED_BIT(TP_OP_SI)))

@@ -216,7 +216,7 @@ tp_program_lower(const tp_program *program, int tied, tp_program **out);
 TP_MUST_USE tp_status
 tp_program_assign_slots(tp_program *program);
 /* The compute program with what saves memory. again: [stages] of tp_again for R; swapped: the same for SI, and SO stands behind
- * each forward. Whole or split backwards; marks of overlap go. ESCHEDULE: it has R, SO or SI already, or does not
+ * each forward. Whole or split backwards; marks of overlap go. EVALUE: another value. ESCHEDULE: it has R, SO or SI already, or does not
  * pass check. */
 typedef enum {
     TP_AGAIN_NOT,

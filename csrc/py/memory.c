@@ -1,0 +1,131 @@
+/* Bytes of engines and stages, before anything is allocated. */
+#include "csrc/py/model.h"
+
+#include <stdlib.h>
+
+#include "csrc/engine/engine.h"
+#include "csrc/py/device.h"
+#include "csrc/py/program.h"
+
+int
+tp_py_saves(PyObject *saves, const tp_model *model, Py_buffer *view)
+{
+    *view = (Py_buffer){0};
+    if (saves == Py_None)
+        return 0;
+    if (PyObject_GetBuffer(saves, view, PyBUF_SIMPLE) < 0)
+        return -1;
+    if (view->len == tp_model_blocks(model))
+        return 0;
+    PyErr_Format(PyExc_ValueError, "saves has %zd entries: one for each of the %d blocks would be right", view->len,
+                 tp_model_blocks(model));
+    PyBuffer_Release(view);
+    return -1;
+}
+
+static PyObject *
+rank_memory(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"program", "model", "partition", "slicing", "isa", "threads", "provider", "dtype", "saves", NULL};
+    PyObject *program, *model, *partition, *slicing, *provider = Py_None, *saves = Py_None, *result = NULL;
+    Py_buffer ways = {0};
+    const char *dtype = NULL;
+    tp_engine_config config = {.device = {.threads = 1}};
+    tp_slicing *cut = NULL;
+    Py_ssize_t boundaries;
+    tp_py_state *state = tp_py_module_state(module);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|ziOzO", names, &program, &model, &partition, &slicing,
+                                     &config.device.isa, &config.device.threads, &provider, &dtype, &saves))
+        return NULL;
+    config.program = tp_py_program_get(state, program, "program");
+    if (config.program == NULL || tp_py_model(state, model, &config.model) < 0 ||
+        tp_py_device(provider, dtype, &config.provider, &config.device) < 0 ||
+        tp_py_saves(saves, &config.model, &ways) < 0)
+        return NULL;
+    config.saves = ways.buf;
+    int32_t *bounds = tp_py_int32s(partition, "the partition's boundaries", &boundaries);
+    if (bounds == NULL || tp_py_slicing(state, slicing, &cut) < 0)
+        goto done;
+    if (boundaries != config.program->stages + 1) {
+        PyErr_Format(PyExc_ValueError, "partition of %zd boundaries: %d would be right", boundaries,
+                     config.program->stages + 1);
+        goto done;
+    }
+    config.partition = bounds;
+    config.slicing = cut;
+    tp_status status = tp_engine_halve(config.program, cut);
+    if (status == TP_OK)
+        status = tp_engine_check(&config);
+    if (status != TP_OK) {
+        tp_py_raise(state, status);
+        goto done;
+    }
+    result = PyList_New(config.program->ranks);
+    for (config.rank = 0; result != NULL && config.rank < config.program->ranks; config.rank++) {
+        PyObject *bytes = PyLong_FromSize_t(tp_engine_bytes(&config));
+        if (bytes == NULL)
+            Py_CLEAR(result);
+        else
+            PyList_SET_ITEM(result, config.rank, bytes);
+    }
+done:
+    PyBuffer_Release(&ways);
+    free(bounds);
+    tp_slicing_close(cut);
+    return result;
+}
+
+static PyObject *
+stage_memory(PyObject *module, PyObject *args)
+{
+    PyObject *model, *slicing, *capsule = Py_None, *saves = Py_None;
+    Py_buffer ways = {0};
+    const char *dtype = NULL;
+    const tp_provider *provider;
+    tp_device_config device = {.threads = 1};
+    tp_stage_config config = {0};
+    tp_slicing *cut = NULL;
+    tp_py_state *state = tp_py_module_state(module);
+    if (!PyArg_ParseTuple(args, "OOiiii|OzO", &model, &slicing, &config.first_block, &config.last_block,
+                          &config.activation_slots, &config.gradient_slots, &capsule, &dtype, &saves))
+        return NULL;
+    if (tp_py_model(state, model, &config.model) < 0 || tp_py_device(capsule, dtype, &provider, &device) < 0)
+        return NULL;
+    int blocks = tp_model_blocks(&config.model);
+    if (config.first_block < 0 || config.last_block <= config.first_block || config.last_block > blocks ||
+        config.activation_slots < 0 || config.gradient_slots < 0) {
+        PyErr_Format(PyExc_ValueError, "blocks [%d, %d) with %d and %d slots: a range within [0, %d) and slots from 0 on would "
+                     "be right", config.first_block, config.last_block, config.activation_slots, config.gradient_slots,
+                     blocks);
+        return NULL;
+    }
+    if (tp_py_saves(saves, &config.model, &ways) < 0 || tp_py_slicing(state, slicing, &cut) < 0) {
+        PyBuffer_Release(&ways);
+        return NULL;
+    }
+    config.slicing = cut;
+    config.saves = ways.buf;
+    size_t bytes = provider->stage->bytes(&config, &device);
+    PyBuffer_Release(&ways);
+    tp_slicing_close(cut);
+    if (bytes == 0)
+        return PyErr_NoMemory();
+    return PyLong_FromSize_t(bytes);
+}
+
+static PyMethodDef functions[] = {
+    {"rank_memory", (PyCFunction)(void (*)(void))rank_memory, METH_VARARGS | METH_KEYWORDS,
+     "rank_memory($module, /, program, model, partition, slicing, isa=None, threads=1, provider=None, dtype=None, "
+     "saves=None)\n--\n\n-> [bytes of each rank's engine on its device], exact; nothing is allocated."},
+    {"stage_memory", stage_memory, METH_VARARGS,
+     "stage_memory($module, model, slicing, first, last, activation_slots, gradient_slots, provider=None, dtype=None, "
+     "saves=None, /)\n--\n\n-> bytes that a stage of blocks [first, last) takes, exact, workspace not counted; nothing is allocated."},
+    {NULL, NULL, 0, NULL},
+};
+
+int
+tp_py_add_memory(PyObject *module, tp_py_state *state)
+{
+    (void)state;
+    return PyModule_AddFunctions(module, functions);
+}

@@ -1,0 +1,66 @@
+"""Tables of many units, and of costs that tie: what only long sequences and odd costs ask of the slice planner."""
+import itertools
+
+import numpy as np
+from test_planners import close, thresholds
+
+from terapipe_c import planners
+
+
+def few_valued(rng, n, first, rise, values):
+    """A dense table of few distinct costs that rise, on the whole, with length and context."""
+    s, c = np.meshgrid(np.arange(n + 1.0), np.arange(n + 1.0), indexing="ij")
+    t = first + rise * (s / n + 0.5 * s * c / n**2) * rng.uniform(0.9, 1.1, s.shape)
+    edges = np.quantile(t, np.linspace(0, 1, values + 1)[1:] ** 3)
+    return np.ascontiguousarray(edges[np.minimum(np.searchsorted(edges, t), values - 1)] * 1e-3)
+
+
+def apart_by_all_thresholds(f, b, stages, cap):
+    """Least sum (f + b) + (stages - 1) (max f + max b), by a plain search for every pair of distinct costs."""
+    n = f.shape[0] - 1
+    end, start = np.meshgrid(np.arange(n + 1), np.arange(n + 1), indexing="ij")
+    length = end - start
+    possible = (length > 0) & (length <= (cap or n))
+    x, y = (np.where(possible, t[np.maximum(length, 0), start], np.inf) for t in (f, b))
+    best = np.inf
+    for most_f, most_b in itertools.product(np.unique(x[possible]), np.unique(y[possible])):
+        if (stages - 1) * (most_f + most_b) >= best:
+            continue
+        cost = np.where((x <= most_f) & (y <= most_b), x + y, np.inf)
+        dist = np.zeros(n + 1)
+        for e in range(1, n + 1):
+            dist[e] = np.min(dist[:e] + cost[e, :e])
+        best = min(best, dist[n] + (stages - 1) * (most_f + most_b))
+    return best
+
+
+def test_long_dense_tables_equal_all_thresholds():
+    """Beyond 256 units a plan of coarser units says which slices cost too much to be looked at."""
+    rng = np.random.default_rng(21)
+    for n, stages, cap in ((264, 2, None), (259, 9, None), (320, 70, None), (304, 25, 30), (272, 140, None)):
+        f, b = few_valued(rng, n, 0.2, 40.0, 12), few_valued(rng, n, 0.5, 30.0, 9)
+        got = planners.slice_tokens(f, stages, max_slice=cap)
+        assert got.optimal and close(got.latency_s, thresholds(f, stages, cap)), (n, stages, got)
+        got, want = planners.slice_tokens(f, stages, bwd=b, max_slice=cap), apart_by_all_thresholds(f, b, stages, cap)
+        assert got.optimal and len(got.lengths) > 1 and close(got.latency_s, want), (n, stages, got, want)
+
+
+def test_slices_that_cost_nothing_but_their_message_end():
+    """Every slice has the same part of the sum, so that a path may take one beyond the threshold for one within it."""
+    rng = np.random.default_rng(5)
+    for n in (40, 264):
+        comm = rng.uniform(0, 1e-4, n + 1) + 1e-6 * np.arange(n + 1.0)
+        got = planners.slice_tokens(np.zeros((n + 1, n + 1)), 16, comm=comm)
+        assert sum(got.lengths) == n and got.searches < 300 and got.lower_bound_s <= got.latency_s
+        assert max(comm[i] for i in got.lengths) <= comm[n]
+
+
+def test_a_time_limit_counts_for_messages_longer_than_their_slices_too():
+    """The search among stages and links counts work, so that the same limit gives the same plan."""
+    n = 96
+    s, c = np.meshgrid(np.arange(n + 1.0), np.arange(n + 1.0), indexing="ij")
+    t, comm = np.ascontiguousarray((1 + 0.1 * s + 0.0003 * s * c) * 1e-3), 5e-3 + 1e-4 * np.arange(n + 1.0)
+    free = planners.slice_tokens(t, 40, bwd=2 * t, comm=comm)
+    hasty, again = (planners.slice_tokens(t, 40, bwd=2 * t, comm=comm, time_limit_s=1e-3) for _ in range(2))
+    assert hasty.lengths == again.lengths and hasty.lower_bound_s == again.lower_bound_s
+    assert hasty.lower_bound_s <= free.latency_s * (1 + 1e-12) <= hasty.latency_s * (1 + 2e-12)
