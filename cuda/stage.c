@@ -312,7 +312,6 @@ const tp_stage_ops tp_cuda_stage_ops = {
     .recompute = stage_recompute,
     .swap_out = stage_swap_out,
     .swap_in = stage_swap_in,
-    .store_bytes = tp_cuda_stage_store_bytes,
     .end = tp_stage_end,
     .tied = stage_tied,
     .finish = tp_cuda_stage_finish,

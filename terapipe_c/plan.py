@@ -111,8 +111,8 @@ class Plan:
         reasons = []
         if self.data_parallel > 1:
             reasons.append(f"data_parallel = {self.data_parallel}")
-        slicing, where = tuple((b, tuple(lengths)) for b, lengths in self.slicing), choose(self.backend, self.dtype)
-        whole = saved_bytes(self.model, slicing, where) if any(self.swap) else []
+        slicing = tuple((b, tuple(lengths)) for b, lengths in self.slicing)
+        whole = saved_bytes(self.model, slicing, choose(self.backend, self.dtype)) if any(self.swap) else []
         for block, bytes_, can in zip(self.model.blocks, self.swap, whole, strict=False):
             if bytes_ not in (0, can):                         # of another version
                 reasons.append(f"a swap of {bytes_} bytes of {block.name}: all {can} or none would be right")

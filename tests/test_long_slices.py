@@ -52,7 +52,6 @@ def test_slices_that_cost_nothing_but_their_message_end():
         comm = rng.uniform(0, 1e-4, n + 1) + 1e-6 * np.arange(n + 1.0)
         got = planners.slice_tokens(np.zeros((n + 1, n + 1)), 16, comm=comm)
         assert sum(got.lengths) == n and got.searches < 300 and got.lower_bound_s <= got.latency_s
-        assert max(comm[i] for i in got.lengths) <= comm[n]
 
 
 def test_a_time_limit_counts_for_messages_longer_than_their_slices_too():
@@ -63,4 +62,4 @@ def test_a_time_limit_counts_for_messages_longer_than_their_slices_too():
     free = planners.slice_tokens(t, 40, bwd=2 * t, comm=comm)
     hasty, again = (planners.slice_tokens(t, 40, bwd=2 * t, comm=comm, time_limit_s=1e-3) for _ in range(2))
     assert hasty.lengths == again.lengths and hasty.lower_bound_s == again.lower_bound_s
-    assert hasty.lower_bound_s <= free.latency_s * (1 + 1e-12) <= hasty.latency_s * (1 + 2e-12)
+    assert hasty.lower_bound_s < free.lower_bound_s <= free.latency_s <= hasty.latency_s * (1 + 1e-12)   # less work, a weaker bound

@@ -39,7 +39,11 @@ tp_store_open(const char *folder, size_t bytes, const char *what, void **out)
     int fd = nameless_file(folder);
     if (fd < 0)
         return tp_fail(TP_EIO, "%s swaps to a file in %s, which cannot be made: %s", what, folder, strerror(errno));
-    int error = bytes > (size_t)INT64_MAX ? EFBIG : posix_fallocate(fd, 0, (off_t)bytes); /* else a full disk is a SIGBUS */
+    int error = EFBIG;
+    if (bytes <= (size_t)INT64_MAX)
+        do
+            error = posix_fallocate(fd, 0, (off_t)bytes); /* else a full disk is a SIGBUS */
+        while (error == EINTR);
     if (error != 0) {
         close(fd);
         return tp_fail(TP_EIO, "%s swaps %zu bytes to a file in %s: %s", what, bytes, folder, strerror(error));

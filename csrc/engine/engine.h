@@ -58,9 +58,6 @@ tp_engine_check(const tp_engine_config *config);
  * checked. */
 size_t
 tp_engine_bytes(const tp_engine_config *config);
-/* Bytes outside the device's memory that it takes for what is swapped. */
-size_t
-tp_engine_store_bytes(const tp_engine_config *config);
 /* EVALUE: program, partition and slicing that do not fit together. EMEMORY. What the device says of itself. heap is borrowed:
  * the account of the device's memory. */
 TP_MUST_USE tp_status

@@ -47,7 +47,7 @@ tp_engine_drop_tables(tp_engine *engine);
 TP_MUST_USE tp_status
 tp_engine_match_receives(tp_engine *engine, const tp_program *program);
 
-/* EVALUE: blocks that cannot remake or swap, a provider that cannot, or no folder to swap to. ESCHEDULE: R, SO or SI is missing,
+/* EVALUE: blocks that cannot remake or swap, or a provider that cannot. ESCHEDULE: R, SO or SI is missing,
  * late or of a stage that has no such block; micro-batches that go forward through each other on a stage where an attention does
  * not keep its own. Partition and slices fit. */
 TP_MUST_USE tp_status

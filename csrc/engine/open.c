@@ -63,19 +63,6 @@ tp_engine_bytes(const tp_engine_config *config)
     return total + tp_align_bytes(workspace_bytes(config));
 }
 
-size_t
-tp_engine_store_bytes(const tp_engine_config *config)
-{
-    size_t total = 0;
-    for (int stage = 0; stage < config->program->stages; stage++) {
-        if (config->program->rank_of[stage] != config->rank || config->provider->stage->store_bytes == NULL)
-            continue;
-        tp_stage_config part = stage_config(config, stage);
-        total += config->provider->stage->store_bytes(&part, &config->device);
-    }
-    return total;
-}
-
 static int
 is_halved(const tp_instr *instr)
 {

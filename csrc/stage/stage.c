@@ -35,13 +35,6 @@ stage_bytes(const tp_stage_config *config, const tp_device_config *device)
     return tp_align_bytes(bytes);
 }
 
-static size_t
-stage_store_bytes(const tp_stage_config *config, const tp_device_config *device)
-{
-    (void)device;
-    return tp_stage_store_bytes(config, &sizes);
-}
-
 size_t
 tp_stage_workspace_bytes(const tp_stage_config *config, const tp_device_config *device)
 {
@@ -180,25 +173,27 @@ stage_recompute(tp_stage *stage, int micro, int slice, int slot, int gradient_sl
 }
 
 static tp_status
+swap_slice(tp_stage *stage, const tp_slice_at *at, int out)
+{
+    tp_swap swap[TP_SWAPS_MOST];
+    for (int block = 0; block < stage->base.blocks; block++)
+        for (int k = tp_stage_swaps(&stage->base, &stage->base.block[block], at, out, swap) - 1; k >= 0; k--)
+            memcpy(out ? swap[k].store : swap[k].device, out ? swap[k].device : swap[k].store, swap[k].bytes);
+    return TP_OK;
+}
+
+static tp_status
 stage_swap_out(tp_stage *stage, int micro, int slice, int slot)
 {
     tp_slice_at at = tp_stage_at(&stage->base, micro, slice, TP_WHOLE, slot, 0);
-    tp_swap swap[TP_SWAPS_MOST];
-    for (int block = 0; block < stage->base.blocks; block++)
-        for (int k = tp_stage_swaps(&stage->base, &stage->base.block[block], &at, 1, swap) - 1; k >= 0; k--)
-            memcpy(swap[k].store, swap[k].device, swap[k].bytes);
-    return TP_OK;
+    return swap_slice(stage, &at, 1);
 }
 
 static tp_status
 stage_swap_in(tp_stage *stage, int micro, int slice, int slot, int gradient_slot)
 {
     tp_slice_at at = tp_stage_at(&stage->base, micro, slice, TP_WHOLE, slot, gradient_slot);
-    tp_swap swap[TP_SWAPS_MOST];
-    for (int block = 0; block < stage->base.blocks; block++)
-        for (int k = tp_stage_swaps(&stage->base, &stage->base.block[block], &at, 0, swap) - 1; k >= 0; k--)
-            memcpy(swap[k].device, swap[k].store, swap[k].bytes);
-    return TP_OK;
+    return swap_slice(stage, &at, 0);
 }
 
 static tp_status
@@ -228,7 +223,6 @@ const tp_stage_ops tp_cpu_stage_ops = {
     .remakes_slices = 1,
     .swap_out = stage_swap_out,
     .swap_in = stage_swap_in,
-    .store_bytes = stage_store_bytes,
     .end = tp_stage_end,
     .tied = tp_stage_tied,
     .finish = tp_stage_finish,

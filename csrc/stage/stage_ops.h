@@ -141,8 +141,6 @@ typedef struct {
      * the stage; back in, into the gradient slot, when recompute would be called. NULL: this provider does not. */
     tp_status (*swap_out)(tp_stage *stage, int micro, int slice, int slot);
     tp_status (*swap_in)(tp_stage *stage, int micro, int slice, int slot, int gradient_slot);
-    /* Bytes that open takes for it outside the device's memory. */
-    size_t (*store_bytes)(const tp_stage_config *config, const tp_device_config *device);
     /* Where messages land and leave: that slice's rows (of one half: those sequences'). NULL: no such end. */
     void *(*end)(tp_stage *stage, tp_end end, int micro, int slice, tp_half half, int slot, size_t *bytes);
 
