@@ -162,6 +162,7 @@ def plan_baseline(
     bandwidth_Bps: float,
     option: int,
     swap_Bps: float,
+    in_flight: _Int | None,
 ) -> tuple[Any, ...]: ...
 def plan_layers(
     nodes: int,
@@ -183,7 +184,7 @@ _StagePlan: TypeAlias = tuple[
 
 def plan_autopipe(
     fwd: _Float, bwd: _Float, stages: int, micro_batches: int, comm_s: float, blocking: bool,
-    memory: tuple[_Float | None, _Float | None, _Float | None, _Float] | None, method: int, time_limit_s: float = 0.0,
+    memory: tuple[_Float | None, _Float | None, _Float | None, _Float, _Int | None] | None, method: int, time_limit_s: float = 0.0,
     effort: int = 0,
 ) -> _StagePlan: ...
 # split, step_time_s, makespan of split 0, Algorithm 2's split and its makespan, seconds that planning took
@@ -205,6 +206,7 @@ _DawnPiper: TypeAlias = tuple[
 def plan_dawnpiper(
     nodes: _Nodes, stages: int, memory_bytes: float, micros: int, flight: int, paper: bool = False, optimise: bool = True,
     swap_Bps: float = 0.0, link_Bps: float = 0.0, work_limit: int = 0, boundaries: _Int | None = None, binary: bool = False,
+    in_flight: _Int | None = None,
 ) -> _DawnPiper: ...
 def dawnpiper_balance(nodes: _Nodes, stages: int, micros: int, flight: int, by_memory: bool) -> list[int]: ...
 def dawnpiper_weights(stages: int, micros: int, flight: int) -> _Float: ...
@@ -218,7 +220,7 @@ _Assigned: TypeAlias = tuple[_Int, _Float, float, float, float, float, float, bo
 
 def plan_bmpipe(
     layers: _Layers, stages: int, micro_batches: int, memory_bytes: float, chunks: int = 1, comm_s: float = 0.0,
-    time_limit_s: float = 0.0, effort: int = 0, prove: bool = True,
+    time_limit_s: float = 0.0, effort: int = 0, prove: bool = True, in_flight: _Int | None = None,
 ) -> _Assigned: ...
 def bmpipe_judge(
     layers: _Layers, stages: int, micro_batches: int, assignment: _Int, chunks: int = 1, comm_s: float = 0.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -69,7 +69,7 @@ class Task:
     limit_bytes: Float                    #: [stages] what the blocks of a stage may take
     extra_bytes: Float                    #: [blocks] what earlier rounds were short of
     host_Bps: float                       #: bytes a second to the host and back; 0: nothing is swapped
-    slots: int = 0                        #: micro-batches that every stage holds; 0: as many as 1F1B (or GPipe) does
+    held: tuple[int, ...]                 #: [stages] micro-batches that the order of the schedule has in flight
 
     @property
     def stages(self) -> int:
@@ -80,6 +80,11 @@ class Task:
     def micro_batches(self) -> int:
         """Of a step."""
         return len(self.slicing)
+
+    @property
+    def in_order(self) -> bool:
+        """Does every stage hold as many micro-batches as under 1F1B?"""
+        return all(n == min(self.micro_batches, self.stages - k) for k, n in enumerate(self.held))
 
     def _per_block(self, of_kind: dict[str, float]) -> Float:
         return np.array([of_kind[block.kind] for block in self.judge.model.blocks], np.float64)
@@ -143,11 +148,11 @@ class Task:
 
     @cached_property
     def static_bytes(self) -> Float:
-        """[blocks] parameters, gradients, moments, one slot of activation gradients, and ``slots`` of activations."""
+        """[blocks] parameters, gradients, moments, and one slot of activation gradients."""
         sizes = block_bytes(self.judge.model, self.slicing)
-        fixed = {kind: float(size.static + size.gradient + self.slots * size.activation) for kind, size in sizes.items()}
-        again = {kind: (1.0 - self.slots) * (size.activation - size.input) for kind, size in sizes.items()}
-        return np.asarray(self._per_block(fixed) + np.where(self.given, self._per_block(again), 0.0) + self.extra_bytes)
+        fixed = {kind: float(size.static + size.gradient) for kind, size in sizes.items()}
+        room = {kind: float(size.activation - size.input) for kind, size in sizes.items()}     # to make a micro-batch's again
+        return np.asarray(self._per_block(fixed) + np.where(self.given, self._per_block(room), 0.0) + self.extra_bytes)
 
     @cached_property
     def param_bytes(self) -> Float:
@@ -157,9 +162,7 @@ class Task:
 
     @cached_property
     def activation_bytes(self) -> Float:
-        """[blocks] kept from a micro-batch's forward to its backward; 0 where ``slots`` counts them."""
-        if self.slots:
-            return np.zeros(len(self.judge.model.blocks))
+        """[blocks] kept from a micro-batch's forward to its backward."""
         sizes = block_bytes(self.judge.model, self.slicing)
         kept, again = (self._per_block({kind: float(getattr(size, name)) for kind, size in sizes.items()})
                        for name in ("activation", "input"))
@@ -168,19 +171,17 @@ class Task:
     @cached_property
     def saved_bytes(self) -> Float:
         """[blocks] what recomputing a block saves of its activation_bytes: all but its input."""
-        if self.slots:
-            return np.zeros(len(self.judge.model.blocks))
         return np.array(saved_bytes(self.judge.model, self.slicing, self.judge.costs.where), np.float64)
 
     @property
     def memory_bytes(self) -> float:
-        """One limit for all stages, where a planner knows no other."""
-        return float(self.limit_bytes.min())
+        """One limit for all stages, where a planner knows no other: what the roomiest may take."""
+        return float(self.limit_bytes.max())
 
     @property
     def rank_bytes(self) -> float:
         """The same for a rank's chunks together."""
-        return float(self.limit_bytes.reshape(self.judge.chunks, self.judge.ranks).sum(0).min())
+        return float(self.limit_bytes.reshape(self.judge.chunks, self.judge.ranks).sum(0).max())
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,8 @@ def _savings(task: Task, boundaries: list[int], recompute: Any, swap: Any) -> Sa
 
 def _autopipe(name: str, **options: Any) -> Callable[[Task], Wish]:
     def ask(task: Task) -> Wish:
-        memory = {"static_bytes": task.static_bytes, "activation_bytes": task.activation_bytes, "limit_bytes": task.limit_bytes}
+        memory = {"static_bytes": task.static_bytes, "activation_bytes": task.activation_bytes, "limit_bytes": task.limit_bytes,
+                  "in_flight": task.held}
         return Wish(_blocks(getattr(planners, name)(task.fwd, task.bwd, task.stages, task.micro_batches,
                                                     comm_s=task.message, memory=memory, **options)))
 
@@ -224,6 +226,11 @@ def _baseline(name: str, *, saves: bool = False, replicas: bool = False, **optio
         more = dict(options)
         if saves:
             memory["recompute_s"] = task.recompute
+        if not replicas:
+            memory["in_flight"] = task.held
+        elif not task.in_order:                                # it knows 1F1B's alone
+            memory |= {"static_bytes": task.static_bytes + max(task.held) * task.activation_bytes,
+                       "activation_bytes": np.zeros(len(task.fwd))}
         if replicas:
             more |= {"param_bytes": np.full(len(task.fwd), 1e18), "bandwidth_Bps": 1.0}
         if name == "vpipe":
@@ -243,7 +250,7 @@ def _piper(task: Task) -> Wish:
     """Blocks as a chain of layers without replicas or tensor parallelism. Where Piper leaves devices idle, its stage with most
     work is halved until it does not."""
     memory = {"static_bytes": task.static_bytes, "activation_bytes": task.activation_bytes, "limit_bytes": task.memory_bytes,
-              "recompute_s": task.recompute}
+              "recompute_s": task.recompute, "in_flight": None if task.in_order else max(task.held)}
     graph = planners.layer_graph(task.fwd, task.bwd, task.stages, task.micro_batches, comm_s=task.message, memory=memory,
                                  param_bytes=np.full(len(task.fwd), 1e18), bandwidth_Bps=1.0)
     stages = planners.piper(graph).stages
@@ -268,9 +275,10 @@ def _dawnpiper(name: str) -> Callable[[Task], Wish]:
         rest = np.maximum(task.static_bytes - 2 * task.param_bytes, 0.0)
         nodes = {"fwd_s": task.fwd, "bwd_s": task.bwd, "recompute_s": task.recompute,
                  "activation_bytes": task.activation_bytes, "param_bytes": task.param_bytes, "optimizer_bytes": rest}
+        held = np.maximum.accumulate(task.held[::-1])[::-1]     # no stage more than the one before it
         result = getattr(planners, name)(nodes, task.stages, task.memory_bytes, micro_batches=task.micro_batches,
                                          schedule="gpipe" if task.schedule == "gpipe" else "1f1b",
-                                         swap_bandwidth_Bps=task.host_bytes)
+                                         swap_bandwidth_Bps=task.host_bytes, in_flight=held)
         bounds = _blocks(result)
         return Wish(bounds, _savings(task, bounds, result.recompute, result.swap_bytes))
 
@@ -310,7 +318,8 @@ def _bmpipe(task: Task) -> Wish:
     chunks = task.judge.chunks                                  # counted work, no clock; of several chunks nobody reads the bound
     effort = _EXACT if chunks == 1 else _CHUNKED // chunks
     result = planners.bmpipe(layers, task.judge.ranks, task.micro_batches, task.rank_bytes, chunks=chunks,
-                             comm_s=task.message, time_limit_s=None, effort=effort, prove=chunks == 1)
+                             comm_s=task.message, time_limit_s=None, effort=effort, prove=chunks == 1,
+                             in_flight=task.held if chunks == 1 else None)
     taken, recompute, bounds = [0] * len(types), np.zeros(len(kinds), bool), [0]
     counts = np.ascontiguousarray(result.assignment.transpose(2, 3, 0, 1))      # [chunks, stages, types, strategies]
     for at in itertools.product(range(chunks), range(task.judge.ranks)):
@@ -333,9 +342,9 @@ _ASK: dict[str, Callable[[Task], Wish]] = {
 
 # ---- asking one --------------------------------------------------------------------------------------------------------
 
-def _limits(judge: Judge, schedule: str, slicing: tuple[Micro, ...]) -> tuple[Float, int]:
+def _limits(judge: Judge, schedule: str, slicing: tuple[Micro, ...]) -> tuple[Float, list[int]]:
     """[stages] of what the blocks may take: the limit less what the engine holds besides (workspace, tables, what crosses the
-    stages' boundaries), taken from stages that are even; and the most micro-batches that one of those stages holds."""
+    stages' boundaries), taken from stages that are even; and the micro-batches that each of them holds at once."""
     assert judge.limit is not None
     key = schedule, slicing
     if key not in judge.rooms:
@@ -343,7 +352,7 @@ def _limits(judge: Judge, schedule: str, slicing: tuple[Micro, ...]) -> tuple[Fl
     return judge.rooms[key]
 
 
-def _limits_of(judge: Judge, schedule: str, slicing: tuple[Micro, ...], limit: int) -> tuple[Float, int]:
+def _limits_of(judge: Judge, schedule: str, slicing: tuple[Micro, ...], limit: int) -> tuple[Float, list[int]]:
     stages, sizes = judge.ranks * judge.chunks, block_bytes(judge.model, slicing)
     even = judge.judge(schedule, tuple(even_partition(judge.model, stages)), slicing, 0)
     program = judge.lowered(even)
@@ -352,42 +361,50 @@ def _limits_of(judge: Judge, schedule: str, slicing: tuple[Micro, ...], limit: i
         for block in judge.model.blocks[first:end]:
             size = sizes[block.kind]
             besides[program.rank_of[k]] -= size.static + size.gradient + slots[k] * size.activation
-    return np.tile((limit - besides) / judge.chunks, judge.chunks), max(slots)
+    return np.tile((limit - besides) / judge.chunks, judge.chunks), slots
 
 
 def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ...], host_Bps: float = 0.0) -> Candidate:
     """The planner's stages for these micro-batches, judged; InfeasibleError if it finds none that fit."""
-    assert judge.limit is not None
-    limits, slots = _limits(judge, schedule, slicing)
-    extra = np.zeros(judge.model.num_blocks)
-    if schedule != "seq1f1b":                                  # that one holds fewer than 1F1B, on all stages about alike
-        slots = 0
-    refused: InfeasibleError | None = None
-    before, boost = None, 1.0
-    for _ in range(_ROUNDS):
-        try:
-            if not (limits > 0).all():
-                raise InfeasibleError(f"a rank may use {judge.limit} bytes: a stage needs {judge.limit - limits.min():.0f} before "
-                                      "it has a block")
-            wish = _ASK[name](Task(judge, schedule, slicing, limits, extra, host_Bps, slots))
-        except InfeasibleError as error:
-            refused = error
-            break
-        cut = tuple(zip(wish.boundaries[:-1], wish.boundaries[1:], strict=True))
-        found = judge.judge(schedule, cut, slicing, 0, None if wish.savings == NOTHING else wish.savings)
-        if judge.fits(found, judge.limit):
-            return found
-        program = judge.lowered(found)
-        peak = judge.peak(found, program)
-        boost = 2 * boost if wish == before else 1.02          # the same again: its steps are larger than what is missing
-        before = wish
-        for k, (first, end) in enumerate(cut):
-            over = peak[program.rank_of[k]] - judge.limit
-            extra[first:end] += max(0.0, boost * over) / ((end - first) * judge.chunks)
+    limits, held = _limits(judge, schedule, slicing)
+    if not (limits > 0).all():
+        raise InfeasibleError(f"a rank may use {judge.limit} bytes: a stage needs {judge.limit - limits.min():.0f} before it has a "
+                              "block")
+    task = Task(judge, schedule, slicing, limits, np.zeros(judge.model.num_blocks), host_Bps, tuple(held))
+    found, refused = _ask_until_it_fits(task, name)
+    if found is None or found[1] > 1:                          # one limit for all stages was too much, or made them too small
+        careful, _ = _ask_until_it_fits(replace(task, limit_bytes=np.full_like(limits, limits.min())), name)
+        found = min((each for each in (found, careful) if each), key=lambda each: each[0].seconds, default=None)
+    if found is not None:
+        return found[0]
     if judge.shortest is not None:
         raise judge.refuse()
     assert refused is not None
     raise refused
+
+
+def _ask_until_it_fits(task: Task, name: str) -> tuple[tuple[Candidate, int] | None, InfeasibleError | None]:
+    """A plan that fits by the engine's count, and how often the planner was asked; or what it said last."""
+    judge, before, boost = task.judge, None, 1.0
+    assert judge.limit is not None
+    for asked in range(1, _ROUNDS + 1):
+        try:
+            wish = _ASK[name](task)
+        except InfeasibleError as error:
+            return None, error
+        cut = tuple(zip(wish.boundaries[:-1], wish.boundaries[1:], strict=True))
+        found = judge.judge(task.schedule, cut, task.slicing, 0, None if wish.savings == NOTHING else wish.savings)
+        if judge.fits(found, judge.limit):
+            return (found, asked), None
+        program = judge.lowered(found)
+        peak = judge.peak(found, program)
+        boost = 2 * boost if wish == before else 1.02          # the same again: its steps are larger than what is missing
+        before, extra = wish, task.extra_bytes.copy()
+        for k, (first, end) in enumerate(cut):
+            over = peak[program.rank_of[k]] - judge.limit
+            extra[first:end] += max(0.0, boost * over) / ((end - first) * judge.chunks)
+        task = replace(task, extra_bytes=extra)
+    return None, None
 
 
 def whole_sequences(request: Request) -> tuple[Micro, ...]:

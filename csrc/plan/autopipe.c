@@ -38,7 +38,7 @@ static double
 bytes_of(const tp_stage_problem *q, int k, int from, int to)
 {
     const tp_stage_memory *m = q->memory;
-    int left = q->stages - k, copies = q->micros < left ? q->micros : left;
+    int copies = tp_stages_copies(q, k);
     double fixed = 0.0, kept = 0.0, most = 0.0;
     for (int i = from; i < to; i++) {
         fixed += m->static_bytes != NULL ? m->static_bytes[i] : 0.0;

@@ -12,10 +12,12 @@
 
 /* What fits: stage k of p keeps min(m, p - k) micro-batches, so its blocks need
  *     sum static + min(m, p - k) sum activation + largest transient <= limit[k]     bytes.
- * Arrays are [blocks], finite, >= 0 (whole numbers below 2^53 are exact); NULL: zeros. */
+ * in_flight[k] stands for min(m, p - k) where the plan will run in another order. Arrays are [blocks], finite, >= 0 (whole
+ * numbers below 2^53 are exact); NULL: zeros. */
 typedef struct {
     const double *static_bytes, *activation_bytes, *transient_bytes;
     const double *limit_bytes; /* [stages]; +inf is allowed */
+    const int32_t *in_flight;  /* [stages] 1 .. m; NULL: as in 1F1B */
 } tp_stage_memory;
 
 typedef struct {

@@ -74,7 +74,7 @@ static int
 room_of(const ada *p, int k, int i, int j)
 {
     const tp_chain *c = p->sums->chain;
-    int copies = c->micros < p->stages - k ? c->micros : p->stages - k;
+    int copies = tp_chain_copies(c, p->stages, k);
     double left = c->limit_bytes - tp_chain_bytes(p->sums, i, j, 0.0, 1);
     if (left < 0.0)
         return -1;
@@ -108,7 +108,7 @@ solve_knapsacks(ada *p)
             }
             for (int k = 0; k < p->stages; k++) {
                 double *extra = &p->extra[((int64_t)i * (n + 1) + j) * k_stride + k];
-                int copies = c->micros < p->stages - k ? c->micros : p->stages - k, room;
+                int copies = tp_chain_copies(c, p->stages, k), room;
                 *extra = INFINITY;
                 if (c->limit_bytes <= 0.0 || tp_chain_bytes(p->sums, i, j, copies, 0) <= c->limit_bytes)
                     *extra = 0.0;
@@ -173,9 +173,8 @@ mark_recomputed(ada *p, tp_arena *arena, int k, int i, int j, uint8_t *action)
     uint8_t *took = NULL;
     int room, width = p->units + 1;
     if (extra_of(p, k, i, j) <= 0.0 && (p->sums->chain->limit_bytes <= 0.0 ||
-                                        tp_chain_bytes(p->sums, i, j, p->sums->chain->micros < p->stages - k
-                                                                          ? p->sums->chain->micros
-                                                                          : p->stages - k, 0) <= p->sums->chain->limit_bytes))
+                                        tp_chain_bytes(p->sums, i, j, tp_chain_copies(p->sums->chain, p->stages, k), 0) <=
+                                            p->sums->chain->limit_bytes))
         return TP_OK;
     room = room_of(p, k, i, j);
     TP_ARENA_TAKE(arena, (int64_t)(j - i) * width, took);

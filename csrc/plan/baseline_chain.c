@@ -34,6 +34,9 @@ tp_chain_check(const tp_chain *c, int stages)
         return tp_fail(TP_EVALUE, "limit_bytes is %g: a finite size of 0 or more is needed", c->limit_bytes);
     if (!(c->bandwidth_Bps > 0.0))
         return tp_fail(TP_EVALUE, "bandwidth_Bps is %g: more than 0 is needed", c->bandwidth_Bps);
+    for (int k = 0; c->in_flight != NULL && k < stages; k++)
+        if (c->in_flight[k] < 1 || c->in_flight[k] > c->micros)
+            return tp_fail(TP_EVALUE, "in_flight[%d] is %d: 1 to %d, micro_batches, are possible", k, c->in_flight[k], c->micros);
     TP_TRY(check_array(c->forward_s, c->blocks, "fwd"));
     TP_TRY(check_array(c->backward_s, c->blocks, "bwd"));
     TP_TRY(check_array(c->static_bytes, c->blocks, "static_bytes"));
@@ -90,6 +93,18 @@ tp_chain_plan_free(tp_chain_plan *plan)
     free(plan->time_s);
     free(plan->peak_bytes);
     *plan = (tp_chain_plan){0};
+}
+
+static int
+smaller(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+int
+tp_chain_copies(const tp_chain *c, int stages, int k)
+{
+    return c->in_flight != NULL ? c->in_flight[k] : smaller(c->micros, stages - k);
 }
 
 double
@@ -190,18 +205,12 @@ tp_chain_least_largest(int blocks, int stages, tp_chain_weight weight, int risin
     return TP_OK;
 }
 
-static int
-smaller(int a, int b)
-{
-    return a < b ? a : b;
-}
-
 tp_status
 tp_chain_must_fit(const tp_chain_sums *s, const tp_chain_plan *plan)
 {
     double limit = s->chain->limit_bytes;
     for (int k = 0; k < plan->stages && limit > 0.0; k++) {
-        int first = plan->boundary[k], end = plan->boundary[k + 1], copies = smaller(s->chain->micros, plan->stages - k);
+        int first = plan->boundary[k], end = plan->boundary[k + 1], copies = tp_chain_copies(s->chain, plan->stages, k);
         double bytes = tp_chain_bytes(s, first, end, copies, 0);
         if (bytes > limit)
             return tp_fail(TP_EINFEASIBLE,
@@ -222,7 +231,7 @@ static double
 weigh_bytes(const void *context, int k, int first, int end)
 {
     const need *n = context;
-    return tp_chain_bytes(n->sums, first, end, smaller(n->sums->chain->micros, n->stages - k) / n->share, n->recompute);
+    return tp_chain_bytes(n->sums, first, end, tp_chain_copies(n->sums->chain, n->stages, k) / n->share, n->recompute);
 }
 
 tp_status
@@ -332,8 +341,9 @@ measure(const tp_chain_sums *s, tp_replicas sharing, int k, int behind, double *
         else if (plan->action[i] == TP_BLOCK_KEEP && c->limit_bytes > 0.0)
             kept += c->activation_bytes[i];
     }
-    double copies = sharing == TP_REPLICAS_SPLIT ? (double)smaller(c->micros, stages - k) / r
-                                                 : (double)smaller(c->micros, (behind + r - 1) / r);
+    double copies = c->in_flight != NULL         ? (double)c->in_flight[k]
+                    : sharing == TP_REPLICAS_SPLIT ? (double)smaller(c->micros, stages - k) / r
+                                                   : (double)smaller(c->micros, (behind + r - 1) / r);
     plan->time_s[k] = (forward + backward) / r;
     plan->peak_bytes[k] = s->fixed[end] - s->fixed[first] + copies * kept + tp_chain_transient(c, first, end);
     table[k] = forward / r;

@@ -17,6 +17,9 @@ tp_chain_sums_open(const tp_chain *chain, tp_arena *arena, tp_chain_sums *sums);
 TP_MUST_USE tp_status
 tp_chain_plan_open(const tp_chain *chain, int stages, tp_chain_plan *plan);
 
+/* Micro-batches that stage k of `stages`, none of them replicated, holds at once. */
+int
+tp_chain_copies(const tp_chain *chain, int stages, int k);
 /* Bytes of blocks [first, end) with `copies` micro-batches in flight, of which each keeps 1 / share; recompute: keeping none. */
 double
 tp_chain_bytes(const tp_chain_sums *sums, int first, int end, double copies, int recompute);

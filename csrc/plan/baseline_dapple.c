@@ -228,5 +228,7 @@ tp_plan_dapple(const tp_chain *chain, int devices, tp_chain_plan *out)
     *out = (tp_chain_plan){0};
     if (devices < 1 || devices > 4096)
         return tp_fail(TP_EVALUE, "devices is %d: 1 to 4096 are possible", devices);
+    if (chain->in_flight != NULL)
+        return tp_fail(TP_EVALUE, "in_flight is of stages without replicas, and DAPPLE replicates: none would be right");
     return tp_chain_run(chain, 1, devices, TP_REPLICAS_SPLIT, run, &devices, out);
 }

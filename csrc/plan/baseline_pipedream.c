@@ -26,7 +26,7 @@ stage_s(const dream *p, int i, int j, int m, int before)
 {
     const tp_chain_sums *s = p->sums;
     int copies = (p->devices - before + m - 1) / m;
-    copies = copies < s->chain->micros ? copies : s->chain->micros;
+    copies = s->chain->in_flight != NULL ? s->chain->in_flight[before] : copies < s->chain->micros ? copies : s->chain->micros;
     if (s->chain->limit_bytes > 0.0 && tp_chain_bytes(s, i, j, copies, 0) > s->chain->limit_bytes)
         return INFINITY;
     double work = s->forward[j] - s->forward[i] + s->backward[j] - s->backward[i];
@@ -103,5 +103,7 @@ tp_plan_pipedream(const tp_chain *chain, int devices, int straight, tp_chain_pla
     *out = (tp_chain_plan){0};
     if (devices < 1 || devices > 4096)
         return tp_fail(TP_EVALUE, "devices is %d: 1 to 4096 are possible", devices);
+    if (chain->in_flight != NULL && !straight)
+        return tp_fail(TP_EVALUE, "in_flight is of stages without replicas: straight would be right beside it");
     return tp_chain_run(chain, straight ? devices : 1, devices, TP_REPLICAS_TURN, run, &options, out);
 }

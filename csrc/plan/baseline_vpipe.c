@@ -83,7 +83,7 @@ fit_stage(vpipe *v, int k, int first, int end, double *time_s, double *short_byt
 {
     const tp_chain_sums *s = v->sums;
     const tp_chain *c = s->chain;
-    int copies = c->micros < v->stages - k ? c->micros : v->stages - k;
+    int copies = tp_chain_copies(c, v->stages, k);
     double work = s->forward[end] - s->forward[first] + s->backward[end] - s->backward[first], swapped = 0.0;
     double needed = tp_chain_bytes(s, first, end, copies, 0) - c->limit_bytes; /* to save, of all micro-batches in flight */
     memset(v->action + first, TP_BLOCK_KEEP, (size_t)(end - first));

@@ -2,8 +2,8 @@
  * is cut into stages of consecutive blocks that run 1F1B. What a paper leaves open and what was chosen stands in the .c.
  *
  * Every plan is judged alike, whatever its algorithm optimised: step_time_s by our simulator, bytes by one memory model:
- * stage k of K holds min(micros, K - k) micro-batches, so it needs static + copies * activation of what it keeps + the
- * largest transient of its blocks. */
+ * stage k of K holds min(micros, K - k) micro-batches, or in_flight[k], so it needs static + copies * activation of what it
+ * keeps + the largest transient of its blocks. */
 #ifndef TP_PLAN_BASELINES_H
 #define TP_PLAN_BASELINES_H
 
@@ -19,6 +19,8 @@ typedef struct {
     double limit_bytes;                   /* 0: no memory limit, the arrays below are not read */
     const double *static_bytes, *activation_bytes;  /* [blocks] */
     const double *transient_bytes, *recompute_s;    /* [blocks] or NULL */
+    const int32_t *in_flight; /* [stages] micro-batches that a stage holds in the order it runs, at least 1; NULL: as in 1F1B.
+                                 Stages are not replicated then: EVALUE from DAPPLE, and PipeDream unless straight. */
     /* where stages are replicated (PipeDream, DAPPLE) */
     const double *param_bytes; /* [blocks] exchanged between replicas, or NULL: 0 */
     double bandwidth_Bps;

@@ -3,7 +3,8 @@
  * chunks * stages consecutive virtual stages, none empty (virtual stage v = chunk * stages + stage), and gives each layer one
  * of its type's strategies: extra backward seconds for fewer bytes kept between forward and backward.
  *
- * The order of operations is fixed: 1F1B for one chunk, interleaved 1F1B (tp_program_build) for several. A stage holds
+ * The order of operations is fixed: 1F1B for one chunk, interleaved 1F1B (tp_program_build) for several. A stage holds (but
+ * where in_flight says otherwise)
  *     its layers' static bytes + the most that its order ever has in flight: sum over chunks n_c * activation bytes of chunk c,
  * n over the Pareto-maximal vectors of micro-batches in flight. It fits if that is at most memory_bytes (1 + 1e-12). */
 #ifndef TP_PLAN_BMPIPE_H
@@ -30,6 +31,8 @@ typedef struct {
     int64_t effort;       /* several chunks: inequalities that the local search may evaluate (a simulation counts as 25
                              micros of them); the bound's work grows with it; 0: a default, about a second for both.
                              One: nodes of branch and bound, counted alike; 0: no limit */
+    const int32_t *in_flight; /* [stages] one chunk: micro-batches that a stage holds at once in the order that will run,
+                                 1 .. micros; NULL: as 1F1B does */
     int unproven;         /* several chunks: 1: leave the bound out, which takes longer than the search (lower_bound_s 0) */
 } tp_bmpipe_options;
 

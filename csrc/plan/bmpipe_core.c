@@ -59,6 +59,11 @@ options_ok(const tp_bmpipe_options *o)
                        (long long)o->stages * o->chunks * o->micros, 1 << 24);
     if (o->effort < 0)
         return tp_fail(TP_EVALUE, "effort is %lld: 0 (a default) or more would be right", (long long)o->effort);
+    if (o->in_flight != NULL && o->chunks > 1)
+        return tp_fail(TP_EVALUE, "in_flight is of one chunk, and chunks is %d: none would be right", o->chunks);
+    for (int x = 0; o->in_flight != NULL && x < o->stages; x++)
+        if (o->in_flight[x] < 1 || o->in_flight[x] > o->micros)
+            return tp_fail(TP_EVALUE, "in_flight[%d] is %d: 1 to %d, micro_batches, is possible", x, o->in_flight[x], o->micros);
     return TP_OK;
 }
 
@@ -184,6 +189,8 @@ find_vectors(tp_bmpipe *p, const tp_program *program)
         }
         total += count;
         p->vector_begin[x + 1] = total;
+        if (p->options->in_flight != NULL)
+            all[p->vector_begin[x]] = p->options->in_flight[x];
     }
     p->vector = all;
     return TP_OK;

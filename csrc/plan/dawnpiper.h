@@ -1,7 +1,8 @@
 /* DawnPiper (Peng et al., arXiv 2505.05856; PLANNERS.md section 3): a chain of nodes cut into pipeline stages, each of
  * which recomputes and swaps what its memory cannot hold.
  *
- * Memory. Stage x of K (from 0) holds v_x copies of its activations: 1F1B min(m, K - x), GPipe m, PipeDream K - x. With
+ * Memory. Stage x of K (from 0) holds v_x copies of its activations: 1F1B min(m, K - x), GPipe m, PipeDream K - x, or what
+ * in_flight says of another order, as long as no stage holds more than the one before it. With
  * A activations, P parameters and O optimiser state of its nodes, of which it keeps B <= A bytes per micro-batch:
  *     synchronous (1F1B, GPipe)   v B + 2 P + O             weights and one gradient
  *     PipeDream                   v (B + P) + P + O         v versions of the weights, one gradient
@@ -56,6 +57,7 @@ typedef struct {
     double link_Bps;     /* between stages, each way; 0: messages take no time */
     int64_t work_limit;  /* states of all knapsacks (exact) or stages examined (binary); 0: 4 million, 200 000 */
     const int *boundary; /* [stages + 1]: this partition instead of a search; NULL */
+    const int32_t *in_flight; /* [stages] v_x, at least 1, never rising; NULL: as flight says */
 } tp_dawnpiper_options;
 
 typedef struct {

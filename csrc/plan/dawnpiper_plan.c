@@ -13,6 +13,8 @@ int
 tp_dawnpiper_copies(const tp_dawnpiper_options *options, int x)
 {
     int left = options->stages - x;
+    if (options->in_flight != NULL)
+        return options->in_flight[x];
     if (options->flight == TP_FLIGHT_GPIPE)
         return options->micros;
     return options->flight == TP_FLIGHT_1F1B && options->micros < left ? options->micros : left;
@@ -80,6 +82,19 @@ check_boundary(const tp_nodes *nodes, const tp_dawnpiper_options *options)
     return TP_OK;
 }
 
+static tp_status
+check_in_flight(const tp_dawnpiper_options *options)
+{
+    const int32_t *held = options->in_flight;
+    for (int x = 0; held != NULL && x < options->stages; x++) {
+        int most = x > 0 ? held[x - 1] : options->micros;
+        if (held[x] < 1 || held[x] > most)
+            return tp_fail(TP_EVALUE, "in_flight[%d] is %d: 1 to %d, %s, is possible", x, held[x], most,
+                           x > 0 ? "what the stage before it holds" : "micro_batches");
+    }
+    return TP_OK;
+}
+
 tp_status
 tp_dawnpiper_check(const tp_nodes *nodes, const tp_dawnpiper_options *options)
 {
@@ -99,6 +114,7 @@ tp_dawnpiper_check(const tp_nodes *nodes, const tp_dawnpiper_options *options)
         return tp_fail(TP_EVALUE, "link_bandwidth_Bps is %g: a finite number above 0 is needed", options->link_Bps);
     if (options->link_Bps > 0.0 && nodes->cut_bytes == NULL)
         return tp_fail(TP_EVALUE, "link_bandwidth_Bps is given, but the nodes have no cut_bytes");
+    TP_TRY(check_in_flight(options));
     return check_boundary(nodes, options);
 }
 

@@ -6,7 +6,7 @@
 
 #include "csrc/plan/autopipe.h"
 
-enum { FORWARD, BACKWARD, STATIC, ACTIVATION, TRANSIENT, LIMIT, VIEWS };
+enum { FORWARD, BACKWARD, STATIC, ACTIVATION, TRANSIENT, LIMIT, HELD, VIEWS };
 
 typedef struct {
     Py_buffer view[VIEWS];
@@ -43,18 +43,21 @@ view_times(PyObject *forward, PyObject *backward, views *v)
 static int
 view_memory(PyObject *memory, int blocks, int stages, views *v, tp_stage_memory *out)
 {
-    PyObject *parts[4];
+    PyObject *parts[5];
+    const void *held = NULL;
     if (!PyTuple_Check(memory)) {
-        PyErr_Format(PyExc_TypeError, "memory is %s: None or a tuple of 4 would be right", Py_TYPE(memory)->tp_name);
+        PyErr_Format(PyExc_TypeError, "memory is %s: None or a tuple of 5 would be right", Py_TYPE(memory)->tp_name);
         return -1;
     }
-    if (!PyArg_ParseTuple(memory, "OOOO", &parts[0], &parts[1], &parts[2], &parts[3]) ||
+    if (!PyArg_ParseTuple(memory, "OOOOO", &parts[0], &parts[1], &parts[2], &parts[3], &parts[4]) ||
         view_list(parts[0], "static_bytes", blocks, v, STATIC) < 0 ||
         view_list(parts[1], "activation_bytes", blocks, v, ACTIVATION) < 0 ||
         view_list(parts[2], "transient_bytes", blocks, v, TRANSIENT) < 0 ||
-        view_list(parts[3], "limit_bytes", stages, v, LIMIT) < 0)
+        view_list(parts[3], "limit_bytes", stages, v, LIMIT) < 0 ||
+        tp_py_view_optional(parts[4], 'i', stages, "in_flight", &v->view[HELD], &held) < 0)
         return -1;
-    *out = (tp_stage_memory){v->view[STATIC].buf, v->view[ACTIVATION].buf, v->view[TRANSIENT].buf, v->view[LIMIT].buf};
+    *out = (tp_stage_memory){v->view[STATIC].buf, v->view[ACTIVATION].buf, v->view[TRANSIENT].buf, v->view[LIMIT].buf,
+                             held};
     return 0;
 }
 
@@ -105,7 +108,7 @@ PyDoc_STRVAR(plan_autopipe_doc,
              "plan_autopipe($module, /, fwd, bwd, stages, micro_batches, comm_s, blocking, memory, method, "
              "time_limit_s=0.0, effort=0)\n--\n\n"
              "fwd, bwd: float64 [n]. memory: None or (static_bytes [n], activation_bytes [n], transient_bytes [n], "
-             "limit_bytes [stages]), the first three None or float64. method: 0 exact, 1 the paper's, 2 pivot, "
+             "limit_bytes [stages], in_flight [stages]), the first three None or float64, the last None or int32. method: 0 exact, 1 the paper's, 2 pivot, "
              "3 balanced.");
 static PyObject *
 plan_autopipe(PyObject *module, PyObject *args, PyObject *keywords)

@@ -85,34 +85,37 @@ view_arrays(PyObject *tuple, Py_buffer view[ARRAYS], const double *values[ARRAYS
 
 PyDoc_STRVAR(plan_baseline_doc,
              "plan_baseline($module, /, planner, arrays, stages, micros, comm_s, blocking, limit_bytes, bandwidth_Bps, option, "
-             "swap_Bps)\n--\n\n"
+             "swap_Bps, in_flight)\n--\n\n"
              "arrays: fwd, bwd, static_bytes, activation_bytes, transient_bytes, recompute_s, param_bytes; from the third on "
              "None is possible. option: Merak's shards, PipeDream's straight.");
 static PyObject *
 plan_baseline(PyObject *module, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"planner", "arrays", "stages", "micros", "comm_s", "blocking", "limit_bytes", "bandwidth_Bps",
-                            "option", "swap_Bps", NULL};
+                            "option", "swap_Bps", "in_flight", NULL};
     const char *planner;
-    PyObject *arrays, *result = NULL;
+    PyObject *arrays, *in_flight, *result = NULL;
     tp_chain chain = {0};
-    Py_buffer view[ARRAYS] = {0};
+    Py_buffer view[ARRAYS + 1] = {0};
+    const void *held = NULL;
     const double *values[ARRAYS];
     int stages, option;
     double swap_Bps;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "sO!iidpddid:plan_baseline", names, &planner, &PyTuple_Type, &arrays,
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "sO!iidpddidO:plan_baseline", names, &planner, &PyTuple_Type, &arrays,
                                      &stages, &chain.micros, &chain.comm_s, &chain.blocking, &chain.limit_bytes,
-                                     &chain.bandwidth_Bps, &option, &swap_Bps))
+                                     &chain.bandwidth_Bps, &option, &swap_Bps, &in_flight))
         return NULL;
     if (PyTuple_GET_SIZE(arrays) != ARRAYS)
         return PyErr_Format(PyExc_ValueError, "%zd arrays: %d are needed", PyTuple_GET_SIZE(arrays), (int)ARRAYS);
-    if (view_arrays(arrays, view, values, &chain.blocks) == 0) {
+    if (view_arrays(arrays, view, values, &chain.blocks) == 0 &&
+        tp_py_view_optional(in_flight, 'i', stages, "in_flight", &view[ARRAYS], &held) == 0) {
         tp_chain_plan plan = {0};
         tp_status status;
         chain.forward_s = values[FORWARD], chain.backward_s = values[BACKWARD];
         chain.static_bytes = values[STATIC], chain.activation_bytes = values[ACTIVATION];
         chain.transient_bytes = values[TRANSIENT], chain.recompute_s = values[RECOMPUTE];
         chain.param_bytes = values[PARAMS];
+        chain.in_flight = held;
         if (chain.static_bytes == NULL || chain.activation_bytes == NULL)
             chain.limit_bytes = 0.0;
         Py_BEGIN_ALLOW_THREADS
@@ -122,7 +125,7 @@ plan_baseline(PyObject *module, PyObject *args, PyObject *keywords)
         result = status == TP_OK ? plan_object(state, &chain, &plan) : tp_py_raise(state, status);
         tp_chain_plan_free(&plan);
     }
-    tp_py_end_views(view, ARRAYS);
+    tp_py_end_views(view, ARRAYS + 1);
     return result;
 }
 

@@ -75,32 +75,39 @@ plan_object(tp_py_state *state, const layer_view *v, const tp_bmpipe_options *o,
 
 PyDoc_STRVAR(plan_bmpipe_doc,
              "plan_bmpipe($module, /, layers, stages, micro_batches, memory_bytes, chunks=1, comm_s=0.0,\n"
-             "            time_limit_s=0.0, effort=0, prove=True)\n--\n\n"
+             "            time_limit_s=0.0, effort=0, prove=True, in_flight=None)\n--\n\n"
              "layers: (count, choices, fwd_s, bwd_s, static_bytes, extra_bwd_s, activation_bytes) by type.");
 static PyObject *
 plan_bmpipe(PyObject *module, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"layers", "stages", "micro_batches", "memory_bytes", "chunks", "comm_s", "time_limit_s",
-                            "effort", "prove", NULL};
-    PyObject *tuple, *result = NULL;
+                            "effort", "prove", "in_flight", NULL};
+    PyObject *tuple, *in_flight = Py_None, *result = NULL;
     tp_bmpipe_options o = {.chunks = 1};
     int prove = 1;
     long long effort = 0;
     layer_view v;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!iid|iddLp:plan_bmpipe", names, &PyTuple_Type, &tuple, &o.stages,
-                                     &o.micros, &o.memory_bytes, &o.chunks, &o.comm_s, &o.time_limit_s, &effort, &prove) ||
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!iid|iddLpO:plan_bmpipe", names, &PyTuple_Type, &tuple, &o.stages,
+                                     &o.micros, &o.memory_bytes, &o.chunks, &o.comm_s, &o.time_limit_s, &effort, &prove,
+                                     &in_flight) ||
         view_layers(tuple, &v) < 0)
         return NULL;
     o.effort = effort;
     o.unproven = !prove;
-    tp_bmpipe_plan plan;
-    tp_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = tp_plan_bmpipe(&v.layers, &o, &plan);
-    Py_END_ALLOW_THREADS
-    tp_py_state *state = tp_py_module_state(module);
-    result = status == TP_OK ? plan_object(state, &v, &o, &plan) : tp_py_raise(state, status);
-    tp_bmpipe_plan_free(&plan);
+    Py_buffer given = {0};
+    const void *held = NULL;
+    if (tp_py_view_optional(in_flight, 'i', o.stages, "in_flight", &given, &held) == 0) {
+        tp_bmpipe_plan plan;
+        tp_status status;
+        o.in_flight = held;
+        Py_BEGIN_ALLOW_THREADS
+        status = tp_plan_bmpipe(&v.layers, &o, &plan);
+        Py_END_ALLOW_THREADS
+        tp_py_state *state = tp_py_module_state(module);
+        result = status == TP_OK ? plan_object(state, &v, &o, &plan) : tp_py_raise(state, status);
+        tp_bmpipe_plan_free(&plan);
+    }
+    tp_py_end_views(&given, 1);
     end_layers(&v);
     return result;
 }

@@ -111,6 +111,20 @@ tp_py_view(PyObject *object, char format, int ndim, int writable, const char *wh
     return -1;
 }
 
+int
+tp_py_view_optional(PyObject *object, char format, Py_ssize_t count, const char *what, Py_buffer *view, const void **out)
+{
+    if (object == Py_None)
+        return 0;
+    if (tp_py_view(object, format, 1, 0, what, view) < 0)
+        return -1;
+    *out = view->buf;
+    if (view->shape[0] == count)
+        return 0;
+    PyErr_Format(PyExc_ValueError, "%s has %zd values: %zd would be right", what, view->shape[0], count);
+    return -1;
+}
+
 /* ---- memory of ours that NumPy can stand on ------------------------------------------------------------------------ */
 
 typedef struct {

@@ -95,44 +95,34 @@ check_flight(int flight)
     return -1;
 }
 
-/* boundaries: int32 [stages + 1] or None. */
-static int
-view_boundary(PyObject *object, int stages, Py_buffer *view, const int **out)
-{
-    if (object == Py_None)
-        return 0;
-    if (tp_py_view(object, 'i', 1, 0, "boundaries", view) < 0)
-        return -1;
-    *out = view->buf;
-    if (view->shape[0] == (Py_ssize_t)stages + 1)
-        return 0;
-    PyErr_Format(PyExc_ValueError, "boundaries has %zd values: stages + 1, %d, would be right", view->shape[0], stages + 1);
-    return -1;
-}
-
 PyDoc_STRVAR(plan_dawnpiper_doc,
              "plan_dawnpiper($module, /, nodes, stages, memory_bytes, micros, flight, paper=False, optimise=True, "
-             "swap_Bps=0.0, link_Bps=0.0, work_limit=0, boundaries=None, binary=False)\n--\n\n"
+             "swap_Bps=0.0, link_Bps=0.0, work_limit=0, boundaries=None, binary=False, in_flight=None)\n--\n\n"
              "nodes: 9 float64 [n] arrays, the last three (cut_bytes, cut_tensors, working_bytes) may be None.");
 static PyObject *
 plan_dawnpiper(PyObject *module, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"nodes",    "stages",     "memory_bytes", "micros", "flight", "paper", "optimise", "swap_Bps",
-                            "link_Bps", "work_limit", "boundaries",   "binary", NULL};
-    PyObject *tuple, *boundary = Py_None, *result = NULL;
+                            "link_Bps", "work_limit", "boundaries",   "binary", "in_flight", NULL};
+    PyObject *tuple, *boundary = Py_None, *in_flight = Py_None, *result = NULL;
     tp_dawnpiper_options options = {.optimise = 1};
     int flight, binary = 0;
     long long work = 0;
     nodes_view view;
-    Py_buffer cuts = {0};
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "Oidii|ppddLOp:plan_dawnpiper", names, &tuple, &options.stages,
+    Py_buffer given[2] = {{0}, {0}};
+    const void *cuts = NULL, *held = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "Oidii|ppddLOpO:plan_dawnpiper", names, &tuple, &options.stages,
                                      &options.memory_bytes, &options.micros, &flight, &options.paper, &options.optimise,
-                                     &options.swap_Bps, &options.link_Bps, &work, &boundary, &binary) ||
+                                     &options.swap_Bps, &options.link_Bps, &work, &boundary, &binary, &in_flight) ||
         check_flight(flight) < 0)
         return NULL;
     options.flight = (tp_flight)flight;
     options.work_limit = work;
-    if (view_nodes(tuple, &view) == 0 && view_boundary(boundary, options.stages, &cuts, &options.boundary) == 0) {
+    if (view_nodes(tuple, &view) == 0 &&
+        tp_py_view_optional(boundary, 'i', (Py_ssize_t)options.stages + 1, "boundaries", &given[0], &cuts) == 0 &&
+        tp_py_view_optional(in_flight, 'i', options.stages, "in_flight", &given[1], &held) == 0) {
+        options.boundary = cuts;
+        options.in_flight = held;
         tp_dawnpiper_plan plan = {0};
         tp_status status;
         Py_BEGIN_ALLOW_THREADS
@@ -142,8 +132,7 @@ plan_dawnpiper(PyObject *module, PyObject *args, PyObject *keywords)
         result = status == TP_OK ? plan_object(state, &plan) : tp_py_raise(state, status);
         tp_dawnpiper_plan_free(&plan);
     }
-    if (cuts.obj != NULL)
-        PyBuffer_Release(&cuts);
+    tp_py_end_views(given, 2);
     tp_py_end_views(view.view, ARRAYS);
     return result;
 }

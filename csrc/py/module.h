@@ -73,6 +73,9 @@ tp_py_add_slicing_bound(PyObject *module, tp_py_state *state);
  * 'B' uint8) and ndim (-1: any). ValueError / TypeError naming `what`. End with PyBuffer_Release. No silent copy. */
 int
 tp_py_view(PyObject *object, char format, int ndim, int writable, const char *what, Py_buffer *view);
+/* The same of `count` values in a row, which *out points at; None: nothing is viewed and *out stays. */
+int
+tp_py_view_optional(PyObject *object, char format, Py_ssize_t count, const char *what, Py_buffer *view, const void **out);
 /* Ends those of `count` views that are open: those never opened are zero. */
 void
 tp_py_end_views(Py_buffer *view, int count);

@@ -77,6 +77,13 @@ def listed(value: Any, what: str, right: str) -> list[Any]:
         raise InvalidTypeError(f"{what} is {brief(value)}: a list, {right}, would be right") from None
 
 
+def integers(value: Any, what: str, right: str) -> npt.NDArray[np.int32] | None:
+    """int32; None stays None."""
+    if value is None:
+        return None
+    return np.array([integer(x, f"{what}[{k}]") for k, x in enumerate(listed(value, what, right))], np.int32)
+
+
 def time_limit(time_limit_s: float | None) -> float:
     if time_limit_s is None:
         return 0.0

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from .arguments import FloatArray, array, flag, integer, number, time_limit
+from .arguments import FloatArray, array, flag, integer, integers, number, time_limit
 
 __all__ = [
     "SlicerPlan",
@@ -55,10 +55,12 @@ class StageMemory:
     """[n] kept of each block for each micro-batch in flight. None: none."""
     transient_bytes: float | Times | None = None
     """What a block needs only while it runs, [n] or for all: the largest of a stage counts. None: none."""
+    in_flight: Sequence[int] | None = None
+    """[stages] micro-batches whose activations each stage keeps, where another order than 1F1B will run."""
 
     def _arrays(
         self, blocks: int, stages: int
-    ) -> tuple[FloatArray | None, FloatArray | None, FloatArray | None, FloatArray]:
+    ) -> tuple[FloatArray | None, FloatArray | None, FloatArray | None, FloatArray, Any]:
         def spread(value: Any, what: str, count: int) -> FloatArray | None:
             if value is None:
                 return None
@@ -72,6 +74,7 @@ class StageMemory:
         return (
             spread(self.static_bytes, "static_bytes", blocks), spread(self.activation_bytes, "activation_bytes", blocks),
             spread(self.transient_bytes, "transient_bytes", blocks), limit,
+            integers(self.in_flight, "in_flight", "one count a stage"),
         )  # fmt: skip
 
 

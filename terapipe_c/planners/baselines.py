@@ -6,7 +6,8 @@ plans another kind of input, is in ``layers``.
 
 ``memory``: a mapping (or an object with these attributes) of ``limit_bytes`` (of each device), ``static_bytes`` [n],
 ``activation_bytes`` [n] (kept for each micro-batch in flight), and, where wanted, ``transient_bytes`` (one number or [n]) and
-``recompute_s`` [n]: a block that is recomputed keeps nothing and adds that many seconds to its backward.
+``recompute_s`` [n]: a block that is recomputed keeps nothing and adds that many seconds to its backward. ``in_flight`` [stages]:
+micro-batches that each stage holds at once, where another order than 1F1B will run (of planners that replicate no stage).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from .arguments import FloatArray, array, flag, integer, number
+from .arguments import FloatArray, array, flag, integer, integers, number
 
 __all__ = ["BaselinePlan", "adapipe", "dapple", "merak", "pipedream", "uniform", "vpipe"]
 
@@ -85,7 +86,7 @@ def _limits(memory: Any, blocks: int) -> tuple[float, list[FloatArray | None]]:
     """The limit (0: none) and static, activation, transient, recompute; missing ones of the first two are zeros."""
     if memory is None:
         return 0.0, [None] * 4
-    known = {"limit_bytes", "static_bytes", "activation_bytes", "transient_bytes", "recompute_s"}
+    known = {"limit_bytes", "static_bytes", "activation_bytes", "transient_bytes", "recompute_s", "in_flight"}
     if isinstance(memory, Mapping) and memory.keys() - known:
         raise _core.InvalidValueError(f"memory has {sorted(memory.keys() - known)}: {sorted(known)} would be right")
     given = _part(memory, "limit_bytes")
@@ -126,6 +127,7 @@ def _run(
     found = _core.plan_baseline(
         planner, (forward, backward, *limits, weights), integer(stages, name), micros, number(comm_s, "comm_s", "seconds"),
         flag(blocking, "blocking"), limit, number(bandwidth_Bps, "bandwidth_Bps"), option, number(swap_Bps, "swap_bandwidth_Bps"),
+        None if memory is None else integers(_part(memory, "in_flight"), "memory's in_flight", "one count a stage"),
     )  # fmt: skip
     boundaries, replicas, actions, time_s, peak, pivot, objective_s, step_s, bound_s, steps, seconds = found
     action = np.frombuffer(actions, np.uint8)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .. import _core
 from ..config import brief
-from .arguments import FloatArray, flag, integer, number, time_limit
+from .arguments import FloatArray, flag, integer, integers, number, time_limit
 
 IntArray = npt.NDArray[np.int32]
 Layers = Sequence[Mapping[str, Any]]
@@ -143,6 +143,7 @@ def bmpipe(
     time_limit_s: float | None = 1.0,
     effort: int = 0,
     prove: bool = True,
+    in_flight: Sequence[int] | None = None,
 ) -> BMPipePlan:
     """The assignment of least step time that fits: how many layers, with which recompute strategy, on which stage.
 
@@ -154,7 +155,8 @@ def bmpipe(
     micro_batches a multiple of stages): a search, then branch and bound, of bounded effort (candidates; 0: a default): optimal
     where that ends, else with a proven lower bound. Where ``prove`` is false the latter, which takes longer than the search
     and finds some better plans, is left out (lower_bound_s 0).
-    time_limit_s (None: none) is hard; where it is not reached, equal input gives an equal plan.
+    time_limit_s (None: none) is hard; where it is not reached, equal input gives an equal plan. in_flight: [stages] micro-batches
+    that each holds at once, where one chunk will run in another order than 1F1B.
 
     tp.InfeasibleError names the stage and the bytes it lacks with everything recomputed.
     """
@@ -163,5 +165,6 @@ def bmpipe(
         core, integer(stages, "stages"), integer(micro_batches, "micro_batches"), memory(memory_bytes),
         chunks=integer(chunks, "chunks"), comm_s=number(comm_s, "comm_s", "seconds"), time_limit_s=time_limit(time_limit_s),
         effort=integer(effort, "effort", 62), prove=flag(prove, "prove"),
+        in_flight=integers(in_flight, "in_flight", "one count a stage"),
     )  # fmt: skip
     return plan_of(found, names, labels)

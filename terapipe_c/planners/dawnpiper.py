@@ -15,7 +15,7 @@ import numpy.typing as npt
 from .. import _core
 from .._core import InfeasibleError, InvalidValueError
 from ..config import html_table, human_bytes, human_seconds, one_of
-from .arguments import FloatArray, flag, integer, listed, number
+from .arguments import FloatArray, flag, integer, integers, number
 from .nodes import NEEDED, OPTIONAL, Nodes
 
 __all__ = ["DawnPiperPlan", "compute_balanced", "dawnpiper", "dawnpiper_binary", "memory_balanced", "memory_weights"]
@@ -115,7 +115,8 @@ def _micros(micro_batches: int | None, stages: int) -> int:
 
 
 def _plan(nodes: Any, stages: int, memory_bytes: float, micro_batches: int | None, schedule: str, swap_bandwidth_Bps: float,
-          link_bandwidth_Bps: float | None, mode: str, work_limit: int | None, **more: Any) -> DawnPiperPlan:  # fmt: skip
+          link_bandwidth_Bps: float | None, mode: str, work_limit: int | None, in_flight: Sequence[int] | None,
+          **more: Any) -> DawnPiperPlan:  # fmt: skip
     arrays = _arrays(nodes)
     count = integer(stages, "stages")
     micros = _micros(micro_batches, count)
@@ -130,7 +131,8 @@ def _plan(nodes: Any, stages: int, memory_bytes: float, micro_batches: int | Non
         limit = min(number(memory_bytes, "memory_bytes"), 1e300)
         found = _core.plan_dawnpiper(arrays, count, limit, micros, flight, paper=bool(paper),
                                      swap_Bps=number(swap_bandwidth_Bps, "swap_bandwidth_Bps"), link_Bps=link,
-                                     work_limit=work, **more)  # fmt: skip
+                                     work_limit=work, in_flight=integers(in_flight, "in_flight", "one count a stage"),
+                                     **more)  # fmt: skip
     except InfeasibleError as error:
         names = getattr(nodes, "names", ())
         raise InfeasibleError(f"{error}{_named(str(error), names)}") from None
@@ -169,13 +171,15 @@ def dawnpiper(
     boundaries: Sequence[int] | None = None,
     optimise_memory: bool = True,
     work_limit: int | None = None,
+    in_flight: Sequence[int] | None = None,
 ) -> DawnPiperPlan:
     """The least steady-state period over all partitions and all choices of recomputation and swap, exactly.
 
     nodes: :class:`Nodes`, or a dict of float64 [n] arrays fwd_s, bwd_s, recompute_s, activation_bytes, param_bytes,
     optimizer_bytes and, if wanted, cut_bytes, cut_tensors, working_bytes. memory_bytes: of one stage (infinite: all fits).
     Stage x (from 0) holds min(micro_batches, stages - x) copies of its activations under 1f1b, micro_batches under gpipe,
-    stages - x (and as many versions of its weights) under pipedream; micro_batches None: as many as stages.
+    stages - x (and as many versions of its weights) under pipedream; micro_batches None: as many as stages. in_flight: [stages]
+    copies of another order, no stage more than the one before it.
 
     A stage recomputes whole tensors and swaps any bytes of others; swaps of up to swap_bandwidth_Bps times the stage's time
     are free, out and in apart. With link_bandwidth_Bps a cut costs a period of its own, cut_bytes / link_bandwidth_Bps.
@@ -185,14 +189,9 @@ def dawnpiper(
 
     tp.InfeasibleError names the stage, the bytes it is short, and the memory_bytes that would do.
     """
-    given = None
-    if boundaries is not None:
-        given = np.array([integer(b, "a boundary") for b in listed(boundaries, "boundaries", "stages + 1 of them")], np.int64)
-        if (np.abs(given) >= 2**31).any():
-            raise InvalidValueError("a boundary is beyond the last node")
     return _plan(nodes, stages, memory_bytes, micro_batches, schedule, swap_bandwidth_Bps, link_bandwidth_Bps, mode, work_limit,
-                 optimise=flag(optimise_memory, "optimise_memory"),
-                 boundaries=None if given is None else given.astype(np.int32))  # fmt: skip
+                 in_flight, optimise=flag(optimise_memory, "optimise_memory"),
+                 boundaries=integers(boundaries, "boundaries", "stages + 1 of them"))  # fmt: skip
 
 
 def dawnpiper_binary(
@@ -207,6 +206,7 @@ def dawnpiper_binary(
     mode: str = "physical",
     optimise_memory: bool = True,
     work_limit: int | None = None,
+    in_flight: Sequence[int] | None = None,
 ) -> DawnPiperPlan:
     """DawnPiper's own search (BiPar): binary cuts between the compute- and the memory-balanced position, Capuchin's choice
     of what to swap (FreeTime, one queue a direction) and to recompute (bytes saved a second).
@@ -215,7 +215,7 @@ def dawnpiper_binary(
     examined before it takes the best known (200 000). It may find no plan where one exists: tp.InfeasibleError says so.
     """
     return _plan(nodes, stages, memory_bytes, micro_batches, schedule, swap_bandwidth_Bps, link_bandwidth_Bps, mode, work_limit,
-                 optimise=bool(optimise_memory), binary=True)  # fmt: skip
+                 in_flight, optimise=flag(optimise_memory, "optimise_memory"), binary=True)  # fmt: skip
 
 
 def memory_weights(stages: int, micro_batches: int | None = None, schedule: str = "pipedream") -> FloatArray:

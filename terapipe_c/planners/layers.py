@@ -267,7 +267,7 @@ def parallel_layers(graph: LayerGraph) -> LayerPlan:
 
 
 def _chain_memory(memory: Mapping[str, Any] | None) -> dict[str, Any]:
-    known = ("limit_bytes", "static_bytes", "activation_bytes", "recompute_s")
+    known = ("limit_bytes", "static_bytes", "activation_bytes", "recompute_s", "in_flight")
     if memory is None:
         return {}
     if not isinstance(memory, Mapping):
@@ -290,7 +290,8 @@ def layer_graph(
 ) -> LayerGraph:
     """The chain of blocks that the other planners plan, as a layer graph: one device a replica, variant "keep", and with
     ``memory["recompute_s"]`` "recompute", which keeps nothing per micro-batch. comm_s a message becomes bytes at the bandwidth:
-    Piper counts a cut twice each way."""
+    Piper counts a cut twice each way. memory["in_flight"]: every stage holds that many micro-batches, in an order that is not
+    1F1B's."""
     forward, backward = array(fwd, "fwd"), array(bwd, "bwd")
     n = len(forward)
     if len(backward) != n:
@@ -308,10 +309,12 @@ def layer_graph(
         if values is not None and values.shape != (n,):
             raise _core.InvalidValueError(f"{name} has shape {list(values.shape)}: one value for each of {n} blocks, [{n}], "
                                           "would be right")
+    held = limits.get("in_flight")
+    always = np.zeros(n) if held is None else integer(held, "in_flight") * kept
     nodes = []
     for i in range(n):
-        time_s = float(forward[i] + backward[i])
-        ways = [LayerVariant("keep", time_s, float(weights[i]), float(kept[i]), float(static[i]))]
+        time_s, each = float(forward[i] + backward[i]), float(kept[i]) if held is None else 0.0
+        ways = [LayerVariant("keep", time_s, float(weights[i]), each, float(static[i] + always[i]))]
         if again is not None:
             ways.append(LayerVariant("recompute", time_s + float(again[i]), float(weights[i]), 0.0, float(static[i])))
         nodes.append(LayerNode(i, {1: ways}))
