@@ -42,7 +42,7 @@ def resimulated(program: Any, intervals: NDArray[Any]) -> float:
     seconds: dict[str, NDArray[np.float64]] = {}
     for row in intervals:
         name = OPS[row["op"]]
-        if name in ("F", "B", "I", "W", "R", "SF", "SB"):
+        if name in ("F", "B", "I", "W", "R", "SO", "SI", "SF", "SB"):
             table = seconds.setdefault(name, np.zeros(shape))
             table[row["stage"], first[row["micro"]] + row["slice"]] = row["end_s"] - row["start_s"]
         elif name in ("AR", "OPT"):      # once a stage at most

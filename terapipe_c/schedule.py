@@ -47,14 +47,15 @@ INTERVAL = np.dtype(
     align=True,
 )
 #: Why ranks idle; see tp_bubble in csrc/sched/sched.h for what each one counts.
-CAUSES = ("warmup", "cooldown", "imbalance", "slice_skew", "recompute", "comm")
+CAUSES = ("warmup", "cooldown", "imbalance", "slice_skew", "recompute", "swap", "comm")
 
 #: Seconds of the first (a) and the second (b) half of a forward, where they are not half the whole's each.
 HALVES = ("F.a", "F.b", "SF.a", "SF.b", "RF.a", "RF.b")
 _CODE = {name: code for code, name in enumerate(OPS)}
 _TALKING = [_CODE[name] for name in ("SF", "RF", "SB", "RB", "AR")]
-_WORK = ("F", "B", "I", "W", "R", "AR", "OPT")  # what takes a rank's time; the rest are messages and swaps
-_USEFUL = np.array([name in _WORK and name != "R" for name in OPS])
+_SAVING = {"recompute": ("R",), "swap": ("SO", "SI")}  # what a rank does to save memory counts as idle, by this cause
+_WORK = ("F", "B", "I", "W", "R", "SO", "SI", "AR", "OPT")  # what takes a rank's time; the rest are messages
+_USEFUL = np.array([name in _WORK and name not in ("R", "SO", "SI") for name in OPS])
 
 
 # ---- costs into tables that strides index ---------------------------------------------------------------------------------
@@ -296,7 +297,7 @@ class Timeline:
 
     @property
     def idle_s(self) -> float:
-        """Seconds that ranks idle (or recompute), summed."""
+        """Seconds that ranks idle (or recompute, or swap), summed."""
         return self.num_ranks * self.makespan_s - float(self.busy_s.sum())
 
     @property
@@ -436,7 +437,9 @@ def _causes(
             mine = work[work["rank"] == rank]
             bubbles["warmup"] += float(mine["start_s"].min()) if len(mine) else makespan_s
             bubbles["cooldown"] += makespan_s - float(mine["end_s"].max()) if len(mine) else 0.0
-        bubbles["recompute"] = float((work["end_s"] - work["start_s"])[work["op"] == _CODE["R"]].sum())
+        for cause, ops in _SAVING.items():
+            mine = work[np.isin(work["op"], [_CODE[op] for op in ops])]
+            bubbles[cause] = float((mine["end_s"] - mine["start_s"]).sum())
         bubbles["comm"] = max(0.0, idle - sum(bubbles.values()))
         return bubbles, 0.0, None
     explained = sum(ideal.bubbles.values())

@@ -57,6 +57,7 @@ _CAUSE_NAMES = {
     "imbalance": "imbalance",
     "slice_skew": "uneven slices",
     "recompute": "recompute",
+    "swap": "swap",
     "comm": "messages",
 }
 _CAUSE_COLOURS = {
@@ -65,11 +66,12 @@ _CAUSE_COLOURS = {
     "imbalance": "#e4884c",
     "slice_skew": "#d9b13b",
     "recompute": "#b08ad6",
+    "swap": "#c9855f",
     "comm": "#d46a92",
 }
 _SHADES = (0, 9, -6, 4)
 _LIMIT = 12_000  # intervals drawn one by one; above, a picture of this width shows no single one
-_MESSAGES = [OPS.index(name) for name in ("SF", "RF", "SB", "RB", "SO", "SI")]
+_MESSAGES = [OPS.index(name) for name in ("SF", "RF", "SB", "RB")]
 
 Rows = NDArray[np.void]
 

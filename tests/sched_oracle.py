@@ -198,7 +198,7 @@ def execute(program):
 
 def makespan(program, seconds, lag):
     """seconds(op, stage, micro, slice), lag(stage, micro, slice): by repeated relaxation of every op's end."""
-    lists = [[w for w in rank if w[1] in ("F", "B", "I", "W", "R")] for rank in read(str(program))]
+    lists = [[w for w in rank if w[1] in ("F", "B", "I", "W", "R", "SO", "SI")] for rank in read(str(program))]
     home, last = program.rank_of, program.num_stages - 1
     end, changed = {}, True
     while changed:

@@ -20,12 +20,15 @@ def programs():
     yield schedules.seq1f1b(4, 4, 2).split(pending=2)
     yield schedules.interleaved(3, 3, 2).split(pending=1)
     yield schedules.gpipe(1, 2, 3)
+    yield schedules.seq1f1b(3, 4, [1, 3, 2, 3]).save_memory(bytes((1, 2, 0)), bytes((0, 1, 2)))
+    yield schedules.interleaved(2, 4, 2, [1, 2, 1, 3]).save_memory(bytes(4), bytes((2, 1, 0, 1)))
 
 
 def random_cost(rng, program, messages=False):
     shape = (program.num_stages, sum(program.slices))
     return {
-        op: rng.uniform(0.1, 3.0, shape) for op in ("F", "B", "I", "W", *(("SF", "RF", "SB", "RB") if messages else ()))
+        op: rng.uniform(0.1, 3.0, shape)
+        for op in ("F", "B", "I", "W", "R", "SO", "SI", *(("SF", "RF", "SB", "RB") if messages else ()))
     }
 
 
@@ -65,7 +68,12 @@ def check_intervals(program, line, cost):
         assert (mine["start_s"][1:] >= mine["end_s"][:-1] - 1e-12).all()
         for name in ("op", "stage", "micro", "slice"):
             assert (mine[name] == program.instructions(rank)[name]).all()
-        assert (mine["end_s"] - mine["start_s"]).sum() == pytest.approx(line.busy_s[rank])
+        took = mine["end_s"] - mine["start_s"]
+        saving = np.isin(mine["op"], [schedules.OPS.index(op) for op in ("R", "SO", "SI")])
+        assert took[~saving].sum() == pytest.approx(line.busy_s[rank])
+    for cause, ops in (("recompute", ("R",)), ("swap", ("SO", "SI"))):
+        mine = rows[np.isin(rows["op"], [schedules.OPS.index(op) for op in ops])]
+        assert (mine["end_s"] - mine["start_s"]).sum() == pytest.approx(line.bubbles[cause])
     for row in rows:
         seconds = cost[schedules.OPS[row["op"]]][row["stage"], offset[row["micro"]] + row["slice"]]
         assert row["end_s"] - row["start_s"] == pytest.approx(seconds)
@@ -154,11 +162,11 @@ def test_each_cause_is_named_where_it_is_the_only_one():
 
 def test_measured_intervals_are_explained_like_simulated_ones():
     rng = np.random.default_rng(3)
-    program = schedules.seq1f1b(3, 3, [2, 3, 1])
+    program = schedules.seq1f1b(3, 3, [2, 3, 1]).save_memory(bytes((1, 0, 0)), bytes((0, 1, 2)))
     line = program.simulate(random_cost(rng, program), comm_s=0.3)
     measured = Timeline.from_intervals(line.intervals)
     assert measured.makespan_s == line.makespan_s and measured.program == program
-    for cause in ("imbalance", "slice_skew", "recompute", "comm"):
+    for cause in ("imbalance", "slice_skew", "recompute", "swap", "comm"):
         assert measured.bubbles[cause] == pytest.approx(line.bubbles[cause], abs=1e-9)
     assert sum(measured.bubbles.values()) == pytest.approx(measured.idle_s)
     rows = [

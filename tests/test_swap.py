@@ -155,6 +155,8 @@ def test_a_plan_that_swaps_trains_as_one_device_does(planner, tmp_path):
         losses.append([record.loss for record in run])
         report = run.report()
         assert report.peak_memory_bytes == report.predicted_peak_memory_bytes
+        for bubbles in (one.bubbles, report.bubbles):
+            assert (bubbles["swap"] > 0) == (one is plan)
     assert losses[0] == losses[1]
     again = tp.Plan.load(tmp_path / "swapped" / "plan.json")
     assert again == plan and again.executable

@@ -153,7 +153,7 @@ add_work(bound *b)
         return;
     for (int r = 0; r < p->ranks; r++)
         for (int64_t k = p->begin[r]; k < p->begin[r + 1]; k++)
-            if (p->code[k].op == TP_OP_R || p->code[k].op == TP_OP_SO || p->code[k].op == TP_OP_SI)
+            if (p->code[k].op == TP_OP_R || tp_sched_is_swap(p->code[k].op))
                 b->work[r] += tp_durations_s(b->d, p->code[k].op, 0, p->code[k].stage, tp_program_unit(p, &p->code[k]));
 }
 

@@ -8,8 +8,7 @@
 static int
 has_messages(const tp_program *p, const tp_durations *d)
 {
-    if (d->seconds[TP_OP_SF] || d->seconds[TP_OP_RF] || d->seconds[TP_OP_SB] || d->seconds[TP_OP_RB] ||
-        d->seconds[TP_OP_SO] || d->seconds[TP_OP_SI])
+    if (d->seconds[TP_OP_SF] || d->seconds[TP_OP_RF] || d->seconds[TP_OP_SB] || d->seconds[TP_OP_RB])
         return 1;
     for (int half = 0; half < 2; half++)
         if (d->half_comm_s[half] || d->half_s[half][TP_OP_SF] || d->half_s[half][TP_OP_RF])
@@ -45,8 +44,8 @@ static int
 even_out(const tp_program *p, const tp_durations *d, double *even)
 {
     int uneven = 0;
-    for (int op = TP_OP_F; op <= TP_OP_R; op++)
-        if (d->seconds[op] != NULL)
+    for (int op = TP_OP_F; op < TP_OPS; op++)
+        if (d->seconds[op] != NULL && (op <= TP_OP_R || tp_sched_is_swap(op)))
             uneven |= mean(p, d, d->seconds[op], even + op * p->stages);
     for (int half = 0; half < 2; half++)
         if (d->half_s[half][TP_OP_F] != NULL)
@@ -70,7 +69,7 @@ slice_skew(const tp_program *p, const tp_durations *ideal, const tp_run *runs, i
         for (int op = 0; op < TP_OPS; op++)
             if (ideal->seconds[op] != NULL) {
                 d.seconds[op] = even + op * p->stages;
-                for (int v = 0; op > TP_OP_R && v < p->stages; v++) /* AR, OPT: not of a slice */
+                for (int v = 0; op >= TP_OP_AR && v < p->stages; v++) /* AR, OPT: not of a slice */
                     even[op * p->stages + v] = ideal->seconds[op][v * ideal->stage_stride];
             }
         for (int half = 0; half < 2; half++)
@@ -89,18 +88,19 @@ tp_status
 tp_sched_bubbles(const tp_program *program, const tp_durations *durations, const tp_run *runs, int64_t run_count,
                  const tp_totals *totals, double bubbles_s[TP_BUBBLES])
 {
-    double most = 0.0, work = 0.0, recompute = 0.0, fill = 0.0, idle = 0.0, T = totals->makespan_s, ideal_s = T,
+    double most = 0.0, work = 0.0, recompute = 0.0, swap = 0.0, fill = 0.0, idle = 0.0, T = totals->makespan_s, ideal_s = T,
            skew = 0.0;
     int ranks = program->ranks;
     for (int r = 0; r < ranks; r++) {
         most = totals->work_s[r] > most ? totals->work_s[r] : most;
         work += totals->work_s[r];
         recompute += totals->recompute_s[r];
+        swap += totals->swap_s[r];
         fill += totals->fill_s[r];
         idle += T - totals->work_s[r];
     }
     tp_durations ideal = *durations;
-    static const int messages[] = {TP_OP_SF, TP_OP_RF, TP_OP_SB, TP_OP_RB, TP_OP_SO, TP_OP_SI};
+    static const int messages[] = {TP_OP_SF, TP_OP_RF, TP_OP_SB, TP_OP_RB};
     for (size_t i = 0; i < sizeof messages / sizeof messages[0]; i++)
         ideal.seconds[messages[i]] = ideal.half_s[0][messages[i]] = ideal.half_s[1][messages[i]] = NULL;
     ideal.comm_s = ideal.comm_unit_s = ideal.half_comm_s[0] = ideal.half_comm_s[1] = NULL;
@@ -119,6 +119,7 @@ tp_sched_bubbles(const tp_program *program, const tp_durations *durations, const
     bubbles_s[TP_BUBBLE_imbalance] = imbalance;
     bubbles_s[TP_BUBBLE_slice_skew] = skew;
     bubbles_s[TP_BUBBLE_recompute] = recompute;
+    bubbles_s[TP_BUBBLE_swap] = swap;
     bubbles_s[TP_BUBBLE_comm] = comm;
     return TP_OK;
 }

@@ -8,11 +8,16 @@
 tp_status
 tp_sched_refuse(const tp_program *program, int rank, int64_t position, const char *format, ...) TP_PRINTF(4, 5);
 
-/* Ops that compute, that is: take a rank's time and appear in a timeline. */
+/* Ops that compute. They take a rank's time and appear in a timeline, as swaps, AR and OPT do. */
 static inline int
 tp_sched_is_compute(int op)
 {
     return op <= TP_OP_R;
+}
+static inline int
+tp_sched_is_swap(int op)
+{
+    return op == TP_OP_SO || op == TP_OP_SI;
 }
 static inline int
 tp_sched_is_message(int op)
@@ -95,7 +100,8 @@ typedef struct {
 /* One evaluation: what the bubbles are computed from. */
 typedef struct {
     double makespan_s;
-    double *work_s, *recompute_s; /* [ranks] compute with R, and R alone */
+    double *work_s;               /* [ranks] all but messages */
+    double *recompute_s, *swap_s; /* [ranks] of that in R, in SO and SI */
     double *fill_s;               /* [ranks] idle before the first backward starts */
 } tp_totals;
 

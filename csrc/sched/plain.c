@@ -155,7 +155,7 @@ note(tp_worklist *w, int rank, int64_t k, double start, double end)
 }
 
 /* Ops of a plain program that neither read nor make a cell by themselves. */
-static inline double
+static inline void
 run_other(tp_worklist *w, int rank, const tp_instr *i, const plain_stage *v, int64_t unit, double clock)
 {
     double seconds = v->seconds[i->op][unit * w->plain->stride[i->op]];
@@ -163,11 +163,10 @@ run_other(tp_worklist *w, int rank, const tp_instr *i, const plain_stage *v, int
         leave_forward(w, v, unit, clock);
     else if (i->op == TP_OP_SB)
         leave_backward(w, v, unit, clock);
-    else if (i->op == TP_OP_SO || i->op == TP_OP_SI)
-        return clock + seconds;
     else if (i->op == TP_OP_R)
         w->recompute[rank] += seconds;
-    return clock;
+    else if (tp_sched_is_swap(i->op))
+        w->swap[rank] += seconds;
 }
 
 void
@@ -216,11 +215,11 @@ tp_plain_run(tp_worklist *w, int rank, int64_t end)
             clock = start + seconds;
             if (!v->sends_b)
                 leave_backward(w, v, unit, clock);
-        } else if (i->op <= TP_OP_R) {
+        } else if (i->op <= TP_OP_R || tp_sched_is_swap(i->op)) {
             clock += seconds;
             run_other(w, rank, i, v, unit, clock);
         } else {
-            clock = run_other(w, rank, i, v, unit, clock);
+            run_other(w, rank, i, v, unit, clock);
             continue;
         }
         work += seconds;

@@ -250,7 +250,7 @@ TP_MUST_USE tp_status
 tp_program_check_order(const tp_program *program);
 
 /* ---- timing -------------------------------------------------------------------------------------------------------------- */
-#define TP_BUBBLE_MAP(X) X(warmup) X(cooldown) X(imbalance) X(slice_skew) X(recompute) X(comm)
+#define TP_BUBBLE_MAP(X) X(warmup) X(cooldown) X(imbalance) X(slice_skew) X(recompute) X(swap) X(comm)
 typedef enum {
 #define TP_BUBBLE_ENUM(name) TP_BUBBLE_##name,
     TP_BUBBLE_MAP(TP_BUBBLE_ENUM)
@@ -259,7 +259,7 @@ typedef enum {
 } tp_bubble;
 
 typedef struct {
-    int64_t operations;      /* intervals of compute ops (and AR, OPT), grouped by rank, in program order */
+    int64_t operations;      /* intervals of compute ops (swaps, AR and OPT too), grouped by rank, in program order */
     int64_t *begin;          /* [ranks + 1] */
     double *start_s, *end_s; /* [operations] */
     int32_t *at;             /* [operations] position in the rank's program */
@@ -270,14 +270,15 @@ typedef struct {
     double lower_bound_s;    /* no order of these operations on this placement is faster */
 } tp_timeline;
 
-/* Why ranks idle. With R ranks, makespan T, w[r] the seconds rank r computes (R included, messages not), W = max w:
+/* Why ranks idle. With R ranks, makespan T, w[r] the seconds rank r is at work (R and swaps included, messages not), W = max w:
  *   recompute  = seconds in R instructions, summed over ranks
+ *   swap       = the same of SO and SI: the rank waits for its copies
  *   imbalance  = sum over r of (W - w[r])                     less work than the busiest rank (BMPipe's B_I)
- *   comm       = R * (T - Tc)      Tc: makespan of the same program with messages (and swaps) that take no time
+ *   comm       = R * (T - Tc)      Tc: makespan of the same program with messages that take no time
  *   slice_skew = R * (Tc - Te), at least 0   Te: also every op of a kind takes, on each stage, the mean over its slices
  *   warmup + cooldown = the rest, R * (min(Tc, Te) - W): filling and draining; shared in proportion to the seconds idle
  *                before and after the start of each rank's first backward.
- * Every term is >= 0 and they sum to R * T - sum of busy, where busy[r] = w[r] less recomputation. */
+ * Every term is >= 0 and they sum to R * T - sum of busy, where busy[r] = w[r] less recomputation and swaps. */
 /* Messages take comm_s as a lag between the ranks (overlapped). activation_bytes: NULL, or [stages * units] (or scalar by
  * strides 0) held from F to B (or W). keep_intervals 0: only the totals are filled. Deadlock: ESCHEDULE. */
 TP_MUST_USE tp_status

@@ -47,7 +47,7 @@ sim_open(sim *s, const tp_program *p, const tp_durations *d, unsigned ops)
 {
     size_t ranks = (size_t)p->ranks;
     *s = (sim){.p = p, .d = d, .units = tp_program_units(p), .lowered = (ops & TP_SCHED_MESSAGES) != 0};
-    s->clock = calloc(5 * ranks, sizeof *s->clock);
+    s->clock = calloc(6 * ranks, sizeof *s->clock);
     s->waiting = calloc(ranks, sizeof *s->waiting);
     s->next = malloc(ranks * sizeof *s->next);
     s->remote = calloc((size_t)p->stages + 1, 1);
@@ -60,7 +60,8 @@ sim_open(sim *s, const tp_program *p, const tp_durations *d, unsigned ops)
     }
     s->work = s->clock + ranks;
     s->recompute = s->work + ranks;
-    s->first_backward = s->recompute + ranks;
+    s->swap = s->recompute + ranks;
+    s->first_backward = s->swap + ranks;
     s->work_before = s->first_backward + ranks;
     for (int v = 0; v <= p->stages; v++)
         s->remote[v] = (uint8_t)tp_program_remote(p, v);
@@ -158,6 +159,8 @@ compute(sim *s, int rank, const tp_instr *i, int64_t unit)
     s->work[rank] += seconds;
     if (i->op == TP_OP_R)
         s->recompute[rank] += seconds;
+    else if (tp_sched_is_swap(i->op))
+        s->swap[rank] += seconds;
     if (s->line != NULL) {
         int64_t at = s->interval[rank]++;
         s->line->start_s[at] = start;
@@ -180,12 +183,10 @@ step(sim *s, int rank, const tp_instr *i)
         compute(s, rank, i, unit);
         if (!(s->lowered && s->remote[forward ? i->stage + 1 : i->stage]))
             leave(s, rank, forward, forward && i->flags ? tp_sched_leaving(s->p, i) : TP_HALVES, i->stage, cell, unit);
-    } else if (i->op == TP_OP_W || i->op == TP_OP_R) {
+    } else if (i->op == TP_OP_W || i->op == TP_OP_R || tp_sched_is_swap(i->op)) {
         compute(s, rank, i, unit);
     } else if (i->op == TP_OP_SF || i->op == TP_OP_SB) {
         leave(s, rank, i->op == TP_OP_SF, tp_instr_halves(i), i->stage, cell, unit);
-    } else if (i->op == TP_OP_SO || i->op == TP_OP_SI) {
-        s->clock[rank] += tp_durations_s(s->d, i->op, 0, i->stage, unit);
     }
     return 1;
 }
@@ -349,7 +350,6 @@ tp_program_peak_bytes(const tp_program *program, const double *bytes, int64_t st
 static tp_status
 line_open(const tp_program *p, unsigned ops, int keep_intervals, tp_timeline **out)
 {
-    const unsigned without_time = TP_SCHED_MESSAGES | TP_SCHED_BIT(TP_OP_SO) | TP_SCHED_BIT(TP_OP_SI);
     tp_timeline *line = calloc(1, sizeof *line);
     size_t ranks = (size_t)p->ranks;
     int whole = line != NULL;
@@ -361,9 +361,9 @@ line_open(const tp_program *p, unsigned ops, int keep_intervals, tp_timeline **o
     }
     for (int r = 0; whole && r < p->ranks; r++) {
         int64_t length = p->begin[r + 1] - p->begin[r];
-        line->begin[r + 1] = line->begin[r] + (ops & without_time ? 0 : length);
-        for (int64_t k = p->begin[r]; ops & without_time && k < p->begin[r + 1]; k++)
-            line->begin[r + 1] += tp_sched_is_compute(p->code[k].op) || p->code[k].op >= TP_OP_AR;
+        line->begin[r + 1] = line->begin[r] + (ops & TP_SCHED_MESSAGES ? 0 : length);
+        for (int64_t k = p->begin[r]; ops & TP_SCHED_MESSAGES && k < p->begin[r + 1]; k++)
+            line->begin[r + 1] += tp_sched_is_compute(p->code[k].op) || p->code[k].op >= TP_OP_SO;
         line->operations = line->begin[r + 1];
     }
     if (whole && keep_intervals) {
@@ -408,11 +408,11 @@ fill(sim *s, unsigned ops, tp_timeline *line, int keep_intervals)
     run_ends(s);
     line->makespan_s = makespan(s);
     for (int r = 0; r < p->ranks; r++) {
-        line->busy_s[r] = s->work[r] - s->recompute[r];
+        line->busy_s[r] = s->work[r] - s->recompute[r] - s->swap[r];
         double first = s->first_backward[r]; /* from here on: seconds idle before it */
         s->first_backward[r] = first < 0.0 ? line->makespan_s - s->work[r] : first - s->work_before[r];
     }
-    tp_totals totals = {line->makespan_s, s->work, s->recompute, s->first_backward};
+    tp_totals totals = {line->makespan_s, s->work, s->recompute, s->swap, s->first_backward};
     TP_TRY(tp_sched_bubbles(p, s->d, s->runs, s->run_count, &totals, line->bubbles_s));
     return tp_sched_bound(p, ops, s->d, &line->lower_bound_s);
 }

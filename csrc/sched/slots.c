@@ -14,7 +14,7 @@ typedef struct {
 int
 tp_sched_uses_activation(int op)
 {
-    return op <= TP_OP_RF || op == TP_OP_SO || op == TP_OP_SI;
+    return op <= TP_OP_RF || tp_sched_is_swap(op);
 }
 
 int

@@ -125,7 +125,7 @@ tp_program_can_csv(const tp_program *program)
                 return tp_sched_refuse(program, r, i - program->begin[r],
                                        "torch.distributed.pipelining has no word for half a micro-batch: whole "
                                        "forwards would be right");
-            if (instr->op == TP_OP_R || instr->op == TP_OP_SO || instr->op == TP_OP_SI)
+            if (instr->op == TP_OP_R || tp_sched_is_swap(instr->op))
                 return tp_sched_refuse(
                     program, r, i - program->begin[r],
                     "torch.distributed.pipelining has no word for %s: only F, B, I and W compute there",

@@ -15,7 +15,7 @@ typedef struct {
     double *ready_f, *ready_b; /* [stages * units] when the stage's output has come to its reader; TP_NOT_YET */
     uint8_t *halves;           /* tp_sched_halves */
     double *ready_half;        /* [stages * units] the same of the first half of the forward's; NULL: nothing is halved */
-    double *clock, *work, *recompute, *first_backward, *work_before; /* [ranks] */
+    double *clock, *work, *recompute, *swap, *first_backward, *work_before; /* [ranks] */
     const void **waiting; /* [ranks] the cell that a blocked rank waits for; NULL */
     int64_t *next;        /* [ranks] */
     uint8_t *remote;      /* [stages + 1] does F of this stage read from another rank? */
