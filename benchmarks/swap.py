@@ -17,17 +17,19 @@ from common import header, write
 import terapipe_c as tp
 
 MODEL = tp.GPTConfig(n_layer=6, n_head=8, n_embd=512, vocab_size=256, block_size=512)
-HOST_BPS = 4e9  # what the planner is told of the file
+FOLDER = "/var/tmp"  # a disk, where /tmp may be memory
 
 
 def plans_of(share: float) -> dict[str, tp.Plan]:
     costs = tp.profile(MODEL, micro_batch=1, seq_len=512, backend="cpu", threads=1)
-    wide = dataclasses.replace(tp.Cluster.local(), num_devices=2, memory_bytes=1e12)
+    swapping = dataclasses.replace(tp.Cluster.local(2, swap_folder=FOLDER), memory_bytes=1e12)
+    wide = dataclasses.replace(swapping, host_bandwidth_Bps=None)
     request = {"batch": 8, "seq_len": 512, "costs": costs, "stages": 2, "schedule": "gpipe"}
     keep = tp.plan(MODEL, wide, planner="uniform", **request)
     tight = dataclasses.replace(wide, memory_bytes=share * max(keep.peak_memory_bytes))
     return {"kept": keep, "made again": tp.plan(MODEL, tight, planner="dawnpiper", **request),
-            "swapped": tp.plan(MODEL, dataclasses.replace(tight, host_bandwidth_Bps=HOST_BPS), planner="dawnpiper", **request)}
+            "swapped": tp.plan(MODEL, dataclasses.replace(swapping, memory_bytes=tight.memory_bytes), planner="dawnpiper",
+                               **request)}
 
 
 def main() -> None:
@@ -43,7 +45,7 @@ def main() -> None:
     losses: dict[str, list[float]] = {}
     for _ in range(options.rounds):
         for name, plan in plans.items():
-            with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:      # a disk, where /tmp may be memory
+            with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
                 run = tp.launch(plan, data=os.__file__, steps=options.steps + 1, out=f"{folder}/run", progress=False)
                 records = list(run)
                 report = run.report()

@@ -329,6 +329,7 @@ def rank_memory(
     program: Program, model: _Dimensions, partition: Sequence[int], slicing: _Slicing, isa: str | None = None, threads: int = 1,
     provider: object = None, dtype: str | None = None, saves: bytes | None = None,
 ) -> list[int]: ...
+def store_time(folder: str | bytes | PathLike[str], bytes: int, rounds: int, /) -> _Float: ...
 def stage_memory(
     model: _Dimensions, slicing: _Slicing, first: int, last: int, activation_slots: int, gradient_slots: int,
     provider: object = None, dtype: str | None = None, saves: bytes | None = None, /,

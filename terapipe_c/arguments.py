@@ -192,8 +192,10 @@ def plan_flags(p: argparse.ArgumentParser) -> None:
         ("link-latency-s", float),
         ("link-bandwidth-Bps", float),
         ("peak-flops", float),
+        ("host-bandwidth-Bps", float),
     ):
         group.add_argument(f"--{name}", type=kind)
+    group.add_argument("--swap-folder", help="plans for this machine may swap activations to files here: how fast is measured")
 
 
 def plan_flags_given(parser: argparse.ArgumentParser, command: str, argv: Sequence[str]) -> list[str]:

@@ -143,13 +143,28 @@ def _cluster(args: argparse.Namespace) -> Any:
         "link_latency_s": args.link_latency_s,
         "link_bandwidth_Bps": args.link_bandwidth_Bps,
         "peak_flops": args.peak_flops,
+        "host_bandwidth_Bps": args.host_bandwidth_Bps,
     }
     given = {name: value for name, value in given.items() if value is not None}
     if args.devices is None:
         if given:
             raise ValueError(f"--{next(iter(given)).replace('_', '-')} describes a cluster: give --devices too")
-        return tp.Cluster.local()
+        return tp.Cluster.local() if args.swap_folder is None else _swapping(args.swap_folder)
+    if args.swap_folder is not None:
+        raise ValueError("--swap-folder is of this machine: --host-bandwidth-Bps would be right beside --devices")
     return tp.Cluster(num_devices=args.devices, **given)
+
+
+@functools.cache
+def _swapping(folder: str) -> Any:
+    """Measured once; what runs here swaps to the same folder."""
+    import terapipe_c as tp
+
+    from .engine import STORE_VARIABLE
+
+    cluster = tp.Cluster.local(swap_folder=folder)
+    os.environ[STORE_VARIABLE] = folder
+    return cluster
 
 
 @functools.cache
@@ -191,21 +206,9 @@ def _make_plan(args: argparse.Namespace) -> Any:
 
 
 def _plan_result(plan: Any) -> dict[str, Any]:
-    return {
-        name: getattr(plan, name)
-        for name in (
-            "stages",
-            "slicing",
-            "schedule",
-            "step_time_s",
-            "lower_bound_s",
-            "gap",
-            "peak_memory_bytes",
-            "bubbles",
-            "planning_time_s",
-            "executable",
-        )
-    }
+    names = ("stages", "slicing", "schedule", "step_time_s", "lower_bound_s", "gap", "peak_memory_bytes", "bubbles",
+             "planning_time_s", "executable")  # fmt: skip
+    return {name: getattr(plan, name) for name in names}
 
 
 def _timeline_result(line: Any) -> dict[str, Any]:

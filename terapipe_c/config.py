@@ -344,13 +344,21 @@ class Cluster:
                 put(self, name, real(name, getattr(self, name)))
 
     @classmethod
-    def local(cls, num_devices: int | None = None) -> Cluster:
-        """This machine: one device per core that this process may use, each with an equal share of the memory."""
+    def local(cls, num_devices: int | None = None, *, swap_folder: str | os.PathLike[str] | None = None) -> Cluster:
+        """This machine: one device per core that this process may use, each with an equal share of the memory.
+
+        swap_folder: plans may swap; host_bandwidth_Bps is what all devices at once measure for files in this folder (under a
+        second on most disks; 128 MiB a device). Runs swap to their own folder, or to the one that TERAPIPE_SWAP_DIR names: it
+        should be of the same disk.
+        """
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        from .profiling import swap_bandwidth
+
         devices = cores if num_devices is None else whole("num_devices", num_devices)
         # Shared memory between two processes: latency and bandwidth of a ring of ours, measured by tp.profile for a run.
         return cls(num_devices=devices, devices_per_node=devices, memory_bytes=max(1, _local_memory_bytes() // devices),
-                   link_latency_s=2e-6, link_bandwidth_Bps=5e9, is_local=True)
+                   link_latency_s=2e-6, link_bandwidth_Bps=5e9, is_local=True,
+                   host_bandwidth_Bps=None if swap_folder is None else swap_bandwidth(swap_folder, min(devices, cores)))
 
     @classmethod
     def preset(cls, device: str, num_devices: int = 1, *, dtype: str = "fp32", efficiency: float = 0.5,

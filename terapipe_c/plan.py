@@ -417,7 +417,8 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             adapipe do so within the memory; auto weighs theirs and, where memory binds, slices with each of the three names;
             the others recompute nothing. Where ``cluster.host_bandwidth_Bps`` is given dawnpiper and vpipe, and with them auto,
             swap too: what a block computed leaves the memory between its forward and its backward. On the CPU it goes to a file,
-            in the run's folder or the one that TERAPIPE_SWAP_DIR names: that disk's bandwidth is meant.
+            in the run's folder or the one that TERAPIPE_SWAP_DIR names: that disk's bandwidth is meant, which
+            ``Cluster.local(swap_folder=...)`` measures.
 
     Raises:
         ValueError: the request contradicts itself or the model; names the argument, its value and what would be right.

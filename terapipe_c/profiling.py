@@ -11,6 +11,7 @@ import statistics
 import threading
 import time
 from collections.abc import Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -294,6 +295,15 @@ class _Sampler:
         return {kind: {phase: rows for phase, rows in phases.items()
                        if kind in ("attention", "ffn") or any(seconds > NOTHING_S for *_, seconds in rows)}
                 for kind, phases in found.items()}
+
+
+def swap_bandwidth(folder: str | os.PathLike[str], ranks: int, rank_bytes: int = 128 << 20) -> float:
+    """Bytes a second that one of ``ranks`` ranks swaps at, out and in alike, when all do so to files in ``folder``: what the
+    engine's own file gives, the median of some rounds of ``rank_bytes`` each. The system keeps the file in memory while there
+    is room: rank_bytes says how much the measurement asks of it."""
+    with ThreadPoolExecutor(ranks) as pool:
+        rounds = list(pool.map(lambda _: _core.store_time(folder, rank_bytes, 6), range(ranks)))
+    return 2.0 * rank_bytes / float(np.median([row.sum() for each in rounds for row in each[1:]]))   # the first touches pages
 
 
 def _copy_byte_s(busy: int) -> tuple[float, float]:

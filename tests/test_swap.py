@@ -9,6 +9,7 @@ from test_engine import HYPER, alone, everything, partition_of, problem, random_
 
 import terapipe_c as tp
 from terapipe_c import _core
+from terapipe_c.cli import main
 from terapipe_c.engine import rank_memory
 from terapipe_c.judge import Savings, saving
 
@@ -198,3 +199,43 @@ def test_a_folder_named_for_swaps_is_looked_at_before_a_rank_starts(tmp_path, mo
     assert not (tmp_path / "run").exists()
     monkeypatch.setenv("TERAPIPE_SWAP_DIR", str(tmp_path))
     assert len(tp.launch(plan, data=np.zeros(4096, np.int32), steps=1, out=tmp_path / "run", processes=False).wait().history) == 1
+
+
+# ---- how fast ------------------------------------------------------------------------------------------------------------
+
+def test_how_fast_a_folder_takes_swaps_is_measured(tmp_path):
+    seconds = _core.store_time(tmp_path, 5 << 20, 3)
+    assert seconds.shape == (3, 2) and (seconds > 0).all() and os.listdir(tmp_path) == []
+    local, plain = tp.Cluster.local(swap_folder=tmp_path), tp.Cluster.local()
+    assert plain.host_bandwidth_Bps is None and dataclasses.replace(local, host_bandwidth_Bps=None) == plain
+    assert 1e6 < local.host_bandwidth_Bps < 1e12 and os.listdir(tmp_path) == []
+    with pytest.raises(tp.StorageError, match=re.escape(f"a file in {tmp_path / 'none'}, which cannot be made")):
+        tp.Cluster.local(swap_folder=tmp_path / "none")
+    for bytes_, rounds in ((0, 1), (1, 0), (-5, 1)):
+        with pytest.raises(ValueError, match=f"{rounds} rounds of {bytes_} bytes"):
+            _core.store_time(tmp_path, bytes_, rounds)
+
+
+def test_the_command_line_swaps_too(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TERAPIPE_SWAP_DIR", "")                # set by the command, and put back afterwards
+    text, disk = tmp_path / "text.txt", tmp_path / "disk"
+    text.write_bytes(bytes(range(32, 127)) * 40)
+    disk.mkdir()
+    limit = max(tight(planner="dawnpiper", schedule="gpipe").peak_memory_bytes)
+    request = {"batch": 8, "seq_len": 128, "planner": "dawnpiper", "schedule": "gpipe", "stages": 2}
+    model = tp.GPTConfig(n_layer=4, n_head=2, n_embd=32, vocab_size=256, block_size=128)
+    with pytest.raises(tp.InfeasibleError):                    # down to where making again does not do
+        while True:
+            tp.plan(model, tp.Cluster(num_devices=2), memory_bytes=limit, **request)
+            limit = limit * 49 // 50
+    flags = ["--n-layer", "4", "--n-head", "2", "--n-embd", "32", "--block-size", "128", "--batch", "8", "--stages", "2",
+             "--schedule", "gpipe", "--planner", "dawnpiper", "--costs", "analytic",
+             "--memory-bytes", str(limit)]
+    assert main(["train", *flags, "--swap-folder", str(disk), "--data", str(text), "--steps", "2",
+                 "--out", str(tmp_path / "run"), "--quiet"]) == 0
+    made = tp.Plan.load(tmp_path / "run" / "plan.json")
+    assert any(made.swap) and os.environ["TERAPIPE_SWAP_DIR"] == str(disk)
+    assert main(["plan", *flags, "--devices", "2", "--host-bandwidth-Bps", "1e12", "--out", str(tmp_path / "plan.json")]) == 0
+    assert any(tp.Plan.load(tmp_path / "plan.json").swap)
+    assert main(["plan", *flags, "--devices", "2", "--swap-folder", str(disk)]) == 2
+    assert "--host-bandwidth-Bps would be right beside --devices" in capsys.readouterr().err

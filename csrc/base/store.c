@@ -10,6 +10,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "csrc/base/clock.h"
+
+#define PIECE ((size_t)16 << 20) /* of one copy: about a slice's arrays of a large model, more than a core's cache */
+
 /* -1: errno says why. */
 static int
 nameless_file(const char *folder)
@@ -62,4 +66,33 @@ tp_store_close(void *memory, size_t bytes)
 {
     if (memory != NULL)
         munmap(memory, bytes);
+}
+
+/* All of the store in pieces: out of memory, or back in. Returns the seconds. */
+static double
+copy_all(char *store, size_t bytes, char *piece, int out)
+{
+    int64_t start = tp_clock_ns();
+    for (size_t at = 0; at < bytes; at += PIECE) {
+        size_t count = bytes - at < PIECE ? bytes - at : PIECE;
+        memcpy(out ? store + at : piece, out ? piece : store + at, count);
+    }
+    return (double)(tp_clock_ns() - start) * 1e-9;
+}
+
+tp_status
+tp_store_time(const char *folder, size_t bytes, int rounds, double *seconds)
+{
+    void *store = NULL;
+    if (bytes == 0 || rounds < 1)
+        return tp_fail(TP_EVALUE, "%d rounds of %zu bytes: at least one of each would be right", rounds, bytes);
+    char *piece = calloc(1, PIECE);
+    if (piece == NULL)
+        return tp_fail(TP_EMEMORY, "no memory to measure swaps with");
+    tp_status status = tp_store_open(folder, bytes, "a measurement", &store);
+    for (int i = 0; i < 2 * rounds && status == TP_OK; i++)
+        seconds[i] = copy_all(store, bytes, piece, i % 2 == 0);
+    tp_store_close(store, bytes);
+    free(piece);
+    return status;
 }

@@ -16,5 +16,9 @@ tp_store_open(const char *folder, size_t bytes, const char *what, void **out);
 /* memory NULL is allowed. */
 void
 tp_store_close(void *memory, size_t bytes);
+/* How fast is one? Copies `bytes` into a store and back, through a buffer that stays in no cache, `rounds` times: seconds
+ * [rounds][2] out and in. The first round also touches the pages for the first time. Errors as tp_store_open, EVALUE. */
+TP_MUST_USE tp_status
+tp_store_time(const char *folder, size_t bytes, int rounds, double *seconds);
 
 #endif

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "csrc/base/store.h"
 #include "csrc/engine/engine.h"
 #include "csrc/py/device.h"
 #include "csrc/py/program.h"
@@ -113,7 +114,42 @@ stage_memory(PyObject *module, PyObject *args)
     return PyLong_FromSize_t(bytes);
 }
 
+static PyObject *
+store_time(PyObject *module, PyObject *args)
+{
+    PyObject *folder;
+    Py_ssize_t bytes;
+    int rounds;
+    tp_py_state *state = tp_py_module_state(module);
+    if (!PyArg_ParseTuple(args, "O&ni", PyUnicode_FSConverter, &folder, &bytes, &rounds))
+        return NULL;
+    const Py_ssize_t shape[] = {rounds, 2};
+    double *seconds = rounds > 0 ? calloc(2 * (size_t)rounds, sizeof *seconds) : NULL;
+    PyObject *result = NULL;
+    if (bytes < 1 || rounds < 1)
+        PyErr_Format(PyExc_ValueError, "%d rounds of %zd bytes: at least one of each would be right", rounds, bytes);
+    else if (seconds == NULL)
+        PyErr_NoMemory();
+    else {
+        tp_status status;
+        Py_BEGIN_ALLOW_THREADS
+        status = tp_store_time(PyBytes_AS_STRING(folder), (size_t)bytes, rounds, seconds);
+        Py_END_ALLOW_THREADS
+        if (status == TP_OK) {
+            result = tp_py_array(state, seconds, 'd', 2, shape);
+            seconds = NULL;
+        } else
+            tp_py_raise(state, status);
+    }
+    free(seconds);
+    Py_DECREF(folder);
+    return result;
+}
+
 static PyMethodDef functions[] = {
+    {"store_time", store_time, METH_VARARGS,
+     "store_time($module, folder, bytes, rounds, /)\n--\n\n-> float64 [rounds, 2]: seconds of a copy of so many bytes to a file "
+     "in folder, as an engine swaps, and back."},
     {"rank_memory", (PyCFunction)(void (*)(void))rank_memory, METH_VARARGS | METH_KEYWORDS,
      "rank_memory($module, /, program, model, partition, slicing, isa=None, threads=1, provider=None, dtype=None, "
      "saves=None)\n--\n\n-> [bytes of each rank's engine on its device], exact; nothing is allocated."},
