@@ -82,6 +82,12 @@ class Task:
         return len(self.slicing)
 
     @property
+    def asked(self) -> int:
+        """Micro-batches that a planner is asked about which minimises the makespan: one alone takes as long on any stages, which
+        then should be even, for their updates run side by side."""
+        return max(2, self.micro_batches)
+
+    @property
     def in_order(self) -> bool:
         """Does every stage hold as many micro-batches as under 1F1B?"""
         return all(n == min(self.micro_batches, self.stages - k) for k, n in enumerate(self.held))
@@ -115,8 +121,10 @@ class Task:
 
     @cached_property
     def bwd(self) -> Float:
-        """[blocks] of both gradients, and of what the request says is recomputed."""
-        work = self._ticks(kind_seconds(self.judge, self.slicing, "IW"))
+        """[blocks] of both gradients, of a micro-batch's share of the update, and of what the request says is recomputed."""
+        costs, model = self.judge.costs, self.judge.model
+        work = self._ticks({kind: seconds + costs.optimizer_param_s * model.block_params(kind)
+                            for kind, seconds in kind_seconds(self.judge, self.slicing, "IW").items()})
         return np.asarray(work + np.where(self.given, self.recompute, 0.0))
 
     @property
@@ -211,7 +219,7 @@ def _autopipe(name: str, **options: Any) -> Callable[[Task], Wish]:
     def ask(task: Task) -> Wish:
         memory = {"static_bytes": task.static_bytes, "activation_bytes": task.activation_bytes, "limit_bytes": task.limit_bytes,
                   "in_flight": task.held}
-        return Wish(_blocks(getattr(planners, name)(task.fwd, task.bwd, task.stages, task.micro_batches,
+        return Wish(_blocks(getattr(planners, name)(task.fwd, task.bwd, task.stages, task.asked,
                                                     comm_s=task.message, memory=memory, **options)))
 
     return ask
@@ -317,7 +325,8 @@ def _bmpipe(task: Task) -> Wish:
                               for name, again in way]} for group, way in zip(types, ways, strict=True)]
     chunks = task.judge.chunks                                  # counted work, no clock; of several chunks nobody reads the bound
     effort = _EXACT if chunks == 1 else _CHUNKED // chunks
-    result = planners.bmpipe(layers, task.judge.ranks, task.micro_batches, task.rank_bytes, chunks=chunks,
+    micros = task.asked if chunks == 1 else task.micro_batches
+    result = planners.bmpipe(layers, task.judge.ranks, micros, task.rank_bytes, chunks=chunks,
                              comm_s=task.message, time_limit_s=None, effort=effort, prove=chunks == 1,
                              in_flight=task.held if chunks == 1 else None)
     taken, recompute, bounds = [0] * len(types), np.zeros(len(kinds), bool), [0]

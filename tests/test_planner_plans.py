@@ -254,3 +254,9 @@ def test_plans_keep_their_stages_when_the_costs_are_scaled():
                 assert plan.stages == made[0].stages and plan.slicing == made[0].slicing, (planner, by)
                 plans += 1
     print(f"{plans} plans")
+
+
+def test_one_micro_batch_leaves_no_stage_without_work():
+    """As long on any stages to a planner of makespans; but the updates run side by side."""
+    for planner in ("autopipe", "autopipe_heuristic", "pipedream"):
+        assert make(planner, LONG, stages=3, slicing=[(4, [256])]).stages == [(0, 4), (4, 8), (8, 12)]
