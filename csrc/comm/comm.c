@@ -328,6 +328,15 @@ more_room(const ring_comm *c, receive_queue *queue)
 }
 
 static tp_status
+ring_reserve(tp_comm *comm, int peer, unsigned posted)
+{
+    ring_comm *c = (ring_comm *)comm;
+    while (c->posted[peer] != NULL && c->posted[peer]->room < posted)
+        TP_TRY(more_room(c, c->posted[peer]));
+    return TP_OK;
+}
+
+static tp_status
 ring_recv_post(tp_comm *comm, int peer, uint64_t tag, void *data, size_t bytes)
 {
     ring_comm *c = (ring_comm *)comm;
@@ -414,9 +423,9 @@ ring_close(tp_comm *comm)
 }
 
 static const tp_comm_ops thread_ops = {TP_COMM_ABI,    "thread",      ring_send,      ring_recv_post,
-                                       ring_recv_wait, ring_exchange, ring_allgather, ring_close, NULL, NULL, 0};
+                                       ring_recv_wait, ring_exchange, ring_allgather, ring_close, NULL, NULL, 0, ring_reserve};
 static const tp_comm_ops shm_ops = {TP_COMM_ABI,    "shm",         ring_send,      ring_recv_post,
-                                    ring_recv_wait, ring_exchange, ring_allgather, ring_close, NULL, NULL, 0};
+                                    ring_recv_wait, ring_exchange, ring_allgather, ring_close, NULL, NULL, 0, ring_reserve};
 
 tp_status
 tp_comm_open_region(tp_region *region, int rank, const char *name, int64_t timeout_ns, tp_comm **out)

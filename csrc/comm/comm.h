@@ -19,8 +19,8 @@ typedef struct {
     const char *name; /* "thread", "shm", "nccl", "mpi" */
     /* Returns when `data` may be reused: eager while the ring has room, else as the receiver drains it. */
     tp_status (*send)(tp_comm *comm, int peer, uint64_t tag, const void *data, size_t bytes);
-    /* Announce the next receive from peer (in order). Never blocks. At most `most_posted` outstanding a peer; rings and TCP grow
-     * in the first step that needs it. */
+    /* Announce the next receive from peer (in order). Never blocks. At most `most_posted` outstanding a peer; where that is 0
+     * allocates only beyond what was reserved. */
     tp_status (*recv_post)(tp_comm *comm, int peer, uint64_t tag, void *data, size_t bytes);
     /* Wait for the oldest posted receive from peer; ECONNECTION if its tag or size differs from what was sent. */
     tp_status (*recv_wait)(tp_comm *comm, int peer);
@@ -37,9 +37,11 @@ typedef struct {
      * never is such a thing. */
     const char *(*caveat)(const tp_comm *comm);
     int most_posted; /* 0: any number */
+    /* Room for so many receives from peer that wait at once, so that no step allocates; EMEMORY. NULL where most_posted is not 0. */
+    tp_status (*reserve)(tp_comm *comm, int peer, unsigned posted);
 } tp_comm_ops;
 
-#define TP_COMM_ABI 3u
+#define TP_COMM_ABI 4u
 #define TP_COMM_POSTED 64 /* most_posted of what exchanges a device's memory */
 
 struct tp_comm {

@@ -215,6 +215,15 @@ more_room(const tcp_comm *c, tcp_link *l)
 }
 
 static tp_status
+tcp_reserve(tp_comm *comm, int peer, unsigned posted)
+{
+    tcp_comm *c = (tcp_comm *)comm;
+    while (c->link[peer].room < posted)
+        TP_TRY(more_room(c, &c->link[peer]));
+    return TP_OK;
+}
+
+static tp_status
 tcp_recv_post(tp_comm *comm, int peer, uint64_t tag, void *data, size_t bytes)
 {
     tcp_comm *c = (tcp_comm *)comm;
@@ -284,7 +293,8 @@ tcp_close(tp_comm *comm)
 }
 
 static const tp_comm_ops tcp_ops = {TP_COMM_ABI,   "tcp",        tcp_send,      tcp_recv_post,
-                                    tcp_recv_wait, tcp_exchange, tcp_allgather, tcp_close,     NULL,         NULL, 0};
+                                    tcp_recv_wait, tcp_exchange, tcp_allgather, tcp_close,     NULL,         NULL, 0,
+                                    tcp_reserve};
 
 static tp_status
 check(const tp_tcp_config *config, const tp_region *region)

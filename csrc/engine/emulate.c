@@ -27,6 +27,8 @@ tp_engine_open_emulated(const tp_program *program, int rank, const tp_durations 
     engine->durations = durations;
     tp_status status = tp_engine_take_tables(engine, program, rank, 1);
     if (status == TP_OK)
+        status = tp_engine_reserve_posted(engine);
+    if (status == TP_OK)
         status = tp_heap_alloc(heap, (size_t)engine->count * sizeof *engine->stamps, "message stamps",
                                (void **)&engine->stamps);
     if (status != TP_OK) {

@@ -68,9 +68,10 @@ tp_engine_check_comm(const tp_program *program, int rank, const tp_comm *comm);
 TP_MUST_USE tp_status
 tp_engine_stage_comm(tp_comm *inner, tp_device *device, tp_comm **out);
 
-/* EVALUE: the program posts more receives from one rank than the communicator takes. After the tables were taken. */
+/* Room for the receives that the program posts from one rank at once, after the tables were taken. EVALUE: more than the
+ * communicator takes. EMEMORY. */
 TP_MUST_USE tp_status
-tp_engine_check_posted(const tp_engine *engine);
+tp_engine_reserve_posted(const tp_engine *engine);
 
 /* Wait until instruction i may run; the nanoseconds waited. */
 TP_MUST_USE tp_status

@@ -141,7 +141,7 @@ open_parts(tp_engine *engine, const tp_engine_config *config, tp_heap *account)
     TP_TRY(tp_engine_take_tables(engine, config->program, config->rank, gather_count(config)));
     TP_TRY(provider->device->open(&config->device, account, &engine->device));
     TP_TRY(connect(engine));
-    TP_TRY(tp_engine_check_posted(engine));
+    TP_TRY(tp_engine_reserve_posted(engine));
     TP_TRY(provider->device->reserve(engine->device, workspace_bytes(config)));
     for (int stage = 0; stage < config->program->stages; stage++) {
         if (config->program->rank_of[stage] != config->rank)

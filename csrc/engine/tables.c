@@ -140,12 +140,14 @@ most_posted(const tp_engine *engine, int peer)
 }
 
 tp_status
-tp_engine_check_posted(const tp_engine *engine)
+tp_engine_reserve_posted(const tp_engine *engine)
 {
-    const tp_comm *comm = engine->config.comm;
-    for (int peer = 0; comm != NULL && comm->ops->most_posted > 0 && peer < comm->ranks; peer++) {
+    tp_comm *comm = engine->config.comm;
+    for (int peer = 0; comm != NULL && peer < comm->ranks; peer++) {
         int most = most_posted(engine, peer);
-        if (most > comm->ops->most_posted)
+        if (comm->ops->most_posted == 0 && most > 0)
+            TP_TRY(comm->ops->reserve(comm, peer, (unsigned)most));
+        else if (most > comm->ops->most_posted)
             return tp_fail(TP_EVALUE,
                            "rank %d posts %d receives from rank %d at once, and %s takes %d: fewer slices or micro-batches, or a "
                            "schedule that sends less far ahead, would be right",

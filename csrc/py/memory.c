@@ -131,9 +131,10 @@ store_time(PyObject *module, PyObject *args)
     else if (seconds == NULL)
         PyErr_NoMemory();
     else {
+        const char *path = PyBytes_AS_STRING(folder);
         tp_status status;
         Py_BEGIN_ALLOW_THREADS
-        status = tp_store_time(PyBytes_AS_STRING(folder), (size_t)bytes, rounds, seconds);
+        status = tp_store_time(path, (size_t)bytes, rounds, seconds);
         Py_END_ALLOW_THREADS
         if (status == TP_OK) {
             result = tp_py_array(state, seconds, 'd', 2, shape);

@@ -384,7 +384,7 @@ survives_every_failed_allocation(const tp_model *model, const int32_t *tokens)
         job j;
         open_job(&j, model, &layouts[k], tokens, NULL);
         static tp_comm nobody; /* opening sends nothing */
-        static const tp_comm_ops silent = {.abi = TP_COMM_ABI};
+        static const tp_comm_ops silent = {.abi = TP_COMM_ABI, .most_posted = TP_COMM_POSTED};
         nobody.ops = &silent;
         nobody.rank = layouts[k].ranks - 1;
         nobody.ranks = layouts[k].ranks;
