@@ -204,7 +204,7 @@ def has_chunks(schedule: str, chunks: int) -> bool:
     """Whether the schedule can have so many stages a rank."""
     if schedule in ZIGZAG:
         return chunks == 2 or (chunks % 2 == 0 and schedule == "hanayo")
-    return (chunks > 1) == (schedule == "interleaved")
+    return schedule == "interleaved" or chunks == 1            # of one chunk: 1F1B that warms up longer
 
 
 def schedules_of(request: Request, chunks: int) -> tuple[str, ...]:

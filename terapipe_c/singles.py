@@ -51,7 +51,8 @@ def by_name(request: Request) -> Iterator[Request]:
             ranks = halves(min(request.cluster.num_devices // request.replicas, request.model.num_blocks // chunks))
         for name, planner in itertools.product(schedules_of(request, chunks), PLANNERS[1:]):
             usual = chunks == request.chunks and _usual(request, planner) == (name,)
-            if usual or (chunks > 1 and planner not in CHUNKED) or (planner == "bmpipe" and name in ZIGZAG):
+            several = chunks > 1 or name == "interleaved"
+            if usual or (several and planner not in CHUNKED) or (planner == "bmpipe" and name in ZIGZAG):
                 continue
             asked = _asked(request, planner, (name,), chunks, ranks)
             if asked is not None:

@@ -10,7 +10,7 @@ import terapipe_c as tp
 from terapipe_c import joint
 from terapipe_c.joint import bound_s, least_work_s, whole_bound_s
 from terapipe_c.judge import ZIGZAG, Judge, possible
-from terapipe_c.request import CHUNKED, JOINT, PLANNERS, check_request, has_chunks
+from terapipe_c.request import CHUNKED, JOINT, PLANNERS, SEVERAL, check_request, has_chunks
 from terapipe_c.singles import plan_singles
 
 MODEL = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=64, block_size=32)
@@ -108,6 +108,19 @@ def test_a_schedule_of_several_chunks_is_given_as_many_as_are_best():
                     continue
         assert auto.schedule == name and auto.step_time_s <= min(seconds.values()) * (1 + 1e-9), seconds
         assert {chunks for _, chunks in seconds} >= {2} and tp.plan(model, cluster, chunks=2, **request).chunks == 2
+
+
+def test_interleaved_of_one_chunk_is_weighed_too():
+    """Its warm-up is longer than 1F1B's: faster where messages take long."""
+    model = tp.GPTConfig(n_layer=1, n_head=2, n_embd=16, vocab_size=64, block_size=16)
+    table = np.full((3, 3), 4e-4)
+    costs = tp.CostModel.from_table(table, 2 * table, granularity=8, latency_s=3e-4)
+    request = dict(batch=4, seq_len=16, costs=costs, stages=2, partition=[(0, 2), (2, 4)], slicing=1)
+    one = tp.plan(model, CLUSTER, planner="terapipe", schedule="interleaved", chunks=1, **request)
+    others = [tp.plan(model, CLUSTER, planner="terapipe", schedule=name, **request) for name in JOINT if name not in SEVERAL]
+    assert one.step_time_s < min(plan.step_time_s for plan in others)
+    auto = tp.plan(model, CLUSTER, **request)
+    assert (auto.schedule, auto.chunks) == ("interleaved", 1) and auto.step_time_s <= one.step_time_s
 
 
 def test_a_time_limit_says_what_named_plans_it_left():
