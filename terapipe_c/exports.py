@@ -11,6 +11,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from ._core import InvalidValueError
+from .schedules import OPS
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -19,26 +20,49 @@ __all__ = ["megatron_flags", "torch_csv"]
 
 
 def megatron_flags(plan: Plan) -> str:
-    """One line for a shell. Megatron takes the number of replicas from the world size: start ``plan.num_devices`` processes."""
-    if any(len(lengths) > 1 for _, lengths in plan.slicing):
-        raise InvalidValueError("Megatron has no token slices: a plan with one slice a micro-batch would be right")
-    sizes = {b for b, _ in plan.slicing}
-    if len(sizes) > 1:
-        raise InvalidValueError(f"Megatron has micro-batches of one size, not of {sorted(sizes)}")
-    if plan.schedule not in ("1f1b", "interleaved") and plan.ranks > 1:
-        raise InvalidValueError(f"Megatron has no schedule {plan.schedule}: 1f1b or interleaved would be right")
+    """One line for a shell. Megatron takes the number of replicas from the world size: start ``plan.num_devices`` processes.
+    Without biases its LayerNorms still have theirs."""
+    size = _one_size("Megatron", plan)
+    if plan.chunks > 1 and plan.ranks == 1:
+        raise InvalidValueError(f"Megatron interleaves on two ranks or more: a plan without chunks, not {plan.chunks} on one rank, "
+                                "would be right")
+    if plan.ranks > 1:
+        _check_order(plan)
     if any(plan.swap):
         raise InvalidValueError("Megatron does not swap activations of single blocks between pipeline stages: a plan without "
                                 "swap would be right")
     m = plan.model
     flags: dict[str, object] = {
         "pipeline-model-parallel-size": plan.ranks, "pipeline-model-parallel-layout": "|".join(_layout(plan)),
-        "micro-batch-size": sizes.pop(), "global-batch-size": plan.batch, "num-layers": m.n_layer, "hidden-size": m.n_embd,
+        "micro-batch-size": size, "global-batch-size": plan.batch, "num-layers": m.n_layer, "hidden-size": m.n_embd,
         "num-attention-heads": m.n_head, "seq-length": plan.seq_len, "max-position-embeddings": m.block_size,
         **_recomputation(plan)}  # fmt: skip
     text = [f"--{name} {shlex.quote(str(value))}" for name, value in flags.items()]
     text += [] if m.tie_weights else ["--untie-embeddings-and-output-weights"]
     return " ".join(text + ([] if m.bias else ["--disable-bias-linear"]))
+
+
+def _one_size(target: str, plan: Plan) -> int:
+    """Sequences of every micro-batch, whole ones and all alike."""
+    if any(len(lengths) > 1 for _, lengths in plan.slicing):
+        raise InvalidValueError(f"{target} has no token slices: a plan with one slice a micro-batch would be right")
+    sizes = {b for b, _ in plan.slicing}
+    if len(sizes) > 1:
+        raise InvalidValueError(f"{target} has micro-batches of one size, not of {sorted(sizes)}")
+    return sizes.pop()
+
+
+def _check_order(plan: Plan) -> None:
+    """Megatron's two schedules, each gradient of weights directly behind that of the input. Of whole sequences seq1f1b is 1f1b."""
+    if plan.schedule not in ("1f1b", "seq1f1b", "interleaved") or (plan.schedule == "interleaved" and plan.chunks == 1):
+        one = " of one chunk" if plan.schedule == "interleaved" else ""
+        raise InvalidValueError(f"Megatron has no schedule {plan.schedule}{one}: 1f1b or interleaved would be right")
+    for rank in range(plan.ranks):
+        code = [op for op in plan.program.instructions(rank)[["op", "stage", "micro"]].tolist() if OPS[op[0]] in "FBIW"]
+        for (op, *unit), after in zip(code, [*code[1:], None], strict=True):
+            if OPS[op] == "I" and after != (OPS.index("W"), *unit):
+                raise InvalidValueError(f"Megatron has no gradients of weights that wait, as those of stage {unit[0]}, micro-batch "
+                                        f"{unit[1]} do: planner='uniform' with these stages as its partition would be right")
 
 
 def _layout(plan: Plan) -> list[str]:
@@ -82,7 +106,5 @@ def _recomputation(plan: Plan) -> dict[str, object]:
 def torch_csv(plan: Plan) -> str:
     """A line a rank. I with its W directly behind it is B there: torch splits a backward at a price (two passes over its graph),
     which this engine does not pay."""
-    if any(len(lengths) > 1 for _, lengths in plan.slicing):
-        raise InvalidValueError("torch.distributed.pipelining has no token slices: a plan with one slice a micro-batch would be "
-                                "right")
+    _one_size("torch.distributed.pipelining", plan)
     return re.sub(r"\b(\d+)I(\d+),\1W\2\b", r"\1B\2", str(plan.program.to_csv()))
