@@ -174,7 +174,8 @@ def plan_flags(p: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--executable", type=_yes_no, metavar="yes|no", help="only plans that this engine runs, or any (default: see tp.plan)"
     )
-    group.add_argument("--time-limit-s", type=float, help="the auto planner begins nothing new after so many seconds")
+    group.add_argument("--time-limit-s", type=float, help="after it has asked every other planner once, the auto "
+                       "planner begins nothing new past so many seconds")
     group.add_argument("--recompute", choices=("ffn", "attention", "full"),
                        help="blocks that keep their input alone and compute the rest again before their backward")
     group.add_argument("--slicing", type=_slicing, help="slices a sequence, or JSON [[micro_batch, [lengths]], ...]")

@@ -15,14 +15,14 @@ from ._core import InvalidTypeError, InvalidValueError
 from ._files import path_of
 from .config import Cluster, GPTConfig, brief, human_bytes, human_seconds, one_of
 from .cost import CostModel
-from .plan import Plan, plan
+from .plan import Plan, costs_on, plan
 from .request import PLANNERS, check_request
 from .view import comparison_svg
 
 __all__ = ["Comparison", "Row", "compare"]
 
 _OPTIONS = ("stages", "data_parallel", "tensor_parallel", "chunks", "memory_bytes", "granularity", "partition", "slicing",
-            "executable", "time_limit_s", "recompute")  # fmt: skip
+            "executable", "time_limit_s", "recompute", "backend", "dtype")  # fmt: skip
 _HEAD = ("planner", "step", "over best", "bound", "gap", "ranks", "schedule", "memory", "idle", "planned in", "runs here")
 
 
@@ -43,14 +43,15 @@ class Row:
         return self.plan is not None and self.plan.executable
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types; without a plan: planner, error and planning_time_s."""
+        """As JSON types, what is infinite None; without a plan: planner, error and planning_time_s."""
         head = {"planner": self.planner, "error": self.error or None, "planning_time_s": self.planning_time_s}
         if self.plan is None:
             return {**head, "executable": False}
         names = ("digest", "step_time_s", "lower_bound_s", "gap", "tokens_per_s", "ranks", "data_parallel", "chunks", "schedule",
                  "peak_memory_bytes", "bubbles", "busy_s", "executable", "why_not_executable", "stages", "slicing", "recompute",
                  "swap", "search_log")  # fmt: skip
-        return {**head, **{name: getattr(self.plan, name) for name in names}}
+        values = {name: getattr(self.plan, name) for name in names}
+        return {**head, **values, "tokens_per_s": values["tokens_per_s"] if self.plan.step_time_s > 0 else None}
 
 
 @dataclass(frozen=True, repr=False)
@@ -204,14 +205,16 @@ def compare(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs:
     unknown = [name for name in request if name not in known]
     if unknown:
         raise InvalidValueError(f"{unknown[0]!r} is no argument of tp.plan: {', '.join(known)} would be right")
-    check_request(model, cluster, batch, seq_len, costs, planner="auto", **{**known, **request})
+    asked = {**known, **request}
+    costs = costs_on(model, cluster, costs, asked.pop("backend"), asked.pop("dtype"))
+    check_request(model, cluster, batch, seq_len, costs, planner="auto", **asked)
     if costs is None:
         costs = CostModel.analytic(model, cluster)
     rows = []
     for name in names:
         start = time.perf_counter()
         try:
-            found, error = plan(model, cluster, batch, seq_len, costs, planner=name, **request), ""
+            found, error = plan(model, cluster, batch, seq_len, costs, planner=name, **asked), ""
         except ValueError as refusal:                          # infeasible, or not a question for this planner
             found, error = None, str(refusal)
         rows.append(Row(name, found, error, time.perf_counter() - start))

@@ -408,8 +408,9 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             Of one replica.
         executable: True: only plans that this engine runs (one replica). False: any. None: True for the auto planner on this
             machine (``Cluster.local()``), False on others (``plan.executable`` says whether it runs here).
-        time_limit_s: the auto planner begins nothing new after so many seconds; None: it counts work instead, so that the same
-            request gives the same plan everywhere.
+        time_limit_s: the auto planner asks every other planner once, for this request as it is, however long that takes (of a
+            hundred stages many seconds), and begins nothing else after so many seconds; None: it counts work instead, so that the
+            same request gives the same plan everywhere.
         backend, dtype: whose memory the plan's is: "cpu", or "cuda" with "bf16" (dtype None) or "float32"; backend None: the
             costs'. A plan for "cuda" is launched there alone.
         recompute: "ffn", "attention" or "full" (both): these blocks keep their input alone and compute the rest again before
@@ -425,8 +426,7 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         InfeasibleError: no plan that was found fits the memory; names the rank and the bytes it is short.
     """
     start = time.perf_counter()
-    if backend is not None and isinstance(model, GPTConfig) and isinstance(cluster, Cluster) and choose(backend, dtype):
-        costs = (CostModel.analytic(model, cluster) if costs is None else costs).on(backend, dtype)
+    costs = costs_on(model, cluster, costs, backend, dtype)
     request = check_request(
         model, cluster, batch, seq_len, costs, planner=planner, schedule=schedule, stages=stages, data_parallel=data_parallel,
         tensor_parallel=tensor_parallel, chunks=chunks, memory_bytes=memory_bytes, granularity=granularity,
@@ -437,6 +437,15 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
     else:
         found, log = plan_one(request), []
     return _finished(request, found, log, start)
+
+
+def costs_on(model: Any, cluster: Any, costs: Any, backend: Any, dtype: Any) -> Any:
+    """The costs of ``plan``'s arguments, for its backend and dtype; what is no cost model is left for ``check_request``."""
+    if (backend is None and dtype is None) or not isinstance(model, GPTConfig) or not isinstance(cluster, Cluster):
+        return costs
+    if costs is None:
+        costs = CostModel.analytic(model, cluster)
+    return costs.on(costs.backend if backend is None else backend, dtype) if isinstance(costs, CostModel) else costs
 
 
 def _finished(request: Request, found: Found, log: Sequence[str], start: float) -> Plan:

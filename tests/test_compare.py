@@ -1,8 +1,10 @@
 """tp.compare and `terapipe compare`: one row a planner, errors told, files new, pictures that are pictures."""
 import html.parser
+import inspect
 import json
 import xml.etree.ElementTree as ElementTree
 
+import numpy as np
 import pytest
 
 import terapipe_c as tp
@@ -93,6 +95,27 @@ def test_a_planner_without_a_plan_says_why():
     assert json.loads(json.dumps(none.to_dict()))["rows"][0]["error"]
     chunked = tp.compare(MODEL, CLUSTER, 4, 32, planners=["uniform", "dapple"], stages=2, chunks=2)
     assert chunked["uniform"].plan.chunks == 2 and "one stage a rank" in chunked["dapple"].error
+
+
+def test_it_takes_every_argument_of_plan():
+    taken = set(inspect.signature(tp.plan).parameters) - {"planner"}
+    request = {"stages": 2, "backend": "cpu", "dtype": "float32"}
+    rows = tp.compare(MODEL, CLUSTER, 4, 32, planners=["uniform"], **request)
+    assert rows["uniform"].plan == tp.plan(MODEL, CLUSTER, 4, 32, planner="uniform", **request)
+    for name in sorted(taken - {"model", "cluster", "batch", "seq_len", "costs"}):
+        given = {**request, name: request.get(name, "auto" if name == "schedule" else None)}
+        assert len(tp.compare(MODEL, CLUSTER, 4, 32, planners=["uniform"], **given)) == 1
+    with pytest.raises(ValueError, match="backend is 'tpu'"):
+        tp.compare(MODEL, CLUSTER, 4, 32, backend="tpu")
+
+
+def test_what_costs_nothing_is_json_too(tmp_path):
+    zeros = np.zeros((5, 5))
+    costs = tp.CostModel.from_table(zeros, zeros, granularity=8)
+    free = tp.compare(MODEL, CLUSTER, 4, 32, costs, planners=["uniform", "auto"], stages=2)
+    row = json.loads(free.to_json(tmp_path / "free.json").read_text(), parse_constant=lambda word: pytest.fail(word))["rows"][0]
+    assert row["step_time_s"] == 0 and row["tokens_per_s"] is None
+    assert ElementTree.fromstring(free.svg()) is not None and "0 s" in repr(free)
 
 
 @pytest.mark.parametrize("change,word", [

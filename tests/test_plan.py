@@ -371,6 +371,22 @@ def test_megatron_flags():
             plan(**{**GOOD, **change}).to_megatron()
 
 
+def test_megatron_runs_whole_sequences_of_seq1f1b_and_no_weight_gradients_that_wait():
+    model = GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=32, block_size=96)
+    request = {**GOOD, "model": model, "costs": None, "batch": 4, "slicing": 1, "partition": [(0, 5), (5, 10)]}
+    flags = [plan(**{**request, "planner": "uniform", "schedule": name}).to_megatron() for name in ("1f1b", "seq1f1b")]
+    assert flags[0] == flags[1]
+    waits = plan(**{**request, "planner": "terapipe", "schedule": "1f1b"})
+    assert "0I0,0W0" not in waits.program.to_csv()
+    with pytest.raises(ValueError, match="Megatron has no gradients of weights that wait, as those of stage 0, micro-batch 0 do"):
+        waits.to_megatron()
+    request |= {"planner": "uniform", "partition": None}
+    with pytest.raises(ValueError, match="interleaves on two ranks or more"):
+        plan(**{**request, "stages": 1, "schedule": "interleaved", "chunks": 2}).to_megatron()
+    with pytest.raises(ValueError, match="no schedule interleaved of one chunk"):
+        plan(**{**request, "schedule": "interleaved", "chunks": 1}).to_megatron()
+
+
 def test_megatron_layouts_are_uneven_and_interleaved():
     uneven = plan(**{**GOOD, "schedule": "1f1b", "partition": [(0, 1), (1, 3), (3, 7), (7, 8)], "stages": None})
     assert words_of(uneven.to_megatron())["pipeline-model-parallel-layout"] == "E|t|tt|L"
@@ -412,6 +428,16 @@ def test_torch_csv():
     assert Program.from_csv(waits).check() is None
     with pytest.raises(ValueError, match="slices"):
         plan(**{**GOOD, "slicing": 2}).to_torch_csv()
+    with pytest.raises(ValueError, match=r"one size, not of \[1, 2\]"):
+        plan(**{**GOOD, "batch": 3, "schedule": "1f1b", "slicing": [(1, [96]), (2, [96])]}).to_torch_csv()
+
+
+def test_a_dtype_alone_is_of_the_costs_backend():
+    with pytest.raises(ValueError, match="dtype is 'banana': 'float32' would be right for backend 'cpu'"):
+        plan(**GOOD, dtype="banana")
+    with pytest.raises(TypeError, match="costs is int"):
+        plan(**{**GOOD, "costs": 3}, backend="cpu")
+    assert plan(**GOOD, dtype="float32") == plan(**GOOD)
 
 
 def test_costs_that_do_not_add_up_and_batches_beyond_reason_are_refused():
