@@ -337,6 +337,7 @@ class Cluster:
             raise InvalidValueError(f"devices_per_node is {self.devices_per_node}, which does not divide num_devices = "
                                     f"{self.num_devices}")
         put(self, "memory_bytes", int(real("memory_bytes", self.memory_bytes)))
+        put(self, "is_local", flag("is_local", self.is_local))
         put(self, "link_latency_s", real("link_latency_s", self.link_latency_s, zero=True))
         put(self, "link_bandwidth_Bps", real("link_bandwidth_Bps", self.link_bandwidth_Bps))
         for name in ("peak_flops", "memory_bandwidth_Bps", "host_bandwidth_Bps"):

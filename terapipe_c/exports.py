@@ -39,7 +39,8 @@ def megatron_flags(plan: Plan) -> str:
         **_recomputation(plan)}  # fmt: skip
     text = [f"--{name} {shlex.quote(str(value))}" for name, value in flags.items()]
     text += [] if m.tie_weights else ["--untie-embeddings-and-output-weights"]
-    return " ".join(text + ([] if m.bias else ["--disable-bias-linear"]))
+    text += [] if m.bias else ["--disable-bias-linear"]
+    return " ".join(text + (["--bf16"] if plan.dtype == "bf16" else []))
 
 
 def _one_size(target: str, plan: Plan) -> int:

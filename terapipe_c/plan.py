@@ -194,7 +194,7 @@ class Plan:
                 durations=durations, bubbles={str(k): float(v) for k, v in data["bubbles"].items()},
                 peak_memory_bytes=[int(x) for x in data["peak_memory_bytes"]], busy_s=[float(x) for x in data["busy_s"]],
                 compared=[(str(k), float(v)) for k, v in data["compared"]], recompute=[bool(x) for x in data["recompute"]],
-                swap=[int(x) for x in data["swap"]], data_parallel=replicas,
+                swap=[whole(f"swap[{i}]", x, 0) for i, x in enumerate(data["swap"])], data_parallel=replicas,
                 search_log=[str(line) for line in data.get("search_log", [])],
                 slicing_bound_s=data.get("slicing_bound_s"), backend=where.name, dtype=where.dtype,
                 **{k: data[k] for k in ("step_time_s", "lower_bound_s", "memory_limit_bytes", "planning_time_s", "granularity")})
@@ -316,6 +316,8 @@ def _check_predictions(data: dict[str, Any], ranks: int, durations: dict[str, ND
             raise InvalidValueError(f"{name} has {len(data[name])} entries: one for each of the {ranks} ranks would be right")
         for r, value in enumerate(data[name]):
             check(f"{name}[{r}]", value)
+    for i, (_, value) in enumerate(data["compared"]):
+        check(f"compared[{i}]", value)
     for cause, value in data["bubbles"].items():
         check(f"bubbles[{cause!r}]", abs(value))              # one that is 0 may have been rounded below
     missing = [phase for phase in PHASES if phase not in durations]

@@ -290,7 +290,10 @@ def test_plans_of_version_1_are_read(tmp_path):
     q = Plan.load(tmp_path / "old.json")
     assert q == p and q.data_parallel == 1 and q.search_log == [] and q.executable
     for change, word in (({"version": 0}, "version 0.*1 or 2"), ({"version": "2"}, "version"),
-                         ({"data_parallel": 2, "batch": 3}, "does not divide"), ({"recompute": [True]}, "recompute has 1 entries")):
+                         ({"data_parallel": 2, "batch": 3}, "does not divide"), ({"recompute": [True]}, "recompute has 1 entries"),
+                         ({"swap": [float("inf")] * 8}, r"swap\[0\] is inf"),
+                         ({"compared": [["x", float("nan")]]}, r"compared\[0\]"),
+                         ({"cluster": {**p.cluster.to_dict(), "is_local": float("nan")}}, "is_local is nan")):
         (tmp_path / "bad.json").write_text(json.dumps({**p.to_dict(), **change}))
         with pytest.raises(ValueError, match=word):
             Plan.load(tmp_path / "bad.json")
@@ -396,6 +399,7 @@ def test_megatron_layouts_are_uneven_and_interleaved():
     assert flags["pipeline-model-parallel-layout"] == "Ett|tt|t|tL" and flags["pipeline-model-parallel-size"] == "2"
     assert "untie-embeddings-and-output-weights" in flags and "disable-bias-linear" in flags
     twice = plan(**{**GOOD, "schedule": "1f1b", "batch": 4, "data_parallel": 2})         # replicas: the world size says it
+    assert replace(twice, backend="cuda", dtype="bf16").to_megatron() == twice.to_megatron() + " --bf16"
     flags = words_of(twice.to_megatron())
     assert flags["global-batch-size"] == "4" and flags["pipeline-model-parallel-size"] == "2" and twice.num_devices == 4
 
