@@ -60,7 +60,8 @@ def _peaks(fp32: float, fp16: float, bf16: float | None) -> dict[str, float]:
     return {"fp32": fp32, "fp16": fp16} | ({} if bf16 is None else {"bf16": bf16})
 
 
-_A100 = "NVIDIA A100 datasheet (r4): SXM4, NVLink 600 GB/s both ways"
+_A100 = ("NVIDIA A100 datasheet (r4): SXM4, NVLink 600 GB/s both ways; found again, with 312 and 19.5 TFLOPS, 1.555 and 2.039 TB/s:"
+         " glennklockwood.com/garden/processors/A100")
 DEVICES = {d.name: d for d in (
     Device("v100", _peaks(15.7e12, 125e12, None), 16e9, 900e9, 150e9,
            "NVIDIA V100 datasheet: SXM2 16 GB, NVLink 300 GB/s both ways; found again: 125 and 15.7 TFLOPS, 16 GB in"
@@ -70,7 +71,9 @@ DEVICES = {d.name: d for d in (
     Device("a100-40", _peaks(19.5e12, 312e12, 312e12), 40e9, 1555e9, 300e9, _A100, True),
     Device("a100-80", _peaks(19.5e12, 312e12, 312e12), 80e9, 2039e9, 300e9, _A100, True),
     Device("h100", _peaks(67e12, 989e12, 989e12), 80e9, 3350e9, 450e9,
-           "NVIDIA H100 datasheet: SXM5, half of the 1979 TFLOPS with sparsity, NVLink 900 GB/s both ways", True),
+           "NVIDIA H100 datasheet: SXM5, half of the 1979 TFLOPS with sparsity, NVLink 900 GB/s both ways; found again: 80 GB, 3.35"
+           " TB/s, 900 GB/s at acecloud.ai/blog/nvidia-b200-vs-h200-h100-a100, with 990 dense at"
+           " llmbook.apartsin.com/appendices/appendix-g-hardware-compute/section-g.1.html", True),
     Device("h200", _peaks(67e12, 989e12, 989e12), 141e9, 4800e9, 450e9,
            "NVIDIA H200 datasheet: SXM, half of the 1979 TFLOPS with sparsity, NVLink 900 GB/s both ways; found again: memory and"
            " links at aiminingco.com/gpu/h200/specs; 989 dense, 4.8 TB/s, 900 GB/s in"

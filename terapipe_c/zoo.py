@@ -104,7 +104,11 @@ class ArchitectureSpec:
 
     def block_costs(self, device: Device | str, *, seq_len: int | None = None, micro_batch: int = 1, tensor_parallel: int = 1,
                     **roofline: Any) -> tuple[np.ndarray, np.ndarray]:
-        """(fwd_s, bwd_s), float64 [blocks] each, of a whole sequence. ``roofline``: what ``Device.seconds`` takes."""
+        """(fwd_s, bwd_s), float64 [blocks] each, of a whole sequence. ``roofline``: what ``Device.seconds`` takes.
+
+        tensor_parallel: devices that share a block evenly, its norms and residuals too (sequence parallelism); their messages take
+        no time.
+        """
         parts = whole("tensor_parallel", tensor_parallel)
         costs = [self._seconds(b, device, seq_len, micro_batch, parts, roofline) for b in self.blocks]
         return np.array([f for f, _ in costs]), np.array([b for _, b in costs])
@@ -119,7 +123,9 @@ class ArchitectureSpec:
 
     def layers(self, device: Device | str, *, seq_len: int | None = None, micro_batch: int = 1, tensor_parallel: int = 1,
                **roofline: Any) -> list[dict[str, Any]]:
-        """What ``tp.planners.bmpipe`` takes: layer types in model order, each with none, selective and full recomputation."""
+        """What ``tp.planners.bmpipe`` takes: layer types in model order, each with none, selective and full recomputation (which
+        keeps a layer's whole input on each device, as Korthikanti et al. count it); ``tensor_parallel`` as in :meth:`block_costs`.
+        """
         parts, made = whole("tensor_parallel", tensor_parallel), []
         length = self.seq_len if seq_len is None else whole("seq_len", seq_len)
         for group, count in self.parts:
