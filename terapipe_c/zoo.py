@@ -209,19 +209,22 @@ class ArchitectureSpec:
 
 
 def attention(hidden: int, heads: int, kv_heads: int, head_dim: int, *, bias: bool, norm: int, causal: bool = True,
-              dropout: bool = False, name: str = "attention") -> LayerType:
-    """Norm, q, k, v, scores, output. norm: vectors that its norm stores (2 LayerNorm, 1 RMSNorm)."""
+              dropout: bool = False, name: str = "attention", out_bias: bool | None = None) -> LayerType:
+    """Norm, q, k, v, scores, output. norm: vectors that its norm stores (2 LayerNorm, 1 RMSNorm). bias: of q, k, v, and of the
+    output unless ``out_bias`` says otherwise."""
+    out_bias = bias if out_bias is None else out_bias
     q, kv = heads * head_dim, kv_heads * head_dim
     matrix = hidden * (2 * q + 2 * kv)
     kept = 2 * _HALF * hidden + _HALF * (2 * q + 2 * kv) + (hidden if dropout else 0)   # norm's and qkv's input; q, k, v, out
     pair = heads * (5 if dropout else 2 * _HALF)
     into, out = hidden * (q + 2 * kv), q * hidden
-    return LayerType(name, matrix + (q + 2 * kv + hidden if bias else 0) + norm * hidden, matrix, 4 * q, kept, pair, causal, (
+    biases = (q + 2 * kv if bias else 0) + (hidden if out_bias else 0)
+    return LayerType(name, matrix + biases + norm * hidden, matrix, 4 * q, kept, pair, causal, (
         Tensor("norm", norm * hidden, token_bytes=_HALF * hidden, width=hidden),
         Tensor("qkv", into + (q + 2 * kv if bias else 0), into, token_bytes=_HALF * (q + 2 * kv), width=q + 2 * kv),
         Tensor("scores", pair_flops=2 * q, pair_bytes=pair),
         Tensor("values", pair_flops=2 * q, token_bytes=_HALF * q, width=q),
-        Tensor("proj", out + (hidden if bias else 0), out, token_bytes=hidden if dropout else 0, width=hidden),
+        Tensor("proj", out + (hidden if out_bias else 0), out, token_bytes=hidden if dropout else 0, width=hidden),
         Tensor("residual", token_bytes=_HALF * hidden, width=hidden)))
 
 
@@ -243,19 +246,19 @@ def feed_forward(hidden: int, inner: int, *, gated: bool, bias: bool, norm: int,
         Tensor("residual", token_bytes=_HALF * hidden, width=hidden)))
 
 
-def _ends(hidden: int, vocab: int, positions: int, norm: int, tied: bool) -> tuple[LayerType, LayerType]:
-    """Embedding and head; a tied head multiplies with what the embedding stores."""
-    return (LayerType("embedding", (vocab + positions) * hidden, 0, 0, 0),
+def _ends(hidden: int, vocab: int, positions: int, norm: int, tied: bool, embedding_norm: int = 0) -> tuple[LayerType, LayerType]:
+    """Embedding and head; a tied head multiplies with what the embedding stores. embedding_norm: vectors of a norm behind it."""
+    return (LayerType("embedding", (vocab + positions + embedding_norm) * hidden, 0, 0, 0),
             LayerType("head", norm * hidden + (0 if tied else vocab * hidden), vocab * hidden, 0, 2 * _HALF * hidden))
 
 
 def _decoder(name: str, layers: int, hidden: int, heads: int, kv_heads: int, inner: int, vocab: int, published: float,
              tolerance: float, source: str, *, gated: bool = True, bias: bool = False, qkv_bias: bool = False, positions: int = 0,
-             tied: bool = False, seq_len: int = 4096, experts: int = 1, top: int = 1) -> ArchitectureSpec:
+             tied: bool = False, seq_len: int = 4096, experts: int = 1, top: int = 1, embedding_norm: int = 0) -> ArchitectureSpec:
     norm, head = 1 if gated else 2, hidden // heads
-    mix = attention(hidden, heads, kv_heads, head, bias=bias or qkv_bias, norm=norm)
+    mix = attention(hidden, heads, kv_heads, head, bias=bias or qkv_bias, norm=norm, out_bias=bias)
     layer = (mix, feed_forward(hidden, inner, gated=gated, bias=bias, norm=norm, experts=experts, top=top))
-    first, last = _ends(hidden, vocab, positions, norm, tied)
+    first, last = _ends(hidden, vocab, positions, norm, tied, embedding_norm)
     return ArchitectureSpec(name, hidden, (((first,), 1), (layer, layers), ((last,), 1)), published, tolerance, source, seq_len)
 
 
@@ -288,11 +291,11 @@ _MADE: dict[str, Callable[[], ArchitectureSpec]] = {
     "llama-175b": lambda: _decoder("llama-175b", 96, 12288, 96, 96, 32768, 32000, 175e9, 0.01,
                                    "BMPipe prints the name only; assumed: GPT-3 175B's depth and width, SwiGLU of 8/3 width, as in "
                                    "Kuaishou's Megatron (ATC 2024, examples/atc24/llama-175b: 96, 12288, 96 heads, 32768)"),
-    "bloom-176b": lambda: _decoder("bloom-176b", 70, 14336, 112, 112, 57344, 250880, 176247271424, 1e-3,
+    "bloom-176b": lambda: _decoder("bloom-176b", 70, 14336, 112, 112, 57344, 250880, 176247271424, 0.0,
                                    "BigScience 2022, model card: 70 layers, 14336, 112 heads, 250880, 176,247,271,424 parameters; "
                                    "shape checked: huggingface.co/joaoalvarenga/bloom-8bit config.json",
-                                   gated=False, bias=True, tied=True, seq_len=2048),
-    "qwen2-72b": lambda: _decoder("qwen2-72b", 80, 8192, 64, 8, 29568, 152064, 72.71e9, 1e-3,
+                                   gated=False, bias=True, tied=True, seq_len=2048, embedding_norm=2),
+    "qwen2-72b": lambda: _decoder("qwen2-72b", 80, 8192, 64, 8, 29568, 152064, 72.71e9, 1e-4,
                                   "Qwen2 technical report, table 1, and model card: 80 layers, 8192, 64 heads, 8 kv, 29568; "
                                   "checked: huggingface.co/Qwen/Qwen2-72B config.json",
                                   qkv_bias=True),

@@ -13,6 +13,16 @@ def test_parameters_match_the_published_total(name):
     assert spec.source
 
 
+def test_biases_and_norms_are_those_of_the_released_weights():
+    """Llama 2 and Qwen2 by their configurations' shapes; BLOOM (176,247,271,424, a norm behind the embedding) above."""
+    def tensors(layers, h, kv, inner, vocab, qkv_bias):
+        layer = 2 * h * h + 2 * h * kv + 3 * h * inner + 2 * h + (h + 2 * kv if qkv_bias else 0)   # no bias behind the attention
+        return layers * layer + 2 * vocab * h + h
+
+    assert zoo.get("llama-70b").num_params == tensors(80, 8192, 1024, 28672, 32000, False)
+    assert zoo.get("qwen2-72b").num_params == tensors(80, 8192, 1024, 29568, 152064, True)
+
+
 @pytest.mark.parametrize(("gated", "bias", "kv"), [(True, False, 2), (False, True, 4)])
 def test_parameters_are_those_of_arrays(gated, bias, kv):
     h, heads, d, inner = 12, 4, 3, 20
