@@ -331,6 +331,8 @@ def _compare(args: argparse.Namespace) -> int:
         _check_folder(path)
         if path and os.path.exists(path):
             raise FileExistsError(17, "this file exists already: another one would be right", path)
+    if args.svg and args.out and os.path.realpath(args.svg) == os.path.realpath(args.out):
+        raise ValueError(f"--svg and --out are both {args.out}: two files would be right")
     comparison = tp.compare(**_request(args), planners=args.planners)
     written = {}
     if args.svg:

@@ -172,6 +172,7 @@ def test_the_command_refuses_before_it_measures(monkeypatch, tmp_path, capsys):
     for words, said in ((["plan", "--stages", "0"], "stages is 0"), (["plan", "--planner", "nope"], "planner is 'nope'"),
                         (["plan", "--out", str(tmp_path / "no" / "p.json")], "no such folder"),
                         (["compare", "--planners", "nope"], "planners[0] is 'nope'"),
+                        (["compare", "--svg", str(tmp_path / "c"), "--out", str(tmp_path / "c")], "two files would be right"),
                         (["compare", "--stages", "99"], "stages is 99")):
         assert cli.main(words) == cli.BAD_REQUEST
         assert said in capsys.readouterr().err
