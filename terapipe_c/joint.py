@@ -10,7 +10,8 @@ leaves open (:func:`by_name`). Each is a candidate unless its bound says that it
 the result is never slower than any of them. The limits cut what is beyond: quick plans, other numbers of ranks and replicas than
 a single planner would take, descents. Not promised is to beat a plan for which ``stages`` or ``data_parallel`` (where they are
 left open they are searched, as far as the limits go), ``granularity``, ``partition`` or ``slicing`` was given to the other planner
-alone: given values are kept, and a finer grid or a cut made by hand is another request. Nor one for which ``recompute`` was given:
+alone: given values are kept, and a finer grid or a cut made by hand is another request; a given partition without chunks
+has a stage for every rank, whatever schedules of several stages would make of it. Nor one for which ``recompute`` was given:
 what the others choose to recompute is weighed and, where memory binds, the terapipe planner with each of its names.
 
 Work is counted, not timed: the same request gives the same plan. Only ``time_limit_s`` reads a clock: past it nothing new begins,

@@ -384,7 +384,8 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             chunks and schedules, best first, bounded by certificates; never slower than any of the others on the same
             request (but for plans that ``executable`` rules out), nor than any of them with a schedule and chunks by name
             (of the latter ``time_limit_s`` may leave some out; the log says so). What is given only to the other planner
-            besides (stages, data_parallel, a finer granularity, a partition, a slicing) may make it faster.
+            besides (stages, data_parallel, a finer granularity, a partition, a slicing) may make it faster; and chunks, beside a
+            partition: without them auto has a stage of it on every rank.
             ``plan.search_log`` says what was tried and why it stopped.
             "terapipe": exact token (and batch) slicing for equal stages, stages balanced on the costs of the blocks, then a
             descent on slice and stage boundaries judged by simulating the real program (embedding, head, optimizer and
@@ -399,7 +400,8 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         data_parallel: replicas, each with an equal share of the batch; they add their gradients in a ring once a step
             (``judge.Replicas`` has the formula). None: 1; but the auto planner considers others where neither ``stages``
             nor ``slicing`` is given and the cluster is not this machine (the engine runs one replica).
-        chunks: stages of a rank; None: 1, 2 where the schedule has several; the auto planner considers all numbers.
+        chunks: stages of a rank; None: 1, 2 where the schedule has several; the auto planner considers all numbers, unless a
+            partition is given.
         memory_bytes: limit of each rank; None: the cluster's devices'. Of a request whose search is small (a model for tests, a
             few slices) terapipe's plan is never slower with more of it; larger searches are made for one limit alone.
         granularity: slice lengths that are planned are multiples of this many tokens; None: chosen so that planning stays
