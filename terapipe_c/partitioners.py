@@ -225,28 +225,18 @@ def _autopipe(name: str, **options: Any) -> Callable[[Task], Wish]:
     return ask
 
 
-def _baseline(name: str, *, saves: bool = False, replicas: bool = False, **options: Any) -> Callable[[Task], Wish]:
-    """``saves``: it may recompute and swap. ``replicas``: it may replicate single stages, which no Plan holds: their exchange
-    of weights is priced out."""
+def _baseline(name: str, *, saves: bool = False, **options: Any) -> Callable[[Task], Wish]:
+    """``saves``: it may recompute and swap."""
     def ask(task: Task) -> Wish:
         memory: dict[str, Any] = {"static_bytes": task.static_bytes, "activation_bytes": task.activation_bytes,
-                                  "limit_bytes": task.memory_bytes}
+                                  "limit_bytes": task.memory_bytes, "in_flight": task.held}
         more = dict(options)
         if saves:
             memory["recompute_s"] = task.recompute
-        if not replicas:
-            memory["in_flight"] = task.held
-        elif not task.in_order:                                # it knows 1F1B's alone
-            memory |= {"static_bytes": task.static_bytes + max(task.held) * task.activation_bytes,
-                       "activation_bytes": np.zeros(len(task.fwd))}
-        if replicas:
-            more |= {"param_bytes": np.full(len(task.fwd), 1e18), "bandwidth_Bps": 1.0}
         if name == "vpipe":
             more["swap_bandwidth_Bps"] = task.host_bytes
-        result = getattr(planners, name)(task.fwd, task.bwd, task.stages, task.micro_batches, comm_s=task.message,
+        result = getattr(planners, name)(task.fwd, task.bwd, task.stages, task.asked, comm_s=task.message,
                                          memory=memory, **more)
-        if any(n != 1 for n in result.replicas):
-            raise InfeasibleError(f"planner {name} replicates single stages {result.replicas}, which no plan here can hold")
         bounds = _blocks(result)
         swap = np.where(result.swap, task.activation_bytes, 0.0)
         return Wish(bounds, _savings(task, bounds, result.recompute, swap))
@@ -344,7 +334,7 @@ def _bmpipe(task: Task) -> Wish:
 _ASK: dict[str, Callable[[Task], Wish]] = {
     "autopipe": _autopipe("autopipe", effort=_EFFORT), "autopipe_heuristic": _autopipe("autopipe_heuristic"),
     "dawnpiper": _dawnpiper("dawnpiper"), "dawnpiper_binary": _dawnpiper("dawnpiper_binary"), "bmpipe": _bmpipe,
-    "pipedream": _baseline("pipedream", straight=True), "dapple": _baseline("dapple", replicas=True), "piper": _piper,
+    "pipedream": _baseline("pipedream", straight=True), "dapple": _baseline("dapple", straight=True), "piper": _piper,
     "vpipe": _baseline("vpipe", saves=True), "adapipe": _baseline("adapipe", saves=True), "merak": _baseline("merak"),
 }
 

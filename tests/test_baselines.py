@@ -289,6 +289,32 @@ def test_dapple_never_beats_brute_force_and_mostly_equals_it() -> None:
     assert equal > 0.9 * feasible and feasible > 700 and missed < 30
 
 
+def test_dapple_without_replicas_is_rarely_far_from_the_best() -> None:
+    """One prefix is kept for each number of blocks and stages, judged with the rest as one stage on all devices left."""
+    rng = np.random.default_rng(11)
+    equal = feasible = missed = 0
+    for _ in range(600):
+        fwd, bwd = table(rng, 9)
+        n, micros, comm = len(fwd), int(rng.integers(1, 7)), float(rng.integers(0, 4))
+        stages = int(rng.integers(1, n + 1))
+        memory = memory_of(rng, n) if rng.random() < 0.4 else None
+        given = (fwd, bwd, np.zeros(n), memory, micros, comm)
+        want = min(dapple_model(cut, [1] * stages, *given)[0] for cut in cuts_of(n, stages))
+        try:
+            plan = planners.dapple(fwd, bwd, stages, micros, comm, memory=memory, straight=True)
+        except tp.InfeasibleError:
+            missed += not math.isinf(want)
+            continue
+        feasible += 1
+        assert len(plan.replicas) == stages and set(plan.replicas) == {1}
+        latency, pivot = dapple_model(plan.boundaries, plan.replicas, *given)
+        assert plan.objective_s == pytest.approx(latency, rel=1e-9, abs=1e-12) and plan.pivot_stage == pivot
+        assert plan.objective_s >= want * (1 - 1e-12)
+        equal += plan.objective_s <= want * (1 + 1e-12)
+    print(f"600 instances, {feasible} feasible, {equal} optimal in DAPPLE's own model, {missed} feasible ones missed")
+    assert equal > 0.9 * feasible and feasible > 400 and missed < 10
+
+
 # ---- AdaPipe ----------------------------------------------------------------------------------------------------------------
 
 

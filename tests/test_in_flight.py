@@ -45,7 +45,7 @@ def ask(name, p, stages, micro, limit, held):
             plan = planners.bmpipe(layers_of(p), stages, micro, float(limit), in_flight=held)
             return np.concatenate([[0], np.cumsum(plan.assignment.sum((0, 1, 2)))]).tolist(), plan.step_time_s, \
                 plan.peak_memory_bytes
-        more = {"straight": True} if name == "pipedream" else {}
+        more = {"straight": True} if name in ("pipedream", "dapple") else {}
         memory = memory_of(p, limit, held, saves=name in ("vpipe", "adapipe"))
         plan = getattr(planners, name)(p["fwd"], p["bwd"], stages, micro, memory=memory, **more)
         return plan.boundaries, plan.step_time_s, plan.peak_memory_bytes
@@ -81,8 +81,8 @@ def slowest(p):
     return lambda edges, extra: max(float((p["fwd"] + p["bwd"] + extra)[a:e].sum()) for a, e in itertools.pairwise(edges))
 
 
-NAMES = ("autopipe", "autopipe_heuristic", "dawnpiper", "dawnpiper_binary", "bmpipe", "pipedream", "vpipe", "adapipe", "merak",
-         "uniform")
+NAMES = ("autopipe", "autopipe_heuristic", "dawnpiper", "dawnpiper_binary", "bmpipe", "pipedream", "dapple", "vpipe", "adapipe",
+         "merak", "uniform")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -112,7 +112,7 @@ def test_no_plan_holds_more_than_its_memory(name):
             continue
         found += 1
         assert (got[2] <= limit).all()
-        if name in ("autopipe", "autopipe_heuristic", "pipedream", "merak", "uniform"):      # these save nothing
+        if name in ("autopipe", "autopipe_heuristic", "pipedream", "dapple", "merak", "uniform"):     # these save nothing
             want = [p["static"][a:e].sum() + held[k] * p["kept"][a:e].sum() for k, (a, e) in enumerate(itertools.pairwise(got[0]))]
             assert got[2].tolist() == want
     assert found > 50
@@ -168,7 +168,7 @@ def test_in_flight_where_it_has_no_meaning():
         planners.bmpipe(layers_of(p), 2, 4, 500.0, chunks=2, in_flight=[2, 2])
     with pytest.raises(tp.InvalidValueError, match="in_flight is of stages without replicas: straight"):
         planners.pipedream(p["fwd"], p["bwd"], 2, 4, memory=memory_of(p, 500, [2, 1]))
-    with pytest.raises(tp.InvalidValueError, match="in_flight is of stages without replicas"):
+    with pytest.raises(tp.InvalidValueError, match="in_flight is of stages without replicas: straight"):
         planners.dapple(p["fwd"], p["bwd"], 2, 4, memory=memory_of(p, 500, [2, 1]))
 
 

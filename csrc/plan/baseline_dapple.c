@@ -73,7 +73,7 @@ tp_dapple_latency(const double *forward_s, const double *backward_s, const doubl
 
 typedef struct {
     const tp_chain_sums *sums;
-    int devices, stride;
+    int devices, stride, straight;
     double *best;            /* [blocks + 1][devices + 1] of (blocks in front, devices of them); INFINITY: none */
     uint8_t *whole;          /* the rest of the blocks, as one stage, fits too */
     int *from_j, *from_m;    /* the prefix before its last stage */
@@ -92,12 +92,13 @@ put_stage(dapple *p, int at, int i, int j, int m)
     p->exchange[at] = 2.0 * (m - 1) / m * (s->params[j] - s->params[i]) / s->chain->bandwidth_Bps;
 }
 
-/* Does [i, j) fit on m devices with `later` stages behind it? */
+/* Does [i, j) fit on m devices as stage `at`, with `later` stages behind it? Straight, one stage a device is behind it in the
+ * end, however many there are now. */
 static int
-fits(const dapple *p, int i, int j, int m, int later)
+fits(const dapple *p, int i, int j, int m, int at, int later)
 {
     const tp_chain *c = p->sums->chain;
-    int copies = c->micros < later + 1 ? c->micros : later + 1;
+    int copies = p->straight ? tp_chain_copies(c, p->devices, at) : c->micros < later + 1 ? c->micros : later + 1;
     return c->limit_bytes <= 0.0 || tp_chain_bytes(p->sums, i, j, (double)copies / m, 0) <= c->limit_bytes;
 }
 
@@ -129,15 +130,15 @@ evaluate(dapple *p, int i, int m0, int j, int m, uint8_t *whole)
         return INFINITY;
     if (rest) {
         put_stage(p, last + 1, j, n, left);
-        *whole = (uint8_t)fits(p, j, n, left, 0);
+        *whole = (uint8_t)fits(p, j, n, left, last + 1, 0);
     }
     put_stage(p, last, i, j, m);
-    if (!fits(p, i, j, m, rest))
+    if (!fits(p, i, j, m, last, rest))
         return INFINITY;
     for (int at = last - 1; at >= 0; at--) {
         int cell = end * p->stride + devices, first = p->from_j[cell], before = p->from_m[cell];
         put_stage(p, at, first, end, devices - before);
-        if (!fits(p, first, end, devices - before, p->stages - 1 - at))
+        if (!fits(p, first, end, devices - before, at, p->stages - 1 - at))
             return INFINITY;
         end = first;
         devices = before;
@@ -151,7 +152,7 @@ extend(dapple *p, int i, int m0)
 {
     int n = p->sums->chain->blocks;
     for (int j = i + 1; j <= n; j++)
-        for (int m = 1; m <= p->devices - m0; m++) {
+        for (int m = 1; m <= (p->straight ? 1 : p->devices - m0); m++) {
             int to = j * p->stride + m0 + m;
             uint8_t whole;
             double latency = evaluate(p, i, m0, j, m, &whole);
@@ -187,10 +188,18 @@ write_plan(dapple *p, int j, int m, tp_chain_plan *plan)
                                           p->sums->chain->comm_s, &plan->pivot);
 }
 
+/* Straight, the rest of the blocks is a stage of one device. */
+static int
+is_finished(const dapple *p, int cell)
+{
+    return !p->straight || p->devices - cell % p->stride == (cell / p->stride < p->sums->chain->blocks);
+}
+
 static tp_status
 run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp_chain_plan *plan)
 {
-    dapple p = {.sums = s, .devices = *(const int *)options, .stride = *(const int *)options + 1};
+    const dapple *given = options;
+    dapple p = {.sums = s, .devices = given->devices, .stride = given->devices + 1, .straight = given->straight};
     int n = s->chain->blocks, cells = (n + 1) * p.stride, best = -1;
     (void)stages;
     TP_ARENA_TAKE(arena, cells, p.best);
@@ -209,7 +218,7 @@ run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp
                 extend(&p, i, m);
     p.best[0] = INFINITY;
     for (int at = 0; at < cells; at++)
-        if (p.whole[at] && p.best[at] < INFINITY && (best < 0 || p.best[at] < p.best[best]))
+        if (p.whole[at] && p.best[at] < INFINITY && is_finished(&p, at) && (best < 0 || p.best[at] < p.best[best]))
             best = at;
     plan->steps = p.steps;
     if (best < 0) {
@@ -223,12 +232,13 @@ run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp
 }
 
 tp_status
-tp_plan_dapple(const tp_chain *chain, int devices, tp_chain_plan *out)
+tp_plan_dapple(const tp_chain *chain, int devices, int straight, tp_chain_plan *out)
 {
+    dapple options = {.devices = devices, .straight = straight};
     *out = (tp_chain_plan){0};
     if (devices < 1 || devices > 4096)
         return tp_fail(TP_EVALUE, "devices is %d: 1 to 4096 are possible", devices);
-    if (chain->in_flight != NULL)
-        return tp_fail(TP_EVALUE, "in_flight is of stages without replicas, and DAPPLE replicates: none would be right");
-    return tp_chain_run(chain, 1, devices, TP_REPLICAS_SPLIT, run, &devices, out);
+    if (chain->in_flight != NULL && !straight)
+        return tp_fail(TP_EVALUE, "in_flight is of stages without replicas: straight would be right beside it");
+    return tp_chain_run(chain, straight ? devices : 1, devices, TP_REPLICAS_SPLIT, run, &options, out);
 }

@@ -20,7 +20,7 @@ typedef struct {
     const double *static_bytes, *activation_bytes;  /* [blocks] */
     const double *transient_bytes, *recompute_s;    /* [blocks] or NULL */
     const int32_t *in_flight; /* [stages] micro-batches that a stage holds in the order it runs, at least 1; NULL: as in 1F1B.
-                                 Stages are not replicated then: EVALUE from DAPPLE, and PipeDream unless straight. */
+                                 Stages are not replicated then: EVALUE from PipeDream and DAPPLE unless straight. */
     /* where stages are replicated (PipeDream, DAPPLE) */
     const double *param_bytes; /* [blocks] exchanged between replicas, or NULL: 0 */
     double bandwidth_Bps;
@@ -71,9 +71,10 @@ tp_plan_pipedream(const tp_chain *chain, int devices, int straight, tp_chain_pla
 
 /* DAPPLE's planner (Fan et al., PPoPP 2021, section 4; held against a summary of the paper, its author's slides and code, and
  * published plans: baseline_dapple.c): least modelled latency, warm-up + steady phase of the pivot stage + ending with the
- * exchange of weights; one best prefix for each (blocks, devices), so not exact even in its own model. */
+ * exchange of weights; one best prefix for each (blocks, devices), so not exact even in its own model. straight: no replication,
+ * stages = devices; blocks that are not placed yet count, as published, as one stage on the devices that are left. */
 TP_MUST_USE tp_status
-tp_plan_dapple(const tp_chain *chain, int devices, tp_chain_plan *out);
+tp_plan_dapple(const tp_chain *chain, int devices, int straight, tp_chain_plan *out);
 /* Its latency model: seconds[stages] forward and backward of the stages at work, exchange_s[stages]. */
 double
 tp_dapple_latency(const double *forward_s, const double *backward_s, const double *exchange_s, int stages, int micros,

@@ -51,7 +51,7 @@ plan_by(const char *planner, const tp_chain *chain, int stages, int option, doub
     if (strcmp(planner, "pipedream") == 0)
         return tp_plan_pipedream(chain, stages, option, plan);
     if (strcmp(planner, "dapple") == 0)
-        return tp_plan_dapple(chain, stages, plan);
+        return tp_plan_dapple(chain, stages, option, plan);
     if (strcmp(planner, "vpipe") == 0)
         return tp_plan_vpipe(chain, stages, swap_Bps, plan);
     if (strcmp(planner, "adapipe") == 0)
@@ -87,7 +87,7 @@ PyDoc_STRVAR(plan_baseline_doc,
              "plan_baseline($module, /, planner, arrays, stages, micros, comm_s, blocking, limit_bytes, bandwidth_Bps, option, "
              "swap_Bps, in_flight)\n--\n\n"
              "arrays: fwd, bwd, static_bytes, activation_bytes, transient_bytes, recompute_s, param_bytes; from the third on "
-             "None is possible. option: Merak's shards, PipeDream's straight.");
+             "None is possible. option: Merak's shards; straight, of PipeDream and DAPPLE.");
 static PyObject *
 plan_baseline(PyObject *module, PyObject *args, PyObject *keywords)
 {

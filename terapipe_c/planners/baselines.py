@@ -171,14 +171,15 @@ def pipedream(
 
 def dapple(
     fwd: Times, bwd: Times, devices: int, micro_batches: int, comm_s: float = 0.0, blocking: bool = False, memory: Any = None,
-    *, param_bytes: Times | None = None, bandwidth_Bps: float = math.inf,
+    *, param_bytes: Times | None = None, bandwidth_Bps: float = math.inf, straight: bool = False,
 ) -> BaselinePlan:  # fmt: skip
     """DAPPLE's planner (PPoPP 2021, section 4): cuts and replicas on ``devices``, least latency of its pivot-stage model.
     Replicas split every micro-batch and exchange param_bytes over bandwidth_Bps at the end. Held against a summary of the
-    paper, its author's slides and code, and published plans (csrc/plan/baseline_dapple.c); the printed formula was not seen."""
+    paper, its author's slides and code, and published plans (csrc/plan/baseline_dapple.c); the printed formula was not seen.
+    straight: no replicas, so ``devices`` stages."""
     return _run(
         "dapple", fwd, bwd, devices, micro_batches, comm_s, blocking, memory, name="devices", param_bytes=param_bytes,
-        bandwidth_Bps=bandwidth_Bps,
+        bandwidth_Bps=bandwidth_Bps, option=int(flag(straight, "straight")),
     )  # fmt: skip
 
 

@@ -134,7 +134,7 @@ make_instance(instance *x)
     }
     for (int k = 0; k < p; k++)
         x->limit[k] = 20 + pick(80);
-    x->memory = (tp_stage_memory){x->fixed, x->kept, x->transient, x->limit};
+    x->memory = (tp_stage_memory){x->fixed, x->kept, x->transient, x->limit, NULL};
     x->problem = (tp_stage_problem){n, p, 1 + pick(M), x->f, x->b, pick(3), pick(2), pick(2) ? &x->memory : NULL};
 }
 

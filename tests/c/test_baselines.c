@@ -27,7 +27,7 @@ plan_chain(const tp_chain *chain, int which, int stages, tp_chain_plan *plan)
     case 0: return tp_plan_uniform(chain, stages, plan);
     case 1: return tp_plan_merak(chain, stages, 0, plan);
     case 2: return tp_plan_pipedream(chain, stages, 0, plan);
-    case 3: return tp_plan_dapple(chain, stages, plan);
+    case 3: return tp_plan_dapple(chain, stages, 0, plan);
     case 4: return tp_plan_vpipe(chain, stages, 2.0, plan);
     default: return tp_plan_adapipe(chain, stages, plan);
     }
