@@ -7,12 +7,13 @@
 
 #include "csrc/base/clock.h"
 #include "csrc/base/cpu_relax.h"
+#include "csrc/comm/pace.h"
 
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define CHUNK           ((size_t)64 << 10) /* bytes; fits the second-level caches of both cores beside the rest */
+#define CHUNK           TP_PACE_LEAST /* fits the second-level caches of both cores beside the rest */
 #define HOT             ((size_t)512 << 10) /* bytes of a ring that stay in a cache while both ends copy */
 #define HOLDS           400                 /* looks, some microseconds, at a reader that is about to drain the ring */
 #define INLINE          (TP_LINE - sizeof(header))
@@ -28,6 +29,7 @@ typedef struct {
 /* One direction of one message under way. */
 typedef struct {
     tp_ring *ring; /* NULL: this direction is not wanted */
+    tp_pace *pace; /* of an outgoing one */
     tp_region_rank *other;
     int peer;
     uint64_t tag;
@@ -48,6 +50,7 @@ typedef struct {
     tp_region_rank *self;
     int shared;
     int64_t spin_ns;
+    tp_pace *pace;           /* [ranks] of our copies into the ring to each */
     receive_queue *posted[]; /* [ranks]; NULL where the peer has no ring to us */
 } ring_comm;
 
@@ -66,11 +69,12 @@ lines(size_t bytes)
 }
 
 static void
-copy_in(tp_ring *ring, size_t capacity, uint64_t position, const unsigned char *data, size_t bytes)
+copy_in(const transfer *t, size_t capacity, uint64_t position, size_t bytes)
 {
+    const unsigned char *data = t->data + t->moved;
     size_t at = (size_t)(position % capacity), whole = least(bytes, capacity - at);
-    memcpy(ring->data + at, data, whole);
-    memcpy(ring->data, data + whole, bytes - whole);
+    tp_pace_copy(t->pace, t->ring->data + at, data, whole);
+    tp_pace_copy(t->pace, t->ring->data, data + whole, bytes - whole);
 }
 
 static void
@@ -130,7 +134,7 @@ push(const ring_comm *c, transfer *t)
     }
     size_t now = least(least(t->bytes - t->moved, room), CHUNK);
     if (now > 0) {
-        copy_in(t->ring, capacity, head, t->data + t->moved, now);
+        copy_in(t, capacity, head, now);
         t->moved += now;
         head += lines(now); /* only the last chunk is not of whole lines */
     }
@@ -303,8 +307,8 @@ begin(const ring_comm *c, int peer, int outward, uint64_t tag, const void *data,
     if (ring == NULL)
         return tp_fail(TP_EVALUE, "rank %d has no ring %s rank %d: the region was made without this pair", rank,
                        outward ? "to" : "from", peer);
-    *t =
-        (transfer){.ring = ring, .other = tp_region_rank_at(c->region, peer), .peer = peer, .tag = tag, .bytes = bytes};
+    *t = (transfer){.ring = ring, .pace = outward ? &c->pace[peer] : NULL, .other = tp_region_rank_at(c->region, peer),
+                    .peer = peer, .tag = tag, .bytes = bytes};
     memcpy(&t->data, &data, sizeof data); /* an outgoing one is only read */
     return check_abort(c);
 }
@@ -419,6 +423,7 @@ ring_close(tp_comm *comm)
             free(c->posted[rank]->items);
         free(c->posted[rank]);
     }
+    free(c->pace);
     free(c);
 }
 
@@ -439,12 +444,17 @@ tp_comm_open_region(tp_region *region, int rank, const char *name, int64_t timeo
         return tp_fail(TP_EVALUE, "timeout is %lld ns: 0 (none) or more would be right", (long long)timeout_ns);
     size_t ranks = (size_t)region->ranks;
     ring_comm *c = calloc(1, sizeof *c + ranks * sizeof(receive_queue *));
-    if (c == NULL)
+    tp_pace *pace = calloc(ranks, sizeof *pace);
+    if (c == NULL || pace == NULL) {
+        free(c);
+        free(pace);
         return tp_fail(TP_EMEMORY, "no memory for a communicator of %zu ranks", ranks);
+    }
     cpu_set_t cores;
     int crowded = sched_getaffinity(0, sizeof cores, &cores) == 0 && (int)ranks > CPU_COUNT(&cores);
     c->base = (tp_comm){shared ? &shm_ops : &thread_ops, rank, region->ranks, timeout_ns};
     c->region = region;
+    c->pace = pace;
     c->self = tp_region_rank_at(region, rank);
     c->shared = shared;
     c->spin_ns = crowded ? SPIN_CROWDED_NS : SPIN_NS;

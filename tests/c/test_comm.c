@@ -3,6 +3,7 @@
  *   test_comm thread     one kind only (TSan sees threads, not processes)
  *   test_comm shm CASE FD RANK    one rank of one case: how the test starts itself; tcp CASE PORT RANK
  * "tcp" goes over the loopback, from threads with a region each (what TSan sees) and from processes. */
+#include "csrc/comm/pace.h"
 #include "csrc/comm/tcp.h"
 
 #include <pthread.h>
@@ -129,6 +130,29 @@ exchanges(tp_comm *c, tp_region *region)
     }
 }
 
+/* Chunks long enough to be streamed past the caches: the first ones, and every TP_PACE_LOOKth, go the other way whatever is faster. */
+static void
+long_messages(tp_comm *c, tp_region *region)
+{
+    enum { MESSAGES = 40, BYTES = 8 * (int)TP_PACE_LEAST + 77 };
+    int peer = c->rank ^ 1;
+    unsigned char *in = calloc(1, BYTES);
+    (void)region;
+    CHECK(in != NULL);
+    for (int i = 0; i < MESSAGES; i++) {
+        size_t bytes = (size_t)(BYTES - 1001 * i), odd = (size_t)i % 17; /* from any address */
+        unsigned char *out = pattern(bytes + odd, (uint64_t)(c->rank + 2 * i));
+        unsigned char *expected = pattern(bytes + odd, (uint64_t)(peer + 2 * i));
+        CHECK(c->ops->recv_post(c, peer, (uint64_t)i, in, bytes) == TP_OK);
+        CHECK(c->ops->send(c, peer, (uint64_t)i, out + odd, bytes) == TP_OK);
+        CHECK(c->ops->recv_wait(c, peer) == TP_OK);
+        CHECK(memcmp(in, expected + odd, bytes) == 0);
+        free(out);
+        free(expected);
+    }
+    free(in);
+}
+
 static void
 gathers(tp_comm *c, tp_region *region)
 {
@@ -239,20 +263,22 @@ static const struct {
     const char *name;
     int ranks;
     case_body body;
+    size_t ring_bytes; /* 0: RING_BYTES */
 } cases[] = {
-    {"in_order", 2, in_order},
-    {"in_order of 5", 5, in_order},
-    {"far_ahead", 2, far_ahead},
-    {"far_ahead of 3", 3, far_ahead},
-    {"exchanges", 2, exchanges},
-    {"exchanges of 4", 4, exchanges},
-    {"gathers", 2, gathers},
-    {"gathers of 7", 7, gathers},
-    {"wrong_messages", 3, wrong_messages},
-    {"deadlines", 3, deadlines},
-    {"bad_requests", 2, bad_requests},
-    {"aborts", 4, aborts},
-    {"gathers alone", 1, gathers},
+    {"in_order", 2, in_order, 0},
+    {"in_order of 5", 5, in_order, 0},
+    {"far_ahead", 2, far_ahead, 0},
+    {"far_ahead of 3", 3, far_ahead, 0},
+    {"exchanges", 2, exchanges, 0},
+    {"exchanges of 4", 4, exchanges, 0},
+    {"long_messages", 2, long_messages, (size_t)1 << 20},
+    {"gathers", 2, gathers, 0},
+    {"gathers of 7", 7, gathers, 0},
+    {"wrong_messages", 3, wrong_messages, 0},
+    {"deadlines", 3, deadlines, 0},
+    {"bad_requests", 2, bad_requests, 0},
+    {"aborts", 4, aborts, 0},
+    {"gathers alone", 1, gathers, 0},
 };
 #define CASES ((int)(sizeof cases / sizeof cases[0]))
 
@@ -298,14 +324,16 @@ run_rank(void *argument)
 }
 
 static size_t
-make_region(int ranks, int rings, int shared, int *fd, void **memory, tp_region **region)
+make_region(int number, int rings, int shared, int *fd, void **memory, tp_region **region)
 {
     uint8_t pairs[64];
     size_t bytes;
+    int ranks = cases[number].ranks;
+    size_t ring_bytes = cases[number].ring_bytes > 0 ? cases[number].ring_bytes : RING_BYTES;
     memset(pairs, rings, sizeof pairs);
-    CHECK(tp_region_bytes(ranks, pairs, RING_BYTES, GATHER_BYTES, &bytes) == TP_OK);
+    CHECK(tp_region_bytes(ranks, pairs, ring_bytes, GATHER_BYTES, &bytes) == TP_OK);
     CHECK((shared ? tp_shm_create(bytes, fd, memory) : tp_local_create(bytes, memory)) == TP_OK);
-    CHECK(tp_region_create(*memory, bytes, ranks, pairs, RING_BYTES, GATHER_BYTES, region) == TP_OK);
+    CHECK(tp_region_create(*memory, bytes, ranks, pairs, ring_bytes, GATHER_BYTES, region) == TP_OK);
     return bytes;
 }
 
@@ -317,7 +345,7 @@ run_threads(int number)
     void *memory;
     tp_region *region;
     int ranks = cases[number].ranks;
-    size_t bytes = make_region(ranks, 1, 0, NULL, &memory, &region);
+    size_t bytes = make_region(number, 1, 0, NULL, &memory, &region);
     for (int rank = 0; rank < ranks; rank++) {
         jobs[rank] = (rank_job){region, rank, number, 0, "thread"};
         CHECK(pthread_create(&threads[rank], NULL, run_rank, &jobs[rank]) == 0);
@@ -365,7 +393,7 @@ run_shm(int number)
     void *memory;
     tp_region *region;
     int fd;
-    size_t bytes = make_region(cases[number].ranks, 1, 1, &fd, &memory, &region);
+    size_t bytes = make_region(number, 1, 1, &fd, &memory, &region);
     int passed = dup(fd);        /* without close-on-exec */
     CHECK(ftruncate(fd, 0) < 0); /* sealed: nobody can turn a peer's read into a SIGBUS */
     close(fd);
@@ -379,7 +407,7 @@ run_tcp_rank(void *argument)
 {
     rank_job *job = argument;
     void *memory;
-    size_t bytes = make_region(cases[job->number].ranks, 0, 0, NULL, &memory, &job->region);
+    size_t bytes = make_region(job->number, 0, 0, NULL, &memory, &job->region);
     run_rank(job);
     tp_shm_detach(memory, bytes);
     return NULL;
@@ -431,6 +459,39 @@ memory_is_refused(void)
     tp_shm_detach(memory, 1 << 16);
 }
 
+/* All sizes arrive whole from any address and nothing beyond them changes, in both ways; the way that is clearly faster is taken,
+ * and the other one looked at now and then. */
+static void
+paces(void)
+{
+    enum { MOST = (int)TP_PACE_LEAST + 200 };
+    unsigned char *to = aligned_alloc(64, MOST + 64 - MOST % 64), *from = pattern(MOST, 3);
+    CHECK(to != NULL);
+    for (int way = 0; way < TP_PACE_WAYS; way++)
+        for (size_t odd = 0; odd < 70; odd++) {
+            size_t bytes = odd < 2 ? odd : TP_PACE_LEAST + odd - 2;
+            tp_pace pace = {.ns = {way == TP_PACE_STORED ? 1e-6F : 1e6F, way == TP_PACE_STORED ? 1e6F : 1e-6F}}, before = pace;
+            memset(to, 0xA5, MOST);
+            tp_pace_copy(&pace, to, from + odd, bytes);
+            CHECK(memcmp(to, from + odd, bytes) == 0 && to[bytes] == 0xA5);
+            CHECK((pace.ns[way] != before.ns[way]) == (bytes >= TP_PACE_LEAST));
+            CHECK(pace.ns[!way] == before.ns[!way]);
+        }
+    tp_pace pace = {.ns = {1e-6F, 1e6F}};
+    for (int i = 1; i <= TP_PACE_LOOK; i++) {
+        CHECK(pace.ns[TP_PACE_STREAMED] == 1e6F);
+        tp_pace_copy(&pace, to, from, TP_PACE_LEAST);
+    }
+    CHECK(pace.ns[TP_PACE_STREAMED] < 1e6F);
+    pace = (tp_pace){.ns = {0}};
+    tp_pace_copy(&pace, to, from, TP_PACE_LEAST);
+    CHECK(pace.ns[TP_PACE_STORED] > 0 && pace.ns[TP_PACE_STREAMED] == 0);
+    tp_pace_copy(&pace, to, from, TP_PACE_LEAST);
+    CHECK(pace.ns[TP_PACE_STREAMED] > 0);
+    free(to);
+    free(from);
+}
+
 static int
 wanted(const char *only, const char *kind)
 {
@@ -454,6 +515,8 @@ main(int count, char **words)
     int port = 20000 + getpid() % 600 * 20;
     if (wanted(only, "shm"))
         memory_is_refused();
+    if (wanted(only, "thread"))
+        paces();
     for (int number = 0; number < CASES; number++) {
         if (wanted(only, "thread"))
             run_threads(number);
