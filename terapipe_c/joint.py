@@ -305,7 +305,7 @@ def _look(judge: Judge, request: Request) -> dict[str, Candidate]:
             free = request.partition is None and judge.chunks == 1 and stages > 1
             if judge.work < stop and free and (name == "1f1b" or not judge.fits(judge.judge(name, cuts[0], slicing), judge.limit)):
                 try:
-                    cuts.append(plan_stages(judge, "autopipe", name, slicing).partition)
+                    cuts.append(plan_stages(judge, "autopipe", name, slicing, thorough=False).partition)
                 except InfeasibleError:
                     pass
             for cut, pending in itertools.product(dict.fromkeys(cuts), (1,) if name in ZERO_BUBBLE else (1, 0)):

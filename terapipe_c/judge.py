@@ -231,9 +231,15 @@ class Judge:
             self.shortest = needed - limit, peak.index(needed), needed
         return needed <= limit
 
-    def refuse(self) -> InfeasibleError:
-        assert self.shortest is not None and self.limit is not None
-        short, rank, needed = self.shortest
+    def refuse(self, nearest: Candidate | None = None) -> InfeasibleError:
+        """The words for ``nearest``, or for what came nearest of all that was looked at, not fitting."""
+        assert self.limit is not None
+        if nearest is not None:
+            peak = self.peak_bytes(nearest)
+            short, rank, needed = max(peak) - self.limit, peak.index(max(peak)), max(peak)
+        else:
+            assert self.shortest is not None
+            short, rank, needed = self.shortest
         return InfeasibleError(f"rank {rank} needs {needed} bytes and may use {self.limit}: {short} bytes short in the plan "
                                f"nearest to fitting; memory_bytes = {needed}, more stages"
                                f"{'' if any(self.savings.recompute) else ', recomputation'} or smaller micro-batches would be "

@@ -43,6 +43,7 @@ _EFFORT = 300_000_000  # steps of AutoPipe's exact search: well under a second
 _EXACT = 10_000_000     # nodes of BMPipe's exact search
 _CHUNKED = 6_000_000  # candidates of BMPipe's search of two chunks: 0.1 s; of more chunks in proportion
 _ROUNDS = 20           # how often a planner is asked again because its plan was over the limit by the engine's count
+_CLOSE = 0.01          # of the least memory that a planner can plan for, how closely it is looked for
 
 
 @dataclass(frozen=True)
@@ -363,47 +364,76 @@ def _limits_of(judge: Judge, schedule: str, slicing: tuple[Micro, ...], limit: i
     return np.tile((limit - besides) / judge.chunks, judge.chunks), slots
 
 
-def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ...], host_Bps: float = 0.0) -> Candidate:
-    """The planner's stages for these micro-batches, judged; InfeasibleError if it finds none that fit."""
+def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ...], host_Bps: float = 0.0, *,
+                thorough: bool = True) -> Candidate:
+    """The planner's stages for these micro-batches, judged; InfeasibleError if it finds none that fit. What it plans without a
+    limit comes first: where that fits by the engine's count, no estimate of what the engine holds besides may refuse it.
+    thorough: where nothing else fits, look for the least that it can plan for."""
+    assert judge.limit is not None
     limits, held = _limits(judge, schedule, slicing)
-    if not (limits > 0).all():
-        raise InfeasibleError(f"a rank may use {judge.limit} bytes: a stage needs {judge.limit - limits.min():.0f} before it has a "
-                              "block")
-    task = Task(judge, schedule, slicing, limits, np.zeros(judge.model.num_blocks), host_Bps, tuple(held))
-    found, refused = _ask_until_it_fits(task, name)
-    if found is None or found[1] > 1:                          # one limit for all stages was too much, or made them too small
-        careful, _ = _ask_until_it_fits(replace(task, limit_bytes=np.full_like(limits, limits.min())), name)
-        found = min((each for each in (found, careful) if each), key=lambda each: each[0].seconds, default=None)
+    free = Task(judge, schedule, slicing, np.full_like(limits, np.inf), np.zeros(judge.model.num_blocks), host_Bps, tuple(held))
+    first = _ask(free, name)
+    if judge.fits(first, judge.limit):
+        return first
+    found = None
+    if (limits > 0).all():
+        task = replace(free, limit_bytes=limits)
+        found = _ask_until_it_fits(task, name)
+        if found is None or found[1] > 1:                      # one limit for all stages was too much, or made them too small
+            careful = _ask_until_it_fits(replace(task, limit_bytes=np.full_like(limits, limits.min())), name)
+            found = min((each for each in (found, careful) if each), key=lambda each: each[0].seconds, default=None)
     if found is not None:
         return found[0]
-    if judge.shortest is not None:
+    if not thorough:
         raise judge.refuse()
-    assert refused is not None
-    raise refused
+    return _squeeze(free, name, first)
 
 
-def _ask_until_it_fits(task: Task, name: str) -> tuple[tuple[Candidate, int] | None, InfeasibleError | None]:
-    """A plan that fits by the engine's count, and how often the planner was asked; or what it said last."""
+def _ask(task: Task, name: str) -> Candidate:
+    wish = _ASK[name](task)
+    cut = tuple(zip(wish.boundaries[:-1], wish.boundaries[1:], strict=True))
+    return task.judge.judge(task.schedule, cut, task.slicing, 0, None if wish.savings == NOTHING else wish.savings)
+
+
+def _ask_until_it_fits(task: Task, name: str) -> tuple[Candidate, int] | None:
+    """A plan that fits by the engine's count, and how often the planner was asked; None where it finds none."""
     judge, before, boost = task.judge, None, 1.0
     assert judge.limit is not None
     for asked in range(1, _ROUNDS + 1):
         try:
-            wish = _ASK[name](task)
-        except InfeasibleError as error:
-            return None, error
-        cut = tuple(zip(wish.boundaries[:-1], wish.boundaries[1:], strict=True))
-        found = judge.judge(task.schedule, cut, task.slicing, 0, None if wish.savings == NOTHING else wish.savings)
+            found = _ask(task, name)
+        except InfeasibleError:
+            return None
         if judge.fits(found, judge.limit):
-            return (found, asked), None
-        program = judge.lowered(found)
-        peak = judge.peak(found, program)
-        boost = 2 * boost if wish == before else 1.02          # the same again: its steps are larger than what is missing
-        before, extra = wish, task.extra_bytes.copy()
-        for k, (first, end) in enumerate(cut):
-            over = peak[program.rank_of[k]] - judge.limit
+            return found, asked
+        peak = judge.peak(found, judge.lowered(found))
+        boost = 2 * boost if found == before else 1.02         # the same again: its steps are larger than what is missing
+        before, extra = found, task.extra_bytes.copy()
+        for k, (first, end) in enumerate(found.partition):
+            over = peak[judge.lowered(found).rank_of[k]] - judge.limit
             extra[first:end] += max(0.0, boost * over) / ((end - first) * judge.chunks)
         task = replace(task, extra_bytes=extra)
-    return None, None
+    return None
+
+
+def _squeeze(free: Task, name: str, first: Candidate) -> Candidate:
+    """Halve what the planner is given, down to the least that it can plan for; the first plan that fits. The way there depends on
+    the memory by nothing but where it ends: with as much as the nearest of these plans needs, it ends at that one."""
+    judge = free.judge
+    nearest, low = first, 0.0
+    high = float(free.static_bytes.sum()) + max(free.held) * float(free.activation_bytes.sum())
+    while high - low > _CLOSE * high:
+        middle = 0.5 * (low + high)
+        try:
+            found = _ask(replace(free, limit_bytes=np.full_like(free.limit_bytes, middle / judge.chunks)), name)
+        except InfeasibleError:
+            low = middle
+            continue
+        if judge.fits(found, judge.limit):
+            return found
+        nearest = min(nearest, found, key=lambda c: max(judge.peak_bytes(c)))
+        high = middle
+    raise judge.refuse(nearest)
 
 
 def whole_sequences(request: Request) -> tuple[Micro, ...]:

@@ -260,3 +260,23 @@ def test_one_micro_batch_leaves_no_stage_without_work():
     """As long on any stages to a planner of makespans; but the updates run side by side."""
     for planner in ("autopipe", "autopipe_heuristic", "pipedream"):
         assert make(planner, LONG, stages=3, slicing=[(4, [256])]).stages == [(0, 4), (4, 8), (8, 12)]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+@pytest.mark.parametrize("planner", PLANNERS[2:])
+def test_what_a_plan_needs_and_what_a_refusal_names_is_enough(planner, schedule):
+    """In bytes of the request, not of what a planner's blocks may take of them."""
+    limit = max(make(planner, stages=4, schedule=schedule).peak_memory_bytes)
+    refused = 0
+    for part in (1.0, 0.9, 0.05):
+        try:
+            plan = make(planner, stages=4, schedule=schedule, memory_bytes=int(limit * part))
+        except tp.InfeasibleError as error:
+            assert part < 1.0 and f"may use {int(limit * part)}: " in str(error)
+            needed = int(re.search(r"memory_bytes = (\d+)", str(error)).group(1))
+            plan = make(planner, stages=4, schedule=schedule, memory_bytes=needed)
+            assert max(plan.peak_memory_bytes) == needed
+            refused += 1
+        else:
+            assert max(plan.peak_memory_bytes) <= int(limit * part)
+    assert refused
