@@ -505,3 +505,13 @@ def test_options_are_refused_by_name() -> None:
         planners.pipedream(two, two, 2, 2, param_bytes=[-1.0, 0.0])
     with pytest.raises(ValueError, match="shards is 3 for 2 stages"):
         planners.merak(two, two, 2, 2, shards=3)
+
+
+@pytest.mark.parametrize("planner", [planners.uniform, planners.merak, planners.vpipe], ids=lambda p: p.__name__)
+def test_the_stage_that_an_error_names_is_the_one_that_binds(planner) -> None:
+    """Where more than one stage is too large, what the first of them needs is not enough."""
+    two = np.ones(2)
+    memory = {"limit_bytes": 10.0, "static_bytes": np.array([11.5, 20.25])}
+    with pytest.raises(tp.InfeasibleError, match=r"stage 1 of 2 \(blocks 1 to 1.* (needs 21 bytes, 11 more|is 11 bytes short)"):
+        planner(two, two, 2, 2, memory=memory)
+    assert max(planner(two, two, 2, 2, memory=memory | {"limit_bytes": 21.0}).peak_memory_bytes) == 20.25

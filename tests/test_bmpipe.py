@@ -251,6 +251,9 @@ def test_what_cannot_fit_names_the_stage_and_the_bytes(chunks: int) -> None:
         tp.planners.bmpipe(layers, 2, 4, 4e9, chunks)
     fits = float(str(caught.value).split("; ")[-1].split()[0])
     assert max(tp.planners.bmpipe(layers, 2, 4, fits, chunks).peak_memory_bytes) <= fits
+    with pytest.raises(tp.InfeasibleError, match="memory_bytes 4000000000") as caught:
+        tp.planners.bmpipe(layers, 2, 4, 4e9 + 0.4, chunks)
+    assert float(str(caught.value).split("; ")[-1].split()[0]) == fits
     if chunks == 1:  # the fewest bytes; for several chunks it is enough
         with pytest.raises(tp.InfeasibleError):
             tp.planners.bmpipe(layers, 2, 4, fits * (1 - 1e-6), chunks)

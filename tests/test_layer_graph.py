@@ -321,3 +321,11 @@ def test_what_cannot_fit_says_how_many_bytes_short(planner) -> None:
     wide = [LayerNode(0, {4: [LayerVariant("keep", 1.0)]})]
     with pytest.raises(tp.InfeasibleError, match="no tensor degree of at most 2 devices"):
         planner(replace(plain(1, []), nodes=wide))
+
+
+@pytest.mark.parametrize("planner", [piper, parallel_layers])
+def test_fractions_of_bytes_are_not_rounded_away(planner) -> None:
+    graph = LayerGraph([LayerNode(0, {1: [LayerVariant("keep", 1.0, 0.0, 14.5)]})], [], 1, 11.25, 1e9, 1)
+    with pytest.raises(tp.InfeasibleError, match=r"memory_bytes, 11.25: one stage on 1 devices would fit in 15, 3.75 more"):
+        planner(graph)
+    planner(replace(graph, memory_bytes=15.0))

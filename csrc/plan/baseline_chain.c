@@ -208,17 +208,22 @@ tp_chain_least_largest(int blocks, int stages, tp_chain_weight weight, int risin
 tp_status
 tp_chain_must_fit(const tp_chain_sums *s, const tp_chain_plan *plan)
 {
-    double limit = s->chain->limit_bytes;
+    double limit = s->chain->limit_bytes, most = limit;
+    int worst = -1;
     for (int k = 0; k < plan->stages && limit > 0.0; k++) {
-        int first = plan->boundary[k], end = plan->boundary[k + 1], copies = tp_chain_copies(s->chain, plan->stages, k);
-        double bytes = tp_chain_bytes(s, first, end, copies, 0);
-        if (bytes > limit)
-            return tp_fail(TP_EINFEASIBLE,
-                           "stage %d of %d (blocks %d to %d, %d micro-batches in flight) needs %.15g bytes, %.15g more than "
-                           "limit_bytes, %.15g",
-                           k, plan->stages, first, end - 1, copies, ceil(bytes), ceil(bytes) - limit, limit);
+        double bytes = tp_chain_bytes(s, plan->boundary[k], plan->boundary[k + 1], tp_chain_copies(s->chain, plan->stages, k), 0);
+        if (bytes > most) {
+            most = bytes;
+            worst = k;
+        }
     }
-    return TP_OK;
+    if (worst < 0)
+        return TP_OK;
+    return tp_fail(TP_EINFEASIBLE,
+                   "stage %d of %d (blocks %d to %d, %d micro-batches in flight) needs %.15g bytes, %.15g more than "
+                   "limit_bytes, %.15g; no stage needs more",
+                   worst, plan->stages, plan->boundary[worst], plan->boundary[worst + 1] - 1,
+                   tp_chain_copies(s->chain, plan->stages, worst), ceil(most), ceil(most) - limit, limit);
 }
 
 typedef struct {

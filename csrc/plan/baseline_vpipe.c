@@ -205,14 +205,14 @@ run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp
     plan->objective_s = best.slowest_s;
     if (best.short_bytes <= 0.0)
         return TP_OK;
+    int worst = 0;
     for (int k = 0; k < stages; k++)
-        if (v.short_bytes[k] > 0.0)
-            return tp_fail(TP_EINFEASIBLE,
-                           "vPipe's search found no partition that fits limit_bytes, %.0f: in its best, stage %d of %d (blocks %d "
-                           "to %d) is %.0f bytes short%s",
-                           s->chain->limit_bytes, k, stages, v.boundary[k], v.boundary[k + 1] - 1, v.short_bytes[k],
-                           s->chain->recompute_s == NULL ? "; recompute_s would let it recompute" : "");
-    return TP_OK;
+        worst = v.short_bytes[k] > v.short_bytes[worst] ? k : worst;
+    return tp_fail(TP_EINFEASIBLE,
+                   "vPipe's search found no partition that fits limit_bytes, %.15g: in its best, stage %d of %d (blocks %d to %d) is "
+                   "%.15g bytes short%s",
+                   s->chain->limit_bytes, worst, stages, v.boundary[worst], v.boundary[worst + 1] - 1,
+                   ceil(v.short_bytes[worst]), s->chain->recompute_s == NULL ? "; recompute_s would let it recompute" : "");
 }
 
 tp_status

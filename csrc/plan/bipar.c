@@ -247,7 +247,10 @@ search_plan(tp_memopt *m, tp_dawnpiper_plan *plan)
     outcome found;
     double attained;
     int stages = plan->stages;
-    TP_TRY(tp_dawnpiper_relax(m, plan->boundary, &plan->relaxed_s, &attained, &plan->probes));
+    tp_status status = tp_dawnpiper_relax(m, plan->boundary, &plan->relaxed_s, &attained, &plan->probes);
+    if (status == TP_EINFEASIBLE)
+        return tp_fail(TP_EINFEASIBLE, "%s for the exact planner, dawnpiper; BiPar may need more", tp_error_message());
+    TP_TRY(status);
     TP_TRY(open_bipar(m, &b));
     TP_TRY(segment(&b, 0, 0, stages, 0, plan->count, &found));
     plan->evaluations = b.evaluations;

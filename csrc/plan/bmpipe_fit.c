@@ -89,10 +89,10 @@ search(tp_bmpipe_search_room *s, int *cut, int v, int64_t *nodes)
 static tp_status
 refuse(tp_bmpipe_search_room *s, const int *cut, int stage, int proven)
 {
-    double lack = ceil(tp_bmpipe_lack(s, cut, stage)), bytes = s->p->options->memory_bytes;
+    double lack = tp_bmpipe_lack(s, cut, stage), bytes = s->p->options->memory_bytes;
     return tp_fail(TP_EINFEASIBLE,
                    "%s: stage %d is %.0f bytes short of memory_bytes %.0f with everything recomputed; %.0f would fit",
-                   proven ? "no plan fits" : "no plan that fits was found", stage, lack, bytes, bytes + lack);
+                   proven ? "no plan fits" : "no plan that fits was found", stage, ceil(lack), bytes, ceil(bytes + lack));
 }
 
 tp_status

@@ -495,9 +495,9 @@ tp_layer_infeasible(const tp_layer_space *s, tp_layer_pair *pair, tp_layer_pack 
     if (degree == 0)
         return tp_fail(TP_EINFEASIBLE,
                        "no plan: no tensor degree of at most %d devices has a variant for every node, and no split into stages fits "
-                       "memory_bytes, %.0f",
+                       "memory_bytes, %.15g",
                        s->graph->devices, s->graph->memory_bytes);
     return tp_fail(TP_EINFEASIBLE,
-                   "no plan on %d devices fits memory_bytes, %.0f: one stage on %d devices would fit in %.0f, %.0f more",
-                   s->graph->devices, s->graph->memory_bytes, degree, best, best - s->graph->memory_bytes);
+                   "no plan on %d devices fits memory_bytes, %.15g: one stage on %d devices would fit in %.15g, %.15g more",
+                   s->graph->devices, s->graph->memory_bytes, degree, ceil(best), ceil(best) - s->graph->memory_bytes);
 }

@@ -89,9 +89,9 @@ tp_slice_memory_check(const tp_slice_memory *m, int units)
         return TP_OK;
     double needed = tp_slice_bytes(m, units - 1, 1);
     return tp_fail(TP_EINFEASIBLE,
-                   "a slice of one unit after %d needs %.0f bytes and may use %.0f: %.0f bytes short on every stage; "
-                   "limit_bytes = %.0f would fit",
-                   units - 1, needed, m->limit_bytes, needed - m->limit_bytes, needed);
+                   "a slice of one unit after %d needs %.15g bytes and may use %.15g: %.15g bytes short on every stage; "
+                   "limit_bytes = %.15g would fit",
+                   units - 1, needed, m->limit_bytes, needed - m->limit_bytes, ceil(needed));
 }
 
 tp_status
