@@ -358,6 +358,16 @@ def test_mps(tmp_path) -> None:
     assert path.read_text() == text
 
 
+def test_mps_bounds_only_columns_that_it_has(tmp_path) -> None:
+    """Where a type has fewer strategies than another: strict readers refuse a bound on a name that no column has."""
+    layers = model(6)
+    layers[0]["strategies"] = layers[0]["strategies"][:1]
+    tp.planners.bmpipe_mps(tmp_path / "plan.mps", layers, 2, 4, 64e9)
+    columns, bounds = (tmp_path / "plan.mps").read_text().split("COLUMNS")[1].split("BOUNDS")
+    named = {line.split()[2] for line in bounds.splitlines() if line.startswith(" UP")}
+    assert named == {line.split()[0] for line in columns.split("RHS")[0].splitlines() if line.startswith((" l_", " b_"))}
+
+
 def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "highspy", None)
     with pytest.raises(ImportError, match=r"terapipe_c\[highs\]"):

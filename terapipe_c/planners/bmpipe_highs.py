@@ -201,7 +201,8 @@ def bmpipe_mps(
 
     They are those of the even plan with each stage slowed, and of ``bmpipe``'s plan: not all there are, so its optimum is a
     lower bound on the step time, and the plan it names is to be simulated. Columns l_type_strategy_chunk_stage (layers),
-    b_type_chunk_stage, T (seconds); bytes are in units of memory_bytes. FileExistsError if the file is there.
+    b_type_chunk_stage, T (seconds), none for strategies that a type does not have; bytes are in units of memory_bytes.
+    FileExistsError if the file is there.
     """
     from .bmpipe import bmpipe
 
@@ -237,6 +238,6 @@ def _mps(programme: _Programme) -> str:
     lines += ["COLUMNS", " M1 'MARKER' 'INTORG'", *(line for column in entries[:-1] for line in column)]
     lines += [" M2 'MARKER' 'INTEND'", *entries[-1]]
     lines += ["RHS", *(f" rhs r{i} {value!r}" for i, value in enumerate(right.tolist()) if value)]
-    lines += ["BOUNDS", *(f" UP bound {name} {value!r}" for name, value in
-                          zip(columns[:-1], rows["high"].tolist(), strict=False)), "ENDATA", ""]  # fmt: skip
+    lines += ["BOUNDS", *(f" UP bound {name} {value!r}" for name, value, column in
+                          zip(columns[:-1], rows["high"].tolist(), entries, strict=False) if column), "ENDATA", ""]  # fmt: skip
     return "\n".join(lines)
