@@ -460,6 +460,7 @@ def test_edges(planner) -> None:
         ({"micro_batches": 0}, ValueError, "micro_batches is 0"),
         ({"comm_s": -1.0}, ValueError, "comm_s is -1"),
         ({"comm_s": math.nan}, ValueError, "comm_s is"),
+        ({"fwd": [1e300, 0.0]}, ValueError, r"2 micro-batches take 2e\+300 seconds"),
         ({"memory": {"limit_bytes": 0.0}}, ValueError, "limit_bytes is 0"),
         ({"memory": {}}, TypeError, "limit_bytes is None"),
         ({"memory": {"limit_bytes": 9.0, "static": [1.0, 1.0]}}, ValueError, "static"),

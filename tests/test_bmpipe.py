@@ -270,6 +270,7 @@ BAD = [
     (dict(memory_bytes=math.nan), ValueError, "memory_bytes is nan"),
     (dict(memory_bytes="64GB"), TypeError, "memory_bytes is '64GB'"),
     (dict(comm_s=-1.0), ValueError, "comm_s is -1"),
+    (dict(comm_s=1e308), ValueError, "micro-batches take inf seconds"),
     (dict(time_limit_s=0.0), ValueError, "time_limit_s is 0"),
     (dict(effort=-1), ValueError, "effort is -1"),
     (dict(layers=[]), ValueError, "layers is"),

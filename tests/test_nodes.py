@@ -174,6 +174,9 @@ def test_more_memory_fits_more_and_optimising_fits_most():
         batches[planner] = sizes[1]
     assert batches["dawnpiper"] == max(batches.values()) > batches["compute"]
     plain = tp.max_batch(model, 3, 1.5 * need, 6, optimise_memory=False).batch
+    assert tp.max_batch(model, 3, 1.5 * need, 6, optimise_memory=np.False_).batch == plain
+    with pytest.raises(TypeError, match="optimise_memory is 'no': True or False"):
+        tp.max_batch(model, 3, 1.5 * need, 6, optimise_memory="no")
     assert max(batches["compute"], batches["uniform"]) <= plain <= batches["dawnpiper"]
     assert tp.max_batch(model, 3, 1.5 * need, 6, planner="compute", optimise_memory=True).batch > batches["compute"]
     assert "MaxBatch(" in repr(tp.max_batch(model, 3, need, 6))

@@ -39,6 +39,12 @@ tp_chain_check(const tp_chain *c, int stages)
             return tp_fail(TP_EVALUE, "in_flight[%d] is %d: 1 to %d, micro_batches, are possible", k, c->in_flight[k], c->micros);
     TP_TRY(check_array(c->forward_s, c->blocks, "fwd"));
     TP_TRY(check_array(c->backward_s, c->blocks, "bwd"));
+    double seconds = 2.0 * stages * c->comm_s;
+    for (int i = 0; i < c->blocks; i++)
+        seconds += c->forward_s[i] + c->backward_s[i];
+    if (!(seconds * c->micros <= 1e300))
+        return tp_fail(TP_EVALUE, "%d micro-batches take %g seconds one by one: at most 1e300 would be right", c->micros,
+                       seconds * c->micros);
     TP_TRY(check_array(c->static_bytes, c->blocks, "static_bytes"));
     TP_TRY(check_array(c->activation_bytes, c->blocks, "activation_bytes"));
     TP_TRY(check_array(c->transient_bytes, c->blocks, "transient_bytes"));

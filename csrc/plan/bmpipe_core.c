@@ -86,6 +86,16 @@ tp_bmpipe_check(const tp_bmpipe_layers *l, const tp_bmpipe_options *o)
     if ((int64_t)o->stages * o->chunks > n)
         return tp_fail(TP_EVALUE, "stages is %d and chunks is %d: at most %lld virtual stages for %lld layers would be right",
                        o->stages, o->chunks, (long long)n, (long long)n);
+    double seconds = 2.0 * o->stages * o->chunks * o->comm_s;
+    for (int t = 0; t < l->types; t++) {
+        double most = 0.0;
+        for (int r = 0; r < l->choices[t]; r++)
+            most = fmax(most, l->extra_s[t * l->strategies + r]);
+        seconds += l->count[t] * (l->forward_s[t] + l->backward_s[t] + most);
+    }
+    if (!(seconds * o->micros <= 1e300))
+        return tp_fail(TP_EVALUE, "%d micro-batches take %g seconds one by one: at most 1e300 would be right", o->micros,
+                       seconds * o->micros);
     return TP_OK;
 }
 

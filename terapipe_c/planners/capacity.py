@@ -8,6 +8,7 @@ from typing import Any
 
 from .._core import InfeasibleError, InvalidTypeError, InvalidValueError
 from ..config import GPTConfig, one_of, whole
+from .arguments import flag
 from .dawnpiper import DawnPiperPlan, compute_balanced, dawnpiper, dawnpiper_binary, memory_balanced
 from .nodes import Nodes
 
@@ -109,7 +110,7 @@ def max_batch(model: GPTConfig | Nodes | Mapping[str, Any], stages: int, memory_
     tp.InfeasibleError if not even one sample fits. A planner that is not exact may fit b + 1 where it fails at b: the
     answer is then some b that fits with b + 1 that does not.
     """
-    name, plan_of = _planner(planner, optimise_memory)
+    name, plan_of = _planner(planner, None if optimise_memory is None else flag(optimise_memory, "optimise_memory"))
     limit, nodes_at = whole("most", most), _at_batch(model, costs=costs, seq_len=seq_len, cluster=cluster)
     tried = 0
 
