@@ -541,3 +541,12 @@ def test_a_cost_that_falls_with_the_context_or_is_zero_is_searched_like_any_othe
         found, dense = planners.slice_tokens(model, stages, seq_len=n, granularity=1), planners.slice_tokens(model.table(), stages)
         assert np.isclose(found.latency_s, dense.latency_s, rtol=1e-11, atol=0) and found.optimal and dense.optimal, i
         assert found.latency_s * (1 - 1e-5) <= found.lower_bound_s <= found.latency_s
+
+
+@pytest.mark.parametrize("stages", [2, 100])
+def test_a_plan_that_takes_no_time_is_optimal_whatever_others_cost(stages):
+    """What is rounding beside other slicings' seconds is no doubt about 0."""
+    none = np.zeros(129)
+    model = Model(none, none + 900.0, 1000.0, 100.0)
+    for found in (planners.slice_tokens(model, stages, seq_len=128, granularity=1), planners.slice_tokens(model.table(), stages)):
+        assert found.optimal and found.latency_s == found.lower_bound_s == 0.0 and found.lengths == [128]

@@ -383,7 +383,7 @@ run_walk(tp_arena *arena, walk *w, const tp_slice_options *options)
     }
     /* of the plan, not of sum_above: that may be no more than a bound, and 0 */
     w->tolerance = 1e-12 + 2.2e-16 * (w->n + (w->n + w->weight) * quadratic / fmax(w->best, 1e-300));
-    if (w->weight > 0.0)
+    if (w->weight > 0.0 && goal_of(w) > 0.0) /* no cost is below 0, and what is rounding beside 0 is everything */
         TP_TRY(descend(w, (goal_of(w) - w->sum_above) / w->weight, lowest));
     else {
         w->plan->optimal = 1;
