@@ -372,10 +372,13 @@ def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ..
     assert judge.limit is not None
     limits, held = _limits(judge, schedule, slicing)
     free = Task(judge, schedule, slicing, np.full_like(limits, np.inf), np.zeros(judge.model.num_blocks), host_Bps, tuple(held))
-    first = _ask(free, name)
-    if judge.fits(first, judge.limit):
+    first, found = None, None
+    try:
+        first = _ask(free, name)
+    except InfeasibleError as error:                           # what no plan here can hold; with less memory it may plan otherwise
+        refused = error
+    if first is not None and judge.fits(first, judge.limit):
         return first
-    found = None
     if (limits > 0).all():
         task = replace(free, limit_bytes=limits)
         found = _ask_until_it_fits(task, name)
@@ -384,6 +387,8 @@ def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ..
             found = min((each for each in (found, careful) if each), key=lambda each: each[0].seconds, default=None)
     if found is not None:
         return found[0]
+    if first is None:
+        raise refused
     if not thorough:
         raise judge.refuse()
     return _squeeze(free, name, first)
