@@ -32,7 +32,7 @@ from .judge import (
     pace,
     saved_bytes,
 )
-from .request import SWAPPERS, Request
+from .request import SAVERS, SWAPPERS, Request
 from .search import TICKS, StageCost, balanced, kind_seconds, search
 
 __all__ = ["Found", "Task", "plan_one"]
@@ -71,6 +71,8 @@ class Task:
     extra_bytes: Float                    #: [blocks] what earlier rounds were short of
     host_Bps: float                       #: bytes a second to the host and back; 0: nothing is swapped
     held: tuple[int, ...]                 #: [stages] micro-batches that the order of the schedule has in flight
+    inputs_stay: bool = False             #: what a block that is made again keeps, its input, counts as always there, of every
+                                          #: block and as often as the fullest stage holds it; else as never there
 
     @property
     def stages(self) -> int:
@@ -161,7 +163,8 @@ class Task:
         sizes = block_bytes(self.judge.model, self.slicing)
         fixed = {kind: float(size.static + size.gradient) for kind, size in sizes.items()}
         room = {kind: float(size.activation - size.input) for kind, size in sizes.items()}     # to make a micro-batch's again
-        return np.asarray(self._per_block(fixed) + np.where(self.given, self._per_block(room), 0.0) + self.extra_bytes)
+        more = np.where(self.given, self._per_block(room), 0.0) + self.extra_bytes
+        return np.asarray(self._per_block(fixed) + max(self.held) * self._staying + more)
 
     @cached_property
     def param_bytes(self) -> Float:
@@ -171,16 +174,26 @@ class Task:
 
     @cached_property
     def activation_bytes(self) -> Float:
-        """[blocks] kept from a micro-batch's forward to its backward."""
+        """[blocks] kept from a micro-batch's forward to its backward, but for what stays."""
+        return self._kept - self._staying
+
+    @cached_property
+    def _kept(self) -> Float:
         sizes = block_bytes(self.judge.model, self.slicing)
         kept, again = (self._per_block({kind: float(getattr(size, name)) for kind, size in sizes.items()})
                        for name in ("activation", "input"))
         return np.where(self.given, again, kept)
 
+    @property
+    def _staying(self) -> Float:
+        """[blocks] inputs of what can be made again, where they count as always there."""
+        return np.where((self.saved_bytes > 0) & self.inputs_stay, self._kept - self.saved_bytes, 0.0)
+
     @cached_property
     def saved_bytes(self) -> Float:
         """[blocks] what recomputing a block saves of its activation_bytes: all but its input."""
-        return np.array(saved_bytes(self.judge.model, self.slicing, self.judge.costs.where), np.float64)
+        saved = np.array(saved_bytes(self.judge.model, self.slicing, self.judge.costs.where), np.float64)
+        return np.where(self.given, 0.0, saved)
 
     @property
     def memory_bytes(self) -> float:
@@ -372,23 +385,18 @@ def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ..
     assert judge.limit is not None
     limits, held = _limits(judge, schedule, slicing)
     free = Task(judge, schedule, slicing, np.full_like(limits, np.inf), np.zeros(judge.model.num_blocks), host_Bps, tuple(held))
-    first, found = None, None
-    try:
-        first = _ask(free, name)
-    except InfeasibleError as error:                           # what no plan here can hold; with less memory it may plan otherwise
-        refused = error
-    if first is not None and judge.fits(first, judge.limit):
+    first = _ask(free, name)
+    if judge.fits(first, judge.limit):
         return first
     if (limits > 0).all():
-        task = replace(free, limit_bytes=limits)
-        found = _ask_until_it_fits(task, name)
-        if found is None or found[1] > 1:                      # one limit for all stages was too much, or made them too small
-            careful = _ask_until_it_fits(replace(task, limit_bytes=np.full_like(limits, limits.min())), name)
-            found = min((each for each in (found, careful) if each), key=lambda each: each[0].seconds, default=None)
-    if found is not None:
-        return found[0]
-    if first is None:
-        raise refused
+        task, least = replace(free, limit_bytes=limits), np.full_like(limits, limits.min())
+        found = [_ask_until_it_fits(task, name)]
+        if found[0] is None or found[0][1] > 1:                # one limit for all stages was too much, or made them too small
+            found += [_ask_until_it_fits(replace(task, limit_bytes=limit, inputs_stay=stay), name)
+                      for limit, stay in ((least, False), (limits, True)) if not stay or name in SAVERS]
+        fitting = [each[0] for each in found if each]
+        if fitting:
+            return min(fitting, key=lambda candidate: candidate.seconds)
     if not thorough:
         raise judge.refuse()
     return _squeeze(free, name, first)
