@@ -366,15 +366,14 @@ def _limits(judge: Judge, schedule: str, slicing: tuple[Micro, ...]) -> tuple[Fl
 
 
 def _limits_of(judge: Judge, schedule: str, slicing: tuple[Micro, ...], limit: int) -> tuple[Float, list[int]]:
-    stages, sizes = judge.ranks * judge.chunks, block_bytes(judge.model, slicing)
-    even = judge.judge(schedule, tuple(even_partition(judge.model, stages)), slicing, 0)
+    even = judge.judge(schedule, tuple(even_partition(judge.model, judge.ranks * judge.chunks)), slicing, 0)
     program = judge.lowered(even)
-    slots, besides = activation_slots(program), np.array(judge.peak(even, program), np.float64)
+    held, besides = activation_slots(program), np.array(judge.peak(even, program), np.float64)
+    counted = Task(judge, schedule, slicing, np.zeros(len(held)), np.zeros(judge.model.num_blocks), 0.0, tuple(held))
     for k, (first, end) in enumerate(even.partition):
-        for block in judge.model.blocks[first:end]:
-            size = sizes[block.kind]
-            besides[program.rank_of[k]] -= size.static + size.gradient + slots[k] * size.activation
-    return np.tile((limit - besides) / judge.chunks, judge.chunks), slots
+        blocks = counted.static_bytes[first:end] + held[k] * counted.activation_bytes[first:end]
+        besides[program.rank_of[k]] -= blocks.sum()
+    return np.tile((limit - besides) / judge.chunks, judge.chunks), held
 
 
 def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ...], host_Bps: float = 0.0, *,
@@ -394,6 +393,8 @@ def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ..
         if found[0] is None or found[0][1] > 1:                # one limit for all stages was too much, or made them too small
             found += [_ask_until_it_fits(replace(task, limit_bytes=limit, inputs_stay=stay), name)
                       for limit, stay in ((least, False), (limits, True)) if not stay or name in SAVERS]
+        if not any(found) and free.given.any():                # when R comes, and so what is held, differs from even stages'
+            found = [_ask_until_it_fits(replace(task, limit_bytes=np.full_like(limits, judge.limit / judge.chunks)), name)]
         fitting = [each[0] for each in found if each]
         if fitting:
             return min(fitting, key=lambda candidate: candidate.seconds)

@@ -197,3 +197,15 @@ def test_savers_save_what_the_schedule_holds(planner, schedule):
     losses, report = trained(plan)
     assert losses == trained(free)[0]
     assert report.peak_memory_bytes == plan.peak_memory_bytes
+
+
+@pytest.mark.parametrize("schedule, stages, planner", [("1f1b", 4, "dapple"), ("zb-h1", 2, "autopipe"), ("zb-h1", 3, "pipedream")])
+def test_what_the_request_makes_again_leaves_the_memory_that_it_leaves(schedule, stages, planner):
+    """A planner is told of all of it, and of no more: of all partitions that fit it finds the fastest."""
+    options = {"batch": 4, "seq_len": 256, "stages": stages, "schedule": schedule, "slicing": [(1, [256])] * 4, "recompute": "full"}
+    limit = max(tp.plan(LONG, CLUSTER, planner=planner, **options).peak_memory_bytes) * 97 // 100
+    every = [tp.plan(LONG, CLUSTER, planner="uniform", partition=list(itertools.pairwise(edges)), **options)
+             for edges in cuts(LONG.num_blocks, stages)]
+    fitting = [plan.step_time_s for plan in every if max(plan.peak_memory_bytes) <= limit]
+    assert 0 < len(fitting) < len(every)
+    assert tp.plan(LONG, CLUSTER, planner=planner, memory_bytes=limit, **options).step_time_s == min(fitting)
