@@ -353,13 +353,15 @@ class Cluster:
         should be of the same disk.
         """
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        from ._files import path_of
         from .profiling import swap_bandwidth
 
+        folder = None if swap_folder is None else path_of("swap_folder", swap_folder)
         devices = cores if num_devices is None else whole("num_devices", num_devices)
         # Shared memory between two processes: latency and bandwidth of a ring of ours, measured by tp.profile for a run.
         return cls(num_devices=devices, devices_per_node=devices, memory_bytes=max(1, _local_memory_bytes() // devices),
                    link_latency_s=2e-6, link_bandwidth_Bps=5e9, is_local=True,
-                   host_bandwidth_Bps=None if swap_folder is None else swap_bandwidth(swap_folder, min(devices, cores)))
+                   host_bandwidth_Bps=None if folder is None else swap_bandwidth(folder, min(devices, cores)))
 
     @classmethod
     def preset(cls, device: str, num_devices: int = 1, *, dtype: str = "fp32", efficiency: float = 0.5,

@@ -170,6 +170,9 @@ def test_in_flight_where_it_has_no_meaning():
         planners.pipedream(p["fwd"], p["bwd"], 2, 4, memory=memory_of(p, 500, [2, 1]))
     with pytest.raises(tp.InvalidValueError, match="in_flight is of stages without replicas: straight"):
         planners.dapple(p["fwd"], p["bwd"], 2, 4, memory=memory_of(p, 500, [2, 1]))
+    for held in (-1, 0, 5):
+        with pytest.raises(tp.InvalidValueError, match=f"in_flight is {held}: 1 to 4, micro_batches"):
+            planners.layer_graph(p["fwd"], p["bwd"], 2, 4, memory=memory_of(p, 500, held))
 
 
 # ---- through tp.plan -----------------------------------------------------------------------------------------------------

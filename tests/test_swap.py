@@ -211,6 +211,8 @@ def test_how_fast_a_folder_takes_swaps_is_measured(tmp_path):
     assert 1e6 < local.host_bandwidth_Bps < 1e12 and os.listdir(tmp_path) == []
     with pytest.raises(tp.StorageError, match=re.escape(f"a file in {tmp_path / 'none'}, which cannot be made")):
         tp.Cluster.local(swap_folder=tmp_path / "none")
+    with pytest.raises(TypeError, match="swap_folder is 3: the name of a file or folder"):
+        tp.Cluster.local(swap_folder=3)
     for bytes_, rounds in ((0, 1), (1, 0), (-5, 1)):
         with pytest.raises(ValueError, match=f"{rounds} rounds of {bytes_} bytes"):
             _core.store_time(tmp_path, bytes_, rounds)

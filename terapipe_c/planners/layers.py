@@ -309,8 +309,11 @@ def layer_graph(
         if values is not None and values.shape != (n,):
             raise _core.InvalidValueError(f"{name} has shape {list(values.shape)}: one value for each of {n} blocks, [{n}], "
                                           "would be right")
-    held = limits.get("in_flight")
-    always = np.zeros(n) if held is None else integer(held, "in_flight") * kept
+    micros = integer(micro_batches, "micro_batches")
+    held = None if limits.get("in_flight") is None else integer(limits["in_flight"], "in_flight")
+    if held is not None and not 1 <= held <= micros:
+        raise _core.InvalidValueError(f"in_flight is {held}: 1 to {micros}, micro_batches, are possible")
+    always = np.zeros(n) if held is None else held * kept
     nodes = []
     for i in range(n):
         time_s, each = float(forward[i] + backward[i]), float(kept[i]) if held is None else 0.0
@@ -321,7 +324,7 @@ def layer_graph(
     edges = [LayerEdge(i, i + 1, size) for i in range(n - 1)]
     return LayerGraph(
         nodes, edges, integer(devices, "devices"), min(number(limits.get("limit_bytes", 1e300), "limit_bytes"), 1e300),
-        bandwidth_Bps, integer(micro_batches, "micro_batches")
+        bandwidth_Bps, micros
     )
 
 
