@@ -40,14 +40,19 @@ def resimulated(program: Any, intervals: NDArray[Any]) -> float:
     first = np.concatenate([[0], np.cumsum(program.slices)])
     shape = program.num_stages, int(first[-1])
     seconds: dict[str, NDArray[np.float64]] = {}
-    for row in intervals:
+    took: dict[tuple[str, int, int], list[float]] = {}
+    for row in np.sort(intervals, order="start_s"):
         name = OPS[row["op"]]
         if name in ("F", "B", "I", "W", "R", "SO", "SI", "SF", "SB"):
-            table = seconds.setdefault(name, np.zeros(shape))
-            table[row["stage"], first[row["micro"]] + row["slice"]] = row["end_s"] - row["start_s"]
+            cell = int(row["stage"]), int(first[row["micro"]] + row["slice"])
+            took.setdefault((name, *cell), []).append(float(row["end_s"] - row["start_s"]))
         elif name in ("AR", "OPT"):      # once a stage at most
             table = seconds.setdefault(name, np.zeros(shape))
             table[row["stage"]] = row["end_s"] - row["start_s"]
+    for (name, stage, unit), parts in took.items():
+        seconds.setdefault(name, np.zeros(shape))[stage, unit] = sum(parts)
+        for half, value in zip("ab", parts if len(parts) > 1 else (), strict=False):     # of a forward, or of its message
+            seconds.setdefault(f"{name}.{half}", np.zeros(shape))[stage, unit] = value
     return float(program.makespan(seconds))
 
 
@@ -89,8 +94,7 @@ class Report:
         times = [record["step_time_s"] for record in records[1:]]
         step = statistics.median(times) if times else None
         bubbles, intervals = dict(timeline.bubbles), timeline.intervals
-        work = float((intervals["end_s"] - intervals["start_s"]).sum())
-        predicted = float(np.sum(plan.timeline().busy_s))
+        predicted = float(plan.timeline().work_s)
         out = job["out"]
         files = {} if out is None else {name: os.path.join(out, name) for name in ("metrics.jsonl", "trace.json", "checkpoints")}
         return cls(
@@ -104,7 +108,7 @@ class Report:
             predicted_bubbles={cause: float(seconds) for cause, seconds in dict(plan.bubbles).items()},
             last_step_time_s=times[-1] if times else None,
             resimulated_step_time_s=resimulated(plan.program, intervals) if times else None,
-            work_ratio=work / predicted if times and predicted > 0 else None,
+            work_ratio=timeline.work_s / predicted if times and predicted > 0 else None,
             losses=[record["loss"] for record in records],
             steps=[record["step"] for record in records],
             paths={name: path for name, path in files.items() if os.path.exists(path)},

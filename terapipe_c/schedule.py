@@ -301,6 +301,12 @@ class Timeline:
         return self.num_ranks * self.makespan_s - float(self.busy_s.sum())
 
     @property
+    def work_s(self) -> float:
+        """Seconds that operations took of the ranks' time, summed: useful ones, recomputation and swaps; no messages."""
+        rows = self.intervals
+        return float((rows["end_s"] - rows["start_s"])[np.isin(rows["op"], [_CODE[name] for name in _WORK])].sum())
+
+    @property
     def efficiency(self) -> float:
         """Share of the ranks' time that is useful work, 0 to 1."""
         total = self.num_ranks * self.makespan_s

@@ -74,6 +74,7 @@ def check_intervals(program, line, cost):
     for cause, ops in (("recompute", ("R",)), ("swap", ("SO", "SI"))):
         mine = rows[np.isin(rows["op"], [schedules.OPS.index(op) for op in ops])]
         assert (mine["end_s"] - mine["start_s"]).sum() == pytest.approx(line.bubbles[cause])
+    assert line.work_s == pytest.approx(line.busy_s.sum() + line.bubbles["recompute"] + line.bubbles["swap"])
     for row in rows:
         seconds = cost[schedules.OPS[row["op"]]][row["stage"], offset[row["micro"]] + row["slice"]]
         assert row["end_s"] - row["start_s"] == pytest.approx(seconds)

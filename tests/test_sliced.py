@@ -10,6 +10,7 @@ from test_engine import HYPER, alone, everything, partition_of, problem, ranks_d
 import terapipe_c as tp
 from terapipe_c import _core, schedule
 from terapipe_c.engine import rank_memory
+from terapipe_c.report import resimulated
 
 COST = {"F": 2.0, "B": 3.0, "I": 1.0, "W": 2.0}
 
@@ -379,6 +380,15 @@ def test_a_measured_trace_is_the_program_again():
 MODEL = tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=32, block_size=16)
 CLUSTER = tp.Cluster(num_devices=3, devices_per_node=3, memory_bytes=1e9, link_latency_s=1e-7, link_bandwidth_Bps=1e10,
                      peak_flops=1e9)  # fmt: skip
+
+
+def test_a_step_of_halves_is_as_long_again_from_its_own_operations():
+    rng = np.random.default_rng(4)
+    for program in (tp.schedules.sliced_1f1b(4, 6, 2), tp.schedules.sliced_1f1b(4, 6, 3).lower(), tp.schedules.seq1f1b(3, 4, 2)):
+        shape = program.num_stages, sum(program.slices)
+        cost = {name: rng.uniform(1.0, 2.0, shape) for name in ("F", "B", *(("F.a", "F.b") if program.num_stages == 4 else ()))}
+        line = program.simulate(cost)
+        assert resimulated(program, line.intervals) == pytest.approx(line.makespan_s)
 
 
 def test_plan_halves_what_helps_and_predicts_it():
