@@ -137,6 +137,8 @@ def _model(args: argparse.Namespace) -> Any:
 def _cluster(args: argparse.Namespace) -> Any:
     import terapipe_c as tp
 
+    from .engine import STORE_VARIABLE
+
     given = {
         "devices_per_node": args.devices_per_node,
         "memory_bytes": args.device_memory_bytes,
@@ -149,7 +151,10 @@ def _cluster(args: argparse.Namespace) -> Any:
     if args.devices is None:
         if given:
             raise ValueError(f"--{next(iter(given)).replace('_', '-')} describes a cluster: give --devices too")
-        return tp.Cluster.local() if args.swap_folder is None else _swapping(args.swap_folder)
+        if args.swap_folder is None:
+            return tp.Cluster.local()
+        os.environ[STORE_VARIABLE] = args.swap_folder          # what runs here swaps to the same folder
+        return _swapping(args.swap_folder)
     if args.swap_folder is not None:
         raise ValueError("--swap-folder is of this machine: --host-bandwidth-Bps would be right beside --devices")
     return tp.Cluster(num_devices=args.devices, **given)
@@ -157,14 +162,10 @@ def _cluster(args: argparse.Namespace) -> Any:
 
 @functools.cache
 def _swapping(folder: str) -> Any:
-    """Measured once; what runs here swaps to the same folder."""
+    """Measured once, however many trials of a sweep need it."""
     import terapipe_c as tp
 
-    from .engine import STORE_VARIABLE
-
-    cluster = tp.Cluster.local(swap_folder=folder)
-    os.environ[STORE_VARIABLE] = folder
-    return cluster
+    return tp.Cluster.local(swap_folder=folder)
 
 
 @functools.cache
