@@ -348,14 +348,14 @@ class Cluster:
     def local(cls, num_devices: int | None = None, *, swap_folder: str | os.PathLike[str] | None = None) -> Cluster:
         """This machine: one device per core that this process may use, each with an equal share of the memory.
 
-        swap_folder: plans may swap; host_bandwidth_Bps is what all devices at once measure for files in this folder (under a
-        second on most disks; 128 MiB a device). Runs swap to their own folder, or to the one that TERAPIPE_SWAP_DIR names: it
+        swap_folder: plans may swap; host_bandwidth_Bps is what all devices at once measure for files in this folder, each
+        copying 128 MiB out and in, six times. Runs swap to their own folder, or to the one that TERAPIPE_SWAP_DIR names: it
         should be of the same disk.
         """
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         from ._files import path_of
         from .profiling import swap_bandwidth
 
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         folder = None if swap_folder is None else path_of("swap_folder", swap_folder)
         devices = cores if num_devices is None else whole("num_devices", num_devices)
         # Shared memory between two processes: latency and bandwidth of a ring of ours, measured by tp.profile for a run.

@@ -420,11 +420,12 @@ def _ask_until_it_fits(task: Task, name: str) -> tuple[Candidate, int] | None:
             return None
         if judge.fits(found, judge.limit):
             return found, asked
-        peak = judge.peak(found, judge.lowered(found))
+        program = judge.lowered(found)
+        peak = judge.peak(found, program)
         boost = 2 * boost if found == before else 1.02         # the same again: its steps are larger than what is missing
         before, extra = found, task.extra_bytes.copy()
         for k, (first, end) in enumerate(found.partition):
-            over = peak[judge.lowered(found).rank_of[k]] - judge.limit
+            over = peak[program.rank_of[k]] - judge.limit
             extra[first:end] += max(0.0, boost * over) / ((end - first) * judge.chunks)
         task = replace(task, extra_bytes=extra)
     return None

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "csrc/base/clock.h"
+#include "csrc/plan/in_flight.h"
 #include "csrc/plan/stage_search.h"
 
 void
@@ -38,7 +39,7 @@ static double
 bytes_of(const tp_stage_problem *q, int k, int from, int to)
 {
     const tp_stage_memory *m = q->memory;
-    int copies = tp_stages_copies(q, k);
+    int copies = tp_in_flight(m->in_flight, q->micros, q->stages, k);
     double fixed = 0.0, kept = 0.0, most = 0.0;
     for (int i = from; i < to; i++) {
         fixed += m->static_bytes != NULL ? m->static_bytes[i] : 0.0;

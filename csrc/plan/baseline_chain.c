@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "csrc/base/clock.h"
+#include "csrc/plan/in_flight.h"
 #include "csrc/sched/sched.h"
 
 static tp_status
@@ -34,9 +35,7 @@ tp_chain_check(const tp_chain *c, int stages)
         return tp_fail(TP_EVALUE, "limit_bytes is %g: a finite size of 0 or more is needed", c->limit_bytes);
     if (!(c->bandwidth_Bps > 0.0))
         return tp_fail(TP_EVALUE, "bandwidth_Bps is %g: more than 0 is needed", c->bandwidth_Bps);
-    for (int k = 0; c->in_flight != NULL && k < stages; k++)
-        if (c->in_flight[k] < 1 || c->in_flight[k] > c->micros)
-            return tp_fail(TP_EVALUE, "in_flight[%d] is %d: 1 to %d, micro_batches, are possible", k, c->in_flight[k], c->micros);
+    TP_TRY(tp_in_flight_check(c->in_flight, c->micros, stages));
     TP_TRY(check_array(c->forward_s, c->blocks, "fwd"));
     TP_TRY(check_array(c->backward_s, c->blocks, "bwd"));
     double seconds = 2.0 * stages * c->comm_s;
@@ -110,7 +109,7 @@ smaller(int a, int b)
 int
 tp_chain_copies(const tp_chain *c, int stages, int k)
 {
-    return c->in_flight != NULL ? c->in_flight[k] : smaller(c->micros, stages - k);
+    return tp_in_flight(c->in_flight, c->micros, stages, k);
 }
 
 double

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "csrc/base/clock.h"
+#include "csrc/plan/in_flight.h"
 
 /* ---- the request --------------------------------------------------------------------------------------------------------- */
 
@@ -61,10 +62,7 @@ options_ok(const tp_bmpipe_options *o)
         return tp_fail(TP_EVALUE, "effort is %lld: 0 (a default) or more would be right", (long long)o->effort);
     if (o->in_flight != NULL && o->chunks > 1)
         return tp_fail(TP_EVALUE, "in_flight is of one chunk, and chunks is %d: none would be right", o->chunks);
-    for (int x = 0; o->in_flight != NULL && x < o->stages; x++)
-        if (o->in_flight[x] < 1 || o->in_flight[x] > o->micros)
-            return tp_fail(TP_EVALUE, "in_flight[%d] is %d: 1 to %d, micro_batches, is possible", x, o->in_flight[x], o->micros);
-    return TP_OK;
+    return tp_in_flight_check(o->in_flight, o->micros, o->stages);
 }
 
 tp_status

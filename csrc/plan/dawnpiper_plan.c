@@ -8,16 +8,16 @@
 
 #include "csrc/base/clock.h"
 #include "csrc/plan/f1b.h"
+#include "csrc/plan/in_flight.h"
 
 int
 tp_dawnpiper_copies(const tp_dawnpiper_options *options, int x)
 {
-    int left = options->stages - x;
-    if (options->in_flight != NULL)
-        return options->in_flight[x];
-    if (options->flight == TP_FLIGHT_GPIPE)
+    if (options->in_flight == NULL && options->flight == TP_FLIGHT_GPIPE)
         return options->micros;
-    return options->flight == TP_FLIGHT_1F1B && options->micros < left ? options->micros : left;
+    if (options->in_flight == NULL && options->flight == TP_FLIGHT_PIPEDREAM)
+        return options->stages - x;
+    return tp_in_flight(options->in_flight, options->micros, options->stages, x);
 }
 
 void
@@ -86,12 +86,11 @@ static tp_status
 check_in_flight(const tp_dawnpiper_options *options)
 {
     const int32_t *held = options->in_flight;
-    for (int x = 0; held != NULL && x < options->stages; x++) {
-        int most = x > 0 ? held[x - 1] : options->micros;
-        if (held[x] < 1 || held[x] > most)
-            return tp_fail(TP_EVALUE, "in_flight[%d] is %d: 1 to %d, %s, is possible", x, held[x], most,
-                           x > 0 ? "what the stage before it holds" : "micro_batches");
-    }
+    TP_TRY(tp_in_flight_check(held, options->micros, options->stages));
+    for (int x = 1; held != NULL && x < options->stages; x++)
+        if (held[x] > held[x - 1])
+            return tp_fail(TP_EVALUE, "in_flight[%d] is %d: 1 to %d, what the stage before it holds, is possible", x, held[x],
+                           held[x - 1]);
     return TP_OK;
 }
 

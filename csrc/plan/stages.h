@@ -38,9 +38,6 @@ typedef struct {
 /* Memory from the arena. EVALUE, EINFEASIBLE, EMEMORY as tp_plan_autopipe. */
 TP_MUST_USE tp_status
 tp_stages_open(tp_arena *arena, const tp_stage_problem *problem, tp_stages *out);
-/* Micro-batches that stage k holds at once; there is a memory. */
-int
-tp_stages_copies(const tp_stage_problem *problem, int k);
 /* Of blocks from .. to on stage k. */
 static inline tp_stage_times
 tp_stage_times_of(const tp_stages *s, int k, int from, int to)

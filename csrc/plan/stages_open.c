@@ -3,6 +3,8 @@
 
 #include <math.h>
 
+#include "csrc/plan/in_flight.h"
+
 static tp_status
 check_list(const double *list, int count, const char *name, const char *what)
 {
@@ -33,10 +35,7 @@ check_memory(const tp_stage_problem *q)
     for (int k = 0; k < q->stages; k++)
         if (!(m->limit_bytes[k] >= 0.0))
             return tp_fail(TP_EVALUE, "limit_bytes[%d] is %g: 0 bytes or more would be right", k, m->limit_bytes[k]);
-    for (int k = 0; m->in_flight != NULL && k < q->stages; k++)
-        if (m->in_flight[k] < 1 || m->in_flight[k] > q->micros)
-            return tp_fail(TP_EVALUE, "in_flight[%d] is %d: 1 to %d, micro_batches, are possible", k, m->in_flight[k], q->micros);
-    return TP_OK;
+    return tp_in_flight_check(m->in_flight, q->micros, q->stages);
 }
 
 static tp_status
@@ -73,19 +72,10 @@ typedef struct {
     int *queue;                 /* [blocks] scratch: blocks of falling transient bytes */
 } memory_sums;
 
-int
-tp_stages_copies(const tp_stage_problem *q, int k)
-{
-    int left = q->stages - k;
-    if (q->memory->in_flight != NULL)
-        return q->memory->in_flight[k];
-    return q->micros < left ? q->micros : left;
-}
-
 static double
 bytes_of(const memory_sums *s, int k, int from, int to, double transient)
 {
-    int copies = tp_stages_copies(s->q, k);
+    int copies = tp_in_flight(s->q->memory->in_flight, s->q->micros, s->q->stages, k);
     return (s->fixed[to] - s->fixed[from]) + copies * (s->kept[to] - s->kept[from]) + transient;
 }
 
