@@ -36,7 +36,8 @@ from ._core import Error, InfeasibleError
 from .config import human_seconds
 from .cost import PHASES, CostModel, equal_lengths
 from .judge import SLICED, SLIGHT, ZERO_BUBBLE, Candidate, Cut, Judge, Micro, possible, rounded
-from .partitioners import Found, plan_one, plan_stages, uniform, whole_sequences
+from .ladder import plan_stages
+from .partitioners import Found, plan_one, uniform, whole_sequences
 from .request import AUTO, JOINT, Request, schedules_of
 from .search import StageCost, balanced, kind_seconds
 from .singles import by_name, plan_singles, recomputing

@@ -94,7 +94,8 @@ class Judge:
         self.work = 0                                          # a clock that is the same everywhere: about 13 ns a tick
         self.shortest: tuple[int, int, int] | None = None      # bytes short, rank, bytes needed: of the nearest miss
         self.kinds = {} if kinds is None else kinds            # what kind_seconds said
-        self.rooms: dict[tuple[Any, ...], tuple[NDArray[np.float64], list[int]]] = {}   # what planners of stages may fill
+        self.rooms: dict[tuple[Any, ...], tuple[NDArray[np.float64], list[int]]] = {}   # what blocks cannot have
+        self.ladders: dict[tuple[Any, ...], list[Candidate] | None] = {}   # what planners of stages want along all limits
         self._seen: dict[tuple[Any, ...], Candidate] = {}
         self._peaks: dict[tuple[Any, ...], list[int]] = {}
         self._latest: tuple[tuple[Any, ...], Program] | None = None

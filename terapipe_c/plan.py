@@ -403,7 +403,9 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         chunks: stages of a rank; None: 1, 2 where the schedule has several; the auto planner considers all numbers, unless a
             partition is given.
         memory_bytes: limit of each rank; None: the cluster's devices'. Of a request whose search is small (a model for tests, a
-            few slices) terapipe's plan is never slower with more of it; larger searches are made for one limit alone.
+            few slices) terapipe's plan is never slower with more of it; larger searches are made for one limit alone. The papers'
+            planners too are asked for all limits (up to some 24 layers on 8 devices), and the fastest plan that fits is taken,
+            because their models of time are not the engine's; ``tp.planners`` has their answers alone.
         granularity: slice lengths that are planned are multiples of this many tokens; None: chosen so that planning stays
             under a second or two (some for auto). A number that divides another never gives terapipe a slower plan than
             the other.

@@ -1,0 +1,210 @@
+"""A paper's planner within a limit of memory: of a small request its plans for all limits, so that more memory never hurts.
+
+A planner of a paper knows neither the engine's buffers nor what a stage costs besides its blocks: where a stage of its plan is over
+the limit by the engine's count, it is asked again with that stage's blocks larger by what was missing. And its model of time is not
+the engine's: with more memory it may choose what the engine runs slower. So it is asked along a ladder of limits that depends on
+the request alone, and the fastest of all its plans that fit is taken.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._core import InfeasibleError
+from .cost import even_partition
+from .judge import Candidate, Judge, Micro, activation_slots, pace
+from .request import SAVERS
+from .wishes import Task, ask
+
+__all__ = ["plan_stages"]
+
+Float = NDArray[np.float64]
+_ROUNDS = 20           # how often a planner is asked again because its plan was over the limit by the engine's count
+_CLOSE = 0.01          # of the least memory that a planner can plan for, how closely it is looked for
+_STEP = 1 / 64         # of a limit, from one rung to the next below it, at least
+_SAVES = 1 / 32        # the same for planners that recompute or swap: they have plans for most limits
+_FAILED = 2            # rungs in a row without a plan, after which only the least is looked for
+_LADDER = 40_000_000   # ticks of the judge (13 ns each) that a ladder may take: half a second
+_ASKED = {"piper": 4_000_000, "adapipe": 1_500_000, "dapple": 300_000, "bmpipe": 300_000}   # of asking about 100 blocks on 8 stages
+_QUICK = 80_000        # of asking any other one
+_JUDGED = 600          # of judging an answer, for each micro-batch and stage
+_ASKS = 128            # of a planner that recomputes or swaps, on its way down a ladder, about; others know few plans
+_FEW = 32
+
+
+@dataclass(frozen=True)
+class _Question:
+    """One planner, and what of a request does not depend on the limit of memory."""
+
+    name: str
+    free: Task                            #: without a limit
+    besides: Float                        #: [stages] bytes of their ranks that blocks cannot have
+
+    def limits(self, limit: int) -> Float:
+        """[stages] of what the blocks may take where a rank may take ``limit``."""
+        chunks = self.free.judge.chunks
+        return np.asarray((limit - self.besides) / chunks)
+
+    @property
+    def ticks(self) -> int:
+        """About what it takes to ask once, and to judge the answer."""
+        blocks, stages = len(self.free.fwd), self.free.stages
+        size = (blocks / 100) ** 3 * (stages / 8)
+        return int(_QUICK + _JUDGED * self.free.micro_batches * stages + size * _ASKED.get(self.name, _QUICK))
+
+
+def _question(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ...], host_Bps: float) -> _Question:
+    key = schedule, slicing
+    if key not in judge.rooms:
+        judge.rooms[key] = _besides(judge, schedule, slicing)
+    besides, held = judge.rooms[key]
+    free = Task(judge, schedule, slicing, np.full_like(besides, np.inf), np.zeros(judge.model.num_blocks), host_Bps, tuple(held))
+    return _Question(name, free, besides)
+
+
+def _besides(judge: Judge, schedule: str, slicing: tuple[Micro, ...]) -> tuple[Float, list[int]]:
+    """[stages] of what the engine holds besides blocks (workspace, tables, what crosses the stages' boundaries), taken from stages
+    that are even; and the micro-batches that each of them holds at once."""
+    even = judge.judge(schedule, tuple(even_partition(judge.model, judge.ranks * judge.chunks)), slicing, 0)
+    program = judge.lowered(even)
+    held, besides = activation_slots(program), np.array(judge.peak(even, program), np.float64)
+    counted = Task(judge, schedule, slicing, np.zeros(len(held)), np.zeros(judge.model.num_blocks), 0.0, tuple(held))
+    for k, (first, end) in enumerate(even.partition):
+        blocks = counted.static_bytes[first:end] + held[k] * counted.activation_bytes[first:end]
+        besides[program.rank_of[k]] -= blocks.sum()
+    return np.tile(besides, judge.chunks), held
+
+
+def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ...], links: Iterable[float] = (0.0,), *,
+                thorough: bool = True) -> Candidate:
+    """The planner's stages for these micro-batches, judged, the fastest with any of these links to the host (bytes a second);
+    InfeasibleError if it finds none that fit. thorough: ask for all limits, or, of a large request, look for the least that it can
+    plan for where nothing else fits."""
+    assert judge.limit is not None
+    found: list[Candidate] = []
+    others: list[Candidate] = []
+    for host_Bps in dict.fromkeys(links):
+        q = _question(judge, name, schedule, slicing, host_Bps)
+        best = _fastest(q, judge.limit, others) if thorough else _for_one_limit(q, judge.limit)
+        found += [best] if best is not None else []
+    if not found:
+        raise judge.refuse(min(others, key=lambda c: max(judge.peak_bytes(c)), default=None))
+    return min(found, key=pace)
+
+
+def _fastest(q: _Question, limit: int, others: list[Candidate]) -> Candidate | None:
+    """The fastest plan within the limit; where there is none, what the planner wants at the least joins ``others``."""
+    plans, judge = _ladder(q), q.free.judge
+    if plans is not None:
+        others += plans
+        return min((c for c in plans if judge.fits(c, limit)), key=pace, default=None)
+    found = _for_one_limit(q, limit)
+    if found is not None:
+        return found
+    others.append(ask(q.free, q.name))
+    return others[-1] if _squeeze(q, limit, others) else None
+
+
+def _for_one_limit(q: _Question, limit: int) -> Candidate | None:
+    """What it wants without a limit comes first: where that fits by the engine's count, no estimate of what the engine holds
+    besides may refuse it."""
+    first = ask(q.free, q.name)
+    return first if q.free.judge.fits(first, limit) else _within(q, limit, [], {})
+
+
+def _ladder(q: _Question) -> list[Candidate] | None:
+    """What the planner wants along all limits; None where that would be much work."""
+    judge = q.free.judge
+    if judge.chunks > 1 or q.ticks * (_ASKS if q.name in SAVERS else _FEW) > _LADDER:
+        return None
+    key = q.name, q.free.schedule, q.free.slicing, q.free.host_Bps
+    if key not in judge.ladders:
+        judge.ladders[key] = _climb_down(q)
+    return judge.ladders[key]
+
+
+def _climb_down(q: _Question) -> list[Candidate] | None:
+    judge, seen, failed, before = q.free.judge, list[Candidate](), 0, q.free.judge.work
+    missing: dict[str, Float] = {}
+    seen.append(ask(q.free, q.name))
+    limit = max(judge.peak_bytes(seen[0]))
+    while failed < _FAILED:
+        limit -= max(1, int((_SAVES if q.name in SAVERS else _STEP) * limit))
+        found = _within(q, limit, seen, missing) or (_within(q, limit, seen, {}) if missing else None)
+        if judge.work - before + len(seen) * q.ticks > _LADDER:
+            return None
+        failed = failed + 1 if found is None else 0
+        if found is not None:
+            limit = min(limit, max(judge.peak_bytes(found)))
+    _squeeze(q, 0, seen)
+    return list(dict.fromkeys(seen))
+
+
+def _within(q: _Question, limit: int, seen: list[Candidate], missing: dict[str, Float]) -> Candidate | None:
+    """The fastest of what the planner wants within ``limit``, asked in up to three ways; what it wanted on the way is added to
+    ``seen``. missing: by way, [blocks] of bytes that were missing so far, where it begins."""
+    limits = q.limits(limit)
+    if not (limits > 0).all():
+        return None
+
+    def in_way(way: str, given: Float) -> tuple[Candidate | None, int]:
+        task = q.free.within(given, missing.get(way), way == "inputs stay")
+        found, asked, extra = _ask_until_it_fits(task, q.name, limit, seen)
+        if found is not None:
+            missing[way] = extra
+        return found, asked
+
+    first, asked = in_way("each its own", limits)
+    found = [first]
+    if first is None or asked > 1 or missing["each its own"].any():   # one limit for all was too much, or made stages too small
+        found.append(in_way("the least for all", np.full_like(limits, limits.min()))[0])
+        if q.name in SAVERS:
+            found.append(in_way("inputs stay", limits)[0])
+    if not any(found) and q.free.given.any():                  # when R comes, and so what is held, differs from even stages'
+        found = [in_way("all for blocks", np.full_like(limits, limit / q.free.judge.chunks))[0]]
+    return min((each for each in found if each), key=pace, default=None)
+
+
+def _ask_until_it_fits(task: Task, name: str, limit: int, seen: list[Candidate]) \
+        -> tuple[Candidate | None, int, Float]:
+    """A plan that fits by the engine's count, None where it finds none; how often the planner was asked; and what was missing."""
+    judge, before, boost = task.judge, None, 1.0
+    for asked in range(1, _ROUNDS + 1):
+        try:
+            found = ask(task, name)
+        except InfeasibleError:
+            return None, asked, task.extra_bytes
+        seen.append(found)
+        if judge.fits(found, limit):
+            return found, asked, task.extra_bytes
+        program = judge.lowered(found)
+        peak = judge.peak_bytes(found)
+        boost = 2 * boost if found == before else 1.02         # the same again: its steps are larger than what is missing
+        before, extra = found, task.extra_bytes.copy()
+        for k, (first, end) in enumerate(found.partition):
+            over = peak[program.rank_of[k]] - limit
+            extra[first:end] += max(0.0, boost * over) / ((end - first) * judge.chunks)
+        task = task.within(task.limit_bytes, extra, task.inputs_stay)
+    return None, _ROUNDS, task.extra_bytes
+
+
+def _squeeze(q: _Question, limit: int, seen: list[Candidate]) -> bool:
+    """Halve what the planner is given, down to the least that it can plan for or to the first plan within ``limit``, which is the
+    last of ``seen`` then. The way there depends on the limit by nothing but where it ends: with as much as the nearest of these
+    plans needs, it ends at that one."""
+    free, judge = q.free, q.free.judge
+    low, high = 0.0, float(free.static_bytes.sum()) + max(free.held) * float(free.activation_bytes.sum())
+    while high - low > _CLOSE * high:
+        middle = 0.5 * (low + high)
+        try:
+            seen.append(ask(free.within(np.full_like(free.limit_bytes, middle / judge.chunks)), q.name))
+        except InfeasibleError:
+            low = middle
+            continue
+        if judge.fits(seen[-1], limit):
+            return True
+        high = middle
+    return False

@@ -1,0 +1,346 @@
+"""What the planners of the papers see of a request, and what they want.
+
+They see what their papers see: seconds and bytes of each block, a number of stages and of micro-batches.
+"""
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import planners
+from ._core import InfeasibleError
+from .judge import NOTHING, Candidate, Judge, Micro, Savings, block_bytes, saved_bytes
+from .search import TICKS, kind_seconds
+
+__all__ = ["Task", "ask"]
+
+Float = NDArray[np.float64]
+_EFFORT = 300_000_000  # steps of AutoPipe's exact search: well under a second
+_EXACT = 10_000_000     # nodes of BMPipe's exact search
+_CHUNKED = 6_000_000  # candidates of BMPipe's search of two chunks: 0.1 s; of more chunks in proportion
+
+
+# ---- what a paper's planner sees --------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Task:
+    """Blocks of the model in order, on stages in order. Times are of the mean micro-batch, bytes of the largest one.
+
+    Times are whole numbers of ticks, a small part of all work: their sums are exact, so that what is equal for a planner is
+    equal whatever the costs are multiplied by, and it decides by its own rule, not by rounding."""
+
+    judge: Judge
+    schedule: str
+    slicing: tuple[Micro, ...]
+    limit_bytes: Float                    #: [stages] what the blocks of a stage may take
+    extra_bytes: Float                    #: [blocks] what earlier rounds were short of
+    host_Bps: float                       #: bytes a second to the host and back; 0: nothing is swapped
+    held: tuple[int, ...]                 #: [stages] micro-batches that the order of the schedule has in flight
+    inputs_stay: bool = False             #: what a block that is made again keeps, its input, counts as always there, of every
+                                          #: block and as often as the fullest stage holds it; else as never there
+
+    def within(self, limit_bytes: Float, extra_bytes: Float | None = None, inputs_stay: bool = False) -> Task:
+        """The same for another memory; what does not depend on that is counted once."""
+        other = replace(self, limit_bytes=limit_bytes, extra_bytes=self.extra_bytes if extra_bytes is None else extra_bytes,
+                        inputs_stay=inputs_stay)
+        for name in _COUNTED_ONCE:
+            other.__dict__[name] = getattr(self, name)
+        return other
+
+    @property
+    def stages(self) -> int:
+        """Virtual stages."""
+        return self.judge.ranks * self.judge.chunks
+
+    @property
+    def micro_batches(self) -> int:
+        """Of a step."""
+        return len(self.slicing)
+
+    @property
+    def asked(self) -> int:
+        """Micro-batches that a planner is asked about which minimises the makespan: one alone takes as long on any stages, which
+        then should be even, for their updates run side by side."""
+        return max(2, self.micro_batches)
+
+    @property
+    def in_order(self) -> bool:
+        """Does every stage hold as many micro-batches as under 1F1B?"""
+        return all(n == min(self.micro_batches, self.stages - k) for k, n in enumerate(self.held))
+
+    def _per_block(self, of_kind: dict[str, float]) -> Float:
+        return np.array([of_kind[block.kind] for block in self.judge.model.blocks], np.float64)
+
+    @cached_property
+    def tick_s(self) -> float:
+        """Seconds of one."""
+        work = float(self._per_block(kind_seconds(self.judge, self.slicing)).sum()) / self.micro_batches
+        return work / TICKS if work > 0 else 1.0
+
+    def _ticks(self, of_kind: dict[str, float]) -> Float:
+        """[blocks] of seconds in a step."""
+        return np.rint(self._per_block(of_kind) / self.micro_batches / self.tick_s)
+
+    @cached_property
+    def fwd(self) -> Float:
+        """[blocks]"""
+        return self._ticks(kind_seconds(self.judge, self.slicing, "F"))
+
+    @cached_property
+    def recompute(self) -> Float:
+        """[blocks] of making again what a forward keeps (tp_cost_recompute). Of what the engine cannot make again more than
+        any plan would pay."""
+        of_kind = kind_seconds(self.judge, self.slicing, "F")
+        never = 10.0 * float(self._per_block(of_kind).sum())
+        return self._ticks({"embedding": never, "head": never, "ffn": of_kind["ffn"] / 2,
+                            "attention": max(0.0, of_kind["attention"] - of_kind["ffn"] / 8)})
+
+    @cached_property
+    def bwd(self) -> Float:
+        """[blocks] of both gradients, of a micro-batch's share of the update, and of what the request says is recomputed."""
+        costs, model = self.judge.costs, self.judge.model
+        work = self._ticks({kind: seconds + costs.optimizer_param_s * model.block_params(kind)
+                            for kind, seconds in kind_seconds(self.judge, self.slicing, "IW").items()})
+        return np.asarray(work + np.where(self.given, self.recompute, 0.0))
+
+    @cached_property
+    def given(self) -> NDArray[np.bool_]:
+        """[blocks] that the request says are recomputed."""
+        count = len(self.judge.model.blocks)
+        return np.array(self.judge.savings.recompute or (False,) * count)
+
+    @cached_property
+    def message(self) -> float:
+        """Of a micro-batch's message between stages (of its mean slice, which is all that is waited for)."""
+        costs, units = self.judge.costs, sum(len(lengths) for _, lengths in self.slicing)
+        return float(np.rint(costs.message_s(self.tokens / units, self.judge.model.n_embd) / self.tick_s))
+
+    @property
+    def host_bytes(self) -> float:
+        """Bytes a tick to the host and back."""
+        return self.host_Bps * self.tick_s
+
+    @cached_property
+    def tokens(self) -> int:
+        """Rows of a step."""
+        return sum(b * sum(lengths) for b, lengths in self.slicing)
+
+    @cached_property
+    def output_bytes(self) -> float:
+        """What a micro-batch sends from one stage to the next."""
+        return 4.0 * self.judge.model.n_embd * self.tokens / self.micro_batches
+
+    @cached_property
+    def static_bytes(self) -> Float:
+        """[blocks] parameters, gradients, moments, and one slot of activation gradients."""
+        return np.asarray(self._fixed + max(self.held) * self._staying + self.extra_bytes)
+
+    @cached_property
+    def _fixed(self) -> Float:
+        sizes = block_bytes(self.judge.model, self.slicing)
+        fixed = {kind: float(size.static + size.gradient) for kind, size in sizes.items()}
+        room = {kind: float(size.activation - size.input) for kind, size in sizes.items()}     # to make a micro-batch's again
+        return np.asarray(self._per_block(fixed) + np.where(self.given, self._per_block(room), 0.0))
+
+    @cached_property
+    def param_bytes(self) -> Float:
+        """[blocks] the parameters alone."""
+        model = self.judge.model
+        return self._per_block({block.kind: 4.0 * model.block_params(block.kind) for block in model.blocks})
+
+    @cached_property
+    def activation_bytes(self) -> Float:
+        """[blocks] kept from a micro-batch's forward to its backward, but for what stays."""
+        return self._kept - self._staying
+
+    @cached_property
+    def _kept(self) -> Float:
+        sizes = block_bytes(self.judge.model, self.slicing)
+        kept, again = (self._per_block({kind: float(getattr(size, name)) for kind, size in sizes.items()})
+                       for name in ("activation", "input"))
+        return np.where(self.given, again, kept)
+
+    @property
+    def _staying(self) -> Float:
+        """[blocks] inputs of what can be made again, where they count as always there."""
+        return np.where((self.saved_bytes > 0) & self.inputs_stay, self._kept - self.saved_bytes, 0.0)
+
+    @cached_property
+    def saved_bytes(self) -> Float:
+        """[blocks] what recomputing a block saves of its activation_bytes: all but its input."""
+        saved = np.array(saved_bytes(self.judge.model, self.slicing, self.judge.costs.where), np.float64)
+        return np.where(self.given, 0.0, saved)
+
+    @property
+    def memory_bytes(self) -> float:
+        """One limit for all stages, where a planner knows no other: what the roomiest may take."""
+        return float(self.limit_bytes.max())
+
+    @property
+    def rank_bytes(self) -> float:
+        """The same for a rank's chunks together."""
+        return float(self.limit_bytes.reshape(self.judge.chunks, self.judge.ranks).sum(0).max())
+
+
+_COUNTED_ONCE = ("tick_s", "fwd", "recompute", "bwd", "message", "tokens", "output_bytes", "param_bytes", "saved_bytes", "given",
+                 "_fixed", "_kept")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a planner wants."""
+
+    boundaries: list[int]                 #: stages + 1 of them
+    savings: Savings = NOTHING
+
+
+def _blocks(result: Any) -> list[int]:
+    return [int(x) for x in result.boundaries]
+
+
+def _savings(task: Task, boundaries: list[int], recompute: Any, swap: Any) -> Savings:
+    """What the engine does of it: of a block all is made again, or swapped, or nothing; of embedding and head nothing is. A rank
+    waits for its copies: a planner that thinks them hidden behind work, as its paper does, is judged by what they take."""
+    can = saved_bytes(task.judge.model, task.slicing, task.judge.costs.where)
+    again = tuple(bool(x) and bytes_ > 0 for x, bytes_ in zip(recompute, can, strict=True))
+    out = tuple(bytes_ if x > 0 and not flag else 0 for x, flag, bytes_ in zip(swap, again, can, strict=True))
+    seconds = tuple(sum(out[a:e]) / task.host_Bps if any(out[a:e]) else 0.0
+                    for a, e in zip(boundaries[:-1], boundaries[1:], strict=True))
+    return Savings(again if any(again) else (), out if any(out) else (), seconds if any(seconds) else ())
+
+
+def _autopipe(name: str, **options: Any) -> Callable[[Task], Wish]:
+    def ask(task: Task) -> Wish:
+        memory = {"static_bytes": task.static_bytes, "activation_bytes": task.activation_bytes, "limit_bytes": task.limit_bytes,
+                  "in_flight": task.held}
+        return Wish(_blocks(getattr(planners, name)(task.fwd, task.bwd, task.stages, task.asked,
+                                                    comm_s=task.message, memory=memory, **options)))
+
+    return ask
+
+
+def _baseline(name: str, *, saves: bool = False, **options: Any) -> Callable[[Task], Wish]:
+    """``saves``: it may recompute and swap."""
+    def ask(task: Task) -> Wish:
+        memory: dict[str, Any] = {"static_bytes": task.static_bytes, "activation_bytes": task.activation_bytes,
+                                  "limit_bytes": task.memory_bytes, "in_flight": task.held}
+        more = dict(options)
+        if saves:
+            memory["recompute_s"] = task.recompute
+        if name == "vpipe":
+            more["swap_bandwidth_Bps"] = task.host_bytes
+        result = getattr(planners, name)(task.fwd, task.bwd, task.stages, task.asked, comm_s=task.message,
+                                         memory=memory, **more)
+        bounds = _blocks(result)
+        swap = np.where(result.swap, task.activation_bytes, 0.0)
+        return Wish(bounds, _savings(task, bounds, result.recompute, swap))
+
+    return ask
+
+
+def _piper(task: Task) -> Wish:
+    """Blocks as a chain of layers without replicas or tensor parallelism. Where Piper leaves devices idle, its stage with most
+    work is halved until it does not."""
+    memory = {"static_bytes": task.static_bytes, "activation_bytes": task.activation_bytes, "limit_bytes": task.memory_bytes,
+              "recompute_s": task.recompute, "in_flight": None if task.in_order else max(task.held)}
+    graph = planners.layer_graph(task.fwd, task.bwd, task.stages, task.micro_batches, comm_s=task.message, memory=memory,
+                                 param_bytes=np.full(len(task.fwd), 1e18), bandwidth_Bps=1.0)
+    stages = planners.piper(graph).stages
+    if any(stage.data != 1 for stage in stages):
+        raise InfeasibleError("planner piper replicates single stages, which no plan here can hold")
+    again = {node: way == "recompute" for stage in stages for node, way in zip(stage.nodes, stage.variants, strict=True)}
+    recompute = np.array([again[i] for i in range(len(again))])
+    work = task.fwd + task.bwd
+    bounds = sorted({0, *(max(stage.nodes) + 1 for stage in stages)})
+    while len(bounds) <= task.stages:
+        heavy = max((k for k in range(len(bounds) - 1) if bounds[k + 1] - bounds[k] > 1),
+                    key=lambda k: float(work[bounds[k]:bounds[k + 1]].sum()))
+        first, end = bounds[heavy], bounds[heavy + 1]
+        half = min(range(first + 1, end), key=lambda at: float(max(work[first:at].sum(), work[at:end].sum())))
+        bounds.insert(heavy + 1, half)
+    return Wish(bounds, _savings(task, bounds, recompute, np.zeros(len(work))))
+
+
+def _dawnpiper(name: str) -> Callable[[Task], Wish]:
+    """A block is a node."""
+    def ask(task: Task) -> Wish:
+        rest = np.maximum(task.static_bytes - 2 * task.param_bytes, 0.0)
+        nodes = {"fwd_s": task.fwd, "bwd_s": task.bwd, "recompute_s": task.recompute,
+                 "activation_bytes": task.activation_bytes, "param_bytes": task.param_bytes, "optimizer_bytes": rest}
+        held = np.maximum.accumulate(task.held[::-1])[::-1]     # no stage more than the one before it
+        result = getattr(planners, name)(nodes, task.stages, task.memory_bytes, micro_batches=task.micro_batches,
+                                         schedule="gpipe" if task.schedule == "gpipe" else "1f1b",
+                                         swap_bandwidth_Bps=task.host_bytes, in_flight=held)
+        bounds = _blocks(result)
+        return Wish(bounds, _savings(task, bounds, result.recompute, result.swap_bytes))
+
+    return ask
+
+
+_STRATEGIES = {"none": (), "attention": ("attention",), "ffn": ("ffn",), "full": ("attention", "ffn")}
+
+
+def _bmpipe(task: Task) -> Wish:
+    """A layer is a layer; of more stages than layers, a block is."""
+    kinds = [block.kind for block in task.judge.model.blocks]
+    whole = task.stages <= task.judge.model.n_layer + 2
+    groups = [[0], *([i, i + 1] for i in range(1, len(kinds) - 1, 2)), [len(kinds) - 1]] if whole \
+        else [[i] for i in range(len(kinds))]
+
+    def strategies(blocks: list[int]) -> list[tuple[str, list[int]]]:
+        mine = {kinds[i]: i for i in blocks}
+        return [(name, [mine[kind] for kind in again]) for name, again in _STRATEGIES.items() if all(k in mine for k in again)]
+
+    def total(values: Float, blocks: list[int]) -> float:
+        return float(sum(values[i] for i in blocks))
+
+    types: list[list[list[int]]] = []                          # neighbours that are alike are one type
+    for group in groups:
+        if types and all(kinds[i] == kinds[j] and task.extra_bytes[i] == task.extra_bytes[j]
+                         for i, j in zip(types[-1][0], group, strict=False)):
+            types[-1].append(group)
+        else:
+            types.append([group])
+    ways, sizes = [strategies(group[0]) for group in types], np.array([len(group[0]) for group in types])
+    layers = [{"name": "+".join(kinds[i] for i in group[0]), "count": len(group), "fwd_s": total(task.fwd, group[0]),
+               "bwd_s": total(task.bwd, group[0]), "static_bytes": total(task.static_bytes, group[0]),
+               "strategies": [{"name": name, "extra_bwd_s": total(task.recompute, again),
+                               "activation_bytes": total(task.activation_bytes, group[0]) - total(task.saved_bytes, again)}
+                              for name, again in way]} for group, way in zip(types, ways, strict=True)]
+    chunks = task.judge.chunks                                  # counted work, no clock; of several chunks nobody reads the bound
+    effort = _EXACT if chunks == 1 else _CHUNKED // chunks
+    micros = task.asked if chunks == 1 else task.micro_batches
+    result = planners.bmpipe(layers, task.judge.ranks, micros, task.rank_bytes, chunks=chunks,
+                             comm_s=task.message, time_limit_s=None, effort=effort, prove=chunks == 1,
+                             in_flight=task.held if chunks == 1 else None)
+    taken, recompute, bounds = [0] * len(types), np.zeros(len(kinds), bool), [0]
+    counts = np.ascontiguousarray(result.assignment.transpose(2, 3, 0, 1))      # [chunks, stages, types, strategies]
+    for at in itertools.product(range(chunks), range(task.judge.ranks)):
+        for t, r in zip(*np.nonzero(counts[at]), strict=True):
+            for _ in range(int(counts[at][t, r])):
+                shift = types[t][taken[t]][0] - types[t][0][0]
+                recompute[[i + shift for i in ways[t][r][1]]] = True
+                taken[t] += 1
+        bounds.append(bounds[-1] + int(counts[at].sum(1) @ sizes))
+    return Wish(bounds, _savings(task, bounds, recompute, np.zeros(len(kinds))))
+
+
+_ASK: dict[str, Callable[[Task], Wish]] = {
+    "autopipe": _autopipe("autopipe", effort=_EFFORT), "autopipe_heuristic": _autopipe("autopipe_heuristic"),
+    "dawnpiper": _dawnpiper("dawnpiper"), "dawnpiper_binary": _dawnpiper("dawnpiper_binary"), "bmpipe": _bmpipe,
+    "pipedream": _baseline("pipedream", straight=True), "dapple": _baseline("dapple", straight=True), "piper": _piper,
+    "vpipe": _baseline("vpipe", saves=True), "adapipe": _baseline("adapipe", saves=True), "merak": _baseline("merak"),
+}
+
+
+def ask(task: Task, name: str) -> Candidate:
+    """What the planner wants, judged; InfeasibleError."""
+    wish = _ASK[name](task)
+    cut = tuple(zip(wish.boundaries[:-1], wish.boundaries[1:], strict=True))
+    return task.judge.judge(task.schedule, cut, task.slicing, 0, None if wish.savings == NOTHING else wish.savings)

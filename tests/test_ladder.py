@@ -1,0 +1,61 @@
+"""More memory never gives a slower plan through ``tp.plan``, whoever plans: what a paper's planner wants, and how long the engine
+takes for it, are two things."""
+import re
+
+import numpy as np
+import pytest
+
+import terapipe_c as tp
+from terapipe_c.request import PLANNERS, SAVERS
+
+PAPERS = [name for name in PLANNERS if name not in ("auto", "terapipe", "uniform")]
+
+
+def requests(seed, count):
+    """Requests that are small enough for plans for all limits."""
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        seq = int(rng.choice([64, 128, 256]))
+        model = tp.GPTConfig(n_layer=int(rng.choice([2, 4, 6, 9])), n_head=2, n_embd=int(rng.choice([16, 32])),
+                             vocab_size=int(rng.choice([50, 500])), block_size=seq)
+        cluster = tp.Cluster(num_devices=8, memory_bytes=1e12, link_latency_s=1e-6, link_bandwidth_Bps=1e10,
+                             peak_flops=float(rng.choice([1e9, 1e12])), host_bandwidth_Bps=float(rng.choice([1e8, 1e10])))
+        schedule = str(rng.choice(["1f1b", "gpipe", "zb-h1", "seq1f1b"]))
+        yield model, cluster, {"batch": int(rng.choice([2, 4, 6])), "seq_len": seq, "stages": int(rng.choice([2, 3, 4])),
+                               "schedule": schedule, **({"slicing": 2} if schedule == "seq1f1b" else {})}
+
+
+def seconds(model, cluster, planner, request, limits):
+    """[limits] of its plans, inf where there is none."""
+    found = []
+    for limit in limits:
+        try:
+            plan = tp.plan(model, cluster, planner=planner, memory_bytes=int(limit), **request)
+            assert max(plan.peak_memory_bytes) <= limit
+            found.append(plan.step_time_s)
+        except tp.InfeasibleError:
+            found.append(float("inf"))
+    return np.array(found)
+
+
+@pytest.mark.parametrize("planner", PAPERS)
+def test_more_memory_never_hurts(planner):
+    differ = 0
+    for model, cluster, request in requests(3, 5):
+        with pytest.raises(tp.InfeasibleError) as refused:
+            tp.plan(model, cluster, planner=planner, memory_bytes=1, **request)
+        least = int(re.search(r"memory_bytes = (\d+)", str(refused.value))[1])
+        even = max(tp.plan(model, cluster, planner="uniform", **request).peak_memory_bytes)
+        step_s = seconds(model, cluster, planner, request, [least - 1, *np.linspace(least, 1.1 * max(even, least), 7), 1e12])
+        assert np.isinf(step_s[0]) and np.isfinite(step_s[1:]).all()      # what the refusal names is enough, and less is not
+        assert (step_s[1:] <= step_s[:-1]).all(), (planner, model, request, step_s)
+        differ += len(np.unique(step_s[1:])) - 1
+    assert differ >= (3 if planner in SAVERS else 0), "these requests tell nothing"
+
+
+def test_a_large_request_is_planned_for_its_own_limit_alone():
+    """Plans for all limits would take minutes."""
+    model = tp.GPTConfig(n_layer=96, n_head=96, n_embd=12288, vocab_size=50257, block_size=2048)
+    cluster = tp.Cluster(num_devices=96, memory_bytes=2e11, link_latency_s=1e-6, link_bandwidth_Bps=1e11, peak_flops=1e14)
+    plan = tp.plan(model, cluster, batch=96, seq_len=2048, planner="adapipe", schedule="1f1b", stages=48)
+    assert max(plan.peak_memory_bytes) <= 2e11
