@@ -309,6 +309,10 @@ def layer_graph(
         if values is not None and values.shape != (n,):
             raise _core.InvalidValueError(f"{name} has shape {list(values.shape)}: one value for each of {n} blocks, [{n}], "
                                           "would be right")
+        if values is not None and not (np.isfinite(values) & (values >= 0)).all():
+            at = int(np.argmin(np.isfinite(values) & (values >= 0)))
+            raise _core.InvalidValueError(f"{name}[{at}] is {values[at]}: a finite number of 0 or more is needed")
+    _number(comm_s, "comm_s")
     micros = integer(micro_batches, "micro_batches")
     held = None if limits.get("in_flight") is None else integer(limits["in_flight"], "in_flight")
     if held is not None and not 1 <= held <= micros:
