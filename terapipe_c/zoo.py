@@ -8,7 +8,7 @@ multiply-add; a backward is two forwards; norms and activation functions count a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -277,9 +277,12 @@ def _t5() -> ArchitectureSpec:
     decoder = attention(1024, 16, 16, 64, name="decoder", **own)  # type: ignore[arg-type]
     cross = attention(1024, 16, 16, 64, causal=False, name="cross", **own)  # type: ignore[arg-type]
     first, last = _ends(1024, 32128, 0, 1, True)
-    parts = (((first,), 1), ((encoder, inner), 24), ((decoder, cross, inner), 24), ((last,), 1))
+    table = 32 * 16   # a bias for each bucket of distances and each head: one in front of the encoder, one of the decoder
+    first = replace(first, params=first.params + table)
+    between = LayerType("norm", 1024 + table, 0, 0, 2 * _HALF * 1024 + 1024)   # the encoder's last; keeps what the decoder reads
+    parts = (((first,), 1), ((encoder, inner), 24), ((between,), 1), ((decoder, cross, inner), 24), ((last,), 1))
     return ArchitectureSpec("t5-780m", 1024, parts, 770e6, 0.05, "Raffel et al. 2020, T5-Large: 24 + 24 layers, d_model 1024, "
-                            "d_ff 4096, 16 heads, 770M (DawnPiper prints 780M); the weights released hold 738M", 512)
+                            "d_ff 4096, 16 heads, 770M (DawnPiper prints 780M); the weights released hold 737,668,096", 512)
 
 
 _MADE: dict[str, Callable[[], ArchitectureSpec]] = {
