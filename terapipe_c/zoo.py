@@ -115,7 +115,7 @@ class ArchitectureSpec:
 
     def _seconds(self, block: LayerType, device: Device | str, seq_len: int | None, micro_batch: int, parts: int,
                  roofline: dict[str, Any]) -> tuple[float, float]:
-        machine = device_of(device) if isinstance(device, str) else device
+        machine = device_of(device)
         length = self.seq_len if seq_len is None else whole("seq_len", seq_len)
         flops = block.flops(length, 0, whole("micro_batch", micro_batch)) / parts
         move = (_HALF * block.params + block.activation_bytes(length, 0, micro_batch)) / parts
@@ -133,7 +133,7 @@ class ArchitectureSpec:
             fwd = sum(f for f, _ in both)
             kept = sum(b.activation_bytes(length, 0, micro_batch) for b in group) / parts
             lean = sum(b.activation_bytes(length, 0, micro_batch, True) for b in group) / parts
-            machine = device_of(device) if isinstance(device, str) else device
+            machine = device_of(device)
             scores = sum(b.pair_flops * b.pairs(length) for b in group) * micro_batch / parts
             again = machine.seconds(scores, 0, **roofline) if scores else 0.0
             strategies = [{"name": "none", "extra_bwd_s": 0.0, "activation_bytes": kept},
@@ -172,7 +172,7 @@ class ArchitectureSpec:
 
         working_bytes: what the operation reads and makes, and their gradients.
         """
-        machine = device_of(device) if isinstance(device, str) else device
+        machine = device_of(device)
         length = self.seq_len if seq_len is None else whole("seq_len", seq_len)
         rows = float(length * whole("micro_batch", micro_batch))
         table: list[tuple[float, ...]] = []

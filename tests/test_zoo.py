@@ -189,6 +189,8 @@ def test_what_is_wrong_is_named():
                        (lambda: devices.get("v100").peak("bf16"), "bf16"),
                        (lambda: tp.Cluster.preset("v100", efficiency=2), "efficiency"),
                        (lambda: devices.get("v100").seconds(-1, 0), "flops"),
+                       (lambda: zoo.get("t5-780m").nodes(7), "no device 7"),
+                       (lambda: zoo.amoebanet(None), "no device None"),
                        (lambda: zoo.get("t5-780m").nodes("v100", micro_batch=0), "micro_batch")):
         with pytest.raises(ValueError, match=word):
             call()
