@@ -33,7 +33,7 @@ typedef struct {
 typedef struct {
     const tp_chain_sums *sums;
     int stages;
-    double swap_Bps;
+    double swap_Bps, work_s; /* work_s: of all blocks */
     uint8_t *action, *moved; /* [blocks] */
     int *boundary, *best;    /* [stages + 1] */
     double *time_s, *short_bytes; /* [stages] of the present partition */
@@ -118,7 +118,8 @@ judge(const vpipe *v)
     for (int k = 0; k < v->stages; k++) {
         m.short_bytes += v->short_bytes[k];
         m.slowest_s = fmax(m.slowest_s, v->time_s[k]);
-        m.squares += v->time_s[k] * v->time_s[k];
+        double share = v->time_s[k] > 0.0 ? v->time_s[k] / v->work_s : 0.0; /* squares of seconds may leave a double's range */
+        m.squares += share * share;
     }
     return m;
 }
@@ -193,6 +194,7 @@ run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp
     TP_ARENA_TAKE(arena, stages, v.short_bytes);
     for (int i = 0; i < n; i++)
         both[i] = s->chain->forward_s[i] + s->chain->backward_s[i];
+    v.work_s = s->forward[n] + s->backward[n];
     TP_TRY(tp_plan_balance(both, n, stages, v.boundary, NULL));
     memcpy(v.best, v.boundary, (size_t)(stages + 1) * sizeof *v.best);
     for (int k = 0; k < stages; k++)
