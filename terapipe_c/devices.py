@@ -99,8 +99,10 @@ def names() -> list[str]:
     return list(DEVICES)
 
 
-def get(name: str) -> Device:
-    """A device by name."""
+def get(name: str | Device) -> Device:
+    """A device by name; a :class:`Device` is itself."""
+    if isinstance(name, Device):
+        return name
     if str(name).lower() not in DEVICES:
         raise InvalidValueError(f"there is no device {brief(name)}: one of {', '.join(DEVICES)} would be right")
     return DEVICES[str(name).lower()]

@@ -108,4 +108,9 @@ def torch_csv(plan: Plan) -> str:
     """A line a rank. I with its W directly behind it is B there: torch splits a backward at a price (two passes over its graph),
     which this engine does not pay."""
     _one_size("torch.distributed.pipelining", plan)
+    for word, blocks in (("recomputation", plan.recompute), ("swap", plan.swap)):
+        if any(blocks):
+            first = next(b.name for b, saves in zip(plan.model.blocks, blocks, strict=False) if saves)
+            raise InvalidValueError(f"torch.distributed.pipelining has no {word} in a schedule, which the plan has from the block "
+                                    f"{first} on: a plan without {word} would be right")
     return re.sub(r"\b(\d+)I(\d+),\1W\2\b", r"\1B\2", str(plan.program.to_csv()))

@@ -288,7 +288,8 @@ class Plan:
         return f"{table}{picture}<details><summary>explain</summary><pre>{html.escape(self.explain())}</pre></details>"
 
     def to_torch_csv(self) -> str:
-        """The schedule in torch.distributed.pipelining's CSV; a ValueError where it has token slices."""
+        """The schedule in torch.distributed.pipelining's CSV; a ValueError where it has token slices, recomputation or
+        swap."""
         return torch_csv(self)
 
     def to_megatron(self) -> str:

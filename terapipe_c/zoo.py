@@ -8,7 +8,7 @@ multiply-add; a backward is two forwards; norms and activation functions count a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -115,7 +115,7 @@ class ArchitectureSpec:
 
     def _seconds(self, block: LayerType, device: Device | str, seq_len: int | None, micro_batch: int, parts: int,
                  roofline: dict[str, Any]) -> tuple[float, float]:
-        machine = device_of(device) if isinstance(device, str) else device
+        machine = device_of(device)
         length = self.seq_len if seq_len is None else whole("seq_len", seq_len)
         flops = block.flops(length, 0, whole("micro_batch", micro_batch)) / parts
         move = (_HALF * block.params + block.activation_bytes(length, 0, micro_batch)) / parts
@@ -133,7 +133,7 @@ class ArchitectureSpec:
             fwd = sum(f for f, _ in both)
             kept = sum(b.activation_bytes(length, 0, micro_batch) for b in group) / parts
             lean = sum(b.activation_bytes(length, 0, micro_batch, True) for b in group) / parts
-            machine = device_of(device) if isinstance(device, str) else device
+            machine = device_of(device)
             scores = sum(b.pair_flops * b.pairs(length) for b in group) * micro_batch / parts
             again = machine.seconds(scores, 0, **roofline) if scores else 0.0
             strategies = [{"name": "none", "extra_bwd_s": 0.0, "activation_bytes": kept},
@@ -172,7 +172,7 @@ class ArchitectureSpec:
 
         working_bytes: what the operation reads and makes, and their gradients.
         """
-        machine = device_of(device) if isinstance(device, str) else device
+        machine = device_of(device)
         length = self.seq_len if seq_len is None else whole("seq_len", seq_len)
         rows = float(length * whole("micro_batch", micro_batch))
         table: list[tuple[float, ...]] = []
@@ -277,9 +277,12 @@ def _t5() -> ArchitectureSpec:
     decoder = attention(1024, 16, 16, 64, name="decoder", **own)  # type: ignore[arg-type]
     cross = attention(1024, 16, 16, 64, causal=False, name="cross", **own)  # type: ignore[arg-type]
     first, last = _ends(1024, 32128, 0, 1, True)
-    parts = (((first,), 1), ((encoder, inner), 24), ((decoder, cross, inner), 24), ((last,), 1))
+    table = 32 * 16   # a bias for each bucket of distances and each head: one in front of the encoder, one of the decoder
+    first = replace(first, params=first.params + table)
+    between = LayerType("norm", 1024 + table, 0, 0, 2 * _HALF * 1024 + 1024)   # the encoder's last; keeps what the decoder reads
+    parts = (((first,), 1), ((encoder, inner), 24), ((between,), 1), ((decoder, cross, inner), 24), ((last,), 1))
     return ArchitectureSpec("t5-780m", 1024, parts, 770e6, 0.05, "Raffel et al. 2020, T5-Large: 24 + 24 layers, d_model 1024, "
-                            "d_ff 4096, 16 heads, 770M (DawnPiper prints 780M); the weights released hold 738M", 512)
+                            "d_ff 4096, 16 heads, 770M (DawnPiper prints 780M); the weights released hold 737,668,096", 512)
 
 
 _MADE: dict[str, Callable[[], ArchitectureSpec]] = {

@@ -89,7 +89,7 @@ def amoebanet(device: Device | str, *, cells: int = 18, channels: int = 152, ima
     """``cells`` normal cells in three groups, ``channels`` in the first (twice, four times that later), as Nodes with edges.
 
     Half precision and 16 bytes a parameter, as the rest of the zoo; ``roofline``: what ``Device.seconds`` takes."""
-    machine = device_of(device) if isinstance(device, str) else device
+    machine = device_of(device)
     graph = _Graph(machine, whole("micro_batch", micro_batch), roofline)
     side, c = whole("image", image, 32) // 8, whole("channels", channels, 4)
     stem = graph.conv("stem", graph.add("image", [], image, 3), image // 4, 3, c // 4, 9)

@@ -434,6 +434,8 @@ def test_torch_csv():
         plan(**{**GOOD, "slicing": 2}).to_torch_csv()
     with pytest.raises(ValueError, match=r"one size, not of \[1, 2\]"):
         plan(**{**GOOD, "batch": 3, "schedule": "1f1b", "slicing": [(1, [96]), (2, [96])]}).to_torch_csv()
+    with pytest.raises(ValueError, match="no recomputation in a schedule.*h.0.attention"):
+        plan(**{**GOOD, "schedule": "1f1b", "slicing": 1, "recompute": "full"}).to_torch_csv()
 
 
 def test_a_dtype_alone_is_of_the_costs_backend():

@@ -230,3 +230,75 @@ def test_what_is_no_layer_no_phase_and_no_flag_is_named() -> None:
         planners.pipedream([1.0, 2.0], [1.0, 2.0], 2, 4, straight=np.zeros(2))
     with pytest.raises(ValueError, match=r"phase is \['fwd'\]"):
         tp.CostModel.from_table(np.ones((3, 3)), np.ones((3, 3))).slice_cost(16, 8, ["fwd"])
+
+
+def in_unit(name, costs, unit):
+    """The step that the planner finds where the same costs are in another unit of time; None: nothing fits."""
+    forward, backward, again, stages, micros, comm, memory, bandwidth = costs
+    more = {}
+    if memory is not None:
+        more["memory"] = dict(memory) if name not in ("vpipe", "adapipe") else {**memory, "recompute_s": again * unit}
+    if name in ("pipedream", "dapple"):
+        more |= {"param_bytes": again, "bandwidth_Bps": 3.0 / unit}
+    if name == "vpipe":
+        more["swap_bandwidth_Bps"] = bandwidth / unit
+    try:
+        return getattr(planners, name)(forward * unit, backward * unit, stages, micros, comm * unit, **more).step_time_s / unit
+    except tp.InfeasibleError:
+        return None
+
+
+@pytest.mark.parametrize("name", CHAIN)
+def test_ties_of_whole_seconds_are_ties_in_every_unit(name) -> None:
+    """Thousandths are no whole numbers: equal sums of them differ in the last bit, and whoever looks at that takes another plan."""
+    rng = np.random.default_rng(4)
+    for _ in range(250):
+        n = int(rng.integers(2, 13))
+        sizes = {key: rng.integers(0, 5, n).astype(float) for key in ("static_bytes", "activation_bytes", "transient_bytes")}
+        memory = {"limit_bytes": float(rng.integers(20, 90)), **sizes} if rng.random() < 0.5 else None
+        costs = (rng.integers(0, 4, n).astype(float), rng.integers(0, 7, n).astype(float), rng.integers(0, 4, n).astype(float),
+                 int(rng.integers(1, min(n, 6) + 1)), int(rng.integers(1, 10)), float(rng.choice([0.0, 0.1, 1.0])), memory,
+                 float(rng.integers(0, 4)))  # fmt: skip
+        whole = in_unit(name, costs, 1.0)
+        for unit in (0.001, 0.1, 3.0, 1e6):
+            other = in_unit(name, costs, unit)
+            assert (whole is None) == (other is None)
+            assert whole is None or other == pytest.approx(whole, rel=1e-9), costs
+
+
+def test_bipar_cuts_ties_alike_in_every_unit() -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(600):
+        n = int(rng.integers(2, 9))
+        stages, memory = int(rng.integers(1, min(n, 4) + 1)), float(rng.integers(10, 80))
+        nodes = {key: rng.integers(0, 6, n).astype(float) for key in NODES}
+        swap = float(rng.choice([0.0, 1.0, 5.0]))
+        times = []
+        for unit in (1.0, 0.001, 3.0, 1e6):
+            scaled = {key: value * unit if key.endswith("_s") else value for key, value in nodes.items()}
+            try:
+                times.append(planners.dawnpiper_binary(scaled, stages, memory, 3, "gpipe", swap / unit).period_s / unit)
+            except tp.InfeasibleError:
+                times.append(-1.0)
+        assert times == pytest.approx([times[0]] * 4, rel=1e-9)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_wrong_shapes_are_errors_of_ours_that_say_what_would_be_right(call) -> None:
+    with pytest.raises(tp.InvalidValueError, match=r"(times|fwd|fwd_s) has (2 dimensions: 1|shape \[2, 2\])"):
+        CALLS[call]([[1.0, 2.0], [3.0, 4.0]])
+    if call in CHAIN:
+        with pytest.raises(tp.InvalidValueError, match="bwd has 3 values: 4"):
+            getattr(planners, call)([1.0] * 4, [1.0] * 3, 2, 4)
+        with pytest.raises(tp.InvalidValueError, match="static_bytes has 3 values: 4"):
+            getattr(planners, call)([1.0] * 4, [1.0] * 4, 2, 4, memory={"limit_bytes": 9.0, "static_bytes": [1.0] * 3})
+    with pytest.raises(tp.InvalidTypeError, match="isa is 'a'"):
+        planners.slice_batch_and_tokens(np.ones((2, 3, 3)), 1, 2, isa="a")
+
+
+def test_a_layer_graph_of_costs_below_zero_is_refused_where_they_are() -> None:
+    for values in ([1.0, -1.0, 1.0], [1.0, np.nan, 1.0], [1.0, np.inf, 1.0]):
+        with pytest.raises(tp.InvalidValueError, match=r"bwd\[1\] is"):
+            planners.layer_graph([2.0] * 3, values, 2, 4)
+    with pytest.raises(tp.InvalidValueError, match="comm_s is -1"):
+        planners.layer_graph([2.0] * 3, [2.0] * 3, 2, 4, -1.0)

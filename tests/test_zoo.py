@@ -23,6 +23,20 @@ def test_biases_and_norms_are_those_of_the_released_weights():
     assert zoo.get("qwen2-72b").num_params == tensors(80, 8192, 1024, 29568, 152064, True)
 
 
+def test_t5_has_every_tensor_of_t5_large():
+    """google-t5/t5-large: no biases, one shared embedding, a table of distances and a last norm in each of the two stacks."""
+    h, inner, layers, stacks = 1024, 4096, 24, 2
+    attention, ffn = 4 * h * h + h, 2 * h * inner + h
+    count = 32128 * h + layers * (attention + ffn) + layers * (2 * attention + ffn) + stacks * (32 * 16 + h)
+    assert zoo.get("t5-780m").num_params == count == 737_668_096
+
+
+def test_bert_has_every_tensor_of_bert_large_but_its_pooler():
+    h, inner = 1024, 4096
+    layer = 4 * (h * h + h) + 2 * h * inner + inner + h + 2 * 2 * h
+    assert zoo.get("bert-340m").num_params == (30522 + 512 + 2) * h + 2 * h + 24 * layer == 335_141_888 - h * h - h
+
+
 @pytest.mark.parametrize(("gated", "bias", "kv"), [(True, False, 2), (False, True, 4)])
 def test_parameters_are_those_of_arrays(gated, bias, kv):
     h, heads, d, inner = 12, 4, 3, 20
@@ -175,6 +189,8 @@ def test_what_is_wrong_is_named():
                        (lambda: devices.get("v100").peak("bf16"), "bf16"),
                        (lambda: tp.Cluster.preset("v100", efficiency=2), "efficiency"),
                        (lambda: devices.get("v100").seconds(-1, 0), "flops"),
+                       (lambda: zoo.get("t5-780m").nodes(7), "no device 7"),
+                       (lambda: zoo.amoebanet(None), "no device None"),
                        (lambda: zoo.get("t5-780m").nodes("v100", micro_batch=0), "micro_batch")):
         with pytest.raises(ValueError, match=word):
             call()

@@ -80,6 +80,31 @@ search_exact(tp_arena *arena, tp_stage_search *q, int *boundary)
     return tp_stage_branch(arena, q);
 }
 
+/* In whole numbers of a small unit: what ties in one unit of time ties in every other. */
+static tp_status
+in_ticks(tp_arena *arena, const tp_stage_problem *problem, tp_stage_problem *out)
+{
+    int n = problem->blocks;
+    double total = 0.0;
+    void *memory = NULL;
+    *out = *problem;
+    for (int i = 0; i < n; i++)
+        total += problem->forward_s[i] + problem->backward_s[i];
+    double unit = ldexp(total, -36); /* with thousands of micro-batches sums stay exact */
+    if (!(unit >= 1e-290))
+        return TP_OK;
+    TP_TRY(tp_arena_take(arena, 2 * (size_t)n, sizeof(double), &memory));
+    double *forward = memory, *backward = forward + n;
+    for (int i = 0; i < n; i++) {
+        forward[i] = rint(problem->forward_s[i] / unit);
+        backward[i] = rint(problem->backward_s[i] / unit);
+    }
+    out->forward_s = forward;
+    out->backward_s = backward;
+    out->comm_s = rint(problem->comm_s / unit);
+    return TP_OK;
+}
+
 static tp_status
 search_balanced(tp_arena *arena, tp_stage_search *q, int *boundary)
 {
@@ -88,6 +113,26 @@ search_balanced(tp_arena *arena, tp_stage_search *q, int *boundary)
     TP_TRY(tp_stages_balance(arena, q->stages, &parent));
     for (int k = q->stages->stages; k > 0; k--)
         boundary[k - 1] = parent[(size_t)k * width + (size_t)boundary[k]];
+    tp_stage_try(q, boundary, INFINITY);
+    return TP_OK;
+}
+
+/* The paper's choices hang on ties: of critical paths, of places for a boundary. */
+static tp_status
+search_published(tp_arena *arena, const tp_stage_problem *problem, tp_autopipe_method method, tp_stage_search *q, int *boundary)
+{
+    tp_stage_problem ticks;
+    tp_stages stages;
+    tp_stage_search in = {.stages = &stages, .best = q->best, .best_s = INFINITY, .limits = q->limits, .start_ns = q->start_ns};
+    TP_TRY(in_ticks(arena, problem, &ticks));
+    TP_TRY(tp_stages_open(arena, &ticks, &stages));
+    TP_TRY(tp_f1b_open(arena, ticks.stages, ticks.micros, ticks.comm_s, ticks.blocking, &in.f1b));
+    if (method == TP_AUTOPIPE_HEURISTIC)
+        TP_TRY(tp_stage_heuristic(arena, &in));
+    else
+        TP_TRY(search_balanced(arena, &in, boundary));
+    memcpy(boundary, in.best, ((size_t)problem->stages + 1) * sizeof *boundary);
+    q->simulations = in.simulations - 1;
     tp_stage_try(q, boundary, INFINITY);
     return TP_OK;
 }
@@ -111,10 +156,8 @@ search(tp_arena *arena, const tp_stage_problem *problem, tp_autopipe_method meth
         tp_stage_try(&q, boundary, INFINITY);
     if (method == TP_AUTOPIPE_EXACT)
         TP_TRY(search_exact(arena, &q, boundary));
-    else if (method == TP_AUTOPIPE_HEURISTIC)
-        TP_TRY(tp_stage_heuristic(arena, &q));
-    else if (method == TP_AUTOPIPE_BALANCED)
-        TP_TRY(search_balanced(arena, &q, boundary));
+    else if (method != TP_AUTOPIPE_PIVOT)
+        TP_TRY(search_published(arena, problem, method, &q, boundary));
     TP_TRY(open_plan(problem, plan));
     finish(problem, &q, plan);
     plan->seconds = 1e-9 * (double)(tp_clock_ns() - q.start_ns);

@@ -1,6 +1,7 @@
 /* Contiguous min-max partition, exact: the answer is a sum of consecutive times, and only such sums are tried. */
 #include "csrc/plan/plan.h"
 
+#include <float.h>
 #include <math.h>
 #include <stddef.h>
 
@@ -63,7 +64,8 @@ tp_plan_balance(const double *time_s, int n, int parts, int *boundary, double *l
             low = next; /* the greedy fill is the same for every limit in between */
     }
     boundary[0] = 0;
-    used = fill_parts(time_s, n, parts, high, boundary, &largest, &next);
+    /* Parts as large as the largest are filled alike, whatever the rounding of their sums. */
+    used = fill_parts(time_s, n, parts, high * (1.0 + DBL_EPSILON * n), boundary, &largest, &next);
     use_all_parts(parts, used, boundary);
     if (largest_s != NULL)
         *largest_s = largest;

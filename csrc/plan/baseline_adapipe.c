@@ -89,7 +89,7 @@ add_item(ada *p, int i)
     int size = p->size[i];
     double value = p->sums->chain->recompute_s[i];
     for (int u = p->units; u >= size; u--)
-        if (p->gain[u - size] + value > p->gain[u])
+        if (tp_chain_is_less(p->gain[u], p->gain[u - size] + value))
             p->gain[u] = p->gain[u - size] + value;
 }
 
@@ -160,7 +160,7 @@ fill_suffixes(ada *p)
                     continue;
                 suffix x = put_before(p, k, i, j, rest);
                 p->steps++;
-                if (to->cut == 0 || x.cost < to->cost)
+                if (to->cut == 0 || x.cost < to->cost - 1e-12 * (to->w + to->e)) /* the cost may be negative */
                     *to = x;
             }
         }
@@ -183,7 +183,7 @@ mark_recomputed(ada *p, tp_arena *arena, int k, int i, int j, uint8_t *action)
         for (int u = p->units, size = p->size[x]; u >= size; u--) {
             double value = p->gain[u - size] + p->sums->chain->recompute_s[x];
             /* a block that costs nothing to keep is kept, one that saves nothing too while it fits for nothing */
-            if (value > p->gain[u] || (size == 0 && value >= p->gain[u])) {
+            if (tp_chain_is_less(p->gain[u], value) || (size == 0 && value >= p->gain[u])) {
                 p->gain[u] = value;
                 took[(int64_t)(x - i) * width + u] = 1;
             }

@@ -17,6 +17,14 @@ tp_chain_sums_open(const tp_chain *chain, tp_arena *arena, tp_chain_sums *sums);
 TP_MUST_USE tp_status
 tp_chain_plan_open(const tp_chain *chain, int stages, tp_chain_plan *plan);
 
+/* Of seconds: by more than the rounding of sums. What is closer is a tie, which the first takes: so plans do not depend on the
+ * unit of time, since ties of whole seconds are none to the last bit in thousandths. */
+static inline int
+tp_chain_is_less(double a, double b)
+{
+    return a < b * (1.0 - 1e-12);
+}
+
 /* Micro-batches that stage k of `stages`, none of them replicated, holds at once. */
 int
 tp_chain_copies(const tp_chain *chain, int stages, int k);

@@ -48,7 +48,7 @@ tp_dapple_latency(const double *forward_s, const double *backward_s, const doubl
     for (int s = last - 1; s >= 0; s--) {
         double f = part(forward_s, comm_s, s), b = part(backward_s, comm_s, s);
         double steady = (micros - 1) * (part(forward_s, comm_s, q) + part(backward_s, comm_s, q));
-        if ((micros - 1) * (f + b) > steady + between) {
+        if (tp_chain_is_less(steady + between, (micros - 1) * (f + b))) {
             q = s;
             between = 0.0;
         } else {
@@ -156,7 +156,7 @@ extend(dapple *p, int i, int m0)
             int to = j * p->stride + m0 + m;
             uint8_t whole;
             double latency = evaluate(p, i, m0, j, m, &whole);
-            if (latency < p->best[to]) {
+            if (tp_chain_is_less(latency, p->best[to])) {
                 p->best[to] = latency;
                 p->whole[to] = whole;
                 p->from_j[to] = i;
@@ -218,7 +218,8 @@ run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp
                 extend(&p, i, m);
     p.best[0] = INFINITY;
     for (int at = 0; at < cells; at++)
-        if (p.whole[at] && p.best[at] < INFINITY && is_finished(&p, at) && (best < 0 || p.best[at] < p.best[best]))
+        if (p.whole[at] && p.best[at] < INFINITY && is_finished(&p, at) &&
+            (best < 0 || tp_chain_is_less(p.best[at], p.best[best])))
             best = at;
     plan->steps = p.steps;
     if (best < 0) {

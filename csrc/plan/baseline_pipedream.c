@@ -46,10 +46,10 @@ fill_cell(dream *p, int j, int m)
         for (int last = 1; last < m && !(p->straight && last > 1); last++) {
             double value = fmax(p->best[i * (p->devices + 1) + m - last], message);
             p->steps++;
-            if (value >= p->best[at])
+            if (!tp_chain_is_less(value, p->best[at]))
                 continue;
             value = fmax(value, stage_s(p, i, j, last, m - last));
-            if (value < p->best[at]) {
+            if (tp_chain_is_less(value, p->best[at])) {
                 p->best[at] = value;
                 p->cut[at] = i;
                 p->used[at] = last;

@@ -33,7 +33,7 @@ typedef struct {
 typedef struct {
     const tp_chain_sums *sums;
     int stages;
-    double swap_Bps;
+    double swap_Bps, work_s; /* work_s: of all blocks */
     uint8_t *action, *moved; /* [blocks] */
     int *boundary, *best;    /* [stages + 1] */
     double *time_s, *short_bytes; /* [stages] of the present partition */
@@ -45,9 +45,9 @@ better(const merit *a, const merit *b)
 {
     if (a->short_bytes != b->short_bytes)
         return a->short_bytes < b->short_bytes;
-    if (a->slowest_s != b->slowest_s)
+    if (tp_chain_is_less(a->slowest_s, b->slowest_s) || tp_chain_is_less(b->slowest_s, a->slowest_s))
         return a->slowest_s < b->slowest_s;
-    return a->squares < b->squares * (1.0 - 1e-12);
+    return tp_chain_is_less(a->squares, b->squares);
 }
 
 /* The block that is kept and costs least to recompute per byte; -1. */
@@ -59,7 +59,7 @@ cheapest(const vpipe *v, int first, int end)
     for (int i = first; i < end && c->recompute_s != NULL; i++)
         if (v->action[i] == TP_BLOCK_KEEP && c->activation_bytes[i] > 0.0 &&
             (best < 0 ||
-             c->recompute_s[i] * c->activation_bytes[best] < c->recompute_s[best] * c->activation_bytes[i]))
+             tp_chain_is_less(c->recompute_s[i] * c->activation_bytes[best], c->recompute_s[best] * c->activation_bytes[i])))
             best = i;
     return best;
 }
@@ -72,7 +72,7 @@ spare(const vpipe *v, int first, int end, double room)
     int best = -1;
     for (int i = first; i < end; i++)
         if (v->action[i] == TP_BLOCK_RECOMPUTE && c->activation_bytes[i] <= room &&
-            (best < 0 || c->recompute_s[i] > c->recompute_s[best]))
+            (best < 0 || tp_chain_is_less(c->recompute_s[best], c->recompute_s[i])))
             best = i;
     return best;
 }
@@ -93,7 +93,7 @@ fit_stage(vpipe *v, int k, int first, int end, double *time_s, double *short_byt
     if (c->limit_bytes <= 0.0 || needed <= 0.0)
         return;
     for (int i = first; i < end && needed > 0.0 && v->swap_Bps > 0.0; i++)
-        if (c->activation_bytes[i] > 0.0 && swapped + c->activation_bytes[i] <= v->swap_Bps * work) {
+        if (c->activation_bytes[i] > 0.0 && !tp_chain_is_less(v->swap_Bps * work, swapped + c->activation_bytes[i])) {
             v->action[i] = TP_BLOCK_SWAP;
             swapped += c->activation_bytes[i];
             needed -= copies * c->activation_bytes[i];
@@ -118,7 +118,8 @@ judge(const vpipe *v)
     for (int k = 0; k < v->stages; k++) {
         m.short_bytes += v->short_bytes[k];
         m.slowest_s = fmax(m.slowest_s, v->time_s[k]);
-        m.squares += v->time_s[k] * v->time_s[k];
+        double share = v->time_s[k] > 0.0 ? v->time_s[k] / v->work_s : 0.0; /* squares of seconds may leave a double's range */
+        m.squares += share * share;
     }
     return m;
 }
@@ -193,6 +194,7 @@ run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp
     TP_ARENA_TAKE(arena, stages, v.short_bytes);
     for (int i = 0; i < n; i++)
         both[i] = s->chain->forward_s[i] + s->chain->backward_s[i];
+    v.work_s = s->forward[n] + s->backward[n];
     TP_TRY(tp_plan_balance(both, n, stages, v.boundary, NULL));
     memcpy(v.best, v.boundary, (size_t)(stages + 1) * sizeof *v.best);
     for (int k = 0; k < stages; k++)

@@ -138,7 +138,7 @@ list_candidates(const bipar *b, int x, int q, int left, int i, int j, int *out)
         least = fmin(least, b->link_s[p]);
     for (int p = from;; p += from < to ? 1 : -1) {
         int moved = single_tensor(b, p, low, high);
-        if (b->link_s[moved] - least <= most && (count == 0 || out[count - 1] != moved))
+        if (b->link_s[moved] - least <= most * (1.0 + 1e-12) && (count == 0 || out[count - 1] != moved))
             out[count++] = moved;
         if (p == to)
             return count;
@@ -157,13 +157,20 @@ stage(bipar *b, int x, int i, int j, outcome *out)
     return TP_OK;
 }
 
+/* By more than the rounding of sums: the earlier candidate among equals, whatever the unit of time is. */
+static int
+is_less(double a, double b)
+{
+    return a < b * (1.0 - 1e-12);
+}
+
 /* A single stage that optimises memory and whose relaxation alone is no better than what is known. */
 static int
 is_hopeless(const bipar *b, int x, int q, int i, int j, double best)
 {
     double slack;
     return q == 1 && isfinite(best) && tp_memopt_need(b->m, x, i, j, &slack) > slack &&
-           tp_memopt_relaxed(b->m, x, i, j).low_s >= best;
+           !is_less(tp_memopt_relaxed(b->m, x, i, j).low_s, best);
 }
 
 static tp_status
@@ -188,11 +195,11 @@ segment(bipar *b, int depth, int x, int q, int i, int j, outcome *out)
             is_hopeless(b, x + left, q - left, list[k], j, out->time_s))
             continue;
         TP_TRY(segment(b, depth + 1, x, left, i, list[k], &first));
-        if (first.time_s >= out->time_s && !first.empty)
+        if (!is_less(first.time_s, out->time_s) && !first.empty)
             continue;
         TP_TRY(segment(b, depth + 1, x + left, q - left, list[k], j, &second));
         double time = fmax(first.time_s, second.time_s);
-        if (time < out->time_s) {
+        if (is_less(time, out->time_s)) {
             out->time_s = time;
             out->cut = list[k];
             out->empty = first.empty && second.empty;

@@ -16,7 +16,7 @@ number_ok(double value, int type, const char *field)
 {
     if (isfinite(value) && value >= 0.0 && value < 1e100)
         return TP_OK;
-    return tp_fail(TP_EVALUE, "%s of layer type %d is %g: a finite number of 0 or more would be right", field, type, value);
+    return tp_fail(TP_EVALUE, "%s of layer type %d is %g: a number from 0 to below 1e100 would be right", field, type, value);
 }
 
 static tp_status

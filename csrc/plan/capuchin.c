@@ -14,6 +14,7 @@ typedef struct {
     double *evict, *back; /* of capuchin */
     const double *bytes;
     double width;
+    double least_s; /* a shorter wait is the rounding of the clock */
     int i, j;
     double *swap; /* of all nodes; whole tensors or 0 */
 } channel;
@@ -46,10 +47,11 @@ delay_of(const channel *c)
         in_start = fmin(c->back[k], in_start) - service;
         delay = fmax(delay, out_end - in_start);
     }
-    return delay;
+    return delay > c->least_s ? delay : 0.0;
 }
 
-static void
+/* Returns when the last backward ends. */
+static double
 set_clock(const tp_memopt *m, tp_capuchin *c, int x, int i, int j)
 {
     const tp_nodes *nodes = m->nodes;
@@ -72,6 +74,7 @@ set_clock(const tp_memopt *m, tp_capuchin *c, int x, int i, int j)
         c->back[k] = at;
         at += nodes->backward_s[k];
     }
+    return at;
 }
 
 /* Nodes by FreeTime, longest first; the earlier node among equals. Insertion into the few that matter would not pay. */
@@ -99,8 +102,11 @@ static double
 swap_hidden(const tp_memopt *m, tp_capuchin *c, channel *bus, double need, double slack, double time)
 {
     double saved = 0.0;
-    for (int k = bus->i; k < bus->j; k++)
+    double unit = ldexp(bus->least_s, 10); /* equal free times are equal whatever the unit of time is */
+    for (int k = bus->i; k < bus->j; k++) {
         c->free_s[k] = c->back[k] - c->evict[k] - 2.0 * m->nodes->activation_bytes[k] / bus->width;
+        c->free_s[k] = unit > 0.0 ? rint(c->free_s[k] / unit) : c->free_s[k];
+    }
     sort_by_free(c, bus->i, bus->j);
     for (int at = 0; at < bus->j - bus->i && need - saved > slack; at++) {
         int node = c->rank[at];
@@ -110,7 +116,7 @@ swap_hidden(const tp_memopt *m, tp_capuchin *c, channel *bus, double need, doubl
         if (bytes <= 0.0)
             continue;
         bus->swap[node] = bytes;
-        if (delay_of(bus) > 0.0 || saved + bytes > bus->width * time) {
+        if (delay_of(bus) > 0.0 || saved + bytes > bus->width * (time + bus->least_s)) {
             bus->swap[node] = 0.0;
             break;
         }
@@ -139,7 +145,7 @@ best_recompute(const tp_memopt *m, const channel *bus, const uint8_t *recompute,
         if (bus->bytes[k] <= 0.0 || recompute[k] || bus->swap[k] > 0.0)
             continue;
         double speed = seconds > 0.0 ? bus->bytes[k] / seconds : DBL_MAX;
-        if (speed > most) {
+        if (speed > most * (1.0 + 1e-12)) {
             most = speed;
             best = k;
             *cost = seconds;
@@ -170,7 +176,7 @@ choose_rest(const tp_memopt *m, const tp_capuchin *c, channel *bus, uint8_t *rec
             grown = time_of(bus, work, swapped + bytes[other]);
             bus->swap[other] = 0.0;
         }
-        if (other >= 0 && grown - time <= cost) {
+        if (other >= 0 && grown - time <= cost + bus->least_s) {
             bus->swap[other] = bytes[other];
             swapped += bytes[other];
             saved += bytes[other];
@@ -196,9 +202,9 @@ tp_capuchin_choose(const tp_memopt *m, tp_capuchin *c, int x, int i, int j, uint
         return INFINITY;
     if (need <= slack)
         return time;
-    channel bus = {c->evict, c->back, m->nodes->activation_bytes, width, i, j, swap_bytes};
+    channel bus = {c->evict, c->back, m->nodes->activation_bytes, width, 0.0, i, j, swap_bytes};
     if (width > 0.0) {
-        set_clock(m, c, x, i, j);
+        bus.least_s = 1e-12 * set_clock(m, c, x, i, j);
         saved = swap_hidden(m, c, &bus, need, slack, time);
     }
     return choose_rest(m, c, &bus, recompute, need, slack, saved);

@@ -10,6 +10,8 @@
 #define WORK ((int64_t)400 * 1000 * 1000)
 #define SURROGATE 2048 /* units up to which a dense surrogate is made */
 #define THRESHOLDS 48
+#define LADDER 1024   /* units up to which all coarser grids are searched first */
+#define GRIDS 64
 
 /* The surrogate: every slice costs what it costs on its slowest machine (of each chain), on equal machines. */
 static void
@@ -96,12 +98,18 @@ begin(tp_arena *arena, tp_shop_line *line)
     return TP_OK;
 }
 
-static tp_status
-solve(tp_arena *arena, const tp_shop *shop, const tp_shop_options *options, tp_shop_line *line, tp_shop_plan *plan);
+/* Slicings found in coarser units, by the number of those. */
+typedef struct {
+    int count, units[GRIDS], slices[GRIDS], *length[GRIDS];
+} grids;
 
-/* Solve in units `factor` times as long, and take that slicing. 0 in *done: not possible. */
 static tp_status
-from_coarse(tp_arena *arena, tp_shop_line *line, int factor, tp_shop_plan *plan, int *done)
+solve(tp_arena *arena, const tp_shop *shop, const tp_shop_options *options, grids *known, tp_shop_line *line,
+      tp_shop_plan *plan);
+
+/* The slicing in units `factor` times as long, as if it had been asked for. *at: its place in known; -1: not possible. */
+static tp_status
+solve_coarse(tp_arena *arena, const tp_shop_line *line, int factor, grids *known, tp_shop_plan *plan, int *at)
 {
     const tp_shop *shop = line->shop;
     tp_shop coarse = *shop;
@@ -109,11 +117,14 @@ from_coarse(tp_arena *arena, tp_shop_line *line, int factor, tp_shop_plan *plan,
     tp_shop_line of;
     tp_shop_plan unused = {0};
     void *memory;
-    *done = 0;
     coarse.units = shop->units / factor;
+    for (*at = 0; *at < known->count; ++*at)
+        if (known->units[*at] == coarse.units)
+            return TP_OK;
+    *at = -1;
     options.longest /= factor;
-    options.work = line->options->work / 4;
-    if ((line->options->longest > 0 && options.longest == 0) ||
+    options.work /= coarse.units <= TP_SHOP_EXACT ? 4 : 1;
+    if (known->count == GRIDS || (line->options->longest > 0 && options.longest == 0) ||
         !tp_slice_memory_coarsen(&line->options->memory, factor, coarse.units, &options.memory))
         return TP_OK;
     TP_TRY(tp_arena_take(arena, (size_t)shop->costs, sizeof(tp_slice_cost), &memory));
@@ -121,21 +132,67 @@ from_coarse(tp_arena *arena, tp_shop_line *line, int factor, tp_shop_plan *plan,
     for (int c = 0; c < shop->costs; c++)
         TP_TRY(tp_slice_cost_coarsen(arena, &shop->cost[c], factor, &cost[c]));
     coarse.cost = cost;
-    TP_TRY(solve(arena, &coarse, &options, &of, &unused));
+    TP_TRY(solve(arena, &coarse, &options, known, &of, &unused));
     plan->labels += unused.labels;
-    plan->moves += of.moves;
+    plan->moves += unused.moves + of.moves;
     plan->bounds += unused.bounds;
-    int left = shop->units - coarse.units * factor, count = of.slices;
+    *at = known->count++;
+    known->units[*at] = coarse.units;
+    known->slices[*at] = of.slices;
+    known->length[*at] = of.length;
+    return TP_OK;
+}
+
+/* What was found in units `factor` times as long, if it is allowed and better than what is in the line. */
+static void
+take_coarse(tp_shop_line *line, const grids *known, int at, int factor, int *scratch, int *done)
+{
+    const tp_shop *shop = line->shop;
+    int left = shop->units - known->units[at] * factor, count = known->slices[at], before = line->slices, start = 0;
+    double latency = line->latency;
+    if (*done)
+        memcpy(scratch, line->length, (size_t)before * sizeof(int));
     for (int m = 0; m < count; m++)
-        line->order[m] = of.length[m] * factor;
+        line->order[m] = known->length[at][m] * factor;
     if (left > 0) /* units beyond the last whole one: a slice of their own */
         line->order[count++] = left;
-    int start = 0;
     for (int m = 0; m < count; start += line->order[m++])
         if (!tp_shop_allowed(shop, line->options, start, line->order[m]))
-            return TP_OK;
+            return;
     tp_shop_line_set(line, line->order, count);
+    if (*done && line->latency >= latency)
+        tp_shop_line_set(line, scratch, before);
     *done = 1;
+}
+
+/* Begin with the best of what coarser grids found. Of up to LADDER units those are all that this one refines, by one prime
+ * at a time, so that a finer grid is never worse; of more the finest such of them; and where there is none the coarse one that
+ * leaves a rest. 0 in *done: nothing was possible. */
+static tp_status
+from_coarse(tp_arena *arena, tp_shop_line *line, grids *known, tp_shop_plan *plan, int *done)
+{
+    int n = line->shop->units, least = TP_SHOP_EXACT / 2, at;
+    void *scratch;
+    TP_TRY(tp_arena_take(arena, (size_t)n, sizeof(int), &scratch));
+    for (int factor = 2, rest = n; factor <= n / least; factor++) {
+        int prime = rest % factor == 0;
+        while (rest % factor == 0)
+            rest /= factor;
+        if (n <= LADDER ? !prime : n % factor != 0 || n / factor > LADDER)
+            continue;
+        TP_TRY(solve_coarse(arena, line, factor, known, plan, &at));
+        if (at >= 0)
+            take_coarse(line, known, at, factor, scratch, done);
+        if (n > LADDER && *done)
+            return TP_OK;
+    }
+    if (!*done) {
+        grids alone = {0};
+        int factor = (n + least - 1) / least;
+        TP_TRY(solve_coarse(arena, line, factor, &alone, plan, &at));
+        if (at >= 0)
+            take_coarse(line, &alone, at, factor, scratch, done);
+    }
     return TP_OK;
 }
 
@@ -159,7 +216,8 @@ affordable(const tp_shop *shop, const tp_shop_line *line, int64_t work)
 }
 
 static tp_status
-solve(tp_arena *arena, const tp_shop *shop, const tp_shop_options *options, tp_shop_line *line, tp_shop_plan *plan)
+solve(tp_arena *arena, const tp_shop *shop, const tp_shop_options *options, grids *known, tp_shop_line *line,
+      tp_shop_plan *plan)
 {
     int n = shop->units, exact = n <= TP_SHOP_EXACT, done = 0;
     int64_t work = options->work;
@@ -167,7 +225,7 @@ solve(tp_arena *arena, const tp_shop *shop, const tp_shop_options *options, tp_s
     double proven = 0.0;
     TP_TRY(tp_shop_line_open(arena, shop, options, line));
     if (!exact)
-        TP_TRY(from_coarse(arena, line, (n + TP_SHOP_EXACT / 2 - 1) / (TP_SHOP_EXACT / 2), plan, &done));
+        TP_TRY(from_coarse(arena, line, known, plan, &done));
     if (!done && n <= SURROGATE)
         TP_TRY(begin(arena, line));
     else if (!done)
@@ -219,11 +277,12 @@ tp_plan_shop(const tp_shop *shop, const tp_shop_options *options, tp_shop_plan *
     tp_arena arena;
     tp_shop_line line;
     tp_shop_plan plan = {0};
+    grids coarser = {0};
     tp_shop_options known = *options;
     known.work = options->work > 0 ? options->work : WORK;
     TP_TRY(check(shop, options));
     TP_TRY(tp_arena_open(&arena));
-    tp_status status = solve(&arena, shop, &known, &line, &plan);
+    tp_status status = solve(&arena, shop, &known, &coarser, &line, &plan);
     if (status == TP_OK)
         status = keep(&line, &plan);
     tp_arena_close(&arena);

@@ -22,7 +22,7 @@ view_list(PyObject *object, const char *name, Py_ssize_t length, views *v, int w
         return -1;
     if (v->view[which].shape[0] == length)
         return 0;
-    PyErr_Format(PyExc_ValueError, "%s has %zd values: %zd would be right", name, v->view[which].shape[0], length);
+    tp_py_invalid_value("%s has %zd values: %zd would be right", name, v->view[which].shape[0], length);
     return -1;
 }
 
@@ -34,7 +34,7 @@ view_times(PyObject *forward, PyObject *backward, views *v)
         return -1;
     Py_ssize_t n = v->view[FORWARD].shape[0];
     if (n > 1 << 24) {
-        PyErr_Format(PyExc_ValueError, "fwd has %zd values: at most %d are possible", n, 1 << 24);
+        tp_py_invalid_value("fwd has %zd values: at most %d are possible", n, 1 << 24);
         return -1;
     }
     return view_list(backward, "bwd", n, v, BACKWARD) < 0 ? -1 : (int)n;
@@ -46,7 +46,7 @@ view_memory(PyObject *memory, int blocks, int stages, views *v, tp_stage_memory 
     PyObject *parts[5];
     const void *held = NULL;
     if (!PyTuple_Check(memory)) {
-        PyErr_Format(PyExc_TypeError, "memory is %s: None or a tuple of 5 would be right", Py_TYPE(memory)->tp_name);
+        tp_py_invalid_type("memory is %s: None or a tuple of 5 would be right", Py_TYPE(memory)->tp_name);
         return -1;
     }
     if (!PyArg_ParseTuple(memory, "OOOOO", &parts[0], &parts[1], &parts[2], &parts[3], &parts[4]) ||
@@ -126,7 +126,7 @@ plan_autopipe(PyObject *module, PyObject *args, PyObject *keywords)
                                      &method, &stop.time_limit_s, &effort))
         return NULL;
     if (method < TP_AUTOPIPE_EXACT || method > TP_AUTOPIPE_BALANCED)
-        return PyErr_Format(PyExc_ValueError, "method is %d: 0 to %d would be right", method, TP_AUTOPIPE_BALANCED);
+        return tp_py_invalid_value("method is %d: 0 to %d would be right", method, TP_AUTOPIPE_BALANCED);
     stop.effort = effort;
     views v = {0};
     PyObject *result = NULL;

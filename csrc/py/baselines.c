@@ -74,8 +74,11 @@ view_arrays(PyObject *tuple, Py_buffer view[ARRAYS], const double *values[ARRAYS
             return -1;
         values[k] = view[k].buf;
         if (view[k].shape[0] > 1 << 20 || (k > FORWARD && view[k].shape[0] != *blocks)) {
-            PyErr_Format(PyExc_ValueError, "%s has %zd values: %s would be right", names[k], view[k].shape[0],
-                         k == FORWARD ? "at most 2^20" : "as many as fwd");
+            if (k == FORWARD)
+                tp_py_invalid_value("fwd has %zd values: at most 2^20 are possible", view[k].shape[0]);
+            else
+                tp_py_invalid_value("%s has %zd values: %d, as many as fwd, would be right", names[k], view[k].shape[0],
+                                    *blocks);
             return -1;
         }
         *blocks = (int)view[k].shape[0];
@@ -106,7 +109,7 @@ plan_baseline(PyObject *module, PyObject *args, PyObject *keywords)
                                      &chain.bandwidth_Bps, &option, &swap_Bps, &in_flight))
         return NULL;
     if (PyTuple_GET_SIZE(arrays) != ARRAYS)
-        return PyErr_Format(PyExc_ValueError, "%zd arrays: %d are needed", PyTuple_GET_SIZE(arrays), (int)ARRAYS);
+        return tp_py_invalid_value("%zd arrays: %d are needed", PyTuple_GET_SIZE(arrays), (int)ARRAYS);
     if (view_arrays(arrays, view, values, &chain.blocks) == 0 &&
         tp_py_view_optional(in_flight, 'i', stages, "in_flight", &view[ARRAYS], &held) == 0) {
         tp_chain_plan plan = {0};

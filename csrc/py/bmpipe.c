@@ -39,8 +39,8 @@ view_layers(PyObject *tuple, layer_view *out)
         if (out->view[k].shape[0] != out->view[0].shape[0] || out->view[k].shape[0] > 1 << 20 ||
             (k == KEPT && out->view[k].shape[1] != out->view[EXTRA].shape[1]) ||
             (k >= EXTRA && out->view[k].shape[1] > 1 << 10)) {
-            PyErr_Format(PyExc_ValueError, "%s has %zd rows: %zd, one a layer type, would be right", names[k],
-                         out->view[k].shape[0], out->view[0].shape[0]);
+            tp_py_invalid_value("%s has %zd rows: %zd, one a layer type, would be right", names[k],
+                                out->view[k].shape[0], out->view[0].shape[0]);
             goto refuse;
         }
     }
@@ -130,9 +130,9 @@ bmpipe_judge(PyObject *module, PyObject *args, PyObject *keywords)
     if (tp_py_view(assignment, 'i', 4, 0, "assignment", &given) == 0) {
         if (given.shape[0] != v.layers.types || given.shape[1] != v.layers.strategies || given.shape[2] != o.chunks ||
             given.shape[3] != o.stages) {
-            PyErr_Format(PyExc_ValueError, "assignment has shape [%zd, %zd, %zd, %zd]: [%d, %d, %d, %d] would be right",
-                         given.shape[0], given.shape[1], given.shape[2], given.shape[3], v.layers.types,
-                         v.layers.strategies, o.chunks, o.stages);
+            tp_py_invalid_value("assignment has shape [%zd, %zd, %zd, %zd]: [%d, %d, %d, %d] would be right",
+                                given.shape[0], given.shape[1], given.shape[2], given.shape[3], v.layers.types,
+                                v.layers.strategies, o.chunks, o.stages);
         } else {
             tp_bmpipe_plan plan;
             tp_status status;
@@ -170,8 +170,8 @@ bmpipe_path(PyObject *module, PyObject *args, PyObject *keywords)
     Py_ssize_t virtuals = (Py_ssize_t)o.stages * o.chunks;
     int64_t *runs[2] = {NULL, NULL};
     if (virtuals < 1 || f.shape[0] != virtuals || b.shape[0] != virtuals) {
-        PyErr_Format(PyExc_ValueError, "forward_s has %zd values and backward_s %zd: stages x chunks = %zd would be right",
-                     f.shape[0], b.shape[0], virtuals);
+        tp_py_invalid_value("forward_s has %zd values and backward_s %zd: stages x chunks = %zd would be right",
+                            f.shape[0], b.shape[0], virtuals);
     } else {
         for (int k = 0; k < 2; k++)
             runs[k] = calloc((size_t)virtuals, sizeof(int64_t));
@@ -249,8 +249,8 @@ bmpipe_ilp(PyObject *module, PyObject *args, PyObject *keywords)
     Py_ssize_t virtuals = (Py_ssize_t)o.stages * o.chunks;
     if (views == 3 && (view[0].shape[0] != view[2].shape[0] || view[1].shape[0] != view[2].shape[0] ||
                        view[2].shape[0] > 1 << 20 || view[0].shape[1] != virtuals || view[1].shape[1] != virtuals)) {
-        PyErr_Format(PyExc_ValueError, "forward_runs has shape [%zd, %zd], backward_runs [%zd, %zd]: [%zd, %zd] would be right",
-                     view[0].shape[0], view[0].shape[1], view[1].shape[0], view[1].shape[1], view[2].shape[0], virtuals);
+        tp_py_invalid_value("forward_runs has shape [%zd, %zd], backward_runs [%zd, %zd]: [%zd, %zd] would be right",
+                            view[0].shape[0], view[0].shape[1], view[1].shape[0], view[1].shape[1], view[2].shape[0], virtuals);
     } else if (views == 3) {
         tp_bmpipe_ilp ilp;
         tp_status status;

@@ -85,12 +85,11 @@ region_create(PyObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     region_object *self = NULL;
     if (ranks < 1 || ranks > 4096 || view.len != (Py_ssize_t)ranks * ranks)
-        PyErr_Format(PyExc_ValueError,
-                     "ranks is %d and pairs has %zd elements: 1 to 4096 ranks and ranks * ranks would be right", ranks,
-                     view.len);
+        tp_py_invalid_value("ranks is %d and pairs has %zd elements: 1 to 4096 ranks and ranks * ranks would be right", ranks,
+                            view.len);
     else if (ring_bytes < 0 || gather_bytes < 0)
-        PyErr_Format(PyExc_ValueError, "ring_bytes is %zd and max_gather_bytes %zd: 0 or more would be right",
-                     ring_bytes, gather_bytes);
+        tp_py_invalid_value("ring_bytes is %zd and max_gather_bytes %zd: 0 or more would be right",
+                            ring_bytes, gather_bytes);
     else
         self = region_new((PyTypeObject *)type);
     if (self != NULL) {
@@ -172,8 +171,8 @@ region_abort(PyObject *object, PyObject *args, PyObject *kwargs)
         return NULL;
     tp_status code = status_named(name);
     if (code == TP_OK)
-        return PyErr_Format(PyExc_ValueError, "code is '%s': the name of a status, such as 'ERUNTIME', would be right",
-                            name);
+        return tp_py_invalid_value("code is '%s': the name of a status, such as 'ERUNTIME', would be right",
+                                   name);
     tp_region_abort(self->region, code, rank, text);
     Py_RETURN_NONE;
 }
@@ -200,7 +199,7 @@ rank_of(PyObject *argument, const region_object *self)
         return -1;
     if (rank >= 0 && rank < self->ranks)
         return rank;
-    PyErr_Format(PyExc_ValueError, "rank is %d: 0 to %d would be right", rank, self->ranks - 1);
+    tp_py_invalid_value("rank is %d: 0 to %d would be right", rank, self->ranks - 1);
     return -1;
 }
 
@@ -327,7 +326,7 @@ comm_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     if (!(timeout_s >= 0 && timeout_s < 1e9)) {
         PyObject *value = PyFloat_FromDouble(timeout_s);
-        PyErr_Format(PyExc_ValueError, "timeout_s is %S: 0 (none) or a number of seconds would be right", value);
+        tp_py_invalid_value("timeout_s is %S: 0 (none) or a number of seconds would be right", value);
         Py_XDECREF(value);
         return NULL;
     }
@@ -388,7 +387,7 @@ static tp_comm *
 open_one(const comm_object *self)
 {
     if (self->comm == NULL)
-        PyErr_SetString(PyExc_ValueError, "this communicator is closed");
+        tp_py_invalid_value("this communicator is closed");
     return self->comm;
 }
 
@@ -562,7 +561,7 @@ tp_py_comm_of(PyObject *object)
 {
     if (is_a(object, offsetof(tp_py_state, comm)))
         return open_one((comm_object *)object);
-    PyErr_Format(PyExc_TypeError, "comm is %s: a terapipe_c._core.Comm would be right", Py_TYPE(object)->tp_name);
+    tp_py_invalid_type("comm is %s: a terapipe_c._core.Comm would be right", Py_TYPE(object)->tp_name);
     return NULL;
 }
 
@@ -573,7 +572,7 @@ tp_py_region_of(PyObject *object)
         return ((region_object *)object)->region;
     if (is_a(object, offsetof(tp_py_state, comm)))
         return ((comm_object *)object)->region->region;
-    PyErr_Format(PyExc_TypeError, "region is %s: a terapipe_c._core.Region would be right", Py_TYPE(object)->tp_name);
+    tp_py_invalid_type("region is %s: a terapipe_c._core.Region would be right", Py_TYPE(object)->tp_name);
     return NULL;
 }
 

@@ -1,6 +1,7 @@
 /* Between C and Python: exceptions from statuses, borrowed views of arrays in, owned arrays out. */
 #include "csrc/py/module.h"
 
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -62,6 +63,40 @@ tp_py_raise(tp_py_state *state, tp_status status)
     return NULL;
 }
 
+/* The helpers that check arguments know no module: the class is looked up where everybody finds it. */
+static PyObject *
+raise_named(const char *name, PyObject *builtin, const char *format, va_list values)
+{
+    PyErr_Clear();
+    PyObject *module = PyDict_GetItemString(PyImport_GetModuleDict(), "terapipe_c._core");
+    PyObject *found = module == NULL ? NULL : PyObject_GetAttrString(module, name);
+    if (found == NULL)
+        PyErr_Clear();
+    PyErr_FormatV(found == NULL ? builtin : found, format, values);
+    Py_XDECREF(found);
+    return NULL;
+}
+
+PyObject *
+tp_py_invalid_value(const char *format, ...)
+{
+    va_list values;
+    va_start(values, format);
+    raise_named("InvalidValueError", PyExc_ValueError, format, values);
+    va_end(values);
+    return NULL;
+}
+
+PyObject *
+tp_py_invalid_type(const char *format, ...)
+{
+    va_list values;
+    va_start(values, format);
+    raise_named("InvalidTypeError", PyExc_TypeError, format, values);
+    va_end(values);
+    return NULL;
+}
+
 static const char *
 format_name(char format)
 {
@@ -95,16 +130,16 @@ tp_py_view(PyObject *object, char format, int ndim, int writable, const char *wh
 {
     int flags = PyBUF_FORMAT | PyBUF_STRIDES | (writable ? PyBUF_WRITABLE : 0);
     if (PyObject_GetBuffer(object, view, flags) < 0) {
-        PyErr_Format(PyExc_TypeError, "%s is %s: a%s %s array would be right", what, Py_TYPE(object)->tp_name,
-                     writable ? " writable" : "", format_name(format));
+        tp_py_invalid_type("%s is %s: a%s %s array would be right", what, Py_TYPE(object)->tp_name,
+                           writable ? " writable" : "", format_name(format));
         return -1;
     }
     if (!same_format(view->format, view->itemsize, format))
-        PyErr_Format(PyExc_ValueError, "%s has format '%s': %s would be right", what, view->format, format_name(format));
+        tp_py_invalid_value("%s has format '%s': %s would be right", what, view->format, format_name(format));
     else if (ndim >= 0 && view->ndim != ndim)
-        PyErr_Format(PyExc_ValueError, "%s has %d dimensions: %d would be right", what, view->ndim, ndim);
+        tp_py_invalid_value("%s has %d dimensions: %d would be right", what, view->ndim, ndim);
     else if (!PyBuffer_IsContiguous(view, 'C'))
-        PyErr_Format(PyExc_ValueError, "%s is not C-contiguous: numpy.ascontiguousarray(...) makes it so", what);
+        tp_py_invalid_value("%s is not C-contiguous: numpy.ascontiguousarray(...) makes it so", what);
     else
         return 0;
     PyBuffer_Release(view);
@@ -121,7 +156,7 @@ tp_py_view_optional(PyObject *object, char format, Py_ssize_t count, const char 
     *out = view->buf;
     if (view->shape[0] == count)
         return 0;
-    PyErr_Format(PyExc_ValueError, "%s has %zd values: %zd would be right", what, view->shape[0], count);
+    tp_py_invalid_value("%s has %zd values: %zd would be right", what, view->shape[0], count);
     return -1;
 }
 

@@ -32,13 +32,13 @@ pack_fill(tp_py_pack *p, double granularity, double overhead)
     Py_ssize_t points = p->view[2].shape[0], tables = p->view[4].shape[0], side = p->view[4].shape[1];
     if (p->view[0].shape[0] != CURVES || p->view[0].shape[1] != COLUMNS || p->view[1].shape[0] != CURVES + 1 ||
         p->view[3].shape[0] != points || p->view[4].shape[2] != side)
-        return PyErr_SetString(PyExc_ValueError, "cost pack: the shapes of its arrays do not fit together"), -1;
+        return tp_py_invalid_value("cost pack: the shapes of its arrays do not fit together"), -1;
     for (int k = 0; k < CURVES; k++) {
         const double *c = coefficients + k * COLUMNS;
         tp_cost_curve *curve = &p->cost.curve[k / TP_COST_PHASES][k % TP_COST_PHASES];
         int64_t count = starts[k + 1] - starts[k];
         if (starts[k] < 0 || count < 0 || starts[k + 1] > points || !(c[0] >= -1.0 && c[0] < (double)tables))
-            return PyErr_Format(PyExc_ValueError, "cost pack: curve %d points outside its arrays", k), -1;
+            return tp_py_invalid_value("cost pack: curve %d points outside its arrays", k), -1;
         *curve = (tp_cost_curve){.points = (int32_t)count,
                                  .units = (int32_t)(side - 1),
                                  .rows = rows + starts[k],
@@ -67,7 +67,7 @@ tp_py_pack_open(tp_py_state *state, PyObject *tuple, tp_py_pack *p)
     static const int ndims[] = {2, 1, 1, 1, 3};
     p->held = 0;
     if (!PyTuple_Check(tuple))
-        return PyErr_SetString(PyExc_TypeError, "cost pack: a tuple would be right"), -1;
+        return tp_py_invalid_type("cost pack: a tuple would be right"), -1;
     if (!PyArg_ParseTuple(tuple, "OOOOOdd", &arrays[0], &arrays[1], &arrays[2], &arrays[3], &arrays[4], &granularity,
                           &overhead))
         return -1;
@@ -101,7 +101,7 @@ cost_seconds(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "OiOOO:cost_seconds", &tuple, &curve, &arrays[0], &arrays[1], &arrays[2]))
         return NULL;
     if (curve < 0 || curve >= CURVES)
-        return PyErr_Format(PyExc_ValueError, "curve is %d: 0 to %d would be right", curve, CURVES - 1);
+        return tp_py_invalid_value("curve is %d: 0 to %d would be right", curve, CURVES - 1);
     tp_py_state *state = tp_py_module_state(module);
     PyObject *result = NULL;
     Py_buffer view[3];
@@ -112,7 +112,7 @@ cost_seconds(PyObject *module, PyObject *args)
     while (opened == 0 && held < 3 && tp_py_view(arrays[held], 'd', 1, 0, what[held], &view[held]) == 0)
         held++;
     if (held == 3 && (view[0].shape[0] != view[1].shape[0] || view[0].shape[0] != view[2].shape[0])) {
-        PyErr_SetString(PyExc_ValueError, "slices, contexts and batches must have one length");
+        tp_py_invalid_value("slices, contexts and batches must have one length");
     } else if (held == 3) {
         Py_ssize_t n = view[0].shape[0];
         double *out = doubles(n);
@@ -145,14 +145,14 @@ table_open(tp_py_state *state, PyObject *args, table_request *request)
     if (!PyArg_ParseTuple(args, "OOddn", &tuple, &array, &request->batch, &request->granularity, &request->units))
         return -1;
     if (request->units < 1 || request->units > 1 << 24)
-        return PyErr_Format(PyExc_ValueError, "units is %zd: 1 to 2^24 would be right", request->units), -1;
+        return tp_py_invalid_value("units is %zd: 1 to 2^24 would be right", request->units), -1;
     if (tp_py_pack_open(state, tuple, &request->p) < 0 || tp_py_view(array, 'd', 2, 0, "weights", &request->weights) < 0) {
         tp_py_pack_close(&request->p);
         return -1;
     }
     if (request->weights.shape[0] == TP_BLOCK_KINDS && request->weights.shape[1] == TP_COST_PHASES)
         return 0;
-    PyErr_Format(PyExc_ValueError, "weights must be [%d, %d]", TP_BLOCK_KINDS, TP_COST_PHASES);
+    tp_py_invalid_value("weights must be [%d, %d]", TP_BLOCK_KINDS, TP_COST_PHASES);
     PyBuffer_Release(&request->weights);
     tp_py_pack_close(&request->p);
     return -1;
@@ -214,8 +214,8 @@ cost_table(PyObject *module, PyObject *args)
             tp_cost_full_table(&r.p.cost, r.weights.buf, r.batch, r.granularity, r.units, out);
         Py_END_ALLOW_THREADS
     } else if (!PyErr_Occurred()) {
-        PyErr_Format(PyExc_ValueError, "a table of %zd units is too large: a coarser granularity would be right",
-                     r.units);
+        tp_py_invalid_value("a table of %zd units is too large: a coarser granularity would be right",
+                            r.units);
     }
     table_close(&r);
     if (out == NULL)
@@ -255,7 +255,7 @@ durations_run(tp_py_state *state, const tp_py_pack *p, const Py_buffer view[4], 
     for (Py_ssize_t q = 0; q < view[2].shape[0]; q++)
         sum += slices[q] > 0 ? slices[q] : 0;
     if (view[0].shape[1] != TP_BLOCK_KINDS || view[2].shape[0] != view[1].shape[0] || sum != units || micros < 1)
-        return PyErr_SetString(PyExc_ValueError, "blocks, batches, slices and lengths do not fit together"), NULL;
+        return tp_py_invalid_value("blocks, batches, slices and lengths do not fit together"), NULL;
     const Py_ssize_t shape[2] = {stages, units};
     double *out[TP_COST_PHASES] = {NULL};
     int ready = 1, count = again ? 1 : TP_COST_PHASES;

@@ -23,7 +23,7 @@ view_nodes(PyObject *tuple, nodes_view *out)
     const double *arrays[ARRAYS] = {NULL};
     memset(out, 0, sizeof *out);
     if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != ARRAYS) {
-        PyErr_SetString(PyExc_TypeError, "nodes: a tuple of 9 arrays would be right");
+        tp_py_invalid_type("nodes: a tuple of 9 arrays would be right");
         return -1;
     }
     for (int k = 0; k < ARRAYS; k++) {
@@ -34,8 +34,8 @@ view_nodes(PyObject *tuple, nodes_view *out)
             return -1;
         arrays[k] = out->view[k].buf;
         if (out->view[k].shape[0] != out->view[0].shape[0] || out->view[k].shape[0] > 1 << 24) {
-            PyErr_Format(PyExc_ValueError, "%s has %zd values and fwd_s %zd: one a node, at most 2^24, would be right",
-                         names[k], out->view[k].shape[0], out->view[0].shape[0]);
+            tp_py_invalid_value("%s has %zd values and fwd_s %zd: one a node, at most 2^24, would be right",
+                                names[k], out->view[k].shape[0], out->view[0].shape[0]);
             return -1;
         }
     }
@@ -91,7 +91,7 @@ check_flight(int flight)
 {
     if (flight >= 0 && flight < TP_FLIGHTS)
         return 0;
-    PyErr_Format(PyExc_ValueError, "flight is %d: 0 to %d would be right", flight, TP_FLIGHTS - 1);
+    tp_py_invalid_value("flight is %d: 0 to %d would be right", flight, TP_FLIGHTS - 1);
     return -1;
 }
 
@@ -181,8 +181,8 @@ dawnpiper_weights(PyObject *module, PyObject *args, PyObject *keywords)
         return NULL;
     options.flight = (tp_flight)flight;
     if (options.stages < 1 || options.stages > 32767 || options.micros < 1)
-        return PyErr_Format(PyExc_ValueError, "stages is %d and micro_batches %d: at least 1 of each is needed",
-                            options.stages, options.micros);
+        return tp_py_invalid_value("stages is %d and micro_batches %d: at least 1 of each is needed",
+                                   options.stages, options.micros);
     Py_ssize_t count = options.stages;
     double *weight = malloc((size_t)count * sizeof *weight);
     if (weight == NULL)
@@ -214,8 +214,8 @@ view_graph(int count, PyObject *from, PyObject *to, PyObject *bytes, graph_view 
         return -1;
     Py_ssize_t edges = out->from.shape[0];
     if (out->to.shape[0] != edges || out->bytes.shape[0] != edges || edges > 1 << 28 || count < 1 || count > 1 << 24) {
-        PyErr_Format(PyExc_ValueError, "from, to and bytes have %zd, %zd and %zd values for %d nodes: one an edge would be right",
-                     edges, out->to.shape[0], out->bytes.shape[0], count);
+        tp_py_invalid_value("from, to and bytes have %zd, %zd and %zd values for %d nodes: one an edge would be right",
+                            edges, out->to.shape[0], out->bytes.shape[0], count);
         return -1;
     }
     out->graph = (tp_graph){count, (int)edges, out->from.buf, out->to.buf, out->bytes.buf};

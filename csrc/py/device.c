@@ -12,8 +12,8 @@ provider_of(PyObject *capsule)
     if (capsule == NULL || capsule == Py_None)
         return tp_cpu_provider();
     if (!PyCapsule_IsValid(capsule, TP_PROVIDER_CAPSULE)) {
-        PyErr_Format(PyExc_TypeError, "provider is %.100s: a capsule \"" TP_PROVIDER_CAPSULE "\", as a backend's module has, "
-                     "would be right", Py_TYPE(capsule)->tp_name);
+        tp_py_invalid_type("provider is %.100s: a capsule \"" TP_PROVIDER_CAPSULE "\", as a backend's module has, "
+                           "would be right", Py_TYPE(capsule)->tp_name);
         return NULL;
     }
     const tp_provider *provider = PyCapsule_GetPointer(capsule, TP_PROVIDER_CAPSULE);
@@ -35,12 +35,12 @@ tp_py_device(PyObject *provider, const char *dtype, const tp_provider **out, tp_
     if (*out == NULL)
         return -1;
     if (dtype != NULL && strcmp(dtype, "float32") != 0 && strcmp(dtype, "bf16") != 0) {
-        PyErr_Format(PyExc_ValueError, "dtype is '%s': float32 or bf16 would be right", dtype);
+        tp_py_invalid_value("dtype is '%s': float32 or bf16 would be right", dtype);
         return -1;
     }
     config->dtype = dtype != NULL && strcmp(dtype, "bf16") == 0 ? TP_BF16 : TP_F32;
     if (*out == tp_cpu_provider() && tp_cpu_ops(config->isa) == NULL) {
-        PyErr_Format(PyExc_ValueError, "isa is '%s': not one that this processor has", config->isa);
+        tp_py_invalid_value("isa is '%s': not one that this processor has", config->isa);
         return -1;
     }
     return 0;

@@ -63,8 +63,8 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         goto failed;
     config.saves = self->saves.buf;
     if (boundaries != config.program->stages + 1) {
-        PyErr_Format(PyExc_ValueError, "the partition has %zd boundaries: %d would be right for %d stages", boundaries,
-                     config.program->stages + 1, config.program->stages);
+        tp_py_invalid_value("the partition has %zd boundaries: %d would be right for %d stages", boundaries,
+                            config.program->stages + 1, config.program->stages);
         goto failed;
     }
     tp_status status = tp_engine_halve(config.program, self->slicing);
@@ -189,8 +189,8 @@ view_tokens(engine_object *self, PyObject *tokens, Py_buffer *view)
     if (tp_py_view(tokens, 'i', 2, 0, "tokens", view) < 0)
         return -1;
     if (view->shape[0] != self->slicing->batch || view->shape[1] != self->slicing->seq_len + 1) {
-        PyErr_Format(PyExc_ValueError, "tokens have shape (%zd, %zd): (%d, %d) would be right", view->shape[0],
-                     view->shape[1], self->slicing->batch, self->slicing->seq_len + 1);
+        tp_py_invalid_value("tokens have shape (%zd, %zd): (%d, %d) would be right", view->shape[0],
+                            view->shape[1], self->slicing->batch, self->slicing->seq_len + 1);
         PyBuffer_Release(view);
         return -1;
     }
@@ -296,7 +296,7 @@ parse_state(const char *name, tp_state *out)
             *out = (tp_state)i;
             return 0;
         }
-    PyErr_Format(PyExc_ValueError, "state is '%s': value, m, v or grad would be right", name);
+    tp_py_invalid_value("state is '%s': value, m, v or grad would be right", name);
     return -1;
 }
 
@@ -318,8 +318,8 @@ engine_load(PyObject *object, PyObject *args)
     tp_status status;
     ops->param_shape(stage, i, &rows, &cols);
     if (view.len != rows * cols * (Py_ssize_t)sizeof(float)) {
-        PyErr_Format(PyExc_ValueError, "the tensor has %zd bytes: %lld x %lld float32 would be right", view.len,
-                     (long long)rows, (long long)cols);
+        tp_py_invalid_value("the tensor has %zd bytes: %lld x %lld float32 would be right", view.len,
+                            (long long)rows, (long long)cols);
         PyBuffer_Release(&view);
         return NULL;
     }

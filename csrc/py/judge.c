@@ -52,7 +52,7 @@ memory_open(tp_py_state *state, PyObject *tuple, holder *h)
     PyObject *model, *provider;
     const char *dtype;
     if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 3)
-        return PyErr_SetString(PyExc_TypeError, "memory: a tuple of three would be right"), -1;
+        return tp_py_invalid_type("memory: a tuple of three would be right"), -1;
     if (!PyArg_ParseTuple(tuple, "OOz", &model, &provider, &dtype))
         return -1;
     h->config.device.threads = 1;
@@ -60,8 +60,8 @@ memory_open(tp_py_state *state, PyObject *tuple, holder *h)
         tp_py_device(provider, dtype, &h->config.provider, &h->config.device) < 0)
         return -1;
     if (tp_model_blocks(&h->config.model) != h->request.blocks)
-        return PyErr_Format(PyExc_ValueError, "the model has %d blocks, kinds are of %d", tp_model_blocks(&h->config.model),
-                            h->request.blocks), -1;
+        return tp_py_invalid_value("the model has %d blocks, kinds are of %d", tp_model_blocks(&h->config.model),
+                                   h->request.blocks), -1;
     h->provider = Py_NewRef(provider);
     return 0;
 }
@@ -85,7 +85,7 @@ request_open(tp_py_state *state, PyObject *args, holder *h)
         if (PyObject_GetBuffer(recompute, &h->recompute, PyBUF_SIMPLE) < 0)
             return -1;
         if (h->recompute.len != h->kinds.shape[0])
-            return PyErr_SetString(PyExc_ValueError, "recompute: a byte for each block would be right"), -1;
+            return tp_py_invalid_value("recompute: a byte for each block would be right"), -1;
         h->request.recompute = h->recompute.buf;
     }
     return memory_open(state, memory, h);
@@ -130,7 +130,7 @@ candidate_open(const holder *h, PyObject *tuple, given *g)
     static const char *const what[] = {"boundary", "batches", "slices", "lengths"};
     PyObject *array[4];
     if (!PyTuple_Check(tuple))
-        return PyErr_SetString(PyExc_TypeError, "candidate: a tuple would be right"), -1;
+        return tp_py_invalid_type("candidate: a tuple would be right"), -1;
     if (!PyArg_ParseTuple(tuple, "iiOOOO", &g->c.order, &g->c.pending, &array[0], &array[1], &array[2], &array[3]))
         return -1;
     for (int i = 0; i < 4; i++)
@@ -143,7 +143,7 @@ candidate_open(const holder *h, PyObject *tuple, given *g)
         units += slices[q] > 0 ? slices[q] : 0;
     if (g->view[0].shape[0] != (Py_ssize_t)h->request.ranks * h->request.chunks + 1 || g->view[2].shape[0] != micros ||
         units != g->view[3].shape[0] || micros > INT32_MAX)
-        return PyErr_SetString(PyExc_ValueError, "boundary, batches, slices and lengths do not fit together"), -1;
+        return tp_py_invalid_value("boundary, batches, slices and lengths do not fit together"), -1;
     g->c.micros = (int32_t)micros;
     g->c.boundary = g->view[0].buf;
     g->c.batches = g->view[1].buf;

@@ -50,17 +50,17 @@ static int
 matrix_of(PyObject *object, int writable, const char *what, matrix *out)
 {
     if (PyObject_GetBuffer(object, &out->view, PyBUF_STRIDES | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0)) < 0) {
-        PyErr_Format(PyExc_TypeError, "%s is %s: a%s float32 array would be right", what, Py_TYPE(object)->tp_name,
-                     writable ? " writable" : "");
+        tp_py_invalid_type("%s is %s: a%s float32 array would be right", what, Py_TYPE(object)->tp_name,
+                           writable ? " writable" : "");
         return -1;
     }
     const Py_buffer *view = &out->view;
     if (!is_float32(view) || view->ndim != 2)
-        PyErr_Format(PyExc_ValueError, "%s has format '%s' and %d dimensions: float32 and 2 would be right", what,
-                     view->format, view->ndim);
+        tp_py_invalid_value("%s has format '%s' and %d dimensions: float32 and 2 would be right", what,
+                            view->format, view->ndim);
     else if ((view->shape[1] > 1 && view->strides[1] != 4) || view->strides[0] % 4 != 0)
-        PyErr_Format(PyExc_ValueError, "%s has strides (%zd, %zd) bytes: (any multiple of 4, 4) would be right", what,
-                     view->strides[0], view->strides[1]);
+        tp_py_invalid_value("%s has strides (%zd, %zd) bytes: (any multiple of 4, 4) would be right", what,
+                            view->strides[0], view->strides[1]);
     else {
         out->data = view->buf;
         out->rows = view->shape[0];
@@ -77,8 +77,8 @@ matrix_shape(const matrix *m, const char *what, int64_t rows, int64_t cols)
 {
     if (m->rows == rows && m->cols == cols)
         return 0;
-    PyErr_Format(PyExc_ValueError, "%s is [%lld, %lld]: [%lld, %lld] would be right", what, (long long)m->rows,
-                 (long long)m->cols, (long long)rows, (long long)cols);
+    tp_py_invalid_value("%s is [%lld, %lld]: [%lld, %lld] would be right", what, (long long)m->rows,
+                        (long long)m->cols, (long long)rows, (long long)cols);
     return -1;
 }
 
@@ -105,7 +105,7 @@ optional_vector(PyObject *object, const char *what, int64_t n, Py_buffer *view)
         return -1;
     if (view->shape[0] == n)
         return 0;
-    PyErr_Format(PyExc_ValueError, "%s has length %zd: %lld would be right", what, view->shape[0], (long long)n);
+    tp_py_invalid_value("%s has length %zd: %lld would be right", what, view->shape[0], (long long)n);
     PyBuffer_Release(view);
     return -1;
 }
@@ -126,8 +126,8 @@ epilogue_of(const char *name, int transposed, tp_epilogue *out)
             return 0;
         }
     }
-    PyErr_Format(PyExc_ValueError, "epilogue is \"%s\": %s would be right", name,
-                 transposed ? "none or dgelu" : "none, residual or gelu");
+    tp_py_invalid_value("epilogue is \"%s\": %s would be right", name,
+                        transposed ? "none or dgelu" : "none, residual or gelu");
     return -1;
 }
 
@@ -205,15 +205,15 @@ static weight *
 weight_of(kernels *self, PyObject *object)
 {
     if (!PyCapsule_IsValid(object, WEIGHT_NAME)) {
-        PyErr_Format(PyExc_TypeError, "weight is %s: what Kernels.weight returned would be right",
-                     Py_TYPE(object)->tp_name);
+        tp_py_invalid_type("weight is %s: what Kernels.weight returned would be right",
+                           Py_TYPE(object)->tp_name);
         return NULL;
     }
     weight *w = PyCapsule_GetPointer(object, WEIGHT_NAME);
     if (w->ops == self->be.ops)
         return w;
-    PyErr_Format(PyExc_ValueError, "weight was packed for %s: one packed by these Kernels (%s) would be right",
-                 w->ops->name, self->be.ops->name);
+    tp_py_invalid_value("weight was packed for %s: one packed by these Kernels (%s) would be right",
+                        w->ops->name, self->be.ops->name);
     return NULL;
 }
 
@@ -280,7 +280,7 @@ linear_views_of(const weight *w, int transposed, tp_epilogue epilogue, PyObject 
     if (optional_matrix(objects[3], epilogue == TP_EPILOGUE_GELU, "aux", v->x.rows, out, &v->aux) < 0)
         return -1;
     if (epilogue != TP_EPILOGUE_NONE && v->aux.data == NULL) {
-        PyErr_SetString(PyExc_ValueError, "aux is missing: this epilogue needs a float32 array of y's shape");
+        tp_py_invalid_value("aux is missing: this epilogue needs a float32 array of y's shape");
         return -1;
     }
     return 0;
@@ -382,8 +382,8 @@ kernels_bias_w(PyObject *object, PyObject *args, PyObject *kwargs)
     int ready = tp_py_view(grad_object, 'f', 1, 1, "grad", &grad) == 0;
     if (ready && (grad.shape[0] != dy.cols || begin(self) < 0)) {
         if (!PyErr_Occurred())
-            PyErr_Format(PyExc_ValueError, "grad has length %zd: %lld would be right", grad.shape[0],
-                         (long long)dy.cols);
+            tp_py_invalid_value("grad has length %zd: %lld would be right", grad.shape[0],
+                                (long long)dy.cols);
         PyBuffer_Release(&grad);
         ready = 0;
     }

@@ -37,7 +37,7 @@ check_sizes(const Py_buffer *view, tp_layer_graph *graph)
 {
     for (int k = FROM; k < ARRAYS; k++)
         if (view[k].shape[0] > 1 << 28 || graph->nodes < 1) {
-            PyErr_SetString(PyExc_ValueError, "a layer graph needs a node, and arrays of less than 2^28 values");
+            tp_py_invalid_value("a layer graph needs a node, and arrays of less than 2^28 values");
             return -1;
         }
     graph->edges = (int)view[FROM].shape[0];
@@ -61,7 +61,7 @@ check_sizes(const Py_buffer *view, tp_layer_graph *graph)
     free(touching);
     if (agree && sync == view[SYNC].shape[0])
         return 0;
-    PyErr_SetString(PyExc_ValueError, "the arrays of the layer graph have sizes that do not agree");
+    tp_py_invalid_value("the arrays of the layer graph have sizes that do not agree");
     return -1;
 }
 
@@ -83,7 +83,7 @@ plan_layers(PyObject *module, PyObject *args, PyObject *keywords)
                                      &published))
         return NULL;
     if (PyTuple_GET_SIZE(arrays) != ARRAYS)
-        return PyErr_Format(PyExc_ValueError, "%zd arrays: %d are needed", PyTuple_GET_SIZE(arrays), (int)ARRAYS);
+        return tp_py_invalid_value("%zd arrays: %d are needed", PyTuple_GET_SIZE(arrays), (int)ARRAYS);
     while (open < ARRAYS && tp_py_view(PyTuple_GET_ITEM(arrays, open), formats[open], 1, 0, what[open], &view[open]) == 0)
         open++;
     if (open == ARRAYS && check_sizes(view, &graph) == 0) {

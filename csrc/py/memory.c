@@ -18,8 +18,8 @@ tp_py_saves(PyObject *saves, const tp_model *model, Py_buffer *view)
         return -1;
     if (view->len == tp_model_blocks(model))
         return 0;
-    PyErr_Format(PyExc_ValueError, "saves has %zd entries: one for each of the %d blocks would be right", view->len,
-                 tp_model_blocks(model));
+    tp_py_invalid_value("saves has %zd entries: one for each of the %d blocks would be right", view->len,
+                        tp_model_blocks(model));
     PyBuffer_Release(view);
     return -1;
 }
@@ -48,8 +48,8 @@ rank_memory(PyObject *module, PyObject *args, PyObject *kwargs)
     if (bounds == NULL || tp_py_slicing(state, slicing, &cut) < 0)
         goto done;
     if (boundaries != config.program->stages + 1) {
-        PyErr_Format(PyExc_ValueError, "partition of %zd boundaries: %d would be right", boundaries,
-                     config.program->stages + 1);
+        tp_py_invalid_value("partition of %zd boundaries: %d would be right", boundaries,
+                            config.program->stages + 1);
         goto done;
     }
     config.partition = bounds;
@@ -95,9 +95,9 @@ stage_memory(PyObject *module, PyObject *args)
     int blocks = tp_model_blocks(&config.model);
     if (config.first_block < 0 || config.last_block <= config.first_block || config.last_block > blocks ||
         config.activation_slots < 0 || config.gradient_slots < 0) {
-        PyErr_Format(PyExc_ValueError, "blocks [%d, %d) with %d and %d slots: a range within [0, %d) and slots from 0 on would "
-                     "be right", config.first_block, config.last_block, config.activation_slots, config.gradient_slots,
-                     blocks);
+        tp_py_invalid_value("blocks [%d, %d) with %d and %d slots: a range within [0, %d) and slots from 0 on would "
+                            "be right", config.first_block, config.last_block, config.activation_slots, config.gradient_slots,
+                            blocks);
         return NULL;
     }
     if (tp_py_saves(saves, &config.model, &ways) < 0 || tp_py_slicing(state, slicing, &cut) < 0) {
@@ -127,7 +127,7 @@ store_time(PyObject *module, PyObject *args)
     double *seconds = rounds > 0 ? calloc(2 * (size_t)rounds, sizeof *seconds) : NULL;
     PyObject *result = NULL;
     if (bytes < 1 || rounds < 1)
-        PyErr_Format(PyExc_ValueError, "%d rounds of %zd bytes: at least one of each would be right", rounds, bytes);
+        tp_py_invalid_value("%d rounds of %zd bytes: at least one of each would be right", rounds, bytes);
     else if (seconds == NULL)
         PyErr_NoMemory();
     else {

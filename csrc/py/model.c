@@ -19,7 +19,7 @@ tp_py_int32s(PyObject *object, const char *what, Py_ssize_t *count)
             free(values);
             values = NULL;
         } else if (value < INT32_MIN || value > INT32_MAX) {
-            PyErr_Format(PyExc_ValueError, "%s: %ld does not fit 32 bits", what, value);
+            tp_py_invalid_value("%s: %ld does not fit 32 bits", what, value);
             free(values);
             values = NULL;
         } else {
@@ -38,7 +38,7 @@ tp_py_model(tp_py_state *state, PyObject *object, tp_model *out)
     if (field == NULL)
         return -1;
     if (count != 7) {
-        PyErr_Format(PyExc_ValueError, "a model has 7 dimensions, not %zd", count);
+        tp_py_invalid_value("a model has 7 dimensions, not %zd", count);
         free(field);
         return -1;
     }
@@ -63,7 +63,7 @@ flatten(PyObject *micros, int32_t **batches, int32_t **slices, int32_t **lengths
         Py_ssize_t parts;
         PyObject *pair = PySequence_Fast_GET_ITEM(micros, q);
         if (!PyTuple_Check(pair))
-            return PyErr_SetString(PyExc_TypeError, "a micro-batch of a slicing is (sequences, [slice lengths])"), -1;
+            return tp_py_invalid_type("a micro-batch of a slicing is (sequences, [slice lengths])"), -1;
         if (!PyArg_ParseTuple(pair, "iO", &(*batches)[q], &cut))
             return -1;
         int32_t *part = tp_py_int32s(cut, "slice lengths", &parts);
@@ -87,7 +87,7 @@ tp_py_slicing(tp_py_state *state, PyObject *object, tp_slicing **out)
     int seq_len, batch, failed = -1;
     PyObject *list;
     if (!PyTuple_Check(object))
-        return PyErr_SetString(PyExc_TypeError, "a slicing is (seq_len, batch, [(sequences, [lengths]), ...])"), -1;
+        return tp_py_invalid_type("a slicing is (seq_len, batch, [(sequences, [lengths]), ...])"), -1;
     if (!PyArg_ParseTuple(object, "iiO;a slicing is (seq_len, batch, [(sequences, [lengths]), ...])", &seq_len, &batch,
                           &list))
         return -1;

@@ -26,6 +26,11 @@ tp_py_state_of(PyObject *self);
  * failed. */
 PyObject *
 tp_py_raise(tp_py_state *state, tp_status status);
+/* Raise InvalidValueError or InvalidTypeError; return NULL. format: as PyErr_Format's. For what is wrong before C sees it. */
+PyObject *
+tp_py_invalid_value(const char *format, ...);
+PyObject *
+tp_py_invalid_type(const char *format, ...);
 int
 tp_py_add_exceptions(PyObject *module, tp_py_state *state);
 

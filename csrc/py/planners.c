@@ -14,8 +14,8 @@ tp_py_view_cost(PyObject *object, const char *name, tp_py_cost *out)
         out->views = 1;
         if (out->view[0].shape[0] != out->view[0].shape[1] || out->view[0].shape[0] < 2 ||
             out->view[0].shape[0] > 1 << 24) {
-            PyErr_Format(PyExc_ValueError, "%s has shape [%zd, %zd]: [n + 1, n + 1] with n >= 1 would be right", name,
-                         out->view[0].shape[0], out->view[0].shape[1]);
+            tp_py_invalid_value("%s has shape [%zd, %zd]: [n + 1, n + 1] with n >= 1 would be right", name,
+                                out->view[0].shape[0], out->view[0].shape[1]);
             return -1;
         }
         out->cost = (tp_slice_cost){.units = (int)out->view[0].shape[0] - 1, .table = out->view[0].buf};
@@ -32,8 +32,8 @@ tp_py_view_cost(PyObject *object, const char *name, tp_py_cost *out)
     }
     Py_ssize_t values = out->view[0].shape[0];
     if (values != out->view[1].shape[0] || values < 2 || values > 1 << 24) {
-        PyErr_Format(PyExc_ValueError, "%s.G0 has %zd values and %s.G1 %zd: the same n + 1 >= 2 would be right", name,
-                     out->view[0].shape[0], name, out->view[1].shape[0]);
+        tp_py_invalid_value("%s.G0 has %zd values and %s.G1 %zd: the same n + 1 >= 2 would be right", name,
+                            out->view[0].shape[0], name, out->view[1].shape[0]);
         return -1;
     }
     out->cost.units = (int)out->view[0].shape[0] - 1;
@@ -59,7 +59,7 @@ view_message(PyObject *message, const tp_py_cost *of, tp_py_cost *view, tp_slice
     if (tp_py_view_cost(message, "comm", view) < 0)
         return -1;
     if (view->cost.units != of->cost.units) {
-        PyErr_Format(PyExc_ValueError, "comm has %d units: %d, as t, would be right", view->cost.units, of->cost.units);
+        tp_py_invalid_value("comm has %d units: %d, as t, would be right", view->cost.units, of->cost.units);
         return -1;
     }
     options->message = &view->cost;
@@ -99,7 +99,7 @@ check_options(int isa)
 {
     if (isa >= TP_SLICE_ISA_AUTO && isa <= TP_SLICE_ISA_AVX512)
         return 0;
-    PyErr_Format(PyExc_ValueError, "isa is %d: 0 (automatic) would be right", isa);
+    tp_py_invalid_value("isa is %d: 0 (automatic) would be right", isa);
     return -1;
 }
 
@@ -113,8 +113,8 @@ tp_py_view_costs(PyObject *list, const char *const *names, tp_py_cost *views, tp
         if (tp_py_view_cost(PyList_GET_ITEM(list, b), name, &views[b]) < 0)
             return -1;
         if (views[b].cost.units != views[0].cost.units) {
-            PyErr_Format(PyExc_ValueError, "%s has %d units: %d, as %s, would be right", name, views[b].cost.units,
-                         views[0].cost.units, names != NULL ? names[0] : "t[1]");
+            tp_py_invalid_value("%s has %d units: %d, as %s, would be right", name, views[b].cost.units,
+                                views[0].cost.units, names != NULL ? names[0] : "t[1]");
             return -1;
         }
         costs[b] = views[b].cost;
@@ -164,10 +164,10 @@ plan_slices(PyObject *module, PyObject *args, PyObject *keywords)
     if (flush > 0 && flush < needed)
         needed = flush;
     if (comm != NULL && comm != Py_None && batch != 1)
-        return PyErr_Format(PyExc_ValueError, "batch is %d: with comm, 1 would be right", batch);
+        return tp_py_invalid_value("batch is %d: with comm, 1 would be right", batch);
     if (count < 1 || count < needed)
-        return PyErr_Format(PyExc_ValueError, "%zd costs: one for each group of 1 to %zd sequences is needed", count,
-                            needed);
+        return tp_py_invalid_value("%zd costs: one for each group of 1 to %zd sequences is needed", count,
+                                   needed);
     tp_py_cost *views = calloc((size_t)count, sizeof *views);
     tp_slice_cost *costs = calloc((size_t)count, sizeof *costs);
     int *flush_of = calloc(flush > 0 && batch > 0 ? (size_t)batch : 1, sizeof *flush_of);
@@ -322,7 +322,7 @@ plan_balance(PyObject *module, PyObject *args, PyObject *keywords)
     if (boundary == NULL)
         PyErr_NoMemory();
     else if (view.shape[0] > INT32_MAX)
-        PyErr_SetString(PyExc_ValueError, "times has more than 2^31 - 1 values");
+        tp_py_invalid_value("times has more than 2^31 - 1 values");
     else {
         tp_status status;
         Py_BEGIN_ALLOW_THREADS

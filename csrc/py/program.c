@@ -40,7 +40,7 @@ tp_py_program_get(tp_py_state *state, PyObject *given, const char *what)
 {
     if (PyObject_TypeCheck(given, state->program))
         return program_of(given);
-    PyErr_Format(PyExc_TypeError, "%s is %s: a Program would be right", what, Py_TYPE(given)->tp_name);
+    tp_py_invalid_type("%s is %s: a Program would be right", what, Py_TYPE(given)->tp_name);
     return NULL;
 }
 
@@ -88,7 +88,7 @@ from_text(PyObject *type, PyObject *args, PyObject *kwargs, tp_status (*parse)(c
     const char *utf8 = PyUnicode_Check(text) ? PyUnicode_AsUTF8AndSize(text, &length) : NULL;
     if (utf8 == NULL) {
         if (!PyErr_Occurred())
-            PyErr_Format(PyExc_TypeError, "text is %s: str would be right", Py_TYPE(text)->tp_name);
+            tp_py_invalid_type("text is %s: str would be right", Py_TYPE(text)->tp_name);
         return NULL;
     }
     tp_program *program = NULL;
@@ -132,8 +132,8 @@ program_from_code(PyObject *type, PyObject *args)
     PyObject *result = NULL;
     tp_program *program = NULL;
     if (total != whole || ranks > 32767) {
-        PyErr_Format(PyExc_ValueError, "counts of %lld ranks do not sum to the %lld instructions", (long long)ranks,
-                     (long long)whole);
+        tp_py_invalid_value("counts of %lld ranks do not sum to the %lld instructions", (long long)ranks,
+                            (long long)whole);
     } else {
         tp_status status = tp_program_from_code((int)ranks, count.buf, bytes.buf, keep_slots, &program);
         result = tp_py_program_made_by(type, status, program);
@@ -226,8 +226,8 @@ check_flags(const tp_program *program, const Py_buffer *flags, const char *what)
 {
     if (flags->len == program->stages)
         return 0;
-    PyErr_Format(PyExc_ValueError, "%s has %zd entries: one for each of the %d stages would be right", what, flags->len,
-                 program->stages);
+    tp_py_invalid_value("%s has %zd entries: one for each of the %d stages would be right", what, flags->len,
+                        program->stages);
     return -1;
 }
 

@@ -28,12 +28,12 @@ check_machines(const Py_buffer *view, int chains, Py_ssize_t costs, tp_shop *sho
 {
     const int *of = view->buf;
     if (chains < 1 || chains > 2 || view->shape[0] < chains || view->shape[0] % chains || view->shape[0] > 1 << 14) {
-        PyErr_Format(PyExc_ValueError, "%zd machines in %d chains: as many in each would be right", view->shape[0], chains);
+        tp_py_invalid_value("%zd machines in %d chains: as many in each would be right", view->shape[0], chains);
         return -1;
     }
     for (Py_ssize_t q = 0; q < view->shape[0]; q++)
         if (of[q] < 0 || of[q] >= costs) {
-            PyErr_Format(PyExc_ValueError, "machine %zd has cost %d of %zd", q, of[q], costs);
+            tp_py_invalid_value("machine %zd has cost %d of %zd", q, of[q], costs);
             return -1;
         }
     shop->chains = chains;
@@ -47,7 +47,7 @@ static int
 take_names(PyObject *list, const char **names, Py_ssize_t count)
 {
     if (PyList_GET_SIZE(list) != count) {
-        PyErr_Format(PyExc_ValueError, "%zd names: %zd, one a cost, would be right", PyList_GET_SIZE(list), count);
+        tp_py_invalid_value("%zd names: %zd, one a cost, would be right", PyList_GET_SIZE(list), count);
         return -1;
     }
     for (Py_ssize_t c = 0; c < count; c++)
@@ -115,7 +115,7 @@ flow_shop(PyObject *module, PyObject *args, PyObject *keywords)
         return NULL;
     double *clock = view.shape[1] > 0 ? calloc((size_t)view.shape[1], sizeof *clock) : NULL;
     if (view.shape[1] < 1)
-        PyErr_SetString(PyExc_ValueError, "times has no machines: [jobs, machines] with at least one would be right");
+        tp_py_invalid_value("times has no machines: [jobs, machines] with at least one would be right");
     else if (clock == NULL)
         PyErr_NoMemory();
     else {

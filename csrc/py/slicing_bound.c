@@ -40,7 +40,7 @@ view_size(PyObject *item, Py_ssize_t ranks, Py_ssize_t cells, size_view *v, tp_s
     PyObject *part[TABLES], *fixed, *slope;
     if (!PyTuple_Check(item) || !PyArg_ParseTuple(item, "iOOOOOO", &out->count, &part[0], &part[1], &part[2], &part[3], &fixed,
                                                   &slope))
-        return PyErr_Occurred() ? -1 : (PyErr_SetString(PyExc_TypeError, "a size is no tuple"), -1);
+        return PyErr_Occurred() ? -1 : (tp_py_invalid_type("a size is no tuple"), -1);
     for (int k = 0; k < TABLES; k++, v->views++)
         if (tp_py_view(part[k], 'd', k < 2 ? 3 : 2, 0, names_of_tables[k], &v->table[k]) < 0)
             return -1;
@@ -59,7 +59,7 @@ view_size(PyObject *item, Py_ssize_t ranks, Py_ssize_t cells, size_view *v, tp_s
                 (k >= 2 || shape[1] == (smooth ? 2 : cells));
     }
     if (!right) {
-        PyErr_Format(PyExc_ValueError, "a size's count or shapes do not fit %zd ranks and %zd units", ranks, cells - 1);
+        tp_py_invalid_value("a size's count or shapes do not fit %zd ranks and %zd units", ranks, cells - 1);
         return -1;
     }
     v->rank = calloc((size_t)ranks, sizeof *v->rank);
@@ -90,8 +90,8 @@ slicing_bound(PyObject *module, PyObject *args, PyObject *keywords)
         return NULL;
     Py_ssize_t count = PyList_GET_SIZE(list), seen = 0;
     if (count < 1 || ranks < 1 || units < 1 || units > 1 << 24)
-        return PyErr_Format(PyExc_ValueError, "%zd sizes, %d ranks, %d units: at least 1 of each is needed", count, ranks,
-                            units);
+        return tp_py_invalid_value("%zd sizes, %d ranks, %d units: at least 1 of each is needed", count, ranks,
+                                   units);
     size_view *views = calloc((size_t)count, sizeof *views);
     tp_slicing_micro *micro = calloc((size_t)count, sizeof *micro);
     if (views == NULL || micro == NULL)

@@ -11,17 +11,16 @@ fill(tp_tcp_config *config, double meeting_s, double timeout_s, Py_ssize_t gathe
     if (!(meeting_s > 0 && meeting_s < 1e9) || !(timeout_s >= 0 && timeout_s < 1e9)) {
         PyObject *one = PyFloat_FromDouble(meeting_s), *other = PyFloat_FromDouble(timeout_s);
         if (one != NULL && other != NULL)
-            PyErr_Format(PyExc_ValueError, "meeting_s is %S and timeout_s %S: seconds above 0, and 0 (none) or more, would be "
-                                           "right", one, other);
+            tp_py_invalid_value("meeting_s is %S and timeout_s %S: seconds above 0, and 0 (none) or more, would be right",
+                                one, other);
         Py_XDECREF(one);
         Py_XDECREF(other);
         return -1;
     }
     if (config->ranks < 1 || config->ranks > TP_TCP_RANKS || pairs->len != (Py_ssize_t)config->ranks * config->ranks ||
         gather_bytes < 0) {
-        PyErr_Format(PyExc_ValueError,
-                     "a region of %d ranks, %zd pairs, max_gather_bytes %zd: 1 to %d ranks, ranks * ranks pairs and 0 bytes or "
-                     "more would be right", config->ranks, pairs->len, gather_bytes, TP_TCP_RANKS);
+        tp_py_invalid_value("a region of %d ranks, %zd pairs, max_gather_bytes %zd: 1 to %d ranks, ranks * ranks pairs and 0 "
+                            "bytes or more would be right", config->ranks, pairs->len, gather_bytes, TP_TCP_RANKS);
         return -1;
     }
     config->pairs = pairs->buf;

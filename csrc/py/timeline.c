@@ -19,8 +19,8 @@ take(tp_py_costs *costs, PyObject *array, int64_t least, const char *what)
         return NULL;
     costs->count++;
     if (view->len / (Py_ssize_t)sizeof(double) < least) {
-        PyErr_Format(PyExc_ValueError, "%s has %zd entries: %lld would be right", what,
-                     view->len / (Py_ssize_t)sizeof(double), (long long)least);
+        tp_py_invalid_value("%s has %zd entries: %lld would be right", what,
+                            view->len / (Py_ssize_t)sizeof(double), (long long)least);
         return NULL;
     }
     return view->buf;
@@ -53,8 +53,8 @@ take_tables(const tp_program *program, PyObject *tables, tp_py_costs *costs)
             return -1;
         const double **table = table_of(d, text);
         if (table == NULL) {
-            PyErr_Format(PyExc_ValueError, "cost has %R: the operations are F B I W R SF RF SB RB SO SI AR OPT, and F.a F.b "
-                                           "SF.a SF.b RF.a RF.b for halves", name);
+            tp_py_invalid_value("cost has %R: the operations are F B I W R SF RF SB RB SO SI AR OPT, and F.a F.b "
+                                                  "SF.a SF.b RF.a RF.b for halves", name);
             return -1;
         }
         *table = take(costs, array, entries(program, d->stage_stride, d->unit_stride), text);
@@ -74,7 +74,7 @@ tp_py_costs_open(const tp_program *program, PyObject *cost, tp_py_costs *costs)
                           &bytes, &bytes_stage_stride, &bytes_unit_stride, &half_comm[0], &half_comm[1]))
         return -1;
     if (stage_stride < 0 || unit_stride < 0 || bytes_stage_stride < 0 || bytes_unit_stride < 0) {
-        PyErr_SetString(PyExc_ValueError, "a stride is negative");
+        tp_py_invalid_value("a stride is negative");
         return -1;
     }
     tp_durations *d = &costs->durations;

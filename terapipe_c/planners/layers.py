@@ -179,6 +179,11 @@ def _check_edges(graph: LayerGraph, index: dict[int, int]) -> list[list[int]]:
         _number(edge.bytes, f"the size of edge {k} ({edge.source} to {edge.target})")
         others[index[edge.source]].append(edge.target)
         others[index[edge.target]].append(edge.source)
+    source, target = (np.array([index[getattr(e, end)] for e in graph.edges], np.int32) for end in ("source", "target"))
+    order, is_cycle = _core.graph_order(source, target, np.zeros(len(graph.edges)), np.zeros(len(graph.nodes)))
+    if is_cycle:
+        nodes = [_called(graph.nodes[k]) for k in (*order, order[0])]
+        raise _core.InvalidValueError(f"the graph has a cycle: {' -> '.join(nodes)}")
     return others
 
 
@@ -309,6 +314,10 @@ def layer_graph(
         if values is not None and values.shape != (n,):
             raise _core.InvalidValueError(f"{name} has shape {list(values.shape)}: one value for each of {n} blocks, [{n}], "
                                           "would be right")
+        if values is not None and not (np.isfinite(values) & (values >= 0)).all():
+            at = int(np.argmin(np.isfinite(values) & (values >= 0)))
+            raise _core.InvalidValueError(f"{name}[{at}] is {values[at]}: a finite number of 0 or more is needed")
+    _number(comm_s, "comm_s")
     micros = integer(micro_batches, "micro_batches")
     held = None if limits.get("in_flight") is None else integer(limits["in_flight"], "in_flight")
     if held is not None and not 1 <= held <= micros:
@@ -337,6 +346,12 @@ def _field(record: Any, key: str, what: str) -> Any:
     if key not in record:
         raise _core.InvalidValueError(f"{what} has no {key!r}: it is needed")
     return record[key]
+
+
+def _list(value: Any, what: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise _core.InvalidTypeError(f"{what} is {brief(value)}: a list would be right")
+    return value
 
 
 def _whole(value: Any, what: str) -> int:
@@ -407,9 +422,9 @@ def load_piper(path: str | Path) -> LayerGraph:
     micro_batches = _whole(_field(record, batch, where), f"{where}: {batch}")
     limits = [_number(_field(record, key, where), f"{where}: {key}", 1e-9) for key in ("maxMemoryPerDevice", "bandwidth")]
     ids: list[int] = []
-    for k, node in enumerate(_field(record, "nodes", where)):
+    for k, node in enumerate(_list(_field(record, "nodes", where), f"{where}: nodes")):
         ids.append(_whole(_field(node, "id", f"{where}: nodes[{k}]"), f"{where}: nodes[{k}]: id"))
-    edges = _read_edges(_field(record, "edges", where), set(ids), where)
+    edges = _read_edges(_list(_field(record, "edges", where), f"{where}: edges"), set(ids), where)
     into: dict[int, set[int]] = {i: set() for i in ids}
     out: dict[int, set[int]] = {i: set() for i in ids}
     for edge in edges:
@@ -419,13 +434,19 @@ def load_piper(path: str | Path) -> LayerGraph:
     for place, node in zip(ids, record["nodes"], strict=True):
         what = f"{where}: node {place}" + (f" ({node['name']!r})" if node.get("name") else "")
         ways = _field(node, "TMPCs", what)
+        if not isinstance(ways, dict):
+            raise _core.InvalidTypeError(f"{what}: TMPCs is {brief(ways)}: an object, by tensor degree, would be right")
         variants = {
             _key(degree, f"{what}: the tensor degree"): [
-                _read_variant(way, f"{what}, TMPCs[{degree!r}][{k}]", into[place], out[place]) for k, way in enumerate(rows)
+                _read_variant(way, f"{what}, TMPCs[{degree!r}][{k}]", into[place], out[place])
+                for k, way in enumerate(_list(rows, f"{what}: TMPCs[{degree!r}]"))
             ]
             for degree, rows in ways.items()
         }
         nodes.append(LayerNode(place, variants, str(node.get("name", ""))))
     graph = LayerGraph(nodes, edges, devices, limits[0], limits[1], micro_batches)
-    graph._packed  # noqa: B018  checked here, where the file's name is known
+    try:
+        graph._packed  # noqa: B018  checked here, where the file's name is known
+    except _core.InvalidValueError as error:
+        raise _core.InvalidValueError(f"{where}: {error}") from None
     return graph

@@ -383,7 +383,7 @@ def slice_batch_and_tokens(
         longest=_longest(max_slice, unit[1] if unit else 1),
         widest=widest,
         time_limit_s=time_limit(time_limit_s),
-        isa=isa,
+        isa=integer(isa, "isa"),
         memory=held_in_units(memory, unit[1] if unit else 1),
         flush=flush,
     )
