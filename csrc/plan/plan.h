@@ -19,6 +19,7 @@ typedef struct {
     const double *table;   /* [units + 1][units + 1] */
     const double *g0, *g1; /* [units + 1] */
     double a2, a3;
+    const double *least;   /* of a table: NULL, or [units + 1] the least cost of each length, so that planners need not look */
 } tp_slice_cost;
 
 typedef enum { TP_SLICE_ISA_AUTO, TP_SLICE_ISA_PORTABLE, TP_SLICE_ISA_AVX2, TP_SLICE_ISA_AVX512 } tp_slice_isa;
@@ -68,6 +69,9 @@ typedef struct {
 /* EVALUE naming the cell (as name[i, j], or name.G1[i]) that is NaN, infinite or negative. */
 TP_MUST_USE tp_status
 tp_slice_cost_check(const tp_slice_cost *cost, const char *name);
+/* The same, in one pass with least[units + 1] of a table, which becomes cost->least. */
+TP_MUST_USE tp_status
+tp_slice_cost_check_least(tp_slice_cost *cost, const char *name, double *least);
 
 /* EINFEASIBLE where the memory of options holds no plan at all; EVALUE for bad coefficients. */
 TP_MUST_USE tp_status

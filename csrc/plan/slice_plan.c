@@ -22,6 +22,68 @@ fail_cell(const char *where, double x)
                    isnan(x) ? NAN : x); /* NAN: of the two signs the one that prints without */
 }
 
+/* Whether a cost of this length is bad, and the least of them. Lanes and no way out before the end: so the compiler uses
+ * vectors, and tables of many megabytes are read as fast as memory gives them. */
+static int
+check_length(const double *row, int count, double *least)
+{
+    enum { LANES = 8 };
+    double low[LANES], high[LANES];
+    int j = 0, unordered = 0;
+    for (int k = 0; k < LANES; k++)
+        low[k] = high[k] = row[0];
+    for (; j + LANES <= count; j += LANES)
+        for (int k = 0; k < LANES; k++) {
+            double x = row[j + k];
+            low[k] = x < low[k] ? x : low[k];
+            high[k] = x > high[k] ? x : high[k];
+            unordered |= x != x;
+        }
+    for (; j < count; j++) {
+        low[0] = row[j] < low[0] ? row[j] : low[0];
+        high[0] = row[j] > high[0] ? row[j] : high[0];
+        unordered |= row[j] != row[j];
+    }
+    for (int k = 1; k < LANES; k++) {
+        low[0] = low[k] < low[0] ? low[k] : low[0];
+        high[0] = high[k] > high[0] ? high[k] : high[0];
+    }
+    *least = low[0];
+    return unordered || bad(low[0]) || bad(high[0]);
+}
+
+/* least: NULL, or [units + 1]. */
+static tp_status
+check_table(const tp_slice_cost *cost, const char *name, double *least)
+{
+    char where[96];
+    int n = cost->units;
+    for (int i = 1; i <= n; i++) {
+        const double *row = cost->table + (size_t)i * (size_t)(n + 1);
+        double low;
+        if (check_length(row, n - i + 1, &low)) {
+            int j = 0;
+            while (!bad(row[j]))
+                j++;
+            snprintf(where, sizeof where, "%s[%d, %d]", name, i, j);
+            return fail_cell(where, row[j]);
+        }
+        if (least != NULL)
+            least[i] = low;
+    }
+    return TP_OK;
+}
+
+tp_status
+tp_slice_cost_check_least(tp_slice_cost *cost, const char *name, double *least)
+{
+    if (cost->table == NULL || cost->units < 1)
+        return tp_slice_cost_check(cost, name);
+    TP_TRY(check_table(cost, name, least));
+    cost->least = least;
+    return TP_OK;
+}
+
 tp_status
 tp_slice_cost_check(const tp_slice_cost *cost, const char *name)
 {
@@ -29,16 +91,8 @@ tp_slice_cost_check(const tp_slice_cost *cost, const char *name)
     int n = cost->units;
     if (n < 1)
         return tp_fail(TP_EVALUE, "%s has %d units: at least 1 is needed", name, n);
-    for (int i = 1; cost->table != NULL && i <= n; i++)
-        for (int j = 0; j <= n - i; j++) {
-            double x = cost->table[(size_t)i * (size_t)(n + 1) + (size_t)j];
-            if (bad(x)) {
-                snprintf(where, sizeof where, "%s[%d, %d]", name, i, j);
-                return fail_cell(where, x);
-            }
-        }
     if (cost->table != NULL)
-        return TP_OK;
+        return check_table(cost, name, NULL);
     if (!isfinite(cost->a2) || !isfinite(cost->a3))
         return tp_fail(TP_EVALUE, "%s has a2 = %g, a3 = %g: finite coefficients are needed", name, cost->a2, cost->a3);
     for (int i = 1; i <= n; i++) {

@@ -122,14 +122,24 @@ tp_py_view_costs(PyObject *list, const char *const *names, tp_py_cost *views, tp
     return 0;
 }
 
+/* Of `count` costs, n + 1 doubles each for tp_slice_cost_check_least; NULL where there is no memory: then without. */
+static double *
+take_least(const tp_slice_cost *costs, Py_ssize_t count)
+{
+    return costs[0].table == NULL ? NULL : malloc((size_t)count * ((size_t)costs[0].units + 1) * sizeof(double));
+}
+
 static tp_status
-check_and_plan(const tp_slice_cost *costs, Py_ssize_t count, int batch, int flush, const tp_slice_options *options,
+check_and_plan(tp_slice_cost *costs, double *least, Py_ssize_t count, int batch, int flush, const tp_slice_options *options,
                tp_slice_plan *plan, int *flush_of, int *flushes)
 {
     char name[32];
     for (Py_ssize_t b = 0; b < count; b++) {
         PyOS_snprintf(name, sizeof name, count == 1 ? "t" : "t[%zd]", b + 1);
-        TP_TRY(tp_slice_cost_check(&costs[b], name));
+        if (least != NULL)
+            TP_TRY(tp_slice_cost_check_least(&costs[b], name, least + (size_t)b * ((size_t)costs[0].units + 1)));
+        else
+            TP_TRY(tp_slice_cost_check(&costs[b], name));
     }
     if (options->message != NULL)
         TP_TRY(tp_slice_cost_check(options->message, "comm"));
@@ -178,9 +188,11 @@ plan_slices(PyObject *module, PyObject *args, PyObject *keywords)
     else if (tp_py_view_costs(list, NULL, views, costs, count) == 0 && view_message(comm, &views[0], &message, &options) == 0) {
         tp_slice_plan plan = {0};
         tp_status status;
+        double *least = take_least(costs, count);
         Py_BEGIN_ALLOW_THREADS
-        status = check_and_plan(costs, count, batch, flush, &options, &plan, flush_of, flush > 0 ? &flushes : NULL);
+        status = check_and_plan(costs, least, count, batch, flush, &options, &plan, flush_of, flush > 0 ? &flushes : NULL);
         Py_END_ALLOW_THREADS
+        free(least);
         result = status == TP_OK ? plan_object(&plan) : tp_py_raise(tp_py_module_state(module), status);
         if (result != NULL && flush > 0)
             result = Py_BuildValue("(NN)", result, tp_py_ints(flush_of, flushes));
@@ -196,14 +208,17 @@ plan_slices(PyObject *module, PyObject *args, PyObject *keywords)
 }
 
 static tp_status
-check_and_plan_apart(const tp_slice_cost *forward, const tp_slice_cost *backward, const tp_slice_options *options,
-                     tp_slice_plan *plan)
+check_and_plan_apart(tp_slice_cost costs[2], double *least, const tp_slice_options *options, tp_slice_plan *plan)
 {
-    TP_TRY(tp_slice_cost_check(forward, "t"));
-    TP_TRY(tp_slice_cost_check(backward, "bwd"));
+    static const char *const names[2] = {"t", "bwd"};
+    for (int b = 0; b < 2; b++) /* of other units only where the planner will say so */
+        if (least != NULL && costs[0].units == costs[1].units)
+            TP_TRY(tp_slice_cost_check_least(&costs[b], names[b], least + (size_t)b * ((size_t)costs[0].units + 1)));
+        else
+            TP_TRY(tp_slice_cost_check(&costs[b], names[b]));
     if (options->message != NULL)
         TP_TRY(tp_slice_cost_check(options->message, "comm"));
-    return tp_plan_slices_apart(forward, backward, options, plan);
+    return tp_plan_slices_apart(&costs[0], &costs[1], options, plan);
 }
 
 PyDoc_STRVAR(plan_slices_apart_doc,
@@ -227,9 +242,12 @@ plan_slices_apart(PyObject *module, PyObject *args, PyObject *keywords)
         view_message(comm, &views[0], &views[2], &options) == 0) {
         tp_slice_plan plan = {0};
         tp_status status;
+        tp_slice_cost costs[2] = {views[0].cost, views[1].cost};
+        double *least = take_least(costs, 2);
         Py_BEGIN_ALLOW_THREADS
-        status = check_and_plan_apart(&views[0].cost, &views[1].cost, &options, &plan);
+        status = check_and_plan_apart(costs, least, &options, &plan);
         Py_END_ALLOW_THREADS
+        free(least);
         result = status == TP_OK ? plan_object(&plan) : tp_py_raise(tp_py_module_state(module), status);
         tp_slice_plan_free(&plan);
     }
