@@ -290,12 +290,11 @@ latency_at(walk *w, double threshold)
     return least == INFINITY ? INFINITY : least + w->weight * largest;
 }
 
-/* A few golden-section steps on the threshold: not exact, only a good first plan. Returns the end of [low, high] that no step
- * came away from, of which the best may lie beyond: -1 the low one, 1 the high one, 0 neither. */
-static int
+/* A few golden-section steps on the threshold: not exact, only a good first plan. Returns the better one of the last two. */
+static double
 probe(walk *w, double low, double high, int steps)
 {
-    const double ratio = 0.6180339887498949, first = low, last = high;
+    const double ratio = 0.6180339887498949;
     double a = high - ratio * (high - low), b = low + ratio * (high - low);
     double at_a = latency_at(w, a), at_b = latency_at(w, b);
     for (int k = 2; k < steps && !out_of_time(w); k++) {
@@ -307,7 +306,7 @@ probe(walk *w, double low, double high, int steps)
             at_b = latency_at(w, b = low + ratio * (high - low));
         }
     }
-    return at_a <= at_b && low == first ? -1 : at_a > at_b && high == last ? 1 : 0;
+    return at_a <= at_b ? a : b;
 }
 
 /* Around the hint. Coarse units may hide short slices, and their best threshold is then far from the best one here: longer and
@@ -315,22 +314,19 @@ probe(walk *w, double low, double high, int steps)
 static void
 probe_hint(walk *w, double hint)
 {
-    double at = hint, before = hint, step = 0.03, best;
-    int side = probe(w, 0.985 * hint, 1.002 * hint, 4);
-    if (side == 0 || out_of_time(w))
-        return;
-    do {
-        double next = side < 0 ? at * (1.0 - step) : at / (1.0 - step);
-        best = w->best;
-        step = fmin(2.0 * step, 0.5);
-        if (latency_at(w, next) >= best) {
-            if (at != hint)
-                probe(w, fmin(before, next), fmax(before, next), 6);
-            return;
-        }
+    double at = hint, before = hint, step = 0.03;
+    int down = probe(w, 0.985 * hint, 1.002 * hint, 4) < hint;
+    while (!out_of_time(w)) {
+        double best = w->best, next = down ? at * (1.0 - step) : at / (1.0 - step);
+        if (latency_at(w, next) >= best)
+            break;
         before = at;
         at = next;
-    } while (!out_of_time(w));
+        step = fmin(2.0 * step, 0.5);
+    }
+    double beyond = down ? at * (1.0 - step) : at / (1.0 - step);
+    if (at != hint)
+        probe(w, fmin(before, beyond), fmax(before, beyond), 6);
 }
 
 /* A group of b sequences holds b times as much. */
