@@ -2,7 +2,7 @@
 import itertools
 
 import numpy as np
-from test_planners import close, thresholds
+from test_planners import Model, close, refused, thresholds
 
 from terapipe_c import planners
 
@@ -43,6 +43,38 @@ def test_long_dense_tables_equal_all_thresholds():
         assert got.optimal and close(got.latency_s, thresholds(f, stages, cap)), (n, stages, got)
         got, want = planners.slice_tokens(f, stages, bwd=b, max_slice=cap), apart_by_all_thresholds(f, b, stages, cap)
         assert got.optimal and len(got.lengths) > 1 and close(got.latency_s, want), (n, stages, got, want)
+
+
+def test_a_hint_far_from_the_best_does_not_lead_the_walk():
+    """Coarse units hide the short slices that are best here; and all slicings into as many slices have the same sum, so that a
+    walk that starts far off finds its way plan by plan."""
+    for n in (6144, 8192):
+        i, a3 = np.arange(n + 1.0), 1.8e-7
+        g = 1.07e-2 + 2.4e-5 * np.maximum(i, 25) + a3 * i * i / 2
+        got = planners.slice_tokens(Model(g, g, 0.0, a3), 48, seq_len=n, granularity=1)
+        assert got.optimal and got.searches < 300, got
+
+
+def test_forward_and_backward_that_rise_together_are_walked_as_one():
+    s = np.arange(601.0)
+    for noise in (0.0, 0.1):
+        rng = np.random.default_rng(4)
+        parts = [(a + d * s) * rng.uniform(1, 1 + noise, 601) for a, d in ((2e-4, 4e-6), (3e-4, 8e-6))]
+        f, b = (Model(g, g, 0.0, e) for g, e in zip(parts, (6e-9, 1.2e-8), strict=True))
+        curves = planners.slice_tokens(Model(parts[0], parts[0], 0.0, 6e-9, bwd=b), 96, seq_len=600, granularity=1, bwd=True)
+        tables = planners.slice_tokens(f.table(), 96, bwd=b.table())
+        assert close(tables.latency_s, curves.latency_s) and tables.optimal and curves.optimal
+        assert tables.boxes < (50 if noise == 0.0 else 200), tables
+
+
+def test_a_bad_cell_is_named_wherever_it_is():
+    """Lengths are checked as vectors: the first bad cell of the first bad length is the one named."""
+    good = np.ones((42, 42))
+    for s, c, value in ((1, 0, np.nan), (3, 17, -1.0), (9, 31, np.inf), (41, 0, np.nan), (2, 39, 2e300), (20, 8, -np.inf)):
+        bad = good.copy()
+        bad[s, c] = bad[s, min(c + 1, 41 - s)] = bad[min(s + 1, 41), 0] = value
+        refused(ValueError, f"t[{s}, {c}] is", planners.slice_tokens, bad, 4)
+        refused(ValueError, f"bwd[{s}, {c}] is", planners.slice_tokens, good, 4, bwd=bad)
 
 
 def test_slices_that_cost_nothing_but_their_message_end():

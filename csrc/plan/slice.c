@@ -112,7 +112,7 @@ static double
 least_within(walk *w, double threshold)
 {
     for (int b = 0; b < w->tables; b++) {
-        const double both[2] = {threshold, w->dp[b].most_bytes};
+        const double both[TP_SLICE_LIMITS] = {threshold, w->dp[b].most_bytes};
         w->sum[b] = w->alive[b] ? tp_slice_dp_forward(&w->dp[b], both) : INFINITY;
         w->plan->searches += w->alive[b];
     }
@@ -161,7 +161,7 @@ below(const walk *w, double least, double largest, double u)
 static int
 keep_edges(walk *w, double *floor, double v)
 {
-    double floors[2] = {*floor, 0.0};
+    double floors[3] = {*floor, 0.0, 0.0};
     int64_t total = 0;
     for (int b = 0; b < w->tables; b++) {
         if (!w->alive[b])
@@ -368,7 +368,9 @@ open_walk(tp_arena *arena, walk *w, const tp_slice_options *options, double most
         one.message = options->message != NULL ? &options->message[b] : NULL;
         one.memory = memory_of(options, b + 1);
         TP_TRY(tp_slice_dp_open(arena, &w->cost[b], NULL, &one, most, &w->dp[b]));
-        TP_TRY(tp_slice_edges_open(arena, w->n, pairs < room ? pairs : room, &w->edges[b]));
+        w->edges[b].key = w->edges[0].key; /* 32 tables of a batch would need megabytes */
+        w->edges[b].order = w->edges[0].order;
+        TP_TRY(tp_slice_edges_open(arena, w->n, pairs < room ? pairs : room, 0, &w->edges[b]));
     }
     return TP_OK;
 }

@@ -70,6 +70,8 @@ reach_of(const tp_slice_cost *a, const tp_slice_cost *b, int cap, double most, i
     size_t width = (size_t)n + 1;
     memset(reach, 0, (size_t)n * sizeof *reach);
     for (int i = 1; i <= cap; i++) { /* along the rows of the caller's tables */
+        if (a->least != NULL && (b == NULL || b->least != NULL) && a->least[i] + (b != NULL ? b->least[i] : 0.0) > most)
+            continue;
         const double *x = a->table + (size_t)i * width, *y = b != NULL ? b->table + (size_t)i * width : NULL;
         for (int j = 0; j <= n - i; j++)
             reach[j] = x[j] + (y != NULL ? y[j] : 0.0) <= most ? i : reach[j];
@@ -96,31 +98,90 @@ open_rows(tp_arena *arena, const tp_slice_cost *a, const tp_slice_cost *b, int c
     return TP_OK;
 }
 
-static tp_status
-open_dense(tp_arena *arena, const tp_slice_cost *a, const tp_slice_cost *b, int cap, const tp_slice_memory *memory,
-           tp_slice_table *t)
+/* Each start's costs, up to the end of its row. A caller's table is by length, the rows are by start: transpose by tiles that
+ * stay in cache. */
+static void
+fill_rows(const tp_slice_cost *cost, tp_slice_table *t)
 {
-    enum { TILE = 32 }; /* the table is by length, the rows are by start: transpose by tiles that stay in cache */
-    int n = t->n;
-    void *rows;
-    TP_TRY(take_vector(arena, n, &t->q));
-    TP_TRY(take_ints(arena, TP_SLICE_LEVELS * n, &t->last));
-    TP_TRY(tp_arena_take(arena, t->row[n] + TP_SLICE_PAD, sizeof(double), &rows));
-    t->rows = rows;
-    t->levels = 0;
+    enum { TILE = 32 };
+    int n = t->n, width = n + 1;
     for (int j0 = 0, more; j0 < n; j0 += TILE)
         for (int i0 = 1; i0 == 1 || more; i0 += TILE) {
             more = 0;
             for (int j = j0; j < j0 + TILE && j < n; j++) {
                 double *row = t->rows + t->row[j] - 1;
-                int end = (int)(t->row[j + 1] - t->row[j]);
-                for (int i = i0; i < i0 + TILE && i <= end; i++)
-                    row[i] = i > cap || i > n - j || !tp_slice_held(memory, j, i)
-                                 ? INFINITY
-                                 : tp_slice_cost_at(a, j, i) + (b != NULL ? tp_slice_cost_at(b, j, i) : 0.0);
+                int end = (int)(t->row[j + 1] - t->row[j]), most = end < n - j ? end : n - j;
+                int last = most < i0 + TILE - 1 ? most : i0 + TILE - 1;
+                if (cost->table != NULL)
+                    for (int i = i0; i <= last; i++)
+                        row[i] = cost->table[(size_t)i * (size_t)width + (size_t)j];
+                else
+                    for (int i = i0; i <= last; i++)
+                        row[i] = tp_slice_cost_at(cost, j, i);
                 more |= end >= i0 + TILE;
             }
         }
+}
+
+/* +inf beyond the cap, the end, and the memory. */
+static void
+close_rows(const tp_slice_memory *memory, int cap, tp_slice_table *t)
+{
+    for (int j = 0; j < t->n; j++) {
+        double *row = t->rows + t->row[j] - 1;
+        int end = (int)(t->row[j + 1] - t->row[j]), last = cap < t->n - j ? cap : t->n - j;
+        for (int i = 1; memory->limit_bytes > 0.0 && i <= last && i <= end; i++)
+            row[i] = tp_slice_held(memory, j, i) ? row[i] : INFINITY;
+        for (int i = last + 1; i <= end; i++)
+            row[i] = INFINITY;
+    }
+}
+
+/* The largest cost up to the end of each block of lengths. */
+static void
+fill_peaks(tp_slice_table *t)
+{
+    for (int j = 0; j < t->n; j++) {
+        double most = 0.0;
+        for (size_t at = t->row[j]; at < t->row[j + 1]; at++) {
+            most = t->rows[at] > most ? t->rows[at] : most;
+            if (at % TP_SLICE_BLOCK == TP_SLICE_BLOCK - 1)
+                t->peaks[at / TP_SLICE_BLOCK] = most;
+        }
+    }
+}
+
+static tp_status
+take_rows(tp_arena *arena, tp_slice_table *t)
+{
+    size_t count = t->row[t->n];
+    void *memory;
+    TP_TRY(take_vector(arena, t->n, &t->q));
+    TP_TRY(tp_arena_take(arena, count + TP_SLICE_PAD, sizeof(double), &memory));
+    t->rows = memory;
+    TP_TRY(tp_arena_take(arena, count / TP_SLICE_BLOCK, sizeof(double), &memory));
+    t->peaks = memory;
+    return TP_OK;
+}
+
+static tp_status
+open_dense(tp_arena *arena, const tp_slice_cost *a, const tp_slice_cost *b, int cap, const tp_slice_memory *memory,
+           tp_slice_table *t)
+{
+    size_t count = t->row[t->n];
+    TP_TRY(take_rows(arena, t));
+    fill_rows(a, t);
+    if (b != NULL) {
+        tp_slice_table other = *t;
+        void *rows;
+        TP_TRY(tp_arena_take(arena, count, sizeof(double), &rows));
+        other.rows = rows;
+        fill_rows(b, &other);
+        for (size_t at = 0; at < count; at++)
+            t->rows[at] += other.rows[at];
+    }
+    close_rows(memory, cap, t);
+    fill_peaks(t);
     return TP_OK;
 }
 
@@ -132,6 +193,19 @@ open_table(tp_arena *arena, const tp_slice_dp *dp, const tp_slice_cost *a, const
     t->smooth = dp->sum.smooth;
     t->row = dp->sum.row;
     return t->smooth ? open_smooth(arena, a, b, dp->cap, t) : open_dense(arena, a, b, dp->cap, memory, t);
+}
+
+/* The sum of two dense tables that are open: their costs need not be read again. */
+static tp_status
+open_dense_sum(tp_arena *arena, tp_slice_dp *dp)
+{
+    tp_slice_table *t = &dp->sum;
+    t->n = dp->n;
+    TP_TRY(take_rows(arena, t));
+    for (size_t at = 0; at < t->row[t->n]; at++)
+        t->rows[at] = dp->limit[0].rows[at] + dp->limit[1].rows[at];
+    fill_peaks(t);
+    return TP_OK;
 }
 
 /* Bytes have the form of a cost: (row + context) i + pair i^2 + context j + pair i j. */
@@ -158,26 +232,32 @@ tp_slice_dp_open(tp_arena *arena, const tp_slice_cost *cost, const tp_slice_cost
     const tp_slice_cost *message = options->message;
     int n = cost->units, held = options->memory.limit_bytes > 0.0;
     int smooth = cost->table == NULL && (message == NULL || message->table == NULL) &&
-                 (backward == NULL || (backward->table == NULL && !held)); /* kernels compare two limits at most */
+                 (backward == NULL || (backward->table == NULL && !held)); /* kernels compare three limits at most */
     dp->n = n;
     dp->sum.smooth = smooth;
     dp->most_bytes = INFINITY;
     dp->cap = options->longest > 0 && options->longest < n ? options->longest : n;
     dp->weight = (double)options->stages - 1.0;
-    dp->limits = dp->weighted = backward == NULL ? 1 : 2;
+    dp->weighted = backward == NULL ? 1 : 2;
+    dp->limits = backward == NULL ? 1 : 3;
     dp->kernels = tp_slice_kernels_for(options->isa);
     if (dp->kernels == NULL)
         return tp_fail(TP_EVALUE, "instruction set %d is not on this machine: 0 chooses one", (int)options->isa);
     if (!smooth)
         TP_TRY(open_rows(arena, cost, backward, dp->cap, most, &dp->sum.row));
-    TP_TRY(open_table(arena, dp, cost, backward, &options->memory, &dp->sum));
+    int later = !smooth && backward != NULL && message == NULL;
+    if (!later)
+        TP_TRY(open_table(arena, dp, cost, backward, &options->memory, &dp->sum));
     if (backward == NULL && message == NULL)
         dp->limit[0] = dp->sum;
     else
         TP_TRY(open_table(arena, dp, cost, message, &options->memory, &dp->limit[0]));
-    if (backward != NULL)
+    if (backward != NULL) {
         TP_TRY(open_table(arena, dp, backward, message, &options->memory, &dp->limit[1]));
-    else if (smooth && held)
+        if (later)
+            TP_TRY(open_dense_sum(arena, dp));
+        dp->limit[2] = dp->sum; /* no slice of a plan costs more in both together than the largest of each */
+    } else if (smooth && held)
         TP_TRY(open_memory(arena, &options->memory, dp));
     if (smooth && options->queue >= 0 && (options->queue > 0 || n >= QUEUE_UNITS))
         dp->convex = tp_slice_convex(&dp->sum, n);
@@ -189,78 +269,12 @@ tp_slice_dp_open(tp_arena *arena, const tp_slice_cost *cost, const tp_slice_cost
     TP_TRY(take_vector(arena, n, &dp->w));
     TP_TRY(take_ints(arena, n, &dp->last));
     TP_TRY(take_ints(arena, n, &dp->far));
+    if (!smooth) {
+        void *memory;
+        TP_TRY(tp_arena_take(arena, TP_SLICE_LEVELS * (size_t)n, sizeof(tp_slice_window), &memory));
+        dp->level = memory;
+    }
     return take_ints(arena, n, &dp->safe);
-}
-
-/* ---- windows ----------------------------------------------------------------------------------------------------- */
-
-/* Costs rise with the start, so the last length within the threshold only falls: one pointer walks down. The windows in
- * last[] and safe[] are narrowed. */
-static void
-smooth_windows(const tp_slice_table *t, int cap, double threshold, int *last, int *safe)
-{
-    int n = t->n, high = cap, low = cap;
-    const double *g = t->g1, *top = t->top;
-    for (int j = 1; j < n; j++) {
-        double left = threshold - t->a2 * j, slope = t->a3 * j;
-        int room = cap < n - j ? cap : n - j; /* not last[j]: another limit's window may grow again */
-        high = t->rising && high < room ? high : room;
-        while (high > 0 && g[high] + slope * high > left)
-            high--;
-        last[j] = last[j] < high ? last[j] : high;
-        low = low < high ? low : high;
-        if (t->monotone)
-            low = high;
-        else
-            while (low > 0 && top[low] + slope * low > left)
-                low--;
-        safe[j] = safe[j] < low ? safe[j] : low;
-    }
-}
-
-/* Nothing is known of a dense table, but a lower threshold only shortens the windows of a higher one. Boxes are split into
- * parts, so the windows of the last few thresholds that fell one below the other are kept. */
-static void
-dense_windows(tp_slice_table *t, int cap, double threshold, int *last)
-{
-    int n = t->n;
-    while (t->levels > 0 && t->at[t->levels - 1] < threshold)
-        t->levels--;
-    const int *above = t->levels > 0 ? t->last + (size_t)(t->levels - 1) * (size_t)n : NULL;
-    t->levels += t->levels < TP_SLICE_LEVELS;
-    t->at[t->levels - 1] = threshold;
-    int *own = t->last + (size_t)(t->levels - 1) * (size_t)n;
-    for (int j = 0; j < n; j++) {
-        const double *row = tp_slice_row(t, j);
-        int room = cap < n - j ? cap : n - j, i = (int)(t->row[j + 1] - t->row[j]);
-        i = i < room ? i : room;
-        i = above != NULL && above[j] < i ? above[j] : i;
-        while (i > 0 && row[i] > threshold)
-            i--;
-        own[j] = i;
-        last[j] = last[j] < i ? last[j] : i;
-    }
-}
-
-static void
-set_windows(tp_slice_dp *dp, const double threshold[2])
-{
-    for (int j = 0; j < dp->n; j++) {
-        dp->last[j] = dp->cap < dp->n - j ? dp->cap : dp->n - j;
-        dp->safe[j] = j == 0 || !dp->sum.smooth ? 0 : dp->last[j];
-    }
-    for (int l = 0; l < dp->limits; l++) {
-        dp->threshold[l] = threshold[l];
-        if (dp->sum.smooth)
-            smooth_windows(&dp->limit[l], dp->cap, threshold[l], dp->last, dp->safe);
-        else
-            dense_windows(&dp->limit[l], dp->cap, threshold[l], dp->last);
-    }
-    dp->far[0] = 0;
-    for (int j = 1; j < dp->n; j++) { /* a kernel may take a slice just beyond its window: its mask compares rounded sums */
-        int longest = dp->last[j] + TP_SLICE_BLOCK < dp->cap ? dp->last[j] + TP_SLICE_BLOCK : dp->cap;
-        dp->far[j] = j + longest > dp->far[j - 1] ? j + longest : dp->far[j - 1];
-    }
 }
 
 /* ---- searches ---------------------------------------------------------------------------------------------------- */
@@ -285,8 +299,15 @@ relax_one(tp_slice_dp *dp, int start)
     double reached = dp->u[start] + (start > 0 ? dp->sum.a2 * start : 0.0);
     if (dp->last[start] < 1 || reached == INFINITY)
         return;
-    mask_at(dp, start, 1, &mask);
-    dp->kernels->relax(dp->u + start + 1, tp_slice_row(&dp->sum, start) + 1, reached, &mask, dp->last[start]);
+    int whole = dp->sum.smooth ? 0 : dp->safe[start];
+    double *u = dp->u + start + 1;
+    const double *h = tp_slice_row(&dp->sum, start) + 1;
+    if (whole > 0)
+        dp->kernels->relax(u, h, reached, &mask, whole);
+    if (whole == dp->last[start])
+        return;
+    mask_at(dp, start, 1 + whole, &mask);
+    dp->kernels->relax(u + whole, h + whole, reached, &mask, dp->last[start] - whole);
 }
 
 /* Edges between the sources of one block, in order: after it, source[] holds their final values. 0: none reached. */
@@ -346,10 +367,10 @@ relax_block(tp_slice_dp *dp, int start)
 }
 
 double
-tp_slice_dp_forward(tp_slice_dp *dp, const double threshold[2])
+tp_slice_dp_forward(tp_slice_dp *dp, const double *threshold)
 {
     int n = dp->n, j = 1;
-    set_windows(dp, threshold);
+    tp_slice_windows(dp, threshold);
     dp->u[0] = 0.0;
     for (int e = 1; e < n + 1 + TP_SLICE_PAD; e++)
         dp->u[e] = INFINITY;

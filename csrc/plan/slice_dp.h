@@ -8,7 +8,7 @@
 #include "csrc/plan/arena.h"
 #include "csrc/plan/slice_kernel.h"
 
-#define TP_SLICE_LEVELS 8 /* thresholds whose windows a dense table remembers */
+#define TP_SLICE_LEVELS 8 /* thresholds whose windows dense tables remember */
 
 typedef struct {
     int n, smooth;
@@ -20,20 +20,28 @@ typedef struct {
     double shortest;        /* smooth: the least h of the lengths below a block */
     double *rows;           /* dense: one row per start, as long as a plan may need it; +inf beyond the cap */
     const size_t *row;      /* dense: [n + 1] where they begin; +inf up to the next one */
+    double *peaks;          /* dense: by block of lengths, the largest cost of its row up to there */
     double *q;              /* a3 e^2 / 2 (dense: 0) */
-    int *last;              /* dense: [TP_SLICE_LEVELS][n] the last lengths within the thresholds at[], which fall */
-    double at[TP_SLICE_LEVELS];
-    int levels;
 } tp_slice_table;
+
+/* Of one start of a dense table: the last length within the thresholds, and how many blocks of lengths are all within them; the
+ * costs at the end of either. */
+typedef struct {
+    int last, blocks;
+    double at_last[TP_SLICE_LIMITS], peak[TP_SLICE_LIMITS];
+} tp_slice_window;
 
 /* A search minimises the sum of `sum` over slices whose cost in every `limit` is within that limit's threshold. */
 typedef struct {
     int n, cap, limits, weighted; /* limits: masks; the first `weighted` of them are part of the latency */
     double weight; /* K - 1 */
-    tp_slice_table sum, limit[2];
-    double threshold[2]; /* of the last forward search */
+    tp_slice_table sum, limit[TP_SLICE_LIMITS];
+    double threshold[TP_SLICE_LIMITS]; /* of the last forward search */
     double most_bytes;   /* threshold of the memory limit, if it is one */
     int *last, *safe;    /* by start: no longer slice is within the thresholds; all up to this length are */
+    tp_slice_window *level; /* dense: [TP_SLICE_LEVELS][n] the windows of the thresholds at[], which fall */
+    double at[TP_SLICE_LEVELS][TP_SLICE_LIMITS];
+    int levels;
     int *far;            /* by start: no slice from it or an earlier one (but 0) ends beyond, in the last search */
     double *u, *w;       /* u[e] = F[e] - q[e] forward, w[e] = B[e] + q[e] backward: u + w is the best path through e */
     const tp_slice_kernels *kernels;
@@ -47,7 +55,8 @@ typedef struct {
     int64_t count, room;
     int *from, *to;
     double *sum, *limit[2];
-    double *dist;    /* [n + 1] */
+    double *key, *order; /* the floor from which on the edge is not needed; scratch */
+    double *dist, *tail; /* [n + 1] from the start, to the end */
     int64_t *parent; /* [n + 1] */
     int *pick;       /* [n + 1] and padding: scratch */
 } tp_slice_edges;
@@ -80,15 +89,18 @@ tp_slice_row(const tp_slice_table *t, int start)
     return start == 0 ? t->h0 : t->h;
 }
 
-/* backward NULL: one table, which is sum and limit. Otherwise the sum of both and a limit for each. A message of the options
- * is in the limits, not in the sum. A memory limit is one more limit, or plain infinities in a dense table. Slices whose part
- * of the sum is more than `most` need not be looked at. */
+/* backward NULL: one table, which is sum and limit. Otherwise the sum of both, a limit for each, and one for the sum. A message
+ * of the options is in the limits of either, not in the sum. A memory limit is one more limit, or plain infinities in a dense
+ * table. Slices whose part of the sum is more than `most` need not be looked at. */
 TP_MUST_USE tp_status
 tp_slice_dp_open(tp_arena *arena, const tp_slice_cost *cost, const tp_slice_cost *backward,
                  const tp_slice_options *options, double most, tp_slice_dp *dp);
-/* The least sum within the thresholds; +inf if there is none. */
+/* The least sum within the thresholds [limits]; +inf if there is none. */
 double
-tp_slice_dp_forward(tp_slice_dp *dp, const double threshold[2]);
+tp_slice_dp_forward(tp_slice_dp *dp, const double *threshold);
+/* The first part of it: the windows of these thresholds (slice_windows.c). */
+void
+tp_slice_windows(tp_slice_dp *dp, const double *threshold);
 /* The parts of it for Monge costs (slice_monge.c): the last length up to which the table is convex; whether the last windows
  * allow the queue; the search itself, after u of the first slices was set. */
 int
@@ -151,15 +163,23 @@ tp_slice_held(const tp_slice_memory *m, int start, int length)
 
 /* ---- the reduced graph (slice_edges.c) --------------------------------------------------------------------------- */
 
+/* Room for tp_slice_edges_keep, and, if tp_slice_edges_narrow is to follow, in all. *edges is zeros, or has key and order of
+ * others with as much room, which are only used while edges are kept. */
 TP_MUST_USE tp_status
-tp_slice_edges_open(tp_arena *arena, int n, int64_t room, tp_slice_edges *edges);
-/* After a forward and a backward search: keep the edges of plans whose limits are at least floor[] and whose latency is
- * below goal. With a ceiling (one limit only), floor[0] is raised towards it until they fit. 0 if they do not. */
+tp_slice_edges_open(tp_arena *arena, int n, int64_t room, int64_t all, tp_slice_edges *edges);
+/* After a forward and a backward search: keep the edges of plans whose largest costs are at least floor[0] and floor[1],
+ * together floor[2] (one table: floor[0] alone), and whose latency is below goal. With a ceiling, the last of them is raised
+ * towards it until the edges fit. 0 if they do not. */
 int
-tp_slice_edges_keep(const tp_slice_dp *dp, double floor[2], const double *ceiling, double goal, tp_slice_edges *edges);
+tp_slice_edges_keep(const tp_slice_dp *dp, double floor[3], const double *ceiling, double goal, tp_slice_edges *edges);
 double
-tp_slice_edges_search(tp_slice_edges *edges, int n, int limits, const double threshold[2]);
+tp_slice_edges_search(tp_slice_edges *edges, int n, int limits, const double *threshold);
 int
 tp_slice_edges_path(const tp_slice_edges *edges, int n, int *length);
+/* After tp_slice_edges_search with these three thresholds: the edges of plans whose largest costs are at least floor[], as
+ * above, behind those of `edges`, in the room that they leave. 0: there is not enough. */
+int
+tp_slice_edges_narrow(const tp_slice_edges *edges, int n, const double threshold[3], const double floor[3], double weight,
+                      double goal, tp_slice_edges *out);
 
 #endif

@@ -1,6 +1,9 @@
 /* Token slices with separate forward and backward costs: least sum (f + b) + (K-1) (max f + max b), PLANNERS.md 1.6.
- * Branch and bound over boxes of (max f, max b). A box's search over all slices within its upper corner gives the least
- * sum, so it can hold nothing better unless low + low <= (goal - sum) / (K-1); that also pulls its upper corner in. */
+ * Branch and bound over boxes of max f, max b and max f + max b. A box's search over all slices within its upper corner, of
+ * which none costs more than max f + max b in f + b, gives the least sum, so it can hold nothing better unless max f + max b
+ * <= (goal - sum) / (K-1); that also pulls its upper corner in. Where f and b rise together this alone is the descending walk
+ * of one table (slice.c). Where they do not, the path found may need more of f and b than the box has room for together: the
+ * box is cut into two that do not hold the path. */
 #include "csrc/plan/plan.h"
 
 #include <math.h>
@@ -9,24 +12,33 @@
 #include "csrc/base/clock.h"
 #include "csrc/plan/slice_dp.h"
 
-#define SMALL_BOX 0.02  /* relative size of a box that is finished in the reduced graph */
-#define EDGE_ROOM 12000 /* with more edges it is better to split the box */
+#define EDGE_ROOM 12000 /* of the reduced graph; with more edges searches over all slices are as cheap */
+#define DEEP 3e-2       /* how far down, of its box, it is made at most */
+#define FIRST_DEEP 3e-3 /* and at first */
+#define NEAR 5e-3       /* relative excess of a path over its box, below which it is tried */
+#define THIN 1e-3       /* part of a box that is split off from it at least */
+#define STEP 3e-3       /* a relative step of a box's corners from which on it is searched again */
+#define MUCH 2e-3       /* relative gain that shows the way from a hint to better thresholds */
+#define WIDE 200        /* edges that are worth a reduction of their own */
 
 typedef struct {
-    double low[2], high[2]; /* low <= max f, max b <= high */
+    double low[3], high[3]; /* low <= max f, max b, max f + max b <= high */
     double bound;           /* no plan in the box is faster */
+    tp_slice_edges edges;   /* of its plans, in the reduced graph */
+    double slack;           /* goal - bound when that was reduced, or it was tried */
 } box;
 
 typedef struct {
     const tp_slice_cost *forward, *backward;
     tp_slice_dp dp;
     tp_slice_edges edges;
-    double *rest[2]; /* smooth: the least g1 of this and all greater lengths */
     int *length, count;
     box *stack;
     int boxes, room;
+    int64_t room_edges; /* of the arrays: the reduced graph has edges.room, and its parts are behind it */
     tp_arena *arena;
-    double best, tolerance, deadline_s;
+    double depth; /* of the next reduced graph: a little more than its room had space for */
+    double best, most, tolerance, deadline_s; /* most: the best plan's max f + max b */
     tp_slice_plan *plan;
 } apart;
 
@@ -67,13 +79,14 @@ settle(apart *a, double largest[2])
     if (!(latency < a->best))
         return;
     a->best = latency;
+    a->most = largest[0] + largest[1];
     a->plan->slices = a->count;
     for (int k = 0; k < a->count; k++)
         a->plan->length[k] = a->length[a->count - 1 - k];
 }
 
 static double
-search(apart *a, const double high[2], double largest[2])
+search(apart *a, const double high[3], double largest[2])
 {
     double least = tp_slice_dp_forward(&a->dp, high);
     a->plan->searches++;
@@ -84,145 +97,187 @@ search(apart *a, const double high[2], double largest[2])
     return least;
 }
 
-/* ---- a large forward slice is a large backward slice ------------------------------------------------------------- */
-
-/* The least cost in `other` of a slice whose cost in `one` is at least low, within the last windows. */
-static double
-least_other_smooth(const apart *a, int one, double low)
-{
-    const tp_slice_dp *dp = &a->dp;
-    const tp_slice_table *t = &dp->limit[one], *o = &dp->limit[1 - one];
-    double least = INFINITY;
-    int n = dp->n, first = dp->cap + 1;
-    for (int i = 1; i <= dp->last[0]; i++)
-        if (t->g0[i] >= low)
-            least = fmin(least, o->g0[i]);
-    for (int j = 1; j < n; j++) {
-        while (first > 1 && t->top[first - 1] + t->a2 * j + t->a3 * ((double)(first - 1) * j) >= low)
-            first--;
-        if (first <= dp->last[j])
-            least = fmin(least, a->rest[1 - one][first] + o->a2 * j + o->a3 * ((double)first * j));
-    }
-    return least;
-}
-
-static double
-least_other_dense(const apart *a, int one, double low)
-{
-    double least = INFINITY;
-    for (int j = 0; j < a->dp.n; j++) {
-        const double *t = tp_slice_row(&a->dp.limit[one], j), *o = tp_slice_row(&a->dp.limit[1 - one], j);
-        least = fmin(least, a->dp.kernels->least_beyond(o + 1, t + 1, low, a->dp.last[j]));
-    }
-    return least;
-}
-
-static void
-correlate(const apart *a, box *b)
-{
-    const tp_slice_table *f = &a->dp.limit[0], *g = &a->dp.limit[1];
-    if (a->dp.sum.smooth && !(f->a2 >= 0.0 && f->a3 >= 0.0 && g->a2 >= 0.0 && g->a3 >= 0.0))
-        return; /* the walking pointers need costs that rise with the context */
-    for (int one = 0; one < 2; one++) {
-        double low = b->low[one];
-        double least = a->dp.sum.smooth ? least_other_smooth(a, one, low) : least_other_dense(a, one, low);
-        b->low[1 - one] = fmax(b->low[1 - one], least * (1.0 - 1e-15));
-    }
-}
-
 /* ---- boxes ------------------------------------------------------------------------------------------------------- */
 
-/* Pull the upper corner in; 0 if nothing better is left. *shrunk: the largest relative step. */
+/* Pull the box in; 0 if nothing better is left. *shrunk: the largest relative step. */
 static int
 tighten(const apart *a, double least, box *b, double *shrunk)
 {
     double room = (goal_of(a) - least) / a->dp.weight;
     *shrunk = 0.0;
-    b->bound = least + a->dp.weight * (b->low[0] + b->low[1]);
-    if (!(b->low[0] + b->low[1] < room))
+    b->low[2] = fmax(b->low[2], b->low[0] + b->low[1]);
+    b->bound = least + a->dp.weight * b->low[2];
+    if (!(b->low[2] < room))
         return 0;
-    for (int l = 0; l < 2; l++) {
-        double high = room - b->low[1 - l];
+    for (int l = 2; l >= 0; l--) {
+        double high = l == 2 ? room : b->high[2] - b->low[1 - l];
         if (high >= b->high[l])
             continue;
         *shrunk = fmax(*shrunk, isinf(b->high[l]) ? 1.0 : (b->high[l] - high) / b->high[l]);
         b->high[l] = high;
     }
+    for (int l = 0; l < 2; l++)
+        b->low[l] = fmax(b->low[l], b->low[2] - b->high[1 - l]);
     return 1;
 }
 
-/* Finish the box in the reduced graph. With (mf, mb) the largest costs of the best path found there, a better plan has
- * max f < mf, or max f >= mf and max b < mb. */
+static int
+is_empty(const box *b)
+{
+    return b->low[0] > b->high[0] || b->low[1] > b->high[1] || b->low[2] > b->high[2];
+}
+
+/* How much more than the box has room for the largest costs of a path in it are. */
+static double
+excess_of(const box *b, const double largest[2])
+{
+    return (largest[0] + largest[1]) / b->high[2] - 1.0;
+}
+
+/* Two boxes for one, neither of which holds the path just found. After tighten, its largest costs are more than the box has
+ * room for: half of the excess is cut off from either side. Where that is no more than rounding: a better plan has max f <
+ * largest[0], or max f >= largest[0] and max b < largest[1]. */
 static tp_status
-finish(apart *a, const box *start)
+branch(apart *a, const box *b, const double largest[2])
+{
+    box left = *b, right = *b;
+    double middle = 0.5 * (largest[0] + (b->high[2] - largest[1])), rest = (b->high[2] - middle) * (1.0 + a->tolerance);
+    if (middle < largest[0] && rest < largest[1]) {
+        left.high[0] = fmin(b->high[0], middle);
+        right.low[0] = fmax(b->low[0], middle * (1.0 - a->tolerance));
+        right.high[1] = fmin(b->high[1], rest);
+    } else {
+        left.high[0] = fmin(b->high[0], nextafter(largest[0], -INFINITY));
+        right.low[0] = fmax(b->low[0], largest[0]);
+        right.high[1] = fmin(b->high[1], nextafter(largest[1], -INFINITY));
+    }
+    if (!is_empty(&right))
+        TP_TRY(push(a, &right));
+    return is_empty(&left) ? TP_OK : push(a, &left);
+}
+
+/* Where the step to the box's new corners was larger than the excess, a search within them is worth more than two parts. */
+static tp_status
+proceed(apart *a, const box *b, double shrunk, const double largest[2])
+{
+    return excess_of(b, largest) < shrunk ? push(a, b) : branch(a, b, largest);
+}
+
+/* Finish the box, of which largest[] is the path just found, in the reduced graph, which is reduced further with every part
+ * that has much fewer edges. */
+static tp_status
+finish(apart *a, const box *start, double step, const double largest_of[2])
 {
     int base = a->boxes;
-    TP_TRY(push(a, start));
+    TP_TRY(proceed(a, start, step, largest_of));
     while (a->boxes > base) {
         box b = a->stack[--a->boxes];
-        double largest[2], shrunk, least = tp_slice_edges_search(&a->edges, a->dp.n, 2, b.high);
+        double largest[2], shrunk, least = tp_slice_edges_search(&b.edges, a->dp.n, 3, b.high);
+        tp_slice_edges fewer;
         a->plan->small_searches++;
         if (least == INFINITY)
             continue;
-        a->count = tp_slice_edges_path(&a->edges, a->dp.n, a->length);
+        a->count = tp_slice_edges_path(&b.edges, a->dp.n, a->length);
         settle(a, largest);
         if (!tighten(a, least, &b, &shrunk))
             continue;
-        box right = b;
-        right.low[0] = fmax(b.low[0], largest[0]);
-        right.high[1] = fmin(b.high[1], nextafter(largest[1], -INFINITY));
-        b.high[0] = fmin(b.high[0], nextafter(largest[0], -INFINITY));
-        if (right.low[0] <= right.high[0] && right.low[1] <= right.high[1])
-            TP_TRY(push(a, &right));
-        if (b.low[0] <= b.high[0])
-            TP_TRY(push(a, &b));
+        double slack = goal_of(a) - b.bound;
+        if (b.edges.count > WIDE && slack < 0.8 * b.slack) {
+            b.slack = slack;
+            if (tp_slice_edges_narrow(&b.edges, a->dp.n, b.high, b.low, a->dp.weight, goal_of(a), &fewer) &&
+                fewer.count < b.edges.count / 5 * 4)
+                b.edges = fewer;
+        }
+        TP_TRY(proceed(a, &b, shrunk, largest));
     }
     return TP_OK;
 }
 
+/* Try to finish the upper part of the box, as far down as the room for edges allows; *b is then what is left below. */
 static tp_status
-split(apart *a, const box *b, const double width[2])
+reduce(apart *a, box *b, double step, const double largest[2], int *done)
 {
-    int l = width[0] / b->high[0] >= width[1] / b->high[1] ? 0 : 1;
-    box low = *b, high = *b;
-    low.high[l] = high.low[l] = b->low[l] + 0.5 * width[l];
-    TP_TRY(push(a, &high));
-    return push(a, &low);
+    double lowest = fmax(b->low[2], b->high[2] * (1.0 - a->depth)), floor[3] = {b->low[0], b->low[1], lowest};
+    tp_slice_dp_backward(&a->dp);
+    *done = tp_slice_edges_keep(&a->dp, floor, &b->high[2], goal_of(a), &a->edges);
+    if (floor[2] == lowest && *done && lowest > b->low[2])
+        a->depth = fmin(DEEP, 2.0 * a->depth);
+    else if (floor[2] > lowest)
+        a->depth = 1.2 * (1.0 - floor[2] / b->high[2]);
+    if (!*done)
+        return TP_OK;
+    box upper = *b;
+    upper.low[2] = floor[2];
+    upper.edges = a->edges;
+    upper.edges.room = a->room_edges;
+    upper.slack = INFINITY;
+    b->high[2] = floor[2] > b->low[2] ? floor[2] : -INFINITY;
+    a->plan->edges = a->edges.count > a->plan->edges ? a->edges.count : a->plan->edges;
+    return finish(a, &upper, step, largest);
+}
+
+/* The box in two, by what max f + max b is, then the upper one in two: its floor is what bounds its parts. */
+static tp_status
+split(apart *a, box *b, double least, double excess, const double largest[2])
+{
+    double floor = b->high[2] * (1.0 - fmax(excess, THIN));
+    if (floor > b->low[2]) {
+        box below = *b;
+        below.high[2] = floor;
+        TP_TRY(push(a, &below));
+        b->low[2] = floor * (1.0 - a->tolerance);
+        b->bound = least + a->dp.weight * b->low[2];
+    }
+    return branch(a, b, largest);
 }
 
 static tp_status
 examine(apart *a, box b)
 {
-    double largest[2], shrunk, least;
-    do {
-        if (b.bound >= goal_of(a) || b.low[0] > b.high[0] || b.low[1] > b.high[1])
-            return TP_OK;
+    double largest[2], shrunk;
+    while (b.bound < goal_of(a) && !is_empty(&b)) {
+        double least = search(a, b.high, largest);
         a->plan->boxes++;
-        least = search(a, b.high, largest);
-        if (least == INFINITY)
+        if (least == INFINITY || !tighten(a, least, &b, &shrunk))
             return TP_OK;
-        correlate(a, &b);
-        if (!tighten(a, least, &b, &shrunk))
-            return TP_OK;
-    } while (shrunk > 0.03);
-    double width[2] = {b.high[0] - b.low[0], b.high[1] - b.low[1]};
-    if (width[0] + width[1] < SMALL_BOX * (b.high[0] + b.high[1])) {
-        tp_slice_dp_backward(&a->dp);
-        if (tp_slice_edges_keep(&a->dp, b.low, NULL, goal_of(a), &a->edges)) {
-            a->plan->edges = a->edges.count > a->plan->edges ? a->edges.count : a->plan->edges;
-            return finish(a, &b);
-        }
+        if (shrunk > STEP)
+            continue;
+        double excess = excess_of(&b, largest);
+        int done = 0;
+        if (excess < NEAR)
+            TP_TRY(reduce(a, &b, shrunk, largest, &done));
+        if (!done && excess >= shrunk)
+            return split(a, &b, least, excess, largest);
     }
-    return split(a, &b, width);
+    return TP_OK;
+}
+
+/* First what is below the first plan's max f + max b: better plans are found there sooner, and then little is left above. */
+static tp_status
+push_all(apart *a)
+{
+    const double all[3] = {INFINITY, INFINITY, INFINITY};
+    double largest[2], shrunk;
+    box lower = {.high = {INFINITY, INFINITY, INFINITY}}, upper;
+    for (int l = 0; l < 2; l++)
+        lower.low[l] = tp_slice_dp_last_slice(&a->dp, l);
+    double least = search(a, all, largest);
+    a->plan->boxes++;
+    if (!tighten(a, least, &lower, &shrunk))
+        return TP_OK;
+    upper = lower;
+    upper.low[2] = fmax(lower.low[2], a->most * (1.0 - a->tolerance));
+    upper.bound = least + a->dp.weight * upper.low[2];
+    TP_TRY(push(a, &upper));
+    lower.high[2] = fmin(lower.high[2], a->most);
+    return push(a, &lower);
 }
 
 static tp_status
 run_boxes(apart *a)
 {
-    box all = {.high = {INFINITY, INFINITY}};
-    for (int l = 0; l < 2; l++)
-        all.low[l] = tp_slice_dp_last_slice(&a->dp, l);
-    TP_TRY(push(a, &all));
+    a->depth = FIRST_DEEP;
+    TP_TRY(push_all(a));
     a->plan->optimal = 1;
     a->plan->lower_bound_s = goal_of(a);
     while (a->boxes > 0) {
@@ -241,9 +296,10 @@ run_boxes(apart *a)
 /* ---- where to begin ---------------------------------------------------------------------------------------------- */
 
 static double
-latency_at(apart *a, const double scale[2], double largest[2])
+latency_at(apart *a, const double high[2], double largest[2])
 {
-    double least = search(a, scale, largest);
+    const double all[3] = {high[0], high[1], INFINITY};
+    double least = search(a, all, largest);
     return least == INFINITY ? INFINITY : least + a->dp.weight * (largest[0] + largest[1]);
 }
 
@@ -262,20 +318,36 @@ probe(apart *a, const double corner[2], double low, double high, int steps)
     }
 }
 
+/* Around the hint. Coarse units may hide short slices, and their best thresholds are then far from the best ones here. */
+static void
+probe_hint(apart *a, const double hint[2])
+{
+    const double steps[2] = {0.97, 1.0 / 0.97};
+    double largest[2], at = 1.0;
+    for (int side = 0; side < 2 && at == 1.0; side++)
+        for (double best = INFINITY, scale = steps[side]; a->best < best; scale *= steps[side]) {
+            const double corner[2] = {scale * hint[0], scale * hint[1]};
+            best = a->best * (1.0 - MUCH); /* less is noise, and no direction */
+            latency_at(a, corner, largest);
+            at = a->best < best ? scale : at;
+        }
+    probe(a, hint, 0.985 * at, 1.01 * at, 3);
+}
+
 static void
 begin(apart *a, double hint[2])
 {
     double largest[2];
     a->best = INFINITY;
     for (int k = 0; k < 32 && (hint[0] > 0.0 || hint[1] > 0.0); k++) { /* more is needed where coarse units leave a rest */
-        if (search(a, hint, largest) < INFINITY) {
-            probe(a, hint, 0.985, 1.01, 3);
+        if (latency_at(a, hint, largest) < INFINITY) {
+            probe_hint(a, hint);
             return;
         }
         hint[0] *= 1.02;
         hint[1] *= 1.02;
     }
-    const double all[2] = {INFINITY, INFINITY};
+    const double all[3] = {INFINITY, INFINITY, INFINITY};
     search(a, all, largest);
     if (a->dp.weight > 0.0)
         probe(a, largest, 0.0, 1.0, 8);
@@ -293,16 +365,12 @@ open_apart(apart *a, const tp_slice_options *options, double most)
     int64_t pairs = (int64_t)n * (n + 1) / 2;
     void *memory;
     TP_TRY(tp_slice_dp_open(a->arena, a->forward, a->backward, options, most, &a->dp));
-    TP_TRY(tp_slice_edges_open(a->arena, n, pairs < EDGE_ROOM ? pairs : EDGE_ROOM, &a->edges));
+    pairs = pairs < 16 * n ? pairs : 16 * n;
+    pairs = pairs < EDGE_ROOM ? pairs : EDGE_ROOM;
+    a->room_edges = 3 * pairs;
+    TP_TRY(tp_slice_edges_open(a->arena, n, pairs, a->room_edges, &a->edges));
     TP_TRY(tp_arena_take(a->arena, (size_t)n, sizeof(int), &memory));
     a->length = memory;
-    for (int l = 0; a->dp.sum.smooth && l < 2; l++) {
-        TP_TRY(tp_arena_take(a->arena, (size_t)n + 2, sizeof(double), &memory));
-        a->rest[l] = memory;
-        a->rest[l][a->dp.cap + 1] = INFINITY;
-        for (int i = a->dp.cap; i >= 1; i--)
-            a->rest[l][i] = fmin(a->rest[l][i + 1], a->dp.limit[l].g1[i]);
-    }
     return TP_OK;
 }
 

@@ -26,8 +26,7 @@
 #define LEAST(v) _mm512_reduce_min_pd(v)
 #define STEPS _mm512_set_pd(8, 7, 6, 5, 4, 3, 2, 1)
 #include "csrc/plan/slice_kernel.inc"
-static const tp_slice_kernels avx512 = {relax_block_avx512,    relax_avx512, least_avx512, least_beyond_avx512,
-                                        relax_weighted_avx512, pick_avx512,  8};
+static const tp_slice_kernels avx512 = {relax_block_avx512, relax_avx512, least_avx512, relax_weighted_avx512, pick_avx512, 8};
 
 static inline __attribute__((target("avx2"))) double
 least_of_four(__m256d v)
@@ -52,7 +51,7 @@ least_of_four(__m256d v)
 #define LEAST(v) least_of_four(v)
 #define STEPS _mm256_set_pd(4, 3, 2, 1)
 #include "csrc/plan/slice_kernel.inc"
-static const tp_slice_kernels avx2 = {relax_block_avx2, relax_avx2, least_avx2, least_beyond_avx2, relax_weighted_avx2, pick_avx2, 4};
+static const tp_slice_kernels avx2 = {relax_block_avx2, relax_avx2, least_avx2, relax_weighted_avx2, pick_avx2, 4};
 #endif
 
 #define FN(name) name##_portable
@@ -71,8 +70,8 @@ static const tp_slice_kernels avx2 = {relax_block_avx2, relax_avx2, least_avx2, 
 #define LEAST(v) (v)
 #define STEPS 1.0
 #include "csrc/plan/slice_kernel.inc"
-static const tp_slice_kernels portable = {relax_block_portable,  relax_portable,          least_portable,
-                                          least_beyond_portable, relax_weighted_portable, pick_portable, 1};
+static const tp_slice_kernels portable = {relax_block_portable,    relax_portable, least_portable,
+                                          relax_weighted_portable, pick_portable,  1};
 
 const tp_slice_kernels *
 tp_slice_kernels_for(tp_slice_isa isa)

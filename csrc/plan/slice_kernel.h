@@ -14,13 +14,14 @@
 #include "csrc/plan/plan.h"
 
 #define TP_SLICE_BLOCK 8   /* sources relaxed at once */
+#define TP_SLICE_LIMITS 3  /* of a mask */
 #define TP_SLICE_PAD 16    /* doubles that every array has beyond its end, because kernels round up to whole vectors */
 
 /* An edge counts only if h[l][k] <= theta[l] - q[l][k] for every l < limits. */
 typedef struct {
-    int limits; /* 0, 1 or 2 */
-    const double *h[2], *q[2];
-    double theta[2][TP_SLICE_BLOCK];
+    int limits; /* 0 .. TP_SLICE_LIMITS */
+    const double *h[TP_SLICE_LIMITS], *q[TP_SLICE_LIMITS];
+    double theta[TP_SLICE_LIMITS][TP_SLICE_BLOCK];
 } tp_slice_mask;
 
 typedef struct {
@@ -30,8 +31,6 @@ typedef struct {
     void (*relax)(double *u, const double *h, double p, const tp_slice_mask *mask, int64_t count);
     /* min over k of h[k] + w[k]. */
     double (*least)(const double *h, const double *w, const tp_slice_mask *mask, int64_t count);
-    /* min over k of h[k] where t[k] >= low, 0 <= k < count exactly. */
-    double (*least_beyond)(const double *h, const double *t, double low, int64_t count);
     /* u[k] = min(u[k], p + c (s + n[k])) with c = g[k] + b + d (k + 1), where c <= t. */
     void (*relax_weighted)(double *u, const double *g, const double *n, const double *pbdst, int64_t count);
     /* The k + 1 with h[k] + w[k] < below, ascending, into out; returns how many. w is +inf beyond the count. */

@@ -132,9 +132,9 @@ check_kernels(const tp_slice_kernels *kernels, int isa)
     const int behind = TP_SLICE_BLOCK - 1;
     for (int round = 0; round < ROUNDS; round++) {
         int count = 1 + (int)(next() * MOST), whole = (count + kernels->lanes - 1) / kernels->lanes * kernels->lanes;
-        double *h = numbers(behind, whole, 0.2), *limit[2], *q[2];
-        tp_slice_mask mask = {.limits = round % 3};
-        for (int l = 0; l < 2; l++) {
+        double *h = numbers(behind, whole, 0.2), *limit[TP_SLICE_LIMITS], *q[TP_SLICE_LIMITS];
+        tp_slice_mask mask = {.limits = round % (TP_SLICE_LIMITS + 1)};
+        for (int l = 0; l < TP_SLICE_LIMITS; l++) {
             mask.h[l] = limit[l] = numbers(behind, whole, 0.2);
             mask.q[l] = q[l] = numbers(0, whole, 0.0);
             for (int a = 0; a < TP_SLICE_BLOCK; a++)
@@ -144,7 +144,7 @@ check_kernels(const tp_slice_kernels *kernels, int isa)
         check_least(kernels, isa, count, &mask, h);
         check_weighted(kernels, isa, count);
         release(h, behind);
-        for (int l = 0; l < 2; l++)
+        for (int l = 0; l < TP_SLICE_LIMITS; l++)
             release(limit[l], behind), release(q[l], 0);
     }
 }
