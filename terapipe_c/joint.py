@@ -475,6 +475,7 @@ class _Search:
             key = ranks, r.chunks, r.replicas
             if key not in self.judges:
                 self.judges[key] = r.judge(ranks)
+            self.judges[key].rival_s = self.seconds
             return self.judges[key]
 
         own: list[Judge] = []                                  # a search counts the work of its judges

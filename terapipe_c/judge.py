@@ -92,6 +92,7 @@ class Judge:
         self.replicas = replicas
         self.savings = savings                                 # of a plan that does not say others
         self.work = 0                                          # a clock that is the same everywhere: about 13 ns a tick
+        self.rival_s = float("inf")                            # of a plan in hand: what is far slower need not be looked at closely
         self.shortest: tuple[int, int, int] | None = None      # bytes short, rank, bytes needed: of the nearest miss
         self.kinds = {} if kinds is None else kinds            # what kind_seconds said
         self.rooms: dict[tuple[Any, ...], tuple[NDArray[np.float64], list[int]]] = {}   # what blocks cannot have
