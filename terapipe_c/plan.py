@@ -385,7 +385,7 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             chunks and schedules, best first, bounded by certificates; never slower than any of the others on the same
             request (but for plans that ``executable`` rules out), nor than any of them with a schedule and chunks by name
             (of the latter ``time_limit_s`` may leave some out, which the log says, and one whose plan for this limit of memory is
-            a third slower is not asked for other limits). What is given only to the other planner
+            a sixth slower is not asked for other limits). What is given only to the other planner
             besides (stages, data_parallel, a finer granularity, a partition, a slicing) may make it faster; and chunks, beside a
             partition: without them auto has a stage of it on every rank.
             ``plan.search_log`` says what was tried and why it stopped.
