@@ -138,14 +138,14 @@ def _ladder(q: _Question) -> list[Candidate] | None:
 
 
 def _climb_down(q: _Question) -> list[Candidate] | None:
-    judge, seen, failed, before = q.free.judge, list[Candidate](), 0, q.free.judge.work
+    judge, seen, failed = q.free.judge, list[Candidate](), 0
     missing: dict[str, Float] = {}
     seen.append(ask(q.free, q.name))
     limit = max(judge.peak_bytes(seen[0]))
     while failed < _FAILED:
         limit -= max(1, int((_SAVES if q.name in SAVERS else _STEP) * limit))
         found = _within(q, limit, seen, missing) or (_within(q, limit, seen, {}) if missing else None)
-        if judge.work - before + len(seen) * q.ticks > _LADDER:
+        if len(seen) * q.ticks > _LADDER:                      # whatever the judge has seen before: the same in auto
             return None
         failed = failed + 1 if found is None else 0
         if found is not None:
