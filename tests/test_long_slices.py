@@ -95,3 +95,16 @@ def test_a_time_limit_counts_for_messages_longer_than_their_slices_too():
     hasty, again = (planners.slice_tokens(t, 40, bwd=2 * t, comm=comm, time_limit_s=1e-3) for _ in range(2))
     assert hasty.lengths == again.lengths and hasty.lower_bound_s == again.lower_bound_s
     assert hasty.lower_bound_s < free.lower_bound_s <= free.latency_s <= hasty.latency_s * (1 + 1e-12)   # less work, a weaker bound
+
+
+def test_costs_at_the_low_end_of_a_double_end():
+    """There corners of boxes are rounded by more than any share of a latency: boxes did not get smaller, and nothing ended."""
+    f, b = np.zeros((4, 4)), np.zeros((4, 4))
+    f[1, :3], f[2, :2], f[3, 0] = (4e-309, 1.3e-314, 0.0), (6.1e-319, 3.3e-294), 4e-323
+    b[1, :3], b[2, :2], b[3, 0] = (5.4e-309, 1.4e-309, 0.0), (0.0, 3.9e-309), 0.0
+    got = planners.slice_tokens(f, 4, bwd=b)
+    assert got.lengths == [3] and 0.0 <= got.lower_bound_s <= got.latency_s == 4 * f[3, 0]
+    for scale in (1e-300, 1e-306, 1e-310):                     # where no cost is rounded itself, the plan is that of larger costs
+        f, b = few_valued(np.random.default_rng(3), 24, 0.2, 40.0, 12), few_valued(np.random.default_rng(4), 24, 0.5, 30.0, 9)
+        want, got = planners.slice_tokens(f, 6, bwd=b).latency_s, planners.slice_tokens(f * scale, 6, bwd=b * scale)
+        assert abs(got.latency_s - want * scale) <= 1e-9 * want * scale + 1e-318

@@ -6,6 +6,7 @@
  * box is cut into two that do not hold the path. */
 #include "csrc/plan/plan.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -156,11 +157,18 @@ branch(apart *a, const box *b, const double largest[2])
     return is_empty(&left) ? TP_OK : push(a, &left);
 }
 
-/* Where the step to the box's new corners was larger than the excess, a search within them is worth more than two parts. */
+/* Where the step to the box's new corners was larger than the excess, a search within them is worth more than two parts. Where
+ * there was no step it would find the same path again, even one that rounding puts inside the box. */
+static int
+is_worth_a_search(const box *b, double shrunk, const double largest[2])
+{
+    return shrunk > 0.0 && excess_of(b, largest) < shrunk;
+}
+
 static tp_status
 proceed(apart *a, const box *b, double shrunk, const double largest[2])
 {
-    return excess_of(b, largest) < shrunk ? push(a, b) : branch(a, b, largest);
+    return is_worth_a_search(b, shrunk, largest) ? push(a, b) : branch(a, b, largest);
 }
 
 /* Finish the box, of which largest[] is the path just found, in the reduced graph, which is reduced further with every part
@@ -243,10 +251,10 @@ examine(apart *a, box b)
         if (shrunk > STEP)
             continue;
         double excess = excess_of(&b, largest);
-        int done = 0;
+        int done = 0, again = is_worth_a_search(&b, shrunk, largest);
         if (excess < NEAR)
             TP_TRY(reduce(a, &b, shrunk, largest, &done));
-        if (!done && excess >= shrunk)
+        if (!done && !again)
             return split(a, &b, least, excess, largest);
     }
     return TP_OK;
@@ -383,6 +391,8 @@ run_apart(apart *a, const tp_slice_options *options)
     begin(a, hint);
     double quadratic = fabs(a->dp.sum.q[a->dp.n]);
     a->tolerance = 1e-12 + 2.2e-16 * (a->dp.n + (a->dp.n + a->dp.weight) * quadratic / fmax(a->best, 1e-300));
+    if (a->best > 0.0) /* at the low end of a double's range corners are rounded by more: boxes would not get smaller */
+        a->tolerance += 1000.0 * DBL_TRUE_MIN * a->dp.weight / a->best;
     if (a->dp.weight > 0.0)
         return run_boxes(a);
     a->plan->optimal = 1;
@@ -457,7 +467,7 @@ tp_plan_slices_apart(const tp_slice_cost *forward, const tp_slice_cost *backward
     tp_slice_plan plan;
     TP_TRY(solve(forward, backward, options, options->time_limit_s > 0.0 ? start + options->time_limit_s : 0.0, &plan));
     TP_TRY(tp_slice_plan_evaluate(forward, backward, options, &plan));
-    plan.lower_bound_s = fmin(plan.lower_bound_s, plan.latency_s);
+    plan.lower_bound_s = fmax(0.0, fmin(plan.lower_bound_s, plan.latency_s));
     plan.seconds = 1e-9 * (double)tp_clock_ns() - start;
     *out = plan;
     return TP_OK;
