@@ -302,3 +302,10 @@ def test_a_layer_graph_of_costs_below_zero_is_refused_where_they_are() -> None:
             planners.layer_graph([2.0] * 3, values, 2, 4)
     with pytest.raises(tp.InvalidValueError, match="comm_s is -1"):
         planners.layer_graph([2.0] * 3, [2.0] * 3, 2, 4, -1.0)
+
+
+def test_messages_beyond_all_work_are_planned():
+    """In ticks of the work they are more than a double holds, and were refused as infinite."""
+    for name in ("autopipe", "autopipe_heuristic"):
+        plan = getattr(planners, name)(np.full(9, 1e-280), np.full(9, 2e-280), 3, 4, comm_s=1e30)
+        assert plan.boundaries[0] == 0 and plan.boundaries[-1] == 9 and (np.diff(plan.boundaries) > 0).all()
