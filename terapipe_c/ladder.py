@@ -28,8 +28,9 @@ _STEP = 1 / 64         # of a limit, from one rung to the next below it, at leas
 _SAVES = 1 / 32        # the same for planners that recompute or swap: they have plans for most limits
 _FAILED = 2            # rungs in a row without a plan, after which only the least is looked for
 _LADDER = 48_000_000   # ticks of the judge (13 ns each) that a ladder may take: half a second
-_ASKED = {"piper": 7_000_000, "adapipe": 7_000_000, "dapple": 300_000, "bmpipe": 300_000}   # of asking about 100 blocks on 8 stages
-_QUICK = 80_000        # of asking any other one
+# Ticks of asking one about 100 blocks on 8 stages, and the powers of blocks and stages with which they grow.
+_ASKED = {"piper": (7_000_000, 3, 1), "adapipe": (1_700_000, 2, 0), "dapple": (300_000, 3, 1), "bmpipe": (300_000, 3, 1)}
+_QUICK = 80_000, 3, 1  # of any other one, and at least
 _JUDGED = 900          # of judging an answer, for each micro-batch and stage
 _ASKS = 128            # of a planner that recomputes or swaps, on its way down a ladder, about; others know few plans
 _FEW = 32
@@ -53,8 +54,9 @@ class _Question:
     def ticks(self) -> int:
         """About what it takes to ask once, and to judge the answer."""
         blocks, stages = len(self.free.fwd), self.free.stages
-        size = (blocks / 100) ** 3 * (stages / 8)
-        return int(_QUICK + _JUDGED * self.free.micro_batches * stages + size * _ASKED.get(self.name, _QUICK))
+        ticks, by_blocks, by_stages = _ASKED.get(self.name, _QUICK)
+        grown = float(ticks * (blocks / 100) ** by_blocks * (stages / 8) ** by_stages)
+        return int(_QUICK[0] + _JUDGED * self.free.micro_batches * stages + grown)
 
 
 def _question(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ...], host_Bps: float) -> _Question:
