@@ -100,14 +100,14 @@ def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ..
 
 def _fastest(q: _Question, limit: int, others: list[Candidate]) -> Candidate | None:
     """The fastest plan within the limit; where there is none, what the planner wants at the least joins ``others``."""
-    judge = q.free.judge
+    judge, alone = q.free.judge, None
     if judge.rival_s < float("inf"):
-        found = _alone(q, limit, others)
-        if found is None or found.seconds > _FAR * judge.rival_s:
-            return found
+        alone = _alone(q, limit, others)
+        if alone is None or alone.seconds > _FAR * judge.rival_s:
+            return alone
     plans = _ladder(q)
     if plans is None:
-        return _alone(q, limit, others)
+        return alone or _alone(q, limit, others)
     others += plans
     return min((c for c in plans if judge.fits(c, limit)), key=pace, default=None)
 
