@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import terapipe_c as tp
+from terapipe_c.judge import Judge
+from terapipe_c.ladder import plan_stages
 from terapipe_c.request import PLANNERS, SAVERS
 
 PAPERS = [name for name in PLANNERS if name not in ("auto", "terapipe", "uniform")]
@@ -53,9 +55,11 @@ def test_more_memory_never_hurts(planner):
     assert differ >= (3 if planner in SAVERS else 0), "these requests tell nothing"
 
 
-def test_a_large_request_is_planned_for_its_own_limit_alone():
-    """Plans for all limits would take minutes."""
-    model = tp.GPTConfig(n_layer=96, n_head=96, n_embd=12288, vocab_size=50257, block_size=2048)
-    cluster = tp.Cluster(num_devices=96, memory_bytes=2e11, link_latency_s=1e-6, link_bandwidth_Bps=1e11, peak_flops=1e14)
-    plan = tp.plan(model, cluster, batch=96, seq_len=2048, planner="adapipe", schedule="1f1b", stages=48)
-    assert max(plan.peak_memory_bytes) <= 2e11
+@pytest.mark.parametrize("layers, stages, ladder", [(96, 48, False), (4, 2, True)])
+def test_a_large_request_is_planned_for_its_own_limit_alone(layers, stages, ladder):
+    """Plans for all limits would be too much work."""
+    model = tp.GPTConfig(n_layer=layers, n_head=8, n_embd=1024, vocab_size=1000, block_size=512)
+    cluster = tp.Cluster(num_devices=48, memory_bytes=2e11, link_latency_s=1e-6, link_bandwidth_Bps=1e11, peak_flops=1e14)
+    judge = Judge(model, tp.CostModel.analytic(model, cluster), stages, 1, int(2e11))
+    found = plan_stages(judge, "adapipe", "1f1b", ((1, (512,)),) * stages)
+    assert max(judge.peak_bytes(found)) <= 2e11 and bool(judge.ladders) == ladder
