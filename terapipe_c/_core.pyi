@@ -309,6 +309,7 @@ class Engine:
         isa: str | None = None, threads: int = 1, memory_bytes: int = 0, provider: object = None, device: int = 0,
         dtype: str | None = None, eager: bool = False, reproducible: bool = False, candidates: int = 0, staged: bool = False,
         part: object = None, saves: bytes | None = None, store: str | bytes | PathLike[str] | None = None,
+        replicas: int = 1, replica: int = 0,
     ) -> Self: ...
     @classmethod
     def emulated(cls, program: Program, rank: int, durations: _Costs, comm: Comm | None = None) -> Engine: ...
@@ -327,7 +328,7 @@ class Engine:
 
 def rank_memory(
     program: Program, model: _Dimensions, partition: Sequence[int], slicing: _Slicing, isa: str | None = None, threads: int = 1,
-    provider: object = None, dtype: str | None = None, saves: bytes | None = None,
+    provider: object = None, dtype: str | None = None, saves: bytes | None = None, replicas: int = 1,
 ) -> list[int]: ...
 def store_time(folder: str | bytes | PathLike[str], bytes: int, rounds: int, /) -> _Float: ...
 def stage_memory(

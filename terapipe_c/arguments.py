@@ -170,7 +170,7 @@ def plan_flags(p: argparse.ArgumentParser) -> None:
     group.add_argument("--planner", default="auto", help="auto (default), terapipe, uniform, autopipe, dawnpiper, bmpipe, ...")
     group.add_argument("--schedule", default="auto")
     group.add_argument("--chunks", type=int, help="stages of a rank")
-    group.add_argument("--data-parallel", type=int, help="replicas of the pipeline (planned, not run)")
+    group.add_argument("--data-parallel", type=int, help="replicas of the pipeline (`train --fast` runs them)")
     group.add_argument(
         "--executable", type=_yes_no, metavar="yes|no", help="only plans that this engine runs, or any (default: see tp.plan)"
     )

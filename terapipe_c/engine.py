@@ -49,10 +49,11 @@ def cut(slicing: Slicing) -> tuple[int, int, list[tuple[int, list[int]]]]:
 
 def rank_memory(model: Any, stages: Sequence[tuple[int, int]], slicing: Slicing, program: _core.Program,
                 threads: int = 1, backend: Backend = CPU, recompute: Sequence[bool] = (),
-                swap: Sequence[int] = ()) -> list[int]:
-    """Bytes that each rank's engine will take from its heap, exactly; nothing is allocated. Of a GPU its memory alone."""
+                swap: Sequence[int] = (), replicas: int = 1) -> list[int]:
+    """Bytes that each rank's engine will take from its heap, exactly; nothing is allocated. Of a GPU its memory alone. Of
+    several replicas, the ranks of one."""
     return _core.rank_memory(program, dimensions(model), boundaries(stages), cut(slicing), threads=threads,
-                             saves=saves_bytes(recompute, swap), **backend.arguments)
+                             saves=saves_bytes(recompute, swap), replicas=replicas, **backend.arguments)
 
 
 def saves_bytes(recompute: Sequence[bool], swap: Sequence[int] = ()) -> bytes | None:
@@ -72,12 +73,14 @@ class RankEngine:
 
     def __init__(self, model: Any, stages: Sequence[tuple[int, int]], slicing: Slicing, program: _core.Program, rank: int,
                  comm: _core.Comm | None, *, threads: int = 1, memory_bytes: int = 0, backend: Backend = CPU,
-                 recompute: Sequence[bool] = (), swap: Sequence[int] = (), store: str | None = None, **device: Any) -> None:
-        """recompute, swap: per block, as in `Plan`. store: the folder where what is swapped goes, on the CPU. device: on a GPU the
-        arguments of `_core.Engine` that say which and how."""
+                 recompute: Sequence[bool] = (), swap: Sequence[int] = (), store: str | None = None, replicas: int = 1,
+                 replica: int = 0, **device: Any) -> None:
+        """recompute, swap: per block, as in `Plan`. store: the folder where what is swapped goes, on the CPU. replicas: copies
+        of the program that add their gradients, on one communicator; `rank` is of this replica. device: on a GPU the arguments
+        of `_core.Engine` that say which and how."""
         self._core = _core.Engine(program, rank, dimensions(model), boundaries(stages), cut(slicing), comm, threads=threads,
-                                  memory_bytes=memory_bytes, saves=saves_bytes(recompute, swap), store=store, **backend.arguments,
-                                  **device)
+                                  memory_bytes=memory_bytes, saves=saves_bytes(recompute, swap), store=store,
+                                  replicas=replicas, replica=replica, **backend.arguments, **device)
         self._code = program.instructions(rank)
         table = _core.model_params(dimensions(model))
         self._held = [(stage, i, table[index][0]) for stage, i, index in self._core.params()]
@@ -85,7 +88,7 @@ class RankEngine:
         self._shapes = {name: shapes[name] for _, _, name in self._held}
         embeds = any(stage == 0 for stage, _, _ in self._held)
         tied = table[0][0] if model.tie_weights and not embeds else None   # the embedding's rank answers for it
-        self.names = [name for name in self._shapes if name != tied]
+        self.names = [name for name in self._shapes if name != tied] if replica == 0 else []   # the others have the same
 
     @property
     def peak_memory_bytes(self) -> int:
@@ -146,15 +149,23 @@ class _TrainingEngine(RankEngine):
     """The seam to the worker's loop: hyper-parameters come from the job."""
 
     def __init__(self, job: Mapping[str, Any], plan: Plan, rank: int, comm: _core.Comm | None) -> None:
-        super().__init__(plan.model, plan.stages, plan.slicing, plan.program, rank, comm, threads=job["threads_per_rank"],
-                         recompute=plan.recompute, swap=plan.swap, store=_store_of(job), **_device_of(job, rank))
+        replica, of_replica = divmod(rank, plan.ranks)
+        super().__init__(plan.model, plan.stages, plan.slicing, plan.program, of_replica, comm, threads=job["threads_per_rank"],
+                         recompute=plan.recompute, swap=plan.swap, store=_store_of(job), replicas=plan.data_parallel,
+                         replica=replica, **_device_of(job, rank))
+        share = plan.batch // plan.data_parallel
+        self._sequences = slice(replica * share, (replica + 1) * share)
         self._options = {"beta1": job["betas"][0], "beta2": job["betas"][1], "eps": job["eps"],
                          "weight_decay": job["weight_decay"], "grad_clip": job["grad_clip"]}
 
     def step(self, step: int, tokens: NDArray[np.int32], lr: float) -> dict[str, float]:
         """Train as step 0, 1, ..."""
-        loss, norm, *_ = self.run(tokens, step=step + 1, lr=lr, **self._options)
+        loss, norm, *_ = self.run(tokens[self._sequences], step=step + 1, lr=lr, **self._options)
         return {"loss": loss, "grad_norm": norm}
+
+    def evaluate(self, tokens: NDArray[np.int32]) -> float:
+        """The mean loss of all replicas' sequences."""
+        return super().evaluate(tokens[self._sequences])
 
 
 def _store_of(job: Mapping[str, Any]) -> str:

@@ -22,7 +22,8 @@ from .config import brief, flag, one_of, real, timeout, whole
 from .engine import MOST_THREADS, STORE_VARIABLE, gather_bytes, rank_memory
 from .worker import GATHER_BYTES
 
-__all__ = ["ENGINE", "Folder", "check_executable", "check_plan", "largest_gather", "make_folder", "make_job", "neighbours"]
+__all__ = ["ENGINE", "Folder", "check_executable", "check_plan", "largest_gather", "make_folder", "make_job", "neighbours",
+           "replicas_of"]
 
 ENGINE = "terapipe_c.engine:make_engine"
 TINY = float(np.finfo(np.float32).tiny)
@@ -38,7 +39,7 @@ def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: b
     _check(options)
     if out is None:
         options["checkpoint_every"] = 0
-    check_executable(plan)
+    check_executable(plan, options["reproducible"], options["backend"])
     folder = None if out is None else path_of("out", out).absolute()
     resume = flag("resume", resume)
     if first and not resume:
@@ -76,13 +77,21 @@ def check_plan(plan: Any) -> None:
         raise _core.InvalidTypeError(f"plan is {type(plan).__name__}: a Plan (tp.plan, tp.Plan.load) would be right")
 
 
-def neighbours(ranks: int) -> bytearray:
-    """Which pairs talk: neighbours, first and last included, as interleaved stages and a tied embedding go round."""
-    pairs = bytearray(ranks * ranks)
+def neighbours(ranks: int, replicas: int = 1) -> bytearray:
+    """Which pairs talk: neighbours in a replica, first and last included, as interleaved stages and a tied embedding go round; and
+    the same ranks of two replicas, which add their gradients. ranks: of all replicas together."""
+    pairs, each = bytearray(ranks * ranks), ranks // replicas
     for rank in range(ranks):
-        for other in ((rank + 1) % ranks, (rank - 1) % ranks):
-            pairs[rank * ranks + other] = other != rank
+        first, own = rank - rank % each, rank % each
+        others = {first + (own + 1) % each, first + (own - 1) % each, *range(own, ranks, each)}
+        for other in others - {rank}:
+            pairs[rank * ranks + other] = 1
     return pairs
+
+
+def replicas_of(plan: Any) -> int:
+    """Copies of the plan's ranks that train together."""
+    return int(getattr(plan, "data_parallel", 1))
 
 
 def largest_gather(model: Any) -> int:
@@ -125,9 +134,11 @@ def _devices(devices: Any) -> list[int] | None:
     return [whole(f"devices[{rank}]", device, 0) for rank, device in enumerate(devices)]
 
 
-def check_executable(plan: Any) -> None:
-    """InvalidValueError if this engine cannot run the plan, saying what of it."""
-    why = getattr(plan, "why_not_executable", "")
+def check_executable(plan: Any, reproducible: bool = True, backend: str = "cpu") -> None:
+    """InvalidValueError if this engine cannot run the plan (not reproducible: cannot run it at all), saying what of it."""
+    why = getattr(plan, "why_not_executable" if reproducible else "why_not_at_all", "")
+    if not why and backend != "cpu" and replicas_of(plan) > 1:
+        why = f"data_parallel = {plan.data_parallel}, and backend {backend} runs one replica"
     if why:
         raise _core.InvalidValueError(f"this plan cannot be run: {why}; tp.plan(..., executable=True) plans what it does")
 
@@ -136,15 +147,16 @@ def _describe(plan: Any) -> dict[str, Any]:
     """All that a job keeps of a plan; the one place that knows a plan's attributes."""
     model = {name: getattr(plan.model, name) for name in MODEL_FIELDS}
     return {"plan": plan.to_dict(), "model": model, "seq_len": int(plan.seq_len), "batch": int(plan.batch),
-            "ranks": int(plan.ranks)}
+            "ranks": int(plan.ranks) * replicas_of(plan)}
 
 
 def _memory(plan: Any, options: Mapping[str, Any]) -> list[int]:
-    """What each rank will hold with so many threads, on this processor: a plan knows one thread, and where it was made."""
+    """What each rank (of every replica) will hold with so many threads, on this processor: a plan knows one thread, and where it
+    was made."""
     if options["engine"] != ENGINE:
-        return [int(size) for size in plan.peak_memory_bytes]
+        return [int(size) for size in plan.peak_memory_bytes] * replicas_of(plan)
     sizes = rank_memory(plan.model, plan.stages, plan.slicing, plan.program, options["threads_per_rank"],
-                        choose(options["backend"], options["dtype"]), plan.recompute, plan.swap)
+                        choose(options["backend"], options["dtype"]), plan.recompute, plan.swap, plan.data_parallel)
     planned = getattr(plan, "backend", "cpu"), getattr(plan, "dtype", "float32")
     if planned[0] == "cuda" and planned != (options["backend"], options["dtype"]):
         raise _core.InvalidValueError(f"the plan is for backend {planned[0]!r} with {planned[1]}, this run has "
@@ -156,7 +168,7 @@ def _memory(plan: Any, options: Mapping[str, Any]) -> list[int]:
             raise _core.InfeasibleError(f"rank {rank} needs {size} bytes with threads_per_rank = {options['threads_per_rank']} and "
                                         f"may use {limit}: {size - limit} bytes short; a plan with memory_bytes = {size} would "
                                         f"be right")
-    return sizes
+    return sizes * replicas_of(plan)
 
 
 def _check_store(plan: Any) -> None:

@@ -169,7 +169,7 @@ class Judge:
     def _judge(self) -> Any:
         if self._core is None:
             where = self.costs.where.arguments
-            memory = dimensions(self.model), where.get("provider"), where.get("dtype")
+            memory = dimensions(self.model), where.get("provider"), where.get("dtype"), self.replicas.count
             ring = self.replicas.seconds(0.0), self.replicas.seconds(4.0) - self.replicas.seconds(0.0)
             self._core = self.costs.judge(self.model, self.ranks, self.chunks, ring, memory,
                                           saves_bytes(self.savings.recompute))
@@ -211,7 +211,8 @@ class Judge:
 
     def peak(self, c: Candidate, program: Program) -> list[int]:
         """Peak bytes of every rank, exact: the sizes that the engine would take (one thread a rank), without taking them."""
-        return rank_memory(self.model, c.partition, c.slicing, program, backend=self.costs.where, recompute=c.savings.recompute,
+        return rank_memory(self.model, c.partition, c.slicing, program, backend=self.costs.where, replicas=self.replicas.count,
+                           recompute=c.savings.recompute,
                            swap=c.savings.swap)
 
     def peak_bytes(self, c: Candidate) -> list[int]:

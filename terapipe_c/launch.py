@@ -16,7 +16,7 @@ from typing import Any
 
 from . import _core
 from .config import flag, timeout
-from .job import ENGINE, Folder, largest_gather, make_folder, make_job, neighbours
+from .job import ENGINE, Folder, largest_gather, make_folder, make_job, neighbours, replicas_of
 from .outcome import Outcome, Record
 from .progress import Progress
 from .ranks import ProcessRanks, Ranks, ThreadRanks
@@ -54,8 +54,10 @@ def launch(plan: Any, data: Any, steps: int, *, seed: int = 0, out: str | os.Pat
             number.
         dtype: of activations, and of what products read: "float32", on "cuda" also "bf16" (None: that).
         devices: on "cuda", the GPU of each rank, which ranks may share; None: rank r has GPU r.
-        reproducible: the results are the same bits for any stages, slices and schedule. On the CPU they are so whatever this
-            says: there is no faster mode that gives it up. On "cuda" for any slices of the same micro-batches; False is faster.
+        reproducible: the results are those of one device, the same bits for any stages, slices and schedule. On the CPU False
+            differs for a plan with replicas (``data_parallel``) alone, which needs it: they add their gradients in ascending order,
+            the same bits for as many replicas of any stages, slices and schedule. On "cuda" True is for any slices of the same
+            micro-batches; False is faster.
         timeout_s: a rank that waits longer than this for another one fails; 0: it waits for ever.
         engine: "module:function" that makes the engine of a rank (see `terapipe_c.worker`).
 
@@ -121,7 +123,7 @@ def _region(plan: Any, job: Mapping[str, Any], shared: bool) -> _core.Region:
     """Rings between neighbours."""
     message = 4 * job["model"]["n_embd"] * max(batch * max(lengths) for batch, lengths in plan.slicing)
     ring = min(max(4 * message, RING_BYTES[0]), RING_BYTES[1])
-    return _core.Region.create(job["ranks"], neighbours(job["ranks"]), ring, largest_gather(plan.model), shared)
+    return _core.Region.create(job["ranks"], neighbours(job["ranks"], replicas_of(plan)), ring, largest_gather(plan.model), shared)
 
 
 # ---- a running training ----------------------------------------------------------------------------------------------

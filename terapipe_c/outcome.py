@@ -27,10 +27,14 @@ class Record:
     eval_loss: float | None = None  # None where this step did not evaluate
 
 
-def met(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """An exchange (AR) works from when both its ends are there; until then the first to come is idle."""
-    arrived = max((row[5] for row in rows if row[1] == "AR"), default=0.0)
-    return [(*row[:5], max(row[5], min(arrived, row[6])), row[6]) if row[1] == "AR" else row for row in rows]
+def met(rows: list[tuple[Any, ...]], ranks: int) -> list[tuple[Any, ...]]:
+    """An exchange (AR) works from when both its ends are there, of the `ranks` of one replica; until then the first to come is
+    idle."""
+    arrived: dict[int, float] = {}
+    for row in rows:
+        if row[1] == "AR":
+            arrived[row[0] // ranks] = max(row[5], arrived.get(row[0] // ranks, row[5]))
+    return [(*row[:5], max(row[5], min(arrived[row[0] // ranks], row[6])), row[6]) if row[1] == "AR" else row for row in rows]
 
 
 class Outcome:
@@ -66,7 +70,7 @@ class Outcome:
     def trace(self) -> list[tuple[int, str, int, int, int, float, float]]:
         """What ran in the last step, when the run is over: (rank, op, stage, micro, slice, start_s, end_s), from 0 s on."""
         rows = [(rank, *row) for rank in sorted(self._ends) for row in self._ends[rank]["trace"]]
-        rows = met(rows)
+        rows = met(rows, self.plan.ranks)
         start = min((row[5] for row in rows), default=0.0)
         return [(rank, op, stage, micro, piece, begin - start, end - start)
                 for rank, op, stage, micro, piece, begin, end in rows]

@@ -107,10 +107,18 @@ class Plan:
 
     @property
     def why_not_executable(self) -> str:
-        """What this package's engine cannot do of it; empty if it runs."""
+        """What of it `launch` does not run as it is, with the bits of one device; empty if it runs."""
+        if self.data_parallel > 1 and not self.why_not_at_all:
+            return (f"data_parallel = {self.data_parallel}: replicas add their gradients in another order than one device does, "
+                    "which launch(..., reproducible=False) allows")
+        return self.why_not_at_all
+
+    @property
+    def why_not_at_all(self) -> str:
+        """What this package's engine cannot do of it, not even with ``reproducible=False``; empty if there is no such thing."""
         reasons = []
-        if self.data_parallel > 1:
-            reasons.append(f"data_parallel = {self.data_parallel}")
+        if self.data_parallel > 1 and self.backend != "cpu":
+            reasons.append(f"data_parallel = {self.data_parallel} on backend {self.backend}")
         slicing = tuple((b, tuple(lengths)) for b, lengths in self.slicing)
         whole = saved_bytes(self.model, slicing, choose(self.backend, self.dtype)) if any(self.swap) else []
         for block, bytes_, can in zip(self.model.blocks, self.swap, whole, strict=False):
@@ -121,7 +129,7 @@ class Plan:
 
     @property
     def executable(self) -> bool:
-        """Whether this package's engine runs it; ``why_not_executable`` says why not."""
+        """Whether `launch` runs it as it is, to the bits of one device; ``why_not_executable`` says why not."""
         return not self.why_not_executable
 
     def timeline(self) -> Any:
@@ -401,7 +409,8 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         stages: ranks of a replica; None: the fastest of num_devices, a half of them, a quarter, ...
         data_parallel: replicas, each with an equal share of the batch; they add their gradients in a ring once a step
             (``judge.Replicas`` has the formula). None: 1; but the auto planner considers others where neither ``stages``
-            nor ``slicing`` is given and the cluster is not this machine (the engine runs one replica).
+            nor ``slicing`` is given and the cluster is not this machine.
+            ``launch(..., reproducible=False)`` runs them.
         chunks: stages of a rank; None: 1, 2 where the schedule has several; the auto planner considers all numbers, unless a
             partition is given.
         memory_bytes: limit of each rank; None: the cluster's devices'. Of a request whose search is small (a model for tests, a
@@ -415,8 +424,8 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         partition: [(first_block, last_block + 1), ...] of every virtual stage, instead of a planned one.
         slicing: [(micro_batch, [slice lengths]), ...], or M: one sequence a micro-batch, M slices, instead of a planned one.
             Of one replica.
-        executable: True: only plans that this engine runs (one replica). False: any. None: True for the auto planner on this
-            machine (``Cluster.local()``), False on others (``plan.executable`` says whether it runs here).
+        executable: True: only plans that ``launch`` runs as they are (one replica). False: any. None: True for the auto planner
+            on this machine (``Cluster.local()``), False on others (``plan.executable`` says whether it runs here).
         time_limit_s: the auto planner asks every other planner once, for this request as it is, however long that takes (of a
             hundred stages many seconds), and begins nothing else after so many seconds; None: it counts work instead, so that the
             same request gives the same plan everywhere.

@@ -32,11 +32,18 @@ def _bytes(value: float | None) -> str:
 
 
 def resimulated(program: Any, intervals: NDArray[Any]) -> float:
-    """Seconds of the step by the simulator, if every operation takes what it was measured to take.
+    """Seconds of the step by the simulator, if every operation takes what it was measured to take; of several replicas
+    the slowest's.
 
     Laid beside the measured step it judges the schedule and the engine alone: the cost model and the machine's drift since
     the profile are out of it. intervals: rank, op, stage, micro, slice, start_s, end_s of one step (Timeline.intervals).
     """
+    replica = intervals["rank"] // program.num_ranks
+    return max(float(program.makespan(_measured(program, intervals[replica == r]))) for r in np.unique(replica))
+
+
+def _measured(program: Any, intervals: NDArray[Any]) -> dict[str, NDArray[np.float64]]:
+    """Seconds of each operation of one replica, as the simulator takes them."""
     first = np.concatenate([[0], np.cumsum(program.slices)])
     shape = program.num_stages, int(first[-1])
     seconds: dict[str, NDArray[np.float64]] = {}
@@ -53,7 +60,7 @@ def resimulated(program: Any, intervals: NDArray[Any]) -> float:
         seconds.setdefault(name, np.zeros(shape))[stage, unit] = sum(parts)
         for half, value in zip("ab", parts if len(parts) > 1 else (), strict=False):     # of a forward, or of its message
             seconds.setdefault(f"{name}.{half}", np.zeros(shape))[stage, unit] = value
-    return float(program.makespan(seconds))
+    return seconds
 
 
 def _crowded(job: Mapping[str, Any]) -> list[str]:
@@ -94,7 +101,7 @@ class Report:
         times = [record["step_time_s"] for record in records[1:]]
         step = statistics.median(times) if times else None
         bubbles, intervals = dict(timeline.bubbles), timeline.intervals
-        predicted = float(plan.timeline().work_s)
+        replicas, predicted = job["ranks"] // plan.ranks, float(plan.timeline().work_s)
         out = job["out"]
         files = {} if out is None else {name: os.path.join(out, name) for name in ("metrics.jsonl", "trace.json", "checkpoints")}
         return cls(
@@ -105,10 +112,10 @@ class Report:
             predicted_peak_memory_bytes=[int(size) for size in job["predicted_peak_memory_bytes"]],
             resident_memory_bytes=[end["resident_memory_bytes"] for end in ends],
             bubbles={cause: float(seconds) for cause, seconds in bubbles.items()},
-            predicted_bubbles={cause: float(seconds) for cause, seconds in dict(plan.bubbles).items()},
+            predicted_bubbles={cause: replicas * float(seconds) for cause, seconds in dict(plan.bubbles).items()},
             last_step_time_s=times[-1] if times else None,
             resimulated_step_time_s=resimulated(plan.program, intervals) if times else None,
-            work_ratio=timeline.work_s / predicted if times and predicted > 0 else None,
+            work_ratio=timeline.work_s / (replicas * predicted) if times and predicted > 0 else None,
             losses=[record["loss"] for record in records],
             steps=[record["step"] for record in records],
             paths={name: path for name, path in files.items() if os.path.exists(path)},

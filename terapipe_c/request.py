@@ -191,8 +191,8 @@ def _check_parallel(cluster: Cluster, batch: int, data_parallel: Any, tensor_par
                                 "would be right")
     replicas = 1 if data_parallel is None else whole("data_parallel", data_parallel)
     if replicas > 1 and executable:
-        raise InvalidValueError(f"data_parallel is {replicas}: this engine runs one replica; executable=False plans for other "
-                                "systems")
+        raise InvalidValueError(f"data_parallel is {replicas}: executable=True plans one replica, which launch runs with the bits "
+                                "of one device; executable=None, and launch(..., reproducible=False), would be right")
     if replicas > cluster.num_devices:
         raise InvalidValueError(f"data_parallel is {replicas}: the cluster has {cluster.num_devices} devices")
     if batch % replicas:

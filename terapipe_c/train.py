@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from . import _core
 from .checkpoint import STATE_FILE
 from .environment import Place, find_place
-from .job import Folder, check_plan, largest_gather, make_folder, make_job, neighbours
+from .job import Folder, check_plan, largest_gather, make_folder, make_job, neighbours, replicas_of
 from .launch import launch
 from .outcome import Outcome, Record
 from .progress import Progress
@@ -50,11 +50,13 @@ def train(plan: Any, data: Any, steps: int, *, backend: str = "cpu", launcher: s
     arguments = _arguments(plan, data, steps, backend, options)
     check_plan(plan)
     place = find_place(os.environ, launcher)
-    if place.ranks != plan.ranks:
-        raise _core.InvalidValueError(f"{place.launcher} started {place.ranks} ranks and the plan has {plan.ranks}: "
-                                      f"{plan.ranks} ranks, or a plan for {place.ranks} devices, would be right")
+    replicas = replicas_of(plan)
+    ranks = plan.ranks * replicas
+    if place.ranks != ranks:
+        raise _core.InvalidValueError(f"{place.launcher} started {place.ranks} ranks and the plan has {ranks}: "
+                                      f"{ranks} ranks, or a plan for {place.ranks} devices, would be right")
     region = _core.Region.create(place.ranks, bytes(place.ranks ** 2), 0, largest_gather(plan.model), False)
-    comm = meet(place, region, plan.model, plan.digest, meeting_s, float(arguments["timeout_s"]))
+    comm = meet(place, region, plan.model, plan.digest, meeting_s, float(arguments["timeout_s"]), replicas)
     return _Rank(plan, place, region, comm, progress).run(arguments)
 
 
@@ -70,13 +72,14 @@ def _arguments(plan: Any, data: Any, steps: int, backend: str, options: Mapping[
     return {name: value for name, value in bound.arguments.items() if name not in ("processes", "progress")}
 
 
-def meet(place: Place, region: _core.Region, model: Any, plan: str, meeting_s: float, timeout_s: float) -> _core.Comm:
+def meet(place: Place, region: _core.Region, model: Any, plan: str, meeting_s: float, timeout_s: float,
+         replicas: int = 1) -> _core.Comm:
     """The communicator of all ranks, once they have met and are of the same version and plan."""
     from . import __version__
 
-    return _core.tcp_comm(region, place.rank, place.host, place.port, neighbours(place.ranks), largest_gather(model),
-                          ports=place.ports, token=place.token, version=__version__, plan=plan[:63], meeting_s=meeting_s,
-                          timeout_s=timeout_s)
+    return _core.tcp_comm(region, place.rank, place.host, place.port, neighbours(place.ranks, replicas),
+                          largest_gather(model), ports=place.ports, token=place.token, version=__version__, plan=plan[:63],
+                          meeting_s=meeting_s, timeout_s=timeout_s)
 
 
 class RankRun(Outcome):

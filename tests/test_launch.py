@@ -436,4 +436,5 @@ def test_an_exchange_works_from_when_both_its_ends_are_there() -> None:
     from terapipe_c.outcome import met
 
     rows = [(0, "W", 0, 0, 0, 0.0, 5.0), (0, "AR", 0, 0, 0, 5.0, 5.1), (1, "W", 1, 0, 0, 0.0, 2.0), (1, "AR", 1, 0, 0, 2.0, 5.1)]
-    assert met(rows)[3] == (1, "AR", 1, 0, 0, 5.0, 5.1) and met(rows)[:3] == rows[:3]
+    assert met(rows, 2)[3] == (1, "AR", 1, 0, 0, 5.0, 5.1) and met(rows, 2)[:3] == rows[:3]
+    assert met(rows, 1) == rows           # ends of two replicas do not meet

@@ -18,11 +18,12 @@ tp_engine_open_emulated(const tp_program *program, int rank, const tp_durations 
 {
     if (rank < 0 || rank >= program->ranks)
         return tp_fail(TP_EVALUE, "rank is %d: 0 to %d would be right", rank, program->ranks - 1);
-    TP_TRY(tp_engine_check_comm(program, rank, comm));
+    tp_engine_config config = {.program = program, .rank = rank, .comm = comm, .region = region};
+    TP_TRY(tp_engine_check_comm(&config));
     tp_engine *engine = calloc(1, sizeof *engine);
     if (engine == NULL)
         return tp_fail(TP_EMEMORY, "no memory for an engine");
-    engine->config = (tp_engine_config){.program = program, .rank = rank, .comm = comm, .region = region};
+    engine->config = config;
     engine->heap = heap;
     engine->durations = durations;
     tp_status status = tp_engine_take_tables(engine, program, rank, 1);

@@ -79,7 +79,7 @@ exchange_tied(tp_engine *engine, const tp_instr *instr)
     tp_comm *comm = engine->config.comm;
     tp_tied mine;
     TP_TRY(engine->config.provider->stage->tied(engine->stage[instr->stage], &mine));
-    return comm->ops->exchange(comm, instr->peer, tp_tag(TP_OP_AR, 0, 0, 0), mine.out, mine.out_bytes, mine.in,
+    return comm->ops->exchange(comm, engine->first + instr->peer, tp_tag(TP_OP_AR, 0, 0, 0), mine.out, mine.out_bytes, mine.in,
                                mine.in_bytes);
 }
 
@@ -122,18 +122,18 @@ gather(tp_engine *engine, double loss, int stop, tp_step_result *result)
         memcpy(all, mine, (size_t)n * sizeof *all);
     else
         TP_TRY(engine->config.comm->ops->allgather(engine->config.comm, mine, (size_t)n * sizeof *mine, all));
-    int ranks = engine->config.program->ranks;
+    int ranks = engine->config.program->ranks, replicas = tp_engine_replicas(&engine->config);
     double norm2 = 0, total = 0;
-    for (int64_t i = 0; i < params; i++) /* exactly one rank answers for each tensor */
+    for (int64_t i = 0; i < params; i++) /* exactly one rank of a replica answers for each tensor */
         for (int rank = 0; rank < ranks; rank++)
             norm2 += all[rank * n + i];
     result->stop = 0;
-    for (int rank = 0; rank < ranks; rank++) {
+    for (int rank = 0; rank < replicas * ranks; rank++) {
         total += all[rank * n + params + TP_GATHER_LOSS];
         result->stop |= all[rank * n + params + TP_GATHER_STOP] != 0;
     }
     const tp_slicing *slicing = engine->config.slicing;
-    result->loss = total / ((double)slicing->batch * slicing->seq_len);
+    result->loss = total / ((double)replicas * slicing->batch * slicing->seq_len);
     result->grad_norm = sqrt(norm2);
     return TP_OK;
 }
@@ -158,7 +158,9 @@ static tp_status
 finish_step(tp_engine *engine, const tp_step_options *options, tp_step_result *result, int64_t *waited_ns)
 {
     double loss;
+    int64_t met_ns;
     TP_TRY(complete_gradients(engine));
+    TP_TRY(tp_engine_sum_replicas(engine, &met_ns));
     memset(engine->gather, 0, (size_t)engine->gather_count * sizeof *engine->gather);
     for (int stage = 0; stage < engine->config.program->stages; stage++)
         if (engine->stage[stage] != NULL)
@@ -166,7 +168,7 @@ finish_step(tp_engine *engine, const tp_step_options *options, tp_step_result *r
     TP_TRY(my_loss(engine, &loss));
     int64_t before = tp_clock_ns();
     TP_TRY(gather(engine, loss, options->stop, result));
-    *waited_ns = tp_clock_ns() - before;
+    *waited_ns = met_ns + tp_clock_ns() - before;
     if (!isfinite(result->grad_norm) || !isfinite(result->loss))
         return tp_fail(TP_ERUNTIME,
                        "step %lld: the loss is %g and the gradient norm %g; the parameters are as before this step. A "

@@ -13,7 +13,11 @@ typedef struct tp_engine tp_engine;
 
 typedef struct {
     const tp_program *program; /* lowered and checked; borrowed */
-    int rank;
+    int rank;                  /* of the program */
+    /* Data parallelism: so many copies of the program's ranks train together, each on its own sequences (the slicing is of one
+     * of them), and add their gradients before the update. 0: one. This rank is in copy `replica`, 0 to replicas - 1; the
+     * communicator is of all, copy after copy. */
+    int replicas, replica;
     tp_model model;
     const tp_slicing *slicing; /* borrowed */
     const int32_t *partition;  /* [stages + 1] block boundaries; stage v has blocks [partition[v], partition[v + 1]) */
@@ -34,7 +38,7 @@ typedef struct {
 } tp_event;
 
 typedef struct {
-    double loss;      /* mean over the batch; the same on every rank */
+    double loss;      /* mean over the batch of all replicas; the same on every rank */
     double grad_norm; /* before clipping; 0 in evaluation */
     int stop;         /* some rank asked to stop after this step */
     int64_t begin_ns, end_ns;
@@ -58,7 +62,8 @@ tp_engine_check(const tp_engine_config *config);
  * checked. */
 size_t
 tp_engine_bytes(const tp_engine_config *config);
-/* EVALUE: program, partition and slicing that do not fit together. EMEMORY. What the device says of itself. heap is borrowed:
+/* EVALUE: program, partition and slicing that do not fit together; replicas of a provider that has none. EMEMORY. What the
+ * device says of itself. heap is borrowed:
  * the account of the device's memory. */
 TP_MUST_USE tp_status
 tp_engine_open(const tp_engine_config *config, tp_heap *heap, tp_engine **out);

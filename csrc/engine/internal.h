@@ -8,6 +8,7 @@ enum { TP_GATHER_LOSS, TP_GATHER_STOP, TP_GATHER_EXTRA };
 
 struct tp_engine {
     tp_engine_config config;
+    int first; /* rank 0 of this replica, as the communicator and the region count */
     tp_device *device;
     tp_heap *heap;    /* of the tables */
     int bound;        /* config.comm knows the device */
@@ -24,7 +25,8 @@ struct tp_engine {
     int16_t *from;          /* [count] peer whose messages it reads, -1: none */
     int32_t *received;      /* [ranks] receives completed in this step */
     tp_event *events;       /* [count] */
-    double *gather;         /* [ranks + 1][gather_count] of the all-gather that ends a step */
+    double *gather;         /* [all ranks + 1][gather_count] of the all-gather that ends a step */
+    float *sums;            /* [replicas - 1][TP_SUM_FLOATS] of other replicas' gradients */
     int64_t gather_count;
     int64_t step; /* 0-based, as people count them: one less than tp_adamw's */
     /* emulated */
@@ -34,10 +36,10 @@ struct tp_engine {
 
 /* Bytes of each table, in the order they are taken; see tp_engine_bytes. */
 typedef struct {
-    size_t needs, forward_needs, from, received, events, gather, stages, slots;
+    size_t needs, forward_needs, from, received, events, gather, sums, stages, slots;
 } engine_tables;
 engine_tables
-tp_engine_tables(const tp_program *program, int rank, int64_t gather_count);
+tp_engine_tables(const tp_program *program, int rank, int replicas, int64_t gather_count);
 TP_MUST_USE tp_status
 tp_engine_take_tables(tp_engine *engine, const tp_program *program, int rank, int64_t gather_count);
 void
@@ -62,7 +64,22 @@ tp_engine_has_one_room(const tp_engine_config *config, int stage);
 
 /* EVALUE where the communicator is missing, or another rank's, or of another number of ranks. */
 TP_MUST_USE tp_status
-tp_engine_check_comm(const tp_program *program, int rank, const tp_comm *comm);
+tp_engine_check_comm(const tp_engine_config *config);
+
+/* ---- replicas.c ---- */
+#define TP_SUM_FLOATS 65536 /* of a message of gradients between two replicas, at most */
+static inline int
+tp_engine_replicas(const tp_engine_config *config)
+{
+    return config->replicas > 1 ? config->replicas : 1;
+}
+/* EVALUE: a replica that is out of range, or a provider without replicas. */
+TP_MUST_USE tp_status
+tp_engine_check_replicas(const tp_engine_config *config);
+/* Once this rank's gradients are complete: those of the same stages in all replicas, added in ascending order of replicas, so
+ * that every replica goes on with the same bits, whatever its program. *waited_ns: until all ranks had come to here. */
+TP_MUST_USE tp_status
+tp_engine_sum_replicas(tp_engine *engine, int64_t *waited_ns);
 
 /* A communicator that takes the device's messages through the host's memory and `inner`; ended by its close. */
 TP_MUST_USE tp_status

@@ -21,6 +21,7 @@ stage_config(const tp_engine_config *config, int stage)
                              .saves = config->saves,
                              .remake_slices = tp_engine_remakes_slices(config, stage),
                              .one_room = tp_engine_has_one_room(config, stage),
+                             .replicas = tp_engine_replicas(config),
                              .store = config->store};
 }
 
@@ -50,10 +51,10 @@ tp_engine_bytes(const tp_engine_config *config)
 {
     engine_tables tables = {0};
     if (config->provider->counts_tables)
-        tables = tp_engine_tables(config->program, config->rank, gather_count(config));
+        tables = tp_engine_tables(config->program, config->rank, tp_engine_replicas(config), gather_count(config));
     size_t total = tp_align_bytes(tables.needs) + tp_align_bytes(tables.forward_needs) + tp_align_bytes(tables.from) +
                    tp_align_bytes(tables.received) + tp_align_bytes(tables.events) + tp_align_bytes(tables.gather) +
-                   tp_align_bytes(tables.stages) + tp_align_bytes(tables.slots);
+                   tp_align_bytes(tables.sums) + tp_align_bytes(tables.stages) + tp_align_bytes(tables.slots);
     for (int stage = 0; stage < config->program->stages; stage++) {
         if (config->program->rank_of[stage] != config->rank)
             continue;
@@ -181,11 +182,13 @@ tp_engine_open(const tp_engine_config *config, tp_heap *heap, tp_engine **out)
 {
     TP_TRY(tp_engine_check(config));
     TP_TRY(check_program(config->program, config->model.tie_weights));
-    TP_TRY(tp_engine_check_comm(config->program, config->rank, config->comm));
+    TP_TRY(tp_engine_check_replicas(config));
+    TP_TRY(tp_engine_check_comm(config));
     tp_engine *engine = calloc(1, sizeof *engine);
     if (engine == NULL)
         return tp_fail(TP_EMEMORY, "no memory for an engine");
     engine->config = *config;
+    engine->first = config->replica * config->program->ranks;
     tp_status status = open_parts(engine, config, heap);
     if (status != TP_OK) {
         tp_engine_unbind(engine);

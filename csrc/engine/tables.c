@@ -5,7 +5,7 @@
 #include <string.h>
 
 engine_tables
-tp_engine_tables(const tp_program *program, int rank, int64_t gather_count)
+tp_engine_tables(const tp_program *program, int rank, int replicas, int64_t gather_count)
 {
     size_t count = (size_t)(program->begin[rank + 1] - program->begin[rank]), ranks = (size_t)program->ranks;
     return (engine_tables){.needs = count * sizeof(int32_t),
@@ -13,7 +13,8 @@ tp_engine_tables(const tp_program *program, int rank, int64_t gather_count)
                            .from = count * sizeof(int16_t),
                            .received = ranks * sizeof(int32_t),
                            .events = count * sizeof(tp_event),
-                           .gather = (ranks + 1) * (size_t)gather_count * sizeof(double),
+                           .gather = ((size_t)replicas * ranks + 1) * (size_t)gather_count * sizeof(double),
+                           .sums = (size_t)(replicas - 1) * TP_SUM_FLOATS * sizeof(float),
                            .slots = (size_t)program->stages * (size_t)program->micros * sizeof(uint32_t),
                            .stages = (size_t)program->stages * sizeof(tp_stage *)};
 }
@@ -21,7 +22,7 @@ tp_engine_tables(const tp_program *program, int rank, int64_t gather_count)
 tp_status
 tp_engine_take_tables(tp_engine *engine, const tp_program *program, int rank, int64_t gather_count)
 {
-    engine_tables bytes = tp_engine_tables(program, rank, gather_count);
+    engine_tables bytes = tp_engine_tables(program, rank, tp_engine_replicas(&engine->config), gather_count);
     engine->code = program->code + program->begin[rank];
     engine->count = program->begin[rank + 1] - program->begin[rank];
     engine->gather_count = gather_count;
@@ -33,6 +34,8 @@ tp_engine_take_tables(tp_engine *engine, const tp_program *program, int rank, in
     TP_TRY(tp_heap_alloc(engine->heap, bytes.received, "the engine's counters", (void **)&engine->received));
     TP_TRY(tp_heap_alloc(engine->heap, bytes.events, "the engine's event ring", (void **)&engine->events));
     TP_TRY(tp_heap_alloc(engine->heap, bytes.gather, "the engine's gather buffer", (void **)&engine->gather));
+    if (bytes.sums > 0)
+        TP_TRY(tp_heap_alloc(engine->heap, bytes.sums, "the engine's room for gradients", (void **)&engine->sums));
     TP_TRY(tp_heap_alloc(engine->heap, bytes.stages, "the engine's stage table", (void **)&engine->stage));
     TP_TRY(tp_heap_alloc(engine->heap, bytes.slots, "the engine's slot table", (void **)&engine->slots));
     for (int64_t i = 0; i < engine->count; i++)
@@ -51,6 +54,7 @@ tp_engine_drop_tables(tp_engine *engine)
     tp_heap_free(engine->heap, engine->received);
     tp_heap_free(engine->heap, engine->events);
     tp_heap_free(engine->heap, engine->gather);
+    tp_heap_free(engine->heap, engine->sums);
     tp_heap_free(engine->heap, engine->stage);
     tp_heap_free(engine->heap, engine->slots);
 }
@@ -113,13 +117,16 @@ tp_engine_match_receives(tp_engine *engine, const tp_program *program)
 }
 
 tp_status
-tp_engine_check_comm(const tp_program *program, int rank, const tp_comm *comm)
+tp_engine_check_comm(const tp_engine_config *config)
 {
-    if (comm == NULL && program->ranks > 1)
-        return tp_fail(TP_EVALUE, "a program of %d ranks needs a communicator", program->ranks);
-    if (comm != NULL && (comm->rank != rank || comm->ranks != program->ranks))
+    const tp_comm *comm = config->comm;
+    int of_each = config->program->ranks, ranks = of_each * tp_engine_replicas(config);
+    int rank = config->replica * of_each + config->rank;
+    if (comm == NULL && ranks > 1)
+        return tp_fail(TP_EVALUE, "a program of %d ranks needs a communicator", ranks);
+    if (comm != NULL && (comm->rank != rank || comm->ranks != ranks))
         return tp_fail(TP_EVALUE, "the communicator is rank %d of %d: rank %d of %d would be right", comm->rank,
-                       comm->ranks, rank, program->ranks);
+                       comm->ranks, rank, ranks);
     return TP_OK;
 }
 
@@ -143,10 +150,10 @@ tp_status
 tp_engine_reserve_posted(const tp_engine *engine)
 {
     tp_comm *comm = engine->config.comm;
-    for (int peer = 0; comm != NULL && peer < comm->ranks; peer++) {
+    for (int peer = 0; comm != NULL && peer < engine->config.program->ranks; peer++) {
         int most = most_posted(engine, peer);
         if (comm->ops->most_posted == 0 && most > 0)
-            TP_TRY(comm->ops->reserve(comm, peer, (unsigned)most));
+            TP_TRY(comm->ops->reserve(comm, engine->first + peer, (unsigned)most));
         else if (most > comm->ops->most_posted)
             return tp_fail(TP_EVALUE,
                            "rank %d posts %d receives from rank %d at once, and %s takes %d: fewer slices or micro-batches, or a "
@@ -163,7 +170,7 @@ tp_engine_wait_inputs(tp_engine *engine, int64_t i)
     if (peer < 0)
         return TP_OK;
     for (; engine->received[peer] < engine->needed[i]; engine->received[peer]++)
-        TP_TRY(engine->config.comm->ops->recv_wait(engine->config.comm, peer));
+        TP_TRY(engine->config.comm->ops->recv_wait(engine->config.comm, engine->first + peer));
     return TP_OK;
 }
 
@@ -178,8 +185,8 @@ tp_engine_message(tp_engine *engine, const tp_instr *instr, void *data, size_t b
     unsigned slice = instr->slice + (instr->flags & TP_HALF_SECOND ? 1u : 0u); /* a halved micro-batch has one slice */
     uint64_t tag = tp_tag(gradient ? TP_OP_RB : TP_OP_RF, (unsigned)reader, instr->micro, slice);
     if (receives)
-        return comm->ops->recv_post(comm, instr->peer, tag, data, bytes);
-    return comm->ops->send(comm, instr->peer, tag, data, bytes);
+        return comm->ops->recv_post(comm, engine->first + instr->peer, tag, data, bytes);
+    return comm->ops->send(comm, engine->first + instr->peer, tag, data, bytes);
 }
 
 tp_status
@@ -190,8 +197,9 @@ tp_engine_check_abort(const tp_engine *engine)
     if (engine->config.region == NULL || tp_region_aborted(engine->config.region, &first, text) == TP_OK)
         return TP_OK;
     if (first < 0)
-        return tp_fail(TP_EABORTED, "rank %d was ended: %s", engine->config.rank, text);
-    return tp_fail(TP_EABORTED, "rank %d was ended because rank %d failed first: %s", engine->config.rank, first, text);
+        return tp_fail(TP_EABORTED, "rank %d was ended: %s", engine->first + engine->config.rank, text);
+    return tp_fail(TP_EABORTED, "rank %d was ended because rank %d failed first: %s", engine->first + engine->config.rank,
+                   first, text);
 }
 
 tp_status
@@ -199,7 +207,7 @@ tp_engine_note(tp_engine *engine, const tp_instr *instr)
 {
     if (engine->config.region == NULL)
         return TP_OK;
-    tp_region_progress(engine->config.region, engine->config.rank, (uint64_t)engine->step,
+    tp_region_progress(engine->config.region, engine->first + engine->config.rank, (uint64_t)engine->step,
                        tp_tag(instr->op, instr->stage, instr->micro, instr->slice));
     return tp_engine_check_abort(engine);
 }
@@ -208,6 +216,6 @@ tp_status
 tp_engine_fail(tp_engine *engine, tp_status status)
 {
     if (status != TP_OK && status != TP_EABORTED && engine->config.region != NULL)
-        tp_region_abort(engine->config.region, status, engine->config.rank, tp_error_message());
+        tp_region_abort(engine->config.region, status, engine->first + engine->config.rank, tp_error_message());
     return status;
 }

@@ -45,15 +45,15 @@ capsule_close(PyObject *capsule)
     holder_close(PyCapsule_GetPointer(capsule, CAPSULE));
 }
 
-/* (model, provider or None, dtype or None) */
+/* (model, provider or None, dtype or None, replicas) */
 static int
 memory_open(tp_py_state *state, PyObject *tuple, holder *h)
 {
     PyObject *model, *provider;
     const char *dtype;
-    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 3)
-        return tp_py_invalid_type("memory: a tuple of three would be right"), -1;
-    if (!PyArg_ParseTuple(tuple, "OOz", &model, &provider, &dtype))
+    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 4)
+        return tp_py_invalid_type("memory: a tuple of four would be right"), -1;
+    if (!PyArg_ParseTuple(tuple, "OOzi", &model, &provider, &dtype, &h->config.replicas))
         return -1;
     h->config.device.threads = 1;
     if (tp_py_model(state, model, &h->config.model) < 0 ||
@@ -94,7 +94,7 @@ request_open(tp_py_state *state, PyObject *args, holder *h)
 PyDoc_STRVAR(open_doc, "judge_open($module, pack, messages, updates, params, kinds, ranks, chunks, tied, memory, recompute, /)\n"
                        "--\n\nA judge of plans. messages: (latency_s, byte_s, copy_byte_s, row_bytes, exchange_s, whole_weights); "
                        "updates: (s, param_s, head_s, ring_s, ring_param_s, copied); params of a block of each kind; kinds "
-                       "int32 [blocks]; memory: (model, provider, dtype); recompute: None or a byte for each block.");
+                       "int32 [blocks]; memory: (model, provider, dtype, replicas); recompute: None or a byte for each block.");
 static PyObject *
 judge_open(PyObject *module, PyObject *args)
 {

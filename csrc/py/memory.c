@@ -27,7 +27,8 @@ tp_py_saves(PyObject *saves, const tp_model *model, Py_buffer *view)
 static PyObject *
 rank_memory(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"program", "model", "partition", "slicing", "isa", "threads", "provider", "dtype", "saves", NULL};
+    static char *names[] = {"program", "model", "partition", "slicing", "isa", "threads", "provider", "dtype", "saves",
+                            "replicas", NULL};
     PyObject *program, *model, *partition, *slicing, *provider = Py_None, *saves = Py_None, *result = NULL;
     Py_buffer ways = {0};
     const char *dtype = NULL;
@@ -35,8 +36,9 @@ rank_memory(PyObject *module, PyObject *args, PyObject *kwargs)
     tp_slicing *cut = NULL;
     Py_ssize_t boundaries;
     tp_py_state *state = tp_py_module_state(module);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|ziOzO", names, &program, &model, &partition, &slicing,
-                                     &config.device.isa, &config.device.threads, &provider, &dtype, &saves))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|ziOzOi", names, &program, &model, &partition, &slicing,
+                                     &config.device.isa, &config.device.threads, &provider, &dtype, &saves,
+                                     &config.replicas))
         return NULL;
     config.program = tp_py_program_get(state, program, "program");
     if (config.program == NULL || tp_py_model(state, model, &config.model) < 0 ||
@@ -153,7 +155,8 @@ static PyMethodDef functions[] = {
      "in folder, as an engine swaps, and back."},
     {"rank_memory", (PyCFunction)(void (*)(void))rank_memory, METH_VARARGS | METH_KEYWORDS,
      "rank_memory($module, /, program, model, partition, slicing, isa=None, threads=1, provider=None, dtype=None, "
-     "saves=None)\n--\n\n-> [bytes of each rank's engine on its device], exact; nothing is allocated."},
+     "saves=None, replicas=1)\n--\n\n-> [bytes of each rank's engine on its device], exact; nothing is allocated. replicas: copies of the "
+     "program that add their gradients."},
     {"stage_memory", stage_memory, METH_VARARGS,
      "stage_memory($module, model, slicing, first, last, activation_slots, gradient_slots, provider=None, dtype=None, "
      "saves=None, /)\n--\n\n-> bytes that a stage of blocks [first, last) takes, exact, workspace not counted; nothing is allocated."},

@@ -35,6 +35,7 @@ typedef struct {
                                      for one slice of it. Only where remakes_slices, and no attention is among them */
     int one_room;                 /* 1: what goes forward is swapped out before any is swapped in, and that has been read before the
                                      next goes forward: one place serves both */
+    int replicas;                 /* the gradient is of the mean over so many such batches; 0: 1 */
     const char *store;            /* folder on a disk for what is swapped, where it does not go to the host's memory; borrowed
                                      until open returns */
 } tp_stage_config;
@@ -148,6 +149,9 @@ typedef struct {
     tp_status (*tied)(tp_stage *stage, tp_tied *out);
     /* After the exchange: every gradient is complete. */
     tp_status (*finish)(tp_stage *stage);
+    /* The gradient of the stage's i-th tensor and its floats, in a layout that depends on the tensor alone: host's memory, which
+     * replicas add up after finish. NULL: this provider has no replicas. */
+    float *(*gradient)(tp_stage *stage, int i, int64_t *floats);
     /* Sum of -log p over the batch in canonical order; 0 where the stage has no head. */
     tp_status (*loss)(tp_stage *stage, double *out);
     /* sums[canonical parameter index] = sum of squares of the gradient, for tensors this stage answers for (a tied wte is
@@ -165,7 +169,7 @@ typedef struct {
     tp_fail_function fail_at;
 } tp_host;
 
-#define TP_PROVIDER_ABI 3u
+#define TP_PROVIDER_ABI 4u
 #define TP_PROVIDER_CAPSULE "terapipe_c.provider"
 #define TP_PARTITION_CAPSULE "terapipe_c.partition" /* of tp_device_config.partition */
 

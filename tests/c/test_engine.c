@@ -1,4 +1,5 @@
-/* One rank's engine without Python: ranks as threads over a region train what one rank alone trains, bit for bit; and
+/* One rank's engine without Python: ranks as threads over a region train what one rank alone trains, bit for bit; replicas of
+ * them train the same bits whatever their stages; and
  * opening an engine survives the failure of each of its allocations. */
 #include "csrc/engine/engine.h"
 
@@ -18,7 +19,7 @@
         }                                                                                                              \
     } while (0)
 
-enum { STEPS = 2, BATCH = 3, SEQ = 20, MOST_RANKS = 3, MOST_CUTS = 64 };
+enum { STEPS = 2, BATCH = 3, SEQ = 20, MOST_RANKS = 6, MOST_CUTS = 64 };
 enum { TWO = 3, THREE = 5 }; /* layouts of so many ranks */
 #define SECONDS 1000000000ll
 
@@ -29,6 +30,7 @@ typedef struct {
     int ranks, chunks, threads, split;
     int micros;
     int32_t batches[BATCH], slices[BATCH], lengths[MOST_CUTS];
+    int replicas; /* each of `ranks`; 0: 1 */
 } layout;
 
 static const layout layouts[] = {
@@ -69,6 +71,19 @@ static const layout layouts[] = {
      {2, 2},
      {6, 14, 19, 1}},
 };
+
+static const layout replicated[] = {
+    {"three replicas of one rank", TP_GPIPE, 1, 1, 1, 0, 1, {1}, {1}, {20}, 3},
+    {"three replicas of one rank of two threads, sliced", TP_GPIPE, 1, 1, 2, 0, 1, {1}, {4}, {3, 8, 1, 8}, 3},
+    {"three replicas of two ranks", TP_SEQ1F1B, 2, 1, 1, 1, 1, {1}, {3}, {9, 1, 10}, 3},
+    {"three replicas of one rank of two chunks", TP_INTERLEAVED, 1, 2, 1, 0, 1, {1}, {2}, {15, 5}, 3},
+};
+
+static int
+replicas_of(const layout *cut)
+{
+    return cut->replicas > 1 ? cut->replicas : 1;
+}
 
 /* What a run leaves: losses and norms of each step, the loss of an evaluation, and every parameter and moment. */
 typedef struct {
@@ -116,7 +131,7 @@ open_job(job *j, const tp_model *model, const layout *cut, const int32_t *tokens
     *j = (job){.model = *model, .cut = cut, .tokens = tokens, .poison = -1, .quits = -1, .out = out};
     pthread_mutex_init(&j->lock, NULL);
     tp_program *built, *split = NULL;
-    CHECK(tp_slicing_open(SEQ, BATCH, cut->micros, cut->batches, cut->slices, cut->lengths, &j->slicing) == TP_OK);
+    CHECK(tp_slicing_open(SEQ, BATCH / replicas_of(cut), cut->micros, cut->batches, cut->slices, cut->lengths, &j->slicing) == TP_OK);
     CHECK(tp_program_build(cut->schedule, cut->ranks, cut->chunks, cut->micros, cut->slices, &built) == TP_OK);
     if (cut->split) {
         static const double one = 1.0;
@@ -144,7 +159,9 @@ static tp_engine_config
 config_of(const job *j, int rank, tp_comm *comm)
 {
     return (tp_engine_config){.program = j->program,
-                              .rank = rank,
+                              .rank = rank % j->cut->ranks,
+                              .replicas = j->cut->replicas,
+                              .replica = rank / j->cut->ranks,
                               .model = j->model,
                               .slicing = j->slicing,
                               .partition = j->partition,
@@ -204,12 +221,13 @@ leave(tp_engine *engine, job *j)
 static tp_status
 train(tp_engine *engine, job *j, int rank)
 {
+    const int32_t *tokens = j->tokens + rank / j->cut->ranks * (BATCH / replicas_of(j->cut)) * (SEQ + 1);
     for (int step = 0; step < STEPS; step++) {
         tp_step_options mine = options;
         tp_step_result result;
         mine.adamw.step = step + 1;
-        mine.stop = rank == j->cut->ranks - 1 && step == 1;
-        TP_TRY(tp_engine_step(engine, j->tokens, &mine, &result));
+        mine.stop = rank == j->cut->ranks * replicas_of(j->cut) - 1 && step == 1;
+        TP_TRY(tp_engine_step(engine, tokens, &mine, &result));
         CHECK(result.stop == (step == 1)); /* one rank asked, all know */
         if (rank == 0) {
             j->out->loss[step] = result.loss;
@@ -217,7 +235,7 @@ train(tp_engine *engine, job *j, int rank)
         }
     }
     double loss;
-    TP_TRY(tp_engine_evaluate(engine, j->tokens, &loss));
+    TP_TRY(tp_engine_evaluate(engine, tokens, &loss));
     if (rank == 0)
         j->out->evaluated = loss;
     return TP_OK;
@@ -264,7 +282,7 @@ run_rank(void *argument)
 static void
 run_job(job *j)
 {
-    int ranks = j->cut->ranks;
+    int ranks = j->cut->ranks * replicas_of(j->cut);
     uint8_t pairs[MOST_RANKS * MOST_RANKS] = {0};
     void *memory = NULL;
     size_t bytes = 0;
@@ -345,6 +363,33 @@ trains_like_one_rank(const tp_model *model, const int32_t *tokens)
     drop(&alone);
 }
 
+/* All replicas' sequences together are the batch that one rank trains on; the order of the sums is another. */
+static void
+replicas_train_alike(const tp_model *model, const int32_t *tokens)
+{
+    outcome alone = {0}, first = {0};
+    job j;
+    open_job(&j, model, &layouts[0], tokens, &alone);
+    run_job(&j);
+    close_job(&j);
+    for (size_t k = 0; k < sizeof replicated / sizeof replicated[0]; k++) {
+        outcome mine = {0};
+        open_job(&j, model, &replicated[k], tokens, k == 0 ? &first : &mine);
+        run_job(&j);
+        for (int rank = 0; rank < replicated[k].ranks * replicated[k].replicas; rank++)
+            CHECK(j.status[rank] == TP_OK);
+        if (k > 0)
+            same(model, &mine, &first, replicated[k].name);
+        drop(&mine);
+        close_job(&j);
+    }
+    CHECK(first.loss[0] == alone.loss[0]);
+    CHECK(fabs(first.norm[0] / alone.norm[0] - 1) < 1e-6 && fabs(first.evaluated / alone.evaluated - 1) < 1e-6);
+    CHECK(memcmp(first.state[TP_STATE_GRAD][0], alone.state[TP_STATE_GRAD][0], 64) != 0); /* it would prove nothing */
+    drop(&alone);
+    drop(&first);
+}
+
 /* A loss that is not finite is every rank's error, and no parameter moves. */
 static void
 refuses_what_is_not_finite(const tp_model *model, const int32_t *tokens)
@@ -378,35 +423,34 @@ ends_with_the_rank_that_failed(const tp_model *model, const int32_t *tokens)
 
 /* The N-th allocation fails, for all N: EMEMORY, and nothing stays behind (ASan looks at what is outside the account). */
 static void
-survives_every_failed_allocation(const tp_model *model, const int32_t *tokens)
+survives_every_failed_allocation(const tp_model *model, const int32_t *tokens, const layout *cut)
 {
-    for (size_t k = 0; k < sizeof layouts / sizeof layouts[0]; k++) {
-        job j;
-        open_job(&j, model, &layouts[k], tokens, NULL);
-        static tp_comm nobody; /* opening sends nothing */
-        static const tp_comm_ops silent = {.abi = TP_COMM_ABI, .most_posted = TP_COMM_POSTED};
-        nobody.ops = &silent;
-        nobody.rank = layouts[k].ranks - 1;
-        nobody.ranks = layouts[k].ranks;
-        tp_engine_config config = config_of(&j, layouts[k].ranks - 1, &nobody);
-        tp_heap *heap;
-        CHECK(tp_heap_open(0, &heap) == TP_OK);
-        int64_t n = 0;
-        for (tp_status status = TP_EMEMORY; status != TP_OK;) {
-            tp_engine *engine = NULL;
-            tp_heap_fail_after(++n);
-            status = tp_engine_open(&config, heap, &engine);
-            tp_heap_fail_after(0);
-            CHECK(status == TP_OK || (status == TP_EMEMORY && engine == NULL && tp_heap_bytes(heap) == 0));
-            CHECK(status == TP_OK || strstr(tp_error_message(), "the system refused") != NULL);
-            if (status == TP_OK)
-                tp_engine_close(engine);
-        }
-        CHECK(n > 8 + layouts[k].chunks); /* every table, the workspace and each stage were refused once */
-        CHECK(tp_heap_bytes(heap) == 0);
-        tp_heap_close(heap);
-        close_job(&j);
+    int last = cut->ranks * replicas_of(cut) - 1;
+    job j;
+    open_job(&j, model, cut, tokens, NULL);
+    static tp_comm nobody; /* opening sends nothing */
+    static const tp_comm_ops silent = {.abi = TP_COMM_ABI, .most_posted = TP_COMM_POSTED};
+    nobody.ops = &silent;
+    nobody.rank = last;
+    nobody.ranks = last + 1;
+    tp_engine_config config = config_of(&j, last, &nobody);
+    tp_heap *heap;
+    CHECK(tp_heap_open(0, &heap) == TP_OK);
+    int64_t n = 0;
+    for (tp_status status = TP_EMEMORY; status != TP_OK;) {
+        tp_engine *engine = NULL;
+        tp_heap_fail_after(++n);
+        status = tp_engine_open(&config, heap, &engine);
+        tp_heap_fail_after(0);
+        CHECK(status == TP_OK || (status == TP_EMEMORY && engine == NULL && tp_heap_bytes(heap) == 0));
+        CHECK(status == TP_OK || strstr(tp_error_message(), "the system refused") != NULL);
+        if (status == TP_OK)
+            tp_engine_close(engine);
     }
+    CHECK(n > 8 + cut->chunks); /* every table, the workspace and each stage were refused once */
+    CHECK(tp_heap_bytes(heap) == 0);
+    tp_heap_close(heap);
+    close_job(&j);
 }
 
 /* A heap one byte too small refuses, and says how much is short; one that fits exactly does not. */
@@ -458,6 +502,17 @@ refuses_parts_that_do_not_fit(const tp_model *model, const int32_t *tokens)
     bad = good;
     bad.slicing = other.slicing;
     CHECK(tp_engine_check(&bad) == TP_EVALUE && strstr(tp_error_message(), "micro-batches") != NULL);
+    bad = config_of(&j, 0, NULL);
+    bad.replicas = 3;
+    bad.replica = 3;
+    CHECK(tp_engine_open(&bad, heap, &engine) == TP_EVALUE && strstr(tp_error_message(), "replica is 3: 0 to 2") != NULL);
+    tp_stage_ops stage = *good.provider->stage;
+    tp_provider provider = *good.provider;
+    stage.gradient = NULL;
+    provider.stage = &stage;
+    bad.replica = 2;
+    bad.provider = &provider;
+    CHECK(tp_engine_open(&bad, heap, &engine) == TP_EVALUE && strstr(tp_error_message(), "3 replicas: backend cpu") != NULL);
     CHECK(tp_heap_bytes(heap) == 0);
     tp_heap_close(heap);
     close_job(&other);
@@ -479,9 +534,12 @@ main(void)
     }
     for (size_t m = 0; m < sizeof models / sizeof models[0]; m++) {
         trains_like_one_rank(&models[m], tokens);
+        replicas_train_alike(&models[m], tokens);
         refuses_what_is_not_finite(&models[m], tokens);
         ends_with_the_rank_that_failed(&models[m], tokens);
-        survives_every_failed_allocation(&models[m], tokens);
+        for (size_t k = 0; k < sizeof layouts / sizeof layouts[0]; k++)
+            survives_every_failed_allocation(&models[m], tokens, &layouts[k]);
+        survives_every_failed_allocation(&models[m], tokens, &replicated[2]);
         fits_to_the_byte(&models[m], tokens);
         refuses_parts_that_do_not_fit(&models[m], tokens);
     }

@@ -1,0 +1,149 @@
+"""Data parallelism: replicas train the same bits whatever their stages, and what one device trains but for rounding."""
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+from test_train import begin, free_port, told, torchrun
+
+import terapipe_c as tp
+from terapipe_c import _core
+from terapipe_c.job import check_executable, neighbours
+from terapipe_c.judge import Replicas
+
+MODEL = tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=61, block_size=24)
+UNTIED = tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=61, block_size=24, tie_weights=False, bias=False)
+DATA = (np.random.default_rng(3).integers(0, 61, 4000)).astype(np.uint16)
+OPTIONS = {"lr": 1e-2, "lr_schedule": "constant", "progress": False, "seed": 5, "reproducible": False}
+# (stages, chunks, schedule, slicing of a replica of 3 sequences)
+WAYS = [(1, 1, "gpipe", [(3, [24])]), (2, 1, "1f1b", [(1, [24])] * 3), (2, 1, "seq1f1b", [(1, [20, 4]), (2, [1, 9, 14])]),
+        (1, 2, "interleaved", [(1, [11, 13])] * 3), (2, 1, "zb-h1", [(1, [24])] * 3), (3, 1, "gpipe", [(1, [12, 12])] * 3)]
+
+
+def planned(model, replicas, way=WAYS[0], batch=6, **options):
+    stages, chunks, schedule, slicing = way
+    cluster = tp.Cluster(num_devices=stages * replicas, peak_flops=1e12)
+    return tp.plan(model, cluster, batch=batch, seq_len=24, planner="uniform" if chunks == 1 else "auto", stages=stages,
+                   chunks=chunks, schedule=schedule, slicing=slicing, data_parallel=replicas, **options)
+
+
+def trained(plan, steps=3, **options):
+    run = tp.launch(plan, DATA, steps, **{**OPTIONS, **options}).wait()
+    report = run.report()
+    assert report.peak_memory_bytes == report.predicted_peak_memory_bytes == list(plan.peak_memory_bytes) * plan.data_parallel \
+        or options.get("threads_per_rank", 1) > 1
+    assert len(report.peak_memory_bytes) == plan.num_devices
+    return run
+
+
+@pytest.mark.parametrize("model", [MODEL, UNTIED], ids=["tied", "untied"])
+def test_the_same_bits_whatever_the_stages(model, tmp_path):
+    wanted, weights = None, None
+    for i, way in enumerate(WAYS):
+        out = tmp_path / str(i)
+        run = trained(planned(model, 2, way), processes=i == 1, threads_per_rank=1 + i % 2, out=out, eval_every=3,
+                      checkpoint_every=3)
+        losses = [(r.loss, r.grad_norm, r.eval_loss) for r in run.history]
+        params = tp.load_checkpoint(out).params
+        if wanted is None:
+            wanted, weights = losses, params
+        assert losses == wanted, way
+        assert sorted(params) == sorted(weights) and all((params[name] == weights[name]).all() for name in params), way
+
+
+@pytest.mark.parametrize("replicas", [2, 3, 6])
+def test_one_device_but_for_rounding(replicas, tmp_path):
+    """The same sequences, the same mean gradient: only the order in which it is added differs."""
+    alone = trained(planned(MODEL, 1, (2, 1, "1f1b", None)), processes=False, out=tmp_path / "one", eval_every=3)
+    many = trained(planned(MODEL, replicas, (2, 1, "1f1b", None)), processes=False, out=tmp_path / "many", eval_every=3)
+    for a, b in zip(alone.history, many.history, strict=True):
+        assert b.loss == pytest.approx(a.loss, rel=2e-6) and b.grad_norm == pytest.approx(a.grad_norm, rel=2e-5)
+    assert many.loss_eval == pytest.approx(alone.loss_eval, rel=2e-6)
+    one, other = tp.load_checkpoint(tmp_path / "one"), tp.load_checkpoint(tmp_path / "many")
+    # of what AdamW makes a unit step of, however small its gradient, next to nothing may differ
+    far = [name for name in one.params if np.mean(np.abs(one.params[name] - other.params[name]) > 1e-4) > 0.01]
+    assert not far
+
+
+def test_a_run_goes_on_under_other_stages_and_under_one_replica(tmp_path):
+    whole = trained(planned(MODEL, 2), steps=6, processes=False)
+    trained(planned(MODEL, 2), steps=3, processes=False, out=tmp_path / "run", checkpoint_every=3)
+    rest = tp.launch(planned(MODEL, 2, WAYS[2]), DATA, 6, out=tmp_path / "run", resume=True, processes=False, **OPTIONS).wait()
+    assert [r.loss for r in rest.history] == [r.loss for r in whole.history[3:]]
+    last = tp.launch(planned(MODEL, 1, (2, 1, "1f1b", None)), DATA, 7, out=tmp_path / "run", resume=True, processes=False,
+                     **{**OPTIONS, "reproducible": True}).wait()
+    assert [r.step for r in last.history] == [6] and np.isfinite(last.history[0].loss)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(7))
+
+
+def test_recomputation_and_swap_in_every_replica(tmp_path):
+    plain = trained(planned(MODEL, 2), processes=False)
+    again = trained(planned(MODEL, 2, WAYS[1], recompute="full"), processes=False)
+    assert [r.loss for r in again.history] == [r.loss for r in plain.history]
+
+
+def test_large_tensors_go_in_pieces():
+    """wte has more floats than a message of two replicas takes, and their number is odd."""
+    model = tp.GPTConfig(n_layer=1, n_head=1, n_embd=33, vocab_size=9001, block_size=8)
+    plans = [tp.plan(model, tp.Cluster(num_devices=n * r, peak_flops=1e12), batch=6, seq_len=8, planner="uniform", stages=n,
+                     data_parallel=r) for n, r in ((1, 1), (1, 2), (2, 2), (1, 3))]
+    one, two, other, three = (tp.launch(plan, DATA, 2, processes=False, **OPTIONS).wait().history[-1] for plan in plans)
+    assert two.loss == other.loss and two.grad_norm == other.grad_norm
+    for many in (two, three):
+        assert many.loss == pytest.approx(one.loss, rel=1e-5) and many.grad_norm == pytest.approx(one.grad_norm, rel=1e-4)
+
+
+def test_one_device_s_bits_are_not_promised():
+    plan = planned(MODEL, 2)
+    assert not plan.executable and "reproducible=False" in plan.why_not_executable and plan.why_not_at_all == ""
+    with pytest.raises(tp.Error, match=r"data_parallel = 2: .*launch\(\.\.\., reproducible=False\)"):
+        tp.launch(plan, DATA, 1, progress=False)
+    with pytest.raises(tp.Error, match="data_parallel = 2, and backend cuda runs one replica"):
+        check_executable(plan, False, "cuda")
+    with pytest.raises(ValueError, match="executable=True plans one replica, .*reproducible=False"):
+        planned(MODEL, 2, executable=True)
+
+
+def test_a_rank_of_another_replica_dies():
+    run = tp.launch(planned(MODEL, 2, WAYS[1]), DATA, 10_000, **OPTIONS)
+    next(iter(run))
+    os.kill(run.pids[3], signal.SIGKILL)      # stage 1 of replica 1
+    with pytest.raises(tp.Error, match=r"rank 3 was killed by signal 9 \(SIGKILL\)"):
+        run.wait()
+    assert not run.running
+
+
+def test_under_another_launcher(tmp_path, monkeypatch):
+    plan = planned(MODEL, 2, WAYS[1], batch=6)
+    plan.save(tmp_path / "plan.json")
+    data = tmp_path / "tokens.bin"
+    DATA.tofile(data)
+    wanted = trained(plan, steps=4, processes=False, seed=0, lr=1e-3, eval_every=2, eval_batches=2)
+    port = free_port(8)
+    children = [begin(tmp_path / "plan.json", data, rank, torchrun(rank, 4, port), out=str(tmp_path / "run"), reproducible=False)
+                for rank in range(4)]
+    for rank, one in enumerate(map(told, children)):
+        assert one["rank"] == rank and one["ranks"] == 4, one
+        assert one["losses"] == [r.loss for r in wanted.history] and one["evals"] == [r.eval_loss for r in wanted.history]
+    for name, value in torchrun(0, 2, port).items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(tp.Error, match="torchrun started 2 ranks and the plan has 4"):
+        tp.train(plan, DATA, 1)
+
+
+def test_the_sums_are_in_the_prediction():
+    """On the stage's update, by the formula of `judge.Replicas`; and what the engine holds for them in its memory."""
+    one, two = planned(MODEL, 1, (1, 1, "gpipe", [(3, [24])]), batch=3), planned(MODEL, 2, (1, 1, "gpipe", [(3, [24])]))
+    ring = Replicas(2, two.cluster.link_latency_s, two.cluster.link_bandwidth_Bps).seconds(4.0 * MODEL.num_params)
+    assert two.step_time_s - one.step_time_s == pytest.approx(ring, rel=1e-9)
+    gathered = 8 * (len(_core.model_params((2, 2, 16, 61, 24, 1, 1))) + 2)
+    assert two.peak_memory_bytes[0] - one.peak_memory_bytes[0] == pytest.approx(4 * 65536 + gathered, abs=64)
+
+
+def test_twins_have_rings():
+    pairs = np.frombuffer(bytes(neighbours(8, 2)), np.uint8).reshape(8, 8)
+    assert (pairs == pairs.T).all() and not pairs.diagonal().any()
+    assert pairs[0].nonzero()[0].tolist() == [1, 3, 4] and pairs[6].nonzero()[0].tolist() == [2, 5, 7]
+    assert neighbours(3) == neighbours(3, 1) and neighbours(1) == bytearray(1)
