@@ -1,4 +1,4 @@
-"""What do one device's bits cost? Two replicas (reproducible=False) beside a pipeline of two ranks, and beside one rank, on two cores.
+"""What do one device's bits cost? Two replicas (reproducible=False) beside a pipeline of two ranks, on two cores.
 
 step time of 2 ranks with one device's bits (the plan of tp.plan) / step time of 2 replicas of 1 rank each, which add their
 gradients; GPT-2's 124M shape. Interleaved rounds; each turn launches afresh and leaves out its first step.
@@ -47,7 +47,8 @@ def main() -> None:
     times = {name: summary([s for turn in said for s in turn["seconds"]]) for name, said in answers.items()}
     pipeline, replicas = (times[name]["median"] for name in shapes)
     result |= {
-        "batch": args.batch, "length": args.length, "layers": args.layers, "step_time_s": times, "cost_of_bits": pipeline / replicas,
+        "batch": args.batch, "length": args.length, "layers": args.layers, "step_time_s": times,
+        "cost_of_bits": pipeline / replicas,
         "predicted_step_time_s": {name: plan.step_time_s for name, plan in plans.items()},
         "update_s": {name: [turn["update_s"] for turn in said] for name, said in answers.items()},
         "losses": {name: [turn["losses"] for turn in said] for name, said in answers.items()},
