@@ -434,7 +434,7 @@ def test_the_queue_of_monge_costs_is_the_kernels_search():
 
 def test_a_finer_grid_is_never_slower_where_the_search_is_local() -> None:
     """Up to 256 units the optimum is proven; above, a descent from coarser slices once ended above the next coarser optimum."""
-    for seed, tokens, stages in ((2, 512, 4), (4, 512, 2), (9, 768, 3), (19, 1024, 2)):
+    for seed, tokens, stages in ((2, 512, 4), (4, 512, 2), (9, 768, 3), (19, 1024, 2), (11, 2048, 4)):
         rng = np.random.default_rng(seed)
         i = np.arange(tokens + 1.0)
         curves = [(rng.uniform(0.5, 6) + rng.uniform(0.01, 0.2) * i) * rng.uniform(1, 1.3, tokens + 1) for _ in range(stages)]

@@ -45,9 +45,9 @@ tp_flow_shop(const double *time_s, int64_t jobs, int64_t machines, double *clock
 /* The slicing of least makespan (two chains: sum of makespans). Proven optimal up to TP_SHOP_EXACT units if the work suffices:
  * label setting, where a label is the vector of C_q after some tokens, dropped if another of the same tokens is nowhere later,
  * or if a bound says that it cannot lead to less than the best known. Above, descent on the slice boundaries from good starts,
- * each slicing evaluated exactly; up to 1024 units the coarser grids that this one refines are among them, as they are found
- * with a quarter of the work. The bound: for random nondecreasing tokens x_0 <= x_1 <= .. at which a path changes machines,
- * with N_q(e) = P(x_q <= e), N before the first machine 1, behind the last 0, the longest path is at least the mean one:
+ * each slicing evaluated exactly; the best on each coarser grid that this one refines is among them, found as if asked for.
+ * The bound: for random nondecreasing tokens x_0 <= x_1 <= .. at which a path changes machines, with N_q(e) = P(x_q <= e), N
+ * before the first machine 1, behind the last 0, the longest path is at least the mean one:
  *     makespan >= sum over slices (j, e] sum_q c_q(j, e) (N_{q-1}(e) - N_q(j)),
  * and the least of the right side over all slicings is one dynamic programme. Equal machines: PLANNERS.md 1.3's
  * position-weighted Lagrangian. The N are mixed from near-critical paths of the slicings found by that very programme.

@@ -10,8 +10,7 @@
 #define WORK ((int64_t)400 * 1000 * 1000)
 #define SURROGATE 2048 /* units up to which a dense surrogate is made */
 #define THRESHOLDS 48
-#define LADDER 1024   /* units up to which all coarser grids are searched first */
-#define GRIDS 64
+#define GRIDS 512 /* no number of units up to 1 << 24 has more divisors */
 
 /* The surrogate: every slice costs what it costs on its slowest machine (of each chain), on equal machines. */
 static void
@@ -123,7 +122,6 @@ solve_coarse(tp_arena *arena, const tp_shop_line *line, int factor, grids *known
             return TP_OK;
     *at = -1;
     options.longest /= factor;
-    options.work /= coarse.units <= TP_SHOP_EXACT ? 4 : 1;
     if (known->count == GRIDS || (line->options->longest > 0 && options.longest == 0) ||
         !tp_slice_memory_coarsen(&line->options->memory, factor, coarse.units, &options.memory))
         return TP_OK;
@@ -165,9 +163,8 @@ take_coarse(tp_shop_line *line, const grids *known, int at, int factor, int *scr
     *done = 1;
 }
 
-/* Begin with the best of what coarser grids found. Of up to LADDER units those are all that this one refines, by one prime
- * at a time, so that a finer grid is never worse; of more the finest such of them; and where there is none the coarse one that
- * leaves a rest. 0 in *done: nothing was possible. */
+/* Begin with the best of what coarser grids found: all that this one refines, by one prime at a time, so that a finer grid is
+ * never worse; where there is none, the coarse one that leaves a rest. 0 in *done: nothing was possible. */
 static tp_status
 from_coarse(tp_arena *arena, tp_shop_line *line, grids *known, tp_shop_plan *plan, int *done)
 {
@@ -175,16 +172,13 @@ from_coarse(tp_arena *arena, tp_shop_line *line, grids *known, tp_shop_plan *pla
     void *scratch;
     TP_TRY(tp_arena_take(arena, (size_t)n, sizeof(int), &scratch));
     for (int factor = 2, rest = n; factor <= n / least; factor++) {
-        int prime = rest % factor == 0;
+        if (rest % factor != 0)
+            continue;
         while (rest % factor == 0)
             rest /= factor;
-        if (n <= LADDER ? !prime : n % factor != 0 || n / factor > LADDER)
-            continue;
         TP_TRY(solve_coarse(arena, line, factor, known, plan, &at));
         if (at >= 0)
             take_coarse(line, known, at, factor, scratch, done);
-        if (n > LADDER && *done)
-            return TP_OK;
     }
     if (!*done) {
         grids alone = {0};

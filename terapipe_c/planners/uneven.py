@@ -145,8 +145,8 @@ def slice_uneven(
     cost models (seq_len and granularity then as there). bwd: as many for the backward pass, which begins when the last
     stage ends its forwards; the latency is that of both. comm: one more cost, a slice's seconds on each link between two
     stages, beside their work. Up to 256 units the optimum is proven if ``work`` (extensions of a label by one machine; 0:
-    4e8) suffices; above, the slicing is a local optimum of boundary moves, evaluated exactly, which up to 1024 units is no slower
-    than that of a granularity that this one divides. ``lower_bound_s`` is proven either way. Deterministic: no clock is read.
+    4e8) suffices; above, the slicing is a local optimum of boundary moves, evaluated exactly, which is no slower than that of a
+    granularity that this one divides. ``lower_bound_s`` is proven either way. Deterministic: no clock is read.
     """
     from .slices import _longest, _unit, core_cost
 
