@@ -58,18 +58,20 @@ class Candidate:
 class Replicas:
     """Data parallelism: how many pipelines, and the link on which they sum their gradients.
 
-    A ring all-reduce of n bytes among d replicas takes ``2 (d - 1) (latency + n / (d bandwidth))`` seconds: reduce-scatter
-    and all-gather, d - 1 steps each (Patarasu & Yuan 2009). It is counted once a step on every stage, before its update,
-    not overlapped with the backward.
+    An all-reduce of n bytes among d replicas takes ``2 (d - 1) (latency + n / (d bandwidth))`` seconds: reduce-scatter
+    and all-gather, d - 1 messages each (Patarasu & Yuan 2009), and where ranks copy their messages themselves those copies, out
+    and in. It is counted once a step on every stage, before its update, not overlapped with the backward.
     """
 
     count: int = 1
     latency_s: float = 0.0
     bandwidth_Bps: float = 1.0
+    copy_byte_s: float = 0.0      #: of a byte, for each copy that a rank makes
 
     def seconds(self, size: Any) -> Any:
         """Of summing ``size`` bytes."""
-        return 2 * (self.count - 1) * (self.latency_s + size / (self.count * self.bandwidth_Bps)) if self.count > 1 else 0.0
+        byte_s = 1 / self.bandwidth_Bps + 2 * self.copy_byte_s
+        return 2 * (self.count - 1) * (self.latency_s + size / self.count * byte_s) if self.count > 1 else 0.0
 
 
 def rounded(seconds: float) -> float:

@@ -127,7 +127,7 @@ class Request:
     @property
     def link(self) -> Replicas:
         """On which the replicas add their gradients."""
-        return Replicas(self.replicas, self.cluster.link_latency_s, self.cluster.link_bandwidth_Bps)
+        return Replicas(self.replicas, self.cluster.link_latency_s, self.cluster.link_bandwidth_Bps, self.costs.copy_byte_s)
 
     def judge(self, ranks: int) -> Judge:
         """Of plans for so many ranks."""
