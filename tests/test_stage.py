@@ -83,7 +83,7 @@ def test_gpt2s_vocabulary():
     expected_loss, expected = ref.loss_and_grads(model, params, data)
     assert abs(loss / expected_loss - 1) <= TOLERANCE
     error, name = worst_error(grads, expected)
-    assert error <= TOLERANCE, name
+    assert error <= TOLERANCE / 5, name  # other data than this are up to three times further off
 
 
 def test_logits_and_scores_far_apart_do_not_overflow():

@@ -5,10 +5,13 @@
  * unless said. Kernels allocate nothing: they use backend->workspace, sized before by workspace_bytes.
  *
  * THE REPRODUCIBILITY CONTRACT, which makes every slicing give the same bits:
- *  - matrix products: every output element is one chain of fused multiply-adds over k ascending in the order the
- *    pointers give, starting from +0 (or from the old value where it accumulates): acc = fma(a_k, b_k, acc). Blocking,
- *    the number of rows, threads and the instruction set (AVX2, AVX-512) do not show in the result. The epilogue
- *    (bias, residual, GELU) is applied once to the finished chain.
+ *  - linear, linear_t: the K products of an output element are cut into n = ceil(K / 192) pieces, piece i being those
+ *    from floor(K i / n) on. Each piece is a chain of fused multiply-adds from +0, k ascending, acc = fma(a_k, b_k, acc),
+ *    and the pieces are added from the first to the last: a sum over a vocabulary in one chain would lose a digit. The
+ *    epilogue (bias, residual, GELU) is applied once to the finished sum.
+ *  - linear_w: one such chain over all rows in the order the pointers give, from +0 or from the old value where it
+ *    accumulates, since slices cut rows anywhere.
+ *  - Other blocking, the number of rows, threads and the instruction set (AVX2, AVX-512) do not show in a product.
  *  - row-wise ops (LayerNorm, GELU, softmax, loss): a row's result depends on that row alone.
  *  - attention: tiles of keys and of queries are anchored at absolute multiples, so row t gives the same bits for any
  *    slice that contains it; dK, dV of a key are chains over queries ascending.

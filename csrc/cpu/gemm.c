@@ -1,9 +1,10 @@
 /* The matrix products of the CPU backend. Included by isa_body.h once per instruction set.
  *
  * Weights are kept in panels (cpu.h), so that B needs no packing; A is copied block by block into the workspace.
- * Loops, outermost first: row blocks of C, groups of panels, chunks of k, panels, tiles of rows. A chain that crosses
- * chunks of k is stored and reloaded as fp32, which changes no bit of it. Every size here is invisible in the
- * results. */
+ * Loops, outermost first: row blocks of C, groups of panels, chunks of k, panels, tiles of rows. In linear and linear_t each
+ * chunk of k is a chain of its own, added to the chunks before it: one chain over a vocabulary of 50257 would lose a digit.
+ * In linear_w, whose k are rows, a chain that crosses chunks is stored and reloaded as fp32, which changes no bit of it. Every
+ * size here but GEMM_DEPTH is invisible in the results. */
 #include "csrc/cpu/cpu.h"
 
 #include "csrc/cpu/gemm_pack.h"
@@ -18,7 +19,7 @@
 #define GEMM_W_GROUP     48 /* the same in linear_w */
 
 #define GEMM_A_FLOATS      ((int64_t)GEMM_BLOCK_TILES * GEMM_COLUMN_LD * GEMM_ROW_LD) /* both packings of A fit */
-#define GEMM_C_FLOATS      ((int64_t)GEMM_BLOCK_ROWS * GEMM_GROUP * TP_PANEL)         /* linear: unfinished chains */
+#define GEMM_C_FLOATS      ((int64_t)GEMM_BLOCK_ROWS * GEMM_GROUP * TP_PANEL)         /* linear: unfinished sums */
 #define GEMM_B_FLOATS      ((int64_t)GEMM_PANEL_LD * GEMM_W_GROUP)                    /* linear_w: dy in panels */
 #define GEMM_MEMBER_FLOATS (GEMM_A_FLOATS + (GEMM_B_FLOATS > GEMM_C_FLOATS ? GEMM_B_FLOATS : GEMM_C_FLOATS))
 
@@ -166,7 +167,7 @@ fetch_part(const float *x, int64_t x_stride, int64_t rows, int64_t width, int64_
     }
 }
 
-/* The rows x panels of y that b names, one chunk of k; `c` holds the chains, panel after panel; `next`: the block whose
+/* The rows x panels of y that b names, one chunk of k; `c` holds the sums, panel after panel; `next`: the block whose
  * rows of x are packed after this one. */
 static void
 linear_block(const linear_job *job, const block *b, const block *next, const float *a, float *c)
@@ -177,7 +178,10 @@ linear_block(const linear_job *job, const block *b, const block *next, const flo
     int64_t late = least(panels, 8); /* what is fetched before the last panels would be evicted again */
     int finished = b->k.last == job->depth;
     gemm_tile t = {
-        .depth = b->k.last - b->k.first, .accumulate = b->k.first > 0, .next_step = divide_up(4 * 2 * 64, tiles)};
+        .depth = b->k.last - b->k.first,
+        .chain = b->k.first > 0 ? GEMM_ADD : GEMM_BEGIN,
+        .next_step = divide_up(4 * 2 * 64, tiles),
+    };
     for (int64_t p = 0; p < panels; p++) {
         t.b = op->weight + ((b->panels.first + p) * job->depth + b->k.first) * TP_PANEL;
         t.next =
@@ -233,7 +237,7 @@ piece_of(range whole, int64_t pieces, int64_t i)
     return (range){whole.first + part.first, whole.first + part.last};
 }
 
-/* Chunks of k innermost: the chains of one block are finished before the next begins. */
+/* Chunks of k innermost: the sums of one block are finished before the next begins. */
 static block
 linear_step(const walk *w, int64_t step)
 {
@@ -303,7 +307,8 @@ weight_block(const weight_job *job, range in, range panels, range k, float *a, c
 {
     int64_t count = in.last - in.first, tiles = pieces_of(count, GEMM_ROWS), size = count / tiles,
             longer = count % tiles;
-    gemm_tile t = {.depth = k.last - k.first, .accumulate = job->accumulate || k.first > 0, .soon_step = TP_PANEL};
+    gemm_tile t = {.depth = k.last - k.first, .chain = job->accumulate || k.first > 0 ? GEMM_GO_ON : GEMM_BEGIN,
+                   .soon_step = TP_PANEL};
     gemm_pack_columns(count, job->n_in - in.first, tiles, t.depth, job->x + k.first * job->x_stride + in.first,
                       job->x_stride, a);
     for (int64_t p = panels.first; p < panels.last; p++) {

@@ -1,4 +1,4 @@
-/* The innermost product of the CPU GEMM: C[rows, TP_PANEL] (+)= A[rows, depth] B[depth, TP_PANEL], one chain of fused
+/* The innermost product of the CPU GEMM: C[rows, TP_PANEL] from A[rows, depth] B[depth, TP_PANEL], one chain of fused
  * multiply-adds per element, k ascending. B is one panel (row k at b + k * TP_PANEL), C has rows of TP_PANEL floats.
  *
  * The accumulators fill the register file as in Goto & van de Geijn, "Anatomy of High-Performance Matrix
@@ -16,7 +16,8 @@
 
 #define GEMM_INLINE static inline __attribute__((always_inline))
 
-/* Most k of one tile call: a panel of B is then 24 KiB, and stays in a level-1 cache of 32 KiB or more. */
+/* Most k of one tile call: a panel of B is then 24 KiB, and stays in a level-1 cache of 32 KiB or more. It shows in the results
+ * (backend.h), so it is the same for all instruction sets. */
 #define GEMM_DEPTH   192
 #define GEMM_W_DEPTH 128 /* where both operands are packed, as linear_w does: a tile of A and the panel fit together */
 /* A block of A is kept as its rows (k contiguous) or as its columns (rows of C contiguous), whichever makes packing a
@@ -34,6 +35,7 @@ typedef __m512 gemm_vec;
 #define gemm_load(p)      _mm512_loadu_ps(p)
 #define gemm_store(p, v)  _mm512_storeu_ps((p), (v))
 #define gemm_fma(x, b, c) _mm512_fmadd_ps((x), (b), (c))
+#define gemm_add(a, b)    _mm512_add_ps((a), (b))
 #elif defined(__AVX2__) && defined(__FMA__)
 #define GEMM_ROWS         6
 #define GEMM_COLUMN_LD    8
@@ -43,6 +45,7 @@ typedef __m256 gemm_vec;
 #define gemm_load(p)      _mm256_loadu_ps(p)
 #define gemm_store(p, v)  _mm256_storeu_ps((p), (v))
 #define gemm_fma(x, b, c) _mm256_fmadd_ps((x), (b), (c))
+#define gemm_add(a, b)    _mm256_add_ps((a), (b))
 #else
 #define GEMM_ROWS      6
 #define GEMM_COLUMN_LD 8
@@ -77,6 +80,12 @@ gemm_fma(gemm_vec x, gemm_vec b, gemm_vec c)
         v[i] = fmaf(x[i], b[i], c[i]);
     return v;
 }
+
+GEMM_INLINE gemm_vec
+gemm_add(gemm_vec a, gemm_vec b)
+{
+    return a + b;
+}
 #endif
 
 /* One broadcast for two products. The compiler would fold it into both, and loads would be the bottleneck. */
@@ -97,6 +106,12 @@ gemm_broadcast(float x)
 #define GEMM_UNROLL 8
 #define GEMM_WIDTH (2 * GEMM_LANES) /* columns of one strip: two registers */
 
+typedef enum {
+    GEMM_BEGIN, /* c = a chain from +0 */
+    GEMM_GO_ON, /* c = the chain that c holds, longer by this */
+    GEMM_ADD    /* c = c + a chain from +0 */
+} gemm_chain;
+
 /* What one tile call works on. a is packed by gemm_pack_rows or gemm_pack_columns. Two streams are fetched on the
  * side: next, two lines every fourth k, next_step bytes apart, into the level-2 cache (rows: the panel that follows); soon,
  * two lines every eighth k, soon_step floats apart, into the level-1 cache (rows about to be written). They are
@@ -105,7 +120,7 @@ typedef struct {
     int64_t depth;
     const float *a, *b;
     float *c;
-    int accumulate; /* 0: chains start from +0 */
+    gemm_chain chain;
     const char *next;
     int64_t next_step;
     const float *soon;
@@ -135,12 +150,12 @@ tile_strip(const int rows, const int64_t row_stride, const int64_t k_stride, con
     float *restrict c = t->c + column;
     const char *next = t->next;
     const int64_t depth = t->depth, next_step = t->next_step, soon_step = t->soon_step;
-    const int accumulate = t->accumulate;
+    const gemm_chain chain = t->chain;
     gemm_vec acc[GEMM_ROWS][2];
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) {
-        acc[r][0] = accumulate ? gemm_load(c + r * TP_PANEL) : gemm_zero();
-        acc[r][1] = accumulate ? gemm_load(c + r * TP_PANEL + GEMM_LANES) : gemm_zero();
+        acc[r][0] = chain == GEMM_GO_ON ? gemm_load(c + r * TP_PANEL) : gemm_zero();
+        acc[r][1] = chain == GEMM_GO_ON ? gemm_load(c + r * TP_PANEL + GEMM_LANES) : gemm_zero();
     }
     int64_t k = 0;
     for (; k + GEMM_UNROLL <= depth; k += GEMM_UNROLL) {
@@ -163,6 +178,13 @@ tile_strip(const int rows, const int64_t row_stride, const int64_t k_stride, con
     }
     for (; k < depth; k++, a += k_stride, b += TP_PANEL)
         tile_step(rows, row_stride, a, b, acc);
+    if (chain == GEMM_ADD) {
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; r++) {
+            acc[r][0] = gemm_add(gemm_load(c + r * TP_PANEL), acc[r][0]);
+            acc[r][1] = gemm_add(gemm_load(c + r * TP_PANEL + GEMM_LANES), acc[r][1]);
+        }
+    }
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) {
         gemm_store(c + r * TP_PANEL, acc[r][0]);
