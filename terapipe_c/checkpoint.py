@@ -483,10 +483,13 @@ def _write_state(path: Path, state: dict[str, Any]) -> None:
         raise InvalidValueError(
             f"{path}: the hyper-parameters and data position must be plain JSON: {error}"
         ) from error
-    with path.open("x") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with path.open("x") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:    # of a write: it names no file
+        raise type(error)(error.errno, error.strerror, str(path)) from None
 
 
 def read_state(path: Path) -> dict[str, Any]:

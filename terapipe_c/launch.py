@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -284,17 +284,21 @@ class Run(Outcome):
             self._region.abort("EABORTED", -1, f"the launcher failed: {error}")
             self._follow(None, deaf=True)  # what they say is what went wrong, perhaps
         finally:
-            if metrics is not None:
-                metrics.close()
-            self._ranks.close()
-            self._region.close()
-            if self._folder is not None:
-                self._folder.close()
-            if self._error is None and len(self._ends) < self._job["ranks"]:
-                self._error = self._failure()
-            with self._changed:
+            try:
+                if self._error is None and len(self._ends) < self._job["ranks"]:
+                    self._error = self._failure()
+                self._give_back(metrics)
+            except BaseException as error:
+                self._error = self._error or error
+            with self._changed:     # whatever happened: who waits for it would wait for ever
                 self._over = True
                 self._changed.notify_all()
+
+    def _give_back(self, metrics: Any) -> None:
+        with ExitStack() as stack:
+            for thing in (self._folder, self._region, self._ranks, metrics):    # the last one first, and all of them
+                if thing is not None:
+                    stack.callback(thing.close)
 
     def _follow(self, metrics: Any, deaf: bool = False) -> None:
         """Hear every rank to its end; once there is an abort, those that outlive it by GRACE_S are killed."""

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -90,8 +91,12 @@ class Outcome:
     def _take_record(self, event: dict[str, Any], metrics: IO[str] | None) -> Record:
         record = Record(**event, predicted_step_time_s=float(self.plan.step_time_s))
         if metrics is not None:
-            metrics.write(json.dumps(asdict(record)) + "\n")
-            metrics.flush()
+            row = {name: value if value is None or math.isfinite(value) else None for name, value in asdict(record).items()}
+            try:
+                metrics.write(json.dumps(row, allow_nan=False) + "\n")
+                metrics.flush()
+            except OSError as error:
+                raise type(error)(error.errno, error.strerror, metrics.name) from None
         return record
 
     def _write_trace(self) -> None:

@@ -144,14 +144,17 @@ class _Rank:
                     self.error = error
                     raise
         finally:
-            if self.metrics is not None:
-                self.metrics.close()
+            try:
+                if self.metrics is not None:
+                    self.metrics.close()
+            except OSError as error:    # what a full disk did not take is told again here
+                self.error = self.error or error
             if self.folder is not None:
                 self.folder.close()
             self.comm.close()
-        if outcome is None:
-            assert self.error is not None
+        if self.error is not None:
             raise self.error
+        assert outcome is not None
         return outcome
 
     def _train(self, arguments: Mapping[str, Any]) -> RankRun:

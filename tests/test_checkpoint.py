@@ -465,3 +465,13 @@ def test_no_mutated_header_gets_past_or_raises_anything_but_a_clear_error(tmp_pa
             assert sum(spec.nbytes for spec in found.tensors.values()) <= found.nbytes == len(bad)
             assert all(read_tensor(path, spec).shape == spec.shape for spec in found.tensors.values())
     assert refused > 2000
+
+
+def test_a_state_that_the_disk_does_not_take_is_named(tmp_path, monkeypatch):
+    def full(fd):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space") as caught:
+        tp.checkpoint._write_state(tmp_path / "state.json", {})
+    assert caught.value.filename == str(tmp_path / "state.json")

@@ -238,3 +238,34 @@ def test_a_report_says_that_ranks_shared_cores(monkeypatch):
     assert "2 ranks of 4 threads had 7 cores" in told(7, threads_per_rank=4).caveats[0]
     monkeypatch.setattr(sys.modules["terapipe_c.report"], "cpu_quota", lambda: 1.5)
     assert "2 ranks of 1 thread had 1.5 cores" in told(8).caveats[0]
+
+
+def test_a_disk_that_is_full_for_the_metrics_ends_the_run_and_names_the_file(tmp_path):
+    """What could not be written is tried again when the file is closed: that must not keep anybody from hearing of the end."""
+    then = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+size = (run.out / "metrics.jsonl").stat().st_size
+resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+try:
+    run.wait()
+except OSError as error:
+    assert error.filename == str(run.out / "metrics.jsonl"), error
+    raise SystemExit(0 if not run.running else 3)
+raise SystemExit(4)
+"""
+    child = script(tmp_path, 100_000, then)
+    assert child.wait(60) == 0
+
+
+def test_a_loss_that_is_no_number_leaves_metrics_that_are_json(tmp_path):
+    def no_constant(name):
+        raise ValueError(name)
+
+    model, cluster = tp.GPTConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=256, block_size=8), tp.Cluster.local()
+    plan = tp.plan(model, cluster, batch=1, seq_len=8, costs=tp.CostModel.analytic(model, cluster), planner="uniform", stages=1)
+    run = tp.launch(plan, np.arange(4000) % 256, 1, out=tmp_path / "a", lr=1e30, grad_clip=0.0, eval_every=1, processes=False,
+                    progress=False)
+    assert not np.isfinite(run.wait().loss_eval)
+    row = json.loads((tmp_path / "a/metrics.jsonl").read_text(), parse_constant=no_constant)
+    assert row["eval_loss"] is None and np.isfinite(row["loss"])
