@@ -339,3 +339,11 @@ def test_a_cell_that_is_no_amount_is_named():
         program.simulate({"F": 1.0, "B": 2.0}, activation_bytes=float("nan"))
     with pytest.raises(ValueError, match=r"seconds of F\[1, 0\] is -3"):
         program.makespan([{"F": 1.0, "B": 2.0}, {"F": bad, "B": 2.0}])
+
+
+def test_seconds_beyond_a_double_are_refused():
+    """They gave a timeline of infinite length without idle time, which could not be drawn."""
+    program = schedules.gpipe(3, 4)
+    with pytest.raises(ValueError, match="beyond what a double holds"):
+        program.simulate({"F": 1e308, "B": 1e308})
+    assert np.isfinite(program.simulate({"F": 1e306, "B": 1e306}).makespan_s)

@@ -407,6 +407,9 @@ fill(sim *s, unsigned ops, tp_timeline *line, int keep_intervals)
     TP_TRY(run_bodies(s));
     run_ends(s);
     line->makespan_s = makespan(s);
+    if (!isfinite(line->makespan_s * p->ranks))
+        return tp_fail(TP_EVALUE, "the seconds of this program add up beyond what a double holds: shorter operations and "
+                                  "messages would be right");
     for (int r = 0; r < p->ranks; r++) {
         line->busy_s[r] = s->work[r] - s->recompute[r] - s->swap[r];
         double first = s->first_backward[r]; /* from here on: seconds idle before it */
