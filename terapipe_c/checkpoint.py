@@ -42,6 +42,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointLayout",
     "CheckpointWriter",
+    "check_names",
     "check_params",
     "find_checkpoint",
     "load_checkpoint",
@@ -103,7 +104,7 @@ def param_shapes(model: Any) -> dict[str, tuple[int, ...]]:
 
 def check_params(what: str, params: Any, model: Any) -> Params:
     """Those of the model's parameters, in canonical order; a TypeError or ValueError that begins with `what` where one is no
-    float32 array, missing, or of another shape."""
+    float32 array, missing, of another shape, or another model's."""
     if not isinstance(params, Mapping):
         raise InvalidTypeError(f"{what} is {brief(params)}: {{name: float32 array}}, as of tp.init_params, would be right")
     for name, value in params.items():
@@ -115,7 +116,18 @@ def check_params(what: str, params: Any, model: Any) -> Params:
         if name not in params or params[name].shape != shape:
             found = "missing" if name not in params else f"of shape {params[name].shape}"
             raise InvalidValueError(f"{what}: {name} is {found}: {shape}, as in tp.init_params(model), would be right")
+    check_names(what, params, model)
     return {name: params[name] for name in shapes}
+
+
+def check_names(what: str, params: Mapping[str, Any], model: Any) -> None:
+    """ValueError that begins with `what` where a name is no parameter of the model: what is left out of a deeper one would train
+    and not be that model. The head of a tied embedding, which PyTorch names too, may be among them, if it is the embedding."""
+    shapes = param_shapes(model)
+    for name in params:
+        if name not in shapes and not (name == "lm_head.weight" and np.array_equal(params[name], params["transformer.wte.weight"])):
+            raise InvalidValueError(f"{what}: {brief(name)} is no parameter of {model!r}: the names of tp.init_params(model) "
+                                    "would be right")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -194,12 +195,16 @@ def _resume_from(folder: Path | None, job: Mapping[str, Any]) -> tuple[dict[str,
 
     path = find_checkpoint(Path(str(folder)))
     state = read_state(path / STATE_FILE)
-    different = [name for name in MODEL_FIELDS if state["model"][name] != job["model"][name]]
-    if different:
-        name = different[0]
-        raise _core.InvalidValueError(f"{path}: the checkpoint's model has {name} {state['model'][name]}, the plan's has "
-                                      f"{job['model'][name]}")
+    _same_model(path, state["model"], SimpleNamespace(**job["model"]))
     return {"resume_from": str(path), "first_step": int(state["step"])}, state["data"]
+
+
+def _same_model(path: Path, saved: Mapping[str, Any], model: Any) -> None:
+    """Also where all shapes are the same: heads of another width are another model."""
+    for name in MODEL_FIELDS:
+        if saved[name] != getattr(model, name):
+            raise _core.InvalidValueError(f"{path}: the checkpoint's model has {name} {saved[name]}, the plan's has "
+                                          f"{getattr(model, name)}")
 
 
 def _initial(init: Any, model: Any) -> Mapping[str, NDArray[np.float32]]:
@@ -209,6 +214,8 @@ def _initial(init: Any, model: Any) -> Mapping[str, NDArray[np.float32]]:
         init = load_checkpoint(init, optimizer=False)
     if not isinstance(init, (Mapping, Checkpoint)):
         raise _core.InvalidTypeError(f"init is {type(init).__name__}: a dict of arrays, a checkpoint or its path would be right")
+    if isinstance(init, Checkpoint):
+        _same_model(init.path, init.model_dict, model)
     params: Mapping[str, NDArray[np.float32]] = init if isinstance(init, Mapping) else init.params or {}
     return {name: np.ascontiguousarray(value) for name, value in check_params("init", params, model).items()}
 

@@ -134,6 +134,26 @@ def test_the_seed_is_in_the_parameters_and_in_the_data(tmp_path):
     assert given[0] not in (one[0], other[0])  # the weights of one on the data of the other
 
 
+def test_parameters_of_another_model_are_refused(tmp_path):
+    """All that this one needs may be among them, and in the right shapes."""
+    plan = make_plan(2, "gpipe")
+    own = tp.init_params(plan.model, seed=3)
+    tied = {**own, "lm_head.weight": own["transformer.wte.weight"].copy()}      # as PyTorch's state_dict has it
+    losses = [[record.loss for record in start(plan, 1, init=init, processes=False)] for init in (own, tied)]
+    assert losses[0] == losses[1]
+    deeper = tp.init_params(tp.GPTConfig(**{**MODEL, "n_layer": 4}), seed=3)
+    tokens = DATA[:2 * (SEQ + 1)].reshape(2, SEQ + 1)
+    for params, name in ((deeper, "h.3.ln_1.weight"), ({**tied, "lm_head.weight": tied["lm_head.weight"] + 1}, "lm_head.weight")):
+        with pytest.raises(ValueError, match=f"init: '.*{name}' is no parameter of GPTConfig"):
+            start(plan, 1, init=params, processes=False)
+        with pytest.raises(ValueError, match=f"params: '.*{name}' is no parameter of GPTConfig"):
+            tp.loss_and_grads(plan.model, params, tokens)
+    list(start(make_plan(1, "gpipe", n_head=4), 1, out=tmp_path / "heads", processes=False))
+    for init in (tmp_path / "heads", tp.load_checkpoint(tmp_path / "heads")):
+        with pytest.raises(ValueError, match="the checkpoint's model has n_head 4, the plan's has 2"):
+            start(plan, 1, init=init, processes=False)
+
+
 # ---- evaluation, stopping, what it measured --------------------------------------------------------------------------
 
 EVALUATED = {
