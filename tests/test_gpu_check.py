@@ -1,6 +1,7 @@
 """benchmarks/gpu_check.py without a GPU: its deadlines, and what becomes of questions that fail, hang or answer."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,22 @@ def test_at_worst_it_ends_within_nine_minutes():
 def test_every_question_is_listed():
     ran = subprocess.run([sys.executable, str(ROOT / "benchmarks/gpu_check.py"), "--list"], capture_output=True, text=True)
     assert ran.returncode == 0 and "training 1558M" in ran.stdout and "at worst" in ran.stdout, ran.stderr
+
+
+def test_a_model_leaves_the_gpu_some_memory(monkeypatch):
+    """GPT-2 1558M as it is trained on an H200 takes 82 GB: an H100 has 84, and not for it alone."""
+    cuda_emu = pytest.importorskip("cuda_emu")
+    if not (ROOT / "cuda").is_dir() or not shutil.which("gcc"):
+        pytest.skip("no CUDA sources beside the tests, or no gcc")
+    monkeypatch.setenv("TERAPIPE_CUDA_MODULE", str(cuda_emu.build()))
+    (asked,) = (q for q in gpu_check.questions() if q.name == "training 1558M")
+    training = asked.answer.__globals__
+    most = training["SIZES"]["1558M"][1]
+    assert training["sized"]("1558M", 141 << 30)[1] == most
+    device_bytes = 78 << 30
+    model, batch, micros = training["sized"]("1558M", device_bytes)
+    assert most - 2 <= batch < most and micros == training["SIZES"]["1558M"][2]
+    assert training["bytes_of"](model, batch, micros) <= device_bytes - (3 << 30)
 
 
 QUESTIONS = '''

@@ -17,6 +17,7 @@ from gpu_check import Question, small, so_far
 
 SIZES = {"124M": ("gpt2-124m", 16, 4), "350M": ("gpt2-345m", 16, 4), "774M": ("gpt2-762m", 8, 6), "1558M": ("gpt2-1558m", 12, 4)}
 GOALS = {"124M": 400.0, "350M": 430.0, "774M": 455.0, "1558M": 490.0}
+SPARE_BYTES = 3 << 30
 HYPER = dict(lr=1e-4, weight_decay=0.1, grad_clip=1.0)
 
 
@@ -82,17 +83,22 @@ def invariance():
     return found | {"headline": f"equal over {len(found)} slicings"}
 
 
+def plan_of(model, slicing, ranks=1, schedule="one_f_one_b", apart=False):
+    """(program, partition) of engine_of."""
+    import terapipe_c as tp
+    from terapipe_c.cost import even_partition
+
+    program = getattr(tp.schedules, schedule)(ranks, len(slicing), [len(n) for _, n in slicing])
+    program = (program.split() if apart else program).lower(ranks > 1 and model.tie_weights)
+    return program, even_partition(model, ranks)
+
+
 def engine_of(model, slicing, ranks=1, schedule="one_f_one_b", dtype="bf16", apart=False, **device):
     """apart: B as I and W, so that a gradient goes on before the weights' is made (at slice 0, of all slices)."""
-    import terapipe_c as tp
     from terapipe_c.backend import Backend
-    from terapipe_c.cost import even_partition
     from terapipe_c.engine import RankEngine
 
-    build = getattr(tp.schedules, schedule)
-    program = build(ranks, len(slicing), [len(n) for _, n in slicing])
-    program = (program.split() if apart else program).lower(ranks > 1 and model.tie_weights)
-    partition = even_partition(model, ranks)
+    program, partition = plan_of(model, slicing, ranks, schedule, apart)
 
     def make(rank, comm=None, **more):
         return RankEngine(model, partition, slicing, program, rank, comm, backend=Backend("cuda", dtype), **device, **more)
@@ -168,14 +174,29 @@ def some_params(model):
             else block[64 * i:64 * i + math.prod(shape)].reshape(shape) for i, (name, shape) in enumerate(shapes.items())}
 
 
-def sized(size):
-    """(model, sequences of a micro-batch, micro-batches of a step)."""
+def sized(size, device_bytes=None):
+    """(model, sequences of a micro-batch, micro-batches of a step): of SIZES, or fewer sequences where the GPU has no room for
+    them. GPT-2 1558M takes 82 of an H100's 84 or 85 GB with 12, and the contexts, cublasLt's kernels and graphs want some too."""
     import terapipe_c as tp
 
     if small():
         return small_model(), 1, 2
     preset, batch, micros = SIZES[size]
-    return tp.GPTConfig.preset(preset), batch, micros
+    model = tp.GPTConfig.preset(preset)
+    room = (tp.cuda.devices()[0].total_bytes if device_bytes is None else device_bytes) - SPARE_BYTES
+    while batch > 1 and bytes_of(model, batch, micros) > room:
+        batch -= 1
+    return model, batch, micros
+
+
+def bytes_of(model, batch, micros):
+    """Of the device's memory, that training() takes."""
+    from terapipe_c.backend import Backend
+    from terapipe_c.engine import rank_memory
+
+    slicing = [(batch, [model.block_size])] * micros
+    program, partition = plan_of(model, slicing)
+    return rank_memory(model, partition, slicing, program, backend=Backend("cuda", "bf16"))[0]
 
 
 def training(size):
@@ -275,14 +296,18 @@ def torch_gpt(model):
         return Gpt()
 
 
-def torch_steps(size, whole, enough):
+def torch_steps(size, whole, enough, layers=None):
     """Seconds of each step of the same training by PyTorch, until enough(seconds). whole: compiled as one graph; else every
-    block by itself (they share what is compiled) and the head: a deep model as one graph takes minutes to compile."""
+    block by itself (they share what is compiled) and the head: a deep model as one graph takes minutes to compile. layers: so
+    many of the model's."""
+    import dataclasses
+
     import torch
 
     if cache := os.environ.get("GPU_CHECK_CACHE"):
         os.environ |= {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/triton"}
     model, batch, micros = sized(size)
+    model = dataclasses.replace(model, n_layer=layers or model.n_layer)
     where = "cpu" if small() else "cuda"
     torch.set_float32_matmul_precision("high")
     net = torch_gpt(model)
@@ -331,8 +356,9 @@ def torch_peer(size, whole):
 
 
 def warm_torch(size, whole):
-    """One step, so that what is compiled lies on the disk."""
-    return lambda: torch_steps(size, whole, lambda steps: len(steps) >= 1)
+    """One step, so that what is compiled lies on the disk. Of blocks compiled by themselves two are all: others check meanwhile,
+    and 1558M would leave them no memory of an H100."""
+    return lambda: torch_steps(size, whole, lambda steps: len(steps) >= 1, None if whole else 2)
 
 
 STAGES, LONG = 4, 2048
