@@ -247,9 +247,12 @@ def correctness(k: Rows, cases: Callable[[], Iterator[Case]]) -> dict[str, dict[
 
 
 def seconds_of(case: Case, call: Callable[[], object], steps: int) -> list[float]:
-    times = []
+    """By the device's clock. Before each the GPU reads 1 GiB: so it is asked for before it may begin (a short one takes as long as
+    the host takes to ask for it), and no cache holds what it reads, nor what is still to be written."""
+    times, busy = [], torch.zeros(1 << 28, device="cuda")
     for i in range(-3, steps):  # three to warm up
         case.reset()
+        busy.sum()
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         call()

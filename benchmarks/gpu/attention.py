@@ -144,15 +144,18 @@ def bits(T=1024, H=4, many=10):
 
 
 def clock(work, runs=9):
-    """Seconds of work() by the device's clock: the median, after two that do not count."""
+    """Seconds of work() by the device's clock: the median, after two that do not count. The GPU has something else to do while
+    the host asks for it, or a short one, PyTorch's above all, would take as long as the host takes to ask."""
     import torch
 
     if small():
         work()
         return 1.0
-    seconds = []
+    seconds, busy = [], torch.zeros(1 << 28, device="cuda")
     for i in range(runs + 2):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        busy.sum()
+        busy.sum()
         begin.record()
         work()
         end.record()
