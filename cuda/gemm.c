@@ -15,6 +15,7 @@
 
 enum {
     MAX_CANDIDATES = 8,
+    MOST_ASKED = 32,  /* for what takes any number of rows: the fastest for many may not */
     BUCKETS = 256,
     TIMED_RUNS = 4,   /* one behind the other: a product is shorter than the host takes to ask for it alone */
     TIMED_ROUNDS = 2,
@@ -318,9 +319,9 @@ does_any_rows(const tp_gemm *gemm, const tp_gemm_op *op, int fused, const lt_alg
 static tp_status
 try_plan(const tp_gemm *gemm, const plan_key *key, const tp_gemm_op *op, int fused, double *seconds, plan **out)
 {
-    lt_heuristic found[MAX_CANDIDATES];
+    lt_heuristic found[MOST_ASKED];
     int pins = one_sum(gemm, op), count = 0;
-    int wanted = pins || tp_gemm_ragged(op) ? MAX_CANDIDATES : seconds ? gemm->options.candidates : 1;
+    int wanted = pins ? MOST_ASKED : tp_gemm_ragged(op) ? MAX_CANDIDATES : seconds ? gemm->options.candidates : 1;
     *out = NULL;
     plan *p = calloc(1, sizeof *p);
     if (!p)

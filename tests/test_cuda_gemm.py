@@ -23,7 +23,7 @@ import cuda_emu  # noqa: E402
 LINEAR, LINEAR_T, LINEAR_W = range(3)
 NONE, BIAS, GELU_AUX, RESIDUAL, DGELU = range(5)
 F32, BF16 = 0, 1
-NO_GELU_AUX, NO_DGELU, NO_PRODUCT, NO_FIRST_ALGORITHM, INVALID, SPLITS = 1, 2, 4, 8, 16, 128
+NO_GELU_AUX, NO_DGELU, NO_PRODUCT, NO_FIRST_ALGORITHM, INVALID, SPLITS, LATE_PIN = 1, 2, 4, 8, 16, 128, 256
 TOLERANCE = {F32: 1e-5, BF16: 6e-3}
 
 
@@ -202,6 +202,16 @@ def test_a_row_is_one_sum_whatever_is_offered_first(cuda, refuse):
             assert f"split-K {1 if reproducible else 2}" in case.run(cuda, reproducible=reproducible)
             runs[reproducible, rows] = case.y
     np.testing.assert_array_equal(runs[1, 12][:5], runs[1, 5])
+
+
+@pytest.mark.parametrize(("kind", "epilogue"), [op for op in ALL if op[0] != LINEAR_W])
+def test_an_algorithm_for_any_number_of_rows_is_looked_for_long(cuda, refuse, kind, epilogue):
+    """The library's first suggestions for 2048 rows may do no other number."""
+    refuse(LATE_PIN)
+    for rows in (1, 12):
+        case = Case(kind, BF16, epilogue, rows, 16, 24)
+        assert "algorithm 10," in case.run(cuda, reproducible=1)
+        case.check()
 
 
 def test_a_gelu_apart_needs_rows_without_gaps(cuda, refuse):

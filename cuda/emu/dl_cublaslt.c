@@ -174,8 +174,10 @@ get_heuristic(lt_handle handle, lt_desc desc, lt_layout a, lt_layout b, lt_layou
     int answer = check(desc, a, b, c, d);
     if (answer != LT_SUCCESS)
         return answer;
-    for (int i = 0; i < wanted && i < 3; i++) {
+    int late = atomic_load(&flags) & TP_EMU_LATE_PIN;
+    for (int i = 0; i < wanted && i < (late ? 12 : 3); i++) {
         memset(&results[i], 0, sizeof results[i]);
+        results[i].algo.data[2] = late && i < 9 ? (uint64_t)((const matrix *)d)->columns : 0;
         results[i].algo.data[0] = (uint64_t)(i + 1);
         if (i == 0 && atomic_load(&flags) & TP_EMU_SPLITS)
             results[i].algo.data[1] = ((const preference *)wishes)->sums == LT_REDUCTION_NONE ? FREE_PARTS : 2;
@@ -194,6 +196,8 @@ algo_check(lt_handle handle, lt_desc desc, lt_layout a, lt_layout b, lt_layout c
     result->algo = *algo;
     result->waves = 1.0f;
     if (atomic_load(&flags) & TP_EMU_NO_PIN && ((const matrix *)d)->columns % 2)
+        return LT_NOT_SUPPORTED;
+    if (algo->data[2] != 0 && algo->data[2] != (uint64_t)((const matrix *)d)->columns)
         return LT_NOT_SUPPORTED;
     return algo->data[0] ? check(desc, a, b, c, d) : INVALID;
 }

@@ -57,8 +57,9 @@ enum {
     TP_EMU_INVALID = 16,
     TP_EMU_NO_CAPTURE = 32, /* no product while the thread captures: cublasLt 13.3 was seen to do so */
     TP_EMU_NO_PIN = 64,     /* no algorithm of one product for another of an odd number of rows */
-    TP_EMU_SPLITS = 128     /* the first algorithm offered has split sums: two, which lose their end as the real one's do, or, where
+    TP_EMU_SPLITS = 128,    /* the first algorithm offered has split sums: two, which lose their end as the real one's do, or, where
                                it was asked for none, of parts that follow from the number of rows */
+    TP_EMU_LATE_PIN = 256   /* of twelve algorithms the first nine do but the number of rows that they were asked for */
 };
 void
 tp_emu_set_cublaslt(int refuse);
