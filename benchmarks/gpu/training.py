@@ -349,6 +349,7 @@ def torch_peer(size, whole):
         tflops = 1e-12 * model.flops_per_token(model.block_size) * tokens_per_step / step_s
         return {"headline": f"{tflops:.0f} TFLOP/s, {tokens_per_step / step_s:.0f} tokens/s (PyTorch {torch.__version__})",
                 "torch": torch.__version__, "compiled": "as one graph" if whole else "each block by itself, and the head",
+                "micro_batch": batch, "micro_batches": micros,
                 "step_s": step_s, "steps_s": steps, "tokens_per_s": tokens_per_step / step_s, "tflops": tflops}
 
     answer.__doc__ = f"The same step of GPT-2 {size} by PyTorch: torch.compile, bf16 autocast, fused AdamW, the same tokens a step."
