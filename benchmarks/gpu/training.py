@@ -362,20 +362,19 @@ def warm_torch(size, whole):
     return lambda: torch_steps(size, whole, lambda steps: len(steps) >= 1, None if whole else 2)
 
 
-STAGES, LONG = 4, 2048
+STAGES, LONG = 4, 32 if small() else 2048
 
 
 def pipeline_right():
     """A step of four stages in four parts of the GPU: the loss and gradients of one stage on the whole of it."""
     import terapipe_c as tp
 
-    if small():
-        return {}
     model = small_model(tie_weights=False)
+    T = model.block_size
     params = tp.init_params(model, seed=1)
-    tokens = np.random.default_rng(2).integers(0, model.vocab_size, (2, model.block_size + 1)).astype(np.int32)
+    tokens = np.random.default_rng(2).integers(0, model.vocab_size, (2, T + 1)).astype(np.int32)
     loss, _ = tp.loss_and_grads(model, params, tokens, backend="cuda")
-    program, make = engine_of(model, [(1, [128, 64, 64])] * 2, STAGES, "gpipe")
+    program, make = engine_of(model, [(1, [T // 2, T // 4, T // 4])] * 2, STAGES, "gpipe")
     steps, traces, losses = run_ranks(model, program, make, params, tokens)
     found = {"loss": loss, "losses_of_ranks": losses, "step_s": steps, "instructions": [len(t) for t in traces]}
     assert all(abs(one / loss - 1) < 3e-3 for one in losses), found
@@ -389,16 +388,16 @@ def pipeline():
     GPipe's time where W is apart; where a slice's B is whole, slice 0's W (of all slices) holds up every stage: 1/1.9 at 256."""
     import terapipe_c as tp
 
-    if small():
-        return {}
-    model = tp.GPTConfig(n_layer=24, n_head=16, n_embd=2048, vocab_size=50257, block_size=LONG, tie_weights=False)
+    layers, heads, width, vocabulary = (4, 1, 8, 64) if small() else (24, 16, 2048, 50257)
+    model = tp.GPTConfig(layers, heads, width, vocabulary, LONG, tie_weights=False)
     params = some_params(model)
     tokens = np.random.default_rng(7).integers(0, model.vocab_size, (1, LONG + 1)).astype(np.int32)
     found = {"model": repr(model), "stages": STAGES}
-    for name, lengths, apart in (("gpipe", [LONG], False), ("slices of 256", [256] * 8, True), ("slices of 128", [128] * 16, True),
-                                 ("slices of 512", [512] * 4, True), ("gpipe, W apart", [LONG], True),
+    for name, lengths, apart in (("gpipe", [2048], False), ("slices of 256", [256] * 8, True), ("slices of 128", [128] * 16, True),
+                                 ("slices of 512", [512] * 4, True), ("gpipe, W apart", [2048], True),
                                  ("slices, first longest", [384, 320, 256, 256, 256, 192, 192, 192], True)):
-        program, make = engine_of(model, [(1, lengths)], STAGES, "gpipe", apart=apart, candidates=4)
+        slicing = [(1, [n * LONG // 2048 for n in lengths])]
+        program, make = engine_of(model, slicing, STAGES, "gpipe", apart=apart, candidates=4)
         steps, traces, _ = run_ranks(model, program, make, params, tokens)
         found[name] = {"step_s": steps, "simulated_s": simulated(program, traces)}
         found[name]["simulated_over_measured"] = found[name]["simulated_s"] / steps
@@ -413,20 +412,25 @@ def pipeline():
 
 
 def run_ranks(model, program, make, params, tokens):
-    """(median seconds of a step without its update, [trace], [loss] of each rank), ranks being threads with a part of the GPU."""
-    from terapipe_c import _core, cuda
+    """(median seconds of a step without its update, [trace], [loss] of each rank), ranks being threads with a part of the GPU: the
+    emulator has no parts."""
+    from terapipe_c import _core, cuda, device_comm
     from terapipe_c.engine import gather_bytes, in_threads
 
     ranks = program.num_ranks
     everyone = bytearray(int(a != b) for a in range(ranks) for b in range(ranks))
     region = _core.Region.create(ranks, everyone, 1 << 16, max(64, gather_bytes(model)), False)
-    parts, comms = cuda.pipeline_on_one_gpu(region, 0, 120.0)
+    if small():
+        controls = [_core.Comm(region, rank, 120.0) for rank in range(ranks)]
+        parts, comms = [None] * ranks, [device_comm.inproc(control, 1 << 20) for control in controls]
+    else:
+        parts, comms = cuda.pipeline_on_one_gpu(region, 0, 120.0)
     steps, start = [], threading.Barrier(ranks, timeout=60)
 
     def work(rank):
         engine = make(rank, comms[rank], part=parts[rank])
         engine.load(params)
-        for _ in range(9):
+        for _ in range(3 if small() else 9):
             start.wait()
             begin = time.perf_counter()
             loss, *_ = engine.run(tokens, update=False)
@@ -439,7 +443,7 @@ def run_ranks(model, program, make, params, tokens):
     for rank, (*_, caveats) in enumerate(told):
         for text in caveats:
             print(f"rank {rank}: {text}")
-    return statistics.median(steps[3:]), [trace for trace, *_ in told], [loss for _, loss, _ in told]
+    return statistics.median(steps[3:] or steps), [trace for trace, *_ in told], [loss for _, loss, _ in told]
 
 
 def simulated(program, traces):
