@@ -183,19 +183,27 @@ TP_KERNEL_BOUNDS(attention_dkdv_f32, tp_attention_args, TP_ATTENTION_THREADS, 2)
     store_row(dv, 1.0f, (float *)a.dv + head.at + mine * a.row, lane, a.dim);
 }
 
+/* Bytes of so many tiles: all that any head takes where the launch must ask for it (simt.h, TP_LAUNCH). */
+static size_t
+shared_bytes(int tiles, int dim)
+{
+    size_t bytes = (size_t)(tiles * TILE * PITCH(dim) * 4);
+    return bytes <= TP_SHARED_PLAIN ? bytes : (size_t)(tiles * TILE * PITCH(128) * 4);
+}
+
 tp_status
 tp_attention_forward_f32(tp_stream stream, const tp_attention_args *args)
 {
     int64_t tiles = (args->last - 1) / TILE - args->first / TILE + 1;
-    return TP_LAUNCH(attention_forward_f32, tp_grid2(args->items, tiles), TP_ATTENTION_THREADS,
-                     3 * TILE * PITCH(args->dim) * 4, stream, *args);
+    return TP_LAUNCH(attention_forward_f32, tp_grid2(args->items, tiles), TP_ATTENTION_THREADS, shared_bytes(3, args->dim), stream,
+                     *args);
 }
 
 tp_status
 tp_attention_backward_f32(tp_stream stream, const tp_attention_args *args)
 {
     int64_t tiles = (args->last - 1) / TILE - args->first / TILE + 1;
-    size_t smem = (size_t)(4 * TILE * PITCH(args->dim) * 4);
+    size_t smem = shared_bytes(4, args->dim);
     TP_TRY(TP_LAUNCH(attention_dq_f32, tp_grid2(args->items, tiles), TP_ATTENTION_THREADS, smem, stream, *args));
     return TP_LAUNCH(attention_dkdv_f32, tp_grid2(args->items, tiles), TP_ATTENTION_THREADS, smem, stream, *args);
 }

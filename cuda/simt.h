@@ -73,6 +73,8 @@ typedef struct {
     static __global__ void __launch_bounds__(threads, blocks) name(const type a); \
     TP_KNOWN(name)                                                                \
     static __global__ void __launch_bounds__(threads, blocks) name(const type a)
+/* Above TP_SHARED_PLAIN `smem` is the same at each launch of a kernel: what it may have is the kernel's, so that another thread's
+ * launch may change it between our asking and our launch. */
 #define TP_LAUNCH(kernel, grid, block, smem, stream, a) \
     tp_simt_launch((const void *)(kernel), #kernel, (grid), (block), (size_t)(smem), (stream), (void *)&(a))
 

@@ -505,6 +505,30 @@ run_grid(const void *body)
     return m->failed ? TP_ERUNTIME : TP_OK;
 }
 
+/* The rule at TP_LAUNCH. */
+static int
+asks_as_ever(void (*kernel)(const void *), size_t smem)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static struct {
+        void (*kernel)(const void *);
+        size_t smem;
+    } asked[64];
+    int i = 0;
+    if (smem <= TP_SHARED_PLAIN)
+        return 1;
+    pthread_mutex_lock(&lock);
+    while (i < 63 && asked[i].kernel != NULL && asked[i].kernel != kernel)
+        i++;
+    if (asked[i].kernel == NULL) {
+        asked[i].kernel = kernel;
+        asked[i].smem = smem;
+    }
+    int same = asked[i].smem == smem || asked[i].kernel != kernel; /* of more than 64 the rest goes by */
+    pthread_mutex_unlock(&lock);
+    return same;
+}
+
 tp_status
 tp_simt_launch(void (*kernel)(const void *), const char *name, tp_grid grid, int block, size_t smem, tp_stream stream,
                const void *args, size_t args_bytes)
@@ -517,6 +541,9 @@ tp_simt_launch(void (*kernel)(const void *), const char *name, tp_grid grid, int
         return tp_fail(TP_EVALUE, "CUDA kernel %s: a grid of %lld x %lld x %lld blocks of %d threads with %zu bytes of shared "
                        "memory and %zu of arguments cannot be launched", name, (long long)grid.x, (long long)grid.y,
                        (long long)grid.z, block, smem, args_bytes);
+    if (!asks_as_ever(kernel, smem))
+        return tp_fail(TP_ERUNTIME, "CUDA kernel %s asks for %zu bytes of shared memory, and before for another number above %d", name,
+                       smem, TP_SHARED_PLAIN);
     memset(&work, 0, offsetof(simt_work, args)); /* gaps too: they are hashed */
     work.kernel = kernel, work.name = name, work.grid = grid, work.block = block, work.smem = smem;
     memcpy(work.args, args, args_bytes);
