@@ -35,7 +35,7 @@ const $=id=>document.getElementById(id),canvas=$("c"),g=canvas.getContext("2d");
 const LEFT=64,TOP=24,lane=D.ranks<=16?28:D.ranks<=48?16:D.ranks<=128?9:5,gap=lane>9?4:1;
 let from=0,to=D.makespan||1,drag=null,width=0;
 const isMessage=new Set(D.messages);
-function units(s){return s>=1?[1,"s"]:s>=1e-3?[1e-3,"ms"]:s>=1e-6?[1e-6,"µs"]:[1e-9,"ns"]}
+function units(s){return s>=1?[1,"s"]:s>=1e-3?[1e-3,"ms"]:s>=1e-6?[1e-6,"us"]:[1e-9,"ns"]}
 function time(s){const[u,n]=units(Math.abs(s)||1);return (s/u).toPrecision(4).replace(/\.?0+$/,"")+" "+n}
 function bytes(b){for(const[u,n]of[[2**40,"TiB"],[2**30,"GiB"],[2**20,"MiB"],[2**10,"KiB"]])if(b>=u)
  return(b/u).toPrecision(4)+" "+n;return b+" B"}

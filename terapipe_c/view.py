@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ._core import OPS, Program
 from ._files import write_text
 from ._page import PAGE
+from .config import human_bytes, human_seconds
 from .schedule import CAUSES, Timeline
 
 __all__ = ["chrome_trace", "comparison_svg", "html_page", "measured_timeline", "notebook", "program_html", "summary", "svg",
@@ -51,15 +52,6 @@ _NAMES = {
     "SO": "swap out",
     "SI": "swap in",
 }
-_CAUSE_NAMES = {
-    "warmup": "filling",
-    "cooldown": "draining",
-    "imbalance": "imbalance",
-    "slice_skew": "uneven slices",
-    "recompute": "recompute",
-    "swap": "swap",
-    "comm": "messages",
-}
 _CAUSE_COLOURS = {
     "warmup": "#7aa5e8",
     "cooldown": "#62b58a",
@@ -89,22 +81,15 @@ def measured_timeline(rows: Sequence[tuple[Any, ...]]) -> Timeline:
 
 
 def _unit(seconds: float) -> tuple[float, str]:
-    for scale, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+    for scale, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if seconds >= scale:
             return scale, name
     return (1e-9, "ns") if seconds > 0 else (1.0, "s")
 
 
-def _time(seconds: float) -> str:
-    scale, name = _unit(abs(seconds))
-    return f"{seconds / scale:.4g} {name}"
-
-
-def _bytes(count: float) -> str:
-    for scale, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if count >= scale:
-            return f"{count / scale:.4g} {name}"
-    return f"{count:.0f} B"
+def _cause(name: str) -> str:
+    """A cause of idling in the words of `bubbles`' keys, so that a picture and a program can be laid side by side."""
+    return name.replace("_", " ")
 
 
 def _ticks(span: float, most: int) -> list[float]:
@@ -131,14 +116,14 @@ def _word(row: Any, sliced: bool) -> str:
 def _headline(line: Timeline) -> str:
     parts = [
         f"{line.num_ranks} rank{'s' if line.num_ranks > 1 else ''}",
-        f"{_time(line.makespan_s)}",
+        f"{human_seconds(line.makespan_s)}",
         f"{100 * line.efficiency:.1f} % busy",
     ]
     if line.lower_bound_s > 0:
-        parts.append(f"no order is below {_time(line.lower_bound_s)}")
+        parts.append(f"no order is below {human_seconds(line.lower_bound_s)}")
     if line.peak_memory_bytes.any():
         parts.append(
-            f"peak {_bytes(float(line.peak_memory_bytes.max()))} on rank {int(line.peak_memory_bytes.argmax())}"
+            f"peak {human_bytes(float(line.peak_memory_bytes.max()))} on rank {int(line.peak_memory_bytes.argmax())}"
         )
     return " · ".join(parts)
 
@@ -205,13 +190,14 @@ def _boxes(rows: Rows, frame: _Frame, used: set[tuple[str, int]]) -> list[str]:
         op = OPS[row["op"]]
         shade = int(row["micro"]) % len(_SHADES)
         used.add((op, shade))
-        x, end = frame.x(float(row["start_s"])), frame.x(float(row["end_s"]))
+        start, stop = float(row["start_s"]), float(row["end_s"])
+        x, end = frame.x(start), frame.x(stop)
         width, y, height = max(0.4, end - x), frame.y(int(row["rank"])), float(frame.lane)
         if row["op"] in _MESSAGES:  # under the work of the rank
             y, height = y + 0.78 * height, 0.22 * height
         edge = 0.5 if width > 3 else 0.0
         name = f"{_NAMES[op]} · micro-batch {row['micro']} slice {row['slice']} · stage {row['stage']} · "
-        times = f"{_time(float(row['start_s']))} to {_time(float(row['end_s']))} ({_time(float(row['end_s'] - row['start_s']))})"
+        times = f"{human_seconds(start)} to {human_seconds(stop)} ({human_seconds(stop - start)})"
         out.append(
             f'<rect class="{op}{shade}" x="{x:.2f}" y="{y:.1f}" width="{width - edge:.2f}" height="{height:.1f}" rx="1.5">'
             f"<title>{name}{times}</title></rect>"
@@ -226,7 +212,8 @@ def _done_before(mine: Rows, edges: NDArray[np.float64]) -> NDArray[np.float64]:
     """Seconds that the intervals (of one rank, in order) take before each of the times `edges`."""
     ends = np.concatenate(([0.0], np.cumsum(mine["end_s"] - mine["start_s"])))
     begun = np.searchsorted(mine["start_s"], edges, side="right")
-    still = np.where(begun > 0, np.maximum(0.0, mine["end_s"][begun - 1] - edges), 0.0)
+    last = np.concatenate(([0.0], mine["end_s"]))[begun]  # where the newest of them ends; none has begun: 0
+    still = np.maximum(0.0, np.where(begun > 0, last - edges, 0.0))
     return ends[begun] - still
 
 
@@ -274,7 +261,7 @@ def _legend(line: Timeline, frame: _Frame, used: set[tuple[str, int]]) -> tuple[
     y += 28
     share = 100 * idle / whole if whole > 0 else 0.0
     out.append(
-        f'<text x="{frame.left}" y="{y}">idle {_time(idle)} <tspan class="soft">of {_time(whole)} rank time '
+        f'<text x="{frame.left}" y="{y}">idle {human_seconds(idle)} <tspan class="soft">of {human_seconds(whole)} rank time '
         f"({share:.1f} %)</tspan></text>"
     )
     y += 10
@@ -284,13 +271,13 @@ def _legend(line: Timeline, frame: _Frame, used: set[tuple[str, int]]) -> tuple[
         width = span * seconds / idle
         out.append(
             f'<rect x="{x:.1f}" y="{y}" width="{max(0.5, width - 1):.1f}" height="10" rx="2" fill="{_CAUSE_COLOURS[cause]}">'
-            f"<title>{_CAUSE_NAMES[cause]} {_time(seconds)}</title></rect>"
+            f"<title>{_cause(cause)} {human_seconds(seconds)}</title></rect>"
         )
         x += width
     y += 28
     x = float(frame.left)
     for cause, seconds in causes:
-        text = f"{_CAUSE_NAMES[cause]} {_time(seconds)}"
+        text = f"{_cause(cause)} {human_seconds(seconds)}"
         out.append(f'<rect x="{x}" y="{y - 9}" width="10" height="10" rx="2" fill="{_CAUSE_COLOURS[cause]}"/>')
         out.append(f'<text x="{x + 15}" y="{y}">{text}</text>')
         x += 34 + 6.4 * len(text)
@@ -335,7 +322,7 @@ class _Strip(_Frame):
 
 def _parts(line: Timeline) -> list[tuple[str, str, float]]:
     """(name, colour, seconds of the mean rank): work, then the causes of idling; they sum to the makespan."""
-    causes = [(_CAUSE_NAMES[c], _CAUSE_COLOURS[c], line.bubbles.get(c, 0.0)) for c in CAUSES]
+    causes = [(_cause(c), _CAUSE_COLOURS[c], line.bubbles.get(c, 0.0)) for c in CAUSES]
     return [("work", "#8792a3", float(line.busy_s.sum()) / line.num_ranks),
             *((name, colour, float(seconds) / line.num_ranks) for name, colour, seconds in causes)]  # fmt: skip
 
@@ -357,9 +344,9 @@ def comparison_svg(plans: Sequence[tuple[str, str, Timeline]], failed: Sequence[
             if seconds * scale > 0.05:
                 seen.add(part)
                 out.append(f'<rect x="{x:.1f}" y="{y}" width="{seconds * scale:.1f}" height="16" fill="{colour}">'
-                           f"<title>{part} {_time(seconds)}</title></rect>")  # fmt: skip
+                           f"<title>{part} {human_seconds(seconds)}</title></rect>")  # fmt: skip
             x += seconds * scale
-        out.append(f'<text x="{x + 8:.1f}" y="{y + 13}">{_time(line.makespan_s)}</text>')
+        out.append(f'<text x="{x + 8:.1f}" y="{y + 13}">{human_seconds(line.makespan_s)}</text>')
         y += 20
         if line.num_ranks <= 32:
             strip, rows = _Strip(line, left, right, y, longest), line.intervals
@@ -401,7 +388,7 @@ def html_page(line: Timeline) -> str:
         "names": [_NAMES[op] for op in OPS],
         "colours": [[_colour(op, s) for s in range(len(_SHADES))] for op in OPS],
         "messages": _MESSAGES,
-        "bubbles": [[_CAUSE_NAMES[c], float(line.bubbles.get(c, 0.0)), _CAUSE_COLOURS[c]] for c in CAUSES],
+        "bubbles": [[_cause(c), float(line.bubbles.get(c, 0.0)), _CAUSE_COLOURS[c]] for c in CAUSES],
         "busy": [float(seconds) for seconds in line.busy_s],
         "peak": [int(size) for size in line.peak_memory_bytes],
         "begin": np.searchsorted(rows["rank"], np.arange(line.num_ranks + 1)).tolist(),
@@ -466,8 +453,8 @@ def summary(line: Timeline, width: int = 72) -> str:
             share = 100 * float(line.busy_s[rank]) / line.makespan_s if line.makespan_s > 0 else 100.0
             bar = _bar(rows[rows["rank"] == rank], line.makespan_s, width)
             out.append(f"  rank {rank:<3d} {bar} {share:5.1f} %")
-    causes = [f"{_CAUSE_NAMES[cause]} {_time(seconds)}" for cause, seconds in line.bubbles.items() if seconds > 0]
-    out.append(f"  idle {_time(sum(line.bubbles.values()))}" + (": " + ", ".join(causes) if causes else ""))
+    causes = [f"{_cause(cause)} {human_seconds(seconds)}" for cause, seconds in line.bubbles.items() if seconds > 0]
+    out.append(f"  idle {human_seconds(sum(line.bubbles.values()))}" + (": " + ", ".join(causes) if causes else ""))
     return "\n".join(out)
 
 

@@ -284,6 +284,16 @@ def test_bound_is_exact_where_a_closed_form_is_known():
     assert line.lower_bound_s == pytest.approx(line.makespan_s)
 
 
+def test_rounding_puts_no_bound_above_the_step():
+    """The bound adds the same seconds in another order: `Plan.gap` was -4e-13 %."""
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        seconds = {"F": rng.uniform(0.1, 1.0), "I": rng.uniform(0.1, 1.0), "W": rng.uniform(0.1, 1.0)}
+        line = schedules.zb_v(2, 6).simulate(seconds)
+        single = schedules.gpipe(1, 7, 3).simulate({"F": rng.uniform(0.1, 1.0, (1, 3)), "B": rng.uniform(0.1, 1.0, (1, 3))})
+        assert line.lower_bound_s <= line.makespan_s and single.lower_bound_s <= single.makespan_s
+
+
 # ---- invariances --------------------------------------------------------------------------------------------------------------
 
 

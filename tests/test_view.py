@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from terapipe_c import schedules, view
+from terapipe_c.config import human_seconds
 from terapipe_c.schedule import Timeline
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -58,7 +59,7 @@ def test_svg_has_every_interval_in_its_place(line, tmp_path):
         assert frame.left <= float(box.get("x")) and float(box.get("x")) + float(box.get("width")) <= frame.right + 0.5
     words = [t.text for t in ElementTree.fromstring(text).iter(SVG + "text") if t.get("class") == "ink"]
     assert "3.2" in words and "0.2" in words
-    assert "prefers-color-scheme:dark" in text and "rank 3" in text and "uneven slices" in text
+    assert "prefers-color-scheme:dark" in text and "rank 3" in text and ">slice skew " in text
     assert line._repr_svg_() == text and text in line._repr_html_()
 
 
@@ -103,6 +104,16 @@ def test_svg_of_very_many_intervals_stays_small_and_true():
         whole = (frame.right - frame.left) * frame.lane
         assert area["F"] / whole == pytest.approx(1024e-3 / line.makespan_s, abs=0.03)
         assert area["B"] / whole == pytest.approx(3072e-3 / line.makespan_s, abs=0.03)
+
+
+def test_svg_of_many_intervals_where_a_rank_lacks_an_operation():
+    """A tied embedding's exchange (AR) is on the first and last rank alone, and not every rank recomputes."""
+    program = schedules.one_f_one_b(4, 1200).lower(tied=True)
+    line = program.simulate({"F": 1e-3, "B": 2e-3, "AR": 1.0, "OPT": 1e-3})
+    assert len(line.intervals) <= view._LIMIT  # alone it is drawn one by one; of several, each gets its share
+    picture = view.comparison_svg([("one", "", line), ("two", "", line)])
+    lanes = sorted({int(float(box.get("y"))) for box in boxes(picture, "AR")})  # eight pixels each, a gap among them
+    assert len(lanes) == 4 and lanes[1] - lanes[0] == lanes[3] - lanes[2] == 3 * 8
 
 
 def test_html_is_one_page_with_its_data(line, tmp_path):
@@ -171,7 +182,7 @@ def test_chrome_trace(line, tmp_path):
 
 def test_text(line):
     text = repr(line)
-    assert text.splitlines()[0].startswith("Timeline: 4 ranks · ") and "rank 3" in text and "messages" in text
+    assert text.splitlines()[0].startswith("Timeline: 4 ranks · ") and "rank 3" in text and "comm 7.2 ms" in text
     bars = [row for row in text.splitlines() if row.startswith("  rank")]
     assert len(bars) == 4 and all(set("FIW") <= set(bar) for bar in bars)
     many = schedules.gpipe(40, 2).simulate({"F": 1.0, "B": 1.0})
@@ -189,7 +200,7 @@ def test_program_in_a_notebook():
 
 
 def test_units_and_ticks():
-    assert [view._time(s) for s in (0.0, 2.5, 1.5e-3, 3.25e-6, 4e-9)] == ["0 s", "2.5 s", "1.5 ms", "3.25 µs", "4 ns"]
+    assert [human_seconds(s) for s in (0.0, 2.5, 1.5e-3, 3.25e-6, 4e-9)] == ["0 s", "2.5 s", "1.5 ms", "3.25 us", "4 ns"]
     assert view._ticks(45, 10) == [0, 5, 10, 15, 20, 25, 30, 35, 40, 45] and view._ticks(0, 10) == [0.0]
     for span in (1.0, 7.3, 99.0, 0.37):
         assert 3 < len(view._ticks(span, 10)) <= 11

@@ -417,7 +417,12 @@ fill(sim *s, unsigned ops, tp_timeline *line, int keep_intervals)
     }
     tp_totals totals = {line->makespan_s, s->work, s->recompute, s->swap, s->first_backward};
     TP_TRY(tp_sched_bubbles(p, s->d, s->runs, s->run_count, &totals, line->bubbles_s));
-    return tp_sched_bound(p, ops, s->d, &line->lower_bound_s);
+    TP_TRY(tp_sched_bound(p, ops, s->d, &line->lower_bound_s));
+    /* The bound adds the same seconds in another order: what rounding puts above the makespan is no bound's fault. A real
+     * violation is larger, and stays to be seen. */
+    if (line->lower_bound_s > line->makespan_s && line->lower_bound_s <= line->makespan_s * (1.0 + 1e-12))
+        line->lower_bound_s = line->makespan_s;
+    return TP_OK;
 }
 
 tp_status
