@@ -19,7 +19,7 @@ PyObject *
 tp_cuda_raise(tp_status status)
 {
     static const char *const classes[] = {
-#define CLASS(name, python, builtin) #python,
+#define CLASS(name, python, builtin, doc) #python,
         TP_STATUS_MAP(CLASS)
 #undef CLASS
     };

@@ -5,21 +5,29 @@
     plan = tp.plan(model, tp.Cluster.local(), batch=4, seq_len=256, costs=tp.profile(model))
     run = tp.launch(plan, data="corpus.txt", steps=200, out="runs/a")
 """
+try:
+    from ._core import (
+        AbortedError,
+        DeadlineError,
+        Error,
+        ExecutionError,
+        InfeasibleError,
+        InternalError,
+        InvalidTypeError,
+        InvalidValueError,
+        OutOfMemoryError,
+        PeerError,
+        ScheduleError,
+        StorageError,
+    )
+except ModuleNotFoundError as error:
+    if error.name != f"{__name__}._core":
+        raise
+    raise ImportError(f"{__path__[0]} is the source of terapipe_c, where its C core is not built: Python started in another "
+                      "folder finds the installed package; `python setup.py build_ext --inplace` builds it here", name=error.name,
+                      path=__file__) from None
+
 from . import cuda, devices, planners, schedules, zoo
-from ._core import (
-    AbortedError,
-    DeadlineError,
-    Error,
-    ExecutionError,
-    InfeasibleError,
-    InternalError,
-    InvalidTypeError,
-    InvalidValueError,
-    OutOfMemoryError,
-    PeerError,
-    ScheduleError,
-    StorageError,
-)
 from .capture import capture
 from .checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from .compare import Comparison, compare

@@ -219,7 +219,7 @@ def launch_flags(p: argparse.ArgumentParser, needed: bool = True) -> None:
         group.add_argument(f"--{name.replace('_', '-')}", type=kind)
     group.add_argument("--lr-schedule", choices=("cosine", "constant"))
     group.add_argument("--betas", type=float, nargs=2)
-    group.add_argument("--init", help="start from this checkpoint's parameters")
+    group.add_argument("--init", help="start from these parameters: a checkpoint, or a folder of transformers' GPT-2")
     group.add_argument("--backend", help="cpu or cuda")
     group.add_argument("--dtype", choices=("float32", "bf16"), help="of activations; bf16 on cuda if not given")
     group.add_argument("--gpus", type=int, nargs="+", help="on cuda, the GPU of each rank (rank r has GPU r if not given)")

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -218,7 +219,7 @@ def _timeline_result(line: Any) -> dict[str, Any]:
         "lower_bound_s": line.lower_bound_s,
         "busy_s": line.busy_s,
         "bubbles": line.bubbles,
-        "peak_memory_bytes": line.peak_memory_bytes,
+        "peak_memory_bytes": line.peak_memory_bytes if line.peak_memory_bytes.any() else None,  # a program's are not known
     }
 
 
@@ -447,21 +448,15 @@ def _resume(args: argparse.Namespace) -> int:
     data = args.data or data
     if data is None or data == "array":
         raise ValueError(f"{folder} was trained on an array; give --data")
-    known = set(inspect.signature(tp.launch).parameters) - {
-        "plan",
-        "data",
-        "steps",
-        "out",
-        "resume",
-        "init",
-        "progress",
-    }
+    known = set(inspect.signature(tp.launch).parameters) - {"plan", "data", "steps", "out", "resume", "init", "progress"}
+    if args.init:
+        raise ValueError(f"--init is {args.init}: a resume goes on from the run's own checkpoint, so none would be right")
     options = {name: value for name, value in kept.items() if name in known} | _launch_options(args)
-    options.pop("init", None)
     plan = tp.Plan.load(args.plan or str(folder / "plan.json"))
-    return _follow(
-        args, tp.launch(plan, data=data, steps=args.steps, out=str(folder), resume=True, progress=_bar(args), **options)
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of options that are not the checkpoint's: only flags change them here
+        run = tp.launch(plan, data=data, steps=args.steps, out=str(folder), resume=True, progress=_bar(args), **options)
+    return _follow(args, run)
 
 
 def _bar(args: argparse.Namespace) -> bool | None:

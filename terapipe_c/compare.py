@@ -13,7 +13,7 @@ from typing import Any
 
 from ._core import InvalidTypeError, InvalidValueError
 from ._files import path_of
-from .config import Cluster, GPTConfig, brief, human_bytes, human_seconds, one_of
+from .config import Cluster, GPTConfig, brief, human_bytes, human_gap, human_seconds, one_of
 from .cost import CostModel
 from .plan import Plan, costs_on, plan
 from .request import PLANNERS, check_request
@@ -103,7 +103,7 @@ class Comparison:
             slices = max(len(lengths) for _, lengths in p.slicing)
             cells.append((
                 row.planner, human_seconds(p.step_time_s), f"+{100 * over:.2f} %", human_seconds(p.lower_bound_s),
-                f"{max(0.0, 100 * p.gap):.2g} %", devices, name + (f", {slices} slices" if slices > 1 else ""),
+                human_gap(p.gap), devices, name + (f", {slices} slices" if slices > 1 else ""),
                 human_bytes(max(p.peak_memory_bytes)), _idle(p), human_seconds(row.planning_time_s),
                 "yes" if p.executable else "no",
             ))  # fmt: skip

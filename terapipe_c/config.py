@@ -147,6 +147,19 @@ def human_seconds(value: float) -> str:
     return "0 s" if value == 0 else f"{value / 1e-9:.3g} ns"
 
 
+def human_rate(value: float, unit: str) -> str:
+    """4.5e11, "B/s" -> '450 GB/s'; decimal, as links and peaks are given."""
+    for limit, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= limit:
+            return f"{value / limit:.4g} {prefix}{unit}"
+    return f"{value:.4g} {unit}"
+
+
+def human_gap(value: float) -> str:
+    """0.0123 -> '1.2 %'; what only rounding left is 0."""
+    return f"{100 * value if abs(value) > 1e-9 else 0:.2g} %"
+
+
 def html_table(title: str, rows: list[tuple[str, str]]) -> str:
     """A two-column table for notebooks."""
     body = "".join(f"<tr><th style='text-align:left'>{html.escape(k)}</th><td style='text-align:left'>{html.escape(v)}"
@@ -393,13 +406,13 @@ class Cluster:
 
     def __repr__(self) -> str:
         head = "Cluster.local(): " if self.is_local else "Cluster: "
-        flops = "" if self.peak_flops is None else f", {human_count(self.peak_flops)}FLOP/s"
-        return (f"<{head}{self.num_devices} devices, {self.devices_per_node} a node, {human_bytes(self.memory_bytes)} and"
-                f" {human_bytes(self.link_bandwidth_Bps)}/s a device, {human_seconds(self.link_latency_s)} a message{flops}>")
+        flops = "" if self.peak_flops is None else f" and {human_rate(self.peak_flops, 'FLOP/s')}"
+        return (f"<{head}{self.num_devices} devices, {self.devices_per_node} a node, {human_bytes(self.memory_bytes)}{flops} each, "
+                f"links of {human_seconds(self.link_latency_s)} and {human_rate(self.link_bandwidth_Bps, 'B/s')}>")
 
     def _repr_html_(self) -> str:
         return html_table("This machine" if self.is_local else "Cluster", [
             ("devices", f"{self.num_devices} ({self.devices_per_node} a node)"),
             ("memory", f"{human_bytes(self.memory_bytes)} a device"),
-            ("link", f"{human_seconds(self.link_latency_s)} + {human_bytes(self.link_bandwidth_Bps)}/s"),
-            ("peak", "default" if self.peak_flops is None else f"{human_count(self.peak_flops)}FLOP/s")])
+            ("link", f"{human_seconds(self.link_latency_s)} and {human_rate(self.link_bandwidth_Bps, 'B/s')}"),
+            ("peak", "default" if self.peak_flops is None else human_rate(self.peak_flops, "FLOP/s"))])

@@ -29,15 +29,18 @@ REQUIRED = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False
 
 
 class Imported(NamedTuple):
-    """What `import_hf` read: a GPTConfig and {name: float32 array}."""
+    """What `import_hf` read: a GPTConfig and {name: float32 array}. `launch(..., init=it)` trains it on."""
 
     model: Any
     params: dict[str, NDArray[np.float32]]
 
+    def __repr__(self) -> str:
+        return f"Imported({self.model!r}, {sum(array.size for array in self.params.values()):,} parameters)"
+
 
 def export_hf(
     folder: str | os.PathLike[str],
-    checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
+    checkpoint: Checkpoint | Imported | str | os.PathLike[str] | None = None,
     *,
     model: Any = None,
     params: Mapping[str, NDArray[np.float32]] | None = None,
@@ -48,7 +51,7 @@ def export_hf(
     zeros, which is the same function. A tied head is not stored, as transformers expects.
     """
     folder = path_of("folder", folder)
-    if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+    if checkpoint is not None and not isinstance(checkpoint, (Checkpoint, Imported)):
         checkpoint = load_checkpoint(checkpoint, optimizer=False)
     if checkpoint is not None:
         model, params = model or checkpoint.model, checkpoint.params
@@ -137,6 +140,18 @@ def import_hf(folder: str | os.PathLike[str]) -> Imported:
         name, (path, _) = next(iter(found.items()))
         raise InvalidValueError(f"{path}: tensor {name} belongs to no GPT-2 of this config")
     return Imported(config, params)
+
+
+def read_params(path: str | os.PathLike[str]) -> Checkpoint | Imported:
+    """A checkpoint without its optimizer, or a transformers folder where that is what lies there."""
+    folder = path_of("path", path)
+    try:
+        return load_checkpoint(folder, optimizer=False)
+    except FileNotFoundError:
+        # A run folder has a config.json too, but its tensors lie deeper.
+        if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
+            raise
+    return import_hf(folder)
 
 
 def _model_of(path: Path) -> dict[str, Any]:

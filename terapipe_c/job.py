@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +22,7 @@ from .backend import choose, own_gpu, place
 from .checkpoint import MODEL_FIELDS, find_checkpoint
 from .config import brief, flag, one_of, real, timeout, whole
 from .engine import MOST_THREADS, STORE_VARIABLE, gather_bytes, rank_memory
-from .worker import GATHER_BYTES
+from .worker import GATHER_BYTES, HYPER
 
 __all__ = ["ENGINE", "Folder", "check_executable", "check_plan", "largest_gather", "make_folder", "make_job", "neighbours",
            "replicas_of"]
@@ -54,7 +55,7 @@ def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: b
     _check_store(plan)
     before: dict[str, Any] = {}
     if resume:
-        found, before = _resume_from(folder, job)
+        found, before = _resume_from(folder, job, first)
         job.update(found)
     elif init is not None:
         arrays |= {f"init/{name}": value for name, value in _initial(init, plan.model).items()}
@@ -189,17 +190,28 @@ def _check_devices(job: Mapping[str, Any], local_rank: int | None) -> None:
         place(backend, here + 1, None if devices is None else devices[:here + 1], [0] * here + [max(needed)])
 
 
-def _resume_from(folder: Path | None, job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What of the job a checkpoint says, and the state of its data."""
+def _resume_from(folder: Path | None, job: Mapping[str, Any], warn: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What of the job a checkpoint says, and the state of its data. warn: of an optimizer that is not the checkpoint's; launch's
+    defaults would change it unseen."""
     from .checkpoint import STATE_FILE, read_state
 
     path = find_checkpoint(Path(str(folder)))
     state = read_state(path / STATE_FILE)
     _same_model(path, state["model"], SimpleNamespace(**job["model"]))
+    was = state["hyper"]
+    now = {name: list(job[name]) if name == "betas" else job[name] for name in HYPER if name in was}
+    changed = [f"{name} = {_short(value)} (the checkpoint's is {_short(was[name])})" for name, value in now.items()
+               if value != was[name]]
+    if changed and warn:
+        warnings.warn(f"resumed with {', '.join(changed)}", UserWarning, stacklevel=4)
     return {"resume_from": str(path), "first_step": int(state["step"])}, state["data"]
 
 
-def _same_model(path: Path, saved: Mapping[str, Any], model: Any) -> None:
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _same_model(path: Path | str, saved: Mapping[str, Any], model: Any) -> None:
     """Also where all shapes are the same: heads of another width are another model."""
     for name in MODEL_FIELDS:
         if saved[name] != getattr(model, name):
@@ -208,14 +220,18 @@ def _same_model(path: Path, saved: Mapping[str, Any], model: Any) -> None:
 
 
 def _initial(init: Any, model: Any) -> Mapping[str, NDArray[np.float32]]:
-    from .checkpoint import Checkpoint, check_params, load_checkpoint
+    from .checkpoint import Checkpoint, check_params
+    from .interop import Imported, read_params
 
     if isinstance(init, (str, os.PathLike)):
-        init = load_checkpoint(init, optimizer=False)
-    if not isinstance(init, (Mapping, Checkpoint)):
-        raise _core.InvalidTypeError(f"init is {type(init).__name__}: a dict of arrays, a checkpoint or its path would be right")
+        init = read_params(init)
+    if not isinstance(init, (Mapping, Checkpoint, Imported)):
+        raise _core.InvalidTypeError(f"init is {type(init).__name__}: a dict of arrays, a checkpoint, what tp.import_hf gave, or "
+                                     "the path of one of both would be right")
     if isinstance(init, Checkpoint):
         _same_model(init.path, init.model_dict, model)
+    elif isinstance(init, Imported):
+        _same_model("init", init.model.to_dict(), model)
     params: Mapping[str, NDArray[np.float32]] = init if isinstance(init, Mapping) else init.params or {}
     return {name: np.ascontiguousarray(value) for name, value in check_params("init", params, model).items()}
 

@@ -41,14 +41,23 @@ def launch(plan: Any, data: Any, steps: int, *, seed: int = 0, out: str | os.Pat
         plan: what `tp.plan` gave.
         data: a file or a 1-D integer array; see `Dataset`.
         steps: total number of steps, those before a resume included.
+        seed: of the initial parameters and of the order of the data.
         out: run folder, which must be new (or empty), or with `resume` hold a checkpoint; one run at a time. None: nothing is
             written.
-        lr, min_lr, lr_schedule, warmup_steps: "cosine" from lr to min_lr (None: lr / 10), or "constant".
-        init: None (drawn from `seed`), {name: float32 array}, a checkpoint or the path of one.
+        lr, min_lr, lr_schedule, warmup_steps: "cosine" from lr to min_lr (None: lr / 10), or "constant", after rising to
+            lr in warmup_steps.
+        weight_decay, betas, eps: AdamW's; matrices and embeddings alone decay. grad_clip: largest norm of all gradients together;
+            0: any.
+        init: None (drawn from `seed`), {name: float32 array}, a checkpoint, what `tp.import_hf` gave, or the path of a checkpoint
+            or of a transformers folder. A resume reads the run's checkpoint instead.
+        resume: go on from the newest checkpoint in `out`, with these options: a UserWarning names those of the optimizer that are
+            not the checkpoint's.
         processes: one process per rank; False: one thread per rank in this process.
         checkpoint_every: steps between checkpoints, one after the last step too; 0: none.
         log_every: steps between records. eval_every: steps between evaluations on the last `val_fraction`, and one after the last
             step; 0: none. A step that is evaluated has a record.
+        eval_batches: batches of an evaluation. val_fraction: share of the tokens, the last ones, that are for evaluations.
+        tokenizer: for a text: called once with all of it, gives token numbers; None: its bytes are the tokens.
         progress: None: a bar on a terminal or in a notebook, lines elsewhere; False: silence.
         backend: "cpu" or "cuda". threads_per_rank: threads that share a rank's kernels; the results are the same bits for any
             number.
@@ -133,7 +142,8 @@ class Run(Outcome):
     """A training under way. A thread of this process watches it whether or not anybody iterates.
 
     Iterating gives every `Record` from the first on, waits for new ones, and raises what ended the run if that was not its
-    last step. An exception inside `with launch(...) as run:` and Ctrl-C end it.
+    last step. To end it early, call ``stop()``: leaving the loop by ``break`` stops nothing. An exception inside
+    ``with launch(...) as run:`` and Ctrl-C end it; a block that ends as usual waits for the last step.
     """
 
     def __init__(self, plan: Any, job: Mapping[str, Any], region: _core.Region, ranks: Ranks, progress: Progress,

@@ -21,7 +21,18 @@ from numpy.typing import NDArray
 from ._core import InvalidValueError
 from ._files import read_json, write_json
 from .backend import choose
-from .config import Cluster, GPTConfig, brief, html_table, human_bytes, human_count, human_seconds, real, whole
+from .config import (
+    Cluster,
+    GPTConfig,
+    brief,
+    html_table,
+    human_bytes,
+    human_count,
+    human_gap,
+    human_seconds,
+    real,
+    whole,
+)
 from .cost import PHASES, CostModel
 from .exports import megatron_flags, torch_csv
 from .joint import plan_jointly
@@ -133,8 +144,10 @@ class Plan:
         return not self.why_not_executable
 
     def timeline(self) -> Any:
-        """The simulated step, a ``Timeline``."""
-        return self.program.simulate(self.durations)
+        """The simulated step, a ``Timeline``, with the plan's exact peaks of memory."""
+        line = self.program.simulate(self.durations)
+        line.peak_memory_bytes = np.array(self.peak_memory_bytes, np.int64)
+        return line
 
     # ---- as a value ----
 
@@ -252,10 +265,10 @@ class Plan:
                 + f", {human_bytes(sum(self.swap))} a micro-batch")
         lines.append(f"  predicted step: {human_seconds(self.step_time_s)} ({human_count(self.tokens_per_s)} tokens/s); no "
                      f"order of these operations is faster than {human_seconds(self.lower_bound_s)} (gap "
-                     f"{100 * self.gap:.2g} %)")
+                     f"{human_gap(self.gap)})")
         if self.slicing_bound_s is not None and self.slicing_gap is not None:
             lines.append(f"  no other slicing of these micro-batches on these stages is faster than "
-                         f"{human_seconds(self.slicing_bound_s)} in any order (gap {100 * self.slicing_gap:.2g} %)")
+                         f"{human_seconds(self.slicing_bound_s)} in any order (gap {human_gap(self.slicing_gap)})")
         idle = sum(self.bubbles.values())
         share = idle / (self.ranks * self.step_time_s) if self.step_time_s > 0 else 0.0
         causes = ", ".join(f"{k.replace('_', ' ')} {human_seconds(v)}" for k, v in self.bubbles.items() if v > 0)
@@ -279,7 +292,7 @@ class Plan:
     def __repr__(self) -> str:
         replicas = f" x {self.data_parallel} replicas" if self.data_parallel > 1 else ""
         return (f"<Plan {self.digest}: {self.ranks} ranks{replicas}, {self.schedule}, {format_slicing(self.slicing)}, step "
-                f"{human_seconds(self.step_time_s)}, gap {100 * self.gap:.2g} %{'' if self.executable else ', not executable'}>")
+                f"{human_seconds(self.step_time_s)}, gap {human_gap(self.gap)}{'' if self.executable else ', not executable'}>")
 
     def _repr_html_(self) -> str:
         line = self.timeline()
@@ -291,7 +304,7 @@ class Plan:
              + (f", {self.data_parallel} replicas" if self.data_parallel > 1 else "")),
             ("schedule", self.schedule), ("slices", format_slicing(self.slicing)),
             ("step", f"{human_seconds(self.step_time_s)} (bound {human_seconds(self.lower_bound_s)}, gap "
-                     f"{100 * self.gap:.2g} %)"),
+                     f"{human_gap(self.gap)})"),
             ("idle", f"{100 * idle:.3g} %"), ("peak memory", ", ".join(human_bytes(b) for b in self.peak_memory_bytes))])
         return f"{table}{picture}<details><summary>explain</summary><pre>{html.escape(self.explain())}</pre></details>"
 

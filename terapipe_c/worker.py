@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from . import _core
 
+HYPER = ("lr", "min_lr", "lr_schedule", "warmup_steps", "weight_decay", "betas", "eps", "grad_clip")  # what a checkpoint keeps
 GRACE_S = 1.0  # how long a rank may take to notice that the run is over before it is ended by force
 CHECKPOINTS = "checkpoints"  # folder of them inside a run folder
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -161,8 +162,7 @@ class _Training:
             for theirs in share(self.comm, sums):
                 everyone |= theirs
             if writer:
-                hyper = {key: self.job[key] for key in ("lr", "min_lr", "lr_schedule", "warmup_steps", "weight_decay", "betas",
-                                                        "eps", "grad_clip")}
+                hyper = {key: self.job[key] for key in HYPER}
                 path = writer.finish(everyone, seed=self.job["seed"], data_state=self.data.state(step), hyper=hyper)
                 self.emit({"kind": "checkpoint", "step": step, "path": str(path)})
         except BaseException:

@@ -317,6 +317,7 @@ def test_plan_simulate_view(capsys, tmp_path):
     assert code == 0 and out.strip(), err
     code, out, err = run(capsys, "simulate", plan, "--json")
     assert code == 0 and abs(json.loads(out)["makespan_s"] / result["step_time_s"] - 1) < 1e-6, (out, err)
+    assert json.loads(out)["peak_memory_bytes"] == result["peak_memory_bytes"] and min(result["peak_memory_bytes"]) > 0
     code, out, err = run(
         capsys, "view", plan, "--svg", tmp_path / "t.svg", "--html", tmp_path / "t.html", "--trace", tmp_path / "t.json"
     )
@@ -333,6 +334,7 @@ def test_plan_simulate_view(capsys, tmp_path):
 def test_simulate_a_named_schedule_and_its_text(capsys, tmp_path):
     code, out, err = run(capsys, "simulate", "--schedule", "1f1b", "--ranks", "4", "--micro-batches", "8", "--json")
     assert code == 0 and json.loads(out)["makespan_s"] == pytest.approx(3.0 * (8 + 4 - 1)), err
+    assert json.loads(out)["peak_memory_bytes"] is None
     (tmp_path / "p.txt").write_text(str(tp.schedules.gpipe(4, 8)))
     code, out, err = run(capsys, "simulate", tmp_path / "p.txt")
     assert code == 0 and "makespan_s" in out and "33" in out, err
@@ -393,8 +395,12 @@ def test_train_resume_view(capsys, tmp_path):
     code, out, err = run(capsys, "resume", out_folder, "--steps", "6", "--json")
     assert code == 0 and len(out.splitlines()) == 3, (out, err)
     assert tp.load_checkpoint(out_folder).step == 6
+    code, out, err = run(capsys, "resume", out_folder, "--steps", "8", "--init", out_folder)
+    assert code == 2 and "none would be right" in err
+    code, out, err = run(capsys, "resume", out_folder, "--steps", "7", "--lr", "1e-3", "--quiet")
+    assert code == 0 and "Warning" not in err, err
     code, out, err = run(capsys, "resume", out_folder, "--steps", "5", "--quiet")
-    assert code == 0 and "nothing to do: the newest checkpoint is of step 6" in err
+    assert code == 0 and "nothing to do: the newest checkpoint is of step 7" in err
     code, _, err = run(capsys, "view", out_folder, "--html", tmp_path / "t.html")
     assert code == 0 and (tmp_path / "t.html").exists(), err
     code, _, err = run(capsys, "train", plan, "--data", data, "--steps", "1", "--out", out_folder)

@@ -116,6 +116,8 @@ def test_cluster_is_a_checked_value():
     c = Cluster(num_devices=384, devices_per_node=8, memory_bytes=16e9, link_latency_s=5e-6, link_bandwidth_Bps=12.5e9,
                 peak_flops=125e12)
     assert Cluster.from_dict(c.to_dict()) == c and "384" in repr(c) and "<table" in c._repr_html_()
+    assert repr(c) == ("<Cluster: 384 devices, 8 a node, 14.90 GiB and 125 TFLOP/s each, links of 5 us and 12.5 GB/s>")
+    assert "60 GFLOP/s" in repr(Cluster(2, peak_flops=60e9)) and "60 GFLOP/s" in Cluster(2, peak_flops=60e9)._repr_html_()
     assert Cluster(4).devices_per_node == 4 and isinstance(c.memory_bytes, int)
     for field, value in (("num_devices", 0), ("devices_per_node", 7), ("memory_bytes", -1), ("link_latency_s", float("nan")),
                          ("link_bandwidth_Bps", 0), ("peak_flops", -5), ("memory_bandwidth_Bps", "fast")):

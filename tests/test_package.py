@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import inspect
+import os
 import re
 import shutil
 import subprocess
@@ -64,6 +65,23 @@ def test_the_installed_package_has_its_data() -> None:
     for name in ("py.typed", "_core.pyi", "__init__.py"):
         assert (home / name).is_file(), f"{home / name} is missing"
     assert any(home.glob("_core*.so"))
+
+
+def test_sources_that_are_not_built_say_so(tmp_path: Path) -> None:
+    """Python finds the checkout before the installed package when it is started there."""
+    for path in Path(tp.__file__).parent.rglob("*.py"):
+        copy = tmp_path / "terapipe_c" / path.relative_to(Path(tp.__file__).parent)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
+    ran = subprocess.run([sys.executable, "-c", "import terapipe_c"], env={**os.environ, "PYTHONPATH": str(tmp_path)},
+                         capture_output=True, text=True)
+    assert ran.returncode == 1 and f"ImportError: {tmp_path}/terapipe_c is the source" in ran.stderr, ran.stderr
+    assert "Python started in another folder" in ran.stderr and len(ran.stderr.splitlines()) < 8
+
+
+def test_every_error_says_what_it_is_for() -> None:
+    errors = [value for name in tp.__all__ if isinstance(value := getattr(tp, name), type) and issubclass(value, tp.Error)]
+    assert len(errors) == 12 and len({error.__doc__ for error in errors}) == len(errors)
 
 
 def test_metadata() -> None:

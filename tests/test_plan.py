@@ -338,6 +338,14 @@ def test_explain_says_what_runs_where():
     for word in (p.digest, "rank 0", "rank 1", "head", "embedding", "predicted step", "peak memory", "uniform on 2 ranks"):
         assert word in text, word
     assert p.digest in repr(p) and "<table" in p._repr_html_() and "<svg" in p._repr_html_()
+    assert list(p.timeline().peak_memory_bytes) == p.peak_memory_bytes and "peak" in str(p.timeline())
+
+
+def test_what_rounding_leaves_is_no_gap():
+    p = plan(**GOOD)
+    for factor, words in ((1 - 1e-15, "gap 0 %"), (1 + 1e-12, "gap 0 %"), (0.5, "gap 1e+02 %"), (0.98, "gap 2 %")):
+        other = replace(p, lower_bound_s=p.step_time_s * factor)
+        assert words in repr(other) and words in other.explain(), factor
 
 
 def test_slicings_print_in_the_papers_notation():

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from functools import cache
 from pathlib import Path
 
@@ -250,6 +251,34 @@ def test_a_killed_run_continues_from_its_last_checkpoint_bit_for_bit(shared, tmp
     rest = start(make_plan(3, "seq1f1b", 2), out=tmp_path / "a", checkpoint_every=10, resume=True, processes=False).wait().history
     assert rest[0].step in (20, 30, 40)
     assert [(record.loss, record.grad_norm) for record in rest] == right[0][rest[0].step:]
+
+
+def test_a_resume_says_which_options_are_not_the_checkpoints(tmp_path):
+    """launch's defaults would change the learning rate unseen."""
+    start(make_plan(1), 2, out=tmp_path / "a", processes=False).wait()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        start(make_plan(2), 3, out=tmp_path / "a", processes=False, resume=True).wait()
+    words = r"resumed with lr = 0\.0006 \(the checkpoint's is 0\.01\), min_lr = .*, warmup_steps = 0"
+    with pytest.warns(UserWarning, match=words) as told:
+        tp.launch(make_plan(1), DATA, 4, seed=3, out=tmp_path / "a", processes=False, progress=False, resume=True).wait()
+    assert told[0].filename == __file__
+
+
+def test_training_starts_from_what_hugging_face_wrote(tmp_path):
+    plan = make_plan(2)
+    params = tp.init_params(plan.model, seed=9)
+    folder = tp.export_hf(tmp_path / "hf", model=plan.model, params=params)
+    losses = [[record.loss for record in start(plan, 2, init=init, processes=False)]
+              for init in (params, tp.import_hf(folder), str(folder), tp.export_hf(tmp_path / "again", tp.import_hf(folder)))]
+    assert losses[0] == losses[1] == losses[2] == losses[3]
+    for change, words in ((dict(n_head=4), "n_head 2, the plan's has 4"), (dict(tie=False), "tie_weights True, the plan's has False")):
+        with pytest.raises(ValueError, match=f"^init: the checkpoint's model has {words}"):
+            start(make_plan(2, **change), 2, init=tp.import_hf(folder), processes=False)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="no checkpoint in this folder"):
+        start(plan, 2, init=tmp_path / "empty", processes=False)
+    assert len(repr(tp.import_hf(folder))) < 200
 
 
 # ---- runs that go wrong ----------------------------------------------------------------------------------------------

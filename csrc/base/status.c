@@ -66,7 +66,7 @@ const char *
 tp_status_name(tp_status code)
 {
     static const char *const names[] = {
-#define TP_STATUS_NAME(name, python, builtin) #name,
+#define TP_STATUS_NAME(name, python, builtin, doc) #name,
         TP_STATUS_MAP(TP_STATUS_NAME)
 #undef TP_STATUS_NAME
     };

@@ -2,23 +2,23 @@
 #ifndef TP_BASE_STATUS_H
 #define TP_BASE_STATUS_H
 
-/* X(code, Python class, builtin it also inherits): csrc/py/convert.c makes the exceptions from this list. */
+/* X(code, Python class, builtin it also inherits, its docstring): csrc/py/convert.c makes the exceptions from this list. */
 #define TP_STATUS_MAP(X)                                                                                               \
-    X(OK, None, None)                                                                                                  \
-    X(EVALUE, InvalidValueError, ValueError)     /* an argument: names it, its value, what would be right */           \
-    X(ETYPE, InvalidTypeError, TypeError)                                                                              \
-    X(EMEMORY, OutOfMemoryError, MemoryError)    /* the host or device has no memory left, or a limit was passed */    \
-    X(EINFEASIBLE, InfeasibleError, ValueError)  /* no plan can satisfy the request: names the binding limit */        \
-    X(ESCHEDULE, ScheduleError, ValueError)      /* a program breaks a rule; .rank .position */                        \
-    X(EIO, StorageError, OSError)                                                                                      \
-    X(ETIMEOUT, DeadlineError, TimeoutError)                                                                           \
-    X(ECONNECTION, PeerError, ConnectionError)   /* a peer is gone or broke the protocol */                            \
-    X(EABORTED, AbortedError, RuntimeError)      /* another rank failed first; its text is in the control block */     \
-    X(ERUNTIME, ExecutionError, RuntimeError)                                                                          \
-    X(EINTERNAL, InternalError, RuntimeError)    /* a bug of ours */
+    X(OK, None, None, "")                                                                                              \
+    X(EVALUE, InvalidValueError, ValueError, "An argument's value: names both, and what would be right.")              \
+    X(ETYPE, InvalidTypeError, TypeError, "An argument's type: names both, and what would be right.")                  \
+    X(EMEMORY, OutOfMemoryError, MemoryError, "The host or a device has no memory left.")                              \
+    X(EINFEASIBLE, InfeasibleError, ValueError, "No plan fits: names the binding limit.")                              \
+    X(ESCHEDULE, ScheduleError, ValueError, "A program breaks a rule at .rank, .position.")                            \
+    X(EIO, StorageError, OSError, "A file, a folder or an address cannot be used.")                                    \
+    X(ETIMEOUT, DeadlineError, TimeoutError, "A wait took too long: names who waited.")                                \
+    X(ECONNECTION, PeerError, ConnectionError, "A rank is gone or broke the protocol: names it.")                      \
+    X(EABORTED, AbortedError, RuntimeError, "Another rank failed, or the run was interrupted.")                        \
+    X(ERUNTIME, ExecutionError, RuntimeError, "A rank failed: a loss of NaN, a device, its code.")                     \
+    X(EINTERNAL, InternalError, RuntimeError, "A bug of terapipe_c.")
 
 typedef enum {
-#define TP_STATUS_ENUM(name, python, builtin) TP_##name,
+#define TP_STATUS_ENUM(name, python, builtin, doc) TP_##name,
     TP_STATUS_MAP(TP_STATUS_ENUM)
 #undef TP_STATUS_ENUM
         TP_STATUS_COUNT

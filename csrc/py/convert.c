@@ -12,9 +12,9 @@ tp_py_add_exceptions(PyObject *module, tp_py_state *state)
     if (state->error == NULL || PyModule_AddObjectRef(module, "Error", state->error) < 0)
         return -1;
     static const struct {
-        const char *name, *builtin;
+        const char *name, *builtin, *doc;
     } classes[] = {
-#define ROW(code, python, builtin) {#python, #builtin},
+#define ROW(code, python, builtin, doc) {#python, #builtin, doc},
         TP_STATUS_MAP(ROW)
 #undef ROW
     };
@@ -24,7 +24,7 @@ tp_py_add_exceptions(PyObject *module, tp_py_state *state)
         char name[64];
         PyOS_snprintf(name, sizeof name, "terapipe_c.%s", classes[i].name);
         PyObject *bases = builtin == NULL ? NULL : PyTuple_Pack(2, state->error, builtin);
-        state->exceptions[i] = bases == NULL ? NULL : PyErr_NewException(name, bases, NULL);
+        state->exceptions[i] = bases == NULL ? NULL : PyErr_NewExceptionWithDoc(name, classes[i].doc, bases, NULL);
         Py_XDECREF(bases);
         if (state->exceptions[i] == NULL || PyModule_AddObjectRef(module, classes[i].name, state->exceptions[i]) < 0)
             return -1;
