@@ -63,7 +63,7 @@ class Plan:
     batch: int
     seq_len: int
     planner: str
-    schedule: str                                  #: one of ``request.SCHEDULES``
+    schedule: str                                  #: a name of ``plan(schedule=...)``; "own": of :meth:`with_program`
     ranks: int
     chunks: int                                    #: virtual stages per rank
     stages: list[tuple[int, int]]                  #: (first block, last block + 1) of each virtual stage
@@ -148,6 +148,17 @@ class Plan:
         line = self.program.simulate(self.durations)
         line.peak_memory_bytes = np.array(self.peak_memory_bytes, np.int64)
         return line
+
+    def with_program(self, program: Program) -> Plan:
+        """This plan in an order of your own, proved, simulated and sized anew: `launch` runs it.
+
+        program: of F and B (or I and W) of as many ranks, stages, micro-batches and slices; messages that it has are made anew.
+        What the plan recomputes or swaps it still does. ``schedule`` is then "own". ScheduleError where it is no order that the
+        engine runs, InfeasibleError where it needs more memory than the plan's limit.
+        """
+        from .own_program import with_program
+
+        return with_program(self, program)
 
     # ---- as a value ----
 

@@ -1,0 +1,78 @@
+"""A plan whose order is the user's own: its stages and slices, another program (`Plan.with_program`)."""
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ._core import InfeasibleError, InvalidTypeError, InvalidValueError, Program
+from .backend import choose
+from .config import brief
+from .engine import rank_memory
+from .judge import Savings, saving
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+__all__ = ["OWN", "with_program"]
+
+OWN = "own"  # Plan.schedule of these
+
+
+def with_program(plan: Plan, program: Any) -> Plan:
+    """See ``Plan.with_program``."""
+    start = time.perf_counter()
+    if not isinstance(program, Program):
+        raise InvalidTypeError(f"program is {brief(program)}: a Program (tp.Program.parse, tp.schedules) would be right")
+    compute = _compute(program)
+    _check_shape(plan, compute)
+    compute = saving(compute, plan.model, tuple(plan.stages), Savings(tuple(plan.recompute), tuple(plan.swap)))
+    own = compute.lower(tied=plan.model.tie_weights and len(plan.stages) > 1)
+    own.check(canonical=True)
+    _check_neighbours(own)
+    line = own.simulate(plan.durations)
+    peak = rank_memory(plan.model, plan.stages, plan.slicing, own, backend=choose(plan.backend, plan.dtype),
+                       recompute=plan.recompute, swap=plan.swap, replicas=plan.data_parallel)
+    needed, limit = max(peak), plan.memory_limit_bytes
+    if limit is not None and needed > limit:
+        raise InfeasibleError(f"rank {peak.index(needed)} needs {needed} bytes with this program and may use {limit}: "
+                              f"{needed - limit} bytes short; a plan with memory_bytes = {needed}, or an order that holds fewer "
+                              "activations, would be right")
+    return replace(plan, schedule=OWN, program=own, step_time_s=float(line.makespan_s), lower_bound_s=float(line.lower_bound_s),
+                   peak_memory_bytes=peak, bubbles={k: float(v) for k, v in line.bubbles.items()},
+                   busy_s=[float(x) for x in line.busy_s], compared=[(plan.schedule, plan.step_time_s)], search_log=[],
+                   slicing_bound_s=None, planning_time_s=time.perf_counter() - start)
+
+
+def _compute(program: Program) -> Program:
+    """Its F, I and W alone: the engine runs a B as I with W behind it."""
+    stripped = program.strip()
+    other = sorted(set(stripped.counts) - set("FBIW"))
+    if other:
+        raise InvalidValueError(f"program has {other[0]}: F, B, I and W would be right (what is recomputed or swapped is the plan's, "
+                                "tp.plan(recompute=...))")
+    if any(stripped.instructions(rank)["flags"].any() for rank in range(stripped.num_ranks)):
+        raise InvalidValueError("program has forwards in halves: whole ones would be right, or tp.plan(schedule='sliced-1f1b')")
+    return Program.parse(re.sub(r"\b(\d+)B(\d+\.\d+)\b", r"\1I\2 \1W\2", str(stripped)))
+
+
+def _check_shape(plan: Plan, program: Program) -> None:
+    slices = tuple(len(lengths) for _, lengths in plan.slicing)
+    for what, own, planned in (("ranks", program.num_ranks, plan.ranks), ("stages", program.num_stages, len(plan.stages)),
+                               ("micro-batches", program.num_micro_batches, len(slices))):
+        if own != planned:
+            raise InvalidValueError(f"program has {own} {what}: {planned}, as the plan, would be right")
+    if program.slices != slices:
+        micro = next(m for m, (own, planned) in enumerate(zip(program.slices, slices, strict=True)) if own != planned)
+        raise InvalidValueError(f"program cuts micro-batch {micro} into {program.slices[micro]} slices: {slices[micro]}, as the "
+                                "plan, would be right")
+
+
+def _check_neighbours(program: Program) -> None:
+    """A run has rings between these alone (``job.neighbours``)."""
+    ranks = program.num_ranks
+    for rank in range(ranks):
+        for peer in set(program.instructions(rank)["peer"].tolist()) - {-1, (rank + 1) % ranks, (rank - 1) % ranks}:
+            raise InvalidValueError(f"program sends from rank {rank} to rank {peer}: stages that follow each other on neighbouring "
+                                    "ranks (the last one and rank 0 are), or on one, would be right")

@@ -1,0 +1,84 @@
+"""`Plan.with_program`: a user's own order of a plan's work, proved, simulated, sized and run."""
+import numpy as np
+import pytest
+
+import terapipe_c as tp
+
+SEQ, BATCH = 24, 4
+MODEL = tp.GPTConfig(n_layer=3, n_head=2, n_embd=16, vocab_size=61, block_size=SEQ)
+CLUSTER = tp.Cluster(num_devices=4, memory_bytes=1 << 30)
+DATA = (np.cumsum(np.random.default_rng(5).integers(0, 4, 3000)) % 61).astype(np.int32)
+TEXT = """0F0.0 0F0.1 0F1.0 0B0.1 0B0.0 0F1.1 0F2.0 0F2.1 0B1.1 0B1.0 0F3.0 0F3.1 0B2.1 0B2.0 0B3.1 0B3.0
+          1F0.0 1F0.1 1B0.1 1F1.0 1B0.0 1F1.1 1B1.1 1B1.0 1F2.0 1F2.1 1B2.1 1B2.0 1F3.0 1F3.1 1B3.1 1B3.0"""
+
+
+def plan(slicing=2, **options):
+    given = {"stages": 2, "schedule": "gpipe", "slicing": slicing, **options}
+    return tp.plan(MODEL, CLUSTER, BATCH, SEQ, planner="uniform", **given)
+
+
+def trained(p):
+    run = tp.launch(p, DATA, 3, lr=1e-2, processes=False, progress=False).wait()
+    report = run.report()
+    assert report.peak_memory_bytes == report.predicted_peak_memory_bytes == p.peak_memory_bytes
+    return [(record.loss, record.grad_norm) for record in run.history]
+
+
+def test_a_program_of_ones_own_is_planned_kept_and_run(tmp_path):
+    given = plan()
+    own = given.with_program(tp.Program.parse(TEXT))
+    assert own.schedule == "own" and own.stages == given.stages and own.slicing == given.slicing and own != given
+    assert own.executable and own.compared == [("gpipe", given.step_time_s)] and own.slicing_gap is None
+    assert own.timeline().makespan_s == own.step_time_s >= own.lower_bound_s
+    assert sum(own.bubbles.values()) == pytest.approx(2 * own.step_time_s - sum(own.busy_s))
+    own.save(tmp_path / "own.json")
+    assert tp.Plan.load(tmp_path / "own.json") == own and "schedule own" in own.explain()
+    assert trained(own) == trained(given)
+    assert given.with_program(own.program) == own  # lowered, and split into I and W
+
+
+@pytest.mark.parametrize("recompute", [None, "ffn", "attention", "full"])
+def test_what_a_plan_saves_it_still_saves(recompute):
+    given = plan(recompute=recompute)
+    own = given.with_program(tp.schedules.seq1f1b(2, BATCH, 2))
+    assert own.recompute == given.recompute and own.program.counts.get("R") == given.program.counts.get("R")
+    assert max(own.peak_memory_bytes) < max(given.peak_memory_bytes) and trained(own) == trained(given)
+
+
+def test_stages_may_lie_elsewhere():
+    given = plan(slicing=1, schedule="interleaved", chunks=2)
+    own = given.with_program(tp.schedules.zb_v(2, BATCH))
+    assert own.program.rank_of == (0, 1, 1, 0) and own.program.rank_of != given.program.rank_of
+    same = tp.plan(MODEL, CLUSTER, BATCH, SEQ, planner="uniform", stages=2, slicing=1, schedule="zb-v", partition=given.stages)
+    assert own.step_time_s == same.step_time_s and own.peak_memory_bytes == same.peak_memory_bytes
+    assert trained(own) == trained(given)
+
+
+@pytest.mark.parametrize("program,error,words", [
+    ("0F0.0 0B0.0", ValueError, "program has 1 ranks: 2, as the plan"),
+    (tp.schedules.interleaved(2, 4, 2, 2), ValueError, "program has 4 stages: 2, as the plan"),
+    (tp.schedules.gpipe(2, 2, 2), ValueError, "program has 2 micro-batches: 4, as the plan"),
+    (tp.schedules.gpipe(2, 4, [2, 2, 3, 2]), ValueError, "program cuts micro-batch 2 into 3 slices: 2, as the plan"),
+    (tp.schedules.sliced_1f1b(2, 4, 1), ValueError, "forwards in halves"),
+    (tp.schedules.gpipe(2, 4, 2).save_memory(b"\1\1", b"\0\0"), ValueError, "program has R: F, B, I and W"),
+    (TEXT.replace("1F1.0 1B0.0", "1B0.0 1F1.0").replace("1B1.1 1B1.0", "1B1.0 1B1.1"), tp.ScheduleError, "1I1.0"),
+    (TEXT.replace("0F0.0 0F0.1", "0F0.1 0F0.0"), tp.ScheduleError, "rank 0, position 0"),
+    ("x", ValueError, "a stage from 0"), (5, TypeError, "program is 5: a Program")])
+def test_what_is_no_order_of_the_plans_work(program, error, words):
+    with pytest.raises(error, match=words):
+        plan().with_program(tp.Program.parse(program) if isinstance(program, str) else program)
+
+
+def test_a_run_has_messages_between_neighbours_alone():
+    far = "0F{0}.0 0B{0}.0\n2F{0}.0 2B{0}.0\n1F{0}.0 1B{0}.0\n3F{0}.0 3B{0}.0"
+    given = tp.plan(MODEL, CLUSTER, 1, SEQ, planner="uniform", stages=4, schedule="gpipe", slicing=1)
+    with pytest.raises(ValueError, match="program sends from rank 0 to rank 2"):
+        given.with_program(tp.Program.parse(far.format(0)))
+
+
+def test_an_order_that_holds_too_much():
+    few = plan(schedule="seq1f1b")
+    limited = plan(schedule="seq1f1b", memory_bytes=max(few.peak_memory_bytes))
+    with pytest.raises(tp.InfeasibleError, match=r"rank \d needs (\d+) bytes with this program and may use") as refused:
+        limited.with_program(tp.schedules.gpipe(2, BATCH, 2))
+    assert str(max(plan().peak_memory_bytes)) in str(refused.value)
