@@ -32,9 +32,7 @@ def main() -> int:
     )
     cluster = tp.Cluster.local()
     plan = tp.plan(model, cluster, batch=args.batch, seq_len=args.seq_len, costs=costs, stages=args.ranks)
-    explanation = plan.explain()
-    if explanation:
-        print(explanation)
+    print(plan.explain())
     steps = args.steps or max(60, min(400, round(args.seconds / plan.step_time_s)))
 
     title(f"3. Train: {steps} steps, each rank a process")
@@ -44,14 +42,7 @@ def main() -> int:
     follow(run, steps)
 
     title("4. Report: predicted beside measured")
-    report = run.report()
-    text = str(report)
-    if text and not text.startswith("<"):
-        print(text)
-    error = report.step_time_s / report.predicted_step_time_s - 1
-    print(
-        f"step time: predicted {report.predicted_step_time_s:.4f} s, measured median {report.step_time_s:.4f} s ({error:+.1%})"
-    )
+    print(run.report())
 
     title("5. Loss (nats a byte)")
     losses = [record.loss for record in run.history]

@@ -10,19 +10,20 @@ from typing import Any
 __all__ = ["LAUNCH_NUMBERS", "build_parser", "plan_flags_given"]
 
 Run = Callable[[argparse.Namespace], int]
-LAUNCH_NUMBERS = {
-    "lr": float,
-    "min_lr": float,
-    "warmup_steps": int,
-    "weight_decay": float,
-    "eps": float,
-    "grad_clip": float,
-    "seed": int,
-    "threads_per_rank": int,
-    "checkpoint_every": int,
-    "log_every": int,
-    "eval_every": int,
+LAUNCH_NUMBERS = {  # name: type, help; the defaults are tp.launch's
+    "lr": (float, "learning rate behind the warm-up (default 0.0006)"),
+    "min_lr": (float, "the cosine's last one (default lr / 10)"),
+    "warmup_steps": (int, "steps in which it rises to lr (default 0)"),
+    "weight_decay": (float, "AdamW's, of matrices and embeddings (default 0.1)"),
+    "eps": (float, "AdamW's (default 1e-08)"),
+    "grad_clip": (float, "largest norm of all gradients together, 0: any (default 1.0)"),
+    "seed": (int, "of the initial parameters and the order of the data (default 0)"),
+    "threads_per_rank": (int, "threads that share a rank's work (default 1)"),
+    "checkpoint_every": (int, "steps between checkpoints, 0: none (default 50)"),
+    "log_every": (int, "steps between records (default 1)"),
+    "eval_every": (int, "steps between evaluations on the last tenth of the data, 0: none (default 0)"),
 }
+MODEL_DEFAULTS = {"n_layer": 4, "n_head": 4, "n_embd": 128, "vocab_size": 256}
 
 
 def _version() -> str:
@@ -61,10 +62,10 @@ def build_parser(runs: Mapping[str, Run]) -> argparse.ArgumentParser:
     )
     model_flags(p)
     p.add_argument("--seq-len", type=int, help="longest sequence measured (block size if not given)")
-    p.add_argument("--micro-batch", type=int, default=1)
-    p.add_argument("--backend", default="cpu")
+    p.add_argument("--micro-batch", type=int, default=1, help="sequences in a micro-batch of the plans to come (default 1)")
+    p.add_argument("--backend", default="cpu", help="cpu (default) or cuda")
     p.add_argument("--dtype", choices=("float32", "bf16"), help="of activations; bf16 on cuda if not given")
-    p.add_argument("--threads", type=int, default=1, help="threads of one rank")
+    p.add_argument("--threads", type=int, default=1, help="threads of one rank (default 1)")
     p.add_argument("--out", help="save the cost model here")
 
     p = add(
@@ -95,14 +96,14 @@ def build_parser(runs: Mapping[str, Run]) -> argparse.ArgumentParser:
     )
     p.add_argument("path", nargs="?", help="a plan file, a program's text, or a torch.distributed.pipelining CSV")
     p.add_argument("--schedule", help="instead of a file: gpipe, 1f1b, seq1f1b, ...")
-    p.add_argument("--ranks", type=int, default=4)
-    p.add_argument("--micro-batches", type=int, default=8)
-    p.add_argument("--slices", type=int, default=1)
+    p.add_argument("--ranks", type=int, default=4, help="of a named schedule (default 4)")
+    p.add_argument("--micro-batches", type=int, default=8, help="of a named schedule (default 8)")
+    p.add_argument("--slices", type=int, default=1, help="token slices of a micro-batch of a named schedule (default 1)")
     p.add_argument("--chunks", type=int, default=2, help="stages a rank of interleaved and hanayo (default 2)")
     p.add_argument("--split", type=int, default=1, help="micro-batches that sliced-1f1b halves (default 1)")
-    p.add_argument("--fwd", type=float, default=1.0, help="seconds of one F (programs and schedules)")
-    p.add_argument("--bwd", type=float, default=2.0, help="seconds of one B (programs and schedules)")
-    p.add_argument("--comm", type=float, default=0.0, help="seconds of one message (programs and schedules)")
+    p.add_argument("--fwd", type=float, default=1.0, help="seconds of one F of a program or schedule (default 1)")
+    p.add_argument("--bwd", type=float, default=2.0, help="seconds of one B of a program or schedule (default 2)")
+    p.add_argument("--comm", type=float, default=0.0, help="seconds of one message of a program or schedule (default 0)")
     picture_flags(p)
 
     p = add("train", "train as planned", "terapipe train plan.json --data corpus.txt --steps 200 --out runs/a")
@@ -122,9 +123,9 @@ def build_parser(runs: Mapping[str, Run]) -> argparse.ArgumentParser:
 
     p = add("view", "draw a plan, a run or a program", "terapipe view runs/a --html timeline.html --trace trace.json")
     p.add_argument("path", help="a plan file, a run folder, or a program's text")
-    p.add_argument("--fwd", type=float, default=1.0, help="seconds of one F (programs)")
-    p.add_argument("--bwd", type=float, default=2.0, help="seconds of one B (programs)")
-    p.add_argument("--comm", type=float, default=0.0, help="seconds of one message (programs)")
+    p.add_argument("--fwd", type=float, default=1.0, help="seconds of one F of a program (default 1)")
+    p.add_argument("--bwd", type=float, default=2.0, help="seconds of one B of a program (default 2)")
+    p.add_argument("--comm", type=float, default=0.0, help="seconds of one message of a program (default 0)")
     picture_flags(p)
 
     p = add(
@@ -152,11 +153,9 @@ def build_parser(runs: Mapping[str, Run]) -> argparse.ArgumentParser:
 
 def model_flags(p: argparse.ArgumentParser) -> None:
     group = p.add_argument_group("model")
-    group.add_argument("--preset", help="gpt2-124m, gpt3-175b, ...; the other model flags are then not used")
-    for name, value in (("n-layer", 4), ("n-head", 4), ("n-embd", 128), ("vocab-size", 256), ("block-size", None)):
-        group.add_argument(
-            f"--{name}", type=int, default=value, help=f"default {value or 'the sequence length, or 256'}"
-        )
+    group.add_argument("--preset", help="gpt2-124m, gpt3-175b, ...; the other model flags replace single fields of it")
+    for name, value in {**MODEL_DEFAULTS, "block_size": "the sequence length, or 256"}.items():
+        group.add_argument(f"--{name.replace('_', '-')}", type=int, help=f"default {value}, or the preset's")
     group.add_argument("--no-bias", action="store_true", help="no biases in linear layers and LayerNorms")
     group.add_argument("--untied", action="store_true", help="a head of its own instead of the token embedding's")
 
@@ -166,9 +165,9 @@ def plan_flags(p: argparse.ArgumentParser) -> None:
     group = p.add_argument_group("plan")
     group.add_argument("--batch", type=int, default=8, help="sequences a step (default 8)")
     group.add_argument("--seq-len", type=int, help="tokens a sequence (default: the block size)")
-    group.add_argument("--stages", type=int)
+    group.add_argument("--stages", type=int, help="ranks of a pipeline (default: as many as are fastest)")
     group.add_argument("--planner", default="auto", help="auto (default), terapipe, uniform, autopipe, dawnpiper, bmpipe, ...")
-    group.add_argument("--schedule", default="auto")
+    group.add_argument("--schedule", default="auto", help="auto (default), gpipe, 1f1b, seq1f1b, interleaved, zb-h1, zb-v, ...")
     group.add_argument("--chunks", type=int, help="stages of a rank")
     group.add_argument("--data-parallel", type=int, help="replicas of the pipeline (`train --fast` runs them)")
     group.add_argument(
@@ -186,16 +185,17 @@ def plan_flags(p: argparse.ArgumentParser) -> None:
         "--costs", help="a file of `terapipe profile`, or 'analytic', or 'profile' (the default on this machine)"
     )
     group = p.add_argument_group("cluster (this machine, if --devices is not given)")
-    for name, kind in (
-        ("devices", int),
-        ("devices-per-node", int),
-        ("device-memory-bytes", _bytes),
-        ("link-latency-s", float),
-        ("link-bandwidth-Bps", float),
-        ("peak-flops", float),
-        ("host-bandwidth-Bps", float),
+    for name, kind, text in (
+        ("devices", int, "how many"),
+        ("device", str, "h100, a100-80, ...: whose fp32 sheet says what is not given here (half of its peak)"),
+        ("devices-per-node", int, "default: all of them"),
+        ("device-memory-bytes", _bytes, "of one (default 16e9)"),
+        ("link-latency-s", float, "of an empty message (default 5e-6)"),
+        ("link-bandwidth-Bps", float, "bytes a second of one link, each way (default 12.5e9)"),
+        ("peak-flops", float, "FLOPs a second that kernels reach (default 60e9, a core's)"),
+        ("host-bandwidth-Bps", float, "bytes a second that a rank swaps at (default: nothing is swapped)"),
     ):
-        group.add_argument(f"--{name}", type=kind)
+        group.add_argument(f"--{name}", type=kind, help=text)
     group.add_argument("--swap-folder", help="plans for this machine may swap activations to files here: how fast is measured")
 
 
@@ -215,12 +215,12 @@ def launch_flags(p: argparse.ArgumentParser, needed: bool = True) -> None:
     group = p.add_argument_group("training")
     group.add_argument("--data", help="text file, or .bin of nanoGPT, llm.c or Megatron")
     group.add_argument("--steps", type=int, help="optimizer steps, counted from the start of the run")
-    for name, kind in LAUNCH_NUMBERS.items():
-        group.add_argument(f"--{name.replace('_', '-')}", type=kind)
-    group.add_argument("--lr-schedule", choices=("cosine", "constant"))
-    group.add_argument("--betas", type=float, nargs=2)
+    for name, (kind, text) in LAUNCH_NUMBERS.items():
+        group.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text)
+    group.add_argument("--lr-schedule", choices=("cosine", "constant"), help="default cosine")
+    group.add_argument("--betas", type=float, nargs=2, help="AdamW's (default 0.9 0.95)")
     group.add_argument("--init", help="start from these parameters: a checkpoint, or a folder of transformers' GPT-2")
-    group.add_argument("--backend", help="cpu or cuda")
+    group.add_argument("--backend", help="cpu (default) or cuda")
     group.add_argument("--dtype", choices=("float32", "bf16"), help="of activations; bf16 on cuda if not given")
     group.add_argument("--gpus", type=int, nargs="+", help="on cuda, the GPU of each rank (rank r has GPU r if not given)")
     group.add_argument("--threads", action="store_true", help="ranks as threads of this process")

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ._files import read_entry
-from .arguments import LAUNCH_NUMBERS, build_parser, plan_flags_given
+from .arguments import LAUNCH_NUMBERS, MODEL_DEFAULTS, build_parser, plan_flags_given
 
 __all__ = ["main"]
 
@@ -122,17 +122,11 @@ def _shown(value: Any) -> str:
 def _model(args: argparse.Namespace) -> Any:
     import terapipe_c as tp
 
+    given = {name: getattr(args, name) for name in (*MODEL_DEFAULTS, "block_size") if getattr(args, name) is not None}
+    given |= ({"bias": False} if args.no_bias else {}) | ({"tie_weights": False} if args.untied else {})
     if args.preset:
-        return tp.GPTConfig.preset(args.preset)
-    return tp.GPTConfig(
-        n_layer=args.n_layer,
-        n_head=args.n_head,
-        n_embd=args.n_embd,
-        vocab_size=args.vocab_size,
-        block_size=next(size for size in (args.block_size, args.seq_len, 256) if size is not None),
-        bias=not args.no_bias,
-        tie_weights=not args.untied,
-    )
+        return tp.GPTConfig.preset(args.preset, **given)
+    return tp.GPTConfig(**{**MODEL_DEFAULTS, "block_size": 256 if args.seq_len is None else args.seq_len, **given})
 
 
 def _cluster(args: argparse.Namespace) -> Any:
@@ -150,15 +144,16 @@ def _cluster(args: argparse.Namespace) -> Any:
     }
     given = {name: value for name, value in given.items() if value is not None}
     if args.devices is None:
-        if given:
-            raise ValueError(f"--{next(iter(given)).replace('_', '-')} describes a cluster: give --devices too")
+        if given or args.device:
+            name = next(iter(given), "device").replace("_", "-")
+            raise ValueError(f"--{name} describes a cluster: give --devices too")
         if args.swap_folder is None:
             return tp.Cluster.local()
         os.environ[STORE_VARIABLE] = args.swap_folder          # what runs here swaps to the same folder
         return _swapping(args.swap_folder)
     if args.swap_folder is not None:
         raise ValueError("--swap-folder is of this machine: --host-bandwidth-Bps would be right beside --devices")
-    return tp.Cluster(num_devices=args.devices, **given)
+    return tp.Cluster.preset(args.device, args.devices, **given) if args.device else tp.Cluster(num_devices=args.devices, **given)
 
 
 @functools.cache

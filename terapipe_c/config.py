@@ -382,7 +382,7 @@ class Cluster:
         """``num_devices`` of a published device (``tp.devices.names()``) in one node.
 
         ``efficiency`` and ``bandwidth_efficiency``, the shares of the sheet's peaks that kernels reach, are assumptions.
-        ``changes`` replace single fields.
+        ``changes`` replace single fields. Plans count a CPU's bytes in float32 unless they are told ``backend="cuda"``.
         """
         from .devices import get, share
 

@@ -52,8 +52,9 @@ class Dataset:
     """Batches of `batch` sequences of `seq_len` + 1 tokens, drawn at random offsets.
 
     Args:
-        data: a file (see the top of this module) or a 1-D array or list of integers of any width. Files are
-            memory-mapped and arrays are borrowed, never copied.
+        data: a file, or a 1-D array or list of integers of any width. A Megatron pair X.bin and X.idx, a .bin of llm.c (told by
+            its header) or of nanoGPT (uint16), a .npy; anything else is text, whose bytes are the tokens if there is no
+            ``tokenizer``. Files are memory-mapped and arrays are borrowed, never copied.
         seq_len: tokens of a sequence; a row of a batch has one more, the last target.
         batch: sequences in a batch.
         seed: 0 .. 2**64 - 1.

@@ -31,7 +31,8 @@ class Device:
     """Were memory, its bandwidth and the fp16 peak found again in a second text? Else they are recalled from the sheet."""
 
     def peak(self, dtype: str) -> float:
-        """Dense FLOPs a second in this dtype."""
+        """Dense FLOPs a second in this dtype; "float32" is "fp32", as backends call it."""
+        dtype = "fp32" if dtype == "float32" else dtype
         if not isinstance(dtype, str) or dtype not in self.peak_flops:
             raise InvalidValueError(f"dtype is {brief(dtype)}: {self.name} has {', '.join(self.peak_flops)}")
         return self.peak_flops[dtype]

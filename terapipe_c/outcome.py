@@ -16,16 +16,20 @@ __all__ = ["Outcome", "Record"]
 
 @dataclass(frozen=True)
 class Record:
-    """One step. Steps count from 0; step s trains on `Dataset.batch(s)`. Times in seconds; losses are means per token."""
+    """One step. Steps count from 0; step s trains on `Dataset.batch(s)`. Times in seconds; losses are means per token.
+
+    grad_norm is over all ranks, before clipping; step_time_s from all ranks' start to the slowest one's end, without evaluation
+    and checkpoints; eval_loss None where this step did not evaluate.
+    """
 
     step: int
     loss: float
-    grad_norm: float  # over all ranks, before clipping
+    grad_norm: float
     lr: float
     tokens_per_s: float
-    step_time_s: float  # from all ranks' start to the slowest one's end, without evaluation and checkpoints
+    step_time_s: float
     predicted_step_time_s: float
-    eval_loss: float | None = None  # None where this step did not evaluate
+    eval_loss: float | None = None
 
 
 def met(rows: list[tuple[Any, ...]], ranks: int) -> list[tuple[Any, ...]]:

@@ -50,7 +50,7 @@ def _compute(program: Program) -> Program:
     stripped = program.strip()
     other = sorted(set(stripped.counts) - set("FBIW"))
     if other:
-        raise InvalidValueError(f"program has {other[0]}: F, B, I and W would be right (what is recomputed or swapped is the plan's, "
+        raise InvalidValueError(f"program has {other[0]}: F, B, I and W would be right (what recomputes or swaps is the plan, "
                                 "tp.plan(recompute=...))")
     if any(stripped.instructions(rank)["flags"].any() for rank in range(stripped.num_ranks)):
         raise InvalidValueError("program has forwards in halves: whole ones would be right, or tp.plan(schedule='sliced-1f1b')")

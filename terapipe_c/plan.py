@@ -56,6 +56,22 @@ class Plan:
     Two plans are equal if they make the ranks do the same: model, batch, partition, slicing, schedule and program;
     predictions and planning time do not count. With ``data_parallel`` replicas the ranks, slices, program, memory and
     bubbles are those of one replica; ``batch``, ``step_time_s`` and ``tokens_per_s`` are of all.
+
+    Attributes:
+        schedule: a name of ``plan(schedule=...)``; "own": of :meth:`with_program`.
+        ranks, chunks, data_parallel: of a replica, virtual stages of each rank, replicas of the whole pipeline.
+        stages: (first block, last block + 1) of each virtual stage.
+        slicing: (sequences in the micro-batch, slice lengths in tokens) of each micro-batch.
+        recompute, swap: per block, whether its activations are made again before its backward, and bytes of a micro-batch that
+            leave the device and come back.
+        program: lowered, backward split into I and W. durations: seconds of its instructions, [virtual stages, units].
+        step_time_s: predicted. busy_s: one per rank. bubbles: idle seconds by cause, all ranks together.
+        lower_bound_s: no order of these operations on these ranks is faster.
+        slicing_bound_s: no slicing of its micro-batches on its stages, in any order, is faster; None where that is not known.
+        peak_memory_bytes, memory_limit_bytes: exact, one per rank; of each rank, None: none.
+        granularity: slice lengths that were planned are multiples of it.
+        compared: (what, predicted seconds) of alternatives. search_log: what the joint search tried, and why it stopped.
+        backend, dtype: what its costs and memory are of (one for "cuda" runs there alone), and of activations.
     """
 
     model: GPTConfig
@@ -63,29 +79,29 @@ class Plan:
     batch: int
     seq_len: int
     planner: str
-    schedule: str                                  #: a name of ``plan(schedule=...)``; "own": of :meth:`with_program`
+    schedule: str
     ranks: int
-    chunks: int                                    #: virtual stages per rank
-    stages: list[tuple[int, int]]                  #: (first block, last block + 1) of each virtual stage
-    slicing: list[tuple[int, list[int]]]           #: (sequences in the micro-batch, slice lengths in tokens)
-    program: Program                               #: lowered, backward split into I and W
-    durations: dict[str, NDArray[np.float64]]      #: seconds of its instructions, [virtual stages, units]
-    step_time_s: float                             #: predicted
-    lower_bound_s: float                           #: no order of these operations on these ranks is faster
-    peak_memory_bytes: list[int]                   #: one per rank
+    chunks: int
+    stages: list[tuple[int, int]]
+    slicing: list[tuple[int, list[int]]]
+    program: Program
+    durations: dict[str, NDArray[np.float64]]
+    step_time_s: float
+    lower_bound_s: float
+    peak_memory_bytes: list[int]
     memory_limit_bytes: int | None
-    bubbles: dict[str, float]                      #: idle seconds by cause, all ranks together
-    busy_s: list[float]                            #: one per rank
+    bubbles: dict[str, float]
+    busy_s: list[float]
     planning_time_s: float
     granularity: int = 1
-    recompute: list[bool] = field(default_factory=list)   #: per block: its activations are made again before its backward
-    swap: list[int] = field(default_factory=list)         #: per block: bytes of a micro-batch that leave the device and come back
-    compared: list[tuple[str, float]] = field(default_factory=list)   #: (what, predicted seconds) of alternatives
-    data_parallel: int = 1                         #: replicas of the whole pipeline
-    search_log: list[str] = field(default_factory=list)   #: what the joint search tried, and why it stopped
-    slicing_bound_s: float | None = None           #: no slicing of its micro-batches on its stages, in any order, is faster
-    backend: str = "cpu"                           #: what its costs and memory are of; one for "cuda" runs there alone
-    dtype: str = "float32"                         #: of activations
+    recompute: list[bool] = field(default_factory=list)
+    swap: list[int] = field(default_factory=list)
+    compared: list[tuple[str, float]] = field(default_factory=list)
+    data_parallel: int = 1
+    search_log: list[str] = field(default_factory=list)
+    slicing_bound_s: float | None = None
+    backend: str = "cpu"
+    dtype: str = "float32"
 
     @property
     def gap(self) -> float:
@@ -412,6 +428,7 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
     """Plan one training step of ``batch`` sequences of ``seq_len`` tokens.
 
     Args:
+        model, cluster: what is trained, and on what; batch: sequences of a step, of all replicas; seq_len: tokens of each.
         costs: a CostModel; None: ``CostModel.analytic(model, cluster)``.
         planner: "auto": all of the others, then a search over stages, replicas, micro-batches, slices, stage boundaries,
             chunks and schedules, best first, bounded by certificates; never slower than any of the others on the same
@@ -435,6 +452,7 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             (``judge.Replicas`` has the formula). None: 1; but the auto planner considers others where neither ``stages``
             nor ``slicing`` is given and the cluster is not this machine.
             ``launch(..., reproducible=False)`` runs them.
+        tensor_parallel: 1 or None; there as a place for more.
         chunks: stages of a rank; None: 1, 2 where the schedule has several; the auto planner considers all numbers, unless a
             partition is given.
         memory_bytes: limit of each rank; None: the cluster's devices'. Of a request whose search is small (a model for tests, a

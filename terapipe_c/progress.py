@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +26,9 @@ class Progress:
         self._silent = wanted is False or sys.stderr is None
         if not self._silent and (self._terminal or _in_notebook()):
             try:
-                from tqdm.auto import tqdm
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # a notebook without ipywidgets gets a bar of text, and need not be told
+                    from tqdm.auto import tqdm
             except ImportError:
                 return
             try:

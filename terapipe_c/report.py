@@ -73,26 +73,40 @@ def _crowded(job: Mapping[str, Any]) -> list[str]:
             f"core{'s' * (cores != 1)}: the prediction gives every thread a core of its own"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
-    """Times in seconds, memory in bytes, one entry per rank where it says so."""
+    """Predicted beside measured; prints as a table. Times in seconds, memory in bytes.
 
-    step_time_s: float | None  # median of the steps after the first; None if there was no second
+    Attributes:
+        step_time_s, predicted_step_time_s: the median of the steps after the first (None if there was no second), the plan's.
+        tokens_per_s: at that median.
+        peak_memory_bytes, predicted_peak_memory_bytes: one per rank, the engine's high-water mark.
+        resident_memory_bytes: one per rank, of the whole process (of all ranks together where they are threads).
+        bubbles, predicted_bubbles: idle seconds by cause, summed over ranks; measured in the last step.
+        last_step_time_s, resimulated_step_time_s: of that step, and what the simulator makes of its operations as measured.
+        work_ratio: measured over predicted seconds of all its operations: how much slower they are than when profiled.
+        losses, steps: of every record.
+        paths: what was written where.
+        caveats: what was otherwise than it was meant to be, and why.
+        about: the plan and the model.
+    """
+
+    step_time_s: float | None
     predicted_step_time_s: float
     tokens_per_s: float | None
-    peak_memory_bytes: list[int]  # per rank: the engine's high-water mark
+    peak_memory_bytes: list[int]
     predicted_peak_memory_bytes: list[int]
-    resident_memory_bytes: list[int]  # per rank: of the whole process (of all ranks together where they are threads)
-    bubbles: dict[str, float]  # of the last step, by cause, summed over ranks
+    resident_memory_bytes: list[int]
+    bubbles: dict[str, float]
     predicted_bubbles: dict[str, float]
-    last_step_time_s: float | None  # of the step that the bubbles are of
-    resimulated_step_time_s: float | None  # of that step: the simulator's, from the measured seconds of every operation
-    work_ratio: float | None  # measured over predicted seconds of all operations: how much slower than when profiled
-    losses: list[float] = field(repr=False)
-    steps: list[int] = field(repr=False)
-    paths: dict[str, str] = field(repr=False)
-    caveats: list[str] = field(default_factory=list)  # what was otherwise than it was meant to be, and why
-    about: str = field(default="", repr=False)  # the plan and the model
+    last_step_time_s: float | None
+    resimulated_step_time_s: float | None
+    work_ratio: float | None
+    losses: list[float]
+    steps: list[int]
+    paths: dict[str, str]
+    caveats: list[str] = field(default_factory=list)
+    about: str = ""
 
     @classmethod
     def of(cls, plan: Any, records: Sequence[Mapping[str, Any]], ends: Sequence[Mapping[str, Any]],
@@ -140,7 +154,7 @@ class Report:
             table.append((f"idle: {cause}", _seconds(self.predicted_bubbles.get(cause)), _seconds(self.bubbles.get(cause)), ""))
         return table
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         rows = [("", "predicted", "measured", "error"), *self.rows()]
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
         lines = ["  ".join([row[0].ljust(widths[0]), *(row[i].rjust(widths[i]) for i in (1, 2, 3))]).rstrip() for row in rows]

@@ -194,6 +194,32 @@ def test_streams_that_are_closed_or_full(tmp_path):
     assert deaf.returncode == 0 and json.loads(deaf.stdout)["step_time_s"] > 0
 
 
+def test_help_says_the_defaults_of_launch():
+    import inspect
+
+    from terapipe_c.arguments import LAUNCH_NUMBERS
+
+    defaults = {name: value.default for name, value in inspect.signature(tp.launch).parameters.items()}
+    assert defaults["min_lr"] is None
+    for name, (kind, text) in LAUNCH_NUMBERS.items():
+        assert name == "min_lr" or isinstance(defaults[name], kind)
+        assert f"(default {'lr / 10' if name == 'min_lr' else defaults[name]})" in text
+
+
+def test_flags_replace_fields_of_a_preset_and_of_a_device(capsys):
+    flags = "plan --planner uniform --devices 2 --batch 2 --json --preset gpt2-124m --n-layer 3 --block-size 64".split()
+    code, out, err = run(capsys, *flags, "--untied")
+    assert code == 0 and json.loads(out)["stages"][-1][1] == 2 * 3 + 2, err
+    plain = json.loads(out)["step_time_s"]
+    code, out, err = run(capsys, *flags, "--device", "h100")
+    assert code == 0 and json.loads(out)["step_time_s"] < plain / 50, err
+    code, out, err = run(capsys, *flags, "--device", "h100", "--device-memory-bytes", "1e6")
+    assert code == 2 and "may use 1000000" in err
+    for wrong, words in (("--device abacus --devices 2", "there is no device 'abacus'"), ("--device h100", "give --devices too")):
+        code, _, err = run(capsys, "plan", *wrong.split())
+        assert code == 2 and words in err
+
+
 # ---- doctor ------------------------------------------------------------------------------------------------------------
 
 

@@ -185,6 +185,7 @@ def test_the_report_lays_predicted_beside_measured(tmp_path):
     assert forward < report.resimulated_step_time_s < 2 * max(row[6] for row in run.trace)     # its F waits inside
     assert report.work_ratio == pytest.approx(busy / 18e-3)
     text = str(report)
+    assert repr(report) == text  # an interpreter shows the table, too
     assert "125.00 ms" in text and "exact" in text and "metrics.jsonl" in text
     page = report.save(tmp_path / "report.html").read_text()
     assert "<polyline" in page and "memory of rank 1" in page and "from measured operations" in page
