@@ -378,7 +378,7 @@ def profile(model: GPTConfig, micro_batch: int = 1, seq_len: int | None = None, 
     layer = 4 * (model.block_params("attention") + model.block_params("ffn")) * 3
     layers = replace(model, n_layer=min(model.n_layer, 1 if layer > CACHED_BYTES else 2), vocab_size=TINY_VOCAB,
                      block_size=seq_len, tie_weights=False)
-    _measure_head(sampler, model, seq_len, end, 0.5)
+    _measure_head(sampler, model, seq_len, end)
     _measure_layers(sampler, layers, seq_len, end, micro_batch)
     latency, byte = _copy_byte_s(busy)
     param_s = _quartile([seconds / params for params, seconds, _ in sampler.updates[False]])
@@ -397,8 +397,8 @@ MOST_REPEATS = 40
 MOST_SEQUENCES, MOST_SECONDS = 1 << 16, 1e6     # of a micro-batch, of a profile: beyond, a slip
 
 
-def _measure_head(sampler: _Sampler, model: GPTConfig, seq_len: int, end: float, share: float) -> None:
-    """The real vocabulary behind one layer, on ragged slices of as many rows as the time allows: a share of what is left
+def _measure_head(sampler: _Sampler, model: GPTConfig, seq_len: int, end: float) -> None:
+    """The real vocabulary behind one layer, on ragged slices of as many rows as the time allows: half of what is left
     until `end`."""
     kinds = set(KINDS)                              # the layer's times tell how fast the machine was just then
 
@@ -417,7 +417,7 @@ def _measure_head(sampler: _Sampler, model: GPTConfig, seq_len: int, end: float,
     # Few rows are slow rows (the weights stream past for each slice), so this is more than a row of a long slice takes.
     row = sum(seconds for (kind, *_), _, seconds in sampler.samples if kind in ("embedding", "head")) / (rows * runs)
     fixed = max(0.0, spent - row * rows)            # the layer's work and the update
-    left = share * (end - time.monotonic()) - around
+    left = 0.5 * (end - time.monotonic()) - around
     while rows < seq_len and 1.3 * (fixed + row * min(seq_len, 2 * rows)) < left:
         rows = min(seq_len, 2 * rows)
     slicing = cut(rows)

@@ -37,9 +37,3 @@ tp_model_block_kind(const tp_model *model, int block)
         return TP_HEAD;
     return block % 2 == 1 ? TP_ATTENTION : TP_FFN;
 }
-
-int
-tp_model_block_layer(const tp_model *model, int block)
-{
-    return block == 0 || block == tp_model_blocks(model) - 1 ? -1 : (block - 1) / 2;
-}

@@ -24,8 +24,6 @@ int
 tp_model_blocks(const tp_model *model); /* 2 n_layer + 2 */
 tp_block_kind
 tp_model_block_kind(const tp_model *model, int block);
-int
-tp_model_block_layer(const tp_model *model, int block); /* -1 for Embedding and Head */
 int64_t
 tp_model_num_params(const tp_model *model); /* a tied weight counts once */
 /* Multiply-adds x 2 of one token's forward and backward, averaged over a sequence of seq_len: 6 N_matmul + causal

@@ -38,7 +38,7 @@ use_all_parts(int parts, int used, int *boundary)
 }
 
 tp_status
-tp_plan_balance(const double *time_s, int n, int parts, int *boundary, double *largest_s)
+tp_plan_balance(const double *time_s, int n, int parts, int *boundary)
 {
     double total = 0.0, low = 0.0, largest, next;
     if (parts < 1)
@@ -67,7 +67,5 @@ tp_plan_balance(const double *time_s, int n, int parts, int *boundary, double *l
     /* Parts as large as the largest are filled alike, whatever the rounding of their sums. */
     used = fill_parts(time_s, n, parts, high * (1.0 + DBL_EPSILON * n), boundary, &largest, &next);
     use_all_parts(parts, used, boundary);
-    if (largest_s != NULL)
-        *largest_s = largest;
     return TP_OK;
 }

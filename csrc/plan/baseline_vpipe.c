@@ -195,7 +195,7 @@ run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp
     for (int i = 0; i < n; i++)
         both[i] = s->chain->forward_s[i] + s->chain->backward_s[i];
     v.work_s = s->forward[n] + s->backward[n];
-    TP_TRY(tp_plan_balance(both, n, stages, v.boundary, NULL));
+    TP_TRY(tp_plan_balance(both, n, stages, v.boundary));
     memcpy(v.best, v.boundary, (size_t)(stages + 1) * sizeof *v.best);
     for (int k = 0; k < stages; k++)
         fit_stage(&v, k, v.boundary[k], v.boundary[k + 1], &v.time_s[k], &v.short_bytes[k]);

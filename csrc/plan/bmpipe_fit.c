@@ -108,10 +108,10 @@ tp_bmpipe_find_fit(tp_bmpipe_search_room *s)
         time_s[i] = tp_bmpipe_between(p->forward_s, i, i + 1) + tp_bmpipe_between(p->backward_s, i, i + 1);
         bytes[i] = tp_bmpipe_between(p->static_bytes, i, i + 1) + held * tp_bmpipe_between(p->least_bytes, i, i + 1);
     }
-    TP_TRY(tp_plan_balance(time_s, p->n, p->virtuals, cut, NULL));
+    TP_TRY(tp_plan_balance(time_s, p->n, p->virtuals, cut));
     if (downhill(s, cut, &worst) <= 0.0)
         return TP_OK;
-    TP_TRY(tp_plan_balance(bytes, p->n, p->virtuals, cut, NULL));
+    TP_TRY(tp_plan_balance(bytes, p->n, p->virtuals, cut));
     if (downhill(s, cut, &worst) <= 0.0)
         return TP_OK;
     int64_t nodes = 0;

@@ -38,11 +38,11 @@ put(pen *w, int32_t column, double value)
 
 /* All strategies of a type on virtual stages from .. to. */
 static void
-put_layers(pen *w, int type, int from, int to, double value)
+put_layers(pen *w, int type, int from, int to)
 {
     for (int r = 0; r < w->l->choices[type]; r++)
         for (int v = from; v < to; v++)
-            put(w, layer_column(w, type, r, v), value);
+            put(w, layer_column(w, type, r, v), 1.0);
 }
 
 static void
@@ -62,20 +62,20 @@ write_order(pen *w)
 {
     int virtuals = w->p->virtuals;
     for (int t = 0; t < w->l->types; t++) {
-        put_layers(w, t, 0, virtuals, 1.0);
+        put_layers(w, t, 0, virtuals);
         end_row(w, w->l->count[t], w->l->count[t]);
     }
     for (int v = 0; v < virtuals; v++) {
         for (int t = 0; t < w->l->types; t++)
-            put_layers(w, t, v, v + 1, 1.0);
+            put_layers(w, t, v, v + 1);
         end_row(w, 1.0, INFINITY);
     }
     for (int t = 1; t < w->l->types; t++)
         for (int v = 0; v < virtuals; v++) {
-            put_layers(w, t, v, v + 1, 1.0);
+            put_layers(w, t, v, v + 1);
             put(w, done_column(w, t - 1, v), -w->l->count[t]);
             end_row(w, -INFINITY, 0.0);
-            put_layers(w, t - 1, v + 1, virtuals, 1.0);
+            put_layers(w, t - 1, v + 1, virtuals);
             put(w, done_column(w, t - 1, v), w->l->count[t - 1]);
             end_row(w, -INFINITY, w->l->count[t - 1]);
             if (v + 1 == virtuals)

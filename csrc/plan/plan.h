@@ -111,8 +111,8 @@ tp_slice_bound(const tp_slice_cost *cost, const tp_slice_options *options, const
 /* ---- contiguous partition ---------------------------------------------------------------------------------------- */
 
 /* boundary[0 .. parts], 0 first and n last, so that the largest part sum is least; no part is empty. time_s[n] finite,
- * not negative. EVALUE if parts < 1 or parts > n. largest_s may be NULL. */
+ * not negative. EVALUE if parts < 1 or parts > n. */
 TP_MUST_USE tp_status
-tp_plan_balance(const double *time_s, int n, int parts, int *boundary, double *largest_s);
+tp_plan_balance(const double *time_s, int n, int parts, int *boundary);
 
 #endif

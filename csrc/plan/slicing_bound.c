@@ -30,63 +30,36 @@ least_of_row(const double *g, double slope, const double *rest, int most)
     return least;
 }
 
+/* The slices that start at 0, with `first` of the first one (NULL: nothing more). */
 static double
-cost_of(const tp_slice_path *path, int start, int length)
+from_start(const tp_slice_cost *cost, const double *first, const double *rest)
 {
-    double sum = 0.0;
-    for (int t = 0; t < path->terms; t++)
-        sum += path->weight[t] * tp_slice_cost_at(&path->cost[t], start, length);
-    return sum;
-}
-
-/* The slices that start at 0, with `first` of the first one; the last one's is in rest[] but where it is the only one. */
-static double
-from_start(const tp_slice_path *path, const double *first, const double *rest, int cap)
-{
-    int n = path->cost[0].units;
     double best = INFINITY;
-    for (int length = 1; length <= cap; length++) {
-        double s = cost_of(path, 0, length) + rest[length] + (first != NULL ? first[length] : 0.0);
-        s += length == n && path->last != NULL ? path->last[length] : 0.0;
+    for (int length = 1; length <= cost->units; length++) {
+        double s = tp_slice_cost_at(cost, 0, length) + rest[length] + (first != NULL ? first[length] : 0.0);
         best = s < best ? s : best;
     }
     return best;
 }
 
-/* rest[start], 1 <= start <= units. */
+/* rest[start], 1 <= start <= units: the least that slices from there to the end cost. */
 static void
-fill_rest(const tp_slice_path *path, double *rest, int cap)
+fill_rest(const tp_slice_cost *cost, double *rest)
 {
-    const tp_slice_cost *only = &path->cost[0];
-    int n = only->units, smooth = path->terms == 1 && only->table == NULL && path->weight[0] == 1.0 && path->last == NULL;
+    int n = cost->units;
     rest[n] = 0.0;
     for (int start = n - 1; start >= 1; start--) {
-        double best = INFINITY;
-        int most = cap < n - start ? cap : n - start;
-        if (smooth) {
-            rest[start] = least_of_row(only->g1, only->a3 * start, rest + start, most) + only->a2 * start;
+        if (cost->table == NULL) {
+            rest[start] = least_of_row(cost->g1, cost->a3 * start, rest + start, n - start) + cost->a2 * start;
             continue;
         }
-        for (int length = 1; length <= most; length++) {
-            double s = cost_of(path, start, length) + rest[start + length];
-            s += start + length == n && path->last != NULL ? path->last[length] : 0.0;
+        double best = INFINITY;
+        for (int length = 1; length <= n - start; length++) {
+            double s = tp_slice_cost_at(cost, start, length) + rest[start + length];
             best = s < best ? s : best;
         }
         rest[start] = best;
     }
-}
-
-tp_status
-tp_slice_path_least(const tp_slice_path *path, double *least_s)
-{
-    int n = path->cost[0].units, cap = path->longest > 0 && path->longest < n ? path->longest : n;
-    double *rest = malloc(((size_t)n + 1) * sizeof *rest);
-    if (rest == NULL)
-        return tp_fail(TP_EMEMORY, "no memory for the cuts of %d units", n);
-    fill_rest(path, rest, cap);
-    *least_s = from_start(path, path->first, rest, cap);
-    free(rest);
-    return TP_OK;
 }
 
 /* ---- a step ------------------------------------------------------------------------------------------------------------- */
@@ -102,12 +75,11 @@ add_size(const tp_slice_cost *cost, double fixed_s, const tp_slicing_rank *r, in
          rank_paths *out)
 {
     int n = cost->units;
-    tp_slice_path path = {{*cost}, {1.0}, 1, 0, NULL, NULL};
-    fill_rest(&path, rest, n);
+    fill_rest(cost, rest);
     for (int i = 1; i <= n; i++)
         both[i] = r->head[i] + r->tail[i];
-    double plain = from_start(&path, NULL, rest, n), head = from_start(&path, r->head, rest, n) - plain;
-    double tail = from_start(&path, r->tail, rest, n) - plain, two = from_start(&path, both, rest, n) - plain;
+    double plain = from_start(cost, NULL, rest), head = from_start(cost, r->head, rest) - plain;
+    double tail = from_start(cost, r->tail, rest) - plain, two = from_start(cost, both, rest) - plain;
     out->sum += count * (plain + fixed_s);
     out->head = head < out->head ? head : out->head;
     out->tail = tail < out->tail ? tail : out->tail;

@@ -49,6 +49,12 @@ tp_py_raise(tp_py_state *state, tp_status status)
     Py_XDECREF(text);
     if (raised == NULL)
         return NULL;
+    if (status == TP_EINTERNAL) { /* a bug's reporter has the source line to quote */
+        PyObject *noted = PyObject_CallMethod(raised, "add_note", "s", tp_error_where());
+        Py_XDECREF(noted);
+        if (noted == NULL)
+            PyErr_Clear();
+    }
     if (status == TP_ESCHEDULE && tp_error_rank() >= 0) {
         PyObject *rank = PyLong_FromLong(tp_error_rank()), *position = PyLong_FromLong(tp_error_position());
         if (rank != NULL && position != NULL) {

@@ -344,7 +344,7 @@ plan_balance(PyObject *module, PyObject *args, PyObject *keywords)
     else {
         tp_status status;
         Py_BEGIN_ALLOW_THREADS
-        status = tp_plan_balance(view.buf, (int)view.shape[0], stages, boundary, NULL);
+        status = tp_plan_balance(view.buf, (int)view.shape[0], stages, boundary);
         Py_END_ALLOW_THREADS
         if (status != TP_OK)
             tp_py_raise(tp_py_module_state(module), status);

@@ -94,6 +94,7 @@ static void
 errors_are_per_thread(void)
 {
     CHECK(tp_fail(TP_ESCHEDULE, "rule %d", 3) == TP_ESCHEDULE);
+    CHECK(strstr(tp_error_where(), "test_base.c:") != NULL && strchr(tp_error_where(), '\n') == NULL);
     tp_error_locate(2, 17);
     int theirs = 0;
     pthread_t thread;
