@@ -18,6 +18,8 @@ from typing import Any
 
 from common import ROOT, arguments, header, write
 
+from terapipe_c import _core
+
 SHAPES = [f"12x64x{t}x{s}" for t in (1024, 2048) for s in (t, 512, 256, 128)] + [
     "12x64x1024x64", "12x64x1024x32", "12x64x1024x8", "6x128x1024x1024", "6x128x1024x256", "6x128x1024x128",
 ]  # fmt: skip
@@ -53,7 +55,7 @@ def measure(binary: Path, isa: str, shape: str, rounds: int) -> dict[str, Any]:
 def main() -> None:
     """Build the driver, time every shape, print the table, write it as JSON."""
     parser = arguments(__doc__, rounds=9)
-    parser.add_argument("--isa", default="avx512", help="avx512, avx2 or portable")
+    parser.add_argument("--isa", default=_core.Kernels(None).isa, help="avx512, avx2 or portable; the best one here if absent")
     parser.add_argument("--shapes", nargs="+", default=SHAPES, metavar="HxDxTxS", help="heads x head size x tokens x slice")
     options = parser.parse_args()
     result = header((__doc__ or "").splitlines()[0])

@@ -9,10 +9,9 @@ engine must meet exactly. Losses are the same bits.
 import argparse
 import dataclasses
 import os
-import statistics
 import tempfile
 
-from common import header, write
+from common import header, summary, write
 
 import terapipe_c as tp
 
@@ -54,7 +53,8 @@ def main() -> None:
             assert losses.setdefault("of all", [r.loss for r in records]) == [r.loss for r in records]
     result["rows"] = []
     for name, plan in plans.items():
-        low, median, high = statistics.quantiles(times[name], n=4)
+        seen = summary(times[name])
+        median, (low, high) = seen["median"], seen["quartiles"]
         result["rows"].append({
             "name": name, "recomputed": sum(map(bool, plan.recompute)), "swapped": sum(map(bool, plan.swap)),
             "peak_memory_bytes": plan.peak_memory_bytes, "predicted_s": plan.step_time_s, "median_s": median,

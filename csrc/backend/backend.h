@@ -60,7 +60,7 @@ typedef struct {
     uint32_t abi;     /* TP_BACKEND_ABI */
     const char *name; /* "avx512", "avx2", "portable" */
 
-    /* -- weight layouts. value_floats >= rows * cols (padding is zero and stays zero); the layout is a permutation, so
+    /* -- weight layouts. weight_floats >= rows * cols (padding is zero and stays zero); the layout is a permutation, so
      *    element-wise updates (adamw, sumsq) work on whole layouts. -- */
     int64_t (*weight_floats)(int64_t rows, int64_t cols);
     int64_t (*weight_t_floats)(int64_t rows, int64_t cols);

@@ -1,7 +1,8 @@
 /* The communicator: ordered, blocking messages between ranks, small all-gathers, and one abort that ends everybody.
  *
  * One implementation of rings and control block (comm.c) serves threads of one process (memory of the process) and
- * processes of one machine (a memfd that the launcher passes by fd); NCCL and MPI implement the same vtable.
+ * processes of one machine (a memfd that the launcher passes by fd); TCP between machines (tcp.c), the host's staging of a
+ * device's messages (csrc/engine/staged.c), threads on one GPU and NCCL (cuda/inproc.c, nccl.c) implement the same vtable.
  * Messages between an ordered pair of ranks keep their order and carry a tag that the receiver checks. No call blocks for
  * ever: each rechecks the abort word and the deadline; a failure names the first failed rank and what it was doing. */
 #ifndef TP_COMM_COMM_H
@@ -16,7 +17,7 @@ typedef struct tp_comm tp_comm;
 
 typedef struct {
     uint32_t abi; /* TP_COMM_ABI */
-    const char *name; /* "thread", "shm", "nccl", "mpi" */
+    const char *name; /* "thread", "shm", "tcp", "staged", "inproc", "nccl" */
     /* Returns when `data` may be reused: eager while the ring has room, else as the receiver drains it. */
     tp_status (*send)(tp_comm *comm, int peer, uint64_t tag, const void *data, size_t bytes);
     /* Announce the next receive from peer (in order). Never blocks. At most `most_posted` outstanding a peer; where that is 0

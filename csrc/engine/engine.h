@@ -63,8 +63,7 @@ tp_engine_check(const tp_engine_config *config);
 size_t
 tp_engine_bytes(const tp_engine_config *config);
 /* EVALUE: program, partition and slicing that do not fit together; replicas of a provider that has none. EMEMORY. What the
- * device says of itself. heap is borrowed:
- * the account of the device's memory. */
+ * device says of itself. heap is borrowed: the account of the device's memory. */
 TP_MUST_USE tp_status
 tp_engine_open(const tp_engine_config *config, tp_heap *heap, tp_engine **out);
 void

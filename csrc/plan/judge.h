@@ -74,7 +74,7 @@ typedef struct {
     void *context;
 } tp_descent;
 
-/* What a descent ends with: `plan` and its arrays in one block of memory, which tp_descent_close ends. */
+/* What a descent ends with: `plan` and its arrays in one block of memory, which tp_descended_close ends. */
 typedef struct {
     tp_candidate plan;
     double makespan_s;

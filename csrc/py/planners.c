@@ -1,4 +1,4 @@
-/* The planners for Python: plain arrays in, tuples out; terapipe_c/planners.py gives them their names. */
+/* The planners for Python: plain arrays in, tuples out; terapipe_c/planners gives them their names. */
 #include "csrc/py/slices.h"
 
 #include <stdlib.h>
