@@ -13,7 +13,7 @@ from typing import Any
 
 from ._core import InvalidTypeError, InvalidValueError
 from ._files import path_of
-from .config import Cluster, GPTConfig, brief, human_bytes, human_gap, human_seconds, one_of
+from .config import Cluster, GPTConfig, brief, counted, human_bytes, human_gap, human_seconds, one_of
 from .cost import CostModel
 from .plan import Plan, costs_on, plan
 from .request import PLANNERS, check_request
@@ -122,7 +122,8 @@ class Comparison:
     def __repr__(self) -> str:
         rows = [_HEAD, *self.table()]
         widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
-        text = [f"{self.model!r}, {self.batch} sequences of {self.seq_len} tokens, {self.cluster.num_devices} devices"]
+        text = [f"{self.model!r}, {counted(self.batch, 'sequence')} of {self.seq_len} tokens, "
+                f"{counted(self.cluster.num_devices, 'device')}"]
         for row in rows:
             text.append("  ".join(cell.ljust(w) if i in (0, 6) else cell.rjust(w)
                                   for i, (cell, w) in enumerate(zip(row, widths, strict=True))).rstrip())  # fmt: skip

@@ -123,6 +123,11 @@ def _no_extra_keys(kind: type, data: Any) -> dict[str, Any]:
     return data
 
 
+def counted(count: int, noun: str) -> str:
+    """1, "rank" -> '1 rank'; 2 -> '2 ranks'."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def human_count(value: float) -> str:
     """1234567 -> '1.23M'."""
     for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
@@ -407,8 +412,9 @@ class Cluster:
     def __repr__(self) -> str:
         head = "Cluster.local(): " if self.is_local else "Cluster: "
         flops = "" if self.peak_flops is None else f" and {human_rate(self.peak_flops, 'FLOP/s')}"
-        return (f"<{head}{self.num_devices} devices, {self.devices_per_node} a node, {human_bytes(self.memory_bytes)}{flops} each, "
-                f"links of {human_seconds(self.link_latency_s)} and {human_rate(self.link_bandwidth_Bps, 'B/s')}>")
+        return (f"<{head}{counted(self.num_devices, 'device')}, {self.devices_per_node} a node, "
+                f"{human_bytes(self.memory_bytes)}{flops} each, links of {human_seconds(self.link_latency_s)} and "
+                f"{human_rate(self.link_bandwidth_Bps, 'B/s')}>")
 
     def _repr_html_(self) -> str:
         return html_table("This machine" if self.is_local else "Cluster", [

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from . import planners
 from ._core import Error, InfeasibleError
-from .config import human_seconds
+from .config import counted, human_seconds
 from .cost import PHASES, CostModel, equal_lengths
 from .judge import SLICED, SLIGHT, ZERO_BUBBLE, Candidate, Cut, Judge, Micro, possible, rounded
 from .ladder import plan_stages
@@ -168,7 +168,7 @@ class _Configuration:
         return self.ranks, self.chunks, self.replicas
 
     def __str__(self) -> str:
-        return (f"{self.ranks} ranks" + (f" of {self.chunks} chunks" if self.chunks > 1 else "")
+        return (counted(self.ranks, "rank") + (f" of {self.chunks} chunks" if self.chunks > 1 else "")
                 + (f" x {self.replicas} replicas" if self.replicas > 1 else ""))
 
 
@@ -222,7 +222,7 @@ class _Task:
     def __str__(self) -> str:
         r = self.asked
         return (" or ".join(r.schedules) + (f" of {r.chunks} chunks" if r.chunks > 1 else "")
-                + (f" on {r.ranks[0]} ranks" if len(r.ranks) == 1 else "")
+                + (f" on {counted(r.ranks[0], 'rank')}" if len(r.ranks) == 1 else "")
                 + (f" x {r.replicas} replicas" if r.replicas > 1 else ""))
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _core
-from .config import flag, timeout
+from .config import counted, flag, timeout
 from .job import ENGINE, Folder, largest_gather, make_folder, make_job, neighbours, replicas_of
 from .outcome import Outcome, Record
 from .progress import Progress
@@ -226,7 +226,8 @@ class Run(Outcome):
     def __repr__(self) -> str:
         state = "running" if not self._over else "failed" if self._error else "done"
         last = f", step {self._history[-1].step}, loss {self._history[-1].loss:.4f}" if self._history else ""
-        return f"Run({state}, {self._job['ranks']} ranks, {self._job['steps']} steps{last}, out={self._job['out']})"
+        size = f"{counted(self._job['ranks'], 'rank')}, {counted(self._job['steps'], 'step')}"
+        return f"Run({state}, {size}{last}, out={self._job['out']})"
 
     # -- waiting, and being interrupted --
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from . import planners
 from ._core import InfeasibleError
+from .config import counted
 from .cost import even_partition
 from .judge import SLICED, SLIGHT, Candidate, Judge, Micro
 from .ladder import plan_stages
@@ -72,7 +73,7 @@ def _plan_stages(request: Request, judge_of: JudgeOf) -> Found:
         except InfeasibleError as error:
             refusals.append(error)
             continue
-        compared.append((f"{request.planner} on {ranks} ranks", found.seconds))
+        compared.append((f"{request.planner} on {counted(ranks, 'rank')}", found.seconds))
         if best is None or found.seconds < best.candidate.seconds * SLIGHT:
             best = Found(judge, found)
     if best is None:
@@ -107,7 +108,7 @@ def _plan_terapipe(request: Request, judge_of: JudgeOf) -> Found:
                                  request.slicing)
         if judge.fits(even, judge.limit) and (choice is None or even.seconds < choice.seconds):
             choice = even
-        compared.append((f"uniform on {judge.ranks} ranks", even.seconds))
+        compared.append((f"uniform on {counted(judge.ranks, 'rank')}", even.seconds))
         if choice is not None and (best is None or choice.seconds < best.candidate.seconds * SLIGHT):
             best = Found(judge, choice)
         if best is not None and not certain:                   # a large request: other numbers of ranks only if none fits

@@ -25,6 +25,7 @@ from .config import (
     Cluster,
     GPTConfig,
     brief,
+    counted,
     html_table,
     human_bytes,
     human_count,
@@ -272,7 +273,7 @@ class Plan:
     def explain(self) -> str:
         """A page: what runs where, what it should take, where the time goes, what else was looked at."""
         lines = [f"Plan {self.digest} for {self.model!r}: {human_count(self.model.num_params)} parameters",
-                 f"  a step: {self.batch} sequences of {self.seq_len} tokens, {self.ranks} ranks"
+                 f"  a step: {counted(self.batch, 'sequence')} of {self.seq_len} tokens, {counted(self.ranks, 'rank')}"
                  + (f" of {self.chunks} chunks" if self.chunks > 1 else "")
                  + (f", {self.data_parallel} replicas of them" if self.data_parallel > 1 else "")
                  + f", schedule {self.schedule}, planner {self.planner}",
@@ -318,8 +319,8 @@ class Plan:
 
     def __repr__(self) -> str:
         replicas = f" x {self.data_parallel} replicas" if self.data_parallel > 1 else ""
-        return (f"<Plan {self.digest}: {self.ranks} ranks{replicas}, {self.schedule}, {format_slicing(self.slicing)}, step "
-                f"{human_seconds(self.step_time_s)}, gap {human_gap(self.gap)}{'' if self.executable else ', not executable'}>")
+        return (f"<Plan {self.digest}: {counted(self.ranks, 'rank')}{replicas}, {self.schedule}, "
+                f"{format_slicing(self.slicing)}, step {human_seconds(self.step_time_s)}, gap {human_gap(self.gap)}{'' if self.executable else ', not executable'}>")
 
     def _repr_html_(self) -> str:
         line = self.timeline()
