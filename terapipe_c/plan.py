@@ -320,7 +320,8 @@ class Plan:
     def __repr__(self) -> str:
         replicas = f" x {self.data_parallel} replicas" if self.data_parallel > 1 else ""
         return (f"<Plan {self.digest}: {counted(self.ranks, 'rank')}{replicas}, {self.schedule}, "
-                f"{format_slicing(self.slicing)}, step {human_seconds(self.step_time_s)}, gap {human_gap(self.gap)}{'' if self.executable else ', not executable'}>")
+                f"{format_slicing(self.slicing)}, step {human_seconds(self.step_time_s)}, gap {human_gap(self.gap)}"
+                f"{'' if self.executable else ', not executable'}>")
 
     def _repr_html_(self) -> str:
         line = self.timeline()
