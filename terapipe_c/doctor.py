@@ -79,6 +79,11 @@ def _core() -> Iterator[Finding]:
         yield Finding("_core", str(error), WRONG, "the C module does not load: pip install . again with gcc here")
         return
     yield Finding("_core", str(core.__file__))
+    if asked := os.environ.get("TERAPIPE_ISA"):
+        known = core.kernel_isas()
+        yield Finding("TERAPIPE_ISA", asked, NOTE if asked in known else WRONG,
+                      f"the kernels are {asked}'s, whatever is the best here" if asked in known else
+                      f"this processor has {', '.join(known)}: one of them, or none, would be right")
 
 
 def _cores() -> Iterator[Finding]:

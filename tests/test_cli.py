@@ -223,6 +223,13 @@ def test_flags_replace_fields_of_a_preset_and_of_a_device(capsys):
 # ---- doctor ------------------------------------------------------------------------------------------------------------
 
 
+def test_doctor_tells_of_an_instruction_set_that_is_not_there(capsys, monkeypatch):
+    for name, status in (("x87", "wrong"), ("portable", "note")):
+        monkeypatch.setenv("TERAPIPE_ISA", name)
+        _, out, _ = run(capsys, "doctor", "--json")
+        assert {finding["name"]: finding for finding in json.loads(out)}["TERAPIPE_ISA"]["status"] == status
+
+
 def test_doctor_reports_this_machine(capsys, tmp_path):
     code, out, _ = run(capsys, "doctor", "--json", "--out", tmp_path)
     findings = {finding["name"]: finding for finding in json.loads(out)}

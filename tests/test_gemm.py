@@ -328,3 +328,7 @@ def test_environment_chooses(isa: str) -> None:
     assert run.stdout.strip() == isa
     run = subprocess.run(command, env={**os.environ, "TERAPIPE_ISA": "x87"}, capture_output=True, text=True)
     assert run.returncode != 0 and 'TERAPIPE_ISA is "x87"' in run.stderr
+    model = "import terapipe_c as tp; m = tp.GPTConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=8, block_size=8); "
+    command[-1] = model + "print(tp.loss_and_grads(m, tp.init_params(m), [[0, 1, 2]])[0])"
+    run = subprocess.run(command, env={**os.environ, "TERAPIPE_ISA": "x87"}, capture_output=True, text=True)
+    assert run.returncode != 0 and 'InvalidValueError: TERAPIPE_ISA is "x87"' in run.stderr

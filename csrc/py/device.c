@@ -39,8 +39,9 @@ tp_py_device(PyObject *provider, const char *dtype, const tp_provider **out, tp_
         return -1;
     }
     config->dtype = dtype != NULL && strcmp(dtype, "bf16") == 0 ? TP_BF16 : TP_F32;
-    if (*out == tp_cpu_provider() && tp_cpu_ops(config->isa) == NULL) {
-        tp_py_invalid_value("isa is '%s': not one that this processor has", config->isa);
+    tp_backend unused;
+    if (*out == tp_cpu_provider() && tp_cpu_open(config->isa, NULL, NULL, &unused) != TP_OK) {
+        tp_py_invalid_value("%s", tp_error_message());
         return -1;
     }
     return 0;

@@ -23,9 +23,8 @@ device_open(const tp_device_config *config, tp_heap *heap, tp_device **out)
 {
     if (config->dtype != TP_F32)
         return tp_fail(TP_EVALUE, "the CPU computes in float32: dtype \"float32\" would be right");
-    const tp_backend_ops *ops = tp_cpu_ops(config->isa);
-    if (ops == NULL)
-        return tp_fail(TP_EVALUE, "isa is '%s': not one that this processor has", config->isa);
+    tp_backend backend;
+    TP_TRY(tp_cpu_open(config->isa, heap, NULL, &backend));
     tp_cpu_device *device = calloc(1, sizeof *device);
     if (device == NULL)
         return tp_fail(TP_EMEMORY, "no memory for a device");
@@ -35,7 +34,8 @@ device_open(const tp_device_config *config, tp_heap *heap, tp_device **out)
         return status;
     }
     device->base = (tp_device){.ops = tp_cpu_provider()->device, .heap = heap};
-    device->backend = (tp_backend){.ops = ops, .heap = heap, .team = device->team};
+    device->backend = backend;
+    device->backend.team = device->team;
     *out = &device->base;
     return TP_OK;
 }
