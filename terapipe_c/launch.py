@@ -195,6 +195,7 @@ class Run(Outcome):
     def stop(self) -> Run:
         """End after the step under way, with a checkpoint if the run writes any; returns when that is done. A run that is
         over, or was interrupted, stays what it is."""
+        self._check_process()
         self._ranks.stop()
         try:
             return self if self._over else self.wait()
@@ -233,6 +234,7 @@ class Run(Outcome):
 
     def _wait_for(self, seen: int, deadline: float | None) -> list[Record]:
         """The records after the first `seen`; none when the run is over, or after the deadline."""
+        self._check_process()
         main = threading.current_thread() is threading.main_thread()
         self._locking = main    # a KeyboardInterrupt raised in here could leave the lock held for ever
         with self._changed:
@@ -249,9 +251,15 @@ class Run(Outcome):
                 raise KeyboardInterrupt
         return fresh
 
+    def _check_process(self) -> None:
+        """A fork has no watcher: it would wait for ever."""
+        if self._owner != os.getpid() and not self._over:
+            raise _core.ExecutionError(f"this run is of process {self._owner}, and this is a fork of it: the run is watched and "
+                                       "stopped there")
+
     def _interrupt(self, why: str) -> None:
         """Safe in a signal handler: it takes no lock."""
-        if not self._over:
+        if not self._over and self._owner == os.getpid():   # a fork that leaves our with block ends nothing
             self._interrupted = True
             self._region.abort("EABORTED", -1, why)
 

@@ -194,6 +194,33 @@ def test_a_fork_that_outlives_a_run_keeps_its_folder_from_nobody(tmp_path):
         os.waitpid(child, 0)
 
 
+def test_a_fork_neither_waits_for_a_run_nor_ends_it():
+    """It has no thread that watches; and an exception that leaves a with block there is not the run's."""
+    told, tell = os.pipe()
+    with start(100_000, "Slow") as run:
+        pid = os.fork()
+        if pid == 0:
+            words = []
+            for method in (run.wait, run.stop, lambda: next(iter(run))):
+                try:
+                    method()
+                except tp.Error as error:
+                    words.append(str(error))
+            run.__exit__(SystemExit, SystemExit(), None)
+            os.write(tell, json.dumps(words).encode())
+            os._exit(0)
+        os.waitpid(pid, 0)
+        words = json.loads(os.read(told, 4096))
+        assert len(words) == 3 and all(f"of process {os.getpid()}, and this is a fork of it" in word for word in words)
+        seen = len(run.history)
+        while len(run.history) < seen + 3:
+            assert run.running
+            time.sleep(0.01)
+        run.stop()
+    os.close(told)
+    os.close(tell)
+
+
 def test_of_two_that_make_a_folder_one_does(tmp_path, monkeypatch):
     job = sys.modules["terapipe_c.job"]
     real = job.Folder
