@@ -30,12 +30,12 @@ typedef struct {
     int ranks, chunks, threads, split;
     int micros;
     int32_t batches[BATCH], slices[BATCH], lengths[MOST_CUTS];
-    int replicas; /* each of `ranks`; 0: 1 */
+    int replicas; /* each of `ranks` */
 } layout;
 
 static const layout layouts[] = {
-    {"one rank, one slice a sequence", TP_GPIPE, 1, 1, 1, 0, 3, {1, 1, 1}, {1, 1, 1}, {20, 20, 20}},
-    {"one rank of two threads, the batch in ragged slices", TP_GPIPE, 1, 1, 2, 0, 1, {3}, {3}, {1, 14, 5}},
+    {"one rank, one slice a sequence", TP_GPIPE, 1, 1, 1, 0, 3, {1, 1, 1}, {1, 1, 1}, {20, 20, 20}, 1},
+    {"one rank of two threads, the batch in ragged slices", TP_GPIPE, 1, 1, 2, 0, 1, {3}, {3}, {1, 14, 5}, 1},
     {"one rank of three chunks: no message, a tied weight on both ends",
      TP_INTERLEAVED,
      1,
@@ -45,10 +45,10 @@ static const layout layouts[] = {
      2,
      {2, 1},
      {2, 1},
-     {3, 17, 20}},
-    {"two ranks, GPipe", TP_GPIPE, 2, 1, 1, 0, 2, {1, 2}, {2, 1}, {7, 13, 20}},
-    {"two ranks, 1F1B", TP_1F1B, 2, 1, 1, 0, 3, {1, 1, 1}, {1, 1, 1}, {20, 20, 20}},
-    {"three ranks, sequence 1F1B", TP_SEQ1F1B, 3, 1, 1, 0, 3, {1, 1, 1}, {3, 3, 3}, {9, 1, 10, 2, 17, 1, 10, 5, 5}},
+     {3, 17, 20}, 1},
+    {"two ranks, GPipe", TP_GPIPE, 2, 1, 1, 0, 2, {1, 2}, {2, 1}, {7, 13, 20}, 1},
+    {"two ranks, 1F1B", TP_1F1B, 2, 1, 1, 0, 3, {1, 1, 1}, {1, 1, 1}, {20, 20, 20}, 1},
+    {"three ranks, sequence 1F1B", TP_SEQ1F1B, 3, 1, 1, 0, 3, {1, 1, 1}, {3, 3, 3}, {9, 1, 10, 2, 17, 1, 10, 5, 5}, 1},
     {"three ranks, sequence 1F1B, weight gradients apart",
      TP_SEQ1F1B,
      3,
@@ -58,8 +58,8 @@ static const layout layouts[] = {
      3,
      {1, 1, 1},
      {2, 2, 2},
-     {9, 11, 9, 11, 9, 11}},
-    {"two ranks of two chunks, interleaved", TP_INTERLEAVED, 2, 2, 1, 0, 2, {2, 1}, {1, 1}, {20, 20}},
+     {9, 11, 9, 11, 9, 11}, 1},
+    {"two ranks of two chunks, interleaved", TP_INTERLEAVED, 2, 2, 1, 0, 2, {2, 1}, {1, 1}, {20, 20}, 1},
     {"two ranks of two threads, interleaved, weight gradients apart",
      TP_INTERLEAVED,
      2,
@@ -69,7 +69,7 @@ static const layout layouts[] = {
      2,
      {1, 2},
      {2, 2},
-     {6, 14, 19, 1}},
+     {6, 14, 19, 1}, 1},
 };
 
 static const layout replicated[] = {
@@ -78,12 +78,6 @@ static const layout replicated[] = {
     {"three replicas of two ranks", TP_SEQ1F1B, 2, 1, 1, 1, 1, {1}, {3}, {9, 1, 10}, 3},
     {"three replicas of one rank of two chunks", TP_INTERLEAVED, 1, 2, 1, 0, 1, {1}, {2}, {15, 5}, 3},
 };
-
-static int
-replicas_of(const layout *cut)
-{
-    return cut->replicas > 1 ? cut->replicas : 1;
-}
 
 /* What a run leaves: losses and norms of each step, the loss of an evaluation, and every parameter and moment. */
 typedef struct {
@@ -131,7 +125,7 @@ open_job(job *j, const tp_model *model, const layout *cut, const int32_t *tokens
     *j = (job){.model = *model, .cut = cut, .tokens = tokens, .poison = -1, .quits = -1, .out = out};
     pthread_mutex_init(&j->lock, NULL);
     tp_program *built, *split = NULL;
-    CHECK(tp_slicing_open(SEQ, BATCH / replicas_of(cut), cut->micros, cut->batches, cut->slices, cut->lengths, &j->slicing) == TP_OK);
+    CHECK(tp_slicing_open(SEQ, BATCH / cut->replicas, cut->micros, cut->batches, cut->slices, cut->lengths, &j->slicing) == TP_OK);
     CHECK(tp_program_build(cut->schedule, cut->ranks, cut->chunks, cut->micros, cut->slices, &built) == TP_OK);
     if (cut->split) {
         static const double one = 1.0;
@@ -221,12 +215,12 @@ leave(tp_engine *engine, job *j)
 static tp_status
 train(tp_engine *engine, job *j, int rank)
 {
-    const int32_t *tokens = j->tokens + rank / j->cut->ranks * (BATCH / replicas_of(j->cut)) * (SEQ + 1);
+    const int32_t *tokens = j->tokens + rank / j->cut->ranks * (BATCH / j->cut->replicas) * (SEQ + 1);
     for (int step = 0; step < STEPS; step++) {
         tp_step_options mine = options;
         tp_step_result result;
         mine.adamw.step = step + 1;
-        mine.stop = rank == j->cut->ranks * replicas_of(j->cut) - 1 && step == 1;
+        mine.stop = rank == j->cut->ranks * j->cut->replicas - 1 && step == 1;
         TP_TRY(tp_engine_step(engine, tokens, &mine, &result));
         CHECK(result.stop == (step == 1)); /* one rank asked, all know */
         if (rank == 0) {
@@ -282,7 +276,7 @@ run_rank(void *argument)
 static void
 run_job(job *j)
 {
-    int ranks = j->cut->ranks * replicas_of(j->cut);
+    int ranks = j->cut->ranks * j->cut->replicas;
     uint8_t pairs[MOST_RANKS * MOST_RANKS] = {0};
     void *memory = NULL;
     size_t bytes = 0;
@@ -425,7 +419,7 @@ ends_with_the_rank_that_failed(const tp_model *model, const int32_t *tokens)
 static void
 survives_every_failed_allocation(const tp_model *model, const int32_t *tokens, const layout *cut)
 {
-    int last = cut->ranks * replicas_of(cut) - 1;
+    int last = cut->ranks * cut->replicas - 1;
     job j;
     open_job(&j, model, cut, tokens, NULL);
     static tp_comm nobody; /* opening sends nothing */
