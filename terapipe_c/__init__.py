@@ -20,12 +20,12 @@ try:
         ScheduleError,
         StorageError,
     )
-except ModuleNotFoundError as error:
-    if error.name != f"{__name__}._core":
+except ModuleNotFoundError as _missing:
+    if _missing.name != f"{__name__}._core":
         raise
     raise ImportError(f"{__path__[0]} is the source of terapipe_c, where its C core is not built: Python started in another "
-                      "folder finds the installed package; `python setup.py build_ext --inplace` builds it here", name=error.name,
-                      path=__file__) from None
+                      "folder finds the installed package; `python setup.py build_ext --inplace` builds it here",
+                      name=_missing.name, path=__file__) from None
 
 from . import cuda, devices, planners, schedules, zoo
 from .capture import capture
