@@ -420,26 +420,42 @@ def load_checkpoint(
     optimizer = flag("optimizer", optimizer)
     if names is not None and (isinstance(names, (str, bytes)) or not isinstance(names, Iterable)):
         raise InvalidTypeError(f"names is {brief(names)}: a list of parameter names, or None, would be right")
-    folder = find_checkpoint(path)
+    return _load(find_checkpoint(path), names, optimizer)
+
+
+def _load(folder: Path, names: Iterable[str] | None, optimizer: bool, keep: bool = True) -> Checkpoint:
+    """keep: False: every tensor is read and checked, and let go."""
     state = read_state(folder / STATE_FILE)
     shapes = param_shapes(_Model(**state["model"]))
     wanted = list(shapes) if names is None else list(names)
     unknown = [name for name in wanted if not isinstance(name, str) or name not in shapes]
     if unknown:
         raise InvalidValueError(f"{folder}: has no parameter {unknown[0] if isinstance(unknown[0], str) else brief(unknown[0])}")
-    params = _read_file(folder / MODEL_FILE, shapes, {name: name for name in wanted}, state["checksums"])
+    params = _read_file(folder / MODEL_FILE, shapes, {name: name for name in wanted}, state["checksums"], keep)
     moments = None
     if optimizer and OPTIMIZER_FILE in state["files"]:
         keys = {f"{kind}.{name}": shape for kind in MOMENTS for name, shape in shapes.items()}
         moments = {
             kind: _read_file(
-                folder / OPTIMIZER_FILE, keys, {f"{kind}.{name}": name for name in wanted}, state["checksums"]
+                folder / OPTIMIZER_FILE, keys, {f"{kind}.{name}": name for name in wanted}, state["checksums"], keep
             )
             for kind in MOMENTS
         }
     return Checkpoint(
         folder, state["step"], state["seed"], params, moments, state["model"], state["data"], state["hyper"]
     )
+
+
+def verify_checkpoint(folder: Path) -> None:
+    """Read every tensor of a step folder, one after another; raises what `load_checkpoint` would, and names an older one."""
+    try:
+        _load(folder, None, True, keep=False)
+    except (ValueError, OSError) as error:
+        others = [p for p in _step_folders(folder.parent) if p.name != folder.name and (p / STATE_FILE).is_file()]
+        if not others:
+            raise
+        newest = max(others, key=lambda p: (p / STATE_FILE).stat().st_mtime_ns)
+        raise InvalidValueError(f"{error}; where {newest} is whole, moving {folder} away would be right") from error
 
 
 @dataclass(frozen=True)
@@ -456,7 +472,7 @@ class _Model:
 
 
 def _read_file(
-    path: Path, shapes: Mapping[str, tuple[int, ...]], wanted: Mapping[str, str], sums: Mapping[str, str]
+    path: Path, shapes: Mapping[str, tuple[int, ...]], wanted: Mapping[str, str], sums: Mapping[str, str], keep: bool
 ) -> Params:
     try:
         layout = read_layout(path)
@@ -475,12 +491,14 @@ def _read_file(
         raise InvalidValueError(f"{path}: tensor {foreign[0]} does not belong to the model")
     out = {}
     for key, name in wanted.items():
-        out[name] = read_tensor(path, layout.tensors[key])
-        found = checksum(out[name].reshape(-1).view(np.uint8))
+        array = read_tensor(path, layout.tensors[key])
+        found = checksum(array.reshape(-1).view(np.uint8))
         if found != sums.get(key):
             raise InvalidValueError(
                 f"{path}: tensor {key} is damaged: its checksum is {found}, but {sums.get(key)} was written"
             )
+        if keep:
+            out[name] = array
     return out
 
 

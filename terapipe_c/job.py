@@ -190,19 +190,21 @@ def _check_devices(job: Mapping[str, Any], local_rank: int | None) -> None:
         place(backend, here + 1, None if devices is None else devices[:here + 1], [0] * here + [max(needed)])
 
 
-def _resume_from(folder: Path | None, job: Mapping[str, Any], warn: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What of the job a checkpoint says, and the state of its data. warn: of an optimizer that is not the checkpoint's; launch's
-    defaults would change it unseen."""
-    from .checkpoint import STATE_FILE, read_state
+def _resume_from(folder: Path | None, job: Mapping[str, Any], first: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What of the job a checkpoint says, and the state of its data. first: read all of it, and warn of an optimizer that is not
+    the checkpoint's; launch's defaults would change it unseen."""
+    from .checkpoint import STATE_FILE, read_state, verify_checkpoint
 
     path = find_checkpoint(Path(str(folder)))
+    if first:
+        verify_checkpoint(path)
     state = read_state(path / STATE_FILE)
     _same_model(path, state["model"], SimpleNamespace(**job["model"]))
     was = state["hyper"]
     now = {name: list(job[name]) if name == "betas" else job[name] for name in HYPER if name in was}
     changed = [f"{name} = {_short(value)} (the checkpoint's is {_short(was[name])})" for name, value in now.items()
                if value != was[name]]
-    if changed and warn:
+    if changed and first:
         warnings.warn(f"resumed with {', '.join(changed)}", UserWarning, stacklevel=4)
     return {"resume_from": str(path), "first_step": int(state["step"])}, state["data"]
 

@@ -144,6 +144,23 @@ def test_a_resume_on_other_data_is_refused_before_a_rank_starts(tmp_path):
         start(4, processes=False, out=tmp_path / "a", resume=True)
 
 
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors"])
+def test_a_damaged_checkpoint_is_refused_before_a_rank_starts_and_an_older_one_named(tmp_path, monkeypatch, file):
+    start(4, processes=False, out=tmp_path / "a", checkpoint_every=2).wait()
+    whole = [record.loss for record in start(6, processes=False)]
+    newest = tmp_path / "a/checkpoints/step-00000004"
+    content = bytearray((newest / file).read_bytes())
+    content[-3] ^= 1
+    (newest / file).write_bytes(content)
+    with monkeypatch.context() as patch:
+        patch.setattr(launching, "ThreadRanks", lambda *_: pytest.fail("ranks were started"))
+        with pytest.raises(ValueError, match="is damaged: its checksum.*step-00000002 is whole, moving .*step-00000004 away"):
+            start(6, processes=False, out=tmp_path / "a", resume=True)
+    newest.rename(tmp_path / "away")
+    rest = list(start(6, processes=False, out=tmp_path / "a", resume=True))
+    assert [record.loss for record in rest] == whole[2:]
+
+
 def test_every_evaluation_has_a_record():
     records = list(start(8, processes=False, log_every=5, eval_every=3))
     assert [(record.step, record.eval_loss is not None) for record in records] == [
