@@ -444,3 +444,15 @@ def test_a_finer_grid_is_never_slower_where_the_search_is_local() -> None:
             plan = planners.slice_uneven([(g[::unit].copy(), g[::unit] + 0.5, a2 * unit, a3 * unit**2) for g in curves])
             assert plan.lower_bound_s <= plan.latency_s <= before * (1 + 1e-9), (seed, unit)
             before = plan.latency_s
+
+
+@pytest.mark.parametrize(("tokens", "unit", "stages", "seed"), [
+    (520, 5, 2, 1053058549), (517, 11, 2, 236222550), (336, 3, 2, 47148783), (236, 2, 13, 636665570), (150, 2, 35, 716859021)])
+def test_a_finer_grid_is_never_slower_whatever_it_refines(tokens: int, unit: int, stages: int, seed: int) -> None:
+    """Odd divisors, and grids whose optimum a label search does not prove: what they refine was not searched."""
+    rng = np.random.default_rng(seed)
+    i = np.arange(tokens + 1.0) * (512 / tokens)
+    curves = [(rng.uniform(0.5, 6) + rng.uniform(0.01, 0.2) * i) * rng.uniform(1, 1.3, tokens + 1) for _ in range(stages)]
+    a2, a3 = rng.uniform(0, 0.003) * 512 / tokens, rng.uniform(0, 2e-4) * (512 / tokens) ** 2
+    fine, coarse = (planners.slice_uneven([(g[::u].copy(), g[::u] + 0.5, a2 * u, a3 * u**2) for g in curves]) for u in (1, unit))
+    assert fine.latency_s <= coarse.latency_s * (1 + 1e-9)

@@ -97,8 +97,9 @@ begin(tp_arena *arena, tp_shop_line *line)
     return TP_OK;
 }
 
-/* Slicings found in coarser units, by the number of those. */
+/* Slicings found in coarser units, by the number of those; their lengths are in `arena`, which outlives every search. */
 typedef struct {
+    tp_arena *arena;
     int count, units[GRIDS], slices[GRIDS], *length[GRIDS];
 } grids;
 
@@ -106,17 +107,39 @@ static tp_status
 solve(tp_arena *arena, const tp_shop *shop, const tp_shop_options *options, grids *known, tp_shop_line *line,
       tp_shop_plan *plan);
 
-/* The slicing in units `factor` times as long, as if it had been asked for. *at: its place in known; -1: not possible. */
+/* Searches `coarse`, whose costs have yet to be made, and notes what it found. */
 static tp_status
-solve_coarse(tp_arena *arena, const tp_shop_line *line, int factor, grids *known, tp_shop_plan *plan, int *at)
+search_coarse(tp_arena *arena, const tp_shop *shop, tp_shop *coarse, int factor, const tp_shop_options *options, grids *known,
+              tp_shop_plan *plan)
 {
-    const tp_shop *shop = line->shop;
-    tp_shop coarse = *shop;
-    tp_shop_options options = *line->options;
     tp_shop_line of;
     tp_shop_plan unused = {0};
     void *memory;
-    coarse.units = shop->units / factor;
+    TP_TRY(tp_arena_take(arena, (size_t)shop->costs, sizeof(tp_slice_cost), &memory));
+    tp_slice_cost *cost = memory;
+    for (int c = 0; c < shop->costs; c++)
+        TP_TRY(tp_slice_cost_coarsen(arena, &shop->cost[c], factor, &cost[c]));
+    coarse->cost = cost;
+    TP_TRY(solve(arena, coarse, options, known, &of, &unused));
+    plan->labels += unused.labels;
+    plan->moves += unused.moves + of.moves;
+    plan->bounds += unused.bounds;
+    TP_TRY(tp_arena_take(known->arena, (size_t)of.slices, sizeof(int), &memory));
+    memcpy(memory, of.length, (size_t)of.slices * sizeof(int));
+    known->units[known->count] = coarse->units;
+    known->slices[known->count] = of.slices;
+    known->length[known->count++] = memory;
+    return TP_OK;
+}
+
+/* The slicing in units `factor` times as long, as if it had been asked for. *at: its place in known; -1: not possible. */
+static tp_status
+solve_coarse(const tp_shop_line *line, int factor, grids *known, tp_shop_plan *plan, int *at)
+{
+    tp_shop coarse = *line->shop;
+    tp_shop_options options = *line->options;
+    tp_arena own; /* a search takes much, and there may be a search for each divisor */
+    coarse.units /= factor;
     for (*at = 0; *at < known->count; ++*at)
         if (known->units[*at] == coarse.units)
             return TP_OK;
@@ -125,20 +148,11 @@ solve_coarse(tp_arena *arena, const tp_shop_line *line, int factor, grids *known
     if (known->count == GRIDS || (line->options->longest > 0 && options.longest == 0) ||
         !tp_slice_memory_coarsen(&line->options->memory, factor, coarse.units, &options.memory))
         return TP_OK;
-    TP_TRY(tp_arena_take(arena, (size_t)shop->costs, sizeof(tp_slice_cost), &memory));
-    tp_slice_cost *cost = memory;
-    for (int c = 0; c < shop->costs; c++)
-        TP_TRY(tp_slice_cost_coarsen(arena, &shop->cost[c], factor, &cost[c]));
-    coarse.cost = cost;
-    TP_TRY(solve(arena, &coarse, &options, known, &of, &unused));
-    plan->labels += unused.labels;
-    plan->moves += unused.moves + of.moves;
-    plan->bounds += unused.bounds;
-    *at = known->count++;
-    known->units[*at] = coarse.units;
-    known->slices[*at] = of.slices;
-    known->length[*at] = of.length;
-    return TP_OK;
+    TP_TRY(tp_arena_open(&own));
+    tp_status status = search_coarse(&own, line->shop, &coarse, factor, &options, known, plan);
+    tp_arena_close(&own);
+    *at = known->count - 1;
+    return status;
 }
 
 /* What was found in units `factor` times as long, if it is allowed and better than what is in the line. */
@@ -163,27 +177,29 @@ take_coarse(tp_shop_line *line, const grids *known, int at, int factor, int *scr
     *done = 1;
 }
 
-/* Begin with the best of what coarser grids found: all that this one refines, by one prime at a time, so that a finer grid is
- * never worse; where there is none, the coarse one that leaves a rest. 0 in *done: nothing was possible. */
+/* The best of what is in the line, if *done, and of what coarser grids found: all that this one refines, by one prime at a time,
+ * so that a finer grid is never worse. Where none of them is fine enough to begin with, also one that leaves a rest. 0 in *done:
+ * nothing was possible. */
 static tp_status
 from_coarse(tp_arena *arena, tp_shop_line *line, grids *known, tp_shop_plan *plan, int *done)
 {
-    int n = line->shop->units, least = TP_SHOP_EXACT / 2, at;
+    int n = line->shop->units, least = TP_SHOP_EXACT / 2, fine = n < 2 * least, at;
     void *scratch;
     TP_TRY(tp_arena_take(arena, (size_t)n, sizeof(int), &scratch));
-    for (int factor = 2, rest = n; factor <= n / least; factor++) {
+    for (int factor = 2, rest = n; rest > 1; factor++) {
         if (rest % factor != 0)
             continue;
         while (rest % factor == 0)
             rest /= factor;
-        TP_TRY(solve_coarse(arena, line, factor, known, plan, &at));
+        TP_TRY(solve_coarse(line, factor, known, plan, &at));
         if (at >= 0)
             take_coarse(line, known, at, factor, scratch, done);
+        fine |= at >= 0 && *done && n / factor >= least;
     }
-    if (!*done) {
-        grids alone = {0};
+    if (!fine) {
+        grids alone = {.arena = arena};
         int factor = (n + least - 1) / least;
-        TP_TRY(solve_coarse(arena, line, factor, &alone, plan, &at));
+        TP_TRY(solve_coarse(line, factor, &alone, plan, &at));
         if (at >= 0)
             take_coarse(line, &alone, at, factor, scratch, done);
     }
@@ -232,6 +248,12 @@ solve(tp_arena *arena, const tp_shop *shop, const tp_shop_options *options, grid
     }
     if (exact && bound.best < line->latency * (1.0 - 1e-12))
         TP_TRY(tp_shop_labels(arena, line, bound.best > 0.0 ? &bound : NULL, work, &plan->labels, &proven));
+    if (exact && fmax(proven, bound.best) < line->latency * (1.0 - 3e-12)) {
+        double before = line->latency;
+        TP_TRY(from_coarse(arena, line, known, plan, &(int){1}));
+        if (line->latency < before)
+            tp_shop_line_descend(line, work / 8);
+    }
     plan->bounds += bound.programmes;
     plan->latency_s = line->latency;
     plan->lower_bound_s = fmin(fmax(proven, bound.best), line->latency);
@@ -271,7 +293,7 @@ tp_plan_shop(const tp_shop *shop, const tp_shop_options *options, tp_shop_plan *
     tp_arena arena;
     tp_shop_line line;
     tp_shop_plan plan = {0};
-    grids coarser = {0};
+    grids coarser = {.arena = &arena};
     tp_shop_options known = *options;
     known.work = options->work > 0 ? options->work : WORK;
     TP_TRY(check(shop, options));
