@@ -105,7 +105,7 @@ class Comparison:
                 row.planner, human_seconds(p.step_time_s), f"+{100 * over:.2f} %", human_seconds(p.lower_bound_s),
                 human_gap(p.gap), devices, name + (f", {slices} slices" if slices > 1 else ""),
                 human_bytes(max(p.peak_memory_bytes)), _idle(p), human_seconds(row.planning_time_s),
-                "yes" if p.executable else "no",
+                "yes" if p.executable else "no" if p.why_not_at_all else "not reproducibly",
             ))  # fmt: skip
         return cells
 
@@ -150,7 +150,7 @@ class Comparison:
         """Each plan's step: what the mean rank works, and why it idles; beneath, the timeline of every rank."""
         plans = [(row.planner, row.plan) for row in self.ranked if row.plan is not None]
         failed = [row.planner for row in self.rows if row.plan is None]
-        return comparison_svg([(name, "" if p.executable else "does not run here", p.timeline()) for name, p in plans], failed)
+        return comparison_svg([(name, "does not run here" if p.why_not_at_all else "", p.timeline()) for name, p in plans], failed)
 
     def to_svg(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write :meth:`svg`; FileExistsError if the file is there, unless ``overwrite``."""

@@ -147,3 +147,12 @@ def test_twins_have_rings():
     assert (pairs == pairs.T).all() and not pairs.diagonal().any()
     assert pairs[0].nonzero()[0].tolist() == [1, 3, 4] and pairs[6].nonzero()[0].tolist() == [2, 5, 7]
     assert neighbours(3) == neighbours(3, 1) and neighbours(1) == bytearray(1)
+
+
+def test_a_comparison_says_how_they_run():
+    """They run, though not with the bits of one device; "no" is for what no launch runs."""
+    cluster = tp.Cluster(num_devices=4, peak_flops=1e12)
+    both = tp.compare(MODEL, cluster, batch=4, seq_len=24, data_parallel=2, planners=["uniform"])
+    assert both.table()[0][-1] == "not reproducibly" and "does not run here" not in both.svg()
+    alone = tp.compare(MODEL, cluster, batch=4, seq_len=24, planners=["uniform"])
+    assert alone.table()[0][-1] == "yes"
