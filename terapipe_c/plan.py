@@ -138,7 +138,7 @@ class Plan:
         """What of it `launch` does not run as it is, with the bits of one device; empty if it runs."""
         if self.data_parallel > 1 and not self.why_not_at_all:
             return (f"data_parallel = {self.data_parallel}: replicas add their gradients in another order than one device does, "
-                    "which launch(..., reproducible=False) allows")
+                    "which launch(..., reproducible=False), or terapipe train --fast, allows")
         return self.why_not_at_all
 
     @property
