@@ -46,6 +46,7 @@ __all__ = [
     "check_params",
     "find_checkpoint",
     "load_checkpoint",
+    "verify_checkpoint",
     "model_dict",
     "param_shapes",
     "save_checkpoint",
@@ -450,7 +451,7 @@ def verify_checkpoint(folder: Path) -> None:
     """Read every tensor of a step folder, one after another; raises what `load_checkpoint` would, and names an older one."""
     try:
         _load(folder, None, True, keep=False)
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         others = [p for p in _step_folders(folder.parent) if p.name != folder.name and (p / STATE_FILE).is_file()]
         if not others:
             raise

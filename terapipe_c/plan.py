@@ -450,10 +450,9 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             ranks and up again: "zb-v", "dualpipe-v" (two chunks a rank), "hanayo" (two chunks a wave), for the planners auto,
             terapipe and uniform; "auto": terapipe takes the fastest of the first three, auto of all, the other planners 1f1b.
         stages: ranks of a replica; None: the fastest of num_devices, a half of them, a quarter, ...
-        data_parallel: replicas, each with an equal share of the batch; they add their gradients in a ring once a step
-            (``judge.Replicas`` has the formula). None: 1; but the auto planner considers others where neither ``stages``
-            nor ``slicing`` is given and the cluster is not this machine.
-            ``launch(..., reproducible=False)`` runs them.
+        data_parallel: replicas, each with an equal share of the batch; they add their gradients once a step (``judge.Replicas``
+            has the formula). None: 1; but the auto planner considers others where neither ``stages``
+            nor ``slicing`` is given and the cluster is not this machine. ``launch(..., reproducible=False)`` runs them.
         tensor_parallel: 1 or None; there as a place for more.
         chunks: stages of a rank; None: 1, 2 where the schedule has several; the auto planner considers all numbers, unless a
             partition is given.

@@ -31,9 +31,10 @@ def planned(model, replicas, way=WAYS[0], batch=6, **options):
 def trained(plan, steps=3, **options):
     run = tp.launch(plan, DATA, steps, **{**OPTIONS, **options}).wait()
     report = run.report()
-    assert report.peak_memory_bytes == report.predicted_peak_memory_bytes == list(plan.peak_memory_bytes) * plan.data_parallel \
-        or options.get("threads_per_rank", 1) > 1
+    assert report.peak_memory_bytes == report.predicted_peak_memory_bytes
     assert len(report.peak_memory_bytes) == plan.num_devices
+    if options.get("threads_per_rank", 1) == 1:     # a plan counts one
+        assert report.peak_memory_bytes == list(plan.peak_memory_bytes) * plan.data_parallel
     return run
 
 
@@ -78,14 +79,15 @@ def test_a_run_goes_on_under_other_stages_and_under_one_replica(tmp_path):
     assert [json.loads(line)["step"] for line in lines] == list(range(7))
 
 
-def test_recomputation_and_swap_in_every_replica(tmp_path):
+def test_recomputation_in_every_replica():
     plain = trained(planned(MODEL, 2), processes=False)
-    again = trained(planned(MODEL, 2, WAYS[1], recompute="full"), processes=False)
-    assert [r.loss for r in again.history] == [r.loss for r in plain.history]
+    again = planned(MODEL, 2, WAYS[1], recompute="full")
+    assert again.program.counts["R"] > 0
+    assert [r.loss for r in trained(again, processes=False).history] == [r.loss for r in plain.history]
 
 
 def test_large_tensors_go_in_pieces():
-    """wte has more floats than a message of two replicas takes, and their number is odd."""
+    """wte has more floats than one round of messages takes, of two replicas and of three, and ends within one."""
     model = tp.GPTConfig(n_layer=1, n_head=1, n_embd=33, vocab_size=9001, block_size=8)
     plans = [tp.plan(model, tp.Cluster(num_devices=n * r, peak_flops=1e12), batch=6, seq_len=8, planner="uniform", stages=n,
                      data_parallel=r) for n, r in ((1, 1), (1, 2), (2, 2), (1, 3))]
