@@ -215,9 +215,17 @@ class _Task:
     turn: int            # uniform first, then planners of whole sequences, then searches
     quick: float         # seconds of a quick plan; infinite: none fits
     order: int
-    bound: float = field(compare=False)
+    bounds: dict[int, float] = field(compare=False)   # by number of ranks
     asked: Request = field(compare=False)
     named: bool = field(compare=False)   # a user could ask a single planner for it
+
+    @property
+    def bound(self) -> float:
+        return min(self.bounds.values())
+
+    def within(self, seconds: float) -> Request:
+        """Without the numbers of ranks whose bounds say that they cannot be faster than that."""
+        return replace(self.asked, ranks=tuple(n for n in self.asked.ranks if self.bounds[n] < seconds * SLIGHT))
 
     def __str__(self) -> str:
         r = self.asked
@@ -422,12 +430,12 @@ class _Search:
         least = cache(lambda: least_work_s(r, r.share))
         for asked in by_name(r):
             keys = [(ranks, asked.chunks, asked.replicas) for ranks in asked.ranks]
-            bound = min(self.bound[key] if key in self.bound else bound_s(r, *key, least()) for key in keys)
+            bounds = {key[0]: self.bound[key] if key in self.bound else bound_s(r, *key, least()) for key in keys}
             if asked.planner != "terapipe":
-                bound = max(bound, min(whole(ranks, asked.chunks) for ranks in asked.ranks))
+                bounds = {ranks: max(bound, whole(ranks, asked.chunks)) for ranks, bound in bounds.items()}
             quick = min(self._quick_s(asked.schedules[0], key) for key in keys)
             turn = 0 if asked.planner == "uniform" else 2 if asked.planner == "terapipe" else 1
-            rows.append(_Task(turn, quick, len(rows), bound, asked, True))
+            rows.append(_Task(turn, quick, len(rows), bounds, asked, True))
         known = {(t.asked.schedules[0], t.asked.chunks, *t.asked.ranks[:1], t.asked.replicas) for t in rows if t.turn == 2}
         others: list[_Task] = []
         for c in looked:
@@ -436,7 +444,7 @@ class _Search:
                 usual = names == r.schedules and c.ranks in r.ranks[:1] and c.key[1:] == (r.chunks, r.replicas)
                 if quick < float("inf") and not usual and (names[0], c.chunks, c.ranks, c.replicas) not in known:
                     asked = replace(c.of(r, names), planner="terapipe")
-                    others.append(_Task(2, quick, len(rows) + len(others), c.bound, asked, False))
+                    others.append(_Task(2, quick, len(rows) + len(others), {c.ranks: c.bound}, asked, False))
         return sorted(rows + sorted(others)[:_SEARCHES])
 
     def deepen(self, looked: list[_Configuration]) -> None:
@@ -469,7 +477,7 @@ class _Search:
 
     def _search(self, task: _Task) -> int:
         """One of them; gives the work that it was, in ticks of the judge."""
-        r, search = task.asked, task.asked.planner == "terapipe"
+        r, search = task.within(self.seconds), task.asked.planner == "terapipe"
 
         def shared(ranks: int) -> Judge:
             key = ranks, r.chunks, r.replicas

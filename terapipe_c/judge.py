@@ -226,6 +226,11 @@ class Judge:
             self.work += 20 * len(program)
         return self._peaks[key]
 
+    def too_small(self) -> bool:
+        """Is there no room on all ranks together for what training keeps of every parameter, whatever the plan: itself, its
+        gradient and two moments, in fp32?"""
+        return self.limit is not None and 16 * self.model.num_params > self.limit * self.ranks
+
     def fits(self, c: Candidate, limit: int | None) -> bool:
         """Whether every rank stays within ``limit``; remembers the nearest miss of its own limit."""
         if limit is None:

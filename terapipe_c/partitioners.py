@@ -57,12 +57,17 @@ def _with_and_without_host(judge: Judge, request: Request) -> Candidate:
     return plan_stages(judge, request.planner, request.schedules[0], whole_sequences(request), links)
 
 
+def _judges(request: Request, judge_of: JudgeOf) -> list[Judge]:
+    """Of each number of ranks that may have room; the first in any case, which says what is missing."""
+    judges = [judge_of(ranks) for ranks in request.ranks]
+    return judges[:1] + [judge for judge in judges[1:] if not judge.too_small()]
+
+
 def _plan_stages(request: Request, judge_of: JudgeOf) -> Found:
     """A paper's planner on each number of ranks; the fastest."""
     best: Found | None = None
     compared, refusals = [], []
-    for ranks in request.ranks:
-        judge = judge_of(ranks)
+    for judge in _judges(request, judge_of):
         try:
             if request.partition is not None:
                 found = judge.judge(request.schedules[0], request.partition, whole_sequences(request), 0)
@@ -73,7 +78,7 @@ def _plan_stages(request: Request, judge_of: JudgeOf) -> Found:
         except InfeasibleError as error:
             refusals.append(error)
             continue
-        compared.append((f"{request.planner} on {counted(ranks, 'rank')}", found.seconds))
+        compared.append((f"{request.planner} on {counted(judge.ranks, 'rank')}", found.seconds))
         if best is None or found.seconds < best.candidate.seconds * SLIGHT:
             best = Found(judge, found)
     if best is None:
@@ -98,7 +103,7 @@ def first_look(judge: Judge, request: Request) -> float:
 
 
 def _plan_terapipe(request: Request, judge_of: JudgeOf) -> Found:
-    judges = [judge_of(ranks) for ranks in request.ranks]
+    judges = _judges(request, judge_of)
     compared: list[tuple[str, float]] = []
     looks = [first_look(judge, request) for judge in judges] if len(judges) > 1 else [0.0]
     best: Found | None = None

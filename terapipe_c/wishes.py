@@ -318,7 +318,7 @@ def _bmpipe(task: Task) -> Wish:
     micros = task.asked if chunks == 1 else task.micro_batches
     result = planners.bmpipe(layers, task.judge.ranks, micros, task.rank_bytes, chunks=chunks,
                              comm_s=task.message, time_limit_s=None, effort=effort, prove=chunks == 1,
-                             in_flight=task.held if chunks == 1 else None)
+                             in_flight=task.held)
     taken, recompute, bounds = [0] * len(types), np.zeros(len(kinds), bool), [0]
     counts = np.ascontiguousarray(result.assignment.transpose(2, 3, 0, 1))      # [chunks, stages, types, strategies]
     for at in itertools.product(range(chunks), range(task.judge.ranks)):

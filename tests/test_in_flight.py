@@ -142,6 +142,38 @@ def test_exact_planners_are_exact_for_any_order(name, saves):
     assert min(counts) > 2
 
 
+def interleaved(p, edges, micro, extra, ranks):
+    times = [[float(sum(values[a:e])) for a, e in itertools.pairwise(edges)] for values in (p["fwd"], p["bwd"] + extra)]
+    table = [np.repeat(np.array(t)[:, None], micro, 1) for t in times]
+    return tp.schedules.interleaved(ranks, micro, (len(edges) - 1) // ranks).simulate({"F": table[0], "B": table[1]}).makespan_s
+
+
+def test_rooms_of_several_chunks_add_up():
+    """Every virtual stage has as many rooms as was said, whatever is in flight at one time: all assignments of small models."""
+    rng, counts = np.random.default_rng(17), [0, 0]
+    for _ in range(40):
+        p, micro, ranks, chunks = problem(rng, 6), 2 * int(rng.integers(1, 3)), 2, int(rng.integers(2, 4))
+        held = [int(n) for n in rng.integers(1, micro + 1, ranks * chunks)]
+        limit, least = int(rng.integers(12, 70)), math.inf
+        for edges in cuts(6, ranks * chunks):
+            parts = list(enumerate(itertools.pairwise(edges)))
+            for flags in itertools.product((0, 1), repeat=6):
+                kept = p["kept"] * (1 - np.array(flags))
+                if all(sum(p["static"][a:e].sum() + held[v] * kept[a:e].sum() for v, (a, e) in parts if v % ranks == r) <= limit
+                       for r in range(ranks)):
+                    least = min(least, interleaved(p, edges, micro, p["again"] * np.array(flags), ranks))
+        try:
+            plan = planners.bmpipe(layers_of(p), ranks, micro, float(limit), chunks=chunks, in_flight=held, time_limit_s=None)
+        except tp.InfeasibleError:
+            assert least == math.inf
+            counts[0] += 1
+            continue
+        counts[1] += 1
+        assert (plan.peak_memory_bytes <= limit).all() and plan.lower_bound_s <= least <= plan.step_time_s
+        assert plan.step_time_s == least or not plan.optimal
+    assert min(counts) > 3
+
+
 def test_a_layer_graph_holds_as_many_everywhere():
     p = problem(np.random.default_rng(8))
     graph = planners.layer_graph(p["fwd"], p["bwd"], 3, 4, memory=memory_of(p, 500, 4, saves=True))
@@ -164,7 +196,7 @@ def test_in_flight_where_it_has_no_meaning():
     p = problem(np.random.default_rng(9))
     with pytest.raises(tp.InvalidValueError, match=r"in_flight\[1\] is 3: 1 to 2, what the stage before it holds"):
         planners.dawnpiper(nodes_of(p), 2, 500.0, 4, in_flight=[2, 3])
-    with pytest.raises(tp.InvalidValueError, match="in_flight is of one chunk"):
+    with pytest.raises(tp.InvalidValueError, match="in_flight has 2 values: 4 would be right"):
         planners.bmpipe(layers_of(p), 2, 4, 500.0, chunks=2, in_flight=[2, 2])
     with pytest.raises(tp.InvalidValueError, match="in_flight is of stages without replicas: straight"):
         planners.pipedream(p["fwd"], p["bwd"], 2, 4, memory=memory_of(p, 500, [2, 1]))

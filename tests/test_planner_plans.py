@@ -10,7 +10,7 @@ import pytest
 
 import terapipe_c as tp
 from terapipe_c.engine import gather_bytes, rank_memory
-from terapipe_c.judge import activation_slots
+from terapipe_c.judge import Judge, activation_slots
 from terapipe_c.request import PLANNERS
 
 SEQ, BATCH, STEPS = 16, 4, 3
@@ -282,3 +282,21 @@ def test_what_a_plan_needs_and_what_a_refusal_names_is_enough(planner, schedule)
         else:
             assert max(plan.peak_memory_bytes) <= int(limit * part)
     assert refused
+
+
+@pytest.mark.parametrize("planner", ["dapple", "adapipe", "terapipe"])
+def test_ranks_that_cannot_hold_the_parameters_are_not_asked(planner, monkeypatch):
+    """All plans keep 16 bytes of every parameter, so fewer ranks than have room for that need no search; the first number of ranks
+    is asked in any case and says what is missing."""
+    model = tp.GPTConfig(n_layer=6, n_head=2, n_embd=64, vocab_size=64, block_size=SEQ)
+    for stages in range(1, 9):
+        assert sum(make("uniform", model, stages=stages).peak_memory_bytes) > 16 * model.num_params
+        assert sum(make("uniform", model, stages=stages, recompute="full").peak_memory_bytes) > 16 * model.num_params
+    asked = set()
+    monkeypatch.setattr(Judge, "fits", lambda judge, c, limit, fits=Judge.fits: asked.add(judge.ranks) or fits(judge, c, limit))
+    plan = make(planner, model, memory_bytes=15 * model.num_params // 2)
+    assert plan.ranks in (4, 8) and asked <= {4, 8}
+    asked.clear()
+    with pytest.raises(tp.InfeasibleError, match="more stages"):
+        make(planner, model, memory_bytes=model.num_params)
+    assert asked == {8}

@@ -31,8 +31,8 @@ typedef struct {
     int64_t effort;       /* several chunks: inequalities that the local search may evaluate (a simulation counts as 25
                              micros of them); the bound's work grows with it; 0: a default, about a second for both.
                              One: nodes of branch and bound, counted alike; 0: no limit */
-    const int32_t *in_flight; /* [stages] one chunk: micro-batches that a stage holds at once in the order that will run,
-                                 1 .. micros; NULL: as 1F1B does */
+    const int32_t *in_flight; /* [chunks][stages] micro-batches that a virtual stage has room for, 1 .. micros, where each has
+                                 a room of its own or another order will run; NULL: what the schedule holds at once */
     int unproven;         /* several chunks: 1: leave the bound out, which takes longer than the search (lower_bound_s 0) */
 } tp_bmpipe_options;
 

@@ -60,9 +60,7 @@ options_ok(const tp_bmpipe_options *o)
                        (long long)o->stages * o->chunks * o->micros, 1 << 24);
     if (o->effort < 0)
         return tp_fail(TP_EVALUE, "effort is %lld: 0 (a default) or more would be right", (long long)o->effort);
-    if (o->in_flight != NULL && o->chunks > 1)
-        return tp_fail(TP_EVALUE, "in_flight is of one chunk, and chunks is %d: none would be right", o->chunks);
-    return tp_in_flight_check(o->in_flight, o->micros, o->stages);
+    return tp_in_flight_check(o->in_flight, o->micros, o->stages * o->chunks);
 }
 
 tp_status
@@ -175,6 +173,22 @@ grow_vectors(tp_bmpipe *p, int32_t **all, int count, int *room)
     return TP_OK;
 }
 
+/* The one vector of every stage that the caller gave. */
+static tp_status
+take_vectors(tp_bmpipe *p)
+{
+    void *memory = NULL;
+    TP_TRY(tp_bmpipe_take(p, (size_t)p->stages + 1 + (size_t)p->virtuals, sizeof(int32_t), &memory));
+    p->vector_begin = memory;
+    p->vector = p->vector_begin + p->stages + 1;
+    for (int x = 0; x < p->stages; x++) {
+        p->vector_begin[x + 1] = x + 1;
+        for (int c = 0; c < p->chunks; c++)
+            p->vector[x * p->chunks + c] = p->options->in_flight[c * p->stages + x];
+    }
+    return TP_OK;
+}
+
 /* The Pareto-maximal in-flight vectors of every stage (PLANNERS.md 4.2): counts go up at F, down behind B. */
 static tp_status
 find_vectors(tp_bmpipe *p, const tp_program *program)
@@ -197,8 +211,6 @@ find_vectors(tp_bmpipe *p, const tp_program *program)
         }
         total += count;
         p->vector_begin[x + 1] = total;
-        if (p->options->in_flight != NULL)
-            all[p->vector_begin[x]] = p->options->in_flight[x];
     }
     p->vector = all;
     return TP_OK;
@@ -216,7 +228,7 @@ open_schedule(tp_bmpipe *p)
     TP_TRY(tp_program_build(p->chunks > 1 ? TP_INTERLEAVED : TP_1F1B, p->stages, p->chunks, p->micros, slices, &program));
     tp_status status = tp_sim_open(program, &p->sim);
     if (status == TP_OK)
-        status = find_vectors(p, program);
+        status = p->options->in_flight != NULL ? take_vectors(p) : find_vectors(p, program);
     tp_program_close(program);
     return status;
 }

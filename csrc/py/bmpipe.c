@@ -96,7 +96,10 @@ plan_bmpipe(PyObject *module, PyObject *args, PyObject *keywords)
     o.unproven = !prove;
     Py_buffer given = {0};
     const void *held = NULL;
-    if (tp_py_view_optional(in_flight, 'i', o.stages, "in_flight", &given, &held) == 0) {
+    if (o.stages < 1 || o.chunks < 1)
+        in_flight = Py_None; /* what follows refuses these */
+    Py_ssize_t virtuals = (Py_ssize_t)o.stages * o.chunks;
+    if (tp_py_view_optional(in_flight, 'i', virtuals, "in_flight", &given, &held) == 0) {
         tp_bmpipe_plan plan;
         tp_status status;
         o.in_flight = held;

@@ -155,8 +155,9 @@ def bmpipe(
     micro_batches a multiple of stages): a search, then branch and bound, of bounded effort (candidates; 0: a default): optimal
     where that ends, else with a proven lower bound. Where ``prove`` is false the latter, which takes longer than the search
     and finds some better plans, is left out (lower_bound_s 0).
-    time_limit_s (None: none) is hard; where it is not reached, equal input gives an equal plan. in_flight: [stages] micro-batches
-    that each holds at once, where one chunk will run in another order than 1F1B.
+    time_limit_s (None: none) is hard; where it is not reached, equal input gives an equal plan. in_flight: [chunks * stages]
+    micro-batches that a virtual stage (chunk * stages + stage) has room for, each of its own, or that another order holds;
+    None: the most that the schedule has in flight on a stage at any one time.
 
     tp.InfeasibleError names the stage and the bytes it lacks with everything recomputed.
     """
