@@ -196,10 +196,10 @@ def _request(args: argparse.Namespace) -> dict[str, Any]:
     return {**request, "costs": costs}
 
 
-def _make_plan(args: argparse.Namespace) -> Any:
+def _make_plan(args: argparse.Namespace, progress: bool | None = None) -> Any:
     import terapipe_c as tp
 
-    return tp.plan(**_request(args), planner=args.planner)
+    return tp.plan(**_request(args), planner=args.planner, progress=progress)
 
 
 def _plan_result(plan: Any) -> dict[str, Any]:
@@ -520,7 +520,7 @@ def _sweep(args: argparse.Namespace) -> int:
 
     def trial(point: dict[str, Any]) -> dict[str, Any]:
         settings = argparse.Namespace(**{**vars(args), **point})
-        plan = _make_plan(settings)
+        plan = _make_plan(settings, progress=False)
         result = _plan_result(plan)
         if settings.train:
             import terapipe_c as tp

@@ -13,9 +13,10 @@ from typing import Any
 
 from ._core import InvalidTypeError, InvalidValueError
 from ._files import path_of
-from .config import Cluster, GPTConfig, brief, counted, human_bytes, human_gap, human_seconds, one_of
+from .config import Cluster, GPTConfig, brief, counted, flag, human_bytes, human_gap, human_seconds, one_of
 from .cost import CostModel
 from .plan import Plan, costs_on, plan
+from .progress import planning
 from .request import PLANNERS, check_request
 from .view import comparison_svg
 
@@ -189,11 +190,12 @@ def check_planners(planners: Sequence[str] | None) -> list[str]:
 
 
 def compare(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: CostModel | None = None,
-            planners: Sequence[str] | None = None, **request: Any) -> Comparison:  # fmt: skip
+            planners: Sequence[str] | None = None, progress: bool | None = None, **request: Any) -> Comparison:  # fmt: skip
     """Plan one request by every planner, on the same costs, judged by the same simulator.
 
     Args:
         planners: names of ``tp.plan(planner=...)``; None: all of them.
+        progress: as in :func:`tp.plan`, of all of them.
         request: any other argument of :func:`tp.plan`: schedule, stages, memory_bytes, slicing, ...
 
     A planner that finds no plan, or that cannot be asked this, has a row with its error. A request that is wrong whatever the
@@ -212,11 +214,13 @@ def compare(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs:
     if costs is None:
         costs = CostModel.analytic(model, cluster)
     rows = []
-    for name in names:
-        start = time.perf_counter()
-        try:
-            found, error = plan(model, cluster, batch, seq_len, costs, planner=name, **asked), ""
-        except ValueError as refusal:                          # infeasible, or not a question for this planner
-            found, error = None, str(refusal)
-        rows.append(Row(name, found, error, time.perf_counter() - start))
+    with planning(None if progress is None else flag("progress", progress)) as line:
+        for i, name in enumerate(names):
+            line.say(f"{name}, {i + 1} of {len(names)}")
+            start = time.perf_counter()
+            try:
+                found, error = plan(model, cluster, batch, seq_len, costs, planner=name, progress=progress, **asked), ""
+            except ValueError as refusal:                      # infeasible, or not a question for this planner
+                found, error = None, str(refusal)
+            rows.append(Row(name, found, error, time.perf_counter() - start))
     return Comparison(model, cluster, int(batch), int(seq_len), rows)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -326,8 +326,8 @@ def _look(judge: Judge, request: Request) -> dict[str, Candidate]:
 class _Search:
     """The plan in hand, and the words about how it came to be."""
 
-    def __init__(self, request: Request, start: float) -> None:
-        self.request, self.start = request, start
+    def __init__(self, request: Request, start: float, say: Callable[[str], None]) -> None:
+        self.request, self.start, self._say = request, start, say
         self.best: Found | None = None
         self.by = ""
         self.error: Error | None = None        # why the first planner that has no plan has none
@@ -352,10 +352,14 @@ class _Search:
             return True
         return False
 
+    def say(self, what: str) -> None:
+        self._say(what if self.best is None else f"{what}; best so far {human_seconds(self.seconds)}")
+
     def singles(self) -> list[tuple[str, float]]:
         """Every planner alone; gives (planner, seconds)."""
         seconds, refused = [], []
-        for name, result in plan_singles(self.request).items():
+        for name, result in plan_singles(self.request):
+            self.say(f"asked {name}")
             if isinstance(result, Error):
                 refused.append(name)
                 self.error = self.error or result
@@ -385,6 +389,7 @@ class _Search:
             if self.work > _WORK or self.late():
                 left.append(c)
                 continue
+            self.say(f"quick plans of {c}")
             judge = self.judge(c)
             before = judge.work
             for name, found in _look(judge, c.of(self.request)).items():
@@ -451,7 +456,9 @@ class _Search:
         """Do all of them whose bounds do not say that they cannot win. What is named has no limit of work."""
         spent, counts = 0, dict.fromkeys(("made", "bound", "time"), 0)
         unsearched: dict[str, list[_Task]] = {reason: [] for reason in ("bound", "time", "work")}
-        for task in self.tasks(looked):
+        tasks = self.tasks(looked)
+        for i, task in enumerate(tasks):
+            self.say(f"{task.asked.planner} for {task}, {i + 1} of {len(tasks)}")
             reason = "bound" if task.bound >= self.seconds * SLIGHT else "time" if self.late() else "made"
             if task.named:
                 counts[reason] += 1
@@ -531,9 +538,10 @@ class _Search:
                              budget=ticks) or start
 
 
-def plan_jointly(request: Request, start: float) -> tuple[Found, list[str]]:
-    """The best plan that the search finds, and what it tried; ``start`` is when the request's time began."""
-    s = _Search(request, start)
+def plan_jointly(request: Request, start: float, say: Callable[[str], None] = lambda text: None) -> tuple[Found, list[str]]:
+    """The best plan that the search finds, and what it tried; ``start`` is when the request's time began; ``say`` is told what is
+    looked at, now and then."""
+    s = _Search(request, start, say)
     compared = s.singles()
     looked = s.configurations()
     s.glimpses()

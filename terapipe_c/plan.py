@@ -26,6 +26,7 @@ from .config import (
     GPTConfig,
     brief,
     counted,
+    flag,
     html_table,
     human_bytes,
     human_count,
@@ -40,6 +41,7 @@ from .joint import plan_jointly
 from .judge import SLICED, saved_bytes
 from .partitioners import Found, plan_one
 from .planners.slicing_bound import plan_slicing_bound
+from .progress import planning
 from .request import LONG, Request, check_partition, check_request, check_slicing
 from .schedules import Program
 
@@ -426,7 +428,7 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
          granularity: int | None = None, partition: Sequence[tuple[int, int]] | None = None,
          slicing: int | Sequence[tuple[int, Sequence[int]]] | None = None, executable: bool | None = None,
          time_limit_s: float | None = None, backend: str | None = None, dtype: str | None = None,
-         recompute: str | Sequence[bool] | None = None) -> Plan:
+         recompute: str | Sequence[bool] | None = None, progress: bool | None = None) -> Plan:
     """Plan one training step of ``batch`` sequences of ``seq_len`` tokens.
 
     Args:
@@ -481,12 +483,15 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             swap too: what a block computed leaves the memory between its forward and its backward. On the CPU it goes to a file,
             in the run's folder or the one that TERAPIPE_SWAP_DIR names: that disk's bandwidth is meant, which
             ``Cluster.local(swap_folder=...)`` measures.
+        progress: None: where the auto planner takes more than two seconds, a line on a terminal or in a notebook says what it is
+            at, and is gone when it ends; False: silence.
 
     Raises:
         ValueError: the request contradicts itself or the model; names the argument, its value and what would be right.
         InfeasibleError: no plan that was found fits the memory; names the rank and the bytes it is short.
     """
     start = time.perf_counter()
+    progress = None if progress is None else flag("progress", progress)
     costs = costs_on(model, cluster, costs, backend, dtype)
     request = check_request(
         model, cluster, batch, seq_len, costs, planner=planner, schedule=schedule, stages=stages, data_parallel=data_parallel,
@@ -494,7 +499,8 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         partition=partition, slicing=slicing, executable=executable, time_limit_s=time_limit_s,
         recompute=recompute)
     if request.planner == "auto":
-        found, log = plan_jointly(request, start)
+        with planning(progress) as line:
+            found, log = plan_jointly(request, start, line.say)
     else:
         found, log = plan_one(request), []
     return _finished(request, found, log, start)

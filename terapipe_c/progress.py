@@ -1,13 +1,17 @@
-"""How a run shows that it moves: a bar, a line that is written over, or now and then a line."""
+"""How a run, and a plan that takes long, show that they move: a bar, a line that is written over, or now and then a line."""
 from __future__ import annotations
 
+import contextlib
+import shutil
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 LINE_EVERY_S = 10.0
+PLANNING_S = 2.0       # what takes no longer shows nothing
+PLANNING_EVERY_S = 0.2
 
 
 def _in_notebook() -> bool:
@@ -62,3 +66,47 @@ class Progress:
             text = f"step {last.step + 1}/{self._steps}  loss {last.loss:.4f}  {last.tokens_per_s:,.0f} tok/s"
             end = "" if self._terminal and not over else "\n"
             print(("\r\x1b[K" if self._terminal else "") + text, end=end, file=sys.stderr, flush=True)
+
+
+class Planning:
+    """One line about what a planner is at, written over, and nothing left of it in the end: on a terminal, or in a notebook."""
+
+    def __init__(self, wanted: bool | None) -> None:
+        self._next = time.monotonic() + PLANNING_S
+        self._handle: Any = None                               # a notebook's place for the line
+        self._terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._silent = wanted is False or not (self._terminal or _in_notebook())
+        self._shown = False
+
+    def say(self, text: str) -> None:
+        if self._silent or time.monotonic() < self._next:
+            return
+        self._next, self._shown = time.monotonic() + PLANNING_EVERY_S, True
+        self._write(f"planning: {text}")
+
+    def clear(self) -> None:
+        if self._shown and not self._silent:
+            self._write("")
+
+    def _write(self, text: str) -> None:
+        try:
+            if self._terminal:
+                print("\r\x1b[K" + text[: shutil.get_terminal_size().columns - 1], end="", file=sys.stderr, flush=True)
+            elif self._handle is None:
+                from IPython.display import display
+
+                self._handle = display({"text/plain": text}, raw=True, display_id=True)
+            else:
+                self._handle.update({"text/plain": text}, raw=True)
+        except OSError:                                        # nobody reads: no reason to plan no further
+            self._silent = True
+
+
+@contextlib.contextmanager
+def planning(wanted: bool | None) -> Iterator[Planning]:
+    """Its line is gone behind this, whatever happens."""
+    line = Planning(wanted)
+    try:
+        yield line
+    finally:
+        line.clear()

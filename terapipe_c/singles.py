@@ -59,18 +59,17 @@ def by_name(request: Request) -> Iterator[Request]:
                 yield asked
 
 
-def plan_singles(request: Request) -> dict[str, Found | Error]:
-    """Every single planner's plan for this request, or why there is none."""
-    results: dict[str, Found | Error] = {}
+def plan_singles(request: Request) -> Iterator[tuple[str, Found | Error]]:
+    """Every single planner by its name, and its plan for this request, or why there is none."""
     for name in PLANNERS[1:]:
         asked = single(request, name)
         if asked is None:
             continue
         try:
-            results[name] = plan_one(asked)
+            found: Found | Error = plan_one(asked)
         except InfeasibleError as error:
-            results[name] = error
-    return results
+            found = error
+        yield name, found
 
 
 def recomputing(request: Request) -> Iterator[tuple[str, Found]]:

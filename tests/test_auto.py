@@ -237,7 +237,7 @@ def test_it_is_deterministic_and_its_words_are_kept(tmp_path, brief):
 def test_a_time_limit_ends_the_search_with_the_best_single_plan(brief, monkeypatch):
     free = tp.plan(MODEL, CLUSTER, batch=4, seq_len=32)
     cut = tp.plan(MODEL, CLUSTER, batch=4, seq_len=32, time_limit_s=1e-9)
-    singles = plan_singles(request_of(MODEL, CLUSTER, 4))
+    singles = dict(plan_singles(request_of(MODEL, CLUSTER, 4)))
     assert cut.step_time_s == pytest.approx(min(f.candidate.seconds for f in singles.values() if not isinstance(f, tp.Error)))
     assert cut.step_time_s >= free.step_time_s and any("time limit" in line for line in cut.search_log)
     monkeypatch.setattr(time, "perf_counter", lambda: 0.0)                    # without one, no clock is asked
