@@ -71,6 +71,21 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         raise
 
 
+def new_path(path: str | os.PathLike[str]) -> Path:
+    """The path; FileExistsError if there is such a file."""
+    target = path_of("path", path)
+    if target.is_file():
+        raise FileExistsError(errno.EEXIST, "the file is there: another name would be right", str(target))
+    return target
+
+
+def write_new(path: str | os.PathLike[str], text: str, *, overwrite: bool = False) -> Path:
+    """:func:`write_text` where there is no such file yet, or ``overwrite``; else FileExistsError."""
+    target = path_of("path", path) if overwrite else new_path(path)
+    write_text(target, text)
+    return target
+
+
 def read_json(path: str | os.PathLike[str], form: str, version: int, what: str, oldest: int | None = None) -> dict[str, Any]:
     """The object in a file of ours, of a version from ``oldest`` (or ``version``) to ``version``; a ValueError that names the
     file if it is broken, foreign, older or newer."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ._core import InvalidTypeError, InvalidValueError
-from ._files import path_of
+from ._files import write_new
 from .config import Cluster, GPTConfig, brief, counted, flag, human_bytes, human_gap, human_seconds, one_of
 from .cost import CostModel
 from .plan import Plan, costs_on, plan
@@ -145,7 +145,7 @@ class Comparison:
 
     def to_json(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write :meth:`to_dict`; FileExistsError if the file is there, unless ``overwrite``."""
-        return _write_new(path, json.dumps(self.to_dict(), allow_nan=False, indent=1) + "\n", overwrite)
+        return write_new(path, json.dumps(self.to_dict(), allow_nan=False, indent=1) + "\n", overwrite=overwrite)
 
     def svg(self) -> str:
         """Each plan's step: what the mean rank works, and why it idles; beneath, the timeline of every rank."""
@@ -155,14 +155,7 @@ class Comparison:
 
     def to_svg(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write :meth:`svg`; FileExistsError if the file is there, unless ``overwrite``."""
-        return _write_new(path, self.svg(), overwrite)
-
-
-def _write_new(path: str | os.PathLike[str], text: str, overwrite: bool) -> Path:
-    target = path_of("path", path)
-    with target.open("w" if overwrite else "x", encoding="utf-8") as file:
-        file.write(text)
-    return target
+        return write_new(path, self.svg(), overwrite=overwrite)
 
 
 def _idle(p: Plan) -> str:

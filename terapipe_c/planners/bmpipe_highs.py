@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from .._files import path_of
+from .._files import new_path, write_new
 from .arguments import FloatArray, integer, number, time_limit
 from .bmpipe import BMPipePlan, CoreLayers, Layers, core_layers, memory, plan_of
 
@@ -206,6 +206,7 @@ def bmpipe_mps(
     """
     from .bmpipe import bmpipe
 
+    new_path(path)                                             # before the work
     core, _, _ = core_layers(layers)
     programme = _Programme(
         core, integer(stages, "stages"), integer(micro_batches, "micro_batches"), memory(memory_bytes),
@@ -215,8 +216,7 @@ def bmpipe_mps(
     shape = (programme.types, programme.strategies, programme.virtuals)
     programme.add_path(*programme.seconds_of(plan.assignment.reshape(shape).astype(np.float64)))
     text = _mps(programme)
-    with path_of("path", path).open("x", encoding="ascii") as file:
-        file.write(text)
+    write_new(path, text)
     return len(programme.paths)
 
 
