@@ -13,6 +13,7 @@ help:
 	@echo "make test       everything that must pass: check, test-c, test-avx512, pytest"
 	@echo "make check      ruff, mypy --strict, stubtest"
 	@echo "make test-c     the C tests     make asan / tsan   the same under ASan + UBSan / TSan"
+	@echo "make clang      every C source by clang too, warnings as errors: what .ci/run does first"
 	@echo "make test-avx512  the kernels' C tests with AVX-512 emulated, on any processor with AVX2"
 	@echo "make fuzz       the C fuzzers under ASan + UBSan, FUZZ_SECONDS=$(FUZZ_SECONDS) each"
 	@echo "make bench      every benchmark, or BENCH=benchmarks/<one>.py"
@@ -71,8 +72,19 @@ fuzz: $(VENV)/.tools
 	TERAPIPE_SANITIZE=address,undefined $(PY) tests/c/run --seconds $(FUZZ_SECONDS) --arguments $(FUZZ_SECONDS) \
 	    $(notdir $(basename $(wildcard tests/c/fuzz_*.c)))
 
-objects: $(VENV)/.tools
-	$(PY) tests/c/run --objects >/dev/null
+# Every C source by clang as well: the one on PATH, or that of a wheel (zig's, whose `cc` is clang; without -mevex512 it takes
+# 512-bit vectors for unavailable where a function alone asks for them).
+CLANG := .build/clang
+clang: $(VENV)/.tools $(CLANG)/cc
+	TERAPIPE_WERROR=1 CC=$(CLANG)/cc $(PY) tests/c/run --compile >/dev/null
+
+$(CLANG)/cc: pyproject.toml
+	@mkdir -p $(CLANG)
+	@if command -v clang >/dev/null; then printf '#!/bin/sh\nexec clang "$$@"\n' > $@; else \
+	    $(PYTHON) -m venv --clear $(CLANG)/wheel && \
+	    $(CLANG)/wheel/bin/pip install --quiet --disable-pip-version-check 'ziglang>=0.15,<0.17' && \
+	    printf '#!/bin/sh\nexec "$(abspath $(CLANG))/wheel/bin/python" -m ziglang cc -mevex512 "$$@"\n' > $@; fi
+	@chmod +x $@
 
 # ---- use --------------------------------------------------------------------------------------------------------------
 
@@ -114,5 +126,5 @@ clean:
 	rm -rf build .build .bench dist terapipe_c.egg-info $(VENV) .mypy_cache .ruff_cache .pytest_cache terapipe_c/*.so
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help install test check test-c test-avx512 asan tsan fuzz objects demo bench gpu-check gpu-sanitize format tidy clean
+.PHONY: help install test check test-c test-avx512 asan tsan fuzz clang demo bench gpu-check gpu-sanitize format tidy clean
 .DEFAULT_GOAL := help

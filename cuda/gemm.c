@@ -263,8 +263,8 @@ time_algo(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, const lt_alg
         TP_TRY(tp_cuda_event_record(gemm->device, events[1], gemm->stream));
         TP_TRY(tp_cuda_event_synchronize(gemm->device, events[1]));
         TP_TRY(tp_cuda_event_elapsed(gemm->device, events[0], events[1], &all));
-        if (all / TIMED_RUNS < *seconds)
-            *seconds = all / TIMED_RUNS;
+        if (all / (double)TIMED_RUNS < *seconds)
+            *seconds = all / (double)TIMED_RUNS;
     }
     return TP_OK;
 }

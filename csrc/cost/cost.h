@@ -17,6 +17,7 @@
 
 /* F forward, I gradient of the input, W gradient of the weights. */
 typedef enum { TP_COST_F, TP_COST_I, TP_COST_W, TP_COST_PHASES } tp_cost_phase;
+enum { TP_COST_CURVES = (int)TP_BLOCK_KINDS * (int)TP_COST_PHASES }; /* one of each kind of block and phase */
 
 typedef struct {
     int32_t points;               /* of P; 0: P is 0 */

@@ -121,7 +121,7 @@ tp_cost_slice_tables(const tp_cost *cost, const double *weights, double batch, d
     double a0 = 0.0, a1 = 0.0, a2 = 0.0, a3 = 0.0;
     for (int64_t i = 0; i <= units; i++)
         out->G0[i] = 0.0;
-    for (int k = 0; k < TP_BLOCK_KINDS * TP_COST_PHASES; k++) {
+    for (int k = 0; k < TP_COST_CURVES; k++) {
         const tp_cost_curve *curve = &cost->curve[k / TP_COST_PHASES][k % TP_COST_PHASES];
         if (weights[k] == 0.0)
             continue;
@@ -149,7 +149,7 @@ tp_cost_full_table(const tp_cost *cost, const double *weights, double batch, dou
     int64_t row = units + 1;
     for (int64_t i = 0; i < row * row; i++)
         table[i] = 0.0;
-    for (int k = 0; k < TP_BLOCK_KINDS * TP_COST_PHASES; k++) {
+    for (int k = 0; k < TP_COST_CURVES; k++) {
         const tp_cost_curve *curve = &cost->curve[k / TP_COST_PHASES][k % TP_COST_PHASES];
         for (int64_t s = 1; s <= units && weights[k] != 0.0; s++) {
             int32_t piece = 0;

@@ -106,7 +106,7 @@ see_out(walk *x, const tp_instr *instr)
 static tp_status
 see_back(walk *x, way *w, const tp_instr *instr)
 {
-    const char *op = tp_op_name(w->op);
+    const char *op = tp_op_name((int)w->op);
     if (attends(w) && instr->slice != w->brought[instr->micro])
         return tp_fail(TP_ESCHEDULE, "%d%s%d.%d comes where %d%s%d.%d would be right: slices ascend", instr->stage, op,
                        instr->micro, instr->slice, instr->stage, op, instr->micro, w->brought[instr->micro]);
@@ -134,7 +134,7 @@ see_weights(walk *x, const tp_instr *instr)
 static tp_status
 see_backward(const walk *x, const way *w, const tp_instr *instr)
 {
-    const char *op = tp_op_name(w->op);
+    const char *op = tp_op_name((int)w->op);
     if (w->kinds == 0)
         return TP_OK;
     if (attends(w) && w->brought[instr->micro] < x->program->slices[instr->micro])

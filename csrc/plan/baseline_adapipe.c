@@ -62,7 +62,7 @@ choose_unit(ada *p)
         whole = c->activation_bytes[i] == floor(c->activation_bytes[i]);
         divisor = common_divisor(c->activation_bytes[i], divisor);
     }
-    p->unit = whole && divisor > 0.0 && total / divisor <= UNITS ? divisor : total / UNITS;
+    p->unit = whole && divisor > 0.0 && total / divisor <= (double)UNITS ? divisor : total / (double)UNITS;
     for (int i = 0; i < c->blocks; i++) {
         p->size[i] = p->unit > 0.0 ? (int)ceil(c->activation_bytes[i] / p->unit * (1.0 - 1e-12)) : 0;
         p->units += p->size[i];

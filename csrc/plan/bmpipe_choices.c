@@ -198,7 +198,7 @@ find_choices(tp_bmpipe_search_room *s, int stage, double room, double product, i
     s->effort -= 500;
     if (!recomputes) /* nothing fits, or nothing is better than this */
         return count;
-    if (product <= ENUMERATED) {
+    if (product <= (double)ENUMERATED) {
         s->effort -= (int64_t)product * (1 + s->p->chunks / 2);
         return enumerate(s, stage, room, count, exact);
     }

@@ -6,7 +6,7 @@
 
 #include <stdlib.h>
 
-enum { CURVES = TP_BLOCK_KINDS * TP_COST_PHASES, COLUMNS = 7 };
+enum { CURVES = TP_COST_CURVES, COLUMNS = 7 };
 
 void
 tp_py_pack_close(tp_py_pack *p)

@@ -131,7 +131,7 @@ check_kernels(const tp_slice_kernels *kernels, int isa)
 {
     const int behind = TP_SLICE_BLOCK - 1;
     for (int round = 0; round < ROUNDS; round++) {
-        int count = 1 + (int)(next() * MOST), whole = (count + kernels->lanes - 1) / kernels->lanes * kernels->lanes;
+        int count = 1 + (int)(next() * (double)MOST), whole = (count + kernels->lanes - 1) / kernels->lanes * kernels->lanes;
         double *h = numbers(behind, whole, 0.2), *limit[TP_SLICE_LIMITS], *q[TP_SLICE_LIMITS];
         tp_slice_mask mask = {.limits = round % (TP_SLICE_LIMITS + 1)};
         for (int l = 0; l < TP_SLICE_LIMITS; l++) {
@@ -153,7 +153,7 @@ check_kernels(const tp_slice_kernels *kernels, int isa)
 static void
 check_plan(int i)
 {
-    int units = 1 + (int)(next() * 2 * MOST);
+    int units = 1 + (int)(next() * 2.0 * (double)MOST);
     double *g = numbers(0, units + 1, 0.0), first = 0.0;
     for (int k = 0; k <= units; k++)
         g[k] = 0.3 + 0.01 * k + (i % 2 ? 0.05 * g[k] : 0.0);
