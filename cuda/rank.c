@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "csrc/base/clock.h"
+#include "cuda/kernels.h"
 
 /* ---- the account's memory ------------------------------------------------------------------------------------------------ */
 
@@ -160,6 +161,19 @@ device_copy(tp_device *device, void *to, const void *from, size_t bytes)
 }
 
 static tp_status
+device_add(tp_device *device, float *to, const float *from, int64_t floats)
+{
+    return tp_cuda_add(tp_cuda_rank_of(device)->stream, TP_F32, floats, from, to);
+}
+
+static tp_status
+device_settle(tp_device *device)
+{
+    tp_cuda_rank *rank = tp_cuda_rank_of(device);
+    return tp_cuda_synchronize(rank->cuda, rank->stream);
+}
+
+static tp_status
 move(tp_device *device, void *to, const void *from, size_t bytes, tp_cuda_direction direction)
 {
     tp_cuda_rank *rank = tp_cuda_rank_of(device);
@@ -307,6 +321,10 @@ const tp_device_ops tp_cuda_device_ops = {
     .reserve = device_reserve,
     .begin = device_begin,
     .copy = device_copy,
+    .add = device_add,
+    .message_floats = TP_CUDA_SUM_FLOATS,
+    .waiting_floats = 8 * TP_CUDA_SUM_FLOATS,
+    .settle = device_settle,
     .read = device_read,
     .write = device_write,
     .mark = device_mark,

@@ -8,6 +8,10 @@
 
 #define TP_CUDA_GEMM_BYTES ((size_t)32 << 20) /* on every device, so that a plan need not know which (gemm.h: at most) */
 
+#ifndef TP_CUDA_SUM_FLOATS /* tests have few, to cross the border */
+#define TP_CUDA_SUM_FLOATS ((int64_t)4 << 20) /* a link of 300 GB/s has them in 56 us: what starts a message is little beside it */
+#endif
+
 typedef struct {
     tp_cuda_event event;
     int64_t *at;

@@ -315,6 +315,7 @@ const tp_stage_ops tp_cuda_stage_ops = {
     .end = tp_stage_end,
     .tied = stage_tied,
     .finish = tp_cuda_stage_finish,
+    .gradients = tp_stage_gradients,
     .loss = tp_cuda_stage_loss,
     .sumsq = tp_cuda_stage_sumsq,
     .update = tp_cuda_stage_update,

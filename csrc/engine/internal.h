@@ -14,6 +14,8 @@ struct tp_engine {
     int bound;        /* config.comm knows the device */
     tp_comm *staged;  /* ours, in the place of config.comm; NULL: that is the caller's */
     tp_heap *private; /* that heap where the device's account is another's; else NULL */
+    tp_heap *account; /* of the device's memory */
+    float *sums;      /* there: [replicas - 1][tp_engine_message_floats] of other replicas' gradients */
     int stages;           /* held by this rank */
     tp_stage **stage;     /* [program->stages], NULL where another rank holds it; NULL when emulated */
     const tp_instr *code; /* [count] of this rank */
@@ -26,7 +28,6 @@ struct tp_engine {
     int32_t *received;      /* [ranks] receives completed in this step */
     tp_event *events;       /* [count] */
     double *gather;         /* [all ranks + 1][gather_count] of the all-gather that ends a step */
-    float *sums;            /* [replicas - 1][TP_SUM_FLOATS] of other replicas' gradients */
     int64_t gather_count;
     int64_t step; /* 0-based, as people count them: one less than tp_adamw's */
     /* emulated */
@@ -36,7 +37,7 @@ struct tp_engine {
 
 /* Bytes of each table, in the order they are taken; see tp_engine_bytes. */
 typedef struct {
-    size_t needs, forward_needs, from, received, events, gather, sums, stages, slots;
+    size_t needs, forward_needs, from, received, events, gather, stages, slots;
 } engine_tables;
 engine_tables
 tp_engine_tables(const tp_program *program, int rank, int replicas, int64_t gather_count);
@@ -67,12 +68,16 @@ TP_MUST_USE tp_status
 tp_engine_check_comm(const tp_engine_config *config);
 
 /* ---- replicas.c ---- */
-#define TP_SUM_FLOATS 65536 /* of a message of gradients between two replicas, at most */
 static inline int
 tp_engine_replicas(const tp_engine_config *config)
 {
     return config->replicas > 1 ? config->replicas : 1;
 }
+/* Of a message of gradients between two replicas, at most; and bytes of the device where those that came wait to be added. */
+int64_t
+tp_engine_message_floats(const tp_engine_config *config);
+size_t
+tp_engine_sums_bytes(const tp_engine_config *config);
 /* EVALUE: a replica that is out of range, or a provider without replicas. */
 TP_MUST_USE tp_status
 tp_engine_check_replicas(const tp_engine_config *config);

@@ -54,7 +54,7 @@ tp_engine_bytes(const tp_engine_config *config)
         tables = tp_engine_tables(config->program, config->rank, tp_engine_replicas(config), gather_count(config));
     size_t total = tp_align_bytes(tables.needs) + tp_align_bytes(tables.forward_needs) + tp_align_bytes(tables.from) +
                    tp_align_bytes(tables.received) + tp_align_bytes(tables.events) + tp_align_bytes(tables.gather) +
-                   tp_align_bytes(tables.sums) + tp_align_bytes(tables.stages) + tp_align_bytes(tables.slots);
+                   tp_align_bytes(tables.stages) + tp_align_bytes(tables.slots) + tp_align_bytes(tp_engine_sums_bytes(config));
     for (int stage = 0; stage < config->program->stages; stage++) {
         if (config->program->rank_of[stage] != config->rank)
             continue;
@@ -139,8 +139,11 @@ open_parts(tp_engine *engine, const tp_engine_config *config, tp_heap *account)
     if (!provider->counts_tables)
         TP_TRY(tp_heap_open(0, &engine->private));
     engine->heap = provider->counts_tables ? account : engine->private;
+    engine->account = account;
     TP_TRY(tp_engine_take_tables(engine, config->program, config->rank, gather_count(config)));
     TP_TRY(provider->device->open(&config->device, account, &engine->device));
+    if (tp_engine_sums_bytes(config) > 0)
+        TP_TRY(tp_heap_alloc(account, tp_engine_sums_bytes(config), "the engine's room for gradients", (void **)&engine->sums));
     TP_TRY(connect(engine));
     TP_TRY(tp_engine_reserve_posted(engine));
     TP_TRY(provider->device->reserve(engine->device, workspace_bytes(config)));
@@ -217,6 +220,7 @@ tp_engine_close(tp_engine *engine)
     if (engine->device != NULL) {
         for (int stage = 0; stage < engine->config.program->stages; stage++)
             engine->config.provider->stage->close(engine->stage[stage]);
+        tp_heap_free(engine->account, engine->sums);
         engine->config.provider->device->close(engine->device);
     }
     if (engine->heap != NULL) {

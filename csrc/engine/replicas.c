@@ -6,9 +6,9 @@
  * do not depend on how stages cut the model. */
 #include "csrc/engine/internal.h"
 
-#include <string.h>
-
 #include "csrc/base/clock.h"
+
+#define LINE 64 /* floats */
 
 tp_status
 tp_engine_check_replicas(const tp_engine_config *config)
@@ -16,9 +16,25 @@ tp_engine_check_replicas(const tp_engine_config *config)
     int replicas = tp_engine_replicas(config);
     if (config->replica < 0 || config->replica >= replicas)
         return tp_fail(TP_EVALUE, "replica is %d: 0 to %d would be right", config->replica, replicas - 1);
-    if (replicas > 1 && config->provider->stage->gradient == NULL)
-        return tp_fail(TP_EVALUE, "%d replicas: backend %s runs one", replicas, config->provider->name);
+    const tp_provider *provider = config->provider;
+    if (replicas > 1 && (provider->stage->gradients == NULL || provider->device->add == NULL))
+        return tp_fail(TP_EVALUE, "%d replicas: backend %s runs one", replicas, provider->name);
     return TP_OK;
+}
+
+int64_t
+tp_engine_message_floats(const tp_engine_config *config)
+{
+    const tp_device_ops *device = config->provider->device;
+    int64_t others = tp_engine_replicas(config) - 1, each = others > 0 ? device->waiting_floats / others / LINE * LINE : 0;
+    each = each < LINE ? LINE : each;
+    return each < device->message_floats ? each : device->message_floats;
+}
+
+size_t
+tp_engine_sums_bytes(const tp_engine_config *config)
+{
+    return (size_t)(tp_engine_replicas(config) - 1) * (size_t)tp_engine_message_floats(config) * sizeof(float);
 }
 
 /* Some floats of a gradient, cut into a part for each replica. */
@@ -28,10 +44,12 @@ typedef struct {
     int stage; /* whose they are, for the words of an error */
 } share;
 
+/* At a multiple of LINE, so that no part begins between what kernels and copies read at once. */
 static int64_t
 part_begin(const share *all, int replicas, int part)
 {
-    return all->floats * part / replicas;
+    int64_t lines = (all->floats + LINE - 1) / LINE, begin = lines * part / replicas * LINE;
+    return begin < all->floats ? begin : all->floats;
 }
 
 static int64_t
@@ -43,7 +61,8 @@ part_floats(const share *all, int replicas, int part)
 static float *
 room_for(const tp_engine *engine, int replica)
 {
-    return engine->sums + (int64_t)(replica - (replica > engine->config.replica)) * TP_SUM_FLOATS;
+    int64_t before = replica - (replica > engine->config.replica);
+    return engine->sums + before * tp_engine_message_floats(&engine->config);
 }
 
 /* With this rank's twin in another replica: gathering 0: its own part comes from there, into the room for it, and that one's goes;
@@ -76,44 +95,40 @@ meet_everybody(tp_engine *engine, const share *all, int gathering)
     return TP_OK;
 }
 
-static void
-add(float *restrict to, const float *restrict from, int64_t floats)
-{
-    for (int64_t i = 0; i < floats; i++)
-        to[i] += from[i];
-}
-
 /* This replica's part of all replicas, in ascending order of these. */
-static void
+static tp_status
 add_up(tp_engine *engine, const share *all)
 {
+    tp_device *device = engine->device;
     int replicas = engine->config.replicas, self = engine->config.replica;
     int64_t floats = part_floats(all, replicas, self);
     float *own = all->data + part_begin(all, replicas, self), *sum = self == 0 ? own : room_for(engine, 0);
     for (int replica = 1; replica < replicas; replica++)
-        add(sum, replica == self ? own : room_for(engine, replica), floats);
-    if (sum != own)
-        memcpy(own, sum, (size_t)floats * sizeof *own);
+        TP_TRY(device->ops->add(device, sum, replica == self ? own : room_for(engine, replica), floats));
+    return sum == own ? TP_OK : device->ops->copy(device, own, sum, (size_t)floats * sizeof *own);
 }
 
 static tp_status
-sum_tensor(tp_engine *engine, int stage, float *gradient, int64_t floats)
+sum_stage(tp_engine *engine, int stage)
 {
-    int64_t most = (int64_t)engine->config.replicas * TP_SUM_FLOATS;
+    int64_t floats, most = engine->config.replicas * tp_engine_message_floats(&engine->config);
+    float *gradients = engine->config.provider->stage->gradients(engine->stage[stage], &floats);
     for (int64_t begin = 0; begin < floats; begin += most) {
-        share all = {gradient + begin, floats - begin < most ? floats - begin : most, stage};
+        share all = {gradients + begin, floats - begin < most ? floats - begin : most, stage};
         TP_TRY(meet_everybody(engine, &all, 0));
-        add_up(engine, &all);
+        TP_TRY(add_up(engine, &all));
         TP_TRY(meet_everybody(engine, &all, 1));
     }
     return TP_OK;
 }
 
-/* The simulator lets the first OPT begin when all ranks have come to it, and so do we. */
+/* The simulator lets the first OPT begin when all ranks have come to it, and so do we: not the host, which may be far ahead of its
+ * device, but that. */
 static tp_status
 wait_for_all(tp_engine *engine, int64_t *waited_ns)
 {
     tp_comm *comm = engine->config.comm;
+    TP_TRY(engine->device->ops->settle(engine->device));
     int64_t before = tp_clock_ns();
     TP_TRY(comm->ops->allgather(comm, engine->gather, sizeof *engine->gather, engine->gather + engine->gather_count));
     *waited_ns = tp_clock_ns() - before;
@@ -123,16 +138,12 @@ wait_for_all(tp_engine *engine, int64_t *waited_ns)
 tp_status
 tp_engine_sum_replicas(tp_engine *engine, int64_t *waited_ns)
 {
-    const tp_stage_ops *ops = engine->config.provider->stage;
     *waited_ns = 0;
     if (tp_engine_replicas(&engine->config) == 1)
         return TP_OK;
     TP_TRY(wait_for_all(engine, waited_ns));
     for (int stage = 0; stage < engine->config.program->stages; stage++)
-        for (int i = 0; engine->stage[stage] != NULL && i < ops->params(engine->stage[stage]); i++) {
-            int64_t floats;
-            float *gradient = ops->gradient(engine->stage[stage], i, &floats);
-            TP_TRY(sum_tensor(engine, stage, gradient, floats));
-        }
+        if (engine->stage[stage] != NULL)
+            TP_TRY(sum_stage(engine, stage));
     return TP_OK;
 }

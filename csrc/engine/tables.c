@@ -14,7 +14,6 @@ tp_engine_tables(const tp_program *program, int rank, int replicas, int64_t gath
                            .received = ranks * sizeof(int32_t),
                            .events = count * sizeof(tp_event),
                            .gather = ((size_t)replicas * ranks + 1) * (size_t)gather_count * sizeof(double),
-                           .sums = (size_t)(replicas - 1) * TP_SUM_FLOATS * sizeof(float),
                            .slots = (size_t)program->stages * (size_t)program->micros * sizeof(uint32_t),
                            .stages = (size_t)program->stages * sizeof(tp_stage *)};
 }
@@ -34,8 +33,6 @@ tp_engine_take_tables(tp_engine *engine, const tp_program *program, int rank, in
     TP_TRY(tp_heap_alloc(engine->heap, bytes.received, "the engine's counters", (void **)&engine->received));
     TP_TRY(tp_heap_alloc(engine->heap, bytes.events, "the engine's event ring", (void **)&engine->events));
     TP_TRY(tp_heap_alloc(engine->heap, bytes.gather, "the engine's gather buffer", (void **)&engine->gather));
-    if (bytes.sums > 0)
-        TP_TRY(tp_heap_alloc(engine->heap, bytes.sums, "the engine's room for gradients", (void **)&engine->sums));
     TP_TRY(tp_heap_alloc(engine->heap, bytes.stages, "the engine's stage table", (void **)&engine->stage));
     TP_TRY(tp_heap_alloc(engine->heap, bytes.slots, "the engine's slot table", (void **)&engine->slots));
     for (int64_t i = 0; i < engine->count; i++)
@@ -54,7 +51,6 @@ tp_engine_drop_tables(tp_engine *engine)
     tp_heap_free(engine->heap, engine->received);
     tp_heap_free(engine->heap, engine->events);
     tp_heap_free(engine->heap, engine->gather);
-    tp_heap_free(engine->heap, engine->sums);
     tp_heap_free(engine->heap, engine->stage);
     tp_heap_free(engine->heap, engine->slots);
 }

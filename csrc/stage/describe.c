@@ -148,10 +148,11 @@ tp_lay(tp_stage_arena *from, int64_t count, size_t size)
 void
 tp_lay_params(tp_stage_base *stage, tp_stage_arena *from)
 {
+    for (int i = 0; i < stage->params; i++) /* together: replicas add them as one array */
+        stage->param[i].grad = tp_lay_floats(from, stage->param[i].floats);
     for (int i = 0; i < stage->params; i++) {
         tp_stage_param *param = &stage->param[i];
         param->value = tp_lay_floats(from, param->floats);
-        param->grad = tp_lay_floats(from, param->floats);
         param->m = tp_lay_floats(from, param->floats);
         param->v = tp_lay_floats(from, param->floats);
         param->copy = param->copy_count > 0 ? tp_lay_elements(from, param->copy_count) : NULL;
@@ -400,6 +401,16 @@ tp_stage_param_shape(const tp_stage *stage, int i, int64_t *rows, int64_t *cols)
     *rows = info->rows;
     *cols = info->cols;
     return info->is_matrix;
+}
+
+float *
+tp_stage_gradients(tp_stage *stage, int64_t *floats)
+{
+    const tp_stage_base *base = base_of(stage);
+    const tp_stage_param *last = &base->param[base->params - 1];
+    float *first = base->param[0].grad;
+    *floats = last->grad + last->floats - first;
+    return first;
 }
 
 void *

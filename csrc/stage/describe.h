@@ -129,6 +129,15 @@ tp_stage_state(const tp_stage_param *param, tp_state state)
            : state == TP_STATE_GRAD ? param->grad
                                     : param->value;
 }
+/* Of a token in the mean loss of all replicas. */
+static inline float
+tp_stage_token_weight(const tp_stage_base *stage)
+{
+    const tp_stage_config *config = &stage->config;
+    double replicas = config->replicas > 1 ? config->replicas : 1;
+    return 1.0f / (float)(replicas * config->slicing->batch * config->slicing->seq_len);
+}
+
 /* What the two ends of a tied wte exchange (tp_stage_ops.tied): the head's stage its weight's gradient, as it lies, for
  * embedding_rows. */
 void
@@ -248,6 +257,8 @@ int
 tp_stage_param_index(const tp_stage *stage, int i);
 int
 tp_stage_param_shape(const tp_stage *stage, int i, int64_t *rows, int64_t *cols);
+float *
+tp_stage_gradients(tp_stage *stage, int64_t *floats);
 void *
 tp_stage_end(tp_stage *stage, tp_end end, int micro, int slice, tp_half half, int slot, size_t *bytes);
 

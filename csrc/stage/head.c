@@ -56,10 +56,7 @@ tile_work(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, ro
     tp_linear op = {.rows = count, .n_in = vocab, .n_out = width, .x = x, .x_stride = width,
                     .weight = weight->copy, .y = logits, .y_stride = stride};
     ops->linear_t(stage->be, &op);
-    const tp_stage_config *config = &stage->base.config;
-    double replicas = config->replicas > 1 ? config->replicas : 1;
-    float scale = 1.0f / (float)(replicas * config->slicing->batch * config->slicing->seq_len);
-    ops->softmax_loss(stage->be, count, vocab, logits, stride, targets, scale, set != ROWS_ALL, loss);
+    ops->softmax_loss(stage->be, count, vocab, logits, stride, targets, tp_stage_token_weight(&stage->base), set != ROWS_ALL, loss);
     for (int64_t i = 0; i < count; i++)
         mine->loss[row[i]] = loss[i];
     if (set == ROWS_ALL)

@@ -62,6 +62,14 @@ device_copy(tp_device *device, void *to, const void *from, size_t bytes)
 }
 
 static tp_status
+device_add(tp_device *device, float *to, const float *from, int64_t floats)
+{
+    tp_backend *backend = &((tp_cpu_device *)device)->backend;
+    backend->ops->add(backend, floats, from, to);
+    return TP_OK;
+}
+
+static tp_status
 device_mark(tp_device *device, int64_t *at)
 {
     (void)device;
@@ -75,7 +83,8 @@ tp_cpu_provider(void)
     static const tp_device_ops device = {
         .open = device_open,       .close = device_close, .workspace_bytes = tp_stage_workspace_bytes,
         .reserve = device_reserve, .begin = device_nothing, .copy = device_copy,
-        .read = device_copy,       .write = device_copy,
+        .add = device_add,         .message_floats = 65536, .waiting_floats = 16 << 20,
+        .settle = device_nothing,  .read = device_copy,     .write = device_copy,
         .mark = device_mark,       .collect = device_nothing,
     };
     static const tp_provider cpu = {.abi = TP_PROVIDER_ABI,

@@ -103,13 +103,6 @@ stage_export(const tp_stage *stage, int i, tp_state state, float *row_major)
     return TP_OK;
 }
 
-static float *
-stage_gradient(tp_stage *stage, int i, int64_t *floats)
-{
-    *floats = stage->base.param[i].floats;
-    return stage->base.param[i].grad;
-}
-
 void
 tp_stage_pack(tp_stage *stage)
 {
@@ -233,7 +226,7 @@ const tp_stage_ops tp_cpu_stage_ops = {
     .end = tp_stage_end,
     .tied = tp_stage_tied,
     .finish = tp_stage_finish,
-    .gradient = stage_gradient,
+    .gradients = tp_stage_gradients,
     .loss = tp_stage_loss,
     .sumsq = tp_stage_sumsq,
     .update = tp_stage_update,

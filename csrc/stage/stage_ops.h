@@ -83,6 +83,12 @@ struct tp_device_ops {
     tp_status (*begin)(tp_device *device);
     /* Between two stages of one rank. */
     tp_status (*copy)(tp_device *device, void *to, const void *from, size_t bytes);
+    /* to[i] += from[i], i < floats; and how many floats of gradients go in one message between two replicas at most, so that neither
+     * its latency nor its room is much, and in all messages that wait to be added at once. NULL, 0: it has no replicas. */
+    tp_status (*add)(tp_device *device, float *to, const float *from, int64_t floats);
+    int64_t message_floats, waiting_floats;
+    /* Returns when the device has done all it was given. NULL where add is. */
+    tp_status (*settle)(tp_device *device);
     /* Between the host's memory and the device's; done on return. */
     tp_status (*read)(tp_device *device, void *host, const void *from, size_t bytes);
     tp_status (*write)(tp_device *device, void *to, const void *host, size_t bytes);
@@ -149,9 +155,9 @@ typedef struct {
     tp_status (*tied)(tp_stage *stage, tp_tied *out);
     /* After the exchange: every gradient is complete. */
     tp_status (*finish)(tp_stage *stage);
-    /* The gradient of the stage's i-th tensor and its floats, in a layout that depends on the tensor alone: host's memory, which
-     * replicas add up after finish. NULL: this provider has no replicas. */
-    float *(*gradient)(tp_stage *stage, int i, int64_t *floats);
+    /* The gradients of all the stage's tensors, one after another in an array of the device that depends on the stage's config alone
+     * (what stands between them means nothing): replicas add them up after finish. NULL: this provider has no replicas. */
+    float *(*gradients)(tp_stage *stage, int64_t *floats);
     /* Sum of -log p over the batch in canonical order; 0 where the stage has no head. */
     tp_status (*loss)(tp_stage *stage, double *out);
     /* sums[canonical parameter index] = sum of squares of the gradient, for tensors this stage answers for (a tied wte is
@@ -169,7 +175,7 @@ typedef struct {
     tp_fail_function fail_at;
 } tp_host;
 
-#define TP_PROVIDER_ABI 4u
+#define TP_PROVIDER_ABI 5u
 #define TP_PROVIDER_CAPSULE "terapipe_c.provider"
 #define TP_PARTITION_CAPSULE "terapipe_c.partition" /* of tp_device_config.partition */
 
