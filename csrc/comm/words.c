@@ -87,12 +87,43 @@ tp_comm_wrong_message(const tp_comm *comm, int peer, uint64_t sent_tag, uint64_t
                    (unsigned long long)sent_bytes, comm->rank, ours, bytes);
 }
 
+/* Of the ranks that are not at the instruction where this one waits for all, one that is the fewest steps on; -1: there is none. */
+static int
+one_behind(const tp_comm *comm, const tp_region *region)
+{
+    uint64_t own_step, own, step, instruction, least = UINT64_MAX;
+    int found = -1;
+    tp_region_read_progress(region, comm->rank, &own_step, &own);
+    for (int rank = 0; rank < comm->ranks; rank++) {
+        tp_region_read_progress(region, rank, &step, &instruction);
+        int here = step == own_step && instruction >> 48 == own >> 48; /* the stages differ */
+        if (rank != comm->rank && !here && step < least) {
+            least = step;
+            found = rank;
+        }
+    }
+    return found;
+}
+
+static tp_status
+too_late_for_all(const tp_comm *comm, const tp_region *region)
+{
+    char doing[TP_DOING_TEXT];
+    double waited = (double)comm->timeout_ns * 1e-9;
+    int behind = one_behind(comm, region);
+    if (behind < 0)
+        return tp_fail(TP_ETIMEOUT, "rank %d waited %.3g s for the other ranks to gather", comm->rank, waited);
+    tp_region_doing(region, behind, doing);
+    return tp_fail(TP_ETIMEOUT, "rank %d waited %.3g s for the other ranks to gather; rank %d is %s", comm->rank, waited, behind,
+                   doing);
+}
+
 tp_status
 tp_comm_too_late(const tp_comm *comm, const tp_region *region, int peer, int inward, uint64_t tag, size_t moved, size_t bytes)
 {
-    double waited = (double)comm->timeout_ns * 1e-9;
     if (peer < 0)
-        return tp_fail(TP_ETIMEOUT, "rank %d waited %.3g s for the other ranks to gather", comm->rank, waited);
+        return too_late_for_all(comm, region);
+    double waited = (double)comm->timeout_ns * 1e-9;
     char what[TP_TAG_TEXT], doing[TP_DOING_TEXT];
     tp_tag_print(tag, what);
     tp_region_doing(region, peer, doing);
