@@ -47,7 +47,7 @@ nccl(PyObject *module, PyObject *args)
     tp_nccl_config config = {0};
     tp_comm *comm = NULL;
     (void)module;
-    if (!PyArg_ParseTuple(args, "Oy*n|i:nccl", &capsule, &pairs, &bytes, &config.max_ctas))
+    if (!PyArg_ParseTuple(args, "Oy*n|ii:nccl", &capsule, &pairs, &bytes, &config.max_ctas, &config.replicas))
         return NULL;
     PyObject *result = NULL;
     const tp_link *link = link_of(capsule);
@@ -131,8 +131,8 @@ partitions(PyObject *module, PyObject *args)
 
 static PyMethodDef functions[] = {
     {"nccl", nccl, METH_VARARGS,
-     "nccl($module, link, pairs, message_bytes, max_ctas=0, /)\n--\n\n-> a communicator of device memory by NCCL, in a capsule; "
-     "link: _core.comm_link(control)."},
+     "nccl($module, link, pairs, message_bytes, max_ctas=0, replicas=1, /)\n--\n\n-> a communicator of device memory by NCCL, in a "
+     "capsule; link: _core.comm_link(control); replicas: of so many ranks each, one behind the other."},
     {"inproc", inproc, METH_VARARGS,
      "inproc($module, link, message_bytes, /)\n--\n\n-> a communicator between stages of this process, in a capsule."},
     {"partitions", partitions, METH_VARARGS,

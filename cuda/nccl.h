@@ -10,6 +10,11 @@
  * resources (ncclConfig_t.splitShare): the library launches those one after another on one stream (NCCL 2.28, enqueue.cc,
  * ncclLaunchPrepare).
  *
+ * Twins, the same rank of several replicas, exchange gradients once a step, when nothing else runs: they have one communicator, a
+ * rank in it for each replica, with a stream of its own. An exchange is one group of a send and a receive, from and to the caller's
+ * memory, between events of the compute stream; there are no tags, so both ends must come to their exchanges in one order
+ * (csrc/engine/replicas.c's rounds), and the host is NCCL_EXCHANGES ahead of its device at most.
+ *
  * Communicators do not block: every call is polled (ncclCommGetAsyncError) to its end, the deadline or the abort. A thread
  * looks every 50 ms for an abort of the region, for errors of the communicators and for a message that has not moved within
  * the deadline, and then aborts them all: a host that waits for the device is released by that. Tags are not sent: the checker
@@ -24,7 +29,8 @@
 typedef struct {
     tp_comm *control;      /* of the same ranks, on host memory: the unique id, all-gathers; borrowed */
     tp_region *region;     /* progress and aborts; borrowed */
-    const uint8_t *pairs;  /* [ranks * ranks] who talks; neighbours alone can */
+    int replicas;          /* of a ring of ranks each, one behind the other; 0: 1 */
+    const uint8_t *pairs;  /* [ranks * ranks] who talks; of a replica neighbours alone can, of two the same ranks do */
     size_t message_bytes;  /* largest message but for exchange, which goes from and to the caller's memory */
     int max_ctas;          /* of a communicator: multiprocessors that a waiting message may hold; 0: 4 */
 } tp_nccl_config;

@@ -19,15 +19,17 @@ def message_bytes(n_embd: int, slicing: Sequence[tuple[int, Sequence[int]]]) -> 
     return 4 * n_embd * max(batch * max(lengths) for batch, lengths in slicing)
 
 
-def nccl(control: _core.Comm, largest: int, max_ctas: int = 0) -> _core.Comm:
-    """A communicator by NCCL between the ranks of `control`, which must outlive it; each binds it to its own GPU. With
-    TERAPIPE_NCCL_ONE_GPU set, processes on one GPU take themselves for machines: right results, no speed."""
+def nccl(control: _core.Comm, largest: int, max_ctas: int = 0, replicas: int = 1) -> _core.Comm:
+    """A communicator by NCCL between the ranks of `control`, which must outlive it; each binds it to its own GPU. replicas: the
+    ranks are those of so many, one behind the other. With TERAPIPE_NCCL_ONE_GPU set, processes on one GPU take themselves for
+    machines: right results, no speed."""
     if os.environ.get("TERAPIPE_NCCL_ONE_GPU"):
         os.environ |= {"NCCL_HOSTID": f"rank {control.rank}", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo",
                        "NCCL_IB_DISABLE": "1"}
         # One GPU's memory is in reach of itself: nothing that machines of one NVLink domain, or one machine, would go by.
         os.environ |= {"NCCL_MNNVL_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
-    capsule = cuda.load().nccl(_core.comm_link(control), neighbours(control.region.ranks), largest, max_ctas)
+    capsule = cuda.load().nccl(_core.comm_link(control), neighbours(control.region.ranks, replicas), largest, max_ctas,
+                               replicas)
     return _core.device_comm(control, capsule)
 
 
@@ -36,7 +38,8 @@ def inproc(control: _core.Comm, largest: int) -> _core.Comm:
     return _core.device_comm(control, cuda.load().inproc(_core.comm_link(control), largest))
 
 
-def connect(job: Mapping[str, Any], control: _core.Comm, n_embd: int, slicing: Sequence[tuple[int, Sequence[int]]]) -> _core.Comm:
+def connect(job: Mapping[str, Any], control: _core.Comm, n_embd: int, slicing: Sequence[tuple[int, Sequence[int]]],
+            replicas: int = 1) -> _core.Comm:
     """What a rank's engine sends its messages through: NCCL where every rank has a GPU of its own, else through the host.
     TERAPIPE_COMM = nccl or host chooses."""
     wanted = os.environ.get("TERAPIPE_COMM")
@@ -48,7 +51,7 @@ def connect(job: Mapping[str, Any], control: _core.Comm, n_embd: int, slicing: S
         devices = job.get("devices") or range(job["ranks"])
         alone = len(set(devices)) == job["ranks"] or "local_rank" in job
         wanted = "nccl" if alone and cuda.load().__name__ != "_cuda_emu" else "host"
-    return nccl(control, message_bytes(n_embd, slicing)) if wanted == "nccl" else control
+    return nccl(control, message_bytes(n_embd, slicing), replicas=replicas) if wanted == "nccl" else control
 
 
 def pipeline_on_one_gpu(region: _core.Region, device: int = 0, timeout_s: float = 0.0,

@@ -41,7 +41,7 @@ def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: b
     _check(options)
     if out is None:
         options["checkpoint_every"] = 0
-    check_executable(plan, options["reproducible"], options["backend"])
+    check_executable(plan, options["reproducible"])
     folder = None if out is None else path_of("out", out).absolute()
     resume = flag("resume", resume)
     if first and not resume:
@@ -136,11 +136,9 @@ def _devices(devices: Any) -> list[int] | None:
     return [whole(f"devices[{rank}]", device, 0) for rank, device in enumerate(devices)]
 
 
-def check_executable(plan: Any, reproducible: bool = True, backend: str = "cpu") -> None:
+def check_executable(plan: Any, reproducible: bool = True) -> None:
     """InvalidValueError if this engine cannot run the plan (not reproducible: cannot run it at all), saying what of it."""
     why = getattr(plan, "why_not_executable" if reproducible else "why_not_at_all", "")
-    if not why and backend != "cpu" and replicas_of(plan) > 1:
-        why = f"data_parallel = {plan.data_parallel}, and backend {backend} runs one replica"
     if why:
         raise _core.InvalidValueError(f"this plan cannot be run: {why}; tp.plan(..., executable=True) plans what it does")
 

@@ -65,8 +65,8 @@ def launch(plan: Any, data: Any, steps: int, *, seed: int = 0, out: str | os.Pat
         devices: on "cuda", the GPU of each rank, which ranks may share; None: rank r has GPU r.
         reproducible: the results are those of one device, the same bits for any stages, slices and schedule. On the CPU False
             differs for a plan with replicas (``data_parallel``) alone, which needs it: they add their gradients in ascending order,
-            the same bits for as many replicas of any stages, slices and schedule. On "cuda" True is for any slices of the same
-            micro-batches; False is faster.
+            the same bits for as many replicas of any stages, slices and schedule. On "cuda" both are for any slices of the same
+            micro-batches; without replicas False promises nothing, and is faster.
         timeout_s: a rank that waits longer than this for another one fails; 0: it waits for ever.
         engine: "module:function" that makes the engine of a rank (see `terapipe_c.worker`).
 

@@ -147,8 +147,6 @@ class Plan:
     def why_not_at_all(self) -> str:
         """What this package's engine cannot do of it, not even with ``reproducible=False``; empty if there is no such thing."""
         reasons = []
-        if self.data_parallel > 1 and self.backend != "cpu":
-            reasons.append(f"data_parallel = {self.data_parallel} on backend {self.backend}")
         slicing = tuple((b, tuple(lengths)) for b, lengths in self.slicing)
         whole = saved_bytes(self.model, slicing, choose(self.backend, self.dtype)) if any(self.swap) else []
         for block, bytes_, can in zip(self.model.blocks, self.swap, whole, strict=False):
@@ -454,7 +452,8 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         stages: ranks of a replica; None: the fastest of num_devices, a half of them, a quarter, ...
         data_parallel: replicas, each with an equal share of the batch; they add their gradients once a step (``judge.Replicas``
             has the formula). None: 1; but the auto planner considers others where neither ``stages``
-            nor ``slicing`` is given and the cluster is not this machine. ``launch(..., reproducible=False)`` runs them.
+            nor ``slicing`` is given and the cluster is not this machine. ``launch(..., reproducible=False)`` runs them, on the
+            CPU and on CUDA.
         tensor_parallel: 1 or None; there as a place for more.
         chunks: stages of a rank; None: 1, 2 where the schedule has several; the auto planner considers all numbers, unless a
             partition is given.

@@ -31,12 +31,12 @@ def fake(tmp_path_factory):
     return compile_fake(tmp_path_factory.mktemp("fake"))
 
 
-def emulated(fake, *cases):
-    """Each case (see `train`) in one process of its own: NCCL and the backend are chosen once a process."""
+def emulated(fake, *cases, script=__file__):
+    """The cases (see the script's `train`) in one process of its own: NCCL and the backend are chosen once a process."""
     environment = {**os.environ, "TERAPIPE_CUDA_MODULE": str(cuda_emu.build()), "TERAPIPE_NCCL": str(fake),
                    "PYTHONPATH": os.pathsep.join((str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")))}
     environment.pop("PYTHONSAFEPATH", None)
-    ran = subprocess.run([sys.executable, __file__, json.dumps(cases)], env=environment, capture_output=True, text=True,
+    ran = subprocess.run([sys.executable, script, json.dumps(cases)], env=environment, capture_output=True, text=True,
                          timeout=100)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return json.loads(ran.stdout.splitlines()[-1])

@@ -28,6 +28,8 @@ struct stream {
     int higher;
 };
 
+static _Atomic int lags;
+
 struct event {
     int timed, recorded;
     int64_t ns;
@@ -487,11 +489,17 @@ tp_cuda_event_synchronize(tp_cuda_device *device, tp_cuda_event event)
     return tp_emu_point_read(&((struct event *)event)->point, "cudaEventSynchronize");
 }
 
+void
+tp_emu_lag(int on)
+{
+    atomic_store(&lags, on);
+}
+
 tp_status
 tp_cuda_event_query(tp_cuda_device *device, tp_cuda_event event, int *done)
 {
     (void)device;
-    *done = 1;
+    *done = !atomic_load(&lags);
     TP_TRY(enter("cudaEventQuery"));
     return tp_emu_point_read(&((struct event *)event)->point, "cudaEventQuery");
 }

@@ -26,6 +26,10 @@ tp_emu_get_machine(void);
 void
 tp_emu_break(int64_t calls);
 
+/* on 1: whoever asks an event hears that it has not come yet, as of a GPU that is behind, or hangs. Work is done all the same. */
+void
+tp_emu_lag(int on);
+
 /* How graphs go wrong: not at all (0); when a capture ends there is no graph of it; its second operation is refused and spoils it;
  * it cannot begin; a graph cannot be launched. Counts of tp_emu_graph_calls begin anew. */
 enum { TP_EMU_NO_GRAPH = 1, TP_EMU_CAPTURE_BREAKS = 2, TP_EMU_NO_BEGIN = 3, TP_EMU_NO_LAUNCH = 4 };

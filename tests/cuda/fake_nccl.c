@@ -23,7 +23,8 @@ typedef struct { /* one direction */
 } mailbox;
 
 typedef struct {
-    int ranks, members, splits, key_of[64], color_of[64], called, connected[64];
+    int ranks, members, splits, called;
+    int connected[16][16]; /* [rank][peer]: the rank has called for an operation with the peer */
     long number;
     mailbox box[16][16];
     struct nc_comm *member[16];
@@ -154,7 +155,8 @@ FAKE(ncclCommSplit)(nc_comm c, int color, int key, nc_comm *out, nc_config *conf
         *out = NULL;
         group *g = c->all;
         if (color != NC_NO_COLOR) {
-            group *part = group_numbered(g->number + 1000 * (g->splits + 1) + color, 2);
+            group *part = group_numbered(g->number + 1000 * (g->splits + 1) + color, 0);
+            part->ranks++; /* nobody uses it before everybody has come */
             c->made = join(part, key);
             c->made->looks = looks_needed;
         }
@@ -174,9 +176,9 @@ FAKE(ncclCommSplit)(nc_comm c, int color, int key, nc_comm *out, nc_config *conf
 FAKE(ncclCommGetAsyncError)(nc_comm c, int *state)
 {
     pthread_mutex_lock(&lock);
-    int alone = c->all->members < c->all->ranks || c->splitting, mine = c->all->connected[c->rank];
-    for (int r = 0; r < c->all->ranks; r++) /* the first operation waits for the other end's first */
-        alone |= mine && !c->all->connected[r];
+    int alone = c->all->members < c->all->ranks || c->splitting;
+    for (int r = 0; r < c->all->ranks; r++) /* the first operation with a rank waits for that one's first with this */
+        alone |= c->all->connected[c->rank][r] && !c->all->connected[r][c->rank];
     if (c->looks > 0 && !alone)
         c->looks--;
     *state = c->error ? c->error : c->looks > 0 || c->stuck || alone ? NC_IN_PROGRESS : NC_SUCCESS;
@@ -227,7 +229,7 @@ operate(nc_comm c, int source, int target, void *data, size_t bytes, int sends)
         one->bytes = bytes;
         one->data = sends ? memcpy(malloc(bytes + 1), data, bytes) : data;
         mailbox *box = &c->all->box[source][target];
-        c->all->connected[c->rank] = 1;
+        c->all->connected[c->rank][source == c->rank ? target : source] = 1;
         append(sends ? &box->sent : &box->wanted, one);
         c->pending += !sends;
         c->stuck |= number == stuck_call;

@@ -1,0 +1,229 @@
+/* Calls of NCCL that do not block, and the watch over what they have set going. */
+#include "cuda/nccl_inside.h"
+
+#include <stdio.h>
+#include <time.h>
+
+#include "csrc/base/clock.h"
+#include "csrc/comm/region.h"
+
+#define TICK_NS     50000000ll
+#define PATIENCE_NS 60000000000ll /* with the making and ending of communicators where there is no deadline */
+
+/* In one group: then all are told before one is taken apart, which may wait for the device, and so for the kernels of the others
+ * (NCCL issue 1013; since 2.22). */
+void
+tp_nccl_abort(nccl_comm *c)
+{
+    if (c->aborted)
+        return;
+    c->aborted = 1;
+    (void)c->nccl->group_start();
+    for (int i = 0; i < c->channels; i++)
+        if (c->channel[i].comm != NULL)
+            c->nccl->abort(c->channel[i].comm);
+    if (c->twins.comm != NULL)
+        c->nccl->abort(c->twins.comm);
+    if (c->world != NULL)
+        c->nccl->abort(c->world);
+    (void)c->nccl->group_end();
+    for (int i = 0; i < c->channels; i++)
+        c->channel[i].comm = NULL;
+    c->twins.comm = c->world = NULL;
+}
+
+static void
+abort_now(nccl_comm *c)
+{
+    pthread_mutex_lock(&c->lock);
+    tp_nccl_abort(c);
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* Of a call with a peer: " with rank 3", and "; rank 3 is at step 2 while running optimizer update on stage 1"; else "". */
+typedef struct {
+    char whom[32], doing[TP_DOING_TEXT + 32];
+} with_text;
+
+static with_text
+with(const nccl_comm *c, int peer)
+{
+    with_text text = {"", ""};
+    char doing[TP_DOING_TEXT];
+    if (peer == NCCL_EVERYBODY)
+        return text;
+    tp_region_doing(c->base.region, peer, doing);
+    snprintf(text.whom, sizeof text.whom, " with rank %d", peer);
+    snprintf(text.doing, sizeof text.doing, "; rank %d is %s", peer, doing);
+    return text;
+}
+
+tp_status
+tp_nccl_fail(nccl_comm *c, int result, nc_comm comm, int peer, const char *what)
+{
+    const char *more = comm != NULL && !c->aborted ? c->nccl->last_error(comm) : "";
+    tp_status status = result == NC_REMOTE_ERROR ? TP_ECONNECTION : TP_ERUNTIME;
+    with_text other = with(c, peer);
+    tp_fail(status, "rank %d: NCCL's %s%s: %s%s%s%s", c->base.comm.rank, what, other.whom, c->nccl->error_string(result),
+            more != NULL && *more ? ": " : "", more != NULL ? more : "", other.doing);
+    abort_now(c);
+    return status;
+}
+
+static tp_status
+time_out(nccl_comm *c, int64_t patience_ns, const char *what, int peer)
+{
+    with_text other = with(c, peer);
+    tp_fail(TP_ETIMEOUT, "rank %d waited %.3g s for NCCL's %s%s%s", c->base.comm.rank, (double)patience_ns * 1e-9, what, other.whom,
+            other.doing);
+    abort_now(c);
+    return TP_ETIMEOUT;
+}
+
+tp_status
+tp_nccl_finish(nccl_comm *c, int result, nc_comm comm, int peer, const char *what)
+{
+    int64_t patience = c->base.comm.timeout_ns > 0 ? c->base.comm.timeout_ns : PATIENCE_NS, until = tp_clock_ns() + patience;
+    while (result == NC_SUCCESS || result == NC_IN_PROGRESS) {
+        int state = NC_SUCCESS;
+        TP_TRY(tp_comm_check_abort(&c->base.comm, c->base.region));
+        pthread_mutex_lock(&c->lock);
+        int asked = c->aborted ? NC_INVALID_USAGE : c->nccl->get_async_error(comm, &state);
+        pthread_mutex_unlock(&c->lock);
+        result = asked != NC_SUCCESS ? asked : state;
+        if (result == NC_SUCCESS)
+            return TP_OK;
+        if (result == NC_IN_PROGRESS && tp_clock_ns() > until)
+            return time_out(c, patience, what, peer);
+        if (result == NC_IN_PROGRESS)
+            tp_clock_sleep_until(tp_clock_ns() + NCCL_POLL_NS);
+    }
+    TP_TRY(tp_comm_check_abort(&c->base.comm, c->base.region));
+    return tp_nccl_fail(c, result, comm, peer, what);
+}
+
+/* ---- the watch: all with the lock held -------------------------------------------------------------------------------------- */
+
+/* Something has gone wrong on the communicator without a call. peer: of whom it is, or NCCL_EVERYBODY. */
+static void
+watch_errors(nccl_comm *c, nc_comm comm, int peer)
+{
+    int state = NC_SUCCESS;
+    char text[512];
+    if (comm == NULL || c->nccl->get_async_error(comm, &state) != NC_SUCCESS || state == NC_SUCCESS || state == NC_IN_PROGRESS)
+        return;
+    if (peer == NCCL_EVERYBODY)
+        snprintf(text, sizeof text, "rank %d: NCCL between it and the same ranks of other replicas: %s", c->base.comm.rank,
+                 c->nccl->error_string(state));
+    else
+        snprintf(text, sizeof text, "rank %d: NCCL between it and rank %d: %s", c->base.comm.rank, peer,
+                 c->nccl->error_string(state));
+    tp_region_abort(c->base.region, TP_ECONNECTION, c->base.comm.rank, text);
+}
+
+/* Has the oldest of `issued` operations moved in time? All but the last `kept` are over; these have an event each. */
+static int
+moves(nccl_comm *c, const tp_cuda_event *events, int64_t kept, int64_t issued, int64_t *seen, int64_t *since_ns)
+{
+    int done = 1;
+    while (*seen < issued) {
+        if (*seen + kept >= issued && (tp_cuda_event_query(c->base.device, events[*seen % kept], &done) != TP_OK || !done))
+            break;
+        ++*seen;
+        *since_ns = 0;
+    }
+    if (*seen == issued)
+        return 1;
+    int64_t now = tp_clock_ns();
+    *since_ns = *since_ns == 0 ? now : *since_ns;
+    return c->base.comm.timeout_ns <= 0 || now - *since_ns <= c->base.comm.timeout_ns;
+}
+
+static void
+too_late(nccl_comm *c, const char *for_what, int peer)
+{
+    char text[512], doing[TP_DOING_TEXT];
+    tp_region_doing(c->base.region, peer, doing);
+    snprintf(text, sizeof text, "rank %d waited %.3g s %s rank %d; rank %d is %s", c->base.comm.rank,
+             (double)c->base.comm.timeout_ns * 1e-9, for_what, peer, peer, doing);
+    tp_region_abort(c->base.region, TP_ETIMEOUT, c->base.comm.rank, text);
+}
+
+static void
+watch_channel(nccl_comm *c, nccl_channel *ch)
+{
+    watch_errors(c, ch->comm, ch->peer);
+    if (!moves(c, ch->sends ? ch->freed : ch->filled, TP_NCCL_SLOTS, ch->issued, &ch->seen, &ch->since_ns))
+        too_late(c, ch->sends ? "to send a message to" : "for a message from", ch->peer);
+}
+
+static void
+watch_exchanges(nccl_comm *c)
+{
+    nccl_exchanges *e = &c->exchanges;
+    watch_errors(c, c->twins.comm, NCCL_EVERYBODY);
+    if (!moves(c, e->done, NCCL_EXCHANGES, e->issued, &e->seen, &e->since_ns))
+        too_late(c, "to exchange gradients with", e->peer[e->seen % NCCL_EXCHANGES]);
+}
+
+void *
+tp_nccl_watch(void *argument)
+{
+    nccl_comm *c = argument;
+    pthread_mutex_lock(&c->lock);
+    while (!c->ending && !c->aborted) {
+        int64_t next = tp_clock_ns() + TICK_NS;
+        struct timespec at = {(time_t)(next / 1000000000), (long)(next % 1000000000)};
+        pthread_cond_timedwait(&c->changed, &c->lock, &at);
+        for (int i = 0; i < c->channels && !c->aborted && !c->ending; i++)
+            watch_channel(c, &c->channel[i]);
+        if (!c->aborted && !c->ending)
+            watch_exchanges(c);
+        int rank;
+        char text[512];
+        if (tp_region_aborted(c->base.region, &rank, text) != TP_OK)
+            tp_nccl_abort(c);
+    }
+    pthread_mutex_unlock(&c->lock);
+    return NULL;
+}
+
+/* ---- waits of this rank ------------------------------------------------------------------------------------------------------ */
+
+tp_status
+tp_nccl_await_exchange(nccl_comm *c)
+{
+    const nccl_exchanges *e = &c->exchanges;
+    int done = e->issued < NCCL_EXCHANGES;
+    while (!done) {
+        TP_TRY(tp_comm_check_abort(&c->base.comm, c->base.region));
+        TP_TRY(tp_cuda_event_query(c->base.device, e->done[e->issued % NCCL_EXCHANGES], &done));
+        if (!done)
+            tp_clock_sleep_until(tp_clock_ns() + NCCL_POLL_NS);
+    }
+    return TP_OK;
+}
+
+tp_status
+tp_nccl_arrive(nccl_comm *c, nc_comm comm, int peer)
+{
+#ifdef TP_CUDA_EMULATED
+    int64_t until = tp_clock_ns() + c->base.comm.timeout_ns;
+    while (c->nccl->settled != NULL) {
+        pthread_mutex_lock(&c->lock);
+        int result = c->aborted ? NC_INVALID_USAGE : c->nccl->settled(comm);
+        pthread_mutex_unlock(&c->lock);
+        if (result == NC_SUCCESS)
+            break;
+        TP_TRY(tp_comm_check_abort(&c->base.comm, c->base.region));
+        if (result != NC_IN_PROGRESS)
+            return tp_nccl_fail(c, result, comm, peer, "ncclRecv");
+        if (c->base.comm.timeout_ns > 0 && tp_clock_ns() > until)
+            return time_out(c, c->base.comm.timeout_ns, "message", peer);
+        tp_clock_sleep_until(tp_clock_ns() + NCCL_POLL_NS);
+    }
+#else
+    (void)c, (void)comm, (void)peer;
+#endif
+    return TP_OK;
+}
