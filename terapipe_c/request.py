@@ -126,8 +126,9 @@ class Request:
 
     @property
     def link(self) -> Replicas:
-        """On which the replicas add their gradients."""
-        return Replicas(self.replicas, self.cluster.link_latency_s, self.cluster.link_bandwidth_Bps, self.costs.copy_byte_s)
+        """On which the replicas add their gradients. What CPUs copy into and out of rings GPUs send by themselves."""
+        copy_byte_s = self.costs.copy_byte_s if self.costs.backend == "cpu" else 0.0
+        return Replicas(self.replicas, self.cluster.link_latency_s, self.cluster.link_bandwidth_Bps, copy_byte_s)
 
     def judge(self, ranks: int) -> Judge:
         """Of plans for so many ranks."""

@@ -7,28 +7,32 @@ import numpy as np
 from gpu_check import Question, small, so_far
 
 
-def small_plan(tp, ranks):
-    model = tp.GPTConfig(n_layer=ranks, n_head=2, n_embd=128, vocab_size=256, block_size=128)
-    return tp.plan(model, tp.Cluster(num_devices=ranks, peak_flops=1e14), batch=2, seq_len=128, planner="uniform", stages=ranks,
-                   slicing=[(1, [64, 64])] * 2, executable=True)
+def small_plan(tp, stages, replicas):
+    model = tp.GPTConfig(n_layer=stages, n_head=2, n_embd=128, vocab_size=256, block_size=128)
+    return tp.plan(model, tp.Cluster(num_devices=stages * replicas, peak_flops=1e14), batch=2 * replicas, seq_len=128,
+                   planner="uniform", stages=stages, slicing=[(1, [64, 64])] * 2, data_parallel=replicas, backend="cuda")
 
 
-def nccl(ranks):
+def nccl(stages, replicas=1):
     def answer():
         import terapipe_c as tp
 
         data = np.arange(40_000, dtype=np.int32) * 7 % 256
-        losses, caveats = {}, {}
+        losses, caveats, ranks = {}, {}, stages * replicas
         for kind in ("host",) if small() else ("host", "nccl"):
             os.environ |= {"TERAPIPE_COMM": kind, "TERAPIPE_NCCL_ONE_GPU": "1", "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN")}
-            run = tp.launch(small_plan(tp, ranks), data, 3, backend="cuda", devices=[0] * ranks, progress=False, timeout_s=25.0)
-            losses[kind] = [record.loss for record in run.wait()]
-            caveats[kind] = run.report().caveats
+            run = tp.launch(small_plan(tp, stages, replicas), data, 3, backend="cuda", devices=[0] * ranks, progress=False,
+                            timeout_s=25.0, reproducible=replicas == 1)
+            losses[kind] = [(record.loss, record.grad_norm) for record in run.wait()]
+            report = run.report()
+            caveats[kind] = report.caveats
+            assert report.peak_memory_bytes == report.predicted_peak_memory_bytes, report.peak_memory_bytes
             so_far({"losses": losses, "caveats": caveats})
         assert len(losses["host"]) == 3 and (small() or losses["nccl"] == losses["host"]), losses
         return {"headline": "the same losses as through the host's memory", "losses": losses, "caveats": caveats}
 
-    answer.__doc__ = f"Losses of 3 steps of {ranks} ranks, all on GPU 0: by NCCL the same bits as through the host's memory."
+    who = f"{stages} ranks" if replicas == 1 else f"{replicas} replicas of {stages} ranks, which add their gradients"
+    answer.__doc__ = f"Losses of 3 steps of {who}, all on GPU 0: by NCCL the same bits as through the host's memory."
     return answer
 
 
@@ -51,4 +55,4 @@ def green():
 
 
 QUESTIONS = [Question("green contexts", 25, green, order=12), Question("NCCL 2 ranks", 60, nccl(2), order=20),
-             Question("NCCL 4 ranks", 75, nccl(4), order=21)]
+             Question("NCCL 4 ranks", 75, nccl(4), order=21), Question("NCCL replicas", 75, nccl(2, 2), order=24)]
