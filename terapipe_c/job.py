@@ -79,15 +79,17 @@ def check_plan(plan: Any) -> None:
         raise _core.InvalidTypeError(f"plan is {type(plan).__name__}: a Plan (tp.plan, tp.Plan.load) would be right")
 
 
-def neighbours(ranks: int, replicas: int = 1) -> bytearray:
-    """Which pairs talk: neighbours in a replica, first and last included, as interleaved stages and a tied embedding go round; and
-    the same ranks of two replicas, which add their gradients. ranks: of all replicas together."""
+def neighbours(ranks: int, replicas: int = 1, twins: int = 1) -> bytearray:
+    """Which pairs talk, 1: neighbours in a replica, first and last included, as interleaved stages and a tied embedding go round;
+    and, `twins`: the same ranks of two replicas, which add their gradients. ranks: of all replicas together."""
     pairs, each = bytearray(ranks * ranks), ranks // replicas
     for rank in range(ranks):
         first, own = rank - rank % each, rank % each
-        others = {first + (own + 1) % each, first + (own - 1) % each, *range(own, ranks, each)}
-        for other in others - {rank}:
+        for other in range(own, ranks, each):
+            pairs[rank * ranks + other] = twins
+        for other in (first + (own + 1) % each, first + (own - 1) % each):
             pairs[rank * ranks + other] = 1
+        pairs[rank * ranks + rank] = 0
     return pairs
 
 

@@ -26,6 +26,7 @@ from .worker import CLASSES, GRACE_S
 __all__ = ["Record", "Run", "launch", "runs"]
 
 RING_BYTES = 256 << 10, 16 << 20  # smallest and largest ring between two ranks
+TWIN_BYTES = 64 << 10, 2 << 20  # smallest ring between the same ranks of two of several replicas; of a rank's together
 
 
 def launch(plan: Any, data: Any, steps: int, *, seed: int = 0, out: str | os.PathLike[str] | None = None, lr: float = 6e-4,
@@ -129,10 +130,14 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _region(plan: Any, job: Mapping[str, Any], shared: bool) -> _core.Region:
-    """Rings between neighbours."""
+    """Rings between neighbours, and smaller ones between more than two replicas, each of which has one to every other."""
     message = 4 * job["model"]["n_embd"] * max(batch * max(lengths) for batch, lengths in plan.slicing)
     ring = min(max(4 * message, RING_BYTES[0]), RING_BYTES[1])
-    return _core.Region.create(job["ranks"], neighbours(job["ranks"], replicas_of(plan)), ring, largest_gather(plan.model), shared)
+    replicas, halvings = replicas_of(plan), 0
+    while replicas > 2 and ring >> halvings + 1 >= max(TWIN_BYTES[0], TWIN_BYTES[1] // (replicas - 1)):
+        halvings += 1
+    pairs = neighbours(job["ranks"], replicas, 1 + halvings)
+    return _core.Region.create(job["ranks"], pairs, ring, largest_gather(plan.model), shared)
 
 
 # ---- a running training ----------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 import json
 import os
 import signal
+import sys
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from terapipe_c.judge import Replicas
 MODEL = tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=61, block_size=24)
 UNTIED = tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=61, block_size=24, tie_weights=False, bias=False)
 DATA = (np.random.default_rng(3).integers(0, 61, 4000)).astype(np.uint16)
+launch_room = sys.modules["terapipe_c.launch"]    # tp.launch is the function
 OPTIONS = {"lr": 1e-2, "lr_schedule": "constant", "progress": False, "seed": 5, "reproducible": False}
 # (stages, chunks, schedule, slicing of a replica of 3 sequences)
 WAYS = [(1, 1, "gpipe", [(3, [24])]), (2, 1, "1f1b", [(1, [24])] * 3), (2, 1, "seq1f1b", [(1, [20, 4]), (2, [1, 9, 14])]),
@@ -143,11 +145,27 @@ def test_the_sums_are_in_the_prediction():
     assert two.peak_memory_bytes[0] - one.peak_memory_bytes[0] == pytest.approx(4 * 65536 + gathered, abs=64)
 
 
+def test_rings_between_replicas_do_not_grow_with_their_pairs():
+    """Of a rank less than 4 MiB of them together, however large its messages, until each is as small as is still quick."""
+    model = tp.GPTConfig(n_layer=1, n_head=12, n_embd=768, vocab_size=61, block_size=1024)
+    sizes = {}
+    for replicas in (1, 2, 8, 32, 64):
+        plan = tp.plan(model, tp.Cluster(num_devices=replicas, peak_flops=1e12), batch=replicas, seq_len=1024, planner="uniform",
+                       stages=1, data_parallel=replicas)
+        region = launch_room._region(plan, {"ranks": replicas, "model": model.to_dict()}, True)
+        sizes[replicas] = (os.fstat(region.fd).st_size) / replicas
+        region.close()
+    assert sizes[2] > 12 * 2**20 and all(size < 4.2 * 2**20 for replicas, size in sizes.items() if 2 < replicas < 64), sizes
+    assert sizes[64] < 8.2 * 2**20, sizes
+
+
 def test_twins_have_rings():
     pairs = np.frombuffer(bytes(neighbours(8, 2)), np.uint8).reshape(8, 8)
     assert (pairs == pairs.T).all() and not pairs.diagonal().any()
     assert pairs[0].nonzero()[0].tolist() == [1, 3, 4] and pairs[6].nonzero()[0].tolist() == [2, 5, 7]
     assert neighbours(3) == neighbours(3, 1) and neighbours(1) == bytearray(1)
+    small = np.frombuffer(bytes(neighbours(8, 2, 5)), np.uint8).reshape(8, 8)
+    assert (small[0] == [0, 1, 0, 1, 5, 0, 0, 0]).all() and ((small > 0) == (pairs > 0)).all()
 
 
 def test_a_comparison_says_how_they_run():

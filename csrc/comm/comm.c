@@ -116,7 +116,7 @@ find_room(transfer *t, size_t capacity, uint64_t *head)
 static int
 push(const ring_comm *c, transfer *t)
 {
-    size_t capacity = c->region->ring_bytes;
+    size_t capacity = t->ring->capacity;
     uint64_t head = atomic_load_explicit(&t->ring->head, memory_order_relaxed);
     size_t room = find_room(t, capacity, &head);
     if (room < TP_LINE)
@@ -153,7 +153,7 @@ wrong_message(const ring_comm *c, const transfer *t, header sent)
 static tp_status
 pull(const ring_comm *c, transfer *t, int *moved)
 {
-    size_t capacity = c->region->ring_bytes;
+    size_t capacity = t->ring->capacity;
     uint64_t tail = atomic_load_explicit(&t->ring->tail, memory_order_relaxed);
     uint64_t head = atomic_load(&t->ring->head), skip = atomic_load(&t->ring->skip);
     if (skip > tail && head > skip) /* the ring was empty at tail, and what has come since lies behind skip */

@@ -42,7 +42,7 @@ typedef struct {
     tp_status (*reserve)(tp_comm *comm, int peer, unsigned posted);
 } tp_comm_ops;
 
-#define TP_COMM_ABI 4u
+#define TP_COMM_ABI 5u
 #define TP_COMM_POSTED 64 /* most_posted of what exchanges a device's memory */
 
 struct tp_comm {
@@ -55,8 +55,8 @@ struct tp_comm {
 
 typedef struct tp_region tp_region;
 
-/* Bytes of a region. pairs: bool [ranks * ranks], pairs[src * ranks + dst] = this ring exists. ring_bytes: capacity of
- * each ring. max_gather_bytes: largest allgather contribution. */
+/* Bytes of a region. pairs: [ranks * ranks], pairs[src * ranks + dst] is 0 where there is no ring, 1 where there is one of
+ * ring_bytes, and where it is 1 + h one whose capacity is that halved h times. max_gather_bytes: largest allgather contribution. */
 TP_MUST_USE tp_status
 tp_region_bytes(int ranks, const uint8_t *pairs, size_t ring_bytes, size_t max_gather_bytes, size_t *out);
 /* Initialise memory (page-aligned, zeroed, of that size) as a region; or attach to one that was initialised. */

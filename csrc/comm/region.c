@@ -23,6 +23,14 @@ lines(uint64_t bytes)
 
 /* ---- layout ------------------------------------------------------------------------------------------------- */
 
+static uint64_t
+capacity_of(const tp_region *plan, uint8_t pair)
+{
+    int halved = pair - 1 < 63 ? pair - 1 : 63;
+    uint64_t bytes = plan->ring_bytes >> halved;
+    return lines(bytes < TP_RING_FLOOR ? TP_RING_FLOOR : bytes);
+}
+
 static tp_status
 lay_out(int ranks, const uint8_t *pairs, size_t ring_bytes, size_t max_gather_bytes, tp_region *plan)
 {
@@ -42,12 +50,15 @@ lay_out(int ranks, const uint8_t *pairs, size_t ring_bytes, size_t max_gather_by
     plan->gather_bytes = lines(max_gather_bytes);
     plan->ranks_at = lines(sizeof *plan);
     plan->table_at = plan->ranks_at + (uint64_t)ranks * sizeof(tp_region_rank);
-    plan->gather_at = lines(plan->table_at + square * sizeof(int32_t));
+    plan->places_at = lines(plan->table_at + square * sizeof(int32_t));
+    plan->gather_at = lines(plan->places_at + rings * sizeof(uint64_t));
     plan->rings_at = plan->gather_at + 2 * (uint64_t)ranks * (plan->gather_bytes + TP_LINE);
     if (rings > 0 && (UINT64_MAX / 4) / rings < plan->ring_bytes + sizeof(tp_ring))
         return tp_fail(TP_EVALUE, "%llu rings of %zu bytes do not fit in an address space", (unsigned long long)rings,
                        ring_bytes);
-    plan->bytes = plan->rings_at + rings * (plan->ring_bytes + sizeof(tp_ring));
+    plan->bytes = plan->rings_at;
+    for (uint64_t i = 0; i < square; i++)
+        plan->bytes += pairs[i] ? sizeof(tp_ring) + capacity_of(plan, pairs[i]) : 0;
     return TP_OK;
 }
 
@@ -70,10 +81,17 @@ tp_region_create(void *memory, size_t bytes, int ranks, const uint8_t *pairs, si
         return tp_fail(TP_EVALUE, "the memory has %zu bytes: a region of %d ranks needs %llu", bytes, ranks,
                        (unsigned long long)plan.bytes);
     memcpy(region, &plan, sizeof plan);
-    int32_t *table = (int32_t *)((uintptr_t)region + region->table_at);
-    int32_t rings = 0;
-    for (int64_t i = 0; i < (int64_t)ranks * ranks; i++)
-        table[i] = pairs[i] ? rings++ : -1;
+    int32_t *table = (int32_t *)((uintptr_t)region + region->table_at), rings = 0;
+    uint64_t *places = (uint64_t *)((uintptr_t)region + region->places_at), place = region->rings_at;
+    for (int64_t i = 0; i < (int64_t)ranks * ranks; i++) {
+        table[i] = pairs[i] ? rings : -1;
+        if (!pairs[i])
+            continue;
+        tp_ring *ring = (tp_ring *)((uintptr_t)region + place);
+        places[rings++] = place;
+        ring->capacity = capacity_of(region, pairs[i]);
+        place += sizeof(tp_ring) + ring->capacity;
+    }
     for (int rank = 0; rank < ranks; rank++)
         atomic_store_explicit(&tp_region_rank_at(region, rank)->instruction, NO_INSTRUCTION, memory_order_relaxed);
     region->magic = TP_REGION_MAGIC; /* the fd or pointer is handed on after this, which orders it */

@@ -27,6 +27,7 @@ typedef struct {
 typedef struct {
     alignas(TP_LINE) _Atomic uint64_t head;
     _Atomic uint64_t skip;
+    uint64_t capacity; /* bytes of data: lines */
     alignas(TP_LINE) _Atomic uint64_t tail;
     alignas(TP_LINE) unsigned char data[];
 } tp_ring;
@@ -35,8 +36,8 @@ struct tp_region {
     uint64_t magic;
     uint32_t abi;
     int32_t ranks;
-    uint64_t bytes, ring_bytes, gather_bytes; /* the last two rounded up to lines */
-    uint64_t ranks_at, table_at, gather_at, rings_at;
+    uint64_t bytes, ring_bytes, gather_bytes; /* the last two rounded up to lines; the rings' where none is halved */
+    uint64_t ranks_at, table_at, places_at, gather_at, rings_at; /* table: of each pair the index among places, -1: no ring */
     /* The first failure: 0, or code << 32 | (rank + 1). One word: an aborter killed half-way leaves no doubt. */
     alignas(TP_LINE) _Atomic uint64_t failure;
     _Atomic uint32_t text_ready;
@@ -55,9 +56,9 @@ static inline tp_ring *
 tp_region_ring(const tp_region *region, int source, int target)
 {
     const int32_t *table = (const int32_t *)((uintptr_t)region + region->table_at);
+    const uint64_t *places = (const uint64_t *)((uintptr_t)region + region->places_at);
     int64_t index = table[(int64_t)source * region->ranks + target];
-    uint64_t stride = sizeof(tp_ring) + region->ring_bytes;
-    return index < 0 ? NULL : (tp_ring *)((uintptr_t)region + region->rings_at + (uint64_t)index * stride);
+    return index < 0 ? NULL : (tp_ring *)((uintptr_t)region + places[index]);
 }
 
 /* Two halves, used in turn: uint64 size of the contribution, then the contribution. */

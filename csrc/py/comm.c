@@ -67,8 +67,8 @@ region_fill(region_object *self, int ranks, const uint8_t *pairs, size_t ring_by
 
 PyDoc_STRVAR(region_create_doc,
              "create($type, ranks, pairs, ring_bytes, max_gather_bytes, shared)\n--\n\n"
-             "Make a region. pairs: uint8 [ranks * ranks], pairs[src * ranks + dst] != 0 gives that pair a\n"
-             "ring of ring_bytes. shared: a memfd (.fd) that other processes attach to.");
+             "Make a region. pairs: uint8 [ranks * ranks], pairs[src * ranks + dst] 1 gives that pair a ring of\n"
+             "ring_bytes, 1 + h one whose bytes are halved h times. shared: a memfd (.fd) that other processes attach to.");
 
 static PyObject *
 region_create(PyObject *type, PyObject *args, PyObject *kwargs)

@@ -330,7 +330,8 @@ make_region(int number, int rings, int shared, int *fd, void **memory, tp_region
     size_t bytes;
     int ranks = cases[number].ranks;
     size_t ring_bytes = cases[number].ring_bytes > 0 ? cases[number].ring_bytes : RING_BYTES;
-    memset(pairs, rings, sizeof pairs);
+    for (int i = 0; i < 64; i++) /* rings of that size, and of a half and a quarter */
+        pairs[i] = (uint8_t)(rings && cases[number].ring_bytes == 0 ? 1 + i % 3 : rings);
     CHECK(tp_region_bytes(ranks, pairs, ring_bytes, GATHER_BYTES, &bytes) == TP_OK);
     CHECK((shared ? tp_shm_create(bytes, fd, memory) : tp_local_create(bytes, memory)) == TP_OK);
     CHECK(tp_region_create(*memory, bytes, ranks, pairs, ring_bytes, GATHER_BYTES, region) == TP_OK);
@@ -453,6 +454,13 @@ memory_is_refused(void)
     CHECK(tp_region_bytes(0, pairs, 1, 1, &bytes) == TP_EVALUE &&
           tp_region_bytes(5000, pairs, 1, 1, &bytes) == TP_EVALUE);
     CHECK(tp_region_bytes(2, pairs, (size_t)1 << 50, 1, &bytes) == TP_EVALUE);
+    size_t whole, halves;
+    CHECK(tp_region_bytes(2, pairs, 1 << 20, 64, &whole) == TP_OK);
+    pairs[1] = pairs[2] = 4;
+    CHECK(tp_region_bytes(2, pairs, 1 << 20, 64, &halves) == TP_OK && whole - halves == 2 * ((1 << 20) - (1 << 17)));
+    pairs[1] = pairs[2] = 255; /* no ring is smaller than the floor */
+    CHECK(tp_region_bytes(2, pairs, 1 << 20, 64, &halves) == TP_OK && whole - halves == 2 * ((1 << 20) - 4096));
+    pairs[1] = pairs[2] = 1;
     CHECK(tp_local_create(1 << 16, &memory) == TP_OK);
     CHECK(tp_region_attach(memory, 1 << 16, &region) == TP_EVALUE && HOLDS("not a region"));
     CHECK(tp_region_create(memory, 1 << 10, 2, pairs, 4096, 64, &region) == TP_EVALUE);

@@ -502,7 +502,7 @@ refuses_parts_that_do_not_fit(const tp_model *model, const int32_t *tokens)
     CHECK(tp_engine_open(&bad, heap, &engine) == TP_EVALUE && strstr(tp_error_message(), "replica is 3: 0 to 2") != NULL);
     tp_stage_ops stage = *good.provider->stage;
     tp_provider provider = *good.provider;
-    stage.gradient = NULL;
+    stage.gradients = NULL;
     provider.stage = &stage;
     bad.replica = 2;
     bad.provider = &provider;
