@@ -134,6 +134,27 @@ def test_no_partition_is_faster_than_the_bound() -> None:
         assert plan.lower_bound_s <= best
 
 
+def test_no_plan_with_replicas_is_faster_than_the_bound_of_a_planner_that_may_replicate() -> None:
+    """Whether its own plan has replicas or not."""
+    rng, straight = np.random.default_rng(22), 0
+    for _ in range(200):
+        fwd, bwd = table(rng)
+        devices, micros, comm = int(rng.integers(1, 5)), int(rng.integers(1, 9)), float(rng.integers(0, 4))
+        sizes = rng.integers(0, 30, len(fwd)).astype(float)
+        best = min(
+            one_f_one_b([sum(fwd[a:e]) / r for a, e, r in parts], [sum(bwd[a:e]) / r for a, e, r in parts], micros, comm, False)
+            for stages in range(1, min(devices, len(fwd)) + 1) for cut in cuts_of(len(fwd), stages)
+            for ends in itertools.combinations(range(1, devices), stages - 1)
+            for parts in [[(a, e, last - first) for (a, e), (first, last) in
+                           zip(itertools.pairwise(cut), itertools.pairwise((0, *ends, devices)), strict=True)]]
+        )  # fmt: skip
+        for planner in (planners.pipedream, planners.dapple):
+            plan = planner(fwd, bwd, devices, micros, comm, param_bytes=sizes, bandwidth_Bps=1.0)
+            straight += devices > 1 and max(plan.replicas) == 1
+            assert plan.lower_bound_s <= best * (1 + 1e-12), (planner, plan, best)
+    assert straight > 50
+
+
 def test_no_baseline_beats_autopipes_exact_search() -> None:
     rng = np.random.default_rng(9)
     for _ in range(100):

@@ -224,5 +224,5 @@ run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp
 tp_status
 tp_plan_adapipe(const tp_chain *chain, int stages, tp_chain_plan *out)
 {
-    return tp_chain_run(chain, stages, stages, TP_REPLICAS_TURN, run, NULL, out);
+    return tp_chain_run(chain, stages, stages, TP_REPLICAS_NONE, run, NULL, out);
 }

@@ -286,13 +286,14 @@ weigh_pivot(const void *context, int k, int first, int end)
            (early > 0 ? early : 0) * (s->forward[end] - s->forward[first] + in_f);
 }
 
-/* Unreplicated: the pivot bound over all partitions. Replicated: all work on all devices at once. */
+/* Without replicas: the pivot bound over all partitions. Where there may be some, as this plan has or not, another plan could
+ * do all work on all devices at once. */
 static tp_status
-find_bound(const tp_chain_sums *s, int devices, int replicated, tp_chain_plan *plan)
+find_bound(const tp_chain_sums *s, int devices, tp_replicas sharing, tp_chain_plan *plan)
 {
     int n = s->chain->blocks;
     double all = s->forward[n] + s->backward[n];
-    if (replicated) {
+    if (sharing != TP_REPLICAS_NONE) {
         plan->lower_bound_s = s->chain->micros * all / devices * (1.0 - 1e-12);
         return TP_OK;
     }
@@ -366,17 +367,16 @@ tp_status
 tp_chain_judge(const tp_chain_sums *s, int devices, tp_replicas sharing, tp_chain_plan *plan)
 {
     double *table = calloc(4 * (size_t)plan->stages, sizeof *table);
-    int behind = 0, replicated = devices != plan->stages;
+    int behind = 0;
     if (table == NULL)
         return tp_fail(TP_EMEMORY, "no memory for %d stages", plan->stages);
     for (int k = plan->stages - 1; k >= 0; k--) {
         behind += plan->replica[k];
         measure(s, sharing, k, behind, table, plan);
-        replicated = replicated || plan->replica[k] > 1;
     }
     tp_status status = simulate(s->chain, plan->stages, table, &plan->step_time_s);
     free(table);
-    return status == TP_OK ? find_bound(s, devices, replicated, plan) : status;
+    return status == TP_OK ? find_bound(s, devices, sharing, plan) : status;
 }
 
 tp_status

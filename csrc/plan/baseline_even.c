@@ -28,7 +28,7 @@ divide_evenly(const tp_chain_sums *s, tp_arena *arena, int stages, const void *o
 tp_status
 tp_plan_uniform(const tp_chain *chain, int stages, tp_chain_plan *out)
 {
-    return tp_chain_run(chain, stages, stages, TP_REPLICAS_TURN, divide_evenly, NULL, out);
+    return tp_chain_run(chain, stages, stages, TP_REPLICAS_NONE, divide_evenly, NULL, out);
 }
 
 /* end[shard]: the block behind the shard's last; returns the number of shards. */
@@ -75,5 +75,5 @@ divide_shards(const tp_chain_sums *s, tp_arena *arena, int stages, const void *o
 tp_status
 tp_plan_merak(const tp_chain *chain, int stages, int shards, tp_chain_plan *out)
 {
-    return tp_chain_run(chain, stages, stages, TP_REPLICAS_TURN, divide_shards, &shards, out);
+    return tp_chain_run(chain, stages, stages, TP_REPLICAS_NONE, divide_shards, &shards, out);
 }

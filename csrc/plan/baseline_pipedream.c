@@ -105,5 +105,6 @@ tp_plan_pipedream(const tp_chain *chain, int devices, int straight, tp_chain_pla
         return tp_fail(TP_EVALUE, "devices is %d: 1 to 4096 are possible", devices);
     if (chain->in_flight != NULL && !straight)
         return tp_fail(TP_EVALUE, "in_flight is of stages without replicas: straight would be right beside it");
-    return tp_chain_run(chain, straight ? devices : 1, devices, TP_REPLICAS_TURN, run, &options, out);
+    tp_replicas sharing = straight ? TP_REPLICAS_NONE : TP_REPLICAS_TURN;
+    return tp_chain_run(chain, straight ? devices : 1, devices, sharing, run, &options, out);
 }

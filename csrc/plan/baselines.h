@@ -27,8 +27,9 @@ typedef struct {
 } tp_chain;
 
 typedef enum { TP_BLOCK_KEEP, TP_BLOCK_RECOMPUTE, TP_BLOCK_SWAP } tp_block_action;
-/* How replicas of a stage share micro-batches: whole ones in turn (PipeDream), or each cut in parts (DAPPLE). */
-typedef enum { TP_REPLICAS_TURN, TP_REPLICAS_SPLIT } tp_replicas;
+/* How replicas of a stage share micro-batches: whole ones in turn (PipeDream), or each cut in parts (DAPPLE). NONE: of a
+ * planner, or a request, that knows no replicas. */
+typedef enum { TP_REPLICAS_NONE, TP_REPLICAS_TURN, TP_REPLICAS_SPLIT } tp_replicas;
 
 typedef struct {
     int stages, pivot;    /* pivot: DAPPLE's, twice its stage, odd: the message behind; else -1 */
@@ -39,7 +40,8 @@ typedef struct {
     double *peak_bytes;   /* [stages] of one device */
     double objective_s;   /* what the algorithm itself minimised */
     double step_time_s;   /* by our simulator: 1F1B, and the exchange of weights behind each stage's last backward */
-    double lower_bound_s; /* no plan on as many devices, of these blocks, without recompute, is faster */
+    double lower_bound_s; /* no plan of these blocks without recompute is faster: on as many stages, or where there may be
+                             replicas on as many devices */
     int64_t steps;        /* candidates that the algorithm evaluated */
     double seconds;
 } tp_chain_plan;

@@ -54,7 +54,8 @@ class BaselinePlan:
     step_time_s: float
     """One step by our simulator: 1F1B, and where stages have replicas the exchange of weights behind their last backward."""
     lower_bound_s: float
-    """No plan of these blocks on as many devices, without recomputation and without limit, is faster (proven)."""
+    """No plan of these blocks, without recomputation and without limit, is faster (proven): on as many stages without replicas; of
+    PipeDream and DAPPLE, unless ``straight``, on as many devices, with replicas or without."""
     steps: int
     """Candidates that the algorithm evaluated."""
     planning_time_s: float
