@@ -369,6 +369,18 @@ def test_mps_bounds_only_columns_that_it_has(tmp_path) -> None:
     assert named == {line.split()[0] for line in columns.split("RHS")[0].splitlines() if line.startswith((" l_", " b_"))}
 
 
+def test_mps_is_the_same_in_every_unit_of_time(tmp_path) -> None:
+    """But for T's own column: what solvers compare with absolute tolerances does not vanish where layers take microseconds."""
+    texts = []
+    for k, unit in enumerate((1.0, 2.0 ** -20)):
+        layers = [{**layer, "fwd_s": layer["fwd_s"] * unit, "bwd_s": layer["bwd_s"] * unit,
+                   "strategies": [{**way, "extra_bwd_s": way["extra_bwd_s"] * unit} for way in layer["strategies"]]}
+                  for layer in model(6)]  # fmt: skip
+        tp.planners.bmpipe_mps(tmp_path / f"{k}.mps", layers, 2, 4, 64e9, 1, 0.001 * unit)
+        texts.append([line for line in (tmp_path / f"{k}.mps").read_text().splitlines() if not line.startswith(" T ")])
+    assert texts[0] == texts[1]
+
+
 def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "highspy", None)
     with pytest.raises(ImportError, match=r"terapipe_c\[highs\]"):
@@ -399,7 +411,35 @@ def test_highs_agrees(tmp_path) -> None:
     solver.setOptionValue("output_flag", False)
     assert solver.readModel(str(path)) == highspy.HighsStatus.kOk
     solver.run()
-    assert solver.getInfo().objective_function_value <= tp.planners.bmpipe(model(6), 2, 4, 64e9).step_time_s * (1 + 1e-9)
+    assert _makespan(solver) <= tp.planners.bmpipe(model(6), 2, 4, 64e9).step_time_s * (1 + 1e-9)
+
+
+def _makespan(solver) -> float:
+    """Column T of an MPS file."""
+    names = [solver.getColName(k)[1] for k in range(solver.getNumCol())]
+    return solver.getSolution().col_value[names.index("T")]
+
+
+def test_highs_agrees_where_steps_are_microseconds(tmp_path) -> None:
+    """Its tolerances are absolute: a step of 41 microseconds for one of 40 was within them."""
+    highspy = pytest.importorskip("highspy")
+    ways = [{"extra_bwd_s": 0.0, "activation_bytes": 5e6}, {"extra_bwd_s": 1e-6, "activation_bytes": 0.0}]
+    layers = [{"count": 3, "fwd_s": f, "bwd_s": 2e-6, "static_bytes": 1e6, "strategies": ways} for f in (1e-6, 3e-6, 5e-7)]
+    for memory in range(6, 31):
+        try:
+            ours = tp.planners.bmpipe(layers, 3, 3, memory * 1e6, 1, 5e-7)
+        except tp.InfeasibleError:
+            continue
+        theirs = tp.planners.bmpipe_highs(layers, 3, 3, memory * 1e6, 1, 5e-7)
+        assert theirs.optimal and theirs.step_time_s == pytest.approx(ours.step_time_s, rel=1e-6)
+        assert theirs.lower_bound_s <= ours.step_time_s * (1 + 1e-6)
+        path = tmp_path / f"{memory}.mps"
+        tp.planners.bmpipe_mps(path, layers, 3, 3, memory * 1e6, 1, 5e-7)
+        solver = highspy.Highs()
+        solver.setOptionValue("output_flag", False)
+        solver.readModel(str(path))
+        solver.run()
+        assert _makespan(solver) <= ours.step_time_s * (1 + 1e-6)
 
 
 def test_few_partitions_are_all_looked_at() -> None:

@@ -6,6 +6,7 @@ simulate the answer, add its critical path, until the simulation says no more th
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from typing import Any
@@ -36,7 +37,9 @@ class _Programme:
         _core.bmpipe_ilp(core, stages, micro_batches, memory_bytes, *self._runs(), chunks=chunks, comm_s=comm_s)
         count, _, forward, backward = core[:4]
         even = [np.full(self.virtuals, float(count @ times) / self.virtuals) for times in (forward, backward)]
-        self.add_path(*even)
+        longest = self.add_path(*even)
+        # Solvers' tolerances are absolute, and a step may be microseconds: what is minimised is about a thousand.
+        self.scale = 2.0 ** (10 - math.frexp(longest)[1]) if longest > 0.0 else 1.0
         for stage in range(stages):  # the paths through each stage
             slow = np.ones(self.virtuals)
             slow[stage::stages] = 2.0
@@ -58,10 +61,15 @@ class _Programme:
         return makespan
 
     def rows(self) -> dict[str, npt.NDArray[Any]]:
-        return _core.bmpipe_ilp(
+        """With what is minimised, and the inequalities of paths, ``scale`` times as large; T itself is in seconds."""
+        rows = _core.bmpipe_ilp(
             self.core, self.stages, self.micro_batches, self.memory_bytes, *self._runs(), chunks=self.chunks,
             comm_s=self.comm_s,
         )  # fmt: skip
+        first = len(rows["row_low"]) - len(self.paths)     # they are the last ones
+        for values, at in ((rows["cost"], 0), (rows["row_low"], first), (rows["value"], rows["begin"][first])):
+            values[at:] *= self.scale
+        return rows
 
     def layers_of(self, x: FloatArray) -> FloatArray:
         """[types, strategies, virtual stages] of a solution."""
@@ -84,9 +92,10 @@ def _highs() -> Any:
 
 
 def _solve(
-    highspy: Any, rows: dict[str, npt.NDArray[Any]], whole: bool, seconds: float, start: FloatArray | None
+    highspy: Any, programme: _Programme, whole: bool, seconds: float, start: FloatArray | None
 ) -> tuple[FloatArray | None, float]:
-    """(solution or None, proven bound) of the programme or its relaxation. +inf: there is none."""
+    """(solution or None, proven bound in seconds) of the programme or its relaxation. +inf: there is none."""
+    rows = programme.rows()
     model = highspy.HighsLp()
     model.num_col_, model.num_row_ = len(rows["cost"]), len(rows["row_low"])
     model.col_cost_, model.col_lower_, model.col_upper_ = rows["cost"], rows["low"], rows["high"]
@@ -113,8 +122,8 @@ def _solve(
     if not whole:
         if status != highspy.HighsModelStatus.kOptimal:
             return None, 0.0
-        return np.array(solver.getSolution().col_value), float(info.objective_function_value)
-    bound = max(0.0, float(info.mip_dual_bound))
+        return np.array(solver.getSolution().col_value), float(info.objective_function_value) / programme.scale
+    bound = max(0.0, float(info.mip_dual_bound)) / programme.scale
     if info.primal_solution_status != 2:  # kSolutionStatusFeasible
         return None, bound
     return np.array(solver.getSolution().col_value), bound
@@ -153,14 +162,14 @@ def bmpipe_highs(
         left = limit - (time.perf_counter() - began)
         if left <= 0.0:
             break
-        x, proven = _solve(highspy, programme.rows(), whole, min(left, 1e7), start)
+        x, proven = _solve(highspy, programme, whole, min(left, 1e7), start)
         calls += 1
         if proven == float("inf"):
             _refuse(programme.memory_bytes)
         bound = max(bound, proven)
         if x is None:
             break
-        found = np.rint(programme.layers_of(x)) if whole else programme.layers_of(x)
+        found = np.rint(programme.layers_of(x)) if whole else np.maximum(programme.layers_of(x), 0.0)     # within a tolerance
         makespan = programme.add_path(*programme.seconds_of(found))
         done = makespan <= float(x[-1]) * (1.0 + _CLOSE)
         if whole:
@@ -201,7 +210,8 @@ def bmpipe_mps(
 
     They are those of the even plan with each stage slowed, and of ``bmpipe``'s plan: not all there are, so its optimum is a
     lower bound on the step time, and the plan it names is to be simulated. Columns l_type_strategy_chunk_stage (layers),
-    b_type_chunk_stage, T (seconds), none for strategies that a type does not have; bytes are in units of memory_bytes.
+    b_type_chunk_stage, T (seconds), none for strategies that a type does not have; bytes are in units of memory_bytes. What is
+    minimised is T times a power of two that makes it about a thousand, because solvers' tolerances are absolute.
     FileExistsError if the file is there.
     """
     from .bmpipe import bmpipe
@@ -233,7 +243,7 @@ def _mps(programme: _Programme) -> str:
     entries: list[list[str]] = [[] for _ in columns]
     for row, column, value in zip(row_of.tolist(), rows["index"].tolist(), rows["value"].tolist(), strict=True):
         entries[column].append(f" {columns[column]} r{row} {value!r}")
-    entries[-1].append(" T cost 1.0")
+    entries[-1].append(f" T cost {float(rows['cost'][-1])!r}")
     lines = ["NAME bmpipe FREE", "ROWS", " N cost", *(f" {kind} r{i}" for i, kind in enumerate(kinds.tolist()))]
     lines += ["COLUMNS", " M1 'MARKER' 'INTORG'", *(line for column in entries[:-1] for line in column)]
     lines += [" M2 'MARKER' 'INTEND'", *entries[-1]]
