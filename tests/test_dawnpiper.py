@@ -316,6 +316,17 @@ def test_a_node_too_large_for_one_stage_goes_to_a_later_one_that_holds_fewer_cop
     print(f"300 of 300, {feasible} feasible")
 
 
+def test_a_step_is_scaled_with_its_times_where_periods_tie():
+    """Several partitions of one least period, steps of 92 and 106 s: which was taken hung on the rounding of a stage's sums."""
+    nodes = {"fwd_s": [2.0, 0.0, 9.0], "bwd_s": [9.0, 16.0, 2.0], "recompute_s": [6.0, 18.0, 7.0],
+             "activation_bytes": [18.0, 14.0, 9.0], "param_bytes": [14.0, 17.0, 5.0], "optimizer_bytes": [0.0, 16.0, 6.0],
+             "working_bytes": [10.0, 2.0, 12.0]}
+    for unit in 10.0 ** np.arange(-12, 10) * 1.7:
+        times = {key: np.array(values) * (unit if key.endswith("_s") else 1.0) for key, values in nodes.items()}
+        plan = dawnpiper(times, 2, 253.0, 3, "gpipe", 0.5 / unit)
+        assert math.isclose(plan.period_s, 27.0 * unit, rel_tol=1e-9) and math.isclose(plan.step_time_s, 92.0 * unit, rel_tol=1e-9)
+
+
 def test_more_memory_more_bandwidth_and_scaled_costs():
     rng = np.random.default_rng(9)
     for i in range(120):

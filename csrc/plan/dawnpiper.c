@@ -354,17 +354,26 @@ copy_plan(const tp_dawnpiper_plan *from, tp_dawnpiper_plan *to)
     to->step_s = from->step_s;
 }
 
-/* The rightmost plan of the same period replaces the leftmost where its step is shorter. */
+/* Of the plans of the least period the leftmost; the rightmost where its step is shorter. How the sums of a stage were rounded,
+ * which the unit of time decides, makes no stage too long. */
 static tp_status
-try_back(tp_memopt *m, search *s, tp_dawnpiper_plan *plan)
+choose_ends(tp_memopt *m, search *s, int *trial, tp_dawnpiper_plan *plan)
 {
     tp_dawnpiper_plan other;
     int found = 0;
+    double attained, next, period = plan->period_s * (1.0 + 2e-12);
+    s->high = plan->period_s * (1.0 + 1e-9);
+    memcpy(trial, plan->boundary, ((size_t)plan->stages + 1) * sizeof *trial);
+    TP_TRY(probe(s, period, trial, &attained, &next, &found));
+    if (found && memcmp(trial, plan->boundary, ((size_t)plan->stages + 1) * sizeof *trial) != 0) {
+        memcpy(plan->boundary, trial, ((size_t)plan->stages + 1) * sizeof *trial);
+        TP_TRY(choose_all(m, plan));
+    }
     TP_TRY(tp_dawnpiper_plan_open(m->nodes, m->options, &other));
-    tp_status status = fill_back(s, plan->period_s, other.boundary, &found);
+    tp_status status = fill_back(s, period, other.boundary, &found);
     if (status == TP_OK && found) {
         status = choose_all(m, &other);
-        if (status == TP_OK && other.period_s <= plan->period_s && other.step_s < plan->step_s)
+        if (status == TP_OK && other.period_s <= period && other.step_s < plan->step_s * (1.0 - 1e-12))
             copy_plan(&other, plan);
     }
     tp_dawnpiper_plan_free(&other);
@@ -395,9 +404,8 @@ search_plan(tp_memopt *m, tp_dawnpiper_plan *plan)
     plan->lower_bound_s = fmin(plan->lower_bound_s, s.high);
     TP_TRY(close_in(&s, &plan->lower_bound_s, 1e-12, plan->boundary, trial));
     TP_TRY(choose_all(m, plan));
-    s.high = plan->period_s * (1.0 + 1e-9);
     if (plan->stages > 1 && m->options->flight != TP_FLIGHT_PIPEDREAM)
-        TP_TRY(try_back(m, &s, plan));
+        TP_TRY(choose_ends(m, &s, trial, plan));
     plan->probes += s.probes;
     return TP_OK;
 }
