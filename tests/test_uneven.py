@@ -314,6 +314,20 @@ def test_all_numbers_of_stages_at_once():
     assert planners.slice_tokens_for(costs, []) == []
 
 
+def test_many_numbers_of_stages_with_messages_are_each_what_one_alone_is() -> None:
+    """One stage sends nothing, so that the latencies of more lie on no line with its own."""
+    rng = np.random.default_rng(31)
+    for i in range(60):
+        n = int(rng.integers(1, 8))
+        t, comm = rng.uniform(0.1, 9.0, (n + 1, n + 1)), rng.uniform(0.0, (1.0, 20.0)[i % 2], n + 1)
+        bwd = rng.uniform(0.1, 9.0, (n + 1, n + 1)) if i % 3 else None
+        counts = [1, 2, 4, 7, 12]
+        for k, plan in zip(counts, planners.slice_tokens_for(t, counts, bwd=bwd, comm=comm), strict=True):
+            alone = planners.slice_tokens(t, k, bwd=bwd, comm=comm)
+            assert plan.stages == k and plan.lengths == alone.lengths
+            assert (plan.latency_s, plan.max_s, plan.lower_bound_s) == (alone.latency_s, alone.max_s, alone.lower_bound_s)
+
+
 # TeraPipe (Li et al., ICML 2021), table 3: (setting, lengths of one sequence, sequences, seconds of a step); the last row of
 # a setting is the authors' dynamic programme. Pipeline lengths are those of table 1.
 PAPER_STAGES = {8: 48, 9: 96}

@@ -299,13 +299,16 @@ def slice_tokens(
 def slice_tokens_for(t: Any, stages: Sequence[int], **options: Any) -> list[SlicePlan]:
     """:func:`slice_tokens` for several numbers of equal stages with the same slice costs, one plan each, in that order.
 
-    The least latency is concave in the stages: where the plans of two numbers are the same sum and maximum, or meet the
-    line between them, no number in between needs a search of its own.
+    The least latency is concave in the stages: where the plans of two numbers are the same slicing, no number in between needs a
+    search of its own. With ``comm``, where latencies are no sum and maximum of the same times (one stage sends nothing, a message
+    may take longer than its slice), each number has one. Arguments and errors as there.
     """
     counts = sorted({integer(k, "a number of stages") for k in listed(stages, "stages", "numbers of stages")})
     if not counts:
         return []
     plans = {k: slice_tokens(t, k, **options) for k in {counts[0], counts[-1]}}
+    comm = options.get("comm")
+    alike = comm is None or comm is False
 
     def between(low: int, high: int) -> None:
         inner = [k for k in counts if low < k < high]
@@ -313,7 +316,7 @@ def slice_tokens_for(t: Any, stages: Sequence[int], **options: Any) -> list[Slic
             return
         first, last = plans[low], plans[high]
         middle = inner[len(inner) // 2]
-        if first.optimal and last.optimal and first.lengths == last.lengths:
+        if alike and first.optimal and last.optimal and first.lengths == last.lengths:
             plans[middle] = replace(
                 first,
                 stages=middle,
