@@ -172,6 +172,19 @@ def test_scaling_the_times_scales_the_plan() -> None:
     assert [s.nodes for s in four.stages] == [s.nodes for s in one.stages]
 
 
+@pytest.mark.parametrize("planner", [piper, parallel_layers])
+def test_a_step_is_scaled_with_its_times_where_plans_tie(planner) -> None:
+    """Of several plans of one time per sample Piper took what rounding said: steps of 38 or 51, by the unit of time."""
+    fwd, weights = np.array([1.0, 0.0, 3.0, 2.0, 0.0, 3.0, 2.0]), [1.0, 0.0, 4.0, 4.0, 0.0, 0.0, 1.0]
+    steps = []
+    for unit in (*10.0 ** np.arange(-9, 9), 3.0, 1.7e-3, 0.1):
+        graph = layer_graph(fwd * unit, 2 * fwd * unit, 4, 2, 0.5 * unit, param_bytes=weights, bandwidth_Bps=4.0 / unit)
+        plan = planner(graph)
+        assert plan.time_per_sample_s == pytest.approx(19.0 * unit, rel=1e-12)
+        steps.append(plan.step_time_s / unit)
+    assert max(steps) == pytest.approx(min(steps), rel=1e-12)
+
+
 def test_the_step_is_the_simulators() -> None:
     plan = parallel_layers(blocks(6, 3, 80e9, 12))
     slowest, total = plan.time_per_sample_s, sum(s.time_s for s in plan.stages)

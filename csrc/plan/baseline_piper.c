@@ -19,7 +19,7 @@ typedef struct {
     double *best;           /* [count][k_stride][s_stride] */
     uint16_t *drop;         /* the same: where best falls, ascending; drops of them */
     uint16_t *drops;        /* [count][k_stride] */
-    double *time;           /* [reach + 2] by y */
+    double *time;           /* [reach + 2] by y, in ticks */
     int64_t pairs, knapsacks;
 } piper;
 
@@ -150,12 +150,27 @@ find_stage(piper *p, int i, int *k, int *s, tp_layer_plan *plan)
     return -1;
 }
 
+/* Sums of them stay exact. Of weights no word: their exchange may be longer by any factor. 0: where it would leave the range of a
+ * double, or nothing takes time. */
+static double
+tick_of(const tp_layer_graph *g)
+{
+    double bytes = 0.0, work = 0.0;
+    for (int e = 0; e < g->edges; e++)
+        bytes += g->edge_bytes[e];
+    for (int v = 0; v < g->variants; v++)
+        work += g->time_s[v];
+    double tick = ldexp(work + bytes / g->bandwidth_Bps, -46);
+    return tick >= 1e-290 && tick <= 1e290 ? tick : 0.0;
+}
+
 static tp_status
 piper_in(tp_arena *arena, const tp_layer_graph *graph, tp_layer_plan *plan)
 {
     piper p = {0};
     void *memory = NULL;
     TP_TRY(tp_layer_space_open(graph, arena, &p.space));
+    p.space.tick_s = tick_of(graph);
     TP_TRY(tp_layer_pair_open(&p.space, &p.pair));
     TP_TRY(tp_layer_pack_open(&p.space, &p.pack));
     TP_TRY(tp_layer_plan_open(&p.space, plan));

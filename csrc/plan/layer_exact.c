@@ -162,7 +162,7 @@ static int
 add_variant(search *x, int l, int y, int count, int made, double rest_time, double rest_bytes, double best)
 {
     const tp_layer_pack *pack = &x->pack;
-    double time = pack->time_s[l], size = pack->a[l] * y + pack->b[l];
+    double time = pack->time[l], size = pack->a[l] * y + pack->b[l];
     int kept = 0, other = 0;
     for (int c = 0; c < count; c++) {
         point to = {x->points[c].time_s + time, x->points[c].bytes + size, c, l};
@@ -215,14 +215,14 @@ solve_pack(search *x, int y)
     for (int l = 0, n = 0; n < pack->nodes; n++) {
         double least = INFINITY;
         for (; l < pack->begin[n + 1]; l++)
-            least = fmin(least, pack->time_s[l]);
+            least = fmin(least, pack->time[l]);
         rest_time += least;
     }
     x->points[0] = (point){0.0, 0.0, -1, -1};
     for (int n = 0; n < pack->nodes && count > 0; n++) {
         double least_time = INFINITY, least_bytes = INFINITY;
         for (int l = pack->begin[n]; l < pack->begin[n + 1]; l++) {
-            least_time = fmin(least_time, pack->time_s[l]);
+            least_time = fmin(least_time, pack->time[l]);
             least_bytes = fmin(least_bytes, pack->a[l] * y + pack->b[l]);
         }
         rest_time -= least_time;

@@ -251,7 +251,7 @@ tp_layer_pack_open(const tp_layer_space *s, tp_layer_pack *pack)
     TP_ARENA_TAKE(s->arena, s->graph->nodes, pack->begin);
     TP_ARENA_TAKE(s->arena, s->graph->nodes, pack->choice);
     TP_ARENA_TAKE(s->arena, s->graph->variants, pack->variant);
-    TP_ARENA_TAKE(s->arena, s->graph->variants, pack->time_s);
+    TP_ARENA_TAKE(s->arena, s->graph->variants, pack->time);
     TP_ARENA_TAKE(s->arena, s->graph->variants, pack->a);
     TP_ARENA_TAKE(s->arena, s->graph->variants, pack->b);
     TP_ARENA_TAKE(s->arena, s->graph->variants, pack->ratio);
@@ -297,6 +297,14 @@ tp_layer_pair_fill(const tp_layer_space *s, int i, int j, tp_layer_pair *pair)
     }
 }
 
+static double
+seconds_of(const tp_layer_space *s, const tp_layer_pair *pair, int v, int d)
+{
+    const tp_layer_graph *g = s->graph;
+    double resync = 4.0 * (d - 1) * g->param_bytes[v] / d / g->micro_batches;
+    return (pair->crossing[v] / d + resync) / g->bandwidth_Bps + g->time_s[v] / d;
+}
+
 void
 tp_layer_pack_fill(const tp_layer_space *s, const tp_layer_pair *pair, int t, int d, tp_layer_pack *pack)
 {
@@ -307,9 +315,9 @@ tp_layer_pack_fill(const tp_layer_space *s, const tp_layer_pair *pair, int t, in
         int end = end_of(s, pair->node[n], t);
         pack->begin[n] = at;
         for (int v = s->begin[pair->node[n] * s->degrees + t]; v < end; v++, at++) {
-            double resync = 4.0 * (d - 1) * g->param_bytes[v] / d / g->micro_batches;
+            double seconds = seconds_of(s, pair, v, d);
             pack->variant[at] = v;
-            pack->time_s[at] = (pair->crossing[v] / d + resync) / g->bandwidth_Bps + g->time_s[v] / d;
+            pack->time[at] = s->tick_s > 0.0 ? rint(seconds / s->tick_s) : seconds;
             pack->a[at] = g->memory_a[v];
             pack->b[at] = g->memory_b[v];
         }
@@ -325,10 +333,10 @@ tp_layer_pack_fastest(tp_layer_pack *pack, double *a, double *b)
     for (int n = 0; n < pack->nodes; n++) {
         int best = pack->begin[n];
         for (int l = best + 1; l < pack->begin[n + 1]; l++)
-            if (pack->time_s[l] < pack->time_s[best])
+            if (pack->time[l] < pack->time[best])
                 best = l;
         pack->choice[n] = best;
-        time += pack->time_s[best];
+        time += pack->time[best];
         *a += pack->a[best];
         *b += pack->b[best];
     }
@@ -385,7 +393,7 @@ tp_layer_pack_greedy(tp_layer_pack *pack, int y)
             double saved = (pack->a[now] - pack->a[l]) * y + pack->b[now] - pack->b[l];
             if (saved <= 0.0)
                 continue;
-            pack->ratio[count] = (pack->time_s[l] - pack->time_s[now]) / saved;
+            pack->ratio[count] = (pack->time[l] - pack->time[now]) / saved;
             pack->exchange[2 * count] = n;
             pack->exchange[2 * count++ + 1] = l;
         }
@@ -402,7 +410,7 @@ tp_layer_pack_greedy(tp_layer_pack *pack, int y)
     }
     time = a = b = 0.0;
     for (int n = 0; n < pack->nodes; n++) {
-        time += pack->time_s[pack->choice[n]];
+        time += pack->time[pack->choice[n]];
         a += pack->a[pack->choice[n]];
         b += pack->b[pack->choice[n]];
     }
@@ -416,7 +424,7 @@ tp_layer_pack_bound(const tp_layer_pack *pack, int y)
     for (int n = 0; n < pack->nodes; n++) {
         double least = INFINITY;
         for (int l = pack->begin[n]; l < pack->begin[n + 1]; l++)
-            least = fmin(least, pack->time_s[l] + pack->price * (pack->a[l] * y + pack->b[l]));
+            least = fmin(least, pack->time[l] + pack->price * (pack->a[l] * y + pack->b[l]));
         bound += least;
         size += least;
     }
@@ -446,7 +454,7 @@ tp_layer_plan_put(const tp_layer_space *s, const tp_layer_pair *pair, const tp_l
         int l = pack->choice[n];
         plan->stage_of[pair->node[n]] = plan->stages;
         plan->variant[pair->node[n]] = pack->variant[l];
-        stage->time_s += pack->time_s[l];
+        stage->time_s += seconds_of(s, pair, pack->variant[l], d);
     }
     plan->time_per_sample_s = fmax(plan->time_per_sample_s, stage->time_s);
     plan->stages++;

@@ -18,6 +18,8 @@ typedef struct {
     int *replica;       /* [replicas] */
     int *edge_begin, *edge_of; /* [nodes + 1]: edges of a node, in order */
     int64_t *sync;      /* [variants] where its sync_bytes begin */
+    double tick_s;      /* more than 0: choices are weighed in whole numbers of it, so that what ties in one unit of time ties
+                           in every other; 0: in seconds */
 } tp_layer_space;
 
 /* A stage between two downsets: its nodes, and the bytes that each of their variants sends and receives. */
@@ -32,15 +34,15 @@ typedef struct {
     int nodes;
     int *begin; /* [nodes + 1] */
     int *variant;
-    double *time_s, *a, *b;
+    double *time, *a, *b; /* time: seconds, or ticks */
     int *choice; /* [nodes] into the arrays above: what the last solution took */
     double memory_bytes;
-    double price;  /* seconds a byte of the heuristic's last exchange; 0: none was needed */
+    double price;  /* time a byte of the heuristic's last exchange; 0: none was needed */
     double *ratio; /* scratch of the heuristic */
     int *exchange;
 } tp_layer_pack;
 
-/* Everything lives in the arena. EVALUE if there are more than 20000 downsets (the graph is too branched). */
+/* Everything lives in the arena; tick_s is 0. EVALUE if there are more than 20000 downsets (the graph is too branched). */
 TP_MUST_USE tp_status
 tp_layer_space_open(const tp_layer_graph *graph, tp_arena *arena, tp_layer_space *space);
 TP_MUST_USE tp_status
@@ -72,7 +74,7 @@ tp_layer_pack_least_bytes(const tp_layer_pack *pack, int y);
 
 TP_MUST_USE tp_status
 tp_layer_plan_open(const tp_layer_space *space, tp_layer_plan *plan);
-/* Write the next stage: its pack's choice. */
+/* Write the next stage: its pack's choice, in seconds. */
 void
 tp_layer_plan_put(const tp_layer_space *space, const tp_layer_pair *pair, const tp_layer_pack *pack, int t, int d,
                   tp_layer_plan *plan);
