@@ -340,6 +340,16 @@ def test_a_sweep_writes_failures_too_and_resumes(tmp_path):
 SMALL = "--n-layer 2 --n-head 2 --n-embd 32 --seq-len 48 --batch 2 --costs analytic --planner uniform --schedule gpipe".split()
 
 
+def test_a_plan_as_json_says_what_it_saves_and_how_many_replicas_it_has(capsys):
+    code, out, err = run(capsys, "plan", *SMALL, "--devices", "4", "--stages", "2", "--data-parallel", "2", "--recompute", "ffn",
+                         "--json")  # fmt: skip
+    assert code == 0, err
+    plan = json.loads(out)
+    assert (plan["ranks"], plan["data_parallel"], plan["chunks"]) == (2, 2, 1)
+    assert plan["recompute"] == [False, False, True, False, True, False] and not any(plan["swap"])
+    assert not plan["executable"] and "data_parallel = 2" in plan["why_not_executable"] and len(plan["digest"]) == 16
+
+
 def test_plan_simulate_view(capsys, tmp_path):
     plan = tmp_path / "plan.json"
     code, out, err = run(capsys, "plan", *SMALL, "--stages", "2", "--slicing", "3", "--json", "--out", plan)
