@@ -14,7 +14,8 @@ __all__ = ["Sweep", "read_grid"]
 
 
 def read_grid(texts: Sequence[str], known: set[str]) -> dict[str, list[Any]]:
-    """Merge `name=v,v,...` and JSON files of name -> list; ValueError naming what is not understood or not in `known`."""
+    """Merge `name=v,v,...` and JSON files of name -> list, the values of a name that is there twice too; ValueError naming what is
+    not understood or not in `known`."""
     grid: dict[str, list[Any]] = {}
     for text in texts:
         name, equals, values = text.partition("=")
@@ -33,7 +34,7 @@ def read_grid(texts: Sequence[str], known: set[str]) -> dict[str, list[Any]]:
                 raise ValueError(f"{text}: no option {key!r}; known are {', '.join(sorted(known))}")
             if not isinstance(options, list) or not options:
                 raise ValueError(f"{text}: {key} must have a list of at least one value")
-            grid[key] = options
+            grid[key] = [*grid.get(key, ()), *(value for value in options if value not in grid.get(key, ()))]
     if not grid:
         raise ValueError("the grid is empty: give --grid NAME=V,V,... or --grid FILE.json")
     return grid

@@ -298,6 +298,7 @@ def test_grids_are_read_from_words_and_files(tmp_path):
     }
     (tmp_path / "grid.json").write_text('{"lr": [0.1, 0.2]}')
     assert read_grid([str(tmp_path / "grid.json"), "stages=3"], known) == {"lr": [0.1, 0.2], "stages": [3]}
+    assert read_grid(["stages=1,2", "lr=0.1", "stages=2,4"], known) == {"stages": [1, 2, 4], "lr": [0.1]}, "no value is dropped"
     for content, message in (('{"lr": 1}', "list of at least one"), ("[1]", "JSON object"), ("{", "grid is NAME")):
         (tmp_path / "grid.json").write_text(content)
         with pytest.raises(ValueError, match=message):
