@@ -1,5 +1,6 @@
 """What every planner takes and refuses alike, and bounds and amounts that rounding or empty costs once broke."""
 
+import inspect
 import itertools
 import re
 
@@ -30,6 +31,13 @@ def calls():
 
 CALLS = dict(calls())
 RESULT = re.compile(r"planned in:? [^)]*")
+
+
+@pytest.mark.parametrize("name", CHAIN)
+def test_help_of_a_planner_says_units_shapes_and_errors_of_every_argument(name) -> None:
+    planner = getattr(planners, name)
+    for word in (*inspect.signature(planner).parameters, "[n] seconds", "InvalidValueError", "InfeasibleError"):
+        assert word in planner.__doc__, word
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,18 @@ from ..config import brief
 FloatArray = npt.NDArray[np.float64]
 
 _EXACT = 2**53  # integers up to here are doubles
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def explained(text: str) -> Callable[[_Function], _Function]:
+    """A decorator: what functions of one kind have in common joins the docstring of each, where ``help`` looks for it."""
+
+    def add(function: _Function) -> _Function:
+        if function.__doc__ is not None:                       # python -OO leaves none
+            function.__doc__ = f"{function.__doc__.rstrip()}\n\n{text.strip(chr(10))}"
+        return function
+
+    return add
 
 
 def integer(value: Any, what: str, bits: int = 31) -> int:

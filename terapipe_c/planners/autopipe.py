@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from .arguments import FloatArray, array, flag, integer, integers, number, time_limit
+from .arguments import FloatArray, array, explained, flag, integer, integers, number, time_limit
 
 __all__ = [
     "SlicerPlan",
@@ -40,6 +40,20 @@ _EXACT, _HEURISTIC, _PIVOT, _BALANCED = range(4)
 _EFFORT = 500_000_000  # steps: one or two seconds of one core
 
 Times = FloatArray | Sequence[float]
+
+_ARGUMENTS = """
+    Args:
+        fwd, bwd: [n] seconds of each block, forward and backward of one micro-batch (recomputation included where there is any),
+            finite, 0 or more.
+        stages: 1 .. n stages of at least one block each; micro_batches: of a step, 1 or more, in 1F1B's order.
+        comm_s: seconds of a message between stages; blocking: the stage that receives pays them (Megatron's point-to-point
+            calls), else the link does and the stages go on computing.
+        memory: a StageMemory or a dict of its fields: limit_bytes (number or [stages]), and [n] static_bytes, activation_bytes (of
+            each micro-batch in flight), transient_bytes, and [stages] in_flight. None: everything fits.
+
+    InvalidValueError or InvalidTypeError name the argument, its index and value; InfeasibleError the stage that is short of bytes
+    in the partition that is short of least. Source: AutoPipe (Liu et al., CLUSTER 2022).
+"""
 
 
 @dataclass(frozen=True)
@@ -200,6 +214,7 @@ def _plan(
     return StagePlan(boundaries, stage_f, stage_b, None if fits is None else peak, *found[4:], micros, planner)
 
 
+@explained(_ARGUMENTS)
 def autopipe(
     fwd: Times, bwd: Times, stages: int, micro_batches: int, comm_s: float = 0.0, blocking: bool = False,
     memory: StageMemory | Mapping[str, Any] | None = None, *, time_limit_s: float | None = None, effort: int | None = None,
@@ -217,12 +232,14 @@ def autopipe(
     )
 
 
+@explained(_ARGUMENTS)
 def autopipe_heuristic(
     fwd: Times, bwd: Times, stages: int, micro_batches: int, comm_s: float = 0.0, blocking: bool = False,
     memory: StageMemory | Mapping[str, Any] | None = None, *, time_limit_s: float | None = None,
 ) -> StagePlan:  # fmt: skip
     """The paper's search: Algorithm 1, then blocks taken off the master stage of the critical path, towards both ends. Its
-    plan need not be the best; ``lower_bound_s`` is the pivot bound."""
+    plan need not be the best; ``lower_bound_s`` is the pivot bound. time_limit_s: the best known by then (None: of two seconds'
+    work)."""
     return _plan(
         "autopipe_heuristic",
         _HEURISTIC,
@@ -238,6 +255,7 @@ def autopipe_heuristic(
     )
 
 
+@explained(_ARGUMENTS)
 def autopipe_pivot(
     fwd: Times, bwd: Times, stages: int, micro_batches: int, comm_s: float = 0.0, blocking: bool = False,
     memory: StageMemory | Mapping[str, Any] | None = None,
@@ -246,6 +264,7 @@ def autopipe_pivot(
     return _plan("autopipe_pivot", _PIVOT, fwd, bwd, stages, micro_batches, comm_s, blocking, memory, None, 0)
 
 
+@explained(_ARGUMENTS)
 def autopipe_balanced(
     fwd: Times, bwd: Times, stages: int, micro_batches: int, comm_s: float = 0.0, blocking: bool = False,
     memory: StageMemory | Mapping[str, Any] | None = None,
@@ -258,7 +277,9 @@ def autopipe_slicer(fwd: Times, bwd: Times, micro_batches: int, comm_s: float = 
     """How many micro-batches to run forward in halves in the warm-up of 1F1B, by simulation of every number from 0 to
     ``min(micro_batches, stages - 1)``: behind the warm-up none is split.
 
-    fwd, bwd: [stages] seconds of a whole micro-batch; comm_s: of a message (a half's takes half of it)."""
+    fwd, bwd: [stages] seconds of a whole micro-batch, finite, 0 or more; comm_s: of a message on its link (a half's takes half of
+    it). InvalidValueError or InvalidTypeError name argument, index and value. Source: AutoPipe (CLUSTER 2022),
+    Algorithm 2, its misprints put right (csrc/plan/autopipe_slicer.c)."""
     found = _core.plan_slicer(
         array(fwd, "fwd"), array(bwd, "bwd"), integer(micro_batches, "micro_batches"), number(comm_s, "comm_s", "seconds")
     )
@@ -267,7 +288,8 @@ def autopipe_slicer(fwd: Times, bwd: Times, micro_batches: int, comm_s: float = 
 
 def sliced_step_time(fwd: Times, bwd: Times, micro_batches: int, split: int, comm_s: float = 0.0) -> float:
     """Makespan of 1F1B whose first ``split`` micro-batches run forward in halves (order and messages: csrc/plan/autopipe.h,
-    ``tp_sliced_f1b``). fwd, bwd: [stages] seconds of a whole micro-batch."""
+    ``tp_sliced_f1b``), in seconds. fwd, bwd: [stages] seconds of a whole micro-batch; split: 0 .. micro_batches; comm_s: of a
+    whole message on its link. InvalidValueError or InvalidTypeError name argument, index and value."""
     return _core.sliced_f1b(
         array(fwd, "fwd"), array(bwd, "bwd"), integer(micro_batches, "micro_batches"), integer(split, "split"),
         number(comm_s, "comm_s", "seconds"),

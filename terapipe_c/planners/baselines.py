@@ -21,12 +21,30 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from .arguments import FloatArray, array, flag, integer, integers, number
+from .arguments import FloatArray, array, explained, flag, integer, integers, number
 
 __all__ = ["BaselinePlan", "adapipe", "dapple", "merak", "pipedream", "uniform", "vpipe"]
 
 Times = FloatArray | Sequence[float]
 BoolArray = npt.NDArray[np.bool_]
+
+_ARGUMENTS = """
+    Args:
+        fwd, bwd: [n] seconds of each block, forward and backward of one micro-batch, finite, 0 or more.
+        {count} micro_batches: of a step, 1 or more, in 1F1B's order.
+        comm_s: seconds of a message between stages; blocking: the stage that receives pays them, else the link does.
+        memory: a mapping, or an object with these attributes: limit_bytes (of each device), and [n] static_bytes, activation_bytes
+            (of each micro-batch in flight), transient_bytes (or one number), recompute_s (who recomputes reads it), and [stages]
+            in_flight where another order than 1F1B will run. None: everything fits.{more}
+
+    InvalidValueError or InvalidTypeError name the argument, its index and value; InfeasibleError the stage that is short, by how
+    many bytes. What the result holds: :class:`BaselinePlan`.
+"""
+_STAGES = _ARGUMENTS.format(count="stages: 1 .. n stages of at least one block each;", more="")
+_DEVICES = _ARGUMENTS.format(
+    count="devices: all are used, by at most n stages (straight: by as many as they are);",
+    more="""
+        param_bytes: [n] of weights (None: none); bandwidth_Bps: bytes a second between replicas.""")
 
 
 @dataclass(frozen=True)
@@ -138,13 +156,16 @@ def _run(
     )  # fmt: skip
 
 
+@explained(_STAGES)
 def uniform(
     fwd: Times, bwd: Times, stages: int, micro_batches: int, comm_s: float = 0.0, blocking: bool = False, memory: Any = None
 ) -> BaselinePlan:
-    """Megatron's even division: as many blocks for each stage, what is left over one each to the first stages."""
+    """Megatron's even division (Narayanan et al., SC 2021): as many blocks for each stage, what is left over one each to the first
+    stages."""
     return _run("uniform", fwd, bwd, stages, micro_batches, comm_s, blocking, memory)
 
 
+@explained(_STAGES)
 def merak(
     fwd: Times, bwd: Times, stages: int, micro_batches: int, comm_s: float = 0.0, blocking: bool = False, memory: Any = None,
     *, shards: int | None = None,
@@ -157,6 +178,7 @@ def merak(
     return _run("merak", fwd, bwd, stages, micro_batches, comm_s, blocking, memory, option=count)
 
 
+@explained(_DEVICES)
 def pipedream(
     fwd: Times, bwd: Times, devices: int, micro_batches: int, comm_s: float = 0.0, blocking: bool = False, memory: Any = None,
     *, param_bytes: Times | None = None, bandwidth_Bps: float = math.inf, straight: bool = False,
@@ -170,6 +192,7 @@ def pipedream(
     )  # fmt: skip
 
 
+@explained(_DEVICES)
 def dapple(
     fwd: Times, bwd: Times, devices: int, micro_batches: int, comm_s: float = 0.0, blocking: bool = False, memory: Any = None,
     *, param_bytes: Times | None = None, bandwidth_Bps: float = math.inf, straight: bool = False,
@@ -184,16 +207,19 @@ def dapple(
     )  # fmt: skip
 
 
+@explained(_STAGES)
 def vpipe(
     fwd: Times, bwd: Times, stages: int, micro_batches: int, comm_s: float = 0.0, blocking: bool = False, memory: Any = None,
     *, swap_bandwidth_Bps: float = 0.0,
 ) -> BaselinePlan:  # fmt: skip
     """vPipe (TPDS 2022): swap and recompute chosen in each stage so that it fits, and blocks moved between neighbouring stages
-    as in Kernighan and Lin's search. Without ``memory`` nothing needs saving. Its parts are what readers of the paper report and
+    as in Kernighan and Lin's search. swap_bandwidth_Bps: bytes a second to the host (0: no swap). Without ``memory`` nothing needs
+    saving. Its parts are what readers of the paper report and
     what its published plans show; which move comes first, which block is swapped was chosen here."""
     return _run("vpipe", fwd, bwd, stages, micro_batches, comm_s, blocking, memory, swap_Bps=swap_bandwidth_Bps)
 
 
+@explained(_STAGES)
 def adapipe(
     fwd: Times, bwd: Times, stages: int, micro_batches: int, comm_s: float = 0.0, blocking: bool = False, memory: Any = None
 ) -> BaselinePlan:

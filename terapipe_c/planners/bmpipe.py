@@ -159,7 +159,9 @@ def bmpipe(
     micro-batches that a virtual stage (chunk * stages + stage) has room for, each of its own, or that another order holds;
     None: the most that the schedule has in flight on a stage at any one time.
 
-    tp.InfeasibleError names the stage and the bytes it lacks with everything recomputed.
+    InvalidValueError or InvalidTypeError name the layer type, the field and its value; InfeasibleError the stage and the bytes it
+    lacks with everything recomputed. Source: BMPipe (Wang et al., CLUSTER 2025, a poster), its programme reconstructed; the search
+    is ours (csrc/plan/bmpipe.h).
     """
     core, names, labels = core_layers(layers)
     found = _core.plan_bmpipe(

@@ -187,7 +187,8 @@ def dawnpiper(
     partition instead of a search. optimise_memory False: nothing is recomputed or swapped. work_limit: partial sets that
     the proof may meet (4 million); past it ``optimal`` is False and the bound still holds.
 
-    tp.InfeasibleError names the stage, the bytes it is short, and the memory_bytes that would do.
+    InvalidValueError or InvalidTypeError name the array, the node and its value; InfeasibleError the stage, the bytes it is short,
+    and the memory_bytes that would do. Source: DawnPiper (Peng et al., arXiv 2505.05856), its model; the search is ours.
     """
     return _plan(nodes, stages, memory_bytes, micro_batches, schedule, swap_bandwidth_Bps, link_bandwidth_Bps, mode, work_limit,
                  in_flight, optimise=flag(optimise_memory, "optimise_memory"),
@@ -212,7 +213,8 @@ def dawnpiper_binary(
     of what to swap (FreeTime, one queue a direction) and to recompute (bytes saved a second).
 
     Arguments and result as :func:`dawnpiper`; swaps take whole tensors and cost what the bus cannot hide. work_limit: stages
-    examined before it takes the best known (200 000). It may find no plan where one exists: tp.InfeasibleError says so.
+    examined before it takes the best known (200 000). It may find no plan where one exists: InfeasibleError says so. Source:
+    DawnPiper (arXiv 2505.05856); Capuchin (Peng et al., ASPLOS 2020); what they leave open: csrc/plan/bipar.c.
     """
     return _plan(nodes, stages, memory_bytes, micro_batches, schedule, swap_bandwidth_Bps, link_bandwidth_Bps, mode, work_limit,
                  in_flight, optimise=flag(optimise_memory, "optimise_memory"), binary=True)  # fmt: skip
@@ -220,7 +222,7 @@ def dawnpiper_binary(
 
 def memory_weights(stages: int, micro_batches: int | None = None, schedule: str = "pipedream") -> FloatArray:
     """DawnPiper's Alg. 2: float64 [stages], the share of one micro-batch's memory that each stage should have, in shares of
-    stage 0's. pipedream, 4 stages: 1, 4/3, 2, 4."""
+    stage 0's. pipedream, 4 stages: 1, 4/3, 2, 4. micro_batches None: as many as stages."""
     count = integer(stages, "stages")
     return _core.dawnpiper_weights(count, _micros(micro_batches, count), _one_of("schedule", schedule, _FLIGHTS))
 
@@ -228,13 +230,15 @@ def memory_weights(stages: int, micro_batches: int | None = None, schedule: str 
 def memory_balanced(nodes: Nodes | Mapping[str, Any], stages: int, micro_batches: int | None = None,
                     schedule: str = "pipedream") -> list[int]:  # fmt: skip
     """Boundaries of Alg. 2: a stage closes with the node at which activation, parameter and optimiser bytes since the last
-    boundary come to its share (:func:`memory_weights`) of all."""
+    boundary come to its share (:func:`memory_weights`) of all. stages + 1 of them, 0 first; no stage is empty. nodes: as of
+    :func:`dawnpiper`; InvalidValueError names the array and node."""
     count = integer(stages, "stages")
     flight = _one_of("schedule", schedule, _FLIGHTS)
     return list(_core.dawnpiper_balance(_arrays(nodes), count, _micros(micro_batches, count), flight, True))
 
 
 def compute_balanced(nodes: Nodes | Mapping[str, Any], stages: int) -> list[int]:
-    """Boundaries by the same walk with equal shares of forward and backward time."""
+    """Boundaries (stages + 1 of them, 0 first) where a stage closes with the node at which its forward and backward seconds come to
+    an equal share of all; no stage is empty. nodes: as of :func:`dawnpiper`; InvalidValueError names the array and node."""
     count = integer(stages, "stages")
     return list(_core.dawnpiper_balance(_arrays(nodes), count, 1, 0, False))

@@ -261,13 +261,16 @@ def _plan(graph: LayerGraph, published: bool) -> LayerPlan:
 
 def piper(graph: LayerGraph) -> LayerPlan:
     """Piper's dynamic programme as published (NeurIPS 2021, section 4): over downsets, devices and sums of replicas, with the
-    authors' knapsack heuristic for the variants. Its memory grows with downsets x devices^2 x 10 bytes."""
+    authors' knapsack heuristic for the variants. Its memory grows with downsets x devices^2 x 10 bytes.
+
+    graph: of :func:`load_piper`, :func:`layer_graph` or made by hand; seconds of a micro-batch, bytes. InvalidValueError or
+    InvalidTypeError name the node, variant or edge; InfeasibleError the bytes that are short."""
     return _plan(graph, True)
 
 
 def parallel_layers(graph: LayerGraph) -> LayerPlan:
     """The least time per sample over the same plans as ``piper``, proven, in a fraction of its time: bisection on the time per
-    sample over Pareto fronts of (replicas, devices), variants chosen exactly."""
+    sample over Pareto fronts of (replicas, devices), variants chosen exactly. Argument and errors as there."""
     return _plan(graph, False)
 
 
@@ -296,7 +299,11 @@ def layer_graph(
     """The chain of blocks that the other planners plan, as a layer graph: one device a replica, variant "keep", and with
     ``memory["recompute_s"]`` "recompute", which keeps nothing per micro-batch. comm_s a message becomes bytes at the bandwidth:
     Piper counts a cut twice each way. memory["in_flight"]: every stage holds that many micro-batches, in an order that is not
-    1F1B's."""
+    1F1B's.
+
+    fwd, bwd: [n] seconds of each block and micro-batch; param_bytes: [n] that replicas exchange; memory: limit_bytes of a
+    device, and [n] static_bytes, activation_bytes (of each micro-batch in flight), recompute_s. InvalidValueError or
+    InvalidTypeError name the argument, its index and value."""
     forward, backward = array(fwd, "fwd"), array(bwd, "bwd")
     n = len(forward)
     if len(backward) != n:

@@ -147,6 +147,8 @@ def slice_uneven(
     stages, beside their work. Up to 256 units the optimum is proven if ``work`` (extensions of a label by one machine; 0:
     4e8) suffices; above, the slicing is a local optimum of boundary moves, evaluated exactly, which is no slower than that of a
     granularity that this one divides. ``lower_bound_s`` is proven either way. Deterministic: no clock is read.
+
+    max_slice, memory and errors as of ``slice_tokens``.
     """
     from .slices import _longest, _unit, core_cost
 
@@ -177,7 +179,7 @@ def slice_uneven(
 def flow_shop_time(times: Any) -> float:
     """The makespan of jobs that pass machines in order: times float64 [jobs, machines] seconds, every machine takes the jobs
     in their order (a permutation flow shop). Slices through stages are one; with links as machines in between, slices whose
-    messages travel beside the work."""
+    messages travel beside the work. In seconds; InvalidValueError names a cell that is negative or not finite."""
     cells = array(times, "times")
     if cells.ndim == 2 and cells.size and not (np.isfinite(cells) & (cells >= 0)).all():
         m, q = np.argwhere(~(np.isfinite(cells) & (cells >= 0)))[0]
