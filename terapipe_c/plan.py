@@ -460,8 +460,8 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         memory_bytes: limit of each rank; None: the cluster's devices'. Of a request whose search is small (a model for tests, a
             few slices) terapipe's plan is never slower with more of it; larger searches are made for one limit alone. The papers'
             planners too are asked for all limits where that takes less than half a second (some 24 layers on 8 devices; for piper
-            and adapipe 12 on 4), and the fastest plan that fits is taken, because their models of time are not the engine's;
-            ``tp.planners`` has their answers alone.
+            and adapipe 12 on 4) and a rank has one stage, and the fastest plan that fits is taken, because their models of time are
+            not the engine's; ``tp.planners`` has their answers alone.
         granularity: slice lengths that are planned are multiples of this many tokens; None: chosen so that planning stays
             under a second or two (some for auto). A number that divides another never gives terapipe a slower plan than
             the other.

@@ -150,8 +150,8 @@ find_stage(piper *p, int i, int *k, int *s, tp_layer_plan *plan)
     return -1;
 }
 
-/* Sums of them stay exact. Of weights no word: their exchange may be longer by any factor. 0: where it would leave the range of a
- * double, or nothing takes time. */
+/* Seconds of a tick, in which sums stay exact. Weights do not count, since their exchange may take longer by any factor. 0: it
+ * would leave the range of a double, or nothing takes time. */
 static double
 tick_of(const tp_layer_graph *g)
 {
