@@ -5,6 +5,7 @@
 #include "cuda/device.h"
 #include "cuda/dl.h"
 #include "cuda/dl_cublaslt.h"
+#include "cuda/dl_cudnn.h"
 #include "cuda/dl_nccl.h"
 #include "cuda/provider.h"
 #ifdef TP_CUDA_EMULATED
@@ -105,6 +106,7 @@ libraries(PyObject *module, PyObject *none)
 {
     const tp_cublaslt *cublaslt;
     const tp_nccl *nccl;
+    const tp_cudnn_library *cudnn;
     tp_status status;
     (void)module, (void)none;
     Py_BEGIN_ALLOW_THREADS
@@ -114,7 +116,11 @@ libraries(PyObject *module, PyObject *none)
     Py_BEGIN_ALLOW_THREADS
     status = tp_nccl_load(&nccl);
     Py_END_ALLOW_THREADS
-    return Py_BuildValue("{s:N,s:N}", "cublasLt", first, "NCCL", library(status, tp_nccl_found, tp_nccl_lacks()));
+    PyObject *second = library(status, tp_nccl_found, tp_nccl_lacks());
+    Py_BEGIN_ALLOW_THREADS
+    status = tp_cudnn_load(&cudnn);
+    Py_END_ALLOW_THREADS
+    return Py_BuildValue("{s:N,s:N,s:N}", "cublasLt", first, "NCCL", second, "cuDNN", library(status, tp_cudnn_found, ""));
 }
 
 static PyObject *

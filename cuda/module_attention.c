@@ -1,6 +1,11 @@
-/* The attention kernels from Python, on addresses: for benchmarks/gpu/attention.py and tests. Nothing else calls this. */
+/* The attention kernels and cuDNN's from Python, on addresses: for benchmarks/gpu/attention.py and tests. Nothing else calls
+ * this. */
 #include "cuda/module.h"
 
+#include <stdlib.h>
+
+#include "cuda/cudnn.h"
+#include "cuda/gemm.h"
 #include "cuda/kernels.h"
 
 enum { Q, K, V, O, LSE, FORWARD, D_O = FORWARD, DELTA, DQ, DK, DV, BACKWARD };
@@ -43,7 +48,94 @@ attention(PyObject *module, PyObject *args, PyObject *keywords)
     Py_RETURN_NONE;
 }
 
+/* ---- cuDNN's ---------------------------------------------------------------------------------------------------------------- */
+
+#define CAPSULE "terapipe_c.cudnn"
+
+typedef struct {
+    tp_cuda_device *device;
+    void *workspace;
+    tp_cudnn *cudnn;
+} bench;
+
+static void
+bench_close(bench *b)
+{
+    tp_cudnn_close(b->cudnn);
+    if (b->device != NULL)
+        tp_cuda_free(b->device, b->workspace);
+    tp_cuda_close(b->device);
+    free(b);
+}
+
+static void
+bench_end(PyObject *capsule)
+{
+    bench_close(PyCapsule_GetPointer(capsule, CAPSULE));
+}
+
+static tp_status
+bench_open(bench *b, int device, tp_stream stream)
+{
+    TP_TRY(tp_cuda_open(device, NULL, &b->device));
+    TP_TRY(tp_cuda_alloc(b->device, tp_gemm_workspace_bytes(b->device), "the workspace of cuDNN", &b->workspace));
+    return tp_cudnn_open(b->device, stream, b->workspace, tp_gemm_workspace_bytes(b->device), &b->cudnn);
+}
+
+static PyObject *
+cudnn(PyObject *module, PyObject *args)
+{
+    unsigned long long stream = 0;
+    int device = 0;
+    tp_status status;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "|iK:cudnn", &device, &stream))
+        return NULL;
+    bench *b = calloc(1, sizeof *b);
+    if (b == NULL)
+        return PyErr_NoMemory();
+    Py_BEGIN_ALLOW_THREADS
+    status = bench_open(b, device, (void *)(uintptr_t)stream);
+    Py_END_ALLOW_THREADS
+    PyObject *capsule = status == TP_OK ? PyCapsule_New(b, CAPSULE, bench_end) : tp_cuda_raise(status);
+    if (capsule == NULL)
+        bench_close(b);
+    return capsule;
+}
+
+static PyObject *
+cudnn_attention(PyObject *module, PyObject *args)
+{
+    unsigned long long at[FORWARD];
+    long long n[8];
+    PyObject *capsule;
+    tp_status status;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O(LLLLLLLL)(KKKKK):cudnn_attention", &capsule, &n[0], &n[1], &n[2], &n[3], &n[4], &n[5], &n[6],
+                          &n[7], &at[Q], &at[K], &at[V], &at[O], &at[LSE]))
+        return NULL;
+    bench *b = PyCapsule_GetPointer(capsule, CAPSULE);
+    if (b == NULL)
+        return NULL;
+    tp_attention s = {n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7]};
+    Py_BEGIN_ALLOW_THREADS
+    status = tp_cudnn_prepare(b->cudnn, &s);
+    if (status == TP_OK && tp_cudnn_has(b->cudnn, &s))
+        status = tp_cudnn_forward(b->cudnn, &s, (void *)(uintptr_t)at[Q], (void *)(uintptr_t)at[K], (void *)(uintptr_t)at[V],
+                                  (void *)(uintptr_t)at[O], (void *)(uintptr_t)at[LSE]);
+    else if (status == TP_OK)
+        status = tp_fail(TP_ERUNTIME, "%s", tp_cudnn_caveat(b->cudnn));
+    Py_END_ALLOW_THREADS
+    if (status != TP_OK)
+        return tp_cuda_raise(status);
+    return PyUnicode_FromString(tp_cudnn_caveat(b->cudnn));
+}
+
 static PyMethodDef methods[] = {
+    {"cudnn", cudnn, METH_VARARGS, "cudnn(device=0, stream=0): plans of cuDNN for that stream, as a capsule."},
+    {"cudnn_attention", cudnn_attention, METH_VARARGS,
+     "cudnn_attention(capsule, shape, addresses): as attention's forward in bf16, by cuDNN (cuda/cudnn.h); a shape that is new has "
+     "its plan made first. Text about all shapes so far. ExecutionError: cuDNN has no plan. Addresses are not checked."},
     {"attention", (PyCFunction)(void (*)(void))attention, METH_VARARGS | METH_KEYWORDS,
      "attention(dtype, (batch, heads, head_dim, slice, context, total, qkv_stride, o_stride), addresses, groups=0, stream=0): "
      "enqueue the forward (five addresses) or the backward (ten) pass of a slice (cuda/kernels.h). Addresses are not checked."},

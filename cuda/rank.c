@@ -94,6 +94,7 @@ device_close(tp_device *device)
     if (rank->origin != NULL)
         tp_cuda_event_destroy(rank->cuda, rank->origin);
     tp_gemm_close(rank->gemm);
+    tp_cudnn_close(rank->cudnn);
     tp_heap_free(rank->base.heap, rank->workspace);
     tp_heap_use(rank->base.heap, NULL);
     tp_cuda_close(rank->cuda);
@@ -114,6 +115,7 @@ device_open(const tp_device_config *config, tp_heap *heap, tp_device **out)
     rank->base = (tp_device){.ops = &tp_cuda_device_ops, .heap = heap};
     rank->config = *config;
     rank->stream = tp_cuda_compute(rank->cuda);
+    rank->refused = "";
     tp_heap_use(heap, &(tp_heap_hook){.context = rank, .take = heap_take, .give = heap_give});
     status = tp_cuda_event_create(rank->cuda, 1, &rank->origin);
     if (status != TP_OK) {
@@ -122,6 +124,24 @@ device_open(const tp_device_config *config, tp_heap *heap, tp_device **out)
     }
     *out = &rank->base;
     return TP_OK;
+}
+
+/* Workspace is what products have: so a plan's memory is the same where there is no cuDNN. */
+static tp_status
+open_attention(tp_cuda_rank *rank)
+{
+    int asked;
+    TP_TRY(tp_cudnn_asked(&asked));
+    if (!asked)
+        return TP_OK;
+    if (rank->config.reproducible)
+        rank->refused = "TERAPIPE_ATTENTION=cudnn is without effect: the bits of cuDNN's attention depend on the slices, and "
+                        "reproducible=True keeps the package's own";
+    else if (rank->config.dtype != TP_BF16)
+        rank->refused = "TERAPIPE_ATTENTION=cudnn is without effect: cuDNN's attention is of dtype \"bf16\", this is float32";
+    if (*rank->refused != 0)
+        return TP_OK;
+    return tp_cudnn_open(rank->cuda, rank->stream, rank->workspace, TP_CUDA_GEMM_BYTES, &rank->cudnn);
 }
 
 static tp_status
@@ -134,7 +154,8 @@ device_reserve(tp_device *device, size_t bytes)
                        tp_gemm_workspace_bytes(rank->cuda), TP_CUDA_GEMM_BYTES);
     TP_TRY(tp_heap_alloc(rank->base.heap, bytes, "workspace of the kernels", &rank->workspace));
     rank->partial = (char *)rank->workspace + TP_CUDA_GEMM_BYTES;
-    return tp_gemm_open(rank->cuda, rank->stream, &options, rank->workspace, &rank->gemm);
+    TP_TRY(tp_gemm_open(rank->cuda, rank->stream, &options, rank->workspace, &rank->gemm));
+    return open_attention(rank);
 }
 
 /* ---- a step ------------------------------------------------------------------------------------------------------------------- */
@@ -310,8 +331,15 @@ device_collect(tp_device *device)
 static const char *
 device_caveat(const tp_device *device)
 {
-    const tp_cuda_rank *rank = (const tp_cuda_rank *)device;
-    return *rank->caveat || rank->gemm == NULL ? rank->caveat : tp_gemm_caveat(rank->gemm);
+    tp_cuda_rank *rank = tp_cuda_rank_of((tp_device *)(uintptr_t)device);
+    const char *const part[] = {rank->caveat, rank->gemm != NULL ? tp_gemm_caveat(rank->gemm) : "", rank->refused,
+                                rank->cudnn != NULL ? tp_cudnn_caveat(rank->cudnn) : ""};
+    size_t used = 0;
+    rank->told[0] = 0;
+    for (size_t i = 0; i < sizeof part / sizeof *part; i++)
+        if (*part[i] != 0 && used < sizeof rank->told)
+            used += (size_t)snprintf(rank->told + used, sizeof rank->told - used, "%s%s", used > 0 ? "; " : "", part[i]);
+    return rank->told;
 }
 
 const tp_device_ops tp_cuda_device_ops = {

@@ -3,6 +3,7 @@
 #define TP_CUDA_RANK_H
 
 #include "csrc/stage/stage_ops.h"
+#include "cuda/cudnn.h"
 #include "cuda/device.h"
 #include "cuda/gemm.h"
 
@@ -40,7 +41,8 @@ typedef struct {
     tp_cuda_device *cuda;
     tp_stream stream; /* compute */
     tp_gemm *gemm;
-    void *workspace;  /* TP_CUDA_GEMM_BYTES, then `partial` */
+    tp_cudnn *cudnn;  /* NULL: attention is our kernels' */
+    void *workspace;  /* TP_CUDA_GEMM_BYTES, of products and of cuDNN's plans, as one runs after the other; then `partial` */
     void *partial;    /* of sums over rows and of squares */
     tp_cuda_event origin;
     int64_t origin_ns; /* host's clock when the device came to `origin` */
@@ -50,6 +52,8 @@ typedef struct {
     tp_cuda_stretch *capturing; /* between stretch_begin and stretch_end */
     int64_t replayed;           /* stretches launched as graphs, ever */
     char caveat[512];           /* why the first stretch that was not captured was not; "": all are */
+    const char *refused;        /* why cuDNN was asked for in vain; "": it was not */
+    char told[1536];            /* all caveats */
 } tp_cuda_rank;
 
 extern const tp_device_ops tp_cuda_device_ops;

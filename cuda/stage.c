@@ -253,7 +253,7 @@ prepare(tp_stage *stage)
         }
     stage->preparing = 0;
     stage->prepared = 1;
-    return status;
+    return status == TP_OK ? tp_cuda_stage_check_attention(stage) : status;
 }
 
 static tp_status

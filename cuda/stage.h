@@ -103,6 +103,14 @@ tp_cuda_block_recompute(tp_stage *stage, int block, const tp_slice_at *at);
 TP_MUST_USE tp_status
 tp_cuda_head_forward(tp_stage *stage, const tp_slice_at *at);
 
+/* The attention of one part of a slice's forward, by cuDNN where it was asked for and can: planned while the stage prepares, else
+ * run. qkv and o from the part's row (0, 0) on. */
+TP_MUST_USE tp_status
+tp_cuda_stage_attention(tp_stage *stage, const tp_stage_part *part, const void *qkv, void *o, float *lse);
+/* After all plans are made: each is run once beside our kernel, on numbers of its own, in memory that a step writes before it
+ * reads it. */
+TP_MUST_USE tp_status
+tp_cuda_stage_check_attention(tp_stage *stage);
 /* A product of the stage: chosen while it prepares, else run. */
 TP_MUST_USE tp_status
 tp_cuda_stage_product(tp_stage *stage, const tp_gemm_op *op);

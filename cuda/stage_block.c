@@ -84,11 +84,9 @@ attend(tp_stage *stage, int block, const tp_slice_at *at, const tp_inner *inner)
     TP_TRY(tp_cuda_stage_product(stage, &op));
     tp_stage_part part[2];
     for (int k = 0, count = tp_stage_parts(&stage->base, at, part); k < count; k++) {
-        const void *q = tp_cuda_row(stage, inner->qkv, part[k].row, 3 * width);
-        STAGE_RUN(stage, tp_cuda_attention_forward(stage->rank->stream, stage->dtype, &part[k].shape, q,
-                                                   tp_cuda_row(stage, q, 1, width), tp_cuda_row(stage, q, 2, width),
-                                                   tp_cuda_row(stage, inner->o, part[k].row, width),
-                                                   self->activations[at->slot].lse + part[k].lse));
+        const void *qkv = tp_cuda_row(stage, inner->qkv, part[k].row, 3 * width);
+        TP_TRY(tp_cuda_stage_attention(stage, &part[k], qkv, tp_cuda_row(stage, inner->o, part[k].row, width),
+                                       self->activations[at->slot].lse + part[k].lse));
     }
     return TP_OK;
 }

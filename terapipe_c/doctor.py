@@ -264,11 +264,12 @@ def _gpus() -> Iterator[Finding]:
         )
     for library in found.libraries:
         usable = library.version != ""
+        needed = bool(found.driver) and (library.name != "cuDNN" or os.environ.get("TERAPIPE_ATTENTION") == "cudnn")
         yield Finding(
             library.name,
             f"{library.version} at {library.path}" if usable else "not found",
-            NOTE if library.lacks or (found.driver and not usable) else OK,
-            library.lacks if usable else library.why_not if found.driver else "",
+            NOTE if library.lacks or (needed and not usable) else OK,
+            library.lacks if usable else library.why_not if needed else "",
         )
 
 
