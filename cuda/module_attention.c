@@ -5,7 +5,6 @@
 #include <stdlib.h>
 
 #include "cuda/cudnn.h"
-#include "cuda/gemm.h"
 #include "cuda/kernels.h"
 
 enum { Q, K, V, O, LSE, FORWARD, D_O = FORWARD, DELTA, DQ, DK, DV, BACKWARD };
@@ -54,7 +53,6 @@ attention(PyObject *module, PyObject *args, PyObject *keywords)
 
 typedef struct {
     tp_cuda_device *device;
-    void *workspace;
     tp_cudnn *cudnn;
 } bench;
 
@@ -62,8 +60,6 @@ static void
 bench_close(bench *b)
 {
     tp_cudnn_close(b->cudnn);
-    if (b->device != NULL)
-        tp_cuda_free(b->device, b->workspace);
     tp_cuda_close(b->device);
     free(b);
 }
@@ -75,27 +71,27 @@ bench_end(PyObject *capsule)
 }
 
 static tp_status
-bench_open(bench *b, int device, tp_stream stream)
+bench_open(bench *b, int device, tp_stream stream, void *workspace, size_t bytes)
 {
     TP_TRY(tp_cuda_open(device, NULL, &b->device));
-    TP_TRY(tp_cuda_alloc(b->device, tp_gemm_workspace_bytes(b->device), "the workspace of cuDNN", &b->workspace));
-    return tp_cudnn_open(b->device, stream, b->workspace, tp_gemm_workspace_bytes(b->device), &b->cudnn);
+    return tp_cudnn_open(b->device, stream, workspace, bytes, &b->cudnn);
 }
 
 static PyObject *
 cudnn(PyObject *module, PyObject *args)
 {
-    unsigned long long stream = 0;
+    unsigned long long workspace, stream = 0;
+    Py_ssize_t bytes;
     int device = 0;
     tp_status status;
     (void)module;
-    if (!PyArg_ParseTuple(args, "|iK:cudnn", &device, &stream))
+    if (!PyArg_ParseTuple(args, "Kn|iK:cudnn", &workspace, &bytes, &device, &stream))
         return NULL;
     bench *b = calloc(1, sizeof *b);
     if (b == NULL)
         return PyErr_NoMemory();
     Py_BEGIN_ALLOW_THREADS
-    status = bench_open(b, device, (void *)(uintptr_t)stream);
+    status = bench_open(b, device, (void *)(uintptr_t)stream, (void *)(uintptr_t)workspace, (size_t)bytes);
     Py_END_ALLOW_THREADS
     PyObject *capsule = status == TP_OK ? PyCapsule_New(b, CAPSULE, bench_end) : tp_cuda_raise(status);
     if (capsule == NULL)
@@ -132,7 +128,9 @@ cudnn_attention(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"cudnn", cudnn, METH_VARARGS, "cudnn(device=0, stream=0): plans of cuDNN for that stream, as a capsule."},
+    {"cudnn", cudnn, METH_VARARGS,
+     "cudnn(workspace, bytes, device=0, stream=0): plans of cuDNN for that stream, as a capsule. The workspace is the device's, on "
+     "256 bytes, and there for as long; its address is not checked."},
     {"cudnn_attention", cudnn_attention, METH_VARARGS,
      "cudnn_attention(capsule, shape, addresses): as attention's forward in bf16, by cuDNN (cuda/cudnn.h); a shape that is new has "
      "its plan made first. Text about all shapes so far. ExecutionError: cuDNN has no plan. Addresses are not checked."},

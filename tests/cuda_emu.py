@@ -100,5 +100,16 @@ def library(races: bool = False) -> ctypes.CDLL:
     return ctypes.CDLL(str(build(races=True)) if races else emulated().__file__)
 
 
+def fake_cudnn(*flags: str, folder: Path = FOLDER) -> Path:
+    """A libcudnn for TERAPIPE_CUDNN that computes the graphs it is given, on this emulated device (tests/cuda/fake_cudnn.c)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path, fresh = folder / "libcudnn.so.9", folder / f"libcudnn.{os.getpid()}"
+    run(["gcc", "-shared", "-fPIC", "-std=c11", "-D_GNU_SOURCE", "-O2", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror",
+         f"-I{ROOT}", *flags, *(str(ROOT / "tests/cuda" / name) for name in ("fake_cudnn.c", "fake_cudnn_run.c")), "-o", str(fresh),
+         "-lm", "-ldl"])  # fmt: skip
+    fresh.rename(path)
+    return path
+
+
 if __name__ == "__main__":
     sys.stdout.write(f"{build()}\n")

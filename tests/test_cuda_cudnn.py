@@ -21,17 +21,9 @@ BF16 = 1
 NO_ENGINE, NO_ODD, NOT_THE_SAME, TOP_LEFT, PACKED_STATISTICS, FAILS_TO_RUN, NO_HANDLE = (1 << i for i in range(7))
 
 
-def compile_fake(folder: Path, *flags: str) -> Path:
-    path = folder / f"libcudnn{len(flags)}.so.9"
-    sources = ["tests/cuda/fake_cudnn.c", "tests/cuda/fake_cudnn_run.c"]
-    subprocess.run(["gcc", "-shared", "-fPIC", "-std=c11", "-D_GNU_SOURCE", "-O2", "-ffp-contract=off", "-Wall", "-Wextra",
-                    "-Werror", "-I.", *flags, *sources, "-o", str(path), "-lm", "-ldl"], cwd=ROOT, check=True)  # fmt: skip
-    return path
-
-
 @pytest.fixture(scope="module")
 def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_fake(tmp_path_factory.mktemp("fake"))
+    return cuda_emu.fake_cudnn(folder=tmp_path_factory.mktemp("fake"))
 
 
 def emulated(library: object, case: str, **environment: str):
@@ -64,7 +56,8 @@ def errors():
     library = cuda_emu.library()
     library.tp_error_message.restype = ctypes.c_char_p
     module = cuda_emu.emulated()
-    plans = module.cudnn()
+    workspace = kernels.aligned(1 << 20, np.uint8)
+    plans = module.cudnn(kernels.address(workspace).value, workspace.nbytes)
 
     class Provided(kernels.Attention):
         def call(self, name, rows, context, *arrays):
@@ -226,8 +219,7 @@ def refused():
 
 def test_a_library_that_cannot_be_used_is_named(fake, tmp_path):
     """Missing, too old, known to be wrong, or without a function: before the first step, by name, version and need."""
-    (tmp_path / "lacks").mkdir()
-    lacks = compile_fake(tmp_path / "lacks", "-DFAKE_CUDNN_LACKS")
+    lacks = cuda_emu.fake_cudnn("-DFAKE_CUDNN_LACKS", folder=tmp_path)
     assert "lacks cudnnGetLastErrorString" in emulated(lacks, "refused")
     assert "which does not load" in emulated(tmp_path / "none.so", "refused")
     for version, words in (("90501", "version 9.5.1; 9.6.0 or newer is needed"),

@@ -2,10 +2,13 @@
 
 FLOPs are of the visible (query, key) pairs alone: T (T + 1) / 2 a head, 4 D each forward and 10 D backward (five products),
 whatever a kernel computes besides: ours pulls and computes 14 D. Random numbers; the device's clock; the median of the runs.
+cuDNN's forward as TERAPIPE_ATTENTION=cudnn asks for it has questions of its own; where it is not installed nothing is measured.
 """
 
+import os
 import statistics
 
+import numpy as np
 from gpu_check import Question, small, so_far
 
 F32, BF16 = 0, 1
@@ -229,8 +232,128 @@ def speed():
                         f"{max(shares, default=0):.2f} of the best peer (goal 0.9)", "shapes": found}  # fmt: skip
 
 
+# ---- cuDNN's forward, as the package asks for it: by its C backend API, on slices whose keys lie in their context --------------
+
+
+class Provided(Sequence):
+    """The forward by cuDNN; the backward stays ours."""
+
+    plans, told = None, ""
+
+    def call(self, forward, rows, context, groups=0):
+        import torch
+
+        import terapipe_c as tp
+
+        if not forward:
+            return super().call(forward, rows, context, groups)
+        module = tp.cuda.load()
+        if self.plans is None:
+            self.workspace = torch.full((1 << 25,), 0xFF, dtype=torch.uint8, device=self.device)  # as much as a rank has; NaNs
+            stream = torch.cuda.current_stream().cuda_stream if self.device == "cuda" else 0
+            self.plans = module.cudnn(self.workspace.data_ptr(), self.workspace.numel(), 0, stream)
+        B, H, D, T = self.shape
+        step = H * D * self.qkv.element_size()
+        arrays = (*(self.qkv.data_ptr() + i * step for i in range(3)), self.o.data_ptr(), self.lse.data_ptr())
+        self.told = module.cudnn_attention(self.plans, (B, H, D, rows, context, T, 3 * H * D, H * D), arrays)
+        return None
+
+
+def no_cudnn():
+    """Why cuDNN cannot be asked, or nothing. Without a GPU a false one is."""
+    import terapipe_c as tp
+
+    if small():
+        import cuda_emu
+
+        os.environ["TERAPIPE_CUDNN"] = str(cuda_emu.fake_cudnn())
+    _, version, why, _ = tp.cuda.load().libraries()["cuDNN"]
+    return "" if version else why
+
+
+def cudnn_kernels():
+    """Errors of cuDNN's o and lse on ragged slices, and of our gradients from them, and its bits in a second run."""
+    found = []
+    for B, H, D, slices in [(1, 1, 64, [1, 40])] if small() else SHAPES:
+        its, ours = (kind(BF16, B, H, D, sum(slices), seed=len(found)) for kind in (Provided, Sequence))
+        row = {"batch": B, "heads": H, "head_dim": D, "slices": slices, "dtype": "bf16"}
+        o, lse, _, grads = first = its.run(slices)
+        row["the same again"], row["told"] = same(its.run(slices), first), its.told
+        own_o, own_lse, *_ = ours.run(slices)
+        want_o, want_lse, want_grads = its.wanted()
+        pairs = {"o": (o, want_o), "lse": (lse, want_lse), "o beside ours": (o, own_o), "lse beside ours": (lse, own_lse)}
+        pairs |= {name: (grads[:, :, i], want_grads[:, :, i]) for i, name in enumerate(("dq", "dk", "dv"))}
+        for name, (got, want) in pairs.items():
+            row[name] = float((got.double() - want.double()).norm() / want.double().norm())
+        found.append(row)
+        so_far(found)
+    return found
+
+
+def losses(attention):
+    """(losses of 3 steps of a small model in slices, what was said of attention)."""
+    from gpu.training import HYPER, engine_of, small_model
+
+    import terapipe_c as tp
+
+    os.environ["TERAPIPE_ATTENTION"] = attention
+    model = small_model()
+    T = model.block_size
+    _, make = engine_of(model, [(2, [T // 4] * 4), (1, [T // 2 + 1, T // 2 - 1])])
+    engine = make(0)
+    engine.load(tp.init_params(model, seed=1))
+    tokens = np.random.default_rng(2).integers(0, model.vocab_size, (3, T + 1)).astype(np.int32)
+    return [engine.run(tokens, step=step, **HYPER)[0] for step in (1, 2, 3)], engine.caveats
+
+
+def cudnn_right():
+    """cuDNN's forward against float64 and our kernel, the same bits again; a small model trained with it, by graphs."""
+    if why := no_cudnn():
+        return {"headline": f"not measured: {why}"}
+    found = cudnn_kernels()
+    (its, caveats), (again, _), (ours, _) = losses("cudnn"), losses("cudnn"), losses("own")
+    told = {"kernels": found, "losses": {"cudnn": its, "again": again, "ours": ours}, "caveats": caveats}
+    so_far(told)
+    names = ("o", "dq", "dk", "dv", "o beside ours")
+    wrong = [(name, row) for row in found for name in names if not row[name] <= bound(row) * (1 + (name == "o beside ours"))]
+    wrong += [row for row in found if not (row["lse"] <= 1e-5 and row["lse beside ours"] <= 1e-5 and row["the same again"])]
+    assert not wrong, wrong
+    assert its == again and np.allclose(its, ours, rtol=3e-3), told
+    assert len(caveats) == 1 and "for 6 of 6 shapes" in caveats[0], caveats  # each also held against our kernel before step 1
+    worst = max(row[n] for row in found for n in ("o", "dq", "dk", "dv"))
+    return told | {"headline": f"worst error {worst:.1e}; {caveats[0]}"}
+
+
+def cudnn_speed():
+    """The forward of 16384 tokens in sequences of 2048: cuDNN's on slices of 1024 and whole, beside ours."""
+    if why := no_cudnn():
+        return {"headline": f"not measured: {why}"}
+    found, tokens = [], 64 if small() else 16384
+    for D, H in ((64, 1), (16, 2)) if small() else ((64, 32), (128, 16)):
+        T = 32 if small() else 2048
+        B = tokens // T
+        flops = 4.0 * D * B * H * T * (T + 1) / 2
+        its, ours = Provided(BF16, B, H, D, T), Sequence(BF16, B, H, D, T)
+        row = {"batch": B, "heads": H, "head_dim": D, "tokens": T}
+        for size in (T // 2, T):
+            slices = [size] * (T // size)
+            its.forward(slices)  # plans are made
+            ours.forward(slices)
+            seconds = [clock(lambda call=call, s=slices: call(s), 7) for call in (its.forward, ours.forward)]
+            rates = [round(1e-12 * flops / s, 1) for s in seconds]
+            row[f"slices of {size}"] = {"cudnn_s": seconds[0], "ours_s": seconds[1], "cudnn_tflops": rates[0],
+                                        "ours_tflops": rates[1], "ours_of_cudnn": round(seconds[0] / seconds[1], 3)}  # fmt: skip
+        row["told"] = its.told
+        found.append(row)
+        so_far(found)
+    shares = [part["ours_of_cudnn"] for row in found for part in row.values() if isinstance(part, dict)]
+    return {"headline": f"our forward has {min(shares):.2f} to {max(shares):.2f} of the speed of cuDNN's", "shapes": found}
+
+
 QUESTIONS = [
     Question("attention right", 45, right, order=14),
     Question("attention bits", 45, bits, order=15),
     Question("attention speed", 35, speed, order=46),
+    Question("cudnn right", 60, cudnn_right, order=25),
+    Question("cudnn speed", 12, cudnn_speed, order=63),
 ]

@@ -153,6 +153,6 @@ QUESTIONS = [
     Question("memory", 20, memory, order=11),
     Question("tests", 70, tests, order=13),
     Question("matmul ceiling", 14, ceiling, order=40),
-    Question("products", 22, table, order=60),
-    Question("fused gelu", 12, fused, order=61),
+    Question("products", 18, table, order=60),
+    Question("fused gelu", 10, fused, order=61),
 ]
