@@ -98,11 +98,10 @@ tp_cudnn_open(tp_cuda_device *device, tp_stream stream, void *workspace, size_t 
     tp_cudnn *cudnn = calloc(1, sizeof *cudnn);
     if (cudnn == NULL)
         return tp_fail(TP_EMEMORY, "no host memory for the plans of cuDNN");
-    int all = tp_cuda_device_properties(device)->multiprocessors, mine = tp_cuda_multiprocessors(device);
     cudnn->device = device;
     cudnn->stream = stream;
     cudnn->workspace = workspace;
-    cudnn->place = (tp_cudnn_place){.dnn = dnn, .multiprocessors = mine < all ? mine : 0, .workspace_bytes = bytes};
+    cudnn->place = (tp_cudnn_place){.dnn = dnn, .workspace_bytes = bytes};
     tp_status status = begin(cudnn);
     if (status != TP_OK) {
         tp_cudnn_close(cudnn);

@@ -309,8 +309,6 @@ ask(maker *m, dn_descriptor graph, dn_descriptor offered[MOST_OFFERED])
         offered[i] = create(m, DN_ENGINECFG, what);
     set_descriptor(m, asked, DN_ENGINEHEUR_OPERATION_GRAPH, graph, what);
     set_enum(m, asked, DN_ENGINEHEUR_MODE, DN_TYPE_HEUR_MODE, DN_HEUR_MODE_A, what);
-    if (m->place->multiprocessors > 0)
-        set(m, asked, DN_ENGINEHEUR_SM_COUNT_TARGET, DN_TYPE_INT32, 1, &m->place->multiprocessors, what);
     if (m->place->handle == NULL)
         set_descriptor(m, asked, DN_ENGINEHEUR_DEVICEPROP, m->place->deviceprop, what);
     finalize(m, asked, what);

@@ -27,12 +27,12 @@ typedef enum {
     TP_CUDNN_IDS      /* one more than the last */
 } tp_cudnn_id;
 
-/* Where plans are made for. */
+/* Where plans are made for. On a part of a GPU too they are the whole's: no engine of attention takes another number of
+ * multiprocessors (CUDNN_ATTR_ENGINEHEUR_SM_COUNT_TARGET; 9.19 offers none then), and blocks that are too many wait. */
 typedef struct {
     const tp_cudnn_library *dnn;
     dn_handle handle;         /* NULL: `deviceprop` describes a device that is not here (9.8 or newer): such plans do not run */
     dn_descriptor deviceprop;
-    int32_t multiprocessors;  /* that the stream has; 0: all of the device's */
     size_t workspace_bytes;   /* a plan may have */
 } tp_cudnn_place;
 

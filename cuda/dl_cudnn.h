@@ -40,7 +40,6 @@ enum {                                                         /* cudnnBackendAt
     DN_TYPE_POINTWISE_MODE = 14,
     DN_TYPE_BACKEND_DESCRIPTOR = 15,
     DN_TYPE_REDUCTION_OPERATOR_TYPE = 18,
-    DN_TYPE_INT32 = 23,
     DN_TYPE_CHAR = 24
 };
 enum {                                                         /* cudnnBackendDescriptorType_t */
@@ -66,7 +65,6 @@ enum {                                                         /* cudnnBackendAt
     DN_ENGINEHEUR_MODE = 200,
     DN_ENGINEHEUR_OPERATION_GRAPH = 201,
     DN_ENGINEHEUR_RESULTS = 202,
-    DN_ENGINEHEUR_SM_COUNT_TARGET = 203,
     DN_ENGINEHEUR_DEVICEPROP = 204,
     DN_ENGINECFG_ENGINE = 300,
     DN_EXECUTION_PLAN_HANDLE = 400,

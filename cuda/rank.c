@@ -126,7 +126,8 @@ device_open(const tp_device_config *config, tp_heap *heap, tp_device **out)
     return TP_OK;
 }
 
-/* Workspace is what products have: so a plan's memory is the same where there is no cuDNN. */
+/* Workspace is what products have: so a plan's memory is the same where there is no cuDNN. After products, since cuDNN finds the
+ * cublasLt that is loaded (9.28 ends the process where it finds none). */
 static tp_status
 open_attention(tp_cuda_rank *rank)
 {

@@ -6,7 +6,8 @@
     tp.cuda.versions()       # driver, runtime and the libraries found
 
 The backend is the C module `_cuda`, built where nvcc is (see the README). TERAPIPE_CUDA_MODULE names another file to take
-its place: the emulated one of the tests, `python tests/cuda_emu.py`.
+its place: the emulated one of the tests, `python tests/cuda_emu.py`. TERAPIPE_ATTENTION=cudnn has cuDNN compute the forward of
+attention, in bf16 where reproducible=False (cuda/cudnn.h), and a report's caveats say so; "own", or nothing: the package's kernels.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The real libcudnn, where it is installed, takes the graphs that cuda/cudnn_graph.c builds: its heuristics know them, and its
 engines compile plans for them, for GPUs that are described to it (9.8 or newer needs none here). That shows that every descriptor
-is right and every shape supported; what such a plan computes only a GPU can show (benchmarks/gpu/attention.py).
+is right and every shape supported (9.19.0 and 9.28.1, on 2026-11-22); what such a plan computes only a GPU can show
+(benchmarks/gpu/attention.py).
 
-    pip download --no-deps nvidia-cudnn-cu13 nvidia-cuda-nvrtc==13.0.*   # and unpack: nvidia/cudnn/lib, nvidia/cu13/lib
+    pip download --no-deps nvidia-cudnn-cu13==9.19.0.56 nvidia-cuda-nvrtc==13.0.* nvidia-cublas   # and unpack all in one folder
     TERAPIPE_CUDNN=.../nvidia/cudnn/lib/libcudnn.so.9 python -m pytest tests/test_cudnn_plans.py
 """
 
@@ -25,15 +26,16 @@ HOPPER = {"cudaDeviceId": 0, "deviceVer": 900, "driverVer": 13000, "totalGlobalM
           "multiProcessorCount": 132, "warpSize": 32, "maxSharedMemoryPerBlock": 49152, "maxSharedMemoryPerBlockOptin": 232448,
           "reservedSharedMemoryPerBlock": 1024, "maxRegistersPerSM": 65536, "maxCtasPerSM": 32, "maxThreadsPerBlock": 1024,
           "maxThreadsPerSM": 2048, "pciDeviceId": 0, "isTccDriver": 0, "supportCoopLaunch": 1, "smClockRateKHz": 1980000,
-          "memClockRateKHz": 3201000, "l2CacheSize": 62914560, "deviceName": "NVIDIA H200"}  # fmt: skip
+          "memClockRateKHz": 3201000, "memoryBusWidth": 6144, "l2CacheSize": 62914560, "deviceName": "NVIDIA H200"}  # fmt: skip
 GPUS = {
     "H200": HOPPER,
-    "H100": HOPPER | {"totalGlobalMem": 85027979264, "l2CacheSize": 52428800, "deviceName": "NVIDIA H100 80GB HBM3"},
+    "H100": HOPPER | {"totalGlobalMem": 85027979264, "memoryBusWidth": 5120, "l2CacheSize": 52428800,
+                      "deviceName": "NVIDIA H100 80GB HBM3"},
     "A100": HOPPER | {"deviceVer": 800, "multiProcessorCount": 108, "maxSharedMemoryPerBlockOptin": 166912,
-                      "totalGlobalMem": 42949672960, "l2CacheSize": 41943040, "smClockRateKHz": 1410000,
+                      "totalGlobalMem": 42949672960, "memoryBusWidth": 5120, "l2CacheSize": 41943040, "smClockRateKHz": 1410000,
                       "deviceName": "NVIDIA A100-SXM4-40GB"},
-    "B200": HOPPER | {"deviceVer": 1000, "multiProcessorCount": 148, "totalGlobalMem": 191500000000, "l2CacheSize": 132644864,
-                      "deviceName": "NVIDIA B200"},
+    "B200": HOPPER | {"deviceVer": 1000, "multiProcessorCount": 148, "totalGlobalMem": 191500000000, "memoryBusWidth": 8192,
+                      "l2CacheSize": 132644864, "deviceName": "NVIDIA B200"},
 }  # fmt: skip
 # batch, heads, head dimension, slice, context, tokens of the sequence
 SHAPES = [
