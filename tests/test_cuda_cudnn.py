@@ -166,6 +166,16 @@ def test_training_with_cudnn(fake):
     assert "this is float32" in caveats["float32"][0]
 
 
+def test_what_is_made_again_or_swapped_is_the_same_by_cudnn(fake):
+    """Bits and bytes of the stage's own tests, with cuDNN in the place of our kernel."""
+    paths = os.pathsep.join((str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")))
+    environment = {**os.environ, "TERAPIPE_ATTENTION": "cudnn", "TERAPIPE_CUDNN": str(fake), "PYTHONPATH": paths}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "(recompute or swap) and bf16",
+               str(ROOT / "tests/test_cuda_stage.py")]  # fmt: skip
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0 and " passed" in ran.stdout, ran.stdout + ran.stderr
+
+
 def faults():
     library, found = ctypes.CDLL(os.environ["TERAPIPE_CUDNN"]), {}
     library.fake_cudnn_set.argtypes = [ctypes.c_int, ctypes.c_int64]
