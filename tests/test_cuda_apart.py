@@ -25,6 +25,9 @@ plan = tp.plan(model, tp.Cluster(num_devices=2, peak_flops=1e12), batch=2, seq_l
                slicing=[(1, [4, 2])] * 2, executable=True, backend="cuda")
 run = tp.launch(plan, data, 3, backend="cuda", devices=[0, 0], processes=False, progress=False, eval_every=2, eval_batches=1)
 assert len(list(run)) == 3
+both = tp.plan(model, tp.Cluster(num_devices=2, peak_flops=1e12), batch=2, seq_len=6, planner="uniform", stages=1, data_parallel=2,
+               backend="cuda")
+assert len(list(tp.launch(both, data, 2, backend="cuda", devices=[0, 0], processes=False, progress=False, reproducible=False))) == 2
 loss, grads = tp.loss_and_grads(model, tp.init_params(model), data[:14].reshape(2, 7), [4, 2], 2, backend="cuda")
 assert loss > 0 and len(grads) == 16, len(grads)
 """
