@@ -19,6 +19,14 @@ def _in_notebook() -> bool:
     return shell is not None and type(shell.get_ipython()).__name__ == "ZMQInteractiveShell"
 
 
+def _is_terminal(stream: Any) -> bool:
+    """A program without a console has None in the place of its standard error, or what it likes: closed, or with write alone."""
+    try:
+        return stream is not None and bool(stream.isatty())
+    except (AttributeError, OSError, ValueError):              # a closed file's is a ValueError
+        return False
+
+
 class Progress:
     """Call show() from the thread that waits for the run."""
 
@@ -26,8 +34,9 @@ class Progress:
         self._first, self._steps, self._shown, self._last_line, self._closed = first, steps, 0, 0.0, False
         self._told: Any = None
         self._bar: Any = None
-        self._terminal = sys.stderr is not None and sys.stderr.isatty()
-        self._silent = wanted is False or sys.stderr is None
+        self._stream = sys.stderr                              # print takes None for the standard output
+        self._terminal = _is_terminal(self._stream)
+        self._silent = wanted is False or self._stream is None
         if not self._silent and (self._terminal or _in_notebook()):
             try:
                 with warnings.catch_warnings():
@@ -37,7 +46,7 @@ class Progress:
                 return
             try:
                 self._bar = tqdm(total=steps, initial=first, unit="step", dynamic_ncols=True)
-            except OSError:
+            except (OSError, ValueError):
                 self._silent = True
 
     def show(self, history: Sequence[Any], over: bool) -> None:
@@ -46,7 +55,7 @@ class Progress:
             return
         try:
             self._show(history, over)
-        except OSError:  # nobody reads any more, or the log's disk is full: that ends no training
+        except (OSError, ValueError):  # nobody reads any more, the log's disk is full, or it is closed: that ends no training
             self._silent = True
 
     def _show(self, history: Sequence[Any], over: bool) -> None:
@@ -65,7 +74,7 @@ class Progress:
             self._last_line, self._told = time.monotonic(), last
             text = f"step {last.step + 1}/{self._steps}  loss {last.loss:.4f}  {last.tokens_per_s:,.0f} tok/s"
             end = "" if self._terminal and not over else "\n"
-            print(("\r\x1b[K" if self._terminal else "") + text, end=end, file=sys.stderr, flush=True)
+            print(("\r\x1b[K" if self._terminal else "") + text, end=end, file=self._stream, flush=True)
 
 
 class Planning:
@@ -74,7 +83,8 @@ class Planning:
     def __init__(self, wanted: bool | None) -> None:
         self._next = time.monotonic() + PLANNING_S
         self._handle: Any = None                               # a notebook's place for the line
-        self._terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._stream = sys.stderr
+        self._terminal = _is_terminal(self._stream)
         self._silent = wanted is False or not (self._terminal or _in_notebook())
         self._shown = False
 
@@ -91,14 +101,14 @@ class Planning:
     def _write(self, text: str) -> None:
         try:
             if self._terminal:
-                print("\r\x1b[K" + text[: shutil.get_terminal_size().columns - 1], end="", file=sys.stderr, flush=True)
+                print("\r\x1b[K" + text[: shutil.get_terminal_size().columns - 1], end="", file=self._stream, flush=True)
             elif self._handle is None:
                 from IPython.display import display
 
                 self._handle = display({"text/plain": text}, raw=True, display_id=True)
             else:
                 self._handle.update({"text/plain": text}, raw=True)
-        except OSError:                                        # nobody reads: no reason to plan no further
+        except (OSError, ValueError):                          # nobody reads, or it is closed: no reason to plan no further
             self._silent = True
 
 

@@ -1,12 +1,16 @@
 """What a plan that takes long shows meanwhile."""
+import io
 import os
 import pty
 import subprocess
 import sys
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import terapipe_c as tp
+from terapipe_c import progress
 
 PLAN = """
 import terapipe_c as tp
@@ -59,6 +63,55 @@ except tp.InfeasibleError:
     pass
 """).split("\r\x1b[K")
     assert len(lines) > 3 and lines[-1] == ""
+
+
+class Stream(io.StringIO):
+    def __init__(self, lines, then):
+        super().__init__()
+        self.left, self.then = lines, then
+
+    def isatty(self):
+        return True
+
+    def write(self, text):
+        self.left -= 1
+        if self.left == 0:
+            self.then()
+        return super().write(text)
+
+
+def closed():
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+def vanishing():
+    stream = Stream(3, lambda: setattr(sys, "stderr", None))
+    return stream
+
+
+def closing():
+    stream = Stream(3, lambda: stream.close())
+    return stream
+
+
+STREAMS = {"none": lambda: None, "closed": closed, "with write alone": lambda: SimpleNamespace(write=lambda text: len(text),
+           flush=lambda: None), "is closed meanwhile": closing, "goes meanwhile": vanishing}  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_plans_and_runs_whatever_stands_for_the_standard_error(stream, monkeypatch, capsys):
+    for constant in ("PLANNING_S", "PLANNING_EVERY_S"):
+        monkeypatch.setattr(progress, constant, 0.0)
+    model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=8, vocab_size=16, block_size=16)
+    cluster = tp.Cluster(num_devices=2, memory_bytes=1e9, peak_flops=1e9)
+    monkeypatch.setattr(sys, "stderr", STREAMS[stream]())
+    plan = tp.plan(model, cluster, 2, 16, executable=True)
+    monkeypatch.setattr(sys, "stderr", STREAMS[stream]())
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)        # lines
+    history = tp.launch(plan, np.arange(200, dtype=np.int32) % 16, 4, processes=False).wait().history
+    assert len(history) == 4 and capsys.readouterr().out == ""
 
 
 def test_progress_is_a_bool():
