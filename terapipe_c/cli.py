@@ -394,6 +394,8 @@ def _train(args: argparse.Namespace) -> int:
         raise ValueError("train needs --data and --steps")
     if args.under:
         return _train_under(args)
+    if args.comm:
+        raise ValueError("--comm is for ranks that a launcher has started; with --under it would be right")
     plan = _load_plan(args) if args.plan else _make_plan(args)
     return _follow(
         args,
@@ -419,8 +421,8 @@ def _train_under(args: argparse.Namespace) -> int:
         raise ValueError("train --under needs a plan file: ranks that plan for themselves may not agree")
     if args.threads:
         raise ValueError("--threads is for ranks of this process; with --under every process is one rank")
-    run = tp.train(_load_plan(args), args.data, args.steps, out=args.out, launcher=args.under, progress=_bar(args),
-                   **_launch_options(args))
+    run = tp.train(_load_plan(args), args.data, args.steps, out=args.out, launcher=args.under, comm=args.comm,
+                   progress=_bar(args), **_launch_options(args))
     return _follow(args, run) if run.rank == 0 else DONE
 
 

@@ -39,7 +39,7 @@ def examine(folder: str | os.PathLike[str] = ".") -> list[Finding]:
         _shared_memory,
         _processes,
         _limits,
-        _optional,
+        _mpi,
         _gpus,
         lambda: _disk(Path(folder)),
     ]
@@ -215,16 +215,15 @@ def _limits() -> Iterator[Finding]:
         )
 
 
-def _optional() -> Iterator[Finding]:
-    name, what = "_mpi", "communicator 'mpi'"
-    if importlib.util.find_spec(f"terapipe_c.{name}") is None:
-        yield Finding(name, f"not built: no {what} (optional)")
-        return
+def _mpi() -> Iterator[Finding]:
     try:
-        importlib.import_module(f"terapipe_c.{name}")
-        yield Finding(name, f"loads: {what}")
-    except ImportError as error:
-        yield Finding(name, str(error), NOTE, f"built, but does not load: no {what}")
+        from . import mpi
+    except ImportError:   # said above, of _core
+        return
+    why = mpi.why_not()
+    built = importlib.util.find_spec("terapipe_c._mpi") is not None or "TERAPIPE_MPI_MODULE" in os.environ
+    yield Finding("_mpi", why or f"{mpi.library()}: train(..., comm='mpi')", NOTE if why and built else OK,
+                  "built, but messages cannot go over MPI" if why and built else "")
 
 
 def _gpus() -> Iterator[Finding]:

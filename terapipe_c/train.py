@@ -14,13 +14,16 @@ from typing import IO, Any
 
 from numpy.typing import NDArray
 
-from . import _core
+from . import _core, mpi
 from .checkpoint import STATE_FILE
+from .config import one_of
+from .device_comm import KINDS, message_bytes
 from .environment import Place, find_place
 from .job import Folder, check_plan, largest_gather, make_folder, make_job, neighbours, replicas_of
 from .launch import launch
 from .outcome import Outcome, Record
 from .progress import Progress
+from .watch import Watch
 from .worker import dataset, failures, run_rank, share
 
 __all__ = ["RankRun", "train"]
@@ -28,8 +31,8 @@ __all__ = ["RankRun", "train"]
 SEEN_S = 5.0  # how long a shared file system may take to show a new file to another machine
 
 
-def train(plan: Any, data: Any, steps: int, *, backend: str = "cpu", launcher: str | None = None, meeting_s: float = 60.0,
-          progress: bool | None = None, **options: Any) -> RankRun:
+def train(plan: Any, data: Any, steps: int, *, backend: str = "cpu", launcher: str | None = None, comm: str | None = None,
+          meeting_s: float = 60.0, progress: bool | None = None, **options: Any) -> RankRun:
     """Train `plan` as the rank that the environment says this process is; returns when the last step is done, on every rank.
 
     Args:
@@ -37,18 +40,25 @@ def train(plan: Any, data: Any, steps: int, *, backend: str = "cpu", launcher: s
         launcher: "torchrun", "mpirun" (Open MPI), "mpiexec" (MPICH, Intel MPI) or "srun"; None: the first whose variables are
             set. The address of rank 0 is MASTER_ADDR, with srun the first node; the port MASTER_PORT, or one made of the job's
             number. TERAPIPE_TOKEN, if set, must be the same on all: who has another one is not heard.
+        comm: what messages between CPU ranks go over: "tcp", or "mpi" where terapipe_c was built with mpicc and the launcher is
+            that MPI's. None: what TERAPIPE_COMM says, else "tcp". The results are the same bits; ranks meet, and are ended when one
+            fails, over TCP with either. MPI is initialised if nobody has done so and then finalised when Python ends; no other
+            thread may use it meanwhile, unless it was initialised with MPI_THREAD_MULTIPLE.
         meeting_s: how long the ranks wait for each other at the beginning.
         progress: as in `launch`, shown by rank 0.
         options: all others of `launch` but `processes`. `out` and the checkpoints in it must be seen by every rank: on several
             machines, a shared file system.
 
     Raises InvalidValueError (environment, world size that is not the plan's number of ranks, arguments or data that differ
-    between ranks, a run folder that a rank does not see), DeadlineError (names the ranks that did not come), StorageError (port
-    in use), and what `launch` raises. When any rank fails or dies every other one raises AbortedError, which names it, within 2
-    seconds.
+    between ranks, a run folder that a rank does not see, an MPI that is not the launcher's), DeadlineError (names the ranks that
+    did not come), StorageError (port in use), ExecutionError (comm "mpi" where it was not built), and what `launch` raises. When
+    any rank fails or dies every other one raises AbortedError, which names it, within 2 seconds; under mpirun, mpiexec and srun,
+    which may kill it before, it says so on standard error at once (MPICH's mpiexec is quicker still now and then: with
+    -disable-auto-cleanup seldom).
     """
     arguments = _arguments(plan, data, steps, backend, options)
     check_plan(plan)
+    transport = _transport(comm, backend)
     place = find_place(os.environ, launcher)
     replicas = replicas_of(plan)
     ranks = plan.ranks * replicas
@@ -56,8 +66,22 @@ def train(plan: Any, data: Any, steps: int, *, backend: str = "cpu", launcher: s
         raise _core.InvalidValueError(f"{place.launcher} started {place.ranks} ranks and the plan has {ranks}: "
                                       f"{ranks} ranks, or a plan for {place.ranks} devices, would be right")
     region = _core.Region.create(place.ranks, bytes(place.ranks ** 2), 0, largest_gather(plan.model), False)
-    comm = meet(place, region, plan.model, plan.digest, meeting_s, float(arguments["timeout_s"]), replicas)
-    return _Rank(plan, place, region, comm, progress).run(arguments)
+    control = meet(place, region, plan.model, plan.digest, meeting_s, float(arguments["timeout_s"]), replicas)
+    return _Rank(plan, place, region, control, progress, transport).run(arguments)
+
+
+def _transport(comm: str | None, backend: str) -> str:
+    """What messages go over. Of a GPU's ranks TERAPIPE_COMM says something else (device_comm.py)."""
+    name, wanted = ("TERAPIPE_COMM", os.environ.get("TERAPIPE_COMM")) if comm is None else ("comm", comm)
+    if comm is None and (wanted is None or backend != "cpu" or wanted in KINDS):
+        return "tcp"
+    wanted = one_of(name, wanted, ("tcp", "mpi"))
+    if wanted == "mpi" and backend != "cpu":
+        raise _core.InvalidValueError(f"comm is 'mpi' and backend {backend!r}: messages of a GPU's memory go by NCCL, so 'tcp', "
+                                      "which is what ranks meet over, would be right")
+    if wanted == "mpi":
+        mpi.load()
+    return wanted
 
 
 def _arguments(plan: Any, data: Any, steps: int, backend: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,8 +151,10 @@ def _contents(job: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> dic
 
 
 class _Rank:
-    def __init__(self, plan: Any, place: Place, region: _core.Region, comm: _core.Comm, progress: bool | None) -> None:
+    def __init__(self, plan: Any, place: Place, region: _core.Region, comm: _core.Comm, progress: bool | None,
+                 transport: str) -> None:
         self.plan, self.place, self.region, self.comm, self.wanted = plan, place, region, comm, progress
+        self.transport, self.messages = transport, comm
         self.error: BaseException | None = None
         self.metrics: IO[str] | None = None
         self.folder: Folder | None = None
@@ -137,7 +163,7 @@ class _Rank:
         """What goes wrong here is told to all by the abort, which goes out when the communicator is closed."""
         outcome: RankRun | None = None
         try:
-            with failures(self.place.rank, self.region, lambda event: None):
+            with Watch(self.region, self.place), failures(self.place.rank, self.region, lambda event: None):
                 try:
                     outcome = self._train(arguments)
                 except BaseException as error:
@@ -151,6 +177,7 @@ class _Rank:
                 self.error = self.error or error
             if self.folder is not None:
                 self.folder.close()
+            self.messages.close()
             self.comm.close()
         if self.error is not None:
             raise self.error
@@ -160,8 +187,11 @@ class _Rank:
     def _train(self, arguments: Mapping[str, Any]) -> RankRun:
         first = self.place.rank == 0
         job, arrays = make_job(**arguments, first=first, local_rank=self.place.local_rank)
-        job["local_rank"] = self.place.local_rank
+        job |= {"local_rank": self.place.local_rank, "comm": self.transport}
         self._compare({**job, **_contents(job, arrays)})
+        if self.transport == "mpi":
+            largest = message_bytes(self.plan.model.n_embd, self.plan.slicing)
+            self.messages = mpi.connect(self.comm, self.place.launcher, largest)
         if first and job["out"] is not None:
             self.folder = make_folder(job, self.plan)
         if job["checkpoint_every"]:
@@ -184,7 +214,7 @@ class _Rank:
 
         self.comm.barrier()
         begun = time.monotonic()  # the same moment everywhere, on clocks that began with their machines
-        run_rank(job, self.place.rank, self.region, emit, lambda: False, arrays, self.comm)
+        run_rank(job, self.place.rank, self.region, emit, lambda: False, arrays, self.messages)
         self._gather(outcome, ends[0], begun)
         progress.show(outcome._history, True)
         if first:

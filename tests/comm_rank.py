@@ -1,9 +1,14 @@
-"""One rank of a conformance case of test_comm.py in a process of its own: comm_rank.py CASE FD RANK."""
+"""One rank of a conformance case of test_comm.py in a process of its own: comm_rank.py CASE FD RANK; or, as mpiexec starts it, with
+messages over MPI: comm_rank.py CASE mpi."""
+import ctypes
+import mmap
+import os
 import sys
 
 import numpy as np
 
-from terapipe_c import _core
+from terapipe_c import _core, mpi
+from terapipe_c.environment import find_place
 
 
 def pattern(key, size):
@@ -62,7 +67,51 @@ def abort(comm, ranks, region):
     return "not aborted"
 
 
-def main(case, fd, rank):
+def over_and_over(size):
+    """An array of so many bytes in 2 MiB of memory, mapped again and again."""
+    libc, block = ctypes.CDLL(None, use_errno=True), 2 << 20
+    libc.mmap.restype, libc.mmap.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    fd = os.memfd_create("block")
+    os.ftruncate(fd, block)
+    blocks = -(-size // block)
+    at = libc.mmap(None, blocks * block, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    for i in range(blocks):
+        assert libc.mmap(at + i * block, block, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | 0x10, fd, 0) == at + i * block
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(at))
+
+
+def large(comm, ranks, region):
+    """A message of more bytes than an int can count, the same 2 MiB over and over; and one after it."""
+    size, block = (1 << 31) + 12_345, 2 << 20
+    data, tail = over_and_over(size), np.zeros(3, np.uint8)
+    if comm.rank == 0:
+        data[:block] = pattern(1, block)
+        comm.send(1, 1, data)
+        comm.send(1, 2, pattern(2, 3))
+    elif comm.rank == 1:
+        comm.recv(0, 1, data)
+        comm.recv(0, 2, tail)
+        assert np.array_equal(data[12_345:block], pattern(1, block)[12_345:]) and np.array_equal(tail, pattern(2, 3))
+    comm.barrier()
+    return "ok"
+
+
+def over_mpi(case):
+    place = find_place(os.environ)
+    region = _core.Region.create(place.ranks, bytes(place.ranks ** 2), 0, 64, False)
+    control = _core.tcp_comm(region, place.rank, place.host, place.port, bytes(place.ranks ** 2), 4096, ports=place.ports,
+                             timeout_s=20.0)
+    comm = mpi.connect(control, place.launcher)
+    comm.barrier()
+    sys.stdout.write(f"{place.rank} {globals()[case](comm, place.ranks, region)}\n")     # in one piece, among others' lines
+    sys.stdout.flush()
+    comm.close()
+    control.close()     # and with it a goodbye to all: who ends before others have printed may end them
+
+
+def main(case, fd, rank=None):
+    if fd == "mpi":
+        return over_mpi(case)
     region = _core.Region.attach(int(fd))
     print(globals()[case](_core.Comm(region, int(rank), 20.0), region.ranks, region))
 

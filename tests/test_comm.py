@@ -1,4 +1,4 @@
-"""Region and Comm: one conformance suite on threads and on exec'ed processes, and what is refused. The C tests
+"""Region and Comm: one conformance suite on threads, on exec'ed processes and over MPI, and what is refused. The C tests
 (tests/c/test_comm.c) go deeper: sizes around every boundary, deadlines, sanitizers."""
 import os
 import subprocess
@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import comm_rank
+import mpi_module
 import numpy as np
 import pytest
 
@@ -48,7 +49,17 @@ def on_processes(case, ranks):
     return [child.communicate(timeout=60)[0].strip() for child in children]
 
 
-KINDS = pytest.mark.parametrize("run", [on_threads, on_processes], ids=["threads", "processes"])
+def on_mpi(case, ranks):
+    """The first MPI there is; tests/test_mpi.py runs the C cases on all."""
+    if not mpi_module.mpis():
+        pytest.skip(mpi_module.NONE)
+    ended = mpi_module.mpis()[0].run([sys.executable, HERE / "comm_rank.py", case, "mpi"], ranks)
+    words = [line.split(" ", 1) for line in ended.stdout.splitlines() if line[:2] in [f"{rank} " for rank in range(ranks)]]
+    assert len(words) == ranks, ended
+    return [said for _, said in sorted(words)]
+
+
+KINDS = pytest.mark.parametrize("run", [on_threads, on_processes, on_mpi], ids=["threads", "processes", "mpi"])
 
 
 @KINDS
@@ -132,6 +143,18 @@ def test_progress_and_abort_are_seen_through_another_mapping():
     region.abort("ERUNTIME", 0, "later")
     code, rank, text = other.aborted()
     assert (code, rank) == ("EIO", 1) and text.startswith("é" * 255) and len(text) <= 256
+
+
+def test_the_first_failure_is_told_at_once():
+    region, (reader, writer) = region_of(2), os.pipe()
+    region.tell(writer)
+    region.abort("EIO", 1, "é is full")
+    region.abort("EIO", 0, "later")
+    os.close(writer)
+    with open(reader, encoding="utf-8") as lines:
+        assert lines.read() == "terapipe_c: é is full\n"
+    with pytest.raises(ValueError, match="of several processes"):
+        region_of(2, shared=True).tell(2)
 
 
 def test_every_instruction_has_its_word():

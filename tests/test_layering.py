@@ -101,8 +101,9 @@ def symbols(*arguments: str) -> list[list[str]]:
 
 
 def built() -> list[str]:
-    """_core, and _cuda where it was built: whether it loads or not."""
-    return [_core.__file__, *map(str, Path(_core.__file__).parent.glob("_cuda.*.so"))]
+    """_core, and _cuda and _mpi where they were built: whether they load or not."""
+    folder = Path(_core.__file__).parent
+    return [_core.__file__, *map(str, (*folder.glob("_cuda.*.so"), *folder.glob("_mpi.*.so")))]
 
 
 @pytest.mark.parametrize("module", built(), ids=lambda name: Path(name).name)
@@ -114,10 +115,12 @@ def test_the_module_exports_its_init_function_alone(module: str) -> None:
 
 @pytest.mark.parametrize("module", built(), ids=lambda name: Path(name).name)
 def test_the_module_needs_only_the_c_library(module: str) -> None:
-    """_cuda too: the CUDA runtime is linked into it, the driver and all other libraries are found at run time."""
+    """_cuda too: the CUDA runtime is linked into it, the driver and all other libraries are found at run time. _mpi needs its MPI
+    besides, which is why it is a module of its own."""
     run = subprocess.run(["readelf", "-d", module], capture_output=True, text=True, check=True)
     needed = set(re.findall(r"\(NEEDED\).*\[(.+?)\]", run.stdout))
-    allowed = re.compile(r"(libc|libm|libpthread|libgomp|ld-linux[\w-]*)\.so\.\d+$")
+    mpi = r"|lib(p?mpi\w*|open-(pal|rte))" if Path(module).name.startswith("_mpi.") else ""
+    allowed = re.compile(rf"(libc|libm|libpthread|libgomp|ld-linux[\w-]*{mpi})\.so\.\d+$")
     assert all(allowed.match(name) for name in needed), needed
 
 

@@ -1,11 +1,13 @@
 """One rank of test_train.py, as a user's script is: train_rank.py PLAN DATA OPTIONS (JSON). Prints one line of JSON.
 
-OPTIONS may hold "die": {"rank", "step"}: this rank ends by SIGKILL when it has done so many steps; "fail": it raises;
+OPTIONS may hold "die": {"rank", "step"}: this rank ends by SIGKILL when it has done so many steps; "fail": it raises; "hang": it
+says so and does nothing more;
 "own": what each rank has of its own, "data" or "init", or "folder", a run folder that rank 1 does not see."""
 import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ import terapipe_c as tp
 from terapipe_c import engine
 
 
-def dying(die, fail):
+def dying(die, fail, hang):
     make = engine.make_engine
 
     def make_dying(job, rank, comm):
@@ -26,6 +28,9 @@ def dying(die, fail):
                 os.kill(os.getpid(), signal.SIGKILL)
             if fail == {"rank": rank, "step": number}:
                 raise ValueError("no café here")
+            if hang == {"rank": rank, "step": number}:
+                print("hangs", flush=True)
+                time.sleep(1000)
             return step(number, tokens, lr)
 
         made.step = until_then
@@ -47,9 +52,9 @@ def blind(rank):
 
 def main(plan, data, options):
     options = json.loads(options)
-    die, fail, own = (options.pop(name, None) for name in ("die", "fail", "own"))
-    if die or fail:
-        dying(die, fail)
+    die, fail, hang, own = (options.pop(name, None) for name in ("die", "fail", "hang", "own"))
+    if die or fail or hang:
+        dying(die, fail, hang)
     plan, rank = tp.Plan.load(plan), int(os.environ.get("PMI_RANK", 0))
     if own == "data":
         data = (np.arange(4000) + rank) % 256
@@ -60,12 +65,12 @@ def main(plan, data, options):
     try:
         run = tp.train(plan, data, progress=False, **options)
     except (tp.Error, OSError) as error:
-        print(json.dumps({"error": type(error).__name__, "text": str(error)}))
+        sys.stdout.write(json.dumps({"error": type(error).__name__, "text": str(error)}) + "\n")   # whole, among others' lines
         return 1
     said = {"rank": run.rank, "losses": [r.loss for r in run], "norms": [r.grad_norm for r in run],
             "evals": [r.eval_loss for r in run], "checkpoint": str(run.checkpoint_path),
             "ranks": len(run.report().peak_memory_bytes), "memory": list(run.report().peak_memory_bytes)}
-    print(json.dumps(said))
+    sys.stdout.write(json.dumps(said) + "\n")
     return 0
 
 

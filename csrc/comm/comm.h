@@ -1,8 +1,9 @@
 /* The communicator: ordered, blocking messages between ranks, small all-gathers, and one abort that ends everybody.
  *
  * One implementation of rings and control block (comm.c) serves threads of one process (memory of the process) and
- * processes of one machine (a memfd that the launcher passes by fd); TCP between machines (tcp.c), the host's staging of a
- * device's messages (csrc/engine/staged.c), threads on one GPU and NCCL (cuda/inproc.c, nccl.c) implement the same vtable.
+ * processes of one machine (a memfd that the launcher passes by fd); TCP and MPI between machines (tcp.c,
+ * mpi_messages.c), the host's staging of a device's messages (csrc/engine/staged.c), threads on one GPU and NCCL
+ * (cuda/inproc.c, nccl.c) implement the same vtable.
  * Messages between an ordered pair of ranks keep their order and carry a tag that the receiver checks. No call blocks for
  * ever: each rechecks the abort word and the deadline; a failure names the first failed rank and what it was doing. */
 #ifndef TP_COMM_COMM_H
@@ -17,7 +18,7 @@ typedef struct tp_comm tp_comm;
 
 typedef struct {
     uint32_t abi; /* TP_COMM_ABI */
-    const char *name; /* "thread", "shm", "tcp", "staged", "inproc", "nccl" */
+    const char *name; /* "thread", "shm", "tcp", "mpi", "staged", "inproc", "nccl" */
     /* Returns when `data` may be reused: eager while the ring has room, else as the receiver drains it. */
     tp_status (*send)(tp_comm *comm, int peer, uint64_t tag, const void *data, size_t bytes);
     /* Announce the next receive from peer (in order). Never blocks. At most `most_posted` outstanding a peer; where that is 0
@@ -38,7 +39,8 @@ typedef struct {
      * never is such a thing. */
     const char *(*caveat)(const tp_comm *comm);
     int most_posted; /* 0: any number */
-    /* Room for so many receives from peer that wait at once, so that no step allocates; EMEMORY. NULL where most_posted is not 0. */
+    /* Room for so many receives from peer that wait at once, so that no step allocates; EMEMORY. NULL where most_posted is
+     * not 0. */
     tp_status (*reserve)(tp_comm *comm, int peer, unsigned posted);
 } tp_comm_ops;
 
@@ -75,6 +77,10 @@ tp_region_abort(tp_region *region, tp_status code, int rank, const char *text);
 /* Status of the abort (TP_OK: none); text (up to 512 bytes) and rank of the first failure. */
 tp_status
 tp_region_aborted(const tp_region *region, int *rank, char text[512]);
+/* From now on the words of the first failure go to this descriptor the moment they are known, for who may be killed before
+ * it could return from a wait. Of a region that is this process's own. */
+void
+tp_region_tell(tp_region *region, int fd);
 /* A rank's progress, for "what was it doing": step and packed instruction (op, stage, micro, slice). Relaxed store. */
 void
 tp_region_progress(tp_region *region, int rank, uint64_t step, uint64_t instruction);

@@ -148,6 +148,22 @@ tp_region_sleep(tp_region_rank *rank, uint32_t seen, int64_t timeout_ns, int sha
 
 /* ---- abort ---------------------------------------------------------------------------------------------------- */
 
+/* All in one write, so that the lines of many ranks stay whole. */
+static void
+tell(const tp_region *region, size_t length)
+{
+    static const char before[] = "terapipe_c: ", after[] = "\n";
+    char line[sizeof before + sizeof region->text + sizeof after];
+    int fd = atomic_load(&region->told) - 1;
+    if (fd < 0)
+        return;
+    memcpy(line, before, sizeof before - 1);
+    memcpy(line + sizeof before - 1, region->text, length);
+    memcpy(line + sizeof before - 1 + length, after, 1);
+    if (write(fd, line, sizeof before + length) < 0) { /* nobody reads it */
+    }
+}
+
 void
 tp_region_abort(tp_region *region, tp_status code, int rank, const char *text)
 {
@@ -158,6 +174,7 @@ tp_region_abort(tp_region *region, tp_status code, int rank, const char *text)
         memcpy(region->text, text, length);
         region->text[length] = 0;
         atomic_store(&region->text_ready, 1);
+        tell(region, length);
     }
     for (int i = 0; i < region->ranks; i++) { /* also when not the first: the first may have died before it woke all */
         tp_region_rank *each = tp_region_rank_at(region, i);
@@ -186,6 +203,12 @@ tp_region_aborted(const tp_region *region, int *rank, char text[512])
     }
     memcpy(text, region->text, 512);
     return code;
+}
+
+void
+tp_region_tell(tp_region *region, int fd)
+{
+    atomic_store(&region->told, fd + 1);
 }
 
 /* ---- progress ------------------------------------------------------------------------------------------------- */

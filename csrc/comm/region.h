@@ -41,6 +41,7 @@ struct tp_region {
     /* The first failure: 0, or code << 32 | (rank + 1). One word: an aborter killed half-way leaves no doubt. */
     alignas(TP_LINE) _Atomic uint64_t failure;
     _Atomic uint32_t text_ready;
+    _Atomic int32_t told; /* the descriptor that hears of it, + 1 */
     char text[512];
     alignas(TP_LINE) _Atomic uint64_t arrived; /* entries into all-gathers, of all ranks, ever */
 };

@@ -191,6 +191,18 @@ region_aborted(PyObject *object, PyObject *unused)
                          PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace"));
 }
 
+static PyObject *
+region_tell(PyObject *object, PyObject *argument)
+{
+    int fd = as_int(argument);
+    if (fd == -1 && PyErr_Occurred())
+        return NULL;
+    if (((region_object *)object)->shared)
+        return tp_py_invalid_value("this region is of several processes: one of this process alone would be right");
+    tp_region_tell(((region_object *)object)->region, fd);
+    Py_RETURN_NONE;
+}
+
 static int
 rank_of(PyObject *argument, const region_object *self)
 {
@@ -291,6 +303,7 @@ static PyMethodDef region_methods[] = {
     {"abort", KEYWORDS(region_abort), METH_VARARGS | METH_KEYWORDS,
      "abort($self, code, rank, text)\n--\n\nEnd everybody; the first call's words are kept. rank -1: no rank, the "
      "launcher."},
+    {"tell", region_tell, METH_O, "tell($self, fd, /)\n--\n\nWrite the first failure's words there at once; -1: no more."},
     {"aborted", region_aborted, METH_NOARGS, "aborted($self)\n--\n\nNone, or (code, rank, text) of the first failure."},
     {"progress", region_progress, METH_O, region_progress_doc},
     {"set_progress", region_set_progress, METH_VARARGS,

@@ -52,6 +52,8 @@ tp_py_add_device_comm(PyObject *module, tp_py_state *state);
 int
 tp_py_add_tcp(PyObject *module, tp_py_state *state);
 int
+tp_py_add_mpi(PyObject *module, tp_py_state *state);
+int
 tp_py_add_engine(PyObject *module, tp_py_state *state);
 int
 tp_py_add_memory(PyObject *module, tp_py_state *state);

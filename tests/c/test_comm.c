@@ -2,9 +2,14 @@
  *   test_comm            all cases, both kinds; exit 0 if they hold
  *   test_comm thread     one kind only (TSan sees threads, not processes)
  *   test_comm shm CASE FD RANK    one rank of one case: how the test starts itself; tcp CASE PORT RANK
- * "tcp" goes over the loopback, from threads with a region each (what TSan sees) and from processes. */
+ * "tcp" goes over the loopback, from threads with a region each (what TSan sees) and from processes.
+ *   mpiexec -n RANKS test_comm mpi PORT    every case of so many ranks; only where this was compiled with -DTP_TEST_MPI, by
+ *                                          tests/mpi_module.py */
 #include "csrc/comm/pace.h"
 #include "csrc/comm/tcp.h"
+#ifdef TP_TEST_MPI
+#include "csrc/comm/mpi.h"
+#endif
 
 #include <pthread.h>
 #include <stdio.h>
@@ -427,6 +432,42 @@ run_tcp_threads(int number, int port)
         pthread_join(threads[rank], NULL);
 }
 
+#ifdef TP_TEST_MPI
+static const char *
+first_set(const char *one, const char *other)
+{
+    return getenv(one) != NULL ? getenv(one) : getenv(other);
+}
+
+/* Cases that leave MPI a message that is never taken come last of their number of ranks: no other can follow. */
+static int
+run_mpi_rank(int port)
+{
+    const char *mine = first_set("PMI_RANK", "OMPI_COMM_WORLD_RANK"), *all = first_set("PMI_SIZE", "OMPI_COMM_WORLD_SIZE");
+    int rank, ranks;
+    CHECK(mine != NULL && all != NULL);
+    for (int number = 0; number < CASES; number++) {
+        rank_job job = {NULL, atoi(mine), number, port, "tcp"};
+        void *memory;
+        tp_comm *comm;
+        if (cases[number].ranks != atoi(all) || cases[number].ranks == 1)
+            continue;
+        size_t bytes = make_region(number, 0, 0, NULL, &memory, &job.region);
+        tp_comm *control = open_comm(&job, atoi(all));
+        CHECK(tp_mpi()->start(&rank, &ranks) == TP_OK && rank == atoi(mine) && ranks == atoi(all));
+        CHECK(tp_mpi()->open(control, job.region, 4 * RING_BYTES, &comm) == TP_OK);
+        cases[number].body(comm, job.region);
+        comm->ops->close(comm);
+        printf("rank %d: %s holds\n", rank, cases[number].name);
+        fflush(stdout); /* before anybody can end, which would end the others */
+        control->ops->close(control);
+        tp_shm_detach(memory, bytes);
+    }
+    tp_mpi()->finish();
+    return 0;
+}
+#endif
+
 static void
 run_shm_rank(int number, int fd, int rank)
 {
@@ -515,6 +556,10 @@ main(int count, char **words)
         run_tcp_rank(&job);
         return 0;
     }
+#ifdef TP_TEST_MPI
+    if (count == 3 && strcmp(words[1], "mpi") == 0)
+        return run_mpi_rank(atoi(words[2]));
+#endif
     if (count == 5) {
         run_shm_rank(atoi(words[2]), atoi(words[3]), atoi(words[4]));
         return 0;

@@ -1,0 +1,586 @@
+/* Messages over MPI. Each begins with an envelope, {tag, bytes}, that carries the payload too where it is short; a longer one
+ * follows by itself. Envelopes are what keeps order and is checked; the payload's MPI tag is a hash of the envelope, so that
+ * the payload of another message does not land where this one's is awaited.
+ *
+ * MPI_Send of a long message returns when it has been received: a pipeline whose ranks compute meanwhile would stand still.
+ * So messages go out of an outbox, into which they are copied, as long as they fit; longer ones go from where they are. And
+ * MPI moves messages only while somebody is in it, on both sides: a thread looks in every now and then while this rank is
+ * elsewhere. */
+#include "csrc/comm/mpi.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "csrc/base/clock.h"
+#include "csrc/comm/mpi_outbox.h"
+#include "csrc/comm/region.h"
+
+#define ENVELOPE 4096 /* bytes: what MPIs send at once, whether it is awaited or not */
+#define INLINE   (ENVELOPE - sizeof(header))
+#define SPIN_NS  50000 /* a wait looks without a pause at first, */
+#define FLUSH_NS 20000 /* between looks at the end */
+#define LONG_NAP_NS 200000 /* then between naps, the longer the longer it waits: other ranks may need this core */
+#define OUT_NS   100000 /* between two looks of the thread while an outbox holds anything, */
+#define IN_NS    400000 /* while a receive is posted */
+#define IDLE_NS  1000000 /* and while neither is */
+#define LOOKS    16 /* of it while a payload comes in pieces, before the rank may have MPI */
+#define GIVE_NS  500000000ll /* for a receive that is being given up */
+#define WORD_NS  1000000000ll /* for the word on why MPI failed */
+
+enum { ENVELOPES, PAYLOADS }; /* tags of MPI; a payload's is PAYLOADS or more */
+
+typedef struct {
+    uint64_t tag, bytes;
+} header;
+
+/* A receive that was posted, and the envelope that is awaited for it. */
+typedef struct {
+    unsigned char *slot; /* ENVELOPE bytes */
+    tp_wire_request envelope, payload;
+    int come; /* the envelope has */
+    uint64_t tag;
+    void *data;
+    size_t bytes;
+} receive;
+
+typedef struct {
+    receive *items; /* [room] a ring */
+    unsigned room, first, count;
+    unsigned left; /* envelopes after these: of receives that are over, for which other messages came */
+    tp_outbox outbox;
+} mpi_link;
+
+typedef struct {
+    tp_comm base; /* first: a tp_comm * is an mpi_comm * */
+    tp_comm *control;
+    tp_region *region;
+    tp_wire wire;
+    size_t outbox_bytes;
+    pthread_mutex_t lock; /* of MPI, and of all that follows */
+    pthread_t thread;
+    int open, helped; /* there is the wire; the thread */
+    _Atomic int closing;
+    unsigned char envelope[ENVELOPE]; /* of what does not go through an outbox */
+    mpi_link *link;                   /* [ranks] */
+} mpi_comm;
+
+/* What a call waits for. */
+typedef struct {
+    int to; /* -1: it sends nothing */
+    uint64_t tag;
+    size_t bytes, need; /* room in the outbox; 0: it goes from where it is */
+    tp_wire_request part[2];
+    int from; /* -1: it receives nothing */
+} transfer;
+
+/* Of this process, whose MPI is used up by either. */
+static int stuck;   /* a message of ours is under way for ever, in memory that is no longer ours */
+static int untaken; /* some message, by us or by others: MPI would end the process that frees it */
+
+/* If a rank is lost, MPI may see it before the word on why has come. */
+static tp_status
+heard(const mpi_comm *c, tp_status status)
+{
+    int64_t until = tp_clock_ns() + WORD_NS;
+    while (status != TP_OK && tp_clock_ns() < until) {
+        TP_TRY(tp_comm_check_abort(&c->base, c->region));
+        tp_clock_sleep_until(tp_clock_ns() + 1000000);
+    }
+    return status;
+}
+
+/* ---- sending ---------------------------------------------------------------------------------------------- */
+
+static size_t
+lines(size_t bytes)
+{
+    return (bytes + (TP_LINE - 1)) & ~(size_t)(TP_LINE - 1);
+}
+
+static int
+payload_tag(const mpi_comm *c, uint64_t tag, size_t bytes)
+{
+    uint64_t mixed = (tag ^ (uint64_t)bytes * 0x9e3779b97f4a7c15u) * 0xbf58476d1ce4e5b9u;
+    return PAYLOADS + (int)((mixed >> 33) % (uint64_t)(c->wire.most_tag - PAYLOADS));
+}
+
+/* envelope: room for it, payload included where that is short; both stay until the parts are done. */
+static tp_status
+start_parts(const mpi_comm *c, const transfer *t, unsigned char *envelope, const void *payload, tp_wire_request part[2])
+{
+    header head = {t->tag, t->bytes};
+    size_t with = t->bytes <= INLINE ? t->bytes : 0;
+    part[0] = part[1] = (tp_wire_request){0};
+    memcpy(envelope, &head, sizeof head);
+    if (with > 0)
+        memcpy(envelope + sizeof head, payload, with);
+    TP_TRY(tp_wire_send(&c->wire, t->to, ENVELOPES, envelope, sizeof head + with, &part[0]));
+    return with == t->bytes ? TP_OK
+                            : tp_wire_send(&c->wire, t->to, payload_tag(c, t->tag, t->bytes), payload, t->bytes, &part[1]);
+}
+
+/* There is room. */
+static tp_status
+put(mpi_comm *c, const transfer *t, const void *data)
+{
+    tp_wire_request *parts;
+    unsigned char *at = tp_outbox_put(&c->link[t->to].outbox, t->need, &parts);
+    if (t->bytes > INLINE)
+        memcpy(at + TP_LINE, data, t->bytes);
+    return start_parts(c, t, at, t->bytes > INLINE ? at + TP_LINE : data, parts);
+}
+
+/* ---- waiting ---------------------------------------------------------------------------------------------- */
+
+static int
+is_wrong(const receive *r)
+{
+    header head;
+    memcpy(&head, r->slot, sizeof head);
+    return r->come && (head.tag != r->tag || head.bytes != r->bytes);
+}
+
+/* done: the oldest receive is complete, or shown to be wrong. */
+static tp_status
+look_in(mpi_comm *c, int from, int *done)
+{
+    *done = 1;
+    if (from < 0)
+        return TP_OK;
+    receive *r = &c->link[from].items[c->link[from].first];
+    if (!r->come)
+        TP_TRY(tp_wire_test(&r->envelope, &r->come));
+    *done = r->come;
+    return r->come && !is_wrong(r) ? tp_wire_test(&r->payload, done) : TP_OK;
+}
+
+/* Nothing has moved: the abort, the deadline, or a pause. */
+static tp_status
+pause_for(const mpi_comm *c, const transfer *t, int sent, int64_t since)
+{
+    int64_t timeout = c->base.timeout_ns, waited = tp_clock_ns() - since;
+    TP_TRY(tp_comm_check_abort(&c->base, c->region));
+    if (timeout > 0 && waited >= timeout) {
+        if (!sent)
+            return tp_comm_too_late(&c->base, c->region, t->to, 0, t->tag, 0, t->bytes);
+        const receive *r = &c->link[t->from].items[c->link[t->from].first];
+        return tp_comm_too_late(&c->base, c->region, t->from, 1, r->tag, 0, r->bytes);
+    }
+    int64_t nap = waited / 16 > LONG_NAP_NS ? LONG_NAP_NS : waited / 16;
+    if (waited > SPIN_NS)
+        nanosleep(&(struct timespec){0, nap}, NULL);
+    return TP_OK;
+}
+
+static tp_status
+drive(mpi_comm *c, transfer *t)
+{
+    int64_t since = 0;
+    for (;;) {
+        int sent = 1, came;
+        if (t->to >= 0)
+            TP_TRY(heard(c, t->need > 0 ? tp_outbox_find_room(&c->link[t->to].outbox, t->need, &sent)
+                                        : tp_outbox_test(t->part, &sent)));
+        TP_TRY(heard(c, look_in(c, t->from, &came)));
+        if (sent && came)
+            return TP_OK;
+        if (since == 0)
+            since = tp_clock_ns();
+        TP_TRY(pause_for(c, t, sent, since));
+    }
+}
+
+/* ---- the thread ------------------------------------------------------------------------------------------- */
+
+/* How long the next look may wait, ns. Errors are heard by who waits for it. */
+static int64_t
+look_in_passing(mpi_comm *c)
+{
+    int done = 1;
+    int64_t nap = IDLE_NS;
+    for (int peer = 0; peer < c->base.ranks; peer++) {
+        mpi_link *l = &c->link[peer];
+        (void)!tp_outbox_collect(&l->outbox);
+        if (l->count > 0)
+            (void)!look_in(c, peer, &done);
+        if (l->count > 0 && !done && l->items[l->first].come)
+            return 0; /* its payload comes in pieces, and the next can be moved at once */
+        if (l->outbox.count > 0)
+            nap = OUT_NS;
+        else if (l->count > 0 && nap > IN_NS)
+            nap = IN_NS;
+    }
+    tp_wire_look(&c->wire);
+    return nap;
+}
+
+static void *
+help(void *argument)
+{
+    mpi_comm *c = argument;
+    while (!atomic_load_explicit(&c->closing, memory_order_relaxed)) {
+        int64_t nap = IN_NS;
+        if (pthread_mutex_trylock(&c->lock) == 0) { /* else the rank looks itself */
+            nap = 0;
+            for (int looks = 0; nap == 0 && looks < LOOKS; looks++)
+                nap = look_in_passing(c);
+            pthread_mutex_unlock(&c->lock);
+        }
+        if (nap > 0)
+            nanosleep(&(struct timespec){0, nap}, NULL);
+    }
+    return NULL;
+}
+
+/* Signals are for the program's own threads. */
+static tp_status
+start_thread(mpi_comm *c)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failure = pthread_create(&c->thread, NULL, help, c);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    c->helped = failure == 0;
+    return failure == 0 ? TP_OK : tp_fail(TP_ERUNTIME, "the communicator's thread could not be started: %s", strerror(failure));
+}
+
+/* ---- receives --------------------------------------------------------------------------------------------- */
+
+static tp_status
+more_room(const mpi_comm *c, mpi_link *l)
+{
+    unsigned room = l->room;
+    void *items = l->items;
+    TP_TRY(tp_comm_more_room(&c->base, &items, sizeof *l->items, &room, &l->first));
+    l->items = items;
+    for (; l->room < room; l->room++) {
+        l->items[l->room].slot = malloc(ENVELOPE);
+        if (l->items[l->room].slot == NULL)
+            return tp_fail(TP_EMEMORY, "no memory for more than %u receives of rank %d", l->room, c->base.rank);
+    }
+    return TP_OK;
+}
+
+static tp_status
+post(mpi_comm *c, int peer, uint64_t tag, void *data, size_t bytes)
+{
+    mpi_link *l = &c->link[peer];
+    if (l->count + l->left == l->room)
+        TP_TRY(more_room(c, l));
+    receive *r = &l->items[(l->first + l->count) % l->room];
+    r->tag = tag;
+    r->data = data;
+    r->bytes = bytes;
+    r->payload.live = 0;
+    if (l->left == 0) {
+        r->come = 0;
+        TP_TRY(tp_wire_recv(&c->wire, peer, ENVELOPES, r->slot, ENVELOPE, &r->envelope));
+    }
+    l->left -= l->left > 0;
+    l->count++;
+    return bytes > INLINE ? tp_wire_recv(&c->wire, peer, payload_tag(c, tag, bytes), data, bytes, &r->payload) : TP_OK;
+}
+
+/* A receive whose message has begun to come is awaited, for a while. */
+static void
+give_up(tp_wire_request *request)
+{
+    int done = !request->live || stuck;
+    tp_wire_cancel(request);
+    for (int64_t until = tp_clock_ns() + GIVE_NS; !done && tp_clock_ns() < until;)
+        if (tp_wire_test(request, &done) != TP_OK)
+            break;
+    stuck |= !done;
+}
+
+/* The oldest receive is done with, well or not; a message that was not the expected one stays for the next receive. */
+static tp_status
+take_oldest(mpi_comm *c, int peer)
+{
+    mpi_link *l = &c->link[peer];
+    receive *r = &l->items[l->first], expected = *r;
+    header head;
+    l->count--;
+    if (!is_wrong(r)) {
+        if (r->bytes > 0 && r->bytes <= INLINE)
+            memcpy(r->data, r->slot + sizeof head, r->bytes);
+        l->first = (l->first + 1) % l->room;
+        return TP_OK;
+    }
+    memcpy(&head, r->slot, sizeof head);
+    untaken = 1;
+    give_up(&expected.payload);
+    for (unsigned i = 0; i < l->count; i++) { /* the envelopes stay where they are, what is expected moves up */
+        receive *to = &l->items[(l->first + i) % l->room], *from = &l->items[(l->first + i + 1) % l->room];
+        to->payload = from->payload;
+        to->tag = from->tag;
+        to->data = from->data;
+        to->bytes = from->bytes;
+    }
+    l->items[(l->first + l->count) % l->room].payload.live = 0;
+    l->left++;
+    return tp_comm_wrong_message(&c->base, peer, head.tag, head.bytes, expected.tag, expected.bytes);
+}
+
+/* ---- the vtable ------------------------------------------------------------------------------------------- */
+
+/* With the lock on success. */
+static tp_status
+begin(mpi_comm *c, int peer)
+{
+    TP_TRY(tp_comm_check_peer(&c->base, peer));
+    TP_TRY(tp_comm_check_abort(&c->base, c->region));
+    if (stuck)
+        return tp_fail(TP_ETIMEOUT, "rank %d has an earlier message that was never taken: none can follow it", c->base.rank);
+    pthread_mutex_lock(&c->lock);
+    return TP_OK;
+}
+
+static tp_status
+leave(mpi_comm *c, tp_status status)
+{
+    pthread_mutex_unlock(&c->lock);
+    return status;
+}
+
+/* Wait for what has begun well. Otherwise the caller has its memory back though MPI may read it still. */
+static tp_status
+complete(mpi_comm *c, tp_status begun, transfer *t)
+{
+    tp_status status = begun == TP_OK ? drive(c, t) : begun;
+    if (status == TP_OK && t->from >= 0)
+        status = take_oldest(c, t->from);
+    stuck |= t->part[0].live || t->part[1].live;
+    return status;
+}
+
+static tp_status
+mpi_send(tp_comm *comm, int peer, uint64_t tag, const void *data, size_t bytes)
+{
+    mpi_comm *c = (mpi_comm *)comm;
+    transfer t = {.to = peer, .from = -1, .tag = tag, .bytes = bytes};
+    TP_TRY(begin(c, peer));
+    if (bytes > c->outbox_bytes - TP_LINE) {
+        tp_status begun = heard(c, start_parts(c, &t, c->envelope, data, t.part));
+        return leave(c, complete(c, begun, &t));
+    }
+    t.need = TP_LINE + lines(bytes);
+    tp_status status = tp_outbox_open(&c->link[peer].outbox, c->outbox_bytes);
+    if (status == TP_OK)
+        status = drive(c, &t);
+    if (status == TP_OK)
+        status = heard(c, put(c, &t, data));
+    return leave(c, status);
+}
+
+static tp_status
+mpi_reserve(tp_comm *comm, int peer, unsigned posted)
+{
+    mpi_comm *c = (mpi_comm *)comm;
+    TP_TRY(begin(c, peer));
+    tp_status status = tp_outbox_open(&c->link[peer].outbox, c->outbox_bytes); /* who receives from a rank sends to it */
+    while (status == TP_OK && c->link[peer].room < posted)
+        status = more_room(c, &c->link[peer]);
+    return leave(c, status);
+}
+
+static tp_status
+mpi_recv_post(tp_comm *comm, int peer, uint64_t tag, void *data, size_t bytes)
+{
+    mpi_comm *c = (mpi_comm *)comm;
+    TP_TRY(begin(c, peer));
+    return leave(c, heard(c, post(c, peer, tag, data, bytes)));
+}
+
+static tp_status
+mpi_recv_wait(tp_comm *comm, int peer)
+{
+    mpi_comm *c = (mpi_comm *)comm;
+    transfer t = {.to = -1, .from = peer};
+    TP_TRY(tp_comm_check_posted(comm, peer, peer < 0 || peer >= comm->ranks ? 0 : c->link[peer].count));
+    TP_TRY(begin(c, peer));
+    return leave(c, complete(c, TP_OK, &t));
+}
+
+static tp_status
+mpi_exchange(tp_comm *comm, int peer, uint64_t tag, const void *out_data, size_t out_bytes, void *in_data, size_t in_bytes)
+{
+    mpi_comm *c = (mpi_comm *)comm;
+    transfer t = {.to = peer, .from = peer, .tag = tag, .bytes = out_bytes};
+    TP_TRY(tp_comm_check_peer(comm, peer));
+    TP_TRY(tp_comm_check_idle(comm, peer, c->link[peer].count));
+    TP_TRY(begin(c, peer));
+    tp_status status = post(c, peer, tag, in_data, in_bytes);
+    if (status == TP_OK)
+        status = start_parts(c, &t, c->envelope, out_data, t.part);
+    return leave(c, complete(c, heard(c, status), &t));
+}
+
+static tp_status
+mpi_allgather(tp_comm *comm, const void *mine, size_t bytes, void *all)
+{
+    tp_comm *control = ((mpi_comm *)comm)->control;
+    return control->ops->allgather(control, mine, bytes, all);
+}
+
+/* ---- opening and closing ---------------------------------------------------------------------------------- */
+
+/* What is in an outbox goes, as long as a send may take; unless the run has failed. */
+static void
+flush_outbox(mpi_comm *c, mpi_link *l)
+{
+    int64_t timeout = c->base.timeout_ns, until = timeout > 0 ? tp_clock_ns() + timeout : INT64_MAX;
+    while (l->outbox.count > 0 && !stuck) {
+        tp_status status = tp_outbox_collect(&l->outbox);
+        if (l->outbox.count > 0 && status == TP_OK)
+            tp_clock_sleep_until(tp_clock_ns() + FLUSH_NS);
+        stuck |= l->outbox.count > 0 &&
+                 (status != TP_OK || tp_clock_ns() > until || tp_comm_check_abort(&c->base, c->region) != TP_OK);
+    }
+}
+
+static void
+give_link(mpi_link *l)
+{
+    for (unsigned i = 0; i < l->count + l->left; i++) {
+        receive *r = &l->items[(l->first + i) % l->room];
+        give_up(&r->payload);
+        give_up(&r->envelope);
+    }
+    if (stuck) /* MPI may use it still */
+        return;
+    for (unsigned i = 0; i < l->room; i++)
+        free(l->items[i].slot);
+    free(l->items);
+    free(l->outbox.memory);
+}
+
+/* All ranks do, or none: MPI may wait for the others; and it ends a process that frees a communicator, or MPI, over a
+ * message that nobody took. */
+static void
+free_wire(mpi_comm *c)
+{
+    size_t ranks = (size_t)c->base.ranks;
+    unsigned char *good = calloc(ranks, 1), mine = good != NULL && !stuck && !untaken;
+    if (good != NULL && mpi_allgather(&c->base, &mine, 1, good) == TP_OK && memchr(good, 0, ranks) == NULL)
+        tp_wire_free(&c->wire);
+    untaken |= good == NULL || memchr(good, 0, ranks) != NULL;
+    free(good);
+}
+
+static void
+mpi_close(tp_comm *comm)
+{
+    mpi_comm *c = (mpi_comm *)comm;
+    atomic_store(&c->closing, 1);
+    if (c->helped)
+        pthread_join(c->thread, NULL);
+    for (int peer = 0; peer < comm->ranks; peer++) {
+        flush_outbox(c, &c->link[peer]);
+        give_link(&c->link[peer]);
+    }
+    if (c->open)
+        free_wire(c);
+    pthread_mutex_destroy(&c->lock);
+    if (stuck)
+        return;
+    free(c->link);
+    free(c);
+}
+
+static const tp_comm_ops mpi_ops = {.abi = TP_COMM_ABI,
+                                    .name = "mpi",
+                                    .send = mpi_send,
+                                    .recv_post = mpi_recv_post,
+                                    .recv_wait = mpi_recv_wait,
+                                    .exchange = mpi_exchange,
+                                    .allgather = mpi_allgather,
+                                    .close = mpi_close,
+                                    .reserve = mpi_reserve};
+
+/* As all ranks do, which may not come: it ends with the abort and the deadline, too. */
+static tp_status
+open_wire(mpi_comm *c)
+{
+    int done = 0;
+    uint64_t undo;
+    int64_t since = tp_clock_ns();
+    tp_wire_request request = {0};
+    TP_TRY(heard(c, tp_wire_duplicate(&c->wire, &request, &undo)));
+    tp_status status = TP_OK;
+    while (status == TP_OK && !done) {
+        status = heard(c, tp_wire_test(&request, &done));
+        if (status == TP_OK && !done)
+            status = tp_comm_check_abort(&c->base, c->region);
+        if (status == TP_OK && !done && c->base.timeout_ns > 0 && tp_clock_ns() - since > c->base.timeout_ns)
+            status = tp_comm_too_late(&c->base, c->region, -1, 0, 0, 0, 0);
+    }
+    tp_wire_undo(undo);
+    stuck |= !done;
+    c->open = status == TP_OK;
+    return status == TP_OK ? heard(c, tp_wire_open(&c->wire)) : status;
+}
+
+static tp_status
+mpi_open(tp_comm *control, tp_region *region, size_t outbox_bytes, tp_comm **out)
+{
+    mpi_comm *c = calloc(1, sizeof *c);
+    mpi_link *links = calloc((size_t)control->ranks, sizeof *links);
+    if (c == NULL || links == NULL) {
+        free(c);
+        free(links);
+        return tp_fail(TP_EMEMORY, "no memory for a communicator of %d ranks", control->ranks);
+    }
+    c->base = (tp_comm){&mpi_ops, control->rank, control->ranks, control->timeout_ns};
+    c->control = control;
+    c->region = region;
+    c->outbox_bytes = lines(outbox_bytes < ENVELOPE ? ENVELOPE : outbox_bytes);
+    c->link = links;
+    pthread_mutex_init(&c->lock, NULL);
+    tp_status status = open_wire(c);
+    if (status == TP_OK)
+        status = start_thread(c);
+    if (status != TP_OK) {
+        mpi_close(&c->base);
+        return status;
+    }
+    *out = &c->base;
+    return TP_OK;
+}
+
+/* ---- what the module gives --------------------------------------------------------------------------------- */
+
+static tp_status
+start(int *rank, int *ranks)
+{
+    if (stuck)
+        return tp_fail(TP_ERUNTIME, "an earlier run of this process failed with messages under way in MPI: a new process would "
+                                    "be right");
+    return tp_wire_start(rank, ranks);
+}
+
+static void
+finish(void)
+{
+    if (!stuck && !untaken)
+        tp_wire_finish();
+}
+
+static void
+attach(tp_fail_function fail_at)
+{
+    tp_error_mirror(fail_at);
+}
+
+const tp_mpi_ops *
+tp_mpi(void)
+{
+    static const tp_mpi_ops ops = {TP_MPI_ABI,      TP_COMM_ABI, sizeof(tp_mpi_ops), attach,
+                                   tp_wire_library, start,       mpi_open,           finish};
+    return &ops;
+}

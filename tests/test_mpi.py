@@ -1,0 +1,221 @@
+"""Messages over MPI: the cases of the C tests, and trainings, under the mpiexec of MPICH and of Open MPI, and what goes wrong."""
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import mpi_module
+import numpy as np
+import pytest
+from test_train import OPTIONS, begin, free_port, launched, mpich, plans, run
+
+import terapipe_c as tp
+
+__all__ = ["launched", "plans"]
+HERE = Path(__file__).resolve().parent
+MPIS = {one.name: one for one in mpi_module.mpis()}
+OPTIONS = {**OPTIONS, "comm": "mpi", "timeout_s": 30}
+
+
+def named(name):
+    if name not in MPIS:
+        pytest.skip(mpi_module.NONE)
+    return MPIS[name]
+
+
+def trained(mpi, plan, data, ranks, **options):
+    """(what each rank told, the ended mpiexec)."""
+    words = [sys.executable, HERE / "train_rank.py", plan, data, json.dumps({**OPTIONS, **options})]
+    ended = mpi.run(words, ranks)
+    return [json.loads(line) for line in ended.stdout.splitlines() if line.startswith('{"')], ended
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("mpich", 2), ("mpich", 3), ("mpich", 4), ("mpich", 5), ("openmpi", 2),
+                                             ("openmpi", 3)])
+def test_every_case_of_the_communicators(name, ranks):
+    """tests/c/test_comm.c: order, sizes around every border, far more receives than there is room for, wrong messages, deadlines,
+    aborts."""
+    one = named(name)
+    ended = one.run([one.conformance(), "mpi", str(20_000 + 100 * ranks + 1000 * len(name))], ranks)
+    cases = {2: 6, 3: 3, 4: 2, 5: 1}[ranks]
+    held = [line for line in ended.stdout.splitlines() if line.endswith(" holds")]
+    assert "test_comm.c" not in ended.stderr, ended
+    # a message that is never taken keeps MPI from being finalised, and mpiexec may end ranks over that before their last line
+    assert len(held) == cases * ranks or (ranks in (3, 4) and len(held) > (cases - 1) * ranks), ended
+    assert ended.returncode == 0 or ranks in (3, 4), ended
+
+
+def test_more_bytes_than_an_int_can_count():
+    ended = named("mpich").run([sys.executable, HERE / "comm_rank.py", "large", "mpi"], 2)
+    assert sorted(ended.stdout.splitlines()) == ["0 ok", "1 ok"] and ended.returncode == 0, ended
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("mpich", 3), ("openmpi", 2)])
+def test_bits_are_those_of_launch(plans, launched, tmp_path, name, ranks):
+    _, files, data = plans
+    results, ended = trained(named(name), files[ranks], data, ranks, out=str(tmp_path / "run"))
+    wanted = launched[ranks]
+    assert ended.returncode == 0 and sorted(one["rank"] for one in results) == list(range(ranks)), ended
+    for one in results:
+        assert one["losses"] == [record.loss for record in wanted] and one["norms"] == [record.grad_norm for record in wanted]
+        assert one["evals"] == [record.eval_loss for record in wanted]
+        assert one["memory"] == list(wanted.report().peak_memory_bytes)
+    ours, theirs = tp.load_checkpoint(tmp_path / "run"), tp.load_checkpoint(wanted.out)
+    assert all(np.array_equal(ours.params[name], value) for name, value in theirs.params.items())
+    assert json.loads((tmp_path / "run/config.json").read_text())["comm"] == "mpi"
+
+
+def test_replicas_add_their_gradients(plans, tmp_path):
+    """Every message is an exchange then; TERAPIPE_COMM chooses as comm= does."""
+    _, _, data = plans
+    model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=64, vocab_size=256, block_size=16)
+    plan = tp.plan(model, tp.Cluster(num_devices=2, peak_flops=1e12), batch=2, seq_len=16, planner="uniform", stages=1,
+                   data_parallel=2, slicing=[(1, [16])])
+    plan.save(tmp_path / "plan.json")
+    options = {"steps": 3, "lr": 1e-3, "reproducible": False}
+    wanted = [record.loss for record in tp.launch(plan, data, progress=False, processes=False, **options)]
+    words = [sys.executable, HERE / "train_rank.py", tmp_path / "plan.json", data, json.dumps(options)]
+    ended = named("mpich").run(words, 2, {"TERAPIPE_COMM": "mpi"})
+    assert [json.loads(line)["losses"] for line in ended.stdout.splitlines()] == [wanted] * 2, ended
+
+
+def test_the_death_of_a_rank_ends_all_with_its_name(plans):
+    _, files, data = plans
+    results, ended = trained(named("openmpi"), files[3], data, 3, die={"rank": 1, "step": 2})
+    assert ended.returncode != 0 and "terapipe_c: rank 1 ended without a word" in ended.stderr, ended
+    assert results and all(one["error"] == "AbortedError" and "because rank 1 failed first: rank 1 " in one["text"]
+                           for one in results), ended
+
+
+def test_the_death_of_a_rank_where_mpiexec_kills_at_once(plans):
+    """MPICH's gives nobody a moment, so that what the others say may be lost; but nothing else is said, and nobody waits."""
+    _, files, data = plans
+    results, ended = trained(named("mpich"), files[3], data, 3, die={"rank": 1, "step": 2})
+    said = [line for line in ended.stderr.splitlines() if line.startswith("terapipe_c: ")]
+    assert ended.returncode != 0 and all("rank 1 ended without a word" in line for line in said), ended
+    assert all(one["error"] == "AbortedError" and "because rank 1 failed first: rank 1 " in one["text"] for one in results), ended
+
+
+def test_the_failure_of_a_rank_reaches_all_in_its_own_words(plans):
+    _, files, data = plans
+    results, ended = trained(named("openmpi"), files[3], data, 3, fail={"rank": 1, "step": 1})
+    words = "rank 1 failed at step 1, between instructions: ValueError: no café here"
+    assert ended.returncode != 0 and f"terapipe_c: {words}" in ended.stderr and "ValueError: no café here" in ended.stderr
+    assert results and all(one["error"] == "AbortedError" and words in one["text"] for one in results), ended
+
+
+def test_an_mpi_that_is_not_the_launchers(plans):
+    """Ranks whose MPI knows nothing of each other; and where MPI_Init would end the process, before it."""
+    _, files, data = plans
+    one = named("mpich").run([sys.executable, HERE / "train_rank.py", files[2], data, json.dumps(OPTIONS)], 2,
+                             {"TERAPIPE_MPI_MODULE": str(named("openmpi").module())})
+    told = [json.loads(line) for line in one.stdout.splitlines() if line.startswith('{"')]
+    assert told and all(each["error"] in ("InvalidValueError", "AbortedError") for each in told), one
+    assert any("says that this is rank 0 of 1, MPICH's or Intel's mpiexec that it is rank" in each["text"] and
+               "mpirun of Open MPI (or an srun that speaks its PMI) would be right" in each["text"] for each in told), one
+
+
+ALONE = """
+import ctypes, os, sys
+from terapipe_c import _core, mpi
+libmpi = ctypes.CDLL(sys.argv[1])
+region = _core.Region.create(1, bytes(1), 0, 64, False)
+control = _core.tcp_comm(region, 0, "127.0.0.1", int(sys.argv[2]), bytes(1), 4096)
+for launcher in ("mpirun", "torchrun"):
+    try:
+        mpi.connect(control, launcher)
+    except ValueError as error:
+        print(error)
+level = ctypes.c_int()
+libmpi.MPI_Init_thread(None, None, int(sys.argv[3]), ctypes.byref(level))
+try:
+    comm = mpi.connect(control, "mpiexec")
+    comm.barrier()
+    comm.close()
+    comm = mpi.connect(control, "mpiexec")     # again, in the same process
+    comm.close()
+    control.close()
+except ValueError as error:
+    print(error)
+_core.mpi_finish(mpi.load().transport)
+was = ctypes.c_int()
+libmpi.MPI_Finalized(ctypes.byref(was))
+print("finalised", bool(was.value))
+libmpi.MPI_Finalize()
+"""
+
+
+@pytest.mark.parametrize(("level", "words"), [("2", "finalised False"),
+                                              ("0", "level 0 of threads by somebody else: MPI_THREAD_SERIALIZED (2)")])
+def test_mpi_that_somebody_else_has_initialised(level, words):
+    """As mpi4py does: not initialised again, and not finalised."""
+    one = named("mpich")
+    maps = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); print(*{l.split()[-1] for l in open('/proc/self/maps') if 'libmpi' in l})"
+    libmpi = subprocess.run([sys.executable, "-c", maps, one.module()], capture_output=True, text=True).stdout.strip()
+    ended = one.run([sys.executable, "-c", ALONE, libmpi, str(free_port()), level], 1)
+    assert words in ended.stdout, ended
+    assert "Open MPI's mpirun started this rank, and it starts none of MPICH" in ended.stdout
+    assert "torchrun started this rank" in ended.stdout and "mpiexec of MPICH" in ended.stdout
+
+
+def test_what_is_missing_is_said(plans, monkeypatch, tmp_path):
+    from terapipe_c import mpi as face
+
+    _, files, data = plans
+    plan = tp.Plan.load(files[1])
+    monkeypatch.setenv("TERAPIPE_MPI_MODULE", str(tmp_path / "none.so"))
+    with pytest.raises(tp.ExecutionError, match="none.so', which is no file"):
+        tp.train(plan, data, 1, comm="mpi")
+    (tmp_path / "none.so").write_text("no module")
+    with pytest.raises(tp.ExecutionError, match="does not load: .* the MPI that it was built with"):
+        face.load()
+    monkeypatch.delenv("TERAPIPE_MPI_MODULE")
+    face._module_at.cache_clear()
+    monkeypatch.setattr(face.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(tp.ExecutionError, match="built without MPI: mpicc was missing .* TERAPIPE_MPI=1 pip install"):
+        tp.train(plan, data, 1, comm="mpi")
+    assert "mpicc was missing" in (tp.mpi.why_not() or "")
+    face._module_at.cache_clear()
+    with pytest.raises(ValueError, match="comm is 'pigeon': .*'tcp'.*'mpi'|comm is 'pigeon': tcp"):
+        tp.train(plan, data, 1, comm="pigeon")
+    monkeypatch.setenv("TERAPIPE_COMM", "pigeon")
+    with pytest.raises(ValueError, match="TERAPIPE_COMM is 'pigeon'"):
+        tp.train(plan, data, 1)
+    with pytest.raises(ValueError, match="comm is 'mpi' and backend 'cuda'"):
+        tp.train(plan, data, 1, comm="mpi", backend="cuda")
+
+
+def test_ranks_that_want_different_transports(plans):
+    """Before MPI is touched."""
+    _, files, data = plans
+    one = named("mpich")
+    own = [{"comm": "mpi"}, {"comm": "tcp"}]
+
+    def words(rank, ranks, port):
+        return {**mpich(rank, ranks, port), "TERAPIPE_MPI_MODULE": one.module(), "TERAPIPE_COMM": own[rank]["comm"]}
+
+    ends = run(files[2], data, words, 2)
+    assert all("comm of rank 1 is not that of rank 0" in end["text"] for end in ends), ends
+
+
+def test_doctor_and_library():
+    one = named("mpich")
+    ended = one.run([sys.executable, "-m", "terapipe_c", "doctor"], 1)
+    assert "MPICH Version: 5" in ended.stdout and "train(..., comm='mpi')" in ended.stdout, ended
+
+
+def test_ctrl_c_ends_a_wait_for_who_does_not_answer(plans):
+    """Over TCP as over MPI: the wait is in C, and nobody else would end it."""
+    _, files, data = plans
+    port = free_port()
+    children = [begin(files[2], data, rank, mpich(rank, 2, port), hang={"rank": 1, "step": 1}, timeout_s=50) for rank in range(2)]
+    try:
+        assert children[1].stdout.readline() == "hangs\n"
+        children[0].send_signal(signal.SIGINT)
+        _, err = children[0].communicate(timeout=20)
+        assert "KeyboardInterrupt" in err and "terapipe_c: rank 0 was interrupted" in err and children[0].returncode != 0
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
