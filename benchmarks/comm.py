@@ -16,8 +16,17 @@ the measure.
 The two cores of a virtual machine share a third-level cache or do not, and change from one to the other while it runs. Before each
 message a flag goes to and fro: up to 130 ns one way is "near" (50 where this was written), more is "far" (150 to 300). "near" and
 "far" hold the same figures of the messages sent then; where there are fewer than twelve of a kind, null.
+
+"transports" compares shared memory, TCP over the loopback and MPI, by turns in one run of two processes: half a round trip of 8
+bytes, and bytes of a message / seconds from the beginning of its sending until its receiver has it all and has said so by the
+transport itself, less half such a round trip. MPI is there with each --mpicc (default: MPICC, mpicc in PATH, the wheels that `make`
+puts into .venv/mpi); its mpiexec starts the processes. One of --kind alone: no messages of the others.
 """
 import argparse
+import os
+import random
+import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -123,6 +132,104 @@ int main(int count, char **words) {
 """
 
 
+TRANSPORTS = r"""
+#include "csrc/base/clock.h"
+#include "csrc/comm/tcp.h"
+#ifdef WITH_MPI
+#include "csrc/comm/mpi.h"
+#endif
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#define OK(call) do { if ((call) != TP_OK) { fprintf(stderr, "%s\n", tp_error_message()); exit(1); } } while (0)
+enum { ROUNDS = 12, TRIPS = 100, RING = 4 << 20 };
+static int rank, kinds;
+static const char *names[3];
+static tp_comm *comms[3];
+static const size_t sizes[] = {65536, 262144, 1 << 20, 3 << 20, 24 << 20};
+static void there_and_back(tp_comm *c, char *out, size_t out_bytes, char *in, size_t in_bytes) {
+    if (rank == 0) {
+        OK(c->ops->recv_post(c, 1, 2, in, in_bytes));
+        OK(c->ops->send(c, 1, 1, out, out_bytes));
+        OK(c->ops->recv_wait(c, 1));
+    } else {
+        OK(c->ops->recv_post(c, 0, 1, out, out_bytes));
+        OK(c->ops->recv_wait(c, 0));
+        OK(c->ops->send(c, 0, 2, in, in_bytes));
+    }
+}
+static double latency(tp_comm *c) {
+    char a[8] = {0}, b[8] = {0};
+    int64_t begin = tp_clock_ns();
+    for (int i = 0; i < TRIPS; i++) there_and_back(c, a, 8, b, 8);
+    return (double)(tp_clock_ns() - begin) / TRIPS / 2;
+}
+static void add(const char *name, tp_comm *comm) { names[kinds] = name; comms[kinds++] = comm; }
+int main(int count, char **words) {
+    const char *mine = getenv("PMI_RANK") ? getenv("PMI_RANK") : getenv("OMPI_COMM_WORLD_RANK");
+    uint8_t pairs[4] = {0, 1, 1, 0};
+    size_t bytes;
+    void *memory;
+    tp_region *shared, *own;
+    tp_comm *control, *comm;
+    rank = atoi(mine);
+    if (count < 4) return 2;
+    tp_tcp_config config = {.rank = rank, .ranks = 2, .host = "127.0.0.1", .port = atoi(words[1]), .ports = 16, .token = "",
+                            .version = "", .plan = "", .pairs = pairs, .max_gather_bytes = 64, .meeting_ns = 30000000000,
+                            .timeout_ns = 60000000000};
+    OK(tp_region_bytes(2, (uint8_t[4]){0}, 1, 64, &bytes));
+    OK(tp_local_create(bytes, &memory));
+    OK(tp_region_create(memory, bytes, 2, (uint8_t[4]){0}, 1, 64, &own));
+    OK(tp_comm_open_tcp(&config, own, &control));
+    OK(tp_region_bytes(2, pairs, RING, 64, &bytes));
+    long pid = getpid(), both[2];
+    int fd = -1;
+    char path[64];
+    if (rank == 0) { OK(tp_shm_create(bytes, &fd, &memory)); OK(tp_region_create(memory, bytes, 2, pairs, RING, 64, &shared)); }
+    long told[2] = {pid, fd}, all[4];
+    OK(control->ops->allgather(control, told, sizeof told, all));
+    both[0] = all[0], both[1] = all[1];
+    snprintf(path, sizeof path, "/proc/%ld/fd/%ld", both[0], both[1]);
+    if (rank == 1) { OK(tp_shm_attach(open(path, O_RDWR), &bytes, &memory)); OK(tp_region_attach(memory, bytes, &shared)); }
+    OK(control->ops->allgather(control, NULL, 0, NULL));
+    OK(tp_comm_open_region(shared, rank, "shm", 60000000000, &comm));
+    if (strstr(words[3], "shm")) add("shm", comm);
+    if (strstr(words[3], "tcp")) add("tcp", control);
+#ifdef WITH_MPI
+    int ranks;
+    tp_comm *mpi;
+    OK(tp_mpi()->start(&rank, &ranks));
+    OK(tp_mpi()->open(control, own, RING, &mpi));
+    if (strstr(words[3], "mpi")) add("mpi", mpi);
+    if (rank == 0) printf("library %s\n", tp_mpi()->library());
+#endif
+    size_t most = sizes[sizeof sizes / sizeof *sizes - 1];
+    char *data = aligned_alloc(4096, most), word[8] = {0};
+    memset(data, rank, most);
+    for (int round = 0, rounds = atoi(words[2]) * ROUNDS; round < rounds; round++)
+        for (int k = 0; k < kinds; k++) {
+            double trip = latency(comms[k]);
+            if (rank == 0) printf("%s latency_us %.3f\n", names[k], trip * 1e-3);
+            for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+                memset(data, round, rank == 0 ? sizes[i] : 0); /* anew, as a kernel would */
+                int64_t begin = tp_clock_ns();
+                there_and_back(comms[k], data, sizes[i], word, 8);
+                double took = (double)(tp_clock_ns() - begin) - trip;
+                if (rank == 0) printf("%s %zu %.3f\n", names[k], sizes[i], (double)sizes[i] / took);
+            }
+        }
+    fflush(stdout);
+#ifdef WITH_MPI
+    mpi->ops->close(mpi);
+    tp_mpi()->finish();
+#endif
+    control->ops->close(control);
+    return 0;
+}
+"""
+
 WAYS = ("message_GBps", "handed_GBps", "memcpy_GBps")
 NEAR_NS = 130   # one way of a flag between two cores that share a cache, at most
 FEWEST = 12     # messages that make a median
@@ -157,6 +264,50 @@ def measure(binary: Path, message_bytes: int, ring_bytes: int, messages: int) ->
             "near": rates(kinds["near"]), "far": rates(kinds["far"])}
 
 
+def mpiccs(given: list[str] | None) -> list[Path]:
+    """The compilers of the MPIs to measure."""
+    named = given or [name for name in (os.environ.get("MPICC"), shutil.which("mpicc")) if name]
+    return [Path(name).absolute() for name in named] or sorted((Path(sys.prefix) / "mpi").glob("*/bin/mpicc"))
+
+
+def compare(folder: Path, mpicc: Path | None, kinds: str, rounds: int) -> dict[str, object]:
+    """Medians of each transport, by turns; mpicc None: without MPI."""
+    binary, source = folder / "transports", folder / "transports.c"
+    source.write_text(TRANSPORTS)
+    sources = [*(ROOT / "csrc/comm").glob("*.c"), ROOT / "csrc/base/status.c", ROOT / "csrc/base/clock.c"]
+    sources = [path for path in sources if mpicc is not None or not path.name.startswith("mpi")]
+    command = ["gcc", "-std=c11", "-D_GNU_SOURCE", "-O3", f"-I{ROOT}", source, *sources]
+    if mpicc is not None:
+        command += ["-DWITH_MPI", *shlex.split(subprocess.check_output([mpicc, "-show"], text=True))[1:]]
+    subprocess.run([*command, "-lpthread", "-lm", "-o", binary], check=True)
+    words = [str(binary), str(random.randrange(20_000, 30_000)), str(rounds), kinds]
+    freely = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PRTE_MCA_hwloc_default_binding_policy": "none",
+              "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+    if mpicc is not None:
+        out = subprocess.run([mpicc.with_name("mpiexec"), "-n", "2", *words], check=True, capture_output=True, text=True,
+                             env={**os.environ, **freely}).stdout
+    else:
+        ranks = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ, "PMI_RANK": str(rank)})
+                 for rank in range(2)]
+        out = [rank.communicate()[0] for rank in ranks][0]
+    library, samples = "", {}
+    for line in out.splitlines():
+        if line.startswith("library "):
+            library = " ".join(line.split()[1:])
+        else:
+            kind, what, value = line.split()
+            samples.setdefault(kind, {}).setdefault(what, []).append(float(value))
+    columns = [what for what in next(iter(samples.values())) if what != "latency_us"]
+    print(f"\n{library or 'no MPI'}\n" + "".join(word.rjust(12) for word in ("transport", "latency us", *columns)))
+    rows = {}
+    for kind, found in samples.items():
+        middle = {what: statistics.median(values) for what, values in found.items()}
+        rows[kind] = {"latency_us": middle.pop("latency_us"), "GBps": middle,
+                      "quartiles_GBps": {what: statistics.quantiles(found[what], n=4)[::2] for what in middle}}
+        print("".join(word.rjust(12) for word in (kind, f"{rows[kind]['latency_us']:.2f}", *(f"{v:.2f}" for v in middle.values()))))
+    return {"library": library, "rounds": len(samples[kind]["latency_us"]), **rows}
+
+
 WIDTHS = (9, 8, 10, 8, 5, 8, 6, 6, 6, 6, 6)
 
 
@@ -173,6 +324,10 @@ def main() -> int:
     parser.add_argument("--out", help="result file (default benchmarks/results/comm.json)")
     parser.add_argument("--cflags", default="-O3", help="compiler flags of the driver")
     parser.add_argument("--messages", type=int, default=240, help="of each way and size (default 240; a quarter of 24 MB)")
+    parser.add_argument("--mpicc", action="append", help="of an MPI to measure; repeat for more")
+    parser.add_argument("--kind", default="shm,tcp,mpi", help="transports to compare (default shm,tcp,mpi)")
+    parser.add_argument("--rounds", type=int, default=3, help="dozens of rounds of the transports (default 3)")
+    parser.add_argument("--transports", action="store_true", help="these alone")
     options = parser.parse_args()
     print(__doc__)
     about = header("how fast messages go between two processes")
@@ -181,12 +336,12 @@ def main() -> int:
         source, binary = Path(folder) / "driver.c", Path(folder) / "driver"
         source.write_text(DRIVER)
         sources = [*sorted((ROOT / "csrc/comm").glob("*.c")), ROOT / "csrc/base/status.c", ROOT / "csrc/base/clock.c"]
-        sources = [path for path in sources if path.name != "mpi.c"]
+        sources = [path for path in sources if not path.name.startswith("mpi")]
         flags = ["-std=c11", "-D_GNU_SOURCE", f"-I{ROOT}", *options.cflags.split()]
         subprocess.run(["gcc", *flags, source, *sources, "-lpthread", "-o", binary], check=True)
         head = ("message", "ring", "latency us", "best us", "cores", "messages", "GB/s", "memcpy", "ratio", "handed", "ratio")
         print(" ".join(word.rjust(width) for word, width in zip(head, WIDTHS, strict=True)))
-        for megabytes, ring_megabytes in ((0.25, 4), (1, 4), (3, 4), (24, 4), (24, 1), (24, 8)):
+        for megabytes, ring_megabytes in () if options.transports else ((0.25, 4), (1, 4), (3, 4), (24, 4), (24, 1), (24, 8)):
             message, ring = int(megabytes * 2**20), ring_megabytes << 20
             count = max(options.messages // (4 if megabytes > 8 else 1), FEWEST) // IN_A_ROW * IN_A_ROW
             row = {"message_bytes": message, "ring_bytes": ring, **measure(binary, message, ring, count)}
@@ -194,7 +349,8 @@ def main() -> int:
             for kind, rate in (("any", row), ("near", row["near"]), ("far", row["far"])):
                 if rate is not None:
                     print(line_of(row, kind, rate))
-    write("comm", {**about, "cflags": options.cflags, "rows": rows}, options.out)
+        transports = [compare(Path(folder), mpicc, options.kind, options.rounds) for mpicc in mpiccs(options.mpicc) or [None]]
+    write("comm", {**about, "cflags": options.cflags, "rows": rows, "transports": transports}, options.out)
     return 0
 
 
