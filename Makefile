@@ -87,7 +87,7 @@ fuzz: $(VENV)/.tools
 # Every C source by clang as well: the one on PATH, or that of a wheel (zig's, whose `cc` is clang; without -mevex512 it takes
 # 512-bit vectors for unavailable where a function alone asks for them).
 CLANG := .build/clang
-clang: $(VENV)/.tools $(CLANG)/cc
+clang: $(VENV)/.mpi $(CLANG)/cc
 	TERAPIPE_WERROR=1 CC=$(CLANG)/cc $(PY) tests/c/run --compile >/dev/null
 
 $(CLANG)/cc: pyproject.toml
