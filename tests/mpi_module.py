@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -44,11 +45,23 @@ class Mpi:
 
     def run(self, words: Sequence[str | Path], ranks: int,
             more: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        """What these words do under its mpiexec, with the module for it; 60 s at most."""
+        """What these words do under its mpiexec, with the module for it; after 60 s it is ended, with returncode -999."""
         environment = {**CLEAN, **FREELY, "TERAPIPE_MPI_MODULE": str(self.module()), "MASTER_ADDR": "127.0.0.1",
                        "MASTER_PORT": str(random.randrange(20_000, 30_000)), "PYTHONIOENCODING": "utf-8", **(more or {})}
-        return subprocess.run([str(self.mpiexec), "-n", str(ranks), *map(str, words)], env=environment, timeout=60,
-                              capture_output=True, text=True, encoding="utf-8")
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:    # not pipes: who outlives mpiexec holds these open
+            child = subprocess.Popen([str(self.mpiexec), "-n", str(ranks), *map(str, words)], env=environment,
+                                     stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+            try:
+                child.wait(60)
+            except subprocess.TimeoutExpired:
+                child.terminate()     # which ends the ranks too
+                child.wait(20)
+                child.returncode = -999
+            finally:
+                if child.poll() is None:
+                    child.kill()
+            said = [stream.seek(0) or stream.read().decode(errors="replace") for stream in (out, err)]
+        return subprocess.CompletedProcess(child.args, child.returncode, *said)
 
     def module(self) -> Path:
         """The module's path; what is stale is compiled first."""

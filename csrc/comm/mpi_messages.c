@@ -445,52 +445,63 @@ flush_outbox(mpi_comm *c, mpi_link *l)
 }
 
 static void
-give_link(mpi_link *l)
+give_receives(mpi_link *l)
 {
     for (unsigned i = 0; i < l->count + l->left; i++) {
         receive *r = &l->items[(l->first + i) % l->room];
         give_up(&r->payload);
         give_up(&r->envelope);
     }
-    if (stuck) /* MPI may use it still */
-        return;
-    for (unsigned i = 0; i < l->room; i++)
-        free(l->items[i].slot);
-    free(l->items);
-    free(l->outbox.memory);
+    l->count = l->left = 0;
 }
 
-/* All ranks do, or none: MPI may wait for the others; and it ends a process that frees a communicator, or MPI, over a
- * message that nobody took. */
-static void
-free_wire(mpi_comm *c)
+/* Whether all ranks may free what is MPI's: all do, or none. MPI may wait for the others in that; and it ends a process that
+ * frees a communicator, or MPI, over a message that nobody took. */
+static int
+agree(mpi_comm *c)
 {
     size_t ranks = (size_t)c->base.ranks;
     unsigned char *good = calloc(ranks, 1), mine = good != NULL && !stuck && !untaken;
-    if (good != NULL && mpi_allgather(&c->base, &mine, 1, good) == TP_OK && memchr(good, 0, ranks) == NULL)
-        tp_wire_free(&c->wire);
-    untaken |= good == NULL || memchr(good, 0, ranks) != NULL;
+    int all = good != NULL && mpi_allgather(&c->base, &mine, 1, good) == TP_OK && memchr(good, 0, ranks) == NULL;
+    untaken |= !all;
     free(good);
+    return all;
 }
 
+static void
+give_memory(mpi_comm *c)
+{
+    for (int peer = 0; peer < c->base.ranks; peer++) {
+        mpi_link *l = &c->link[peer];
+        for (unsigned i = 0; i < l->room; i++)
+            free(l->items[i].slot);
+        free(l->items);
+        free(l->outbox.memory);
+    }
+    free(c->link);
+    free(c);
+}
+
+/* The thread goes last: what MPI has taken of us may not have left yet, and moves only while somebody looks. */
 static void
 mpi_close(tp_comm *comm)
 {
     mpi_comm *c = (mpi_comm *)comm;
+    pthread_mutex_lock(&c->lock);
+    for (int peer = 0; peer < comm->ranks; peer++) {
+        flush_outbox(c, &c->link[peer]);
+        give_receives(&c->link[peer]);
+    }
+    pthread_mutex_unlock(&c->lock);
+    int good = c->open && agree(c);
     atomic_store(&c->closing, 1);
     if (c->helped)
         pthread_join(c->thread, NULL);
-    for (int peer = 0; peer < comm->ranks; peer++) {
-        flush_outbox(c, &c->link[peer]);
-        give_link(&c->link[peer]);
-    }
-    if (c->open)
-        free_wire(c);
+    if (good)
+        tp_wire_free(&c->wire);
     pthread_mutex_destroy(&c->lock);
-    if (stuck)
-        return;
-    free(c->link);
-    free(c);
+    if (!stuck) /* else MPI may use it still */
+        give_memory(c);
 }
 
 static const tp_comm_ops mpi_ops = {.abi = TP_COMM_ABI,
