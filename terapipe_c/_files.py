@@ -12,6 +12,8 @@ from typing import Any
 from ._core import InvalidTypeError, InvalidValueError
 from .config import brief
 
+_THERE = "the file is there: another name would be right"
+
 
 def path_of(name: str, value: Any) -> Path:
     """The path that ``value`` is; a TypeError or ValueError names the argument."""
@@ -42,9 +44,24 @@ def write_json(path: str | os.PathLike[str], data: dict[str, Any]) -> None:
     write_text(path, json.dumps(data, allow_nan=False) + "\n")
 
 
-def write_text(path: str | os.PathLike[str], text: str) -> None:
+def _name(temporary: Path, target: Path, new: bool) -> None:
+    """Give what was written its name; new: FileExistsError if something has it, told by the one call that cannot be overtaken."""
+    if new:
+        try:
+            os.link(temporary, target)
+        except FileExistsError:
+            raise FileExistsError(errno.EEXIST, _THERE, str(target)) from None
+        except OSError:                              # a file system without links
+            new_path(target)
+        else:
+            temporary.unlink()
+            return
+    os.replace(temporary, target)
+
+
+def write_text(path: str | os.PathLike[str], text: str, *, new: bool = False) -> None:
     """Write beside ``path`` (UTF-8; what of a file name is not, escaped), flush to the disk, then rename: a reader sees the old
-    file or the new one, whose mode is the old one's. An OSError names the file."""
+    file or the new one, whose mode is the old one's. An OSError names the file; FileExistsError where it is to be ``new``."""
     given = path_of("path", path)
     if given.exists() and not given.is_file():       # a device, a pipe: there is no beside, and it stays what it is
         with given.open("w", encoding="utf-8", errors="backslashreplace") as stream:
@@ -63,7 +80,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(handle)
-        os.replace(temporary, target)
+        _name(temporary, target, new)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename in (None, os.fspath(temporary), temporary):
@@ -75,14 +92,14 @@ def new_path(path: str | os.PathLike[str]) -> Path:
     """The path; FileExistsError if there is such a file."""
     target = path_of("path", path)
     if target.is_file():
-        raise FileExistsError(errno.EEXIST, "the file is there: another name would be right", str(target))
+        raise FileExistsError(errno.EEXIST, _THERE, str(target))
     return target
 
 
 def write_new(path: str | os.PathLike[str], text: str, *, overwrite: bool = False) -> Path:
     """:func:`write_text` where there is no such file yet, or ``overwrite``; else FileExistsError."""
     target = path_of("path", path) if overwrite else new_path(path)
-    write_text(target, text)
+    write_text(target, text, new=not overwrite)
     return target
 
 

@@ -2,6 +2,7 @@
 import html.parser
 import inspect
 import json
+import os
 import xml.etree.ElementTree as ElementTree
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 import terapipe_c as tp
 from terapipe_c import cli
+from terapipe_c._files import write_new
 from terapipe_c.request import PLANNERS
 
 MODEL = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=64, block_size=32)
@@ -65,6 +67,26 @@ def test_json_holds_it_all_and_files_are_not_overwritten(comparison, tmp_path):
             write(target)
         assert target.read_bytes() == before
         write(target, overwrite=True)
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_that_comes_meanwhile_stays(links, tmp_path, monkeypatch):
+    """Of two that write a new file at once one is refused, and nothing is left beside it."""
+    target, sync = tmp_path / "plans.svg", os.fsync
+
+    def refuse(*names):
+        raise PermissionError(1, "no links here")
+
+    monkeypatch.setattr(os, "fsync", lambda handle: sync(handle) or target.write_text("another's"))
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(FileExistsError, match="the file is there: another name would be right"):
+        write_new(target, "ours")
+    assert target.read_text() == "another's" and os.listdir(tmp_path) == ["plans.svg"]
+    monkeypatch.setattr(os, "fsync", sync)
+    for name, new in (("plans.svg", False), ("more.svg", True)):
+        assert write_new(tmp_path / name, "ours", overwrite=not new).read_text() == "ours"
+    assert sorted(os.listdir(tmp_path)) == ["more.svg", "plans.svg"]
 
 
 def test_the_picture_is_to_scale(comparison):
