@@ -15,8 +15,8 @@ PLANNING_EVERY_S = 0.2
 
 
 def _in_notebook() -> bool:
-    shell = sys.modules.get("IPython")
-    return shell is not None and type(shell.get_ipython()).__name__ == "ZMQInteractiveShell"
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", None)      # None too while another thread imports it
+    return shell is not None and type(shell()).__name__ == "ZMQInteractiveShell"
 
 
 def _is_terminal(stream: Any) -> bool:

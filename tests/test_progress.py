@@ -114,6 +114,29 @@ def test_plans_and_runs_whatever_stands_for_the_standard_error(stream, monkeypat
     assert len(history) == 4 and capsys.readouterr().out == ""
 
 
+class ZMQInteractiveShell:
+    pass
+
+
+NOTEBOOKS = {"a notebook": {"get_ipython": ZMQInteractiveShell}, "an IPython on its way in": {}}   # in another thread
+
+
+@pytest.mark.parametrize("words", NOTEBOOKS)
+def test_a_notebook_has_one_place_for_the_line(words, monkeypatch):
+    shown, handle = [], SimpleNamespace(update=lambda what, raw: shown.append(what["text/plain"]))
+    place = SimpleNamespace(display=lambda what, raw, display_id: handle.update(what, raw) or handle)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(**NOTEBOOKS[words]))
+    monkeypatch.setitem(sys.modules, "IPython.display", place)
+    for constant in ("PLANNING_S", "PLANNING_EVERY_S"):
+        monkeypatch.setattr(progress, constant, 0.0)
+    model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=8, vocab_size=16, block_size=16)
+    tp.plan(model, tp.Cluster(num_devices=2, peak_flops=1e9), 2, 16)
+    if NOTEBOOKS[words]:
+        assert len(shown) > 10 and shown[-1] == "" and all(text.startswith("planning: ") for text in shown[:-1])
+    else:
+        assert shown == []
+
+
 def test_progress_is_a_bool():
     with pytest.raises(tp.InvalidValueError, match="progress is 'yes'"):
         tp.plan(tp.GPTConfig.preset("gpt2-124m"), tp.Cluster.local(), 2, 16, progress="yes")
