@@ -85,8 +85,9 @@ fuzz: $(VENV)/.tools
 	    $(notdir $(basename $(wildcard tests/c/fuzz_*.c)))
 
 # Every C source by clang as well: the one on PATH, or that of a wheel (zig's, whose `cc` is clang; without -mevex512 it takes
-# 512-bit vectors for unavailable where a function alone asks for them).
+# 512-bit vectors for unavailable where a function alone asks for them; other processors than x86-64 do not know the word).
 CLANG := .build/clang
+EVEX512 := $(if $(filter x86_64,$(shell uname -m)),-mevex512)
 clang: $(VENV)/.mpi $(CLANG)/cc
 	TERAPIPE_WERROR=1 CC=$(CLANG)/cc $(PY) tests/c/run --compile >/dev/null
 
@@ -95,7 +96,7 @@ $(CLANG)/cc: pyproject.toml
 	@if command -v clang >/dev/null; then printf '#!/bin/sh\nexec clang "$$@"\n' > $@; else \
 	    $(PYTHON) -m venv --clear $(CLANG)/wheel && \
 	    $(CLANG)/wheel/bin/pip install --quiet --disable-pip-version-check 'ziglang>=0.15,<0.17' && \
-	    printf '#!/bin/sh\nexec "$(abspath $(CLANG))/wheel/bin/python" -m ziglang cc -mevex512 "$$@"\n' > $@; fi
+	    printf '#!/bin/sh\nexec "$(abspath $(CLANG))/wheel/bin/python" -m ziglang cc $(EVEX512) "$$@"\n' > $@; fi
 	@chmod +x $@
 
 # ---- use --------------------------------------------------------------------------------------------------------------

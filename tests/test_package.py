@@ -137,3 +137,15 @@ def test_functions_fit_a_screen_and_a_half() -> None:
                         long[f"{name}:{start}"] = number - start
                     start = 0
     assert not long
+
+
+@pytest.mark.skipif(not shutil.which("make") or not (ROOT / "Makefile").is_file(), reason="no make, or no Makefile")
+@pytest.mark.parametrize("processor", ["x86_64", "aarch64"])
+def test_make_clang_asks_for_words_that_the_processor_knows(processor: str, tmp_path: Path) -> None:
+    """Clang refuses -mevex512 for another processor than x86-64."""
+    uname = tmp_path / "uname"
+    uname.write_text(f"#!/bin/sh\necho {processor}\n")
+    uname.chmod(0o755)
+    planned = subprocess.run(["make", "--dry-run", "--always-make", ".build/clang/cc"], cwd=ROOT, capture_output=True, text=True,
+                             check=True, env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert "ziglang cc " in planned.stdout and ("-mevex512" in planned.stdout) == (processor == "x86_64")
