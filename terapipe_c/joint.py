@@ -503,7 +503,7 @@ class _Search:
             found = plan_one(r, counted if search else shared)
         except InfeasibleError:
             if search:
-                self.log.append(f"searched {task}: nothing fits")
+                self.log.append(f"searched {task}: nothing fits" + (" of what could be faster" if r != task.asked else ""))
             return sum(judge.work for judge in own)
         better = self.offer(found, f"a search of {task}" if search else f"{r.planner} for {task}")
         if search:

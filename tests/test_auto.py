@@ -1,7 +1,9 @@
 """planner="auto": never slower than any single planner, bounds that hold, what it may choose, and what it says of its search."""
 import dataclasses
 import itertools
+import math
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -360,3 +362,19 @@ def test_more_chunks_than_blocks_are_named_not_taken_for_a_lack_of_memory(how):
     model = tp.GPTConfig(n_layer=1, n_head=2, n_embd=16, vocab_size=61, block_size=64)
     with pytest.raises(ValueError, match=f"chunks is {how['chunks']}: the model has 4 blocks"):
         tp.plan(model, tp.Cluster.local(), batch=4, seq_len=64, costs=tp.CostModel.analytic(model, tp.Cluster.local()), **how)
+
+
+@pytest.mark.parametrize("seconds,words", [(math.inf, "searched 1f1b: nothing fits"),
+                                           (1.5, "searched 1f1b: nothing fits of what could be faster")])
+def test_a_search_of_some_ranks_alone_does_not_speak_for_the_others(seconds, words, monkeypatch):
+    asked = []
+
+    def refuse(request, judge_of):
+        asked.append(request.ranks)
+        raise tp.InfeasibleError("too little")
+
+    monkeypatch.setattr(joint, "plan_one", refuse)
+    request = dataclasses.replace(request_of(MODEL, CLUSTER, 4), planner="terapipe", ranks=(4, 2), schedules=("1f1b",), chunks=1)
+    task, search = joint._Task(2, 1.0, 0, {4: 1.0, 2: 2.0}, request, True), SimpleNamespace(seconds=seconds, judges={}, log=[])
+    joint._Search._search(search, task)
+    assert search.log == [words] and asked == [(4, 2) if seconds > 2 else (4,)]
