@@ -27,7 +27,6 @@
 #define OUT_NS   100000 /* between two looks of the thread while an outbox holds anything, */
 #define IN_NS    400000 /* while a receive is posted */
 #define IDLE_NS  1000000 /* and while neither is */
-#define LOOKS    16 /* of it while a payload comes in pieces, before the rank may have MPI */
 #define GIVE_NS  500000000ll /* for a receive that is being given up */
 #define WORD_NS  1000000000ll /* for the word on why MPI failed */
 
@@ -63,7 +62,7 @@ typedef struct {
     pthread_mutex_t lock; /* of MPI, and of all that follows */
     pthread_t thread;
     int open, helped; /* there is the wire; the thread */
-    _Atomic int closing;
+    _Atomic int closing, wanted; /* by the rank: the lock, which the thread would else take again before it wakes */
     unsigned char envelope[ENVELOPE]; /* of what does not go through an outbox */
     mpi_link *link;                   /* [ranks] */
 } mpi_comm;
@@ -94,12 +93,6 @@ heard(const mpi_comm *c, tp_status status)
 }
 
 /* ---- sending ---------------------------------------------------------------------------------------------- */
-
-static size_t
-lines(size_t bytes)
-{
-    return (bytes + (TP_LINE - 1)) & ~(size_t)(TP_LINE - 1);
-}
 
 static int
 payload_tag(const mpi_comm *c, uint64_t tag, size_t bytes)
@@ -224,9 +217,8 @@ help(void *argument)
     mpi_comm *c = argument;
     while (!atomic_load_explicit(&c->closing, memory_order_relaxed)) {
         int64_t nap = IN_NS;
-        if (pthread_mutex_trylock(&c->lock) == 0) { /* else the rank looks itself */
-            nap = 0;
-            for (int looks = 0; nap == 0 && looks < LOOKS; looks++)
+        if (!atomic_load(&c->wanted) && pthread_mutex_trylock(&c->lock) == 0) { /* else the rank looks itself */
+            for (nap = 0; nap == 0 && !atomic_load(&c->wanted) && !atomic_load(&c->closing);)
                 nap = look_in_passing(c);
             pthread_mutex_unlock(&c->lock);
         }
@@ -329,6 +321,14 @@ take_oldest(mpi_comm *c, int peer)
 
 /* ---- the vtable ------------------------------------------------------------------------------------------- */
 
+static void
+take_lock(mpi_comm *c)
+{
+    atomic_store(&c->wanted, 1);
+    pthread_mutex_lock(&c->lock);
+    atomic_store(&c->wanted, 0);
+}
+
 /* With the lock on success. */
 static tp_status
 begin(mpi_comm *c, int peer)
@@ -337,7 +337,7 @@ begin(mpi_comm *c, int peer)
     TP_TRY(tp_comm_check_abort(&c->base, c->region));
     if (stuck)
         return tp_fail(TP_ETIMEOUT, "rank %d has an earlier message that was never taken: none can follow it", c->base.rank);
-    pthread_mutex_lock(&c->lock);
+    take_lock(c);
     return TP_OK;
 }
 
@@ -369,7 +369,7 @@ mpi_send(tp_comm *comm, int peer, uint64_t tag, const void *data, size_t bytes)
         tp_status begun = heard(c, start_parts(c, &t, c->envelope, data, t.part));
         return leave(c, complete(c, begun, &t));
     }
-    t.need = TP_LINE + lines(bytes);
+    t.need = TP_LINE + tp_outbox_lines(bytes);
     tp_status status = tp_outbox_open(&c->link[peer].outbox, c->outbox_bytes);
     if (status == TP_OK)
         status = drive(c, &t);
@@ -487,7 +487,7 @@ static void
 mpi_close(tp_comm *comm)
 {
     mpi_comm *c = (mpi_comm *)comm;
-    pthread_mutex_lock(&c->lock);
+    take_lock(c);
     for (int peer = 0; peer < comm->ranks; peer++) {
         flush_outbox(c, &c->link[peer]);
         give_receives(&c->link[peer]);
@@ -550,13 +550,15 @@ mpi_open(tp_comm *control, tp_region *region, size_t outbox_bytes, tp_comm **out
     c->base = (tp_comm){&mpi_ops, control->rank, control->ranks, control->timeout_ns};
     c->control = control;
     c->region = region;
-    c->outbox_bytes = lines(outbox_bytes < ENVELOPE ? ENVELOPE : outbox_bytes);
+    c->outbox_bytes = tp_outbox_lines(outbox_bytes < ENVELOPE ? ENVELOPE : outbox_bytes);
     c->link = links;
     pthread_mutex_init(&c->lock, NULL);
     tp_status status = open_wire(c);
     if (status == TP_OK)
         status = start_thread(c);
-    if (status != TP_OK) {
+    if (status != TP_OK) { /* of this rank alone, it may be: the others do not gather with it */
+        c->open = 0;
+        untaken = 1;
         mpi_close(&c->base);
         return status;
     }

@@ -2,8 +2,6 @@
 
 #include <stdlib.h>
 
-#include "csrc/comm/region.h"
-
 tp_status
 tp_outbox_open(tp_outbox *box, size_t bytes)
 {

@@ -3,6 +3,7 @@
 #define TP_COMM_MPI_OUTBOX_H
 
 #include "csrc/comm/mpi_wire.h"
+#include "csrc/comm/region.h"
 
 #define TP_OUTBOX_PENDING 64 /* most messages in one */
 
@@ -18,6 +19,13 @@ typedef struct {
     tp_outbox_message pending[TP_OUTBOX_PENDING];
     unsigned oldest, count;
 } tp_outbox;
+
+/* So many bytes, in whole lines. */
+static inline size_t
+tp_outbox_lines(size_t bytes)
+{
+    return (bytes + (TP_LINE - 1)) & ~(size_t)(TP_LINE - 1);
+}
 
 /* Memory, a multiple of a line, if there is none yet; EMEMORY. Freed by whoever closes it. */
 TP_MUST_USE tp_status
