@@ -19,13 +19,14 @@ TICK_S = 0.05
 
 class Watch:
     """While it is open, the first failure of any rank is said on standard error the moment it is known, where the launcher may give
-    this rank no time for an exception; and Ctrl-C ends the run though this rank waits for one that does not answer."""
+    this rank no time for an exception; and Ctrl-C ends the run though this rank waits for one that does not answer, unless the
+    program has a handler of its own for it."""
 
     def __init__(self, region: _core.Region, place: Place) -> None:
         self._region, self._place, self._over = region, place, threading.Event()
         self._thread = threading.Thread(target=self._listen, name="terapipe watch", daemon=True)
         self._pipe: tuple[int, int] | None = None
-        self._before, self._deaf = -1, False
+        self._before, self._deaf, self._ends = -1, False, False
 
     def __enter__(self) -> Watch:
         if self._place.launcher in KILLERS:
@@ -35,6 +36,7 @@ class Watch:
             self._deaf = self._place.launcher == "mpiexec" and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
             if self._deaf:      # by which Hydra tells of a death where it has been told to kill nobody; and kills who expects none
                 signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+            self._ends = signal.getsignal(signal.SIGINT) is signal.default_int_handler
             self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
             self._before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
             self._thread.start()
@@ -54,6 +56,6 @@ class Watch:
         assert self._pipe is not None
         while not self._over.wait(TICK_S):
             with suppress(BlockingIOError):
-                if signal.SIGINT in os.read(self._pipe[0], 64):
+                if signal.SIGINT in os.read(self._pipe[0], 64) and self._ends:
                     self._region.abort("EABORTED", self._place.rank, f"rank {self._place.rank} was interrupted "
                                                                      f"{self._region.doing(self._place.rank)}")

@@ -2,12 +2,14 @@
 import json
 import os
 import random
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ import terapipe_c as tp
 from terapipe_c import _core
 from terapipe_c.environment import PORTS, find_place, first_host
 from terapipe_c.job import neighbours
+from terapipe_c.watch import Watch
 
 HERE = Path(__file__).resolve().parent
 CLEAN = {name: value for name, value in os.environ.items()
@@ -303,6 +306,24 @@ def test_descriptors_and_threads_are_given_back():
     while len(os.listdir("/proc/self/task")) > threads and time.monotonic() < deadline:
         time.sleep(0.01)
     assert sorted(os.listdir("/proc/self/fd")) == before and len(os.listdir("/proc/self/task")) <= threads
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_ctrl_c_is_the_programs_where_it_has_a_handler(own):
+    """Which may have it stop after this step, or not at all."""
+    region, heard = _core.Region.create(1, bytes(1), 0, 64, False), []
+    place = find_place({name: str(value) for name, value in mpich(0, 1, 29_500).items()})
+    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number)) if own else signal.getsignal(signal.SIGINT)
+    try:
+        with suppress(KeyboardInterrupt), Watch(region, place) as watch:
+            try:
+                signal.raise_signal(signal.SIGINT)
+            finally:
+                while select.select([watch._pipe[0]], [], [], 0)[0]:    # until it has been seen
+                    time.sleep(0.01)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert heard == [signal.SIGINT] * own and (region.aborted() is None) == own
 
 
 # ---- the environment --------------------------------------------------------------------------------------------------
