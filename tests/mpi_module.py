@@ -75,6 +75,13 @@ class Mpi:
 
         return self._build("test_comm", sources, ["-DTP_TEST_MPI", "-UNDEBUG"], ["-lpthread", "-lm"])
 
+    def wire(self) -> Path:
+        """tests/c/mpi_wire_rank.c."""
+        def sources(setup: dict[str, Any]) -> list[str]:
+            return ["tests/c/mpi_wire_rank.c", setup["MPI_ALONE"][0], "csrc/base/status.c"]
+
+        return self._build("wire", sources, ["-UNDEBUG"], [])
+
     def _build(self, name: str, sources: Sources, more: list[str], link: list[str]) -> Path:
         """By one process at a time."""
         folder = ROOT / ".build" / f"mpi-{self.name}"

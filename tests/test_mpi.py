@@ -46,6 +46,12 @@ def test_every_case_of_the_communicators(name, ranks):
     assert ended.returncode == 0 or ranks in (3, 4), ended
 
 
+@pytest.mark.parametrize("name", ["mpich", "openmpi"])
+def test_a_message_that_failed_stays_failed(name):
+    ended = named(name).run([named(name).wire()], 2)
+    assert ended.returncode == 0 and not ended.stderr, ended
+
+
 def test_more_bytes_than_an_int_can_count():
     ended = named("mpich").run([sys.executable, HERE / "comm_rank.py", "large", "mpi"], 2)
     assert sorted(ended.stdout.splitlines()) == ["0 ok", "1 ok"] and ended.returncode == 0, ended

@@ -6,6 +6,7 @@
 
 #define BLOCK ((size_t)1 << 20) /* unit of messages whose bytes no int can count */
 
+_Static_assert(MPI_SUCCESS == 0, "a request that is all zeros has not failed");
 static int started; /* by us: to be finalised by us. MPI is of the process */
 
 static tp_status
@@ -94,8 +95,8 @@ tp_wire_duplicate(tp_wire *out, tp_wire_request *request, uint64_t *undo)
         return failed(code, "MPI_Comm_idup");
     }
     *out = (tp_wire){(uint64_t)(uintptr_t)&made, 0};
+    *request = (tp_wire_request){.live = 1};
     TO_WORD(&request->request, pending);
-    request->live = 1;
     return TP_OK;
 }
 
@@ -166,8 +167,8 @@ begin(const tp_wire *wire, int peer, int tag, int sends, void *data, size_t byte
         CALL(MPI_Isend, data, count, type, peer, tag, comm, &request);
     else
         CALL(MPI_Irecv, data, count, type, peer, tag, comm, &request);
+    *out = (tp_wire_request){.live = 1};
     TO_WORD(&out->request, request);
-    out->live = 1;
     if (type != MPI_BYTE)
         CALL(MPI_Type_free, &type);
     return TP_OK;
@@ -189,14 +190,16 @@ tp_status
 tp_wire_test(tp_wire_request *request, int *done)
 {
     MPI_Request pending;
-    *done = !request->live;
-    if (*done)
-        return TP_OK;
-    OF_WORD(pending, request->request);
-    CALL(MPI_Test, &pending, done, MPI_STATUS_IGNORE);
-    TO_WORD(&request->request, pending);
-    request->live = !*done;
-    return TP_OK;
+    *done = !request->live && !request->failed;
+    if (request->live) {
+        OF_WORD(pending, request->request);
+        int code = MPI_Test(&pending, done, MPI_STATUS_IGNORE);
+        TO_WORD(&request->request, pending);
+        *done = *done && code == MPI_SUCCESS;
+        request->live = pending != MPI_REQUEST_NULL; /* of one that failed the handle may be another's from now on */
+        request->failed = code;
+    }
+    return request->failed == MPI_SUCCESS ? TP_OK : failed(request->failed, "MPI_Test");
 }
 
 void

@@ -268,7 +268,7 @@ post(mpi_comm *c, int peer, uint64_t tag, void *data, size_t bytes)
     r->tag = tag;
     r->data = data;
     r->bytes = bytes;
-    r->payload.live = 0;
+    r->payload = (tp_wire_request){0};
     if (l->left == 0) {
         r->come = 0;
         TP_TRY(tp_wire_recv(&c->wire, peer, ENVELOPES, r->slot, ENVELOPE, &r->envelope));
@@ -287,7 +287,7 @@ give_up(tp_wire_request *request)
     for (int64_t until = tp_clock_ns() + GIVE_NS; !done && tp_clock_ns() < until;)
         if (tp_wire_test(request, &done) != TP_OK)
             break;
-    stuck |= !done;
+    stuck |= request->live;
 }
 
 /* The oldest receive is done with, well or not; a message that was not the expected one stays for the next receive. */
@@ -314,7 +314,7 @@ take_oldest(mpi_comm *c, int peer)
         to->data = from->data;
         to->bytes = from->bytes;
     }
-    l->items[(l->first + l->count) % l->room].payload.live = 0;
+    l->items[(l->first + l->count) % l->room].payload = (tp_wire_request){0};
     l->left++;
     return tp_comm_wrong_message(&c->base, peer, head.tag, head.bytes, expected.tag, expected.bytes);
 }

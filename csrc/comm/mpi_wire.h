@@ -16,7 +16,8 @@ typedef struct {
 /* A message under way; all zeros: none. */
 typedef struct {
     uint64_t request;
-    int live;
+    int live;   /* MPI may use its memory */
+    int failed; /* MPI's word on why, which it says once; 0: it has not */
 } tp_wire_request;
 
 /* As tp_mpi_ops, but for what _mpi itself knows of its messages. */
@@ -45,7 +46,8 @@ TP_MUST_USE tp_status
 tp_wire_send(const tp_wire *wire, int peer, int tag, const void *data, size_t bytes, tp_wire_request *out);
 TP_MUST_USE tp_status
 tp_wire_recv(const tp_wire *wire, int peer, int tag, void *data, size_t bytes, tp_wire_request *out);
-/* done: the message is over, or there is none. Moves whatever MPI has to move. */
+/* done: the message is over, or there is none. Moves whatever MPI has to move. A message that failed fails whenever it is
+ * asked for. */
 TP_MUST_USE tp_status
 tp_wire_test(tp_wire_request *request, int *done);
 /* Take a receive back, if its message has not begun to come. It is still to be tested until it is done. */
