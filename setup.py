@@ -98,7 +98,10 @@ def find_mpi():
     mpicc = shutil.which(wish) if wish else shutil.which("mpicc", path=os.pathsep.join(places))
     if mpicc is None:
         return f"MPICC is {wish!r}, which is no program" if wish else "mpicc was not found in PATH (MPIs have it: apt, pip)"
-    told = subprocess.run([mpicc, "-show"], capture_output=True, text=True)  # MPICH's, Intel's and Open MPI's know this word
+    try:
+        told = subprocess.run([mpicc, "-show"], capture_output=True, text=True)  # MPICH's, Intel's and Open MPI's know this word
+    except OSError as error:
+        return f"{mpicc} does not run: {error.strerror}"
     if told.returncode:
         return f"{mpicc} -show failed: {told.stderr.strip()[:200]}"
     words = shlex.split(told.stdout)[1:]

@@ -130,6 +130,7 @@ def mpis() -> tuple[Mpi, ...]:
     found = [path for folder in folders for path in sorted(folder.glob("*/bin/mpicc"))]
     if wide := shutil.which("mpicc"):
         found.append(Path(wide))
+    found = [path for path in found if os.access(path.with_name("mpiexec"), os.X_OK)]   # a system may have its mpicc alone
     kinds: dict[str, Mpi] = {}
     for mpicc in found:
         told = subprocess.run([mpicc.with_name("mpiexec"), "--version"], capture_output=True, text=True).stdout

@@ -1,5 +1,7 @@
 """Messages over MPI: the cases of the C tests, and trainings, under the mpiexec of MPICH and of Open MPI, and what goes wrong."""
 import json
+import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -192,6 +194,23 @@ def test_what_is_missing_is_said(plans, monkeypatch, tmp_path):
         tp.train(plan, data, 1, comm="mpi", backend="cuda")
 
 
+def test_an_mpicc_that_is_of_no_use_costs_mpi_alone(tmp_path, monkeypatch):
+    """Neither the build nor these tests."""
+    monkeypatch.chdir(mpi_module.ROOT)
+    monkeypatch.setenv("MPICC", str(tmp_path / "mpicc"))
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("TERAPIPE_MPIS", str(tmp_path))
+    monkeypatch.delenv("TERAPIPE_MPI", raising=False)
+    for script, words in ((None, "which is no program"), ("#!/no/such/interpreter", "does not run: No such file"),
+                          ("#!/bin/sh\necho no >&2; exit 3", "-show failed: no")):
+        if script:
+            (tmp_path / "mpicc").write_text(script + "\n")
+            (tmp_path / "mpicc").chmod(0o755)
+        setup = runpy.run_path("setup.py", run_name="setup_py")
+        assert words in setup["find_mpi"]() and setup["wanted"]("MPI", setup["find_mpi"]) == (None, False)
+        assert mpi_module.mpis.__wrapped__() == ()
+
+
 def test_ranks_that_want_different_transports(plans):
     """Before MPI is touched."""
     _, files, data = plans
@@ -208,7 +227,7 @@ def test_ranks_that_want_different_transports(plans):
 def test_doctor_and_library():
     one = named("mpich")
     ended = one.run([sys.executable, "-m", "terapipe_c", "doctor"], 1)
-    assert "MPICH Version: 5" in ended.stdout and "train(..., comm='mpi')" in ended.stdout, ended
+    assert "MPICH Version: " in ended.stdout and "train(..., comm='mpi')" in ended.stdout, ended
 
 
 def test_ctrl_c_ends_a_wait_for_who_does_not_answer(plans):
