@@ -23,6 +23,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD tp_comm *comm;
     region_object *region;
+    PyObject *beneath; /* the Comm that this one stands on, which goes after it; NULL */
     int rank, ranks;
     int busy; /* a call is under way without the GIL; a communicator serves one thread at a time */
 } comm_object;
@@ -360,7 +361,7 @@ comm_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 }
 
 PyObject *
-tp_py_comm_wrap(tp_py_state *state, PyObject *region, tp_comm *comm)
+tp_py_comm_wrap(tp_py_state *state, PyObject *region, PyObject *beneath, tp_comm *comm)
 {
     comm_object *self = (comm_object *)state->comm->tp_alloc(state->comm, 0);
     if (self == NULL) {
@@ -368,6 +369,7 @@ tp_py_comm_wrap(tp_py_state *state, PyObject *region, tp_comm *comm)
         return NULL;
     }
     self->region = (region_object *)Py_NewRef(region);
+    self->beneath = Py_XNewRef(beneath);
     self->comm = comm;
     self->rank = comm->rank;
     self->ranks = comm->ranks;
@@ -391,6 +393,7 @@ comm_dealloc(PyObject *object)
     comm_object *self = (comm_object *)object;
     PyTypeObject *type = Py_TYPE(object);
     close_comm(self);
+    Py_XDECREF(self->beneath);
     Py_XDECREF((PyObject *)self->region);
     type->tp_free(object);
     Py_DECREF(type);

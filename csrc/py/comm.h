@@ -11,8 +11,9 @@ tp_py_comm_of(PyObject *object);
 /* The region in a _core.Region, or in the one a _core.Comm stands on; NULL with TypeError. */
 tp_region *
 tp_py_region_of(PyObject *object);
-/* A _core.Comm of `comm`, which it closes, and of `region` (a _core.Region), which it keeps. Closes comm on failure. */
+/* A _core.Comm of `comm`, which it closes, and of `region` (a _core.Region), which it keeps; as it keeps `beneath`, the
+ * _core.Comm that `comm` stands on, or NULL. Closes comm on failure. */
 PyObject *
-tp_py_comm_wrap(tp_py_state *state, PyObject *region, tp_comm *comm);
+tp_py_comm_wrap(tp_py_state *state, PyObject *region, PyObject *beneath, tp_comm *comm);
 
 #endif

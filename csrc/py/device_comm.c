@@ -44,7 +44,7 @@ device_comm(PyObject *module, PyObject *args)
         return NULL;
     PyObject *result = NULL;
     if (PyCapsule_SetName(capsule, "terapipe_c.comm, taken") == 0) /* nobody takes it twice */
-        result = tp_py_comm_wrap(tp_py_module_state(module), region, comm);
+        result = tp_py_comm_wrap(tp_py_module_state(module), region, control, comm);
     Py_DECREF(region);
     return result;
 }
@@ -53,7 +53,7 @@ static PyMethodDef functions[] = {
     {"comm_link", comm_link, METH_O, "comm_link($module, comm, /)\n--\n\n-> a capsule of the communicator and its region, which "
                                      "keeps both."},
     {"device_comm", device_comm, METH_VARARGS,
-     "device_comm($module, control, capsule, /)\n--\n\n-> a Comm of the communicator in a capsule; control must outlive it."},
+     "device_comm($module, control, capsule, /)\n--\n\n-> a Comm of the communicator in a capsule, which keeps control; that is closed after it."},
     {NULL, NULL, 0, NULL},
 };
 

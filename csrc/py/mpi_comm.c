@@ -65,7 +65,7 @@ mpi_comm(PyObject *module, PyObject *args)
     status = mpi->open(beneath, shared, outbox_bytes < 0 ? 0 : (size_t)outbox_bytes, &comm);
     Py_END_ALLOW_THREADS
     tp_py_state *state = tp_py_module_state(module);
-    PyObject *result = status == TP_OK ? tp_py_comm_wrap(state, region, comm) : tp_py_raise(state, status);
+    PyObject *result = status == TP_OK ? tp_py_comm_wrap(state, region, control, comm) : tp_py_raise(state, status);
     Py_DECREF(region);
     return result;
 }
@@ -90,7 +90,7 @@ static PyMethodDef functions[] = {
      "for all ranks."},
     {"mpi_comm", mpi_comm, METH_VARARGS,
      "mpi_comm($module, transport, control, outbox_bytes, /)\n--\n\n-> a Comm whose messages go over MPI, as every rank calls "
-     "this; control must outlive it."},
+     "this; which keeps control; that is closed after it."},
     {"mpi_finish", mpi_finish, METH_O, "mpi_finish($module, transport, /)\n--\n\nMPI_Finalize, if mpi_start initialised it."},
     {NULL, NULL, 0, NULL},
 };

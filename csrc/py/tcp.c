@@ -56,7 +56,7 @@ tcp_comm(PyObject *module, PyObject *args, PyObject *kwargs)
         status = tp_comm_open_tcp(&config, shared, &comm);
         Py_END_ALLOW_THREADS
         tp_py_state *state = tp_py_module_state(module);
-        result = status == TP_OK ? tp_py_comm_wrap(state, region, comm) : tp_py_raise(state, status);
+        result = status == TP_OK ? tp_py_comm_wrap(state, region, NULL, comm) : tp_py_raise(state, status);
     }
     PyBuffer_Release(&view);
     return result;
