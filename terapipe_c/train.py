@@ -160,10 +160,15 @@ class _Rank:
         self.folder: Folder | None = None
 
     def run(self, arguments: Mapping[str, Any]) -> RankRun:
-        """What goes wrong here is told to all by the abort, which goes out when the communicator is closed."""
+        """What goes wrong here is told to all by the abort, which goes out when the communicator is closed; that is watched too,
+        since it may wait for others."""
+        with Watch(self.region, self.place):
+            return self._run(arguments)
+
+    def _run(self, arguments: Mapping[str, Any]) -> RankRun:
         outcome: RankRun | None = None
         try:
-            with Watch(self.region, self.place), failures(self.place.rank, self.region, lambda event: None):
+            with failures(self.place.rank, self.region, lambda event: None):
                 try:
                     outcome = self._train(arguments)
                 except BaseException as error:

@@ -11,6 +11,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -324,6 +325,24 @@ def test_ctrl_c_is_the_programs_where_it_has_a_handler(own):
     finally:
         signal.signal(signal.SIGINT, before)
     assert heard == [signal.SIGINT] * own and (region.aborted() is None) == own
+
+
+def test_a_rank_that_closes_outlives_the_word_of_anothers_death(plans, monkeypatch):
+    """MPICH's mpiexec -disable-auto-cleanup sends SIGUSR1, which ends a process that does not know of it."""
+    of_rank, heard = sys.modules["terapipe_c.train"]._Rank, []
+    train = of_rank._train
+
+    def then_close(self, arguments):
+        outcome = train(self, arguments)
+        self.messages = SimpleNamespace(close=lambda: heard.append(signal.getsignal(signal.SIGUSR1)))
+        return outcome
+
+    monkeypatch.setattr(of_rank, "_train", then_close)
+    for name, value in mpich(0, 1, free_port()).items():
+        monkeypatch.setenv(name, str(value))
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)   # a run that failed leaves it ignored
+    tp.train(tp.Plan.load(plans[1][1]), plans[2], 1, launcher="mpiexec", progress=False)
+    assert heard == [signal.SIG_IGN] and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
 
 
 # ---- the environment --------------------------------------------------------------------------------------------------
