@@ -297,8 +297,7 @@ static PyGetSetDef region_getset[] = {
 #define KEYWORDS(function) ((PyCFunction)(void (*)(void))(function))
 static PyMethodDef region_methods[] = {
     {"create", KEYWORDS(region_create), METH_VARARGS | METH_KEYWORDS | METH_CLASS, region_create_doc},
-    {"attach", region_attach, METH_O | METH_CLASS,
-     "attach($type, fd, /)\n--\n\nThe region in a memfd, which stays the caller's."},
+    {"attach", region_attach, METH_O | METH_CLASS, "attach($type, fd, /)\n--\n\nThe region in a memfd, which stays the caller's."},
     {"close", region_close, METH_NOARGS,
      "close($self)\n--\n\nClose the descriptor; the memory lives as long as the object."},
     {"abort", KEYWORDS(region_abort), METH_VARARGS | METH_KEYWORDS,
@@ -309,8 +308,7 @@ static PyMethodDef region_methods[] = {
     {"progress", region_progress, METH_O, region_progress_doc},
     {"set_progress", region_set_progress, METH_VARARGS,
      "set_progress($self, rank, step, instruction=0xffffffffffffffff, /)\n--\n\ninstruction: op << 48 | stage << 32 | "
-     "micro << 16 | slice; omitted: none; "
-     "2^64 - 2: a checkpoint is written."},
+     "micro << 16 | slice; omitted: none; 2^64 - 2: a checkpoint is written."},
     {"doing", region_doing, METH_O, "doing($self, rank, /)\n--\n\nWhat the rank is doing, in words."},
     {NULL, NULL, 0, NULL},
 };
@@ -533,8 +531,7 @@ static PyMemberDef comm_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 static PyMethodDef comm_methods[] = {
-    {"send", comm_send, METH_VARARGS,
-     "send($self, peer, tag, data, /)\n--\n\nSend a buffer; blocks while the ring is full."},
+    {"send", comm_send, METH_VARARGS, "send($self, peer, tag, data, /)\n--\n\nSend a buffer; blocks while the ring is full."},
     {"recv", comm_recv, METH_VARARGS,
      "recv($self, peer, tag, into, /)\n--\n\nReceive the next message, of exactly this tag and size."},
     {"exchange", comm_exchange, METH_VARARGS,
