@@ -10,6 +10,7 @@ from types import TracebackType
 
 from . import _core
 from .environment import Place
+from .worker import interruption
 
 __all__ = ["Watch"]
 
@@ -57,5 +58,4 @@ class Watch:
         while not self._over.wait(TICK_S):
             with suppress(BlockingIOError):
                 if signal.SIGINT in os.read(self._pipe[0], 64) and self._ends:
-                    self._region.abort("EABORTED", self._place.rank, f"rank {self._place.rank} was interrupted "
-                                                                     f"{self._region.doing(self._place.rank)}")
+                    self._region.abort("EABORTED", self._place.rank, interruption(self._place.rank, self._region))

@@ -235,11 +235,19 @@ def status_of(error: BaseException) -> str:
     return next((status for kind, status in STATUSES.items() if isinstance(error, kind)), "ERUNTIME")
 
 
+def interruption(rank: int, region: _core.Region) -> str:
+    """What Ctrl-C at `rank` is called, wherever it found the rank."""
+    return f"rank {rank} was interrupted {region.doing(rank)}"
+
+
 @contextmanager
 def failures(rank: int, region: _core.Region, emit: Emit) -> Iterator[None]:
     """What goes wrong inside ends every rank and is told to the launcher. The first to fail is the one whose words stay."""
     try:
         yield
+    except KeyboardInterrupt:   # Ctrl-C while this rank was in Python: no fault of the run's
+        region.abort("EABORTED", rank, interruption(rank, region))
+        emit({"kind": "error", "status": "EABORTED", "message": interruption(rank, region), "traceback": ""})
     except BaseException as error:  # a thread or a process ends here, whatever it was
         doing = region.doing(rank)
         kind = "" if isinstance(error, _core.Error) else f"{type(error).__name__}: "

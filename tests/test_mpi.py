@@ -235,13 +235,15 @@ def test_doctor_and_library():
     assert "MPICH Version: " in ended.stdout and "train(..., comm='mpi')" in ended.stdout, ended
 
 
-def test_ctrl_c_ends_a_wait_for_who_does_not_answer(plans):
-    """Over TCP as over MPI: the wait is in C, and nobody else would end it."""
+@pytest.mark.parametrize("hangs", [1, 0])
+def test_ctrl_c_ends_a_wait_for_who_does_not_answer(plans, hangs):
+    """Over TCP as over MPI: the wait is in C, and nobody else would end it. A rank that is in Python says the same."""
     _, files, data = plans
     port = free_port()
-    children = [begin(files[2], data, rank, mpich(rank, 2, port), hang={"rank": 1, "step": 1}, timeout_s=50) for rank in range(2)]
+    hang = {"rank": hangs, "step": 1}
+    children = [begin(files[2], data, rank, mpich(rank, 2, port), hang=hang, timeout_s=50) for rank in range(2)]
     try:
-        assert children[1].stdout.readline() == "hangs\n"
+        assert children[hangs].stdout.readline() == "hangs\n"
         children[0].send_signal(signal.SIGINT)
         _, err = children[0].communicate(timeout=20)
         assert "KeyboardInterrupt" in err and "terapipe_c: rank 0 was interrupted" in err and children[0].returncode != 0

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import terapipe_c as tp
-from terapipe_c import _core
+from terapipe_c import _core, worker
 from terapipe_c.environment import PORTS, find_place, first_host
 from terapipe_c.job import neighbours
 from terapipe_c.watch import Watch
@@ -325,6 +325,14 @@ def test_ctrl_c_is_the_programs_where_it_has_a_handler(own):
     finally:
         signal.signal(signal.SIGINT, before)
     assert heard == [signal.SIGINT] * own and (region.aborted() is None) == own
+
+
+def test_ctrl_c_that_python_hears_has_the_words_of_one_that_c_heard():
+    region = _core.Region.create(1, bytes(1), 0, 64, False)
+    with worker.failures(0, region, lambda event: None):
+        raise KeyboardInterrupt
+    status, rank, text = region.aborted()
+    assert (status, rank, text) == ("EABORTED", 0, worker.interruption(0, region)) and text.startswith("rank 0 was interrupted ")
 
 
 def test_a_rank_that_closes_outlives_the_word_of_anothers_death(plans, monkeypatch):
