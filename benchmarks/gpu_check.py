@@ -29,11 +29,14 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+SELF = str(Path(__file__).resolve().relative_to(ROOT))
+BEGAN = time.monotonic()
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tests")]
 import common  # noqa: E402
 
@@ -76,13 +79,21 @@ def so_far(value: Any) -> None:
         os.replace(f"{path}.new", path)
 
 
+def questions_of(path: Path) -> list[Question]:
+    spec = importlib.util.spec_from_file_location(f"gpu_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return list(getattr(module, "QUESTIONS", []))
+
+
 def questions() -> list[Question]:
+    """Of every file; one that does not load is a question by its name, which fails."""
     found: list[Question] = []
     for path in sorted((ROOT / "benchmarks" / "gpu").glob("*.py")):
-        spec = importlib.util.spec_from_file_location(f"gpu_{path.stem}", path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        found += getattr(module, "QUESTIONS", [])
+        try:
+            found += questions_of(path)
+        except Exception:
+            found.append(Question(path.stem, 20, lambda path=path: questions_of(path), order=10))
     names = [q.name for q in found]
     assert len(set(names)) == len(names), f"a question stands twice: {names}"
     return sorted(found, key=lambda q: q.order)
@@ -98,38 +109,53 @@ def digest() -> str:
     return total.hexdigest()[:16]
 
 
-def gpu() -> dict[str, str]:
-    """The first GPU as nvidia-smi tells it, or PyTorch; {} where there is none. Asked without the package, not built yet."""
+# The driver itself, where nothing else is there to ask: its library needs no other.
+ASK_DRIVER = """
+import ctypes
+cuda, name, number = ctypes.CDLL("libcuda.so.1"), ctypes.create_string_buffer(100), ctypes.c_int()
+assert cuda.cuInit(0) == 0 and cuda.cuDeviceGetName(name, 100, 0) == 0
+parts = [(cuda.cuDeviceGetAttribute(ctypes.byref(number), which, 0), number.value) for which in (75, 76)]
+assert [status for status, _ in parts] == [0, 0]
+print(name.value.decode(), ".".join(str(value) for _, value in parts), sep="\\n")
+"""
+
+
+def gpu(seconds: float = 60.0) -> dict[str, str]:
+    """The first GPU as nvidia-smi tells it, or the driver; {} where there is none. Asked without the package, not built yet, and
+    within so many seconds: of a GPU that hangs neither answers."""
+    until, short = time.monotonic() + seconds, ("name", "compute_cap")
     for fields in (("name", "driver_version", "memory.total", "clocks.sm", "clocks.max.sm", "power.limit", "mig.mode.current",
-                    "compute_cap"), ("name", "compute_cap")):  # fmt: skip
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            ran = subprocess.run(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", "-i", "0"],
-                                 capture_output=True, text=True, timeout=30)  # fmt: skip
-            values = [v.strip() for v in ran.stdout.strip().split(",")]
-            if ran.returncode == 0 and len(values) == len(fields):
-                return dict(zip(fields, values, strict=True))
-    ask = "import torch; p = torch.cuda.get_device_properties(0); print(p.name, f'{p.major}.{p.minor}', sep='\\n')"
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        ran = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, timeout=60)
-        if ran.returncode == 0:
-            return dict(zip(("name", "compute_cap"), ran.stdout.splitlines()[-2:], strict=True))
-    return {}
+                    "compute_cap"), short):  # fmt: skip
+        told = told_by(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", "-i", "0"], until)
+        if len(values := [v.strip() for v in told.strip().split(",")]) == len(fields):
+            return dict(zip(fields, values, strict=True))
+    lines = told_by([sys.executable, "-c", ASK_DRIVER], until).splitlines()
+    return dict(zip(short, lines, strict=True)) if len(lines) == len(short) else {}
+
+
+def told_by(command: list[str], until: float) -> str:
+    """What a command says that ends well; nothing else, and not for longer than half of what is left."""
+    with contextlib.suppress(OSError):
+        status, tail, _ = Child(command, errors=False).end((until - time.monotonic()) / 2, ending=1.0)
+        return tail if status == 0 else ""
+    return ""
 
 
 # ---- processes -----------------------------------------------------------------------------------------------------------
 
 
 class Child:
-    """A process group of its own, with what it says in a file."""
+    """A process group of its own, with what it says in a file; errors False: but for what it complains of."""
 
-    def __init__(self, command: list[str], **environment: str) -> None:
+    def __init__(self, command: list[str], errors: bool = True, **environment: str) -> None:
         self.told = tempfile.TemporaryFile()
         self.began = time.monotonic()
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        self.process = subprocess.Popen(command, cwd=ROOT, stdout=self.told, stderr=self.told, start_new_session=True,
+        self.process = subprocess.Popen(command, cwd=ROOT, stdout=self.told, start_new_session=True,
+                                        stderr=self.told if errors else subprocess.DEVNULL,
                                         env={**os.environ, "PYTHONPATH": path, **environment})  # fmt: skip
 
-    def end(self, seconds: float) -> tuple[int | None, str, float]:
+    def end(self, seconds: float, ending: float | None = None) -> tuple[int | None, str, float]:
         """(exit status, None if it had to be ended; the last it said; seconds since it began)."""
         try:
             status: int | None = self.process.wait(max(0.0, seconds))
@@ -139,7 +165,7 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(ENDING_S)
+                self.process.wait(ENDING_S if ending is None else ending)
         took = time.monotonic() - self.began
         self.told.seek(0)
         tail = self.told.read().decode(errors="replace")[-6000:]
@@ -149,7 +175,7 @@ class Child:
 
 def ask(question: Question, seconds: float, cache: str | None = None) -> dict[str, Any]:
     """Run one in a process group of its own; kill the group at its deadline. cache: what it warmed up."""
-    command = [sys.executable, str(Path(__file__).relative_to(ROOT)), "--answer", question.name]
+    command = [sys.executable, SELF, "--answer", question.name]
     record: dict[str, Any] = {"command": " ".join(["python3", *command[1:]]), "deadline_s": round(seconds, 1)}
     with tempfile.TemporaryDirectory() as folder:
         out, partly = Path(folder) / "answer.json", Path(folder) / "so_far.json"
@@ -181,8 +207,10 @@ class Warming:
 
     def __init__(self, chosen: list[Question], folder: str) -> None:
         self.caches = {q.name: f"{folder}/{i}" for i, q in enumerate(chosen) if q.warm is not None}
-        self.children = {name: Child([sys.executable, str(Path(__file__).relative_to(ROOT)), "--warm", name], GPU_CHECK_CACHE=cache)
-                         for name, cache in self.caches.items()}  # fmt: skip
+        self.children: dict[str, Child] = {}
+        for name, cache in self.caches.items():
+            with contextlib.suppress(OSError):
+                self.children[name] = Child([sys.executable, SELF, "--warm", name], GPU_CHECK_CACHE=cache)
 
     def end(self, seconds: float) -> dict[str, Any]:
         until, found = time.monotonic() + seconds, {}
@@ -258,14 +286,14 @@ def main() -> int:
         return Check(chosen, {"name": "emulated", "compute_cap": "9.0"}, options).run()
     card = gpu()
     if not card:
-        print("gpu-check: neither nvidia-smi nor PyTorch shows a GPU here; nothing was measured", file=sys.stderr)
+        print("gpu-check: neither nvidia-smi nor the driver shows a GPU here; nothing was measured", file=sys.stderr)
         return 2
     return Check(chosen, card, options).run()
 
 
 class Check:
     def __init__(self, chosen: list[Question], card: dict[str, str], options: argparse.Namespace) -> None:
-        self.began, self.chosen, self.card, self.options = time.monotonic(), chosen, card, options
+        self.began, self.chosen, self.card, self.options = BEGAN, chosen, card, options
         self.lock, self.caches = threading.Lock(), dict[str, str]()
         model = re.sub(r"[^a-z0-9]+", "-", card["name"].lower().replace("nvidia", "")).strip("-")
         self.out = options.out or str(common.RESULTS / f"{model}-{datetime.date.today().isoformat()}.json")
@@ -273,11 +301,17 @@ class Check:
         self.result |= {"sources": digest(), "gpu": card, "questions": {}}
 
     def write(self) -> None:
-        with contextlib.redirect_stdout(None):
-            common.write("", self.result, self.out)  # as they come: a run cut short keeps what it has
-        folder = os.environ.get("OUT")
-        if folder and Path(folder).is_dir() and self.out != os.devnull:
-            (Path(folder) / Path(self.out).name).write_text(Path(self.out).read_text())
+        """As answers come, a whole file each time: a run that is cut short keeps what it has, one that finds no room goes on."""
+        paths, folder = [Path(self.out)], os.environ.get("OUT")
+        if folder and Path(folder).is_dir():
+            paths.append(Path(folder) / Path(self.out).name)
+        for path in paths if self.out != os.devnull else ():
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Path(f"{path}.new").write_text(json.dumps(self.result, indent=1) + "\n")
+                os.replace(f"{path}.new", path)
+            except OSError as error:
+                print(f"gpu-check: {path} was not written: {error}", flush=True)
 
     def left(self) -> float:
         return float(self.options.seconds) - (time.monotonic() - self.began)
@@ -287,7 +321,10 @@ class Check:
         seconds = min(q.seconds + min(max(spare, 0.0), q.seconds), until - time.monotonic(), self.left())
         record: dict[str, Any] = {"ok": False, "why": "no time was left", "seconds": 0.0}
         if seconds > 3:
-            record = ask(q, seconds, self.caches.get(q.name))
+            try:
+                record = ask(q, seconds, self.caches.get(q.name))
+            except Exception:  # no process could be started, no room for what it says: the others may have better luck
+                record |= {"why": "it could not be asked", "output": traceback.format_exc()}
         found = record.get("answer", record.get("so_far"))
         headline = found.get("headline", "") if isinstance(found, dict) else ""
         with self.lock:
@@ -309,7 +346,7 @@ class Check:
                 return 1
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             self.ask_all(folder)
-        self.result["gpu_after"] = {} if self.options.emulate else gpu()
+        self.result["gpu_after"] = {} if self.options.emulate else gpu(10.0)
         self.write()
         return self.tell()
 

@@ -3,7 +3,8 @@
  * The graph is the composite one: S = scale Q K^T; what a query may not see becomes -FLT_MAX; softmax over the keys, whose max
  * plus log of the sum is an output (our lse: natural logarithm); O = P V. Query row r of the slice sees key c where
  * r + s_kv - s_q >= c: "bottom-right causal", the slice being the last s_q rows of its context and itself. cuDNN recognises
- * the whole as one flash-attention kernel; no intermediate is stored. Strides are those of our rows, K and V where they lie. */
+ * the whole as one flash-attention kernel; no intermediate is stored. Strides are those of our rows, K and V where they lie; lse's
+ * too: 9.19's kernel for sm_90 has all three of them as parameters, and the logarithm is the natural one (disassembled). */
 #ifndef TP_CUDA_CUDNN_GRAPH_H
 #define TP_CUDA_CUDNN_GRAPH_H
 

@@ -76,7 +76,7 @@ typedef struct {
 /* Above TP_SHARED_PLAIN `smem` is the same at each launch of a kernel: what it may have is the kernel's, so that another thread's
  * launch may change it between our asking and our launch. */
 #define TP_LAUNCH(kernel, grid, block, smem, stream, a) \
-    tp_simt_launch((const void *)(kernel), #kernel, (grid), (block), (size_t)(smem), (stream), (void *)&(a))
+    tp_simt_launch((const void *)(kernel), TP_TEXT(kernel), (grid), (block), (size_t)(smem), (stream), (void *)&(a))
 
 #define TP_THREAD ((int)threadIdx.x)
 #define TP_THREADS ((int)blockDim.x)
@@ -205,7 +205,7 @@ tp_simt_launch(const void *kernel, const char *name, tp_grid grid, int block, si
     static void name##_body(const type a)
 #define TP_KERNEL_BOUNDS(name, type, threads, blocks) TP_KERNEL(name, type)
 #define TP_LAUNCH(kernel, grid, block, smem, stream, a) \
-    tp_simt_launch((kernel), #kernel, (grid), (block), (size_t)(smem), (stream), &(a), sizeof(a))
+    tp_simt_launch((kernel), TP_TEXT(kernel), (grid), (block), (size_t)(smem), (stream), &(a), sizeof(a))
 
 /* What a running thread is; the emulator sets tp_simt_self before it runs one. */
 typedef struct {

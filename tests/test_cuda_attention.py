@@ -20,8 +20,8 @@ if not (ROOT / "cuda").is_dir():
     pytest.skip("no sources beside the tests", allow_module_level=True)
 
 # What simt_cases.cu stands on, as tests/cuda_emu.py built it.
-OBJECTS = ["cuda/emu/simt", "cuda/emu/ranges", "cuda/emu/mma", "cuda/emu/device", "cuda/emu/graph", "cuda/emu/apart",
-           "cuda/device_common", "cuda/faults", "csrc/base/status", "csrc/base/clock"]  # fmt: skip
+OBJECTS = ["cuda/emu/simt", "cuda/emu/ranges", "cuda/emu/mma", "cuda/emu/device", "cuda/emu/graph", "cuda/emu/order",
+           "cuda/emu/apart", "cuda/device_common", "cuda/faults", "csrc/base/status", "csrc/base/clock"]  # fmt: skip
 F32, BF16 = 0, 1
 POISON = 0xFF  # four bytes of it: NaN, in fp32 and in bf16
 
@@ -355,6 +355,21 @@ def test_the_kernels_stay_in_their_arrays(emu):
         finally:
             for array in arrays:
                 emu.tp_simt_range_remove(address(array))
+
+
+@pytest.mark.parametrize("groups, dim, name", [(1, 64, "attention_forward_64_1"), (2, 40, "attention_forward_64_2"),
+                                               (0, 128, "attention_forward_128_1")])  # fmt: skip
+def test_an_error_names_the_kernel(emu, groups, dim, name):
+    """Which of those that one body makes."""
+    emu.tp_cuda_attention_force(groups)
+    shape, memory = Shape(1, 1, dim, 8, 0, 8, 3 * dim, dim), aligned(8 * 3 * dim, np.uint16)
+    assert emu.tp_simt_range_add(address(memory), ctypes.c_size_t(16)) == 0
+    try:
+        assert emu.tp_cuda_attention_forward(None, BF16, ctypes.byref(shape), *[address(memory)] * 5) != 0
+    finally:
+        emu.tp_simt_range_remove(address(memory))
+        emu.tp_cuda_attention_force(0)
+    assert f"CUDA kernel {name}, block" in emu.tp_error_message().decode()
 
 
 BAD = [

@@ -22,7 +22,7 @@ MODES = ("host", "nccl", "inproc")
 def compile_fake(folder, *flags):
     path = folder / f"libfake_nccl{len(flags)}.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-std=c11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror", "-I.", *flags,
-                    "tests/cuda/fake_nccl.c", "-o", str(path), "-lpthread"], cwd=ROOT, check=True)
+                    "tests/cuda/fake_nccl.c", "-o", str(path), "-lpthread", "-ldl"], cwd=ROOT, check=True)
     return path
 
 

@@ -104,6 +104,35 @@ def test_a_slow_one_has_what_others_left(checkout):
     assert not late["ok"] and late.get("deadline_s", 0.0) <= 3.4
 
 
+def test_what_cannot_be_loaded_or_written_leaves_the_others(checkout):
+    """A file of questions that does not load, a result that has no place, a process that cannot be started."""
+    (checkout / "benchmarks/gpu/broken.py").write_text("import nothing_of_this_name\n")
+    (checkout / "file").write_text("")
+    ran, result = check(checkout, "--only", "broken", "right", "--out", str(checkout / "file/here.json"))
+    assert ran.returncode == 1 and "here.json was not written" in ran.stdout, ran.stdout + ran.stderr
+    assert result["questions"]["right"]["ok"] and "nothing_of_this_name" in result["questions"]["broken"]["output"]
+    assert not [*(checkout / "out").glob("*.new")]
+
+
+def test_a_question_that_cannot_be_asked_is_a_failure(monkeypatch, tmp_path):
+    def shortage(*_, **__):
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(gpu_check, "ask", shortage)
+    options = gpu_check.arguments().parse_args(["--out", str(tmp_path / "result.json")])
+    asked = gpu_check.Question("one", 20, lambda: 1, order=40)
+    gpu_check.Check([asked], {"name": "NVIDIA H200"}, options).put(asked, gpu_check.math.inf)
+    found = json.loads((tmp_path / "result.json").read_text())["questions"]["one"]
+    assert not found["ok"] and "no more processes" in found["output"]
+
+
+def test_a_gpu_that_does_not_answer_holds_nobody_up(checkout, monkeypatch):
+    (checkout / "bin/nvidia-smi").write_text("#!/bin/sh\nexec sleep 60\n")
+    monkeypatch.setenv("PATH", f"{checkout / 'bin'}:/usr/bin:/bin")
+    monkeypatch.setattr(gpu_check, "ASK_DRIVER", "print('NVIDIA H100', '9.0', sep='\\n')")
+    assert gpu_check.gpu(8.0) == {"name": "NVIDIA H100", "compute_cap": "9.0"}
+
+
 def test_a_build_that_fails_says_why(checkout):
     (checkout / "setup.py").write_text("import sys\nprint('x.cu(7): error: no such thing')\nsys.exit(1)\n")
     ran, result = check(checkout)

@@ -12,6 +12,7 @@
 #include "cuda/emu/apart.h"
 #include "cuda/emu/emu.h"
 #include "cuda/emu/graph.h"
+#include "cuda/emu/order.h"
 #include "cuda/faults.h"
 #include "cuda/simt.h"
 
@@ -34,6 +35,7 @@ struct event {
     int timed, recorded;
     int64_t ns;
     tp_emu_point point;
+    tp_emu_clock clock;
 };
 
 tp_status
@@ -171,6 +173,7 @@ tp_cuda_stream_create(tp_cuda_device *device, int higher, tp_stream *out)
     if (!stream)
         return tp_fail(TP_EMEMORY, "no host memory for an emulated stream");
     stream->higher = higher != 0;
+    tp_emu_order_stream(stream, 1);
     *out = stream;
     return TP_OK;
 }
@@ -179,6 +182,7 @@ void
 tp_cuda_stream_destroy(tp_cuda_device *device, tp_stream stream)
 {
     (void)device;
+    tp_emu_order_stream(stream, 0);
     free(stream);
 }
 
@@ -201,6 +205,7 @@ static void
 give_back(const tp_cuda_device *device, void *memory, size_t bytes)
 {
     tp_simt_range_remove(memory);
+    tp_emu_order_forget(memory, bytes);
     pthread_mutex_lock(&lock);
     taken[device->properties.index] -= bytes;
     pthread_mutex_unlock(&lock);
@@ -337,16 +342,10 @@ tp_cuda_copy(tp_cuda_device *device, tp_stream stream, void *to, const void *fro
     return tp_cuda_copy_rows(device, stream, to, bytes, from, bytes, bytes, 1, direction);
 }
 
-typedef struct {
-    void *to;
-    const void *from;
-    size_t to_pitch, from_pitch, row_bytes, rows;
-} copy;
-
 static tp_status
 run_copy(const void *body)
 {
-    const copy *c = body;
+    const tp_emu_copy *c = body;
     for (size_t r = 0; r < c->rows; r++)
         memmove((char *)c->to + r * c->to_pitch, (const char *)c->from + r * c->from_pitch, c->row_bytes);
     return TP_OK;
@@ -368,7 +367,7 @@ tp_status
 tp_cuda_copy_rows(tp_cuda_device *device, tp_stream stream, void *to, size_t to_pitch, const void *from,
                   size_t from_pitch, size_t row_bytes, size_t rows, tp_cuda_direction direction)
 {
-    const copy body = {to, from, to_pitch, from_pitch, row_bytes, rows};
+    const tp_emu_copy body = {to, from, to_pitch, from_pitch, row_bytes, rows};
     (void)device;
     if (row_bytes == 0 || rows == 0)
         return TP_OK;
@@ -377,16 +376,10 @@ tp_cuda_copy_rows(tp_cuda_device *device, tp_stream stream, void *to, size_t to_
     return tp_emu_do(stream, "copy", run_copy, &body, sizeof body);
 }
 
-typedef struct {
-    void *memory;
-    size_t bytes;
-    uint64_t byte;
-} fill;
-
 static tp_status
 run_fill(const void *body)
 {
-    const fill *f = body;
+    const tp_emu_fill *f = body;
     memset(f->memory, (int)f->byte, f->bytes);
     return TP_OK;
 }
@@ -394,7 +387,7 @@ run_fill(const void *body)
 tp_status
 tp_cuda_memset(tp_cuda_device *device, tp_stream stream, void *memory, int byte, size_t bytes)
 {
-    const fill body = {memory, bytes, (unsigned char)byte};
+    const tp_emu_fill body = {memory, bytes, (unsigned char)byte};
     (void)device;
     if (bytes == 0)
         return TP_OK;
@@ -409,6 +402,7 @@ tp_cuda_synchronize(tp_cuda_device *device, tp_stream stream)
 {
     TP_TRY(enter("cudaStreamSynchronize"));
     TP_TRY(tp_emu_outside_of(stream, "cudaStreamSynchronize"));
+    tp_emu_order_host_stream(stream);
     tp_emu_enter();
     tp_status status = check_guards(device);
     tp_emu_leave();
@@ -421,6 +415,7 @@ tp_cuda_query(tp_cuda_device *device, tp_stream stream, int *done)
     (void)device;
     *done = 1;
     TP_TRY(enter("cudaStreamQuery"));
+    tp_emu_order_host_stream(stream);
     return tp_emu_outside_of(stream, "cudaStreamQuery");
 }
 
@@ -460,6 +455,7 @@ tp_cuda_event_record(tp_cuda_device *device, tp_cuda_event event, tp_stream stre
     struct event *e = event;
     (void)device;
     TP_TRY(enter("cudaEventRecord"));
+    tp_emu_order_record(stream, &e->clock);
     return tp_emu_point_record(stream, &e->point) ? TP_OK : run_record(&e);
 }
 
@@ -470,6 +466,7 @@ tp_cuda_event_mark(tp_cuda_device *device, tp_cuda_event event, tp_stream stream
     (void)device;
     TP_TRY(enter("cudaEventRecord"));
     e->point = (tp_emu_point){0};
+    tp_emu_order_record(stream, &e->clock);
     return tp_emu_do(stream, "mark", run_record, &e, sizeof e);
 }
 
@@ -478,6 +475,7 @@ tp_cuda_event_wait(tp_cuda_device *device, tp_cuda_event event, tp_stream stream
 {
     (void)device;
     TP_TRY(enter("cudaStreamWaitEvent"));
+    tp_emu_order_wait(stream, &((struct event *)event)->clock);
     return tp_emu_point_wait(stream, &((struct event *)event)->point);
 }
 
@@ -486,6 +484,7 @@ tp_cuda_event_synchronize(tp_cuda_device *device, tp_cuda_event event)
 {
     (void)device;
     TP_TRY(enter("cudaEventSynchronize"));
+    tp_emu_order_host_event(&((struct event *)event)->clock);
     return tp_emu_point_read(&((struct event *)event)->point, "cudaEventSynchronize");
 }
 
@@ -501,6 +500,8 @@ tp_cuda_event_query(tp_cuda_device *device, tp_cuda_event event, int *done)
     (void)device;
     *done = !atomic_load(&lags);
     TP_TRY(enter("cudaEventQuery"));
+    if (*done)
+        tp_emu_order_host_event(&((struct event *)event)->clock);
     return tp_emu_point_read(&((struct event *)event)->point, "cudaEventQuery");
 }
 

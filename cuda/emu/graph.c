@@ -8,6 +8,7 @@
 
 #include "cuda/emu/apart.h"
 #include "cuda/emu/emu.h"
+#include "cuda/emu/order.h"
 #include "cuda/faults.h"
 
 enum { BRANCHES = 8 };
@@ -193,6 +194,7 @@ tp_emu_do(tp_stream stream, const char *name, tp_emu_run *run, const void *body,
     capture *c = capture_of(stream, &branch);
     if (c == NULL) {
         note(name, body, bytes);
+        TP_TRY(tp_emu_order_do(stream, name, body, bytes));
         return run_inside(run, body);
     }
     if (c->spoiled)
@@ -365,6 +367,7 @@ tp_cuda_graph_launch(tp_cuda_device *device, tp_cuda_graph object, tp_stream str
     pthread_mutex_unlock(&lock);
     for (const operation *one = g->first; one != NULL; one = one->next) {
         note(one->name, one->body, one->bytes);
+        TP_TRY(tp_emu_order_do(stream, one->name, one->body, one->bytes));
         TP_TRY(run_inside(one->run, one->body));
     }
     return TP_OK;

@@ -8,18 +8,26 @@
 
 enum { SUCCESS = 0, NOT_FOUND = 500 };
 
-/* An ELF file tells its own size: its section headers come last. */
+/* The end of a table of headers: where its offset, the size of one and their number stand. */
+static size_t
+table_end(const unsigned char *at, size_t offset, size_t size)
+{
+    uint64_t begin;
+    uint16_t each, count;
+    memcpy(&begin, at + offset, 8);
+    memcpy(&each, at + size, 2);
+    memcpy(&count, at + size + 2, 2);
+    return (size_t)begin + (size_t)each * count;
+}
+
+/* An ELF file tells its own size: the headers of its sections come last, or (a cubin's) those of its segments. */
 static size_t
 elf_bytes(const unsigned char *at)
 {
-    uint64_t sections;
-    uint16_t each, count;
     if (memcmp(at, "\177ELF", 4) != 0)
         return 0;
-    memcpy(&sections, at + 40, 8);
-    memcpy(&each, at + 58, 2);
-    memcpy(&count, at + 60, 2);
-    return (size_t)sections + (size_t)each * count;
+    size_t segments = table_end(at, 32, 54), sections = table_end(at, 40, 58);
+    return sections > segments ? sections : segments;
 }
 
 int

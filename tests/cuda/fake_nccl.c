@@ -1,7 +1,10 @@
 /* libnccl.so for tests: ranks are threads of one process, messages are copies between host buffers. What it is strict about is
  * what the real library is: a communicator in progress takes no other call, operations match in order and by size, all ranks
  * of a communicator must come to make it, and again to the first operation on it, which connects them; an aborted communicator
- * gives nothing but errors. Everything takes a few looks of ncclCommGetAsyncError to be done. Faults: fake_nccl_set. */
+ * gives nothing but errors. Everything takes a few looks of ncclCommGetAsyncError to be done. Faults: fake_nccl_set. What its streams
+ * would do at the same time the emulator is told (cuda/emu/order.h), where the process has it. */
+#include <dlfcn.h>
+#include <link.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -73,6 +76,50 @@ fake_nccl_count(int which)
         held += given[i] != NULL;
     return which == 0 ? calls : which == 1 ? aborts : which == 2 ? misuses : held;
 }
+
+/* ---- the emulator, if any ------------------------------------------------------------------------------------------------------ */
+
+typedef int touch_of(tp_stream, const char *, const void *, size_t, int);
+typedef void foreign_of(const void *, size_t, int);
+static struct {
+    touch_of *touch;
+    foreign_of *foreign;
+    const char *(*message)(void);
+} emulator;
+static pthread_once_t looked = PTHREAD_ONCE_INIT;
+static char broken_order[512]; /* what it said */
+
+static int
+look_for_emulator(struct dl_phdr_info *info, size_t size, void *unused)
+{
+    (void)size, (void)unused;
+    void *handle = strstr(info->dlpi_name, "_cuda_emu") != NULL ? dlopen(info->dlpi_name, RTLD_NOW | RTLD_NOLOAD) : NULL;
+    if (handle == NULL)
+        return 0;
+    *(void **)&emulator.touch = dlsym(handle, "tp_emu_order_touch");
+    *(void **)&emulator.foreign = dlsym(handle, "tp_emu_order_foreign");
+    *(void **)&emulator.message = dlsym(handle, "tp_error_message");
+    return 1;
+}
+
+static void
+look(void)
+{
+    dl_iterate_phdr(look_for_emulator, NULL);
+}
+
+/* NC_SUCCESS, or 3 (ncclInternalError) where streams would meet. */
+static int
+touch(tp_stream stream, const char *name, const void *data, size_t bytes, int writes)
+{
+    pthread_once(&looked, look);
+    if (emulator.touch == NULL || emulator.touch(stream, name, data, bytes, writes) == TP_OK)
+        return NC_SUCCESS;
+    snprintf(broken_order, sizeof broken_order, "%s", emulator.message());
+    return 3;
+}
+
+/* ---- communicators -------------------------------------------------------------------------------------------------------------- */
 
 static group *
 group_numbered(long number, int ranks)
@@ -243,14 +290,14 @@ operate(nc_comm c, int source, int target, void *data, size_t bytes, int sends)
 
 FAKE(ncclSend)(const void *data, size_t count, int type, int peer, nc_comm c, tp_stream stream)
 {
-    (void)stream;
-    return type != NC_INT8 ? NC_INVALID_USAGE : operate(c, c->rank, peer, (void *)(size_t)data, count, 1);
+    int result = type != NC_INT8 ? NC_INVALID_USAGE : touch(stream, "ncclSend", data, count, 0);
+    return result != NC_SUCCESS ? result : operate(c, c->rank, peer, (void *)(size_t)data, count, 1);
 }
 
 FAKE(ncclRecv)(void *data, size_t count, int type, int peer, nc_comm c, tp_stream stream)
 {
-    (void)stream;
-    return type != NC_INT8 ? NC_INVALID_USAGE : operate(c, peer, c->rank, data, count, 0);
+    int result = type != NC_INT8 ? NC_INVALID_USAGE : touch(stream, "ncclRecv", data, count, 1);
+    return result != NC_SUCCESS ? result : operate(c, peer, c->rank, data, count, 0);
 }
 
 FAKE(ncclGroupStart)(void)
@@ -301,6 +348,14 @@ FAKE(ncclCommDestroy)(nc_comm c)
 }
 
 #ifndef FAKE_WITHOUT_MEMORY
+static void
+declare(const void *data, size_t bytes, int gives)
+{
+    pthread_once(&looked, look);
+    if (emulator.foreign != NULL)
+        emulator.foreign(data, bytes, gives);
+}
+
 /* Puts `to` where `from` is. */
 static int
 swap_given(void *from, void *to)
@@ -322,13 +377,17 @@ FAKE(ncclMemAlloc)(void **out, size_t bytes)
     if (no_memory)
         return no_memory;
     *out = malloc(bytes);
-    return *out != NULL && swap_given(NULL, *out) ? NC_SUCCESS : 1;
+    if (*out == NULL || !swap_given(NULL, *out))
+        return 1;
+    declare(*out, bytes, 1);
+    return NC_SUCCESS;
 }
 
 FAKE(ncclMemFree)(void *memory)
 {
     if (!swap_given(memory, NULL)) /* not ours to free */
         return 4;
+    declare(memory, 0, 0);
     free(memory);
     return NC_SUCCESS;
 }
@@ -365,5 +424,5 @@ EXPORT const char *
 ncclGetLastError(nc_comm c)
 {
     (void)c;
-    return "the fake has no more to say";
+    return *broken_order ? broken_order : "the fake has no more to say";
 }

@@ -1,0 +1,89 @@
+"""What the emulator makes of streams that would meet in memory (cuda/emu/order.h): its own do everything at once, so that a wait
+which is missing in a communicator would show nowhere else. The tests of communicators run under it."""
+
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+if not (Path(__file__).resolve().parents[1] / "cuda").is_dir():
+    pytest.skip("no CUDA sources beside the tests", allow_module_level=True)
+
+import cuda_emu
+
+ONE, OTHER, BYTES = 0x10, 0x20, 256  # streams are names here
+
+
+class Streams:
+    """Two streams and memory that another library has given."""
+
+    def __init__(self) -> None:
+        self.library = cuda_emu.library()
+        self.library.tp_error_message.restype = ctypes.c_char_p
+        self.memory = ctypes.create_string_buffer(BYTES)
+        self.at = ctypes.addressof(self.memory)
+        self.call("foreign", self.at, BYTES, 1)
+        for stream in (ONE, OTHER):
+            self.call("stream", stream, 1)
+
+    def call(self, name: str, *arguments: int) -> int:
+        words = [ctypes.c_int64(a) if i else ctypes.c_void_p(a) for i, a in enumerate(arguments)]
+        return int(getattr(self.library, f"tp_emu_order_{name}")(*words))
+
+    def touch(self, stream: int, begin: int, size: int, writes: bool) -> bool:
+        """Whether it may."""
+        return self.library.tp_emu_order_touch(ctypes.c_void_p(stream), b"an operation", ctypes.c_void_p(self.at + begin),
+                                               ctypes.c_size_t(size), int(writes)) == 0  # fmt: skip
+
+    def pass_on(self, source: int, target: int) -> None:
+        """By an event."""
+        clock = ctypes.create_string_buffer(8 * 96)
+        self.library.tp_emu_order_record(ctypes.c_void_p(source), clock)
+        self.library.tp_emu_order_wait(ctypes.c_void_p(target), clock)
+
+
+@pytest.fixture
+def streams() -> Iterator[Streams]:
+    made = Streams()
+    yield made
+    made.call("foreign", made.at, 0, 0)
+    for stream in (ONE, OTHER):
+        made.call("stream", stream, 0)
+
+
+@pytest.mark.parametrize(("first", "second"), [(True, False), (False, True), (True, True)])
+def test_streams_that_meet_are_told_of(streams: Streams, first: bool, second: bool) -> None:
+    assert streams.touch(ONE, 0, 64, first)
+    assert not streams.touch(OTHER, 63, 1, second)
+    assert "neither waits for the other" in streams.library.tp_error_message().decode()
+    assert streams.touch(OTHER, 64, 64, second)  # beside it
+    streams.pass_on(ONE, OTHER)
+    assert streams.touch(OTHER, 0, 64, second)
+    assert not streams.touch(ONE, 0, 64, True)  # and the way back
+
+
+def test_two_may_read(streams: Streams) -> None:
+    assert streams.touch(ONE, 0, 64, False) and streams.touch(OTHER, 0, 64, False)
+
+
+def test_an_event_holds_what_came_before_it_alone(streams: Streams) -> None:
+    streams.pass_on(ONE, OTHER)
+    assert streams.touch(ONE, 0, 8, True) and not streams.touch(OTHER, 0, 8, False)
+
+
+def test_what_the_host_waited_for_is_over(streams: Streams) -> None:
+    assert streams.touch(ONE, 0, 64, True)
+    streams.call("host_stream", ONE)
+    assert streams.touch(OTHER, 0, 64, True)
+
+
+def test_memory_that_was_given_back_is_new(streams: Streams) -> None:
+    assert streams.touch(ONE, 0, 64, True)
+    streams.call("forget", streams.at, BYTES)
+    assert streams.touch(OTHER, 0, 64, True)
+
+
+def test_the_hosts_memory_is_not_looked_at(streams: Streams) -> None:
+    streams.call("foreign", streams.at, 0, 0)
+    assert streams.touch(ONE, 0, 64, True) and streams.touch(OTHER, 0, 64, True)
