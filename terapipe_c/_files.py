@@ -6,6 +6,8 @@ import json
 import os
 import secrets
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,17 @@ def path_of(name: str, value: Any) -> Path:
     if not possible:
         raise InvalidValueError(f"{name} is {brief(text)}: a name without zeros, all of it encodable, would be right")
     return Path(text)
+
+
+@contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """An OSError inside that names no file, as one of a write or an fsync does not, names this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
 
 
 def loads(raw: bytes | str) -> Any:

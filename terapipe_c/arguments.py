@@ -175,8 +175,8 @@ def plan_flags(p: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--executable", type=_yes_no, metavar="yes|no", help="only plans that this engine runs, or any (default: see tp.plan)"
     )
-    group.add_argument("--time-limit-s", type=float, help="after it has asked every other planner once, the auto "
-                       "planner begins nothing new past so many seconds")
+    group.add_argument("--time-limit-s", type=float, help="planning ends after so many seconds with the best plan "
+                       "by then (auto makes one at once; another planner that has none fails)")
     group.add_argument("--recompute", choices=("ffn", "attention", "full"),
                        help="blocks that keep their input alone and compute the rest again before their backward")
     group.add_argument("--slicing", type=_slicing, help="slices a sequence, or JSON [[micro_batch, [lengths]], ...]")
@@ -194,6 +194,8 @@ def plan_flags(p: argparse.ArgumentParser) -> None:
         ("device-memory-bytes", _bytes, "of one (default 16e9)"),
         ("link-latency-s", float, "of an empty message (default 5e-6)"),
         ("link-bandwidth-Bps", float, "bytes a second of one link, each way (default 12.5e9)"),
+        ("node-link-latency-s", float, "the same within a node (default: as between nodes)"),
+        ("node-link-bandwidth-Bps", float, "the same within a node (default: as between nodes; of --device its own)"),
         ("peak-flops", float, "FLOPs a second that kernels reach (default 60e9, a core's)"),
         ("host-bandwidth-Bps", float, "bytes a second that a rank swaps at (default: nothing is swapped)"),
     ):

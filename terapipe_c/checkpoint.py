@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._core import InvalidTypeError, InvalidValueError
-from ._files import path_of
+from ._files import naming, path_of
 from .config import brief, flag, whole
 from .tensorfile import FileLayout, TensorSpec, checksum, lay_out, read_layout, read_tensor
 
@@ -311,10 +311,12 @@ def write_tensors(
             if file not in fds:
                 fds[file] = os.open(Path(folder) / file, os.O_WRONLY)
             data = array.reshape(-1).view(np.uint8).data
-            _pwrite_all(fds[file], data, spec.offset)
+            with naming(Path(folder) / file):
+                _pwrite_all(fds[file], data, spec.offset)
             sums[name] = checksum(data)
-        for fd in fds.values() if sync else ():
-            os.fdatasync(fd)
+        for file, fd in fds.items() if sync else ():
+            with naming(Path(folder) / file):
+                os.fdatasync(fd)
     finally:
         for fd in fds.values():
             os.close(fd)
@@ -419,7 +421,8 @@ def load_checkpoint(
         ValueError: a foreign, truncated or damaged file; the message names the file and the tensor.
     """
     optimizer = flag("optimizer", optimizer)
-    if names is not None and (isinstance(names, (str, bytes)) or not isinstance(names, Iterable)):
+    single = isinstance(names, (str, bytes)) or (isinstance(names, np.ndarray) and names.ndim == 0)
+    if names is not None and (single or not isinstance(names, Iterable)):
         raise InvalidTypeError(f"names is {brief(names)}: a list of parameter names, or None, would be right")
     return _load(find_checkpoint(path), names, optimizer)
 
@@ -514,13 +517,10 @@ def _write_state(path: Path, state: dict[str, Any]) -> None:
         raise InvalidValueError(
             f"{path}: the hyper-parameters and data position must be plain JSON: {error}"
         ) from error
-    try:
-        with path.open("x") as file:
-            file.write(text + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:    # of a write: it names no file
-        raise type(error)(error.errno, error.strerror, str(path)) from None
+    with naming(path), path.open("x") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -554,7 +554,8 @@ def _pwrite_all(fd: int, data: bytes | memoryview, offset: int) -> None:
 def _fsync(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(fd)
+        with naming(path):
+            os.fsync(fd)
     finally:
         os.close(fd)
 

@@ -139,6 +139,8 @@ def _cluster(args: argparse.Namespace) -> Any:
         "memory_bytes": args.device_memory_bytes,
         "link_latency_s": args.link_latency_s,
         "link_bandwidth_Bps": args.link_bandwidth_Bps,
+        "node_link_latency_s": args.node_link_latency_s,
+        "node_link_bandwidth_Bps": args.node_link_bandwidth_Bps,
         "peak_flops": args.peak_flops,
         "host_bandwidth_Bps": args.host_bandwidth_Bps,
     }

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ._core import InvalidTypeError, InvalidValueError
+from ._core import DeadlineError, InvalidTypeError, InvalidValueError
 from ._files import write_new
 from .config import Cluster, GPTConfig, brief, counted, flag, human_bytes, human_gap, human_seconds, one_of
 from .cost import CostModel
@@ -213,7 +213,7 @@ def compare(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs:
             start = time.perf_counter()
             try:
                 found, error = plan(model, cluster, batch, seq_len, costs, planner=name, progress=progress, **asked), ""
-            except ValueError as refusal:                      # infeasible, or not a question for this planner
+            except (ValueError, DeadlineError) as refusal:     # infeasible, not a question for this planner, or too late
                 found, error = None, str(refusal)
             rows.append(Row(name, found, error, time.perf_counter() - start))
     return Comparison(model, cluster, int(batch), int(seq_len), rows)

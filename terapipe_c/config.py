@@ -334,6 +334,8 @@ class Cluster:
             least 10e9, one core's share.
         host_bandwidth_Bps: bytes a second that one rank swaps at, out or in: to its host's memory, or from the CPU to a file; None:
             nothing is swapped.
+        node_link_latency_s, node_link_bandwidth_Bps: of the links within a node, such as NVLink, where they are other ones: link_*
+            are then those between nodes. Of messages within a node costs that are given say more. None, both: links are alike.
     """
 
     num_devices: int
@@ -345,6 +347,8 @@ class Cluster:
     memory_bandwidth_Bps: float | None = None
     is_local: bool = field(default=False, compare=True)
     host_bandwidth_Bps: float | None = None
+    node_link_latency_s: float | None = None
+    node_link_bandwidth_Bps: float | None = None
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -358,9 +362,20 @@ class Cluster:
         put(self, "is_local", flag("is_local", self.is_local))
         put(self, "link_latency_s", real("link_latency_s", self.link_latency_s, zero=True))
         put(self, "link_bandwidth_Bps", real("link_bandwidth_Bps", self.link_bandwidth_Bps))
-        for name in ("peak_flops", "memory_bandwidth_Bps", "host_bandwidth_Bps"):
+        for name in ("peak_flops", "memory_bandwidth_Bps", "host_bandwidth_Bps", "node_link_latency_s", "node_link_bandwidth_Bps"):
             if getattr(self, name) is not None:
-                put(self, name, real(name, getattr(self, name)))
+                put(self, name, real(name, getattr(self, name), zero=name == "node_link_latency_s"))
+
+    @property
+    def tells_nodes_apart(self) -> bool:
+        """Are links within a node other ones than those between nodes?"""
+        return self.node_link_latency_s is not None or self.node_link_bandwidth_Bps is not None
+
+    @property
+    def near_link(self) -> tuple[float, float]:
+        """(latency in seconds, bytes a second) of the link between devices of one node."""
+        latency, bandwidth = self.node_link_latency_s, self.node_link_bandwidth_Bps
+        return (self.link_latency_s if latency is None else latency, self.link_bandwidth_Bps if bandwidth is None else bandwidth)
 
     @classmethod
     def local(cls, num_devices: int | None = None, *, swap_folder: str | os.PathLike[str] | None = None) -> Cluster:
@@ -384,7 +399,8 @@ class Cluster:
     @classmethod
     def preset(cls, device: str, num_devices: int = 1, *, dtype: str = "fp32", efficiency: float = 0.5,
                bandwidth_efficiency: float = 0.8, **changes: Any) -> Cluster:
-        """``num_devices`` of a published device (``tp.devices.names()``) in one node.
+        """``num_devices`` of a published device (``tp.devices.names()``) in one node; with ``devices_per_node`` in nodes, joined by
+        ``link_bandwidth_Bps`` (and ``link_latency_s``), within which is the sheet's link.
 
         ``efficiency`` and ``bandwidth_efficiency``, the shares of the sheet's peaks that kernels reach, are assumptions.
         ``changes`` replace single fields. Plans count a CPU's bytes in float32 unless they are told ``backend="cuda"``.
@@ -395,11 +411,14 @@ class Cluster:
         own = {"memory_bytes": sheet.memory_bytes, "link_bandwidth_Bps": sheet.link_bandwidth_Bps,
                "peak_flops": sheet.peak(dtype) * share("efficiency", efficiency),
                "memory_bandwidth_Bps": sheet.memory_bandwidth_Bps * share("bandwidth_efficiency", bandwidth_efficiency)}
+        if changes.get("devices_per_node", num_devices) != num_devices and "link_bandwidth_Bps" in changes:
+            own |= {"node_link_bandwidth_Bps": sheet.link_bandwidth_Bps, "node_link_latency_s": cls.link_latency_s}
         return cls(**_no_extra_keys(cls, {"num_devices": num_devices, **own, **changes}))
 
     def to_dict(self) -> dict[str, Any]:
         """Fields by name; ``Cluster.from_dict`` reads them back."""
-        return asdict(self)
+        given = asdict(self)          # without what older files do not know either, so that their digests hold
+        return {k: v for k, v in given.items() if v is not None or not k.startswith("node_link_")}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Cluster:
@@ -413,12 +432,16 @@ class Cluster:
         head = "Cluster.local(): " if self.is_local else "Cluster: "
         flops = "" if self.peak_flops is None else f" and {human_rate(self.peak_flops, 'FLOP/s')}"
         return (f"<{head}{counted(self.num_devices, 'device')}, {self.devices_per_node} a node, "
-                f"{human_bytes(self.memory_bytes)}{flops} each, links of {human_seconds(self.link_latency_s)} and "
-                f"{human_rate(self.link_bandwidth_Bps, 'B/s')}>")
+                f"{human_bytes(self.memory_bytes)}{flops} each, links of {self._links()}>")
+
+    def _links(self) -> str:
+        near, far = (f"{human_seconds(latency)} and {human_rate(bandwidth, 'B/s')}" for latency, bandwidth in
+                     (self.near_link, (self.link_latency_s, self.link_bandwidth_Bps)))
+        return f"{near} in a node, {far} between nodes" if self.tells_nodes_apart else far
 
     def _repr_html_(self) -> str:
         return html_table("This machine" if self.is_local else "Cluster", [
             ("devices", f"{self.num_devices} ({self.devices_per_node} a node)"),
             ("memory", f"{human_bytes(self.memory_bytes)} a device"),
-            ("link", f"{human_seconds(self.link_latency_s)} and {human_rate(self.link_bandwidth_Bps, 'B/s')}"),
+            ("link", self._links()),
             ("peak", "default" if self.peak_flops is None else human_rate(self.peak_flops, "FLOP/s"))])

@@ -28,6 +28,7 @@ from ._files import read_json, write_json
 from .backend import Backend, choose
 from .config import KINDS, Cluster, GPTConfig, brief, html_table, human_seconds, one_of, real, whole
 from .fit import Curve, fit_and_judge, fit_line, merged, numbers
+from .links import Links, of_copies, timed_apart
 
 __all__ = ["CostModel", "Curve"]
 
@@ -173,7 +174,7 @@ class CostModel:
             ("head", "W"): roof(0, 0, 8 * E),
         }
         return cls(curves, source="analytic", overhead_s=5e-6, optimizer_param_s=28 / bandwidth, optimizer_stage_s=20e-6,
-                   latency_s=cluster.link_latency_s, byte_s=1 / cluster.link_bandwidth_Bps, model=model,
+                   latency_s=cluster.near_link[0], byte_s=1 / cluster.near_link[1], model=model,
                    seq_len=model.block_size)
 
     @classmethod
@@ -255,7 +256,7 @@ class CostModel:
         for kind, phases in samples.items():
             if kind not in KINDS:
                 raise InvalidValueError(f"samples have {kind!r}: one of {', '.join(KINDS)} would be right")
-            for phase, rows in sorted(phases.items()):
+            for phase, rows in sorted(phases.items(), key=lambda item: str(item[0])):
                 name = f"{kind}.{phase}"
                 if phase not in PHASES:
                     raise InvalidValueError(f"samples have {name!r}: one of F, I, W would be right")
@@ -375,9 +376,11 @@ class CostModel:
         """Seconds of a message of [rows, n_embd] numbers."""
         return self.latency_s + self.byte_s * self.element_bytes * n_embd * np.asarray(rows, np.float64)
 
-    def exchange_s(self, model: GPTConfig) -> float:
-        """Seconds of the exchange of a tied embedding's gradient between its two ranks."""
-        return self.latency_s + (self.byte_s + self.copy_byte_s) * 4.0 * model.vocab_size * model.n_embd
+    def exchange_s(self, model: GPTConfig, links: Links = Links()) -> float:     # noqa: B008 (frozen)
+        """Seconds of the exchange of a tied embedding's gradient between its two ranks, the first and the last."""
+        far = links.far[-1:] == (True,)
+        latency_s, byte_s = (links.latency_s, links.byte_s) if far else (self.latency_s, self.byte_s)
+        return latency_s + (byte_s + self.copy_byte_s) * 4.0 * model.vocab_size * model.n_embd
 
     def optimizer_s(self, params: ArrayLike) -> Any:
         """Seconds of one update of a stage with this many parameters."""
@@ -386,15 +389,16 @@ class CostModel:
     # ---- durations of a program ----
 
     def durations(self, program: Any = None, *, partition: Sequence[tuple[int, int]] | None = None,
-                  slicing: Slicing | None = None, model: GPTConfig | None = None) -> dict[str, Float]:
+                  slicing: Slicing | None = None, model: GPTConfig | None = None, links: Links | None = None) -> dict[str, Float]:
         """Seconds of every instruction: ``{"F", "I", "W", "OPT", "AR", "comm"}`` (and SF, SB, RF, RB with ``copy_byte_s``),
-        each float64 [stages, units].
+        each float64 [stages, units]. links: with a program, what its messages between nodes take (and "comm.back").
 
         units: the slices of all micro-batches in order. Without ``partition`` or ``slicing`` (``program.simulate(costs)``)
         the model's blocks are divided evenly by layers over the program's stages and every micro-batch is one sequence of
-        ``seq_len`` tokens in slices as equal as can be; a model without a name is one layer a stage.
+        ``seq_len`` tokens in slices as equal as can be; a model without a name is one layer a stage. A partition is of one copy
+        of the model, and rows of a second one follow.
         """
-        model = model or self.model
+        model, copies = model or self.model, 1 if program is None else int(program.copies)
         if slicing is None:
             if program is None:
                 raise InvalidTypeError("durations() needs a slicing, or a program to take its counts from")
@@ -407,10 +411,12 @@ class CostModel:
         elif program is None:
             raise InvalidTypeError("durations() needs a partition, or a program to take its stages from")
         elif model is None:
-            counts = np.tile(np.array([0, 1, 1, 0], np.int32), (int(program.num_stages), 1))
+            counts = np.tile(np.array([0, 1, 1, 0], np.int32), (int(program.num_stages) // copies, 1))
         else:
-            counts = block_counts(model, even_partition(model, int(program.num_stages)))
-        return filled(self.timed(self.stage_work(model, counts), self.slice_work(slicing), model))
+            counts = block_counts(model, even_partition(model, int(program.num_stages) // copies))
+        work, slices, each = self.stage_work(model, counts), self.slice_work(slicing), len(counts)
+        homes = [None if links is None or program is None else (links, program.rank_of[c * each:][:each]) for c in range(copies)]
+        return filled(of_copies([self.timed(work, slices, model, placed) for placed in homes]))
 
     # The three parts of durations(), apart because a search changes one of them at a time.
 
@@ -432,9 +438,10 @@ class CostModel:
 
     def timed(self, stages: tuple[NDArray[np.int32], Float],
               slices: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], Float],
-              model: GPTConfig | None) -> dict[str, Any]:
+              model: GPTConfig | None, placed: tuple[Links, Sequence[int]] | None = None) -> dict[str, Any]:
         """F, I, W [stages, units]; comm [stages, units]; OPT [stages]; AR a number; SF, SB, RF, RB like comm where a
-        message costs the ranks time."""
+        message costs the ranks time. placed: the ranks' links and each stage's rank; where links differ, comm.back of the way
+        back."""
         F, I, W = _core.cost_durations(self._pack, stages[0], *slices[:3])
         if self.backend == "cuda":     # its weight gradients are made over whole micro-batches, with slice 0
             first = np.cumsum(slices[1]) - slices[1]
@@ -445,7 +452,11 @@ class CostModel:
         out: dict[str, Any] = {"F": F, "I": I, "W": W, "OPT": stages[1], "AR": 0.0,
                                "comm": np.repeat((self.latency_s + self.byte_s * size)[None], len(F), 0)}
         if model is not None and model.tie_weights and len(F) > 1:
-            out["AR"] = self.exchange_s(model)
+            out["AR"] = self.exchange_s(model, *placed[:1] if placed else ())
+        if placed is not None and placed[0].far:
+            out |= timed_apart(*placed, size, self.latency_s, self.byte_s)
+        elif self.byte_s > 0.0:
+            out["comm.latency"] = self.latency_s
         if self.copy_byte_s:
             copy = np.repeat((self.copy_byte_s * size)[None], len(F), 0)
             out |= dict.fromkeys(("SF", "SB", "RF", "RB"), copy)
@@ -456,17 +467,18 @@ class CostModel:
         return _core.cost_recompute(self._pack, counts, *slices[:3])
 
     def judge(self, model: GPTConfig, ranks: int, chunks: int, ring: tuple[float, float], memory: tuple[Any, ...],
-              recompute: bytes | None = None) -> Any:
+              recompute: bytes | None = None, links: Links = Links()) -> Any:     # noqa: B008 (frozen)
         """The C core's judge of plans under these costs. ring: seconds that replicas add to an update, and more for each of the
         stage's parameters; memory, recompute: what ``_core.judge_open`` says."""
         copied = float(model.vocab_size * model.n_embd) if model.tie_weights else 0.0
         messages = (self.latency_s, self.byte_s, self.copy_byte_s, self.element_bytes * model.n_embd,
-                    self.exchange_s(model) if model.tie_weights else 0.0, self.backend == "cuda")
+                    self.exchange_s(model, links) if model.tie_weights else 0.0, self.backend == "cuda")
+        apart = links.latency_s, links.byte_s, bytes(links.far) if links.far else None
         updates = (self.optimizer_stage_s, self.optimizer_param_s, self.optimizer_head_s, *ring, copied)
         embedding, attention, ffn, head = (float(n) for n in _block_params(model))
         kinds = np.array([KINDS.index(block.kind) for block in model.blocks], np.int32)
         return _core.judge_open(self._pack, messages, updates, (embedding, attention, ffn, head), kinds, ranks, chunks,
-                                model.tie_weights, memory, recompute)
+                                model.tie_weights, memory, recompute, apart)
 
     # ---- as a value ----
 

@@ -7,7 +7,8 @@ Which kind of file is read is told by its name and its first bytes, in this orde
    uint32 tokens.
 3. any other `X.bin`: nanoGPT; raw little-endian uint16.
 4. `X.npy`: a NumPy file holding a 1-D integer array.
-5. anything else: text, one token a byte (memory-mapped), or what `tokenizer` makes of it.
+5. anything else: text, one token a byte (memory-mapped), or what `tokenizer` makes of it; archives, compressed files and
+   tables are refused.
 
 Sampling: row r of step s starts at a token drawn by NumPy's Philox4x64-10 (Salmon et al., SC 2011) with key (seed, split
 number) and counter (r + 1, s, 0, 0); its first 64-bit word w gives start = first + floor(w * n / 2^64) for n possible
@@ -30,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._core import InvalidTypeError, InvalidValueError
-from ._files import path_of
+from ._files import naming, path_of
 from .config import brief, one_of, real, whole
 
 __all__ = ["Dataset", "stdlib_corpus"]
@@ -44,6 +45,11 @@ LLM_C_HEADER = 256 * 4
 MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
 MEGATRON_HEADER = struct.Struct("<9sQBQQ")
 MEGATRON_DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+
+PACKED = {b"PK\x03\x04": "a zip archive (.npz and .pt files are some)", b"\x1f\x8b": "compressed by gzip",
+          b"\x28\xb5\x2f\xfd": "compressed by zstd", b"\xfd7zXZ\0": "compressed by xz", b"BZh91AY&SY": "compressed by bzip2",
+          b"PAR1\x15": "a Parquet table", b"ARROW1\0\0": "an Arrow table",
+          b"\x93NUMPY": "a NumPy array whose name does not end in .npy"}
 
 Tokenizer = Callable[[str], Sequence[int]]
 
@@ -267,10 +273,11 @@ def stdlib_corpus(path: str | os.PathLike[str] | None = None, max_bytes: int | N
         raise IsADirectoryError(21, "a folder is there: the name of a file would be right", str(path))
     root = Path(sysconfig.get_paths()["stdlib"])
     left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"}
-    files = sorted(
-        (p for p in root.rglob("*.py") if left_out.isdisjoint(p.relative_to(root).parts)),
-        key=lambda p: p.relative_to(root).as_posix(),
-    )
+    found: list[Path] = []
+    for folder, inner, names in os.walk(root):
+        inner[:] = [name for name in inner if name not in left_out]     # not walked: site-packages may hold very much
+        found += [Path(folder, name) for name in names if name.endswith(".py")]
+    files = sorted(found, key=lambda p: p.relative_to(root).as_posix())
     pieces: list[bytes] = []
     size = 0
     for file in files:
@@ -285,7 +292,8 @@ def stdlib_corpus(path: str | os.PathLike[str] | None = None, max_bytes: int | N
         return text
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
-        temporary.write_bytes(text)
+        with naming(path):
+            temporary.write_bytes(text)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -311,8 +319,14 @@ def _open_file(path: Path, tokenizer: Tokenizer | None) -> tuple[NDArray[Any], s
         return _open_bin(path)
     if path.suffix == ".npy":
         return _open_npy(path)
+    with path.open("rb") as file, naming(path):
+        first = file.read(16)
+    packed = next((name for magic, name in PACKED.items() if first.startswith(magic)), None)
+    if packed is not None:      # its bytes would train as well as any others, and nobody would see why they teach nothing
+        raise InvalidValueError(f"{path} is {packed}, no text: what is in it, as a text, a .npy or a .bin, would be right")
     if tokenizer is None:
-        return np.memmap(path, np.uint8, "r"), str(path), "text"
+        with naming(path):
+            return np.memmap(path, np.uint8, "r"), str(path), "text"
     return _tokenize(path, tokenizer), str(path), "tokenized text"
 
 

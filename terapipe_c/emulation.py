@@ -8,6 +8,7 @@ from . import _core
 from .config import timeout
 from .cost import CostModel
 from .engine import in_threads
+from .links import Links
 from .plan import Plan
 from .schedule import Program, Timeline, tables
 
@@ -47,7 +48,8 @@ def emulate(plan: Plan | Program, costs: Any = None, *, timeout_s: float = 600.0
         if costs is None:
             costs = plan.durations
         elif isinstance(costs, CostModel):
-            costs = costs.durations(program, partition=plan.stages, slicing=plan.slicing, model=plan.model)
+            costs = costs.durations(program, partition=plan.stages, slicing=plan.slicing, model=plan.model,
+                                    links=Links.of(plan.cluster, plan.ranks, plan.data_parallel))
     elif isinstance(plan, Program):
         program = plan if "OPT" in plan.counts else plan.lower(False)
     else:

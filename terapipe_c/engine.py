@@ -47,12 +47,22 @@ def cut(slicing: Slicing) -> tuple[int, int, list[tuple[int, list[int]]]]:
     return sum(slicing[0][1]), sum(b for b, _ in slicing), [(int(b), [int(n) for n in lengths]) for b, lengths in slicing]
 
 
+def of_one_copy(slicing: Slicing, program: _core.Program) -> Slicing:
+    """The micro-batches of the first copy of the model; those of the second, where there are two, are the same."""
+    each = len(slicing) // program.copies
+    for micro, (one, other) in enumerate(zip(slicing, slicing[each:], strict=False) if program.copies > 1 else ()):
+        if one[0] != other[0] or list(one[1]) != list(other[1]):
+            raise _core.InvalidValueError(f"micro-batch {micro} is ({one[0]}, {list(one[1])}) and micro-batch {micro + each} of "
+                                          f"the other copy of the model ({other[0]}, {list(other[1])}): the same would be right")
+    return slicing[:each]
+
+
 def rank_memory(model: Any, stages: Sequence[tuple[int, int]], slicing: Slicing, program: _core.Program,
                 threads: int = 1, backend: Backend = CPU, recompute: Sequence[bool] = (),
                 swap: Sequence[int] = (), replicas: int = 1) -> list[int]:
     """Bytes that each rank's engine will take from its heap, exactly; nothing is allocated. Of a GPU its memory alone. Of
     several replicas, the ranks of one."""
-    return _core.rank_memory(program, dimensions(model), boundaries(stages), cut(slicing), threads=threads,
+    return _core.rank_memory(program, dimensions(model), boundaries(stages), cut(of_one_copy(slicing, program)), threads=threads,
                              saves=saves_bytes(recompute, swap), replicas=replicas, **backend.arguments)
 
 
@@ -75,20 +85,21 @@ class RankEngine:
                  comm: _core.Comm | None, *, threads: int = 1, memory_bytes: int = 0, backend: Backend = CPU,
                  recompute: Sequence[bool] = (), swap: Sequence[int] = (), store: str | None = None, replicas: int = 1,
                  replica: int = 0, **device: Any) -> None:
-        """recompute, swap: per block, as in `Plan`. store: the folder where what is swapped goes, on the CPU. replicas: copies
-        of the program that add their gradients, on one communicator; `rank` is of this replica. device: on a GPU the arguments
-        of `_core.Engine` that say which and how."""
-        self._core = _core.Engine(program, rank, dimensions(model), boundaries(stages), cut(slicing), comm, threads=threads,
-                                  memory_bytes=memory_bytes, saves=saves_bytes(recompute, swap), store=store,
+        """stages: of one copy of the model. recompute, swap: per block, as in `Plan`. store: the folder where what is swapped
+        goes, on the CPU. replicas: copies of the program that add their gradients, on one communicator; `rank` is of this
+        replica. device: on a GPU the arguments of `_core.Engine` that say which and how."""
+        self._core = _core.Engine(program, rank, dimensions(model), boundaries(stages), cut(of_one_copy(slicing, program)), comm,
+                                  threads=threads, memory_bytes=memory_bytes, saves=saves_bytes(recompute, swap), store=store,
                                   replicas=replicas, replica=replica, **backend.arguments, **device)
         self._code = program.instructions(rank)
         table = _core.model_params(dimensions(model))
         self._held = [(stage, i, table[index][0]) for stage, i, index in self._core.params()]
         shapes = {name: (rows, cols) if matrix else (cols,) for name, rows, cols, matrix, _ in table}
         self._shapes = {name: shapes[name] for _, _, name in self._held}
-        embeds = any(stage == 0 for stage, _, _ in self._held)
+        self._own = [row for row in self._held if row[0] < len(stages)]    # of the first copy: the second has the same
+        embeds = any(stage == 0 for stage, _, _ in self._own)
         tied = table[0][0] if model.tie_weights and not embeds else None   # the embedding's rank answers for it
-        self.names = [name for name in self._shapes if name != tied] if replica == 0 else []   # the others have the same
+        self.names = list(dict.fromkeys(name for _, _, name in self._own if name != tied)) if replica == 0 else []   # likewise
 
     @property
     def peak_memory_bytes(self) -> int:
@@ -124,7 +135,7 @@ class RankEngine:
 
     def export(self, kind: str) -> dict[str, Float32]:
         """Copies by name of "params", "exp_avg", "exp_avg_sq" or "grads"."""
-        return {name: self._core.read(stage, i, STATES[kind]) for stage, i, name in self._held if name in self.names}
+        return {name: self._core.read(stage, i, STATES[kind]) for stage, i, name in self._own if name in self.names}
 
     def run(self, tokens: NDArray[np.int32], *, step: int = 1, **options: Any) -> tuple[float, float, bool, int, int]:
         """(mean loss, gradient norm before clipping, whether some rank asked to stop, begin_ns, end_ns); see _core.Engine."""

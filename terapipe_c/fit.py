@@ -15,6 +15,8 @@ from .config import brief
 
 __all__ = ["Curve"]
 
+MOST_TOKENS = 1 << 24     # of a sample: what a slice of any length takes is looked at
+LEAST_S = float(np.finfo(np.float64).tiny)     # its inverse, a sample's weight, is a number
 MOST_S = 1e9     # seconds of one slice: sums and squares of as many stay numbers
 
 Float = NDArray[np.float64]
@@ -79,11 +81,18 @@ def merged(samples: Iterable[Sequence[float]], columns: int, what: str) -> Float
     if (array[:, -1] > MOST_S).any():
         at = int(np.argmax(array[:, -1] > MOST_S))
         raise InvalidValueError(f"{what}: sample {at} took {array[at, -1]:g} s: at most {MOST_S:g} would be right")
+    short = (array[:, -1] > 0) & (array[:, -1] < LEAST_S)
+    if short.any():
+        at = int(np.argmax(short))
+        raise InvalidValueError(f"{what}: sample {at} took {array[at, -1]:g} s: at least {LEAST_S:.3g} would be right")
     bad = (array[:, -1] <= 0) | (array[:, -3] < 1) | (array[:, -2] < 0) if columns > 2 else (array < 0).any(1)
     if bad.any():
         index = int(np.argmax(bad))
         raise InvalidValueError(f"{what}: sample {index} is {tuple(array[index].tolist())}: a slice of at least one token,"
                                 " a context from 0 on and seconds above 0 would be right")
+    if columns > 2 and (array[:, :-1] > MOST_TOKENS).any():
+        at = int(np.argmax((array[:, :-1] > MOST_TOKENS).any(1)))
+        raise InvalidValueError(f"{what}: sample {at} is of {array[at, :-1].max():g} tokens: at most {MOST_TOKENS} would be right")
     keys, inverse = np.unique(array[:, :-1], axis=0, return_inverse=True)
     medians = [float(np.median(array[inverse.reshape(-1) == i, -1])) for i in range(len(keys))]
     return np.column_stack([keys, medians])

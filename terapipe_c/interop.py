@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._core import InvalidTypeError, InvalidValueError
-from ._files import path_of
-from .checkpoint import Checkpoint, load_checkpoint, param_shapes
-from .config import brief
+from ._files import loads, path_of, write_text
+from .checkpoint import Checkpoint, check_names, load_checkpoint, param_shapes
+from .config import brief, flag, real, whole
 from .tensorfile import TensorSpec, read_layout, read_tensor, write_file
 
 __all__ = ["Imported", "export_hf", "import_hf"]
@@ -24,6 +24,7 @@ LAYER_NORM_EPS = 1e-5
 GELU_TANH = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 # Buffers that old transformers versions stored; "attn.bias" is the causal mask there, not a parameter.
 MASKS = re.compile(r"(?:transformer\.)?h\.\d+\.(?:attn|crossattention)\.(?:bias|masked_bias)")
+SIZES = {"n_layer": "n_layer", "n_head": "n_head", "n_embd": "n_embd", "vocab_size": "vocab_size", "block_size": "n_positions"}
 # What would change the function and has no counterpart here; each must be absent or have this value.
 REQUIRED = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
 
@@ -49,6 +50,9 @@ def export_hf(
 
     Give a checkpoint (or its path), or model and params. transformers' GPT-2 always has biases: a model without gets
     zeros, which is the same function. A tied head is not stored, as transformers expects.
+
+    Raises TypeError or ValueError (arguments; params that are not those of the model), OSError, which leaves the file that was
+    there, and what `load_checkpoint` raises.
     """
     folder = path_of("folder", folder)
     if checkpoint is not None and not isinstance(checkpoint, (Checkpoint, Imported)):
@@ -60,22 +64,30 @@ def export_hf(
     if not isinstance(params, Mapping):
         raise InvalidTypeError(f"params is {brief(params)}: {{name: float32 array}}, as of tp.init_params, would be right")
     param_shapes(model)
+    tensors = _with_biases(model, params)
+    check_names("params", params, model)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_file(folder / "model.safetensors", tensors)
+    write_text(folder / "config.json", json.dumps(hf_config(model), indent=2) + "\n")
+    return folder
+
+
+def _with_biases(model: Any, params: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
     tensors = {}
     for name, shape in param_shapes(_WithBias(model)).items():
         if name in params:
-            if params[name].shape != shape:
-                raise InvalidValueError(
-                    f"parameter {name} has shape {list(params[name].shape)}; the model needs {list(shape)}"
-                )
-            tensors[name] = params[name]
+            value = params[name]
+            if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
+                raise InvalidTypeError(f"parameter {name} is {getattr(value, 'dtype', type(value).__name__)}: a float32 array "
+                                       "would be right")
+            if value.shape != shape:
+                raise InvalidValueError(f"parameter {name} has shape {list(value.shape)}; the model needs {list(shape)}")
+            tensors[name] = value
         elif name.endswith(".bias") and not model.bias:
             tensors[name] = np.zeros(shape, np.float32)
         else:
             raise InvalidValueError(f"params lack {name}")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_file(folder / "model.safetensors", tensors)
-    (folder / "config.json").write_text(json.dumps(hf_config(model), indent=2) + "\n")
-    return folder
+    return tensors
 
 
 def hf_config(model: Any) -> dict[str, Any]:
@@ -156,21 +168,20 @@ def read_params(path: str | os.PathLike[str]) -> Checkpoint | Imported:
 
 def _model_of(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_text())
-        if config.get("model_type") != "gpt2":
-            raise InvalidValueError(f"{path}: model_type is {config.get('model_type')!r}; only 'gpt2' can be imported")
-        model = {
-            "n_layer": config["n_layer"],
-            "n_head": config["n_head"],
-            "n_embd": config["n_embd"],
-            "vocab_size": config["vocab_size"],
-            "block_size": config["n_positions"],
-            "tie_weights": config.get("tie_word_embeddings", True),
-        }
-    except (UnicodeDecodeError, json.JSONDecodeError, AttributeError) as error:
+        config = loads(path.read_bytes())
+    except ValueError as error:
         raise InvalidValueError(f"{path}: no JSON object: {error}") from error
-    except KeyError as error:
-        raise InvalidValueError(f"{path}: {error.args[0]} is missing") from error
+    if not isinstance(config, dict):
+        raise InvalidValueError(f"{path}: no JSON object, but {brief(config)}")
+    if config.get("model_type") != "gpt2":
+        raise InvalidValueError(f"{path}: model_type is {brief(config.get('model_type'))}; only 'gpt2' can be imported")
+    model: dict[str, Any] = {}
+    for ours, theirs in SIZES.items():
+        if theirs not in config:
+            raise InvalidValueError(f"{path}: {theirs} is missing")
+        model[ours] = whole(f"{path}: {theirs}", config[theirs])
+    model["tie_weights"] = flag(f"{path}: tie_word_embeddings", config.get("tie_word_embeddings", True))
+    epsilon = real(f"{path}: layer_norm_epsilon", config.get("layer_norm_epsilon", LAYER_NORM_EPS), zero=True)
     for name, value in REQUIRED.items():
         if config.get(name, value) != value:
             raise InvalidValueError(f"{path}: {name} is {config[name]!r}; only {value!r} can be imported")
@@ -180,21 +191,19 @@ def _model_of(path: Path) -> dict[str, Any]:
         )
     if config.get("n_inner") not in (None, 4 * model["n_embd"]):
         raise InvalidValueError(f"{path}: n_inner is {config['n_inner']}; it must be 4 n_embd = {4 * model['n_embd']}")
-    if abs(config.get("layer_norm_epsilon", LAYER_NORM_EPS) - LAYER_NORM_EPS) > 1e-12:
-        raise InvalidValueError(
-            f"{path}: layer_norm_epsilon is {config['layer_norm_epsilon']}; it must be {LAYER_NORM_EPS}"
-        )
+    if abs(epsilon - LAYER_NORM_EPS) > 1e-12:
+        raise InvalidValueError(f"{path}: layer_norm_epsilon is {epsilon}; it must be {LAYER_NORM_EPS}")
     return model
 
 
 def _tensor_files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
+    """The single file where there is one, as transformers does: an index beside it is of an earlier save."""
+    index, path = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if index.is_file() and not path.is_file():
         try:
-            return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
-        except (json.JSONDecodeError, KeyError, AttributeError) as error:
+            return [folder / name for name in sorted(set(loads(index.read_bytes())["weight_map"].values()))]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidValueError(f"{index}: no index of safetensors files: {error}") from error
-    path = folder / "model.safetensors"
     if not path.is_file():
         other = " (pytorch_model.bin is a pickle, which is not read: save it with safe_serialization=True)"
         raise FileNotFoundError(f"{path}: no such file{other if (folder / 'pytorch_model.bin').exists() else ''}")

@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,10 +22,11 @@ from .backend import choose, own_gpu, place
 from .checkpoint import MODEL_FIELDS, find_checkpoint
 from .config import brief, flag, one_of, real, timeout, whole
 from .engine import MOST_THREADS, STORE_VARIABLE, gather_bytes, rank_memory
+from .guests import hosts
 from .worker import GATHER_BYTES, HYPER
 
-__all__ = ["ENGINE", "Folder", "check_executable", "check_plan", "largest_gather", "make_folder", "make_job", "neighbours",
-           "replicas_of"]
+__all__ = ["ENGINE", "Folder", "check_executable", "check_plan", "copies_of", "hosts_of", "largest_gather", "make_folder",
+           "make_job", "neighbours", "replicas_of"]
 
 ENGINE = "terapipe_c.engine:make_engine"
 TINY = float(np.finfo(np.float32).tiny)
@@ -42,6 +43,9 @@ def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: b
     if out is None:
         options["checkpoint_every"] = 0
     check_executable(plan, options["reproducible"])
+    if copies_of(plan) > 1 and options["backend"] == "cuda":
+        raise _core.InvalidValueError("backend is 'cuda', and the plan has two copies of the model, which only the CPU's ranks "
+                                      "run: backend='cpu', or a plan with data_parallel = 2, would be right")
     folder = None if out is None else path_of("out", out).absolute()
     resume = flag("resume", resume)
     if first and not resume:
@@ -79,23 +83,40 @@ def check_plan(plan: Any) -> None:
         raise _core.InvalidTypeError(f"plan is {type(plan).__name__}: a Plan (tp.plan, tp.Plan.load) would be right")
 
 
-def neighbours(ranks: int, replicas: int = 1, twins: int = 1) -> bytearray:
-    """Which pairs talk, 1: neighbours in a replica, first and last included, as interleaved stages and a tied embedding go round;
-    and, `twins`: the same ranks of two replicas, which add their gradients. ranks: of all replicas together."""
+def neighbours(ranks: int, replicas: int = 1, twins: int = 1, copies: int = 1, near: int = 1,
+               hosts: Iterable[tuple[int, int]] = ()) -> bytearray:
+    """Which pairs talk, `near`: neighbours in a replica, first and last included, as interleaved stages and a tied embedding go
+    round; `twins`: the same ranks of two replicas, which add their gradients, and with two copies of the model opposite ones; 1:
+    `hosts`, ranks of a replica of which one keeps the other's activations. ranks: of all replicas together."""
     pairs, each = bytearray(ranks * ranks), ranks // replicas
     for rank in range(ranks):
         first, own = rank - rank % each, rank % each
-        for other in range(own, ranks, each):
-            pairs[rank * ranks + other] = twins
+        for start in (own, each - 1 - own)[:copies]:
+            for other in range(start, ranks, each):
+                pairs[rank * ranks + other] = twins
         for other in (first + (own + 1) % each, first + (own - 1) % each):
-            pairs[rank * ranks + other] = 1
+            pairs[rank * ranks + other] = near
         pairs[rank * ranks + rank] = 0
+    for first in range(0, ranks, each):
+        for one, other in hosts:
+            pairs[(first + one) * ranks + first + other] = pairs[(first + other) * ranks + first + one] = 1
     return pairs
+
+
+def hosts_of(plan: Any) -> dict[tuple[int, int], int]:
+    """Ranks of a replica and those that keep their activations; see `guests.hosts`."""
+    program = getattr(plan, "program", None)
+    return hosts(program) if isinstance(program, _core.Program) else {}
 
 
 def replicas_of(plan: Any) -> int:
     """Copies of the plan's ranks that train together."""
     return int(getattr(plan, "data_parallel", 1))
+
+
+def copies_of(plan: Any) -> int:
+    """Copies of the model on the ranks of one of them."""
+    return int(getattr(plan, "copies", 1))
 
 
 def largest_gather(model: Any) -> int:
@@ -206,6 +227,9 @@ def _resume_from(folder: Path | None, job: Mapping[str, Any], first: bool) -> tu
                if value != was[name]]
     if changed and first:
         warnings.warn(f"resumed with {', '.join(changed)}", UserWarning, stacklevel=4)
+    if first and job["steps"] < state["step"]:
+        warnings.warn(f"steps is {job['steps']} and the checkpoint has done {state['step']}: nothing is left to do; the number of "
+                      "all steps together would be right", UserWarning, stacklevel=4)
     return {"resume_from": str(path), "first_step": int(state["step"])}, state["data"]
 
 

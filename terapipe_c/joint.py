@@ -12,17 +12,19 @@ a single planner would take, descents. Not promised is to beat a plan for which 
 left open they are searched, as far as the limits go), ``granularity``, ``partition`` or ``slicing`` was given to the other planner
 alone: given values are kept, and a finer grid or a cut made by hand is another request; a given partition without chunks
 has a stage for every rank, whatever schedules of several stages would make of it. Nor one for which ``recompute`` was given:
-what the others choose to recompute is weighed and, where memory binds, the terapipe planner with each of its names.
+what the others choose to recompute is weighed and, where memory binds, the terapipe planner with each of its names, before the
+searches, which it may spare.
 
-Work is counted, not timed: the same request gives the same plan. Only ``time_limit_s`` reads a clock: past it nothing new begins,
-not even what was named; every single planner for the request as it is has been asked by then, and the log says how many of the
-named were not.
+Work is counted, not timed: the same request gives the same plan. Only ``time_limit_s`` reads a clock. It is shared so: one plan
+that is quickly built comes first, whatever the time; the single planners, quick ones first, have half of the time, quick plans of
+configurations half of what is then left, and the searches the rest. Planners that were stopped are asked again among these. Past
+the limit nothing begins and what runs is stopped (the C planners ask, too): what it has by then counts, the log says what was cut
+short or left out, and the plan in hand is finished, which takes about as long as building and judging it.
 """
 from __future__ import annotations
 
 import bisect
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -32,15 +34,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import planners
-from ._core import Error, InfeasibleError
+from ._core import DeadlineError, Error, InfeasibleError
 from .config import counted, human_seconds
 from .cost import PHASES, CostModel, equal_lengths
+from .deadline import check_time, late, limited, share
 from .judge import SLICED, SLIGHT, ZERO_BUBBLE, Candidate, Cut, Judge, Micro, possible, rounded
 from .ladder import plan_stages
 from .partitioners import Found, plan_one, uniform, whole_sequences
 from .request import AUTO, JOINT, Request, schedules_of
 from .search import StageCost, balanced, kind_seconds
-from .singles import by_name, plan_singles, recomputing
+from .singles import by_name, plan_singles, plan_singles_within, recomputing, single
 
 __all__ = ["bound_s", "plan_jointly"]
 
@@ -54,6 +57,8 @@ _GLIMPSES = 50_000_000  # of all those descents
 _LITTLE = 10_000_000    # ticks of all quick plans below which everything will be searched, in whatever order
 _NEAR = 100_000_000     # ticks of searches besides those of what is named
 _POLISH = 9_000_000     # ticks of the last descent
+_SINGLES = 1 / 2        # of a limit of time: the single planners'
+_LOOKS = 1 / 2          # of what they leave of it: quick plans'; of what these leave where planners were stopped: recomputing
 _GROUPS = 256           # micro-batch sizes that the bound looks at; where there are more it says nothing of the work
 
 
@@ -104,12 +109,18 @@ def bound_s(request: Request, ranks: int, chunks: int, replicas: int, least_s: f
     rank r cannot begin before r messages.
     """
     costs, params, share = request.costs, float(request.model.num_params), request.batch // replicas
-    link = replace(request, replicas=replicas).link
+    link = replace(request, replicas=replicas).link(ranks)
     units = -(-share // costs.known_batch) if request.slicing is None else sum(len(lengths) for _, lengths in request.slicing)
     fixed = chunks * len(PHASES) * costs.overhead_s * units * (1 - 1e-12)
     update: float = costs.optimizer_stage_s * chunks + costs.optimizer_param_s * params / ranks
     ring = float(link.seconds(4.0 * params / (ranks * chunks))) * chunks
-    return least_s * share / ranks + fixed + update + ring + costs.latency_s * (ranks - 1) / 2
+    return least_s * share / ranks + fixed + update + ring + least_latency_s(request) * (ranks - 1) / 2
+
+
+def least_latency_s(request: Request) -> float:
+    """No message takes less."""
+    near, cluster = request.costs.latency_s, request.cluster
+    return min(near, cluster.link_latency_s) if cluster.tells_nodes_apart else near
 
 
 def whole_bound_s(request: Request, ranks: int, chunks: int = 1) -> float:
@@ -124,23 +135,24 @@ def whole_bound_s(request: Request, ranks: int, chunks: int = 1) -> float:
     if len(set(slicing)) > 1 or len(slicing[0][1]) > 1 or slicing[0][0] > 1:
         return 0.0
     judge, blocks, micros = request.judge(ranks), request.model.blocks, len(slicing)
+    latency = least_latency_s(request)
     forward, whole = kind_seconds(judge, slicing, "F"), kind_seconds(judge, slicing)
     heads = [0.0, *itertools.accumulate(forward[b.kind] / micros for b in blocks)]
     works = [0.0, *itertools.accumulate(whole[b.kind] for b in blocks)]
     if chunks > 1:
-        begins = sum(heads[rank] + rank * request.costs.latency_s for rank in range(ranks))
+        begins = sum(heads[rank] + rank * latency for rank in range(ranks))
         fixed = chunks * len(PHASES) * request.costs.overhead_s * micros
         return float(((works[-1] + begins) / ranks + fixed) * (1 - 1e-12))
 
     def enough(limit: float) -> bool:
         at = 0
         for rank in range(ranks):
-            at = bisect.bisect_right(works, limit - heads[at] - rank * request.costs.latency_s + works[at]) - 1
+            at = bisect.bisect_right(works, limit - heads[at] - rank * latency + works[at]) - 1
             if at < 0 or at == len(blocks):
                 break
         return at == len(blocks)
 
-    low, high = 0.0, heads[-1] + works[-1] + ranks * request.costs.latency_s
+    low, high = 0.0, heads[-1] + works[-1] + ranks * latency
     for _ in range(30):
         middle = (low + high) / 2
         low, high = (low, middle) if enough(middle) else (middle, high)
@@ -212,7 +224,7 @@ def _configurations(request: Request, refused: dict[str, str]) -> list[_Configur
 class _Task:
     """A plan to be asked for."""
 
-    turn: int            # uniform first, then planners of whole sequences, then searches
+    turn: int            # uniform first, then planners of whole sequences, then searches; where time is short searches first
     quick: float         # seconds of a quick plan; infinite: none fits
     order: int
     bounds: dict[int, float] = field(compare=False)   # by number of ranks
@@ -306,7 +318,7 @@ def _look(judge: Judge, request: Request) -> dict[str, Candidate]:
     for slicing in _quick_slicings(request, stages):
         halved = max(len(s) for _, s in slicing) == 1 and min(b for b, _ in slicing) > 1 and stages > 1
         for name in request.schedules:
-            if judge.work >= stop:
+            if judge.work >= stop or late():
                 break
             if (name == SLICED and len(request.schedules) > 1 and not halved) or possible(name, judge.ranks, len(slicing)):
                 continue
@@ -315,7 +327,7 @@ def _look(judge: Judge, request: Request) -> dict[str, Candidate]:
             if judge.work < stop and free and (name == "1f1b" or not judge.fits(judge.judge(name, cuts[0], slicing), judge.limit)):
                 try:
                     cuts.append(plan_stages(judge, "autopipe", name, slicing, thorough=False).partition)
-                except InfeasibleError:
+                except (InfeasibleError, DeadlineError):
                     pass
             for cut, pending in itertools.product(dict.fromkeys(cuts), (1,) if name in ZERO_BUBBLE else (1, 0)):
                 if judge.work < stop:
@@ -326,11 +338,13 @@ def _look(judge: Judge, request: Request) -> dict[str, Candidate]:
 class _Search:
     """The plan in hand, and the words about how it came to be."""
 
-    def __init__(self, request: Request, start: float, say: Callable[[str], None]) -> None:
-        self.request, self.start, self._say = request, start, say
+    def __init__(self, request: Request, say: Callable[[str], None]) -> None:
+        self.request, self._say = request, say
         self.best: Found | None = None
         self.by = ""
         self.error: Error | None = None        # why the first planner that has no plan has none
+        self.cut: list[str] = []               # single planners that the time limit stopped
+        self.reserve: Found | None = None      # what was built at once, where there is a time limit
         self.log: list[str] = []
         self.work = 0
         self.judges: dict[tuple[int, int, int], Judge] = {}
@@ -340,10 +354,6 @@ class _Search:
     @property
     def seconds(self) -> float:
         return float("inf") if self.best is None else self.best.candidate.seconds
-
-    def late(self) -> bool:
-        limit = self.request.time_limit_s
-        return limit is not None and time.perf_counter() - self.start > limit
 
     def offer(self, found: Found, by: str) -> bool:
         """Take it if it is allowed and better."""
@@ -357,18 +367,23 @@ class _Search:
 
     def singles(self) -> list[tuple[str, float]]:
         """Every planner alone; gives (planner, seconds)."""
-        seconds, refused = [], []
-        for name, result in plan_singles(self.request):
+        seconds, refused, asked = [], [], plan_singles(self.request)
+        if limited():
+            hurried = plan_singles_within(self.request, _SINGLES)
+            asked, self.cut, self.reserve = iter(hurried.answers), hurried.cut, hurried.reserve
+        for name, result in asked:
             self.say(f"asked {name}")
             if isinstance(result, Error):
-                refused.append(name)
-                self.error = self.error or result
+                if not isinstance(result, DeadlineError):
+                    refused.append(name)
+                    self.error = self.error or result
                 continue
             seconds.append((name, result.candidate.seconds))
             self.offer(result, name)
             judge = result.judge
             self.judges.setdefault((judge.ranks, judge.chunks, judge.replicas.count), judge)
-        self.log.append(f"asked {len(seconds) + len(refused)} planners" + (f"; no plan: {', '.join(refused)}" if refused else ""))
+        self.log.append(f"asked {len(seconds) + len(refused)} planners" + (f"; no plan: {', '.join(refused)}" if refused else "")
+                        + (f"; stopped by the time limit, some perhaps with a plan: {', '.join(self.cut)}" if self.cut else ""))
         return seconds
 
     def judge(self, c: _Configuration) -> Judge:
@@ -386,7 +401,7 @@ class _Search:
             self.bound[c.key] = c.bound
             if c.bound >= self.seconds * SLIGHT:
                 continue
-            if self.work > _WORK or self.late():
+            if self.work > _WORK or late():
                 left.append(c)
                 continue
             self.say(f"quick plans of {c}")
@@ -404,7 +419,7 @@ class _Search:
         if pruned:
             text += f", {pruned} left out because their bounds are no better than the best"
         if left:
-            text += (f", {len(left)} left at the {'time' if self.late() else 'work'} limit (bounds from "
+            text += (f", {len(left)} left at the {'time' if late() else 'work'} limit (bounds from "
                      f"{human_seconds(min(c.bound for c in left))} on)")
         self.log.append(text)
         self.log += [f"{name} left out: {why}" for name, why in refused.items() if name not in names]
@@ -414,7 +429,7 @@ class _Search:
         """Short descents from the quick plans, the fastest first: they say better what is worth a search."""
         work = 0 if self.work > _LITTLE else _GLIMPSES + 1
         for key, found in sorted(self.quick.items(), key=lambda item: item[1].seconds):
-            if work > _GLIMPSES or self.late():
+            if work > _GLIMPSES or late():
                 break
             if self.bound[key[1:]] < self.seconds * SLIGHT:
                 judge = self.judges[key[1:]]
@@ -433,13 +448,14 @@ class _Search:
         r, rows = self.request, list[_Task]()
         whole = cache(lambda ranks, chunks: whole_bound_s(r, ranks, chunks))
         least = cache(lambda: least_work_s(r, r.share))
-        for asked in by_name(r):
+        again = (asked for asked in (single(r, name) for name in self.cut) if asked is not None)
+        for asked in itertools.chain(again, by_name(r)):
             keys = [(ranks, asked.chunks, asked.replicas) for ranks in asked.ranks]
             bounds = {key[0]: self.bound[key] if key in self.bound else bound_s(r, *key, least()) for key in keys}
             if asked.planner != "terapipe":
                 bounds = {ranks: max(bound, whole(ranks, asked.chunks)) for ranks, bound in bounds.items()}
             quick = min(self._quick_s(asked.schedules[0], key) for key in keys)
-            turn = 0 if asked.planner == "uniform" else 2 if asked.planner == "terapipe" else 1
+            turn = 0 if asked.planner == "uniform" else 2 if asked.planner == "terapipe" else 3 if self.cut else 1
             rows.append(_Task(turn, quick, len(rows), bounds, asked, True))
         known = {(t.asked.schedules[0], t.asked.chunks, *t.asked.ranks[:1], t.asked.replicas) for t in rows if t.turn == 2}
         others: list[_Task] = []
@@ -454,12 +470,12 @@ class _Search:
 
     def deepen(self, looked: list[_Configuration]) -> None:
         """Do all of them whose bounds do not say that they cannot win. What is named has no limit of work."""
-        spent, counts = 0, dict.fromkeys(("made", "bound", "time"), 0)
+        spent, counts = 0, dict.fromkeys(("made", "bound", "time", "cut"), 0)
         unsearched: dict[str, list[_Task]] = {reason: [] for reason in ("bound", "time", "work")}
         tasks = self.tasks(looked)
         for i, task in enumerate(tasks):
             self.say(f"{task.asked.planner} for {task}, {i + 1} of {len(tasks)}")
-            reason = "bound" if task.bound >= self.seconds * SLIGHT else "time" if self.late() else "made"
+            reason = "bound" if task.bound >= self.seconds * SLIGHT else "time" if late() else "made"
             if task.named:
                 counts[reason] += 1
             elif reason == "made" and spent >= _NEAR:
@@ -467,6 +483,7 @@ class _Search:
             if reason == "made":
                 work = self._search(task)
                 spent += 0 if task.named else work
+                counts["cut"] += late()
             elif not task.named:
                 unsearched[reason].append(task)
         text = f"planners by the names of schedules and chunks: {counts['made']} plans made"
@@ -474,6 +491,8 @@ class _Search:
             text += f", {counts['bound']} left out because their bounds are no better than the best"
         if counts["time"]:
             text += f", {counts['time']} left at the time limit: some of them may be faster than this plan"
+        if counts["cut"]:
+            text += f", {counts['cut']} of them or of the searches stopped by the time limit"
         if sum(counts.values()):
             self.log.append(text)
         reasons = {"bound": "their bounds are no better than the best", "time": "the time limit is reached",
@@ -501,18 +520,19 @@ class _Search:
 
         try:
             found = plan_one(r, counted if search else shared)
-        except InfeasibleError:
-            if search:
+        except (InfeasibleError, DeadlineError):
+            if search and not late():
                 self.log.append(f"searched {task}: nothing fits" + (" of what could be faster" if r != task.asked else ""))
             return sum(judge.work for judge in own)
         better = self.offer(found, f"a search of {task}" if search else f"{r.planner} for {task}")
         if search:
-            self.log.append(f"searched {task}: {human_seconds(found.candidate.seconds)}" + (", better" if better else ""))
+            self.log.append(f"searched {task}: {human_seconds(found.candidate.seconds)}" + (", better" if better else "")
+                            + (", stopped by the time limit" if late() else ""))
         return sum(judge.work for judge in own)
 
     def polish(self) -> None:
         """Descend from the best by single moves."""
-        if self.best is None or self.best.candidate.savings != self.best.judge.savings or self.late():
+        if self.best is None or self.best.candidate.savings != self.best.judge.savings or late():
             return
         judge, c = self.best.judge, self.best.candidate
         better = c
@@ -522,14 +542,15 @@ class _Search:
                 better = other
         self.offer(Found(judge, self._descended(judge, better, _POLISH)), f"single moves from that of {self.by}")
 
-    def recompute(self) -> None:
-        """Where some plan did not fit: those that are told to recompute."""
+    def recompute(self) -> bool:
+        """Where some plan did not fit: those that are told to recompute. Were they asked?"""
         binds = self.best is None or any(judge.shortest is not None for judge in self.judges.values())
-        if self.request.recompute or self.late() or not binds:
-            return
+        if self.request.recompute or late() or not binds:
+            return False
         for again, found in recomputing(self.request):
             better = self.offer(found, f"terapipe with recompute = {again!r}")
             self.log.append(f"told to recompute {again}: {human_seconds(found.candidate.seconds)}" + (", better" if better else ""))
+        return True
 
     def _descended(self, judge: Judge, start: Candidate, ticks: int) -> Candidate:
         r = self.request
@@ -538,20 +559,29 @@ class _Search:
                              budget=ticks) or start
 
 
-def plan_jointly(request: Request, start: float, say: Callable[[str], None] = lambda text: None) -> tuple[Found, list[str]]:
-    """The best plan that the search finds, and what it tried; ``start`` is when the request's time began; ``say`` is told what is
-    looked at, now and then."""
-    s = _Search(request, start, say)
+def plan_jointly(request: Request, say: Callable[[str], None] = lambda text: None) -> tuple[Found, list[str]]:
+    """The best plan that the search finds, and what it tried; ``say`` is told what is looked at, now and then. DeadlineError where
+    the limit that it is called within (deadline.py) left no time for any."""
+    s = _Search(request, say)
     compared = s.singles()
-    looked = s.configurations()
-    s.glimpses()
+    with share(_LOOKS):
+        looked = s.configurations()
+        s.glimpses()
+    with share(_LOOKS):                                        # a few searches, which may spare the many below
+        done = s.recompute()
     s.deepen(looked)
     s.polish()
-    s.recompute()
+    if not done:
+        s.recompute()
+    if s.best is None and s.reserve is not None:
+        s.offer(s.reserve, "what could be built at once")
     if s.best is None:
+        check_time()
         near = [judge for judge in s.judges.values() if judge.shortest is not None]
         if near:
             raise min(near, key=lambda judge: judge.shortest or (0, 0, 0)).refuse()
         raise s.error or InfeasibleError("no plan of any planner fits: more memory_bytes would be right")
+    if late():
+        s.log.append(f"ended by time_limit_s = {request.time_limit_s:g}")
     s.log.append(f"best: {human_seconds(s.seconds)} by {s.by}")
     return Found(s.best.judge, s.best.candidate, tuple(compared)), s.log

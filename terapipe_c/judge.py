@@ -20,12 +20,15 @@ from .backend import Backend
 from .config import KINDS, GPTConfig
 from .cost import CostModel, block_counts, filled
 from .engine import dimensions, rank_memory, saves_bytes
+from .guests import BPIPE, guest_bytes, guest_seconds
+from .links import Links, of_copies, rank_of
 from .schedules import Program
 
 Micro = tuple[int, tuple[int, ...]]
 Cut = tuple[tuple[int, int], ...]
 ZERO_BUBBLE = ("zb-h1", "zb-h2", "zb-v", "dualpipe-v")  # whose builders place every W themselves
 ZIGZAG = ("zb-v", "dualpipe-v", "hanayo")  # whose stages go down the ranks and up again
+CHIMERA = "chimera"  # two copies of the model, one pipeline down the ranks and one up: the C core's judge does not know it
 SLICED = "sliced-1f1b"  # AutoPipe's: whole sequences, the first forwards in halves along the batch
 # The C core's numbers for schedules (csrc/plan/judge.h).
 ORDERS = {"gpipe": 0, "1f1b": 1, "seq1f1b": 2, "interleaved": 3, "zb-h1": 4, "zb-h2": 5, "zb-v": 7, "dualpipe-v": 8, "hanayo": 9,
@@ -67,11 +70,17 @@ class Replicas:
     latency_s: float = 0.0
     bandwidth_Bps: float = 1.0
     copy_byte_s: float = 0.0      #: of a byte, for each copy that a rank makes
+    copies: int = 1               #: of the model in each replica, which add their gradients with the others
+
+    @property
+    def members(self) -> int:
+        """Of a sum."""
+        return self.count * self.copies
 
     def seconds(self, size: Any) -> Any:
         """Of summing ``size`` bytes."""
         byte_s = 1 / self.bandwidth_Bps + 2 * self.copy_byte_s
-        return 2 * (self.count - 1) * (self.latency_s + size / self.count * byte_s) if self.count > 1 else 0.0
+        return 2 * (self.members - 1) * (self.latency_s + size / self.members * byte_s) if self.members > 1 else 0.0
 
 
 def rounded(seconds: float) -> float:
@@ -89,9 +98,10 @@ class Judge:
 
     def __init__(self, model: GPTConfig, costs: CostModel, ranks: int, chunks: int, limit: int | None,
                  replicas: Replicas = Replicas(),                           # noqa: B008 (frozen)
-                 kinds: dict[tuple[Any, ...], dict[str, float]] | None = None, savings: Savings = NOTHING) -> None:
+                 kinds: dict[tuple[Any, ...], dict[str, float]] | None = None, savings: Savings = NOTHING,
+                 links: Links = Links()) -> None:                           # noqa: B008 (frozen)
         self.model, self.costs, self.ranks, self.chunks, self.limit = model, costs, ranks, chunks, limit
-        self.replicas = replicas
+        self.replicas, self.links = replicas, links
         self.savings = savings                                 # of a plan that does not say others
         self.work = 0                                          # a clock that is the same everywhere: about 13 ns a tick
         self.rival_s = float("inf")                            # of a plan in hand: what is far slower need not be looked at closely
@@ -109,7 +119,8 @@ class Judge:
 
     def afresh(self) -> Judge:
         """One that has seen nothing yet: what it works depends on what it is asked alone."""
-        return Judge(self.model, self.costs, self.ranks, self.chunks, self.limit, self.replicas, self.kinds, self.savings)
+        return Judge(self.model, self.costs, self.ranks, self.chunks, self.limit, self.replicas, self.kinds, self.savings,
+                     self.links)
 
     def joins(self, other: Judge) -> None:
         """Take over the work of such a one, and its nearest miss."""
@@ -119,13 +130,24 @@ class Judge:
 
     def _stage_work_of(self, cut: Cut) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         counts, update_s = self.costs.stage_work(self.model, block_counts(self.model, cut))
-        if self.replicas.count > 1:
+        if self.replicas.members > 1:
             params = counts @ np.array([self.model.block_params(kind) for kind in KINDS], np.float64)
             update_s = update_s + self.replicas.seconds(4.0 * params)
         return counts, update_s
 
-    def durations(self, partition: Cut, slicing: tuple[Micro, ...], savings: Savings = NOTHING) -> dict[str, Any]:
-        out = self.costs.timed(self._stage_work(partition), self._slice_work(slicing), self.model)
+    def mean_message_s(self, rows: float) -> float:
+        """Of a message of so many tokens between two stages: planners that know one link alone take it for the mean of all."""
+        near = float(self.costs.message_s(rows, self.model.n_embd))
+        if not self.links.far:
+            return near
+        size = self.costs.element_bytes * self.model.n_embd * rows
+        return near + self.links.share(self.chunks) * (self.links.latency_s + self.links.byte_s * size - near)
+
+    def durations(self, partition: Cut, slicing: tuple[Micro, ...], savings: Savings = NOTHING, schedule: str = "1f1b",
+                  up: bool = False) -> dict[str, Any]:
+        home = rank_of(self.ranks, len(partition), schedule in ZIGZAG)
+        placed = (self.links, home[::-1] if up else home) if self.links.far else None
+        out = self.costs.timed(self._stage_work(partition), self._slice_work(slicing), self.model, placed)
         if any(savings.recompute):
             kinds = np.array([KINDS.index(block.kind) for block in self.model.blocks])
             chosen = np.array(savings.recompute)
@@ -139,7 +161,17 @@ class Judge:
 
     def timing(self, c: Candidate) -> dict[str, Any]:
         """Seconds of its operations."""
-        return with_halves(lambda slicing: self.durations(c.partition, slicing, c.savings), c.slicing, c.schedule)
+        def of(up: bool) -> dict[str, Any]:
+            return with_halves(lambda slicing: self.durations(c.partition, slicing, c.savings, c.schedule, up), c.slicing,
+                               c.schedule)
+
+        if c.schedule == CHIMERA:
+            return of_copies([of(False), of(True)])
+        out = of(False)
+        if c.schedule == BPIPE:
+            sizes = guest_bytes(self.model, c.partition, c.slicing, c.savings.recompute, self.costs.where)
+            out |= guest_seconds(sizes, [len(lengths) for _, lengths in c.slicing], self.ranks, self.costs, self.links)
+        return out
 
     def full_durations(self, c: Candidate) -> dict[str, NDArray[np.float64]]:
         """The same, every one of them float64 [stages, units]."""
@@ -154,18 +186,27 @@ class Judge:
 
     def _made(self, c: Candidate) -> tuple[Program, float]:
         """Its program and seconds."""
-        if c.savings == self.savings:
-            program, seconds, work = _core.judge_run(self._judge, self._given(c))
-            self.work += work - self._counted
+        if not c.savings.swap and c.schedule not in (CHIMERA, BPIPE):       # what C does not know
+            own = None if c.savings == self.savings else saves_bytes(c.savings.recompute) or bytes(self.model.num_blocks)
+            program, seconds, work = _core.judge_run(self._judge, self._given(c), own)
+            self.work += work - self._counted + (0 if own is None else 28_000)
             self._counted = work
             return program, seconds
         timing = self.timing(c)
-        compute = saving(_core.judge_compute(self._judge, self._given(c)), self.model, c.partition, c.savings)
+        compute = saving(self._compute(c), self.model, c.partition, c.savings)
         if c.schedule not in ZERO_BUBBLE:
             compute = compute.split(timing, pending=c.pending)
         program = compute.lower(tied=self.model.tie_weights and self.ranks * self.chunks > 1)
         self.work += 80 * len(program) + 30_000                # what splitting and lowering cost beside timing
         return program, float(program.makespan(timing))
+
+    def _compute(self, c: Candidate) -> Program:
+        """Its schedule alone."""
+        builder = {CHIMERA: schedules.chimera, BPIPE: schedules.bpipe}.get(c.schedule)
+        if builder is not None:
+            return builder(self.ranks, len(c.slicing), [len(lengths) for _, lengths in c.slicing])
+        program: Program = _core.judge_compute(self._judge, self._given(c))
+        return program
 
     @property
     def _judge(self) -> Any:
@@ -174,7 +215,7 @@ class Judge:
             memory = dimensions(self.model), where.get("provider"), where.get("dtype"), self.replicas.count
             ring = self.replicas.seconds(0.0), self.replicas.seconds(4.0) - self.replicas.seconds(0.0)
             self._core = self.costs.judge(self.model, self.ranks, self.chunks, ring, memory,
-                                          saves_bytes(self.savings.recompute))
+                                          saves_bytes(self.savings.recompute), self.links)
         return self._core
 
     def _given(self, c: Candidate) -> tuple[int, int, NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
@@ -187,7 +228,7 @@ class Judge:
         """Down by single moves from a candidate, within ``limit`` bytes a rank, until none helps or ``budget`` ticks of ``work``
         are spent (a count, not a time: the same request gives the same plan); ``beside``: ticks of each descent from the neighbours
         of the end. One that does not fit is mended first; None where that fails."""
-        if c.savings != self.savings:
+        if c.savings != self.savings or c.schedule in (CHIMERA, BPIPE):
             return c if self.fits(c, limit) else None
         bounds, slicing, seconds, over, work, miss = _core.judge_descend(
             self._judge, self._given(c), c.seconds, -1 if limit is None else min(limit, 1 << 62), unit, fixed_partition,
@@ -203,6 +244,7 @@ class Judge:
 
     def judge(self, schedule: str, partition: Cut, slicing: tuple[Micro, ...], pending: int = 1,
               savings: Savings | None = None) -> Candidate:
+        pending = 0 if schedule == BPIPE else pending          # a W that waits would hold activations
         key = (schedule, partition, slicing, pending, self.savings if savings is None else savings)
         found = self._seen.get(key)
         if found is None:
@@ -271,7 +313,7 @@ def saving(program: Program, model: GPTConfig, partition: Cut, savings: Savings)
     a micro-batch."""
     def before(flags: Sequence[int]) -> bytes:
         kinds = [{block.kind for block, flag in zip(model.blocks[a:e], flags[a:e], strict=False) if flag} for a, e in partition]
-        return bytes(1 if "attention" in of_stage else 2 if of_stage else 0 for of_stage in kinds)
+        return bytes(1 if "attention" in of_stage else 2 if of_stage else 0 for of_stage in kinds) * program.copies
 
     return program.save_memory(before(savings.recompute), before(savings.swap))
 
@@ -334,6 +376,10 @@ def possible(schedule: str, ranks: int, micro_batches: int) -> str:
     """Why no program of this schedule has so many micro-batches, and what would be right; empty: it has."""
     if schedule == "interleaved" and micro_batches % ranks:
         return f"schedule interleaved has {micro_batches} micro-batches for {ranks} ranks: a multiple of the ranks would be right"
+    if schedule == CHIMERA and ranks % 2:
+        return f"schedule chimera has {ranks} ranks: an even number, for both directions, would be right"
+    if schedule == CHIMERA and micro_batches % 2:
+        return f"schedule chimera has {micro_batches} micro-batches: an even number, half of them in each direction, would be right"
     if schedule == "dualpipe-v" and micro_batches < 2 * ranks:
         return f"schedule dualpipe-v has {micro_batches} micro-batches for {ranks} ranks: at least {2 * ranks} would be right"
     return ""

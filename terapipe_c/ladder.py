@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ._core import InfeasibleError
+from ._core import DeadlineError, InfeasibleError
 from .cost import even_partition
+from .deadline import check_time, late
 from .judge import Candidate, Judge, Micro, activation_slots, pace
 from .request import SAVERS
 from .wishes import Task, ask
@@ -28,12 +29,16 @@ _STEP = 1 / 64         # of a limit, from one rung to the next below it, at leas
 _SAVES = 1 / 32        # the same for planners that recompute or swap: they have plans for most limits
 _FAILED = 2            # rungs in a row without a plan, after which only the least is looked for
 _LADDER = 48_000_000   # ticks of the judge (13 ns each) that a ladder may take: half a second
-# Ticks of asking one about 100 blocks on 8 stages, and the powers of blocks and stages with which they grow.
-_ASKED = {"piper": (7_000_000, 3, 1), "adapipe": (1_700_000, 2, 0), "dapple": (300_000, 3, 1), "bmpipe": (300_000, 3, 1)}
-_QUICK = 80_000, 3, 1  # of any other one, and at least
-_JUDGED = 900          # of judging an answer, for each micro-batch and stage
-_ASKS = 128            # of a planner that recomputes or swaps, on its way down a ladder, about; others know few plans
-_FEW = 32
+# Ticks of asking one about 100 blocks on 8 stages, and the powers of blocks and stages with which they grow, as measured on 66 to
+# 194 blocks and 8 to 24 stages.
+_ASKED = {"piper": (7_000_000, 3, 1), "adapipe": (200_000, 2, 0.6), "dapple": (120_000, 2, 1.5), "bmpipe": (130_000, 1.5, 1.4),
+          "vpipe": (40_000, 2, 1), "dawnpiper_binary": (23_000, 3, 1), "autopipe": (20_000, 2, 3), "pipedream": (15_000, 2, 1)}
+_QUICK = 20_000, 1, 1  # of any other one
+_AROUND = 30_000       # of whatever one, what is around it
+_JUDGED = 150          # of judging an answer, for each slice and stage
+_ASKS = 60, 20         # of a planner that recomputes or swaps, on its way down a ladder, about, and more for each stage
+_FEW = 15, 5           # others know few plans
+_NEW = 0.55            # of answers are none that were there before
 _FAR = 1.15            # times as long as a rival's plan: the plan for another limit was faster by more in 1 of 721 plans alone
 
 
@@ -50,13 +55,20 @@ class _Question:
         chunks = self.free.judge.chunks
         return np.asarray((limit - self.besides) / chunks)
 
-    @property
-    def ticks(self) -> int:
-        """About what it takes to ask once, and to judge the answer."""
+    def ticks(self, asks: float, answers: float) -> float:
+        """About what it takes to ask so often, and to judge so many answers."""
         blocks, stages = len(self.free.fwd), self.free.stages
         ticks, by_blocks, by_stages = _ASKED.get(self.name, _QUICK)
-        grown = float(ticks * (blocks / 100) ** by_blocks * (stages / 8) ** by_stages)
-        return int(_QUICK[0] + _JUDGED * self.free.micro_batches * stages + grown)
+        grown = ticks * (blocks / 100) ** by_blocks * (stages / 8) ** by_stages
+        slices = sum(len(lengths) for _, lengths in self.free.slicing)
+        return float(asks * (_AROUND + grown) + answers * _JUDGED * slices * stages)
+
+    @property
+    def is_much(self) -> bool:
+        """Would a ladder take longer than it may?"""
+        least, more = _ASKS if self.name in SAVERS else _FEW
+        asks = least + more * self.free.stages
+        return self.ticks(asks, _NEW * asks) > _LADDER
 
 
 def _question(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ...], host_Bps: float) -> _Question:
@@ -84,16 +96,22 @@ def _besides(judge: Judge, schedule: str, slicing: tuple[Micro, ...]) -> tuple[F
 def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ...], links: Iterable[float] = (0.0,), *,
                 thorough: bool = True) -> Candidate:
     """The planner's stages for these micro-batches, judged, the fastest with any of these links to the host (bytes a second);
-    InfeasibleError if it finds none that fit. thorough: ask for all limits, or, of a large request, look for the least that it can
-    plan for where nothing else fits."""
+    InfeasibleError if it finds none that fit, DeadlineError if it has none when time is up. thorough: ask for all limits, or, of
+    a large request, look for the least that it can plan for where nothing else fits."""
     assert judge.limit is not None
     found: list[Candidate] = []
     others: list[Candidate] = []
     for host_Bps in dict.fromkeys(links):
         q = _question(judge, name, schedule, slicing, host_Bps)
-        best = _fastest(q, judge.limit, others) if thorough else _for_one_limit(q, judge.limit)
+        try:
+            best = _fastest(q, judge.limit, others) if thorough else _for_one_limit(q, judge.limit)
+        except DeadlineError:
+            if found:
+                break
+            raise
         found += [best] if best is not None else []
     if not found:
+        check_time()
         raise judge.refuse(min(others, key=lambda c: max(judge.peak_bytes(c)), default=None))
     return min(found, key=pace)
 
@@ -109,7 +127,9 @@ def _fastest(q: _Question, limit: int, others: list[Candidate]) -> Candidate | N
     if plans is None:
         return alone or _alone(q, limit, others)
     others += plans
-    return min((c for c in plans if judge.fits(c, limit)), key=pace, default=None)
+    if alone is not None and late():                           # the ladder may have ended above it
+        plans = [*plans, alone]
+    return _best_of(judge, plans, limit)
 
 
 def _alone(q: _Question, limit: int, others: list[Candidate]) -> Candidate | None:
@@ -124,30 +144,46 @@ def _alone(q: _Question, limit: int, others: list[Candidate]) -> Candidate | Non
 def _for_one_limit(q: _Question, limit: int) -> Candidate | None:
     """What it wants without a limit comes first: where that fits by the engine's count, no estimate of what the engine holds
     besides may refuse it."""
-    first = ask(q.free, q.name)
-    return first if q.free.judge.fits(first, limit) else _within(q, limit, [], {})
+    seen = [ask(q.free, q.name)]
+    if q.free.judge.fits(seen[0], limit):
+        return seen[0]
+    try:
+        return _within(q, limit, seen, {})
+    except DeadlineError:
+        best = _best_of(q.free.judge, seen, limit)
+        if best is None:
+            raise
+        return best
+
+
+def _best_of(judge: Judge, plans: list[Candidate], limit: int) -> Candidate | None:
+    return min((c for c in plans if judge.fits(c, limit)), key=pace, default=None)
 
 
 def _ladder(q: _Question) -> list[Candidate] | None:
-    """What the planner wants along all limits; None where that would be much work."""
+    """What the planner wants along all limits, or along those that there was time for; None where that would be much work."""
     judge = q.free.judge
-    if judge.chunks > 1 or q.ticks * (_ASKS if q.name in SAVERS else _FEW) > _LADDER:
+    if judge.chunks > 1 or q.is_much:
         return None
     key = q.name, q.free.schedule, q.free.slicing, q.free.host_Bps
     if key not in judge.ladders:
-        judge.ladders[key] = _climb_down(q)
+        seen: list[Candidate] = []
+        try:
+            judge.ladders[key] = _climb_down(q, seen)
+        except DeadlineError:
+            return seen
     return judge.ladders[key]
 
 
-def _climb_down(q: _Question) -> list[Candidate] | None:
-    judge, seen, failed = q.free.judge, list[Candidate](), 0
+def _climb_down(q: _Question, seen: list[Candidate]) -> list[Candidate] | None:
+    judge, failed = q.free.judge, 0
     missing: dict[str, Float] = {}
     seen.append(ask(q.free, q.name))
     limit = max(judge.peak_bytes(seen[0]))
     while failed < _FAILED:
         limit -= max(1, int((_SAVES if q.name in SAVERS else _STEP) * limit))
         found = _within(q, limit, seen, missing) or (_within(q, limit, seen, {}) if missing else None)
-        if len(seen) * q.ticks > _LADDER:                      # whatever the judge has seen before: the same in auto
+        if q.ticks(len(seen), len(set(map(id, seen)))) > 2 * _LADDER:      # whatever the judge has seen before: the same in auto
             return None
         failed = failed + 1 if found is None else 0
         if found is not None:
@@ -186,6 +222,7 @@ def _ask_until_it_fits(task: Task, name: str, limit: int, seen: list[Candidate])
     """A plan that fits by the engine's count, None where it finds none; how often the planner was asked; and what was missing."""
     judge, before, boost = task.judge, None, 1.0
     for asked in range(1, _ROUNDS + 1):
+        check_time()
         try:
             found = ask(task, name)
         except InfeasibleError:
@@ -212,6 +249,7 @@ def _squeeze(q: _Question, limit: int, seen: list[Candidate]) -> bool:
     low, high = 0.0, float(free.static_bytes.sum()) + max(free.held) * float(free.activation_bytes.sum())
     while high - low > _CLOSE * high:
         middle = 0.5 * (low + high)
+        check_time()
         try:
             seen.append(ask(free.within(np.full_like(free.limit_bytes, middle / judge.chunks)), q.name))
         except InfeasibleError:

@@ -16,8 +16,9 @@ from typing import Any
 
 from . import _core
 from .config import counted, flag, timeout
-from .job import ENGINE, Folder, largest_gather, make_folder, make_job, neighbours, replicas_of
-from .outcome import Outcome, Record
+from .guests import guest_bytes
+from .job import ENGINE, Folder, copies_of, hosts_of, largest_gather, make_folder, make_job, neighbours, replicas_of
+from .outcome import Metrics, Outcome, Record
 from .progress import Progress
 from .ranks import ProcessRanks, Ranks, ThreadRanks
 from .report import Report
@@ -52,7 +53,7 @@ def launch(plan: Any, data: Any, steps: int, *, seed: int = 0, out: str | os.Pat
         init: None (drawn from `seed`), {name: float32 array}, a checkpoint, what `tp.import_hf` gave, or the path of a checkpoint
             or of a transformers folder. A resume reads the run's checkpoint instead.
         resume: go on from the newest checkpoint in `out`, with these options: a UserWarning names those of the optimizer that are
-            not the checkpoint's.
+            not the checkpoint's, and steps that it is beyond.
         processes: one process per rank; False: one thread per rank in this process.
         checkpoint_every: steps between checkpoints, one after the last step too; 0: none.
         log_every: steps between records. eval_every: steps between evaluations on the last `val_fraction`, and one after the last
@@ -65,9 +66,9 @@ def launch(plan: Any, data: Any, steps: int, *, seed: int = 0, out: str | os.Pat
         dtype: of activations, and of what products read: "float32", on "cuda" also "bf16" (None: that).
         devices: on "cuda", the GPU of each rank, which ranks may share; None: rank r has GPU r.
         reproducible: the results are those of one device, the same bits for any stages, slices and schedule. On the CPU False
-            differs for a plan with replicas (``data_parallel``) alone, which needs it: they add their gradients in ascending order,
-            the same bits for as many replicas of any stages, slices and schedule. On "cuda" both are for any slices of the same
-            micro-batches; without replicas False promises nothing, and is faster.
+            differs for a plan with replicas (``data_parallel``, or chimera's two copies of the model) alone, which needs it: they
+            add their gradients in ascending order, the same bits for as many replicas of any stages, slices and schedule. On
+            "cuda" both are for any slices of the same micro-batches; without replicas False promises nothing, and is faster.
         timeout_s: a rank that waits longer than this for another one fails; 0: it waits for ever.
         engine: "module:function" that makes the engine of a rank (see `terapipe_c.worker`).
 
@@ -130,14 +131,20 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _region(plan: Any, job: Mapping[str, Any], shared: bool) -> _core.Region:
-    """Rings between neighbours, and smaller ones between more than two replicas, each of which has one to every other."""
+    """Rings between neighbours, smaller ones between more than two replicas, each of which has one to every other, and such that
+    a micro-batch's activations are on their way at once, within the largest, between ranks that keep them for each other."""
     message = 4 * job["model"]["n_embd"] * max(batch * max(lengths) for batch, lengths in plan.slicing)
     ring = min(max(4 * message, RING_BYTES[0]), RING_BYTES[1])
-    replicas, halvings = replicas_of(plan), 0
-    while replicas > 2 and ring >> halvings + 1 >= max(TWIN_BYTES[0], TWIN_BYTES[1] // (replicas - 1)):
+    copies, halvings = copies_of(plan), 0
+    members = copies * replicas_of(plan)
+    while members > 2 and ring >> halvings + 1 >= max(TWIN_BYTES[0], TWIN_BYTES[1] // (members - 1)):
         halvings += 1
-    pairs = neighbours(job["ranks"], replicas, 1 + halvings)
-    return _core.Region.create(job["ranks"], pairs, ring, largest_gather(plan.model), shared)
+    kept, wider = hosts_of(plan), 0
+    guest = max(guest_bytes(plan.model, plan.stages, plan.slicing, plan.recompute)[rank] for rank, _ in kept) if kept else 0
+    while ring << wider < min(guest + RING_BYTES[0] // 4, RING_BYTES[1]):
+        wider += 1
+    pairs = neighbours(job["ranks"], replicas_of(plan), 1 + halvings + wider, copies, 1 + wider, kept)
+    return _core.Region.create(job["ranks"], pairs, ring << wider, largest_gather(plan.model), shared)
 
 
 # ---- a running training ----------------------------------------------------------------------------------------------
@@ -230,7 +237,8 @@ class Run(Outcome):
             self.wait()
 
     def __repr__(self) -> str:
-        state = "running" if not self._over else "failed" if self._error else "done"
+        ended = "interrupted" if self._interrupted and isinstance(self._error, _core.AbortedError) else "failed"
+        state = "running" if not self._over else ended if self._error else "done"
         last = f", step {self._history[-1].step}, loss {self._history[-1].loss:.4f}" if self._history else ""
         size = f"{counted(self._job['ranks'], 'rank')}, {counted(self._job['steps'], 'step')}"
         return f"Run({state}, {size}{last}, out={self._job['out']})"
@@ -253,6 +261,7 @@ class Run(Outcome):
         if main:
             self._locking = False
             if self._keyboard:
+                self._keyboard = False      # once: whoever asks this run for something afterwards has pressed nothing
                 raise KeyboardInterrupt
         return fresh
 
@@ -272,16 +281,10 @@ class Run(Outcome):
     def _interruptible(self) -> Iterator[None]:
         """Ctrl-C ends the run, also when it comes between two records, in the caller's loop, which would not tell us: a
         generator that is not running sees no exception. Only where nobody else handles SIGINT."""
-        ours = None
-        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            def ours(number: int, frame: Any) -> None:
-                self._interrupt("interrupted (Ctrl-C)")
-                if self._locking and not self._over:   # the abort wakes _wait_for, which raises
-                    self._keyboard = True
-                else:
-                    signal.default_int_handler(number, frame)
-
-            signal.signal(signal.SIGINT, ours)
+        if main := threading.current_thread() is threading.main_thread():
+            _followed.append(self)
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                signal.signal(signal.SIGINT, _ctrl_c)
         try:
             yield
         except KeyboardInterrupt:
@@ -289,9 +292,11 @@ class Run(Outcome):
             self._watcher.join()
             raise
         finally:
-            if ours is not None and signal.getsignal(signal.SIGINT) is ours:
-                if threading.current_thread() is threading.main_thread():
-                    signal.signal(signal.SIGINT, signal.default_int_handler)
+            if main:
+                _followed.remove(self)
+                if not _followed and signal.getsignal(signal.SIGINT) is _ctrl_c:
+                    if threading.current_thread() is threading.main_thread():     # who collects garbage may be another
+                        signal.signal(signal.SIGINT, signal.default_int_handler)
 
     # -- the watcher's thread --
 
@@ -299,7 +304,7 @@ class Run(Outcome):
         metrics = None
         try:
             if self.out is not None:
-                metrics = (self.out / "metrics.jsonl").open("a")
+                metrics = Metrics(self.out / "metrics.jsonl")
             self._follow(metrics)
             if len(self._ends) == self._job["ranks"]:
                 self._write_trace()
@@ -365,6 +370,18 @@ class Run(Outcome):
 
 
 _living: weakref.WeakSet[Run] = weakref.WeakSet()
+_followed: list[Run] = []   # over which the main thread iterates, or for which it waits: zip(one, another) is of two at a time
+
+
+def _ctrl_c(number: int, frame: Any) -> None:
+    """Ends all of them: the exception reaches only the one that is being waited for."""
+    for run in _followed:
+        run._interrupt("interrupted (Ctrl-C)")
+    waiting = [run for run in _followed if run._locking]
+    for run in waiting:     # the abort wakes _wait_for, which raises
+        run._keyboard = True
+    if not waiting:
+        signal.default_int_handler(number, frame)
 
 
 def runs() -> list[Run]:

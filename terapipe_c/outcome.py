@@ -3,15 +3,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from ._files import write_json
+from ._files import naming, write_json
 from .report import Report
 
-__all__ = ["Outcome", "Record"]
+__all__ = ["Metrics", "Outcome", "Record"]
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,41 @@ class Record:
 
 def met(rows: list[tuple[Any, ...]], ranks: int) -> list[tuple[Any, ...]]:
     """An exchange (AR) works from when both its ends are there, of the `ranks` of one replica; until then the first to come is
-    idle."""
-    arrived: dict[int, float] = {}
-    for row in rows:
+    idle. Of two copies of a model there are two, one after the other on both ranks. rows: each rank's in their order."""
+    arrived: dict[tuple[int, int], float] = {}
+    seen: dict[int, int] = {}                                  # of a rank, so far
+    which: dict[int, tuple[int, int]] = {}                     # of a row: replica, and the how manieth
+    for i, row in enumerate(rows):
         if row[1] == "AR":
-            arrived[row[0] // ranks] = max(row[5], arrived.get(row[0] // ranks, row[5]))
-    return [(*row[:5], max(row[5], min(arrived[row[0] // ranks], row[6])), row[6]) if row[1] == "AR" else row for row in rows]
+            key = which[i] = row[0] // ranks, seen.get(row[0], 0)
+            seen[row[0]] = key[1] + 1
+            arrived[key] = max(row[5], arrived.get(key, row[5]))
+    return [(*row[:5], max(row[5], min(arrived[which[i]], row[6])), row[6]) if i in which else row for i, row in enumerate(rows)]
+
+
+class Metrics:
+    """A run folder's metrics.jsonl, a line a record. Who removes the file meanwhile loses what a run before the resume wrote there:
+    it begins anew, with all records of this one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._file = path, path.open("a")
+
+    def write(self, record: Record, before: list[Record]) -> None:
+        with naming(self._path):
+            if os.fstat(self._file.fileno()).st_nlink == 0:
+                self._file.close()
+                self._file = self._path.open("a")
+                self._file.writelines(map(_line, before))
+            self._file.write(_line(record))
+            self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _line(record: Record) -> str:
+    row = {name: value if value is None or math.isfinite(value) else None for name, value in asdict(record).items()}
+    return json.dumps(row, allow_nan=False) + "\n"
 
 
 class Outcome:
@@ -92,15 +122,10 @@ class Outcome:
         records = [asdict(record) for record in self._history]
         return Report.of(self.plan, records, ends, self.timeline(), self._job)
 
-    def _take_record(self, event: dict[str, Any], metrics: IO[str] | None) -> Record:
+    def _take_record(self, event: dict[str, Any], metrics: Metrics | None) -> Record:
         record = Record(**event, predicted_step_time_s=float(self.plan.step_time_s))
         if metrics is not None:
-            row = {name: value if value is None or math.isfinite(value) else None for name, value in asdict(record).items()}
-            try:
-                metrics.write(json.dumps(row, allow_nan=False) + "\n")
-                metrics.flush()
-            except OSError as error:
-                raise type(error)(error.errno, error.strerror, metrics.name) from None
+            metrics.write(record, self._history)
         return record
 
     def _write_trace(self) -> None:

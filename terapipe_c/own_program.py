@@ -59,7 +59,11 @@ def _compute(program: Program) -> Program:
 
 def _check_shape(plan: Plan, program: Program) -> None:
     slices = tuple(len(lengths) for _, lengths in plan.slicing)
-    for what, own, planned in (("ranks", program.num_ranks, plan.ranks), ("stages", program.num_stages, len(plan.stages)),
+    if program.copies != plan.copies:
+        raise InvalidValueError(f"program has {program.copies} cop{'ies' if program.copies > 1 else 'y'} of the model: "
+                                f"{plan.copies}, as the plan, would be right")
+    stages = len(plan.stages) * plan.copies
+    for what, own, planned in (("ranks", program.num_ranks, plan.ranks), ("stages", program.num_stages, stages),
                                ("micro-batches", program.num_micro_batches, len(slices))):
         if own != planned:
             raise InvalidValueError(f"program has {own} {what}: {planned}, as the plan, would be right")

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import planners
-from ._core import InfeasibleError
+from ._core import DeadlineError, InfeasibleError
+from .bidirectional import plan_both_ways
 from .config import counted
 from .cost import even_partition
-from .judge import SLICED, SLIGHT, Candidate, Judge, Micro
+from .deadline import check_time, late
+from .judge import CHIMERA, SLICED, SLIGHT, Candidate, Judge, Micro
 from .ladder import plan_stages
 from .request import SWAPPERS, Request
 from .search import StageCost, balanced, search
@@ -78,6 +80,10 @@ def _plan_stages(request: Request, judge_of: JudgeOf) -> Found:
         except InfeasibleError as error:
             refusals.append(error)
             continue
+        except DeadlineError:
+            if best is None:
+                raise
+            break
         compared.append((f"{request.planner} on {counted(judge.ranks, 'rank')}", found.seconds))
         if best is None or found.seconds < best.candidate.seconds * SLIGHT:
             best = Found(judge, found)
@@ -105,9 +111,11 @@ def first_look(judge: Judge, request: Request) -> float:
 def _plan_terapipe(request: Request, judge_of: JudgeOf) -> Found:
     judges = _judges(request, judge_of)
     compared: list[tuple[str, float]] = []
-    looks = [first_look(judge, request) for judge in judges] if len(judges) > 1 else [0.0]
+    looks = [first_look(judge, request) for judge in judges] if len(judges) > 1 and not late() else [0.0] * len(judges)
     best: Found | None = None
     for _, judge in sorted(zip(looks, judges, strict=True), key=lambda pair: pair[0]):
+        if compared and late():
+            break
         even = uniform(judge, request)
         choice, certain = search(judge, request.schedules, request.share, request.seq_len, request.unit, request.partition,
                                  request.slicing)
@@ -119,9 +127,10 @@ def _plan_terapipe(request: Request, judge_of: JudgeOf) -> Found:
         if best is not None and not certain:                   # a large request: other numbers of ranks only if none fits
             break
     if best is None:
+        check_time()
         raise min((j for j in judges if j.shortest is not None), key=lambda j: j.shortest or (0, 0, 0)).refuse()
     judge, found = best.judge, best.candidate
-    for name in request.schedules:
+    for name in () if late() else request.schedules:
         if name != found.schedule:
             other = judge.judge(name, found.partition, found.slicing, found.pending)
             compared.append((f"{name} with these slices", other.seconds))
@@ -132,6 +141,9 @@ def plan_one(request: Request, judge_of: JudgeOf | None = None) -> Found:
     """The plan of the planner that ``request.planner`` names, one of all but "auto". judge_of: the judge for so many ranks,
     ``request.judge`` or one that has seen other plans for this request (but for terapipe, which counts its judge's work)."""
     judge_of = judge_of or request.judge
+    if request.schedules == (CHIMERA,) and request.planner in ("auto", "terapipe"):
+        judge, found, compared = plan_both_ways(request, judge_of)
+        return Found(judge, found, compared)
     if request.planner == "terapipe":
         return _plan_terapipe(request, judge_of)
     if request.planner == "uniform":

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ._core import InvalidValueError
+from . import _core
+from ._core import DeadlineError, InvalidValueError
 from ._files import read_json, write_json
 from .backend import choose
 from .config import (
@@ -36,9 +37,11 @@ from .config import (
     whole,
 )
 from .cost import PHASES, CostModel
+from .deadline import within
 from .exports import megatron_flags, torch_csv
+from .guests import guest_bytes, hosts
 from .joint import plan_jointly
-from .judge import SLICED, saved_bytes
+from .judge import CHIMERA, SLICED, saved_bytes
 from .partitioners import Found, plan_one
 from .planners.slicing_bound import plan_slicing_bound
 from .progress import planning
@@ -131,6 +134,11 @@ class Plan:
         return self.batch * self.seq_len / self.step_time_s if self.step_time_s > 0 else float("inf")
 
     @property
+    def copies(self) -> int:
+        """Of the model in each replica: 2 in schedule chimera. ``stages`` and ``recompute`` are of one of them."""
+        return self.program.copies
+
+    @property
     def num_devices(self) -> int:
         """Of all replicas."""
         return self.ranks * self.data_parallel
@@ -138,6 +146,9 @@ class Plan:
     @property
     def why_not_executable(self) -> str:
         """What of it `launch` does not run as it is, with the bits of one device; empty if it runs."""
+        if self.copies > 1 and not self.why_not_at_all:
+            return (f"schedule {self.schedule} has two copies of the model, which add their gradients in another order than one "
+                    "device does, which launch(..., reproducible=False), or terapipe train --fast, allows")
         if self.data_parallel > 1 and not self.why_not_at_all:
             return (f"data_parallel = {self.data_parallel}: replicas add their gradients in another order than one device does, "
                     "which launch(..., reproducible=False), or terapipe train --fast, allows")
@@ -147,12 +158,16 @@ class Plan:
     def why_not_at_all(self) -> str:
         """What this package's engine cannot do of it, not even with ``reproducible=False``; empty if there is no such thing."""
         reasons = []
+        if self.copies > 1 and self.backend == "cuda":
+            reasons.append("two copies of the model on GPUs: backend='cpu', or data_parallel=2, would be right")
         slicing = tuple((b, tuple(lengths)) for b, lengths in self.slicing)
         whole = saved_bytes(self.model, slicing, choose(self.backend, self.dtype)) if any(self.swap) else []
         for block, bytes_, can in zip(self.model.blocks, self.swap, whole, strict=False):
             if bytes_ not in (0, can):                         # of another version
                 reasons.append(f"a swap of {bytes_} bytes of {block.name}: all {can} or none would be right")
                 break
+        if self.backend == "cuda" and "SE" in self.program.counts:
+            reasons.append("activations in another rank's memory (SE) on cuda")
         return f"the engine does not execute {', '.join(reasons)}" if reasons else ""
 
     @property
@@ -225,14 +240,14 @@ class Plan:
             slicing = check_slicing([(b, lengths) for b, lengths in data["slicing"]], batch // replicas, seq_len)
             program = Program.parse(data["program"])
             program.check()
-            shape = (len(stages), sum(len(lengths) for _, lengths in slicing))
+            shape = (program.num_stages, sum(len(lengths) for _, lengths in slicing))
             durations = {k: np.ascontiguousarray(np.broadcast_to(np.array(v, np.float64), shape))
                          for k, v in data["durations"].items()}
             for name in ("recompute", "swap"):
                 if len(data[name]) not in (0, model.num_blocks):
                     raise InvalidValueError(f"{name} has {len(data[name])} entries: one for each of the {model.num_blocks} "
                                             "blocks would be right")
-            if len(stages) != ranks * chunks or program.num_ranks != ranks:
+            if len(stages) != ranks * chunks or program.num_ranks != ranks or program.num_stages != len(stages) * program.copies:
                 raise InvalidValueError(f"{len(stages)} stages and a program of {program.num_ranks} ranks for {ranks} ranks "
                                         f"of {chunks} chunks")
             _check_predictions(data, ranks, durations)
@@ -276,11 +291,13 @@ class Plan:
                  f"  a step: {counted(self.batch, 'sequence')} of {self.seq_len} tokens, {counted(self.ranks, 'rank')}"
                  + (f" of {self.chunks} chunks" if self.chunks > 1 else "")
                  + (f", {self.data_parallel} replicas of them" if self.data_parallel > 1 else "")
-                 + f", schedule {self.schedule}, planner {self.planner}",
+                 + f", schedule {self.schedule}, planner {self.planner}"
+                 + (", two copies of the model, half of the micro-batches down the ranks and half up" if self.copies > 1 else ""),
                  f"  slices: {format_slicing(self.slicing)}" + self._halves(), "  stages:"]
         for k, (first, end) in enumerate(self.stages):
-            work = {p: self.durations[p][k].sum() for p in PHASES}
-            lines.append(f"    {k} on rank {self.program.rank_of[k]}: {_describe_blocks(self.model, first, end)}: "
+            work = {p: self.durations[p][k].sum() for p in PHASES}  # of all micro-batches, whatever their copy
+            ranks = " and ".join(map(str, self.program.rank_of[k::len(self.stages)]))
+            lines.append(f"    {k} on rank{'s' * (self.copies > 1)} {ranks}: {_describe_blocks(self.model, first, end)}: "
                          f"{human_seconds(work['F'])} forward, {human_seconds(work['I'] + work['W'])} backward")
         again = [block.kind for block, flag in zip(self.model.blocks, self.recompute, strict=False) if flag]
         if again:
@@ -291,6 +308,7 @@ class Plan:
             lines.append("  swapped until their backward: " + ", ".join(
                 f"{away.count(kind)} of {self.model.n_layer} {kind} blocks" for kind in dict.fromkeys(away))
                 + f", {human_bytes(sum(self.swap))} a micro-batch")
+        lines += self._guests()
         lines.append(f"  predicted step: {human_seconds(self.step_time_s)} ({human_count(self.tokens_per_s)} tokens/s); no "
                      f"order of these operations is faster than {human_seconds(self.lower_bound_s)} (gap "
                      f"{human_gap(self.gap)})")
@@ -311,6 +329,12 @@ class Plan:
         lines += [f"  {line}" for line in self.search_log]
         lines.append(f"  planned in {human_seconds(self.planning_time_s)}")
         return "\n".join(lines)
+
+    def _guests(self) -> list[str]:
+        kept = hosts(self.program)
+        sizes = guest_bytes(self.model, self.stages, self.slicing, self.recompute, choose(self.backend, self.dtype)) if kept else []
+        return [f"  rank {peer} keeps activations of rank {rank} until their backward: {count} of {len(self.slicing)} "
+                f"micro-batches, {human_bytes(sizes[rank])} each" for (rank, peer), count in kept.items()]
 
     def _halves(self) -> str:
         code = self.program.instructions(0)
@@ -420,6 +444,20 @@ def _describe_blocks(model: GPTConfig, first: int, end: int) -> str:
 
 # ---- the entrance --------------------------------------------------------------------------------------------------------
 
+def _planned(request: Request, progress: bool | None) -> tuple[Found, list[str]]:
+    """The plan that was asked for and the search's log, within the limit of time."""
+    try:
+        with within(request.time_limit_s), planning(progress if request.planner == "auto" else False) as line:
+            if request.planner == "auto" and request.schedules != (CHIMERA,):
+                return plan_jointly(request, line.say)
+            return plan_one(request), []
+    except DeadlineError as error:
+        raise DeadlineError(f"{error}; time_limit_s is {request.time_limit_s:g}, and planner {request.planner} had no plan by "
+                            "then that fits") from None
+    finally:                                                   # Ctrl-C may fall between setting the limit and restoring what was
+        _core.deadline_set(0)
+
+
 def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: CostModel | None = None, *,
          planner: str = "auto", schedule: str = "auto", stages: int | None = None, data_parallel: int | None = None,
          tensor_parallel: int | None = None, chunks: int | None = None, memory_bytes: float | None = None,
@@ -435,8 +473,8 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         planner: "auto": all of the others, then a search over stages, replicas, micro-batches, slices, stage boundaries,
             chunks and schedules, best first, bounded by certificates; never slower than any of the others on the same
             request (but for plans that ``executable`` rules out), nor than any of them with a schedule and chunks by name
-            (of the latter ``time_limit_s`` may leave some out, which the log says, and one whose plan for this limit of memory is
-            a sixth slower is not asked for other limits). What is given only to the other planner
+            (``time_limit_s`` may leave some out, which the log says, and one by schedule and chunks whose plan for this limit of
+            memory is a sixth slower is not asked for other limits). What is given only to the other planner
             besides (stages, data_parallel, a finer granularity, a partition, a slicing) may make it faster; and chunks, beside a
             partition: without them auto has a stage of it on every rank.
             ``plan.search_log`` says what was tried and why it stopped.
@@ -446,9 +484,12 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             their papers do, for whole sequences: "autopipe", "autopipe_heuristic", "dawnpiper", "dawnpiper_binary",
             "bmpipe", "pipedream", "dapple", "piper", "vpipe", "adapipe", "merak".
         schedule: "gpipe", "1f1b", "seq1f1b", "interleaved" (with ``chunks`` stages a rank), "sliced-1f1b" (AutoPipe's: whole
-            sequences, the first forwards in halves along the batch), "zb-h1", "zb-h2", and those whose stages go down the
+            sequences, the first forwards in halves along the batch), "bpipe" (1f1b whose first ranks keep activations in the
+            last ones' memory, on the CPU; auto does not weigh it), "zb-h1", "zb-h2", and those whose stages go down the
             ranks and up again: "zb-v", "dualpipe-v" (two chunks a rank), "hanayo" (two chunks a wave), for the planners auto,
-            terapipe and uniform; "auto": terapipe takes the fastest of the first three, auto of all, the other planners 1f1b.
+            terapipe and uniform; "chimera": two copies of the model, one pipeline down the ranks and one up, for the same planners
+            (auto does what terapipe does; ranks and micro-batches are even; the copies add their gradients as replicas do);
+            "auto": terapipe takes the fastest of the first three, auto of all but chimera, the other planners 1f1b.
         stages: ranks of a replica; None: the fastest of num_devices, a half of them, a quarter, ...
         data_parallel: replicas, each with an equal share of the batch; they add their gradients once a step (``judge.Replicas``
             has the formula). None: 1; but the auto planner considers others where neither ``stages``
@@ -459,9 +500,10 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             partition is given.
         memory_bytes: limit of each rank; None: the cluster's devices'. Of a request whose search is small (a model for tests, a
             few slices) terapipe's plan is never slower with more of it; larger searches are made for one limit alone. The papers'
-            planners too are asked for all limits where that takes less than half a second (some 24 layers on 8 devices; for piper
-            and adapipe 12 on 4) and a rank has one stage, and the fastest plan that fits is taken, because their models of time are
-            not the engine's; ``tp.planners`` has their answers alone.
+            planners too are asked for all limits where that takes about half a second or less (some 48 layers on 8 devices; for
+            dawnpiper, autopipe and pipedream 64 on 16; for adapipe 32 on 8, for piper 12 on 4) and a rank has one stage, and the
+            fastest plan that fits is taken, because their models of time are not the engine's; ``tp.planners`` has their answers
+            alone.
         granularity: slice lengths that are planned are multiples of this many tokens; None: chosen so that planning stays
             under a second or two (some for auto). A number that divides another never gives terapipe a slower plan than
             the other.
@@ -470,9 +512,11 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             Of one replica.
         executable: True: only plans that ``launch`` runs as they are (one replica). False: any. None: True for the auto planner
             on this machine (``Cluster.local()``), False on others (``plan.executable`` says whether it runs here).
-        time_limit_s: the auto planner asks every other planner once, for this request as it is, however long that takes (of a
-            hundred stages many seconds), and begins nothing else after so many seconds; None: it counts work instead, so that the
-            same request gives the same plan everywhere.
+        time_limit_s: planning ends after so many seconds and about as long as building and judging one plan takes: any planner
+            gives the best plan that it has by then. auto makes one at once, whatever the limit, shares the time between what it
+            tries, and says in the log what was stopped or left out (then it may be slower than a planner by name); a single planner
+            that has none raises DeadlineError. None: work is counted instead, so that the same request gives the same plan
+            everywhere; so it does within a limit that stops nothing.
         backend, dtype: whose memory the plan's is: "cpu", or "cuda" with "bf16" (dtype None) or "float32"; backend None: the
             costs'. A plan for "cuda" is launched there alone.
         recompute: "ffn", "attention" or "full" (both): these blocks keep their input alone and compute the rest again before
@@ -488,6 +532,7 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
     Raises:
         ValueError: the request contradicts itself or the model; names the argument, its value and what would be right.
         InfeasibleError: no plan that was found fits the memory; names the rank and the bytes it is short.
+        DeadlineError: within time_limit_s no plan that fits was found.
     """
     start = time.perf_counter()
     progress = None if progress is None else flag("progress", progress)
@@ -497,11 +542,7 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         tensor_parallel=tensor_parallel, chunks=chunks, memory_bytes=memory_bytes, granularity=granularity,
         partition=partition, slicing=slicing, executable=executable, time_limit_s=time_limit_s,
         recompute=recompute)
-    if request.planner == "auto":
-        with planning(progress) as line:
-            found, log = plan_jointly(request, start, line.say)
-    else:
-        found, log = plan_one(request), []
+    found, log = _planned(request, progress)
     return _finished(request, found, log, start)
 
 

@@ -1,7 +1,7 @@
 """What ``tp.plan`` is asked, with everything that is wrong with it found before any work."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,9 @@ import numpy as np
 from ._core import InvalidTypeError, InvalidValueError
 from .config import Cluster, GPTConfig, brief, flag, real, whole
 from .cost import PHASES, CostModel, equal_lengths
-from .judge import NOTHING, SLICED, ZERO_BUBBLE, ZIGZAG, Cut, Judge, Micro, Replicas, Savings, possible
+from .guests import BPIPE
+from .judge import CHIMERA, NOTHING, SLICED, ZERO_BUBBLE, ZIGZAG, Cut, Judge, Micro, Replicas, Savings, possible
+from .links import Links
 
 __all__ = ["PLANNERS", "Request", "check_partition", "check_request", "check_slicing"]
 
@@ -24,7 +26,7 @@ SEARCHING = ("auto", "terapipe")          # these choose among schedules; the ot
 CHUNKED = ("auto", "terapipe", "uniform", "bmpipe")   # these can plan several stages a rank
 # In the order that ties are decided: of two equally fast programs the one that holds fewer activations.
 AUTO = ("seq1f1b", "1f1b", "gpipe")
-SCHEDULES = ("auto", *AUTO, "interleaved", SLICED, *dict.fromkeys((*ZERO_BUBBLE, *ZIGZAG)))
+SCHEDULES = ("auto", *AUTO, "interleaved", SLICED, *dict.fromkeys((*ZERO_BUBBLE, *ZIGZAG)), CHIMERA, BPIPE)
 _MOST = 65536                             # micro-batches of a program
 LONG = 1e250                              # seconds: sums and products of them stay finite
 SEVERAL = ("interleaved", *ZIGZAG)        # stages a rank
@@ -41,7 +43,8 @@ def check_slicing(slicing: Any, batch: int, seq_len: int) -> tuple[Micro, ...]:
         return ((1, tuple(equal_lengths(seq_len, parts))),) * batch
     result = []
     for q, entry in enumerate(slicing):
-        if not isinstance(entry, (list, tuple)) or len(entry) != 2 or isinstance(entry[1], (int, str)):
+        if not isinstance(entry, (list, tuple)) or len(entry) != 2 or isinstance(entry[1], str) \
+                or not isinstance(entry[1], Iterable):
             raise InvalidValueError(f"slicing[{q}] is {brief(entry)}: (sequences, [slice lengths]) would be right")
         size = whole(f"slicing[{q}]'s micro-batch", entry[0])
         lengths = tuple(whole(f"slicing[{q}]'s slice {i}", n) for i, n in enumerate(entry[1]))
@@ -124,16 +127,18 @@ class Request:
         """Sequences of a step that one replica has."""
         return self.batch // self.replicas
 
-    @property
-    def link(self) -> Replicas:
-        """On which the replicas add their gradients. What CPUs copy into and out of rings GPUs send by themselves."""
+    def link(self, ranks: int) -> Replicas:
+        """On which replicas of so many ranks add their gradients. What CPUs copy into and out of rings GPUs send by themselves."""
         copy_byte_s = self.costs.copy_byte_s if self.costs.backend == "cpu" else 0.0
-        return Replicas(self.replicas, self.cluster.link_latency_s, self.cluster.link_bandwidth_Bps, copy_byte_s)
+        cluster = self.cluster
+        near = ranks * self.replicas <= (cluster.devices_per_node or cluster.num_devices)
+        link = cluster.near_link if near else (cluster.link_latency_s, cluster.link_bandwidth_Bps)
+        return Replicas(self.replicas, *link, copy_byte_s, 2 if self.schedules == (CHIMERA,) else 1)
 
     def judge(self, ranks: int) -> Judge:
         """Of plans for so many ranks."""
-        return Judge(self.model, self.costs, ranks, self.chunks, self.limit, self.link, self.kinds,
-                     Savings(self.recompute) if any(self.recompute) else NOTHING)
+        return Judge(self.model, self.costs, ranks, self.chunks, self.limit, self.link(ranks), self.kinds,
+                     Savings(self.recompute) if any(self.recompute) else NOTHING, Links.of(self.cluster, ranks, self.replicas))
 
 
 def _one_of(name: str, value: Any, known: Sequence[str], later: Sequence[str] = ()) -> str:
@@ -201,6 +206,26 @@ def _check_parallel(cluster: Cluster, batch: int, data_parallel: Any, tensor_par
     return replicas
 
 
+def check_bidirectional(ranks: tuple[int, ...], free: bool, share: int, cut: tuple[Micro, ...] | None,
+                        executable: bool) -> tuple[int, ...]:
+    """Numbers of ranks to consider for Chimera; what is wrong with its micro-batches."""
+    if executable:
+        raise InvalidValueError(f"schedule is {CHIMERA}: executable=True plans one copy of the model, which launch runs with the "
+                                "bits of one device; executable=None, and launch(..., reproducible=False), would be right")
+    if free:
+        ranks = tuple(r for r in halves(ranks[0] - ranks[0] % 2) if r % 2 == 0) or ranks[-1:]
+    why = possible(CHIMERA, ranks[0], share if cut is None else len(cut))
+    if why:
+        raise InvalidValueError(why)
+    each = 0 if cut is None else len(cut) // 2
+    for q, (one, other) in enumerate(zip((cut or ())[:each], (cut or ())[each:], strict=True)):
+        if one != other:
+            raise InvalidValueError(f"slicing[{q}] is ({one[0]}, {list(one[1])}) and slicing[{q + each}] ({other[0]}, "
+                                    f"{list(other[1])}): in schedule {CHIMERA} both copies of the model, which have half of the "
+                                    "micro-batches each, have the same")
+    return ranks
+
+
 def has_chunks(schedule: str, chunks: int) -> bool:
     """Whether the schedule can have so many stages a rank."""
     if schedule in ZIGZAG:
@@ -228,6 +253,9 @@ def _check_schedule(planner: str, schedule: Any, chunks: Any) -> tuple[tuple[str
     if schedule in ZIGZAG and not has_chunks(schedule, chunks):
         raise InvalidValueError(f"chunks is {chunks}, but schedule {schedule} goes down the ranks and up again: "
                                 + ("two a wave, 2, 4, ..., would be right" if schedule == "hanayo" else "2 would be right"))
+    if schedule == CHIMERA and planner not in ("auto", "terapipe", "uniform"):
+        raise InvalidValueError(f"schedule is {schedule}: planner {planner} plans one pipeline, and this one has two in opposite "
+                                "directions; planner auto, terapipe or uniform would be right")
     several = tuple(name for name in CHUNKED if name != "bmpipe" or schedule not in ZIGZAG)
     if planner == "bmpipe" and planner not in several:
         raise InvalidValueError(f"schedule is {schedule}: planner bmpipe plans chunks that go round the ranks; interleaved would "
@@ -292,6 +320,8 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
     for q, (_, lengths) in enumerate(cut or ()):
         if schedule == SLICED and len(lengths) > 1:
             raise InvalidValueError(f"slicing[{q}] has {len(lengths)} slices, but schedule {SLICED} has whole sequences")
+    if schedule == CHIMERA:
+        ranks = check_bidirectional(ranks, stages is None and checked is None, batch // replicas, cut, executable is True)
     if chunks > 1:
         micros = batch // replicas if cut is None else len(cut)
         free = stages is None and checked is None
@@ -313,6 +343,9 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
         if seq_len % unit:
             raise InvalidValueError(f"granularity is {unit}, which does not divide seq_len = {seq_len}")
     checked_costs = _check_costs(costs, model, cluster)
+    if BPIPE in names and checked_costs.backend == "cuda":
+        raise InvalidValueError(f"schedule is {BPIPE}: the CUDA backend keeps no activations in another rank's memory; 1f1b with "
+                                "recompute, or backend 'cpu', would be right")
     _check_work(checked_costs, model, batch, seq_len)
     open_ranks = stages is None and checked is None
     runs_here = planner == "auto" and cluster.is_local if executable is None else executable

@@ -16,9 +16,11 @@ __all__ = ["CAUSES", "INSTRUCTION", "INTERVAL", "OPS", "Program", "Timeline"]
 
 Float = NDArray[np.float64]
 #: What tp_py_costs_open reads: {op: seconds} and their strides, message seconds a stage and a stage and unit, bytes held and
-#: their strides, message seconds of first and second halves a stage and unit.
+#: their strides, message seconds of first and second halves a stage and unit, of gradients where they take others, of these
+#: seconds those in which the link is free for the next message, forward and back, and of guests a stage and unit.
 Tables = tuple[
-    dict[str, Float], int, int, Float | None, Float | None, Float | None, int, int, Float | None, Float | None
+    dict[str, Float], int, int, Float | None, Float | None, Float | None, int, int, Float | None, Float | None, Float | None,
+    Float | None, Float | None,
 ]
 
 #: One instruction (tp_instr of csrc/sched/sched.h). ``op`` is an index into OPS; slot holds two 16-bit buffer numbers.
@@ -52,7 +54,7 @@ CAUSES = ("warmup", "cooldown", "imbalance", "slice_skew", "recompute", "swap", 
 #: Seconds of the first (a) and the second (b) half of a forward, where they are not half the whole's each.
 HALVES = ("F.a", "F.b", "SF.a", "SF.b", "RF.a", "RF.b")
 _CODE = {name: code for code, name in enumerate(OPS)}
-_TALKING = [_CODE[name] for name in ("SF", "RF", "SB", "RB", "AR")]
+_TALKING = [_CODE[name] for name in ("SF", "RF", "SB", "RB", "SE", "RE", "SL", "RL", "AR")]
 _SAVING = {"recompute": ("R",), "swap": ("SO", "SI")}  # what a rank does to save memory counts as idle, by this cause
 _WORK = ("F", "B", "I", "W", "R", "SO", "SI", "AR", "OPT")  # what takes a rank's time; the rest are messages
 _USEFUL = np.array([name in _WORK and name not in ("R", "SO", "SI") for name in OPS])
@@ -126,17 +128,20 @@ def tables(program: Program, cost: Any, comm_s: Any = 0.0, activation_bytes: Any
         cost = cost.durations(program)
     given = {name: _array(f"cost[{name!r}]", value) for name, value in cost.items()}
     link = given.pop("comm", np.zeros(()))
-    half_links = [given.pop(name, None) for name in ("comm.a", "comm.b")]
+    links = {name: given.pop(name, None) for name in ("comm.a", "comm.b", "comm.back", "comm.guest")}
+    latencies = [given.pop(name, None) for name in ("comm.latency", "comm.latency.back")]
     unknown = [name for name in given if name not in _CODE and name not in HALVES]
     if unknown:
         raise InvalidValueError(
             f"cost has {unknown[0]!r}: the operations are {' '.join(OPS)}, and comm; of halves {' '.join(HALVES)}, "
-            "comm.a and comm.b"
+            "comm.a and comm.b; comm.back of gradients where they take other seconds, "
+            "comm.latency of a link that carries one message at a time; of guests comm.guest"
         )
-    halves = [None if half is None else _spread(f"comm.{'ab'[i]}", half, program) for i, half in enumerate(half_links)]
     comm = _array("comm_s", comm_s)
     if comm.ndim or comm != 0.0:
-        link = comm
+        link, links["comm.back"], latencies = comm, None, [None, None]
+    half_a, half_b, back, guest = (None if some is None else _spread(name, some, program) for name, some in links.items())
+    more = half_a, half_b, back, None if latencies[0] is None else _latency(latencies, program), guest
     seconds, stage_stride, unit_stride = _strided(given, program)
     per_stage = per_unit = None
     if link.ndim == 0 and link == 0.0:
@@ -146,7 +151,7 @@ def tables(program: Program, cost: Any, comm_s: Any = 0.0, activation_bytes: Any
     else:
         per_unit = _spread("comm_s", link, program)
     if activation_bytes is None:
-        return seconds, stage_stride, unit_stride, per_stage, per_unit, None, 0, 0, halves[0], halves[1]
+        return seconds, stage_stride, unit_stride, per_stage, per_unit, None, 0, 0, *more
     size = _array("activation_bytes", activation_bytes)
     _not_negative("activation_bytes", size)
     bytes_, bytes_stage, bytes_unit = _strided({"activation_bytes": size}, program)
@@ -159,9 +164,19 @@ def tables(program: Program, cost: Any, comm_s: Any = 0.0, activation_bytes: Any
         bytes_["activation_bytes"],
         bytes_stage,
         bytes_unit,
-        halves[0],
-        halves[1],
+        *more,
     )
+
+
+def _latency(given: Sequence[Float | None], program: Program) -> Float:
+    """[2, stages]: forward and back, the same where one is given."""
+    there, back = given[0], given[0] if given[1] is None else given[1]
+    named = (("comm.latency", there), ("comm.latency.back", back))
+    rows = [_spread(name, array, program) for name, array in named if array is not None]
+    for row in rows:
+        if (row != row[:, :1]).any():
+            raise InvalidValueError("comm.latency differs between slices: it is a link's, one for each stage would be right")
+    return np.ascontiguousarray([row[:, 0] for row in rows])
 
 
 def _need(program: Program, cost: Tables) -> None:
@@ -393,7 +408,13 @@ def _rows(intervals: Any) -> NDArray[np.void]:
             ) from None
         if any(len(row) != 7 for row in listed):
             raise InvalidValueError("an interval is not (rank, op, stage, micro, slice, start_s, end_s)")
-        columns = {name: np.array([row[i] for row in listed]) for i, name in enumerate(INTERVAL.names or ())}
+        try:
+            columns = {name: np.array([row[i] for row in listed]) for i, name in enumerate(INTERVAL.names or ())}
+        except ValueError:
+            columns = {"rank": np.empty((1, 0))}
+        if any(column.ndim != 1 for column in columns.values()):
+            raise InvalidTypeError("an interval has a list where (rank, op, stage, micro, slice, start_s, end_s), words and "
+                                   "numbers, would be right")
     rows = np.zeros(len(columns["rank"]), INTERVAL)
     if columns["op"].dtype.kind in "US":
         try:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ._core import OPS, InfeasibleError, InvalidTypeError, InvalidValueError, Program
+from ._core import OPS, InvalidTypeError, InvalidValueError, Program
 from .config import brief
 
 __all__ = ["OPS", "Program", "bpipe", "chimera", "dualpipe_v", "gpipe", "hanayo", "interleaved", "one_f_one_b", "pipedream",
@@ -159,24 +159,34 @@ def hanayo(
     return Program._build_hanayo(ranks, _counts(micro_batches, slices), most, *_nominal(seconds), waves)
 
 
-def chimera(*_: object, **__: object) -> Program:
-    """Chimera (Li & Hoefler 2021) is no program of this package: it runs two pipelines in opposite directions, so that every
-    stage lives on two ranks, and here a stage lives on one. Raises InfeasibleError; ``hanayo`` with one wave and ``dualpipe_v``
-    have its shape without the second copy of the weights."""
-    raise InfeasibleError(
-        "chimera keeps two replicas of every stage, on two ranks, and a program here has one rank for each stage: "
-        "hanayo(ranks, micro_batches, waves=1) or dualpipe_v(ranks, micro_batches) would be right"
-    )
+def chimera(ranks: int, micro_batches: int, slices: int | Sequence[int] = 1) -> Program:
+    """Chimera (Li & Hoefler, SC 2021): two copies of the model, one pipeline down the ranks and one up. Rank r holds stage r of
+    the first copy and, as stage 2 ranks - 1 - r, stage ranks - 1 - r of the second; the first half of the micro-batches goes
+    through the first copy, the second half through the second; the copies add their gradients before the update. ranks and
+    micro_batches are even. More micro-batches than ranks: units of as many as there are ranks, one behind the other (the paper's
+    direct concatenation; its forward doubling and backward halving are not built). Slices of a micro-batch stay together.
+
+    One slice, f = b, micro_batches a multiple of ranks: makespan (2 micro_batches + ranks - 2) f, ranks - 2 idle slots a rank,
+    which is half of 1F1B's 2 ranks - 2; with micro_batches = ranks and b >= f: ranks f + (2 ranks - 2) b. Activations of a stage
+    that rank r holds: between ranks / 2 + 1 (the first and the last rank) and ranks. Every rank holds two stages' weights. With
+    b = 2 f each unit but the last leaves waits, and from four units on 1F1B is faster; ``split``, which plans do, fills them:
+    f = i = w and pending = ranks / 2: (3 micro_batches + ranks / 2 - 1) f, which no order on this placement beats.
+    """
+    ranks, micro_batches = _whole("ranks", ranks, 32767), _whole("micro_batches", micro_batches, 65536)
+    return Program._build_chimera(ranks, _counts(micro_batches, slices))
 
 
-def bpipe(*_: object, **__: object) -> Program:
-    """BPipe (Kim et al. 2023) is no program of this package: it moves activations of the first ranks into the memory of the
-    last ones, and here a buffer of a stage lives on the stage's rank (SO and SI go to the host). Raises InfeasibleError; where
-    the first ranks' memory binds, ``seq1f1b`` holds less."""
-    raise InfeasibleError(
-        "bpipe keeps activations of one rank in another rank's memory, and a program here has a stage's buffers on its own rank: "
-        "seq1f1b(ranks, micro_batches, slices), which holds fewer activations on the first ranks, would be right"
-    )
+def bpipe(ranks: int, micro_batches: int, slices: int | Sequence[int] = 1) -> Program:
+    """BPipe (Kim et al. 2023): 1F1B whose rank r < ranks / 2 sends what it keeps of some micro-batches to rank ranks - 1 - r
+    (``0SE4.0@3``, received by ``0RE4.0@0``) and has it back (``0SL4.0@0``, ``0RL4.0@3``) for their backward: no rank holds more
+    than ceil((ranks + 2) / 2) micro-batches, guests included, where rank 0 of 1F1B holds ``ranks``. Its unit is the whole
+    micro-batch.
+
+    From 4 ranks on; of fewer ranks, or few micro-batches, it is 1F1B. Evicted are those that went forward last, where the next
+    forward or load has no room otherwise; a load has the time of a forward or more: messages of up to f cost nothing (b = 2 f).
+    """
+    ranks, micro_batches = _whole("ranks", ranks, 32767), _whole("micro_batches", micro_batches, 65536)
+    return Program._build_bpipe(ranks, _counts(micro_batches, slices))
 
 
 def dualpipe_v(ranks: int, micro_batches: int, slices: int | Sequence[int] = 1) -> Program:

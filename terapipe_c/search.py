@@ -15,6 +15,7 @@ import numpy as np
 from . import planners
 from .config import KINDS, GPTConfig
 from .cost import PHASES, CostModel, equal_lengths, even_partition
+from .deadline import late, share
 from .judge import SLICED, SLIGHT, ZERO_BUBBLE, Candidate, Cut, Judge, Micro, pace, possible, rounded
 
 _STARTS = 3           # of a search that descend
@@ -28,11 +29,11 @@ class StageCost:
     """What tp.planners reads of a CostModel, for one average stage: its share of the layers, the embedding and the head,
     and what every slice pays for its instructions and messages."""
 
-    def __init__(self, costs: CostModel, model: GPTConfig, stages: int) -> None:
+    def __init__(self, costs: CostModel, model: GPTConfig, stages: int, latency_s: float | None = None) -> None:
         counts = np.array([1, model.n_layer, model.n_layer, 1], np.float64)
         self._weights = np.repeat(counts[:, None] / stages, len(PHASES), axis=1)
         self._costs = costs
-        self._fixed_s = 3 * costs.overhead_s + (2 * costs.latency_s if stages > 1 else 0.0)
+        self._fixed_s = 3 * costs.overhead_s + (2 * (costs.latency_s if latency_s is None else latency_s) if stages > 1 else 0.0)
 
     def slice_cost(self, seq_len: int, granularity: int = 1, phase: str = "both", batch: int = 1) -> dict[str, Any]:
         weights = self._weights.copy()
@@ -77,7 +78,7 @@ def _slicing_seeds(judge: Judge, batch: int, seq_len: int, unit: int, coarser: i
     """Where the search starts: the exact optima for equal stages, equal slices (of more parts than fit the next coarser grid),
     whole sequences, whole batches. Of several chunks a pipeline fills as fast as one of fewer stages: sum + (ranks - 1) / chunks
     max."""
-    costs = StageCost(judge.costs, judge.model, judge.ranks * judge.chunks)
+    costs = StageCost(judge.costs, judge.model, judge.ranks * judge.chunks, judge.mean_message_s(0.0))
     stages = 1 - (1 - judge.ranks) // judge.chunks
     seeds: list[tuple[Micro, ...]] = [((1, (seq_len,)),) * batch]
     if seq_len > unit:
@@ -121,7 +122,7 @@ class _Hunt:
         over: list[Candidate] = []
         queue = [(pace(c), i, c) for i, c in enumerate(self.starts)]     # ties keep the order of names
         heapq.heapify(queue)
-        while queue and len(fit) < most:
+        while queue and len(fit) < most and not (late() and (fit or over)):
             _, i, c = heapq.heappop(queue)
             if c.slicing in [d.slicing for d in fit] or (c in self.carried and any(d in self.carried for d in fit)):
                 continue
@@ -146,7 +147,7 @@ class _Hunt:
         near = _NEAR if self.carried else float("inf")
         ends = fit[:1]
         for c in fit:
-            if c.seconds <= near * fit[0].seconds and judge.work < stop:   # else the starts alone were more than the work
+            if c.seconds <= near * fit[0].seconds and judge.work < stop and not late():  # else the starts took all the work
                 ends += self._mend(c, limit, 2 * len(fit))
         for c in over:
             if (judge.work < stop and (not fit or c.seconds < near * fit[0].seconds)) or not ends:
@@ -154,7 +155,7 @@ class _Hunt:
         if not ends:
             return None
         best = min(ends, key=pace)
-        if not (self.given["fixed_partition"] or self.given["fixed_slicing"]) and judge.work < stop + work:
+        if not (self.given["fixed_partition"] or self.given["fixed_slicing"]) and judge.work < stop + work and not late():
             # a boundary of stages moves only if the slices do, too
             best = judge.descend(best, limit, budget=0, beside=work // 8, **self.given) or best
         return self._waiting(best, limit, stop + work)
@@ -162,7 +163,7 @@ class _Hunt:
     def _waiting(self, best: Candidate, limit: int | None, stop: int) -> Candidate:
         """The same stages and slices in each schedule, with as many gradients that wait for their W as are best."""
         for name, pending in itertools.product(self.names, (0, 1, 2, 4)):
-            if self.judge.work > stop:
+            if self.judge.work > stop or late():
                 break
             if name in ZERO_BUBBLE and pending != 1:           # its W are where they are
                 continue
@@ -195,7 +196,7 @@ class _Hunt:
             rungs.append(found)
             if len(rungs) == 1 and self.judge.fits(found, self.judge.limit):
                 budget = min(budget, self.judge.work - before + _SMALL // 4)
-            if self.judge.work - before > budget:
+            if self.judge.work - before > budget or late():
                 return rungs, False
             limit = max(self.judge.peak_bytes(found)) - 1
             found = self._below(found, limit) or self.within(limit)
@@ -222,7 +223,7 @@ def _starts(judge: Judge, names: Sequence[str], slicings: list[tuple[Micro, ...]
     starts: list[Candidate] = []
     stop = judge.work + work // 3
     for s in sorted(slicings, key=partial(_estimate, judge)):
-        if judge.work > stop and (known is not None or len(starts) > 2 * len(names)):
+        if (judge.work > stop and (known is not None or len(starts) > 2 * len(names))) or (starts and late()):
             break
         if known is not None:
             quick = [judge.judge(known.schedule, cut, s) for cut in (known.partition, partition or balanced(judge, s, stages))]
@@ -246,24 +247,30 @@ def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: i
     """The best plan that fits the memory, or None; and whether less memory gives none that is better, nor more memory a worse
     one: of a small request there are plans for all limits. A finer grid never gives a worse plan: each grid that it refines is
     searched before it, exactly as if it had been asked for, and what was found there is where it starts. Of many chunks there are
-    many numbers, and programs are long: the work is less, so that all numbers together are little more than two."""
+    many numbers, and programs are long: the work is less, so that all numbers together are little more than two. Where coarse grids
+    took all the work of a large request a finer one still has a little, for its own best slices. Where time is up it ends with what
+    it has."""
     work = 4 * _WORK // max(2, judge.chunks) ** 2
     fixed_slicing = slicing is not None or names[0] == SLICED
     found: dict[int, list[Candidate]] = {}
     spent: dict[int, tuple[int, int]] = {}                     # ticks of a grid's search, and of its starts alone
     whole = True
-    for grid in [unit] if fixed_slicing else grids(seq_len, unit):
+    todo = [unit] if fixed_slicing else grids(seq_len, unit)
+    for i, grid in enumerate(todo):
         refined = [g for g in found if g % grid == 0]          # what other grids found, remembered or cost is not to be seen here
         carried, before = [c for g in refined for c in found[g]], sum(spent[g][0] for g in refined)
-        if carried and before > max(3 * work, _WORK):  # so large a request that coarse grids took all the work
-            found[grid], spent[grid], whole = carried, (0, 0), False
-            continue
-        budget, own = max(work // 16, min(work, (4 * work - before) // 4)), judge.afresh()
-        seeds = [slicing] if slicing is not None else _slicing_seeds(own, batch, seq_len, grid, min(refined, default=seq_len + 1))
-        starts = carried + _starts(own, names, seeds, partition, budget, min(carried, key=pace, default=None))
-        begun, small = own.work, _SMALL - sum(spent[g][1] for g in refined)
-        hunt = _Hunt(own, names, starts, budget, grid, partition is not None, fixed_slicing, carried)
-        found[grid], whole = hunt.plans(begun <= small)
+        if found and late():                                   # what coarser grids found is all there is
+            found[unit], whole = carried or [c for plans in found.values() for c in plans], False
+            break
+        little = work // (32 if before > max(3 * work, _WORK) else 16)
+        budget, own = max(little, min(work, (4 * work - before) // 4)), judge.afresh()
+        coarser = min(refined, default=seq_len + 1)
+        with share(2 / (len(todo) - i + 1)):
+            seeds = [slicing] if slicing is not None else _slicing_seeds(own, batch, seq_len, grid, coarser)
+            starts = carried + _starts(own, names, seeds, partition, budget, min(carried, key=pace, default=None))
+            begun, small = own.work, _SMALL - sum(spent[g][1] for g in refined)
+            hunt = _Hunt(own, names, starts, budget, grid, partition is not None, fixed_slicing, carried)
+            found[grid], whole = hunt.plans(begun <= small)
         spent[grid] = own.work, begun
         judge.joins(own)
     return min((c for c in found[unit] if judge.fits(c, judge.limit)), key=pace, default=None), whole

@@ -3,14 +3,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from ._core import Error, InfeasibleError
+from ._core import DeadlineError, Error, InfeasibleError
+from .deadline import late, share, without
 from .judge import ZIGZAG, possible
+from .ladder import plan_stages
 from .partitioners import Found, plan_one, whole_sequences
 from .request import AUTO, CHUNKED, PLANNERS, RECOMPUTE, SAVERS, SEARCHING, Request, halves, schedules_of
 
-__all__ = ["by_name", "chunk_counts", "plan_singles", "recomputing", "single"]
+__all__ = ["Hurried", "by_name", "chunk_counts", "plan_singles", "plan_singles_within", "recomputing", "single"]
+
+# Within a limit of time: what is sure to be quick, and terapipe, whose plan is mostly the best; those that take long last.
+_QUICK_FIRST = ("uniform", "merak", "vpipe", "terapipe", "autopipe_heuristic", "autopipe", "pipedream", "dawnpiper",
+                "dawnpiper_binary", "bmpipe", "dapple", "adapipe", "piper")
 
 
 def single(request: Request, name: str) -> Request | None:
@@ -65,22 +71,75 @@ def plan_singles(request: Request) -> Iterator[tuple[str, Found | Error]]:
         asked = single(request, name)
         if asked is None:
             continue
+        yield name, _answer(asked)
+
+
+def _answer(asked: Request) -> Found | Error:
+    try:
+        return plan_one(asked)
+    except (InfeasibleError, DeadlineError) as error:
+        return error
+
+
+@dataclass(frozen=True)
+class Hurried:
+    """What single planners gave within a limit of time."""
+
+    answers: list[tuple[str, Found | Error]]   #: in the order of PLANNERS; a DeadlineError: it was stopped without a plan
+    cut: list[str]                             #: were stopped, with a plan or without
+    reserve: Found | None                      #: what can be built at once; None: nothing of that fits
+
+
+def plan_singles_within(request: Request, part: float) -> Hurried:
+    """The same in no more than this part of the time that is left, but for one plan that is made whatever the time: uniform's,
+    or, where that does not fit, DawnPiper's for this limit of memory alone. Quick planners are asked first, and each may take two
+    equal parts of what is left for all that are still to be asked: what one leaves is the others'."""
+    answers: dict[str, Found | Error] = {}
+    cut: list[str] = []
+    with without():
+        reserve = _at_once(request)
+    names = [name for name in _QUICK_FIRST if single(request, name) is not None]
+    with share(part):
+        for i, name in enumerate(names):
+            asked = single(request, name)
+            assert asked is not None
+            if late() and name != "uniform":
+                cut.append(name)
+                answers[name] = DeadlineError(f"planner {name} was not asked: no time was left")
+                continue
+            with share(2 / (len(names) - i + 1)):
+                answers[name] = _answer(asked)
+                if late() and name != "uniform":
+                    cut.append(name)
+                    if isinstance(answers[name], InfeasibleError):
+                        answers[name] = DeadlineError(f"planner {name} found nothing that fits before it was stopped")
+    return Hurried([(name, answers[name]) for name in PLANNERS[1:] if name in answers], cut, reserve)
+
+
+def _at_once(request: Request) -> Found | None:
+    even, quick = single(request, "uniform"), single(request, "dawnpiper")
+    found = _answer(even) if even is not None else None
+    if isinstance(found, Found):
+        return found
+    for ranks in () if quick is None or quick.partition is not None else quick.ranks:
+        assert quick is not None
+        judge = quick.judge(ranks)
         try:
-            found: Found | Error = plan_one(asked)
-        except InfeasibleError as error:
-            found = error
-        yield name, found
+            return Found(judge, plan_stages(judge, "dawnpiper", quick.schedules[0], whole_sequences(quick), thorough=False))
+        except InfeasibleError:
+            continue
+    return None
 
 
 def recomputing(request: Request) -> Iterator[tuple[str, Found]]:
     """(what, plan) of the terapipe planner where it is told to recompute, those that fit: the other planners' plans of whole
     sequences are among what they choose themselves."""
-    for what, kinds in RECOMPUTE.items():
+    for i, (what, kinds) in enumerate(RECOMPUTE.items()):
         flags = tuple(block.kind in kinds for block in request.model.blocks)
         asked = _asked(replace(request, recompute=flags), "terapipe", _usual(request, "terapipe"), request.chunks, request.ranks)
         if asked is None:
             continue
-        try:
-            yield what, plan_one(asked)
-        except InfeasibleError:
-            continue
+        with share(2 / (len(RECOMPUTE) - i + 1)):
+            found = _answer(asked)
+        if isinstance(found, Found):
+            yield what, found

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._core import InvalidValueError
+from ._files import naming
 
 __all__ = ["FileLayout", "TensorSpec", "checksum", "lay_out", "read_layout", "read_tensor", "write_file"]
 
@@ -118,7 +119,7 @@ def read_tensor(path: str | os.PathLike[str], spec: TensorSpec) -> NDArray[Any]:
     """The tensor as it is stored (bfloat16 widened to float32), in memory of its own."""
     array = np.empty(spec.shape, DTYPES[spec.dtype])
     view = array.reshape(-1).view(np.uint8).data
-    with open(path, "rb", buffering=0) as file:
+    with naming(path), open(path, "rb", buffering=0) as file:
         file.seek(spec.offset)
         done = 0
         while done < len(view):
@@ -136,17 +137,23 @@ def read_tensor(path: str | os.PathLike[str], spec: TensorSpec) -> NDArray[Any]:
 def write_file(
     path: str | os.PathLike[str], arrays: Mapping[str, NDArray[np.float32]], metadata: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Write one float32 file from one process; gives the checksum of each tensor."""
-    layout = lay_out(Path(path).name, {name: array.shape for name, array in arrays.items()}, metadata)
+    """Write one float32 file from one process, whole or not at all; gives the checksum of each tensor."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    layout = lay_out(path.name, {name: array.shape for name, array in arrays.items()}, metadata)
     sums = {}
-    with open(path, "wb") as file:
-        file.write(layout.head)
-        for name, array in arrays.items():
-            data = np.ascontiguousarray(array, np.float32).reshape(-1).view(np.uint8).data
-            sums[name] = checksum(data)
-            file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with naming(path), temporary.open("wb") as file:
+            file.write(layout.head)
+            for name, array in arrays.items():
+                data = np.ascontiguousarray(array, np.float32).reshape(-1).view(np.uint8).data
+                sums[name] = checksum(data)
+                file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
     return sums
 
 

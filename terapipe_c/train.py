@@ -8,9 +8,9 @@ import os
 import secrets
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -19,9 +19,9 @@ from .checkpoint import STATE_FILE
 from .config import one_of
 from .device_comm import KINDS, message_bytes
 from .environment import Place, find_place
-from .job import Folder, check_plan, largest_gather, make_folder, make_job, neighbours, replicas_of
+from .job import Folder, check_plan, copies_of, hosts_of, largest_gather, make_folder, make_job, neighbours, replicas_of
 from .launch import launch
-from .outcome import Outcome, Record
+from .outcome import Metrics, Outcome, Record
 from .progress import Progress
 from .watch import Watch
 from .worker import dataset, failures, run_rank, share
@@ -61,12 +61,13 @@ def train(plan: Any, data: Any, steps: int, *, backend: str = "cpu", launcher: s
     transport = _transport(comm, backend)
     place = find_place(os.environ, launcher)
     replicas = replicas_of(plan)
-    ranks = plan.ranks * replicas
+    ranks, copies = plan.ranks * replicas, copies_of(plan)
     if place.ranks != ranks:
         raise _core.InvalidValueError(f"{place.launcher} started {place.ranks} ranks and the plan has {ranks}: "
                                       f"{ranks} ranks, or a plan for {place.ranks} devices, would be right")
     region = _core.Region.create(place.ranks, bytes(place.ranks ** 2), 0, largest_gather(plan.model), False)
-    control = meet(place, region, plan.model, plan.digest, meeting_s, float(arguments["timeout_s"]), replicas)
+    control = meet(place, region, plan.model, plan.digest, meeting_s, float(arguments["timeout_s"]), replicas, copies,
+                   hosts_of(plan))
     return _Rank(plan, place, region, control, progress, transport).run(arguments)
 
 
@@ -97,11 +98,12 @@ def _arguments(plan: Any, data: Any, steps: int, backend: str, options: Mapping[
 
 
 def meet(place: Place, region: _core.Region, model: Any, plan: str, meeting_s: float, timeout_s: float,
-         replicas: int = 1) -> _core.Comm:
+         replicas: int = 1, copies: int = 1, hosts: Iterable[tuple[int, int]] = ()) -> _core.Comm:
     """The communicator of all ranks, once they have met and are of the same version and plan."""
     from . import __version__
 
-    return _core.tcp_comm(region, place.rank, place.host, place.port, neighbours(place.ranks, replicas),
+    pairs = neighbours(place.ranks, replicas, copies=copies, hosts=hosts)
+    return _core.tcp_comm(region, place.rank, place.host, place.port, pairs,
                           largest_gather(model), ports=place.ports, token=place.token, version=__version__, plan=plan[:63],
                           meeting_s=meeting_s, timeout_s=timeout_s)
 
@@ -156,7 +158,7 @@ class _Rank:
         self.plan, self.place, self.region, self.comm, self.wanted = plan, place, region, comm, progress
         self.transport, self.messages = transport, comm
         self.error: BaseException | None = None
-        self.metrics: IO[str] | None = None
+        self.metrics: Metrics | None = None
         self.folder: Folder | None = None
 
     def run(self, arguments: Mapping[str, Any]) -> RankRun:
@@ -202,7 +204,7 @@ class _Rank:
         if job["checkpoint_every"]:
             self._see_folder(Path(job["out"]))
         if first and job["out"] is not None:
-            self.metrics = (Path(job["out"]) / "metrics.jsonl").open("a")
+            self.metrics = Metrics(Path(job["out"]) / "metrics.jsonl")
         outcome = RankRun(self.plan, job, self.place.rank)
         progress = Progress(self.wanted if first else False, job["first_step"], job["steps"])
         ends: list[dict[str, Any]] = []

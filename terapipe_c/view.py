@@ -36,6 +36,10 @@ _COLOURS = {
     "RB": (146, 24, 76),
     "SO": (20, 60, 72),
     "SI": (20, 60, 72),
+    "SE": (20, 40, 80),
+    "RE": (20, 40, 80),
+    "SL": (20, 40, 80),
+    "RL": (20, 40, 80),
 }
 _NAMES = {
     "F": "forward",
@@ -51,6 +55,10 @@ _NAMES = {
     "RB": "receive gradient",
     "SO": "swap out",
     "SI": "swap in",
+    "SE": "evict to a peer",
+    "RE": "receive a guest",
+    "SL": "give a guest back",
+    "RL": "load from a peer",
 }
 _CAUSE_COLOURS = {
     "warmup": "#7aa5e8",
@@ -63,7 +71,7 @@ _CAUSE_COLOURS = {
 }
 _SHADES = (0, 9, -6, 4)
 _LIMIT = 12_000  # intervals drawn one by one; above, a picture of this width shows no single one
-_MESSAGES = [OPS.index(name) for name in ("SF", "RF", "SB", "RB")]
+_MESSAGES = [OPS.index(name) for name in ("SF", "RF", "SB", "RB", "SE", "RE", "SL", "RL")]
 
 Rows = NDArray[np.void]
 

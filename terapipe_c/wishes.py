@@ -118,8 +118,8 @@ class Task:
     @cached_property
     def message(self) -> float:
         """Of a micro-batch's message between stages (of its mean slice, which is all that is waited for)."""
-        costs, units = self.judge.costs, sum(len(lengths) for _, lengths in self.slicing)
-        return float(np.rint(costs.message_s(self.tokens / units, self.judge.model.n_embd) / self.tick_s))
+        units = sum(len(lengths) for _, lengths in self.slicing)
+        return float(np.rint(self.judge.mean_message_s(self.tokens / units) / self.tick_s))
 
     @property
     def host_bytes(self) -> float:

@@ -37,6 +37,7 @@ class Machine:
         self.lists = read(str(program))
         self.slots = [[int(x) for x in program.instructions(r)["slot"]] for r in range(len(self.lists))]
         self.stages, self.slices = program.num_stages, program.slices
+        self.copies = program.copies
         self.home = program.rank_of
         self.lowered = any(op in ("SF", "RF", "SB", "RB") for rank in self.lists for _, op, *_ in rank)
         self.at = [0] * len(self.lists)
@@ -62,13 +63,24 @@ class Machine:
             if key[:2] == (kind, stage) and owner == micro:
                 self.buffers[key] = None
 
+    def neighbour(self, stage, other):
+        """Is `other`, one more or less, a stage of the same copy of the model?"""
+        each = self.stages // self.copies
+        return 0 <= other < self.stages and stage // each == other // each
+
+    def through(self, stage):
+        """The micro-batches of its copy."""
+        each = len(self.slices) // self.copies
+        first = stage // (self.stages // self.copies) * each
+        return range(first, first + each)
+
     def remote(self, a, b):
-        return 0 <= b < self.stages and self.home[a] != self.home[b]
+        return self.neighbour(a, b) and self.home[a] != self.home[b]
 
     def input_ready(self, stage, op, q, m):
         forward = op == "F"
         source = stage - 1 if forward else stage + 1
-        if not 0 <= source < self.stages:
+        if not self.neighbour(stage, source):
             return True
         if self.lowered and self.remote(stage, source):
             return ("F" if forward else "B", stage, q, m) in self.arrived
@@ -79,6 +91,7 @@ class Machine:
         stage, op, q, m, peer = self.lists[rank][self.at[rank]]
         slot = self.slots[rank][self.at[rank]]
         need(self.home[stage] == rank, "stage of another rank")
+        need(op in ("AR", "OPT") or q in self.through(stage), "micro-batch of another copy")
         need(m < self.slices[q], "no such slice")
         if op in ("F", "B", "I"):
             if not self.input_ready(stage, op, q, m):
@@ -156,14 +169,17 @@ class Machine:
 
     def do_AR(self, rank, stage, q, m, peer, op):
         self.end("AR", stage)
-        need(self.home[0] != self.home[-1] and peer == self.home[self.stages - 1 - stage], "no such tie")
+        each = self.stages // self.copies
+        need(stage % each in (0, each - 1), "no end of a model")
+        other = stage // each * each + each - 1 - stage % each
+        need(self.home[stage] != self.home[other] and peer == self.home[other], "no such tie")
 
     def do_OPT(self, rank, stage, q, m, peer, op):
         self.end("OPT", stage)
 
     def end(self, op, stage):
         need(
-            all(("W", stage, q, m) in self.done for q, n in enumerate(self.slices) for m in range(n)),
+            all(("W", stage, q, m) in self.done for q in self.through(stage) for m in range(self.slices[q])),
             "gradients are missing",
         )
         self.once(op, stage, 0, 0)
@@ -179,15 +195,16 @@ class Machine:
         if any(self.at[r] < len(code) for r, code in enumerate(self.lists)):
             raise Stuck(self.at)
         for stage in range(self.stages):
-            for q, n in enumerate(self.slices):
-                for m in range(n):
+            for q in self.through(stage):
+                for m in range(self.slices[q]):
                     need(
                         {("F", stage, q, m), ("I", stage, q, m), ("W", stage, q, m)} <= self.done,
                         "not everything was done",
                     )
             ends = [("OPT", v, 0, 0) in self.done for v in range(self.stages)]
             need(all(ends) or not any(ends), "some stages are updated, some not")
-        chains = [*self.sums, *self.inputs, [q for stage, q in self.forwards if stage == self.stages - 1]]
+        heads = [v for v in range(self.stages) if not self.neighbour(v, v + 1)]
+        chains = [*self.sums, *self.inputs, *([q for stage, q in self.forwards if stage == head] for head in heads)]
         return all(chain == sorted(chain) for chain in chains)
 
 
@@ -196,10 +213,11 @@ def execute(program):
     return [Machine(program).finish(rendezvous) for rendezvous in (False, True)][0]
 
 
-def makespan(program, seconds, lag):
-    """seconds(op, stage, micro, slice), lag(stage, micro, slice): by repeated relaxation of every op's end."""
+def makespan(program, seconds, lag, back=None):
+    """seconds(op, stage, micro, slice), lag(stage, micro, slice), and of gradients that take another link back(...): by repeated
+    relaxation of every op's end."""
     lists = [[w for w in rank if w[1] in ("F", "B", "I", "W", "R", "SO", "SI")] for rank in read(str(program))]
-    home, last = program.rank_of, program.num_stages - 1
+    home, machine = program.rank_of, Machine(program)
     end, changed = {}, True
     while changed:
         changed = False
@@ -209,14 +227,15 @@ def makespan(program, seconds, lag):
                 forward, backward = op == "F", op in ("B", "I")
                 source = stage - 1 if forward else stage + 1
                 start = clock
-                if (forward and stage > 0) or (backward and stage < last):
+                if (forward or backward) and machine.neighbour(stage, source):
                     far = home[source] != rank
-                    start = max(clock, end.get((forward, source, q, m), 0.0) + (lag(source, q, m) if far else 0.0))
+                    link = lag if forward or back is None else back
+                    start = max(clock, end.get((forward, source, q, m), 0.0) + (link(source, q, m) if far else 0.0))
                     if far:
                         start += seconds("RF" if forward else "RB", stage, q, m)
                 clock = start + seconds(op, stage, q, m)
                 target = stage + 1 if forward else stage - 1
-                if (forward or backward) and 0 <= target <= last and home[target] != rank:
+                if (forward or backward) and machine.remote(stage, target):
                     clock += seconds("SF" if forward else "SB", stage, q, m)
                 if (forward or backward) and end.get((forward, stage, q, m)) != clock:
                     end[forward, stage, q, m] = clock

@@ -181,3 +181,32 @@ def test_a_text_file_keeps_its_mode_and_a_pipe_is_written_into(tmp_path):
     assert os.read(reader, 100) == b"through"
     os.close(reader)
     os.close(writer)
+
+
+def _phases(**changed):
+    rows = [(s, s, 0, 1e-3 * s) for s in (1, 2, 4)]
+    return {"attention": {phase: rows for phase in "FIW"}, "ffn": {"F": rows, **changed}}
+
+
+@pytest.mark.parametrize("call, message", [
+    (lambda: tp.plan(MODEL, CLUSTER, batch=1, seq_len=8, costs=COSTS, slicing=[(1, 8.0)]), r"slicing\[0\] is \(1, 8.0\)"),
+    (lambda: tp.CostModel.from_samples([(1, 0, 1.0), (2**40, 0, 2.0)]), "sample 1 is of 1.09951e.12 tokens: at most 16777216"),
+    (lambda: tp.CostModel.from_measurements(_phases(F=[(2**40, 1, 0, 1.0)])), "ffn.F: sample 0 is of"),
+    (lambda: tp.CostModel.from_samples([(1, 0, 1.0), (2, 0, 5e-324)]), "sample 1 took .* s: at least 2.23e-308 would be right"),
+    (lambda: tp.CostModel.from_measurements({"attention": {"F": [], 1.5: []}}), "'attention.1.5': one of F, I, W would be right"),
+    (lambda: tp.Timeline.from_intervals([(0, [], 0, 0, 0, 0.0, 1.0), (0, "F", 0, 0, 0, 1.0, 2.0)]), "an interval has a list"),
+    (lambda: tp.Timeline.from_intervals([(0, [1, 2], 0, 0, 0, 0.0, 1.0)]), "an interval has a list"),
+    (lambda: tp.load_checkpoint("nowhere", names=np.array(3)), "names is array"),
+])  # fmt: skip
+def test_what_is_wrong_inside_an_argument_is_named(call, message):
+    with pytest.raises(tp.Error, match=message):
+        call()
+
+
+def test_the_corpus_does_not_walk_what_it_leaves_out(monkeypatch):
+    """Beside the standard library may lie some hundred thousand files of other packages."""
+    walked = []
+    walk = os.walk
+    monkeypatch.setattr(os, "walk", lambda root: (walked.append(folder) or (folder, *rest) for folder, *rest in walk(root)))
+    assert tp.stdlib_corpus(max_bytes=100) == tp.stdlib_corpus()[:100]
+    assert walked and not any("site-packages" in str(folder) for folder in walked)

@@ -401,6 +401,30 @@ def test_adapipe_recomputes_least_and_mostly_finds_the_best_partition_of_its_mod
     assert equal > 0.9 * feasible and recomputed > 100
 
 
+def test_adapipe_recomputes_least_where_blocks_are_alike() -> None:
+    """One table serves all starts from which on the blocks are the same: runs of like layers, ends that differ, and none alike."""
+    rng, recomputed = np.random.default_rng(6), 0
+    for i in range(400):
+        n, period = int(rng.integers(4, 11)), int(rng.integers(1, 4))
+        own = rng.integers(1, 9, (5, n)).astype(float)
+        own[:, 1:n - 1] = own[:, 1 + np.arange(n - 2) % period]
+        fwd, bwd, static, kept, again = own
+        stages, micros = int(rng.integers(1, n + 1)), int(rng.integers(1, 9))
+        memory = {"static_bytes": static, "activation_bytes": kept, "recompute_s": again,
+                  "limit_bytes": float(rng.uniform(0.7, 1.3) * (static.sum() + min(micros, stages) * kept.sum()) / stages)}
+        try:
+            plan = planners.adapipe(fwd, bwd, stages, micros, memory=memory)
+        except tp.InfeasibleError:
+            assert all(math.isinf(adapipe_model(cut, fwd, bwd, stages, memory, micros, 0.0)[0]) for cut in cuts_of(n, stages)), i
+            continue
+        cost, extra = adapipe_model(plan.boundaries, fwd, bwd, stages, memory, micros, 0.0)
+        assert plan.objective_s == pytest.approx(cost), i
+        for k, (a, e) in enumerate(itertools.pairwise(plan.boundaries)):
+            assert sum(again[a:e] * plan.recompute[a:e]) == pytest.approx(extra[k]), i
+        recomputed += plan.recompute.any()
+    assert recomputed > 100
+
+
 def test_adapipe_is_safe_where_sizes_have_no_common_unit() -> None:
     rng = np.random.default_rng(6)
     for _ in range(50):

@@ -467,6 +467,21 @@ def test_no_mutated_header_gets_past_or_raises_anything_but_a_clear_error(tmp_pa
     assert refused > 2000
 
 
+@pytest.mark.parametrize("call", ["pwrite", "fdatasync"])
+def test_tensors_that_the_disk_does_not_take_are_named(tmp_path, monkeypatch, call):
+    """Where reserving took no space (a quota, a file system that copies on write), the write finds the disk full."""
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    writer = CheckpointWriter(tmp_path, MODEL)
+    folder = writer.begin(10)
+    monkeypatch.setattr(os, call, full)
+    with pytest.raises(OSError, match="No space") as caught:
+        write_tensors(folder, writer.layout, float_params(MODEL))
+    assert caught.value.filename == str(folder / "model.safetensors")
+    writer.abort()
+
+
 def test_a_state_that_the_disk_does_not_take_is_named(tmp_path, monkeypatch):
     def full(fd):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -390,9 +390,13 @@ def test_named_schedules_of_several_chunks(capsys):
     for name, makespan in (("hanayo", "28"), ("interleaved", "27"), ("sliced-1f1b", "15"), ("1f1b", "15"), ("zb_h1", "13")):
         code, out, err = run(capsys, "simulate", "--schedule", name, "--ranks", 2, "--micro-batches", 4)
         assert code == 0 and f"makespan_s         {makespan}\n" in out, (name, out, err)
-    for name, word in (("Program", "one of 1f1b"), ("chimera", "two replicas")):
+    for name, word in (("Program", "one of 1f1b"), ("brute-force", "chimera, dualpipe-v")):
         code, _, err = run(capsys, "simulate", "--schedule", name, "--ranks", 2)
         assert code == 2 and word in err
+    code, out, err = run(capsys, "simulate", "--schedule", "chimera", "--ranks", 4, "--micro-batches", 4, "--fwd", 1, "--bwd", 1)
+    assert code == 0 and "makespan_s         10\n" in out, (out, err)
+    code, _, err = run(capsys, "simulate", "--schedule", "chimera", "--ranks", 3)
+    assert code == 2 and "ranks is 3: Chimera has an even number" in err
     code, _, err = run(capsys, "simulate", "--schedule", "hanayo", "--chunks", 3)
     assert code == 2 and "--chunks is 3" in err
 

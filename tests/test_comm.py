@@ -96,6 +96,24 @@ def test_messages_are_checked():
         one.send(1, 9, bytes(20_000))
 
 
+def test_who_waits_in_vain_for_all_names_the_one_that_is_not_there():
+    """Also before the first instruction, where all are doing the same: one that reads its data for ever, or was stopped."""
+    region, said = region_of(3), []
+
+    def wait(rank):
+        with pytest.raises(_core.DeadlineError) as caught:
+            _core.Comm(region, rank, 0.1).barrier()
+        said.append(str(caught.value))
+
+    threads = [threading.Thread(target=wait, args=(rank,)) for rank in (0, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(said) == [f"rank {rank} waited 0.1 s for the other ranks to gather; rank 1 is before its first instruction"
+                            for rank in (0, 2)]
+
+
 def test_a_communicator_serves_one_thread_at_a_time():
     region = region_of(2)
     comm, other = _core.Comm(region, 0, 20.0), _core.Comm(region, 1, 20.0)
@@ -160,10 +178,11 @@ def test_the_first_failure_is_told_at_once():
 def test_every_instruction_has_its_word():
     region = region_of(1)
     names = []
-    for op in range(13):
+    for op in range(17):
         region.set_progress(0, 0, op << 48)
         names.append(region.progress(0)[1])
-    assert names == ["F", "B", "I", "W", "R", "SF", "RF", "SB", "RB", "SO", "SI", "AR", "OPT"]
+    assert names == ["F", "B", "I", "W", "R", "SF", "RF", "SB", "RB", "SO", "SI", "AR", "OPT", "SE", "RE", "SL",
+                     "RL"]
     region.set_progress(0, 1, names.index("AR") << 48 | 3 << 32)
     assert region.doing(0) == "at step 1 while running all-reduce of the tied weight's gradient on stage 3"
 

@@ -1,11 +1,15 @@
 """The data room: every kind of source, sampling that depends on (seed, split, step, row) alone, and refusals by name."""
 
+import bz2
+import gzip
+import lzma
 import os
 import struct
 
 import numpy as np
 import pytest
 
+from terapipe_c import InvalidValueError
 from terapipe_c.data import BLOCK_TOKENS, Dataset, check_tokens, stdlib_corpus
 
 
@@ -258,3 +262,20 @@ def test_stdlib_corpus(tmp_path):
     path = stdlib_corpus(tmp_path / "corpus.txt", max_bytes=100_000)
     assert path.read_bytes() == text[:100_000] and os.listdir(tmp_path) == ["corpus.txt"]
     assert len(stdlib_corpus()) > 5_000_000
+
+
+def test_what_is_packed_is_no_text(tmp_path):
+    """Its bytes would train as well as any others."""
+    tokens = np.arange(100) % 7
+    np.savez(tmp_path / "tokens.npz", tokens)
+    (tmp_path / "text.gz").write_bytes(gzip.compress(b"hello " * 100))
+    (tmp_path / "text.bz2").write_bytes(bz2.compress(b"hello " * 100))
+    (tmp_path / "text.xz").write_bytes(lzma.compress(b"hello " * 100))
+    np.save(tmp_path / "tokens.npy", tokens)
+    (tmp_path / "tokens.npy").rename(tmp_path / "tokens")
+    for name, words in (("tokens.npz", "zip archive"), ("text.gz", "compressed by gzip"), ("text.bz2", "compressed by bzip2"),
+                        ("text.xz", "compressed by xz"), ("tokens", "does not end in .npy")):
+        with pytest.raises(InvalidValueError, match=f"{name} is .*{words}.*, no text"):
+            Dataset(tmp_path / name, 8, 2)
+    (tmp_path / "text").write_text("PAR1 et PAR2, BZh9, PK: " * 9)
+    assert Dataset(tmp_path / "text", 8, 2).kind == "text"

@@ -53,9 +53,8 @@ def step(engine, tokens):
     return losses, evaluated, found
 
 
-def everything(model, partition, slicing, program, params, tokens, threads=1, **saves):
-    """Losses, norms, evaluation and every tensor, with all that the ranks must agree on agreed on."""
-    parts = ranks_do(model, partition, slicing, program, lambda engine: step(engine, tokens), threads, params, **saves)
+def merged(parts, params):
+    """Losses, norms and every tensor of all ranks, which hold each once and agree on the rest."""
     assert all(part[:2] == parts[0][:2] for part in parts)
     arrays = {}
     for _, _, found in parts:
@@ -65,8 +64,14 @@ def everything(model, partition, slicing, program, params, tokens, threads=1, **
     return parts[0][0], parts[0][1], arrays
 
 
+def everything(model, partition, slicing, program, params, tokens, threads=1, **saves):
+    """Losses, norms, evaluation and every tensor, with all that the ranks must agree on agreed on."""
+    parts = ranks_do(model, partition, slicing, program, lambda engine: step(engine, tokens), threads, params, **saves)
+    return merged(parts, params)
+
+
 def same(one, two):
-    assert one[0] == two[0] and one[1] == two[1]
+    assert one[0] == two[0] and one[1] == two[1] and one[2].keys() == two[2].keys()
     for name, array in one[2].items():
         assert np.array_equal(array, two[2][name]), name
 

@@ -1,12 +1,15 @@
 """What goes out of the package and comes in: tokens that a model writes, and Hugging Face folders."""
 
+import errno
 import json
+import os
 import struct
 
 import numpy as np
 import pytest
 import reference as ref
 
+from terapipe_c import InvalidTypeError, InvalidValueError
 from terapipe_c.checkpoint import model_dict, param_shapes
 from terapipe_c.generate import _Cache, _draw, generate, logits
 from terapipe_c.interop import export_hf, import_hf
@@ -164,6 +167,63 @@ def test_import_refuses_what_is_another_model(tmp_path, config, message):
     hf_folder(tmp_path, **config)
     with pytest.raises(ValueError, match=message):
         import_hf(tmp_path)
+
+
+@pytest.mark.parametrize("config, message", [
+    ({"n_embd": None}, "n_embd is None"), ({"layer_norm_epsilon": "1e-5"}, "layer_norm_epsilon is '1e-5'"),
+    ({"n_layer": 1.5}, "n_layer is 1.5"), ({"tie_word_embeddings": None}, "tie_word_embeddings is None"),
+])  # fmt: skip
+def test_import_names_what_in_a_config_is_no_number(tmp_path, config, message):
+    hf_folder(tmp_path, **config)
+    with pytest.raises(InvalidValueError, match=rf"config\.json: {message}"):
+        import_hf(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[]", "null", '{"weight_map": {"a": 3}}', "{", "\xff"])
+def test_import_names_an_index_that_is_none(tmp_path, text):
+    hf_folder(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors.index.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(InvalidValueError, match=r"index\.json: no index of safetensors files"):
+        import_hf(tmp_path)
+
+
+def test_what_was_exported_is_imported_also_beside_the_index_of_an_earlier_save(tmp_path):
+    """transformers looks for the single file first."""
+    hf_folder(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "old.safetensors")
+    names = list(read_layout(tmp_path / "old.safetensors").tensors)
+    index = {"weight_map": dict.fromkeys(names, "old.safetensors")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    newer = {name: array + 1 for name, array in float_params(MODEL).items()}
+    export_hf(tmp_path, model=MODEL, params=newer)
+    assert same(import_hf(tmp_path).params, newer)
+
+
+def test_export_refuses_what_would_be_another_model(tmp_path):
+    """A deeper model's first layers, biases of a model that has none, and what NumPy would cast in silence."""
+    params, name = float_params(MODEL), "transformer.wte.weight"
+    bare = ref.Model(**{**model_dict(MODEL), "bias": False})
+    for model, given, message in ((MODEL, {**params, "transformer.h.2.ln_1.weight": params["transformer.ln_f.weight"]}, "h.2.ln_1"),
+                                  (bare, params, "ln_1.bias"), (MODEL, {**params, name: params[name].tolist()}, "is list"),
+                                  (MODEL, {**params, name: params[name].astype(int)}, "is int64"),
+                                  (MODEL, {**params, name: params[name] * 1j}, "is complex64")):
+        with pytest.raises((InvalidValueError, InvalidTypeError), match=message):
+            export_hf(tmp_path / "x", model=model, params=given)
+    assert not (tmp_path / "x").exists()
+
+
+def test_an_export_that_the_disk_does_not_take_leaves_what_was_there(tmp_path, monkeypatch):
+    params = hf_folder(tmp_path)
+
+    def full(fd):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space") as caught:
+        export_hf(tmp_path, model=MODEL, params={name: array + 1 for name, array in params.items()})
+    assert caught.value.filename == str(tmp_path / "model.safetensors")
+    assert same(import_hf(tmp_path).params, params) and len(list(tmp_path.iterdir())) == 2
 
 
 def test_import_names_missing_files(tmp_path):

@@ -1,5 +1,6 @@
 """The judge in C: its programs and seconds against builders, passes and durations() by hand; its descent against enumeration."""
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from terapipe_c import InfeasibleError, _core, schedules
 from terapipe_c.config import Cluster, GPTConfig
 from terapipe_c.cost import CostModel, filled
-from terapipe_c.judge import NOTHING, SLICED, ZERO_BUBBLE, Candidate, Judge, Replicas, possible
+from terapipe_c.judge import NOTHING, SLICED, ZERO_BUBBLE, Candidate, Judge, Replicas, Savings, possible, saving
 from terapipe_c.plan import plan
 from terapipe_c.request import JOINT, has_chunks
 
@@ -89,6 +90,35 @@ def test_programs_and_seconds_are_those_of_the_parts(name):
             judge._latest = None
         seen += 1
     assert seen > 30
+
+
+@pytest.mark.parametrize("name", JOINT)
+def test_what_a_plan_makes_again_is_judged_as_if_the_request_had_said_so(name):
+    """A planner's own choice, a request's, and neither; and out of the package's parts."""
+    rng, seen = np.random.default_rng(50 + JOINT.index(name)), 0
+    for _ in range(60):
+        made = case(rng, name)
+        if made is None:
+            continue
+        judge, c = made
+        flags = tuple(block.kind in ("attention", "ffn") and bool(rng.integers(2)) for block in judge.model.blocks)
+        own, said = Savings(flags if any(flags) else ()), Savings(tuple(block.kind == "ffn" for block in judge.model.blocks))
+
+        def judged(of_request, of_plan, judge=judge, c=c):
+            fresh = Judge(judge.model, judge.costs, judge.ranks, judge.chunks, None, judge.replicas, savings=of_request)
+            found = fresh.judge(c.schedule, c.partition, c.slicing, c.pending, of_plan)
+            return found.seconds, fresh.lowered(found)
+
+        if c.schedule != SLICED and any(flags):                # whose halves are chosen before anything is made again
+            timing = judge.timing(replace(c, savings=own))
+            program = saving(_core.judge_compute(judge._judge, judge._given(c)), judge.model, c.partition, own)
+            program = program if name in ZERO_BUBBLE else program.split(timing, pending=c.pending)
+            program = program.lower(tied=judge.model.tie_weights and judge.ranks * judge.chunks > 1)
+            assert judged(NOTHING, own) == (pytest.approx(program.makespan(timing), rel=1e-12), program)
+        assert judged(NOTHING, own) == judged(own, own) == judged(said, own)
+        assert judged(said, NOTHING) == judged(NOTHING, NOTHING)
+        seen += any(flags)
+    assert seen > 10
 
 
 @pytest.mark.skipif(not any(Path(_core.__file__).parent.glob("_cuda.*.so")), reason="_cuda is not built (no nvcc here)")

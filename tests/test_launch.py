@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from terapipe_c import _core, ranks, schedules
+from terapipe_c import AbortedError, _core, ranks, schedules
 from terapipe_c.launch import launch, runs
 from terapipe_c.worker import learning_rate, pack, share, unpack
 
@@ -392,6 +392,53 @@ def test_ctrl_c_while_ranks_are_started_leaves_none(monkeypatch, where):
     assert signal.getsignal(signal.SIGINT) is handler and runs() == []
     monkeypatch.undo()
     assert len(start(2).wait().history) == 2
+
+
+class Pressed:
+    """A notebook's Ctrl-C: this Python goes on afterwards. It comes as soon as the main thread waits for `run`."""
+
+    def __init__(self, run):
+        self.handler, self.run = signal.getsignal(signal.SIGINT), run
+        self.thread = threading.Thread(target=self.press)
+
+    def press(self):
+        deadline = time.monotonic() + 20
+        while not (self.run._locking and self.run.history) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    def __enter__(self):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.thread.start()
+
+    def __exit__(self, *_):
+        self.thread.join()
+        signal.signal(signal.SIGINT, self.handler)
+
+
+@BOTH
+def test_what_is_asked_of_an_interrupted_run_afterwards_is_no_ctrl_c(processes):
+    run = start(100_000, "Slow", processes=processes)
+    with Pressed(run), pytest.raises(KeyboardInterrupt):
+        run.wait()
+    for ask in (run.wait, run.report, lambda: list(run)):
+        with pytest.raises(AbortedError, match=r"interrupted \(Ctrl-C\)"):
+            ask()
+    assert repr(run).startswith("Run(interrupted, 2 ranks") and run.stop() is run
+    assert len(start(2, processes=processes).wait().history) == 2
+
+
+@pytest.mark.parametrize("waited", [0, 1])
+def test_ctrl_c_ends_all_runs_that_are_waited_for_in_turn(waited):
+    """The exception reaches one of them alone; the other went on where nobody saw it."""
+    both = [start(100_000, "Slow", processes=False) for _ in range(2)]
+    with Pressed(both[waited]), pytest.raises(KeyboardInterrupt):
+        for _ in zip(*both, strict=True):
+            pass
+    for run in both:
+        with pytest.raises(AbortedError, match="interrupted"):
+            run.wait(20)
+    assert runs() == []
 
 
 def test_an_exception_in_the_with_block_ends_the_run():

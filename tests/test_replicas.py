@@ -118,18 +118,24 @@ def test_a_rank_of_another_replica_dies():
     assert not run.running
 
 
+def torchrun_gives(wanted, folder, data):
+    """Four ranks of folder/plan.json as torchrun starts them train what launch did; gives their port."""
+    port = free_port(8)
+    children = [begin(folder / "plan.json", data, rank, torchrun(rank, 4, port), out=str(folder / "run"), reproducible=False)
+                for rank in range(4)]
+    for rank, one in enumerate(map(told, children)):
+        assert one["rank"] == rank and one["ranks"] == 4, one
+        assert one["losses"] == [r.loss for r in wanted.history] and one["evals"] == [r.eval_loss for r in wanted.history]
+    return port
+
+
 def test_under_another_launcher(tmp_path, monkeypatch):
     plan = planned(MODEL, 2, WAYS[1], batch=6)
     plan.save(tmp_path / "plan.json")
     data = tmp_path / "tokens.bin"
     DATA.tofile(data)
     wanted = trained(plan, steps=4, processes=False, seed=0, lr=1e-3, eval_every=2, eval_batches=2)
-    port = free_port(8)
-    children = [begin(tmp_path / "plan.json", data, rank, torchrun(rank, 4, port), out=str(tmp_path / "run"), reproducible=False)
-                for rank in range(4)]
-    for rank, one in enumerate(map(told, children)):
-        assert one["rank"] == rank and one["ranks"] == 4, one
-        assert one["losses"] == [r.loss for r in wanted.history] and one["evals"] == [r.eval_loss for r in wanted.history]
+    port = torchrun_gives(wanted, tmp_path, data)
     for name, value in torchrun(0, 2, port).items():
         monkeypatch.setenv(name, str(value))
     with pytest.raises(tp.Error, match="torchrun started 2 ranks and the plan has 4"):

@@ -231,7 +231,9 @@ def test_rewritten_slots_are_refused():
 def test_a_wrong_field_is_refused_by_rank_and_position():
     """Also where nothing would read it: what check accepts is what its text says."""
     lists = [rank.copy() for rank in (schedules.seq1f1b(2, 3, 2).lower().instructions(r) for r in range(2))]
-    for field, value, word in (("op", 13, "no operation 13"), ("op", 65535, "no operation"), ("peer", 1, "talks to no other")):
+    none = len(schedules.OPS)
+    for field, value, word in (("op", none, f"no operation {none}"), ("op", 65535, "no operation"),
+                               ("peer", 1, "talks to no other")):
         wrong = [rank.copy() for rank in lists]
         wrong[1][field][1] = value
         with pytest.raises(_core.ScheduleError, match=word) as refused:

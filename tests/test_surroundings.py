@@ -3,10 +3,13 @@ import errno
 import io
 import json
 import os
+import resource
+import shutil
 import subprocess
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +61,17 @@ def test_too_few_of_what_a_process_needs_is_named(tmp_path, monkeypatch, number,
         with pytest.raises(OSError, match=words):
             start(2, out=tmp_path / "a")
     assert not (tmp_path / "a").exists() and len(list(start(2, out=tmp_path / "a"))) == 2
+
+
+def test_a_limit_of_a_file_that_the_shared_memory_does_not_keep_is_named():
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(tp.StorageError, match=r"a higher limit of a file \(ulimit -f\), or processes=False, would be right"):
+            start(2)
+        assert len(list(start(2, processes=False))) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.mark.parametrize("processes", [False, True])
@@ -283,6 +297,39 @@ raise SystemExit(4)
 """
     child = script(tmp_path, 100_000, then)
     assert child.wait(60) == 0
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_metrics_that_somebody_removes_begin_anew(tmp_path, processes):
+    """They went on into a file without a name."""
+    run = start(100_000, "Slow", out=tmp_path / "a", processes=processes, checkpoint_every=0)
+    for record in run:
+        if record.step == 3:
+            (tmp_path / "a/metrics.jsonl").unlink()
+        if record.step == 6:
+            break
+    run.stop()
+    rows = [json.loads(line) for line in (tmp_path / "a/metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [record.step for record in run.history]
+
+
+def test_a_run_whose_folder_is_removed_ends_and_names_it(tmp_path):
+    run = start(100_000, "Slow", out=tmp_path / "a", processes=False, checkpoint_every=0)
+    with pytest.raises(FileNotFoundError) as caught:
+        for record in run:
+            if record.step == 3:
+                shutil.rmtree(tmp_path / "a")
+    assert caught.value.filename == str(tmp_path / "a/metrics.jsonl") and not run.running
+
+
+def test_a_resume_of_fewer_steps_than_were_done_says_so(tmp_path):
+    """Who takes `steps` for those of the resume alone would not see that nothing happened."""
+    start(5, out=tmp_path / "a", processes=False).wait()
+    with pytest.warns(UserWarning, match="steps is 3 and the checkpoint has done 5: nothing is left to do"):
+        assert start(3, out=tmp_path / "a", processes=False, resume=True).wait().history == []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert start(5, out=tmp_path / "a", processes=False, resume=True).wait().history == []
 
 
 def test_a_loss_that_is_no_number_leaves_metrics_that_are_json(tmp_path):

@@ -151,12 +151,6 @@ def test_hanayo_places_waves_and_holds_what_1f1b_holds():
         schedules.hanayo(2, 4, 1.5)
 
 
-@pytest.mark.parametrize("build, word", [(schedules.chimera, "two replicas"), (schedules.bpipe, "another rank's memory")])
-def test_what_the_ir_cannot_say_is_refused(build, word):
-    with pytest.raises(tp.InfeasibleError, match=word):
-        build(4, 8)
-
-
 def test_zero_bubble_schedules_beat_1f1b():
     for ranks in (2, 4, 8):
         micros = 3 * ranks

@@ -388,7 +388,8 @@ ring_allgather(tp_comm *comm, const void *mine, size_t bytes, void *all)
         return tp_fail(TP_EVALUE, "rank %d gathers %zu bytes: the region was made for at most %llu", comm->rank, bytes,
                        (unsigned long long)c->region->gather_bytes);
     TP_TRY(check_abort(c));
-    uint64_t round = c->self->rounds++, ranks = (uint64_t)comm->ranks, complete = (round + 1) * ranks;
+    uint64_t round = atomic_fetch_add_explicit(&c->self->rounds, 1, memory_order_relaxed);
+    uint64_t ranks = (uint64_t)comm->ranks, complete = (round + 1) * ranks;
     unsigned char *slot = tp_region_gather(c->region, round, comm->rank);
     uint64_t size = bytes;
     memcpy(slot, &size, sizeof size);

@@ -229,6 +229,8 @@ tp_region_read_progress(const tp_region *region, int rank, uint64_t *step, uint6
     *instruction = atomic_load_explicit(&other->instruction, memory_order_relaxed);
 }
 
+#define REDUCTION 11u /* and behind it the update: of a stage, not of a slice */
+
 void
 tp_tag_print(uint64_t tag, char text[TP_TAG_TEXT])
 {
@@ -244,12 +246,16 @@ tp_tag_print(uint64_t tag, char text[TP_TAG_TEXT])
                                                   "swap out",
                                                   "swap in",
                                                   "all-reduce of the tied weight's gradient",
-                                                  "optimizer update"};
+                                                  "optimizer update",
+                                                  "eviction",
+                                                  "receive of the evicted activations",
+                                                  "return of the evicted activations",
+                                                  "load"};
     unsigned op = (unsigned)(tag >> 48), stage = (unsigned)(tag >> 32 & 0xffff);
     unsigned micro = (unsigned)(tag >> 16 & 0xffff), slice = (unsigned)(tag & 0xffff);
     if (op >= TP_TAG_OPS)
         snprintf(text, TP_TAG_TEXT, "tag 0x%016llx", (unsigned long long)tag);
-    else if (op >= TP_TAG_OPS - 2)
+    else if (op == REDUCTION || op == REDUCTION + 1)
         snprintf(text, TP_TAG_TEXT, "%s on stage %u", words[op], stage);
     else
         snprintf(text, TP_TAG_TEXT, "%s of micro-batch %u slice %u on stage %u", words[op], micro, slice, stage);

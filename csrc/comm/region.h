@@ -19,7 +19,7 @@ typedef struct {
     _Atomic uint32_t asleep;
     alignas(TP_LINE) _Atomic uint64_t step;
     _Atomic uint64_t instruction;
-    uint64_t rounds; /* all-gathers this rank has entered; its own, kept here for a communicator opened later */
+    _Atomic uint64_t rounds; /* all-gathers that this rank has entered by rings; it alone writes it */
 } tp_region_rank;
 
 /* Single producer, single consumer. head and tail count bytes since the beginning and never wrap. What lies between tail and

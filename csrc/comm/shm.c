@@ -41,7 +41,8 @@ fill_and_seal(int fd, size_t bytes)
     if (bytes > limit)
         return tp_fail(TP_EIO, "shared memory of %zu bytes: this machine has %zu bytes available", bytes, limit);
     if (ftruncate(fd, (off_t)bytes) < 0)
-        return tp_fail(TP_EIO, "shared memory of %zu bytes: %s", bytes, strerror(errno));
+        return tp_fail(TP_EIO, "shared memory of %zu bytes: %s%s", bytes, strerror(errno),
+                       errno == EFBIG ? ": a higher limit of a file (ulimit -f), or processes=False, would be right" : "");
     int failure;
     do
         failure = posix_fallocate(fd, 0, (off_t)bytes);

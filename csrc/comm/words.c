@@ -87,6 +87,23 @@ tp_comm_wrong_message(const tp_comm *comm, int peer, uint64_t sent_tag, uint64_t
                    (unsigned long long)sent_bytes, comm->rank, ours, bytes);
 }
 
+/* Of the ranks that have entered fewer all-gathers than this one, one with the fewest; -1: there is none, or they gather without
+ * rings. */
+static int
+one_missing(const tp_comm *comm, const tp_region *region)
+{
+    uint64_t least = atomic_load_explicit(&tp_region_rank_at(region, comm->rank)->rounds, memory_order_relaxed);
+    int found = -1;
+    for (int rank = 0; rank < comm->ranks; rank++) {
+        uint64_t rounds = atomic_load_explicit(&tp_region_rank_at(region, rank)->rounds, memory_order_relaxed);
+        if (rounds < least) {
+            least = rounds;
+            found = rank;
+        }
+    }
+    return found;
+}
+
 /* Of the ranks that are not at the instruction where this one waits for all, one that is the fewest steps on; -1: there is none. */
 static int
 one_behind(const tp_comm *comm, const tp_region *region)
@@ -110,7 +127,7 @@ too_late_for_all(const tp_comm *comm, const tp_region *region)
 {
     char doing[TP_DOING_TEXT];
     double waited = (double)comm->timeout_ns * 1e-9;
-    int behind = one_behind(comm, region);
+    int missing = one_missing(comm, region), behind = missing < 0 ? one_behind(comm, region) : missing;
     if (behind < 0)
         return tp_fail(TP_ETIMEOUT, "rank %d waited %.3g s for the other ranks to gather", comm->rank, waited);
     tp_region_doing(region, behind, doing);

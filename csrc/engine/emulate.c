@@ -32,6 +32,9 @@ tp_engine_open_emulated(const tp_program *program, int rank, const tp_durations 
     if (status == TP_OK)
         status = tp_heap_alloc(heap, (size_t)engine->count * sizeof *engine->stamps, "message stamps",
                                (void **)&engine->stamps);
+    if (status == TP_OK && durations->latency_s != NULL)
+        status = tp_sched_links_open(program, &engine->links);
+    tp_sched_links_reset(&engine->links, durations);
     if (status != TP_OK) {
         tp_engine_close(engine);
         return status;
@@ -47,6 +50,18 @@ seconds_of(const tp_engine *engine, int op, unsigned flags, const tp_instr *inst
     return tp_durations_s(engine->durations, op, flags, instr->stage, unit);
 }
 
+/* The receive of the guest that instruction i sends home, or that came home for it. */
+static int64_t
+guest_of(const tp_engine *engine, int64_t i)
+{
+    const tp_instr *reader = &engine->code[i];
+    uint16_t wanted = reader->op == TP_OP_SL ? TP_OP_RE : TP_OP_RL;
+    int64_t at = i;
+    while (engine->code[--at].op != wanted || engine->code[at].stage != reader->stage || engine->code[at].micro != reader->micro) {
+    }
+    return at;
+}
+
 /* The receive of the message that instruction i reads. */
 static int64_t
 receive_of(const tp_engine *engine, int64_t i)
@@ -54,11 +69,46 @@ receive_of(const tp_engine *engine, int64_t i)
     const tp_instr *reader = &engine->code[i];
     uint16_t wanted = reader->op == TP_OP_F ? TP_OP_RF : TP_OP_RB;
     int64_t at = i;
+    if (reader->op == TP_OP_SL)
+        return guest_of(engine, i);
     while (engine->code[--at].op != wanted || engine->code[at].stage != reader->stage ||
            engine->code[at].micro != reader->micro || engine->code[at].slice != reader->slice ||
            !(tp_instr_halves(&engine->code[at]) & tp_instr_halves(reader))) {
     }
     return at;
+}
+
+static int64_t
+guest_lag_ns(const tp_engine *engine, const tp_instr *instr)
+{
+    const tp_program *program = engine->config.program;
+    int64_t unit = program->offset[instr->micro];
+    const double *lag_s = engine->durations->guest_comm_s;
+    return lag_s == NULL ? 0 : (int64_t)(lag_s[instr->stage * tp_program_units(program) + unit] * 1e9);
+}
+
+/* When the message of instruction i, ready at due_ns, leaves: a guest's when the one before it has come. */
+static int64_t
+leaves(const tp_engine *engine, int64_t i, int64_t due_ns)
+{
+    const tp_instr *instr = &engine->code[i];
+    int64_t at = i - 1;
+    if (instr->op != TP_OP_SE && instr->op != TP_OP_SL)
+        return due_ns;
+    while (at >= 0 && (engine->code[at].op != instr->op || engine->code[at].stage != instr->stage))
+        at--;
+    int64_t free_ns = at < 0 ? 0 : engine->stamps[at] + guest_lag_ns(engine, &engine->code[at]);
+    return free_ns > due_ns ? free_ns : due_ns;
+}
+
+/* When what was loaded for instruction i is there and its receive has taken its time; due_ns, or later. */
+static int64_t
+loaded(const tp_engine *engine, int64_t i, int64_t due_ns)
+{
+    if (engine->load == NULL || engine->load[i].from < 0)
+        return due_ns;
+    int64_t at = guest_of(engine, i), home_ns = engine->stamps[at] + guest_lag_ns(engine, &engine->code[at]);
+    return (home_ns > due_ns ? home_ns : due_ns) + (int64_t)(1e9 * seconds_of(engine, TP_OP_RL, 0, &engine->code[at]));
 }
 
 /* When that message is there: its stamp plus the link's time. */
@@ -68,8 +118,10 @@ arrival(const tp_engine *engine, int64_t i)
     const tp_instr *reader = &engine->code[i];
     const tp_program *program = engine->config.program;
     int64_t at = receive_of(engine, i);
-    int sender = engine->code[at].op == TP_OP_RF ? reader->stage - 1 : reader->stage + 1;
-    double lag = tp_durations_lag_s(engine->durations, tp_program_units(program), engine->code[at].flags, sender,
+    if (reader->op == TP_OP_SL)
+        return engine->stamps[at] + guest_lag_ns(engine, reader);
+    int back = engine->code[at].op != TP_OP_RF, sender = reader->stage + (back ? 1 : -1);
+    double lag = tp_durations_lag_s(engine->durations, tp_program_units(program), back, engine->code[at].flags, sender,
                                     tp_program_unit(program, reader));
     return engine->stamps[at] + (int64_t)(lag * 1e9);
 }
@@ -88,7 +140,7 @@ copy_s(const tp_engine *engine, int64_t i)
 static int
 receives(const tp_instr *instr)
 {
-    return instr->op == TP_OP_RF || instr->op == TP_OP_RB;
+    return instr->op == TP_OP_RF || instr->op == TP_OP_RB || instr->op == TP_OP_RE || instr->op == TP_OP_RL;
 }
 
 /* Returns when every rank has come; *latest_ns: when the last one was due. */
@@ -119,6 +171,17 @@ sleep_until(const tp_engine *engine, int64_t due_ns)
     return TP_OK;
 }
 
+/* When a message leaves that is sent at due_ns: others may be on its link still. */
+static int64_t
+leaves_ns(tp_engine *engine, const tp_instr *send, int64_t due_ns)
+{
+    const tp_program *program = engine->config.program;
+    int back = send->op == TP_OP_SB;
+    double lag = tp_durations_lag_s(engine->durations, tp_program_units(program), back, send->flags, send->stage,
+                                    tp_program_unit(program, send));
+    return (int64_t)(1e9 * tp_sched_links_send(&engine->links, back, send->stage, 1e-9 * (double)due_ns, lag));
+}
+
 /* Run instruction i, whose rank is free at *due_ns; leaves when it is free again. */
 static tp_status
 emulate_one(tp_engine *engine, int64_t i, int64_t *due_ns, int *finished)
@@ -127,6 +190,7 @@ emulate_one(tp_engine *engine, int64_t i, int64_t *due_ns, int *finished)
     tp_event *event = &engine->events[i];
     int64_t free_ns = *due_ns;
     TP_TRY(tp_engine_wait_inputs(engine, i));
+    *due_ns = loaded(engine, i, *due_ns);
     if (engine->from[i] >= 0 && arrival(engine, i) > *due_ns)
         *due_ns = arrival(engine, i);
     if (instr->op == TP_OP_OPT && !(*finished)++)
@@ -139,9 +203,11 @@ emulate_one(tp_engine *engine, int64_t i, int64_t *due_ns, int *finished)
     *due_ns += (int64_t)(1e9 * seconds);
     event->end_ns = *due_ns;
     TP_TRY(sleep_until(engine, *due_ns));
-    if (instr->op != TP_OP_SF && instr->op != TP_OP_SB && !receives(instr))
+    if (instr->op != TP_OP_SF && instr->op != TP_OP_SB && instr->op != TP_OP_SE && instr->op != TP_OP_SL && !receives(instr))
         return TP_OK;
-    engine->stamps[i] = *due_ns;
+    engine->stamps[i] = leaves(engine, i, *due_ns);
+    if (!receives(instr))
+        engine->stamps[i] = leaves_ns(engine, instr, *due_ns);
     return tp_engine_message(engine, instr, &engine->stamps[i], sizeof *engine->stamps);
 }
 

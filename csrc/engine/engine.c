@@ -46,14 +46,16 @@ take_over(tp_engine *engine, const tp_instr *instr)
     int gradient = instr->op != TP_OP_F, other = instr->stage + (gradient ? 1 : -1);
     const tp_program *program = engine->config.program;
     const tp_stage_ops *ops = engine->config.provider->stage;
-    if (other < 0 || other >= program->stages || engine->stage[other] == NULL)
+    if ((gradient ? tp_program_is_last(program, instr->stage) : tp_program_is_first(program, instr->stage)) ||
+        engine->stage[other] == NULL)
         return TP_OK;
     size_t bytes;
     uint32_t slot = engine->slots[(int64_t)other * program->micros + instr->micro];
     tp_half half = half_of(instr);
-    const void *from = ops->end(engine->stage[other], gradient ? TP_END_INPUT_GRADIENT : TP_END_OUTPUT, instr->micro,
+    int micro = tp_engine_micro(&engine->config, instr->micro);
+    const void *from = ops->end(engine->stage[other], gradient ? TP_END_INPUT_GRADIENT : TP_END_OUTPUT, micro,
                                 instr->slice, half, slot_for(slot, gradient), &bytes);
-    void *to = ops->end(engine->stage[instr->stage], gradient ? TP_END_OUTPUT_GRADIENT : TP_END_INPUT, instr->micro,
+    void *to = ops->end(engine->stage[instr->stage], gradient ? TP_END_OUTPUT_GRADIENT : TP_END_INPUT, micro,
                         instr->slice, half, slot_for(instr->slot, gradient), &bytes);
     return engine->device->ops->copy(engine->device, to, from, bytes);
 }
@@ -67,9 +69,9 @@ pass_message(tp_engine *engine, const tp_instr *instr)
                                         [TP_OP_RB] = TP_END_OUTPUT_GRADIENT};
     int gradient = instr->op == TP_OP_SB || instr->op == TP_OP_RB;
     size_t bytes;
-    void *data = engine->config.provider->stage->end(engine->stage[instr->stage], ends[instr->op], instr->micro,
-                                                     instr->slice, half_of(instr), slot_for(instr->slot, gradient),
-                                                     &bytes);
+    int micro = tp_engine_micro(&engine->config, instr->micro);
+    void *data = engine->config.provider->stage->end(engine->stage[instr->stage], ends[instr->op], micro, instr->slice,
+                                                     half_of(instr), slot_for(instr->slot, gradient), &bytes);
     return tp_engine_message(engine, instr, data, bytes);
 }
 
@@ -83,13 +85,13 @@ exchange_tied(tp_engine *engine, const tp_instr *instr)
                                mine.in_bytes);
 }
 
-/* The tied ends on two stages of this very rank. */
+/* The tied ends on two stages of this very rank: of two copies they never are. */
 static tp_status
 join_tied(tp_engine *engine)
 {
     int last = engine->config.program->stages - 1;
     const tp_stage_ops *ops = engine->config.provider->stage;
-    if (last == 0 || engine->stage[0] == NULL || engine->stage[last] == NULL)
+    if (last == 0 || engine->config.program->copies > 1 || engine->stage[0] == NULL || engine->stage[last] == NULL)
         return TP_OK;
     tp_tied first, head;
     TP_TRY(ops->tied(engine->stage[0], &first));
@@ -128,12 +130,15 @@ gather(tp_engine *engine, double loss, int stop, tp_step_result *result)
         for (int rank = 0; rank < ranks; rank++)
             norm2 += all[rank * n + i];
     result->stop = 0;
-    for (int rank = 0; rank < replicas * ranks; rank++) {
-        total += all[rank * n + params + TP_GATHER_LOSS];
+    for (int rank = 0; rank < replicas * ranks; rank++)
         result->stop |= all[rank * n + params + TP_GATHER_STOP] != 0;
-    }
+    const tp_program *program = engine->config.program;
+    for (int replica = 0; replica < replicas; replica++) /* in the order of the sequences, wherever the heads are */
+        for (int stage = 0; stage < program->stages; stage++)
+            if (tp_program_is_last(program, stage))
+                total += all[(replica * ranks + program->rank_of[stage]) * n + params + TP_GATHER_LOSS];
     const tp_slicing *slicing = engine->config.slicing;
-    result->loss = total / ((double)replicas * slicing->batch * slicing->seq_len);
+    result->loss = total / ((double)tp_engine_members(&engine->config) * slicing->batch * slicing->seq_len);
     result->grad_norm = sqrt(norm2);
     return TP_OK;
 }
@@ -141,9 +146,12 @@ gather(tp_engine *engine, double loss, int stop, tp_step_result *result)
 static tp_status
 my_loss(tp_engine *engine, double *loss)
 {
-    tp_stage *last = engine->stage[engine->config.program->stages - 1];
+    const tp_program *program = engine->config.program;
     *loss = 0;
-    return last == NULL ? TP_OK : engine->config.provider->stage->loss(last, loss);
+    for (int stage = 0; stage < program->stages; stage++) /* a rank has one head at most */
+        if (tp_program_is_last(program, stage) && engine->stage[stage] != NULL)
+            return engine->config.provider->stage->loss(engine->stage[stage], loss);
+    return TP_OK;
 }
 
 /* x86's own NaN has a sign, which says nothing and reads as if it did. */
@@ -162,7 +170,7 @@ finish_step(tp_engine *engine, const tp_step_options *options, tp_step_result *r
     TP_TRY(complete_gradients(engine));
     TP_TRY(tp_engine_sum_replicas(engine, &met_ns));
     memset(engine->gather, 0, (size_t)engine->gather_count * sizeof *engine->gather);
-    for (int stage = 0; stage < engine->config.program->stages; stage++)
+    for (int stage = 0; stage < tp_program_copy_stages(engine->config.program); stage++) /* the other copy has the same */
         if (engine->stage[stage] != NULL)
             TP_TRY(engine->config.provider->stage->sumsq(engine->stage[stage], engine->gather));
     TP_TRY(my_loss(engine, &loss));
@@ -191,24 +199,28 @@ run_one(tp_engine *engine, const tp_instr *instr)
 {
     tp_stage *stage = engine->stage[instr->stage];
     const tp_stage_ops *ops = engine->config.provider->stage;
-    int slot = slot_for(instr->slot, 0), gslot = slot_for(instr->slot, 1);
+    int slot = slot_for(instr->slot, 0), gslot = slot_for(instr->slot, 1), micro = tp_engine_micro(&engine->config, instr->micro);
     switch (instr->op) {
     case TP_OP_F:
         TP_TRY(take_over(engine, instr));
-        return ops->forward(stage, instr->micro, instr->slice, half_of(instr), slot);
+        return ops->forward(stage, micro, instr->slice, half_of(instr), slot);
     case TP_OP_I:
     case TP_OP_B:
         TP_TRY(take_over(engine, instr));
-        TP_TRY(ops->input_gradient(stage, instr->micro, instr->slice, slot, gslot));
-        return instr->op == TP_OP_I ? TP_OK : ops->weight_gradient(stage, instr->micro, instr->slice, slot, gslot);
-    case TP_OP_R: return ops->recompute(stage, instr->micro, instr->slice, slot, gslot);
-    case TP_OP_SO: return ops->swap_out(stage, instr->micro, instr->slice, slot);
-    case TP_OP_SI: return ops->swap_in(stage, instr->micro, instr->slice, slot, gslot);
-    case TP_OP_W: return ops->weight_gradient(stage, instr->micro, instr->slice, slot, gslot);
+        TP_TRY(ops->input_gradient(stage, micro, instr->slice, slot, gslot));
+        return instr->op == TP_OP_I ? TP_OK : ops->weight_gradient(stage, micro, instr->slice, slot, gslot);
+    case TP_OP_R: return ops->recompute(stage, micro, instr->slice, slot, gslot);
+    case TP_OP_SO: return ops->swap_out(stage, micro, instr->slice, slot);
+    case TP_OP_SI: return ops->swap_in(stage, micro, instr->slice, slot, gslot);
+    case TP_OP_W: return ops->weight_gradient(stage, micro, instr->slice, slot, gslot);
     case TP_OP_SF:
     case TP_OP_SB:
     case TP_OP_RF:
     case TP_OP_RB: return pass_message(engine, instr);
+    case TP_OP_SE:
+    case TP_OP_RE:
+    case TP_OP_SL:
+    case TP_OP_RL: return tp_engine_guest_message(engine, instr);
     case TP_OP_AR: return exchange_tied(engine, instr);
     default: return tp_fail(TP_EINTERNAL, "%s has come past the engine's door", tp_op_name(instr->op));
     }
@@ -224,7 +236,8 @@ evaluates(uint16_t op)
 static tp_status
 check_tokens(const tp_engine *engine, const int32_t *tokens)
 {
-    int64_t width = engine->config.slicing->seq_len + 1, count = engine->config.slicing->batch * width;
+    int64_t width = engine->config.slicing->seq_len + 1;
+    int64_t count = engine->config.program->copies * engine->config.slicing->batch * width;
     for (int64_t i = 0; i < count; i++)
         if (tokens[i] < 0 || tokens[i] >= engine->config.model.vocab_size)
             return tp_fail(TP_EVALUE, "tokens[%lld, %lld] is %d: 0 to %d would be right", (long long)(i / width),
@@ -250,7 +263,7 @@ static tp_status
 arrive(tp_engine *engine, int64_t i, const running *now)
 {
     TP_TRY(tp_engine_note(engine, &engine->code[i]));
-    if (engine->from[i] < 0)
+    if (!tp_engine_waits(engine, i))
         return TP_OK;
     TP_TRY(mark(engine, now, &engine->events[i].wait_ns));
     return tp_engine_wait_inputs(engine, i);
@@ -308,7 +321,7 @@ run_stretch(tp_engine *engine, int64_t i, running *now, int64_t *end)
 {
     const tp_device_ops *ops = engine->device->ops;
     int replayed, again = 0;
-    for (*end = i + 1; *end < engine->count && computes(engine->code[*end].op) && engine->from[*end] < 0;)
+    for (*end = i + 1; *end < engine->count && computes(engine->code[*end].op) && !tp_engine_waits(engine, *end);)
         ++*end;
     TP_TRY(ops->stretch_begin(engine->device, i, &replayed));
     if (replayed) {
@@ -327,7 +340,7 @@ settle_events(tp_engine *engine)
 {
     TP_TRY(engine->device->ops->collect(engine->device));
     for (int64_t i = 0; i < engine->count; i++)
-        if (engine->from[i] >= 0)
+        if (tp_engine_waits(engine, i))
             engine->events[i].wait_ns = engine->events[i].start_ns - engine->events[i].wait_ns;
     return TP_OK;
 }
@@ -337,12 +350,14 @@ run_all(tp_engine *engine, const int32_t *tokens, const tp_step_options *options
 {
     const tp_device_ops *device = engine->device->ops;
     running now = {.options = options, .result = result};
+    int64_t share = (int64_t)engine->config.slicing->batch * (engine->config.slicing->seq_len + 1); /* of a copy's tokens */
     TP_TRY(check_tokens(engine, tokens));
     engine->needed = options == NULL ? engine->forward_needs : engine->needs;
     TP_TRY(device->begin(engine->device));
     for (int stage = 0; stage < engine->config.program->stages; stage++)
         if (engine->stage[stage] != NULL)
-            TP_TRY(engine->config.provider->stage->begin(engine->stage[stage], tokens, options != NULL));
+            TP_TRY(engine->config.provider->stage->begin(engine->stage[stage], tokens + tp_engine_copy(&engine->config, stage) * share,
+                                                         options != NULL));
     memset(engine->received, 0, (size_t)engine->config.program->ranks * sizeof *engine->received);
     for (int64_t i = 0, next; i < engine->count; i = next) {
         next = i + 1;

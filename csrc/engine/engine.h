@@ -19,6 +19,8 @@ typedef struct {
      * communicator is of all, copy after copy. */
     int replicas, replica;
     tp_model model;
+    /* Of a program with two copies of the model (sched.h) slicing and partition are of one of them: the copies are replicas too,
+     * of sequences [copy * batch, (copy + 1) * batch), whose gradients are added as if each had ranks of its own. */
     const tp_slicing *slicing; /* borrowed */
     const int32_t *partition;  /* [stages + 1] block boundaries; stage v has blocks [partition[v], partition[v + 1]) */
     const uint8_t *saves;      /* [blocks] of tp_saves, borrowed; NULL: all keep everything */
@@ -78,7 +80,7 @@ tp_engine_stage(tp_engine *engine, int i, int *virtual_stage);
 const tp_stage_ops *
 tp_engine_stage_ops(const tp_engine *engine);
 
-/* Run the program once on tokens [batch, seq_len + 1]. ERUNTIME: the gradient norm is not finite (parameters are left as
+/* Run the program once on tokens [copies * batch, seq_len + 1]. ERUNTIME: the gradient norm is not finite (parameters are left as
  * they were). After a failure of its own the rank has told the region; EABORTED: another rank failed first. */
 TP_MUST_USE tp_status
 tp_engine_step(tp_engine *engine, const int32_t *tokens, const tp_step_options *options, tp_step_result *result);

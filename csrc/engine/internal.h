@@ -2,9 +2,21 @@
 #define TP_ENGINE_INTERNAL_H
 
 #include "csrc/engine/engine.h"
+#include "csrc/sched/links.h"
 
 /* Behind the per-parameter sums of squares, each rank's contribution to the gather that ends a step. */
 enum { TP_GATHER_LOSS, TP_GATHER_STOP, TP_GATHER_EXTRA };
+
+/* Rooms of guests of a stage on this rank, one after another, and the bytes of one. */
+typedef struct {
+    char *rooms;
+    size_t bytes;
+} tp_engine_guest;
+
+/* What the first reader of loaded activations waits for besides its own message: receives from that peer, as needs and from. */
+typedef struct {
+    int32_t needs, from; /* from -1: nothing */
+} tp_engine_load;
 
 struct tp_engine {
     tp_engine_config config;
@@ -15,7 +27,7 @@ struct tp_engine {
     tp_comm *staged;  /* ours, in the place of config.comm; NULL: that is the caller's */
     tp_heap *private; /* that heap where the device's account is another's; else NULL */
     tp_heap *account; /* of the device's memory */
-    float *sums;      /* there: [replicas - 1][tp_engine_message_floats] of other replicas' gradients */
+    float *sums;      /* there: [members - 1][tp_engine_message_floats] of other replicas' gradients */
     int stages;           /* held by this rank */
     tp_stage **stage;     /* [program->stages], NULL where another rank holds it; NULL when emulated */
     const tp_instr *code; /* [count] of this rank */
@@ -25,6 +37,9 @@ struct tp_engine {
     const int32_t *needed;  /* one of the two */
     uint32_t *slots;        /* [stages, micros] slots of the micro-batches on this rank's stages */
     int16_t *from;          /* [count] peer whose messages it reads, -1: none */
+    tp_engine_load *load;   /* [count]; NULL: no guests */
+    tp_engine_guest *guest; /* [program->stages]; NULL: no guests */
+    void *rooms;            /* of the device: guests' */
     int32_t *received;      /* [ranks] receives completed in this step */
     tp_event *events;       /* [count] */
     double *gather;         /* [all ranks + 1][gather_count] of the all-gather that ends a step */
@@ -32,12 +47,13 @@ struct tp_engine {
     int64_t step; /* 0-based, as people count them: one less than tp_adamw's */
     /* emulated */
     const tp_durations *durations;
-    int64_t *stamps; /* [count] when the message of a receive or send was ready */
+    int64_t *stamps; /* [count] when the message of a receive or send left */
+    tp_sched_links links;
 };
 
 /* Bytes of each table, in the order they are taken; see tp_engine_bytes. */
 typedef struct {
-    size_t needs, forward_needs, from, received, events, gather, stages, slots;
+    size_t needs, forward_needs, from, received, events, gather, stages, slots, loads, guests;
 } engine_tables;
 engine_tables
 tp_engine_tables(const tp_program *program, int rank, int replicas, int64_t gather_count);
@@ -49,6 +65,32 @@ tp_engine_drop_tables(tp_engine *engine);
 /* Fill needs[] and from[]: which receives, in posting order of each peer, an instruction reads. */
 TP_MUST_USE tp_status
 tp_engine_match_receives(tp_engine *engine, const tp_program *program);
+
+/* Does instruction i wait for a message? */
+static inline int
+tp_engine_waits(const tp_engine *engine, int64_t i)
+{
+    return engine->from[i] >= 0 || (engine->load != NULL && engine->load[i].from >= 0);
+}
+
+/* ---- guests.c ---- */
+/* Does this rank keep activations elsewhere, or another's? */
+int
+tp_engine_has_guests(const tp_program *program, int rank);
+/* EVALUE: a provider that cannot. */
+TP_MUST_USE tp_status
+tp_engine_check_guests(const tp_engine_config *config);
+/* Bytes of the device for guests; and take them, after the tables were taken. */
+size_t
+tp_engine_guests_bytes(const tp_engine_config *config);
+TP_MUST_USE tp_status
+tp_engine_take_guests(tp_engine *engine, tp_heap *account);
+/* SE, RE, SL or RL. */
+TP_MUST_USE tp_status
+tp_engine_guest_message(tp_engine *engine, const tp_instr *instr);
+/* open.c's: what the stage is opened with, on whatever rank. */
+tp_stage_config
+tp_engine_stage_config(const tp_engine_config *config, int stage);
 
 /* EVALUE: blocks that cannot remake or swap, or a provider that cannot. ESCHEDULE: R, SO or SI is missing,
  * late or of a stage that has no such block; micro-batches that go forward through each other on a stage where an attention does
@@ -67,11 +109,34 @@ tp_engine_has_one_room(const tp_engine_config *config, int stage);
 TP_MUST_USE tp_status
 tp_engine_check_comm(const tp_engine_config *config);
 
+/* ---- copies of the model: stage and micro-batch as one copy counts them ---- */
+static inline int
+tp_engine_part(const tp_engine_config *config, int stage)
+{
+    return stage % tp_program_copy_stages(config->program);
+}
+static inline int
+tp_engine_copy(const tp_engine_config *config, int stage)
+{
+    return stage / tp_program_copy_stages(config->program);
+}
+static inline int
+tp_engine_micro(const tp_engine_config *config, int micro)
+{
+    return micro % tp_program_copy_micros(config->program);
+}
+
 /* ---- replicas.c ---- */
 static inline int
 tp_engine_replicas(const tp_engine_config *config)
 {
     return config->replicas > 1 ? config->replicas : 1;
+}
+/* All copies of a stage that train together: a replica's own, replica after replica. */
+static inline int
+tp_engine_members(const tp_engine_config *config)
+{
+    return tp_engine_replicas(config) * config->program->copies;
 }
 /* Of a message of gradients between two replicas, at most; and bytes of the device where those that came wait to be added. */
 int64_t
@@ -81,8 +146,8 @@ tp_engine_sums_bytes(const tp_engine_config *config);
 /* EVALUE: a replica that is out of range, or a provider without replicas. */
 TP_MUST_USE tp_status
 tp_engine_check_replicas(const tp_engine_config *config);
-/* Once this rank's gradients are complete: those of the same stages in all replicas, added in ascending order of replicas, so
- * that every replica goes on with the same bits, whatever its program. *waited_ns: until all ranks had come to here. */
+/* Once this rank's gradients are complete: those of the same stages in all replicas (and their copies), added in ascending order
+ * of replicas, so that every replica goes on with the same bits, whatever its program. *waited_ns: until all ranks had come to here. */
 TP_MUST_USE tp_status
 tp_engine_sum_replicas(tp_engine *engine, int64_t *waited_ns);
 
@@ -98,7 +163,7 @@ tp_engine_reserve_posted(const tp_engine *engine);
 /* Wait until instruction i may run; the nanoseconds waited. */
 TP_MUST_USE tp_status
 tp_engine_wait_inputs(tp_engine *engine, int64_t i);
-/* Run RF, RB (post), SF, SB (send) of instruction i. data, bytes: where the message lies. */
+/* Run RF, RB, RE, RL (post), SF, SB, SE, SL (send). data, bytes: where the message lies. */
 TP_MUST_USE tp_status
 tp_engine_message(tp_engine *engine, const tp_instr *instr, void *data, size_t bytes);
 

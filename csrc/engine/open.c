@@ -8,20 +8,20 @@
 
 /* ---- sizes -------------------------------------------------------------------------------------------------------------- */
 
-static tp_stage_config
-stage_config(const tp_engine_config *config, int stage)
+tp_stage_config
+tp_engine_stage_config(const tp_engine_config *config, int stage)
 {
-    int gradient = tp_program_gradient_slots(config->program, stage);
+    int gradient = tp_program_gradient_slots(config->program, stage), part = tp_engine_part(config, stage);
     return (tp_stage_config){.model = config->model,
                              .slicing = config->slicing,
-                             .first_block = config->partition[stage],
-                             .last_block = config->partition[stage + 1],
+                             .first_block = config->partition[part],
+                             .last_block = config->partition[part + 1],
                              .activation_slots = tp_program_activation_slots(config->program, stage),
                              .gradient_slots = gradient,
                              .saves = config->saves,
                              .remake_slices = tp_engine_remakes_slices(config, stage),
                              .one_room = tp_engine_has_one_room(config, stage),
-                             .replicas = tp_engine_replicas(config),
+                             .replicas = tp_engine_members(config),
                              .store = config->store};
 }
 
@@ -39,7 +39,7 @@ workspace_bytes(const tp_engine_config *config)
     for (int stage = 0; stage < config->program->stages; stage++) {
         if (config->program->rank_of[stage] != config->rank)
             continue;
-        tp_stage_config part = stage_config(config, stage);
+        tp_stage_config part = tp_engine_stage_config(config, stage);
         size_t bytes = config->provider->device->workspace_bytes(&part, &config->device);
         most = bytes > most ? bytes : most;
     }
@@ -54,11 +54,13 @@ tp_engine_bytes(const tp_engine_config *config)
         tables = tp_engine_tables(config->program, config->rank, tp_engine_replicas(config), gather_count(config));
     size_t total = tp_align_bytes(tables.needs) + tp_align_bytes(tables.forward_needs) + tp_align_bytes(tables.from) +
                    tp_align_bytes(tables.received) + tp_align_bytes(tables.events) + tp_align_bytes(tables.gather) +
-                   tp_align_bytes(tables.stages) + tp_align_bytes(tables.slots) + tp_align_bytes(tp_engine_sums_bytes(config));
+                   tp_align_bytes(tables.stages) + tp_align_bytes(tables.slots) + tp_align_bytes(tables.loads) +
+                   tp_align_bytes(tables.guests) + tp_align_bytes(tp_engine_sums_bytes(config)) +
+                   tp_align_bytes(tp_engine_guests_bytes(config));
     for (int stage = 0; stage < config->program->stages; stage++) {
         if (config->program->rank_of[stage] != config->rank)
             continue;
-        tp_stage_config part = stage_config(config, stage);
+        tp_stage_config part = tp_engine_stage_config(config, stage);
         total += tp_align_bytes(config->provider->stage->bytes(&part, &config->device));
     }
     return total + tp_align_bytes(workspace_bytes(config));
@@ -74,7 +76,7 @@ tp_status
 tp_engine_check(const tp_engine_config *config)
 {
     const tp_program *program = config->program;
-    int blocks = tp_model_blocks(&config->model);
+    int blocks = tp_model_blocks(&config->model), stages = tp_program_copy_stages(program), copies = program->copies;
     TP_TRY(tp_model_check(&config->model));
     if (config->rank < 0 || config->rank >= program->ranks)
         return tp_fail(TP_EVALUE, "rank is %d: 0 to %d would be right", config->rank, program->ranks - 1);
@@ -84,23 +86,24 @@ tp_engine_check(const tp_engine_config *config)
     if (config->slicing->seq_len > config->model.block_size)
         return tp_fail(TP_EVALUE, "seq_len is %d: at most block_size = %d would be right", config->slicing->seq_len,
                        config->model.block_size);
-    if (config->partition[0] != 0 || config->partition[program->stages] != blocks)
+    if (config->partition[0] != 0 || config->partition[stages] != blocks)
         return tp_fail(TP_EVALUE, "the stages cover blocks [%d, %d): [0, %d) would be right", config->partition[0],
-                       config->partition[program->stages], blocks);
-    for (int stage = 0; stage < program->stages; stage++)
+                       config->partition[stages], blocks);
+    for (int stage = 0; stage < stages; stage++)
         if (config->partition[stage + 1] <= config->partition[stage])
             return tp_fail(TP_EVALUE, "stage %d has no block", stage);
-    if (program->micros != config->slicing->micros)
-        return tp_fail(TP_EVALUE, "the program has %d micro-batches, the slicing %d", program->micros,
-                       config->slicing->micros);
+    if (program->micros != copies * config->slicing->micros)
+        return tp_fail(TP_EVALUE, "the program has %d micro-batches%s, the slicing %d", program->micros,
+                       copies > 1 ? " for two copies of the model" : "", config->slicing->micros);
     for (int q = 0; q < program->micros; q++)
-        if (program->slices[q] != config->slicing->micro[q].slices)
+        if (program->slices[q] != config->slicing->micro[tp_engine_micro(config, q)].slices)
             return tp_fail(TP_EVALUE, "micro-batch %d has %d slices in the program, %d in the slicing", q,
-                           program->slices[q], config->slicing->micro[q].slices);
+                           program->slices[q], config->slicing->micro[tp_engine_micro(config, q)].slices);
     for (int64_t i = 0; i < program->begin[program->ranks]; i++)
         if (is_halved(&program->code[i]) && config->slicing->micro[program->code[i].micro].half == 0)
             return tp_fail(TP_EVALUE, "micro-batch %d is halved in the program and not in the slicing",
                            program->code[i].micro);
+    TP_TRY(tp_engine_check_guests(config));
     return tp_engine_check_saving(config);
 }
 
@@ -144,13 +147,14 @@ open_parts(tp_engine *engine, const tp_engine_config *config, tp_heap *account)
     TP_TRY(provider->device->open(&config->device, account, &engine->device));
     if (tp_engine_sums_bytes(config) > 0)
         TP_TRY(tp_heap_alloc(account, tp_engine_sums_bytes(config), "the engine's room for gradients", (void **)&engine->sums));
+    TP_TRY(tp_engine_take_guests(engine, account));
     TP_TRY(connect(engine));
     TP_TRY(tp_engine_reserve_posted(engine));
     TP_TRY(provider->device->reserve(engine->device, workspace_bytes(config)));
     for (int stage = 0; stage < config->program->stages; stage++) {
         if (config->program->rank_of[stage] != config->rank)
             continue;
-        tp_stage_config part = stage_config(config, stage);
+        tp_stage_config part = tp_engine_stage_config(config, stage);
         TP_TRY(provider->stage->open(&part, engine->device, &engine->stage[stage]));
         engine->stages++;
     }
@@ -163,7 +167,7 @@ static tp_status
 check_program(const tp_program *program, int tied)
 {
     int64_t count[TP_OPS] = {0};
-    int remote = 0, last = program->stages - 1;
+    int remote = 0, last = tp_program_copy_stages(program) - 1; /* of a copy; the other's ends lie the other way round */
     TP_TRY(tp_program_check(program));
     TP_TRY(tp_program_check_canonical(program));
     for (int64_t i = 0; i < program->begin[program->ranks]; i++)
@@ -221,10 +225,12 @@ tp_engine_close(tp_engine *engine)
         for (int stage = 0; stage < engine->config.program->stages; stage++)
             engine->config.provider->stage->close(engine->stage[stage]);
         tp_heap_free(engine->account, engine->sums);
+        tp_heap_free(engine->account, engine->rooms);
         engine->config.provider->device->close(engine->device);
     }
     if (engine->heap != NULL) {
         tp_heap_free(engine->heap, engine->stamps);
+        tp_sched_links_close(&engine->links);
         tp_engine_drop_tables(engine);
     }
     tp_heap_close(engine->private);

@@ -38,7 +38,8 @@ static unsigned
 stage_saves(const tp_engine_config *config, int stage, tp_saves saves)
 {
     unsigned kinds = 0;
-    for (int block = config->partition[stage]; block < config->partition[stage + 1]; block++)
+    int part = tp_engine_part(config, stage);
+    for (int block = config->partition[part]; block < config->partition[part + 1]; block++)
         if (block_saves(config, block) == saves)
             kinds |= 1u << tp_model_block_kind(&config->model, block);
     return kinds;

@@ -8,6 +8,7 @@ engine_tables
 tp_engine_tables(const tp_program *program, int rank, int replicas, int64_t gather_count)
 {
     size_t count = (size_t)(program->begin[rank + 1] - program->begin[rank]), ranks = (size_t)program->ranks;
+    size_t guests = (size_t)tp_engine_has_guests(program, rank);
     return (engine_tables){.needs = count * sizeof(int32_t),
                            .forward_needs = count * sizeof(int32_t),
                            .from = count * sizeof(int16_t),
@@ -15,6 +16,8 @@ tp_engine_tables(const tp_program *program, int rank, int replicas, int64_t gath
                            .events = count * sizeof(tp_event),
                            .gather = ((size_t)replicas * ranks + 1) * (size_t)gather_count * sizeof(double),
                            .slots = (size_t)program->stages * (size_t)program->micros * sizeof(uint32_t),
+                           .loads = guests * count * sizeof(tp_engine_load),
+                           .guests = guests * (size_t)program->stages * sizeof(tp_engine_guest),
                            .stages = (size_t)program->stages * sizeof(tp_stage *)};
 }
 
@@ -35,10 +38,15 @@ tp_engine_take_tables(tp_engine *engine, const tp_program *program, int rank, in
     TP_TRY(tp_heap_alloc(engine->heap, bytes.gather, "the engine's gather buffer", (void **)&engine->gather));
     TP_TRY(tp_heap_alloc(engine->heap, bytes.stages, "the engine's stage table", (void **)&engine->stage));
     TP_TRY(tp_heap_alloc(engine->heap, bytes.slots, "the engine's slot table", (void **)&engine->slots));
-    for (int64_t i = 0; i < engine->count; i++)
-        if (engine->code[i].op == TP_OP_F || engine->code[i].op == TP_OP_I || engine->code[i].op == TP_OP_B)
-            engine->slots[(int64_t)engine->code[i].stage * program->micros + engine->code[i].micro] |=
-                engine->code[i].slot;
+    TP_TRY(tp_heap_alloc(engine->heap, bytes.loads, "the engine's load table", (void **)&engine->load));
+    TP_TRY(tp_heap_alloc(engine->heap, bytes.guests, "the engine's guest table", (void **)&engine->guest));
+    for (int64_t i = 0; i < engine->count; i++) { /* a micro-batch that was away has another activation slot in its backward */
+        const tp_instr *instr = &engine->code[i];
+        uint32_t mine = instr->op == TP_OP_F                             ? TP_SLOT(TP_SLOT_ACTIVATION(instr->slot), 0)
+                        : instr->op == TP_OP_I || instr->op == TP_OP_B ? TP_SLOT(0, TP_SLOT_GRADIENT(instr->slot))
+                                                                       : 0;
+        engine->slots[(int64_t)instr->stage * program->micros + instr->micro] |= mine;
+    }
     return tp_engine_match_receives(engine, program);
 }
 
@@ -53,10 +61,13 @@ tp_engine_drop_tables(tp_engine *engine)
     tp_heap_free(engine->heap, engine->gather);
     tp_heap_free(engine->heap, engine->stage);
     tp_heap_free(engine->heap, engine->slots);
+    tp_heap_free(engine->heap, engine->load);
+    tp_heap_free(engine->heap, engine->guest);
 }
 
-/* The key of a message among those a rank receives: its reader is F (from RF, half by half) or B, I (from RB). */
-enum { KEY_FIRST_HALF, KEY_FORWARD, KEY_BACKWARD, KEYS };
+/* The key of a message among those a rank receives: its reader is F (from RF, half by half); B, I (from RB); SL (from RE); the first
+ * R, I or B (from RL). */
+enum { KEY_FIRST_HALF, KEY_FORWARD, KEY_BACKWARD, KEY_EVICTED, KEY_LOADED, KEYS };
 static int64_t
 message_key(const tp_program *program, int kind, const tp_instr *instr)
 {
@@ -67,6 +78,63 @@ message_key(const tp_program *program, int kind, const tp_instr *instr)
 typedef struct {
     int32_t all, forward;
 } receive_count;
+
+typedef struct {
+    tp_engine *engine;
+    const tp_program *program;
+    int64_t *posted_at;    /* [KEYS * stages * units] 1 + position of the receive */
+    receive_count *posted; /* [ranks] */
+    receive_count *number; /* [count] of a receive: which it is of its peer */
+} matching;
+
+static int
+is_receive(const tp_instr *instr)
+{
+    return instr->op == TP_OP_RF || instr->op == TP_OP_RB || instr->op == TP_OP_RE || instr->op == TP_OP_RL;
+}
+
+static void
+note_receive(matching *m, int64_t i)
+{
+    const tp_instr *instr = &m->engine->code[i];
+    int kind = instr->op == TP_OP_RB ? KEY_BACKWARD : instr->op == TP_OP_RE ? KEY_EVICTED : KEY_LOADED;
+    if (instr->op != TP_OP_RF)
+        m->posted_at[message_key(m->program, kind, instr)] = i + 1;
+    else
+        for (int half = KEY_FIRST_HALF; half <= KEY_FORWARD; half++)
+            if (tp_instr_halves(instr) & (half == KEY_FORWARD ? TP_HALF_SECOND : TP_HALF_FIRST))
+                m->posted_at[message_key(m->program, half, instr)] = i + 1;
+    m->posted[instr->peer].all++;
+    m->posted[instr->peer].forward += instr->op == TP_OP_RF;
+    m->number[i] = m->posted[instr->peer];
+}
+
+/* The message that instruction i reads, and what was loaded for it. */
+static void
+find_receives(matching *m, int64_t i)
+{
+    tp_engine *engine = m->engine;
+    const tp_instr *instr = &engine->code[i];
+    int backward = instr->op == TP_OP_B || instr->op == TP_OP_I;
+    int kind = backward                                                ? KEY_BACKWARD
+               : instr->op == TP_OP_SL                                 ? KEY_EVICTED
+               : instr->op == TP_OP_F && instr->flags & TP_HALF_FIRST ? KEY_FIRST_HALF
+                                                                       : KEY_FORWARD;
+    int64_t at = backward || instr->op == TP_OP_SL || instr->op == TP_OP_F ? m->posted_at[message_key(m->program, kind, instr)] : 0;
+    if (at > 0) {
+        engine->from[i] = engine->code[at - 1].peer;
+        engine->needs[i] = m->number[at - 1].all;
+        engine->forward_needs[i] = m->number[at - 1].forward;
+    }
+    if (engine->load == NULL || (!backward && instr->op != TP_OP_R))
+        return;
+    tp_instr whole = *instr;
+    whole.slice = 0;
+    int64_t *loaded = &m->posted_at[message_key(m->program, KEY_LOADED, &whole)];
+    if (*loaded > 0)
+        engine->load[i] = (tp_engine_load){m->number[*loaded - 1].all, engine->code[*loaded - 1].peer};
+    *loaded = 0; /* the first one waits for it */
+}
 
 tp_status
 tp_engine_match_receives(tp_engine *engine, const tp_program *program)
@@ -81,30 +149,15 @@ tp_engine_match_receives(tp_engine *engine, const tp_program *program)
         free(number);
         return tp_fail(TP_EMEMORY, "no memory to match %lld instructions", (long long)engine->count);
     }
+    matching m = {engine, program, posted_at, posted, number};
     for (int64_t i = 0; i < engine->count; i++) {
-        const tp_instr *instr = &engine->code[i];
         engine->from[i] = -1;
-        if (instr->op == TP_OP_RF || instr->op == TP_OP_RB) {
-            if (instr->op == TP_OP_RB)
-                posted_at[message_key(program, KEY_BACKWARD, instr)] = i + 1;
-            else
-                for (int half = KEY_FIRST_HALF; half <= KEY_FORWARD; half++)
-                    if (tp_instr_halves(instr) & (half == KEY_FORWARD ? TP_HALF_SECOND : TP_HALF_FIRST))
-                        posted_at[message_key(program, half, instr)] = i + 1;
-            posted[instr->peer].all++;
-            posted[instr->peer].forward += instr->op == TP_OP_RF;
-            number[i] = posted[instr->peer];
-        } else if (instr->op == TP_OP_F || instr->op == TP_OP_B || instr->op == TP_OP_I) {
-            int kind = instr->op != TP_OP_F               ? KEY_BACKWARD
-                       : instr->flags & TP_HALF_FIRST ? KEY_FIRST_HALF
-                                                      : KEY_FORWARD;
-            int64_t at = posted_at[message_key(program, kind, instr)];
-            if (at > 0) {
-                engine->from[i] = engine->code[at - 1].peer;
-                engine->needs[i] = number[at - 1].all;
-                engine->forward_needs[i] = number[at - 1].forward;
-            }
-        }
+        if (engine->load != NULL)
+            engine->load[i] = (tp_engine_load){0, -1};
+        if (is_receive(&engine->code[i]))
+            note_receive(&m, i);
+        else
+            find_receives(&m, i);
     }
     free(posted_at);
     free(posted);
@@ -133,10 +186,12 @@ most_posted(const tp_engine *engine, int peer)
     int posted = 0, taken = 0, most = 0;
     for (int64_t i = 0; i < engine->count; i++) {
         const tp_instr *instr = &engine->code[i];
-        if ((instr->op == TP_OP_RF || instr->op == TP_OP_RB) && instr->peer == peer)
+        if (is_receive(instr) && instr->peer == peer)
             posted++;
         if (engine->from[i] == peer && engine->needs[i] > taken)
             taken = engine->needs[i];
+        if (engine->load != NULL && engine->load[i].from == peer && engine->load[i].needs > taken)
+            taken = engine->load[i].needs;
         most = posted - taken > most ? posted - taken : most;
     }
     return most;
@@ -159,27 +214,33 @@ tp_engine_reserve_posted(const tp_engine *engine)
     return TP_OK;
 }
 
+static tp_status
+receive_until(tp_engine *engine, int peer, int32_t needed)
+{
+    for (; engine->received[peer] < needed; engine->received[peer]++)
+        TP_TRY(engine->config.comm->ops->recv_wait(engine->config.comm, engine->first + peer));
+    return TP_OK;
+}
+
 tp_status
 tp_engine_wait_inputs(tp_engine *engine, int64_t i)
 {
-    int peer = engine->from[i];
-    if (peer < 0)
-        return TP_OK;
-    for (; engine->received[peer] < engine->needed[i]; engine->received[peer]++)
-        TP_TRY(engine->config.comm->ops->recv_wait(engine->config.comm, engine->first + peer));
-    return TP_OK;
+    if (engine->load != NULL && engine->load[i].from >= 0)
+        TP_TRY(receive_until(engine, engine->load[i].from, engine->load[i].needs));
+    return engine->from[i] < 0 ? TP_OK : receive_until(engine, engine->from[i], engine->needed[i]);
 }
 
 tp_status
 tp_engine_message(tp_engine *engine, const tp_instr *instr, void *data, size_t bytes)
 {
     tp_comm *comm = engine->config.comm;
-    int gradient = instr->op == TP_OP_SB || instr->op == TP_OP_RB;
-    int receives = instr->op == TP_OP_RF || instr->op == TP_OP_RB;
-    /* both ends name the message by the stage that reads it */
-    int reader = receives ? instr->stage : gradient ? instr->stage - 1 : instr->stage + 1;
+    int gradient = instr->op == TP_OP_SB || instr->op == TP_OP_RB, guest = instr->op >= TP_OP_SE && instr->op <= TP_OP_RL;
+    int receives = is_receive(instr);
+    /* both ends name the message by the stage that reads it; a guest is its own stage's */
+    int reader = guest || receives ? instr->stage : gradient ? instr->stage - 1 : instr->stage + 1;
     unsigned slice = instr->slice + (instr->flags & TP_HALF_SECOND ? 1u : 0u); /* a halved micro-batch has one slice */
-    uint64_t tag = tp_tag(gradient ? TP_OP_RB : TP_OP_RF, (unsigned)reader, instr->micro, slice);
+    int op = !guest ? (gradient ? TP_OP_RB : TP_OP_RF) : instr->op == TP_OP_SE || instr->op == TP_OP_RE ? TP_OP_RE : TP_OP_RL;
+    uint64_t tag = tp_tag((unsigned)op, (unsigned)reader, instr->micro, slice);
     if (receives)
         return comm->ops->recv_post(comm, engine->first + instr->peer, tag, data, bytes);
     return comm->ops->send(comm, engine->first + instr->peer, tag, data, bytes);

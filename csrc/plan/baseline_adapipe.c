@@ -7,7 +7,8 @@
  * Recomputation: for blocks [i, j) on stage k, bytes (limit - static - transient) / copies may be kept for a micro-batch; a
  * 0/1 knapsack over the blocks keeps those that avoid most recomputation. Sizes count in units of their greatest common
  * divisor where that makes at most UNITS of them (then it is exact), else of total / UNITS, rounded up (then it is safe). One
- * table for each i, extended over j, serves every stage.
+ * table for each i, extended over j, serves every stage, and every later i as far as its blocks are the same. A model of like
+ * layers has few of those, but for the last block, which is another: one table from there back serves all [i, blocks).
  *
  * Partition: with W_k the seconds until stage k begins its first backward, E_k the seconds from its last forward's start to
  * its last backward's end on the way down, and M_k the slowest stage from k on,
@@ -22,6 +23,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "csrc/base/deadline.h"
+
 enum { UNITS = 4096 };
 
 typedef struct {
@@ -35,8 +38,11 @@ typedef struct {
     int stages, units;
     double unit;
     int *size;       /* [blocks] in units */
+    int *known;      /* [blocks] extra[i][j] is there for j up to known[i] */
+    int *like;       /* [blocks] of how many blocks the table that is made is i's, too */
     double *extra;   /* [blocks][blocks + 1][copies kinds]: least recomputation of [i, j) by stage, INFINITY: it does not fit */
     double *gain;    /* [units + 1] seconds avoided */
+    double *next;    /* [units + 1] scratch */
     suffix *best;    /* [stages + 1][blocks + 1] */
     int64_t steps;
 } ada;
@@ -82,42 +88,106 @@ room_of(const ada *p, int k, int i, int j)
     return units < p->units ? (int)units : p->units;
 }
 
+/* next[0 .. count) of gain[] and of what is gained with the item: from one array to another, so that it is done with vectors. */
+static void
+take_in(const double *restrict gain, const double *restrict before, double value, int count, double *restrict next)
+{
+    for (int u = 0; u < count; u++) {
+        double with = before[u] + value;
+        next[u] = tp_chain_is_less(gain[u], with) ? with : gain[u];
+    }
+}
+
 /* gain[] with block i taken in. */
 static void
 add_item(ada *p, int i)
 {
     int size = p->size[i];
-    double value = p->sums->chain->recompute_s[i];
-    for (int u = p->units; u >= size; u--)
-        if (tp_chain_is_less(p->gain[u], p->gain[u - size] + value))
-            p->gain[u] = p->gain[u - size] + value;
+    double *next = p->next;
+    if (size > p->units)
+        return;
+    memcpy(next, p->gain, (size_t)size * sizeof *next);
+    take_in(p->gain + size, p->gain, p->sums->chain->recompute_s[i], p->units + 1 - size, next + size);
+    p->next = p->gain;
+    p->gain = next;
 }
 
+/* How many blocks from i on are, to the bit, those from `from` on. */
+static int
+same_from(const ada *p, int from, int i)
+{
+    const double *again = p->sums->chain->recompute_s;
+    int same = 0;
+    while (i + same < p->sums->chain->blocks && p->size[from + same] == p->size[i + same] &&
+           (again == NULL || again[from + same] == again[i + same]))
+        same++;
+    return same;
+}
+
+/* extra[i][j] of all stages; gain[] is of blocks like [i, j), `all` the seconds to make them all again. */
 static void
+put_extra(ada *p, int i, int j, double all)
+{
+    const tp_chain *c = p->sums->chain;
+    double *extra = &p->extra[((int64_t)i * (c->blocks + 1) + j) * p->stages];
+    for (int k = 0; k < p->stages; k++, extra++) {
+        int copies = tp_chain_copies(c, p->stages, k), room;
+        *extra = INFINITY;
+        if (c->limit_bytes <= 0.0 || tp_chain_bytes(p->sums, i, j, copies, 0) <= c->limit_bytes)
+            *extra = 0.0;
+        else if (c->recompute_s != NULL && (room = room_of(p, k, i, j)) >= 0)
+            *extra = fmax(all - p->gain[room], 0.0);
+        p->steps++;
+    }
+}
+
+/* One table for block `from`, and for every later one as far as its blocks are the same: known[i] says how far that is done. */
+static tp_status
+solve_from(ada *p, int from)
+{
+    const tp_chain *c = p->sums->chain;
+    int n = c->blocks;
+    double all = 0.0;
+    memset(p->gain, 0, (size_t)(p->units + 1) * sizeof *p->gain);
+    for (int i = from; i < n; i++)
+        p->like[i] = p->known[i] < n ? same_from(p, from, i) : 0;
+    for (int j = from + 1; j <= n; j++) {
+        TP_TRY(tp_deadline_check("adapipe"));
+        if (c->recompute_s != NULL) {
+            add_item(p, j - 1);
+            all += c->recompute_s[j - 1];
+        }
+        for (int i = from; i + j - from <= n; i++)
+            if (p->like[i] >= j - from && p->known[i] < i + j - from) {
+                put_extra(p, i, i + j - from, all);
+                p->known[i] = i + j - from;
+            }
+    }
+    return TP_OK;
+}
+
+static tp_status
 solve_knapsacks(ada *p)
 {
     const tp_chain *c = p->sums->chain;
-    int n = c->blocks, k_stride = p->stages;
-    for (int i = 0; i < n; i++) {
-        double all = 0.0;
-        memset(p->gain, 0, (size_t)(p->units + 1) * sizeof *p->gain);
-        for (int j = i + 1; j <= n; j++) {
-            if (c->recompute_s != NULL) {
-                add_item(p, j - 1);
-                all += c->recompute_s[j - 1];
-            }
-            for (int k = 0; k < p->stages; k++) {
-                double *extra = &p->extra[((int64_t)i * (n + 1) + j) * k_stride + k];
-                int copies = tp_chain_copies(c, p->stages, k), room;
-                *extra = INFINITY;
-                if (c->limit_bytes <= 0.0 || tp_chain_bytes(p->sums, i, j, copies, 0) <= c->limit_bytes)
-                    *extra = 0.0;
-                else if (c->recompute_s != NULL && (room = room_of(p, k, i, j)) >= 0)
-                    *extra = fmax(all - p->gain[room], 0.0);
-                p->steps++;
-            }
+    int n = c->blocks;
+    double all = 0.0;
+    for (int i = 0; i < n; i++)
+        p->known[i] = i;
+    for (int i = 0; i < n; i++)
+        if (p->known[i] < (i == 0 ? n : n - 1))
+            TP_TRY(solve_from(p, i));
+    memset(p->gain, 0, (size_t)(p->units + 1) * sizeof *p->gain);
+    for (int i = n - 1; i >= 0; i--) {
+        TP_TRY(tp_deadline_check("adapipe"));
+        if (c->recompute_s != NULL) {
+            add_item(p, i);
+            all += c->recompute_s[i];
         }
+        if (p->known[i] < n)
+            put_extra(p, i, n, all);
     }
+    return TP_OK;
 }
 
 static double
@@ -146,11 +216,12 @@ put_before(const ada *p, int k, int i, int j, const suffix *rest)
     return x;
 }
 
-static void
+static tp_status
 fill_suffixes(ada *p)
 {
     int n = p->sums->chain->blocks;
-    for (int k = p->stages - 1; k >= 0; k--)
+    for (int k = p->stages - 1; k >= 0; k--) {
+        TP_TRY(tp_deadline_check("adapipe"));
         for (int i = k; i < n; i++) {
             suffix *to = &p->best[k * (n + 1) + i];
             int last = k == p->stages - 1;
@@ -164,6 +235,8 @@ fill_suffixes(ada *p)
                     *to = x;
             }
         }
+    }
+    return TP_OK;
 }
 
 /* Which blocks of [i, j) stage k recomputes: the knapsack again, with what it took. */
@@ -202,13 +275,16 @@ run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp
     int n = s->chain->blocks;
     (void)options;
     TP_ARENA_TAKE(arena, n, p.size);
+    TP_ARENA_TAKE(arena, n, p.known);
+    TP_ARENA_TAKE(arena, n, p.like);
     if (s->chain->limit_bytes > 0.0)
         choose_unit(&p);
     TP_ARENA_TAKE(arena, p.units, p.gain);
+    TP_ARENA_TAKE(arena, p.units, p.next);
     TP_ARENA_TAKE(arena, (int64_t)n * (n + 1) * stages, p.extra);
     TP_ARENA_TAKE(arena, (int64_t)(stages + 1) * (n + 1), p.best);
-    solve_knapsacks(&p);
-    fill_suffixes(&p);
+    TP_TRY(solve_knapsacks(&p));
+    TP_TRY(fill_suffixes(&p));
     plan->steps = p.steps;
     if (p.best[0].cut == 0)
         return tp_chain_infeasible(s, stages, s->chain->recompute_s != NULL, 1);

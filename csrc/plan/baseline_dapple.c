@@ -32,6 +32,8 @@
 
 #include <math.h>
 
+#include "csrc/base/deadline.h"
+
 /* Of the pipeline with its messages: even v is stage v / 2, odd v the message behind it. */
 static double
 part(const double *values, double comm_s, int v)
@@ -147,11 +149,12 @@ evaluate(dapple *p, int i, int m0, int j, int m, uint8_t *whole)
                              &pivot);
 }
 
-static void
+static tp_status
 extend(dapple *p, int i, int m0)
 {
     int n = p->sums->chain->blocks;
-    for (int j = i + 1; j <= n; j++)
+    for (int j = i + 1; j <= n; j++) {
+        TP_TRY(tp_deadline_check("dapple"));
         for (int m = 1; m <= (p->straight ? 1 : p->devices - m0); m++) {
             int to = j * p->stride + m0 + m;
             uint8_t whole;
@@ -163,6 +166,8 @@ extend(dapple *p, int i, int m0)
                 p->from_m[to] = m0;
             }
         }
+    }
+    return TP_OK;
 }
 
 static void
@@ -215,7 +220,7 @@ run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp
     for (int i = 0; i < n; i++)
         for (int m = 0; m < p.devices; m++)
             if (p.best[i * p.stride + m] < INFINITY && (i > 0) == (m > 0))
-                extend(&p, i, m);
+                TP_TRY(extend(&p, i, m));
     p.best[0] = INFINITY;
     for (int at = 0; at < cells; at++)
         if (p.whole[at] && p.best[at] < INFINITY && is_finished(&p, at) &&

@@ -13,6 +13,8 @@
 
 #include <math.h>
 
+#include "csrc/base/deadline.h"
+
 typedef struct {
     const tp_chain_sums *sums;
     int devices, straight;
@@ -68,8 +70,10 @@ run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp
     TP_ARENA_TAKE(arena, cells, p.cut);
     TP_ARENA_TAKE(arena, cells, p.used);
     for (int j = 1; j <= n; j++)
-        for (int m = 1; m <= p.devices; m++)
+        for (int m = 1; m <= p.devices; m++) {
+            TP_TRY(tp_deadline_check("pipedream"));
             fill_cell(&p, j, m);
+        }
     plan->objective_s = p.best[cells - 1];
     plan->steps = p.steps;
     if (!(plan->objective_s < INFINITY))

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 
 #include "csrc/base/clock.h"
+#include "csrc/base/deadline.h"
 
 typedef struct {
     tp_layer_space space;
@@ -92,7 +93,7 @@ make_staircase(piper *p, int i)
     }
 }
 
-static void
+static tp_status
 fill_table(piper *p)
 {
     const tp_layer_space *s = &p->space;
@@ -103,6 +104,7 @@ fill_table(piper *p)
         for (int j = 0; j < i; j++) {
             if (!tp_layer_within(s, j, i))
                 continue;
+            TP_TRY(tp_deadline_check("piper"));
             p->pairs++;
             tp_layer_pair_fill(s, i, j, &p->pair);
             for (int t = 0; t < s->degrees; t++)
@@ -116,6 +118,7 @@ fill_table(piper *p)
         }
         make_staircase(p, i);
     }
+    return TP_OK;
 }
 
 /* The stage by which best[i][k][s] came about, where no smaller k or s has the same value; its downset j, or -1. */
@@ -185,7 +188,7 @@ piper_in(tp_arena *arena, const tp_layer_graph *graph, tp_layer_plan *plan)
     p.drops = memory;
     TP_TRY(tp_arena_take(arena, (size_t)p.space.reach + 2, sizeof *p.time, &memory));
     p.time = memory;
-    fill_table(&p);
+    TP_TRY(fill_table(&p));
     plan->pairs = p.pairs;
     plan->knapsacks = p.knapsacks;
     int i = p.space.count - 1, k = graph->devices, s = p.space.reach;

@@ -24,6 +24,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "csrc/base/deadline.h"
 #include "csrc/plan/plan.h"
 
 typedef struct {
@@ -141,14 +142,14 @@ may_move(const vpipe *v, int k, int step)
     return !v->moved[block] && v->boundary[giver + 1] - v->boundary[giver] > 1;
 }
 
-/* One pass; the best partition seen is left in best and boundary. */
+/* One pass; the best partition seen is left in best and boundary. Past the deadline it ends with that. */
 static int
 pass(vpipe *v, merit *best)
 {
     int improved = 0;
     size_t bytes = (size_t)(v->stages + 1) * sizeof *v->boundary;
     memset(v->moved, 0, (size_t)v->sums->chain->blocks);
-    for (;;) {
+    while (!tp_deadline_late()) {
         int chosen = -1, way = 0;
         merit least = {INFINITY, INFINITY, INFINITY};
         for (int k = 0; k + 1 < v->stages; k++)
@@ -207,6 +208,7 @@ run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp
     plan->objective_s = best.slowest_s;
     if (best.short_bytes <= 0.0)
         return TP_OK;
+    TP_TRY(tp_deadline_check("vpipe"));
     int worst = 0;
     for (int k = 0; k < stages; k++)
         worst = v.short_bytes[k] > v.short_bytes[worst] ? k : worst;

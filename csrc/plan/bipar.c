@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "csrc/base/deadline.h"
 
 typedef struct {
     int64_t key;
@@ -181,6 +182,7 @@ segment(bipar *b, int depth, int x, int q, int i, int j, outcome *out)
     *out = old != NULL ? *old : (outcome){.key = key, .time_s = INFINITY};
     if (old != NULL)
         return TP_OK;
+    TP_TRY(tp_deadline_check("dawnpiper_binary"));
     if (q == 1) {
         TP_TRY(stage(b, x, i, j, out));
         return remember(b, *out);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "csrc/base/clock.h"
+#include "csrc/base/deadline.h"
 #include "csrc/plan/in_flight.h"
 
 /* ---- the request --------------------------------------------------------------------------------------------------------- */
@@ -313,6 +314,7 @@ tp_bmpipe_is_late(tp_bmpipe *p)
 {
     if (!p->late && p->deadline_ns != 0)
         p->late = tp_clock_ns() > p->deadline_ns;
+    p->late |= tp_deadline_late();
     if (!p->late && p->chunks == 1 && p->options->effort > 0) /* the search of several counts its own */
         p->late = p->nodes + 25 * (int64_t)p->micros * p->evaluations > p->options->effort;
     return p->late;

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "csrc/base/deadline.h"
 #include "csrc/plan/memopt.h"
 
 /* What a stage is measured by: its relaxed W, its W, or the bytes that nothing can free (to name what would fit). */
@@ -139,6 +140,7 @@ probe(search *s, double period, int *boundary, double *attained, double *next, i
     *next = INFINITY;
     *found = 0;
     s->probes++;
+    TP_TRY(tp_deadline_check("dawnpiper"));
     if (!allow(s, period, next))
         return TP_OK;
     boundary[0] = 0;

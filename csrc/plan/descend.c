@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "csrc/base/deadline.h"
 #include "csrc/plan/arena.h"
 #include "csrc/plan/descend_moves.h"
 
@@ -133,7 +134,7 @@ take(descent *d, const tp_move *move, double goal_s, int *taken)
 static int
 spent(const descent *d)
 {
-    return tp_judge_work(d->judge) >= d->stop;
+    return tp_judge_work(d->judge) >= d->stop || tp_deadline_late();
 }
 
 /* glance_s[0 .. count) of these moves: seconds in the order of the plan in hand. */

@@ -181,7 +181,8 @@ tp_move_make(tp_move_room *room, const tp_move *move)
         unit += room->slices[q];
     }
     room->trial_units = unit;
-    return (tp_candidate){room->order, room->pending, room->micros, room->boundary, room->batches, room->slices, room->lengths};
+    return (tp_candidate){room->order,  room->pending, room->micros, room->boundary, room->batches,
+                          room->slices, room->lengths, NULL};
 }
 
 tp_candidate

@@ -6,7 +6,7 @@
 
 #include "csrc/plan/judge_core.h"
 
-enum { F, I, W, UPDATE, EXCHANGE, LINK, COPY, AGAIN, WHOLE };
+enum { F, I, W, UPDATE, EXCHANGE, LINK, LINK_BACK, COPY, AGAIN, WHOLE };
 /* Of the halves of forwards, behind the whole's. */
 enum { F_FIRST = WHOLE, F_SECOND, LINK_FIRST, LINK_SECOND, COPY_FIRST, COPY_SECOND, SPARE_I, SPARE_W, ALL };
 enum { KEPT = 16 }; /* orders that depend on times and are kept: list scheduling costs more than all else */
@@ -24,6 +24,7 @@ struct tp_judge {
     int64_t work, cells; /* cells: room of a table */
     int tables;
     double *table[ALL]; /* [stages][units]; one block of memory */
+    double *latency_s;  /* [2 * stages] */
     int32_t *blocks;    /* [stages][TP_BLOCK_KINDS] */
     int32_t *remade;    /* the same of those that are made again */
     int32_t *halved;    /* [micros] */
@@ -41,6 +42,7 @@ tp_judge_close(tp_judge *judge)
         tp_program_close(judge->list[i].program);
     free(judge->table[0]);
     free(judge->blocks);
+    free(judge->latency_s);
     free(judge->halved);
     free(judge);
 }
@@ -58,8 +60,10 @@ tp_judge_open(const tp_judge_request *request, tp_judge **out)
     tp_judge *judge = calloc(1, sizeof *judge);
     if (judge != NULL)
         judge->blocks = calloc(2 * (size_t)(request->ranks * request->chunks) * TP_BLOCK_KINDS, sizeof *judge->blocks);
-    if (judge == NULL || judge->blocks == NULL) {
-        free(judge);
+    if (judge != NULL)
+        judge->latency_s = calloc(2 * (size_t)(request->ranks * request->chunks), sizeof *judge->latency_s);
+    if (judge == NULL || judge->blocks == NULL || judge->latency_s == NULL) {
+        tp_judge_close(judge);
         return tp_fail(TP_EMEMORY, "no memory for a judge of %d stages", request->ranks * request->chunks);
     }
     judge->asked = *request;
@@ -162,21 +166,69 @@ time_updates(tp_judge *judge, const tp_candidate *c, int64_t units)
     }
 }
 
+static int
+home(const tp_judge *judge, int order, int stage)
+{
+    int ranks = judge->asked.ranks, turn = stage % (2 * ranks);
+    if (order == TP_ORDER_ZB_V || order == TP_ORDER_DUALPIPE_V || order == TP_ORDER_HANAYO)
+        return turn < ranks ? turn : 2 * ranks - 1 - turn;
+    return stage % ranks;
+}
+
+/* Do messages between this stage and the next leave the node? */
+static int
+is_far(const tp_judge *judge, int order, int stage)
+{
+    if (judge->asked.costs.far == NULL || stage + 1 == judge->stages)
+        return 0;
+    int here = home(judge, order, stage), there = home(judge, order, stage + 1), least = here < there ? here : there;
+    if (here == there)
+        return 0;
+    return judge->asked.costs.far[abs(here - there) > 1 ? judge->asked.ranks - 1 : least];
+}
+
 static void
-time_messages(const tp_judge *judge, const tp_candidate *c, const int32_t *batches, int64_t units, double *link, double *copy)
+time_row(const tp_judge *judge, const tp_candidate *c, const int32_t *batches, int far, double *link, double *copy)
 {
     const tp_judge_costs *costs = &judge->asked.costs;
+    double latency_s = far ? costs->far_latency_s : costs->latency_s, byte_s = far ? costs->far_byte_s : costs->byte_s;
     int64_t u = 0;
     for (int32_t q = 0; q < c->micros; q++)
         for (int32_t s = 0; s < c->slices[q]; s++, u++) {
             double bytes = costs->row_bytes * (double)batches[q] * (double)c->lengths[u];
-            link[u] = costs->latency_s + costs->byte_s * bytes;
+            link[u] = latency_s + byte_s * bytes;
             copy[u] = costs->copy_byte_s * bytes;
         }
-    for (int k = 1; k < judge->stages; k++) {
-        memcpy(link + k * units, link, (size_t)units * sizeof *link);
-        memcpy(copy + k * units, copy, (size_t)units * sizeof *copy);
+}
+
+static void
+time_messages(const tp_judge *judge, const tp_candidate *c, const int32_t *batches, int64_t units, double *link, double *copy)
+{
+    int like[2] = {-1, -1}; /* a stage whose messages stay, and one whose leave */
+    for (int k = 0; k < judge->stages; k++) {
+        int far = is_far(judge, c->order, k);
+        if (like[far] < 0) {
+            like[far] = k;
+            time_row(judge, c, batches, far, link + k * units, copy + k * units);
+        } else {
+            memcpy(link + k * units, link + like[far] * units, (size_t)units * sizeof *link);
+            memcpy(copy + k * units, copy + like[far] * units, (size_t)units * sizeof *copy);
+        }
     }
+}
+
+/* Links carry one message at a time, unless a message's bytes take no time. */
+static void
+time_links(tp_judge *judge, int order, tp_durations *out)
+{
+    const tp_judge_costs *costs = &judge->asked.costs;
+    if (!(costs->byte_s > 0.0) && costs->far == NULL)
+        return;
+    for (int k = 0; k < judge->stages; k++)
+        judge->latency_s[k] = is_far(judge, order, k) ? costs->far_latency_s : costs->latency_s;
+    for (int k = 0; k < judge->stages; k++) /* back over the same link */
+        judge->latency_s[judge->stages + k] = k > 0 && costs->far != NULL ? judge->latency_s[k - 1] : costs->latency_s;
+    out->latency_s = judge->latency_s;
 }
 
 /* W of all slices of a micro-batch to its first. */
@@ -212,13 +264,21 @@ time_halves(tp_judge *judge, const tp_candidate *c, int64_t units, tp_durations 
     return TP_OK;
 }
 
+/* What is made again: the candidate's own or the request's; NULL: nothing. */
+static const uint8_t *
+again_of(const tp_judge *judge, const tp_candidate *c)
+{
+    return c->recompute != NULL ? c->recompute : judge->asked.recompute;
+}
+
 static tp_status
 time_again(tp_judge *judge, const tp_candidate *c, tp_durations *out)
 {
+    const uint8_t *again = again_of(judge, c);
     memset(judge->remade, 0, (size_t)judge->stages * TP_BLOCK_KINDS * sizeof *judge->remade);
     for (int k = 0; k < judge->stages; k++)
         for (int32_t i = c->boundary[k]; i < c->boundary[k + 1]; i++)
-            judge->remade[k * TP_BLOCK_KINDS + judge->asked.kind[i]] += judge->asked.recompute[i] != 0;
+            judge->remade[k * TP_BLOCK_KINDS + judge->asked.kind[i]] += again[i] != 0;
     out->seconds[TP_OP_R] = judge->table[AGAIN];
     return tp_cost_recompute(judge->asked.costs.cost, judge->stages, judge->remade, c->micros, c->batches, c->slices, c->lengths,
                              judge->table[AGAIN]);
@@ -243,9 +303,15 @@ tp_judge_time(tp_judge *judge, const tp_candidate *c, tp_durations *out)
     out->seconds[TP_OP_OPT] = judge->table[UPDATE];
     out->seconds[TP_OP_AR] = judge->table[EXCHANGE];
     out->comm_unit_s = judge->table[LINK];
+    time_links(judge, c->order, out);
+    if (judge->asked.costs.far != NULL) {
+        memset(judge->table[LINK_BACK], 0, (size_t)units * sizeof(double));
+        memcpy(judge->table[LINK_BACK] + units, judge->table[LINK], (size_t)(units * (judge->stages - 1)) * sizeof(double));
+        out->back_comm_unit_s = judge->table[LINK_BACK];
+    }
     if (judge->asked.costs.copy_byte_s > 0.0)
         out->seconds[TP_OP_SF] = out->seconds[TP_OP_SB] = out->seconds[TP_OP_RF] = out->seconds[TP_OP_RB] = judge->table[COPY];
-    if (judge->asked.recompute != NULL)
+    if (again_of(judge, c) != NULL)
         TP_TRY(time_again(judge, c, out));
     return c->order == TP_ORDER_SLICED ? time_halves(judge, c, units, out) : TP_OK;
 }
@@ -372,21 +438,26 @@ tp_judge_compute(tp_judge *judge, const tp_candidate *c, tp_program **program)
     return TP_OK;
 }
 
-/* The program with R where the request says so; *made is replaced. */
+/* The program with R where something is made again; *made is replaced. */
 static tp_status
 make_again(tp_judge *judge, const tp_candidate *c, const tp_program **compute, tp_program **made)
 {
+    const uint8_t *recompute = again_of(judge, c);
     uint8_t *flags = calloc(2 * (size_t)judge->stages, 1);
     if (flags == NULL)
         return tp_fail(TP_EMEMORY, "no memory for the flags of %d stages", judge->stages);
     for (int k = 0; k < judge->stages; k++)
         for (int32_t i = c->boundary[k]; i < c->boundary[k + 1]; i++)
-            if (judge->asked.recompute[i] && flags[k] != TP_AGAIN_ALL)
+            if (recompute[i] && flags[k] != TP_AGAIN_ALL)
                 flags[k] = judge->asked.kind[i] == TP_ATTENTION ? TP_AGAIN_ALL : TP_AGAIN_SLICES;
     tp_program *again = NULL;
-    tp_status status = tp_program_save_memory(*compute, flags, flags + judge->stages, &again);
+    tp_status status = TP_OK;
+    if (memchr(flags, TP_AGAIN_ALL, (size_t)judge->stages) != NULL || memchr(flags, TP_AGAIN_SLICES, (size_t)judge->stages) != NULL)
+        status = tp_program_save_memory(*compute, flags, flags + judge->stages, &again);
     free(flags);
     TP_TRY(status);
+    if (again == NULL)
+        return TP_OK;
     tp_program_close(*made);
     *compute = *made = again;
     return TP_OK;
@@ -410,7 +481,7 @@ tp_judge_make(tp_judge *judge, const tp_candidate *c, tp_program **program, tp_s
     tp_status status = build(judge, c, &d, &compute, &made);
     if (status == TP_OK && compute->stages != judge->stages)
         status = tp_fail(TP_EVALUE, "the schedule has %d stages: %d would be right", compute->stages, judge->stages);
-    if (status == TP_OK && judge->asked.recompute != NULL)
+    if (status == TP_OK && again_of(judge, c) != NULL)
         status = make_again(judge, c, &compute, &made);
     if (status == TP_OK && !places_weights(c->order)) {
         status = tp_program_split(compute, &d, c->pending, &split);

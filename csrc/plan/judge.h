@@ -15,6 +15,8 @@ enum { TP_ORDER_ZB_V = TP_SCHEDULES, TP_ORDER_DUALPIPE_V, TP_ORDER_HANAYO, TP_OR
 typedef struct {
     const tp_cost *cost;
     double latency_s, byte_s; /* a message on its link: latency_s + bytes byte_s */
+    double far_latency_s, far_byte_s; /* the same of one that leaves its node */
+    const uint8_t *far;       /* [ranks] 1: the next rank (after the last one rank 0) is on another node; NULL: no message leaves */
     double copy_byte_s;       /* of a message's byte, of the time of either end */
     double row_bytes;         /* of a token in a message */
     double exchange_s;        /* AR */
@@ -40,6 +42,7 @@ typedef struct {
     const int32_t *boundary; /* [stages + 1] blocks, ascending */
     const int32_t *batches, *slices; /* [micros] */
     const int32_t *lengths;  /* [units] */
+    const uint8_t *recompute; /* [blocks] as the request's, which it replaces; NULL: the request's. Not for descents. */
 } tp_candidate;
 
 typedef struct tp_judge tp_judge;

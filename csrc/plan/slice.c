@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "csrc/base/clock.h"
+#include "csrc/base/deadline.h"
 #include "csrc/plan/slice_dp.h"
 
 #define SMALL_STEP 3e-4  /* a relative step below which the reduced graph is tried */
@@ -179,7 +180,7 @@ keep_edges(walk *w, double *floor, double v)
 static int
 out_of_time(const walk *w)
 {
-    return w->deadline_s > 0.0 && 1e-9 * (double)tp_clock_ns() > w->deadline_s;
+    return tp_deadline_late() || (w->deadline_s > 0.0 && 1e-9 * (double)tp_clock_ns() > w->deadline_s);
 }
 
 /* A group size whose own least sum leaves too little for the rest can never come back: thresholds only fall. */

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "csrc/base/clock.h"
+#include "csrc/base/deadline.h"
 #include "csrc/plan/slice_dp.h"
 
 #define EDGE_ROOM 12000 /* of the reduced graph; with more edges searches over all slices are as cheap */
@@ -290,7 +291,7 @@ run_boxes(apart *a)
     a->plan->lower_bound_s = goal_of(a);
     while (a->boxes > 0) {
         box b = a->stack[--a->boxes];
-        if (a->deadline_s > 0.0 && 1e-9 * (double)tp_clock_ns() > a->deadline_s) {
+        if (tp_deadline_late() || (a->deadline_s > 0.0 && 1e-9 * (double)tp_clock_ns() > a->deadline_s)) {
             a->plan->optimal = 0;
             a->plan->lower_bound_s = fmin(a->plan->lower_bound_s, b.bound);
             continue;

@@ -133,5 +133,7 @@ tp_stage_heuristic(tp_arena *arena, tp_stage_search *q)
         return tp_fail(TP_EINTERNAL, "Algorithm 1 found nothing that fits where something does");
     remember(&h, now);
     follow(&h, now, now + places);
+    if (q->simulations == 0) /* stopped before the first */
+        tp_stage_try(q, h.plans, 1.0 / 0.0);
     return TP_OK;
 }

@@ -4,15 +4,18 @@
 #include <string.h>
 
 #include "csrc/base/clock.h"
+#include "csrc/base/deadline.h"
 
 int
 tp_stage_stop(tp_stage_search *q)
 {
     if (q->limits.effort > 0 && q->effort > q->limits.effort)
         q->stopped = 1;
-    if (q->limits.time_limit_s > 0.0 && q->effort >= q->look) { /* the clock is read now and then */
+    if (q->effort >= q->look) { /* the clock is read now and then */
         q->look = q->effort + 20000;
-        q->stopped |= (double)(tp_clock_ns() - q->start_ns) > 1e9 * q->limits.time_limit_s;
+        q->stopped |= tp_deadline_late();
+        if (q->limits.time_limit_s > 0.0)
+            q->stopped |= (double)(tp_clock_ns() - q->start_ns) > 1e9 * q->limits.time_limit_s;
     }
     return q->stopped;
 }

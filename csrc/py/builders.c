@@ -69,8 +69,9 @@ tp_py_program_build_hanayo(PyObject *type, PyObject *args)
     return build_zigzag(type, args, 1);
 }
 
-PyObject *
-tp_py_program_build_dualpipe_v(PyObject *type, PyObject *args)
+/* Of (ranks, slices) alone. */
+static PyObject *
+build_from_slices(PyObject *type, PyObject *args, tp_status (*build)(int, int, const int32_t *, tp_program **))
 {
     int ranks;
     PyObject *slices;
@@ -81,8 +82,26 @@ tp_py_program_build_dualpipe_v(PyObject *type, PyObject *args)
     tp_status status;
     int micros = view.shape[0] > 65537 ? 65537 : (int)view.shape[0];
     Py_BEGIN_ALLOW_THREADS
-    status = tp_program_build_dualpipe_v(ranks, micros, view.buf, &program);
+    status = build(ranks, micros, view.buf, &program);
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&view);
     return tp_py_program_made_by(type, status, program);
+}
+
+PyObject *
+tp_py_program_build_dualpipe_v(PyObject *type, PyObject *args)
+{
+    return build_from_slices(type, args, tp_program_build_dualpipe_v);
+}
+
+PyObject *
+tp_py_program_build_chimera(PyObject *type, PyObject *args)
+{
+    return build_from_slices(type, args, tp_program_build_chimera);
+}
+
+PyObject *
+tp_py_program_build_bpipe(PyObject *type, PyObject *args)
+{
+    return build_from_slices(type, args, tp_program_build_bpipe);
 }

@@ -19,7 +19,7 @@ typedef struct {
     PyObject *store;     /* bytes: the folder for what is swapped; NULL: none */
     tp_heap *heap;
     tp_engine *engine;
-    int64_t tokens; /* ints of one step's tokens */
+    int sequences; /* of a step: of all copies of the model */
     int busy;       /* a step is running without the GIL */
 } engine_object;
 
@@ -63,9 +63,9 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         tp_py_saves(saves, &config.model, &self->saves) < 0)
         goto failed;
     config.saves = self->saves.buf;
-    if (boundaries != config.program->stages + 1) {
-        tp_py_invalid_value("the partition has %zd boundaries: %d would be right for %d stages", boundaries,
-                            config.program->stages + 1, config.program->stages);
+    int stages = tp_program_copy_stages(config.program);
+    if (boundaries != stages + 1) {
+        tp_py_invalid_value("the partition has %zd boundaries: %d would be right for %d stages", boundaries, stages + 1, stages);
         goto failed;
     }
     tp_status status = tp_engine_halve(config.program, self->slicing);
@@ -84,7 +84,7 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->program = Py_NewRef(program);
     self->comm = Py_NewRef(comm);
     self->provider = Py_NewRef(provider);
-    self->tokens = (int64_t)self->slicing->batch * (self->slicing->seq_len + 1);
+    self->sequences = config.program->copies * self->slicing->batch;
     status = tp_heap_open(memory, &self->heap);
     if (status == TP_OK) {
         Py_BEGIN_ALLOW_THREADS
@@ -189,9 +189,9 @@ view_tokens(engine_object *self, PyObject *tokens, Py_buffer *view)
         return 0;
     if (tp_py_view(tokens, 'i', 2, 0, "tokens", view) < 0)
         return -1;
-    if (view->shape[0] != self->slicing->batch || view->shape[1] != self->slicing->seq_len + 1) {
+    if (view->shape[0] != self->sequences || view->shape[1] != self->slicing->seq_len + 1) {
         tp_py_invalid_value("tokens have shape (%zd, %zd): (%d, %d) would be right", view->shape[0],
-                            view->shape[1], self->slicing->batch, self->slicing->seq_len + 1);
+                            view->shape[1], self->sequences, self->slicing->seq_len + 1);
         PyBuffer_Release(view);
         return -1;
     }

@@ -14,7 +14,7 @@
 
 typedef struct {
     tp_py_pack pack;
-    Py_buffer kinds, recompute;
+    Py_buffer kinds, recompute, far;
     PyObject *provider; /* kept alive */
     tp_judge_request request;
     tp_judge *judge;
@@ -34,6 +34,8 @@ holder_close(holder *h)
         PyBuffer_Release(&h->kinds);
     if (h->recompute.obj != NULL)
         PyBuffer_Release(&h->recompute);
+    if (h->far.obj != NULL)
+        PyBuffer_Release(&h->far);
     tp_py_pack_close(&h->pack);
     Py_XDECREF(h->provider);
     free(h);
@@ -69,12 +71,14 @@ memory_open(tp_py_state *state, PyObject *tuple, holder *h)
 static int
 request_open(tp_py_state *state, PyObject *args, holder *h)
 {
-    PyObject *pack, *kinds, *memory, *recompute;
+    PyObject *pack, *kinds, *memory, *recompute, *apart;
     tp_judge_costs *c = &h->request.costs;
-    if (!PyArg_ParseTuple(args, "O(dddddp)(dddddd)(dddd)OiipOO:judge_open", &pack, &c->latency_s, &c->byte_s, &c->copy_byte_s,
+    if (!PyArg_ParseTuple(args, "O(dddddp)(dddddd)(dddd)OiipOO(ddO):judge_open", &pack, &c->latency_s, &c->byte_s, &c->copy_byte_s,
                           &c->row_bytes, &c->exchange_s, &c->whole_weights, &c->update_s, &c->update_param_s,
                           &c->update_head_s, &c->ring_s, &c->ring_param_s, &c->copied, &c->params[0], &c->params[1],
-                          &c->params[2], &c->params[3], &kinds, &h->request.ranks, &h->request.chunks, &h->request.tied, &memory, &recompute))
+                          &c->params[2], &c->params[3], &kinds, &h->request.ranks, &h->request.chunks, &h->request.tied, &memory,
+                          &recompute,
+                          &c->far_latency_s, &c->far_byte_s, &apart))
         return -1;
     if (tp_py_pack_open(state, pack, &h->pack) < 0 || tp_py_view(kinds, 'i', 1, 0, "kinds", &h->kinds) < 0)
         return -1;
@@ -88,13 +92,22 @@ request_open(tp_py_state *state, PyObject *args, holder *h)
             return tp_py_invalid_value("recompute: a byte for each block would be right"), -1;
         h->request.recompute = h->recompute.buf;
     }
+    if (apart != Py_None) {
+        if (PyObject_GetBuffer(apart, &h->far, PyBUF_SIMPLE) < 0)
+            return -1;
+        if (h->far.len != h->request.ranks)
+            return tp_py_invalid_value("apart: a byte for each rank would be right"), -1;
+        c->far = h->far.buf;
+    }
     return memory_open(state, memory, h);
 }
 
-PyDoc_STRVAR(open_doc, "judge_open($module, pack, messages, updates, params, kinds, ranks, chunks, tied, memory, recompute, /)\n"
+PyDoc_STRVAR(open_doc, "judge_open($module, pack, messages, updates, params, kinds, ranks, chunks, tied, memory, recompute,\n"
+                       "           apart, /)\n"
                        "--\n\nA judge of plans. messages: (latency_s, byte_s, copy_byte_s, row_bytes, exchange_s, whole_weights); "
                        "updates: (s, param_s, head_s, ring_s, ring_param_s, copied); params of a block of each kind; kinds "
-                       "int32 [blocks]; memory: (model, provider, dtype, replicas); recompute: None or a byte for each block.");
+                       "int32 [blocks]; memory: (model, provider, dtype, replicas); recompute: None or a byte for each block; apart: "
+                       "(latency_s, byte_s) of messages between nodes, and None or a byte for each rank, 1 where the next one is on another.");
 static PyObject *
 judge_open(PyObject *module, PyObject *args)
 {
@@ -119,7 +132,7 @@ judge_open(PyObject *module, PyObject *args)
 /* ---- candidates ---------------------------------------------------------------------------------------------------------- */
 
 typedef struct {
-    Py_buffer view[4]; /* boundary, batches, slices, lengths */
+    Py_buffer view[5]; /* boundary, batches, slices, lengths, recompute */
     tp_candidate c;
 } given;
 
@@ -152,6 +165,20 @@ candidate_open(const holder *h, PyObject *tuple, given *g)
     return 0;
 }
 
+/* The candidate's own blocks that are made again; None: the request's. */
+static int
+recompute_open(const holder *h, PyObject *again, given *g)
+{
+    if (again == Py_None)
+        return 0;
+    if (PyObject_GetBuffer(again, &g->view[4], PyBUF_SIMPLE) < 0)
+        return -1;
+    if (g->view[4].len != h->request.blocks)
+        return tp_py_invalid_value("recompute: a byte for each block would be right"), -1;
+    g->c.recompute = g->view[4].buf;
+    return 0;
+}
+
 /* The judge, for this call alone; NULL with an exception. */
 static holder *
 claim(PyObject *capsule)
@@ -170,13 +197,14 @@ claim(PyObject *capsule)
 static PyObject *
 program_of(PyObject *module, PyObject *args, int whole)
 {
-    PyObject *capsule, *tuple, *result = NULL;
+    PyObject *capsule, *tuple, *again = Py_None, *result = NULL;
     holder *h;
-    if (!PyArg_ParseTuple(args, "OO", &capsule, &tuple) || (h = claim(capsule)) == NULL)
+    if (!PyArg_ParseTuple(args, whole ? "OO|O:judge_run" : "OO:judge_compute", &capsule, &tuple, &again) ||
+        (h = claim(capsule)) == NULL)
         return NULL;
     tp_py_state *state = tp_py_module_state(module);
     given g = {0};
-    if (candidate_open(h, tuple, &g) == 0) {
+    if (candidate_open(h, tuple, &g) == 0 && recompute_open(h, again, &g) == 0) {
         tp_program *program = NULL;
         double seconds = 0.0;
         tp_status status;
@@ -190,14 +218,15 @@ program_of(PyObject *module, PyObject *args, int whole)
         else
             result = tp_py_program_wrap(state, program);
     }
-    tp_py_end_views(g.view, 4);
+    tp_py_end_views(g.view, 5);
     h->busy = 0;
     return result;
 }
 
-PyDoc_STRVAR(run_doc, "judge_run($module, judge, candidate, /)\n--\n\n"
+PyDoc_STRVAR(run_doc, "judge_run($module, judge, candidate, recompute=None, /)\n--\n\n"
                       "(the program that the engine would run, its seconds, the judge's work so far). candidate: (order, "
-                      "pending, boundary [stages + 1], batches [micros], slices [micros], lengths [units]), arrays int32.");
+                      "pending, boundary [stages + 1], batches [micros], slices [micros], lengths [units]), arrays int32. recompute: a byte "
+                      "for each block, instead of what judge_open was given.");
 static PyObject *
 judge_run(PyObject *module, PyObject *args)
 {
@@ -326,7 +355,7 @@ judge_descend(PyObject *module, PyObject *args)
             result = descended_out(h, &end);
         tp_descended_close(&end);
     }
-    tp_py_end_views(g.view, 4);
+    tp_py_end_views(g.view, 5);
     h->busy = 0;
     return result;
 }

@@ -49,9 +49,9 @@ rank_memory(PyObject *module, PyObject *args, PyObject *kwargs)
     int32_t *bounds = tp_py_int32s(partition, "the partition's boundaries", &boundaries);
     if (bounds == NULL || tp_py_slicing(state, slicing, &cut) < 0)
         goto done;
-    if (boundaries != config.program->stages + 1) {
+    if (boundaries != tp_program_copy_stages(config.program) + 1) {
         tp_py_invalid_value("partition of %zd boundaries: %d would be right", boundaries,
-                            config.program->stages + 1);
+                            tp_program_copy_stages(config.program) + 1);
         goto done;
     }
     config.partition = bounds;

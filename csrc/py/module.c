@@ -22,7 +22,7 @@ module_exec(PyObject *module)
         tp_py_add_kernels,    tp_py_add_shop,
         tp_py_add_cost,       tp_py_add_autopipe, tp_py_add_layer_graph, tp_py_add_baselines,
         tp_py_add_dawnpiper,  tp_py_add_slicing_bound, tp_py_add_judge,
-        tp_py_add_bmpipe,
+        tp_py_add_bmpipe,     tp_py_add_deadline,
     };
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         if (parts[i](module, state) < 0)

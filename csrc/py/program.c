@@ -453,6 +453,7 @@ program_get(PyObject *self, void *what)
     case 'r': return PyLong_FromLong(p->ranks);
     case 's': return PyLong_FromLong(p->stages);
     case 'm': return PyLong_FromLong(p->micros);
+    case 'k': return PyLong_FromLong(p->copies);
     case 'c': {
         int64_t counts[TP_OPS] = {0};
         for (int64_t i = 0; i < p->begin[p->ranks]; i++)
@@ -501,13 +502,14 @@ static PyMethodDef methods[] = {
      "torch.distributed.pipelining."},
     {"from_instructions", CALL(program_from_instructions), METH_VARARGS | METH_KEYWORDS | METH_CLASS,
      "from_instructions($type, ranks, keep_slots=False)\n--\n\nThe program of one structured array per rank, fields as "
-     "in "
-     "`instructions`."},
+     "in `instructions`."},
     {"_build", tp_py_program_build, METH_VARARGS | METH_CLASS, NULL},
     {"_build_sliced", tp_py_program_build_sliced, METH_VARARGS | METH_CLASS, NULL},
     {"_build_hanayo", tp_py_program_build_hanayo, METH_VARARGS | METH_CLASS, NULL},
     {"_build_zb_v", tp_py_program_build_zb_v, METH_VARARGS | METH_CLASS, NULL},
     {"_build_dualpipe_v", tp_py_program_build_dualpipe_v, METH_VARARGS | METH_CLASS, NULL},
+    {"_build_chimera", tp_py_program_build_chimera, METH_VARARGS | METH_CLASS, NULL},
+    {"_build_bpipe", tp_py_program_build_bpipe, METH_VARARGS | METH_CLASS, NULL},
     {"_from_code", program_from_code, METH_VARARGS | METH_CLASS, NULL},
     {"to_csv", program_to_csv, METH_NOARGS,
      "to_csv($self, /)\n--\n\ntorch.distributed.pipelining's compute-only CSV. ScheduleError "
@@ -522,8 +524,7 @@ static PyMethodDef methods[] = {
     {"split", CALL(program_split), METH_VARARGS | METH_KEYWORDS,
      "split($self, cost=None, pending=1, comm_s=0.0)\n--\n\nB into I and "
      "W, with W where its rank would wait; at most `pending` micro-batches of a stage wait for their W (0: W right "
-     "behind I). "
-     "cost as in simulate; None: every op takes 1 s."},
+     "behind I). cost as in simulate; None: every op takes 1 s."},
     {"check", CALL(program_check), METH_VARARGS | METH_KEYWORDS,
      "check($self, /, canonical=False)\n--\n\nRaises ScheduleError (with .rank and .position) or proves the program: every "
      "instruction once, in order, messages matched, no deadlock, no slot rewritten in use. canonical: also that sums go "
@@ -531,8 +532,7 @@ static PyMethodDef methods[] = {
     {"simulate", CALL(program_simulate), METH_VARARGS | METH_KEYWORDS,
      "simulate($self, cost, comm_s=0.0, activation_bytes=None)\n"
      "--\n\nThe Timeline of this program. cost: {\"F\": s, \"B\": s, \"I\": s, \"W\": s, ...} with scalars or float64 "
-     "[stage], "
-     "[stage, slice] or [stage, units], or an object with durations(program) -> such a dict."},
+     "[stage], [stage, slice] or [stage, units], or an object with durations(program) -> such a dict."},
     {"makespan", CALL(program_makespan), METH_VARARGS | METH_KEYWORDS,
      "makespan($self, costs, comm_s=0.0)\n--\n\nThe makespan alone, "
      "seconds: for one cost, or float64 [len(costs)] for a list of them, each one linear pass."},
@@ -555,6 +555,7 @@ static PyMethodDef methods[] = {
 static PyGetSetDef getters[] = {
     {"num_ranks", program_get, NULL, "Ranks: one list of instructions each.", "r"},
     {"num_stages", program_get, NULL, "Virtual stages.", "s"},
+    {"copies", program_get, NULL, "Copies of the model: 1, or 2 (chimera), each half of the stages and of the micro-batches.", "k"},
     {"num_micro_batches", program_get, NULL, "Micro-batches of a step.", "m"},
     {"counts", program_get, NULL, "How many instructions of each operation it has: {name: count}.", "c"},
     {"slices", program_get, NULL, "Token slices of each micro-batch: tuple [num_micro_batches].", "n"},

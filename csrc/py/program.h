@@ -27,13 +27,17 @@ PyObject *
 tp_py_program_build_hanayo(PyObject *type, PyObject *args);
 PyObject *
 tp_py_program_build_dualpipe_v(PyObject *type, PyObject *args); /* (ranks, slices) */
+PyObject *
+tp_py_program_build_chimera(PyObject *type, PyObject *args); /* likewise */
+PyObject *
+tp_py_program_build_bpipe(PyObject *type, PyObject *args); /* (ranks, slices) */
 
 /* Durations from Python: `tables` maps operation names to float64 arrays that the strides index. */
 typedef struct {
     tp_durations durations;
     const double *bytes; /* NULL: none */
     int64_t bytes_stage_stride, bytes_unit_stride;
-    Py_buffer views[TP_OPS + 11]; /* every operation, six halves, three of messages, bytes, and one to spare */
+    Py_buffer views[TP_OPS + 14]; /* every operation, six halves, six of messages, bytes, and one to spare */
     int count;
 } tp_py_costs;
 /* cost: (tables, stage_stride, unit_stride, comm or None, comm per unit or None, bytes or None, bytes_stage_stride,

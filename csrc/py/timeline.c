@@ -53,7 +53,7 @@ take_tables(const tp_program *program, PyObject *tables, tp_py_costs *costs)
             return -1;
         const double **table = table_of(d, text);
         if (table == NULL) {
-            tp_py_invalid_value("cost has %R: the operations are F B I W R SF RF SB RB SO SI AR OPT, and F.a F.b "
+            tp_py_invalid_value("cost has %R: the operations are F B I W R SF RF SB RB SO SI AR OPT SE RE SL RL, and F.a F.b "
                                                   "SF.a SF.b RF.a RF.b for halves", name);
             return -1;
         }
@@ -67,11 +67,13 @@ take_tables(const tp_program *program, PyObject *tables, tp_py_costs *costs)
 int
 tp_py_costs_open(const tp_program *program, PyObject *cost, tp_py_costs *costs)
 {
-    PyObject *tables, *comm, *comm_units, *bytes, *half_comm[2] = {Py_None, Py_None};
+    PyObject *tables, *comm, *comm_units, *bytes, *half_comm[2] = {Py_None, Py_None}, *back = Py_None,
+             *latency = Py_None, *guest = Py_None;
     long long stage_stride, unit_stride, bytes_stage_stride, bytes_unit_stride;
     *costs = (tp_py_costs){.count = 0};
-    if (!PyArg_ParseTuple(cost, "O!LLOOOLL|OO", &PyDict_Type, &tables, &stage_stride, &unit_stride, &comm, &comm_units,
-                          &bytes, &bytes_stage_stride, &bytes_unit_stride, &half_comm[0], &half_comm[1]))
+    if (!PyArg_ParseTuple(cost, "O!LLOOOLL|OOOOO", &PyDict_Type, &tables, &stage_stride, &unit_stride, &comm, &comm_units,
+                          &bytes, &bytes_stage_stride, &bytes_unit_stride, &half_comm[0], &half_comm[1], &back, &latency,
+                          &guest))
         return -1;
     if (stage_stride < 0 || unit_stride < 0 || bytes_stage_stride < 0 || bytes_unit_stride < 0) {
         tp_py_invalid_value("a stride is negative");
@@ -91,6 +93,11 @@ tp_py_costs_open(const tp_program *program, PyObject *cost, tp_py_costs *costs)
          (d->half_comm_s[0] = take(costs, half_comm[0], program->stages * units, "comm.a")) == NULL) ||
         (half_comm[1] != Py_None &&
          (d->half_comm_s[1] = take(costs, half_comm[1], program->stages * units, "comm.b")) == NULL) ||
+        (back != Py_None &&
+         (d->back_comm_unit_s = take(costs, back, program->stages * units, "comm.back")) == NULL) ||
+        (latency != Py_None &&
+         (d->latency_s = take(costs, latency, 2 * (int64_t)program->stages, "comm.latency")) == NULL) ||
+        (guest != Py_None && (d->guest_comm_s = take(costs, guest, program->stages * units, "comm.guest")) == NULL) ||
         (bytes != Py_None && (costs->bytes = take(costs, bytes, entries(program, bytes_stage_stride, bytes_unit_stride),
                                                   "activation_bytes")) == NULL)) {
         tp_py_costs_close(costs);

@@ -4,6 +4,7 @@
 #include "csrc/sched/internal.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 typedef struct {
     const tp_program *p;
@@ -63,7 +64,7 @@ backward_s(const bound *b, int v, int64_t u, int whole)
 static double
 lag_s(const bound *b, int from, int to, int64_t u, unsigned half)
 {
-    return b->p->rank_of[from] == b->p->rank_of[to] ? 0.0 : tp_durations_lag_s(b->d, b->units, half, from, u);
+    return b->p->rank_of[from] == b->p->rank_of[to] ? 0.0 : tp_durations_lag_s(b->d, b->units, to < from, half, from, u);
 }
 
 static double
@@ -96,18 +97,19 @@ static double
 one_micro(bound *b, int q)
 {
     const tp_program *p = b->p;
-    int slices = p->slices[q], last = p->stages - 1;
+    int slices = p->slices[q], each = tp_program_copy_stages(p);
+    int first = q / tp_program_copy_micros(p) * each, last = first + each - 1;
     double reach = 0.0, home = 0.0, half[2] = {0.0, 0.0};
-    for (int v = 0; v <= last; v++) {
+    for (int v = first; v <= last; v++) {
         double *end = b->forward_end + (int64_t)v * p->max_slices;
         for (int s = 0; s < slices; s++) {
             int64_t u = p->offset[q] + s;
-            double start = v > 0 ? end[s - p->max_slices] + lag_s(b, v - 1, v, u, 0) : 0.0;
+            double start = v > first ? end[s - p->max_slices] + lag_s(b, v - 1, v, u, 0) : 0.0;
             end[s] = larger(start, s > 0 ? end[s - 1] : 0.0) + forward_s(b, v, u, 0);
         }
         int rank = p->rank_of[v];
         int64_t u = p->offset[q];
-        if (v > 0) {
+        if (v > first) {
             reach += lag_s(b, v - 1, v, u, 0);
             home += lag_s(b, v, v - 1, u, 0) + backward_s(b, v - 1, u, 0);
         }
@@ -120,7 +122,7 @@ one_micro(bound *b, int q)
         reach += forward_s(b, v, u, 0);
     }
     double longest = 0.0;
-    for (int v = last; v >= 0; v--) {
+    for (int v = last; v >= first; v--) {
         double weights = 0.0;
         for (int s = slices - 1; s >= 0; s--) {
             int64_t u = p->offset[q] + s;
@@ -145,10 +147,12 @@ static void
 add_work(bound *b)
 {
     const tp_program *p = b->p;
-    for (int v = 0; v < p->stages; v++)
-        for (int64_t u = 0; u < (b->even ? 1 : b->units); u++)
+    for (int v = 0; v < p->stages; v++) {
+        int64_t begin = p->offset[tp_program_micro_begin(p, v)], end = p->offset[tp_program_micro_end(p, v)];
+        for (int64_t u = begin; u < (b->even ? begin + 1 : end); u++)
             b->work[p->rank_of[v]] +=
-                (whole_forward_s(b, v, u) + backward_s(b, v, u, 1)) * (b->even ? (double)b->units : 1.0);
+                (whole_forward_s(b, v, u) + backward_s(b, v, u, 1)) * (b->even ? (double)(end - begin) : 1.0);
+    }
     if (!(b->ops & (TP_SCHED_BIT(TP_OP_R) | TP_SCHED_BIT(TP_OP_SO) | TP_SCHED_BIT(TP_OP_SI))))
         return;
     for (int r = 0; r < p->ranks; r++)
@@ -183,8 +187,10 @@ find(bound *b, uint8_t *done, double *bound_s)
         b->head[r] = b->tail[r] = 1e300;
     double most = 0.0;
     for (int q = 0; q < p->micros; q++) {
+        if (q == tp_program_copy_micros(p))
+            memset(done, 0, (size_t)p->max_slices + 1);
         if (b->even && done[p->slices[q]])
-            continue; /* micro-batches of as many slices are the same */
+            continue; /* micro-batches of as many slices are the same on a copy of the stages */
         done[p->slices[q]] = 1;
         most = larger(most, one_micro(b, q));
     }
@@ -208,7 +214,7 @@ tp_sched_bound(const tp_program *program, unsigned ops, const tp_durations *dura
     bound b = {.p = program,
                .d = durations,
                .units = tp_program_units(program),
-               .even = durations->unit_stride == 0 && durations->comm_unit_s == NULL};
+               .even = durations->unit_stride == 0 && durations->comm_unit_s == NULL && durations->back_comm_unit_s == NULL};
     double *cells = calloc(((size_t)program->stages + 2) * slices, sizeof *cells);
     double *rows = calloc(3 * ranks, sizeof *rows);
     uint8_t *done = calloc(slices + 1, 1);

@@ -8,11 +8,15 @@
 static int
 has_messages(const tp_program *p, const tp_durations *d)
 {
+    if (d->seconds[TP_OP_SE] || d->seconds[TP_OP_RE] || d->seconds[TP_OP_SL] || d->seconds[TP_OP_RL] || d->guest_comm_s)
+        return 1;
     if (d->seconds[TP_OP_SF] || d->seconds[TP_OP_RF] || d->seconds[TP_OP_SB] || d->seconds[TP_OP_RB])
         return 1;
     for (int half = 0; half < 2; half++)
         if (d->half_comm_s[half] || d->half_s[half][TP_OP_SF] || d->half_s[half][TP_OP_RF])
             return 1;
+    if (d->back_comm_unit_s != NULL)
+        return 1;
     const double *comm = d->comm_unit_s != NULL ? d->comm_unit_s : d->comm_s;
     int64_t count = d->comm_unit_s != NULL ? p->stages * tp_program_units(p) : p->stages;
     for (int64_t i = 0; comm != NULL && i < count; i++)
@@ -26,9 +30,9 @@ static int
 mean(const tp_program *p, const tp_durations *d, const double *table, double *even)
 {
     int uneven = 0;
-    int64_t units = tp_program_units(p);
     for (int v = 0; v < p->stages; v++) {
-        const double *row = table + v * d->stage_stride;
+        int64_t first = p->offset[tp_program_micro_begin(p, v)], units = p->offset[tp_program_micro_end(p, v)] - first;
+        const double *row = table + v * d->stage_stride + first * d->unit_stride;
         double sum = 0.0;
         for (int64_t u = 0; u < units; u++) {
             sum += row[u * d->unit_stride];
@@ -69,7 +73,7 @@ slice_skew(const tp_program *p, const tp_durations *ideal, const tp_run *runs, i
         for (int op = 0; op < TP_OPS; op++)
             if (ideal->seconds[op] != NULL) {
                 d.seconds[op] = even + op * p->stages;
-                for (int v = 0; op >= TP_OP_AR && v < p->stages; v++) /* AR, OPT: not of a slice */
+                for (int v = 0; tp_sched_is_end(op) && v < p->stages; v++) /* AR, OPT: not of a slice */
                     even[op * p->stages + v] = ideal->seconds[op][v * ideal->stage_stride];
             }
         for (int half = 0; half < 2; half++)
@@ -100,10 +104,11 @@ tp_sched_bubbles(const tp_program *program, const tp_durations *durations, const
         idle += T - totals->work_s[r];
     }
     tp_durations ideal = *durations;
-    static const int messages[] = {TP_OP_SF, TP_OP_RF, TP_OP_SB, TP_OP_RB};
+    static const int messages[] = {TP_OP_SF, TP_OP_RF, TP_OP_SB, TP_OP_RB, TP_OP_SE, TP_OP_RE, TP_OP_SL, TP_OP_RL};
     for (size_t i = 0; i < sizeof messages / sizeof messages[0]; i++)
         ideal.seconds[messages[i]] = ideal.half_s[0][messages[i]] = ideal.half_s[1][messages[i]] = NULL;
-    ideal.comm_s = ideal.comm_unit_s = ideal.half_comm_s[0] = ideal.half_comm_s[1] = NULL;
+    ideal.comm_s = ideal.comm_unit_s = ideal.back_comm_unit_s = ideal.latency_s = ideal.half_comm_s[0] = ideal.half_comm_s[1] = NULL;
+    ideal.guest_comm_s = NULL;
     if (has_messages(program, durations))
         TP_TRY(tp_sched_replay(program, &ideal, runs, run_count, &ideal_s));
     TP_TRY(slice_skew(program, &ideal, runs, run_count, ideal_s, &skew));

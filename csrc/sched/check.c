@@ -59,7 +59,20 @@ rule_flags(const tp_program *p, int rank, int64_t at, const tp_instr *i)
 static int
 talks(int op)
 {
-    return (op >= TP_OP_SF && op <= TP_OP_RB) || op == TP_OP_AR;
+    return (op >= TP_OP_SF && op <= TP_OP_RB) || tp_sched_is_guest(op) || op == TP_OP_AR;
+}
+
+/* Of two copies of the model each has its own micro-batches. */
+static tp_status
+rule_copy(const tp_program *p, int rank, int64_t at, const tp_instr *i)
+{
+    int begin = tp_program_micro_begin(p, i->stage), end = tp_program_micro_end(p, i->stage);
+    if (i->op < TP_OP_AR && (i->micro < begin || i->micro >= end))
+        return tp_sched_refuse(p, rank, at, "stage %d is of the %s copy of the model, which has micro-batches %d to %d", i->stage,
+                               begin ? "second" : "first", begin, end - 1);
+    if (i->flags & TP_HALVES)
+        return tp_sched_refuse(p, rank, at, "halves of a micro-batch go through one copy of the model, not through two");
+    return TP_OK;
 }
 
 static tp_status
@@ -69,8 +82,10 @@ rule_place(const proof *x, int rank, int64_t at, const tp_instr *i)
     if (i->op >= TP_OPS || i->stage >= p->stages || i->micro >= p->micros || i->slice >= p->slices[i->micro])
         return tp_sched_refuse(p, rank, at, "no such instruction in a program of %d stages and %d micro-batches",
                                p->stages, p->micros);
-    if (p->rank_of[i->stage] != rank)
+    if (p->rank_of[i->stage] != rank && !tp_sched_is_host(i->op))
         return tp_sched_refuse(p, rank, at, "stage %d lives on rank %d", i->stage, p->rank_of[i->stage]);
+    if (p->copies > 1)
+        TP_TRY(rule_copy(p, rank, at, i));
     if (i->peer != -1 && !talks(i->op))
         return tp_sched_refuse(p, rank, at, "it talks to no other rank, but its peer is %d: -1 would be right", i->peer);
     return i->flags == 0 ? TP_OK : rule_flags(p, rank, at, i);
@@ -207,6 +222,13 @@ rule_message(proof *x, int rank, int64_t at, const tp_instr *i)
     return TP_OK;
 }
 
+/* Slices that go through a stage. */
+static int64_t
+units_of(const tp_program *p, int stage)
+{
+    return p->offset[tp_program_micro_end(p, stage)] - p->offset[tp_program_micro_begin(p, stage)];
+}
+
 static int64_t
 sum(const tp_program *p, const int32_t *done, int stage)
 {
@@ -220,20 +242,20 @@ static tp_status
 rule_end(proof *x, int rank, int64_t at, const tp_instr *i)
 {
     const tp_program *p = x->p;
-    int last = p->stages - 1, first = i->stage == 0;
+    int first = tp_program_is_first(p, i->stage), each = tp_program_copy_stages(p);
+    int other = i->stage / each * each + (first ? each - 1 : 0); /* end of the tie */
     uint8_t *seen = i->op == TP_OP_AR ? x->reduced : x->updated;
     if (seen[i->stage])
         return tp_sched_refuse(p, rank, at, "it is done twice");
-    if (sum(p, x->weights, i->stage) != tp_program_units(p))
+    if (sum(p, x->weights, i->stage) != units_of(p, i->stage))
         return tp_sched_refuse(p, rank, at, "every backward of stage %d must come before it", i->stage);
     if (i->micro != 0 || i->slice != 0)
         return tp_sched_refuse(p, rank, at, "it belongs to no micro-batch: 0.0 would be right");
     if (i->op == TP_OP_AR) {
-        if ((!first && i->stage != last) || p->rank_of[0] == p->rank_of[last])
+        if ((!first && !tp_program_is_last(p, i->stage)) || p->rank_of[i->stage] == p->rank_of[other])
             return tp_sched_refuse(p, rank, at, "only the first and the last stage, on two ranks, tie a weight");
-        if (i->peer != p->rank_of[first ? last : 0])
-            return tp_sched_refuse(p, rank, at, "the other end of the tie lives on rank %d",
-                                   p->rank_of[first ? last : 0]);
+        if (i->peer != p->rank_of[other])
+            return tp_sched_refuse(p, rank, at, "the other end of the tie lives on rank %d", p->rank_of[other]);
         if (x->ending == 2)
             return tp_sched_refuse(p, rank, at, "it must come before every OPT of its rank");
     }
@@ -264,7 +286,7 @@ check_one(proof *x, int rank, int64_t at, const tp_instr *i)
     TP_TRY(rule_place(x, rank, at, i));
     if (x->overlaps || i->flags & TP_OVERLAPS)
         TP_TRY(rule_overlap(x, rank, at, i));
-    if (x->ending && i->op < TP_OP_AR)
+    if (x->ending && !tp_sched_is_end(i->op))
         return tp_sched_refuse(x->p, rank, at, "only AR and OPT may follow the first AR or OPT of a rank");
     switch (i->op) {
     case TP_OP_F: return rule_forward(x, rank, at, i);
@@ -276,6 +298,10 @@ check_one(proof *x, int rank, int64_t at, const tp_instr *i)
     case TP_OP_SI: return rule_saved(x, rank, at, i);
     case TP_OP_AR:
     case TP_OP_OPT: return rule_end(x, rank, at, i);
+    case TP_OP_SE:
+    case TP_OP_RE:
+    case TP_OP_SL:
+    case TP_OP_RL: return TP_OK; /* tp_sched_check_guests */
     default: return rule_message(x, rank, at, i);
     }
 }
@@ -305,8 +331,8 @@ rule_complete(const proof *x, int stage)
 {
     const tp_program *p = x->p;
     int rank = p->rank_of[stage];
-    int64_t end = p->begin[rank + 1] - p->begin[rank], units = tp_program_units(p);
-    for (int q = 0; q < p->micros; q++)
+    int64_t end = p->begin[rank + 1] - p->begin[rank], units = units_of(p, stage);
+    for (int q = tp_program_micro_begin(p, stage); q < tp_program_micro_end(p, stage); q++)
         if (x->forward[(int64_t)stage * p->micros + q] != p->slices[q])
             return tp_sched_refuse(p, rank, end, "%dF%d.%d%s is missing", stage, q,
                                    x->forward[(int64_t)stage * p->micros + q],
@@ -354,9 +380,11 @@ check_all(proof *x)
         TP_TRY(rule_complete(x, v));
     if (x->halved)
         TP_TRY(rule_read_apart(x));
-    int last = p->stages - 1, rank = p->rank_of[x->reduced[0] ? last : 0];
-    if (x->reduced[0] != x->reduced[last])
-        return tp_sched_refuse(p, rank, p->begin[rank + 1] - p->begin[rank], "one end of the tied weight has no AR");
+    for (int v = 0; v < p->stages; v++)
+        if ((tp_program_is_first(p, v) || tp_program_is_last(p, v)) && x->reduced[v] != x->reduced[0]) {
+            int bare = x->reduced[v] ? 0 : v, rank = p->rank_of[bare];
+            return tp_sched_refuse(p, rank, p->begin[rank + 1] - p->begin[rank], "one end of the tied weight has no AR");
+        }
     return x->bits != NULL ? rule_swapped(x) : TP_OK;
 }
 
@@ -400,6 +428,8 @@ tp_sched_check_order(const tp_program *program, unsigned ops)
     tp_status status = proof_open(&x, program, ops);
     if (status == TP_OK)
         status = check_all(&x);
+    if (status == TP_OK && ops & TP_SCHED_GUESTS)
+        status = tp_sched_check_guests(program);
     free(x.forward);
     free(x.cut);
     free(x.backward);
@@ -422,7 +452,7 @@ tp_program_check_canonical(const tp_program *program)
     for (int r = 0; r < program->ranks; r++)
         for (int64_t k = program->begin[r]; status == TP_OK && k < program->begin[r + 1]; k++) {
             const tp_instr *i = &program->code[k];
-            int chains[] = {i->op == TP_OP_F && i->stage == program->stages - 1, tp_sched_is_backward(i->op),
+            int chains[] = {i->op == TP_OP_F && tp_program_is_last(program, i->stage), tp_sched_is_backward(i->op),
                             i->op == TP_OP_B || i->op == TP_OP_W};
             for (int c = 0; status == TP_OK && c < 3; c++) {
                 int32_t *before = &last[3 * i->stage + c];

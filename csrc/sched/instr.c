@@ -71,6 +71,7 @@ tp_program_open(int ranks, int stages, int micros, const int32_t *slices, const 
     }
     p->ranks = ranks;
     p->stages = stages;
+    p->copies = 1;
     p->micros = micros;
     memcpy(p->slices, slices, (size_t)micros * sizeof *slices);
     memcpy(p->rank_of, rank_of, (size_t)stages * sizeof *rank_of);
@@ -83,6 +84,14 @@ tp_program_open(int ranks, int stages, int micros, const int32_t *slices, const 
     for (int r = 0; r < ranks; r++)
         p->begin[r + 1] = p->begin[r] + counts[r];
     *out = p;
+    return TP_OK;
+}
+
+tp_status
+tp_sched_open_like(const tp_program *program, const int64_t *counts, tp_program **out)
+{
+    TP_TRY(tp_program_open(program->ranks, program->stages, program->micros, program->slices, program->rank_of, counts, out));
+    (*out)->copies = program->copies;
     return TP_OK;
 }
 
@@ -102,7 +111,7 @@ tp_program_close(tp_program *program)
 int
 tp_program_equal(const tp_program *a, const tp_program *b)
 {
-    return a->ranks == b->ranks && a->stages == b->stages && a->micros == b->micros &&
+    return a->ranks == b->ranks && a->stages == b->stages && a->micros == b->micros && a->copies == b->copies &&
            memcmp(a->slices, b->slices, (size_t)a->micros * sizeof *a->slices) == 0 &&
            memcmp(a->rank_of, b->rank_of, (size_t)a->stages * sizeof *a->rank_of) == 0 &&
            memcmp(a->begin, b->begin, ((size_t)a->ranks + 1) * sizeof *a->begin) == 0 &&
@@ -123,7 +132,8 @@ tp_sched_ops(const tp_program *program)
 int
 tp_sched_is_dense(const tp_program *program)
 {
-    return (int64_t)program->stages * tp_program_units(program) <= program->begin[program->ranks];
+    /* of two copies half of the table is of nobody */
+    return (int64_t)program->stages * tp_program_units(program) <= program->copies * program->begin[program->ranks];
 }
 
 /* ---- from instructions alone ------------------------------------------------------------------------------------------- */
@@ -144,10 +154,11 @@ read_shape(shape *s, int ranks, const int64_t *counts, const tp_instr *code)
         s->slices[q] = 1;
     for (int r = 0; r < ranks; r++)
         for (int64_t i = 0; i < counts[r]; i++, code++) {
-            int v = code->stage;
-            if (s->votes[v] == 0)
+            int v = code->stage, votes = !tp_sched_is_host(code->op); /* those stand where the stage is not */
+            if (votes && s->votes[v] == 0)
                 s->rank_of[v] = r;
-            s->votes[v] += s->rank_of[v] == r ? 1 : -1;
+            if (votes)
+                s->votes[v] += s->rank_of[v] == r ? 1 : -1;
             if (s->slices[code->micro] <= code->slice)
                 s->slices[code->micro] = code->slice + 1;
         }
@@ -201,6 +212,7 @@ tp_program_from_code(int ranks, const int64_t *counts, const tp_instr *code, int
     free(s.votes);
     if (status == TP_OK) {
         memcpy(p->code, code, (size_t)total * sizeof *code);
+        p->copies = tp_sched_copies(p);
         for (int64_t i = 0; i < total && !keep_slots; i++)
             p->code[i].slot = 0;
         if (!keep_slots && finished && tp_sched_is_dense(p))
@@ -267,23 +279,33 @@ pair_of(const int64_t *keys, int32_t count, int64_t key)
 }
 
 tp_status
-tp_pairs_open(const tp_program *program, tp_pairs *pairs)
+tp_pairs_open(const tp_program *program, unsigned ops, tp_pairs *pairs)
 {
     size_t stages = (size_t)program->stages;
-    int64_t *keys = malloc(2 * stages * sizeof *keys);
-    int32_t *memory = malloc(6 * stages * sizeof *memory);
+    int64_t *keys = malloc(4 * stages * sizeof *keys), ranks = program->ranks;
+    int32_t *memory = malloc(13 * stages * sizeof *memory);
     if (keys == NULL || memory == NULL) {
         free(keys);
         free(memory);
         return tp_fail(TP_EMEMORY, "no memory for the pairs of %d stages", program->stages);
     }
-    *pairs = (tp_pairs){
-        .forward = memory, .backward = memory + stages, .source = memory + 2 * stages, .target = memory + 4 * stages};
+    *pairs = (tp_pairs){.forward = memory, .backward = memory + stages, .evict = memory + 2 * stages, .load = memory + 3 * stages,
+                        .source = memory + 4 * stages, .target = memory + 8 * stages};
+    int32_t *hosts = memory + 12 * stages;
     size_t edges = 0;
+    if (ops & TP_SCHED_GUESTS)
+        tp_sched_hosts(program, hosts);
+    else
+        memset(hosts, -1, stages * sizeof *hosts);
     for (int v = 1; v < program->stages; v++)
         if (tp_program_remote(program, v)) {
             keys[edges++] = (int64_t)program->rank_of[v - 1] * program->ranks + program->rank_of[v];
             keys[edges++] = (int64_t)program->rank_of[v] * program->ranks + program->rank_of[v - 1];
+        }
+    for (int v = 0; v < program->stages; v++)
+        if (hosts[v] >= 0) {
+            keys[edges++] = program->rank_of[v] * ranks + hosts[v];
+            keys[edges++] = hosts[v] * ranks + program->rank_of[v];
         }
     qsort(keys, edges, sizeof *keys, by_value);
     for (size_t i = 0; i < edges; i++)
@@ -302,6 +324,8 @@ tp_pairs_open(const tp_program *program, tp_pairs *pairs)
             !tp_program_remote(program, v)
                 ? -1
                 : pair_of(keys, pairs->count, (int64_t)program->rank_of[v] * program->ranks + program->rank_of[v - 1]);
+        pairs->evict[v] = hosts[v] < 0 ? -1 : pair_of(keys, pairs->count, program->rank_of[v] * ranks + hosts[v]);
+        pairs->load[v] = hosts[v] < 0 ? -1 : pair_of(keys, pairs->count, hosts[v] * ranks + program->rank_of[v]);
     }
     free(keys);
     return TP_OK;

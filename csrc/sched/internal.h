@@ -24,6 +24,29 @@ tp_sched_is_message(int op)
 {
     return op >= TP_OP_SF && op <= TP_OP_RB;
 }
+/* AR and OPT, which end a rank's list. */
+static inline int
+tp_sched_is_end(int op)
+{
+    return op == TP_OP_AR || op == TP_OP_OPT;
+}
+static inline int
+tp_sched_is_guest(int op)
+{
+    return op >= TP_OP_SE && op <= TP_OP_RL;
+}
+/* Instructions of the rank that keeps another's activations. */
+static inline int
+tp_sched_is_host(int op)
+{
+    return op == TP_OP_RE || op == TP_OP_SL;
+}
+/* Ops of which the first behind an RL waits for what that brings. */
+static inline int
+tp_sched_reads_load(int op)
+{
+    return op == TP_OP_B || op == TP_OP_I || op == TP_OP_R;
+}
 static inline int
 tp_sched_is_backward(int op)
 {
@@ -31,15 +54,24 @@ tp_sched_is_backward(int op)
 }
 /* Slots. Activations (inputs, saved for backward) live from RF or F to W or B. Gradients, and what R makes again, from RB, R, B or
  * I to W, B or SB; and where the stage below is on the same rank, until its backwards have read them, as it has no message. */
-int
-tp_sched_uses_activation(int op);
-int
-tp_sched_uses_gradient(int op);
-/* Does this backward read the gradient slot of the next stage, which is on the same rank? */
+#define TP_SCHED_BIT(op) (1u << (op))
+static inline int
+tp_sched_uses_activation(int op)
+{
+    return (TP_SCHED_BIT(op) & (TP_SCHED_BIT(TP_OP_F) | TP_SCHED_BIT(TP_OP_B) | TP_SCHED_BIT(TP_OP_I) | TP_SCHED_BIT(TP_OP_W) |
+                                TP_SCHED_BIT(TP_OP_R) | TP_SCHED_BIT(TP_OP_SF) | TP_SCHED_BIT(TP_OP_RF) | TP_SCHED_BIT(TP_OP_SO) |
+                                TP_SCHED_BIT(TP_OP_SI) | TP_SCHED_BIT(TP_OP_SE) | TP_SCHED_BIT(TP_OP_RL))) != 0;
+}
+static inline int
+tp_sched_uses_gradient(int op)
+{
+    return (TP_SCHED_BIT(op) & (TP_SCHED_BIT(TP_OP_B) | TP_SCHED_BIT(TP_OP_I) | TP_SCHED_BIT(TP_OP_W) | TP_SCHED_BIT(TP_OP_R) |
+                                TP_SCHED_BIT(TP_OP_SI) | TP_SCHED_BIT(TP_OP_SB) | TP_SCHED_BIT(TP_OP_RB))) != 0;
+}
+/* Does this backward read the gradient slot of the next stage of its copy, which is on the same rank? */
 int
 tp_sched_reads_next(const tp_program *program, const tp_instr *instr);
 /* The set of operations that the program has: bit op; and whether some F is of a half. */
-#define TP_SCHED_BIT(op) (1u << (op))
 #define TP_SCHED_HAS_HALVES (1u << 31)
 unsigned
 tp_sched_ops(const tp_program *program);
@@ -51,6 +83,8 @@ tp_sched_bound(const tp_program *program, unsigned ops, const tp_durations *dura
 /* Sends or receives? Then it must have all of them. */
 #define TP_SCHED_MESSAGES                                                                                              \
     (TP_SCHED_BIT(TP_OP_SF) | TP_SCHED_BIT(TP_OP_RF) | TP_SCHED_BIT(TP_OP_SB) | TP_SCHED_BIT(TP_OP_RB))
+#define TP_SCHED_GUESTS                                                                                                \
+    (TP_SCHED_BIT(TP_OP_SE) | TP_SCHED_BIT(TP_OP_RE) | TP_SCHED_BIT(TP_OP_SL) | TP_SCHED_BIT(TP_OP_RL))
 /* Messages, AR or OPT? Then its slots are assigned. */
 #define TP_SCHED_SLOTTED (TP_SCHED_MESSAGES | TP_SCHED_BIT(TP_OP_AR) | TP_SCHED_BIT(TP_OP_OPT))
 /* What becomes of the forward output of each (stage, unit), [stages * units]; *halves NULL: nothing is halved. The caller
@@ -77,14 +111,43 @@ tp_sched_message_flags(unsigned leaving)
 int
 tp_sched_is_dense(const tp_program *program);
 
-/* Ordered pairs of ranks that talk. forward[v]: the pair that SF of stage v uses; backward[v]: the pair of its SB; -1. */
+/* The copies that the instructions of a program say (sched.h). */
+int
+tp_sched_copies(const tp_program *program);
+/* A program of the same dimensions, placement and copies with room for counts[ranks] instructions. */
+TP_MUST_USE tp_status
+tp_sched_open_like(const tp_program *program, const int64_t *counts, tp_program **out);
+
+/* hosts[stages]: the rank that holds each stage's guests, -1 where it has none. */
+void
+tp_sched_hosts(const tp_program *program, int32_t *hosts);
+/* What check asks of SE, RE, SL and RL besides their order at both ends: whose they are, once each, and that nothing reads what is
+ * away. ESCHEDULE. */
+TP_MUST_USE tp_status
+tp_sched_check_guests(const tp_program *program);
+/* Seconds on the link of a guest of `stage`. */
+static inline double
+tp_sched_guest_lag_s(const tp_durations *d, int64_t units, int stage, int64_t unit)
+{
+    return d->guest_comm_s == NULL ? 0.0 : d->guest_comm_s[stage * units + unit];
+}
+/* When it has come, sent at now_s; *free_s: when all that was sent before on its link has. */
+static inline double
+tp_sched_guest_send(double *free_s, double now_s, double lag_s)
+{
+    *free_s = (now_s > *free_s ? now_s : *free_s) + lag_s;
+    return *free_s;
+}
+
+/* Ordered pairs of ranks that talk. forward[v]: the pair that SF of stage v uses; backward[v]: the pair of its SB; evict[v],
+ * load[v]: of its SE and its SL; -1. */
 typedef struct {
     int32_t count;
-    int32_t *forward, *backward; /* [stages] */
+    int32_t *forward, *backward, *evict, *load; /* [stages] */
     int32_t *source, *target;    /* [count] */
 } tp_pairs;
 TP_MUST_USE tp_status
-tp_pairs_open(const tp_program *program, tp_pairs *pairs);
+tp_pairs_open(const tp_program *program, unsigned ops, tp_pairs *pairs);
 void
 tp_pairs_close(tp_pairs *pairs);
 

@@ -12,7 +12,7 @@
 static int
 survives(int op)
 {
-    return !tp_sched_is_message(op) && op < TP_OP_AR;
+    return !tp_sched_is_message(op) && !tp_sched_is_end(op);
 }
 
 tp_status
@@ -25,8 +25,7 @@ tp_program_strip(const tp_program *program, tp_program **out)
         for (int64_t i = program->begin[r]; i < program->begin[r + 1]; i++)
             counts[r] += survives(program->code[i].op);
     tp_program *p = NULL;
-    tp_status status = tp_program_open(program->ranks, program->stages, program->micros, program->slices,
-                                       program->rank_of, counts, &p);
+    tp_status status = tp_sched_open_like(program, counts, &p);
     free(counts);
     TP_TRY(status);
     tp_instr *to = p->code;
@@ -34,7 +33,7 @@ tp_program_strip(const tp_program *program, tp_program **out)
         if (survives(program->code[i].op)) {
             *to = program->code[i];
             to->slot = 0;
-            to->peer = -1;
+            to->peer = tp_sched_is_guest(to->op) ? to->peer : -1;
             to++;
         }
     *out = p;
@@ -42,6 +41,9 @@ tp_program_strip(const tp_program *program, tp_program **out)
 }
 
 /* ---- lower --------------------------------------------------------------------------------------------------------------- */
+
+/* Of a guest: announced at its host, sent there, announced at home, its first reader waits for it, sent home. */
+enum { POSTED_E = 1, SENT_E = 2, POSTED_L = 4, AWAITED = 8, SENT_L = 16 };
 
 /* Of the forward by halves. */
 enum { POSTED_F = TP_HALVES, ARRIVED_F = TP_HALVES << 2, POSTED_B = 16, ARRIVED_B = 32 };
@@ -54,11 +56,12 @@ typedef struct {
     int32_t *message;       /* per pair: index in from->code of the op that makes its n-th message */
     int64_t *posted, *sent; /* [pairs] messages announced, sent */
     uint8_t *bits;          /* [stages * units] of the stage that reads */
+    uint8_t *guest;         /* [stages * micros] */
     int64_t *next, *write;  /* [ranks] cursors in from->code, to->code */
     int32_t *sending;       /* [ranks] index of the op whose message waits to be sent; -1 */
     int32_t *stack;         /* ranks that may go on */
     uint8_t *queued;
-    int stacked;
+    int stacked, guests; /* guests: there are some */
 } lowering;
 
 /* The pair that the output of `instr` crosses; -1: it stays on the rank, or it has none. */
@@ -135,6 +138,44 @@ post(lowering *l, int pair)
     wake(l, l->pairs.source[pair]);
 }
 
+/* Takes the place of run_rank's next op where that is of a guest, or reads what a guest brings back; 0: it waits. */
+static int
+run_guest(lowering *l, const tp_instr *instr)
+{
+    uint8_t *state = &l->guest[(int64_t)instr->stage * l->from->micros + instr->micro];
+    unsigned needs = 0, gives = 0;
+    switch (instr->op) {
+    case TP_OP_SE: needs = POSTED_E, gives = SENT_E; break;
+    case TP_OP_RE: gives = POSTED_E; break;
+    case TP_OP_SL: needs = SENT_E | POSTED_L, gives = SENT_L; break;
+    case TP_OP_RL: gives = POSTED_L | AWAITED; break;
+    default: needs = tp_sched_reads_load(instr->op) && *state & AWAITED ? SENT_L : 0;
+    }
+    if ((*state & needs) != needs)
+        return 0;
+    *state |= (uint8_t)gives;
+    if (tp_sched_is_guest(instr->op))
+        wake(l, instr->peer);
+    return 1;
+}
+
+/* Post what the rank's next op reads; guests on the way there are no reason to do so later, but an eviction that leaves a forward
+ * its slot. */
+static void
+announce(lowering *l, int rank)
+{
+    const tp_program *p = l->from;
+    int64_t k = l->next[rank];
+    int evicts = 0;
+    for (; k < p->begin[rank + 1] && tp_sched_is_guest(p->code[k].op); k++)
+        evicts |= p->code[k].op == TP_OP_SE;
+    const tp_instr *instr = &p->code[k];
+    int in = k < p->begin[rank + 1] && !(evicts && instr->op == TP_OP_F) ? pair_in(l, instr) : -1;
+    uint8_t posted = in < 0 ? 0 : mask(instr->op == TP_OP_F ? POSTED_F : POSTED_B, tp_instr_halves(instr));
+    while (in >= 0 && (*bits_of(l, instr->stage, instr) & posted) != posted)
+        post(l, in);
+}
+
 static void
 run_rank(lowering *l, int rank)
 {
@@ -142,8 +183,10 @@ run_rank(lowering *l, int rank)
     for (;;) {
         const tp_instr *instr = l->next[rank] < p->begin[rank + 1] ? &p->code[l->next[rank]] : NULL;
         int in = instr == NULL ? -1 : pair_in(l, instr), forward = instr != NULL && instr->op == TP_OP_F;
-        uint8_t posted = instr == NULL ? 0 : mask(forward ? POSTED_F : POSTED_B, tp_instr_halves(instr));
         uint8_t arrived = instr == NULL ? 0 : mask(forward ? ARRIVED_F : ARRIVED_B, tp_instr_halves(instr));
+        uint8_t posted = instr == NULL ? 0 : mask(forward ? POSTED_F : POSTED_B, tp_instr_halves(instr));
+        if (l->guests)
+            announce(l, rank);
         if (in >= 0)
             while ((*bits_of(l, instr->stage, instr) & posted) != posted)
                 post(l, in);
@@ -161,11 +204,23 @@ run_rank(lowering *l, int rank)
         }
         if (instr == NULL || (in >= 0 && (*bits_of(l, instr->stage, instr) & arrived) != arrived))
             return;
-        emit(l, rank, instr, instr->op, instr->stage, -1);
+        if (l->guests && !run_guest(l, instr))
+            return;
+        emit(l, rank, instr, instr->op, instr->stage, instr->peer); /* -1, but of a guest */
         if (pair_out(l, instr) >= 0)
             l->sending[rank] = (int32_t)l->next[rank];
         l->next[rank]++;
     }
+}
+
+/* Of two ranks that are stuck: whose message is announced. The lower one's; but where guests make activations count, one that takes
+ * no slot for them: of a gradient, or of a later slice of a micro-batch that has its slot. */
+static int
+is_before(const lowering *l, int rank, int other)
+{
+    const tp_instr *mine = &l->from->code[l->sending[rank]], *its = &l->from->code[l->sending[other]];
+    int takes = mine->op == TP_OP_F && mine->slice == 0, it_takes = its->op == TP_OP_F && its->slice == 0;
+    return !l->guests || takes == it_takes ? rank < other : !takes;
 }
 
 static tp_status
@@ -182,7 +237,7 @@ run_all(lowering *l)
         }
         int stuck = -1, unfinished = -1;
         for (int r = p->ranks - 1; r >= 0; r--) {
-            stuck = l->sending[r] >= 0 ? r : stuck;
+            stuck = l->sending[r] >= 0 && (stuck < 0 || is_before(l, r, stuck)) ? r : stuck;
             unfinished = l->next[r] < p->begin[r + 1] ? r : unfinished;
         }
         if (stuck < 0 && unfinished < 0)
@@ -233,11 +288,9 @@ open_target(lowering *l, int tied)
     }
     for (int v = 0; v < p->stages; v++)
         counts[p->rank_of[v]]++;
-    if (tied) {
-        counts[p->rank_of[0]]++;
-        counts[p->rank_of[p->stages - 1]]++;
-    }
-    tp_status status = tp_program_open(p->ranks, p->stages, p->micros, p->slices, p->rank_of, counts, &l->to);
+    for (int v = 0; v < p->stages; v++)
+        counts[p->rank_of[v]] += tied && (tp_program_is_first(p, v) || tp_program_is_last(p, v));
+    tp_status status = tp_sched_open_like(p, counts, &l->to);
     free(counts);
     return status;
 }
@@ -247,10 +300,11 @@ finish(lowering *l, int tied)
 {
     const tp_program *p = l->from;
     const tp_instr end = {.op = TP_OP_OPT, .peer = -1};
-    int last = p->stages - 1;
-    if (tied) {
-        emit(l, p->rank_of[0], &end, TP_OP_AR, 0, p->rank_of[last]);
-        emit(l, p->rank_of[last], &end, TP_OP_AR, last, p->rank_of[0]);
+    int each = tp_program_copy_stages(p);
+    for (int first = 0; tied && first < p->stages; first += each) {
+        int last = first + each - 1;
+        emit(l, p->rank_of[first], &end, TP_OP_AR, first, p->rank_of[last]);
+        emit(l, p->rank_of[last], &end, TP_OP_AR, last, p->rank_of[first]);
     }
     for (int v = 0; v < p->stages; v++)
         emit(l, p->rank_of[v], &end, TP_OP_OPT, v, -1);
@@ -260,19 +314,22 @@ static tp_status
 lower(lowering *l, int tied)
 {
     const tp_program *p = l->from;
-    TP_TRY(tp_pairs_open(p, &l->pairs));
+    unsigned ops = tp_sched_ops(p);
+    l->guests = (ops & TP_SCHED_GUESTS) != 0;
+    TP_TRY(tp_pairs_open(p, ops, &l->pairs));
     size_t pairs = (size_t)l->pairs.count + 1, ranks = (size_t)p->ranks;
     l->message_begin = calloc(pairs, sizeof *l->message_begin);
     l->posted = calloc(pairs, sizeof *l->posted);
     l->sent = calloc(pairs, sizeof *l->sent);
     l->bits = calloc((size_t)p->stages * (size_t)tp_program_units(p), 1);
+    l->guest = calloc(l->guests ? (size_t)p->stages * (size_t)p->micros : 1, 1);
     l->next = malloc(ranks * sizeof *l->next);
     l->write = malloc(ranks * sizeof *l->write);
     l->sending = malloc(ranks * sizeof *l->sending);
     l->stack = malloc(ranks * sizeof *l->stack);
     l->queued = calloc(ranks, 1);
-    if (l->message_begin == NULL || l->posted == NULL || l->sent == NULL || l->bits == NULL || l->next == NULL ||
-        l->write == NULL || l->sending == NULL || l->stack == NULL || l->queued == NULL)
+    if (l->message_begin == NULL || l->posted == NULL || l->sent == NULL || l->bits == NULL || l->guest == NULL ||
+        l->next == NULL || l->write == NULL || l->sending == NULL || l->stack == NULL || l->queued == NULL)
         return tp_fail(TP_EMEMORY, "no memory to lower %lld instructions", (long long)p->begin[p->ranks]);
     TP_TRY(list_messages(l));
     TP_TRY(open_target(l, tied));
@@ -294,13 +351,14 @@ tp_program_lower(const tp_program *program, int tied, tp_program **out)
     lowering l = {.from = compute};
     tp_status status = tp_program_check(compute);
     if (status == TP_OK)
-        status = lower(&l, tied && compute->rank_of[0] != compute->rank_of[compute->stages - 1]);
+        status = lower(&l, tied && compute->rank_of[0] != compute->rank_of[tp_program_copy_stages(compute) - 1]);
     tp_pairs_close(&l.pairs);
     free(l.message_begin);
     free(l.message);
     free(l.posted);
     free(l.sent);
     free(l.bits);
+    free(l.guest);
     free(l.next);
     free(l.write);
     free(l.sending);

@@ -31,18 +31,19 @@ static const double no_time = 0.0;
 int
 tp_plain_may(unsigned ops, const tp_durations *durations)
 {
-    return !(ops & TP_SCHED_HAS_HALVES) && durations->seconds[TP_OP_SF] == NULL && durations->seconds[TP_OP_RF] == NULL &&
+    return !(ops & (TP_SCHED_HAS_HALVES | TP_SCHED_GUESTS)) && durations->seconds[TP_OP_SF] == NULL && durations->seconds[TP_OP_RF] == NULL &&
            durations->seconds[TP_OP_SB] == NULL && durations->seconds[TP_OP_RB] == NULL;
 }
 
 static const double *
-link_of(const tp_worklist *w, int stage, int remote, int64_t *stride)
+link_of(const tp_worklist *w, int stage, int remote, int back, int64_t *stride)
 {
     const tp_durations *d = w->d;
-    *stride = remote && d->comm_unit_s != NULL;
+    const double *units = back && d->back_comm_unit_s != NULL ? d->back_comm_unit_s : d->comm_unit_s;
+    *stride = remote && units != NULL;
     if (!remote)
         return &no_time;
-    return d->comm_unit_s != NULL ? d->comm_unit_s + stage * w->units : d->comm_s != NULL ? d->comm_s + stage : &no_time;
+    return units != NULL ? units + stage * w->units : d->comm_s != NULL ? d->comm_s + stage : &no_time;
 }
 
 static void
@@ -52,10 +53,11 @@ fill_stage(const tp_worklist *w, tp_plain *x, int64_t room, int v)
     const tp_durations *d = w->d;
     plain_stage *s = &x->stages[v];
     s->mine = x->cells + v * room;
-    s->below = v > 0 ? s->mine - room : NULL;
-    s->above = v + 1 < p->stages ? s->mine + room : NULL;
-    s->below_rank = v > 0 ? p->rank_of[v - 1] : -1;
-    s->above_rank = v + 1 < p->stages ? p->rank_of[v + 1] : -1;
+    int first = tp_program_is_first(p, v), last = tp_program_is_last(p, v);
+    s->below = first ? NULL : s->mine - room;
+    s->above = last ? NULL : s->mine + room;
+    s->below_rank = first ? -1 : p->rank_of[v - 1];
+    s->above_rank = last ? -1 : p->rank_of[v + 1];
     s->sends_f = w->lowered && w->remote[v + 1];
     s->sends_b = w->lowered && w->remote[v];
     for (int op = 0; op < TP_OPS; op++)
@@ -65,8 +67,8 @@ fill_stage(const tp_worklist *w, tp_plain *x, int64_t room, int v)
         s->weights = s->seconds[TP_OP_W];
         s->seconds[TP_OP_B] = s->seconds[TP_OP_I];
     }
-    s->lag_f = link_of(w, v, w->remote[v + 1], &s->lag_f_stride);
-    s->lag_b = link_of(w, v, w->remote[v], &s->lag_b_stride);
+    s->lag_f = link_of(w, v, w->remote[v + 1], 0, &s->lag_f_stride);
+    s->lag_b = link_of(w, v, w->remote[v], 1, &s->lag_b_stride);
 }
 
 tp_status
@@ -132,17 +134,27 @@ publish(tp_worklist *w, int64_t *cell, int64_t value, int reader)
 }
 
 static inline void
-leave_forward(tp_worklist *w, const plain_stage *v, int64_t unit, double clock)
+leave_forward(tp_worklist *w, int stage, int64_t unit, double clock)
 {
-    if (v->above_rank >= 0)
-        publish(w, &v->mine[unit], bits_of(clock + v->lag_f[unit * v->lag_f_stride]) + 1, v->above_rank);
+    const plain_stage *v = &w->plain->stages[stage];
+    if (v->above_rank < 0)
+        return;
+    double lag = v->lag_f[unit * v->lag_f_stride];
+    if (w->remote[stage + 1])
+        clock = tp_sched_links_send(&w->links, 0, stage, clock, lag);
+    publish(w, &v->mine[unit], bits_of(clock + lag) + 1, v->above_rank);
 }
 
 static inline void
-leave_backward(tp_worklist *w, const plain_stage *v, int64_t unit, double clock)
+leave_backward(tp_worklist *w, int stage, int64_t unit, double clock)
 {
-    if (v->below_rank >= 0)
-        publish(w, &v->mine[unit], ~bits_of(clock + v->lag_b[unit * v->lag_b_stride]), v->below_rank);
+    const plain_stage *v = &w->plain->stages[stage];
+    if (v->below_rank < 0)
+        return;
+    double lag = v->lag_b[unit * v->lag_b_stride];
+    if (w->remote[stage])
+        clock = tp_sched_links_send(&w->links, 1, stage, clock, lag);
+    publish(w, &v->mine[unit], ~bits_of(clock + lag), v->below_rank);
 }
 
 static inline void
@@ -160,9 +172,9 @@ run_other(tp_worklist *w, int rank, const tp_instr *i, const plain_stage *v, int
 {
     double seconds = v->seconds[i->op][unit * w->plain->stride[i->op]];
     if (i->op == TP_OP_SF)
-        leave_forward(w, v, unit, clock);
+        leave_forward(w, i->stage, unit, clock);
     else if (i->op == TP_OP_SB)
-        leave_backward(w, v, unit, clock);
+        leave_backward(w, i->stage, unit, clock);
     else if (i->op == TP_OP_R)
         w->recompute[rank] += seconds;
     else if (tp_sched_is_swap(i->op))
@@ -195,7 +207,7 @@ tp_plain_run(tp_worklist *w, int rank, int64_t end)
             }
             clock = start + seconds;
             if (!v->sends_f)
-                leave_forward(w, v, unit, clock);
+                leave_forward(w, i->stage, unit, clock);
         } else if (tp_sched_is_backward(i->op)) {
             if (v->above != NULL) {
                 int64_t made = v->above[unit];
@@ -214,7 +226,7 @@ tp_plain_run(tp_worklist *w, int rank, int64_t end)
             }
             clock = start + seconds;
             if (!v->sends_b)
-                leave_backward(w, v, unit, clock);
+                leave_backward(w, i->stage, unit, clock);
         } else if (i->op <= TP_OP_R || tp_sched_is_swap(i->op)) {
             clock += seconds;
             run_other(w, rank, i, v, unit, clock);

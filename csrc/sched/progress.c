@@ -15,6 +15,10 @@ pair_of_message(const tp_pairs *pairs, const tp_instr *i)
     case TP_OP_SB: return pairs->backward[i->stage];
     case TP_OP_RF: return pairs->forward[i->stage - 1];
     case TP_OP_RB: return pairs->backward[i->stage + 1];
+    case TP_OP_SE:
+    case TP_OP_RE: return pairs->evict[i->stage];
+    case TP_OP_SL:
+    case TP_OP_RL: return pairs->load[i->stage];
     default: return -1;
     }
 }
@@ -22,13 +26,16 @@ pair_of_message(const tp_pairs *pairs, const tp_instr *i)
 static int
 is_send(int op)
 {
-    return op == TP_OP_SF || op == TP_OP_SB;
+    return (TP_SCHED_BIT(op) & (TP_SCHED_BIT(TP_OP_SF) | TP_SCHED_BIT(TP_OP_SB) | TP_SCHED_BIT(TP_OP_SE) | TP_SCHED_BIT(TP_OP_SL))) != 0;
 }
 
 static int
 same_message(const tp_instr *send, const tp_instr *receive)
 {
     int forward = send->op == TP_OP_SF;
+    if (tp_sched_is_guest(send->op))
+        return receive->op == (send->op == TP_OP_SE ? TP_OP_RE : TP_OP_RL) && receive->stage == send->stage &&
+               receive->micro == send->micro;
     return receive->op == (forward ? TP_OP_RF : TP_OP_RB) && receive->stage == send->stage + (forward ? 1 : -1) &&
            receive->micro == send->micro && receive->slice == send->slice && receive->flags == send->flags;
 }
@@ -81,12 +88,14 @@ rule_pairs(const tp_program *p, const tp_pairs *pairs)
 
 /* ---- progress: abstract execution, once with rendezvous sends and once with eager ones ------------------------------- */
 
-enum { READY_F = TP_HALVES, READY_B = 4 }; /* the output of (stage, unit) is where its reader lives; of F by halves */
+/* The output of (stage, unit) is where its reader lives; of F by halves. At slice 0: the guest is at its host; what reads it next
+ * waits for its way back; it is home. */
+enum { READY_F = TP_HALVES, READY_B = 4, EVICTED = 8, AWAITED = 16, LOADED = 32 };
 
 typedef struct {
     const tp_program *p;
     const tp_pairs *pairs;
-    int lowered, rendezvous;
+    int lowered, guests, rendezvous;
     uint8_t *ready;         /* [stages * units] */
     int64_t *next;          /* [ranks] */
     int64_t *posted, *sent; /* [pairs] */
@@ -104,6 +113,12 @@ wake(machine *m, int rank)
     }
 }
 
+static uint8_t *
+guest_at(const machine *m, const tp_instr *i)
+{
+    return &m->ready[i->stage * tp_program_units(m->p) + m->p->offset[i->micro]];
+}
+
 /* The rank that an instruction waits for; -1: it can run now. */
 static int
 waits_for(const machine *m, const tp_instr *i)
@@ -111,9 +126,13 @@ waits_for(const machine *m, const tp_instr *i)
     const tp_program *p = m->p;
     int64_t at = i->stage * tp_program_units(p) + tp_program_unit(p, i), units = tp_program_units(p);
     unsigned halves = tp_instr_halves(i);
-    if (i->op == TP_OP_F && i->stage > 0)
+    if (m->guests && i->op == TP_OP_SL && !(*guest_at(m, i) & EVICTED))
+        return i->peer;
+    if (m->guests && tp_sched_reads_load(i->op) && (*guest_at(m, i) & (AWAITED | LOADED)) == AWAITED)
+        return m->pairs->source[m->pairs->load[i->stage]];
+    if (i->op == TP_OP_F && !tp_program_is_first(p, i->stage))
         return (m->ready[at - units] & halves) == halves ? -1 : p->rank_of[i->stage - 1];
-    if (tp_sched_is_backward(i->op) && i->stage < p->stages - 1)
+    if (tp_sched_is_backward(i->op) && !tp_program_is_last(p, i->stage))
         return m->ready[at + units] & READY_B ? -1 : p->rank_of[i->stage + 1];
     if (m->rendezvous && is_send(i->op)) {
         int pair = pair_of_message(m->pairs, i);
@@ -129,7 +148,11 @@ take_effect(machine *m, const tp_instr *i)
     uint8_t *ready = &m->ready[i->stage * tp_program_units(p) + tp_program_unit(p, i)];
     int forward = i->op == TP_OP_F || i->op == TP_OP_SF;
     int pair = pair_of_message(m->pairs, i);
-    if (is_send(i->op)) {
+    if (m->guests && tp_sched_is_guest(i->op)) {
+        (is_send(i->op) ? m->sent : m->posted)[pair]++;
+        *guest_at(m, i) |= i->op == TP_OP_SE ? EVICTED : i->op == TP_OP_SL ? LOADED : i->op == TP_OP_RL ? AWAITED : 0;
+        wake(m, i->peer);
+    } else if (is_send(i->op)) {
         m->sent[pair]++;
         *ready |= (uint8_t)(forward ? tp_instr_halves(i) : READY_B);
         wake(m, m->pairs->target[pair]);
@@ -138,7 +161,7 @@ take_effect(machine *m, const tp_instr *i)
         wake(m, m->pairs->source[pair]);
     } else if (forward || tp_sched_is_backward(i->op)) {
         int reader = i->stage + (forward ? 1 : -1);
-        if (reader < 0 || reader >= p->stages)
+        if (forward ? tp_program_is_last(p, i->stage) : tp_program_is_first(p, i->stage))
             return;
         if (m->lowered && p->rank_of[reader] != p->rank_of[i->stage])
             return; /* its send makes it ready */
@@ -169,9 +192,9 @@ refuse_deadlock(const machine *m, int rank)
             break;
     }
     return tp_sched_refuse(p, rank, m->next[rank] - p->begin[rank], "deadlock%s: %s",
-                           !m->lowered     ? ""
-                           : m->rendezvous ? " with rendezvous sends"
-                                           : " even with eager sends",
+                           m->rendezvous ? " with rendezvous sends"
+                           : !m->lowered ? ""
+                                         : " even with eager sends",
                            chain);
 }
 
@@ -203,10 +226,10 @@ rule_progress(machine *m)
 }
 
 static tp_status
-check_progress(const tp_program *p, const tp_pairs *pairs, int messages)
+check_progress(const tp_program *p, const tp_pairs *pairs, int messages, int guests)
 {
     size_t ranks = (size_t)p->ranks, count = (size_t)pairs->count + 1;
-    machine m = {.p = p, .pairs = pairs, .lowered = messages};
+    machine m = {.p = p, .pairs = pairs, .lowered = messages, .guests = guests};
     m.ready = malloc((size_t)p->stages * (size_t)tp_program_units(p));
     m.next = malloc(ranks * sizeof *m.next);
     m.posted = malloc(count * sizeof *m.posted);
@@ -218,7 +241,7 @@ check_progress(const tp_program *p, const tp_pairs *pairs, int messages)
         status = tp_fail(TP_EMEMORY, "no memory to follow %lld instructions", (long long)p->begin[p->ranks]);
     if (status == TP_OK)
         status = rule_progress(&m); /* eager; a compute-only program has data dependencies alone */
-    if (status == TP_OK && m.lowered) {
+    if (status == TP_OK && (m.lowered || m.guests)) {
         m.rendezvous = 1;
         status = rule_progress(&m);
     }
@@ -233,18 +256,23 @@ check_progress(const tp_program *p, const tp_pairs *pairs, int messages)
 
 /* ---- slots ----------------------------------------------------------------------------------------------------------- */
 
+enum { ACTIVATION, GRADIENT, GUEST };
+
 typedef struct {
     const char *name;
-    int gradient;
+    int kind;         /* ACTIVATION, GRADIENT, GUEST */
     int32_t *owner;   /* [stages * micros] micro-batch + 1 that holds a slot; 0: free */
     int32_t *slot_of; /* [stages * micros] slot + 1 of a micro-batch; 0: none yet */
     int32_t *uses;    /* [stages * micros] to come */
+    int32_t *later;   /* [stages * micros] of these, behind its SE; NULL: nothing is evicted */
 } ledger;
 
 static int
-touches(int op, int gradient)
+touches(int op, int kind)
 {
-    return gradient ? tp_sched_uses_gradient(op) : tp_sched_uses_activation(op);
+    return kind == GUEST      ? tp_sched_is_host(op)
+           : kind == GRADIENT ? tp_sched_uses_gradient(op)
+                              : tp_sched_uses_activation(op);
 }
 
 /* One use less is to come: behind the last the slot is free. */
@@ -252,15 +280,21 @@ static void
 used(ledger *l, int64_t stage, int64_t micro, int64_t micros)
 {
     int64_t cell = stage * micros + micro;
-    if (--l->uses[cell] == 0 && l->slot_of[cell] != 0)
-        l->owner[stage * micros + l->slot_of[cell] - 1] = 0;
+    if (--l->uses[cell] > 0 || l->slot_of[cell] == 0)
+        return;
+    l->owner[stage * micros + l->slot_of[cell] - 1] = 0;
+    if (l->later == NULL || l->later[cell] == 0)
+        return;
+    l->uses[cell] = l->later[cell];
+    l->slot_of[cell] = 0;
+    l->later[cell] = 0;
 }
 
 static tp_status
 rule_slot(ledger *l, const tp_program *p, int rank, int64_t k)
 {
     const tp_instr *i = &p->code[k];
-    int32_t slot = (int32_t)(l->gradient ? TP_SLOT_GRADIENT(i->slot) : TP_SLOT_ACTIVATION(i->slot));
+    int32_t slot = (int32_t)(l->kind == GRADIENT ? TP_SLOT_GRADIENT(i->slot) : TP_SLOT_ACTIVATION(i->slot));
     int64_t row = (int64_t)i->stage * p->micros, cell = row + i->micro;
     if (slot >= p->micros)
         return tp_sched_refuse(p, rank, k - p->begin[rank],
@@ -279,33 +313,48 @@ rule_slot(ledger *l, const tp_program *p, int rank, int64_t k)
                                slot, l->slot_of[cell] - 1);
     }
     used(l, i->stage, i->micro, p->micros);
-    if (l->gradient && tp_sched_reads_next(p, i))
+    if (l->kind == GRADIENT && tp_sched_reads_next(p, i))
         used(l, i->stage + 1, i->micro, p->micros);
     return TP_OK;
 }
 
+static void
+count_uses(ledger *l, const tp_program *p)
+{
+    for (int64_t k = 0; k < p->begin[p->ranks]; k++) {
+        const tp_instr *i = &p->code[k];
+        int64_t cell = (int64_t)i->stage * p->micros + i->micro;
+        int32_t *uses = l->later != NULL && l->slot_of[cell] ? l->later : l->uses; /* slot_of here: its SE has been */
+        uses[cell] += touches(i->op, l->kind);
+        if (l->later != NULL)
+            l->slot_of[cell] |= i->op == TP_OP_SE;
+        if (l->kind == GRADIENT && tp_sched_reads_next(p, i))
+            l->uses[cell + p->micros]++;
+    }
+    if (l->later != NULL)
+        memset(l->slot_of, 0, (size_t)p->stages * (size_t)p->micros * sizeof *l->slot_of);
+}
+
 static tp_status
-rule_slots(const tp_program *p, const char *name, int gradient)
+rule_slots(const tp_program *p, const char *name, int kind, int guests)
 {
     size_t cells = (size_t)p->stages * (size_t)p->micros;
-    ledger l = {name, gradient, calloc(cells, sizeof *l.owner), calloc(cells, sizeof *l.slot_of),
-                calloc(cells, sizeof *l.uses)};
+    int evicted = guests && kind == ACTIVATION;
+    ledger l = {name, kind, calloc(cells, sizeof *l.owner), calloc(cells, sizeof *l.slot_of), calloc(cells, sizeof *l.uses),
+                evicted ? calloc(cells, sizeof *l.later) : NULL};
     tp_status status = TP_OK;
-    if (l.owner == NULL || l.slot_of == NULL || l.uses == NULL)
+    if (l.owner == NULL || l.slot_of == NULL || l.uses == NULL || (evicted && l.later == NULL))
         status = tp_fail(TP_EMEMORY, "no memory for the slots of %d stages and %d micro-batches", p->stages, p->micros);
-    for (int64_t k = 0; status == TP_OK && k < p->begin[p->ranks]; k++) {
-        const tp_instr *i = &p->code[k];
-        l.uses[(int64_t)i->stage * p->micros + i->micro] += touches(i->op, gradient);
-        if (gradient && tp_sched_reads_next(p, i))
-            l.uses[(int64_t)(i->stage + 1) * p->micros + i->micro]++;
-    }
+    else
+        count_uses(&l, p);
     for (int r = 0; r < p->ranks; r++)
         for (int64_t k = p->begin[r]; status == TP_OK && k < p->begin[r + 1]; k++)
-            if (touches(p->code[k].op, gradient))
+            if (touches(p->code[k].op, kind))
                 status = rule_slot(&l, p, r, k);
     free(l.owner);
     free(l.slot_of);
     free(l.uses);
+    free(l.later);
     return status;
 }
 
@@ -314,19 +363,20 @@ tp_program_check(const tp_program *program)
 {
     TP_TRY(tp_program_check_order(program));
     tp_pairs pairs = {0};
-    TP_TRY(tp_pairs_open(program, &pairs));
     unsigned ops = tp_sched_ops(program);
-    int messages = (ops & TP_SCHED_MESSAGES) != 0, slots = (ops & TP_SCHED_SLOTTED) != 0;
-    tp_status status = messages ? rule_pairs(program, &pairs) : TP_OK;
+    TP_TRY(tp_pairs_open(program, ops, &pairs));
+    int messages = (ops & TP_SCHED_MESSAGES) != 0, slots = (ops & TP_SCHED_SLOTTED) != 0, guests = (ops & TP_SCHED_GUESTS) != 0;
+    tp_status status = messages || guests ? rule_pairs(program, &pairs) : TP_OK;
     if (status == TP_OK && slots && !messages && pairs.count > 0)
         status = tp_sched_refuse(program, pairs.source[0], 0,
                                  "it has OPT or AR, and no sends to rank %d: lower() adds them", pairs.target[0]);
     if (status == TP_OK)
-        status = check_progress(program, &pairs, messages);
+        status = check_progress(program, &pairs, messages, guests);
     tp_pairs_close(&pairs);
     TP_TRY(status);
     if (!slots)
         return TP_OK;
-    TP_TRY(rule_slots(program, "activation", 0));
-    return rule_slots(program, "gradient", 1);
+    TP_TRY(rule_slots(program, "activation", ACTIVATION, guests));
+    TP_TRY(rule_slots(program, "gradient", GRADIENT, guests));
+    return guests ? rule_slots(program, "guest", GUEST, guests) : TP_OK;
 }

@@ -57,9 +57,11 @@ tp_program_save_memory(const tp_program *program, const uint8_t *again, const ui
     for (int i = 0; status == TP_OK && i < compute->ranks; i++)
         counts[i] = compute->begin[i + 1] - compute->begin[i];
     for (int v = 0; status == TP_OK && v < compute->stages; v++)
-        counts[compute->rank_of[v]] += ((again[v] != 0) + 2 * (swapped[v] != 0)) * tp_program_units(compute);
+        counts[compute->rank_of[v]] += ((again[v] != 0) + 2 * (swapped[v] != 0)) *
+                                       (compute->offset[tp_program_micro_end(compute, v)] -
+                                        compute->offset[tp_program_micro_begin(compute, v)]);
     if (status == TP_OK)
-        status = tp_program_open(compute->ranks, compute->stages, compute->micros, compute->slices, compute->rank_of, counts, &p);
+        status = tp_sched_open_like(compute, counts, &p);
     if (status == TP_OK) {
         saving x = {compute, again, swapped, p->code};
         for (int64_t i = 0; i < compute->begin[compute->ranks]; i++)

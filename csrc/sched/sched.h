@@ -14,8 +14,13 @@
  *    instructions, the first half of its sequences (`2F0.0a`) and then the second (`2F0.0b`), each with its own message
  *    (`2SF0.0a@3`); backward is of the whole. Halves marked `2F0.0a+`, `2F0.0b+` leave as one message (`2SF0.0@3`) behind
  *    the second. Who receives halves apart from another rank reads them in halves.
- *  - AR and OPT end a rank's list: at most one AR (both ends meet), then one OPT per stage. The first OPT waits until every
- *    rank has come to its own, because the norm of the gradient is global. */
+ *  - Guests (BPipe's balanced memory, Kim et al. 2023): `0SE4.0@3` sends all that stage 0 keeps of micro-batch 4 to rank 3,
+ *    behind its last forward (and its SF), and its slot is free; rank 3 has announced it (`0RE4.0@0`: a slot for a guest is
+ *    taken) and sends it back (`0SL4.0@0`: waits until it is there; the guest's slot is free) once rank 0 has announced that
+ *    (`0RL4.0@3`: a slot is taken again). The R, I or B that reads it waits for it. They are of a whole micro-batch, written as
+ *    its slice 0, and builders place all four: lower adds messages between neighbours alone. A stage's guests are on one rank.
+ *  - AR and OPT end a rank's list: at most one AR for each copy of the model (both ends meet), then one OPT per stage. The first
+ *    OPT waits until every rank has come to its own, because the norm of the gradient is global. */
 #ifndef TP_SCHED_SCHED_H
 #define TP_SCHED_SCHED_H
 
@@ -25,8 +30,10 @@
 #include "csrc/base/status.h"
 
 /* F forward, B whole backward, I / W its input and weight halves, R recompute, SF/RF, SB/RB send and receive activation
- * and gradient, SO/SI swap out and in, AR exchange of a tied weight's gradients, OPT update. */
-#define TP_OP_MAP(X) X(F) X(B) X(I) X(W) X(R) X(SF) X(RF) X(SB) X(RB) X(SO) X(SI) X(AR) X(OPT)
+ * and gradient, SO/SI swap out and in, AR exchange of a tied weight's gradients, OPT update, SE/RE, SL/RL send and receive
+ * evicted and loaded activations. */
+#define TP_OP_MAP(X)                                                                                                   \
+    X(F) X(B) X(I) X(W) X(R) X(SF) X(RF) X(SB) X(RB) X(SO) X(SI) X(AR) X(OPT) X(SE) X(RE) X(SL) X(RL)
 typedef enum {
 #define TP_OP_ENUM(name) TP_OP_##name,
     TP_OP_MAP(TP_OP_ENUM)
@@ -38,7 +45,8 @@ typedef struct {
     uint16_t op, stage, micro, slice; /* stage: the global (virtual) stage */
     int16_t peer;                     /* rank at the other end of a comm op; -1 */
     uint16_t flags;                   /* of F, SF, RF: TP_HALF_*; of F: TP_HALF_JOINED; TP_OVERLAPS */
-    uint32_t slot;                    /* TP_SLOT(activation, gradient): buffers of this micro-batch on this stage */
+    uint32_t slot;                    /* TP_SLOT(activation, gradient): buffers of this micro-batch on this stage; of RE and SL:
+                                         TP_SLOT(guest, 0) */
 } tp_instr;
 
 /* Of which half an instruction is; neither: of the whole. */
@@ -57,6 +65,7 @@ typedef struct {
 typedef struct {
     int32_t ranks, stages, micros; /* stages: virtual stages, ranks * chunks */
     int32_t max_slices;
+    int32_t copies;                /* of the model: 1, or 2 (below) */
     int32_t *slices;               /* [micros] slices of each micro-batch */
     int32_t *rank_of;              /* [stages] the rank that holds a virtual stage */
     int64_t *begin;                /* [ranks + 1] rank r's instructions are code[begin[r]..begin[r + 1]) */
@@ -64,6 +73,43 @@ typedef struct {
     int64_t *offset;               /* [micros + 1] running sum of slices: unit (micro, slice) is offset[micro] + slice */
 } tp_program;
 
+/* Two copies (Chimera, Li & Hoefler 2021): the first half of the stages is one model, the second half the same model again. Stages
+ * follow each other within a copy alone, and so do micro-batches: the first half of them goes through the first copy, the second
+ * half through the second. Stage v is on rank v, stage ranks + v on rank ranks - 1 - v, ranks is even. Text says all that: a program
+ * has two copies if its stages are placed so and three quarters of its forwards or more keep to the halves; of a program that has
+ * one copy and passes check, half of them do. */
+static inline int
+tp_program_copy_stages(const tp_program *program)
+{
+    return program->stages / program->copies;
+}
+static inline int
+tp_program_copy_micros(const tp_program *program)
+{
+    return program->micros / program->copies;
+}
+/* First and last stage of its copy? */
+static inline int
+tp_program_is_first(const tp_program *program, int stage)
+{
+    return stage == 0 || (program->copies > 1 && stage == program->stages / 2);
+}
+static inline int
+tp_program_is_last(const tp_program *program, int stage)
+{
+    return stage == program->stages - 1 || (program->copies > 1 && stage == program->stages / 2 - 1);
+}
+/* The micro-batches that go through a stage: begin to end - 1. */
+static inline int
+tp_program_micro_begin(const tp_program *program, int stage)
+{
+    return program->copies > 1 && stage >= program->stages / 2 ? program->micros / 2 : 0;
+}
+static inline int
+tp_program_micro_end(const tp_program *program, int stage)
+{
+    return program->copies > 1 && stage < program->stages / 2 ? program->micros / 2 : program->micros;
+}
 static inline int64_t
 tp_program_units(const tp_program *program)
 {
@@ -78,7 +124,8 @@ tp_program_unit(const tp_program *program, const tp_instr *instr)
 static inline int
 tp_program_remote(const tp_program *program, int stage)
 {
-    return stage > 0 && stage < program->stages && program->rank_of[stage - 1] != program->rank_of[stage];
+    return stage > 0 && stage < program->stages && program->rank_of[stage - 1] != program->rank_of[stage] &&
+           !tp_program_is_first(program, stage);
 }
 
 /* The halves that an instruction is of: the whole is both. */
@@ -120,7 +167,23 @@ tp_program_build_hanayo(const tp_zigzag_request *request, int waves, tp_program 
  * micro-batches. */
 TP_MUST_USE tp_status
 tp_program_build_dualpipe_v(int ranks, int micros, const int32_t *slices, tp_program **out);
-/* An empty program with room for counts[ranks] instructions: for builders and parsers. */
+/* Chimera (Li & Hoefler 2021, sec. 3): two copies, one pipeline down the ranks and one up, half of the micro-batches each; units of
+ * as many micro-batches as there are ranks, one behind the other (direct concatenation). EVALUE: an odd number of ranks or of
+ * micro-batches. */
+TP_MUST_USE tp_status
+tp_program_build_chimera(int ranks, int micros, const int32_t *slices, tp_program **out);
+/* BPipe (Kim et al. 2023): 1F1B, its unit the whole micro-batch, whose rank r < ranks / 2 keeps some of its activations at rank
+ * ranks - 1 - r between forward and backward, so that no rank holds those of more than tp_bpipe_most(ranks) micro-batches, guests
+ * included. What is loaded comes while another micro-batch goes forward (nominal times: B takes two F). EVALUE. */
+TP_MUST_USE tp_status
+tp_program_build_bpipe(int ranks, int micros, const int32_t *slices, tp_program **out);
+/* ceil((ranks + 2) / 2). 1F1B's pairs of ranks hold ranks + 1 together; one more lets a load overlap. */
+static inline int
+tp_bpipe_most(int ranks)
+{
+    return (ranks + 3) / 2;
+}
+/* An empty program with room for counts[ranks] instructions and one copy of the model: for builders and parsers. */
 TP_MUST_USE tp_status
 tp_program_open(int ranks, int stages, int micros, const int32_t *slices, const int32_t *rank_of, const int64_t *counts,
                 tp_program **out);
@@ -129,7 +192,7 @@ tp_program_close(tp_program *program); /* NULL is allowed */
 int
 tp_program_equal(const tp_program *a, const tp_program *b);
 
-/* A program from lists of instructions: dimensions, placement and slice counts are what the instructions say (a stage's
+/* A program from lists of instructions: dimensions, placement, copies and slice counts are what the instructions say (a stage's
  * rank is the one that has most of its instructions). Slots are kept where keep_slots, else assigned if it has an OPT, else 0.
  * ESCHEDULE: an operation that there is not. */
 TP_MUST_USE tp_status
@@ -167,8 +230,14 @@ typedef struct {
     const double *comm_s;          /* [stages] seconds of a message that leaves this stage (SF: to the next, SB: to the
                                       one before); NULL: 0 */
     const double *comm_unit_s;     /* or [stages * units] per message; NULL: comm_s */
+    const double *back_comm_unit_s; /* [stages * units] of SB where the link to the stage before is another one than that to
+                                       the next; NULL: as SF */
+    const double *latency_s;        /* [2 * stages] forward and back: of a message's seconds those in which its link takes the next
+                                       one already (csrc/sched/links.h); NULL: a link carries any number of messages at once */
     const double *half_s[2][TP_OPS]; /* of the first and the second half: F, SF, RF; strides as above; NULL: half the whole's */
     const double *half_comm_s[2];    /* [stages * units]; NULL: half the whole's */
+    const double *guest_comm_s;      /* [stages * units] of a guest of the stage, there or back, at slice 0; one after another in either
+                                        direction, on a link of their own; NULL: 0 */
 } tp_durations;
 /* Seconds of an instruction with these flags; B without a table is I + W. */
 static inline double
@@ -184,10 +253,12 @@ tp_durations_s(const tp_durations *d, int op, unsigned flags, int stage, int64_t
         return tp_durations_s(d, TP_OP_I, 0, stage, unit) + tp_durations_s(d, TP_OP_W, 0, stage, unit);
     return table == NULL ? 0.0 : table[at];
 }
-/* Seconds on the link of a message that leaves `stage`. */
+/* Seconds on the link of a message that leaves `stage`: SB's, `back` != 0, or SF's. */
 static inline double
-tp_durations_lag_s(const tp_durations *d, int64_t units, unsigned flags, int stage, int64_t unit)
+tp_durations_lag_s(const tp_durations *d, int64_t units, int back, unsigned flags, int stage, int64_t unit)
 {
+    if (back && d->back_comm_unit_s != NULL)
+        return d->back_comm_unit_s[stage * units + unit];
     const double *half = flags & TP_HALVES ? d->half_comm_s[flags & TP_HALF_SECOND ? 1 : 0] : NULL;
     if (half != NULL)
         return half[stage * units + unit];
@@ -206,10 +277,11 @@ tp_durations_lag_s(const tp_durations *d, int64_t units, unsigned flags, int sta
  * descending. pending 0: W directly behind its I. */
 TP_MUST_USE tp_status
 tp_program_split(const tp_program *program, const tp_durations *durations, int pending, tp_program **out);
-/* Adds RF/SF/RB/SB (the sender places the peer's receive; both ends of every pair in the same order), slots (activation
- * slot: first RF or F to last W or B of a micro-batch; gradient slot: first RB, R, SI, I or B to last W, B or SB, or to the last backward
+/* Adds RF/SF/RB/SB (the sender places the peer's receive; both ends of every pair in the same order) and leaves guests where they
+ * are; slots (activation slot: first RF or F to last W or B of a micro-batch, or to its SE and from its RL on; guest's: RE to SL;
+ * gradient slot: first RB, R, SI, I or B to last W, B or SB, or to the last backward
  * of the stage below where it is on the same rank and reads it there), `tied` != 0: an AR between the ranks of the first and the last
- * stage where they differ, and one OPT per stage at the end. */
+ * stage (of each copy) where they differ, and one OPT per stage at the end. */
 TP_MUST_USE tp_status
 tp_program_lower(const tp_program *program, int tied, tp_program **out);
 /* The same slots again, lowest free number first, in place: what lower does last. */
@@ -233,6 +305,11 @@ int
 tp_program_activation_slots(const tp_program *program, int stage);
 int
 tp_program_gradient_slots(const tp_program *program, int stage);
+/* Slots for guests of `stage` on the rank that holds them, and that rank; 0 and -1: it has none. */
+int
+tp_program_guest_slots(const tp_program *program, int stage);
+int
+tp_program_host(const tp_program *program, int stage);
 
 /* ---- proof -------------------------------------------------------------------------------------------------------------- */
 /* ESCHEDULE naming rank, position, instruction and rule, with the neighbourhood and `<-- here`; tp_error_rank/position set.
@@ -305,9 +382,9 @@ tp_sim_open(const tp_program *program, tp_sim **out);
 void
 tp_sim_run(tp_sim *sim, const tp_durations *durations, double *makespan_s);
 /* One critical path of the last tp_sim_run (the same durations): count[op * stages + stage] times `op` of `stage` lies on it,
- * *lag_s is its messages' time on the link. Of a program without AR, OPT and halves, with no copies (seconds of SF .. RB NULL),
- * makespan = sum of count * seconds + *lag_s; under any other durations the same sum is a lower bound on the makespan.
- * Ties: an op waited for its own rank. count: [TP_OPS * stages], overwritten. */
+ * *lag_s is its messages' time on the link. Of a program without AR, OPT and halves, with no copies (seconds of SF .. RB NULL) and
+ * no latency_s, makespan = sum of count * seconds + *lag_s; under any other durations the same sum is a lower bound on the
+ * makespan. Ties: an op waited for its own rank. count: [TP_OPS * stages], overwritten. */
 void
 tp_sim_path(const tp_sim *sim, const tp_durations *durations, int64_t *count, double *lag_s);
 void

@@ -1,6 +1,7 @@
 /* One program, many durations: the ops in the order in which the worklist came by them, so that one evaluation is one
  * pass end[i] = max(end[previous on the rank], end[maker] + lag) + seconds. */
 #include "csrc/sched/internal.h"
+#include "csrc/sched/links.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +14,8 @@ typedef struct {
 } node; /* 16 bytes */
 
 /* FIRST, SECOND: of which half the node is, as TP_HALF_*; *_APART: so is its message; COPIED: with the first half. */
-enum { FIRST = TP_HALF_FIRST, SECOND = TP_HALF_SECOND, IN_REMOTE = 4, OUT_REMOTE = 8, IN_APART = 16, OUT_APART = 32, COPIED = 64 };
+enum { FIRST = TP_HALF_FIRST, SECOND = TP_HALF_SECOND, IN_REMOTE = 4, OUT_REMOTE = 8, IN_APART = 16, OUT_APART = 32, COPIED = 64,
+       GUEST = 128 }; /* SE, SL, or RL where what was loaded is read */
 
 struct tp_sim {
     int64_t count, units;
@@ -23,6 +25,9 @@ struct tp_sim {
     node *ends;          /* AR, OPT: stage and op; grouped by rank */
     int32_t *ends_begin; /* [ranks + 1] */
     double *end;         /* [count] */
+    double *there;       /* [count] when its message has come: a guest's, and where links carry one at a time any */
+    double *guest_free;  /* [2 * stages] of tp_sched_guest_send, there and back; NULL: there are no guests */
+    tp_sched_links links;
     double *clock;       /* [ranks] */
 };
 
@@ -36,6 +41,9 @@ tp_sim_close(tp_sim *sim)
     free(sim->ends);
     free(sim->ends_begin);
     free(sim->end);
+    free(sim->there);
+    free(sim->guest_free);
+    tp_sched_links_close(&sim->links);
     free(sim->clock);
     free(sim);
 }
@@ -45,6 +53,8 @@ typedef struct {
     int32_t *made_f, *made_b; /* [stages * units] node that made it; -1: nobody yet */
     int32_t *made_half;       /* [stages * units] its first half; NULL: nothing is halved */
     uint8_t *halves;          /* tp_sched_halves */
+    int32_t *guest;           /* [2][stages * micros] node of its SE, of its SL; -1: nobody yet */
+    uint8_t *awaited;         /* [stages * micros] its first reader is to come; NULL: there are no guests */
     int64_t *next;
     int32_t *stack;
     uint8_t *queued;
@@ -56,9 +66,9 @@ static int32_t
 maker_of(const order *o, const tp_instr *i, int64_t cell, int64_t units)
 {
     int32_t made = -1;
-    if (i->op == TP_OP_F && i->stage > 0)
+    if (i->op == TP_OP_F && !tp_program_is_first(o->p, i->stage))
         made = (i->flags & TP_HALF_FIRST ? o->made_half : o->made_f)[cell - units];
-    else if (tp_sched_is_backward(i->op) && i->stage < o->p->stages - 1)
+    else if (tp_sched_is_backward(i->op) && !tp_program_is_last(o->p, i->stage))
         made = o->made_b[cell + units];
     else
         return -1;
@@ -87,6 +97,31 @@ half_flags(const order *o, const tp_instr *i, int64_t cell, int64_t units, unsig
     return flags;
 }
 
+/* A node for what sends a guest, or reads one that came home; 0: it waits for another rank. */
+static int
+order_guest(order *o, tp_sim *sim, int rank, const tp_instr *i)
+{
+    int64_t cell = (int64_t)i->stage * o->p->micros + i->micro, cells = (int64_t)o->p->stages * o->p->micros;
+    int reads = o->awaited[cell] && tp_sched_reads_load(i->op);
+    o->awaited[cell] |= i->op == TP_OP_RL;
+    if (!reads && i->op != TP_OP_SE && i->op != TP_OP_SL)
+        return 1;
+    int32_t maker = i->op == TP_OP_SE ? -1 : o->guest[reads ? cells + cell : cell];
+    if (i->op != TP_OP_SE && maker < 0)
+        return 0;
+    int op = reads ? TP_OP_RL : i->op;
+    sim->nodes[sim->count] = (node){sim->last[rank], maker, (int32_t)o->p->offset[i->micro], i->stage, (uint8_t)op, GUEST};
+    sim->last[rank] = (int32_t)sim->count;
+    if (reads)
+        o->awaited[cell] = 0;
+    else {
+        o->guest[i->op == TP_OP_SE ? cell : cells + cell] = (int32_t)sim->count;
+        order_wake(o, i->peer);
+    }
+    sim->count++;
+    return 1;
+}
+
 static void
 order_rank(order *o, tp_sim *sim, int rank)
 {
@@ -94,7 +129,11 @@ order_rank(order *o, tp_sim *sim, int rank)
     for (; o->next[rank] < p->begin[rank + 1]; o->next[rank]++) {
         const tp_instr *i = &p->code[o->next[rank]];
         int forward = i->op == TP_OP_F, backward = tp_sched_is_backward(i->op);
-        if (tp_sched_is_message(i->op) || i->op >= TP_OP_AR)
+        if (tp_sched_is_message(i->op) || tp_sched_is_end(i->op))
+            continue;
+        if (o->awaited != NULL && !order_guest(o, sim, rank, i))
+            return;
+        if (tp_sched_is_guest(i->op))
             continue;
         int64_t unit = tp_program_unit(p, i), cell = i->stage * sim->units + unit;
         int32_t maker = maker_of(o, i, cell, sim->units);
@@ -116,7 +155,7 @@ order_rank(order *o, tp_sim *sim, int rank)
             if (leaving & TP_HALF_SECOND)
                 (forward ? o->made_f : o->made_b)[cell] = (int32_t)sim->count;
             int reader = i->stage + (forward ? 1 : -1);
-            if (reader >= 0 && reader < p->stages)
+            if (!(forward ? tp_program_is_last(p, i->stage) : tp_program_is_first(p, i->stage)))
                 order_wake(o, p->rank_of[reader]);
         }
         sim->count++;
@@ -136,6 +175,15 @@ find_order(order *o, tp_sim *sim)
     if (o->made_f == NULL || o->made_b == NULL || o->next == NULL || o->stack == NULL || o->queued == NULL)
         return tp_fail(TP_EMEMORY, "no memory to order %lld instructions", (long long)p->begin[p->ranks]);
     TP_TRY(tp_sched_halves(p, &o->halves));
+    if (tp_sched_ops(p) & TP_SCHED_GUESTS) {
+        size_t guests = (size_t)p->stages * (size_t)p->micros;
+        o->guest = malloc(2 * guests * sizeof *o->guest);
+        o->awaited = calloc(guests, 1);
+        sim->guest_free = calloc(2 * (size_t)p->stages, sizeof *sim->guest_free);
+        if (o->guest == NULL || o->awaited == NULL || sim->guest_free == NULL)
+            return tp_fail(TP_EMEMORY, "no memory for the guests of %d stages", p->stages);
+        memset(o->guest, -1, 2 * guests * sizeof *o->guest);
+    }
     if (o->halves != NULL && (o->made_half = malloc(cells * sizeof *o->made_half)) == NULL)
         return tp_fail(TP_EMEMORY, "no memory to order %lld instructions", (long long)p->begin[p->ranks]);
     if (o->halves != NULL)
@@ -164,14 +212,15 @@ sim_make(const tp_program *p, tp_sim **out)
     tp_sim *sim = calloc(1, sizeof *sim);
     if (sim != NULL) {
         sim->nodes = malloc(length * sizeof *sim->nodes);
-        sim->ends = malloc(((size_t)p->stages + 2) * sizeof *sim->ends);
+        sim->ends = malloc(((size_t)p->stages + 2 * (size_t)p->copies) * sizeof *sim->ends); /* OPT, and AR at two ends */
         sim->ends_begin = calloc(ranks + 1, sizeof *sim->ends_begin);
         sim->end = malloc(length * sizeof *sim->end);
+        sim->there = malloc(length * sizeof *sim->there);
         sim->clock = malloc(ranks * sizeof *sim->clock);
         sim->last = malloc(ranks * sizeof *sim->last);
     }
     if (sim == NULL || sim->nodes == NULL || sim->ends == NULL || sim->ends_begin == NULL || sim->end == NULL ||
-        sim->clock == NULL || sim->last == NULL) {
+        sim->there == NULL || sim->clock == NULL || sim->last == NULL) {
         tp_sim_close(sim);
         return tp_fail(TP_EMEMORY, "no memory for %zu instructions", length - 1);
     }
@@ -182,7 +231,7 @@ sim_make(const tp_program *p, tp_sim **out)
     int32_t ends = 0;
     for (int r = 0; r < p->ranks; r++) {
         for (int64_t k = p->begin[r]; k < p->begin[r + 1]; k++)
-            if (p->code[k].op >= TP_OP_AR)
+            if (tp_sched_is_end(p->code[k].op))
                 sim->ends[ends++] = (node){-1, -1, 0, p->code[k].stage, (uint8_t)p->code[k].op, 0};
         sim->ends_begin[r + 1] = ends;
     }
@@ -197,11 +246,15 @@ tp_sim_open(const tp_program *program, tp_sim **out)
     tp_sim *sim = NULL;
     TP_TRY(sim_make(program, &sim));
     order o = {.p = program};
-    tp_status status = find_order(&o, sim);
+    tp_status status = tp_sched_links_open(program, &sim->links);
+    if (status == TP_OK)
+        status = find_order(&o, sim);
     free(o.made_f);
     free(o.made_b);
     free(o.made_half);
     free(o.halves);
+    free(o.guest);
+    free(o.awaited);
     free(o.next);
     free(o.stack);
     free(o.queued);
@@ -217,11 +270,31 @@ tp_sim_open(const tp_program *program, tp_sim **out)
 static double
 message_in(const tp_sim *sim, const tp_durations *d, const node *n, double ready, double clock)
 {
+    if (n->flags & GUEST) {
+        ready = n->maker < 0 ? 0.0 : sim->there[n->maker];
+        double came_s = n->op == TP_OP_SL ? tp_durations_s(d, TP_OP_RE, 0, n->stage, n->unit) : 0.0;
+        return (ready > clock ? ready : clock) + came_s;
+    }
     int forward = n->op == TP_OP_F, from = forward ? n->stage - 1 : n->stage + 1;
     unsigned flags = n->flags & IN_APART ? n->flags & TP_HALVES : 0;
-    ready += tp_durations_lag_s(d, sim->units, flags, from, n->unit);
+    if (d->latency_s != NULL)
+        ready = sim->there[n->maker];
+    else
+        ready += tp_durations_lag_s(d, sim->units, !forward, flags, from, n->unit);
     double copy_s = n->flags & COPIED ? 0.0 : tp_durations_s(d, forward ? TP_OP_RF : TP_OP_RB, flags, n->stage, n->unit);
     return (ready > clock ? ready : clock) + copy_s;
+}
+
+/* When its message has come: a guest's, or where links carry one at a time. */
+static double
+message_out(tp_sim *sim, const tp_durations *d, const node *n, double clock)
+{
+    int back = n->op != TP_OP_F;
+    if (n->flags & GUEST)
+        return tp_sched_guest_send(&sim->guest_free[(n->op == TP_OP_SL) * sim->stages + n->stage], clock,
+                                   tp_sched_guest_lag_s(d, sim->units, n->stage, n->unit));
+    double lag = tp_durations_lag_s(d, sim->units, back, n->flags & OUT_APART ? n->flags & TP_HALVES : 0, n->stage, n->unit);
+    return tp_sched_links_send(&sim->links, back, n->stage, clock, lag) + lag;
 }
 
 void
@@ -229,11 +302,15 @@ tp_sim_run(tp_sim *sim, const tp_durations *durations, double *makespan_s)
 {
     const tp_durations d = *durations;
     double *end = sim->end;
+    int in_turn = d.latency_s != NULL;
+    tp_sched_links_reset(&sim->links, durations);
+    if (sim->guest_free != NULL)
+        memset(sim->guest_free, 0, 2 * (size_t)sim->stages * sizeof *sim->guest_free);
     int64_t half = d.seconds[TP_OP_B] == NULL; /* B = I + W */
     for (int64_t k = 0; k < sim->count; k++) {
         const node *n = &sim->nodes[k];
         double clock = n->previous < 0 ? 0.0 : end[n->previous], ready = n->maker < 0 ? 0.0 : end[n->maker];
-        if (n->flags & IN_REMOTE)
+        if (n->flags & (IN_REMOTE | GUEST))
             clock = message_in(sim, &d, n, ready, clock);
         else
             clock = ready > clock ? ready : clock;
@@ -245,6 +322,8 @@ tp_sim_run(tp_sim *sim, const tp_durations *durations, double *makespan_s)
         if (n->flags & OUT_REMOTE)
             clock += tp_durations_s(&d, n->op == TP_OP_F ? TP_OP_SF : TP_OP_SB,
                                     n->flags & OUT_APART ? n->flags & TP_HALVES : 0, n->stage, n->unit);
+        if ((in_turn && n->flags & OUT_REMOTE) || (n->flags & GUEST && n->op != TP_OP_RL))
+            sim->there[k] = message_out(sim, &d, n, clock);
         end[k] = clock;
     }
     double meet = 0.0, all = 0.0, last = 0.0;
@@ -286,7 +365,10 @@ tp_sim_path(const tp_sim *sim, const tp_durations *durations, int64_t *count, do
             continue;
         int from = n->stage + (n->op == TP_OP_F ? -1 : 1);
         unsigned flags = n->flags & IN_APART ? n->flags & TP_HALVES : 0;
-        double link = n->flags & IN_REMOTE ? tp_durations_lag_s(durations, sim->units, flags, from, n->unit) : 0.0;
+        int back = n->op != TP_OP_F;
+        double link = n->flags & IN_REMOTE ? tp_durations_lag_s(durations, sim->units, back, flags, from, n->unit) : 0.0;
+        if (n->flags & GUEST)
+            link = sim->there[n->maker] - sim->end[n->maker];
         if (at < 0 || sim->end[n->maker] + link > sim->end[at]) {
             at = n->maker;
             *lag_s += link;

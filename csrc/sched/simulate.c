@@ -12,10 +12,13 @@ static void
 sim_close(sim *s)
 {
     tp_plain_close(s->plain);
+    tp_sched_links_close(&s->links);
     free(s->ready_f);
     free(s->ready_b);
     free(s->halves);
     free(s->ready_half);
+    free(s->guest);
+    free(s->guest_free);
     free(s->clock);
     free(s->waiting);
     free(s->next);
@@ -26,10 +29,24 @@ sim_close(sim *s)
 }
 
 static tp_status
+guests_open(sim *s)
+{
+    size_t cells = (size_t)s->p->stages * (size_t)s->p->micros;
+    s->guest = calloc(3 * cells, sizeof *s->guest);
+    s->guest_free = calloc(2 * (size_t)s->p->stages, sizeof *s->guest_free);
+    if (s->guest == NULL || s->guest_free == NULL)
+        return tp_fail(TP_EMEMORY, "no memory for the guests of %d stages", s->p->stages);
+    for (size_t i = 0; i < 2 * cells; i++)
+        s->guest[i] = TP_NOT_YET;
+    return TP_OK;
+}
+
+static tp_status
 cells_open(sim *s, unsigned ops)
 {
     size_t cells = (size_t)s->p->stages * (size_t)s->units;
     TP_TRY(ops & TP_SCHED_HAS_HALVES ? tp_sched_halves(s->p, &s->halves) : TP_OK);
+    TP_TRY(ops & TP_SCHED_GUESTS ? guests_open(s) : TP_OK);
     s->ready_f = malloc(cells * sizeof *s->ready_f);
     s->ready_b = malloc(cells * sizeof *s->ready_b);
     s->ready_half = s->halves != NULL ? malloc(cells * sizeof *s->ready_half) : NULL;
@@ -69,7 +86,10 @@ sim_open(sim *s, const tp_program *p, const tp_durations *d, unsigned ops)
         s->next[r] = p->begin[r];
         s->first_backward[r] = TP_NOT_YET;
     }
-    tp_status status = tp_plain_may(ops, d) ? tp_plain_open(s) : cells_open(s, ops);
+    tp_status status = d->latency_s != NULL ? tp_sched_links_open(p, &s->links) : TP_OK;
+    tp_sched_links_reset(&s->links, d);
+    if (status == TP_OK)
+        status = tp_plain_may(ops, d) ? tp_plain_open(s) : cells_open(s, ops);
     if (status != TP_OK)
         sim_close(s);
     return status;
@@ -83,7 +103,7 @@ static inline int
 input_of(sim *s, int rank, const tp_instr *i, int64_t cell, int64_t unit, double *arrival, double *copy_s)
 {
     int forward = i->op == TP_OP_F, stage = i->stage, maker = forward ? stage - 1 : stage + 1;
-    if (maker < 0 || maker >= s->p->stages)
+    if (forward ? tp_program_is_first(s->p, stage) : tp_program_is_last(s->p, stage))
         return 1; /* the first stage reads data; the last one's backward follows its own forward */
     const double *from = forward ? &s->ready_f[cell - s->units] : &s->ready_b[cell + s->units];
     unsigned flags = 0;
@@ -104,26 +124,32 @@ input_of(sim *s, int rank, const tp_instr *i, int64_t cell, int64_t unit, double
 }
 
 static inline void
-publish(sim *s, double *cell, int reader_stage, double at)
+publish_to(sim *s, double *cell, int rank, double at)
 {
     *cell = at;
-    int rank = s->p->rank_of[reader_stage];
     if (s->waiting[rank] == cell) {
         s->waiting[rank] = NULL;
         s->stack[s->stacked++] = rank;
     }
 }
 
+static inline void
+publish(sim *s, double *cell, int reader_stage, double at)
+{
+    publish_to(s, cell, s->p->rank_of[reader_stage], at);
+}
+
 static void
 leave_half(sim *s, int rank, unsigned half, int stage, int64_t cell, int64_t unit)
 {
-    double lag = 0.0;
+    double there = s->clock[rank];
     if (s->remote[stage + 1]) {
+        double lag = tp_durations_lag_s(s->d, s->units, 0, half, stage, unit);
         s->clock[rank] += tp_durations_s(s->d, TP_OP_SF, half, stage, unit);
-        lag = tp_durations_lag_s(s->d, s->units, half, stage, unit);
+        there = tp_sched_links_send(&s->links, 0, stage, s->clock[rank], lag) + lag;
     }
     double *cells = half == TP_HALF_FIRST ? s->ready_half : s->ready_f;
-    publish(s, &cells[cell], stage + 1, s->clock[rank] + lag);
+    publish(s, &cells[cell], stage + 1, there);
 }
 
 /* Send the output (these halves of it) of F, B or I of this cell: takes copy time of the rank, then the link's. */
@@ -131,20 +157,21 @@ static inline void
 leave(sim *s, int rank, int forward, unsigned halves, int stage, int64_t cell, int64_t unit)
 {
     int reader = forward ? stage + 1 : stage - 1;
-    if (reader < 0 || reader >= s->p->stages || halves == 0)
+    if ((forward ? tp_program_is_last(s->p, stage) : tp_program_is_first(s->p, stage)) || halves == 0)
         return;
-    double lag = 0.0;
     if (halves != TP_HALVES) {
         leave_half(s, rank, halves, stage, cell, unit);
         return;
     }
+    double there = s->clock[rank];
     if (s->remote[forward ? reader : stage]) {
+        double lag = tp_durations_lag_s(s->d, s->units, !forward, 0, stage, unit);
         s->clock[rank] += tp_durations_s(s->d, forward ? TP_OP_SF : TP_OP_SB, 0, stage, unit);
-        lag = tp_durations_lag_s(s->d, s->units, 0, stage, unit);
+        there = tp_sched_links_send(&s->links, !forward, stage, s->clock[rank], lag) + lag;
     }
     if (forward && s->halves != NULL)
-        publish(s, &s->ready_half[cell], reader, s->clock[rank] + lag);
-    publish(s, forward ? &s->ready_f[cell] : &s->ready_b[cell], reader, s->clock[rank] + lag);
+        publish(s, &s->ready_half[cell], reader, there);
+    publish(s, forward ? &s->ready_f[cell] : &s->ready_b[cell], reader, there);
 }
 
 static inline void
@@ -169,12 +196,78 @@ compute(sim *s, int rank, const tp_instr *i, int64_t unit)
     }
 }
 
+static double *
+guest_of(const sim *s, int which, const tp_instr *i)
+{
+    return &s->guest[((int64_t)which * s->p->stages + i->stage) * s->p->micros + i->micro];
+}
+
+/* What a message of these two ops, its sender's and its reader's, takes of a rank; and of its link. */
+static double
+guest_s(const sim *s, int op, const tp_instr *i)
+{
+    return tp_durations_s(s->d, op, 0, i->stage, s->p->offset[i->micro]);
+}
+
+/* When what is ready now has come. */
+static double
+guest_comes(sim *s, const tp_instr *i, double now)
+{
+    double lag = tp_sched_guest_lag_s(s->d, s->units, i->stage, s->p->offset[i->micro]);
+    return tp_sched_guest_send(&s->guest_free[(i->op == TP_OP_SL) * s->p->stages + i->stage], now, lag);
+}
+
+/* SE, RE, SL or RL; 0: blocked. */
+static int
+step_guest(sim *s, int rank, const tp_instr *i)
+{
+    double *there = guest_of(s, 0, i), *home = guest_of(s, 1, i), *clock = &s->clock[rank];
+    if (i->op == TP_OP_RL)
+        *guest_of(s, 2, i) = 1.0;
+    if (i->op == TP_OP_SE) {
+        *clock += guest_s(s, TP_OP_SE, i);
+        publish_to(s, there, i->peer, guest_comes(s, i, *clock));
+    }
+    if (i->op != TP_OP_SL)
+        return 1;
+    if (*there < 0.0) {
+        s->waiting[rank] = there;
+        return 0;
+    }
+    *clock = (*there > *clock ? *there : *clock) + guest_s(s, TP_OP_RE, i);
+    *clock += guest_s(s, TP_OP_SL, i);
+    publish_to(s, home, i->peer, guest_comes(s, i, *clock));
+    return 1;
+}
+
+/* The first that reads what was loaded waits for that; 0: blocked. */
+static int
+await_load(sim *s, int rank, const tp_instr *i)
+{
+    const double *home = guest_of(s, 1, i);
+    if (!tp_sched_reads_load(i->op) || *guest_of(s, 2, i) == 0.0)
+        return 1;
+    if (*home < 0.0) {
+        s->waiting[rank] = home;
+        return 0;
+    }
+    *guest_of(s, 2, i) = 0.0;
+    s->clock[rank] = (*home > s->clock[rank] ? *home : s->clock[rank]) + guest_s(s, TP_OP_RL, i);
+    return 1;
+}
+
 /* 0: blocked. */
 static inline int
 step(sim *s, int rank, const tp_instr *i)
 {
     int64_t unit = tp_program_unit(s->p, i), cell = i->stage * s->units + unit;
     int forward = i->op == TP_OP_F;
+    if (s->guest != NULL) {
+        if (tp_sched_is_guest(i->op))
+            return step_guest(s, rank, i);
+        if (!await_load(s, rank, i))
+            return 0;
+    }
     if (forward || tp_sched_is_backward(i->op)) {
         double arrival = 0.0, copy_s = 0.0;
         if (!input_of(s, rank, i, cell, unit, &arrival, &copy_s))
@@ -217,7 +310,7 @@ run_body(sim *s, int rank, int64_t end)
         tp_plain_run(s, rank, end);
         return s->next[rank] - from;
     }
-    while (k < end && s->p->code[k].op < TP_OP_AR && step(s, rank, &s->p->code[k]))
+    while (k < end && !tp_sched_is_end(s->p->code[k].op) && step(s, rank, &s->p->code[k]))
         k++;
     s->next[rank] = k;
     return k - from;
@@ -316,15 +409,37 @@ tp_durations_check(const tp_program *program, const tp_durations *durations)
             TP_TRY(table_ok(program, durations, op, half < 0 ? durations->seconds[op] : durations->half_s[half][op]));
     int64_t cells = program->stages * tp_program_units(program);
     const double *tables[] = {durations->comm_unit_s != NULL ? durations->comm_unit_s : durations->comm_s,
-                              durations->half_comm_s[0], durations->half_comm_s[1]};
-    for (int k = 0; k < 3; k++) {
+                              durations->half_comm_s[0], durations->half_comm_s[1], durations->back_comm_unit_s,
+                              durations->guest_comm_s};
+    static const char *const names[] = {"comm_s", "comm.a", "comm.b", "comm.back", "comm.guest"};
+    for (int64_t i = 0; durations->latency_s != NULL && i < 2 * program->stages; i++)
+        if (!(durations->latency_s[i] >= 0.0 && durations->latency_s[i] < INFINITY))
+            return tp_fail(TP_EVALUE, "comm.latency[%lld] is %g: finite and at least 0 would be right",
+                           (long long)(i % program->stages), durations->latency_s[i]);
+    for (int k = 0; k < 5; k++) {
         int64_t count = k == 0 && durations->comm_unit_s == NULL ? program->stages : cells;
         for (int64_t i = 0; tables[k] != NULL && i < count; i++)
             if (!(tables[k][i] >= 0.0 && tables[k][i] < INFINITY))
-                return tp_fail(TP_EVALUE, "comm_s[%lld] is %g: finite and at least 0 would be right", (long long)i,
+                return tp_fail(TP_EVALUE, "%s[%lld] is %g: finite and at least 0 would be right", names[k], (long long)i,
                                tables[k][i]);
     }
     return TP_OK;
+}
+
+/* What an instruction adds to the bytes that its rank holds. */
+static double
+held_bytes(const tp_program *program, const tp_instr *i, const double *bytes, int64_t stage_stride, int64_t unit_stride)
+{
+    int takes = i->op == TP_OP_F || i->op == TP_OP_RE || i->op == TP_OP_RL;
+    if (!takes && i->op != TP_OP_B && i->op != TP_OP_W && i->op != TP_OP_SE && i->op != TP_OP_SL)
+        return 0.0;
+    if (i->op == TP_OP_F && i->flags & TP_HALF_SECOND)
+        return 0.0; /* its slot is the whole micro-batch's, taken by the first half */
+    double size = 0.0;
+    int64_t unit = tp_program_unit(program, i);
+    for (int s = 0; s < (tp_sched_is_guest(i->op) ? program->slices[i->micro] : 1); s++)
+        size += bytes[i->stage * stage_stride + (unit + s) * unit_stride];
+    return takes ? size : -size;
 }
 
 void
@@ -334,13 +449,7 @@ tp_program_peak_bytes(const tp_program *program, const double *bytes, int64_t st
     for (int r = 0; r < program->ranks; r++) {
         double held = 0.0, most = 0.0;
         for (int64_t k = program->begin[r]; k < program->begin[r + 1]; k++) {
-            const tp_instr *i = &program->code[k];
-            if (i->op != TP_OP_F && i->op != TP_OP_B && i->op != TP_OP_W)
-                continue;
-            if (i->op == TP_OP_F && i->flags & TP_HALF_SECOND)
-                continue; /* its slot is the whole micro-batch's, taken by the first half */
-            double size = bytes[i->stage * stage_stride + tp_program_unit(program, i) * unit_stride];
-            held += i->op == TP_OP_F ? size : -size;
+            held += held_bytes(program, &program->code[k], bytes, stage_stride, unit_stride);
             most = held > most ? held : most;
         }
         peak[r] = most;
@@ -353,6 +462,7 @@ line_open(const tp_program *p, unsigned ops, int keep_intervals, tp_timeline **o
     tp_timeline *line = calloc(1, sizeof *line);
     size_t ranks = (size_t)p->ranks;
     int whole = line != NULL;
+    const unsigned silent = TP_SCHED_MESSAGES | TP_SCHED_GUESTS;
     if (whole) {
         line->begin = calloc(ranks + 1, sizeof *line->begin);
         line->busy_s = calloc(ranks, sizeof *line->busy_s);
@@ -361,9 +471,9 @@ line_open(const tp_program *p, unsigned ops, int keep_intervals, tp_timeline **o
     }
     for (int r = 0; whole && r < p->ranks; r++) {
         int64_t length = p->begin[r + 1] - p->begin[r];
-        line->begin[r + 1] = line->begin[r] + (ops & TP_SCHED_MESSAGES ? 0 : length);
-        for (int64_t k = p->begin[r]; ops & TP_SCHED_MESSAGES && k < p->begin[r + 1]; k++)
-            line->begin[r + 1] += tp_sched_is_compute(p->code[k].op) || p->code[k].op >= TP_OP_SO;
+        line->begin[r + 1] = line->begin[r] + (ops & silent ? 0 : length);
+        for (int64_t k = p->begin[r]; ops & silent && k < p->begin[r + 1]; k++)
+            line->begin[r + 1] += !tp_sched_is_message(p->code[k].op) && !tp_sched_is_guest(p->code[k].op);
         line->operations = line->begin[r + 1];
     }
     if (whole && keep_intervals) {

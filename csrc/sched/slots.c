@@ -3,45 +3,35 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A slot number of one kind on one stage: taken by a micro-batch at its first use, free behind its last. */
+/* A slot number of one kind on one stage: taken by a micro-batch at its first use, free behind its last; of an activation that is
+ * evicted, free behind its SE and taken anew by its RL. */
 typedef struct {
     int32_t *slot_of; /* [stages * micros]; -1 before the first use */
     int32_t *uses;    /* [stages * micros] instructions that use it and are still to come */
+    int32_t *later;   /* [stages * micros] of these, behind its SE; NULL: nothing is evicted */
     uint8_t *taken;   /* [stages * micros]: taken[stage * micros + slot] */
     int32_t *lowest;  /* [stages] no slot below is free */
 } pool;
 
 int
-tp_sched_uses_activation(int op)
-{
-    return op <= TP_OP_RF || tp_sched_is_swap(op);
-}
-
-int
-tp_sched_uses_gradient(int op)
-{
-    return op == TP_OP_B || op == TP_OP_I || op == TP_OP_W || op == TP_OP_R || op == TP_OP_SI ||
-           op == TP_OP_SB || op == TP_OP_RB;
-}
-
-int
 tp_sched_reads_next(const tp_program *program, const tp_instr *instr)
 {
-    return (instr->op == TP_OP_B || instr->op == TP_OP_I) && instr->stage + 1 < program->stages &&
+    return (instr->op == TP_OP_B || instr->op == TP_OP_I) && !tp_program_is_last(program, instr->stage) &&
            !tp_program_remote(program, instr->stage + 1);
 }
 
 static tp_status
-pool_open(pool *p, int stages, int micros)
+pool_open(pool *p, int stages, int micros, int evicted)
 {
     size_t cells = (size_t)stages * (size_t)micros;
     p->slot_of = malloc(cells * sizeof *p->slot_of);
-    p->uses = calloc(cells, sizeof *p->uses);
+    p->uses = calloc((evicted ? 2 : 1) * cells, sizeof *p->uses);
     p->taken = calloc(cells, 1);
     p->lowest = calloc((size_t)stages, sizeof *p->lowest);
     if (p->slot_of == NULL || p->uses == NULL || p->taken == NULL || p->lowest == NULL)
         return tp_fail(TP_EMEMORY, "no memory for the slots of %d stages and %d micro-batches", stages, micros);
     memset(p->slot_of, -1, cells * sizeof *p->slot_of);
+    p->later = evicted ? p->uses + cells : NULL;
     return TP_OK;
 }
 
@@ -70,12 +60,36 @@ pool_use(pool *p, int stage, int64_t micros, int micro)
     if (--p->uses[cell] == 0) {
         p->taken[stage * micros + slot] = 0;
         p->lowest[stage] = slot < p->lowest[stage] ? slot : p->lowest[stage];
+        if (p->later != NULL) {
+            p->slot_of[cell] = -1;
+            p->uses[cell] = p->later[cell];
+            p->later[cell] = 0;
+        }
     }
     return slot;
 }
 
+/* What count_uses counted for activations, where some are evicted: what is behind their SE apart, and what hosts do. slot_of is 0
+ * behind an SE here. */
 static void
-assign(tp_program *program, pool *activation, pool *gradient)
+count_guests(const tp_program *program, pool *activation, pool *guest)
+{
+    size_t cells = (size_t)program->stages * (size_t)program->micros;
+    memset(activation->uses, 0, cells * sizeof *activation->uses);
+    for (int64_t i = 0; i < program->begin[program->ranks]; i++) {
+        const tp_instr *instr = &program->code[i];
+        int64_t cell = (int64_t)instr->stage * program->micros + instr->micro;
+        int32_t *uses = activation->slot_of[cell] < 0 ? activation->uses : activation->later;
+        guest->uses[cell] += tp_sched_is_host(instr->op);
+        uses[cell] += tp_sched_uses_activation(instr->op);
+        if (instr->op == TP_OP_SE)
+            activation->slot_of[cell] = 0;
+    }
+    memset(activation->slot_of, -1, cells * sizeof *activation->slot_of);
+}
+
+static void
+count_uses(const tp_program *program, pool *activation, pool *gradient, pool *guest)
 {
     int64_t length = program->begin[program->ranks], micros = program->micros;
     for (int64_t i = 0; i < length; i++) {
@@ -85,9 +99,20 @@ assign(tp_program *program, pool *activation, pool *gradient)
         if (tp_sched_reads_next(program, instr))
             gradient->uses[(instr->stage + 1) * micros + instr->micro]++;
     }
+    if (activation->later != NULL)
+        count_guests(program, activation, guest);
+}
+
+static void
+assign(tp_program *program, pool *activation, pool *gradient, pool *guest)
+{
+    int64_t length = program->begin[program->ranks], micros = program->micros;
+    count_uses(program, activation, gradient, guest);
     for (int64_t i = 0; i < length; i++) {
         tp_instr *instr = &program->code[i];
-        int a = tp_sched_uses_activation(instr->op) ? pool_use(activation, instr->stage, micros, instr->micro) : 0;
+        int a = tp_sched_uses_activation(instr->op) ? pool_use(activation, instr->stage, micros, instr->micro)
+                : tp_sched_is_host(instr->op)       ? pool_use(guest, instr->stage, micros, instr->micro)
+                                                    : 0;
         int g = tp_sched_uses_gradient(instr->op) ? pool_use(gradient, instr->stage, micros, instr->micro) : 0;
         if (tp_sched_reads_next(program, instr))
             pool_use(gradient, instr->stage + 1, micros, instr->micro);
@@ -100,12 +125,16 @@ tp_program_assign_slots(tp_program *program)
 {
     if (!tp_sched_is_dense(program))
         return tp_program_check_order(program); /* refuses: instructions are missing */
-    pool activation = {0}, gradient = {0};
-    tp_status status = pool_open(&activation, program->stages, program->micros);
+    int guests = (tp_sched_ops(program) & TP_SCHED_GUESTS) != 0;
+    pool activation = {0}, gradient = {0}, guest = {0};
+    tp_status status = pool_open(&activation, program->stages, program->micros, guests);
     if (status == TP_OK)
-        status = pool_open(&gradient, program->stages, program->micros);
+        status = pool_open(&gradient, program->stages, program->micros, 0);
+    if (status == TP_OK && guests)
+        status = pool_open(&guest, program->stages, program->micros, 0);
     if (status == TP_OK)
-        assign(program, &activation, &gradient);
+        assign(program, &activation, &gradient, &guest);
+    pool_close(&guest);
     pool_close(&activation);
     pool_close(&gradient);
     return status;

@@ -2,6 +2,7 @@
  * if the wait is at least a fraction of the W (zero bubble pipelines, Qi et al. 2024, fill bubbles with W in this way).
  * Five fractions are tried, and W right behind I; the best by simulation stays. */
 #include "csrc/sched/internal.h"
+#include "csrc/sched/links.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -29,6 +30,7 @@ typedef struct {
     double *ready_f, *ready_b;      /* [stages * units] when it comes to its reader */
     double *ready_half;             /* the same of the first half of a forward */
     uint8_t *halves;                /* tp_sched_halves */
+    tp_sched_links links;
     double *clock;                  /* [ranks] */
     const double **waiting;         /* [ranks] */
     int64_t *next, *write;          /* [ranks] */
@@ -148,7 +150,7 @@ wait_of(const filler *f, int rank, const tp_instr *i, const double **cell, doubl
     int forward = i->op == TP_OP_F, backward = i->op == TP_OP_B, maker = forward ? i->stage - 1 : i->stage + 1;
     *cell = NULL;
     *copy_s = 0.0;
-    if ((!forward && !backward) || maker < 0 || maker >= p->stages)
+    if ((!forward && !backward) || (forward ? tp_program_is_first(p, i->stage) : tp_program_is_last(p, i->stage)))
         return 0.0;
     int64_t unit = tp_program_unit(p, i);
     int first = forward && i->flags & TP_HALF_FIRST;
@@ -156,7 +158,7 @@ wait_of(const filler *f, int rank, const tp_instr *i, const double **cell, doubl
     const double *from = (first ? f->ready_half : forward ? f->ready_f : f->ready_b) + maker * f->units + unit;
     double lag = 0.0;
     if (p->rank_of[maker] != rank) {
-        lag = tp_durations_lag_s(f->d, f->units, in, maker, unit);
+        lag = tp_durations_lag_s(f->d, f->units, !forward, in, maker, unit);
         if (in || !(i->flags & TP_HALF_SECOND)) /* a whole message comes with the first half */
             *copy_s = tp_durations_s(f->d, forward ? TP_OP_RF : TP_OP_RB, in, i->stage, unit);
     }
@@ -173,18 +175,19 @@ leave(filler *f, int rank, const tp_instr *i, int64_t unit, double told_s)
     const tp_program *p = f->from;
     int forward = i->op == TP_OP_F, stage = i->stage, reader = forward ? stage + 1 : stage - 1;
     unsigned halves = forward ? tp_sched_leaving(p, i) : TP_HALVES, flags = tp_sched_message_flags(halves);
-    if (reader < 0 || reader >= p->stages || halves == 0)
+    if ((forward ? tp_program_is_last(p, stage) : tp_program_is_first(p, stage)) || halves == 0)
         return;
     int other = p->rank_of[reader];
-    double lag = 0.0;
+    double there = f->clock[rank];
     if (other != rank) {
+        double lag = tp_durations_lag_s(f->d, f->units, !forward, flags, stage, unit);
         f->clock[rank] += tp_durations_s(f->d, forward ? TP_OP_SF : TP_OP_SB, flags, stage, unit);
-        lag = tp_durations_lag_s(f->d, f->units, flags, stage, unit);
+        there = tp_sched_links_send(&f->links, !forward, stage, f->clock[rank], lag) + lag;
     }
     double *cells[] = {f->ready_half, forward ? f->ready_f : f->ready_b};
     for (int k = forward && halves & TP_HALF_FIRST ? 0 : 1; k < (halves & TP_HALF_SECOND ? 2 : 1); k++) {
         double *cell = cells[k] + stage * f->units + unit;
-        *cell = f->clock[rank] + lag;
+        *cell = there;
         if (f->waiting[other] == cell) {
             f->waiting[other] = NULL;
             push(f, told_s > f->clock[other] ? told_s : f->clock[other], other);
@@ -201,6 +204,7 @@ run_op(filler *f, int rank, const tp_instr *i, double copy_s)
     double told_s = f->clock[rank];
     f->clock[rank] += copy_s + tp_durations_s(f->d, op, i->flags, i->stage, unit);
     emit(f, rank, op, i->stage, i->micro, i->slice, i->flags);
+    f->to->code[f->write[rank] - 1].peer = i->peer;
     f->next[rank]++;
     if (backward)
         advance(p, &f->input[i->stage]);
@@ -251,8 +255,11 @@ fill(filler *f)
     const tp_program *p = f->from;
     for (int64_t c = 0; c < p->stages * f->units; c++)
         f->ready_f[c] = f->ready_b[c] = f->ready_half[c] = NOT_YET;
-    for (int v = 0; v < p->stages; v++)
-        f->input[v] = f->weight[v] = (cursor){0, p->slices[0] - 1, 0};
+    for (int v = 0; v < p->stages; v++) {
+        int first = tp_program_micro_begin(p, v);
+        f->input[v] = f->weight[v] = (cursor){first, p->slices[first] - 1, 0};
+    }
+    tp_sched_links_reset(&f->links, f->d);
     f->events = 0;
     for (int r = 0; r < p->ranks; r++) {
         f->next[r] = p->begin[r];
@@ -285,7 +292,7 @@ target_open(const tp_program *p, tp_program **out)
         for (int64_t k = p->begin[r]; k < p->begin[r + 1]; k++)
             counts[r] += p->code[k].op == TP_OP_B;
     }
-    tp_status status = tp_program_open(p->ranks, p->stages, p->micros, p->slices, p->rank_of, counts, out);
+    tp_status status = tp_sched_open_like(p, counts, out);
     free(counts);
     return status;
 }
@@ -350,6 +357,8 @@ tp_program_split(const tp_program *program, const tp_durations *durations, int p
     tp_status status = request_ok(compute, durations, pending);
     if (status == TP_OK)
         status = tp_sched_halves(compute, &f.halves);
+    if (status == TP_OK && durations->latency_s != NULL)
+        status = tp_sched_links_open(compute, &f.links);
     if (status == TP_OK) { /* after check: cells are in proportion to the code */
         size_t cells = (size_t)compute->stages * (size_t)f.units, ranks = (size_t)compute->ranks;
         f.ready_f = malloc(3 * cells * sizeof *f.ready_f);
@@ -377,6 +386,7 @@ tp_program_split(const tp_program *program, const tp_durations *durations, int p
             status = best_of(&f, &best);
         }
     }
+    tp_sched_links_close(&f.links);
     free(f.ready_f);
     free(f.halves);
     free(f.clock);

@@ -24,7 +24,7 @@ put_number(char *to, unsigned value)
 static int
 has_peer(int op)
 {
-    return tp_sched_is_message(op) || op == TP_OP_AR;
+    return tp_sched_is_message(op) || tp_sched_is_guest(op) || op == TP_OP_AR;
 }
 
 /* A program of 8 million instructions prints in well under a second only without snprintf per word. */
@@ -114,6 +114,9 @@ tp_program_print_csv(const tp_program *program, char *text, size_t size)
 tp_status
 tp_program_can_csv(const tp_program *program)
 {
+    if (program->copies > 1)
+        return tp_sched_refuse(program, 0, 0,
+                               "torch.distributed.pipelining has no word for two copies of a model: one would be right");
     for (int r = 0; r < program->ranks; r++)
         for (int64_t i = program->begin[r]; i < program->begin[r + 1]; i++) {
             const tp_instr *instr = &program->code[i];
@@ -125,7 +128,7 @@ tp_program_can_csv(const tp_program *program)
                 return tp_sched_refuse(program, r, i - program->begin[r],
                                        "torch.distributed.pipelining has no word for half a micro-batch: whole "
                                        "forwards would be right");
-            if (instr->op == TP_OP_R || tp_sched_is_swap(instr->op))
+            if (instr->op == TP_OP_R || tp_sched_is_swap(instr->op) || tp_sched_is_guest(instr->op))
                 return tp_sched_refuse(
                     program, r, i - program->begin[r],
                     "torch.distributed.pipelining has no word for %s: only F, B, I and W compute there",
@@ -254,7 +257,8 @@ get_word(reader *r, tp_instr *out)
                         "only the compute actions F, B, I and W of torch.distributed.pipelining, and pairs of them in "
                         OVERLAP ", are read (its compute_only CSV)");
     if (op < 0)
-        return bad_word(r, from, "an operation of F B I W R SF RF SB RB SO SI AR OPT behind the stage would be right");
+        return bad_word(r, from, "an operation of F B I W R SF RF SB RB SO SI AR OPT SE RE SL RL behind the stage would be "
+                                 "right");
     int micro = get_number(r, 65535), slice = 0, peer = -1;
     unsigned flags = 0;
     if (micro < 0)
@@ -268,7 +272,7 @@ get_word(reader *r, tp_instr *out)
         r->at += marked;
         if (marked != has_peer(op) || (marked && (peer = get_number(r, 32766)) < 0))
             return bad_word(r, from,
-                            "`@` and a rank behind SF, RF, SB, RB and AR, and behind no other, would be right");
+                            "`@` and a rank behind SF, RF, SB, RB, SE, RE, SL, RL and AR, and behind no other, would be right");
     }
     if (r->csv)
         TP_TRY(get_pair_end(r, from, &flags));

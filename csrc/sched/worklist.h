@@ -3,6 +3,7 @@
 #define TP_SCHED_WORKLIST_H
 
 #include "csrc/sched/internal.h"
+#include "csrc/sched/links.h"
 
 typedef struct tp_plain tp_plain;
 
@@ -15,9 +16,12 @@ typedef struct {
     double *ready_f, *ready_b; /* [stages * units] when the stage's output has come to its reader; TP_NOT_YET */
     uint8_t *halves;           /* tp_sched_halves */
     double *ready_half;        /* [stages * units] the same of the first half of the forward's; NULL: nothing is halved */
+    double *guest_free; /* [2 * stages] when the link of its guests, there and back, has carried all that was sent */
+    double *guest; /* [3][stages * micros] when it is at its host, when it is home, 1: its reader is to wait; NULL: no guests */
     double *clock, *work, *recompute, *swap, *first_backward, *work_before; /* [ranks] */
     const void **waiting; /* [ranks] the cell that a blocked rank waits for; NULL */
     int64_t *next;        /* [ranks] */
+    tp_sched_links links;
     uint8_t *remote;      /* [stages + 1] does F of this stage read from another rank? */
     int32_t *stack;
     int stacked;

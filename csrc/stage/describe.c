@@ -190,24 +190,39 @@ lay_inner(const tp_stage_base *stage, tp_block_kind kind, int64_t rows, tp_stage
     return out;
 }
 
-static void
-lay_block(tp_stage_base *stage, int block, tp_stage_arena *from, tp_lay_activations *activations, tp_lay_gradients *gradients)
+static int
+has_inner(const tp_stage_block *block)
 {
-    tp_stage_block *self = &stage->block[block];
-    int has_inner = self->kind == TP_ATTENTION || self->kind == TP_FFN;
-    int64_t rows = tp_stage_rows(stage), remade_rows = stage->config.remake_slices ? stage->config.slicing->max_rows : rows;
-    for (int slot = 0; slot < stage->config.activation_slots; slot++) {
-        void *input = activations(stage, self, activations_of(stage, block, slot), from);
-        if (has_inner && !self->saves)
-            self->made[slot] = lay_inner(stage, self->kind, rows, from);
-        if (block == 0)
+    return block->kind == TP_ATTENTION || block->kind == TP_FFN;
+}
+
+static void
+lay_activation_slot(tp_stage_base *stage, int slot, tp_stage_arena *from, tp_lay_activations *activations)
+{
+    for (int i = 0; i < stage->blocks; i++) {
+        tp_stage_block *block = &stage->block[i];
+        if (block->kind == TP_EMBEDDING)
+            continue;
+        void *input = activations(stage, block, activations_of(stage, i, slot), from);
+        if (has_inner(block) && !block->saves)
+            block->made[slot] = lay_inner(stage, block->kind, tp_stage_rows(stage), from);
+        if (i == 0)
             stage->end[TP_END_INPUT][slot] = input;
     }
-    for (int slot = 0; slot < stage->config.gradient_slots; slot++) {
-        void *d_input = gradients(stage, self, gradients_of(stage, block, slot), from);
-        if (has_inner && self->saves)
-            self->remade[slot] = lay_inner(stage, self->kind, remade_rows, from);
-        if (block == 0)
+}
+
+static void
+lay_gradient_slot(tp_stage_base *stage, int slot, tp_stage_arena *from, tp_lay_gradients *gradients)
+{
+    int64_t rows = stage->config.remake_slices ? stage->config.slicing->max_rows : tp_stage_rows(stage);
+    for (int i = 0; i < stage->blocks; i++) {
+        tp_stage_block *block = &stage->block[i];
+        if (block->kind == TP_EMBEDDING)
+            continue;
+        void *d_input = gradients(stage, block, gradients_of(stage, i, slot), from);
+        if (has_inner(block) && block->saves)
+            block->remade[slot] = lay_inner(stage, block->kind, rows, from);
+        if (i == 0)
             stage->end[TP_END_INPUT_GRADIENT][slot] = d_input;
     }
 }
@@ -252,16 +267,22 @@ void
 tp_lay_slots(tp_stage_base *stage, tp_stage_arena *from, tp_lay_activations *activations, tp_lay_gradients *gradients)
 {
     int64_t count = tp_stage_rows(stage) * stage->config.model.n_embd;
-    for (int block = 0; block < stage->blocks; block++)
-        if (stage->block[block].kind != TP_EMBEDDING)
-            lay_block(stage, block, from, activations, gradients);
+    int heads = tp_stage_heads(stage);
+    stage->slots = from->base == NULL ? NULL : from->base + from->used;
+    for (int slot = 0; slot < stage->config.activation_slots; slot++) {
+        size_t begin = from->used;
+        lay_activation_slot(stage, slot, from, activations);
+        stage->guest_bytes = from->used - begin;
+        if (!heads) /* it has been sent before the backward: no part of what that reads */
+            stage->end[TP_END_OUTPUT][slot] = tp_lay_elements(from, count);
+        stage->slot_bytes = from->used - begin;
+    }
+    for (int slot = 0; slot < stage->config.gradient_slots; slot++) {
+        lay_gradient_slot(stage, slot, from, gradients);
+        if (!heads)
+            stage->end[TP_END_OUTPUT_GRADIENT][slot] = tp_lay_elements(from, count);
+    }
     lay_forward_room(stage, from);
-    if (tp_stage_heads(stage))
-        return;
-    for (int slot = 0; slot < stage->config.activation_slots; slot++)
-        stage->end[TP_END_OUTPUT][slot] = tp_lay_elements(from, count);
-    for (int slot = 0; slot < stage->config.gradient_slots; slot++)
-        stage->end[TP_END_OUTPUT_GRADIENT][slot] = tp_lay_elements(from, count);
 }
 
 void
@@ -411,6 +432,14 @@ tp_stage_gradients(tp_stage *stage, int64_t *floats)
     float *first = base->param[0].grad;
     *floats = last->grad + last->floats - first;
     return first;
+}
+
+void *
+tp_stage_guest(tp_stage *stage, int slot, size_t *bytes)
+{
+    const tp_stage_base *base = base_of(stage);
+    *bytes = base->guest_bytes;
+    return base->slots + (size_t)slot * base->slot_bytes;
 }
 
 void *

@@ -59,6 +59,8 @@ typedef struct {
     tp_stage_block *block;
     tp_stage_param *param;
     void **end[4];        /* [tp_end][slot]: [R, E] where messages land and leave; NULL: no such end */
+    char *slots;          /* activation slots, slot_bytes apart; the first guest_bytes of each are all that backward reads of it */
+    size_t slot_bytes, guest_bytes;
     void *embedding_rows; /* [batch * T, E] gradient of the embedding's output in the provider's order, or the other end's;
                              NULL unless tp_stage_scatters */
     char what[64];        /* "the stage of blocks [0, 3)", for errors */
@@ -171,7 +173,8 @@ typedef void *tp_lay_activations(const tp_stage_base *stage, const tp_stage_bloc
                                  tp_stage_arena *from);
 typedef void *tp_lay_gradients(const tp_stage_base *stage, const tp_stage_block *block, tp_gradients *out,
                                tp_stage_arena *from);
-/* All slots of all blocks with their inner, then the ends behind the last block (none on the head's stage): sets `end`. */
+/* Every activation slot, one behind another: that of all blocks with their inner, then the output (none on the head's stage). Then
+ * the gradients' in the same way, and where blocks that keep nothing go forward. Sets `end`, `slots` and their bytes. */
 void
 tp_lay_slots(tp_stage_base *stage, tp_stage_arena *from, tp_lay_activations *activations, tp_lay_gradients *gradients);
 
@@ -259,6 +262,8 @@ int
 tp_stage_param_shape(const tp_stage *stage, int i, int64_t *rows, int64_t *cols);
 float *
 tp_stage_gradients(tp_stage *stage, int64_t *floats);
+void *
+tp_stage_guest(tp_stage *stage, int slot, size_t *bytes);
 void *
 tp_stage_end(tp_stage *stage, tp_end end, int micro, int slice, tp_half half, int slot, size_t *bytes);
 

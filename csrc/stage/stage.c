@@ -35,6 +35,18 @@ stage_bytes(const tp_stage_config *config, const tp_device_config *device)
     return tp_align_bytes(bytes);
 }
 
+static size_t
+stage_guest_bytes(const tp_stage_config *config, const tp_device_config *device)
+{
+    tp_stage *stage;
+    if (describe(config, tp_cpu_ops(device->isa), &stage) != TP_OK)
+        return 0;
+    tp_stage_layout(stage, NULL);
+    size_t bytes = stage->base.guest_bytes;
+    free(stage);
+    return bytes;
+}
+
 size_t
 tp_stage_workspace_bytes(const tp_stage_config *config, const tp_device_config *device)
 {
@@ -223,6 +235,8 @@ const tp_stage_ops tp_cpu_stage_ops = {
     .remakes_slices = 1,
     .swap_out = stage_swap_out,
     .swap_in = stage_swap_in,
+    .guest = tp_stage_guest,
+    .guest_bytes = stage_guest_bytes,
     .end = tp_stage_end,
     .tied = tp_stage_tied,
     .finish = tp_stage_finish,

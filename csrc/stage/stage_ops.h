@@ -148,6 +148,11 @@ typedef struct {
      * the stage; back in, into the gradient slot, when recompute would be called. NULL: this provider does not. */
     tp_status (*swap_out)(tp_stage *stage, int micro, int slice, int slot);
     tp_status (*swap_in)(tp_stage *stage, int micro, int slice, int slot, int gradient_slot);
+    /* All that a slot keeps from a micro-batch's forward to its backward, in one piece, which another rank may keep meanwhile: no input
+     * of a message that is still to be sent is in it. guest_bytes: of a stage on any rank, a multiple of TP_ALIGN. NULL: this
+     * provider keeps no guests. */
+    void *(*guest)(tp_stage *stage, int slot, size_t *bytes);
+    size_t (*guest_bytes)(const tp_stage_config *config, const tp_device_config *device);
     /* Where messages land and leave: that slice's rows (of one half: those sequences'). NULL: no such end. */
     void *(*end)(tp_stage *stage, tp_end end, int micro, int slice, tp_half half, int slot, size_t *bytes);
 
@@ -175,7 +180,7 @@ typedef struct {
     tp_fail_function fail_at;
 } tp_host;
 
-#define TP_PROVIDER_ABI 5u
+#define TP_PROVIDER_ABI 6u
 #define TP_PROVIDER_CAPSULE "terapipe_c.provider"
 #define TP_PARTITION_CAPSULE "terapipe_c.partition" /* of tp_device_config.partition */
 

@@ -12,6 +12,7 @@ import numpy as np
 from .. import _core
 from ..config import KINDS, GPTConfig, brief, whole
 from ..cost import PHASES, CostModel, block_counts
+from ..links import Links
 from .arguments import FloatArray, listed
 
 __all__ = ["slicing_bound"]
@@ -28,16 +29,17 @@ def slicing_bound(
     ranks: int | None = None,
     update_s: Any = None,
     rank_of: Sequence[int] | None = None,
+    links: Links = Links(),     # noqa: B008 (frozen)
 ) -> float:
     """Seconds, a proven lower bound on a step over every cutting of every micro-batch into slices of multiples of
     ``granularity`` tokens and every order of the operations; stage k is on rank ``rank_of[k]`` (None: ``k % ranks``, and
     ranks None: one stage a rank); the first ``ranks`` stages are on as many ranks in order.
 
     partition: (first block, last block + 1) of each stage; micro_batches: sequences of each; update_s: seconds of each stage's
-    update (None: the costs'). Each rank must be reached by a first slice and do all its work; or do all its forwards and input
-    gradients, and the last one's goes home to the first stage. For each of both, one shortest path over the cuts. Weight
-    gradients may be put off at will, waits between slices and between micro-batches are not seen, the exchange of a tied
-    embedding is not counted, nor are halves of sliced-1f1b.
+    update (None: the costs'); links: of messages that leave a node. Each rank must be reached by a first slice and do all its
+    work; or do all its forwards and input gradients, and the last one's goes home to the first stage. For each of both, one
+    shortest path over the cuts. Weight gradients may be put off at will, waits between slices and between micro-batches are not
+    seen, the exchange of a tied embedding is not counted, nor are halves of sliced-1f1b.
     """
     from ..request import check_partition
 
@@ -62,13 +64,15 @@ def slicing_bound(
     blocks, update = costs.stage_work(model, block_counts(model, partition))
     update = np.asarray(update if update_s is None else update_s, np.float64)
     sizes = Counter(whole("a micro-batch", size) for size in micro_batches)
-    arrays = [(times, *_size(model, costs, blocks, size, tokens, unit, count, home)) for size, times in sorted(sizes.items())]
+    arrays = [(times, *_size(model, costs, blocks, size, tokens, unit, count, home, links))
+              for size, times in sorted(sizes.items())]
     updates = np.bincount(home, np.broadcast_to(update.reshape(-1), len(home)), count)
     return _core.slicing_bound(arrays, count, tokens // unit, float(updates.max()))
 
 
 def _size(
-    model: GPTConfig, costs: CostModel, blocks: Any, batch: int, tokens: int, unit: int, ranks: int, rank_of: Sequence[int]
+    model: GPTConfig, costs: CostModel, blocks: Any, batch: int, tokens: int, unit: int, ranks: int, rank_of: Sequence[int],
+    links: Links,
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray, FloatArray | None]:
     """all, core, head, tail, fixed, slope of micro-batches of ``batch`` sequences: what ``_core.slicing_bound`` reads."""
     stages, n, over = len(blocks), tokens // unit, costs.overhead_s
@@ -79,13 +83,15 @@ def _size(
     once = np.zeros((len(KINDS), len(PHASES)), bool)
     if batch > 1:
         once[:, PHASES.index("W")] = once[KINDS.index("head")] = True
-    message = costs.latency_s + costs.byte_s * 4.0 * model.n_embd * batch * S
-    copy = costs.copy_byte_s * 4.0 * model.n_embd * batch * S
+    size = costs.element_bytes * model.n_embd * batch * S
+    near, away = costs.latency_s + costs.byte_s * size, links.latency_s + links.byte_s * size
+    copy = costs.copy_byte_s * size
     head, tail = np.zeros((ranks, n + 1)), np.zeros((ranks, n + 1))
     back = np.where(once[:, 2, None], whole_s[:, 2, None], first[:, 2])
     tail[0] = blocks[0] @ back + over
     for r in range(1, ranks):
         ends = copy * (1 + (r > 1))                            # to the next stage, and from the one before
+        message = away if links.far and links.far[r - 1] else near
         head[r] = head[r - 1] + blocks[r - 1] @ first[:, 0] + over + message + ends
         tail[r] = tail[r - 1] + blocks[r - 1] @ first[:, 1] + over + message + ends
     fixed = np.zeros((ranks, 2))
@@ -143,8 +149,8 @@ def plan_slicing_bound(judge: Any, candidate: Any, unit: int) -> float | None:
     cuts = math.gcd(unit, *(n for _, lengths in candidate.slicing for n in lengths))
     tokens = sum(candidate.slicing[0][1])
     work = (tokens // cuts) ** 2 * judge.ranks * len({b for b, _ in candidate.slicing})
-    if candidate.schedule == "sliced-1f1b" or work > (2e7 if _by_table(judge.costs) else 2e8):
+    if candidate.schedule in ("sliced-1f1b", "chimera") or work > (2e7 if _by_table(judge.costs) else 2e8):
         return None
     return slicing_bound(judge.model, judge.costs, candidate.partition, [b for b, _ in candidate.slicing], seq_len=tokens,
                          granularity=cuts, ranks=judge.ranks, update_s=judge._stage_work(candidate.partition)[1],
-                         rank_of=judge.lowered(candidate).rank_of)  # fmt: skip
+                         rank_of=judge.lowered(candidate).rank_of, links=judge.links)  # fmt: skip

@@ -33,11 +33,16 @@ static char *
 true_text(void)
 {
     tp_program *program = NULL, *lowered = NULL;
-    int micros = 1 + (int)below(4), ranks = 1 + (int)below(4), chunks = 1 + (int)below(2);
-    int32_t slices[4];
+    int micros = 1 + (int)below(6), ranks = 1 + (int)below(5), chunks = 1 + (int)below(2);
+    int32_t slices[6];
     for (int i = 0; i < micros; i++)
         slices[i] = 1 + (int32_t)below(3);
     if (below(3) == 0 && tp_program_build_sliced(ranks, micros, (int)below((uint64_t)micros + 1), &program) != TP_OK)
+        exit(99);
+    if (program == NULL && ranks % 2 == 0 && micros % 2 == 0 && below(2) &&
+        tp_program_build_chimera(ranks, micros, slices, &program) != TP_OK)
+        exit(99);
+    if (program == NULL && below(3) == 0 && tp_program_build_bpipe(ranks, micros, slices, &program) != TP_OK)
         exit(99);
     while (program == NULL &&
            tp_program_build((tp_schedule)below(TP_SCHEDULES), ranks, chunks, micros, slices, &program) != TP_OK)
@@ -59,7 +64,7 @@ true_text(void)
 static size_t
 mutate(const char *text, char *out)
 {
-    static const char alphabet[] = "0123456789FBIWRSOAPT.@ \n,-ab+&();";
+    static const char alphabet[] = "0123456789FBIWRSOAPTEL.@ \n,-ab+&();";
     size_t length = strlen(text);
     if (length > ROOM / 2)
         length = ROOM / 2;

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "csrc/base/deadline.h"
 #include "csrc/base/mem.h"
 
 enum { P = 9, M = 14, N = 10 };
@@ -200,6 +201,17 @@ check_faults(void)
             tp_stage_plan_free(&plan);
         }
         CHECK(status == TP_OK || status == TP_EINFEASIBLE);
+        for (int stop = 1; stop < 6; stop++) { /* the time is up at the first questions: there is a plan all the same */
+            tp_stage_plan plan;
+            tp_heap_fail_after(0);
+            tp_deadline_count(1);
+            tp_deadline_set(stop);
+            tp_status ended = tp_plan_autopipe(&x.problem, (tp_autopipe_method)method, NULL, &plan);
+            tp_deadline_set(0);
+            tp_deadline_count(0);
+            CHECK(ended == status && (ended != TP_OK || plan.boundary[x.problem.stages] == x.problem.blocks));
+            tp_stage_plan_free(&plan);
+        }
     }
     tp_heap_fail_after(1);
     CHECK(tp_plan_slicer(x.problem.stages, 4, x.f, x.b, 1.0, &slicer) == TP_EMEMORY);

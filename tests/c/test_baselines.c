@@ -1,4 +1,5 @@
-/* The baselines and the layer planners under the sanitizers: random instances, and every allocation failing in its turn. */
+/* The baselines and the layer planners under the sanitizers: random instances, every allocation failing in its turn, and the time
+ * being up at every question. */
 #include "csrc/plan/baselines.h"
 #include "csrc/plan/layer_graph.h"
 
@@ -6,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "csrc/base/deadline.h"
 #include "csrc/base/mem.h"
 
 static unsigned state = 1;
@@ -64,6 +66,42 @@ check_chain(int round)
     return 0;
 }
 
+/* The time is up when a planner asks for the stop-th time: it has a plan, or says so. *over: it was done before. */
+static int
+stop_chain(const tp_chain *chain, int which, int stages, int stop, int *over)
+{
+    tp_chain_plan plan;
+    tp_deadline_count(1);
+    tp_deadline_set(stop);
+    tp_status status = plan_chain(chain, which, stages, &plan);
+    *over = !tp_deadline_late() && stop > 1;
+    tp_deadline_set(0);
+    tp_deadline_count(0);
+    int good = status == TP_OK ? plan.lower_bound_s <= plan.step_time_s && plan.boundary[plan.stages] == chain->blocks
+                               : status == TP_ETIMEOUT || status == TP_EINFEASIBLE;
+    tp_chain_plan_free(&plan);
+    return good;
+}
+
+static int
+check_stops(void)
+{
+    const int n = MOST;
+    for (int k = 0; k < 7; k++)
+        for (int i = 0; i < n; i++)
+            numbers[k][i] = 1 + upto(8);
+    tp_chain chain = {.blocks = n, .micros = 4, .forward_s = numbers[0], .backward_s = numbers[1], .limit_bytes = 60.0,
+                      .static_bytes = numbers[2], .activation_bytes = numbers[3], .recompute_s = numbers[5],
+                      .param_bytes = numbers[6], .bandwidth_Bps = 2.0};
+    for (int which = 0; which < 6; which++)
+        for (int stop = 1, over = 0; !over && stop < 400; stop++)
+            if (!stop_chain(&chain, which, 4, stop, &over)) {
+                printf("planner %d, stopped at question %d: %s\n", which, stop, tp_error_message());
+                return 1;
+            }
+    return 0;
+}
+
 static int32_t ends[2][64], node[64], degree[64];
 static double bytes[64], value[4][64], sync[1024];
 
@@ -90,6 +128,19 @@ check_graph(int round)
                             .memory_bytes = 10 + upto(100), .bandwidth_Bps = 4.0, .from = ends[0], .to = ends[1],
                             .edge_bytes = bytes, .node = node, .degree = degree, .time_s = value[0], .param_bytes = value[1],
                             .memory_a = value[2], .memory_b = value[3], .sync_bytes = sync};
+    for (int stop = 1; stop < (round % 20 == 0 ? 30 : 1); stop++) {
+        tp_layer_plan plan;
+        tp_deadline_count(1);
+        tp_deadline_set(stop);
+        tp_status status = tp_plan_piper(&graph, &plan);
+        tp_deadline_set(0);
+        tp_deadline_count(0);
+        tp_layer_plan_free(&plan);
+        if (status != TP_OK && status != TP_ETIMEOUT && status != TP_EINFEASIBLE) {
+            printf("round %d, stopped at question %d: %s\n", round, stop, tp_error_message());
+            return 1;
+        }
+    }
     double time[2] = {INFINITY, INFINITY};
     for (int fail = 0; fail < (round % 50 == 0 ? 40 : 1); fail++)
         for (int which = 0; which < 2; which++) {
@@ -115,7 +166,7 @@ int
 main(void)
 {
     for (int round = 0; round < 400; round++)
-        if (check_chain(round) || check_graph(round))
+        if (check_chain(round) || check_graph(round) || (round % 20 == 0 && check_stops()))
             return 1;
     return 0;
 }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "csrc/base/deadline.h"
 #include "csrc/base/mem.h"
 #include "csrc/plan/dawnpiper.h"
 #include "csrc/plan/graph.h"
@@ -103,6 +104,18 @@ refused_memory_is_said(void)
             tp_dawnpiper_plan_free(&plan);
         }
         CHECK(n > 15);
+        for (int stop = 1, over = 0; !over && stop < 1000; stop++) { /* the time is up at every question in turn */
+            tp_dawnpiper_plan plan;
+            tp_deadline_count(1);
+            tp_deadline_set(stop);
+            tp_status status = (which ? tp_plan_dawnpiper_binary : tp_plan_dawnpiper)(&nodes, &options, &plan);
+            over = status != TP_ETIMEOUT;
+            tp_deadline_set(0);
+            tp_deadline_count(0);
+            CHECK(status == TP_OK || status == TP_ETIMEOUT || (which && status == TP_EINFEASIBLE));
+            if (status == TP_OK)
+                tp_dawnpiper_plan_free(&plan);
+        }
     }
 }
 

@@ -31,11 +31,12 @@ typedef struct {
     int micros;
     int32_t batches[BATCH], slices[BATCH], lengths[MOST_CUTS];
     int replicas; /* each of `ranks` */
+    const char *text; /* the program; NULL: the schedule's */
 } layout;
 
 static const layout layouts[] = {
-    {"one rank, one slice a sequence", TP_GPIPE, 1, 1, 1, 0, 3, {1, 1, 1}, {1, 1, 1}, {20, 20, 20}, 1},
-    {"one rank of two threads, the batch in ragged slices", TP_GPIPE, 1, 1, 2, 0, 1, {3}, {3}, {1, 14, 5}, 1},
+    {"one rank, one slice a sequence", TP_GPIPE, 1, 1, 1, 0, 3, {1, 1, 1}, {1, 1, 1}, {20, 20, 20}, 1, NULL},
+    {"one rank of two threads, the batch in ragged slices", TP_GPIPE, 1, 1, 2, 0, 1, {3}, {3}, {1, 14, 5}, 1, NULL},
     {"one rank of three chunks: no message, a tied weight on both ends",
      TP_INTERLEAVED,
      1,
@@ -45,10 +46,10 @@ static const layout layouts[] = {
      2,
      {2, 1},
      {2, 1},
-     {3, 17, 20}, 1},
-    {"two ranks, GPipe", TP_GPIPE, 2, 1, 1, 0, 2, {1, 2}, {2, 1}, {7, 13, 20}, 1},
-    {"two ranks, 1F1B", TP_1F1B, 2, 1, 1, 0, 3, {1, 1, 1}, {1, 1, 1}, {20, 20, 20}, 1},
-    {"three ranks, sequence 1F1B", TP_SEQ1F1B, 3, 1, 1, 0, 3, {1, 1, 1}, {3, 3, 3}, {9, 1, 10, 2, 17, 1, 10, 5, 5}, 1},
+     {3, 17, 20}, 1, NULL},
+    {"two ranks, GPipe", TP_GPIPE, 2, 1, 1, 0, 2, {1, 2}, {2, 1}, {7, 13, 20}, 1, NULL},
+    {"two ranks, 1F1B", TP_1F1B, 2, 1, 1, 0, 3, {1, 1, 1}, {1, 1, 1}, {20, 20, 20}, 1, NULL},
+    {"three ranks, sequence 1F1B", TP_SEQ1F1B, 3, 1, 1, 0, 3, {1, 1, 1}, {3, 3, 3}, {9, 1, 10, 2, 17, 1, 10, 5, 5}, 1, NULL},
     {"three ranks, sequence 1F1B, weight gradients apart",
      TP_SEQ1F1B,
      3,
@@ -58,8 +59,8 @@ static const layout layouts[] = {
      3,
      {1, 1, 1},
      {2, 2, 2},
-     {9, 11, 9, 11, 9, 11}, 1},
-    {"two ranks of two chunks, interleaved", TP_INTERLEAVED, 2, 2, 1, 0, 2, {2, 1}, {1, 1}, {20, 20}, 1},
+     {9, 11, 9, 11, 9, 11}, 1, NULL},
+    {"two ranks of two chunks, interleaved", TP_INTERLEAVED, 2, 2, 1, 0, 2, {2, 1}, {1, 1}, {20, 20}, 1, NULL},
     {"two ranks of two threads, interleaved, weight gradients apart",
      TP_INTERLEAVED,
      2,
@@ -69,14 +70,17 @@ static const layout layouts[] = {
      2,
      {1, 2},
      {2, 2},
-     {6, 14, 19, 1}, 1},
+     {6, 14, 19, 1}, 1, NULL},
+    {"three ranks, the last of which keeps activations of the first", TP_1F1B, 3, 1, 1, 0, 3, {1, 1, 1}, {1, 1, 1}, {20, 20, 20}, 1,
+     "0F0.0 0F1.0 0SE1.0@2 0F2.0 0B0.0 0RL1.0@2 0B1.0 0B2.0\n1F0.0 1F1.0 1B0.0 1F2.0 1B1.0 1B2.0\n"
+     "0RE1.0@0 2F0.0 2B0.0 2F1.0 2B1.0 2F2.0 0SL1.0@0 2B2.0\n"},
 };
 
 static const layout replicated[] = {
-    {"three replicas of one rank", TP_GPIPE, 1, 1, 1, 0, 1, {1}, {1}, {20}, 3},
-    {"three replicas of one rank of two threads, sliced", TP_GPIPE, 1, 1, 2, 0, 1, {1}, {4}, {3, 8, 1, 8}, 3},
-    {"three replicas of two ranks", TP_SEQ1F1B, 2, 1, 1, 1, 1, {1}, {3}, {9, 1, 10}, 3},
-    {"three replicas of one rank of two chunks", TP_INTERLEAVED, 1, 2, 1, 0, 1, {1}, {2}, {15, 5}, 3},
+    {"three replicas of one rank", TP_GPIPE, 1, 1, 1, 0, 1, {1}, {1}, {20}, 3, NULL},
+    {"three replicas of one rank of two threads, sliced", TP_GPIPE, 1, 1, 2, 0, 1, {1}, {4}, {3, 8, 1, 8}, 3, NULL},
+    {"three replicas of two ranks", TP_SEQ1F1B, 2, 1, 1, 1, 1, {1}, {3}, {9, 1, 10}, 3, NULL},
+    {"three replicas of one rank of two chunks", TP_INTERLEAVED, 1, 2, 1, 0, 1, {1}, {2}, {15, 5}, 3, NULL},
 };
 
 /* What a run leaves: losses and norms of each step, the loss of an evaluation, and every parameter and moment. */
@@ -126,7 +130,10 @@ open_job(job *j, const tp_model *model, const layout *cut, const int32_t *tokens
     pthread_mutex_init(&j->lock, NULL);
     tp_program *built, *split = NULL;
     CHECK(tp_slicing_open(SEQ, BATCH / cut->replicas, cut->micros, cut->batches, cut->slices, cut->lengths, &j->slicing) == TP_OK);
-    CHECK(tp_program_build(cut->schedule, cut->ranks, cut->chunks, cut->micros, cut->slices, &built) == TP_OK);
+    if (cut->text != NULL)
+        CHECK(tp_program_parse(cut->text, strlen(cut->text), &built) == TP_OK);
+    else
+        CHECK(tp_program_build(cut->schedule, cut->ranks, cut->chunks, cut->micros, cut->slices, &built) == TP_OK);
     if (cut->split) {
         static const double one = 1.0;
         tp_durations seconds = {.seconds = {[TP_OP_F] = &one, [TP_OP_I] = &one, [TP_OP_W] = &one}};

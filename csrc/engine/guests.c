@@ -1,0 +1,84 @@
+/* Activations that one rank keeps for another (SE, RE, SL, RL): the rooms for them, and which instruction waits for what comes home. */
+#include "csrc/engine/internal.h"
+
+static int
+is_guest(const tp_instr *instr)
+{
+    return instr->op == TP_OP_SE || instr->op == TP_OP_RE || instr->op == TP_OP_SL || instr->op == TP_OP_RL;
+}
+
+/* The first instruction of a guest that this rank runs; NULL: there is none. */
+static const tp_instr *
+first_guest(const tp_program *program, int rank)
+{
+    for (int64_t k = program->begin[rank]; k < program->begin[rank + 1]; k++)
+        if (is_guest(&program->code[k]))
+            return &program->code[k];
+    return NULL;
+}
+
+int
+tp_engine_has_guests(const tp_program *program, int rank)
+{
+    return first_guest(program, rank) != NULL;
+}
+
+tp_status
+tp_engine_check_guests(const tp_engine_config *config)
+{
+    const tp_stage_ops *ops = config->provider->stage;
+    const tp_instr *guest = first_guest(config->program, config->rank);
+    if (guest == NULL || (ops->guest != NULL && ops->guest_bytes != NULL))
+        return TP_OK;
+    return tp_fail(TP_EVALUE, "the program has %d%s%d.0: provider %s does not keep activations in another rank's memory", guest->stage,
+                   tp_op_name(guest->op), guest->micro, config->provider->name);
+}
+
+/* Rooms for guests of `stage` on this rank, and the bytes of one. */
+static int64_t
+rooms_of(const tp_engine_config *config, int stage, size_t *bytes)
+{
+    *bytes = 0;
+    if (tp_program_host(config->program, stage) != config->rank)
+        return 0;
+    tp_stage_config part = tp_engine_stage_config(config, stage);
+    *bytes = config->provider->stage->guest_bytes(&part, &config->device);
+    return tp_program_guest_slots(config->program, stage);
+}
+
+size_t
+tp_engine_guests_bytes(const tp_engine_config *config)
+{
+    size_t total = 0, bytes;
+    for (int stage = 0; tp_engine_has_guests(config->program, config->rank) && stage < config->program->stages; stage++)
+        total += (size_t)rooms_of(config, stage, &bytes) * bytes;
+    return total;
+}
+
+tp_status
+tp_engine_take_guests(tp_engine *engine, tp_heap *account)
+{
+    const tp_engine_config *config = &engine->config;
+    size_t total = tp_engine_guests_bytes(config), used = 0;
+    if (engine->guest == NULL)
+        return TP_OK;
+    TP_TRY(tp_heap_alloc(account, total, "the engine's room for guests", &engine->rooms));
+    for (int stage = 0; stage < config->program->stages; stage++) {
+        size_t bytes;
+        int64_t rooms = rooms_of(config, stage, &bytes);
+        engine->guest[stage] = (tp_engine_guest){(char *)engine->rooms + used, bytes};
+        used += (size_t)rooms * bytes;
+    }
+    return TP_OK;
+}
+
+tp_status
+tp_engine_guest_message(tp_engine *engine, const tp_instr *instr)
+{
+    int hosts = instr->op == TP_OP_RE || instr->op == TP_OP_SL, slot = (int)TP_SLOT_ACTIVATION(instr->slot);
+    const tp_engine_guest *guest = &engine->guest[instr->stage];
+    size_t bytes = guest->bytes;
+    void *data = hosts ? guest->rooms + (size_t)slot * bytes
+                       : engine->config.provider->stage->guest(engine->stage[instr->stage], slot, &bytes);
+    return tp_engine_message(engine, instr, data, bytes);
+}

@@ -1,0 +1,61 @@
+/* The deadline of what this thread plans (csrc/base/deadline.h) for Python; terapipe_c/deadline.py is the only user. */
+#include "csrc/py/module.h"
+
+#include "csrc/base/deadline.h"
+
+PyDoc_STRVAR(set_doc, "deadline_set($module, at_ns, /)\n--\n\nWhen planning of this thread must end, on the clock of deadline_now; "
+                      "0: never. The one before.");
+static PyObject *
+deadline_set(PyObject *module, PyObject *value)
+{
+    (void)module;
+    long long at = PyLong_AsLongLong(value);
+    if (at == -1 && PyErr_Occurred())
+        return NULL;
+    return PyLong_FromLongLong(tp_deadline_set(at));
+}
+
+PyDoc_STRVAR(count_doc, "deadline_count($module, step_ns, /)\n--\n\nFor tests: on this thread's clock for deadlines so much passes "
+                        "with every question, and nothing else; 0: the clock again.");
+static PyObject *
+deadline_count(PyObject *module, PyObject *value)
+{
+    (void)module;
+    long long step = PyLong_AsLongLong(value);
+    if (step == -1 && PyErr_Occurred())
+        return NULL;
+    tp_deadline_count(step);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(now_doc, "deadline_now($module, /)\n--\n\nNanoseconds of the clock for deadlines.");
+static PyObject *
+deadline_now(PyObject *module, PyObject *none)
+{
+    (void)module;
+    (void)none;
+    return PyLong_FromLongLong(tp_deadline_now());
+}
+
+PyDoc_STRVAR(late_doc, "deadline_late($module, /)\n--\n\nWhether this thread's deadline has passed.");
+static PyObject *
+deadline_late(PyObject *module, PyObject *none)
+{
+    (void)module;
+    (void)none;
+    return PyBool_FromLong(tp_deadline_late());
+}
+
+int
+tp_py_add_deadline(PyObject *module, tp_py_state *state)
+{
+    static PyMethodDef methods[] = {
+        {"deadline_set", deadline_set, METH_O, set_doc},
+        {"deadline_count", deadline_count, METH_O, count_doc},
+        {"deadline_now", deadline_now, METH_NOARGS, now_doc},
+        {"deadline_late", deadline_late, METH_NOARGS, late_doc},
+        {NULL, NULL, 0, NULL},
+    };
+    (void)state;
+    return PyModule_AddFunctions(module, methods);
+}

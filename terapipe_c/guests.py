@@ -1,0 +1,64 @@
+"""Activations that a rank keeps in a peer's memory (``schedules.bpipe``): who with whom, how many bytes, how many seconds."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import _core
+from .backend import Backend
+from .config import GPTConfig
+from .engine import dimensions, saves_bytes
+from .links import Links
+
+__all__ = ["BPIPE", "guest_bytes", "guest_seconds", "hosts"]
+
+BPIPE = "bpipe"  # the schedule that has them
+
+
+def hosts(program: _core.Program) -> dict[tuple[int, int], int]:
+    """{(rank, the rank that keeps its activations): micro-batches of a step}"""
+    found: dict[tuple[int, int], int] = {}
+    evicts = _core.OPS.index("SE")
+    for rank in range(program.num_ranks if "SE" in program.counts else 0):
+        code = program.instructions(rank)
+        for peer in code["peer"][code["op"] == evicts].tolist():
+            found[rank, peer] = found.get((rank, peer), 0) + 1
+    return found
+
+
+def guest_bytes(model: GPTConfig, partition: Sequence[tuple[int, int]], slicing: Sequence[tuple[int, Sequence[int]]],
+                recompute: Sequence[bool] = (), where: Backend = Backend()) -> list[int]:       # noqa: B008 (frozen)
+    """[stages] of a micro-batch's activations, as they go to a peer and back: a whole slot but its output, which has left."""
+    batch, seq_len = max(b for b, _ in slicing), sum(slicing[0][1])
+    return [_slot_bytes(model, first, end, batch, seq_len, saves_bytes(recompute), where) for first, end in partition]
+
+
+@lru_cache(maxsize=4096)
+def _slot_bytes(model: GPTConfig, first: int, end: int, batch: int, seq_len: int, saves: bytes | None, where: Backend) -> int:
+    more = where.arguments.get("provider"), where.arguments.get("dtype"), saves
+    cut = seq_len, batch, [(batch, [seq_len])]
+    one, two = (_core.stage_memory(dimensions(model), cut, first, end, slots, 1, *more) for slots in (1, 2))
+    element = 2 if where.dtype == "bf16" else 4
+    output = 0 if end == model.num_blocks else element * model.n_embd * batch * seq_len
+    return max(0, two - one - output)
+
+
+def guest_seconds(sizes: Sequence[int], slices: Sequence[int], ranks: int, costs: Any, links: Links) \
+        -> dict[str, NDArray[np.float64]]:
+    """SE, RE, SL, RL of the ranks' own time, and "comm.guest" on the link, [stages, units]: of a micro-batch, at its slice 0."""
+    first = np.cumsum(slices) - np.asarray(slices)
+    size = np.zeros((len(sizes), int(sum(slices))))
+    size[:, first] = np.asarray(sizes, np.float64)[:, None]
+    there = size > 0
+    link = np.where(there, costs.latency_s + costs.byte_s * size, 0.0)
+    for rank in range(ranks // 2):
+        if any(links.far[rank:ranks - 1 - rank]):              # some hop on the way leaves the node
+            link[rank] = np.where(there[rank], links.latency_s + links.byte_s * size[rank], 0.0)
+    out = {"comm.guest": link}
+    if costs.copy_byte_s:
+        out |= dict.fromkeys(("SE", "RE", "SL", "RL"), costs.copy_byte_s * size)
+    return out

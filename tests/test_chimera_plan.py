@@ -1,0 +1,200 @@
+"""Chimera through ``tp.plan``: two copies in the memory, their sum in the time, what is refused, and what is not asked for."""
+
+import json
+
+import numpy as np
+import pytest
+from test_cli import SMALL, run
+
+import terapipe_c as tp
+from terapipe_c.engine import rank_memory
+from terapipe_c.judge import Replicas
+from terapipe_c.links import Links
+from terapipe_c.request import JOINT
+
+MODEL = tp.GPTConfig(n_layer=4, n_head=2, n_embd=32, vocab_size=97, block_size=32)
+CLUSTER = tp.Cluster(num_devices=4, peak_flops=1e9)
+
+
+def planned(schedule="chimera", batch=8, cluster=CLUSTER, model=MODEL, **options):
+    return tp.plan(model, cluster, batch=batch, seq_len=32, schedule=schedule, **options)
+
+
+@pytest.mark.parametrize("planner", ["auto", "terapipe", "uniform"])
+def test_a_plan_is_a_value_and_says_what_it_is(planner, tmp_path):
+    plan = planned(planner=planner)
+    assert plan.schedule == "chimera" and plan.copies == 2 and plan.ranks == len(plan.stages) == 4 and plan.planner == planner
+    assert plan.program.num_stages == 8 and plan.durations["F"].shape == (8, sum(len(lengths) for _, lengths in plan.slicing))
+    plan.program.check(canonical=True)
+    assert plan.lower_bound_s <= plan.step_time_s == plan.timeline().makespan_s
+    assert sum(plan.bubbles.values()) == pytest.approx(4 * plan.step_time_s - sum(plan.busy_s))
+    plan.save(tmp_path / "plan.json")
+    loaded = tp.Plan.load(tmp_path / "plan.json")
+    assert loaded == plan and loaded.copies == 2 and loaded.to_dict() == plan.to_dict()
+    assert planned(planner=planner).digest == plan.digest
+    text = plan.explain()
+    assert "two copies of the model, half of the micro-batches down the ranks and half up" in text
+    assert "0 on ranks 0 and 3: embedding" in text and "2 on ranks 2 and 1: " in text and "reproducible=False" in text
+    assert "<svg" in plan._repr_html_() and "chimera" in repr(plan)
+
+
+def test_memory_is_of_two_copies():
+    for options in ({}, {"recompute": "full"}, {"data_parallel": 2, "stages": 2}, {"slicing": [(1, [16, 16])] * 4, "stages": 2,
+                                                                                  "data_parallel": 2}):
+        plan = planned(**options)
+        replicas = plan.data_parallel
+        assert plan.peak_memory_bytes == rank_memory(MODEL, plan.stages, plan.slicing, plan.program, recompute=plan.recompute,
+                                                     replicas=replicas)
+        ranks = plan.ranks
+        weights = [16 * sum(MODEL.block_params(block.kind) for block in MODEL.blocks[a:e]) for a, e in plan.stages]
+        for rank, held in enumerate(plan.peak_memory_bytes):
+            assert held > weights[rank] + weights[ranks - 1 - rank]
+    one, two = planned("1f1b", planner="uniform", stages=4), planned(planner="uniform", stages=4)
+    assert min(two.peak_memory_bytes) > max(one.peak_memory_bytes)
+
+
+def test_the_copies_sum_is_in_the_prediction():
+    """By the formula of `judge.Replicas` for two members, on each stage's update."""
+    plan = planned(planner="uniform", stages=4)
+    ring = Replicas(1, CLUSTER.link_latency_s, CLUSTER.link_bandwidth_Bps, copies=2)
+    alone = planned("1f1b", planner="uniform", stages=4)
+    params = [sum(MODEL.block_params(block.kind) for block in MODEL.blocks[a:e]) for a, e in plan.stages]
+    added = plan.durations["OPT"][:4, 0] - alone.durations["OPT"][:, 0]
+    assert added == pytest.approx([ring.seconds(4.0 * n) for n in params], rel=1e-6)
+    assert (plan.durations["OPT"][4:] == plan.durations["OPT"][:4]).all()
+    assert ring.seconds(80.0) == Replicas(2, CLUSTER.link_latency_s, CLUSTER.link_bandwidth_Bps).seconds(80.0)
+
+
+def test_a_search_is_never_slower_than_layers_divided_evenly():
+    even, free = planned(planner="uniform", stages=4), planned(stages=4)
+    assert free.step_time_s <= even.step_time_s
+    given = planned(partition=[(0, 3), (3, 5), (5, 7), (7, 10)])
+    assert given.stages == [(0, 3), (3, 5), (5, 7), (7, 10)] and planned(stages=4).step_time_s <= given.step_time_s
+    fixed = planned(slicing=[(2, [16, 16])] * 4, stages=4)
+    assert fixed.slicing == [(2, [16, 16])] * 4
+
+
+def test_it_keeps_within_the_memory_or_says_how_much_is_missing():
+    roomy = planned(stages=4)
+    needed = max(roomy.peak_memory_bytes)
+    tight = planned(stages=4, memory_bytes=needed - 1)
+    assert max(tight.peak_memory_bytes) < needed and tight.step_time_s >= roomy.step_time_s
+    with pytest.raises(tp.InfeasibleError, match=r"rank \d needs \d+ bytes and may use 1000"):
+        planned(memory_bytes=1000)
+
+
+def test_more_memory_never_hurts():
+    wide = tp.GPTConfig(n_layer=5, n_head=2, n_embd=24, vocab_size=301, block_size=32)
+    roomy = planned(stages=4, model=wide)
+    before, plans = np.inf, 0
+    for share in np.linspace(0.3, 1.0, 15):
+        try:
+            plan = planned(stages=4, model=wide, memory_bytes=int(share * max(roomy.peak_memory_bytes)))
+        except tp.InfeasibleError:
+            assert not plans
+            continue
+        assert plan.step_time_s <= before
+        before, plans = plan.step_time_s, plans + 1
+    assert plans > 3 and before == roomy.step_time_s
+
+
+@pytest.mark.parametrize("options, word", [
+    ({"stages": 3}, "chimera has 3 ranks: an even number"),
+    ({"batch": 7}, "chimera has 7 micro-batches: an even number"),
+    ({"slicing": [(3, [32]), (3, [32]), (2, [32])]}, "chimera has 3 micro-batches"),
+    ({"slicing": [(1, [32]), (3, [32]), (3, [32]), (1, [32])]}, r"slicing\[0\] is \(1, \[32\]\) and slicing\[2\] \(3, \[32\]\)"),
+    ({"slicing": [(4, [16, 16]), (4, [32])]}, r"slicing\[0\] is \(4, \[16, 16\]\) and slicing\[1\]"),
+    ({"planner": "autopipe"}, "planner autopipe plans one pipeline"),
+    ({"chunks": 2}, "chimera has one stage a rank"),
+    ({"executable": True}, "executable=True plans one copy of the model"),
+    ({"cluster": tp.Cluster(num_devices=1, peak_flops=1e9)}, "chimera has 1 ranks: an even number"),
+])
+def test_what_does_not_fit_is_refused(options, word):
+    with pytest.raises(ValueError, match=word):
+        planned(**options)
+
+
+def test_an_odd_cluster_gets_an_even_number_of_ranks():
+    assert planned(cluster=tp.Cluster(num_devices=5, peak_flops=1e9)).ranks in (2, 4)
+
+
+def test_plans_for_gpus_are_planned_and_not_run():
+    plan = planned(backend="cuda", stages=4) if _has_cuda() else None
+    if plan is not None:
+        assert "two copies of the model on GPUs" in plan.why_not_at_all and not plan.executable
+
+
+def _has_cuda():
+    try:
+        from terapipe_c import cuda
+
+        cuda.load()
+    except tp.Error:
+        return False
+    return True
+
+
+def test_what_other_programs_have_no_word_for():
+    plan = planned(stages=4, slicing=[(1, [32])] * 8)
+    with pytest.raises(tp.ScheduleError, match="no word for two copies"):
+        plan.to_torch_csv()
+    with pytest.raises(ValueError, match="Megatron has no schedule chimera"):
+        plan.to_megatron()
+
+
+def test_a_plan_of_another_number_of_copies_is_damaged():
+    data = planned(stages=4).to_dict()
+    data["program"] = str(tp.schedules.zb_v(4, 8).lower(True))
+    with pytest.raises(ValueError):
+        tp.Plan.from_dict(data)
+
+
+def test_a_limit_of_time_ends_the_search():
+    """At the first plan, where it fits."""
+    free = planned(stages=4)
+    assert planned(stages=4, time_limit_s=1e-9).step_time_s >= free.step_time_s
+    assert planned(stages=4, time_limit_s=600).digest == free.digest
+    with pytest.raises(tp.DeadlineError, match="time_limit_s is 1e-09, and planner auto had no plan"):
+        planned(stages=4, time_limit_s=1e-9, memory_bytes=1000)
+
+
+def test_auto_does_not_weigh_it():
+    assert "chimera" not in JOINT
+    assert planned("auto").schedule != "chimera"
+
+
+def test_costs_and_comparisons_know_it():
+    costs = tp.CostModel.analytic(MODEL, CLUSTER)
+    program = tp.schedules.chimera(2, 4)
+    rows = costs.durations(program)
+    assert rows["F"].shape == (4, 4) and np.array_equal(rows["F"][:2], rows["F"][2:])
+    assert program.simulate(costs).makespan_s > 0
+    table = tp.compare(MODEL, CLUSTER, batch=8, seq_len=32, schedule="chimera", planners=["terapipe", "uniform", "autopipe"])
+    assert [row[-1] for row in table.table()][:2] == ["not reproducibly"] * 2
+
+
+def test_messages_take_the_links_of_both_directions():
+    """Two nodes of two: between ranks 1 and 2, which are stages 1 and 2 of one copy and 5 and 6 of the other."""
+    nodes = tp.Cluster(num_devices=4, devices_per_node=2, peak_flops=1e9, node_link_bandwidth_Bps=1e12, node_link_latency_s=1e-7,
+                       link_bandwidth_Bps=1e7, link_latency_s=1e-3)
+    plan = planned(cluster=nodes, planner="uniform", stages=4)
+    forward, back = plan.durations["comm"][:, 0], plan.durations["comm.back"][:, 0]
+    assert (forward >= 1e-3).tolist() == [False, True, False, False] * 2
+    assert (back >= 1e-3).tolist() == [False, False, True, False] * 2
+    rows = tp.CostModel.analytic(MODEL, nodes).durations(plan.program, partition=plan.stages, slicing=plan.slicing, model=MODEL,
+                                                         links=Links.of(nodes, 4, 1))
+    for name in ("F", "I", "W", "comm", "comm.back", "AR"):
+        assert np.array_equal(rows[name], plan.durations[name]), name
+    plan.program.check()
+    assert plan.lower_bound_s <= plan.step_time_s and planned(cluster=nodes, stages=4).step_time_s <= plan.step_time_s
+
+
+def test_from_a_shell(capsys, tmp_path):
+    plan = tmp_path / "plan.json"
+    code, out, err = run(capsys, "plan", *SMALL, "--schedule", "chimera", "--stages", 2, "--costs", "analytic", "--out", plan)
+    assert code == 0, err
+    assert json.loads(plan.read_text())["schedule"] == "chimera"
+    code, out, err = run(capsys, "simulate", plan, "--json")
+    assert code == 0 and json.loads(out)["makespan_s"] == pytest.approx(tp.Plan.load(plan).step_time_s), err
+    code, out, err = run(capsys, "simulate", "--schedule", "chimera", "--ranks", 4, "--micro-batches", 8, "--json")
+    assert code == 0 and json.loads(out)["makespan_s"] == 30.0, err

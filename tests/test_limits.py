@@ -1,0 +1,225 @@
+"""time_limit_s: it ends every planner, there is a plan all the same where one is quickly built, and without one nothing changes.
+
+The clock of deadlines is a count here: so much passes with every question, and nothing else.
+"""
+import re
+import threading
+
+import numpy as np
+import pytest
+
+import terapipe_c as tp
+from terapipe_c import _core, deadline, planners
+from terapipe_c.deadline import late, share, within, without
+from terapipe_c.request import PLANNERS
+from terapipe_c.search import StageCost
+
+MODEL = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=64, block_size=32)
+CLUSTER = tp.Cluster(num_devices=6, memory_bytes=1e9, link_latency_s=1e-6, link_bandwidth_Bps=1e9, peak_flops=2e9)
+REQUEST = {"batch": 4, "seq_len": 32, "executable": True}
+
+
+@pytest.fixture
+def counted():
+    """A question to the clock takes a second."""
+    _core.deadline_count(10**9)
+    yield
+    _core.deadline_count(0)
+
+
+@pytest.fixture(scope="module")
+def tight():
+    """Where uniform does not fit, and DawnPiper's does: (model, request)."""
+    model = tp.GPTConfig(n_layer=4, n_head=2, n_embd=32, vocab_size=50, block_size=256)
+    request = {"batch": 4, "seq_len": 256, "executable": True, "stages": 2}
+    even = tp.plan(model, CLUSTER, planner="uniform", **request)
+    with pytest.raises(tp.InfeasibleError) as refused:
+        tp.plan(model, CLUSTER, planner="dawnpiper", memory_bytes=1, **request)
+    least = int(re.search(r"memory_bytes = (\d+)", str(refused.value))[1])
+    return model, {**request, "memory_bytes": 0.5 * (least + max(even.peak_memory_bytes))}
+
+
+def test_a_limit_ends_the_joint_search_with_the_best_so_far(counted):
+    free, even = tp.plan(MODEL, CLUSTER, **REQUEST), tp.plan(MODEL, CLUSTER, planner="uniform", **REQUEST)
+    step_s = []
+    for limit in (1, 30, 300, 3_000, 30_000):
+        one, again = (tp.plan(MODEL, CLUSTER, time_limit_s=limit, **REQUEST) for _ in range(2))
+        assert one == again and one.search_log == again.search_log
+        assert one.step_time_s <= even.step_time_s and one.lower_bound_s <= one.step_time_s
+        stopped = any("time limit" in line for line in one.search_log)
+        assert stopped == (f"ended by time_limit_s = {limit}" in one.search_log) or limit > 3_000
+        step_s.append(one.step_time_s)
+    assert step_s[0] == even.step_time_s and step_s[-1] < step_s[0]
+    whole = tp.plan(MODEL, CLUSTER, time_limit_s=1e9, **REQUEST)             # nothing is stopped: the same, to the words
+    assert whole == free and whole.search_log == free.search_log and whole.compared == free.compared
+
+
+def test_a_plan_is_there_at_once_where_even_stages_do_not_fit(counted, tight):
+    model, request = tight
+    plan = tp.plan(model, CLUSTER, time_limit_s=1e-9, **request)
+    assert max(plan.peak_memory_bytes) <= request["memory_bytes"]
+    assert plan.search_log[-1].endswith("by what could be built at once")
+    with pytest.raises(tp.InfeasibleError):
+        tp.plan(model, CLUSTER, planner="uniform", **request)
+
+
+def test_nothing_is_called_impossible_because_of_a_limit(counted):
+    """Four bytes hold nothing, which is known; what was stopped is not known to be impossible."""
+    with pytest.raises(tp.DeadlineError, match=r"time_limit_s is 1e-09, and planner auto had no plan by then that fits"):
+        tp.plan(MODEL, CLUSTER, memory_bytes=4, time_limit_s=1e-9, **REQUEST)
+    with pytest.raises(tp.InfeasibleError):
+        tp.plan(MODEL, CLUSTER, memory_bytes=4, time_limit_s=1e9, **REQUEST)
+
+
+@pytest.mark.parametrize("planner", PLANNERS[1:])
+def test_a_limit_ends_every_single_planner(planner, counted, tight):
+    free = tp.plan(MODEL, CLUSTER, planner=planner, **REQUEST)
+    for model, request in ((MODEL, REQUEST), tight):
+        for limit in (1, 3, 10, 30, 100, 1000, 10_000):
+            try:
+                plan = tp.plan(model, CLUSTER, planner=planner, time_limit_s=limit, **request)
+            except tp.DeadlineError as error:
+                assert f"time_limit_s is {limit:g}" in str(error) and planner != "uniform"
+            except tp.InfeasibleError:
+                assert model is not MODEL
+            else:
+                assert plan.planner == planner and max(plan.peak_memory_bytes) <= plan.memory_limit_bytes
+    assert tp.plan(MODEL, CLUSTER, planner=planner, time_limit_s=1e9, **REQUEST) == free
+
+
+def chain(rng):
+    f = rng.integers(1, 50, 40).astype(float)
+    memory = {"static_bytes": rng.integers(1, 9, 40).astype(float), "activation_bytes": rng.integers(1, 9, 40).astype(float),
+              "limit_bytes": 400.0, "recompute_s": f}
+    return f, 2 * f, memory
+
+
+def asked(name, rng):
+    """A planner's answer to a question that takes it many steps."""
+    f, b, memory = chain(rng)
+    if name == "dawnpiper" or name == "dawnpiper_binary":
+        nodes = {"fwd_s": f, "bwd_s": b, "recompute_s": f, "activation_bytes": memory["activation_bytes"],
+                 "param_bytes": memory["static_bytes"], "optimizer_bytes": f}
+        return getattr(planners, name)(nodes, 8, 400.0, micro_batches=16)
+    if name == "bmpipe":
+        layers = [{"name": "a", "count": 20, "fwd_s": 1.0, "bwd_s": 2.0, "static_bytes": 1.0,
+                   "strategies": [{"name": "none", "extra_bwd_s": 0.0, "activation_bytes": 3.0},
+                                  {"name": "full", "extra_bwd_s": 1.0, "activation_bytes": 1.0}]}]
+        return planners.bmpipe(layers, 4, 8, 30.0, time_limit_s=None)
+    if name == "piper":
+        graph = planners.layer_graph(f, b, 6, 12, memory=memory, param_bytes=f, bandwidth_Bps=1.0)
+        return planners.piper(graph)
+    if name == "autopipe" or name == "autopipe_heuristic":
+        less = {k: v for k, v in memory.items() if k != "recompute_s"}
+        return getattr(planners, name)(f, b, 12, 24, memory={**less, "limit_bytes": np.full(12, 2000.0)})
+    more = {} if name in ("vpipe", "adapipe") else {"straight": True}
+    if name not in ("vpipe", "adapipe"):
+        memory = {**memory, "limit_bytes": 4000.0}
+        del memory["recompute_s"]
+    return getattr(planners, name)(f, b, 8, 16, memory=memory, **more)
+
+
+@pytest.mark.parametrize("name", ["autopipe", "autopipe_heuristic", "dawnpiper", "dawnpiper_binary", "bmpipe", "pipedream",
+                                  "dapple", "piper", "vpipe", "adapipe"])
+def test_a_planner_in_c_stops_wherever_it_is(name, counted):
+    """Whatever number of questions it has asked by then: a plan, or a DeadlineError; and the next question has its whole answer."""
+    whole, stopped = repr(asked(name, np.random.default_rng(1))), 0
+    for questions in (*range(1, 30), *(2**k for k in range(5, 22))):
+        with within(questions + 0.5):
+            try:
+                asked(name, np.random.default_rng(1))
+            except tp.DeadlineError as error:
+                stopped += 1
+                assert f"planner {name.removesuffix('_binary')}" in str(error)
+            ended = late()
+        if not ended:
+            break
+    assert stopped or name in ("autopipe", "autopipe_heuristic", "bmpipe", "vpipe")      # these have a plan at any time
+    again = repr(asked(name, np.random.default_rng(1)))
+    assert strip(again) == strip(whole)
+
+
+def strip(text):
+    """Without the seconds that planning took."""
+    return re.sub(r"(planned in:?|seconds=|in) ?[\d.e+-]+ ?(m|u|n)?s?", "", text)
+
+
+@pytest.mark.parametrize("apart", [None, True])
+def test_slices_have_a_plan_and_a_bound_at_any_time(apart, counted):
+    n = 512
+    s, c = np.indices((n + 1, n + 1))
+    costs = tp.CostModel.from_table(1e-4 * (5 + s + 0.01 * s * c), 2e-4 * (5 + s + 0.01 * s * c), granularity=1)
+    model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=8, vocab_size=8, block_size=n)
+    cost = StageCost(costs, model, 4)
+    whole = planners.slice_tokens(cost, 16, seq_len=n, granularity=1, bwd=apart)
+    for questions in range(1, 40):
+        with within(questions + 0.5):
+            plan = planners.slice_tokens(cost, 16, seq_len=n, granularity=1, bwd=apart)
+        assert sum(plan.lengths) == n and plan.lower_bound_s <= whole.latency_s * (1 + 1e-12) <= plan.latency_s * (1 + 2e-12)
+
+
+def test_comparing_within_a_limit_has_a_row_for_every_planner(counted):
+    comparison = tp.compare(MODEL, CLUSTER, planners=["auto", "uniform", "piper"], time_limit_s=1e-9, **REQUEST)
+    assert comparison["auto"].plan is not None and comparison["uniform"].plan is not None
+    assert "time_limit_s" in comparison["piper"].error
+
+
+def test_limits_nest_and_are_of_one_thread(counted):
+    assert not late()
+    with within(2):
+        with without():
+            assert not any(late() for _ in range(9))
+        with within(1000):                                     # what is around it ends it
+            assert late() or late() or late()
+        with share(0.5):
+            assert late()
+        other: list[bool] = []
+        thread = threading.Thread(target=lambda: other.append(late()))
+        thread.start()
+        thread.join()
+        assert other == [False] and late()
+        with within(None):
+            assert late()
+    assert not late()
+
+
+class Interrupted:
+    """The C core, but that the user presses Ctrl-C behind one of the calls that set a limit."""
+
+    def __init__(self, calls):
+        self.left = calls
+
+    def __getattr__(self, name):
+        return getattr(_core, name)
+
+    def deadline_set(self, at_ns):
+        before = _core.deadline_set(at_ns)
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+        return before
+
+
+@pytest.mark.parametrize("planner", ["auto", "uniform"])
+def test_an_interrupted_plan_leaves_no_limit_behind(planner, counted, monkeypatch):
+    """The thread's next plan has the time that it asks for."""
+    interrupts = 0
+    for calls in range(1, 12):
+        with monkeypatch.context() as patch:
+            patch.setattr(deadline, "_core", Interrupted(calls))
+            try:
+                tp.plan(MODEL, CLUSTER, planner=planner, time_limit_s=30, **REQUEST)
+            except KeyboardInterrupt:
+                interrupts += 1
+        assert _core.deadline_set(0) == 0
+    assert interrupts > 2
+
+
+def test_a_limit_that_was_never_left_restores_nothing_when_it_is_collected(counted):
+    """Ctrl-C may keep a with statement from leaving its limit; the traceback that holds it goes when the next plan runs."""
+    with within(1000):
+        inner = share(0.5)
+        inner.__enter__()
+        _core.deadline_set(0)                                  # as plan leaves it
+        del inner
+        assert _core.deadline_set(0) == 0
