@@ -61,7 +61,7 @@ def our_turn(batch: int, length: int, layers: int, steps: int, data: Path) -> tu
 def torch_turns(args: Any, data: Path, wanted: list[str]) -> tuple[dict[str, Turn], dict[str, Any], list[Peer]]:
     if not wanted:
         return {}, {}, []
-    python = peer_python("torch", "torch==2.13.0")
+    python = peer_python("torch", "torch==2.13.0", "numpy")
     size = ["--data", data, "--length", args.length, "--layers", args.layers]
     peers: dict[str, Peer] = {}
     if any(not name.startswith("pipelining") for name in wanted):
