@@ -18,7 +18,8 @@ _THERE = "the file is there: another name would be right"
 
 
 def path_of(name: str, value: Any) -> Path:
-    """The path that ``value`` is; a TypeError or ValueError names the argument."""
+    """The path that ``value`` is; a TypeError, ValueError or (from where the working directory is gone) FileNotFoundError names the
+    argument."""
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(text, str):
         raise InvalidTypeError(f"{name} is {brief(value)}: the name of a file or folder, a str or a Path, would be right")
@@ -28,6 +29,12 @@ def path_of(name: str, value: Any) -> Path:
         possible = False
     if not possible:
         raise InvalidValueError(f"{name} is {brief(text)}: a name without zeros, all of it encodable, would be right")
+    if not os.path.isabs(text):
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            raise FileNotFoundError(errno.ENOENT, f"{name} is relative to the working directory, which has been deleted: an absolute "
+                                    "path, or to change to another directory first, would be right", text) from None
     return Path(text)
 
 

@@ -343,3 +343,20 @@ def test_a_loss_that_is_no_number_leaves_metrics_that_are_json(tmp_path):
     assert not np.isfinite(run.wait().loss_eval)
     row = json.loads((tmp_path / "a/metrics.jsonl").read_text(), parse_constant=no_constant)
     assert row["eval_loss"] is None and np.isfinite(row["loss"])
+
+
+def test_a_working_directory_that_was_deleted(tmp_path, monkeypatch):
+    """What is relative to it is refused by name; a run that needs none goes."""
+    model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=256, block_size=32)
+    plan = tp.plan(model, tp.Cluster.local(), batch=2, seq_len=32, stages=2)
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    tokens = np.arange(4000) % 256
+    for ask in (lambda: tp.launch(plan, data=tokens, steps=1, out="run"), lambda: plan.save("plan.json"),
+                lambda: tp.Plan.load("plan.json"), lambda: tp.launch(plan, data="text.txt", steps=1, out=None)):
+        with pytest.raises(FileNotFoundError, match="relative to the working directory, which has been deleted: an absolute path"):
+            ask()
+    plan.save(tmp_path / "plan.json")
+    run = tp.launch(plan, data=tokens, steps=1, out=tmp_path / "run", progress=False)
+    assert len(list(run)) == 1 and tp.Plan.load(tmp_path / "plan.json") == plan
