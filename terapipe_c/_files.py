@@ -33,8 +33,8 @@ def path_of(name: str, value: Any) -> Path:
         try:
             os.getcwd()
         except FileNotFoundError:
-            raise FileNotFoundError(errno.ENOENT, f"{name} is relative to the working directory, which has been deleted: an absolute "
-                                    "path, or to change to another directory first, would be right", text) from None
+            why = f"{name} is relative to the working directory, which has been deleted: an absolute path would be right"
+            raise FileNotFoundError(errno.ENOENT, why, text) from None
     return Path(text)
 
 
