@@ -403,11 +403,11 @@ def test_a_run_has_the_bits_of_one_device_and_the_predicted_memory(seed):
 
 
 def test_memory_moves_from_the_first_ranks_to_the_last():
-    model, *_ = problem(16, 256, n_layer=6, n_embd=64, vocab_size=17)
-    partition, slicing = partition_of(model, [2, 4, 6, 8, 10, 12, 13]), [(1, [256])] * 16
+    model, *_ = problem(16, 512, n_layer=6, n_embd=64, vocab_size=17)
+    partition, slicing = partition_of(model, [2, 4, 6, 8, 10, 12, 13]), [(1, [512])] * 16
     plain, even = (rank_memory(model, partition, slicing, build(8, 16).lower(True))
                    for build in (schedules.one_f_one_b, schedules.bpipe))
-    slot = 4 * 256 * 64 * (3 + 1 + 8)                          # qkv, o, h and g of a layer
+    slot = 4 * 512 * 64 * (3 + 1 + 8)                          # qkv, o, h and g of a layer
     assert plain[1] - even[1] > 2 * slot and even[6] - plain[6] > 3 * slot
     assert max(even) < 0.8 * max(plain)
 

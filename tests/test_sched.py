@@ -1,6 +1,7 @@
 """Programs: builders, text, CSV, passes, and the checker against an executor that shares no code with it."""
 
 import copy
+import itertools
 import pickle
 import random
 from pathlib import Path
@@ -105,6 +106,18 @@ def test_slots_are_as_many_as_micro_batches_in_flight():
         assert [lowered.activation_slots(v) for v in range(ranks)] == [micros] * ranks
         assert all(lowered.gradient_slots(v) <= 2 for v in range(ranks))
     assert schedules.gpipe(2, 3).activation_slots(0) == 0
+
+
+@pytest.mark.parametrize("build", [schedules.gpipe, schedules.one_f_one_b, schedules.seq1f1b])
+def test_slices_take_no_more_slots_than_their_order_needs(build):
+    """A stuck rank's next micro-batch would be announced, and take a slot, before the gradient that frees one."""
+    for ranks, micros, slices in itertools.product((2, 3, 4, 7), (1, 2, 3, 5, 8), (1, 2, 3, 5)):
+        lowered = build(ranks, micros, slices).lower()
+        for v in range(ranks):
+            code = lowered.strip().instructions(v)
+            spans = [np.flatnonzero(code["micro"] == micro) for micro in range(micros)]
+            least = max(sum(span[0] <= i <= span[-1] for span in spans) for i in range(len(code)))
+            assert lowered.activation_slots(v) == least, (ranks, micros, slices, v)
 
 
 def test_lowered_programs_end_with_one_update_a_stage_and_one_tie():

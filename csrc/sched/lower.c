@@ -213,14 +213,14 @@ run_rank(lowering *l, int rank)
     }
 }
 
-/* Of two ranks that are stuck: whose message is announced. The lower one's; but where guests make activations count, one that takes
- * no slot for them: of a gradient, or of a later slice of a micro-batch that has its slot. */
+/* Of two ranks that are stuck: whose message is announced. One that takes no slot for an activation before one that does: of a
+ * gradient, or of a later slice of a micro-batch that has its slot; else the lower rank's. */
 static int
 is_before(const lowering *l, int rank, int other)
 {
     const tp_instr *mine = &l->from->code[l->sending[rank]], *its = &l->from->code[l->sending[other]];
     int takes = mine->op == TP_OP_F && mine->slice == 0, it_takes = its->op == TP_OP_F && its->slice == 0;
-    return !l->guests || takes == it_takes ? rank < other : !takes;
+    return takes == it_takes ? rank < other : !takes;
 }
 
 static tp_status
