@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import functools
 import os
-import random
 import runpy
 import shlex
 import shutil
@@ -23,6 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from ports import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 # Open MPI, for containers: ranks of root, more ranks than cores, and each where the kernel likes best. MPICH ignores them.
@@ -47,7 +48,7 @@ class Mpi:
             more: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         """What these words do under its mpiexec, with the module for it; after 60 s it is ended, with returncode -999."""
         environment = {**CLEAN, **FREELY, "TERAPIPE_MPI_MODULE": str(self.module()), "MASTER_ADDR": "127.0.0.1",
-                       "MASTER_PORT": str(random.randrange(20_000, 30_000)), "PYTHONIOENCODING": "utf-8", **(more or {})}
+                       "MASTER_PORT": str(free_port()), "PYTHONIOENCODING": "utf-8", **(more or {})}
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:    # not pipes: who outlives mpiexec holds these open
             child = subprocess.Popen([str(self.mpiexec), "-n", str(ranks), *map(str, words)], env=environment,
                                      stdin=subprocess.DEVNULL, stdout=out, stderr=err)

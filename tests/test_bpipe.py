@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from ports import free_port
 from test_engine import HYPER, alone, everything, partition_of, problem, ranks_do, same
-from test_train import free_port
 
 import terapipe_c as tp
 from terapipe_c import _core, schedules
@@ -409,7 +409,7 @@ def test_memory_moves_from_the_first_ranks_to_the_last():
                    for build in (schedules.one_f_one_b, schedules.bpipe))
     slot = 4 * 512 * 64 * (3 + 1 + 8)                          # qkv, o, h and g of a layer
     assert plain[1] - even[1] > 2 * slot and even[6] - plain[6] > 3 * slot
-    assert max(even) < 0.8 * max(plain)
+    assert max(plain) - max(even) > 2.5 * slot                 # their ratio depends on what the instruction set's kernels work in
 
 
 def test_a_rank_that_fails_ends_those_that_wait_for_its_guests():

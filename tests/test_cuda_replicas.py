@@ -14,10 +14,11 @@ from pathlib import Path
 import cuda_emu
 import numpy as np
 import pytest
+from ports import free_port
 from test_cuda_nccl import compile_fake, emulated
 from test_replicas import DATA, MODEL, OPTIONS, planned
 from test_replicas import trained as launched
-from test_train import begin, free_port, torchrun
+from test_train import begin, torchrun
 from test_train import told as heard
 
 import terapipe_c as tp

@@ -34,10 +34,11 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_operation_runs_when_the_simulator_says(name):
-    """Operations are due exactly when simulated; the clock, on a machine that others use, ends within 5 % in one of a few."""
+    """Operations are due exactly when simulated; the clock, on a machine that others use, ends within 5 % in one of a few, each of
+    which takes twice as long as the one before."""
     program = CASES[name]().lower(False)
-    costs = uneven(program)
-    for _ in range(5):
+    for scale in (1, 2, 4, 8, 16, 32):
+        costs = uneven(program, scale=scale * MS)
         found = tp.emulate(program, costs)
         line = program.simulate(costs)
         assert found.predicted_step_time_s == line.makespan_s and found.num_ranks == program.num_ranks
@@ -47,9 +48,9 @@ def test_every_operation_runs_when_the_simulator_says(name):
         for rank, op, *unit, start, end in rows:
             assert due[rank, tp.schedules.OPS[op], *unit] == pytest.approx((start, end), abs=1e-6)
         assert found.step_time_s >= line.makespan_s - 1e-6  # nobody can be early
-        if abs(found.error) <= 0.05:
-            break
-    assert abs(found.error) <= 0.05, "five times late"
+        if found.error <= 0.05:
+            return
+    pytest.fail(f"late each time, the last by {found.error:.0%}")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -84,10 +85,14 @@ def test_the_events_respect_every_dependency(name):
 def test_96_stages_and_two_sequences_finish():
     """TeraPipe's setting: more ranks than this machine has cores by far."""
     program = tp.schedules.gpipe(96, 2, [8, 6])
-    fwd = np.random.default_rng(0).uniform(0.4, 0.6, (96, 14)) * MS
-    found = tp.emulate(program, {"F": fwd, "B": 2 * fwd})
-    assert found.num_ranks == 96 and sum(row[1] in "FB" for row in found.trace) == 2 * 96 * 14
-    assert 0 <= found.error + 1e-6 < 0.5  # 2 % is for a quiet machine, in benchmarks/
+    for scale in (1, 2, 4, 8):
+        fwd = np.random.default_rng(0).uniform(0.4, 0.6, (96, 14)) * scale * MS
+        found = tp.emulate(program, {"F": fwd, "B": 2 * fwd})
+        assert found.num_ranks == 96 and sum(row[1] in "FB" for row in found.trace) == 2 * 96 * 14
+        assert found.error >= -1e-6
+        if found.error < 0.5:  # 2 % is for a quiet machine, in benchmarks/
+            return
+    pytest.fail(f"late each time, the last by {found.error:.0%}")
 
 
 def test_a_plan_is_emulated_with_its_own_costs_others_and_none():
@@ -119,6 +124,6 @@ def test_what_cannot_be_emulated_is_refused():
 def test_a_wait_that_never_ends_is_a_deadline_and_nothing_is_left_running():
     program = tp.schedules.gpipe(2, 1)
     before = threading.active_count()
-    with pytest.raises(tp.DeadlineError, match=r"rank 1 waited 0.05 s"):
-        tp.emulate(program, {"F": 0.4, "B": 1e-4}, timeout_s=0.05)
+    with pytest.raises(tp.DeadlineError, match=r"rank 1 waited 0.5 s"):
+        tp.emulate(program, {"F": 100.0, "B": 1e-4}, timeout_s=0.5)  # rank 0 is woken
     assert threading.active_count() == before

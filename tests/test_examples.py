@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_train import free_port
+from ports import free_port
 
 import terapipe_c as tp
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import mpi_module
 import numpy as np
 import pytest
-from test_train import OPTIONS, begin, free_port, launched, mpich, plans, run
+from ports import free_port
+from test_train import OPTIONS, begin, launched, mpich, plans, run
 
 import terapipe_c as tp
 
@@ -39,7 +40,7 @@ def test_every_case_of_the_communicators(name, ranks):
     """tests/c/test_comm.c: order, sizes around every border, far more receives than there is room for, wrong messages, deadlines,
     aborts."""
     one = named(name)
-    ended = one.run([one.conformance(), "mpi", str(20_000 + 100 * ranks + 1000 * len(name))], ranks)
+    ended = one.run([one.conformance(), "mpi", str(free_port(20))], ranks)
     cases = {2: 6, 3: 3, 4: 2, 5: 1}[ranks]
     held = [line for line in ended.stdout.splitlines() if line.endswith(" holds")]
     assert "test_comm.c" not in ended.stderr, ended

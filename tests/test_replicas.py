@@ -6,7 +6,8 @@ import sys
 
 import numpy as np
 import pytest
-from test_train import begin, free_port, told, torchrun
+from ports import free_port
+from test_train import begin, told, torchrun
 
 import terapipe_c as tp
 from terapipe_c import _core
