@@ -57,9 +57,11 @@ install: $(VENV)/.installed
 
 # ---- checks -----------------------------------------------------------------------------------------------------------
 
+# Two tests at a time where they may share the machine (tests/conftest.py: SHARING); PYTEST="-n 0" for one at a time.
+PYTEST ?= -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 test: check test-c
 	$(PY) tests/c/run --avx512
-	$(VENV)/bin/pytest
+	$(VENV)/bin/pytest $(PYTEST)
 
 check: install
 	$(VENV)/bin/ruff check .

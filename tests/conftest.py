@@ -1,8 +1,10 @@
-"""What every test gets: a repository root, and the promise that no test leaves a process behind."""
+"""What every test gets: a repository root, the promise that no test leaves a process behind, and the machine for itself where it
+needs one."""
 
+import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,18 @@ ROOT = Path(__file__).resolve().parents[1]
 # _core where the package is installed as a wheel.
 os.environ["PYTHONPATH"] = str(Path(terapipe_c.__file__).parents[1])
 os.environ["PYTHONSAFEPATH"] = "1"
+
+# `pytest -n 2`, as `make test` has it, runs two of these modules at a time, about the longest first. Their tests start no ranks
+# that would want the cores for themselves, ask no clock for less than seconds, and build what they share under a lock. Every
+# other test, a new module's too, runs while no other does.
+SHARING = [f"test_{name}" for name in """
+    auto cuda_replicas planner_plans cuda_stage plan uneven cuda_cudnn cuda_rows cuda_races cuda_graphs gpu_check cuda_nccl
+    compare chimera_plan gemm planners cuda_apart cuda_attention dawnpiper cuda_build swap engine judge planner_arguments
+    baselines bmpipe checkpoint cost chimera bad_arguments autopipe limits reference recompute sched sched_timing stage
+    zero_bubble baselines_published capi capture config cuda_gemm cuda_order cudnn_plans data in_flight interop ladder
+    layer_graph layering long_slices nodes package papers slicing_bound torch_csv view zoo
+""".split()]
+TURNS = os.open(__file__, os.O_RDONLY) if "PYTEST_XDIST_WORKER" in os.environ else None
 
 
 def children() -> set[int]:
@@ -36,12 +50,30 @@ def children() -> set[int]:
     return found
 
 
+def may_share(item: pytest.Item) -> bool:
+    return item.path.stem in SHARING
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` are skipped, saying why, where no device can be opened."""
+    """Tests marked `gpu` are skipped, saying why, where no device can be opened; what may share the machine comes first."""
+    if TURNS is not None:
+        items.sort(key=lambda item: SHARING.index(item.path.stem) if may_share(item) else len(SHARING))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and (why := terapipe_c.cuda.why_not()):
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=why))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """The wait for a turn is outside of faulthandler_timeout."""
+    if TURNS is None:
+        return (yield)
+    fcntl.flock(TURNS, fcntl.LOCK_SH if may_share(item) else fcntl.LOCK_EX)
+    try:
+        return (yield)
+    finally:
+        fcntl.flock(TURNS, fcntl.LOCK_UN)  # not by closing: a fork of a test may have it too
 
 
 @pytest.fixture(scope="session")

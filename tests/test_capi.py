@@ -204,24 +204,28 @@ WRONG: list[tuple[tuple[object, ...], dict[str, object]]] = [
 def test_refusals_do_not_leak(name: str) -> None:
     """Every function and type of _core, called wrongly again and again: no block of memory stays behind."""
     function = getattr(_core, name)
-    for args, kwargs in WRONG:
+    gc.freeze()     # what other tests have left is not looked through again and again
+    try:
+        for args, kwargs in WRONG:
 
-        def refuse(args: tuple[object, ...] = args, kwargs: dict[str, object] = kwargs) -> None:
-            try:
-                function(*args, **kwargs)
-            except Exception:  # noqa: BLE001 - whatever it raises, it must not leak
-                pass
+            def refuse(args: tuple[object, ...] = args, kwargs: dict[str, object] = kwargs) -> None:
+                try:
+                    function(*args, **kwargs)
+                except Exception:  # noqa: BLE001 - whatever it raises, it must not leak
+                    pass
 
-        for _ in range(20):
-            refuse()
-
-        def growth(refuse: Callable[[], None] = refuse) -> int:
-            gc.collect()
-            before = sys.getallocatedblocks()
-            for _ in range(200):
+            for _ in range(20):
                 refuse()
-            gc.collect()
-            return sys.getallocatedblocks() - before
 
-        # a leak is there every time; what else the process allocated meanwhile is not
-        assert not all(growth() >= 100 for _ in range(3)), f"{name}(*{args}, **{kwargs}) leaks"
+            def growth(refuse: Callable[[], None] = refuse) -> int:
+                gc.collect()
+                before = sys.getallocatedblocks()
+                for _ in range(200):
+                    refuse()
+                gc.collect()
+                return sys.getallocatedblocks() - before
+
+            # a leak is there every time; what else the process allocated meanwhile is not
+            assert not all(growth() >= 100 for _ in range(3)), f"{name}(*{args}, **{kwargs}) leaks"
+    finally:
+        gc.unfreeze()

@@ -158,11 +158,11 @@ SUMS = HELLOS + MESSAGES
 DOING = r"; rank \d is at step 0 while running optimizer update on stage \d"
 FAULTS = {   # what happens to whom, and the words of the first who sees it
     "fails": ({"fault": {"fail_at": SUMS + 3, "code": 6}}, r"rank (\d): NCCL's ncclGroupEnd with rank \d: remote .*" + DOING),
-    "hangs in the library": ({"fault": {"stuck_at": SUMS + 3}, "timeout_s": 0.4}, r"rank (\d) waited 0.4 s for NCCL's .*" + DOING),
-    "hangs on the device": ({"shape": "one", "lag": True, "timeout_s": 0.4},
-                            r"rank (\d) waited 0.4 s to exchange gradients with rank \d" + DOING),
-    "does not come": ({"shape": "one", "late": 1, "timeout_s": 0.4},
-                      r"rank (0) waited 0.4 s for the other ranks to gather; rank 1 is at step 0 while"),
+    "hangs in the library": ({"fault": {"stuck_at": SUMS + 3}, "timeout_s": 2.0}, r"rank (\d) waited 2 s for NCCL's .*" + DOING),
+    "hangs on the device": ({"shape": "one", "lag": True, "timeout_s": 2.0},
+                            r"rank (\d) waited 2 s to exchange gradients with rank \d" + DOING),
+    "does not come": ({"shape": "one", "late": 1, "timeout_s": 2.0},
+                      r"rank (0) waited 2 s for the other ranks to gather; rank 1 is at step 0 while"),
     "dies": ({"dead": 3}, r"rank (3) was killed"),
     "dies while its twins wait for it": ({"dead": 0, "shape": "one", "replicas": 3}, r"rank (0) was killed"),
 }

@@ -284,8 +284,12 @@ def test_halves_have_their_own_durations():
         assert line.makespan_s == one.makespan(dear) == even.makespan_s + 1.0 + 1.5 + 1.5
         assert line.busy_s.tolist() == [5.5 + 4 + 12] * 3
         assert line.lower_bound_s <= line.makespan_s
-    emulated = tp.emulate(program, {k: v / 200 for k, v in dear.items()})
-    assert 1.0 <= emulated.step_time_s / emulated.predicted_step_time_s < 1.5
+    for parts in (200, 50, 12):  # slower, where others have the machine
+        emulated = tp.emulate(program, {k: v / parts for k, v in dear.items()})
+        assert emulated.step_time_s >= emulated.predicted_step_time_s
+        if emulated.error < 0.5:
+            break
+    assert emulated.error < 0.5
     with pytest.raises(ValueError, match="cost has 'B.a'"):
         program.simulate({**cost, "B.a": 1.0})
 
