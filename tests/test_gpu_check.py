@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,7 @@ def test_a_question_that_cannot_be_asked_is_a_failure(monkeypatch, tmp_path):
         raise BlockingIOError("no more processes")
 
     monkeypatch.setattr(gpu_check, "ask", shortage)
+    monkeypatch.setattr(gpu_check, "BEGAN", time.monotonic())  # it was imported before all other tests
     options = gpu_check.arguments().parse_args(["--out", str(tmp_path / "result.json")])
     asked = gpu_check.Question("one", 20, lambda: 1, order=40)
     gpu_check.Check([asked], {"name": "NVIDIA H200"}, options).put(asked, gpu_check.math.inf)
