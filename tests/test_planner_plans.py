@@ -294,7 +294,7 @@ def test_ranks_that_cannot_hold_the_parameters_are_not_asked(planner, monkeypatc
         assert sum(make("uniform", model, stages=stages, recompute="full").peak_memory_bytes) > 16 * model.num_params
     asked = set()
     monkeypatch.setattr(Judge, "fits", lambda judge, c, limit, fits=Judge.fits: asked.add(judge.ranks) or fits(judge, c, limit))
-    plan = make(planner, model, memory_bytes=15 * model.num_params // 2)
+    plan = make(planner, model, memory_bytes=31 * model.num_params // 4)
     assert plan.ranks in (4, 8) and asked <= {4, 8}
     asked.clear()
     with pytest.raises(tp.InfeasibleError, match="more stages"):
