@@ -24,10 +24,11 @@ HERE = Path(__file__).resolve().parent
 BOTH = pytest.mark.parametrize("processes", [False, True], ids=["threads", "processes"])
 
 
-def make_plan(ranks=2, schedule="1f1b", slicing=1, chunks=None, partition=None, tie=True, batch=BATCH, **change):
+def make_plan(ranks=2, schedule="1f1b", slicing=1, chunks=None, partition=None, tie=True, batch=BATCH, planner="auto",
+              **change):
     model = tp.GPTConfig(**{**MODEL, "tie_weights": tie, **change})
-    return tp.plan(model, CLUSTER, batch=batch, seq_len=SEQ, schedule=schedule, slicing=slicing, chunks=chunks, partition=partition,
-                   stages=None if partition else ranks, costs=tp.CostModel.analytic(model, CLUSTER))
+    return tp.plan(model, CLUSTER, batch=batch, seq_len=SEQ, planner=planner, schedule=schedule, slicing=slicing, chunks=chunks,
+                   partition=partition, stages=None if partition else ranks, costs=tp.CostModel.analytic(model, CLUSTER))
 
 
 def start(plan, steps=STEPS, data=DATA, **options):
@@ -330,7 +331,7 @@ run.wait()
 
 def long_steps(ranks, processes, **options):
     """A step takes many times longer than anything here waits; its instructions take milliseconds."""
-    plan = make_plan(ranks, "1f1b", batch=4000, n_layer=6, n_head=4, n_embd=128)
+    plan = make_plan(ranks, "1f1b", batch=4000, planner="uniform", n_layer=6, n_head=4, n_embd=128)
     return start(plan, 100, processes=processes, **options)
 
 
