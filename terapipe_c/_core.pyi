@@ -142,9 +142,10 @@ _Candidate: TypeAlias = tuple[int, int, _Int, _Int, _Int, _Int]
 
 def judge_open(
     pack: tuple[Any, ...], messages: tuple[float, float, float, float, float, bool],
-    updates: tuple[float, float, float, float, float, float], params: tuple[float, float, float, float], kinds: _Int,
-    ranks: int, chunks: int, tied: bool, memory: tuple[tuple[int, ...], CapsuleType | None, str | None],
-    recompute: bytes | None, apart: tuple[float, float, bytes | None], /,
+    updates: tuple[float, float, float, float], ring: tuple[float, float], ring_of_copies: tuple[float, float],
+    params: tuple[float, float, float, float], kinds: _Int, ranks: int, chunks: int, tied: bool,
+    memory: tuple[tuple[int, ...], CapsuleType | None, str | None, int], recompute: bytes | None,
+    apart: tuple[float, float, bytes | None], /,
 ) -> CapsuleType: ...
 def judge_run(judge: CapsuleType, candidate: _Candidate, recompute: bytes | None = None, /) -> tuple[Program, float, int]: ...
 def judge_compute(judge: CapsuleType, candidate: _Candidate, /) -> Program: ...
@@ -349,6 +350,10 @@ def rank_memory(
     provider: object = None, dtype: str | None = None, saves: bytes | None = None, replicas: int = 1,
 ) -> list[int]: ...
 def store_time(folder: str | bytes | PathLike[str], bytes: int, rounds: int, /) -> _Float: ...
+def guest_bytes(
+    model: _Dimensions, first: int, last: int, batch: int, seq_len: int, provider: object = None, dtype: str | None = None,
+    saves: bytes | None = None, /,
+) -> int: ...
 def stage_memory(
     model: _Dimensions, slicing: _Slicing, first: int, last: int, activation_slots: int, gradient_slots: int,
     provider: object = None, dtype: str | None = None, saves: bytes | None = None, /,

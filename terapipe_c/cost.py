@@ -466,18 +466,18 @@ class CostModel:
         """R [stages, units] of these blocks [stages, 4]: what attentions and FFNs do not keep, made again."""
         return _core.cost_recompute(self._pack, counts, *slices[:3])
 
-    def judge(self, model: GPTConfig, ranks: int, chunks: int, ring: tuple[float, float], memory: tuple[Any, ...],
-              recompute: bytes | None = None, links: Links = Links()) -> Any:     # noqa: B008 (frozen)
-        """The C core's judge of plans under these costs. ring: seconds that replicas add to an update, and more for each of the
-        stage's parameters; memory, recompute: what ``_core.judge_open`` says."""
+    def judge(self, model: GPTConfig, ranks: int, chunks: int, rings: tuple[tuple[float, float], tuple[float, float]],
+              memory: tuple[Any, ...], recompute: bytes | None = None, links: Links = Links()) -> Any:     # noqa: B008 (frozen)
+        """The C core's judge of plans under these costs. rings: seconds that replicas add to an update, and more for each of the
+        stage's parameters, of replicas of one copy of the model and of two; memory, recompute: what ``_core.judge_open`` says."""
         copied = float(model.vocab_size * model.n_embd) if model.tie_weights else 0.0
         messages = (self.latency_s, self.byte_s, self.copy_byte_s, self.element_bytes * model.n_embd,
                     self.exchange_s(model, links) if model.tie_weights else 0.0, self.backend == "cuda")
         apart = links.latency_s, links.byte_s, bytes(links.far) if links.far else None
-        updates = (self.optimizer_stage_s, self.optimizer_param_s, self.optimizer_head_s, *ring, copied)
+        updates = (self.optimizer_stage_s, self.optimizer_param_s, self.optimizer_head_s, copied)
         embedding, attention, ffn, head = (float(n) for n in _block_params(model))
         kinds = np.array([KINDS.index(block.kind) for block in model.blocks], np.int32)
-        return _core.judge_open(self._pack, messages, updates, (embedding, attention, ffn, head), kinds, ranks, chunks,
+        return _core.judge_open(self._pack, messages, updates, *rings, (embedding, attention, ffn, head), kinds, ranks, chunks,
                                 model.tie_weights, memory, recompute, apart)
 
     # ---- as a value ----

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -32,19 +31,11 @@ def hosts(program: _core.Program) -> dict[tuple[int, int], int]:
 
 def guest_bytes(model: GPTConfig, partition: Sequence[tuple[int, int]], slicing: Sequence[tuple[int, Sequence[int]]],
                 recompute: Sequence[bool] = (), where: Backend = Backend()) -> list[int]:       # noqa: B008 (frozen)
-    """[stages] of a micro-batch's activations, as they go to a peer and back: a whole slot but its output, which has left."""
+    """[stages] of a micro-batch's activations, as the engine sends them to a peer and back: a whole slot but its output, which has
+    left."""
     batch, seq_len = max(b for b, _ in slicing), sum(slicing[0][1])
-    return [_slot_bytes(model, first, end, batch, seq_len, saves_bytes(recompute), where) for first, end in partition]
-
-
-@lru_cache(maxsize=4096)
-def _slot_bytes(model: GPTConfig, first: int, end: int, batch: int, seq_len: int, saves: bytes | None, where: Backend) -> int:
-    more = where.arguments.get("provider"), where.arguments.get("dtype"), saves
-    cut = seq_len, batch, [(batch, [seq_len])]
-    one, two = (_core.stage_memory(dimensions(model), cut, first, end, slots, 1, *more) for slots in (1, 2))
-    element = 2 if where.dtype == "bf16" else 4
-    output = 0 if end == model.num_blocks else element * model.n_embd * batch * seq_len
-    return max(0, two - one - output)
+    more = where.arguments.get("provider"), where.arguments.get("dtype"), saves_bytes(recompute)
+    return [_core.guest_bytes(dimensions(model), first, end, batch, seq_len, *more) for first, end in partition]
 
 
 def guest_seconds(sizes: Sequence[int], slices: Sequence[int], ranks: int, costs: Any, links: Links) \

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -28,11 +28,11 @@ Micro = tuple[int, tuple[int, ...]]
 Cut = tuple[tuple[int, int], ...]
 ZERO_BUBBLE = ("zb-h1", "zb-h2", "zb-v", "dualpipe-v")  # whose builders place every W themselves
 ZIGZAG = ("zb-v", "dualpipe-v", "hanayo")  # whose stages go down the ranks and up again
-CHIMERA = "chimera"  # two copies of the model, one pipeline down the ranks and one up: the C core's judge does not know it
+CHIMERA = "chimera"  # two copies of the model, one pipeline down the ranks and one up
 SLICED = "sliced-1f1b"  # AutoPipe's: whole sequences, the first forwards in halves along the batch
 # The C core's numbers for schedules (csrc/plan/judge.h).
 ORDERS = {"gpipe": 0, "1f1b": 1, "seq1f1b": 2, "interleaved": 3, "zb-h1": 4, "zb-h2": 5, "zb-v": 7, "dualpipe-v": 8, "hanayo": 9,
-          SLICED: 10}
+          SLICED: 10, BPIPE: 11, CHIMERA: 12}
 SLIGHT = 1 - 1e-9     # less than this much better is rounding, not an improvement
 
 
@@ -83,6 +83,11 @@ class Replicas:
         return 2 * (self.members - 1) * (self.latency_s + size / self.members * byte_s) if self.members > 1 else 0.0
 
 
+def copies_of(schedule: str) -> int:
+    """Of the model in each replica."""
+    return 2 if schedule == CHIMERA else 1
+
+
 def rounded(seconds: float) -> float:
     """Without the last digits, which are rounding: for choices among what is equal, whatever the costs are multiplied by."""
     return float(f"{seconds:.11e}")
@@ -128,11 +133,12 @@ class Judge:
         if other.shortest is not None and (self.shortest is None or other.shortest[0] < self.shortest[0]):
             self.shortest = other.shortest
 
-    def _stage_work_of(self, cut: Cut) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    def _stage_work_of(self, cut: Cut, copies: int = 1) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         counts, update_s = self.costs.stage_work(self.model, block_counts(self.model, cut))
-        if self.replicas.members > 1:
+        ring = replace(self.replicas, copies=copies)
+        if ring.members > 1:
             params = counts @ np.array([self.model.block_params(kind) for kind in KINDS], np.float64)
-            update_s = update_s + self.replicas.seconds(4.0 * params)
+            update_s = update_s + ring.seconds(4.0 * params)
         return counts, update_s
 
     def mean_message_s(self, rows: float) -> float:
@@ -147,7 +153,8 @@ class Judge:
                   up: bool = False) -> dict[str, Any]:
         home = rank_of(self.ranks, len(partition), schedule in ZIGZAG)
         placed = (self.links, home[::-1] if up else home) if self.links.far else None
-        out = self.costs.timed(self._stage_work(partition), self._slice_work(slicing), self.model, placed)
+        work = self._stage_work(partition, copies_of(schedule))
+        out = self.costs.timed(work, self._slice_work(slicing), self.model, placed)
         if any(savings.recompute):
             kinds = np.array([KINDS.index(block.kind) for block in self.model.blocks])
             chosen = np.array(savings.recompute)
@@ -186,37 +193,33 @@ class Judge:
 
     def _made(self, c: Candidate) -> tuple[Program, float]:
         """Its program and seconds."""
-        if not c.savings.swap and c.schedule not in (CHIMERA, BPIPE):       # what C does not know
+        if not c.savings.swap:                                 # which C does not know
             own = None if c.savings == self.savings else saves_bytes(c.savings.recompute) or bytes(self.model.num_blocks)
             program, seconds, work = _core.judge_run(self._judge, self._given(c), own)
             self.work += work - self._counted + (0 if own is None else 28_000)
             self._counted = work
             return program, seconds
         timing = self.timing(c)
-        compute = saving(self._compute(c), self.model, c.partition, c.savings)
+        compute = saving(_core.judge_compute(self._judge, self._given(c)), self.model, c.partition, c.savings)
         if c.schedule not in ZERO_BUBBLE:
             compute = compute.split(timing, pending=c.pending)
         program = compute.lower(tied=self.model.tie_weights and self.ranks * self.chunks > 1)
         self.work += 80 * len(program) + 30_000                # what splitting and lowering cost beside timing
         return program, float(program.makespan(timing))
 
-    def _compute(self, c: Candidate) -> Program:
-        """Its schedule alone."""
-        builder = {CHIMERA: schedules.chimera, BPIPE: schedules.bpipe}.get(c.schedule)
-        if builder is not None:
-            return builder(self.ranks, len(c.slicing), [len(lengths) for _, lengths in c.slicing])
-        program: Program = _core.judge_compute(self._judge, self._given(c))
-        return program
-
     @property
     def _judge(self) -> Any:
         if self._core is None:
             where = self.costs.where.arguments
             memory = dimensions(self.model), where.get("provider"), where.get("dtype"), self.replicas.count
-            ring = self.replicas.seconds(0.0), self.replicas.seconds(4.0) - self.replicas.seconds(0.0)
-            self._core = self.costs.judge(self.model, self.ranks, self.chunks, ring, memory,
+            self._core = self.costs.judge(self.model, self.ranks, self.chunks, (self._ring(1), self._ring(2)), memory,
                                           saves_bytes(self.savings.recompute), self.links)
         return self._core
+
+    def _ring(self, copies: int) -> tuple[float, float]:
+        """Seconds of the replicas' sum, and more for each parameter of a stage, where each has so many copies of the model."""
+        ring = replace(self.replicas, copies=copies)
+        return ring.seconds(0.0), ring.seconds(4.0) - ring.seconds(0.0)
 
     def _given(self, c: Candidate) -> tuple[int, int, NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
         """A candidate as the C core takes it."""
@@ -228,7 +231,7 @@ class Judge:
         """Down by single moves from a candidate, within ``limit`` bytes a rank, until none helps or ``budget`` ticks of ``work``
         are spent (a count, not a time: the same request gives the same plan); ``beside``: ticks of each descent from the neighbours
         of the end. One that does not fit is mended first; None where that fails."""
-        if c.savings != self.savings or c.schedule in (CHIMERA, BPIPE):
+        if c.savings != self.savings:
             return c if self.fits(c, limit) else None
         bounds, slicing, seconds, over, work, miss = _core.judge_descend(
             self._judge, self._given(c), c.seconds, -1 if limit is None else min(limit, 1 << 62), unit, fixed_partition,

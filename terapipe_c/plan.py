@@ -331,7 +331,7 @@ class Plan:
         return "\n".join(lines)
 
     def _guests(self) -> list[str]:
-        kept = hosts(self.program)
+        kept = hosts(self.program) if self.backend == "cpu" else {}      # no other engine keeps any
         sizes = guest_bytes(self.model, self.stages, self.slicing, self.recompute, choose(self.backend, self.dtype)) if kept else []
         return [f"  rank {peer} keeps activations of rank {rank} until their backward: {count} of {len(self.slicing)} "
                 f"micro-batches, {human_bytes(sizes[rank])} each" for (rank, peer), count in kept.items()]

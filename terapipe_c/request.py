@@ -133,7 +133,7 @@ class Request:
         cluster = self.cluster
         near = ranks * self.replicas <= (cluster.devices_per_node or cluster.num_devices)
         link = cluster.near_link if near else (cluster.link_latency_s, cluster.link_bandwidth_Bps)
-        return Replicas(self.replicas, *link, copy_byte_s, 2 if self.schedules == (CHIMERA,) else 1)
+        return Replicas(self.replicas, *link, copy_byte_s)
 
     def judge(self, ranks: int) -> Judge:
         """Of plans for so many ranks."""

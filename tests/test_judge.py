@@ -9,10 +9,25 @@ import pytest
 from terapipe_c import InfeasibleError, _core, schedules
 from terapipe_c.config import Cluster, GPTConfig
 from terapipe_c.cost import CostModel, filled
-from terapipe_c.judge import NOTHING, SLICED, ZERO_BUBBLE, Candidate, Judge, Replicas, Savings, possible, saving
+from terapipe_c.engine import dimensions, saves_bytes
+from terapipe_c.guests import BPIPE, guest_bytes
+from terapipe_c.judge import (
+    CHIMERA,
+    NOTHING,
+    SLICED,
+    ZERO_BUBBLE,
+    Candidate,
+    Judge,
+    Replicas,
+    Savings,
+    possible,
+    saving,
+)
+from terapipe_c.links import Links
 from terapipe_c.plan import plan
 from terapipe_c.request import JOINT, has_chunks
 
+NAMES = (*JOINT, BPIPE, CHIMERA)
 CLUSTER = Cluster(num_devices=8, memory_bytes=16e9, link_latency_s=3e-6, link_bandwidth_Bps=1e8, peak_flops=1e10)
 
 
@@ -32,18 +47,22 @@ def case(rng, name):
     model = GPTConfig(n_layer=int(rng.integers(1, 5)), n_head=2, n_embd=8, vocab_size=int(rng.integers(8, 99)), block_size=32,
                       tie_weights=bool(rng.integers(2)))
     chunks = next((c for c in rng.permutation([1, 2, 3, 4]).tolist() if has_chunks(name, c)), 2)
-    ranks = int(rng.integers(1, 4))
-    micros = int(rng.integers(1, 7))
+    ranks = int(rng.integers(1, 4 if name in JOINT else 9))
+    micros = int(rng.integers(1, 7 if name in JOINT else 13))
     if ranks * chunks > model.num_blocks or possible(name, ranks, micros):
         return None
-    judge = Judge(model, costs_of(rng, model), ranks, chunks, None, Replicas(int(rng.integers(1, 3)), 1e-5, 1e9))
+    far = tuple(rng.integers(0, 2, ranks).astype(bool).tolist()) if name not in JOINT and rng.integers(2) else ()
+    links = Links(far, float(rng.uniform(0, 1e-2)), float(rng.uniform(0, 1e-5))) if any(far) else Links()
+    judge = Judge(model, costs_of(rng, model), ranks, chunks, None, Replicas(int(rng.integers(1, 3)), 1e-5, 1e9), links=links)
     inner = rng.choice(np.arange(1, model.num_blocks), ranks * chunks - 1, replace=False)
     cut = tuple(itertools.pairwise([0, *sorted(inner.tolist()), model.num_blocks]))
     slicing = []
     for _ in range(micros):
         ends = sorted({*rng.integers(1, 8, 0 if name == SLICED else int(rng.integers(0, 4))).tolist(), 8})
         slicing.append((int(rng.integers(1, 4)), tuple(int(4 * n) for n in np.diff([0, *ends]))))
-    return judge, Candidate(0.0, name, cut, tuple(slicing), int(rng.integers(0, 3)))
+    if name == CHIMERA:
+        slicing[micros // 2:] = slicing[:micros // 2]
+    return judge, Candidate(0.0, name, cut, tuple(slicing), 0 if name == BPIPE else int(rng.integers(0, 3)))
 
 
 def by_hand(judge, c):
@@ -54,7 +73,7 @@ def by_hand(judge, c):
     nominal = (1.0, *(max(1, round(16 * max(s, 1e-12) / mean[0])) / 16 for s in mean[1:]))
     k, m = judge.ranks, len(counts)
     builders = {"gpipe": schedules.gpipe, "1f1b": schedules.one_f_one_b, "seq1f1b": schedules.seq1f1b, "zb-h1": schedules.zb_h1,
-                "zb-h2": schedules.zb_h2, "dualpipe-v": schedules.dualpipe_v}
+                "zb-h2": schedules.zb_h2, "dualpipe-v": schedules.dualpipe_v, BPIPE: schedules.bpipe, CHIMERA: schedules.chimera}
     if c.schedule == SLICED:
         most = next((q for q, (size, _) in enumerate(c.slicing) if size < 2), m)
         made = [schedules.sliced_1f1b(k, m, split) for split in range(min(most, k - 1) + 1)]
@@ -73,10 +92,10 @@ def by_hand(judge, c):
     return program.lower(tied=judge.model.tie_weights and k * judge.chunks > 1), d
 
 
-@pytest.mark.parametrize("name", JOINT)
+@pytest.mark.parametrize("name", NAMES)
 def test_programs_and_seconds_are_those_of_the_parts(name):
-    rng, seen = np.random.default_rng(JOINT.index(name)), 0
-    for _ in range(120):
+    rng, seen = np.random.default_rng(NAMES.index(name)), 0
+    for _ in range(120 if name in JOINT else 400):
         made = case(rng, name)
         if made is None:
             continue
@@ -84,7 +103,7 @@ def test_programs_and_seconds_are_those_of_the_parts(name):
         for _ in range(2):                                     # again: an order that is kept is the same
             found = judge.judge(c.schedule, c.partition, c.slicing, c.pending)
             program, durations = by_hand(judge, c)
-            assert judge.lowered(found) == program
+            assert judge.lowered(found) == program and str(judge.lowered(found)) == str(program)
             assert found.seconds == pytest.approx(program.simulate(durations).makespan_s, rel=1e-12)
             judge._seen.clear()
             judge._latest = None
@@ -92,11 +111,11 @@ def test_programs_and_seconds_are_those_of_the_parts(name):
     assert seen > 30
 
 
-@pytest.mark.parametrize("name", JOINT)
+@pytest.mark.parametrize("name", NAMES)
 def test_what_a_plan_makes_again_is_judged_as_if_the_request_had_said_so(name):
     """A planner's own choice, a request's, and neither; and out of the package's parts."""
-    rng, seen = np.random.default_rng(50 + JOINT.index(name)), 0
-    for _ in range(60):
+    rng, seen = np.random.default_rng(50 + NAMES.index(name)), 0
+    for _ in range(60 if name in JOINT else 200):
         made = case(rng, name)
         if made is None:
             continue
@@ -105,7 +124,8 @@ def test_what_a_plan_makes_again_is_judged_as_if_the_request_had_said_so(name):
         own, said = Savings(flags if any(flags) else ()), Savings(tuple(block.kind == "ffn" for block in judge.model.blocks))
 
         def judged(of_request, of_plan, judge=judge, c=c):
-            fresh = Judge(judge.model, judge.costs, judge.ranks, judge.chunks, None, judge.replicas, savings=of_request)
+            fresh = Judge(judge.model, judge.costs, judge.ranks, judge.chunks, None, judge.replicas, savings=of_request,
+                          links=judge.links)
             found = fresh.judge(c.schedule, c.partition, c.slicing, c.pending, of_plan)
             return found.seconds, fresh.lowered(found)
 
@@ -142,7 +162,7 @@ def descend(judge, c, **change):
 
 def test_a_descent_never_ends_slower_and_keeps_what_is_fixed():
     rng, better, total = np.random.default_rng(1), 0, 0
-    for name in JOINT:
+    for name in NAMES:
         for _ in range(25):
             made = case(rng, name)
             if made is None:
@@ -151,10 +171,11 @@ def test_a_descent_never_ends_slower_and_keeps_what_is_fixed():
             start = judge.judge(c.schedule, c.partition, c.slicing, c.pending)
             sliced = name == SLICED
             end = descend(judge, start, fixed_slicing=sliced)
-            again = Judge(judge.model, judge.costs, judge.ranks, judge.chunks, None, judge.replicas)
+            again = Judge(judge.model, judge.costs, judge.ranks, judge.chunks, None, judge.replicas, links=judge.links)
             assert end.seconds <= start.seconds and end == descend(again, start, fixed_slicing=sliced)
             assert end.seconds == again.judge(end.schedule, end.partition, end.slicing, end.pending).seconds
             assert [b for b, _ in end.slicing] == [b for b, _ in c.slicing]
+            assert name != CHIMERA or end.slicing[len(c.slicing) // 2:] == end.slicing[:len(c.slicing) // 2]
             assert all(sum(lengths) == 32 and min(lengths) >= 4 and not any(n % 4 for n in lengths) for _, lengths in end.slicing)
             assert descend(again, start, budget=0) == start
             assert descend(again, start, fixed_partition=True, fixed_slicing=sliced).partition == start.partition
@@ -206,6 +227,43 @@ def test_a_descent_stays_within_the_memory_and_tells_the_nearest_miss():
         assert short > 0 and 0 <= rank < 3 and needed == max(peak) + short
 
 
+@pytest.mark.parametrize("name", ["1f1b", BPIPE, CHIMERA])
+def test_the_descent_counts_the_memory_that_the_engine_takes(name):
+    """To the byte: what is the fullest rank's fits, and one byte less does not; guests and both copies of the model are in it."""
+    rng, seen = np.random.default_rng(3), 0
+    while seen < 20:
+        made = case(rng, name)
+        if made is None:
+            continue
+        judge, c = made
+        start = judge.judge(c.schedule, c.partition, c.slicing, c.pending)
+        peak = max(judge.peak_bytes(start))
+        given = dict(unit=4, fixed_partition=True, fixed_slicing=True, budget=0)
+        assert judge.descend(start, peak, **given) == start and judge.descend(start, peak - 1, **given) is None
+        free = descend(judge, start)
+        assert free is not None and judge.fits(free, max(judge.peak_bytes(free)))
+        tight = judge.descend(start, peak, unit=4, fixed_partition=False, fixed_slicing=False, budget=3_000_000)
+        assert tight is not None and max(judge.peak_bytes(tight)) <= peak and tight.seconds <= start.seconds
+        seen += 1
+
+
+def test_a_guest_is_as_large_as_the_engine_sends_it():
+    """What a slot is more in a stage's memory, but for the output, which has left; the layout aligns both."""
+    rng = np.random.default_rng(4)
+    for _ in range(30):
+        model = GPTConfig(n_layer=3, n_head=2, n_embd=2 * int(rng.integers(1, 9)), vocab_size=31, block_size=64)
+        first, end = sorted(rng.choice(np.arange(model.num_blocks + 1), 2, replace=False).tolist())
+        batch, tokens = int(rng.integers(1, 4)), int(rng.integers(1, 65))
+        recompute = tuple(b.kind in ("attention", "ffn") and bool(rng.integers(2)) for b in model.blocks)
+        given = dimensions(model), (tokens, batch, [(batch, [tokens])]), first, end
+        one, two = (_core.stage_memory(*given, slots, 1, None, None, saves_bytes(recompute)) for slots in (1, 2))
+        output = 0 if end == model.num_blocks else 4 * model.n_embd * batch * tokens
+        sizes = guest_bytes(model, [(first, end)], [(1, [tokens]), (batch, [tokens])], recompute)
+        assert 0 <= two - one - output - sizes[0] < 64 and sizes[0] % 64 == 0
+    with pytest.raises(ValueError, match=r"blocks \[2, 2\)"):
+        _core.guest_bytes(dimensions(model), 2, 2, 1, 8)
+
+
 def test_the_core_refuses_what_does_not_fit_together():
     model = GPTConfig(n_layer=2, n_head=2, n_embd=8, vocab_size=16, block_size=32)
     judge = Judge(model, CostModel.analytic(model, CLUSTER), 2, 1, None)
@@ -219,8 +277,11 @@ def test_the_core_refuses_what_does_not_fit_together():
     for change, word in ((dict(boundary=[0, 6, 6]), "stage 1 has no block"), (dict(boundary=[0, 3, 5]), "cover blocks"),
                          (dict(boundary=[0, 6]), "fit together"), (dict(lengths=[16]), "fit together"),
                          (dict(lengths=[32, 0]), "slice 0.1"), (dict(batches=[0]), "0 sequences"), (dict(order=6), "order is 6"),
-                         (dict(order=11), "order is 11"), (dict(order=10), "has 2 slices"), (dict(order=7), "stages"),
-                         (dict(slices=[0], lengths=[]), "0 slices")):
+                         (dict(order=13), "order is 13"), (dict(order=10), "has 2 slices"), (dict(order=7), "stages"),
+                         (dict(slices=[0], lengths=[]), "0 slices"), (dict(order=11), "pending is 1"),
+                         (dict(order=12), "as many of them in both directions"),
+                         (dict(order=12, batches=[1, 2], slices=[1, 1], lengths=[32, 32]), "micro-batches 0 and 1 differ"),
+                         (dict(order=12, batches=[1, 1], slices=[1, 1], lengths=[32, 16]), "micro-batches 0 and 1 differ")):
         with pytest.raises(ValueError, match=word):
             run(**change)
     with pytest.raises(ValueError, match="unit is 0"):

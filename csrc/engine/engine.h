@@ -64,6 +64,10 @@ tp_engine_check(const tp_engine_config *config);
  * checked. */
 size_t
 tp_engine_bytes(const tp_engine_config *config);
+/* *bytes that a micro-batch of `batch` sequences of seq_len tokens on a stage of blocks [first, end) takes in another rank's memory;
+ * of the config its model, provider, device and saves are read. EVALUE: the provider keeps no guests, no such blocks. EMEMORY. */
+TP_MUST_USE tp_status
+tp_engine_size_guest(const tp_engine_config *config, int first, int end, int32_t batch, int32_t seq_len, int64_t *bytes);
 /* EVALUE: program, partition and slicing that do not fit together; replicas of a provider that has none. EMEMORY. What the
  * device says of itself. heap is borrowed: the account of the device's memory. */
 TP_MUST_USE tp_status

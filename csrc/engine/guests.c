@@ -23,15 +23,39 @@ tp_engine_has_guests(const tp_program *program, int rank)
     return first_guest(program, rank) != NULL;
 }
 
+static int
+keeps_guests(const tp_provider *provider)
+{
+    return provider->stage->guest != NULL && provider->stage->guest_bytes != NULL;
+}
+
 tp_status
 tp_engine_check_guests(const tp_engine_config *config)
 {
-    const tp_stage_ops *ops = config->provider->stage;
     const tp_instr *guest = first_guest(config->program, config->rank);
-    if (guest == NULL || (ops->guest != NULL && ops->guest_bytes != NULL))
+    if (guest == NULL || keeps_guests(config->provider))
         return TP_OK;
     return tp_fail(TP_EVALUE, "the program has %d%s%d.0: provider %s does not keep activations in another rank's memory", guest->stage,
                    tp_op_name(guest->op), guest->micro, config->provider->name);
+}
+
+tp_status
+tp_engine_size_guest(const tp_engine_config *config, int first, int end, int32_t batch, int32_t seq_len, int64_t *bytes)
+{
+    static const int32_t one = 1;
+    tp_stage_config part = {.model = config->model, .first_block = first, .last_block = end, .activation_slots = 1,
+                            .gradient_slots = 1, .saves = config->saves};
+    tp_slicing *slicing;
+    if (!keeps_guests(config->provider))
+        return tp_fail(TP_EVALUE, "provider %s does not keep activations in another rank's memory", config->provider->name);
+    if (first < 0 || end <= first || end > tp_model_blocks(&config->model))
+        return tp_fail(TP_EVALUE, "blocks [%d, %d): a range within [0, %d) would be right", first, end,
+                       tp_model_blocks(&config->model));
+    TP_TRY(tp_slicing_open(seq_len, batch, 1, &batch, &one, &seq_len, &slicing));
+    part.slicing = slicing;
+    *bytes = (int64_t)config->provider->stage->guest_bytes(&part, &config->device);
+    tp_slicing_close(slicing);
+    return TP_OK;
 }
 
 /* Rooms for guests of `stage` on this rank, and the bytes of one. */

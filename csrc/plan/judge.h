@@ -10,7 +10,8 @@
 #include "csrc/sched/sched.h"
 
 /* Behind the builders' own names, those that are several of them or have other arguments. */
-enum { TP_ORDER_ZB_V = TP_SCHEDULES, TP_ORDER_DUALPIPE_V, TP_ORDER_HANAYO, TP_ORDER_SLICED, TP_ORDERS };
+enum { TP_ORDER_ZB_V = TP_SCHEDULES, TP_ORDER_DUALPIPE_V, TP_ORDER_HANAYO, TP_ORDER_SLICED, TP_ORDER_BPIPE, TP_ORDER_CHIMERA,
+       TP_ORDERS };
 
 typedef struct {
     const tp_cost *cost;
@@ -22,24 +23,32 @@ typedef struct {
     double exchange_s;        /* AR */
     int whole_weights;        /* W of a micro-batch is done with its first slice */
     /* Seconds of OPT on a stage of p parameters: update_s + p update_param_s, and update_head_s where the head is; the
-     * replicas' ring: ring_s + p ring_param_s. params: of a block of each kind; copied: more where the head is without the
-     * embedding, for the update alone. */
-    double update_s, update_param_s, update_head_s, ring_s, ring_param_s;
+     * replicas' ring: ring_s[i] + p ring_param_s[i], of replicas of i + 1 copies of the model (sched.h). params: of a block of each
+     * kind; copied: more where the head is without the embedding, for the update alone. */
+    double update_s, update_param_s, update_head_s, ring_s[2], ring_param_s[2];
     double params[TP_BLOCK_KINDS], copied;
 } tp_judge_costs;
+
+/* *bytes of a guest (sched.h) of a stage of blocks [first, end), whose largest micro-batch has `batch` sequences of seq_len tokens
+ * and which makes `recompute` again (NULL: nothing). EVALUE: there are no guests. */
+typedef tp_status (*tp_judge_guest)(void *context, int first, int end, int32_t batch, int32_t seq_len, const uint8_t *recompute,
+                                    int64_t *bytes);
 
 typedef struct {
     tp_judge_costs costs;
     int ranks, chunks, blocks, tied;
     const int32_t *kind; /* [blocks] tp_block_kind */
     const uint8_t *recompute; /* [blocks] 1: an attention or FFN that keeps its input alone (R, tp_cost_recompute); NULL: none */
+    tp_judge_guest guest;     /* for TP_ORDER_BPIPE */
+    void *context;
 } tp_judge_request;
 
 typedef struct {
     int order;               /* tp_schedule, or TP_ORDER_* (not the builder's TP_ZB_V, which TP_ORDER_ZB_V is) */
-    int pending;             /* tp_program_split's; of no meaning where the builder places W */
-    int32_t micros;
-    const int32_t *boundary; /* [stages + 1] blocks, ascending */
+    int pending;             /* tp_program_split's; of no meaning where the builder places W; 0 where a stage has guests, for a W
+                                that waits would hold activations */
+    int32_t micros;          /* of two copies of the model the second half of them is like the first */
+    const int32_t *boundary; /* [stages + 1] blocks, ascending; of one copy of the model */
     const int32_t *batches, *slices; /* [micros] */
     const int32_t *lengths;  /* [units] */
     const uint8_t *recompute; /* [blocks] as the request's, which it replaces; NULL: the request's. Not for descents. */
@@ -52,7 +61,7 @@ tp_judge_open(const tp_judge_request *request, tp_judge **out);
 void
 tp_judge_close(tp_judge *judge);
 /* The program, lowered, and its makespan. The caller closes *program. EVALUE: a candidate that does not fit the request, or
- * has halves of micro-batches with slices; the builders' own. */
+ * has halves of micro-batches with slices, or copies of the model that differ; the builders' own, and what `guest` says. */
 TP_MUST_USE tp_status
 tp_judge_run(tp_judge *judge, const tp_candidate *candidate, tp_program **program, double *makespan_s);
 /* The schedule alone, before W is placed and messages are added. The caller closes it. */

@@ -1,12 +1,52 @@
-/* What the judge's two files share. */
+/* What the judge's files share. */
 #ifndef TP_PLAN_JUDGE_CORE_H
 #define TP_PLAN_JUDGE_CORE_H
 
 #include "csrc/plan/judge.h"
 
+enum { TP_JUDGE_KEPT = 16,  /* orders that take longer to find than all else, and are kept */
+       TP_JUDGE_SIZES = 64 }; /* sizes of guests that are kept */
+
+typedef struct {
+    int order;
+    double input_s, weight_s; /* of orders that depend on times */
+    tp_program *program;
+} tp_judge_kept;
+
+/* What a guest of the request's own blocks takes. */
+typedef struct {
+    int32_t first, end, batch, seq_len; /* end 0: nothing is here */
+    int64_t bytes;
+} tp_judge_size;
+
+struct tp_judge {
+    tp_judge_request asked;
+    int stages; /* of one copy of the model */
+    int64_t work;
+    double *table;             /* [tables][cells]; a table: [rows][units] */
+    int64_t cells;
+    int tables;
+    double *latency_s;         /* [2][rows] */
+    int32_t *blocks, *remade;  /* [stages][TP_BLOCK_KINDS] all of a stage, and those that are made again */
+    int32_t *halved, micros;   /* [micros] */
+    tp_judge_size size[TP_JUDGE_SIZES];
+    tp_judge_kept kept[TP_JUDGE_KEPT];
+    int next;
+};
+
+/* Of the model that an order trains. */
+static inline int
+tp_judge_copies(int order)
+{
+    return order == TP_ORDER_CHIMERA ? 2 : 1;
+}
+
 /* Durations of a candidate in the judge's own tables, until the next call. */
 TP_MUST_USE tp_status
 tp_judge_time(tp_judge *judge, const tp_candidate *candidate, tp_durations *durations);
+/* The blocks that a candidate makes again: its own or the request's; NULL: none. */
+const uint8_t *
+tp_judge_again(const tp_judge *judge, const tp_candidate *candidate);
 /* tp_judge_run, and the simulator of the program, which the caller closes. */
 TP_MUST_USE tp_status
 tp_judge_make(tp_judge *judge, const tp_candidate *candidate, tp_program **program, tp_sim **sim, double *makespan_s);

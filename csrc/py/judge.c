@@ -68,17 +68,25 @@ memory_open(tp_py_state *state, PyObject *tuple, holder *h)
     return 0;
 }
 
+/* tp_judge_guest of a holder, as the engine would send it. */
+static tp_status
+size_guest(void *context, int first, int end, int32_t batch, int32_t seq_len, const uint8_t *recompute, int64_t *bytes)
+{
+    tp_engine_config config = ((const holder *)context)->config;
+    config.saves = recompute;
+    return tp_engine_size_guest(&config, first, end, batch, seq_len, bytes);
+}
+
 static int
 request_open(tp_py_state *state, PyObject *args, holder *h)
 {
     PyObject *pack, *kinds, *memory, *recompute, *apart;
     tp_judge_costs *c = &h->request.costs;
-    if (!PyArg_ParseTuple(args, "O(dddddp)(dddddd)(dddd)OiipOO(ddO):judge_open", &pack, &c->latency_s, &c->byte_s, &c->copy_byte_s,
-                          &c->row_bytes, &c->exchange_s, &c->whole_weights, &c->update_s, &c->update_param_s,
-                          &c->update_head_s, &c->ring_s, &c->ring_param_s, &c->copied, &c->params[0], &c->params[1],
-                          &c->params[2], &c->params[3], &kinds, &h->request.ranks, &h->request.chunks, &h->request.tied, &memory,
-                          &recompute,
-                          &c->far_latency_s, &c->far_byte_s, &apart))
+    if (!PyArg_ParseTuple(args, "O(dddddp)(dddd)(dd)(dd)(dddd)OiipOO(ddO):judge_open", &pack, &c->latency_s, &c->byte_s,
+                          &c->copy_byte_s, &c->row_bytes, &c->exchange_s, &c->whole_weights, &c->update_s, &c->update_param_s,
+                          &c->update_head_s, &c->copied, &c->ring_s[0], &c->ring_param_s[0], &c->ring_s[1], &c->ring_param_s[1],
+                          &c->params[0], &c->params[1], &c->params[2], &c->params[3], &kinds, &h->request.ranks,
+                          &h->request.chunks, &h->request.tied, &memory, &recompute, &c->far_latency_s, &c->far_byte_s, &apart))
         return -1;
     if (tp_py_pack_open(state, pack, &h->pack) < 0 || tp_py_view(kinds, 'i', 1, 0, "kinds", &h->kinds) < 0)
         return -1;
@@ -99,13 +107,16 @@ request_open(tp_py_state *state, PyObject *args, holder *h)
             return tp_py_invalid_value("apart: a byte for each rank would be right"), -1;
         c->far = h->far.buf;
     }
+    h->request.guest = size_guest;
+    h->request.context = h;
     return memory_open(state, memory, h);
 }
 
-PyDoc_STRVAR(open_doc, "judge_open($module, pack, messages, updates, params, kinds, ranks, chunks, tied, memory, recompute,\n"
-                       "           apart, /)\n"
+PyDoc_STRVAR(open_doc, "judge_open($module, pack, messages, updates, ring, ring_of_copies, params, kinds, ranks, chunks, tied,\n"
+                       "           memory, recompute, apart, /)\n"
                        "--\n\nA judge of plans. messages: (latency_s, byte_s, copy_byte_s, row_bytes, exchange_s, whole_weights); "
-                       "updates: (s, param_s, head_s, ring_s, ring_param_s, copied); params of a block of each kind; kinds "
+                       "updates: (s, param_s, head_s, copied); ring: (s, param_s) of the replicas' sum, and where each has two copies of the "
+                       "model; params of a block of each kind; kinds "
                        "int32 [blocks]; memory: (model, provider, dtype, replicas); recompute: None or a byte for each block; apart: "
                        "(latency_s, byte_s) of messages between nodes, and None or a byte for each rank, 1 where the next one is on another.");
 static PyObject *
@@ -248,12 +259,12 @@ over_limit(void *context, const tp_program *program, const tp_candidate *c, int6
 {
     holder *h = context;
     tp_slicing *cut = NULL;
-    int32_t batch = 0, seq_len = 0;
-    for (int32_t q = 0; q < c->micros; q++)
+    int32_t batch = 0, seq_len = 0, micros = tp_program_copy_micros(program); /* of the first copy of the model */
+    for (int32_t q = 0; q < micros; q++)
         batch += c->batches[q];
     for (int32_t s = 0; s < c->slices[0]; s++)
         seq_len += c->lengths[s];
-    TP_TRY(tp_slicing_open(seq_len, batch, c->micros, c->batches, c->slices, c->lengths, &cut));
+    TP_TRY(tp_slicing_open(seq_len, batch, micros, c->batches, c->slices, c->lengths, &cut));
     tp_engine_config config = h->config;
     config.program = program;
     config.slicing = cut;

@@ -117,6 +117,29 @@ stage_memory(PyObject *module, PyObject *args)
 }
 
 static PyObject *
+guest_bytes(PyObject *module, PyObject *args)
+{
+    PyObject *model, *capsule = Py_None, *saves = Py_None;
+    Py_buffer ways = {0};
+    const char *dtype = NULL;
+    tp_engine_config config = {.device = {.threads = 1}};
+    tp_py_state *state = tp_py_module_state(module);
+    int first, end, batch, seq_len;
+    int64_t bytes = 0;
+    if (!PyArg_ParseTuple(args, "Oiiii|OzO:guest_bytes", &model, &first, &end, &batch, &seq_len, &capsule, &dtype, &saves))
+        return NULL;
+    if (tp_py_model(state, model, &config.model) < 0 || tp_py_device(capsule, dtype, &config.provider, &config.device) < 0 ||
+        tp_py_saves(saves, &config.model, &ways) < 0)
+        return NULL;
+    config.saves = ways.buf;
+    tp_status status = tp_engine_size_guest(&config, first, end, batch, seq_len, &bytes);
+    PyBuffer_Release(&ways);
+    if (status != TP_OK)
+        return tp_py_raise(state, status), NULL;
+    return PyLong_FromLongLong((long long)bytes);
+}
+
+static PyObject *
 store_time(PyObject *module, PyObject *args)
 {
     PyObject *folder;
@@ -160,6 +183,9 @@ static PyMethodDef functions[] = {
     {"stage_memory", stage_memory, METH_VARARGS,
      "stage_memory($module, model, slicing, first, last, activation_slots, gradient_slots, provider=None, dtype=None, "
      "saves=None, /)\n--\n\n-> bytes that a stage of blocks [first, last) takes, exact, workspace not counted; nothing is allocated."},
+    {"guest_bytes", guest_bytes, METH_VARARGS,
+     "guest_bytes($module, model, first, last, batch, seq_len, provider=None, dtype=None, saves=None, /)\n--\n\n"
+     "-> bytes of a micro-batch's activations on a stage of blocks [first, last), as they go to another rank and back."},
     {NULL, NULL, 0, NULL},
 };
 

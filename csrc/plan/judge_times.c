@@ -1,0 +1,353 @@
+/* Durations of the judge's candidates (csrc/plan/judge.h). */
+#include "csrc/plan/judge_core.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { F, I, W, UPDATE, EXCHANGE, LINK, LINK_BACK, COPY, AGAIN, WHOLE };
+/* Of the halves of forwards, behind the whole's; or of guests. */
+enum { F_FIRST = WHOLE, F_SECOND, LINK_FIRST, LINK_SECOND, COPY_FIRST, COPY_SECOND, SPARE_I, SPARE_W, ALL };
+enum { GUEST = WHOLE, GUEST_COPY, WITH_GUESTS };
+
+static double *
+table_of(const tp_judge *judge, int table)
+{
+    return judge->table + table * judge->cells;
+}
+
+/* Stages of all copies of the model. */
+static int
+rows_of(const tp_judge *judge, int order)
+{
+    return tp_judge_copies(order) * judge->stages;
+}
+
+/* ---- what is asked ------------------------------------------------------------------------------------------------------- */
+
+/* The copies of the model have the same micro-batches. */
+static tp_status
+check_copies(const tp_candidate *c)
+{
+    int32_t half = c->micros / 2;
+    int64_t units = 0, at = 0;
+    for (int32_t q = 0; q < half; q++)
+        units += c->slices[q];
+    for (int32_t q = 0; q < half; at += c->slices[q++])
+        if (c->batches[q] != c->batches[half + q] || c->slices[q] != c->slices[half + q] ||
+            memcmp(c->lengths + at, c->lengths + units + at, (size_t)c->slices[q] * sizeof *c->lengths) != 0)
+            return tp_fail(TP_EVALUE, "micro-batches %d and %d differ: the copies of the model have the same", (int)q, (int)(half + q));
+    return TP_OK;
+}
+
+/* *units: all slices. */
+static tp_status
+check_candidate(const tp_judge *judge, const tp_candidate *c, int64_t *units)
+{
+    *units = 0;
+    if (c->order < 0 || c->order >= TP_ORDERS || c->order == TP_ZB_V)
+        return tp_fail(TP_EVALUE, "order is %d: 0 to %d would be right", c->order, TP_ORDERS - 1);
+    if (c->micros < 1 || c->micros > 65536)
+        return tp_fail(TP_EVALUE, "%d micro-batches: 1 to 65536 would be right", (int)c->micros);
+    for (int32_t q = 0; q < c->micros; q++) {
+        if (c->slices[q] < 1 || (c->order == TP_ORDER_SLICED && c->slices[q] > 1))
+            return tp_fail(TP_EVALUE, "micro-batch %d has %d slices", (int)q, (int)c->slices[q]);
+        *units += c->slices[q];
+    }
+    if (c->boundary[0] != 0 || c->boundary[judge->stages] != judge->asked.blocks)
+        return tp_fail(TP_EVALUE, "the stages cover blocks [%d, %d): [0, %d) would be right", (int)c->boundary[0],
+                       (int)c->boundary[judge->stages], judge->asked.blocks);
+    for (int k = 0; k < judge->stages; k++)
+        if (c->boundary[k + 1] <= c->boundary[k])
+            return tp_fail(TP_EVALUE, "stage %d has no block", k);
+    if (c->order == TP_ORDER_BPIPE && c->pending != 0)
+        return tp_fail(TP_EVALUE, "pending is %d: 0 would be right where activations are another rank's guests", c->pending);
+    return tp_judge_copies(c->order) > 1 ? check_copies(c) : TP_OK;
+}
+
+static tp_status
+make_room(tp_judge *judge, int64_t units, const tp_candidate *c)
+{
+    int64_t cells = units * rows_of(judge, c->order);
+    int tables = c->order == TP_ORDER_SLICED ? ALL : c->order == TP_ORDER_BPIPE ? WITH_GUESTS : WHOLE;
+    if (cells > judge->cells || tables > judge->tables) {
+        cells = cells > judge->cells ? cells : judge->cells;
+        tables = tables > judge->tables ? tables : judge->tables;
+        double *memory = calloc((size_t)cells * (size_t)tables, sizeof *memory);
+        if (memory == NULL)
+            return tp_fail(TP_EMEMORY, "no memory for the durations of %lld operations", (long long)cells);
+        free(judge->table);
+        judge->table = memory;
+        judge->cells = cells;
+        judge->tables = tables;
+    }
+    if (c->order == TP_ORDER_SLICED && c->micros > judge->micros) {
+        free(judge->halved);
+        judge->micros = 0;
+        judge->halved = malloc((size_t)c->micros * sizeof *judge->halved);
+        if (judge->halved == NULL)
+            return tp_fail(TP_EMEMORY, "no memory for %d micro-batches", (int)c->micros);
+        judge->micros = c->micros;
+    }
+    return TP_OK;
+}
+
+/* ---- work ---------------------------------------------------------------------------------------------------------------- */
+
+static void
+time_updates(tp_judge *judge, const tp_candidate *c, int64_t units)
+{
+    const tp_judge_costs *costs = &judge->asked.costs;
+    int more = tp_judge_copies(c->order) - 1;
+    memset(judge->blocks, 0, (size_t)judge->stages * TP_BLOCK_KINDS * sizeof *judge->blocks);
+    for (int k = 0; k < judge->stages; k++) {
+        int32_t *count = judge->blocks + k * TP_BLOCK_KINDS;
+        for (int32_t i = c->boundary[k]; i < c->boundary[k + 1]; i++)
+            count[judge->asked.kind[i]]++;
+        double params = 0.0;
+        for (int kind = 0; kind < TP_BLOCK_KINDS; kind++)
+            params += count[kind] * costs->params[kind];
+        double ring = costs->ring_s[more] + costs->ring_param_s[more] * params;
+        if (count[TP_HEAD] > 0 && count[TP_EMBEDDING] == 0)
+            params += costs->copied;
+        /* Only a stage's first cell of UPDATE and EXCHANGE is ever read. */
+        table_of(judge, UPDATE)[k * units] =
+            costs->update_s + costs->update_param_s * params + (count[TP_HEAD] > 0 ? costs->update_head_s : 0.0) + ring;
+        table_of(judge, EXCHANGE)[k * units] = costs->exchange_s;
+    }
+}
+
+/* W of all slices of a micro-batch to its first. */
+static void
+gather_weights(const tp_judge *judge, const tp_candidate *c, int64_t units)
+{
+    for (int k = 0; k < judge->stages; k++) {
+        double *w = table_of(judge, W) + k * units;
+        for (int32_t q = 0; q < c->micros; w += c->slices[q++])
+            for (int32_t s = 1; s < c->slices[q]; s++) {
+                w[0] += w[s];
+                w[s] = 0.0;
+            }
+    }
+}
+
+const uint8_t *
+tp_judge_again(const tp_judge *judge, const tp_candidate *c)
+{
+    return c->recompute != NULL ? c->recompute : judge->asked.recompute;
+}
+
+static tp_status
+time_again(tp_judge *judge, const tp_candidate *c, tp_durations *out)
+{
+    const uint8_t *again = tp_judge_again(judge, c);
+    memset(judge->remade, 0, (size_t)judge->stages * TP_BLOCK_KINDS * sizeof *judge->remade);
+    for (int k = 0; k < judge->stages; k++)
+        for (int32_t i = c->boundary[k]; i < c->boundary[k + 1]; i++)
+            judge->remade[k * TP_BLOCK_KINDS + judge->asked.kind[i]] += again[i] != 0;
+    out->seconds[TP_OP_R] = table_of(judge, AGAIN);
+    return tp_cost_recompute(judge->asked.costs.cost, judge->stages, judge->remade, c->micros, c->batches, c->slices, c->lengths,
+                             table_of(judge, AGAIN));
+}
+
+/* What the engine computes on the stages of one copy of the model. */
+static tp_status
+time_work(tp_judge *judge, const tp_candidate *c, int64_t units, tp_durations *out)
+{
+    static const struct {
+        int op, table;
+    } ops[] = {{TP_OP_F, F}, {TP_OP_I, I}, {TP_OP_W, W}, {TP_OP_OPT, UPDATE}, {TP_OP_AR, EXCHANGE}};
+    time_updates(judge, c, units);
+    TP_TRY(tp_cost_durations(judge->asked.costs.cost, judge->stages, judge->blocks, c->micros, c->batches, c->slices, c->lengths,
+                             table_of(judge, F), table_of(judge, I), table_of(judge, W)));
+    if (judge->asked.costs.whole_weights)
+        gather_weights(judge, c, units);
+    for (size_t n = 0; n < sizeof ops / sizeof ops[0]; n++)
+        out->seconds[ops[n].op] = table_of(judge, ops[n].table);
+    return tp_judge_again(judge, c) != NULL ? time_again(judge, c, out) : TP_OK;
+}
+
+/* The second copy's stages take as long as the first's. */
+static void
+repeat_work(const tp_judge *judge, int64_t units)
+{
+    static const int tables[] = {F, I, W, UPDATE, EXCHANGE, AGAIN};
+    int64_t cells = judge->stages * units;
+    for (size_t n = 0; n < sizeof tables / sizeof tables[0]; n++)
+        memcpy(table_of(judge, tables[n]) + cells, table_of(judge, tables[n]), (size_t)cells * sizeof(double));
+}
+
+/* ---- messages ------------------------------------------------------------------------------------------------------------ */
+
+static int
+home(const tp_judge *judge, int order, int stage)
+{
+    int ranks = judge->asked.ranks, turn = stage % (2 * ranks);
+    if (order == TP_ORDER_ZB_V || order == TP_ORDER_DUALPIPE_V || order == TP_ORDER_HANAYO || order == TP_ORDER_CHIMERA)
+        return turn < ranks ? turn : 2 * ranks - 1 - turn;
+    return stage % ranks;
+}
+
+/* Do messages between this stage and the next leave the node? */
+static int
+is_far(const tp_judge *judge, int order, int stage)
+{
+    if (judge->asked.costs.far == NULL || (stage + 1) % judge->stages == 0)
+        return 0;
+    int here = home(judge, order, stage), there = home(judge, order, stage + 1), least = here < there ? here : there;
+    if (here == there)
+        return 0;
+    return judge->asked.costs.far[abs(here - there) > 1 ? judge->asked.ranks - 1 : least];
+}
+
+static void
+time_row(const tp_judge *judge, const tp_candidate *c, const int32_t *batches, int far, double *link, double *copy)
+{
+    const tp_judge_costs *costs = &judge->asked.costs;
+    double latency_s = far ? costs->far_latency_s : costs->latency_s, byte_s = far ? costs->far_byte_s : costs->byte_s;
+    int64_t u = 0;
+    for (int32_t q = 0; q < c->micros; q++)
+        for (int32_t s = 0; s < c->slices[q]; s++, u++) {
+            double bytes = costs->row_bytes * (double)batches[q] * (double)c->lengths[u];
+            link[u] = latency_s + byte_s * bytes;
+            copy[u] = costs->copy_byte_s * bytes;
+        }
+}
+
+static void
+time_messages(const tp_judge *judge, const tp_candidate *c, const int32_t *batches, int64_t units, double *link, double *copy)
+{
+    int like[2] = {-1, -1}; /* a stage whose messages stay, and one whose leave */
+    for (int k = 0; k < rows_of(judge, c->order); k++) {
+        int far = is_far(judge, c->order, k);
+        if (like[far] < 0) {
+            like[far] = k;
+            time_row(judge, c, batches, far, link + k * units, copy + k * units);
+        } else {
+            memcpy(link + k * units, link + like[far] * units, (size_t)units * sizeof *link);
+            memcpy(copy + k * units, copy + like[far] * units, (size_t)units * sizeof *copy);
+        }
+    }
+}
+
+/* Links carry one message at a time, unless a message's bytes take no time. */
+static void
+time_links(tp_judge *judge, int order, tp_durations *out)
+{
+    const tp_judge_costs *costs = &judge->asked.costs;
+    int rows = rows_of(judge, order);
+    if (!(costs->byte_s > 0.0) && costs->far == NULL)
+        return;
+    for (int k = 0; k < rows; k++)
+        judge->latency_s[k] = is_far(judge, order, k) ? costs->far_latency_s : costs->latency_s;
+    for (int k = 0; k < rows; k++) /* back over the same link */
+        judge->latency_s[rows + k] = k > 0 && costs->far != NULL ? judge->latency_s[k - 1] : costs->latency_s;
+    out->latency_s = judge->latency_s;
+}
+
+static void
+time_way(tp_judge *judge, const tp_candidate *c, int64_t units, tp_durations *out)
+{
+    double *link = table_of(judge, LINK), *back = table_of(judge, LINK_BACK);
+    time_messages(judge, c, c->batches, units, link, table_of(judge, COPY));
+    out->comm_unit_s = link;
+    time_links(judge, c->order, out);
+    if (judge->asked.costs.far != NULL) { /* a first stage's are never read */
+        memcpy(back + units, link, (size_t)(units * (rows_of(judge, c->order) - 1)) * sizeof *back);
+        out->back_comm_unit_s = back;
+    }
+    if (judge->asked.costs.copy_byte_s > 0.0)
+        out->seconds[TP_OP_SF] = out->seconds[TP_OP_SB] = out->seconds[TP_OP_RF] = out->seconds[TP_OP_RB] = table_of(judge, COPY);
+}
+
+static tp_status
+time_halves(tp_judge *judge, const tp_candidate *c, int64_t units, tp_durations *out)
+{
+    for (int half = 0; half < 2; half++) {
+        double *forward = table_of(judge, F_FIRST + half), *copy = table_of(judge, COPY_FIRST + half);
+        for (int32_t q = 0; q < c->micros; q++) {
+            int32_t size = (c->batches[q] + 1 - half) / 2;
+            judge->halved[q] = size > 1 ? size : 1;
+        }
+        TP_TRY(tp_cost_durations(judge->asked.costs.cost, judge->stages, judge->blocks, c->micros, judge->halved, c->slices,
+                                 c->lengths, forward, table_of(judge, SPARE_I), table_of(judge, SPARE_W)));
+        time_messages(judge, c, judge->halved, units, table_of(judge, LINK_FIRST + half), copy);
+        out->half_s[half][TP_OP_F] = forward;
+        out->half_comm_s[half] = table_of(judge, LINK_FIRST + half);
+        if (judge->asked.costs.copy_byte_s > 0.0)
+            out->half_s[half][TP_OP_SF] = out->half_s[half][TP_OP_RF] = copy;
+    }
+    return TP_OK;
+}
+
+/* ---- guests -------------------------------------------------------------------------------------------------------------- */
+
+/* Bytes of a micro-batch's activations of a stage as they go to another rank and back. */
+static tp_status
+size_guest(tp_judge *judge, const tp_candidate *c, int stage, int64_t *bytes)
+{
+    tp_judge_size asked = {.first = c->boundary[stage], .end = c->boundary[stage + 1]};
+    for (int32_t q = 0; q < c->micros; q++)
+        asked.batch = c->batches[q] > asked.batch ? c->batches[q] : asked.batch;
+    for (int32_t s = 0; s < c->slices[0]; s++)
+        asked.seq_len += c->lengths[s];
+    tp_judge_size *known = &judge->size[(31 * asked.first + asked.end) % TP_JUDGE_SIZES];
+    if (c->recompute == NULL && known->end == asked.end && known->first == asked.first && known->batch == asked.batch &&
+        known->seq_len == asked.seq_len) {
+        *bytes = known->bytes;
+        return TP_OK;
+    }
+    TP_TRY(judge->asked.guest(judge->asked.context, asked.first, asked.end, asked.batch, asked.seq_len, tp_judge_again(judge, c),
+                              &asked.bytes));
+    *bytes = asked.bytes;
+    if (c->recompute == NULL)
+        *known = asked;
+    return TP_OK;
+}
+
+/* Does the way from this rank to the one that keeps its guests leave the node? */
+static int
+guests_are_far(const tp_judge *judge, int rank)
+{
+    const uint8_t *far = judge->asked.costs.far;
+    for (int hop = rank; far != NULL && hop < judge->asked.ranks - 1 - rank; hop++)
+        if (far[hop])
+            return 1;
+    return 0;
+}
+
+static tp_status
+time_guests(tp_judge *judge, const tp_candidate *c, int64_t units, tp_durations *out)
+{
+    const tp_judge_costs *costs = &judge->asked.costs;
+    double *link = table_of(judge, GUEST), *copy = table_of(judge, GUEST_COPY);
+    for (int k = 0; k < judge->asked.ranks / 2; k++) { /* others have none */
+        int64_t bytes, u = k * units;
+        int far = guests_are_far(judge, k);
+        TP_TRY(size_guest(judge, c, k, &bytes));
+        double latency_s = far ? costs->far_latency_s : costs->latency_s, byte_s = far ? costs->far_byte_s : costs->byte_s;
+        for (int32_t q = 0; q < c->micros; u += c->slices[q++]) {
+            link[u] = bytes > 0 ? latency_s + byte_s * (double)bytes : 0.0;
+            copy[u] = costs->copy_byte_s * (double)bytes;
+        }
+    }
+    out->guest_comm_s = link;
+    if (costs->copy_byte_s > 0.0)
+        out->seconds[TP_OP_SE] = out->seconds[TP_OP_RE] = out->seconds[TP_OP_SL] = out->seconds[TP_OP_RL] = copy;
+    return TP_OK;
+}
+
+tp_status
+tp_judge_time(tp_judge *judge, const tp_candidate *c, tp_durations *out)
+{
+    int64_t units;
+    TP_TRY(check_candidate(judge, c, &units));
+    TP_TRY(make_room(judge, units, c));
+    *out = (tp_durations){.stage_stride = units, .unit_stride = 1};
+    TP_TRY(time_work(judge, c, units, out));
+    if (tp_judge_copies(c->order) > 1)
+        repeat_work(judge, units);
+    time_way(judge, c, units, out);
+    if (c->order == TP_ORDER_BPIPE)
+        return time_guests(judge, c, units, out);
+    return c->order == TP_ORDER_SLICED ? time_halves(judge, c, units, out) : TP_OK;
+}
