@@ -19,13 +19,13 @@ import numpy as np
 from common import header, write
 
 import terapipe_c as tp
-from terapipe_c.request import CHUNKED, JOINT, PLANNERS
+from terapipe_c.request import BY_NAME, CHUNKED, JOINT, PLANNERS
 
 
 def named(planner: str, model: tp.GPTConfig, stages: int) -> Iterator[tuple[str, int]]:
     """Schedules and numbers of chunks that a user could name."""
     most = model.num_blocks // stages if planner in CHUNKED else 1
-    return itertools.product(JOINT, range(1, most + 1))
+    return itertools.chain(itertools.product(JOINT, range(1, most + 1)), itertools.product(BY_NAME, (1,)))
 
 
 def readme_seconds() -> float:
@@ -93,10 +93,7 @@ def main() -> None:
                 except ValueError:
                     counts["refused"] += 1
                     continue
-                if not plan.executable:
-                    counts["not_executable"] += 1
-                    if request.get("executable") is not False:
-                        continue
+                counts["not_executable"] += not plan.executable
                 counts["compared"] += 1
                 counts["of_several_chunks"] += chunks > 1
                 least = min(least, plan.step_time_s)

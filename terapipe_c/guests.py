@@ -13,7 +13,7 @@ from .config import GPTConfig
 from .engine import dimensions, saves_bytes
 from .links import Links
 
-__all__ = ["BPIPE", "guest_bytes", "guest_seconds", "hosts"]
+__all__ = ["BPIPE", "evicts", "guest_bytes", "guest_seconds", "hosts"]
 
 BPIPE = "bpipe"  # the schedule that has them
 
@@ -27,6 +27,11 @@ def hosts(program: _core.Program) -> dict[tuple[int, int], int]:
         for peer in code["peer"][code["op"] == evicts].tolist():
             found[rank, peer] = found.get((rank, peer), 0) + 1
     return found
+
+
+def evicts(ranks: int, micro_batches: int) -> bool:
+    """Does bpipe differ from 1f1b?"""
+    return min(ranks, micro_batches) > (ranks + 3) // 2        # tp_bpipe_most of csrc/sched/sched.h
 
 
 def guest_bytes(model: GPTConfig, partition: Sequence[tuple[int, int]], slicing: Sequence[tuple[int, Sequence[int]]],

@@ -1,19 +1,19 @@
 """``planner="auto"``: everything at once, best first, bounded by certificates.
 
 A configuration is (ranks, replicas, chunks); each is looked at with every schedule that the engine runs on so many chunks. No
-plan of a configuration is faster than its bound (:func:`bound_s`), so one whose bound is no better than the plan in hand is left
-out; the others are looked at in the order of a formula's guess. Then every plan that a user could have by name is made, and
+plan of a configuration is faster than its bound (:func:`bounds.bound_s`), so one whose bound is no better than the plan in hand is
+left out; the others are looked at in the order of a formula's guess. Then every plan that a user could have by name is made, and
 (configuration, schedule) are searched in earnest, the fastest quick plan first.
 
-What is named: every planner, for this request as it is, and with every schedule and every number of chunks that the request
-leaves open (:func:`by_name`). Each is a candidate unless its bound says that it cannot win, whatever the limits of work, so that
-the result is never slower than any of them. The limits cut what is beyond: quick plans, other numbers of ranks and replicas than
-a single planner would take, descents. Not promised is to beat a plan for which ``stages`` or ``data_parallel`` (where they are
-left open they are searched, as far as the limits go), ``granularity``, ``partition`` or ``slicing`` was given to the other planner
-alone: given values are kept, and a finer grid or a cut made by hand is another request; a given partition without chunks
-has a stage for every rank, whatever schedules of several stages would make of it. Nor one for which ``recompute`` was given:
-what the others choose to recompute is weighed and, where memory binds, the terapipe planner with each of its names, before the
-searches, which it may spare.
+What is named: every planner, for this request as it is, and with every schedule and every number of chunks that the request leaves
+open (:func:`by_name`); bpipe and chimera, which are weighed in no other way, come last (:func:`by_name_alone`). Each is a
+candidate unless its bound says that it cannot win, whatever the limits of work, so that the result is never slower than any of
+them. The limits cut what is beyond: quick plans, other numbers of ranks and replicas than a single planner would take, descents.
+Not promised is to beat a plan for which ``stages`` or ``data_parallel`` (where they are left open they are searched, as far as the
+limits go), ``granularity``, ``partition`` or ``slicing`` was given to the other planner alone: given values are kept, and a finer
+grid or a cut made by hand is another request; a given partition without chunks has a stage for every rank, whatever schedules of
+several stages would make of it. Nor one for which ``recompute`` was given: what the others choose to recompute is weighed and,
+where memory binds, the terapipe planner with each of its names, before the searches, which it may spare.
 
 Work is counted, not timed: the same request gives the same plan. Only ``time_limit_s`` reads a clock. It is shared so: one plan
 that is quickly built comes first, whatever the time; the single planners, quick ones first, have half of the time, quick plans of
@@ -23,29 +23,26 @@ short or left out, and the plan in hand is finished, which takes about as long a
 """
 from __future__ import annotations
 
-import bisect
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from . import planners
 from ._core import DeadlineError, Error, InfeasibleError
+from .bounds import bound_s, least_work_s, whole_bound_s
 from .config import counted, human_seconds
-from .cost import PHASES, CostModel, equal_lengths
+from .cost import equal_lengths
 from .deadline import check_time, late, limited, share
-from .judge import SLICED, SLIGHT, ZERO_BUBBLE, Candidate, Cut, Judge, Micro, possible, rounded
+from .guests import BPIPE
+from .judge import CHIMERA, SLICED, SLIGHT, ZERO_BUBBLE, Candidate, Cut, Judge, Micro, possible, rounded
 from .ladder import plan_stages
-from .partitioners import Found, plan_one, uniform, whole_sequences
-from .request import AUTO, JOINT, Request, schedules_of
+from .partitioners import Found, plan_one, uniform
+from .request import AUTO, JOINT, Request, by_name_alone, schedules_of
 from .search import StageCost, balanced, kind_seconds
 from .singles import by_name, plan_singles, plan_singles_within, recomputing, single
 
-__all__ = ["bound_s", "plan_jointly"]
+__all__ = ["plan_jointly"]
 
 _CHUNKS = (1, 2, 3, 4)   # of configurations that are looked at; what a planner can be asked by name has all others, too
 _WORK = 100_000_000     # ticks of the judge (about 13 ns each) for quick plans of configurations
@@ -59,104 +56,6 @@ _NEAR = 100_000_000     # ticks of searches besides those of what is named
 _POLISH = 9_000_000     # ticks of the last descent
 _SINGLES = 1 / 2        # of a limit of time: the single planners'
 _LOOKS = 1 / 2          # of what they leave of it: quick plans'; of what these leave where planners were stopped: recomputing
-_GROUPS = 256           # micro-batch sizes that the bound looks at; where there are more it says nothing of the work
-
-
-# ---- bounds -------------------------------------------------------------------------------------------------------------
-
-@dataclass(frozen=True)
-class _Weighted:
-    """A mix of (kind, phase) as the slice planner reads it."""
-
-    costs: CostModel
-    weights: NDArray[np.float64]
-    batch: int
-
-    def slice_cost(self, seq_len: int, granularity: int = 1, phase: str = "both") -> dict[str, Any]:
-        return self.costs.weighted_slice_cost(self.weights, seq_len, granularity, self.batch)
-
-
-def least_work_s(request: Request, share: int) -> float:
-    """Seconds that one of ``share`` sequences takes at least, on all ranks together, however it is sliced and batched.
-
-    F and I of all blocks but the head: the least sum over slicings, for the best micro-batch (exact: slice_tokens with one
-    stage). The head and all W: the same apart, because a micro-batch of several sequences and several slices does its head
-    and its W as if it were one slice, which is one of those slicings.
-    """
-    if request.slicing is not None:
-        d = request.costs.durations(partition=[(0, request.model.num_blocks)], slicing=request.slicing, model=request.model)
-        fixed = len(PHASES) * request.costs.overhead_s * d["F"].shape[1]       # bound_s adds it for every stage
-        return max(0.0, float(sum(d[p].sum() for p in PHASES) - fixed)) / share * (1 - 1e-12)
-    most = min(share, request.costs.known_batch)
-    if most > _GROUPS:
-        return 0.0
-    sliced, whole = np.zeros((4, 3)), np.zeros((4, 3))
-    blocks = np.array([1.0, request.model.n_layer, request.model.n_layer, 1.0])
-    whole[:, 2], whole[3] = blocks, blocks[3]
-    sliced[:3, :2] = blocks[:3, None]
-    least = 0.0
-    for weights in (sliced, whole):
-        least += min(planners.slice_tokens(_Weighted(request.costs, weights, b), 1, seq_len=request.seq_len,
-                                           granularity=request.unit).lower_bound_s / b for b in range(1, most + 1))
-    return float(least * (1 - 1e-12))
-
-
-def bound_s(request: Request, ranks: int, chunks: int, replicas: int, least_s: float) -> float:
-    """No plan of this configuration is faster: what the mean rank must do, and the message it must wait for first.
-
-    A step takes at least the mean over the ranks of what each does: its part of the work of its replica's sequences
-    (``least_s`` each), what every instruction of its chunks costs besides, its updates, and its share of the ring's all-reduce;
-    rank r cannot begin before r messages.
-    """
-    costs, params, share = request.costs, float(request.model.num_params), request.batch // replicas
-    link = replace(request, replicas=replicas).link(ranks)
-    units = -(-share // costs.known_batch) if request.slicing is None else sum(len(lengths) for _, lengths in request.slicing)
-    fixed = chunks * len(PHASES) * costs.overhead_s * units * (1 - 1e-12)
-    update: float = costs.optimizer_stage_s * chunks + costs.optimizer_param_s * params / ranks
-    ring = float(link.seconds(4.0 * params / (ranks * chunks))) * chunks
-    return least_s * share / ranks + fixed + update + ring + least_latency_s(request) * (ranks - 1) / 2
-
-
-def least_latency_s(request: Request) -> float:
-    """No message takes less."""
-    near, cluster = request.costs.latency_s, request.cluster
-    return min(near, cluster.link_latency_s) if cluster.tells_nodes_apart else near
-
-
-def whole_bound_s(request: Request, ranks: int, chunks: int = 1) -> float:
-    """No plan with the micro-batches of planners that know no slices is faster, in any order, on any partition; 0 where
-    micro-batches differ or have slices.
-
-    Rank r begins after a forward of the blocks before its own and then does all its work. One stage a rank: the longest prefix
-    within a limit is best for every rank in turn: one block more adds f to the head and takes m (f + i + w) from what is left.
-    Several: the mean over the ranks; before the first stage of rank r come r others of a block at least.
-    """
-    slicing = whole_sequences(request)
-    if len(set(slicing)) > 1 or len(slicing[0][1]) > 1 or slicing[0][0] > 1:
-        return 0.0
-    judge, blocks, micros = request.judge(ranks), request.model.blocks, len(slicing)
-    latency = least_latency_s(request)
-    forward, whole = kind_seconds(judge, slicing, "F"), kind_seconds(judge, slicing)
-    heads = [0.0, *itertools.accumulate(forward[b.kind] / micros for b in blocks)]
-    works = [0.0, *itertools.accumulate(whole[b.kind] for b in blocks)]
-    if chunks > 1:
-        begins = sum(heads[rank] + rank * latency for rank in range(ranks))
-        fixed = chunks * len(PHASES) * request.costs.overhead_s * micros
-        return float(((works[-1] + begins) / ranks + fixed) * (1 - 1e-12))
-
-    def enough(limit: float) -> bool:
-        at = 0
-        for rank in range(ranks):
-            at = bisect.bisect_right(works, limit - heads[at] - rank * latency + works[at]) - 1
-            if at < 0 or at == len(blocks):
-                break
-        return at == len(blocks)
-
-    low, high = 0.0, heads[-1] + works[-1] + ranks * latency
-    for _ in range(30):
-        middle = (low + high) / 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return low * (1 - 1e-12)
 
 
 # ---- the search -------------------------------------------------------------------------------------------------------
@@ -224,7 +123,8 @@ def _configurations(request: Request, refused: dict[str, str]) -> list[_Configur
 class _Task:
     """A plan to be asked for."""
 
-    turn: int            # uniform first, then planners of whole sequences, then searches; where time is short searches first
+    turn: int            # uniform first, then planners of whole sequences, then searches; where time is short searches first;
+                         # schedules that are weighed in no other way come last, planners of whole sequences first
     quick: float         # seconds of a quick plan; infinite: none fits
     order: int
     bounds: dict[int, float] = field(compare=False)   # by number of ranks
@@ -446,17 +346,22 @@ class _Search:
         """What is named, and a few searches of what no single planner would look at (other ranks and replicas): quick planners
         first, the fastest quick plans first."""
         r, rows = self.request, list[_Task]()
-        whole = cache(lambda ranks, chunks: whole_bound_s(r, ranks, chunks))
+        whole = cache(lambda ranks, chunks, at_once: whole_bound_s(r, ranks, chunks, at_once))
         least = cache(lambda: least_work_s(r, r.share))
         again = (asked for asked in (single(r, name) for name in self.cut) if asked is not None)
+        last = by_name_alone(r)
         for asked in itertools.chain(again, by_name(r)):
+            name, search = asked.schedules[0], asked.planner == "terapipe"
             keys = [(ranks, asked.chunks, asked.replicas) for ranks in asked.ranks]
-            bounds = {key[0]: self.bound[key] if key in self.bound else bound_s(r, *key, least()) for key in keys}
-            if asked.planner != "terapipe":
-                bounds = {ranks: max(bound, whole(ranks, asked.chunks)) for ranks, bound in bounds.items()}
-            quick = min(self._quick_s(asked.schedules[0], key) for key in keys)
-            turn = 0 if asked.planner == "uniform" else 2 if asked.planner == "terapipe" else 3 if self.cut else 1
-            rows.append(_Task(turn, quick, len(rows), bounds, asked, True))
+            if name == CHIMERA:
+                bounds = {key[0]: bound_s(r, *key, least(), 2) for key in keys}
+            else:
+                bounds = {key[0]: self.bound[key] if key in self.bound else bound_s(r, *key, least()) for key in keys}
+                if not search:
+                    bounds = {n: max(bound, whole(n, asked.chunks, name == BPIPE)) for n, bound in bounds.items()}
+            quick = min(self._quick_s(name, key) for key in keys)
+            turn = 0 if asked.planner == "uniform" else 2 if search else 3 if self.cut else 1
+            rows.append(_Task(4 + search if name in last else turn, quick, len(rows), bounds, asked, True))
         known = {(t.asked.schedules[0], t.asked.chunks, *t.asked.ranks[:1], t.asked.replicas) for t in rows if t.turn == 2}
         others: list[_Task] = []
         for c in looked:

@@ -473,10 +473,11 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         planner: "auto": all of the others, then a search over stages, replicas, micro-batches, slices, stage boundaries,
             chunks and schedules, best first, bounded by certificates; never slower than any of the others on the same
             request (but for plans that ``executable`` rules out), nor than any of them with a schedule and chunks by name
-            (``time_limit_s`` may leave some out, which the log says, and one by schedule and chunks whose plan for this limit of
-            memory is a sixth slower is not asked for other limits). What is given only to the other planner
-            besides (stages, data_parallel, a finer granularity, a partition, a slicing) may make it faster; and chunks, beside a
-            partition: without them auto has a stage of it on every rank.
+            (chimera not for "cuda", whose engine does not run it; ``time_limit_s`` may leave some out, which the log says,
+            and one by schedule and chunks whose plan for this limit of memory is a sixth slower is not asked for other
+            limits). What is given only to the other planner besides (stages, data_parallel, a finer granularity, a
+            partition, a slicing) may make it faster; and chunks, beside a partition: without them auto has a stage of it on
+            every rank.
             ``plan.search_log`` says what was tried and why it stopped.
             "terapipe": exact token (and batch) slicing for equal stages, stages balanced on the costs of the blocks, then a
             descent on slice and stage boundaries judged by simulating the real program (embedding, head, optimizer and
@@ -485,11 +486,13 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             "bmpipe", "pipedream", "dapple", "piper", "vpipe", "adapipe", "merak".
         schedule: "gpipe", "1f1b", "seq1f1b", "interleaved" (with ``chunks`` stages a rank), "sliced-1f1b" (AutoPipe's: whole
             sequences, the first forwards in halves along the batch), "bpipe" (1f1b whose first ranks keep activations in the
-            last ones' memory, on the CPU; auto does not weigh it), "zb-h1", "zb-h2", and those whose stages go down the
+            last ones' memory, on the CPU), "zb-h1", "zb-h2", and those whose stages go down the
             ranks and up again: "zb-v", "dualpipe-v" (two chunks a rank), "hanayo" (two chunks a wave), for the planners auto,
             terapipe and uniform; "chimera": two copies of the model, one pipeline down the ranks and one up, for the same planners
             (auto does what terapipe does; ranks and micro-batches are even; the copies add their gradients as replicas do);
-            "auto": terapipe takes the fastest of the first three, auto of all but chimera, the other planners 1f1b.
+            "auto": terapipe takes the fastest of the first three, the other planners 1f1b, auto of all (on the CPU: of bpipe and
+            chimera no more than what a planner gives by their names, and of chimera only where its plan need not be
+            ``executable``: ``launch(..., reproducible=False)`` runs it; for "cuda", where the engine runs neither, of neither).
         stages: ranks of a replica; None: the fastest of num_devices, a half of them, a quarter, ...
         data_parallel: replicas, each with an equal share of the batch; they add their gradients once a step (``judge.Replicas``
             has the formula). None: 1; but the auto planner considers others where neither ``stages``

@@ -24,6 +24,7 @@ SWAPPERS = ("dawnpiper", "dawnpiper_binary", "vpipe")                           
 RECOMPUTE = {"ffn": ("ffn",), "attention": ("attention",), "full": ("attention", "ffn")}   # what a name makes again
 SEARCHING = ("auto", "terapipe")          # these choose among schedules; the others plan for the one that is given, or 1f1b
 CHUNKED = ("auto", "terapipe", "uniform", "bmpipe")   # these can plan several stages a rank
+BOTH_WAYS = ("auto", "terapipe", "uniform")   # these can plan two copies of the model
 # In the order that ties are decided: of two equally fast programs the one that holds fewer activations.
 AUTO = ("seq1f1b", "1f1b", "gpipe")
 SCHEDULES = ("auto", *AUTO, "interleaved", SLICED, *dict.fromkeys((*ZERO_BUBBLE, *ZIGZAG)), CHIMERA, BPIPE)
@@ -31,7 +32,8 @@ _MOST = 65536                             # micro-batches of a program
 LONG = 1e250                              # seconds: sums and products of them stay finite
 SEVERAL = ("interleaved", *ZIGZAG)        # stages a rank
 _MANY = ("interleaved", "hanayo")          # of them more than two
-JOINT = (*AUTO, "zb-h1", "zb-h2", SLICED, *SEVERAL)   # what the joint search weighs: all that the engine runs
+JOINT = (*AUTO, "zb-h1", "zb-h2", SLICED, *SEVERAL)   # what the joint search weighs
+BY_NAME = (BPIPE, CHIMERA)                # and what it only asks planners for by name; together all that the engine runs
 
 
 def check_slicing(slicing: Any, batch: int, seq_len: int) -> tuple[Micro, ...]:
@@ -118,6 +120,7 @@ class Request:
     free_replicas: bool = False
     free_chunks: bool = False
     free_schedule: bool = False
+    free_copies: bool = False           # replicas or copies of the model may add their gradients in another order than one device
     time_limit_s: float | None = None
     recompute: tuple[bool, ...] = ()    # per block; empty: not given, so that planners choose
     kinds: dict[tuple[Any, ...], dict[str, float]] = field(default_factory=dict, compare=False)   # seconds of blocks, once made
@@ -212,18 +215,26 @@ def check_bidirectional(ranks: tuple[int, ...], free: bool, share: int, cut: tup
     if executable:
         raise InvalidValueError(f"schedule is {CHIMERA}: executable=True plans one copy of the model, which launch runs with the "
                                 "bits of one device; executable=None, and launch(..., reproducible=False), would be right")
-    if free:
-        ranks = tuple(r for r in halves(ranks[0] - ranks[0] % 2) if r % 2 == 0) or ranks[-1:]
-    why = possible(CHIMERA, ranks[0], share if cut is None else len(cut))
+    ranks = (even_halves(ranks[0]) or ranks[-1:]) if free else ranks
+    why = possible(CHIMERA, ranks[0], share if cut is None else len(cut)) or unlike(cut or ())
     if why:
         raise InvalidValueError(why)
-    each = 0 if cut is None else len(cut) // 2
-    for q, (one, other) in enumerate(zip((cut or ())[:each], (cut or ())[each:], strict=True)):
-        if one != other:
-            raise InvalidValueError(f"slicing[{q}] is ({one[0]}, {list(one[1])}) and slicing[{q + each}] ({other[0]}, "
-                                    f"{list(other[1])}): in schedule {CHIMERA} both copies of the model, which have half of the "
-                                    "micro-batches each, have the same")
     return ranks
+
+
+def even_halves(most: int) -> tuple[int, ...]:
+    """Those of ``halves`` of an even number up to ``most`` that are even; maybe none."""
+    return tuple(r for r in halves(most - most % 2) if r % 2 == 0)
+
+
+def unlike(cut: tuple[Micro, ...]) -> str:
+    """Which of the copies' micro-batches differ, in the user's words, of an even number of them; empty: none."""
+    each = len(cut) // 2
+    for q, (one, other) in enumerate(zip(cut[:each], cut[each:], strict=True)):
+        if one != other:
+            return (f"slicing[{q}] is ({one[0]}, {list(one[1])}) and slicing[{q + each}] ({other[0]}, {list(other[1])}): in "
+                    f"schedule {CHIMERA} both copies of the model, which have half of the micro-batches each, have the same")
+    return ""
 
 
 def has_chunks(schedule: str, chunks: int) -> bool:
@@ -231,6 +242,15 @@ def has_chunks(schedule: str, chunks: int) -> bool:
     if schedule in ZIGZAG:
         return chunks == 2 or (chunks % 2 == 0 and schedule == "hanayo")
     return schedule == "interleaved" or chunks == 1            # of one chunk: 1F1B that warms up longer
+
+
+def by_name_alone(request: Request) -> tuple[str, ...]:
+    """Those of ``BY_NAME`` that the request leaves open, of one chunk: the engine runs them on CPUs alone, and two copies of the
+    model only where other numbers of replicas may be weighed, too."""
+    if not request.free_schedule or request.costs.backend != "cpu" or request.chunks > 1:
+        return ()
+    odd = len(request.slicing or ()) % 2
+    return BY_NAME if request.free_copies and not odd and not unlike(request.slicing or ()) else (BPIPE,)
 
 
 def schedules_of(request: Request, chunks: int) -> tuple[str, ...]:
@@ -253,7 +273,7 @@ def _check_schedule(planner: str, schedule: Any, chunks: Any) -> tuple[tuple[str
     if schedule in ZIGZAG and not has_chunks(schedule, chunks):
         raise InvalidValueError(f"chunks is {chunks}, but schedule {schedule} goes down the ranks and up again: "
                                 + ("two a wave, 2, 4, ..., would be right" if schedule == "hanayo" else "2 would be right"))
-    if schedule == CHIMERA and planner not in ("auto", "terapipe", "uniform"):
+    if schedule == CHIMERA and planner not in BOTH_WAYS:
         raise InvalidValueError(f"schedule is {schedule}: planner {planner} plans one pipeline, and this one has two in opposite "
                                 "directions; planner auto, terapipe or uniform would be right")
     several = tuple(name for name in CHUNKED if name != "bmpipe" or schedule not in ZIGZAG)
@@ -352,6 +372,6 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
     open_replicas = open_ranks and data_parallel is None and cut is None and not runs_here
     return Request(model, cluster, checked_costs, batch, seq_len, planner, names, chunks, ranks, replicas,
                    limit, unit, checked, cut, open_ranks, open_replicas, free_chunks,
-                   planner == "auto" and schedule == "auto",
+                   planner == "auto" and schedule == "auto", not runs_here,
                    time_limit_s=None if time_limit_s is None else real("time_limit_s", time_limit_s),
                    recompute=_check_recompute(recompute, model, planner))

@@ -7,10 +7,24 @@ from dataclasses import dataclass, replace
 
 from ._core import DeadlineError, Error, InfeasibleError
 from .deadline import late, share, without
-from .judge import ZIGZAG, possible
+from .guests import evicts
+from .judge import CHIMERA, ZIGZAG, possible
 from .ladder import plan_stages
 from .partitioners import Found, plan_one, whole_sequences
-from .request import AUTO, CHUNKED, PLANNERS, RECOMPUTE, SAVERS, SEARCHING, Request, halves, schedules_of
+from .request import (
+    AUTO,
+    BOTH_WAYS,
+    CHUNKED,
+    PLANNERS,
+    RECOMPUTE,
+    SAVERS,
+    SEARCHING,
+    Request,
+    by_name_alone,
+    even_halves,
+    halves,
+    schedules_of,
+)
 
 __all__ = ["Hurried", "by_name", "chunk_counts", "plan_singles", "plan_singles_within", "recomputing", "single"]
 
@@ -63,6 +77,15 @@ def by_name(request: Request) -> Iterator[Request]:
             asked = _asked(request, planner, (name,), chunks, ranks)
             if asked is not None:
                 yield asked
+    for name, planner in itertools.product(by_name_alone(request), PLANNERS[1:]):
+        ranks = request.ranks
+        if name == CHIMERA:
+            ranks = () if planner not in BOTH_WAYS else even_halves(ranks[0]) if request.free_ranks else ranks
+        elif planner != "terapipe":                            # else what they were asked for 1f1b, W at once, is the same
+            ranks = tuple(r for r in ranks if evicts(r, len(whole_sequences(request))))
+        asked = _asked(request, planner, (name,), 1, ranks)
+        if asked is not None:
+            yield asked
 
 
 def plan_singles(request: Request) -> Iterator[tuple[str, Found | Error]]:

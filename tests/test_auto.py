@@ -10,10 +10,11 @@ import pytest
 
 import terapipe_c as tp
 from terapipe_c import joint
-from terapipe_c.joint import bound_s, least_work_s, whole_bound_s
+from terapipe_c.bounds import bound_s, least_work_s, whole_bound_s
 from terapipe_c.judge import ZIGZAG, Judge, possible
-from terapipe_c.request import CHUNKED, JOINT, PLANNERS, SEVERAL, check_request, has_chunks
-from terapipe_c.singles import Hurried, plan_singles
+from terapipe_c.request import BY_NAME, CHUNKED, JOINT, PLANNERS, SEVERAL, by_name_alone, check_request, has_chunks
+from terapipe_c.search import balanced
+from terapipe_c.singles import Hurried, by_name, plan_singles
 
 MODEL = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=64, block_size=32)
 CLUSTER = tp.Cluster(num_devices=6, memory_bytes=1e9, link_latency_s=1e-6, link_bandwidth_Bps=1e9, peak_flops=2e9)
@@ -67,11 +68,11 @@ def test_never_slower_than_any_single_planner(seed, brief):
     assert auto is not None or all(row.plan is None for row in comparison)
 
 
-def named_plans(model, cluster, request):
+def named_plans(model, cluster, request, names=(*JOINT, *BY_NAME)):
     """Every planner with every schedule and number of chunks that it takes: (who, plan)."""
     most = model.num_blocks // request.get("stages", 1)
-    for planner, name, chunks in itertools.product(PLANNERS[1:], JOINT, range(1, most + 1)):
-        if chunks == 1 or planner in CHUNKED:
+    for planner, name, chunks in itertools.product(PLANNERS[1:], names, range(1, most + 1)):
+        if chunks == 1 or (planner in CHUNKED and name in JOINT):
             try:
                 yield (planner, name, chunks), tp.plan(model, cluster, planner=planner, schedule=name, chunks=chunks, **request)
             except ValueError:
@@ -103,6 +104,67 @@ def test_never_slower_than_a_schedule_and_chunks_by_name(monkeypatch):
             assert any(line.startswith("planners by the names of schedules and chunks") for line in auto.search_log)
     print(f"{compared} plans by name, {chunked} of them of more than two chunks")
     assert compared > 120 and chunked > 5
+
+
+def test_never_slower_than_guests_or_copies_by_name():
+    """Limits that bind, links of nodes, partitions and slicings that are given."""
+    rng, compared, chosen = np.random.default_rng(4), 0, []
+    for kind, more in ((0, {}), (1, {"slicing": 1}), (2, {"partition": [(0, 1), (1, 3), (3, 5), (5, 6)]}), (0, {"slicing": 2}),
+                       (2, {"slicing": 1, "executable": True})):
+        model, cluster, costs = instance(rng, kind)
+        model = dataclasses.replace(model, n_layer=2)
+        cluster = dataclasses.replace(cluster, num_devices=8, devices_per_node=2, node_link_latency_s=1e-7,
+                                      node_link_bandwidth_Bps=1e11)
+        request = dict(batch=2 * int(rng.integers(2, 5)), seq_len=model.block_size, costs=costs, stages=4, **more)
+        even = [tp.plan(model, cluster, planner="uniform", schedule=name, **request) for name in ("1f1b", "bpipe")]
+        for limit in ({}, {"memory_bytes": min(max(plan.peak_memory_bytes) for plan in even)}):
+            named = list(named_plans(model, cluster, {**request, **limit}, BY_NAME))
+            compared += len(named)
+            try:
+                auto = tp.plan(model, cluster, **request, **limit)
+            except tp.InfeasibleError:
+                assert not named
+                continue
+            chosen.append(auto.schedule)
+            assert all(auto.step_time_s <= plan.step_time_s * (1 + 1e-9) for _, plan in named), (request, limit)
+    print(f"{compared} plans by name; {chosen}")
+    assert compared > 60 and "chimera" in chosen
+
+
+def test_copies_of_the_model_are_weighed_where_replicas_are():
+    """Four micro-batches on four ranks: of no other order is every rank at work as early."""
+    table = np.full((3, 3), 4e-4)
+    costs = tp.CostModel.from_table(table, 2 * table, granularity=8, latency_s=1e-6)
+    model = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=16, block_size=16)
+    request = dict(batch=4, seq_len=16, costs=costs, stages=4, slicing=1)
+    plan = tp.plan(model, CLUSTER, **request)
+    assert plan.schedule == "chimera" and plan.copies == 2 and not plan.executable and not plan.why_not_at_all
+    assert plan.step_time_s <= tp.plan(model, CLUSTER, schedule="chimera", **request).step_time_s
+    assert any("searched chimera on 4 ranks" in line and "better" in line for line in plan.search_log)
+    for change in ({"executable": True}, {"chunks": 2}, {"schedule": "1f1b"}, {"batch": 3}, {"stages": 3},
+                   {"slicing": [(1, [16])] * 3 + [(1, [8, 8])]}):
+        other = tp.plan(model, CLUSTER, **(request | change))
+        assert other.schedule != "chimera" and not any("chimera" in line for line in other.search_log), change
+    assert tp.plan(model, dataclasses.replace(CLUSTER, is_local=True), **request).executable
+    free = check_request(model, CLUSTER, 4, 16, costs, planner="auto", schedule="auto", **NONE)
+    assert by_name_alone(free) == BY_NAME and by_name_alone(dataclasses.replace(free, costs=GPU())) == ()
+    assert {asked.ranks for asked in by_name(free) if asked.schedules == ("chimera",)} == {(6,)}
+
+
+class GPU:
+    backend = "cuda"
+
+
+def test_a_peer_s_memory_is_used_where_1f1b_does_not_fit():
+    model = tp.GPTConfig(n_layer=6, n_head=4, n_embd=64, vocab_size=256, block_size=128)
+    request = dict(batch=12, seq_len=128, stages=4, slicing=1, executable=True)
+    plain, even = (tp.plan(model, CLUSTER, planner="uniform", schedule=name, **request) for name in ("1f1b", "bpipe"))
+    limit = (max(plain.peak_memory_bytes) + max(even.peak_memory_bytes)) // 2
+    request |= {"partition": plain.stages, "memory_bytes": limit}
+    plan = tp.plan(model, CLUSTER, **request)
+    assert plan.schedule == "bpipe" and plan.executable and max(plan.peak_memory_bytes) <= limit
+    assert any(line.startswith("told to recompute") and line.endswith("better") for line in plan.search_log)
+    assert any(line.startswith("searched bpipe on 4 ranks") for line in plan.search_log)
 
 
 def test_a_schedule_of_several_chunks_is_given_as_many_as_are_best():
@@ -218,6 +280,44 @@ def test_bounds_hold_for_every_plan(kind):
                 found = judge.judge(str(rng.choice(["gpipe", "1f1b", "seq1f1b"])), tuple(itertools.pairwise(cuts)),
                                     ((size, lengths),) * (share // size), int(rng.integers(0, 3)))
                 assert bound <= found.seconds * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("kind", range(3))
+def test_the_bounds_of_guests_and_copies_hold(kind):
+    """Of bpipe and chimera: random partitions, slicings, links and replicas; and bpipe's of whole sequences."""
+    rng, close, total = np.random.default_rng(40 + kind), 0, 0
+    while total < 150:
+        model, cluster, costs = instance(rng, kind)
+        if kind == 0 and rng.integers(2):
+            cluster = dataclasses.replace(cluster, num_devices=8, devices_per_node=int(rng.choice([1, 2, 4])),
+                                          node_link_latency_s=1e-7, node_link_bandwidth_Bps=1e11)
+            costs = tp.CostModel.analytic(model, cluster)
+        costs = tp.CostModel.from_dict({**costs.to_dict(), "overhead_s": float(rng.choice([0.0, 1e-4])),
+                                        "optimizer_param_s": float(rng.choice([0.0, 1e-7]))})
+        batch, replicas = int(rng.choice([2, 4, 6, 8])), int(rng.integers(1, 3))
+        share, unit = batch // replicas, 8 if kind else 4
+        name, ranks = str(rng.choice(BY_NAME)), int(rng.integers(1, 7))
+        size = int(rng.choice([b for b in range(1, share + 1) if share % b == 0]))
+        if ranks > model.num_blocks or possible(name, ranks, share // size):
+            continue
+        request = dataclasses.replace(request_of(model, cluster, batch, costs, granularity=unit), replicas=replicas)
+        judge, copies = request.judge(ranks), 1 + (name == "chimera")
+        bound = bound_s(request, ranks, 1, replicas, least_work_s(request, share), copies)
+        ends = sorted({*rng.integers(1, model.block_size // unit + 1, 3).tolist(), model.block_size // unit})
+        lengths = tuple(int(n) * unit for n in np.diff([0, *ends]))
+        cuts = [0, *sorted(rng.choice(np.arange(1, model.num_blocks), ranks - 1, replace=False).tolist()), model.num_blocks]
+        cut = tuple(itertools.pairwise(cuts))
+        found = judge.judge(name, cut, ((size, lengths),) * (share // size), int(rng.integers(0, 4)))
+        assert bound <= found.seconds * (1 + 1e-12)
+        total += 1
+        if name == "bpipe":
+            slicing = ((1, (request.seq_len,)),) * share
+            seconds = min(judge.judge(name, way, slicing).seconds for way in (cut, balanced(judge, slicing, ranks)))
+            at_once = whole_bound_s(request, ranks, 1, True)
+            assert whole_bound_s(request, ranks) <= at_once <= seconds * (1 + 1e-12)
+            close += ranks > 1 and at_once >= 0.8 * seconds
+    print(f"{total} plans, {close} of whole sequences within 20 % of their bound")
+    assert close > 5
 
 
 def test_the_least_work_is_the_least_over_slicings():

@@ -16,7 +16,7 @@ import terapipe_c as tp
 from terapipe_c import _core, schedules
 from terapipe_c.cli import main
 from terapipe_c.engine import RankEngine, gather_bytes, in_threads, rank_memory
-from terapipe_c.guests import guest_bytes, hosts
+from terapipe_c.guests import evicts, guest_bytes, hosts
 from terapipe_c.job import neighbours
 from terapipe_c.judge import Savings, saving
 
@@ -482,6 +482,11 @@ def test_ranks_on_several_machines_keep_each_other_s_activations_too():
     whole = schedules.gpipe(1, 8).split(pending=0).lower()
     assert [losses for losses, _, _ in ends] == 4 * ranks_do(model, partition_of(model, []), [(1, [200])] * 8, whole, one_device, 1,
                                                              params)
+
+
+def test_it_is_1f1b_where_nothing_is_evicted():
+    for ranks, micros in itertools.product(range(1, 10), range(1, 12)):
+        assert evicts(ranks, micros) == (schedules.bpipe(ranks, micros) != schedules.one_f_one_b(ranks, micros))
 
 
 def test_pairs_that_talk():

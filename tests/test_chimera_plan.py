@@ -1,4 +1,4 @@
-"""Chimera through ``tp.plan``: two copies in the memory, their sum in the time, what is refused, and what is not asked for."""
+"""Chimera through ``tp.plan``: two copies in the memory, their sum in the time, and what is refused."""
 
 import json
 
@@ -10,7 +10,6 @@ import terapipe_c as tp
 from terapipe_c.engine import rank_memory
 from terapipe_c.judge import Replicas
 from terapipe_c.links import Links
-from terapipe_c.request import JOINT
 
 MODEL = tp.GPTConfig(n_layer=4, n_head=2, n_embd=32, vocab_size=97, block_size=32)
 CLUSTER = tp.Cluster(num_devices=4, peak_flops=1e9)
@@ -156,11 +155,6 @@ def test_a_limit_of_time_ends_the_search():
     assert planned(stages=4, time_limit_s=600).digest == free.digest
     with pytest.raises(tp.DeadlineError, match="time_limit_s is 1e-09, and planner auto had no plan"):
         planned(stages=4, time_limit_s=1e-9, memory_bytes=1000)
-
-
-def test_auto_does_not_weigh_it():
-    assert "chimera" not in JOINT
-    assert planned("auto").schedule != "chimera"
 
 
 def test_costs_and_comparisons_know_it():

@@ -10,8 +10,8 @@ from test_auto import request_of
 
 import terapipe_c as tp
 from terapipe_c import schedules
+from terapipe_c.bounds import bound_s, least_work_s, whole_bound_s
 from terapipe_c.cost import CostModel
-from terapipe_c.joint import bound_s, least_work_s, whole_bound_s
 from terapipe_c.judge import SLICED, ZIGZAG, Judge, possible
 from terapipe_c.links import Links, rank_of
 from terapipe_c.request import JOINT, has_chunks
