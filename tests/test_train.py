@@ -285,6 +285,48 @@ def test_who_leaves_while_others_wait_is_named():
     close([one, three])
 
 
+WAITS = """
+import sys, time
+from terapipe_c import _core
+from terapipe_c.job import neighbours
+
+rank, port, missing, rounds = map(int, sys.argv[1:])
+region = _core.Region.create(3, bytes(9), 0, 64, False)
+comm = _core.tcp_comm(region, rank, "127.0.0.1", port, neighbours(3), 64, meeting_s=60.0, timeout_s=2.0)
+for _ in range(rounds):
+    comm.barrier()
+print("has met", flush=True)
+if rank == missing:
+    time.sleep(1000)
+try:
+    comm.barrier()
+except _core.DeadlineError as error:
+    region.abort("ETIMEOUT", rank, str(error))      # as train does, or the others learn nothing
+    print(error, flush=True)
+except _core.AbortedError as error:
+    print(error, flush=True)
+"""
+
+
+@pytest.mark.parametrize(("missing", "stuck", "rounds"), [(0, True, 0), (1, False, 0), (2, True, 2), (0, False, 2)])
+def test_who_does_not_come_to_gather_is_named(missing, stuck, rounds):
+    """Over TCP, at the first all-gather of all or a later one: a rank that does something else, or nothing at all."""
+    port = str(free_port())
+    ranks = [subprocess.Popen([sys.executable, "-c", WAITS, str(rank), port, str(missing), str(rounds)], stdout=subprocess.PIPE,
+                              text=True) for rank in range(3)]
+    try:
+        assert [rank.stdout.readline() for rank in ranks] == ["has met\n"] * 3
+        if stuck:
+            ranks[missing].send_signal(signal.SIGSTOP)
+        for rank in set(range(3)) - {missing}:
+            assert f"; rank {missing} is before its first instruction" in ranks[rank].stdout.readline()
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+            rank.stdout.close()
+
+
 def test_descriptors_and_threads_are_given_back():
     close(meeting([{}, {}]))
     before, threads = sorted(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))

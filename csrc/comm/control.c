@@ -32,7 +32,7 @@ typedef struct {
 } frame;
 
 typedef struct {
-    uint64_t step, instruction;
+    uint64_t step, instruction, rounds; /* rounds: all-gathers that it has entered, as of tp_region_rank */
 } progress;
 
 typedef struct {
@@ -123,12 +123,21 @@ tell_abort(tp_control *c)
     wake_main(c);
 }
 
+/* This process's region has no rings, whose rounds these would be: who waits in vain reads there whom it waits for. */
+static _Atomic uint64_t *
+rounds_of(const tp_control *c, int rank)
+{
+    return &tp_region_rank_at(c->region, rank)->rounds;
+}
+
 static void
 tell_progress(tp_control *c, int table)
 {
     int ranks = c->comm->ranks, own = c->comm->rank, first = own == 0 ? 0 : own, end = own == 0 ? ranks : own + 1;
-    for (int rank = first; rank < end; rank++)
+    for (int rank = first; rank < end; rank++) {
         tp_region_read_progress(c->region, rank, &c->seen[rank].step, &c->seen[rank].instruction);
+        c->seen[rank].rounds = own == 0 ? *rounds_of(c, rank) : 0; /* rank 0 knows them by what it has gathered */
+    }
     size_t bytes = (size_t)(end - first) * sizeof *c->seen;
     if ((own == 0 && !table) || memcmp(c->seen + first, c->sent + first, bytes) == 0)
         return;
@@ -141,6 +150,17 @@ tell_progress(tp_control *c, int table)
 }
 
 /* ---- all-gathers (with the lock held) -------------------------------------------------------------------------------- */
+
+/* A round is complete: everybody has entered it. */
+static void
+complete_round(tp_control *c)
+{
+    c->complete++;
+    for (int rank = 0; rank < c->comm->ranks; rank++)
+        if (*rounds_of(c, rank) < c->complete)
+            *rounds_of(c, rank) = c->complete;
+    pthread_cond_broadcast(&c->changed);
+}
 
 static void
 put_slot(tp_control *c, int rank, const void *data, uint64_t bytes)
@@ -164,13 +184,12 @@ finish_gather(tp_control *c)
     for (int rank = 0; rank < ranks; rank++)
         memcpy(c->result + (size_t)rank * stride, c->slots + (size_t)rank * c->slot_bytes, stride);
     c->result_slot = stride;
-    c->complete++;
     c->gathered = 0;
     for (int i = 0; i < c->lines; i++)
         c->line[i].gathered = 0;
     for (int i = 0; i < c->lines; i++)
         post(c, &c->line[i], (frame){FRAME_RESULT, (uint64_t)ranks * stride, stride, 0}, c->result);
-    pthread_cond_broadcast(&c->changed);
+    complete_round(c);
 }
 
 /* Somebody waits for a rank that has gone in peace. */
@@ -193,8 +212,11 @@ hear_table(tp_control *c, const unsigned char *payload)
     for (int rank = 0; rank < c->comm->ranks; rank++) {
         progress p;
         memcpy(&p, payload + (size_t)rank * sizeof p, sizeof p);
-        if (rank != c->comm->rank)
-            tp_region_progress(c->region, rank, p.step, p.instruction);
+        if (rank == c->comm->rank)
+            continue;
+        tp_region_progress(c->region, rank, p.step, p.instruction);
+        if (*rounds_of(c, rank) < p.rounds)
+            *rounds_of(c, rank) = p.rounds;
     }
 }
 
@@ -232,14 +254,14 @@ hear(tp_control *c, line *l, const frame *head, const unsigned char *payload)
     case FRAME_GATHER:
         put_slot(c, l->rank, payload, head->bytes);
         l->gathered = 1;
+        ++*rounds_of(c, l->rank);
         if (++c->gathered == c->comm->ranks)
             finish_gather(c);
         return;
     case FRAME_RESULT:
         memcpy(c->result, payload, head->bytes);
         c->result_slot = head->a;
-        c->complete++;
-        pthread_cond_broadcast(&c->changed);
+        complete_round(c);
         return;
     case FRAME_PROGRESS: tp_region_progress(c->region, l->rank, head->a, head->b); return;
     case FRAME_TABLE: hear_table(c, payload); return;
@@ -450,6 +472,7 @@ tp_control_gather(tp_control *c, const void *mine, size_t bytes, void *all)
     TP_TRY(tp_comm_check_abort(c->comm, c->region));
     pthread_mutex_lock(&c->lock);
     uint64_t round = c->entered++;
+    *rounds_of(c, c->comm->rank) = c->entered;
     if (c->comm->rank != 0) {
         if (c->line[0].left)
             tp_region_abort(c->region, TP_ECONNECTION, 0, "rank 0 has left while others wait for it");

@@ -465,6 +465,17 @@ call_peer(meeting *m, int peer)
 }
 
 static tp_status
+not_called(const meeting *m, int wanted)
+{
+    const tp_tcp_config *config = m->config;
+    int peer = config->rank + 1;
+    while (m->links->data[peer] >= 0 || !tp_tcp_talk(config, config->rank, peer))
+        peer++;
+    return tp_fail(TP_ETIMEOUT, "rank %d still waits for %d ranks to connect after %.3g s, rank %d first of all", config->rank,
+                   wanted, (double)config->meeting_ns * 1e-9, peer);
+}
+
+static tp_status
 wait_for_callers(meeting *m)
 {
     const tp_tcp_config *config = m->config;
@@ -489,8 +500,7 @@ wait_for_callers(meeting *m)
             if (m->links->control[rank] >= 0 && hung_up(m->links->control[rank]))
                 return tp_fail(TP_ECONNECTION, "rank %d left during the meeting", rank);
         if (tp_clock_ns() > m->deadline + 2 * LATE_NS)
-            return tp_fail(TP_ETIMEOUT, "rank %d still waits for %d ranks to connect after %.3g s", config->rank, wanted,
-                           (double)config->meeting_ns * 1e-9);
+            return not_called(m, wanted);
     }
     return TP_OK;
 }

@@ -19,7 +19,7 @@ typedef struct {
     _Atomic uint32_t asleep;
     alignas(TP_LINE) _Atomic uint64_t step;
     _Atomic uint64_t instruction;
-    _Atomic uint64_t rounds; /* all-gathers that this rank has entered by rings; it alone writes it */
+    _Atomic uint64_t rounds; /* all-gathers that it has entered: by rings, it alone writes it; over TCP, as far as known here */
 } tp_region_rank;
 
 /* Single producer, single consumer. head and tail count bytes since the beginning and never wrap. What lies between tail and

@@ -87,8 +87,7 @@ tp_comm_wrong_message(const tp_comm *comm, int peer, uint64_t sent_tag, uint64_t
                    (unsigned long long)sent_bytes, comm->rank, ours, bytes);
 }
 
-/* Of the ranks that have entered fewer all-gathers than this one, one with the fewest; -1: there is none, or they gather without
- * rings. */
+/* Of the ranks that have entered fewer all-gathers than this one, one with the fewest; -1: there is none. */
 static int
 one_missing(const tp_comm *comm, const tp_region *region)
 {
