@@ -22,7 +22,7 @@ class within:
         self._seconds, self._before = seconds, 0
 
     def __enter__(self) -> None:
-        self._before = before = _core.deadline_set(0)
+        self._before = before = _core.deadline_get()
         own = 0
         if self._seconds is not None:
             own = _core.deadline_now() + int(min(max(self._seconds, 0.0), _LONG_S) * 1e9)
@@ -36,7 +36,8 @@ class without:
     """What is planned here has no limit: what must be there in any case, and takes little."""
 
     def __enter__(self) -> None:
-        self._before = _core.deadline_set(0)
+        self._before = _core.deadline_get()
+        _core.deadline_set(0)
 
     def __exit__(self, *exception: object) -> None:
         _core.deadline_set(self._before)
@@ -49,9 +50,7 @@ def share(part: float) -> within:
 
 def limited() -> bool:
     """Is there a limit at all?"""
-    at = _core.deadline_set(0)
-    _core.deadline_set(at)
-    return at != 0
+    return _core.deadline_get() != 0
 
 
 def late() -> bool:
@@ -61,9 +60,7 @@ def late() -> bool:
 
 def left_s() -> float:
     """Seconds that are left of a limit."""
-    at = _core.deadline_set(0)
-    _core.deadline_set(at)
-    return max(0.0, (at - _core.deadline_now()) * 1e-9)
+    return max(0.0, (_core.deadline_get() - _core.deadline_now()) * 1e-9)
 
 
 def check_time() -> None:

@@ -446,6 +446,7 @@ def _describe_blocks(model: GPTConfig, first: int, end: int) -> str:
 
 def _planned(request: Request, progress: bool | None) -> tuple[Found, list[str]]:
     """The plan that was asked for and the search's log, within the limit of time."""
+    around = _core.deadline_get()
     try:
         with within(request.time_limit_s), planning(progress if request.planner == "auto" else False) as line:
             if request.planner == "auto" and request.schedules != (CHIMERA,):
@@ -455,7 +456,7 @@ def _planned(request: Request, progress: bool | None) -> tuple[Found, list[str]]
         raise DeadlineError(f"{error}; time_limit_s is {request.time_limit_s:g}, and planner {request.planner} had no plan by "
                             "then that fits") from None
     finally:                                                   # Ctrl-C may fall between setting the limit and restoring what was
-        _core.deadline_set(0)
+        _core.deadline_set(around)
 
 
 def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: CostModel | None = None, *,

@@ -184,7 +184,7 @@ def test_limits_nest_and_are_of_one_thread(counted):
 
 
 class Interrupted:
-    """The C core, but that the user presses Ctrl-C behind one of the calls that set a limit."""
+    """The C core, but that the user presses Ctrl-C behind one of the calls that ask for a limit or set one."""
 
     def __init__(self, calls):
         self.left = calls
@@ -192,12 +192,17 @@ class Interrupted:
     def __getattr__(self, name):
         return getattr(_core, name)
 
-    def deadline_set(self, at_ns):
-        before = _core.deadline_set(at_ns)
+    def interrupted(self, answer):
         self.left -= 1
         if self.left == 0:
             raise KeyboardInterrupt
-        return before
+        return answer
+
+    def deadline_get(self):
+        return self.interrupted(_core.deadline_get())
+
+    def deadline_set(self, at_ns):
+        return self.interrupted(_core.deadline_set(at_ns))
 
 
 @pytest.mark.parametrize("planner", ["auto", "uniform"])

@@ -1,9 +1,18 @@
 #include "csrc/base/deadline.h"
 
+#include <stddef.h>
+
 #include "csrc/base/clock.h"
+
+int64_t tp_deadline_steps = 1 << 18, tp_deadline_listen_ns = 20000000;
+
+/* Questions may come much faster than a clock is read: where the last look was less than QUICK_NS ago, SKIPPED questions do not
+ * look. Where they get slow all of a sudden, that many of them is how late a listener is called, once. */
+enum { SKIPPED = 16, QUICK_NS = 200000 };
 
 static _Thread_local int64_t at, step, counted;
 static _Thread_local int passed;
+static _Thread_local tp_listener listener;
 
 int64_t
 tp_deadline_set(int64_t at_ns)
@@ -12,6 +21,12 @@ tp_deadline_set(int64_t at_ns)
     at = at_ns;
     passed = 0;
     return before;
+}
+
+int64_t
+tp_deadline_get(void)
+{
+    return at;
 }
 
 void
@@ -35,7 +50,7 @@ tp_deadline_late(void)
 {
     if (at != 0 && !passed)
         passed = tp_deadline_now() >= at;
-    return passed;
+    return passed || tp_deadline_told();
 }
 
 tp_status
@@ -43,5 +58,68 @@ tp_deadline_check(const char *who)
 {
     if (!tp_deadline_late())
         return TP_OK;
+    TP_TRY(tp_deadline_check_told());
     return tp_fail(TP_ETIMEOUT, "planner %s was stopped by the time limit before it had a plan: more time would be right", who);
+}
+
+void
+tp_deadline_listen(int (*heard)(void *context), void *context, tp_listener *before)
+{
+    if (before != NULL)
+        *before = listener;
+    listener = (tp_listener){.heard = heard, .context = context, .next_ns = tp_clock_ns() + tp_deadline_listen_ns};
+}
+
+void
+tp_deadline_unlisten(const tp_listener *before)
+{
+    listener = *before;
+}
+
+/* The listener may plan: it does so without our limit, and finds nobody listening. */
+static int
+listen(void)
+{
+    tp_listener mine = listener;
+    int64_t mine_at = at;
+    int mine_passed = passed;
+    listener = (tp_listener){.heard = NULL};
+    at = 0;
+    passed = 0;
+    int answer = mine.heard(mine.context);
+    mine.told = answer > 0;
+    mine.heard = answer < 0 ? NULL : mine.heard;
+    mine.next_ns = tp_clock_ns() + tp_deadline_listen_ns;
+    listener = mine;
+    at = mine_at;
+    passed = mine_passed;
+    return mine.told;
+}
+
+int
+tp_deadline_told(void)
+{
+    if (listener.heard == NULL || listener.told)
+        return listener.told;
+    if (listener.skip > 0) {
+        listener.skip--;
+        return 0;
+    }
+    int64_t now = tp_clock_ns();
+    int quick = now - listener.looked_ns < QUICK_NS && tp_deadline_listen_ns > 0;
+    listener.looked_ns = now;
+    listener.skip = quick ? SKIPPED : 0;
+    return now >= listener.next_ns && listen();
+}
+
+int
+tp_deadline_was_told(void)
+{
+    return listener.told;
+}
+
+tp_status
+tp_deadline_check_told(void)
+{
+    return listener.told ? tp_fail(TP_EABORTED, "interrupted") : TP_OK;
 }

@@ -3,6 +3,8 @@
 #include <math.h>
 #include <stddef.h>
 
+#include "csrc/base/deadline.h"
+
 static tp_status
 check_curve(const tp_cost_curve *curve, int kind, int phase)
 {
@@ -146,13 +148,17 @@ tp_cost_full_table(const tp_cost *cost, const double *weights, double batch, dou
                    double *table)
 {
     TP_TRY(check_units(batch, granularity, units));
-    int64_t row = units + 1;
-    for (int64_t i = 0; i < row * row; i++)
-        table[i] = 0.0;
+    int64_t row = units + 1, steps = 0;
+    for (int64_t s = 0; s < row; s++) {
+        TP_TRY(tp_deadline_check_after(&steps, row));
+        for (int64_t c = 0; c < row; c++)
+            table[s * row + c] = 0.0;
+    }
     for (int k = 0; k < TP_COST_CURVES; k++) {
         const tp_cost_curve *curve = &cost->curve[k / TP_COST_PHASES][k % TP_COST_PHASES];
         for (int64_t s = 1; s <= units && weights[k] != 0.0; s++) {
             int32_t piece = 0;
+            TP_TRY(tp_deadline_check_after(&steps, 4 * row));
             for (int64_t c = 0; s + c <= units; c++)
                 table[s * row + c] +=
                     weights[k] * curve_seconds(curve, granularity * (double)s, granularity * (double)c, batch, &piece);

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "csrc/base/deadline.h"
+
 typedef struct {
     double seconds[TP_BLOCK_KINDS][TP_COST_PHASES];
 } work;
@@ -67,11 +69,12 @@ tp_cost_durations(const tp_cost *cost, int32_t stages, const int32_t *blocks, in
 {
     TP_TRY(check_request(stages, blocks, micros, batches, slices, lengths));
     double *const out[TP_COST_PHASES] = {F, I, W};
-    int64_t units = 0, unit = 0;
+    int64_t units = 0, unit = 0, steps = 0;
     for (int32_t q = 0; q < micros; q++)
         units += slices[q];
     for (int32_t q = 0; q < micros; q++) {
         double total = 0.0, context = 0.0;
+        TP_TRY(tp_deadline_check_after(&steps, (int64_t)stages * 4 * slices[q]));
         if (is_same(q, batches, slices, lengths)) { /* most are */
             for (int32_t k = 0; k < stages; k++)
                 for (int phase = 0; phase < TP_COST_PHASES; phase++) {

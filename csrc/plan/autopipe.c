@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "csrc/base/clock.h"
+#include "csrc/base/deadline.h"
 #include "csrc/plan/in_flight.h"
 #include "csrc/plan/stage_search.h"
 
@@ -152,14 +153,17 @@ search(tp_arena *arena, const tp_stage_problem *problem, tp_autopipe_method meth
     q.best = memory;
     int *boundary = q.best + problem->stages + 1;
     tp_stages_pivot(&stages, boundary, &q.bound_s);
+    TP_TRY(tp_deadline_check_told());
     if (method == TP_AUTOPIPE_EXACT || method == TP_AUTOPIPE_PIVOT)
         tp_stage_try(&q, boundary, INFINITY);
     if (method == TP_AUTOPIPE_EXACT)
         TP_TRY(search_exact(arena, &q, boundary));
     else if (method != TP_AUTOPIPE_PIVOT)
         TP_TRY(search_published(arena, problem, method, &q, boundary));
+    TP_TRY(tp_deadline_check_told());
     TP_TRY(open_plan(problem, plan));
     finish(problem, &q, plan);
+    TP_TRY(tp_deadline_check_told());
     plan->seconds = 1e-9 * (double)(tp_clock_ns() - q.start_ns);
     return TP_OK;
 }

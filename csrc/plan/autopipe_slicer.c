@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "csrc/base/clock.h"
+#include "csrc/base/deadline.h"
 
 typedef struct {
     int stages, micros, split;
@@ -44,9 +45,10 @@ tp_sliced_f1b(int stages, int micros, int split, const double *forward_s, const 
               double *row)
 {
     sliced s = {stages, micros, split, comm_s, forward_s, backward_s, row, row + stages, row + 2 * stages};
+    int64_t steps = 0;
     for (int k = 0; k < 3 * stages; k++)
         row[k] = 0.0;
-    for (int slot = 0; slot < 2 * (stages + micros - 1); slot++) {
+    for (int slot = 0; slot < 2 * (stages + micros - 1) && !tp_deadline_told_after(&steps, 8 * (int64_t)stages); slot++) {
         for (int k = 0; k < stages; k++)
             s.before[k] = s.end[k];
         /* From the last stage: stage k reads the first half of k - 1 before that moves on. */
@@ -148,6 +150,8 @@ tp_plan_sliced_f1b(int stages, int micros, int split, const double *forward_s, c
     tp_status status = tp_arena_take(&arena, 3 * (size_t)stages, sizeof(double), &row);
     if (status == TP_OK)
         *makespan_s = tp_sliced_f1b(stages, micros, split, forward_s, backward_s, comm_s, row);
+    if (status == TP_OK)
+        status = tp_deadline_check_told();
     tp_arena_close(&arena);
     return status;
 }
@@ -171,7 +175,10 @@ tp_plan_slicer(int stages, int micros, const double *forward_s, const double *ba
         split = out->algorithm2_split;
         out->algorithm2_s = tp_sliced_f1b(stages, micros, split, forward_s, backward_s, comm_s, scratch);
         out->whole_s = out->step_time_s = tp_sliced_f1b(stages, micros, 0, forward_s, backward_s, comm_s, scratch);
-        for (int s = 1; s <= most && out->step_time_s > bound; s++) {
+        int64_t steps = 0;
+        for (int s = 1; s <= most && out->step_time_s > bound && !tp_deadline_was_told(); s++) {
+            if (tp_deadline_told_after(&steps, 16 * ((int64_t)stages + micros) * stages))
+                break;
             double makespan = tp_sliced_f1b(stages, micros, s, forward_s, backward_s, comm_s, scratch);
             if (makespan < out->step_time_s * (1.0 - 1e-12)) {
                 out->step_time_s = makespan;
@@ -179,6 +186,7 @@ tp_plan_slicer(int stages, int micros, const double *forward_s, const double *ba
             }
         }
         out->seconds = 1e-9 * (double)(tp_clock_ns() - begun);
+        status = tp_deadline_check_told();
     }
     tp_arena_close(&arena);
     return status;

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "csrc/base/clock.h"
+#include "csrc/base/deadline.h"
 #include "csrc/plan/in_flight.h"
 #include "csrc/sched/sched.h"
 
@@ -150,15 +151,18 @@ fill(int blocks, int stages, tp_chain_weight weight, const void *context, double
     return at == blocks;
 }
 
-/* The same by all ends that can be reached. reached: [stages + 1, blocks + 1] scratch. A later start reaches as far or
- * further, so one pointer serves all starts of a stage. */
+/* The same by all ends that can be reached; 0 too where the thread is told to stop. reached: [stages + 1, blocks + 1] scratch. A
+ * later start reaches as far or further, so one pointer serves all starts of a stage. */
 static int
-fill_all(int blocks, int stages, tp_chain_weight weight, const void *context, double tau, char *reached, int *boundary)
+fill_all(int blocks, int stages, tp_chain_weight weight, const void *context, double tau, char *reached, int64_t *steps,
+         int *boundary)
 {
     size_t row = (size_t)blocks + 1;
     memset(reached, 0, ((size_t)stages + 1) * row);
     reached[0] = 1;
     for (int k = 0; k < stages; k++) {
+        if (tp_deadline_told_after(steps, 8 * (int64_t)blocks))
+            return 0;
         const char *from = reached + (size_t)k * row;
         char *into = reached + ((size_t)k + 1) * row;
         for (int at = k, end = 0, marked = 0; at <= blocks - (stages - k); at++) {
@@ -193,21 +197,22 @@ tp_chain_least_largest(int blocks, int stages, tp_chain_weight weight, int risin
         return tp_fail(TP_EMEMORY, "no memory for %d stages of %d blocks", stages, blocks);
     for (int k = 0; k < stages; k++)
         high = fmax(high, weight(context, k, 0, blocks));
-    for (int zero = 1; zero || high - low > 1e-13 * high; zero = 0) { /* 0 is asked first: bisection would never come to it */
+    int64_t steps = 0;
+    for (int zero = 1; !tp_deadline_was_told() && (zero || high - low > 1e-13 * high); zero = 0) { /* 0 is asked first: bisection would never come to it */
         double middle = zero ? 0.0 : low + 0.5 * (high - low);
         if (!zero && (middle <= low || middle >= high))
             break;
         if (fill(blocks, stages, weight, context, middle, boundary) ||
-            (!rising && fill_all(blocks, stages, weight, context, middle, reached, boundary)))
+            (!rising && fill_all(blocks, stages, weight, context, middle, reached, &steps, boundary)))
             high = middle;
         else
             low = middle;
     }
     if (!fill(blocks, stages, weight, context, high, boundary) && !rising)
-        fill_all(blocks, stages, weight, context, high, reached, boundary);
+        fill_all(blocks, stages, weight, context, high, reached, &steps, boundary);
     free(reached);
     *largest = high;
-    return TP_OK;
+    return tp_deadline_check_told();
 }
 
 tp_status

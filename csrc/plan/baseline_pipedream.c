@@ -20,7 +20,7 @@ typedef struct {
     int devices, straight;
     double *best; /* [blocks + 1][devices + 1] */
     int *cut, *used;
-    int64_t steps;
+    int64_t steps, asked; /* asked: steps since somebody was asked whether to stop */
 } dream;
 
 static double
@@ -36,7 +36,7 @@ stage_s(const dream *p, int i, int j, int m, int before)
     return fmax(work, exchange) / m;
 }
 
-static void
+static tp_status
 fill_cell(dream *p, int j, int m)
 {
     int at = j * (p->devices + 1) + m;
@@ -44,7 +44,8 @@ fill_cell(dream *p, int j, int m)
     p->best[at] = p->straight && m > 1 ? INFINITY : stage_s(p, 0, j, m, 0);
     p->cut[at] = 0;
     p->used[at] = m;
-    for (int i = 1; i < j; i++)
+    for (int i = 1; i < j; i++) {
+        TP_TRY(tp_deadline_check_after(&p->asked, p->straight ? 4 : 4 * (int64_t)m));
         for (int last = 1; last < m && !(p->straight && last > 1); last++) {
             double value = fmax(p->best[i * (p->devices + 1) + m - last], message);
             p->steps++;
@@ -57,6 +58,8 @@ fill_cell(dream *p, int j, int m)
                 p->used[at] = last;
             }
         }
+    }
+    return TP_OK;
 }
 
 static tp_status
@@ -72,7 +75,7 @@ run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp
     for (int j = 1; j <= n; j++)
         for (int m = 1; m <= p.devices; m++) {
             TP_TRY(tp_deadline_check("pipedream"));
-            fill_cell(&p, j, m);
+            TP_TRY(fill_cell(&p, j, m));
         }
     plan->objective_s = p.best[cells - 1];
     plan->steps = p.steps;

@@ -21,7 +21,7 @@ typedef struct {
     uint16_t *drop;         /* the same: where best falls, ascending; drops of them */
     uint16_t *drops;        /* [count][k_stride] */
     double *time;           /* [reach + 2] by y, in ticks */
-    int64_t pairs, knapsacks;
+    int64_t pairs, knapsacks, asked; /* asked: steps since somebody was asked whether to stop */
 } piper;
 
 static double *
@@ -121,7 +121,8 @@ fill_table(piper *p)
     return TP_OK;
 }
 
-/* The stage by which best[i][k][s] came about, where no smaller k or s has the same value; its downset j, or -1. */
+/* The stage by which best[i][k][s] came about, where no smaller k or s has the same value; its downset j, or -1, also where the
+ * thread is told to stop. */
 static int
 find_stage(piper *p, int i, int *k, int *s, tp_layer_plan *plan)
 {
@@ -134,6 +135,8 @@ find_stage(piper *p, int i, int *k, int *s, tp_layer_plan *plan)
     for (int j = 0; j < i; j++) {
         if (!tp_layer_within(space, j, i))
             continue;
+        if (tp_deadline_told_after(&p->asked, 16 * (int64_t)space->graph->variants * (1 + space->replicas)))
+            return -1;
         tp_layer_pair_fill(space, i, j, &p->pair);
         for (int t = 0; t < space->degrees; t++)
             for (int r = 0; (p->pair.degrees >> t & 1) && r < space->replicas; r++) {
@@ -196,6 +199,7 @@ piper_in(tp_arena *arena, const tp_layer_graph *graph, tp_layer_plan *plan)
         return tp_layer_infeasible(&p.space, &p.pair, &p.pack);
     while (i > 0) {
         i = find_stage(&p, i, &k, &s, plan);
+        TP_TRY(tp_deadline_check_told());
         if (i < 0)
             return tp_fail(TP_EINTERNAL, "Piper's table has a value that no stage explains");
     }

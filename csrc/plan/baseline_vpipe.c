@@ -38,7 +38,7 @@ typedef struct {
     uint8_t *action, *moved; /* [blocks] */
     int *boundary, *best;    /* [stages + 1] */
     double *time_s, *short_bytes; /* [stages] of the present partition */
-    int64_t steps;
+    int64_t steps, asked; /* asked: steps since somebody was asked whether to stop */
 } vpipe;
 
 static int
@@ -99,11 +99,12 @@ fit_stage(vpipe *v, int k, int first, int end, double *time_s, double *short_byt
             swapped += c->activation_bytes[i];
             needed -= copies * c->activation_bytes[i];
         }
-    for (int i; needed > 0.0 && (i = cheapest(v, first, end)) >= 0;) {
+    for (int i; needed > 0.0 && !tp_deadline_told_after(&v->asked, end - first) && (i = cheapest(v, first, end)) >= 0;) {
         v->action[i] = TP_BLOCK_RECOMPUTE;
         needed -= copies * c->activation_bytes[i];
     }
-    for (int i; needed < 0.0 && (i = spare(v, first, end, -needed / copies)) >= 0;) {
+    for (int i; needed < 0.0 && !tp_deadline_told_after(&v->asked, end - first) &&
+                (i = spare(v, first, end, -needed / copies)) >= 0;) {
         v->action[i] = TP_BLOCK_KEEP;
         needed += copies * c->activation_bytes[i];
     }
@@ -152,7 +153,7 @@ pass(vpipe *v, merit *best)
     while (!tp_deadline_late()) {
         int chosen = -1, way = 0;
         merit least = {INFINITY, INFINITY, INFINITY};
-        for (int k = 0; k + 1 < v->stages; k++)
+        for (int k = 0; k + 1 < v->stages && !tp_deadline_was_told(); k++)
             for (int step = -1; step <= 1; step += 2) {
                 if (!may_move(v, k, step))
                     continue;
@@ -206,6 +207,7 @@ run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp
     plan->stages = stages;
     plan->steps = v.steps;
     plan->objective_s = best.slowest_s;
+    TP_TRY(tp_deadline_check_told());
     if (best.short_bytes <= 0.0)
         return TP_OK;
     TP_TRY(tp_deadline_check("vpipe"));

@@ -155,7 +155,7 @@ stage(bipar *b, int x, int i, int j, outcome *out)
     out->empty = tp_memopt_need(b->m, x, i, j, &slack) <= slack;
     out->time_s = out->empty ? tp_memopt_time(b->m, i, j)
                              : tp_capuchin_choose(b->m, &b->capuchin, x, i, j, b->recompute, b->swap_bytes);
-    return TP_OK;
+    return tp_deadline_check_told();
 }
 
 /* By more than the rounding of sums: the earlier candidate among equals, whatever the unit of time is. */
@@ -272,6 +272,7 @@ search_plan(tp_memopt *m, tp_dawnpiper_plan *plan)
     for (int x = 0; x < stages; x++)
         plan->stage_s[x] = tp_capuchin_choose(m, &b.capuchin, x, plan->boundary[x], plan->boundary[x + 1],
                                               plan->recompute, plan->swap_bytes);
+    TP_TRY(tp_deadline_check_told());
     TP_TRY(tp_dawnpiper_evaluate(m, plan));
     plan->lower_bound_s = plan->relaxed_s = fmin(plan->relaxed_s, plan->period_s);
     plan->optimal = plan->lower_bound_s >= plan->period_s * (1.0 - 4e-12);

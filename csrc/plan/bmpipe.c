@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "csrc/base/clock.h"
+#include "csrc/base/deadline.h"
 #include "csrc/plan/bmpipe_core.h"
 
 static tp_status
@@ -130,6 +131,8 @@ tp_plan_bmpipe(const tp_bmpipe_layers *layers, const tp_bmpipe_options *options,
     tp_status status = tp_bmpipe_open(layers, options, &arena, &p);
     if (status == TP_OK)
         status = solve(&p, out);
+    if (status == TP_OK)
+        status = tp_deadline_check_told();
     tp_bmpipe_close(&p);
     tp_arena_close(&arena);
     out->seconds = (double)(tp_clock_ns() - start) * 1e-9;

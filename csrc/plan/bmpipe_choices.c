@@ -5,6 +5,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "csrc/base/deadline.h"
+
 enum { ENUMERATED = 4096, VARIED = 8 }; /* most products of points, most chunks with more than one greedy choice */
 
 static uint64_t
@@ -225,7 +227,9 @@ make_choice(tp_bmpipe_search_room *s, const int *cut, int stage, tp_bmpipe_choic
         exact &= s->fronts[c]->exact;
         product *= c < chunks - 1 ? s->fronts[c]->count : 1;
     }
+    int64_t before = s->effort;
     count = find_choices(s, stage, room, product, &exact);
+    TP_TRY(tp_deadline_check_after(&p->asked, 2 * (before - s->effort) * p->virtuals));
     TP_TRY(tp_bmpipe_take(p, 1, sizeof(tp_bmpipe_choice), &memory));
     tp_bmpipe_choice *choice = memory;
     size_t cells = (size_t)count * (size_t)chunks;

@@ -205,6 +205,7 @@ find_vectors(tp_bmpipe *p, const tp_program *program)
         int count = 0;
         for (int64_t k = program->begin[x]; k < program->begin[x + 1]; k++) {
             int forward = program->code[k].op == TP_OP_F;
+            TP_TRY(tp_deadline_check_after(&p->asked, 8 + (int64_t)count * p->chunks));
             now[program->code[k].stage / p->stages] += forward ? 1 : -1;
             TP_TRY(grow_vectors(p, &all, total + count, &room));
             if (forward)
@@ -282,6 +283,7 @@ tp_bmpipe_simulate(tp_bmpipe *p)
 {
     double makespan = 0.0;
     tp_sim_run(p->sim, &p->durations, &makespan);
+    p->late |= tp_deadline_was_told();
     p->simulations++;
     return makespan;
 }

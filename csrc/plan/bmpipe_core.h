@@ -48,6 +48,7 @@ typedef struct {
     int64_t evaluations, simulations, nodes;
     int64_t deadline_ns;            /* 0: none */
     int late;                       /* the deadline has passed */
+    int64_t asked;                  /* steps since somebody was asked whether to stop */
 } tp_bmpipe;
 
 /* ---- bmpipe_core.c ------------------------------------------------------------------------------------------------------ */

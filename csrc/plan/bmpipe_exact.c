@@ -13,6 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "csrc/base/deadline.h"
+
 enum { LABELS = 64, ROWS = 64, LOCAL = 4096 };
 
 typedef struct {
@@ -131,6 +133,7 @@ find_fit(exact *e)
     for (int x = stages - 1; x >= 0; x--)
         for (int i = 0; i < n; i++) {
             double best = INFINITY;
+            TP_TRY(tp_deadline_check_after(&e->p->asked, 8 * (int64_t)(n - i)));
             for (int j = i + 1; j <= n - (stages - 1 - x); j++) {
                 double rest = least[(x + 1) * (n + 1) + j], here = excess(e, x, i, j), worst = here > rest ? here : rest;
                 if (worst < best) {
@@ -172,7 +175,7 @@ simulate(exact *e, double *makespan_s)
         }
     }
     *makespan_s = tp_bmpipe_simulate(p);
-    return TP_OK;
+    return tp_deadline_check_told();
 }
 
 static void
@@ -198,6 +201,7 @@ find_reach(exact *e)
             for (int j = first; j <= last; j++, count++)
                 if (e->constant_s + weight(e, x, i, j, 0.0) >= goal(e))
                     break;
+            TP_TRY(tp_deadline_check_after(&e->p->asked, 16 * (int64_t)(count + 1)));
             if (count == 0)
                 continue;
             TP_TRY(tp_bmpipe_take(e->p, (size_t)count, sizeof(double), &memory));
@@ -261,6 +265,7 @@ label_cell(exact *e, int stage, int from)
     for (int to = first_end(e, stage, from); to <= e->reach[cell(e, stage, from)]; to++) {
         double extra = extra_of(e, stage, from, to), own = weight(e, stage, from, to, extra);
         const labels *rest = &e->suffix[(size_t)(stage + 1) * (size_t)(e->n + 1) + (size_t)to];
+        TP_TRY(tp_deadline_check_after(&e->p->asked, 8 * (int64_t)rest->count));
         for (int k = 0; k < rest->count; k++) {
             label new = {extra + rest->at[k].extra_s, own > rest->at[k].most_s ? own : rest->at[k].most_s};
             if (e->constant_s + new.extra_s + new.most_s < goal(e))
@@ -343,6 +348,7 @@ add_row(exact *e, int depth)
     for (int x = stages - 1; x >= 0; x--)
         for (int i = x; i < n && (x > 0 || i == 0); i++) {
             double least = INFINITY;
+            TP_TRY(tp_deadline_check_after(&e->p->asked, 8 * (int64_t)(e->reach[cell(e, x, i)] + 1 - i)));
             for (int j = first_end(e, x, i); j <= e->reach[cell(e, x, i)]; j++)
                 least = fmin(least, row_cost(e, q, x, i, j) + q->rest[(x + 1) * (n + 1) + j]);
             q->rest[x * (n + 1) + i] = least;
@@ -484,6 +490,7 @@ first_plan(exact *e)
     for (int x = stages - 1; x >= 0; x--)
         for (int i = 0; i < n; i++) {
             least[x * (n + 1) + i] = INFINITY;
+            TP_TRY(tp_deadline_check_after(&e->p->asked, 8 * (int64_t)(n - i)));
             for (int j = i + 1; j <= n - (stages - 1 - x); j++) {
                 if (excess(e, x, i, j) > e->p->options->memory_bytes * TP_BMPIPE_SLACK)
                     break;

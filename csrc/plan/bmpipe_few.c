@@ -81,7 +81,7 @@ try_picks(few *f)
     tp_bmpipe_state *now = &f->s->now;
     int stage = 0, stages = f->s->p->stages, chunks = f->s->p->chunks;
     now->pick[0] = -1;
-    while (stage >= 0 && f->glances > 0) {
+    while (stage >= 0 && f->glances > 0 && !f->s->p->late) { /* late: told to stop */
         if (++now->pick[stage] == f->choice[stage]->count) {
             load_least(f, stage--);
             continue;

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "csrc/base/deadline.h"
 #include "csrc/plan/plan.h"
 
 enum { NODES = 1 << 21 };
@@ -24,7 +25,7 @@ total_lack(const tp_bmpipe_search_room *s, const int *cut, int *worst)
     return sum;
 }
 
-/* The best single move of a layer between two virtual stages, until none helps. */
+/* The best single move of a layer between two virtual stages, until none helps, or the thread is told to stop. */
 static double
 downhill(tp_bmpipe_search_room *s, int *cut, int *worst)
 {
@@ -38,6 +39,8 @@ downhill(tp_bmpipe_search_room *s, int *cut, int *worst)
                 if (u == v || cut[v + 1] - cut[v] < 2)
                     continue;
                 int low = v < u ? v : u, high = v < u ? u : v, step = v < u ? -1 : 1;
+                if (tp_deadline_told_after(&s->p->asked, (int64_t)s->p->vector_begin[s->p->stages] * s->p->chunks + high - low))
+                    return now;
                 for (int k = low + 1; k <= high; k++)
                     cut[k] += step;
                 double lack = total_lack(s, cut, &ignored);
@@ -114,6 +117,7 @@ tp_bmpipe_find_fit(tp_bmpipe_search_room *s)
     TP_TRY(tp_plan_balance(bytes, p->n, p->virtuals, cut));
     if (downhill(s, cut, &worst) <= 0.0)
         return TP_OK;
+    TP_TRY(tp_deadline_check_told());
     int64_t nodes = 0;
     memcpy(s->next.cut, cut, (size_t)(p->virtuals + 1) * sizeof *cut);
     s->next.cut[0] = 0;

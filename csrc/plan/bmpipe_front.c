@@ -5,6 +5,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "csrc/base/deadline.h"
+
 enum { MOST = TP_BMPIPE_POINTS, MOST_LATER = 256, MANY = 1 << 22 }; /* points of a front; after MANY points in all */
 
 /* Is (bytes, extra) worth keeping behind `last`, the point with next fewer bytes? Sums of the same numbers in another order
@@ -55,6 +57,7 @@ extend(tp_bmpipe *p, const tp_bmpipe_front *parent, int type, tp_bmpipe_front **
     int count = merge(p, parent, type), most = p->points > MANY ? MOST_LATER : MOST;
     int kept = count < most ? count : most;
     void *memory = NULL;
+    TP_TRY(tp_deadline_check_after(&p->asked, 4 * (int64_t)parent->count * p->layers->choices[type]));
     TP_TRY(tp_bmpipe_take(p, 1, sizeof(tp_bmpipe_front), &memory));
     tp_bmpipe_front *front = memory;
     TP_TRY(tp_bmpipe_take(p, (size_t)kept, sizeof(tp_bmpipe_point), &memory));

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "csrc/base/deadline.h"
 #include "csrc/plan/bmpipe_core.h"
 
 typedef struct {
@@ -140,11 +141,12 @@ write_columns(pen *w)
 static void
 write_rows(pen *w, int paths, const int64_t *forward_runs, const int64_t *backward_runs, const double *lag_s)
 {
+    int64_t steps = 0;
     w->ilp->rows = 0;
     w->ilp->entries = 0;
     write_order(w);
     write_memory(w);
-    for (int k = 0; k < paths; k++)
+    for (int k = 0; k < paths && !tp_deadline_told_after(&steps, 4 * (int64_t)w->ilp->columns); k++)
         write_path(w, forward_runs + (int64_t)k * w->p->virtuals, backward_runs + (int64_t)k * w->p->virtuals, lag_s[k]);
 }
 
@@ -201,6 +203,7 @@ tp_bmpipe_ilp_build(const tp_bmpipe_layers *layers, const tp_bmpipe_options *opt
         if (status == TP_OK) {
             write_columns(&w);
             write_rows(&w, paths, forward_runs, backward_runs, lag_s);
+            status = tp_deadline_check_told();
         }
     }
     tp_bmpipe_close(&p);

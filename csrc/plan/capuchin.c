@@ -10,6 +10,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "csrc/base/deadline.h"
+
 typedef struct {
     double *evict, *back; /* of capuchin */
     const double *bytes;
@@ -108,7 +110,8 @@ swap_hidden(const tp_memopt *m, tp_capuchin *c, channel *bus, double need, doubl
         c->free_s[k] = unit > 0.0 ? rint(c->free_s[k] / unit) : c->free_s[k];
     }
     sort_by_free(c, bus->i, bus->j);
-    for (int at = 0; at < bus->j - bus->i && need - saved > slack; at++) {
+    int count = bus->j - bus->i;
+    for (int at = 0; at < count && need - saved > slack && !tp_deadline_told_after(&c->asked, 4 * count); at++) {
         int node = c->rank[at];
         double bytes = m->nodes->activation_bytes[node];
         if (c->free_s[node] < 0.0)
@@ -157,13 +160,13 @@ best_recompute(const tp_memopt *m, const channel *bus, const uint8_t *recompute,
 /* Then the cheaper of: the tensor of most FreeTime swapped (what it adds to the stage, the bus as it is by then), the
  * tensor of most bytes a second recomputed. Returns the stage's time. */
 static double
-choose_rest(const tp_memopt *m, const tp_capuchin *c, channel *bus, uint8_t *recompute, double need, double slack,
+choose_rest(const tp_memopt *m, tp_capuchin *c, channel *bus, uint8_t *recompute, double need, double slack,
             double saved)
 {
     const double *bytes = bus->bytes;
     int count = bus->j - bus->i, at = 0;
     double work = tp_memopt_time(m, bus->i, bus->j), swapped = saved, time = time_of(bus, work, swapped);
-    while (need - saved > slack) {
+    while (need - saved > slack && !tp_deadline_told_after(&c->asked, 4 * count)) {
         double cost = INFINITY, grown = INFINITY;
         int best = best_recompute(m, bus, recompute, &cost), other = -1;
         if (best < 0)

@@ -154,6 +154,7 @@ glance(descent *d, const tp_move *move, int64_t count)
         tp_candidate trial = tp_move_make(&d->room, &move[i]);
         TP_TRY(tp_judge_time(d->judge, &trial, &durations));
         tp_sim_run(d->sim, &durations, &d->glance_s[i]);
+        TP_TRY(tp_deadline_check_told());
     }
     tp_judge_count(d->judge, (10 + count) * d->program->begin[d->program->ranks] + 100 * count);
     return TP_OK;

@@ -3,6 +3,10 @@
 #include <math.h>
 #include <string.h>
 
+#include "csrc/base/deadline.h"
+
+enum { POLL = 64 }; /* slots between two questions whether to stop */
+
 /* A row holds the last end of every stage: the even stages, then the odd ones, each half with room on both sides for the
  * neighbours that stage 0 and the last stage do not have (-inf). */
 static inline int
@@ -161,7 +165,8 @@ tp_f1b_op_at(int stages, int micros, int slot, int stage, tp_f1b_op *op)
     return op->micro >= 0 && op->micro < micros;
 }
 
-/* Stages 0 .. top. A micro-batch that has left `top` for stages that are not simulated comes back rest_s later. */
+/* Stages 0 .. top. A micro-batch that has left `top` for stages that are not simulated comes back rest_s later. INFINITY where the
+ * thread is told to stop. */
 static double
 evaluate(tp_f1b *f, double rest_s, double limit_s)
 {
@@ -180,6 +185,8 @@ evaluate(tp_f1b *f, double rest_s, double limit_s)
         double *row = from;
         from = to;
         to = row;
+        if (slot % POLL == POLL - 1 && tp_deadline_told_after(&f->asked, POLL / 2 * (int64_t)f->width))
+            return INFINITY;
         if (slot == look && limit_s < INFINITY) {
             if (is_late(f, slot, from, limit_s))
                 return INFINITY;
@@ -240,15 +247,20 @@ int
 tp_f1b_path(tp_f1b *f, tp_f1b_op *path, int *master)
 {
     int slots = slots_of(f), length = 0, stage = 0, width = f->width;
+    *master = 0;
     start(f, f->rows);
     for (int slot = 0; slot < slots; slot++) {
         double *from = f->rows + (slot & 1) * width, *to = f->rows + (1 - (slot & 1)) * width;
         if (slot % f->chunk == 0)
             memcpy(f->kept + (size_t)(slot / f->chunk) * (size_t)width, from, (size_t)width * sizeof *from);
         step(f, slot, from, to);
+        if (slot % POLL == POLL - 1 && tp_deadline_told_after(&f->asked, POLL / 2 * (int64_t)width))
+            return 0;
     }
     for (int part = (slots - 1) / f->chunk; part >= 0 && stage >= 0; part--) {
         int first = part * f->chunk, behind = smaller(slots, first + f->chunk);
+        if (tp_deadline_told_after(&f->asked, f->chunk * (int64_t)width))
+            return 0;
         memcpy(f->rows, f->kept + (size_t)part * (size_t)width, (size_t)width * sizeof *f->rows);
         for (int slot = first; slot < behind; slot++)
             step(f, slot, f->rows + (slot - first) * width, f->rows + (slot - first + 1) * width);

@@ -30,6 +30,7 @@ typedef struct {
     double *forward_s, *backward_s, *forward_wait_s, *backward_wait_s; /* [width] */
     double *rows;      /* [chunk + 1][width] ends by slot */
     double *kept;      /* [slots / chunk + 1][width] */
+    int64_t asked;     /* steps since somebody was asked whether to stop */
 } tp_f1b;
 
 /* What an op is: backward 0 or 1. */

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "csrc/base/deadline.h"
 #include "csrc/plan/judge_core.h"
 
 #define SLIGHT (1.0 - 1e-9) /* less than this much better is rounding */
@@ -144,7 +145,7 @@ measure(const tp_program *program, const tp_durations *d, tp_sim **sim, double *
 {
     TP_TRY(tp_sim_open(program, sim));
     tp_sim_run(*sim, d, makespan_s);
-    return TP_OK;
+    return tp_deadline_check_told();
 }
 
 /* As many of the first micro-batches halved as are fastest with whole backwards, the fewest of equals. */

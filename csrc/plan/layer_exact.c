@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "csrc/base/clock.h"
+#include "csrc/base/deadline.h"
 
 enum { POINTS = 2048, CACHE_BITS = 16 };
 
@@ -64,6 +65,7 @@ typedef struct {
     point *kept;                 /* [nodes * POINTS] the last choice's points, node by node */
     cached *cache;
     int64_t searches, knapsacks;
+    int64_t asked; /* steps since somebody was asked whether to stop */
     int capped;
 } search;
 
@@ -212,6 +214,7 @@ solve_pack(search *x, int y)
     if (pack->price == 0.0 || !(best < INFINITY))
         return best; /* the fastest fit, or nothing does */
     x->knapsacks++;
+    x->asked += (int64_t)pack->nodes * POINTS;
     for (int l = 0, n = 0; n < pack->nodes; n++) {
         double least = INFINITY;
         for (; l < pack->begin[n + 1]; l++)
@@ -288,6 +291,8 @@ extend(search *x, int i, int p, double tau)
             const entry *rest = &x->front[(int64_t)j * (s->reach + 1) + e];
             for (int r = first; r < s->replicas; r++) {
                 int d = s->replica[r], to = rest->s + d, k = rest->k + d * tensor;
+                if (tp_deadline_told_after(&x->asked, 64))
+                    return;
                 if (d > most || to > s->reach || k > s->graph->devices)
                     break;
                 if (x->at[to].k <= k)
@@ -328,7 +333,8 @@ solve_entry(search *x, int i, const entry *e)
     return solve_pack(x, y);
 }
 
-/* The largest time of a plan with none above tau: of the one on the fewest devices; INFINITY if there is none. */
+/* The largest time of a plan with none above tau: of the one on the fewest devices; INFINITY if there is none, or if the thread is
+ * told to stop. */
 static double
 probe(search *x, double tau)
 {
@@ -339,9 +345,11 @@ probe(search *x, double tau)
     for (int i = 1; i < s->count; i++) {
         for (int to = 0; to <= s->reach; to++)
             x->at[to].k = INT32_MAX;
-        for (int p = x->pair_begin[i]; p < x->pair_begin[i + 1]; p++)
+        for (int p = x->pair_begin[i]; p < x->pair_begin[i + 1] && !tp_deadline_was_told(); p++)
             if (x->fronts[x->inner[p]] > 0)
                 extend(x, i, p, tau);
+        if (tp_deadline_was_told())
+            return INFINITY;
         keep_front(x, i, tau);
     }
     int i = s->count - 1, at = x->fronts[i] - 1;
@@ -393,9 +401,11 @@ open_pairs(search *x)
     int64_t pairs = 0;
     double *work = NULL;
     int *lacking = NULL;
-    for (int i = 0; i < s->count; i++)
+    for (int i = 0; i < s->count; i++) {
+        TP_TRY(tp_deadline_check_after(&x->asked, 4 * (int64_t)i * s->words));
         for (int j = 0; j < i; j++)
             pairs += tp_layer_within(s, j, i);
+    }
     if (pairs * s->degrees * s->replicas > 200000000)
         return tp_fail(TP_EVALUE, "the graph has %lld possible stages of %d ways each: too many to plan; merge nodes",
                        (long long)pairs, s->degrees * s->replicas);
@@ -406,6 +416,7 @@ open_pairs(search *x)
     TP_ARENA_TAKE(s->arena, (int64_t)s->count * s->degrees, work);
     TP_ARENA_TAKE(s->arena, (int64_t)s->count * s->degrees, lacking);
     for (int i = 0; i < s->count; i++) {
+        TP_TRY(tp_deadline_check_after(&x->asked, 16 * ((int64_t)i + s->graph->variants)));
         sum_work(x, i, work + i * s->degrees, lacking + i * s->degrees);
         x->pair_begin[i] = x->pairs;
         for (int j = 0; j < i; j++)
@@ -463,6 +474,7 @@ static tp_status
 find_least(search *x, tp_layer_plan *plan)
 {
     double low = x->left_s[0] / x->space.graph->devices * (1.0 - 1e-9), work = low, high = first_plan(x, &low);
+    TP_TRY(tp_deadline_check_told());
     if (!(high < INFINITY))
         return tp_layer_infeasible(&x->space, &x->pair, &x->pack);
     for (int step = 0; high > 0.0; step++) {
@@ -482,7 +494,7 @@ find_least(search *x, tp_layer_plan *plan)
     plan->optimal = !x->capped;
     plan->lower_bound_s = plan->optimal ? high * (1.0 - 1e-12) : work;
     probe(x, high); /* the fronts of the plan itself */
-    return TP_OK;
+    return tp_deadline_check_told();
 }
 
 static void

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "csrc/base/deadline.h"
+
 enum { MOST_DOWNSETS = 20000, TABLE_BITS = 16 };
 
 static int
@@ -197,9 +199,11 @@ grow_downsets(tp_layer_space *s, int *table)
 {
     s->count = 1;
     int level = 0, next = 1;
+    int64_t steps = 0;
     for (int size = 0; size < s->graph->nodes; size++) {
         for (int i = level; i < next; i++)
             for (int v = 0; v < s->graph->nodes; v++) {
+                TP_TRY(tp_deadline_check_after(&steps, 8 * (s->edge_begin[v + 1] - s->edge_begin[v] + 1)));
                 if (!may_join(s, s->set + (int64_t)i * s->words, v))
                     continue;
                 uint64_t *made = s->set + (int64_t)s->count * s->words;

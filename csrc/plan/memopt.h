@@ -44,6 +44,7 @@ typedef struct {
     tp_memopt_known *known;
     int64_t known_room, known_count;
     int64_t evaluations, knapsacks, states, limit; /* limit: of states */
+    int64_t asked; /* steps since somebody was asked whether to stop */
 } tp_memopt;
 
 /* nodes and options must outlive it and have been checked. End with tp_memopt_close, also after an error. */
@@ -81,6 +82,7 @@ tp_memopt_choose(tp_memopt *m, int x, int i, int j, uint8_t *recompute, double *
 typedef struct {
     double *evict, *back, *free_s; /* [n] by node: last access before eviction, first one after it, FreeTime */
     int *rank;                     /* [n] */
+    int64_t asked;                 /* steps since somebody was asked whether to stop */
 } tp_capuchin;
 TP_MUST_USE tp_status
 tp_capuchin_open(tp_memopt *m, tp_capuchin *out);

@@ -10,6 +10,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "csrc/base/deadline.h"
+
 typedef struct {
     tp_memopt *m;
     double time, need, width, slack;
@@ -185,6 +187,7 @@ tp_memopt_knapsack(tp_memopt *m, int x, int i, int j, double enough, double cuto
               .cutoff = cutoff, .best_state = -1};
     c.need = tp_memopt_need(m, x, i, j, &c.slack);
     m->knapsacks++;
+    TP_TRY(tp_deadline_check_after(&m->asked, 4 * (int64_t)m->n));
     for (int k = 0; k < m->n; k++)
         if (m->order[k] >= i && m->order[k] < j && m->nodes->activation_bytes[m->order[k]] > 0.0)
             m->item[c.count++] = m->order[k];
@@ -197,6 +200,7 @@ tp_memopt_knapsack(tp_memopt *m, int x, int i, int j, double enough, double cuto
     for (int turn = 0; c.length > 0 && c.best > enough && (c.low >= 0 || c.high < c.count); turn++) {
         if (c.used > m->limit / 64 + 8 || m->states + c.used > m->limit) /* no one stage takes all there is */
             break;
+        TP_TRY(tp_deadline_check_after(&m->asked, 16 * (int64_t)(c.length + 1)));
         TP_TRY(grow(&c));
         if (c.high < c.count && (turn % 2 == 0 || c.low < 0)) {
             c.high++;

@@ -4,6 +4,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "csrc/base/deadline.h"
+
 double
 tp_flow_shop(const double *time_s, int64_t jobs, int64_t machines, double *clock_s)
 {
@@ -90,6 +92,7 @@ tp_shop_line_set(tp_shop_line *l, const int *length, int slices)
     memmove(l->length, length, (size_t)slices * sizeof(int));
     memset(l->head, 0, (size_t)l->width * sizeof(double));
     l->slices = slices;
+    l->asked += 2 * (int64_t)slices * l->width; /* the next move asks */
     for (int m = 0; m < slices; start += l->length[m++]) {
         double *head = l->head + (size_t)m * (size_t)l->width;
         l->start[m] = start;
@@ -106,6 +109,8 @@ latency_with(tp_shop_line *l, int first, int behind, const int *length, int slic
 {
     const double *tail = l->tail + (size_t)behind * (size_t)l->width;
     int start = l->start[first];
+    if (tp_deadline_was_told() || tp_deadline_told_after(&l->asked, 2 * (int64_t)l->width * (slices + 1)))
+        return INFINITY;
     memcpy(l->clock, l->head + (size_t)first * (size_t)l->width, (size_t)l->width * sizeof(double));
     l->moves++;
     for (int k = 0; k < slices; start += length[k++]) {

@@ -5,6 +5,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "csrc/base/deadline.h"
+
 tp_status
 tp_shop_bound_open(tp_arena *arena, const tp_shop *shop, const tp_shop_options *options, tp_shop_bound *out)
 {
@@ -48,7 +50,7 @@ gather(tp_shop_bound *b)
     }
 }
 
-/* rest[j] for all j by the current mixture. */
+/* rest[j] for all j by the current mixture, and its slicing; neither where the thread is told to stop. */
 static void
 programme(tp_shop_bound *b)
 {
@@ -60,6 +62,8 @@ programme(tp_shop_bound *b)
     for (int j = n - 1; j >= 0; j--) {
         double least = INFINITY, *mean = b->row;
         int last = capped < n - j ? capped : n - j;
+        if (tp_deadline_told_after(&b->asked, (int64_t)last * (shop->costs + 1)))
+            return;
         for (int i = 1; i <= last; i++)
             mean[i] = b->rest[j + i];
         for (int c = 0; c < shop->costs; c++) {
@@ -102,7 +106,7 @@ mix(tp_shop_bound *b, const tp_shop_line *l, double heat, double weight)
     int machines = shop->machines, m_last = l->slices - 1;
     size_t width = (size_t)b->width, row = (size_t)shop->units + 1;
     double *to = b->soft, *from = b->soft + row * width;
-    for (int m = 0; m <= m_last; m++)
+    for (int m = 0; m <= m_last && !tp_deadline_told_after(&b->asked, 32 * (int64_t)b->width); m++)
         for (int q = 0; q < b->width; q++) {
             double c = tp_slice_cost_at(&shop->cost[shop->cost_of[q]], l->start[m], l->length[m]);
             double own = m > 0 ? to[(size_t)(m - 1) * width + (size_t)q] : -INFINITY;
@@ -110,7 +114,7 @@ mix(tp_shop_bound *b, const tp_shop_line *l, double heat, double weight)
             double before = m == 0 && q % machines == 0 ? 0.0 : soft_max(own, other, heat);
             to[(size_t)m * width + (size_t)q] = before + c;
         }
-    for (int m = m_last; m >= 0; m--)
+    for (int m = m_last; m >= 0 && !tp_deadline_told_after(&b->asked, 32 * (int64_t)b->width); m--)
         for (int q = b->width - 1; q >= 0; q--) {
             double c = tp_slice_cost_at(&shop->cost[shop->cost_of[q]], l->start[m], l->length[m]);
             double own = m < m_last ? from[(size_t)(m + 1) * width + (size_t)q] : -INFINITY;
@@ -184,7 +188,7 @@ tp_shop_bound_run(tp_shop_bound *b, tp_shop_line *l, int programmes)
     double heat = 0.0, top = -1.0;
     int best_count = l->slices, done = 0;
     memcpy(l->order, l->length, (size_t)l->slices * sizeof(int));
-    for (size_t h = 0; h < sizeof heats / sizeof heats[0] && done < programmes; h++, done++) {
+    for (size_t h = 0; h < sizeof heats / sizeof heats[0] && done < programmes && !tp_deadline_was_told(); h++, done++) {
         memset(b->share, 0, values * sizeof(double));
         mix(b, l, fmax(heats[h] * l->latency, 1e-300), 1.0);
         double found = weigh(b);
@@ -195,7 +199,7 @@ tp_shop_bound_run(tp_shop_bound *b, tp_shop_line *l, int programmes)
     }
     memcpy(b->share, b->best_share, values * sizeof(double));
     double least = l->latency;
-    for (int step = 1; done < programmes && least > b->best * (1.0 + 1e-10); step++, done++) {
+    for (int step = 1; done < programmes && least > b->best * (1.0 + 1e-10) && !tp_deadline_was_told(); step++, done++) {
         double gamma = 1.0 / (step + 3.0);
         tp_shop_line_set(l, b->length, b->slices);
         if (l->latency < least) {

@@ -4,6 +4,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "csrc/base/deadline.h"
+
 #define LABEL_DOUBLES ((int64_t)48 << 20) /* of all labels: 384 MiB, then the search ends as if its work were done */
 
 /* The labels after `token` tokens. */
@@ -38,7 +40,7 @@ set_rests(search *s)
     for (int j = n; j >= 0; j--)
         for (int q = 0; q < s->width; q++)
             s->rest[(size_t)q * ((size_t)n + 1) + (size_t)j] = j == n ? 0.0 : INFINITY;
-    for (int j = n - 1; j >= 0; j--)
+    for (int j = n - 1; j >= 0 && !tp_deadline_told_after(&s->line->asked, (int64_t)(n - j) * s->width); j--)
         for (int i = 1; i <= n - j && i <= s->capped; i++) {
             if (!tp_shop_allowed(shop, s->line->options, j, i))
                 continue;
@@ -82,6 +84,7 @@ open_search(search *s)
     s->mass = s->rest + width * (n + 1);
     s->clock = s->mass + width * (n + 1);
     set_rests(s);
+    TP_TRY(tp_deadline_check_told());
     if (s->mean != NULL)
         set_masses(s);
     return TP_OK;
@@ -253,12 +256,14 @@ tp_shop_labels(tp_arena *arena, tp_shop_line *line, const tp_shop_bound *bound, 
     for (int j = 0; j < n; j++)
         for (int a = 0; a < s.places[j].count; a++) {
             double least = s.places[j].bound[a];
+            int64_t before = s.work;
             if (least >= s.goal)
                 continue;
             if (s.work <= 0 || s.held > LABEL_DOUBLES)
                 open = fmin(open, least);
             else
                 TP_TRY(extend(&s, j, a));
+            TP_TRY(tp_deadline_check_after(&line->asked, before - s.work));
         }
     keep_best(&s);
     *labels += s.labels;

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "csrc/base/clock.h"
+#include "csrc/base/deadline.h"
 
 #define WORK ((int64_t)400 * 1000 * 1000)
 #define SURROGATE 2048 /* units up to which a dense surrogate is made */
@@ -17,7 +18,8 @@ static void
 fill_surrogate(const tp_shop *shop, const tp_shop_options *o, double *table)
 {
     int n = shop->units;
-    for (int j = 0; j < n; j++)
+    int64_t steps = 0;
+    for (int j = 0; j < n && !tp_deadline_told_after(&steps, (int64_t)n * shop->chains * shop->machines); j++)
         for (int i = 1; i <= n - j; i++) {
             double sum = 0.0;
             for (int chain = 0; chain < shop->chains; chain++) {
@@ -80,6 +82,7 @@ begin(tp_arena *arena, tp_shop_line *line)
     int *length = memory, *kept = length + 2 * (n + 1), kept_slices = 0;
     double latency = INFINITY;
     fill_surrogate(line->shop, line->options, table);
+    TP_TRY(tp_deadline_check_told());
     slices = within(table, n, 1e308, dist, length);
     offer(line, length, slices, kept, &kept_slices, &latency);
     for (int m = 0; m < slices; m++)
@@ -89,6 +92,7 @@ begin(tp_arena *arena, tp_shop_line *line)
     int steps = n <= TP_SHOP_EXACT ? THRESHOLDS : 12;
     low = fmax(low, high / 1000.0);
     for (int t = 0; t < steps && low < high; t++) {
+        TP_TRY(tp_deadline_check_after(&line->asked, (int64_t)n * n));
         slices = within(table, n, high * pow(low / high, (t + 1.0) / steps) * (1.0 + 1e-12), dist, length);
         if (slices > 0)
             offer(line, length, slices, kept, &kept_slices, &latency);
@@ -246,6 +250,7 @@ solve(tp_arena *arena, const tp_shop *shop, const tp_shop_options *options, grid
         tp_shop_bound_run(&bound, line, affordable(shop, line, work / 4));
         tp_shop_line_descend(line, work / 8);
     }
+    TP_TRY(tp_deadline_check_told());
     if (exact && bound.best < line->latency * (1.0 - 1e-12))
         TP_TRY(tp_shop_labels(arena, line, bound.best > 0.0 ? &bound : NULL, work, &plan->labels, &proven));
     if (exact && fmax(proven, bound.best) < line->latency * (1.0 - 3e-12)) {
@@ -253,6 +258,7 @@ solve(tp_arena *arena, const tp_shop *shop, const tp_shop_options *options, grid
         TP_TRY(from_coarse(arena, line, known, plan, &(int){1}));
         if (line->latency < before)
             tp_shop_line_descend(line, work / 8);
+        TP_TRY(tp_deadline_check_told());
     }
     plan->bounds += bound.programmes;
     plan->latency_s = line->latency;

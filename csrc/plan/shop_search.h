@@ -17,7 +17,7 @@ typedef struct {
     double *clock, *time; /* scratch [width], [costs] */
     int *order;           /* scratch [units] */
     double latency;
-    int64_t moves;
+    int64_t moves, asked; /* asked: steps since somebody was asked whether to stop (csrc/base/deadline.h) */
 } tp_shop_line;
 
 /* room: units. */
@@ -25,7 +25,8 @@ TP_MUST_USE tp_status
 tp_shop_line_open(tp_arena *arena, const tp_shop *shop, const tp_shop_options *options, tp_shop_line *out);
 void
 tp_shop_line_set(tp_shop_line *line, const int *length, int slices);
-/* Descend by moving, joining and halving slices until nothing helps or so many more machines' steps were done. */
+/* Descend by moving, joining and halving slices until nothing helps or so many more machines' steps were done, or the thread is
+ * told to stop. */
 void
 tp_shop_line_descend(tp_shop_line *line, int64_t work);
 /* clock[width] of the labels' recurrence, advanced by one slice. */
@@ -56,7 +57,7 @@ typedef struct {
     int *length;        /* [units] the slicing of the last programme */
     int slices;
     double best;        /* the bound */
-    int64_t programmes;
+    int64_t programmes, asked; /* asked: as of tp_shop_line */
 } tp_shop_bound;
 
 TP_MUST_USE tp_status

@@ -206,7 +206,7 @@ walk_edges(walk *w, double v)
         if (w->alive[b])
             tp_slice_dp_backward(&w->dp[b]);
     double floor = v * (1.0 - DEPTH), at = v, largest, least;
-    if (!keep_edges(w, &floor, v))
+    if (tp_deadline_was_told() || !keep_edges(w, &floor, v))
         return v;
     while (at > floor && (least = search_edges(w, at, &largest)) < INFINITY)
         at = below(w, least, largest, at);
@@ -429,6 +429,8 @@ solve(const tp_slice_cost *cost, int batch, int tables, const tp_slice_options *
     tp_status status = tp_arena_open(&arena);
     if (status == TP_OK) {
         status = run_walk(&arena, &w, options);
+        if (status == TP_OK)
+            status = tp_deadline_check_told(); /* its searches ended wherever they were */
         tp_arena_close(&arena);
     }
     if (status != TP_OK)

@@ -6,6 +6,7 @@
 #include <float.h>
 #include <math.h>
 
+#include "csrc/base/deadline.h"
 #include "csrc/plan/slice_dp.h"
 
 /* Multipliers by the stationarity of the optimum: a slice of i units weighs as c / (i dc/di) - 1, spread evenly. */
@@ -62,6 +63,8 @@ weighted_search(tp_slice_dp *dp, const double *n, double threshold, double laten
         const double *g = !t->smooth ? tp_slice_row(t, j) + 1 : j == 0 ? t->g0 + 1 : t->g1 + 1;
         const double level = t->smooth ? t->a2 * j : 0.0, slope = t->smooth ? t->a3 * j : 0.0;
         const double set[5] = {dp->u[j], level, slope, 1.0 - n[j], threshold};
+        if (tp_deadline_told_after(&dp->asked, last))
+            break;
         dp->kernels->relax_weighted(dp->u + j + 1, g, n + j + 1, set, last);
     }
     return dp->u[units];
@@ -88,6 +91,7 @@ bound_in(tp_arena *arena, const tp_slice_cost *cost, const tp_slice_options *opt
     /* A plan with a slice above the threshold is no faster than the one given, so those slices need no search. */
     double threshold = dp.weight > 0.0 ? (latency - least_rate(&dp) * dp.n) / dp.weight : INFINITY;
     double least = weighted_search(&dp, n, threshold, latency);
+    TP_TRY(tp_deadline_check_told());
     *bound_s = fmin(least, latency) * (1.0 - 1e-9); /* the weights are rounded */
     return TP_OK;
 }
@@ -123,6 +127,7 @@ least_in(tp_arena *arena, const tp_slice_cost *cost, const tp_slice_options *opt
     TP_TRY(tp_slice_dp_open(arena, cost, NULL, options, INFINITY, &dp));
     const double both[2] = {threshold_s, dp.most_bytes};
     *least_s = tp_slice_dp_forward(&dp, both);
+    TP_TRY(tp_deadline_check_told());
     *queued = tp_slice_monge_fits(&dp);
     *slices = *least_s < INFINITY ? tp_slice_dp_path(&dp, length) : 0;
     for (int k = 0; k < *slices / 2; k++) { /* last first */

@@ -4,6 +4,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "csrc/base/deadline.h"
+
 #define QUEUE_UNITS 16384 /* below, kernels are as fast as the queue of Monge costs */
 #define LEAD 7 /* index 1 of u, w, h, q lies on a cache line */
 
@@ -69,7 +71,8 @@ reach_of(const tp_slice_cost *a, const tp_slice_cost *b, int cap, double most, i
     int n = a->units;
     size_t width = (size_t)n + 1;
     memset(reach, 0, (size_t)n * sizeof *reach);
-    for (int i = 1; i <= cap; i++) { /* along the rows of the caller's tables */
+    int64_t steps = 0;
+    for (int i = 1; i <= cap && !tp_deadline_told_after(&steps, n); i++) { /* along the rows of the caller's tables */
         if (a->least != NULL && (b == NULL || b->least != NULL) && a->least[i] + (b != NULL ? b->least[i] : 0.0) > most)
             continue;
         const double *x = a->table + (size_t)i * width, *y = b != NULL ? b->table + (size_t)i * width : NULL;
@@ -105,7 +108,8 @@ fill_rows(const tp_slice_cost *cost, tp_slice_table *t)
 {
     enum { TILE = 32 };
     int n = t->n, width = n + 1;
-    for (int j0 = 0, more; j0 < n; j0 += TILE)
+    int64_t steps = 0;
+    for (int j0 = 0, more; j0 < n && !tp_deadline_told_after(&steps, TILE * (int64_t)n); j0 += TILE)
         for (int i0 = 1; i0 == 1 || more; i0 += TILE) {
             more = 0;
             for (int j = j0; j < j0 + TILE && j < n; j++) {
@@ -127,7 +131,8 @@ fill_rows(const tp_slice_cost *cost, tp_slice_table *t)
 static void
 close_rows(const tp_slice_memory *memory, int cap, tp_slice_table *t)
 {
-    for (int j = 0; j < t->n; j++) {
+    int64_t steps = 0;
+    for (int j = 0; j < t->n && !tp_deadline_told_after(&steps, t->n - j); j++) {
         double *row = t->rows + t->row[j] - 1;
         int end = (int)(t->row[j + 1] - t->row[j]), last = cap < t->n - j ? cap : t->n - j;
         for (int i = 1; memory->limit_bytes > 0.0 && i <= last && i <= end; i++)
@@ -141,7 +146,8 @@ close_rows(const tp_slice_memory *memory, int cap, tp_slice_table *t)
 static void
 fill_peaks(tp_slice_table *t)
 {
-    for (int j = 0; j < t->n; j++) {
+    int64_t steps = 0;
+    for (int j = 0; j < t->n && !tp_deadline_told_after(&steps, t->n - j); j++) {
         double most = 0.0;
         for (size_t at = t->row[j]; at < t->row[j + 1]; at++) {
             most = t->rows[at] > most ? t->rows[at] : most;
@@ -182,7 +188,7 @@ open_dense(tp_arena *arena, const tp_slice_cost *a, const tp_slice_cost *b, int 
     }
     close_rows(memory, cap, t);
     fill_peaks(t);
-    return TP_OK;
+    return tp_deadline_check_told();
 }
 
 static tp_status
@@ -370,6 +376,8 @@ double
 tp_slice_dp_forward(tp_slice_dp *dp, const double *threshold)
 {
     int n = dp->n, j = 1;
+    if (tp_deadline_was_told())
+        return INFINITY;
     tp_slice_windows(dp, threshold);
     dp->u[0] = 0.0;
     for (int e = 1; e < n + 1 + TP_SLICE_PAD; e++)
@@ -377,13 +385,19 @@ tp_slice_dp_forward(tp_slice_dp *dp, const double *threshold)
     relax_one(dp, 0);
     if (tp_slice_monge_fits(dp)) {
         tp_slice_monge_forward(dp);
-        return dp->u[n] + dp->sum.q[n];
+        return tp_deadline_was_told() ? INFINITY : dp->u[n] + dp->sum.q[n];
     }
     if (dp->sum.smooth)
-        for (; j + TP_SLICE_BLOCK <= n; j += TP_SLICE_BLOCK)
+        for (; j + TP_SLICE_BLOCK <= n; j += TP_SLICE_BLOCK) {
             relax_block(dp, j);
-    for (; j < n; j++)
+            if (tp_deadline_told_after(&dp->asked, dp->last[j]))
+                return INFINITY;
+        }
+    for (; j < n; j++) {
         relax_one(dp, j);
+        if (tp_deadline_told_after(&dp->asked, dp->last[j]))
+            return INFINITY;
+    }
     return dp->u[n] + dp->sum.q[n];
 }
 
@@ -394,7 +408,7 @@ tp_slice_dp_backward(tp_slice_dp *dp)
     dp->w[n] = dp->sum.q[n];
     for (int e = n + 1; e < n + 1 + TP_SLICE_PAD; e++)
         dp->w[e] = INFINITY;
-    for (int j = n - 1; j >= 0; j--) {
+    for (int j = n - 1; j >= 0 && !tp_deadline_told_after(&dp->asked, dp->last[j]); j--) {
         tp_slice_mask none = {0}, mask = {0};
         const double *h = tp_slice_row(&dp->sum, j);
         int whole = dp->safe[j] / dp->kernels->lanes * dp->kernels->lanes;

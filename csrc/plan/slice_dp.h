@@ -45,6 +45,7 @@ typedef struct {
     int *far;            /* by start: no slice from it or an earlier one (but 0) ends beyond, in the last search */
     double *u, *w;       /* u[e] = F[e] - q[e] forward, w[e] = B[e] + q[e] backward: u + w is the best path through e */
     const tp_slice_kernels *kernels;
+    int64_t asked;  /* steps since somebody was asked whether to stop (csrc/base/deadline.h) */
     int convex;     /* sum.h is, up to this length, and the queue pays (slice_monge.c); 0: kernels search */
     int *queue;     /* [2][n + 1] */
     double *source; /* [n + 1] */
@@ -95,7 +96,7 @@ tp_slice_row(const tp_slice_table *t, int start)
 TP_MUST_USE tp_status
 tp_slice_dp_open(tp_arena *arena, const tp_slice_cost *cost, const tp_slice_cost *backward,
                  const tp_slice_options *options, double most, tp_slice_dp *dp);
-/* The least sum within the thresholds [limits]; +inf if there is none. */
+/* The least sum within the thresholds [limits]; +inf if there is none, or if the thread is told to stop. */
 double
 tp_slice_dp_forward(tp_slice_dp *dp, const double *threshold);
 /* The first part of it: the windows of these thresholds (slice_windows.c). */
@@ -112,7 +113,7 @@ tp_slice_monge_forward(tp_slice_dp *dp);
 /* The slices of that sum, last first, into length[]; returns how many. Among equals the cheapest slice is taken. */
 int
 tp_slice_dp_path(const tp_slice_dp *dp, int *length);
-/* Distances to the end within the thresholds of the last forward search. */
+/* Distances to the end within the thresholds of the last forward search; not all where the thread is told to stop. */
 void
 tp_slice_dp_backward(tp_slice_dp *dp);
 /* A lower bound on the last slice's cost in limit l: no threshold below it is feasible. */

@@ -3,6 +3,8 @@
 
 #include <math.h>
 
+#include "csrc/base/deadline.h"
+
 tp_status
 tp_slice_edges_open(tp_arena *arena, int n, int64_t room, int64_t all, tp_slice_edges *edges)
 {
@@ -136,9 +138,12 @@ int
 tp_slice_edges_keep(const tp_slice_dp *dp, double floor[3], const double *ceiling, double goal, tp_slice_edges *edges)
 {
     const double none[2] = {0.0, 0.0};
+    int64_t steps = 0;
     edges->count = 0;
     for (int j = 0; j < dp->n; j++)
-        if (dp->u[j] + dp->w[j] + dp->weight * most_of(dp, none, floor) < goal &&
+        if (tp_deadline_told_after(&steps, dp->last[j]))
+            return 0;
+        else if (dp->u[j] + dp->w[j] + dp->weight * most_of(dp, none, floor) < goal &&
             !keep_of_start(dp, j, floor, ceiling, goal, edges))
             return 0;
     return 1;

@@ -180,6 +180,7 @@ finish(apart *a, const box *start, double step, const double largest_of[2])
     int base = a->boxes;
     TP_TRY(proceed(a, start, step, largest_of));
     while (a->boxes > base) {
+        TP_TRY(tp_deadline_check_after(&a->dp.asked, a->dp.n + start->edges.count));
         box b = a->stack[--a->boxes];
         double largest[2], shrunk, least = tp_slice_edges_search(&b.edges, a->dp.n, 3, b.high);
         tp_slice_edges fewer;
@@ -208,6 +209,7 @@ reduce(apart *a, box *b, double step, const double largest[2], int *done)
 {
     double lowest = fmax(b->low[2], b->high[2] * (1.0 - a->depth)), floor[3] = {b->low[0], b->low[1], lowest};
     tp_slice_dp_backward(&a->dp);
+    TP_TRY(tp_deadline_check_told());
     *done = tp_slice_edges_keep(&a->dp, floor, &b->high[2], goal_of(a), &a->edges);
     if (floor[2] == lowest && *done && lowest > b->low[2])
         a->depth = fmin(DEEP, 2.0 * a->depth);
@@ -390,6 +392,7 @@ run_apart(apart *a, const tp_slice_options *options)
     TP_TRY(coarse_hint(a, options, hint, &most));
     TP_TRY(open_apart(a, options, most));
     begin(a, hint);
+    TP_TRY(tp_deadline_check_told());
     double quadratic = fabs(a->dp.sum.q[a->dp.n]);
     a->tolerance = 1e-12 + 2.2e-16 * (a->dp.n + (a->dp.n + a->dp.weight) * quadratic / fmax(a->best, 1e-300));
     if (a->best > 0.0) /* at the low end of a double's range corners are rounded by more: boxes would not get smaller */
@@ -411,6 +414,8 @@ solve(const tp_slice_cost *forward, const tp_slice_cost *backward, const tp_slic
     tp_status status = tp_arena_open(&arena);
     if (status == TP_OK) {
         status = run_apart(&a, options);
+        if (status == TP_OK)
+            status = tp_deadline_check_told(); /* its searches ended wherever they were */
         tp_arena_close(&arena);
     }
     if (status != TP_OK) {

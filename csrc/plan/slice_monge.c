@@ -8,6 +8,8 @@
 
 #include <math.h>
 
+#include "csrc/base/deadline.h"
+
 /* The last length up to which h is convex. */
 int
 tp_slice_convex(const tp_slice_table *t, int n)
@@ -96,7 +98,7 @@ tp_slice_monge_forward(tp_slice_dp *dp)
 {
     const values v = {.dp = dp, .source = dp->source};
     int n = dp->n, front = 0, back = 0, *start = dp->queue, *first = start + n + 1;
-    for (int e = 1; e <= n; e++) {
+    for (int e = 1; e <= n && !tp_deadline_told_after(&dp->asked, 16); e++) {
         int j = e - 1;
         if (j >= 1 && dp->u[j] < INFINITY && dp->last[j] > 0) {
             dp->source[j] = dp->u[j] + dp->sum.a2 * j;

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "csrc/base/deadline.h"
 #include "csrc/plan/slice_dp.h"
 
 static int
@@ -58,9 +59,11 @@ check_table(const tp_slice_cost *cost, const char *name, double *least)
 {
     char where[96];
     int n = cost->units;
+    int64_t steps = 0;
     for (int i = 1; i <= n; i++) {
         const double *row = cost->table + (size_t)i * (size_t)(n + 1);
         double low;
+        TP_TRY(tp_deadline_check_after(&steps, n));
         if (check_length(row, n - i + 1, &low)) {
             int j = 0;
             while (!bad(row[j]))
@@ -158,9 +161,12 @@ tp_slice_cost_coarsen(tp_arena *arena, const tp_slice_cost *cost, int factor, tp
     TP_TRY(tp_arena_take(arena, cost->table != NULL ? width * width : 2 * width, sizeof(double), &memory));
     double *values = memory;
     if (cost->table != NULL) {
-        for (int i = 1; i <= n; i++)
+        int64_t steps = 0;
+        for (int i = 1; i <= n; i++) {
+            TP_TRY(tp_deadline_check_after(&steps, n));
             for (int j = 0; j <= n - i; j++)
                 values[(size_t)i * width + (size_t)j] = tp_slice_cost_at(cost, j * factor, i * factor);
+        }
         out->table = values;
         return TP_OK;
     }

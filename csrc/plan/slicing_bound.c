@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "csrc/base/deadline.h"
 #include "csrc/plan/slice_dp.h"
 
 enum { LANES = 8 };
@@ -44,11 +45,11 @@ from_start(const tp_slice_cost *cost, const double *first, const double *rest)
 
 /* rest[start], 1 <= start <= units: the least that slices from there to the end cost. */
 static void
-fill_rest(const tp_slice_cost *cost, double *rest)
+fill_rest(const tp_slice_cost *cost, double *rest, int64_t *steps)
 {
     int n = cost->units;
     rest[n] = 0.0;
-    for (int start = n - 1; start >= 1; start--) {
+    for (int start = n - 1; start >= 1 && !tp_deadline_told_after(steps, n - start); start--) {
         if (cost->table == NULL) {
             rest[start] = least_of_row(cost->g1, cost->a3 * start, rest + start, n - start) + cost->a2 * start;
             continue;
@@ -72,10 +73,10 @@ typedef struct {
 
 static void
 add_size(const tp_slice_cost *cost, double fixed_s, const tp_slicing_rank *r, int count, double *rest, double *both,
-         rank_paths *out)
+         int64_t *steps, rank_paths *out)
 {
     int n = cost->units;
-    fill_rest(cost, rest);
+    fill_rest(cost, rest, steps);
     for (int i = 1; i <= n; i++)
         both[i] = r->head[i] + r->tail[i];
     double plain = from_start(cost, NULL, rest), head = from_start(cost, r->head, rest) - plain;
@@ -87,15 +88,15 @@ add_size(const tp_slice_cost *cost, double fixed_s, const tp_slicing_rank *r, in
 }
 
 static double
-bound_rank(int rank, int sizes, const tp_slicing_micro *micro, double *scratch)
+bound_rank(int rank, int sizes, const tp_slicing_micro *micro, double *scratch, int64_t *steps)
 {
     rank_paths all = {0.0, INFINITY, INFINITY, INFINITY}, core = all;
     int64_t micros = 0;
-    for (int q = 0; q < sizes; q++) {
+    for (int q = 0; q < sizes && !tp_deadline_was_told(); q++) {
         const tp_slicing_rank *r = &micro[q].rank[rank];
         double *both = scratch + r->all.units + 1;
-        add_size(&r->all, r->all_s, r, micro[q].count, scratch, both, &all);
-        add_size(&r->core, r->core_s, r, micro[q].count, scratch, both, &core);
+        add_size(&r->all, r->all_s, r, micro[q].count, scratch, both, steps, &all);
+        add_size(&r->core, r->core_s, r, micro[q].count, scratch, both, steps, &core);
         micros += micro[q].count;
     }
     /* The micro-batch that comes first and the one that ends last may be two. */
@@ -108,17 +109,19 @@ tp_status
 tp_slicing_bound(int ranks, int sizes, const tp_slicing_micro *micro, double update_s, double *bound_s)
 {
     double most = 0.0, micros = 0.0;
+    int64_t steps = 0;
     int units = micro[0].rank[0].all.units;
     for (int q = 0; q < sizes; q++)
         micros += micro[q].count;
     double *scratch = malloc(((size_t)units + 1) * 2 * sizeof *scratch);
     if (scratch == NULL)
         return tp_fail(TP_EMEMORY, "no memory for the cuts of %d units", units);
-    for (int r = 0; r < ranks; r++) {
-        double s = bound_rank(r, sizes, micro, scratch);
+    for (int r = 0; r < ranks && !tp_deadline_was_told(); r++) {
+        double s = bound_rank(r, sizes, micro, scratch, &steps);
         most = s > most ? s : most;
     }
     free(scratch);
+    TP_TRY(tp_deadline_check_told());
     if (!isfinite(most + update_s))
         return tp_fail(TP_EVALUE, "the bound is %g: finite slice costs are needed", most + update_s);
     *bound_s = (most + update_s) * (1.0 - 1e-12 - 0x1p-50 * (units + micros));

@@ -2,6 +2,8 @@
 
 #include <math.h>
 
+#include "csrc/base/deadline.h"
+
 double
 tp_stage_bound(const tp_stages *s, int k, int from, int to)
 {
@@ -95,6 +97,8 @@ tp_stages_narrow(tp_stages *s, double goal_s)
     s->alive[(size_t)p * (size_t)width + (size_t)n] = n;
     for (int k = p - 1; k >= 0; k--) {
         int *alive = s->alive + (size_t)k * (size_t)width, *next = alive + width;
+        if (tp_deadline_told_after(&s->asked, 64 * (int64_t)(s->behind[k] - s->first[k] + 1)))
+            return 0;
         alive[s->behind[k] + 1] = n + 1;
         for (int i = s->behind[k]; i >= s->first[k]; i--) {
             int from = i < s->first[k + 1] ? s->first[k + 1] : i + 1;
@@ -149,11 +153,12 @@ tp_stages_pivot(tp_stages *s, int *boundary, double *bound_s)
         else
             low = goal;
     }
+    *bound_s = low;
     /* The bounds fall and rise together but for their rounding. */
     for (double slack = 1e-13; !tp_stages_narrow(s, high + slack * high); slack *= 2.0)
-        continue;
+        if (tp_deadline_was_told())
+            return;
     tp_stages_take(s, 1, boundary);
-    *bound_s = low;
 }
 
 tp_status
@@ -163,6 +168,7 @@ tp_stages_balance(tp_arena *arena, const tp_stages *s, int **out)
     void *memory = NULL;
     double *least;
     int *parent;
+    int64_t steps = 0;
     TP_TRY(tp_arena_take(arena, ((size_t)s->stages + 1) * width, sizeof(double), &memory));
     least = memory;
     TP_TRY(tp_arena_take(arena, ((size_t)s->stages + 1) * width, sizeof(int), &memory));
@@ -176,6 +182,7 @@ tp_stages_balance(tp_arena *arena, const tp_stages *s, int **out)
             least[at] = INFINITY;
             parent[at] = -1;
             for (int k = i - 1; k >= j - 1; k--) { /* downwards: the stage only grows */
+                TP_TRY(tp_deadline_check_after(&steps, 4));
                 double load = (s->forward_s[i] - s->forward_s[k]) + (s->backward_s[i] - s->backward_s[k]);
                 if (load > least[at] || !tp_stage_fits(s, j - 1, k, i))
                     break;

@@ -25,6 +25,7 @@ typedef struct {
     int *reach;            /* [stages][blocks]: a stage that begins at i may end there at most; NULL: no memory limit */
     /* of the last tp_stages_narrow: */
     double goal_s;
+    int64_t asked;         /* steps since somebody was asked whether to stop */
     int *first, *behind;   /* [stages + 1] where boundary k may be, hull */
     int *alive;            /* [stages + 1][blocks + 2]: the next place of boundary k, from here on, from which stages k .. p - 1
                               can hold the rest within the goal; blocks + 1: none. Set from first[k] to behind[k] + 1. */
@@ -67,7 +68,8 @@ tp_stage_fits(const tp_stages *s, int k, int from, int to)
  * `from` itself if one block is too much. */
 int
 tp_stage_longest(const tp_stages *s, int k, int from, double goal_s);
-/* Is there a plan whose stage bounds are all within the goal? Exact. Sets goal_s, first, behind and alive. */
+/* Is there a plan whose stage bounds are all within the goal? Exact. Sets goal_s, first, behind and alive. 0, and none of these to
+ * be used, where the thread is told to stop. */
 int
 tp_stages_narrow(tp_stages *s, double goal_s);
 /* After tp_stages_narrow that said yes: a plan within the goal. late: every stage as long as can be, else as short. Returns

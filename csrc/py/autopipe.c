@@ -133,14 +133,13 @@ plan_autopipe(PyObject *module, PyObject *args, PyObject *keywords)
     if ((blocks = view_times(forward, backward, &v)) >= 0 &&
         (memory == Py_None || view_memory(memory, blocks, problem.stages, &v, &limits) == 0)) {
         tp_stage_plan plan;
-        tp_status status;
         problem.blocks = blocks;
         problem.forward_s = v.view[FORWARD].buf;
         problem.backward_s = v.view[BACKWARD].buf;
         problem.memory = memory == Py_None ? NULL : &limits;
-        Py_BEGIN_ALLOW_THREADS
-        status = tp_plan_autopipe(&problem, (tp_autopipe_method)method, &stop, &plan);
-        Py_END_ALLOW_THREADS
+        tp_py_away away;
+        tp_py_leave(&away);
+        tp_status status = tp_py_back(&away, tp_plan_autopipe(&problem, (tp_autopipe_method)method, &stop, &plan));
         tp_py_state *state = tp_py_module_state(module);
         result = status == TP_OK ? plan_object(state, &plan) : tp_py_raise(state, status);
         tp_stage_plan_free(&plan);
@@ -163,10 +162,10 @@ plan_slicer(PyObject *module, PyObject *args, PyObject *keywords)
     views v = {0};
     if ((stages = view_times(forward, backward, &v)) >= 0) {
         tp_slicer_plan plan;
-        tp_status status;
-        Py_BEGIN_ALLOW_THREADS
-        status = tp_plan_slicer(stages, micros, v.view[FORWARD].buf, v.view[BACKWARD].buf, comm_s, &plan);
-        Py_END_ALLOW_THREADS
+        tp_py_away away;
+        tp_py_leave(&away);
+        tp_status status = tp_py_back(&away, tp_plan_slicer(stages, micros, v.view[FORWARD].buf, v.view[BACKWARD].buf, comm_s,
+                                                            &plan));
         if (status == TP_OK)
             result = Py_BuildValue("(iddidd)", plan.split, plan.step_time_s, plan.whole_s, plan.algorithm2_split,
                                    plan.algorithm2_s, plan.seconds);
@@ -193,11 +192,10 @@ sliced_f1b(PyObject *module, PyObject *args, PyObject *keywords)
     views v = {0};
     if ((stages = view_times(forward, backward, &v)) >= 0) {
         double makespan;
-        tp_status status;
-        Py_BEGIN_ALLOW_THREADS
-        status = tp_plan_sliced_f1b(stages, micros, split, v.view[FORWARD].buf, v.view[BACKWARD].buf, comm_s,
-                                    &makespan);
-        Py_END_ALLOW_THREADS
+        tp_py_away away;
+        tp_py_leave(&away);
+        tp_status status = tp_py_back(&away, tp_plan_sliced_f1b(stages, micros, split, v.view[FORWARD].buf,
+                                                                v.view[BACKWARD].buf, comm_s, &makespan));
         result = status == TP_OK ? PyFloat_FromDouble(makespan) : tp_py_raise(tp_py_module_state(module), status);
     }
     tp_py_end_views(v.view, VIEWS);

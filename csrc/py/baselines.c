@@ -113,7 +113,6 @@ plan_baseline(PyObject *module, PyObject *args, PyObject *keywords)
     if (view_arrays(arrays, view, values, &chain.blocks) == 0 &&
         tp_py_view_optional(in_flight, 'i', stages, "in_flight", &view[ARRAYS], &held) == 0) {
         tp_chain_plan plan = {0};
-        tp_status status;
         chain.forward_s = values[FORWARD], chain.backward_s = values[BACKWARD];
         chain.static_bytes = values[STATIC], chain.activation_bytes = values[ACTIVATION];
         chain.transient_bytes = values[TRANSIENT], chain.recompute_s = values[RECOMPUTE];
@@ -121,9 +120,9 @@ plan_baseline(PyObject *module, PyObject *args, PyObject *keywords)
         chain.in_flight = held;
         if (chain.static_bytes == NULL || chain.activation_bytes == NULL)
             chain.limit_bytes = 0.0;
-        Py_BEGIN_ALLOW_THREADS
-        status = plan_by(planner, &chain, stages, option, swap_Bps, &plan);
-        Py_END_ALLOW_THREADS
+        tp_py_away away;
+        tp_py_leave(&away);
+        tp_status status = tp_py_back(&away, plan_by(planner, &chain, stages, option, swap_Bps, &plan));
         tp_py_state *state = tp_py_module_state(module);
         result = status == TP_OK ? plan_object(state, &chain, &plan) : tp_py_raise(state, status);
         tp_chain_plan_free(&plan);

@@ -101,11 +101,10 @@ plan_bmpipe(PyObject *module, PyObject *args, PyObject *keywords)
     Py_ssize_t virtuals = (Py_ssize_t)o.stages * o.chunks;
     if (tp_py_view_optional(in_flight, 'i', virtuals, "in_flight", &given, &held) == 0) {
         tp_bmpipe_plan plan;
-        tp_status status;
         o.in_flight = held;
-        Py_BEGIN_ALLOW_THREADS
-        status = tp_plan_bmpipe(&v.layers, &o, &plan);
-        Py_END_ALLOW_THREADS
+        tp_py_away away;
+        tp_py_leave(&away);
+        tp_status status = tp_py_back(&away, tp_plan_bmpipe(&v.layers, &o, &plan));
         tp_py_state *state = tp_py_module_state(module);
         result = status == TP_OK ? plan_object(state, &v, &o, &plan) : tp_py_raise(state, status);
         tp_bmpipe_plan_free(&plan);
@@ -138,10 +137,9 @@ bmpipe_judge(PyObject *module, PyObject *args, PyObject *keywords)
                                 v.layers.strategies, o.chunks, o.stages);
         } else {
             tp_bmpipe_plan plan;
-            tp_status status;
-            Py_BEGIN_ALLOW_THREADS
-            status = tp_bmpipe_judge(&v.layers, &o, given.buf, &plan);
-            Py_END_ALLOW_THREADS
+            tp_py_away away;
+            tp_py_leave(&away);
+            tp_status status = tp_py_back(&away, tp_bmpipe_judge(&v.layers, &o, given.buf, &plan));
             tp_py_state *state = tp_py_module_state(module);
             result = status == TP_OK ? plan_object(state, &v, &o, &plan) : tp_py_raise(state, status);
             tp_bmpipe_plan_free(&plan);
@@ -149,6 +147,25 @@ bmpipe_judge(PyObject *module, PyObject *args, PyObject *keywords)
         PyBuffer_Release(&given);
     }
     end_layers(&v);
+    return result;
+}
+
+/* Takes over both runs, [virtuals]. */
+static PyObject *
+path_object(tp_py_state *state, tp_status status, int64_t *runs[2], Py_ssize_t virtuals, double makespan, double lag)
+{
+    PyObject *result = NULL;
+    if (status != TP_OK) {
+        free(runs[0]);
+        free(runs[1]);
+        return tp_py_raise(state, status);
+    }
+    PyObject *up = tp_py_array(state, runs[0], 'q', 1, &virtuals);
+    PyObject *down = tp_py_array(state, runs[1], 'q', 1, &virtuals);
+    if (up != NULL && down != NULL)
+        result = Py_BuildValue("(dOOd)", makespan, up, down, lag);
+    Py_XDECREF(up);
+    Py_XDECREF(down);
     return result;
 }
 
@@ -184,16 +201,10 @@ bmpipe_path(PyObject *module, PyObject *args, PyObject *keywords)
             free(runs[1]);
         } else {
             double makespan = 0.0, lag = 0.0;
-            tp_status status = tp_bmpipe_path(&o, f.buf, b.buf, &makespan, runs[0], runs[1], &lag);
-            tp_py_state *state = tp_py_module_state(module);
-            PyObject *up = tp_py_array(state, runs[0], 'q', 1, &virtuals);
-            PyObject *down = tp_py_array(state, runs[1], 'q', 1, &virtuals);
-            if (status == TP_OK && up != NULL && down != NULL)
-                result = Py_BuildValue("(dOOd)", makespan, up, down, lag);
-            else if (status != TP_OK)
-                tp_py_raise(state, status);
-            Py_XDECREF(up);
-            Py_XDECREF(down);
+            tp_py_away away;
+            tp_py_leave(&away);
+            tp_status status = tp_py_back(&away, tp_bmpipe_path(&o, f.buf, b.buf, &makespan, runs[0], runs[1], &lag));
+            result = path_object(tp_py_module_state(module), status, runs, virtuals, makespan, lag);
         }
     }
     PyBuffer_Release(&f);
@@ -256,10 +267,10 @@ bmpipe_ilp(PyObject *module, PyObject *args, PyObject *keywords)
                             view[0].shape[0], view[0].shape[1], view[1].shape[0], view[1].shape[1], view[2].shape[0], virtuals);
     } else if (views == 3) {
         tp_bmpipe_ilp ilp;
-        tp_status status;
-        Py_BEGIN_ALLOW_THREADS
-        status = tp_bmpipe_ilp_build(&v.layers, &o, (int)view[2].shape[0], view[0].buf, view[1].buf, view[2].buf, &ilp);
-        Py_END_ALLOW_THREADS
+        tp_py_away away;
+        tp_py_leave(&away);
+        tp_status status = tp_py_back(&away, tp_bmpipe_ilp_build(&v.layers, &o, (int)view[2].shape[0], view[0].buf, view[1].buf,
+                                                                 view[2].buf, &ilp));
         tp_py_state *state = tp_py_module_state(module);
         result = status == TP_OK ? ilp_object(state, &ilp) : tp_py_raise(state, status);
         tp_bmpipe_ilp_free(&ilp);

@@ -11,12 +11,11 @@ tp_py_program_build(PyObject *type, PyObject *args)
         tp_py_view(slices, 'i', 1, 0, "slices", &view) < 0)
         return NULL;
     tp_program *program = NULL;
-    tp_status status;
     Py_ssize_t micros = view.shape[0];
-    Py_BEGIN_ALLOW_THREADS
-    status = tp_program_build((tp_schedule)schedule, ranks, chunks, micros > 65537 ? 65537 : (int)micros, view.buf,
-                              &program);
-    Py_END_ALLOW_THREADS
+    tp_py_away away;
+    tp_py_leave(&away);
+    tp_status status = tp_py_back(&away, tp_program_build((tp_schedule)schedule, ranks, chunks,
+                                                          micros > 65537 ? 65537 : (int)micros, view.buf, &program));
     PyBuffer_Release(&view);
     return tp_py_program_made_by(type, status, program);
 }
@@ -28,10 +27,9 @@ tp_py_program_build_sliced(PyObject *type, PyObject *args)
     if (!PyArg_ParseTuple(args, "iii", &ranks, &micros, &split))
         return NULL;
     tp_program *program = NULL;
-    tp_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = tp_program_build_sliced(ranks, micros, split, &program);
-    Py_END_ALLOW_THREADS
+    tp_py_away away;
+    tp_py_leave(&away);
+    tp_status status = tp_py_back(&away, tp_program_build_sliced(ranks, micros, split, &program));
     return tp_py_program_made_by(type, status, program);
 }
 
@@ -49,10 +47,10 @@ build_zigzag(PyObject *type, PyObject *args, int with_waves)
     request.slices = view.buf;
     request.micros = view.shape[0] > 65537 ? 65537 : (int)view.shape[0];
     tp_program *program = NULL;
-    tp_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = with_waves ? tp_program_build_hanayo(&request, waves, &program) : tp_program_build_zb_v(&request, &program);
-    Py_END_ALLOW_THREADS
+    tp_py_away away;
+    tp_py_leave(&away);
+    tp_status status = tp_py_back(&away, with_waves ? tp_program_build_hanayo(&request, waves, &program)
+                                                    : tp_program_build_zb_v(&request, &program));
     PyBuffer_Release(&view);
     return tp_py_program_made_by(type, status, program);
 }
@@ -79,11 +77,10 @@ build_from_slices(PyObject *type, PyObject *args, tp_status (*build)(int, int, c
     if (!PyArg_ParseTuple(args, "iO", &ranks, &slices) || tp_py_view(slices, 'i', 1, 0, "slices", &view) < 0)
         return NULL;
     tp_program *program = NULL;
-    tp_status status;
     int micros = view.shape[0] > 65537 ? 65537 : (int)view.shape[0];
-    Py_BEGIN_ALLOW_THREADS
-    status = build(ranks, micros, view.buf, &program);
-    Py_END_ALLOW_THREADS
+    tp_py_away away;
+    tp_py_leave(&away);
+    tp_status status = tp_py_back(&away, build(ranks, micros, view.buf, &program));
     PyBuffer_Release(&view);
     return tp_py_program_made_by(type, status, program);
 }

@@ -118,9 +118,15 @@ cost_seconds(PyObject *module, PyObject *args)
         double *out = doubles(n);
         const double *s = view[0].buf, *c = view[1].buf, *b = view[2].buf;
         if (out != NULL) {
-            Py_BEGIN_ALLOW_THREADS for (Py_ssize_t i = 0; i < n; i++) out[i] =
-                tp_cost_seconds(&p.cost.curve[curve / TP_COST_PHASES][curve % TP_COST_PHASES], s[i], c[i], b[i]);
-            Py_END_ALLOW_THREADS result = tp_py_array(state, out, 'd', 1, &n);
+            int64_t steps = 0;
+            tp_py_away away;
+            tp_py_leave(&away);
+            for (Py_ssize_t i = 0; i < n && !tp_deadline_told_after(&steps, 8); i++)
+                out[i] = tp_cost_seconds(&p.cost.curve[curve / TP_COST_PHASES][curve % TP_COST_PHASES], s[i], c[i], b[i]);
+            if (tp_py_back(&away, TP_OK) == TP_OK)
+                result = tp_py_array(state, out, 'd', 1, &n);
+            else
+                free(out);
         }
     }
     while (held > 0)
@@ -179,9 +185,9 @@ cost_slices(PyObject *module, PyObject *args)
     tp_status status = TP_OK;
     int ready = out.G0 != NULL && out.G1 != NULL;
     if (ready) {
-        Py_BEGIN_ALLOW_THREADS status =
-            tp_cost_slice_tables(&r.p.cost, r.weights.buf, r.batch, r.granularity, r.units, &out);
-        Py_END_ALLOW_THREADS
+        tp_py_away away;
+        tp_py_leave(&away);
+        status = tp_py_back(&away, tp_cost_slice_tables(&r.p.cost, r.weights.buf, r.batch, r.granularity, r.units, &out));
     }
     table_close(&r);
     if (!ready || status != TP_OK) {
@@ -210,9 +216,9 @@ cost_table(PyObject *module, PyObject *args)
     double *out = r.units > 1 << 14 ? NULL : doubles(shape[0] * shape[1]);
     tp_status status = TP_OK;
     if (out != NULL) {
-        Py_BEGIN_ALLOW_THREADS status =
-            tp_cost_full_table(&r.p.cost, r.weights.buf, r.batch, r.granularity, r.units, out);
-        Py_END_ALLOW_THREADS
+        tp_py_away away;
+        tp_py_leave(&away);
+        status = tp_py_back(&away, tp_cost_full_table(&r.p.cost, r.weights.buf, r.batch, r.granularity, r.units, out));
     } else if (!PyErr_Occurred()) {
         tp_py_invalid_value("a table of %zd units is too large: a coarser granularity would be right",
                             r.units);
@@ -263,12 +269,13 @@ durations_run(tp_py_state *state, const tp_py_pack *p, const Py_buffer view[4], 
         ready &= (out[i] = doubles(shape[0] * shape[1])) != NULL;
     tp_status status = TP_OK;
     if (ready) {
-        Py_BEGIN_ALLOW_THREADS
+        tp_py_away away;
+        tp_py_leave(&away);
         if (again)
             status = tp_cost_recompute(&p->cost, stages, blocks, micros, batches, slices, lengths, out[0]);
         else
             status = tp_cost_durations(&p->cost, stages, blocks, micros, batches, slices, lengths, out[0], out[1], out[2]);
-        Py_END_ALLOW_THREADS
+        status = tp_py_back(&away, status);
         if (status == TP_OK)
             return durations_out(state, out, count, shape);
     }

@@ -124,10 +124,10 @@ plan_dawnpiper(PyObject *module, PyObject *args, PyObject *keywords)
         options.boundary = cuts;
         options.in_flight = held;
         tp_dawnpiper_plan plan = {0};
-        tp_status status;
-        Py_BEGIN_ALLOW_THREADS
-        status = (binary ? tp_plan_dawnpiper_binary : tp_plan_dawnpiper)(&view.nodes, &options, &plan);
-        Py_END_ALLOW_THREADS
+        tp_py_away away;
+        tp_py_leave(&away);
+        tp_status status = tp_py_back(&away, binary ? tp_plan_dawnpiper_binary(&view.nodes, &options, &plan)
+                                                    : tp_plan_dawnpiper(&view.nodes, &options, &plan));
         tp_py_state *state = tp_py_module_state(module);
         result = status == TP_OK ? plan_object(state, &plan) : tp_py_raise(state, status);
         tp_dawnpiper_plan_free(&plan);

@@ -15,6 +15,15 @@ deadline_set(PyObject *module, PyObject *value)
     return PyLong_FromLongLong(tp_deadline_set(at));
 }
 
+PyDoc_STRVAR(get_doc, "deadline_get($module, /)\n--\n\nWhen planning of this thread must end; 0: never.");
+static PyObject *
+deadline_get(PyObject *module, PyObject *none)
+{
+    (void)module;
+    (void)none;
+    return PyLong_FromLongLong(tp_deadline_get());
+}
+
 PyDoc_STRVAR(count_doc, "deadline_count($module, step_ns, /)\n--\n\nFor tests: on this thread's clock for deadlines so much passes "
                         "with every question, and nothing else; 0: the clock again.");
 static PyObject *
@@ -51,6 +60,7 @@ tp_py_add_deadline(PyObject *module, tp_py_state *state)
 {
     static PyMethodDef methods[] = {
         {"deadline_set", deadline_set, METH_O, set_doc},
+        {"deadline_get", deadline_get, METH_NOARGS, get_doc},
         {"deadline_count", deadline_count, METH_O, count_doc},
         {"deadline_now", deadline_now, METH_NOARGS, now_doc},
         {"deadline_late", deadline_late, METH_NOARGS, late_doc},

@@ -218,13 +218,14 @@ program_of(PyObject *module, PyObject *args, int whole)
     if (candidate_open(h, tuple, &g) == 0 && recompute_open(h, again, &g) == 0) {
         tp_program *program = NULL;
         double seconds = 0.0;
-        tp_status status;
-        Py_BEGIN_ALLOW_THREADS
-        status = whole ? tp_judge_run(h->judge, &g.c, &program, &seconds) : tp_judge_compute(h->judge, &g.c, &program);
-        Py_END_ALLOW_THREADS
-        if (status != TP_OK)
+        tp_py_away away;
+        tp_py_leave(&away);
+        tp_status status = tp_py_back(&away, whole ? tp_judge_run(h->judge, &g.c, &program, &seconds)
+                                                   : tp_judge_compute(h->judge, &g.c, &program));
+        if (status != TP_OK) {
+            tp_program_close(program); /* a signal's handler may have raised in spite of it */
             tp_py_raise(state, status);
-        else if (whole)
+        } else if (whole)
             result = Py_BuildValue("NdL", tp_py_program_wrap(state, program), seconds, (long long)tp_judge_work(h->judge));
         else
             result = tp_py_program_wrap(state, program);
@@ -356,10 +357,9 @@ judge_descend(PyObject *module, PyObject *args)
     descent.context = h;
     if (candidate_open(h, tuple, &g) == 0) {
         tp_descended end = {0};
-        tp_status status;
-        Py_BEGIN_ALLOW_THREADS
-        status = tp_judge_descend(h->judge, &g.c, seconds, &descent, &end);
-        Py_END_ALLOW_THREADS
+        tp_py_away away;
+        tp_py_leave(&away);
+        tp_status status = tp_py_back(&away, tp_judge_descend(h->judge, &g.c, seconds, &descent, &end));
         if (status != TP_OK)
             tp_py_raise(state, status);
         else

@@ -88,14 +88,13 @@ plan_layers(PyObject *module, PyObject *args, PyObject *keywords)
         open++;
     if (open == ARRAYS && check_sizes(view, &graph) == 0) {
         tp_layer_plan plan = {0};
-        tp_status status;
         graph.from = view[FROM].buf, graph.to = view[TO].buf, graph.edge_bytes = view[EDGE_BYTES].buf;
         graph.node = view[NODE].buf, graph.degree = view[DEGREE].buf, graph.time_s = view[TIME].buf;
         graph.param_bytes = view[PARAM].buf, graph.memory_a = view[MEMORY_A].buf, graph.memory_b = view[MEMORY_B].buf;
         graph.sync_bytes = view[SYNC].buf;
-        Py_BEGIN_ALLOW_THREADS
-        status = published ? tp_plan_piper(&graph, &plan) : tp_plan_layers(&graph, &plan);
-        Py_END_ALLOW_THREADS
+        tp_py_away away;
+        tp_py_leave(&away);
+        tp_status status = tp_py_back(&away, published ? tp_plan_piper(&graph, &plan) : tp_plan_layers(&graph, &plan));
         result = status == TP_OK ? plan_object(&graph, &plan) : tp_py_raise(tp_py_module_state(module), status);
         tp_layer_plan_free(&plan);
     }

@@ -6,6 +6,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "csrc/base/deadline.h"
 #include "csrc/base/status.h"
 
 typedef struct {
@@ -26,6 +27,19 @@ tp_py_state_of(PyObject *self);
  * failed. */
 PyObject *
 tp_py_raise(tp_py_state *state, tp_status status);
+/* Around a call in C that may take long: it runs without the GIL, and handlers of signals run within it (every 20 ms at most, in
+ * the main thread). What one raises ends it soon, and takes the place of whatever it gives: tp_py_back, with the status of the
+ * call, is then EABORTED, with that exception set, which tp_py_raise leaves alone. Free what the call made as after any error, but
+ * it may have ended well. */
+typedef struct {
+    PyThreadState *thread;
+    tp_listener before;
+} tp_py_away;
+void
+tp_py_leave(tp_py_away *away);
+TP_MUST_USE tp_status
+tp_py_back(tp_py_away *away, tp_status status);
+
 /* Raise InvalidValueError or InvalidTypeError; return NULL. format: as PyErr_Format's. For what is wrong before C sees it. */
 PyObject *
 tp_py_invalid_value(const char *format, ...);

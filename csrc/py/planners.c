@@ -187,11 +187,11 @@ plan_slices(PyObject *module, PyObject *args, PyObject *keywords)
         PyErr_NoMemory();
     else if (tp_py_view_costs(list, NULL, views, costs, count) == 0 && view_message(comm, &views[0], &message, &options) == 0) {
         tp_slice_plan plan = {0};
-        tp_status status;
         double *least = take_least(costs, count);
-        Py_BEGIN_ALLOW_THREADS
-        status = check_and_plan(costs, least, count, batch, flush, &options, &plan, flush_of, flush > 0 ? &flushes : NULL);
-        Py_END_ALLOW_THREADS
+        tp_py_away away;
+        tp_py_leave(&away);
+        tp_status status = tp_py_back(&away, check_and_plan(costs, least, count, batch, flush, &options, &plan, flush_of,
+                                                            flush > 0 ? &flushes : NULL));
         free(least);
         result = status == TP_OK ? plan_object(&plan) : tp_py_raise(tp_py_module_state(module), status);
         if (result != NULL && flush > 0)
@@ -241,12 +241,11 @@ plan_slices_apart(PyObject *module, PyObject *args, PyObject *keywords)
     if (tp_py_view_cost(forward, "t", &views[0]) == 0 && tp_py_view_cost(backward, "bwd", &views[1]) == 0 &&
         view_message(comm, &views[0], &views[2], &options) == 0) {
         tp_slice_plan plan = {0};
-        tp_status status;
         tp_slice_cost costs[2] = {views[0].cost, views[1].cost};
         double *least = take_least(costs, 2);
-        Py_BEGIN_ALLOW_THREADS
-        status = check_and_plan_apart(costs, least, &options, &plan);
-        Py_END_ALLOW_THREADS
+        tp_py_away away;
+        tp_py_leave(&away);
+        tp_status status = tp_py_back(&away, check_and_plan_apart(costs, least, &options, &plan));
         free(least);
         result = status == TP_OK ? plan_object(&plan) : tp_py_raise(tp_py_module_state(module), status);
         tp_slice_plan_free(&plan);
@@ -277,11 +276,12 @@ plan_slice_bound(PyObject *module, PyObject *args, PyObject *keywords)
     if (tp_py_view_cost(cost, "t", &view) == 0) {
         double bound = 0.0;
         tp_status status;
-        Py_BEGIN_ALLOW_THREADS
+        tp_py_away away;
+        tp_py_leave(&away);
         status = tp_slice_cost_check(&view.cost, "t");
         if (status == TP_OK)
             status = tp_slice_bound(&view.cost, &options, cuts.buf, (int)cuts.shape[0], &bound);
-        Py_END_ALLOW_THREADS
+        status = tp_py_back(&away, status);
         result = status == TP_OK ? PyFloat_FromDouble(bound) : tp_py_raise(tp_py_module_state(module), status);
     }
     tp_py_end_cost(&view);
@@ -309,12 +309,13 @@ slice_least(PyObject *module, PyObject *args, PyObject *keywords)
     if (tp_py_view_cost(cost, "t", &view) == 0) {
         tp_status status;
         length = calloc((size_t)view.cost.units, sizeof *length);
-        Py_BEGIN_ALLOW_THREADS
+        tp_py_away away;
+        tp_py_leave(&away);
         status = length == NULL ? tp_fail(TP_EMEMORY, "no memory for %d slices", view.cost.units)
                                 : tp_slice_cost_check(&view.cost, "t");
         if (status == TP_OK)
             status = tp_slice_least(&view.cost, &options, threshold, &least, length, &slices, &queued);
-        Py_END_ALLOW_THREADS
+        status = tp_py_back(&away, status);
         result = status == TP_OK ? Py_BuildValue("(dNO)", least, tp_py_ints(length, slices), queued ? Py_True : Py_False)
                                  : tp_py_raise(tp_py_module_state(module), status);
     }
@@ -342,10 +343,9 @@ plan_balance(PyObject *module, PyObject *args, PyObject *keywords)
     else if (view.shape[0] > INT32_MAX)
         tp_py_invalid_value("times has more than 2^31 - 1 values");
     else {
-        tp_status status;
-        Py_BEGIN_ALLOW_THREADS
-        status = tp_plan_balance(view.buf, (int)view.shape[0], stages, boundary);
-        Py_END_ALLOW_THREADS
+        tp_py_away away;
+        tp_py_leave(&away);
+        tp_status status = tp_py_back(&away, tp_plan_balance(view.buf, (int)view.shape[0], stages, boundary));
         if (status != TP_OK)
             tp_py_raise(tp_py_module_state(module), status);
         else

@@ -44,18 +44,19 @@ tp_py_program_get(tp_py_state *state, PyObject *given, const char *what)
     return NULL;
 }
 
-static PyObject *
-made(PyObject *self, tp_status status, tp_program *program)
-{
-    return status == TP_OK ? wrap(Py_TYPE(self), program) : tp_py_raise(tp_py_state_of(self), status);
-}
-
 PyObject *
 tp_py_program_made_by(PyObject *type, tp_status status, tp_program *program)
 {
     if (status == TP_OK)
         return wrap((PyTypeObject *)type, program);
+    tp_program_close(program); /* a signal's handler may have raised in spite of it */
     return tp_py_raise(PyModule_GetState(PyType_GetModuleByDef((PyTypeObject *)type, &tp_py_module)), status);
+}
+
+static PyObject *
+made(PyObject *self, tp_status status, tp_program *program)
+{
+    return tp_py_program_made_by((PyObject *)Py_TYPE(self), status, program);
 }
 
 /* terapipe_c.<module>.<function>(self, *args, **kwargs) */
@@ -92,10 +93,9 @@ from_text(PyObject *type, PyObject *args, PyObject *kwargs, tp_status (*parse)(c
         return NULL;
     }
     tp_program *program = NULL;
-    tp_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = parse(utf8, (size_t)length, &program);
-    Py_END_ALLOW_THREADS
+    tp_py_away away;
+    tp_py_leave(&away);
+    tp_status status = tp_py_back(&away, parse(utf8, (size_t)length, &program));
     return tp_py_program_made_by(type, status, program);
 }
 
@@ -156,15 +156,15 @@ print(PyObject *self, size_t (*printer)(const tp_program *, char *, size_t))
 {
     char *text;
     size_t length;
-    Py_BEGIN_ALLOW_THREADS
+    tp_py_away away;
+    tp_py_leave(&away);
     length = printer(program_of(self), NULL, 0);
     text = malloc(length + 1);
     if (text != NULL)
         printer(program_of(self), text, length + 1);
-    Py_END_ALLOW_THREADS
-    if (text == NULL)
-        return PyErr_NoMemory();
-    PyObject *result = PyUnicode_FromStringAndSize(text, (Py_ssize_t)length);
+    PyObject *result = NULL;
+    if (tp_py_back(&away, TP_OK) == TP_OK)
+        result = text == NULL ? PyErr_NoMemory() : PyUnicode_FromStringAndSize(text, (Py_ssize_t)length);
     free(text);
     return result;
 }
@@ -202,10 +202,9 @@ program_lower(PyObject *self, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|p", names, &tied))
         return NULL;
     tp_program *lowered = NULL;
-    tp_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = tp_program_lower(program_of(self), tied, &lowered);
-    Py_END_ALLOW_THREADS
+    tp_py_away away;
+    tp_py_leave(&away);
+    tp_status status = tp_py_back(&away, tp_program_lower(program_of(self), tied, &lowered));
     return made(self, status, lowered);
 }
 
@@ -213,10 +212,9 @@ static PyObject *
 program_strip(PyObject *self, PyObject *Py_UNUSED(none))
 {
     tp_program *stripped = NULL;
-    tp_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = tp_program_strip(program_of(self), &stripped);
-    Py_END_ALLOW_THREADS
+    tp_py_away away;
+    tp_py_leave(&away);
+    tp_status status = tp_py_back(&away, tp_program_strip(program_of(self), &stripped));
     return made(self, status, stripped);
 }
 
@@ -241,10 +239,9 @@ program_save_memory(PyObject *self, PyObject *args, PyObject *kwargs)
     tp_program *saved = NULL;
     PyObject *result = NULL;
     if (check_flags(program_of(self), &again, "recompute") == 0 && check_flags(program_of(self), &swapped, "swap") == 0) {
-        tp_status status;
-        Py_BEGIN_ALLOW_THREADS
-        status = tp_program_save_memory(program_of(self), again.buf, swapped.buf, &saved);
-        Py_END_ALLOW_THREADS
+        tp_py_away away;
+        tp_py_leave(&away);
+        tp_status status = tp_py_back(&away, tp_program_save_memory(program_of(self), again.buf, swapped.buf, &saved));
         result = made(self, status, saved);
     }
     PyBuffer_Release(&again);
@@ -261,10 +258,9 @@ program_split_with(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "Oi", &cost, &pending) || tp_py_costs_open(program_of(self), cost, &costs) < 0)
         return NULL;
     tp_program *split = NULL;
-    tp_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = tp_program_split(program_of(self), &costs.durations, pending, &split);
-    Py_END_ALLOW_THREADS
+    tp_py_away away;
+    tp_py_leave(&away);
+    tp_status status = tp_py_back(&away, tp_program_split(program_of(self), &costs.durations, pending, &split));
     tp_py_costs_close(&costs);
     return made(self, status, split);
 }
@@ -277,11 +273,12 @@ program_check(PyObject *self, PyObject *args, PyObject *kwargs)
     tp_status status;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|p", names, &canonical))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS
+    tp_py_away away;
+    tp_py_leave(&away);
     status = tp_program_check(program_of(self));
     if (status == TP_OK && canonical)
         status = tp_program_check_canonical(program_of(self));
-    Py_END_ALLOW_THREADS
+    status = tp_py_back(&away, status);
     if (status != TP_OK)
         return tp_py_raise(tp_py_state_of(self), status);
     Py_RETURN_NONE;
@@ -299,16 +296,16 @@ program_time(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "Op", &cost, &keep) || tp_py_costs_open(program, cost, &costs) < 0)
         return NULL;
     tp_timeline *line = NULL;
-    tp_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = tp_program_simulate(program, &costs.durations, costs.bytes, costs.bytes_stage_stride,
-                                 costs.bytes_unit_stride, keep, &line);
-    Py_END_ALLOW_THREADS
+    tp_py_away away;
+    tp_py_leave(&away);
+    tp_status status = tp_py_back(&away, tp_program_simulate(program, &costs.durations, costs.bytes, costs.bytes_stage_stride,
+                                                             costs.bytes_unit_stride, keep, &line));
     tp_py_costs_close(&costs);
     tp_py_state *state = tp_py_state_of(self);
     if (status != TP_OK)
-        return tp_py_raise(state, status);
-    result = keep ? tp_py_timeline_intervals(state, program, line) : tp_py_timeline_totals(state, program, line);
+        tp_py_raise(state, status);
+    else
+        result = keep ? tp_py_timeline_intervals(state, program, line) : tp_py_timeline_totals(state, program, line);
     tp_timeline_close(line);
     return result;
 }
@@ -322,28 +319,31 @@ program_makespans(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "O!", &PyList_Type, &list))
         return NULL;
     tp_py_state *state = tp_py_state_of(self);
-    tp_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = tp_sim_open(program_of(self), &sim);
-    Py_END_ALLOW_THREADS
-    if (status != TP_OK)
+    tp_py_away away;
+    tp_py_leave(&away);
+    tp_status status = tp_py_back(&away, tp_sim_open(program_of(self), &sim));
+    if (status != TP_OK) {
+        tp_sim_close(sim);
         return tp_py_raise(state, status);
+    }
     Py_ssize_t count = PyList_GET_SIZE(list);
     double *made_s = malloc((size_t)count * sizeof *made_s + 1);
-    for (Py_ssize_t i = 0; made_s != NULL && i < count; i++) {
+    int good = made_s != NULL || PyErr_NoMemory() != NULL;
+    for (Py_ssize_t i = 0; good && i < count; i++) {
         tp_py_costs costs;
-        if (tp_py_costs_open(program_of(self), PyList_GET_ITEM(list, i), &costs) < 0) {
-            free(made_s);
-            tp_sim_close(sim);
-            return NULL;
-        }
-        Py_BEGIN_ALLOW_THREADS
+        good = tp_py_costs_open(program_of(self), PyList_GET_ITEM(list, i), &costs) == 0;
+        if (!good)
+            break;
+        tp_py_leave(&away);
         tp_sim_run(sim, &costs.durations, &made_s[i]);
-        Py_END_ALLOW_THREADS
+        good = tp_py_back(&away, TP_OK) == TP_OK;
         tp_py_costs_close(&costs);
     }
     tp_sim_close(sim);
-    return made_s == NULL ? PyErr_NoMemory() : tp_py_array(state, made_s, 'd', 1, &count);
+    if (good)
+        return tp_py_array(state, made_s, 'd', 1, &count);
+    free(made_s);
+    return NULL;
 }
 
 #define HAND_OVER(method, module, function)                                                                            \

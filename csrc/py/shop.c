@@ -83,13 +83,12 @@ plan_shop(PyObject *module, PyObject *args, PyObject *keywords)
     else if (check_machines(&of, chains, count, &shop) == 0 && take_names(called, names, count) == 0 &&
              tp_py_view_costs(list, names, views, costs, count) == 0) {
         tp_shop_plan plan = {0};
-        tp_status status;
         shop.units = costs[0].units;
         shop.costs = (int)count;
         shop.cost = costs;
-        Py_BEGIN_ALLOW_THREADS
-        status = check_and_plan(&shop, names, &options, &plan);
-        Py_END_ALLOW_THREADS
+        tp_py_away away;
+        tp_py_leave(&away);
+        tp_status status = tp_py_back(&away, check_and_plan(&shop, names, &options, &plan));
         result = status == TP_OK ? shop_object(&plan) : tp_py_raise(tp_py_module_state(module), status);
         tp_shop_plan_free(&plan);
     }

@@ -101,10 +101,9 @@ slicing_bound(PyObject *module, PyObject *args, PyObject *keywords)
                view_size(PyList_GET_ITEM(list, seen), ranks, (Py_ssize_t)units + 1, &views[seen], &micro[seen]) == 0)
             seen++;
     if (views != NULL && micro != NULL && seen == count) {
-        tp_status status;
-        Py_BEGIN_ALLOW_THREADS
-        status = tp_slicing_bound(ranks, (int)count, micro, update_s, &bound);
-        Py_END_ALLOW_THREADS
+        tp_py_away away;
+        tp_py_leave(&away);
+        tp_status status = tp_py_back(&away, tp_slicing_bound(ranks, (int)count, micro, update_s, &bound));
         result = status == TP_OK ? PyFloat_FromDouble(bound) : tp_py_raise(tp_py_module_state(module), status);
     }
     for (Py_ssize_t q = 0; views != NULL && q < count; q++)

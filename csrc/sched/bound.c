@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "csrc/base/deadline.h"
+
 typedef struct {
     const tp_program *p;
     const tp_durations *d;
@@ -15,6 +17,7 @@ typedef struct {
     double *forward_end;                      /* [stages * max_slices] of one micro-batch */
     double *backward_end, *next_backward_end; /* [max_slices] of one stage and of the stage behind it */
     double *head, *tail, *work;               /* [ranks] */
+    int64_t asked;                            /* steps since somebody was asked whether to stop */
     uint8_t *halves;                          /* tp_sched_halves */
 } bound;
 
@@ -149,7 +152,7 @@ add_work(bound *b)
     const tp_program *p = b->p;
     for (int v = 0; v < p->stages; v++) {
         int64_t begin = p->offset[tp_program_micro_begin(p, v)], end = p->offset[tp_program_micro_end(p, v)];
-        for (int64_t u = begin; u < (b->even ? begin + 1 : end); u++)
+        for (int64_t u = begin; u < (b->even ? begin + 1 : end) && !tp_deadline_told_after(&b->asked, 32); u++)
             b->work[p->rank_of[v]] +=
                 (whole_forward_s(b, v, u) + backward_s(b, v, u, 1)) * (b->even ? (double)(end - begin) : 1.0);
     }
@@ -186,7 +189,7 @@ find(bound *b, uint8_t *done, double *bound_s)
     for (int r = 0; r < p->ranks; r++)
         b->head[r] = b->tail[r] = 1e300;
     double most = 0.0;
-    for (int q = 0; q < p->micros; q++) {
+    for (int q = 0; q < p->micros && !tp_deadline_told_after(&b->asked, 64 * (int64_t)p->stages); q++) {
         if (q == tp_program_copy_micros(p))
             memset(done, 0, (size_t)p->max_slices + 1);
         if (b->even && done[p->slices[q]])
@@ -233,6 +236,7 @@ tp_sched_bound(const tp_program *program, unsigned ops, const tp_durations *dura
         b.tail = rows + ranks;
         b.work = rows + 2 * ranks;
         find(&b, done, bound_s);
+        status = tp_deadline_check_told();
     }
     free(cells);
     free(rows);

@@ -2,6 +2,8 @@
 
 #include <stdlib.h>
 
+#include "csrc/base/deadline.h"
+
 /* A rank's list while it is written. */
 typedef struct {
     const tp_program *program;
@@ -272,12 +274,17 @@ build(tp_schedule schedule, int ranks, int chunks, int micros, int split, const 
     free(counts);
     free(rank_of);
     TP_TRY(status);
-    for (int r = 0; r < ranks; r++) {
+    int64_t steps = 0;
+    for (int r = 0; r < ranks && status == TP_OK; r++) {
         pen p = {program, program->code + program->begin[r], split};
         write[schedule](&p, r);
+        status = tp_deadline_check_after(&steps, 4 * (program->begin[r + 1] - program->begin[r]));
     }
-    *out = program;
-    return TP_OK;
+    if (status == TP_OK)
+        *out = program;
+    else
+        tp_program_close(program);
+    return status;
 }
 
 tp_status

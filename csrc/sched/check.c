@@ -4,6 +4,8 @@
 
 #include <stdlib.h>
 
+#include "csrc/base/deadline.h"
+
 /* Forward messages count by halves: the whole is both. */
 enum { SENT_F = TP_HALVES, POSTED_F = TP_HALVES << 2, SENT_B = 16, POSTED_B = 32, AGAIN = 64, OUT = 128, IN = 256 };
 
@@ -19,6 +21,7 @@ typedef struct {
     int halved;                  /* some F is of a half */
     int overlaps;                /* the op before was marked: 1 a forward, 2 a backward */
     int ending;                  /* the current rank has come to its AR and OPT: 1, 2 */
+    int64_t asked;               /* steps since somebody was asked whether to stop */
 } proof;
 
 /* Cell of a [stages * micros] table. */
@@ -371,6 +374,7 @@ check_all(proof *x)
     const tp_program *p = x->p;
     for (int r = 0; r < p->ranks; r++) {
         x->ending = 0;
+        TP_TRY(tp_deadline_check_after(&x->asked, 8 * (p->begin[r + 1] - p->begin[r])));
         for (int64_t k = p->begin[r]; k < p->begin[r + 1]; k++)
             TP_TRY(check_one(x, r, k - p->begin[r], &p->code[k]));
         if (x->overlaps)

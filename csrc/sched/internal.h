@@ -4,6 +4,8 @@
 
 #include "csrc/sched/sched.h"
 
+enum { TP_SCHED_PART = 1 << 16 }; /* instructions between two questions whether to stop (csrc/base/deadline.h) */
+
 /* ESCHEDULE at (rank, position) with "rank, position: instruction: rule" and the neighbourhood. */
 tp_status
 tp_sched_refuse(const tp_program *program, int rank, int64_t position, const char *format, ...) TP_PRINTF(4, 5);

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "csrc/base/deadline.h"
+
 /* ---- strip --------------------------------------------------------------------------------------------------------------- */
 
 static int
@@ -62,6 +64,7 @@ typedef struct {
     int32_t *stack;         /* ranks that may go on */
     uint8_t *queued;
     int stacked, guests; /* guests: there are some */
+    int64_t asked;       /* steps since somebody was asked whether to stop */
 } lowering;
 
 /* The pair that the output of `instr` crosses; -1: it stays on the rank, or it has none. */
@@ -233,7 +236,9 @@ run_all(lowering *l)
         while (l->stacked > 0) {
             int rank = l->stack[--l->stacked];
             l->queued[rank] = 0;
+            int64_t from = l->next[rank];
             run_rank(l, rank);
+            TP_TRY(tp_deadline_check_after(&l->asked, 16 * (l->next[rank] + 1 - from)));
         }
         int stuck = -1, unfinished = -1;
         for (int r = p->ranks - 1; r >= 0; r--) {

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "csrc/base/deadline.h"
+
 /* ---- the same order at both ends of every pair ---------------------------------------------------------------------- */
 
 static int
@@ -49,6 +51,7 @@ rule_pairs(const tp_program *p, const tp_pairs *pairs)
             *next = calloc((size_t)pairs->count + 1, sizeof *next);
     int32_t *send = malloc(((size_t)length + 1) * sizeof *send);
     tp_status status = TP_OK;
+    int64_t steps = 0;
     if (begin == NULL || next == NULL || send == NULL)
         status = tp_fail(TP_EMEMORY, "no memory for the messages of %lld instructions", (long long)length);
     for (int64_t k = 0; status == TP_OK && k < length; k++)
@@ -63,7 +66,8 @@ rule_pairs(const tp_program *p, const tp_pairs *pairs)
             send[next[pair_of_message(pairs, &p->code[k])]++] = (int32_t)k;
     for (int i = 0; status == TP_OK && i < pairs->count; i++)
         next[i] = begin[i];
-    for (int r = 0; status == TP_OK && r < p->ranks; r++)
+    for (int r = 0; status == TP_OK && r < p->ranks; r++) {
+        status = tp_deadline_check_after(&steps, 8 * (p->begin[r + 1] - p->begin[r]));
         for (int64_t k = p->begin[r]; status == TP_OK && k < p->begin[r + 1]; k++) {
             int pair = is_send(p->code[k].op) ? -1 : pair_of_message(pairs, &p->code[k]);
             if (pair < 0)
@@ -80,6 +84,7 @@ rule_pairs(const tp_program *p, const tp_pairs *pairs)
                                      "messages of a pair of ranks keep their order: rank %d sends %s next",
                                      pairs->source[pair], word);
         }
+    }
     free(begin);
     free(next);
     free(send);
@@ -102,6 +107,7 @@ typedef struct {
     int32_t *stack;
     uint8_t *queued;
     int stacked;
+    int64_t asked; /* steps since somebody was asked whether to stop */
 } machine;
 
 static void
@@ -212,12 +218,14 @@ rule_progress(machine *m)
     while (m->stacked > 0) {
         int rank = m->stack[--m->stacked];
         m->queued[rank] = 0;
+        int64_t from = m->next[rank];
         for (; m->next[rank] < p->begin[rank + 1]; m->next[rank]++) {
             const tp_instr *i = &p->code[m->next[rank]];
             if (waits_for(m, i) >= 0)
                 break;
             take_effect(m, i);
         }
+        TP_TRY(tp_deadline_check_after(&m->asked, 16 * (m->next[rank] + 1 - from)));
     }
     for (int r = 0; r < p->ranks; r++)
         if (m->next[r] < p->begin[r + 1])
@@ -347,10 +355,13 @@ rule_slots(const tp_program *p, const char *name, int kind, int guests)
         status = tp_fail(TP_EMEMORY, "no memory for the slots of %d stages and %d micro-batches", p->stages, p->micros);
     else
         count_uses(&l, p);
-    for (int r = 0; r < p->ranks; r++)
+    int64_t steps = 0;
+    for (int r = 0; status == TP_OK && r < p->ranks; r++) {
+        status = tp_deadline_check_after(&steps, 8 * (p->begin[r + 1] - p->begin[r]));
         for (int64_t k = p->begin[r]; status == TP_OK && k < p->begin[r + 1]; k++)
             if (touches(p->code[k].op, kind))
                 status = rule_slot(&l, p, r, k);
+    }
     free(l.owner);
     free(l.slot_of);
     free(l.uses);

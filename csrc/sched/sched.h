@@ -378,7 +378,8 @@ typedef struct tp_sim tp_sim;
 /* Keeps no pointer to the program. ESCHEDULE as simulate. */
 TP_MUST_USE tp_status
 tp_sim_open(const tp_program *program, tp_sim **out);
-/* Not thread-safe on one tp_sim. durations are trusted: finite, >= 0. *makespan_s equals tp_program_simulate's. */
+/* Not thread-safe on one tp_sim. durations are trusted: finite, >= 0. *makespan_s equals tp_program_simulate's, or says nothing
+ * where the thread is told to stop (csrc/base/deadline.h). */
 void
 tp_sim_run(tp_sim *sim, const tp_durations *durations, double *makespan_s);
 /* One critical path of the last tp_sim_run (the same durations): count[op * stages + stage] times `op` of `stage` lies on it,

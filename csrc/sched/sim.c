@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "csrc/base/deadline.h"
+
 typedef struct {
     int32_t previous, maker; /* indices in this order; -1 */
     int32_t unit;
@@ -29,6 +31,7 @@ struct tp_sim {
     double *guest_free;  /* [2 * stages] of tp_sched_guest_send, there and back; NULL: there are no guests */
     tp_sched_links links;
     double *clock;       /* [ranks] */
+    int64_t asked;       /* steps since somebody was asked whether to stop */
 };
 
 void
@@ -197,7 +200,9 @@ find_order(order *o, tp_sim *sim)
     while (o->stacked > 0) {
         int rank = o->stack[--o->stacked];
         o->queued[rank] = 0;
+        int64_t from = o->next[rank];
         order_rank(o, sim, rank);
+        TP_TRY(tp_deadline_check_after(&sim->asked, 8 * (o->next[rank] + 1 - from)));
     }
     for (int r = 0; r < p->ranks; r++)
         if (o->next[r] < p->begin[r + 1])
@@ -297,17 +302,15 @@ message_out(tp_sim *sim, const tp_durations *d, const node *n, double clock)
     return tp_sched_links_send(&sim->links, back, n->stage, clock, lag) + lag;
 }
 
-void
-tp_sim_run(tp_sim *sim, const tp_durations *durations, double *makespan_s)
+/* Ends of the nodes begin .. behind - 1. */
+static void
+run_nodes(tp_sim *sim, const tp_durations *durations, int64_t begin, int64_t behind)
 {
     const tp_durations d = *durations;
     double *end = sim->end;
     int in_turn = d.latency_s != NULL;
-    tp_sched_links_reset(&sim->links, durations);
-    if (sim->guest_free != NULL)
-        memset(sim->guest_free, 0, 2 * (size_t)sim->stages * sizeof *sim->guest_free);
     int64_t half = d.seconds[TP_OP_B] == NULL; /* B = I + W */
-    for (int64_t k = 0; k < sim->count; k++) {
+    for (int64_t k = begin; k < behind; k++) {
         const node *n = &sim->nodes[k];
         double clock = n->previous < 0 ? 0.0 : end[n->previous], ready = n->maker < 0 ? 0.0 : end[n->maker];
         if (n->flags & (IN_REMOTE | GUEST))
@@ -325,6 +328,22 @@ tp_sim_run(tp_sim *sim, const tp_durations *durations, double *makespan_s)
         if ((in_turn && n->flags & OUT_REMOTE) || (n->flags & GUEST && n->op != TP_OP_RL))
             sim->there[k] = message_out(sim, &d, n, clock);
         end[k] = clock;
+    }
+}
+
+void
+tp_sim_run(tp_sim *sim, const tp_durations *durations, double *makespan_s)
+{
+    const tp_durations d = *durations;
+    double *end = sim->end;
+    tp_sched_links_reset(&sim->links, durations);
+    if (sim->guest_free != NULL)
+        memset(sim->guest_free, 0, 2 * (size_t)sim->stages * sizeof *sim->guest_free);
+    for (int64_t k = 0, behind; k < sim->count; k = behind) {
+        behind = sim->count - k > TP_SCHED_PART ? k + TP_SCHED_PART : sim->count;
+        run_nodes(sim, durations, k, behind);
+        if (tp_deadline_told_after(&sim->asked, 4 * (behind - k)))
+            break;
     }
     double meet = 0.0, all = 0.0, last = 0.0;
     for (int r = 0; r < sim->ranks; r++) {

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "csrc/base/deadline.h"
+
 typedef tp_worklist sim;
 
 static void
@@ -303,7 +305,7 @@ record(sim *s, int rank, int64_t count)
 
 /* The rank's body: everything before its first AR or OPT. */
 static inline int64_t
-run_body(sim *s, int rank, int64_t end)
+run_part(sim *s, int rank, int64_t end)
 {
     int64_t k = s->next[rank], from = k;
     if (s->plain != NULL) {
@@ -316,6 +318,21 @@ run_body(sim *s, int rank, int64_t end)
     return k - from;
 }
 
+/* In parts, behind which somebody is asked whether to stop: it may end early then. */
+static int64_t
+run_body(sim *s, int rank, int64_t end)
+{
+    int64_t count = 0, part = TP_SCHED_PART;
+    while (part == TP_SCHED_PART) {
+        int64_t until = s->next[rank] + TP_SCHED_PART;
+        part = run_part(s, rank, until < end ? until : end);
+        count += part;
+        if (tp_deadline_told_after(&s->asked, 8 * (part + 1)))
+            break;
+    }
+    return count;
+}
+
 static tp_status
 run_bodies(sim *s)
 {
@@ -325,6 +342,7 @@ run_bodies(sim *s)
     while (s->stacked > 0) {
         int rank = s->stack[--s->stacked];
         int64_t count = run_body(s, rank, p->begin[rank + 1]);
+        TP_TRY(tp_deadline_check_told());
         if (count > 0)
             TP_TRY(record(s, rank, count));
     }
@@ -374,12 +392,12 @@ tp_sched_replay(const tp_program *program, const tp_durations *durations, const 
 {
     sim s;
     TP_TRY(sim_open(&s, program, durations, tp_sched_ops(program)));
-    for (int64_t i = 0; i < run_count; i++)
+    for (int64_t i = 0; i < run_count && !tp_deadline_was_told(); i++)
         run_body(&s, runs[i].rank, s.next[runs[i].rank] + runs[i].count);
     run_ends(&s);
     *makespan_s = makespan(&s);
     sim_close(&s);
-    return TP_OK;
+    return tp_deadline_check_told();
 }
 
 /* ---- the public face --------------------------------------------------------------------------------------------------- */

@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "csrc/base/deadline.h"
+
 /* A slot number of one kind on one stage: taken by a micro-batch at its first use, free behind its last; of an activation that is
  * evicted, free behind its SE and taken anew by its RL. */
 typedef struct {
@@ -109,6 +111,8 @@ assign(tp_program *program, pool *activation, pool *gradient, pool *guest)
     int64_t length = program->begin[program->ranks], micros = program->micros;
     count_uses(program, activation, gradient, guest);
     for (int64_t i = 0; i < length; i++) {
+        if (i % TP_SCHED_PART == 0 && tp_deadline_told())
+            return;
         tp_instr *instr = &program->code[i];
         int a = tp_sched_uses_activation(instr->op) ? pool_use(activation, instr->stage, micros, instr->micro)
                 : tp_sched_is_host(instr->op)       ? pool_use(guest, instr->stage, micros, instr->micro)
@@ -132,8 +136,10 @@ tp_program_assign_slots(tp_program *program)
         status = pool_open(&gradient, program->stages, program->micros, 0);
     if (status == TP_OK && guests)
         status = pool_open(&guest, program->stages, program->micros, 0);
-    if (status == TP_OK)
+    if (status == TP_OK) {
         assign(program, &activation, &gradient, &guest);
+        status = tp_deadline_check_told();
+    }
     pool_close(&guest);
     pool_close(&activation);
     pool_close(&gradient);

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "csrc/base/deadline.h"
+
 #define NOT_YET (-1.0)
 #define AT_ONCE (-1.0) /* threshold: W right behind its I */
 
@@ -38,6 +40,7 @@ typedef struct {
     int32_t *stage_of, *next_stage; /* [ranks], [stages] the stages of a rank as a list; -1 ends it */
     event *heap;
     int events;
+    int64_t asked; /* steps since somebody was asked whether to stop */
 } filler;
 
 static void
@@ -270,6 +273,7 @@ fill(filler *f)
     }
     while (f->events > 0) {
         event now = pop(f);
+        TP_TRY(tp_deadline_check_after(&f->asked, 16));
         if (now.key > f->clock[now.rank])
             f->clock[now.rank] = now.key;
         if (decide(f, now.rank))
@@ -304,7 +308,7 @@ measure(const tp_program *p, const tp_durations *d, double *makespan_s)
     TP_TRY(tp_sim_open(p, &sim));
     tp_sim_run(sim, d, makespan_s);
     tp_sim_close(sim);
-    return TP_OK;
+    return tp_deadline_check_told();
 }
 
 static tp_status

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "csrc/base/deadline.h"
+
 #define OVERLAP "OVERLAP_F_B" /* torch's word for a pair */
 
 /* ---- printing ------------------------------------------------------------------------------------------------------------ */
@@ -69,9 +71,10 @@ static size_t
 print(const tp_program *program, int csv, char *text, size_t size)
 {
     size_t length = 0;
+    int64_t steps = 0;
     for (int r = 0; r < program->ranks; r++) {
         int first = 1, pair = 0;
-        for (int64_t i = program->begin[r]; i < program->begin[r + 1]; i++) {
+        for (int64_t i = program->begin[r]; i < program->begin[r + 1] && !tp_deadline_told_after(&steps, 16); i++) {
             if (csv && !in_csv(program->code[i].op))
                 continue;
             char word[TP_WORD + 20], *to = word;
@@ -327,6 +330,7 @@ static tp_status
 get_lines(reader *r, pile *p)
 {
     size_t before = 0;
+    int64_t steps = 0;
     while (r->at < r->end) {
         char c = *r->at;
         if (c == '\n') {
@@ -341,6 +345,7 @@ get_lines(reader *r, pile *p)
             r->at++;
         } else {
             tp_instr instr;
+            TP_TRY(tp_deadline_check_after(&steps, 32));
             TP_TRY(get_word(r, &instr));
             TP_TRY(add_instr(p, instr));
             r->word++;

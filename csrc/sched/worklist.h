@@ -29,6 +29,7 @@ typedef struct {
     int64_t run_count, run_room;
     tp_timeline *line; /* NULL: no intervals */
     int64_t *interval; /* [ranks] where the rank's next interval goes */
+    int64_t asked;     /* steps since somebody was asked whether to stop */
 } tp_worklist;
 
 #define TP_NOT_YET (-1.0)

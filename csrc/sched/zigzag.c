@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "csrc/base/deadline.h"
+
 #define NOT_YET (-1.0)
 
 typedef struct {
@@ -37,6 +39,7 @@ typedef struct {
     int *held;     /* [ranks] forwards whose weights (or backward) are still to come */
     int64_t *write;
     variant v;
+    int64_t asked; /* steps since somebody was asked whether to stop */
 } lister;
 
 static int
@@ -143,6 +146,7 @@ fill(lister *l)
         l->next[k] = choose(l, k);
     for (int64_t ops = ops_a_slice(l) * stages * r->micros; ops > 0; ops--) {
         int rank = 0;
+        TP_TRY(tp_deadline_check_after(&l->asked, r->ranks + 8 * (int64_t)l->chunks));
         for (int k = 1; k < r->ranks; k++)
             if (l->next[k].op >= 0 && (l->next[rank].op < 0 || l->next[k].start < l->next[rank].start))
                 rank = k;
@@ -195,6 +199,7 @@ compete(lister *l, tp_program **best, double *least)
     double makespan = 0.0;
     tp_sim_run(sim, &d, &makespan);
     tp_sim_close(sim);
+    TP_TRY(tp_deadline_check_told());
     if (*best == NULL || makespan < *least) {
         tp_program_close(*best);
         *best = l->to;
