@@ -349,8 +349,8 @@ class CostModel:
         return self.weighted_slice_cost(weights, seq_len, granularity, batch)
 
     def slice_cost_batched(self, batch: int, seq_len: int, granularity: int = 1, phase: str = "both") -> list[Any]:
-        """:meth:`slice_cost` for 1 to ``batch`` sequences at once; index 0 is None."""
-        return [None, *(self.slice_cost(seq_len, granularity, phase, b) for b in range(1, whole("batch", batch) + 1))]
+        """:meth:`slice_cost` for 1 to ``batch`` sequences at once, 65536 at most; index 0 is None."""
+        return [None, *(self.slice_cost(seq_len, granularity, phase, b) for b in range(1, whole("batch", batch, most=65536) + 1))]
 
     @property
     def element_bytes(self) -> float:

@@ -317,3 +317,35 @@ def test_messages_beyond_all_work_are_planned():
     for name in ("autopipe", "autopipe_heuristic"):
         plan = getattr(planners, name)(np.full(9, 1e-280), np.full(9, 2e-280), 3, 4, comm_s=1e30)
         assert plan.boundaries[0] == 0 and plan.boundaries[-1] == 9 and (np.diff(plan.boundaries) > 0).all()
+
+
+def test_numbers_that_are_far_too_large_are_refused_before_there_are_arrays_of_as_many():
+    """2^31 - 1 stages took 16 GiB for their limits of memory, as many costs for the machines, and 1e308 seconds were no integer."""
+    for name in ("autopipe", "autopipe_heuristic", "autopipe_pivot", "autopipe_balanced"):
+        with pytest.raises(tp.InvalidValueError, match="stages is 2147483647 for 4 blocks"):
+            getattr(planners, name)([1.0] * 4, [1.0] * 4, 2**31 - 1, 4, memory={"limit_bytes": 9.0})
+    table = np.ones((3, 3))
+    with pytest.raises(tp.InvalidValueError, match="stages is 2147483647: .* at most 2048"):
+        planners.slice_tokens(table, 2**31 - 1, comm=[0.0, 2.0, 2.0])
+    long, free = (planners.slice_tokens(table, 3, comm=[0.0, 2.0, 2.0], time_limit_s=limit) for limit in (1e308, None))
+    assert long.latency_s == free.latency_s and long.optimal == free.optimal
+    costs = tp.CostModel.from_table(table, table, granularity=1)
+    with pytest.raises(tp.InvalidValueError, match="batch is 2147483647: at most 65536"):
+        planners.slice_batch_and_tokens(costs, 2**31 - 1, 2, seq_len=2)
+
+
+@pytest.mark.parametrize("wrong, words", [
+    ({"update_s": "abc"}, "update_s is str"), ({"update_s": 10**400}, "update_s is 1000"),
+    ({"update_s": [1.0, 1.0, 1.0]}, "update_s has 3 entries"),
+    ({"update_s": [1.0, -1.0]}, r"update_s\[1\] is -1"), ({"update_s": float("nan")}, r"update_s\[0\] is nan"),
+    ({"rank_of": 3}, "rank_of is 3: a list"),
+    ({"rank_of": [0, float("inf")]}, r"rank_of\[1\] is inf"),
+    ({"rank_of": [1, 0]}, "rank_of is"),
+])  # fmt: skip
+def test_what_is_wrong_with_a_slicing_bounds_stages_is_named(wrong, words):
+    model = tp.GPTConfig(n_layer=1, n_head=2, n_embd=8, vocab_size=11, block_size=8)
+    given = (model, tp.CostModel.analytic(model, tp.Cluster(4)), [(0, 2), (2, 4)], [1])
+    with pytest.raises(tp.Error, match=words):
+        planners.slicing_bound(*given, seq_len=8, **wrong)
+    one, each = (planners.slicing_bound(*given, seq_len=8, update_s=update) for update in (1.5, [1.5, 0.5]))
+    assert one == each > 1.5

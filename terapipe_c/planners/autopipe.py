@@ -205,7 +205,10 @@ def _plan(
 ) -> StagePlan:  # fmt: skip
     forward, backward = array(fwd, "fwd"), array(bwd, "bwd")
     parts, micros, fits = integer(stages, "stages"), integer(micro_batches, "micro_batches"), _memory(memory)
-    limits = None if fits is None else fits._arrays(len(forward) if forward.ndim else 0, parts)
+    blocks = len(forward) if forward.ndim else 0
+    if 0 < blocks < parts:                                     # before there are arrays of as many
+        raise _core.InvalidValueError(f"stages is {parts} for {blocks} blocks: at most one stage a block, {blocks}, is possible")
+    limits = None if fits is None else fits._arrays(blocks, min(parts, blocks))
     found = _core.plan_autopipe(
         forward, backward, parts, micros, number(comm_s, "comm_s", "seconds"), flag(blocking, "blocking"), limits, method,
         time_limit_s=time_limit(time_limit_s), effort=effort,

@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 _SHOP_WORK, _SHOP_RATE = 400_000_000, 3e7  # extensions of a label by a machine: at most, and in a second
+_SHOP_STAGES = 2048  # 4096 machines, links among them (csrc/plan/shop.h)
 _UNITS_IN_A_SECOND = 16384  # up to here the exact search takes well under a second at any granularity
 
 
@@ -200,10 +201,13 @@ def _overlapped(
 ) -> tuple[Any, ...]:
     """Some message takes longer than its slice: ``found`` is the best of a lower bound. The machines are then 2 K - 1. The search
     among them counts its work; limit_s (0: none) is as much as that takes on a slow processor."""
+    if stages > _SHOP_STAGES:
+        raise _core.InvalidValueError(f"stages is {stages}: where a message takes longer than its slice at most {_SHOP_STAGES} are "
+                                      "possible")
     chains = [[forward] * stages, None if backward is None else [backward] * stages]
     assert chains[0] is not None
     shop = machine_plan(chains[0], chains[1], message, longest=longest, memory=memory,
-                        work=min(_SHOP_WORK, max(1, int(limit_s * _SHOP_RATE))) if limit_s > 0 else 0)
+                        work=max(1, int(min(_SHOP_WORK, limit_s * _SHOP_RATE))) if limit_s > 0 else 0)
 
     def judge(lengths: list[int]) -> tuple[float, float, float]:
         s = np.array(lengths)

@@ -13,7 +13,7 @@ from .. import _core
 from ..config import KINDS, GPTConfig, brief, whole
 from ..cost import PHASES, CostModel, block_counts
 from ..links import Links
-from .arguments import FloatArray, listed
+from .arguments import FloatArray, array, integers, listed, number
 
 __all__ = ["slicing_bound"]
 
@@ -56,18 +56,31 @@ def slicing_bound(
             f"{tokens} tokens in units of {unit}, {len(partition)} stages on {count} ranks, {len(micro_batches)} micro-batches: "
             "multiples, and at least one micro-batch, would be right"
         )
-    home = [k % count for k in range(len(partition))] if rank_of is None else [int(r) for r in rank_of]
+    ranks_of = integers(rank_of, "rank_of", "a rank for each stage")
+    home = [k % count for k in range(len(partition))] if ranks_of is None else [int(r) for r in ranks_of]
     if len(home) != len(partition) or home[:count] != list(range(count)) or not set(home) <= set(range(count)):
         raise _core.InvalidValueError(
             f"rank_of is {rank_of!r}: a rank for each of {len(partition)} stages, the first {count} in order, would be right"
         )
     blocks, update = costs.stage_work(model, block_counts(model, partition))
-    update = np.asarray(update if update_s is None else update_s, np.float64)
+    update = update if update_s is None else _updates(update_s, len(partition))
     sizes = Counter(whole("a micro-batch", size) for size in micro_batches)
     arrays = [(times, *_size(model, costs, blocks, size, tokens, unit, count, home, links))
               for size, times in sorted(sizes.items())]
     updates = np.bincount(home, np.broadcast_to(update.reshape(-1), len(home)), count)
     return _core.slicing_bound(arrays, count, tokens // unit, float(updates.max()))
+
+
+def _updates(update_s: Any, stages: int) -> FloatArray:
+    """[stages] or [1]"""
+    alone = isinstance(update_s, (int, float, np.integer, np.floating))
+    update = np.array([number(update_s, "update_s", "seconds")]) if alone else array(update_s, "update_s").reshape(-1)
+    if len(update) not in (1, stages):
+        raise _core.InvalidValueError(f"update_s has {len(update)} entries: one for each of the {stages} stages would be right")
+    wrong = np.flatnonzero(~(np.isfinite(update) & (update >= 0)))
+    if len(wrong):
+        raise _core.InvalidValueError(f"update_s[{wrong[0]}] is {update[wrong[0]]}: finite seconds from 0 on would be right")
+    return update
 
 
 def _size(
