@@ -350,6 +350,10 @@ def rank_memory(
     program: Program, model: _Dimensions, partition: Sequence[int], slicing: _Slicing, isa: str | None = None, threads: int = 1,
     provider: object = None, dtype: str | None = None, saves: bytes | None = None, replicas: int = 1,
 ) -> list[int]: ...
+def cut_stages(
+    program: Program, model: _Dimensions, slicing: _Slicing, limit: int, seconds: _Float, provider: object = None,
+    dtype: str | None = None, saves: bytes | None = None, replicas: int = 1,
+) -> list[int] | None: ...
 def store_time(folder: str | bytes | PathLike[str], bytes: int, rounds: int, /) -> _Float: ...
 def guest_bytes(
     model: _Dimensions, first: int, last: int, batch: int, seq_len: int, provider: object = None, dtype: str | None = None,

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from . import planners
 from .cost import PHASES, CostModel
-from .partitioners import whole_sequences
 from .request import Request
-from .search import kind_seconds
+from .search import kind_seconds, whole_sequences
 
 __all__ = ["bound_s", "least_work_s", "whole_bound_s"]
 

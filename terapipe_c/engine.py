@@ -1,6 +1,7 @@
 """The engine of the C core, by parameter names: what a rank trains with, and one step of a model in this process."""
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import tempfile
@@ -64,6 +65,16 @@ def rank_memory(model: Any, stages: Sequence[tuple[int, int]], slicing: Slicing,
     several replicas, the ranks of one."""
     return _core.rank_memory(program, dimensions(model), boundaries(stages), cut(of_one_copy(slicing, program)), threads=threads,
                              saves=saves_bytes(recompute, swap), replicas=replicas, **backend.arguments)
+
+
+def cut_stages(model: Any, slicing: Slicing, program: _core.Program, limit: int, seconds: NDArray[np.float64],
+               backend: Backend = CPU, recompute: Sequence[bool] = (), replicas: int = 1) -> list[tuple[int, int]] | None:
+    """The stages within ``limit`` bytes a rank, as :func:`rank_memory` counts them, the longest of which takes least; None: there
+    are none. seconds: [blocks], whole numbers. Exact where a rank has one stage: else each counts as if its rank had no others than
+    its like. Where something is recomputed the program is taken to be theirs."""
+    bounds = _core.cut_stages(program, dimensions(model), cut(of_one_copy(slicing, program)), min(limit, 1 << 62), seconds,
+                              saves=saves_bytes(recompute), replicas=replicas, **backend.arguments)
+    return None if bounds is None else list(itertools.pairwise(bounds))
 
 
 def saves_bytes(recompute: Sequence[bool], swap: Sequence[int] = ()) -> bytes | None:

@@ -37,9 +37,9 @@ from .deadline import check_time, late, limited, share
 from .guests import BPIPE
 from .judge import CHIMERA, SLICED, SLIGHT, ZERO_BUBBLE, Candidate, Cut, Judge, Micro, possible, rounded
 from .ladder import plan_stages
-from .partitioners import Found, plan_one, uniform
+from .partitioners import Found, plan_one
 from .request import AUTO, JOINT, Request, by_name_alone, schedules_of
-from .search import StageCost, balanced, kind_seconds
+from .search import StageCost, balanced, kind_seconds, uniform
 from .singles import by_name, plan_singles, plan_singles_within, recomputing, single
 
 __all__ = ["plan_jointly"]

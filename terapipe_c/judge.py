@@ -19,7 +19,7 @@ from ._core import InfeasibleError
 from .backend import Backend
 from .config import KINDS, GPTConfig
 from .cost import CostModel, block_counts, filled
-from .engine import dimensions, rank_memory, saves_bytes
+from .engine import cut_stages, dimensions, rank_memory, saves_bytes
 from .guests import BPIPE, guest_bytes, guest_seconds
 from .links import Links, of_copies, rank_of
 from .schedules import Program
@@ -261,6 +261,13 @@ class Judge:
         return rank_memory(self.model, c.partition, c.slicing, program, backend=self.costs.where, replicas=self.replicas.count,
                            recompute=c.savings.recompute,
                            swap=c.savings.swap)
+
+    def cut_within(self, c: Candidate, limit: int, ticks: NDArray[np.float64]) -> Cut | None:
+        """Stages within the limit for its program, the longest of which takes least; None: there are none (see ``cut_stages``).
+        ticks: [blocks] whole numbers."""
+        found = cut_stages(self.model, c.slicing, self.lowered(c), limit, ticks, self.costs.where, c.savings.recompute,
+                           self.replicas.count)
+        return None if found is None else tuple(found)
 
     def peak_bytes(self, c: Candidate) -> list[int]:
         """``peak`` of its program; remembered."""

@@ -11,12 +11,11 @@ from . import planners
 from ._core import DeadlineError, InfeasibleError
 from .bidirectional import plan_both_ways
 from .config import counted
-from .cost import even_partition
 from .deadline import check_time, late
-from .judge import CHIMERA, SLICED, SLIGHT, Candidate, Judge, Micro
+from .judge import CHIMERA, SLICED, SLIGHT, Candidate, Judge
 from .ladder import plan_stages
 from .request import SWAPPERS, Request
-from .search import StageCost, balanced, search
+from .search import StageCost, balanced, search, uniform, whole_sequences
 
 __all__ = ["Found", "plan_one"]
 
@@ -30,18 +29,6 @@ class Found:
     judge: Judge
     candidate: Candidate
     compared: tuple[tuple[str, float], ...] = ()
-
-
-def whole_sequences(request: Request) -> tuple[Micro, ...]:
-    """What a planner that knows no slices runs."""
-    return request.slicing or ((1, (request.seq_len,)),) * request.share
-
-
-def uniform(judge: Judge, request: Request) -> Candidate:
-    """Megatron's default: layers divided evenly, whole sequences, weight gradients at once; asks no cost anything."""
-    cut = request.partition or tuple(even_partition(request.model, judge.ranks * judge.chunks))
-    name = "1f1b" if "1f1b" in request.schedules else request.schedules[0]
-    return judge.judge(name, cut, whole_sequences(request), 0)
 
 
 def _plan_uniform(request: Request, judge_of: JudgeOf) -> Found:

@@ -7,18 +7,25 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import planners
 from .config import KINDS, GPTConfig
 from .cost import PHASES, CostModel, equal_lengths, even_partition
 from .deadline import late, share
+from .guests import BPIPE
 from .judge import SLICED, SLIGHT, ZERO_BUBBLE, Candidate, Cut, Judge, Micro, pace, possible, rounded
 
+if TYPE_CHECKING:
+    from .request import Request
+
 _STARTS = 3           # of a search that descend
+_RUNGS = 3            # of a ladder, below what moves lead to
 _NEAR = 1.1           # times as slow as a plan that was descended to: a start that may end below it
 TICKS = 2.0 ** 36      # of all work, where planners get whole numbers
 _SMALL = 8_000_000     # ticks of a search up to which there are plans for all limits of memory
@@ -49,13 +56,31 @@ def balanced(judge: Judge, slicing: tuple[Micro, ...], stages: int, phases: Sequ
     """Stages of equal work in these phases, with these slices (min-max over contiguous blocks)."""
     if stages == 1:
         return ((0, judge.model.num_blocks),)
+    bounds = [int(x) for x in planners.balance(_block_ticks(judge, slicing, phases), stages)]
+    return tuple(itertools.pairwise(bounds))
+
+
+def _block_ticks(judge: Judge, slicing: tuple[Micro, ...], phases: Sequence[str] = PHASES) -> NDArray[np.float64]:
+    """[blocks] of work in these phases, with the update; at least 1. Whole numbers: ties are ties whatever the costs are multiplied
+    by."""
     seconds = kind_seconds(judge, slicing, phases)
     update = {kind: judge.costs.optimizer_param_s * judge.model.block_params(kind) for kind in KINDS}
     times = np.array([seconds[b.kind] + update[b.kind] for b in judge.model.blocks])
-    if times.any():                                            # whole numbers: ties are ties whatever the costs are multiplied by
+    if times.any():
         times = np.rint(times * (TICKS / times.sum()))
-    bounds = [int(x) for x in planners.balance(np.maximum(times, 1.0), stages)]
-    return tuple(itertools.pairwise(bounds))
+    return np.asarray(np.maximum(times, 1.0))
+
+
+def whole_sequences(request: Request) -> tuple[Micro, ...]:
+    """What a planner that knows no slices runs."""
+    return request.slicing or ((1, (request.seq_len,)),) * request.share
+
+
+def uniform(judge: Judge, request: Request) -> Candidate:
+    """Megatron's default: layers divided evenly, whole sequences, weight gradients at once; asks no cost anything."""
+    cut = request.partition or tuple(even_partition(request.model, judge.ranks * judge.chunks))
+    name = "1f1b" if "1f1b" in request.schedules else request.schedules[0]
+    return judge.judge(name, cut, whole_sequences(request), 0)
 
 
 def kind_seconds(judge: Judge, slicing: tuple[Micro, ...], phases: Sequence[str] = PHASES) -> dict[str, float]:
@@ -109,11 +134,13 @@ def _estimate(judge: Judge, slicing: tuple[Micro, ...]) -> float:
 class _Hunt:
     """For the fastest plan within a limit of memory, or within each of them."""
 
-    def __init__(self, judge: Judge, names: Sequence[str], starts: Sequence[Candidate], work: int, unit: int, fixed_partition: bool,
-                 fixed_slicing: bool, carried: Sequence[Candidate]) -> None:
+    def __init__(self, judge: Judge, names: Sequence[str], starts: Sequence[Candidate], work: int, unit: int, partition: Cut | None,
+                 fixed_slicing: bool, carried: Sequence[Candidate], slicings: Sequence[tuple[Micro, ...]]) -> None:
         self.judge, self.names, self.starts, self.work, self.carried = judge, names, starts, work, frozenset(carried)
-        self.given: dict[str, Any] = {"unit": unit, "fixed_partition": fixed_partition, "fixed_slicing": fixed_slicing}
+        self.partition, self.slicings = partition, slicings
+        self.given: dict[str, Any] = {"unit": unit, "fixed_partition": partition is not None, "fixed_slicing": fixed_slicing}
         self._ends: dict[Candidate, Candidate] = {}            # of descents from starts that fit, the latest of each
+        self.lean: list[Candidate] = []                        # plans for limits at which moves lead to nothing
 
     def _choose(self, limit: int | None, most: int) -> tuple[list[Candidate], list[Candidate]]:
         """The fastest that fits of each of a few slicings: different counts are different valleys; and those that would be faster
@@ -203,12 +230,95 @@ class _Hunt:
         return rungs, True
 
     def plans(self, small: bool) -> tuple[list[Candidate], bool]:
-        """For all limits, where that is little work, and the judge's own; and whether they are all."""
+        """For all limits, where that is little work, and the judge's own; and whether they are all. Those in ``lean`` besides."""
+        limit = self.judge.limit
         rungs, whole = self.ladder() if small else ([], False)
-        if not whole and not (rungs and self.judge.fits(rungs[0], self.judge.limit)):
-            other = self.within(self.judge.limit)
+        if not whole and not (rungs and self.judge.fits(rungs[0], limit)):
+            other = self.within(limit)
             rungs += [other] if other is not None else []
+        if limit is not None and not any(self.judge.fits(c, limit) for c in (*rungs, *self.lean)):
+            other = self._lean_within(limit)
+            self.lean += [other] if other is not None else []
         return rungs, whole
+
+    # ---- where moves lead to nothing that fits: stages cut by the bytes that the engine counts ----
+
+    def _orders(self) -> list[Candidate]:
+        """What there is to cut: every schedule with every slicing, on even stages, no W waiting; what holds least comes first."""
+        stages = self.judge.ranks * self.judge.chunks
+        cut = self.partition or tuple(even_partition(self.judge.model, stages))
+        pairs = [(name, s) for s in self.slicings for name in self.names if not possible(name, self.judge.ranks, len(s))
+                 and (name != SLICED or all(len(lengths) == 1 for _, lengths in s))]
+
+        def held(pair: tuple[str, tuple[Micro, ...]]) -> tuple[int, int]:
+            slices, micros = min(len(lengths) for _, lengths in pair[1]), len(pair[1])
+            most = {"gpipe": micros, "seq1f1b": -(-(stages - 1 + slices) // slices)}.get(pair[0], stages)
+            return min(micros, most) * max(b for b, _ in pair[1]), -slices
+
+        return [Candidate(0.0, name, cut, s, int(name in ZERO_BUBBLE), self.judge.savings) for name, s in sorted(pairs, key=held)]
+
+    def _tight(self, order: Candidate, limit: int) -> Candidate | None:
+        """This schedule with these slices on stages that fit, as even as that lets them be. None: no stages fit, of one chunk a
+        rank; of several, and where ranks keep guests, none was found."""
+        judge, known = self.judge, self.partition is not None
+        ticks = _block_ticks(judge, order.slicing)
+        exact = known or (judge.chunks == 1 and order.schedule != BPIPE)   # chunks of a rank need not be alike, nor hosts full
+        for more in (0,) if exact else (0, 1, 2, 4, 8, 16):    # sixteenths
+            cut: Cut | None = order.partition if known else judge.cut_within(order, limit + limit * more // 16, ticks)
+            if cut is None:
+                continue
+            found = judge.judge(order.schedule, cut, order.slicing, order.pending)
+            if judge.fits(found, limit):
+                return found
+            cut = None if known else judge.cut_within(found, limit, ticks)         # R is elsewhere on these stages
+            ends = [] if cut is None else [judge.judge(order.schedule, cut, order.slicing, order.pending)]
+            ends = [c for c in ends if judge.fits(c, limit)] or self._mend(found, limit, 32)
+            if ends:
+                return ends[0]
+        return None
+
+    def _lean_within(self, limit: int, most: int = _STARTS) -> Candidate | None:
+        """From such stages; None where even what holds least has none."""
+        orders = self._orders()
+        first = [c for c in (self._tight(order, limit) for order in orders[:2]) if c is not None]
+        if not first:
+            return None
+        stop = self.judge.work + self.work // 2
+        for order in sorted(orders[2:], key=lambda order: _estimate(self.judge, order.slicing))[:2 * most]:
+            if len(first) > most or self.judge.work > stop or late():
+                break
+            found = self._tight(order, limit)
+            first += [found] if found is not None else []
+        ends = [end for c in first for end in self._mend(c, limit, 4 * len(first))]
+        return self._waiting(min(ends, key=pace), limit, self.judge.work + self.work)
+
+    def _least(self, order: Candidate, above: int) -> int:
+        """Bytes of a rank below which no stages fit, to 64 of them; ``above`` where that is not less."""
+        judge = self.judge
+        program, ticks = judge.lowered(order), _block_ticks(judge, order.slicing)
+        if self.partition is not None:
+            return min(above, max(judge.peak(order, program)))
+        low, high, middle = 0, above, above - 1
+        while high - low > 64:
+            cut = judge.cut_within(order, middle, ticks)
+            if cut is None and high == above:
+                return above
+            if cut is None:
+                low = middle
+            else:
+                high = min(middle, max(judge.peak(replace(order, partition=cut), program)))
+            middle = (low + high) // 2
+        return high
+
+    def _lean_rungs(self, below: int | None) -> list[Candidate]:
+        """Plans for a few limits between ``below``, at which nothing was found, and the least at which something fits. They do not
+        depend on the limit that is asked for."""
+        orders = self._orders()[:2]
+        if below is None or not orders or late():
+            return []
+        least = min(self._least(order, below + 1) for order in orders)
+        limits = sorted({least + (below - least) * i // _RUNGS for i in range(_RUNGS + 1)}, reverse=True) if least <= below else []
+        return [c for c in (self._lean_within(limit, 1) for limit in limits) if c is not None]
 
 
 def _starts(judge: Judge, names: Sequence[str], slicings: list[tuple[Micro, ...]], partition: Cut | None,
@@ -253,14 +363,16 @@ def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: i
     work = 4 * _WORK // max(2, judge.chunks) ** 2
     fixed_slicing = slicing is not None or names[0] == SLICED
     found: dict[int, list[Candidate]] = {}
+    lean: dict[int, list[Candidate]] = {}
     spent: dict[int, tuple[int, int]] = {}                     # ticks of a grid's search, and of its starts alone
     whole = True
     todo = [unit] if fixed_slicing else grids(seq_len, unit)
     for i, grid in enumerate(todo):
         refined = [g for g in found if g % grid == 0]          # what other grids found, remembered or cost is not to be seen here
-        carried, before = [c for g in refined for c in found[g]], sum(spent[g][0] for g in refined)
+        carried = [c for plans in (found, lean) for g in refined for c in plans[g]]
+        before = sum(spent[g][0] for g in refined)
         if found and late():                                   # what coarser grids found is all there is
-            found[unit], whole = carried or [c for plans in found.values() for c in plans], False
+            found[unit], lean[unit], whole = carried or [c for plans in (found, lean) for g in plans for c in plans[g]], [], False
             break
         little = work // (32 if before > max(3 * work, _WORK) else 16)
         budget, own = max(little, min(work, (4 * work - before) // 4)), judge.afresh()
@@ -269,8 +381,9 @@ def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: i
             seeds = [slicing] if slicing is not None else _slicing_seeds(own, batch, seq_len, grid, coarser)
             starts = carried + _starts(own, names, seeds, partition, budget, min(carried, key=pace, default=None))
             begun, small = own.work, _SMALL - sum(spent[g][1] for g in refined)
-            hunt = _Hunt(own, names, starts, budget, grid, partition is not None, fixed_slicing, carried)
+            hunt = _Hunt(own, names, starts, budget, grid, partition, fixed_slicing, carried, seeds)
             found[grid], whole = hunt.plans(begun <= small)
+            lean[grid] = hunt.lean
         spent[grid] = own.work, begun
         judge.joins(own)
-    return min((c for c in found[unit] if judge.fits(c, judge.limit)), key=pace, default=None), whole
+    return min((c for c in (*found[unit], *lean[unit]) if judge.fits(c, judge.limit)), key=pace, default=None), whole

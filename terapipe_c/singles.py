@@ -10,7 +10,7 @@ from .deadline import late, share, without
 from .guests import evicts
 from .judge import CHIMERA, ZIGZAG, possible
 from .ladder import plan_stages
-from .partitioners import Found, plan_one, whole_sequences
+from .partitioners import Found, plan_one
 from .request import (
     AUTO,
     BOTH_WAYS,
@@ -25,6 +25,7 @@ from .request import (
     halves,
     schedules_of,
 )
+from .search import whole_sequences
 
 __all__ = ["Hurried", "by_name", "chunk_counts", "plan_singles", "plan_singles_within", "recomputing", "single"]
 

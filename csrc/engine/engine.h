@@ -68,6 +68,12 @@ tp_engine_bytes(const tp_engine_config *config);
  * of the config its model, provider, device and saves are read. EVALUE: the provider keeps no guests, no such blocks. EMEMORY. */
 TP_MUST_USE tp_status
 tp_engine_size_guest(const tp_engine_config *config, int first, int end, int32_t batch, int32_t seq_len, int64_t *bytes);
+/* The partition within `limit` bytes a rank whose longest stage takes least, seconds [blocks] being whole numbers; *found 0: there is
+ * none, and boundary [stages + 1] says nothing. Exact where a rank has one stage and no other's guests; else a rank counts as if all
+ * its stages were like each of them. The config's partition is not read; where the program depends on it (R), it is taken as it
+ * is. EVALUE: as tp_engine_check; seconds that are negative or beyond 2^53 together, fewer blocks than stages. EMEMORY. */
+TP_MUST_USE tp_status
+tp_engine_cut(const tp_engine_config *config, int64_t limit, const double *seconds, int32_t *boundary, int *found);
 /* EVALUE: program, partition and slicing that do not fit together; replicas of a provider that has none. EMEMORY. What the
  * device says of itself. heap is borrowed: the account of the device's memory. */
 TP_MUST_USE tp_status

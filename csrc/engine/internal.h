@@ -92,6 +92,14 @@ tp_engine_guest_message(tp_engine *engine, const tp_instr *instr);
 tp_stage_config
 tp_engine_stage_config(const tp_engine_config *config, int stage);
 
+/* tp_engine_check, but for the partition and what depends on it. */
+TP_MUST_USE tp_status
+tp_engine_check_shape(const tp_engine_config *config);
+/* tp_engine_bytes of the stage's rank (config->rank), if all stages of that rank were like this one: of the partition what is around
+ * this stage alone is read, and around those whose guests it keeps. */
+size_t
+tp_engine_bytes_alike(const tp_engine_config *config, int stage);
+
 /* EVALUE: blocks that cannot remake or swap, or a provider that cannot. ESCHEDULE: R, SO or SI is missing,
  * late or of a stage that has no such block; micro-batches that go forward through each other on a stage where an attention does
  * not keep its own. Partition and slices fit. */

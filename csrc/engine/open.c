@@ -31,16 +31,41 @@ gather_count(const tp_engine_config *config)
     return tp_model_params(&config->model) + TP_GATHER_EXTRA;
 }
 
+static size_t
+workspace_of(const tp_engine_config *config, int stage)
+{
+    tp_stage_config part = tp_engine_stage_config(config, stage);
+    return config->provider->device->workspace_bytes(&part, &config->device);
+}
+
+static size_t
+stage_bytes(const tp_engine_config *config, int stage)
+{
+    tp_stage_config part = tp_engine_stage_config(config, stage);
+    return tp_align_bytes(config->provider->stage->bytes(&part, &config->device));
+}
+
+/* Of what is beside the rank's stages. */
+static size_t
+table_bytes(const tp_engine_config *config)
+{
+    engine_tables tables = {0};
+    if (config->provider->counts_tables)
+        tables = tp_engine_tables(config->program, config->rank, tp_engine_replicas(config), gather_count(config));
+    return tp_align_bytes(tables.needs) + tp_align_bytes(tables.forward_needs) + tp_align_bytes(tables.from) +
+           tp_align_bytes(tables.received) + tp_align_bytes(tables.events) + tp_align_bytes(tables.gather) +
+           tp_align_bytes(tables.stages) + tp_align_bytes(tables.slots) + tp_align_bytes(tables.loads) +
+           tp_align_bytes(tables.guests) + tp_align_bytes(tp_engine_sums_bytes(config)) +
+           tp_align_bytes(tp_engine_guests_bytes(config));
+}
+
 /* What all stages of the rank share: one after another they work. */
 static size_t
 workspace_bytes(const tp_engine_config *config)
 {
     size_t most = 0;
     for (int stage = 0; stage < config->program->stages; stage++) {
-        if (config->program->rank_of[stage] != config->rank)
-            continue;
-        tp_stage_config part = tp_engine_stage_config(config, stage);
-        size_t bytes = config->provider->device->workspace_bytes(&part, &config->device);
+        size_t bytes = config->program->rank_of[stage] == config->rank ? workspace_of(config, stage) : 0;
         most = bytes > most ? bytes : most;
     }
     return most;
@@ -49,21 +74,20 @@ workspace_bytes(const tp_engine_config *config)
 size_t
 tp_engine_bytes(const tp_engine_config *config)
 {
-    engine_tables tables = {0};
-    if (config->provider->counts_tables)
-        tables = tp_engine_tables(config->program, config->rank, tp_engine_replicas(config), gather_count(config));
-    size_t total = tp_align_bytes(tables.needs) + tp_align_bytes(tables.forward_needs) + tp_align_bytes(tables.from) +
-                   tp_align_bytes(tables.received) + tp_align_bytes(tables.events) + tp_align_bytes(tables.gather) +
-                   tp_align_bytes(tables.stages) + tp_align_bytes(tables.slots) + tp_align_bytes(tables.loads) +
-                   tp_align_bytes(tables.guests) + tp_align_bytes(tp_engine_sums_bytes(config)) +
-                   tp_align_bytes(tp_engine_guests_bytes(config));
-    for (int stage = 0; stage < config->program->stages; stage++) {
-        if (config->program->rank_of[stage] != config->rank)
-            continue;
-        tp_stage_config part = tp_engine_stage_config(config, stage);
-        total += tp_align_bytes(config->provider->stage->bytes(&part, &config->device));
-    }
+    size_t total = table_bytes(config);
+    for (int stage = 0; stage < config->program->stages; stage++)
+        if (config->program->rank_of[stage] == config->rank)
+            total += stage_bytes(config, stage);
     return total + tp_align_bytes(workspace_bytes(config));
+}
+
+size_t
+tp_engine_bytes_alike(const tp_engine_config *config, int stage)
+{
+    size_t stages = 0;
+    for (int other = 0; other < config->program->stages; other++)
+        stages += config->program->rank_of[other] == config->rank;
+    return table_bytes(config) + stages * stage_bytes(config, stage) + tp_align_bytes(workspace_of(config, stage));
 }
 
 static int
@@ -73,10 +97,10 @@ is_halved(const tp_instr *instr)
 }
 
 tp_status
-tp_engine_check(const tp_engine_config *config)
+tp_engine_check_shape(const tp_engine_config *config)
 {
     const tp_program *program = config->program;
-    int blocks = tp_model_blocks(&config->model), stages = tp_program_copy_stages(program), copies = program->copies;
+    int copies = program->copies;
     TP_TRY(tp_model_check(&config->model));
     if (config->rank < 0 || config->rank >= program->ranks)
         return tp_fail(TP_EVALUE, "rank is %d: 0 to %d would be right", config->rank, program->ranks - 1);
@@ -86,12 +110,6 @@ tp_engine_check(const tp_engine_config *config)
     if (config->slicing->seq_len > config->model.block_size)
         return tp_fail(TP_EVALUE, "seq_len is %d: at most block_size = %d would be right", config->slicing->seq_len,
                        config->model.block_size);
-    if (config->partition[0] != 0 || config->partition[stages] != blocks)
-        return tp_fail(TP_EVALUE, "the stages cover blocks [%d, %d): [0, %d) would be right", config->partition[0],
-                       config->partition[stages], blocks);
-    for (int stage = 0; stage < stages; stage++)
-        if (config->partition[stage + 1] <= config->partition[stage])
-            return tp_fail(TP_EVALUE, "stage %d has no block", stage);
     if (program->micros != copies * config->slicing->micros)
         return tp_fail(TP_EVALUE, "the program has %d micro-batches%s, the slicing %d", program->micros,
                        copies > 1 ? " for two copies of the model" : "", config->slicing->micros);
@@ -103,7 +121,20 @@ tp_engine_check(const tp_engine_config *config)
         if (is_halved(&program->code[i]) && config->slicing->micro[program->code[i].micro].half == 0)
             return tp_fail(TP_EVALUE, "micro-batch %d is halved in the program and not in the slicing",
                            program->code[i].micro);
-    TP_TRY(tp_engine_check_guests(config));
+    return tp_engine_check_guests(config);
+}
+
+tp_status
+tp_engine_check(const tp_engine_config *config)
+{
+    int blocks = tp_model_blocks(&config->model), stages = tp_program_copy_stages(config->program);
+    TP_TRY(tp_engine_check_shape(config));
+    if (config->partition[0] != 0 || config->partition[stages] != blocks)
+        return tp_fail(TP_EVALUE, "the stages cover blocks [%d, %d): [0, %d) would be right", config->partition[0],
+                       config->partition[stages], blocks);
+    for (int stage = 0; stage < stages; stage++)
+        if (config->partition[stage + 1] <= config->partition[stage])
+            return tp_fail(TP_EVALUE, "stage %d has no block", stage);
     return tp_engine_check_saving(config);
 }
 

@@ -24,57 +24,123 @@ tp_py_saves(PyObject *saves, const tp_model *model, Py_buffer *view)
     return -1;
 }
 
+/* What an engine is asked about its bytes, but its partition. */
+typedef struct {
+    PyObject *program, *model, *slicing, *provider, *saves;
+    const char *dtype;
+    tp_engine_config config;
+    tp_slicing *cut;
+    Py_buffer ways;
+} question;
+
+static int
+question_open(tp_py_state *state, question *q)
+{
+    tp_engine_config *config = &q->config;
+    config->program = tp_py_program_get(state, q->program, "program");
+    if (config->program == NULL || tp_py_model(state, q->model, &config->model) < 0 ||
+        tp_py_device(q->provider, q->dtype, &config->provider, &config->device) < 0 ||
+        tp_py_saves(q->saves, &config->model, &q->ways) < 0)
+        return -1;
+    config->saves = q->ways.buf;
+    if (tp_py_slicing(state, q->slicing, &q->cut) < 0)
+        return -1;
+    config->slicing = q->cut;
+    tp_status status = tp_engine_halve(config->program, q->cut);
+    if (status == TP_OK)
+        return 0;
+    tp_py_raise(state, status);
+    return -1;
+}
+
+static void
+question_close(question *q)
+{
+    PyBuffer_Release(&q->ways);
+    tp_slicing_close(q->cut);
+}
+
 static PyObject *
 rank_memory(PyObject *module, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"program", "model", "partition", "slicing", "isa", "threads", "provider", "dtype", "saves",
                             "replicas", NULL};
-    PyObject *program, *model, *partition, *slicing, *provider = Py_None, *saves = Py_None, *result = NULL;
-    Py_buffer ways = {0};
-    const char *dtype = NULL;
-    tp_engine_config config = {.device = {.threads = 1}};
-    tp_slicing *cut = NULL;
+    PyObject *partition, *result = NULL;
+    question q = {.provider = Py_None, .saves = Py_None, .config = {.device = {.threads = 1}}};
+    tp_engine_config *config = &q.config;
+    int32_t *bounds = NULL;
     Py_ssize_t boundaries;
     tp_py_state *state = tp_py_module_state(module);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|ziOzOi", names, &program, &model, &partition, &slicing,
-                                     &config.device.isa, &config.device.threads, &provider, &dtype, &saves,
-                                     &config.replicas))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|ziOzOi", names, &q.program, &q.model, &partition, &q.slicing,
+                                     &config->device.isa, &config->device.threads, &q.provider, &q.dtype, &q.saves,
+                                     &config->replicas))
         return NULL;
-    config.program = tp_py_program_get(state, program, "program");
-    if (config.program == NULL || tp_py_model(state, model, &config.model) < 0 ||
-        tp_py_device(provider, dtype, &config.provider, &config.device) < 0 ||
-        tp_py_saves(saves, &config.model, &ways) < 0)
-        return NULL;
-    config.saves = ways.buf;
-    int32_t *bounds = tp_py_int32s(partition, "the partition's boundaries", &boundaries);
-    if (bounds == NULL || tp_py_slicing(state, slicing, &cut) < 0)
+    if (question_open(state, &q) < 0 || (bounds = tp_py_int32s(partition, "the partition's boundaries", &boundaries)) == NULL)
         goto done;
-    if (boundaries != tp_program_copy_stages(config.program) + 1) {
+    if (boundaries != tp_program_copy_stages(config->program) + 1) {
         tp_py_invalid_value("partition of %zd boundaries: %d would be right", boundaries,
-                            tp_program_copy_stages(config.program) + 1);
+                            tp_program_copy_stages(config->program) + 1);
         goto done;
     }
-    config.partition = bounds;
-    config.slicing = cut;
-    tp_status status = tp_engine_halve(config.program, cut);
-    if (status == TP_OK)
-        status = tp_engine_check(&config);
+    config->partition = bounds;
+    tp_status status = tp_engine_check(config);
     if (status != TP_OK) {
         tp_py_raise(state, status);
         goto done;
     }
-    result = PyList_New(config.program->ranks);
-    for (config.rank = 0; result != NULL && config.rank < config.program->ranks; config.rank++) {
-        PyObject *bytes = PyLong_FromSize_t(tp_engine_bytes(&config));
+    result = PyList_New(config->program->ranks);
+    for (config->rank = 0; result != NULL && config->rank < config->program->ranks; config->rank++) {
+        PyObject *bytes = PyLong_FromSize_t(tp_engine_bytes(config));
         if (bytes == NULL)
             Py_CLEAR(result);
         else
-            PyList_SET_ITEM(result, config.rank, bytes);
+            PyList_SET_ITEM(result, config->rank, bytes);
     }
 done:
-    PyBuffer_Release(&ways);
     free(bounds);
-    tp_slicing_close(cut);
+    question_close(&q);
+    return result;
+}
+
+static PyObject *
+cut_stages(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"program", "model", "slicing", "limit", "seconds", "provider", "dtype", "saves", "replicas", NULL};
+    PyObject *seconds, *result = NULL;
+    question q = {.provider = Py_None, .saves = Py_None, .config = {.device = {.threads = 1}}};
+    Py_buffer times = {0};
+    int32_t *boundary = NULL;
+    long long limit;
+    tp_py_state *state = tp_py_module_state(module);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOLO|OzOi", names, &q.program, &q.model, &q.slicing, &limit, &seconds,
+                                     &q.provider, &q.dtype, &q.saves, &q.config.replicas))
+        return NULL;
+    if (question_open(state, &q) < 0 || tp_py_view(seconds, 'd', 1, 0, "seconds", &times) < 0)
+        goto done;
+    int stages = tp_program_copy_stages(q.config.program), blocks = tp_model_blocks(&q.config.model), found = 0;
+    if (times.shape[0] != blocks || limit < 0) {
+        tp_py_invalid_value("%zd seconds and a limit of %lld bytes: %d seconds, and bytes from 0 on, would be right", times.shape[0],
+                            limit, blocks);
+        goto done;
+    }
+    boundary = calloc((size_t)stages + 1, sizeof *boundary);
+    if (boundary == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    tp_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = tp_engine_cut(&q.config, limit, times.buf, boundary, &found);
+    Py_END_ALLOW_THREADS
+    if (status != TP_OK)
+        tp_py_raise(state, status);
+    else
+        result = found ? tp_py_ints(boundary, stages + 1) : Py_NewRef(Py_None);
+done:
+    free(boundary);
+    if (times.obj != NULL)
+        PyBuffer_Release(&times);
+    question_close(&q);
     return result;
 }
 
@@ -180,6 +246,10 @@ static PyMethodDef functions[] = {
      "rank_memory($module, /, program, model, partition, slicing, isa=None, threads=1, provider=None, dtype=None, "
      "saves=None, replicas=1)\n--\n\n-> [bytes of each rank's engine on its device], exact; nothing is allocated. replicas: copies of the "
      "program that add their gradients."},
+    {"cut_stages", (PyCFunction)(void (*)(void))cut_stages, METH_VARARGS | METH_KEYWORDS,
+     "cut_stages($module, /, program, model, slicing, limit, seconds, provider=None, dtype=None, saves=None, replicas=1)\n--\n\n"
+     "-> [stages + 1] boundaries of the partition within `limit` bytes a rank whose longest stage takes least, or None: there is none. "
+     "seconds: float64 [blocks], whole numbers. Exact where a rank has one stage (tp_engine_cut)."},
     {"stage_memory", stage_memory, METH_VARARGS,
      "stage_memory($module, model, slicing, first, last, activation_slots, gradient_slots, provider=None, dtype=None, "
      "saves=None, /)\n--\n\n-> bytes that a stage of blocks [first, last) takes, exact, workspace not counted; nothing is allocated."},

@@ -1,0 +1,104 @@
+"""Nothing is called infeasible while some contiguous stages fit: cut by the engine's bytes, against enumeration and planners."""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+
+import terapipe_c as tp
+from terapipe_c import _core
+from terapipe_c.cost import even_partition
+from terapipe_c.engine import cut_stages, dimensions, rank_memory
+from terapipe_c.judge import Judge
+
+CLUSTER = tp.Cluster(num_devices=8, memory_bytes=1e12, link_latency_s=1e-6, link_bandwidth_Bps=1e10, peak_flops=1e10)
+
+
+def instance(rng, layers=4):
+    seq_len = int(rng.choice([16, 32]))
+    return tp.GPTConfig(n_layer=int(rng.integers(1, layers + 1)), n_head=2, n_embd=int(rng.choice([8, 16, 24])),
+                        vocab_size=int(rng.choice([20, 500, 3000])), block_size=seq_len, tie_weights=bool(rng.integers(2)))
+
+
+def cuts(blocks, stages):
+    for inner in itertools.combinations(range(1, blocks), stages - 1):
+        yield tuple(itertools.pairwise((0, *inner, blocks)))
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "seq1f1b", "zb-h1", "zb-h2"])
+def test_a_cut_is_the_evenest_of_all_that_fit(name):
+    """Every partition of the blocks, by the engine's count; the least limit at which any fits, and one byte below it."""
+    rng, found, tight = np.random.default_rng(len(name)), 0, 0
+    for _ in range(12):
+        model = instance(rng)
+        ranks, micros = int(rng.integers(2, min(4, model.num_blocks) + 1)), int(rng.integers(1, 6))
+        lengths = (model.block_size,) if rng.integers(2) else (8, model.block_size - 8)
+        slicing = ((int(rng.integers(1, 3)), lengths),) * micros
+        judge = Judge(model, tp.CostModel.analytic(model, CLUSTER), ranks, 1, None)
+        even = judge.judge(name, tuple(even_partition(model, ranks)), slicing, 0)
+        program, seconds = judge.lowered(even), rng.integers(1, 9, model.num_blocks).astype(float)
+        peaks = {cut: max(rank_memory(model, cut, slicing, program)) for cut in cuts(model.num_blocks, ranks)}
+        longest = {cut: max(seconds[a:e].sum() for a, e in cut) for cut in peaks}
+        least = min(peaks.values())
+        assert cut_stages(model, slicing, program, least - 1, seconds) is None
+        for limit in (least, int(rng.integers(least, max(peaks.values()) + 1)), 1 << 80):
+            cut = tuple(cut_stages(model, slicing, program, limit, seconds))
+            assert peaks[cut] <= limit and longest[cut] == min(longest[c] for c in peaks if peaks[c] <= limit)
+            tight += longest[cut] > min(longest.values())
+            found += 1
+    assert found >= 12 and tight > 2
+
+
+def test_a_given_slicing_near_the_limit_has_a_plan():
+    """GPT-3 175B on 96 devices of 80 GB: the search began with stages of equal work alone, and moves led to nothing that fits."""
+    model, cluster = tp.GPTConfig.preset("gpt3-175b"), tp.Cluster(
+        96, devices_per_node=8, memory_bytes=80e9, link_latency_s=5e-6, link_bandwidth_Bps=25e9, peak_flops=140e12)
+    request = dict(batch=32, seq_len=2048, planner="terapipe", slicing=[(1, [416, 416, 416, 400, 400])] * 32)
+    for limit in (80e9, 70e9):
+        plan = tp.plan(model, cluster, memory_bytes=limit, **request)
+        assert max(plan.peak_memory_bytes) <= limit and plan.slicing == request["slicing"] and plan.step_time_s < 13
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "seq1f1b", "gpipe", "zb-h1", "bpipe", "interleaved", "zb-v"])
+def test_terapipe_refuses_nothing_that_another_planner_fits(schedule):
+    """At the least memory that each of them can plan for, without recomputing and swapping."""
+    rng, asked = np.random.default_rng(2), 0
+    for _ in range(5):
+        model, stages = instance(rng, 9), int(rng.integers(2, 4) if schedule in ("interleaved", "zb-v") else rng.integers(2, 6))
+        request = dict(batch=stages * int(rng.integers(1, 3)), seq_len=model.block_size, schedule=schedule, executable=False)
+        request |= {"slicing": int(rng.integers(1, 4))} if rng.integers(2) else {}
+        if stages * 2 > model.num_blocks:
+            continue
+        for planner in ("uniform", "autopipe", "dawnpiper", "bmpipe", "adapipe"):
+            least = 1
+            while True:
+                try:
+                    plan = tp.plan(model, CLUSTER, planner=planner, stages=stages, memory_bytes=least, **request)
+                    break
+                except tp.InfeasibleError as error:
+                    least = int(re.search(r"memory_bytes = (\d+)", str(error))[1])
+                except tp.InvalidValueError:                       # no question for this planner
+                    plan = None
+                    break
+            if plan is None or any(plan.recompute):
+                continue
+            needed = max(plan.peak_memory_bytes)
+            ours = tp.plan(model, CLUSTER, planner="terapipe", stages=stages, memory_bytes=needed, **request)
+            assert max(ours.peak_memory_bytes) <= needed
+            asked += 1
+    assert asked >= 5
+
+
+def test_what_cannot_be_cut_is_refused():
+    model = tp.GPTConfig(n_layer=1, n_head=2, n_embd=8, vocab_size=20, block_size=16)
+    program = tp.schedules.gpipe(2, 2).lower()
+    given = dict(program=program, model=dimensions(model), slicing=(16, 2, [(1, [16]), (1, [16])]), limit=1 << 40)
+    assert _core.cut_stages(seconds=np.ones(4), **given) == [0, 2, 4]
+    for change, words in (({"seconds": np.ones(3)}, "3 seconds .* 4 seconds"), ({"limit": -1}, "limit of -1 bytes"),
+                          ({"seconds": np.array([1.0, -1.0, 1.0, 1.0])}, r"seconds\[1\] is -1"),
+                          ({"seconds": np.array([1.0, np.nan, 1.0, 1.0])}, r"seconds\[1\] is nan"),
+                          ({"slicing": (16, 1, [(1, [16])])}, "2 micro-batches"),
+                          ({"program": tp.schedules.gpipe(5, 2).lower()}, "5 stages for 4 blocks")):
+        with pytest.raises(tp.InvalidValueError, match=words):
+            _core.cut_stages(**{"seconds": np.ones(4), **given, **change})
