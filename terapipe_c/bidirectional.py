@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from . import planners
-from ._core import InfeasibleError
+from ._core import DeadlineError, InfeasibleError
 from .config import counted
 from .cost import equal_lengths, even_partition
 from .deadline import check_time, late
 from .judge import CHIMERA, SLIGHT, Candidate, Cut, Judge, Micro, pace, rounded
-from .search import StageCost, balanced
+from .search import StageCost, balanced, uniform
 
 if TYPE_CHECKING:
     from .request import Request
@@ -52,15 +52,15 @@ def _estimate(judge: Judge, slicing: tuple[Micro, ...]) -> float:
 
 
 def _starts(judge: Judge, request: Request, stop: int) -> list[Candidate]:
-    """Quick plans, and each of them without weight gradients that wait, which take memory."""
-    found: list[Candidate] = []
+    """Uniform's plan, and quick ones, each of them without weight gradients that wait, too, which take memory."""
+    found = [uniform(judge, request)]
     for slicing in _slicings(judge, request):
-        if found and (judge.work > stop or late()):
+        if judge.work > stop or late():
             break
         cuts: Iterable[Cut] = (request.partition,) if request.partition is not None else dict.fromkeys(
             (balanced(judge, slicing, judge.ranks), tuple(even_partition(judge.model, judge.ranks))))
         found += [judge.judge(CHIMERA, cut, slicing, pending) for cut in cuts for pending in (1, 0)]
-    return sorted(found, key=pace)
+    return sorted(dict.fromkeys(found), key=pace)
 
 
 def _neighbours(cut: Cut) -> Iterator[Cut]:
@@ -131,6 +131,10 @@ def plan_both_ways(request: Request, judge_of: Callable[[int], Judge]) \
             found.append((judge, _best(judge, request)))
         except InfeasibleError as error:
             refusals.append(error)
+        except DeadlineError:
+            if not found:
+                raise
+            break
     if not found:
         raise refusals[0]
     judge, best = min(found, key=lambda pair: pace(pair[1]))

@@ -7,6 +7,7 @@ import pytest
 from test_cli import SMALL, run
 
 import terapipe_c as tp
+from terapipe_c import bidirectional
 from terapipe_c.engine import rank_memory
 from terapipe_c.judge import Replicas
 from terapipe_c.links import Links
@@ -192,3 +193,25 @@ def test_from_a_shell(capsys, tmp_path):
     assert code == 0 and json.loads(out)["makespan_s"] == pytest.approx(tp.Plan.load(plan).step_time_s), err
     code, out, err = run(capsys, "simulate", "--schedule", "chimera", "--ranks", 4, "--micro-batches", 8, "--json")
     assert code == 0 and json.loads(out)["makespan_s"] == 30.0, err
+
+
+def test_a_large_search_knows_the_even_plan_too(monkeypatch):
+    """Where quick plans took all the work, that of layers divided evenly was none of them: auto was slower, or refused."""
+    monkeypatch.setattr(bidirectional, "_WORK", 1)
+    monkeypatch.setattr(bidirectional, "_estimate", lambda judge, slicing: -slicing[0][0])     # the worst first
+    even = planned(planner="uniform", stages=4, batch=16)
+    for memory in (None, max(even.peak_memory_bytes)):
+        assert planned(stages=4, batch=16, memory_bytes=memory).step_time_s <= even.step_time_s
+
+
+def test_time_that_is_up_on_fewer_ranks_leaves_the_plan_on_more(monkeypatch):
+    """It was lost where what was looked at by then did not fit."""
+    best = bidirectional._best
+
+    def slow(judge, request):
+        if judge.ranks < 4:
+            raise tp.DeadlineError("no time was left")
+        return best(judge, request)
+
+    monkeypatch.setattr(bidirectional, "_best", slow)
+    assert planned(time_limit_s=100.0).ranks == 4
