@@ -79,8 +79,14 @@ def check_partition(partition: Any, model: GPTConfig) -> Cut:
     return tuple(result)
 
 
-def _check_work(costs: CostModel, model: GPTConfig, batch: int, seq_len: int) -> None:
+def _check_work(costs: CostModel, model: GPTConfig, cluster: Cluster, batch: int, seq_len: int) -> None:
     """A step's seconds are a number that can be added and multiplied."""
+    size = costs.element_bytes * model.n_embd * seq_len
+    far_s = cluster.link_latency_s + size / cluster.link_bandwidth_Bps if cluster.tells_nodes_apart else 0.0
+    messages = 2.0 * batch * model.num_blocks * max(float(costs.message_s(seq_len, model.n_embd)), far_s)
+    if not messages <= LONG:
+        raise InvalidValueError(f"costs and links say that a step's messages, one by one, take {messages:g} seconds: at most "
+                                f"{LONG:g} would be right")
     one = costs.durations(partition=[(0, model.num_blocks)], slicing=[(1, [seq_len])], model=model)
     work = batch * sum(float(one[phase].sum()) for phase in PHASES)
     if not work <= LONG:
@@ -366,7 +372,7 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
     if BPIPE in names and checked_costs.backend == "cuda":
         raise InvalidValueError(f"schedule is {BPIPE}: the CUDA backend keeps no activations in another rank's memory; 1f1b with "
                                 "recompute, or backend 'cpu', would be right")
-    _check_work(checked_costs, model, batch, seq_len)
+    _check_work(checked_costs, model, cluster, batch, seq_len)
     open_ranks = stages is None and checked is None
     runs_here = planner == "auto" and cluster.is_local if executable is None else executable
     open_replicas = open_ranks and data_parallel is None and cut is None and not runs_here

@@ -67,7 +67,7 @@ def _block_ticks(judge: Judge, slicing: tuple[Micro, ...], phases: Sequence[str]
     update = {kind: judge.costs.optimizer_param_s * judge.model.block_params(kind) for kind in KINDS}
     times = np.array([seconds[b.kind] + update[b.kind] for b in judge.model.blocks])
     if times.any():
-        times = np.rint(times * (TICKS / times.sum()))
+        times = np.rint(times * (TICKS / max(times.sum(), 1e-280)))
     return np.asarray(np.maximum(times, 1.0))
 
 

@@ -22,6 +22,8 @@ __all__ = ["Task", "ask"]
 
 Float = NDArray[np.float64]
 _EFFORT = 300_000_000  # steps of AutoPipe's exact search: well under a second
+_LEAST_S = 1e-280       # of a tick: what is divided by it stays a number
+_LONGEST = 1e30         # ticks of a message: beside it all work is nothing
 _EXACT = 10_000_000     # nodes of BMPipe's exact search
 _CHUNKED = 6_000_000  # candidates of BMPipe's search of two chunks: 0.1 s; of more chunks in proportion
 
@@ -81,7 +83,7 @@ class Task:
     def tick_s(self) -> float:
         """Seconds of one."""
         work = float(self._per_block(kind_seconds(self.judge, self.slicing)).sum()) / self.micro_batches
-        return work / TICKS if work > 0 else 1.0
+        return max(work / TICKS, _LEAST_S) if work > 0 else 1.0
 
     def _ticks(self, of_kind: dict[str, float]) -> Float:
         """[blocks] of seconds in a step."""
@@ -119,7 +121,7 @@ class Task:
     def message(self) -> float:
         """Of a micro-batch's message between stages (of its mean slice, which is all that is waited for)."""
         units = sum(len(lengths) for _, lengths in self.slicing)
-        return float(np.rint(self.judge.mean_message_s(self.tokens / units) / self.tick_s))
+        return min(float(np.rint(self.judge.mean_message_s(self.tokens / units) / self.tick_s)), _LONGEST)
 
     @property
     def host_bytes(self) -> float:

@@ -12,7 +12,7 @@ from terapipe_c.config import Cluster, GPTConfig
 from terapipe_c.cost import CostModel, Curve, even_partition
 from terapipe_c.judge import Judge
 from terapipe_c.plan import Plan, check_partition, check_slicing, format_slicing, plan
-from terapipe_c.request import choose_granularity
+from terapipe_c.request import PLANNERS, choose_granularity
 from terapipe_c.schedules import Program
 
 pytestmark = pytest.mark.usefixtures("brief")
@@ -488,3 +488,26 @@ def test_a_plan_whose_predictions_are_no_numbers_is_not_loaded(tmp_path, key, va
         path.write_bytes(raw)
         with pytest.raises(ValueError, match="plan.json is not a plan"):
             Plan.load(path)
+
+
+@pytest.mark.parametrize("work_s", [5e-324, 1e-308])
+def test_work_that_is_hardly_more_than_nothing_is_planned_by_everybody(work_s):
+    """In ticks of it messages were infinite, and ticks of no seconds at all."""
+    table = np.full((13, 13), work_s)
+    costs = CostModel.from_table(table, table, granularity=8, latency_s=1e-3)
+    for planner in PLANNERS[1:]:
+        p = plan(**{**GOOD, "costs": costs, "planner": planner, "schedule": "1f1b"})
+        assert 1e-3 < p.step_time_s < 1 and p.lower_bound_s <= p.step_time_s * (1 + 1e-12)
+
+
+def test_messages_that_never_end_are_refused_before_any_work(tmp_path):
+    """Their seconds were infinite, or a saved plan was called damaged."""
+    costs = CostModel.from_table(np.ones((13, 13)), np.ones((13, 13)), granularity=8, byte_s=1e248)
+    with pytest.raises(ValueError, match="a step's messages, one by one, take .* at most 1e.250"):
+        plan(**{**GOOD, "costs": costs})
+    far = replace(CLUSTER, devices_per_node=1, node_link_latency_s=1e-6, link_bandwidth_Bps=1e-300)
+    with pytest.raises(ValueError, match="a step's messages"):
+        plan(**{**GOOD, "cluster": far})
+    slow = plan(**{**GOOD, "cluster": replace(far, link_bandwidth_Bps=1e-230)})
+    slow.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == slow and slow.step_time_s > 1e200
