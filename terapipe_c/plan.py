@@ -535,7 +535,8 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
 
     Raises:
         ValueError: the request contradicts itself or the model; names the argument, its value and what would be right.
-        InfeasibleError: no plan that was found fits the memory; names the rank and the bytes it is short.
+        InfeasibleError: no plan that was found fits the memory; names the rank and the bytes it is short. terapipe, with one
+            stage a rank, has then looked for any contiguous stages that would, with the slices (or the given ones) that hold least.
         DeadlineError: within time_limit_s no plan that fits was found.
     """
     start = time.perf_counter()
