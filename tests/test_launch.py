@@ -397,13 +397,14 @@ def test_ctrl_c_while_ranks_are_started_leaves_none(monkeypatch, where):
 class Pressed:
     """A notebook's Ctrl-C: this Python goes on afterwards. It comes as soon as the main thread waits for `run`."""
 
-    def __init__(self, run):
-        self.handler, self.run = signal.getsignal(signal.SIGINT), run
+    def __init__(self, run, waited_for=1):
+        self.handler, self.run, self.waited_for = signal.getsignal(signal.SIGINT), run, waited_for
         self.thread = threading.Thread(target=self.press)
 
     def press(self):
         deadline = time.monotonic() + 20
-        while not (self.run._locking and self.run.history) and time.monotonic() < deadline:
+        followed = sys.modules["terapipe_c.launch"]._followed
+        while not (self.run._locking and self.run.history and len(followed) == self.waited_for) and time.monotonic() < deadline:
             time.sleep(0.001)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
@@ -432,7 +433,7 @@ def test_what_is_asked_of_an_interrupted_run_afterwards_is_no_ctrl_c(processes):
 def test_ctrl_c_ends_all_runs_that_are_waited_for_in_turn(waited):
     """The exception reaches one of them alone; the other went on where nobody saw it."""
     both = [start(100_000, "Slow", processes=False) for _ in range(2)]
-    with Pressed(both[waited]), pytest.raises(KeyboardInterrupt):
+    with Pressed(both[waited], len(both)), pytest.raises(KeyboardInterrupt):   # not before the second is waited for, too
         for _ in zip(*both, strict=True):
             pass
     for run in both:
