@@ -32,6 +32,32 @@ def pipeline(comm, ranks, region):
     return "ok"
 
 
+def lend(comm, ranks, region):
+    """Messages out of the arena down the line, each written over as soon as it is back; where there is no arena they are sent."""
+    try:
+        arena, lent = np.frombuffer(comm, np.uint8), 0
+    except BufferError:
+        arena, lent = np.zeros(50_000, np.uint8), None
+    for turn in range(60):
+        size = (0, 10, 48, 49, 3000, 20_000)[turn % 6]
+        if comm.rank > 0:
+            into = np.zeros(size, np.uint8)
+            comm.recv(comm.rank - 1, turn, into)
+            assert np.array_equal(into, pattern(turn, size))
+        if comm.rank < ranks - 1:
+            mine = arena[turn:turn + size]
+            mine[:] = pattern(turn, size)
+            loan = comm.lend(comm.rank + 1, turn, mine)
+            assert (loan > 0) == (lent is not None and size > 48)
+            comm.reclaim(comm.rank + 1, loan)
+            mine[:] = 0
+            assert comm.lend(comm.rank + 1, 100 + turn, mine.copy()) == 0      # not in the arena
+        if comm.rank > 0:
+            comm.recv(comm.rank - 1, 100 + turn, into)
+            assert not into.any()
+    return "ok"
+
+
 def gather(comm, ranks, region):
     for turn in range(200):
         everyone = comm.allgather(bytes([comm.rank, turn]))

@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve().parent
 
 def region_of(ranks, shared=False, ring=16384, gather=64):
     return _core.Region.create(ranks, bytes(source != target for source in range(ranks) for target in range(ranks)), ring, gather,
-                               shared)
+                               shared, [50_000] * ranks)
 
 
 def on_threads(case, ranks):
@@ -63,7 +63,7 @@ KINDS = pytest.mark.parametrize("run", [on_threads, on_processes, on_mpi], ids=[
 
 
 @KINDS
-@pytest.mark.parametrize("case", ["pipeline", "gather", "exchange"])
+@pytest.mark.parametrize("case", ["pipeline", "lend", "gather", "exchange"])
 def test_conformance(run, case):
     assert run(case, 3) == ["ok"] * 3
 
@@ -207,6 +207,13 @@ def test_bad_requests_are_refused():
             (ValueError, "ranks is 0", lambda: _core.Region.create(0, b"", 4096, 64, False)),
             (ValueError, "ring_bytes is -1", lambda: _core.Region.create(2, bytes(4), -1, 64, False)),
             (ValueError, "2\\^48", lambda: _core.Region.create(2, bytes(4), 1 << 60, 64, False)),
+            (ValueError, "2\\^48", lambda: _core.Region.create(2, bytes(4), 4096, 64, False, [0, 1 << 60])),
+            (ValueError, "rank 1 is -1", lambda: _core.Region.create(2, bytes(4), 4096, 64, False, [0, -1])),
+            (ValueError, "3 elements", lambda: _core.Region.create(2, bytes(4), 4096, 64, False, [0, 1, 2])),
+            (TypeError, "whole numbers", lambda: _core.Region.create(2, bytes(4), 4096, 64, False, 5)),
+            (TypeError, "integer", lambda: _core.Region.create(2, bytes(4), 4096, 64, False, [0, "1"])),
+            (OverflowError, ".", lambda: _core.Region.create(2, bytes(4), 4096, 64, False, [0, 1 << 70])),
+            (BufferError, "no arena", lambda: memoryview(_core.Comm(_core.Region.create(2, bytes(4), 1, 1, False), 0))),
             (TypeError, "uint8", lambda: _core.Region.create(2, [0, 1, 1, 0], 4096, 64, False)),
             (OSError, "bytes available", lambda: _core.Region.create(2, bytes([0, 1, 1, 0]), 1 << 45, 64, True)),
             (OSError, "not shared memory", lambda: _core.Region.attach(0)),
@@ -222,6 +229,12 @@ def test_bad_requests_are_refused():
             (ValueError, "contiguous", lambda: comm.send(1, 0, np.zeros((4, 4))[:, ::2]))):
         with pytest.raises(kind, match=word):
             attempt()
+    arena = memoryview(comm)
+    assert len(arena) >= 50_000 and not arena.readonly
+    comm.close()
+    arena[:3] = b"abc"  # the memory is the region's
+    with pytest.raises(ValueError, match="closed"):
+        memoryview(comm)
     with pytest.raises(OSError, match="sealed"):
         fd = os.memfd_create("foreign", os.MFD_ALLOW_SEALING)
         try:

@@ -2,7 +2,10 @@
  *
  * A message is a record of whole cache lines: a line with {tag, bytes} that also holds a payload of up to INLINE bytes
  * (one line to transfer: latency), else the payload follows on its own lines. It moves in chunks that are published one
- * by one, so that the two copies (in by the sender, out by the receiver) overlap and a message may exceed the ring. */
+ * by one, so that the two copies (in by the sender, out by the receiver) overlap and a message may exceed the ring.
+ *
+ * Of a message that is lent the line holds, in the payload's place, where in the region it lies: the receiver copies it from there,
+ * once, and its going past the line says that it has. */
 #include "csrc/comm/region.h"
 
 #include "csrc/base/clock.h"
@@ -17,6 +20,7 @@
 #define HOT             ((size_t)512 << 10) /* bytes of a ring that stay in a cache while both ends copy */
 #define HOLDS           400                 /* looks, some microseconds, at a reader that is about to drain the ring */
 #define INLINE          (TP_LINE - sizeof(header))
+#define LENT            ((uint64_t)1 << 63) /* among a header's bytes */
 #define SPIN_NS         20000    /* about what a futex sleep and wake cost together */
 #define SPIN_MIDWAY     10       /* times longer within a message: its other end is copying right now */
 #define SPIN_CROWDED_NS 500      /* more ranks than cores: the peer needs this core to go on */
@@ -36,6 +40,7 @@ typedef struct {
     unsigned char *data;
     size_t bytes, moved;
     uint64_t tail; /* where the reader was when this end began */
+    uint64_t lent; /* where in the region it lies; 0: it goes through the ring */
     int begun, holds;
 } transfer;
 
@@ -112,6 +117,20 @@ find_room(transfer *t, size_t capacity, uint64_t *head)
     return capacity - (size_t)(*head - (tail < skip ? skip : tail));
 }
 
+/* The line that a message begins with; positions are multiples of a line: never split. */
+static void
+write_first(transfer *t, unsigned char *line)
+{
+    header first = {t->tag, t->bytes | (t->lent ? LENT : 0)};
+    memcpy(line, &first, sizeof first);
+    if (t->lent)
+        memcpy(line + sizeof first, &t->lent, sizeof t->lent);
+    else if (t->bytes <= INLINE && t->bytes > 0)
+        memcpy(line + sizeof first, t->data, t->bytes);
+    t->moved = t->lent || t->bytes <= INLINE ? t->bytes : 0;
+    t->begun = 1;
+}
+
 /* Put the next chunk into the ring if there is room; 1 if anything moved. */
 static int
 push(const ring_comm *c, transfer *t)
@@ -122,13 +141,7 @@ push(const ring_comm *c, transfer *t)
     if (room < TP_LINE)
         return 0;
     if (!t->begun) {
-        unsigned char *line = t->ring->data + head % capacity; /* positions are multiples of a line: never split */
-        header first = {t->tag, t->bytes};
-        memcpy(line, &first, sizeof first);
-        if (t->bytes <= INLINE && t->bytes > 0)
-            memcpy(line + sizeof first, t->data, t->bytes);
-        t->moved = t->bytes <= INLINE ? t->bytes : 0;
-        t->begun = 1;
+        write_first(t, t->ring->data + head % capacity);
         head += TP_LINE;
         room -= TP_LINE;
     }
@@ -149,6 +162,30 @@ wrong_message(const ring_comm *c, const transfer *t, header sent)
     return tp_comm_wrong_message(&c->base, t->peer, sent.tag, sent.bytes, t->tag, t->bytes);
 }
 
+/* ECONNECTION: it is another message than the one expected, or lies nowhere. */
+static tp_status
+read_first(const ring_comm *c, transfer *t, const unsigned char *line)
+{
+    header first;
+    memcpy(&first, line, sizeof first);
+    int lent = (first.bytes & LENT) != 0;
+    first.bytes &= ~LENT;
+    if (first.tag != t->tag || first.bytes != t->bytes)
+        return wrong_message(c, t, first);
+    if (lent)
+        memcpy(&t->lent, line + sizeof first, sizeof t->lent);
+    if (lent && (t->lent > c->region->bytes || t->bytes > c->region->bytes - t->lent))
+        return tp_fail(TP_ECONNECTION, "rank %d lent rank %d %zu bytes from %llu on, in a region of %llu", t->peer, c->base.rank,
+                       t->bytes, (unsigned long long)t->lent, (unsigned long long)c->region->bytes);
+    if (lent)
+        memcpy(t->data, (const unsigned char *)c->region + t->lent, t->bytes);
+    else if (t->bytes <= INLINE && t->bytes > 0)
+        memcpy(t->data, line + sizeof first, t->bytes);
+    t->moved = lent || t->bytes <= INLINE ? t->bytes : 0;
+    t->begun = 1;
+    return TP_OK;
+}
+
 /* Take the next chunk from the ring if there is one; *moved = 1 if anything moved. */
 static tp_status
 pull(const ring_comm *c, transfer *t, int *moved)
@@ -162,15 +199,7 @@ pull(const ring_comm *c, transfer *t, int *moved)
     if (held < TP_LINE)
         return TP_OK;
     if (!t->begun) {
-        const unsigned char *line = t->ring->data + tail % capacity;
-        header first;
-        memcpy(&first, line, sizeof first);
-        if (first.tag != t->tag || first.bytes != t->bytes)
-            return wrong_message(c, t, first);
-        if (t->bytes <= INLINE && t->bytes > 0)
-            memcpy(t->data, line + sizeof first, t->bytes);
-        t->moved = t->bytes <= INLINE ? t->bytes : 0;
-        t->begun = 1;
+        TP_TRY(read_first(c, t, t->ring->data + tail % capacity));
         tail += TP_LINE;
         held -= TP_LINE;
     }
@@ -322,6 +351,50 @@ ring_send(tp_comm *comm, int peer, uint64_t tag, const void *data, size_t bytes)
     return drive(c, &out, NULL);
 }
 
+static void *
+ring_arena(tp_comm *comm, size_t *bytes)
+{
+    unsigned char *arena = tp_region_arena(((ring_comm *)comm)->region, comm->rank, bytes);
+    return *bytes > 0 ? arena : NULL;
+}
+
+static tp_status
+ring_lend(tp_comm *comm, int peer, uint64_t tag, const void *data, size_t bytes, uint64_t *loan)
+{
+    ring_comm *c = (ring_comm *)comm;
+    size_t room;
+    uintptr_t arena = (uintptr_t)tp_region_arena(c->region, comm->rank, &room), at = (uintptr_t)data;
+    transfer out;
+    *loan = 0;
+    if (bytes <= INLINE || at < arena || at - arena > room || bytes > room - (at - arena))
+        return ring_send(comm, peer, tag, data, bytes);
+    TP_TRY(begin(c, peer, 1, tag, data, bytes, &out));
+    out.lent = (uint64_t)(at - (uintptr_t)c->region);
+    TP_TRY(drive(c, &out, NULL));
+    *loan = atomic_load_explicit(&out.ring->head, memory_order_relaxed); /* ours alone to move */
+    return TP_OK;
+}
+
+static tp_status
+ring_reclaim(tp_comm *comm, int peer, uint64_t loan, uint64_t tag, size_t bytes)
+{
+    ring_comm *c = (ring_comm *)comm;
+    transfer out;
+    waiting w = {0};
+    TP_TRY(begin(c, peer, 1, tag, NULL, bytes, &out));
+    tp_status status = TP_OK;
+    while (status == TP_OK && atomic_load(&out.ring->tail) < loan) {
+        int moved = 0;
+        status = take_posted(c, NULL, &moved);
+        if (moved)
+            waiting_over(c, &w);
+        else if (status == TP_OK)
+            status = wait_turn(c, &w, &out, NULL);
+    }
+    waiting_over(c, &w);
+    return status;
+}
+
 static tp_status
 more_room(const ring_comm *c, receive_queue *queue)
 {
@@ -428,10 +501,14 @@ ring_close(tp_comm *comm)
     free(c);
 }
 
-static const tp_comm_ops thread_ops = {TP_COMM_ABI,    "thread",      ring_send,      ring_recv_post,
-                                       ring_recv_wait, ring_exchange, ring_allgather, ring_close, NULL, NULL, 0, ring_reserve};
-static const tp_comm_ops shm_ops = {TP_COMM_ABI,    "shm",         ring_send,      ring_recv_post,
-                                    ring_recv_wait, ring_exchange, ring_allgather, ring_close, NULL, NULL, 0, ring_reserve};
+#define RING_OPS(word) \
+    { \
+        .abi = TP_COMM_ABI, .name = word, .send = ring_send, .recv_post = ring_recv_post, .recv_wait = ring_recv_wait, \
+        .exchange = ring_exchange, .allgather = ring_allgather, .close = ring_close, .reserve = ring_reserve, .arena = ring_arena, \
+        .lend = ring_lend, .reclaim = ring_reclaim \
+    }
+static const tp_comm_ops thread_ops = RING_OPS("thread");
+static const tp_comm_ops shm_ops = RING_OPS("shm");
 
 tp_status
 tp_comm_open_region(tp_region *region, int rank, const char *name, int64_t timeout_ns, tp_comm **out)

@@ -1,6 +1,6 @@
 /* The communicator: ordered, blocking messages between ranks, small all-gathers, and one abort that ends everybody.
  *
- * One implementation of rings and control block (comm.c) serves threads of one process (memory of the process) and
+ * One implementation of rings, arenas and control block (comm.c) serves threads of one process (memory of the process) and
  * processes of one machine (a memfd that the launcher passes by fd); TCP and MPI between machines (tcp.c,
  * mpi_messages.c), the host's staging of a device's messages (csrc/engine/staged.c), threads on one GPU and NCCL
  * (cuda/inproc.c, nccl.c) implement the same vtable.
@@ -42,9 +42,17 @@ typedef struct {
     /* Room for so many receives from peer that wait at once, so that no step allocates; EMEMORY. NULL where most_posted is
      * not 0. */
     tp_status (*reserve)(tp_comm *comm, int peer, unsigned posted);
+    /* Memory of this rank's, *bytes of it from a page on, that its peers may read. NULL, and the op itself NULL: there is none. */
+    void *(*arena)(tp_comm *comm, size_t *bytes);
+    /* As send, but what lies in the arena is not copied by this end: the call returns without waiting for the receiver, who copies
+     * from there, and until a reclaim of *loan has returned the data must stay as it is. *loan 0: it was sent, nothing is lent.
+     * Both NULL where arena is. */
+    tp_status (*lend)(tp_comm *comm, int peer, uint64_t tag, const void *data, size_t bytes, uint64_t *loan);
+    /* Return when the peer has what was lent to it up to that loan. tag and bytes are the message's, for the words of a timeout. */
+    tp_status (*reclaim)(tp_comm *comm, int peer, uint64_t loan, uint64_t tag, size_t bytes);
 } tp_comm_ops;
 
-#define TP_COMM_ABI 5u
+#define TP_COMM_ABI 6u
 #define TP_COMM_POSTED 64 /* most_posted of what exchanges a device's memory */
 
 struct tp_comm {
@@ -53,18 +61,25 @@ struct tp_comm {
     int64_t timeout_ns; /* of one wait; 0: none (abort still ends it) */
 };
 
-/* ---- the shared region: control block + one ring per ordered pair that talks ---------------------------------------- */
+/* ---- the shared region: control block, one ring per ordered pair that talks, an arena of each rank ------------------- */
 
 typedef struct tp_region tp_region;
 
-/* Bytes of a region. pairs: [ranks * ranks], pairs[src * ranks + dst] is 0 where there is no ring, 1 where there is one of
- * ring_bytes, and where it is 1 + h one whose capacity is that halved h times. max_gather_bytes: largest allgather contribution. */
+typedef struct {
+    int ranks;
+    /* [ranks * ranks], pairs[src * ranks + dst] is 0 where there is no ring, 1 where there is one of ring_bytes, and where it is 1 + h
+     * one whose capacity is that halved h times. */
+    const uint8_t *pairs;
+    size_t ring_bytes, max_gather_bytes; /* the last: largest allgather contribution */
+    const size_t *arena_bytes;           /* [ranks] of each rank's arena; NULL: there are none */
+} tp_region_shape;
+
+/* Bytes of such a region; EVALUE. The shape is not kept. */
 TP_MUST_USE tp_status
-tp_region_bytes(int ranks, const uint8_t *pairs, size_t ring_bytes, size_t max_gather_bytes, size_t *out);
+tp_region_bytes(const tp_region_shape *shape, size_t *out);
 /* Initialise memory (page-aligned, zeroed, of that size) as a region; or attach to one that was initialised. */
 TP_MUST_USE tp_status
-tp_region_create(void *memory, size_t bytes, int ranks, const uint8_t *pairs, size_t ring_bytes, size_t max_gather_bytes,
-                 tp_region **out);
+tp_region_create(void *memory, size_t bytes, const tp_region_shape *shape, tp_region **out);
 TP_MUST_USE tp_status
 tp_region_attach(void *memory, size_t bytes, tp_region **out);
 

@@ -31,68 +31,100 @@ capacity_of(const tp_region *plan, uint8_t pair)
     return lines(bytes < TP_RING_FLOOR ? TP_RING_FLOOR : bytes);
 }
 
-static tp_status
-lay_out(int ranks, const uint8_t *pairs, size_t ring_bytes, size_t max_gather_bytes, tp_region *plan)
+/* Where each arena begins; the last one's end. */
+static uint64_t
+arena_end(const tp_region_shape *shape, int ranks, uint64_t at)
 {
-    if (ranks < 1 || ranks > TP_REGION_RANKS)
-        return tp_fail(TP_EVALUE, "ranks is %d: 1 to %d would be right", ranks, TP_REGION_RANKS);
+    const uint64_t page = TP_ARENA_ALIGN;
+    at = (at + (page - 1)) / page * page;
+    for (int rank = 0; shape->arena_bytes != NULL && rank < ranks; rank++)
+        at += (shape->arena_bytes[rank] + (page - 1)) / page * page;
+    return at;
+}
+
+static tp_status
+check_shape(const tp_region_shape *shape)
+{
     const size_t limit = (size_t)1 << 48;
-    if (ring_bytes > limit || max_gather_bytes > limit)
-        return tp_fail(TP_EVALUE, "ring_bytes is %zu and max_gather_bytes %zu: at most 2^48 each would be right",
-                       ring_bytes, max_gather_bytes);
-    uint64_t rings = 0, square = (uint64_t)ranks * (uint64_t)ranks;
+    if (shape->ranks < 1 || shape->ranks > TP_REGION_RANKS)
+        return tp_fail(TP_EVALUE, "ranks is %d: 1 to %d would be right", shape->ranks, TP_REGION_RANKS);
+    if (shape->ring_bytes > limit || shape->max_gather_bytes > limit)
+        return tp_fail(TP_EVALUE, "ring_bytes is %zu and max_gather_bytes %zu: at most 2^48 each would be right", shape->ring_bytes,
+                       shape->max_gather_bytes);
+    for (int rank = 0; shape->arena_bytes != NULL && rank < shape->ranks; rank++)
+        if (shape->arena_bytes[rank] > limit)
+            return tp_fail(TP_EVALUE, "arena_bytes of rank %d is %zu: at most 2^48 would be right", rank, shape->arena_bytes[rank]);
+    return TP_OK;
+}
+
+static tp_status
+lay_out(const tp_region_shape *shape, tp_region *plan)
+{
+    TP_TRY(check_shape(shape));
+    uint64_t rings = 0, ranks = (uint64_t)shape->ranks, square = ranks * ranks;
     for (uint64_t i = 0; i < square; i++)
-        rings += pairs[i] != 0;
+        rings += shape->pairs[i] != 0;
     memset(plan, 0, sizeof *plan);
     plan->abi = TP_COMM_ABI;
-    plan->ranks = ranks;
-    plan->ring_bytes = lines(ring_bytes < TP_RING_FLOOR ? TP_RING_FLOOR : ring_bytes);
-    plan->gather_bytes = lines(max_gather_bytes);
+    plan->ranks = shape->ranks;
+    plan->ring_bytes = lines(shape->ring_bytes < TP_RING_FLOOR ? TP_RING_FLOOR : shape->ring_bytes);
+    plan->gather_bytes = lines(shape->max_gather_bytes);
     plan->ranks_at = lines(sizeof *plan);
-    plan->table_at = plan->ranks_at + (uint64_t)ranks * sizeof(tp_region_rank);
+    plan->table_at = plan->ranks_at + ranks * sizeof(tp_region_rank);
     plan->places_at = lines(plan->table_at + square * sizeof(int32_t));
-    plan->gather_at = lines(plan->places_at + rings * sizeof(uint64_t));
-    plan->rings_at = plan->gather_at + 2 * (uint64_t)ranks * (plan->gather_bytes + TP_LINE);
+    plan->arenas_at = lines(plan->places_at + rings * sizeof(uint64_t));
+    plan->gather_at = lines(plan->arenas_at + (ranks + 1) * sizeof(uint64_t));
+    plan->rings_at = plan->gather_at + 2 * ranks * (plan->gather_bytes + TP_LINE);
     if (rings > 0 && (UINT64_MAX / 4) / rings < plan->ring_bytes + sizeof(tp_ring))
         return tp_fail(TP_EVALUE, "%llu rings of %zu bytes do not fit in an address space", (unsigned long long)rings,
-                       ring_bytes);
+                       shape->ring_bytes);
     plan->bytes = plan->rings_at;
     for (uint64_t i = 0; i < square; i++)
-        plan->bytes += pairs[i] ? sizeof(tp_ring) + capacity_of(plan, pairs[i]) : 0;
+        plan->bytes += shape->pairs[i] ? sizeof(tp_ring) + capacity_of(plan, shape->pairs[i]) : 0;
+    plan->bytes = arena_end(shape, shape->ranks, plan->bytes);
     return TP_OK;
 }
 
 tp_status
-tp_region_bytes(int ranks, const uint8_t *pairs, size_t ring_bytes, size_t max_gather_bytes, size_t *out)
+tp_region_bytes(const tp_region_shape *shape, size_t *out)
 {
     tp_region plan;
-    TP_TRY(lay_out(ranks, pairs, ring_bytes, max_gather_bytes, &plan));
+    TP_TRY(lay_out(shape, &plan));
     *out = (size_t)plan.bytes;
     return TP_OK;
 }
 
+/* Rings, one behind the other, and behind them the arenas. */
+static void
+place(tp_region *region, const tp_region_shape *shape)
+{
+    int32_t *table = (int32_t *)((uintptr_t)region + region->table_at), rings = 0;
+    uint64_t *places = (uint64_t *)((uintptr_t)region + region->places_at), at = region->rings_at;
+    uint64_t *arenas = (uint64_t *)((uintptr_t)region + region->arenas_at);
+    for (int64_t i = 0; i < (int64_t)shape->ranks * shape->ranks; i++) {
+        table[i] = shape->pairs[i] ? rings : -1;
+        if (!shape->pairs[i])
+            continue;
+        tp_ring *ring = (tp_ring *)((uintptr_t)region + at);
+        places[rings++] = at;
+        ring->capacity = capacity_of(region, shape->pairs[i]);
+        at += sizeof(tp_ring) + ring->capacity;
+    }
+    for (int rank = 0; rank <= shape->ranks; rank++)
+        arenas[rank] = arena_end(shape, rank, at);
+}
+
 tp_status
-tp_region_create(void *memory, size_t bytes, int ranks, const uint8_t *pairs, size_t ring_bytes,
-                 size_t max_gather_bytes, tp_region **out)
+tp_region_create(void *memory, size_t bytes, const tp_region_shape *shape, tp_region **out)
 {
     tp_region plan, *region = memory;
-    TP_TRY(lay_out(ranks, pairs, ring_bytes, max_gather_bytes, &plan));
+    TP_TRY(lay_out(shape, &plan));
     if (bytes < plan.bytes)
-        return tp_fail(TP_EVALUE, "the memory has %zu bytes: a region of %d ranks needs %llu", bytes, ranks,
+        return tp_fail(TP_EVALUE, "the memory has %zu bytes: a region of %d ranks needs %llu", bytes, shape->ranks,
                        (unsigned long long)plan.bytes);
     memcpy(region, &plan, sizeof plan);
-    int32_t *table = (int32_t *)((uintptr_t)region + region->table_at), rings = 0;
-    uint64_t *places = (uint64_t *)((uintptr_t)region + region->places_at), place = region->rings_at;
-    for (int64_t i = 0; i < (int64_t)ranks * ranks; i++) {
-        table[i] = pairs[i] ? rings : -1;
-        if (!pairs[i])
-            continue;
-        tp_ring *ring = (tp_ring *)((uintptr_t)region + place);
-        places[rings++] = place;
-        ring->capacity = capacity_of(region, pairs[i]);
-        place += sizeof(tp_ring) + ring->capacity;
-    }
-    for (int rank = 0; rank < ranks; rank++)
+    place(region, shape);
+    for (int rank = 0; rank < shape->ranks; rank++)
         atomic_store_explicit(&tp_region_rank_at(region, rank)->instruction, NO_INSTRUCTION, memory_order_relaxed);
     region->magic = TP_REGION_MAGIC; /* the fd or pointer is handed on after this, which orders it */
     *out = region;

@@ -11,6 +11,7 @@
 #define TP_REGION_MAGIC 0x3167657270745Full
 #define TP_REGION_RANKS 4096 /* most ranks of a region */
 #define TP_RING_FLOOR   4096 /* smallest ring, bytes */
+#define TP_ARENA_ALIGN  4096 /* bytes: ranks share no page of theirs */
 
 /* One rank. Whoever changes something a rank may be asleep for rings its bell: one word to sleep on, whatever it is
  * that the rank waits for, so an abort wakes everybody with one call per rank. */
@@ -38,6 +39,7 @@ struct tp_region {
     int32_t ranks;
     uint64_t bytes, ring_bytes, gather_bytes; /* the last two rounded up to lines; the rings' where none is halved */
     uint64_t ranks_at, table_at, places_at, gather_at, rings_at; /* table: of each pair the index among places, -1: no ring */
+    uint64_t arenas_at;                                          /* [ranks + 1] where each rank's arena begins and the last ends */
     /* The first failure: 0, or code << 32 | (rank + 1). One word: an aborter killed half-way leaves no doubt. */
     alignas(TP_LINE) _Atomic uint64_t failure;
     _Atomic uint32_t text_ready;
@@ -60,6 +62,14 @@ tp_region_ring(const tp_region *region, int source, int target)
     const uint64_t *places = (const uint64_t *)((uintptr_t)region + region->places_at);
     int64_t index = table[(int64_t)source * region->ranks + target];
     return index < 0 ? NULL : (tp_ring *)((uintptr_t)region + places[index]);
+}
+
+static inline unsigned char *
+tp_region_arena(const tp_region *region, int rank, size_t *bytes)
+{
+    const uint64_t *at = (const uint64_t *)((uintptr_t)region + region->arenas_at) + rank;
+    *bytes = (size_t)(at[1] - at[0]);
+    return (unsigned char *)((uintptr_t)region + at[0]);
 }
 
 /* Two halves, used in turn: uint64 size of the contribution, then the contribution. */

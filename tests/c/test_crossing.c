@@ -52,10 +52,11 @@ int
 main(void)
 {
     const uint8_t pairs[4] = {0, 1, 1, 0};
+    const tp_region_shape shape = {2, pairs, RING, 64, NULL};
     size_t bytes;
     void *memory;
-    if (tp_region_bytes(2, pairs, RING, 64, &bytes) != TP_OK || tp_local_create(bytes, &memory) != TP_OK ||
-        tp_region_create(memory, bytes, 2, pairs, RING, 64, &region) != TP_OK)
+    if (tp_region_bytes(&shape, &bytes) != TP_OK || tp_local_create(bytes, &memory) != TP_OK ||
+        tp_region_create(memory, bytes, &shape, &region) != TP_OK)
         return 99;
     pthread_t ranks[2];
     int failed = 0;

@@ -164,12 +164,13 @@ test_a_rank_that_cannot_open_ends_alone(tp_region *region)
 int
 main(void)
 {
+    const tp_region_shape shape = {2, (uint8_t[4]){0}, 4096, 64, NULL};
     size_t bytes;
     void *memory;
     tp_region *region;
-    CHECK(tp_region_bytes(2, (uint8_t[4]){0}, 4096, 64, &bytes) == TP_OK);
+    CHECK(tp_region_bytes(&shape, &bytes) == TP_OK);
     CHECK(tp_local_create(bytes, &memory) == TP_OK);
-    CHECK(tp_region_create(memory, bytes, 2, (uint8_t[4]){0}, 4096, 64, &region) == TP_OK);
+    CHECK(tp_region_create(memory, bytes, &shape, &region) == TP_OK);
     test_a_rank_gets_its_turn(region);
     test_a_rank_that_cannot_open_ends_alone(region);
     tp_shm_detach(memory, bytes);
