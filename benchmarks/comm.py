@@ -1,16 +1,19 @@
 """How fast do messages go between two processes?
 
   latency_us    = half the round trip of an 8-byte message, the median over batches of round trips   (required: <= 2)
-  bandwidth     = bytes of one message / seconds until its receiver has it all, the median of many
+  message       = bytes of one message / seconds until its receiver has it all, the median of many: out of the sender's arena,
+                  as activations and gradients go between stages (tp_comm_ops.lend)
+  ring          = the same out of memory that the receiver does not map, through a ring (tp_comm_ops.send): a tied embedding's,
+                  replicas' and guests'
   memcpy        = bytes / seconds of a plain copy of the same buffers, alone on one core
   handed        = bytes / seconds of one memcpy by a core of what another core has just written, through memory that both map:
                   what the caches allow to any way of handing data over
-  ratio         = bandwidth / memcpy                                                    (required: >= 0.7)
+  ratio         = message / memcpy                                                      (required: >= 0.7)
 
 Loops run in C (csrc/comm through a small driver below, compiled here), so that Python is not what is measured; each process keeps
-to a core of its own, and the three ways take turns. The sender writes its message anew before each, as a kernel would. A message
-is copied twice, in by the sender and out by the receiver; the two overlap, so a ratio of 1 is the limit where memcpy goes to
-memory. Where memcpy stays in its core's own cache no message can be as fast, because it has to leave the core: there `handed` is
+to a core of its own, and the four ways take turns. The sender writes its message anew before each, as a kernel would. A message
+from the arena is copied once, by the receiver; through a ring twice, in by the sender and out by the receiver, one after another's
+chunk. Where memcpy stays in its core's own cache no message can be as fast, because it has to leave the core: there `handed` is
 the measure.
 
 The two cores of a virtual machine share a third-level cache or do not, and change from one to the other while it runs. Before each
@@ -48,8 +51,8 @@ DRIVER = r"""
 #include <sys/wait.h>
 #include <unistd.h>
 #define OK(call) do { if ((call) != TP_OK) { fprintf(stderr, "%s\n", tp_error_message()); exit(1); } } while (0)
-enum { BATCHES = 60, TRIPS = 300, FLAG_TRIPS = 8, IN_A_ROW = 4, MESSAGE = 0, HANDED, MEMCPY, WAYS };
-static const char *const names[] = {"message", "handed", "memcpy"};
+enum { BATCHES = 60, TRIPS = 300, FLAG_TRIPS = 8, IN_A_ROW = 4, MESSAGE = 0, RING, HANDED, MEMCPY, WAYS };
+static const char *const names[] = {"message", "ring", "handed", "memcpy"};
 typedef struct { _Alignas(128) _Atomic uint64_t at[2][16]; } flags; /* of each process, on a line of its own */
 static void meet(flags *f, int rank, uint64_t *round) {
     ++*round;
@@ -77,11 +80,14 @@ static int64_t one_way_ns(flags *f, int rank, uint64_t *round) {
 }
 static void run(int rank, tp_region *region, size_t bytes, int messages, flags *f, char *shared) {
     tp_comm *c;
-    uint64_t round = 0, seen = 0;
-    char word[8] = {0}, *data = aligned_alloc(4096, bytes), *copy = aligned_alloc(4096, bytes);
+    uint64_t round = 0, seen = 0, loan = 0;
+    size_t room;
+    char word[8] = {0}, *data = aligned_alloc(4096, bytes), *copy = aligned_alloc(4096, bytes), *lent;
     memset(data, 1, bytes), memset(copy, 2, bytes);
     setvbuf(stdout, NULL, _IOFBF, 1 << 20); /* rank 0 writes it out here, rank 1 at the end: no line in a line */
     OK(tp_comm_open_region(region, rank, "shm", 20000000000, &c));
+    lent = c->ops->arena(c, &room);
+    memset(lent, 3, bytes);
     keep_to_one_core(rank);
     for (int batch = 0; batch < BATCHES; batch++) {
         int64_t start = tp_clock_ns();
@@ -96,17 +102,19 @@ static void run(int rank, tp_region *region, size_t bytes, int messages, flags *
     fflush(stdout);
     for (int i = 0; i < messages * WAYS; i++) {
         int way = i / IN_A_ROW % WAYS;
-        if (rank == (way == MEMCPY)) memset(way == HANDED ? shared : data, i, bytes);
+        if (rank == (way == MEMCPY)) memset(way == HANDED ? shared : way == MESSAGE ? lent : data, i, bytes);
         int64_t near = one_way_ns(f, rank, &round);
         meet(f, rank, &round);
         int64_t start = tp_clock_ns();
-        if (way == MESSAGE && rank == 0) OK(c->ops->send(c, 1, 2, data, bytes));
-        if (way == MESSAGE && rank == 1) { OK(c->ops->recv_post(c, 0, 2, copy, bytes)); OK(c->ops->recv_wait(c, 0)); }
-        if (way != MESSAGE && rank == 1) memcpy(copy, way == HANDED ? shared : data, bytes);
+        if (way == MESSAGE && rank == 0) OK(c->ops->lend(c, 1, 2, lent, bytes, &loan));
+        if (way == RING && rank == 0) OK(c->ops->send(c, 1, 2, data, bytes));
+        if (way <= RING && rank == 1) { OK(c->ops->recv_post(c, 0, 2, copy, bytes)); OK(c->ops->recv_wait(c, 0)); }
+        if (way > RING && rank == 1) memcpy(copy, way == HANDED ? shared : data, bytes);
         int64_t end = tp_clock_ns();
         seen += (unsigned char)copy[bytes / 2];
         if (rank == 1) printf("%s_GBps %lld %.3f\n", names[way], (long long)near, (double)bytes / (double)(end - start));
         meet(f, rank, &round);
+        if (way == MESSAGE && rank == 0) OK(c->ops->reclaim(c, 1, loan, 2, bytes));
     }
     fprintf(stderr, "%llu\n", (unsigned long long)seen);
     fflush(stdout);
@@ -116,12 +124,13 @@ int main(int count, char **words) {
     size_t bytes = strtoull(words[1], NULL, 10), ring = strtoull(words[2], NULL, 10), size;
     int messages = count > 3 ? atoi(words[3]) : 1;
     uint8_t pairs[4] = {0, 1, 1, 0};
+    tp_region_shape shape = {2, pairs, ring, 64, (size_t[2]){bytes, bytes}};
     int fd;
     void *memory, *flag, *shared;
     tp_region *region;
-    OK(tp_region_bytes(2, pairs, ring, 64, &size));
+    OK(tp_region_bytes(&shape, &size));
     OK(tp_shm_create(size, &fd, &memory));
-    OK(tp_region_create(memory, size, 2, pairs, ring, 64, &region));
+    OK(tp_region_create(memory, size, &shape, &region));
     OK(tp_shm_create(bytes, &fd, &shared));
     OK(tp_shm_create(sizeof(flags), &fd, &flag));
     pid_t other = fork();
@@ -151,8 +160,9 @@ static tp_comm *comms[3];
 static const size_t sizes[] = {65536, 262144, 1 << 20, 3 << 20, 24 << 20};
 static void there_and_back(tp_comm *c, char *out, size_t out_bytes, char *in, size_t in_bytes) {
     if (rank == 0) {
+        uint64_t loan; /* the answer says that it is back */
         OK(c->ops->recv_post(c, 1, 2, in, in_bytes));
-        OK(c->ops->send(c, 1, 1, out, out_bytes));
+        OK(c->ops->lend != NULL ? c->ops->lend(c, 1, 1, out, out_bytes, &loan) : c->ops->send(c, 1, 1, out, out_bytes));
         OK(c->ops->recv_wait(c, 1));
     } else {
         OK(c->ops->recv_post(c, 0, 1, out, out_bytes));
@@ -179,15 +189,16 @@ int main(int count, char **words) {
     tp_tcp_config config = {.rank = rank, .ranks = 2, .host = "127.0.0.1", .port = atoi(words[1]), .ports = 16, .token = "",
                             .version = "", .plan = "", .pairs = pairs, .max_gather_bytes = 64, .meeting_ns = 30000000000,
                             .timeout_ns = 60000000000};
-    OK(tp_region_bytes(2, (uint8_t[4]){0}, 1, 64, &bytes));
+    tp_region_shape alone = {2, (uint8_t[4]){0}, 1, 64, NULL}, rings = {2, pairs, RING, 64, (size_t[2]){24 << 20, 24 << 20}};
+    OK(tp_region_bytes(&alone, &bytes));
     OK(tp_local_create(bytes, &memory));
-    OK(tp_region_create(memory, bytes, 2, (uint8_t[4]){0}, 1, 64, &own));
+    OK(tp_region_create(memory, bytes, &alone, &own));
     OK(tp_comm_open_tcp(&config, own, &control));
-    OK(tp_region_bytes(2, pairs, RING, 64, &bytes));
+    OK(tp_region_bytes(&rings, &bytes));
     long pid = getpid(), both[2];
     int fd = -1;
     char path[64];
-    if (rank == 0) { OK(tp_shm_create(bytes, &fd, &memory)); OK(tp_region_create(memory, bytes, 2, pairs, RING, 64, &shared)); }
+    if (rank == 0) { OK(tp_shm_create(bytes, &fd, &memory)); OK(tp_region_create(memory, bytes, &rings, &shared)); }
     long told[2] = {pid, fd}, all[4];
     OK(control->ops->allgather(control, told, sizeof told, all));
     both[0] = all[0], both[1] = all[1];
@@ -206,12 +217,14 @@ int main(int count, char **words) {
     if (rank == 0) printf("library %s\n", tp_mpi()->library());
 #endif
     size_t most = sizes[sizeof sizes / sizeof *sizes - 1];
-    char *data = aligned_alloc(4096, most), word[8] = {0};
-    memset(data, rank, most);
+    char *own_data = aligned_alloc(4096, most), word[8] = {0};
+    memset(own_data, rank, most);
     for (int round = 0, rounds = atoi(words[2]) * ROUNDS; round < rounds; round++)
         for (int k = 0; k < kinds; k++) {
             double trip = latency(comms[k]);
             if (rank == 0) printf("%s latency_us %.3f\n", names[k], trip * 1e-3);
+            size_t room;
+            char *data = rank == 0 && comms[k]->ops->arena != NULL ? comms[k]->ops->arena(comms[k], &room) : own_data;
             for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
                 memset(data, round, rank == 0 ? sizes[i] : 0); /* anew, as a kernel would */
                 int64_t begin = tp_clock_ns();
@@ -230,7 +243,7 @@ int main(int count, char **words) {
 }
 """
 
-WAYS = ("message_GBps", "handed_GBps", "memcpy_GBps")
+WAYS = ("message_GBps", "ring_GBps", "handed_GBps", "memcpy_GBps")
 NEAR_NS = 130   # one way of a flag between two cores that share a cache, at most
 FEWEST = 12     # messages that make a median
 IN_A_ROW = 4    # messages of one way: the caches are in the state that it leaves
@@ -244,7 +257,8 @@ def rates(samples: dict[str, list[float]]) -> dict[str, float] | None:
     quarters = statistics.quantiles(samples["message_GBps"], n=4)
     return {**result, "message_quartiles_GBps": [quarters[0], quarters[2]], "messages": len(samples["message_GBps"]),
             "ratio": result["message_GBps"] / result["memcpy_GBps"],
-            "ratio_handed": result["message_GBps"] / result["handed_GBps"]}
+            "ratio_handed": result["message_GBps"] / result["handed_GBps"],
+            "ring_ratio": result["ring_GBps"] / result["memcpy_GBps"]}
 
 
 def measure(binary: Path, message_bytes: int, ring_bytes: int, messages: int) -> dict[str, object]:
@@ -308,14 +322,15 @@ def compare(folder: Path, mpicc: Path | None, kinds: str, rounds: int) -> dict[s
     return {"library": library, "rounds": len(samples[kind]["latency_us"]), **rows}
 
 
-WIDTHS = (9, 8, 10, 8, 5, 8, 6, 6, 6, 6, 6)
+WIDTHS = (9, 8, 10, 8, 5, 8, 6, 6, 6, 6, 6, 6, 6)
 
 
 def line_of(row: dict[str, object], kind: str, rate: dict[str, float]) -> str:
     """One line of the table."""
     words = [str(row["message_bytes"]), str(row["ring_bytes"]), f"{row['latency_us']:.3f}", f"{row['latency_best_us']:.3f}", kind,
              str(rate["messages"])]
-    words += [f"{rate[name]:.2f}" for name in ("message_GBps", "memcpy_GBps", "ratio", "handed_GBps", "ratio_handed")]
+    columns = ("message_GBps", "memcpy_GBps", "ratio", "handed_GBps", "ratio_handed", "ring_GBps", "ring_ratio")
+    words += [f"{rate[name]:.2f}" for name in columns]
     return " ".join(word.rjust(width) for word, width in zip(words, WIDTHS, strict=True))
 
 
@@ -339,7 +354,8 @@ def main() -> int:
         sources = [path for path in sources if not path.name.startswith("mpi")]
         flags = ["-std=c11", "-D_GNU_SOURCE", f"-I{ROOT}", *options.cflags.split()]
         subprocess.run(["gcc", *flags, source, *sources, "-lpthread", "-o", binary], check=True)
-        head = ("message", "ring", "latency us", "best us", "cores", "messages", "GB/s", "memcpy", "ratio", "handed", "ratio")
+        rates = ("GB/s", "memcpy", "ratio", "handed", "ratio", "ring", "ratio")
+        head = ("message", "ring", "latency us", "best us", "cores", "messages", *rates)
         print(" ".join(word.rjust(width) for word, width in zip(head, WIDTHS, strict=True)))
         for megabytes, ring_megabytes in () if options.transports else ((0.25, 4), (1, 4), (3, 4), (24, 4), (24, 1), (24, 8)):
             message, ring = int(megabytes * 2**20), ring_megabytes << 20

@@ -20,13 +20,13 @@ layout_activations(const tp_stage_base *stage, const tp_stage_block *block, tp_a
     return out->input;
 }
 
-static void *
-layout_gradients(const tp_stage_base *stage, const tp_stage_block *block, tp_gradients *out, tp_stage_arena *from)
+static void
+layout_gradients(const tp_stage_base *stage, const tp_stage_block *block, void *d_input, tp_gradients *out, tp_stage_arena *from)
 {
     int64_t rows = tp_stage_rows(stage), width = stage->config.model.n_embd;
-    out->d_input = tp_lay_elements(from, rows * width);
+    out->d_input = d_input;
     if (block->kind == TP_HEAD)
-        return out->d_input;
+        return;
     out->d_norm = tp_lay_elements(from, rows * width);
     if (block->kind == TP_ATTENTION) {
         out->dqkv = tp_lay_elements(from, rows * 3 * width);
@@ -35,7 +35,6 @@ layout_gradients(const tp_stage_base *stage, const tp_stage_block *block, tp_gra
     } else {
         out->dh = tp_lay_elements(from, rows * 4 * width);
     }
-    return out->d_input;
 }
 
 static void

@@ -20,7 +20,7 @@ from .config import GPTConfig, brief, whole
 if TYPE_CHECKING:
     from .plan import Plan
 
-__all__ = ["RankEngine", "init_params", "loss_and_grads", "make_engine", "rank_memory"]
+__all__ = ["RankEngine", "init_params", "lent_bytes", "loss_and_grads", "make_engine", "rank_memory"]
 
 Float32 = NDArray[np.float32]
 T = TypeVar("T")
@@ -65,6 +65,13 @@ def rank_memory(model: Any, stages: Sequence[tuple[int, int]], slicing: Slicing,
     several replicas, the ranks of one."""
     return _core.rank_memory(program, dimensions(model), boundaries(stages), cut(of_one_copy(slicing, program)), threads=threads,
                              saves=saves_bytes(recompute, swap), replicas=replicas, **backend.arguments)
+
+
+def lent_bytes(model: Any, stages: Sequence[tuple[int, int]], slicing: Slicing, program: _core.Program, backend: Backend = CPU,
+               recompute: Sequence[bool] = (), swap: Sequence[int] = ()) -> list[int]:
+    """Of these, the bytes that each rank's messages leave from: the arena that it has use for. 0: of a GPU."""
+    return _core.lent_bytes(program, dimensions(model), boundaries(stages), cut(of_one_copy(slicing, program)),
+                            saves=saves_bytes(recompute, swap), **backend.arguments)
 
 
 def cut_stages(model: Any, slicing: Slicing, program: _core.Program, limit: int, seconds: NDArray[np.float64],

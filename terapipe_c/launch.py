@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from . import _core
+from .backend import choose
 from .config import counted, flag, timeout
+from .engine import lent_bytes
 from .guests import guest_bytes
 from .job import ENGINE, Folder, copies_of, hosts_of, largest_gather, make_folder, make_job, neighbours, replicas_of
 from .outcome import Metrics, Outcome, Record
@@ -27,6 +29,7 @@ from .worker import CLASSES, GRACE_S
 __all__ = ["Record", "Run", "launch", "runs"]
 
 RING_BYTES = 256 << 10, 16 << 20  # smallest and largest ring between two ranks
+TIED_RING_BYTES = 1 << 20  # largest ring for the ends of a tied embedding alone: both copies stay in a cache
 TWIN_BYTES = 64 << 10, 2 << 20  # smallest ring between the same ranks of two of several replicas; of a rank's together
 
 
@@ -132,11 +135,12 @@ def _undisturbed() -> Iterator[None]:
 
 def _region(plan: Any, job: Mapping[str, Any], shared: bool) -> _core.Region:
     """Rings between neighbours, smaller ones between more than two replicas, each of which has one to every other, and such that
-    a micro-batch's activations are on their way at once, within the largest, between ranks that keep them for each other."""
+    a micro-batch's activations are on their way at once, within the largest, between ranks that keep them for each other. What
+    leaves a stage lies in its rank's arena, where that is known before the engine is: then a ring is for a tied embedding."""
     message = 4 * job["model"]["n_embd"] * max(batch * max(lengths) for batch, lengths in plan.slicing)
-    ring = min(max(4 * message, RING_BYTES[0]), RING_BYTES[1])
-    copies, halvings = copies_of(plan), 0
+    copies, halvings, arenas = copies_of(plan), 0, _arenas(plan, job)
     members = copies * replicas_of(plan)
+    ring = min(max(4 * message, RING_BYTES[0]), RING_BYTES[1] if members > 1 or not any(arenas) else TIED_RING_BYTES)
     while members > 2 and ring >> halvings + 1 >= max(TWIN_BYTES[0], TWIN_BYTES[1] // (members - 1)):
         halvings += 1
     kept, wider = hosts_of(plan), 0
@@ -144,7 +148,15 @@ def _region(plan: Any, job: Mapping[str, Any], shared: bool) -> _core.Region:
     while ring << wider < min(guest + RING_BYTES[0] // 4, RING_BYTES[1]):
         wider += 1
     pairs = neighbours(job["ranks"], replicas_of(plan), 1 + halvings + wider, copies, 1 + wider, kept)
-    return _core.Region.create(job["ranks"], pairs, ring << wider, largest_gather(plan.model), shared)
+    return _core.Region.create(job["ranks"], pairs, ring << wider, largest_gather(plan.model), shared, arenas)
+
+
+def _arenas(plan: Any, job: Mapping[str, Any]) -> list[int]:
+    """Bytes of each rank's arena."""
+    if job["engine"] != ENGINE:
+        return [0] * int(job["ranks"])
+    return replicas_of(plan) * lent_bytes(plan.model, plan.stages, plan.slicing, plan.program, choose(job["backend"], job["dtype"]),
+                                          plan.recompute, plan.swap)
 
 
 # ---- a running training ----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from test_train import begin, told, torchrun
 
 import terapipe_c as tp
 from terapipe_c import _core
-from terapipe_c.job import check_executable, neighbours
+from terapipe_c.job import ENGINE, check_executable, neighbours
 from terapipe_c.judge import Replicas
 
 MODEL = tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=61, block_size=24)
@@ -159,7 +159,8 @@ def test_rings_between_replicas_do_not_grow_with_their_pairs():
     for replicas in (1, 2, 8, 32, 64):
         plan = tp.plan(model, tp.Cluster(num_devices=replicas, peak_flops=1e12), batch=replicas, seq_len=1024, planner="uniform",
                        stages=1, data_parallel=replicas)
-        region = launch_room._region(plan, {"ranks": replicas, "model": model.to_dict()}, True)
+        job = {"ranks": replicas, "model": model.to_dict(), "engine": ENGINE, "backend": "cpu", "dtype": None}
+        region = launch_room._region(plan, job, True)
         sizes[replicas] = (os.fstat(region.fd).st_size) / replicas
         region.close()
     assert sizes[2] > 12 * 2**20 and all(size < 4.2 * 2**20 for replicas, size in sizes.items() if 2 < replicas < 64), sizes

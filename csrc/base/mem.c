@@ -118,6 +118,41 @@ take_foreign(tp_heap *heap, size_t counted, const char *what, void **out)
     return TP_OK;
 }
 
+/* *now: what is counted with it. */
+static tp_status
+count(tp_heap *heap, size_t counted, const char *what, size_t *now)
+{
+    *now = atomic_fetch_add(&heap->bytes, counted) + counted;
+    if (heap->limit == 0 || *now <= heap->limit)
+        return TP_OK;
+    atomic_fetch_sub(&heap->bytes, counted);
+    return tp_fail(TP_EMEMORY, "%s needs %zu bytes: %zu bytes short of the limit of %zu bytes", what, counted, *now - heap->limit,
+                   heap->limit);
+}
+
+static void
+raise_peak(tp_heap *heap, size_t now)
+{
+    size_t peak = atomic_load(&heap->peak);
+    while (now > peak && !atomic_compare_exchange_weak(&heap->peak, &peak, now)) {
+    }
+}
+
+tp_status
+tp_heap_count(tp_heap *heap, size_t bytes, const char *what)
+{
+    size_t now;
+    TP_TRY(count(heap, tp_align_bytes(bytes), what, &now));
+    raise_peak(heap, now);
+    return TP_OK;
+}
+
+void
+tp_heap_uncount(tp_heap *heap, size_t bytes)
+{
+    atomic_fetch_sub(&heap->bytes, tp_align_bytes(bytes));
+}
+
 tp_status
 tp_heap_alloc(tp_heap *heap, size_t bytes, const char *what, void **out)
 {
@@ -125,13 +160,8 @@ tp_heap_alloc(tp_heap *heap, size_t bytes, const char *what, void **out)
         *out = NULL;
         return TP_OK;
     }
-    size_t counted = tp_align_bytes(bytes);
-    size_t now = atomic_fetch_add(&heap->bytes, counted) + counted;
-    if (heap->limit != 0 && now > heap->limit) {
-        atomic_fetch_sub(&heap->bytes, counted);
-        return tp_fail(TP_EMEMORY, "%s needs %zu bytes: %zu bytes short of the limit of %zu bytes", what, counted,
-                       now - heap->limit, heap->limit);
-    }
+    size_t counted = tp_align_bytes(bytes), now;
+    TP_TRY(count(heap, counted, what, &now));
     tp_status status = told_to_fail() ? tp_fail(TP_EMEMORY, "%s: the system refused %zu bytes", what, counted)
                        : heap->hook.take != NULL ? take_foreign(heap, counted, what, out)
                                                  : take_host(counted, what, out);
@@ -139,9 +169,7 @@ tp_heap_alloc(tp_heap *heap, size_t bytes, const char *what, void **out)
         atomic_fetch_sub(&heap->bytes, counted);
         return status;
     }
-    size_t peak = atomic_load(&heap->peak);
-    while (now > peak && !atomic_compare_exchange_weak(&heap->peak, &peak, now)) {
-    }
+    raise_peak(heap, now);
     atomic_fetch_add(&heap->allocations, 1);
     return TP_OK;
 }

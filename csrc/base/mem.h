@@ -34,6 +34,12 @@ tp_heap_alloc(tp_heap *heap, size_t bytes, const char *what, void **out);
 /* NULL is allowed. */
 void
 tp_heap_free(tp_heap *heap, void *memory);
+/* Count tp_align_bytes(bytes) that were taken elsewhere and are the rank's all the same, as memory that others map; EMEMORY as above.
+ * And no longer. */
+TP_MUST_USE tp_status
+tp_heap_count(tp_heap *heap, size_t bytes, const char *what);
+void
+tp_heap_uncount(tp_heap *heap, size_t bytes);
 size_t
 tp_heap_bytes(const tp_heap *heap);
 size_t

@@ -60,18 +60,23 @@ take_over(tp_engine *engine, const tp_instr *instr)
     return engine->device->ops->copy(engine->device, to, from, bytes);
 }
 
-static tp_status
-pass_message(tp_engine *engine, const tp_instr *instr)
+void *
+tp_engine_message_end(tp_engine *engine, const tp_instr *instr, size_t *bytes)
 {
     static const tp_end ends[TP_OPS] = {[TP_OP_SF] = TP_END_OUTPUT,
                                         [TP_OP_RF] = TP_END_INPUT,
                                         [TP_OP_SB] = TP_END_INPUT_GRADIENT,
                                         [TP_OP_RB] = TP_END_OUTPUT_GRADIENT};
-    int gradient = instr->op == TP_OP_SB || instr->op == TP_OP_RB;
+    int gradient = instr->op == TP_OP_SB || instr->op == TP_OP_RB, micro = tp_engine_micro(&engine->config, instr->micro);
+    return engine->config.provider->stage->end(engine->stage[instr->stage], ends[instr->op], micro, instr->slice, half_of(instr),
+                                               slot_for(instr->slot, gradient), bytes);
+}
+
+static tp_status
+pass_message(tp_engine *engine, const tp_instr *instr)
+{
     size_t bytes;
-    int micro = tp_engine_micro(&engine->config, instr->micro);
-    void *data = engine->config.provider->stage->end(engine->stage[instr->stage], ends[instr->op], micro, instr->slice,
-                                                     half_of(instr), slot_for(instr->slot, gradient), &bytes);
+    void *data = tp_engine_message_end(engine, instr, &bytes);
     return tp_engine_message(engine, instr, data, bytes);
 }
 
@@ -359,6 +364,7 @@ run_all(tp_engine *engine, const int32_t *tokens, const tp_step_options *options
             TP_TRY(engine->config.provider->stage->begin(engine->stage[stage], tokens + tp_engine_copy(&engine->config, stage) * share,
                                                          options != NULL));
     memset(engine->received, 0, (size_t)engine->config.program->ranks * sizeof *engine->received);
+    memset(engine->loan, 0, (size_t)engine->count * sizeof *engine->loan); /* the last step's gather ended when all had been read */
     for (int64_t i = 0, next; i < engine->count; i = next) {
         next = i + 1;
         if (options == NULL && !evaluates(engine->code[i].op))

@@ -64,6 +64,10 @@ tp_engine_check(const tp_engine_config *config);
  * checked. */
 size_t
 tp_engine_bytes(const tp_engine_config *config);
+/* Of these, what the rank's messages leave from: where the communicator's arena (tp_comm_ops.arena) has as much, they lie there and go
+ * by one copy. 0: one rank, or the provider does not place them. */
+size_t
+tp_engine_lent_bytes(const tp_engine_config *config);
 /* *bytes that a micro-batch of `batch` sequences of seq_len tokens on a stage of blocks [first, end) takes in another rank's memory;
  * of the config its model, provider, device and saves are read. EVALUE: the provider keeps no guests, no such blocks. EMEMORY. */
 TP_MUST_USE tp_status

@@ -41,6 +41,9 @@ struct tp_engine {
     tp_engine_guest *guest; /* [program->stages]; NULL: no guests */
     void *rooms;            /* of the device: guests' */
     int32_t *received;      /* [ranks] receives completed in this step */
+    int lends;              /* its stages' ends are in the communicator's arena: messages leave from there without a copy */
+    uint64_t *loan;         /* [count] of a send: what tp_comm_ops.lend gave; 0: nothing is lent */
+    int32_t *reuses;        /* [count] of a forward or backward: the last send of what it writes over, -1: none */
     tp_event *events;       /* [count] */
     double *gather;         /* [all ranks + 1][gather_count] of the all-gather that ends a step */
     int64_t gather_count;
@@ -53,7 +56,7 @@ struct tp_engine {
 
 /* Bytes of each table, in the order they are taken; see tp_engine_bytes. */
 typedef struct {
-    size_t needs, forward_needs, from, received, events, gather, stages, slots, loads, guests;
+    size_t needs, forward_needs, from, received, loan, reuses, events, gather, stages, slots, loads, guests;
 } engine_tables;
 engine_tables
 tp_engine_tables(const tp_program *program, int rank, int replicas, int64_t gather_count);
@@ -66,11 +69,11 @@ tp_engine_drop_tables(tp_engine *engine);
 TP_MUST_USE tp_status
 tp_engine_match_receives(tp_engine *engine, const tp_program *program);
 
-/* Does instruction i wait for a message? */
+/* Does instruction i wait for a message, or for the reader of one? */
 static inline int
 tp_engine_waits(const tp_engine *engine, int64_t i)
 {
-    return engine->from[i] >= 0 || (engine->load != NULL && engine->load[i].from >= 0);
+    return engine->from[i] >= 0 || (engine->load != NULL && engine->load[i].from >= 0) || (engine->lends && engine->reuses[i] >= 0);
 }
 
 /* ---- guests.c ---- */
@@ -168,9 +171,12 @@ tp_engine_stage_comm(tp_comm *inner, tp_device *device, tp_comm **out);
 TP_MUST_USE tp_status
 tp_engine_reserve_posted(const tp_engine *engine);
 
-/* Wait until instruction i may run; the nanoseconds waited. */
+/* Wait until instruction i may run: for what it reads, and for who reads what it writes over. */
 TP_MUST_USE tp_status
 tp_engine_wait_inputs(tp_engine *engine, int64_t i);
+/* Where the message of an SF, RF, SB or RB lies, and its bytes. */
+void *
+tp_engine_message_end(tp_engine *engine, const tp_instr *instr, size_t *bytes);
 /* Run RF, RB, RE, RL (post), SF, SB, SE, SL (send). data, bytes: where the message lies. */
 TP_MUST_USE tp_status
 tp_engine_message(tp_engine *engine, const tp_instr *instr, void *data, size_t bytes);

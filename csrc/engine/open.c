@@ -53,7 +53,7 @@ table_bytes(const tp_engine_config *config)
     if (config->provider->counts_tables)
         tables = tp_engine_tables(config->program, config->rank, tp_engine_replicas(config), gather_count(config));
     return tp_align_bytes(tables.needs) + tp_align_bytes(tables.forward_needs) + tp_align_bytes(tables.from) +
-           tp_align_bytes(tables.received) + tp_align_bytes(tables.events) + tp_align_bytes(tables.gather) +
+           tp_align_bytes(tables.received) + tp_align_bytes(tables.loan) + tp_align_bytes(tables.reuses) + tp_align_bytes(tables.events) + tp_align_bytes(tables.gather) +
            tp_align_bytes(tables.stages) + tp_align_bytes(tables.slots) + tp_align_bytes(tables.loads) +
            tp_align_bytes(tables.guests) + tp_align_bytes(tp_engine_sums_bytes(config)) +
            tp_align_bytes(tp_engine_guests_bytes(config));
@@ -88,6 +88,23 @@ tp_engine_bytes_alike(const tp_engine_config *config, int stage)
     for (int other = 0; other < config->program->stages; other++)
         stages += config->program->rank_of[other] == config->rank;
     return table_bytes(config) + stages * stage_bytes(config, stage) + tp_align_bytes(workspace_of(config, stage));
+}
+
+static size_t
+lent_bytes(const tp_engine_config *config, int stage)
+{
+    tp_stage_config part = tp_engine_stage_config(config, stage);
+    return config->provider->stage->lent_bytes(&part, &config->device);
+}
+
+size_t
+tp_engine_lent_bytes(const tp_engine_config *config)
+{
+    size_t total = 0;
+    for (int stage = 0; config->provider->stage->lent_bytes != NULL && stage < config->program->stages; stage++)
+        if (config->program->ranks > 1 && config->program->rank_of[stage] == config->rank)
+            total += lent_bytes(config, stage);
+    return total;
 }
 
 static int
@@ -166,6 +183,34 @@ connect(tp_engine *engine)
     return TP_OK;
 }
 
+/* Where the stages' ends lie if their readers may map it; NULL: the stages take them. */
+static char *
+find_arena(tp_engine *engine)
+{
+    const tp_comm *comm = engine->config.comm;
+    size_t needed = tp_engine_lent_bytes(&engine->config), bytes = 0;
+    void *arena = needed == 0 || comm == NULL || comm->ops->arena == NULL ? NULL : comm->ops->arena(engine->config.comm, &bytes);
+    engine->lends = arena != NULL && bytes >= needed;
+    return engine->lends ? arena : NULL;
+}
+
+static tp_status
+open_stages(tp_engine *engine)
+{
+    const tp_engine_config *config = &engine->config;
+    char *arena = find_arena(engine);
+    for (int stage = 0; stage < config->program->stages; stage++) {
+        if (config->program->rank_of[stage] != config->rank)
+            continue;
+        tp_stage_config part = tp_engine_stage_config(config, stage);
+        part.lent = arena;
+        TP_TRY(config->provider->stage->open(&part, engine->device, &engine->stage[stage]));
+        engine->stages++;
+        arena += arena == NULL ? 0 : lent_bytes(config, stage);
+    }
+    return TP_OK;
+}
+
 static tp_status
 open_parts(tp_engine *engine, const tp_engine_config *config, tp_heap *account)
 {
@@ -182,14 +227,7 @@ open_parts(tp_engine *engine, const tp_engine_config *config, tp_heap *account)
     TP_TRY(connect(engine));
     TP_TRY(tp_engine_reserve_posted(engine));
     TP_TRY(provider->device->reserve(engine->device, workspace_bytes(config)));
-    for (int stage = 0; stage < config->program->stages; stage++) {
-        if (config->program->rank_of[stage] != config->rank)
-            continue;
-        tp_stage_config part = tp_engine_stage_config(config, stage);
-        TP_TRY(provider->stage->open(&part, engine->device, &engine->stage[stage]));
-        engine->stages++;
-    }
-    return TP_OK;
+    return open_stages(engine);
 }
 
 /* What a proven program must have besides, to be trained by: messages, one OPT a stage, and an AR exactly where the two

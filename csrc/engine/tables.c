@@ -13,6 +13,8 @@ tp_engine_tables(const tp_program *program, int rank, int replicas, int64_t gath
                            .forward_needs = count * sizeof(int32_t),
                            .from = count * sizeof(int16_t),
                            .received = ranks * sizeof(int32_t),
+                           .loan = count * sizeof(uint64_t),
+                           .reuses = count * sizeof(int32_t),
                            .events = count * sizeof(tp_event),
                            .gather = ((size_t)replicas * ranks + 1) * (size_t)gather_count * sizeof(double),
                            .slots = (size_t)program->stages * (size_t)program->micros * sizeof(uint32_t),
@@ -34,6 +36,8 @@ tp_engine_take_tables(tp_engine *engine, const tp_program *program, int rank, in
     engine->needed = engine->needs;
     TP_TRY(tp_heap_alloc(engine->heap, bytes.from, "the engine's peer table", (void **)&engine->from));
     TP_TRY(tp_heap_alloc(engine->heap, bytes.received, "the engine's counters", (void **)&engine->received));
+    TP_TRY(tp_heap_alloc(engine->heap, bytes.loan, "the engine's loans", (void **)&engine->loan));
+    TP_TRY(tp_heap_alloc(engine->heap, bytes.reuses, "the engine's loans", (void **)&engine->reuses));
     TP_TRY(tp_heap_alloc(engine->heap, bytes.events, "the engine's event ring", (void **)&engine->events));
     TP_TRY(tp_heap_alloc(engine->heap, bytes.gather, "the engine's gather buffer", (void **)&engine->gather));
     TP_TRY(tp_heap_alloc(engine->heap, bytes.stages, "the engine's stage table", (void **)&engine->stage));
@@ -57,6 +61,8 @@ tp_engine_drop_tables(tp_engine *engine)
     tp_heap_free(engine->heap, engine->forward_needs);
     tp_heap_free(engine->heap, engine->from);
     tp_heap_free(engine->heap, engine->received);
+    tp_heap_free(engine->heap, engine->loan);
+    tp_heap_free(engine->heap, engine->reuses);
     tp_heap_free(engine->heap, engine->events);
     tp_heap_free(engine->heap, engine->gather);
     tp_heap_free(engine->heap, engine->stage);
@@ -85,6 +91,7 @@ typedef struct {
     int64_t *posted_at;    /* [KEYS * stages * units] 1 + position of the receive */
     receive_count *posted; /* [ranks] */
     receive_count *number; /* [count] of a receive: which it is of its peer */
+    int64_t *sent_at;      /* [2 * stages * micros] 1 + position of the last send of an activation slot, of a gradient slot */
 } matching;
 
 static int
@@ -136,33 +143,56 @@ find_receives(matching *m, int64_t i)
     *loaded = 0; /* the first one waits for it */
 }
 
-tp_status
-tp_engine_match_receives(tp_engine *engine, const tp_program *program)
+/* The last send of what instruction i writes over. The slices of one micro-batch lie beside each other, so it is another's. */
+static void
+find_reuse(const matching *m, int64_t i)
 {
-    int64_t keys = KEYS * (int64_t)program->stages * tp_program_units(program);
-    int64_t *posted_at = calloc((size_t)keys, sizeof *posted_at); /* 1 + position of the receive */
-    receive_count *posted = calloc((size_t)program->ranks, sizeof *posted);
-    receive_count *number = calloc((size_t)engine->count + 1, sizeof *number);
-    if (posted_at == NULL || posted == NULL || number == NULL) {
-        free(posted_at);
-        free(posted);
-        free(number);
-        return tp_fail(TP_EMEMORY, "no memory to match %lld instructions", (long long)engine->count);
-    }
-    matching m = {engine, program, posted_at, posted, number};
+    const tp_instr *instr = &m->engine->code[i];
+    int gradient = instr->op != TP_OP_F && instr->op != TP_OP_SF, sends = instr->op == TP_OP_SF || instr->op == TP_OP_SB;
+    m->engine->reuses[i] = -1;
+    if (!sends && instr->op != TP_OP_F && instr->op != TP_OP_I && instr->op != TP_OP_B)
+        return;
+    int64_t slot = gradient ? TP_SLOT_GRADIENT(instr->slot) : TP_SLOT_ACTIVATION(instr->slot);
+    int64_t *sent_at = &m->sent_at[((int64_t)gradient * m->program->stages + instr->stage) * m->program->micros + slot];
+    if (sends)
+        *sent_at = i + 1;
+    else if (*sent_at > 0 && m->engine->code[*sent_at - 1].micro != instr->micro)
+        m->engine->reuses[i] = (int32_t)(*sent_at - 1);
+}
+
+static void
+match_all(matching *m)
+{
+    tp_engine *engine = m->engine;
     for (int64_t i = 0; i < engine->count; i++) {
         engine->from[i] = -1;
         if (engine->load != NULL)
             engine->load[i] = (tp_engine_load){0, -1};
+        find_reuse(m, i);
         if (is_receive(&engine->code[i]))
-            note_receive(&m, i);
+            note_receive(m, i);
         else
-            find_receives(&m, i);
+            find_receives(m, i);
     }
-    free(posted_at);
-    free(posted);
-    free(number);
-    return TP_OK;
+}
+
+tp_status
+tp_engine_match_receives(tp_engine *engine, const tp_program *program)
+{
+    int64_t keys = KEYS * (int64_t)program->stages * tp_program_units(program);
+    matching m = {.engine = engine, .program = program};
+    m.posted_at = calloc((size_t)keys, sizeof *m.posted_at);
+    m.posted = calloc((size_t)program->ranks, sizeof *m.posted);
+    m.number = calloc((size_t)engine->count + 1, sizeof *m.number);
+    m.sent_at = calloc(2 * (size_t)program->stages * (size_t)program->micros, sizeof *m.sent_at);
+    int there = m.posted_at != NULL && m.posted != NULL && m.number != NULL && m.sent_at != NULL;
+    if (there)
+        match_all(&m);
+    free(m.posted_at);
+    free(m.posted);
+    free(m.number);
+    free(m.sent_at);
+    return there ? TP_OK : tp_fail(TP_EMEMORY, "no memory to match %lld instructions", (long long)engine->count);
 }
 
 tp_status
@@ -222,9 +252,37 @@ receive_until(tp_engine *engine, int peer, int32_t needed)
     return TP_OK;
 }
 
+/* Both ends name a message by the stage that reads it; a guest is its own stage's. */
+static uint64_t
+message_tag(const tp_instr *instr)
+{
+    int gradient = instr->op == TP_OP_SB || instr->op == TP_OP_RB, guest = instr->op >= TP_OP_SE && instr->op <= TP_OP_RL;
+    int reader = guest || is_receive(instr) ? instr->stage : gradient ? instr->stage - 1 : instr->stage + 1;
+    unsigned slice = instr->slice + (instr->flags & TP_HALF_SECOND ? 1u : 0u); /* a halved micro-batch has one slice */
+    int op = !guest ? (gradient ? TP_OP_RB : TP_OP_RF) : instr->op == TP_OP_SE || instr->op == TP_OP_RE ? TP_OP_RE : TP_OP_RL;
+    return tp_tag((unsigned)op, (unsigned)reader, instr->micro, slice);
+}
+
+/* Until nobody reads any more what instruction i writes over. */
+static tp_status
+wait_for_reader(tp_engine *engine, int64_t i)
+{
+    int64_t sent = engine->reuses[i];
+    uint64_t loan = sent < 0 ? 0 : engine->loan[sent];
+    if (loan == 0)
+        return TP_OK;
+    const tp_instr *instr = &engine->code[sent];
+    size_t bytes;
+    tp_engine_message_end(engine, instr, &bytes);
+    engine->loan[sent] = 0;
+    return engine->config.comm->ops->reclaim(engine->config.comm, engine->first + instr->peer, loan, message_tag(instr), bytes);
+}
+
 tp_status
 tp_engine_wait_inputs(tp_engine *engine, int64_t i)
 {
+    if (engine->lends)
+        TP_TRY(wait_for_reader(engine, i));
     if (engine->load != NULL && engine->load[i].from >= 0)
         TP_TRY(receive_until(engine, engine->load[i].from, engine->load[i].needs));
     return engine->from[i] < 0 ? TP_OK : receive_until(engine, engine->from[i], engine->needed[i]);
@@ -234,16 +292,12 @@ tp_status
 tp_engine_message(tp_engine *engine, const tp_instr *instr, void *data, size_t bytes)
 {
     tp_comm *comm = engine->config.comm;
-    int gradient = instr->op == TP_OP_SB || instr->op == TP_OP_RB, guest = instr->op >= TP_OP_SE && instr->op <= TP_OP_RL;
-    int receives = is_receive(instr);
-    /* both ends name the message by the stage that reads it; a guest is its own stage's */
-    int reader = guest || receives ? instr->stage : gradient ? instr->stage - 1 : instr->stage + 1;
-    unsigned slice = instr->slice + (instr->flags & TP_HALF_SECOND ? 1u : 0u); /* a halved micro-batch has one slice */
-    int op = !guest ? (gradient ? TP_OP_RB : TP_OP_RF) : instr->op == TP_OP_SE || instr->op == TP_OP_RE ? TP_OP_RE : TP_OP_RL;
-    uint64_t tag = tp_tag((unsigned)op, (unsigned)reader, instr->micro, slice);
-    if (receives)
-        return comm->ops->recv_post(comm, engine->first + instr->peer, tag, data, bytes);
-    return comm->ops->send(comm, engine->first + instr->peer, tag, data, bytes);
+    int peer = engine->first + instr->peer;
+    if (is_receive(instr))
+        return comm->ops->recv_post(comm, peer, message_tag(instr), data, bytes);
+    if (engine->lends)
+        return comm->ops->lend(comm, peer, message_tag(instr), data, bytes, &engine->loan[instr - engine->code]);
+    return comm->ops->send(comm, peer, message_tag(instr), data, bytes);
 }
 
 tp_status

@@ -60,8 +60,9 @@ question_close(question *q)
     tp_slicing_close(q->cut);
 }
 
+/* [ranks] of a figure of the engine. */
 static PyObject *
-rank_memory(PyObject *module, PyObject *args, PyObject *kwargs)
+of_each_rank(PyObject *module, PyObject *args, PyObject *kwargs, size_t (*figure)(const tp_engine_config *))
 {
     static char *names[] = {"program", "model", "partition", "slicing", "isa", "threads", "provider", "dtype", "saves",
                             "replicas", NULL};
@@ -90,7 +91,7 @@ rank_memory(PyObject *module, PyObject *args, PyObject *kwargs)
     }
     result = PyList_New(config->program->ranks);
     for (config->rank = 0; result != NULL && config->rank < config->program->ranks; config->rank++) {
-        PyObject *bytes = PyLong_FromSize_t(tp_engine_bytes(config));
+        PyObject *bytes = PyLong_FromSize_t(figure(config));
         if (bytes == NULL)
             Py_CLEAR(result);
         else
@@ -100,6 +101,18 @@ done:
     free(bounds);
     question_close(&q);
     return result;
+}
+
+static PyObject *
+rank_memory(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    return of_each_rank(module, args, kwargs, tp_engine_bytes);
+}
+
+static PyObject *
+lent_bytes(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    return of_each_rank(module, args, kwargs, tp_engine_lent_bytes);
 }
 
 static PyObject *
@@ -246,6 +259,10 @@ static PyMethodDef functions[] = {
      "rank_memory($module, /, program, model, partition, slicing, isa=None, threads=1, provider=None, dtype=None, "
      "saves=None, replicas=1)\n--\n\n-> [bytes of each rank's engine on its device], exact; nothing is allocated. replicas: copies of the "
      "program that add their gradients."},
+    {"lent_bytes", (PyCFunction)(void (*)(void))lent_bytes, METH_VARARGS | METH_KEYWORDS,
+     "lent_bytes($module, /, program, model, partition, slicing, isa=None, threads=1, provider=None, dtype=None, "
+     "saves=None, replicas=1)\n--\n\n-> [bytes of each rank that its messages leave from], part of rank_memory: the arena that it "
+     "has use for."},
     {"cut_stages", (PyCFunction)(void (*)(void))cut_stages, METH_VARARGS | METH_KEYWORDS,
      "cut_stages($module, /, program, model, slicing, limit, seconds, provider=None, dtype=None, saves=None, replicas=1)\n--\n\n"
      "-> [stages + 1] boundaries of the partition within `limit` bytes a rank whose longest stage takes least, or None: there is none. "

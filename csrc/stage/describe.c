@@ -211,15 +211,27 @@ lay_activation_slot(tp_stage_base *stage, int slot, tp_stage_arena *from, tp_lay
     }
 }
 
+/* What messages leave from. */
+static void *
+lay_leaving(tp_stage_base *stage, tp_stage_arena *ends)
+{
+    size_t begin = ends->used;
+    void *end = tp_lay_elements(ends, tp_stage_rows(stage) * stage->config.model.n_embd);
+    stage->lent_bytes += ends->used - begin;
+    return end;
+}
+
 static void
-lay_gradient_slot(tp_stage_base *stage, int slot, tp_stage_arena *from, tp_lay_gradients *gradients)
+lay_gradient_slot(tp_stage_base *stage, int slot, tp_stage_arena *from, tp_stage_arena *ends, tp_lay_gradients *gradients)
 {
     int64_t rows = stage->config.remake_slices ? stage->config.slicing->max_rows : tp_stage_rows(stage);
     for (int i = 0; i < stage->blocks; i++) {
         tp_stage_block *block = &stage->block[i];
         if (block->kind == TP_EMBEDDING)
             continue;
-        void *d_input = gradients(stage, block, gradients_of(stage, i, slot), from);
+        void *d_input = i == 0 ? lay_leaving(stage, ends)
+                               : tp_lay_elements(from, tp_stage_rows(stage) * stage->config.model.n_embd);
+        gradients(stage, block, d_input, gradients_of(stage, i, slot), from);
         if (has_inner(block) && block->saves)
             block->remade[slot] = lay_inner(stage, block->kind, rows, from);
         if (i == 0)
@@ -268,17 +280,19 @@ tp_lay_slots(tp_stage_base *stage, tp_stage_arena *from, tp_lay_activations *act
 {
     int64_t count = tp_stage_rows(stage) * stage->config.model.n_embd;
     int heads = tp_stage_heads(stage);
+    tp_stage_arena lent = {stage->config.lent, 0, from->align, from->element}, *ends = lent.base == NULL ? from : &lent;
+    stage->lent_bytes = 0;
     stage->slots = from->base == NULL ? NULL : from->base + from->used;
     for (int slot = 0; slot < stage->config.activation_slots; slot++) {
         size_t begin = from->used;
         lay_activation_slot(stage, slot, from, activations);
         stage->guest_bytes = from->used - begin;
         if (!heads) /* it has been sent before the backward: no part of what that reads */
-            stage->end[TP_END_OUTPUT][slot] = tp_lay_elements(from, count);
+            stage->end[TP_END_OUTPUT][slot] = lay_leaving(stage, ends);
         stage->slot_bytes = from->used - begin;
     }
     for (int slot = 0; slot < stage->config.gradient_slots; slot++) {
-        lay_gradient_slot(stage, slot, from, gradients);
+        lay_gradient_slot(stage, slot, from, ends, gradients);
         if (!heads)
             stage->end[TP_END_OUTPUT_GRADIENT][slot] = tp_lay_elements(from, count);
     }

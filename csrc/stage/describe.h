@@ -61,6 +61,7 @@ typedef struct {
     void **end[4];        /* [tp_end][slot]: [R, E] where messages land and leave; NULL: no such end */
     char *slots;          /* activation slots, slot_bytes apart; the first guest_bytes of each are all that backward reads of it */
     size_t slot_bytes, guest_bytes;
+    size_t lent_bytes;    /* of the ends that messages leave from */
     void *embedding_rows; /* [batch * T, E] gradient of the embedding's output in the provider's order, or the other end's;
                              NULL unless tp_stage_scatters */
     char what[64];        /* "the stage of blocks [0, 3)", for errors */
@@ -168,13 +169,14 @@ tp_lay_elements(tp_stage_arena *from, int64_t count)
 /* Values, states and copies of all tensors. */
 void
 tp_lay_params(tp_stage_base *stage, tp_stage_arena *from);
-/* One slot's buffers of a block, but its inner (not of an embedding: it has none). Gives the block's input, or d(input). */
+/* One slot's buffers of a block, but its inner (not of an embedding: it has none). Gives the block's input; d_input [R, E] is there. */
 typedef void *tp_lay_activations(const tp_stage_base *stage, const tp_stage_block *block, tp_activations *out,
                                  tp_stage_arena *from);
-typedef void *tp_lay_gradients(const tp_stage_base *stage, const tp_stage_block *block, tp_gradients *out,
-                               tp_stage_arena *from);
+typedef void tp_lay_gradients(const tp_stage_base *stage, const tp_stage_block *block, void *d_input, tp_gradients *out,
+                              tp_stage_arena *from);
 /* Every activation slot, one behind another: that of all blocks with their inner, then the output (none on the head's stage). Then
- * the gradients' in the same way, and where blocks that keep nothing go forward. Sets `end`, `slots` and their bytes. */
+ * the gradients' in the same way, and where blocks that keep nothing go forward. What messages leave from is config.lent's, if there
+ * is any. Sets `end`, `slots` and their bytes. */
 void
 tp_lay_slots(tp_stage_base *stage, tp_stage_arena *from, tp_lay_activations *activations, tp_lay_gradients *gradients);
 

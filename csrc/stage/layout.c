@@ -18,18 +18,17 @@ layout_activations(const tp_stage_base *stage, const tp_stage_block *block, tp_a
     return out->input;
 }
 
-static void *
-layout_gradients(const tp_stage_base *stage, const tp_stage_block *block, tp_gradients *out, tp_stage_arena *from)
+static void
+layout_gradients(const tp_stage_base *stage, const tp_stage_block *block, void *d_input, tp_gradients *out, tp_stage_arena *from)
 {
     int64_t batch = stage->config.slicing->max_batch, rows = tp_stage_rows(stage), width = stage->config.model.n_embd;
-    out->d_input = tp_lay_floats(from, rows * width);
+    out->d_input = d_input;
     out->dnorm = tp_lay_floats(from, batch * 2 * width);
     if (block->kind == TP_ATTENTION) {
         out->dqkv = tp_lay_floats(from, rows * 3 * width);
         out->d_o = tp_lay_floats(from, rows * width);
         out->delta = tp_lay_floats(from, rows * stage->config.model.n_head);
     }
-    return out->d_input;
 }
 
 static void

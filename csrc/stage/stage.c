@@ -47,6 +47,18 @@ stage_guest_bytes(const tp_stage_config *config, const tp_device_config *device)
     return bytes;
 }
 
+static size_t
+stage_lent_bytes(const tp_stage_config *config, const tp_device_config *device)
+{
+    tp_stage *stage;
+    if (describe(config, tp_cpu_ops(device->isa), &stage) != TP_OK)
+        return 0;
+    tp_stage_layout(stage, NULL);
+    size_t bytes = stage->base.lent_bytes;
+    free(stage);
+    return bytes;
+}
+
 size_t
 tp_stage_workspace_bytes(const tp_stage_config *config, const tp_device_config *device)
 {
@@ -54,6 +66,24 @@ tp_stage_workspace_bytes(const tp_stage_config *config, const tp_device_config *
     int64_t rows = slicing->max_rows > TP_HEAD_TILE ? slicing->max_rows : TP_HEAD_TILE;
     return tp_cpu_ops(device->isa)->workspace_bytes(config->model.n_embd, config->model.n_head, config->model.vocab_size,
                                                     slicing->seq_len, rows, device->threads);
+}
+
+/* Counted as the stage's, taken by whoever lends. */
+static size_t
+outside_bytes(const tp_stage *stage)
+{
+    return stage->base.config.lent == NULL ? 0 : stage->base.lent_bytes;
+}
+
+static void
+stage_close(tp_stage *stage)
+{
+    if (stage == NULL)
+        return;
+    tp_heap_free(stage->be->heap, stage->memory);
+    tp_heap_uncount(stage->be->heap, outside_bytes(stage));
+    tp_store_close(stage->store, stage->store_bytes);
+    free(stage);
 }
 
 static tp_status
@@ -66,10 +96,15 @@ stage_open(const tp_stage_config *config, tp_device *device, tp_stage **out)
     stage->store_bytes = tp_stage_store_bytes(config, &sizes);
     tp_status status = tp_heap_alloc(backend->heap, tp_stage_layout(stage, NULL), stage->base.what, &stage->memory);
     if (status == TP_OK)
-        status = tp_store_open(config->store, stage->store_bytes, stage->base.what, &stage->store);
+        status = tp_heap_count(backend->heap, outside_bytes(stage), stage->base.what);
     if (status != TP_OK) {
         tp_heap_free(backend->heap, stage->memory);
         free(stage);
+        return status;
+    }
+    status = tp_store_open(config->store, stage->store_bytes, stage->base.what, &stage->store);
+    if (status != TP_OK) {
+        stage_close(stage);
         return status;
     }
     tp_stage_layout(stage, stage->memory);
@@ -77,16 +112,6 @@ stage_open(const tp_stage_config *config, tp_device *device, tp_stage **out)
     tp_lay_store(&stage->base, &outside);
     *out = stage;
     return TP_OK;
-}
-
-static void
-stage_close(tp_stage *stage)
-{
-    if (stage == NULL)
-        return;
-    tp_heap_free(stage->be->heap, stage->memory);
-    tp_store_close(stage->store, stage->store_bytes);
-    free(stage);
 }
 
 /* ---- parameters ------------------------------------------------------------------------------------------------------- */
@@ -219,6 +244,7 @@ stage_weight_gradient(tp_stage *stage, int micro, int slice, int slot, int gradi
 
 const tp_stage_ops tp_cpu_stage_ops = {
     .bytes = stage_bytes,
+    .lent_bytes = stage_lent_bytes,
     .open = stage_open,
     .close = stage_close,
     .params = tp_stage_params,

@@ -38,6 +38,8 @@ typedef struct {
     int replicas;                 /* the gradient is of the mean over so many such batches; 0: 1 */
     const char *store;            /* folder on a disk for what is swapped, where it does not go to the host's memory; borrowed
                                      until open returns */
+    void *lent;                   /* tp_stage_ops.lent_bytes for what leaves the stage, borrowed for its life and counted as its own;
+                                     NULL: it takes them itself */
 } tp_stage_config;
 
 typedef struct {
@@ -119,6 +121,9 @@ typedef struct {
 typedef struct {
     /* Bytes that open takes from the device's heap, workspace not counted; 0: blocks out of range. */
     size_t (*bytes)(const tp_stage_config *config, const tp_device_config *device);
+    /* Of these, the bytes of its outputs and input gradients, from which messages leave: tp_stage_config.lent is such memory, that
+     * their readers may map. NULL: this provider does not place them. */
+    size_t (*lent_bytes)(const tp_stage_config *config, const tp_device_config *device);
     /* EVALUE: blocks out of range. EMEMORY. The device must outlive the stage. */
     tp_status (*open)(const tp_stage_config *config, tp_device *device, tp_stage **out);
     void (*close)(tp_stage *stage); /* NULL is allowed */
@@ -180,7 +185,7 @@ typedef struct {
     tp_fail_function fail_at;
 } tp_host;
 
-#define TP_PROVIDER_ABI 6u
+#define TP_PROVIDER_ABI 7u
 #define TP_PROVIDER_CAPSULE "terapipe_c.provider"
 #define TP_PARTITION_CAPSULE "terapipe_c.partition" /* of tp_device_config.partition */
 

@@ -89,6 +89,8 @@ typedef struct {
     float *state[4][64]; /* [tp_state][canonical index] */
 } outcome;
 
+typedef enum { NO_ARENA, ARENA_TOO_SMALL, ARENA } arena_kind;
+
 typedef struct {
     tp_model model;
     const layout *cut;
@@ -97,6 +99,7 @@ typedef struct {
     int32_t partition[8];
     const int32_t *tokens;
     tp_region *region;
+    arena_kind arena; /* what there is for the messages of each rank */
     int poison; /* rank whose first tensor gets a NaN; -1: none */
     int quits;  /* rank that fails before it has trained; -1: none */
     outcome *out;
@@ -292,9 +295,17 @@ run_job(job *j)
             for (int b = 0; b < ranks; b++)
                 pairs[a * ranks + b] = a != b;
         size_t gather = ((size_t)tp_model_params(&j->model) + 2) * sizeof(double);
-        CHECK(tp_region_bytes(ranks, pairs, 4096, gather, &bytes) == TP_OK);
+        size_t arenas[MOST_RANKS];
+        for (int rank = 0; rank < ranks; rank++) {
+            tp_engine_config config = config_of(j, rank, NULL);
+            size_t needed = j->cut->ranks > 1 ? tp_engine_lent_bytes(&config) : 4096;
+            CHECK(needed > 0 && needed % 64 == 0);
+            arenas[rank] = j->arena == ARENA ? needed : j->arena == NO_ARENA ? 0 : needed > 4096 ? needed - 4096 : 0;
+        }
+        tp_region_shape shape = {ranks, pairs, 4096, gather, arenas};
+        CHECK(tp_region_bytes(&shape, &bytes) == TP_OK);
         CHECK(tp_local_create(bytes, &memory) == TP_OK);
-        CHECK(tp_region_create(memory, bytes, ranks, pairs, 4096, gather, &j->region) == TP_OK);
+        CHECK(tp_region_create(memory, bytes, &shape, &j->region) == TP_OK);
     }
     pthread_t threads[MOST_RANKS];
     member members[MOST_RANKS];
@@ -344,17 +355,21 @@ static void
 trains_like_one_rank(const tp_model *model, const int32_t *tokens)
 {
     outcome alone = {0};
-    for (size_t k = 0; k < sizeof layouts / sizeof layouts[0]; k++) {
+    for (size_t n = 0; n < 3 * (sizeof layouts / sizeof layouts[0]); n++) {
+        size_t k = n / 3;
         outcome mine = {0};
         job j;
-        open_job(&j, model, &layouts[k], tokens, k == 0 ? &alone : &mine);
+        if (n % 3 != NO_ARENA && layouts[k].ranks == 1)
+            continue;
+        open_job(&j, model, &layouts[k], tokens, n == 0 ? &alone : &mine);
+        j.arena = (arena_kind)(n % 3);
         run_job(&j);
         for (int rank = 0; rank < layouts[k].ranks; rank++) {
             if (j.status[rank] != TP_OK)
                 fprintf(stderr, "%s, rank %d: %s\n", layouts[k].name, rank, j.message[rank]);
             CHECK(j.status[rank] == TP_OK);
         }
-        if (k > 0)
+        if (n > 0)
             same(model, &mine, &alone, layouts[k].name);
         drop(&mine);
         close_job(&j);
@@ -376,6 +391,7 @@ replicas_train_alike(const tp_model *model, const int32_t *tokens)
     for (size_t k = 0; k < sizeof replicated / sizeof replicated[0]; k++) {
         outcome mine = {0};
         open_job(&j, model, &replicated[k], tokens, k == 0 ? &first : &mine);
+        j.arena = k % 2 == 0 ? ARENA : NO_ARENA;
         run_job(&j);
         for (int rank = 0; rank < replicated[k].ranks * replicated[k].replicas; rank++)
             CHECK(j.status[rank] == TP_OK);
