@@ -460,6 +460,7 @@ transpose_member(void *argument, int member, int members)
             else
                 gemm_transpose_edge(rows, cols, from, to);
         }
+    gemm_stream_end();
 }
 
 static void

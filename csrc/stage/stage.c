@@ -141,19 +141,17 @@ stage_export(const tp_stage *stage, int i, tp_state state, float *row_major)
 }
 
 void
-tp_stage_pack(tp_stage *stage)
+tp_stage_pack(tp_stage *stage, const tp_stage_param *param)
 {
-    for (int i = 0; i < stage->base.params; i++) {
-        const tp_stage_param *param = &stage->base.param[i];
-        if (param->copy != NULL)
-            stage->be->ops->weight_transpose(stage->be, param->info.rows, param->info.cols, param->value, param->copy);
-    }
+    if (param->copy != NULL)
+        stage->be->ops->weight_transpose(stage->be, param->info.rows, param->info.cols, param->value, param->copy);
 }
 
 static tp_status
 stage_pack(tp_stage *stage)
 {
-    tp_stage_pack(stage);
+    for (int i = 0; i < stage->base.params; i++)
+        tp_stage_pack(stage, &stage->base.param[i]);
     return TP_OK;
 }
 

@@ -112,9 +112,9 @@ TP_MUST_USE tp_status
 tp_stage_sumsq(tp_stage *stage, double *sums);
 TP_MUST_USE tp_status
 tp_stage_update(tp_stage *stage, const tp_adamw *adamw, double grad_scale);
-/* Lay out anew what linear_t reads of every weight. */
+/* Lay out anew what linear_t reads of a weight. */
 void
-tp_stage_pack(tp_stage *stage);
+tp_stage_pack(tp_stage *stage, const tp_stage_param *param);
 
 static inline int64_t
 tp_logits_stride(const tp_model *model)

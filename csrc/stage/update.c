@@ -80,7 +80,7 @@ tp_stage_update(tp_stage *stage, const tp_adamw *adamw, double grad_scale)
                               (float)adamw->beta1, (float)adamw->beta2, (float)adamw->eps,
                               (float)(param->info.is_matrix ? adamw->weight_decay : 0), (float)bias1, (float)bias2,
                               (float)grad_scale);
+        tp_stage_pack(stage, param); /* while its value may still be in a cache */
     }
-    tp_stage_pack(stage);
     return TP_OK;
 }
