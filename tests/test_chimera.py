@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mutations import checked, mutate
 from sched_oracle import Stuck, Wrong, execute, makespan
-from test_sched import mutate
 from test_sched_timing import random_cost
 
 import terapipe_c as tp
@@ -179,17 +179,8 @@ def test_what_check_accepts_executes(seed):
     bases = [schedules.chimera(2, 4), schedules.chimera(4, 4, [1, 2, 2, 1]), schedules.chimera(2, 2, 2).split(pending=1)]
     bases += [base.lower(tied=bool(i % 2)) for i, base in enumerate(bases)]
     refused = accepted = 0
-    for _ in range(700):
-        base = rng.choice(bases)
-        lists = mutate(rng, [[x.copy() for x in base.instructions(r)] for r in range(base.num_ranks)])
-        if lists is None or any(not rank for rank in lists):
-            continue
-        arrays = [np.array([x.item() for x in rank], schedule.INSTRUCTION) for rank in lists]
-        program = Program.from_instructions(arrays, keep_slots=rng.random() < 0.5)
-        try:
-            program.check()
-        except tp.ScheduleError as error:
-            assert 0 <= error.rank < program.num_ranks and "<-- here" in str(error)
+    for program, error in checked(rng, bases, 700, mutate, keep_slots=lambda: rng.random() < 0.5):
+        if error is not None:
             refused += 1
         else:
             accepted += 1

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mutations import checked, mutate
 from sched_oracle import Stuck, Wrong, execute
 
 from terapipe_c import _core, schedule, schedules
@@ -144,44 +145,6 @@ def test_golden_programs():
 # ---- the checker ---------------------------------------------------------------------------------------------------------
 
 
-def mutate(rng, lists):
-    """One slip of the pen; None if it changed nothing."""
-    lists = [list(rank) for rank in lists]
-    full = [r for r, rank in enumerate(lists) if rank]
-    rank = rng.choice(full)
-    i, j = rng.randrange(len(lists[rank])), rng.randrange(len(lists[rank]))
-    kind = rng.choice(("swap", "swap", "near", "delete", "duplicate", "foreign", "rewrite", "move"))
-    if kind in ("swap", "near"):
-        j = min(i + 1, len(lists[rank]) - 1) if kind == "near" else j
-        if lists[rank][i] == lists[rank][j]:
-            return None
-        lists[rank][i], lists[rank][j] = lists[rank][j], lists[rank][i]
-    elif kind == "delete":
-        del lists[rank][i]
-    elif kind == "duplicate":
-        lists[rank].insert(j, lists[rank][i])
-    elif kind == "foreign":
-        other = rng.choice(full)
-        if other == rank:
-            return None
-        lists[other].insert(rng.randrange(len(lists[other]) + 1), lists[rank][i])
-    elif kind == "move":
-        lists[rank].insert(j, lists[rank].pop(i))
-    else:
-        field = rng.choice(("op", "stage", "micro", "slice", "peer"))
-        old = lists[rank][i]
-        value = rng.choice((0, 1, 2, int(old[field]) + 1)) if field != "op" else rng.randrange(len(schedules.OPS))
-        if int(old[field]) == value or (field == "peer" and old["peer"] < 0):
-            return None
-        new = old.copy()
-        new[field] = value
-        messages = {schedules.OPS.index(name) for name in ("SF", "RF", "SB", "RB", "AR")}
-        if (int(new["op"]) in messages) != (int(new["peer"]) >= 0):
-            return None  # no text says that
-        lists[rank][i] = new
-    return lists
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_what_check_accepts_executes(seed):
     """Thousands of mutations: check refuses with rank and position, or an independent executor runs the program."""
@@ -195,19 +158,8 @@ def test_what_check_accepts_executes(seed):
     ]
     bases += [base.lower(tied=bool(i % 2)) for i, base in enumerate(bases)]
     refused = accepted = 0
-    for _ in range(900):
-        base = rng.choice(bases)
-        lists = mutate(rng, [[x.copy() for x in base.instructions(r)] for r in range(base.num_ranks)])
-        if lists is None or any(not rank for rank in lists):
-            continue
-        arrays = [np.array([x.item() for x in rank], schedule.INSTRUCTION) for rank in lists]
-        program = Program.from_instructions(arrays, keep_slots=rng.random() < 0.5)
-        try:
-            program.check()
-        except _core.ScheduleError as error:
-            assert 0 <= error.rank < program.num_ranks
-            assert 0 <= error.position <= len(program.instructions(error.rank))
-            assert "<-- here" in str(error) and f"rank {error.rank}, position {error.position}" in str(error)
+    for program, error in checked(rng, bases, 900, mutate, keep_slots=lambda: rng.random() < 0.5):
+        if error is not None:
             refused += 1
         else:
             accepted += 1

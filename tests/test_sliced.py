@@ -5,10 +5,11 @@ import random
 
 import numpy as np
 import pytest
+from mutations import checked
 from test_engine import HYPER, alone, everything, partition_of, problem, ranks_do, same, step
 
 import terapipe_c as tp
-from terapipe_c import _core, schedule
+from terapipe_c import _core
 from terapipe_c.engine import rank_memory
 from terapipe_c.report import resimulated
 
@@ -240,9 +241,9 @@ def mutate(rng, lists):
     elif kind == "copy":
         lists[rank].insert(j, lists[rank][i])
     else:
-        word = list(lists[rank][i])
-        word[5] = rng.randrange(8)
-        lists[rank][i] = tuple(word)
+        word = lists[rank][i].copy()
+        word["flags"] = rng.randrange(8)
+        lists[rank][i] = word
     return lists
 
 
@@ -253,16 +254,8 @@ def test_what_check_accepts_executes():
     for base in bases:
         assert Ranks(base).finish()
     refused = accepted = 0
-    for _ in range(3000):
-        base = rng.choice(bases)
-        lists = mutate(rng, [base.instructions(r).tolist() for r in range(base.num_ranks)])
-        if not all(lists):
-            continue
-        program = tp.Program.from_instructions([np.array(rank, schedule.INSTRUCTION) for rank in lists])
-        try:
-            program.check()
-        except tp.ScheduleError as error:
-            assert 0 <= error.rank < program.num_ranks and "<-- here" in str(error)
+    for program, error in checked(rng, bases, 3000, mutate):
+        if error is not None:
             refused += 1
         else:
             assert Ranks(program).finish()
