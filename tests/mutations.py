@@ -43,8 +43,8 @@ def mutate(rng, lists):
 
 
 def checked(rng, bases, rounds, mutate, keep_slots=lambda: False):
-    """Yields (program, the checker's error or None). mutate(rng, lists of instructions of each rank) gives such lists, or None. An error
-    names a rank, a place on it, and shows it."""
+    """Yields (program, the checker's error or None). mutate(rng, lists of instructions of each rank) gives such lists, or None.
+    An error names a rank, a place on it, and shows it."""
     for _ in range(rounds):
         base = rng.choice(bases)
         lists = mutate(rng, [[x.copy() for x in base.instructions(rank)] for rank in range(base.num_ranks)])
