@@ -92,8 +92,7 @@ class CostModel:
         overhead_s: fixed seconds of an instruction.  optimizer_param_s, optimizer_stage_s: seconds of an update.
         optimizer_head_s: seconds that the head adds to its stage's update (it completes its weight's gradient there).
         latency_s, byte_s: seconds of a message on the link, and of each byte in it (the ranks go on computing).
-        copy_byte_s: seconds of a byte that each end spends itself (copying into and out of a shared ring; of what goes between
-            stages of one machine the reader makes the only copy, so that its sender spends less).
+        copy_byte_s: seconds of a byte that each end spends itself, through a ring; between stages the reader makes the only copy.
         backend, dtype: "cuda" where they are of GPUs: plans' memory is a GPU's then. device: the measured one's name.
     """
 

@@ -76,7 +76,8 @@ def test_sources_that_are_not_built_say_so(tmp_path: Path) -> None:
     ran = subprocess.run([sys.executable, "-c", "import terapipe_c"], env={**os.environ, "PYTHONPATH": str(tmp_path)},
                          capture_output=True, text=True)
     assert ran.returncode == 1 and f"ImportError: {tmp_path}/terapipe_c is the source" in ran.stderr, ran.stderr
-    assert "Python started in another folder" in ran.stderr and len(ran.stderr.splitlines()) < 8
+    assert "Python started in another folder" in ran.stderr
+    assert len(ran.stderr.splitlines()) < 12  # Python 3.13 shows all lines of the statement
 
 
 def test_every_error_says_what_it_is_for() -> None:
