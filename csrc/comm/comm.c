@@ -366,10 +366,11 @@ ring_lend(tp_comm *comm, int peer, uint64_t tag, const void *data, size_t bytes,
     uintptr_t arena = (uintptr_t)tp_region_arena(c->region, comm->rank, &room), at = (uintptr_t)data;
     transfer out;
     *loan = 0;
-    if (bytes <= INLINE || at < arena || at - arena > room || bytes > room - (at - arena))
+    if (at < arena || at - arena > room || bytes > room - (at - arena))
         return ring_send(comm, peer, tag, data, bytes);
     TP_TRY(begin(c, peer, 1, tag, data, bytes, &out));
-    out.lent = (uint64_t)(at - (uintptr_t)c->region);
+    if (bytes > INLINE) /* else it goes in the line itself, and its loan stands for those before it */
+        out.lent = (uint64_t)(at - (uintptr_t)c->region);
     TP_TRY(drive(c, &out, NULL));
     *loan = atomic_load_explicit(&out.ring->head, memory_order_relaxed); /* ours alone to move */
     return TP_OK;
