@@ -36,7 +36,8 @@ typedef struct {
     int32_t position;         /* in the rank's program */
     int32_t step;             /* from 0 */
     int64_t start_ns, end_ns; /* monotonic clock; the wait for a message is not in it */
-    int64_t wait_ns;          /* before start: for the message that the instruction reads; OPT: within, for all ranks */
+    int64_t wait_ns;          /* before start: for the message that the instruction reads, or who reads what it writes over; OPT:
+                                 within, for all ranks */
 } tp_event;
 
 typedef struct {

@@ -43,7 +43,7 @@ struct tp_engine {
     int32_t *received;      /* [ranks] receives completed in this step */
     int lends;              /* its stages' ends are in the communicator's arena: messages leave from there without a copy */
     uint64_t *loan;         /* [count] of a send: what tp_comm_ops.lend gave; 0: nothing is lent */
-    int32_t *reuses;        /* [count] of a forward or backward: the last send of what it writes over, -1: none */
+    int32_t *reuses;        /* [count] if it lends, of a forward or backward: the last send of what it writes over, -1: none */
     tp_event *events;       /* [count] */
     double *gather;         /* [all ranks + 1][gather_count] of the all-gather that ends a step */
     int64_t gather_count;
@@ -68,6 +68,11 @@ tp_engine_drop_tables(tp_engine *engine);
 /* Fill needs[] and from[]: which receives, in posting order of each peer, an instruction reads. */
 TP_MUST_USE tp_status
 tp_engine_match_receives(tp_engine *engine, const tp_program *program);
+
+/* Fill reuses[] once the stages are there, by the memory that each instruction reads or writes: a slice waits for the reader of its
+ * own rows, and not for those of the whole slot, or a rank could not be further ahead of the next one than that is of it. */
+TP_MUST_USE tp_status
+tp_engine_match_loans(tp_engine *engine);
 
 /* Does instruction i wait for a message, or for the reader of one? */
 static inline int

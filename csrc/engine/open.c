@@ -53,8 +53,9 @@ table_bytes(const tp_engine_config *config)
     if (config->provider->counts_tables)
         tables = tp_engine_tables(config->program, config->rank, tp_engine_replicas(config), gather_count(config));
     return tp_align_bytes(tables.needs) + tp_align_bytes(tables.forward_needs) + tp_align_bytes(tables.from) +
-           tp_align_bytes(tables.received) + tp_align_bytes(tables.loan) + tp_align_bytes(tables.reuses) + tp_align_bytes(tables.events) + tp_align_bytes(tables.gather) +
-           tp_align_bytes(tables.stages) + tp_align_bytes(tables.slots) + tp_align_bytes(tables.loads) +
+           tp_align_bytes(tables.received) + tp_align_bytes(tables.loan) + tp_align_bytes(tables.reuses) +
+           tp_align_bytes(tables.events) + tp_align_bytes(tables.gather) + tp_align_bytes(tables.stages) +
+           tp_align_bytes(tables.slots) + tp_align_bytes(tables.loads) +
            tp_align_bytes(tables.guests) + tp_align_bytes(tp_engine_sums_bytes(config)) +
            tp_align_bytes(tp_engine_guests_bytes(config));
 }
@@ -208,7 +209,7 @@ open_stages(tp_engine *engine)
         engine->stages++;
         arena += arena == NULL ? 0 : lent_bytes(config, stage);
     }
-    return TP_OK;
+    return engine->lends ? tp_engine_match_loans(engine) : TP_OK;
 }
 
 static tp_status

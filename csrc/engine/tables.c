@@ -91,7 +91,6 @@ typedef struct {
     int64_t *posted_at;    /* [KEYS * stages * units] 1 + position of the receive */
     receive_count *posted; /* [ranks] */
     receive_count *number; /* [count] of a receive: which it is of its peer */
-    int64_t *sent_at;      /* [2 * stages * micros] 1 + position of the last send of an activation slot, of a gradient slot */
 } matching;
 
 static int
@@ -143,23 +142,6 @@ find_receives(matching *m, int64_t i)
     *loaded = 0; /* the first one waits for it */
 }
 
-/* The last send of what instruction i writes over. The slices of one micro-batch lie beside each other, so it is another's. */
-static void
-find_reuse(const matching *m, int64_t i)
-{
-    const tp_instr *instr = &m->engine->code[i];
-    int gradient = instr->op != TP_OP_F && instr->op != TP_OP_SF, sends = instr->op == TP_OP_SF || instr->op == TP_OP_SB;
-    m->engine->reuses[i] = -1;
-    if (!sends && instr->op != TP_OP_F && instr->op != TP_OP_I && instr->op != TP_OP_B)
-        return;
-    int64_t slot = gradient ? TP_SLOT_GRADIENT(instr->slot) : TP_SLOT_ACTIVATION(instr->slot);
-    int64_t *sent_at = &m->sent_at[((int64_t)gradient * m->program->stages + instr->stage) * m->program->micros + slot];
-    if (sends)
-        *sent_at = i + 1;
-    else if (*sent_at > 0 && m->engine->code[*sent_at - 1].micro != instr->micro)
-        m->engine->reuses[i] = (int32_t)(*sent_at - 1);
-}
-
 static void
 match_all(matching *m)
 {
@@ -168,7 +150,6 @@ match_all(matching *m)
         engine->from[i] = -1;
         if (engine->load != NULL)
             engine->load[i] = (tp_engine_load){0, -1};
-        find_reuse(m, i);
         if (is_receive(&engine->code[i]))
             note_receive(m, i);
         else
@@ -184,15 +165,66 @@ tp_engine_match_receives(tp_engine *engine, const tp_program *program)
     m.posted_at = calloc((size_t)keys, sizeof *m.posted_at);
     m.posted = calloc((size_t)program->ranks, sizeof *m.posted);
     m.number = calloc((size_t)engine->count + 1, sizeof *m.number);
-    m.sent_at = calloc(2 * (size_t)program->stages * (size_t)program->micros, sizeof *m.sent_at);
-    int there = m.posted_at != NULL && m.posted != NULL && m.number != NULL && m.sent_at != NULL;
+    int there = m.posted_at != NULL && m.posted != NULL && m.number != NULL;
     if (there)
         match_all(&m);
     free(m.posted_at);
     free(m.posted);
     free(m.number);
-    free(m.sent_at);
     return there ? TP_OK : tp_fail(TP_EMEMORY, "no memory to match %lld instructions", (long long)engine->count);
+}
+
+/* What a send reads, and the send before it out of the same slot: 1 + its position, 0: there is none. */
+typedef struct {
+    const char *begin, *end;
+    int64_t before;
+} leaving;
+
+/* What instruction i reads, if it sends, or writes, if others may still read it. 0: neither. */
+static int
+find_leaving(tp_engine *engine, int64_t i, leaving *out)
+{
+    tp_instr instr = engine->code[i];
+    size_t bytes;
+    if (instr.op != TP_OP_SF && instr.op != TP_OP_SB && instr.op != TP_OP_F && instr.op != TP_OP_I && instr.op != TP_OP_B)
+        return 0;
+    instr.op = instr.op == TP_OP_F || instr.op == TP_OP_SF ? TP_OP_SF : TP_OP_SB;
+    const char *at = tp_engine_message_end(engine, &instr, &bytes);
+    if (at == NULL) /* a model's end: nothing leaves it */
+        return 0;
+    *out = (leaving){.begin = at, .end = at + bytes};
+    return 1;
+}
+
+tp_status
+tp_engine_match_loans(tp_engine *engine)
+{
+    const tp_program *program = engine->config.program;
+    int64_t *last = calloc(2 * (size_t)program->stages * (size_t)program->micros, sizeof *last); /* 1 + position, of each slot */
+    leaving *sent = calloc((size_t)engine->count + 1, sizeof *sent);
+    int there = last != NULL && sent != NULL;
+    for (int64_t i = 0; there && i < engine->count; i++) {
+        const tp_instr *instr = &engine->code[i];
+        leaving own;
+        engine->reuses[i] = -1;
+        if (!find_leaving(engine, i, &own))
+            continue;
+        int gradient = instr->op != TP_OP_F && instr->op != TP_OP_SF;
+        int64_t slot = gradient ? TP_SLOT_GRADIENT(instr->slot) : TP_SLOT_ACTIVATION(instr->slot);
+        int64_t *newest = &last[((int64_t)gradient * program->stages + instr->stage) * program->micros + slot], at = *newest;
+        if (instr->op == TP_OP_SF || instr->op == TP_OP_SB) {
+            own.before = at;
+            sent[i] = own;
+            *newest = i + 1;
+            continue;
+        }
+        while (at > 0 && (sent[at - 1].end <= own.begin || own.end <= sent[at - 1].begin))
+            at = sent[at - 1].before;
+        engine->reuses[i] = (int32_t)(at - 1);
+    }
+    free(last);
+    free(sent);
+    return there ? TP_OK : tp_fail(TP_EMEMORY, "no memory to match the loans of %lld instructions", (long long)engine->count);
 }
 
 tp_status

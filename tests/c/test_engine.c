@@ -19,8 +19,10 @@
         }                                                                                                              \
     } while (0)
 
+#include "tests/c/watched_comm.h"
+
 enum { STEPS = 2, BATCH = 3, SEQ = 20, MOST_RANKS = 6, MOST_CUTS = 64 };
-enum { TWO = 3, THREE = 5 }; /* layouts of so many ranks */
+enum { TWO = 3, THREE = 5, SLICED = 7 }; /* layouts of so many ranks; of two that cut all sequences alike */
 #define SECONDS 1000000000ll
 
 /* How a batch is cut and who runs what. */
@@ -60,6 +62,7 @@ static const layout layouts[] = {
      {1, 1, 1},
      {2, 2, 2},
      {9, 11, 9, 11, 9, 11}, 1, NULL},
+    {"two ranks, first slices of one token", TP_1F1B, 2, 1, 1, 0, 3, {1, 1, 1}, {2, 2, 2}, {1, 19, 1, 19, 1, 19}, 1, NULL},
     {"two ranks of two chunks, interleaved", TP_INTERLEAVED, 2, 2, 1, 0, 2, {2, 1}, {1, 1}, {20, 20}, 1, NULL},
     {"two ranks of two threads, interleaved, weight gradients apart",
      TP_INTERLEAVED,
@@ -257,6 +260,8 @@ run_rank(void *argument)
     CHECK(tp_heap_open(0, &heap) == TP_OK);
     if (j->region != NULL)
         CHECK(tp_comm_open_region(j->region, rank, "thread", 60 * SECONDS, &comm) == TP_OK);
+    watched_comm *watched = j->region != NULL && j->arena == ARENA ? watch(comm) : NULL;
+    comm = watched != NULL ? &watched->base : comm;
     tp_engine_config config = config_of(j, rank, comm);
     CHECK(tp_engine_check(&config) == TP_OK);
     CHECK(tp_engine_open(&config, heap, &engine) == TP_OK);
@@ -274,6 +279,8 @@ run_rank(void *argument)
     CHECK(tp_heap_peak_bytes(heap) == tp_engine_bytes(&config));
     if (j->status[rank] == TP_OK)
         leave(engine, j);
+    if (watched != NULL && j->cut->ranks > 1 && j->status[rank] == TP_OK) /* each slice waits for the reader of its own rows */
+        CHECK(watched->lent > 0 && (j->cut != &layouts[SLICED] || watched->slices == 3));
     tp_engine_close(engine);
     CHECK(tp_heap_bytes(heap) == 0);
     if (comm != NULL)
@@ -415,6 +422,7 @@ refuses_what_is_not_finite(const tp_model *model, const int32_t *tokens)
     job j;
     open_job(&j, model, &layouts[THREE], tokens, &out);
     j.poison = 1;
+    j.arena = ARENA;
     run_job(&j);
     for (int rank = 0; rank < layouts[THREE].ranks; rank++) {
         CHECK(j.status[rank] == TP_ERUNTIME || j.status[rank] == TP_EABORTED); /* whoever came second was told */
@@ -430,6 +438,7 @@ ends_with_the_rank_that_failed(const tp_model *model, const int32_t *tokens)
     job j;
     open_job(&j, model, &layouts[THREE], tokens, &out);
     j.quits = 1;
+    j.arena = ARENA;
     run_job(&j);
     for (int rank = 0; rank < layouts[THREE].ranks; rank++) {
         CHECK(j.status[rank] == (rank == 1 ? TP_EIO : TP_EABORTED));
@@ -438,18 +447,27 @@ ends_with_the_rank_that_failed(const tp_model *model, const int32_t *tokens)
     close_job(&j);
 }
 
+static void *
+some_arena(tp_comm *comm, size_t *bytes)
+{
+    static _Alignas(64) char memory[1 << 20];
+    (void)comm;
+    *bytes = sizeof memory;
+    return memory;
+}
+
+/* Opening sends nothing. */
+static const tp_comm_ops silent = {.abi = TP_COMM_ABI, .most_posted = TP_COMM_POSTED},
+                         lending = {.abi = TP_COMM_ABI, .most_posted = TP_COMM_POSTED, .arena = some_arena};
+
 /* The N-th allocation fails, for all N: EMEMORY, and nothing stays behind (ASan looks at what is outside the account). */
 static void
-survives_every_failed_allocation(const tp_model *model, const int32_t *tokens, const layout *cut)
+survives_every_failed_allocation(const tp_model *model, const int32_t *tokens, const layout *cut, int lends)
 {
     int last = cut->ranks * cut->replicas - 1;
     job j;
     open_job(&j, model, cut, tokens, NULL);
-    static tp_comm nobody; /* opening sends nothing */
-    static const tp_comm_ops silent = {.abi = TP_COMM_ABI, .most_posted = TP_COMM_POSTED};
-    nobody.ops = &silent;
-    nobody.rank = last;
-    nobody.ranks = last + 1;
+    tp_comm nobody = {lends ? &lending : &silent, last, last + 1, 0};
     tp_engine_config config = config_of(&j, last, &nobody);
     tp_heap *heap;
     CHECK(tp_heap_open(0, &heap) == TP_OK);
@@ -472,11 +490,12 @@ survives_every_failed_allocation(const tp_model *model, const int32_t *tokens, c
 
 /* A heap one byte too small refuses, and says how much is short; one that fits exactly does not. */
 static void
-fits_to_the_byte(const tp_model *model, const int32_t *tokens)
+fits_to_the_byte(const tp_model *model, const int32_t *tokens, const layout *cut)
 {
     job j;
-    open_job(&j, model, &layouts[1], tokens, NULL);
-    tp_engine_config config = config_of(&j, 0, NULL);
+    open_job(&j, model, cut, tokens, NULL);
+    tp_comm nobody = {&lending, 0, cut->ranks, 0};
+    tp_engine_config config = config_of(&j, 0, &nobody);
     size_t bytes = tp_engine_bytes(&config);
     for (size_t less = 0; less < 2; less++) {
         tp_heap *heap;
@@ -542,6 +561,8 @@ main(void)
     static const tp_model models[] = {
         {.n_layer = 2, .n_head = 2, .n_embd = 16, .vocab_size = 61, .block_size = 24, .bias = 1, .tie_weights = 1},
         {.n_layer = 1, .n_head = 3, .n_embd = 27, .vocab_size = 40, .block_size = 20, .bias = 0, .tie_weights = 0},
+        /* one token's row fits beside a message's header */
+        {.n_layer = 2, .n_head = 2, .n_embd = 12, .vocab_size = 40, .block_size = 20, .bias = 1, .tie_weights = 0},
     };
     int32_t tokens[BATCH * (SEQ + 1)];
     uint32_t state = 1;
@@ -555,9 +576,11 @@ main(void)
         refuses_what_is_not_finite(&models[m], tokens);
         ends_with_the_rank_that_failed(&models[m], tokens);
         for (size_t k = 0; k < sizeof layouts / sizeof layouts[0]; k++)
-            survives_every_failed_allocation(&models[m], tokens, &layouts[k]);
-        survives_every_failed_allocation(&models[m], tokens, &replicated[2]);
-        fits_to_the_byte(&models[m], tokens);
+            for (int lends = 0; lends < 2; lends++)
+                survives_every_failed_allocation(&models[m], tokens, &layouts[k], lends);
+        survives_every_failed_allocation(&models[m], tokens, &replicated[2], 1);
+        fits_to_the_byte(&models[m], tokens, &layouts[1]);
+        fits_to_the_byte(&models[m], tokens, &layouts[THREE]);
         refuses_parts_that_do_not_fit(&models[m], tokens);
     }
     return 0;
