@@ -6,20 +6,19 @@ import signal
 
 import numpy as np
 import pytest
-from test_engine import merged, partition_of, problem, ranks_do, same, step
+from test_engine import merged, partition_of, problem, ranks_do, region_for, same, step
 from test_replicas import torchrun_gives
 
 import terapipe_c as tp
 from terapipe_c import _core, schedules
-from terapipe_c.engine import RankEngine, gather_bytes, in_threads, rank_memory
+from terapipe_c.engine import RankEngine, in_threads, rank_memory
 from terapipe_c.job import neighbours
 
 
 def replicas_do(model, partition, slicing, program, replicas, tokens, params, **saves):
     """(losses, evaluation, {kind name: array}) of so many replicas of a program, each on its own sequences."""
     ranks, share = program.num_ranks, len(tokens) // replicas
-    everyone = bytearray(int(a != b) for a in range(ranks * replicas) for b in range(ranks * replicas))
-    region = _core.Region.create(ranks * replicas, everyone, 1 << 13, gather_bytes(model), False)
+    region = region_for(model, partition, slicing, program, replicas, **saves)
 
     def one(rank):
         replica, own = divmod(rank, ranks)

@@ -8,7 +8,7 @@ import reference as ref
 
 import terapipe_c as tp
 from terapipe_c import _core
-from terapipe_c.engine import RankEngine, gather_bytes, in_threads, rank_memory
+from terapipe_c.engine import RankEngine, gather_bytes, in_threads, lent_bytes, rank_memory
 
 V_SHAPE = """0F0.0 0F0.1 3F0.0 3F0.1 3B0.1 3B0.0 0B0.1 0B0.0 0F1.0 0F1.1 3F1.0 3F1.1 3B1.1 3B1.0 0B1.1 0B1.0
 1F0.0 1F0.1 2F0.0 2F0.1 2B0.1 2B0.0 1B0.1 1B0.0 1F1.0 1F1.1 2F1.0 2F1.1 2B1.1 2B1.0 1B1.1 1B1.0"""
@@ -26,11 +26,18 @@ def partition_of(model, cuts):
     return list(zip(edges[:-1], edges[1:], strict=True))
 
 
-def ranks_do(model, partition, slicing, program, work, threads=1, params=None, **saves):
-    """[work(engine) of each rank], on engines that run `program` together as threads."""
-    ranks = program.num_ranks
+def region_for(model, partition, slicing, program, replicas=1, lends=True, **saves):
+    """A ring for every pair of ranks and, where the ranks lend what they send, as those of `tp.launch` do, their arenas."""
+    ranks = replicas * program.num_ranks
     everyone = bytearray(int(a != b) for a in range(ranks) for b in range(ranks))
-    region = _core.Region.create(ranks, everyone, 1 << 13, gather_bytes(model), False)
+    ways = {name: saves[name] for name in ("recompute", "swap") if name in saves}
+    arenas = replicas * lent_bytes(model, partition, slicing, program, **ways) if lends else None
+    return _core.Region.create(ranks, everyone, 1 << 13, gather_bytes(model), False, arenas)
+
+
+def ranks_do(model, partition, slicing, program, work, threads=1, params=None, lends=True, **saves):
+    """[work(engine) of each rank], on engines that run `program` together as threads."""
+    region = region_for(model, partition, slicing, program, lends=lends, **saves)
 
     def one(rank):
         engine = RankEngine(model, partition, slicing, program, rank, _core.Comm(region, rank, 60.0), threads=threads, **saves)
@@ -203,7 +210,9 @@ def random_case(rng):
 def check_random_case(seed):
     model, params, tokens, partition, slicing, program, threads = random_case(np.random.default_rng(seed))
     program.check()
-    same(alone(model, params, tokens), everything(model, partition, slicing, program, params, tokens, threads))
+    right = alone(model, params, tokens)
+    for lends in (True, False):
+        same(right, everything(model, partition, slicing, program, params, tokens, threads, lends=lends))
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -232,9 +241,11 @@ def test_predicted_memory_is_the_high_water_mark_and_a_step_allocates_nothing():
             assert engine._core.memory() == opened
             return opened
 
-        for rank, (held, peak, allocations) in enumerate(ranks_do(model, partition, slicing, program, work, threads)):
-            assert held == peak == predicted[rank] and allocations >= 8
-            sizes.add(peak)
+        for lends in (True, False):
+            held_by = ranks_do(model, partition, slicing, program, work, threads, lends=lends)
+            for rank, (held, peak, allocations) in enumerate(held_by):
+                assert held == peak == predicted[rank] and allocations >= 8
+                sizes.add(peak)
     assert len(sizes) > 60
 
 
