@@ -76,13 +76,16 @@ tp_deadline_unlisten(const tp_listener *before)
     listener = *before;
 }
 
-/* The listener may plan: it does so without our limit, and finds nobody listening. */
+/* The listener may plan: it does so without our limit, finds nobody listening, and may fail without taking the place of an error
+ * that we are about to report. */
 static int
 listen(void)
 {
     tp_listener mine = listener;
     int64_t mine_at = at;
     int mine_passed = passed;
+    tp_error_state mine_error;
+    tp_error_save(&mine_error);
     listener = (tp_listener){.heard = NULL};
     at = 0;
     passed = 0;
@@ -93,6 +96,7 @@ listen(void)
     listener = mine;
     at = mine_at;
     passed = mine_passed;
+    tp_error_restore(&mine_error);
     return mine.told;
 }
 

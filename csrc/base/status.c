@@ -4,22 +4,20 @@
 #include <stdio.h>
 #include <string.h>
 
-static _Thread_local char message[1024];
-static _Thread_local char where[160];
+static _Thread_local tp_error_state last = {.rank = -1, .position = -1};
 static tp_fail_function mirror; /* set once, before any work */
-static _Thread_local int located_rank = -1, located_position = -1;
 
 tp_status
 tp_fail_at(const char *file, int line, tp_status code, const char *format, ...)
 {
     va_list arguments;
-    char text[sizeof message]; /* arguments may point into `message` (a wrapped error) */
+    char text[sizeof last.message]; /* arguments may point into it (a wrapped error) */
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    memcpy(message, text, sizeof message);
-    snprintf(where, sizeof where, "%s:%d", file, line);
-    located_rank = located_position = -1;
+    memcpy(last.message, text, sizeof last.message);
+    snprintf(last.where, sizeof last.where, "%s:%d", file, line);
+    last.rank = last.position = -1;
     if (mirror != NULL)
         return mirror(file, line, code, "%s", text);
     return code;
@@ -34,32 +32,44 @@ tp_error_mirror(tp_fail_function other)
 const char *
 tp_error_message(void)
 {
-    return message;
+    return last.message;
 }
 
 const char *
 tp_error_where(void)
 {
-    return where;
+    return last.where;
+}
+
+void
+tp_error_save(tp_error_state *out)
+{
+    *out = last;
+}
+
+void
+tp_error_restore(const tp_error_state *saved)
+{
+    last = *saved;
 }
 
 void
 tp_error_locate(int rank, int position)
 {
-    located_rank = rank;
-    located_position = position;
+    last.rank = rank;
+    last.position = position;
 }
 
 int
 tp_error_rank(void)
 {
-    return located_rank;
+    return last.rank;
 }
 
 int
 tp_error_position(void)
 {
-    return located_position;
+    return last.position;
 }
 
 const char *

@@ -49,6 +49,15 @@ tp_error_message(void);
 /* "file:line" of the last tp_fail of the calling thread. */
 const char *
 tp_error_where(void);
+/* All of the calling thread's last failure, to be brought back when others have failed in between. */
+typedef struct {
+    char message[1024], where[160];
+    int rank, position;
+} tp_error_state;
+void
+tp_error_save(tp_error_state *out);
+void
+tp_error_restore(const tp_error_state *saved);
 /* A ScheduleError's rank and position; -1 where they do not apply. Set by tp_error_locate right after tp_fail. */
 void
 tp_error_locate(int rank, int position);

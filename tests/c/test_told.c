@@ -339,6 +339,33 @@ listeners_nest(void)
     tp_deadline_unlisten(&none);
 }
 
+/* A listener that fails and goes on, as a signal's handler may: the error that it meets, at whatever question, stays as it was. */
+static int
+fail_meanwhile(void *context)
+{
+    tp_status status = tp_fail(TP_EVALUE, "of the listener");
+    tp_error_locate(7, 9);
+    ++*(int *)context;
+    return status == TP_OK;
+}
+
+static void
+errors_stay(void)
+{
+    tp_listener none;
+    tp_error_state before, behind;
+    int count = 0;
+    CHECK(tp_fail(TP_ESCHEDULE, "of the planner") == TP_ESCHEDULE);
+    tp_error_locate(1, 2);
+    tp_error_save(&before);
+    tp_deadline_listen(fail_meanwhile, &count, &none);
+    CHECK(tp_deadline_told() == 0 && count == 1);
+    tp_deadline_unlisten(&none);
+    tp_error_save(&behind);
+    CHECK(strcmp(tp_error_message(), "of the planner") == 0 && tp_error_rank() == 1 && tp_error_position() == 2);
+    CHECK(strcmp(before.where, behind.where) == 0);
+}
+
 int
 main(void)
 {
@@ -346,6 +373,7 @@ main(void)
     tp_deadline_listen_ns = 0;
     fill();
     listeners_nest();
+    errors_stay();
     for (size_t k = 0; k < sizeof calls / sizeof *calls; k++)
         for (int which = 0; which < calls[k].count; which++)
             tell((int)k, which);
