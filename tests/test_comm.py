@@ -229,6 +229,15 @@ def test_bad_requests_are_refused():
             (ValueError, "contiguous", lambda: comm.send(1, 0, np.zeros((4, 4))[:, ::2]))):
         with pytest.raises(kind, match=word):
             attempt()
+    sizes = []
+
+    class Clears:
+        def __index__(self):
+            sizes.clear()
+            return 1
+
+    sizes += [Clears(), 1]
+    assert _core.Region.create(2, bytes(4), 4096, 64, False, sizes).ranks == 2 and not sizes
     arena = memoryview(comm)
     assert len(arena) >= 50_000 and not arena.readonly
     comm.close()

@@ -48,19 +48,21 @@ arena_sizes(PyObject *given, int ranks)
 {
     if (given == Py_None)
         return NULL;
-    PyObject *list = PySequence_Fast(given, "arena_bytes: a sequence of whole numbers would be right");
-    size_t *sizes = list == NULL ? NULL : PyMem_Calloc((size_t)ranks, sizeof *sizes);
-    if (list != NULL && sizes == NULL)
+    PyObject *tuple = PySequence_Tuple(given); /* ours: what __index__ of a number does to the caller's is nothing to us */
+    size_t *sizes = tuple == NULL ? NULL : PyMem_Calloc((size_t)ranks, sizeof *sizes);
+    if (tuple == NULL && PyErr_ExceptionMatches(PyExc_TypeError))
+        PyErr_SetString(PyExc_TypeError, "arena_bytes: a sequence of whole numbers would be right");
+    else if (tuple != NULL && sizes == NULL)
         PyErr_NoMemory();
-    else if (list != NULL && PySequence_Fast_GET_SIZE(list) != ranks)
-        tp_py_invalid_value("arena_bytes has %zd elements: %d, one a rank, would be right", PySequence_Fast_GET_SIZE(list), ranks);
-    for (int rank = 0; list != NULL && !PyErr_Occurred() && rank < ranks; rank++) {
-        Py_ssize_t bytes = PyNumber_AsSsize_t(PySequence_Fast_GET_ITEM(list, rank), PyExc_OverflowError);
+    else if (tuple != NULL && PyTuple_GET_SIZE(tuple) != ranks)
+        tp_py_invalid_value("arena_bytes has %zd elements: %d, one a rank, would be right", PyTuple_GET_SIZE(tuple), ranks);
+    for (int rank = 0; tuple != NULL && !PyErr_Occurred() && rank < ranks; rank++) {
+        Py_ssize_t bytes = PyNumber_AsSsize_t(PyTuple_GET_ITEM(tuple, rank), PyExc_OverflowError);
         if (bytes < 0 && !PyErr_Occurred())
             tp_py_invalid_value("arena_bytes of rank %d is %zd: 0 or more would be right", rank, bytes);
         sizes[rank] = (size_t)bytes;
     }
-    Py_XDECREF(list);
+    Py_XDECREF(tuple);
     if (PyErr_Occurred()) {
         PyMem_Free(sizes);
         return NULL;
