@@ -19,9 +19,15 @@ holds(const tp_stage_config *config, int index)
 static int
 find(const tp_stage_base *stage, int block, const char *suffix)
 {
-    for (int i = 0; i < stage->params; i++) {
-        if (stage->param[i].info.block != block)
-            continue;
+    int first = 0, end = stage->params; /* tensors are in the order of their blocks */
+    while (first < end) {
+        int middle = first + (end - first) / 2;
+        if (stage->param[middle].info.block < block)
+            first = middle + 1;
+        else
+            end = middle;
+    }
+    for (int i = first; i < stage->params && stage->param[i].info.block == block; i++) {
         const char *name = stage->param[i].info.name;
         size_t length = strlen(name), tail = strlen(suffix);
         if (length >= tail && strcmp(name + length - tail, suffix) == 0)
