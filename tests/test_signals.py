@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import terapipe_c as tp
-from terapipe_c import _core, planners, schedules
+from terapipe_c import _core, engine, planners, schedules
 from terapipe_c.deadline import late, limited, within
 
 HERE = Path(__file__).resolve().parent
@@ -125,6 +125,17 @@ def test_a_handler_that_returns_changes_nothing(name):
     with Alarms(lambda: None) as alarms:
         interrupted = asked(name)
     assert alarms.count > 0 and strip(repr(interrupted)) == strip(repr(asked(name)))
+
+
+def test_handlers_run_while_stages_are_cut():
+    """Some seconds of a call without a search to interrupt. Where nobody listens they run behind it: once, for all that came."""
+    model = tp.GPTConfig(n_layer=1000, n_head=16, n_embd=1024, vocab_size=50257, block_size=1024)
+    seconds = np.floor(np.random.default_rng(1).uniform(1e3, 5e3, model.num_blocks))
+    asked = model, [(1, [1024])] * 64, schedules.one_f_one_b(64, 64).lower(True), 1 << 36, seconds
+    stages = engine.cut_stages(*asked)
+    with Alarms(lambda: None) as alarms:
+        assert engine.cut_stages(*asked) == stages and len(stages) == 64
+    assert alarms.count > 5
 
 
 class Enough(Exception):

@@ -5,6 +5,8 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "csrc/base/deadline.h"
+
 typedef struct {
     tp_engine_config config; /* its partition is `boundary` */
     int32_t *boundary;       /* [stages + 1] */
@@ -14,9 +16,12 @@ typedef struct {
     int blocks, stages, guests; /* guests: ranks that keep some take more or less with the stages before them */
 } cutter;
 
+/* Nothing does once the thread is told to stop: then no search goes on. */
 static int
 fits(cutter *x, int stage, int from, int to)
 {
+    if (tp_deadline_told())
+        return 0;
     x->boundary[stage] = from;
     x->boundary[stage + 1] = to;
     x->config.rank = x->config.program->rank_of[stage];
@@ -110,8 +115,10 @@ tp_engine_cut(const tp_engine_config *config, int64_t limit, const double *secon
         return tp_fail(TP_EMEMORY, "no memory to cut %d blocks into %d stages", x.blocks, x.stages);
     }
     tp_status status = sum_up(&x, seconds);
-    if (status == TP_OK)
+    if (status == TP_OK) {
         *found = cut_evenly(&x);
+        status = tp_deadline_check_told();
+    }
     free(x.reach);
     free(x.until);
     return status;

@@ -9,8 +9,9 @@
 double
 tp_flow_shop(const double *time_s, int64_t jobs, int64_t machines, double *clock_s)
 {
+    int64_t steps = 0;
     memset(clock_s, 0, (size_t)machines * sizeof(double));
-    for (int64_t m = 0; m < jobs; m++) {
+    for (int64_t m = 0; m < jobs && !tp_deadline_told_after(&steps, machines); m++) {
         double before = 0.0;
         for (int64_t q = 0; q < machines; q++)
             before = clock_s[q] = fmax(clock_s[q], before) + time_s[m * machines + q];

@@ -60,7 +60,32 @@ question_close(question *q)
     tp_slicing_close(q->cut);
 }
 
-/* [ranks] of a figure of the engine. */
+/* [ranks]; of a large model each takes its time. */
+static PyObject *
+figures(tp_py_state *state, tp_engine_config *config, size_t (*figure)(const tp_engine_config *))
+{
+    int ranks = config->program->ranks;
+    size_t *bytes = malloc((size_t)ranks * sizeof *bytes);
+    if (bytes == NULL)
+        return PyErr_NoMemory();
+    tp_py_away away;
+    tp_py_leave(&away);
+    for (config->rank = 0; config->rank < ranks && !tp_deadline_told(); config->rank++)
+        bytes[config->rank] = figure(config);
+    tp_status status = tp_py_back(&away, TP_OK);
+    PyObject *result = status == TP_OK ? PyList_New(ranks) : tp_py_raise(state, status);
+    for (int rank = 0; result != NULL && rank < ranks; rank++) {
+        PyObject *one = PyLong_FromSize_t(bytes[rank]);
+        if (one == NULL)
+            Py_CLEAR(result);
+        else
+            PyList_SET_ITEM(result, rank, one);
+    }
+    free(bytes);
+    return result;
+}
+
+/* Of a figure of the engine. */
 static PyObject *
 of_each_rank(PyObject *module, PyObject *args, PyObject *kwargs, size_t (*figure)(const tp_engine_config *))
 {
@@ -89,14 +114,7 @@ of_each_rank(PyObject *module, PyObject *args, PyObject *kwargs, size_t (*figure
         tp_py_raise(state, status);
         goto done;
     }
-    result = PyList_New(config->program->ranks);
-    for (config->rank = 0; result != NULL && config->rank < config->program->ranks; config->rank++) {
-        PyObject *bytes = PyLong_FromSize_t(figure(config));
-        if (bytes == NULL)
-            Py_CLEAR(result);
-        else
-            PyList_SET_ITEM(result, config->rank, bytes);
-    }
+    result = figures(state, config, figure);
 done:
     free(bounds);
     question_close(&q);
@@ -141,10 +159,9 @@ cut_stages(PyObject *module, PyObject *args, PyObject *kwargs)
         PyErr_NoMemory();
         goto done;
     }
-    tp_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = tp_engine_cut(&q.config, limit, times.buf, boundary, &found);
-    Py_END_ALLOW_THREADS
+    tp_py_away away;
+    tp_py_leave(&away);
+    tp_status status = tp_py_back(&away, tp_engine_cut(&q.config, limit, times.buf, boundary, &found));
     if (status != TP_OK)
         tp_py_raise(state, status);
     else

@@ -118,11 +118,11 @@ flow_shop(PyObject *module, PyObject *args, PyObject *keywords)
     else if (clock == NULL)
         PyErr_NoMemory();
     else {
-        double makespan;
-        Py_BEGIN_ALLOW_THREADS
-        makespan = tp_flow_shop(view.buf, view.shape[0], view.shape[1], clock);
-        Py_END_ALLOW_THREADS
-        result = PyFloat_FromDouble(makespan);
+        tp_py_away away;
+        tp_py_leave(&away);
+        double makespan = tp_flow_shop(view.buf, view.shape[0], view.shape[1], clock);
+        if (tp_py_back(&away, TP_OK) == TP_OK)
+            result = PyFloat_FromDouble(makespan);
     }
     free(clock);
     PyBuffer_Release(&view);

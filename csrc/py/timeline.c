@@ -162,13 +162,18 @@ tp_py_timeline_intervals(tp_py_state *state, const tp_program *program, const tp
     record *records = malloc((size_t)bytes + 1);
     if (records == NULL)
         return PyErr_NoMemory();
-    Py_BEGIN_ALLOW_THREADS
+    int64_t steps = 0;
+    tp_py_away away;
+    tp_py_leave(&away);
     for (int r = 0; r < program->ranks; r++)
-        for (int64_t k = line->begin[r]; k < line->begin[r + 1]; k++) {
+        for (int64_t k = line->begin[r]; k < line->begin[r + 1] && !tp_deadline_told_after(&steps, 8); k++) {
             const tp_instr *i = &program->code[program->begin[r] + line->at[k]];
             records[k] =
                 (record){(uint16_t)r, i->op, i->stage, i->micro, i->slice, {0}, line->start_s[k], line->end_s[k]};
         }
-    Py_END_ALLOW_THREADS
+    if (tp_py_back(&away, TP_OK) != TP_OK) {
+        free(records);
+        return NULL;
+    }
     return tp_py_array(state, records, 'B', 1, &bytes);
 }
