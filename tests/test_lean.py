@@ -50,6 +50,27 @@ def test_a_cut_is_the_evenest_of_all_that_fit(name):
     assert found >= 12 and tight > 2
 
 
+def test_nearly_as_many_stages_as_blocks_are_cut_wherever_any_cut_fits():
+    """A block may be too much for one stage and not for the next, which holds fewer micro-batches: filled one after another, each as
+    far as it may go, the stages ended before it."""
+    rng, limits = np.random.default_rng(0), 0
+    for _ in range(12):
+        model = tp.GPTConfig(n_layer=int(rng.integers(2, 4)), n_head=2, n_embd=int(rng.choice([8, 16, 24])),
+                             vocab_size=int(rng.choice([20, 500])), block_size=32)
+        ranks = model.num_blocks - int(rng.integers(1, 3))
+        slicing = ((2, (32,)),) * int(rng.integers(2, 7))
+        judge = Judge(model, tp.CostModel.analytic(model, CLUSTER), ranks, 1, None)
+        program = judge.lowered(judge.judge("1f1b", tuple(even_partition(model, ranks)), slicing, 0))
+        peaks = [max(rank_memory(model, cut, slicing, program)) for cut in cuts(model.num_blocks, ranks)]
+        seconds = np.ones(model.num_blocks)
+        assert cut_stages(model, slicing, program, min(peaks) - 1, seconds) is None
+        for limit in sorted(set(peaks)):
+            cut = cut_stages(model, slicing, program, limit, seconds)
+            assert cut is not None and max(rank_memory(model, cut, slicing, program)) <= limit
+            limits += 1
+    assert limits > 20
+
+
 def test_a_given_slicing_near_the_limit_has_a_plan():
     """GPT-3 175B on 96 devices of 80 GB: the search began with stages of equal work alone, and moves led to nothing that fits."""
     model, cluster = tp.GPTConfig.preset("gpt3-175b"), tp.Cluster(

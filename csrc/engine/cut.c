@@ -10,6 +10,7 @@
 typedef struct {
     tp_engine_config config; /* its partition is `boundary` */
     int32_t *boundary;       /* [stages + 1] */
+    int32_t *cap;            /* [stages + 1] beyond that no end of the stage before leads anywhere */
     int32_t *reach;          /* [stages][blocks] the last end of a stage from there that is within the limit; 0: not known yet */
     double *until;           /* [blocks + 1] running sums of seconds */
     int64_t limit;
@@ -47,28 +48,47 @@ reach_of(cutter *x, int stage, int from)
     return low;
 }
 
-/* Every stage as long as may be, none longer than `most`; the seconds of the longest, or -1 where that does not reach the end. */
+/* The last end of a stage from there that is no longer than `most`. */
+static int
+end_of(cutter *x, int stage, int from, double most)
+{
+    int low = from, high = reach_of(x, stage, from);
+    while (low < high) {
+        int middle = low + (high - low + 1) / 2;
+        if (x->until[middle] - x->until[from] <= most)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low;
+}
+
+/* Every stage as long as may be, none longer than `most`; the seconds of the longest, or -1 where that does not reach the end. Where
+ * the block that follows is too much for the next stage even alone, it may be none for a later one, which holds fewer micro-batches:
+ * the stage before leaves its last block to come between. */
 static double
 fill(cutter *x, double most)
 {
-    int at = 0;
+    int k = 0;
     double longest = 0.0;
-    for (int k = 0; k < x->stages; k++) {
-        int low = at, high = reach_of(x, k, at);
-        while (low < high) {
-            int middle = low + (high - low + 1) / 2;
-            if (x->until[middle] - x->until[at] <= most)
-                low = middle;
-            else
-                high = middle - 1;
+    x->boundary[0] = 0;
+    for (int stage = 1; stage <= x->stages; stage++)
+        x->cap[stage] = x->blocks - (x->stages - stage);
+    while (k < x->stages) {
+        int end = end_of(x, k, x->boundary[k], most);
+        end = end < x->cap[k + 1] ? end : x->cap[k + 1];
+        if (end > x->boundary[k]) {
+            x->boundary[++k] = end;
+        } else {
+            if (k == 0)
+                return -1.0;
+            x->cap[k] = x->boundary[k] - 1;
+            k--;
         }
-        if (low == at)
-            return -1.0;
-        longest = fmax(longest, x->until[low] - x->until[at]);
-        x->boundary[k] = at;
-        x->boundary[k + 1] = at = low;
     }
-    return at == x->blocks ? longest : -1.0;
+    for (k = 0; k < x->stages; k++)
+        longest = fmax(longest, x->until[x->boundary[k + 1]] - x->until[x->boundary[k]]);
+    return x->boundary[x->stages] == x->blocks ? longest : -1.0;
 }
 
 static tp_status
@@ -109,9 +129,11 @@ tp_engine_cut(const tp_engine_config *config, int64_t limit, const double *secon
         return tp_fail(TP_EVALUE, "%d stages for %d blocks: a block for each would be right", x.stages, x.blocks);
     x.reach = calloc((size_t)x.stages * (size_t)x.blocks, sizeof *x.reach);
     x.until = calloc((size_t)x.blocks + 1, sizeof *x.until);
-    if (x.reach == NULL || x.until == NULL) {
+    x.cap = calloc((size_t)x.stages + 1, sizeof *x.cap);
+    if (x.reach == NULL || x.until == NULL || x.cap == NULL) {
         free(x.reach);
         free(x.until);
+        free(x.cap);
         return tp_fail(TP_EMEMORY, "no memory to cut %d blocks into %d stages", x.blocks, x.stages);
     }
     tp_status status = sum_up(&x, seconds);
@@ -121,5 +143,6 @@ tp_engine_cut(const tp_engine_config *config, int64_t limit, const double *secon
     }
     free(x.reach);
     free(x.until);
+    free(x.cap);
     return status;
 }
