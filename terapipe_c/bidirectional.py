@@ -17,7 +17,7 @@ from ._core import DeadlineError, InfeasibleError
 from .config import counted
 from .cost import equal_lengths, even_partition
 from .deadline import check_time, late
-from .judge import CHIMERA, SLIGHT, Candidate, Cut, Judge, Micro, pace, rounded
+from .judge import CHIMERA, SLIGHT, Candidate, Cut, Judge, Micro, lightest, pace, rounded
 from .search import StageCost, balanced, uniform
 
 if TYPE_CHECKING:
@@ -77,11 +77,22 @@ def _neighbours(cut: Cut) -> Iterator[Cut]:
                 yield tuple(itertools.pairwise(moved))
 
 
-def _descended(judge: Judge, start: Candidate, stop: int, height: Callable[[Candidate], float]) -> list[Candidate]:
+def _anywhere(cut: Cut) -> Iterator[Cut]:
+    """A boundary to wherever between its neighbours, the nearest places first; then whatever ``_neighbours`` has."""
+    bounds = [0, *(end for _, end in cut)]
+    moves = [(abs(to - bounds[at]), at, to) for at in range(1, len(cut)) for to in range(bounds[at - 1] + 1, bounds[at + 1])]
+    for by, at, to in sorted(moves):
+        if by:
+            yield tuple(itertools.pairwise([*bounds[:at], to, *bounds[at + 1:]]))
+    yield from _neighbours(cut)
+
+
+def _descended(judge: Judge, start: Candidate, stop: int, height: Callable[[Candidate], float],
+               moves: Callable[[Cut], Iterator[Cut]] = _neighbours) -> list[Candidate]:
     """All that is looked at on the way down: the first move that helps, again and again."""
     best, seen = start, [start]
     while judge.work < stop and not late():
-        for cut in _neighbours(best.partition):
+        for cut in moves(best.partition):
             seen.append(judge.judge(CHIMERA, cut, best.slicing, best.pending))
             if height(seen[-1]) < height(best) * SLIGHT:
                 best = seen[-1]
@@ -93,6 +104,27 @@ def _descended(judge: Judge, start: Candidate, stop: int, height: Callable[[Cand
     return seen
 
 
+def _lean(judge: Judge, request: Request, quick: list[Candidate]) -> list[Candidate]:
+    """All that is looked at on the way to what needs least memory: other stages, then other slices on these, again and again."""
+    def height(c: Candidate) -> float:
+        return float(max(judge.peak_bytes(c)))
+
+    def least(found: Iterable[Candidate]) -> Candidate:
+        return min(found, key=lambda c: (height(c), pace(c)))
+
+    best, seen, stop, slicings = least(quick), list[Candidate](), judge.work + _WORK // 2, _slicings(judge, request)
+    while True:
+        seen += _descended(judge, best, stop, height, _anywhere)
+        end = least(seen)
+        for s in slicings:
+            if judge.work >= stop or late():
+                return seen
+            seen.append(judge.judge(CHIMERA, end.partition, s, 0))
+        best = least(seen)
+        if height(best) >= height(end):
+            return seen
+
+
 def _explored(judge: Judge, request: Request) -> list[Candidate]:
     """Plans of whatever memory: what is looked at does not depend on the limit, so that more of it never hurts."""
     quick = _starts(judge, request, judge.work + _WORK)
@@ -101,8 +133,7 @@ def _explored(judge: Judge, request: Request) -> list[Candidate]:
         fast = [c for c in quick if c.pending][:_STARTS]
         for c in fast:
             seen += _descended(judge, c, judge.work + _WORK // len(fast), lambda c: c.seconds)
-        least = min(quick, key=lambda c: (max(judge.peak_bytes(c)), pace(c)))
-        seen += _descended(judge, least, judge.work + _WORK // 2, lambda c: float(max(judge.peak_bytes(c))))
+        seen += _lean(judge, request, quick)
     for c in () if late() else sorted(seen, key=pace)[:_STARTS]:
         seen += [judge.judge(CHIMERA, c.partition, c.slicing, pending) for pending in (2, 4, judge.ranks // 2)]
     return seen
@@ -136,7 +167,7 @@ def plan_both_ways(request: Request, judge_of: Callable[[int], Judge]) \
                 raise
             break
     if not found:
-        raise refusals[0]
+        raise lightest(refusals)
     judge, best = min(found, key=lambda pair: pace(pair[1]))
     compared = tuple((f"{CHIMERA} on {counted(j.ranks, 'rank')}", c.seconds) for j, c in found) if len(found) > 1 else ()
     return judge, best, compared

@@ -35,12 +35,12 @@ from .config import counted, human_seconds
 from .cost import equal_lengths
 from .deadline import check_time, late, limited, share
 from .guests import BPIPE
-from .judge import CHIMERA, SLICED, SLIGHT, ZERO_BUBBLE, Candidate, Cut, Judge, Micro, possible, rounded
+from .judge import CHIMERA, SLICED, SLIGHT, ZERO_BUBBLE, Candidate, Cut, Judge, Micro, lightest, possible, rounded
 from .ladder import plan_stages
 from .partitioners import Found, plan_one
 from .request import AUTO, JOINT, Request, by_name_alone, schedules_of
 from .search import StageCost, balanced, kind_seconds, uniform
-from .singles import by_name, plan_singles, plan_singles_within, recomputing, single
+from .singles import by_name, plan_singles, plan_singles_within, recomputing, single, why_left_out
 
 __all__ = ["plan_jointly"]
 
@@ -242,7 +242,7 @@ class _Search:
         self.request, self._say = request, say
         self.best: Found | None = None
         self.by = ""
-        self.error: Error | None = None        # why the first planner that has no plan has none
+        self.refusals: list[InfeasibleError] = []   # of what is asked whatever the limit of memory
         self.cut: list[str] = []               # single planners that the time limit stopped
         self.reserve: Found | None = None      # what was built at once, where there is a time limit
         self.log: list[str] = []
@@ -276,7 +276,7 @@ class _Search:
             if isinstance(result, Error):
                 if not isinstance(result, DeadlineError):
                     refused.append(name)
-                    self.error = self.error or result
+                    self._refused(result)
                 continue
             seconds.append((name, result.candidate.seconds))
             self.offer(result, name)
@@ -285,6 +285,10 @@ class _Search:
         self.log.append(f"asked {len(seconds) + len(refused)} planners" + (f"; no plan: {', '.join(refused)}" if refused else "")
                         + (f"; stopped by the time limit, some perhaps with a plan: {', '.join(self.cut)}" if self.cut else ""))
         return seconds
+
+    def _refused(self, error: Error) -> None:
+        if isinstance(error, InfeasibleError):
+            self.refusals.append(error)
 
     def judge(self, c: _Configuration) -> Judge:
         if c.key not in self.judges:
@@ -322,7 +326,10 @@ class _Search:
             text += (f", {len(left)} left at the {'time' if late() else 'work'} limit (bounds from "
                      f"{human_seconds(min(c.bound for c in left))} on)")
         self.log.append(text)
-        self.log += [f"{name} left out: {why}" for name, why in refused.items() if name not in names]
+        left_out = {name: why for name, why in refused.items() if name not in names}
+        if self.request.free_schedule:
+            left_out = {name: refused.get(name, why) for name, why in why_left_out(self.request, names).items()}
+        self.log += [f"{name} left out: {why}" for name, why in left_out.items()]
         return looked
 
     def glimpses(self) -> None:
@@ -425,7 +432,9 @@ class _Search:
 
         try:
             found = plan_one(r, counted if search else shared)
-        except (InfeasibleError, DeadlineError):
+        except (InfeasibleError, DeadlineError) as error:
+            if task.named:
+                self._refused(error)
             if search and not late():
                 self.log.append(f"searched {task}: nothing fits" + (" of what could be faster" if r != task.asked else ""))
             return sum(judge.work for judge in own)
@@ -453,6 +462,9 @@ class _Search:
         if self.request.recompute or late() or not binds:
             return False
         for again, found in recomputing(self.request):
+            if isinstance(found, Error):
+                self._refused(found)
+                continue
             better = self.offer(found, f"terapipe with recompute = {again!r}")
             self.log.append(f"told to recompute {again}: {human_seconds(found.candidate.seconds)}" + (", better" if better else ""))
         return True
@@ -482,10 +494,8 @@ def plan_jointly(request: Request, say: Callable[[str], None] = lambda text: Non
         s.offer(s.reserve, "what could be built at once")
     if s.best is None:
         check_time()
-        near = [judge for judge in s.judges.values() if judge.shortest is not None]
-        if near:
-            raise min(near, key=lambda judge: judge.shortest or (0, 0, 0)).refuse()
-        raise s.error or InfeasibleError("no plan of any planner fits: more memory_bytes would be right")
+        near = [judge.refuse() for judge in s.judges.values() if judge.shortest is not None]
+        raise lightest(s.refusals or near or [InfeasibleError("no plan of any planner fits: more memory_bytes would be right")])
     if late():
         s.log.append(f"ended by time_limit_s = {request.time_limit_s:g}")
     s.log.append(f"best: {human_seconds(s.seconds)} by {s.by}")

@@ -6,7 +6,8 @@ Nothing here reads a clock: effort is counted, so that the same request gives th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
@@ -302,10 +303,17 @@ class Judge:
         else:
             assert self.shortest is not None
             short, rank, needed = self.shortest
-        return InfeasibleError(f"rank {rank} needs {needed} bytes and may use {self.limit}: {short} bytes short in the plan "
-                               f"nearest to fitting; memory_bytes = {needed}, more stages"
-                               f"{'' if any(self.savings.recompute) else ', recomputation'} or smaller micro-batches would be "
-                               "right")
+        error = InfeasibleError(f"rank {rank} needs {needed} bytes and may use {self.limit}: {short} bytes short in the plan "
+                                f"nearest to fitting; memory_bytes = {needed}, more stages"
+                                f"{'' if any(self.savings.recompute) else ', recomputation'} or smaller micro-batches would be "
+                                "right")
+        error.memory_bytes = needed
+        return error
+
+
+def lightest(refusals: Iterable[InfeasibleError]) -> InfeasibleError:
+    """The refusal that asks for least, of equal ones the first; those that name no bytes come last."""
+    return min(refusals, key=lambda error: math.inf if error.memory_bytes is None else error.memory_bytes)
 
 
 def activation_slots(program: Program) -> list[int]:

@@ -12,7 +12,7 @@ from ._core import DeadlineError, InfeasibleError
 from .bidirectional import plan_both_ways
 from .config import counted
 from .deadline import check_time, late
-from .judge import CHIMERA, SLICED, SLIGHT, Candidate, Judge
+from .judge import CHIMERA, SLICED, SLIGHT, Candidate, Judge, lightest
 from .ladder import plan_stages
 from .request import SWAPPERS, Request
 from .search import StageCost, balanced, search, uniform, whole_sequences
@@ -75,7 +75,7 @@ def _plan_stages(request: Request, judge_of: JudgeOf) -> Found:
         if best is None or found.seconds < best.candidate.seconds * SLIGHT:
             best = Found(judge, found)
     if best is None:
-        raise refusals[0]
+        raise lightest(refusals)
     return Found(best.judge, best.candidate, tuple(compared) if len(compared) > 1 else ())
 
 

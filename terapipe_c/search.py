@@ -7,7 +7,6 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from .request import Request
 
 _STARTS = 3           # of a search that descend
-_RUNGS = 3            # of a ladder, below what moves lead to
+_GRAIN = 64           # bytes: what the engine takes is a multiple
 _NEAR = 1.1           # times as slow as a plan that was descended to: a start that may end below it
 TICKS = 2.0 ** 36      # of all work, where planners get whole numbers
 _SMALL = 8_000_000     # ticks of a search up to which there are plans for all limits of memory
@@ -292,33 +291,27 @@ class _Hunt:
         ends = [end for c in first for end in self._mend(c, limit, 4 * len(first))]
         return self._waiting(min(ends, key=pace), limit, self.judge.work + self.work)
 
-    def _least(self, order: Candidate, above: int) -> int:
-        """Bytes of a rank below which no stages fit, to 64 of them; ``above`` where that is not less."""
-        judge = self.judge
-        program, ticks = judge.lowered(order), _block_ticks(judge, order.slicing)
-        if self.partition is not None:
-            return min(above, max(judge.peak(order, program)))
-        low, high, middle = 0, above, above - 1
-        while high - low > 64:
-            cut = judge.cut_within(order, middle, ticks)
-            if cut is None and high == above:
-                return above
+    def _least(self, order: Candidate) -> Candidate:
+        """The same on stages that need least of a rank: of one chunk a rank there are none that need less."""
+        judge, nothing = self.judge, np.zeros(self.judge.model.num_blocks)
+        best, low, high = order, judge.limit or 0, max(judge.peak_bytes(order))
+        while high - low > _GRAIN and self.partition is None:
+            middle = (low + high) // 2
+            cut = judge.cut_within(order, middle, nothing)
             if cut is None:
                 low = middle
-            else:
-                high = min(middle, max(judge.peak(replace(order, partition=cut), program)))
-            middle = (low + high) // 2
-        return high
+                continue
+            found = judge.judge(order.schedule, cut, order.slicing, order.pending)
+            best, high = min(best, found, key=lambda c: max(judge.peak_bytes(c))), min(middle, max(judge.peak_bytes(found)))
+        return best
 
-    def _lean_rungs(self, below: int | None) -> list[Candidate]:
-        """Plans for a few limits between ``below``, at which nothing was found, and the least at which something fits. They do not
-        depend on the limit that is asked for."""
-        orders = self._orders()[:2]
-        if below is None or not orders or late():
-            return []
-        least = min(self._least(order, below + 1) for order in orders)
-        limits = sorted({least + (below - least) * i // _RUNGS for i in range(_RUNGS + 1)}, reverse=True) if least <= below else []
-        return [c for c in (self._lean_within(limit, 1) for limit in limits) if c is not None]
+    def look_for_least(self) -> None:
+        """Where nothing fits: what would with least memory, so that the judge's nearest miss is that."""
+        judge = self.judge
+        for order in self._orders()[:2]:
+            best = self._least(order)
+            if self._tight(order, max(judge.peak_bytes(best))) is not None:     # whoever asks again with as much has a plan
+                judge.fits(best, judge.limit)
 
 
 def _starts(judge: Judge, names: Sequence[str], slicings: list[tuple[Micro, ...]], partition: Cut | None,
@@ -385,5 +378,8 @@ def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: i
             found[grid], whole = hunt.plans(begun <= small)
             lean[grid] = hunt.lean
         spent[grid] = own.work, begun
+        best = min((c for c in (*found[grid], *lean[grid]) if judge.fits(c, judge.limit)), key=pace, default=None)
+        if grid == unit and best is None and not late():
+            hunt.look_for_least()
         judge.joins(own)
     return min((c for c in (*found[unit], *lean[unit]) if judge.fits(c, judge.limit)), key=pace, default=None), whole

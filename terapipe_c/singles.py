@@ -2,19 +2,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 
 from ._core import DeadlineError, Error, InfeasibleError
+from .config import counted
 from .deadline import late, share, without
 from .guests import evicts
-from .judge import CHIMERA, ZIGZAG, possible
+from .judge import CHIMERA, SLICED, ZIGZAG, possible
 from .ladder import plan_stages
 from .partitioners import Found, plan_one
 from .request import (
     AUTO,
     BOTH_WAYS,
+    BY_NAME,
     CHUNKED,
+    JOINT,
     PLANNERS,
     RECOMPUTE,
     SAVERS,
@@ -23,11 +26,13 @@ from .request import (
     by_name_alone,
     even_halves,
     halves,
+    has_chunks,
     schedules_of,
+    unlike,
 )
 from .search import whole_sequences
 
-__all__ = ["Hurried", "by_name", "chunk_counts", "plan_singles", "plan_singles_within", "recomputing", "single"]
+__all__ = ["Hurried", "by_name", "chunk_counts", "plan_singles", "plan_singles_within", "recomputing", "single", "why_left_out"]
 
 # Within a limit of time: what is sure to be quick, and terapipe, whose plan is mostly the best; those that take long last.
 _QUICK_FIRST = ("uniform", "merak", "vpipe", "terapipe", "autopipe_heuristic", "autopipe", "pipedream", "dawnpiper",
@@ -87,6 +92,30 @@ def by_name(request: Request) -> Iterator[Request]:
         asked = _asked(request, planner, (name,), 1, ranks)
         if asked is not None:
             yield asked
+
+
+def why_left_out(request: Request, weighed: Container[str]) -> dict[str, str]:
+    """Schedules that the joint search looks at in no way, and why; weighed: those that it looks at besides :func:`by_name`."""
+    named = {asked.schedules[0] for asked in by_name(request)}
+    return {name: _why(request, name) for name in (*JOINT, *BY_NAME) if name not in weighed and name not in named}
+
+
+def _why(request: Request, name: str) -> str:
+    counts, micros = chunk_counts(request), len(whole_sequences(request))
+    if not any(has_chunks(name, chunks) for chunks in counts):
+        given = "a partition is given, and without chunks it has one stage for each rank" if request.partition and counts == (1,) \
+            else f"a rank has {counted(request.chunks, 'stage')}"
+        return f"{given}; {name} has {'several' if has_chunks(name, 2) else 'one'}"
+    if name == SLICED and request.slicing is not None:
+        return f"the slicing that is given cuts sequences; {name} has whole ones"
+    if name in BY_NAME and request.costs.backend != "cpu":
+        return f"the {request.costs.backend} backend does not run it"
+    if name == CHIMERA and not request.free_copies:
+        return ("the plan is to be executable, with the bits of one device, and two copies of the model add their gradients in "
+                "another order; executable=False would be right")
+    why = unlike(request.slicing or ()) if name == CHIMERA and micros % 2 == 0 else ""
+    return why or next(filter(None, (possible(name, ranks, micros) for ranks in request.ranks)),
+                       f"no number of ranks has {name}'s stages; the model has {request.model.num_blocks} blocks")
 
 
 def plan_singles(request: Request) -> Iterator[tuple[str, Found | Error]]:
@@ -155,8 +184,8 @@ def _at_once(request: Request) -> Found | None:
     return None
 
 
-def recomputing(request: Request) -> Iterator[tuple[str, Found]]:
-    """(what, plan) of the terapipe planner where it is told to recompute, those that fit: the other planners' plans of whole
+def recomputing(request: Request) -> Iterator[tuple[str, Found | Error]]:
+    """(what, plan or why there is none) of the terapipe planner where it is told to recompute: the other planners' plans of whole
     sequences are among what they choose themselves."""
     for i, (what, kinds) in enumerate(RECOMPUTE.items()):
         flags = tuple(block.kind in kinds for block in request.model.blocks)
@@ -165,5 +194,4 @@ def recomputing(request: Request) -> Iterator[tuple[str, Found]]:
             continue
         with share(2 / (len(RECOMPUTE) - i + 1)):
             found = _answer(asked)
-        if isinstance(found, Found):
-            yield what, found
+        yield what, found

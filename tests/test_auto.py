@@ -14,7 +14,7 @@ from terapipe_c.bounds import bound_s, least_work_s, whole_bound_s
 from terapipe_c.judge import ZIGZAG, Judge, possible
 from terapipe_c.request import BY_NAME, CHUNKED, JOINT, PLANNERS, SEVERAL, by_name_alone, check_request, has_chunks
 from terapipe_c.search import balanced
-from terapipe_c.singles import Hurried, by_name, plan_singles
+from terapipe_c.singles import Hurried, by_name, plan_singles, why_left_out
 
 MODEL = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=64, block_size=32)
 CLUSTER = tp.Cluster(num_devices=6, memory_bytes=1e9, link_latency_s=1e-6, link_bandwidth_Bps=1e9, peak_flops=2e9)
@@ -194,6 +194,34 @@ def test_interleaved_of_one_chunk_is_weighed_too():
     assert one.step_time_s < min(plan.step_time_s for plan in others)
     auto = tp.plan(model, CLUSTER, **request)
     assert (auto.schedule, auto.chunks) == ("interleaved", 1) and auto.step_time_s <= one.step_time_s
+
+
+@pytest.mark.parametrize("change, name, why", [
+    ({"executable": True}, "chimera", "the plan is to be executable, with the bits of one device"),
+    ({"stages": 3}, "chimera", "schedule chimera has 3 ranks: an even number"),
+    ({"batch": 3}, "chimera", "schedule chimera has 3 micro-batches: an even number"),
+    ({"slicing": [(1, [32]), (1, [32]), (1, [16, 16]), (1, [32])]}, "chimera", "slicing[0] is (1, [32]) and slicing[2]"),
+    ({"slicing": 2}, "sliced-1f1b", "the slicing that is given cuts sequences; sliced-1f1b has whole ones"),
+    ({"chunks": 2}, "1f1b", "a rank has 2 stages; 1f1b has one"),
+    ({"chunks": 2}, "chimera", "a rank has 2 stages; chimera has one"),
+    ({"chunks": 1}, "zb-v", "a rank has 1 stage; zb-v has several"),
+    ({"stages": None, "partition": [(0, 4), (4, 10)]}, "hanayo", "a partition is given, and without chunks it has one stage"),
+])
+def test_it_says_why_it_did_not_ask_for_a_schedule(change, name, why, brief):
+    log = tp.plan(MODEL, CLUSTER, **{"batch": 4, "seq_len": 32, "stages": 2, **change}).search_log
+    assert [line for line in log if line.startswith(f"{name} left out: {why}")], log
+
+
+def test_what_a_gpu_does_not_run_is_left_out_of_its_plans():
+    costs = tp.CostModel.analytic(MODEL, CLUSTER).on("cuda", None)
+    left = why_left_out(request_of(MODEL, CLUSTER, 4, costs, stages=2), ())
+    assert left["chimera"] == left["bpipe"] == "the cuda backend does not run it" and "zb-v" not in left
+
+
+def test_what_is_asked_for_is_not_said_to_be_left_out(brief):
+    asked = {request.schedules[0] for request in by_name(request_of(MODEL, CLUSTER, 4, stages=2))}
+    log = tp.plan(MODEL, CLUSTER, batch=4, seq_len=32, stages=2).search_log
+    assert {*BY_NAME, "zb-v", "gpipe"} < asked and not any("left out: " in line for line in log)
 
 
 def test_a_time_limit_says_what_named_plans_it_left():

@@ -31,7 +31,8 @@ tp_py_add_exceptions(PyObject *module, tp_py_state *state)
     }
     PyObject *schedule_error = state->exceptions[TP_ESCHEDULE];
     return PyObject_SetAttrString(schedule_error, "rank", Py_None) < 0 ||
-                   PyObject_SetAttrString(schedule_error, "position", Py_None) < 0
+                   PyObject_SetAttrString(schedule_error, "position", Py_None) < 0 ||
+                   PyObject_SetAttrString(state->exceptions[TP_EINFEASIBLE], "memory_bytes", Py_None) < 0
                ? -1
                : 0;
 }
