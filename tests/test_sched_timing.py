@@ -297,6 +297,21 @@ def test_rounding_puts_no_bound_above_the_step():
 # ---- invariances --------------------------------------------------------------------------------------------------------------
 
 
+def test_gradients_wait_in_the_same_places_whatever_the_costs_are_multiplied_by():
+    """Whole numbers of a unit, so that much comes at the same time: rounding decided what came first, and a step was up to 0.5 %
+    slower for costs in other units."""
+    rng = np.random.default_rng(0)
+    for i in range(60):
+        ranks, micros = int(rng.integers(2, 5)), int(rng.integers(2, 8))
+        program = (schedules.one_f_one_b if i % 2 else schedules.gpipe)(ranks, micros)
+        costs = {op: np.repeat(rng.integers(1, 6, (ranks, 1)) * 1e-5, micros, axis=1) for op in "FIW"}
+        costs["comm"] = np.full(ranks, rng.integers(0, 3) * 1e-5)
+        for pending in (1, 2, 4):
+            split = program.split(costs, pending=pending)
+            for scale in (1000.0, 1e-6, 1 / 3):
+                assert program.split({op: scale * seconds for op, seconds in costs.items()}, pending=pending) == split
+
+
 def test_scaling_and_monotony():
     rng = np.random.default_rng(2)
     for program in programs():

@@ -4,6 +4,7 @@
 #include "csrc/sched/internal.h"
 #include "csrc/sched/links.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,6 +12,10 @@
 
 #define NOT_YET (-1.0)
 #define AT_ONCE (-1.0) /* threshold: W right behind its I */
+#define TICKS 0x1p40   /* of all work */
+#define SLIGHT (1.0 - 1e-9) /* less than this much better is rounding */
+#define LEAST_S 1e-290 /* of all work: what is divided by it stays a number */
+#define ROUNDS 0x1p52  /* added to a double from 0 on and taken away again: to the nearest whole number */
 
 typedef struct {
     int32_t micro, slice; /* the next in canonical order */
@@ -40,8 +45,52 @@ typedef struct {
     int32_t *stage_of, *next_stage; /* [ranks], [stages] the stages of a rank as a list; -1 ends it */
     event *heap;
     int events;
+    double per_s, *latency; /* ticks; [2 * stages] of links, NULL: they carry any number of messages at once */
     int64_t asked; /* steps since somebody was asked whether to stop */
 } filler;
+
+/* Clocks count whole ticks, a small part of all work: their sums are exact, so that what comes at the same time does so whatever the
+ * costs are multiplied by, and ranks decide by their rule, not by rounding. */
+static double
+in_ticks(const filler *f, double seconds)
+{
+    return fmin(seconds * f->per_s, ROUNDS / 4.0) + ROUNDS - ROUNDS;
+}
+
+static double
+ticks_of(const filler *f, int op, unsigned flags, int stage, int64_t unit)
+{
+    return in_ticks(f, tp_durations_s(f->d, op, flags, stage, unit));
+}
+
+static double
+lag_of(const filler *f, int back, unsigned flags, int stage, int64_t unit)
+{
+    return in_ticks(f, tp_durations_lag_s(f->d, f->units, back, flags, stage, unit));
+}
+
+static tp_status
+count_ticks(filler *f)
+{
+    static const int ops[] = {TP_OP_F, TP_OP_I, TP_OP_W};
+    int stages = f->from->stages;
+    double total = 0.0;
+    for (int v = 0; v < stages; v++)
+        for (int64_t unit = 0; unit < f->units; unit++) {
+            for (int i = 0; i < 3; i++)
+                total += tp_durations_s(f->d, ops[i], 0, v, unit);
+            total += tp_durations_lag_s(f->d, f->units, 0, 0, v, unit);
+        }
+    f->per_s = TICKS / fmax(total, LEAST_S);
+    if (f->d->latency_s == NULL)
+        return TP_OK;
+    f->latency = malloc(2 * (size_t)stages * sizeof *f->latency);
+    if (f->latency == NULL)
+        return tp_fail(TP_EMEMORY, "no memory for the latencies of %d stages", stages);
+    for (int at = 0; at < 2 * stages; at++)
+        f->latency[at] = in_ticks(f, f->d->latency_s[at]);
+    return TP_OK;
+}
 
 static void
 push(filler *f, double key, int rank)
@@ -110,7 +159,7 @@ static double
 weight_s(const filler *f, int stage)
 {
     const cursor *w = &f->weight[stage];
-    return tp_durations_s(f->d, TP_OP_W, 0, stage, f->from->offset[w->micro] + w->slice);
+    return ticks_of(f, TP_OP_W, 0, stage, f->from->offset[w->micro] + w->slice);
 }
 
 static void
@@ -144,7 +193,7 @@ message_in(const filler *f, const tp_instr *i, int64_t unit)
     return apart ? i->flags & TP_HALVES : 0;
 }
 
-/* Seconds until the input of `i` is there; if its maker has not even begun, at least how long. *cell: where it will be
+/* Ticks until the input of `i` is there; if its maker has not even begun, at least how long. *cell: where it will be
  * told, NULL if it is known already or there is none. */
 static double
 wait_of(const filler *f, int rank, const tp_instr *i, const double **cell, double *copy_s)
@@ -161,14 +210,14 @@ wait_of(const filler *f, int rank, const tp_instr *i, const double **cell, doubl
     const double *from = (first ? f->ready_half : forward ? f->ready_f : f->ready_b) + maker * f->units + unit;
     double lag = 0.0;
     if (p->rank_of[maker] != rank) {
-        lag = tp_durations_lag_s(f->d, f->units, !forward, in, maker, unit);
+        lag = lag_of(f, !forward, in, maker, unit);
         if (in || !(i->flags & TP_HALF_SECOND)) /* a whole message comes with the first half */
-            *copy_s = tp_durations_s(f->d, forward ? TP_OP_RF : TP_OP_RB, in, i->stage, unit);
+            *copy_s = ticks_of(f, forward ? TP_OP_RF : TP_OP_RB, in, i->stage, unit);
     }
     if (*from >= 0.0)
         return *from - f->clock[rank];
     *cell = from;
-    return lag + tp_durations_s(f->d, forward ? TP_OP_F : TP_OP_I, in, maker, unit);
+    return lag + ticks_of(f, forward ? TP_OP_F : TP_OP_I, in, maker, unit);
 }
 
 /* The output of an op that began at told_s leaves: its reader may sleep until then. */
@@ -183,8 +232,8 @@ leave(filler *f, int rank, const tp_instr *i, int64_t unit, double told_s)
     int other = p->rank_of[reader];
     double there = f->clock[rank];
     if (other != rank) {
-        double lag = tp_durations_lag_s(f->d, f->units, !forward, flags, stage, unit);
-        f->clock[rank] += tp_durations_s(f->d, forward ? TP_OP_SF : TP_OP_SB, flags, stage, unit);
+        double lag = lag_of(f, !forward, flags, stage, unit);
+        f->clock[rank] += ticks_of(f, forward ? TP_OP_SF : TP_OP_SB, flags, stage, unit);
         there = tp_sched_links_send(&f->links, !forward, stage, f->clock[rank], lag) + lag;
     }
     double *cells[] = {f->ready_half, forward ? f->ready_f : f->ready_b};
@@ -205,7 +254,7 @@ run_op(filler *f, int rank, const tp_instr *i, double copy_s)
     int forward = i->op == TP_OP_F, backward = i->op == TP_OP_B, op = backward ? TP_OP_I : i->op;
     int64_t unit = tp_program_unit(p, i);
     double told_s = f->clock[rank];
-    f->clock[rank] += copy_s + tp_durations_s(f->d, op, i->flags, i->stage, unit);
+    f->clock[rank] += copy_s + ticks_of(f, op, i->flags, i->stage, unit);
     emit(f, rank, op, i->stage, i->micro, i->slice, i->flags);
     f->to->code[f->write[rank] - 1].peer = i->peer;
     f->next[rank]++;
@@ -263,6 +312,7 @@ fill(filler *f)
         f->input[v] = f->weight[v] = (cursor){first, p->slices[first] - 1, 0};
     }
     tp_sched_links_reset(&f->links, f->d);
+    f->links.latency_s = f->latency;
     f->events = 0;
     for (int r = 0; r < p->ranks; r++) {
         f->next[r] = p->begin[r];
@@ -324,7 +374,7 @@ best_of(filler *f, tp_program **best)
         double makespan = least;
         if (*best == NULL || !tp_program_equal(f->to, *best)) /* fractions often agree */
             TP_TRY(measure(f->to, f->d, &makespan));
-        if (*best == NULL || makespan < least) {
+        if (*best == NULL || makespan < least * SLIGHT) {
             tp_program_close(*best);
             *best = f->to;
             least = makespan;
@@ -387,10 +437,13 @@ tp_program_split(const tp_program *program, const tp_durations *durations, int p
                 f.next_stage[v] = f.stage_of[compute->rank_of[v]];
                 f.stage_of[compute->rank_of[v]] = v;
             }
-            status = best_of(&f, &best);
+            status = count_ticks(&f);
+            if (status == TP_OK)
+                status = best_of(&f, &best);
         }
     }
     tp_sched_links_close(&f.links);
+    free(f.latency);
     free(f.ready_f);
     free(f.halves);
     free(f.clock);
