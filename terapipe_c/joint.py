@@ -35,7 +35,7 @@ from .config import counted, human_seconds
 from .cost import equal_lengths
 from .deadline import check_time, late, limited, share
 from .guests import BPIPE
-from .judge import CHIMERA, SLICED, SLIGHT, ZERO_BUBBLE, Candidate, Cut, Judge, Micro, lightest, possible, rounded
+from .judge import CHIMERA, SLICED, SLIGHT, ZERO_BUBBLE, Candidate, Cut, Judge, Micro, lightest, pace, possible, rounded
 from .ladder import plan_stages
 from .partitioners import Found, plan_one
 from .request import AUTO, JOINT, Request, by_name_alone, schedules_of
@@ -329,13 +329,14 @@ class _Search:
         left_out = {name: why for name, why in refused.items() if name not in names}
         if self.request.free_schedule:
             left_out = {name: refused.get(name, why) for name, why in why_left_out(self.request, names).items()}
-        self.log += [f"{name} left out: {why}" for name, why in left_out.items()]
+        self.log += [f"{', '.join(n for n in left_out if left_out[n] == why)} left out: {why}"
+                     for why in dict.fromkeys(left_out.values())]
         return looked
 
     def glimpses(self) -> None:
         """Short descents from the quick plans, the fastest first: they say better what is worth a search."""
         work = 0 if self.work > _LITTLE else _GLIMPSES + 1
-        for key, found in sorted(self.quick.items(), key=lambda item: item[1].seconds):
+        for key, found in sorted(self.quick.items(), key=lambda item: pace(item[1])):
             if work > _GLIMPSES or late():
                 break
             if self.bound[key[1:]] < self.seconds * SLIGHT:
@@ -347,7 +348,7 @@ class _Search:
 
     def _quick_s(self, name: str, key: tuple[int, int, int]) -> float:
         found = self.quick.get((name, *key))
-        return float("inf") if found is None else found.seconds
+        return float("inf") if found is None else pace(found)
 
     def tasks(self, looked: list[_Configuration]) -> list[_Task]:
         """What is named, and a few searches of what no single planner would look at (other ranks and replicas): quick planners

@@ -12,7 +12,7 @@ from ._core import DeadlineError, InfeasibleError
 from .bidirectional import plan_both_ways
 from .config import counted
 from .deadline import check_time, late
-from .judge import CHIMERA, SLICED, SLIGHT, Candidate, Judge, lightest
+from .judge import CHIMERA, SLICED, SLIGHT, Candidate, Judge, lightest, pace
 from .ladder import plan_stages
 from .request import SWAPPERS, Request
 from .search import StageCost, balanced, search, uniform, whole_sequences
@@ -106,7 +106,7 @@ def _plan_terapipe(request: Request, judge_of: JudgeOf) -> Found:
         even = uniform(judge, request)
         choice, certain = search(judge, request.schedules, request.share, request.seq_len, request.unit, request.partition,
                                  request.slicing)
-        if judge.fits(even, judge.limit) and (choice is None or even.seconds < choice.seconds):
+        if judge.fits(even, judge.limit) and (choice is None or pace(even) < pace(choice)):
             choice = even
         compared.append((f"uniform on {counted(judge.ranks, 'rank')}", even.seconds))
         if choice is not None and (best is None or choice.seconds < best.candidate.seconds * SLIGHT):

@@ -6,7 +6,6 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 
 from ._core import DeadlineError, Error, InfeasibleError
-from .config import counted
 from .deadline import late, share, without
 from .guests import evicts
 from .judge import CHIMERA, SLICED, ZIGZAG, possible
@@ -103,11 +102,11 @@ def why_left_out(request: Request, weighed: Container[str]) -> dict[str, str]:
 def _why(request: Request, name: str) -> str:
     counts, micros = chunk_counts(request), len(whole_sequences(request))
     if not any(has_chunks(name, chunks) for chunks in counts):
-        given = "a partition is given, and without chunks it has one stage for each rank" if request.partition and counts == (1,) \
-            else f"a rank has {counted(request.chunks, 'stage')}"
-        return f"{given}; {name} has {'several' if has_chunks(name, 2) else 'one'}"
+        given = "the partition that is given has one for each rank, without chunks" if request.partition and counts == (1,) \
+            else f"a rank has {request.chunks} here"
+        return f"{'several stages' if has_chunks(name, 2) else 'one stage'} a rank, where {given}"
     if name == SLICED and request.slicing is not None:
-        return f"the slicing that is given cuts sequences; {name} has whole ones"
+        return "whole sequences alone, where the slicing that is given cuts them"
     if name in BY_NAME and request.costs.backend != "cpu":
         return f"the {request.costs.backend} backend does not run it"
     if name == CHIMERA and not request.free_copies:
