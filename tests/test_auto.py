@@ -483,6 +483,43 @@ def test_a_larger_limit_or_cluster_never_hurts(brief):
     assert all(b <= a * (1 + 1e-9) for a, b in itertools.pairwise(seconds)), seconds
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_more_memory_and_a_finer_grid_never_hurt(seed, brief):
+    """Of random requests from the least memory that any planner can plan for to all that is wanted; every grid within one limit."""
+    rng = np.random.default_rng(40 + seed)
+    model, cluster, costs = instance(rng, seed % 3)
+    request = dict(batch=2 * int(rng.integers(1, 3)), seq_len=model.block_size, costs=costs, granularity=8)
+    request |= {"data_parallel": 2} if seed == 1 else {"recompute": "ffn"} if seed == 2 else {}
+
+    def seconds(limit, **more):
+        try:
+            return tp.plan(model, cluster, memory_bytes=limit, **{**request, **more}).step_time_s
+        except tp.InfeasibleError:
+            return math.inf
+
+    with pytest.raises(tp.InfeasibleError) as refused:
+        tp.plan(model, cluster, memory_bytes=1, **request)
+    least, most = refused.value.memory_bytes, max(tp.plan(model, cluster, **request).peak_memory_bytes)
+    row = [seconds(int(limit)) for limit in (*np.linspace(least, max(most, least + 1), 4), 1e12)]
+    assert row[0] < math.inf and all(b <= a * (1 + 1e-9) for a, b in itertools.pairwise(row)), row
+    grids = [seconds(int(0.7 * least + 0.3 * most), granularity=g) for g in (model.block_size, 8, 4)]
+    assert all(b <= a * (1 + 1e-9) for a, b in itertools.pairwise(grids)), grids
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_refusal_names_no_more_than_any_single_planner_does(seed, brief):
+    """It named what the nearest of the quick plans lacked, whatever the planners that were asked had said."""
+    rng = np.random.default_rng(seed)
+    model, cluster, costs = instance(rng, seed % 3)
+    request = dict(batch=2 * int(rng.integers(1, 3)), seq_len=model.block_size, costs=costs, memory_bytes=1)
+    named = {}
+    for planner in PLANNERS:
+        with pytest.raises(tp.InfeasibleError) as refused:
+            tp.plan(model, cluster, planner=planner, **request)
+        named[planner] = refused.value.memory_bytes
+    assert named.pop("auto") <= min(named.values()), named
+
+
 def test_costs_that_are_scaled_scale_the_step(brief):
     rng = np.random.default_rng(3)
     table = rng.integers(1, 60, (5, 5)) * 2.0 ** -10

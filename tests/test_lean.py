@@ -11,6 +11,7 @@ from terapipe_c import _core
 from terapipe_c.cost import even_partition
 from terapipe_c.engine import cut_stages, dimensions, rank_memory
 from terapipe_c.judge import Judge
+from terapipe_c.request import SAVERS
 
 CLUSTER = tp.Cluster(num_devices=8, memory_bytes=1e12, link_latency_s=1e-6, link_bandwidth_Bps=1e10, peak_flops=1e10)
 
@@ -109,6 +110,41 @@ def test_terapipe_refuses_nothing_that_another_planner_fits(schedule):
             assert max(ours.peak_memory_bytes) <= needed
             asked += 1
     assert asked >= 5
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
+def test_a_refusal_names_the_least_that_is_enough(schedule):
+    """Of whole sequences on so many stages: against every partition of the blocks; whatever the limit that was asked for."""
+    rng = np.random.default_rng(7)
+    for _ in range(6):
+        model, stages = instance(rng), int(rng.integers(2, 4))
+        request = dict(batch=int(rng.integers(1, 5)), seq_len=model.block_size, planner="terapipe", stages=stages, slicing=1,
+                       schedule=schedule)
+        judge, slicing = Judge(model, tp.CostModel.analytic(model, CLUSTER), stages, 1, None), ((1, (model.block_size,)),)
+        pending = 1 if schedule == "zb-h1" else 0
+        least = min(max(judge.peak_bytes(judge.judge(schedule, cut, slicing * request["batch"], pending)))
+                    for cut in cuts(model.num_blocks, stages))
+        for limit in (1, least // 2, least - 1):
+            with pytest.raises(tp.InfeasibleError, match=f"memory_bytes = {least}, ") as refused:
+                tp.plan(model, CLUSTER, memory_bytes=limit, **request)
+            assert refused.value.memory_bytes == least
+        assert max(tp.plan(model, CLUSTER, memory_bytes=least, **request).peak_memory_bytes) == least
+
+
+@pytest.mark.parametrize("planner", ["auto", "terapipe", "chimera", "dawnpiper", "autopipe", "adapipe", "uniform"])
+def test_what_a_refusal_names_is_enough(planner, brief):
+    rng = np.random.default_rng(5)
+    for _ in range(4 if planner == "auto" else 12):
+        model = instance(rng, 3 if planner == "auto" else 6)
+        request = dict(batch=2 * int(rng.integers(1, 4)), seq_len=model.block_size, planner=planner, granularity=8)
+        request |= {"stages": 2 * int(rng.integers(1, 3))} if rng.integers(2) else {}
+        request |= {"recompute": "ffn"} if rng.integers(2) and planner not in SAVERS else {}
+        if planner == "chimera":
+            request |= {"planner": "terapipe", "schedule": "chimera"}
+        with pytest.raises(tp.InfeasibleError) as refused:
+            tp.plan(model, CLUSTER, memory_bytes=1, **request)
+        enough = refused.value.memory_bytes
+        assert max(tp.plan(model, CLUSTER, memory_bytes=enough, **request).peak_memory_bytes) <= enough
 
 
 def test_what_cannot_be_cut_is_refused():
