@@ -140,12 +140,13 @@ def _explored(judge: Judge, request: Request) -> list[Candidate]:
 
 
 def _best(judge: Judge, request: Request) -> Candidate:
-    """On this judge's ranks; InfeasibleError."""
-    for c in sorted(_explored(judge, request), key=pace):
-        if judge.fits(c, judge.limit):
-            return c
-    check_time()
-    raise judge.refuse()
+    """On this judge's ranks, of equally fast ones that with least memory; InfeasibleError."""
+    plans = sorted(_explored(judge, request), key=pace)
+    first = next((c for c in plans if judge.fits(c, judge.limit)), None)
+    if first is None:
+        check_time()
+        raise judge.refuse()
+    return min((c for c in plans if pace(c) == pace(first)), key=lambda c: max(judge.peak_bytes(c)))
 
 
 def plan_both_ways(request: Request, judge_of: Callable[[int], Judge]) \

@@ -434,8 +434,8 @@ class _Search:
         try:
             found = plan_one(r, counted if search else shared)
         except (InfeasibleError, DeadlineError) as error:
-            if task.named:
-                self._refused(error)
+            if task.named and isinstance(error, InfeasibleError):
+                self.refusals.append(error)
             if search and not late():
                 self.log.append(f"searched {task}: nothing fits" + (" of what could be faster" if r != task.asked else ""))
             return sum(judge.work for judge in own)

@@ -52,8 +52,8 @@ def test_a_cut_is_the_evenest_of_all_that_fit(name):
 
 
 def test_nearly_as_many_stages_as_blocks_are_cut_wherever_any_cut_fits():
-    """A block may be too much for one stage and not for the next, which holds fewer micro-batches: filled one after another, each as
-    far as it may go, the stages ended before it."""
+    """A block may be too much for one stage and not for the next, which holds fewer micro-batches: filled one after another, each
+    as far as it may go, the stages ended before it."""
     rng, limits = np.random.default_rng(0), 0
     for _ in range(12):
         model = tp.GPTConfig(n_layer=int(rng.integers(2, 4)), n_head=2, n_embd=int(rng.choice([8, 16, 24])),
