@@ -74,6 +74,16 @@ def test_as_many_receives_ahead_as_a_program_posts(processes):
     assert [record.loss for record in fine.history] == [record.loss for record in one.history]
 
 
+@BOTH
+def test_a_slice_too_short_to_be_lent_hides_no_other_that_is(processes, tmp_path):
+    """Its gradient of 32 bytes is sent, the other slice's lent: the next micro-batch's was written over both while the rank below
+    was at work and had yet to read."""
+    shape = dict(batch=16, n_embd=8, tie=False, planner="uniform")
+    late = make_plan(schedule="gpipe", slicing=[(1, [1, SEQ - 1])] * 16, partition=[(0, 7), (7, 8)], **shape)
+    same(trained(tmp_path / "alone", make_plan(1, "gpipe", **shape), 10, processes=False),
+         trained(tmp_path / "late", late, 10, processes=processes))
+
+
 THREADS, PROCESSES = False, True
 PIECES = [(0, 1), (1, 4), (4, 8)]  # the embedding alone; a cut between an attention and its ffn
 # (plan, threads or processes, threads per rank): each pair of values of two columns comes up somewhere
