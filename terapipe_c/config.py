@@ -203,8 +203,8 @@ class GPTConfig:
         for name in ("bias", "tie_weights"):
             object.__setattr__(self, name, flag(name, getattr(self, name)))
         if self.n_embd % self.n_head:
-            divisors = [h for h in range(1, self.n_embd + 1) if self.n_embd % h == 0]
-            nearest = min(divisors, key=lambda h: (abs(h - self.n_head), h))
+            small = [h for h in range(1, math.isqrt(self.n_embd) + 1) if self.n_embd % h == 0]
+            nearest = min((d for h in small for d in (h, self.n_embd // h)), key=lambda d: (abs(d - self.n_head), d))
             raise InvalidValueError(f"n_head is {self.n_head}, which does not divide n_embd = {self.n_embd}: "
                                     f"{nearest} would be right")
 

@@ -85,6 +85,10 @@ def test_bad_fields_are_named(field, value):
 def test_a_head_count_that_does_not_divide_suggests_one_that_does():
     with pytest.raises(ValueError, match=r"n_head is 3.*n_embd = 64.*(2|4) would be right"):
         GPTConfig(n_layer=2, n_head=3, n_embd=64, vocab_size=256, block_size=64)
+    with pytest.raises(ValueError, match=r"n_head is 2.*n_embd = 2147483647: 1 would be right"):      # at once, not after hours
+        GPTConfig(n_layer=2, n_head=2, n_embd=2**31 - 1, vocab_size=256, block_size=64)
+    with pytest.raises(ValueError, match=r"n_head is 7, which does not divide n_embd = 36: 6 would be right"):
+        GPTConfig(n_layer=2, n_head=7, n_embd=36, vocab_size=256, block_size=64)
 
 
 def test_a_config_is_a_value():
