@@ -396,7 +396,7 @@ def find_checkpoint(path: str | os.PathLike[str]) -> Path:
         for run in (path, path / "checkpoints"):
             latest = run / "latest"
             if latest.is_file():  # a pointer file, where the file system has no symbolic links
-                target = run / latest.read_text().strip()
+                target = run / os.fsdecode(latest.read_bytes()[:200].strip())  # whatever is there: else the newest is
                 if (target / STATE_FILE).is_file():
                     return target.resolve()
             if (latest / STATE_FILE).is_file():

@@ -195,6 +195,15 @@ def test_the_newest_are_kept_and_latest_points_at_the_last(tmp_path):
     assert step_names(tmp_path) == ["latest", "step-00000036"] and load_checkpoint(tmp_path).step == 36
 
 
+@pytest.mark.parametrize("pointer", [b"\xff\xfe", b"step-0\0", b"s" * 5000, b"", b"/", b"step-00000010\n"])
+def test_a_pointer_file_that_says_nothing_is_no_pointer(tmp_path, pointer):
+    """Where a file system has no symbolic links `latest` is a file, and what is in it may be damaged."""
+    save(tmp_path, 10)
+    (tmp_path / "latest").unlink()
+    (tmp_path / "latest").write_bytes(pointer)
+    assert load_checkpoint(tmp_path).step == 10
+
+
 def test_the_same_step_again_replaces_it(tmp_path):
     save(tmp_path, 10, seed=0)
     save(tmp_path, 10, seed=1)
