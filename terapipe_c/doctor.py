@@ -275,10 +275,10 @@ def _gpus() -> Iterator[Finding]:
 def _disk(folder: Path) -> Iterator[Finding]:
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    writable = os.access(folder, os.W_OK)
+    writable = folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
     yield Finding(
         "folder",
-        f"{folder.resolve()} is {'' if writable else 'not '}writable",
+        f"{folder.resolve()} is {'' if writable else 'not ' if folder.is_dir() else 'no folder that is '}writable",
         OK if writable else WRONG,
         "" if writable else "give --out a folder you may write to",
     )

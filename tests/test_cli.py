@@ -271,6 +271,13 @@ def test_doctor_says_what_is_wrong_and_what_to_do():
     assert [f.status for f in examine(".") if f.name == "_core"] == ["ok"]
 
 
+def test_doctor_knows_a_file_from_a_folder(capsys, tmp_path):
+    (tmp_path / "text").write_text("x")
+    for out in (tmp_path / "text", tmp_path / "text" / "runs"):
+        code, table, _ = run(capsys, "doctor", "--out", str(out))
+        assert code == 1 and f"{tmp_path / 'text'} is no folder that is writable" in table
+
+
 def test_doctor_says_when_the_c_module_does_not_load(tmp_path):
     """A package without its C module, as after a failed build."""
     package = tmp_path / "terapipe_c"
