@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from ._files import loads
 
 __all__ = ["LAUNCH_NUMBERS", "build_parser", "plan_flags_given"]
 
@@ -242,7 +243,7 @@ def picture_flags(p: argparse.ArgumentParser) -> None:
 
 def _slicing(text: str) -> Any:
     try:
-        value = json.loads(text)
+        value = loads(text)
         return value if isinstance(value, int) else [(b, list(lengths)) for b, lengths in value]
     except (ValueError, TypeError) as error:
         raise argparse.ArgumentTypeError(
@@ -252,7 +253,7 @@ def _slicing(text: str) -> Any:
 
 def _pairs(text: str) -> Any:
     try:
-        return [(first, end) for first, end in json.loads(text)]
+        return [(first, end) for first, end in loads(text)]
     except (ValueError, TypeError) as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no JSON [[first_block, last_block + 1], ...]") from error
 

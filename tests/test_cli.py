@@ -71,6 +71,8 @@ def test_help_names_every_command(capsys):
         ["dance"],
         ["plan", "--stages", "two"],
         ["plan", "--slicing", "[[1,"],
+        ["plan", "--slicing", "[" * 20000],
+        ["plan", "--partition", "[" * 20000],
         ["plan", "--memory-bytes", "-1"],
         ["train", "plan.json"],
         ["plan", "--partition", "3"],
