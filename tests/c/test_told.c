@@ -236,7 +236,10 @@ program(int which, double *answer)
         status = tp_program_check(lowered);
     if (status == TP_OK)
         status = tp_program_simulate(lowered, &d, NULL, 0, 0, 1, &line);
-    if (status == TP_OK && tp_program_print(lowered, text, sizeof text) < sizeof text)
+    size_t length = status == TP_OK ? tp_program_print(lowered, text, sizeof text) : 0;
+    if (status == TP_OK)
+        status = tp_deadline_check_told(); /* a text that was cut short is no status */
+    if (status == TP_OK && length < sizeof text)
         status = tp_program_parse(text, strlen(text), &parsed);
     *answer = status == TP_OK ? line->makespan_s + line->lower_bound_s + (double)strlen(text) : 0.0;
     tp_timeline_close(line);
