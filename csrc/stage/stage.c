@@ -24,39 +24,39 @@ describe(const tp_stage_config *config, const tp_backend_ops *ops, tp_stage **ou
     return TP_OK;
 }
 
-static size_t
-stage_bytes(const tp_stage_config *config, const tp_device_config *device)
+/* Bytes of the stage's memory, of a guest of it, and of what messages leave from; 0: blocks out of range. */
+typedef struct {
+    size_t all, guest, lent;
+} stage_sizes;
+
+static stage_sizes
+measure(const tp_stage_config *config, const tp_device_config *device)
 {
     tp_stage *stage;
     if (describe(config, tp_cpu_ops(device->isa), &stage) != TP_OK)
-        return 0;
-    size_t bytes = tp_stage_layout(stage, NULL);
+        return (stage_sizes){0};
+    size_t all = tp_stage_layout(stage, NULL);
+    stage_sizes found = {tp_align_bytes(all), stage->base.guest_bytes, stage->base.lent_bytes};
     free(stage);
-    return tp_align_bytes(bytes);
+    return found;
+}
+
+static size_t
+stage_bytes(const tp_stage_config *config, const tp_device_config *device)
+{
+    return measure(config, device).all;
 }
 
 static size_t
 stage_guest_bytes(const tp_stage_config *config, const tp_device_config *device)
 {
-    tp_stage *stage;
-    if (describe(config, tp_cpu_ops(device->isa), &stage) != TP_OK)
-        return 0;
-    tp_stage_layout(stage, NULL);
-    size_t bytes = stage->base.guest_bytes;
-    free(stage);
-    return bytes;
+    return measure(config, device).guest;
 }
 
 static size_t
 stage_lent_bytes(const tp_stage_config *config, const tp_device_config *device)
 {
-    tp_stage *stage;
-    if (describe(config, tp_cpu_ops(device->isa), &stage) != TP_OK)
-        return 0;
-    tp_stage_layout(stage, NULL);
-    size_t bytes = stage->base.lent_bytes;
-    free(stage);
-    return bytes;
+    return measure(config, device).lent;
 }
 
 size_t
