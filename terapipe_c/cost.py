@@ -27,7 +27,7 @@ from ._core import InvalidTypeError, InvalidValueError
 from ._files import read_json, write_json
 from .backend import Backend, choose
 from .config import KINDS, Cluster, GPTConfig, brief, html_table, human_seconds, one_of, real, whole
-from .fit import Curve, fit_and_judge, fit_line, merged, numbers
+from .fit import Curve, fit_and_judge, given_line, merged, numbers
 from .links import Links, of_copies, timed_apart
 
 __all__ = ["CostModel", "Curve"]
@@ -92,14 +92,17 @@ class CostModel:
         overhead_s: fixed seconds of an instruction.  optimizer_param_s, optimizer_stage_s: seconds of an update.
         optimizer_head_s: seconds that the head adds to its stage's update (it completes its weight's gradient there).
         latency_s, byte_s: seconds of a message on the link, and of each byte in it (the ranks go on computing).
-        copy_byte_s: seconds of a byte that each end spends itself, through a ring; between stages the reader makes the only copy.
+        copy_byte_s: seconds of a byte that each end of a message spends itself, out of a ring and into it.
+        lent_byte_s: seconds of a byte between stages where its reader copies it out of the sender's memory, who spends none; None:
+            such messages go through rings too.
         backend, dtype: "cuda" where they are of GPUs: plans' memory is a GPU's then. device: the measured one's name.
     """
 
     def __init__(self, curves: Mapping[tuple[str, str], Curve], *, source: str, tables: Float | None = None,
                  granularity: int = 1, overhead_s: float = 0.0, optimizer_param_s: float = 0.0,
                  optimizer_stage_s: float = 0.0, optimizer_head_s: float = 0.0, latency_s: float = 0.0, byte_s: float = 0.0,
-                 copy_byte_s: float = 0.0, model: GPTConfig | None = None, seq_len: int | None = None, micro_batch: int = 1,
+                 copy_byte_s: float = 0.0, lent_byte_s: float | None = None, model: GPTConfig | None = None,
+                 seq_len: int | None = None, micro_batch: int = 1,
                  fit_error: float = math.nan, fit_errors: Mapping[str, tuple[float, float]] | None = None,
                  backend: str = "cpu", dtype: str | None = None, device: str = "") -> None:
         for kind, phase in curves:
@@ -116,6 +119,7 @@ class CostModel:
         self.latency_s = real("latency_s", latency_s, zero=True)
         self.byte_s = real("byte_s", byte_s, zero=True)
         self.copy_byte_s = real("copy_byte_s", copy_byte_s, zero=True)
+        self.lent_byte_s = None if lent_byte_s is None else real("lent_byte_s", lent_byte_s, zero=True)
         self.model, self.seq_len = model, None if seq_len is None else whole("seq_len", seq_len)
         self.micro_batch = whole("micro_batch", micro_batch)
         self.fit_error = float(fit_error)
@@ -233,8 +237,9 @@ class CostModel:
                           optimizer: Mapping[str, float] | Iterable[Sequence[float]] | None = None, head_update_s: float = 0.0,
                           smooth: bool = False,
                           comm: Mapping[str, float] | Iterable[Sequence[float]] | None = None, overhead_s: float = 0.0,
-                          copy_byte_s: float = 0.0, model: GPTConfig | None = None, seq_len: int | None = None,
-                          micro_batch: int = 1, backend: str = "cpu", dtype: str | None = None, device: str = "") -> CostModel:
+                          copy_byte_s: float = 0.0, lent_byte_s: float | None = None, model: GPTConfig | None = None,
+                          seq_len: int | None = None, micro_batch: int = 1, backend: str = "cpu", dtype: str | None = None,
+                          device: str = "") -> CostModel:
         """Fit every block and phase.
 
         Args:
@@ -246,7 +251,7 @@ class CostModel:
                 taken for noise.
             head_update_s: what the head adds to its stage's update.
             comm: ``{"latency_s": ..., "byte_s": ...}`` or [(bytes, seconds), ...], time on the link.
-            copy_byte_s: seconds of a message's byte that each end spends itself.
+            copy_byte_s, lent_byte_s: as of a CostModel.
             overhead_s: fixed seconds of an instruction that the samples do not hold.
         """
         if not isinstance(samples, Mapping) or not all(isinstance(phases, Mapping) for phases in samples.values()):
@@ -268,11 +273,12 @@ class CostModel:
             if (kind, "F") not in curves:
                 raise InvalidValueError(f"samples lack {kind}.F")
         errors = np.concatenate([e for e in judged.values()])
-        stage_s, param_s = _pair(optimizer, "optimizer", "stage_s", "param_s")
-        latency_s, byte_s = _pair(comm, "comm", "latency_s", "byte_s")
+        stage_s, param_s = given_line(optimizer, "optimizer", "stage_s", "param_s")
+        latency_s, byte_s = given_line(comm, "comm", "latency_s", "byte_s")
         return cls(curves, source="measured", overhead_s=overhead_s, optimizer_param_s=param_s, optimizer_stage_s=stage_s,
                    optimizer_head_s=head_update_s, latency_s=latency_s, byte_s=byte_s, copy_byte_s=copy_byte_s,
-                   model=model, seq_len=seq_len, micro_batch=micro_batch, backend=backend, dtype=dtype, device=device,
+                   lent_byte_s=lent_byte_s, model=model, seq_len=seq_len, micro_batch=micro_batch, backend=backend,
+                   dtype=dtype, device=device,
                    fit_error=float(errors.mean()) if len(errors) else math.nan,
                    fit_errors={k: (float(e.mean()), float(e.max())) for k, e in judged.items() if len(e)})
 
@@ -372,6 +378,11 @@ class CostModel:
         """The most sequences a micro-batch that these costs can answer for: measured costs know what was measured."""
         return self.micro_batch if self.source == "measured" else 1 << 30
 
+    @property
+    def ends_byte_s(self) -> tuple[float, float]:
+        """Seconds of a byte between stages that its sender spends, and its reader."""
+        return (self.copy_byte_s, self.copy_byte_s) if self.lent_byte_s is None else (0.0, self.lent_byte_s)
+
     def message_s(self, rows: ArrayLike, n_embd: int) -> Any:
         """Seconds of a message of [rows, n_embd] numbers."""
         return self.latency_s + self.byte_s * self.element_bytes * n_embd * np.asarray(rows, np.float64)
@@ -390,8 +401,8 @@ class CostModel:
 
     def durations(self, program: Any = None, *, partition: Sequence[tuple[int, int]] | None = None,
                   slicing: Slicing | None = None, model: GPTConfig | None = None, links: Links | None = None) -> dict[str, Float]:
-        """Seconds of every instruction: ``{"F", "I", "W", "OPT", "AR", "comm"}`` (and SF, SB, RF, RB with ``copy_byte_s``),
-        each float64 [stages, units]. links: with a program, what its messages between nodes take (and "comm.back").
+        """Seconds of every instruction: ``{"F", "I", "W", "OPT", "AR", "comm"}`` (and SF, SB, RF, RB where that end of a message
+        spends time), each float64 [stages, units]. links: with a program, what its messages between nodes take (and "comm.back").
 
         units: the slices of all micro-batches in order. Without ``partition`` or ``slicing`` (``program.simulate(costs)``)
         the model's blocks are divided evenly by layers over the program's stages and every micro-batch is one sequence of
@@ -440,7 +451,7 @@ class CostModel:
               slices: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], Float],
               model: GPTConfig | None, placed: tuple[Links, Sequence[int]] | None = None) -> dict[str, Any]:
         """F, I, W [stages, units]; comm [stages, units]; OPT [stages]; AR a number; SF, SB, RF, RB like comm where a
-        message costs the ranks time. placed: the ranks' links and each stage's rank; where links differ, comm.back of the way
+        message costs that end time. placed: the ranks' links and each stage's rank; where links differ, comm.back of the way
         back."""
         F, I, W = _core.cost_durations(self._pack, stages[0], *slices[:3])
         if self.backend == "cuda":     # its weight gradients are made over whole micro-batches, with slice 0
@@ -457,9 +468,10 @@ class CostModel:
             out |= timed_apart(*placed, size, self.latency_s, self.byte_s)
         elif self.byte_s > 0.0:
             out["comm.latency"] = self.latency_s
-        if self.copy_byte_s:
-            copy = np.repeat((self.copy_byte_s * size)[None], len(F), 0)
-            out |= dict.fromkeys(("SF", "SB", "RF", "RB"), copy)
+        sent, read = self.ends_byte_s
+        if read:
+            copy = np.repeat((read * size)[None], len(F), 0)
+            out |= dict.fromkeys(("SF", "SB", "RF", "RB") if sent else ("RF", "RB"), copy)
         return out
 
     def recompute_s(self, counts: NDArray[np.int32], slices: tuple[Any, ...]) -> Float:
@@ -471,8 +483,9 @@ class CostModel:
         """The C core's judge of plans under these costs. rings: seconds that replicas add to an update, and more for each of the
         stage's parameters, of replicas of one copy of the model and of two; memory, recompute: what ``_core.judge_open`` says."""
         copied = float(model.vocab_size * model.n_embd) if model.tie_weights else 0.0
-        messages = (self.latency_s, self.byte_s, self.copy_byte_s, self.element_bytes * model.n_embd,
-                    self.exchange_s(model, links) if model.tie_weights else 0.0, self.backend == "cuda")
+        messages = (self.latency_s, self.byte_s, self.copy_byte_s, self.ends_byte_s[1], self.element_bytes * model.n_embd,
+                    self.exchange_s(model, links) if model.tie_weights else 0.0, self.backend == "cuda",
+                    self.lent_byte_s is not None)
         apart = links.latency_s, links.byte_s, bytes(links.far) if links.far else None
         updates = (self.optimizer_stage_s, self.optimizer_param_s, self.optimizer_head_s, copied)
         embedding, attention, ffn, head = (float(n) for n in _block_params(model))
@@ -488,8 +501,9 @@ class CostModel:
             return None if math.isnan(x) else x
 
         where = {"backend": self.backend, "dtype": self.dtype, "device": self.device} if self.backend != "cpu" else {}
+        lent = {} if self.lent_byte_s is None else {"lent_byte_s": self.lent_byte_s}
         return {
-            **where, "format": _FORMAT, "version": _VERSION, "source": self.source, "granularity": self.granularity,
+            **where, **lent, "format": _FORMAT, "version": _VERSION, "source": self.source, "granularity": self.granularity,
             "overhead_s": self.overhead_s, "optimizer_param_s": self.optimizer_param_s,
             "optimizer_stage_s": self.optimizer_stage_s, "optimizer_head_s": self.optimizer_head_s,
             "latency_s": self.latency_s, "byte_s": self.byte_s, "copy_byte_s": self.copy_byte_s,
@@ -516,8 +530,8 @@ class CostModel:
                        model=GPTConfig.from_dict(data["model"]) if data["model"] else None, seq_len=data["seq_len"],
                        micro_batch=data["micro_batch"], fit_error=math.nan if error is None else error,
                        fit_errors={k: (v[0], v[1]) for k, v in data["fit_errors"].items()},
-                       optimizer_head_s=data.get("optimizer_head_s", 0.0), backend=data.get("backend", "cpu"),
-                       dtype=data.get("dtype"), device=data.get("device", ""),
+                       optimizer_head_s=data.get("optimizer_head_s", 0.0), lent_byte_s=data.get("lent_byte_s"),
+                       backend=data.get("backend", "cpu"), dtype=data.get("dtype"), device=data.get("device", ""),
                        **{k: data[k] for k in ("granularity", "overhead_s", "optimizer_param_s", "optimizer_stage_s",
                                                "latency_s", "byte_s", "copy_byte_s")})
         except KeyError as error_:
@@ -567,20 +581,6 @@ class CostModel:
 
     def _repr_html_(self) -> str:
         return html_table("Costs", self._facts())
-
-
-def _pair(given: Mapping[str, float] | Iterable[Sequence[float]] | None, what: str, start: str, slope: str) \
-        -> tuple[float, float]:
-    """(fixed seconds, seconds per unit) from a dict of both or from samples."""
-    if given is None:
-        return 0.0, 0.0
-    if isinstance(given, Mapping):
-        extra = set(given) - {start, slope}
-        if extra:
-            raise InvalidValueError(f"{what} has {sorted(extra)[0]!r}: {start} and {slope} would be right")
-        return (real(f"{what}[{start}]", given.get(start, 0.0), zero=True),
-                real(f"{what}[{slope}]", given.get(slope, 0.0), zero=True))
-    return fit_line(given, what)
 
 
 def even_partition(model: GPTConfig, stages: int) -> list[tuple[int, int]]:

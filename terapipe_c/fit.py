@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._core import InvalidTypeError, InvalidValueError
-from .config import brief
+from .config import brief, real
 
 __all__ = ["Curve"]
 
@@ -332,3 +332,17 @@ def fit_line(samples: Iterable[Sequence[float]], what: str) -> tuple[float, floa
         return float(np.mean(y)), 0.0
     r = x * weight
     return 0.0, float(np.sum(r) / np.sum(r * r))
+
+
+def given_line(given: Mapping[str, float] | Iterable[Sequence[float]] | None, what: str, start: str,
+               slope: str) -> tuple[float, float]:
+    """(fixed seconds, seconds per unit) from a dict of both or from samples."""
+    if given is None:
+        return 0.0, 0.0
+    if isinstance(given, Mapping):
+        extra = set(given) - {start, slope}
+        if extra:
+            raise InvalidValueError(f"{what} has {sorted(extra)[0]!r}: {start} and {slope} would be right")
+        return (real(f"{what}[{start}]", given.get(start, 0.0), zero=True),
+                real(f"{what}[{slope}]", given.get(slope, 0.0), zero=True))
+    return fit_line(given, what)

@@ -25,6 +25,7 @@ from .config import KINDS, GPTConfig, flag, real, whole
 from .cost import CostModel
 from .engine import CPU, MOST_THREADS, RankEngine, products
 from .fit import fit_passes
+from .launch import TIED_RING_BYTES
 from .schedules import Program
 
 __all__ = ["profile"]
@@ -306,40 +307,6 @@ def swap_bandwidth(folder: str | os.PathLike[str], ranks: int, rank_bytes: int =
     return 2.0 * rank_bytes / float(np.median([row.sum() for each in rounds for row in each[1:]]))   # the first touches pages
 
 
-def _copy_byte_s(busy: int) -> tuple[float, float]:
-    """(seconds of a small message between two ranks, seconds of a byte at each end) through the real rings."""
-    size, count = 1 << 20, 24
-    region = _core.Region.create(2, bytearray([0, 1, 1, 0]), 4 << 20, 64, False)
-    times: dict[str, float] = {}
-
-    def other() -> None:
-        comm, data = _core.Comm(region, 1, 60.0), bytearray(size)
-        for i in range(200):
-            comm.recv(0, i, memoryview(data)[:8])
-            comm.send(0, i, memoryview(data)[:8])
-        for i in range(count):
-            comm.recv(0, i, data)
-        comm.send(0, 0, memoryview(data)[:8])
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    comm, data = _core.Comm(region, 0, 60.0), bytearray(size)
-    small = []
-    for i in range(200):
-        start = time.perf_counter()
-        comm.send(1, i, memoryview(data)[:8])
-        comm.recv(1, i, memoryview(data)[:8])
-        small.append(time.perf_counter() - start)
-    start = time.perf_counter()
-    for i in range(count):
-        comm.send(1, i, data)
-    comm.recv(1, 0, memoryview(data)[:8])
-    times["byte"] = (time.perf_counter() - start) / (size * count)
-    thread.join()
-    region.close()
-    return statistics.median(small) / 2, times["byte"]
-
-
 def profile(model: GPTConfig, micro_batch: int = 1, seq_len: int | None = None, backend: str = "cpu", threads: int = 1, *,
             ranks: int | None = None, budget_s: float = 20.0, dtype: str | None = None, reproducible: bool = True) -> CostModel:
     """Measure the model's blocks here, in about budget_s seconds at most, and fit the cost model to what was seen.
@@ -380,7 +347,7 @@ def profile(model: GPTConfig, micro_batch: int = 1, seq_len: int | None = None, 
                      block_size=seq_len, tie_weights=False)
     _measure_head(sampler, model, seq_len, end)
     _measure_layers(sampler, layers, seq_len, end, micro_batch)
-    latency, byte = _copy_byte_s(busy)
+    latency, byte, lent = _core.message_time(TIED_RING_BYTES, EXCHANGE_BYTES, LENT_BYTES)
     param_s = _quartile([seconds / params for params, seconds, _ in sampler.updates[False]])
     measured, (flush_s, least) = sampler.measured(), sampler.flush
     head_s = _quartile([seconds - param_s * params - flush_s * sum(max(rows, least) for rows in left if rows)
@@ -388,12 +355,14 @@ def profile(model: GPTConfig, micro_batch: int = 1, seq_len: int | None = None, 
     return CostModel.from_measurements(measured, optimizer={"param_s": param_s, "stage_s": 0.0},
                                        head_update_s=max(0.0, head_s), smooth=where.name == "cpu",   # a GPU does have waves
                                        comm={"latency_s": latency, "byte_s": 0.0}, copy_byte_s=byte,
+                                       lent_byte_s=lent if where.name == "cpu" else None,
                                        overhead_s=max(0.0, statistics.median(sampler.overheads)), model=model,
                                        seq_len=seq_len, micro_batch=micro_batch, backend=where.name, dtype=where.dtype,
                                        device="" if where.name == "cpu" else cuda.devices()[0].name)
 
 
 MOST_REPEATS = 40
+EXCHANGE_BYTES, LENT_BYTES = 16 << 20, 256 << 10     # of messages that are timed
 MOST_SEQUENCES, MOST_SECONDS = 1 << 16, 1e6     # of a micro-batch, of a profile: beyond, a slip
 
 

@@ -251,3 +251,11 @@ def test_bad_requests_are_refused():
             _core.Region.attach(fd)
         finally:
             os.close(fd)
+
+
+def test_messages_are_timed_between_threads():
+    small, ring, lent = _core.message_time(1 << 16, 1 << 20, 1 << 15)
+    assert 0 < small < 1 and 0 < ring < 1 and 0 < lent < 1
+    for sizes in ((0, 1 << 20, 1 << 15), (1 << 16, 1 << 15, 1 << 15), (1 << 16, 1 << 20, 0), (1 << 16, 1 << 20, 6)):
+        with pytest.raises(ValueError, match="would be right"):
+            _core.message_time(*sizes)

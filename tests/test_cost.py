@@ -340,12 +340,26 @@ def test_partitions_and_counts():
         even_partition(MODEL, 99)
 
 
+def test_the_ends_of_a_message_pay_for_the_copies_that_they_make():
+    shape, senders, readers = {"partition": [(0, 3), (3, 8)], "slicing": [(2, [3, 5])]}, ("SF", "SB"), ("RF", "RB")
+    size = np.array([[6.0, 10.0]]).repeat(2, 0) * 4 * MODEL.n_embd
+    through_rings = CostModel.from_measurements(measured(), copy_byte_s=1e-10, model=MODEL, micro_batch=2).durations(**shape)
+    assert all(np.array_equal(through_rings[op], 1e-10 * size) for op in (*senders, *readers))
+    lent = CostModel.from_measurements(measured(), copy_byte_s=1e-10, lent_byte_s=3e-10, model=MODEL, micro_batch=2)
+    assert all(np.array_equal(lent.durations(**shape)[op], 3e-10 * size) for op in readers)
+    assert not any(op in lent.durations(**shape) for op in senders)
+    assert np.array_equal(lent.durations(**shape)["AR"], through_rings["AR"])
+    with pytest.raises(ValueError, match="lent_byte_s"):
+        CostModel.from_measurements(measured(), lent_byte_s=-1.0)
+
+
 # ---- as a value ----
 
 @pytest.mark.parametrize("make", [lambda: CostModel.analytic(MODEL, CLUSTER), lambda: random_costs(1),
                                   lambda: CostModel.from_table(np.ones((5, 5)), np.ones((5, 5)), model=MODEL),
                                   lambda: CostModel.from_samples(grid(512, (8, 64, 512), (0, 64))),
-                                  lambda: CostModel.from_measurements(measured(), copy_byte_s=1e-10)])
+                                  lambda: CostModel.from_measurements(measured(), copy_byte_s=1e-10),
+                                  lambda: CostModel.from_measurements(measured(), copy_byte_s=1e-10, lent_byte_s=0.0)])
 def test_files_give_back_the_same_model(make, tmp_path):
     costs = make()
     path = tmp_path / "costs.json"

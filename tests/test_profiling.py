@@ -22,7 +22,8 @@ def test_it_knows_what_was_measured(measured):
     assert measured.seq_len == 256 and measured.micro_batch == 2
     assert np.isfinite(measured.fit_error) and measured.fit_error >= 0
     assert {"attention.F", "attention.I", "attention.W", "ffn.F", "ffn.I", "ffn.W"} <= set(measured.fit_errors)
-    assert measured.latency_s > 0 and measured.copy_byte_s > 0 and measured.optimizer_param_s > 0 and measured.overhead_s >= 0
+    assert min(measured.latency_s, measured.copy_byte_s, measured.lent_byte_s, measured.optimizer_param_s) > 0
+    assert measured.overhead_s >= 0
 
 
 def test_times_are_positive_and_grow_with_the_slice(measured):

@@ -27,6 +27,8 @@ def random_costs(rng, falling=False):
         context[2] *= -1 if falling else 1
         curves[kind, phase] = Curve(rows, seconds, float(rng.random() * 0.1), *(float(x) for x in context))
     link = {name: float(rng.random() * size) for name, size in (("latency_s", 0.3), ("byte_s", 0.01), ("copy_byte_s", 0.01))}
+    if rng.random() < 0.5:
+        link["lent_byte_s"] = float(rng.random() * 0.01)
     return tp.CostModel(curves, source="samples", overhead_s=float(rng.random() * 0.2), optimizer_param_s=1e-3,
                         optimizer_stage_s=float(rng.random()), **(link if rng.random() < 0.7 else {}))
 

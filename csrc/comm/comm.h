@@ -125,6 +125,12 @@ tp_shm_attach(int fd, size_t *bytes, void **memory);
 void
 tp_shm_detach(void *memory, size_t bytes);
 
+/* Seconds that messages take between two ranks of this process: [0] of a few bytes from end to end; [1] of a byte of an exchange
+ * of exchange_bytes through a ring, both ends at work; [2] of a byte of lent_bytes that its reader copies out of an arena. Medians.
+ * EVALUE, EMEMORY, EIO. */
+TP_MUST_USE tp_status
+tp_comm_measure(size_t ring_bytes, size_t exchange_bytes, size_t lent_bytes, double seconds[3]);
+
 static inline uint64_t
 tp_tag(unsigned op, unsigned stage, unsigned micro, unsigned slice)
 {

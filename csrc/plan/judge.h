@@ -18,7 +18,9 @@ typedef struct {
     double latency_s, byte_s; /* a message on its link: latency_s + bytes byte_s */
     double far_latency_s, far_byte_s; /* the same of one that leaves its node */
     const uint8_t *far;       /* [ranks] 1: the next rank (after the last one rank 0) is on another node; NULL: no message leaves */
-    double copy_byte_s;       /* of a message's byte, of the time of either end */
+    double copy_byte_s;       /* of a guest's byte, of the time of either end */
+    double read_byte_s;       /* of a stage's message's byte, of its reader's time, and where `lent` is 0 of its sender's too */
+    int lent;                 /* 1: the reader makes the only copy */
     double row_bytes;         /* of a token in a message */
     double exchange_s;        /* AR */
     int whole_weights;        /* W of a micro-batch is done with its first slice */

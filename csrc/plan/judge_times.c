@@ -209,7 +209,7 @@ time_row(const tp_judge *judge, const tp_candidate *c, const int32_t *batches, i
         for (int32_t s = 0; s < c->slices[q]; s++, u++) {
             double bytes = costs->row_bytes * (double)batches[q] * (double)c->lengths[u];
             link[u] = latency_s + byte_s * bytes;
-            copy[u] = costs->copy_byte_s * bytes;
+            copy[u] = costs->read_byte_s * bytes;
         }
 }
 
@@ -255,8 +255,9 @@ time_way(tp_judge *judge, const tp_candidate *c, int64_t units, tp_durations *ou
         memcpy(back + units, link, (size_t)(units * (rows_of(judge, c->order) - 1)) * sizeof *back);
         out->back_comm_unit_s = back;
     }
-    if (judge->asked.costs.copy_byte_s > 0.0)
-        out->seconds[TP_OP_SF] = out->seconds[TP_OP_SB] = out->seconds[TP_OP_RF] = out->seconds[TP_OP_RB] = table_of(judge, COPY);
+    const double *copy = judge->asked.costs.read_byte_s > 0.0 ? table_of(judge, COPY) : NULL;
+    out->seconds[TP_OP_RF] = out->seconds[TP_OP_RB] = copy;
+    out->seconds[TP_OP_SF] = out->seconds[TP_OP_SB] = judge->asked.costs.lent ? NULL : copy;
 }
 
 static tp_status
@@ -273,8 +274,9 @@ time_halves(tp_judge *judge, const tp_candidate *c, int64_t units, tp_durations 
         time_messages(judge, c, judge->halved, units, table_of(judge, LINK_FIRST + half), copy);
         out->half_s[half][TP_OP_F] = forward;
         out->half_comm_s[half] = table_of(judge, LINK_FIRST + half);
-        if (judge->asked.costs.copy_byte_s > 0.0)
-            out->half_s[half][TP_OP_SF] = out->half_s[half][TP_OP_RF] = copy;
+        copy = judge->asked.costs.read_byte_s > 0.0 ? copy : NULL;
+        out->half_s[half][TP_OP_RF] = copy;
+        out->half_s[half][TP_OP_SF] = judge->asked.costs.lent ? NULL : copy;
     }
     return TP_OK;
 }

@@ -331,9 +331,36 @@ static PyType_Spec region_spec = {"terapipe_c._core.Region", sizeof(tp_py_region
                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
                                   region_slots};
 
+static PyObject *
+message_time(PyObject *module, PyObject *args)
+{
+    Py_ssize_t ring, exchange, lent;
+    double seconds[3];
+    if (!PyArg_ParseTuple(args, "nnn:message_time", &ring, &exchange, &lent))
+        return NULL;
+    if (ring < 1 || exchange < 1 || lent < 1)
+        return tp_py_invalid_value("%zd, %zd and %zd bytes: at least 1 of each would be right", ring, exchange, lent);
+    tp_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = tp_comm_measure((size_t)ring, (size_t)exchange, (size_t)lent, seconds);
+    Py_END_ALLOW_THREADS
+    if (status != TP_OK)
+        return tp_py_raise(tp_py_module_state(module), status), NULL;
+    return Py_BuildValue("(ddd)", seconds[0], seconds[1], seconds[2]);
+}
+
+static PyMethodDef functions[] = {
+    {"message_time", message_time, METH_VARARGS,
+     "message_time($module, ring_bytes, exchange_bytes, lent_bytes, /)\n--\n\n-> seconds of a small message between two threads, of a "
+     "byte of an exchange through a ring, of a byte that is read out of an arena."},
+    {NULL, NULL, 0, NULL},
+};
+
 int
 tp_py_add_region(PyObject *module, tp_py_state *state)
 {
     state->region = (PyTypeObject *)PyType_FromModuleAndSpec(module, &region_spec, NULL);
-    return state->region == NULL ? -1 : PyModule_AddType(module, state->region);
+    if (state->region == NULL || PyModule_AddType(module, state->region) < 0)
+        return -1;
+    return PyModule_AddFunctions(module, functions);
 }

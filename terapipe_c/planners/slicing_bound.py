@@ -98,20 +98,19 @@ def _size(
         once[:, PHASES.index("W")] = once[KINDS.index("head")] = True
     size = costs.element_bytes * model.n_embd * batch * S
     near, away = costs.latency_s + costs.byte_s * size, links.latency_s + links.byte_s * size
-    copy = costs.copy_byte_s * size
+    sent, read = (byte_s * size for byte_s in costs.ends_byte_s)
     head, tail = np.zeros((ranks, n + 1)), np.zeros((ranks, n + 1))
     back = np.where(once[:, 2, None], whole_s[:, 2, None], first[:, 2])
     tail[0] = blocks[0] @ back + over
     for r in range(1, ranks):
-        ends = copy * (1 + (r > 1))                            # to the next stage, and from the one before
-        message = away if links.far and links.far[r - 1] else near
-        head[r] = head[r - 1] + blocks[r - 1] @ first[:, 0] + over + message + ends
-        tail[r] = tail[r - 1] + blocks[r - 1] @ first[:, 1] + over + message + ends
+        message = over + (away if links.far and links.far[r - 1] else near)
+        head[r] = head[r - 1] + blocks[r - 1] @ first[:, 0] + message + sent + read * (r > 1)    # r - 1's: to r, from r - 2
+        tail[r] = tail[r - 1] + blocks[r - 1] @ first[:, 1] + message + read + sent * (r > 1)    # from r, to r - 2
     fixed = np.zeros((ranks, 2))
     weights = np.zeros((ranks, 2, len(KINDS), len(PHASES)))
     for k in range(stages):
         r = rank_of[k]
-        fixed[r] += 2 * copy[-1] * ((k > 0 and rank_of[k - 1] != r) + (k < stages - 1 and rank_of[k + 1] != r))
+        fixed[r] += (sent[-1] + read[-1]) * ((k > 0 and rank_of[k - 1] != r) + (k < stages - 1 and rank_of[k + 1] != r))
         for i, phases in enumerate((3, 2)):
             used = np.arange(3) < phases
             fixed[r, i] += (blocks[k][:, None] * whole_s * (once & used)).sum()
