@@ -159,6 +159,17 @@ def spread(seconds: Mapping[tuple[str, int, HeadWork], float]) \
     return found, (flush, least)
 
 
+def weight_groups(lengths: Sequence[int]) -> dict[int, list[int]]:
+    """{slice: the lengths of those whose weight gradients its W makes} of one sequence. The rule of csrc/stage/stage.h."""
+    groups: dict[int, list[int]] = {}
+    waiting: list[int] = []
+    for s, length in reversed(list(enumerate(lengths))):
+        waiting.append(length)
+        if s < 2 or sum(waiting) >= _core.WEIGHT_ROWS:
+            groups[s], waiting = waiting, []
+    return groups
+
+
 def _some_params(model: GPTConfig) -> dict[str, Any]:
     """Small numbers of both signs, made quickly: kernels take the same time for any that are not subnormal."""
     some = np.random.Generator(np.random.Philox(3)).standard_normal(1 << 16, np.float32) * np.float32(0.02)
@@ -257,7 +268,9 @@ class _Sampler:
     def _keep(self, model: GPTConfig, slicing: list[tuple[int, list[int]]], trace: list[Any], kinds: set[str]) -> None:
         blocks, update = model.blocks, 0.0
         head, left = head_work([lengths for _, lengths in slicing])
-        lumps = "head" in kinds and self.backend.name == "cpu"
+        cpu = self.backend.name == "cpu"
+        weights = [weight_groups(lengths) if cpu and b == 1 else {0: [sum(lengths)]} for b, lengths in slicing]
+        lumps = "head" in kinds and cpu
         with self._lock:
             for (op, stage, q, s, begin, end), (_, _, _, _, _, last) in zip(trace[1:], trace, strict=False):
                 if op == "OPT":
@@ -267,15 +280,15 @@ class _Sampler:
                 if op in "FIW" and blocks[stage].kind in kinds:
                     b, lengths = slicing[q]
                     kind = blocks[stage].kind
-                    context = sum(lengths[:s]) if kind == "attention" and op != "W" else 0
+                    context = sum(lengths[:s]) if kind == "attention" else 0
                     window = threading.get_ident(), int(begin / WINDOW_S)
-                    length = lengths[s]
-                    if op == "W" and self.backend.name == "cuda":      # slice 0's is the whole micro-batch's
-                        if s > 0:
-                            continue
-                        length = sum(lengths)
-                    where = head[op, q, s] if lumps and kind == "head" and op != "W" else context
-                    self.samples.append(((kind, op, b, length, where), window, end - begin))
+                    if op == "W":
+                        together = weights[q].get(s, [])
+                        self.samples += [((kind, op, b, length, 0), window, (end - begin) * length / sum(together))
+                                         for length in together]      # in a curve each slice pays for its own rows
+                    else:
+                        where = head[op, q, s] if lumps and kind == "head" else context
+                        self.samples.append(((kind, op, b, lengths[s], where), window, end - begin))
             self.updates["head" in kinds].append((model.num_params, update, left if lumps else []))
 
     def measured(self) -> dict[str, dict[str, list[tuple[float, int, int, float]]]]:

@@ -120,7 +120,8 @@ def test_sequences_longer_than_every_tile():
     model, params, tokens = problem(3, 300, n_head=3, n_embd=51, vocab_size=97, n_layer=1)
     loss, grads = tp.loss_and_grads(model, params, tokens)
     for slicing, stages, threads in (([(3, [300])], 1, 3), ([(3, [127, 1, 172])], 2, 1), ([130, 65, 105], 4, 2),
-                                     ([(2, [300]), (1, [1, 299])], 3, 1)):
+                                     ([(2, [300]), (1, [1, 299])], 3, 1), ([20] * 15, 2, 1), ([3] * 100, 3, 2),
+                                     ([1, 2, 256, 41], 2, 1), ([43, 257], 1, 1)):
         other, theirs = tp.loss_and_grads(model, params, tokens, slicing=slicing, stages=stages, threads=threads)
         assert other == loss, slicing
         for name in grads:

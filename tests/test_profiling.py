@@ -7,7 +7,7 @@ import pytest
 
 import terapipe_c as tp
 from terapipe_c import CostModel, _core
-from terapipe_c.profiling import _head_slicing, head_work, spread, steadied
+from terapipe_c.profiling import _head_slicing, head_work, spread, steadied, weight_groups
 
 MODEL = tp.GPTConfig(n_layer=3, n_head=2, n_embd=64, vocab_size=97, block_size=256)
 
@@ -127,6 +127,17 @@ def test_every_row_of_the_head_is_passed_once_and_flushed_once_or_left(cuts) -> 
     for q, cut in enumerate(cuts):
         assert sum(work["F", q, s].own for s in range(len(cut))) == (sum(cut) + 2) // 3
         assert sum(work["F", q, s].passed for s in range(len(cut))) == (sum(cut) + 2) // 3
+
+
+@pytest.mark.parametrize("cut", [[7], [300, 200, 100], [64] * 16, [512, 256, 128, 64, 32, 16, 8, 8], [1] * 50,
+                                 [255, 1, 255, 1, 256]])
+def test_every_weight_gradient_is_made_once_and_a_product_is_long_or_of_the_last_two_slices(cut) -> None:
+    groups, begin = weight_groups(cut), np.cumsum([0, *cut]).tolist()
+    assert [length for s in sorted(groups, reverse=True) for length in groups[s]] == cut[::-1]
+    for s, lengths in groups.items():
+        assert s < 2 or _core.WEIGHT_ROWS <= sum(lengths) < _core.WEIGHT_ROWS + lengths[-1]
+        assert lengths == cut[s:s + len(lengths)][::-1] and begin[s] + sum(lengths) == begin[s + len(lengths)]
+    assert 0 in groups and (len(cut) == 1 or 1 in groups)
 
 
 @pytest.mark.parametrize("bound", [0.0, 12.0, 24.0, 40.0])

@@ -235,7 +235,7 @@ in_gradient(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, 
 {
     const tp_activations *mine = &self->activations[at->slot];
     const tp_backend_ops *ops = stage->be->ops;
-    int64_t width = stage->base.config.model.n_embd, room = stage->base.config.slicing->max_rows;
+    int64_t width = stage->base.config.model.n_embd, room = tp_stage_scratch_rows(stage->base.config.slicing);
     int64_t step = walk_step(at, part);
     for (int64_t done = 0, tokens = part->end - part->begin; done < tokens; done += room) {
         int64_t rows = tokens - done < room ? tokens - done : room, row = walk_row(stage, at, part) + done * step;
@@ -311,14 +311,14 @@ stretch_gradient(tp_stage *stage, int block, const tp_slice_at *at, const stretc
 }
 
 void
-tp_block_weight_gradient(tp_stage *stage, int block, const tp_slice_at *at)
+tp_block_weight_gradient(tp_stage *stage, int block, const tp_slice_at *at, int64_t end)
 {
     int64_t seq_len = stage->base.config.slicing->seq_len;
-    if (at->whole && at->slice > 0)
-        return; /* at slice 0, when every sequence is complete */
-    for (int64_t s = at->first; s < at->last; s++) {
-        stretch part = {s, at->whole ? 0 : at->begin, at->whole ? seq_len : at->end, 1};
-        part.accumulate = !(at->q == 0 && s == 0 && part.end == seq_len);
+    if (stage->base.block[block].saves && !at->whole)
+        end = at->end;
+    for (int64_t s = at->first; s < at->last && end > 0; s++) {
+        stretch part = {s, at->begin, end, 1};
+        part.accumulate = !(at->q == 0 && s == 0 && end == seq_len);
         stretch_gradient(stage, block, at, &part);
     }
     if (at->slice == 0 && stage->base.block[block].norm >= 0)

@@ -44,6 +44,16 @@ layout_head(tp_stage *stage, tp_stage_arena *from)
     stage->head_forward = tp_lay_floats(from, stage->base.param[head->in].floats);
 }
 
+int64_t
+tp_stage_scratch_rows(const tp_slicing *slicing)
+{
+    int64_t rows = slicing->max_rows, waiting = slicing->seq_len < TP_WEIGHT_ROWS ? slicing->seq_len : TP_WEIGHT_ROWS;
+    for (int32_t q = 0; q < slicing->micros; q++)
+        if (slicing->micro[q].batch == 1 && slicing->micro[q].slices > 1 && rows < waiting)
+            rows = waiting;
+    return rows;
+}
+
 size_t
 tp_stage_layout(tp_stage *stage, char *base)
 {
@@ -53,7 +63,7 @@ tp_stage_layout(tp_stage *stage, char *base)
     tp_stage_arena from = {base, 0, TP_ALIGN, stage->base.sizes.element};
     tp_lay_params(&stage->base, &from);
     tp_lay_slots(&stage->base, &from, layout_activations, layout_gradients);
-    stage->scratch = tp_lay_floats(&from, (int64_t)slicing->max_rows * width);
+    stage->scratch = tp_lay_floats(&from, tp_stage_scratch_rows(slicing) * width);
     if (heads)
         layout_head(stage, &from);
     if (tp_stage_scatters(&stage->base)) {

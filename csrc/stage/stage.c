@@ -231,12 +231,27 @@ stage_swap_in(tp_stage *stage, int micro, int slice, int slot, int gradient_slot
     return swap_slice(stage, &at, 0);
 }
 
+/* tp_block_weight_gradient's end: see stage.h. */
+static int64_t
+weights_end(const tp_slice_at *at)
+{
+    const tp_micro *cut = at->micro;
+    int64_t end = cut->start[cut->slices];
+    if (at->whole) /* at slice 0, when every sequence is complete */
+        return at->slice == 0 ? end : 0;
+    for (int32_t s = cut->slices - 1; s > at->slice; s--)
+        if (s < 2 || end - cut->start[s] >= TP_WEIGHT_ROWS)
+            end = cut->start[s];
+    return at->slice < 2 || end - at->begin >= TP_WEIGHT_ROWS ? end : 0;
+}
+
 static tp_status
 stage_weight_gradient(tp_stage *stage, int micro, int slice, int slot, int gradient_slot)
 {
     tp_slice_at at = tp_stage_at(&stage->base, micro, slice, TP_WHOLE, slot, gradient_slot);
+    int64_t end = weights_end(&at);
     for (int block = stage->base.blocks - 1; block >= 0; block--)
-        tp_block_weight_gradient(stage, block, &at);
+        tp_block_weight_gradient(stage, block, &at, end);
     return TP_OK;
 }
 

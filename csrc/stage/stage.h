@@ -6,7 +6,9 @@
  * the micro-batches, the stages and the schedule, provided that each stage sees micro-batches ascending in F, in I and in W
  * and slices ascending in F, descending in I and W (the checker's rules). LayerNorm gradients are chained per sequence
  * and then added. Where a micro-batch has several sequences AND several slices ("whole" in tp_slice_at), the weight gradients of
- * all its slices are computed at slice 0, because only then is each sequence complete.
+ * all its slices are computed at slice 0, because only then is each sequence complete. Those of one sequence's slices wait until
+ * TP_WEIGHT_ROWS of them make a product worth its packing, but for the last two slices that it goes back through: the step may be
+ * waiting for those. A block that does not keep what its forward made has no rows but the slice's, and waits for nothing.
  *
  * The head. Logits of a tile of rows exist only while that tile is worked on; loss and d(input) of a row are done with its
  * logits. Rows at positions t % 3 == 0 are done in F, the others in I, and d(weight) of either as soon as half a tile of them
@@ -23,6 +25,7 @@
 #define TP_HEAD_TILE 256 /* rows of logits that exist at once */
 #define TP_HEAD_WORTH 40 /* F rows from which on a pass is no slower than the products alone */
 #define TP_HEAD_HASTE 3
+#define TP_WEIGHT_ROWS 256 /* a product of 64 rows reaches 118 GFLOP/s, of 256 rows 140 (AVX-512, GPT-2 124M) */
 
 /* A rank's device: its stages share the backend. */
 typedef struct {
@@ -58,7 +61,7 @@ struct tp_stage {
     tp_backend *be;
     void *memory, *store;       /* store: what is swapped out, behind a file */
     size_t store_bytes;
-    float *scratch;             /* [max_rows, E] */
+    float *scratch;             /* [tp_stage_scratch_rows, E] */
     head_tile tile[2];          /* head: rows done in F; rows done in I */
     int64_t head_from;          /* head: first token whose row of F has not been done, of the micro-batch now in F */
     float *head_dx;             /* head: [tile, E] */
@@ -75,6 +78,9 @@ extern const tp_stage_ops tp_cpu_stage_ops;
 size_t
 tp_stage_workspace_bytes(const tp_stage_config *config, const tp_device_config *device);
 
+/* Rows that are normalised anew at once. */
+int64_t
+tp_stage_scratch_rows(const tp_slicing *slicing);
 /* Parts of a stage in an arena; base NULL counts only. */
 size_t
 tp_stage_layout(tp_stage *stage, char *base);
@@ -83,8 +89,9 @@ void
 tp_block_forward(tp_stage *stage, int block, const tp_slice_at *at);
 void
 tp_block_input_gradient(tp_stage *stage, int block, const tp_slice_at *at);
+/* Of the tokens from this slice's begin to `end`: those of later slices whose W left them to this one. end 0: it leaves its own too. */
 void
-tp_block_weight_gradient(tp_stage *stage, int block, const tp_slice_at *at);
+tp_block_weight_gradient(tp_stage *stage, int block, const tp_slice_at *at, int64_t end);
 /* Of a block that recomputes: its inner once more, into the gradient slot. */
 void
 tp_block_recompute(tp_stage *stage, int block, const tp_slice_at *at);
