@@ -23,6 +23,8 @@ def path_of(name: str, value: Any) -> Path:
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(text, str):
         raise InvalidTypeError(f"{name} is {brief(value)}: the name of a file or folder, a str or a Path, would be right")
+    if not text:                                     # Path("") is the working directory, which nobody means by it
+        raise InvalidValueError(f"{name} is empty: the name of a file or folder would be right")
     try:
         possible = b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:

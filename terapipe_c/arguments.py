@@ -52,6 +52,7 @@ def build_parser(runs: Mapping[str, Run]) -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         command.set_defaults(run=runs[name])
+        command.register("type", None, _something)              # of every option that is text
         command.add_argument("--json", action="store_true", help="print JSON instead of a table")
         command.add_argument("--debug", action="store_true", help="show where an error comes from")
         return command
@@ -190,7 +191,7 @@ def plan_flags(p: argparse.ArgumentParser) -> None:
     group = p.add_argument_group("cluster (this machine, if --devices is not given)")
     for name, kind, text in (
         ("devices", int, "how many"),
-        ("device", str, "h100, a100-80, ...: whose fp32 sheet says what is not given here (half of its peak)"),
+        ("device", None, "h100, a100-80, ...: whose fp32 sheet says what is not given here (half of its peak)"),
         ("devices-per-node", int, "default: all of them"),
         ("device-memory-bytes", _bytes, "of one (default 16e9)"),
         ("link-latency-s", float, "of an empty message (default 5e-6)"),
@@ -239,6 +240,13 @@ def picture_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--svg", help="draw the timeline here")
     p.add_argument("--html", help="draw the timeline here, to be looked at in a browser")
     p.add_argument("--trace", help="write a Chrome trace here (opens in Perfetto)")
+
+
+def _something(text: str) -> str:
+    """Of a variable of the shell that is not set, most likely: taken for no option at all, it would be overlooked."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty: a value, or no such option, would be right")
+    return text
 
 
 def _slicing(text: str) -> Any:

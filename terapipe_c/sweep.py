@@ -34,6 +34,8 @@ def read_grid(texts: Sequence[str], known: set[str]) -> dict[str, list[Any]]:
                 raise ValueError(f"{text}: no option {key!r}; known are {', '.join(sorted(known))}")
             if not isinstance(options, list) or not options:
                 raise ValueError(f"{text}: {key} must have a list of at least one value")
+            if "" in options:
+                raise ValueError(f"{text}: value {options.index('')} of {key} is empty: a value, or null for none, would be right")
             grid[key] = [*grid.get(key, ()), *(value for value in options if value not in grid.get(key, ()))]
     if not grid:
         raise ValueError("the grid is empty: give --grid NAME=V,V,... or --grid FILE.json")

@@ -210,3 +210,19 @@ def test_the_corpus_does_not_walk_what_it_leaves_out(monkeypatch):
     monkeypatch.setattr(os, "walk", lambda root: (walked.append(folder) or (folder, *rest) for folder, *rest in walk(root)))
     assert tp.stdlib_corpus(max_bytes=100) == tp.stdlib_corpus()[:100]
     assert walked and not any("site-packages" in str(folder) for folder in walked)
+
+
+@pytest.mark.parametrize("call, name", [
+    (lambda: tp.launch(PLAN, DATA, 1, out="", progress=False), "out"),
+    (lambda: tp.launch(PLAN, "", 1, progress=False), "data"),
+    (lambda: tp.Cluster.local(swap_folder=""), "swap_folder"),
+    (lambda: tp.load_checkpoint(""), "path"),
+    (lambda: tp.Plan.load(""), "path"),
+    (lambda: PLAN.save(""), "path"),
+    (lambda: COSTS.save(""), "path"),
+])  # fmt: skip
+def test_an_empty_path_is_no_name_of_the_working_directory(monkeypatch, tmp_path, call, name):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(tp.InvalidValueError, match=f"^{name} is empty: the name of a file or folder would be right"):
+        call()
+    assert not list(tmp_path.iterdir())

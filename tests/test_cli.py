@@ -77,11 +77,31 @@ def test_help_names_every_command(capsys):
         ["train", "plan.json"],
         ["plan", "--partition", "3"],
         ["doctor", "--nonsense"],
+        ["plan", "--costs", "analytic", "--out", ""],
     ],
 )
 def test_bad_arguments_exit_2(capsys, argv):
     code, out, err = run(capsys, *argv)
     assert code == 2 and "usage: terapipe" in err and not out
+
+
+@pytest.mark.parametrize(
+    "argv",
+    ["plan --out", "plan --costs", "plan --preset", "plan --device", "plan --swap-folder", "profile --out", "compare --svg",
+     "compare --out", "simulate path", "simulate --schedule", "simulate --html", "view path", "view p --trace", "resume folder",
+     "resume f --plan", "resume f --init", "resume f --data", "train plan --out runs/a", "train --out", "sweep --out",
+     "doctor --out"],
+)  # fmt: skip
+def test_what_is_given_but_empty_is_not_as_if_it_were_not_given(capsys, monkeypatch, tmp_path, argv):
+    """An unset variable of the shell: `--out "$OUT"`."""
+    monkeypatch.chdir(tmp_path)
+    command, *words = argv.split()
+    place = next((i for i, word in enumerate(words) if word in ("path", "folder", "plan")), None)
+    name = words[-1] if place is None else words[place]
+    words = [*words, ""] if place is None else [*words[:place], "", *words[place + 1:]]
+    code, out, err = run(capsys, command, *words)
+    assert code == 2 and f"argument {name}: it is empty" in err and not out, err
+    assert not list(tmp_path.iterdir())
 
 
 def test_values_are_read_as_the_api_wants_them():
@@ -109,6 +129,7 @@ def test_values_are_read_as_the_api_wants_them():
         (["sweep", "--out", "s.jsonl"], "grid is empty"),
         (["sweep", "--out", "s.jsonl", "--grid", "colour=red"], "no option 'colour'"),
         (["sweep", "--out", "s.jsonl", "--grid", "/nowhere/grid.json"], "/nowhere/grid.json"),
+        (["sweep", "--out", "s.jsonl", "--grid", "costs=analytic,,profile"], "value 1 of costs is empty"),
         (["resume", "/nowhere/run", "--steps", "5"], "/nowhere/run"),
     ],
 )
