@@ -40,6 +40,15 @@ def path_of(name: str, value: Any) -> Path:
     return Path(text)
 
 
+def make_folders(path: Path) -> None:
+    """The folder and those that it is in, where they are not there yet."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except RecursionError:                           # pathlib goes up by calling itself, and has made nothing by then
+        raise InvalidValueError(f"{brief(str(path))} is a folder within {len(path.parts) - 1} others: some hundreds fewer would be "
+                                "right") from None
+
+
 @contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
     """An OSError inside that names no file, as one of a write or an fsync does not, names this one."""

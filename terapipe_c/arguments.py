@@ -52,7 +52,8 @@ def build_parser(runs: Mapping[str, Run]) -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         command.set_defaults(run=runs[name])
-        command.register("type", None, _something)              # of every option that is text
+        for text_type in (None, str):
+            command.register("type", text_type, _something)
         command.add_argument("--json", action="store_true", help="print JSON instead of a table")
         command.add_argument("--debug", action="store_true", help="show where an error comes from")
         return command
@@ -191,7 +192,7 @@ def plan_flags(p: argparse.ArgumentParser) -> None:
     group = p.add_argument_group("cluster (this machine, if --devices is not given)")
     for name, kind, text in (
         ("devices", int, "how many"),
-        ("device", None, "h100, a100-80, ...: whose fp32 sheet says what is not given here (half of its peak)"),
+        ("device", str, "h100, a100-80, ...: whose fp32 sheet says what is not given here (half of its peak)"),
         ("devices-per-node", int, "default: all of them"),
         ("device-memory-bytes", _bytes, "of one (default 16e9)"),
         ("link-latency-s", float, "of an empty message (default 5e-6)"),

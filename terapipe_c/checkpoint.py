@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._core import InvalidTypeError, InvalidValueError
-from ._files import naming, path_of
+from ._files import make_folders, naming, path_of
 from .config import brief, flag, whole
 from .tensorfile import FileLayout, TensorSpec, checksum, lay_out, read_layout, read_tensor
 
@@ -174,7 +174,7 @@ class CheckpointWriter:
         if self._folder is not None:
             raise RuntimeError(f"{self._folder} is still being written: finish or abort it first")
         step = whole("step", step, 0)
-        self.run_folder.mkdir(parents=True, exist_ok=True)
+        make_folders(self.run_folder)
         self._remove_stale()
         folder = self.run_folder / f".step-{step:08d}.tmp-{os.getpid()}"
         shutil.rmtree(folder, ignore_errors=True)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._core import InvalidTypeError, InvalidValueError
-from ._files import loads, path_of, write_text
+from ._files import loads, make_folders, path_of, write_text
 from .checkpoint import Checkpoint, check_names, load_checkpoint, param_shapes
 from .config import brief, flag, real, whole
 from .tensorfile import TensorSpec, read_layout, read_tensor, write_file
@@ -66,7 +66,7 @@ def export_hf(
     param_shapes(model)
     tensors = _with_biases(model, params)
     check_names("params", params, model)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folders(folder)
     write_file(folder / "model.safetensors", tensors)
     write_text(folder / "config.json", json.dumps(hf_config(model), indent=2) + "\n")
     return folder

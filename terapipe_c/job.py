@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _core
-from ._files import path_of, write_text
+from ._files import make_folders, path_of, write_text
 from .backend import choose, own_gpu, place
 from .checkpoint import MODEL_FIELDS, find_checkpoint
 from .config import brief, flag, one_of, real, timeout, whole
@@ -287,7 +287,7 @@ class Folder:
         """Make it if there is none. FileExistsError if another run is under way in it; where the file system has no locks,
         nobody can know."""
         self.path, self.made, self._fd = path, True, -1
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(path.parent)
         try:
             path.mkdir()
         except FileExistsError:

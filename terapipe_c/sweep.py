@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ._files import make_folders
+
 __all__ = ["Sweep", "read_grid"]
 
 
@@ -84,7 +86,7 @@ class Sweep:
         finished = self.done(retry_failed)
         counts = {"done": 0, "failed": 0, "skipped": 0}
         total = sum(1 for _ in self.points())
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(self.path.parent)
         self._end_last_line()
         for number, point in enumerate(self.points(), 1):
             key = self.key(point)

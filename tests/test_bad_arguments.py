@@ -3,6 +3,7 @@
 import itertools
 import os
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import terapipe_c as tp
 from terapipe_c._files import write_text
 from terapipe_c.schedule import INSTRUCTION, OPS
+from terapipe_c.sweep import Sweep
 
 WILD = [None, True, -1, 0, 2**31, 2**63, 10**400, 0.5, float("nan"), float("inf"), 1e308, "", "abc", b"x", [], [None],
         [[1, 2], [3]], {}, {"a": 1}, object(), 1j, np.array([]), np.array([1, 2, 3]), np.array([1.0, np.nan]), np.array(["a"]),
@@ -226,3 +228,17 @@ def test_an_empty_path_is_no_name_of_the_working_directory(monkeypatch, tmp_path
     with pytest.raises(tp.InvalidValueError, match=f"^{name} is empty: the name of a file or folder would be right"):
         call()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("call", [
+    lambda path: tp.launch(PLAN, DATA, 1, out=path, processes=False, progress=False),
+    lambda path: tp.save_checkpoint(path, MODEL, PARAMS),
+    lambda path: tp.export_hf(path, tp.save_checkpoint("saved", MODEL, PARAMS)),
+    lambda path: Sweep(Path(path) / "sweep.jsonl", {"lr": [1]}, {}, dict).run(),
+])  # fmt: skip
+def test_folders_in_each_other_beyond_reason_are_named(monkeypatch, tmp_path, call):
+    """Within what a path may have, but not within what pathlib can make."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(tp.InvalidValueError, match="y/y/y.* is a folder within [0-9]+ others: some hundreds fewer would be right"):
+        call("y/" * 1500)
+    assert not Path("y").exists()
