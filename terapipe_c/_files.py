@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ._core import InvalidTypeError, InvalidValueError
+from ._core import InvalidTypeError, InvalidValueError, StorageError
 from .config import brief
 
 _THERE = "the file is there: another name would be right"
@@ -38,6 +38,21 @@ def path_of(name: str, value: Any) -> Path:
             why = f"{name} is relative to the working directory, which has been deleted: an absolute path would be right"
             raise FileNotFoundError(errno.ENOENT, why, text) from None
     return Path(text)
+
+
+def check_writable(name: str, folder: str | os.PathLike[str]) -> None:
+    """StorageError, with the number that says why, where no file can be made in there."""
+    try:
+        number = None if stat.S_ISDIR(os.stat(folder).st_mode) else errno.ENOTDIR
+    except OSError as error:
+        number = error.errno
+    if number is None and not os.access(folder, os.W_OK | os.X_OK):
+        number = errno.EACCES
+    if number is not None:
+        refusal = StorageError(f"{name} is {brief(os.fspath(folder))}: a folder that can be written would be right "
+                               f"({os.strerror(number)})")
+        refusal.errno = number
+        raise refusal
 
 
 def make_folders(path: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import functools
 import io
 import json
@@ -25,6 +26,9 @@ from .arguments import LAUNCH_NUMBERS, MODEL_DEFAULTS, build_parser, plan_flags_
 __all__ = ["main"]
 
 DONE, FAILED, BAD_REQUEST = 0, 1, 2
+# What a path can be that is wrong whenever one asks; a disk that is full or broken fails.
+WRONG_PATHS = {errno.ENOENT, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP,
+               errno.EROFS, errno.ENXIO}  # fmt: skip
 RECORD_FIELDS = ("step", "loss", "eval_loss", "grad_norm", "lr", "tokens_per_s", "step_time_s", "predicted_step_time_s")
 
 
@@ -75,7 +79,7 @@ def _forget_output() -> None:
 
 
 def _is_bad_request(error: BaseException) -> bool:
-    if isinstance(error, (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)):
+    if isinstance(error, OSError) and error.errno in WRONG_PATHS or isinstance(error, FileNotFoundError):
         return True
     return isinstance(error, (ValueError, TypeError)) and not isinstance(error, UnicodeError)
 

@@ -385,11 +385,13 @@ class Cluster:
         copying 128 MiB out and in, six times. Runs swap to their own folder, or to the one that TERAPIPE_SWAP_DIR names: it
         should be of the same disk.
         """
-        from ._files import path_of
+        from ._files import check_writable, path_of
         from .profiling import swap_bandwidth
 
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         folder = None if swap_folder is None else path_of("swap_folder", swap_folder)
+        if folder is not None:
+            check_writable("swap_folder", folder)
         devices = cores if num_devices is None else whole("num_devices", num_devices)
         # Shared memory between two processes: latency and bandwidth of a ring of ours, measured by tp.profile for a run.
         return cls(num_devices=devices, devices_per_node=devices, memory_bytes=max(1, _local_memory_bytes() // devices),

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _core
-from ._files import make_folders, path_of, write_text
+from ._files import check_writable, make_folders, path_of, write_text
 from .backend import choose, own_gpu, place
 from .checkpoint import MODEL_FIELDS, find_checkpoint
 from .config import brief, flag, one_of, real, timeout, whole
@@ -197,8 +197,8 @@ def _memory(plan: Any, options: Mapping[str, Any]) -> list[int]:
 def _check_store(plan: Any) -> None:
     """The folder that the user names for swapped activations, before a rank starts."""
     folder = os.environ.get(STORE_VARIABLE)
-    if folder and any(getattr(plan, "swap", ())) and not (os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)):
-        raise _core.StorageError(f"{STORE_VARIABLE} is {folder!r}: a folder that can be written would be right")
+    if folder and any(getattr(plan, "swap", ())):
+        check_writable(STORE_VARIABLE, folder)
 
 
 def _check_devices(job: Mapping[str, Any], local_rank: int | None) -> None:

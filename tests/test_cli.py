@@ -131,6 +131,9 @@ def test_values_are_read_as_the_api_wants_them():
         (["sweep", "--out", "s.jsonl", "--grid", "/nowhere/grid.json"], "/nowhere/grid.json"),
         (["sweep", "--out", "s.jsonl", "--grid", "costs=analytic,,profile"], "value 1 of costs is empty"),
         (["resume", "/nowhere/run", "--steps", "5"], "/nowhere/run"),
+        (["plan", "--swap-folder", "/nowhere"], "swap_folder is '/nowhere': a folder that can be written would be right"),
+        (["plan", "--devices", "2", "--costs", "x" * 300], "File name too long"),
+        (["resume", "x" * 300, "--steps", "5"], "File name too long"),
     ],
 )
 def test_bad_requests_exit_2_and_say_why(capsys, monkeypatch, tmp_path, argv, message):
@@ -146,6 +149,9 @@ def test_kinds_of_errors_and_their_codes():
         (ValueError("x"), True),
         (FileExistsError(17, "x"), True),
         (PermissionError(13, "x"), True),
+        (OSError(36, "too long"), True),
+        (OSError(40, "links in a circle"), True),
+        (OSError(30, "read-only"), True),
         (RuntimeError("x"), False),
         (MemoryError(), False),
         (OSError(28, "full"), False),

@@ -213,7 +213,10 @@ def test_how_fast_a_folder_takes_swaps_is_measured(tmp_path):
     assert plain.host_bandwidth_Bps is None and dataclasses.replace(local, host_bandwidth_Bps=None) == plain
     assert 1e6 < local.host_bandwidth_Bps < 1e12 and os.listdir(tmp_path) == []
     with pytest.raises(tp.StorageError, match=re.escape(f"a file in {tmp_path / 'none'}, which cannot be made")):
-        tp.Cluster.local(swap_folder=tmp_path / "none")
+        _core.store_time(tmp_path / "none", 1, 1)
+    for place, why in ((tmp_path / "none", "No such file"), (__file__, "Not a directory"), ("x" * 300, "name too long")):
+        with pytest.raises(tp.StorageError, match=f"^swap_folder is '.*: a folder that can be written would be right .*{why}"):
+            tp.Cluster.local(swap_folder=place)
     with pytest.raises(TypeError, match="swap_folder is 3: the name of a file or folder"):
         tp.Cluster.local(swap_folder=3)
     for bytes_, rounds in ((0, 1), (1, 0), (-5, 1)):

@@ -416,7 +416,9 @@ def load_piper(path: str | Path) -> LayerGraph:
     try:
         raw = path_of("path", path).read_bytes()
     except OSError as error:
-        raise _core.StorageError(f"{path}: {error.strerror or error}") from None
+        refusal = _core.StorageError(f"{path}: {error.strerror or error}")
+        refusal.errno = error.errno
+        raise refusal from None
     try:
         record = loads(raw)
     except json.JSONDecodeError as error:
