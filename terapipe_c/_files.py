@@ -161,7 +161,7 @@ def read_json(path: str | os.PathLike[str], form: str, version: int, what: str, 
         found = data.get("format") if isinstance(data, dict) else type(data).__name__
         raise InvalidValueError(f"{os.fspath(path)!s} is not {what}: its format is {found!r}, {form!r} would be right")
     known = range(version if oldest is None else oldest, version + 1)
-    if not isinstance(data.get("version"), int) or data["version"] not in known:
+    if type(data.get("version")) is not int or data["version"] not in known:     # true is 1 for Python
         raise InvalidValueError(f"{os.fspath(path)!s} has version {data.get('version')!r} of {form}; this package reads "
                                 f"version {' or '.join(map(str, known))}")
     return data

@@ -50,7 +50,7 @@ from .schedules import Program
 
 __all__ = ["Plan", "plan"]
 
-_FORMAT, _VERSION = "terapipe_c.plan", 2      # 1: before replicas, recomputation and swap
+_FORMAT, _VERSION = "terapipe_c.plan", 3      # 1: before replicas, recomputation and swap; 2: before the checksum
 
 
 # ---- the plan ------------------------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as JSON types."""
-        return {"format": _FORMAT, "version": _VERSION, "digest": self.digest, **self._identity(),
+        data = {"format": _FORMAT, "version": _VERSION, "digest": self.digest, **self._identity(),
                 "cluster": self.cluster.to_dict(), "planner": self.planner,
                 "durations": {k: _thin(v) for k, v in self.durations.items()}, "step_time_s": self.step_time_s,
                 "lower_bound_s": self.lower_bound_s, "peak_memory_bytes": list(self.peak_memory_bytes),
@@ -224,6 +224,8 @@ class Plan:
                 "planning_time_s": self.planning_time_s, "granularity": self.granularity,
                 "compared": [list(row) for row in self.compared], "data_parallel": self.data_parallel,
                 "search_log": list(self.search_log), "slicing_bound_s": self.slicing_bound_s}
+        text = json.dumps(data, sort_keys=True, separators=(",", ":"))
+        return {**data, "checksum": hashlib.sha256(text.encode()).hexdigest()[:16]}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Plan:
@@ -261,13 +263,19 @@ class Plan:
                 swap=[whole(f"swap[{i}]", x, 0) for i, x in enumerate(data["swap"])], data_parallel=replicas,
                 search_log=[str(line) for line in data.get("search_log", [])],
                 slicing_bound_s=data.get("slicing_bound_s"), backend=where.name, dtype=where.dtype,
-                **{k: data[k] for k in ("step_time_s", "lower_bound_s", "memory_limit_bytes", "planning_time_s", "granularity")})
+                memory_limit_bytes=data["memory_limit_bytes"], granularity=data["granularity"],
+                **{k: float(data[k]) for k in ("step_time_s", "lower_bound_s", "planning_time_s")})
         except KeyError as error:
             raise InvalidValueError(f"the plan lacks {error.args[0]!r}") from None
         except (TypeError, AttributeError, IndexError) as error:
             raise InvalidValueError(f"the plan is malformed: {error}") from None
         if loaded.digest != data.get("digest"):
             raise InvalidValueError(f"the plan's digest is {data.get('digest')!r}, but its content's is {loaded.digest!r}")
+        if "checksum" in data or data.get("version") not in (1, 2):
+            found = loaded.to_dict()["checksum"]               # the digest is of what the ranks do alone
+            if found != data.get("checksum"):
+                raise InvalidValueError(f"the plan's checksum is {data.get('checksum')!r}, but its content's is {found!r}: some of "
+                                        "its predictions is another one than was saved")
         return loaded
 
     def save(self, path: str | os.PathLike[str]) -> None:

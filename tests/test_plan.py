@@ -285,7 +285,7 @@ def test_a_saved_plan_is_the_plan(tmp_path):
 def test_plans_of_version_1_are_read(tmp_path):
     """Written before replicas, recomputation and swap: the same plan, the same digest."""
     p = plan(**GOOD)
-    old = {**{k: v for k, v in p.to_dict().items() if k not in ("data_parallel", "search_log")}, "version": 1}
+    old = {**{k: v for k, v in p.to_dict().items() if k not in ("data_parallel", "search_log", "checksum")}, "version": 1}
     (tmp_path / "old.json").write_text(json.dumps(old))
     q = Plan.load(tmp_path / "old.json")
     assert q == p and q.data_parallel == 1 and q.search_log == [] and q.executable
@@ -308,6 +308,42 @@ def test_plans_differ_where_the_ranks_would():
     assert plans[0] != "a plan"
 
 
+def test_plans_of_version_2_are_read_and_saved_anew(tmp_path):
+    """Written before the checksum."""
+    p = plan(**GOOD)
+    old = {**{k: v for k, v in p.to_dict().items() if k != "checksum"}, "version": 2}
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    q = Plan.load(tmp_path / "old.json")
+    assert q == p and q.digest == p.digest == old["digest"] and q.to_dict() == p.to_dict()
+    q.save(tmp_path / "new.json")
+    assert Plan.load(tmp_path / "new.json").explain() == p.explain()
+
+
+def test_a_prediction_that_was_altered_is_damage(tmp_path):
+    path = tmp_path / "plan.json"
+    data = plan(**GOOD, memory_bytes=1e9).to_dict()
+    changes = {"step_time_s": data["step_time_s"] / 2, "lower_bound_s": data["step_time_s"] / 2, "planner": "auto",
+               "peak_memory_bytes": [1] * data["ranks"], "memory_limit_bytes": 2e9, "bubbles": {},
+               "granularity": 5, "planning_time_s": 0.0,
+               "busy_s": data["busy_s"][::-1], "compared": [["gpipe", 1.0]], "search_log": ["best: this"],
+               "slicing_bound_s": None, "durations": {**data["durations"], "F": [[1e-3]]},
+               "cluster": {**data["cluster"], "memory_bytes": 1}}  # fmt: skip
+    path.write_text(json.dumps(data, indent=4, sort_keys=True))       # formatted anew it is the same
+    assert Plan.load(path).to_dict() == data
+    for name, value in changes.items():
+        assert value != data[name], name
+        path.write_text(json.dumps({**data, name: value}))
+        with pytest.raises(ValueError, match="plan.json is damaged: the plan's checksum is '[0-9a-f]{16}', but its content's is"):
+            Plan.load(path)
+    path.write_text(json.dumps({k: v for k, v in data.items() if k != "checksum"}))
+    with pytest.raises(ValueError, match="the plan's checksum is None"):
+        Plan.load(path)
+    for version in (True, 3.0):
+        path.write_text(json.dumps({**data, "version": version}))
+        with pytest.raises(ValueError, match=f"has version {version}.*reads version 1 or 2 or 3"):
+            Plan.load(path)
+
+
 def test_foreign_broken_and_altered_files_are_named(tmp_path):
     good = tmp_path / "good.json"
     plan(**GOOD).save(good)
@@ -316,7 +352,7 @@ def test_foreign_broken_and_altered_files_are_named(tmp_path):
     program = data["program"].replace("0F0.0", "0F1.0", 1)
     cases = {"half.json": b'{"format": "something else"', "foreign.json": b'{"format": "something else"}',
              "cut.json": text[: len(text) // 2].encode(), "array.json": b"[]", "noise.json": bytes(range(256)),
-             "newer.json": text.replace('"version": 2', '"version": 3').encode(),
+             "newer.json": text.replace('"version": 3', '"version": 4').encode(),
              "program.json": json.dumps({**data, "program": program}).encode(),
              "empty.json": json.dumps({**data, "program": ""}).encode(),
              "batch.json": json.dumps({**data, "batch": 3}).encode(),
