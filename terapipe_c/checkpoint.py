@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._core import InvalidTypeError, InvalidValueError
-from ._files import make_folders, naming, path_of
+from ._files import check_writable, make_folders, naming, path_of
 from .config import brief, flag, whole
 from .tensorfile import FileLayout, TensorSpec, checksum, lay_out, read_layout, read_tensor
 
@@ -163,9 +163,8 @@ class CheckpointWriter:
         shapes = param_shapes(model)
         files = [lay_out(MODEL_FILE, shapes)]
         if optimizer:
-            files.append(
-                lay_out(OPTIMIZER_FILE, {f"{kind}.{name}": shape for kind in MOMENTS for name, shape in shapes.items()})
-            )
+            both = {f"{kind}.{name}": shape for kind in MOMENTS for name, shape in shapes.items()}
+            files.append(lay_out(OPTIMIZER_FILE, both))
         return CheckpointLayout(tuple(files))
 
     def begin(self, step: int) -> Path:
@@ -174,6 +173,7 @@ class CheckpointWriter:
         if self._folder is not None:
             raise RuntimeError(f"{self._folder} is still being written: finish or abort it first")
         step = whole("step", step, 0)
+        check_place(self.run_folder)
         make_folders(self.run_folder)
         self._remove_stale()
         folder = self.run_folder / f".step-{step:08d}.tmp-{os.getpid()}"
@@ -230,9 +230,7 @@ class CheckpointWriter:
         try:
             missing = [name for name in self.layout.tensors if name not in checksums]
             if missing:
-                raise InvalidValueError(
-                    f"{folder}: {len(missing)} tensors were not written by any rank, the first is {missing[0]}"
-                )
+                raise InvalidValueError(f"{folder}: {len(missing)} tensors were not written by any rank, the first is {missing[0]}")
             for file in self.layout.files:
                 _fsync(folder / file.name)
             state = {
@@ -267,9 +265,7 @@ class CheckpointWriter:
 
     def _prune(self, newest: Path) -> None:
         others = [p for p in _step_folders(self.run_folder) if p != newest and (p / STATE_FILE).is_file()]
-        others.sort(
-            key=lambda p: (p / STATE_FILE).stat().st_mtime_ns
-        )  # not by number: a resumed run may go back in steps
+        others.sort(key=lambda p: (p / STATE_FILE).stat().st_mtime_ns)  # not by number: a resumed run may go back in steps
         for path in others[: max(0, len(others) - (self.keep - 1))]:
             doomed = path.with_name(f".{path.name}.tmp-{os.getpid()}")
             with contextlib.suppress(OSError):  # renamed first, so that nobody reads a half-deleted one
@@ -281,9 +277,8 @@ class CheckpointWriter:
         for path in self.run_folder.iterdir():
             match = TEMPORARY.fullmatch(path.name)
             if match and not _alive(int(match[1])):
-                shutil.rmtree(path, ignore_errors=True) if path.is_dir() and not path.is_symlink() else path.unlink(
-                    missing_ok=True
-                )
+                real_folder = path.is_dir() and not path.is_symlink()
+                shutil.rmtree(path, ignore_errors=True) if real_folder else path.unlink(missing_ok=True)
 
 
 def write_tensors(
@@ -383,6 +378,17 @@ class Checkpoint:
         return f"Checkpoint({str(self.path)!r}, step {self.step}, {count:,} parameters, {kept} optimizer state)"
 
 
+def check_place(run_folder: Path) -> None:
+    """IsADirectoryError or StorageError where no checkpoint could be put, before one is written."""
+    latest = run_folder / "latest"
+    if latest.is_dir() and not latest.is_symlink():
+        why = ("a folder is where the link to the newest checkpoint goes (cp -rL makes one of it): the newest is found without, so "
+               "renaming it to its step-..., or removing it, would be right")
+        raise IsADirectoryError(errno.EISDIR, why, str(latest))
+    if run_folder.exists():
+        check_writable("the folder of checkpoints", run_folder)
+
+
 def find_checkpoint(path: str | os.PathLike[str]) -> Path:
     """The step folder that `path` means: itself, or the newest of a run folder. FileNotFoundError if there is none."""
     path = path_of("path", path)
@@ -409,9 +415,7 @@ def find_checkpoint(path: str | os.PathLike[str]) -> Path:
     raise FileNotFoundError(errno.ENOENT, "no checkpoint in this folder (a step-... with a state.json)", str(path))
 
 
-def load_checkpoint(
-    path: str | os.PathLike[str], names: Iterable[str] | None = None, optimizer: bool = True
-) -> Checkpoint:
+def load_checkpoint(path: str | os.PathLike[str], names: Iterable[str] | None = None, optimizer: bool = True) -> Checkpoint:
     """Read a checkpoint: a run folder (its newest), a step folder, or `latest`.
 
     names: only these parameters (a rank reads only its own); every tensor that is read is checked against its checksum.
@@ -445,9 +449,7 @@ def _load(folder: Path, names: Iterable[str] | None, optimizer: bool, keep: bool
             )
             for kind in MOMENTS
         }
-    return Checkpoint(
-        folder, state["step"], state["seed"], params, moments, state["model"], state["data"], state["hyper"]
-    )
+    return Checkpoint(folder, state["step"], state["seed"], params, moments, state["model"], state["data"], state["hyper"])
 
 
 def verify_checkpoint(folder: Path) -> None:
@@ -498,9 +500,7 @@ def _read_file(
         array = read_tensor(path, layout.tensors[key])
         found = checksum(array.reshape(-1).view(np.uint8))
         if found != sums.get(key):
-            raise InvalidValueError(
-                f"{path}: tensor {key} is damaged: its checksum is {found}, but {sums.get(key)} was written"
-            )
+            raise InvalidValueError(f"{path}: tensor {key} is damaged: its checksum is {found}, but {sums.get(key)} was written")
         if keep:
             out[name] = array
     return out
@@ -514,9 +514,7 @@ def _write_state(path: Path, state: dict[str, Any]) -> None:
     try:
         text = json.dumps({**state, "checksum": _state_sum(state)}, indent=1, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise InvalidValueError(
-            f"{path}: the hyper-parameters and data position must be plain JSON: {error}"
-        ) from error
+        raise InvalidValueError(f"{path}: the hyper-parameters and data position must be plain JSON: {error}") from error
     with naming(path), path.open("x") as file:
         file.write(text + "\n")
         file.flush()

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from . import _core
 from ._files import check_writable, make_folders, path_of, write_text
 from .backend import choose, own_gpu, place
-from .checkpoint import MODEL_FIELDS, find_checkpoint
+from .checkpoint import MODEL_FIELDS, check_place, find_checkpoint
 from .config import brief, flag, one_of, real, timeout, whole
 from .engine import MOST_THREADS, STORE_VARIABLE, gather_bytes, rank_memory
 from .guests import hosts
-from .worker import GATHER_BYTES, HYPER
+from .worker import CHECKPOINTS, GATHER_BYTES, HYPER
 
 __all__ = ["ENGINE", "Folder", "check_executable", "check_plan", "copies_of", "hosts_of", "largest_gather", "make_folder",
            "make_job", "neighbours", "replicas_of"]
@@ -59,6 +59,8 @@ def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: b
     _check_store(plan)
     before: dict[str, Any] = {}
     if resume:
+        if first and job["checkpoint_every"] and folder is not None:
+            check_place(folder / CHECKPOINTS)
         found, before = _resume_from(folder, job, first)
         job.update(found)
     elif init is not None:

@@ -204,6 +204,20 @@ def test_a_pointer_file_that_says_nothing_is_no_pointer(tmp_path, pointer):
     assert load_checkpoint(tmp_path).step == 10
 
 
+def test_a_folder_where_the_pointer_goes_is_found_before_anything_is_written(tmp_path):
+    """cp -rL makes one of the link: it was found when the checkpoint was complete."""
+    save(tmp_path, 10)
+    (tmp_path / "latest").unlink()
+    shutil.copytree(tmp_path / "step-00000010", tmp_path / "latest")
+    before = step_names(tmp_path)
+    with pytest.raises(IsADirectoryError, match="a folder is where the link .* removing it, would be right: '.*/latest'"):
+        save(tmp_path, 20)
+    assert step_names(tmp_path) == before and load_checkpoint(tmp_path).step == 10
+    (tmp_path / "file").touch()
+    with pytest.raises(tp.StorageError, match="the folder of checkpoints is '.*/file': a folder that can be written"):
+        save(tmp_path / "file", 20)
+
+
 def test_the_same_step_again_replaces_it(tmp_path):
     save(tmp_path, 10, seed=0)
     save(tmp_path, 10, seed=1)

@@ -171,6 +171,19 @@ def test_a_folder_without_a_checkpoint_is_not_one_to_resume(tmp_path):
         start(2, processes=False, out=tmp_path / "b")
 
 
+def test_a_run_that_was_copied_with_its_links_followed_is_not_resumed_in_vain(tmp_path):
+    """The folder that was a link is found before the first step, not behind those of a first checkpoint."""
+    start(1, processes=False, out=tmp_path / "a").wait()
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    metrics = (tmp_path / "b" / "metrics.jsonl").read_bytes()
+    with pytest.raises(IsADirectoryError, match="renaming it to its step-..., or removing it, would be right: .*latest'"):
+        start(2, processes=False, out=tmp_path / "b", resume=True)
+    assert (tmp_path / "b" / "metrics.jsonl").read_bytes() == metrics
+    assert len(start(2, processes=False, out=tmp_path / "b", resume=True, checkpoint_every=0).wait().history) == 1
+    shutil.rmtree(tmp_path / "b" / "checkpoints" / "latest")
+    assert start(3, processes=False, out=tmp_path / "b", resume=True).wait().checkpoint_path.name == "step-00000003"
+
+
 @pytest.mark.parametrize("processes", [False, True])
 def test_two_runs_in_one_folder_are_one_too_many(tmp_path, processes):
     """A resume while the first still runs, in this notebook or another: both would write metrics and checkpoints."""
