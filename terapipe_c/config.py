@@ -9,12 +9,11 @@ import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ._core import InvalidValueError
+from ._core import InvalidValueError, memory_room
 
 if TYPE_CHECKING:
     from .cost import CostModel
@@ -305,18 +304,10 @@ class GPTConfig:
 
 
 def _local_memory_bytes() -> int:
-    """MemTotal, or the cgroup's limit where that is less. Not MemAvailable: a plan must not depend on the moment."""
-    total = 0
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemTotal:"):
-            total = int(line.split()[1]) * 1024
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            limit = int(Path(path).read_text())
-        except (OSError, ValueError):
-            continue
-        total = min(total, limit) if total else limit
-    return total
+    """The machine's, or the limit of this process's control group where that is less. Not what is available: a plan must not
+    depend on the moment."""
+    total = memory_room()[0]
+    return 16 * 10**9 if total is None else total              # as a Cluster's, where the system does not say
 
 
 @dataclass(frozen=True)

@@ -135,16 +135,15 @@ def cpu_quota() -> float | None:
 
 
 def _memory() -> Iterator[Finding]:
-    sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in Path("/proc/meminfo").read_text().splitlines()}
-    available = sizes["MemAvailable"]
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.exists() else "max"
-    if text != "max":
-        available = min(available, int(text) - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+    total, available, grouped = importlib.import_module("terapipe_c._core").memory_room()
+    if total is None or available is None:
+        yield Finding("memory", "the system does not say how much there is", NOTE,
+                      "give plan(memory_bytes=...) what a rank may use")
+        return
     low = available < 1 << 30
     yield Finding(
         "memory",
-        f"{_size(available)} available of {_size(sizes['MemTotal'])}",
+        f"{_size(available)} available of {_size(total)}" + (", limited by the container" if grouped else ""),
         NOTE if low else OK,
         "little memory: give plan(memory_bytes=...) what a rank may use" if low else "",
     )

@@ -1,6 +1,7 @@
 """Region and Comm: one conformance suite on threads, on exec'ed processes and over MPI, and what is refused. The C tests
 (tests/c/test_comm.c) go deeper: sizes around every boundary, deadlines, sanitizers."""
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -259,3 +260,67 @@ def test_messages_are_timed_between_threads():
     for sizes in ((0, 1 << 20, 1 << 15), (1 << 16, 1 << 15, 1 << 15), (1 << 16, 1 << 20, 0), (1 << 16, 1 << 20, 6)):
         with pytest.raises(ValueError, match="would be right"):
             _core.message_time(*sizes)
+
+
+# ---- how much memory there is ------------------------------------------------------------------------------------------------
+
+MEMINFO = "MemTotal:       8000 kB\nMemFree:        1000 kB\nMemAvailable:   4000 kB\n"
+STAT_1 = "cache 9\ninactive_file 7\nactive_file 7\ntotal_inactive_file 100000\ntotal_active_file 20000\n"
+STAT_2 = "anon 5\nfile 9\ninactive_file 100000\nactive_file 20000\nworkingset_refault_file 3\n"
+
+
+def v2(folder, limit, used, stat=STAT_2):
+    return {f"sys/fs/cgroup{folder}/{name}": f"{text}\n"
+            for name, text in (("memory.max", limit), ("memory.current", used), ("memory.stat", stat))}
+
+
+def v1(folder, limit, used, stat=STAT_1):
+    names = ("memory.limit_in_bytes", limit), ("memory.usage_in_bytes", used), ("memory.stat", stat)
+    return {f"sys/fs/cgroup/memory{folder}/{name}": f"{text}\n" for name, text in names}
+
+
+@pytest.mark.parametrize("groups, files, room", [
+    (None, {}, (8192000, 4096000, False)),
+    ("0::/\n", v2("", "max", 5), (8192000, 4096000, False)),
+    ("0::/\n", v2("", 2000000, 1500000), (2000000, 620000, True)),                  # a container's own: the root of a namespace
+    ("0::/a/b\n", v2("/a/b", 2000000, 1500000), (2000000, 620000, True)),
+    ("0::/a/b\n", v2("/a", 2000000, 1500000) | v2("/a/b", 3000000, 200000), (2000000, 620000, True)),     # one above is tighter
+    ("0::/a/b\n", v2("/a", 9000000, 1) | v2("/a/b", "max", 3), (8192000, 4096000, False)),
+    ("0::/docker/0123\n", v2("", 2000000, 1500000), (2000000, 620000, True)),            # the host's path, the container's tree
+    ("0::/a\n", v2("/a", 7000000, 1000), (7000000, 4096000, False)),
+    ("0::/a\n", v2("/a", 1000, 5000000), (1000, 0, True)),
+    ("12:cpu,cpuacct:/x\n4:memory:/x\n0::/\n", v1("/x", 2000000, 1500000), (2000000, 620000, True)),
+    ("4:hugetlb,memory:/x/y\n", v1("/x", 2000000, 1500000) | v1("/x/y", 2**63 - 4096, 9), (2000000, 620000, True)),
+    ("4:memory:/docker/0123\n", v1("", 2000000, 1500000), (2000000, 620000, True)),
+    ("4:memory_other:/x\n5:nomemory:/x\n6:cpu:/memory\n", v1("/x", 2000000, 1500000), (8192000, 4096000, False)),
+    ("0::/" + 5000 * "x" + "\nnoise\n::\n:\n\n4:memory:/x", v1("/x", 2000000, 1500000, ""), (2000000, 500000, True)),
+])  # fmt: skip
+def test_memory_is_what_the_groups_of_this_process_leave_of_it(tmp_path, groups, files, room):
+    for name, text in ({"proc/meminfo": MEMINFO} | ({} if groups is None else {"proc/self/cgroup": groups}) | files).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert _core.memory_room(tmp_path) == room
+
+
+def test_a_system_that_does_not_say_has_as_much_as_one_asks_for(tmp_path):
+    assert _core.memory_room(tmp_path) == (None, None, False)
+    total, available, _ = _core.memory_room()
+    assert 0 < available <= total
+
+
+def test_shared_memory_beyond_the_limit_of_a_container_is_refused(tmp_path):
+    """The kernel would end the process while it fills it."""
+    for name, text in (v1("", 64 << 20, 1 << 20) | v2("", 64 << 20, 1 << 20)).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    inside = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /sys/fs/cgroup && exec "$@"', tmp_path / "sys/fs/cgroup"]
+    if shutil.which("unshare") is None or subprocess.run([*inside, "true"], capture_output=True).returncode != 0:
+        pytest.skip("mounts of one's own are not allowed here")
+    code = ("import terapipe_c as tp\nfrom terapipe_c import _core\n"
+            "_core.Region.create(2, bytes([0, 1, 1, 0]), 1 << 20, 64, True)\n"
+            "print(tp.Cluster.local(1).memory_bytes)\n"
+            "_core.Region.create(2, bytes([0, 1, 1, 0]), 50 << 20, 64, True)")
+    done = subprocess.run([*inside, sys.executable, "-c", code], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)})
+    assert done.stdout == f"{64 << 20}\n" and "StorageError: shared memory of" in done.stderr, done.stderr
+    assert "this process's control group (its container's limit of memory) has 66" in done.stderr

@@ -1,28 +1,14 @@
 /* Memory of a region: anonymous for threads, a sealed memfd for processes (no name in /dev/shm that could be left). */
 #include "csrc/comm/comm.h"
 
+#include "csrc/base/room.h"
+
 #include <errno.h>
 #include <fcntl.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-/* Bytes that could be had now, or SIZE_MAX if the kernel does not say. A memfd has no limit of its own: without this
- * look an absurd size would first fill the machine. */
-static size_t
-available_bytes(void)
-{
-    char text[1024] = "";
-    int fd = open("/proc/meminfo", O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return SIZE_MAX;
-    ssize_t got = read(fd, text, sizeof text - 1);
-    close(fd);
-    const char *line = got > 0 ? strstr(text, "MemAvailable:") : NULL;
-    return line == NULL ? SIZE_MAX : (size_t)strtoull(line + strlen("MemAvailable:"), NULL, 10) * 1024;
-}
 
 tp_status
 tp_local_create(size_t bytes, void **memory)
@@ -34,12 +20,17 @@ tp_local_create(size_t bytes, void **memory)
     return TP_OK;
 }
 
+/* A memfd has no limit of its own: without a look at what there is, an absurd size would first fill the machine, and one beyond
+ * the limit of a control group (a container's) would end the process. */
 static tp_status
 fill_and_seal(int fd, size_t bytes)
 {
-    size_t limit = available_bytes();
-    if (bytes > limit)
-        return tp_fail(TP_EIO, "shared memory of %zu bytes: this machine has %zu bytes available", bytes, limit);
+    tp_room room;
+    tp_room_look("", &room);
+    if (bytes > room.available)
+        return tp_fail(TP_EIO, "shared memory of %zu bytes: %s has %zu bytes available", bytes,
+                       room.grouped ? "this process's control group (its container's limit of memory)" : "this machine",
+                       room.available);
     if (ftruncate(fd, (off_t)bytes) < 0)
         return tp_fail(TP_EIO, "shared memory of %zu bytes: %s%s", bytes, strerror(errno),
                        errno == EFBIG ? ": a higher limit of a file (ulimit -f), or processes=False, would be right" : "");
@@ -48,7 +39,7 @@ fill_and_seal(int fd, size_t bytes)
         failure = posix_fallocate(fd, 0, (off_t)bytes);
     while (failure == EINTR);
     if (failure != 0)
-        return tp_fail(TP_EIO, "shared memory of %zu bytes (%zu available): %s", bytes, limit, strerror(failure));
+        return tp_fail(TP_EIO, "shared memory of %zu bytes (%zu available): %s", bytes, room.available, strerror(failure));
     if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
         return tp_fail(TP_EIO, "shared memory of %zu bytes could not be sealed: %s", bytes, strerror(errno));
     return TP_OK;

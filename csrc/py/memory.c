@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "csrc/base/room.h"
 #include "csrc/base/store.h"
 #include "csrc/engine/engine.h"
 #include "csrc/py/device.h"
@@ -268,7 +269,29 @@ store_time(PyObject *module, PyObject *args)
     return result;
 }
 
+static PyObject *
+bytes_or_none(size_t bytes)
+{
+    return bytes == SIZE_MAX ? Py_NewRef(Py_None) : PyLong_FromSize_t(bytes);
+}
+
+static PyObject *
+memory_room(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *root = NULL;
+    tp_room room;
+    if (!PyArg_ParseTuple(args, "|O&", PyUnicode_FSConverter, &root))
+        return NULL;
+    tp_room_look(root == NULL ? "" : PyBytes_AS_STRING(root), &room);
+    Py_XDECREF(root);
+    return Py_BuildValue("(NNO)", bytes_or_none(room.total), bytes_or_none(room.available), room.grouped ? Py_True : Py_False);
+}
+
 static PyMethodDef functions[] = {
+    {"memory_room", memory_room, METH_VARARGS,
+     "memory_room($module, root=\"\", /)\n--\n\n-> (bytes that this process could have at any time, bytes now, whether its control "
+     "group leaves less than the machine); None where nobody says. root: where proc and sys are."},
     {"store_time", store_time, METH_VARARGS,
      "store_time($module, folder, bytes, rounds, /)\n--\n\n-> float64 [rounds, 2]: seconds of a copy of so many bytes to a file "
      "in folder, as an engine swaps, and back."},
