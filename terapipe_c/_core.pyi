@@ -322,7 +322,7 @@ def mpi_comm(transport: CapsuleType, control: Comm, outbox_bytes: int, /) -> Com
 def mpi_finish(transport: CapsuleType, /) -> None: ...
 def tcp_comm(
     region: Region, rank: int, host: str, port: int, pairs: Buffer, max_gather_bytes: int, ports: int = 1, token: str = "",
-    version: str = "", plan: str = "", meeting_s: float = 60.0, timeout_s: float = 0.0,
+    version: str = "", plan: str = "", meeting_s: float = 60.0, timeout_s: float = 0.0, silent_s: float = 30.0,
 ) -> Comm: ...
 
 # ---- one rank at work (csrc/py/engine.c) --------------------------------------------------------------------------------

@@ -66,9 +66,10 @@ def train(plan: Any, data: Any, steps: int, *, backend: str = "cpu", launcher: s
         raise _core.InvalidValueError(f"{place.launcher} started {place.ranks} ranks and the plan has {ranks}: "
                                       f"{ranks} ranks, or a plan for {place.ranks} devices, would be right")
     region = _core.Region.create(place.ranks, bytes(place.ranks ** 2), 0, largest_gather(plan.model), False)
-    control = meet(place, region, plan.model, plan.digest, meeting_s, float(arguments["timeout_s"]), replicas, copies,
-                   hosts_of(plan))
-    return _Rank(plan, place, region, control, progress, transport).run(arguments)
+    with Watch(region, place):
+        control = meet(place, region, plan.model, plan.digest, meeting_s, float(arguments["timeout_s"]), replicas, copies,
+                       hosts_of(plan))
+        return _Rank(plan, place, region, control, progress, transport).run(arguments)
 
 
 def _transport(comm: str | None, backend: str) -> str:
@@ -162,12 +163,8 @@ class _Rank:
         self.folder: Folder | None = None
 
     def run(self, arguments: Mapping[str, Any]) -> RankRun:
-        """What goes wrong here is told to all by the abort, which goes out when the communicator is closed; that is watched too,
+        """What goes wrong here is told to all by the abort, which goes out when the communicator is closed: under the Watch too,
         since it may wait for others."""
-        with Watch(self.region, self.place):
-            return self._run(arguments)
-
-    def _run(self, arguments: Mapping[str, Any]) -> RankRun:
         outcome: RankRun | None = None
         try:
             with failures(self.place.rank, self.region, lambda event: None):

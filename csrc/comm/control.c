@@ -52,6 +52,7 @@ struct tp_control {
     pthread_cond_t changed;
     int lines;
     line *line;
+    int64_t silent_ns;
     size_t max_bytes, slot_bytes, capacity; /* of a contribution; with its size; of a frame's payload */
     unsigned char *slots, *result, *out;    /* [ranks][slot_bytes]; the same; a frame to send */
     int gathered;                           /* rank 0: contributions of the gather under way */
@@ -61,18 +62,28 @@ struct tp_control {
 
 /* ---- sending (with the lock held) ---------------------------------------------------------------------------------- */
 
+/* End the run on account of a rank heard no more: its connection closed (error 0), which is `closed` in words, or failed. */
 static void
-drop_line(tp_control *c, line *l)
+mourn(const tp_control *c, int rank, int error, const char *closed)
+{
+    char doing[TP_DOING_TEXT], text[512];
+    tp_region_doing(c->region, rank, doing);
+    if (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == EHOSTDOWN || error == ENETDOWN)
+        snprintf(text, sizeof text, "rank %d does not answer rank %d any more (%s: is its machine, or the network to it, gone?) %s",
+                 rank, c->comm->rank, strerror(error), doing);
+    else
+        snprintf(text, sizeof text, "rank %d %s %s", rank, closed, doing);
+    tp_region_abort(c->region, TP_ECONNECTION, rank, text);
+}
+
+static void
+drop_line(tp_control *c, line *l, int error)
 {
     if (l->fd < 0)
         return;
     l->fd = -1;
-    if (l->left || c->closing)
-        return;
-    char doing[TP_DOING_TEXT], text[512];
-    tp_region_doing(c->region, l->rank, doing);
-    snprintf(text, sizeof text, "rank %d ended without a word (its connection closed) %s", l->rank, doing);
-    tp_region_abort(c->region, TP_ECONNECTION, l->rank, text);
+    if (!l->left && !c->closing)
+        mourn(c, l->rank, error, "ended without a word (its connection closed)");
 }
 
 static void
@@ -84,7 +95,7 @@ post(tp_control *c, line *l, frame head, const void *payload)
     if (head.bytes > 0)
         memcpy(c->out + sizeof head, payload, head.bytes);
     if (tp_socket_write(l->fd, c->out, sizeof head + head.bytes, tp_clock_ns() + WRITE_NS) < 0)
-        drop_line(c, l);
+        drop_line(c, l, errno);
 }
 
 /* Only where it cannot wait: what comes later says it better. */
@@ -280,7 +291,7 @@ read_line(tp_control *c, line *l)
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
             return;
         if (got <= 0) {
-            drop_line(c, l);
+            drop_line(c, l, got < 0 ? errno : 0);
             return;
         }
         l->got += (size_t)got;
@@ -289,7 +300,7 @@ read_line(tp_control *c, line *l)
         while (l->got - at >= sizeof head) {
             memcpy(&head, l->in + at, sizeof head);
             if (!is_sound(c, &head)) {
-                drop_line(c, l);
+                drop_line(c, l, 0);
                 return;
             }
             if (l->got - at < sizeof head + head.bytes)
@@ -299,6 +310,14 @@ read_line(tp_control *c, line *l)
         }
         memmove(l->in, l->in + at, l->got -= at);
     }
+}
+
+static void
+drop_silent(tp_control *c)
+{
+    for (int i = 0; i < c->lines; i++)
+        if (c->line[i].fd >= 0 && tp_socket_is_silent(c->line[i].fd, c->silent_ns))
+            drop_line(c, &c->line[i], ETIMEDOUT);
 }
 
 /* ---- the thread ------------------------------------------------------------------------------------------------------------- */
@@ -338,6 +357,8 @@ listen_on(void *argument)
         if (tp_clock_ns() - last >= TICK_NS && !c->closing) {
             last = tp_clock_ns();
             tell_progress(c, ++ticks % TABLE_TICKS == 0);
+            if (ticks % TABLE_TICKS == 0)
+                drop_silent(c);
         }
         if (c->closing && until == INT64_MAX)
             until = tp_clock_ns() + LINGER_NS;
@@ -405,13 +426,15 @@ start_thread(tp_control *c)
 }
 
 tp_status
-tp_control_open(const tp_comm *comm, const int *fds, size_t max_gather_bytes, tp_region *region, tp_control **out)
+tp_control_open(const tp_comm *comm, const int *fds, size_t max_gather_bytes, int64_t silent_ns, tp_region *region,
+                tp_control **out)
 {
     tp_control *c = calloc(1, sizeof *c);
     if (c == NULL)
         return tp_fail(TP_EMEMORY, "no memory for a communicator");
     c->comm = comm;
     c->region = region;
+    c->silent_ns = silent_ns;
     c->max_bytes = max_gather_bytes;
     c->slot_bytes = sizeof(uint64_t) + ((max_gather_bytes + 7) & ~(size_t)7);
     pthread_mutex_init(&c->lock, NULL);
@@ -498,15 +521,14 @@ tp_control_alarm(const tp_control *c)
 }
 
 tp_status
-tp_control_lost(tp_control *c, int rank)
+tp_control_lost(tp_control *c, int rank, int error)
 {
     struct pollfd one = {.fd = c->alarm, .events = POLLIN};
     while (poll(&one, 1, WORD_MS) < 0 && errno == EINTR) {
     }
-    char doing[TP_DOING_TEXT], text[512];
-    tp_region_doing(c->region, rank, doing);
-    snprintf(text, sizeof text, "rank %d closed its connection to rank %d without a word %s", rank, c->comm->rank, doing);
-    tp_region_abort(c->region, TP_ECONNECTION, rank, text);
+    char closed[64];
+    snprintf(closed, sizeof closed, "closed its connection to rank %d without a word", c->comm->rank);
+    mourn(c, rank, error, closed);
     return tp_comm_check_abort(c->comm, c->region);
 }
 

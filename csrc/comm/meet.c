@@ -22,6 +22,7 @@
 #define PATIENCE  (5 * SECOND)  /* with a caller who says nothing */
 #define ACK_NS    (3 * SECOND)  /* for rank 0's ack; it is quick unless the port is somebody else's */
 #define RETRY_NS  (SECOND / 20)
+#define TICK_NS   (SECOND / 4)  /* between two looks at the abort */
 #define LATE_NS   (2 * SECOND)  /* after one rank is found wrong: for the others to come and hear it */
 
 enum { GREET_CONTROL, GREET_DATA };
@@ -64,6 +65,7 @@ typedef struct {
 
 typedef struct {
     const tp_tcp_config *config;
+    const tp_region *region;
     tp_links *links;
     lobby lobby;
     int64_t deadline;
@@ -138,6 +140,15 @@ next_greeting(lobby *l, int64_t until, greeting *said, int *fd)
     return TP_OK;
 }
 
+/* Whether nobody has called the meeting off: this rank was interrupted while it waited for others. */
+static tp_status
+is_on(const meeting *m)
+{
+    int rank;
+    char text[512];
+    return tp_region_aborted(m->region, &rank, text) == TP_OK ? TP_OK : tp_fail(TP_EABORTED, "%s", text);
+}
+
 static int
 hung_up(int fd)
 {
@@ -149,6 +160,19 @@ static int64_t
 sooner(int64_t a, int64_t b)
 {
     return a < b ? a : b;
+}
+
+/* Until there is something to read, or the deadline, or the abort. */
+static tp_status
+await_word(const meeting *m, int fd, int64_t until)
+{
+    struct pollfd one = {.fd = fd, .events = POLLIN};
+    int ready = 0;
+    while (ready <= 0 && tp_clock_ns() < until) {
+        TP_TRY(is_on(m));
+        ready = poll(&one, 1, tp_socket_ms(sooner(until, tp_clock_ns() + TICK_NS)));
+    }
+    return is_on(m);
 }
 
 /* ---- rank 0: everybody here, and of one mind --------------------------------------------------------------------- */
@@ -232,34 +256,33 @@ tell_guest(int fd, const verdict *word)
 static void
 place(meeting *m, const greeting *said, int fd)
 {
-    int rank = said->rank, last = m->config->ranks - 1, *control = m->links->control;
-    int at = rank > last ? last : rank; /* of a larger world: it has no place here, but must hear why */
+    int rank = said->rank, larger = rank >= m->config->ranks, *control = m->links->control;
     if (said->kind != GREET_CONTROL || memcmp(said->token, m->own.token, TP_TCP_WORD) != 0 || rank < 0) {
         close(fd);
         return;
     }
-    if (control[at] >= 0 && hung_up(control[at])) { /* it grew impatient and called again */
-        close(control[at]);
-        control[at] = -1;
+    if (!larger && control[rank] >= 0 && hung_up(control[rank])) { /* it grew impatient and called again */
+        close(control[rank]);
+        control[rank] = -1;
     }
-    if (rank == 0 || control[at] >= 0) {
-        if (rank == at)
+    if (larger || rank == 0 || control[rank] >= 0) {
+        if (larger) /* it has no place here, but must hear why; whose place is whose the others will see */
+            note_wrong(m, tp_fail(TP_EVALUE, "rank %d was started with %d ranks where rank 0 has %d ranks: the same on all would "
+                                             "be right", rank, said->ranks, m->config->ranks));
+        else
             note_wrong(m, tp_fail(TP_EVALUE, "two processes say that they are rank %d: a rank of its own for each would be right",
                                   rank));
-        else
-            note_wrong(m, tp_fail(TP_EVALUE, "rank %d was started with %d ranks where rank 0 has %d: the same on all would be "
-                                             "right", rank, said->ranks, m->config->ranks));
         tell_guest(fd, &m->word);
         close(fd);
         return;
     }
-    tp_socket_tune(fd, 0);
+    tp_socket_tune(fd, tp_tcp_silent_ns(m->config), 0);
     if (tell_guest(fd, NULL) < 0) {
         close(fd);
         return;
     }
-    control[at] = fd;
-    m->heard[at] = *said;
+    control[rank] = fd;
+    m->heard[rank] = *said;
 }
 
 static tp_status
@@ -270,7 +293,8 @@ gather_ranks(meeting *m)
     while (missing > 0 && tp_clock_ns() < until) {
         greeting said;
         int fd;
-        TP_TRY(next_greeting(&m->lobby, sooner(until, tp_clock_ns() + SECOND / 4), &said, &fd));
+        TP_TRY(is_on(m));
+        TP_TRY(next_greeting(&m->lobby, sooner(until, tp_clock_ns() + TICK_NS), &said, &fd));
         if (fd < 0)
             continue;
         place(m, &said, fd);
@@ -357,15 +381,6 @@ receive_all(meeting *m)
 
 /* ---- the others: call rank 0 -------------------------------------------------------------------------------------- */
 
-static void
-with_port(struct sockaddr_storage *at, int port)
-{
-    in_port_t number = htons((uint16_t)port);
-    size_t offset =
-        at->ss_family == AF_INET6 ? offsetof(struct sockaddr_in6, sin6_port) : offsetof(struct sockaddr_in, sin_port);
-    memcpy((char *)at + offset, &number, sizeof number);
-}
-
 /* Call, greet and be heard: the connection, or -1 with a word on why. */
 static int
 call_and_greet(const meeting *m, const struct addrinfo *address, int port, const char **why)
@@ -373,16 +388,16 @@ call_and_greet(const meeting *m, const struct addrinfo *address, int port, const
     struct sockaddr_storage at = {0};
     uint64_t ack = 0;
     memcpy(&at, address->ai_addr, address->ai_addrlen);
-    with_port(&at, port);
+    tp_socket_with_port(&at, port);
     int64_t until = sooner(m->deadline, tp_clock_ns() + ACK_NS);
     int fd = tp_socket_call((struct sockaddr *)&at, address->ai_addrlen, until);
     if (fd < 0) {
         *why = strerror(errno);
         return -1;
     }
-    tp_socket_tune(fd, 0);
-    if (tp_socket_write(fd, &m->own, sizeof m->own, until) == 0 && tp_socket_read(fd, &ack, sizeof ack, until) == 0 &&
-        ack == MAGIC)
+    tp_socket_tune(fd, tp_tcp_silent_ns(m->config), 0);
+    if (tp_socket_write(fd, &m->own, sizeof m->own, until) == 0 && await_word(m, fd, until) == TP_OK &&
+        tp_socket_read(fd, &ack, sizeof ack, until) == 0 && ack == MAGIC)
         return fd;
     *why = "who listens there did not know us: another run's port, or another token";
     close(fd);
@@ -400,11 +415,12 @@ call_rank_0(meeting *m)
         for (int port = m->config->port; fd < 0 && port < m->config->port + m->config->ports; port++)
             for (const struct addrinfo *a = addresses; fd < 0 && a != NULL; a = a->ai_next)
                 fd = call_and_greet(m, a, port, &why);
-        if (fd >= 0 || tp_clock_ns() + RETRY_NS > m->deadline)
+        if (fd >= 0 || is_on(m) != TP_OK || tp_clock_ns() + RETRY_NS > m->deadline)
             break;
         tp_clock_sleep_until(tp_clock_ns() + RETRY_NS);
     }
     freeaddrinfo(addresses);
+    TP_TRY(is_on(m));
     if (fd < 0)
         return tp_fail(TP_ETIMEOUT, "rank %d did not reach rank 0 at %s:%d within %.3g s: %s", m->config->rank,
                        m->config->host, m->config->port, (double)m->config->meeting_ns * 1e-9, why);
@@ -418,6 +434,7 @@ hear_verdict(meeting *m)
     verdict word;
     int64_t until = m->deadline + 2 * LATE_NS; /* rank 0's clock began earlier or later than ours: its word is better */
     int fd = m->links->control[0];
+    TP_TRY(await_word(m, fd, until));
     if (tp_socket_read(fd, &word, sizeof word, until) < 0)
         return tp_fail(errno == ETIMEDOUT ? TP_ETIMEOUT : TP_ECONNECTION, "rank %d was heard by rank 0, which then %s",
                        m->config->rank, errno == ETIMEDOUT ? "said no more" : "left the meeting");
@@ -446,14 +463,15 @@ call_peer(meeting *m, int peer)
         size_t offset = e->family == 6 ? offsetof(struct sockaddr_in6, sin6_addr) : offsetof(struct sockaddr_in, sin_addr);
         memcpy((char *)&at + offset, e->address, e->family == 6 ? 16 : 4);
         bytes = e->family == 6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
+        tp_socket_take_scope(&at, m->links->control[0]);
     }
-    with_port(&at, e->port);
+    tp_socket_with_port(&at, e->port);
     greeting hello = m->own;
     hello.kind = GREET_DATA;
     memcpy(hello.token, m->table->token, TP_TCP_WORD);
     int fd = tp_socket_call((struct sockaddr *)&at, bytes, m->deadline + LATE_NS);
     if (fd >= 0 && tp_socket_write(fd, &hello, sizeof hello, m->deadline + LATE_NS) == 0) {
-        tp_socket_tune(fd, m->config->buffer_bytes);
+        tp_socket_tune(fd, tp_tcp_silent_ns(m->config), m->config->buffer_bytes);
         m->links->data[peer] = fd;
         return TP_OK;
     }
@@ -485,11 +503,12 @@ wait_for_callers(meeting *m)
     while (wanted > 0) {
         greeting said;
         int fd;
-        TP_TRY(next_greeting(&m->lobby, tp_clock_ns() + SECOND / 4, &said, &fd));
+        TP_TRY(is_on(m));
+        TP_TRY(next_greeting(&m->lobby, tp_clock_ns() + TICK_NS, &said, &fd));
         if (fd >= 0 && said.kind == GREET_DATA && memcmp(said.token, m->table->token, TP_TCP_WORD) == 0 &&
             said.rank > config->rank && said.rank < config->ranks && m->links->data[said.rank] < 0 &&
             tp_tcp_talk(config, config->rank, said.rank)) {
-            tp_socket_tune(fd, config->buffer_bytes);
+            tp_socket_tune(fd, tp_tcp_silent_ns(config), config->buffer_bytes);
             m->links->data[said.rank] = fd;
             wanted--;
             continue;
@@ -525,10 +544,11 @@ hold(meeting *m)
 }
 
 tp_status
-tp_links_open(const tp_tcp_config *config, tp_links *out)
+tp_links_open(const tp_tcp_config *config, const tp_region *region, tp_links *out)
 {
     size_t ranks = (size_t)config->ranks;
-    meeting m = {.config = config, .links = out, .deadline = tp_clock_ns() + config->meeting_ns, .lobby.listener = -1};
+    meeting m = {.config = config, .region = region, .links = out, .lobby.listener = -1};
+    m.deadline = tp_clock_ns() + config->meeting_ns;
     m.own = (greeting){.magic = MAGIC, .kind = GREET_CONTROL, .rank = config->rank, .ranks = config->ranks};
     memcpy(m.own.token, config->token, strlen(config->token)); /* shorter than a word: the caller has looked */
     memcpy(m.own.version, config->version, strlen(config->version));

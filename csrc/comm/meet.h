@@ -11,9 +11,15 @@ typedef struct {
 
 /* Errors as tp_comm_open_tcp. On failure nothing is left open. */
 TP_MUST_USE tp_status
-tp_links_open(const tp_tcp_config *config, tp_links *out);
+tp_links_open(const tp_tcp_config *config, const tp_region *region, tp_links *out);
 void
 tp_links_close(tp_links *links, int ranks);
+
+static inline int64_t
+tp_tcp_silent_ns(const tp_tcp_config *config)
+{
+    return config->silent_ns > 0 ? config->silent_ns : TP_TCP_SILENT_NS;
+}
 
 static inline int
 tp_tcp_talk(const tp_tcp_config *config, int a, int b)

@@ -142,6 +142,27 @@ tp_socket_listen(int loopback, int port, int ports, int *fd, int *found)
                    ports > 1 ? " or those after it" : "", strerror(errno));
 }
 
+void
+tp_socket_with_port(struct sockaddr_storage *at, int port)
+{
+    in_port_t number = htons((uint16_t)port);
+    size_t offset =
+        at->ss_family == AF_INET6 ? offsetof(struct sockaddr_in6, sin6_port) : offsetof(struct sockaddr_in, sin_port);
+    memcpy((char *)at + offset, &number, sizeof number);
+}
+
+void
+tp_socket_take_scope(struct sockaddr_storage *at, int fd)
+{
+    struct sockaddr_in6 to, other;
+    socklen_t bytes = sizeof other;
+    if (at->ss_family != AF_INET6 || getpeername(fd, (struct sockaddr *)&other, &bytes) < 0 || other.sin6_family != AF_INET6)
+        return;
+    memcpy(&to, at, sizeof to);
+    to.sin6_scope_id = other.sin6_scope_id;
+    memcpy(at, &to, sizeof to);
+}
+
 int
 tp_socket_call(const struct sockaddr *address, socklen_t bytes, int64_t deadline_ns)
 {
@@ -176,9 +197,9 @@ tp_socket_accept(int listener)
 }
 
 void
-tp_socket_tune(int fd, int buffer_bytes)
+tp_socket_tune(int fd, int64_t silent_ns, int buffer_bytes)
 {
-    int yes = 1, seconds = 5, times = 5;
+    int yes = 1, times = 5, seconds = silent_ns > 12000000000 ? (int)(silent_ns / 6000000000) : 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof seconds);
@@ -188,4 +209,15 @@ tp_socket_tune(int fd, int buffer_bytes)
         setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &buffer_bytes, sizeof buffer_bytes);
         setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &buffer_bytes, sizeof buffer_bytes);
     }
+}
+
+/* Keep-alive rests while anything is on its way, and then the kernel tries for a quarter of an hour. TCP_USER_TIMEOUT would end
+ * that, but also a connection whose reader is busy for longer. One try alone may have been made this moment, after a long rest. */
+int
+tp_socket_is_silent(int fd, int64_t silent_ns)
+{
+    struct tcp_info info;
+    socklen_t bytes = sizeof info;
+    return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0 && (info.tcpi_retransmits > 1 || info.tcpi_probes > 1) &&
+           info.tcpi_last_ack_recv * 1000000ll >= silent_ns;
 }

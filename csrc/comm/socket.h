@@ -27,14 +27,25 @@ tp_socket_resolve(const char *host, struct addrinfo **out);
  * is the port. EIO. */
 TP_MUST_USE tp_status
 tp_socket_listen(int loopback, int port, int ports, int *fd, int *found);
+/* Put a port into an address. */
+void
+tp_socket_with_port(struct sockaddr_storage *at, int port);
+/* The link that an address of IPv6 is of, where it is of one alone (fe80::): that of this connection. */
+void
+tp_socket_take_scope(struct sockaddr_storage *at, int fd);
 /* A connection, or -1 with errno. */
 int
 tp_socket_call(const struct sockaddr *address, socklen_t bytes, int64_t deadline_ns);
 /* A waiting connection, or -1. */
 int
 tp_socket_accept(int listener);
-/* Small messages at once; a peer whose machine vanished is noticed after half a minute; buffers as asked (0: as they are). */
+/* Small messages at once; a peer whose machine has not answered for so long is noticed while nothing is on its way to it; buffers
+ * as asked (0: as they are). */
 void
-tp_socket_tune(int fd, int buffer_bytes);
+tp_socket_tune(int fd, int64_t silent_ns, int buffer_bytes);
+/* Whether something is on its way to the peer's machine and that has not answered for so long. A process that reads nothing is no
+ * such thing: its machine's kernel answers. */
+int
+tp_socket_is_silent(int fd, int64_t silent_ns);
 
 #endif

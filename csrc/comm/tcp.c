@@ -13,6 +13,7 @@
 #include "csrc/comm/control.h"
 #include "csrc/comm/meet.h"
 #include "csrc/comm/region.h"
+#include "csrc/comm/socket.h"
 
 typedef struct {
     uint64_t tag, bytes;
@@ -25,7 +26,7 @@ typedef struct {
 } receive;
 
 typedef struct {
-    int fd, gone;
+    int fd, gone, error; /* gone: closed, or failed with that errno */
     receive *items; /* [room] a ring */
     unsigned room, first, count, ready; /* `ready` of them, the oldest, are complete */
     union {
@@ -40,6 +41,7 @@ typedef struct {
     tp_region *region;
     tp_links links;
     tp_control *control;
+    int64_t silent_ns;
     struct pollfd *polled; /* [ranks + 1] */
     tcp_link *link;        /* [ranks]; fd -1: no connection */
 } tcp_comm;
@@ -57,6 +59,13 @@ static int
 is_sent(const sending *out)
 {
     return out->peer < 0 || out->moved == sizeof(header) + out->head.bytes;
+}
+
+static void
+lose(tcp_link *l, int error)
+{
+    l->gone = 1;
+    l->error = error;
 }
 
 /* What can be done at once; 1 if anything moved. */
@@ -80,7 +89,7 @@ push(tcp_comm *c, sending *out)
         } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
             break;
         } else if (errno != EINTR) {
-            l->gone = 1;
+            lose(l, errno);
         }
     }
     return moved;
@@ -114,7 +123,7 @@ pull(tcp_link *l)
             *(in_head ? &l->got : &l->moved) += (size_t)got;
             moved = 1;
         } else if (got == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
-            l->gone = 1;
+            lose(l, got < 0 ? errno : 0);
         } else if (errno != EINTR) {
             break;
         }
@@ -153,9 +162,13 @@ doze(tcp_comm *c, const sending *out, int from, int64_t since)
         if (l->fd >= 0 && !l->gone && both)
             c->polled[count++] = (struct pollfd){.fd = l->fd, .events = both};
     }
-    int64_t ms = (left + 999999) / 1000000;
-    if (poll(c->polled, count, timeout == 0 ? -1 : ms > 1000000 ? 1000000 : (int)ms) < 0 && errno != EINTR)
+    int64_t ms = (left + 999999) / 1000000, look = c->silent_ns / 6000000 + 1;
+    int ready = poll(c->polled, count, (int)(timeout == 0 || ms > look ? look : ms));
+    if (ready < 0 && errno != EINTR)
         return tp_fail(TP_EIO, "poll: %s", strerror(errno));
+    for (int peer = 0; ready == 0 && peer < c->base.ranks; peer++)
+        if (c->link[peer].fd >= 0 && !c->link[peer].gone && tp_socket_is_silent(c->link[peer].fd, c->silent_ns))
+            lose(&c->link[peer], ETIMEDOUT);
     return tp_comm_check_abort(&c->base, c->region);
 }
 
@@ -174,9 +187,9 @@ drive(tcp_comm *c, sending *out, int from)
         if (is_sent(out) && (c->link[from].ready > 0 || is_wrong(&c->link[from])))
             return TP_OK;
         if (!is_sent(out) && c->link[out->peer].gone)
-            return tp_control_lost(c->control, out->peer);
+            return tp_control_lost(c->control, out->peer, c->link[out->peer].error);
         if (from >= 0 && c->link[from].ready == 0 && c->link[from].gone)
-            return tp_control_lost(c->control, from);
+            return tp_control_lost(c->control, from, c->link[from].error);
         if (moved || since == 0)
             since = tp_clock_ns();
         if (!moved)
@@ -327,12 +340,13 @@ tp_comm_open_tcp(const tp_tcp_config *config, tp_region *region, tp_comm **out)
         return tp_fail(TP_EMEMORY, "no memory for a communicator of %zu ranks", ranks);
     c->base = (tp_comm){&tcp_ops, config->rank, config->ranks, config->timeout_ns};
     c->region = region;
+    c->silent_ns = tp_tcp_silent_ns(config);
     c->polled = calloc(ranks + 1, sizeof *c->polled);
     c->link = calloc(ranks, sizeof *c->link);
     tp_status status = c->polled == NULL || c->link == NULL ? tp_fail(TP_EMEMORY, "no memory for a communicator of %zu ranks", ranks)
-                                                            : tp_links_open(config, &c->links);
+                                                            : tp_links_open(config, region, &c->links);
     if (status == TP_OK)
-        status = tp_control_open(&c->base, c->links.control, config->max_gather_bytes, region, &c->control);
+        status = tp_control_open(&c->base, c->links.control, config->max_gather_bytes, c->silent_ns, region, &c->control);
     if (status != TP_OK) {
         if (c->links.control != NULL)
             tp_links_close(&c->links, config->ranks);

@@ -2,13 +2,14 @@
  *
  * One connection for each pair that talks, and one from every rank to rank 0 for all-gathers, progress and aborts. A
  * thread sleeps on the latter: it relays what any rank says of its end, and takes a connection that closes without a word
- * for the death of its rank. A machine that vanishes without closing is noticed by keep-alive after half a minute. */
+ * for the death of its rank. A machine that vanishes without closing is noticed once it has not answered for silent_ns. */
 #ifndef TP_COMM_TCP_H
 #define TP_COMM_TCP_H
 
 #include "csrc/comm/comm.h"
 
 #define TP_TCP_WORD  64   /* most bytes of token, version and plan each, with their end */
+#define TP_TCP_SILENT_NS 30000000000ll
 #define TP_TCP_RANKS 1024 /* most ranks: rank 0 holds a connection to each */
 
 typedef struct {
@@ -21,13 +22,15 @@ typedef struct {
     size_t max_gather_bytes;
     int64_t meeting_ns; /* how long the ranks wait for each other at the beginning */
     int64_t timeout_ns; /* of one wait afterwards; 0: none */
+    int64_t silent_ns;  /* a machine that has not answered for so long is gone; 0: half a minute */
     int buffer_bytes;   /* of a connection in the kernel, each way; 0: what the kernel thinks best */
 } tp_tcp_config;
 
 /* Meet all ranks and connect. region: of this process alone, of so many ranks, without rings; it outlives the communicator,
  * which keeps the other ranks' progress in it (some 0.2 s old) and brings every rank's abort into it and this one's to all.
  * EVALUE: config, or world size, version or plan that differ between ranks (on every rank, naming the odd one). EIO: no such
- * host, port in use. ETIMEOUT: names who did not come. ECONNECTION: a rank left during the meeting. */
+ * host, port in use. ETIMEOUT: names who did not come. ECONNECTION: a rank left during the meeting. EABORTED: the region's
+ * abort, which ends the meeting too. */
 TP_MUST_USE tp_status
 tp_comm_open_tcp(const tp_tcp_config *config, tp_region *region, tp_comm **out);
 

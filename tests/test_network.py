@@ -1,0 +1,153 @@
+"""Ranks on a network of their own: machines that vanish, addresses of one link, Ctrl-C before all are there."""
+import ctypes
+import functools
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+from ports import free_port
+from test_train import begin, meeting, mpich, plans  # noqa: F401
+
+from terapipe_c import _core
+from terapipe_c.job import neighbours
+
+NEWUSER, NEWNET = 0x10000000, 0x40000000
+
+
+def apart():
+    """This process gets a network without anything, its own to change."""
+    if ctypes.CDLL(None, use_errno=True).unshare(NEWNET if os.geteuid() == 0 else NEWUSER | NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "unshare")
+
+
+@functools.cache
+def has_networks():
+    if shutil.which("ip") is None:
+        return False
+    try:
+        return subprocess.run(["ip", "link", "set", "lo", "up"], preexec_fn=apart, capture_output=True).returncode == 0
+    except (OSError, subprocess.SubprocessError):
+        return False
+
+
+needs_networks = pytest.mark.skipif(not has_networks(), reason="no network namespaces here, or no ip")
+
+RANKS = """
+import json, subprocess, sys, threading
+from terapipe_c import _core
+from terapipe_c.job import neighbours
+
+host, wait, setup, fault = sys.argv[1:]
+said = subprocess.run(setup, shell=True, check=True, capture_output=True, text=True).stdout.strip()
+host, results, met = host or said, [None] * 3, threading.Barrier(4)
+
+def one(rank):
+    region, comm = _core.Region.create(3, bytes(9), 0, 64, False), None
+    try:
+        try:
+            comm = _core.tcp_comm(region, rank, host, 29500, neighbours(3), 64, meeting_s=20.0, timeout_s=60.0, silent_s=2.0)
+            comm.barrier()
+        finally:
+            met.wait()
+        while True:     # a message to each neighbour and from it: something is always on its way
+            if wait:
+                comm.barrier()
+            else:
+                for peer in sorted({(rank + 1) % 3, (rank + 2) % 3}, key=lambda peer: rank + peer):
+                    comm.exchange(peer, 0, bytes(1 << 16), bytearray(1 << 16))
+    except Exception as error:
+        results[rank] = [type(error).__name__, str(error)]
+        region.abort("ECONNECTION", rank, str(error))
+    if comm is not None:
+        comm.close()
+
+threads = [threading.Thread(target=one, args=(rank,)) for rank in range(3)]
+for thread in threads:
+    thread.start()
+met.wait()
+subprocess.run(fault, shell=True, check=True)
+for thread in threads:
+    thread.join()
+print(json.dumps(results))
+"""
+
+
+def ranks_apart(setup, fault, host="", wait=""):
+    """What each of three ranks, in a network of their own, ends with."""
+    words = [sys.executable, "-c", RANKS, host, wait, setup, fault]
+    ended = subprocess.run(words, preexec_fn=apart, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+@needs_networks
+@pytest.mark.parametrize("wait", ["", "gather"])
+def test_a_machine_that_vanishes_is_noticed_while_something_is_on_its_way_to_it(wait):
+    """Keep-alive rests then, and the kernel tries for a quarter of an hour: all waited for their time-out, of ten minutes."""
+    ends = ranks_apart("ip link set lo up", "ip link set lo down", "127.0.0.1", wait)
+    for rank, (kind, text) in enumerate(ends):
+        assert kind == "AbortedError" and f"rank {rank} was ended because rank " in text and "does not answer" in text, ends
+
+
+@needs_networks
+def test_ranks_meet_at_addresses_of_one_link():
+    setup = """ip link set lo up && ip link add one type veth peer name two && ip link set two up && ip link set one up
+        ip -6 addr add fe80::1:1/64 dev one nodad && echo fe80::1:1%one"""
+    ends = ranks_apart(setup, "ip link del one", wait="gather")
+    assert all("does not answer" in text or "closed" in text for _, text in ends), ends
+
+
+def test_who_comes_after_one_of_a_larger_world_hears_of_it_too():
+    """That one had the last rank's place, and when that came nobody listened any more."""
+    results, port = [], free_port()
+    early = threading.Thread(target=lambda: results.extend(meeting([{}], port=port)))
+    early.start()
+    larger, = meeting([{"rank": 2, "ranks": 3}], port=port)
+    late, = meeting([{"rank": 1}], port=port, meeting_s=5.0)
+    early.join()
+    for error in (results[0], larger, late):
+        assert isinstance(error, _core.InvalidValueError), error
+        assert "rank 2 was started with 3 ranks where rank 0 has 2 ranks" in str(error)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ctrl_c_ends_the_wait_for_who_has_not_come(plans, rank):  # noqa: F811
+    """As soon as all other waits: it took until the others were given up."""
+    _, files, data = plans
+    port = free_port()
+    with socket.socket() as other:
+        if rank == 1:
+            other.bind(("127.0.0.1", port))
+            other.listen()
+        child = begin(files[3], data, rank, mpich(rank, 3, port), meeting_s=1000)
+        try:
+            while rank == 0 and other.connect_ex(("127.0.0.1", port)) != 0:
+                assert child.poll() is None
+            if rank == 1:
+                other.accept()[0].close()
+            child.send_signal(signal.SIGINT)
+            _, err = child.communicate(timeout=50)
+            assert err.rstrip().endswith("KeyboardInterrupt") and f"rank {rank} was interrupted before its first" in err, err
+        finally:
+            child.kill()
+            child.communicate()
+
+
+def test_the_abort_of_a_region_ends_its_meeting():
+    region, port = _core.Region.create(2, bytes(4), 0, 64, False), free_port()
+    timer = threading.Timer(0.3, lambda: region.abort("EABORTED", 1, "nobody wants to meet"))
+    timer.start()
+    with pytest.raises(_core.AbortedError, match="nobody wants to meet"):
+        _core.tcp_comm(region, 1, "127.0.0.1", port, neighbours(2), 64, meeting_s=1000.0)
+    timer.join()
+
+
+def test_a_time_of_silence_is_checked():
+    with pytest.raises(ValueError, match="silent_s is 0.0: seconds above 0"):
+        _core.tcp_comm(_core.Region.create(2, bytes(4), 0, 64, False), 1, "127.0.0.1", 29500, neighbours(2), 64, silent_s=0.0)
