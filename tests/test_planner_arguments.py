@@ -1,7 +1,10 @@
 """What every planner takes and refuses alike, and bounds and amounts that rounding or empty costs once broke."""
 
+import copy
+import dataclasses
 import inspect
 import itertools
+import pickle
 import re
 
 import numpy as np
@@ -349,3 +352,27 @@ def test_what_is_wrong_with_a_slicing_bounds_stages_is_named(wrong, words):
         planners.slicing_bound(*given, seq_len=8, **wrong)
     one, each = (planners.slicing_bound(*given, seq_len=8, update_s=update) for update in (1.5, [1.5, 0.5]))
     assert one == each > 1.5
+
+
+def answers():
+    yield from ((name, lambda call=call: call([1.0, 2.0, 3.0, 4.0])) for name, call in CALLS.items() if name != "balance")
+    table = np.add.outer(np.arange(5.0), np.arange(5.0))
+    layers = [{"name": "layer", "count": 4, "fwd_s": 1.0, "bwd_s": 2.0, "static_bytes": 1.0,
+               "strategies": [{"name": "none", "extra_bwd_s": 0.0, "activation_bytes": 1.0}]}]  # fmt: skip
+    nodes = {key: [1.0, 2.0, 3.0, 4.0] for key in NODES}
+    yield "bmpipe", lambda: planners.bmpipe(layers, 2, 4, 1e9)
+    yield "slice_tokens", lambda: planners.slice_tokens(table, 3)
+    yield "slice_batch_and_tokens", lambda: planners.slice_batch_and_tokens(np.stack([table, table]), 1, 3)
+    yield "slice_uneven", lambda: planners.slice_uneven([table, 2 * table])
+    yield "max_batch", lambda: planners.max_batch(nodes, 2, 100.0)
+    yield "StageMemory", lambda: planners.StageMemory(9.0, activation_bytes=np.arange(3.0))
+
+
+@pytest.mark.parametrize(("name", "ask"), list(answers()), ids=lambda part: part if isinstance(part, str) else "")
+def test_answers_are_values(name, ask) -> None:
+    answer, again = ask(), ask()
+    for same in (again, copy.deepcopy(answer), pickle.loads(pickle.dumps(answer))):
+        assert same == answer and hash(same) == hash(answer)
+    field = {"autopipe_slicer": "split", "slice_uneven": "stages", "max_batch": "batch", "StageMemory": "limit_bytes"}.get(name)
+    field = field or next(f.name for f in dataclasses.fields(answer) if f.name in ("step_time_s", "latency_s", "time_per_sample_s"))
+    assert dataclasses.replace(answer, **{field: 77}) != answer and answer != 77

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core
+from .answer import Answer
 from .arguments import FloatArray, array, explained, flag, integer, integers, number, time_limit
 
 __all__ = [
@@ -56,8 +57,8 @@ _ARGUMENTS = """
 """
 
 
-@dataclass(frozen=True)
-class StageMemory:
+@dataclass(frozen=True, eq=False)
+class StageMemory(Answer):
     """What fits: stage k of p keeps the activations of min(micro_batches, p - k) micro-batches under 1F1B, so its blocks need
     ``sum(static) + min(micro_batches, p - k) * sum(activation) + max(transient) <= limit[k]``."""
 
@@ -92,8 +93,8 @@ class StageMemory:
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class StagePlan:
+@dataclass(frozen=True, eq=False)
+class StagePlan(Answer):
     """Which blocks each stage holds, and what 1F1B makes of it."""
 
     boundaries: list[int]
@@ -157,8 +158,8 @@ class StagePlan:
         )
 
 
-@dataclass(frozen=True)
-class SlicerPlan:
+@dataclass(frozen=True, eq=False)
+class SlicerPlan(Answer):
     """How many micro-batches of the warm-up run forward in two halves."""
 
     split: int

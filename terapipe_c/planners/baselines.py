@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
+from .answer import Answer
 from .arguments import FloatArray, array, explained, flag, integer, integers, number
 
 __all__ = ["BaselinePlan", "adapipe", "dapple", "merak", "pipedream", "uniform", "vpipe"]
@@ -47,8 +48,8 @@ _DEVICES = _ARGUMENTS.format(
         param_bytes: [n] of weights (None: none); bandwidth_Bps: bytes a second between replicas.""")
 
 
-@dataclass(frozen=True)
-class BaselinePlan:
+@dataclass(frozen=True, eq=False)
+class BaselinePlan(Answer):
     """Which blocks each stage holds, what else the algorithm decided, and what it is worth."""
 
     planner: str

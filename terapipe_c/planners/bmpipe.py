@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from .. import _core
 from ..config import brief
+from .answer import Answer
 from .arguments import FloatArray, flag, integer, integers, number, time_limit
 
 IntArray = npt.NDArray[np.int32]
@@ -19,7 +20,7 @@ CoreLayers = tuple[IntArray, IntArray, FloatArray, FloatArray, FloatArray, Float
 
 
 @dataclass(frozen=True, eq=False)
-class BMPipePlan:
+class BMPipePlan(Answer):
     """Which layers, with which recompute strategy, are on which chunk of which stage. Times are seconds."""
 
     assignment: IntArray

@@ -8,6 +8,7 @@ from typing import Any
 
 from .._core import InfeasibleError, InvalidTypeError, InvalidValueError
 from ..config import GPTConfig, one_of, whole
+from .answer import Answer
 from .arguments import flag
 from .dawnpiper import DawnPiperPlan, compute_balanced, dawnpiper, dawnpiper_binary, memory_balanced
 from .nodes import Nodes
@@ -17,8 +18,8 @@ __all__ = ["MaxBatch", "max_batch"]
 Planner = Callable[..., DawnPiperPlan]
 
 
-@dataclass(frozen=True)
-class MaxBatch:
+@dataclass(frozen=True, eq=False)
+class MaxBatch(Answer):
     """The largest micro-batch, and its plan; ``int(result)`` is the batch."""
 
     batch: int

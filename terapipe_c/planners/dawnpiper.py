@@ -15,6 +15,7 @@ import numpy.typing as npt
 from .. import _core
 from .._core import InfeasibleError, InvalidValueError
 from ..config import html_table, human_bytes, human_seconds, one_of
+from .answer import Answer
 from .arguments import FloatArray, flag, integer, integers, number
 from .nodes import NEEDED, OPTIONAL, Nodes
 
@@ -25,7 +26,7 @@ _MODES = ("physical", "paper")
 
 
 @dataclass(frozen=True, eq=False)
-class DawnPiperPlan:
+class DawnPiperPlan(Answer):
     """Stages of a chain of nodes, and what each recomputes and swaps."""
 
     boundaries: list[int]
@@ -74,14 +75,6 @@ class DawnPiperPlan:
     def stages(self) -> list[tuple[int, int]]:
         """(first node, last node + 1) of each stage."""
         return list(zip(self.boundaries, self.boundaries[1:], strict=False))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, DawnPiperPlan):
-            return NotImplemented
-        return (self.boundaries, self.step_time_s, self.period_s) == (other.boundaries, other.step_time_s, other.period_s) \
-            and np.array_equal(self.recompute, other.recompute) and np.array_equal(self.swap_bytes, other.swap_bytes)
-
-    __hash__ = None  # type: ignore[assignment]
 
     def _facts(self) -> list[tuple[str, str]]:
         proof = "optimal" if self.optimal else f"gap {self.gap * 100:.2g} %"

@@ -20,6 +20,7 @@ import numpy as np
 from .. import _core
 from .._files import loads, path_of
 from ..config import brief
+from .answer import Answer
 from .arguments import FloatArray, array, integer, number
 
 __all__ = ["LayerEdge", "LayerGraph", "LayerNode", "LayerPlan", "LayerStage", "LayerVariant", "layer_graph", "load_piper",
@@ -80,8 +81,8 @@ class LayerGraph:
         return _pack(self)
 
 
-@dataclass(frozen=True)
-class LayerStage:
+@dataclass(frozen=True, eq=False)
+class LayerStage(Answer):
     nodes: list[int]
     """Ids, in the graph's order."""
     data: int
@@ -100,8 +101,8 @@ class LayerStage:
         return self.data * self.tensor
 
 
-@dataclass(frozen=True)
-class LayerPlan:
+@dataclass(frozen=True, eq=False)
+class LayerPlan(Answer):
     """Stages in order, and what is known about them."""
 
     stages: list[LayerStage]

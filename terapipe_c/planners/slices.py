@@ -17,6 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from .. import _core
+from .answer import Answer
 from .arguments import FloatArray, array, integer, listed, number, time_limit
 from .uneven import SliceMemory, flow_shop_time, held_in_units, machine_plan, runs
 
@@ -44,8 +45,8 @@ class SliceCosts(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class _Search:
+@dataclass(frozen=True, eq=False)
+class _Search(Answer):
     total_s: float
     """Sum of all slice times."""
     max_s: float
@@ -73,7 +74,7 @@ class _Search:
         return 0.0 if self.lower_bound_s <= 0.0 else self.latency_s / self.lower_bound_s - 1.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SlicePlan(_Search):
     """How one sequence is cut."""
 
@@ -88,7 +89,7 @@ class SlicePlan(_Search):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BatchSlicePlan(_Search):
     """How a batch is grouped, and each group's sequences cut: ``[(sequences, [slice lengths]), ...]``."""
 

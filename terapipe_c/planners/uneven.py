@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import _core
 from ..config import brief
+from .answer import Answer
 from .arguments import FloatArray, array, integer, listed, number
 
 __all__ = ["SliceMemory", "UnevenSlicePlan", "flow_shop_time", "slice_uneven"]
@@ -47,8 +48,8 @@ def held_in_units(memory: SliceMemory | Mapping[str, float] | None, tokens: int)
     return None if memory is None else memory.in_units(tokens)
 
 
-@dataclass(frozen=True)
-class UnevenSlicePlan:
+@dataclass(frozen=True, eq=False)
+class UnevenSlicePlan(Answer):
     """How one sequence is cut for stages of unequal times."""
 
     lengths: list[int]
