@@ -104,6 +104,13 @@ def real(name: str, value: Any, *, zero: bool = False) -> float:
     return number
 
 
+def no_divisor(name: str, value: int, of: str, total: int) -> InvalidValueError:
+    """The error of a ``value`` that does not divide ``total``; it names the nearest number that does."""
+    small = [d for d in range(1, math.isqrt(total) + 1) if total % d == 0] if total < 1 << 32 else [1]
+    nearest = min((n for d in small for n in (d, total // d)), key=lambda n: (abs(n - value), n))
+    return InvalidValueError(f"{name} is {value}, which does not divide {of} = {total}: {nearest} would be right")
+
+
 def timeout(name: str, value: Any) -> float:
     """``value`` as seconds below 1e9, 0 among them, or a ValueError that names it."""
     number = real(name, value, zero=True)
@@ -202,10 +209,7 @@ class GPTConfig:
         for name in ("bias", "tie_weights"):
             object.__setattr__(self, name, flag(name, getattr(self, name)))
         if self.n_embd % self.n_head:
-            small = [h for h in range(1, math.isqrt(self.n_embd) + 1) if self.n_embd % h == 0]
-            nearest = min((d for h in small for d in (h, self.n_embd // h)), key=lambda d: (abs(d - self.n_head), d))
-            raise InvalidValueError(f"n_head is {self.n_head}, which does not divide n_embd = {self.n_embd}: "
-                                    f"{nearest} would be right")
+            raise no_divisor("n_head", self.n_head, "n_embd", self.n_embd)
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> GPTConfig:
@@ -347,8 +351,7 @@ class Cluster:
         per_node = self.num_devices if self.devices_per_node is None else self.devices_per_node
         put(self, "devices_per_node", whole("devices_per_node", per_node))
         if self.num_devices % self.devices_per_node and self.devices_per_node < self.num_devices:  # type: ignore[operator]
-            raise InvalidValueError(f"devices_per_node is {self.devices_per_node}, which does not divide num_devices = "
-                                    f"{self.num_devices}")
+            raise no_divisor("devices_per_node", self.devices_per_node, "num_devices", self.num_devices)  # type: ignore[arg-type]
         put(self, "memory_bytes", int(real("memory_bytes", self.memory_bytes)))
         put(self, "is_local", flag("is_local", self.is_local))
         put(self, "link_latency_s", real("link_latency_s", self.link_latency_s, zero=True))

@@ -298,7 +298,10 @@ class CostModel:
         slices, contexts, batches = (np.ascontiguousarray(x).reshape(-1) for x in arrays)
         if not all(np.isfinite(x).all() for x in (slices, contexts, batches)) or (slices < 0).any() \
                 or (contexts < 0).any() or (batches < 1).any():
-            raise InvalidValueError("S and C from 0 on and b from 1 on would be right")
+            name, least, x = next((name, least, x) for name, least, x in (("S", 0, slices), ("C", 0, contexts), ("b", 1, batches))
+                                  if not np.isfinite(x).all() or (x < least).any())
+            wrong = x[~(np.isfinite(x) & (x >= least))][0]
+            raise InvalidValueError(f"{name} is {wrong:g}: finite numbers from {least} on would be right")
         if self.curves[kind, _PHASES_OF[phase][0]].table >= 0:
             self._within_table(float((slices + contexts).max(initial=0)))
         total = np.zeros(slices.shape)

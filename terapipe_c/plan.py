@@ -33,6 +33,7 @@ from .config import (
     human_count,
     human_gap,
     human_seconds,
+    no_divisor,
     real,
     whole,
 )
@@ -238,7 +239,7 @@ class Plan:
             replicas = whole("data_parallel", data.get("data_parallel", 1))
             where = choose(data.get("backend", "cpu"), data.get("dtype"))
             if batch % replicas:
-                raise InvalidValueError(f"data_parallel is {replicas}, which does not divide batch = {batch}")
+                raise no_divisor("data_parallel", replicas, "batch", batch)
             slicing = check_slicing([(b, lengths) for b, lengths in data["slicing"]], batch // replicas, seq_len)
             program = Program.parse(data["program"])
             program.check()

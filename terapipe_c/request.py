@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ._core import InvalidTypeError, InvalidValueError
-from .config import Cluster, GPTConfig, brief, flag, real, whole
+from .config import Cluster, GPTConfig, brief, counted, flag, no_divisor, real, whole
 from .cost import PHASES, CostModel, equal_lengths
 from .guests import BPIPE
 from .judge import CHIMERA, NOTHING, SLICED, ZERO_BUBBLE, ZIGZAG, Cut, Judge, Micro, Replicas, Savings, possible
@@ -67,7 +67,7 @@ def check_partition(partition: Any, model: GPTConfig) -> Cut:
         raise InvalidTypeError(f"partition is {brief(partition)}: a list of (first block, last block + 1) would be right") from None
     at, result = 0, []
     for k, entry in enumerate(entries):
-        if not isinstance(entry, (list, tuple)) or len(entry) != 2:
+        if not isinstance(entry, (list, tuple, np.ndarray)) or len(entry) != 2:
             raise InvalidValueError(f"partition[{k}] is {brief(entry)}: (first block, last block + 1) would be right")
         first, end = (whole(f"partition[{k}]", x, 0) for x in entry)
         if first != at or end <= first:
@@ -75,7 +75,8 @@ def check_partition(partition: Any, model: GPTConfig) -> Cut:
         result.append((first, end))
         at = end
     if at != model.num_blocks:
-        raise InvalidValueError(f"partition ends at block {at}: the model has {model.num_blocks}")
+        raise InvalidValueError(f"partition ends at block {at}: the model has {model.num_blocks} blocks, so {model.num_blocks} "
+                                "would be right")
     return tuple(result)
 
 
@@ -179,10 +180,12 @@ def _check_stages(model: GPTConfig, cluster: Cluster, stages: Any, chunks: int, 
     """Numbers of ranks to consider."""
     if partition is not None:
         if len(partition) % chunks:
-            raise InvalidValueError(f"partition has {len(partition)} stages, no multiple of chunks = {chunks}")
+            raise InvalidValueError(f"chunks is {chunks}: partition has {counted(len(partition), 'stage')}, and a multiple of "
+                                    "chunks would be right")
         ranks = len(partition) // chunks
         if stages is not None and whole("stages", stages) != ranks:
-            raise InvalidValueError(f"stages is {stages}, but partition has {len(partition)} stages for {chunks} chunks a rank")
+            raise InvalidValueError(f"stages is {stages}: partition has {counted(len(partition), 'stage')} for "
+                                    f"{counted(chunks, 'chunk')} a rank, so {ranks} would be right")
         stages = ranks
     if chunks > model.num_blocks:
         raise InvalidValueError(f"chunks is {chunks}: the model has {model.num_blocks} blocks, so at most {model.num_blocks} would "
@@ -194,7 +197,8 @@ def _check_stages(model: GPTConfig, cluster: Cluster, stages: Any, chunks: int, 
                                     f"{model.num_blocks} blocks, so at most {model.num_blocks // chunks} would be right")
         if ranks * replicas > cluster.num_devices and (replicas > 1 or not cluster.is_local):
             raise InvalidValueError(f"stages is {ranks}" + (f" and data_parallel {replicas}" if replicas > 1 else "") + ": the "
-                                    f"cluster has {cluster.num_devices} devices")
+                                    f"cluster has {cluster.num_devices} devices, so at most {cluster.num_devices // replicas} "
+                                    "would be right")
         return (ranks,)
     return halves(min(cluster.num_devices // replicas, model.num_blocks // chunks))
 
@@ -209,9 +213,10 @@ def _check_parallel(cluster: Cluster, batch: int, data_parallel: Any, tensor_par
         raise InvalidValueError(f"data_parallel is {replicas}: executable=True plans one replica, which launch runs with the bits "
                                 "of one device; executable=None, and launch(..., reproducible=False), would be right")
     if replicas > cluster.num_devices:
-        raise InvalidValueError(f"data_parallel is {replicas}: the cluster has {cluster.num_devices} devices")
+        raise InvalidValueError(f"data_parallel is {replicas}: the cluster has {cluster.num_devices} devices, so at most "
+                                f"{cluster.num_devices} would be right")
     if batch % replicas:
-        raise InvalidValueError(f"data_parallel is {replicas}, which does not divide batch = {batch}")
+        raise no_divisor("data_parallel", replicas, "batch", batch)
     return replicas
 
 
@@ -367,7 +372,7 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
     else:
         unit = whole("granularity", granularity)
         if seq_len % unit:
-            raise InvalidValueError(f"granularity is {unit}, which does not divide seq_len = {seq_len}")
+            raise no_divisor("granularity", unit, "seq_len", seq_len)
     checked_costs = _check_costs(costs, model, cluster)
     if BPIPE in names and checked_costs.backend == "cuda":
         raise InvalidValueError(f"schedule is {BPIPE}: the CUDA backend keeps no activations in another rank's memory; 1f1b with "

@@ -253,8 +253,24 @@ def test_a_limit_is_kept_by_choosing_another_plan():
 ])
 def test_bad_requests_are_refused_before_any_work(change, word, monkeypatch):
     monkeypatch.setattr(Judge, "judge", lambda *_: pytest.fail("work was done"))
-    with pytest.raises(ValueError, match=word):
+    with pytest.raises(ValueError, match=word) as error:
         plan(**{**GOOD, **change})
+    assert "would be right" in str(error.value) or "profile this model" in str(error.value)
+
+
+@pytest.mark.parametrize(("change", "argument", "suggested"), [
+    ({"granularity": 7}, "granularity", 6), ({"data_parallel": 3, "batch": 8}, "data_parallel", 2),
+    ({"stages": 9}, "stages", 8), ({"data_parallel": 2, "stages": 5}, "stages", 4),
+    ({"partition": [(0, 4), (4, 8)], "stages": 3}, "stages", 2)])
+def test_what_a_message_says_would_be_right_is(change, argument, suggested):
+    with pytest.raises(ValueError, match=rf"^{argument} is {change[argument]}.* {suggested} would be right$"):
+        plan(**{**GOOD, **change})
+    assert plan(**{**GOOD, **change, argument: suggested}).batch == {**GOOD, **change}["batch"]
+
+
+def test_a_partition_may_be_an_array():
+    rows = [(0, 3), (3, 8)]
+    assert plan(**{**GOOD, "partition": np.array(rows)}) == plan(**{**GOOD, "partition": rows})
 
 
 def test_wrong_types_are_refused():
