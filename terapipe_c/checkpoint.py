@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from ._core import InvalidTypeError, InvalidValueError
 from ._files import check_writable, make_folders, naming, path_of
 from .config import brief, flag, whole
-from .tensorfile import FileLayout, TensorSpec, checksum, lay_out, read_layout, read_tensor
+from .tensorfile import FileLayout, TensorSpec, checksum, lay_out, no_checkpoint, read_layout, read_tensor
 
 __all__ = [
     "Checkpoint",
@@ -412,7 +412,7 @@ def find_checkpoint(path: str | os.PathLike[str]) -> Path:
                 return max(complete, key=lambda p: (p / STATE_FILE).stat().st_mtime_ns).resolve()
     if path.is_dir() and STEP_FOLDER.fullmatch(path.name):
         raise InvalidValueError(f"{path / STATE_FILE}: missing, so this is no complete checkpoint")
-    raise FileNotFoundError(errno.ENOENT, "no checkpoint in this folder (a step-... with a state.json)", str(path))
+    raise no_checkpoint(path)
 
 
 def load_checkpoint(path: str | os.PathLike[str], names: Iterable[str] | None = None, optimizer: bool = True) -> Checkpoint:

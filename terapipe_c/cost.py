@@ -27,7 +27,7 @@ from ._core import InvalidTypeError, InvalidValueError
 from ._files import read_json, write_json
 from .backend import Backend, choose
 from .config import KINDS, Cluster, GPTConfig, brief, html_table, human_seconds, one_of, real, whole
-from .fit import Curve, fit_and_judge, given_line, merged, numbers
+from .fit import Curve, at_least, fit_and_judge, given_line, merged, numbers
 from .links import Links, of_copies, timed_apart
 
 __all__ = ["CostModel", "Curve"]
@@ -296,12 +296,8 @@ class CostModel:
             raise InvalidValueError(f"S, C and b: {error}: one shape, or numbers, would be right") from None
         shape = arrays[0].shape
         slices, contexts, batches = (np.ascontiguousarray(x).reshape(-1) for x in arrays)
-        if not all(np.isfinite(x).all() for x in (slices, contexts, batches)) or (slices < 0).any() \
-                or (contexts < 0).any() or (batches < 1).any():
-            name, least, x = next((name, least, x) for name, least, x in (("S", 0, slices), ("C", 0, contexts), ("b", 1, batches))
-                                  if not np.isfinite(x).all() or (x < least).any())
-            wrong = x[~(np.isfinite(x) & (x >= least))][0]
-            raise InvalidValueError(f"{name} is {wrong:g}: finite numbers from {least} on would be right")
+        for name, x, least in (("S", slices, 0), ("C", contexts, 0), ("b", batches, 1)):
+            at_least(name, x, least)
         if self.curves[kind, _PHASES_OF[phase][0]].table >= 0:
             self._within_table(float((slices + contexts).max(initial=0)))
         total = np.zeros(slices.shape)

@@ -52,6 +52,13 @@ def _refuse_words(given: NDArray[Any]) -> None:
         raise TypeError
 
 
+def at_least(name: str, array: NDArray[np.float64], least: float) -> None:
+    """Refuses what is below ``least`` or not finite, by its name and the first such value."""
+    wrong = array[~(np.isfinite(array) & (array >= least))]
+    if len(wrong):
+        raise InvalidValueError(f"{name} is {wrong[0]:g}: finite numbers from {least:g} on would be right")
+
+
 def numbers(name: str, value: Any) -> Float:
     """A copy as float64, or an error that names it."""
     try:

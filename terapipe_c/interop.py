@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -123,6 +124,9 @@ def import_hf(folder: str | os.PathLike[str]) -> Imported:
     tensor if it is no GPT-2 that this package can train.
     """
     folder = path_of("folder", folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(errno.ENOENT, f"{'this is a file' if folder.exists() else 'nothing is here'}: a folder with a "
+                                "config.json and safetensors, as save_pretrained writes it, would be right", str(folder))
     model = _model_of(folder / "config.json")
     found: dict[str, tuple[Path, TensorSpec]] = {}
     for path in _tensor_files(folder):

@@ -350,7 +350,8 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
     cut = None if slicing is None else check_slicing(slicing, batch // replicas, seq_len)
     for q, (_, lengths) in enumerate(cut or ()):
         if schedule == SLICED and len(lengths) > 1:
-            raise InvalidValueError(f"slicing[{q}] has {len(lengths)} slices, but schedule {SLICED} has whole sequences")
+            raise InvalidValueError(f"slicing[{q}] has {len(lengths)} slices, but schedule {SLICED} has whole sequences: 1 "
+                                    "would be right")
     if schedule == CHIMERA:
         ranks = check_bidirectional(ranks, stages is None and checked is None, batch // replicas, cut, executable is True)
     if chunks > 1:

@@ -7,6 +7,7 @@ here is padded so that the data starts at a multiple of 8.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from ._core import InvalidValueError
 from ._files import naming
 
-__all__ = ["FileLayout", "TensorSpec", "checksum", "lay_out", "read_layout", "read_tensor", "write_file"]
+__all__ = ["FileLayout", "TensorSpec", "checksum", "lay_out", "no_checkpoint", "read_layout", "read_tensor", "write_file"]
 
 DTYPES = {
     "F64": "<f8",
@@ -168,3 +169,14 @@ def _spec(path: Path, name: str, entry: Any, base: int) -> TensorSpec:
     if not sound or end - start != math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize:
         raise InvalidValueError(f"{path}: tensor {name} of {dtype} {list(shape)} does not fit its bytes {start}..{end}")
     return TensorSpec(name, shape, base + start, end - start, dtype)
+
+
+def no_checkpoint(path: Path) -> FileNotFoundError:
+    """The error of a path where no checkpoint of ours lies; it says what lies there instead."""
+    if path.is_file():
+        what = f"a checkpoint is a folder and this is a file: {path.parent} would be right if the checkpoint is there"
+    elif (path / "config.json").is_file() and any(path.glob("*.safetensors")):
+        what = "this is a transformers folder: tp.import_hf, or launch(init=...), would be right"
+    else:
+        what = "no checkpoint in this folder (a step-... with a state.json)"
+    return FileNotFoundError(errno.ENOENT, what, str(path))

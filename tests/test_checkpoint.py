@@ -421,6 +421,9 @@ def test_missing_checkpoints_name_the_path(tmp_path):
     with pytest.raises(FileNotFoundError, match="no checkpoint in this folder"):
         load_checkpoint(tmp_path)
     path = save(tmp_path, 1)
+    with pytest.raises(FileNotFoundError, match=f"this is a file: {path} would be right") as error:
+        load_checkpoint(path / "model.safetensors")
+    assert error.value.filename == str(path / "model.safetensors") and load_checkpoint(path).step == 1
     (path / "state.json").unlink()
     with pytest.raises(ValueError, match=r"state\.json: missing"):
         load_checkpoint(path)

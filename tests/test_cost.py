@@ -451,3 +451,11 @@ def test_a_profile_sees_through_noise_to_what_the_context_costs() -> None:
 def test_samples_beyond_any_clock_are_refused():
     with pytest.raises(ValueError, match=r"samples: sample 1 took 1e\+305 s: at most 1e\+09 would be right"):
         CostModel.from_samples([(8, 0, 1e-3), (16, 0, 1e305), (8, 8, 1e-3)])
+
+
+@pytest.mark.parametrize(("args", "words"), [((-1, 0), "S is -1: .* from 0 on"), ((8, [0, float("nan")]), "C is nan"),
+                                             ((8, 0, "both", 0), "b is 0: .* from 1 on")])
+def test_a_slice_that_has_no_time_is_named(args, words):
+    costs = CostModel.from_samples([(8, 0, 1e-3), (16, 0, 2e-3)])
+    with pytest.raises(ValueError, match=f"^{words}"):
+        costs.time(*args)

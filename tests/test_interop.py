@@ -10,7 +10,7 @@ import pytest
 import reference as ref
 
 from terapipe_c import InvalidTypeError, InvalidValueError
-from terapipe_c.checkpoint import model_dict, param_shapes
+from terapipe_c.checkpoint import load_checkpoint, model_dict, param_shapes
 from terapipe_c.generate import _Cache, _draw, generate, logits
 from terapipe_c.interop import export_hf, import_hf
 from terapipe_c.tensorfile import read_layout, read_tensor, write_file
@@ -236,3 +236,14 @@ def test_import_names_missing_files(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match="config.json: no JSON"):
         import_hf(tmp_path)
+
+
+def test_what_is_no_folder_of_transformers_is_said_to_be_none(tmp_path):
+    (tmp_path / "ckpt.pt").write_bytes(b"PK\x03\x04")
+    for path, words in ((tmp_path / "ckpt.pt", "this is a file"), ("openai-community/gpt2", "nothing is here")):
+        with pytest.raises(FileNotFoundError, match=f"{words}: a folder with a config.json"):
+            import_hf(path)
+    folder = export_hf(tmp_path / "hf", model=MODEL, params=float_params(MODEL))
+    with pytest.raises(FileNotFoundError, match=r"this is a transformers folder: tp\.import_hf"):
+        load_checkpoint(folder)
+    assert import_hf(folder).model.n_layer == MODEL.n_layer

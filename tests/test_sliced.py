@@ -402,7 +402,7 @@ def test_plan_halves_what_helps_and_predicts_it():
         plan.to_megatron()
     with pytest.raises(ValueError, match=r"micro-batches of one size, not of \[1, 2, 3\]"):
         plan.to_torch_csv()
-    with pytest.raises(ValueError, match=r"slicing\[0\] has 2 slices, but schedule sliced-1f1b has whole sequences"):
+    with pytest.raises(ValueError, match=r"slicing\[0\] has 2 slices, but schedule sliced-1f1b has whole sequences: 1 would"):
         tp.plan(MODEL, CLUSTER, 1, 16, schedule="sliced-1f1b", slicing=[(1, [8, 8])])
     alone_ = tp.plan(MODEL, CLUSTER, 3, 16, schedule="sliced-1f1b", slicing=[(1, [16])] * 3)
     assert not alone_.program.instructions(0)["flags"].any()  # single sequences: 1F1B
