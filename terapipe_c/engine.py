@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _core, schedules
+from ._threads import start_all
 from .backend import Backend, choose, own_gpu
 from .config import GPTConfig, brief, whole
 
@@ -335,8 +336,7 @@ def in_threads(region: _core.Region, work: Callable[[int], T]) -> list[T]:
 
     ranks = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}") for rank in range(region.ranks)]
     try:
-        for thread in ranks:
-            thread.start()
+        start_all(ranks, lambda why: region.abort("ERUNTIME", -1, why))
         for thread in ranks:
             thread.join()
     except BaseException:

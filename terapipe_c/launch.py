@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _core
+from ._threads import no_thread
 from .backend import choose
 from .config import counted, flag, timeout
 from .engine import lent_bytes
@@ -191,6 +192,8 @@ class Run(Outcome):
                 ranks.end()
             else:
                 self._watcher.join()
+            if isinstance(error, RuntimeError):
+                raise no_thread(error, "the launcher") from error
             raise
         _living.add(self)
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _core, cuda
+from ._threads import no_thread, start_all
 from .backend import Backend, choose, place
 from .checkpoint import param_shapes
 from .config import KINDS, GPTConfig, flag, real, whole
@@ -256,9 +257,8 @@ class _Sampler:
                 errors.append(error)
                 start.abort()
 
-        ranks = [threading.Thread(target=one) for _ in range(self.busy)]
-        for rank in ranks:
-            rank.start()
+        ranks = [threading.Thread(target=one, name=f"rank {rank}") for rank in range(self.busy)]
+        start_all(ranks, lambda why: start.abort())            # who waits for all of them would wait for ever
         for rank in ranks:
             rank.join()
         for error in sorted(errors, key=lambda e: isinstance(e, threading.BrokenBarrierError)):
@@ -316,7 +316,11 @@ def swap_bandwidth(folder: str | os.PathLike[str], ranks: int, rank_bytes: int =
     engine's own file gives, the median of some rounds of ``rank_bytes`` each. The system keeps the file in memory while there
     is room: rank_bytes says how much the measurement asks of it."""
     with ThreadPoolExecutor(ranks) as pool:
-        rounds = list(pool.map(lambda _: _core.store_time(folder, rank_bytes, 6), range(ranks)))
+        try:
+            asked = [pool.submit(_core.store_time, folder, rank_bytes, 6) for _ in range(ranks)]
+        except RuntimeError as error:
+            raise no_thread(error, f"one of {ranks} that swap at once") from error
+        rounds = [each.result() for each in asked]
     return 2.0 * rank_bytes / float(np.median([row.sum() for each in rounds for row in each[1:]]))   # the first touches pages
 
 

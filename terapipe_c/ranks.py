@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from . import _core
+from ._threads import start_all
 from .worker import Arrays, Job, failures, main, pack, run_rank
 
 __all__ = ["ProcessRanks", "Ranks", "ThreadRanks"]
@@ -64,14 +65,7 @@ class ThreadRanks:
         # Daemons, or Python would wait for them at exit before anybody could end them; launch.py's exit hook joins them.
         self._threads = [threading.Thread(target=self._run, args=(rank, job, arrays, region), name=f"terapipe rank {rank}",
                                           daemon=True) for rank in range(region.ranks)]
-        for started, thread in enumerate(self._threads):
-            try:
-                thread.start()
-            except RuntimeError as error:
-                region.abort("ERUNTIME", started, f"the thread of rank {started} could not be started: {error}")
-                for earlier in self._threads[:started]:
-                    earlier.join()
-                raise
+        start_all(self._threads, lambda why: region.abort("ERUNTIME", -1, why))
 
     def _run(self, rank: int, job: Job, arrays: Arrays, region: _core.Region) -> None:
         def emit(event: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from types import TracebackType
 
 from . import _core
+from ._threads import start_all
 from .environment import Place
 from .worker import interruption
 
@@ -40,18 +41,22 @@ class Watch:
             self._ends = signal.getsignal(signal.SIGINT) is signal.default_int_handler
             self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
             self._before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
-            self._thread.start()
+            start_all([self._thread], lambda why: self._give_back(failed=True))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._pipe is not None:
-            signal.set_wakeup_fd(self._before)
-            if self._deaf and error is None:
-                signal.signal(signal.SIGUSR1, signal.SIG_DFL)
             self._over.set()
             self._thread.join()
-            for fd in self._pipe:
-                os.close(fd)
+            self._give_back(failed=error is not None)
+
+    def _give_back(self, failed: bool) -> None:
+        assert self._pipe is not None
+        signal.set_wakeup_fd(self._before)
+        if self._deaf and not failed:
+            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        for fd in self._pipe:
+            os.close(fd)
 
     def _listen(self) -> None:
         assert self._pipe is not None

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _core
+from ._threads import start_all
 
 HYPER = ("lr", "min_lr", "lr_schedule", "warmup_steps", "weight_decay", "betas", "eps", "grad_clip")  # what a checkpoint keeps
 GRACE_S = 1.0  # how long a rank may take to notice that the run is over before it is ended by force
@@ -341,7 +342,8 @@ def main(words: list[str]) -> int:
 
     failed = True
     with failures(rank, region, emit):
-        threading.Thread(target=_watch, args=(channel, launcher, region, stopping), daemon=True).start()
+        start_all([threading.Thread(target=_watch, args=(channel, launcher, region, stopping), name="its watch", daemon=True)],
+                  lambda why: None)
         job, arrays = unpack(job_fd)
         os.close(job_fd)
         run_rank(job, rank, region, emit, stopping.is_set, arrays)

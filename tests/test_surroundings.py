@@ -3,6 +3,7 @@ import errno
 import io
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -89,6 +90,66 @@ def test_no_thread_for_the_launcher_leaves_no_rank(tmp_path, monkeypatch, proces
         with pytest.raises(RuntimeError, match="new thread"):
             start(100_000, processes=processes, out=tmp_path / "a")
     assert all_end(pids) and len(pids) == (2 if processes else 0) and not (tmp_path / "a").exists() and not tp.runs()
+
+
+# What is asked where threads may take no more address space than there is: nothing of it imports or computes much before.
+ASKS = {
+    "emulate": "tp.emulate(plan)",
+    "launch in threads": "tp.launch(plan, data, 1, processes=False, progress=False)",
+    "launch": "tp.launch(plan, data, 1, progress=False)",
+    "loss_and_grads": "tp.loss_and_grads(model, params, tokens, stages=2)",
+    "profile": "tp.profile(model, budget_s=0.1, ranks=2)",
+    "swap": "tp.Cluster.local(2, swap_folder='.')",
+    "a team": "tp.loss_and_grads(model, params, tokens, threads=200)",
+}
+
+
+@pytest.mark.parametrize("ask", ASKS)
+@pytest.mark.parametrize("others", [0, 1])
+def test_threads_that_the_system_refuses_are_named_and_leave_nothing(tmp_path, ask, others):
+    """As of a small `ulimit -v`: of the threads that are asked for, so many are had."""
+    code = f"""
+import os, resource, threading
+import numpy as np
+import terapipe_c as tp
+model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=8, vocab_size=11, block_size=8)
+plan = tp.plan(model, tp.Cluster(num_devices=2), batch=2, seq_len=8, planner="uniform", schedule="gpipe", stages=2)
+data, params, tokens = np.zeros(100, np.int32), tp.init_params(model), np.zeros((2, 9), np.int32)
+tp.emulate(plan), tp.loss_and_grads(model, params, tokens), tp.profile(model, budget_s=0.01, ranks=1)
+real, left = threading.Thread.start, {others}
+def start(thread):
+    global left
+    left -= 1
+    if left < 0:
+        stack = threading.stack_size(1 << 40)     # as the system refuses it, and not as Python would
+        try:
+            real(thread)
+        finally:
+            threading.stack_size(stack)
+    else:
+        real(thread)
+threading.Thread.start = start
+if {ask!r} == "a team":
+    threading.Thread.start = real
+    size = 4096 * int(open("/proc/self/statm").read().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (size + (32 << 20), resource.RLIM_INFINITY))
+before = len(os.listdir("/proc/self/fd"))
+try:
+    {ASKS[ask]}
+    print("no error")
+except tp.Error as error:
+    assert isinstance(error, RuntimeError) and threading.active_count() == 1 and len(os.listdir("/proc/self/fd")) == before
+    print(error)
+assert not tp.runs()
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    if others and ask == "launch":
+        assert done.stdout == "no error\n", done.stderr      # it needs no other
+    else:
+        what = r"could not be started \(" if ask == "a team" else r"no thread for .*\(can't start new thread\)"
+        assert re.search(f"{what}.*would be right", done.stdout) and not done.stderr, done.stdout + done.stderr
+    assert not os.listdir(tmp_path)
 
 
 def test_a_rank_that_cannot_read_its_job_says_so(monkeypatch):

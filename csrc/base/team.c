@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -76,9 +77,11 @@ tp_team_open(int members, tp_team **out)
     for (int i = 1; i < members; i++) {
         worker *self = &team->workers[i];
         *self = (worker){.team = team, .member = i};
-        if (pthread_create(&self->thread, NULL, worker_main, self) != 0) {
+        int failure = pthread_create(&self->thread, NULL, worker_main, self);
+        if (failure != 0) {
             tp_team_close(team);
-            return tp_fail(TP_ERUNTIME, "thread %d of %d could not be started", i, members);
+            return tp_fail(TP_ERUNTIME, "thread %d of %d could not be started (%s): fewer threads per rank, or more memory (ulimit -v)"
+                           " or processes (ulimit -u), would be right", i, members, strerror(failure));
         }
         team->members = i + 1;
     }
