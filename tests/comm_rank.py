@@ -49,7 +49,7 @@ def lend(comm, ranks, region):
             mine[:] = pattern(turn, size)
             loan = comm.lend(comm.rank + 1, turn, mine)
             assert (loan > 0) == (lent is not None)
-            comm.reclaim(comm.rank + 1, loan)
+            comm.reclaim(comm.rank + 1, loan, turn, size)
             mine[:] = 0
             assert comm.lend(comm.rank + 1, 100 + turn, mine.copy()) == 0      # not in the arena
         if comm.rank > 0:

@@ -262,6 +262,18 @@ def test_messages_are_timed_between_threads():
             _core.message_time(*sizes)
 
 
+def test_a_loan_that_nobody_takes_is_named_by_its_message():
+    """It was called the forward of stage 0's first slice, of 0 bytes, whatever it was."""
+    region = region_of(2)
+    comm = _core.Comm(region, 0, 0.05)
+    tag = 5 << 48 | 3 << 32 | 2 << 16 | 1
+    mine = np.frombuffer(comm, np.uint8)[:3000]
+    with pytest.raises(_core.DeadlineError, match=r"send of the activation .*stage 3.*, 0 of 3000 bytes moved\)"):
+        comm.reclaim(1, comm.lend(1, tag, mine), tag, 3000)
+    with pytest.raises(_core.InvalidValueError, match="bytes is -1"):
+        comm.reclaim(1, 1, tag, -1)
+
+
 # ---- how much memory there is ------------------------------------------------------------------------------------------------
 
 MEMINFO = "MemTotal:       8000 kB\nMemFree:        1000 kB\nMemAvailable:   4000 kB\n"

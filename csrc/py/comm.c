@@ -197,14 +197,19 @@ comm_reclaim(PyObject *object, PyObject *args)
 {
     comm_object *self = (comm_object *)object;
     int peer;
-    unsigned long long loan;
-    if (!PyArg_ParseTuple(args, "iK:reclaim", &peer, &loan) || enter(self) < 0)
+    unsigned long long loan, tag;
+    Py_ssize_t bytes;
+    if (!PyArg_ParseTuple(args, "iKKn:reclaim", &peer, &loan, &tag, &bytes))
+        return NULL;
+    if (bytes < 0)
+        return tp_py_invalid_value("bytes is %zd: those of the message that was lent would be right", bytes);
+    if (enter(self) < 0)
         return NULL;
     tp_comm *comm = self->comm;
     tp_status status = TP_OK;
     Py_BEGIN_ALLOW_THREADS
     if (loan != 0 && comm->ops->reclaim != NULL)
-        status = comm->ops->reclaim(comm, peer, loan, 0, 0);
+        status = comm->ops->reclaim(comm, peer, loan, tag, (size_t)bytes);
     Py_END_ALLOW_THREADS
     return leave(self, status);
 }
@@ -286,7 +291,8 @@ static PyMethodDef comm_methods[] = {
      "lend($self, peer, tag, data, /)\n--\n\nSend; what lies in the arena, memoryview(self), is not copied here, and must stay as it is "
      "until reclaim of\nthe loan that is returned; 0: nothing was lent."},
     {"reclaim", comm_reclaim, METH_VARARGS,
-     "reclaim($self, peer, loan, /)\n--\n\nReturn when the peer has what was lent to it up to that loan."},
+     "reclaim($self, peer, loan, tag, bytes, /)\n--\n\nReturn when the peer has what was lent to it up to that loan. tag and "
+     "bytes: the message's,\nfor what a DeadlineError says."},
     {"exchange", comm_exchange, METH_VARARGS,
      "exchange($self, peer, tag, out, into, /)\n--\n\nBoth directions at once, any size."},
     {"allgather", comm_allgather, METH_O,
