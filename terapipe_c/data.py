@@ -93,9 +93,9 @@ class Dataset:
             raise InvalidValueError(f"val_fraction is {val_fraction}: less than 1 would be right")
         self.vocab_size = None if vocab_size is None else whole("vocab_size", vocab_size)
         self.tokens, self.source, self.kind = open_tokens(data, tokenizer)
-        self._file = _file_of(self.tokens)
+        self._file = _file_of(data if isinstance(data, np.memmap) else self.tokens)
         self._first, self._end = self.check_split(split)
-        check_tokens(self.tokens, self.vocab_size, self.source)
+        check_tokens(self.tokens, self.vocab_size, self.source, self._check_whole)
 
     def check_split(self, split: str) -> tuple[int, int]:
         """First token and end of "train" or "val"; a ValueError if that is shorter than one sequence."""
@@ -112,6 +112,10 @@ class Dataset:
                 f"{self.seq_len} needs {need} (val_fraction is {self.val_fraction:g})"
             )
         return first, end
+
+    def _check_whole(self) -> None:
+        if self._file is not None:
+            _check_whole(*self._file)
 
     @property
     def num_tokens(self) -> int:
@@ -135,8 +139,7 @@ class Dataset:
 
     def batch(self, step: int) -> NDArray[np.int32]:
         """int32 [batch, seq_len + 1]: inputs are [:, :-1], targets [:, 1:]."""
-        if self._file is not None:
-            _check_whole(*self._file)
+        self._check_whole()
         out = np.empty((self.batch_size, self.seq_len + 1), np.int32)
         for row, start in enumerate(self.starts(step)):
             out[row] = self.tokens[start : start + self.seq_len + 1]
@@ -145,6 +148,7 @@ class Dataset:
     @cached_property
     def fingerprint(self) -> str:
         """A checksum of some tokens spread over the whole source, by value: sources that differ in it are not the same."""
+        self._check_whole()
         few = np.linspace(0, len(self.tokens) - 1, min(len(self.tokens), FINGERPRINT_TOKENS)).astype(np.int64)
         return hashlib.sha256(np.asarray(self.tokens[few], "<i8").tobytes()).hexdigest()[:16]
 
@@ -181,8 +185,11 @@ class Dataset:
         if path.suffix != ".npy":
             raise InvalidValueError(f"path is {brief(str(path))}: a name that ends in .npy would be right")
         narrow = self.tokens.dtype if self.tokens.dtype.itemsize < 4 else np.dtype("<i4")
+        if self._file is not None and path.exists() and os.path.samestat(path.stat(), self._file[1]):
+            raise InvalidValueError(f"path is {path}, which is where the tokens are: another file would be right")
         out = np.lib.format.open_memmap(path, mode="w+", dtype=narrow, shape=(len(self.tokens),))
         for start in range(0, len(self.tokens), BLOCK_TOKENS):
+            self._check_whole()
             out[start : start + BLOCK_TOKENS] = self.tokens[start : start + BLOCK_TOKENS]
         out.flush()
         return path
@@ -229,7 +236,10 @@ def _as_tokens(given: Any, name: str, what: str) -> NDArray[Any]:
 def _file_of(tokens: NDArray[Any]) -> tuple[str, os.stat_result] | None:
     """The file that is mapped, and what it was; None where there is none."""
     path = getattr(tokens, "filename", None)
-    return None if path is None else (os.fspath(path), os.stat(path))
+    try:
+        return None if path is None else (os.fspath(path), os.stat(path))
+    except FileNotFoundError:                        # removed since the caller mapped it: nobody can cut it off any more
+        return None
 
 
 def _check_whole(path: str, before: os.stat_result) -> None:
@@ -244,13 +254,15 @@ def _check_whole(path: str, before: os.stat_result) -> None:
                                 "nobody writes to would be right")
 
 
-def check_tokens(tokens: NDArray[Any], vocab_size: int | None, source: str) -> None:
-    """One pass in blocks: ValueError naming `source` and the position of the first token outside [0, vocab_size)."""
+def check_tokens(tokens: NDArray[Any], vocab_size: int | None, source: str, check_block: Callable[[], None] = lambda: None) -> None:
+    """One pass in blocks, check_block() before each: ValueError naming `source` and the position of the first token outside
+    [0, vocab_size)."""
     limit = (1 << 31) if vocab_size is None else min(vocab_size, 1 << 31)
     info = np.iinfo(tokens.dtype)
     if info.min == 0 and info.max < limit:
         return  # no value of this type can be out of range: nothing to read
     for start in range(0, len(tokens), BLOCK_TOKENS):
+        check_block()
         block = tokens[start : start + BLOCK_TOKENS]
         if int(block.max()) < limit and int(block.min()) >= 0:
             continue
@@ -381,7 +393,7 @@ def _open_bin(path: Path) -> tuple[NDArray[Any], str, str]:
 def _megatron_index(path: Path) -> Path | None:
     """The .idx that belongs to `path` (a prefix, the .bin or the .idx itself), or None where it is no Megatron pair."""
     if path.suffix == ".idx":
-        return path if path.exists() else None
+        return path if path.is_file() else None
     candidate = path.with_suffix(".idx") if path.suffix == ".bin" else path.with_name(path.name + ".idx")
     if not candidate.is_file() or (path.suffix != ".bin" and path.exists()):
         return None

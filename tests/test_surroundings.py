@@ -18,7 +18,7 @@ import pytest
 from test_launch import all_end, nothing_left, start
 
 import terapipe_c as tp
-from terapipe_c import ranks, worker
+from terapipe_c import data, ranks, worker
 
 __all__ = ["nothing_left"]
 HERE = Path(__file__).resolve().parent
@@ -205,6 +205,54 @@ def test_data_that_is_cut_off_is_an_error_and_what_replaces_it_is_not(tmp_path):
     os.truncate(path, 100)
     with pytest.raises(ValueError, match=r"text.txt was cut off from 16384 to 100 bytes"):
         data.batch(3)                                # not the end of this Python by SIGBUS
+    for ask in (lambda: data.fingerprint, lambda: data.state(0), lambda: data.save(tmp_path / "copy.npy")):
+        with pytest.raises(ValueError, match=r"text.txt was cut off from 16384 to 100 bytes"):
+            ask()
+
+
+def test_data_that_is_cut_off_while_it_is_read_for_the_first_time(tmp_path, monkeypatch):
+    path = tmp_path / "text.txt"
+    path.write_bytes(bytes(range(100)) * 1000)
+    monkeypatch.setattr(data, "BLOCK_TOKENS", 8192)
+    real, looks = data._check_whole, []
+
+    def cut(*file):
+        looks.append(file)
+        if len(looks) == 3:
+            os.truncate(path, 8192)
+        real(*file)
+
+    monkeypatch.setattr(data, "_check_whole", cut)
+    with pytest.raises(ValueError, match="text.txt was cut off from 100000 to 8192 bytes"):
+        tp.Dataset(path, 16, 2, vocab_size=100)
+    assert len(looks) == 3
+
+
+def test_data_that_is_no_regular_file_is_not_opened(tmp_path):
+    """To open a pipe is to wait for who writes into it."""
+    for name in ("x.idx", "x.bin", "x.npy", "x.txt"):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(tp.InvalidValueError, match=f"{name} is not a file"):
+            tp.Dataset(tmp_path / name, 4, 1)
+    (tmp_path / "y.bin").symlink_to(tmp_path / "x.bin")
+    with pytest.raises(tp.InvalidValueError, match="y.bin is not a file"):
+        tp.Dataset(tmp_path / "y.bin", 4, 1)
+
+
+def test_an_array_that_its_user_mapped_is_looked_at_like_a_file(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(100, dtype=np.int32))
+    mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
+    with pytest.raises(tp.InvalidValueError, match="a.npy, which is where the tokens are: another file would be right"):
+        tp.Dataset(mapped, 4, 1).save(tmp_path / "a.npy")
+    assert mapped[99] == 99
+    whole = tp.Dataset(mapped, 4, 1)
+    os.truncate(tmp_path / "a.npy", 100)
+    with pytest.raises(ValueError, match="a.npy was cut off from 528 to 100 bytes"):
+        whole.batch(0)
+    np.save(tmp_path / "b.npy", np.arange(100, dtype=np.int32))
+    mapped = np.load(tmp_path / "b.npy", mmap_mode="r")
+    (tmp_path / "b.npy").unlink()
+    assert tp.Dataset(mapped, 4, 1).save(tmp_path / "b.npy").exists() and tp.Dataset(mapped, 4, 1).batch(0).shape == (1, 5)
 
 
 def test_a_run_that_no_variable_holds_can_be_stopped():
