@@ -41,6 +41,7 @@ typedef int nc_init(nc_comm *, int ranks, nc_id, int rank, nc_config *);
 typedef int nc_split(nc_comm, int color, int key, nc_comm *, nc_config *);
 typedef int nc_get_async_error(nc_comm, int *);
 typedef int nc_on_comm(nc_comm);
+typedef int nc_settled(nc_comm, int left);
 typedef int nc_group(void);
 typedef const char *nc_error_string(int);
 typedef const char *nc_last_error(nc_comm);
@@ -71,7 +72,7 @@ typedef int nc_deregister(nc_comm, void *);
     X(mem_free, nc_mem_free, ncclMemFree)                                                                              \
     X(register_buffer, nc_register, ncclCommRegister)                                                                  \
     X(deregister_buffer, nc_deregister, ncclCommDeregister)                                                            \
-    X(settled, nc_on_comm, fake_nccl_settled) /* tests/cuda/fake_nccl.c alone: emulated streams do not wait by themselves */
+    X(settled, nc_settled, fake_nccl_settled) /* tests/cuda/fake_nccl.c alone: emulated streams do not wait by themselves */
 #define TP_NCCL_OPTIONAL 5
 
 typedef struct {

@@ -8,45 +8,113 @@
 
 /* ---- messages ---------------------------------------------------------------------------------------------------------------- */
 
-/* The place among this rank's channels of that of the edge, in the order in which tp_nccl_meet made them; -1: there is none. */
 static int
-place_of(const nccl_comm *c, int edge, int up)
+is_guest(uint64_t tag)
 {
-    int order = 0, mine[2] = {c->base.comm.rank, nccl_before(c, c->base.comm.rank)};
-    for (int class = 0; class < NCCL_CLASSES; class++)
-        for (int direction = NCCL_DOWN; direction <= NCCL_UP; direction++)
-            for (int i = 0; i < 2; i++)
-                if (tp_nccl_is_edge(c, mine[i]) && tp_nccl_class(c, mine[i]) == class) {
-                    if (mine[i] == edge && direction == up)
-                        return order;
-                    order++;
-                }
-    return -1;
+    return tag >> 48 == NCCL_RE_OP || tag >> 48 == NCCL_RL_OP;
 }
 
 static tp_status
 channel_of(nccl_comm *c, int peer, uint64_t tag, int sends, nccl_channel **out)
 {
-    int up = tag >> 48 == NCCL_RB_OP, rank = c->base.comm.rank, from = sends ? rank : peer, to = sends ? peer : rank;
+    int up = tag >> 48 == NCCL_RB_OP || tag >> 48 == NCCL_RL_OP, keeps = is_guest(tag);
     TP_TRY(tp_comm_check_peer(&c->base.comm, peer));
     TP_TRY(tp_comm_check_abort(&c->base.comm, c->base.region));
-    int good = up ? from == nccl_next(c, to) : to == nccl_next(c, from);
-    int place = good ? place_of(c, up ? to : from, up) : -1;
-    if (place >= 0) {
-        *out = &c->channel[place];
-        return place < c->channels ? TP_OK : tp_fail(TP_EVALUE, "this communicator has no device yet");
+    for (int i = 0; i < c->channels; i++) {
+        nccl_channel *ch = &c->channel[i];
+        if (ch->peer == peer && ch->up == up && ch->keeps == keeps && ch->sends == sends) {
+            *out = ch;
+            return TP_OK;
+        }
     }
+    if (c->base.device == NULL)
+        return tp_fail(TP_EVALUE, "this communicator has no device yet");
+    int rank = c->base.comm.rank;
     char what[TP_TAG_TEXT];
     tp_tag_print(tag, what);
-    return tp_fail(TP_EVALUE, "rank %d and rank %d do not talk this way (%s): the communicator was made without this pair", from, to,
-                   what);
+    return tp_fail(TP_EVALUE, "rank %d and rank %d do not talk this way (%s): the communicator was made without this pair",
+                   sends ? rank : peer, sends ? peer : rank, what);
 }
+
+/* ---- guests: without a copy ---- */
+
+/* The channel's stream comes after what the compute stream has now; its operation i has its event. */
+static tp_status
+begin_guest(nccl_comm *c, nccl_channel *ch)
+{
+    int i = (int)(ch->issued % NCCL_GUESTS);
+    if (ch->issued >= NCCL_GUESTS)
+        TP_TRY(tp_cuda_event_wait(c->base.device, ch->done[i], c->base.compute));
+    TP_TRY(tp_cuda_event_record(c->base.device, ch->ready, c->base.compute));
+    return tp_cuda_event_wait(c->base.device, ch->ready, ch->stream);
+}
+
+static tp_status
+end_guest(nccl_comm *c, nccl_channel *ch)
+{
+    TP_TRY(tp_cuda_event_record(c->base.device, ch->done[ch->issued % NCCL_GUESTS], ch->stream));
+    ch->issued++;
+    return TP_OK;
+}
+
+static tp_status
+send_guest(nccl_comm *c, int peer, uint64_t tag, const void *data, size_t bytes, uint64_t *loan)
+{
+    nccl_channel *ch = NULL;
+    TP_TRY(channel_of(c, peer, tag, 1, &ch));
+    TP_TRY(begin_guest(c, ch));
+    NCCL_CALL(c, ch->comm, ch->peer, "ncclSend", c->nccl->send(data, bytes, NC_INT8, ch->other, ch->comm, ch->stream));
+    TP_TRY(end_guest(c, ch));
+    *loan = (uint64_t)ch->issued;
+    return TP_OK;
+}
+
+static tp_status
+nccl_reclaim(tp_comm *comm, int peer, uint64_t loan, uint64_t tag, size_t bytes)
+{
+    nccl_comm *c = (nccl_comm *)comm;
+    nccl_channel *ch = NULL;
+    (void)bytes;
+    TP_TRY(channel_of(c, peer, tag, 1, &ch));
+    return tp_cuda_event_wait(c->base.device, ch->done[(loan - 1) % NCCL_GUESTS], c->base.compute);
+}
+
+/* Where it lands a guest of the other direction may have lain, whose end its rank's program has not waited for. */
+static tp_status
+receive_guest(nccl_comm *c, nccl_channel *ch, void *data, size_t bytes)
+{
+    TP_TRY(begin_guest(c, ch));
+    for (int i = 0; i < c->channels; i++) {
+        const nccl_channel *back = &c->channel[i];
+        if (back->keeps && back->peer == ch->peer && back->sends && back->issued > 0)
+            TP_TRY(tp_cuda_event_wait(c->base.device, back->done[(back->issued - 1) % NCCL_GUESTS], ch->stream));
+    }
+    NCCL_CALL(c, ch->comm, ch->peer, "ncclRecv", c->nccl->recv(data, bytes, NC_INT8, ch->other, ch->comm, ch->stream));
+    return end_guest(c, ch);
+}
+
+static tp_status
+await_guest(nccl_comm *c, nccl_channel *ch)
+{
+    int i = (int)(ch->taken % NCCL_GUESTS);
+    TP_TRY(tp_comm_check_abort(&c->base.comm, c->base.region));
+    TP_TRY(tp_cuda_event_wait(c->base.device, ch->done[i], c->base.compute));
+    ch->taken++;
+    return tp_nccl_arrive(c, ch->comm, ch->peer, ch->issued - ch->taken);
+}
+
+/* ---- all others: through slots ---- */
 
 static tp_status
 nccl_send(tp_comm *comm, int peer, uint64_t tag, const void *data, size_t bytes)
 {
     nccl_comm *c = (nccl_comm *)comm;
-    nccl_channel *ch;
+    nccl_channel *ch = NULL;
+    uint64_t loan;
+    if (is_guest(tag)) {
+        TP_TRY(send_guest(c, peer, tag, data, bytes, &loan));
+        return nccl_reclaim(comm, peer, loan, tag, bytes);
+    }
     TP_TRY(channel_of(c, peer, tag, 1, &ch));
     TP_TRY(tp_comm_check_bytes(bytes, c->base.message_bytes));
     int i = (int)(ch->issued % TP_NCCL_SLOTS);
@@ -59,6 +127,14 @@ nccl_send(tp_comm *comm, int peer, uint64_t tag, const void *data, size_t bytes)
     TP_TRY(tp_cuda_event_record(c->base.device, ch->freed[i], ch->stream));
     ch->issued++;
     return TP_OK;
+}
+
+/* Guests alone: what goes through a slot is copied. */
+static tp_status
+nccl_lend(tp_comm *comm, int peer, uint64_t tag, const void *data, size_t bytes, uint64_t *loan)
+{
+    *loan = 0;
+    return is_guest(tag) ? send_guest((nccl_comm *)comm, peer, tag, data, bytes, loan) : nccl_send(comm, peer, tag, data, bytes);
 }
 
 /* Give the library as many of the posted receives as there are free slots. */
@@ -81,12 +157,15 @@ static tp_status
 nccl_recv_post(tp_comm *comm, int peer, uint64_t tag, void *data, size_t bytes)
 {
     nccl_comm *c = (nccl_comm *)comm;
-    nccl_channel *ch;
+    nccl_channel *ch = NULL;
     TP_TRY(channel_of(c, peer, tag, 0, &ch));
-    TP_TRY(tp_comm_check_bytes(bytes, c->base.message_bytes));
+    if (!ch->keeps)
+        TP_TRY(tp_comm_check_bytes(bytes, c->base.message_bytes));
     tp_cuda_receive *r;
     TP_TRY(tp_cuda_comm_post(&c->base, peer, data, bytes, &r));
     r->said.of = ch;
+    if (ch->keeps)
+        return receive_guest(c, ch, data, bytes);
     ch->bytes[ch->posted++ % TP_COMM_POSTED] = bytes;
     return issue(c, ch);
 }
@@ -98,10 +177,12 @@ nccl_recv_wait(tp_comm *comm, int peer)
     tp_cuda_receive *oldest;
     TP_TRY(tp_cuda_comm_take(&c->base, peer, &oldest));
     nccl_channel *ch = oldest->said.of;
+    if (ch->keeps)
+        return await_guest(c, ch);
     int i = (int)(ch->taken % TP_NCCL_SLOTS);
     TP_TRY(tp_comm_check_abort(&c->base.comm, c->base.region));
     TP_TRY(tp_cuda_event_wait(c->base.device, ch->filled[i], c->base.compute));
-    TP_TRY(tp_nccl_arrive(c, ch->comm, ch->peer));
+    TP_TRY(tp_nccl_arrive(c, ch->comm, ch->peer, ch->issued - ch->taken - 1));
     TP_TRY(tp_cuda_copy(c->base.device, c->base.compute, oldest->data, ch->slot[i], oldest->bytes, TP_CUDA_ON_DEVICE));
     TP_TRY(tp_cuda_event_record(c->base.device, ch->freed[i], c->base.compute));
     ch->taken++;
@@ -114,20 +195,24 @@ typedef struct {
     int other; /* rank within the communicator */
 } line;
 
-/* To the peer: of a twin that of all twins, of a neighbour the same channel on both ends. */
+/* To the peer: of a twin that of all twins, else of the channels that both have down the first, which is the same on both ends. */
 static tp_status
-line_of(nccl_comm *c, int peer, uint64_t tag, line *out)
+line_of(nccl_comm *c, int peer, line *out)
 {
-    int rank = c->base.comm.rank, first = c->ring == 2 ? rank % 2 == 0 : peer == nccl_next(c, rank);
-    nccl_channel *ch;
+    int rank = c->base.comm.rank;
     TP_TRY(tp_cuda_comm_ready(&c->base, peer));
-    if (peer / c->ring != rank / c->ring && peer % c->ring == rank % c->ring) {
-        *out = (line){c->twins.comm, c->twins.stream, peer / c->ring};
+    if (c->twins.comm != NULL && nccl_twin_group(c, peer) == nccl_twin_group(c, rank)) {
+        *out = (line){c->twins.comm, c->twins.stream, nccl_twin_number(c, peer)};
         return TP_OK;
     }
-    TP_TRY(channel_of(c, peer, tag >> 48 == NCCL_RB_OP ? 0 : tag, first, &ch));
-    *out = (line){ch->comm, ch->stream, ch->other};
-    return TP_OK;
+    for (int i = 0; i < c->channels; i++) {
+        const nccl_channel *ch = &c->channel[i];
+        if (ch->peer == peer && !ch->up && !ch->keeps) {
+            *out = (line){ch->comm, ch->stream, ch->other};
+            return TP_OK;
+        }
+    }
+    return tp_fail(TP_EVALUE, "rank %d and rank %d do not talk: the communicator was made without this pair", rank, peer);
 }
 
 /* With the lock held: one group, so that neither direction waits for the other. Both ends know where there is nothing to send. */
@@ -148,8 +233,9 @@ nccl_exchange(tp_comm *comm, int peer, uint64_t tag, const void *out, size_t out
 {
     nccl_comm *c = (nccl_comm *)comm;
     nccl_exchanges *e = &c->exchanges;
-    line to;
-    TP_TRY(line_of(c, peer, tag, &to));
+    line to = {0};
+    (void)tag;
+    TP_TRY(line_of(c, peer, &to));
     TP_TRY(tp_comm_check_idle(comm, peer, c->base.from[peer].count));
     if (out_bytes == 0 && in_bytes == 0)
         return TP_OK;
@@ -162,7 +248,7 @@ nccl_exchange(tp_comm *comm, int peer, uint64_t tag, const void *out, size_t out
     TP_TRY(tp_cuda_event_wait(c->base.device, e->done[i], c->base.compute));
     e->peer[i] = peer;
     e->issued++;
-    return tp_nccl_arrive(c, to.comm, peer);
+    return tp_nccl_arrive(c, to.comm, peer, 0);
 }
 
 /* ---- opening and closing ---------------------------------------------------------------------------------------------------------- */
@@ -186,7 +272,8 @@ nccl_close(tp_comm *comm)
         tp_nccl_part(&c->base);
     pthread_cond_destroy(&c->changed);
     pthread_mutex_destroy(&c->lock);
-    free(c->pairs);
+    free(c->line);
+    free(c->channel);
     tp_cuda_comm_close(&c->base);
 }
 
@@ -205,7 +292,9 @@ static const tp_comm_ops nccl_ops = {.abi = TP_COMM_ABI,
                                      .allgather = tp_cuda_comm_allgather,
                                      .close = nccl_close,
                                      .bind = nccl_bind,
-                                     .caveat = nccl_caveat};
+                                     .caveat = nccl_caveat,
+                                     .lend = nccl_lend,
+                                     .reclaim = nccl_reclaim};
 
 tp_status
 tp_comm_open_nccl(const tp_nccl_config *config, tp_comm **out)
@@ -213,22 +302,26 @@ tp_comm_open_nccl(const tp_nccl_config *config, tp_comm **out)
     const tp_nccl *nccl;
     tp_cuda_comm *base;
     int ranks = config->control->ranks, replicas = config->replicas > 0 ? config->replicas : 1;
+    int copies = config->copies > 0 ? config->copies : 1;
     if (ranks % replicas != 0)
         return tp_fail(TP_EVALUE, "%d ranks are no %d replicas: a multiple of that would be right", ranks, replicas);
+    if (copies > 2 || (copies == 2 && ranks / replicas % 2 != 0))
+        return tp_fail(TP_EVALUE, "%d copies of the model on %d ranks: one, or two on an even number, would be right", copies,
+                       ranks / replicas);
     TP_TRY(tp_nccl_load(&nccl));
     TP_TRY(tp_cuda_comm_open(sizeof(nccl_comm), &nccl_ops, config->control, config->region, config->message_bytes, &base));
     nccl_comm *c = (nccl_comm *)base;
-    size_t pairs = (size_t)ranks * (size_t)ranks;
     c->nccl = nccl;
-    c->replicas = replicas;
+    c->copies = copies;
     c->ring = ranks / replicas;
     c->max_ctas = config->max_ctas > 0 ? config->max_ctas : 4;
-    c->pairs = malloc(pairs);
-    if (c->pairs == NULL) {
+    tp_status status = tp_nccl_draw(c, config->pairs);
+    if (status != TP_OK) {
+        free(c->line);
+        free(c->channel);
         tp_cuda_comm_close(base);
-        return tp_fail(TP_EMEMORY, "no memory for a communicator of %d ranks", ranks);
+        return status;
     }
-    memcpy(c->pairs, config->pairs, pairs);
     pthread_mutex_init(&c->lock, NULL);
     tp_clock_condition(&c->changed);
     *out = &base->comm;

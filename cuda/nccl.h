@@ -1,17 +1,24 @@
 /* The communicator "nccl": the contract of comm.h on device memory. Calls enqueue; order is that of the device's streams.
  *
- * A channel is one direction of one pair of ranks that talk: activations from r to r + 1 (the last to the first too), and
- * gradients back. Each has a communicator of two ranks (ncclCommSplit), a stream, and TP_NCCL_SLOTS buffers from
- * ncclMemAlloc, registered where the library can. A message is copied into a slot on the compute stream and sent from there,
- * and received into a slot and copied out on the compute stream right before its reader: so a sender's buffer may be written
+ * A channel is one direction of one pair of ranks that talk: activations from r to r + 1 (the last to the first too; of a second
+ * copy of the model to r - 1), and gradients back. Each has a communicator of two ranks (ncclCommSplit), a stream, and
+ * TP_NCCL_SLOTS buffers from ncclMemAlloc, registered where the library can. A message is copied into a slot on the compute
+ * stream and sent from there, and received into a slot and copied out on the compute stream right before its reader: so a sender's buffer may be written
  * again at once, a receive never overtakes the reader before it, and a channel only ever waits for its other end. That is
  * what the program's proof under rendezvous assumes, whatever the schedule, interleaved ones included; with one communicator
  * for all activations a rank's send would stand behind the receive before it. So it would among communicators that share
  * resources (ncclConfig_t.splitShare): the library launches those one after another on one stream (NCCL 2.28, enqueue.cc,
  * ncclLaunchPrepare).
  *
- * Twins, the same rank of several replicas, exchange gradients once a step, when nothing else runs: they have one communicator, a
- * rank in it for each replica, with a stream of its own. An exchange is one group of a send and a receive, from and to the caller's
+ * Guests, the activations that a rank keeps for another, have two channels of their own between these two, without slots: copies of
+ * them would take the memory that is to be saved. They are sent from the stage's memory or the room, and received into it, on the
+ * channel's stream: a send begins where the compute stream has come to it, a receive where that has, and where the last guest of
+ * the other direction, which may lie there still, has left. Nothing else is waited for but where the memory is written next (lend,
+ * reclaim) or read (recv_wait). By the proof under rendezvous all of that happens: it is later in the rank's program.
+ *
+ * Twins, the same rank of several replicas (and the opposite one, where these have two copies of the model), exchange gradients
+ * once a step, when nothing else runs: they have one communicator, a rank in it for each of them, with a stream of its own. An
+ * exchange is one group of a send and a receive, from and to the caller's
  * memory, between events of the compute stream; there are no tags, so both ends must come to their exchanges in one order
  * (csrc/engine/replicas.c's rounds), and the host is NCCL_EXCHANGES ahead of its device at most.
  *
@@ -25,13 +32,15 @@
 #include "csrc/comm/comm.h"
 
 #define TP_NCCL_SLOTS 2
+enum { TP_NCCL_FLOWS = 1, TP_NCCL_KEEPS = 2 };
 
 typedef struct {
     tp_comm *control;      /* of the same ranks, on host memory: the unique id, all-gathers; borrowed */
     tp_region *region;     /* progress and aborts; borrowed */
-    int replicas;          /* of a ring of ranks each, one behind the other; 0: 1 */
-    const uint8_t *pairs;  /* [ranks * ranks] who talks; of a replica neighbours alone can, of two the same ranks do */
-    size_t message_bytes;  /* largest message but for exchange, which goes from and to the caller's memory */
+    int replicas;          /* of equally many ranks, one behind the other; 0: 1 */
+    int copies;            /* of the model in each: ranks r and last - r have gradients of the same stages; 0: 1 */
+    const uint8_t *pairs;  /* [from * ranks + to]: TP_NCCL_FLOWS, activations go there and gradients back; TP_NCCL_KEEPS, guests */
+    size_t message_bytes;  /* largest message but for exchange and guests, which go from and to the caller's memory */
     int max_ctas;          /* of a communicator: multiprocessors that a waiting message may hold; 0: 4 */
 } tp_nccl_config;
 

@@ -5,18 +5,54 @@
 #include <stdlib.h>
 #include <string.h>
 
-int
-tp_nccl_is_edge(const nccl_comm *c, int e)
+/* Lines that share no rank are made at a time: each has the first class in which neither of its ranks is. */
+static tp_status
+put_in_class(nccl_comm *c, uint32_t *taken, nccl_line *line)
 {
-    int next = nccl_next(c, e);
-    return next != e && (c->pairs[e * c->base.comm.ranks + next] || c->pairs[next * c->base.comm.ranks + e]);
+    while (line->class < NCCL_CLASSES && (taken[line->from] | taken[line->to]) >> line->class & 1)
+        line->class++;
+    if (line->class == NCCL_CLASSES)
+        return tp_fail(TP_EVALUE, "rank %d or %d talks with too many ranks: fewer than %d would be right", line->from, line->to,
+                       NCCL_CLASSES / 2);
+    taken[line->from] |= 1u << line->class;
+    taken[line->to] |= 1u << line->class;
+    c->classes = line->class < c->classes ? c->classes : line->class + 1;
+    return TP_OK;
 }
 
-int
-tp_nccl_class(const nccl_comm *c, int e)
+static tp_status
+draw_lines(nccl_comm *c, const uint8_t *pairs, uint32_t *taken)
 {
-    int within = e % c->ring;
-    return c->ring % 2 == 1 && within == c->ring - 1 ? 2 : within % 2;
+    int ranks = c->base.comm.ranks;
+    for (int keeps = 0; keeps < 2; keeps++)
+        for (int from = 0; from < ranks; from++)
+            for (int to = 0; to < ranks; to++) {
+                if (from == to || !(pairs[from * ranks + to] & (keeps ? TP_NCCL_KEEPS : TP_NCCL_FLOWS)))
+                    continue;
+                nccl_line *line = &c->line[c->lines++];
+                *line = (nccl_line){from, to, keeps, 0};
+                TP_TRY(put_in_class(c, taken, line));
+            }
+    return TP_OK;
+}
+
+tp_status
+tp_nccl_draw(nccl_comm *c, const uint8_t *pairs)
+{
+    int ranks = c->base.comm.ranks, most = 0, own = 0;
+    for (int i = 0; i < ranks * ranks; i++)
+        most += (pairs[i] & TP_NCCL_FLOWS ? 1 : 0) + (pairs[i] & TP_NCCL_KEEPS ? 1 : 0);
+    c->line = calloc((size_t)most + 1, sizeof *c->line);
+    uint32_t *taken = calloc((size_t)ranks, sizeof *taken);
+    tp_status status = c->line == NULL || taken == NULL ? tp_fail(TP_EMEMORY, "no memory for %d pairs of ranks", most) : TP_OK;
+    if (status == TP_OK)
+        status = draw_lines(c, pairs, taken);
+    free(taken);
+    TP_TRY(status);
+    for (int i = 0; i < c->lines; i++)
+        own += c->line[i].from == c->base.comm.rank || c->line[i].to == c->base.comm.rank;
+    c->channel = calloc(2 * (size_t)own + 1, sizeof *c->channel);
+    return c->channel != NULL ? TP_OK : tp_fail(TP_EMEMORY, "no memory for %d channels", 2 * own);
 }
 
 typedef struct {
@@ -140,11 +176,11 @@ static int
 greet_twins(nccl_comm *c)
 {
     nccl_twins *twins = &c->twins;
-    int result = c->nccl->group_start(), self = c->base.comm.rank / c->ring;
-    for (int other = 0; other < c->replicas && result == NC_SUCCESS; other++)
+    int result = c->nccl->group_start(), self = nccl_twin_number(c, c->base.comm.rank);
+    for (int other = 0; other < twins->members && result == NC_SUCCESS; other++)
         if (other != self)
             result = say_hello(c, twins->comm, twins->stream, other, (char *)twins->hello + other,
-                               (char *)twins->hello + c->replicas + other);
+                               (char *)twins->hello + twins->members + other);
     int ended = c->nccl->group_end();
     return result != NC_SUCCESS ? result : ended;
 }
@@ -157,32 +193,62 @@ join(nccl_comm *c, tp_stream stream)
     return tp_cuda_event_wait(c->base.device, c->exchanges.ready, c->base.compute);
 }
 
-/* Everybody splits the world in this order; who has no edge of the class stays out. The first operation between two ranks connects
+/* Guests go from and to the stages' memory: there is no room for copies of them. */
+static tp_status
+open_guests(nccl_comm *c, nccl_channel *ch)
+{
+    for (int i = 0; i < TP_NCCL_SLOTS; i++)
+        TP_TRY(tp_cuda_alloc(c->base.device, 1, "messages that connect ranks", &ch->slot[i]));
+    TP_TRY(tp_cuda_event_create(c->base.device, 0, &ch->ready));
+    for (int i = 0; i < NCCL_GUESTS; i++)
+        TP_TRY(tp_cuda_event_create(c->base.device, 0, &ch->done[i]));
+    return TP_OK;
+}
+
+static tp_status
+open_slots(nccl_comm *c, nccl_channel *ch)
+{
+    for (int i = 0; i < TP_NCCL_SLOTS; i++)
+        TP_TRY(open_slot(c, ch, i));
+    return TP_OK;
+}
+
+/* This rank's line of the class; -1: it has none. */
+static int
+line_in(const nccl_comm *c, int class)
+{
+    int rank = c->base.comm.rank;
+    for (int i = 0; i < c->lines; i++)
+        if (c->line[i].class == class && (c->line[i].from == rank || c->line[i].to == rank))
+            return i;
+    return -1;
+}
+
+/* Everybody splits the world in this order; who has no line of the class stays out. The first operation between two ranks connects
  * them, and its call goes on when the other end has made it too: here, where both do, not in a step, where a receive is posted long
  * before its send. Classes share no rank, so nobody waits in a ring. */
 static tp_status
 open_class(nccl_comm *c, int class, int direction)
 {
-    int rank = c->base.comm.rank, above = rank, below = nccl_before(c, rank), color = NC_NO_COLOR;
-    if (tp_nccl_is_edge(c, above) && tp_nccl_class(c, above) == class)
-        color = above;
-    else if (tp_nccl_is_edge(c, below) && tp_nccl_class(c, below) == class)
-        color = below;
-    int upper = color == below && color != above, peer = upper ? below : nccl_next(c, rank);
+    int rank = c->base.comm.rank, i = line_in(c, class);
+    const nccl_line *line = i < 0 ? NULL : &c->line[i];
+    int second = line != NULL && line->to == rank;
     nc_config config = NC_CONFIG(c->max_ctas);
     c->fresh = NULL;
-    NCCL_CALL(c, c->world, NCCL_EVERYBODY, "ncclCommSplit", c->nccl->split(c->world, color, upper, &c->fresh, &config));
-    if (color == NC_NO_COLOR)
+    NCCL_CALL(c, c->world, NCCL_EVERYBODY, "ncclCommSplit",
+              c->nccl->split(c->world, line == NULL ? NC_NO_COLOR : i, second, &c->fresh, &config));
+    if (line == NULL)
         return TP_OK;
     nccl_channel *ch = &c->channel[c->channels];
+    int peer = second ? line->from : line->to;
     pthread_mutex_lock(&c->lock);
-    *ch = (nccl_channel){.comm = c->fresh, .peer = peer, .other = !upper, .sends = (direction == NCCL_DOWN) != upper};
+    *ch = (nccl_channel){.comm = c->fresh, .peer = peer, .other = !second, .sends = (direction == NCCL_DOWN) != second,
+                         .up = direction == NCCL_UP, .keeps = line->keeps};
     c->channels++;
     pthread_mutex_unlock(&c->lock);
     TP_TRY(tp_nccl_finish(c, NC_SUCCESS, ch->comm, peer, "ncclCommSplit"));
     TP_TRY(tp_cuda_stream_create(c->base.device, 1, &ch->stream));
-    for (int i = 0; i < TP_NCCL_SLOTS; i++)
-        TP_TRY(open_slot(c, ch, i));
+    TP_TRY(ch->keeps ? open_guests(c, ch) : open_slots(c, ch));
     NCCL_CALL(c, ch->comm, peer, "first ncclGroupEnd", greet_pair(c, ch));
     return join(c, ch->stream);
 }
@@ -194,17 +260,18 @@ open_twins(nccl_comm *c)
     nccl_twins *twins = &c->twins;
     nc_config config = NC_CONFIG(NC_UNDEFINED);
     int rank = c->base.comm.rank;
-    if (c->replicas == 1)
+    twins->members = c->base.comm.ranks / c->ring * c->copies;
+    if (twins->members == 1)
         return TP_OK;
     c->fresh = NULL;
     NCCL_CALL(c, c->world, NCCL_EVERYBODY, "ncclCommSplit of replicas",
-              c->nccl->split(c->world, rank % c->ring, rank / c->ring, &c->fresh, &config));
+              c->nccl->split(c->world, nccl_twin_group(c, rank), nccl_twin_number(c, rank), &c->fresh, &config));
     pthread_mutex_lock(&c->lock);
     twins->comm = c->fresh;
     pthread_mutex_unlock(&c->lock);
     TP_TRY(tp_nccl_finish(c, NC_SUCCESS, twins->comm, NCCL_EVERYBODY, "ncclCommSplit of replicas"));
     TP_TRY(tp_cuda_stream_create(c->base.device, 1, &twins->stream));
-    TP_TRY(tp_cuda_alloc(c->base.device, 2 * (size_t)c->replicas, "messages that connect replicas", &twins->hello));
+    TP_TRY(tp_cuda_alloc(c->base.device, 2 * (size_t)twins->members, "messages that connect replicas", &twins->hello));
     NCCL_CALL(c, twins->comm, NCCL_EVERYBODY, "first ncclGroupEnd of replicas", greet_twins(c));
     return join(c, twins->stream);
 }
@@ -228,7 +295,7 @@ tp_nccl_meet(nccl_comm *c)
     TP_TRY(open_events(c));
     int result = c->nccl->init(&c->world, c->base.comm.ranks, id, c->base.comm.rank, &config);
     TP_TRY(tp_nccl_finish(c, result, c->world, NCCL_EVERYBODY, "ncclCommInitRankConfig"));
-    for (int class = 0; class < NCCL_CLASSES; class++)
+    for (int class = 0; class < c->classes; class++)
         for (int direction = NCCL_DOWN; direction <= NCCL_UP; direction++)
             TP_TRY(open_class(c, class, direction));
     TP_TRY(open_twins(c));
@@ -245,6 +312,9 @@ close_channel(nccl_comm *c, nccl_channel *ch)
         tp_cuda_event_destroy(c->base.device, ch->filled[i]);
         tp_cuda_event_destroy(c->base.device, ch->freed[i]);
     }
+    for (int i = 0; i < NCCL_GUESTS; i++)
+        tp_cuda_event_destroy(c->base.device, ch->done[i]);
+    tp_cuda_event_destroy(c->base.device, ch->ready);
     if (ch->comm != NULL)
         c->nccl->destroy(ch->comm);
     for (int i = 0; i < TP_NCCL_SLOTS; i++)

@@ -152,8 +152,9 @@ too_late(nccl_comm *c, const char *for_what, int peer)
 static void
 watch_channel(nccl_comm *c, nccl_channel *ch)
 {
+    const tp_cuda_event *events = ch->keeps ? ch->done : ch->sends ? ch->freed : ch->filled;
     watch_errors(c, ch->comm, ch->peer);
-    if (!moves(c, ch->sends ? ch->freed : ch->filled, TP_NCCL_SLOTS, ch->issued, &ch->seen, &ch->since_ns))
+    if (!moves(c, events, ch->keeps ? NCCL_GUESTS : TP_NCCL_SLOTS, ch->issued, &ch->seen, &ch->since_ns))
         too_late(c, ch->sends ? "to send a message to" : "for a message from", ch->peer);
 }
 
@@ -205,13 +206,13 @@ tp_nccl_await_exchange(nccl_comm *c)
 }
 
 tp_status
-tp_nccl_arrive(nccl_comm *c, nc_comm comm, int peer)
+tp_nccl_arrive(nccl_comm *c, nc_comm comm, int peer, int64_t left)
 {
 #ifdef TP_CUDA_EMULATED
     int64_t until = tp_clock_ns() + c->base.comm.timeout_ns;
     while (c->nccl->settled != NULL) {
         pthread_mutex_lock(&c->lock);
-        int result = c->aborted ? NC_INVALID_USAGE : c->nccl->settled(comm);
+        int result = c->aborted ? NC_INVALID_USAGE : c->nccl->settled(comm, (int)left);
         pthread_mutex_unlock(&c->lock);
         if (result == NC_SUCCESS)
             break;
@@ -223,7 +224,7 @@ tp_nccl_arrive(nccl_comm *c, nc_comm comm, int peer)
         tp_clock_sleep_until(tp_clock_ns() + NCCL_POLL_NS);
     }
 #else
-    (void)c, (void)comm, (void)peer;
+    (void)c, (void)comm, (void)peer, (void)left;
 #endif
     return TP_OK;
 }

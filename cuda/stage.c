@@ -7,15 +7,33 @@
 
 /* ---- sizes and opening ------------------------------------------------------------------------------------------------------ */
 
-static size_t
-stage_bytes(const tp_stage_config *config, const tp_device_config *device)
+/* Bytes of the stage's memory, and of a guest of it; 0: blocks out of range. */
+typedef struct {
+    size_t all, guest;
+} stage_sizes;
+
+static stage_sizes
+measure(const tp_stage_config *config, const tp_device_config *device)
 {
     tp_stage *stage;
     if (tp_cuda_stage_describe(config, device->dtype, &stage) != TP_OK)
-        return 0;
-    size_t bytes = tp_cuda_stage_layout(stage, NULL);
+        return (stage_sizes){0};
+    size_t all = tp_cuda_stage_layout(stage, NULL);
+    stage_sizes found = {tp_align_bytes(all), stage->base.guest_bytes};
     free(stage);
-    return tp_align_bytes(bytes);
+    return found;
+}
+
+static size_t
+stage_bytes(const tp_stage_config *config, const tp_device_config *device)
+{
+    return measure(config, device).all;
+}
+
+static size_t
+stage_guest_bytes(const tp_stage_config *config, const tp_device_config *device)
+{
+    return measure(config, device).guest;
 }
 
 static int64_t
@@ -312,6 +330,8 @@ const tp_stage_ops tp_cuda_stage_ops = {
     .recompute = stage_recompute,
     .swap_out = stage_swap_out,
     .swap_in = stage_swap_in,
+    .guest = tp_stage_guest,
+    .guest_bytes = stage_guest_bytes,
     .end = tp_stage_end,
     .tied = stage_tied,
     .finish = tp_cuda_stage_finish,

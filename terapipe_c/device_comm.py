@@ -2,13 +2,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from . import _core, cuda
-from .job import neighbours
+from .job import copies_of, hosts_of
 
-__all__ = ["connect", "inproc", "message_bytes", "nccl", "pipeline_on_one_gpu"]
+__all__ = ["connect", "inproc", "lines", "message_bytes", "nccl", "pipeline_on_one_gpu"]
 
 MESSAGE_BYTES = 16 << 20  # of pipeline_on_one_gpu, where nobody says how large a message may be
 KINDS = ("nccl", "host")
@@ -19,17 +19,34 @@ def message_bytes(n_embd: int, slicing: Sequence[tuple[int, Sequence[int]]]) -> 
     return 4 * n_embd * max(batch * max(lengths) for batch, lengths in slicing)
 
 
-def nccl(control: _core.Comm, largest: int, max_ctas: int = 0, replicas: int = 1) -> _core.Comm:
+def lines(ranks: int, replicas: int = 1, copies: int = 1, hosts: Iterable[tuple[int, int]] = ()) -> bytearray:
+    """[ranks * ranks] Which ranks are connected, from one to another: 1, activations go there and gradients come back (to the next
+    rank of a replica, the last to the first too; with two copies of the model down the ranks and up); 2, it keeps guests of the
+    first."""
+    pairs, each = bytearray(ranks * ranks), ranks // replicas
+    for first in range(0, ranks, each):
+        ring = [(r, r + 1) for r in range(each - 1)]
+        ring += [(b, a) for a, b in ring] if copies > 1 else [(each - 1, 0)] if each > 1 else []
+        for a, b in ring:
+            pairs[(first + a) * ranks + first + b] |= 1
+        for a, b in hosts:
+            pairs[(first + a) * ranks + first + b] |= 2
+    return pairs
+
+
+def nccl(control: _core.Comm, largest: int, max_ctas: int = 0, replicas: int = 1, copies: int = 1,
+         hosts: Iterable[tuple[int, int]] = ()) -> _core.Comm:
     """A communicator by NCCL between the ranks of `control`, which must outlive it; each binds it to its own GPU. replicas: the
-    ranks are those of so many, one behind the other. With TERAPIPE_NCCL_ONE_GPU set, processes on one GPU take themselves for
-    machines: right results, no speed."""
+    ranks are those of so many, one behind the other; copies: of the model in each; hosts: ranks of a replica of which the second
+    keeps activations of the first. With TERAPIPE_NCCL_ONE_GPU set, processes on one GPU take themselves for machines: right
+    results, no speed."""
     if os.environ.get("TERAPIPE_NCCL_ONE_GPU"):
         os.environ |= {"NCCL_HOSTID": f"rank {control.rank}", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo",
                        "NCCL_IB_DISABLE": "1"}
         # One GPU's memory is in reach of itself: nothing that machines of one NVLink domain, or one machine, would go by.
         os.environ |= {"NCCL_MNNVL_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
-    capsule = cuda.load().nccl(_core.comm_link(control), neighbours(control.region.ranks, replicas), largest, max_ctas,
-                               replicas)
+    pairs = lines(control.region.ranks, replicas, copies, hosts)
+    capsule = cuda.load().nccl(_core.comm_link(control), pairs, largest, max_ctas, replicas, copies)
     return _core.device_comm(control, capsule)
 
 
@@ -38,8 +55,7 @@ def inproc(control: _core.Comm, largest: int) -> _core.Comm:
     return _core.device_comm(control, cuda.load().inproc(_core.comm_link(control), largest))
 
 
-def connect(job: Mapping[str, Any], control: _core.Comm, n_embd: int, slicing: Sequence[tuple[int, Sequence[int]]],
-            replicas: int = 1) -> _core.Comm:
+def connect(job: Mapping[str, Any], control: _core.Comm, plan: Any) -> _core.Comm:
     """What a rank's engine sends its messages through: NCCL where every rank has a GPU of its own, else through the host.
     TERAPIPE_COMM = nccl or host chooses."""
     wanted = os.environ.get("TERAPIPE_COMM")
@@ -51,7 +67,10 @@ def connect(job: Mapping[str, Any], control: _core.Comm, n_embd: int, slicing: S
         devices = job.get("devices") or range(job["ranks"])
         alone = len(set(devices)) == job["ranks"] or "local_rank" in job
         wanted = "nccl" if alone and cuda.load().__name__ != "_cuda_emu" else "host"
-    return nccl(control, message_bytes(n_embd, slicing), replicas=replicas) if wanted == "nccl" else control
+    if wanted != "nccl":
+        return control
+    largest = message_bytes(plan.model.n_embd, plan.slicing)
+    return nccl(control, largest, replicas=plan.data_parallel, copies=copies_of(plan), hosts=hosts_of(plan))
 
 
 def pipeline_on_one_gpu(region: _core.Region, device: int = 0, timeout_s: float = 0.0,

@@ -182,7 +182,7 @@ class _TrainingEngine(RankEngine):
         replica, of_replica = divmod(rank, plan.ranks)
         super().__init__(plan.model, plan.stages, plan.slicing, plan.program, of_replica, comm, threads=job["threads_per_rank"],
                          recompute=plan.recompute, swap=plan.swap, store=_store_of(job), replicas=plan.data_parallel,
-                         replica=replica, **_device_of(job, rank, plan.data_parallel))
+                         replica=replica, **_device_of(job, rank, plan.data_parallel * plan.copies))
         share = plan.batch // plan.data_parallel
         self._sequences = slice(replica * share, (replica + 1) * share)
         self._options = {"beta1": job["betas"][0], "beta2": job["betas"][1], "eps": job["eps"],
@@ -208,16 +208,16 @@ def products(reproducible: bool) -> dict[str, Any]:
     return {"reproducible": reproducible, "candidates": 0 if reproducible else TIMED}
 
 
-def _device_of(job: Mapping[str, Any], rank: int, replicas: int) -> dict[str, Any]:
-    """Of a GPU: which (of this machine), and how products are chosen: of replicas in one way, or other stages would give other bits
-    and the one order of their sums would be worth nothing."""
+def _device_of(job: Mapping[str, Any], rank: int, members: int) -> dict[str, Any]:
+    """Of a GPU: which (of this machine), and how products are chosen: of several copies of the model in one way, or other stages
+    would give other bits and the one order of their sums would be worth nothing."""
     backend = choose(job["backend"], job.get("dtype"))
     if backend.name == "cpu":
         return {}
     here, devices = job.get("local_rank", rank), job.get("devices")
     own = devices[here] if devices is not None else own_gpu(here) if "local_rank" in job else here
     return {"backend": backend, "device": own, "eager": os.environ.get("TERAPIPE_CUDA_GRAPHS") == "0",
-            **products(bool(job["reproducible"]) or replicas > 1)}
+            **products(bool(job["reproducible"]) or members > 1)}
 
 
 def make_engine(job: Mapping[str, Any], rank: int, comm: _core.Comm) -> _TrainingEngine:
@@ -228,7 +228,7 @@ def make_engine(job: Mapping[str, Any], rank: int, comm: _core.Comm) -> _Trainin
     if job["backend"] == "cuda":
         from .device_comm import connect
 
-        comm = connect(job, comm, plan.model.n_embd, plan.slicing, plan.data_parallel)
+        comm = connect(job, comm, plan)
     engine = _TrainingEngine(job, plan, rank, comm)
     if job["resume_from"] is None:
         engine.load(_initial(plan.model, job["seed"], engine._shapes))

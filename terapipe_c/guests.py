@@ -55,6 +55,6 @@ def guest_seconds(sizes: Sequence[int], slices: Sequence[int], ranks: int, costs
         if any(links.far[rank:ranks - 1 - rank]):              # some hop on the way leaves the node
             link[rank] = np.where(there[rank], links.latency_s + links.byte_s * size[rank], 0.0)
     out = {"comm.guest": link}
-    if costs.copy_byte_s:
+    if costs.copy_byte_s and costs.backend == "cpu":           # a GPU sends from where they lie
         out |= dict.fromkeys(("SE", "RE", "SL", "RL"), costs.copy_byte_s * size)
     return out

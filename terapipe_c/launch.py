@@ -145,7 +145,8 @@ def _region(plan: Any, job: Mapping[str, Any], shared: bool) -> _core.Region:
     while members > 2 and ring >> halvings + 1 >= max(TWIN_BYTES[0], TWIN_BYTES[1] // (members - 1)):
         halvings += 1
     kept, wider = hosts_of(plan), 0
-    guest = max(guest_bytes(plan.model, plan.stages, plan.slicing, plan.recompute)[rank] for rank, _ in kept) if kept else 0
+    where = choose(job["backend"], job["dtype"])
+    guest = max(guest_bytes(plan.model, plan.stages, plan.slicing, plan.recompute, where)[rank] for rank, _ in kept) if kept else 0
     while ring << wider < min(guest + RING_BYTES[0] // 4, RING_BYTES[1]):
         wider += 1
     pairs = neighbours(job["ranks"], replicas_of(plan), 1 + halvings + wider, copies, 1 + wider, kept)

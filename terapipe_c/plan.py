@@ -159,16 +159,12 @@ class Plan:
     def why_not_at_all(self) -> str:
         """What this package's engine cannot do of it, not even with ``reproducible=False``; empty if there is no such thing."""
         reasons = []
-        if self.copies > 1 and self.backend == "cuda":
-            reasons.append("two copies of the model on GPUs: backend='cpu', or data_parallel=2, would be right")
         slicing = tuple((b, tuple(lengths)) for b, lengths in self.slicing)
         whole = saved_bytes(self.model, slicing, choose(self.backend, self.dtype)) if any(self.swap) else []
         for block, bytes_, can in zip(self.model.blocks, self.swap, whole, strict=False):
             if bytes_ not in (0, can):                         # of another version
                 reasons.append(f"a swap of {bytes_} bytes of {block.name}: all {can} or none would be right")
                 break
-        if self.backend == "cuda" and "SE" in self.program.counts:
-            reasons.append("activations in another rank's memory (SE) on cuda")
         return f"the engine does not execute {', '.join(reasons)}" if reasons else ""
 
     @property
@@ -340,7 +336,7 @@ class Plan:
         return "\n".join(lines)
 
     def _guests(self) -> list[str]:
-        kept = hosts(self.program) if self.backend == "cpu" else {}      # no other engine keeps any
+        kept = hosts(self.program)
         sizes = guest_bytes(self.model, self.stages, self.slicing, self.recompute, choose(self.backend, self.dtype)) if kept else []
         return [f"  rank {peer} keeps activations of rank {rank} until their backward: {count} of {len(self.slicing)} "
                 f"micro-batches, {human_bytes(sizes[rank])} each" for (rank, peer), count in kept.items()]
@@ -483,11 +479,10 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         planner: "auto": all of the others, then a search over stages, replicas, micro-batches, slices, stage boundaries,
             chunks and schedules, best first, bounded by certificates; never slower than any of the others on the same
             request (but for plans that ``executable`` rules out), nor than any of them with a schedule and chunks by name
-            (chimera not for "cuda", whose engine does not run it; ``time_limit_s`` may leave some out, which the log says,
-            and one by schedule and chunks whose plan for this limit of memory is a sixth slower is not asked for other
-            limits). What is given only to the other planner besides (stages, data_parallel, a finer granularity, a
-            partition, a slicing) may make it faster; and chunks, beside a partition: without them auto has a stage of it on
-            every rank.
+            (``time_limit_s`` may leave some out, which the log says, and one by schedule and chunks whose plan for this
+            limit of memory is a sixth slower is not asked for other limits). What is given only to the other planner besides
+            (stages, data_parallel, a finer granularity, a partition, a slicing) may make it faster; and chunks, beside a
+            partition: without them auto has a stage of it on every rank.
             ``plan.search_log`` says what was tried and why it stopped.
             "terapipe": exact token (and batch) slicing for equal stages, stages balanced on the costs of the blocks, then a
             descent on slice and stage boundaries judged by simulating the real program (embedding, head, optimizer and
@@ -496,13 +491,13 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             "bmpipe", "pipedream", "dapple", "piper", "vpipe", "adapipe", "merak".
         schedule: "gpipe", "1f1b", "seq1f1b", "interleaved" (with ``chunks`` stages a rank), "sliced-1f1b" (AutoPipe's: whole
             sequences, the first forwards in halves along the batch), "bpipe" (1f1b whose first ranks keep activations in the
-            last ones' memory, on the CPU), "zb-h1", "zb-h2", and those whose stages go down the
+            last ones' memory), "zb-h1", "zb-h2", and those whose stages go down the
             ranks and up again: "zb-v", "dualpipe-v" (two chunks a rank), "hanayo" (two chunks a wave), for the planners auto,
             terapipe and uniform; "chimera": two copies of the model, one pipeline down the ranks and one up, for the same planners
             (auto does what terapipe does; ranks and micro-batches are even; the copies add their gradients as replicas do);
-            "auto": terapipe takes the fastest of the first three, the other planners 1f1b, auto of all (on the CPU: of bpipe and
+            "auto": terapipe takes the fastest of the first three, the other planners 1f1b, auto of all (of bpipe and
             chimera no more than what a planner gives by their names, and of chimera only where its plan need not be
-            ``executable``: ``launch(..., reproducible=False)`` runs it; for "cuda", where the engine runs neither, of neither).
+            ``executable``: ``launch(..., reproducible=False)`` runs it).
         stages: ranks of a replica; None: the fastest of num_devices, a half of them, a quarter, ...
         data_parallel: replicas, each with an equal share of the batch; they add their gradients once a step (``judge.Replicas``
             has the formula). None: 1; but the auto planner considers others where neither ``stages``

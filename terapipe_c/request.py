@@ -256,9 +256,9 @@ def has_chunks(schedule: str, chunks: int) -> bool:
 
 
 def by_name_alone(request: Request) -> tuple[str, ...]:
-    """Those of ``BY_NAME`` that the request leaves open, of one chunk: the engine runs them on CPUs alone, and two copies of the
-    model only where other numbers of replicas may be weighed, too."""
-    if not request.free_schedule or request.costs.backend != "cpu" or request.chunks > 1:
+    """Those of ``BY_NAME`` that the request leaves open, of one chunk: two copies of the model only where other numbers of replicas
+    may be weighed, too."""
+    if not request.free_schedule or request.chunks > 1:
         return ()
     odd = len(request.slicing or ()) % 2
     return BY_NAME if request.free_copies and not odd and not unlike(request.slicing or ()) else (BPIPE,)
@@ -375,9 +375,6 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
         if seq_len % unit:
             raise no_divisor("granularity", unit, "seq_len", seq_len)
     checked_costs = _check_costs(costs, model, cluster)
-    if BPIPE in names and checked_costs.backend == "cuda":
-        raise InvalidValueError(f"schedule is {BPIPE}: the CUDA backend keeps no activations in another rank's memory; 1f1b with "
-                                "recompute, or backend 'cpu', would be right")
     _check_work(checked_costs, model, cluster, batch, seq_len)
     open_ranks = stages is None and checked is None
     runs_here = planner == "auto" and cluster.is_local if executable is None else executable

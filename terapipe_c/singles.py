@@ -107,8 +107,6 @@ def _why(request: Request, name: str) -> str:
         return f"{'several stages' if has_chunks(name, 2) else 'one stage'} a rank, where {given}"
     if name == SLICED and request.slicing is not None:
         return "whole sequences alone, where the slicing that is given cuts them"
-    if name in BY_NAME and request.costs.backend != "cpu":
-        return f"the {request.costs.backend} backend does not run it"
     if name == CHIMERA and not request.free_copies:
         return ("the plan is to be executable, with the bits of one device, and two copies of the model add their gradients in "
                 "another order; executable=False would be right")

@@ -1,5 +1,4 @@
 """BPipe: 1F1B that keeps activations of its first ranks in the memory of its last ones, as a program and as a run."""
-import dataclasses
 import itertools
 import json
 import os
@@ -525,9 +524,6 @@ def test_a_plan_keeps_activations_on_the_last_rank_where_the_first_one_s_memory_
         plan.to_megatron()
     with pytest.raises(tp.ScheduleError, match="no word for SE"):
         plan.to_torch_csv()
-    with pytest.raises(ValueError, match="the CUDA backend keeps no activations in another rank's memory"):
-        planned(backend="cuda")
-    assert "SE" in dataclasses.replace(plan, backend="cuda").why_not_executable
 
 
 @pytest.mark.parametrize("planner", ["autopipe", "terapipe", "dapple", "vpipe", "auto"])

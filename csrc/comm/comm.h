@@ -46,8 +46,9 @@ typedef struct {
     void *(*arena)(tp_comm *comm, size_t *bytes);
     /* As send, but what lies in the arena is not copied by this end: the call returns without waiting for the receiver, who copies
      * from there, and until a reclaim of *loan has returned the data must stay as it is. *loan 0: it does not lie there, and was
-     * sent; what does has a loan, however short it is, so that one reclaim is enough for a message and those before it. Both NULL
-     * where arena is. */
+     * sent; what does has a loan, however short it is, so that one reclaim is enough for a message and those before it. Where arena
+     * is NULL and this is not, it is guests that are lent, from wherever they lie; and no receive of a guest is written before the
+     * last guest that was lent to that peer has left. Both NULL: nothing is lent. */
     tp_status (*lend)(tp_comm *comm, int peer, uint64_t tag, const void *data, size_t bytes, uint64_t *loan);
     /* Return when the peer has what was lent to it up to that loan. tag and bytes are the message's, for the words of a timeout. */
     tp_status (*reclaim)(tp_comm *comm, int peer, uint64_t loan, uint64_t tag, size_t bytes);

@@ -97,12 +97,72 @@ tp_engine_take_guests(tp_engine *engine, tp_heap *account)
 }
 
 tp_status
-tp_engine_guest_message(tp_engine *engine, const tp_instr *instr)
+tp_engine_check_guests_way(const tp_engine *engine)
+{
+    const tp_comm *comm = engine->config.comm;
+    if (engine->guest == NULL || comm == NULL || comm->ops->bind == NULL || comm->ops->lend != NULL)
+        return TP_OK;
+    return tp_fail(TP_EVALUE, "the program keeps activations in another rank's memory, which %s does not send: nccl, or messages "
+                   "through the host, would be right", comm->ops->name);
+}
+
+/* Who must wait for `evicted`, an SE: the first instruction behind it that brings something into its slot; -1: nobody, or RL. */
+static int64_t
+next_writer(const tp_engine *engine, int64_t evicted)
+{
+    const tp_instr *se = &engine->code[evicted];
+    int64_t k = evicted + 1, reader;
+    for (; k < engine->count; k++) {
+        const tp_instr *instr = &engine->code[k];
+        int writes = instr->op == TP_OP_F || instr->op == TP_OP_RF || instr->op == TP_OP_RL;
+        if (writes && instr->stage == se->stage && TP_SLOT_ACTIVATION(instr->slot) == TP_SLOT_ACTIVATION(se->slot))
+            break;
+    }
+    if (k == engine->count || engine->code[k].op == TP_OP_RL)
+        return -1;
+    if (engine->code[k].op == TP_OP_F)
+        return k;
+    /* A message lands when its reader, or that of a later one of that peer, waits for it. */
+    for (reader = k + 1; reader < engine->count; reader++)
+        if (engine->code[reader].op == TP_OP_F && engine->code[reader].stage == se->stage &&
+            engine->code[reader].micro == engine->code[k].micro)
+            break;
+    for (int64_t i = k + 1; i < reader && reader < engine->count; i++)
+        if ((engine->from[i] == engine->from[reader] && engine->needs[i] >= engine->needs[reader]) ||
+            (engine->load[i].from == engine->from[reader] && engine->load[i].needs >= engine->needs[reader]))
+            return k;
+    return reader < engine->count ? reader : k;
+}
+
+void
+tp_engine_match_guests(tp_engine *engine)
+{
+    const tp_comm *comm = engine->config.comm;
+    engine->lends = engine->guest != NULL && comm != NULL && comm->ops->bind != NULL;
+    for (int64_t i = 0; i < engine->count; i++)
+        engine->reuses[i] = -1;
+    for (int64_t i = 0; engine->lends && i < engine->count; i++) {
+        int64_t writer = engine->code[i].op == TP_OP_SE ? next_writer(engine, i) : -1;
+        if (writer >= 0)
+            engine->reuses[writer] = (int32_t)i;
+    }
+}
+
+void *
+tp_engine_guest_end(tp_engine *engine, const tp_instr *instr, size_t *bytes)
 {
     int hosts = instr->op == TP_OP_RE || instr->op == TP_OP_SL, slot = (int)TP_SLOT_ACTIVATION(instr->slot);
     const tp_engine_guest *guest = &engine->guest[instr->stage];
-    size_t bytes = guest->bytes;
-    void *data = hosts ? guest->rooms + (size_t)slot * bytes
-                       : engine->config.provider->stage->guest(engine->stage[instr->stage], slot, &bytes);
+    if (!hosts)
+        return engine->config.provider->stage->guest(engine->stage[instr->stage], slot, bytes);
+    *bytes = guest->bytes;
+    return guest->rooms + (size_t)slot * guest->bytes;
+}
+
+tp_status
+tp_engine_guest_message(tp_engine *engine, const tp_instr *instr)
+{
+    size_t bytes;
+    void *data = tp_engine_guest_end(engine, instr, &bytes);
     return tp_engine_message(engine, instr, data, bytes);
 }

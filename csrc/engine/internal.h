@@ -41,9 +41,10 @@ struct tp_engine {
     tp_engine_guest *guest; /* [program->stages]; NULL: no guests */
     void *rooms;            /* of the device: guests' */
     int32_t *received;      /* [ranks] receives completed in this step */
-    int lends;              /* its stages' ends are in the communicator's arena: messages leave from there without a copy */
+    int lends;              /* messages may leave without a copy: its stages' ends are in the communicator's arena, or it sends
+                               guests from the device's memory */
     uint64_t *loan;         /* [count] of a send: what tp_comm_ops.lend gave; 0: nothing is lent */
-    int32_t *reuses;        /* [count] if it lends, of a forward or backward: the last send of what it writes over, -1: none */
+    int32_t *reuses;        /* [count] if it lends, of what writes over something lent: the last send of that, -1: none */
     tp_event *events;       /* [count] */
     double *gather;         /* [all ranks + 1][gather_count] of the all-gather that ends a step */
     int64_t gather_count;
@@ -93,6 +94,16 @@ size_t
 tp_engine_guests_bytes(const tp_engine_config *config);
 TP_MUST_USE tp_status
 tp_engine_take_guests(tp_engine *engine, tp_heap *account);
+/* EVALUE: a communicator of the device's memory that does not lend (comm.h), through which a guest would need a copy. */
+TP_MUST_USE tp_status
+tp_engine_check_guests_way(const tp_engine *engine);
+/* Fill reuses[] where a communicator of the device's memory lends guests: who writes next over what an SE sends waits until that
+ * has left. What a RE or RL writes over the communicator knows by itself. Sets `lends`. */
+void
+tp_engine_match_guests(tp_engine *engine);
+/* Where the guest of an SE, RE, SL or RL lies, and its bytes. */
+void *
+tp_engine_guest_end(tp_engine *engine, const tp_instr *instr, size_t *bytes);
 /* SE, RE, SL or RL. */
 TP_MUST_USE tp_status
 tp_engine_guest_message(tp_engine *engine, const tp_instr *instr);

@@ -209,7 +209,10 @@ open_stages(tp_engine *engine)
         engine->stages++;
         arena += arena == NULL ? 0 : lent_bytes(config, stage);
     }
-    return engine->lends ? tp_engine_match_loans(engine) : TP_OK;
+    if (engine->lends)
+        return tp_engine_match_loans(engine);
+    tp_engine_match_guests(engine);
+    return TP_OK;
 }
 
 static tp_status
@@ -226,6 +229,7 @@ open_parts(tp_engine *engine, const tp_engine_config *config, tp_heap *account)
         TP_TRY(tp_heap_alloc(account, tp_engine_sums_bytes(config), "the engine's room for gradients", (void **)&engine->sums));
     TP_TRY(tp_engine_take_guests(engine, account));
     TP_TRY(connect(engine));
+    TP_TRY(tp_engine_check_guests_way(engine));
     TP_TRY(tp_engine_reserve_posted(engine));
     TP_TRY(provider->device->reserve(engine->device, workspace_bytes(config)));
     return open_stages(engine);

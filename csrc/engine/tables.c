@@ -305,7 +305,7 @@ wait_for_reader(tp_engine *engine, int64_t i)
         return TP_OK;
     const tp_instr *instr = &engine->code[sent];
     size_t bytes;
-    tp_engine_message_end(engine, instr, &bytes);
+    (void)(instr->op == TP_OP_SE ? tp_engine_guest_end : tp_engine_message_end)(engine, instr, &bytes);
     engine->loan[sent] = 0;
     return engine->config.comm->ops->reclaim(engine->config.comm, engine->first + instr->peer, loan, message_tag(instr), bytes);
 }

@@ -311,11 +311,11 @@ FAKE(ncclGroupEnd)(void)
     return --depth < 0 ? NC_INVALID_USAGE : NC_IN_PROGRESS;
 }
 
-/* 0: nothing of this rank is under way. */
-FAKE(fake_nccl_settled)(nc_comm c)
+/* 0: no more than `left` receives of this rank, the last, are under way. */
+FAKE(fake_nccl_settled)(nc_comm c, int left)
 {
     pthread_mutex_lock(&lock);
-    int result = c->error ? c->error : c->pending > 0 ? NC_IN_PROGRESS : NC_SUCCESS;
+    int result = c->error ? c->error : c->pending > left ? NC_IN_PROGRESS : NC_SUCCESS;
     pthread_mutex_unlock(&lock);
     return result;
 }

@@ -1,0 +1,121 @@
+"""What the emulator's streams, which do everything at once, cannot show of NCCL's: that no rank waits for ever. Programs run
+here by the rules of cuda/nccl.h alone: what waits for what on the devices, at the latest, with so many slots at each end of a
+channel."""
+import pytest
+
+from terapipe_c import schedules
+
+SLOTS = 2     # TP_NCCL_SLOTS
+RECEIVE = {"SF": "RF", "SB": "RB", "SE": "RE", "SL": "RL"}
+READS = {"F": "RF", "B": "RB", "I": "RB", "SL": "RE"}
+
+
+class Message:
+    def __init__(self, kind, channel):
+        self.guest, self.channel, self.number = kind in ("RE", "RL"), channel, len(channel)
+        self.sent = self.posted = self.over = self.read = False
+        self.behind = []     # a guest's: what must have left before it is written
+        channel.append(self)
+
+    def moves(self, slots):
+        """Is it over, or can it be now? In order, into a slot that has been read, or where a guest has left."""
+        before = self.channel[self.number - 1].over if self.number else True
+        room = self.guest or self.number < slots or self.channel[self.number - slots].read
+        return self.sent and self.posted and before and room and all(other.over for other in self.behind)
+
+
+def key_of(kind, row):
+    """By the stage that reads it."""
+    stage = int(row["stage"]) + {"SF": 1, "SB": -1}.get(kind, 0)
+    return RECEIVE.get(kind, kind), stage, int(row["micro"]), int(row["slice"])
+
+
+def work_of(rows, messages, slots):
+    """For each instruction of a rank: the messages that must be over before it, those that it reads, and what it does to one."""
+    posted, order, left, away, home, work = {}, {}, {}, {}, {}, []
+    for op, row in rows:
+        peer, cell, micro = int(row["peer"]), (int(row["stage"]), int(row["slot"]) & 0xFFFF), (int(row["stage"]), int(row["micro"]))
+        waits, does, reads = [], None, [messages.get((READS.get(op), *key_of(op, row)[1:]))]
+        if op in RECEIVE.values():
+            message = messages[key_of(op, row)]
+            does = message, "posted"
+            posted.setdefault(peer, []).append(message)
+            order[message] = posted[peer], len(posted[peer])
+            if message.guest:
+                message.behind = left.get(peer, [])[-1:]
+            if op == "RL":
+                home[micro] = message
+        elif op in RECEIVE:
+            message = messages[key_of(op, row)]
+            does = message, "sent"
+            if message.guest:
+                left.setdefault(peer, []).append(message)
+            elif message.number >= slots:                      # its slot, until the one before has left that
+                waits.append(message.channel[message.number - slots])
+            if op == "SE":
+                away[cell] = message
+        elif op == "F" and cell in away:
+            waits.append(away.pop(cell))
+        if op in ("R", "B", "I"):
+            reads.append(home.pop(micro, None))
+        reads = [m for read in reads if read is not None for m in order[read][0][:order[read][1]]]   # a peer's, in their order
+        work.append((waits + reads, reads, does))
+    return work
+
+
+def stuck(program, slots=SLOTS, direct=True):
+    """Where ranks wait for ever; "": nowhere. direct: guests need no slots."""
+    rows = [[(schedules.OPS[row["op"]], row) for row in program.instructions(rank)] for rank in range(program.num_ranks)]
+    channels, messages = {}, {}
+    for rank, line in enumerate(rows):
+        for op, row in line:
+            if op in RECEIVE:
+                channel = channels.setdefault((rank, int(row["peer"]), RECEIVE[op]), [])
+                messages[key_of(op, row)] = Message(RECEIVE[op] if direct else "RF", channel)
+    work, at, moved = [work_of(line, messages, slots) for line in rows], [0] * len(rows), True
+    while moved:
+        moved = False
+        for message in messages.values():
+            if not message.over and message.moves(slots):
+                message.over = moved = True
+        for rank, line in enumerate(work):
+            while at[rank] < len(line) and all(message.over for message in line[at[rank]][0]):
+                _, reads, does = line[at[rank]]
+                for message in reads:
+                    message.read = True
+                if does is not None:
+                    setattr(*does, True)
+                at[rank] += 1
+                moved = True
+    assert any(at)
+    return "; ".join(f"rank {rank} at {rows[rank][k][0]} of micro-batch {rows[rank][k][1]['micro']}" for rank, k in enumerate(at)
+                     if k < len(rows[rank]))
+
+
+def programs(name):
+    """Of so many ranks and micro-batches, whole, split and with what waits."""
+    for ranks in (2, 3, 4, 5, 6, 8):
+        for micros in (1, 2, 3, 4, 6, 8, 12, 17):
+            for slices in (1, 2, 3):
+                chunks = {"interleaved": (2,), "hanayo": (2,)}.get(name, ())
+                try:
+                    program = getattr(schedules, name)(ranks, *chunks, micros, slices)
+                except ValueError:             # chimera's numbers are even, interleaved's divide
+                    continue
+                for one in (program, program.split(pending=0), program.split(pending=2)):
+                    yield one.lower(True)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "one_f_one_b", "seq1f1b", "interleaved", "bpipe", "chimera"])
+def test_no_rank_waits_for_ever(name):
+    seen = 0
+    for program in programs(name):
+        assert stuck(program) == "", str(program)
+        seen += 1
+    assert seen >= 60
+
+
+def test_guests_through_slots_would():
+    """Why they have none: a third would wait until the first is read, which waits for it."""
+    found = [stuck(program, direct=False) for program in programs("bpipe") if "SE" in program.counts]
+    assert any(found) and not all(found)
