@@ -43,9 +43,6 @@ def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: b
     if out is None:
         options["checkpoint_every"] = 0
     check_executable(plan, options["reproducible"])
-    if copies_of(plan) > 1 and options["backend"] == "cuda":
-        raise _core.InvalidValueError("backend is 'cuda', and the plan has two copies of the model, which only the CPU's ranks "
-                                      "run: backend='cpu', or a plan with data_parallel = 2, would be right")
     folder = None if out is None else path_of("out", out).absolute()
     resume = flag("resume", resume)
     if first and not resume:

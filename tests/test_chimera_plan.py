@@ -134,22 +134,6 @@ def test_an_odd_cluster_gets_an_even_number_of_ranks():
     assert planned(cluster=tp.Cluster(num_devices=5, peak_flops=1e9)).ranks in (2, 4)
 
 
-def test_plans_for_gpus_are_planned_and_not_run():
-    plan = planned(backend="cuda", stages=4) if _has_cuda() else None
-    if plan is not None:
-        assert "two copies of the model on GPUs" in plan.why_not_at_all and not plan.executable
-
-
-def _has_cuda():
-    try:
-        from terapipe_c import cuda
-
-        cuda.load()
-    except tp.Error:
-        return False
-    return True
-
-
 def test_what_other_programs_have_no_word_for():
     plan = planned(stages=4, slicing=[(1, [32])] * 8)
     with pytest.raises(tp.ScheduleError, match="no word for two copies"):

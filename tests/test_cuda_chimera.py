@@ -1,0 +1,131 @@
+"""Chimera on the emulated device: two copies of the model in opposite directions, by NCCL (a libnccl of threads) and through the
+host."""
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from test_chimera_engine import DATA, MODEL, OPTIONS, UNTIED, chimera, replicated
+from test_cuda_guests import NEAR, ROOT, answers, emulation, fake, trained  # noqa: F401
+
+import terapipe_c as tp
+from terapipe_c.device_comm import lines
+
+# (ranks, slicing of one copy of 3 sequences): micro-batches of one, for the GPU sums a whole one's tokens at a time
+WAYS = [(2, [(1, [24])] * 3), (4, [(1, [24])] * 3), (2, [(1, [20, 4]), (1, [1, 9, 14]), (1, [24])])]
+ON = {"backend": "cuda", "dtype": "float32"}
+SHAPES = [{"ranks": 2, "micros": 4}, {"ranks": 4, "micros": 4, "tied": False}, {"ranks": 4, "micros": 12, "lengths": (7, 5)},
+          {"ranks": 6, "micros": 6, "lengths": (12,), "steps": 3}]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=[f"{s['ranks']} ranks, {s['micros']} micro-batches" for s in SHAPES])
+def test_the_bits_do_not_depend_on_the_way_of_messages(fake, shape):   # noqa: F811
+    """Nor on the library's pace, or when W is done; steps that are captured and launched as graphs too."""
+    cases = [{"mode": mode, "pending": pending} for mode in ("nccl", "host") for pending in (0, 2)]
+    cases += [{"fault": {"looks": 7}}, {"again": True}, {"mode": "cpu"}]
+    *device, cpu = map(trained, answers(fake, *({"schedule": "chimera", **case, **shape} for case in cases)))
+    assert all(one == device[0] for one in device[1:])
+    for one, other in zip(device[0][0], cpu[0], strict=True):
+        np.testing.assert_allclose(one, other, rtol=NEAR["float32"])
+
+
+def test_the_bits_of_as_many_replicas(fake):   # noqa: F811
+    """Of the same sequences, each with its half of them: members of a sum are added in one order, however the ranks meet."""
+    for dtype in NEAR:
+        shape = {"lengths": (12,), "steps": 3, "dtype": dtype}
+        pair, four, one, two = map(trained, answers(
+            fake, {"schedule": "one_f_one_b", "ranks": 4, "micros": 2, "replicas": 2, **shape},
+            {"schedule": "one_f_one_b", "ranks": 4, "micros": 2, "replicas": 4, **shape},
+            {"schedule": "chimera", "micros": 4, **shape}, {"schedule": "chimera", "micros": 4, "replicas": 2, **shape}))
+        assert one == pair and two == four and one != two
+
+
+def test_who_is_connected():
+    assert list(np.frombuffer(lines(6, 2, 2), np.uint8).reshape(6, 6).nonzero()[1]) == [1, 0, 2, 1, 4, 3, 5, 4]
+    assert np.frombuffer(lines(4, hosts=[(0, 3), (2, 3)]), np.uint8).tolist() == [0, 1, 0, 2, 0, 0, 1, 0, 0, 0, 0, 3, 1, 0, 0, 0]
+    assert not any(lines(3, 3)) and list(lines(2)) == [0, 1, 1, 0] == list(lines(2, copies=2))
+
+
+FAULTS = {   # what happens to whom, and the words of the first who sees it
+    "fails": ({"fault": {"fail_at": 150, "code": 6}}, r"rank \d: NCCL's nccl\w+ with rank \d: remote .*; rank \d is at step 0"),
+    "hangs": ({"fault": {"stuck_at": 150}, "timeout_s": 2.0}, r"rank \d waited 2 s for NCCL's .* with rank \d"),
+    "dies": ({"dead": 3}, r"rank 3 was killed"),
+}
+
+
+def test_faults_end_every_rank_with_the_first_words(fake):   # noqa: F811
+    results = answers(fake, *({"schedule": "chimera", "micros": 8, **case} for case, _ in FAULTS.values()))
+    for (name, (_, words)), result in zip(FAULTS.items(), results, strict=True):
+        told, (_, first, text) = result["told"], result["first"]
+        assert all(isinstance(one, str) for one in told) and re.search(words, text), (name, told)
+        assert all(one.startswith("AbortedError") or rank == first or re.search(words, one) for rank, one in enumerate(told)), told
+        assert result["aborts"] > 0 and result["misuses"] == 0, (name, result)
+
+
+# ---- by launch and train --------------------------------------------------------------------------------------------------
+
+def launched(plan, steps=3, **options):
+    run = tp.launch(plan, DATA, steps, **{**OPTIONS, **ON, "devices": [0] * plan.num_devices, **options}).wait()
+    report = run.report()
+    assert report.peak_memory_bytes == report.predicted_peak_memory_bytes == list(plan.peak_memory_bytes) * plan.data_parallel
+    return run
+
+
+@pytest.mark.parametrize("model", [MODEL, UNTIED], ids=["tied", "untied"])
+def test_runs_have_the_bits_of_two_replicas(emulation, model, tmp_path):   # noqa: F811
+    """Threads and processes; losses, norms, evaluations and weights; near what the CPU trains."""
+    right = launched(replicated(2, model, slicing=WAYS[0][1], **ON), processes=False, out=tmp_path / "right", eval_every=3,
+                     checkpoint_every=3)
+    wanted = [(r.loss, r.grad_norm, r.eval_loss) for r in right.history]
+    weights = tp.load_checkpoint(tmp_path / "right").params
+    for i, way in enumerate(WAYS):
+        plan = chimera(way, model, **ON)
+        assert not plan.executable and plan.why_not_at_all == ""
+        run = launched(plan, processes=i == 1, out=tmp_path / str(i), eval_every=3, checkpoint_every=3)
+        assert [(r.loss, r.grad_norm, r.eval_loss) for r in run.history] == wanted, way
+        found = tp.load_checkpoint(tmp_path / str(i)).params
+        assert found.keys() == weights.keys() and all((found[name] == weights[name]).all() for name in weights), way
+    cpu = tp.launch(chimera(WAYS[0], model), DATA, 3, processes=False, **OPTIONS).wait()
+    for one, other in zip(wanted, cpu.history, strict=True):
+        np.testing.assert_allclose(one[:2], (other.loss, other.grad_norm), rtol=NEAR["float32"])
+
+
+def test_launch_says_what_it_does_not_do(emulation):   # noqa: F811
+    plan = chimera(**ON)
+    with pytest.raises(tp.Error, match=r"two copies of the model, .*launch\(\.\.\., reproducible=False\)"):
+        tp.launch(plan, DATA, 1, progress=False, **ON)
+    with pytest.raises(tp.Error, match=r"the plan has 2 ranks and this machine shows 1 GPUs"):
+        tp.launch(plan, DATA, 1, **OPTIONS, **ON)
+
+
+def test_a_rank_dies(emulation):   # noqa: F811
+    run = tp.launch(chimera(WAYS[1], **ON), DATA, 10_000, devices=[0] * 4, **OPTIONS, **ON)
+    next(iter(run))
+    os.kill(run.pids[2], signal.SIGKILL)
+    with pytest.raises(tp.Error, match=r"rank 2 was killed by signal 9 \(SIGKILL\)"):
+        run.wait()
+    assert not run.running
+
+
+BY_NCCL = """
+import sys
+sys.path.insert(0, "tests")
+from test_cuda_chimera import ON, WAYS, chimera, launched
+print([[(r.loss, r.grad_norm) for r in launched(chimera(way, **ON), processes=False).history] for way in WAYS[:2]])
+"""
+
+
+def test_launch_by_nccl_gives_the_bits_of_the_host(emulation, fake):   # noqa: F811
+    told = {}
+    for comm in ("host", "nccl"):
+        environment = {**os.environ, "TERAPIPE_NCCL": str(fake), "TERAPIPE_COMM": comm}
+        ran = subprocess.run([sys.executable, "-c", BY_NCCL], cwd=ROOT, env=environment, capture_output=True, text=True,
+                             timeout=100)
+        assert ran.returncode == 0, ran.stderr
+        told[comm] = ran.stdout
+    two, four = json.loads(told["host"].replace("(", "[").replace(")", "]"))
+    assert told["nccl"] == told["host"] and two == four and len(two) == 3
