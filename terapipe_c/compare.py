@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ._core import DeadlineError, InvalidTypeError, InvalidValueError
+from ._core import DeadlineError, InfeasibleError, InvalidTypeError, InvalidValueError, ScheduleError
 from ._files import write_new
 from .config import Cluster, GPTConfig, brief, counted, flag, human_bytes, human_gap, human_seconds, one_of
 from .cost import CostModel
@@ -24,6 +24,8 @@ __all__ = ["Comparison", "Row", "compare"]
 
 _OPTIONS = ("stages", "data_parallel", "tensor_parallel", "chunks", "memory_bytes", "granularity", "partition", "slicing",
             "executable", "time_limit_s", "recompute", "backend", "dtype")  # fmt: skip
+# Infeasible, not a question for this planner, or too late; a ValueError of a signal's handler is none of them.
+_REFUSALS = (InfeasibleError, InvalidValueError, ScheduleError, DeadlineError)
 _HEAD = ("planner", "step", "over best", "bound", "gap", "ranks", "schedule", "memory", "idle", "planned in", "runs here")
 
 
@@ -213,7 +215,7 @@ def compare(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs:
             start = time.perf_counter()
             try:
                 found, error = plan(model, cluster, batch, seq_len, costs, planner=name, progress=progress, **asked), ""
-            except (ValueError, DeadlineError) as refusal:     # infeasible, not a question for this planner, or too late
+            except _REFUSALS as refusal:
                 found, error = None, str(refusal)
             rows.append(Row(name, found, error, time.perf_counter() - start))
     return Comparison(model, cluster, int(batch), int(seq_len), rows)

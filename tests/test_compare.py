@@ -3,6 +3,8 @@ import html.parser
 import inspect
 import json
 import os
+import signal
+import sys
 import xml.etree.ElementTree as ElementTree
 
 import numpy as np
@@ -198,3 +200,24 @@ def test_the_command_refuses_before_it_measures(monkeypatch, tmp_path, capsys):
                         (["compare", "--stages", "99"], "stages is 99")):
         assert cli.main(words) == cli.BAD_REQUEST
         assert said in capsys.readouterr().err
+
+
+def test_what_a_handler_raises_is_no_refusal_of_a_planner(monkeypatch):
+    """A ValueError of the user's own, which came while a planner was at work, was put into its row."""
+    def handle(number, frame):
+        raise ValueError("the user's own")
+
+    module = sys.modules["terapipe_c.compare"]
+    real = module.plan
+
+    def disturbed(*args, **options):
+        signal.raise_signal(signal.SIGUSR1)
+        return real(*args, **options)
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        monkeypatch.setattr(module, "plan", disturbed)
+        with pytest.raises(ValueError, match="the user's own"):
+            tp.compare(MODEL, tp.Cluster(2), batch=4, seq_len=32, planners=["uniform"])
+    finally:
+        signal.signal(signal.SIGUSR1, before)
