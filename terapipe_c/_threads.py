@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 from ._core import ExecutionError
 
-__all__ = ["no_thread", "start_all"]
+__all__ = ["no_thread", "refused", "start_all"]
 
 
-def no_thread(error: RuntimeError, what: str) -> ExecutionError:
+def no_thread(error: BaseException, what: str) -> ExecutionError:
     """What to raise where Python said so of the thread for ``what``."""
     memory, processes = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_NPROC))
     limits = [f"{name} (ulimit {letter} is {limit // unit} now)" for name, letter, limit, unit in (
@@ -20,14 +20,22 @@ def no_thread(error: RuntimeError, what: str) -> ExecutionError:
     return ExecutionError(f"no thread for {what} ({error}): fewer threads, or more {more}, would be right")
 
 
+def refused(error: BaseException) -> bool:
+    """Is it Python's, of a thread that cannot be had? A signal's handler may raise a RuntimeError of its own meanwhile."""
+    return isinstance(error, RuntimeError) and "start new thread" in str(error)
+
+
 def start_all(threads: Sequence[threading.Thread], give_up: Callable[[str], None]) -> None:
-    """Start each; where one cannot be, tell those before it by give_up(why), wait for their end, and raise ExecutionError."""
+    """Start each; where one cannot be, tell those before it by give_up(why), wait for their end, and raise ExecutionError; so for
+    what a signal's handler raises, as Ctrl-C does, which is raised as it is."""
     for started, thread in enumerate(threads):
         try:
             thread.start()
-        except RuntimeError as error:
-            refusal = no_thread(error, f"{thread.name}, one of {len(threads)}")
-            give_up(str(refusal))
-            for earlier in threads[:started]:
+        except BaseException as error:
+            refusal = no_thread(error, f"{thread.name}, one of {len(threads)}") if refused(error) else error
+            give_up(str(refusal) or type(error).__name__)
+            for earlier in threads[:started + (not refused(error) and thread.ident is not None)]:
                 earlier.join()
+            if refusal is error:
+                raise
             raise refusal from error

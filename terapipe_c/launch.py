@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _core
-from ._threads import no_thread
+from ._threads import no_thread, refused
 from .backend import choose
 from .config import counted, flag, timeout
 from .engine import lent_bytes
@@ -193,7 +193,7 @@ class Run(Outcome):
                 ranks.end()
             else:
                 self._watcher.join()
-            if isinstance(error, RuntimeError):
+            if refused(error):
                 raise no_thread(error, "the launcher") from error
             raise
         _living.add(self)

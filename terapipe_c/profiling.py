@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _core, cuda
-from ._threads import no_thread, start_all
+from ._threads import no_thread, refused, start_all
 from .backend import Backend, choose, place
 from .checkpoint import param_shapes
 from .config import KINDS, GPTConfig, flag, real, whole
@@ -319,6 +319,8 @@ def swap_bandwidth(folder: str | os.PathLike[str], ranks: int, rank_bytes: int =
         try:
             asked = [pool.submit(_core.store_time, folder, rank_bytes, 6) for _ in range(ranks)]
         except RuntimeError as error:
+            if not refused(error):
+                raise
             raise no_thread(error, f"one of {ranks} that swap at once") from error
         rounds = [each.result() for each in asked]
     return 2.0 * rank_bytes / float(np.median([row.sum() for each in rounds for row in each[1:]]))   # the first touches pages

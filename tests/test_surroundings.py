@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from test_launch import all_end, nothing_left, start
 
 import terapipe_c as tp
 from terapipe_c import data, ranks, worker
+from terapipe_c._threads import start_all
 
 __all__ = ["nothing_left"]
 HERE = Path(__file__).resolve().parent
@@ -150,6 +152,30 @@ assert not tp.runs()
         what = r"could not be started \(" if ask == "a team" else r"no thread for .*\(can't start new thread\)"
         assert re.search(f"{what}.*would be right", done.stdout) and not done.stderr, done.stdout + done.stderr
     assert not os.listdir(tmp_path)
+
+
+def test_a_handler_that_raises_while_threads_start_leaves_none_waiting(monkeypatch):
+    """What has started waits for all of them; and it was no refusal of the system."""
+    real, barrier, words = threading.Thread.start, threading.Barrier(3), []
+
+    def wait():
+        with suppress(threading.BrokenBarrierError):
+            barrier.wait()
+
+    def start(thread):
+        real(thread)
+        if thread.name == "1":
+            raise RuntimeError("the user's own")
+
+    def give_up(why):
+        words.append(why)
+        barrier.abort()
+
+    threads = [threading.Thread(target=wait, name=str(i)) for i in range(3)]
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(RuntimeError, match="^the user's own$"):
+        start_all(threads, give_up)
+    assert words == ["the user's own"] and not any(thread.is_alive() for thread in threads)
 
 
 def test_a_rank_that_cannot_read_its_job_says_so(monkeypatch):
