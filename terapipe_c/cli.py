@@ -155,8 +155,9 @@ def _cluster(args: argparse.Namespace) -> Any:
             raise ValueError(f"--{name} describes a cluster: give --devices too")
         if args.swap_folder is None:
             return tp.Cluster.local()
+        cluster = _swapping(args.swap_folder)
         os.environ[STORE_VARIABLE] = args.swap_folder          # what runs here swaps to the same folder
-        return _swapping(args.swap_folder)
+        return cluster
     if args.swap_folder is not None:
         raise ValueError("--swap-folder is of this machine: --host-bandwidth-Bps would be right beside --devices")
     return tp.Cluster.preset(args.device, args.devices, **given) if args.device else tp.Cluster(num_devices=args.devices, **given)

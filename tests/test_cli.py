@@ -138,8 +138,10 @@ def test_values_are_read_as_the_api_wants_them():
 )
 def test_bad_requests_exit_2_and_say_why(capsys, monkeypatch, tmp_path, argv, message):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TERAPIPE_SWAP_DIR", raising=False)
     code, out, err = run(capsys, *argv)
     assert code == 2 and message in err and err.startswith(f"terapipe {argv[0]}:") and not out, err
+    assert "TERAPIPE_SWAP_DIR" not in os.environ
     assert not list(tmp_path.iterdir())
 
 
