@@ -22,16 +22,16 @@ import threading
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from . import _core
+from . import _core, _rank
 from ._threads import start_all
-from .worker import Arrays, Job, failures, main, pack, run_rank
+from .worker import Arrays, Job, failures, pack, run_rank
 
 __all__ = ["ProcessRanks", "Ranks", "ThreadRanks"]
 
 THREADS_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS",
                      "VECLIB_MAXIMUM_THREADS")
-# Not -m: launch.py has imported terapipe_c.worker by then, and runpy warns. -P: the working folder must not shadow modules.
-COMMAND = ["-P", "-c", f"import sys; from {main.__module__} import main; sys.exit(main(sys.argv[1:]))"]
+# A script and not -m, which would import the whole package first. -P: modules of the package must not shadow others of their name.
+COMMAND = ["-P", _rank.__file__]
 Event = tuple[int, dict[str, Any]]
 
 

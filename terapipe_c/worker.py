@@ -325,7 +325,7 @@ def _watch(channel: socket.socket, launcher: int, region: _core.Region, stopping
 
 
 def main(words: list[str]) -> int:
-    """The process of one rank, started by ranks.py. words: rank, then the descriptors of region, socket, job and the
+    """The process of one rank, behind _rank.py. words: rank, then the descriptors of region, socket, job and the
     launcher's pidfd."""
     rank, region_fd, channel_fd, job_fd, launcher = map(int, words)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher, which ends us

@@ -60,6 +60,20 @@ def start(steps, engine="Engine", ranks=2, data=DATA, **options):
     return launch(Plan(ranks), data, steps, engine=f"toy_engine:{engine}", **options)
 
 
+def start_in_a_thread(*arguments, **options):
+    """The thread ends when the ranks work."""
+    begun = []
+
+    def launch_and_look():
+        begun.append(start(*arguments, **options))
+        next(iter(begun[0]))
+
+    thread = threading.Thread(target=launch_and_look)
+    thread.start()
+    thread.join()
+    return begun[0]
+
+
 def alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -335,7 +349,9 @@ SCRIPT = """
 import sys, time
 sys.path.insert(0, {here!r})
 from test_launch import start
+{before}
 run = start(100_000, "Slow", ranks=2, processes={processes})
+{after}
 for record in run:
     if record.step == 1:
         print(*run.pids, flush=True)
@@ -343,22 +359,54 @@ for record in run:
 """
 
 
-def script(tmp_path, body="pass", processes=True):
+def script(tmp_path, body="pass", processes=True, before="", after=""):
     """A user's script: no __main__ guard, another working folder."""
     path = tmp_path / "user.py"
-    path.write_text(SCRIPT.format(here=str(HERE), body=body, processes=processes))
+    path.write_text(SCRIPT.format(here=str(HERE), body=body, processes=processes, before=before, after=after))
     paths = os.pathsep.join(path for path in sys.path if path)
     child = subprocess.Popen([sys.executable, str(path)], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                              env={**os.environ, "PYTHONPATH": paths})
     return child, [int(word) for word in child.stdout.readline().split()]
 
 
-def test_ranks_end_when_their_launcher_is_killed(tmp_path):
-    child, pids = script(tmp_path)
-    assert len(pids) == 2 and all(map(alive, pids))
-    child.kill()
-    child.communicate()
-    assert all_end(pids)
+def end_with_launcher(child, pids, stopped):
+    """SIGKILL of the launcher: the ranks end by themselves, one that somebody stopped too."""
+    try:
+        assert len(pids) == 2 and all(map(alive, pids))
+        if stopped:
+            os.kill(pids[1], signal.SIGSTOP)
+        child.kill()
+        child.wait()
+        assert all_end(pids)
+    finally:
+        for pid in filter(alive, pids):
+            os.kill(pid, signal.SIGKILL)
+        child.communicate()
+
+
+STOPPED = pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
+
+
+@STOPPED
+def test_ranks_end_when_their_launcher_is_killed(tmp_path, stopped):
+    end_with_launcher(*script(tmp_path), stopped)
+
+
+@STOPPED
+def test_ranks_end_when_their_launcher_is_killed_while_they_import(tmp_path, stopped):
+    (tmp_path / "numpy.py").write_text("import os, time\nopen(f'{__file__}.{os.getpid()}', 'x').close()\ntime.sleep(600)\n")
+    child, pids = script(tmp_path, before=f"sys.path.insert(0, {str(tmp_path)!r})", after="print(*run.pids, flush=True)")
+    deadline = time.monotonic() + 20
+    while len(list(tmp_path.glob("numpy.py.*"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert {path.suffix for path in tmp_path.glob("numpy.py.*")} == {f".{pid}" for pid in pids}
+    end_with_launcher(child, pids, stopped)
+
+
+def test_a_run_outlives_the_thread_that_launched_it(tmp_path):
+    """To the kernel that thread is its ranks' parent; and another of its process, when it has ended."""
+    assert len(start_in_a_thread(5).wait().history) == 5
+    end_with_launcher(*script(tmp_path, before="from test_launch import start_in_a_thread as start"), stopped=True)
 
 
 @pytest.mark.parametrize("body", ["pass", "time.sleep(600 if record.step == 1 else 0)"], ids=["waiting", "in the loop"])

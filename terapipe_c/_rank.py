@@ -1,0 +1,56 @@
+"""The script of a rank's process (ranks.py): it takes care to end with its launcher before it imports what takes a second.
+
+The launcher's pidfd, the last word, tells its end to whoever runs. Who was stopped (SIGSTOP) hears nothing until the kernel
+continues it, for which it must have asked.
+"""
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+__all__: list[str] = []
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def continue_at_launchers_end() -> None:
+    """SIGCONT and no signal that ends: it comes at the end of the thread that launched, too, which a run may outlive."""
+    with suppress(ImportError):  # a Python can be built without it
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGCONT))
+
+
+@contextmanager
+def ending_with(launcher: int) -> Iterator[None]:
+    """The process ends if its launcher does within the block, or had ended before."""
+    told, tell = os.pipe()
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(told, select.POLLHUP)
+        poll.register(launcher, select.POLLIN)
+        if launcher in dict(poll.poll()):
+            os._exit(1)
+
+    thread = threading.Thread(target=watch, name="its watch", daemon=True)
+    with suppress(RuntimeError):  # refused: main() needs one as well, and has a way to say so
+        thread.start()
+    try:
+        yield
+    finally:
+        os.close(tell)
+        if thread.ident is not None:
+            thread.join()
+        os.close(told)
+
+
+if __name__ == "__main__":
+    continue_at_launchers_end()
+    with ending_with(int(sys.argv[-1])):
+        from terapipe_c.worker import main
+    sys.exit(main(sys.argv[1:]))
