@@ -100,3 +100,19 @@ def brief(monkeypatch):
     for name, ticks in (("_NEAR", 0), ("_GLIMPSES", 0)):
         monkeypatch.setattr(joint, name, ticks)
     monkeypatch.setattr(joint, "by_name", lambda request: iter(()))
+
+
+@pytest.fixture
+def emulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs with backend="cuda" are on the emulated device."""
+    import cuda_emu
+
+    monkeypatch.setenv("TERAPIPE_CUDA_MODULE", str(cuda_emu.build()))
+
+
+@pytest.fixture(scope="session")
+def fake_nccl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A libnccl of threads for TERAPIPE_NCCL."""
+    from cuda_ranks import compile_fake
+
+    return compile_fake(tmp_path_factory.mktemp("fake"))

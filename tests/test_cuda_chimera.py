@@ -4,44 +4,45 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from cuda_ranks import NEAR, ON, emulated, trained
+from cuda_ranks import launched as launched_by
 from test_chimera_engine import DATA, MODEL, OPTIONS, UNTIED, chimera, replicated
-from test_cuda_guests import NEAR, ROOT, answers, emulation, fake, trained  # noqa: F401
 
 import terapipe_c as tp
 from terapipe_c.device_comm import lines
 
 # (ranks, slicing of one copy of 3 sequences): micro-batches of one, for the GPU sums a whole one's tokens at a time
 WAYS = [(2, [(1, [24])] * 3), (4, [(1, [24])] * 3), (2, [(1, [20, 4]), (1, [1, 9, 14]), (1, [24])])]
-ON = {"backend": "cuda", "dtype": "float32"}
-SHAPES = [{"ranks": 2, "micros": 4}, {"ranks": 4, "micros": 4, "tied": False}, {"ranks": 4, "micros": 12, "lengths": (7, 5)},
-          {"ranks": 6, "micros": 6, "lengths": (12,), "steps": 3}]
+EACH = [{}, {"mode": "host"}, {"pending": 2}, {"mode": "host", "pending": 2}, {"fault": {"looks": 7}}, {"again": True}]
+TOGETHER = [{}, {"mode": "host"}, {"fault": {"looks": 7}, "pending": 2, "again": True}]
+SHAPES = [({"ranks": 2, "micros": 4}, EACH), ({"ranks": 4, "micros": 4, "tied": False}, TOGETHER),
+          ({"ranks": 4, "micros": 8, "lengths": (7, 5)}, TOGETHER), ({"ranks": 6, "micros": 6, "lengths": (12,)}, TOGETHER)]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=[f"{s['ranks']} ranks, {s['micros']} micro-batches" for s in SHAPES])
-def test_the_bits_do_not_depend_on_the_way_of_messages(fake, shape):   # noqa: F811
+def answers(fake, *cases):
+    return emulated(fake, *({"schedule": "chimera", "ranks": 4, "micros": 4, **case} for case in cases))
+
+
+@pytest.mark.parametrize(("shape", "ways"), SHAPES, ids=[f"{s['ranks']} ranks, {s['micros']} micro-batches" for s, _ in SHAPES])
+def test_the_bits_do_not_depend_on_the_way_of_messages(fake_nccl, shape, ways):
     """Nor on the library's pace, or when W is done; steps that are captured and launched as graphs too."""
-    cases = [{"mode": mode, "pending": pending} for mode in ("nccl", "host") for pending in (0, 2)]
-    cases += [{"fault": {"looks": 7}}, {"again": True}, {"mode": "cpu"}]
-    *device, cpu = map(trained, answers(fake, *({"schedule": "chimera", **case, **shape} for case in cases)))
+    *device, cpu = map(trained, answers(fake_nccl, *({**case, **shape} for case in ways), {"mode": "cpu", **shape}))
     assert all(one == device[0] for one in device[1:])
     for one, other in zip(device[0][0], cpu[0], strict=True):
         np.testing.assert_allclose(one, other, rtol=NEAR["float32"])
 
 
-def test_the_bits_of_as_many_replicas(fake):   # noqa: F811
+@pytest.mark.parametrize(("dtype", "ranks"), [("float32", 4), ("bf16", 2)])
+def test_the_bits_of_as_many_replicas(fake_nccl, dtype, ranks):
     """Of the same sequences, each with its half of them: members of a sum are added in one order, however the ranks meet."""
-    for dtype in NEAR:
-        shape = {"lengths": (12,), "steps": 3, "dtype": dtype}
-        pair, four, one, two = map(trained, answers(
-            fake, {"schedule": "one_f_one_b", "ranks": 4, "micros": 2, "replicas": 2, **shape},
-            {"schedule": "one_f_one_b", "ranks": 4, "micros": 2, "replicas": 4, **shape},
-            {"schedule": "chimera", "micros": 4, **shape}, {"schedule": "chimera", "micros": 4, "replicas": 2, **shape}))
-        assert one == pair and two == four and one != two
+    shape = {"lengths": (12,), "steps": 2, "dtype": dtype, "ranks": ranks}
+    pair, four, one, two = map(trained, answers(
+        fake_nccl, {"schedule": "one_f_one_b", "micros": 2, "replicas": 2, **shape},
+        {"schedule": "one_f_one_b", "micros": 2, "replicas": 4, **shape}, shape, {"replicas": 2, **shape}))
+    assert one == pair and two == four and one != two
 
 
 def test_who_is_connected():
@@ -57,8 +58,8 @@ FAULTS = {   # what happens to whom, and the words of the first who sees it
 }
 
 
-def test_faults_end_every_rank_with_the_first_words(fake):   # noqa: F811
-    results = answers(fake, *({"schedule": "chimera", "micros": 8, **case} for case, _ in FAULTS.values()))
+def test_faults_end_every_rank_with_the_first_words(fake_nccl):
+    results = answers(fake_nccl, *({"micros": 8, **case} for case, _ in FAULTS.values()))
     for (name, (_, words)), result in zip(FAULTS.items(), results, strict=True):
         told, (_, first, text) = result["told"], result["first"]
         assert all(isinstance(one, str) for one in told) and re.search(words, text), (name, told)
@@ -76,7 +77,7 @@ def launched(plan, steps=3, **options):
 
 
 @pytest.mark.parametrize("model", [MODEL, UNTIED], ids=["tied", "untied"])
-def test_runs_have_the_bits_of_two_replicas(emulation, model, tmp_path):   # noqa: F811
+def test_runs_have_the_bits_of_two_replicas(emulation, model, tmp_path):
     """Threads and processes; losses, norms, evaluations and weights; near what the CPU trains."""
     right = launched(replicated(2, model, slicing=WAYS[0][1], **ON), processes=False, out=tmp_path / "right", eval_every=3,
                      checkpoint_every=3)
@@ -94,7 +95,7 @@ def test_runs_have_the_bits_of_two_replicas(emulation, model, tmp_path):   # noq
         np.testing.assert_allclose(one[:2], (other.loss, other.grad_norm), rtol=NEAR["float32"])
 
 
-def test_launch_says_what_it_does_not_do(emulation):   # noqa: F811
+def test_launch_says_what_it_does_not_do(emulation):
     plan = chimera(**ON)
     with pytest.raises(tp.Error, match=r"two copies of the model, .*launch\(\.\.\., reproducible=False\)"):
         tp.launch(plan, DATA, 1, progress=False, **ON)
@@ -102,7 +103,7 @@ def test_launch_says_what_it_does_not_do(emulation):   # noqa: F811
         tp.launch(plan, DATA, 1, **OPTIONS, **ON)
 
 
-def test_a_rank_dies(emulation):   # noqa: F811
+def test_a_rank_dies(emulation):
     run = tp.launch(chimera(WAYS[1], **ON), DATA, 10_000, devices=[0] * 4, **OPTIONS, **ON)
     next(iter(run))
     os.kill(run.pids[2], signal.SIGKILL)
@@ -112,20 +113,12 @@ def test_a_rank_dies(emulation):   # noqa: F811
 
 
 BY_NCCL = """
-import sys
-sys.path.insert(0, "tests")
 from test_cuda_chimera import ON, WAYS, chimera, launched
-print([[(r.loss, r.grad_norm) for r in launched(chimera(way, **ON), processes=False).history] for way in WAYS[:2]])
+print([[[r.loss, r.grad_norm] for r in launched(chimera(way, **ON), processes=False).history] for way in WAYS[:2]])
 """
 
 
-def test_launch_by_nccl_gives_the_bits_of_the_host(emulation, fake):   # noqa: F811
-    told = {}
-    for comm in ("host", "nccl"):
-        environment = {**os.environ, "TERAPIPE_NCCL": str(fake), "TERAPIPE_COMM": comm}
-        ran = subprocess.run([sys.executable, "-c", BY_NCCL], cwd=ROOT, env=environment, capture_output=True, text=True,
-                             timeout=100)
-        assert ran.returncode == 0, ran.stderr
-        told[comm] = ran.stdout
-    two, four = json.loads(told["host"].replace("(", "[").replace(")", "]"))
-    assert told["nccl"] == told["host"] and two == four and len(two) == 3
+def test_launch_by_nccl_gives_the_bits_of_the_host(emulation, fake_nccl):
+    host = launched(chimera(WAYS[0], **ON), processes=False)
+    two, four = json.loads(launched_by("nccl", fake_nccl, BY_NCCL))
+    assert two == four == [[r.loss, r.grad_norm] for r in host.history] and len(two) == 3

@@ -1,120 +1,41 @@
 """The communicators of device memory, over the emulated device: "nccl" against a libnccl of threads (tests/cuda/fake_nccl.c),
 "inproc", and green contexts against a driver that is a table."""
 import ctypes
-import json
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import cuda_emu
-import numpy as np
 import pytest
-
-ROOT = Path(__file__).resolve().parents[1]
-if not (ROOT / "cuda").is_dir():
-    pytest.skip("no sources beside the tests", allow_module_level=True)
+from cuda_ranks import ROOT, compile_fake, emulated, launched, trained
 
 MODES = ("host", "nccl", "inproc")
 
 
-def compile_fake(folder, *flags):
-    path = folder / f"libfake_nccl{len(flags)}.so"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-std=c11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror", "-I.", *flags,
-                    "tests/cuda/fake_nccl.c", "-o", str(path), "-lpthread", "-ldl"], cwd=ROOT, check=True)
-    return path
+def answers(fake, *cases):
+    return emulated(fake, *({"pending": None, **case} for case in cases))
 
 
-@pytest.fixture(scope="module")
-def fake(tmp_path_factory):
-    return compile_fake(tmp_path_factory.mktemp("fake"))
-
-
-def emulated(fake, *cases, script=__file__):
-    """The cases (see the script's `train`) in one process of its own: NCCL and the backend are chosen once a process."""
-    environment = {**os.environ, "TERAPIPE_CUDA_MODULE": str(cuda_emu.build()), "TERAPIPE_NCCL": str(fake),
-                   "PYTHONPATH": os.pathsep.join((str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")))}
-    environment.pop("PYTHONSAFEPATH", None)
-    ran = subprocess.run([sys.executable, script, json.dumps(cases)], env=environment, capture_output=True, text=True,
-                         timeout=100)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return json.loads(ran.stdout.splitlines()[-1])
-
-
-def train(mode, ranks=2, steps=2, tied=True, micros=2, chunks=1, fault=None, timeout_s=20.0, dead=None, refuse=(0, 0)):
-    """Losses of each rank, or what it was told; ranks are threads on one emulated device."""
-    import terapipe_c as tp
-    from terapipe_c import _core, device_comm, schedules
-    from terapipe_c.backend import Backend
-    from terapipe_c.cost import even_partition
-    from terapipe_c.engine import RankEngine, gather_bytes
-    from terapipe_c.job import neighbours
-
-    library = ctypes.CDLL(os.environ["TERAPIPE_NCCL"])
-    library.fake_nccl_set(*{"fail_at": 0, "code": 0, "stuck_at": 0, "looks": 2, "version": 22809, **(fault or {})}.values())
-    library.fake_nccl_refuse(*refuse)
-    model = tp.GPTConfig(n_layer=ranks, n_head=1, n_embd=16, vocab_size=64, block_size=12, tie_weights=tied)
-    cuts = [(1, [5, 4, 3])] * micros
-    if chunks > 1:
-        program = schedules.interleaved(ranks, chunks, micros, 3).lower(tied)
-    else:
-        program = schedules.one_f_one_b(ranks, micros, 3).lower(tied)
-    partition = even_partition(model, ranks * chunks)
-    region = _core.Region.create(ranks, neighbours(ranks), 1 << 16, max(4096, gather_bytes(model)), False)
-    tokens = np.random.default_rng(1).integers(0, 64, (micros, 13)).astype(np.int32)
-    params, told, caveats = tp.init_params(model, 3), [None] * ranks, [None] * ranks
-    controls = [_core.Comm(region, rank, timeout_s) for rank in range(ranks)]
-
-    def one(rank):
-        try:
-            comm = controls[rank]
-            largest = device_comm.message_bytes(16, cuts)
-            if mode != "host":
-                comm = getattr(device_comm, mode)(comm, largest)
-            engine = RankEngine(model, partition, cuts, program, rank, comm, backend=Backend("cuda", "float32"), device=0,
-                                **({"staged": True} if mode == "host" else {}))
-            engine.load(params)
-            if dead == rank:
-                region.abort("ECONNECTION", rank, f"rank {rank} was killed")
-                raise RuntimeError("killed")
-            told[rank] = [engine.run(tokens, step=step + 1, lr=1e-2)[:2] for step in range(steps)]
-            told[rank].append(engine.evaluate(tokens))
-            caveats[rank] = engine.caveats
-        except Exception as error:
-            region.abort("ERUNTIME", rank, str(error))
-            told[rank] = f"{type(error).__name__}: {error}"
-
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return {"told": told, "calls": library.fake_nccl_count(0), "aborts": library.fake_nccl_count(1),
-            "misuses": library.fake_nccl_count(2), "held": library.fake_nccl_count(3), "caveats": caveats,
-            "lacks": tp.cuda.load().libraries()["NCCL"][3]}
-
-
-def test_bits_do_not_depend_on_the_communicator(fake):
+def test_bits_do_not_depend_on_the_communicator(fake_nccl):
     """Pairs, an odd ring, tied and untied, interleaved stages that go round; slow and quick libraries."""
-    shapes = [{"ranks": 2}, {"ranks": 3, "tied": False}, {"ranks": 2, "chunks": 2, "steps": 1}]
+    shapes = [{"ranks": 2}, {"ranks": 3, "tied": False}, {"ranks": 2, "chunks": 2, "schedule": "interleaved", "steps": 1}]
     cases = [{"mode": mode, **shape} for shape in shapes for mode in MODES]
-    cases += [{"mode": "nccl", "ranks": 2, "fault": {"looks": looks}} for looks in (0, 7)]
-    results = emulated(fake, *cases)
+    cases += [{"mode": "nccl", "ranks": 2, "fault": {"looks": looks}} for looks in (0, 2, 7)]
+    results = answers(fake_nccl, *cases)
     for i in range(len(shapes)):
         host, nccl, inproc = results[3 * i:3 * i + 3]
-        assert isinstance(host["told"][0], list), host
-        assert nccl["told"] == inproc["told"] == host["told"] and all(one == host["told"][0] for one in host["told"])
-        assert nccl["calls"] > 20 and nccl["misuses"] == 0 and inproc["calls"] == host["calls"] == 0
-    assert all(one["told"] == results[0]["told"] and one["misuses"] == 0 for one in results[-2:])
+        assert trained(nccl) == trained(inproc) == trained(host)
+        assert nccl["calls"] > 20 and inproc["calls"] == host["calls"] == 0
+    assert all(trained(one) == trained(results[0]) for one in results[-3:])
 
 
 HELLOS = 3 * 2 * 2 * 2  # pairs of a ring of 3, directions, ends, a send and a receive: connections are made before messages
 
 
-def test_faults_end_every_rank_with_the_first_words(fake):
-    fail, stuck, dead = emulated(
-        fake, {"mode": "nccl", "ranks": 3, "fault": {"fail_at": HELLOS + 7, "code": 2}},
+def test_faults_end_every_rank_with_the_first_words(fake_nccl):
+    fail, stuck, dead = answers(
+        fake_nccl, {"mode": "nccl", "ranks": 3, "fault": {"fail_at": HELLOS + 7, "code": 2}},
         {"mode": "nccl", "ranks": 3, "fault": {"stuck_at": HELLOS + 9}, "timeout_s": 2.0},
         {"mode": "nccl", "ranks": 3, "dead": 1})
     for result, words in ((fail, "unhandled system error: the fake has no more to say"), (stuck, "waited 2 s"), (dead, "killed")):
@@ -125,10 +46,10 @@ def test_faults_end_every_rank_with_the_first_words(fake):
         assert result["aborts"] > 0
 
 
-def test_what_cannot_be_loaded_says_why(fake, tmp_path):
-    old, = emulated(fake, {"mode": "nccl", "fault": {"version": 21704}})
+def test_what_cannot_be_loaded_says_why(fake_nccl, tmp_path):
+    old, = answers(fake_nccl, {"fault": {"version": 21704}})
     assert "NCCL" in old["told"][0] and "2.17.4" in old["told"][0] and "2.18.1" in old["told"][0]
-    missing, = emulated(compile_fake(tmp_path, "-DFAKE_WITHOUT_SPLIT"), {"mode": "nccl"})
+    missing, = answers(compile_fake(tmp_path, "-DFAKE_WITHOUT_SPLIT"), {})
     assert "ncclCommSplit" in missing["told"][0] and "libfake_nccl1.so" in missing["told"][0]
 
 
@@ -142,15 +63,18 @@ BUFFERS = {   # what the library answers or is built without, and the words of t
 }
 
 
-def test_buffers_that_cannot_be_registered_are_plain_memory_and_said_so(fake, tmp_path):
-    right, = emulated(fake, {"mode": "nccl"})
-    assert right["caveats"] == [[], []] and right["lacks"] == "" and right["misuses"] == right["held"] == 0
-    for i, (refuse, flags, words) in enumerate(BUFFERS.values()):
+def test_buffers_that_cannot_be_registered_are_plain_memory_and_said_so(fake_nccl, tmp_path):
+    refusals = [{"refuse": refuse} for refuse, flags, _ in BUFFERS.values() if not flags]
+    right, *refused = answers(fake_nccl, {}, *refusals)
+    wanted = trained(right)
+    assert right["lacks"] == ""
+    for i, (_, flags, words) in enumerate(BUFFERS.values()):
         (tmp_path / str(i)).mkdir()
-        library = compile_fake(tmp_path / str(i), *flags) if flags else fake
-        found, = emulated(library, {"mode": "nccl", "refuse": refuse})
-        assert found["told"] == right["told"] and found["misuses"] == found["held"] == 0, found
-        assert all(len(one) == 1 and words in one[0] and "buffers that NCCL copies" in one[0] for one in found["caveats"])
+        found = answers(compile_fake(tmp_path / str(i), *flags), {})[0] if flags else refused.pop(0)
+        for one in found["told"]:
+            caveats, one["caveats"] = one["caveats"], []
+            assert len(caveats) == 1 and words in caveats[0] and "buffers that NCCL copies" in caveats[0], caveats
+        assert trained(found) == wanted
         assert words.partition(":")[0] + " is not in it" in found["lacks"] if flags else found["lacks"] == ""
 
 
@@ -170,12 +94,9 @@ print(run.report(), *examine(), sep="\\n")
 
 def test_the_report_and_the_doctor_tell(tmp_path):
     library = compile_fake(tmp_path, "-DFAKE_WITHOUT_REGISTER")
-    environment = {**os.environ, "TERAPIPE_CUDA_MODULE": str(cuda_emu.build()), "TERAPIPE_NCCL": str(library),
-                   "TERAPIPE_COMM": "nccl"}
-    ran = subprocess.run([sys.executable, "-c", TOLD], env=environment, capture_output=True, text=True, timeout=100)
-    assert ran.returncode == 0, ran.stderr
-    told = [line for line in ran.stdout.splitlines() if "ncclCommRegister" in line]
-    assert [line[:28] for line in told[:2]] == [f"rank {r}: messages with rank {1 - r}" for r in (0, 1)], ran.stdout
+    printed = launched("nccl", library, TOLD)
+    told = [line for line in printed.splitlines() if "ncclCommRegister" in line]
+    assert [line[:28] for line in told[:2]] == [f"rank {r}: messages with rank {1 - r}" for r in (0, 1)], printed
     assert len(told) == 3 and "name='NCCL'" in told[2] and "status='note'" in told[2] and "(2.19 has it)" in told[2]
 
 
@@ -324,7 +245,3 @@ def test_what_cannot_be_split_says_why():
         assert words in library.tp_error_message().decode() and not driver.living
     assert library.tp_green_open(0, 2, None, ctypes.byref(green)) != 0  # the emulated device has no driver
     assert "cuDeviceGetDevResource" in library.tp_error_message().decode()
-
-
-if __name__ == "__main__":
-    print(json.dumps([train(**case) for case in json.loads(sys.argv[1])]))

@@ -1,21 +1,16 @@
 """Replicas on the emulated device: what they train on the CPU, the same bits whatever their stages and whatever their messages go
 through, memory to the byte, and twins that die, hang or fail in the sums."""
-import ctypes
-import hashlib
 import json
 import os
 import re
 import signal
-import subprocess
-import sys
-import threading
-from pathlib import Path
 
 import cuda_emu
 import numpy as np
 import pytest
+from cuda_ranks import NEAR, ON, emulated, trained
+from cuda_ranks import launched as launched_by
 from ports import free_port
-from test_cuda_nccl import compile_fake, emulated
 from test_replicas import DATA, MODEL, OPTIONS, planned
 from test_replicas import trained as launched
 from test_train import begin, torchrun
@@ -24,128 +19,43 @@ from test_train import told as heard
 import terapipe_c as tp
 from terapipe_c.judge import Replicas
 
-ROOT = Path(__file__).resolve().parents[1]
-if not (ROOT / "cuda").is_dir():
-    pytest.skip("no sources beside the tests", allow_module_level=True)
-
-MODES = ("host", "nccl", "inproc")
-# of a replica of 2 sequences: (stages, chunks, schedule, slices of each)
-SHAPES = {"one": (1, 1, "gpipe", [12]), "two": (2, 1, "one_f_one_b", [5, 4, 3]), "three": (3, 1, "gpipe", [1, 11]),
-          "round": (2, 2, "interleaved", [7, 5]), "late": (2, 1, "zb_h1", [12])}
-NEAR = {"float32": 1e-5, "bf16": 2.5e-2}     # as tests/test_cuda_stage.py has them, and why
-
-
-@pytest.fixture(scope="module")
-def fake(tmp_path_factory):
-    return compile_fake(tmp_path_factory.mktemp("fake"))
+# of a replica of 2 sequences
+ONE, TWO = {"schedule": "gpipe", "ranks": 1, "lengths": (12,)}, {"ranks": 2, "lengths": (5, 4, 3)}
+SHAPES = [ONE, TWO, {"schedule": "gpipe", "ranks": 3, "lengths": (1, 11)},
+          {"schedule": "interleaved", "ranks": 2, "chunks": 2, "lengths": (7, 5)},
+          {"schedule": "zb_h1", "pending": None, "ranks": 2, "lengths": (12,)}]
 
 
 def answers(fake, *cases):
-    return emulated(fake, *cases, script=__file__)
+    return emulated(fake, *({"layers": 2, "replicas": 2, **TWO, **case} for case in cases))
 
 
-def train(mode="nccl", replicas=2, shape="two", steps=3, tied=True, dtype="float32", fault=None, timeout_s=20.0, dead=None,
-          late=None, lag=False):
-    """What each rank was told, and what it has then; ranks are threads on one emulated device, or on the CPU."""
-    from terapipe_c import _core, device_comm, schedules
-    from terapipe_c.backend import Backend
-    from terapipe_c.cost import even_partition
-    from terapipe_c.engine import CPU, RankEngine, gather_bytes, rank_memory
-    from terapipe_c.job import neighbours
-
-    library = ctypes.CDLL(os.environ["TERAPIPE_NCCL"])
-    library.fake_nccl_set(*{"fail_at": 0, "code": 0, "stuck_at": 0, "looks": 1, "version": 22809, **(fault or {})}.values())
-    ctypes.CDLL(os.environ["TERAPIPE_CUDA_MODULE"]).tp_emu_lag(int(lag))
-    stages, chunks, schedule, lengths = SHAPES[shape]
-    model = tp.GPTConfig(n_layer=2, n_head=1, n_embd=16, vocab_size=67, block_size=12, tie_weights=tied)
-    cuts, more = [(1, lengths)] * 2, {"chunks": chunks} if chunks > 1 else {}
-    compute = getattr(schedules, schedule)(stages, *more.values(), 2, len(lengths))
-    program = (compute if schedule == "zb_h1" else compute.split()).lower(tied and stages > 1)
-    partition = even_partition(model, stages * chunks)
-    ranks, backend = stages * replicas, CPU if mode == "cpu" else Backend("cuda", dtype)
-    region = _core.Region.create(ranks, neighbours(ranks, replicas), 1 << 16, max(4096, gather_bytes(model)), False)
-    tokens = np.random.default_rng(1).integers(0, 67, (2 * replicas, 13)).astype(np.int32)
-    params, told = tp.init_params(model, 3), [None] * ranks
-    controls = [_core.Comm(region, rank, timeout_s) for rank in range(ranks)]
-    memory = rank_memory(model, partition, cuts, program, backend=backend, replicas=replicas)
-    device = {} if mode == "cpu" else {"device": 0, "staged": mode == "host", "reproducible": True}
-
-    def one(rank):
-        try:
-            comm, largest = controls[rank], device_comm.message_bytes(16, cuts)
-            if mode == "nccl":
-                comm = device_comm.nccl(comm, largest, replicas=replicas)
-            elif mode == "inproc":
-                comm = device_comm.inproc(comm, largest)
-            replica, own = divmod(rank, stages)
-            engine = RankEngine(model, partition, cuts, program, own, comm, backend=backend, replicas=replicas, replica=replica,
-                                **device)
-            engine.load(params)
-            mine, before = tokens[2 * replica:2 * replica + 2], engine.allocations
-            steps_told, grads = [], []
-            for step in range(steps):
-                if dead == rank and step == 1:
-                    region.abort("ECONNECTION", rank, f"rank {rank} was killed")
-                    raise RuntimeError("killed")
-                if late == rank and step == 1:
-                    while region.aborted() is None:
-                        threading.Event().wait(0.01)
-                steps_told.append(engine.run(mine, step=step + 1, lr=1e-2, grad_clip=0.5)[:2])
-                grads.append({name: grad.ravel().tolist() for name, grad in engine.export("grads").items()})
-            steps_told.append(engine.evaluate(mine))
-            weights = [engine._core.read(stage, i, "value") for stage, i, _ in engine._held]
-            told[rank] = {"losses": steps_told, "caveats": engine.caveats, "allocated": engine.allocations - before,
-                          "weights": hashlib.sha256(b"".join(w.tobytes() for w in weights)).hexdigest(),
-                          "memory": [engine.peak_memory_bytes, memory[own]],
-                          "grads": grads}
-        except Exception as error:
-            region.abort("ERUNTIME", rank, str(error))
-            told[rank] = f"{type(error).__name__}: {error}"
-
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    counts = {name: library.fake_nccl_count(i) for i, name in enumerate(("calls", "aborts", "misuses", "held"))}
-    return {"told": told, "stages": stages, "first": region.aborted(), **counts}
-
-
-def trained(result):
-    """Losses and norms, and every step's gradients; that all ranks agree on the first, and twins on their weights."""
-    told, stages = result["told"], result["stages"]
-    assert all(isinstance(one, dict) for one in told), told
-    for rank, one in enumerate(told):
-        assert one["losses"] == told[0]["losses"] and one["weights"] == told[rank % stages]["weights"]
-        assert one["memory"][0] == one["memory"][1] and one["allocated"] == 0 and one["caveats"] == []
-        assert rank < stages or not any(one["grads"])
-    assert result["misuses"] == result["held"] == 0
-    steps = range(len(told[0]["grads"]))
-    return told[0]["losses"], [{name: grad for one in told for name, grad in one["grads"][step].items()} for step in steps]
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bf16"])
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-def test_the_same_bits_whatever_the_stages_and_the_communicator(fake, tied, dtype):
+@pytest.mark.parametrize(("dtype", "tied"), [("float32", True), ("bf16", False)], ids=["float32, tied", "bf16, untied"])
+def test_the_same_bits_whatever_the_stages_and_the_communicator(fake_nccl, tied, dtype):
     """Steps that are captured and launched as graphs too, and near what they train on the CPU."""
-    cases = [{"shape": shape, "mode": "nccl"} for shape in SHAPES] + [{"shape": "two", "mode": mode} for mode in MODES[::2]]
-    cases += [{"shape": "one", "mode": "host"}, {"shape": "two", "mode": "nccl", "fault": {"looks": 6}}, {"mode": "cpu"}]
-    *device, cpu = answers(fake, *({"tied": tied, "dtype": dtype, **case} for case in cases))
+    cases = [*SHAPES, {"mode": "host"}, {"mode": "inproc"}, {"mode": "host", **ONE}, {"fault": {"looks": 6}}, {"mode": "cpu"}]
+    *device, cpu = answers(fake_nccl, *({"tied": tied, "dtype": dtype, **case} for case in cases))
     wanted = trained(device[0])
-    assert all(trained(one) == wanted for one in device[1:])
-    assert all((one["calls"] > 0) == (case["mode"] == "nccl") for one, case in zip(device, cases, strict=False))
-    losses, grads = trained(cpu)
-    for one, other in zip(wanted[0], losses, strict=True):
+    assert all(trained(one)[:2] == wanted[:2] for one in device[1:])
+    assert all((one["calls"] > 0) == ("mode" not in case) for one, case in zip(device, cases, strict=False))
+    for one, other in zip(wanted[0], trained(cpu)[0], strict=True):
         np.testing.assert_allclose(one, other, rtol=NEAR[dtype])
-    for name, grad in grads[0].items():
-        assert np.linalg.norm(np.subtract(wanted[1][0][name], grad)) <= NEAR[dtype] * np.linalg.norm(grad), name
+    grads, found = ({name: grad for rank in one["told"] for name, grad in rank["first"].items()} for one in (cpu, device[0]))
+    for name, grad in grads.items():
+        assert np.linalg.norm(np.subtract(found[name], grad)) <= NEAR[dtype] * np.linalg.norm(grad), name
 
 
-def test_more_replicas(fake):
+def test_a_tied_weight_of_bf16_and_an_untied_one_of_float32(fake_nccl):
+    cases = [{**shape, **options} for options in ({"dtype": "bf16"}, {"tied": False}) for shape in (ONE, TWO)]
+    one, two, three, four = (trained(result)[:2] for result in answers(fake_nccl, *cases))
+    assert one == two != three == four
+
+
+def test_more_replicas(fake_nccl):
     """Of three and five, whose pairs meet in odd rounds, and where there are more messages than a device is behind its host."""
-    cases = [{"replicas": replicas, "shape": shape, "mode": mode, "steps": 2}
-             for replicas, shape in ((3, "two"), (5, "one")) for mode in ("nccl", "host", "cpu")]
-    results = answers(fake, *cases)
+    cases = [{"replicas": replicas, "mode": mode, "steps": 2, **shape} for replicas, shape in ((3, TWO), (5, ONE))
+             for mode in ("nccl", "host", "cpu")]
+    results = answers(fake_nccl, *cases)
     for nccl, host, cpu in (results[:3], results[3:]):
         assert trained(nccl) == trained(host)
         for one, other in zip(trained(nccl)[0], trained(cpu)[0], strict=True):
@@ -159,17 +69,17 @@ DOING = r"; rank \d is at step 0 while running optimizer update on stage \d"
 FAULTS = {   # what happens to whom, and the words of the first who sees it
     "fails": ({"fault": {"fail_at": SUMS + 3, "code": 6}}, r"rank (\d): NCCL's ncclGroupEnd with rank \d: remote .*" + DOING),
     "hangs in the library": ({"fault": {"stuck_at": SUMS + 3}, "timeout_s": 2.0}, r"rank (\d) waited 2 s for NCCL's .*" + DOING),
-    "hangs on the device": ({"shape": "one", "lag": True, "timeout_s": 2.0},
+    "hangs on the device": ({**ONE, "lag": True, "timeout_s": 2.0},
                             r"rank (\d) waited 2 s to exchange gradients with rank \d" + DOING),
-    "does not come": ({"shape": "one", "late": 1, "timeout_s": 2.0},
+    "does not come": ({**ONE, "late": 1, "timeout_s": 2.0},
                       r"rank (0) waited 2 s for the other ranks to gather; rank 1 is at step 0 while"),
     "dies": ({"dead": 3}, r"rank (3) was killed"),
-    "dies while its twins wait for it": ({"dead": 0, "shape": "one", "replicas": 3}, r"rank (0) was killed"),
+    "dies while its twins wait for it": ({"dead": 0, **ONE, "replicas": 3}, r"rank (0) was killed"),
 }
 
 
-def test_faults_end_every_rank_with_the_first_words(fake):
-    results = answers(fake, *(case for case, _ in FAULTS.values()))
+def test_faults_end_every_rank_with_the_first_words(fake_nccl):
+    results = answers(fake_nccl, *(case for case, _ in FAULTS.values()))
     for (name, (_, words)), result in zip(FAULTS.items(), results, strict=True):
         told = result["told"]
         assert all(isinstance(one, str) for one in told), (name, told)
@@ -188,12 +98,6 @@ def test_faults_end_every_rank_with_the_first_words(fake):
 # (stages, chunks, schedule, slicing of a replica of 3 sequences, one in a micro-batch)
 WAYS = [(1, 1, "gpipe", [(1, [24])] * 3), (2, 1, "1f1b", [(1, [20, 4])] * 3), (1, 2, "interleaved", [(1, [11, 13])] * 3),
         (2, 1, "zb-h1", [(1, [24])] * 3), (3, 1, "gpipe", [(1, [12, 12])] * 3)]
-ON = {"backend": "cuda", "dtype": "float32"}
-
-
-@pytest.fixture
-def emulation(monkeypatch):
-    monkeypatch.setenv("TERAPIPE_CUDA_MODULE", str(cuda_emu.build()))
 
 
 def test_launch_trains_the_same_bits_whatever_the_stages(emulation, tmp_path):
@@ -270,24 +174,13 @@ def test_under_another_launcher(emulation, tmp_path):
 
 
 BY_NCCL = """
-import sys
-sys.path.insert(0, "tests")
 from test_cuda_replicas import MODEL, ON, WAYS, launched, planned
 run = launched(planned(MODEL, 2, WAYS[1], **ON), processes=False, devices=[0] * 4, **ON)
-print([(r.loss, r.grad_norm) for r in run.history])
+print([[r.loss, r.grad_norm] for r in run.history])
 """
 
 
-def test_launch_by_nccl_gives_the_bits_of_the_host(emulation, fake):
-    told = {}
-    for comm in ("host", "nccl"):
-        environment = {**os.environ, "TERAPIPE_NCCL": str(fake), "TERAPIPE_COMM": comm}
-        ran = subprocess.run([sys.executable, "-c", BY_NCCL], cwd=ROOT, env=environment, capture_output=True, text=True,
-                             timeout=100)
-        assert ran.returncode == 0, ran.stderr
-        told[comm] = ran.stdout
-    assert told["nccl"] == told["host"] and told["host"].count(",") == 5
-
-
-if __name__ == "__main__":
-    print(json.dumps([train(**case) for case in json.loads(sys.argv[1])]))
+def test_launch_by_nccl_gives_the_bits_of_the_host(emulation, fake_nccl):
+    host = launched(planned(MODEL, 2, WAYS[1], **ON), processes=False, devices=[0] * 4, **ON)
+    told = json.loads(launched_by("nccl", fake_nccl, BY_NCCL))
+    assert told == [[r.loss, r.grad_norm] for r in host.history] and len(told) == 3
