@@ -328,11 +328,11 @@ fill_back(search *s, double period, int *boundary, int *found)
 }
 
 static tp_status
-choose_all(tp_memopt *m, tp_dawnpiper_plan *plan)
+choose_all(tp_memopt *m, double period, tp_dawnpiper_plan *plan)
 {
     for (int x = 0; x < plan->stages; x++) {
-        TP_TRY(tp_memopt_choose(m, x, plan->boundary[x], plan->boundary[x + 1], plan->recompute, plan->swap_bytes,
-                                &plan->stage_s[x]));
+        TP_TRY(tp_memopt_choose(m, x, plan->boundary[x], plan->boundary[x + 1], period, plan->recompute,
+                                plan->swap_bytes, &plan->stage_s[x]));
         if (isinf(plan->stage_s[x])) {
             int i = plan->boundary[x], j = plan->boundary[x + 1];
             double least = tp_memopt_fixed(m, x, i, j);
@@ -356,25 +356,29 @@ copy_plan(const tp_dawnpiper_plan *from, tp_dawnpiper_plan *to)
     to->step_s = from->step_s;
 }
 
-/* Of the plans of the least period the leftmost; the rightmost where its step is shorter. How the sums of a stage were rounded,
- * which the unit of time decides, makes no stage too long. */
+/* Can the partition have a shorter step than `plan`, its stages as fast as is known to be possible? */
 static tp_status
-choose_ends(tp_memopt *m, search *s, int *trial, tp_dawnpiper_plan *plan)
+may_be_shorter(tp_memopt *m, tp_dawnpiper_plan *other, const tp_dawnpiper_plan *plan, int *may)
+{
+    for (int x = 0; x < other->stages; x++)
+        TP_TRY(tp_memopt_low(m, x, other->boundary[x], other->boundary[x + 1], &other->stage_s[x]));
+    TP_TRY(tp_dawnpiper_evaluate(m, other));
+    *may = other->step_s < plan->step_s * (1.0 - 1e-12);
+    return TP_OK;
+}
+
+/* Of the plans of the least period, the leftmost is in `plan`; the rightmost where its step is shorter. */
+static tp_status
+choose_end(tp_memopt *m, search *s, double period, tp_dawnpiper_plan *plan)
 {
     tp_dawnpiper_plan other;
-    int found = 0;
-    double attained, next, period = plan->period_s * (1.0 + 2e-12);
-    s->high = plan->period_s * (1.0 + 1e-9);
-    memcpy(trial, plan->boundary, ((size_t)plan->stages + 1) * sizeof *trial);
-    TP_TRY(probe(s, period, trial, &attained, &next, &found));
-    if (found && memcmp(trial, plan->boundary, ((size_t)plan->stages + 1) * sizeof *trial) != 0) {
-        memcpy(plan->boundary, trial, ((size_t)plan->stages + 1) * sizeof *trial);
-        TP_TRY(choose_all(m, plan));
-    }
+    int found = 0, may = 0;
     TP_TRY(tp_dawnpiper_plan_open(m->nodes, m->options, &other));
     tp_status status = fill_back(s, period, other.boundary, &found);
-    if (status == TP_OK && found) {
-        status = choose_all(m, &other);
+    if (status == TP_OK && found)
+        status = may_be_shorter(m, &other, plan, &may);
+    if (status == TP_OK && may) {
+        status = choose_all(m, period, &other);
         if (status == TP_OK && other.period_s <= period && other.step_s < plan->step_s * (1.0 - 1e-12))
             copy_plan(&other, plan);
     }
@@ -405,9 +409,16 @@ search_plan(tp_memopt *m, tp_dawnpiper_plan *plan)
     memcpy(plan->boundary, trial, ((size_t)s.stages + 1) * sizeof *trial);
     plan->lower_bound_s = fmin(plan->lower_bound_s, s.high);
     TP_TRY(close_in(&s, &plan->lower_bound_s, 1e-12, plan->boundary, trial));
-    TP_TRY(choose_all(m, plan));
-    if (plan->stages > 1 && m->options->flight != TP_FLIGHT_PIPEDREAM)
-        TP_TRY(choose_ends(m, &s, trial, plan));
+    double period = s.high * (1.0 + 2e-12); /* how sums were rounded, which the unit of time decides, makes no stage too long */
+    int ends = plan->stages > 1 && m->options->flight != TP_FLIGHT_PIPEDREAM;
+    s.high *= 1.0 + 1e-9;
+    if (ends)
+        TP_TRY(probe(&s, period, trial, &attained, &next, &found));
+    if (ends && found)
+        memcpy(plan->boundary, trial, ((size_t)plan->stages + 1) * sizeof *trial);
+    TP_TRY(choose_all(m, period, plan));
+    if (ends)
+        TP_TRY(choose_end(m, &s, period, plan));
     plan->probes += s.probes;
     return TP_OK;
 }
@@ -417,7 +428,7 @@ static tp_status
 given_plan(tp_memopt *m, tp_dawnpiper_plan *plan)
 {
     memcpy(plan->boundary, m->options->boundary, ((size_t)plan->stages + 1) * sizeof *plan->boundary);
-    TP_TRY(choose_all(m, plan));
+    TP_TRY(choose_all(m, 0.0, plan));
     for (int x = 0; x < plan->stages; x++) {
         int i = plan->boundary[x], j = plan->boundary[x + 1];
         tp_memopt_range range = tp_memopt_relaxed(m, x, i, j);

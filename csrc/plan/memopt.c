@@ -258,10 +258,48 @@ find_known(tp_memopt *m, int x, int i, int j, tp_memopt_known **out)
     while (entry->key != 0 && entry->key != key)
         entry = &m->known[++at & (uint64_t)(m->known_room - 1)];
     if (entry->key == 0) {
-        *entry = (tp_memopt_known){key, {0.0, INFINITY}};
+        *entry = (tp_memopt_known){key, {0.0, INFINITY}, INFINITY, NULL, 0};
         m->known_count++;
     }
     *out = entry;
+    return TP_OK;
+}
+
+/* Its entry, the relaxation taken into account. */
+static tp_status
+known_of(tp_memopt *m, int x, int i, int j, const tp_memopt_range *relaxed, tp_memopt_known **out)
+{
+    TP_TRY(find_known(m, x, i, j, out));
+    tp_memopt_range *range = &(*out)->range;
+    range->low_s = fmax(relaxed->low_s, range->low_s);
+    range->high_s = fmin(relaxed->high_s, range->high_s);
+    return TP_OK;
+}
+
+tp_status
+tp_memopt_low(tp_memopt *m, int x, int i, int j, double *low_s)
+{
+    tp_memopt_known *known;
+    tp_memopt_range relaxed = tp_memopt_relaxed(m, x, i, j);
+    TP_TRY(known_of(m, x, i, j, &relaxed, &known));
+    *low_s = known->range.low_s;
+    return TP_OK;
+}
+
+/* Searches until W <= enough or more, and keeps what came of it: a set in any case. */
+static tp_status
+learn(tp_memopt *m, int x, int i, int j, double enough, double cutoff, double within, tp_memopt_known *known)
+{
+    double best;
+    if (known->chosen != NULL && (known->spent || m->states >= m->limit))
+        return TP_OK;
+    TP_TRY(tp_memopt_knapsack(m, x, i, j, enough, cutoff, within, known, &best));
+    if (best >= known->chosen_s)
+        return TP_OK;
+    if (known->chosen == NULL)
+        TP_TRY(take(m, (size_t)(j - i), 1, &known->chosen));
+    memcpy(known->chosen, m->chosen + i, (size_t)(j - i));
+    known->chosen_s = best;
     return TP_OK;
 }
 
@@ -272,12 +310,10 @@ tp_memopt_decide(tp_memopt *m, int x, int i, int j, double enough, double cutoff
     *out = tp_memopt_relaxed(m, x, i, j);
     if (out->high_s <= enough || out->low_s > enough)
         return TP_OK;
-    TP_TRY(find_known(m, x, i, j, &known));
-    out->low_s = fmax(out->low_s, known->range.low_s);
-    out->high_s = fmin(out->high_s, known->range.high_s);
-    if (out->high_s > enough && out->low_s <= enough && m->states < m->limit)
-        TP_TRY(tp_memopt_knapsack(m, x, i, j, enough, cutoff, 0, out));
-    known->range = *out;
+    TP_TRY(known_of(m, x, i, j, out, &known));
+    if (known->range.high_s > enough && known->range.low_s <= enough)
+        TP_TRY(learn(m, x, i, j, enough, cutoff, 0.0, known));
+    *out = known->range;
     return TP_OK;
 }
 
@@ -295,7 +331,7 @@ swap_rest(const tp_memopt *m, int i, int j, double rest, const uint8_t *recomput
 }
 
 tp_status
-tp_memopt_choose(tp_memopt *m, int x, int i, int j, uint8_t *recompute, double *swap_bytes, double *time_s)
+tp_memopt_choose(tp_memopt *m, int x, int i, int j, double period, uint8_t *recompute, double *swap_bytes, double *time_s)
 {
     double slack, width = m->options->swap_Bps, time = tp_memopt_time(m, i, j), need = tp_memopt_need(m, x, i, j, &slack);
     long double bytes = 0.0L, seconds = 0.0L;
@@ -305,10 +341,14 @@ tp_memopt_choose(tp_memopt *m, int x, int i, int j, uint8_t *recompute, double *
     if (isinf(need) || need <= slack)
         return TP_OK;
     if (need - width * time > slack) {
+        tp_memopt_known *known;
         tp_memopt_range range = tp_memopt_relaxed(m, x, i, j);
-        TP_TRY(tp_memopt_knapsack(m, x, i, j, -1.0, INFINITY, 1, &range));
+        TP_TRY(known_of(m, x, i, j, &range, &known));
+        double enough = known->range.low_s * (1.0 + 1e-12);
+        if (known->chosen_s > enough)
+            TP_TRY(learn(m, x, i, j, enough, INFINITY, period, known));
         for (int k = i; k < j; k++)
-            if (m->chosen[k]) {
+            if (known->chosen[k - i]) {
                 recompute[k] = 1;
                 bytes += (long double)m->nodes->activation_bytes[k];
                 seconds += (long double)m->nodes->recompute_s[k];

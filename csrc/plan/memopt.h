@@ -22,7 +22,13 @@ typedef struct {
 typedef struct {
     int64_t key; /* 1 + stage and range; 0: free */
     tp_memopt_range range;
+    double chosen_s; /* of the best set that a search found, +inf if none did */
+    uint8_t *chosen; /* [j - i] that set; NULL */
+    int spent;       /* a search ended by its limit: another would do no better */
 } tp_memopt_known;
+
+struct tp_memopt_pairs_room;
+struct tp_memopt_four_room;
 
 typedef struct {
     const tp_nodes *nodes;
@@ -37,10 +43,12 @@ typedef struct {
     int *zeros;                   /* [levels][n + 1] wavelet matrix over the ranks in that order */
     double *zero_bytes, *zero_s;  /* [levels][n + 1] */
     int *item;                    /* [n] a knapsack's tensors in order; scratch */
-    uint8_t *chosen;              /* [n] by node: the last set that was wanted */
+    uint8_t *chosen;              /* [n] by node: the best set of the last search */
     tp_memopt_state *pool;
     int *list[2];
     int64_t pool_room, list_room;
+    struct tp_memopt_pairs_room *pairs_room; /* opened by the first who needs it, as four_room */
+    struct tp_memopt_four_room *four_room;
     tp_memopt_known *known;
     int64_t known_room, known_count;
     int64_t evaluations, knapsacks, states, limit; /* limit: of states */
@@ -67,16 +75,22 @@ tp_memopt_time(const tp_memopt *m, int i, int j)
 /* The linear relaxation, and the tensor that it cuts taken whole or not at all. */
 tp_memopt_range
 tp_memopt_relaxed(tp_memopt *m, int x, int i, int j);
+/* No set is below, as far as is known without a search. */
+TP_MUST_USE tp_status
+tp_memopt_low(tp_memopt *m, int x, int i, int j, double *low_s);
 /* Narrows the range until it says whether W <= enough. Where W is more, low_s is W itself or at least `cutoff` (unless the
  * work limit ended it: then low_s may be below `enough`). Remembers what it learnt. */
 TP_MUST_USE tp_status
 tp_memopt_decide(tp_memopt *m, int x, int i, int j, double enough, double cutoff, tp_memopt_range *out);
-/* The same by the knapsack search (memopt_core.c), from the range *out on. want: the best set goes to m->chosen. */
+/* The same by the knapsack search (memopt_core.c), for the known stage's range; its best set goes to m->chosen, and *best_s is
+ * what that takes. within: as of memopt_search.h. */
 TP_MUST_USE tp_status
-tp_memopt_knapsack(tp_memopt *m, int x, int i, int j, double enough, double cutoff, int want, tp_memopt_range *out);
-/* The best choice known for the stage: recompute and swap_bytes of nodes [i, j) are written; W. */
+tp_memopt_knapsack(tp_memopt *m, int x, int i, int j, double enough, double cutoff, double within, tp_memopt_known *known,
+                   double *best_s);
+/* The best choice known for the stage: recompute and swap_bytes of nodes [i, j) are written; W, or where that is hard to tell,
+ * within `period`, at most 1e-7 of it more. */
 TP_MUST_USE tp_status
-tp_memopt_choose(tp_memopt *m, int x, int i, int j, uint8_t *recompute, double *swap_bytes, double *time_s);
+tp_memopt_choose(tp_memopt *m, int x, int i, int j, double period, uint8_t *recompute, double *swap_bytes, double *time_s);
 
 /* Capuchin's choice (PLANNERS.md 3.2 and 9.5; capuchin.c): the same outputs; +inf if the stage cannot fit. */
 typedef struct {

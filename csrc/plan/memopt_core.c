@@ -5,52 +5,44 @@
  * added or the last one removed, or neither, in every state that is left. A state is dropped if another has no more seconds
  * and no fewer bytes, or if its relaxation (further bytes at the rate of the next tensor, bytes given back at the rate of
  * the last) is not below what is known. When none is left, what is known is the optimum. */
-#include "csrc/plan/memopt.h"
+#include "csrc/plan/memopt_search.h"
 
 #include <math.h>
 #include <string.h>
 
 #include "csrc/base/deadline.h"
 
+enum { CORE = 1000 }; /* states after which meeting in the middle is quicker */
+
 typedef struct {
+    tp_memopt_stage *t;
     tp_memopt *m;
-    double time, need, width, slack;
     int count, low, high; /* items [low + 1, high) have been decided */
-    double best, cutoff;
     int best_state;
     int64_t used;
     int length, now; /* the list that counts */
 } core;
 
 static double
-value_of(const core *c, double r, double s)
-{
-    double time = c->time + r;
-    if (c->need - s - c->width * time <= c->slack)
-        return time;
-    return c->width > 0.0 ? (c->need - s) / c->width : INFINITY;
-}
-
-static double
 bound_of(const core *c, double r, double s)
 {
-    double time = c->time + r, missing = c->need - s - c->width * time;
-    if (missing > c->slack) {
+    double time = c->t->time + r, width = c->t->width, slack = c->t->slack, missing = tp_memopt_missing(c->t, r, s);
+    if (missing > slack) {
         if (c->high >= c->count)
-            return value_of(c, r, s);
+            return tp_memopt_value(c->t, r, s);
         double rate = c->m->ratio[c->m->item[c->high]];
-        return time + rate * (missing - c->slack) / (1.0 + c->width * rate);
+        return time + rate * (missing - slack) / (1.0 + width * rate);
     }
     if (c->low < 0)
         return time;
     double rate = c->m->ratio[c->m->item[c->low]];
-    return time - rate * (c->slack - missing) / (1.0 + c->width * rate);
+    return time - rate * (slack - missing) / (1.0 + width * rate);
 }
 
 static double
 limit_of(const core *c)
 {
-    return (c->best < c->cutoff ? c->best : c->cutoff) * (1.0 - 1e-13);
+    return fmin(c->t->best, c->t->cutoff) * (1.0 - 1e-13);
 }
 
 static tp_status
@@ -84,9 +76,9 @@ push(core *c, double r, double s, int parent, int item)
 {
     int at = (int)c->used++;
     c->m->pool[at] = (tp_memopt_state){r, s, parent, item};
-    double value = value_of(c, r, s);
-    if (value < c->best) {
-        c->best = value;
+    double value = tp_memopt_value(c->t, r, s);
+    if (value < c->t->best) {
+        c->t->best = value;
         c->best_state = at;
     }
     return at;
@@ -122,7 +114,7 @@ expand(core *c, int k, int sign)
         if (s <= most)
             continue;
         most = s;
-        if (changed && value_of(c, r, s) < c->best)
+        if (changed && tp_memopt_value(c->t, r, s) < c->t->best)
             at = push(c, r, s, parent, k);
         if (bound_of(c, r, s) >= limit_of(c))
             continue;
@@ -140,7 +132,7 @@ begin(core *c)
     const int *item = c->m->item;
     double r = 0.0, s = 0.0;
     int at = 0, first = -1;
-    while (at < c->count && c->need - s - c->width * (c->time + r) > c->slack) {
+    while (at < c->count && tp_memopt_missing(c->t, r, s) > c->t->slack) {
         r += nodes->recompute_s[item[at]];
         s += nodes->activation_bytes[item[at]];
         at++;
@@ -154,15 +146,15 @@ begin(core *c)
     double best = INFINITY;
     int pick = at;
     for (int k = at; k < c->count; k++) {
-        double value = value_of(c, r + nodes->recompute_s[item[k]], s + nodes->activation_bytes[item[k]]);
+        double value = tp_memopt_value(c->t, r + nodes->recompute_s[item[k]], s + nodes->activation_bytes[item[k]]);
         if (value < best) {
             best = value;
             pick = k;
         }
     }
     push(c, r + nodes->recompute_s[item[pick]], s + nodes->activation_bytes[item[pick]], first, pick);
-    if (isinf(c->best)) { /* all of them, short by the rounding of sums alone */
-        c->best = c->time + c->m->pool[c->used - 1].r;
+    if (isinf(c->t->best)) { /* all of them, short by the rounding of sums alone */
+        c->t->best = c->t->time + c->m->pool[c->used - 1].r;
         c->best_state = (int)c->used - 1;
     }
     return at;
@@ -170,35 +162,31 @@ begin(core *c)
 
 /* The set of the best state: the base [0, start), changed along its parents. */
 static void
-write_chosen(const core *c, int start, int i, int j)
+write_chosen(const core *c, int start)
 {
     const tp_memopt *m = c->m;
-    memset(m->chosen + i, 0, (size_t)(j - i));
+    memset(m->chosen + c->t->first, 0, (size_t)(c->t->end - c->t->first));
     for (int k = 0; k < start; k++)
         m->chosen[m->item[k]] = 1;
     for (int at = c->best_state; at >= 0 && m->pool[at].item >= 0; at = m->pool[at].parent)
         m->chosen[m->item[m->pool[at].item]] ^= 1;
 }
 
-tp_status
-tp_memopt_knapsack(tp_memopt *m, int x, int i, int j, double enough, double cutoff, int want, tp_memopt_range *out)
+/* What fits the search's share of the work: t->best, t->low and m->chosen. */
+static tp_status
+expand_core(tp_memopt_stage *t)
 {
-    core c = {.m = m, .time = tp_memopt_time(m, i, j), .width = m->options->swap_Bps, .best = INFINITY,
-              .cutoff = cutoff, .best_state = -1};
-    c.need = tp_memopt_need(m, x, i, j, &c.slack);
-    m->knapsacks++;
-    TP_TRY(tp_deadline_check_after(&m->asked, 4 * (int64_t)m->n));
-    for (int k = 0; k < m->n; k++)
-        if (m->order[k] >= i && m->order[k] < j && m->nodes->activation_bytes[m->order[k]] > 0.0)
-            m->item[c.count++] = m->order[k];
+    tp_memopt *m = t->m;
+    core c = {.t = t, .m = m, .count = t->count, .best_state = -1};
+    int64_t room = m->limit / 64 + 8 < CORE ? m->limit / 64 + 8 : CORE; /* no one stage takes all there is */
     TP_TRY(grow(&c));
     int start = begin(&c);
     c.low = start - 1;
     c.high = start;
     m->list[0][0] = 0;
     c.length = bound_of(&c, m->pool[0].r, m->pool[0].s) < limit_of(&c);
-    for (int turn = 0; c.length > 0 && c.best > enough && (c.low >= 0 || c.high < c.count); turn++) {
-        if (c.used > m->limit / 64 + 8 || m->states + c.used > m->limit) /* no one stage takes all there is */
+    for (int turn = 0; c.length > 0 && t->best > t->enough && (c.low >= 0 || c.high < c.count); turn++) {
+        if (c.used > room || m->states + c.used > m->limit)
             break;
         TP_TRY(tp_deadline_check_after(&m->asked, 16 * (int64_t)(c.length + 1)));
         TP_TRY(grow(&c));
@@ -210,14 +198,34 @@ tp_memopt_knapsack(tp_memopt *m, int x, int i, int j, double enough, double cuto
             expand(&c, c.low + 1, -1);
         }
     }
-    double low = c.best < c.cutoff ? c.best : c.cutoff;
+    t->low = fmin(t->best, t->cutoff);
     if (c.low >= 0 || c.high < c.count)
         for (int k = 0; k < c.length; k++)
-            low = fmin(low, bound_of(&c, m->pool[m->list[c.now][k]].r, m->pool[m->list[c.now][k]].s) * (1.0 - 1e-13));
+            t->low = fmin(t->low, bound_of(&c, m->pool[m->list[c.now][k]].r, m->pool[m->list[c.now][k]].s) * (1.0 - 1e-13));
     m->states += c.used;
-    out->high_s = fmin(out->high_s, c.best);
-    out->low_s = fmin(fmax(out->low_s, low), out->high_s);
-    if (want)
-        write_chosen(&c, start, i, j);
+    write_chosen(&c, start);
+    return TP_OK;
+}
+
+tp_status
+tp_memopt_knapsack(tp_memopt *m, int x, int i, int j, double enough, double cutoff, double within, tp_memopt_known *known,
+                   double *best_s)
+{
+    tp_memopt_stage t = {.m = m, .first = i, .end = j, .time = tp_memopt_time(m, i, j), .width = m->options->swap_Bps,
+                         .enough = enough, .cutoff = cutoff, .within = within, .best = INFINITY};
+    t.need = tp_memopt_need(m, x, i, j, &t.slack);
+    m->knapsacks++;
+    TP_TRY(tp_deadline_check_after(&m->asked, 4 * (int64_t)m->n));
+    for (int k = 0; k < m->n; k++)
+        if (m->order[k] >= i && m->order[k] < j && m->nodes->activation_bytes[m->order[k]] > 0.0)
+            m->item[t.count++] = m->order[k];
+    TP_TRY(expand_core(&t));
+    if (!tp_memopt_settled(&t) && m->limit / 64 >= CORE && m->states < m->limit)
+        TP_TRY(tp_memopt_pairs(&t));
+    tp_memopt_range *range = &known->range;
+    known->spent = !tp_memopt_settled(&t);
+    *best_s = t.best;
+    range->high_s = fmin(range->high_s, t.best);
+    range->low_s = fmin(fmax(range->low_s, t.low), range->high_s);
     return TP_OK;
 }

@@ -1,0 +1,93 @@
+/* What the searches of one stage share: memopt_core.c expands a core, memopt_pairs.c joins two lists of changes,
+ * memopt_four.c four of them. Internal to the plan room. */
+#ifndef TP_PLAN_MEMOPT_SEARCH_H
+#define TP_PLAN_MEMOPT_SEARCH_H
+
+#include <math.h>
+
+#include "csrc/plan/memopt.h"
+
+#define TP_MEMOPT_LOOSE 1e-7
+
+/* A stage that must save `need` bytes, tensors in m->item[0 .. count) by rising seconds per byte. */
+typedef struct {
+    tp_memopt *m;
+    int first, end; /* its nodes */
+    int count;
+    double time, need, width, slack;
+    double enough, cutoff; /* as of tp_memopt_decide */
+    double within;         /* a set that takes no longer will do, too, where it is at most TP_MEMOPT_LOOSE above low; 0: none */
+    double best, low;      /* the best set known, in m->chosen; no set is below low */
+} tp_memopt_stage;
+
+/* A set of tensors that the next ones change: those before `start`, or those with in[] set. */
+static inline double
+tp_memopt_missing(const tp_memopt_stage *t, double r, double s)
+{
+    return t->need - s - t->width * (t->time + r);
+}
+
+static inline double
+tp_memopt_value(const tp_memopt_stage *t, double r, double s)
+{
+    if (tp_memopt_missing(t, r, s) <= t->slack)
+        return t->time + r;
+    return t->width > 0.0 ? (t->need - s) / t->width : INFINITY;
+}
+
+static inline double
+tp_memopt_seconds(const tp_memopt_stage *t, int k)
+{
+    return t->m->nodes->recompute_s[t->m->item[k]];
+}
+
+static inline double
+tp_memopt_bytes(const tp_memopt_stage *t, int k)
+{
+    return t->m->nodes->activation_bytes[t->m->item[k]];
+}
+
+/* Nothing more is asked: a set that is good enough, the best one, or none below what counts. */
+static inline int
+tp_memopt_settled(const tp_memopt_stage *t)
+{
+    return t->best <= t->enough || t->low >= fmin(t->best, t->cutoff) * (1.0 - 1e-12) ||
+           (t->best <= t->within && t->best <= t->low * (1.0 + TP_MEMOPT_LOOSE));
+}
+
+/* A change of one tensor against a base: what it costs at least (a relaxation's reduced cost, 0 or more). */
+typedef struct {
+    double cost;
+    int k, far; /* far: from the base's end */
+} tp_memopt_change;
+
+/* A set to change, by a price of a byte and, where only sets of as many tensors count, one of a tensor. */
+typedef struct {
+    double r, s, bound; /* its sums; no set that counts is below bound */
+    double rate, mu;    /* the prices; mu is 0 unless counted */
+    int counted, size, listed;
+    uint8_t *in;              /* [n] by position in m->item */
+    double *price;            /* [2 n] scratch */
+    tp_memopt_change *change; /* [listed] those that may pay, cheapest first */
+} tp_memopt_base;
+
+TP_MUST_USE tp_status
+tp_memopt_base_open(tp_memopt *m, tp_memopt_base *out);
+/* The linear relaxation's base. 0: all tensors are too few. */
+int
+tp_memopt_base_linear(const tp_memopt_stage *t, tp_memopt_base *base);
+/* That of sets of `size` tensors, at the price that bounds them best (it looks no further once that is `limit`), from rate on. */
+void
+tp_memopt_base_counted(const tp_memopt_stage *t, int size, double rate, double limit, tp_memopt_base *base);
+/* Fills change[] with what may lead to less than limit. */
+void
+tp_memopt_base_list(const tp_memopt_stage *t, double limit, tp_memopt_base *base);
+
+/* Improves t->best, t->low and m->chosen from what the core search left. */
+TP_MUST_USE tp_status
+tp_memopt_pairs(tp_memopt_stage *t);
+/* Looks for a set that meets the bound of `base` to rounding, where tensors cost nearly the same per byte: t->best, m->chosen. */
+TP_MUST_USE tp_status
+tp_memopt_four(tp_memopt_stage *t, const tp_memopt_base *base);
+
+#endif
