@@ -1,5 +1,5 @@
 /* Ranges of a stage's time: prefix sums, the relaxation by a wavelet matrix, and what is remembered. */
-#include "csrc/plan/memopt.h"
+#include "csrc/plan/memopt_search.h"
 
 #include <float.h>
 #include <math.h>
@@ -344,8 +344,8 @@ tp_memopt_choose(tp_memopt *m, int x, int i, int j, double period, uint8_t *reco
         tp_memopt_known *known;
         tp_memopt_range range = tp_memopt_relaxed(m, x, i, j);
         TP_TRY(known_of(m, x, i, j, &range, &known));
-        double enough = known->range.low_s * (1.0 + 1e-12);
-        if (known->chosen_s > enough)
+        double low = known->range.low_s, enough = low * (1.0 + 1e-12);
+        if (known->chosen_s > enough && (known->chosen_s > period || known->chosen_s > low * (1.0 + TP_MEMOPT_LOOSE)))
             TP_TRY(learn(m, x, i, j, enough, INFINITY, period, known));
         for (int k = i; k < j; k++)
             if (known->chosen[k - i]) {

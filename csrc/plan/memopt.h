@@ -88,7 +88,7 @@ TP_MUST_USE tp_status
 tp_memopt_knapsack(tp_memopt *m, int x, int i, int j, double enough, double cutoff, double within, tp_memopt_known *known,
                    double *best_s);
 /* The best choice known for the stage: recompute and swap_bytes of nodes [i, j) are written; W, or where that is hard to tell,
- * within `period`, at most 1e-7 of it more. */
+ * within `period`, at most 1e-6 of it more. */
 TP_MUST_USE tp_status
 tp_memopt_choose(tp_memopt *m, int x, int i, int j, double period, uint8_t *recompute, double *swap_bytes, double *time_s);
 

@@ -17,7 +17,7 @@ enum { CORE = 1000 }; /* states after which meeting in the middle is quicker */
 typedef struct {
     tp_memopt_stage *t;
     tp_memopt *m;
-    int count, low, high; /* items [low + 1, high) have been decided */
+    int start, turn, low, high; /* start: the base is the items before it; [low + 1, high) have been decided */
     int best_state;
     int64_t used;
     int length, now; /* the list that counts */
@@ -28,7 +28,7 @@ bound_of(const core *c, double r, double s)
 {
     double time = c->t->time + r, width = c->t->width, slack = c->t->slack, missing = tp_memopt_missing(c->t, r, s);
     if (missing > slack) {
-        if (c->high >= c->count)
+        if (c->high >= c->t->count)
             return tp_memopt_value(c->t, r, s);
         double rate = c->m->ratio[c->m->item[c->high]];
         return time + rate * (missing - slack) / (1.0 + width * rate);
@@ -132,7 +132,7 @@ begin(core *c)
     const int *item = c->m->item;
     double r = 0.0, s = 0.0;
     int at = 0, first = -1;
-    while (at < c->count && tp_memopt_missing(c->t, r, s) > c->t->slack) {
+    while (at < c->t->count && tp_memopt_missing(c->t, r, s) > c->t->slack) {
         r += nodes->recompute_s[item[at]];
         s += nodes->activation_bytes[item[at]];
         at++;
@@ -145,7 +145,7 @@ begin(core *c)
     first = push(c, r, s, -1, -1);
     double best = INFINITY;
     int pick = at;
-    for (int k = at; k < c->count; k++) {
+    for (int k = at; k < c->t->count; k++) {
         double value = tp_memopt_value(c->t, r + nodes->recompute_s[item[k]], s + nodes->activation_bytes[item[k]]);
         if (value < best) {
             best = value;
@@ -172,45 +172,68 @@ write_chosen(const core *c, int start)
         m->chosen[m->item[m->pool[at].item]] ^= 1;
 }
 
-/* What fits the search's share of the work: t->best, t->low and m->chosen. */
+/* Until the core holds all there is, nothing more is asked, or so many states have been seen. */
 static tp_status
-expand_core(tp_memopt_stage *t)
+expand_core(core *c, int64_t states)
 {
+    tp_memopt_stage *t = c->t;
     tp_memopt *m = t->m;
-    core c = {.t = t, .m = m, .count = t->count, .best_state = -1};
-    int64_t room = m->limit / 64 + 8 < CORE ? m->limit / 64 + 8 : CORE; /* no one stage takes all there is */
-    TP_TRY(grow(&c));
-    int start = begin(&c);
-    c.low = start - 1;
-    c.high = start;
-    m->list[0][0] = 0;
-    c.length = bound_of(&c, m->pool[0].r, m->pool[0].s) < limit_of(&c);
-    for (int turn = 0; c.length > 0 && t->best > t->enough && (c.low >= 0 || c.high < c.count); turn++) {
-        if (c.used > room || m->states + c.used > m->limit)
+    double before = t->best, low = INFINITY;
+    int64_t room = m->limit / 64 + 8 < states ? m->limit / 64 + 8 : states, used = c->used; /* no one stage takes all there is */
+    if (c->start < 0) {
+        TP_TRY(grow(c));
+        c->start = begin(c);
+        c->low = c->start - 1;
+        c->high = c->start;
+        m->list[0][0] = 0;
+        c->length = bound_of(c, m->pool[0].r, m->pool[0].s) < limit_of(c);
+    }
+    while (c->length > 0 && t->best > t->enough && (c->low >= 0 || c->high < t->count)) {
+        if (c->used > room || m->states + c->used - used > m->limit)
             break;
-        TP_TRY(tp_deadline_check_after(&m->asked, 16 * (int64_t)(c.length + 1)));
-        TP_TRY(grow(&c));
-        if (c.high < c.count && (turn % 2 == 0 || c.low < 0)) {
-            c.high++;
-            expand(&c, c.high - 1, 1);
+        TP_TRY(tp_deadline_check_after(&m->asked, 16 * (int64_t)(c->length + 1)));
+        TP_TRY(grow(c));
+        if (c->high < t->count && (c->turn++ % 2 == 0 || c->low < 0)) {
+            c->high++;
+            expand(c, c->high - 1, 1);
         } else {
-            c.low--;
-            expand(&c, c.low + 1, -1);
+            c->low--;
+            expand(c, c->low + 1, -1);
         }
     }
-    t->low = fmin(t->best, t->cutoff);
-    if (c.low >= 0 || c.high < c.count)
-        for (int k = 0; k < c.length; k++)
-            t->low = fmin(t->low, bound_of(&c, m->pool[m->list[c.now][k]].r, m->pool[m->list[c.now][k]].s) * (1.0 - 1e-13));
-    m->states += c.used;
-    write_chosen(&c, start);
+    if (c->low >= 0 || c->high < t->count)
+        for (int k = 0; k < c->length; k++)
+            low = fmin(low, bound_of(c, m->pool[m->list[c->now][k]].r, m->pool[m->list[c->now][k]].s) * (1.0 - 1e-13));
+    t->low = fmax(t->low, fmin(low, fmin(t->best, t->cutoff)));
+    m->states += c->used - used;
+    if (t->best < before)
+        write_chosen(c, c->start);
     return TP_OK;
+}
+
+/* The core search for what is easy; then whichever bounds better, as far as it goes. */
+static tp_status
+search_stage(tp_memopt_stage *t)
+{
+    tp_memopt *m = t->m;
+    core c = {.t = t, .m = m, .best_state = -1, .start = -1};
+    tp_memopt_outlook outlook;
+    TP_TRY(expand_core(&c, CORE));
+    if (tp_memopt_settled(t) || m->limit / 64 < CORE)
+        return TP_OK;
+    TP_TRY(tp_memopt_pairs(t, 0, &outlook));
+    if (outlook == TP_MEMOPT_CORE && !tp_memopt_settled(t))
+        TP_TRY(expand_core(&c, 16 * CORE));
+    if (outlook != TP_MEMOPT_TIED && !tp_memopt_settled(t))
+        TP_TRY(tp_memopt_pairs(t, 1, &outlook));
+    return outlook == TP_MEMOPT_TIED || tp_memopt_settled(t) ? TP_OK : expand_core(&c, m->limit);
 }
 
 tp_status
 tp_memopt_knapsack(tp_memopt *m, int x, int i, int j, double enough, double cutoff, double within, tp_memopt_known *known,
                    double *best_s)
 {
+    tp_memopt_range *range = &known->range;
     tp_memopt_stage t = {.m = m, .first = i, .end = j, .time = tp_memopt_time(m, i, j), .width = m->options->swap_Bps,
                          .enough = enough, .cutoff = cutoff, .within = within, .best = INFINITY};
     t.need = tp_memopt_need(m, x, i, j, &t.slack);
@@ -219,10 +242,7 @@ tp_memopt_knapsack(tp_memopt *m, int x, int i, int j, double enough, double cuto
     for (int k = 0; k < m->n; k++)
         if (m->order[k] >= i && m->order[k] < j && m->nodes->activation_bytes[m->order[k]] > 0.0)
             m->item[t.count++] = m->order[k];
-    TP_TRY(expand_core(&t));
-    if (!tp_memopt_settled(&t) && m->limit / 64 >= CORE && m->states < m->limit)
-        TP_TRY(tp_memopt_pairs(&t));
-    tp_memopt_range *range = &known->range;
+    TP_TRY(search_stage(&t));
     known->spent = !tp_memopt_settled(&t);
     *best_s = t.best;
     range->high_s = fmin(range->high_s, t.best);

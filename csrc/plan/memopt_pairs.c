@@ -17,7 +17,7 @@
 
 #include "csrc/base/deadline.h"
 
-enum { FEW = 512, MANY = 4096, FIRST = 8, MORE = 4 };
+enum { FEW = 512, MANY = 8192, FIRST = 8, MORE = 4, TIED = 20 };
 
 typedef struct {
     double r, s;
@@ -31,7 +31,7 @@ typedef struct {
 struct tp_memopt_pairs_room {
     tp_memopt_base linear, counted;
     entry *list[3]; /* [MANY] */
-    link *made;     /* [8 MANY] */
+    link *made;     /* [4 MANY] */
 };
 
 typedef struct {
@@ -143,7 +143,7 @@ look(pairs *p)
     }
     for (int k = 0; k < p->base->listed && p->base->change[k].cost <= p->gamma; k++) {
         int side = k & 1;
-        p->cut = 2 * p->length[side] > p->room || p->used + p->length[side] > 8 * p->room;
+        p->cut = 2 * p->length[side] > p->room || p->used + p->length[side] > 4 * p->room;
         if (p->cut)
             break;
         expand(p, side, p->base->change[k]);
@@ -161,13 +161,13 @@ deepen(pairs *p, double *low)
     int reach = FIRST;
     tp_memopt_base_list(t, fmin(t->best, t->cutoff), base);
     *low = fmax(*low, fmin(base->bound * (1.0 - 1e-13), fmin(t->best, t->cutoff)));
-    p->gamma = 0.0;
+    p->gamma = fmax(0.0, *low - base->bound); /* what is nearer is known */
     for (;;) {
         double limit = fmin(t->best, t->cutoff), all = fmax(0.0, limit - base->bound);
         if (tp_memopt_settled(t) || *low >= limit * (1.0 - 1e-12))
             return TP_OK;
-        double next = reach < base->listed ? fmax(base->change[reach].cost, 1.5 * p->gamma) : all;
-        p->gamma = next < all && 2.0 * next > all ? all : fmin(next, all);
+        double next = fmax(reach < base->listed ? base->change[reach].cost : 0.0, fmax(1.35 * p->gamma, 1e-3 * all));
+        p->gamma = 1.1 * next > all ? all : next;
         reach += MORE;
         TP_TRY(tp_deadline_check_after(&t->m->asked, 64 * (int64_t)p->room));
         look(p);
@@ -236,27 +236,31 @@ open_room(tp_memopt *m)
     TP_TRY(tp_memopt_base_open(m, &room->counted));
     for (int k = 0; k < 3; k++)
         TP_ARENA_TAKE(&m->arena, MANY, room->list[k]);
-    TP_ARENA_TAKE(&m->arena, 8 * MANY, room->made);
+    TP_ARENA_TAKE(&m->arena, 4 * MANY, room->made);
     m->pairs_room = room;
     return TP_OK;
 }
 
 tp_status
-tp_memopt_pairs(tp_memopt_stage *t)
+tp_memopt_pairs(tp_memopt_stage *t, int far, tp_memopt_outlook *outlook)
 {
     TP_TRY(open_room(t->m));
     struct tp_memopt_pairs_room *room = t->m->pairs_room;
     pairs p = {.t = t, .base = &room->linear, .list = {room->list[0], room->list[1]}, .spare = room->list[2], .made = room->made,
-               .room = FEW};
+               .room = far ? MANY : FEW};
+    double low = t->low;
+    *outlook = TP_MEMOPT_CORE;
     if (!tp_memopt_base_linear(t, p.base))
         return TP_OK;
-    TP_TRY(count_apart(&p, &t->low));
+    if (!far)
+        TP_TRY(count_apart(&p, &t->low));
     if (tp_memopt_settled(t))
         return TP_OK;
     p.base = &room->linear;
     TP_TRY(deepen(&p, &t->low));
-    if (!tp_memopt_settled(t) && p.gamma <= 1e-12 * p.base->bound)
-        TP_TRY(tp_memopt_four(t, p.base));
-    p.room = MANY;
-    return tp_memopt_settled(t) ? TP_OK : deepen(&p, &t->low);
+    if (p.base->listed > TIED && p.base->change[TIED].cost <= 1e-13 * p.base->bound)
+        *outlook = TP_MEMOPT_TIED;
+    else if (t->low > low)
+        *outlook = TP_MEMOPT_PAIRS;
+    return *outlook == TP_MEMOPT_TIED && !tp_memopt_settled(t) ? tp_memopt_four(t, p.base) : TP_OK;
 }

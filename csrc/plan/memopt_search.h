@@ -7,7 +7,7 @@
 
 #include "csrc/plan/memopt.h"
 
-#define TP_MEMOPT_LOOSE 1e-7
+#define TP_MEMOPT_LOOSE 1e-6
 
 /* A stage that must save `need` bytes, tensors in m->item[0 .. count) by rising seconds per byte. */
 typedef struct {
@@ -83,9 +83,13 @@ tp_memopt_base_counted(const tp_memopt_stage *t, int size, double rate, double l
 void
 tp_memopt_base_list(const tp_memopt_stage *t, double limit, tp_memopt_base *base);
 
-/* Improves t->best, t->low and m->chosen from what the core search left. */
+/* Where a search that had no more room would go on: the core bounds better, or pairs do, or tensors cost the same per byte, so that
+ * no bound tells sets apart. */
+typedef enum { TP_MEMOPT_CORE, TP_MEMOPT_PAIRS, TP_MEMOPT_TIED } tp_memopt_outlook;
+
+/* Improves t->best, t->low and m->chosen from what the core search left; far != 0: with longer lists. */
 TP_MUST_USE tp_status
-tp_memopt_pairs(tp_memopt_stage *t);
+tp_memopt_pairs(tp_memopt_stage *t, int far, tp_memopt_outlook *outlook);
 /* Looks for a set that meets the bound of `base` to rounding, where tensors cost nearly the same per byte: t->best, m->chosen. */
 TP_MUST_USE tp_status
 tp_memopt_four(tp_memopt_stage *t, const tp_memopt_base *base);
