@@ -224,6 +224,84 @@ def test_larger_instances_are_proven_and_the_bounds_hold():
             assert binary.period_s >= got.period_s * (1 - 1e-9)
 
 
+def family(rng, kind, n):
+    """Chains of whole numbers, on which the core search alone has too many states."""
+    low, high = {"narrow": (900, 1100), "equal": (64, 64)}.get(kind, (1, 400))
+    sizes, seconds = rng.integers(low, high + 1, n), rng.integers(low, high + 1, n)
+    if kind == "huge":
+        sizes[rng.choice(n, 3, replace=False)] *= 40
+    if kind == "heavy":
+        sizes, seconds = (1 + (20 * rng.pareto(1.2, n)).astype(int) for _ in range(2))
+    if kind == "proportional":
+        seconds = 3 * sizes
+    if kind == "nearly":
+        seconds = 100 * sizes + rng.integers(0, 100, n)
+    if kind == "layers":
+        sizes, seconds = np.resize(sizes[:6], n), np.resize(seconds[:6], n)
+    times = rng.integers(1, 50, n).astype(float)
+    return {"fwd_s": times, "bwd_s": 2 * times, "recompute_s": seconds.astype(float), "activation_bytes": sizes.astype(float),
+            "param_bytes": np.zeros(n), "optimizer_bytes": np.zeros(n)}  # fmt: skip
+
+
+FAMILIES = ("wild", "narrow", "equal", "proportional", "nearly", "heavy", "huge", "layers")
+
+
+def least_seconds(sizes, seconds):
+    """[b]: the least seconds of a set of b bytes or more, over all sets: a table over every sum."""
+    sizes = sizes.astype(int)
+    best = np.full(int(sizes.sum()) + 1, math.inf)
+    best[0] = 0.0
+    for size, second in zip(sizes, seconds, strict=True):
+        best[size:] = np.minimum(best[size:], best[: len(best) - size] + second)
+    return best
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_large_stage_equals_a_table_over_every_sum(kind):
+    """One stage of up to 150 nodes: sets beyond enumeration, but whole bytes. With a bus a set's bytes and seconds both count."""
+    rng, proven, hard = np.random.default_rng(FAMILIES.index(kind)), 0, 0
+    for i in range(25):
+        nodes = family(rng, kind, int(rng.integers(20, 151)))
+        sizes = nodes["activation_bytes"]
+        time, table = nodes["fwd_s"].sum() + nodes["bwd_s"].sum(), least_seconds(sizes, nodes["recompute_s"])
+        memory = float(int(sizes.sum() * rng.uniform(0.05, 0.95)))
+        swap = 0.0 if i % 2 else float(rng.uniform(0.05, 0.5)) * (sizes.sum() - memory) / time
+        bytes_ = np.arange(len(table))
+        rest = np.maximum(sizes.sum() - memory - bytes_, 0.0)
+        costs = np.where(rest <= 0, time + table, np.maximum(time + table, rest / swap) if swap else math.inf)
+        want = costs.min()
+        for chosen in ({}, {"boundaries": [0, len(sizes)]}):
+            got = dawnpiper(nodes, 1, memory, 1, swap_bandwidth_Bps=swap, **chosen)
+            assert got.lower_bound_s <= want * (1 + 1e-12) <= got.period_s * (1 + 2e-12), (i, got, want)
+            assert math.isclose(got.period_s, want, rel_tol=1e-9), (i, got, want)
+            check_plan(nodes, got, 1, memory, 1, "1f1b", swap)
+        proven += got.optimal
+        hard += got.states > 1000
+    print(f"{kind}: 25 of 25 equal the table, {proven} proven, {hard} beyond the core search")
+    assert proven == 25
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_families_of_small_chains_equal_enumeration(kind):
+    rng, feasible = np.random.default_rng(100 + FAMILIES.index(kind)), 0
+    for i in range(150):
+        n = int(rng.integers(4, 8))
+        nodes, stages, micro = family(rng, kind, n), int(rng.integers(1, 4)), int(rng.integers(1, 5))
+        schedule, swap = FLIGHTS[i % 3], float(rng.choice([0.0, 0.5, 4.0]))
+        nodes["cut_bytes"], link = rng.integers(0, 90, n).astype(float), (None, 0.5)[i % 4 == 0]
+        memory = float(int(nodes["activation_bytes"].sum() * rng.uniform(0.1, 1.5) / stages)) + 1
+        want = best_period(nodes, stages, memory, micro, link, schedule=schedule, swap=swap)
+        try:
+            got = dawnpiper(nodes, stages, memory, micro, schedule, swap, link_bandwidth_Bps=link)
+        except tp.InfeasibleError:
+            assert math.isinf(want), i
+            continue
+        assert got.optimal and math.isclose(got.period_s, want, rel_tol=1e-9), (i, got, want)
+        check_plan(nodes, got, stages, memory, micro, schedule, swap)
+        feasible += 1
+    assert feasible > 60
+
+
 def test_a_work_limit_leaves_a_bound_that_holds():
     rng, stopped = np.random.default_rng(7), 0
     for _ in range(150):

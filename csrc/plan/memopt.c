@@ -286,13 +286,15 @@ tp_memopt_low(tp_memopt *m, int x, int i, int j, double *low_s)
     return TP_OK;
 }
 
-/* Searches until W <= enough or more, and keeps what came of it: a set in any case. */
+/* Searches until W <= enough or more, the second time to the end, and keeps what came of it: a set in any case. */
 static tp_status
 learn(tp_memopt *m, int x, int i, int j, double enough, double cutoff, double within, tp_memopt_known *known)
 {
     double best;
     if (known->chosen != NULL && (known->spent || m->states >= m->limit))
         return TP_OK;
+    if (known->chosen != NULL)
+        enough = fmin(enough, known->range.low_s);
     TP_TRY(tp_memopt_knapsack(m, x, i, j, enough, cutoff, within, known, &best));
     if (best >= known->chosen_s)
         return TP_OK;

@@ -226,7 +226,9 @@ search_stage(tp_memopt_stage *t)
         TP_TRY(expand_core(&c, 16 * CORE));
     if (outlook != TP_MEMOPT_TIED && !tp_memopt_settled(t))
         TP_TRY(tp_memopt_pairs(t, 1, &outlook));
-    return outlook == TP_MEMOPT_TIED || tp_memopt_settled(t) ? TP_OK : expand_core(&c, m->limit);
+    if (tp_memopt_settled(t) || (outlook == TP_MEMOPT_TIED && t->best <= t->low * (1.0 + 1e-9)))
+        return TP_OK;
+    return expand_core(&c, m->limit); /* whole numbers that tie: dominance leaves few */
 }
 
 tp_status

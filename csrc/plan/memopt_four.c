@@ -142,12 +142,12 @@ look(four *f, int best[LISTS])
     struct tp_memopt_four_room *room = f->room;
     tp_memopt_stage *t = f->t;
     const subset *a = room->list[2], *b = room->list[3];
-    int na = f->length[2], nb = f->length[3], from = nb;
+    int na = f->length[2], nb = f->length[3], from = nb, seen = 0;
     double high = f->target - f->low;
-    for (int k = 0; k < na; k++) {
+    for (int k = 0; k < na && seen < PAIRS; k++) {
         while (from > 0 && a[k].key + b[from - 1].key > high - f->window)
             from--;
-        for (int q = from; q < nb && a[k].key + b[q].key <= high; q++) {
+        for (int q = from; q < nb && a[k].key + b[q].key <= high; q++, seen++) {
             int at = (int)((high - a[k].key - b[q].key) / f->window * BUCKETS);
             int first = at > 0 ? at - 1 : 0, last = at + 1 < BUCKETS ? at + 1 : BUCKETS - 1;
             double r = f->base->r + a[k].r + b[q].r, s = f->base->s + a[k].s + b[q].s;

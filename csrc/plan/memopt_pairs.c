@@ -30,8 +30,9 @@ typedef struct {
 
 struct tp_memopt_pairs_room {
     tp_memopt_base linear, counted;
-    entry *list[3]; /* [MANY] */
-    link *made;     /* [4 MANY] */
+    entry *list[3]; /* [room] */
+    link *made;     /* [4 room] */
+    int room;
 };
 
 typedef struct {
@@ -226,25 +227,28 @@ count_apart(pairs *p, double *low)
 }
 
 static tp_status
-open_room(tp_memopt *m)
+open_room(tp_memopt *m, int wanted)
 {
-    struct tp_memopt_pairs_room *room;
-    if (m->pairs_room != NULL)
+    struct tp_memopt_pairs_room *room = m->pairs_room;
+    if (room == NULL) {
+        TP_ARENA_TAKE(&m->arena, 1, room);
+        TP_TRY(tp_memopt_base_open(m, &room->linear));
+        TP_TRY(tp_memopt_base_open(m, &room->counted));
+        m->pairs_room = room;
+    }
+    if (room->room >= wanted)
         return TP_OK;
-    TP_ARENA_TAKE(&m->arena, 1, room);
-    TP_TRY(tp_memopt_base_open(m, &room->linear));
-    TP_TRY(tp_memopt_base_open(m, &room->counted));
     for (int k = 0; k < 3; k++)
-        TP_ARENA_TAKE(&m->arena, MANY, room->list[k]);
-    TP_ARENA_TAKE(&m->arena, 4 * MANY, room->made);
-    m->pairs_room = room;
+        TP_ARENA_TAKE(&m->arena, wanted, room->list[k]);
+    TP_ARENA_TAKE(&m->arena, 4 * wanted, room->made);
+    room->room = wanted;
     return TP_OK;
 }
 
 tp_status
 tp_memopt_pairs(tp_memopt_stage *t, int far, tp_memopt_outlook *outlook)
 {
-    TP_TRY(open_room(t->m));
+    TP_TRY(open_room(t->m, far ? MANY : FEW));
     struct tp_memopt_pairs_room *room = t->m->pairs_room;
     pairs p = {.t = t, .base = &room->linear, .list = {room->list[0], room->list[1]}, .spare = room->list[2], .made = room->made,
                .room = far ? MANY : FEW};
