@@ -24,7 +24,9 @@
  * (2) A failed probe
  * raises the lower bound to the least W that would have let a stage grow, a probe that succeeds lowers the upper one to
  * the largest W attained; the search ends when they meet. (3) W is a knapsack over real bytes: solved by an expanding core
- * with dominance, each state bounded by its linear relaxation (memopt_core.c). Where the work limit, or a 64th of it for
+ * with dominance, each state bounded by its linear relaxation (memopt_core.c), by two lists that meet in the middle where that
+ * bounds better (memopt_pairs.c), and where tensors tie by a set that meets the bound (memopt_four.c). Stages that these had to
+ * look for and that are not the slowest keep a set of at most 1e-6 more than W. Where the work limit, or a 64th of it for
  * one stage, ends (3) the stage counts as too slow in the search, but only what was proven of it enters the bound: then
  * optimal is 0 and lower_bound_s still holds.
  * Sums are double; bytes that are whole numbers below 2^53 are compared exactly, others to about 1e-13 of the limit. */
