@@ -87,7 +87,7 @@ class _Cache:
 
     def norm(self, x: Array, name: str) -> Array:
         x = x - x.mean(axis=-1, keepdims=True)
-        y: Array = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + 1e-5) * self.params[f"{name}.weight"]
+        y: Array = np.divide(x, np.sqrt((x * x).mean(axis=-1, keepdims=True) + 1e-5)) * self.params[f"{name}.weight"]
         return np.add(y, self.params[f"{name}.bias"]) if self.model.bias else y
 
     def forward(self, tokens: Sequence[int]) -> Array:

@@ -56,9 +56,9 @@ class BMPipePlan(Answer):
         return 0.0 if self.lower_bound_s <= 0.0 or self.optimal else self.step_time_s / self.lower_bound_s - 1.0
 
     @property
-    def layers(self) -> IntArray:
+    def layers(self) -> npt.NDArray[np.int_]:
         """int [chunks, stages]: layers of every virtual stage."""
-        total: IntArray = self.assignment.sum(axis=(0, 1))
+        total: npt.NDArray[np.int_] = self.assignment.sum(axis=(0, 1))
         return total
 
     def __repr__(self) -> str:
