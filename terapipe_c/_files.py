@@ -7,7 +7,7 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ _THERE = "the file is there: another name would be right"
 
 def path_of(name: str, value: Any) -> Path:
     """The path that ``value`` is; a TypeError, ValueError or (from where the working directory is gone) FileNotFoundError names the
-    argument."""
+    argument, an OSError the path of which cannot be told whether something is there."""
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(text, str):
         raise InvalidTypeError(f"{name} is {brief(value)}: the name of a file or folder, a str or a Path, would be right")
@@ -37,6 +37,8 @@ def path_of(name: str, value: Any) -> Path:
         except FileNotFoundError:
             why = f"{name} is relative to the working directory, which has been deleted: an absolute path would be right"
             raise FileNotFoundError(errno.ENOENT, why, text) from None
+    with suppress(FileNotFoundError, NotADirectoryError):
+        os.stat(text)    # from Python 3.14 on, pathlib takes a name that is too long or may not be looked at for nothing there
     return Path(text)
 
 

@@ -265,6 +265,16 @@ def test_data_that_is_no_regular_file_is_not_opened(tmp_path):
         tp.Dataset(tmp_path / "y.bin", 4, 1)
 
 
+@pytest.mark.parametrize("read", [tp.load_checkpoint, tp.import_hf, lambda path: tp.Dataset(path, 4, 1), tp.stdlib_corpus])
+def test_a_path_that_cannot_be_looked_at_is_not_nothing_there(tmp_path, read):
+    """pathlib said so until Python 3.13, and no longer does."""
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match="Too many levels of symbolic links.*loop"):
+        read(tmp_path / "loop")
+    with pytest.raises(OSError, match="File name too long.*xxx"):
+        read(tmp_path / ("x" * 300))
+
+
 def test_an_array_that_its_user_mapped_is_looked_at_like_a_file(tmp_path):
     np.save(tmp_path / "a.npy", np.arange(100, dtype=np.int32))
     mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
