@@ -16,7 +16,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command == "train":  # what is given besides a plan file would change nothing
             args.argv = sys.argv[1:] if argv is None else list(argv)
     except SystemExit as stop:  # argparse: 0 after --help, 2 after a bad request
+        _forget(sys.stderr)
         return int(stop.code or 0)
     try:
         code = args.run(args)
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         return int(code)
     except BrokenPipeError:  # `terapipe ... | head`
-        _forget_output()
+        _forget(sys.stdout)
         return DONE
     except KeyboardInterrupt:
         _say("terapipe: interrupted")
@@ -59,8 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         _say(f"terapipe {args.command}: {_told(error)}")
         if isinstance(error, OSError):
-            _forget_output()  # a full disk: what is left of it would fail again when Python ends
+            _forget(sys.stdout)  # a full disk: what is left of it would fail again when Python ends
         return BAD_REQUEST if _is_bad_request(error) else FAILED
+    finally:
+        _forget(sys.stderr)
 
 
 def _say(text: str) -> None:
@@ -70,12 +73,14 @@ def _say(text: str) -> None:
             print(text, file=sys.stderr, flush=True)
 
 
-def _forget_output() -> None:
-    if sys.stdout is not None:
+def _forget(stream: TextIO | None) -> None:
+    """What a stream that takes nothing still holds: Python's last flush would fail, which gives exit code 120 (as of Python 3.14
+    for standard error too)."""
+    if stream is not None:
         try:
-            sys.stdout.flush()
+            stream.flush()
         except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _is_bad_request(error: BaseException) -> bool:
@@ -484,7 +489,7 @@ def _follow(args: argparse.Namespace, run: Any) -> int:
             raise
         further = f"`terapipe resume {run.out} --steps {args.steps}` goes on" if run.checkpoint_path else "there is no checkpoint"
         _say(f"terapipe: nobody reads the output any more: stopped after step {run.history[-1].step}; {further}")
-        _forget_output()
+        _forget(sys.stdout)
         return FAILED
     report = run.report()
     if args.json:

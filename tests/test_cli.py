@@ -221,6 +221,7 @@ def test_streams_that_are_closed_or_full(tmp_path):
     assert streams(simulate, ">&-").returncode == 0
     full = streams(simulate, ">/dev/full")
     assert full.returncode == 1 and full.stderr == "terapipe simulate: [Errno 28] No space left on device\n"
+    assert streams("plan --what", "2>/dev/full").returncode == 2
     deaf = streams("plan --n-layer 2 --n-head 2 --n-embd 32 --seq-len 32 --batch 2 --json", "2>/dev/full")
     assert deaf.returncode == 0 and json.loads(deaf.stdout)["step_time_s"] > 0
 
