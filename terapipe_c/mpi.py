@@ -15,6 +15,7 @@ import importlib
 import importlib.machinery
 import importlib.util
 import os
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -61,8 +62,9 @@ def connect(control: _core.Comm, launcher: str, largest: int = 0) -> _core.Comm:
         if theirs != ours:
             raise _core.InvalidValueError(f"rank {rank} has {theirs} and rank {control.rank} {ours}: one MPI on all ranks would be "
                                           "right")
+    before = _shared_memory()
     rank, ranks = _core.mpi_start(transport)
-    _finish_at_exit()
+    _finish_at_exit(_shared_memory() - before)
     if (rank, ranks) != (control.rank, control.region.ranks):
         raise _core.InvalidValueError(f"{ours} says that this is rank {rank} of {ranks}, {who} that it is rank {control.rank} of "
                                       f"{control.region.ranks}: {_right(ours)} would be right{_other(launcher)}, or comm='tcp'")
@@ -78,10 +80,26 @@ def _other(launcher: str) -> str:
     return "" if launcher == "torchrun" else ", or a build with the mpicc of the MPI that started this"
 
 
+def _shared_memory() -> frozenset[str]:
+    """The files of shared memory that this process has mapped and that have names still."""
+    with suppress(OSError):
+        rows = (row.split(maxsplit=5) for row in Path("/proc/self/maps").read_text().splitlines())
+        names = {row[5] for row in rows if len(row) == 6 and row[5].startswith("/dev/shm/")}
+        return frozenset(name for name in names if not name.endswith(" (deleted)"))
+    return frozenset()
+
+
 @functools.cache
-def _finish_at_exit() -> None:
-    """MPI cannot be initialised twice in a process, so it is finalised at the end of that, not of a run."""
-    atexit.register(lambda: _core.mpi_finish(_module().transport))
+def _finish_at_exit(memory: frozenset[str]) -> None:
+    """MPI cannot be initialised twice in a process, so it is finalised at the end of that, not of a run. memory: what this start
+    has mapped (nothing where MPI was started before), which stays for ever where MPI is not finalised."""
+    def finish() -> None:
+        if not _core.mpi_finish(_module().transport):
+            for name in memory:
+                with suppress(OSError):     # another rank was first
+                    os.unlink(name)
+
+    atexit.register(finish)
 
 
 def _module() -> ModuleType:

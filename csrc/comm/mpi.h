@@ -8,7 +8,7 @@
 #include "csrc/comm/comm.h"
 
 #define TP_MPI_CAPSULE "terapipe_c.mpi" /* of a const tp_mpi_ops * that is good for ever */
-#define TP_MPI_ABI     1u
+#define TP_MPI_ABI     2u
 
 /* What a module built with some MPI's mpicc can do. One thread at a time may be in it; but while a communicator is open, a
  * thread of its own calls MPI too, so MPI_THREAD_SERIALIZED is what it needs of MPI, and nobody else may call MPI meanwhile
@@ -28,8 +28,8 @@ typedef struct {
      * messages to one peer that are on their way while this rank goes on; a longer one is waited for. */
     tp_status (*open)(tp_comm *control, tp_region *region, size_t outbox_bytes, tp_comm **out);
     /* MPI_Finalize, if start initialised it; not where a run left a message that nobody took, since MPI would wait for it
-     * or end the process: then that ends without. */
-    void (*finish)(void);
+     * or end the process: then that ends without, and this is 0. */
+    int (*finish)(void);
 } tp_mpi_ops;
 
 const tp_mpi_ops *

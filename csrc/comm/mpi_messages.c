@@ -577,11 +577,13 @@ start(int *rank, int *ranks)
     return tp_wire_start(rank, ranks);
 }
 
-static void
+static int
 finish(void)
 {
-    if (!stuck && !untaken)
+    int able = !stuck && !untaken;
+    if (able)
         tp_wire_finish();
+    return able;
 }
 
 static void

@@ -75,12 +75,13 @@ mpi_finish(PyObject *module, PyObject *capsule)
 {
     (void)module;
     const tp_mpi_ops *mpi = transport_of(capsule);
+    int able;
     if (mpi == NULL)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    mpi->finish();
+    able = mpi->finish();
     Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
+    return PyBool_FromLong(able);
 }
 
 static PyMethodDef functions[] = {
@@ -91,7 +92,9 @@ static PyMethodDef functions[] = {
     {"mpi_comm", mpi_comm, METH_VARARGS,
      "mpi_comm($module, transport, control, outbox_bytes, /)\n--\n\n-> a Comm whose messages go over MPI, as every rank calls "
      "this; which keeps control; that is closed after it."},
-    {"mpi_finish", mpi_finish, METH_O, "mpi_finish($module, transport, /)\n--\n\nMPI_Finalize, if mpi_start initialised it."},
+    {"mpi_finish", mpi_finish, METH_O,
+     "mpi_finish($module, transport, /)\n--\n\nMPI_Finalize, if mpi_start initialised it. False: not where a run left a message "
+     "that nobody took."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,0 +1,169 @@
+"""What is left when a launcher, or SIGTERM, ends the ranks that it started: nothing, and the words of the first that failed."""
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import mpi_module
+import pytest
+from ports import free_port
+from test_mpi import HERE, OPTIONS, named
+from test_train import CLEAN, plans
+
+from terapipe_c import _core, watch
+from terapipe_c.environment import find_place
+
+__all__ = ["plans"]
+SOON_MS = 30_000       # against ever; where nothing else runs it is half a second, and a second more for who does not listen
+
+
+def of_file(pid, name):
+    return Path(f"/proc/{pid}/{name}").read_text()
+
+
+def ranks_of(launcher):
+    """{rank: process} of Open MPI's or MPICH's, whose proxy is between."""
+    found = {}
+    for pid in (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()):
+        try:
+            above = [pid]
+            while above[-1] > 1 and len(above) < 4:
+                above.append(int(of_file(above[-1], "stat").rpartition(")")[2].split()[1]))
+            words = dict(word.partition("=")[::2] for word in of_file(pid, "environ").split("\0"))
+        except OSError:     # it has ended
+            continue
+        rank = words.get("OMPI_COMM_WORLD_RANK", words.get("PMI_RANK"))
+        if launcher in above[1:] and rank is not None:
+            found[int(rank)] = pid
+    return found
+
+
+@contextmanager
+def hanging(one, plan, data, comm, rank=1):
+    """(mpiexec, its ranks): `rank` is in Python and does nothing more, the other waits for it in C."""
+    words = [sys.executable, HERE / "train_rank.py", plan, data,
+             json.dumps({**OPTIONS, "timeout_s": 300, "comm": comm, "hang": {"rank": rank, "step": 1}})]
+    environment = {**mpi_module.CLEAN, **mpi_module.FREELY, "TERAPIPE_MPI_MODULE": str(one.module()), "MASTER_ADDR": "127.0.0.1",
+                   "MASTER_PORT": str(free_port())}
+    child = subprocess.Popen([one.mpiexec, "-n", "2", *words], env=environment, stdin=subprocess.DEVNULL, text=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    ranks = {}
+    try:
+        assert child.stdout.readline() == "hangs\n", child.stderr.read()
+        ranks = ranks_of(child.pid)
+        assert sorted(ranks) == [0, 1]
+        yield child, ranks
+    finally:
+        child.kill()
+        for pid in ranks.values():
+            if Path(f"/proc/{pid}").exists() and "train_rank.py" in of_file(pid, "cmdline"):
+                os.kill(pid, signal.SIGKILL)
+        child.communicate()
+
+
+def ended(fds):
+    """Whether all of these processes end soon."""
+    left = set(fds)
+    while left and (ready := select.select(left, [], [], SOON_MS / 1000)[0]):
+        left -= set(ready)
+    return not left
+
+
+@pytest.mark.parametrize("comm", ["tcp", "mpi"])
+def test_the_death_of_mpirun_ends_its_ranks(plans, comm):
+    """Also one that looks at nothing. Over TCP nothing but that tells Open MPI's ranks of it."""
+    _, files, data = plans
+    with hanging(named("openmpi"), files[2], data, comm) as (child, ranks):
+        fds = [os.pidfd_open(pid) for pid in ranks.values()]
+        maps = "".join(of_file(pid, "maps") for pid in ranks.values())
+        memory = {word for word in maps.split() if word.startswith("/dev/shm/")}
+        assert comm == "tcp" or memory
+        child.kill()
+        try:
+            assert ended(fds)
+            assert not [name for name in memory if Path(name).exists()]
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+
+@pytest.mark.parametrize(("name", "comm"), [("openmpi", "tcp"), ("openmpi", "mpi"), ("mpich", "tcp"), ("mpich", "mpi")])
+def test_a_rank_that_is_terminated_says_so_and_leaves_no_shared_memory(plans, name, comm):
+    """MPICH's mpiexec kills the others as soon as one has ended: what a rank says before that is heard."""
+    _, files, data = plans
+    with hanging(named(name), files[2], data, comm) as (child, ranks):
+        memory = {word for word in of_file(ranks[0], "maps").split() if word.startswith("/dev/shm/")}
+        os.kill(ranks[1], signal.SIGTERM)
+        out, err = child.communicate(timeout=SOON_MS / 1000)
+        words = "rank 1 was ended by SIGTERM at step 1, between instructions"
+        assert f"terapipe_c: {words}\n" in err and child.returncode != 0, err
+        told = [json.loads(line) for line in out.splitlines() if line.startswith('{"')]
+        assert all(one["error"] == "AbortedError" and one["text"].endswith(f"because rank 1 failed first: {words}") for one in told)
+        assert name == "mpich" or not [path for path in memory if Path(path).exists()]     # which may kill who would remove it
+
+
+MAPPED = """
+import atexit, pathlib, runpy, sys
+atexit.register(lambda: print(*{word for word in pathlib.Path("/proc/self/maps").read_text().split() if "mpich_shm" in word}))
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_failure_leaves_no_shared_memory(plans):
+    """MPI is not finalised then: MPICH would leave 3 MB every time."""
+    _, files, data = plans
+    words = [HERE / "train_rank.py", files[2], data, json.dumps({**OPTIONS, "fail": {"rank": 1, "step": 1}})]
+    ran = named("mpich").run([sys.executable, "-c", MAPPED, *words], 2)
+    mapped = {word for word in ran.stdout.split() if word.startswith("/dev/shm/mpich_shm")}
+    assert ran.returncode != 0 and "rank 1 failed at step 1" in ran.stderr and mapped, ran
+    assert not [name for name in mapped if Path(name).exists()]
+
+
+# ---- without an MPI --------------------------------------------------------------------------------------------------------
+
+STARTED = {"mpirun": {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+                      "PMIX_NAMESPACE": "prterun-1@1"},
+           "torchrun": {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "localhost",
+                        "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "1"}}
+ASK = "import os; from terapipe_c import watch, environment; print(watch.launcher_of(environment.find_place(os.environ)))"
+
+
+@pytest.mark.parametrize("launcher", sorted(STARTED))
+def test_the_launcher_is_who_has_no_rank_itself(launcher):
+    """A shell between does not hide it; and who sets the variables by hand, and no job's, is no launcher."""
+    def asked(words, environment):
+        return subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+    environment = {**CLEAN, **STARTED[launcher]}
+    assert asked([sys.executable, "-c", ASK], environment) == str(os.getpid())
+    assert asked(["sh", "-c", '"$@"; true', "sh", sys.executable, "-c", ASK], environment) == str(os.getpid())
+    by_hand = {name: value for name, value in environment.items() if name not in ("PMIX_NAMESPACE", "TORCHELASTIC_RUN_ID")}
+    assert asked([sys.executable, "-c", ASK], {**by_hand, "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}) == "0"
+
+
+def test_a_launcher_that_tells_all_of_anothers_failure_is_not_the_first():
+    """Open MPI's mpirun sends SIGTERM to all when one has died: who gets it before it knows why waits for the word."""
+    region = _core.Region.create(2, bytes(4), 0, 64, False)
+    place = find_place({**STARTED["mpirun"], "OMPI_COMM_WORLD_SIZE": "2", "MASTER_ADDR": "localhost"})
+    before = signal.getsignal(signal.SIGTERM)
+    assert before is signal.SIG_DFL
+    with watch.Watch(region, place):
+        region.abort("ECONNECTION", 1, "rank 1 ended without a word")
+        signal.raise_signal(signal.SIGTERM)
+    assert region.aborted()[1:] == (1, "rank 1 ended without a word") and signal.getsignal(signal.SIGTERM) is before
+
+
+def test_who_handles_sigterm_is_left_alone():
+    heard, region = [], _core.Region.create(1, bytes(1), 0, 64, False)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        with watch.Watch(region, find_place(STARTED["mpirun"])):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == [signal.SIGTERM] and region.aborted() is None
