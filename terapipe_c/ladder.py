@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ._core import DeadlineError, InfeasibleError
 from .cost import even_partition
 from .deadline import check_time, late
+from .guests import BPIPE, evicts
 from .judge import Candidate, Judge, Micro, activation_slots, pace
 from .request import SAVERS
 from .wishes import Task, ask
@@ -101,6 +102,8 @@ def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ..
     assert judge.limit is not None
     found: list[Candidate] = []
     others: list[Candidate] = []
+    if schedule == BPIPE and evicts(judge.ranks, len(slicing)):
+        links = (0.0,)      # what another rank keeps is not swapped, and no engine does one of both by micro-batch
     for host_Bps in dict.fromkeys(links):
         q = _question(judge, name, schedule, slicing, host_Bps)
         try:
