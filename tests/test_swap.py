@@ -2,6 +2,7 @@
 import dataclasses
 import os
 import re
+import signal
 
 import numpy as np
 import pytest
@@ -9,9 +10,10 @@ from test_engine import HYPER, alone, everything, partition_of, problem, random_
 
 import terapipe_c as tp
 from terapipe_c import _core
+from terapipe_c.backend import choose
 from terapipe_c.cli import main
 from terapipe_c.engine import rank_memory
-from terapipe_c.judge import Savings, saving
+from terapipe_c.judge import Savings, saved_bytes, saving
 
 
 def saves_at_random(model, rng):
@@ -247,3 +249,61 @@ def test_the_command_line_swaps_too(tmp_path, monkeypatch, capsys):
     assert any(tp.Plan.load(tmp_path / "plan.json").swap)
     assert main(["plan", *flags, "--devices", "2", "--swap-folder", str(disk)]) == 2
     assert "--host-bandwidth-Bps would be right beside --devices" in capsys.readouterr().err
+
+
+# ---- with whatever else, and when a rank dies -----------------------------------------------------------------------------
+
+SMALL = tp.GPTConfig(n_layer=6, n_head=2, n_embd=16, vocab_size=256, block_size=32)
+TOKENS = np.tile(np.arange(32, 127, dtype=np.int32), 40)
+
+
+def evenly(schedule, ranks=2, stages=2, which=("attention", "ffn"), **request):
+    """A plan of even stages, in this order, of which every such block swaps."""
+    cluster = tp.Cluster(num_devices=ranks, memory_bytes=1e12)
+    plan = tp.plan(SMALL, cluster, batch=8, seq_len=32, costs=tp.CostModel.analytic(SMALL, cluster), planner="uniform",
+                   stages=stages, schedule=schedule, **request)
+    whole = saved_bytes(SMALL, plan.slicing, choose("cpu", None))
+    swap = [bytes_ if block.kind in which else 0 for block, bytes_ in zip(SMALL.blocks, whole, strict=True)]
+    return dataclasses.replace(plan, swap=swap).with_program(plan.program) if which else plan
+
+
+def trained(plan, **options):
+    run = tp.launch(plan, TOKENS, steps=2, processes=False, progress=False, reproducible=plan.data_parallel * plan.copies == 1,
+                    **options).wait()
+    assert run.report().peak_memory_bytes == run.report().predicted_peak_memory_bytes
+    return [(record.loss, record.grad_norm) for record in run]
+
+
+@pytest.mark.parametrize("which", [("attention", "ffn"), ("ffn",)], ids=["all", "ffn"])
+@pytest.mark.parametrize(("schedule", "request_"), [
+    ("1f1b", {}), ("seq1f1b", {"slicing": [(1, [20, 12])] * 8}), ("bpipe", {}), ("zb-h2", {}), ("interleaved", {}), ("zb-v", {}),
+    ("hanayo", {}), ("chimera", {}), ("chimera", {"ranks": 4, "stages": 4}), ("1f1b", {"ranks": 4, "data_parallel": 2}),
+    ("seq1f1b", {"ranks": 4, "data_parallel": 2}), ("sliced-1f1b", {"ranks": 4, "data_parallel": 2}),
+    ("chimera", {"ranks": 4, "data_parallel": 2})], ids=str)
+def test_every_schedule_and_replicas_swap_to_the_bits_of_as_many_single_devices(schedule, request_, which):
+    plan = evenly(schedule, which=which, **request_)
+    assert plan.program.counts["SO"] == plan.program.counts["SI"] > 0
+    members = plan.data_parallel * plan.copies
+    assert trained(plan) == trained(evenly("gpipe", members, 1, (), data_parallel=members))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_death_of_a_rank_that_swaps_leaves_no_file_and_its_run_goes_on(number, tmp_path, monkeypatch):
+    """The file has no name, and nobody else has it open; the run goes on from its checkpoint to the bits of one that was let be."""
+    plan, folder = evenly("gpipe"), tmp_path / "disk"
+    folder.mkdir()
+    monkeypatch.setenv("TERAPIPE_SWAP_DIR", str(folder))
+    options = {"checkpoint_every": 2, "lr_schedule": "constant", "progress": False}
+    run = tp.launch(plan, TOKENS, 10_000, out=tmp_path / "run", **options)
+    with pytest.raises(tp.PeerError, match=rf"rank 1 was killed by signal {number:d} \({number.name}\)"):
+        for record in run:
+            if record.step == 3:
+                for pid in run.pids:
+                    with open(f"/proc/{pid}/maps") as maps:
+                        assert str(folder) in maps.read()
+                os.kill(run.pids[1], number)
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in run.pids) and os.listdir(folder) == []
+    done = int(run.checkpoint_path.name.removeprefix("step-"))
+    resumed = tp.launch(plan, TOKENS, done + 4, out=tmp_path / "run", resume=True, **options)
+    whole = tp.launch(plan, TOKENS, done + 4, **{**options, "checkpoint_every": 0})
+    assert done >= 2 and [record.loss for record in resumed] == [record.loss for record in whole][done:]
