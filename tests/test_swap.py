@@ -13,6 +13,7 @@ from terapipe_c import _core
 from terapipe_c.backend import choose
 from terapipe_c.cli import main
 from terapipe_c.engine import rank_memory
+from terapipe_c.guests import hosts
 from terapipe_c.judge import Savings, saved_bytes, saving
 
 
@@ -285,6 +286,21 @@ def test_every_schedule_and_replicas_swap_to_the_bits_of_as_many_single_devices(
     assert plan.program.counts["SO"] == plan.program.counts["SI"] > 0
     members = plan.data_parallel * plan.copies
     assert trained(plan) == trained(evenly("gpipe", members, 1, (), data_parallel=members))
+
+
+@pytest.mark.parametrize(("planner", "schedule"), [("dawnpiper", "bpipe"), ("vpipe", "bpipe"), ("auto", "auto")])
+def test_where_activations_may_be_swapped_what_another_rank_keeps_is_not(planner, schedule):
+    """The checker refuses both of one micro-batch: that ended planning as soon as anything was to be swapped."""
+    model, wide = tp.GPTConfig(n_layer=6, n_head=2, n_embd=32, vocab_size=256, block_size=128), tp.Cluster(num_devices=4)
+    request = {"batch": 8, "seq_len": 128, "costs": tp.CostModel.analytic(model, wide), "stages": 4}
+    limit = 8 * max(tp.plan(model, wide, planner="uniform", schedule="bpipe", **request).peak_memory_bytes) // 10
+    cluster = tp.Cluster(num_devices=4, memory_bytes=limit, host_bandwidth_Bps=1e14)
+    try:
+        plan = tp.plan(model, cluster, planner=planner, schedule=schedule, **request)
+    except tp.InfeasibleError:
+        assert schedule == "bpipe"
+    else:
+        assert max(plan.peak_memory_bytes) <= limit and any(plan.swap) == (schedule == "auto") != bool(hosts(plan.program))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

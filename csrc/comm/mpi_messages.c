@@ -580,10 +580,9 @@ start(int *rank, int *ranks)
 static int
 finish(void)
 {
-    int able = !stuck && !untaken;
-    if (able)
+    if (!stuck && !untaken)
         tp_wire_finish();
-    return able;
+    return !stuck && !untaken;
 }
 
 static void
