@@ -171,7 +171,8 @@ inproc_exchange(tp_comm *comm, int peer, uint64_t tag, const void *out, size_t o
     TP_TRY(c->base.control->ops->exchange(c->base.control, peer, tag, &mine, sizeof mine, &theirs, sizeof theirs));
     TP_TRY(check_same(comm, peer, theirs.bytes, in_bytes));
     TP_TRY(tp_cuda_event_wait(c->base.device, theirs.event, c->base.compute));
-    TP_TRY(tp_cuda_copy(c->base.device, c->base.compute, in, theirs.data, in_bytes, TP_CUDA_ON_DEVICE));
+    if (in_bytes > 0)
+        TP_TRY(tp_cuda_copy(c->base.device, c->base.compute, in, theirs.data, in_bytes, TP_CUDA_ON_DEVICE));
     TP_TRY(tp_cuda_event_record(c->base.device, c->copied, c->base.compute));
     mine.event = c->copied;
     TP_TRY(c->base.control->ops->exchange(c->base.control, peer, tag, &mine, sizeof mine, &theirs, sizeof theirs));

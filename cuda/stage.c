@@ -151,6 +151,7 @@ stage_import(tp_stage *stage, int i, tp_state state, const float *row_major)
 {
     const tp_stage_param *param = &stage->base.param[i];
     size_t bytes = (size_t)(param->info.rows * param->info.cols) * sizeof(float);
+    TP_TRY(tp_stage_check_state(&stage->base, i, state));
     TP_TRY(tp_cuda_bind(stage->rank->cuda));
     TP_TRY(tp_cuda_copy(stage->rank->cuda, stage->rank->stream, tp_stage_state(param, state), row_major, bytes,
                         TP_CUDA_TO_DEVICE));
@@ -162,6 +163,7 @@ stage_export(const tp_stage *stage, int i, tp_state state, float *row_major)
 {
     const tp_stage_param *param = &stage->base.param[i];
     size_t bytes = (size_t)(param->info.rows * param->info.cols) * sizeof(float);
+    TP_TRY(tp_stage_check_state(&stage->base, i, state));
     TP_TRY(tp_cuda_bind(stage->rank->cuda));
     TP_TRY(tp_cuda_copy(stage->rank->cuda, stage->rank->stream, row_major, tp_stage_state(param, state), bytes,
                         TP_CUDA_TO_HOST));
@@ -313,6 +315,16 @@ stage_tied(tp_stage *stage, tp_tied *out)
     return TP_OK;
 }
 
+/* What lookups read: in the stage's dtype. */
+static tp_status
+stage_tied_values(tp_stage *stage, tp_tied *out)
+{
+    const tp_stage_param *wte = tp_stage_is_tied_apart(&stage->base) ? tp_stage_vocabulary(&stage->base) : NULL;
+    void *values = wte == NULL ? NULL : wte->copy != NULL ? wte->copy : (void *)wte->value;
+    tp_stage_tied_values(&stage->base, values, wte == NULL ? 0 : (size_t)wte->floats * tp_dtype_bytes(stage->dtype), out);
+    return TP_OK;
+}
+
 const tp_stage_ops tp_cuda_stage_ops = {
     .bytes = stage_bytes,
     .open = stage_open,
@@ -334,6 +346,7 @@ const tp_stage_ops tp_cuda_stage_ops = {
     .guest_bytes = stage_guest_bytes,
     .end = tp_stage_end,
     .tied = stage_tied,
+    .tied_values = stage_tied_values,
     .finish = tp_cuda_stage_finish,
     .gradients = tp_stage_gradients,
     .loss = tp_cuda_stage_loss,

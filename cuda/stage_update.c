@@ -21,10 +21,11 @@ clear_gradient(tp_stage *stage, const tp_stage_param *param)
 tp_status
 tp_cuda_stage_finish(tp_stage *stage)
 {
-    if (tp_stage_scatters(&stage->base)) {
+    const tp_stage_param *wte = tp_stage_scatters(&stage->base) ? tp_stage_vocabulary(&stage->base) : NULL;
+    if (wte != NULL && wte->grad != NULL) {
         if (!stage->base.config.model.tie_weights)
-            TP_TRY(clear_gradient(stage, tp_stage_vocabulary(&stage->base)));
-        TP_TRY(scatter(stage, tp_stage_vocabulary(&stage->base), &stage->on_device.by_token, stage->token_groups));
+            TP_TRY(clear_gradient(stage, wte));
+        TP_TRY(scatter(stage, wte, &stage->on_device.by_token, stage->token_groups));
     }
     if (tp_stage_embeds(&stage->base)) {
         const tp_stage_param *positions = &stage->base.param[stage->base.block[0].out];
@@ -64,6 +65,8 @@ tp_cuda_stage_sumsq(tp_stage *stage, double *sums)
 {
     for (int i = 0; i < stage->base.params; i++) {
         const tp_stage_param *param = &stage->base.param[i];
+        if (!tp_stage_answers_for(&stage->base, i))
+            continue;
         TP_TRY(tp_cuda_sumsq(stage->rank->stream, param->info.rows * param->info.cols, param->grad, stage->sums + i,
                              stage->rank->partial));
     }
@@ -88,6 +91,8 @@ tp_cuda_stage_update(tp_stage *stage, const tp_adamw *adamw, double grad_scale)
                           .grad_scale = (float)grad_scale};
     for (int i = 0; i < stage->base.params; i++) {
         const tp_stage_param *param = &stage->base.param[i];
+        if (!tp_stage_answers_for(&stage->base, i))
+            continue;
         args.weight_decay = (float)(param->info.is_matrix ? adamw->weight_decay : 0);
         TP_TRY(tp_cuda_adamw(stage->rank->stream, stage->dtype, param->info.rows * param->info.cols, param->value,
                              param->grad, param->m, param->v, param->copy, &args, NULL));

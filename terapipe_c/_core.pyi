@@ -144,7 +144,7 @@ def plan_slice_bound(cost: _SliceCost, lengths: _Int, stages: int, longest: int 
 _Candidate: TypeAlias = tuple[int, int, _Int, _Int, _Int, _Int]
 
 def judge_open(
-    pack: tuple[Any, ...], messages: tuple[float, float, float, float, float, float, bool, bool],
+    pack: tuple[Any, ...], messages: tuple[float, float, float, float, float, float, float, float, bool, bool],
     updates: tuple[float, float, float, float], ring: tuple[float, float], ring_of_copies: tuple[float, float],
     params: tuple[float, float, float, float], kinds: _Int, ranks: int, chunks: int, tied: bool,
     memory: tuple[tuple[int, ...], CapsuleType | None, str | None, int], recompute: bytes | None,

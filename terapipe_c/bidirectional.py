@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from . import planners
 from ._core import DeadlineError, InfeasibleError
 from .config import counted
-from .cost import equal_lengths, even_partition
 from .deadline import check_time, late
 from .judge import CHIMERA, SLIGHT, Candidate, Cut, Judge, Micro, lightest, pace, rounded
+from .partition import equal_lengths, even_partition
 from .search import StageCost, balanced, uniform
 
 if TYPE_CHECKING:

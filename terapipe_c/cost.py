@@ -16,7 +16,6 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from .backend import Backend, choose
 from .config import KINDS, Cluster, GPTConfig, brief, html_table, human_seconds, one_of, real, whole
 from .fit import Curve, at_least, fit_and_judge, given_line, merged, numbers
 from .links import Links, of_copies, timed_apart
+from .partition import block_counts, block_params, equal_lengths, even_partition, updated_params
 
 __all__ = ["CostModel", "Curve"]
 
@@ -48,29 +48,6 @@ def slicing_arrays(slicing: Slicing) -> tuple[NDArray[np.int32], NDArray[np.int3
     batches = np.array([b for b, _ in slicing], np.int32)
     slices = np.array([len(lengths) for _, lengths in slicing], np.int32)
     return batches, slices, np.fromiter(itertools.chain.from_iterable(s for _, s in slicing), np.int32)
-
-
-@lru_cache(maxsize=64)
-def _counts_before(num_blocks: int) -> NDArray[np.int32]:
-    """int32 [blocks + 1, 4]: how many of each kind come before a block."""
-    kind = np.array([0, *[1, 2] * ((num_blocks - 2) // 2), 3])
-    return np.concatenate([np.zeros((1, 4), np.int32), np.cumsum(kind[:, None] == np.arange(4), axis=0, dtype=np.int32)])
-
-
-def block_counts(model: GPTConfig, partition: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
-    """int32 [stages, 4]: how many embeddings, attentions, FFNs and heads each stage holds."""
-    before, bounds = _counts_before(model.num_blocks), np.array(partition, np.intp).reshape(-1, 2)
-    return np.ascontiguousarray(before[bounds[:, 1]] - before[bounds[:, 0]])
-
-
-@lru_cache(maxsize=64)
-def _block_params(model: GPTConfig) -> Float:
-    return np.array([model.block_params(k) for k in KINDS], np.float64)
-
-
-def equal_lengths(total: int, parts: int) -> list[int]:
-    """``parts`` whole numbers as equal as can be, the longer ones first."""
-    return [total // parts + (i < total % parts) for i in range(parts)]
 
 
 def filled(thin: Mapping[str, Any]) -> dict[str, Float]:
@@ -386,11 +363,13 @@ class CostModel:
         """Seconds of a message of [rows, n_embd] numbers."""
         return self.latency_s + self.byte_s * self.element_bytes * n_embd * np.asarray(rows, np.float64)
 
-    def exchange_s(self, model: GPTConfig, links: Links = Links()) -> float:     # noqa: B008 (frozen)
-        """Seconds of the exchange of a tied embedding's gradient between its two ranks, the first and the last."""
+    def tied_s(self, model: GPTConfig, links: Links = Links()) -> tuple[float, float, float]:     # noqa: B008 (frozen)
+        """Between the two ranks of a tied embedding, the first and the last: seconds of the gradients of some rows, which go to
+        the head (what they take anyway, and more for each row), and of the new values, which come back."""
         far = links.far[-1:] == (True,)
         latency_s, byte_s = (links.latency_s, links.byte_s) if far else (self.latency_s, self.byte_s)
-        return latency_s + (byte_s + self.copy_byte_s) * 4.0 * model.vocab_size * model.n_embd
+        row_s = (byte_s + self.copy_byte_s) * self.element_bytes * model.n_embd
+        return latency_s, row_s, latency_s + row_s * model.vocab_size
 
     def optimizer_s(self, params: ArrayLike) -> Any:
         """Seconds of one update of a stage with this many parameters."""
@@ -424,20 +403,22 @@ class CostModel:
             counts = np.tile(np.array([0, 1, 1, 0], np.int32), (int(program.num_stages) // copies, 1))
         else:
             counts = block_counts(model, even_partition(model, int(program.num_stages) // copies))
-        work, slices, each = self.stage_work(model, counts), self.slice_work(slicing), len(counts)
+        work, slices, each = self.stage_work(model, counts, links or Links()), self.slice_work(slicing), len(counts)
         homes = [None if links is None or program is None else (links, program.rank_of[c * each:][:each]) for c in range(copies)]
-        return filled(of_copies([self.timed(work, slices, model, placed) for placed in homes]))
+        return filled(of_copies([self.timed(work, slices, model, placed, copies) for placed in homes]))
 
     # The three parts of durations(), apart because a search changes one of them at a time.
 
-    def stage_work(self, model: GPTConfig | None, counts: NDArray[np.int32]) -> tuple[NDArray[np.int32], Float]:
-        """What depends on the partition: blocks [stages, 4], seconds of an update [stages]."""
+    def stage_work(self, model: GPTConfig | None, counts: NDArray[np.int32], links: Links = Links()) \
+            -> tuple[NDArray[np.int32], Float]:                                   # noqa: B008 (frozen)
+        """What depends on the partition: blocks [stages, 4], seconds of an update [stages] (with the new values of a tied
+        embedding, which its two ends wait for)."""
         if model is None:
             return counts, np.zeros(len(counts))
-        params = counts @ _block_params(model)
-        if model.tie_weights:                                  # the head's copy of the embedding
-            params[(counts[:, 3] > 0) & (counts[:, 0] == 0)] += float(model.vocab_size * model.n_embd)
-        return counts, np.asarray(self.optimizer_s(params), np.float64) + self.optimizer_head_s * (counts[:, 3] > 0)
+        update_s = self.optimizer_s(updated_params(model, counts)) + self.optimizer_head_s * (counts[:, 3] > 0)
+        if model.tie_weights:
+            update_s += self.tied_s(model, links)[2] * ((counts[:, 0] > 0) != (counts[:, 3] > 0))
+        return counts, np.asarray(update_s, np.float64)
 
     def slice_work(self, slicing: Slicing) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], Float]:
         """What depends on the slicing: batches, slices [micros], lengths [units], rows [units]."""
@@ -448,10 +429,10 @@ class CostModel:
 
     def timed(self, stages: tuple[NDArray[np.int32], Float],
               slices: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], Float],
-              model: GPTConfig | None, placed: tuple[Links, Sequence[int]] | None = None) -> dict[str, Any]:
+              model: GPTConfig | None, placed: tuple[Links, Sequence[int]] | None = None, copies: int = 1) -> dict[str, Any]:
         """F, I, W [stages, units]; comm [stages, units]; OPT [stages]; AR a number; SF, SB, RF, RB like comm where a
         message costs that end time. placed: the ranks' links and each stage's rank; where links differ, comm.back of the way
-        back."""
+        back. copies: of the model, among which the slices are divided."""
         F, I, W = _core.cost_durations(self._pack, stages[0], *slices[:3])
         if self.backend == "cuda":     # its weight gradients are made over whole micro-batches, with slice 0
             first = np.cumsum(slices[1]) - slices[1]
@@ -462,7 +443,8 @@ class CostModel:
         out: dict[str, Any] = {"F": F, "I": I, "W": W, "OPT": stages[1], "AR": 0.0,
                                "comm": np.repeat((self.latency_s + self.byte_s * size)[None], len(F), 0)}
         if model is not None and model.tie_weights and len(F) > 1:
-            out["AR"] = self.exchange_s(model, *placed[:1] if placed else ())
+            latency_s, row_s, _ = self.tied_s(model, *placed[:1] if placed else ())
+            out["AR"] = latency_s + row_s * float(slices[3].sum()) / copies
         if placed is not None and placed[0].far:
             out |= timed_apart(*placed, size, self.latency_s, self.byte_s)
         elif self.byte_s > 0.0:
@@ -483,11 +465,11 @@ class CostModel:
         stage's parameters, of replicas of one copy of the model and of two; memory, recompute: what ``_core.judge_open`` says."""
         copied = float(model.vocab_size * model.n_embd) if model.tie_weights else 0.0
         messages = (self.latency_s, self.byte_s, self.copy_byte_s, self.ends_byte_s[1], self.element_bytes * model.n_embd,
-                    self.exchange_s(model, links) if model.tie_weights else 0.0, self.backend == "cuda",
+                    *(self.tied_s(model, links) if model.tie_weights else (0.0, 0.0, 0.0)), self.backend == "cuda",
                     self.lent_byte_s is not None)
         apart = links.latency_s, links.byte_s, bytes(links.far) if links.far else None
         updates = (self.optimizer_stage_s, self.optimizer_param_s, self.optimizer_head_s, copied)
-        embedding, attention, ffn, head = (float(n) for n in _block_params(model))
+        embedding, attention, ffn, head = (float(n) for n in block_params(model))
         kinds = np.array([KINDS.index(block.kind) for block in model.blocks], np.int32)
         return _core.judge_open(self._pack, messages, updates, *rings, (embedding, attention, ffn, head), kinds, ranks, chunks,
                                 model.tie_weights, memory, recompute, apart)
@@ -580,20 +562,3 @@ class CostModel:
 
     def _repr_html_(self) -> str:
         return html_table("Costs", self._facts())
-
-
-def even_partition(model: GPTConfig, stages: int) -> list[tuple[int, int]]:
-    """Layers divided as evenly as can be, embedding first, head last (Megatron's default). More stages than layers: the
-    blocks are divided instead."""
-    stages = whole("stages", stages)
-    if stages > model.num_blocks:
-        raise InvalidValueError(f"stages is {stages}: the model has {model.num_blocks} blocks, so at most "
-                                f"{model.num_blocks} would be right")
-    if stages <= model.n_layer:
-        lengths = [2 * n for n in equal_lengths(model.n_layer, stages)]
-        lengths[0] += 1
-        lengths[-1] += 1
-    else:
-        lengths = equal_lengths(model.num_blocks, stages)
-    ends = list(itertools.accumulate(lengths))
-    return list(zip([0, *ends[:-1]], ends, strict=True))

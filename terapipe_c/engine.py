@@ -115,10 +115,11 @@ class RankEngine:
         self._held = [(stage, i, table[index][0]) for stage, i, index in self._core.params()]
         shapes = {name: (rows, cols) if matrix else (cols,) for name, rows, cols, matrix, _ in table}
         self._shapes = {name: shapes[name] for _, _, name in self._held}
-        self._own = [row for row in self._held if row[0] < len(stages)]    # of the first copy: the second has the same
-        embeds = any(stage == 0 for stage, _, _ in self._own)
-        tied = table[0][0] if model.tie_weights and not embeds else None   # the embedding's rank answers for it
-        self.names = list(dict.fromkeys(name for _, _, name in self._own if name != tied)) if replica == 0 else []   # likewise
+        tied = table[0][0] if model.tie_weights and len(stages) > 1 else None      # the head's stage answers for it
+        self._borrowed = {(stage, name) for stage, _, name in self._held if name == tied and stage % len(stages) == 0}
+        self._own = [row for row in self._held if row[0] < len(stages)     # of the first copy: the second has the same
+                     and (row[0], row[2]) not in self._borrowed]
+        self.names = [name for _, _, name in self._own] if replica == 0 else []    # likewise
 
     @property
     def peak_memory_bytes(self) -> int:
@@ -139,6 +140,8 @@ class RankEngine:
         """Take this rank's tensors out of params, and of moments {"exp_avg": .., "exp_avg_sq": ..} where given."""
         for kind, arrays in {"params": params, **(moments or {})}.items():
             for stage, i, name in self._held:
+                if kind != "params" and (stage, name) in self._borrowed:
+                    continue
                 if name not in arrays:
                     raise _core.InvalidValueError(f"{name} is missing from {kind}: every parameter of the model would be right")
                 array = arrays[name]
@@ -289,7 +292,7 @@ def loss_and_grads(model: GPTConfig, params: Mapping[str, NDArray[Any]], tokens:
     backend "cuda" (all stages on the first GPU; dtype "bf16", or "float32") for every slicing of the same micro-batches.
     """
     from .checkpoint import check_names
-    from .cost import even_partition
+    from .partition import even_partition
 
     if not isinstance(model, GPTConfig):
         raise _core.InvalidTypeError(f"model is {type(model).__name__}: a GPTConfig would be right")

@@ -32,11 +32,11 @@ from . import planners
 from ._core import DeadlineError, Error, InfeasibleError
 from .bounds import bound_s, least_work_s, whole_bound_s
 from .config import counted, human_seconds
-from .cost import equal_lengths
 from .deadline import check_time, late, limited, share
 from .guests import BPIPE
 from .judge import CHIMERA, SLICED, SLIGHT, ZERO_BUBBLE, Candidate, Cut, Judge, Micro, lightest, pace, possible, rounded
 from .ladder import plan_stages
+from .partition import equal_lengths
 from .partitioners import Found, plan_one
 from .request import AUTO, JOINT, Request, by_name_alone, schedules_of
 from .search import StageCost, balanced, kind_seconds, uniform

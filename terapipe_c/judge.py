@@ -19,10 +19,11 @@ from . import _core, schedules
 from ._core import InfeasibleError
 from .backend import Backend
 from .config import KINDS, GPTConfig
-from .cost import CostModel, block_counts, filled
+from .cost import CostModel, filled
 from .engine import cut_stages, dimensions, rank_memory, saves_bytes
 from .guests import BPIPE, guest_bytes, guest_seconds
 from .links import Links, of_copies, rank_of
+from .partition import block_counts, updated_params
 from .schedules import Program
 
 Micro = tuple[int, tuple[int, ...]]
@@ -135,11 +136,10 @@ class Judge:
             self.shortest = other.shortest
 
     def _stage_work_of(self, cut: Cut, copies: int = 1) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-        counts, update_s = self.costs.stage_work(self.model, block_counts(self.model, cut))
+        counts, update_s = self.costs.stage_work(self.model, block_counts(self.model, cut), self.links)
         ring = replace(self.replicas, copies=copies)
         if ring.members > 1:
-            params = counts @ np.array([self.model.block_params(kind) for kind in KINDS], np.float64)
-            update_s = update_s + ring.seconds(4.0 * params)
+            update_s = update_s + ring.seconds(4.0 * updated_params(self.model, counts))
         return counts, update_s
 
     def mean_message_s(self, rows: float) -> float:
@@ -155,7 +155,7 @@ class Judge:
         home = rank_of(self.ranks, len(partition), schedule in ZIGZAG)
         placed = (self.links, home[::-1] if up else home) if self.links.far else None
         work = self._stage_work(partition, copies_of(schedule))
-        out = self.costs.timed(work, self._slice_work(slicing), self.model, placed)
+        out = self.costs.timed(work, self._slice_work(slicing), self.model, placed, copies_of(schedule))
         if any(savings.recompute):
             kinds = np.array([KINDS.index(block.kind) for block in self.model.blocks])
             chosen = np.array(savings.recompute)

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._core import DeadlineError, InfeasibleError
-from .cost import even_partition
 from .deadline import check_time, late
 from .guests import BPIPE, evicts
 from .judge import Candidate, Judge, Micro, activation_slots, pace
+from .partition import even_partition
 from .request import SAVERS
 from .wishes import Task, ask
 

@@ -9,10 +9,11 @@ import numpy as np
 
 from ._core import InvalidTypeError, InvalidValueError
 from .config import Cluster, GPTConfig, brief, counted, flag, no_divisor, real, whole
-from .cost import PHASES, CostModel, equal_lengths
+from .cost import PHASES, CostModel
 from .guests import BPIPE
 from .judge import CHIMERA, NOTHING, SLICED, ZERO_BUBBLE, ZIGZAG, Cut, Judge, Micro, Replicas, Savings, possible
 from .links import Links
+from .partition import equal_lengths
 
 __all__ = ["PLANNERS", "Request", "check_partition", "check_request", "check_slicing"]
 

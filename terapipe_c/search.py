@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from . import planners
 from .config import KINDS, GPTConfig
-from .cost import PHASES, CostModel, equal_lengths, even_partition
+from .cost import PHASES, CostModel
 from .deadline import late, share
 from .guests import BPIPE
 from .judge import SLICED, SLIGHT, ZERO_BUBBLE, Candidate, Cut, Judge, Micro, pace, possible, rounded
+from .partition import equal_lengths, even_partition
 
 if TYPE_CHECKING:
     from .request import Request
@@ -134,8 +135,12 @@ class _Hunt:
     """For the fastest plan within a limit of memory, or within each of them."""
 
     def __init__(self, judge: Judge, names: Sequence[str], starts: Sequence[Candidate], work: int, unit: int, partition: Cut | None,
-                 fixed_slicing: bool, carried: Sequence[Candidate], slicings: Sequence[tuple[Micro, ...]]) -> None:
-        self.judge, self.names, self.starts, self.work, self.carried = judge, names, starts, work, frozenset(carried)
+                 fixed_slicing: bool, carried: Sequence[Candidate], slicings: Sequence[tuple[Micro, ...]],
+                 leaner: Sequence[Candidate] = ()) -> None:
+        """carried: plans of coarser grids, among the starts; leaner: those that were looked for because of the limit, which are
+        starts for limits below the first few: what is found above these does not depend on the limit."""
+        self.judge, self.names, self.starts, self.work, self.carried = judge, names, list(starts), work, frozenset(carried)
+        self.leaner, self.near = leaner, 0
         self.partition, self.slicings = partition, slicings
         self.given: dict[str, Any] = {"unit": unit, "fixed_partition": partition is not None, "fixed_slicing": fixed_slicing}
         self._ends: dict[Candidate, Candidate] = {}            # of descents from starts that fit, the latest of each
@@ -216,22 +221,32 @@ class _Hunt:
         where that one is much work; a few where the fastest fits: plans for less memory now and then turn out to be faster."""
         before, budget = self.judge.work, self.work
         found, rungs = self.within(None), list[Candidate]()
+        few = self.judge.work - before + _SMALL // 4
         if self.judge.work - before > _SMALL:
             budget = 0
         while found is not None:
             rungs.append(found)
-            if len(rungs) == 1 and self.judge.fits(found, self.judge.limit):
-                budget = min(budget, self.judge.work - before + _SMALL // 4)
-            if self.judge.work - before > budget or late():
+            spent = self.judge.work - before
+            if spent > budget or (spent > few and self.judge.fits(rungs[0], self.judge.limit)) or late():
                 return rungs, False
+            if spent > few and not self.near:
+                self._go_on(len(rungs))
             limit = max(self.judge.peak_bytes(found)) - 1
             found = self._below(found, limit) or self.within(limit)
         return rungs, True
+
+    def _go_on(self, near: int) -> None:
+        """From here on below so many plans, with all that is known."""
+        self.near = near
+        self.starts += self.leaner
+        self.carried |= frozenset(self.leaner)
 
     def plans(self, small: bool) -> tuple[list[Candidate], bool]:
         """For all limits, where that is little work, and the judge's own; and whether they are all. Those in ``lean`` besides."""
         limit = self.judge.limit
         rungs, whole = self.ladder() if small else ([], False)
+        if not self.near:
+            self._go_on(len(rungs))
         if not whole and not (rungs and self.judge.fits(rungs[0], limit)):
             other = self.within(limit)
             rungs += [other] if other is not None else []
@@ -356,16 +371,16 @@ def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: i
     work = 4 * _WORK // max(2, judge.chunks) ** 2
     fixed_slicing = slicing is not None or names[0] == SLICED
     found: dict[int, list[Candidate]] = {}
-    lean: dict[int, list[Candidate]] = {}
+    lean: dict[int, list[Candidate]] = {}                      # and what the limit alone made to be looked for
     spent: dict[int, tuple[int, int]] = {}                     # ticks of a grid's search, and of its starts alone
     whole = True
     todo = [unit] if fixed_slicing else grids(seq_len, unit)
     for i, grid in enumerate(todo):
         refined = [g for g in found if g % grid == 0]          # what other grids found, remembered or cost is not to be seen here
-        carried = [c for plans in (found, lean) for g in refined for c in plans[g]]
+        carried, leaner = ([c for g in refined for c in plans[g]] for plans in (found, lean))
         before = sum(spent[g][0] for g in refined)
         if found and late():                                   # what coarser grids found is all there is
-            found[unit], lean[unit], whole = carried or [c for plans in (found, lean) for g in plans for c in plans[g]], [], False
+            found[unit], lean[unit], whole = [*carried, *leaner] or [c for p in (found, lean) for g in p for c in p[g]], [], False
             break
         little = work // (32 if before > max(3 * work, _WORK) else 16)
         budget, own = max(little, min(work, (4 * work - before) // 4)), judge.afresh()
@@ -374,9 +389,9 @@ def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: i
             seeds = [slicing] if slicing is not None else _slicing_seeds(own, batch, seq_len, grid, coarser)
             starts = carried + _starts(own, names, seeds, partition, budget, min(carried, key=pace, default=None))
             begun, small = own.work, _SMALL - sum(spent[g][1] for g in refined)
-            hunt = _Hunt(own, names, starts, budget, grid, partition, fixed_slicing, carried, seeds)
-            found[grid], whole = hunt.plans(begun <= small)
-            lean[grid] = hunt.lean
+            hunt = _Hunt(own, names, starts, budget, grid, partition, fixed_slicing, carried, seeds, leaner)
+            plans, whole = hunt.plans(begun <= small)
+            found[grid], lean[grid] = plans[:hunt.near], [*dict.fromkeys((*plans[hunt.near:], *hunt.lean, *leaner))]
         spent[grid] = own.work, begun
         best = min((c for c in (*found[grid], *lean[grid]) if judge.fits(c, judge.limit)), key=pace, default=None)
         if grid == unit and best is None and not late():

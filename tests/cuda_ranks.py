@@ -67,7 +67,7 @@ class World:
     def __init__(self, case: Case) -> None:
         from terapipe_c import _core
         from terapipe_c.backend import Backend
-        from terapipe_c.cost import even_partition
+        from terapipe_c.partition import even_partition
         from terapipe_c.engine import CPU, gather_bytes, rank_memory
         from terapipe_c.guests import hosts
         from terapipe_c.job import neighbours

@@ -7,7 +7,8 @@ import pytest
 
 from terapipe_c import _core
 from terapipe_c.config import KINDS, Cluster, GPTConfig
-from terapipe_c.cost import PHASES, CostModel, Curve, block_counts, equal_lengths, even_partition
+from terapipe_c.cost import PHASES, CostModel, Curve
+from terapipe_c.partition import block_counts, equal_lengths, even_partition
 from terapipe_c.profiling import _slicings
 
 MODEL = GPTConfig(n_layer=3, n_head=4, n_embd=64, vocab_size=256, block_size=96)
@@ -287,8 +288,11 @@ def test_durations_are_the_sum_over_blocks():
                 assert d[phase][k, u] == pytest.approx(want, rel=1e-12)
             assert d["comm"][k, u] == pytest.approx(1e-5 + 1e-9 * S * 64 * 4)
     params = [sum(MODEL.block_params(b.kind) for b in MODEL.blocks[a:z]) for a, z in partition]
-    params[-1] += 256 * 64                                            # the head's copy of the tied embedding
-    np.testing.assert_allclose(d["OPT"][:, 0], 1e-4 + 1e-9 * np.array(params))
+    params[0] -= 256 * 64                                             # the head's stage updates the tied embedding
+    params[-1] += 256 * 64
+    values = np.array([1, 0, 1]) * (1e-5 + 1e-9 * 256 * 64 * 4)       # which both ends wait for
+    np.testing.assert_allclose(d["OPT"][:, 0], 1e-4 + 1e-9 * np.array(params) + values)
+    np.testing.assert_allclose(d["AR"], 1e-5 + 1e-9 * 3 * 96 * 64 * 4)
     assert all(a.shape == (3, 6) and a.flags.c_contiguous and a.dtype == np.float64 for a in d.values())
 
 

@@ -86,7 +86,7 @@ def invariance():
 def plan_of(model, slicing, ranks=1, schedule="one_f_one_b", apart=False):
     """(program, partition) of engine_of."""
     import terapipe_c as tp
-    from terapipe_c.cost import even_partition
+    from terapipe_c.partition import even_partition
 
     program = getattr(tp.schedules, schedule)(ranks, len(slicing), [len(n) for _, n in slicing])
     program = (program.split() if apart else program).lower(ranks > 1 and model.tie_weights)

@@ -90,6 +90,12 @@ exchange_tied(tp_engine *engine, const tp_instr *instr)
                                mine.in_bytes);
 }
 
+static tp_status
+copy_some(tp_engine *engine, void *to, const void *from, size_t bytes)
+{
+    return bytes == 0 ? TP_OK : engine->device->ops->copy(engine->device, to, from, bytes);
+}
+
 /* The tied ends on two stages of this very rank: of two copies they never are. */
 static tp_status
 join_tied(tp_engine *engine)
@@ -101,10 +107,34 @@ join_tied(tp_engine *engine)
     tp_tied first, head;
     TP_TRY(ops->tied(engine->stage[0], &first));
     TP_TRY(ops->tied(engine->stage[last], &head));
-    if (first.out == NULL)
-        return TP_OK;
-    TP_TRY(engine->device->ops->copy(engine->device, first.in, head.out, head.out_bytes));
-    return engine->device->ops->copy(engine->device, head.in, first.out, first.out_bytes);
+    return copy_some(engine, head.in, first.out, first.out_bytes);
+}
+
+/* New values of a tied weight from the head's stage, when this rank has updated all of its own; copies of the model in ascending
+ * order, on both ranks. */
+static tp_status
+give_tied(tp_engine *engine)
+{
+    const tp_program *program = engine->config.program;
+    const tp_stage_ops *ops = engine->config.provider->stage;
+    tp_comm *comm = engine->config.comm;
+    int each = tp_program_copy_stages(program);
+    for (int stage = 0; stage < program->stages; stage++) {
+        int first = stage / each * each, other = stage == first ? first + each - 1 : first;
+        tp_tied mine = {0}, theirs = {0};
+        if (engine->stage[stage] != NULL)
+            TP_TRY(ops->tied_values(engine->stage[stage], &mine));
+        if (mine.out == NULL && mine.in == NULL)
+            continue;
+        if (engine->stage[other] == NULL) {
+            TP_TRY(comm->ops->exchange(comm, engine->first + program->rank_of[other], tp_tag(TP_OP_AR, 0, 0, 1), mine.out,
+                                       mine.out_bytes, mine.in, mine.in_bytes));
+        } else if (stage == first) {
+            TP_TRY(ops->tied_values(engine->stage[other], &theirs));
+            TP_TRY(copy_some(engine, mine.in, theirs.out, theirs.out_bytes));
+        }
+    }
+    return TP_OK;
 }
 
 static tp_status
@@ -298,6 +328,8 @@ work(tp_engine *engine, int64_t i, running *now)
             TP_TRY(finish_step(engine, now->options, now->result, &event->wait_ns));
         if (now->options->update)
             TP_TRY(update(engine, instr->stage, now->options, now->result));
+        if (now->options->update && i == engine->count - 1)
+            TP_TRY(give_tied(engine));
     }
     return mark(engine, now, &event->end_ns);
 }

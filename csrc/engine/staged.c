@@ -36,6 +36,8 @@ make_room(landing *at, size_t bytes)
 static tp_status
 read_out(staged_comm *self, const void *data, size_t bytes)
 {
+    if (bytes == 0)
+        return TP_OK;
     TP_TRY(make_room(&self->out, bytes));
     return self->device->ops->read(self->device, self->out.host, data, bytes);
 }
@@ -80,7 +82,7 @@ staged_exchange(tp_comm *comm, int peer, uint64_t tag, const void *out, size_t o
     TP_TRY(read_out(self, out, out_bytes));
     TP_TRY(make_room(&self->in, in_bytes));
     TP_TRY(self->inner->ops->exchange(self->inner, peer, tag, self->out.host, out_bytes, self->in.host, in_bytes));
-    return self->device->ops->write(self->device, in, self->in.host, in_bytes);
+    return in_bytes == 0 ? TP_OK : self->device->ops->write(self->device, in, self->in.host, in_bytes);
 }
 
 static tp_status

@@ -22,11 +22,12 @@ typedef struct {
     double read_byte_s;       /* of a stage's message's byte, of its reader's time, and where `lent` is 0 of its sender's too */
     int lent;                 /* 1: the reader makes the only copy */
     double row_bytes;         /* of a token in a message */
-    double exchange_s;        /* AR */
+    /* A tied weight on two stages: AR is of the rows' gradients, and the new values come back with both ends' OPT. */
+    double tied_latency_s, tied_row_s, tied_values_s;
     int whole_weights;        /* W of a micro-batch is done with its first slice */
     /* Seconds of OPT on a stage of p parameters: update_s + p update_param_s, and update_head_s where the head is; the
      * replicas' ring: ring_s[i] + p ring_param_s[i], of replicas of i + 1 copies of the model (sched.h). params: of a block of each
-     * kind; copied: more where the head is without the embedding, for the update alone. */
+     * kind; copied: more where the head is without the embedding, and less where that is without the head. */
     double update_s, update_param_s, update_head_s, ring_s[2], ring_param_s[2];
     double params[TP_BLOCK_KINDS], copied;
 } tp_judge_costs;

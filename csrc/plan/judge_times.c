@@ -98,6 +98,11 @@ time_updates(tp_judge *judge, const tp_candidate *c, int64_t units)
 {
     const tp_judge_costs *costs = &judge->asked.costs;
     int more = tp_judge_copies(c->order) - 1;
+    double rows = 0.0;
+    int64_t u = 0;
+    for (int32_t q = 0; q < c->micros / (more + 1); q++)
+        for (int32_t s = 0; s < c->slices[q]; s++)
+            rows += (double)c->batches[q] * (double)c->lengths[u++];
     memset(judge->blocks, 0, (size_t)judge->stages * TP_BLOCK_KINDS * sizeof *judge->blocks);
     for (int k = 0; k < judge->stages; k++) {
         int32_t *count = judge->blocks + k * TP_BLOCK_KINDS;
@@ -106,13 +111,14 @@ time_updates(tp_judge *judge, const tp_candidate *c, int64_t units)
         double params = 0.0;
         for (int kind = 0; kind < TP_BLOCK_KINDS; kind++)
             params += count[kind] * costs->params[kind];
+        int ends = count[TP_HEAD] - count[TP_EMBEDDING]; /* 1, -1: the two of a tied weight */
+        params += ends * costs->copied;
         double ring = costs->ring_s[more] + costs->ring_param_s[more] * params;
-        if (count[TP_HEAD] > 0 && count[TP_EMBEDDING] == 0)
-            params += costs->copied;
         /* Only a stage's first cell of UPDATE and EXCHANGE is ever read. */
         table_of(judge, UPDATE)[k * units] =
-            costs->update_s + costs->update_param_s * params + (count[TP_HEAD] > 0 ? costs->update_head_s : 0.0) + ring;
-        table_of(judge, EXCHANGE)[k * units] = costs->exchange_s;
+            costs->update_s + costs->update_param_s * params + (count[TP_HEAD] > 0 ? costs->update_head_s : 0.0) + ring +
+            (ends != 0 ? costs->tied_values_s : 0.0);
+        table_of(judge, EXCHANGE)[k * units] = costs->tied_latency_s + costs->tied_row_s * rows;
     }
 }
 

@@ -135,10 +135,16 @@ tp_stage_tied_ends(const tp_stage_base *stage, tp_tied *out)
     if (!tp_stage_is_tied_apart(stage))
         return;
     size_t rows = (size_t)(tp_stage_tokens(stage) * stage->config.model.n_embd) * stage->sizes.element;
-    size_t weight = (size_t)tp_stage_vocabulary(stage)->floats * sizeof(float);
-    float *gradient = tp_stage_vocabulary(stage)->grad;
-    *out = tp_stage_heads(stage) ? (tp_tied){gradient, stage->embedding_rows, weight, rows}
-                                 : (tp_tied){stage->embedding_rows, gradient, rows, weight};
+    *out = tp_stage_heads(stage) ? (tp_tied){.in = stage->embedding_rows, .in_bytes = rows}
+                                 : (tp_tied){.out = stage->embedding_rows, .out_bytes = rows};
+}
+
+void
+tp_stage_tied_values(const tp_stage_base *stage, void *values, size_t bytes, tp_tied *out)
+{
+    *out = (tp_tied){0};
+    if (tp_stage_is_tied_apart(stage))
+        *out = tp_stage_heads(stage) ? (tp_tied){.out = values, .out_bytes = bytes} : (tp_tied){.in = values, .in_bytes = bytes};
 }
 
 /* ---- memory ---------------------------------------------------------------------------------------------------------- */
@@ -155,12 +161,15 @@ void
 tp_lay_params(tp_stage_base *stage, tp_stage_arena *from)
 {
     for (int i = 0; i < stage->params; i++) /* together: replicas add them as one array */
-        stage->param[i].grad = tp_lay_floats(from, stage->param[i].floats);
+        if (tp_stage_answers_for(stage, i))
+            stage->param[i].grad = tp_lay_floats(from, stage->param[i].floats);
     for (int i = 0; i < stage->params; i++) {
         tp_stage_param *param = &stage->param[i];
         param->value = tp_lay_floats(from, param->floats);
-        param->m = tp_lay_floats(from, param->floats);
-        param->v = tp_lay_floats(from, param->floats);
+        if (tp_stage_answers_for(stage, i)) {
+            param->m = tp_lay_floats(from, param->floats);
+            param->v = tp_lay_floats(from, param->floats);
+        }
         param->copy = param->copy_count > 0 ? tp_lay_elements(from, param->copy_count) : NULL;
     }
 }
@@ -444,14 +453,23 @@ tp_stage_param_shape(const tp_stage *stage, int i, int64_t *rows, int64_t *cols)
     return info->is_matrix;
 }
 
+tp_status
+tp_stage_check_state(const tp_stage_base *stage, int i, tp_state state)
+{
+    if (tp_stage_state(&stage->param[i], state) == NULL)
+        return tp_fail(TP_EVALUE, "%s: its gradient and moments are with the head's stage", stage->param[i].info.name);
+    return TP_OK;
+}
+
 float *
 tp_stage_gradients(tp_stage *stage, int64_t *floats)
 {
     const tp_stage_base *base = base_of(stage);
-    const tp_stage_param *last = &base->param[base->params - 1];
-    float *first = base->param[0].grad;
-    *floats = last->grad + last->floats - first;
-    return first;
+    const tp_stage_param *last = &base->param[base->params - 1], *first = base->param;
+    while (first->grad == NULL) /* of a tied embedding, behind which its positions come */
+        first++;
+    *floats = last->grad + last->floats - first->grad;
+    return first->grad;
 }
 
 void *

@@ -96,7 +96,8 @@ tp_stage_is_tied_apart(const tp_stage_base *stage)
 {
     return stage->config.model.tie_weights && tp_stage_embeds(stage) != tp_stage_heads(stage);
 }
-/* Whether it answers for its i-th tensor: a tied wte's copy at the embedding is the head's business. */
+/* Whether it answers for its i-th tensor: has its gradient and moments, and updates it. A tied wte at the embedding is the head's
+ * business, which gives its values after each update. */
 static inline int
 tp_stage_answers_for(const tp_stage_base *stage, int i)
 {
@@ -141,10 +142,12 @@ tp_stage_token_weight(const tp_stage_base *stage)
     return 1.0f / (float)(replicas * config->slicing->batch * config->slicing->seq_len);
 }
 
-/* What the two ends of a tied wte exchange (tp_stage_ops.tied): the head's stage its weight's gradient, as it lies, for
- * embedding_rows. */
+/* What the embedding's stage of a tied wte gives the head's (tp_stage_ops.tied): embedding_rows. */
 void
 tp_stage_tied_ends(const tp_stage_base *stage, tp_tied *out);
+/* What the head's stage gives the embedding's (tp_stage_ops.tied_values): `bytes` of what lookups read, which are at `values` here. */
+void
+tp_stage_tied_values(const tp_stage_base *stage, void *values, size_t bytes, tp_tied *out);
 
 /* ---- memory: an arena is walked once to count and once to carve, so that plan and stage are the same code ------------------ */
 
@@ -262,6 +265,9 @@ int
 tp_stage_param_index(const tp_stage *stage, int i);
 int
 tp_stage_param_shape(const tp_stage *stage, int i, int64_t *rows, int64_t *cols);
+/* EVALUE: another stage answers for the tensor, and this state is there alone. */
+TP_MUST_USE tp_status
+tp_stage_check_state(const tp_stage_base *stage, int i, tp_state state);
 float *
 tp_stage_gradients(tp_stage *stage, int64_t *floats);
 void *

@@ -120,6 +120,7 @@ static tp_status
 stage_import(tp_stage *stage, int i, tp_state state, const float *row_major)
 {
     const tp_stage_param *param = &stage->base.param[i];
+    TP_TRY(tp_stage_check_state(&stage->base, i, state));
     if (param->info.is_matrix)
         stage->be->ops->weight_import(stage->be, param->info.rows, param->info.cols, row_major,
                                       tp_stage_state(param, state));
@@ -132,6 +133,7 @@ static tp_status
 stage_export(const tp_stage *stage, int i, tp_state state, float *row_major)
 {
     const tp_stage_param *param = &stage->base.param[i];
+    TP_TRY(tp_stage_check_state(&stage->base, i, state));
     if (param->info.is_matrix)
         stage->be->ops->weight_export(stage->be, param->info.rows, param->info.cols, tp_stage_state(param, state),
                                       row_major);
@@ -278,6 +280,7 @@ const tp_stage_ops tp_cpu_stage_ops = {
     .guest_bytes = stage_guest_bytes,
     .end = tp_stage_end,
     .tied = tp_stage_tied,
+    .tied_values = tp_stage_give_tied,
     .finish = tp_stage_finish,
     .gradients = tp_stage_gradients,
     .loss = tp_stage_loss,

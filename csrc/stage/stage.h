@@ -112,6 +112,8 @@ tp_block_norm_gradient(tp_stage *stage, int block, const tp_slice_at *at, const 
 TP_MUST_USE tp_status
 tp_stage_tied(tp_stage *stage, tp_tied *out);
 TP_MUST_USE tp_status
+tp_stage_give_tied(tp_stage *stage, tp_tied *out);
+TP_MUST_USE tp_status
 tp_stage_finish(tp_stage *stage);
 TP_MUST_USE tp_status
 tp_stage_loss(tp_stage *stage, double *out);

@@ -112,9 +112,9 @@ struct tp_device_ops {
 
 /* ---- a stage ------------------------------------------------------------------------------------------------------------- */
 
-/* A tied wte whose ends are on two stages: what each end gives the other, and where it takes the other's. */
+/* A tied wte whose ends are on two stages: what an end gives the other, or where it takes the other's. */
 typedef struct {
-    void *out, *in; /* NULL: not such a stage */
+    void *out, *in; /* NULL: nothing; both: not such a stage */
     size_t out_bytes, in_bytes;
 } tp_tied;
 
@@ -133,6 +133,7 @@ typedef struct {
     int (*param_index)(const tp_stage *stage, int i);
     /* Its logical shape; 1 for a matrix, 0 for a vector (rows 1). */
     int (*param_shape)(const tp_stage *stage, int i, int64_t *rows, int64_t *cols);
+    /* EVALUE: a state of a tensor that another stage answers for. */
     tp_status (*import)(tp_stage *stage, int i, tp_state state, const float *row_major);
     tp_status (*export)(const tp_stage *stage, int i, tp_state state, float *row_major);
     /* After imports of values and before the first forward. */
@@ -161,8 +162,10 @@ typedef struct {
     /* Where messages land and leave: that slice's rows (of one half: those sequences'). NULL: no such end. */
     void *(*end)(tp_stage *stage, tp_end end, int micro, int slice, tp_half half, int slot, size_t *bytes);
 
-    /* After every F (evaluation) or backward: what the two ends of a tied weight exchange; on all other stages nothing. */
+    /* After every backward: what the embedding's stage of a tied weight gives the head's, who alone has its gradient and moments; on
+     * all other stages nothing. And after the update the new values, the other way. */
     tp_status (*tied)(tp_stage *stage, tp_tied *out);
+    tp_status (*tied_values)(tp_stage *stage, tp_tied *out);
     /* After the exchange: every gradient is complete. */
     tp_status (*finish)(tp_stage *stage);
     /* The gradients of all the stage's tensors, one after another in an array of the device that depends on the stage's config alone
@@ -173,7 +176,7 @@ typedef struct {
     /* sums[canonical parameter index] = sum of squares of the gradient, for tensors this stage answers for (a tied wte is
      * the head's); others are left alone. */
     tp_status (*sumsq)(tp_stage *stage, double *sums);
-    /* AdamW on every tensor with gradients scaled by grad_scale, then pack. */
+    /* AdamW on every tensor that the stage answers for, with gradients scaled by grad_scale, then pack. */
     tp_status (*update)(tp_stage *stage, const tp_adamw *adamw, double grad_scale);
 } tp_stage_ops;
 
@@ -185,7 +188,7 @@ typedef struct {
     tp_fail_function fail_at;
 } tp_host;
 
-#define TP_PROVIDER_ABI 7u
+#define TP_PROVIDER_ABI 8u
 #define TP_PROVIDER_CAPSULE "terapipe_c.provider"
 #define TP_PARTITION_CAPSULE "terapipe_c.partition" /* of tp_device_config.partition */
 

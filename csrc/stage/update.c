@@ -27,6 +27,14 @@ tp_stage_tied(tp_stage *stage, tp_tied *out)
 }
 
 tp_status
+tp_stage_give_tied(tp_stage *stage, tp_tied *out)
+{
+    const tp_stage_param *wte = tp_stage_is_tied_apart(&stage->base) ? tp_stage_vocabulary(&stage->base) : NULL;
+    tp_stage_tied_values(&stage->base, wte == NULL ? NULL : wte->value, wte == NULL ? 0 : (size_t)wte->floats * sizeof(float), out);
+    return TP_OK;
+}
+
+tp_status
 tp_stage_finish(tp_stage *stage)
 {
     const tp_backend_ops *ops = stage->be->ops;
@@ -34,8 +42,8 @@ tp_stage_finish(tp_stage *stage)
     int64_t rows = tp_stage_tokens(&stage->base), width = model->n_embd;
     if (!tp_stage_is_tied_apart(&stage->base)) /* else tp_stage_tied has */
         finish_head(stage);
-    if (tp_stage_scatters(&stage->base)) {
-        const tp_stage_param *wte = tp_stage_vocabulary(&stage->base);
+    const tp_stage_param *wte = tp_stage_scatters(&stage->base) ? tp_stage_vocabulary(&stage->base) : NULL;
+    if (wte != NULL && wte->grad != NULL) {
         if (!model->tie_weights)
             ops->zero(stage->be, wte->floats, wte->grad);
         ops->scatter_add(stage->be, rows, width, model->vocab_size, stage->chain_tokens, stage->base.embedding_rows,
@@ -76,6 +84,8 @@ tp_stage_update(tp_stage *stage, const tp_adamw *adamw, double grad_scale)
     double bias1 = 1 - pow(adamw->beta1, (double)adamw->step), bias2 = 1 - pow(adamw->beta2, (double)adamw->step);
     for (int i = 0; i < stage->base.params; i++) {
         const tp_stage_param *param = &stage->base.param[i];
+        if (!tp_stage_answers_for(&stage->base, i))
+            continue;
         stage->be->ops->adamw(stage->be, param->floats, param->value, param->grad, param->m, param->v, (float)adamw->lr,
                               (float)adamw->beta1, (float)adamw->beta2, (float)adamw->eps,
                               (float)(param->info.is_matrix ? adamw->weight_decay : 0), (float)bias1, (float)bias2,

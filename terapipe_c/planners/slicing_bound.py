@@ -11,8 +11,9 @@ import numpy as np
 
 from .. import _core
 from ..config import KINDS, GPTConfig, brief, whole
-from ..cost import PHASES, CostModel, block_counts
+from ..cost import PHASES, CostModel
 from ..links import Links
+from ..partition import block_counts
 from .arguments import FloatArray, array, integers, listed, number
 
 __all__ = ["slicing_bound"]
@@ -62,7 +63,7 @@ def slicing_bound(
         raise _core.InvalidValueError(
             f"rank_of is {rank_of!r}: a rank for each of {len(partition)} stages, the first {count} in order, would be right"
         )
-    blocks, update = costs.stage_work(model, block_counts(model, partition))
+    blocks, update = costs.stage_work(model, block_counts(model, partition), links)
     update = update if update_s is None else _updates(update_s, len(partition))
     sizes = Counter(whole("a micro-batch", size) for size in micro_batches)
     arrays = [(times, *_size(model, costs, blocks, size, tokens, unit, count, home, links))

@@ -1,0 +1,63 @@
+"""A model's blocks divided over stages: what each of these holds."""
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._core import InvalidValueError
+from .config import KINDS, GPTConfig, whole
+
+__all__ = ["block_counts", "block_params", "equal_lengths", "even_partition", "updated_params"]
+
+
+@lru_cache(maxsize=64)
+def _counts_before(num_blocks: int) -> NDArray[np.int32]:
+    """int32 [blocks + 1, 4]: how many of each kind come before a block."""
+    kind = np.array([0, *[1, 2] * ((num_blocks - 2) // 2), 3])
+    return np.concatenate([np.zeros((1, 4), np.int32), np.cumsum(kind[:, None] == np.arange(4), axis=0, dtype=np.int32)])
+
+
+def block_counts(model: GPTConfig, partition: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
+    """int32 [stages, 4]: how many embeddings, attentions, FFNs and heads each stage holds."""
+    before, bounds = _counts_before(model.num_blocks), np.array(partition, np.intp).reshape(-1, 2)
+    return np.ascontiguousarray(before[bounds[:, 1]] - before[bounds[:, 0]])
+
+
+@lru_cache(maxsize=64)
+def block_params(model: GPTConfig) -> NDArray[np.float64]:
+    """[4] of a block of each kind."""
+    return np.array([model.block_params(k) for k in KINDS], np.float64)
+
+
+def updated_params(model: GPTConfig, counts: NDArray[np.int32]) -> NDArray[np.float64]:
+    """[stages] parameters that a stage has gradients of and updates: a tied embedding's at the head."""
+    params = counts @ block_params(model)
+    if model.tie_weights:
+        params += float(model.vocab_size * model.n_embd) * ((counts[:, 3] > 0) * 1 - (counts[:, 0] > 0))
+    return np.asarray(params, np.float64)
+
+
+def equal_lengths(total: int, parts: int) -> list[int]:
+    """``parts`` whole numbers as equal as can be, the longer ones first."""
+    return [total // parts + (i < total % parts) for i in range(parts)]
+
+
+def even_partition(model: GPTConfig, stages: int) -> list[tuple[int, int]]:
+    """Layers divided as evenly as can be, embedding first, head last (Megatron's default). More stages than layers: the
+    blocks are divided instead."""
+    stages = whole("stages", stages)
+    if stages > model.num_blocks:
+        raise InvalidValueError(f"stages is {stages}: the model has {model.num_blocks} blocks, so at most "
+                                f"{model.num_blocks} would be right")
+    if stages <= model.n_layer:
+        lengths = [2 * n for n in equal_lengths(model.n_layer, stages)]
+        lengths[0] += 1
+        lengths[-1] += 1
+    else:
+        lengths = equal_lengths(model.num_blocks, stages)
+    ends = list(itertools.accumulate(lengths))
+    return list(zip([0, *ends[:-1]], ends, strict=True))
