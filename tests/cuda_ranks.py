@@ -67,10 +67,10 @@ class World:
     def __init__(self, case: Case) -> None:
         from terapipe_c import _core
         from terapipe_c.backend import Backend
-        from terapipe_c.partition import even_partition
         from terapipe_c.engine import CPU, gather_bytes, rank_memory
         from terapipe_c.guests import hosts
         from terapipe_c.job import neighbours
+        from terapipe_c.partition import even_partition
 
         self.case, self.all_ranks = case, case.ranks * case.replicas
         self.model = tp.GPTConfig(n_layer=case.layers or case.ranks, n_head=1, n_embd=WIDTH, vocab_size=WORDS, block_size=CONTEXT,
