@@ -60,6 +60,8 @@ def test_the_copies_sum_is_in_the_prediction():
     ring = Replicas(1, CLUSTER.link_latency_s, CLUSTER.link_bandwidth_Bps, copies=2)
     alone = planned("1f1b", planner="uniform", stages=4)
     params = [sum(MODEL.block_params(block.kind) for block in MODEL.blocks[a:e]) for a, e in plan.stages]
+    params[0] -= MODEL.vocab_size * MODEL.n_embd                      # the head's stage has the tied embedding's gradient
+    params[-1] += MODEL.vocab_size * MODEL.n_embd
     added = plan.durations["OPT"][:4, 0] - alone.durations["OPT"][:, 0]
     assert added == pytest.approx([ring.seconds(4.0 * n) for n in params], rel=1e-6)
     assert (plan.durations["OPT"][4:] == plan.durations["OPT"][:4]).all()
@@ -103,7 +105,7 @@ def test_more_memory_never_hurts():
     wide = tp.GPTConfig(n_layer=5, n_head=2, n_embd=24, vocab_size=301, block_size=32)
     roomy = planned(stages=4, model=wide)
     before, plans = np.inf, 0
-    for share in np.linspace(0.3, 1.0, 15):
+    for share in np.linspace(0.3, 1.0, 36):
         try:
             plan = planned(stages=4, model=wide, memory_bytes=int(share * max(roomy.peak_memory_bytes)))
         except tp.InfeasibleError:
