@@ -268,7 +268,8 @@ class GPTConfig:
     def nodes(self, costs: CostModel | None = None, *, micro_batch: int = 1, seq_len: int | None = None,
               cluster: Cluster | None = None, value_bytes: float = 4.0, optimizer_bytes_per_param: float = 8.0) -> Nodes:
         """The model at tensor granularity, for ``tp.planners.dawnpiper``: embedding, then ln_1, qkv, attention, proj,
-        residual, ln_2, fc, gelu, proj, residual of every layer, then ln_f and head.
+        residual, ln_2, fc, gelu, proj, residual of every layer, then ln_f and head. A tied embedding's gradient and moments are the
+        head's: what its first node keeps of it, the values, is among its ``optimizer_bytes``.
 
         Args:
             costs: seconds of every block (None: ``CostModel.analytic``); a block's are shared out among its nodes by what

@@ -403,20 +403,22 @@ class CostModel:
             counts = np.tile(np.array([0, 1, 1, 0], np.int32), (int(program.num_stages) // copies, 1))
         else:
             counts = block_counts(model, even_partition(model, int(program.num_stages) // copies))
-        work, slices, each = self.stage_work(model, counts, links or Links()), self.slice_work(slicing), len(counts)
+        each = len(counts)
+        apart = program is None or program.rank_of[0] != program.rank_of[each - 1]
+        work, slices = self.stage_work(model, counts, links or Links(), apart), self.slice_work(slicing)
         homes = [None if links is None or program is None else (links, program.rank_of[c * each:][:each]) for c in range(copies)]
         return filled(of_copies([self.timed(work, slices, model, placed, copies) for placed in homes]))
 
     # The three parts of durations(), apart because a search changes one of them at a time.
 
-    def stage_work(self, model: GPTConfig | None, counts: NDArray[np.int32], links: Links = Links()) \
+    def stage_work(self, model: GPTConfig | None, counts: NDArray[np.int32], links: Links = Links(), apart: bool = True) \
             -> tuple[NDArray[np.int32], Float]:                                   # noqa: B008 (frozen)
         """What depends on the partition: blocks [stages, 4], seconds of an update [stages] (with the new values of a tied
-        embedding, which its two ends wait for)."""
+        embedding, which its two ends wait for; apart: these are two ranks)."""
         if model is None:
             return counts, np.zeros(len(counts))
         update_s = self.optimizer_s(updated_params(model, counts)) + self.optimizer_head_s * (counts[:, 3] > 0)
-        if model.tie_weights:
+        if model.tie_weights and apart:
             update_s += self.tied_s(model, links)[2] * ((counts[:, 0] > 0) != (counts[:, 3] > 0))
         return counts, np.asarray(update_s, np.float64)
 

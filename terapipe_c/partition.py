@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ._core import InvalidValueError
 from .config import KINDS, GPTConfig, whole
 
-__all__ = ["block_counts", "block_params", "equal_lengths", "even_partition", "updated_params"]
+__all__ = ["block_counts", "block_params", "equal_lengths", "even_partition", "updated_of_kind", "updated_params"]
 
 
 @lru_cache(maxsize=64)
@@ -39,6 +39,13 @@ def updated_params(model: GPTConfig, counts: NDArray[np.int32]) -> NDArray[np.fl
     if model.tie_weights:
         params += float(model.vocab_size * model.n_embd) * ((counts[:, 3] > 0) * 1 - (counts[:, 0] > 0))
     return np.asarray(params, np.float64)
+
+
+def updated_of_kind(model: GPTConfig) -> dict[str, int]:
+    """Parameters that a block of each kind has gradients of, where a tied embedding and its head are on two stages."""
+    tied = model.tie_weights * model.vocab_size * model.n_embd
+    moved = {"embedding": -tied, "head": tied}
+    return {kind: model.block_params(kind) + moved.get(kind, 0) for kind in KINDS}
 
 
 def equal_lengths(total: int, parts: int) -> list[int]:

@@ -19,7 +19,7 @@ from .cost import PHASES, CostModel
 from .deadline import late, share
 from .guests import BPIPE
 from .judge import SLICED, SLIGHT, ZERO_BUBBLE, Candidate, Cut, Judge, Micro, pace, possible, rounded
-from .partition import equal_lengths, even_partition
+from .partition import equal_lengths, even_partition, updated_of_kind
 
 if TYPE_CHECKING:
     from .request import Request
@@ -64,7 +64,7 @@ def _block_ticks(judge: Judge, slicing: tuple[Micro, ...], phases: Sequence[str]
     """[blocks] of work in these phases, with the update; at least 1. Whole numbers: ties are ties whatever the costs are multiplied
     by."""
     seconds = kind_seconds(judge, slicing, phases)
-    update = {kind: judge.costs.optimizer_param_s * judge.model.block_params(kind) for kind in KINDS}
+    update = {kind: judge.costs.optimizer_param_s * params for kind, params in updated_of_kind(judge.model).items()}
     times = np.array([seconds[b.kind] + update[b.kind] for b in judge.model.blocks])
     if times.any():
         times = np.rint(times * (TICKS / max(times.sum(), 1e-280)))
@@ -250,6 +250,8 @@ class _Hunt:
         if not whole and not (rungs and self.judge.fits(rungs[0], limit)):
             other = self.within(limit)
             rungs += [other] if other is not None else []
+        if not small:                                          # then nothing is promised
+            self.near = len(rungs)
         if limit is not None and not any(self.judge.fits(c, limit) for c in (*rungs, *self.lean)):
             other = self._lean_within(limit)
             self.lean += [other] if other is not None else []

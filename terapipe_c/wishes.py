@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from . import planners
 from ._core import InfeasibleError
 from .judge import NOTHING, Candidate, Judge, Micro, Savings, block_bytes, saved_bytes
+from .partition import updated_of_kind
 from .search import TICKS, kind_seconds
 
 __all__ = ["Task", "ask"]
@@ -107,7 +108,7 @@ class Task:
     def bwd(self) -> Float:
         """[blocks] of both gradients, of a micro-batch's share of the update, and of what the request says is recomputed."""
         costs, model = self.judge.costs, self.judge.model
-        work = self._ticks({kind: seconds + costs.optimizer_param_s * model.block_params(kind)
+        work = self._ticks({kind: seconds + costs.optimizer_param_s * updated_of_kind(model)[kind]
                             for kind, seconds in kind_seconds(self.judge, self.slicing, "IW").items()})
         return np.asarray(work + np.where(self.given, self.recompute, 0.0))
 
@@ -272,9 +273,11 @@ def _piper(task: Task) -> Wish:
 def _dawnpiper(name: str) -> Callable[[Task], Wish]:
     """A block is a node."""
     def ask(task: Task) -> Wish:
-        rest = np.maximum(task.static_bytes - 2 * task.param_bytes, 0.0)
+        model = task.judge.model
+        params = np.minimum(task.param_bytes, 4.0 * np.array([updated_of_kind(model)[block.kind] for block in model.blocks]))
+        rest = np.maximum(task.static_bytes - 2 * params, 0.0)     # of a tied embedding the values, too, which have no gradient
         nodes = {"fwd_s": task.fwd, "bwd_s": task.bwd, "recompute_s": task.recompute,
-                 "activation_bytes": task.activation_bytes, "param_bytes": task.param_bytes, "optimizer_bytes": rest}
+                 "activation_bytes": task.activation_bytes, "param_bytes": params, "optimizer_bytes": rest}
         held = np.maximum.accumulate(task.held[::-1])[::-1]     # no stage more than the one before it
         result = getattr(planners, name)(nodes, task.stages, task.memory_bytes, micro_batches=task.micro_batches,
                                          schedule="gpipe" if task.schedule == "gpipe" else "1f1b",

@@ -185,7 +185,7 @@ def test_every_instruction_has_its_word():
     assert names == ["F", "B", "I", "W", "R", "SF", "RF", "SB", "RB", "SO", "SI", "AR", "OPT", "SE", "RE", "SL",
                      "RL"]
     region.set_progress(0, 1, names.index("AR") << 48 | 3 << 32)
-    assert region.doing(0) == "at step 1 while running all-reduce of the tied weight's gradient on stage 3"
+    assert region.doing(0) == "at step 1 while running exchange of the tied weight on stage 3"
 
 
 def test_descriptors_are_given_back():

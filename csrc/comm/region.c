@@ -277,7 +277,7 @@ tp_tag_print(uint64_t tag, char text[TP_TAG_TEXT])
                                                   "receive of the gradient",
                                                   "swap out",
                                                   "swap in",
-                                                  "all-reduce of the tied weight's gradient",
+                                                  "exchange of the tied weight",
                                                   "optimizer update",
                                                   "eviction",
                                                   "receive of the evicted activations",

@@ -110,10 +110,24 @@ join_tied(tp_engine *engine)
     return copy_some(engine, head.in, first.out, first.out_bytes);
 }
 
+/* The host's communicators: until the other end is there, too; a device's wait is in the order of its own work. */
+static tp_status
+meet_tied(tp_engine *engine, int peer, int64_t *waited_ns)
+{
+    tp_comm *comm = engine->config.comm;
+    unsigned char here = 0, there = 0;
+    int64_t before = tp_clock_ns();
+    if (engine->bound || engine->staged != NULL)
+        return TP_OK;
+    TP_TRY(comm->ops->exchange(comm, peer, tp_tag(TP_OP_AR, 0, 0, 2), &here, sizeof here, &there, sizeof there));
+    *waited_ns += tp_clock_ns() - before;
+    return TP_OK;
+}
+
 /* New values of a tied weight from the head's stage, when this rank has updated all of its own; copies of the model in ascending
  * order, on both ranks. */
 static tp_status
-give_tied(tp_engine *engine)
+give_tied(tp_engine *engine, int64_t *waited_ns)
 {
     const tp_program *program = engine->config.program;
     const tp_stage_ops *ops = engine->config.provider->stage;
@@ -127,8 +141,9 @@ give_tied(tp_engine *engine)
         if (mine.out == NULL && mine.in == NULL)
             continue;
         if (engine->stage[other] == NULL) {
-            TP_TRY(comm->ops->exchange(comm, engine->first + program->rank_of[other], tp_tag(TP_OP_AR, 0, 0, 1), mine.out,
-                                       mine.out_bytes, mine.in, mine.in_bytes));
+            int peer = engine->first + program->rank_of[other];
+            TP_TRY(meet_tied(engine, peer, waited_ns));
+            TP_TRY(comm->ops->exchange(comm, peer, tp_tag(TP_OP_AR, 0, 0, 1), mine.out, mine.out_bytes, mine.in, mine.in_bytes));
         } else if (stage == first) {
             TP_TRY(ops->tied_values(engine->stage[other], &theirs));
             TP_TRY(copy_some(engine, mine.in, theirs.out, theirs.out_bytes));
@@ -329,7 +344,7 @@ work(tp_engine *engine, int64_t i, running *now)
         if (now->options->update)
             TP_TRY(update(engine, instr->stage, now->options, now->result));
         if (now->options->update && i == engine->count - 1)
-            TP_TRY(give_tied(engine));
+            TP_TRY(give_tied(engine, &event->wait_ns));
     }
     return mark(engine, now, &event->end_ns);
 }

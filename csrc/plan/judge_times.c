@@ -91,6 +91,17 @@ make_room(tp_judge *judge, int64_t units, const tp_candidate *c)
     return TP_OK;
 }
 
+/* ---- ranks ------------------------------------------------------------------------------------------------------------------ */
+
+static int
+home(const tp_judge *judge, int order, int stage)
+{
+    int ranks = judge->asked.ranks, turn = stage % (2 * ranks);
+    if (order == TP_ORDER_ZB_V || order == TP_ORDER_DUALPIPE_V || order == TP_ORDER_HANAYO || order == TP_ORDER_CHIMERA)
+        return turn < ranks ? turn : 2 * ranks - 1 - turn;
+    return stage % ranks;
+}
+
 /* ---- work ---------------------------------------------------------------------------------------------------------------- */
 
 static void
@@ -117,7 +128,7 @@ time_updates(tp_judge *judge, const tp_candidate *c, int64_t units)
         /* Only a stage's first cell of UPDATE and EXCHANGE is ever read. */
         table_of(judge, UPDATE)[k * units] =
             costs->update_s + costs->update_param_s * params + (count[TP_HEAD] > 0 ? costs->update_head_s : 0.0) + ring +
-            (ends != 0 ? costs->tied_values_s : 0.0);
+            (ends != 0 && home(judge, c->order, 0) != home(judge, c->order, judge->stages - 1) ? costs->tied_values_s : 0.0);
         table_of(judge, EXCHANGE)[k * units] = costs->tied_latency_s + costs->tied_row_s * rows;
     }
 }
@@ -183,15 +194,6 @@ repeat_work(const tp_judge *judge, int64_t units)
 }
 
 /* ---- messages ------------------------------------------------------------------------------------------------------------ */
-
-static int
-home(const tp_judge *judge, int order, int stage)
-{
-    int ranks = judge->asked.ranks, turn = stage % (2 * ranks);
-    if (order == TP_ORDER_ZB_V || order == TP_ORDER_DUALPIPE_V || order == TP_ORDER_HANAYO || order == TP_ORDER_CHIMERA)
-        return turn < ranks ? turn : 2 * ranks - 1 - turn;
-    return stage % ranks;
-}
 
 /* Do messages between this stage and the next leave the node? */
 static int

@@ -30,7 +30,7 @@
 #include "csrc/base/status.h"
 
 /* F forward, B whole backward, I / W its input and weight halves, R recompute, SF/RF, SB/RB send and receive activation
- * and gradient, SO/SI swap out and in, AR exchange of a tied weight's gradients, OPT update, SE/RE, SL/RL send and receive
+ * and gradient, SO/SI swap out and in, AR gradients of a tied weight's rows to the head's stage, OPT update, SE/RE, SL/RL send and receive
  * evicted and loaded activations. */
 #define TP_OP_MAP(X)                                                                                                   \
     X(F) X(B) X(I) X(W) X(R) X(SF) X(RF) X(SB) X(RB) X(SO) X(SI) X(AR) X(OPT) X(SE) X(RE) X(SL) X(RL)

@@ -74,7 +74,7 @@ def gpt_nodes(model: GPTConfig, costs: CostModel | None, micro_batch: int, seq_l
     forward, backward = np.array(seconds).T
     params = np.array([node.params for node in parts])
     updated = params.copy()
-    if model.tie_weights:  # the head's stage has the moments
+    if model.tie_weights:  # the head's stage has the gradient and the moments
         updated[0] -= model.vocab_size * model.n_embd
     inputs = np.array([0.0] + [node.output for node in parts[:-1]])
     outputs = np.array([node.output for node in parts])
@@ -82,7 +82,8 @@ def gpt_nodes(model: GPTConfig, costs: CostModel | None, micro_batch: int, seq_l
     return Nodes.from_graph(
         {
             "fwd_s": forward, "bwd_s": backward, "recompute_s": remake_seconds(forward, kept, edges), "activation_bytes": kept,
-            "param_bytes": params * size, "optimizer_bytes": updated * state, "names": names, "blocks": blocks,
+            "param_bytes": updated * size,
+            "optimizer_bytes": updated * state + (params - updated) * size, "names": names, "blocks": blocks,
             "working_bytes": 2.0 * (inputs + outputs) * rows * size,
         },
         edges,
