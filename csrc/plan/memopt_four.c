@@ -112,8 +112,8 @@ fill_buckets(four *f)
         while (from > 0 && a[k].key + b[from - 1].key >= f->low)
             from--;
         for (int q = from; q < nb && f->count < PAIRS; q++) {
-            double at = (a[k].key + b[q].key - f->low) / f->window * BUCKETS;
-            if (at >= BUCKETS)
+            double at = (a[k].key + b[q].key - f->low) / f->window * (double)BUCKETS;
+            if (at >= (double)BUCKETS)
                 break;
             if (at < 0.0)
                 continue;
@@ -148,7 +148,7 @@ look(four *f, int best[LISTS])
         while (from > 0 && a[k].key + b[from - 1].key > high - f->window)
             from--;
         for (int q = from; q < nb && a[k].key + b[q].key <= high; q++, seen++) {
-            int at = (int)((high - a[k].key - b[q].key) / f->window * BUCKETS);
+            int at = (int)((high - a[k].key - b[q].key) / f->window * (double)BUCKETS);
             int first = at > 0 ? at - 1 : 0, last = at + 1 < BUCKETS ? at + 1 : BUCKETS - 1;
             double r = f->base->r + a[k].r + b[q].r, s = f->base->s + a[k].s + b[q].s;
             if (at >= BUCKETS)
@@ -174,7 +174,7 @@ window_of(const four *f)
     const subset *a = f->room->list[0], *b = f->room->list[1];
     int na = f->length[0], nb = f->length[1];
     double apart = a[3 * na / 4].key - a[na / 4].key + b[3 * nb / 4].key - b[nb / 4].key;
-    return BUCKETS * apart / ((double)na * nb);
+    return (double)BUCKETS * apart / ((double)na * nb);
 }
 
 tp_status
@@ -197,7 +197,7 @@ tp_memopt_four(tp_memopt_stage *t, const tp_memopt_base *base)
         f.low = middle + (turn % 2 ? -1 : 1) * ((turn + 1) / 2) * f.window;
         fill_buckets(&f);
         if (turn == 0 && f.count < BUCKETS / 4) { /* they are rare about here */
-            f.window *= fmin(64.0, BUCKETS / (f.count + 1.0));
+            f.window *= fmin(64.0, (double)BUCKETS / (f.count + 1.0));
             middle = f.low = 0.5 * (f.target - f.window);
             fill_buckets(&f);
         }
