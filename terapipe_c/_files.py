@@ -17,9 +17,9 @@ from .config import brief
 _THERE = "the file is there: another name would be right"
 
 
-def path_of(name: str, value: Any) -> Path:
+def path_of(name: str, value: Any, look: bool = True) -> Path:
     """The path that ``value`` is; a TypeError, ValueError or (from where the working directory is gone) FileNotFoundError names the
-    argument, an OSError the path of which cannot be told whether something is there."""
+    argument, an OSError the path of which cannot be told whether something is there (look False: the caller finds out)."""
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(text, str):
         raise InvalidTypeError(f"{name} is {brief(value)}: the name of a file or folder, a str or a Path, would be right")
@@ -38,7 +38,8 @@ def path_of(name: str, value: Any) -> Path:
             why = f"{name} is relative to the working directory, which has been deleted: an absolute path would be right"
             raise FileNotFoundError(errno.ENOENT, why, text) from None
     with suppress(FileNotFoundError, NotADirectoryError):
-        os.stat(text)    # from Python 3.14 on, pathlib takes a name that is too long or may not be looked at for nothing there
+        if look:
+            os.stat(text)    # from Python 3.14 on, pathlib takes a name that is too long or may not be looked at for nothing there
     return Path(text)
 
 

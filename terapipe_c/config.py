@@ -384,7 +384,7 @@ class Cluster:
         from .profiling import swap_bandwidth
 
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        folder = None if swap_folder is None else path_of("swap_folder", swap_folder)
+        folder = None if swap_folder is None else path_of("swap_folder", swap_folder, look=False)
         if folder is not None:
             check_writable("swap_folder", folder)
         devices = cores if num_devices is None else whole("num_devices", num_devices)

@@ -403,23 +403,17 @@ class CostModel:
             counts = np.tile(np.array([0, 1, 1, 0], np.int32), (int(program.num_stages) // copies, 1))
         else:
             counts = block_counts(model, even_partition(model, int(program.num_stages) // copies))
-        each = len(counts)
-        apart = program is None or program.rank_of[0] != program.rank_of[each - 1]
-        work, slices = self.stage_work(model, counts, links or Links(), apart), self.slice_work(slicing)
+        work, slices, each = self.stage_work(model, counts), self.slice_work(slicing), len(counts)
         homes = [None if links is None or program is None else (links, program.rank_of[c * each:][:each]) for c in range(copies)]
         return filled(of_copies([self.timed(work, slices, model, placed, copies) for placed in homes]))
 
     # The three parts of durations(), apart because a search changes one of them at a time.
 
-    def stage_work(self, model: GPTConfig | None, counts: NDArray[np.int32], links: Links = Links(), apart: bool = True) \
-            -> tuple[NDArray[np.int32], Float]:                                   # noqa: B008 (frozen)
-        """What depends on the partition: blocks [stages, 4], seconds of an update [stages] (with the new values of a tied
-        embedding, which its two ends wait for; apart: these are two ranks)."""
+    def stage_work(self, model: GPTConfig | None, counts: NDArray[np.int32]) -> tuple[NDArray[np.int32], Float]:
+        """What depends on the partition: blocks [stages, 4], seconds of an update [stages]."""
         if model is None:
             return counts, np.zeros(len(counts))
         update_s = self.optimizer_s(updated_params(model, counts)) + self.optimizer_head_s * (counts[:, 3] > 0)
-        if model.tie_weights and apart:
-            update_s += self.tied_s(model, links)[2] * ((counts[:, 0] > 0) != (counts[:, 3] > 0))
         return counts, np.asarray(update_s, np.float64)
 
     def slice_work(self, slicing: Slicing) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], Float]:
@@ -445,8 +439,8 @@ class CostModel:
         out: dict[str, Any] = {"F": F, "I": I, "W": W, "OPT": stages[1], "AR": 0.0,
                                "comm": np.repeat((self.latency_s + self.byte_s * size)[None], len(F), 0)}
         if model is not None and model.tie_weights and len(F) > 1:
-            latency_s, row_s, _ = self.tied_s(model, *placed[:1] if placed else ())
-            out["AR"] = latency_s + row_s * float(slices[3].sum()) / copies
+            latency_s, row_s, values_s = self.tied_s(model, *placed[:1] if placed else ())     # these come back with OPT
+            out["AR"] = latency_s + row_s * float(slices[3].sum()) / copies + values_s
         if placed is not None and placed[0].far:
             out |= timed_apart(*placed, size, self.latency_s, self.byte_s)
         elif self.byte_s > 0.0:

@@ -135,10 +135,9 @@ class Judge:
         if other.shortest is not None and (self.shortest is None or other.shortest[0] < self.shortest[0]):
             self.shortest = other.shortest
 
-    def _stage_work_of(self, cut: Cut, schedule: str) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-        home = rank_of(self.ranks, len(cut), schedule in ZIGZAG)
-        counts, update_s = self.costs.stage_work(self.model, block_counts(self.model, cut), self.links, home[0] != home[-1])
-        ring = replace(self.replicas, copies=copies_of(schedule))
+    def _stage_work_of(self, cut: Cut, copies: int = 1) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+        counts, update_s = self.costs.stage_work(self.model, block_counts(self.model, cut))
+        ring = replace(self.replicas, copies=copies)
         if ring.members > 1:
             update_s = update_s + ring.seconds(4.0 * updated_params(self.model, counts))
         return counts, update_s
@@ -155,7 +154,7 @@ class Judge:
                   up: bool = False) -> dict[str, Any]:
         home = rank_of(self.ranks, len(partition), schedule in ZIGZAG)
         placed = (self.links, home[::-1] if up else home) if self.links.far else None
-        work = self._stage_work(partition, schedule)
+        work = self._stage_work(partition, copies_of(schedule))
         out = self.costs.timed(work, self._slice_work(slicing), self.model, placed, copies_of(schedule))
         if any(savings.recompute):
             kinds = np.array([KINDS.index(block.kind) for block in self.model.blocks])

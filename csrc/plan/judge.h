@@ -22,7 +22,7 @@ typedef struct {
     double read_byte_s;       /* of a stage's message's byte, of its reader's time, and where `lent` is 0 of its sender's too */
     int lent;                 /* 1: the reader makes the only copy */
     double row_bytes;         /* of a token in a message */
-    /* A tied weight on two stages: AR is of the rows' gradients, and the new values come back with both ends' OPT. */
+    /* A tied weight on two ranks: AR is of the rows' gradients and of the new values, which come back with OPT. */
     double tied_latency_s, tied_row_s, tied_values_s;
     int whole_weights;        /* W of a micro-batch is done with its first slice */
     /* Seconds of OPT on a stage of p parameters: update_s + p update_param_s, and update_head_s where the head is; the

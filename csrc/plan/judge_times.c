@@ -91,17 +91,6 @@ make_room(tp_judge *judge, int64_t units, const tp_candidate *c)
     return TP_OK;
 }
 
-/* ---- ranks ------------------------------------------------------------------------------------------------------------------ */
-
-static int
-home(const tp_judge *judge, int order, int stage)
-{
-    int ranks = judge->asked.ranks, turn = stage % (2 * ranks);
-    if (order == TP_ORDER_ZB_V || order == TP_ORDER_DUALPIPE_V || order == TP_ORDER_HANAYO || order == TP_ORDER_CHIMERA)
-        return turn < ranks ? turn : 2 * ranks - 1 - turn;
-    return stage % ranks;
-}
-
 /* ---- work ---------------------------------------------------------------------------------------------------------------- */
 
 static void
@@ -127,9 +116,8 @@ time_updates(tp_judge *judge, const tp_candidate *c, int64_t units)
         double ring = costs->ring_s[more] + costs->ring_param_s[more] * params;
         /* Only a stage's first cell of UPDATE and EXCHANGE is ever read. */
         table_of(judge, UPDATE)[k * units] =
-            costs->update_s + costs->update_param_s * params + (count[TP_HEAD] > 0 ? costs->update_head_s : 0.0) + ring +
-            (ends != 0 && home(judge, c->order, 0) != home(judge, c->order, judge->stages - 1) ? costs->tied_values_s : 0.0);
-        table_of(judge, EXCHANGE)[k * units] = costs->tied_latency_s + costs->tied_row_s * rows;
+            costs->update_s + costs->update_param_s * params + (count[TP_HEAD] > 0 ? costs->update_head_s : 0.0) + ring;
+        table_of(judge, EXCHANGE)[k * units] = costs->tied_latency_s + costs->tied_row_s * rows + costs->tied_values_s;
     }
 }
 
@@ -194,6 +182,15 @@ repeat_work(const tp_judge *judge, int64_t units)
 }
 
 /* ---- messages ------------------------------------------------------------------------------------------------------------ */
+
+static int
+home(const tp_judge *judge, int order, int stage)
+{
+    int ranks = judge->asked.ranks, turn = stage % (2 * ranks);
+    if (order == TP_ORDER_ZB_V || order == TP_ORDER_DUALPIPE_V || order == TP_ORDER_HANAYO || order == TP_ORDER_CHIMERA)
+        return turn < ranks ? turn : 2 * ranks - 1 - turn;
+    return stage % ranks;
+}
 
 /* Do messages between this stage and the next leave the node? */
 static int

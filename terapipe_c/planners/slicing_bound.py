@@ -40,7 +40,7 @@ def slicing_bound(
     update (None: the costs'); links: of messages that leave a node. Each rank must be reached by a first slice and do all its
     work; or do all its forwards and input gradients, and the last one's goes home to the first stage. For each of both, one
     shortest path over the cuts. Weight gradients may be put off at will, waits between slices and between micro-batches are not
-    seen, the gradients of a tied embedding's rows on their way to the head are not counted, nor are halves of sliced-1f1b.
+    seen, the exchange of a tied embedding is not counted, nor are halves of sliced-1f1b.
     """
     from ..request import check_partition
 
@@ -63,7 +63,7 @@ def slicing_bound(
         raise _core.InvalidValueError(
             f"rank_of is {rank_of!r}: a rank for each of {len(partition)} stages, the first {count} in order, would be right"
         )
-    blocks, update = costs.stage_work(model, block_counts(model, partition), links, home[0] != home[-1])
+    blocks, update = costs.stage_work(model, block_counts(model, partition))
     update = update if update_s is None else _updates(update_s, len(partition))
     sizes = Counter(whole("a micro-batch", size) for size in micro_batches)
     arrays = [(times, *_size(model, costs, blocks, size, tokens, unit, count, home, links))
@@ -165,6 +165,5 @@ def plan_slicing_bound(judge: Any, candidate: Any, unit: int) -> float | None:
     if candidate.schedule in ("sliced-1f1b", "chimera") or work > (2e7 if _by_table(judge.costs) else 2e8):
         return None
     return slicing_bound(judge.model, judge.costs, candidate.partition, [b for b, _ in candidate.slicing], seq_len=tokens,
-                         granularity=cuts, ranks=judge.ranks,
-                         update_s=judge._stage_work(candidate.partition, candidate.schedule)[1],
+                         granularity=cuts, ranks=judge.ranks, update_s=judge._stage_work(candidate.partition)[1],
                          rank_of=judge.lowered(candidate).rank_of, links=judge.links)  # fmt: skip
