@@ -41,6 +41,7 @@ ISA_FLAGS = {  # csrc/cpu/isa_<name>.c
     "avx2": ["-mavx2", "-mfma"],
     "portable": [],
 }
+ISA_FLAGS["amx"] = [*ISA_FLAGS["avx512"], "-mamx-tile", "-mamx-bf16"]
 CUDA_ARCHS = ["80", "90", "100", "120"]  # compute capability x 10; PTX of 90 besides, for what is none of these
 # As -ffp-contract=off: nvcc fuses by itself, and in one body of a kernel other than in the next (LayerNorm's sum of dy gamma
 # for rows on 16 bytes, not for others), so that bits would depend on where an array begins.
@@ -56,7 +57,7 @@ def core_sources():
     """Every room of csrc except the kernel bodies, which csrc/cpu/isa_*.c include, and what is _mpi's."""
     sources = [str(p) for p in sorted(Path("csrc").rglob("*.c")) if p.parent.name != "cpu" and str(p) not in MPI_ALONE]
     sources += ["csrc/cpu/cpu.c", "csrc/cpu/isa_portable.c"]
-    return sources + (["csrc/cpu/isa_avx512.c", "csrc/cpu/isa_avx2.c"] if X86 else [])
+    return sources + ([f"csrc/cpu/isa_{name}.c" for name in ("amx", "avx512", "avx2")] if X86 else [])
 
 
 def flags_of(source):

@@ -17,7 +17,7 @@ from terapipe_c import _core
 ISAS = _core.kernel_isas()
 # M, K, N: single elements, tails of tiles (14, 6), panels (32) and chunks of k (192), several blocks and groups
 SHAPES = [(1, 1, 1), (1, 7, 33), (13, 1, 31), (15, 40, 32), (29, 193, 65), (3, 400, 100), (71, 70, 129), (2, 401, 385)]
-SHAPES += [(230, 20, 40), (4, 30, 800)]
+SHAPES += [(230, 20, 40), (4, 30, 800), (290, 1600, 40)]
 
 
 def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
@@ -52,6 +52,48 @@ def pieces(x: np.ndarray, w: np.ndarray) -> np.ndarray:
     cuts = [depth * i // count for i in range(count + 1)]
     sums = [chain(x[:, a:b], w[a:b]) for a, b in itertools.pairwise(cuts)]
     return functools.reduce(np.add, sums)
+
+
+def thirds(x: np.ndarray) -> list[np.ndarray]:
+    """x as the exact sum of three bf16, each the nearest to what is left (ties away from zero), as float32."""
+    parts, rest = [], np.ascontiguousarray(x, np.float32)
+    for _ in range(3):
+        parts.append(((rest.view(np.uint32) + np.uint32(0x8000)) & np.uint32(0xFFFF0000)).view(np.float32))
+        rest = rest - parts[-1]
+    assert not rest.any()
+    return parts
+
+
+def tiles(x: np.ndarray, w: np.ndarray, start: np.ndarray | None = None) -> np.ndarray:
+    """x @ w as AMX computes it: groups of 32 k, each six instructions, of which each adds the sum of two chains, of even and of
+    odd k's (a product of two bf16 is exact in float32)."""
+    acc = np.zeros((x.shape[0], w.shape[1]), np.float32) if start is None else start.copy()
+    a, b = thirds(x), thirds(w)
+    for first in range(0, x.shape[1], 32):
+        for i, j in ((0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0)):
+            sums = [np.zeros_like(acc), np.zeros_like(acc)]
+            for k in range(first, min(first + 32, x.shape[1])):
+                sums[k % 2] += a[i][:, k, None] * b[j][None, k, :]
+            acc += sums[0] + sums[1]
+    return acc
+
+
+def amx_pieces(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """Pieces of at most 12 groups, added in order."""
+    groups = -(-x.shape[1] // 32)
+    count = -(-groups // 12)
+    cuts = [32 * (groups * i // count) for i in range(count + 1)]
+    return functools.reduce(np.add, [tiles(x[:, a:b], w[a:b]) for a, b in itertools.pairwise(cuts)])
+
+
+def product(isa: str, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """What the contract says of linear and linear_t."""
+    return amx_pieces(x, w) if isa == "amx" else pieces(x, w)
+
+
+def gradient(isa: str, x: np.ndarray, dy: np.ndarray, start: np.ndarray | None = None) -> np.ndarray:
+    """What it says of linear_w."""
+    return (tiles if isa == "amx" else chain)(np.ascontiguousarray(x.T), dy, start)
 
 
 def bits(array: np.ndarray) -> np.ndarray:
@@ -97,7 +139,7 @@ def test_forward_is_chains_added_in_order(isa: str, shape: tuple[int, int, int])
     kernels = _core.Kernels(isa)
     weight = kernels.weight(w)
     y, guard = empty_like_rows(m, n)
-    expected = pieces(x, w)
+    expected = product(isa, x, w)
     assert same(kernels.linear(x, weight, y), expected)
     assert (guard == -77.0).all()
     assert same(kernels.linear(x, weight, y, bias=bias), expected + bias)
@@ -112,25 +154,25 @@ def test_input_gradient_is_chains_added_in_order(isa: str, shape: tuple[int, int
     kernels = _core.Kernels(isa)
     dx, guard = empty_like_rows(m, k)
     kernels.linear_t(dy, kernels.weight(w), dx)
-    assert same(dx, pieces(dy, np.ascontiguousarray(w.T)))
+    assert same(dx, product(isa, dy, np.ascontiguousarray(w.T)))
     assert (guard == -77.0).all()
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("shape", [*SHAPES, (390, 33, 17)])
-def test_weight_gradient_is_one_chain(isa: str, shape: tuple[int, int, int]) -> None:
+def test_weight_gradient_goes_on_row_after_row(isa: str, shape: tuple[int, int, int]) -> None:
     m, k, n = shape
     x, w, dy = operands(m, k, n)
     kernels = _core.Kernels(isa)
     weight = kernels.weight(w)
     kernels.linear_w(x, dy, weight)
-    first = chain(np.ascontiguousarray(x.T), dy)
+    first = gradient(isa, x, dy)
     assert same(kernels.weight_grad(weight), first)
     kernels.linear_w(x[::-1], dy[::-1], weight, accumulate=True)  # rows downwards: strides are negative
-    second = chain(np.ascontiguousarray(x[::-1].T), dy[::-1], first)
+    second = gradient(isa, x[::-1], dy[::-1], first)
     assert same(kernels.weight_grad(weight), second)
-    if m > 3:
-        assert not same(chain(np.ascontiguousarray(x.T), dy, first), second), "the order of rows does not show here"
+    if m > (32 if isa == "amx" else 3):
+        assert not same(gradient(isa, x, dy, first), second), "the order of rows does not show here"
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -139,9 +181,29 @@ def test_cutting_the_rows_of_a_weight_gradient_changes_nothing(isa: str) -> None
     kernels = _core.Kernels(isa)
     whole, parts = kernels.weight(w), kernels.weight(w)
     kernels.linear_w(x, dy, whole)
-    for first, last in ((0, 1), (1, 2), (2, 202), (202, 300)):
+    cuts = (0, 32, 64, 256, 300) if isa == "amx" else (0, 1, 2, 202, 300)
+    for first, last in itertools.pairwise(cuts):
         kernels.linear_w(x[first:last], dy[first:last], parts, accumulate=first > 0)
     assert same(kernels.weight_grad(parts), kernels.weight_grad(whole))
+
+
+@pytest.mark.skipif("amx" not in ISAS, reason="this processor has no AMX")
+def test_three_bf16_are_no_worse_than_a_float() -> None:
+    """Errors against float64, of the same products by AMX and by chains of FMAs: well-conditioned sums, and ones that cancel."""
+    rng = np.random.default_rng(0)
+    for m, k, n in ((64, 768, 256), (40, 3072, 100), (33, 50257, 40)):
+        x, w = rng.standard_normal((m, k), dtype=np.float32), rng.standard_normal((k, n), dtype=np.float32)
+        x *= np.exp2(rng.integers(-20, 20, (m, 1))).astype(np.float32)
+        for sign in (1, np.abs):
+            a, b = (x, w) if sign == 1 else (np.abs(x), np.abs(w))
+            exact = a.astype(np.float64) @ b.astype(np.float64)
+            size = np.abs(a.astype(np.float64)) @ np.abs(b.astype(np.float64))
+            errors = {}
+            for isa in ("amx", "avx512"):
+                kernels = _core.Kernels(isa)
+                y = kernels.linear(a, kernels.weight(b), np.empty((m, n), np.float32))
+                errors[isa] = np.abs(y - exact) / size
+            assert errors["amx"].mean() < errors["avx512"].mean() and errors["amx"].max() < 1.2 * errors["avx512"].max()
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -243,7 +305,10 @@ def test_signed_zero_and_infinity(isa: str) -> None:
     assert same(y, np.zeros((3, 33), np.float32))  # +0 + -0 = +0
     x = np.array([[np.inf, 1.0], [1.0, np.nan], [2.0, 3.0]], np.float32)
     y = kernels.linear(x, kernels.weight(np.ones((2, 33), np.float32)), y)
-    assert np.isinf(y[0]).all() and np.isnan(y[1]).all() and (y[2] == 5.0).all()
+    assert (np.isnan(y[0]) if isa == "amx" else np.isinf(y[0])).all() and np.isnan(y[1]).all() and (y[2] == 5.0).all()
+    for strange in (0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001):  # NaNs that rounding to bf16 could carry over into a number
+        x = np.full((3, 2), np.array(strange, np.uint32).view(np.float32))
+        assert np.isnan(kernels.linear(x, kernels.weight(np.ones((2, 33), np.float32)), y)).all()
 
 
 @pytest.mark.parametrize("isa", ISAS)

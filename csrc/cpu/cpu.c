@@ -4,14 +4,36 @@
 #include <stdlib.h>
 #include <string.h>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 static const tp_backend_ops *const all_ops[] = {
 #if defined(__x86_64__)
+    &tp_cpu_ops_amx,
     &tp_cpu_ops_avx512,
     &tp_cpu_ops_avx2,
 #endif
     &tp_cpu_ops_portable,
 };
 enum { ISAS = sizeof all_ops / sizeof all_ops[0] };
+
+#if defined(__x86_64__)
+/* Linux gives a process the tiles' registers only if it asks (arch/x86/xstate in the kernel's documentation), and refuses where
+ * a thread's alternative signal stack is too small for them. */
+static int
+amx_runs_here(void)
+{
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+    unsigned a, b, c, d;
+    const unsigned tile_and_bf16 = 1u << 24 | 1u << 22;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & tile_and_bf16) != tile_and_bf16)
+        return 0;
+    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+}
+#endif
 
 /* Exactly the sets that setup.py compiles isa_<name>.c for. The check includes the operating system's saving of the
  * registers (libgcc reads XGETBV). */
@@ -23,9 +45,12 @@ isa_runs_here(const char *name)
     int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     if (strcmp(name, "avx2") == 0)
         return avx2;
+    int avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     if (strcmp(name, "avx512") == 0)
-        return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+        return avx512;
+    if (strcmp(name, "amx") == 0)
+        return avx512 && amx_runs_here();
 #endif
     return strcmp(name, "portable") == 0;
 }

@@ -12,7 +12,7 @@
 
 extern const tp_backend_ops tp_cpu_ops_portable;
 #if defined(__x86_64__)
-extern const tp_backend_ops tp_cpu_ops_avx2, tp_cpu_ops_avx512;
+extern const tp_backend_ops tp_cpu_ops_avx2, tp_cpu_ops_avx512, tp_cpu_ops_amx;
 #endif
 
 static inline int64_t

@@ -1,8 +1,10 @@
-/* Copies between row-major matrices, panels, and the blocks that the tiles of gemm_tile.h read. */
+/* Copies between row-major matrices and panels. */
 #ifndef TP_CPU_GEMM_PACK_H
 #define TP_CPU_GEMM_PACK_H
 
-#include "csrc/cpu/gemm_tile.h"
+#include "csrc/cpu/cpu.h"
+
+#include "csrc/cpu/vec.h"
 
 #include <string.h>
 
@@ -10,48 +12,6 @@
 #include <emmintrin.h>
 #define GEMM_STREAMS 1
 #endif
-
-/* glibc's memcpy took five times as long for pieces of this length. */
-GEMM_INLINE void
-copy_floats(float *restrict to, const float *restrict from, int64_t n)
-{
-    int64_t k = 0;
-    for (; k + GEMM_LANES <= n; k += GEMM_LANES)
-        gemm_store(to + k, gemm_load(from + k));
-    if (k < n)
-        memcpy(to + k, from + k, (size_t)(n - k) * sizeof *to);
-}
-
-/* Row r of the block at dst + r * GEMM_ROW_LD, from x + r * x_stride. */
-static void
-gemm_pack_rows(int64_t rows, int64_t depth, const float *x, int64_t x_stride, float *restrict dst)
-{
-    for (int64_t r = 0; r < rows; r++)
-        copy_floats(dst + r * GEMM_ROW_LD, x + r * x_stride, depth);
-}
-
-/* The transposed block: `count` columns of x as tiles GEMM_TILE_LD floats apart; column k of a tile at
- * + k * GEMM_COLUMN_LD. The first count % tiles tiles are one longer. `readable` floats may be read from each row of x:
- * a copy of fixed size is several times faster. */
-static void
-gemm_pack_columns(int64_t count, int64_t readable, int64_t tiles, int64_t depth, const float *x, int64_t x_stride,
-                  float *restrict dst)
-{
-    const int64_t size = count / tiles, longer = count % tiles;
-    for (int64_t k = 0; k < depth; k++) {
-        const float *from = x + k * x_stride;
-        float *to = dst + k * GEMM_COLUMN_LD;
-        for (int64_t i = 0, at = 0; i < tiles; i++) {
-            int64_t rows = size + (i < longer);
-            if (readable - at >= GEMM_COLUMN_LD)
-                memcpy(to, from + at, GEMM_COLUMN_LD * sizeof *to);
-            else
-                memcpy(to, from + at, (size_t)rows * sizeof *to);
-            at += rows;
-            to += GEMM_TILE_LD;
-        }
-    }
-}
 
 /* Panels [0, panels) of a row-major [rows, cols] matrix; panel p at dst + p * panel_floats; padded with zeros. */
 static void
@@ -76,7 +36,7 @@ typedef float gemm_quad __attribute__((vector_size(16)));
 
 /* A block of lines that nobody reads soon, past the caches: a plain store would first fetch each line. Line after line: scattered
  * quads of four lines took a tenth longer. */
-GEMM_INLINE void
+VEC_INLINE void
 gemm_stream_block(const float *restrict from, float *restrict to)
 {
 #ifdef GEMM_STREAMS
@@ -88,7 +48,7 @@ gemm_stream_block(const float *restrict from, float *restrict to)
 }
 
 /* Before anybody is told of what was streamed. */
-GEMM_INLINE void
+VEC_INLINE void
 gemm_stream_end(void)
 {
 #ifdef GEMM_STREAMS

@@ -14,8 +14,6 @@
 #include <math.h>
 #include <string.h>
 
-#define GEMM_INLINE static inline __attribute__((always_inline))
-
 /* Most k of one tile call: a panel of B is then 24 KiB, and stays in a level-1 cache of 32 KiB or more. It shows in the results
  * (backend.h), so it is the same for all instruction sets. */
 #define GEMM_DEPTH   192
@@ -52,13 +50,13 @@ typedef __m256 gemm_vec;
 #define GEMM_LANES     4
 typedef float gemm_vec __attribute__((vector_size(16)));
 
-GEMM_INLINE gemm_vec
+VEC_INLINE gemm_vec
 gemm_zero(void)
 {
     return (gemm_vec){0.0f};
 }
 
-GEMM_INLINE gemm_vec
+VEC_INLINE gemm_vec
 gemm_load(const float *p)
 {
     gemm_vec v;
@@ -66,13 +64,13 @@ gemm_load(const float *p)
     return v;
 }
 
-GEMM_INLINE void
+VEC_INLINE void
 gemm_store(float *p, gemm_vec v)
 {
     memcpy(p, &v, sizeof v);
 }
 
-GEMM_INLINE gemm_vec
+VEC_INLINE gemm_vec
 gemm_fma(gemm_vec x, gemm_vec b, gemm_vec c)
 {
     gemm_vec v;
@@ -81,7 +79,7 @@ gemm_fma(gemm_vec x, gemm_vec b, gemm_vec c)
     return v;
 }
 
-GEMM_INLINE gemm_vec
+VEC_INLINE gemm_vec
 gemm_add(gemm_vec a, gemm_vec b)
 {
     return a + b;
@@ -89,7 +87,7 @@ gemm_add(gemm_vec a, gemm_vec b)
 #endif
 
 /* One broadcast for two products. The compiler would fold it into both, and loads would be the bottleneck. */
-GEMM_INLINE gemm_vec
+VEC_INLINE gemm_vec
 gemm_broadcast(float x)
 {
 #if GEMM_LANES == 16
@@ -128,7 +126,7 @@ typedef struct {
 } gemm_tile;
 
 /* One k of every chain. */
-GEMM_INLINE void
+VEC_INLINE void
 tile_step(const int rows, const int64_t row_stride, const float *restrict a, const float *restrict b,
           gemm_vec acc[GEMM_ROWS][2])
 {
@@ -143,7 +141,7 @@ tile_step(const int rows, const int64_t row_stride, const float *restrict a, con
 
 /* GEMM_UNROLL steps in a row, without a counter or a branch between them: where a neighbour's hyperthread shares the core,
  * it is the number of instructions that decides, not the multiplications (Zen 3, contended: 47 to 65 GFLOP/s). */
-GEMM_INLINE void
+VEC_INLINE void
 tile_strip(const int rows, const int64_t row_stride, const int64_t k_stride, const gemm_tile *t, const int64_t column)
 {
     const float *restrict a = t->a, *restrict b = t->b + column, *soon = t->soon;
@@ -192,14 +190,14 @@ tile_strip(const int rows, const int64_t row_stride, const int64_t k_stride, con
     }
 }
 
-GEMM_INLINE void
+VEC_INLINE void
 tile_rows(const int rows, const int by_rows, const gemm_tile *t)
 {
     for (int j = 0; j < TP_PANEL; j += GEMM_WIDTH)
         tile_strip(rows, by_rows ? GEMM_ROW_LD : 1, by_rows ? 1 : GEMM_COLUMN_LD, t, j);
 }
 
-GEMM_INLINE void
+VEC_INLINE void
 tile_any(const int by_rows, int rows, const gemm_tile *t)
 {
     switch (rows) {

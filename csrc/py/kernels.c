@@ -500,7 +500,7 @@ static PyType_Slot kernels_slots[] = {
     {Py_tp_methods, kernels_methods},
     {Py_tp_getset, kernels_getset},
     {Py_tp_doc,
-     "Kernels(isa=None, threads=1)\n--\n\nMatrix products of one instruction set: 'avx512', 'avx2' or 'portable'."},
+     "Kernels(isa=None, threads=1)\n--\n\nMatrix products of one instruction set: 'amx', 'avx512', 'avx2' or 'portable'."},
     {0, NULL},
 };
 static PyType_Spec kernels_spec = {"terapipe_c._core.Kernels", sizeof(kernels), 0,
@@ -510,9 +510,9 @@ static PyObject *
 kernel_isas(PyObject *module, PyObject *unused)
 {
     (void)module, (void)unused;
-    static const char *const names[] = {"avx512", "avx2", "portable"};
+    static const char *const names[] = {"amx", "avx512", "avx2", "portable"};
     PyObject *list = PyList_New(0);
-    for (int i = 0; list != NULL && i < 3; i++) {
+    for (size_t i = 0; list != NULL && i < sizeof names / sizeof *names; i++) {
         if (tp_cpu_ops(names[i]) == NULL)
             continue;
         PyObject *name = PyUnicode_FromString(names[i]);

@@ -1,5 +1,5 @@
-/* AVX-512 where there is none: the intrinsics that csrc uses, each on two AVX2 registers. Given to the compiler with
- * -include for the sources that hold AVX-512 code (tests/c/run --avx512), which then believe in it, as does their check of
+/* AVX-512 and AMX where they are not: the intrinsics that csrc uses, each on two AVX2 registers. Given to the compiler with
+ * -include for the sources that hold such code (tests/c/run --avx512), which then believe in it, as does their check of
  * the processor. It has to be AVX2 with FMA.
  *
  * The types are structs that do not convert, memory under a zero bit of a mask is not touched (ASan sees what is), and what
@@ -8,9 +8,12 @@
 #define TP_TESTS_AVX512_EMULATED_H
 #pragma GCC system_header /* the compiler has macros of some of these names */
 
+#include <cpuid.h>
 #include <immintrin.h>
 #include <math.h>
 #include <stdint.h>
+#include <string.h>
+#include <unistd.h>
 
 #define __AVX512F__                 1
 #define __builtin_cpu_supports(name) 1
@@ -211,10 +214,129 @@ emu_set_pd(double h, double g, double f, double e, double d, double c, double b,
     return (emu_pd){{_mm256_set_pd(d, c, b, a), _mm256_set_pd(h, g, f, e)}};
 }
 
+/* ---- integers ------------------------------------------------------------------------------------------------------ */
+
+EMU_2(and_si512, emu_i, _mm256_and_si256)
+EMU_2(unpacklo_epi32, emu_i, _mm256_unpacklo_epi32)
+EMU_2(unpackhi_epi32, emu_i, _mm256_unpackhi_epi32)
+EMU_2(unpacklo_epi64, emu_i, _mm256_unpacklo_epi64)
+EMU_2(unpackhi_epi64, emu_i, _mm256_unpackhi_epi64)
+
+EMU emu_i
+emu_set1_epi32(int x)
+{
+    return (emu_i){{_mm256_set1_epi32(x), _mm256_set1_epi32(x)}};
+}
+EMU emu_i
+emu_srli_epi32(emu_i a, int bits)
+{
+    return (emu_i){{_mm256_srli_epi32(a.half[0], bits), _mm256_srli_epi32(a.half[1], bits)}};
+}
+EMU void
+emu_store_si512(void *p, emu_i v)
+{
+    _mm256_store_si256(p, v.half[0]), _mm256_store_si256((__m256i *)p + 1, v.half[1]);
+}
+EMU emu_i
+emu_load_words(const uint16_t *p)
+{
+    emu_i v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+EMU emu_i
+emu_mask_blend_epi16(__mmask32 mask, emu_i a, emu_i b)
+{
+    uint16_t of_a[32], of_b[32];
+    memcpy(of_a, &a, sizeof a), memcpy(of_b, &b, sizeof b);
+    for (int i = 0; i < 32; i++)
+        of_a[i] = mask >> i & 1 ? of_b[i] : of_a[i];
+    return emu_load_words(of_a);
+}
+EMU emu_i
+emu_permutex2var_epi16(emu_i a, emu_i index, emu_i b)
+{
+    uint16_t from[64], which[32], to[32];
+    memcpy(from, &a, sizeof a), memcpy(from + 32, &b, sizeof b), memcpy(which, &index, sizeof index);
+    for (int i = 0; i < 32; i++)
+        to[i] = from[which[i] & 63];
+    return emu_load_words(to);
+}
+EMU emu_i
+emu_shuffle_i32x4(emu_i a, emu_i b, int lanes)
+{
+    uint16_t of_a[32], of_b[32], to[32];
+    memcpy(of_a, &a, sizeof a), memcpy(of_b, &b, sizeof b);
+    for (int i = 0; i < 4; i++)
+        memcpy(to + 8 * i, (i < 2 ? of_a : of_b) + 8 * (lanes >> 2 * i & 3), 16);
+    return emu_load_words(to);
+}
+#define emu_words(...) emu_load_words((const uint16_t[32]){__VA_ARGS__})
+#define emu_set_epi16(x31, x30, x29, x28, x27, x26, x25, x24, x23, x22, x21, x20, x19, x18, x17, x16, x15, x14, x13, x12,    \
+                      x11, x10, x9, x8, x7, x6, x5, x4, x3, x2, x1, x0)                                                     \
+    emu_words(x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15, x16, x17, x18, x19, x20, x21, x22, x23, \
+              x24, x25, x26, x27, x28, x29, x30, x31)
+
+/* ---- AMX: tiles of 16 rows of 64 bytes, each thread's own; TDPBF16PS as the Intel SDM writes it ----------------------- */
+
+typedef struct {
+    _Alignas(64) char row[16][64];
+} emu_tile;
+static __thread emu_tile emu_tiles[8] __attribute__((unused));
+
+EMU void
+emu_tile_load(int tile, const void *from, long step)
+{
+    for (int i = 0; i < 16; i++)
+        memcpy(emu_tiles[tile].row[i], (const char *)from + i * step, 64);
+}
+EMU void
+emu_tile_store(int tile, void *to, long step)
+{
+    for (int i = 0; i < 16; i++)
+        memcpy((char *)to + i * step, emu_tiles[tile].row[i], 64);
+}
+EMU float
+emu_bf16(const char *row, int i)
+{
+    uint16_t half;
+    memcpy(&half, row + 2 * i, sizeof half);
+    uint32_t bits = (uint32_t)half << 16;
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+static inline __attribute__((unused)) void
+emu_tile_multiply(int to, int a, int b)
+{
+    for (int m = 0; m < 16; m++)
+        for (int n = 0; n < 16; n++) {
+            float sum[2] = {0.0f, 0.0f}, *c = (float *)(void *)emu_tiles[to].row[m] + n;
+            for (int k = 0; k < 32; k++)
+                sum[k % 2] = fmaf(emu_bf16(emu_tiles[a].row[m], k), emu_bf16(emu_tiles[b].row[k / 2], 2 * n + k % 2), sum[k % 2]);
+            *c += sum[0] + sum[1];
+        }
+}
+EMU int
+emu_cpuid(unsigned *d)
+{
+    *d = ~0u;
+    return 1;
+}
+#define __get_cpuid_count(leaf, part, a, b, c, d) (*(a) = *(b) = *(c) = 0, emu_cpuid(d))
+#define syscall(...)                              0 /* arch_prctl: permission for the tiles */
+#define _tile_loadconfig(shape)                   ((void)(shape))
+#define _tile_release()                           ((void)0)
+#define _tile_zero(tile)                          memset(&emu_tiles[tile], 0, sizeof(emu_tile))
+#define _tile_loadd(tile, from, step)             emu_tile_load(tile, from, (long)(step))
+#define _tile_stored(tile, to, step)              emu_tile_store(tile, to, (long)(step))
+#define _tile_dpbf16ps(to, a, b)                  emu_tile_multiply(to, a, b)
+
 #define _mm512_abs_ps          emu_abs_ps
 #define _mm512_add_epi32       emu_add_epi32
 #define _mm512_add_pd          emu_add_pd
 #define _mm512_add_ps          emu_add_ps
+#define _mm512_and_si512       emu_and_si512
 #define _mm512_castpd_ps       emu_castpd_ps
 #define _mm512_castps128_ps512 emu_castps128_ps512
 #define _mm512_castps512_ps256 emu_castps512_ps256
@@ -230,6 +352,7 @@ emu_set_pd(double h, double g, double f, double e, double d, double c, double b,
 #define _mm512_insertf32x4     emu_insertf32x4
 #define _mm512_loadu_pd        emu_loadu_pd
 #define _mm512_loadu_ps        emu_loadu_ps
+#define _mm512_mask_blend_epi16 emu_mask_blend_epi16
 #define _mm512_mask_blend_ps   emu_mask_blend_ps
 #define _mm512_mask_mov_pd     emu_mask_mov_pd
 #define _mm512_mask_storeu_ps  emu_mask_storeu_ps
@@ -240,19 +363,29 @@ emu_set_pd(double h, double g, double f, double e, double d, double c, double b,
 #define _mm512_min_ps          emu_min_ps
 #define _mm512_mul_pd          emu_mul_pd
 #define _mm512_mul_ps          emu_mul_ps
+#define _mm512_permutex2var_epi16 emu_permutex2var_epi16
 #define _mm512_reduce_min_pd   emu_reduce_min_pd
+#define _mm512_set1_epi32      emu_set1_epi32
 #define _mm512_set1_pd         emu_set1_pd
 #define _mm512_set1_ps         emu_set1_ps
+#define _mm512_set_epi16       emu_set_epi16
 #define _mm512_set_pd          emu_set_pd
 #define _mm512_setzero_ps()    emu_set1_ps(0.0f)
+#define _mm512_shuffle_i32x4   emu_shuffle_i32x4
 #define _mm512_slli_epi32      emu_slli_epi32
 #define _mm512_sqrt_ps         emu_sqrt_ps
+#define _mm512_srli_epi32      emu_srli_epi32
+#define _mm512_store_si512     emu_store_si512
 #define _mm512_storeu_pd       emu_storeu_pd
 #define _mm512_storeu_ps       emu_storeu_ps
 #define _mm512_sub_pd          emu_sub_pd
 #define _mm512_sub_ps          emu_sub_ps
+#define _mm512_unpackhi_epi32  emu_unpackhi_epi32
+#define _mm512_unpackhi_epi64  emu_unpackhi_epi64
 #define _mm512_unpackhi_pd     emu_unpackhi_pd
 #define _mm512_unpackhi_ps     emu_unpackhi_ps
+#define _mm512_unpacklo_epi32  emu_unpacklo_epi32
+#define _mm512_unpacklo_epi64  emu_unpacklo_epi64
 #define _mm512_unpacklo_pd     emu_unpacklo_pd
 #define _mm512_unpacklo_ps     emu_unpacklo_ps
 

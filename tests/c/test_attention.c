@@ -342,14 +342,14 @@ check_slicings(const char *isa, const problem *p, const float *qkv, const float 
 static void
 check_problem(const problem *p, int fully)
 {
-    static const char *const isas[] = {"avx512", "avx2", "portable"};
+    static const char *const isas[] = {"avx512", "avx2", "portable", "amx"};
     int64_t rows = rows_of(p), width = p->heads * p->dim;
     float *qkv = numbers(rows * qkv_stride(p), 1), *d_out = numbers(rows * o_stride(p), 2);
     answer first = {NULL, NULL, NULL, NULL};
     for (int64_t r = 0; r < rows; r++)
         for (int64_t d = 0; d < width; d++)
             qkv[r * qkv_stride(p) + width + d] *= 1.0f + p->rise * (float)(r / p->batch);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         if (tp_cpu_ops(isas[i]) == NULL)
             continue;
         setting s = {isas[i], 1 + i, slices(p->total, p->total), "one slice"};

@@ -1,4 +1,4 @@
-/* The matrix products against plain loops of fmaf, bit for bit, in buffers of the exact size: run it under ASan,
+/* The matrix products against plain loops, of fmaf or of what AMX documents, bit for bit, in buffers of the exact size: run it under ASan,
  * UBSan and TSan. Prints one line per failure; exit code 1 if there was one.
  *
  *   cc -std=c11 -D_GNU_SOURCE -g -fsanitize=address,undefined -I. tests/c/test_gemm.c <objects of csrc/base, cpu> */
@@ -11,6 +11,7 @@
 #include <string.h>
 
 static int failures;
+static int amx; /* what is tested sums by tiles */
 
 static float *
 numbers(int64_t n, uint32_t seed)
@@ -30,7 +31,43 @@ expect_same(const char *isa, const char *what, int64_t m, int64_t k, int64_t n, 
     if (memcmp(a, b, (size_t)count * sizeof *a) == 0)
         return;
     failures++;
-    fprintf(stderr, "%s %s of %" PRId64 " x %" PRId64 " x %" PRId64 " differs from its chains\n", isa, what, m, k, n);
+    fprintf(stderr, "%s %s of %" PRId64 " x %" PRId64 " x %" PRId64 " differs from its sums\n", isa, what, m, k, n);
+}
+
+/* Part 0, 1 or 2 of x as the sum of three bf16. */
+static float
+third(float x, int part)
+{
+    for (;; part--) {
+        uint32_t bits;
+        float upper;
+        memcpy(&bits, &x, sizeof bits);
+        bits = (bits + 0x8000u) & 0xffff0000u;
+        memcpy(&upper, &bits, sizeof upper);
+        if (part == 0)
+            return upper;
+        x -= upper;
+    }
+}
+
+/* What one instruction adds: products of two parts, at `count` k's. */
+static float
+tile_sum(int64_t count, const float *a, int64_t ap, int a_part, const float *b, int64_t bp, int b_part)
+{
+    float sum[2] = {0.0f, 0.0f};
+    for (int64_t p = 0; p < count; p++)
+        sum[p % 2] = fmaf(third(a[p * ap], a_part), third(b[p * bp], b_part), sum[p % 2]);
+    return sum[0] + sum[1];
+}
+
+static float
+tiles(int64_t depth, const float *a, int64_t ap, const float *b, int64_t bp, float acc)
+{
+    static const int order[6][2] = {{0, 2}, {0, 1}, {1, 1}, {1, 0}, {2, 0}, {0, 0}};
+    for (int64_t p = 0; p < depth; p += 32)
+        for (int i = 0; i < 6; i++)
+            acc += tile_sum(depth - p < 32 ? depth - p : 32, a + p * ap, ap, order[i][0], b + p * bp, bp, order[i][1]);
+    return acc;
 }
 
 /* c[i, j] = chain over p ascending of a[i * ai + p * ap] * b[p * bp + j * bj], from c where it goes on. */
@@ -41,21 +78,24 @@ chains(int64_t m, int64_t depth, int64_t n, const float *a, int64_t ai, int64_t 
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++) {
             float acc = go_on ? c[i * n + j] : 0.0f;
-            for (int64_t p = 0; p < depth; p++)
+            if (amx)
+                acc = tiles(depth, a + i * ai, ap, b + j * bj, bp, acc);
+            for (int64_t p = 0; p < depth && !amx; p++)
                 acc = fmaf(a[i * ai + p * ap], b[p * bp + j * bj], acc);
             c[i * n + j] = acc;
         }
 }
 
-/* The same in the pieces of backend.h, each a chain from +0. */
+/* The same in the pieces of backend.h, each a sum from +0. */
 static void
 pieces(int64_t m, int64_t depth, int64_t n, const float *a, int64_t ai, const float *b, int64_t bp, int64_t bj, float *c)
 {
     float *one = malloc((size_t)(m * n) * sizeof *one);
-    int64_t count = (depth + 191) / 192;
+    int64_t grain = amx ? 32 : 1, units = (depth + grain - 1) / grain, most = amx ? 12 : 192, count = (units + most - 1) / most;
     memset(c, 0, (size_t)(m * n) * sizeof *c);
     for (int64_t p = 0; p < count; p++) {
-        int64_t first = depth * p / count, last = depth * (p + 1) / count;
+        int64_t first = units * p / count * grain, last = units * (p + 1) / count * grain;
+        last = last < depth ? last : depth;
         chains(m, last - first, n, a + first, ai, 1, b + first * bp, bp, bj, one, 0);
         for (int64_t i = 0; i < m * n; i++)
             c[i] = p == 0 ? one[i] : c[i] + one[i];
@@ -138,6 +178,7 @@ check_isa(const char *isa, int threads)
     tp_heap *heap = NULL;
     tp_team *team = NULL;
     tp_backend be;
+    amx = strcmp(isa, "amx") == 0;
     TP_TRY(tp_heap_open(0, &heap));
     TP_TRY(tp_team_open(threads, &team));
     TP_TRY(tp_cpu_open(isa, heap, team, &be));
@@ -157,8 +198,8 @@ check_isa(const char *isa, int threads)
 int
 main(void)
 {
-    static const char *const isas[] = {"avx512", "avx2", "portable"};
-    for (int i = 0; i < 3; i++)
+    static const char *const isas[] = {"amx", "avx512", "avx2", "portable"};
+    for (int i = 0; i < 4; i++)
         for (int threads = 1; threads <= 3; threads++)
             if (tp_cpu_ops(isas[i]) != NULL && check_isa(isas[i], threads) != TP_OK) {
                 failures++;

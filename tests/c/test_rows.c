@@ -577,9 +577,9 @@ check_isa(const char *isa, int threads, digests *into)
 int
 main(void)
 {
-    static const char *const isas[] = {"avx512", "avx2", "portable"};
-    static digests given[3][3];
-    for (int i = 0; i < 3; i++)
+    static const char *const isas[] = {"avx512", "avx2", "portable", "amx"};
+    static digests given[4][3];
+    for (int i = 0; i < 4; i++)
         for (int threads = 1; threads <= 3; threads++) {
             if (tp_cpu_ops(isas[i]) == NULL)
                 continue;
