@@ -198,7 +198,8 @@ typedef struct {
     const char *a, *b;  /* a strip, a panel */
     float *c;           /* AMX_STRIP rows of TP_PANEL floats */
     int go_on;          /* c = c + A B, not A B */
-    const char *soon;   /* AMX_STRIP rows that are written next; NULL: none */
+    const float *soon;  /* soon_rows rows of TP_PANEL floats that are gone on with next */
+    int64_t soon_rows;
     amx_panel *ahead;   /* packed meanwhile */
     int64_t ahead_rate; /* its pairs for a third of a group, times AMX_RATE */
 } amx_product;
@@ -258,9 +259,11 @@ amx_strip(const int tiles, const amx_product *t)
 {
     const int64_t row = TP_PANEL * sizeof(float);
     float *c = t->c;
-    const char *a = t->a, *b = t->b, *soon = t->soon;
+    const char *a = t->a, *b = t->b;
+    const float *soon = t->soon;
     amx_panel ahead = *t->ahead;
     const int64_t rate = t->ahead_rate;
+    int64_t fetched = 0;
     if (t->go_on) {
         _tile_loadd(0, c, row);
         _tile_loadd(1, c + 16, row);
@@ -291,9 +294,10 @@ amx_strip(const int tiles, const amx_product *t)
         AMX_A(a);
         AMX_MULTIPLY();
         AMX_MEANWHILE();
-        if (soon != NULL)
-            for (int64_t i = g * 64 / t->groups; i < (g + 1) * 64 / t->groups; i++)
-                __builtin_prefetch(soon + i * 64, 1, 3);
+        for (int64_t end = (g + 1) * t->soon_rows / t->groups; fetched < end; fetched++, soon += TP_PANEL) {
+            __builtin_prefetch(soon, 1, 3);
+            __builtin_prefetch(soon + 16, 1, 3);
+        }
     }
     _tile_stored(0, c, row);
     _tile_stored(1, c + 16, row);

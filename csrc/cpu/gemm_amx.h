@@ -13,7 +13,8 @@
 #define AMX_DEPTH   12 /* most groups of one chunk: roundings of as many tiles as a chain of GEMM_DEPTH has terms */
 #define AMX_BLOCK   8  /* most strips of one block of A */
 #define AMX_PANELS  24 /* panels that share one block of A where sums wait for the next chunk */
-#define AMX_A_BYTES ((size_t)AMX_BLOCK * AMX_DEPTH * AMX_BYTES) /* with the sums and the panels, in a level-2 cache of 2 MiB */
+#define AMX_ROOM    24 /* groups for which a block of A has room, to be packed once for several chunks */
+#define AMX_A_BYTES ((size_t)AMX_BLOCK * AMX_ROOM * AMX_BYTES) /* in a level-2 cache of 2 MiB */
 #define AMX_B_BYTES ((size_t)AMX_DEPTH * AMX_BYTES)
 #define AMX_TILE_FLOATS  (AMX_STRIP * TP_PANEL)
 #define AMX_SUMS_FLOATS  ((size_t)AMX_BLOCK * AMX_PANELS * AMX_TILE_FLOATS)
@@ -74,11 +75,78 @@ amx_elements(range groups, int64_t depth)
     return (range){groups.first * AMX_GROUP, least(groups.last * AMX_GROUP, depth)};
 }
 
-static amx_panel *
-linear_ahead(const linear_job *job, amx_room *room, const block *b, int64_t panel)
+/* A walk over y. Where all k of the rows fit (`whole`), x is packed once for all panels, and each panel's chunks follow one another,
+ * as they do in memory; else each chunk of x is packed for a group of panels, whose sums wait for the next chunk. */
+typedef struct {
+    walk w;
+    int whole;
+    int64_t step;         /* of linear_step; its k are all there are where `whole` */
+    int64_t panel, chunk; /* panel: from the block's first */
+    block b;
+} amx_walk;
+
+static void
+amx_walk_to(amx_walk *at, int64_t step)
 {
-    range k = amx_elements(b->k, job->depth);
+    at->step = step;
+    at->b = linear_step(&at->w, step);
+    at->panel = at->chunk = 0;
+}
+
+static amx_walk
+amx_walk_begin(const linear_job *job, int member, int members)
+{
+    extents e = {divide_up(job->op->rows, AMX_STRIP), job->columns, amx_groups(job->depth), 1, AMX_BLOCK, AMX_PANELS, AMX_DEPTH};
+    amx_walk at = {.w = walk_of(&e, member, members)};
+    int64_t strips = at.w.rows.last - at.w.rows.first, room = AMX_BLOCK * AMX_ROOM / e.depth;
+    at.whole = room >= least(strips, AMX_BLOCK);
+    if (at.whole) {
+        at.w.blocks = pieces_of(strips, room);
+        at.w.groups = at.w.chunks = 1;
+    }
+    if (!walk_is_empty(&at.w))
+        amx_walk_to(&at, 0);
+    return at;
+}
+
+/* The k of this chunk. */
+static range
+amx_walk_k(const amx_walk *at)
+{
+    return at->whole ? piece(at->w.depth, pieces_of(at->w.depth, AMX_DEPTH), at->chunk) : at->b.k;
+}
+
+/* 0: that was the last. */
+static int
+amx_walk_on(amx_walk *at)
+{
+    if (at->whole && ++at->chunk < pieces_of(at->w.depth, AMX_DEPTH))
+        return 1;
+    at->chunk = 0;
+    if (++at->panel < at->b.panels.last - at->b.panels.first)
+        return 1;
+    if (at->step + 1 == at->w.blocks * at->w.groups * at->w.chunks)
+        return 0;
+    amx_walk_to(at, at->step + 1);
+    return 1;
+}
+
+static amx_panel *
+linear_ahead(const linear_job *job, amx_room *room, const amx_walk *at)
+{
+    range k = amx_elements(amx_walk_k(at), job->depth);
+    int64_t panel = at->b.panels.first + at->panel;
     return amx_room_ahead(room, job->op->weight + (panel * job->depth + k.first) * TP_PANEL, TP_PANEL, k.last - k.first, TP_PANEL);
+}
+
+static void
+linear_pack(const linear_job *job, const amx_room *room, const amx_walk *at)
+{
+    const tp_linear *op = job->op;
+    range k = amx_elements(at->b.k, job->depth);
+    int64_t row = at->b.rows.first * AMX_STRIP;
+    amx_pack_rows(least(at->b.rows.last * AMX_STRIP, op->rows) - row, k.last - k.first, op->x + row * op->x_stride + k.first,
+                  op->x_stride, room->a);
 }
 
 static void
@@ -88,27 +156,25 @@ add_tile(const float *from, float *to)
         vec_store(to + i, vec_add(vec_load(to + i), vec_load(from + i)));
 }
 
-/* The strips x panels of y that b names, one chunk of k; the panel of B after the last is the first of `next`. */
+/* One panel of y, one chunk of k; the piece of B that `next` needs is packed meanwhile. */
 static void
-linear_block(const linear_job *job, amx_room *room, const block *b, const block *next)
+linear_panel(const linear_job *job, amx_room *room, const amx_walk *at, const amx_walk *next)
 {
-    int64_t strips = b->rows.last - b->rows.first, depth = amx_groups(job->depth);
-    int first = b->k.first == 0, last = b->k.last == depth;
-    for (int64_t p = b->panels.first; p < b->panels.last; p++) {
-        amx_product t = {.groups = b->k.last - b->k.first, .a = room->a, .b = amx_room_turn(room)};
-        t.ahead = p + 1 < b->panels.last ? linear_ahead(job, room, b, p + 1) : linear_ahead(job, room, next, next->panels.first);
-        t.ahead_rate = amx_rate(t.ahead, strips, t.groups);
-        for (int64_t strip = 0; strip < strips; strip++, t.a += t.groups * AMX_BYTES) {
-            int64_t row = (b->rows.first + strip) * AMX_STRIP, rows = least(job->op->rows - row, AMX_STRIP);
-            float *sum = first && last ? room->tile
-                                       : room->sums + ((p - b->panels.first) * strips + strip) * AMX_TILE_FLOATS;
-            t.c = first ? sum : room->tile;
-            amx_multiply(rows, &t);
-            if (!first)
-                add_tile(t.c, sum);
-            if (last)
-                finish_tile(job, row, rows, p, sum);
-        }
+    const range k = amx_walk_k(at);
+    const int64_t strips = at->b.rows.last - at->b.rows.first, packed = at->b.k.last - at->b.k.first;
+    const int first = k.first == 0, last = k.last == at->w.depth;
+    float *sum = room->sums + (at->whole ? 0 : at->panel * strips * AMX_TILE_FLOATS);
+    amx_product t = {.groups = k.last - k.first, .b = amx_room_turn(room), .ahead = linear_ahead(job, room, next)};
+    t.a = room->a + (k.first - at->b.k.first) * AMX_BYTES;
+    t.ahead_rate = amx_rate(t.ahead, strips, t.groups);
+    for (int64_t strip = 0; strip < strips; strip++, t.a += packed * AMX_BYTES, sum += AMX_TILE_FLOATS) {
+        int64_t row = (at->b.rows.first + strip) * AMX_STRIP, rows = least(job->op->rows - row, AMX_STRIP);
+        t.c = first ? sum : room->tile;
+        amx_multiply(rows, &t);
+        if (!first)
+            add_tile(t.c, sum);
+        if (last)
+            finish_tile(job, row, rows, at->b.panels.first + at->panel, sum);
     }
 }
 
@@ -116,26 +182,17 @@ static void
 linear_member(void *argument, int member, int members)
 {
     const linear_job *job = argument;
-    const tp_linear *op = job->op;
     amx_room room = amx_room_of(job->be, member);
-    const extents e = {divide_up(op->rows, AMX_STRIP), job->columns, amx_groups(job->depth), 1, AMX_BLOCK, AMX_PANELS, AMX_DEPTH};
-    walk w = walk_of(&e, member, members);
-    if (walk_is_empty(&w))
+    amx_walk at = amx_walk_begin(job, member, members), next = at;
+    if (walk_is_empty(&at.w))
         return;
-    int64_t steps = w.blocks * w.groups * w.chunks;
-    block b = linear_step(&w, 0);
-    linear_ahead(job, &room, &b, b.panels.first);
+    linear_ahead(job, &room, &at);
     amx_open();
-    for (int64_t i = 0; i < steps; i++) {
-        block next = linear_step(&w, i + 1 < steps ? i + 1 : i);
-        if (w.chunks > 1 || i % w.groups == 0) {
-            range k = amx_elements(b.k, job->depth);
-            int64_t row = b.rows.first * AMX_STRIP;
-            amx_pack_rows(least(b.rows.last * AMX_STRIP, op->rows) - row, k.last - k.first,
-                          op->x + row * op->x_stride + k.first, op->x_stride, room.a);
-        }
-        linear_block(job, &room, &b, &next);
-        b = next;
+    for (int more = 1; more; at = next) {
+        if (at.panel == 0 && at.chunk == 0)
+            linear_pack(job, &room, &at);
+        more = amx_walk_on(&next);
+        linear_panel(job, &room, &at, more ? &next : &at);
     }
     amx_close();
 }
@@ -164,7 +221,8 @@ weight_strip(const weight_job *job, amx_product *t, float *tile, int64_t panel, 
     int64_t rows = least(job->n_in - in, AMX_STRIP);
     int whole = rows == AMX_STRIP;
     t->c = whole ? grad : tile;
-    t->soon = in + 2 * AMX_STRIP <= job->n_in ? (const char *)(grad + AMX_TILE_FLOATS) : NULL;
+    t->soon = grad + AMX_TILE_FLOATS;
+    t->soon_rows = least(job->n_in - in - rows, AMX_STRIP);
     if (!whole && t->go_on)
         copy_rows(rows, grad, tile);
     amx_multiply(rows, t);
@@ -195,7 +253,7 @@ weight_member(void *argument, int member, int members)
     const weight_job *job = argument;
     amx_room room = amx_room_of(job->be, member);
     int64_t depth = amx_groups(job->rows), chunk = least(depth, AMX_DEPTH);
-    int64_t strips = AMX_BLOCK * AMX_DEPTH / (chunk > 0 ? chunk : 1); /* fewer groups leave room for more */
+    int64_t strips = AMX_BLOCK * AMX_ROOM / (chunk > 0 ? chunk : 1); /* fewer groups leave room for more */
     const extents e = {divide_up(job->n_in, AMX_STRIP), job->n_out, depth, 1, strips, INT64_MAX, AMX_DEPTH};
     walk w = walk_of(&e, member, members);
     if (walk_is_empty(&w))
