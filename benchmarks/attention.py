@@ -55,7 +55,7 @@ def measure(binary: Path, isa: str, shape: str, rounds: int) -> dict[str, Any]:
 def main() -> None:
     """Build the driver, time every shape, print the table, write it as JSON."""
     parser = arguments(__doc__, rounds=9)
-    parser.add_argument("--isa", default=_core.Kernels(None).isa, help="avx512, avx2 or portable; the best one here if absent")
+    parser.add_argument("--isa", default=_core.Kernels(None).isa, help="amx, avx512, avx2 or portable; the best one here if absent")
     parser.add_argument("--shapes", nargs="+", default=SHAPES, metavar="HxDxTxS", help="heads x head size x tokens x slice")
     options = parser.parse_args()
     result = header((__doc__ or "").splitlines()[0])

@@ -224,7 +224,7 @@ def main() -> None:
     """Run the comparison, print it, and write it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("--isa", help="avx512, avx2 or portable; the best one here if absent")
+    parser.add_argument("--isa", help="amx, avx512, avx2 or portable; the best one here if absent")
     parser.add_argument("--torch-python", default=sys.executable, help="interpreter that can import torch")
     parser.add_argument("--widths", type=int, nargs="+", default=[768, 2048])
     parser.add_argument("--rows", type=int, nargs="+", default=[64, 256, 1024, 2048], help="values of M")

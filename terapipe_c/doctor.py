@@ -109,20 +109,25 @@ def _cores() -> Iterator[Finding]:
     lines = [line.partition(":") for line in info.split("\n\n")[0].splitlines()]
     fields = {name.strip(): value.strip() for name, _, value in lines}
     flags = set(fields.get("flags", "").split())
-    best = next(
-        (
-            name
-            for name, needs in (("AVX-512", {"avx512f", "avx512bw", "avx512dq", "avx512vl"}), ("AVX2", {"avx2", "fma"}))
-            if needs <= flags
-        ),
-        "portable",
-    )
+    best = _kernels()
+    refused = best == "AVX-512" and "amx_bf16" in flags
     yield Finding(
         "instruction set",
         f"{best} ({fields.get('model name', platform.machine())})",
-        NOTE if best == "portable" else OK,
-        "no AVX2: the portable kernels run, several times slower" if best == "portable" else "",
+        NOTE if best == "portable" or refused else OK,
+        "no AVX2: the portable kernels run, several times slower" if best == "portable" else
+        "the system refuses AMX's registers to this process (arch_prctl): AVX-512 runs, about half as fast" if refused else "",
     )
+
+
+def _kernels() -> str:
+    """The best instruction set of the kernels here."""
+    try:
+        sets = importlib.import_module("terapipe_c._core").kernel_isas()
+    except ImportError:
+        sets = ()
+    names = {"amx": "AMX with AVX-512", "avx512": "AVX-512", "avx2": "AVX2"}
+    return next((name for isa, name in names.items() if isa in sets), "portable")
 
 
 def cpu_quota() -> float | None:
