@@ -296,6 +296,24 @@ def test_blocks_that_swap_have_the_same_bits_in_the_memory_predicted(slicing, sc
             assert all(np.array_equal(array, theirs[2][name]) for name, array in mine[2].items())
 
 
+def test_what_comes_back_is_there_until_the_w_of_slice_0_reads_it():
+    """Another micro-batch goes forward between the slices of one, in a place of its own: W takes all rows at once."""
+    model, params, tokens = problem(2, 24)
+    kept = "0F0.0 0F0.1 0B0.1 0F1.0 0F1.1 0B0.0 0B1.1 0B1.0"
+    swapped = "0F0.0 0SO0.0 0F0.1 0SO0.1 0SI0.1 0B0.1 0F1.0 0SO1.0 0F1.1 0SO1.1 0SI0.0 0B0.0 0SI1.1 0B1.1 0SI1.0 0B1.0"
+
+    def gradients(text, swap):
+        def work(engine):
+            engine.run(tokens, step=1, update=False, **HYPER)
+            return engine.export("grads")
+
+        program, slicing = tp.Program.parse(text).lower(), [(1, [12, 12])] * 2
+        return ranks_do(model, partition_of(model, []), slicing, program, work, params, swap=swap)[0]
+
+    right, found = gradients(kept, ()), gradients(swapped, (0, 0, 1, 0, 1, 0))
+    assert all(np.array_equal(array, found[name]) for name, array in right.items())
+
+
 def test_a_limit_names_the_bytes_that_are_short():
     model, *_ = problem(1, 12)
     program, slicing, partition = tp.schedules.gpipe(1, 1).split().lower(), [(1, [12])], partition_of(model, [])

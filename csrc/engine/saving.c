@@ -22,7 +22,7 @@ typedef struct {
     const tp_instr *made;   /* F of a stage that swaps, of which SO is still to come */
     const tp_instr *last;   /* R or SI of which W is still to come */
     int apart;              /* another slice's came before that: there is more than one slice at once */
-    int whole;              /* what SI brought of a micro-batch is read until the W of its slice 0 */
+    int whole;              /* what SI brought of a micro-batch is read until the W of its slice 0, but as remake_slices says */
     int64_t inside;         /* slices that SI brought and W has not read for the last time */
     int crossed;            /* a forward came while there were some, or SI while a micro-batch was on its way forward */
 } walk;
@@ -204,7 +204,6 @@ walk_stage(walk *x, const tp_engine_config *config, int stage)
         memset(x->way[k].brought, 0, micros * sizeof *x->forward);
         memset(x->way[k].done, 0, (size_t)tp_program_units(program));
     }
-    x->whole = attends(&x->way[SWAPS]) || sums_at_once(config->slicing);
     int any = x->way[REMAKES].kinds != 0 || x->way[SWAPS].kinds != 0;
     for (int64_t i = program->begin[rank]; i < program->begin[rank + 1]; i++) {
         if (program->code[i].stage != stage)
@@ -265,6 +264,7 @@ tp_engine_has_one_room(const tp_engine_config *config, int stage)
     walk x;
     if (stage_saves(config, stage, TP_SWAPS) == 0 || walk_open(&x, config) != TP_OK)
         return 0;
+    x.whole = !tp_engine_remakes_slices(config, stage);
     int one = walk_stage(&x, config, stage) == TP_OK && !x.crossed;
     free(x.forward);
     return one;
