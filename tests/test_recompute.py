@@ -62,16 +62,19 @@ def test_the_pass_puts_all_of_a_micro_batch_before_its_first_backward():
         program.save_memory(bytes(3), bytes(2))
 
 
-def test_one_slice_of_a_long_sequence_is_all_that_is_made_again():
-    """A batch of one: where weight gradients come directly behind, FFNs keep their inputs and one slice of the rest."""
+@pytest.mark.parametrize("length, left", [(16, 16), (32, 0), (12, 28)])
+def test_one_slice_of_a_long_sequence_is_all_that_is_made_again(length, left):
+    """A batch of one: where weight gradients come directly behind, FFNs keep their inputs, and one slice of the rest with the most
+    rows that a W leaves to the next: those below whole groups of 32."""
     model, params, tokens = problem(1, 96, n_layer=3, n_embd=32)
-    partition, slicing, again = partition_of(model, [4]), [(1, [16] * 6)], (0, 0, 1, 0, 1, 0, 1, 0)
-    program, inner = tp.schedules.seq1f1b(2, 1, 6), 4 * 8 * 32
+    count = 96 // length
+    partition, slicing, again = partition_of(model, [4]), [(1, [length] * count)], (0, 0, 1, 0, 1, 0, 1, 0)
+    program, inner = tp.schedules.seq1f1b(2, 1, count), 4 * 8 * 32
     kept = rank_memory(model, partition, slicing, program.lower(True))
     at_once, later = (recomputing(p, model, partition, again) for p in (program.split(pending=0), program.split(pending=9)))
     for rank, ffns in enumerate((1, 2)):
         less = kept[rank] - rank_memory(model, partition, slicing, at_once, recompute=again)[rank]
-        expected = inner * (ffns * (96 - 16) - 16)             # the slices that are not there; a place to go forward in
+        expected = inner * (ffns * (96 - length - left) - length)   # the slices that are not there; a place to go forward in
         assert abs(less - expected) < 4000
     assert rank_memory(model, partition, slicing, later, recompute=again)[1] > kept[1]     # all slices wait for their W
     right = alone(model, params, tokens)

@@ -9,8 +9,10 @@
  *    from floor(K i / n) on. Each piece is a chain of fused multiply-adds from +0, k ascending, acc = fma(a_k, b_k, acc),
  *    and the pieces are added from the first to the last: a sum over a vocabulary in one chain would lose a digit. The
  *    epilogue (bias, residual, GELU) is applied once to the finished sum.
- *  - linear_w: one such chain over all rows in the order the pointers give, from +0 or from the old value where it
- *    accumulates, since slices cut rows anywhere.
+ *  - linear_w: rows come in groups of TP_ROW_GROUP from the first row of each call on, in the order the pointers give; the
+ *    last group of a call may be shorter. The groups are a chain, from +0 or from the old value where it accumulates; how
+ *    one is summed is the instruction set's (fused multiply-adds: one chain over all rows). So whoever calls cuts rows at
+ *    multiples of TP_ROW_GROUP, which no slicing moves, and bias_w is called with the same rows.
  *  - Other blocking, the number of rows, threads and the instruction set (AVX2, AVX-512) do not show in a product.
  *  - row-wise ops (LayerNorm, GELU, softmax, loss): a row's result depends on that row alone.
  *  - attention: tiles of keys and of queries are anchored at absolute multiples, so row t gives the same bits for any
@@ -25,6 +27,8 @@
 #include "csrc/base/mem.h"
 #include "csrc/base/status.h"
 #include "csrc/base/team.h"
+
+#define TP_ROW_GROUP 32
 
 typedef struct tp_backend tp_backend;
 
@@ -72,8 +76,9 @@ typedef struct {
     /* -- matrix products -- */
     void (*linear)(tp_backend *be, const tp_linear *op);   /* y = x W */
     void (*linear_t)(tp_backend *be, const tp_linear *op); /* y[rows, n_in] = x[rows, n_out] W^T; op->n_in, n_out are W's shape */
-    /* grad (value layout of [n_in, n_out]) (+)= sum over r of x[r, :]^T dy[r, :], r = 0..rows-1 in this order;
-     * strides may be negative (rows walked downwards). accumulate 0: chains start from +0 and grad is overwritten. */
+    /* grad (value layout of [n_in, n_out]) (+)= sum over r of x[r, :]^T dy[r, :], r = 0..rows-1 in this order, groups of
+     * TP_ROW_GROUP from r = 0 on; strides may be negative (rows walked downwards). accumulate 0: chains start from +0 and
+     * grad is overwritten. */
     void (*linear_w)(tp_backend *be, int64_t rows, int64_t n_in, int64_t n_out, const float *x, int64_t x_stride,
                      const float *dy, int64_t dy_stride, float *grad, int accumulate);
     /* grad[n] = chain over rows of grad[n] + dy[r, n] (accumulate 0: from +0). */

@@ -2,6 +2,8 @@
  * pre-LayerNorm: x += attention(LN(x)); x += W2 gelu(W1 LN(x)). */
 #include "csrc/stage/stage.h"
 
+#include <string.h>
+
 static tp_linear
 product(const tp_stage *stage, int param, const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows)
 {
@@ -235,10 +237,11 @@ in_gradient(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, 
 {
     const tp_activations *mine = &self->activations[at->slot];
     const tp_backend_ops *ops = stage->be->ops;
-    int64_t width = stage->base.config.model.n_embd, room = tp_stage_scratch_rows(stage->base.config.slicing);
-    int64_t step = walk_step(at, part);
-    for (int64_t done = 0, tokens = part->end - part->begin; done < tokens; done += room) {
-        int64_t rows = tokens - done < room ? tokens - done : room, row = walk_row(stage, at, part) + done * step;
+    int64_t width = stage->base.config.model.n_embd, tokens = part->end - part->begin, step = walk_step(at, part);
+    int64_t room = tp_stage_scratch_rows(stage->base.config.slicing);
+    int64_t piece = tokens <= room ? tokens : room / TP_ROW_GROUP * TP_ROW_GROUP;
+    for (int64_t done = 0; done < tokens; done += piece) {
+        int64_t rows = tokens - done < piece ? tokens - done : piece, row = walk_row(stage, at, part) + done * step;
         const float *from = dy + (row - dy_begin) * dy_width;
         int accumulate = part->accumulate || done > 0;
         ops->layernorm_apply(stage->be, rows, width, mine->input + row * width, step * width, mine->mean + row,
@@ -310,17 +313,31 @@ stretch_gradient(tp_stage *stage, int block, const tp_slice_at *at, const stretc
     }
 }
 
+/* What W of the slice before will read, to where that expects it: R or SI is going to overwrite this slice's. */
+static void
+put_by(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, int64_t rows)
+{
+    const tp_inner *inner = tp_stage_inner(self, at);
+    int64_t hidden = 4 * stage->base.config.model.n_embd, to = stage->base.config.slicing->max_rows * hidden;
+    int64_t from = (at->first_row - tp_stage_inner_begin(&stage->base, self, at)) * hidden;
+    memmove((float *)inner->h + to, (float *)inner->h + from, (size_t)(rows * hidden) * sizeof(float));
+    memmove((float *)inner->g + to, (float *)inner->g + from, (size_t)(rows * hidden) * sizeof(float));
+}
+
 void
 tp_block_weight_gradient(tp_stage *stage, int block, const tp_slice_at *at, int64_t end)
 {
-    int64_t seq_len = stage->base.config.slicing->seq_len;
-    if (stage->base.block[block].saves && !at->whole)
-        end = at->end;
-    for (int64_t s = at->first; s < at->last && end > 0; s++) {
-        stretch part = {s, at->begin, end, 1};
+    const tp_stage_block *self = &stage->base.block[block];
+    int64_t seq_len = stage->base.config.slicing->seq_len, begin = tp_stage_group_begin(at->micro, at->slice);
+    if (self->saves && !at->whole)
+        end = tp_stage_group_begin(at->micro, at->slice + 1);
+    for (int64_t s = at->first; s < at->last && begin < end; s++) {
+        stretch part = {s, begin, end, 1};
         part.accumulate = !(at->q == 0 && s == 0 && end == seq_len);
         stretch_gradient(stage, block, at, &part);
     }
-    if (at->slice == 0 && stage->base.block[block].norm >= 0)
-        add_norm_gradient(stage, &stage->base.block[block], at);
+    if (self->saves && stage->base.config.remake_slices && begin > at->begin)
+        put_by(stage, self, at, begin - at->begin);
+    if (at->slice == 0 && self->norm >= 0)
+        add_norm_gradient(stage, self, at);
 }

@@ -236,10 +236,26 @@ lay_leaving(tp_stage_base *stage, tp_stage_arena *ends)
     return end;
 }
 
+/* Rows of what R or SI brings: of one slice alone, with behind them the most that a W leaves to the next. */
+static int64_t
+remade_rows(const tp_stage_base *stage)
+{
+    const tp_slicing *slicing = stage->config.slicing;
+    int64_t most = 0;
+    if (!stage->config.remake_slices)
+        return tp_stage_rows(stage);
+    for (int32_t q = 0; q < slicing->micros; q++)
+        for (int32_t s = 1; s < slicing->micro[q].slices; s++) {
+            int64_t left = tp_stage_group_begin(&slicing->micro[q], s) - slicing->micro[q].start[s];
+            most = left > most ? left : most;
+        }
+    return slicing->max_rows + most;
+}
+
 static void
 lay_gradient_slot(tp_stage_base *stage, int slot, tp_stage_arena *from, tp_stage_arena *ends, tp_lay_gradients *gradients)
 {
-    int64_t rows = stage->config.remake_slices ? stage->config.slicing->max_rows : tp_stage_rows(stage);
+    int64_t rows = remade_rows(stage);
     for (int i = 0; i < stage->blocks; i++) {
         tp_stage_block *block = &stage->block[i];
         if (block->kind == TP_EMBEDDING)

@@ -209,17 +209,27 @@ tp_stage_inner(const tp_stage_block *block, const tp_slice_at *at)
 {
     return block->saves ? &block->remade[at->gslot] : &block->made[at->slot];
 }
-/* The first row of the micro-batch that is in it. */
+/* The row of the micro-batch that is first in it. Of one slice alone: it ends where the rows of later slices begin that their W
+ * left to this one's, wherever a slice begins (before the micro-batch, where it is not the longest). */
 static inline int64_t
 tp_stage_inner_begin(const tp_stage_base *stage, const tp_stage_block *block, const tp_slice_at *at)
 {
-    return block->saves && stage->config.remake_slices ? at->first_row : 0;
+    return block->saves && stage->config.remake_slices ? at->first_row + at->rows - stage->config.slicing->max_rows : 0;
 }
 /* The same of where forward makes it. */
 static inline int64_t
 tp_stage_made_begin(const tp_stage_base *stage, const tp_stage_block *block, const tp_slice_at *at)
 {
     return block->saves && block->kind == TP_FFN && stage->sizes.slice_room ? at->begin * at->micro->batch : 0;
+}
+
+/* Where weight gradients of one sequence are cut: the first token of this slice that leaves whole groups of TP_ROW_GROUP, counted
+ * from the sequence's end, above it. Those below are left to W of the slice before; slice 0 has none to leave them to. */
+static inline int64_t
+tp_stage_group_begin(const tp_micro *micro, int slice)
+{
+    int64_t begin = micro->start[slice];
+    return slice == 0 ? 0 : begin + (micro->start[micro->slices] - begin) % TP_ROW_GROUP;
 }
 
 /* Of one array of a block that swaps: the rows of a slice in the device's memory and outside. */

@@ -1,6 +1,8 @@
 /* The head: final LayerNorm, logits, loss and both gradients of a tile of rows while its logits exist (stage.h). */
 #include "csrc/stage/stage.h"
 
+_Static_assert(TP_HEAD_TILE / 2 % TP_ROW_GROUP == 0, "half a tile is taken, and the tile's end goes between two groups");
+
 /* Which rows of a slice, in which order. */
 typedef enum { ROWS_ALL, ROWS_FORWARD, ROWS_BACKWARD } row_set;
 
@@ -10,20 +12,37 @@ belongs(row_set set, int64_t token)
     return set == ROWS_ALL || (token % 3 == 0) == (set == ROWS_FORWARD);
 }
 
+/* Where the next row goes, and how many from there on are free in one piece. */
+static int64_t
+tile_end(const head_tile *tile)
+{
+    return (tile->first + tile->rows) % TP_HEAD_TILE;
+}
+static int64_t
+tile_room(const head_tile *tile)
+{
+    int64_t room = TP_HEAD_TILE - tile->rows, piece = TP_HEAD_TILE - tile_end(tile);
+    return room < piece ? room : piece;
+}
+
 void
-tp_head_flush(tp_stage *stage, int which)
+tp_head_flush(tp_stage *stage, int which, int last)
 {
     const tp_stage_block *self = &stage->base.block[stage->base.blocks - 1];
     head_tile *tile = &stage->tile[which];
     tp_stage_param *weight = &stage->base.param[self->in];
-    int64_t width = stage->base.config.model.n_embd;
+    int64_t width = stage->base.config.model.n_embd, stride = tp_logits_stride(&stage->base.config.model);
+    for (int64_t left = last ? 0 : tile->rows % TP_ROW_GROUP; tile->rows > left;) {
+        int64_t piece = TP_HEAD_TILE - tile->first, rows = tile->rows - left < piece ? tile->rows - left : piece;
+        stage->be->ops->linear_w(stage->be, rows, stage->base.config.model.vocab_size, width, tile->logits + tile->first * stride,
+                                 stride, tile->x + tile->first * width, width,
+                                 which == 0 ? stage->head_forward : weight->grad, tile->seen);
+        tile->first = (tile->first + rows) % TP_HEAD_TILE; /* between groups, so that the tile's end cuts none */
+        tile->rows -= rows;
+        tile->seen = 1;
+    }
     if (tile->rows == 0)
-        return;
-    stage->be->ops->linear_w(stage->be, tile->rows, stage->base.config.model.vocab_size, width, tile->logits,
-                             tp_logits_stride(&stage->base.config.model), tile->x, width,
-                             which == 0 ? stage->head_forward : weight->grad, tile->seen);
-    tile->rows = 0;
-    tile->seen = 1;
+        tile->first = 0;
 }
 
 /* Whether the other ranks wait for what this slice leads to: see stage.h. */
@@ -44,7 +63,7 @@ tile_work(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, ro
     head_tile *tile = &stage->tile[set == ROWS_BACKWARD];
     int64_t width = stage->base.config.model.n_embd, vocab = stage->base.config.model.vocab_size;
     int64_t stride = tp_logits_stride(&stage->base.config.model);
-    float *x = tile->x + tile->rows * width, *logits = tile->logits + tile->rows * stride;
+    float *x = tile->x + tile_end(tile) * width, *logits = tile->logits + tile_end(tile) * stride;
     int32_t targets[TP_HEAD_TILE];
     double loss[TP_HEAD_TILE];
     for (int64_t i = 0; i < count; i++) {
@@ -68,7 +87,7 @@ tile_work(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, ro
         ops->copy(stage->be, width, stage->head_dx + i * width, mine->dx + row[i] * width);
     tile->rows += count;
     if (tile->rows >= (set == ROWS_FORWARD && in_haste(at) ? TP_HEAD_TILE : TP_HEAD_TILE / 2))
-        tp_head_flush(stage, set == ROWS_BACKWARD);
+        tp_head_flush(stage, set == ROWS_BACKWARD, 0);
 }
 
 /* The rows of `set` with tokens [begin, end): sequences ascending; tokens ascending in F, descending in I. */
@@ -82,7 +101,7 @@ rows_work(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, ro
             if (!belongs(set, token))
                 continue;
             row[count++] = tp_stage_row(&stage->base, at, token, s);
-            if (count == TP_HEAD_TILE - stage->tile[set == ROWS_BACKWARD].rows) {
+            if (count == tile_room(&stage->tile[set == ROWS_BACKWARD])) {
                 tile_work(stage, self, at, set, row, count);
                 count = 0;
             }
@@ -148,7 +167,7 @@ tp_head_input_gradient(tp_stage *stage, int block, const tp_slice_at *at)
     else if (at->end == seq_len)
         rows_work(stage, self, at, ROWS_BACKWARD, 0, seq_len);
     if (!in_haste(at) && stage->tile[0].rows >= TP_HEAD_TILE / 2)
-        tp_head_flush(stage, 0);
+        tp_head_flush(stage, 0, 0);
     if (at->slice == 0)
         sum_losses(stage, mine, at);
     tp_block_norm_gradient(stage, block, at, mine->dx + at->first_row * stage->base.config.model.n_embd, NULL);

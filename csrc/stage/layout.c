@@ -47,10 +47,13 @@ layout_head(tp_stage *stage, tp_stage_arena *from)
 int64_t
 tp_stage_scratch_rows(const tp_slicing *slicing)
 {
-    int64_t rows = slicing->max_rows, waiting = slicing->seq_len < TP_WEIGHT_ROWS ? slicing->seq_len : TP_WEIGHT_ROWS;
-    for (int32_t q = 0; q < slicing->micros; q++)
-        if (slicing->micro[q].batch == 1 && slicing->micro[q].slices > 1 && rows < waiting)
-            rows = waiting;
+    int64_t rows = slicing->max_rows;
+    for (int32_t q = 0; q < slicing->micros; q++) {
+        int64_t piece = slicing->micro[q].batch == 1 ? TP_WEIGHT_ROWS : TP_ROW_GROUP;
+        piece = piece < slicing->seq_len ? piece : slicing->seq_len;
+        if (slicing->micro[q].slices > 1 && rows < piece)
+            rows = piece;
+    }
     return rows;
 }
 

@@ -165,7 +165,7 @@ stage_begin(tp_stage *stage, const int32_t *tokens, int train)
     int64_t seq_len = stage->base.config.slicing->seq_len;
     stage->train = train;
     for (int i = 0; i < 2; i++)
-        stage->tile[i].rows = stage->tile[i].seen = 0;
+        stage->tile[i].first = stage->tile[i].rows = stage->tile[i].seen = 0;
     stage->head_from = 0;
     if (stage->tokens == NULL)
         return TP_OK;
@@ -242,9 +242,9 @@ weights_end(const tp_slice_at *at)
     if (at->whole) /* at slice 0, when every sequence is complete */
         return at->slice == 0 ? end : 0;
     for (int32_t s = cut->slices - 1; s > at->slice; s--)
-        if (s < 2 || end - cut->start[s] >= TP_WEIGHT_ROWS)
-            end = cut->start[s];
-    return at->slice < 2 || end - at->begin >= TP_WEIGHT_ROWS ? end : 0;
+        if (s < 2 || end - tp_stage_group_begin(cut, s) >= TP_WEIGHT_ROWS)
+            end = tp_stage_group_begin(cut, s);
+    return at->slice < 2 || end - tp_stage_group_begin(cut, at->slice) >= TP_WEIGHT_ROWS ? end : 0;
 }
 
 static tp_status

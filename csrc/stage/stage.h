@@ -8,14 +8,18 @@
  * and then added. Where a micro-batch has several sequences AND several slices ("whole" in tp_slice_at), the weight gradients of
  * all its slices are computed at slice 0, because only then is each sequence complete. Those of one sequence's slices wait until
  * TP_WEIGHT_ROWS of them make a product worth its packing, but for the last two slices that it goes back through: the step may be
- * waiting for those. A block that does not keep what its forward made has no rows but the slice's, and waits for nothing.
+ * waiting for those. A block that does not keep what its forward made has no rows but the slice's, and does not wait for so many.
+ * How a group of TP_ROW_GROUP rows is summed is the instruction set's: the rows of a weight gradient are in groups that no slicing
+ * moves. A sequence's are counted from its end, and W of a slice takes whole groups alone, leaving what is below them to W of the
+ * slice before; W of slice 0 takes all. What only a slice's R or SI brings is put by for that (tp_stage_inner_begin).
  *
  * The head. Logits of a tile of rows exist only while that tile is worked on; loss and d(input) of a row are done with its
  * logits. Rows at positions t % 3 == 0 are done in F, the others in I, and d(weight) of either as soon as half a tile of them
  * waits: so the head weighs on F and I as 1 to 2, and W has nothing of it, wherever the schedule puts it. F rows wait until
  * TP_HEAD_WORTH of them are worth a pass over the weights. Not so in the last TP_HEAD_HASTE slices of a sequence, as the other
  * ranks wait for its first d(input): F passes what it has, and d(weight) of F's rows stays for a later slice's I.
- * Each set has its own chain of weight gradient (F rows ascending, I rows descending) and the two are added at the update.
+ * Each set has its own chain of weight gradient (F rows ascending, I rows descending), in groups counted from its first row of the
+ * step: what is below a group stays in the tile, a ring, for the next. At the update that is taken too, and the two are added.
  * terapipe_c/profiling.py counts with the same rules what an instruction does for the head. */
 #ifndef TP_STAGE_STAGE_H
 #define TP_STAGE_STAGE_H
@@ -52,6 +56,7 @@ struct tp_gradients {
 /* Rows of the head whose logits exist: after the loss, their d(logits), until d(weight) has taken them. */
 typedef struct {
     float *logits, *x; /* [tile, V], [tile, E] normalised input */
+    int64_t first;     /* of the rows that wait; they go on at the tile's begin where it ends */
     int64_t rows;      /* waiting for d(weight) */
     int seen;          /* the chain of this step has begun */
 } head_tile;
@@ -78,7 +83,7 @@ extern const tp_stage_ops tp_cpu_stage_ops;
 size_t
 tp_stage_workspace_bytes(const tp_stage_config *config, const tp_device_config *device);
 
-/* Rows that are normalised anew at once. */
+/* Rows that are normalised anew at once: a group of TP_ROW_GROUP, or a sequence, at least. */
 int64_t
 tp_stage_scratch_rows(const tp_slicing *slicing);
 /* Parts of a stage in an arena; base NULL counts only. */
@@ -89,7 +94,8 @@ void
 tp_block_forward(tp_stage *stage, int block, const tp_slice_at *at);
 void
 tp_block_input_gradient(tp_stage *stage, int block, const tp_slice_at *at);
-/* Of the tokens from this slice's begin to `end`: those of later slices whose W left them to this one. end 0: it leaves its own too. */
+/* Of the tokens from this slice's first whole group on to `end`: those of later slices whose W left them to this one. end 0: it
+ * leaves all. */
 void
 tp_block_weight_gradient(tp_stage *stage, int block, const tp_slice_at *at, int64_t end);
 /* Of a block that recomputes: its inner once more, into the gradient slot. */
@@ -100,9 +106,10 @@ void
 tp_head_forward(tp_stage *stage, int block, const tp_slice_at *at);
 void
 tp_head_input_gradient(tp_stage *stage, int block, const tp_slice_at *at);
-/* d(weight) of the rows of tile 0 (F) or 1 (I) that wait for it, in the order in which they came. */
+/* d(weight) of the rows of tile 0 (F) or 1 (I) that wait for it, in the order in which they came: of whole groups of TP_ROW_GROUP,
+ * counted from the first of the step; `last`: of all, as no more will come. */
 void
-tp_head_flush(tp_stage *stage, int which);
+tp_head_flush(tp_stage *stage, int which, int last);
 
 /* dx of LayerNorm for the slice's rows, each sequence's gradient chain walked downwards. dy: [rows, E] of the slice. */
 void

@@ -31,10 +31,11 @@ typedef struct {
     int first_block, last_block;  /* [first, last) */
     int activation_slots, gradient_slots;
     const uint8_t *saves;         /* [blocks of the model] of tp_saves, borrowed; NULL: all keep everything */
-    int remake_slices;            /* 1: what R or SI brought of a slice has been read by its I and W before the next: there is room
-                                     for one slice of it. Only where remakes_slices, and no attention is among them */
+    int remake_slices;            /* 1: what R or SI brought of a slice has been read by its I and W before the next, but for rows
+                                     that W puts by: there is room for one slice of it and these. Only where remakes_slices, no
+                                     attention is among them, and no micro-batch has several sequences and several slices */
     int one_room;                 /* 1: what goes forward is swapped out before any is swapped in, and that has been read before the
-                                     next goes forward: one place serves both */
+                                     next goes forward (all of the micro-batch, unless remake_slices): one place serves both */
     int replicas;                 /* the gradient is of the mean over so many such batches; 0: 1 */
     const char *store;            /* folder on a disk for what is swapped, where it does not go to the host's memory; borrowed
                                      until open returns */

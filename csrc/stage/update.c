@@ -10,8 +10,8 @@ finish_head(tp_stage *stage)
     if (!tp_stage_heads(&stage->base))
         return;
     const tp_stage_param *weight = &stage->base.param[stage->base.block[stage->base.blocks - 1].in];
-    tp_head_flush(stage, 0);
-    tp_head_flush(stage, 1);
+    tp_head_flush(stage, 0, 1);
+    tp_head_flush(stage, 1, 1);
     if (!stage->tile[1].seen) /* sequences of one token have no backward rows */
         stage->be->ops->zero(stage->be, weight->floats, weight->grad);
     stage->be->ops->add(stage->be, weight->floats, stage->head_forward, weight->grad);
