@@ -102,17 +102,19 @@ def head_work(cuts: Sequence[Sequence[int]]) -> tuple[dict[tuple[str, int, int],
     """{(phase, micro-batch, slice): ...} of micro-batches of one sequence cut into these slices, and the rows whose d(weight)
     waits for the update, in F's tile and in I's. The rules of csrc/stage/stage.h."""
     work: dict[tuple[str, int, int], HeadWork] = {}
-    waiting = {"F": 0, "I": 0}
+    waiting, first = {"F": 0, "I": 0}, {"F": 0, "I": 0}      # rows in the ring that a tile is, and where they begin
 
     def flush(phase: str, most: int) -> int:
-        flushed = waiting[phase] if waiting[phase] >= most else 0
+        flushed = waiting[phase] - waiting[phase] % _core.ROW_GROUP if waiting[phase] >= most else 0
         waiting[phase] -= flushed
+        first[phase] = (first[phase] + flushed) % _core.HEAD_TILE if waiting[phase] else 0
         return flushed
 
     def add(phase: str, rows: int, most: int) -> int:
         flushed = 0
         while rows > 0:
-            some = min(rows, _core.HEAD_TILE - waiting[phase])
+            end = (first[phase] + waiting[phase]) % _core.HEAD_TILE
+            some = min(rows, _core.HEAD_TILE - waiting[phase], _core.HEAD_TILE - end)
             waiting[phase], rows = waiting[phase] + some, rows - some
             flushed += flush(phase, most)
         return flushed
@@ -160,14 +162,18 @@ def spread(seconds: Mapping[tuple[str, int, HeadWork], float]) \
     return found, (flush, least)
 
 
-def weight_groups(lengths: Sequence[int]) -> dict[int, list[int]]:
-    """{slice: the lengths of those whose weight gradients its W makes} of one sequence. The rule of csrc/stage/stage.h."""
-    groups: dict[int, list[int]] = {}
+def weight_groups(lengths: Sequence[int]) -> dict[int, tuple[int, list[int]]]:
+    """{slice: (rows whose weight gradients its W makes, the lengths of the slices that it is the W of)} of one sequence: of these
+    it may leave some rows to the next, and it makes those that it was left. The rule of csrc/stage/stage.h."""
+    groups: dict[int, tuple[int, list[int]]] = {}
     waiting: list[int] = []
+    seen = made = 0
     for s, length in reversed(list(enumerate(lengths))):
         waiting.append(length)
-        if s < 2 or sum(waiting) >= _core.WEIGHT_ROWS:
-            groups[s], waiting = waiting, []
+        seen += length
+        rows = seen - made - (seen % _core.ROW_GROUP if s else 0)
+        if rows > 0 and (s < 2 or rows >= _core.WEIGHT_ROWS):
+            groups[s], waiting, made = (rows, waiting), [], made + rows
     return groups
 
 
@@ -269,7 +275,7 @@ class _Sampler:
         blocks, update = model.blocks, 0.0
         head, left = head_work([lengths for _, lengths in slicing])
         cpu = self.backend.name == "cpu"
-        weights = [weight_groups(lengths) if cpu and b == 1 else {0: [sum(lengths)]} for b, lengths in slicing]
+        weights = [weight_groups(lengths) if cpu and b == 1 else {0: (sum(lengths), [sum(lengths)])} for b, lengths in slicing]
         lumps = "head" in kinds and cpu
         with self._lock:
             for (op, stage, q, s, begin, end), (_, _, _, _, _, last) in zip(trace[1:], trace, strict=False):
@@ -283,8 +289,8 @@ class _Sampler:
                     context = sum(lengths[:s]) if kind == "attention" else 0
                     window = threading.get_ident(), int(begin / WINDOW_S)
                     if op == "W":
-                        together = weights[q].get(s, [])
-                        self.samples += [((kind, op, b, length, 0), window, (end - begin) * length / sum(together))
+                        rows, together = weights[q].get(s, (0, []))
+                        self.samples += [((kind, op, b, length, 0), window, (end - begin) * length / rows)
                                          for length in together]      # in a curve each slice pays for its own rows
                     else:
                         where = head[op, q, s] if lumps and kind == "head" else context

@@ -130,14 +130,19 @@ def test_every_row_of_the_head_is_passed_once_and_flushed_once_or_left(cuts) -> 
 
 
 @pytest.mark.parametrize("cut", [[7], [300, 200, 100], [64] * 16, [512, 256, 128, 64, 32, 16, 8, 8], [1] * 50,
-                                 [255, 1, 255, 1, 256]])
+                                 [255, 1, 255, 1, 256], [1, 1, 62, 5], [20, 300, 7, 260, 31]])
 def test_every_weight_gradient_is_made_once_and_a_product_is_long_or_of_the_last_two_slices(cut) -> None:
-    groups, begin = weight_groups(cut), np.cumsum([0, *cut]).tolist()
-    assert [length for s in sorted(groups, reverse=True) for length in groups[s]] == cut[::-1]
-    for s, lengths in groups.items():
-        assert s < 2 or _core.WEIGHT_ROWS <= sum(lengths) < _core.WEIGHT_ROWS + lengths[-1]
+    groups, begin, left = weight_groups(cut), np.cumsum([0, *cut]).tolist(), 0
+    assert [length for s in sorted(groups, reverse=True) for length in groups[s][1]] == cut[::-1]
+    for s in sorted(groups, reverse=True):
+        rows, lengths = groups[s]
+        assert s < 2 or _core.WEIGHT_ROWS <= rows < _core.WEIGHT_ROWS + lengths[-1] + _core.ROW_GROUP
         assert lengths == cut[s:s + len(lengths)][::-1] and begin[s] + sum(lengths) == begin[s + len(lengths)]
-    assert 0 in groups and (len(cut) == 1 or 1 in groups)
+        assert rows > 0 and (s == 0 or rows % _core.ROW_GROUP == 0)
+        left += sum(lengths) - rows
+        assert 0 <= left < (_core.ROW_GROUP if s else 1)        # to the next
+    above = sum(cut[1:]) // _core.ROW_GROUP * _core.ROW_GROUP - sum(rows for s, (rows, _) in groups.items() if s > 1)
+    assert 0 in groups and groups.get(1, (0, []))[0] == above
 
 
 @pytest.mark.parametrize("bound", [0.0, 12.0, 24.0, 40.0])

@@ -487,7 +487,8 @@ tp_py_add_engine(PyObject *module, tp_py_state *state)
     if (PyModule_AddIntConstant(module, "HEAD_TILE", TP_HEAD_TILE) < 0 ||
         PyModule_AddIntConstant(module, "HEAD_WORTH", TP_HEAD_WORTH) < 0 ||
         PyModule_AddIntConstant(module, "HEAD_HASTE", TP_HEAD_HASTE) < 0 ||
-        PyModule_AddIntConstant(module, "WEIGHT_ROWS", TP_WEIGHT_ROWS) < 0)
+        PyModule_AddIntConstant(module, "WEIGHT_ROWS", TP_WEIGHT_ROWS) < 0 ||
+        PyModule_AddIntConstant(module, "ROW_GROUP", TP_ROW_GROUP) < 0)
         return -1;
     return 0;
 }
