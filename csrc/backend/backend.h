@@ -13,7 +13,9 @@
  *    last group of a call may be shorter. The groups are a chain, from +0 or from the old value where it accumulates; how
  *    one is summed is the instruction set's (fused multiply-adds: one chain over all rows). So whoever calls cuts rows at
  *    multiples of TP_ROW_GROUP, which no slicing moves, and bias_w is called with the same rows.
- *  - Other blocking, the number of rows, threads and the instruction set (AVX2, AVX-512) do not show in a product.
+ *  - AMX (amx_tile.h) sums groups of 32 k's another way and cuts K at multiples of them, into n = ceil(K / 384) pieces; a product
+ *    with an infinity is NaN there.
+ *  - Other blocking, the number of rows, threads, and whether AVX2 or AVX-512 multiplies do not show in a product.
  *  - row-wise ops (LayerNorm, GELU, softmax, loss): a row's result depends on that row alone.
  *  - attention: tiles of keys and of queries are anchored at absolute multiples, so row t gives the same bits for any
  *    slice that contains it; dK, dV of a key are chains over queries ascending.
@@ -62,7 +64,7 @@ typedef struct {
 
 typedef struct {
     uint32_t abi;     /* TP_BACKEND_ABI */
-    const char *name; /* "avx512", "avx2", "portable" */
+    const char *name; /* "amx", "avx512", "avx2", "portable" */
 
     /* -- weight layouts. weight_floats >= rows * cols (padding is zero and stays zero); the layout is a permutation, so
      *    element-wise updates (adamw, sumsq) work on whole layouts. -- */
@@ -148,7 +150,7 @@ struct tp_backend {
     size_t workspace_bytes;
 };
 
-/* The embedded CPU backend. isa NULL: the best this processor has, or $TERAPIPE_ISA; "avx512", "avx2", "portable".
+/* The embedded CPU backend. isa NULL: the best this processor has, or $TERAPIPE_ISA; "amx", "avx512", "avx2", "portable".
  * EVALUE: unknown or not supported here. Fills *be; ended by tp_backend_close. */
 TP_MUST_USE tp_status
 tp_cpu_open(const char *isa, tp_heap *heap, tp_team *team, tp_backend *be);

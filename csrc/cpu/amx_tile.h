@@ -1,10 +1,10 @@
 /* fp32 products on Intel's AMX, whose tiles multiply bf16 into fp32 sums, sixteen times as many a cycle as AVX-512's FMA.
  *
  * A float is the exact sum of three bf16 (8 bits each of its 24), x = x1 + x2 + x3, each the nearest to what is left. Of the nine
- * products of two such sums the six above 2^-25 of the whole are taken: a1 b3, a1 b2, a2 b2, a2 b1, a3 b1, a1 b1. What is left out
- * is below the rounding of an fp32 product, and sums are rounded seldomer than in a chain of FMAs: measured against double, errors
- * are half of AVX-512's (tests/test_gemm.py). The method: Henry, Tang, Heinecke, "Leveraging the bfloat16 Artificial Intelligence
- * Datatype For Higher-Precision Computations" (ARITH 2019). Infinity becomes NaN, as inf - inf is; what is below 2^-110 loses its
+ * products of two such sums six are taken: a1 b3, a1 b2, a2 b2, a2 b1, a3 b1, a1 b1. What is left out is below 2^-25 of the whole,
+ * half the rounding of an fp32 product, and sums are rounded seldomer than in a chain of FMAs: against double, errors are no larger
+ * than AVX-512's (tests/test_gemm.py). The method: Henry, Tang, Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype
+ * For Higher-Precision Computations" (ARITH 2019). Infinity becomes NaN, as inf - inf is; factors and products below 2^-103 lose
  * last bits, as AMX takes subnormals as zero.
  *
  * What one instruction computes (Intel SDM, TDPBF16PS): over 32 k's, even and odd ones are chains of FMAs from zero; their sum is
@@ -19,15 +19,16 @@
 
 #include "csrc/cpu/vec.h"
 
-#define AMX_GROUP  32 /* k's of one instruction */
+#define AMX_GROUP  TP_ROW_GROUP /* k's of one instruction */
+_Static_assert(AMX_GROUP == 32, "a tile's row is 64 bytes");
 #define AMX_STRIP  32 /* rows of C of one product, TP_PANEL columns */
 #define AMX_PART   2048
 #define AMX_BYTES  (3 * AMX_PART) /* of one group of a strip or a panel */
 #define AMX_PAIRS  (AMX_GROUP / 2)
-#define AMX_RATE   65536
-#define AMX_FETCH  8192 /* bytes */
+#define AMX_RATE   65536 /* one pair of rows, in amx_panel's due */
+#define AMX_FETCH  8192  /* bytes that a panel is fetched ahead */
 
-/* Three bf16, each in the upper half of its float; part 3's lower half is not zero. */
+/* Three bf16, each in the upper half of its float. */
 typedef struct {
     __m512i part[3];
 } amx_parts;
