@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._core import InvalidTypeError, InvalidValueError
-from .checkpoint import check_params
+from .checkpoint import Checkpoint, check_params
 from .config import brief, real, whole
 
 __all__ = ["generate", "logits"]
@@ -19,7 +19,7 @@ Array = NDArray[np.float32]
 
 
 def generate(
-    params: Mapping[str, Array],
+    params: Mapping[str, Array] | Checkpoint,
     model: Any,
     prompt: str | bytes | Sequence[int] | NDArray[Any],
     n: int = 256,
@@ -30,7 +30,7 @@ def generate(
     """Continue a prompt by n tokens; gives those n tokens alone, in the prompt's type.
 
     Args:
-        params: {Hugging Face name: float32 array}, as of `load_checkpoint(path).params`.
+        params: {Hugging Face name: float32 array}, or what `load_checkpoint(path)` gives, whose params are taken.
         model: the GPTConfig.
         prompt: bytes or str (for models of bytes) or token numbers; at least one token. Only its last block_size matter.
         temperature: 0 takes the likeliest token each time.
@@ -41,7 +41,7 @@ def generate(
     """
     n, temperature, seed = whole("n", n, 0), real("temperature", temperature, zero=True), whole("seed", seed, 0, 2**64 - 1)
     top_k = None if top_k is None else whole("top_k", top_k)
-    params = check_params("params", params, model)
+    params = check_params("params", getattr(params, "params", params), model)
     tokens = _tokens(prompt, model.vocab_size)
     rng = np.random.Generator(np.random.Philox(seed))
     cache = _Cache(params, model)
@@ -64,9 +64,9 @@ def generate(
     return np.array(out, np.int32)
 
 
-def logits(params: Mapping[str, Array], model: Any, tokens: Sequence[int] | NDArray[Any]) -> Array:
+def logits(params: Mapping[str, Array] | Checkpoint, model: Any, tokens: Sequence[int] | NDArray[Any]) -> Array:
     """float32 [vocab_size]: the unnormalised log-probabilities of the token after `tokens` (at most block_size of them)."""
-    params, tokens = check_params("params", params, model), _tokens(tokens, model.vocab_size)
+    params, tokens = check_params("params", getattr(params, "params", params), model), _tokens(tokens, model.vocab_size)
     if len(tokens) > model.block_size:
         raise InvalidValueError(f"{len(tokens)} tokens; a window has 1 .. {model.block_size}")
     return _Cache(params, model).forward(tokens)

@@ -141,6 +141,9 @@ def _check(options: dict[str, Any]) -> None:
     options["dtype"] = choose(options["backend"], options["dtype"]).dtype
     options["devices"] = _devices(options["devices"])
     options["lr_schedule"] = one_of("lr_schedule", options["lr_schedule"], ("cosine", "constant"))
+    if options["lr_schedule"] == "cosine" and options["min_lr"] > options["lr"]:
+        raise _core.InvalidValueError(f"min_lr is {options['min_lr']:g}: the cosine falls to it, so at most lr, {options['lr']:g}, "
+                                      "would be right")
     try:
         betas = [real("betas", beta, zero=True) for beta in options["betas"]]
     except TypeError:

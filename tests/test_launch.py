@@ -248,6 +248,7 @@ def test_bad_requests_are_refused(tmp_path):
             (FileExistsError, "mine", dict(out=tmp_path / "mine")), (OSError, "file", dict(out=tmp_path / "file/below")),
             (FileNotFoundError, "nowhere", dict(data=str(tmp_path / "nowhere.txt"))), (ValueError, "4321", dict(data=wild)),
             (ValueError, "lr is nan", dict(lr=float("nan"))), (ValueError, "'linear'", dict(lr_schedule="linear")),
+            (ValueError, "min_lr is 0.002.* 0.001", dict(lr=1e-3, min_lr=2e-3, lr_schedule="cosine")),
             (ValueError, "betas", dict(betas=(0.9, 1.0))), (ValueError, "log_every is 0", dict(log_every=0)),
             (ValueError, "backend is .gpu.", dict(backend="gpu")),
             (ValueError, "resume", dict(resume=True)), (FileNotFoundError, "new", dict(resume=True, out=tmp_path / "new")),

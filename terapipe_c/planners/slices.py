@@ -17,6 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from .. import _core
+from ..config import counted
 from .answer import Answer
 from .arguments import FloatArray, array, integer, listed, number, time_limit
 from .uneven import SliceMemory, flow_shop_time, held_in_units, machine_plan, runs
@@ -84,7 +85,7 @@ class SlicePlan(_Search):
     def __repr__(self) -> str:
         proof = "optimal" if self.optimal else f"gap {self.gap * 100:.2f} %"
         return (
-            f"SlicePlan({len(self.lengths)} slices {runs(self.lengths)}, {self.latency_s * 1e3:.6g} ms on "
+            f"SlicePlan({counted(len(self.lengths), 'slice')} {runs(self.lengths)}, {self.latency_s * 1e3:.6g} ms on "
             f"{self.stages} stages, {proof}, planned in {self.planning_time_s * 1e3:.3g} ms)"
         )
 
