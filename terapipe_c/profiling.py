@@ -102,19 +102,17 @@ def head_work(cuts: Sequence[Sequence[int]]) -> tuple[dict[tuple[str, int, int],
     """{(phase, micro-batch, slice): ...} of micro-batches of one sequence cut into these slices, and the rows whose d(weight)
     waits for the update, in F's tile and in I's. The rules of csrc/stage/stage.h."""
     work: dict[tuple[str, int, int], HeadWork] = {}
-    waiting, first = {"F": 0, "I": 0}, {"F": 0, "I": 0}      # rows in the ring that a tile is, and where they begin
+    waiting = {"F": 0, "I": 0}      # rows in the tile
 
     def flush(phase: str, most: int) -> int:
         flushed = waiting[phase] - waiting[phase] % _core.ROW_GROUP if waiting[phase] >= most else 0
         waiting[phase] -= flushed
-        first[phase] = (first[phase] + flushed) % _core.HEAD_TILE if waiting[phase] else 0
         return flushed
 
     def add(phase: str, rows: int, most: int) -> int:
         flushed = 0
         while rows > 0:
-            end = (first[phase] + waiting[phase]) % _core.HEAD_TILE
-            some = min(rows, _core.HEAD_TILE - waiting[phase], _core.HEAD_TILE - end)
+            some = min(rows, _core.HEAD_TILE - waiting[phase])
             waiting[phase], rows = waiting[phase] + some, rows - some
             flushed += flush(phase, most)
         return flushed

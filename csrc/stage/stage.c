@@ -165,7 +165,7 @@ stage_begin(tp_stage *stage, const int32_t *tokens, int train)
     int64_t seq_len = stage->base.config.slicing->seq_len;
     stage->train = train;
     for (int i = 0; i < 2; i++)
-        stage->tile[i].first = stage->tile[i].rows = stage->tile[i].seen = 0;
+        stage->tile[i].rows = stage->tile[i].seen = 0;
     stage->head_from = 0;
     if (stage->tokens == NULL)
         return TP_OK;

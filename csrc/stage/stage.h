@@ -19,7 +19,7 @@
  * TP_HEAD_WORTH of them are worth a pass over the weights. Not so in the last TP_HEAD_HASTE slices of a sequence, as the other
  * ranks wait for its first d(input): F passes what it has, and d(weight) of F's rows stays for a later slice's I.
  * Each set has its own chain of weight gradient (F rows ascending, I rows descending), in groups counted from its first row of the
- * step: what is below a group stays in the tile, a ring, for the next. At the update that is taken too, and the two are added.
+ * step: what is below a group stays in the tile for the next. At the update that is taken too, and the two are added.
  * terapipe_c/profiling.py counts with the same rules what an instruction does for the head. */
 #ifndef TP_STAGE_STAGE_H
 #define TP_STAGE_STAGE_H
@@ -56,7 +56,6 @@ struct tp_gradients {
 /* Rows of the head whose logits exist: after the loss, their d(logits), until d(weight) has taken them. */
 typedef struct {
     float *logits, *x; /* [tile, V], [tile, E] normalised input */
-    int64_t first;     /* of the rows that wait; they go on at the tile's begin where it ends */
     int64_t rows;      /* waiting for d(weight) */
     int seen;          /* the chain of this step has begun */
 } head_tile;
