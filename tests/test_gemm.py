@@ -1,4 +1,4 @@
-"""The matrix products of the CPU backend: bit for bit the chains of fused multiply-adds of backend.h, on every instruction set."""
+"""The matrix products of the CPU backend: bit for bit the sums of backend.h, on every instruction set."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import terapipe_c as tp
 from terapipe_c import _core
 
 ISAS = _core.kernel_isas()
-# M, K, N: single elements, tails of tiles (14, 6), panels (32) and chunks of k (192), several blocks and groups
+# M, K, N: single elements, tails of tiles (14, 6, AMX 32), panels (32) and chunks of k (192, AMX 384), several blocks and groups
 SHAPES = [(1, 1, 1), (1, 7, 33), (13, 1, 31), (15, 40, 32), (29, 193, 65), (3, 400, 100), (71, 70, 129), (2, 401, 385)]
-SHAPES += [(230, 20, 40), (4, 30, 800), (290, 1600, 40)]
+SHAPES += [(230, 20, 40), (4, 30, 800), (290, 1600, 40), (2, 6200, 800), (390, 1600, 3)]
 
 
 def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
@@ -132,7 +132,7 @@ def test_emulated_fma_rounds_once() -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_forward_is_chains_added_in_order(isa: str, shape: tuple[int, int, int]) -> None:
+def test_forward_is_pieces_added_in_order(isa: str, shape: tuple[int, int, int]) -> None:
     m, k, n = shape
     x, w, _ = operands(m, k, n)
     bias = np.random.default_rng(1).standard_normal(n, dtype=np.float32)
@@ -148,7 +148,7 @@ def test_forward_is_chains_added_in_order(isa: str, shape: tuple[int, int, int])
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_input_gradient_is_chains_added_in_order(isa: str, shape: tuple[int, int, int]) -> None:
+def test_input_gradient_is_pieces_added_in_order(isa: str, shape: tuple[int, int, int]) -> None:
     m, k, n = shape
     _, w, dy = operands(m, k, n)
     kernels = _core.Kernels(isa)
@@ -309,6 +309,22 @@ def test_signed_zero_and_infinity(isa: str) -> None:
     for strange in (0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001):  # NaNs that rounding to bf16 could carry over into a number
         x = np.full((3, 2), np.array(strange, np.uint32).view(np.float32))
         assert np.isnan(kernels.linear(x, kernels.weight(np.ones((2, 33), np.float32)), y)).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_sums_of_nothing_are_zero(isa: str) -> None:
+    kernels = _core.Kernels(isa)
+    weight, bias = kernels.weight(np.empty((0, 33), np.float32)), np.arange(33, dtype=np.float32)
+    y = kernels.linear(np.empty((2, 0), np.float32), weight, np.full((2, 33), 7, np.float32), bias=bias)
+    assert same(y, np.stack([bias, bias]))
+    weight = kernels.weight(np.empty((33, 0), np.float32))
+    assert same(kernels.linear_t(np.empty((2, 0), np.float32), weight, y), np.zeros((2, 33), np.float32))
+    weight = kernels.weight(np.ones((3, 33), np.float32))
+    kernels.linear_w(np.ones((2, 3), np.float32), y + 1, weight)
+    kernels.linear_w(np.empty((0, 3), np.float32), y[:0], weight, accumulate=True)
+    assert (kernels.weight_grad(weight) == 2).all()
+    kernels.linear_w(np.empty((0, 3), np.float32), y[:0], weight)
+    assert same(kernels.weight_grad(weight), np.zeros((3, 33), np.float32))
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -14,7 +14,7 @@
  *    one is summed is the instruction set's (fused multiply-adds: one chain over all rows). So whoever calls cuts rows at
  *    multiples of TP_ROW_GROUP, which no slicing moves, and bias_w is called with the same rows.
  *  - AMX (amx_tile.h) sums groups of 32 k's another way and cuts K at multiples of them, into n = ceil(K / 384) pieces; a product
- *    with an infinity is NaN there.
+ *    with an infinity, or with what rounds to one in bf16 (3.396e38), is NaN there.
  *  - Other blocking, the number of rows, threads, and whether AVX2 or AVX-512 multiplies do not show in a product.
  *  - row-wise ops (LayerNorm, GELU, softmax, loss): a row's result depends on that row alone.
  *  - attention: tiles of keys and of queries are anchored at absolute multiples, so row t gives the same bits for any

@@ -1,11 +1,14 @@
 /* fp32 products on Intel's AMX, whose tiles multiply bf16 into fp32 sums, sixteen times as many a cycle as AVX-512's FMA.
  *
  * A float is the exact sum of three bf16 (8 bits each of its 24), x = x1 + x2 + x3, each the nearest to what is left. Of the nine
- * products of two such sums six are taken: a1 b3, a1 b2, a2 b2, a2 b1, a3 b1, a1 b1. What is left out is below 2^-25 of the whole,
- * half the rounding of an fp32 product, and sums are rounded seldomer than in a chain of FMAs: against double, errors are no larger
- * than AVX-512's (tests/test_gemm.py). The method: Henry, Tang, Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype
- * For Higher-Precision Computations" (ARITH 2019). Infinity becomes NaN, as inf - inf is; factors and products below 2^-103 lose
- * last bits, as AMX takes subnormals as zero.
+ * products of two such sums six are taken: a1 b3, a1 b2, a2 b2, a2 b1, a3 b1, a1 b1. What is left out is below 2^-24 of the whole,
+ * an fp32 product's rounding, and 2^-27 as a rule; sums are rounded seldomer than in a chain of FMAs: against double, errors are
+ * no larger than AVX-512's (tests/test_gemm.py). The method: Henry, Tang, Heinecke, "Leveraging the bfloat16 Artificial
+ * Intelligence Datatype For Higher-Precision Computations" (ARITH 2019).
+ *
+ * At the ends of fp32's range. Infinity becomes NaN, as inf - inf is, and so does a number that bf16 rounds to it, above 3.396e38;
+ * a product may become infinity from 2^-7 below 2^128 on. Factors and products below 2^-103 lose last bits, as AMX takes
+ * subnormals as zero.
  *
  * What one instruction computes (Intel SDM, TDPBF16PS): over 32 k's, even and odd ones are chains of FMAs from zero; their sum is
  * added to the tile. So k's come in groups of AMX_GROUP, and which k's form a group shows in the bits.
@@ -56,7 +59,7 @@ amx_pair(__m512i first, __m512i second)
 VEC_INLINE __mmask16
 amx_mask(int64_t count)
 {
-    return count >= 16 ? (__mmask16)0xffff : count <= 0 ? (__mmask16)0 : (__mmask16)((1u << count) - 1);
+    return (__mmask16)(count >= 16 ? 0xffffu : count <= 0 ? 0u : (1u << count) - 1);
 }
 
 /* ---- B ------------------------------------------------------------------------------------------------------------------- */
@@ -209,15 +212,14 @@ typedef struct {
 VEC_INLINE void
 amx_open(void)
 {
-    struct {
+    /* Static: gcc's intrinsic says that it reads 8 bytes, and stores of the others might be dropped. */
+    static const struct {
         uint8_t palette, start_row, reserved[14];
         uint16_t row_bytes[16];
         uint8_t rows[16];
-    } shape = {.palette = 1};
-    for (int i = 0; i < 8; i++) {
-        shape.row_bytes[i] = 64;
-        shape.rows[i] = 16;
-    }
+    } shape = {.palette = 1,
+               .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64},
+               .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
     _tile_loadconfig(&shape);
 }
 
@@ -265,6 +267,7 @@ amx_strip(const int tiles, const amx_product *t)
     amx_panel ahead = *t->ahead;
     const int64_t rate = t->ahead_rate;
     int64_t fetched = 0;
+    __asm__ volatile("" ::: "memory"); /* gcc's tile loads do not say that they read memory: -O3 drops stores before one */
     if (t->go_on) {
         _tile_loadd(0, c, row);
         _tile_loadd(1, c + 16, row);

@@ -10,7 +10,7 @@
 #include "csrc/cpu/amx_tile.h"
 
 /* Sizes in strips of rows and groups of k. */
-#define AMX_DEPTH   12 /* most groups of one chunk: roundings of as many tiles as a chain of GEMM_DEPTH has terms */
+#define AMX_DEPTH   12 /* most groups of one chunk: its sum is rounded 72 times, that of a chain of FMAs 192 */
 #define AMX_BLOCK   8  /* most strips of one block of A */
 #define AMX_PANELS  24 /* panels that share one block of A where sums wait for the next chunk */
 #define AMX_ROOM    24 /* groups for which a block of A has room, to be packed once for several chunks */
@@ -98,7 +98,7 @@ amx_walk_begin(const linear_job *job, int member, int members)
 {
     extents e = {divide_up(job->op->rows, AMX_STRIP), job->columns, amx_groups(job->depth), 1, AMX_BLOCK, AMX_PANELS, AMX_DEPTH};
     amx_walk at = {.w = walk_of(&e, member, members)};
-    int64_t strips = at.w.rows.last - at.w.rows.first, room = AMX_BLOCK * AMX_ROOM / e.depth;
+    int64_t strips = at.w.rows.last - at.w.rows.first, room = AMX_BLOCK * AMX_ROOM / (e.depth > 0 ? e.depth : 1);
     at.whole = room >= least(strips, AMX_BLOCK);
     if (at.whole) {
         at.w.blocks = pieces_of(strips, room);

@@ -1,5 +1,5 @@
-/* The matrix products against plain loops, of fmaf or of what AMX documents, bit for bit, in buffers of the exact size: run it under ASan,
- * UBSan and TSan. Prints one line per failure; exit code 1 if there was one.
+/* The matrix products against plain loops, of fmaf or of what AMX documents, bit for bit, in buffers of the exact size:
+ * run it under ASan, UBSan and TSan. Prints one line per failure; exit code 1 if there was one.
  *
  *   cc -std=c11 -D_GNU_SOURCE -g -fsanitize=address,undefined -I. tests/c/test_gemm.c <objects of csrc/base, cpu> */
 #include "csrc/backend/backend.h"
@@ -70,7 +70,7 @@ tiles(int64_t depth, const float *a, int64_t ap, const float *b, int64_t bp, flo
     return acc;
 }
 
-/* c[i, j] = chain over p ascending of a[i * ai + p * ap] * b[p * bp + j * bj], from c where it goes on. */
+/* c[i, j] = sum over p ascending of a[i * ai + p * ap] * b[p * bp + j * bj], from c where it goes on: a chain, or AMX's tiles. */
 static void
 chains(int64_t m, int64_t depth, int64_t n, const float *a, int64_t ai, int64_t ap, const float *b, int64_t bp,
        int64_t bj, float *c, int go_on)
@@ -174,7 +174,8 @@ static tp_status
 check_isa(const char *isa, int threads)
 {
     static const int64_t shapes[][3] = {{1, 1, 1},     {2, 3, 33},   {14, 192, 32}, {15, 193, 31}, {27, 65, 97},
-                                        {230, 17, 40}, {5, 600, 65}, {3, 20, 801},  {197, 50, 5}};
+                                        {230, 17, 40}, {5, 600, 65}, {3, 20, 801},  {197, 50, 5},
+                                        {390, 1600, 3}}; /* the last: several of AMX's blocks and chunks */
     tp_heap *heap = NULL;
     tp_team *team = NULL;
     tp_backend be;
