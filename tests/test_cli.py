@@ -262,6 +262,12 @@ def test_doctor_tells_of_an_instruction_set_that_is_not_there(capsys, monkeypatc
         assert {finding["name"]: finding for finding in json.loads(out)}["TERAPIPE_ISA"]["status"] == status
 
 
+def test_doctor_blames_no_processor_for_kernels_that_do_not_load(monkeypatch):
+    monkeypatch.setitem(sys.modules, "terapipe_c._core", None)      # its import fails
+    findings = {finding.name: finding for finding in examine()}
+    assert findings["_core"].status == "wrong" and findings["cores"].value and "instruction set" not in findings
+
+
 def test_doctor_reports_this_machine(capsys, tmp_path):
     code, out, _ = run(capsys, "doctor", "--json", "--out", tmp_path)
     findings = {finding["name"]: finding for finding in json.loads(out)}
