@@ -14,7 +14,7 @@ help:
 	@echo "make check      ruff, mypy --strict, stubtest"
 	@echo "make test-c     the C tests     make asan / tsan   the same under ASan + UBSan / TSan"
 	@echo "make clang      every C source by clang too, warnings as errors: what .ci/run does first"
-	@echo "make test-avx512  the kernels' C tests with AVX-512 emulated, on any processor with AVX2"
+	@echo "make test-avx512  the kernels' C tests with AVX-512 and AMX emulated, on any processor with AVX2"
 	@echo "make fuzz       the C fuzzers under ASan + UBSan, FUZZ_SECONDS=$(FUZZ_SECONDS) each"
 	@echo "make bench      every benchmark, or BENCH=benchmarks/<one>.py"
 	@echo "make format     clang-format and ruff format       make tidy   clang-tidy"

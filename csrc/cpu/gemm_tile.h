@@ -1,4 +1,4 @@
-/* The innermost product of the CPU GEMM: C[rows, TP_PANEL] from A[rows, depth] B[depth, TP_PANEL], one chain of fused
+/* The innermost product of gemm_chain.h: C[rows, TP_PANEL] from A[rows, depth] B[depth, TP_PANEL], one chain of fused
  * multiply-adds per element, k ascending. B is one panel (row k at b + k * TP_PANEL), C has rows of TP_PANEL floats.
  *
  * The accumulators fill the register file as in Goto & van de Geijn, "Anatomy of High-Performance Matrix
@@ -15,7 +15,7 @@
 #include <string.h>
 
 /* Most k of one tile call: a panel of B is then 24 KiB, and stays in a level-1 cache of 32 KiB or more. It shows in the results
- * (backend.h), so it is the same for all instruction sets. */
+ * (backend.h), so it is the same for all instruction sets that sum chains. */
 #define GEMM_DEPTH   192
 #define GEMM_W_DEPTH 128 /* where both operands are packed, as linear_w does: a tile of A and the panel fit together */
 /* A block of A is kept as its rows (k contiguous) or as its columns (rows of C contiguous), whichever makes packing a

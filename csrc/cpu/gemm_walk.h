@@ -136,14 +136,14 @@ store_lanes(float *p, vf16 v, int64_t width)
         vec_store_n(p, v, width);
 }
 
-/* Sixteen finished chains of one row: bias, epilogue, write. `width` of them exist. */
+/* Sixteen finished sums of one row: bias, epilogue, write. `width` of them exist. */
 VEC_INLINE void
-finish_lanes(const linear_job *job, int64_t row, int64_t column, int64_t width, const float *chain)
+finish_lanes(const linear_job *job, int64_t row, int64_t column, int64_t width, const float *sum)
 {
     const tp_linear *op = job->op;
     float *y = op->y + row * op->y_stride + column,
           *aux = op->aux == NULL ? NULL : op->aux + row * op->aux_stride + column;
-    vf16 v = vec_load(chain);
+    vf16 v = vec_load(sum);
     if (job->bias != NULL)
         v = vec_add(v, load_lanes(job->bias + column, width));
     switch (op->epilogue) {
