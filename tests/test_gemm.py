@@ -402,6 +402,29 @@ def test_bad_arguments() -> None:
             _core.Kernels(ISAS[-1]).linear(x, weight, y)
 
 
+SMALL_STACK = """
+import ctypes
+libc, memory = ctypes.CDLL(None), ctypes.create_string_buffer(4096)
+class Stack(ctypes.Structure):
+    _fields_ = [("at", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+def signals_go_to(*stack):
+    assert libc.sigaltstack(ctypes.byref(Stack(*stack)), None) == 0
+signals_go_to(ctypes.addressof(memory), 0, 4096)
+from terapipe_c import _core
+refused = _core.kernel_isas()
+signals_go_to(None, 2, 0)
+print(*refused, "then", *_core.kernel_isas())
+"""
+
+
+@pytest.mark.skipif("amx" not in ISAS, reason="this processor has no AMX")
+def test_amx_refused_stays_refused() -> None:
+    """A thread's stack for signals is too small for tiles, and later gone: what memory was predicted for is what runs."""
+    run = subprocess.run([sys.executable, "-c", SMALL_STACK], capture_output=True, text=True)
+    without = " ".join(isa for isa in ISAS if isa != "amx")
+    assert run.stdout.strip() == f"{without} then {without}", run.stderr
+
+
 @pytest.mark.parametrize("isa", ISAS)
 def test_environment_chooses(isa: str) -> None:
     command = [sys.executable, "-c", "from terapipe_c import _core; print(_core.Kernels().isa)"]

@@ -6,6 +6,7 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -22,16 +23,26 @@ enum { ISAS = sizeof all_ops / sizeof all_ops[0] };
 
 #if defined(__x86_64__)
 /* Linux gives a process the tiles' registers only if it asks (arch/x86/xstate in the kernel's documentation), and refuses where
- * a thread's alternative signal stack is too small for them. */
-static int
-amx_runs_here(void)
+ * a thread's alternative signal stack is too small for them. Asked once: what was refused might be granted when that thread is
+ * gone, and a stage's memory is predicted for the set that it will be opened with. */
+static int amx_granted;
+
+static void
+ask_for_amx(void)
 {
     enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
     unsigned a, b, c, d;
     const unsigned tile_and_bf16 = 1u << 24 | 1u << 22;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & tile_and_bf16) != tile_and_bf16)
-        return 0;
-    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & tile_and_bf16) == tile_and_bf16)
+        amx_granted = syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+}
+
+static int
+amx_runs_here(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    (void)pthread_once(&once, ask_for_amx);
+    return amx_granted;
 }
 #endif
 
