@@ -261,13 +261,13 @@ VEC_INLINE void
 amx_strip(const int tiles, const amx_product *t)
 {
     const int64_t row = TP_PANEL * sizeof(float);
+    __asm__ volatile("" ::: "memory"); /* gcc's tile loads do not say that they read memory: -O3 drops stores before one */
     float *c = t->c;
     const char *a = t->a, *b = t->b;
     const float *soon = t->soon;
     amx_panel ahead = *t->ahead;
     const int64_t rate = t->ahead_rate;
     int64_t fetched = 0;
-    __asm__ volatile("" ::: "memory"); /* gcc's tile loads do not say that they read memory: -O3 drops stores before one */
     if (t->go_on) {
         _tile_loadd(0, c, row);
         _tile_loadd(1, c + 16, row);
