@@ -156,7 +156,7 @@ add_tile(const float *from, float *to)
         vec_store(to + i, vec_add(vec_load(to + i), vec_load(from + i)));
 }
 
-/* One panel of y, one chunk of k; the piece of B that `next` needs is packed meanwhile. */
+/* One panel of y, one chunk of k; the piece of B that `next` needs, NULL after the last, is packed meanwhile. */
 static void
 linear_panel(const linear_job *job, amx_room *room, const amx_walk *at, const amx_walk *next)
 {
@@ -164,7 +164,8 @@ linear_panel(const linear_job *job, amx_room *room, const amx_walk *at, const am
     const int64_t strips = at->b.rows.last - at->b.rows.first, packed = at->b.k.last - at->b.k.first;
     const int first = k.first == 0, last = k.last == at->w.depth;
     float *sum = room->sums + (at->whole ? 0 : at->panel * strips * AMX_TILE_FLOATS);
-    amx_product t = {.groups = k.last - k.first, .b = amx_room_turn(room), .ahead = linear_ahead(job, room, next)};
+    amx_product t = {.groups = k.last - k.first, .b = amx_room_turn(room)};
+    t.ahead = next == NULL ? amx_room_ahead(room, NULL, 0, 0, 0) : linear_ahead(job, room, next);
     t.a = room->a + (k.first - at->b.k.first) * AMX_BYTES;
     t.ahead_rate = amx_rate(t.ahead, strips, t.groups);
     for (int64_t strip = 0; strip < strips; strip++, t.a += packed * AMX_BYTES, sum += AMX_TILE_FLOATS) {
@@ -192,7 +193,7 @@ linear_member(void *argument, int member, int members)
         if (at.panel == 0 && at.chunk == 0)
             linear_pack(job, &room, &at);
         more = amx_walk_on(&next);
-        linear_panel(job, &room, &at, more ? &next : &at);
+        linear_panel(job, &room, &at, more ? &next : NULL);
     }
     amx_close();
 }
@@ -263,7 +264,8 @@ weight_member(void *argument, int member, int members)
     amx_open();
     for (int64_t c = 0; c < w.chunks; c++)
         for (int64_t i = 0; i < w.blocks; i++) {
-            range next = amx_elements(piece(depth, w.chunks, i + 1 < w.blocks || c + 1 == w.chunks ? c : c + 1), job->rows);
+            int64_t after = i + 1 < w.blocks ? c : c + 1;
+            range next = after < w.chunks ? amx_elements(piece(depth, w.chunks, after), job->rows) : (range){0, 0};
             weight_block(job, &room, piece_of(w.rows, w.blocks, i), w.panels, k, next);
             k = next;
         }
