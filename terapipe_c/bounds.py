@@ -39,7 +39,7 @@ def least_work_s(request: Request, share: int) -> float:
     and its W as if it were one slice, which is one of those slicings.
     """
     if request.slicing is not None:
-        d = request.costs.durations(partition=[(0, request.model.num_blocks)], slicing=request.slicing, model=request.model)
+        d = request.costs.even.durations(partition=[(0, request.model.num_blocks)], slicing=request.slicing, model=request.model)
         fixed = len(PHASES) * request.costs.overhead_s * d["F"].shape[1]       # bound_s adds it for every stage
         return max(0.0, float(sum(d[p].sum() for p in PHASES) - fixed)) / share * (1 - 1e-12)
     most = min(share, request.costs.known_batch)

@@ -16,6 +16,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,15 @@ _DEFAULT_FLOPS, _DEFAULT_BYTES = 60e9, 10e9   # one core: fp32 GEMM with AVX2 or
 _FLOPS_PER_BYTE = 150.0   # of accelerators that name no bandwidth: 139 (V100, fp16) to 156 (A100, bf16) by terapipe_c/devices.py
 Slicing = Sequence[tuple[int, Sequence[int]]]
 Float = NDArray[np.float64]
+
+
+def _head_pass(given: Any) -> tuple[float, float, float] | None:
+    try:
+        row_s, least, flush_s = given
+    except (TypeError, ValueError):
+        raise InvalidValueError(f"head_pass is {brief(given)}: (seconds a row, least rows, seconds a row of the weight's gradient) "
+                                "would be right") from None
+    return (real("head_pass[0]", row_s), real("head_pass[1]", least, zero=True), real("head_pass[2]", flush_s, zero=True))
 
 
 # ---- slicing and partition as arrays -----------------------------------------------------------------------------------
@@ -68,6 +78,9 @@ class CostModel:
         model, seq_len, micro_batch: what was measured, if known.
         overhead_s: fixed seconds of an instruction.  optimizer_param_s, optimizer_stage_s: seconds of an update.
         optimizer_head_s: seconds that the head adds to its stage's update (it completes its weight's gradient there).
+        head_pass: where rows wait for others, as on the CPU (csrc/stage/stage.h), what the head does then: seconds of a row's pass
+            over its weights, rows that a pass costs at least, seconds of a row's weight gradient; None: none waits. The
+            curves have a slice's own rows, ``durations`` what each instruction does.
         latency_s, byte_s: seconds of a message on the link, and of each byte in it (the ranks go on computing).
         copy_byte_s: seconds of a byte that each end of a message spends itself, out of a ring and into it.
         lent_byte_s: seconds of a byte between stages where its reader copies it out of the sender's memory, who spends none; None:
@@ -78,8 +91,8 @@ class CostModel:
     def __init__(self, curves: Mapping[tuple[str, str], Curve], *, source: str, tables: Float | None = None,
                  granularity: int = 1, overhead_s: float = 0.0, optimizer_param_s: float = 0.0,
                  optimizer_stage_s: float = 0.0, optimizer_head_s: float = 0.0, latency_s: float = 0.0, byte_s: float = 0.0,
-                 copy_byte_s: float = 0.0, lent_byte_s: float | None = None, model: GPTConfig | None = None,
-                 seq_len: int | None = None, micro_batch: int = 1,
+                 copy_byte_s: float = 0.0, lent_byte_s: float | None = None, head_pass: Sequence[float] | None = None,
+                 model: GPTConfig | None = None, seq_len: int | None = None, micro_batch: int = 1,
                  fit_error: float = math.nan, fit_errors: Mapping[str, tuple[float, float]] | None = None,
                  backend: str = "cpu", dtype: str | None = None, device: str = "") -> None:
         for kind, phase in curves:
@@ -97,6 +110,7 @@ class CostModel:
         self.byte_s = real("byte_s", byte_s, zero=True)
         self.copy_byte_s = real("copy_byte_s", copy_byte_s, zero=True)
         self.lent_byte_s = None if lent_byte_s is None else real("lent_byte_s", lent_byte_s, zero=True)
+        self.head_pass = None if head_pass is None else _head_pass(head_pass)
         self.model, self.seq_len = model, None if seq_len is None else whole("seq_len", seq_len)
         self.micro_batch = whole("micro_batch", micro_batch)
         self.fit_error = float(fit_error)
@@ -111,7 +125,8 @@ class CostModel:
         starts = np.cumsum([0] + [len(c.rows) for c in self.curves.values()], dtype=np.int64)
         rows = np.array(list(itertools.chain.from_iterable(c.rows for c in self.curves.values())), np.float64)
         seconds = np.array(list(itertools.chain.from_iterable(c.seconds for c in self.curves.values())), np.float64)
-        pack = (coefficients, starts, rows, seconds, self.tables, float(self.granularity), self.overhead_s)
+        pack = (coefficients, starts, rows, seconds, self.tables, float(self.granularity), self.overhead_s,
+                self.head_pass or (0.0, 0.0, 0.0))
         _core.cost_seconds(pack, 0, *np.zeros((3, 1)))        # refuses what does not fit together
         return pack
 
@@ -212,7 +227,7 @@ class CostModel:
     @classmethod
     def from_measurements(cls, samples: Mapping[str, Mapping[str, Iterable[Sequence[float]]]], *,
                           optimizer: Mapping[str, float] | Iterable[Sequence[float]] | None = None, head_update_s: float = 0.0,
-                          smooth: bool = False,
+                          smooth: bool = False, head_pass: Sequence[float] | None = None,
                           comm: Mapping[str, float] | Iterable[Sequence[float]] | None = None, overhead_s: float = 0.0,
                           copy_byte_s: float = 0.0, lent_byte_s: float | None = None, model: GPTConfig | None = None,
                           seq_len: int | None = None, micro_batch: int = 1, backend: str = "cpu", dtype: str | None = None,
@@ -228,7 +243,7 @@ class CostModel:
                 taken for noise.
             head_update_s: what the head adds to its stage's update.
             comm: ``{"latency_s": ..., "byte_s": ...}`` or [(bytes, seconds), ...], time on the link.
-            copy_byte_s, lent_byte_s: as of a CostModel.
+            copy_byte_s, lent_byte_s, head_pass: as of a CostModel.
             overhead_s: fixed seconds of an instruction that the samples do not hold.
         """
         if not isinstance(samples, Mapping) or not all(isinstance(phases, Mapping) for phases in samples.values()):
@@ -254,8 +269,8 @@ class CostModel:
         latency_s, byte_s = given_line(comm, "comm", "latency_s", "byte_s")
         return cls(curves, source="measured", overhead_s=overhead_s, optimizer_param_s=param_s, optimizer_stage_s=stage_s,
                    optimizer_head_s=head_update_s, latency_s=latency_s, byte_s=byte_s, copy_byte_s=copy_byte_s,
-                   lent_byte_s=lent_byte_s, model=model, seq_len=seq_len, micro_batch=micro_batch, backend=backend,
-                   dtype=dtype, device=device,
+                   lent_byte_s=lent_byte_s, head_pass=head_pass, model=model, seq_len=seq_len, micro_batch=micro_batch,
+                   backend=backend, dtype=dtype, device=device,
                    fit_error=float(errors.mean()) if len(errors) else math.nan,
                    fit_errors={k: (float(e.mean()), float(e.max())) for k, e in judged.items() if len(e)})
 
@@ -347,7 +362,13 @@ class CostModel:
     def on(self, backend: str, dtype: str | None = None) -> CostModel:
         """The same seconds, for plans of another backend's memory."""
         where = choose(backend, dtype)
-        return CostModel.from_dict({**self.to_dict(), "backend": where.name, "dtype": where.dtype})
+        waits = self.head_pass if where.name == "cpu" else None
+        return CostModel.from_dict({**self.to_dict(), "backend": where.name, "dtype": where.dtype, "head_pass": waits})
+
+    @cached_property
+    def even(self) -> CostModel:
+        """The same where each instruction takes what its own rows take: for sums, and for what must not ask what waits."""
+        return self if self.head_pass is None else CostModel.from_dict({**self.to_dict(), "head_pass": None})
 
     @property
     def known_batch(self) -> int:
@@ -425,18 +446,20 @@ class CostModel:
 
     def timed(self, stages: tuple[NDArray[np.int32], Float],
               slices: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], Float],
-              model: GPTConfig | None, placed: tuple[Links, Sequence[int]] | None = None, copies: int = 1) -> dict[str, Any]:
+              model: GPTConfig | None, placed: tuple[Links, Sequence[int]] | None = None, copies: int = 1,
+              prompt: NDArray[np.int32] | None = None) -> dict[str, Any]:
         """F, I, W [stages, units]; comm [stages, units]; OPT [stages]; AR a number; SF, SB, RF, RB like comm where a
         message costs that end time. placed: the ranks' links and each stage's rank; where links differ, comm.back of the way
-        back. copies: of the model, among which the slices are divided."""
-        F, I, W = _core.cost_durations(self._pack, stages[0], *slices[:3])
+        back. copies: of the model, among which the slices are divided. prompt: [stages, 4], blocks whose weight gradients wait for
+        no other slice's."""
+        F, I, W, left_s = _core.cost_durations(self._pack, stages[0], *slices[:3], prompt)
         if self.backend == "cuda":     # its weight gradients are made over whole micro-batches, with slice 0
             first = np.cumsum(slices[1]) - slices[1]
             sums = np.add.reduceat(W, first, axis=1)
             W = np.zeros_like(W)
             W[:, first] = sums
         size = slices[3] * (self.element_bytes * model.n_embd if model else 0.0)
-        out: dict[str, Any] = {"F": F, "I": I, "W": W, "OPT": stages[1], "AR": 0.0,
+        out: dict[str, Any] = {"F": F, "I": I, "W": W, "OPT": stages[1] + left_s * (stages[0][:, 3] > 0), "AR": 0.0,
                                "comm": np.repeat((self.latency_s + self.byte_s * size)[None], len(F), 0)}
         if model is not None and model.tie_weights and len(F) > 1:
             latency_s, row_s, values_s = self.tied_s(model, *placed[:1] if placed else ())     # these come back with OPT
@@ -478,10 +501,11 @@ class CostModel:
             return None if math.isnan(x) else x
 
         where = {"backend": self.backend, "dtype": self.dtype, "device": self.device} if self.backend != "cpu" else {}
-        lent = {} if self.lent_byte_s is None else {"lent_byte_s": self.lent_byte_s}
+        lent: dict[str, Any] = {} if self.lent_byte_s is None else {"lent_byte_s": self.lent_byte_s}
+        waits = {} if self.head_pass is None else {"head_pass": list(self.head_pass)}
         return {
-            **where, **lent, "format": _FORMAT, "version": _VERSION, "source": self.source, "granularity": self.granularity,
-            "overhead_s": self.overhead_s, "optimizer_param_s": self.optimizer_param_s,
+            **where, **lent, **waits, "format": _FORMAT, "version": _VERSION, "source": self.source,
+            "granularity": self.granularity, "overhead_s": self.overhead_s, "optimizer_param_s": self.optimizer_param_s,
             "optimizer_stage_s": self.optimizer_stage_s, "optimizer_head_s": self.optimizer_head_s,
             "latency_s": self.latency_s, "byte_s": self.byte_s, "copy_byte_s": self.copy_byte_s,
             "model": self.model.to_dict() if self.model else None, "seq_len": self.seq_len,
@@ -508,6 +532,7 @@ class CostModel:
                        micro_batch=data["micro_batch"], fit_error=math.nan if error is None else error,
                        fit_errors={k: (v[0], v[1]) for k, v in data["fit_errors"].items()},
                        optimizer_head_s=data.get("optimizer_head_s", 0.0), lent_byte_s=data.get("lent_byte_s"),
+                       head_pass=data.get("head_pass"),
                        backend=data.get("backend", "cpu"), dtype=data.get("dtype"), device=data.get("device", ""),
                        **{k: data[k] for k in ("granularity", "overhead_s", "optimizer_param_s", "optimizer_stage_s",
                                                "latency_s", "byte_s", "copy_byte_s")})

@@ -155,12 +155,15 @@ class Judge:
         home = rank_of(self.ranks, len(partition), schedule in ZIGZAG)
         placed = (self.links, home[::-1] if up else home) if self.links.far else None
         work = self._stage_work(partition, copies_of(schedule))
-        out = self.costs.timed(work, self._slice_work(slicing), self.model, placed, copies_of(schedule))
-        if any(savings.recompute):
+        def of(chosen: NDArray[np.bool_]) -> NDArray[np.int32]:
             kinds = np.array([KINDS.index(block.kind) for block in self.model.blocks])
-            chosen = np.array(savings.recompute)
-            counts = np.array([np.bincount(kinds[a:e][chosen[a:e]], minlength=len(KINDS)) for a, e in partition], np.int32)
-            out["R"] = self.costs.recompute_s(counts, self._slice_work(slicing))
+            return np.array([np.bincount(kinds[a:e][chosen[a:e]], minlength=len(KINDS)) for a, e in partition], np.int32)
+
+        again, away = np.array(savings.recompute or 0, bool), np.array(savings.swap or 0) > 0
+        saved = of(again | away) if again.any() or away.any() else None
+        out = self.costs.timed(work, self._slice_work(slicing), self.model, placed, copies_of(schedule), saved)
+        if again.any():
+            out["R"] = self.costs.recompute_s(of(again), self._slice_work(slicing))
         if any(savings.swap_s):
             rows = np.array([b * n for b, lengths in slicing for n in lengths], np.float64)
             largest = max(b for b, _ in slicing) * sum(slicing[0][1])

@@ -100,49 +100,17 @@ class HeadWork:
 
 def head_work(cuts: Sequence[Sequence[int]]) -> tuple[dict[tuple[str, int, int], HeadWork], list[int]]:
     """{(phase, micro-batch, slice): ...} of micro-batches of one sequence cut into these slices, and the rows whose d(weight)
-    waits for the update, in F's tile and in I's. The rules of csrc/stage/stage.h."""
-    work: dict[tuple[str, int, int], HeadWork] = {}
-    waiting = {"F": 0, "I": 0}      # rows in the tile
-
-    def flush(phase: str, most: int) -> int:
-        flushed = waiting[phase] - waiting[phase] % _core.ROW_GROUP if waiting[phase] >= most else 0
-        waiting[phase] -= flushed
-        return flushed
-
-    def add(phase: str, rows: int, most: int) -> int:
-        flushed = 0
-        while rows > 0:
-            some = min(rows, _core.HEAD_TILE - waiting[phase])
-            waiting[phase], rows = waiting[phase] + some, rows - some
-            flushed += flush(phase, most)
-        return flushed
-
-    half = _core.HEAD_TILE // 2
-    for q, lengths in enumerate(cuts):
-        ends, begin = np.cumsum(lengths).tolist(), 0
-        hasty = len(ends) - _core.HEAD_HASTE if len(ends) > _core.HEAD_HASTE else len(ends)     # the first slice in haste
-        for s, end in enumerate(ends):
-            own = _thirds(end) - _thirds(end - lengths[s])
-            waits = s < min(hasty, len(ends) - 1) and (end - begin) // 3 < _core.HEAD_WORTH
-            passed = 0 if waits else _thirds(end) - _thirds(begin)
-            work["F", q, s] = HeadWork(own, passed, add("F", passed, _core.HEAD_TILE if s >= hasty else half))
-            begin = begin if waits else end
-        for s, end in reversed(list(enumerate(ends))):
-            own = lengths[s] - (_thirds(end) - _thirds(end - lengths[s]))
-            flushed = add("I", own, half)
-            work["I", q, s] = HeadWork(own, own, flushed + (flush("F", half) if s < hasty else 0))
-    return work, [*waiting.values()]
-
-
-def _thirds(end: int) -> int:
-    """Positions below `end` that 3 divides."""
-    return (end + 2) // 3
+    waits for the update, in F's tile and in I's: the core counts."""
+    slices = np.array([len(lengths) for lengths in cuts], np.int32)
+    rows, left = _core.head_rows(np.ones_like(slices), slices, np.concatenate([np.array(c, np.int32) for c in cuts]))
+    places = [(q, s) for q, lengths in enumerate(cuts) for s in range(len(lengths))]
+    return {(phase, *place): HeadWork(*row) for phase, table in zip("FI", rows.tolist(), strict=True)
+            for place, row in zip(places, table, strict=True)}, [*left]
 
 
 def spread(seconds: Mapping[tuple[str, int, HeadWork], float]) \
-        -> tuple[dict[str, list[tuple[float, int, int, float]]], tuple[float, float]]:
-    """The head's samples as its curves want them: {phase: [(rows, S, C, seconds), ...]}; and of a flush the seconds a row and
-    the rows that it costs at least.
+        -> tuple[dict[str, list[tuple[float, int, int, float]]], tuple[float, float, float]]:
+    """The head's samples as its curves want them: {phase: [(rows, S, C, seconds), ...]}; and a CostModel's head_pass.
 
     seconds: of each instruction, by (phase, S, what it did). Passes and flushes come in lumps, some rows now, some later; in
     a curve each instruction pays for the rows of its own slice."""
@@ -157,21 +125,17 @@ def spread(seconds: Mapping[tuple[str, int, HeadWork], float]) \
         fair = row * (max(did.own, least) if phase == "I" else did.own) + flush * did.own
         lump = row * max(did.passed, least) + flush * did.flushed if did.passed else 0.0
         found[phase].append((S, S, 0, max(taken - lump + fair, 0.5 * fair)))
-    return found, (flush, least)
+    return found, (row, least, flush)
 
 
 def weight_groups(lengths: Sequence[int]) -> dict[int, tuple[int, list[int]]]:
     """{slice: (rows whose weight gradients its W makes, the lengths of the slices that it is the W of)} of one sequence: of these
-    it may leave some rows to the next, and it makes those that it was left. The rule of csrc/stage/stage.h."""
+    it may leave some rows to the next, and it makes those that it was left."""
     groups: dict[int, tuple[int, list[int]]] = {}
-    waiting: list[int] = []
-    seen = made = 0
-    for s, length in reversed(list(enumerate(lengths))):
-        waiting.append(length)
-        seen += length
-        rows = seen - made - (seen % _core.ROW_GROUP if s else 0)
-        if rows > 0 and (s < 2 or rows >= _core.WEIGHT_ROWS):
-            groups[s], waiting, made = (rows, waiting), [], made + rows
+    end = len(lengths)
+    for s, rows in reversed(list(enumerate(_core.weight_rows(np.array(lengths, np.int32)).tolist()))):
+        if rows:
+            groups[s], end = (rows, list(lengths[s:end])[::-1]), s
     return groups
 
 
@@ -229,7 +193,7 @@ class _Sampler:
         self.samples: list[tuple[Key, tuple[int, int], float]] = []     # of a key, in a window of a rank's time
         # With the head: parameters, seconds, rows of the head whose d(weight) an update had to make.
         self.updates: dict[bool, list[tuple[int, float, list[int]]]] = {False: [], True: []}
-        self.flush = 0.0, 0.0                       # of those rows: seconds each, least rows
+        self.head_pass: tuple[float, float, float] | None = None     # as of a CostModel
         self.overheads: list[float] = []
         self._lock = threading.Lock()
 
@@ -305,7 +269,7 @@ class _Sampler:
             else:
                 found[kind].setdefault(phase, []).append((b * S, S, C, seconds))
         if head:
-            lumpless, self.flush = spread(head)
+            lumpless, self.head_pass = spread(head)
             found["head"].update(lumpless)
         for phases in found.values():
             for rows in phases.values():
@@ -372,11 +336,13 @@ def profile(model: GPTConfig, micro_batch: int = 1, seq_len: int | None = None, 
     _measure_layers(sampler, layers, seq_len, end, micro_batch)
     latency, byte, lent = _core.message_time(TIED_RING_BYTES, EXCHANGE_BYTES, LENT_BYTES)
     param_s = _quartile([seconds / params for params, seconds, _ in sampler.updates[False]])
-    measured, (flush_s, least) = sampler.measured(), sampler.flush
+    measured = sampler.measured()
+    _, least, flush_s = sampler.head_pass or (0.0, 0.0, 0.0)
     head_s = _quartile([seconds - param_s * params - flush_s * sum(max(rows, least) for rows in left if rows)
                         for params, seconds, left in sampler.updates[True]])
     return CostModel.from_measurements(measured, optimizer={"param_s": param_s, "stage_s": 0.0},
-                                       head_update_s=max(0.0, head_s), smooth=where.name == "cpu",   # a GPU does have waves
+                                       head_update_s=max(0.0, head_s), head_pass=sampler.head_pass,
+                                       smooth=where.name == "cpu",                  # a GPU does have waves
                                        comm={"latency_s": latency, "byte_s": 0.0}, copy_byte_s=byte,
                                        lent_byte_s=lent if where.name == "cpu" else None,
                                        overhead_s=max(0.0, statistics.median(sampler.overheads)), model=model,

@@ -94,7 +94,7 @@ def kind_seconds(judge: Judge, slicing: tuple[Micro, ...], phases: Sequence[str]
 def _kind_seconds(costs: CostModel, model: GPTConfig, slicing: tuple[Micro, ...], phases: Sequence[str]) -> dict[str, float]:
     # From four stages that are one block each: a model of one layer has them all.
     small = GPTConfig(**{**model.to_dict(), "n_layer": 1})
-    d = costs.durations(partition=[(k, k + 1) for k in range(4)], slicing=slicing, model=small)
+    d = costs.even.durations(partition=[(k, k + 1) for k in range(4)], slicing=slicing, model=small)
     fixed = costs.overhead_s * len(phases) * d["F"].shape[1]
     return {kind: max(0.0, sum(float(d[p][i].sum()) for p in phases) - fixed) for i, kind in enumerate(KINDS)}
 

@@ -7,7 +7,7 @@ import pytest
 
 from terapipe_c import _core
 from terapipe_c.config import KINDS, Cluster, GPTConfig
-from terapipe_c.cost import PHASES, CostModel, Curve
+from terapipe_c.cost import PHASES, CostModel, Curve, slicing_arrays
 from terapipe_c.partition import block_counts, equal_lengths, even_partition
 from terapipe_c.profiling import _slicings
 
@@ -312,12 +312,61 @@ def test_sliced_micro_batches_of_several_sequences_do_weights_and_head_once():
                 assert d[phase][k, u] == pytest.approx(want, rel=1e-12)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_what_waits_is_done_by_another_instruction_and_all_of_it_is_done(seed):
+    """Sums stay, but for passes of few rows; blocks that must not wait do not; what is left is the update's."""
+    rng = np.random.default_rng(seed)
+    waits = (1e-4, float(rng.integers(0, 30)), 3e-5)
+    even = random_costs(seed, optimizer_param_s=1e-9)
+    costs = CostModel.from_dict({**even.to_dict(), "head_pass": list(waits)})
+    assert costs.even == even and costs != even and even.even is even and costs.on("cuda").head_pass is None
+    slicing = []
+    for _ in range(int(rng.integers(1, 5))):
+        ends = sorted({*rng.integers(1, 900, int(rng.integers(1, 12))).tolist(), 900})
+        slicing.append((int(rng.choice([1, 1, 3])), np.diff([0, *ends]).tolist()))
+    partition = [(0, 3), (3, 8)]
+    one, other = (c.durations(partition=partition, slicing=slicing) for c in (even, costs))
+    for k in range(2):
+        assert other["W"][k].sum() == pytest.approx(one["W"][k].sum())
+    assert (other["F"][0] == one["F"][0]).all() and (other["I"][0] == one["I"][0]).all() and other["OPT"][0, 0] == one["OPT"][0, 0]
+    rows, left = _core.head_rows(*slicing_arrays(slicing))
+    u = 0
+    for b, lengths in slicing:
+        made = _core.weight_rows(np.array(lengths, np.int32))
+        for s in range(len(lengths)):
+            for phase, (own, passed, flushed) in zip("FI", rows[:, u].tolist(), strict=True):
+                least = waits[1] if phase == "I" and own else 0.0
+                more = waits[0] * ((max(passed, waits[1]) if passed else 0.0) - max(own, least)) + waits[2] * (flushed - own)
+                assert other[phase][1, u] == pytest.approx(max(costs.overhead_s, one[phase][1, u] + more), rel=1e-9)
+            if b == 1 and len(lengths) > 1:
+                assert (other["W"][1, u] > 1.01 * costs.overhead_s) == (made[s] > 0)
+            u += 1
+    ends = sum(rows[i, :, 1].sum() for i in range(2)), sum(rows[i, :, 2].sum() for i in range(2)) + sum(left)
+    assert ends == (900 * sum(b for b, _ in slicing),) * 2
+    want = waits[2] * sum(max(n, waits[1]) for n in left if n)
+    assert other["OPT"][1, 0] - one["OPT"][1, 0] == pytest.approx(want)
+    blocks = block_counts(MODEL, partition)
+    work = costs.stage_work(MODEL, blocks), costs.slice_work(slicing), MODEL
+    assert costs.timed(*work, prompt=blocks)["W"] == pytest.approx(one["W"])
+
+
+def test_a_pass_of_the_head_is_three_numbers():
+    for wrong, word in (((1.0, 2.0), "least rows"), (3.0, "least rows"), ((0.0, 1.0, 1.0), r"head_pass\[0\]"),
+                        ((1.0, -1.0, 1.0), r"head_pass\[1\]"), ((1.0, 1.0, float("nan")), r"head_pass\[2\]")):
+        with pytest.raises((ValueError, TypeError), match=word):
+            CostModel.from_measurements(measured(), head_pass=wrong)
+    for bad in (np.array([], np.int32), np.array([0], np.int32)):
+        with pytest.raises(ValueError, match="fit together"):
+            _core.head_rows(np.array([1], np.int32), np.array([1], np.int32), bad)
+
+
 def test_bad_duration_requests_are_refused():
     pack, i32 = random_costs(1)._pack, lambda *x: np.array(x, np.int32)
     blocks = np.ones((2, 4), np.int32)
     for args, word in (((blocks, i32(1), i32(2), i32(5, 0)), "slice 0.1"), ((blocks, i32(0), i32(1), i32(5)), "micro-batch 0"),
                        ((blocks, i32(1), i32(3), i32(5, 5)), "fit together"), ((-blocks, i32(1), i32(1), i32(5)), "stage 0"),
                        ((blocks[:, :3].copy(), i32(1), i32(1), i32(5)), "fit together"),
+                       ((blocks, i32(1), i32(1), i32(5), blocks[:1].copy()), "fit together"),
                        ((blocks, i32(1), i32(-1), i32()), "fit together|sequences")):
         with pytest.raises(ValueError, match=word):
             _core.cost_durations(pack, *args)
@@ -362,7 +411,8 @@ def test_the_ends_of_a_message_pay_for_the_copies_that_they_make():
                                   lambda: CostModel.from_table(np.ones((5, 5)), np.ones((5, 5)), model=MODEL),
                                   lambda: CostModel.from_samples(grid(512, (8, 64, 512), (0, 64))),
                                   lambda: CostModel.from_measurements(measured(), copy_byte_s=1e-10),
-                                  lambda: CostModel.from_measurements(measured(), copy_byte_s=1e-10, lent_byte_s=0.0)])
+                                  lambda: CostModel.from_measurements(measured(), copy_byte_s=1e-10, lent_byte_s=0.0),
+                                  lambda: CostModel.from_measurements(measured(), head_pass=(1e-3, 20.0, 5e-4))])
 def test_files_give_back_the_same_model(make, tmp_path):
     costs = make()
     path = tmp_path / "costs.json"

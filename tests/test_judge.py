@@ -36,7 +36,10 @@ def costs_of(rng, model):
     if rng.integers(2):
         base = CostModel.analytic(model, CLUSTER)
         more = {name: float(rng.uniform(0, 1e-4)) for name in ("overhead_s", "optimizer_stage_s", "optimizer_head_s", "latency_s")}
-        return CostModel(base.curves, source="analytic", model=model, optimizer_param_s=1e-9, byte_s=1e-9,
+        waits = None
+        if rng.integers(2):
+            waits = float(rng.uniform(1e-6, 1e-4)), float(rng.integers(0, 40)), float(rng.uniform(0, 1e-4))
+        return CostModel(base.curves, source="analytic", model=model, optimizer_param_s=1e-9, byte_s=1e-9, head_pass=waits,
                          copy_byte_s=float(rng.choice([0.0, 1e-9])), lent_byte_s=rng.choice([None, 0.0, 2e-9]), **more)
     table = rng.integers(1, 60, (9, 9)) * 1e-4
     return CostModel.from_table(table, table * rng.uniform(1, 2.5), granularity=4, latency_s=float(10 ** rng.uniform(-7, -4)))

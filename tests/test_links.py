@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from sched_oracle import makespan, read
 from test_auto import request_of
 
 import terapipe_c as tp
-from terapipe_c import schedules
+from terapipe_c import _core, schedules
 from terapipe_c.bounds import bound_s, least_work_s, whole_bound_s
 from terapipe_c.cost import CostModel
 from terapipe_c.judge import SLICED, ZIGZAG, Judge, possible
@@ -218,6 +219,7 @@ def test_no_plan_is_below_the_bounds():
     assert counted > 300
 
 
+@pytest.mark.skipif(not any(Path(_core.__file__).parent.glob("_cuda.*.so")), reason="_cuda is not built (no nvcc here)")
 def test_messages_of_two_bytes_a_number_are_bound_as_such():
     """Of a GPU's bf16 the bound counted four."""
     costs = CostModel.analytic(MODEL, dataclasses.replace(ALIKE, link_bandwidth_Bps=1e4)).on("cuda", "bf16")

@@ -173,11 +173,35 @@ def test_the_head_s_lumps_are_spread_over_the_slices_that_made_them() -> None:
             for (phase, q, s), did in head_work(cuts)[0].items():
                 taken = (row * max(did.passed, least) if did.passed else 1e-5) + flush * did.flushed
                 seconds[phase, cuts[q][s], did] = taken * math.exp(0.05 * rng.standard_normal())
-        found, (flush_s, least_rows) = spread(seconds)
-        assert flush_s == pytest.approx(flush, rel=0.2) and 10 <= least_rows <= 40
+        found, (row_s, least_rows, flush_s) = spread(seconds)
+        assert row_s == pytest.approx(row, rel=0.2) and flush_s == pytest.approx(flush, rel=0.2) and 10 <= least_rows <= 40
         samples = {"head": found, "attention": {"F": [(n, n, 0, 1e-4 * n) for n in (8, 64)]}, "ffn": {"F": [(8, 8, 0, 1e-4)]}}
         costs = CostModel.from_measurements(samples, smooth=True)
         for S in (64, 96, 128, 300):
             assert costs.block_seconds("head", "F", S) == pytest.approx((row + flush) * S / 3, rel=0.2)
             assert costs.block_seconds("head", "I", S) == pytest.approx((row + flush) * S * 2 / 3, rel=0.2)
         assert costs.block_seconds("head", "I", 8) > 0.7 * row * least
+
+
+def test_instructions_take_what_was_measured_where_rows_wait() -> None:
+    """What a curve spreads, durations gather again: each F and I of the head takes what it took."""
+    row, least, flush = 2e-3, 24.0, 1e-3
+    model = tp.GPTConfig(n_layer=1, n_head=2, n_embd=8, vocab_size=16, block_size=1024)
+    cuts = [[96] * 10 + [64], [512, 256, 128, 64, 32, 32], [72, 72, 80, 48, 64, 72, 64, 72, 80, 104, 104, 104, 88], [1024]]
+    work, left = head_work(cuts)
+    seconds = {(phase, cuts[q][s], did): (row * max(did.passed, least) if did.passed else 1e-5) + flush * did.flushed
+               for (phase, q, s), did in work.items()}
+    found, waits = spread(seconds)
+    layer = {"F": [(n, n, 0, 1e-4 * n) for n in (8, 64)], "W": [(n, n, 0, 2e-4 * n) for n in (8, 64)]}
+    samples = {"head": found, "attention": layer, "ffn": layer}
+    costs = CostModel.from_measurements(samples, smooth=True, head_pass=waits, model=model)
+    d = costs.durations(partition=[(0, 3), (3, 4)], slicing=[(1, cut) for cut in cuts])
+    unit = 0
+    for q, cut in enumerate(cuts):
+        made = weight_groups(cut)
+        for s in range(len(cut)):
+            for phase in "FI":
+                assert d[phase][1, unit] == pytest.approx(seconds[phase, cut[s], work[phase, q, s]], rel=0.1, abs=4e-3)
+            assert d["W"][0, unit] == pytest.approx(4e-4 * made.get(s, (0,))[0]) and d["W"][1, unit] == 0.0
+            unit += 1
+    assert d["OPT"][0, 0] == 0.0 and d["OPT"][1, 0] == pytest.approx(flush * sum(max(n, least) for n in left if n), rel=0.1)

@@ -29,6 +29,8 @@ def random_costs(rng, falling=False):
     link = {name: float(rng.random() * size) for name, size in (("latency_s", 0.3), ("byte_s", 0.01), ("copy_byte_s", 0.01))}
     if rng.random() < 0.5:
         link["lent_byte_s"] = float(rng.random() * 0.01)
+    if rng.random() < 0.5:
+        link["head_pass"] = (float(rng.uniform(0.01, 0.3)), float(rng.integers(0, 6)), float(rng.random() * 0.3))
     return tp.CostModel(curves, source="samples", overhead_s=float(rng.random() * 0.2), optimizer_param_s=1e-3,
                         optimizer_stage_s=float(rng.random()), **(link if rng.random() < 0.7 else {}))
 
@@ -74,6 +76,20 @@ def test_no_slicing_in_any_schedule_is_below():
         tight.append(bound / best if best else 1.0)
     assert checked > 4000
     assert np.mean(tight) > 0.8 and max(tight) > 1 - 1e-9
+
+
+def test_what_waits_for_the_update_is_not_counted_before_it():
+    """Rows of the head whose weight gradient the update makes, while another rank's update takes longer still."""
+    shape = tp.GPTConfig(n_layer=2, n_head=1, n_embd=4, block_size=32, vocab_size=8, tie_weights=False)
+    line = Curve((0.0, 8.0), (0.0, 8.0))
+    costs = tp.CostModel({("head", phase): line for phase in "FI"}, source="samples", optimizer_param_s=0.01,
+                         head_pass=(1.0, 0.0, 1.0))
+    partition = ((0, 5), (5, 6))
+    best, _ = fastest(Judge(shape, costs, 2, 1, None), partition, (1,), 4, 2, ("gpipe", "zb-h1"))
+    bound = tp.planners.slicing_bound(shape, costs, partition, (1,), seq_len=8, granularity=2)
+    params = [sum(shape.block_params(b.kind) for b in shape.blocks[a:e]) for a, e in partition]
+    assert best == pytest.approx(16 + 0.01 * params[1]) and 10 * params[1] < params[0]    # 8 s of passes, 8 in the update
+    assert bound <= best and bound == pytest.approx(best)
 
 
 def test_chunks_of_interleaved_stages():

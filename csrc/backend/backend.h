@@ -27,10 +27,9 @@
 #include <stdint.h>
 
 #include "csrc/base/mem.h"
+#include "csrc/base/row_group.h"
 #include "csrc/base/status.h"
 #include "csrc/base/team.h"
-
-#define TP_ROW_GROUP 32
 
 typedef struct tp_backend tp_backend;
 

@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include "csrc/base/status.h"
+#include "csrc/cost/waits.h"
 #include "csrc/model/model.h"
 
 /* F forward, I gradient of the input, W gradient of the weights. */
@@ -32,9 +33,10 @@ typedef struct {
 typedef struct {
     tp_cost_curve curve[TP_BLOCK_KINDS][TP_COST_PHASES];
     double overhead_s; /* fixed, of every instruction */
+    tp_cost_waits waits;
 } tp_cost;
 
-/* EVALUE naming curve and number: rows that do not ascend, a table of no units, a granularity below one token. */
+/* EVALUE naming curve and number: rows that do not ascend, a table of no units, a granularity below one token, negative waits. */
 TP_MUST_USE tp_status
 tp_cost_check(const tp_cost *cost);
 
@@ -59,10 +61,14 @@ tp_cost_full_table(const tp_cost *cost, const double *weights, double batch, dou
 /* What the engine does for each unit (micro-batch and slice) on each stage.
  * blocks: [stages][TP_BLOCK_KINDS] how many of each kind; batches, slices: [micros]; lengths: of all slices in order.
  * F, I, W: [stages][units], written. A micro-batch of several sequences AND several slices does all its weight
- * gradients at slice 0 and its head at the last slice (rows of one sequence must be summed in one fixed order). */
+ * gradients at slice 0 and its head at the last slice (rows of one sequence must be summed in one fixed order). Where rows wait,
+ * the curves say what a slice's own take, and here each instruction takes what it then does; `prompt`, like blocks: those whose
+ * weight gradients wait for none, as what they read is not kept (NULL: none); *left_s (or NULL): what the head adds to the
+ * update of its stage, for rows that wait till then. */
 TP_MUST_USE tp_status
-tp_cost_durations(const tp_cost *cost, int32_t stages, const int32_t *blocks, int32_t micros, const int32_t *batches,
-                  const int32_t *slices, const int32_t *lengths, double *F, double *I, double *W);
+tp_cost_durations(const tp_cost *cost, int32_t stages, const int32_t *blocks, const int32_t *prompt, int32_t micros,
+                  const int32_t *batches, const int32_t *slices, const int32_t *lengths, double *F, double *I, double *W,
+                  double *left_s);
 
 /* R of each unit on each stage: making again what these attention and FFN blocks do not keep is their forward without its second
  * product, whose result is the next block's input and is there. Of an attention that product is E^2 multiply-adds a token, of a

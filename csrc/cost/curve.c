@@ -25,6 +25,11 @@ tp_cost_check(const tp_cost *cost)
     for (int kind = 0; kind < TP_BLOCK_KINDS; kind++)
         for (int phase = 0; phase < TP_COST_PHASES; phase++)
             TP_TRY(check_curve(&cost->curve[kind][phase], kind, phase));
+    const tp_cost_waits *waits = &cost->waits;
+    if (!(waits->row_s >= 0.0 && waits->least >= 0.0 && waits->flush_s >= 0.0) ||
+        !isfinite(waits->row_s + waits->least + waits->flush_s))
+        return tp_fail(TP_EVALUE, "a pass of the head has %g s a row, %g rows at least, %g s a row of its weight: finite ones from 0 on "
+                       "would be right", waits->row_s, waits->least, waits->flush_s);
     return TP_OK;
 }
 

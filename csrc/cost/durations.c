@@ -63,43 +63,125 @@ is_same(int32_t q, const int32_t *batches, const int32_t *slices, const int32_t 
            memcmp(lengths, lengths - slices[q], (size_t)slices[q] * sizeof *lengths) == 0;
 }
 
+/* Of all stages, where they go. */
+typedef struct {
+    const tp_cost *cost;
+    int32_t stages;
+    const int32_t *blocks, *prompt;
+    int64_t units;
+    double *out[TP_COST_PHASES];
+} tables;
+
+/* Seconds of a unit on every stage; W of blocks that wait, alone, without what an instruction costs besides. */
+static void
+put_unit(const tables *t, const work *done, int waits, int64_t unit)
+{
+    for (int32_t k = 0; k < t->stages; k++)
+        for (int phase = 0; phase < TP_COST_PHASES; phase++) {
+            int alone = waits && phase == TP_COST_W;
+            double seconds = alone ? 0.0 : t->cost->overhead_s;
+            for (int kind = 0; kind < TP_BLOCK_KINDS; kind++) {
+                int32_t at = k * TP_BLOCK_KINDS + kind, prompt = alone && t->prompt != NULL ? t->prompt[at] : 0;
+                seconds += (t->blocks[at] - prompt) * done->seconds[kind][phase];
+            }
+            t->out[phase][k * t->units + unit] = seconds;
+        }
+}
+
+/* Weight gradients of a sequence's slices, the first of them `unit`: where those that wait are made. */
+static void
+put_weights(const tables *t, int32_t slices, const int32_t *lengths, int64_t unit)
+{
+    for (int32_t k = 0; k < t->stages; k++) {
+        double *w = t->out[TP_COST_W] + k * t->units + unit;
+        const int32_t *prompt = t->prompt == NULL ? NULL : t->prompt + k * TP_BLOCK_KINDS;
+        double context = 0.0;
+        tp_weights_wait(slices, lengths, w);
+        for (int32_t s = 0; s < slices; context += lengths[s++]) {
+            w[s] += t->cost->overhead_s;
+            for (int kind = 0; prompt != NULL && kind < TP_BLOCK_KINDS; kind++)
+                if (prompt[kind] > 0)
+                    w[s] += prompt[kind] * tp_cost_seconds(&t->cost->curve[kind][TP_COST_W], lengths[s], context, 1.0);
+        }
+    }
+}
+
+static void
+put_micro(const tables *t, int32_t batch, int32_t slices, const int32_t *lengths, int64_t unit)
+{
+    double total = 0.0, context = 0.0;
+    int waits = t->cost->waits.row_s > 0.0 && batch == 1 && slices > 1;
+    for (int32_t s = 0; s < slices; s++)
+        total += lengths[s];
+    for (int32_t s = 0; s < slices; context += lengths[s++]) {
+        work done = unit_work(t->cost, batch, slices, s, lengths[s], context, total);
+        put_unit(t, &done, waits, unit + s);
+    }
+    if (waits)
+        put_weights(t, slices, lengths, unit);
+}
+
+/* As in the micro-batch before. */
+static void
+repeat_micro(const tables *t, int32_t slices, int64_t unit)
+{
+    for (int32_t k = 0; k < t->stages; k++)
+        for (int phase = 0; phase < TP_COST_PHASES; phase++) {
+            double *cell = t->out[phase] + k * t->units + unit;
+            memcpy(cell, cell - slices, (size_t)slices * sizeof *cell);
+        }
+}
+
+typedef struct {
+    const tables *t;
+    int64_t unit; /* the micro-batch's first */
+} head_place;
+
+static void
+add_head(void *context, int forward, int32_t slice, const tp_head_rows *rows)
+{
+    const head_place *place = context;
+    const tables *t = place->t;
+    double more_s = tp_head_waits_s(&t->cost->waits, rows, forward), least = t->cost->overhead_s;
+    for (int32_t k = 0; k < t->stages; k++) {
+        double *cell = t->out[forward ? TP_COST_F : TP_COST_I] + k * t->units + place->unit + slice;
+        if (t->blocks[k * TP_BLOCK_KINDS + TP_HEAD] > 0)
+            *cell = *cell + more_s > least ? *cell + more_s : least;
+    }
+}
+
+/* The head's rows wait over the ends of micro-batches. */
+static double
+let_head_wait(const tables *t, int32_t micros, const int32_t *batches, const int32_t *slices, const int32_t *lengths)
+{
+    tp_head_walk walk = {{0, 0}, 0};
+    head_place place = {t, 0};
+    for (int32_t q = 0; q < micros; place.unit += slices[q++])
+        tp_head_walk_on(&walk, batches[q], slices[q], lengths + place.unit, add_head, &place);
+    return tp_head_left_s(&t->cost->waits, &walk);
+}
+
 tp_status
-tp_cost_durations(const tp_cost *cost, int32_t stages, const int32_t *blocks, int32_t micros, const int32_t *batches,
-                  const int32_t *slices, const int32_t *lengths, double *F, double *I, double *W)
+tp_cost_durations(const tp_cost *cost, int32_t stages, const int32_t *blocks, const int32_t *prompt, int32_t micros,
+                  const int32_t *batches, const int32_t *slices, const int32_t *lengths, double *F, double *I, double *W,
+                  double *left_s)
 {
     TP_TRY(check_request(stages, blocks, micros, batches, slices, lengths));
-    double *const out[TP_COST_PHASES] = {F, I, W};
-    int64_t units = 0, unit = 0, steps = 0;
+    tables t = {cost, stages, blocks, prompt, 0, {F, I, W}};
+    int64_t unit = 0, steps = 0;
+    const int32_t *length = lengths;
     for (int32_t q = 0; q < micros; q++)
-        units += slices[q];
-    for (int32_t q = 0; q < micros; q++) {
-        double total = 0.0, context = 0.0;
+        t.units += slices[q];
+    for (int32_t q = 0; q < micros; unit += slices[q], length += slices[q], q++) {
         TP_TRY(tp_deadline_check_after(&steps, (int64_t)stages * 4 * slices[q]));
-        if (is_same(q, batches, slices, lengths)) { /* most are */
-            for (int32_t k = 0; k < stages; k++)
-                for (int phase = 0; phase < TP_COST_PHASES; phase++) {
-                    double *cell = out[phase] + k * units + unit;
-                    memcpy(cell, cell - slices[q], (size_t)slices[q] * sizeof *cell);
-                }
-            unit += slices[q];
-            lengths += slices[q];
-            continue;
-        }
-        for (int32_t s = 0; s < slices[q]; s++)
-            total += lengths[s];
-        for (int32_t s = 0; s < slices[q]; s++, unit++) {
-            work done = unit_work(cost, batches[q], slices[q], s, lengths[s], context, total);
-            context += lengths[s];
-            for (int32_t k = 0; k < stages; k++)
-                for (int phase = 0; phase < TP_COST_PHASES; phase++) {
-                    double seconds = cost->overhead_s;
-                    for (int kind = 0; kind < TP_BLOCK_KINDS; kind++)
-                        seconds += blocks[k * TP_BLOCK_KINDS + kind] * done.seconds[kind][phase];
-                    out[phase][k * units + unit] = seconds;
-                }
-        }
-        lengths += slices[q];
+        if (is_same(q, batches, slices, length)) /* most are */
+            repeat_micro(&t, slices[q], unit);
+        else
+            put_micro(&t, batches[q], slices[q], length, unit);
     }
+    double left = cost->waits.row_s > 0.0 ? let_head_wait(&t, micros, batches, slices, lengths) : 0.0;
+    if (left_s != NULL)
+        *left_s = left;
     return TP_OK;
 }
 

@@ -141,14 +141,23 @@ tp_judge_again(const tp_judge *judge, const tp_candidate *c)
     return c->recompute != NULL ? c->recompute : judge->asked.recompute;
 }
 
-static tp_status
-time_again(tp_judge *judge, const tp_candidate *c, tp_durations *out)
+/* NULL: of no block. */
+static const int32_t *
+count_remade(tp_judge *judge, const tp_candidate *c)
 {
     const uint8_t *again = tp_judge_again(judge, c);
+    if (again == NULL)
+        return NULL;
     memset(judge->remade, 0, (size_t)judge->stages * TP_BLOCK_KINDS * sizeof *judge->remade);
     for (int k = 0; k < judge->stages; k++)
         for (int32_t i = c->boundary[k]; i < c->boundary[k + 1]; i++)
             judge->remade[k * TP_BLOCK_KINDS + judge->asked.kind[i]] += again[i] != 0;
+    return judge->remade;
+}
+
+static tp_status
+time_again(tp_judge *judge, const tp_candidate *c, tp_durations *out)
+{
     out->seconds[TP_OP_R] = table_of(judge, AGAIN);
     return tp_cost_recompute(judge->asked.costs.cost, judge->stages, judge->remade, c->micros, c->batches, c->slices, c->lengths,
                              table_of(judge, AGAIN));
@@ -161,14 +170,19 @@ time_work(tp_judge *judge, const tp_candidate *c, int64_t units, tp_durations *o
     static const struct {
         int op, table;
     } ops[] = {{TP_OP_F, F}, {TP_OP_I, I}, {TP_OP_W, W}, {TP_OP_OPT, UPDATE}, {TP_OP_AR, EXCHANGE}};
+    double left_s;
     time_updates(judge, c, units);
-    TP_TRY(tp_cost_durations(judge->asked.costs.cost, judge->stages, judge->blocks, c->micros, c->batches, c->slices, c->lengths,
-                             table_of(judge, F), table_of(judge, I), table_of(judge, W)));
+    const int32_t *remade = count_remade(judge, c);
+    TP_TRY(tp_cost_durations(judge->asked.costs.cost, judge->stages, judge->blocks, remade, c->micros, c->batches, c->slices,
+                             c->lengths, table_of(judge, F), table_of(judge, I), table_of(judge, W), &left_s));
+    for (int k = 0; k < judge->stages; k++)
+        if (judge->blocks[k * TP_BLOCK_KINDS + TP_HEAD] > 0)
+            table_of(judge, UPDATE)[k * units] += left_s;
     if (judge->asked.costs.whole_weights)
         gather_weights(judge, c, units);
     for (size_t n = 0; n < sizeof ops / sizeof ops[0]; n++)
         out->seconds[ops[n].op] = table_of(judge, ops[n].table);
-    return tp_judge_again(judge, c) != NULL ? time_again(judge, c, out) : TP_OK;
+    return remade != NULL ? time_again(judge, c, out) : TP_OK;
 }
 
 /* The second copy's stages take as long as the first's. */
@@ -274,8 +288,8 @@ time_halves(tp_judge *judge, const tp_candidate *c, int64_t units, tp_durations 
             int32_t size = (c->batches[q] + 1 - half) / 2;
             judge->halved[q] = size > 1 ? size : 1;
         }
-        TP_TRY(tp_cost_durations(judge->asked.costs.cost, judge->stages, judge->blocks, c->micros, judge->halved, c->slices,
-                                 c->lengths, forward, table_of(judge, SPARE_I), table_of(judge, SPARE_W)));
+        TP_TRY(tp_cost_durations(judge->asked.costs.cost, judge->stages, judge->blocks, NULL, c->micros, judge->halved,
+                                 c->slices, c->lengths, forward, table_of(judge, SPARE_I), table_of(judge, SPARE_W), NULL));
         time_messages(judge, c, judge->halved, units, table_of(judge, LINK_FIRST + half), copy);
         out->half_s[half][TP_OP_F] = forward;
         out->half_comm_s[half] = table_of(judge, LINK_FIRST + half);

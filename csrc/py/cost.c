@@ -1,7 +1,7 @@
 /* Costs for Python: pure functions of packed arrays. A pack is the tuple
  * (coefficients float64 [12, 7], starts int64 [13], rows float64 [p], seconds float64 [p], tables float64 [t, n+1,
- * n+1], granularity, overhead_s); coefficient columns: table's index or -1, its scale, pair_s, a0, a1, a2, a3; row 3 *
- * kind + phase; curve k has points starts[k]..starts[k + 1]. */
+ * n+1], granularity, overhead_s, (row_s, least, flush_s) of tp_cost_waits); coefficient columns: table's index or -1, its scale,
+ * pair_s, a0, a1, a2, a3; row 3 * kind + phase; curve k has points starts[k]..starts[k + 1]. */
 #include "csrc/py/cost.h"
 
 #include <stdlib.h>
@@ -25,7 +25,7 @@ pack_take(tp_py_pack *p, PyObject *array, char format, int ndim, const char *wha
 }
 
 static int
-pack_fill(tp_py_pack *p, double granularity, double overhead)
+pack_fill(tp_py_pack *p, double granularity)
 {
     const double *coefficients = p->view[0].buf, *rows = p->view[2].buf, *seconds = p->view[3].buf;
     const int64_t *starts = p->view[1].buf;
@@ -53,7 +53,6 @@ pack_fill(tp_py_pack *p, double granularity, double overhead)
         if (c[0] >= 0.0)
             curve->table = (const double *)p->view[4].buf + (Py_ssize_t)c[0] * side * side;
     }
-    p->cost.overhead_s = overhead;
     return 0;
 }
 
@@ -61,20 +60,21 @@ int
 tp_py_pack_open(tp_py_state *state, PyObject *tuple, tp_py_pack *p)
 {
     PyObject *arrays[5];
-    double granularity, overhead;
+    double granularity;
     static const char *const what[] = {"coefficients", "starts", "rows", "seconds", "tables"};
     static const char formats[] = "dqddd";
     static const int ndims[] = {2, 1, 1, 1, 3};
     p->held = 0;
     if (!PyTuple_Check(tuple))
         return tp_py_invalid_type("cost pack: a tuple would be right"), -1;
-    if (!PyArg_ParseTuple(tuple, "OOOOOdd", &arrays[0], &arrays[1], &arrays[2], &arrays[3], &arrays[4], &granularity,
-                          &overhead))
+    tp_cost_waits *waits = &p->cost.waits;
+    if (!PyArg_ParseTuple(tuple, "OOOOOdd(ddd)", &arrays[0], &arrays[1], &arrays[2], &arrays[3], &arrays[4], &granularity,
+                          &p->cost.overhead_s, &waits->row_s, &waits->least, &waits->flush_s))
         return -1;
     for (int i = 0; i < 5; i++)
         if (pack_take(p, arrays[i], formats[i], ndims[i], what[i]) < 0)
             return -1;
-    if (pack_fill(p, granularity, overhead) < 0)
+    if (pack_fill(p, granularity) < 0)
         return -1;
     tp_status status = tp_cost_check(&p->cost);
     if (status != TP_OK)
@@ -235,35 +235,37 @@ cost_table(PyObject *module, PyObject *args)
 /* ---- durations of a plan --------------------------------------------------------------------------------------------
  */
 
-/* The first array, or all of F, I, W as a tuple. */
+/* The first array, or all of F, I, W and left_s as a tuple. */
 static PyObject *
-durations_out(tp_py_state *state, double *const out[TP_COST_PHASES], int count, const Py_ssize_t shape[2])
+durations_out(tp_py_state *state, double *const out[TP_COST_PHASES], int count, const Py_ssize_t shape[2], double left_s)
 {
     PyObject *arrays[TP_COST_PHASES] = {NULL};
     int good = 1;
     for (int i = 0; i < count; i++)
         good &= (arrays[i] = tp_py_array(state, out[i], 'd', 2, shape)) != NULL;
     if (good)
-        return count == 1 ? arrays[0] : Py_BuildValue("NNN", arrays[0], arrays[1], arrays[2]);
+        return count == 1 ? arrays[0] : Py_BuildValue("NNNd", arrays[0], arrays[1], arrays[2], left_s);
     for (int i = 0; i < count; i++)
         Py_XDECREF(arrays[i]);
     return NULL;
 }
 
-/* view: blocks [stages, kinds], batches [micros], slices [micros], lengths [sum of slices], all int32. */
+/* view: blocks [stages, kinds], batches [micros], slices [micros], lengths [sum of slices], all int32; then, or not, prompt. */
 static PyObject *
-durations_run(tp_py_state *state, const tp_py_pack *p, const Py_buffer view[4], int again)
+durations_run(tp_py_state *state, const tp_py_pack *p, const Py_buffer *view, int views, int again)
 {
     const int32_t *slices = view[2].buf, *blocks = view[0].buf, *batches = view[1].buf, *lengths = view[3].buf;
+    const int32_t *prompt = views > 4 ? view[4].buf : NULL;
     Py_ssize_t units = view[3].shape[0];
     int32_t stages = (int32_t)view[0].shape[0], micros = (int32_t)view[1].shape[0];
     int64_t sum = 0;
     for (Py_ssize_t q = 0; q < view[2].shape[0]; q++)
         sum += slices[q] > 0 ? slices[q] : 0;
-    if (view[0].shape[1] != TP_BLOCK_KINDS || view[2].shape[0] != view[1].shape[0] || sum != units || micros < 1)
+    if (view[0].shape[1] != TP_BLOCK_KINDS || view[2].shape[0] != view[1].shape[0] || sum != units || micros < 1 ||
+        (prompt != NULL && (view[4].shape[0] != stages || view[4].shape[1] != TP_BLOCK_KINDS)))
         return tp_py_invalid_value("blocks, batches, slices and lengths do not fit together"), NULL;
     const Py_ssize_t shape[2] = {stages, units};
-    double *out[TP_COST_PHASES] = {NULL};
+    double *out[TP_COST_PHASES] = {NULL}, left_s = 0.0;
     int ready = 1, count = again ? 1 : TP_COST_PHASES;
     for (int i = 0; i < count; i++)
         ready &= (out[i] = doubles(shape[0] * shape[1])) != NULL;
@@ -274,10 +276,11 @@ durations_run(tp_py_state *state, const tp_py_pack *p, const Py_buffer view[4], 
         if (again)
             status = tp_cost_recompute(&p->cost, stages, blocks, micros, batches, slices, lengths, out[0]);
         else
-            status = tp_cost_durations(&p->cost, stages, blocks, micros, batches, slices, lengths, out[0], out[1], out[2]);
+            status = tp_cost_durations(&p->cost, stages, blocks, prompt, micros, batches, slices, lengths, out[0], out[1], out[2],
+                                       &left_s);
         status = tp_py_back(&away, status);
         if (status == TP_OK)
-            return durations_out(state, out, count, shape);
+            return durations_out(state, out, count, shape, left_s);
     }
     for (int i = 0; i < count; i++)
         free(out[i]);
@@ -287,27 +290,28 @@ durations_run(tp_py_state *state, const tp_py_pack *p, const Py_buffer view[4], 
 static PyObject *
 durations_of(PyObject *module, PyObject *args, int again)
 {
-    PyObject *tuple, *arrays[4], *result = NULL;
-    if (!PyArg_ParseTuple(args, "OOOOO", &tuple, &arrays[0], &arrays[1], &arrays[2], &arrays[3]))
+    PyObject *tuple, *arrays[5] = {NULL}, *result = NULL;
+    if (!PyArg_ParseTuple(args, again ? "OOOOO" : "OOOOO|O", &tuple, &arrays[0], &arrays[1], &arrays[2], &arrays[3], &arrays[4]))
         return NULL;
     tp_py_state *state = tp_py_module_state(module);
-    static const char *const what[] = {"blocks", "batches", "slices", "lengths"};
-    Py_buffer view[4];
-    int held = 0;
+    static const char *const what[] = {"blocks", "batches", "slices", "lengths", "prompt"};
+    Py_buffer view[5];
+    int held = 0, views = arrays[4] == NULL || arrays[4] == Py_None ? 4 : 5;
     tp_py_pack p;
     if (tp_py_pack_open(state, tuple, &p) == 0)
-        while (held < 4 && tp_py_view(arrays[held], 'i', held == 0 ? 2 : 1, 0, what[held], &view[held]) == 0)
+        while (held < views && tp_py_view(arrays[held], 'i', held % 4 == 0 ? 2 : 1, 0, what[held], &view[held]) == 0)
             held++;
-    if (held == 4)
-        result = durations_run(state, &p, view, again);
+    if (held == views)
+        result = durations_run(state, &p, view, views, again);
     while (held > 0)
         PyBuffer_Release(&view[--held]);
     tp_py_pack_close(&p);
     return result;
 }
 
-PyDoc_STRVAR(durations_doc, "cost_durations($module, pack, blocks, batches, slices, lengths, /)\n--\n\n"
-                            "(F, I, W), each float64 [stages, units]. blocks int32 [stages, 4]: how many of each kind; "
+PyDoc_STRVAR(durations_doc, "cost_durations($module, pack, blocks, batches, slices, lengths, prompt=None, /)\n--\n\n"
+                            "(F, I, W, left_s): float64 [stages, units] each, and what the head adds to its stage's update. "
+                            "blocks int32 [stages, 4]: how many of each kind, prompt those whose W does not wait; "
                             "batches, slices int32 [micros]; lengths int32 [units].");
 static PyObject *
 cost_durations(PyObject *module, PyObject *args)

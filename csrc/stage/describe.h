@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "csrc/backend/backend.h"
+#include "csrc/model/waits.h"
 #include "csrc/stage/stage_ops.h"
 
 /* Buffers of one micro-batch in flight, of one block: each provider has its own. */
@@ -223,13 +224,11 @@ tp_stage_made_begin(const tp_stage_base *stage, const tp_stage_block *block, con
     return block->saves && block->kind == TP_FFN && stage->sizes.slice_room ? at->begin * at->micro->batch : 0;
 }
 
-/* Where weight gradients of one sequence are cut: the first token of this slice that leaves whole groups of TP_ROW_GROUP, counted
- * from the sequence's end, above it. Those below are left to W of the slice before; slice 0 has none to leave them to. */
+/* The first token whose weight gradients W of this slice makes. */
 static inline int64_t
 tp_stage_group_begin(const tp_micro *micro, int slice)
 {
-    int64_t begin = micro->start[slice];
-    return slice == 0 ? 0 : begin + (micro->start[micro->slices] - begin) % TP_ROW_GROUP;
+    return tp_group_begin(micro->start[micro->slices], slice, micro->start[slice]);
 }
 
 /* Of one array of a block that swaps: the rows of a slice in the device's memory and outside. */

@@ -37,7 +37,7 @@ tp_head_flush(tp_stage *stage, int which, int last)
 static int
 in_haste(const tp_slice_at *at)
 {
-    return at->micro->slices > TP_HEAD_HASTE && at->micro->slices - at->slice <= TP_HEAD_HASTE;
+    return tp_head_in_haste(at->micro->slices, at->slice);
 }
 
 /* Logits and loss of `count` rows gathered behind those that wait in the tile; d(input), unless only evaluated. */
@@ -74,7 +74,7 @@ tile_work(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, ro
     for (int64_t i = 0; i < count; i++)
         ops->copy(stage->be, width, stage->head_dx + i * width, mine->dx + row[i] * width);
     tile->rows += count;
-    if (tile->rows >= (set == ROWS_FORWARD && in_haste(at) ? TP_HEAD_TILE : TP_HEAD_TILE / 2))
+    if (tile->rows >= tp_head_tile_most(set == ROWS_FORWARD, in_haste(at)))
         tp_head_flush(stage, set == ROWS_BACKWARD, 0);
 }
 

@@ -242,9 +242,9 @@ weights_end(const tp_slice_at *at)
     if (at->whole) /* at slice 0, when every sequence is complete */
         return at->slice == 0 ? end : 0;
     for (int32_t s = cut->slices - 1; s > at->slice; s--)
-        if (s < 2 || end - tp_stage_group_begin(cut, s) >= TP_WEIGHT_ROWS)
+        if (tp_weights_due(s, end - tp_stage_group_begin(cut, s)))
             end = tp_stage_group_begin(cut, s);
-    return at->slice < 2 || end - tp_stage_group_begin(cut, at->slice) >= TP_WEIGHT_ROWS ? end : 0;
+    return tp_weights_due(at->slice, end - tp_stage_group_begin(cut, at->slice)) ? end : 0;
 }
 
 static tp_status

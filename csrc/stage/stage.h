@@ -20,16 +20,11 @@
  * ranks wait for its first d(input): F passes what it has, and d(weight) of F's rows stays for a later slice's I.
  * Each set has its own chain of weight gradient (F rows ascending, I rows descending), in groups counted from its first row of the
  * step: what is below a group stays in the tile for the next. At the update that is taken too, and the two are added.
- * terapipe_c/profiling.py counts with the same rules what an instruction does for the head. */
+ * csrc/model/waits.h has the rules, by which csrc/cost/waits.c counts what an instruction does for the head. */
 #ifndef TP_STAGE_STAGE_H
 #define TP_STAGE_STAGE_H
 
 #include "csrc/stage/describe.h"
-
-#define TP_HEAD_TILE 256 /* rows of logits that exist at once */
-#define TP_HEAD_WORTH 40 /* F rows from which on a pass is no slower than the products alone */
-#define TP_HEAD_HASTE 3
-#define TP_WEIGHT_ROWS 256 /* a product of 64 rows reaches 118 GFLOP/s, of 256 rows 140 (AVX-512, GPT-2 124M) */
 
 /* A rank's device: its stages share the backend. */
 typedef struct {

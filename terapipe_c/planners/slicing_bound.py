@@ -66,9 +66,13 @@ def slicing_bound(
     blocks, update = costs.stage_work(model, block_counts(model, partition))
     update = update if update_s is None else _updates(update_s, len(partition))
     sizes = Counter(whole("a micro-batch", size) for size in micro_batches)
-    arrays = [(times, *_size(model, costs, blocks, size, tokens, unit, count, home, links))
-              for size, times in sorted(sizes.items())]
     updates = np.bincount(home, np.broadcast_to(update.reshape(-1), len(home)), count)
+    less = np.zeros(count)
+    if costs.head_pass is not None:     # a weight's gradient that waits for the update is in the head's curves, and adds to its own
+        head = home[int(np.argmax(blocks[:, KINDS.index("head")]))]
+        less[head] = (updates.max() - updates[head]) / len(micro_batches)
+    arrays = [(times, *_size(model, costs, blocks, size, tokens, unit, count, home, links, less))
+              for size, times in sorted(sizes.items())]
     return _core.slicing_bound(arrays, count, tokens // unit, float(updates.max()))
 
 
@@ -86,9 +90,10 @@ def _updates(update_s: Any, stages: int) -> FloatArray:
 
 def _size(
     model: GPTConfig, costs: CostModel, blocks: Any, batch: int, tokens: int, unit: int, ranks: int, rank_of: Sequence[int],
-    links: Links,
+    links: Links, less: FloatArray,
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray, FloatArray | None]:
-    """all, core, head, tail, fixed, slope of micro-batches of ``batch`` sequences: what ``_core.slicing_bound`` reads."""
+    """all, core, head, tail, fixed, slope of micro-batches of ``batch`` sequences: what ``_core.slicing_bound`` reads. less: of
+    each rank, seconds that a micro-batch is not to count."""
     stages, n, over = len(blocks), tokens // unit, costs.overhead_s
     S = unit * np.arange(n + 1.0)
     first = _seconds(costs, S, 0.0, batch)
@@ -107,7 +112,7 @@ def _size(
         message = over + (away if links.far and links.far[r - 1] else near)
         head[r] = head[r - 1] + blocks[r - 1] @ first[:, 0] + message + sent + read * (r > 1)    # r - 1's: to r, from r - 2
         tail[r] = tail[r - 1] + blocks[r - 1] @ first[:, 1] + message + read + sent * (r > 1)    # from r, to r - 2
-    fixed = np.zeros((ranks, 2))
+    fixed = np.repeat(-less[:, None], 2, axis=1)
     weights = np.zeros((ranks, 2, len(KINDS), len(PHASES)))
     for k in range(stages):
         r = rank_of[k]

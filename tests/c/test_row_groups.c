@@ -1,6 +1,7 @@
 /* Weight gradients in groups of TP_ROW_GROUP rows that no cut moves: whatever the slices, the micro-batches, the order of the
  * instructions and what blocks keep, every parameter's gradient is made of the same rows in the same groups in the same order. An
- * instruction set may sum a group as it likes; those that are here sum a chain, and would not show a group that was cut. */
+ * instruction set may sum a group as it likes; those that are here sum a chain, and would not show a group that was cut.
+ * And each instruction does for the head, and of the weight gradients, the rows that csrc/cost/waits.h says. */
 #include "csrc/engine/engine.h"
 
 #include <stdio.h>
@@ -8,6 +9,7 @@
 #include <string.h>
 
 #include "csrc/base/rng.h"
+#include "csrc/cost/waits.h"
 #include "csrc/stage/stage.h"
 
 #define CHECK(condition)                                                                                               \
@@ -18,7 +20,7 @@
         }                                                                                                              \
     } while (0)
 
-enum { MOST_BATCH = 4, MOST_SLICES = 9, MOST_PARAMS = 32, MOST_GROUPS = 4096, MOST_BLOCKS = 6 };
+enum { MOST_BATCH = 4, MOST_SLICES = 9, MOST_PARAMS = 32, MOST_GROUPS = 4096, MOST_BLOCKS = 6, VOCAB = 13 };
 
 static uint64_t seed = 1;
 
@@ -45,6 +47,15 @@ typedef struct {
 
 static chain chains[MOST_PARAMS];
 static const tp_backend_ops *real;
+
+/* Rows of an instruction of the stage's: F, I or W of a slice. */
+typedef enum { OP_F, OP_I, OP_W, OP_NONE } phase;
+static struct {
+    phase op;
+    int q, s;
+    const float *head[2], *kept; /* d(weight) of the head, of F's rows and of I's; of an attention that keeps its rows, or NULL */
+    int32_t passed[OP_NONE][MOST_BATCH][MOST_SLICES], flushed[OP_NONE][MOST_BATCH][MOST_SLICES], made[MOST_BATCH][MOST_SLICES];
+} did;
 
 static chain *
 chain_of(const float *grad)
@@ -89,6 +100,10 @@ noted_linear_w(tp_backend *be, int64_t rows, int64_t n_in, int64_t n_out, const 
                int64_t dy_stride, float *grad, int accumulate)
 {
     note(chain_of(grad), rows, n_in, x, x_stride, n_out, dy, dy_stride, accumulate);
+    if (did.op < OP_NONE && (grad == did.head[0] || grad == did.head[1]))
+        did.flushed[did.op][did.q][did.s] += (int32_t)rows;
+    if (did.op == OP_W && grad == did.kept)
+        did.made[did.q][did.s] += (int32_t)rows;
     real->linear_w(be, rows, n_in, n_out, x, x_stride, dy, dy_stride, grad, accumulate);
 }
 
@@ -97,6 +112,42 @@ noted_bias_w(tp_backend *be, int64_t rows, int64_t n, const float *dy, int64_t d
 {
     note(chain_of(grad), rows, 0, dy, 0, n, dy, dy_stride, accumulate);
     real->bias_w(be, rows, n, dy, dy_stride, grad, accumulate);
+}
+
+static void
+noted_linear_t(tp_backend *be, const tp_linear *product)
+{
+    if (did.op < OP_NONE && product->n_in == VOCAB)
+        did.passed[did.op][did.q][did.s] += (int32_t)product->rows;
+    real->linear_t(be, product);
+}
+
+static tp_status
+noted_forward(tp_stage *stage, int micro, int slice, tp_half half, int slot)
+{
+    did.op = OP_F, did.q = micro, did.s = slice;
+    return tp_cpu_stage_ops.forward(stage, micro, slice, half, slot);
+}
+
+static tp_status
+noted_input_gradient(tp_stage *stage, int micro, int slice, int slot, int gradient_slot)
+{
+    did.op = OP_I, did.q = micro, did.s = slice;
+    return tp_cpu_stage_ops.input_gradient(stage, micro, slice, slot, gradient_slot);
+}
+
+static tp_status
+noted_weight_gradient(tp_stage *stage, int micro, int slice, int slot, int gradient_slot)
+{
+    did.op = OP_W, did.q = micro, did.s = slice;
+    return tp_cpu_stage_ops.weight_gradient(stage, micro, slice, slot, gradient_slot);
+}
+
+static tp_status
+noted_finish(tp_stage *stage)
+{
+    did.op = OP_NONE;
+    return tp_cpu_stage_ops.finish(stage);
 }
 
 static tp_status
@@ -109,6 +160,7 @@ noting_open(const tp_device_config *config, tp_heap *heap, tp_device **out)
     ops = *real;
     ops.linear_w = noted_linear_w;
     ops.bias_w = noted_bias_w;
+    ops.linear_t = noted_linear_t;
     backend->ops = &ops;
     return TP_OK;
 }
@@ -184,10 +236,10 @@ down(const cut *c, place *at)
     }
 }
 
-typedef enum { DIRECTLY, BEFORE_NEXT_I, DEFERRED, ORDERS } order;
+typedef enum { DIRECTLY, BEFORE_NEXT_I, DEFERRED, IN_TURN, ORDERS } order;
 
 /* Any order that is legal: forwards ahead by any number of micro-batches, slice by slice or all `at_once`; W directly behind its I,
- * or before the next, or later. */
+ * or before the next, or later; IN_TURN: a micro-batch's forwards behind all I of the one before. */
 static void
 write_program(cut *c, const tp_model *model, order weights, int at_once, int halves)
 {
@@ -195,7 +247,7 @@ write_program(cut *c, const tp_model *model, order weights, int at_once, int hal
     c->text[0] = 0;
     while (w.q < c->micros) {
         int can_w = w.q != i.q || w.s != i.s, can_i = i.q < f.q && (weights == DEFERRED || !can_w);
-        int can_f = f.q < c->micros && (weights != DIRECTLY || !can_w), which = pick(3);
+        int can_f = f.q < c->micros && (weights != DIRECTLY || !can_w) && (weights != IN_TURN || f.q == i.q), which = pick(3);
         if (which == 0 && can_f) {
             do
                 forward(c, model, &f, halves);
@@ -247,6 +299,11 @@ load(tp_engine *engine, const tp_model *model)
         free(values);
     }
     chains[tp_stage_params(stage)].grad = stage->head_forward;
+    memset(&did, 0, sizeof did);
+    did.op = OP_NONE;
+    did.head[0] = stage->head_forward;
+    did.head[1] = stage->base.param[stage->base.block[stage->base.blocks - 1].in].grad;
+    did.kept = stage->base.block[1].saves == TP_KEEPS ? stage->base.param[stage->base.block[1].in].grad : NULL;
     CHECK(tp_cpu_stage_ops.pack(stage) == TP_OK);
 }
 
@@ -256,6 +313,7 @@ run(const cut *c, const tp_model *model, const int32_t *tokens, outcome *out)
     static const tp_step_options options = {.adamw = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .step = 1}};
     tp_device_ops device = *tp_cpu_provider()->device;
     tp_provider provider = *tp_cpu_provider();
+    tp_stage_ops stage = tp_cpu_stage_ops;
     int32_t partition[] = {0, tp_model_blocks(model)};
     tp_program *parsed, *program;
     tp_slicing *slicing;
@@ -264,6 +322,11 @@ run(const cut *c, const tp_model *model, const int32_t *tokens, outcome *out)
     tp_step_result result;
     device.open = noting_open;
     provider.device = &device;
+    stage.forward = noted_forward;
+    stage.input_gradient = noted_input_gradient;
+    stage.weight_gradient = noted_weight_gradient;
+    stage.finish = noted_finish;
+    provider.stage = &stage;
     CHECK(tp_slicing_open(c->seq_len, c->batch, c->micros, c->batches, c->slices, c->lengths, &slicing) == TP_OK);
     CHECK(tp_program_parse(c->text, strlen(c->text), &parsed) == TP_OK && tp_program_lower(parsed, 0, &program) == TP_OK);
     CHECK(tp_program_check(program) == TP_OK && tp_engine_halve(program, slicing) == TP_OK);
@@ -356,6 +419,35 @@ same(const tp_model *model, const outcome *one, const outcome *other, const cut 
     }
 }
 
+static void
+compare(void *context, int forward, int32_t slice, const tp_head_rows *rows)
+{
+    const int q = *(const int *)context;
+    phase which = forward ? OP_F : OP_I;
+    if (did.passed[which][q][slice] != rows->passed || did.flushed[which][q][slice] != rows->flushed)
+        fprintf(stderr, "%s of %d.%d passed %d rows and made d(weight) of %d: %d and %d were expected\n", forward ? "F" : "I", q,
+                (int)slice, (int)did.passed[which][q][slice], (int)did.flushed[which][q][slice], (int)rows->passed,
+                (int)rows->flushed);
+    CHECK(did.passed[which][q][slice] == rows->passed && did.flushed[which][q][slice] == rows->flushed);
+}
+
+/* The latest step's, of micro-batches in turn: what csrc/cost/waits.h says that it did. */
+static void
+check_waits(const cut *c, int in_turn)
+{
+    tp_head_walk walk = {{0, 0}, 0};
+    const int32_t *lengths = c->lengths;
+    for (int q = 0; q < c->micros; lengths += c->slices[q++]) {
+        int32_t rows[MOST_SLICES];
+        if (in_turn)
+            tp_head_walk_on(&walk, c->batches[q], c->slices[q], lengths, compare, &q);
+        if (c->batches[q] > 1 || did.kept == NULL)
+            continue;
+        tp_weight_rows(c->slices[q], lengths, rows);
+        CHECK(memcmp(rows, did.made[q], (size_t)c->slices[q] * sizeof *rows) == 0);
+    }
+}
+
 int
 main(void)
 {
@@ -364,9 +456,9 @@ main(void)
     static cut c;
     int remade = 0, roomy = 0;
     for (int i = 0; i < MOST_BATCH * 301; i++)
-        tokens[i] = pick(13);
+        tokens[i] = pick(VOCAB);
     for (int n = 0; n < 7; n++) {
-        tp_model model = {.n_layer = 1 + n % 2, .n_head = 1, .n_embd = 4, .vocab_size = 13, .block_size = 300, .bias = n % 3 != 1,
+        tp_model model = {.n_layer = 1 + n % 2, .n_head = 1, .n_embd = 4, .vocab_size = VOCAB, .block_size = 300, .bias = n % 3 != 1,
                           .tie_weights = n % 2};
         outcome plain = {0};
         c.seq_len = seq_lens[n];
@@ -378,8 +470,10 @@ main(void)
         for (int k = 0; k < 100; k++) {
             outcome mine = {0};
             cut_batch(&c, &model, 0);
-            write_program(&c, &model, (order)pick(ORDERS), pick(2), pick(2));
+            order way = (order)pick(ORDERS);
+            write_program(&c, &model, way, pick(2), way != IN_TURN && pick(2));
             run(&c, &model, tokens, &mine);
+            check_waits(&c, way == IN_TURN);
             same(&model, &mine, &plain, &c);
             remade += mine.remake_slices && c.slices[0] > 1;
             roomy += mine.remake_slices && mine.one_room && c.slices[0] > 1;

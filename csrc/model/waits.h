@@ -1,0 +1,51 @@
+/* Which rows wait for others on the CPU, because few rows of a product take as long as its weights take to come from memory: the
+ * stage that makes them wait (csrc/stage/stage.h says how) and what its instructions then take (csrc/cost/waits.h) go by this. */
+#ifndef TP_MODEL_WAITS_H
+#define TP_MODEL_WAITS_H
+
+#include <stdint.h>
+
+#include "csrc/base/row_group.h"
+
+#define TP_HEAD_TILE 256   /* rows of logits that exist at once; d(weight) is made of whatever is more than half of them */
+#define TP_HEAD_WORTH 40   /* F rows from which on a pass over the head's weights is no slower than the products alone */
+#define TP_HEAD_HASTE 3    /* last slices of a sequence whose head the other ranks wait for */
+#define TP_WEIGHT_ROWS 256 /* a product of 64 rows reaches 118 GFLOP/s, of 256 rows 140 (AVX-512, GPT-2 124M) */
+
+/* Of `tokens` positions from 0 on, those whose head is done in F: the others' is done in I. */
+static inline int64_t
+tp_head_forward_rows(int64_t tokens)
+{
+    return (tokens + 2) / 3;
+}
+
+static inline int
+tp_head_in_haste(int32_t slices, int32_t slice)
+{
+    return slices > TP_HEAD_HASTE && slices - slice <= TP_HEAD_HASTE;
+}
+
+/* How many rows in the tile are too many: they are made d(weight) of. */
+static inline int64_t
+tp_head_tile_most(int forward, int haste)
+{
+    return forward && haste ? TP_HEAD_TILE : TP_HEAD_TILE / 2;
+}
+
+/* Where weight gradients of one sequence of `total` tokens are cut: the first token of the slice beginning with `begin` that leaves
+ * whole groups of TP_ROW_GROUP, counted from the sequence's end, above it. Those below are left to W of the slice before; slice 0
+ * has none to leave them to. */
+static inline int64_t
+tp_group_begin(int64_t total, int32_t slice, int64_t begin)
+{
+    return slice == 0 ? 0 : begin + (total - begin) % TP_ROW_GROUP;
+}
+
+/* Does W of this slice make what waits, `rows` of them? The step may be waiting for the last two that it goes back through. */
+static inline int
+tp_weights_due(int32_t slice, int64_t rows)
+{
+    return slice < 2 || rows >= TP_WEIGHT_ROWS;
+}
+
+#endif
