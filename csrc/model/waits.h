@@ -10,7 +10,7 @@
 #define TP_HEAD_TILE 256   /* rows of logits that exist at once; d(weight) is made of whatever is more than half of them */
 #define TP_HEAD_WORTH 40   /* F rows from which on a pass over the head's weights is no slower than the products alone */
 #define TP_HEAD_HASTE 3    /* last slices of a sequence whose head the other ranks wait for */
-#define TP_WEIGHT_ROWS 256 /* a product of 64 rows reaches 118 GFLOP/s, of 256 rows 140 (AVX-512, GPT-2 124M) */
+#define TP_WEIGHT_ROWS 128 /* a product of 64 rows reaches 131 to 146 GFLOP/s, of 96 rows 150, of 128 and more 155 (AVX-512, Xeon) */
 
 /* Of `tokens` positions from 0 on, those whose head is done in F: the others' is done in I. */
 static inline int64_t
