@@ -246,9 +246,10 @@ def failures(rank: int, region: _core.Region, emit: Emit) -> Iterator[None]:
     """What goes wrong inside ends every rank and is told to the launcher. The first to fail is the one whose words stay."""
     try:
         yield
-    except KeyboardInterrupt:   # Ctrl-C while this rank was in Python: no fault of the run's
+    except KeyboardInterrupt as error:  # Ctrl-C while this rank was in Python: no fault of the run's
         region.abort("EABORTED", rank, interruption(rank, region))
         emit({"kind": "error", "status": "EABORTED", "message": interruption(rank, region), "traceback": ""})
+        error.__traceback__ = None      # see below
     except BaseException as error:  # a thread or a process ends here, whatever it was
         doing = region.doing(rank)
         kind = "" if isinstance(error, _core.Error) else f"{type(error).__name__}: "
@@ -257,6 +258,7 @@ def failures(rank: int, region: _core.Region, emit: Emit) -> Iterator[None]:
         region.abort(status, rank, message)
         emit({"kind": "error", "status": status, "message": message,
               "traceback": "".join(traceback.format_exception(error))})
+        error.__traceback__ = None      # Python 3.13's contextlib keeps itself and these frames, with the data's files, alive by it
 
 
 # ---- a job and its arrays, from the launcher to a process, in one memfd ----------------------------------------------
