@@ -49,12 +49,12 @@ def train(plan: Any, data: Any, steps: int, *, backend: str = "cpu", launcher: s
         options: all others of `launch` but `processes`. `out` and the checkpoints in it must be seen by every rank: on several
             machines, a shared file system.
 
-    Raises InvalidValueError (environment, world size that is not the plan's number of ranks, arguments or data that differ
-    between ranks, a run folder that a rank does not see, an MPI that is not the launcher's), DeadlineError (names the ranks that
-    did not come), StorageError (port in use), ExecutionError (comm "mpi" where it was not built), and what `launch` raises. When
-    any rank fails or dies every other one raises AbortedError, which names it, within 2 seconds; under mpirun, mpiexec and srun,
-    which may kill it before, it says so on standard error at once (MPICH's mpiexec is quicker still now and then: with
-    -disable-auto-cleanup seldom).
+    Raises InvalidValueError (environment, world size that is not the plan's number of ranks, arguments, data or (reproducible)
+    instruction sets that differ between ranks, a run folder that a rank does not see, an MPI that is not the launcher's),
+    DeadlineError (names the ranks that did not come), StorageError (port in use), ExecutionError (comm "mpi" where it was not
+    built), and what `launch` raises. When any rank fails or dies every other one raises AbortedError, which names it, within 2
+    seconds; under mpirun, mpiexec and srun, which may kill it before, it says so on standard error at once (MPICH's mpiexec is
+    quicker still now and then: with -disable-auto-cleanup seldom).
     """
     arguments = _arguments(plan, data, steps, backend, options)
     check_plan(plan)
@@ -134,6 +134,9 @@ class RankRun(Outcome):
         return f"RankRun(rank {self.rank} of {self._job['ranks']}{last}, out={self._job['out']})"
 
 
+ALIKE = {"avx2": "avx2 or avx512", "avx512": "avx2 or avx512"}    # the same bits: csrc/backend/backend.h
+
+
 def _checksum(raw: bytes) -> str:
     return hashlib.sha256(raw).hexdigest()[:16]
 
@@ -150,6 +153,9 @@ def _contents(job: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> dic
     if job["resume_from"]:
         state = (Path(job["resume_from"]) / STATE_FILE).read_bytes()
         told["content of the checkpoint"] = f"checksum {_checksum(state)}"
+    if job["reproducible"] and job["backend"] == "cpu":
+        isa = _core.Kernels().isa
+        told["instruction set (TERAPIPE_ISA chooses it, reproducible=False lets it differ)"] = ALIKE.get(isa, isa)
     return told
 
 
@@ -192,7 +198,9 @@ class _Rank:
         first = self.place.rank == 0
         job, arrays = make_job(**arguments, first=first, local_rank=self.place.local_rank)
         job |= {"local_rank": self.place.local_rank, "comm": self.transport}
-        self._compare({**job, **_contents(job, arrays)})
+        self._compare({**_contents(job, arrays), **job})
+        memory = share(self.comm, job["predicted_peak_memory_bytes"])     # an instruction set has a workspace of its own
+        job["predicted_peak_memory_bytes"] = [theirs[rank] for rank, theirs in enumerate(memory)]
         if self.transport == "mpi":
             largest = message_bytes(self.plan.model.n_embd, self.plan.slicing)
             self.messages = mpi.connect(self.comm, self.place.launcher, largest)
@@ -227,7 +235,7 @@ class _Rank:
 
     def _compare(self, job: Mapping[str, Any]) -> None:
         """Every rank must have been given the same arguments."""
-        mine = {name: value for name, value in job.items() if name not in ("plan", "local_rank")}
+        mine = {name: value for name, value in job.items() if name not in ("plan", "local_rank", "predicted_peak_memory_bytes")}
         everyone = share(self.comm, {name: _checksum(json.dumps(value, sort_keys=True).encode())
                                      for name, value in mine.items()})
         for rank, theirs in enumerate(everyone):

@@ -156,6 +156,29 @@ def test_what_differs_between_ranks_is_named(plans):
     assert "started 3 ranks and the plan has 2" in run(files[2], data, slurm, 3)[2]["text"]
 
 
+def test_ranks_whose_sums_differ_are_told_before_they_train(plans):
+    """A pipeline of both would have the bits of no device."""
+    _, files, data = plans
+
+    def run_on(sets, **options):
+        port = free_port()
+        return [told(child) for child in [begin(files[2], data, rank, {**mpich(rank, 2, port), "TERAPIPE_ISA": isa}, **options)
+                                          for rank, isa in enumerate(sets)]]
+
+    best = next((isa for isa in ("avx512", "avx2") if isa in _core.kernel_isas()), None)
+    if best is None:
+        pytest.skip("this processor has the portable kernels alone")
+    for end in run_on(("portable", best)):
+        assert end["error"] == "InvalidValueError"
+        assert "instruction set (TERAPIPE_ISA chooses it, reproducible=False lets it differ) of rank 1 is not that" in end["text"]
+    mixed = run_on(("portable", best), reproducible=False)
+    assert len(mixed[0]["losses"]) == 4 and mixed[0]["memory"] == mixed[1]["memory"] == mixed[0]["predicted"]
+    ends = run_on(("portable", "portable"))
+    assert ends[0]["losses"] == ends[1]["losses"] and len(ends[0]["losses"]) == 4
+    if best == "avx512":
+        assert run_on(("avx2", "avx512"))[1]["losses"] == run_on(("avx512", "avx512"))[0]["losses"]
+
+
 @pytest.mark.parametrize(("own", "words"), [
     ("data", "content of data of rank 1 is not that of rank 0 (here it is '4000 tokens of fingerprint"),
     ("init", "content of init of rank 1 is not that of rank 0"),

@@ -69,7 +69,8 @@ def main(plan, data, options):
         return 1
     said = {"rank": run.rank, "losses": [r.loss for r in run], "norms": [r.grad_norm for r in run],
             "evals": [r.eval_loss for r in run], "checkpoint": str(run.checkpoint_path),
-            "ranks": len(run.report().peak_memory_bytes), "memory": list(run.report().peak_memory_bytes)}
+            "ranks": len(run.report().peak_memory_bytes), "memory": list(run.report().peak_memory_bytes),
+            "predicted": list(run.report().predicted_peak_memory_bytes)}
     sys.stdout.write(json.dumps(said) + "\n")
     return 0
 
