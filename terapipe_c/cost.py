@@ -370,6 +370,12 @@ class CostModel:
         """The same where each instruction takes what its own rows take: for sums, and for what must not ask what waits."""
         return self if self.head_pass is None else CostModel.from_dict({**self.to_dict(), "head_pass": None})
 
+    @cached_property
+    def halved(self) -> CostModel:
+        """The same for halves of forwards: which of their rows wait for the head's weight gradient goes by how many forwards are
+        halved, so each half pays for its own."""
+        return self if self.head_pass is None else CostModel.from_dict({**self.to_dict(), "head_pass": (*self.head_pass[:2], 0.0)})
+
     @property
     def known_batch(self) -> int:
         """The most sequences a micro-batch that these costs can answer for: measured costs know what was measured."""

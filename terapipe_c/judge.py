@@ -151,7 +151,7 @@ class Judge:
         return near + self.links.share(self.chunks) * (self.links.latency_s + self.links.byte_s * size - near)
 
     def durations(self, partition: Cut, slicing: tuple[Micro, ...], savings: Savings = NOTHING, schedule: str = "1f1b",
-                  up: bool = False) -> dict[str, Any]:
+                  up: bool = False, costs: CostModel | None = None) -> dict[str, Any]:
         home = rank_of(self.ranks, len(partition), schedule in ZIGZAG)
         placed = (self.links, home[::-1] if up else home) if self.links.far else None
         work = self._stage_work(partition, copies_of(schedule))
@@ -161,7 +161,7 @@ class Judge:
 
         again, away = np.array(savings.recompute or 0, bool), np.array(savings.swap or 0) > 0
         saved = of(again | away) if again.any() or away.any() else None
-        out = self.costs.timed(work, self._slice_work(slicing), self.model, placed, copies_of(schedule), saved)
+        out = (costs or self.costs).timed(work, self._slice_work(slicing), self.model, placed, copies_of(schedule), saved)
         if again.any():
             out["R"] = self.costs.recompute_s(of(again), self._slice_work(slicing))
         if any(savings.swap_s):
@@ -173,8 +173,8 @@ class Judge:
     def timing(self, c: Candidate) -> dict[str, Any]:
         """Seconds of its operations."""
         def of(up: bool) -> dict[str, Any]:
-            return with_halves(lambda slicing: self.durations(c.partition, slicing, c.savings, c.schedule, up), c.slicing,
-                               c.schedule)
+            return with_halves(lambda slicing, costs: self.durations(c.partition, slicing, c.savings, c.schedule, up, costs),
+                               c.slicing, c.schedule, self.costs)
 
         if c.schedule == CHIMERA:
             return of_copies([of(False), of(True)])
@@ -382,13 +382,13 @@ def _block_bytes(model: GPTConfig, batch: int, seq_len: int) -> dict[str, BlockB
     return {kind: BlockBytes(*(int(n) for n in row)) for kind, row in sizes.items()}
 
 
-def with_halves(durations: Callable[[tuple[Micro, ...]], dict[str, Any]], slicing: tuple[Micro, ...], schedule: str) \
-        -> dict[str, Any]:
-    """durations(slicing), and in the sliced schedule those of the halves of every forward: "F.a", "F.b", ..."""
-    whole = durations(slicing)
+def with_halves(durations: Callable[[tuple[Micro, ...], CostModel], dict[str, Any]], slicing: tuple[Micro, ...], schedule: str,
+                costs: CostModel) -> dict[str, Any]:
+    """durations(slicing, costs), and in the sliced schedule those of the halves of every forward: "F.a", "F.b", ..."""
+    whole = durations(slicing, costs)
     if schedule == SLICED:
         for name, extra in (("a", 1), ("b", 0)):
-            half = durations(tuple((max(1, (b + extra) // 2), lengths) for b, lengths in slicing))
+            half = durations(tuple((max(1, (b + extra) // 2), lengths) for b, lengths in slicing), costs.halved)
             whole |= {f"{k}.{name}": half[k] for k in ("F", "SF", "RF", "comm") if k in half}
     return whole
 

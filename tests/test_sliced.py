@@ -11,6 +11,7 @@ from test_engine import HYPER, alone, everything, partition_of, problem, ranks_d
 import terapipe_c as tp
 from terapipe_c import _core
 from terapipe_c.engine import rank_memory
+from terapipe_c.judge import Candidate, Judge
 from terapipe_c.report import resimulated
 
 COST = {"F": 2.0, "B": 3.0, "I": 1.0, "W": 2.0}
@@ -424,3 +425,20 @@ def test_threads_and_processes_train_as_one_device_at_the_predicted_memory(tmp_p
         report = run.report()
         assert list(report.peak_memory_bytes) == list(report.predicted_peak_memory_bytes) == plan.peak_memory_bytes
     assert losses[0] == losses[1] == losses[2] and len(losses[0]) == 3
+
+
+def test_halves_make_all_of_the_heads_weight_gradient():
+    """Each half, by itself, had too few rows for one, and what the two have together was nowhere: a plan was below its bound."""
+    model = tp.GPTConfig(n_layer=1, n_head=1, n_embd=4, vocab_size=8, block_size=128, tie_weights=False)
+    line = tp.CostModel.from_samples([(8, 0, 8.0), (128, 0, 128.0)]).curves["ffn", "F"]
+    waits = {"source": "samples", "model": model, "head_pass": (0.5, 100.0, 0.5)}
+    costs = tp.CostModel({("head", "F"): line, ("head", "I"): line}, **waits)
+    cut, micro = ((0, 2), (2, 4)), ((3, (128,)),)
+    judge = Judge(model, costs, 2, 1, None)
+    d = judge.full_durations(Candidate(0.0, "sliced-1f1b", cut, micro, 1))
+    assert d["F"][1, 0] == pytest.approx(float(costs.block_seconds("head", "F", 128, 0, 3)) - 0.5)    # one of 3 x 43 rows is left
+    for half, batch in (("a", 2), ("b", 1)):                   # a pass of fewer than 100 rows takes as long as of 100
+        alone = float(costs.block_seconds("head", "F", 128, 0, batch)) + 0.5 * (100 - 43 * batch)
+        assert d[f"F.{half}"][1, 0] == pytest.approx(alone)
+    found = judge.judge("sliced-1f1b", cut, micro)
+    assert found.seconds == pytest.approx(judge.lowered(found).simulate(d).makespan_s)

@@ -279,17 +279,20 @@ time_way(tp_judge *judge, const tp_candidate *c, int64_t units, tp_durations *ou
     out->seconds[TP_OP_SF] = out->seconds[TP_OP_SB] = judge->asked.costs.lent ? NULL : copy;
 }
 
+/* Which of their rows wait for d(weight) goes by how many forwards are halved: each half pays for its own. */
 static tp_status
 time_halves(tp_judge *judge, const tp_candidate *c, int64_t units, tp_durations *out)
 {
+    tp_cost cost = *judge->asked.costs.cost;
+    cost.waits.flush_s = 0.0;
     for (int half = 0; half < 2; half++) {
         double *forward = table_of(judge, F_FIRST + half), *copy = table_of(judge, COPY_FIRST + half);
         for (int32_t q = 0; q < c->micros; q++) {
             int32_t size = (c->batches[q] + 1 - half) / 2;
             judge->halved[q] = size > 1 ? size : 1;
         }
-        TP_TRY(tp_cost_durations(judge->asked.costs.cost, judge->stages, judge->blocks, NULL, c->micros, judge->halved,
-                                 c->slices, c->lengths, forward, table_of(judge, SPARE_I), table_of(judge, SPARE_W), NULL));
+        TP_TRY(tp_cost_durations(&cost, judge->stages, judge->blocks, NULL, c->micros, judge->halved, c->slices, c->lengths, forward,
+                                 table_of(judge, SPARE_I), table_of(judge, SPARE_W), NULL));
         time_messages(judge, c, judge->halved, units, table_of(judge, LINK_FIRST + half), copy);
         out->half_s[half][TP_OP_F] = forward;
         out->half_comm_s[half] = table_of(judge, LINK_FIRST + half);
