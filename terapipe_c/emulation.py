@@ -8,7 +8,9 @@ from . import _core
 from .config import timeout
 from .cost import CostModel
 from .engine import in_threads
+from .judge import Candidate, Judge, Replicas, Savings
 from .links import Links
+from .own_program import OWN
 from .plan import Plan
 from .schedule import Program, Timeline, tables
 
@@ -48,8 +50,7 @@ def emulate(plan: Plan | Program, costs: Any = None, *, timeout_s: float = 600.0
         if costs is None:
             costs = plan.durations
         elif isinstance(costs, CostModel):
-            costs = costs.durations(program, partition=plan.stages, slicing=plan.slicing, model=plan.model,
-                                    links=Links.of(plan.cluster, plan.ranks, plan.data_parallel))
+            costs = _durations(plan, costs)
     elif isinstance(plan, Program):
         program = plan if "OPT" in plan.counts else plan.lower(False)
     else:
@@ -73,6 +74,20 @@ def emulate(plan: Plan | Program, costs: Any = None, *, timeout_s: float = 600.0
         return begin, end, engine.events().tolist()
 
     return _collect(program, in_threads(region, run), predicted)
+
+
+def _durations(plan: Plan, costs: CostModel) -> dict[str, Any]:
+    """Of the plan's instructions under other costs. What swaps take is the cluster's."""
+    links = Links.of(plan.cluster, plan.ranks, plan.data_parallel)
+    if plan.schedule == OWN:                # stages may be on any ranks; what is made again takes what it took
+        out = costs.durations(plan.program, partition=plan.stages, slicing=plan.slicing, model=plan.model, links=links)
+        return {**out, **{op: plan.durations[op] for op in ("R", "SO", "SI") if op in plan.durations}}
+    judge = Judge(plan.model, costs, plan.ranks, plan.chunks, None,
+                  Replicas.of(plan.cluster, plan.ranks, plan.data_parallel, costs), links=links)
+    savings = Savings(tuple(plan.recompute), tuple(plan.swap))
+    slicing = tuple((b, tuple(lengths)) for b, lengths in plan.slicing)
+    out = judge.full_durations(Candidate(0.0, plan.schedule, tuple(plan.stages), slicing, 0, savings))
+    return {**out, **{op: plan.durations[op] for op in ("SO", "SI") if op in plan.durations}}
 
 
 def _collect(program: Program, results: list[Any], predicted: float) -> Emulation:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from . import _core, schedules
 from ._core import InfeasibleError
 from .backend import Backend
-from .config import KINDS, GPTConfig
+from .config import KINDS, Cluster, GPTConfig
 from .cost import CostModel, filled
 from .engine import cut_stages, dimensions, rank_memory, saves_bytes
 from .guests import BPIPE, guest_bytes, guest_seconds
@@ -73,6 +73,13 @@ class Replicas:
     bandwidth_Bps: float = 1.0
     copy_byte_s: float = 0.0      #: of a byte, for each copy that a rank makes
     copies: int = 1               #: of the model in each replica, which add their gradients with the others
+
+    @classmethod
+    def of(cls, cluster: Cluster, ranks: int, count: int, costs: CostModel) -> Replicas:
+        """Pipelines of so many ranks on a cluster. What CPUs copy into and out of rings GPUs send by themselves."""
+        near = ranks * count <= (cluster.devices_per_node or cluster.num_devices)
+        link = cluster.near_link if near else (cluster.link_latency_s, cluster.link_bandwidth_Bps)
+        return cls(count, *link, costs.copy_byte_s if costs.backend == "cpu" else 0.0)
 
     @property
     def members(self) -> int:

@@ -139,12 +139,8 @@ class Request:
         return self.batch // self.replicas
 
     def link(self, ranks: int) -> Replicas:
-        """On which replicas of so many ranks add their gradients. What CPUs copy into and out of rings GPUs send by themselves."""
-        copy_byte_s = self.costs.copy_byte_s if self.costs.backend == "cpu" else 0.0
-        cluster = self.cluster
-        near = ranks * self.replicas <= (cluster.devices_per_node or cluster.num_devices)
-        link = cluster.near_link if near else (cluster.link_latency_s, cluster.link_bandwidth_Bps)
-        return Replicas(self.replicas, *link, copy_byte_s)
+        """On which replicas of so many ranks add their gradients."""
+        return Replicas.of(self.cluster, ranks, self.replicas, self.costs)
 
     def judge(self, ranks: int) -> Judge:
         """Of plans for so many ranks."""

@@ -109,6 +109,30 @@ def test_a_plan_is_emulated_with_its_own_costs_others_and_none():
     assert line.num_ranks == 4 and sum(line.bubbles.values()) == pytest.approx(line.idle_s, rel=1e-6)
 
 
+@pytest.mark.parametrize("asked", [
+    {"schedule": "1f1b", "recompute": "ffn"}, {"schedule": "chimera", "executable": False}, {"schedule": "bpipe"},
+    {"schedule": "sliced-1f1b"}, {"schedule": "hanayo", "chunks": 2, "recompute": "attention"}, {"planner": "dawnpiper"},
+    {"data_parallel": 2, "executable": False}, {"schedule": "zb-v"}, {"own": True, "chunks": 1, "schedule": "1f1b", "recompute": "ffn"}],
+    ids=lambda asked: " ".join(map(str, asked.values())))
+def test_a_plan_under_the_costs_it_was_made_with_takes_what_it_says(asked):
+    """What it makes again, swaps, keeps elsewhere and sums with replicas among it."""
+    model = tp.GPTConfig(n_layer=3, n_head=2, n_embd=32, vocab_size=64, block_size=64)
+    cluster = tp.Cluster(num_devices=4, memory_bytes=1e9, link_latency_s=1e-5, link_bandwidth_Bps=1e8, peak_flops=1e10,
+                         host_bandwidth_Bps=1e9)
+    costs = tp.CostModel.analytic(model, cluster)
+    asked = dict(asked)
+    own = asked.pop("own", False)
+    if asked.get("planner"):                # with less memory than it would like: it makes something again, or swaps
+        free = tp.plan(model, cluster, batch=8, seq_len=64, costs=costs, stages=2, executable=False, **asked)
+        asked |= {"memory_bytes": max(free.peak_memory_bytes) * 99 // 100}
+    plan = tp.plan(model, cluster, batch=8, seq_len=64, costs=costs, stages=2, **asked)
+    if own:
+        plan = plan.with_program(tp.schedules.gpipe(2, len(plan.slicing), [len(lengths) for _, lengths in plan.slicing]))
+    assert any((*plan.recompute, *plan.swap)) == ("recompute" in asked or "planner" in asked)
+    run = tp.emulate(plan, costs)
+    assert run.predicted_step_time_s == pytest.approx(plan.step_time_s, rel=1e-9) and run.num_ranks == plan.ranks
+
+
 def test_what_cannot_be_emulated_is_refused():
     program = tp.schedules.gpipe(2, 2)
     for bad, costs, word in ((3, {"F": 1.0}, "int"), (program, None, "costs"), (program, {"F": float("nan"), "B": 1.0}, "F"),
