@@ -105,6 +105,9 @@ class ProcessRanks:
         try:
             if region.fd is None:
                 raise ValueError("processes need a region made with shared=True, still open")
+            if not sys.executable:      # of a Python that another program embeds, or whose path nobody could find
+                raise _core.ExecutionError(f"sys.executable is {sys.executable!r}: the path of the Python that ranks are to run, "
+                                           "or processes=False, would be right")
             shared.append(_beyond_standard(os.dup(region.fd)))
             shared.append(_beyond_standard(pack(job, arrays)))
             shared.append(_beyond_standard(os.pidfd_open(os.getpid())))

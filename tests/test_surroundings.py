@@ -66,6 +66,17 @@ def test_too_few_of_what_a_process_needs_is_named(tmp_path, monkeypatch, number,
     assert not (tmp_path / "a").exists() and len(list(start(2, out=tmp_path / "a"))) == 2
 
 
+@pytest.mark.parametrize("unknown", ["", None])
+def test_a_python_that_does_not_know_where_it_is_says_what_ranks_need(tmp_path, monkeypatch, unknown):
+    """As embedded in another program."""
+    with monkeypatch.context() as embedded:
+        embedded.setattr(sys, "executable", unknown)
+        with pytest.raises(tp.Error, match=f"sys.executable is {unknown!r}: .*processes=False, would be right"):
+            start(2, out=tmp_path / "a")
+        assert not (tmp_path / "a").exists() and len(list(start(2, out=tmp_path / "a", processes=False))) == 2
+    assert len(list(start(2, out=tmp_path / "b"))) == 2
+
+
 def test_a_limit_of_a_file_that_the_shared_memory_does_not_keep_is_named():
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
