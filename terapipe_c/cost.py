@@ -458,7 +458,7 @@ class CostModel:
         message costs that end time. placed: the ranks' links and each stage's rank; where links differ, comm.back of the way
         back. copies: of the model, among which the slices are divided. prompt: [stages, 4], blocks whose weight gradients wait for
         no other slice's."""
-        F, I, W, left_s = _core.cost_durations(self._pack, stages[0], *slices[:3], prompt)
+        F, I, W, left_s = _core.cost_durations(self._pack, stages[0], *slices[:3], prompt, copies)
         if self.backend == "cuda":     # its weight gradients are made over whole micro-batches, with slice 0
             first = np.cumsum(slices[1]) - slices[1]
             sums = np.add.reduceat(W, first, axis=1)

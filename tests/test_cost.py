@@ -350,6 +350,21 @@ def test_what_waits_is_done_by_another_instruction_and_all_of_it_is_done(seed):
     assert costs.timed(*work, prompt=blocks)["W"] == pytest.approx(one["W"])
 
 
+def test_each_copy_of_the_model_has_a_head_whose_rows_wait():
+    costs = CostModel.from_dict({**random_costs(3).to_dict(), "head_pass": [1e-4, 20.0, 3e-5]})
+    slicing = [(1, [216, 84])] * 2
+    blocks = block_counts(MODEL, [(0, 3), (3, 8)])
+    work = costs.stage_work(MODEL, blocks)
+    alone, both = (costs.timed(work, costs.slice_work(slicing * n), MODEL, copies=n) for n in (1, 2))
+    for phase in "FI":
+        assert (both[phase] == np.tile(alone[phase], 2)).all()
+    assert (both["OPT"] == alone["OPT"]).all()
+    joint = costs.timed(work, costs.slice_work(slicing * 2), MODEL)
+    assert (joint["F"] != both["F"]).any()
+    with pytest.raises(ValueError, match="2 copies"):
+        costs.timed(work, costs.slice_work(slicing[:1]), MODEL, copies=2)
+
+
 def test_a_pass_of_the_head_is_three_numbers():
     for wrong, word in (((1.0, 2.0), "least rows"), (3.0, "least rows"), ((0.0, 1.0, 1.0), r"head_pass\[0\]"),
                         ((1.0, -1.0, 1.0), r"head_pass\[1\]"), ((1.0, 1.0, float("nan")), r"head_pass\[2\]")):

@@ -112,7 +112,8 @@ def test_a_plan_is_emulated_with_its_own_costs_others_and_none():
 @pytest.mark.parametrize("asked", [
     {"schedule": "1f1b", "recompute": "ffn"}, {"schedule": "chimera", "executable": False}, {"schedule": "bpipe"},
     {"schedule": "sliced-1f1b"}, {"schedule": "hanayo", "chunks": 2, "recompute": "attention"}, {"planner": "dawnpiper"},
-    {"data_parallel": 2, "executable": False}, {"schedule": "zb-v"}, {"own": True, "chunks": 1, "schedule": "1f1b", "recompute": "ffn"}],
+    {"data_parallel": 2, "executable": False}, {"schedule": "zb-v"},
+    {"own": True, "chunks": 1, "schedule": "1f1b", "recompute": "ffn"}],
     ids=lambda asked: " ".join(map(str, asked.values())))
 def test_a_plan_under_the_costs_it_was_made_with_takes_what_it_says(asked):
     """What it makes again, swaps, keeps elsewhere and sums with replicas among it."""

@@ -64,11 +64,12 @@ tp_cost_full_table(const tp_cost *cost, const double *weights, double batch, dou
  * gradients at slice 0 and its head at the last slice (rows of one sequence must be summed in one fixed order). Where rows wait,
  * the curves say what a slice's own take, and here each instruction takes what it then does; `prompt`, like blocks: those whose
  * weight gradients wait for none, as what they read is not kept (NULL: none); *left_s (or NULL): what the head adds to the
- * update of its stage, for rows that wait till then. */
+ * update of its stage, for rows that wait till then. Of several `copies` of the model each has as many of the micro-batches, which
+ * are alike, and a head of its own. */
 TP_MUST_USE tp_status
-tp_cost_durations(const tp_cost *cost, int32_t stages, const int32_t *blocks, const int32_t *prompt, int32_t micros,
-                  const int32_t *batches, const int32_t *slices, const int32_t *lengths, double *F, double *I, double *W,
-                  double *left_s);
+tp_cost_durations(const tp_cost *cost, int32_t stages, const int32_t *blocks, const int32_t *prompt, int32_t copies,
+                  int32_t micros, const int32_t *batches, const int32_t *slices, const int32_t *lengths, double *F, double *I,
+                  double *W, double *left_s);
 
 /* R of each unit on each stage: making again what these attention and FFN blocks do not keep is their forward without its second
  * product, whose result is the next block's input and is there. Of an attention that product is E^2 multiply-adds a token, of a

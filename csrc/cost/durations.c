@@ -152,21 +152,28 @@ add_head(void *context, int forward, int32_t slice, const tp_head_rows *rows)
 
 /* The head's rows wait over the ends of micro-batches. */
 static double
-let_head_wait(const tables *t, int32_t micros, const int32_t *batches, const int32_t *slices, const int32_t *lengths)
+let_head_wait(const tables *t, int32_t copies, int32_t micros, const int32_t *batches, const int32_t *slices,
+              const int32_t *lengths)
 {
     tp_head_walk walk = {{0, 0}, 0};
     head_place place = {t, 0};
-    for (int32_t q = 0; q < micros; place.unit += slices[q++])
+    for (int32_t q = 0; q < micros; place.unit += slices[q++]) {
+        if (q % (micros / copies) == 0)
+            walk = (tp_head_walk){{0, 0}, 0};
         tp_head_walk_on(&walk, batches[q], slices[q], lengths + place.unit, add_head, &place);
+    }
     return tp_head_left_s(&t->cost->waits, &walk);
 }
 
 tp_status
-tp_cost_durations(const tp_cost *cost, int32_t stages, const int32_t *blocks, const int32_t *prompt, int32_t micros,
-                  const int32_t *batches, const int32_t *slices, const int32_t *lengths, double *F, double *I, double *W,
-                  double *left_s)
+tp_cost_durations(const tp_cost *cost, int32_t stages, const int32_t *blocks, const int32_t *prompt, int32_t copies,
+                  int32_t micros, const int32_t *batches, const int32_t *slices, const int32_t *lengths, double *F, double *I,
+                  double *W, double *left_s)
 {
     TP_TRY(check_request(stages, blocks, micros, batches, slices, lengths));
+    if (copies < 1 || micros % copies != 0)
+        return tp_fail(TP_EVALUE, "durations: %d micro-batches for %d copies of the model: as many of them in both directions would be "
+                       "right", (int)micros, (int)copies);
     tables t = {cost, stages, blocks, prompt, 0, {F, I, W}};
     int64_t unit = 0, steps = 0;
     const int32_t *length = lengths;
@@ -179,7 +186,7 @@ tp_cost_durations(const tp_cost *cost, int32_t stages, const int32_t *blocks, co
         else
             put_micro(&t, batches[q], slices[q], length, unit);
     }
-    double left = cost->waits.row_s > 0.0 ? let_head_wait(&t, micros, batches, slices, lengths) : 0.0;
+    double left = cost->waits.row_s > 0.0 ? let_head_wait(&t, copies, micros, batches, slices, lengths) : 0.0;
     if (left_s != NULL)
         *left_s = left;
     return TP_OK;

@@ -173,8 +173,9 @@ time_work(tp_judge *judge, const tp_candidate *c, int64_t units, tp_durations *o
     double left_s;
     time_updates(judge, c, units);
     const int32_t *remade = count_remade(judge, c);
-    TP_TRY(tp_cost_durations(judge->asked.costs.cost, judge->stages, judge->blocks, remade, c->micros, c->batches, c->slices,
-                             c->lengths, table_of(judge, F), table_of(judge, I), table_of(judge, W), &left_s));
+    TP_TRY(tp_cost_durations(judge->asked.costs.cost, judge->stages, judge->blocks, remade, tp_judge_copies(c->order), c->micros,
+                             c->batches, c->slices, c->lengths, table_of(judge, F), table_of(judge, I), table_of(judge, W),
+                             &left_s));
     for (int k = 0; k < judge->stages; k++)
         if (judge->blocks[k * TP_BLOCK_KINDS + TP_HEAD] > 0)
             table_of(judge, UPDATE)[k * units] += left_s;
@@ -291,8 +292,8 @@ time_halves(tp_judge *judge, const tp_candidate *c, int64_t units, tp_durations 
             int32_t size = (c->batches[q] + 1 - half) / 2;
             judge->halved[q] = size > 1 ? size : 1;
         }
-        TP_TRY(tp_cost_durations(&cost, judge->stages, judge->blocks, NULL, c->micros, judge->halved, c->slices, c->lengths, forward,
-                                 table_of(judge, SPARE_I), table_of(judge, SPARE_W), NULL));
+        TP_TRY(tp_cost_durations(&cost, judge->stages, judge->blocks, NULL, 1, c->micros, judge->halved, c->slices, c->lengths,
+                                 forward, table_of(judge, SPARE_I), table_of(judge, SPARE_W), NULL));
         time_messages(judge, c, judge->halved, units, table_of(judge, LINK_FIRST + half), copy);
         out->half_s[half][TP_OP_F] = forward;
         out->half_comm_s[half] = table_of(judge, LINK_FIRST + half);

@@ -252,7 +252,7 @@ durations_out(tp_py_state *state, double *const out[TP_COST_PHASES], int count, 
 
 /* view: blocks [stages, kinds], batches [micros], slices [micros], lengths [sum of slices], all int32; then, or not, prompt. */
 static PyObject *
-durations_run(tp_py_state *state, const tp_py_pack *p, const Py_buffer *view, int views, int again)
+durations_run(tp_py_state *state, const tp_py_pack *p, const Py_buffer *view, int views, int copies, int again)
 {
     const int32_t *slices = view[2].buf, *blocks = view[0].buf, *batches = view[1].buf, *lengths = view[3].buf;
     const int32_t *prompt = views > 4 ? view[4].buf : NULL;
@@ -276,8 +276,8 @@ durations_run(tp_py_state *state, const tp_py_pack *p, const Py_buffer *view, in
         if (again)
             status = tp_cost_recompute(&p->cost, stages, blocks, micros, batches, slices, lengths, out[0]);
         else
-            status = tp_cost_durations(&p->cost, stages, blocks, prompt, micros, batches, slices, lengths, out[0], out[1], out[2],
-                                       &left_s);
+            status = tp_cost_durations(&p->cost, stages, blocks, prompt, copies, micros, batches, slices, lengths, out[0], out[1],
+                                       out[2], &left_s);
         status = tp_py_back(&away, status);
         if (status == TP_OK)
             return durations_out(state, out, count, shape, left_s);
@@ -291,7 +291,9 @@ static PyObject *
 durations_of(PyObject *module, PyObject *args, int again)
 {
     PyObject *tuple, *arrays[5] = {NULL}, *result = NULL;
-    if (!PyArg_ParseTuple(args, again ? "OOOOO" : "OOOOO|O", &tuple, &arrays[0], &arrays[1], &arrays[2], &arrays[3], &arrays[4]))
+    int copies = 1;
+    if (!PyArg_ParseTuple(args, again ? "OOOOO" : "OOOOO|Oi", &tuple, &arrays[0], &arrays[1], &arrays[2], &arrays[3], &arrays[4],
+                          &copies))
         return NULL;
     tp_py_state *state = tp_py_module_state(module);
     static const char *const what[] = {"blocks", "batches", "slices", "lengths", "prompt"};
@@ -302,17 +304,17 @@ durations_of(PyObject *module, PyObject *args, int again)
         while (held < views && tp_py_view(arrays[held], 'i', held % 4 == 0 ? 2 : 1, 0, what[held], &view[held]) == 0)
             held++;
     if (held == views)
-        result = durations_run(state, &p, view, views, again);
+        result = durations_run(state, &p, view, views, copies, again);
     while (held > 0)
         PyBuffer_Release(&view[--held]);
     tp_py_pack_close(&p);
     return result;
 }
 
-PyDoc_STRVAR(durations_doc, "cost_durations($module, pack, blocks, batches, slices, lengths, prompt=None, /)\n--\n\n"
+PyDoc_STRVAR(durations_doc, "cost_durations($module, pack, blocks, batches, slices, lengths, prompt=None, copies=1, /)\n--\n\n"
                             "(F, I, W, left_s): float64 [stages, units] each, and what the head adds to its stage's update. "
                             "blocks int32 [stages, 4]: how many of each kind, prompt those whose W does not wait; "
-                            "batches, slices int32 [micros]; lengths int32 [units].");
+                            "batches, slices int32 [micros]; lengths int32 [units]; copies: of the model, which share them.");
 static PyObject *
 cost_durations(PyObject *module, PyObject *args)
 {
