@@ -45,6 +45,7 @@ class _Book:
     def __init__(self, torch: Any, graph: Any) -> None:
         self.torch = torch
         self.params = {self.key(p): p for p in (*graph.parameters(), *graph.buffers())}
+        self.owned = set(self.params)      # the model's own: the example joins params later, and is nobody's state
         self.charged: set[int] = set()     # parameters that a node has already
         self.maker: dict[int, int] = {}    # storage -> node
         self.counted: set[int] = set()     # storages that are kept by some node already
@@ -61,14 +62,17 @@ class _Book:
         self.torch.fx.node.map_aggregate(value, lambda x: found.append(x) if isinstance(x, self.torch.Tensor) else None)
         return found
 
-    def parameter_bytes(self, used: list[Any]) -> float:
-        """Bytes of the trainable parameters among these that no node has yet."""
-        total = 0.0
-        for parameter in used:
-            if parameter.requires_grad and self.key(parameter) in self.params and self.key(parameter) not in self.charged:
-                self.charged.add(self.key(parameter))
-                total += parameter.numel() * parameter.element_size()
-        return total
+    def state_bytes(self, used: list[Any]) -> tuple[float, float]:
+        """Bytes of what among these no node has yet: trainable parameters; frozen ones and buffers, which have no gradient."""
+        trained = fixed = 0.0
+        for state in used:
+            if self.key(state) in self.owned and self.key(state) not in self.charged:
+                self.charged.add(self.key(state))
+                if state.requires_grad:
+                    trained += state.numel() * state.element_size()
+                else:
+                    fixed += state.numel() * state.element_size()
+        return trained, fixed
 
     def keep(self, tensor: Any, node: int) -> None:
         """Autograd saved it while `node` ran: its maker keeps it, once, whoever reads it."""
@@ -165,7 +169,8 @@ def _size(tensors: list[Any]) -> float:
 
 class _Rows:
     def __init__(self) -> None:
-        self.columns: dict[str, list[float]] = {key: [] for key in ("fwd_s", "bwd_s", "param_bytes", "working_bytes")}
+        keys = ("fwd_s", "bwd_s", "param_bytes", "fixed_bytes", "working_bytes")
+        self.columns: dict[str, list[float]] = {key: [] for key in keys}
         self.names: list[str] = []
         self.edges: list[tuple[int, int, float]] = []
 
@@ -199,7 +204,7 @@ def _run(book: _Book, graph: Any, arguments: tuple[Any, ...], named: dict[str, A
         owned: list[Any] = [t for t in book.tensors(given) if book.key(t) in book.params]
         if node.op == "call_module":
             call = graph.get_submodule(node.target)
-            owned += list(call.parameters())
+            owned += [*call.parameters(), *call.buffers()]
         elif node.op == "call_method":
             call = _method(node.target)
         else:
@@ -215,7 +220,8 @@ def _run(book: _Book, graph: Any, arguments: tuple[Any, ...], named: dict[str, A
         node_of[node] = at
         sources = {node_of[n]: _size(book.tensors(values[n])) for n in node.all_input_nodes if n in node_of}
         rows.edges += [(source, at, size) for source, size in sources.items()]
-        rows.add(node.name, fwd_s=forward, bwd_s=backward, param_bytes=book.parameter_bytes(owned),
+        trained, fixed = book.state_bytes(owned)
+        rows.add(node.name, fwd_s=forward, bwd_s=backward, param_bytes=trained, fixed_bytes=fixed,
                  working_bytes=_size(made) + sum(sources.values()))
     return rows
 
@@ -242,8 +248,9 @@ def capture(module: Any, example: Any, *, repeats: int = 3, optimizer_bytes_per_
         optimizer_bytes_per_param_byte: optimiser state of a parameter in its own bytes (AdamW: 2).
 
     fwd_s and bwd_s are of each node alone. activation_bytes is what autograd saves (saved_tensors_hooks), counted once and
-    charged to the node that made it; parameters and the example are not counted. recompute_s is its forward and that of
-    the sources that keep nothing. Edges carry the tensors' bytes. ImportError where torch is not installed.
+    charged to the node that made it; parameters and the example are not counted. param_bytes are of trainable parameters;
+    frozen ones and buffers, which a stage holds without a gradient, are in optimizer_bytes as they are. recompute_s is its
+    forward and that of the sources that keep nothing. Edges carry the tensors' bytes. ImportError where torch is not installed.
     """
     torch = _torch()
     turns = whole("repeats", repeats, 0)
@@ -262,7 +269,8 @@ def capture(module: Any, example: Any, *, repeats: int = 3, optimizer_bytes_per_
     if not rows.names:
         raise InvalidValueError(f"{type(module).__name__} computes no tensor")
     columns = {key: np.array(values) for key, values in rows.columns.items()}
+    fixed = columns.pop("fixed_bytes")
     kept = np.array(book.kept)
     nodes = columns | {"recompute_s": remake_seconds(columns["fwd_s"], kept, rows.edges), "activation_bytes": kept,
-                       "optimizer_bytes": factor * columns["param_bytes"], "names": rows.names}
+                       "optimizer_bytes": factor * columns["param_bytes"] + fixed, "names": rows.names}
     return Nodes.from_graph(nodes, rows.edges)

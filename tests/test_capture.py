@@ -123,3 +123,37 @@ def test_twice_the_batch_keeps_twice_as_much(torch):
     one, two = (tp.capture(model, torch.randn(rows, 8), repeats=1) for rows in (4, 8))
     assert np.array_equal(2 * one.activation_bytes, two.activation_bytes) and one.activation_bytes.sum() > 0
     assert np.array_equal(one.param_bytes, two.param_bytes)
+
+
+def adapted(torch, width=16):
+    """A frozen layer under a trained one, and a buffer: what fine-tuning of adapters holds."""
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.base, self.norm = torch.nn.Linear(width, width), torch.nn.BatchNorm1d(width)
+            self.head = torch.nn.Linear(width, width)
+            self.register_buffer("mask", torch.ones(width))
+            self.base.requires_grad_(False)
+
+        def forward(self, x):
+            return self.head(self.norm(self.base(x)) * self.mask)
+
+    return Model()
+
+
+def test_frozen_parameters_and_buffers_take_memory_without_gradients(torch):
+    nodes = tp.capture(adapted(torch), torch.randn(8, 16), repeats=0)
+    assert nodes.names == ("base", "norm", "mul", "head")
+    linear = (16 + 1) * 16 * 4
+    assert nodes.param_bytes.tolist() == [0, 2 * 16 * 4, 0, linear]
+    batches = 8  # BatchNorm's count of them, an int64
+    assert nodes.optimizer_bytes.tolist() == [linear, 2 * 2 * 16 * 4 + 2 * 16 * 4 + batches, 16 * 4, 2 * linear]
+    held = tp.planners.dawnpiper(nodes, 1, 1e9, 1).peak_memory_bytes[0]
+    assert held >= linear + 4 * linear + nodes.activation_bytes.sum()
+
+
+def test_an_example_that_wants_a_gradient_is_no_parameter(torch):
+    model = residual_mlp(torch)
+    plain, wanted = (tp.capture(model, torch.randn(8, 16, requires_grad=want), repeats=0) for want in (False, True))
+    assert wanted.param_bytes.tolist() == plain.param_bytes.tolist()
+    assert wanted.optimizer_bytes.tolist() == plain.optimizer_bytes.tolist()
