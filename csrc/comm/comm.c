@@ -397,6 +397,13 @@ ring_reclaim(tp_comm *comm, int peer, uint64_t loan, uint64_t tag, size_t bytes)
 }
 
 static tp_status
+ring_progress(tp_comm *comm)
+{
+    int moved = 0;
+    return take_posted((const ring_comm *)comm, NULL, &moved);
+}
+
+static tp_status
 more_room(const ring_comm *c, receive_queue *queue)
 {
     void *items = queue->items;
@@ -506,7 +513,7 @@ ring_close(tp_comm *comm)
     { \
         .abi = TP_COMM_ABI, .name = word, .send = ring_send, .recv_post = ring_recv_post, .recv_wait = ring_recv_wait, \
         .exchange = ring_exchange, .allgather = ring_allgather, .close = ring_close, .reserve = ring_reserve, .arena = ring_arena, \
-        .lend = ring_lend, .reclaim = ring_reclaim \
+        .lend = ring_lend, .reclaim = ring_reclaim, .progress = ring_progress \
     }
 static const tp_comm_ops thread_ops = RING_OPS("thread");
 static const tp_comm_ops shm_ops = RING_OPS("shm");

@@ -52,9 +52,12 @@ typedef struct {
     tp_status (*lend)(tp_comm *comm, int peer, uint64_t tag, const void *data, size_t bytes, uint64_t *loan);
     /* Return when the peer has what was lent to it up to that loan. tag and bytes are the message's, for the words of a timeout. */
     tp_status (*reclaim)(tp_comm *comm, int peer, uint64_t loan, uint64_t tag, size_t bytes);
+    /* Take what has come for posted receives by now; never waits. Called between a rank's kernels, so that who sends or lent it goes
+     * on before the message is needed here. NULL: that is a device's business, or what waits do alone. */
+    tp_status (*progress)(tp_comm *comm);
 } tp_comm_ops;
 
-#define TP_COMM_ABI 6u
+#define TP_COMM_ABI 7u
 #define TP_COMM_POSTED 64 /* most_posted of what exchanges a device's memory */
 
 struct tp_comm {

@@ -305,9 +305,19 @@ tcp_close(tp_comm *comm)
     free(c);
 }
 
+/* A sender whose message fills the sockets' buffers goes on. */
+static tp_status
+tcp_progress(tp_comm *comm)
+{
+    tcp_comm *c = (tcp_comm *)comm;
+    for (int peer = 0; peer < comm->ranks; peer++)
+        (void)pull(&c->link[peer]);
+    return TP_OK;
+}
+
 static const tp_comm_ops tcp_ops = {TP_COMM_ABI,   "tcp",        tcp_send,      tcp_recv_post,
                                     tcp_recv_wait, tcp_exchange, tcp_allgather, tcp_close,     NULL,         NULL, 0,
-                                    tcp_reserve,   NULL,         NULL,          NULL};
+                                    tcp_reserve,   NULL,         NULL,          NULL,          tcp_progress};
 
 static tp_status
 check(const tp_tcp_config *config, const tp_region *region)

@@ -308,11 +308,20 @@ mark(tp_engine *engine, const running *now, int64_t *at)
     return now->options == NULL ? TP_OK : engine->device->ops->mark(engine->device, at);
 }
 
+static int
+computes(uint16_t op)
+{
+    return op == TP_OP_F || op == TP_OP_B || op == TP_OP_I || op == TP_OP_W || op == TP_OP_R;
+}
+
 /* Until instruction i may begin; its wait_ns holds the beginning of the wait until the step is over. */
 static tp_status
 arrive(tp_engine *engine, int64_t i, const running *now)
 {
+    tp_comm *comm = engine->config.comm;
     TP_TRY(tp_engine_note(engine, &engine->code[i]));
+    if (computes(engine->code[i].op) && comm != NULL && comm->ops->progress != NULL)
+        TP_TRY(comm->ops->progress(comm));
     if (!tp_engine_waits(engine, i))
         return TP_OK;
     TP_TRY(mark(engine, now, &engine->events[i].wait_ns));
@@ -347,12 +356,6 @@ work(tp_engine *engine, int64_t i, running *now)
             TP_TRY(give_tied(engine, &event->wait_ns));
     }
     return mark(engine, now, &event->end_ns);
-}
-
-static int
-computes(uint16_t op)
-{
-    return op == TP_OP_F || op == TP_OP_B || op == TP_OP_I || op == TP_OP_W || op == TP_OP_R;
 }
 
 /* Instructions i, which has arrived, to end - 1. */

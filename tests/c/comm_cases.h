@@ -157,6 +157,41 @@ lends(tp_comm *c, tp_region *region)
     barrier(c);
 }
 
+/* Who is asked between kernels alone takes a message too long for any buffer, and one that was lent, before it waits for either. */
+static void
+progresses(tp_comm *c, tp_region *region)
+{
+    size_t room = 0;
+    unsigned char *arena = c->ops->arena == NULL ? NULL : c->ops->arena(c, &room), *expected = pattern(FAR_TOO_MUCH, 9);
+    (void)region;
+    CHECK(c->ops->progress == NULL || c->ops->progress(c) == TP_OK); /* of nothing */
+    if (c->ops->progress != NULL && c->rank == 0) {
+        uint64_t loan = 0;
+        CHECK(c->ops->send(c, 1, 1, expected, FAR_TOO_MUCH) == TP_OK);
+        if (arena != NULL) {
+            memcpy(arena, expected, ARENA_BYTES);
+            CHECK(c->ops->lend(c, 1, 2, arena, ARENA_BYTES, &loan) == TP_OK && loan != 0);
+            CHECK(c->ops->reclaim(c, 1, loan, 2, ARENA_BYTES) == TP_OK);
+            memset(arena, 0, ARENA_BYTES);
+        }
+    } else if (c->ops->progress != NULL) {
+        unsigned char *in = calloc(1, FAR_TOO_MUCH), *lent = calloc(1, ARENA_BYTES);
+        CHECK(in != NULL && lent != NULL && c->ops->recv_post(c, 0, 1, in, FAR_TOO_MUCH) == TP_OK);
+        CHECK(arena == NULL || c->ops->recv_post(c, 0, 2, lent, ARENA_BYTES) == TP_OK);
+        for (int turns = 0; memcmp(in, expected, FAR_TOO_MUCH) != 0 ||
+                            (arena != NULL && memcmp(lent, expected, ARENA_BYTES) != 0); turns++) {
+            CHECK(turns < 20000 && c->ops->progress(c) == TP_OK);
+            usleep(500);
+        }
+        CHECK(c->ops->recv_wait(c, 0) == TP_OK && (arena == NULL || c->ops->recv_wait(c, 0) == TP_OK));
+        CHECK(memcmp(in, expected, FAR_TOO_MUCH) == 0 && (arena == NULL || memcmp(lent, expected, ARENA_BYTES) == 0));
+        free(in);
+        free(lent);
+    }
+    free(expected);
+    barrier(c);
+}
+
 /* What was lent and is not taken: reclaim waits until the other end comes, the deadline or an abort. The loan of a message that is
  * so short that it went along stands for the long one before it. */
 static void

@@ -33,6 +33,7 @@ static const struct {
     {"exchanges of 4", 4, exchanges, 0},
     {"lends", 2, lends, 0},
     {"lends of 4", 4, lends, 0},
+    {"progresses", 2, progresses, 0},
     {"kept_loans", 2, kept_loans, 0},
     {"long_messages", 2, long_messages, (size_t)1 << 20},
     {"gathers", 2, gathers, 0},

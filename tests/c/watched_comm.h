@@ -142,6 +142,13 @@ watched_close(tp_comm *comm)
     free(w);
 }
 
+static tp_status
+watched_progress(tp_comm *comm)
+{
+    watched_comm *w = (watched_comm *)comm;
+    return w->inner->ops->progress == NULL ? TP_OK : w->inner->ops->progress(w->inner);
+}
+
 static watched_comm *
 watch(tp_comm *inner)
 {
@@ -156,7 +163,8 @@ watch(tp_comm *inner)
                                     .reserve = watched_reserve,
                                     .arena = watched_arena,
                                     .lend = watched_lend,
-                                    .reclaim = watched_reclaim};
+                                    .reclaim = watched_reclaim,
+                                    .progress = watched_progress};
     watched_comm *w = calloc(1, sizeof *w);
     CHECK(w != NULL);
     w->base = *inner;
