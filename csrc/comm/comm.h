@@ -53,7 +53,7 @@ typedef struct {
     /* Return when the peer has what was lent to it up to that loan. tag and bytes are the message's, for the words of a timeout. */
     tp_status (*reclaim)(tp_comm *comm, int peer, uint64_t loan, uint64_t tag, size_t bytes);
     /* Take what has come for posted receives by now; never waits. Called between a rank's kernels, so that who sends or lent it goes
-     * on before the message is needed here. NULL: that is a device's business, or what waits do alone. */
+     * on before the message is needed here. NULL: it comes by itself (MPI's helper thread, a device), or is the host's staging. */
     tp_status (*progress)(tp_comm *comm);
 } tp_comm_ops;
 
