@@ -86,41 +86,51 @@ tp_head_walk_on(tp_head_walk *walk, int32_t batch, int32_t slices, const int32_t
     }
 }
 
-void
-tp_weight_rows(int32_t slices, const int32_t *lengths, int32_t *rows)
+/* Down the slices of one sequence: tokens [begin, end) wait. */
+typedef struct {
+    int64_t total, begin, end;
+} weight_walk;
+
+static weight_walk
+weights_from_end(int32_t slices, const int32_t *lengths)
 {
     int64_t total = 0;
     for (int32_t s = 0; s < slices; s++)
         total += lengths[s];
-    int64_t begin = total, end = total;
-    for (int32_t s = slices - 1; s >= 0; s--) {
-        begin -= lengths[s];
-        int64_t from = tp_group_begin(total, s, begin);
-        int due = tp_weights_due(s, end - from) && from < end;
-        rows[s] = due ? (int32_t)(end - from) : 0;
-        end = due ? from : end;
-    }
+    return (weight_walk){total, total, total};
+}
+
+/* The rows that W of the next slice makes. */
+static int64_t
+weights_made(weight_walk *walk, int32_t slice, int32_t length)
+{
+    walk->begin -= length;
+    int64_t from = tp_group_begin(walk->total, slice, walk->begin), rows = walk->end - from;
+    if (rows <= 0 || !tp_weights_due(slice, rows))
+        return 0;
+    walk->end = from;
+    return rows;
+}
+
+void
+tp_weight_rows(int32_t slices, const int32_t *lengths, int32_t *rows)
+{
+    weight_walk walk = weights_from_end(slices, lengths);
+    for (int32_t s = slices - 1; s >= 0; s--)
+        rows[s] = (int32_t)weights_made(&walk, s, lengths[s]);
 }
 
 void
 tp_weights_wait(int32_t slices, const int32_t *lengths, double *W)
 {
-    int64_t total = 0;
-    for (int32_t s = 0; s < slices; s++)
-        total += lengths[s];
-    int64_t begin = total, end = total;
+    weight_walk walk = weights_from_end(slices, lengths);
     double waiting_s = 0.0;
     for (int32_t s = slices - 1; s >= 0; s--) {
-        begin -= lengths[s];
+        int64_t made = weights_made(&walk, s, lengths[s]), left = walk.end - walk.begin;
         waiting_s += W[s];
-        W[s] = 0.0;
-        int64_t from = tp_group_begin(total, s, begin);
-        if (!tp_weights_due(s, end - from) || from >= end)
-            continue;
         /* What is left for the slice before, less than a group, at the mean of those that waited with it. */
-        W[s] = from == begin ? waiting_s : waiting_s * ((double)(end - from) / (double)(end - begin));
+        W[s] = left == 0 ? waiting_s : waiting_s * ((double)made / (double)(made + left));
         waiting_s -= W[s];
-        end = from;
     }
 }
 

@@ -7,7 +7,7 @@
 
 #include "csrc/base/row_group.h"
 
-#define TP_HEAD_TILE 256   /* rows of logits that exist at once; d(weight) is made of whatever is more than half of them */
+#define TP_HEAD_TILE 256   /* rows of logits that exist at once; half of them are enough for d(weight) */
 #define TP_HEAD_WORTH 40   /* F rows from which on a pass over the head's weights is no slower than the products alone */
 #define TP_HEAD_HASTE 3    /* last slices of a sequence whose head the other ranks wait for */
 #define TP_WEIGHT_ROWS 128 /* a product of 64 rows reaches 131 to 146 GFLOP/s, of 96 rows 150, of 128 and more 155 (AVX-512, Xeon) */
