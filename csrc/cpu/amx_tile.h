@@ -115,14 +115,33 @@ amx_row_of(char *a, int64_t groups, int64_t r)
     return a + r / AMX_STRIP * groups * AMX_BYTES + r % AMX_STRIP * 64;
 }
 
-VEC_INLINE void
-amx_pack_group(__m512 low, __m512 high, char *to)
+/* The 32 k's of a group of one row: the low and the high sixteen. */
+VEC_INLINE amx_parts
+amx_row_parts(__m512 low, __m512 high)
 {
     const __m512i upper = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25, 23, 21, 19,
                                            17, 15, 13, 11, 9, 7, 5, 3, 1);
-    amx_parts a = amx_split(low), b = amx_split(high);
+    amx_parts a = amx_split(low), b = amx_split(high), row;
     for (int part = 0; part < 3; part++)
-        _mm512_store_si512(to + part * AMX_PART, _mm512_permutex2var_epi16(a.part[part], upper, b.part[part]));
+        row.part[part] = _mm512_permutex2var_epi16(a.part[part], upper, b.part[part]);
+    return row;
+}
+
+VEC_INLINE void
+amx_pack_group(__m512 low, __m512 high, char *to)
+{
+    amx_parts row = amx_row_parts(low, high);
+    for (int part = 0; part < 3; part++)
+        _mm512_store_si512(to + part * AMX_PART, row.part[part]);
+}
+
+/* A row of a strip; `exist` of its k's do, the others of its groups become zero. */
+VEC_INLINE void
+amx_pack_row(int64_t groups, int64_t exist, const float *row, char *to)
+{
+    for (int64_t g = 0, k = 0; g < groups; g++, k += AMX_GROUP)
+        amx_pack_group(_mm512_maskz_loadu_ps(amx_mask(exist - k), row + k),
+                       _mm512_maskz_loadu_ps(amx_mask(exist - k - 16), row + k + 16), to + g * AMX_BYTES);
 }
 
 /* Rows of x, k contiguous; rows and k's that are missing become zero. */
@@ -130,14 +149,8 @@ static void
 amx_pack_rows(int64_t rows, int64_t depth, const float *x, int64_t x_stride, char *restrict a)
 {
     const int64_t groups = amx_groups(depth), padded = (rows + AMX_STRIP - 1) / AMX_STRIP * AMX_STRIP;
-    for (int64_t r = 0; r < padded; r++) {
-        const float *row = x + (r < rows ? r : 0) * x_stride;
-        const int64_t exist = r < rows ? depth : 0;
-        char *to = amx_row_of(a, groups, r);
-        for (int64_t g = 0, k = 0; g < groups; g++, k += AMX_GROUP)
-            amx_pack_group(_mm512_maskz_loadu_ps(amx_mask(exist - k), row + k),
-                           _mm512_maskz_loadu_ps(amx_mask(exist - k - 16), row + k + 16), to + g * AMX_BYTES);
-    }
+    for (int64_t r = 0; r < padded; r++)
+        amx_pack_row(groups, r < rows ? depth : 0, x + (r < rows ? r : 0) * x_stride, amx_row_of(a, groups, r));
 }
 
 /* to[i] + 64 j... of a 16 x 16 matrix of pairs: row i of `from` becomes column i. */
@@ -197,15 +210,47 @@ amx_pack_columns(int64_t count, int64_t depth, const float *x, int64_t x_stride,
 
 /* ---- the product --------------------------------------------------------------------------------------------------------- */
 
+/* Work that the vector units do while tiles multiply: one(what) does the next piece of it. */
+typedef struct {
+    void (*one)(void *what);
+    void *what;
+    int64_t left;
+    int64_t due, rate; /* pieces owed, and for a third of a group, times AMX_RATE */
+} amx_company;
+
+/* `pieces` spread evenly over `groups` of strips. */
+VEC_INLINE amx_company
+amx_company_of(void (*one)(void *what), void *what, int64_t pieces, int64_t groups)
+{
+    const int64_t pauses = groups > 0 ? 3 * groups : 1;
+    return (amx_company){.one = one, .what = what, .left = pieces, .rate = (pieces * AMX_RATE + pauses - 1) / pauses};
+}
+
+VEC_INLINE void
+amx_company_keep(amx_company *with)
+{
+    for (with->due += with->rate; with->due >= AMX_RATE && with->left > 0; with->due -= AMX_RATE, with->left--)
+        with->one(with->what);
+}
+
+static void
+amx_company_finish(amx_company *with)
+{
+    for (; with->left > 0; with->left--)
+        with->one(with->what);
+}
+
 typedef struct {
     int64_t groups;
     const char *a, *b;  /* a strip, a panel */
-    float *c;           /* AMX_STRIP rows of TP_PANEL floats */
+    float *c;           /* AMX_STRIP rows of TP_PANEL floats, c_row bytes apart */
+    int64_t c_row;
     int go_on;          /* c = c + A B, not A B */
     const float *soon;  /* soon_rows rows of TP_PANEL floats that are gone on with next */
     int64_t soon_rows;
     amx_panel *ahead;   /* packed meanwhile */
     int64_t ahead_rate; /* its pairs for a third of a group, times AMX_RATE */
+    amx_company *with;
 } amx_product;
 
 /* Must be open around products, on this thread. */
@@ -254,26 +299,29 @@ amx_close(void)
         ahead.due += rate;                                 \
         while (ahead.pair < ahead.due / AMX_RATE && ahead.pair < ahead.pairs) \
             amx_panel_pair(&ahead);                        \
+        if (with->left > 0)                                \
+            amx_company_keep(with);                        \
     } while (0)
 
 /* In an order in which each step loads one operand anew. tiles: 1 where only the first 16 rows of the strip exist. */
 VEC_INLINE void
 amx_strip(const int tiles, const amx_product *t)
 {
-    const int64_t row = TP_PANEL * sizeof(float);
+    const int64_t row = t->c_row, half = 4 * row; /* bytes; half a strip, in floats */
     __asm__ volatile("" ::: "memory"); /* gcc's tile loads do not say that they read memory: -O3 drops stores before one */
     float *c = t->c;
     const char *a = t->a, *b = t->b;
     const float *soon = t->soon;
     amx_panel ahead = *t->ahead;
+    amx_company *const with = t->with;
     const int64_t rate = t->ahead_rate;
     int64_t fetched = 0;
     if (t->go_on) {
         _tile_loadd(0, c, row);
         _tile_loadd(1, c + 16, row);
         if (tiles == 2) {
-            _tile_loadd(2, c + 16 * TP_PANEL, row);
-            _tile_loadd(3, c + 16 * TP_PANEL + 16, row);
+            _tile_loadd(2, c + half, row);
+            _tile_loadd(3, c + half + 16, row);
         }
     } else {
         _tile_zero(0);
@@ -306,8 +354,8 @@ amx_strip(const int tiles, const amx_product *t)
     _tile_stored(0, c, row);
     _tile_stored(1, c + 16, row);
     if (tiles == 2) {
-        _tile_stored(2, c + 16 * TP_PANEL, row);
-        _tile_stored(3, c + 16 * TP_PANEL + 16, row);
+        _tile_stored(2, c + half, row);
+        _tile_stored(3, c + half + 16, row);
     }
     t->ahead->pair = ahead.pair;
     t->ahead->due = ahead.due;

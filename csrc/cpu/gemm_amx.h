@@ -2,7 +2,8 @@
  *
  * C is walked in strips of 32 rows and panels of 32 columns. A block of strips is split into bf16 once for a group of panels; each
  * panel of B is split while the panel before it is multiplied, into one of two buffers. In linear and linear_t each chunk of k is
- * a sum of its own, added to the chunks before it; linear_w goes on with the gradient that there is. AMX_DEPTH shows in the
+ * a sum of its own, added to the chunks before it, and what follows a sum is done while the next strip is multiplied: read at once,
+ * it would wait for the tiles' stores, and the tiles for it. linear_w goes on with the gradient that there is. AMX_DEPTH shows in the
  * results, as does where groups of k begin: at multiples of AMX_GROUP from the first k, in linear_w from the first row. */
 #ifndef TP_CPU_GEMM_AMX_H
 #define TP_CPU_GEMM_AMX_H
@@ -17,16 +18,28 @@
 #define AMX_A_BYTES ((size_t)AMX_BLOCK * AMX_ROOM * AMX_BYTES) /* in a level-2 cache of 2 MiB */
 #define AMX_B_BYTES ((size_t)AMX_DEPTH * AMX_BYTES)
 #define AMX_TILE_FLOATS  (AMX_STRIP * TP_PANEL)
+#define AMX_TILE_ROW     (TP_PANEL * (int64_t)sizeof(float))
 #define AMX_SUMS_FLOATS  ((size_t)AMX_BLOCK * AMX_PANELS * AMX_TILE_FLOATS)
-#define GEMM_MEMBER_BYTES (AMX_A_BYTES + 2 * AMX_B_BYTES + (AMX_SUMS_FLOATS + AMX_TILE_FLOATS) * sizeof(float))
+#define GEMM_MEMBER_BYTES (AMX_A_BYTES + 2 * AMX_B_BYTES + (AMX_SUMS_FLOATS + 2 * AMX_TILE_FLOATS) * sizeof(float))
 
 #include "csrc/cpu/gemm_walk.h"
 
+/* A strip's chunk that was multiplied: its rows are on their way to the sum, and where it is the last chunk, to y. */
+typedef struct {
+    const linear_job *job;
+    int64_t row, panel;
+    const float *tile; /* NULL: it is in the sum already */
+    float *sum;
+    int last;
+} amx_sum;
+
 typedef struct {
     char *a, *b[2];
-    float *sums, *tile;
+    float *sums, *tile[2];
     amx_panel panel[2];
-    int now; /* of the two panels */
+    int now, turn; /* of the two panels, of the two tiles */
+    amx_sum done;
+    amx_company with;
 } amx_room;
 
 static amx_room
@@ -36,7 +49,8 @@ amx_room_of(const tp_backend *be, int member)
     room.b[0] = room.a + AMX_A_BYTES;
     room.b[1] = room.b[0] + AMX_B_BYTES;
     room.sums = (float *)(void *)(room.b[1] + AMX_B_BYTES);
-    room.tile = room.sums + AMX_SUMS_FLOATS;
+    room.tile[0] = room.sums + AMX_SUMS_FLOATS;
+    room.tile[1] = room.tile[0] + AMX_TILE_FLOATS;
     return room;
 }
 
@@ -101,7 +115,7 @@ amx_walk_begin(const linear_job *job, int member, int members)
     int64_t strips = at.w.rows.last - at.w.rows.first, room = AMX_BLOCK * AMX_ROOM / (e.depth > 0 ? e.depth : 1);
     at.whole = room >= least(strips, AMX_BLOCK);
     if (at.whole) {
-        at.w.blocks = pieces_of(strips, room);
+        at.w.blocks = pieces_of(strips, least(room, AMX_BLOCK * AMX_PANELS / 2));
         at.w.groups = at.w.chunks = 1;
     }
     if (!walk_is_empty(&at.w))
@@ -149,11 +163,37 @@ linear_pack(const linear_job *job, const amx_room *room, const amx_walk *at)
                   op->x_stride, room->a);
 }
 
+/* One row of room->done. */
 static void
-add_tile(const float *from, float *to)
+linear_row(void *argument)
 {
-    for (int64_t i = 0; i < AMX_TILE_FLOATS; i += VEC_LANES)
-        vec_store(to + i, vec_add(vec_load(to + i), vec_load(from + i)));
+    amx_room *room = argument;
+    const amx_sum done = room->done;
+    if (done.tile != NULL) {
+        const vf16 low = vec_add(vec_load(done.sum), vec_load(done.tile));
+        vec_store(done.sum + VEC_LANES, vec_add(vec_load(done.sum + VEC_LANES), vec_load(done.tile + VEC_LANES)));
+        vec_store(done.sum, low);
+        room->done.tile = done.tile + TP_PANEL;
+    }
+    room->done.row = done.row + 1;
+    room->done.sum = done.sum + TP_PANEL;
+    if (done.last)
+        finish_row(done.job, done.row, done.panel, done.sum);
+}
+
+/* A strip of one panel, one chunk of k. What follows is done while the next one is multiplied. */
+static void
+linear_strip(amx_room *room, amx_product *t, amx_sum done, int first)
+{
+    const int64_t rows = least(done.job->op->rows - done.row, AMX_STRIP);
+    room->turn = !room->turn;
+    done.tile = first ? NULL : room->tile[room->turn];
+    t->c = first ? done.sum : room->tile[room->turn];
+    amx_multiply(rows, t);
+    amx_company_finish(&room->with);
+    room->done = done;
+    if (!first || done.last)
+        room->with = amx_company_of(linear_row, room, rows, t->groups);
 }
 
 /* One panel of y, one chunk of k; the piece of B that `next` needs, NULL after the last, is packed meanwhile. */
@@ -163,19 +203,16 @@ linear_panel(const linear_job *job, amx_room *room, const amx_walk *at, const am
     const range k = amx_walk_k(at);
     const int64_t strips = at->b.rows.last - at->b.rows.first, packed = at->b.k.last - at->b.k.first;
     const int first = k.first == 0, last = k.last == at->w.depth;
-    float *sum = room->sums + (at->whole ? 0 : at->panel * strips * AMX_TILE_FLOATS);
-    amx_product t = {.groups = k.last - k.first, .b = amx_room_turn(room)};
+    /* Two panels' sums where `whole`: the last strip of the panel before is not done with yet. */
+    float *sum = room->sums + (at->whole ? at->panel % 2 : at->panel) * strips * AMX_TILE_FLOATS;
+    amx_product t = {.groups = k.last - k.first, .b = amx_room_turn(room), .c_row = AMX_TILE_ROW, .with = &room->with};
     t.ahead = next == NULL ? amx_room_ahead(room, NULL, 0, 0, 0) : linear_ahead(job, room, next);
     t.a = room->a + (k.first - at->b.k.first) * AMX_BYTES;
     t.ahead_rate = amx_rate(t.ahead, strips, t.groups);
     for (int64_t strip = 0; strip < strips; strip++, t.a += packed * AMX_BYTES, sum += AMX_TILE_FLOATS) {
-        int64_t row = (at->b.rows.first + strip) * AMX_STRIP, rows = least(job->op->rows - row, AMX_STRIP);
-        t.c = first ? sum : room->tile;
-        amx_multiply(rows, &t);
-        if (!first)
-            add_tile(t.c, sum);
-        if (last)
-            finish_tile(job, row, rows, at->b.panels.first + at->panel, sum);
+        amx_sum done = {.job = job, .row = (at->b.rows.first + strip) * AMX_STRIP, .panel = at->b.panels.first + at->panel,
+                        .sum = sum, .last = last};
+        linear_strip(room, &t, done, first);
     }
 }
 
@@ -195,6 +232,7 @@ linear_member(void *argument, int member, int members)
         more = amx_walk_on(&next);
         linear_panel(job, &room, &at, more ? &next : NULL);
     }
+    amx_company_finish(&room.with);
     amx_close();
 }
 
@@ -239,12 +277,12 @@ weight_block(const weight_job *job, amx_room *room, range in, range panels, rang
     amx_pack_columns(least(in.last * AMX_STRIP, job->n_in) - first, k.last - k.first,
                      job->x + k.first * job->x_stride + first, job->x_stride, room->a);
     for (int64_t p = panels.first; p < panels.last; p++) {
-        amx_product t = {.groups = amx_groups(k.last - k.first), .a = room->a, .b = amx_room_turn(room),
-                         .go_on = job->accumulate || k.first > 0};
+        amx_product t = {.groups = amx_groups(k.last - k.first), .a = room->a, .b = amx_room_turn(room), .c_row = AMX_TILE_ROW,
+                         .go_on = job->accumulate || k.first > 0, .with = &room->with};
         t.ahead = p + 1 < panels.last ? weight_ahead(job, room, k, p + 1) : weight_ahead(job, room, next, panels.first);
         t.ahead_rate = amx_rate(t.ahead, strips, t.groups);
         for (int64_t strip = in.first; strip < in.last; strip++, t.a += t.groups * AMX_BYTES)
-            weight_strip(job, &t, room->tile, p, strip * AMX_STRIP);
+            weight_strip(job, &t, room->tile[0], p, strip * AMX_STRIP);
     }
 }
 

@@ -90,6 +90,13 @@ fetch_part(const float *x, int64_t x_stride, int64_t rows, int64_t width, int64_
     }
 }
 
+static void
+finish_tile(const linear_job *job, int64_t row, int64_t rows, int64_t panel, const float *c)
+{
+    for (int64_t r = 0; r < rows; r++)
+        finish_row(job, row + r, panel, c + r * TP_PANEL);
+}
+
 /* The rows x panels of y that b names, one chunk of k; `c` holds the sums, panel after panel; `next`: the block whose
  * rows of x are packed after this one. */
 static void

@@ -158,13 +158,12 @@ finish_lanes(const linear_job *job, int64_t row, int64_t column, int64_t width, 
     store_lanes(y, v, width);
 }
 
-static void
-finish_tile(const linear_job *job, int64_t row, int64_t rows, int64_t panel, const float *c)
+VEC_INLINE void
+finish_row(const linear_job *job, int64_t row, int64_t panel, const float *sum)
 {
     int64_t column = panel * TP_PANEL, width = least(job->columns - column, TP_PANEL);
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t j = 0; j < width; j += VEC_LANES)
-            finish_lanes(job, row + r, column + j, width - j, c + r * TP_PANEL + j);
+    for (int64_t j = 0; j < width; j += VEC_LANES)
+        finish_lanes(job, row, column + j, width - j, sum + j);
 }
 
 /* ---- dW (+)= x^T dy ---------------------------------------------------------------------------------------------- */
