@@ -29,7 +29,6 @@ _Static_assert(AMX_GROUP == 32, "a tile's row is 64 bytes");
 #define AMX_BYTES  (3 * AMX_PART) /* of one group of a strip or a panel */
 #define AMX_PAIRS  (AMX_GROUP / 2)
 #define AMX_RATE   65536 /* one pair of rows, in amx_panel's due */
-#define AMX_FETCH  8192  /* bytes that a panel is fetched ahead */
 
 /* Three bf16, each in the upper half of its float. */
 typedef struct {
@@ -69,6 +68,7 @@ amx_mask(int64_t count)
 typedef struct {
     const float *from;
     int64_t step, depth, width;
+    int64_t fetch; /* floats from a row to the one that is fetched into the cache with it */
     char *to;
     int64_t pair, pairs; /* done, all */
     int64_t due;         /* to be done by now, times AMX_RATE */
@@ -81,7 +81,7 @@ amx_panel_pair(amx_panel *p)
     const float *row = p->from + k * p->step;
     char *to = p->to + p->pair / AMX_PAIRS * AMX_BYTES + p->pair % AMX_PAIRS * 64;
     for (int i = 0; i < 4; i++)
-        __builtin_prefetch((const char *)row + AMX_FETCH + 64 * i, 0, 2);
+        __builtin_prefetch(row + i / 2 * p->step + p->fetch + i % 2 * 16, 0, 2);
     const __mmask16 first = k < p->depth ? 0xffff : 0, second = k + 1 < p->depth ? 0xffff : 0;
     for (int tile = 0; tile < 2; tile++) {
         const __mmask16 columns = amx_mask(p->width - 16 * tile);

@@ -10,6 +10,8 @@
 
 #include "csrc/cpu/amx_tile.h"
 
+#define AMX_FETCH 2048 /* floats of a weight's panel, which lies in one piece, that are fetched ahead */
+
 /* Sizes in strips of rows and groups of k. */
 #define AMX_DEPTH   12 /* most groups of one chunk: its sum is rounded 72 times, that of a chain of FMAs 192 */
 #define AMX_BLOCK   8  /* most strips of one block of A */
@@ -56,10 +58,10 @@ amx_room_of(const tp_backend *be, int member)
 
 /* The panel that comes next: packed in the background of the current one. */
 static amx_panel *
-amx_room_ahead(amx_room *room, const float *from, int64_t step, int64_t depth, int64_t width)
+amx_room_ahead(amx_room *room, const float *from, int64_t step, int64_t depth, int64_t width, int64_t fetch)
 {
     amx_panel *ahead = &room->panel[!room->now];
-    *ahead = (amx_panel){.from = from, .step = step, .depth = depth, .width = width, .to = room->b[!room->now],
+    *ahead = (amx_panel){.from = from, .step = step, .depth = depth, .width = width, .fetch = fetch, .to = room->b[!room->now],
                          .pairs = amx_groups(depth) * AMX_PAIRS};
     return ahead;
 }
@@ -150,7 +152,8 @@ linear_ahead(const linear_job *job, amx_room *room, const amx_walk *at)
 {
     range k = amx_elements(amx_walk_k(at), job->depth);
     int64_t panel = at->b.panels.first + at->panel;
-    return amx_room_ahead(room, job->op->weight + (panel * job->depth + k.first) * TP_PANEL, TP_PANEL, k.last - k.first, TP_PANEL);
+    return amx_room_ahead(room, job->op->weight + (panel * job->depth + k.first) * TP_PANEL, TP_PANEL, k.last - k.first, TP_PANEL,
+                          AMX_FETCH);
 }
 
 static void
@@ -206,7 +209,7 @@ linear_panel(const linear_job *job, amx_room *room, const amx_walk *at, const am
     /* Two panels' sums where `whole`: the last strip of the panel before is not done with yet. */
     float *sum = room->sums + (at->whole ? at->panel % 2 : at->panel) * strips * AMX_TILE_FLOATS;
     amx_product t = {.groups = k.last - k.first, .b = amx_room_turn(room), .c_row = AMX_TILE_ROW, .with = &room->with};
-    t.ahead = next == NULL ? amx_room_ahead(room, NULL, 0, 0, 0) : linear_ahead(job, room, next);
+    t.ahead = next == NULL ? amx_room_ahead(room, NULL, 0, 0, 0, 0) : linear_ahead(job, room, next);
     t.a = room->a + (k.first - at->b.k.first) * AMX_BYTES;
     t.ahead_rate = amx_rate(t.ahead, strips, t.groups);
     for (int64_t strip = 0; strip < strips; strip++, t.a += packed * AMX_BYTES, sum += AMX_TILE_FLOATS) {
@@ -249,7 +252,7 @@ weight_ahead(const weight_job *job, amx_room *room, range k, int64_t panel)
 {
     int64_t column = panel * TP_PANEL;
     return amx_room_ahead(room, job->dy + k.first * job->dy_stride + column, job->dy_stride, k.last - k.first,
-                          least(job->n_out - column, TP_PANEL));
+                          least(job->n_out - column, TP_PANEL), TP_PANEL); /* the panel after it */
 }
 
 /* What a block of the gradient begins with, or goes on with; the last strip of a panel may be shorter than a product. */
