@@ -75,11 +75,11 @@ typedef struct {
 } amx_panel;
 
 VEC_INLINE void
-amx_panel_pair(amx_panel *p)
+amx_panel_pair(const amx_panel *p, int64_t pair)
 {
-    const int64_t k = 2 * p->pair;
+    const int64_t k = 2 * pair;
     const float *row = p->from + k * p->step;
-    char *to = p->to + p->pair / AMX_PAIRS * AMX_BYTES + p->pair % AMX_PAIRS * 64;
+    char *to = p->to + pair / AMX_PAIRS * AMX_BYTES + pair % AMX_PAIRS * 64;
     for (int i = 0; i < 4; i++)
         __builtin_prefetch(row + i / 2 * p->step + p->fetch + i % 2 * 16, 0, 2);
     const __mmask16 first = k < p->depth ? 0xffff : 0, second = k + 1 < p->depth ? 0xffff : 0;
@@ -90,14 +90,13 @@ amx_panel_pair(amx_panel *p)
         for (int part = 0; part < 3; part++)
             _mm512_store_si512(to + part * AMX_PART + tile * 1024, amx_pair(a.part[part], b.part[part]));
     }
-    p->pair++;
 }
 
 static void
 amx_panel_finish(amx_panel *p)
 {
-    while (p->pair < p->pairs)
-        amx_panel_pair(p);
+    for (; p->pair < p->pairs; p->pair++)
+        amx_panel_pair(p, p->pair);
 }
 
 /* ---- A ------------------------------------------------------------------------------------------------------------------- */
@@ -296,9 +295,9 @@ amx_close(void)
     } while (0)
 #define AMX_MEANWHILE()                                    \
     do {                                                   \
-        ahead.due += rate;                                 \
-        while (ahead.pair < ahead.due / AMX_RATE && ahead.pair < ahead.pairs) \
-            amx_panel_pair(&ahead);                        \
+        due += rate;                                       \
+        for (; pair < due / AMX_RATE && pair < pairs; pair++) \
+            amx_panel_pair(ahead, pair);                   \
         if (with->left > 0)                                \
             amx_company_keep(with);                        \
     } while (0)
@@ -312,7 +311,9 @@ amx_strip(const int tiles, const amx_product *t)
     float *c = t->c;
     const char *a = t->a, *b = t->b;
     const float *soon = t->soon;
-    amx_panel ahead = *t->ahead;
+    amx_panel *const ahead = t->ahead; /* not copied: a copy would wait for all stores of the strip before */
+    int64_t pair = ahead->pair, due = ahead->due;
+    const int64_t pairs = ahead->pairs;
     amx_company *const with = t->with;
     const int64_t rate = t->ahead_rate;
     int64_t fetched = 0;
@@ -357,8 +358,8 @@ amx_strip(const int tiles, const amx_product *t)
         _tile_stored(2, c + half, row);
         _tile_stored(3, c + half + 16, row);
     }
-    t->ahead->pair = ahead.pair;
-    t->ahead->due = ahead.due;
+    ahead->pair = pair;
+    ahead->due = due;
 }
 
 static void
