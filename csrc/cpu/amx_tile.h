@@ -114,33 +114,14 @@ amx_row_of(char *a, int64_t groups, int64_t r)
     return a + r / AMX_STRIP * groups * AMX_BYTES + r % AMX_STRIP * 64;
 }
 
-/* The 32 k's of a group of one row: the low and the high sixteen. */
-VEC_INLINE amx_parts
-amx_row_parts(__m512 low, __m512 high)
-{
-    const __m512i upper = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25, 23, 21, 19,
-                                           17, 15, 13, 11, 9, 7, 5, 3, 1);
-    amx_parts a = amx_split(low), b = amx_split(high), row;
-    for (int part = 0; part < 3; part++)
-        row.part[part] = _mm512_permutex2var_epi16(a.part[part], upper, b.part[part]);
-    return row;
-}
-
 VEC_INLINE void
 amx_pack_group(__m512 low, __m512 high, char *to)
 {
-    amx_parts row = amx_row_parts(low, high);
+    const __m512i upper = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25, 23, 21, 19,
+                                           17, 15, 13, 11, 9, 7, 5, 3, 1);
+    amx_parts a = amx_split(low), b = amx_split(high);
     for (int part = 0; part < 3; part++)
-        _mm512_store_si512(to + part * AMX_PART, row.part[part]);
-}
-
-/* A row of a strip; `exist` of its k's do, the others of its groups become zero. */
-VEC_INLINE void
-amx_pack_row(int64_t groups, int64_t exist, const float *row, char *to)
-{
-    for (int64_t g = 0, k = 0; g < groups; g++, k += AMX_GROUP)
-        amx_pack_group(_mm512_maskz_loadu_ps(amx_mask(exist - k), row + k),
-                       _mm512_maskz_loadu_ps(amx_mask(exist - k - 16), row + k + 16), to + g * AMX_BYTES);
+        _mm512_store_si512(to + part * AMX_PART, _mm512_permutex2var_epi16(a.part[part], upper, b.part[part]));
 }
 
 /* Rows of x, k contiguous; rows and k's that are missing become zero. */
@@ -148,8 +129,14 @@ static void
 amx_pack_rows(int64_t rows, int64_t depth, const float *x, int64_t x_stride, char *restrict a)
 {
     const int64_t groups = amx_groups(depth), padded = (rows + AMX_STRIP - 1) / AMX_STRIP * AMX_STRIP;
-    for (int64_t r = 0; r < padded; r++)
-        amx_pack_row(groups, r < rows ? depth : 0, x + (r < rows ? r : 0) * x_stride, amx_row_of(a, groups, r));
+    for (int64_t r = 0; r < padded; r++) {
+        const float *row = x + (r < rows ? r : 0) * x_stride;
+        const int64_t exist = r < rows ? depth : 0;
+        char *to = amx_row_of(a, groups, r);
+        for (int64_t g = 0, k = 0; g < groups; g++, k += AMX_GROUP)
+            amx_pack_group(_mm512_maskz_loadu_ps(amx_mask(exist - k), row + k),
+                           _mm512_maskz_loadu_ps(amx_mask(exist - k - 16), row + k + 16), to + g * AMX_BYTES);
+    }
 }
 
 /* to[i] + 64 j... of a 16 x 16 matrix of pairs: row i of `from` becomes column i. */
@@ -242,8 +229,7 @@ amx_company_finish(amx_company *with)
 typedef struct {
     int64_t groups;
     const char *a, *b;  /* a strip, a panel */
-    float *c;           /* AMX_STRIP rows of TP_PANEL floats, c_row bytes apart */
-    int64_t c_row;
+    float *c;           /* AMX_STRIP rows of TP_PANEL floats */
     int go_on;          /* c = c + A B, not A B */
     const float *soon;  /* soon_rows rows of TP_PANEL floats that are gone on with next */
     int64_t soon_rows;
@@ -306,7 +292,7 @@ amx_close(void)
 VEC_INLINE void
 amx_strip(const int tiles, const amx_product *t)
 {
-    const int64_t row = t->c_row, half = 4 * row; /* bytes; half a strip, in floats */
+    const int64_t row = TP_PANEL * sizeof(float);
     __asm__ volatile("" ::: "memory"); /* gcc's tile loads do not say that they read memory: -O3 drops stores before one */
     float *c = t->c;
     const char *a = t->a, *b = t->b;
@@ -321,8 +307,8 @@ amx_strip(const int tiles, const amx_product *t)
         _tile_loadd(0, c, row);
         _tile_loadd(1, c + 16, row);
         if (tiles == 2) {
-            _tile_loadd(2, c + half, row);
-            _tile_loadd(3, c + half + 16, row);
+            _tile_loadd(2, c + 16 * TP_PANEL, row);
+            _tile_loadd(3, c + 16 * TP_PANEL + 16, row);
         }
     } else {
         _tile_zero(0);
@@ -355,8 +341,8 @@ amx_strip(const int tiles, const amx_product *t)
     _tile_stored(0, c, row);
     _tile_stored(1, c + 16, row);
     if (tiles == 2) {
-        _tile_stored(2, c + half, row);
-        _tile_stored(3, c + half + 16, row);
+        _tile_stored(2, c + 16 * TP_PANEL, row);
+        _tile_stored(3, c + 16 * TP_PANEL + 16, row);
     }
     ahead->pair = pair;
     ahead->due = due;

@@ -20,7 +20,6 @@
 #define AMX_A_BYTES ((size_t)AMX_BLOCK * AMX_ROOM * AMX_BYTES) /* in a level-2 cache of 2 MiB */
 #define AMX_B_BYTES ((size_t)AMX_DEPTH * AMX_BYTES)
 #define AMX_TILE_FLOATS  (AMX_STRIP * TP_PANEL)
-#define AMX_TILE_ROW     (TP_PANEL * (int64_t)sizeof(float))
 #define AMX_SUMS_FLOATS  ((size_t)AMX_BLOCK * AMX_PANELS * AMX_TILE_FLOATS)
 #define GEMM_MEMBER_BYTES (AMX_A_BYTES + 2 * AMX_B_BYTES + (AMX_SUMS_FLOATS + 2 * AMX_TILE_FLOATS) * sizeof(float))
 
@@ -208,7 +207,7 @@ linear_panel(const linear_job *job, amx_room *room, const amx_walk *at, const am
     const int first = k.first == 0, last = k.last == at->w.depth;
     /* Two panels' sums where `whole`: the last strip of the panel before is not done with yet. */
     float *sum = room->sums + (at->whole ? at->panel % 2 : at->panel) * strips * AMX_TILE_FLOATS;
-    amx_product t = {.groups = k.last - k.first, .b = amx_room_turn(room), .c_row = AMX_TILE_ROW, .with = &room->with};
+    amx_product t = {.groups = k.last - k.first, .b = amx_room_turn(room), .with = &room->with};
     t.ahead = next == NULL ? amx_room_ahead(room, NULL, 0, 0, 0, 0) : linear_ahead(job, room, next);
     t.a = room->a + (k.first - at->b.k.first) * AMX_BYTES;
     t.ahead_rate = amx_rate(t.ahead, strips, t.groups);
@@ -280,7 +279,7 @@ weight_block(const weight_job *job, amx_room *room, range in, range panels, rang
     amx_pack_columns(least(in.last * AMX_STRIP, job->n_in) - first, k.last - k.first,
                      job->x + k.first * job->x_stride + first, job->x_stride, room->a);
     for (int64_t p = panels.first; p < panels.last; p++) {
-        amx_product t = {.groups = amx_groups(k.last - k.first), .a = room->a, .b = amx_room_turn(room), .c_row = AMX_TILE_ROW,
+        amx_product t = {.groups = amx_groups(k.last - k.first), .a = room->a, .b = amx_room_turn(room),
                          .go_on = job->accumulate || k.first > 0, .with = &room->with};
         t.ahead = p + 1 < panels.last ? weight_ahead(job, room, k, p + 1) : weight_ahead(job, room, next, panels.first);
         t.ahead_rate = amx_rate(t.ahead, strips, t.groups);
