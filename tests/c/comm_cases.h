@@ -9,13 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#define CHECK(condition)                                                                                               \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            fprintf(stderr, "%s:%d: %s: \"%s\"\n", __FILE__, __LINE__, #condition, tp_error_message());                \
-            _exit(1);                                                                                                  \
-        }                                                                                                              \
-    } while (0)
+#include "tests/c/check.h"
+
 #define HOLDS(text)  (strstr(tp_error_message(), (text)) != NULL)
 #define RING_BYTES   16384
 #define GATHER_BYTES 256
@@ -27,7 +22,7 @@ static unsigned char *
 pattern(size_t bytes, uint64_t key)
 {
     unsigned char *data = malloc(bytes + 1);
-    CHECK(data != NULL);
+    MUST(data != NULL);
     for (size_t i = 0; i < bytes; i++)
         data[i] = (unsigned char)((i * 2654435761u + key * 40503u) >> 7);
     return data;
@@ -36,7 +31,7 @@ pattern(size_t bytes, uint64_t key)
 static void
 barrier(tp_comm *c)
 {
-    CHECK(c->ops->allgather(c, NULL, 0, NULL) == TP_OK);
+    MUST(c->ops->allgather(c, NULL, 0, NULL) == TP_OK);
 }
 
 static size_t
@@ -59,7 +54,7 @@ in_order(tp_comm *c, tp_region *region)
     for (int i = 0; i < MESSAGES + AHEAD; i++) {
         if (i < MESSAGES) {
             into[i] = calloc(1, size_of_message(i) + 1);
-            CHECK(c->ops->recv_post(c, before, (uint64_t)i, into[i], size_of_message(i)) == TP_OK);
+            MUST(c->ops->recv_post(c, before, (uint64_t)i, into[i], size_of_message(i)) == TP_OK);
         }
         if (i < AHEAD)
             continue;
@@ -68,10 +63,10 @@ in_order(tp_comm *c, tp_region *region)
         unsigned char *expected = pattern(size_of_message(at), (uint64_t)(before * 1000 + at));
         for (int turn = 0; turn < 2; turn++) /* rank 0 sends first: no circle of full rings */
             if ((c->rank == 0) == (turn == 0))
-                CHECK(c->ops->send(c, next, (uint64_t)at, data, size_of_message(at)) == TP_OK);
+                MUST(c->ops->send(c, next, (uint64_t)at, data, size_of_message(at)) == TP_OK);
             else
-                CHECK(c->ops->recv_wait(c, before) == TP_OK);
-        CHECK(memcmp(into[at], expected, size_of_message(at)) == 0);
+                MUST(c->ops->recv_wait(c, before) == TP_OK);
+        MUST(memcmp(into[at], expected, size_of_message(at)) == 0);
         free(into[at]);
         free(data);
         free(expected);
@@ -87,19 +82,19 @@ far_ahead(tp_comm *c, tp_region *region)
     int next = (c->rank + 1) % c->ranks, before = (c->rank + c->ranks - 1) % c->ranks;
     uint64_t *got = calloc(MESSAGES, sizeof *got);
     (void)region;
-    CHECK(got != NULL);
+    MUST(got != NULL);
     for (int from = 0, to = EARLY; from < MESSAGES; from = to, to = MESSAGES) {
         if (c->rank % 2 == 0 && from > 0)
-            CHECK(c->ops->reserve(c, before, MESSAGES) == TP_OK && c->ops->reserve(c, before, 1) == TP_OK);
+            MUST(c->ops->reserve(c, before, MESSAGES) == TP_OK && c->ops->reserve(c, before, 1) == TP_OK);
         for (int i = from; i < to; i++)
-            CHECK(c->ops->recv_post(c, before, (uint64_t)i, &got[i], sizeof got[i]) == TP_OK);
+            MUST(c->ops->recv_post(c, before, (uint64_t)i, &got[i], sizeof got[i]) == TP_OK);
         barrier(c);
         for (int i = from; i < to; i++) {
             uint64_t data = (uint64_t)(c->rank * 1000 + i);
-            CHECK(c->ops->send(c, next, (uint64_t)i, &data, sizeof data) == TP_OK);
+            MUST(c->ops->send(c, next, (uint64_t)i, &data, sizeof data) == TP_OK);
         }
         for (int i = from; i < to; i++)
-            CHECK(c->ops->recv_wait(c, before) == TP_OK && got[i] == (uint64_t)(before * 1000 + i));
+            MUST(c->ops->recv_wait(c, before) == TP_OK && got[i] == (uint64_t)(before * 1000 + i));
     }
     free(got);
 }
@@ -120,14 +115,14 @@ lends(tp_comm *c, tp_region *region)
     size_t room = 0, lent = 0;
     unsigned char *arena = c->ops->arena == NULL ? NULL : c->ops->arena(c, &room);
     (void)region;
-    CHECK((c->ops->arena == NULL) == (c->ops->lend == NULL) && (c->ops->arena == NULL) == (c->ops->reclaim == NULL));
+    MUST((c->ops->arena == NULL) == (c->ops->lend == NULL) && (c->ops->arena == NULL) == (c->ops->reclaim == NULL));
     if (arena == NULL)
         return;
-    CHECK(room >= ARENA_BYTES && (uintptr_t)arena % 4096 == 0);
+    MUST(room >= ARENA_BYTES && (uintptr_t)arena % 4096 == 0);
     for (int i = 0; i < MESSAGES + AHEAD; i++) {
         if (i < MESSAGES) {
             into[i] = calloc(1, size_of_message(i) + 1);
-            CHECK(c->ops->recv_post(c, before, (uint64_t)i, into[i], size_of_message(i)) == TP_OK);
+            MUST(c->ops->recv_post(c, before, (uint64_t)i, into[i], size_of_message(i)) == TP_OK);
         }
         if (i < AHEAD)
             continue;
@@ -136,24 +131,24 @@ lends(tp_comm *c, tp_region *region)
         unsigned char *data = pattern(bytes, (uint64_t)(c->rank * 1000 + at)), *place = arena + (size_t)slot * SLOT_BYTES;
         unsigned char *expected = pattern(bytes, (uint64_t)(before * 1000 + at));
         if (loan[slot] != 0)
-            CHECK(c->ops->reclaim(c, next, loan[slot], tag[slot], bytes) == TP_OK);
-        CHECK(c->ops->reclaim(c, next, loan[slot], tag[slot], bytes) == TP_OK); /* again, or of nothing */
+            MUST(c->ops->reclaim(c, next, loan[slot], tag[slot], bytes) == TP_OK);
+        MUST(c->ops->reclaim(c, next, loan[slot], tag[slot], bytes) == TP_OK); /* again, or of nothing */
         memcpy(place, data, bytes);
         for (int turn = 0; turn < 2; turn++)
             if ((c->rank == 0) == (turn == 0)) {
-                CHECK(c->ops->lend(c, next, (uint64_t)at, at % 4 == 1 ? data : place, bytes, &loan[slot]) == TP_OK);
-                CHECK((at % 4 == 1) == (loan[slot] == 0));
+                MUST(c->ops->lend(c, next, (uint64_t)at, at % 4 == 1 ? data : place, bytes, &loan[slot]) == TP_OK);
+                MUST((at % 4 == 1) == (loan[slot] == 0));
             } else {
-                CHECK(c->ops->recv_wait(c, before) == TP_OK);
+                MUST(c->ops->recv_wait(c, before) == TP_OK);
             }
         tag[slot] = (uint64_t)at;
         lent += loan[slot] != 0;
-        CHECK(memcmp(into[at], expected, bytes) == 0);
+        MUST(memcmp(into[at], expected, bytes) == 0);
         free(into[at]);
         free(data);
         free(expected);
     }
-    CHECK(lent > MESSAGES / 3);
+    MUST(lent > MESSAGES / 3);
     barrier(c);
 }
 
@@ -164,27 +159,27 @@ progresses(tp_comm *c, tp_region *region)
     size_t room = 0;
     unsigned char *arena = c->ops->arena == NULL ? NULL : c->ops->arena(c, &room), *expected = pattern(FAR_TOO_MUCH, 9);
     (void)region;
-    CHECK(c->ops->progress == NULL || c->ops->progress(c) == TP_OK); /* of nothing */
+    MUST(c->ops->progress == NULL || c->ops->progress(c) == TP_OK); /* of nothing */
     if (c->ops->progress != NULL && c->rank == 0) {
         uint64_t loan = 0;
-        CHECK(c->ops->send(c, 1, 1, expected, FAR_TOO_MUCH) == TP_OK);
+        MUST(c->ops->send(c, 1, 1, expected, FAR_TOO_MUCH) == TP_OK);
         if (arena != NULL) {
             memcpy(arena, expected, ARENA_BYTES);
-            CHECK(c->ops->lend(c, 1, 2, arena, ARENA_BYTES, &loan) == TP_OK && loan != 0);
-            CHECK(c->ops->reclaim(c, 1, loan, 2, ARENA_BYTES) == TP_OK);
+            MUST(c->ops->lend(c, 1, 2, arena, ARENA_BYTES, &loan) == TP_OK && loan != 0);
+            MUST(c->ops->reclaim(c, 1, loan, 2, ARENA_BYTES) == TP_OK);
             memset(arena, 0, ARENA_BYTES);
         }
     } else if (c->ops->progress != NULL) {
         unsigned char *in = calloc(1, FAR_TOO_MUCH), *lent = calloc(1, ARENA_BYTES);
-        CHECK(in != NULL && lent != NULL && c->ops->recv_post(c, 0, 1, in, FAR_TOO_MUCH) == TP_OK);
-        CHECK(arena == NULL || c->ops->recv_post(c, 0, 2, lent, ARENA_BYTES) == TP_OK);
+        MUST(in != NULL && lent != NULL && c->ops->recv_post(c, 0, 1, in, FAR_TOO_MUCH) == TP_OK);
+        MUST(arena == NULL || c->ops->recv_post(c, 0, 2, lent, ARENA_BYTES) == TP_OK);
         for (int turns = 0; memcmp(in, expected, FAR_TOO_MUCH) != 0 ||
                             (arena != NULL && memcmp(lent, expected, ARENA_BYTES) != 0); turns++) {
-            CHECK(turns < 20000 && c->ops->progress(c) == TP_OK);
+            MUST(turns < 20000 && c->ops->progress(c) == TP_OK);
             usleep(500);
         }
-        CHECK(c->ops->recv_wait(c, 0) == TP_OK && (arena == NULL || c->ops->recv_wait(c, 0) == TP_OK));
-        CHECK(memcmp(in, expected, FAR_TOO_MUCH) == 0 && (arena == NULL || memcmp(lent, expected, ARENA_BYTES) == 0));
+        MUST(c->ops->recv_wait(c, 0) == TP_OK && (arena == NULL || c->ops->recv_wait(c, 0) == TP_OK));
+        MUST(memcmp(in, expected, FAR_TOO_MUCH) == 0 && (arena == NULL || memcmp(lent, expected, ARENA_BYTES) == 0));
         free(in);
         free(lent);
     }
@@ -203,31 +198,31 @@ kept_loans(tp_comm *c, tp_region *region)
     if (arena != NULL && c->rank == 0) {
         unsigned char *expected = pattern(ARENA_BYTES, 5);
         memcpy(arena, expected, ARENA_BYTES);
-        CHECK(c->ops->lend(c, 1, 5, arena, ARENA_BYTES, &loan) == TP_OK && loan != 0);
-        CHECK(c->ops->lend(c, 1, 4, arena, 8, &last) == TP_OK && last > loan);
+        MUST(c->ops->lend(c, 1, 5, arena, ARENA_BYTES, &loan) == TP_OK && loan != 0);
+        MUST(c->ops->lend(c, 1, 4, arena, 8, &last) == TP_OK && last > loan);
         barrier(c);
         c->timeout_ns = 30000000;
-        CHECK(c->ops->reclaim(c, 1, loan, 5, ARENA_BYTES) == TP_ETIMEOUT && HOLDS("to send a message to rank 1") &&
+        MUST(c->ops->reclaim(c, 1, loan, 5, ARENA_BYTES) == TP_ETIMEOUT && HOLDS("to send a message to rank 1") &&
               HOLDS("0 of 294912 bytes"));
-        CHECK(c->ops->reclaim(c, 1, last, 4, 8) == TP_ETIMEOUT && HOLDS("0 of 8 bytes"));
+        MUST(c->ops->reclaim(c, 1, last, 4, 8) == TP_ETIMEOUT && HOLDS("0 of 8 bytes"));
         c->timeout_ns = 0;
-        CHECK(memcmp(arena, expected, ARENA_BYTES) == 0);
+        MUST(memcmp(arena, expected, ARENA_BYTES) == 0);
         barrier(c);
-        CHECK(c->ops->reclaim(c, 1, last, 4, 8) == TP_OK && c->ops->reclaim(c, 1, loan, 5, ARENA_BYTES) == TP_OK);
+        MUST(c->ops->reclaim(c, 1, last, 4, 8) == TP_OK && c->ops->reclaim(c, 1, loan, 5, ARENA_BYTES) == TP_OK);
         memset(arena, 0, ARENA_BYTES);
-        CHECK(c->ops->lend(c, 1, 6, arena, ARENA_BYTES, &loan) == TP_OK && loan != 0);
-        CHECK(c->ops->reclaim(c, 1, loan, 6, ARENA_BYTES) == TP_EABORTED && HOLDS("the first failure"));
+        MUST(c->ops->lend(c, 1, 6, arena, ARENA_BYTES, &loan) == TP_OK && loan != 0);
+        MUST(c->ops->reclaim(c, 1, loan, 6, ARENA_BYTES) == TP_EABORTED && HOLDS("the first failure"));
         free(expected);
     } else if (arena != NULL) {
         unsigned char *expected = pattern(ARENA_BYTES, 5);
         barrier(c);
         usleep(50000);
         barrier(c);
-        CHECK(c->ops->recv_post(c, 0, 5, in, ARENA_BYTES) == TP_OK && c->ops->recv_wait(c, 0) == TP_OK);
-        CHECK(memcmp(in, expected, ARENA_BYTES) == 0);
-        CHECK(c->ops->recv_post(c, 0, 4, in, 8) == TP_OK && c->ops->recv_wait(c, 0) == TP_OK);
-        CHECK(c->ops->recv_post(c, 0, 7, in, ARENA_BYTES) == TP_OK);
-        CHECK(c->ops->recv_wait(c, 0) == TP_ECONNECTION && HOLDS("294912 bytes"));
+        MUST(c->ops->recv_post(c, 0, 5, in, ARENA_BYTES) == TP_OK && c->ops->recv_wait(c, 0) == TP_OK);
+        MUST(memcmp(in, expected, ARENA_BYTES) == 0);
+        MUST(c->ops->recv_post(c, 0, 4, in, 8) == TP_OK && c->ops->recv_wait(c, 0) == TP_OK);
+        MUST(c->ops->recv_post(c, 0, 7, in, ARENA_BYTES) == TP_OK);
+        MUST(c->ops->recv_wait(c, 0) == TP_ECONNECTION && HOLDS("294912 bytes"));
         tp_region_abort(region, TP_ERUNTIME, 1, "the first failure");
         free(expected);
     }
@@ -248,8 +243,8 @@ exchanges(tp_comm *c, tp_region *region)
         unsigned char *out = pattern(out_bytes, (uint64_t)c->rank + 7 * i),
                       *expected = pattern(in_bytes, (uint64_t)peer + 7 * i);
         unsigned char *in = calloc(1, in_bytes + 1);
-        CHECK(c->ops->exchange(c, peer, i, out, out_bytes, in, in_bytes) == TP_OK);
-        CHECK(memcmp(in, expected, in_bytes) == 0);
+        MUST(c->ops->exchange(c, peer, i, out, out_bytes, in, in_bytes) == TP_OK);
+        MUST(memcmp(in, expected, in_bytes) == 0);
         free(out);
         free(expected);
         free(in);
@@ -264,15 +259,15 @@ long_messages(tp_comm *c, tp_region *region)
     int peer = c->rank ^ 1;
     unsigned char *in = calloc(1, BYTES);
     (void)region;
-    CHECK(in != NULL);
+    MUST(in != NULL);
     for (int i = 0; i < MESSAGES; i++) {
         size_t bytes = (size_t)(BYTES - 1001 * i), odd = (size_t)i % 17; /* from any address */
         unsigned char *out = pattern(bytes + odd, (uint64_t)(c->rank + 2 * i));
         unsigned char *expected = pattern(bytes + odd, (uint64_t)(peer + 2 * i));
-        CHECK(c->ops->recv_post(c, peer, (uint64_t)i, in, bytes) == TP_OK);
-        CHECK(c->ops->send(c, peer, (uint64_t)i, out + odd, bytes) == TP_OK);
-        CHECK(c->ops->recv_wait(c, peer) == TP_OK);
-        CHECK(memcmp(in, expected + odd, bytes) == 0);
+        MUST(c->ops->recv_post(c, peer, (uint64_t)i, in, bytes) == TP_OK);
+        MUST(c->ops->send(c, peer, (uint64_t)i, out + odd, bytes) == TP_OK);
+        MUST(c->ops->recv_wait(c, peer) == TP_OK);
+        MUST(memcmp(in, expected + odd, bytes) == 0);
         free(out);
         free(expected);
     }
@@ -287,16 +282,16 @@ gathers(tp_comm *c, tp_region *region)
     for (int round = 0; round < 300; round++) {
         size_t bytes = (size_t)round * 37 % (GATHER_BYTES + 1);
         memset(mine, c->rank * 31 + round, sizeof mine);
-        CHECK(c->ops->allgather(c, mine, bytes, all) == TP_OK);
+        MUST(c->ops->allgather(c, mine, bytes, all) == TP_OK);
         for (int rank = 0; rank < c->ranks; rank++)
             for (size_t i = 0; i < bytes; i++)
-                CHECK(all[(size_t)rank * bytes + i] == (unsigned char)(rank * 31 + round));
+                MUST(all[(size_t)rank * bytes + i] == (unsigned char)(rank * 31 + round));
     }
-    CHECK(c->ops->allgather(c, mine, GATHER_BYTES + 1, all) == TP_EVALUE);
-    CHECK(HOLDS("257") && HOLDS("256"));
+    MUST(c->ops->allgather(c, mine, GATHER_BYTES + 1, all) == TP_EVALUE);
+    MUST(HOLDS("257") && HOLDS("256"));
     barrier(c);
     tp_status status = c->ops->allgather(c, mine, c->rank == 0 ? 8 : 16, all);
-    CHECK(status == TP_ECONNECTION && HOLDS("8 bytes") + HOLDS("16 bytes") + HOLDS("gathers") >= 2);
+    MUST(status == TP_ECONNECTION && HOLDS("8 bytes") + HOLDS("16 bytes") + HOLDS("gathers") >= 2);
     free(all);
 }
 
@@ -306,16 +301,16 @@ wrong_messages(tp_comm *c, tp_region *region)
     unsigned char data[64] = {0};
     (void)region;
     if (c->rank == 0) {
-        CHECK(c->ops->send(c, 1, tp_tag(5, 0, 3, 2), data, 64) == TP_OK);
+        MUST(c->ops->send(c, 1, tp_tag(5, 0, 3, 2), data, 64) == TP_OK);
         barrier(c);
-        CHECK(c->ops->exchange(c, 1, tp_tag(7, 0, 0, 0), data, 64, data, 32) == TP_ECONNECTION);
+        MUST(c->ops->exchange(c, 1, tp_tag(7, 0, 0, 0), data, 64, data, 32) == TP_ECONNECTION);
     } else if (c->rank == 1) {
-        CHECK(c->ops->recv_post(c, 0, tp_tag(5, 0, 3, 1), data, 64) == TP_OK);
-        CHECK(c->ops->recv_wait(c, 0) == TP_ECONNECTION);
-        CHECK(HOLDS("rank 0 sent send of the activation of micro-batch 3 slice 2 on stage 0 (64 bytes)"));
-        CHECK(HOLDS("rank 1 expected send of the activation of micro-batch 3 slice 1 on stage 0 (64 bytes)"));
+        MUST(c->ops->recv_post(c, 0, tp_tag(5, 0, 3, 1), data, 64) == TP_OK);
+        MUST(c->ops->recv_wait(c, 0) == TP_ECONNECTION);
+        MUST(HOLDS("rank 0 sent send of the activation of micro-batch 3 slice 2 on stage 0 (64 bytes)"));
+        MUST(HOLDS("rank 1 expected send of the activation of micro-batch 3 slice 1 on stage 0 (64 bytes)"));
         barrier(c);
-        CHECK(c->ops->exchange(c, 0, tp_tag(5, 0, 3, 2), data, 64, data, 64) ==
+        MUST(c->ops->exchange(c, 0, tp_tag(5, 0, 3, 2), data, 64, data, 64) ==
               TP_OK); /* takes the message left there */
     } else {
         barrier(c);
@@ -329,12 +324,12 @@ deadlines(tp_comm *c, tp_region *region)
     c->timeout_ns = 30000000;
     if (c->rank == 0) {
         tp_region_progress(region, 0, 5, tp_tag(0, 1, 2, 3));
-        CHECK(c->ops->send(c, 1, tp_tag(5, 0, 0, 0), data, FAR_TOO_MUCH) == TP_ETIMEOUT);
-        CHECK(HOLDS("to send a message to rank 1") && HOLDS("4194304 bytes"));
+        MUST(c->ops->send(c, 1, tp_tag(5, 0, 0, 0), data, FAR_TOO_MUCH) == TP_ETIMEOUT);
+        MUST(HOLDS("to send a message to rank 1") && HOLDS("4194304 bytes"));
     } else if (c->rank == 1) {
-        CHECK(c->ops->recv_post(c, 2 % c->ranks, 9, data, 8) == TP_OK);
+        MUST(c->ops->recv_post(c, 2 % c->ranks, 9, data, 8) == TP_OK);
         if (c->ranks > 2)
-            CHECK(c->ops->recv_wait(c, 2) == TP_ETIMEOUT && HOLDS("rank 2") && HOLDS("before its first instruction"));
+            MUST(c->ops->recv_wait(c, 2) == TP_ETIMEOUT && HOLDS("rank 2") && HOLDS("before its first instruction"));
     }
     c->timeout_ns = 0;
     barrier(c);
@@ -346,16 +341,16 @@ bad_requests(tp_comm *c, tp_region *region)
 {
     unsigned char data[8] = {0};
     tp_comm *other;
-    CHECK(c->ops->send(c, c->rank, 0, data, 8) == TP_EVALUE);
-    CHECK(c->ops->send(c, c->ranks, 0, data, 8) == TP_EVALUE && HOLDS("peer is"));
-    CHECK(c->ops->recv_post(c, -1, 0, data, 8) == TP_EVALUE);
-    CHECK(c->ops->recv_wait(c, c->ranks) == TP_EVALUE);
+    MUST(c->ops->send(c, c->rank, 0, data, 8) == TP_EVALUE);
+    MUST(c->ops->send(c, c->ranks, 0, data, 8) == TP_EVALUE && HOLDS("peer is"));
+    MUST(c->ops->recv_post(c, -1, 0, data, 8) == TP_EVALUE);
+    MUST(c->ops->recv_wait(c, c->ranks) == TP_EVALUE);
     int peer = (c->rank + 1) % c->ranks;
-    CHECK(c->ops->recv_wait(c, peer) == TP_EVALUE && HOLDS("has posted no receive"));
-    CHECK(c->ops->recv_post(c, peer, 0, data, 8) == TP_OK);
-    CHECK(c->ops->exchange(c, peer, 0, data, 8, data, 8) == TP_EVALUE && HOLDS("posted"));
-    CHECK(tp_comm_open_region(region, c->ranks, "thread", 0, &other) == TP_EVALUE);
-    CHECK(tp_comm_open_region(region, 0, "carrier pigeon", 0, &other) == TP_EVALUE && HOLDS("carrier pigeon"));
+    MUST(c->ops->recv_wait(c, peer) == TP_EVALUE && HOLDS("has posted no receive"));
+    MUST(c->ops->recv_post(c, peer, 0, data, 8) == TP_OK);
+    MUST(c->ops->exchange(c, peer, 0, data, 8, data, 8) == TP_EVALUE && HOLDS("posted"));
+    MUST(tp_comm_open_region(region, c->ranks, "thread", 0, &other) == TP_EVALUE);
+    MUST(tp_comm_open_region(region, 0, "carrier pigeon", 0, &other) == TP_EVALUE && HOLDS("carrier pigeon"));
     barrier(c);
 }
 
@@ -379,8 +374,8 @@ aborts(tp_comm *c, tp_region *region)
     } else {
         status = c->ops->allgather(c, NULL, 0, NULL);
     }
-    CHECK(status == TP_EABORTED && HOLDS("the first failure"));
-    CHECK(tp_region_aborted(region, &first, text) == TP_ERUNTIME && first == last &&
+    MUST(status == TP_EABORTED && HOLDS("the first failure"));
+    MUST(tp_region_aborted(region, &first, text) == TP_ERUNTIME && first == last &&
           strcmp(text, "the first failure") == 0);
     free(data);
 }

@@ -5,19 +5,13 @@
 #include <string.h>
 #include <unistd.h>
 
-#define CHECK(condition)                                                                                               \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            fprintf(stderr, "%s:%d: %s: \"%s\"\n", __FILE__, __LINE__, #condition, tp_error_message());                \
-            _exit(1);                                                                                                  \
-        }                                                                                                              \
-    } while (0)
+#include "tests/c/check.h"
 
 static void
 finish_one(tp_wire_request *request)
 {
     for (int done = 0; !done;)
-        CHECK(tp_wire_test(request, &done) == TP_OK);
+        MUST(tp_wire_test(request, &done) == TP_OK);
 }
 
 /* A message is longer than its receive has room for. Who asks again hears of it again, though MPI has given the request's place
@@ -29,17 +23,17 @@ receive(const tp_wire *wire)
     tp_wire_request failed, other;
     tp_status status = TP_OK;
     int done = 0;
-    CHECK(tp_wire_recv(wire, 0, 1, little, sizeof little, &failed) == TP_OK);
+    MUST(tp_wire_recv(wire, 0, 1, little, sizeof little, &failed) == TP_OK);
     while (status == TP_OK && !done)
         status = tp_wire_test(&failed, &done);
-    CHECK(status == TP_ERUNTIME && !done && !failed.live);
-    CHECK(tp_wire_recv(wire, 0, 2, next, sizeof next, &other) == TP_OK);
+    MUST(status == TP_ERUNTIME && !done && !failed.live);
+    MUST(tp_wire_recv(wire, 0, 2, next, sizeof next, &other) == TP_OK);
     for (int i = 0; i < 3; i++)
-        CHECK(tp_wire_test(&failed, &done) == TP_ERUNTIME && !done && strstr(tp_error_message(), "MPI_Test failed"));
-    CHECK(tp_wire_send(wire, 0, 3, NULL, 0, &failed) == TP_OK); /* now the other is sent; and the request is as new */
+        MUST(tp_wire_test(&failed, &done) == TP_ERUNTIME && !done && strstr(tp_error_message(), "MPI_Test failed"));
+    MUST(tp_wire_send(wire, 0, 3, NULL, 0, &failed) == TP_OK); /* now the other is sent; and the request is as new */
     finish_one(&failed);
     finish_one(&other);
-    CHECK(strcmp(next, "whole") == 0);
+    MUST(strcmp(next, "whole") == 0);
 }
 
 static void
@@ -47,11 +41,11 @@ send(const tp_wire *wire)
 {
     static char much[1000];
     tp_wire_request request;
-    CHECK(tp_wire_send(wire, 1, 1, much, sizeof much, &request) == TP_OK);
+    MUST(tp_wire_send(wire, 1, 1, much, sizeof much, &request) == TP_OK);
     finish_one(&request);
-    CHECK(tp_wire_recv(wire, 1, 3, much, 0, &request) == TP_OK);
+    MUST(tp_wire_recv(wire, 1, 3, much, 0, &request) == TP_OK);
     finish_one(&request);
-    CHECK(tp_wire_send(wire, 1, 2, "whole\0\0", 8, &request) == TP_OK);
+    MUST(tp_wire_send(wire, 1, 2, "whole\0\0", 8, &request) == TP_OK);
     finish_one(&request);
 }
 
@@ -62,11 +56,11 @@ main(void)
     uint64_t undo;
     tp_wire wire;
     tp_wire_request request = {0};
-    CHECK(tp_wire_start(&rank, &ranks) == TP_OK && ranks == 2);
-    CHECK(tp_wire_duplicate(&wire, &request, &undo) == TP_OK);
+    MUST(tp_wire_start(&rank, &ranks) == TP_OK && ranks == 2);
+    MUST(tp_wire_duplicate(&wire, &request, &undo) == TP_OK);
     finish_one(&request);
     tp_wire_undo(undo);
-    CHECK(tp_wire_open(&wire) == TP_OK);
+    MUST(tp_wire_open(&wire) == TP_OK);
     (rank == 0 ? send : receive)(&wire);
     tp_wire_free(&wire);
     tp_wire_finish();

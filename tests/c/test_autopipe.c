@@ -8,17 +8,11 @@
 
 #include "csrc/base/deadline.h"
 #include "csrc/base/mem.h"
+#include "tests/c/check.h"
 
 enum { P = 9, M = 14, N = 10 };
 
-static int failures;
 static uint64_t seed = 1;
-
-#define CHECK(truth)                                                                                                   \
-    do {                                                                                                               \
-        if (!(truth) && ++failures <= 20)                                                                              \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #truth);                                               \
-    } while (0)
 
 static int
 pick(int count)

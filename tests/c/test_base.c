@@ -10,15 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static int failures;
-
-#define CHECK(condition)                                                                                               \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            failures++;                                                                                                \
-            fprintf(stderr, "%s:%d: %s does not hold\n", __FILE__, __LINE__, #condition);                              \
-        }                                                                                                              \
-    } while (0)
+#include "tests/c/check.h"
 
 /* kat_vectors of Random123 (Salmon et al., SC 2011), philox4x32 10. */
 static void

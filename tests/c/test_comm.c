@@ -60,14 +60,14 @@ open_comm(const rank_job *job, int ranks)
     char run[32];
     memset(pairs, 1, sizeof pairs);
     if (strcmp(job->kind, "tcp") != 0) {
-        CHECK(tp_comm_open_region(job->region, job->rank, job->kind, 0, &comm) == TP_OK);
+        MUST(tp_comm_open_region(job->region, job->rank, job->kind, 0, &comm) == TP_OK);
         return comm;
     }
     snprintf(run, sizeof run, "%d", job->port * 100 + job->number);
     tp_tcp_config config = {.rank = job->rank, .ranks = ranks, .host = "127.0.0.1", .port = job->port, .ports = 20,
                             .token = run, .version = "1", .plan = "a", .pairs = pairs, .max_gather_bytes = GATHER_BYTES,
                             .meeting_ns = 30000000000, .buffer_bytes = 16 * RING_BYTES};
-    CHECK(tp_comm_open_tcp(&config, job->region, &comm) == TP_OK);
+    MUST(tp_comm_open_tcp(&config, job->region, &comm) == TP_OK);
     return comm;
 }
 
@@ -100,9 +100,9 @@ make_region(int number, int rings, int shared, int *fd, void **memory, tp_region
     for (int rank = 0; rank < ranks; rank++)
         arenas[rank] = ARENA_BYTES;
     tp_region_shape shape = {ranks, pairs, ring_bytes, GATHER_BYTES, rings ? arenas : NULL};
-    CHECK(tp_region_bytes(&shape, &bytes) == TP_OK);
-    CHECK((shared ? tp_shm_create(bytes, fd, memory) : tp_local_create(bytes, memory)) == TP_OK);
-    CHECK(tp_region_create(*memory, bytes, &shape, region) == TP_OK);
+    MUST(tp_region_bytes(&shape, &bytes) == TP_OK);
+    MUST((shared ? tp_shm_create(bytes, fd, memory) : tp_local_create(bytes, memory)) == TP_OK);
+    MUST(tp_region_create(*memory, bytes, &shape, region) == TP_OK);
     return bytes;
 }
 
@@ -117,7 +117,7 @@ run_threads(int number)
     size_t bytes = make_region(number, 1, 0, NULL, &memory, &region);
     for (int rank = 0; rank < ranks; rank++) {
         jobs[rank] = (rank_job){region, rank, number, 0, "thread"};
-        CHECK(pthread_create(&threads[rank], NULL, run_rank, &jobs[rank]) == 0);
+        MUST(pthread_create(&threads[rank], NULL, run_rank, &jobs[rank]) == 0);
     }
     for (int rank = 0; rank < ranks; rank++)
         pthread_join(threads[rank], NULL);
@@ -132,7 +132,7 @@ start(const char *kind, int number, int how, int rank)
     snprintf(words[1], 16, "%d", how);
     snprintf(words[2], 16, "%d", rank);
     pid_t pid = fork();
-    CHECK(pid >= 0);
+    MUST(pid >= 0);
     if (pid == 0) {
         execl("/proc/self/exe", "test_comm", kind, words[0], words[1], words[2], (char *)NULL);
         _exit(99);
@@ -153,7 +153,7 @@ run_processes(const char *kind, int number, int how)
         waitpid(pids[rank], &status, 0);
         failed |= status != 0;
     }
-    CHECK(!failed);
+    MUST(!failed);
 }
 
 static void
@@ -164,7 +164,7 @@ run_shm(int number)
     int fd;
     size_t bytes = make_region(number, 1, 1, &fd, &memory, &region);
     int passed = dup(fd);        /* without close-on-exec */
-    CHECK(ftruncate(fd, 0) < 0); /* sealed: nobody can turn a peer's read into a SIGBUS */
+    MUST(ftruncate(fd, 0) < 0); /* sealed: nobody can turn a peer's read into a SIGBUS */
     close(fd);
     run_processes("shm", number, passed);
     close(passed);
@@ -189,7 +189,7 @@ run_tcp_threads(int number, int port)
     rank_job jobs[8];
     for (int rank = 0; rank < cases[number].ranks; rank++) {
         jobs[rank] = (rank_job){NULL, rank, number, port, "tcp"};
-        CHECK(pthread_create(&threads[rank], NULL, run_tcp_rank, &jobs[rank]) == 0);
+        MUST(pthread_create(&threads[rank], NULL, run_tcp_rank, &jobs[rank]) == 0);
     }
     for (int rank = 0; rank < cases[number].ranks; rank++)
         pthread_join(threads[rank], NULL);
@@ -208,7 +208,7 @@ run_mpi_rank(int port)
 {
     const char *mine = first_set("PMI_RANK", "OMPI_COMM_WORLD_RANK"), *all = first_set("PMI_SIZE", "OMPI_COMM_WORLD_SIZE");
     int rank, ranks;
-    CHECK(mine != NULL && all != NULL);
+    MUST(mine != NULL && all != NULL);
     for (int number = 0; number < CASES; number++) {
         rank_job job = {NULL, atoi(mine), number, port, "tcp"};
         void *memory;
@@ -217,8 +217,8 @@ run_mpi_rank(int port)
             continue;
         size_t bytes = make_region(number, 0, 0, NULL, &memory, &job.region);
         tp_comm *control = open_comm(&job, atoi(all));
-        CHECK(tp_mpi()->start(&rank, &ranks) == TP_OK && rank == atoi(mine) && ranks == atoi(all));
-        CHECK(tp_mpi()->open(control, job.region, 4 * RING_BYTES, &comm) == TP_OK);
+        MUST(tp_mpi()->start(&rank, &ranks) == TP_OK && rank == atoi(mine) && ranks == atoi(all));
+        MUST(tp_mpi()->open(control, job.region, 4 * RING_BYTES, &comm) == TP_OK);
         cases[number].body(comm, job.region);
         comm->ops->close(comm);
         printf("rank %d: %s holds\n", rank, cases[number].name);
@@ -237,8 +237,8 @@ run_shm_rank(int number, int fd, int rank)
     void *memory;
     size_t bytes;
     rank_job job = {NULL, rank, number, 0, "shm"};
-    CHECK(tp_shm_attach(fd, &bytes, &memory) == TP_OK);
-    CHECK(tp_region_attach(memory, bytes, &job.region) == TP_OK);
+    MUST(tp_shm_attach(fd, &bytes, &memory) == TP_OK);
+    MUST(tp_region_attach(memory, bytes, &job.region) == TP_OK);
     run_rank(&job);
     tp_shm_detach(memory, bytes);
 }
@@ -251,29 +251,29 @@ memory_is_refused(void)
     size_t bytes = 0;
     uint8_t pairs[4] = {0, 1, 1, 0};
     tp_region *region;
-    CHECK(tp_shm_create((size_t)1 << 45, &fd, &memory) == TP_EIO && HOLDS("35184372088832 bytes") &&
+    MUST(tp_shm_create((size_t)1 << 45, &fd, &memory) == TP_EIO && HOLDS("35184372088832 bytes") &&
           HOLDS("available"));
-    CHECK(fd == -1);
-    CHECK(tp_shm_attach(STDERR_FILENO, &bytes, &memory) == TP_EIO);
+    MUST(fd == -1);
+    MUST(tp_shm_attach(STDERR_FILENO, &bytes, &memory) == TP_EIO);
     for (int bad = 0; bad < 4; bad++) {
         const size_t arenas[2] = {0, (size_t)1 << 50};
         tp_region_shape shape = {bad == 0 ? 0 : bad == 1 ? 5000 : 2, pairs, bad == 2 ? (size_t)1 << 50 : 1, 1, bad == 3 ? arenas : NULL};
-        CHECK(tp_region_bytes(&shape, &bytes) == TP_EVALUE && HOLDS("would be right"));
+        MUST(tp_region_bytes(&shape, &bytes) == TP_EVALUE && HOLDS("would be right"));
     }
     const size_t arenas[2] = {3 * 4096, 1};
     tp_region_shape shape = {2, pairs, 1 << 20, 64, arenas};
     size_t whole, halves;
-    CHECK(tp_region_bytes(&shape, &halves) == TP_OK);
+    MUST(tp_region_bytes(&shape, &halves) == TP_OK);
     shape.arena_bytes = NULL;
-    CHECK(tp_region_bytes(&shape, &whole) == TP_OK && halves - whole == 4 * 4096);
+    MUST(tp_region_bytes(&shape, &whole) == TP_OK && halves - whole == 4 * 4096);
     pairs[1] = pairs[2] = 4;
-    CHECK(tp_region_bytes(&shape, &halves) == TP_OK && whole - halves == 2 * ((1 << 20) - (1 << 17)));
+    MUST(tp_region_bytes(&shape, &halves) == TP_OK && whole - halves == 2 * ((1 << 20) - (1 << 17)));
     pairs[1] = pairs[2] = 255; /* no ring is smaller than the floor */
-    CHECK(tp_region_bytes(&shape, &halves) == TP_OK && whole - halves == 2 * ((1 << 20) - 4096));
+    MUST(tp_region_bytes(&shape, &halves) == TP_OK && whole - halves == 2 * ((1 << 20) - 4096));
     pairs[1] = pairs[2] = 1;
-    CHECK(tp_local_create(1 << 16, &memory) == TP_OK);
-    CHECK(tp_region_attach(memory, 1 << 16, &region) == TP_EVALUE && HOLDS("not a region"));
-    CHECK(tp_region_create(memory, 1 << 10, &shape, &region) == TP_EVALUE);
+    MUST(tp_local_create(1 << 16, &memory) == TP_OK);
+    MUST(tp_region_attach(memory, 1 << 16, &region) == TP_EVALUE && HOLDS("not a region"));
+    MUST(tp_region_create(memory, 1 << 10, &shape, &region) == TP_EVALUE);
     tp_shm_detach(memory, 1 << 16);
 }
 
@@ -284,28 +284,28 @@ paces(void)
 {
     enum { MOST = (int)TP_PACE_LEAST + 200 };
     unsigned char *to = aligned_alloc(64, MOST + 64 - MOST % 64), *from = pattern(MOST, 3);
-    CHECK(to != NULL);
+    MUST(to != NULL);
     for (int way = 0; way < TP_PACE_WAYS; way++)
         for (size_t odd = 0; odd < 70; odd++) {
             size_t bytes = odd < 2 ? odd : TP_PACE_LEAST + odd - 2;
             tp_pace pace = {.ns = {way == TP_PACE_STORED ? 1e-6F : 1e6F, way == TP_PACE_STORED ? 1e6F : 1e-6F}}, before = pace;
             memset(to, 0xA5, MOST);
             tp_pace_copy(&pace, to, from + odd, bytes);
-            CHECK(memcmp(to, from + odd, bytes) == 0 && to[bytes] == 0xA5);
-            CHECK((pace.ns[way] != before.ns[way]) == (bytes >= TP_PACE_LEAST));
-            CHECK(pace.ns[!way] == before.ns[!way]);
+            MUST(memcmp(to, from + odd, bytes) == 0 && to[bytes] == 0xA5);
+            MUST((pace.ns[way] != before.ns[way]) == (bytes >= TP_PACE_LEAST));
+            MUST(pace.ns[!way] == before.ns[!way]);
         }
     tp_pace pace = {.ns = {1e-6F, 1e6F}};
     for (int i = 1; i <= TP_PACE_LOOK; i++) {
-        CHECK(pace.ns[TP_PACE_STREAMED] == 1e6F);
+        MUST(pace.ns[TP_PACE_STREAMED] == 1e6F);
         tp_pace_copy(&pace, to, from, TP_PACE_LEAST);
     }
-    CHECK(pace.ns[TP_PACE_STREAMED] < 1e6F);
+    MUST(pace.ns[TP_PACE_STREAMED] < 1e6F);
     pace = (tp_pace){.ns = {0}};
     tp_pace_copy(&pace, to, from, TP_PACE_LEAST);
-    CHECK(pace.ns[TP_PACE_STORED] > 0 && pace.ns[TP_PACE_STREAMED] == 0);
+    MUST(pace.ns[TP_PACE_STORED] > 0 && pace.ns[TP_PACE_STREAMED] == 0);
     tp_pace_copy(&pace, to, from, TP_PACE_LEAST);
-    CHECK(pace.ns[TP_PACE_STREAMED] > 0);
+    MUST(pace.ns[TP_PACE_STREAMED] > 0);
     free(to);
     free(from);
 }

@@ -8,16 +8,7 @@
 #include "csrc/base/mem.h"
 #include "csrc/plan/dawnpiper.h"
 #include "csrc/plan/graph.h"
-
-static int failures;
-
-#define CHECK(condition)                                                                                               \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            failures++;                                                                                                \
-            fprintf(stderr, "%s:%d: %s does not hold (%s)\n", __FILE__, __LINE__, #condition, tp_error_message());     \
-        }                                                                                                              \
-    } while (0)
+#include "tests/c/check.h"
 
 enum { MOST = 60 };
 static double values[9][MOST];

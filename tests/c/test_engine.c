@@ -11,15 +11,8 @@
 
 #include "csrc/stage/stage_ops.h"
 
-#define CHECK(condition)                                                                                               \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            fprintf(stderr, "%s:%d: %s does not hold: \"%s\"\n", __FILE__, __LINE__, #condition, tp_error_message());  \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
-
 #include "tests/c/watched_comm.h"
+#include "tests/c/check.h"
 
 enum { STEPS = 2, BATCH = 3, SEQ = 20, MOST_RANKS = 6, MOST_CUTS = 64 };
 enum { TWO = 3, THREE = 5, SLICED = 7 }; /* layouts of so many ranks; of two that cut all sequences alike */
@@ -125,7 +118,7 @@ static void *
 take(size_t bytes)
 {
     void *memory = calloc(1, bytes + 1);
-    CHECK(memory != NULL);
+    MUST(memory != NULL);
     return memory;
 }
 
@@ -135,18 +128,18 @@ open_job(job *j, const tp_model *model, const layout *cut, const int32_t *tokens
     *j = (job){.model = *model, .cut = cut, .tokens = tokens, .poison = -1, .quits = -1, .out = out};
     pthread_mutex_init(&j->lock, NULL);
     tp_program *built, *split = NULL;
-    CHECK(tp_slicing_open(SEQ, BATCH / cut->replicas, cut->micros, cut->batches, cut->slices, cut->lengths, &j->slicing) == TP_OK);
+    MUST(tp_slicing_open(SEQ, BATCH / cut->replicas, cut->micros, cut->batches, cut->slices, cut->lengths, &j->slicing) == TP_OK);
     if (cut->text != NULL)
-        CHECK(tp_program_parse(cut->text, strlen(cut->text), &built) == TP_OK);
+        MUST(tp_program_parse(cut->text, strlen(cut->text), &built) == TP_OK);
     else
-        CHECK(tp_program_build(cut->schedule, cut->ranks, cut->chunks, cut->micros, cut->slices, &built) == TP_OK);
+        MUST(tp_program_build(cut->schedule, cut->ranks, cut->chunks, cut->micros, cut->slices, &built) == TP_OK);
     if (cut->split) {
         static const double one = 1.0;
         tp_durations seconds = {.seconds = {[TP_OP_F] = &one, [TP_OP_I] = &one, [TP_OP_W] = &one}};
-        CHECK(tp_program_split(built, &seconds, 2, &split) == TP_OK);
+        MUST(tp_program_split(built, &seconds, 2, &split) == TP_OK);
     }
-    CHECK(tp_program_lower(split == NULL ? built : split, model->tie_weights, &j->program) == TP_OK);
-    CHECK(tp_program_check(j->program) == TP_OK);
+    MUST(tp_program_lower(split == NULL ? built : split, model->tie_weights, &j->program) == TP_OK);
+    MUST(tp_program_check(j->program) == TP_OK);
     tp_program_close(built);
     tp_program_close(split);
     int stages = j->program->stages, blocks = tp_model_blocks(model);
@@ -192,10 +185,10 @@ load(tp_engine *engine, const job *j, int rank)
             tp_model_init_param(&j->model, &param, 11, values);
             if (rank == j->poison && k == 0 && i == 0)
                 values[0] = NAN;
-            CHECK(ops->import(stage, i, TP_STATE_VALUE, values) == TP_OK);
+            MUST(ops->import(stage, i, TP_STATE_VALUE, values) == TP_OK);
             free(values);
         }
-        CHECK(ops->pack(stage) == TP_OK);
+        MUST(ops->pack(stage) == TP_OK);
     }
 }
 
@@ -214,7 +207,7 @@ leave(tp_engine *engine, job *j)
                 size_t bytes = (size_t)(rows * cols) * sizeof(float);
                 float *values = take(bytes), **home = &j->out->state[state][ops->param_index(stage, i)];
                 if (ops->export(stage, i, (tp_state)state, values) != TP_OK) { /* a tied wte's at the embedding */
-                    CHECK(state != TP_STATE_VALUE && ops->param_index(stage, i) == 0 && number == 0);
+                    MUST(state != TP_STATE_VALUE && ops->param_index(stage, i) == 0 && number == 0);
                     free(values);
                     continue;
                 }
@@ -222,7 +215,7 @@ leave(tp_engine *engine, job *j)
                 if (*home == NULL) {
                     *home = values;
                 } else {
-                    CHECK(memcmp(*home, values, bytes) == 0);
+                    MUST(memcmp(*home, values, bytes) == 0);
                     free(values);
                 }
                 pthread_mutex_unlock(&j->lock);
@@ -239,7 +232,7 @@ train(tp_engine *engine, job *j, int rank)
         mine.adamw.step = step + 1;
         mine.stop = rank == j->cut->ranks * j->cut->replicas - 1 && step == 1;
         TP_TRY(tp_engine_step(engine, tokens, &mine, &result));
-        CHECK(result.stop == (step == 1)); /* one rank asked, all know */
+        MUST(result.stop == (step == 1)); /* one rank asked, all know */
         if (rank == 0) {
             j->out->loss[step] = result.loss;
             j->out->norm[step] = result.grad_norm;
@@ -261,16 +254,16 @@ run_rank(void *argument)
     tp_comm *comm = NULL;
     tp_heap *heap;
     tp_engine *engine;
-    CHECK(tp_heap_open(0, &heap) == TP_OK);
+    MUST(tp_heap_open(0, &heap) == TP_OK);
     if (j->region != NULL)
-        CHECK(tp_comm_open_region(j->region, rank, "thread", 60 * SECONDS, &comm) == TP_OK);
+        MUST(tp_comm_open_region(j->region, rank, "thread", 60 * SECONDS, &comm) == TP_OK);
     watched_comm *watched = j->region != NULL && j->arena == ARENA ? watch(comm) : NULL;
     comm = watched != NULL ? &watched->base : comm;
     tp_engine_config config = config_of(j, rank, comm);
-    CHECK(tp_engine_check(&config) == TP_OK);
-    CHECK(tp_engine_open(&config, heap, &engine) == TP_OK);
+    MUST(tp_engine_check(&config) == TP_OK);
+    MUST(tp_engine_open(&config, heap, &engine) == TP_OK);
     load(engine, j, rank);
-    CHECK(tp_heap_bytes(heap) == tp_engine_bytes(&config));
+    MUST(tp_heap_bytes(heap) == tp_engine_bytes(&config));
     uint64_t allocations = tp_heap_allocations(heap);
     if (rank == j->quits) {
         tp_region_abort(j->region, TP_EIO, rank, "the disk of rank 1 is full");
@@ -279,14 +272,14 @@ run_rank(void *argument)
         j->status[rank] = train(engine, j, rank);
         snprintf(j->message[rank], sizeof j->message[rank], "%s", tp_error_message());
     }
-    CHECK(tp_heap_allocations(heap) == allocations); /* a step allocates nothing */
-    CHECK(tp_heap_peak_bytes(heap) == tp_engine_bytes(&config));
+    MUST(tp_heap_allocations(heap) == allocations); /* a step allocates nothing */
+    MUST(tp_heap_peak_bytes(heap) == tp_engine_bytes(&config));
     if (j->status[rank] == TP_OK)
         leave(engine, j);
     if (watched != NULL && j->cut->ranks > 1 && j->status[rank] == TP_OK) /* each slice waits for the reader of its own rows */
-        CHECK(watched->lent > 0 && (j->cut != &layouts[SLICED] || watched->slices == 3));
+        MUST(watched->lent > 0 && (j->cut != &layouts[SLICED] || watched->slices == 3));
     tp_engine_close(engine);
-    CHECK(tp_heap_bytes(heap) == 0);
+    MUST(tp_heap_bytes(heap) == 0);
     if (comm != NULL)
         comm->ops->close(comm);
     tp_heap_close(heap);
@@ -310,22 +303,22 @@ run_job(job *j)
         for (int rank = 0; rank < ranks; rank++) {
             tp_engine_config config = config_of(j, rank, NULL);
             size_t needed = j->cut->ranks > 1 ? tp_engine_lent_bytes(&config) : 4096;
-            CHECK(needed > 0 && needed % 64 == 0);
+            MUST(needed > 0 && needed % 64 == 0);
             arenas[rank] = j->arena == ARENA ? needed : j->arena == NO_ARENA ? 0 : needed > 4096 ? needed - 4096 : 0;
         }
         tp_region_shape shape = {ranks, pairs, 4096, gather, arenas};
-        CHECK(tp_region_bytes(&shape, &bytes) == TP_OK);
-        CHECK(tp_local_create(bytes, &memory) == TP_OK);
-        CHECK(tp_region_create(memory, bytes, &shape, &j->region) == TP_OK);
+        MUST(tp_region_bytes(&shape, &bytes) == TP_OK);
+        MUST(tp_local_create(bytes, &memory) == TP_OK);
+        MUST(tp_region_create(memory, bytes, &shape, &j->region) == TP_OK);
     }
     pthread_t threads[MOST_RANKS];
     member members[MOST_RANKS];
     for (int rank = 0; rank < ranks; rank++) {
         members[rank] = (member){j, rank};
-        CHECK(pthread_create(&threads[rank], NULL, run_rank, &members[rank]) == 0);
+        MUST(pthread_create(&threads[rank], NULL, run_rank, &members[rank]) == 0);
     }
     for (int rank = 0; rank < ranks; rank++)
-        CHECK(pthread_join(threads[rank], NULL) == 0);
+        MUST(pthread_join(threads[rank], NULL) == 0);
     if (memory != NULL)
         tp_shm_detach(memory, bytes);
     j->region = NULL;
@@ -347,17 +340,17 @@ same(const tp_model *model, const outcome *mine, const outcome *theirs, const ch
     if (!equal)
         fprintf(stderr, "%s: loss %.17g, %.17g; norm %.17g, %.17g\n", name, mine->loss[0], mine->loss[1], mine->norm[0],
                 mine->norm[1]);
-    CHECK(equal);
+    MUST(equal);
     for (int i = 0; i < tp_model_params(model); i++) {
         tp_param param;
         tp_model_param(model, i, &param);
         for (int state = 0; state < 4; state++) {
-            CHECK(mine->state[state][i] != NULL);
+            MUST(mine->state[state][i] != NULL);
             equal = memcmp(mine->state[state][i], theirs->state[state][i],
                            (size_t)(param.rows * param.cols) * sizeof(float)) == 0;
             if (!equal)
                 fprintf(stderr, "%s: state %d of %s differs\n", name, state, param.name);
-            CHECK(equal);
+            MUST(equal);
         }
     }
 }
@@ -378,15 +371,15 @@ trains_like_one_rank(const tp_model *model, const int32_t *tokens)
         for (int rank = 0; rank < layouts[k].ranks; rank++) {
             if (j.status[rank] != TP_OK)
                 fprintf(stderr, "%s, rank %d: %s\n", layouts[k].name, rank, j.message[rank]);
-            CHECK(j.status[rank] == TP_OK);
+            MUST(j.status[rank] == TP_OK);
         }
         if (n > 0)
             same(model, &mine, &alone, layouts[k].name);
         drop(&mine);
         close_job(&j);
     }
-    CHECK(fabs(alone.loss[0] - log(model->vocab_size)) < 0.1); /* near uniform before training */
-    CHECK(alone.loss[1] < alone.loss[0] && alone.evaluated < alone.loss[1]);
+    MUST(fabs(alone.loss[0] - log(model->vocab_size)) < 0.1); /* near uniform before training */
+    MUST(alone.loss[1] < alone.loss[0] && alone.evaluated < alone.loss[1]);
     drop(&alone);
 }
 
@@ -405,15 +398,15 @@ replicas_train_alike(const tp_model *model, const int32_t *tokens)
         j.arena = k % 2 == 0 ? ARENA : NO_ARENA;
         run_job(&j);
         for (int rank = 0; rank < replicated[k].ranks * replicated[k].replicas; rank++)
-            CHECK(j.status[rank] == TP_OK);
+            MUST(j.status[rank] == TP_OK);
         if (k > 0)
             same(model, &mine, &first, replicated[k].name);
         drop(&mine);
         close_job(&j);
     }
-    CHECK(first.loss[0] == alone.loss[0]);
-    CHECK(fabs(first.norm[0] / alone.norm[0] - 1) < 1e-6 && fabs(first.evaluated / alone.evaluated - 1) < 1e-6);
-    CHECK(memcmp(first.state[TP_STATE_GRAD][0], alone.state[TP_STATE_GRAD][0], 64) != 0); /* it would prove nothing */
+    MUST(first.loss[0] == alone.loss[0]);
+    MUST(fabs(first.norm[0] / alone.norm[0] - 1) < 1e-6 && fabs(first.evaluated / alone.evaluated - 1) < 1e-6);
+    MUST(memcmp(first.state[TP_STATE_GRAD][0], alone.state[TP_STATE_GRAD][0], 64) != 0); /* it would prove nothing */
     drop(&alone);
     drop(&first);
 }
@@ -429,8 +422,8 @@ refuses_what_is_not_finite(const tp_model *model, const int32_t *tokens)
     j.arena = ARENA;
     run_job(&j);
     for (int rank = 0; rank < layouts[THREE].ranks; rank++) {
-        CHECK(j.status[rank] == TP_ERUNTIME || j.status[rank] == TP_EABORTED); /* whoever came second was told */
-        CHECK(strstr(j.message[rank], "step 0: the loss is nan") != NULL);
+        MUST(j.status[rank] == TP_ERUNTIME || j.status[rank] == TP_EABORTED); /* whoever came second was told */
+        MUST(strstr(j.message[rank], "step 0: the loss is nan") != NULL);
     }
     close_job(&j);
 }
@@ -445,8 +438,8 @@ ends_with_the_rank_that_failed(const tp_model *model, const int32_t *tokens)
     j.arena = ARENA;
     run_job(&j);
     for (int rank = 0; rank < layouts[THREE].ranks; rank++) {
-        CHECK(j.status[rank] == (rank == 1 ? TP_EIO : TP_EABORTED));
-        CHECK(rank == 1 || strstr(j.message[rank], "the disk of rank 1 is full") != NULL);
+        MUST(j.status[rank] == (rank == 1 ? TP_EIO : TP_EABORTED));
+        MUST(rank == 1 || strstr(j.message[rank], "the disk of rank 1 is full") != NULL);
     }
     close_job(&j);
 }
@@ -474,20 +467,20 @@ survives_every_failed_allocation(const tp_model *model, const int32_t *tokens, c
     tp_comm nobody = {lends ? &lending : &silent, last, last + 1, 0};
     tp_engine_config config = config_of(&j, last, &nobody);
     tp_heap *heap;
-    CHECK(tp_heap_open(0, &heap) == TP_OK);
+    MUST(tp_heap_open(0, &heap) == TP_OK);
     int64_t n = 0;
     for (tp_status status = TP_EMEMORY; status != TP_OK;) {
         tp_engine *engine = NULL;
         tp_heap_fail_after(++n);
         status = tp_engine_open(&config, heap, &engine);
         tp_heap_fail_after(0);
-        CHECK(status == TP_OK || (status == TP_EMEMORY && engine == NULL && tp_heap_bytes(heap) == 0));
-        CHECK(status == TP_OK || strstr(tp_error_message(), "the system refused") != NULL);
+        MUST(status == TP_OK || (status == TP_EMEMORY && engine == NULL && tp_heap_bytes(heap) == 0));
+        MUST(status == TP_OK || strstr(tp_error_message(), "the system refused") != NULL);
         if (status == TP_OK)
             tp_engine_close(engine);
     }
-    CHECK(n > 8 + cut->chunks); /* every table, the workspace and each stage were refused once */
-    CHECK(tp_heap_bytes(heap) == 0);
+    MUST(n > 8 + cut->chunks); /* every table, the workspace and each stage were refused once */
+    MUST(tp_heap_bytes(heap) == 0);
     tp_heap_close(heap);
     close_job(&j);
 }
@@ -504,12 +497,12 @@ fits_to_the_byte(const tp_model *model, const int32_t *tokens, const layout *cut
     for (size_t less = 0; less < 2; less++) {
         tp_heap *heap;
         tp_engine *engine = NULL;
-        CHECK(tp_heap_open(bytes - less, &heap) == TP_OK);
+        MUST(tp_heap_open(bytes - less, &heap) == TP_OK);
         tp_status status = tp_engine_open(&config, heap, &engine);
-        CHECK(status == (less ? TP_EMEMORY : TP_OK));
-        CHECK(!less || strstr(tp_error_message(), ": 1 bytes short of the limit") != NULL);
+        MUST(status == (less ? TP_EMEMORY : TP_OK));
+        MUST(!less || strstr(tp_error_message(), ": 1 bytes short of the limit") != NULL);
         tp_engine_close(engine);
-        CHECK(tp_heap_bytes(heap) == 0);
+        MUST(tp_heap_bytes(heap) == 0);
         tp_heap_close(heap);
     }
     close_job(&j);
@@ -522,38 +515,38 @@ refuses_parts_that_do_not_fit(const tp_model *model, const int32_t *tokens)
     tp_heap *heap;
     tp_engine *engine = NULL;
     open_job(&j, model, &layouts[TWO], tokens, NULL);
-    CHECK(tp_heap_open(0, &heap) == TP_OK);
+    MUST(tp_heap_open(0, &heap) == TP_OK);
     tp_engine_config good = config_of(&j, 0, NULL), bad = good;
-    CHECK(tp_engine_open(&good, heap, &engine) == TP_EVALUE); /* two ranks, no communicator */
+    MUST(tp_engine_open(&good, heap, &engine) == TP_EVALUE); /* two ranks, no communicator */
     bad.rank = 2;
-    CHECK(tp_engine_check(&bad) == TP_EVALUE && strstr(tp_error_message(), "0 to 1") != NULL);
+    MUST(tp_engine_check(&bad) == TP_EVALUE && strstr(tp_error_message(), "0 to 1") != NULL);
     bad = good;
     bad.model.n_layer++;
-    CHECK(tp_engine_check(&bad) == TP_EVALUE && strstr(tp_error_message(), "cover blocks") != NULL);
+    MUST(tp_engine_check(&bad) == TP_EVALUE && strstr(tp_error_message(), "cover blocks") != NULL);
     bad = good;
     bad.model.block_size = SEQ - 1;
-    CHECK(tp_engine_check(&bad) == TP_EVALUE && strstr(tp_error_message(), "block_size") != NULL);
+    MUST(tp_engine_check(&bad) == TP_EVALUE && strstr(tp_error_message(), "block_size") != NULL);
     int32_t empty[3] = {0, 0, tp_model_blocks(model)};
     bad = good;
     bad.partition = empty;
-    CHECK(tp_engine_check(&bad) == TP_EVALUE && strstr(tp_error_message(), "no block") != NULL);
+    MUST(tp_engine_check(&bad) == TP_EVALUE && strstr(tp_error_message(), "no block") != NULL);
     job other;
     open_job(&other, model, &layouts[0], tokens, NULL);
     bad = good;
     bad.slicing = other.slicing;
-    CHECK(tp_engine_check(&bad) == TP_EVALUE && strstr(tp_error_message(), "micro-batches") != NULL);
+    MUST(tp_engine_check(&bad) == TP_EVALUE && strstr(tp_error_message(), "micro-batches") != NULL);
     bad = config_of(&j, 0, NULL);
     bad.replicas = 3;
     bad.replica = 3;
-    CHECK(tp_engine_open(&bad, heap, &engine) == TP_EVALUE && strstr(tp_error_message(), "replica is 3: 0 to 2") != NULL);
+    MUST(tp_engine_open(&bad, heap, &engine) == TP_EVALUE && strstr(tp_error_message(), "replica is 3: 0 to 2") != NULL);
     tp_stage_ops stage = *good.provider->stage;
     tp_provider provider = *good.provider;
     stage.gradients = NULL;
     provider.stage = &stage;
     bad.replica = 2;
     bad.provider = &provider;
-    CHECK(tp_engine_open(&bad, heap, &engine) == TP_EVALUE && strstr(tp_error_message(), "3 replicas: backend cpu") != NULL);
-    CHECK(tp_heap_bytes(heap) == 0);
+    MUST(tp_engine_open(&bad, heap, &engine) == TP_EVALUE && strstr(tp_error_message(), "3 replicas: backend cpu") != NULL);
+    MUST(tp_heap_bytes(heap) == 0);
     tp_heap_close(heap);
     close_job(&other);
     close_job(&j);

@@ -7,16 +7,7 @@
 
 #include "csrc/base/mem.h"
 #include "csrc/plan/memopt_search.h"
-
-static int failures;
-
-#define CHECK(condition)                                                                                               \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            failures++;                                                                                                \
-            fprintf(stderr, "%s:%d: %s does not hold (%s)\n", __FILE__, __LINE__, #condition, tp_error_message());     \
-        }                                                                                                              \
-    } while (0)
+#include "tests/c/check.h"
 
 enum { MOST = 160, KINDS = 7 };
 static double values[6][MOST];

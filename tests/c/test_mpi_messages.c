@@ -6,13 +6,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#define CHECK(condition)                                                                                               \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            fprintf(stderr, "%s:%d: %s: \"%s\"\n", __FILE__, __LINE__, #condition, tp_error_message());                \
-            _exit(1);                                                                                                  \
-        }                                                                                                              \
-    } while (0)
+#include "tests/c/check.h"
+
 enum { LONG = 2 * ENVELOPE, SENDS = 30 };
 
 /* A receive of an envelope finds `next` at once; a payload comes when it is let; sends are done at once. */
@@ -132,20 +127,20 @@ test_a_rank_gets_its_turn(tp_region *region)
 {
     tp_comm *c;
     static unsigned char data[LONG];
-    CHECK(mpi_open(&control, region, 1 << 20, &c) == TP_OK);
+    MUST(mpi_open(&control, region, 1 << 20, &c) == TP_OK);
     next = (header){7, LONG};
-    CHECK(c->ops->recv_post(c, 1, 7, data, LONG) == TP_OK);
+    MUST(c->ops->recv_post(c, 1, 7, data, LONG) == TP_OK);
     int quick = 0;
     for (int i = 0; i < SENDS; i++) {
         for (int seen = atomic_load(&looks); atomic_load(&looks) < seen + 2;) { /* the thread is at it */
         }
         int before = atomic_load(&looks);
-        CHECK(c->ops->send(c, 1, 8, data, 8) == TP_OK);
+        MUST(c->ops->send(c, 1, 8, data, 8) == TP_OK);
         quick += atomic_load(&looks) - before <= 2; /* what it was at */
     }
-    CHECK(quick > SENDS / 2); /* the machine may give a core to somebody else at any time */
+    MUST(quick > SENDS / 2); /* the machine may give a core to somebody else at any time */
     atomic_store(&let, 1);
-    CHECK(c->ops->recv_wait(c, 1) == TP_OK);
+    MUST(c->ops->recv_wait(c, 1) == TP_OK);
     c->ops->close(c);
 }
 
@@ -156,9 +151,9 @@ test_a_rank_that_cannot_open_ends_alone(tp_region *region)
     tp_comm *c;
     gathers = 0;
     fails = 1;
-    CHECK(mpi_open(&control, region, 1 << 20, &c) == TP_ERUNTIME && gathers == 0);
+    MUST(mpi_open(&control, region, 1 << 20, &c) == TP_ERUNTIME && gathers == 0);
     finish();
-    CHECK(!finished);
+    MUST(!finished);
 }
 
 int
@@ -168,9 +163,9 @@ main(void)
     size_t bytes;
     void *memory;
     tp_region *region;
-    CHECK(tp_region_bytes(&shape, &bytes) == TP_OK);
-    CHECK(tp_local_create(bytes, &memory) == TP_OK);
-    CHECK(tp_region_create(memory, bytes, &shape, &region) == TP_OK);
+    MUST(tp_region_bytes(&shape, &bytes) == TP_OK);
+    MUST(tp_local_create(bytes, &memory) == TP_OK);
+    MUST(tp_region_create(memory, bytes, &shape, &region) == TP_OK);
     test_a_rank_gets_its_turn(region);
     test_a_rank_that_cannot_open_ends_alone(region);
     tp_shm_detach(memory, bytes);

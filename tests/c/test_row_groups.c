@@ -11,14 +11,7 @@
 #include "csrc/base/rng.h"
 #include "csrc/cost/waits.h"
 #include "csrc/stage/stage.h"
-
-#define CHECK(condition)                                                                                               \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            fprintf(stderr, "%s:%d: %s does not hold: \"%s\"\n", __FILE__, __LINE__, #condition, tp_error_message());  \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
+#include "tests/c/check.h"
 
 enum { MOST_BATCH = 4, MOST_SLICES = 9, MOST_PARAMS = 32, MOST_GROUPS = 4096, MOST_BLOCKS = 6, VOCAB = 13 };
 
@@ -63,7 +56,7 @@ chain_of(const float *grad)
     int i = 0;
     while (i < MOST_PARAMS && chains[i].grad != grad)
         i++;
-    CHECK(grad != NULL && i < MOST_PARAMS); /* of a parameter */
+    MUST(grad != NULL && i < MOST_PARAMS); /* of a parameter */
     return &chains[i];
 }
 
@@ -82,10 +75,10 @@ static void
 note(chain *at, int64_t rows, int64_t n_in, const float *x, int64_t x_stride, int64_t n_out, const float *dy, int64_t dy_stride,
      int accumulate)
 {
-    CHECK(rows > 0 && accumulate == (at->count > 0));
+    MUST(rows > 0 && accumulate == (at->count > 0));
     for (int64_t r = 0; r < rows; r++) {
         if (r % TP_ROW_GROUP == 0) {
-            CHECK(at->count < MOST_GROUPS);
+            MUST(at->count < MOST_GROUPS);
             at->of[at->count++] = (group){0, 0, 0};
         }
         group *now = &at->of[at->count - 1];
@@ -184,7 +177,7 @@ add(cut *c, const char *op, int q, int s, const char *more)
 {
     size_t at = strlen(c->text);
     int written = snprintf(c->text + at, sizeof c->text - at, "0%s%d.%d%s ", op, q, s, more);
-    CHECK(written > 0 && (size_t)written < sizeof c->text - at);
+    MUST(written > 0 && (size_t)written < sizeof c->text - at);
 }
 
 static unsigned
@@ -269,7 +262,7 @@ keep(tp_engine *engine, const tp_model *model, outcome *out)
     int number;
     tp_stage *stage = tp_engine_stage(engine, 0, &number);
     out->chains = malloc(sizeof chains);
-    CHECK(out->chains != NULL);
+    MUST(out->chains != NULL);
     memcpy(out->chains, chains, sizeof chains);
     out->remake_slices = stage->base.config.remake_slices;
     out->one_room = stage->base.config.one_room;
@@ -277,7 +270,7 @@ keep(tp_engine *engine, const tp_model *model, outcome *out)
         tp_param param;
         tp_model_param(model, i, &param);
         out->grad[i] = calloc((size_t)(param.rows * param.cols), sizeof(float));
-        CHECK(out->grad[i] != NULL && tp_cpu_stage_ops.export(stage, i, TP_STATE_GRAD, out->grad[i]) == TP_OK);
+        MUST(out->grad[i] != NULL && tp_cpu_stage_ops.export(stage, i, TP_STATE_GRAD, out->grad[i]) == TP_OK);
     }
 }
 
@@ -287,14 +280,14 @@ load(tp_engine *engine, const tp_model *model)
     int number;
     tp_stage *stage = tp_engine_stage(engine, 0, &number);
     memset(chains, 0, sizeof chains);
-    CHECK(tp_stage_params(stage) < MOST_PARAMS);
+    MUST(tp_stage_params(stage) < MOST_PARAMS);
     for (int i = 0; i < tp_stage_params(stage); i++) {
         tp_param param;
         tp_model_param(model, i, &param);
         float *values = malloc((size_t)(param.rows * param.cols) * sizeof *values);
-        CHECK(values != NULL);
+        MUST(values != NULL);
         tp_rng_normal(3, (uint64_t)i, 0.3, param.rows * param.cols, values);
-        CHECK(tp_cpu_stage_ops.import(stage, i, TP_STATE_VALUE, values) == TP_OK);
+        MUST(tp_cpu_stage_ops.import(stage, i, TP_STATE_VALUE, values) == TP_OK);
         chains[i].grad = stage->base.param[i].grad;
         free(values);
     }
@@ -304,7 +297,7 @@ load(tp_engine *engine, const tp_model *model)
     did.head[0] = stage->head_forward;
     did.head[1] = stage->base.param[stage->base.block[stage->base.blocks - 1].in].grad;
     did.kept = stage->base.block[1].saves == TP_KEEPS ? stage->base.param[stage->base.block[1].in].grad : NULL;
-    CHECK(tp_cpu_stage_ops.pack(stage) == TP_OK);
+    MUST(tp_cpu_stage_ops.pack(stage) == TP_OK);
 }
 
 static void
@@ -327,16 +320,16 @@ run(const cut *c, const tp_model *model, const int32_t *tokens, outcome *out)
     stage.weight_gradient = noted_weight_gradient;
     stage.finish = noted_finish;
     provider.stage = &stage;
-    CHECK(tp_slicing_open(c->seq_len, c->batch, c->micros, c->batches, c->slices, c->lengths, &slicing) == TP_OK);
-    CHECK(tp_program_parse(c->text, strlen(c->text), &parsed) == TP_OK && tp_program_lower(parsed, 0, &program) == TP_OK);
-    CHECK(tp_program_check(program) == TP_OK && tp_engine_halve(program, slicing) == TP_OK);
+    MUST(tp_slicing_open(c->seq_len, c->batch, c->micros, c->batches, c->slices, c->lengths, &slicing) == TP_OK);
+    MUST(tp_program_parse(c->text, strlen(c->text), &parsed) == TP_OK && tp_program_lower(parsed, 0, &program) == TP_OK);
+    MUST(tp_program_check(program) == TP_OK && tp_engine_halve(program, slicing) == TP_OK);
     tp_engine_config config = {.program = program, .model = *model, .slicing = slicing, .partition = partition,
                                .saves = c->saves, .store = ".", .provider = &provider, .device = {.threads = 1}};
-    CHECK(tp_heap_open(0, &heap) == TP_OK);
-    CHECK(tp_engine_check(&config) == TP_OK && tp_engine_open(&config, heap, &engine) == TP_OK);
-    CHECK(tp_heap_bytes(heap) == tp_engine_bytes(&config));
+    MUST(tp_heap_open(0, &heap) == TP_OK);
+    MUST(tp_engine_check(&config) == TP_OK && tp_engine_open(&config, heap, &engine) == TP_OK);
+    MUST(tp_heap_bytes(heap) == tp_engine_bytes(&config));
     load(engine, model);
-    CHECK(tp_engine_step(engine, tokens, &options, &result) == TP_OK);
+    MUST(tp_engine_step(engine, tokens, &options, &result) == TP_OK);
     keep(engine, model, out);
     tp_engine_close(engine);
     tp_heap_close(heap);
@@ -410,12 +403,12 @@ same(const tp_model *model, const outcome *one, const outcome *other, const cut 
         if (k < a->count || k < b->count)
             fprintf(stderr, "gradient %d: %d groups are %d others from number %d on (%lld rows, %lld), T = %d: %s\n", i, a->count,
                     b->count, k, (long long)a->of[k].rows, (long long)b->of[k].rows, c->seq_len, c->text);
-        CHECK(k == a->count && k == b->count);
+        MUST(k == a->count && k == b->count);
     }
     for (int i = 0; i < tp_model_params(model); i++) {
         tp_param param;
         tp_model_param(model, i, &param);
-        CHECK(memcmp(one->grad[i], other->grad[i], (size_t)(param.rows * param.cols) * sizeof(float)) == 0);
+        MUST(memcmp(one->grad[i], other->grad[i], (size_t)(param.rows * param.cols) * sizeof(float)) == 0);
     }
 }
 
@@ -428,7 +421,7 @@ compare(void *context, int forward, int32_t slice, const tp_head_rows *rows)
         fprintf(stderr, "%s of %d.%d passed %d rows and made d(weight) of %d: %d and %d were expected\n", forward ? "F" : "I", q,
                 (int)slice, (int)did.passed[which][q][slice], (int)did.flushed[which][q][slice], (int)rows->passed,
                 (int)rows->flushed);
-    CHECK(did.passed[which][q][slice] == rows->passed && did.flushed[which][q][slice] == rows->flushed);
+    MUST(did.passed[which][q][slice] == rows->passed && did.flushed[which][q][slice] == rows->flushed);
 }
 
 /* The latest step's, of micro-batches in turn: what csrc/cost/waits.h says that it did. */
@@ -444,7 +437,7 @@ check_waits(const cut *c, int in_turn)
         if (c->batches[q] > 1 || did.kept == NULL)
             continue;
         tp_weight_rows(c->slices[q], lengths, rows);
-        CHECK(memcmp(rows, did.made[q], (size_t)c->slices[q] * sizeof *rows) == 0);
+        MUST(memcmp(rows, did.made[q], (size_t)c->slices[q] * sizeof *rows) == 0);
     }
 }
 
@@ -466,7 +459,7 @@ main(void)
         cut_batch(&c, &model, 1);
         write_program(&c, &model, DIRECTLY, 0, 0);
         run(&c, &model, tokens, &plain);
-        CHECK(plain.chains[0].count + plain.chains[tp_model_params(&model)].count > 0);
+        MUST(plain.chains[0].count + plain.chains[tp_model_params(&model)].count > 0);
         for (int k = 0; k < 100; k++) {
             outcome mine = {0};
             cut_batch(&c, &model, 0);
@@ -481,6 +474,6 @@ main(void)
         }
         drop(&plain);
     }
-    CHECK(remade > 10 && roomy > 3); /* it would prove nothing of what is put by */
+    MUST(remade > 10 && roomy > 3); /* it would prove nothing of what is put by */
     return 0;
 }

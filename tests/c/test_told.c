@@ -17,15 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int failures;
-
-#define CHECK(x)                                                                                                       \
-    do {                                                                                                               \
-        if (!(x)) {                                                                                                    \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #x);                                                    \
-            failures++;                                                                                                \
-        }                                                                                                              \
-    } while (0)
+#include "tests/c/check.h"
 
 enum { BLOCKS = 24, UNITS = 300, TABLE = 48 };
 

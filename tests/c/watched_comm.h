@@ -8,9 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#ifndef CHECK
-#error "CHECK is the test's"
-#endif
+#include "tests/c/check.h"
 
 typedef struct watched_loan watched_loan;
 struct watched_loan {
@@ -39,7 +37,7 @@ watched_back(watched_comm *w, int peer, uint64_t loan)
             at = &one->next;
             continue;
         }
-        CHECK(memcmp(one->copy, one->data, one->bytes) == 0); /* it was as it had been when it was lent */
+        MUST(memcmp(one->copy, one->data, one->bytes) == 0); /* it was as it had been when it was lent */
         *at = one->next;
         free(one->copy);
         free(one);
@@ -52,14 +50,14 @@ watched_lend(tp_comm *comm, int peer, uint64_t tag, const void *data, size_t byt
     watched_comm *w = (watched_comm *)comm;
     const unsigned char *begin = data;
     for (const watched_loan *one = w->out; one != NULL; one = one->next)
-        CHECK(begin + bytes <= one->data || one->data + one->bytes <= begin);
+        MUST(begin + bytes <= one->data || one->data + one->bytes <= begin);
     TP_TRY(w->inner->ops->lend(w->inner, peer, tag, data, bytes, loan));
     if (*loan == 0)
         return TP_OK;
     watched_loan *one = calloc(1, sizeof *one);
-    CHECK(one != NULL);
+    MUST(one != NULL);
     *one = (watched_loan){w->out, peer, *loan, data, malloc(bytes), bytes};
-    CHECK(one->copy != NULL);
+    MUST(one->copy != NULL);
     memcpy(one->copy, data, bytes);
     w->out = one;
     w->lent++;
@@ -166,7 +164,7 @@ watch(tp_comm *inner)
                                     .reclaim = watched_reclaim,
                                     .progress = watched_progress};
     watched_comm *w = calloc(1, sizeof *w);
-    CHECK(w != NULL);
+    MUST(w != NULL);
     w->base = *inner;
     w->base.ops = &ops;
     w->inner = inner;
