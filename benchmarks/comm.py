@@ -284,12 +284,17 @@ def mpiccs(given: list[str] | None) -> list[Path]:
     return [Path(name).absolute() for name in named] or sorted((Path(sys.prefix) / "mpi").glob("*/bin/mpicc"))
 
 
+def sources_of(mpi: bool) -> list[Path]:
+    """What a driver of messages is linked with."""
+    base = [ROOT / f"csrc/base/{name}.c" for name in ("clock", "room", "status")]
+    return base + [path for path in sorted((ROOT / "csrc/comm").glob("*.c")) if mpi or not path.name.startswith("mpi")]
+
+
 def compare(folder: Path, mpicc: Path | None, kinds: str, rounds: int) -> dict[str, object]:
     """Medians of each transport, by turns; mpicc None: without MPI."""
     binary, source = folder / "transports", folder / "transports.c"
     source.write_text(TRANSPORTS)
-    sources = [*(ROOT / "csrc/comm").glob("*.c"), ROOT / "csrc/base/status.c", ROOT / "csrc/base/clock.c"]
-    sources = [path for path in sources if mpicc is not None or not path.name.startswith("mpi")]
+    sources = sources_of(mpicc is not None)
     command = ["gcc", "-std=c11", "-D_GNU_SOURCE", "-O3", f"-I{ROOT}", source, *sources]
     if mpicc is not None:
         command += ["-DWITH_MPI", *shlex.split(subprocess.check_output([mpicc, "-show"], text=True))[1:]]
@@ -350,10 +355,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         source, binary = Path(folder) / "driver.c", Path(folder) / "driver"
         source.write_text(DRIVER)
-        sources = [*sorted((ROOT / "csrc/comm").glob("*.c")), ROOT / "csrc/base/status.c", ROOT / "csrc/base/clock.c"]
-        sources = [path for path in sources if not path.name.startswith("mpi")]
         flags = ["-std=c11", "-D_GNU_SOURCE", f"-I{ROOT}", *options.cflags.split()]
-        subprocess.run(["gcc", *flags, source, *sources, "-lpthread", "-o", binary], check=True)
+        subprocess.run(["gcc", *flags, source, *sources_of(mpi=False), "-lpthread", "-o", binary], check=True)
         rates = ("GB/s", "memcpy", "ratio", "handed", "ratio", "ring", "ratio")
         head = ("message", "ring", "latency us", "best us", "cores", "messages", *rates)
         print(" ".join(word.rjust(width) for word, width in zip(head, WIDTHS, strict=True)))
