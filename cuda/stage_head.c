@@ -47,7 +47,7 @@ tile_work(tp_stage *stage, const tp_slice_at *at, const tile_rows *part)
     TP_TRY(tp_cuda_stage_product(stage, &op));
     STAGE_RUN(stage, tp_cuda_softmax_loss(stage->rank->stream, stage->dtype, part->rows,
                                           stage->base.config.model.vocab_size, logits, vocab,
-                                          stage->on_device.targets + part->row, tp_stage_token_weight(&stage->base),
+                                          stage->on_device.targets + part->row, tp_stage_token_weight(&stage->base, at->micro),
                                           stage->train, stage->loss + part->row));
     if (!stage->train)
         return TP_OK;

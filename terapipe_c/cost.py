@@ -406,8 +406,9 @@ class CostModel:
 
     def durations(self, program: Any = None, *, partition: Sequence[tuple[int, int]] | None = None,
                   slicing: Slicing | None = None, model: GPTConfig | None = None, links: Links | None = None) -> dict[str, Float]:
-        """Seconds of every instruction: ``{"F", "I", "W", "OPT", "AR", "comm"}`` (and SF, SB, RF, RB where that end of a message
-        spends time), each float64 [stages, units]. links: with a program, what its messages between nodes take (and "comm.back").
+        """Seconds of every instruction: ``{"F", "I", "W", "OPT" (or "U"), "AR", "comm"}`` (and SF, SB, RF, RB where that end of
+        a message spends time), each float64 [stages, units]. links: with a program, what its messages between nodes take (and
+        "comm.back").
 
         units: the slices of all micro-batches in order. Without ``partition`` or ``slicing`` (``program.simulate(costs)``)
         the model's blocks are divided evenly by layers over the program's stages and every micro-batch is one sequence of
@@ -431,8 +432,9 @@ class CostModel:
         else:
             counts = block_counts(model, even_partition(model, int(program.num_stages) // copies))
         work, slices, each = self.stage_work(model, counts), self.slice_work(slicing), len(counts)
+        updates = program is not None and "U" in program.counts
         homes = [None if links is None or program is None else (links, program.rank_of[c * each:][:each]) for c in range(copies)]
-        return filled(of_copies([self.timed(work, slices, model, placed, copies) for placed in homes]))
+        return filled(of_copies([self.timed(work, slices, model, placed, copies, updates=updates) for placed in homes]))
 
     # The three parts of durations(), apart because a search changes one of them at a time.
 
@@ -453,19 +455,22 @@ class CostModel:
     def timed(self, stages: tuple[NDArray[np.int32], Float],
               slices: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], Float],
               model: GPTConfig | None, placed: tuple[Links, Sequence[int]] | None = None, copies: int = 1,
-              prompt: NDArray[np.int32] | None = None) -> dict[str, Any]:
-        """F, I, W [stages, units]; comm [stages, units]; OPT [stages]; AR a number; SF, SB, RF, RB like comm where a
+              prompt: NDArray[np.int32] | None = None, updates: bool = False) -> dict[str, Any]:
+        """F, I, W, comm [stages, units]; OPT [stages] (or U [stages, units]); AR a number; SF, SB, RF, RB like comm where a
         message costs that end time. placed: the ranks' links and each stage's rank; where links differ, comm.back of the way
         back. copies: of the model, among which the slices are divided. prompt: [stages, 4], blocks whose weight gradients wait for
-        no other slice's."""
-        F, I, W, left_s = _core.cost_durations(self._pack, stages[0], *slices[:3], prompt, copies)
+        no other slice's. updates: each micro-batch has its own (U), and OPT is nothing."""
+        F, I, W, left_s = _core.cost_durations(self._pack, stages[0], *slices[:3], prompt, len(slices[1]) if updates else copies)
         if self.backend == "cuda":     # its weight gradients are made over whole micro-batches, with slice 0
             first = np.cumsum(slices[1]) - slices[1]
             sums = np.add.reduceat(W, first, axis=1)
             W = np.zeros_like(W)
             W[:, first] = sums
         size = slices[3] * (self.element_bytes * model.n_embd if model else 0.0)
-        out: dict[str, Any] = {"F": F, "I": I, "W": W, "OPT": stages[1] + left_s * (stages[0][:, 3] > 0), "AR": 0.0,
+        head = stages[0][:, 3] > 0
+        update = ({"U": stages[1][:, None] + np.outer(head, np.repeat(left_s, slices[1]))} if updates
+                  else {"OPT": stages[1] + left_s[0] * head})
+        out: dict[str, Any] = {"F": F, "I": I, "W": W, **update, "AR": 0.0,
                                "comm": np.repeat((self.latency_s + self.byte_s * size)[None], len(F), 0)}
         if model is not None and model.tie_weights and len(F) > 1:
             latency_s, row_s, values_s = self.tied_s(model, *placed[:1] if placed else ())     # these come back with OPT

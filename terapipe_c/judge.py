@@ -31,10 +31,11 @@ Cut = tuple[tuple[int, int], ...]
 ZERO_BUBBLE = ("zb-h1", "zb-h2", "zb-v", "dualpipe-v")  # whose builders place every W themselves
 ZIGZAG = ("zb-v", "dualpipe-v", "hanayo")  # whose stages go down the ranks and up again
 CHIMERA = "chimera"  # two copies of the model, one pipeline down the ranks and one up
+PIPEDREAM = "pipedream"  # each micro-batch has its update, by gradients of weights that others have updated since
 SLICED = "sliced-1f1b"  # AutoPipe's: whole sequences, the first forwards in halves along the batch
 # The C core's numbers for schedules (csrc/plan/judge.h).
 ORDERS = {"gpipe": 0, "1f1b": 1, "seq1f1b": 2, "interleaved": 3, "zb-h1": 4, "zb-h2": 5, "zb-v": 7, "dualpipe-v": 8, "hanayo": 9,
-          SLICED: 10, BPIPE: 11, CHIMERA: 12}
+          SLICED: 10, BPIPE: 11, CHIMERA: 12, PIPEDREAM: 13}
 SLIGHT = 1 - 1e-9     # less than this much better is rounding, not an improvement
 
 
@@ -168,7 +169,8 @@ class Judge:
 
         again, away = np.array(savings.recompute or 0, bool), np.array(savings.swap or 0) > 0
         saved = of(again | away) if again.any() or away.any() else None
-        out = (costs or self.costs).timed(work, self._slice_work(slicing), self.model, placed, copies_of(schedule), saved)
+        out = (costs or self.costs).timed(work, self._slice_work(slicing), self.model, placed, copies_of(schedule), saved,
+                                          schedule == PIPEDREAM)
         if again.any():
             out["R"] = self.costs.recompute_s(of(again), self._slice_work(slicing))
         if any(savings.swap_s):
@@ -258,7 +260,7 @@ class Judge:
 
     def judge(self, schedule: str, partition: Cut, slicing: tuple[Micro, ...], pending: int = 1,
               savings: Savings | None = None) -> Candidate:
-        pending = 0 if schedule == BPIPE else pending          # a W that waits would hold activations
+        pending = 0 if schedule in (BPIPE, PIPEDREAM) else pending     # a W that waits would hold activations, or an update
         key = (schedule, partition, slicing, pending, self.savings if savings is None else savings)
         found = self._seen.get(key)
         if found is None:

@@ -25,6 +25,9 @@ def with_program(plan: Plan, program: Any) -> Plan:
     start = time.perf_counter()
     if not isinstance(program, Program):
         raise InvalidTypeError(f"program is {brief(program)}: a Program (tp.Program.parse, tp.schedules) would be right")
+    if "U" in plan.program.counts:
+        raise InvalidValueError(f"the plan's schedule is {plan.schedule}, whose micro-batches have their own updates: a plan with "
+                                "one update a step, such as tp.plan(schedule='1f1b'), would be right")
     compute = _compute(program)
     _check_shape(plan, compute)
     compute = saving(compute, plan.model, tuple(plan.stages), Savings(tuple(plan.recompute), tuple(plan.swap)))

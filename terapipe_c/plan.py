@@ -42,7 +42,7 @@ from .deadline import within
 from .exports import megatron_flags, torch_csv
 from .guests import guest_bytes, hosts
 from .joint import plan_jointly
-from .judge import CHIMERA, SLICED, saved_bytes
+from .judge import CHIMERA, PIPEDREAM, SLICED, saved_bytes
 from .partitioners import Found, plan_one
 from .planners.slicing_bound import plan_slicing_bound
 from .progress import planning
@@ -124,7 +124,7 @@ class Plan:
         """The same for every slicing in multiples of the granularity (``slicing_bound_s``); None where that is not known.
 
         Stages and sizes of micro-batches are as they are; exact shortest paths over the cuts, see
-        ``planners.slicing_bound``. None for sliced-1f1b and where there are too many cuts to look at.
+        ``planners.slicing_bound``. None for sliced-1f1b, chimera and pipedream, and where there are too many cuts to look at.
         """
         bound = self.slicing_bound_s
         return None if bound is None or bound <= 0 else (self.step_time_s - bound) / bound
@@ -150,6 +150,9 @@ class Plan:
         if self.copies > 1 and not self.why_not_at_all:
             return (f"schedule {self.schedule} has two copies of the model, which add their gradients in another order than one "
                     "device does, which launch(..., reproducible=False), or terapipe train --fast, allows")
+        if self.schedule == PIPEDREAM and not self.why_not_at_all:
+            return ("schedule pipedream updates after every micro-batch, by gradients of weights that others have updated since, "
+                    "which one device does not, and which launch(..., reproducible=False), or terapipe train --fast, allows")
         if self.data_parallel > 1 and not self.why_not_at_all:
             return (f"data_parallel = {self.data_parallel}: replicas add their gradients in another order than one device does, "
                     "which launch(..., reproducible=False), or terapipe train --fast, allows")
@@ -302,8 +305,10 @@ class Plan:
         for k, (first, end) in enumerate(self.stages):
             work = {p: self.durations[p][k].sum() for p in PHASES}  # of all micro-batches, whatever their copy
             ranks = " and ".join(map(str, self.program.rank_of[k::len(self.stages)]))
+            versions = self.program.versions(k)
             lines.append(f"    {k} on rank{'s' * (self.copies > 1)} {ranks}: {_describe_blocks(self.model, first, end)}: "
-                         f"{human_seconds(work['F'])} forward, {human_seconds(work['I'] + work['W'])} backward")
+                         f"{human_seconds(work['F'])} forward, {human_seconds(work['I'] + work['W'])} backward"
+                         + (f", weights in {counted(versions, 'version')}" if versions else ""))
         again = [block.kind for block, flag in zip(self.model.blocks, self.recompute, strict=False) if flag]
         if again:
             lines.append("  made again before their backward: " + ", ".join(
@@ -495,6 +500,9 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             ranks and up again: "zb-v", "dualpipe-v" (two chunks a rank), "hanayo" (two chunks a wave), for the planners auto,
             terapipe and uniform; "chimera": two copies of the model, one pipeline down the ranks and one up, for the same planners
             (auto does what terapipe does; ranks and micro-batches are even; the copies add their gradients as replicas do);
+            "pipedream": 1f1b with an update behind every micro-batch's backward, for gradients of the weights that it went
+            forward with, of which the first ranks keep several versions (an untied head, the CPU; no planner takes it by itself;
+            ``launch(..., reproducible=False)`` runs it);
             "auto": terapipe takes the fastest of the first three, the other planners 1f1b, auto of all (of bpipe and
             chimera no more than what a planner gives by their names, and of chimera only where its plan need not be
             ``executable``: ``launch(..., reproducible=False)`` runs it).

@@ -50,7 +50,7 @@ def _measured(program: Any, intervals: NDArray[Any]) -> dict[str, NDArray[np.flo
     took: dict[tuple[str, int, int], list[float]] = {}
     for row in np.sort(intervals, order="start_s"):
         name = OPS[row["op"]]
-        if name in ("F", "B", "I", "W", "R", "SO", "SI", "SF", "SB", "SE", "SL"):
+        if name in ("F", "B", "I", "W", "R", "SO", "SI", "U", "SF", "SB", "SE", "SL"):
             cell = int(row["stage"]), int(first[row["micro"]] + row["slice"])
             took.setdefault((name, *cell), []).append(float(row["end_s"] - row["start_s"]))
         elif name in ("AR", "OPT"):      # once a stage at most

@@ -11,7 +11,20 @@ from ._core import InvalidTypeError, InvalidValueError
 from .config import Cluster, GPTConfig, brief, counted, flag, no_divisor, real, whole
 from .cost import PHASES, CostModel
 from .guests import BPIPE
-from .judge import CHIMERA, NOTHING, SLICED, ZERO_BUBBLE, ZIGZAG, Cut, Judge, Micro, Replicas, Savings, possible
+from .judge import (
+    CHIMERA,
+    NOTHING,
+    PIPEDREAM,
+    SLICED,
+    ZERO_BUBBLE,
+    ZIGZAG,
+    Cut,
+    Judge,
+    Micro,
+    Replicas,
+    Savings,
+    possible,
+)
 from .links import Links
 from .partition import equal_lengths
 
@@ -28,7 +41,7 @@ CHUNKED = ("auto", "terapipe", "uniform", "bmpipe")   # these can plan several s
 BOTH_WAYS = ("auto", "terapipe", "uniform")   # these can plan two copies of the model
 # In the order that ties are decided: of two equally fast programs the one that holds fewer activations.
 AUTO = ("seq1f1b", "1f1b", "gpipe")
-SCHEDULES = ("auto", *AUTO, "interleaved", SLICED, *dict.fromkeys((*ZERO_BUBBLE, *ZIGZAG)), CHIMERA, BPIPE)
+SCHEDULES = ("auto", *AUTO, "interleaved", SLICED, *dict.fromkeys((*ZERO_BUBBLE, *ZIGZAG)), CHIMERA, BPIPE, PIPEDREAM)
 _MOST = 65536                             # micro-batches of a program
 LONG = 1e250                              # seconds: sums and products of them stay finite
 SEVERAL = ("interleaved", *ZIGZAG)        # stages a rank
@@ -148,10 +161,9 @@ class Request:
                      Savings(self.recompute) if any(self.recompute) else NOTHING, Links.of(self.cluster, ranks, self.replicas))
 
 
-def _one_of(name: str, value: Any, known: Sequence[str], later: Sequence[str] = ()) -> str:
+def _one_of(name: str, value: Any, known: Sequence[str]) -> str:
     if not isinstance(value, str) or value not in known:
-        note = f" ({value} is planned, not built yet)" if isinstance(value, str) and value in later else ""
-        raise InvalidValueError(f"{name} is {brief(value)}{note}: one of {', '.join(known)} would be right")
+        raise InvalidValueError(f"{name} is {brief(value)}: one of {', '.join(known)} would be right")
     return str(value)
 
 
@@ -230,6 +242,23 @@ def check_bidirectional(ranks: tuple[int, ...], free: bool, share: int, cut: tup
     return ranks
 
 
+def _check_updates(model: GPTConfig, costs: CostModel, ranks: tuple[int, ...], replicas: int, executable: bool | None) -> None:
+    """What updates by micro-batches cannot be joined with."""
+    if executable:
+        raise InvalidValueError(f"schedule is {PIPEDREAM}: executable=True plans what launch runs with the bits of one device, and "
+                                "this one's gradients are of weights that others have updated since; executable=None, and launch(..., "
+                                "reproducible=False), would be right")
+    if model.tie_weights and max(ranks) > 1:
+        raise InvalidValueError(f"schedule is {PIPEDREAM} and the model's tie_weights True: the two stages of a tied weight would "
+                                "have different versions of it, tie_weights=False would be right")
+    if replicas > 1:
+        raise InvalidValueError(f"schedule is {PIPEDREAM} and data_parallel {replicas}: replicas add their gradients once a step, "
+                                "which has an update for every micro-batch here, 1 would be right")
+    if costs.backend != "cpu":
+        raise InvalidValueError(f"schedule is {PIPEDREAM} and backend {costs.backend}, which has one version of its weights: "
+                                "cpu would be right")
+
+
 def even_halves(most: int) -> tuple[int, ...]:
     """Those of ``halves`` of an even number up to ``most`` that are even; maybe none."""
     return tuple(r for r in halves(most - most % 2) if r % 2 == 0)
@@ -271,7 +300,7 @@ def schedules_of(request: Request, chunks: int) -> tuple[str, ...]:
 
 def _check_schedule(planner: str, schedule: Any, chunks: Any) -> tuple[tuple[str, ...], int]:
     """(schedules to consider, chunks)."""
-    schedule = _one_of("schedule", schedule, SCHEDULES, ("pipedream",))
+    schedule = _one_of("schedule", schedule, SCHEDULES)
     if chunks is None:
         chunks = 2 if schedule in SEVERAL else 1
     chunks = whole("chunks", chunks)
@@ -351,6 +380,9 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
                                     "would be right")
     if schedule == CHIMERA:
         ranks = check_bidirectional(ranks, stages is None and checked is None, batch // replicas, cut, executable is True)
+    checked_costs = _check_costs(costs, model, cluster)
+    if schedule == PIPEDREAM:
+        _check_updates(model, checked_costs, ranks, replicas, executable)
     if chunks > 1:
         micros = batch // replicas if cut is None else len(cut)
         free = stages is None and checked is None
@@ -371,11 +403,10 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
         unit = whole("granularity", granularity)
         if seq_len % unit:
             raise no_divisor("granularity", unit, "seq_len", seq_len)
-    checked_costs = _check_costs(costs, model, cluster)
     _check_work(checked_costs, model, cluster, batch, seq_len)
     open_ranks = stages is None and checked is None
     runs_here = planner == "auto" and cluster.is_local if executable is None else executable
-    open_replicas = open_ranks and data_parallel is None and cut is None and not runs_here
+    open_replicas = open_ranks and data_parallel is None and cut is None and not runs_here and schedule != PIPEDREAM
     return Request(model, cluster, checked_costs, batch, seq_len, planner, names, chunks, ranks, replicas,
                    limit, unit, checked, cut, open_ranks, open_replicas, free_chunks,
                    planner == "auto" and schedule == "auto", not runs_here,

@@ -56,7 +56,7 @@ HALVES = ("F.a", "F.b", "SF.a", "SF.b", "RF.a", "RF.b")
 _CODE = {name: code for code, name in enumerate(OPS)}
 _TALKING = [_CODE[name] for name in ("SF", "RF", "SB", "RB", "SE", "RE", "SL", "RL", "AR")]
 _SAVING = {"recompute": ("R",), "swap": ("SO", "SI")}  # what a rank does to save memory counts as idle, by this cause
-_WORK = ("F", "B", "I", "W", "R", "SO", "SI", "AR", "OPT")  # what takes a rank's time; the rest are messages
+_WORK = ("F", "B", "I", "W", "R", "SO", "SI", "U", "AR", "OPT")  # what takes a rank's time; the rest are messages
 _USEFUL = np.array([name in _WORK and name not in ("R", "SO", "SI") for name in OPS])
 
 

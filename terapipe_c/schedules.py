@@ -201,10 +201,11 @@ def dualpipe_v(ranks: int, micro_batches: int, slices: int | Sequence[int] = 1) 
 
 
 def pipedream(ranks: int, micro_batches: int, slices: int | Sequence[int] = 1) -> Program:
-    """A stretch of PipeDream's endless stream (Narayanan et al. 2019): 1F1B's order, never flushed.
+    """PipeDream (Narayanan et al. 2019): 1F1B's order, and an update (U) of each stage behind every micro-batch's backward.
 
-    For timing: seconds a micro-batch are the difference of the makespans of two stretches over the difference of their
-    micro-batches, and become the busiest rank's f + b. This engine has one version of each weight and would run it as 1F1B;
-    PipeDream itself updates after every backward and keeps ranks - r versions on rank r.
+    A micro-batch goes forward by the newest weights of each stage, and back by the same ones: rank r keeps min(micro_batches,
+    ranks - r) versions of its weights. A step is a stretch of its endless stream, filled and drained; seconds a micro-batch in
+    between are the difference of two stretches' makespans over that of their micro-batches: the busiest rank's f + b + u.
     """
-    return _build(_1F1B, ranks, micro_batches, 1, slices)
+    ranks, micro_batches = _whole("ranks", ranks, 32767), _whole("micro_batches", micro_batches, 65536)
+    return Program._build_pipedream(ranks, _counts(micro_batches, slices))

@@ -144,7 +144,7 @@ tp_tag(unsigned op, unsigned stage, unsigned micro, unsigned slice)
 /* A tag or a progress word in words: "forward of micro-batch 0 slice 2 on stage 1". The words stand in the order of
  * sched.h's TP_OP_MAP, which this room may not see; csrc/py/comm.c asserts that the counts agree. */
 #define TP_TAG_TEXT 128
-#define TP_TAG_OPS 17
+#define TP_TAG_OPS 18
 void
 tp_tag_print(uint64_t tag, char text[TP_TAG_TEXT]);
 

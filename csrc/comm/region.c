@@ -282,7 +282,8 @@ tp_tag_print(uint64_t tag, char text[TP_TAG_TEXT])
                                                   "eviction",
                                                   "receive of the evicted activations",
                                                   "return of the evicted activations",
-                                                  "load"};
+                                                  "load",
+                                                  "update"};
     unsigned op = (unsigned)(tag >> 48), stage = (unsigned)(tag >> 32 & 0xffff);
     unsigned micro = (unsigned)(tag >> 16 & 0xffff), slice = (unsigned)(tag & 0xffff);
     if (op >= TP_TAG_OPS)

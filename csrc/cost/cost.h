@@ -63,9 +63,9 @@ tp_cost_full_table(const tp_cost *cost, const double *weights, double batch, dou
  * F, I, W: [stages][units], written. A micro-batch of several sequences AND several slices does all its weight
  * gradients at slice 0 and its head at the last slice (rows of one sequence must be summed in one fixed order). Where rows wait,
  * the curves say what a slice's own take, and here each instruction takes what it then does; `prompt`, like blocks: those whose
- * weight gradients wait for none, as what they read is not kept (NULL: none); *left_s (or NULL): what the head adds to the
- * update of its stage, for rows that wait till then. Of several `copies` of the model each has as many of the micro-batches, which
- * are alike, and a head of its own. */
+ * weight gradients wait for none, as what they read is not kept (NULL: none); left_s (or NULL): [copies], what the head adds
+ * to the update of its stage, for rows that wait till then. Of several `copies` of the model each has as many of the micro-batches and
+ * a head of its own; as many copies as micro-batches: no row waits for another micro-batch's (U, csrc/sched/sched.h). */
 TP_MUST_USE tp_status
 tp_cost_durations(const tp_cost *cost, int32_t stages, const int32_t *blocks, const int32_t *prompt, int32_t copies,
                   int32_t micros, const int32_t *batches, const int32_t *slices, const int32_t *lengths, double *F, double *I,

@@ -150,19 +150,21 @@ add_head(void *context, int forward, int32_t slice, const tp_head_rows *rows)
     }
 }
 
-/* The head's rows wait over the ends of micro-batches. */
-static double
+/* The head's rows wait over the ends of micro-batches, but not over those of a copy's. left_s: NULL, or [copies]. */
+static void
 let_head_wait(const tables *t, int32_t copies, int32_t micros, const int32_t *batches, const int32_t *slices,
-              const int32_t *lengths)
+              const int32_t *lengths, double *left_s)
 {
+    const int32_t each = micros / copies;
     tp_head_walk walk = {{0, 0}, 0};
     head_place place = {t, 0};
     for (int32_t q = 0; q < micros; place.unit += slices[q++]) {
-        if (q % (micros / copies) == 0)
+        if (q % each == 0)
             walk = (tp_head_walk){{0, 0}, 0};
         tp_head_walk_on(&walk, batches[q], slices[q], lengths + place.unit, add_head, &place);
+        if (left_s != NULL)
+            left_s[q / each] = tp_head_left_s(&t->cost->waits, &walk);
     }
-    return tp_head_left_s(&t->cost->waits, &walk);
 }
 
 tp_status
@@ -186,9 +188,10 @@ tp_cost_durations(const tp_cost *cost, int32_t stages, const int32_t *blocks, co
         else
             put_micro(&t, batches[q], slices[q], length, unit);
     }
-    double left = cost->waits.row_s > 0.0 ? let_head_wait(&t, copies, micros, batches, slices, lengths) : 0.0;
-    if (left_s != NULL)
-        *left_s = left;
+    for (int32_t copy = 0; left_s != NULL && copy < copies; copy++)
+        left_s[copy] = 0.0;
+    if (cost->waits.row_s > 0.0)
+        let_head_wait(&t, copies, micros, batches, slices, lengths, left_s);
     return TP_OK;
 }
 

@@ -211,18 +211,38 @@ unsigned_nan(double value)
     return isnan(value) ? NAN : value;
 }
 
+/* Complete gradients' sums of squares, this rank's part of the gather; *waited_ns: for replicas. */
+static tp_status
+sum_squares(tp_engine *engine, int64_t *waited_ns)
+{
+    TP_TRY(complete_gradients(engine));
+    TP_TRY(tp_engine_sum_replicas(engine, waited_ns));
+    memset(engine->gather, 0, (size_t)engine->gather_count * sizeof *engine->gather);
+    for (int stage = 0; stage < tp_program_copy_stages(engine->config.program); stage++) /* the other copy has the same */
+        if (engine->stage[stage] != NULL)
+            TP_TRY(engine->config.provider->stage->sumsq(engine->stage[stage], engine->gather));
+    return TP_OK;
+}
+
+/* Of what the updates by micro-batches have added there. Waits for nobody. */
+static int64_t
+average_squares(tp_engine *engine)
+{
+    for (int64_t i = 0; i < engine->gather_count - TP_GATHER_EXTRA; i++)
+        engine->gather[i] /= engine->updates;
+    return 0;
+}
+
 /* At the first OPT: gradients complete, norm known everywhere, every stage of the rank updated. */
 static tp_status
 finish_step(tp_engine *engine, const tp_step_options *options, tp_step_result *result, int64_t *waited_ns)
 {
     double loss;
     int64_t met_ns;
-    TP_TRY(complete_gradients(engine));
-    TP_TRY(tp_engine_sum_replicas(engine, &met_ns));
-    memset(engine->gather, 0, (size_t)engine->gather_count * sizeof *engine->gather);
-    for (int stage = 0; stage < tp_program_copy_stages(engine->config.program); stage++) /* the other copy has the same */
-        if (engine->stage[stage] != NULL)
-            TP_TRY(engine->config.provider->stage->sumsq(engine->stage[stage], engine->gather));
+    if (engine->updates > 0)
+        met_ns = average_squares(engine);
+    else
+        TP_TRY(sum_squares(engine, &met_ns));
     TP_TRY(my_loss(engine, &loss));
     int64_t before = tp_clock_ns();
     TP_TRY(gather(engine, loss, options->stop, result));
@@ -242,6 +262,18 @@ update(tp_engine *engine, int stage, const tp_step_options *options, const tp_st
     if (options->grad_clip > 0 && result->grad_norm > options->grad_clip)
         scale = options->grad_clip / (result->grad_norm + 1e-6); /* PyTorch's clip_grad_norm_ */
     return engine->config.provider->stage->update(engine->stage[stage], &options->adamw, scale);
+}
+
+/* adamw.step counts the updates: so many in each step. */
+static tp_status
+update_micro(tp_engine *engine, const tp_instr *instr, const tp_step_options *options)
+{
+    tp_adamw adamw = options->adamw;
+    if (!options->update)
+        return tp_fail(TP_EVALUE, "the program updates by micro-batches (U): it leaves no gradient of the batch");
+    adamw.step = (adamw.step - 1) * engine->updates + instr->micro + 1;
+    return engine->config.provider->stage->update_micro(engine->stage[instr->stage], instr->micro, &adamw, options->grad_clip,
+                                                        engine->gather);
 }
 
 static tp_status
@@ -344,15 +376,17 @@ work(tp_engine *engine, int64_t i, running *now)
     tp_event *event = &engine->events[i];
     name_event(engine, i, now);
     TP_TRY(mark(engine, now, &event->start_ns));
-    if (instr->op != TP_OP_OPT) {
+    if (instr->op == TP_OP_U) {
+        TP_TRY(update_micro(engine, instr, now->options));
+    } else if (instr->op != TP_OP_OPT) {
         TP_TRY(run_one(engine, instr));
     } else {
         event->wait_ns = 0;
         if (!now->finished++)
             TP_TRY(finish_step(engine, now->options, now->result, &event->wait_ns));
-        if (now->options->update)
+        if (now->options->update && engine->updates == 0)
             TP_TRY(update(engine, instr->stage, now->options, now->result));
-        if (now->options->update && i == engine->count - 1)
+        if (now->options->update && engine->updates == 0 && i == engine->count - 1)
             TP_TRY(give_tied(engine, &event->wait_ns));
     }
     return mark(engine, now, &event->end_ns);
@@ -413,6 +447,7 @@ run_all(tp_engine *engine, const int32_t *tokens, const tp_step_options *options
         if (engine->stage[stage] != NULL)
             TP_TRY(engine->config.provider->stage->begin(engine->stage[stage], tokens + tp_engine_copy(&engine->config, stage) * share,
                                                          options != NULL));
+    memset(engine->gather, 0, (size_t)engine->gather_count * sizeof *engine->gather);
     memset(engine->received, 0, (size_t)engine->config.program->ranks * sizeof *engine->received);
     memset(engine->loan, 0, (size_t)engine->count * sizeof *engine->loan); /* the last step's gather ended when all had been read */
     for (int64_t i = 0, next; i < engine->count; i = next) {

@@ -42,7 +42,7 @@ typedef struct {
 
 typedef struct {
     double loss;      /* mean over the batch of all replicas; the same on every rank */
-    double grad_norm; /* before clipping; 0 in evaluation */
+    double grad_norm; /* before clipping; of updates by micro-batches (U) the root of their mean square; 0 in evaluation */
     int stop;         /* some rank asked to stop after this step */
     int64_t begin_ns, end_ns;
 } tp_step_result;

@@ -48,6 +48,7 @@ struct tp_engine {
     tp_event *events;       /* [count] */
     double *gather;         /* [all ranks + 1][gather_count] of the all-gather that ends a step */
     int64_t gather_count;
+    int updates;            /* of each stage by micro-batches (U) in a step; 0: none, but one at its end */
     int64_t step; /* 0-based, as people count them: one less than tp_adamw's */
     /* emulated */
     const tp_durations *durations;
@@ -135,6 +136,10 @@ tp_engine_has_one_room(const tp_engine_config *config, int stage);
 /* EVALUE where the communicator is missing, or another rank's, or of another number of ranks. */
 TP_MUST_USE tp_status
 tp_engine_check_comm(const tp_engine_config *config);
+
+/* Does the program update by micro-batches (U)? */
+int
+tp_engine_updates(const tp_engine_config *config);
 
 /* ---- copies of the model: stage and micro-batch as one copy counts them ---- */
 static inline int

@@ -21,6 +21,7 @@ tp_engine_stage_config(const tp_engine_config *config, int stage)
                              .saves = config->saves,
                              .remake_slices = tp_engine_remakes_slices(config, stage),
                              .one_room = tp_engine_has_one_room(config, stage),
+                             .versions = tp_program_versions(config->program, stage),
                              .replicas = tp_engine_members(config),
                              .store = config->store};
 }
@@ -114,6 +115,29 @@ is_halved(const tp_instr *instr)
     return instr->op == TP_OP_F && instr->flags & TP_HALVES;
 }
 
+int
+tp_engine_updates(const tp_engine_config *config)
+{
+    return tp_program_versions(config->program, 0) > 0;
+}
+
+static tp_status
+check_updates(const tp_engine_config *config)
+{
+    const tp_program *program = config->program;
+    if (!tp_engine_updates(config))
+        return TP_OK;
+    if (config->provider->stage->update_micro == NULL)
+        return tp_fail(TP_EVALUE, "the program updates by micro-batches (U): backend %s has one version of its weights, cpu would be "
+                       "right", config->provider->name);
+    if (config->model.tie_weights && program->stages > 1)
+        return tp_fail(TP_EVALUE, "the program updates by micro-batches (U) and tie_weights is True: its ends on two stages would have "
+                       "different versions, False would be right");
+    if (tp_engine_members(config) > 1)
+        return tp_fail(TP_EVALUE, "the program updates by micro-batches (U) on %d replicas: one would be right", tp_engine_members(config));
+    return TP_OK;
+}
+
 tp_status
 tp_engine_check_shape(const tp_engine_config *config)
 {
@@ -139,6 +163,7 @@ tp_engine_check_shape(const tp_engine_config *config)
         if (is_halved(&program->code[i]) && config->slicing->micro[program->code[i].micro].half == 0)
             return tp_fail(TP_EVALUE, "micro-batch %d is halved in the program and not in the slicing",
                            program->code[i].micro);
+    TP_TRY(check_updates(config));
     return tp_engine_check_guests(config);
 }
 
@@ -270,6 +295,7 @@ tp_engine_open(const tp_engine_config *config, tp_heap *heap, tp_engine **out)
         return tp_fail(TP_EMEMORY, "no memory for an engine");
     engine->config = *config;
     engine->first = config->replica * config->program->ranks;
+    engine->updates = tp_engine_updates(config) ? config->program->micros : 0;
     tp_status status = open_parts(engine, config, heap);
     if (status != TP_OK) {
         tp_engine_unbind(engine);

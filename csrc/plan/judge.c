@@ -20,6 +20,7 @@ tp_judge_close(tp_judge *judge)
     free(judge->blocks);
     free(judge->latency_s);
     free(judge->halved);
+    free(judge->left_s);
     free(judge);
 }
 
@@ -191,6 +192,8 @@ build(tp_judge *judge, const tp_candidate *c, const tp_durations *d, const tp_pr
         TP_TRY(sliced(judge, c, d, made));
     else if (c->order == TP_ORDER_CHIMERA)
         TP_TRY(tp_program_build_chimera(judge->asked.ranks, c->micros, c->slices, made));
+    else if (c->order == TP_ORDER_PIPEDREAM)
+        TP_TRY(tp_program_build_pipedream(judge->asked.ranks, c->micros, c->slices, made));
     else if (c->order == TP_ORDER_DUALPIPE_V)
         TP_TRY(tp_program_build_dualpipe_v(judge->asked.ranks, c->micros, c->slices, made));
     else

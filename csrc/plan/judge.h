@@ -11,7 +11,7 @@
 
 /* Behind the builders' own names, those that are several of them or have other arguments. */
 enum { TP_ORDER_ZB_V = TP_SCHEDULES, TP_ORDER_DUALPIPE_V, TP_ORDER_HANAYO, TP_ORDER_SLICED, TP_ORDER_BPIPE, TP_ORDER_CHIMERA,
-       TP_ORDERS };
+       TP_ORDER_PIPEDREAM, TP_ORDERS };
 
 typedef struct {
     const tp_cost *cost;
@@ -25,7 +25,7 @@ typedef struct {
     /* A tied weight on two ranks: AR is of the rows' gradients and of the new values, which come back with OPT. */
     double tied_latency_s, tied_row_s, tied_values_s;
     int whole_weights;        /* W of a micro-batch is done with its first slice */
-    /* Seconds of OPT on a stage of p parameters: update_s + p update_param_s, and update_head_s where the head is; the
+    /* Seconds of OPT, or of each U, on a stage of p parameters: update_s + p update_param_s, and update_head_s where the head is; the
      * replicas' ring: ring_s[i] + p ring_param_s[i], of replicas of i + 1 copies of the model (sched.h). params: of a block of each
      * kind; copied: more where the head is without the embedding, and less where that is without the head. */
     double update_s, update_param_s, update_head_s, ring_s[2], ring_param_s[2];
@@ -49,7 +49,7 @@ typedef struct {
 typedef struct {
     int order;               /* tp_schedule, or TP_ORDER_* (not the builder's TP_ZB_V, which TP_ORDER_ZB_V is) */
     int pending;             /* tp_program_split's; of no meaning where the builder places W; 0 where a stage has guests, for a W
-                                that waits would hold activations */
+                                that waits would hold activations, and where U is behind it */
     int32_t micros;          /* of two copies of the model the second half of them is like the first */
     const int32_t *boundary; /* [stages + 1] blocks, ascending; of one copy of the model */
     const int32_t *batches, *slices; /* [micros] */

@@ -29,6 +29,7 @@ struct tp_judge {
     double *latency_s;         /* [2][rows] */
     int32_t *blocks, *remade;  /* [stages][TP_BLOCK_KINDS] all of a stage, and those that are made again */
     int32_t *halved, micros;   /* [micros] */
+    double *left_s;            /* [micros] */
     tp_judge_size size[TP_JUDGE_SIZES];
     tp_judge_kept kept[TP_JUDGE_KEPT];
     int next;

@@ -61,6 +61,8 @@ check_candidate(const tp_judge *judge, const tp_candidate *c, int64_t *units)
             return tp_fail(TP_EVALUE, "stage %d has no block", k);
     if (c->order == TP_ORDER_BPIPE && c->pending != 0)
         return tp_fail(TP_EVALUE, "pending is %d: 0 would be right where activations are another rank's guests", c->pending);
+    if (c->order == TP_ORDER_PIPEDREAM && c->pending != 0)
+        return tp_fail(TP_EVALUE, "pending is %d: 0 would be right where each micro-batch has its update", c->pending);
     return tp_judge_copies(c->order) > 1 ? check_copies(c) : TP_OK;
 }
 
@@ -80,11 +82,13 @@ make_room(tp_judge *judge, int64_t units, const tp_candidate *c)
         judge->cells = cells;
         judge->tables = tables;
     }
-    if (c->order == TP_ORDER_SLICED && c->micros > judge->micros) {
+    if (c->micros > judge->micros) {
         free(judge->halved);
+        free(judge->left_s);
         judge->micros = 0;
         judge->halved = malloc((size_t)c->micros * sizeof *judge->halved);
-        if (judge->halved == NULL)
+        judge->left_s = malloc((size_t)c->micros * sizeof *judge->left_s);
+        if (judge->halved == NULL || judge->left_s == NULL)
             return tp_fail(TP_EMEMORY, "no memory for %d micro-batches", (int)c->micros);
         judge->micros = c->micros;
     }
@@ -114,7 +118,7 @@ time_updates(tp_judge *judge, const tp_candidate *c, int64_t units)
         int ends = count[TP_HEAD] - count[TP_EMBEDDING]; /* 1, -1: the two of a tied weight */
         params += ends * costs->copied;
         double ring = costs->ring_s[more] + costs->ring_param_s[more] * params;
-        /* Only a stage's first cell of UPDATE and EXCHANGE is ever read. */
+        /* Only a stage's first cell of UPDATE and EXCHANGE is ever read, but where it is U's. */
         table_of(judge, UPDATE)[k * units] =
             costs->update_s + costs->update_param_s * params + (count[TP_HEAD] > 0 ? costs->update_head_s : 0.0) + ring;
         table_of(judge, EXCHANGE)[k * units] = costs->tied_latency_s + costs->tied_row_s * rows + costs->tied_values_s;
@@ -163,6 +167,19 @@ time_again(tp_judge *judge, const tp_candidate *c, tp_durations *out)
                              table_of(judge, AGAIN));
 }
 
+/* To every micro-batch, with the head's rows that wait for its own update. */
+static void
+repeat_updates(const tp_judge *judge, const tp_candidate *c, int64_t units)
+{
+    for (int k = 0; k < judge->stages; k++) {
+        double *update = table_of(judge, UPDATE) + k * units, each = update[0];
+        int heads = judge->blocks[k * TP_BLOCK_KINDS + TP_HEAD] > 0;
+        for (int32_t q = 0; q < c->micros; q++)
+            for (int32_t s = 0; s < c->slices[q]; s++)
+                *update++ = each + (heads ? judge->left_s[q] : 0.0);
+    }
+}
+
 /* What the engine computes on the stages of one copy of the model. */
 static tp_status
 time_work(tp_judge *judge, const tp_candidate *c, int64_t units, tp_durations *out)
@@ -170,19 +187,24 @@ time_work(tp_judge *judge, const tp_candidate *c, int64_t units, tp_durations *o
     static const struct {
         int op, table;
     } ops[] = {{TP_OP_F, F}, {TP_OP_I, I}, {TP_OP_W, W}, {TP_OP_OPT, UPDATE}, {TP_OP_AR, EXCHANGE}};
-    double left_s;
     time_updates(judge, c, units);
     const int32_t *remade = count_remade(judge, c);
-    TP_TRY(tp_cost_durations(judge->asked.costs.cost, judge->stages, judge->blocks, remade, tp_judge_copies(c->order), c->micros,
-                             c->batches, c->slices, c->lengths, table_of(judge, F), table_of(judge, I), table_of(judge, W),
-                             &left_s));
-    for (int k = 0; k < judge->stages; k++)
+    int apart = c->order == TP_ORDER_PIPEDREAM, copies = apart ? (int)c->micros : tp_judge_copies(c->order);
+    TP_TRY(tp_cost_durations(judge->asked.costs.cost, judge->stages, judge->blocks, remade, copies, c->micros, c->batches, c->slices,
+                             c->lengths, table_of(judge, F), table_of(judge, I), table_of(judge, W), judge->left_s));
+    if (apart)
+        repeat_updates(judge, c, units);
+    for (int k = 0; k < judge->stages && !apart; k++)
         if (judge->blocks[k * TP_BLOCK_KINDS + TP_HEAD] > 0)
-            table_of(judge, UPDATE)[k * units] += left_s;
+            table_of(judge, UPDATE)[k * units] += judge->left_s[0];
     if (judge->asked.costs.whole_weights)
         gather_weights(judge, c, units);
     for (size_t n = 0; n < sizeof ops / sizeof ops[0]; n++)
         out->seconds[ops[n].op] = table_of(judge, ops[n].table);
+    if (apart) {
+        out->seconds[TP_OP_U] = out->seconds[TP_OP_OPT];
+        out->seconds[TP_OP_OPT] = NULL;
+    }
     return remade != NULL ? time_again(judge, c, out) : TP_OK;
 }
 

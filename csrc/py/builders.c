@@ -98,6 +98,12 @@ tp_py_program_build_chimera(PyObject *type, PyObject *args)
 }
 
 PyObject *
+tp_py_program_build_pipedream(PyObject *type, PyObject *args)
+{
+    return build_from_slices(type, args, tp_program_build_pipedream);
+}
+
+PyObject *
 tp_py_program_build_bpipe(PyObject *type, PyObject *args)
 {
     return build_from_slices(type, args, tp_program_build_bpipe);

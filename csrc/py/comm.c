@@ -7,7 +7,7 @@
 #include <math.h>
 #include <structmember.h>
 
-_Static_assert(TP_TAG_OPS == TP_OPS, "csrc/comm/words.c has one word per instruction, in the order of TP_OP_MAP");
+_Static_assert(TP_TAG_OPS == TP_OPS, "csrc/comm/region.c has one word per instruction, in the order of TP_OP_MAP");
 
 typedef struct {
     PyObject_HEAD tp_comm *comm;

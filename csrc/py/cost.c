@@ -237,14 +237,15 @@ cost_table(PyObject *module, PyObject *args)
 
 /* The first array, or all of F, I, W and left_s as a tuple. */
 static PyObject *
-durations_out(tp_py_state *state, double *const out[TP_COST_PHASES], int count, const Py_ssize_t shape[2], double left_s)
+durations_out(tp_py_state *state, double *const out[TP_COST_PHASES + 1], int count, const Py_ssize_t shape[2], Py_ssize_t copies)
 {
-    PyObject *arrays[TP_COST_PHASES] = {NULL};
+    PyObject *arrays[TP_COST_PHASES + 1] = {NULL};
     int good = 1;
     for (int i = 0; i < count; i++)
-        good &= (arrays[i] = tp_py_array(state, out[i], 'd', 2, shape)) != NULL;
+        good &= (arrays[i] = i == TP_COST_PHASES ? tp_py_array(state, out[i], 'd', 1, &copies)
+                                                 : tp_py_array(state, out[i], 'd', 2, shape)) != NULL;
     if (good)
-        return count == 1 ? arrays[0] : Py_BuildValue("NNNd", arrays[0], arrays[1], arrays[2], left_s);
+        return count == 1 ? arrays[0] : Py_BuildValue("NNNN", arrays[0], arrays[1], arrays[2], arrays[3]);
     for (int i = 0; i < count; i++)
         Py_XDECREF(arrays[i]);
     return NULL;
@@ -265,10 +266,10 @@ durations_run(tp_py_state *state, const tp_py_pack *p, const Py_buffer *view, in
         (prompt != NULL && (view[4].shape[0] != stages || view[4].shape[1] != TP_BLOCK_KINDS)))
         return tp_py_invalid_value("blocks, batches, slices and lengths do not fit together"), NULL;
     const Py_ssize_t shape[2] = {stages, units};
-    double *out[TP_COST_PHASES] = {NULL}, left_s = 0.0;
-    int ready = 1, count = again ? 1 : TP_COST_PHASES;
+    double *out[TP_COST_PHASES + 1] = {NULL}; /* the last: left_s, of as many copies as there are micro-batches at most */
+    int ready = 1, count = again ? 1 : TP_COST_PHASES + 1;
     for (int i = 0; i < count; i++)
-        ready &= (out[i] = doubles(shape[0] * shape[1])) != NULL;
+        ready &= (out[i] = doubles(i == TP_COST_PHASES ? micros : shape[0] * shape[1])) != NULL;
     tp_status status = TP_OK;
     if (ready) {
         tp_py_away away;
@@ -277,10 +278,10 @@ durations_run(tp_py_state *state, const tp_py_pack *p, const Py_buffer *view, in
             status = tp_cost_recompute(&p->cost, stages, blocks, micros, batches, slices, lengths, out[0]);
         else
             status = tp_cost_durations(&p->cost, stages, blocks, prompt, copies, micros, batches, slices, lengths, out[0], out[1],
-                                       out[2], &left_s);
+                                       out[2], out[TP_COST_PHASES]);
         status = tp_py_back(&away, status);
         if (status == TP_OK)
-            return durations_out(state, out, count, shape, left_s);
+            return durations_out(state, out, count, shape, copies);
     }
     for (int i = 0; i < count; i++)
         free(out[i]);
@@ -312,7 +313,7 @@ durations_of(PyObject *module, PyObject *args, int again)
 }
 
 PyDoc_STRVAR(durations_doc, "cost_durations($module, pack, blocks, batches, slices, lengths, prompt=None, copies=1, /)\n--\n\n"
-                            "(F, I, W, left_s): float64 [stages, units] each, and what the head adds to its stage's update. "
+                            "(F, I, W, left_s): float64 [stages, units] each, and [copies] what the head adds to its stage's update. "
                             "blocks int32 [stages, 4]: how many of each kind, prompt those whose W does not wait; "
                             "batches, slices int32 [micros]; lengths int32 [units]; copies: of the model, which share them.");
 static PyObject *

@@ -10,8 +10,8 @@ typedef struct {
     Py_hash_t hash; /* -1: not computed yet */
 } object;
 
-static const tp_program *
-program_of(PyObject *self)
+const tp_program *
+tp_py_program_of(PyObject *self)
 {
     return ((object *)self)->program;
 }
@@ -39,7 +39,7 @@ const tp_program *
 tp_py_program_get(tp_py_state *state, PyObject *given, const char *what)
 {
     if (PyObject_TypeCheck(given, state->program))
-        return program_of(given);
+        return tp_py_program_of(given);
     tp_py_invalid_type("%s is %s: a Program would be right", what, Py_TYPE(given)->tp_name);
     return NULL;
 }
@@ -158,10 +158,10 @@ print(PyObject *self, size_t (*printer)(const tp_program *, char *, size_t))
     size_t length;
     tp_py_away away;
     tp_py_leave(&away);
-    length = printer(program_of(self), NULL, 0);
+    length = printer(tp_py_program_of(self), NULL, 0);
     text = malloc(length + 1);
     if (text != NULL)
-        printer(program_of(self), text, length + 1);
+        printer(tp_py_program_of(self), text, length + 1);
     PyObject *result = NULL;
     if (tp_py_back(&away, TP_OK) == TP_OK)
         result = text == NULL ? PyErr_NoMemory() : PyUnicode_FromStringAndSize(text, (Py_ssize_t)length);
@@ -178,14 +178,14 @@ program_str(PyObject *self)
 static PyObject *
 program_to_csv(PyObject *self, PyObject *Py_UNUSED(none))
 {
-    tp_status status = tp_program_can_csv(program_of(self));
+    tp_status status = tp_program_can_csv(tp_py_program_of(self));
     return status == TP_OK ? print(self, tp_program_print_csv) : tp_py_raise(tp_py_state_of(self), status);
 }
 
 static PyObject *
 program_repr(PyObject *self)
 {
-    const tp_program *p = program_of(self);
+    const tp_program *p = tp_py_program_of(self);
     return PyUnicode_FromFormat("Program(ranks=%d, stages=%d, micro_batches=%d, slices=%s%d, instructions=%lld)",
                                 p->ranks, p->stages, p->micros,
                                 tp_program_units(p) == (int64_t)p->micros * p->max_slices ? "" : "<=", p->max_slices,
@@ -204,7 +204,7 @@ program_lower(PyObject *self, PyObject *args, PyObject *kwargs)
     tp_program *lowered = NULL;
     tp_py_away away;
     tp_py_leave(&away);
-    tp_status status = tp_py_back(&away, tp_program_lower(program_of(self), tied, &lowered));
+    tp_status status = tp_py_back(&away, tp_program_lower(tp_py_program_of(self), tied, &lowered));
     return made(self, status, lowered);
 }
 
@@ -214,7 +214,7 @@ program_strip(PyObject *self, PyObject *Py_UNUSED(none))
     tp_program *stripped = NULL;
     tp_py_away away;
     tp_py_leave(&away);
-    tp_status status = tp_py_back(&away, tp_program_strip(program_of(self), &stripped));
+    tp_status status = tp_py_back(&away, tp_program_strip(tp_py_program_of(self), &stripped));
     return made(self, status, stripped);
 }
 
@@ -238,10 +238,10 @@ program_save_memory(PyObject *self, PyObject *args, PyObject *kwargs)
         return NULL;
     tp_program *saved = NULL;
     PyObject *result = NULL;
-    if (check_flags(program_of(self), &again, "recompute") == 0 && check_flags(program_of(self), &swapped, "swap") == 0) {
+    if (check_flags(tp_py_program_of(self), &again, "recompute") == 0 && check_flags(tp_py_program_of(self), &swapped, "swap") == 0) {
         tp_py_away away;
         tp_py_leave(&away);
-        tp_status status = tp_py_back(&away, tp_program_save_memory(program_of(self), again.buf, swapped.buf, &saved));
+        tp_status status = tp_py_back(&away, tp_program_save_memory(tp_py_program_of(self), again.buf, swapped.buf, &saved));
         result = made(self, status, saved);
     }
     PyBuffer_Release(&again);
@@ -255,12 +255,12 @@ program_split_with(PyObject *self, PyObject *args)
     PyObject *cost;
     int pending;
     tp_py_costs costs;
-    if (!PyArg_ParseTuple(args, "Oi", &cost, &pending) || tp_py_costs_open(program_of(self), cost, &costs) < 0)
+    if (!PyArg_ParseTuple(args, "Oi", &cost, &pending) || tp_py_costs_open(tp_py_program_of(self), cost, &costs) < 0)
         return NULL;
     tp_program *split = NULL;
     tp_py_away away;
     tp_py_leave(&away);
-    tp_status status = tp_py_back(&away, tp_program_split(program_of(self), &costs.durations, pending, &split));
+    tp_status status = tp_py_back(&away, tp_program_split(tp_py_program_of(self), &costs.durations, pending, &split));
     tp_py_costs_close(&costs);
     return made(self, status, split);
 }
@@ -275,9 +275,9 @@ program_check(PyObject *self, PyObject *args, PyObject *kwargs)
         return NULL;
     tp_py_away away;
     tp_py_leave(&away);
-    status = tp_program_check(program_of(self));
+    status = tp_program_check(tp_py_program_of(self));
     if (status == TP_OK && canonical)
-        status = tp_program_check_canonical(program_of(self));
+        status = tp_program_check_canonical(tp_py_program_of(self));
     status = tp_py_back(&away, status);
     if (status != TP_OK)
         return tp_py_raise(tp_py_state_of(self), status);
@@ -292,7 +292,7 @@ program_time(PyObject *self, PyObject *args)
     PyObject *cost, *result = NULL;
     int keep;
     tp_py_costs costs;
-    const tp_program *program = program_of(self);
+    const tp_program *program = tp_py_program_of(self);
     if (!PyArg_ParseTuple(args, "Op", &cost, &keep) || tp_py_costs_open(program, cost, &costs) < 0)
         return NULL;
     tp_timeline *line = NULL;
@@ -321,7 +321,7 @@ program_makespans(PyObject *self, PyObject *args)
     tp_py_state *state = tp_py_state_of(self);
     tp_py_away away;
     tp_py_leave(&away);
-    tp_status status = tp_py_back(&away, tp_sim_open(program_of(self), &sim));
+    tp_status status = tp_py_back(&away, tp_sim_open(tp_py_program_of(self), &sim));
     if (status != TP_OK) {
         tp_sim_close(sim);
         return tp_py_raise(state, status);
@@ -331,7 +331,7 @@ program_makespans(PyObject *self, PyObject *args)
     int good = made_s != NULL || PyErr_NoMemory() != NULL;
     for (Py_ssize_t i = 0; good && i < count; i++) {
         tp_py_costs costs;
-        good = tp_py_costs_open(program_of(self), PyList_GET_ITEM(list, i), &costs) == 0;
+        good = tp_py_costs_open(tp_py_program_of(self), PyList_GET_ITEM(list, i), &costs) == 0;
         if (!good)
             break;
         tp_py_leave(&away);
@@ -362,7 +362,7 @@ HAND_OVER(repr_html, "view", "program_html")
 static Py_ssize_t
 program_len(PyObject *self)
 {
-    return (Py_ssize_t)program_of(self)->begin[program_of(self)->ranks];
+    return (Py_ssize_t)tp_py_program_of(self)->begin[tp_py_program_of(self)->ranks];
 }
 
 static PyObject *
@@ -370,7 +370,7 @@ program_compare(PyObject *self, PyObject *other, int how)
 {
     if ((how != Py_EQ && how != Py_NE) || !PyObject_TypeCheck(other, tp_py_state_of(self)->program))
         Py_RETURN_NOTIMPLEMENTED;
-    return PyBool_FromLong(tp_program_equal(program_of(self), program_of(other)) == (how == Py_EQ));
+    return PyBool_FromLong(tp_program_equal(tp_py_program_of(self), tp_py_program_of(other)) == (how == Py_EQ));
 }
 
 /* FNV-1a over eight bytes at a time: equal programs have equal code and equal boundaries. */
@@ -396,7 +396,7 @@ program_hash(PyObject *self)
 static int
 program_buffer(PyObject *self, Py_buffer *view, int flags)
 {
-    const tp_program *p = program_of(self);
+    const tp_program *p = tp_py_program_of(self);
     return PyBuffer_FillInfo(view, self, p->code, (Py_ssize_t)(p->begin[p->ranks] * (int64_t)sizeof *p->code), 1,
                              flags);
 }
@@ -407,34 +407,10 @@ program_bounds(PyObject *self, PyObject *number)
     long rank = PyLong_AsLong(number);
     if (rank == -1 && PyErr_Occurred())
         return NULL;
-    const tp_program *p = program_of(self);
+    const tp_program *p = tp_py_program_of(self);
     if (rank < 0 || rank >= p->ranks)
         return PyErr_Format(PyExc_IndexError, "rank is %ld: 0 to %d would be right", rank, p->ranks - 1);
     return Py_BuildValue("(LL)", (long long)p->begin[rank], (long long)p->begin[rank + 1]);
-}
-
-static PyObject *
-slots(PyObject *self, PyObject *number, int (*count)(const tp_program *, int))
-{
-    long stage = PyLong_AsLong(number);
-    if (stage == -1 && PyErr_Occurred())
-        return NULL;
-    if (stage < 0 || stage >= program_of(self)->stages)
-        return PyErr_Format(PyExc_IndexError, "stage is %ld: 0 to %d would be right", stage,
-                            program_of(self)->stages - 1);
-    return PyLong_FromLong(count(program_of(self), (int)stage));
-}
-
-static PyObject *
-program_activation_slots(PyObject *self, PyObject *stage)
-{
-    return slots(self, stage, tp_program_activation_slots);
-}
-
-static PyObject *
-program_gradient_slots(PyObject *self, PyObject *stage)
-{
-    return slots(self, stage, tp_program_gradient_slots);
 }
 
 static PyObject *
@@ -448,7 +424,7 @@ numbers(const int32_t *from, int count)
 static PyObject *
 program_get(PyObject *self, void *what)
 {
-    const tp_program *p = program_of(self);
+    const tp_program *p = tp_py_program_of(self);
     switch (*(const char *)what) {
     case 'r': return PyLong_FromLong(p->ranks);
     case 's': return PyLong_FromLong(p->stages);
@@ -510,6 +486,7 @@ static PyMethodDef methods[] = {
     {"_build_dualpipe_v", tp_py_program_build_dualpipe_v, METH_VARARGS | METH_CLASS, NULL},
     {"_build_chimera", tp_py_program_build_chimera, METH_VARARGS | METH_CLASS, NULL},
     {"_build_bpipe", tp_py_program_build_bpipe, METH_VARARGS | METH_CLASS, NULL},
+    {"_build_pipedream", tp_py_program_build_pipedream, METH_VARARGS | METH_CLASS, NULL},
     {"_from_code", program_from_code, METH_VARARGS | METH_CLASS, NULL},
     {"to_csv", program_to_csv, METH_NOARGS,
      "to_csv($self, /)\n--\n\ntorch.distributed.pipelining's compute-only CSV. ScheduleError "
@@ -539,10 +516,12 @@ static PyMethodDef methods[] = {
     {"instructions", CALL(program_instructions), METH_VARARGS | METH_KEYWORDS,
      "instructions($self, rank)\n--\n\nRead-only structured "
      "array (no copy), fields op stage micro slice peer flags slot; op is an index into schedules.OPS."},
-    {"activation_slots", program_activation_slots, METH_O,
+    {"activation_slots", tp_py_program_activation_slots, METH_O,
      "activation_slots($self, stage, /)\n--\n\nBuffers that a lowered stage needs."},
-    {"gradient_slots", program_gradient_slots, METH_O,
+    {"gradient_slots", tp_py_program_gradient_slots, METH_O,
      "gradient_slots($self, stage, /)\n--\n\nBuffers that a lowered stage needs."},
+    {"versions", tp_py_program_versions, METH_O,
+     "versions($self, stage, /)\n--\n\nOf its weights that a stage has at once at most; 0: it has no updates by micro-batches (U)."},
     {"_bounds", program_bounds, METH_O, NULL},
     {"_time", program_time, METH_VARARGS, NULL},
     {"_makespans", program_makespans, METH_VARARGS, NULL},

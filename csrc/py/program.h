@@ -12,6 +12,17 @@ tp_py_program_wrap(tp_py_state *state, tp_program *program);
 const tp_program *
 tp_py_program_get(tp_py_state *state, PyObject *object, const char *what);
 
+/* Of an object that is one. */
+const tp_program *
+tp_py_program_of(PyObject *self);
+/* Methods of a stage's number: program_stage.c. */
+PyObject *
+tp_py_program_activation_slots(PyObject *self, PyObject *stage);
+PyObject *
+tp_py_program_gradient_slots(PyObject *self, PyObject *stage);
+PyObject *
+tp_py_program_versions(PyObject *self, PyObject *stage);
+
 /* What a class method returns: `self` there is the class (of a static type of ours, so never a heap type's metatype). The
  * program is taken over, or the status raised. */
 PyObject *
@@ -31,6 +42,8 @@ PyObject *
 tp_py_program_build_chimera(PyObject *type, PyObject *args); /* likewise */
 PyObject *
 tp_py_program_build_bpipe(PyObject *type, PyObject *args); /* (ranks, slices) */
+PyObject *
+tp_py_program_build_pipedream(PyObject *type, PyObject *args); /* (ranks, slices) */
 
 /* Durations from Python: `tables` maps operation names to float64 arrays that the strides index. */
 typedef struct {

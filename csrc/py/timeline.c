@@ -53,7 +53,7 @@ take_tables(const tp_program *program, PyObject *tables, tp_py_costs *costs)
             return -1;
         const double **table = table_of(d, text);
         if (table == NULL) {
-            tp_py_invalid_value("cost has %R: the operations are F B I W R SF RF SB RB SO SI AR OPT SE RE SL RL, and F.a F.b "
+            tp_py_invalid_value("cost has %R: the operations are F B I W R SF RF SB RB SO SI AR OPT SE RE SL RL U, and F.a F.b "
                                                   "SF.a SF.b RF.a RF.b for halves", name);
             return -1;
         }

@@ -16,7 +16,7 @@ typedef struct {
     int has_b, has_i, even;                   /* even: no duration depends on the slice */
     double *forward_end;                      /* [stages * max_slices] of one micro-batch */
     double *backward_end, *next_backward_end; /* [max_slices] of one stage and of the stage behind it */
-    double *head, *tail, *work;               /* [ranks] */
+    double *head, *tail, *work, *late;        /* [ranks] late: U, which may all come behind what travels back */
     int64_t asked;                            /* steps since somebody was asked whether to stop */
     uint8_t *halves;                          /* tp_sched_halves */
 } bound;
@@ -156,12 +156,12 @@ add_work(bound *b)
             b->work[p->rank_of[v]] +=
                 (whole_forward_s(b, v, u) + backward_s(b, v, u, 1)) * (b->even ? (double)(end - begin) : 1.0);
     }
-    if (!(b->ops & (TP_SCHED_BIT(TP_OP_R) | TP_SCHED_BIT(TP_OP_SO) | TP_SCHED_BIT(TP_OP_SI))))
+    if (!(b->ops & (TP_SCHED_BIT(TP_OP_R) | TP_SCHED_BIT(TP_OP_SO) | TP_SCHED_BIT(TP_OP_SI) | TP_SCHED_BIT(TP_OP_U))))
         return;
     for (int r = 0; r < p->ranks; r++)
         for (int64_t k = p->begin[r]; k < p->begin[r + 1]; k++)
-            if (p->code[k].op == TP_OP_R || tp_sched_is_swap(p->code[k].op))
-                b->work[r] += tp_durations_s(b->d, p->code[k].op, 0, p->code[k].stage, tp_program_unit(p, &p->code[k]));
+            if (p->code[k].op == TP_OP_R || tp_sched_is_beside(p->code[k].op))
+                (p->code[k].op == TP_OP_U ? b->late : b->work)[r] += tp_durations_s(b->d, p->code[k].op, 0, p->code[k].stage, tp_program_unit(p, &p->code[k]));
 }
 
 /* The step's end: OPT starts on no rank before all bodies are done. */
@@ -200,7 +200,7 @@ find(bound *b, uint8_t *done, double *bound_s)
     add_work(b);
     for (int r = 0; r < p->ranks; r++)
         if (b->work[r] > 0.0)
-            most = larger(most, b->head[r] + b->work[r] + b->tail[r]);
+            most = larger(most, b->head[r] + b->work[r] + larger(b->tail[r], b->late[r]));
     *bound_s = most + update_s(b);
 }
 
@@ -219,7 +219,7 @@ tp_sched_bound(const tp_program *program, unsigned ops, const tp_durations *dura
                .units = tp_program_units(program),
                .even = durations->unit_stride == 0 && durations->comm_unit_s == NULL && durations->back_comm_unit_s == NULL};
     double *cells = calloc(((size_t)program->stages + 2) * slices, sizeof *cells);
-    double *rows = calloc(3 * ranks, sizeof *rows);
+    double *rows = calloc(4 * ranks, sizeof *rows);
     uint8_t *done = calloc(slices + 1, 1);
     b.ops = ops;
     tp_status status = b.ops & TP_SCHED_HAS_HALVES ? tp_sched_halves(program, &b.halves) : TP_OK;
@@ -235,6 +235,7 @@ tp_sched_bound(const tp_program *program, unsigned ops, const tp_durations *dura
         b.head = rows;
         b.tail = rows + ranks;
         b.work = rows + 2 * ranks;
+        b.late = rows + 3 * ranks;
         find(&b, done, bound_s);
         status = tp_deadline_check_told();
     }

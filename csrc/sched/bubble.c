@@ -49,7 +49,7 @@ even_out(const tp_program *p, const tp_durations *d, double *even)
 {
     int uneven = 0;
     for (int op = TP_OP_F; op < TP_OPS; op++)
-        if (d->seconds[op] != NULL && (op <= TP_OP_R || tp_sched_is_swap(op)))
+        if (d->seconds[op] != NULL && (op <= TP_OP_R || tp_sched_is_beside(op)))
             uneven |= mean(p, d, d->seconds[op], even + op * p->stages);
     for (int half = 0; half < 2; half++)
         if (d->half_s[half][TP_OP_F] != NULL)

@@ -8,7 +8,8 @@
 typedef struct {
     const tp_program *program;
     tp_instr *at;
-    int split; /* micro-batches whose forward is in halves */
+    int split;   /* micro-batches whose forward is in halves */
+    int updates; /* 1: U behind the backward of each micro-batch */
 } pen;
 
 static void
@@ -74,6 +75,8 @@ write_1f1b(pen *p, int rank)
         if (q + warm < m)
             put_1f1b_forward(p, rank, q + warm, warm);
         put_backward(p, rank, q);
+        if (p->updates)
+            put(p, TP_OP_U, rank, q, 0);
     }
 }
 
@@ -249,7 +252,7 @@ request_ok(tp_schedule schedule, int ranks, int chunks, int micros)
 }
 
 static tp_status
-build(tp_schedule schedule, int ranks, int chunks, int micros, int split, const int32_t *slices, tp_program **out)
+build(tp_schedule schedule, int ranks, int chunks, int micros, pen like, const int32_t *slices, tp_program **out)
 {
     static void (*const write[])(pen *, int) = {write_gpipe,       write_1f1b,  write_seq1f1b,
                                                      write_interleaved, write_zb_h1, write_zb_h2,
@@ -266,7 +269,7 @@ build(tp_schedule schedule, int ranks, int chunks, int micros, int split, const 
         status = tp_fail(TP_EMEMORY, "no memory for %d stages", stages);
     } else {
         for (int r = 0; r < ranks; r++)
-            counts[r] = (schedule >= TP_ZB_H1 ? 3 : 2) * units * chunks + split;
+            counts[r] = (schedule >= TP_ZB_H1 ? 3 : 2) * units * chunks + like.split + (like.updates ? micros : 0);
         for (int v = 0; v < stages; v++)
             rank_of[v] = schedule == TP_ZB_V && v >= ranks ? stages - 1 - v : v % ranks;
         status = tp_program_open(ranks, stages, micros, slices, rank_of, counts, &program);
@@ -276,7 +279,7 @@ build(tp_schedule schedule, int ranks, int chunks, int micros, int split, const 
     TP_TRY(status);
     int64_t steps = 0;
     for (int r = 0; r < ranks && status == TP_OK; r++) {
-        pen p = {program, program->code + program->begin[r], split};
+        pen p = {program, program->code + program->begin[r], like.split, like.updates};
         write[schedule](&p, r);
         status = tp_deadline_check_after(&steps, 4 * (program->begin[r + 1] - program->begin[r]));
     }
@@ -291,7 +294,7 @@ tp_status
 tp_program_build(tp_schedule schedule, int ranks, int chunks, int micros, const int32_t *slices, tp_program **out)
 {
     TP_TRY(request_ok(schedule, ranks, chunks, micros));
-    return build(schedule, ranks, chunks, micros, 0, slices, out);
+    return build(schedule, ranks, chunks, micros, (pen){0}, slices, out);
 }
 
 tp_status
@@ -305,7 +308,14 @@ tp_program_build_sliced(int ranks, int micros, int split, tp_program **out)
         return tp_fail(TP_EMEMORY, "no memory for %d micro-batches", micros);
     for (int q = 0; q < micros; q++)
         slices[q] = 1;
-    tp_status status = build(TP_1F1B, ranks, 1, micros, split, slices, out);
+    tp_status status = build(TP_1F1B, ranks, 1, micros, (pen){.split = split}, slices, out);
     free(slices);
     return status;
+}
+
+tp_status
+tp_program_build_pipedream(int ranks, int micros, const int32_t *slices, tp_program **out)
+{
+    TP_TRY(request_ok(TP_1F1B, ranks, 1, micros));
+    return build(TP_1F1B, ranks, 1, micros, (pen){.updates = 1}, slices, out);
 }

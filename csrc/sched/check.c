@@ -7,7 +7,7 @@
 #include "csrc/base/deadline.h"
 
 /* Forward messages count by halves: the whole is both. */
-enum { SENT_F = TP_HALVES, POSTED_F = TP_HALVES << 2, SENT_B = 16, POSTED_B = 32, AGAIN = 64, OUT = 128, IN = 256 };
+enum { SENT_F = TP_HALVES, POSTED_F = TP_HALVES << 2, SENT_B = 16, POSTED_B = 32, AGAIN = 64, OUT = 128, IN = 256, RENEWED = 512 };
 
 typedef struct {
     const tp_program *p;
@@ -18,6 +18,7 @@ typedef struct {
     int64_t *messages;           /* [stages] SF, RF, SB, RB seen, in halves of a message */
     uint16_t *bits;              /* [stages * units] of the stage that the instruction names */
     uint8_t *reduced, *updated;  /* [stages] AR, OPT seen */
+    int32_t *renewed;            /* [stages] U seen */
     int halved;                  /* some F is of a half */
     int overlaps;                /* the op before was marked: 1 a forward, 2 a backward */
     int ending;                  /* the current rank has come to its AR and OPT: 1, 2 */
@@ -183,6 +184,27 @@ rule_saved(proof *x, int rank, int64_t at, const tp_instr *i)
     return TP_OK;
 }
 
+/* U: once, behind all weight gradients of its micro-batch. */
+static tp_status
+rule_renewed(proof *x, int rank, int64_t at, const tp_instr *i)
+{
+    uint16_t *bits = bits_at(x, i);
+    if (x->p->copies > 1)
+        return tp_sched_refuse(x->p, rank, at, "two copies of the model add their gradients before an update: OPT alone would be right");
+    if (i->slice != 0)
+        return tp_sched_refuse(x->p, rank, at, "it is of the whole micro-batch: slice 0 would be right");
+    if (*bits & RENEWED)
+        return tp_sched_refuse(x->p, rank, at, "it is done twice");
+    if (x->weights[cell_of(x, i)] != x->p->slices[i->micro])
+        return tp_sched_refuse(x->p, rank, at, "every weight gradient of its micro-batch must come before it");
+    if (i->micro != x->renewed[i->stage])
+        return tp_sched_refuse(x->p, rank, at, "updates go through micro-batches ascending: that by micro-batch %d comes first",
+                               x->renewed[i->stage]);
+    *bits |= RENEWED;
+    x->renewed[i->stage]++;
+    return TP_OK;
+}
+
 /* The message is what its F leaves: of each half, or of the whole. */
 static tp_status
 rule_send_forward(const proof *x, int rank, int64_t at, const tp_instr *i)
@@ -299,6 +321,7 @@ check_one(proof *x, int rank, int64_t at, const tp_instr *i)
     case TP_OP_R:
     case TP_OP_SO:
     case TP_OP_SI: return rule_saved(x, rank, at, i);
+    case TP_OP_U: return rule_renewed(x, rank, at, i);
     case TP_OP_AR:
     case TP_OP_OPT: return rule_end(x, rank, at, i);
     case TP_OP_SE:
@@ -351,6 +374,9 @@ rule_complete(const proof *x, int stage)
     if (x->lowered && x->messages[stage] != 2 * messages)
         return tp_sched_refuse(p, rank, end, "stage %d has %.1f of its %lld sends and receives", stage,
                                0.5 * (double)x->messages[stage], (long long)messages);
+    if (x->renewed[stage] != (x->renewed[0] > 0 ? p->micros : 0))
+        return tp_sched_refuse(p, rank, end, "stage %d has %d of its %d updates by micro-batches (U): all stages have all, or none",
+                               stage, x->renewed[stage], p->micros);
     if (x->updated[stage] != x->updated[0])
         return tp_sched_refuse(p, rank, end, "OPT belongs to every stage or to none: stage %d and stage 0 differ",
                                stage);
@@ -407,8 +433,9 @@ proof_open(proof *x, const tp_program *p, unsigned ops)
     x->bits = tables ? calloc(stages * (size_t)tp_program_units(p), sizeof *x->bits) : NULL;
     x->reduced = calloc(stages, 1);
     x->updated = calloc(stages, 1);
+    x->renewed = calloc(stages, sizeof *x->renewed);
     if (x->forward == NULL || x->cut == NULL || x->backward == NULL || x->weights == NULL || x->messages == NULL ||
-        (tables && x->bits == NULL) || x->reduced == NULL || x->updated == NULL)
+        (tables && x->bits == NULL) || x->reduced == NULL || x->updated == NULL || x->renewed == NULL)
         return tp_fail(TP_EMEMORY, "no memory to check %d stages and %d micro-batches", p->stages, p->micros);
     return TP_OK;
 }
@@ -442,7 +469,24 @@ tp_sched_check_order(const tp_program *program, unsigned ops)
     free(x.bits);
     free(x.reduced);
     free(x.updated);
+    free(x.renewed);
     return status;
+}
+
+/* Where micro-batches have updates: the head's stage takes one after another, whose rows wait together. */
+static tp_status
+check_head(const tp_program *program)
+{
+    int head = program->stages - 1, rank = program->rank_of[head], updates = 0;
+    for (int64_t k = program->begin[rank]; k < program->begin[rank + 1]; k++) {
+        const tp_instr *i = &program->code[k];
+        if (i->stage == head && i->op == TP_OP_F && i->micro > updates)
+            return tp_sched_refuse(program, rank, k - program->begin[rank],
+                                   "the head's stage goes forward with a micro-batch when that before it has its update: %dU%d.0 comes "
+                                   "first", head, updates);
+        updates += i->stage == head && i->op == TP_OP_U;
+    }
+    return TP_OK;
 }
 
 tp_status
@@ -470,5 +514,5 @@ tp_program_check_canonical(const tp_program *program)
             }
         }
     free(last);
-    return status;
+    return status == TP_OK && tp_program_versions(program, program->stages - 1) > 0 ? check_head(program) : status;
 }

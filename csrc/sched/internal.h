@@ -10,7 +10,7 @@ enum { TP_SCHED_PART = 1 << 16 }; /* instructions between two questions whether 
 tp_status
 tp_sched_refuse(const tp_program *program, int rank, int64_t position, const char *format, ...) TP_PRINTF(4, 5);
 
-/* Ops that compute. They take a rank's time and appear in a timeline, as swaps, AR and OPT do. */
+/* Ops that compute. They take a rank's time and appear in a timeline, as swaps, U, AR and OPT do. */
 static inline int
 tp_sched_is_compute(int op)
 {
@@ -20,6 +20,12 @@ static inline int
 tp_sched_is_swap(int op)
 {
     return op == TP_OP_SO || op == TP_OP_SI;
+}
+/* Work beside the passes over a slice: a copy to or from memory, or an update. */
+static inline int
+tp_sched_is_beside(int op)
+{
+    return tp_sched_is_swap(op) || op == TP_OP_U;
 }
 static inline int
 tp_sched_is_message(int op)

@@ -31,7 +31,7 @@ static const double no_time = 0.0;
 int
 tp_plain_may(unsigned ops, const tp_durations *durations)
 {
-    return !(ops & (TP_SCHED_HAS_HALVES | TP_SCHED_GUESTS)) && durations->seconds[TP_OP_SF] == NULL && durations->seconds[TP_OP_RF] == NULL &&
+    return !(ops & (TP_SCHED_HAS_HALVES | TP_SCHED_GUESTS | TP_SCHED_BIT(TP_OP_U))) && durations->seconds[TP_OP_SF] == NULL && durations->seconds[TP_OP_RF] == NULL &&
            durations->seconds[TP_OP_SB] == NULL && durations->seconds[TP_OP_RB] == NULL;
 }
 

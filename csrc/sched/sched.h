@@ -19,6 +19,10 @@
  *    taken) and sends it back (`0SL4.0@0`: waits until it is there; the guest's slot is free) once rank 0 has announced that
  *    (`0RL4.0@3`: a slot is taken again). The R, I or B that reads it waits for it. They are of a whole micro-batch, written as
  *    its slice 0, and builders place all four: lower adds messages between neighbours alone. A stage's guests are on one rank.
+ *  - U (PipeDream's asynchronous updates, Narayanan et al. 2019): its stage's update by this micro-batch's gradient alone, behind the
+ *    last B or W of it. Forwards read the newest values from then on; what follows a forward (R, B, I, W of that micro-batch) reads
+ *    those that the forward read, of which the stage keeps as many versions as that needs. Written as slice 0; all micro-batches of
+ *    all stages have one, or none has. OPT then ends the step and updates nothing.
  *  - AR and OPT end a rank's list: at most one AR for each copy of the model (both ends meet), then one OPT per stage. The first
  *    OPT waits until every rank has come to its own, because the norm of the gradient is global. */
 #ifndef TP_SCHED_SCHED_H
@@ -31,9 +35,9 @@
 
 /* F forward, B whole backward, I / W its input and weight halves, R recompute, SF/RF, SB/RB send and receive activation
  * and gradient, SO/SI swap out and in, AR gradients of a tied weight's rows to the head's stage, OPT update, SE/RE, SL/RL send and receive
- * evicted and loaded activations. */
+ * evicted and loaded activations, U update by one micro-batch. */
 #define TP_OP_MAP(X)                                                                                                   \
-    X(F) X(B) X(I) X(W) X(R) X(SF) X(RF) X(SB) X(RB) X(SO) X(SI) X(AR) X(OPT) X(SE) X(RE) X(SL) X(RL)
+    X(F) X(B) X(I) X(W) X(R) X(SF) X(RF) X(SB) X(RB) X(SO) X(SI) X(AR) X(OPT) X(SE) X(RE) X(SL) X(RL) X(U)
 typedef enum {
 #define TP_OP_ENUM(name) TP_OP_##name,
     TP_OP_MAP(TP_OP_ENUM)
@@ -177,6 +181,9 @@ tp_program_build_chimera(int ranks, int micros, const int32_t *slices, tp_progra
  * included. What is loaded comes while another micro-batch goes forward (nominal times: B takes two F). EVALUE. */
 TP_MUST_USE tp_status
 tp_program_build_bpipe(int ranks, int micros, const int32_t *slices, tp_program **out);
+/* PipeDream (Narayanan et al. 2019): 1F1B's order, its unit the whole micro-batch, with a U behind each backward. EVALUE. */
+TP_MUST_USE tp_status
+tp_program_build_pipedream(int ranks, int micros, const int32_t *slices, tp_program **out);
 /* ceil((ranks + 2) / 2). 1F1B's pairs of ranks hold ranks + 1 together; one more lets a load overlap. */
 static inline int
 tp_bpipe_most(int ranks)
@@ -305,6 +312,9 @@ int
 tp_program_activation_slots(const tp_program *program, int stage);
 int
 tp_program_gradient_slots(const tp_program *program, int stage);
+/* Versions of its values that `stage` has at once at most: the newest, and those that backwards to come will read. 0: it has no U. */
+int
+tp_program_versions(const tp_program *program, int stage);
 /* Slots for guests of `stage` on the rank that holds them, and that rank; 0 and -1: it has none. */
 int
 tp_program_guest_slots(const tp_program *program, int stage);
@@ -318,7 +328,7 @@ TP_MUST_USE tp_status
 tp_program_check(const tp_program *program);
 
 /* What the engine demands besides, so that results do not depend on the schedule: each stage goes through micro-batches
- * ascending in B or I, and in B or W; the last one in F too. ESCHEDULE. */
+ * ascending in B or I, and in B or W; the last one in F too, and where there are U each behind that of the one before. ESCHEDULE. */
 TP_MUST_USE tp_status
 tp_program_check_canonical(const tp_program *program);
 
@@ -336,7 +346,7 @@ typedef enum {
 } tp_bubble;
 
 typedef struct {
-    int64_t operations;      /* intervals of compute ops (swaps, AR and OPT too), grouped by rank, in program order */
+    int64_t operations;      /* intervals of compute ops (swaps, U, AR and OPT too), grouped by rank, in program order */
     int64_t *begin;          /* [ranks + 1] */
     double *start_s, *end_s; /* [operations] */
     int32_t *at;             /* [operations] position in the rank's program */

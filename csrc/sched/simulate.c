@@ -278,7 +278,7 @@ step(sim *s, int rank, const tp_instr *i)
         compute(s, rank, i, unit);
         if (!(s->lowered && s->remote[forward ? i->stage + 1 : i->stage]))
             leave(s, rank, forward, forward && i->flags ? tp_sched_leaving(s->p, i) : TP_HALVES, i->stage, cell, unit);
-    } else if (i->op == TP_OP_W || i->op == TP_OP_R || tp_sched_is_swap(i->op)) {
+    } else if (i->op == TP_OP_W || i->op == TP_OP_R || tp_sched_is_beside(i->op)) {
         compute(s, rank, i, unit);
     } else if (i->op == TP_OP_SF || i->op == TP_OP_SB) {
         leave(s, rank, i->op == TP_OP_SF, tp_instr_halves(i), i->stage, cell, unit);

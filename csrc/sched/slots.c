@@ -183,3 +183,25 @@ tp_program_gradient_slots(const tp_program *program, int stage)
 {
     return slots_of(program, stage, 1);
 }
+
+int
+tp_program_versions(const tp_program *program, int stage)
+{
+    int rank = program->rank_of[stage], made = 0, before = 0, most = 0;
+    int64_t oldest = program->begin[rank]; /* forward of the micro-batches without their U, and `before`: U in front of it */
+    for (int64_t i = program->begin[rank]; i < program->begin[rank + 1]; i++) {
+        const tp_instr *update = &program->code[i];
+        if (update->stage != stage || update->op != TP_OP_U)
+            continue;
+        made++;
+        for (; oldest < i; oldest++) {
+            const tp_instr *instr = &program->code[oldest];
+            if (instr->stage == stage && instr->op == TP_OP_F && instr->micro > update->micro)
+                break;
+            before += instr->stage == stage && instr->op == TP_OP_U;
+        }
+        int versions = oldest < i ? made - before + 1 : 1;
+        most = versions > most ? versions : most;
+    }
+    return most;
+}

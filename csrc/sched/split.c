@@ -281,6 +281,10 @@ decide(filler *f, int rank)
         run_weight(f, rank, full);
         return 1;
     }
+    if (i->op == TP_OP_U && f->weight[i->stage].micro <= i->micro) {
+        run_weight(f, rank, i->stage);
+        return 1;
+    }
     int begins = i->op == TP_OP_B && i->slice == p->slices[i->micro] - 1;
     if (begins && open_micros(f, i->stage) >= f->pending && f->input[i->stage].count > f->weight[i->stage].count) {
         run_weight(f, rank, i->stage);

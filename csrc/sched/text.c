@@ -131,7 +131,7 @@ tp_program_can_csv(const tp_program *program)
                 return tp_sched_refuse(program, r, i - program->begin[r],
                                        "torch.distributed.pipelining has no word for half a micro-batch: whole "
                                        "forwards would be right");
-            if (instr->op == TP_OP_R || tp_sched_is_swap(instr->op) || tp_sched_is_guest(instr->op))
+            if (instr->op == TP_OP_R || tp_sched_is_beside(instr->op) || tp_sched_is_guest(instr->op))
                 return tp_sched_refuse(
                     program, r, i - program->begin[r],
                     "torch.distributed.pipelining has no word for %s: only F, B, I and W compute there",
@@ -260,7 +260,7 @@ get_word(reader *r, tp_instr *out)
                         "only the compute actions F, B, I and W of torch.distributed.pipelining, and pairs of them in "
                         OVERLAP ", are read (its compute_only CSV)");
     if (op < 0)
-        return bad_word(r, from, "an operation of F B I W R SF RF SB RB SO SI AR OPT SE RE SL RL behind the stage would be "
+        return bad_word(r, from, "an operation of F B I W R SF RF SB RB SO SI AR OPT SE RE SL RL U behind the stage would be "
                                  "right");
     int micro = get_number(r, 65535), slice = 0, peer = -1;
     unsigned flags = 0;

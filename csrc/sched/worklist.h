@@ -34,7 +34,7 @@ typedef struct {
 
 #define TP_NOT_YET (-1.0)
 
-/* Is the program without halves, and do copies take none of a rank's time? */
+/* Is the program without halves, guests and U, and do copies take none of a rank's time? */
 int
 tp_plain_may(unsigned ops, const tp_durations *durations);
 /* Fills worklist->plain; remote must be there. EMEMORY. */

@@ -215,7 +215,7 @@ tp_block_input_gradient(tp_stage *stage, int block, const tp_slice_at *at)
 /* Tokens [begin, end) of one sequence, walked downwards. */
 typedef struct {
     int64_t sequence, begin, end;
-    int accumulate; /* 0: the first chain of the step begins here */
+    int accumulate; /* 0: the first chain of the gradient begins here */
 } stretch;
 
 /* First row (of the micro-batch) of the walk, and the step to the next. */
@@ -288,7 +288,7 @@ add_norm_gradient(tp_stage *stage, const tp_stage_block *self, const tp_slice_at
     float *norm = stage->base.param[self->norm].grad;
     for (int64_t s = at->first; s < at->last; s++) {
         const float *dnorm = self->gradients[at->gslot].dnorm + s * 2 * width;
-        int first = at->q == 0 && s == 0;
+        int first = tp_stage_sums_from(&stage->base, at->q) && s == 0;
         (first ? stage->be->ops->copy : stage->be->ops->add)(stage->be, width, dnorm, norm);
         if (self->norm_bias >= 0)
             (first ? stage->be->ops->copy : stage->be->ops->add)(stage->be, width, dnorm + width,
@@ -333,7 +333,7 @@ tp_block_weight_gradient(tp_stage *stage, int block, const tp_slice_at *at, int6
         end = tp_stage_group_begin(at->micro, at->slice + 1);
     for (int64_t s = at->first; s < at->last && begin < end; s++) {
         stretch part = {s, begin, end, 1};
-        part.accumulate = !(at->q == 0 && s == 0 && end == seq_len);
+        part.accumulate = !(tp_stage_sums_from(&stage->base, at->q) && s == 0 && end == seq_len);
         stretch_gradient(stage, block, at, &part);
     }
     if (self->saves && stage->base.config.remake_slices && begin > at->begin)

@@ -99,6 +99,7 @@ place_tables(tp_stage_base *stage)
         stage->end[end] = (void **)(void *)at;
         at += slots[end == TP_END_OUTPUT_GRADIENT || end == TP_END_INPUT_GRADIENT] * sizeof(void *);
     }
+    stage->version_of = stage->config.versions > 0 ? (int32_t *)(void *)at : NULL;
 }
 
 tp_status
@@ -112,7 +113,8 @@ tp_stage_describe(const tp_stage_config *config, const tp_stage_sizes *sizes, tp
     size_t bytes = sizes->stage + (size_t)blocks * sizeof(tp_stage_block) +
                    (size_t)tp_model_params(&config->model) * sizeof(tp_stage_param) +
                    (size_t)blocks * (slots * (sizes->activations + 2 * sizeof(tp_inner)) + gslots * (sizes->gradients + sizeof(tp_inner))) +
-                   2 * (slots + gslots) * sizeof(void *);
+                   2 * (slots + gslots) * sizeof(void *) +
+                   (config->versions > 0 ? (size_t)config->slicing->micros * sizeof(int32_t) : 0);
     tp_stage_base *stage = calloc(1, bytes); /* tables, not tensors: outside the account */
     if (stage == NULL)
         return tp_fail(TP_EMEMORY, "no memory for the tables of a stage");

@@ -31,6 +31,9 @@ typedef struct {
     int64_t copy_count;  /* elements of copy; 0: none */
     float *value, *grad, *m, *v;
     void *copy;          /* the value in the other form that products read: transposed, or of the stage's dtype */
+    float *first_value;  /* value and copy are those of the version that is selected: version 0's, and where in another's they are */
+    void *first_copy;
+    size_t value_at, copy_at;
 } tp_stage_param;
 
 typedef struct {
@@ -65,6 +68,10 @@ typedef struct {
     size_t lent_bytes;    /* of the ends that messages leave from */
     void *embedding_rows; /* [batch * T, E] gradient of the embedding's output in the provider's order, or the other end's;
                              NULL unless tp_stage_scatters */
+    char *versions;       /* values and copies of version 1 and up, version_bytes each */
+    size_t version_bytes;
+    int newest, selected; /* versions */
+    int32_t *version_of;  /* [micros] that its forward reads; NULL: config.versions is 0 */
     char what[64];        /* "the stage of blocks [0, 3)", for errors */
 } tp_stage_base;
 
@@ -134,13 +141,20 @@ tp_stage_state(const tp_stage_param *param, tp_state state)
            : state == TP_STATE_GRAD ? param->grad
                                     : param->value;
 }
-/* Of a token in the mean loss of all replicas. */
+/* Does a sum over micro-batches begin with this one? */
+static inline int
+tp_stage_sums_from(const tp_stage_base *stage, int micro)
+{
+    return micro == 0 || stage->config.versions > 0;
+}
+/* Of a token in the mean loss of all replicas; of one of this micro-batch, where each has its update. */
 static inline float
-tp_stage_token_weight(const tp_stage_base *stage)
+tp_stage_token_weight(const tp_stage_base *stage, const tp_micro *micro)
 {
     const tp_stage_config *config = &stage->config;
     double replicas = config->replicas > 1 ? config->replicas : 1;
-    return 1.0f / (float)(replicas * config->slicing->batch * config->slicing->seq_len);
+    int32_t sequences = config->versions > 0 ? micro->batch : config->slicing->batch;
+    return 1.0f / (float)(replicas * sequences * config->slicing->seq_len);
 }
 
 /* What the embedding's stage of a tied wte gives the head's (tp_stage_ops.tied): embedding_rows. */
@@ -183,6 +197,20 @@ typedef void tp_lay_gradients(const tp_stage_base *stage, const tp_stage_block *
  * is any. Sets `end`, `slots` and their bytes. */
 void
 tp_lay_slots(tp_stage_base *stage, tp_stage_arena *from, tp_lay_activations *activations, tp_lay_gradients *gradients);
+
+/* ---- versions of the values (versions.c) ---- */
+/* Counted, or carved, behind all that is there without them. */
+void
+tp_lay_versions(tp_stage_base *stage, tp_stage_arena *from);
+/* Before the work of a micro-batch: value and copy of each tensor become those of its version; `begins`: of the newest, from now on. */
+void
+tp_stage_select(tp_stage_base *stage, int micro, int begins);
+/* The version after the newest becomes the newest, and selected; it is still to be written. Gives the one that was. */
+int
+tp_stage_advance(tp_stage_base *stage);
+/* The i-th tensor's value in a version. */
+float *
+tp_stage_version(const tp_stage_base *stage, int i, int version);
 
 /* What all blocks that swap have outside the device's memory: sets `stored`. */
 void

@@ -185,6 +185,7 @@ static tp_status
 stage_forward(tp_stage *stage, int micro, int slice, tp_half half, int slot)
 {
     tp_slice_at at = tp_stage_at(&stage->base, micro, slice, half, slot, 0);
+    tp_stage_select(&stage->base, micro, slice == 0 && half != TP_SECOND_HALF);
     for (int block = 0; block < stage->base.blocks; block++)
         tp_block_forward(stage, block, &at);
     return TP_OK;
@@ -194,6 +195,7 @@ static tp_status
 stage_input_gradient(tp_stage *stage, int micro, int slice, int slot, int gradient_slot)
 {
     tp_slice_at at = tp_stage_at(&stage->base, micro, slice, TP_WHOLE, slot, gradient_slot);
+    tp_stage_select(&stage->base, micro, 0);
     for (int block = stage->base.blocks - 1; block >= 0; block--)
         tp_block_input_gradient(stage, block, &at);
     return TP_OK;
@@ -203,6 +205,7 @@ static tp_status
 stage_recompute(tp_stage *stage, int micro, int slice, int slot, int gradient_slot)
 {
     tp_slice_at at = tp_stage_at(&stage->base, micro, slice, TP_WHOLE, slot, gradient_slot);
+    tp_stage_select(&stage->base, micro, 0);
     for (int block = 0; block < stage->base.blocks; block++)
         if (stage->base.block[block].saves == TP_REMAKES)
             tp_block_recompute(stage, block, &at);
@@ -252,6 +255,7 @@ stage_weight_gradient(tp_stage *stage, int micro, int slice, int slot, int gradi
 {
     tp_slice_at at = tp_stage_at(&stage->base, micro, slice, TP_WHOLE, slot, gradient_slot);
     int64_t end = weights_end(&at);
+    tp_stage_select(&stage->base, micro, 0);
     for (int block = stage->base.blocks - 1; block >= 0; block--)
         tp_block_weight_gradient(stage, block, &at, end);
     return TP_OK;
@@ -285,5 +289,6 @@ const tp_stage_ops tp_cpu_stage_ops = {
     .gradients = tp_stage_gradients,
     .loss = tp_stage_loss,
     .sumsq = tp_stage_sumsq,
+    .update_micro = tp_stage_update_micro,
     .update = tp_stage_update,
 };

@@ -121,6 +121,8 @@ tp_stage_loss(tp_stage *stage, double *out);
 TP_MUST_USE tp_status
 tp_stage_sumsq(tp_stage *stage, double *sums);
 TP_MUST_USE tp_status
+tp_stage_update_micro(tp_stage *stage, int micro, const tp_adamw *adamw, double grad_clip, double *sums);
+TP_MUST_USE tp_status
 tp_stage_update(tp_stage *stage, const tp_adamw *adamw, double grad_scale);
 /* Lay out anew what linear_t reads of a weight. */
 void

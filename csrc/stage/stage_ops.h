@@ -36,6 +36,8 @@ typedef struct {
                                      attention is among them, and no micro-batch has several sequences and several slices */
     int one_room;                 /* 1: what goes forward is swapped out before any is swapped in, and that has been read before the
                                      next goes forward (all of the micro-batch, unless remake_slices): one place serves both */
+    int versions;                 /* of the values, that U makes (csrc/sched/sched.h): the most at once; 0: no U, the gradient is summed
+                                     over all micro-batches */
     int replicas;                 /* the gradient is of the mean over so many such batches; 0: 1 */
     const char *store;            /* folder on a disk for what is swapped, where it does not go to the host's memory; borrowed
                                      until open returns */
@@ -177,6 +179,10 @@ typedef struct {
     /* sums[canonical parameter index] = sum of squares of the gradient, for tensors this stage answers for (a tied wte is
      * the head's); others are left alone. */
     tp_status (*sumsq)(tp_stage *stage, double *sums);
+    /* U: AdamW on every tensor by the gradient of this micro-batch alone, clipped to grad_clip (0: not) by the stage's own norm, into
+     * the newest version. sums[canonical parameter index] += sum of squares. ERUNTIME: the norm is not finite, and nothing is updated.
+     * NULL: this provider has one version. Between updates `forward` reads the newest version, and what follows it the same. */
+    tp_status (*update_micro)(tp_stage *stage, int micro, const tp_adamw *adamw, double grad_clip, double *sums);
     /* AdamW on every tensor that the stage answers for, with gradients scaled by grad_scale, then pack. */
     tp_status (*update)(tp_stage *stage, const tp_adamw *adamw, double grad_scale);
 } tp_stage_ops;
@@ -189,7 +195,7 @@ typedef struct {
     tp_fail_function fail_at;
 } tp_host;
 
-#define TP_PROVIDER_ABI 8u
+#define TP_PROVIDER_ABI 9u
 #define TP_PROVIDER_CAPSULE "terapipe_c.provider"
 #define TP_PARTITION_CAPSULE "terapipe_c.partition" /* of tp_device_config.partition */
 

@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-/* Adds the head's two halves, once per step. */
+/* Adds the head's two halves, once per gradient. */
 static void
 finish_head(tp_stage *stage)
 {
@@ -15,6 +15,27 @@ finish_head(tp_stage *stage)
     if (!stage->tile[1].seen) /* sequences of one token have no backward rows */
         stage->be->ops->zero(stage->be, weight->floats, weight->grad);
     stage->be->ops->add(stage->be, weight->floats, stage->head_forward, weight->grad);
+}
+
+/* Rows of d(embedding output) of `tokens` tokens, in canonical order from `first` on, to the embeddings of words and positions. */
+static void
+scatter_rows(tp_stage *stage, int64_t first, int64_t tokens)
+{
+    const tp_backend_ops *ops = stage->be->ops;
+    const tp_model *model = &stage->base.config.model;
+    int64_t width = model->n_embd;
+    const tp_stage_param *wte = tp_stage_scatters(&stage->base) ? tp_stage_vocabulary(&stage->base) : NULL;
+    const float *rows = (const float *)stage->base.embedding_rows + (wte == NULL ? 0 : first * width);
+    if (wte != NULL && wte->grad != NULL) {
+        if (!model->tie_weights)
+            ops->zero(stage->be, wte->floats, wte->grad);
+        ops->scatter_add(stage->be, tokens, width, model->vocab_size, stage->chain_tokens + first, rows, width, wte->grad);
+    }
+    if (tp_stage_embeds(&stage->base)) {
+        const tp_stage_param *wpe = &stage->base.param[stage->base.block[0].out];
+        ops->zero(stage->be, wpe->floats, wpe->grad);
+        ops->scatter_add(stage->be, tokens, width, model->block_size, stage->chain_positions + first, rows, width, wpe->grad);
+    }
 }
 
 tp_status
@@ -37,24 +58,9 @@ tp_stage_give_tied(tp_stage *stage, tp_tied *out)
 tp_status
 tp_stage_finish(tp_stage *stage)
 {
-    const tp_backend_ops *ops = stage->be->ops;
-    const tp_model *model = &stage->base.config.model;
-    int64_t rows = tp_stage_tokens(&stage->base), width = model->n_embd;
     if (!tp_stage_is_tied_apart(&stage->base)) /* else tp_stage_tied has */
         finish_head(stage);
-    const tp_stage_param *wte = tp_stage_scatters(&stage->base) ? tp_stage_vocabulary(&stage->base) : NULL;
-    if (wte != NULL && wte->grad != NULL) {
-        if (!model->tie_weights)
-            ops->zero(stage->be, wte->floats, wte->grad);
-        ops->scatter_add(stage->be, rows, width, model->vocab_size, stage->chain_tokens, stage->base.embedding_rows,
-                         width, wte->grad);
-    }
-    if (tp_stage_embeds(&stage->base)) {
-        const tp_stage_param *wpe = &stage->base.param[stage->base.block[0].out];
-        ops->zero(stage->be, wpe->floats, wpe->grad);
-        ops->scatter_add(stage->be, rows, width, model->block_size, stage->chain_positions, stage->base.embedding_rows,
-                         width, wpe->grad);
-    }
+    scatter_rows(stage, 0, tp_stage_tokens(&stage->base));
     return TP_OK;
 }
 
@@ -78,19 +84,61 @@ tp_stage_sumsq(tp_stage *stage, double *sums)
     return TP_OK;
 }
 
+/* The i-th tensor from its gradient, in place; and what products read of it. */
+static void
+update_tensor(tp_stage *stage, int i, const tp_adamw *adamw, double grad_scale)
+{
+    const tp_stage_param *param = &stage->base.param[i];
+    double bias1 = 1 - pow(adamw->beta1, (double)adamw->step), bias2 = 1 - pow(adamw->beta2, (double)adamw->step);
+    stage->be->ops->adamw(stage->be, param->floats, param->value, param->grad, param->m, param->v, (float)adamw->lr,
+                          (float)adamw->beta1, (float)adamw->beta2, (float)adamw->eps,
+                          (float)(param->info.is_matrix ? adamw->weight_decay : 0), (float)bias1, (float)bias2,
+                          (float)grad_scale);
+    tp_stage_pack(stage, param); /* while its value may still be in a cache */
+}
+
 tp_status
 tp_stage_update(tp_stage *stage, const tp_adamw *adamw, double grad_scale)
 {
-    double bias1 = 1 - pow(adamw->beta1, (double)adamw->step), bias2 = 1 - pow(adamw->beta2, (double)adamw->step);
-    for (int i = 0; i < stage->base.params; i++) {
-        const tp_stage_param *param = &stage->base.param[i];
-        if (!tp_stage_answers_for(&stage->base, i))
-            continue;
-        stage->be->ops->adamw(stage->be, param->floats, param->value, param->grad, param->m, param->v, (float)adamw->lr,
-                              (float)adamw->beta1, (float)adamw->beta2, (float)adamw->eps,
-                              (float)(param->info.is_matrix ? adamw->weight_decay : 0), (float)bias1, (float)bias2,
-                              (float)grad_scale);
-        tp_stage_pack(stage, param); /* while its value may still be in a cache */
+    for (int i = 0; i < stage->base.params; i++)
+        if (tp_stage_answers_for(&stage->base, i))
+            update_tensor(stage, i, adamw, grad_scale);
+    return TP_OK;
+}
+
+/* The gradient of a micro-batch alone is complete; the head's tiles begin anew. */
+static void
+finish_micro(tp_stage *stage, int micro)
+{
+    const tp_slicing *slicing = stage->base.config.slicing;
+    const tp_micro *cut = &slicing->micro[micro];
+    finish_head(stage);
+    stage->tile[0].seen = stage->tile[1].seen = 0;
+    scatter_rows(stage, cut->first_seq * slicing->seq_len, (int64_t)cut->batch * slicing->seq_len);
+}
+
+tp_status
+tp_stage_update_micro(tp_stage *stage, int micro, const tp_adamw *adamw, double grad_clip, double *sums)
+{
+    tp_stage_base *base = &stage->base;
+    double norm2 = 0;
+    finish_micro(stage, micro);
+    for (int i = 0; i < base->params; i++) {
+        double sum = stage->be->ops->sumsq(stage->be, base->param[i].floats, base->param[i].grad);
+        sums[base->param[i].index] += sum;
+        norm2 += sum;
+    }
+    if (!isfinite(norm2))
+        return tp_fail(TP_ERUNTIME,
+                       "the gradient norm of micro-batch %d on %s is %g; what micro-batches before it updated stays so. A smaller lr, a "
+                       "longer warm-up or grad_clip may help", micro, base->what, isnan(norm2) ? (double)NAN : sqrt(norm2));
+    double scale = grad_clip > 0 && sqrt(norm2) > grad_clip ? grad_clip / (sqrt(norm2) + 1e-6) : 1; /* PyTorch's clip_grad_norm_ */
+    int before = tp_stage_advance(base);
+    for (int i = 0; i < base->params; i++) {
+        const float *value = tp_stage_version(base, i, before);
+        if (value != base->param[i].value)
+            stage->be->ops->copy(stage->be, base->param[i].floats, value, base->param[i].value);
+        update_tensor(stage, i, adamw, scale);
     }
     return TP_OK;
 }

@@ -167,7 +167,7 @@ def plan_slicing_bound(judge: Any, candidate: Any, unit: int) -> float | None:
     cuts = math.gcd(unit, *(n for _, lengths in candidate.slicing for n in lengths))
     tokens = sum(candidate.slicing[0][1])
     work = (tokens // cuts) ** 2 * judge.ranks * len({b for b, _ in candidate.slicing})
-    if candidate.schedule in ("sliced-1f1b", "chimera") or work > (2e7 if _by_table(judge.costs) else 2e8):
+    if candidate.schedule in ("sliced-1f1b", "chimera", "pipedream") or work > (2e7 if _by_table(judge.costs) else 2e8):
         return None
     return slicing_bound(judge.model, judge.costs, candidate.partition, [b for b, _ in candidate.slicing], seq_len=tokens,
                          granularity=cuts, ranks=judge.ranks, update_s=judge._stage_work(candidate.partition)[1],

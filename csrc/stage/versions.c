@@ -1,0 +1,65 @@
+/* Versions of a stage's values: the newest, and those that backwards to come will read (PipeDream's weight stashing, Narayanan et al.,
+ * SOSP 2019, section 3.3). A ring: version 0 lies where the values are that a stage without versions has. */
+#include "csrc/stage/describe.h"
+
+void
+tp_lay_versions(tp_stage_base *stage, tp_stage_arena *from)
+{
+    tp_stage_arena one = {NULL, 0, from->align, from->element};
+    for (int i = 0; i < stage->params; i++) {
+        tp_stage_param *param = &stage->param[i];
+        param->first_value = param->value;
+        param->first_copy = param->copy;
+        param->value_at = one.used;
+        tp_lay_floats(&one, param->floats);
+        param->copy_at = one.used;
+        tp_lay_elements(&one, param->copy_count);
+    }
+    stage->version_bytes = one.used;
+    stage->versions = tp_lay(from, stage->config.versions > 1 ? stage->config.versions - 1 : 0, one.used);
+}
+
+/* Of version 1 and up. */
+static char *
+version_at(const tp_stage_base *stage, int version)
+{
+    return stage->versions + (size_t)(version - 1) * stage->version_bytes;
+}
+
+float *
+tp_stage_version(const tp_stage_base *stage, int i, int version)
+{
+    const tp_stage_param *param = &stage->param[i];
+    return version == 0 ? param->first_value : (float *)(void *)(version_at(stage, version) + param->value_at);
+}
+
+static void
+select_version(tp_stage_base *stage, int version)
+{
+    for (int i = 0; version != stage->selected && i < stage->params; i++) {
+        tp_stage_param *param = &stage->param[i];
+        param->value = tp_stage_version(stage, i, version);
+        if (param->copy_count > 0)
+            param->copy = version == 0 ? param->first_copy : version_at(stage, version) + param->copy_at;
+    }
+    stage->selected = version;
+}
+
+void
+tp_stage_select(tp_stage_base *stage, int micro, int begins)
+{
+    if (stage->version_of == NULL)
+        return;
+    if (begins)
+        stage->version_of[micro] = stage->newest;
+    select_version(stage, stage->version_of[micro]);
+}
+
+int
+tp_stage_advance(tp_stage_base *stage)
+{
+    int before = stage->newest;
+    stage->newest = (before + 1) % stage->config.versions;
+    select_version(stage, stage->newest);
+    return before;
+}

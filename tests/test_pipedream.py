@@ -1,0 +1,384 @@
+"""PipeDream: an update behind every micro-batch. Its program proved and timed, and trained against what its paper says, written
+down here with NumPy and gradients at weights of several versions."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+from mutations import checked, mutate
+
+import terapipe_c as tp
+from terapipe_c import schedules
+from terapipe_c.engine import rank_memory
+
+MODEL = tp.GPTConfig(n_layer=3, n_head=2, n_embd=32, vocab_size=97, block_size=24, tie_weights=False)
+TOKENS = np.random.default_rng(5).integers(0, 97, 4000).astype(np.int32)
+ADAMW = {"lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+
+
+def planned(stages=3, batch=6, model=MODEL, planner="uniform", schedule="pipedream", flops=1e9, **options):
+    cluster = tp.Cluster(num_devices=8, peak_flops=flops)
+    return tp.plan(model, cluster, batch=batch, seq_len=24, schedule=schedule, planner=planner, stages=stages, **options)
+
+
+def trained(plan, out, steps=4, grad_clip=1.0, **options):
+    options = {"processes": False, "val_fraction": 0.0, **options}
+    run = tp.launch(plan, data=TOKENS, steps=steps, seed=3, out=str(out), lr_schedule="constant", grad_clip=grad_clip,
+                    progress=False, reproducible=False, checkpoint_every=steps, **ADAMW, **options)  # fmt: skip
+    return run, list(run)
+
+
+# ---- the program ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", range(1, 9))
+def test_a_stage_keeps_as_many_versions_as_it_is_from_the_end(ranks):
+    for micros in (1, 2, ranks, 2 * ranks + 1):
+        for slices in (1, 3):
+            program = schedules.pipedream(ranks, micros, slices)
+            program.check(canonical=True)
+            assert [program.versions(r) for r in range(ranks)] == [min(micros, ranks - r) for r in range(ranks)]
+            lowered = program.lower()
+            lowered.check(canonical=True)
+            assert lowered.counts["U"] == ranks * micros and lowered.counts["OPT"] == ranks
+            assert [lowered.versions(r) for r in range(ranks)] == [min(micros, ranks - r) for r in range(ranks)]
+            assert tp.Program.parse(str(program)) == program and lowered.strip() == program
+    assert schedules.one_f_one_b(ranks, ranks).versions(0) == 0
+
+
+def versions_by_walking(program, stage):
+    """From the definition: how many values between the newest and the oldest that some backward is still to read."""
+    made, most, read = 0, 0, {}
+    for op, micro in program.instructions(program.rank_of[stage])[["op", "micro"]].tolist():
+        if schedules.OPS[op] == "F":
+            read.setdefault(micro, made)
+        elif schedules.OPS[op] == "U":
+            del read[micro]
+            made += 1
+            most = max(most, made - min(read.values(), default=made) + 1)
+    return most
+
+
+def test_versions_of_any_order_are_those_of_the_definition():
+    rng = random.Random(1)
+    for _ in range(300):
+        micros, words, at = rng.randint(1, 7), [], [0, 0]
+        while at[1] < micros:  # one rank: forwards run ahead of backwards by chance
+            if at[0] < micros and (at[0] == at[1] or rng.random() < 0.5):
+                words.append(f"0F{at[0]}.0")
+                at[0] += 1
+            else:
+                words += [f"0B{at[1]}.0", f"0U{at[1]}.0"]
+                at[1] += 1
+        program = tp.Program.parse(" ".join(words))
+        assert program.check() is None and program.versions(0) == versions_by_walking(program, 0), str(program)
+
+
+def test_it_is_1f1b_and_a_period_is_the_busiest_ranks_work():
+    for ranks in (2, 4, 7):
+        def line(micros, ranks=ranks, **cost):
+            return schedules.pipedream(ranks, micros).simulate({"F": 1.0, "B": 2.0, **cost}, activation_bytes=1)
+
+        assert line(9).makespan_s == 3.0 * (9 + ranks - 1)
+        assert line(9).peak_memory_bytes.tolist() == [min(9, ranks - r) for r in range(ranks)]
+        slow = np.ones(ranks)
+        slow[ranks // 2] = 1.5
+        assert line(40, F=slow, U=0.25).makespan_s - line(39, F=slow, U=0.25).makespan_s == pytest.approx(1.5 + 2.0 + 0.25)
+        whole = line(12, U=0.5)
+        assert whole.busy_s.tolist() == [12 * 3.5] * ranks
+        assert sum(whole.bubbles.values()) == pytest.approx(ranks * whole.makespan_s - whole.busy_s.sum())
+
+
+def test_times_of_every_reader_agree_and_no_bound_is_above():
+    rng = np.random.default_rng(2)
+    for _ in range(150):
+        ranks, micros, slices = (int(n) for n in rng.integers(1, (6, 8, 4)))
+        shape = ranks, micros * slices
+        cost = {op: rng.uniform(0.1, 2.0, shape) for op in "FBU"}
+        comm = float(rng.uniform(0, 0.5))
+        program = schedules.pipedream(ranks, micros, slices)
+        line = program.simulate(cost, comm_s=comm)
+        assert program.makespan(cost, comm_s=comm) == pytest.approx(line.makespan_s, rel=1e-12)
+        assert program.lower().simulate(cost, comm_s=comm).makespan_s == pytest.approx(line.makespan_s, rel=1e-12)
+        assert line.lower_bound_s <= line.makespan_s
+        rows = line.intervals[line.intervals["op"] == schedules.OPS.index("U")]
+        assert len(rows) == ranks * micros and (rows["slice"] == 0).all()
+        split = program.split({"F": cost["F"], "I": cost["B"] / 2, "W": cost["B"] / 2, "U": cost["U"]}, pending=0)
+        split.check(canonical=True)
+        assert split.counts["U"] == program.counts["U"]
+    even = schedules.pipedream(4, 6).simulate({"F": 1.0, "B": 2.0, "U": 1.0})
+    assert even.lower_bound_s >= 6 * 4.0                                       # the work of a rank, updates too
+
+
+@pytest.mark.parametrize(("text", "what"), [
+    ("0F0.0 0U0.0 0B0.0", "every weight gradient of its micro-batch must come before it"),
+    ("0F0.0 0B0.0 0U0.0 0U0.0", "it is done twice"),
+    ("0F0.0 0I0.0 0U0.0 0W0.0", "every weight gradient of its micro-batch must come before it"),
+    ("0F0.0 0F1.0 0B0.0 0U0.0 0B1.0", "stage 0 has 1 of its 2 updates by micro-batches"),
+    ("0F0.0 0F1.0 0B1.0 0U1.0 0B0.0 0U0.0", "updates go through micro-batches ascending: that by micro-batch 0 comes first"),
+    ("0F0.0 0F0.1 0B0.1 0B0.0 0U0.1", "it is of the whole micro-batch: slice 0 would be right"),
+    ("0F0.0 0B0.0\n1F0.0 1B0.0 1U0.0", "stage 1 has 1 of its 1 updates"),
+    ("0F0.0 0B0.0 0U0.0@1\n1F0.0 1B0.0 1U0.0", "U"),
+])  # fmt: skip
+def test_a_misplaced_update_is_refused(text, what):
+    with pytest.raises(ValueError, match=what):
+        tp.Program.parse(text).check()
+
+
+def test_slips_of_the_pen_are_refused():
+    bases = [schedules.pipedream(3, 4).lower(), schedules.pipedream(2, 3, 2), schedules.pipedream(2, 3, 2).lower()]
+    refused = sum(error is not None for _, error in checked(random.Random(7), bases, 1500, mutate))
+    assert refused > 1000
+
+
+def test_two_copies_of_the_model_have_one_update():
+    words = [line.split() for line in str(schedules.chimera(2, 4)).splitlines()]
+    words[0].append("0U0.0")
+    with pytest.raises(tp.ScheduleError, match="two copies of the model add their gradients before an update"):
+        tp.Program.parse("\n".join(" ".join(line) for line in words)).check()
+
+
+def test_the_heads_stage_takes_one_micro_batch_after_another():
+    ahead = tp.Program.parse("0F0.0 0F1.0 0B0.0 0U0.0 0B1.0 0U1.0")
+    assert ahead.check() is None
+    with pytest.raises(tp.ScheduleError, match=r"0U0\.0 comes first"):
+        ahead.check(canonical=True)
+
+
+def test_torch_has_no_word_for_it():
+    with pytest.raises(tp.ScheduleError, match="no word for U"):
+        schedules.pipedream(2, 3).to_csv()
+
+
+# ---- the plan --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("planner", ["uniform", "terapipe", "auto", "dawnpiper", "pipedream", "autopipe", "vpipe"])
+def test_a_plan_is_a_value_and_says_what_it_is(planner, tmp_path):
+    plan = planned(planner=planner)
+    assert plan.schedule == "pipedream" and plan.step_time_s == pytest.approx(plan.timeline().makespan_s)
+    assert plan.lower_bound_s <= plan.step_time_s and not plan.executable and not plan.why_not_at_all
+    assert plan.durations["U"].shape == plan.durations["F"].shape and "OPT" not in plan.durations
+    assert sum(plan.bubbles.values()) == pytest.approx(plan.ranks * plan.step_time_s - sum(plan.busy_s))
+    assert plan.peak_memory_bytes == rank_memory(MODEL, plan.stages, plan.slicing, plan.program, recompute=plan.recompute)
+    plan.save(tmp_path / "plan.json")
+    assert tp.Plan.load(tmp_path / "plan.json") == plan
+    text = plan.explain()
+    assert "weights in 3 versions" in text and "weights in 1 version\n" in text and "reproducible=False" in text
+    assert "<svg" in plan._repr_html_()
+
+
+def test_versions_weigh_on_the_first_ranks():
+    """A version is the values and what the products read of them: twice a matrix's floats."""
+    many, one = planned(slicing=[(1, [24])] * 6), planned(slicing=[(6, [24])])
+    sync = planned(schedule="1f1b", slicing=[(1, [24])] * 6)
+    params = [sum(MODEL.block_params(block.kind) for block in MODEL.blocks[a:e]) for a, e in many.stages]
+    for rank, (held, before) in enumerate(zip(many.peak_memory_bytes, sync.peak_memory_bytes, strict=True)):
+        assert 4 * params[rank] * (2 - rank) <= held - before <= 9.5 * params[rank] * (2 - rank) + 4096
+    assert [one.program.versions(k) for k in range(3)] == [1, 1, 1]
+
+
+def test_an_update_is_in_the_prediction_once_a_micro_batch():
+    many = planned(slicing=[(1, [24])] * 6)
+    sync = planned(schedule="1f1b", slicing=[(1, [24])] * 6)
+    assert many.durations["U"][:2] == pytest.approx(np.repeat(sync.durations["OPT"][:2, :1], 6, axis=1))
+    assert many.step_time_s > sync.step_time_s
+
+
+def test_memory_is_kept_within_the_limit():
+    roomy = planned(planner="terapipe")
+    needed = max(roomy.peak_memory_bytes)
+    tight = planned(planner="terapipe", memory_bytes=needed - 1)
+    assert max(tight.peak_memory_bytes) < needed
+    with pytest.raises(tp.InfeasibleError, match=r"rank \d needs \d+ bytes and may use 1000"):
+        planned(memory_bytes=1000)
+
+
+@pytest.mark.parametrize(("options", "what"), [
+    ({"model": tp.GPTConfig(n_layer=3, n_head=2, n_embd=32, vocab_size=97, block_size=24)}, "tie_weights=False would be right"),
+    ({"data_parallel": 2, "stages": 2}, "replicas add their gradients once a step"),
+    ({"executable": True}, r"launch\(\.\.\., reproducible=False\)"),
+    ({"backend": "cuda"}, "cpu would be right"),
+    ({"chunks": 2, "stages": 2}, "has one stage a rank"),
+])  # fmt: skip
+def test_what_it_cannot_be_joined_with_is_refused(options, what):
+    with pytest.raises(ValueError, match=what):
+        planned(**options)
+
+
+def test_a_tied_weight_on_one_rank_is_one():
+    tied = tp.GPTConfig(n_layer=1, n_head=2, n_embd=32, vocab_size=97, block_size=24)
+    assert planned(stages=1, model=tied).program.versions(0) == 1
+
+
+def test_auto_takes_it_only_by_its_name():
+    plan = tp.plan(MODEL, tp.Cluster(num_devices=3, peak_flops=1e9), batch=6, seq_len=24)
+    assert plan.schedule != "pipedream" and "pipedream left out" not in "\n".join(plan.search_log)
+
+
+def test_exports_and_other_orders_are_refused(tmp_path):
+    plan = planned(slicing=[(1, [24])] * 6)
+    with pytest.raises(ValueError, match="Megatron has no schedule pipedream"):
+        plan.to_megatron()
+    with pytest.raises(ValueError, match="U"):
+        plan.to_torch_csv()
+    with pytest.raises(ValueError, match="a plan with one update a step"):
+        plan.with_program(schedules.one_f_one_b(3, 6))
+    with pytest.raises(ValueError, match="reproducible=False"):
+        tp.launch(plan, data=TOKENS, steps=1, out=str(tmp_path / "no"), progress=False)
+    sync = planned(schedule="1f1b")
+    with pytest.raises(ValueError, match="program has U"):
+        sync.with_program(schedules.pipedream(3, 6))
+
+
+# ---- the run ---------------------------------------------------------------------------------------------------------------
+
+
+def block_of(name):
+    """Of a tensor by its Hugging Face name: 0 the embedding, then attention and FFN of each layer, then the head."""
+    words = name.split(".")
+    if "h" in words:
+        layer = int(words[words.index("h") + 1])
+        return 1 + 2 * layer + ("mlp" in words or "ln_2" in words)
+    return 0 if words[-2] in ("wte", "wpe") else 1 + 2 * MODEL.n_layer
+
+
+def stage_of(plan, name):
+    return next(k for k, (first, end) in enumerate(plan.stages) if first <= block_of(name) < end)
+
+
+class Paper:
+    """PipeDream with weight stashing (SOSP 2019, section 3.3): stage k's gradient of micro-batch q is taken at its values before
+    the last min(q, K - 1 - k) updates of this step, and updates the newest. AdamW and clipping in float64, by stage."""
+
+    def __init__(self, plan, params, grad_clip):
+        self.plan, self.clip = plan, grad_clip
+        self.stages = [[name for name in params if stage_of(plan, name) == k] for k in range(len(plan.stages))]
+        self.value = {name: value.astype(np.float64) for name, value in params.items()}
+        self.m = {name: np.zeros(value.shape) for name, value in params.items()}
+        self.v = {name: np.zeros(value.shape) for name, value in params.items()}
+        self.updates = 0
+
+    def step(self, tokens):
+        """(mean loss, root of the mean square of the updates' norms)."""
+        history, losses, squares, begin = [self.value], [], [], 0
+        for q, (batch, _) in enumerate(self.plan.slicing):
+            seen = {}
+            for k, names in enumerate(self.stages):
+                version = history[max(0, q - (len(self.stages) - 1 - k))]
+                seen |= {name: version[name].astype(np.float32) for name in names}
+            loss, grads = tp.loss_and_grads(MODEL, seen, tokens[begin:begin + batch])
+            begin += batch
+            losses.append(loss * batch)
+            self.updates += 1
+            newest = {}
+            for names in self.stages:
+                norm = np.sqrt(sum((grads[name].astype(np.float64) ** 2).sum() for name in names))
+                scale = self.clip / (norm + 1e-6) if 0 < self.clip < norm else 1.0
+                squares.append(norm**2)
+                newest |= {name: self.update(name, history[-1][name], grads[name].astype(np.float64) * scale) for name in names}
+            history.append(newest)
+        self.value = history[-1]
+        return sum(losses) / begin, np.sqrt(sum(squares) / len(self.plan.slicing))
+
+    def update(self, name, value, grad):
+        (b1, b2), t = ADAMW["betas"], self.updates
+        self.m[name] = b1 * self.m[name] + (1 - b1) * grad
+        self.v[name] = b2 * self.v[name] + (1 - b2) * grad**2
+        decayed = value * (1 - ADAMW["lr"] * ADAMW["weight_decay"]) if value.ndim == 2 else value
+        return decayed - ADAMW["lr"] * (self.m[name] / (1 - b1**t)) / (np.sqrt(self.v[name] / (1 - b2**t)) + ADAMW["eps"])
+
+
+@pytest.mark.parametrize(("stages", "slicing", "clip"), [
+    (1, [(1, [24])] * 3, 0.0), (2, [(1, [24])] * 5, 0.5), (3, [(1, [24])] * 6, 0.0), (4, [(1, [9, 8, 7])] * 6, 0.5),
+    (3, [(2, [24]), (1, [1, 23]), (3, [24])], 0.0), (3, [(1, [24]), (2, [16, 8]), (1, [20, 4])], 0.5),
+])  # fmt: skip
+def test_it_trains_as_the_paper_says(stages, slicing, clip, tmp_path):
+    plan = planned(stages, sum(b for b, _ in slicing), slicing=slicing)
+    init = tp.init_params(MODEL, 3)
+    run, records = trained(plan, tmp_path / "run", steps=3, grad_clip=clip)
+    paper, data = Paper(plan, init, clip), tp.Dataset(TOKENS, 24, plan.batch, seed=3, val_fraction=0.0)
+    for step, record in enumerate(records):
+        loss, norm = paper.step(data.batch(step))
+        assert record.loss == pytest.approx(loss, rel=2e-6) and record.grad_norm == pytest.approx(norm, rel=1e-4)
+    found = tp.load_checkpoint(run.checkpoint_path).params
+    for name, value in paper.value.items():
+        if name.endswith("c_attn.bias"):  # a key's bias changes no attention: its gradient is rounding, which Adam makes a step of
+            found[name], value = (np.delete(x, slice(32, 64)) for x in (found[name], value))
+        np.testing.assert_allclose(found[name], value, atol=3e-5, err_msg=name)
+
+
+def test_a_synchronous_step_is_not_what_it_does(tmp_path):
+    """The oracle can tell: with one version of everything it is far off."""
+    plan = planned(3, 6, slicing=[(1, [24])] * 6)
+    _, records = trained(plan, tmp_path / "run", steps=2)
+    one = planned(1, 6, slicing=[(1, [24])] * 6)
+    _, fresh = trained(one, tmp_path / "one", steps=2)
+    assert records[0].loss != fresh[0].loss and abs(records[1].loss - fresh[1].loss) > 1e-4
+
+
+def test_slices_threads_processes_and_recomputation_do_not_show(tmp_path):
+    bits = set()
+    for i, (slicing, options, more) in enumerate((
+            ([(1, [24])] * 4, {}, {}), ([(1, [7, 8, 9])] * 4, {}, {"processes": True}),
+            ([(1, [1, 23])] * 4, {"recompute": "full"}, {}),
+            ([(1, [12, 12])] * 4, {"recompute": "ffn"}, {"threads_per_rank": 2}))):  # fmt: skip
+        plan = planned(3, 4, slicing=slicing, **options)
+        run, records = trained(plan, tmp_path / str(i), **more)
+        params = tp.load_checkpoint(run.checkpoint_path).params
+        bits.add((tuple(r.loss for r in records), tuple(value.tobytes() for value in params.values())))
+        report = run.report()
+        assert list(report.peak_memory_bytes) == list(report.predicted_peak_memory_bytes)
+        assert list(report.peak_memory_bytes) == plan.peak_memory_bytes or "threads_per_rank" in more
+    assert len(bits) == 1
+
+
+def test_a_resumed_run_and_an_evaluated_one_go_on_alike(tmp_path):
+    plan = planned(3, 4, slicing=[(1, [24])] * 4)
+    whole, records = trained(plan, tmp_path / "whole", steps=6, eval_every=1, val_fraction=0.2)
+    trained(plan, tmp_path / "parts", steps=3, val_fraction=0.2)
+    again, rest = trained(plan, tmp_path / "parts", steps=6, resume=True, val_fraction=0.2)
+    assert [r.loss for r in rest][-3:] == [r.loss for r in records][-3:]
+    first, second = (tp.load_checkpoint(run.checkpoint_path).params for run in (whole, again))
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+
+
+def test_what_is_saved_and_evaluated_is_the_newest_version(tmp_path):
+    """By the weights that were saved one device finds the loss that the run found, and a synchronous plan goes on from them."""
+    plan = planned(3, 4, slicing=[(1, [24])] * 4)
+    run, records = trained(plan, tmp_path / "run", steps=3, eval_every=3, val_fraction=0.3)
+    saved = tp.load_checkpoint(run.checkpoint_path).params
+    data = {split: tp.Dataset(TOKENS, 24, 4, seed=3, split=split, val_fraction=0.3) for split in ("train", "val")}
+    losses = [tp.loss_and_grads(MODEL, saved, data["val"].batch(i))[0] for i in range(4)]  # launch(eval_batches=4)
+    assert records[-1].eval_loss == pytest.approx(np.mean(losses), rel=1e-7)
+    sync = tp.plan(MODEL, tp.Cluster.local(), batch=4, seq_len=24, schedule="1f1b", planner="uniform", stages=2)
+    _, rest = trained(sync, tmp_path / "run", steps=4, resume=True, val_fraction=0.3)
+    assert rest[-1].loss == tp.loss_and_grads(MODEL, saved, data["train"].batch(3))[0]
+
+
+def test_numbers_beyond_bounds_end_the_run(tmp_path):
+    plan = planned(2, 4, slicing=[(1, [24])] * 4)
+    init = tp.init_params(MODEL, 3)
+    init["transformer.h.0.mlp.c_fc.weight"] = init["transformer.h.0.mlp.c_fc.weight"] * np.float32(1e38)
+    with pytest.raises(tp.Error, match=r"gradient norm of micro-batch 0 on the stage of blocks"):
+        trained(plan, tmp_path / "run", init=init)
+
+
+def test_the_report_lays_updates_beside_their_prediction(tmp_path):
+    plan = planned(2, 4, slicing=[(1, [24])] * 4)
+    run, _ = trained(plan, tmp_path / "run")
+    rows = run.timeline().intervals
+    assert (rows["op"] == schedules.OPS.index("U")).sum() == 2 * 4
+    trace = tmp_path / "trace.json"
+    run.timeline().to_chrome_trace(str(trace))
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert sum(event.get("cat") == "update by a micro-batch" for event in events) == 8
+
+
+def test_the_emulated_engine_takes_what_the_simulator_says():
+    plan = planned(4, flops=2e7)
+    told = tp.emulate(plan, tp.CostModel.analytic(MODEL, plan.cluster))
+    assert told.predicted_step_time_s == pytest.approx(plan.step_time_s) and told.step_time_s >= plan.step_time_s * 0.999
+    line = told.timeline()
+    assert (line.intervals["op"] == schedules.OPS.index("U")).sum() == 4 * 6
