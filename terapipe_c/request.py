@@ -246,8 +246,8 @@ def _check_updates(model: GPTConfig, costs: CostModel, ranks: tuple[int, ...], r
     """What updates by micro-batches cannot be joined with."""
     if executable:
         raise InvalidValueError(f"schedule is {PIPEDREAM}: executable=True plans what launch runs with the bits of one device, and "
-                                "this one's gradients are of weights that others have updated since; executable=None, and launch(..., "
-                                "reproducible=False), would be right")
+                                "this one's gradients are of weights that others have updated since; executable=None, and "
+                                "launch(..., reproducible=False), would be right")
     if model.tie_weights and max(ranks) > 1:
         raise InvalidValueError(f"schedule is {PIPEDREAM} and the model's tie_weights True: the two stages of a tied weight would "
                                 "have different versions of it, tie_weights=False would be right")
