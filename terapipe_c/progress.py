@@ -103,8 +103,9 @@ class Planning:
             if self._terminal:
                 print("\r\x1b[K" + text[: shutil.get_terminal_size().columns - 1], end="", file=self._stream, flush=True)
             elif self._handle is None:
-                from IPython.display import display
+                import IPython.display
 
+                display: Any = IPython.display.display         # untyped
                 self._handle = display({"text/plain": text}, raw=True, display_id=True)
             else:
                 self._handle.update({"text/plain": text}, raw=True)
