@@ -17,7 +17,7 @@ LAUNCH_NUMBERS = {  # name: type, help; the defaults are tp.launch's
     "warmup_steps": (int, "steps in which it rises to lr (default 0)"),
     "weight_decay": (float, "AdamW's, of matrices and embeddings (default 0.1)"),
     "eps": (float, "AdamW's (default 1e-08)"),
-    "grad_clip": (float, "largest norm of all gradients together, 0: any (default 1.0)"),
+    "grad_clip": (float, "largest norm of all gradients together (of a pipedream plan a stage's), 0: any (default 1.0)"),
     "seed": (int, "of the initial parameters and the order of the data (default 0)"),
     "threads_per_rank": (int, "threads that share a rank's work (default 1)"),
     "checkpoint_every": (int, "steps between checkpoints, 0: none (default 50)"),
@@ -232,7 +232,7 @@ def launch_flags(p: argparse.ArgumentParser, needed: bool = True) -> None:
     group.add_argument("--gpus", type=int, nargs="+", help="on cuda, the GPU of each rank (rank r has GPU r if not given)")
     group.add_argument("--threads", action="store_true", help="ranks as threads of this process")
     group.add_argument("--fast", action="store_true",
-                       help="reproducible=False: on cuda faster products, but of replicas; those of --data-parallel need it")
+                       help="reproducible=False: on cuda faster products, but of replicas; those of --data-parallel, and schedule pipedream, need it")
     if needed:
         group.add_argument("--quiet", action="store_true", help="no progress bar")
 

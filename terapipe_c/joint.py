@@ -222,7 +222,7 @@ def _look(judge: Judge, request: Request) -> dict[str, Candidate]:
                 break
             if (name == SLICED and len(request.schedules) > 1 and not halved) or possible(name, judge.ranks, len(slicing)):
                 continue
-            cuts: list[Cut] = [request.partition or balanced(judge, slicing, stages)]
+            cuts: list[Cut] = [request.partition or balanced(judge, slicing, stages, schedule=name)]
             free = request.partition is None and judge.chunks == 1 and stages > 1
             if judge.work < stop and free and (name == "1f1b" or not judge.fits(judge.judge(name, cuts[0], slicing), judge.limit)):
                 try:

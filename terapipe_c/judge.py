@@ -98,6 +98,11 @@ def copies_of(schedule: str) -> int:
     return 2 if schedule == CHIMERA else 1
 
 
+def updates_of(schedule: str, micro_batches: int) -> int:
+    """Of each stage in a step."""
+    return micro_batches if schedule == PIPEDREAM else 1
+
+
 def rounded(seconds: float) -> float:
     """Without the last digits, which are rounding: for choices among what is equal, whatever the costs are multiplied by."""
     return float(f"{seconds:.11e}")

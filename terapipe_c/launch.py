@@ -53,7 +53,8 @@ def launch(plan: Any, data: Any, steps: int, *, seed: int = 0, out: str | os.Pat
         lr, min_lr, lr_schedule, warmup_steps: "cosine" from lr to min_lr (None: lr / 10), or "constant", after rising to
             lr in warmup_steps.
         weight_decay, betas, eps: AdamW's; matrices and embeddings alone decay. grad_clip: largest norm of all gradients together;
-            0: any.
+            0: any. In schedule pipedream of each micro-batch's on each stage; a record's grad_norm is the root of the mean square
+            of its micro-batches' norms then.
         init: None (drawn from `seed`), {name: float32 array}, a checkpoint, what `tp.import_hf` gave, or the path of a checkpoint
             or of a transformers folder. A resume reads the run's checkpoint instead.
         resume: go on from the newest checkpoint in `out`, with these options: a UserWarning names those of the optimizer that are
@@ -70,8 +71,9 @@ def launch(plan: Any, data: Any, steps: int, *, seed: int = 0, out: str | os.Pat
         dtype: of activations, and of what products read: "float32", on "cuda" also "bf16" (None: that).
         devices: on "cuda", the GPU of each rank, which ranks may share; None: rank r has GPU r.
         reproducible: the results are those of one device, the same bits for any stages, slices and schedule. On the CPU False
-            differs for a plan with replicas (``data_parallel``, or chimera's two copies of the model) alone, which needs it: they
-            add their gradients in ascending order, the same bits for as many replicas of any stages, slices and schedule. On
+            differs for plans alone that need it: schedule pipedream's, and those with replicas (``data_parallel``, or chimera's two
+            copies of the model), which add their gradients in ascending order, the same bits for as many replicas of any stages,
+            slices and schedule. On
             "cuda" both are for any slices of the same micro-batches; without replicas False promises nothing, and is faster.
         timeout_s: a rank that waits longer than this for another one fails; 0: it waits for ever.
         engine: "module:function" that makes the engine of a rank (see `terapipe_c.worker`).

@@ -91,7 +91,7 @@ def first_look(judge: Judge, request: Request) -> float:
         one = planners.slice_tokens(StageCost(judge.costs, judge.model, stages), stages, seq_len=request.seq_len,
                                     granularity=request.unit)
         slicing = ((1, tuple(int(n) for n in one.lengths)),) * request.share
-    quick = judge.judge(request.schedules[0], balanced(judge, slicing, stages), slicing)
+    quick = judge.judge(request.schedules[0], balanced(judge, slicing, stages, schedule=request.schedules[0]), slicing)
     return min(quick.seconds, uniform(judge, request).seconds)
 
 

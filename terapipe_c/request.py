@@ -250,7 +250,7 @@ def _check_updates(model: GPTConfig, costs: CostModel, ranks: tuple[int, ...], r
                                 "launch(..., reproducible=False), would be right")
     if model.tie_weights and max(ranks) > 1:
         raise InvalidValueError(f"schedule is {PIPEDREAM} and the model's tie_weights True: the two stages of a tied weight would "
-                                "have different versions of it, tie_weights=False would be right")
+                                "have different versions of it, tie_weights=False, or stages=1, would be right")
     if replicas > 1:
         raise InvalidValueError(f"schedule is {PIPEDREAM} and data_parallel {replicas}: replicas add their gradients once a step, "
                                 "which has an update for every micro-batch here, 1 would be right")

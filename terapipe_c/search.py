@@ -18,7 +18,7 @@ from .config import KINDS, GPTConfig
 from .cost import PHASES, CostModel
 from .deadline import late, share
 from .guests import BPIPE
-from .judge import SLICED, SLIGHT, ZERO_BUBBLE, Candidate, Cut, Judge, Micro, pace, possible, rounded
+from .judge import SLICED, SLIGHT, ZERO_BUBBLE, Candidate, Cut, Judge, Micro, pace, possible, rounded, updates_of
 from .partition import equal_lengths, even_partition, updated_of_kind
 
 if TYPE_CHECKING:
@@ -52,19 +52,20 @@ class StageCost:
         return [None, *(self.slice_cost(seq_len, granularity, phase, b) for b in range(1, batch + 1))]
 
 
-def balanced(judge: Judge, slicing: tuple[Micro, ...], stages: int, phases: Sequence[str] = PHASES) -> Cut:
-    """Stages of equal work in these phases, with these slices (min-max over contiguous blocks)."""
+def balanced(judge: Judge, slicing: tuple[Micro, ...], stages: int, phases: Sequence[str] = PHASES, schedule: str = "1f1b") -> Cut:
+    """Stages of equal work in these phases and the schedule's updates, with these slices (min-max over contiguous blocks)."""
     if stages == 1:
         return ((0, judge.model.num_blocks),)
-    bounds = [int(x) for x in planners.balance(_block_ticks(judge, slicing, phases), stages)]
+    bounds = [int(x) for x in planners.balance(_block_ticks(judge, slicing, phases, schedule), stages)]
     return tuple(itertools.pairwise(bounds))
 
 
-def _block_ticks(judge: Judge, slicing: tuple[Micro, ...], phases: Sequence[str] = PHASES) -> NDArray[np.float64]:
-    """[blocks] of work in these phases, with the update; at least 1. Whole numbers: ties are ties whatever the costs are multiplied
+def _block_ticks(judge: Judge, slicing: tuple[Micro, ...], phases: Sequence[str], schedule: str) -> NDArray[np.float64]:
+    """[blocks] of work in these phases, with the updates; at least 1. Whole numbers: ties are ties whatever the costs are multiplied
     by."""
     seconds = kind_seconds(judge, slicing, phases)
-    update = {kind: judge.costs.optimizer_param_s * params for kind, params in updated_of_kind(judge.model).items()}
+    each = updates_of(schedule, len(slicing)) * judge.costs.optimizer_param_s
+    update = {kind: each * params for kind, params in updated_of_kind(judge.model).items()}
     times = np.array([seconds[b.kind] + update[b.kind] for b in judge.model.blocks])
     if times.any():
         times = np.rint(times * (TICKS / max(times.sum(), 1e-280)))
@@ -277,7 +278,7 @@ class _Hunt:
         """This schedule with these slices on stages that fit, as even as that lets them be. None: no stages fit, of one chunk a
         rank; of several, and where ranks keep guests, none was found."""
         judge, known = self.judge, self.partition is not None
-        ticks = _block_ticks(judge, order.slicing)
+        ticks = _block_ticks(judge, order.slicing, PHASES, order.schedule)
         exact = known or (judge.chunks == 1 and order.schedule != BPIPE)   # chunks of a rank need not be alike, nor hosts full
         for more in (0,) if exact else (0, 1, 2, 4, 8, 16):    # sixteenths
             cut: Cut | None = order.partition if known else judge.cut_within(order, limit + limit * more // 16, ticks)
@@ -341,19 +342,20 @@ def _starts(judge: Judge, names: Sequence[str], slicings: list[tuple[Micro, ...]
     if names[0] == SLICED:
         slicings = [s for s in slicings if all(len(lengths) == 1 for _, lengths in s)]
     starts: list[Candidate] = []
+    level = partial(balanced, judge, stages=stages, schedule=names[0])
     stop = judge.work + work // 3
     for s in sorted(slicings, key=partial(_estimate, judge)):
         if (judge.work > stop and (known is not None or len(starts) > 2 * len(names))) or (starts and late()):
             break
         if known is not None:
-            quick = [judge.judge(known.schedule, cut, s) for cut in (known.partition, partition or balanced(judge, s, stages))]
+            quick = [judge.judge(known.schedule, cut, s) for cut in (known.partition, partition or level(s))]
             starts += quick
             if min(c.seconds for c in quick) > known.seconds * _NEAR:
                 continue
-        starts += [judge.judge(name, partition or balanced(judge, s, stages), s) for name in names]
+        starts += [judge.judge(name, partition or level(s), s) for name in names]
         if partition is None:      # W fills waits: where there are many of them, F and I alone make the pipeline's pace
             name = min(starts[-len(names):], key=pace).schedule
-            starts += [judge.judge(name, cut, s) for cut in (even, balanced(judge, s, stages, "FI"))]
+            starts += [judge.judge(name, cut, s) for cut in (even, level(s, phases="FI"))]
     return starts
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from . import planners
 from ._core import InfeasibleError
-from .judge import NOTHING, Candidate, Judge, Micro, Savings, block_bytes, saved_bytes
+from .judge import NOTHING, Candidate, Judge, Micro, Savings, block_bytes, saved_bytes, updates_of
 from .partition import updated_of_kind
 from .search import TICKS, kind_seconds
 
@@ -108,7 +108,8 @@ class Task:
     def bwd(self) -> Float:
         """[blocks] of both gradients, of a micro-batch's share of the update, and of what the request says is recomputed."""
         costs, model = self.judge.costs, self.judge.model
-        work = self._ticks({kind: seconds + costs.optimizer_param_s * updated_of_kind(model)[kind]
+        updates = updates_of(self.schedule, self.micro_batches)
+        work = self._ticks({kind: seconds + updates * costs.optimizer_param_s * updated_of_kind(model)[kind]
                             for kind, seconds in kind_seconds(self.judge, self.slicing, "IW").items()})
         return np.asarray(work + np.where(self.given, self.recompute, 0.0))
 

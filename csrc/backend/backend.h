@@ -129,17 +129,17 @@ typedef struct {
     void (*copy)(tp_backend *be, int64_t n, const float *x, float *y);     /* y = x */
     void (*zero)(tp_backend *be, int64_t n, float *y);
     double (*sumsq)(tp_backend *be, int64_t n, const float *x);            /* fixed tree in double, the same for any team */
-    /* Decoupled AdamW (Loshchilov & Hutter 2019): g' = g * grad_scale; m, v updated; bias-corrected; p -= lr * (mhat /
-     * (sqrt(vhat) + eps) + weight_decay * p). Coefficients already hold the step: bias1 = 1 - beta1^t. */
-    void (*adamw)(tp_backend *be, int64_t n, float *p, const float *g, float *m, float *v, float lr, float beta1,
-                  float beta2, float eps, float weight_decay, float bias1, float bias2, float grad_scale);
+    /* Decoupled AdamW (Loshchilov & Hutter 2019): g' = g * grad_scale; m, v updated; bias-corrected; p = from - lr * (mhat /
+     * (sqrt(vhat) + eps) + weight_decay * from). Coefficients already hold the step: bias1 = 1 - beta1^t. `from` may be p. */
+    void (*adamw)(tp_backend *be, int64_t n, const float *from, float *p, const float *g, float *m, float *v, float lr,
+                  float beta1, float beta2, float eps, float weight_decay, float bias1, float bias2, float grad_scale);
 
     /* Bytes of workspace that every op above needs for stages of a model of these dimensions, slices of up to `rows`
      * rows, with `members` threads. */
     size_t (*workspace_bytes)(int64_t n_embd, int64_t n_head, int64_t vocab, int64_t seq_len, int64_t rows, int members);
 } tp_backend_ops;
 
-#define TP_BACKEND_ABI 1u
+#define TP_BACKEND_ABI 2u
 
 struct tp_backend {
     const tp_backend_ops *ops;

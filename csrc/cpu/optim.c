@@ -10,7 +10,7 @@
 typedef struct {
     int64_t n;
     float *p, *m, *v;
-    const float *g;
+    const float *from, *g;
     float lr, beta1, beta2, eps, weight_decay, inverse_bias1, inverse_root_bias2, grad_scale;
     float least_g, least_v; /* of what v sees; 0 if eps hides nothing */
 } adamw_job;
@@ -26,7 +26,7 @@ adamw_part(const adamw_job *job, int64_t i, int64_t lanes)
     m = vec_keep(m, vec_set1(FLT_MIN));
     v = vec_keep(v, vec_set1(job->least_v));
     vf16 step = vec_div(m, vec_fma(vec_sqrt(v), vec_set1(job->inverse_root_bias2), vec_set1(job->eps)));
-    vf16 kept = vec_mul(vec_set1(1.0f - job->lr * job->weight_decay), rows_load(job->p + i, lanes));
+    vf16 kept = vec_mul(vec_set1(1.0f - job->lr * job->weight_decay), rows_load(job->from + i, lanes));
     rows_store(job->m + i, m, lanes);
     rows_store(job->v + i, v, lanes);
     rows_store(job->p + i, vec_fnma(vec_set1(job->lr * job->inverse_bias1), step, kept), lanes);
@@ -46,11 +46,12 @@ adamw_work(void *argument, int member, int members)
 }
 
 static void
-cpu_adamw(tp_backend *be, int64_t n, float *p, const float *g, float *m, float *v, float lr, float beta1, float beta2,
-          float eps, float weight_decay, float bias1, float bias2, float grad_scale)
+cpu_adamw(tp_backend *be, int64_t n, const float *from, float *p, const float *g, float *m, float *v, float lr, float beta1,
+          float beta2, float eps, float weight_decay, float bias1, float bias2, float grad_scale)
 {
     const float hidden = eps * 0x1p-24f, hidden_square = hidden * hidden;
     adamw_job job = {.n = n,
+                     .from = from,
                      .p = p,
                      .m = m,
                      .v = v,

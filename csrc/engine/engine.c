@@ -249,9 +249,9 @@ finish_step(tp_engine *engine, const tp_step_options *options, tp_step_result *r
     *waited_ns = met_ns + tp_clock_ns() - before;
     if (!isfinite(result->grad_norm) || !isfinite(result->loss))
         return tp_fail(TP_ERUNTIME,
-                       "step %lld: the loss is %g and the gradient norm %g; the parameters are as before this step. A "
-                       "smaller lr, a longer warm-up or grad_clip may help",
-                       (long long)engine->step, unsigned_nan(result->loss), unsigned_nan(result->grad_norm));
+                       "step %lld: the loss is %g and the gradient norm %g; %s. A smaller lr, a longer warm-up or grad_clip may help",
+                       (long long)engine->step, unsigned_nan(result->loss), unsigned_nan(result->grad_norm),
+                       engine->updates > 0 ? "what its micro-batches updated stays so" : "the parameters are as before this step");
     return TP_OK;
 }
 

@@ -160,8 +160,11 @@ add_work(bound *b)
         return;
     for (int r = 0; r < p->ranks; r++)
         for (int64_t k = p->begin[r]; k < p->begin[r + 1]; k++)
-            if (p->code[k].op == TP_OP_R || tp_sched_is_beside(p->code[k].op))
-                (p->code[k].op == TP_OP_U ? b->late : b->work)[r] += tp_durations_s(b->d, p->code[k].op, 0, p->code[k].stage, tp_program_unit(p, &p->code[k]));
+            if (p->code[k].op == TP_OP_R || tp_sched_is_beside(p->code[k].op)) {
+                double seconds = tp_durations_s(b->d, p->code[k].op, 0, p->code[k].stage, tp_program_unit(p, &p->code[k]));
+                b->work[r] += p->code[k].op == TP_OP_U ? 0.0 : seconds;
+                b->late[r] += p->code[k].op == TP_OP_U ? seconds : 0.0;
+            }
 }
 
 /* The step's end: OPT starts on no rank before all bodies are done. */

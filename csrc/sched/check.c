@@ -3,6 +3,7 @@
 #include "csrc/sched/internal.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "csrc/base/deadline.h"
 
@@ -473,19 +474,21 @@ tp_sched_check_order(const tp_program *program, unsigned ops)
     return status;
 }
 
-/* Where micro-batches have updates: the head's stage takes one after another, whose rows wait together. */
+/* Where micro-batches have updates: a stage sums the gradient of one at a time, and of the head's rows those of one wait together.
+ * made: [stages], zeros. */
 static tp_status
-check_head(const tp_program *program)
+check_updates(const tp_program *program, int32_t *made)
 {
-    int head = program->stages - 1, rank = program->rank_of[head], updates = 0;
-    for (int64_t k = program->begin[rank]; k < program->begin[rank + 1]; k++) {
-        const tp_instr *i = &program->code[k];
-        if (i->stage == head && i->op == TP_OP_F && i->micro > updates)
-            return tp_sched_refuse(program, rank, k - program->begin[rank],
-                                   "the head's stage goes forward with a micro-batch when that before it has its update: %dU%d.0 comes "
-                                   "first", head, updates);
-        updates += i->stage == head && i->op == TP_OP_U;
-    }
+    for (int r = 0; r < program->ranks; r++)
+        for (int64_t k = program->begin[r]; k < program->begin[r + 1]; k++) {
+            const tp_instr *i = &program->code[k];
+            int sums = i->op == TP_OP_B || i->op == TP_OP_W || (i->op == TP_OP_F && tp_program_is_last(program, i->stage));
+            if (sums && i->micro > made[i->stage])
+                return tp_sched_refuse(program, r, k - program->begin[r],
+                                       "it begins when the micro-batch before it has its update: %dU%d.0 comes first", i->stage,
+                                       made[i->stage]);
+            made[i->stage] += i->op == TP_OP_U;
+        }
     return TP_OK;
 }
 
@@ -513,6 +516,9 @@ tp_program_check_canonical(const tp_program *program)
                 *before = chains[c] ? i->micro : *before;
             }
         }
+    memset(last, 0, (size_t)program->stages * sizeof *last);
+    if (status == TP_OK && tp_program_versions(program, program->stages - 1) > 0)
+        status = check_updates(program, last);
     free(last);
-    return status == TP_OK && tp_program_versions(program, program->stages - 1) > 0 ? check_head(program) : status;
+    return status;
 }

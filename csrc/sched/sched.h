@@ -328,7 +328,8 @@ TP_MUST_USE tp_status
 tp_program_check(const tp_program *program);
 
 /* What the engine demands besides, so that results do not depend on the schedule: each stage goes through micro-batches
- * ascending in B or I, and in B or W; the last one in F too, and where there are U each behind that of the one before. ESCHEDULE. */
+ * ascending in B or I, and in B or W; the last one in F too. Where there are U, B and W (of the last stage F too) of a micro-batch are
+ * behind that of the one before it. ESCHEDULE. */
 TP_MUST_USE tp_status
 tp_program_check_canonical(const tp_program *program);
 

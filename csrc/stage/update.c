@@ -84,13 +84,13 @@ tp_stage_sumsq(tp_stage *stage, double *sums)
     return TP_OK;
 }
 
-/* The i-th tensor from its gradient, in place; and what products read of it. */
+/* The i-th tensor's value from another version of it, or its own, and its gradient; and what products read of it. */
 static void
-update_tensor(tp_stage *stage, int i, const tp_adamw *adamw, double grad_scale)
+update_tensor(tp_stage *stage, int i, const float *from, const tp_adamw *adamw, double grad_scale)
 {
     const tp_stage_param *param = &stage->base.param[i];
     double bias1 = 1 - pow(adamw->beta1, (double)adamw->step), bias2 = 1 - pow(adamw->beta2, (double)adamw->step);
-    stage->be->ops->adamw(stage->be, param->floats, param->value, param->grad, param->m, param->v, (float)adamw->lr,
+    stage->be->ops->adamw(stage->be, param->floats, from, param->value, param->grad, param->m, param->v, (float)adamw->lr,
                           (float)adamw->beta1, (float)adamw->beta2, (float)adamw->eps,
                           (float)(param->info.is_matrix ? adamw->weight_decay : 0), (float)bias1, (float)bias2,
                           (float)grad_scale);
@@ -102,7 +102,7 @@ tp_stage_update(tp_stage *stage, const tp_adamw *adamw, double grad_scale)
 {
     for (int i = 0; i < stage->base.params; i++)
         if (tp_stage_answers_for(&stage->base, i))
-            update_tensor(stage, i, adamw, grad_scale);
+            update_tensor(stage, i, stage->base.param[i].value, adamw, grad_scale);
     return TP_OK;
 }
 
@@ -134,11 +134,7 @@ tp_stage_update_micro(tp_stage *stage, int micro, const tp_adamw *adamw, double 
                        "longer warm-up or grad_clip may help", micro, base->what, isnan(norm2) ? (double)NAN : sqrt(norm2));
     double scale = grad_clip > 0 && sqrt(norm2) > grad_clip ? grad_clip / (sqrt(norm2) + 1e-6) : 1; /* PyTorch's clip_grad_norm_ */
     int before = tp_stage_advance(base);
-    for (int i = 0; i < base->params; i++) {
-        const float *value = tp_stage_version(base, i, before);
-        if (value != base->param[i].value)
-            stage->be->ops->copy(stage->be, base->param[i].floats, value, base->param[i].value);
-        update_tensor(stage, i, adamw, scale);
-    }
+    for (int i = 0; i < base->params; i++)
+        update_tensor(stage, i, tp_stage_version(base, i, before), adamw, scale);
     return TP_OK;
 }

@@ -44,6 +44,8 @@ true_text(void)
         exit(99);
     if (program == NULL && below(3) == 0 && tp_program_build_bpipe(ranks, micros, slices, &program) != TP_OK)
         exit(99);
+    if (program == NULL && below(3) == 0 && tp_program_build_pipedream(ranks, micros, slices, &program) != TP_OK)
+        exit(99);
     while (program == NULL &&
            tp_program_build((tp_schedule)below(TP_SCHEDULES), ranks, chunks, micros, slices, &program) != TP_OK)
         chunks = 1; /* interleaved asks for more than the others do */
@@ -64,7 +66,7 @@ true_text(void)
 static size_t
 mutate(const char *text, char *out)
 {
-    static const char alphabet[] = "0123456789FBIWRSOAPTEL.@ \n,-ab+&();";
+    static const char alphabet[] = "0123456789FBIWRSOAPTELU.@ \n,-ab+&();";
     size_t length = strlen(text);
     if (length > ROOM / 2)
         length = ROOM / 2;
@@ -132,7 +134,8 @@ use(const tp_program *program)
     tp_program_close(again);
     if (tp_program_check(program) == TP_OK) {
         double one = 1.0, two = 2.0;
-        tp_durations durations = {.seconds = {[TP_OP_F] = &one, [TP_OP_B] = &two, [TP_OP_I] = &one, [TP_OP_W] = &one}};
+        tp_durations durations = {.seconds = {[TP_OP_F] = &one, [TP_OP_B] = &two, [TP_OP_I] = &one, [TP_OP_W] = &one,
+                                              [TP_OP_U] = &one}};
         tp_timeline *line = NULL;
         tp_program *split = NULL;
         tp_sim *sim = NULL;
