@@ -232,7 +232,8 @@ def launch_flags(p: argparse.ArgumentParser, needed: bool = True) -> None:
     group.add_argument("--gpus", type=int, nargs="+", help="on cuda, the GPU of each rank (rank r has GPU r if not given)")
     group.add_argument("--threads", action="store_true", help="ranks as threads of this process")
     group.add_argument("--fast", action="store_true",
-                       help="reproducible=False: on cuda faster products, but of replicas; those of --data-parallel, and schedule pipedream, need it")
+                       help="reproducible=False: on cuda faster products, but of replicas; those of --data-parallel, and schedule "
+                            "pipedream, need it")
     if needed:
         group.add_argument("--quiet", action="store_true", help="no progress bar")
 

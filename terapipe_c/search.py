@@ -61,8 +61,8 @@ def balanced(judge: Judge, slicing: tuple[Micro, ...], stages: int, phases: Sequ
 
 
 def _block_ticks(judge: Judge, slicing: tuple[Micro, ...], phases: Sequence[str], schedule: str) -> NDArray[np.float64]:
-    """[blocks] of work in these phases, with the updates; at least 1. Whole numbers: ties are ties whatever the costs are multiplied
-    by."""
+    """[blocks] of work in these phases, with the updates; at least 1. Whole numbers: ties are ties whatever the costs are
+    multiplied by."""
     seconds = kind_seconds(judge, slicing, phases)
     each = updates_of(schedule, len(slicing)) * judge.costs.optimizer_param_s
     update = {kind: each * params for kind, params in updated_of_kind(judge.model).items()}

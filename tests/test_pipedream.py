@@ -231,7 +231,7 @@ def test_memory_is_kept_within_the_limit():
 
 
 @pytest.mark.parametrize(("options", "what"), [
-    ({"model": tp.GPTConfig(n_layer=3, n_head=2, n_embd=32, vocab_size=97, block_size=24)}, "tie_weights=False, or stages=1, would be right"),
+    ({"model": tp.GPTConfig(n_layer=3, n_head=2, n_embd=32, vocab_size=97, block_size=24)}, "tie_weights=False, or stages=1,"),
     ({"data_parallel": 2, "stages": 2}, "replicas add their gradients once a step"),
     ({"executable": True}, r"launch\(\.\.\., reproducible=False\)"),
     ({"backend": "cuda"}, "cpu would be right"),
@@ -379,7 +379,7 @@ def random_order(rng, stages, ranks, counts, split):
 
 
 def reads_behind(program):
-    """How many updates of a stage come between the values that a micro-batch's forward reads and those that its own update makes."""
+    """How many updates of a stage come between the values that a micro-batch's forward reads and those that it updates."""
     read, made = {}, [0] * program.num_stages
     for rank in range(program.num_ranks):
         for op, k, q in program.instructions(rank)[["op", "stage", "micro"]].tolist():
@@ -400,8 +400,8 @@ def engines_do(model, stages, slicing, program, tokens, params, clip, threads):
         comm = _core.Comm(region, rank, 60.0) if ranks > 1 else None
         engine = RankEngine(model, stages, slicing, program, rank, comm, threads=threads)
         engine.load(params)
-        steps = [engine.run(batch, step=i + 1, grad_clip=clip, lr=ADAMW["lr"], beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)[:2]
-                 for i, batch in enumerate(tokens)]
+        adamw = {"lr": ADAMW["lr"], "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
+        steps = [engine.run(batch, step=i + 1, grad_clip=clip, **adamw)[:2] for i, batch in enumerate(tokens)]
         assert engine.peak_memory_bytes == memory[rank]
         return steps, engine.export("params")
 
