@@ -8,33 +8,19 @@ processor time; the columns are medians over the rounds, the percentages of the 
     python benchmarks/attention.py [--isa avx2] [--shapes 12x64x1024x256 ...]
 """
 
-import shlex
 import statistics
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from common import ROOT, arguments, header, write
+from common import arguments, driver, header, write
 
 from terapipe_c import _core
 
 SHAPES = [f"12x64x{t}x{s}" for t in (1024, 2048) for s in (t, 512, 256, 128)] + [
     "12x64x1024x64", "12x64x1024x32", "12x64x1024x8", "6x128x1024x1024", "6x128x1024x256", "6x128x1024x128",
 ]  # fmt: skip
-
-
-def build(folder: str) -> Path:
-    """The driver, linked with the objects of the C tests' harness: setup.py's own flags."""
-    objects = subprocess.run([sys.executable, ROOT / "tests/c/run", "--objects"], capture_output=True, text=True, check=True)
-    apart = "/py/", "/comm/mpi_"  # they want an interpreter, and MPI
-    own = [ROOT / name for name in objects.stdout.split() if not any(part in name for part in apart)]
-    binary = Path(folder) / "attention"
-    flags = shlex.split("-O2 -std=c11 -D_GNU_SOURCE")
-    subprocess.run(["gcc", *flags, f"-I{ROOT}", ROOT / "benchmarks/attention.c", *own, "-o", binary, "-lm", "-lpthread"],
-                   check=True)  # fmt: skip
-    return binary
 
 
 def measure(binary: Path, isa: str, shape: str, rounds: int) -> dict[str, Any]:
@@ -64,7 +50,7 @@ def main() -> None:
     print(f"{'H':>3} {'D':>4} {'T':>5} {'S':>5} {'product':>8} {'forward':>14} {'backward':>14}   GFLOP/s")
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        binary = build(folder)
+        binary = driver("attention", folder)
         for shape in options.shapes:
             row = measure(binary, options.isa, shape, options.rounds)
             rate = row["gflops"]

@@ -101,6 +101,17 @@ def arguments(description: str | None, **defaults: Any) -> argparse.ArgumentPars
     return parser
 
 
+def driver(name: str, folder: str) -> Path:
+    """benchmarks/<name>.c, linked with the objects of the C tests' harness: setup.py's own flags."""
+    objects = subprocess.run([sys.executable, ROOT / "tests/c/run", "--objects"], capture_output=True, text=True, check=True)
+    apart = "/py/", "/comm/mpi_"  # they want an interpreter, and MPI
+    own = [ROOT / path for path in objects.stdout.split() if not any(part in path for part in apart)]
+    binary = Path(folder) / name
+    flags = ["-O2", "-std=c11", "-D_GNU_SOURCE", f"-I{ROOT}"]
+    subprocess.run(["gcc", *flags, ROOT / f"benchmarks/{name}.c", *own, "-o", binary, "-lm", "-lpthread"], check=True)
+    return binary
+
+
 def summary(samples: Sequence[float]) -> dict[str, Any]:
     ordered = sorted(samples)
     quartiles = statistics.quantiles(ordered, n=4) if len(ordered) > 1 else [ordered[0]] * 3

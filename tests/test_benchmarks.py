@@ -34,3 +34,9 @@ def test_messages_build_and_are_measured_by_each_transport(tmp_path) -> None:
     told = measured("comm", tmp_path / "comm.json", "--transports", "--kind", "shm,tcp", "--rounds", "1")
     assert told["transports"]
     assert all(min(table[kind]["GBps"].values()) > 0 for table in told["transports"] for kind in ("shm", "tcp"))
+
+
+def test_the_engines_own_time_is_of_every_instruction(tmp_path) -> None:
+    told = measured("engine", tmp_path / "engine.json", "--rounds", "3")
+    assert [row["ranks"] for row in told["rows"]] == [1, 2, 1, 2]
+    assert all(row["us"]["median"] > 0 and row["instructions"] >= 2 * row["micro_batches"] * row["slices"] for row in told["rows"])
