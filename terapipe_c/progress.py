@@ -103,10 +103,10 @@ class Planning:
             if self._terminal:
                 print("\r\x1b[K" + text[: shutil.get_terminal_size().columns - 1], end="", file=self._stream, flush=True)
             elif self._handle is None:
-                import IPython.display
+                from IPython.display import display
 
-                display: Any = IPython.display.display         # untyped
-                self._handle = display({"text/plain": text}, raw=True, display_id=True)
+                untyped: Any = display
+                self._handle = untyped({"text/plain": text}, raw=True, display_id=True)
             else:
                 self._handle.update({"text/plain": text}, raw=True)
         except (OSError, ValueError):                          # nobody reads, or it is closed: no reason to plan no further

@@ -134,7 +134,8 @@ check_updates(const tp_engine_config *config)
         return tp_fail(TP_EVALUE, "the program updates by micro-batches (U) and tie_weights is True: its ends on two stages would have "
                        "different versions, False would be right");
     if (tp_engine_members(config) > 1)
-        return tp_fail(TP_EVALUE, "the program updates by micro-batches (U) on %d replicas: one would be right", tp_engine_members(config));
+        return tp_fail(TP_EVALUE, "the program updates by micro-batches (U) on %d replicas: one would be right",
+                       tp_engine_members(config));
     return TP_OK;
 }
 

@@ -31,8 +31,11 @@ static const double no_time = 0.0;
 int
 tp_plain_may(unsigned ops, const tp_durations *durations)
 {
-    return !(ops & (TP_SCHED_HAS_HALVES | TP_SCHED_GUESTS | TP_SCHED_BIT(TP_OP_U))) && durations->seconds[TP_OP_SF] == NULL && durations->seconds[TP_OP_RF] == NULL &&
-           durations->seconds[TP_OP_SB] == NULL && durations->seconds[TP_OP_RB] == NULL;
+    static const int copies[] = {TP_OP_SF, TP_OP_RF, TP_OP_SB, TP_OP_RB};
+    for (int i = 0; i < 4; i++)
+        if (durations->seconds[copies[i]] != NULL)
+            return 0;
+    return !(ops & (TP_SCHED_HAS_HALVES | TP_SCHED_GUESTS | TP_SCHED_BIT(TP_OP_U)));
 }
 
 static const double *

@@ -63,7 +63,8 @@ tile_work(tp_stage *stage, const tp_stage_block *self, const tp_slice_at *at, ro
     tp_linear op = {.rows = count, .n_in = vocab, .n_out = width, .x = x, .x_stride = width,
                     .weight = weight->copy, .y = logits, .y_stride = stride};
     ops->linear_t(stage->be, &op);
-    ops->softmax_loss(stage->be, count, vocab, logits, stride, targets, tp_stage_token_weight(&stage->base, at->micro), set != ROWS_ALL, loss);
+    float each = tp_stage_token_weight(&stage->base, at->micro);
+    ops->softmax_loss(stage->be, count, vocab, logits, stride, targets, each, set != ROWS_ALL, loss);
     for (int64_t i = 0; i < count; i++)
         mine->loss[row[i]] = loss[i];
     if (set == ROWS_ALL)
