@@ -375,9 +375,11 @@ rule_complete(const proof *x, int stage)
     if (x->lowered && x->messages[stage] != 2 * messages)
         return tp_sched_refuse(p, rank, end, "stage %d has %.1f of its %lld sends and receives", stage,
                                0.5 * (double)x->messages[stage], (long long)messages);
-    if (x->renewed[stage] != (x->renewed[0] > 0 ? p->micros : 0))
-        return tp_sched_refuse(p, rank, end, "stage %d has %d of its %d updates by micro-batches (U): all stages have all, or none",
-                               stage, x->renewed[stage], p->micros);
+    if (x->renewed[0] == 0 && x->renewed[stage] > 0)
+        return tp_sched_refuse(p, rank, end, "stage %d has updates by micro-batches (U), and stage 0 has none", stage);
+    if (x->renewed[0] > 0 && x->renewed[stage] != p->micros)
+        return tp_sched_refuse(p, rank, end, "stage %d has %d of its %d updates by micro-batches (U)", stage, x->renewed[stage],
+                               p->micros);
     if (x->updated[stage] != x->updated[0])
         return tp_sched_refuse(p, rank, end, "OPT belongs to every stage or to none: stage %d and stage 0 differ",
                                stage);
