@@ -327,6 +327,7 @@ stage_tied_values(tp_stage *stage, tp_tied *out)
 
 const tp_stage_ops tp_cuda_stage_ops = {
     .bytes = stage_bytes,
+    .store_bytes = tp_cuda_stage_store_bytes,
     .open = stage_open,
     .close = stage_close,
     .params = tp_stage_params,

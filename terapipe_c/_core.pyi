@@ -369,6 +369,10 @@ def lent_bytes(
     program: Program, model: _Dimensions, partition: Sequence[int], slicing: _Slicing, isa: str | None = None, threads: int = 1,
     provider: object = None, dtype: str | None = None, saves: bytes | None = None, replicas: int = 1,
 ) -> list[int]: ...
+def swap_bytes(
+    program: Program, model: _Dimensions, partition: Sequence[int], slicing: _Slicing, isa: str | None = None, threads: int = 1,
+    provider: object = None, dtype: str | None = None, saves: bytes | None = None, replicas: int = 1,
+) -> list[int]: ...
 def cut_stages(
     program: Program, model: _Dimensions, slicing: _Slicing, limit: int, seconds: _Float, provider: object = None,
     dtype: str | None = None, saves: bytes | None = None, replicas: int = 1,

@@ -21,7 +21,8 @@ from .config import GPTConfig, brief, whole
 if TYPE_CHECKING:
     from .plan import Plan
 
-__all__ = ["RankEngine", "init_params", "lent_bytes", "loss_and_grads", "make_engine", "rank_memory"]
+__all__ = ["RankEngine", "init_params", "lent_bytes", "loss_and_grads", "make_engine", "rank_memory", "store_of",
+           "swap_bytes"]
 
 Float32 = NDArray[np.float32]
 T = TypeVar("T")
@@ -72,6 +73,13 @@ def lent_bytes(model: Any, stages: Sequence[tuple[int, int]], slicing: Slicing, 
                recompute: Sequence[bool] = (), swap: Sequence[int] = ()) -> list[int]:
     """Of these, the bytes that each rank's messages leave from: the arena that it has use for. 0: of a GPU."""
     return _core.lent_bytes(program, dimensions(model), boundaries(stages), cut(of_one_copy(slicing, program)),
+                            saves=saves_bytes(recompute, swap), **backend.arguments)
+
+
+def swap_bytes(model: Any, stages: Sequence[tuple[int, int]], slicing: Slicing, program: _core.Program, backend: Backend = CPU,
+               recompute: Sequence[bool] = (), swap: Sequence[int] = ()) -> list[int]:
+    """Bytes that each rank takes outside its device's memory for what it swaps: of a disk, or beside a GPU of the host's memory."""
+    return _core.swap_bytes(program, dimensions(model), boundaries(stages), cut(of_one_copy(slicing, program)),
                             saves=saves_bytes(recompute, swap), **backend.arguments)
 
 
@@ -184,7 +192,7 @@ class _TrainingEngine(RankEngine):
     def __init__(self, job: Mapping[str, Any], plan: Plan, rank: int, comm: _core.Comm | None) -> None:
         replica, of_replica = divmod(rank, plan.ranks)
         super().__init__(plan.model, plan.stages, plan.slicing, plan.program, of_replica, comm, threads=job["threads_per_rank"],
-                         recompute=plan.recompute, swap=plan.swap, store=_store_of(job), replicas=plan.data_parallel,
+                         recompute=plan.recompute, swap=plan.swap, store=store_of(job), replicas=plan.data_parallel,
                          replica=replica, **_device_of(job, rank, plan.data_parallel * plan.copies))
         share = plan.batch // plan.data_parallel
         self._sequences = slice(replica * share, (replica + 1) * share)
@@ -201,7 +209,7 @@ class _TrainingEngine(RankEngine):
         return super().evaluate(tokens[self._sequences])
 
 
-def _store_of(job: Mapping[str, Any]) -> str:
+def store_of(job: Mapping[str, Any]) -> str:
     """The folder for swapped activations: what the user says, or where the run writes already."""
     return os.environ.get(STORE_VARIABLE) or job["out"] or tempfile.gettempdir()
 

@@ -1,6 +1,7 @@
 """What a training is asked to do, checked before anybody starts: the same for `launch` and for `train`."""
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
@@ -21,7 +22,7 @@ from ._files import check_writable, make_folders, path_of, write_text
 from .backend import choose, own_gpu, place
 from .checkpoint import MODEL_FIELDS, check_place, find_checkpoint
 from .config import brief, flag, one_of, real, timeout, whole
-from .engine import MOST_THREADS, STORE_VARIABLE, gather_bytes, rank_memory
+from .engine import MOST_THREADS, STORE_VARIABLE, gather_bytes, rank_memory, store_of, swap_bytes
 from .guests import hosts
 from .worker import CHECKPOINTS, GATHER_BYTES, HYPER
 
@@ -53,7 +54,7 @@ def make_job(plan: Any, data: Any, steps: int, *, out: Any, init: Any, resume: b
     job: dict[str, Any] = {**options, **_describe(plan), "out": None if folder is None else str(folder), "first_step": 0,
                            "resume_from": None, "predicted_peak_memory_bytes": _memory(plan, options)}
     _check_devices(job, local_rank)
-    _check_store(plan)
+    _check_store(plan, job, local_rank)
     before: dict[str, Any] = {}
     if resume:
         if first and job["checkpoint_every"] and folder is not None:
@@ -196,11 +197,29 @@ def _memory(plan: Any, options: Mapping[str, Any]) -> list[int]:
     return sizes * replicas_of(plan)
 
 
-def _check_store(plan: Any) -> None:
-    """The folder that the user names for swapped activations, before a rank starts."""
-    folder = os.environ.get(STORE_VARIABLE)
-    if folder and any(getattr(plan, "swap", ())):
-        check_writable(STORE_VARIABLE, folder)
+def _check_store(plan: Any, job: Mapping[str, Any], local_rank: int | None) -> None:
+    """The place of what is swapped, before a rank starts: of one of several processes of this machine, its own at least."""
+    if job["engine"] != ENGINE or not any(getattr(plan, "swap", ())):
+        return
+    named, backend = os.environ.get(STORE_VARIABLE), choose(job["backend"], job["dtype"])
+    if named:
+        check_writable(STORE_VARIABLE, named)
+    each = swap_bytes(plan.model, plan.stages, plan.slicing, plan.program, backend, plan.recompute, plan.swap)
+    needed = sum(each) * replicas_of(plan) if local_rank is None else min(each)
+    if backend.name == "cuda":
+        free = _core.memory_room()[1]
+        if free is not None and needed > free:
+            raise _core.InfeasibleError(f"the ranks of this machine swap {needed} bytes to its memory, of which {free} are free: "
+                                        f"{needed - free} bytes short; a plan that swaps less would be right")
+        return
+    folder = Path(store_of(job)).absolute()
+    disk = os.statvfs(next(path for path in (folder, *folder.parents) if path.is_dir()))     # a run's is still to be made
+    free = disk.f_bavail * disk.f_frsize
+    if needed > free:
+        refusal = _core.StorageError(f"the ranks of this machine swap {needed} bytes to files in {folder}, where {free} are free: "
+                                     f"{needed - free} bytes short; a folder on another disk in {STORE_VARIABLE} would be right")
+        refusal.errno = errno.ENOSPC
+        raise refusal
 
 
 def _check_devices(job: Mapping[str, Any], local_rank: int | None) -> None:

@@ -2,7 +2,12 @@
 import dataclasses
 import os
 import re
+import shutil
 import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -225,6 +230,40 @@ def test_how_fast_a_folder_takes_swaps_is_measured(tmp_path):
     for bytes_, rounds in ((0, 1), (1, 0), (-5, 1)):
         with pytest.raises(ValueError, match=f"{rounds} rounds of {bytes_} bytes"):
             _core.store_time(tmp_path, bytes_, rounds)
+
+
+SHORT = """
+    import errno, os, sys
+    sys.path.insert(0, sys.argv[1])
+    import test_swap as t
+    import terapipe_c as tp
+    from terapipe_c.engine import swap_bytes
+    plan, short = t.evenly("gpipe"), int(sys.argv[3])
+    os.environ["TERAPIPE_SWAP_DIR"] = sys.argv[2]
+    each = swap_bytes(plan.model, plan.stages, plan.slicing, plan.program, swap=plan.swap)
+    free = os.statvfs(sys.argv[2]).f_bavail * os.statvfs(sys.argv[2]).f_frsize
+    with open(sys.argv[2] + "/filler", "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, free - sum(each) + short)
+    try:
+        t.trained(plan)
+    except tp.StorageError as error:
+        free = os.statvfs(sys.argv[2]).f_bavail * os.statvfs(sys.argv[2]).f_frsize
+        assert error.errno == errno.ENOSPC
+        assert f"swap {sum(each)} bytes to files in {sys.argv[2]}, where {free} are free: {short} bytes short" in str(error)
+        sys.exit(6)
+    sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize(("short", "code"), [(4096, 6), (0, 7)])
+def test_a_disk_with_too_little_room_is_told_before_a_rank_starts(short, code, tmp_path):
+    """On a tmpfs of its own, filled until the swaps of both ranks just fit, or lack a page."""
+    argv = [sys.executable, "-c", textwrap.dedent(SHORT), str(Path(__file__).parent), str(tmp_path), str(short)]
+    probe = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=16m none "$0" && exec "$@"', str(tmp_path), "true"]
+    if not shutil.which("unshare") or subprocess.run(probe, capture_output=True, check=False).returncode:
+        pytest.skip("no mount namespace here (needs root)")
+    done = subprocess.run([*probe[:-1], *argv], capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
 
 
 def test_the_command_line_swaps_too(tmp_path, monkeypatch, capsys):

@@ -69,6 +69,9 @@ tp_engine_bytes(const tp_engine_config *config);
  * by one copy. 0: one rank, or the provider does not place them. */
 size_t
 tp_engine_lent_bytes(const tp_engine_config *config);
+/* What the rank takes outside the device's memory for what it swaps: of a disk (CPU), or page-locked of the host (CUDA). */
+size_t
+tp_engine_store_bytes(const tp_engine_config *config);
 /* *bytes that a micro-batch of `batch` sequences of seq_len tokens on a stage of blocks [first, end) takes in another rank's memory;
  * of the config its model, provider, device and saves are read. EVALUE: the provider keeps no guests, no such blocks. EMEMORY. */
 TP_MUST_USE tp_status

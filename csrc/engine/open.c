@@ -109,6 +109,18 @@ tp_engine_lent_bytes(const tp_engine_config *config)
     return total;
 }
 
+size_t
+tp_engine_store_bytes(const tp_engine_config *config)
+{
+    size_t total = 0;
+    for (int stage = 0; config->provider->stage->store_bytes != NULL && stage < config->program->stages; stage++)
+        if (config->program->rank_of[stage] == config->rank) {
+            tp_stage_config part = tp_engine_stage_config(config, stage);
+            total += config->provider->stage->store_bytes(&part, &config->device);
+        }
+    return total;
+}
+
 static int
 is_halved(const tp_instr *instr)
 {

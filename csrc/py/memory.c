@@ -135,6 +135,12 @@ lent_bytes(PyObject *module, PyObject *args, PyObject *kwargs)
 }
 
 static PyObject *
+swap_bytes(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    return of_each_rank(module, args, kwargs, tp_engine_store_bytes);
+}
+
+static PyObject *
 cut_stages(PyObject *module, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"program", "model", "slicing", "limit", "seconds", "provider", "dtype", "saves", "replicas", NULL};
@@ -303,6 +309,9 @@ static PyMethodDef functions[] = {
      "lent_bytes($module, /, program, model, partition, slicing, isa=None, threads=1, provider=None, dtype=None, "
      "saves=None, replicas=1)\n--\n\n-> [bytes of each rank that its messages leave from], part of rank_memory: the arena that it "
      "has use for."},
+    {"swap_bytes", (PyCFunction)(void (*)(void))swap_bytes, METH_VARARGS | METH_KEYWORDS,
+     "swap_bytes($module, /, program, model, partition, slicing, isa=None, threads=1, provider=None, dtype=None, "
+     "saves=None, replicas=1)\n--\n\n-> [bytes that each rank's engine takes outside the device's memory for what it swaps]."},
     {"cut_stages", (PyCFunction)(void (*)(void))cut_stages, METH_VARARGS | METH_KEYWORDS,
      "cut_stages($module, /, program, model, slicing, limit, seconds, provider=None, dtype=None, saves=None, replicas=1)\n--\n\n"
      "-> [stages + 1] boundaries of the partition within `limit` bytes a rank whose longest stage takes least, or None: there is none. "

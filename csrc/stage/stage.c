@@ -59,6 +59,13 @@ stage_lent_bytes(const tp_stage_config *config, const tp_device_config *device)
     return measure(config, device).lent;
 }
 
+static size_t
+stage_store_bytes(const tp_stage_config *config, const tp_device_config *device)
+{
+    (void)device;
+    return tp_stage_store_bytes(config, &sizes);
+}
+
 size_t
 tp_stage_workspace_bytes(const tp_stage_config *config, const tp_device_config *device)
 {
@@ -264,6 +271,7 @@ stage_weight_gradient(tp_stage *stage, int micro, int slice, int slot, int gradi
 const tp_stage_ops tp_cpu_stage_ops = {
     .bytes = stage_bytes,
     .lent_bytes = stage_lent_bytes,
+    .store_bytes = stage_store_bytes,
     .open = stage_open,
     .close = stage_close,
     .params = tp_stage_params,

@@ -127,6 +127,8 @@ typedef struct {
     /* Of these, the bytes of its outputs and input gradients, from which messages leave: tp_stage_config.lent is such memory, that
      * their readers may map. NULL: this provider does not place them. */
     size_t (*lent_bytes)(const tp_stage_config *config, const tp_device_config *device);
+    /* Bytes that open takes outside the device's memory for what is swapped. NULL: this provider does not swap. */
+    size_t (*store_bytes)(const tp_stage_config *config, const tp_device_config *device);
     /* EVALUE: blocks out of range. EMEMORY. The device must outlive the stage. */
     tp_status (*open)(const tp_stage_config *config, tp_device *device, tp_stage **out);
     void (*close)(tp_stage *stage); /* NULL is allowed */
@@ -195,7 +197,7 @@ typedef struct {
     tp_fail_function fail_at;
 } tp_host;
 
-#define TP_PROVIDER_ABI 9u
+#define TP_PROVIDER_ABI 10u
 #define TP_PROVIDER_CAPSULE "terapipe_c.provider"
 #define TP_PARTITION_CAPSULE "terapipe_c.partition" /* of tp_device_config.partition */
 
