@@ -114,14 +114,20 @@ GPU_PYTHON ?= python3
 gpu-check:
 	$(GPU_PYTHON) benchmarks/gpu_check.py
 
-# The same tests under compute-sanitizer, which comes with CUDA: minutes each. GPU_TOOLS="memcheck" picks one.
+# The same tests, and the kernels against float64, under compute-sanitizer, which comes with CUDA: minutes each. GPU_TOOLS="memcheck"
+# picks one. Calls that fail are not its business: some tests ask for more memory than there is.
 GPU_TOOLS ?= memcheck racecheck synccheck initcheck
 gpu-sanitize:
 	@command -v compute-sanitizer >/dev/null || { echo "make gpu-sanitize: compute-sanitizer is missing: it comes with the \
 	CUDA toolkit, or pip install nvidia-cuda-sanitizer-api" >&2; exit 2; }
 	TERAPIPE_CUDA=1 $(GPU_PYTHON) setup.py -q build_ext --inplace
-	@for tool in $(GPU_TOOLS); do echo "== $$tool"; PYTHONPATH=. compute-sanitizer --tool $$tool --error-exitcode 1 \
-	    --target-processes all $(GPU_PYTHON) -m pytest -q -x -m gpu tests || exit 1; done
+	@arch=$$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader -i 0 | tr -d .); \
+	rows=$$($(GPU_PYTHON) benchmarks/gpu_library.py "$$arch") || exit 1; for tool in $(GPU_TOOLS); do \
+	    watch="compute-sanitizer --tool $$tool --error-exitcode 1 --report-api-errors no --target-processes all $(GPU_PYTHON)"; \
+	    echo "== $$tool"; export PYTHONPATH=.; \
+	    $$watch -m pytest -q -x -o faulthandler_timeout=0 -m gpu tests || exit 1; \
+	    TERAPIPE_CUDA_ROWS=$$rows $$watch -m pytest --noconftest -q -x -o faulthandler_timeout=0 tests/test_cuda_rows.py || exit 1; \
+	    $$watch benchmarks/gpu_check.py --answer "attention right" --to .build/sanitized.json || exit 1; done
 
 # ---- tools that are not Python's ---------------------------------------------------------------------------------------
 

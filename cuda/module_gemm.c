@@ -78,6 +78,7 @@ multiply(bench *b, matrices *m, tp_gemm_op *op, char *text, size_t size)
     tp_stream stream = tp_cuda_compute(b->device);
     TP_TRY(take(b, m));
     point(op, m);
+    TP_TRY(upload(b, m)); /* what is prepared may be run: on numbers, not on memory that nobody wrote */
     TP_TRY(tp_gemm_prepare(b->gemm, op)); /* may write y and aux */
     TP_TRY(upload(b, m));
     TP_TRY(tp_gemm_run(b->gemm, op));

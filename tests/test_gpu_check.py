@@ -158,6 +158,13 @@ def test_exit_status(checkout):
     assert check(checkout, "--only", "hangs")[0].returncode == 3  # all is right, some speed was not measured
 
 
+def test_what_was_not_asked_is_not_wrong(checkout):
+    """A question of right or wrong that no time was left for."""
+    ran, result = check(checkout, "--only", "right", "--seconds", "2.9")
+    assert result["questions"]["right"]["why"] == "no time was left" and ran.returncode == 3
+    assert "0 of 1 answered" in ran.stdout and "failed: right" in ran.stdout
+
+
 def test_no_gpu_is_not_measured(checkout):
     (checkout / "bin/nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
     ran = subprocess.run([sys.executable, "benchmarks/gpu_check.py"], cwd=checkout, capture_output=True, text=True,
