@@ -266,6 +266,8 @@ prepare(tp_stage *stage)
     for (int32_t q = 0; q < slicing->micros && status == TP_OK; q++)
         for (int32_t s = 0; s < slicing->micro[q].slices && status == TP_OK; s++) {
             status = stage_forward(stage, q, s, TP_WHOLE, 0);
+            for (int half = TP_FIRST_HALF; half <= TP_SECOND_HALF && status == TP_OK && slicing->micro[q].half > 0; half++)
+                status = stage_forward(stage, q, s, (tp_half)half, 0);
             if (status == TP_OK && stage->base.config.gradient_slots > 0)
                 status = stage_input_gradient(stage, q, s, 0, 0);
             if (status == TP_OK && stage->base.config.gradient_slots > 0)

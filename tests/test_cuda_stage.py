@@ -1,6 +1,8 @@
 """The CUDA stage on the emulated device: the oracle's loss and gradients, equal bits, memory to the byte, training as on the
 CPU, and what a GPU does wrong told by name. The kernels' own sources run, compiled by gcc (cuda/simt.h)."""
+import ctypes
 import re
+import threading
 
 import numpy as np
 import pytest
@@ -173,6 +175,36 @@ def test_forwards_in_halves_along_the_batch_change_nothing():
         assert loss == pytest.approx(other, rel=1e-6)
         for name, grad in grads.items():
             np.testing.assert_allclose(grad, theirs[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("slicing", "halved"), [([(2, [8])] * 2, 0), ([(3, [8]), (1, [8])], 0), ([(4, [5, 3])], 0),
+                                                 ([(2, [8])] * 2, 1), ([(3, [8]), (1, [8])], 1)], ids=str)
+def test_no_product_is_looked_for_within_a_step(slicing, halved, emulation):
+    """On a GPU a kernel's first use, in a stream beside one that waits for a message, may wait for that message's end."""
+    model, params, tokens = problem(4, 8)
+    slices = [len(lengths) for _, lengths in slicing]
+    program = tp.schedules.sliced_1f1b(2, 2, halved) if halved else tp.schedules.seq1f1b(2, len(slicing), slices)
+    program = program.lower(True)
+    assert ("a" in str(program)) == bool(halved)
+    emulator, calls = ctypes.CDLL(emulation.__file__), [ctypes.c_int64() for _ in range(3)]
+
+    def asked():
+        emulator.tp_emu_cublaslt_calls(*map(ctypes.byref, calls))
+        return calls[0].value
+
+    begun = threading.Barrier(2)
+
+    def work(engine):
+        begun.wait()
+        before = asked()
+        begun.wait()
+        engine.run(tokens, step=1, **HYPER)
+        engine.evaluate(tokens)
+        begun.wait()
+        return before, asked()
+
+    for before, after in ranks_do(model, partition_of(model, [3]), slicing, program, work, params):
+        assert before == after > 0
 
 
 # ---- training --------------------------------------------------------------------------------------------------------
