@@ -50,6 +50,7 @@ def ending_with(launcher: int) -> Iterator[None]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher, which ends us
     continue_at_launchers_end()
     with ending_with(int(sys.argv[-1])):
         from terapipe_c.worker import main

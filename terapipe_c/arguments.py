@@ -27,6 +27,16 @@ LAUNCH_NUMBERS = {  # name: type, help; the defaults are tp.launch's
 MODEL_DEFAULTS = {"n_layer": 4, "n_head": 4, "n_embd": 128, "vocab_size": 256}
 
 
+class _Once(argparse.Action):
+    """Of what a positional argument may say too."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
+                 option_string: str | None = None) -> None:
+        if (before := getattr(namespace, self.dest, None)) is not None:
+            raise argparse.ArgumentError(self, f"{before} and {values} are given: one of them would be right")
+        setattr(namespace, self.dest, values)
+
+
 def _version() -> str:
     from . import __version__
 
@@ -110,7 +120,9 @@ def build_parser(runs: Mapping[str, Run]) -> argparse.ArgumentParser:
     picture_flags(p)
 
     p = add("train", "train as planned", "terapipe train plan.json --data corpus.txt --steps 200 --out runs/a")
-    p.add_argument("plan", nargs="?", help="a plan file; without it, the flags of `terapipe plan` make one")
+    p.add_argument("plan", nargs="?", action=_Once, default=argparse.SUPPRESS,
+                   help="a plan file; without it, the flags of `terapipe plan` make one")
+    p.add_argument("--plan", action=_Once, help="the same")
     plan_flags(p)
     launch_flags(p)
     p.add_argument("--out", required=True, help="run folder to make")

@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._core import InvalidTypeError, InvalidValueError
-from ._files import check_writable, make_folders, naming, path_of
+from ._files import check_writable, loads, make_folders, naming, path_of
 from .config import brief, flag, whole
 from .tensorfile import FileLayout, TensorSpec, checksum, lay_out, no_checkpoint, read_layout, read_tensor
 
@@ -523,8 +523,8 @@ def _write_state(path: Path, state: dict[str, Any]) -> None:
 
 def read_state(path: Path) -> dict[str, Any]:
     try:
-        state = json.loads(path.read_text())
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        state = loads(path.read_bytes())
+    except ValueError as error:
         raise InvalidValueError(f"{path}: damaged, no JSON: {error}") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise InvalidValueError(f"{path}: no state of a terapipe_c checkpoint")

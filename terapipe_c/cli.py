@@ -232,6 +232,11 @@ def _timeline_result(line: Any) -> dict[str, Any]:
 
 
 def _draw(args: argparse.Namespace, line: Any) -> dict[str, str]:
+    paths = {}
+    for name in ("svg", "html", "trace"):
+        path = getattr(args, name)
+        if path and (same := paths.setdefault(os.path.realpath(path), name)) != name:
+            raise ValueError(f"--{same} and --{name} are both {path}: two files would be right")
     written = {}
     for name, draw in (("svg", "to_svg"), ("html", "to_html"), ("trace", "to_chrome_trace")):
         path = getattr(args, name)
@@ -505,17 +510,9 @@ def _record(record: Any) -> dict[str, Any]:
 
 
 def _report(report: Any) -> dict[str, Any]:
-    return {
-        name: getattr(report, name)
-        for name in (
-            "step_time_s",
-            "predicted_step_time_s",
-            "peak_memory_bytes",
-            "predicted_peak_memory_bytes",
-            "bubbles",
-            "predicted_bubbles",
-        )
-    }
+    names = ("step_time_s", "predicted_step_time_s", "peak_memory_bytes", "predicted_peak_memory_bytes", "bubbles",
+             "predicted_bubbles")  # fmt: skip
+    return {name: getattr(report, name) for name in names}
 
 
 def _view(args: argparse.Namespace) -> int:
@@ -527,7 +524,7 @@ def _view(args: argparse.Namespace) -> int:
 
 
 def _sweep(args: argparse.Namespace) -> int:
-    from .sweep import Sweep, read_grid
+    from .sweep import Sweep, begun, read_grid
 
     grid = read_grid(args.grid, _sweep_values(args))
     if args.train and (args.data is None and "data" not in grid or args.steps is None and "steps" not in grid):
@@ -541,11 +538,9 @@ def _sweep(args: argparse.Namespace) -> int:
             import terapipe_c as tp
 
             folder = f"{args.out}.runs/{sweep.key(point)}"
-            run = tp.launch(
-                plan, data=settings.data, steps=settings.steps, out=folder, progress=False, **_launch_options(settings)
-            )
-            losses = [record.loss for record in run]
-            result.update(_report(run.report()), loss=losses[-1], run=folder)
+            run = tp.launch(plan, data=settings.data, steps=settings.steps, out=folder, progress=False,
+                            resume=begun(Path(folder), settings.steps), **_launch_options(settings))
+            result.update(_report(run.report()), loss=run.history[-1].loss if run.history else None, run=folder)
         return dict(_plain(result))
 
     base = {

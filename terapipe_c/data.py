@@ -375,6 +375,8 @@ def _open_bin(path: Path) -> tuple[NDArray[Any], str, str]:
         if dtype is None:
             known = ", ".join(f"{m} version {v}" for m, v in LLM_C_KINDS)
             raise InvalidValueError(f"{path}: llm.c file of magic {magic} version {version}; known are {known}")
+        if count < 0:
+            raise InvalidValueError(f"{path}: its llm.c header says {count} tokens: damaged")
         if size != LLM_C_HEADER + count * dtype.itemsize:
             raise InvalidValueError(
                 f"{path}: its llm.c header says {count} tokens of {dtype.itemsize} bytes, so "

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _core
-from ._files import check_writable, make_folders, path_of, write_text
+from ._files import check_writable, loads, make_folders, path_of, write_text
 from .backend import choose, own_gpu, place
 from .checkpoint import MODEL_FIELDS, check_place, find_checkpoint
 from .config import brief, flag, one_of, real, timeout, whole
@@ -235,12 +235,15 @@ def _check_devices(job: Mapping[str, Any], local_rank: int | None) -> None:
 def _resume_from(folder: Path | None, job: Mapping[str, Any], first: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """What of the job a checkpoint says, and the state of its data. first: read all of it, and warn of an optimizer that is not
     the checkpoint's; launch's defaults would change it unseen."""
-    from .checkpoint import STATE_FILE, read_state, verify_checkpoint
+    from .checkpoint import OPTIMIZER_FILE, STATE_FILE, read_state, verify_checkpoint
 
     path = find_checkpoint(Path(str(folder)))
     if first:
         verify_checkpoint(path)
     state = read_state(path / STATE_FILE)
+    if OPTIMIZER_FILE not in state["files"]:
+        raise _core.InvalidValueError(f"{path}: the checkpoint has no state of the optimizer to go on from: another one, or init = "
+                                      "this one and an out of its own, which begins anew with its parameters, would be right")
     _same_model(path, state["model"], SimpleNamespace(**job["model"]))
     was = state["hyper"]
     now = {name: list(job[name]) if name == "betas" else job[name] for name in HYPER if name in was}
@@ -361,6 +364,6 @@ def make_folder(job: Mapping[str, Any], plan: Any) -> Folder:
 
 def _step_of(line: str) -> float:
     try:
-        return float(json.loads(line)["step"])
+        return float(loads(line)["step"])
     except (ValueError, KeyError, TypeError):
         return math.inf  # cut off when its writer died

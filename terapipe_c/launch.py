@@ -267,20 +267,22 @@ class Run(Outcome):
         """The records after the first `seen`; none when the run is over, or after the deadline."""
         self._check_process()
         main = threading.current_thread() is threading.main_thread()
-        self._locking = main    # a KeyboardInterrupt raised in here could leave the lock held for ever
-        with self._changed:
-            while len(self._history) == seen and not self._over:
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    break
-                self._changed.wait(left)
-            fresh = self._history[seen:]
-            self._progress.show(self._history, self._over)
-        if main:
-            self._locking = False
-            if self._keyboard:
-                self._keyboard = False      # once: whoever asks this run for something afterwards has pressed nothing
-                raise KeyboardInterrupt
+        try:
+            self._locking = main    # a KeyboardInterrupt raised in here could leave the lock held for ever
+            with self._changed:
+                while len(self._history) == seen and not self._over:
+                    left = None if deadline is None else deadline - time.monotonic()
+                    if left is not None and left <= 0:
+                        break
+                    self._changed.wait(left)
+                fresh, last, over = self._history[seen:], self._history[-1:], self._over
+        finally:
+            if main:
+                self._locking = False
+        if main and self._keyboard:
+            self._keyboard = False      # once: whoever asks this run for something afterwards has pressed nothing
+            raise KeyboardInterrupt
+        self._progress.show(last, over)     # not under the lock: a terminal may be halted, and the watcher has ranks to hear
         return fresh
 
     def _check_process(self) -> None:

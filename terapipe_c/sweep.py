@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ._files import make_folders
 
-__all__ = ["Sweep", "read_grid"]
+__all__ = ["Sweep", "begun", "read_grid"]
 
 
 def read_grid(texts: Sequence[str], known: set[str]) -> dict[str, list[Any]]:
@@ -121,6 +123,18 @@ class Sweep:
             except json.JSONDecodeError:
                 content = content[:keep]
             self.path.write_bytes(content)
+
+
+def begun(folder: Path, steps: int) -> bool:
+    """Whether a trial that was cut short is to go on from its checkpoint. If not, what is left of it is no longer there."""
+    from .checkpoint import find_checkpoint, load_checkpoint
+
+    with suppress(OSError, ValueError):
+        if load_checkpoint(find_checkpoint(folder), names=(), optimizer=False).step < steps:
+            return True
+    if (folder / "config.json").is_file():      # what launch writes first: the folder is a trial's, whoever's name it has
+        shutil.rmtree(folder)
+    return False
 
 
 def _words(text: str) -> Iterator[str]:

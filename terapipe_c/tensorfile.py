@@ -11,6 +11,7 @@ import errno
 import json
 import math
 import os
+import stat
 import struct
 import zlib
 from collections.abc import Mapping
@@ -87,7 +88,10 @@ def lay_out(name: str, shapes: Mapping[str, tuple[int, ...]], metadata: Mapping[
 def read_layout(path: str | os.PathLike[str]) -> FileLayout:
     """Read and check a header; ValueError naming the file (and tensor) if it is not sound."""
     path = Path(path)
-    size = path.stat().st_size
+    about = path.stat()
+    if not stat.S_ISREG(about.st_mode):
+        raise InvalidValueError(f"{path}: not a safetensors file: no regular file")
+    size = about.st_size
     with path.open("rb") as file:
         word = file.read(8)
         length = struct.unpack("<Q", word)[0] if len(word) == 8 else 0

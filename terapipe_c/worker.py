@@ -11,6 +11,7 @@ import json
 import math
 import mmap
 import os
+import queue
 import resource
 import select
 import signal
@@ -33,6 +34,7 @@ from ._threads import start_all
 
 HYPER = ("lr", "min_lr", "lr_schedule", "warmup_steps", "weight_decay", "betas", "eps", "grad_clip")  # what a checkpoint keeps
 GRACE_S = 1.0  # how long a rank may take to notice that the run is over before it is ended by force
+UNHEARD = 1 << 18  # events of a rank that its launcher may still have to hear: some 100 MB
 CHECKPOINTS = "checkpoints"  # folder of them inside a run folder
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -166,11 +168,22 @@ class _Training:
                 hyper = {key: self.job[key] for key in HYPER}
                 path = writer.finish(everyone, seed=self.job["seed"], data_state=self.data.state(step), hyper=hyper)
                 self.emit({"kind": "checkpoint", "step": step, "path": str(path)})
-        except BaseException:
+        except BaseException as error:
             if writer:
+                accuse(error, self.rank, self.region)   # before the folder goes, which the others may be about to write in
                 writer.abort()
+            elif isinstance(error, FileNotFoundError):
+                self._raise_first()
             raise
         self.comm.barrier()
+
+    def _raise_first(self) -> None:
+        """What another rank failed of just before, if any did: from other machines its word takes its time."""
+        limit = time.monotonic() + GRACE_S
+        while self.region.aborted() is None and time.monotonic() < limit:
+            time.sleep(0.01)
+        if self.region.aborted() is not None:
+            self.comm.barrier()
 
 
 def share(comm: _core.Comm, thing: Any) -> list[Any]:
@@ -241,23 +254,26 @@ def interruption(rank: int, region: _core.Region) -> str:
     return f"rank {rank} was interrupted {region.doing(rank)}"
 
 
+def accuse(error: BaseException, rank: int, region: _core.Region) -> tuple[str, str]:
+    """(status, message) of what ended `rank`, which ends all others too, if none failed before it."""
+    if isinstance(error, KeyboardInterrupt):  # Ctrl-C while this rank was in Python: no fault of the run's
+        status, message = "EABORTED", interruption(rank, region)
+    else:
+        kind = "" if isinstance(error, _core.Error) else f"{type(error).__name__}: "
+        status, message = status_of(error), f"rank {rank} failed {region.doing(rank)}: {kind}{error}"
+    region.abort(status, rank, message)
+    return status, message
+
+
 @contextmanager
 def failures(rank: int, region: _core.Region, emit: Emit) -> Iterator[None]:
     """What goes wrong inside ends every rank and is told to the launcher. The first to fail is the one whose words stay."""
     try:
         yield
-    except KeyboardInterrupt as error:  # Ctrl-C while this rank was in Python: no fault of the run's
-        region.abort("EABORTED", rank, interruption(rank, region))
-        emit({"kind": "error", "status": "EABORTED", "message": interruption(rank, region), "traceback": ""})
-        error.__traceback__ = None      # see below
     except BaseException as error:  # a thread or a process ends here, whatever it was
-        doing = region.doing(rank)
-        kind = "" if isinstance(error, _core.Error) else f"{type(error).__name__}: "
-        message = f"rank {rank} failed {doing}: {kind}{error}"
-        status = status_of(error)
-        region.abort(status, rank, message)
-        emit({"kind": "error", "status": status, "message": message,
-              "traceback": "".join(traceback.format_exception(error))})
+        status, message = accuse(error, rank, region)
+        lines = [] if isinstance(error, KeyboardInterrupt) else traceback.format_exception(error)
+        emit({"kind": "error", "status": status, "message": message, "traceback": "".join(lines)})
         error.__traceback__ = None      # Python 3.13's contextlib keeps itself and these frames, with the data's files, alive by it
 
 
@@ -326,28 +342,57 @@ def _watch(channel: socket.socket, launcher: int, region: _core.Region, stopping
             os._exit(1)
 
 
+class _Telling:
+    """Events on their way to the launcher, by a thread: one that is stopped, or whose terminal is, does not hold up the step, for
+    which other ranks wait. After UNHEARD of them it does: their memory has an end."""
+
+    def __init__(self, channel: socket.socket, region: _core.Region) -> None:
+        self._channel, self._region = channel, region
+        self._events: queue.Queue[bytes | None] = queue.Queue(UNHEARD)
+        self.thread = threading.Thread(target=self._tell, name="its voice", daemon=True)
+
+    def emit(self, event: dict[str, Any]) -> None:
+        text = json.dumps(event).encode() + b"\n"
+        if self.thread.is_alive():
+            self._events.put(text)
+        else:                           # a thread could not be had, and that is what is to be told
+            self._send(text)
+
+    def end(self, wait: bool = True) -> None:
+        """All is told, at the latest when this returns if it waits."""
+        if self.thread.is_alive():
+            self._events.put(None)
+            if wait:
+                self.thread.join()
+
+    def _tell(self) -> None:
+        while (text := self._events.get()) is not None:
+            self._send(text)
+
+    def _send(self, text: bytes) -> None:
+        try:
+            self._channel.sendall(text)
+        except OSError:  # the launcher is gone: _watch sees that too
+            self._region.abort("EABORTED", -1, "the launcher is gone")
+
+
 def main(words: list[str]) -> int:
     """The process of one rank, behind _rank.py. words: rank, then the descriptors of region, socket, job and the
     launcher's pidfd."""
     rank, region_fd, channel_fd, job_fd, launcher = map(int, words)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher, which ends us
     region = _core.Region.attach(region_fd)
     os.close(region_fd)
     channel = socket.socket(fileno=channel_fd)
     stopping = threading.Event()
 
-    def emit(event: dict[str, Any]) -> None:
-        try:
-            channel.sendall(json.dumps(event).encode() + b"\n")
-        except OSError:  # the launcher is gone: _watch sees that too
-            region.abort("EABORTED", -1, "the launcher is gone")
-
+    told = _Telling(channel, region)
     failed = True
-    with failures(rank, region, emit):
-        start_all([threading.Thread(target=_watch, args=(channel, launcher, region, stopping), name="its watch", daemon=True)],
-                  lambda why: None)
+    with failures(rank, region, told.emit):
+        watch = threading.Thread(target=_watch, args=(channel, launcher, region, stopping), name="its watch", daemon=True)
+        start_all([told.thread, watch], lambda why: told.end(wait=False))
         job, arrays = unpack(job_fd)
         os.close(job_fd)
-        run_rank(job, rank, region, emit, stopping.is_set, arrays)
+        run_rank(job, rank, region, told.emit, stopping.is_set, arrays)
         failed = False
+    told.end()
     return int(failed)
