@@ -14,7 +14,6 @@ import os
 import queue
 import resource
 import select
-import signal
 import socket
 import struct
 import threading

@@ -551,3 +551,18 @@ def test_damaged_files_of_a_run_folder_are_named(capsys, tmp_path, monkeypatch):
     Path("a/metrics.jsonl").write_bytes(lines[0] + b"\xfe\x00" + lines[1][5:])
     assert run(capsys, "resume", "a", "--steps", 3, *again)[0] == 0
     assert [json.loads(line)["step"] for line in Path("a/metrics.jsonl").read_text().splitlines()] == [0, 2]
+
+
+def test_two_pictures_want_two_files(capsys, tmp_path):
+    path = str(tmp_path / "a.svg")
+    code, _, err = run(capsys, "simulate", "--schedule", "gpipe", "--svg", path, "--html", f"{tmp_path}/./a.svg")
+    assert code == 2 and "--svg and --html are both" in err and not os.path.exists(path)
+
+
+@pytest.mark.parametrize("words", [["p.json", "--plan", "q.json"], ["--plan", "q.json", "p.json"]])
+def test_a_plan_file_is_given_once(capsys, words):
+    code, _, err = run(capsys, "train", *words, "--data", "x", "--steps", "1", "--out", "y")
+    assert code == 2 and "p.json" in err and "q.json" in err and "one of them would be right" in err
+    for one in (["--plan", "q.json"], ["q.json"]):
+        code, _, err = run(capsys, "train", *one, "--data", "x", "--steps", "1", "--out", "y")
+        assert code == 2 and "'q.json'" in err

@@ -210,6 +210,9 @@ def test_refusals_name_the_file_and_what_is_wrong(tmp_path):
     refused(ValueError, r"v\.bin: llm\.c file of magic 20240520 version 2", "v.bin", head + bytes(20))
     write_llm_c(tmp_path / "cut.bin", ramp(500), count=501)
     refused(ValueError, r"cut\.bin: .* 501 tokens .*truncated", "cut.bin")
+    write_llm_c(tmp_path / "less.bin", [], count=-506)  # 1024 - 2 * 506 bytes are 12, that of its header's words
+    (tmp_path / "less.bin").write_bytes((tmp_path / "less.bin").read_bytes()[:12])
+    refused(ValueError, r"less\.bin: its llm\.c header says -506 tokens: damaged", "less.bin")
     prefix = write_megatron(tmp_path, [ramp(500)])
     (tmp_path / "corpus.bin").write_bytes(bytes(998))
     refused(ValueError, r"corpus\.bin: its index says 500 tokens.* 998 bytes", prefix.name)

@@ -1,0 +1,174 @@
+"""A terminal or a launcher that halts for longer than a rank may wait for a message: the ranks go on, and so does the run."""
+import errno
+import fcntl
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import textwrap
+import threading
+import time
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from test_launch import HERE, start
+
+import terapipe_c as tp
+from terapipe_c import AbortedError, checkpoint
+
+# Some 1500 events fill a socket; ranks that wait for each other do so many small steps in a second or two.
+ENOUGH = 4000
+
+
+def prepared(tmp_path, name):
+    """(model, a plan of 2 ranks, a folder)"""
+    model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=64, block_size=16)
+    cluster = tp.Cluster(num_devices=2, memory_bytes=1 << 34)
+    plan = tp.plan(model, cluster, batch=2, seq_len=16, costs=tp.CostModel.analytic(model, cluster), planner="uniform",
+                   schedule="1f1b", stages=2)
+    return model, plan, tmp_path / name
+
+
+def test_a_launcher_that_is_stopped_holds_no_rank_up():
+    code = f"""
+        import os, sys
+        sys.path.insert(0, {str(HERE)!r})
+        from test_launch import start
+        run = start(10**7, timeout_s=1)
+        for record in run:
+            if record.step == 3:
+                print("begun", flush=True)
+            if record.step >= {ENOUGH}:
+                run.stop()
+        print("over", run.history[-1].step >= {ENOUGH}, flush=True)
+    """
+    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout.readline() == "begun\n"
+        child.send_signal(signal.SIGSTOP)
+        time.sleep(4)           # a rank that told the launcher of each step waited for it, and after 1 s the other for that
+        child.send_signal(signal.SIGCONT)
+        assert child.stdout.readline() == "over True\n"
+    finally:
+        child.send_signal(signal.SIGCONT)
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+def test_a_terminal_that_halts_holds_no_rank_up(monkeypatch):
+    """As by Ctrl-S, or a connection that stalls: who iterates waits until it goes on, nobody else does."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
+    with open(slave, "w", buffering=1) as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        run = start(10**7, timeout_s=1, progress=True)
+        monkeypatch.undo()
+
+        def read_late():
+            limit = time.monotonic() + 60
+            while len(run.history) < ENOUGH and time.monotonic() < limit:
+                time.sleep(0.1)
+            with suppress(OSError):
+                while os.read(master, 1 << 16):
+                    pass
+
+        reader = threading.Thread(target=read_late, daemon=True)
+        try:
+            for record in run:
+                if record.step == 20:
+                    os.set_blocking(slave, False)
+                    with suppress(BlockingIOError):
+                        while True:
+                            os.write(slave, b"x" * 50)
+                    os.set_blocking(slave, True)
+                    reader.start()
+                if record.step >= ENOUGH:
+                    run.stop()
+        finally:
+            os.close(master)
+    reader.join()
+    assert run.history[-1].step >= ENOUGH
+
+
+def test_a_ctrl_c_is_not_lost_after_a_handler_that_raised():
+    class Alarm(Exception):
+        pass
+
+    def ring(*_):
+        raise Alarm
+
+    before = signal.signal(signal.SIGALRM, ring)
+    run = start(10**7, processes=False)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            for _ in run:
+                signal.setitimer(signal.ITIMER_REAL, 0.2)
+                with pytest.raises(Alarm):
+                    run.wait()
+                signal.raise_signal(signal.SIGINT)      # in the loop, where nobody waits for the run
+                raise AssertionError("the interruption was lost")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    with pytest.raises(AbortedError, match="Ctrl-C"):
+        run.wait()
+
+
+def test_what_fails_in_a_checkpoint_is_told_and_not_what_followed(tmp_path, monkeypatch):
+    """Rank 0 takes the folder of what it could not write away, in which the others were about to write."""
+    write, abort = checkpoint.write_tensors, checkpoint.CheckpointWriter.abort
+    gone = threading.Event()
+
+    def fail_or_follow(folder, *arguments):
+        if threading.current_thread().name == "terapipe rank 0":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        gone.wait(30)
+        return write(folder, *arguments)
+
+    def abort_and_wait(writer):
+        abort(writer)
+        gone.set()
+        time.sleep(0.5)         # time for the others to fail in
+
+    monkeypatch.setattr(checkpoint, "write_tensors", fail_or_follow)
+    monkeypatch.setattr(checkpoint.CheckpointWriter, "abort", abort_and_wait)
+    _, plan, folder = prepared(tmp_path, "run")
+    with pytest.raises(tp.StorageError, match=r"rank 0 failed .*Input/output error"):
+        tp.launch(plan, np.arange(900) % 64, 1, out=folder, processes=False, progress=False).wait()
+
+
+def test_there_is_no_going_on_without_the_optimizer(tmp_path):
+    """Moments of zero as if they had summed up three steps: it trained, and nobody was told."""
+    model, plan, folder = prepared(tmp_path, "run")
+    options = {"processes": False, "progress": False, "lr_schedule": "constant"}
+    tp.launch(plan, np.arange(900) % 64, 3, out=folder, checkpoint_every=3, **options).wait()
+    whole, poor = tp.load_checkpoint(folder), tmp_path / "poor"
+    tp.save_checkpoint(poor / "checkpoints", whole.model, whole.params, None, 3, seed=whole.seed, data_state=whole.data_state,
+                       hyper=whole.hyper)
+    with pytest.raises(ValueError, match="no state of the optimizer.*begins anew with its parameters"):
+        tp.launch(plan, np.arange(900) % 64, 6, out=poor, resume=True, **options)
+    (record,) = tp.launch(plan, np.arange(900) % 64, 1, init=poor, out=tmp_path / "anew", **options)
+    assert np.isfinite(record.loss)
+
+
+def test_a_fifo_is_no_checkpoint(tmp_path):
+    _, plan, folder = prepared(tmp_path, "run")
+    options = {"processes": False, "progress": False, "lr_schedule": "constant"}
+    tp.launch(plan, np.arange(900) % 64, 1, out=folder, checkpoint_every=1, **options).wait()
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        path = folder / "checkpoints" / "step-00000001" / name
+        path.rename(tmp_path / name)
+        os.mkfifo(path)
+        with pytest.raises(ValueError, match=f"{name}: not a safetensors file: no regular file"):
+            tp.launch(plan, np.arange(900) % 64, 2, out=folder, resume=True, **options)
+        path.unlink()
+        (tmp_path / name).rename(path)
+    state = folder / "checkpoints" / "step-00000001" / "state.json"
+    state.write_text("[" * 200_000)
+    with pytest.raises(ValueError, match="state.json: damaged, no JSON: nested too deeply"):
+        tp.launch(plan, np.arange(900) % 64, 2, out=folder, resume=True, **options)
+

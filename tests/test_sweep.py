@@ -1,0 +1,41 @@
+"""Sweeps that train: a trial that was cut short, or failed, is done when the sweep is run again."""
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from test_cli import run
+
+TRIAL = ["sweep", "--n-layer", "1", "--n-head", "2", "--n-embd", "16", "--vocab-size", "256", "--seq-len", "16", "--batch", "2",
+         "--costs", "analytic", "--devices", "2", "--train", "--grid", "stages=1"]  # fmt: skip
+
+
+def test_a_trial_that_was_cut_short_goes_on(capsys, tmp_path):
+    (tmp_path / "c.txt").write_bytes(bytes(range(32, 127)) * 40)
+    argv = [*TRIAL, "--data", str(tmp_path / "c.txt"), "--steps", "4000", "--checkpoint-every", "20", "--lr-schedule", "constant",
+            "--out", str(tmp_path / "k.jsonl")]  # fmt: skip
+    with subprocess.Popen([sys.executable, "-m", "terapipe_c", *argv], stderr=subprocess.DEVNULL, cwd=tmp_path) as child:
+        while not (found := list(tmp_path.glob("k.jsonl.runs/*/checkpoints/latest"))) and child.poll() is None:
+            time.sleep(0.01)
+        child.kill()
+    assert found and not (tmp_path / "k.jsonl").exists()
+    assert run(capsys, *argv)[0] == 0
+    (row,) = map(json.loads, (tmp_path / "k.jsonl").read_text().splitlines())
+    assert row["status"] == "done" and row["result"]["loss"] > 0
+    steps = [json.loads(line)["step"] for line in (Path(row["result"]["run"]) / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(4000))
+
+
+def test_a_trial_that_failed_is_tried_again(capsys, tmp_path):
+    (tmp_path / "c.txt").write_bytes(bytes(range(32, 127)) * 40)
+    argv = [*TRIAL, "--data", str(tmp_path / "c.txt"), "--steps", "20", "--lr", "1e30", "--out", str(tmp_path / "l.jsonl")]
+    assert run(capsys, *argv)[0] == 0 and run(capsys, *argv, "--retry-failed")[0] == 0
+    first, again = map(json.loads, (tmp_path / "l.jsonl").read_text().splitlines())
+    assert first["status"] == again["status"] == "failed" and first["error"] == again["error"]
+    (folder,) = tmp_path.glob("l.jsonl.runs/*")
+    (folder / "config.json").unlink()
+    (folder / "mine.txt").write_text("not of a trial")
+    assert run(capsys, *argv, "--retry-failed")[0] == 0 and (folder / "mine.txt").exists()
+    assert "exists already" in json.loads((tmp_path / "l.jsonl").read_text().splitlines()[-1])["error"]["message"]
+
