@@ -151,9 +151,11 @@ class Judge:
     def _stage_work_of(self, cut: Cut, copies: int = 1) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         counts, update_s = self.costs.stage_work(self.model, block_counts(self.model, cut))
         ring = replace(self.replicas, copies=copies)
-        if ring.members > 1:
-            update_s = update_s + ring.seconds(4.0 * updated_params(self.model, counts))
-        return counts, update_s
+        return counts, update_s + self._sums(counts, ring)
+
+    def _sums(self, counts: NDArray[np.int32], ring: Replicas) -> NDArray[np.float64]:
+        """Seconds of each stage's sum over the replicas."""
+        return np.asarray(ring.seconds(4.0 * updated_params(self.model, counts)) + np.zeros(len(counts)))
 
     def mean_message_s(self, rows: float) -> float:
         """Of a message of so many tokens between two stages: planners that know one link alone take it for the mean of all."""
@@ -176,6 +178,9 @@ class Judge:
         saved = of(again | away) if again.any() or away.any() else None
         out = (costs or self.costs).timed(work, self._slice_work(slicing), self.model, placed, copies_of(schedule), saved,
                                           schedule == PIPEDREAM)
+        ring = replace(self.replicas, copies=copies_of(schedule))
+        if ring.members > 1:
+            out["OPT.sum"] = self._sums(work[0], ring)
         if again.any():
             out["R"] = self.costs.recompute_s(of(again), self._slice_work(slicing))
         if any(savings.swap_s):

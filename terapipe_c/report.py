@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ._core import OPS
 from ._files import path_of, write_text
 from .doctor import cpu_quota
+from .schedule import SUM
 
 __all__ = ["Report"]
 
@@ -31,15 +32,18 @@ def _bytes(value: float | None) -> str:
     return "-" if value is None else f"{value / 2**20:,.2f} MiB"
 
 
-def resimulated(program: Any, intervals: NDArray[Any]) -> float:
+def resimulated(program: Any, intervals: NDArray[Any], sums: NDArray[np.float64] | None = None) -> float:
     """Seconds of the step by the simulator, if every operation takes what it was measured to take; of several replicas
-    the slowest's.
+    the slowest's. sums: [stages] seconds of the replicas' sums, which no interval holds.
 
     Laid beside the measured step it judges the schedule and the engine alone: the cost model and the machine's drift since
     the profile are out of it. intervals: rank, op, stage, micro, slice, start_s, end_s of one step (Timeline.intervals).
     """
     replica = intervals["rank"] // program.num_ranks
-    return max(float(program.makespan(_measured(program, intervals[replica == r]))) for r in np.unique(replica))
+    each = [_measured(program, intervals[replica == r]) for r in np.unique(replica)]
+    for seconds in each if sums is not None else ():
+        seconds["OPT"] += np.asarray(sums)[:, None]
+    return max(float(program.makespan(seconds)) for seconds in each)
 
 
 def _measured(program: Any, intervals: NDArray[Any]) -> dict[str, NDArray[np.float64]]:
@@ -115,7 +119,9 @@ class Report:
         times = [record["step_time_s"] for record in records[1:]]
         step = statistics.median(times) if times else None
         bubbles, intervals = dict(timeline.bubbles), timeline.intervals
-        replicas, predicted = job["ranks"] // plan.ranks, float(plan.timeline().work_s)
+        sums = dict(getattr(plan, "durations", {})).get(SUM)
+        sums = None if sums is None else sums[:, 0]
+        replicas, predicted = job["ranks"] // plan.ranks, float(plan.timeline().work_s - (0.0 if sums is None else sums.sum()))
         out = job["out"]
         files = {} if out is None else {name: os.path.join(out, name) for name in ("metrics.jsonl", "trace.json", "checkpoints")}
         return cls(
@@ -128,7 +134,7 @@ class Report:
             bubbles={cause: float(seconds) for cause, seconds in bubbles.items()},
             predicted_bubbles={cause: replicas * float(seconds) for cause, seconds in dict(plan.bubbles).items()},
             last_step_time_s=times[-1] if times else None,
-            resimulated_step_time_s=resimulated(plan.program, intervals) if times else None,
+            resimulated_step_time_s=resimulated(plan.program, intervals, sums) if times else None,
             work_ratio=timeline.work_s / (replicas * predicted) if times and predicted > 0 else None,
             losses=[record["loss"] for record in records],
             steps=[record["step"] for record in records],

@@ -53,11 +53,12 @@ CAUSES = ("warmup", "cooldown", "imbalance", "slice_skew", "recompute", "swap", 
 
 #: Seconds of the first (a) and the second (b) half of a forward, where they are not half the whole's each.
 HALVES = ("F.a", "F.b", "SF.a", "SF.b", "RF.a", "RF.b")
+SUM = "OPT.sum"     # of OPT's seconds, those in which replicas add up their gradients
 _CODE = {name: code for code, name in enumerate(OPS)}
 _TALKING = [_CODE[name] for name in ("SF", "RF", "SB", "RB", "SE", "RE", "SL", "RL", "AR")]
 _SAVING = {"recompute": ("R",), "swap": ("SO", "SI")}  # what a rank does to save memory counts as idle, by this cause
 _WORK = ("F", "B", "I", "W", "R", "SO", "SI", "U", "AR", "OPT")  # what takes a rank's time; the rest are messages
-_USEFUL = np.array([name in _WORK and name not in ("R", "SO", "SI") for name in OPS])
+_USEFUL = np.array([name in _WORK and name not in ("R", "SO", "SI", "AR") for name in OPS])
 
 
 # ---- costs into tables that strides index ---------------------------------------------------------------------------------
@@ -130,11 +131,11 @@ def tables(program: Program, cost: Any, comm_s: Any = 0.0, activation_bytes: Any
     link = given.pop("comm", np.zeros(()))
     links = {name: given.pop(name, None) for name in ("comm.a", "comm.b", "comm.back", "comm.guest")}
     latencies = [given.pop(name, None) for name in ("comm.latency", "comm.latency.back")]
-    unknown = [name for name in given if name not in _CODE and name not in HALVES]
+    unknown = [name for name in given if name not in _CODE and name not in HALVES and name != SUM]
     if unknown:
         raise InvalidValueError(
             f"cost has {unknown[0]!r}: the operations are {' '.join(OPS)}, and comm; of halves {' '.join(HALVES)}, "
-            "comm.a and comm.b; comm.back of gradients where they take other seconds, "
+            f"comm.a and comm.b; {SUM} of replicas; comm.back of gradients where they take other seconds, "
             "comm.latency of a link that carries one message at a time; of guests comm.guest"
         )
     comm = _array("comm_s", comm_s)
@@ -312,18 +313,20 @@ class Timeline:
 
     @property
     def idle_s(self) -> float:
-        """Seconds that ranks idle (or recompute, or swap), summed."""
+        """Seconds that ranks idle (or recompute, swap, or add up gradients), summed."""
         return self.num_ranks * self.makespan_s - float(self.busy_s.sum())
 
     @property
     def work_s(self) -> float:
-        """Seconds that operations took of the ranks' time, summed: useful ones, recomputation and swaps; no messages."""
+        """Seconds that operations took of the ranks' time, summed: useful ones, recomputation and swaps; no messages. A
+        simulated OPT has its replicas' sums in it."""
         rows = self.intervals
-        return float((rows["end_s"] - rows["start_s"])[np.isin(rows["op"], [_CODE[name] for name in _WORK])].sum())
+        own = [_CODE[name] for name in _WORK if name != "AR"]
+        return float((rows["end_s"] - rows["start_s"])[np.isin(rows["op"], own)].sum())
 
     @property
     def efficiency(self) -> float:
-        """Share of the ranks' time that is useful work, 0 to 1."""
+        """Share of the ranks' time that is useful work, 0 to 1: no messages, no sums of gradients, nothing done a second time."""
         total = self.num_ranks * self.makespan_s
         return float(self.busy_s.sum()) / total if total > 0 else 1.0
 

@@ -13,6 +13,7 @@ import terapipe_c as tp
 from terapipe_c import _core
 from terapipe_c.job import ENGINE, check_executable, neighbours
 from terapipe_c.judge import Replicas
+from terapipe_c.report import resimulated
 
 MODEL = tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=61, block_size=24)
 UNTIED = tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=61, block_size=24, tie_weights=False, bias=False)
@@ -24,9 +25,10 @@ WAYS = [(1, 1, "gpipe", [(3, [24])]), (2, 1, "1f1b", [(1, [24])] * 3), (2, 1, "s
         (1, 2, "interleaved", [(1, [11, 13])] * 3), (2, 1, "zb-h1", [(1, [24])] * 3), (3, 1, "gpipe", [(1, [12, 12])] * 3)]
 
 
-def planned(model, replicas, way=WAYS[0], batch=6, **options):
+def planned(model, replicas, way=WAYS[0], batch=6, link_bandwidth_Bps=None, **options):
     stages, chunks, schedule, slicing = way
-    cluster = tp.Cluster(num_devices=stages * replicas, peak_flops=1e12)
+    link = {} if link_bandwidth_Bps is None else {"link_bandwidth_Bps": link_bandwidth_Bps}
+    cluster = tp.Cluster(num_devices=stages * replicas, peak_flops=1e12, **link)
     return tp.plan(model, cluster, batch=batch, seq_len=24, planner="uniform" if chunks == 1 else "auto", stages=stages,
                    chunks=chunks, schedule=schedule, slicing=slicing, data_parallel=replicas, **options)
 
@@ -150,6 +152,29 @@ def test_the_sums_are_in_the_prediction():
     assert two.step_time_s - one.step_time_s == pytest.approx(ring, rel=1e-9)
     gathered = 8 * (len(_core.model_params((2, 2, 16, 61, 24, 1, 1))) + 2)
     assert two.peak_memory_bytes[0] - one.peak_memory_bytes[0] == pytest.approx(4 * 65536 + gathered, abs=64)
+
+
+@pytest.mark.parametrize("way", [WAYS[1], WAYS[3]], ids=str)
+def test_the_sums_are_no_work(way):
+    """Over a slow link nearly all of the step: the ranks were said to be busy meanwhile."""
+    one, two = (planned(MODEL, replicas, way, 3 * replicas, link_bandwidth_Bps=1e6) for replicas in (1, 2))
+    sums = two.durations["OPT.sum"][:, 0]
+    assert sums.min() > 0 and sums.sum() > 50 * sum(one.busy_s)
+    np.testing.assert_allclose(two.busy_s, one.busy_s)
+    assert two.bubbles["comm"] == pytest.approx(one.bubbles["comm"] + sums.sum())
+    assert sum(two.bubbles.values()) == pytest.approx(two.ranks * two.step_time_s - sum(two.busy_s))
+    assert tp.Plan.from_dict(two.to_dict()).timeline().bubbles == two.timeline().bubbles
+    assert "OPT.sum" not in one.durations
+
+
+def test_what_was_measured_of_the_sums_is_no_work_either():
+    """Intervals of OPT begin behind them, and what is laid beside the last step has them again."""
+    plan = planned(MODEL, 2, WAYS[1])
+    run = tp.launch(plan, DATA, 3, **OPTIONS).wait()
+    report = run.report()
+    assert report.bubbles["comm"] > 0 and report.predicted_bubbles["comm"] == pytest.approx(2 * plan.bubbles["comm"])
+    bare, sums = resimulated(plan.program, run.timeline().intervals), plan.durations["OPT.sum"]
+    assert 0 < sums.min() * 0.999 < report.resimulated_step_time_s - bare < sums.max() * 1.001
 
 
 def test_rings_between_replicas_do_not_grow_with_their_pairs():

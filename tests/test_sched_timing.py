@@ -161,6 +161,27 @@ def test_each_cause_is_named_where_it_is_the_only_one():
     assert line.bubbles["recompute"] == line.idle_s == pytest.approx(1.5) and line.busy_s.tolist() == [6.0]
 
 
+def test_adding_up_gradients_is_no_work():
+    """Of a weight that two ranks hold (AR), and of replicas (OPT.sum, a part of OPT): the ranks wait for links."""
+    program = schedules.one_f_one_b(3, 4).split().lower(True)
+    assert program.counts["AR"] == 2
+    cost = {"F": 1.0, "I": 1.0, "W": 1.0, "OPT": 0.5}
+    plain = program.simulate(cost)
+    tied = program.simulate({**cost, "AR": 0.25})
+    np.testing.assert_allclose(tied.busy_s, plain.busy_s)
+    assert tied.bubbles["comm"] == pytest.approx(2 * 0.25) and plain.bubbles["comm"] == 0
+    parts = np.array([1.0, 2.0, 3.0])
+    summed = program.simulate({**cost, "AR": 0.25, "OPT": 0.5 + parts, "OPT.sum": parts})
+    np.testing.assert_allclose(summed.busy_s, plain.busy_s)
+    assert summed.bubbles["comm"] == pytest.approx(2 * 0.25 + parts.sum())
+    assert summed.makespan_s == program.simulate({**cost, "AR": 0.25, "OPT": 0.5 + parts}).makespan_s
+    assert summed.idle_s == pytest.approx(sum(summed.bubbles.values())) and summed.efficiency < plain.efficiency
+    whole = program.simulate({**cost, "OPT": 0.5, "OPT.sum": 7.0})         # no more than all of it
+    np.testing.assert_allclose(whole.busy_s, plain.busy_s - 0.5)
+    with pytest.raises(ValueError, match="seconds of OPT on stage 1.* is -1"):
+        program.simulate({**cost, "OPT.sum": np.array([0.0, -1.0, 0.0])})
+
+
 def test_measured_intervals_are_explained_like_simulated_ones():
     rng = np.random.default_rng(3)
     program = schedules.seq1f1b(3, 3, [2, 3, 1]).save_memory(bytes((1, 0, 0)), bytes((0, 1, 2)))

@@ -135,14 +135,10 @@ sum_stage(tp_engine *engine, int stage)
 /* The simulator lets the first OPT begin when all ranks have come to it, and so do we: not the host, which may be far ahead of its
  * device, but that. */
 static tp_status
-wait_for_all(tp_engine *engine, int64_t *waited_ns)
+wait_for_all(tp_engine *engine)
 {
     tp_comm *comm = engine->config.comm;
-    TP_TRY(engine->device->ops->settle(engine->device));
-    int64_t before = tp_clock_ns();
-    TP_TRY(comm->ops->allgather(comm, engine->gather, sizeof *engine->gather, engine->gather + engine->gather_count));
-    *waited_ns = tp_clock_ns() - before;
-    return TP_OK;
+    return comm->ops->allgather(comm, engine->gather, sizeof *engine->gather, engine->gather + engine->gather_count);
 }
 
 tp_status
@@ -153,11 +149,15 @@ tp_engine_sum_replicas(tp_engine *engine, int64_t *waited_ns)
     int each = tp_program_copy_stages(program);
     if (tp_engine_members(&engine->config) == 1)
         return TP_OK;
-    TP_TRY(wait_for_all(engine, waited_ns));
+    TP_TRY(engine->device->ops->settle(engine->device));
+    int64_t before = tp_clock_ns();
+    TP_TRY(wait_for_all(engine));
     /* Part by part: a rank that has two stages has one of each copy, and so do all that it meets, who must be at the same one. */
     for (int part = 0; part < each; part++)
         for (int stage = part; stage < program->stages; stage += each)
             if (engine->stage[stage] != NULL)
                 TP_TRY(sum_stage(engine, stage));
+    TP_TRY(engine->device->ops->settle(engine->device));
+    *waited_ns = tp_clock_ns() - before;
     return TP_OK;
 }

@@ -31,6 +31,8 @@ static const double **
 table_of(tp_durations *d, const char *name)
 {
     size_t length = strcspn(name, ".");
+    if (strcmp(name, "OPT.sum") == 0)
+        return &d->sum_s;
     for (int op = 0; op < TP_OPS; op++)
         if (strlen(tp_op_name(op)) == length && strncmp(tp_op_name(op), name, length) == 0) {
             if (name[length] == 0)
@@ -54,7 +56,7 @@ take_tables(const tp_program *program, PyObject *tables, tp_py_costs *costs)
         const double **table = table_of(d, text);
         if (table == NULL) {
             tp_py_invalid_value("cost has %R: the operations are F B I W R SF RF SB RB SO SI AR OPT SE RE SL RL U, and F.a F.b "
-                                                  "SF.a SF.b RF.a RF.b for halves", name);
+                                                  "SF.a SF.b RF.a RF.b for halves, OPT.sum for replicas", name);
             return -1;
         }
         *table = take(costs, array, entries(program, d->stage_stride, d->unit_stride), text);

@@ -93,13 +93,14 @@ tp_sched_bubbles(const tp_program *program, const tp_durations *durations, const
                  const tp_totals *totals, double bubbles_s[TP_BUBBLES])
 {
     double most = 0.0, work = 0.0, recompute = 0.0, swap = 0.0, fill = 0.0, idle = 0.0, T = totals->makespan_s, ideal_s = T,
-           skew = 0.0;
+           skew = 0.0, sums = 0.0;
     int ranks = program->ranks;
     for (int r = 0; r < ranks; r++) {
         most = totals->work_s[r] > most ? totals->work_s[r] : most;
         work += totals->work_s[r];
         recompute += totals->recompute_s[r];
         swap += totals->swap_s[r];
+        sums += totals->sum_s[r];
         fill += totals->fill_s[r];
         idle += T - totals->work_s[r];
     }
@@ -125,6 +126,6 @@ tp_sched_bubbles(const tp_program *program, const tp_durations *durations, const
     bubbles_s[TP_BUBBLE_slice_skew] = skew;
     bubbles_s[TP_BUBBLE_recompute] = recompute;
     bubbles_s[TP_BUBBLE_swap] = swap;
-    bubbles_s[TP_BUBBLE_comm] = comm;
+    bubbles_s[TP_BUBBLE_comm] = comm + sums;
     return TP_OK;
 }

@@ -173,6 +173,7 @@ typedef struct {
     double makespan_s;
     double *work_s;               /* [ranks] all but messages */
     double *recompute_s, *swap_s; /* [ranks] of that in R, in SO and SI */
+    double *sum_s;                /* [ranks] of that in AR and in replicas' sums */
     double *fill_s;               /* [ranks] idle before the first backward starts */
 } tp_totals;
 

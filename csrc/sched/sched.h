@@ -243,6 +243,7 @@ typedef struct {
                                        one already (csrc/sched/links.h); NULL: a link carries any number of messages at once */
     const double *half_s[2][TP_OPS]; /* of the first and the second half: F, SF, RF; strides as above; NULL: half the whole's */
     const double *half_comm_s[2];    /* [stages * units]; NULL: half the whole's */
+    const double *sum_s;             /* of OPT's seconds those in which replicas add up their gradients; strides as above; NULL: 0 */
     const double *guest_comm_s;      /* [stages * units] of a guest of the stage, there or back, at slice 0; one after another in either
                                         direction, on a link of their own; NULL: 0 */
 } tp_durations;
@@ -362,11 +363,12 @@ typedef struct {
  *   recompute  = seconds in R instructions, summed over ranks
  *   swap       = the same of SO and SI: the rank waits for its copies
  *   imbalance  = sum over r of (W - w[r])                     less work than the busiest rank (BMPipe's B_I)
- *   comm       = R * (T - Tc)      Tc: makespan of the same program with messages that take no time
+ *   comm       = seconds in AR and in replicas' sums (sum_s), summed over ranks, + R * (T - Tc)
+ *                Tc: makespan of the same program with messages that take no time
  *   slice_skew = R * (Tc - Te), at least 0   Te: also every op of a kind takes, on each stage, the mean over its slices
  *   warmup + cooldown = the rest, R * (min(Tc, Te) - W): filling and draining; shared in proportion to the seconds idle
  *                before and after the start of each rank's first backward.
- * Every term is >= 0 and they sum to R * T - sum of busy, where busy[r] = w[r] less recomputation and swaps. */
+ * Every term is >= 0 and they sum to R * T - sum of busy, where busy[r] = w[r] less recomputation, swaps, AR and sums. */
 /* Messages take comm_s as a lag between the ranks (overlapped). activation_bytes: NULL, or [stages * units] (or scalar by
  * strides 0) held from F to B (or W). keep_intervals 0: only the totals are filled. Deadlock: ESCHEDULE. */
 TP_MUST_USE tp_status

@@ -66,7 +66,7 @@ sim_open(sim *s, const tp_program *p, const tp_durations *d, unsigned ops)
 {
     size_t ranks = (size_t)p->ranks;
     *s = (sim){.p = p, .d = d, .units = tp_program_units(p), .lowered = (ops & TP_SCHED_MESSAGES) != 0};
-    s->clock = calloc(6 * ranks, sizeof *s->clock);
+    s->clock = calloc(7 * ranks, sizeof *s->clock);
     s->waiting = calloc(ranks, sizeof *s->waiting);
     s->next = malloc(ranks * sizeof *s->next);
     s->remote = calloc((size_t)p->stages + 1, 1);
@@ -80,7 +80,8 @@ sim_open(sim *s, const tp_program *p, const tp_durations *d, unsigned ops)
     s->work = s->clock + ranks;
     s->recompute = s->work + ranks;
     s->swap = s->recompute + ranks;
-    s->first_backward = s->swap + ranks;
+    s->sums = s->swap + ranks;
+    s->first_backward = s->sums + ranks;
     s->work_before = s->first_backward + ranks;
     for (int v = 0; v <= p->stages; v++)
         s->remote[v] = (uint8_t)tp_program_remote(p, v);
@@ -377,6 +378,21 @@ run_ends(sim *s)
         }
 }
 
+/* Of rank r's work, what adds up gradients: of a weight that two stages hold, and of replicas. */
+static double
+sums_s(const sim *s, int r)
+{
+    const tp_program *p = s->p;
+    const tp_durations *d = s->d;
+    double total = 0.0;
+    for (int64_t k = p->begin[r + 1] - 1; k >= p->begin[r] && tp_sched_is_end(p->code[k].op); k--) {
+        double all = tp_durations_s(d, p->code[k].op, 0, p->code[k].stage, 0);
+        double sum = d->sum_s == NULL ? 0.0 : d->sum_s[p->code[k].stage * d->stage_stride];
+        total += p->code[k].op == TP_OP_AR || sum > all ? all : sum;
+    }
+    return total;
+}
+
 static double
 makespan(const sim *s)
 {
@@ -425,6 +441,7 @@ tp_durations_check(const tp_program *program, const tp_durations *durations)
     for (int op = 0; op < TP_OPS; op++)
         for (int half = -1; half < 2; half++)
             TP_TRY(table_ok(program, durations, op, half < 0 ? durations->seconds[op] : durations->half_s[half][op]));
+    TP_TRY(table_ok(program, durations, TP_OP_OPT, durations->sum_s));
     int64_t cells = program->stages * tp_program_units(program);
     const double *tables[] = {durations->comm_unit_s != NULL ? durations->comm_unit_s : durations->comm_s,
                               durations->half_comm_s[0], durations->half_comm_s[1], durations->back_comm_unit_s,
@@ -539,11 +556,12 @@ fill(sim *s, unsigned ops, tp_timeline *line, int keep_intervals)
         return tp_fail(TP_EVALUE, "the seconds of this program add up beyond what a double holds: shorter operations and "
                                   "messages would be right");
     for (int r = 0; r < p->ranks; r++) {
-        line->busy_s[r] = s->work[r] - s->recompute[r] - s->swap[r];
+        s->sums[r] = sums_s(s, r);
+        line->busy_s[r] = s->work[r] - s->recompute[r] - s->swap[r] - s->sums[r];
         double first = s->first_backward[r]; /* from here on: seconds idle before it */
         s->first_backward[r] = first < 0.0 ? line->makespan_s - s->work[r] : first - s->work_before[r];
     }
-    tp_totals totals = {line->makespan_s, s->work, s->recompute, s->swap, s->first_backward};
+    tp_totals totals = {line->makespan_s, s->work, s->recompute, s->swap, s->sums, s->first_backward};
     TP_TRY(tp_sched_bubbles(p, s->d, s->runs, s->run_count, &totals, line->bubbles_s));
     TP_TRY(tp_sched_bound(p, ops, s->d, &line->lower_bound_s));
     /* The bound adds the same seconds in another order: what rounding puts above the makespan is no bound's fault. A real

@@ -18,7 +18,7 @@ typedef struct {
     double *ready_half;        /* [stages * units] the same of the first half of the forward's; NULL: nothing is halved */
     double *guest_free; /* [2 * stages] when the link of its guests, there and back, has carried all that was sent */
     double *guest; /* [3][stages * micros] when it is at its host, when it is home, 1: its reader is to wait; NULL: no guests */
-    double *clock, *work, *recompute, *swap, *first_backward, *work_before; /* [ranks] */
+    double *clock, *work, *recompute, *swap, *sums, *first_backward, *work_before; /* [ranks] */
     const void **waiting; /* [ranks] the cell that a blocked rank waits for; NULL */
     int64_t *next;        /* [ranks] */
     tp_sched_links links;
