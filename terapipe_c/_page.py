@@ -11,8 +11,8 @@ font:13px/1.45 system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}
 h1{font-size:16px;margin:0 0 2px}p{margin:0 0 12px;color:var(--soft)}
 .panel{background:var(--panel);border:1px solid var(--line);border-radius:8px;padding:10px;margin-bottom:14px}
 canvas{display:block;width:100%;cursor:grab;touch-action:none}canvas:active{cursor:grabbing}
-.key{display:flex;flex-wrap:wrap;gap:6px 18px;margin-top:8px}.key i{display:inline-block;width:12px;height:12px;border-radius:2px;
-margin-right:6px;vertical-align:-1px}.soft{color:var(--soft)}
+.key{display:flex;flex-wrap:wrap;gap:6px 18px;margin-top:8px}i{display:inline-block;width:12px;height:12px;border-radius:2px;
+margin-right:6px;vertical-align:-1px}i.level{margin-right:1px}.soft{color:var(--soft)}
 .bar{display:flex;height:12px;border-radius:3px;overflow:hidden;margin:6px 0}.bar span{min-width:1px}
 table{border-collapse:collapse}td,th{padding:2px 14px 2px 0;text-align:right;font-variant-numeric:tabular-nums;font-weight:400}
 th{color:var(--soft)}td:first-child,th:first-child{text-align:left}
@@ -36,10 +36,13 @@ const LEFT=64,TOP=24,lane=D.ranks<=16?28:D.ranks<=48?16:D.ranks<=128?9:5,gap=lan
 let from=0,to=D.makespan||1,drag=null,width=0;
 const isMessage=new Set(D.messages);
 function units(s){return s>=1?[1,"s"]:s>=1e-3?[1e-3,"ms"]:s>=1e-6?[1e-6,"us"]:[1e-9,"ns"]}
-function time(s){const[u,n]=units(Math.abs(s)||1);return (s/u).toPrecision(4).replace(/\.?0+$/,"")+" "+n}
+/* human_seconds of config.py: four digits, and then the unit. */
+function time(s){const[m,e]=s.toExponential(3).split("e");if(s==0||+e<-12)return"0 s";
+ const[d,n]=[[0,"s"],[3,"ms"],[6,"us"]].find(u=>+e>=-u[0])||[9,"ns"];return +(m+"e"+(+e+d))+" "+n}
 function bytes(b){for(const[u,n]of[[2**40,"TiB"],[2**30,"GiB"],[2**20,"MiB"],[2**10,"KiB"]])if(b>=u)
- return(b/u).toPrecision(4)+" "+n;return b+" B"}
+ return(b/u).toFixed(2)+" "+n;return b+" B"}
 function css(name){return getComputedStyle(document.documentElement).getPropertyValue(name).trim()}
+const shade=i=>D.chunk&&!D.unshaded.includes(D.op[i])?D.levels[D.chunk[i]]:D.micro[i]%4;
 const X=t=>LEFT+(t-from)/(to-from)*(width-LEFT-8),T=x=>from+(x-LEFT)/(width-LEFT-8)*(to-from);
 /* First interval of a rank that ends after t: intervals of a rank are in order. */
 function first(rank,t){let a=D.begin[rank],b=D.begin[rank+1];while(a<b){const m=(a+b)>>1;if(D.end[m]<t)a=m+1;else b=m}return a}
@@ -52,16 +55,17 @@ function draw(){
  g.strokeStyle=css("--line");g.fillStyle=css("--soft");g.textAlign="center";
  for(let i=Math.ceil(from/u/step);i*step*u<=to*(1+1e-12);i++){
   const x=X(i*step*u);g.beginPath();g.moveTo(x,TOP-5);g.lineTo(x,height);
-  g.stroke();g.fillText(+(i*step).toPrecision(10)+" "+n,x,9)}
+  const label=+(i*step).toPrecision(10)+" "+n;  /* within the canvas */
+  g.stroke();g.fillText(label,Math.min(x,width-g.measureText(label).width/2),9)}
  for(let r=0;r<D.ranks;r++){const y=TOP+r*(lane+gap);g.fillStyle=css("--lane");g.fillRect(LEFT,y,width-LEFT-8,lane);
   if(lane>9||r%4==0){g.fillStyle=css("--ink");g.textAlign="right";g.fillText("rank "+r,LEFT-8,y+lane/2)}
   g.textAlign="center";let painted=-1,last="";
   for(let i=first(r,from);i<D.begin[r+1]&&D.start[i]<to;i++){
-   const a=Math.max(LEFT,X(D.start[i])),b=Math.min(width-8,X(D.end[i])),w=b-a,colour=D.colours[D.op[i]][D.micro[i]%4];
+   const a=Math.max(LEFT,X(D.start[i])),b=Math.min(width-8,X(D.end[i])),w=b-a,colour=D.colours[D.op[i]][shade(i)];
    if(b<painted+.4&&colour==last)continue;
    const low=isMessage.has(D.op[i]),h=low?lane*.22:lane;
    g.fillStyle=colour;g.fillRect(a,low?y+lane-h:y,Math.max(.5,w-(w>3?.7:0)),h);painted=b;last=colour;
-   const word=["OPT","AR"].includes(D.ops[D.op[i]])?D.ops[D.op[i]]:D.micro[i]+(sliced?"."+D.slice[i]:"");
+   const word=D.alone.includes(D.op[i])?D.ops[D.op[i]]:D.micro[i]+(sliced?"."+D.slice[i]:"");
    if(!low&&lane>12&&w>7*word.length+4){g.fillStyle="#0c1420";g.fillText(word,(a+b)/2,y+lane/2)}}}
 }
 const sliced=D.slice.some(s=>s>0);
@@ -80,7 +84,8 @@ canvas.addEventListener("pointermove",e=>{
  const r=Math.floor((e.offsetY-TOP)/(lane+gap)),t=T(e.offsetX),tip=$("tip");
  const i=r>=0&&r<D.ranks&&e.offsetX>=LEFT?first(r,t):-1;
  if(i>=0&&i<D.begin[r+1]&&D.start[i]<=t){
-  tip.innerHTML="<b>"+D.names[D.op[i]]+"</b> · rank "+r+" · stage "+D.stage[i]+" · micro-batch "+D.micro[i]+" · slice "+D.slice[i]+
+  tip.innerHTML="<b>"+D.names[D.op[i]]+"</b> · rank "+r+" · stage "+D.stage[i]+(D.chunk?" (chunk "+D.chunk[i]+")":"")+
+   " · micro-batch "+D.micro[i]+" · slice "+D.slice[i]+
    "<br>"+time(D.start[i])+" to "+time(D.end[i])+" · takes "+time(D.end[i]-D.start[i]);
   tip.style.display="block";tip.style.left=Math.min(e.clientX+14,innerWidth-tip.offsetWidth-8)+"px";tip.style.top=e.clientY+16+"px"}
  else tip.style.display="none"});
@@ -93,16 +98,20 @@ addEventListener("resize",draw);matchMedia("(prefers-color-scheme:dark)").addEve
 $("head").textContent=D.headline;
 const seen=new Set(D.op);D.ops.forEach((op,i)=>{if(seen.has(i))$("key").insertAdjacentHTML("beforeend",
  `<span><i style="background:${D.colours[i][0]}"></i>${op} <span class="soft">${D.names[i]}</span></span>`)});
+if(D.chunk)$("key").insertAdjacentHTML("beforeend","<span>"+[...new Set(D.levels)].map(l=>
+ `<i class="level" style="background:${D.colours[Math.min(...seen)][l]}"></i>`).join("")+
+ ` <span class="soft">${D.chunks}</span></span>`);
 const idle=D.bubbles.reduce((s,b)=>s+b[1],0);
-for(const[name,s,colour]of D.bubbles){if(s<=0)continue;
+for(const[name,s,colour]of D.bubbles){
  $("bar").insertAdjacentHTML("beforeend",`<span style="background:${colour};flex:${s/idle}"></span>`);
  $("why").insertAdjacentHTML("beforeend",
- `<tr><td><span class="key"><span><i style="background:${colour}"></i>${name}</span></span></td><td>${time(s)}</td>`+
+ `<tr><td><i style="background:${colour}"></i>${name}</td><td>${time(s)}</td>`+
  `<td class="soft">${(100*s/idle).toFixed(1)} %</td></tr>`)}
 $("ranks").innerHTML="<tr><th>rank</th><th>busy</th><th></th>"+(D.peak.some(p=>p)?"<th>peak</th>":"")+"</tr>"+
  D.busy.slice(0,256).map((b,r)=>
  `<tr><td>${r}</td><td>${time(b)}</td><td class="soft">${(100*b/(D.makespan||1)).toFixed(1)} %</td>`+
- (D.peak.some(p=>p)?`<td>${bytes(D.peak[r])}</td>`:"")+"</tr>").join("");
+ (D.peak.some(p=>p)?`<td>${bytes(D.peak[r])}</td>`:"")+"</tr>").join("")+
+ (D.ranks>256?`<tr><td colspan="4" class="soft">… ${D.ranks-256} more ranks</td></tr>`:"");
 draw();
 </script></body></html>
 """

@@ -153,11 +153,16 @@ class Comparison:
         """Each plan's step: what the mean rank works, and why it idles; beneath, the timeline of every rank."""
         plans = [(row.planner, row.plan) for row in self.ranked if row.plan is not None]
         failed = [row.planner for row in self.rows if row.plan is None]
-        return comparison_svg([(name, "does not run here" if p.why_not_at_all else "", p.timeline()) for name, p in plans], failed)
+        return comparison_svg([(name, _note(p), p.timeline()) for name, p in plans], failed)
 
     def to_svg(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write :meth:`svg`; FileExistsError if the file is there, unless ``overwrite``."""
         return write_new(path, self.svg(), overwrite=overwrite)
+
+
+def _note(p: Plan) -> str:
+    """What the picture says of a plan beneath its name."""
+    return "" if p.executable else "does not run here" if p.why_not_at_all else "runs, not reproducibly"
 
 
 def _idle(p: Plan) -> str:

@@ -1,6 +1,7 @@
 """What is trained and where: :class:`GPTConfig` describes the model, :class:`Cluster` the machines."""
 from __future__ import annotations
 
+import decimal
 import html
 import math
 import operator
@@ -150,12 +151,22 @@ def human_bytes(value: float) -> str:
     return f"{value:.0f} B"
 
 
+_FOUR = decimal.Context(prec=4, rounding=decimal.ROUND_HALF_UP)     # as JavaScript rounds
+
+
 def human_seconds(value: float) -> str:
-    """0.00123 -> '1.23 ms'."""
-    for limit, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if abs(value) >= limit:
-            return f"{value / limit:.4g} {unit}"
-    return "0 s" if value == 0 else f"{value / 1e-9:.3g} ns"
+    """0.00123 -> '1.23 ms'. Four digits and then the unit, or what rounds to 1 ms would be 1000 us; time() of _page.py is the same.
+    Below a picosecond, which no clock resolves, is 0."""
+    if not math.isfinite(value):
+        return f"{value} s"
+    rounded = _FOUR.create_decimal_from_float(float(value))
+    power = rounded.adjusted()                                       # of ten, of the first digit
+    if not rounded or power < -12:
+        return "0 s"
+    if power >= 21:
+        return f"{float(rounded):g} s"
+    digits, unit = next((pair for pair in ((0, "s"), (3, "ms"), (6, "us")) if power >= -pair[0]), (9, "ns"))
+    return f"{_FOUR.normalize(_FOUR.scaleb(rounded, digits)):f} {unit}"
 
 
 def human_rate(value: float, unit: str) -> str:

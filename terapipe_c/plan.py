@@ -47,6 +47,7 @@ from .partitioners import Found, plan_one
 from .planners.slicing_bound import plan_slicing_bound
 from .progress import planning
 from .request import LONG, Request, check_partition, check_request, check_slicing
+from .schedule import idle_causes
 from .schedules import Program
 
 __all__ = ["Plan", "plan"]
@@ -325,9 +326,9 @@ class Plan:
         if self.slicing_bound_s is not None and self.slicing_gap is not None:
             lines.append(f"  no other slicing of these micro-batches on these stages is faster than "
                          f"{human_seconds(self.slicing_bound_s)} in any order (gap {human_gap(self.slicing_gap)})")
-        idle = sum(self.bubbles.values())
-        share = idle / (self.ranks * self.step_time_s) if self.step_time_s > 0 else 0.0
-        causes = ", ".join(f"{k.replace('_', ' ')} {human_seconds(v)}" for k, v in self.bubbles.items() if v > 0)
+        told = idle_causes(self.bubbles, self.ranks * self.step_time_s)
+        share = sum(told.values()) / (self.ranks * self.step_time_s) if self.step_time_s > 0 else 0.0
+        causes = ", ".join(f"{k.replace('_', ' ')} {human_seconds(v)}" for k, v in told.items())
         lines.append(f"  idle: {100 * share:.3g} % of the ranks' time" + (f" ({causes})" if causes else ""))
         limit = "" if self.memory_limit_bytes is None else f" of {human_bytes(self.memory_limit_bytes)}"
         lines.append("  peak memory: " + ", ".join(f"rank {r} {human_bytes(b)}"
@@ -358,10 +359,9 @@ class Plan:
                 f"{'' if self.executable else ', not executable'}>")
 
     def _repr_html_(self) -> str:
-        line = self.timeline()
-        draw = getattr(line, "_repr_svg_", None) or getattr(line, "_repr_html_", None)
-        picture = draw() if draw is not None else ""
-        idle = sum(self.bubbles.values()) / (self.ranks * self.step_time_s) if self.step_time_s > 0 else 0.0
+        picture = self.timeline()._repr_html_()
+        told = idle_causes(self.bubbles, self.ranks * self.step_time_s)
+        idle = sum(told.values()) / (self.ranks * self.step_time_s) if self.step_time_s > 0 else 0.0
         table = html_table(f"Plan {self.digest}", [
             ("ranks", f"{self.ranks}" + (f" of {self.chunks} chunks" if self.chunks > 1 else "")
              + (f", {self.data_parallel} replicas" if self.data_parallel > 1 else "")),

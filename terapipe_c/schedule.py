@@ -255,6 +255,11 @@ def _from_instructions(kind: type[Program], ranks: Iterable[ArrayLike], keep_slo
     return kind._from_code(counts, code.view(np.uint8), keep_slots)
 
 
+def idle_causes(bubbles: Mapping[str, float], whole_s: float) -> dict[str, float]:
+    """What is worth telling of ``bubbles``, in the ranks' ``whole_s`` seconds: below a billionth of them, rounding left it."""
+    return {cause: seconds for cause, seconds in bubbles.items() if seconds > 1e-9 * whole_s}
+
+
 # ---- the timeline -------------------------------------------------------------------------------------------------------------
 
 

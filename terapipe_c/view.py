@@ -16,31 +16,31 @@ from ._core import OPS, Program
 from ._files import write_text
 from ._page import PAGE
 from .config import human_bytes, human_seconds
-from .schedule import CAUSES, Timeline
+from .schedule import CAUSES, Timeline, idle_causes
 
 __all__ = ["chrome_trace", "comparison_svg", "html_page", "measured_timeline", "notebook", "program_html", "summary", "svg",
            "write"]  # fmt: skip
 
-#: hue, saturation, lightness of each operation; micro-batches alternate around the lightness.
+#: hue, saturation, lightness of each operation: apart for eyes without red or green cones too (tests/test_view.py measures it).
 _COLOURS = {
     "F": (214, 78, 70),
     "B": (146, 46, 62),
     "I": (172, 50, 62),
     "W": (42, 88, 66),
-    "R": (276, 48, 74),
+    "R": (277, 35, 73),
     "OPT": (222, 12, 58),
-    "U": (222, 12, 58),
-    "AR": (330, 60, 70),
-    "SF": (214, 30, 80),
-    "RF": (214, 30, 80),
-    "SB": (146, 24, 76),
-    "RB": (146, 24, 76),
-    "SO": (20, 60, 72),
-    "SI": (20, 60, 72),
-    "SE": (20, 40, 80),
-    "RE": (20, 40, 80),
-    "SL": (20, 40, 80),
-    "RL": (20, 40, 80),
+    "U": (73, 48, 67),
+    "AR": (333, 83, 60),
+    "SF": (212, 80, 52),
+    "RF": (195, 88, 77),
+    "SB": (138, 75, 25),
+    "RB": (68, 75, 51),
+    "SO": (13, 70, 60),
+    "SI": (34, 95, 49),
+    "SE": (324, 38, 41),
+    "RE": (350, 31, 72),
+    "SL": (24, 15, 41),
+    "RL": (42, 33, 59),
 }
 _NAMES = {
     "F": "forward",
@@ -62,18 +62,24 @@ _NAMES = {
     "SL": "give a guest back",
     "RL": "load from a peer",
 }
+#: Darker than any operation, so that no cause is taken for one.
 _CAUSE_COLOURS = {
-    "warmup": "#7aa5e8",
-    "cooldown": "#62b58a",
-    "imbalance": "#e4884c",
-    "slice_skew": "#d9b13b",
-    "recompute": "#b08ad6",
-    "swap": "#c9855f",
-    "comm": "#d46a92",
+    "warmup": "#5557b9",
+    "cooldown": "#c32c52",
+    "imbalance": "#c73b0a",
+    "slice_skew": "#178721",
+    "recompute": "#8529e0",
+    "swap": "#058977",
+    "comm": "#9a328d",
 }
-_SHADES = (0, 9, -6, 4)
+_WORK_COLOUR = "#d0d5dd"
+_LEVELS = "abcdefgh"
+#: Lightness beside the operation's own: of micro-batches in turn or, where a rank has several chunks, of these, the first darkest.
+_SHADES = {"0": 0.0, "1": 9.0, "2": -6.0, "3": 4.0, **{level: -15.0 + 4 * i for i, level in enumerate(_LEVELS)}}
 _LIMIT = 12_000  # intervals drawn one by one; above, a picture of this width shows no single one
+_ALONE = ("OPT", "AR")  # of no micro-batch
 _MESSAGES = [OPS.index(name) for name in ("SF", "RF", "SB", "RB", "SE", "RE", "SL", "RL")]
+_UNSHADED = [*_MESSAGES, *(OPS.index(name) for name in _ALONE)]  # by chunk
 
 Rows = NDArray[np.void]
 
@@ -112,11 +118,28 @@ def _ticks(span: float, most: int) -> list[float]:
     return [float(step * i) for i in range(int(span / step * (1 + 1e-9)) + 1)]
 
 
-def _colour(op: str, shade: int) -> str:
+def _colour(op: str, shade: str) -> str:
     """#rrggbb: not every program that draws SVG knows hsl()."""
     hue, saturation, lightness = _COLOURS[op]
-    parts = colorsys.hls_to_rgb(hue / 360, (lightness + _SHADES[shade % len(_SHADES)]) / 100, saturation / 100)
+    parts = colorsys.hls_to_rgb(hue / 360, (lightness + _SHADES[shade]) / 100, saturation / 100)
     return "#" + "".join(f"{round(255 * part):02x}" for part in parts)
+
+
+def _chunks(rows: Rows) -> NDArray[np.int64] | None:
+    """Which of its rank's stages each interval is of, from 0 on; None where no rank has two."""
+    place = rows["rank"].astype(np.int64) << 16 | rows["stage"]
+    held = np.unique(place[~np.isin(rows["op"], _MESSAGES)])  # a guest's messages name a stage that the rank does not hold
+
+    def nth(of: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.searchsorted(held, of) - np.searchsorted(held, of >> 16 << 16)
+
+    most = nth(held).max(initial=0)
+    return np.minimum(nth(place), most) if most else None
+
+
+def _levels(chunks: int) -> list[str]:
+    """The shade of each chunk; of more than eight, neighbours share some."""
+    return [_LEVELS[round((len(_LEVELS) - 1) * c / max(1, chunks - 1))] for c in range(chunks)]
 
 
 def _word(row: Any, sliced: bool) -> str:
@@ -149,7 +172,7 @@ text-anchor:middle;pointer-events:none}.tp .title{font-size:13.5px;font-weight:6
 """.replace("\n", "")
 
 
-def _shade_css(used: set[tuple[str, int]]) -> str:
+def _shade_css(used: set[tuple[str, str]]) -> str:
     return "".join(f".tp .{op}{shade}{{fill:{_colour(op, shade)}}}" for op, shade in sorted(used))
 
 
@@ -171,14 +194,19 @@ class _Frame:
         return self.top + rank * (self.lane + self.gap)
 
 
-def _axis(line: Timeline, frame: _Frame) -> list[str]:
-    scale, unit = _unit(line.makespan_s)
+def _time_axis(span_s: float, left: float, per_s: float, top: float, bottom: float) -> list[str]:
+    scale, unit = _unit(span_s)
     out = []
-    for tick in _ticks(line.makespan_s / scale, 10):
-        x = frame.x(tick * scale)
-        out.append(f'<line class="grid" x1="{x:.1f}" y1="{frame.top - 4}" x2="{x:.1f}" y2="{frame.bottom + 3}"/>')
+    for tick in _ticks(span_s / scale, 10):
+        x = left + tick * scale * per_s
+        out.append(f'<line class="grid" x1="{x:.1f}" y1="{top - 4}" x2="{x:.1f}" y2="{bottom + 3}"/>')
         label = f"{tick:.10g}" + (f" {unit}" if tick == 0 else "")
-        out.append(f'<text class="soft" x="{x:.1f}" y="{frame.bottom + 17}" text-anchor="middle">{label}</text>')
+        out.append(f'<text class="soft" x="{x:.1f}" y="{bottom + 17}" text-anchor="middle">{label}</text>')
+    return out
+
+
+def _axis(line: Timeline, frame: _Frame) -> list[str]:
+    out = _time_axis(line.makespan_s, frame.left, frame.per_s, frame.top, frame.bottom)
     every = max(1, -(-14 // (frame.lane + frame.gap)))
     for rank in range(0, line.num_ranks, every):
         y = frame.y(rank) + frame.lane / 2 + 4
@@ -193,12 +221,14 @@ def _lanes(line: Timeline, frame: _Frame) -> list[str]:
     ]
 
 
-def _boxes(rows: Rows, frame: _Frame, used: set[tuple[str, int]]) -> list[str]:
-    """One rectangle per interval, labelled where the label fits."""
+def _boxes(rows: Rows, frame: _Frame, used: set[tuple[str, str]]) -> tuple[list[str], int]:
+    """One rectangle per interval, labelled where the label fits; and how many chunks a rank has."""
     out, sliced = [], bool(len(rows)) and int(rows["slice"].max()) > 0
-    for row in rows:
+    chunk = _chunks(rows)
+    levels = _levels(1 if chunk is None else int(chunk.max()) + 1)
+    for i, row in enumerate(rows):
         op = OPS[row["op"]]
-        shade = int(row["micro"]) % len(_SHADES)
+        shade = str(int(row["micro"]) % 4) if chunk is None or row["op"] in _UNSHADED else levels[chunk[i]]
         used.add((op, shade))
         start, stop = float(row["start_s"]), float(row["end_s"])
         x, end = frame.x(start), frame.x(stop)
@@ -206,16 +236,17 @@ def _boxes(rows: Rows, frame: _Frame, used: set[tuple[str, int]]) -> list[str]:
         if row["op"] in _MESSAGES:  # under the work of the rank
             y, height = y + 0.78 * height, 0.22 * height
         edge = 0.5 if width > 3 else 0.0
-        name = f"{_NAMES[op]} · micro-batch {row['micro']} slice {row['slice']} · stage {row['stage']} · "
+        name = f"{_NAMES[op]} · micro-batch {row['micro']} slice {row['slice']} · stage {row['stage']}"
+        name += " · " if chunk is None else f" (chunk {chunk[i]}) · "
         times = f"{human_seconds(start)} to {human_seconds(stop)} ({human_seconds(stop - start)})"
         out.append(
             f'<rect class="{op}{shade}" x="{x:.2f}" y="{y:.1f}" width="{width - edge:.2f}" height="{height:.1f}" rx="1.5">'
             f"<title>{name}{times}</title></rect>"
         )
-        word = op if op in ("OPT", "AR") else _word(row, sliced)
+        word = op if op in _ALONE else _word(row, sliced)
         if row["op"] not in _MESSAGES and frame.lane >= 12 and width > 6.4 * len(word) + 3:
             out.append(f'<text class="ink" x="{x + width / 2:.1f}" y="{y + height / 2 + 3.8:.1f}">{word}</text>')
-    return out
+    return out, len(levels)
 
 
 def _done_before(mine: Rows, edges: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -227,14 +258,14 @@ def _done_before(mine: Rows, edges: NDArray[np.float64]) -> NDArray[np.float64]:
     return ends[begun] - still
 
 
-def _bins(line: Timeline, rows: Rows, frame: _Frame, used: set[tuple[str, int]]) -> list[str]:
+def _bins(line: Timeline, rows: Rows, frame: _Frame, used: set[tuple[str, str]]) -> list[str]:
     """Too many to draw one by one: in columns of two pixels, each operation as high as its share of the time (in eighths)."""
     out: list[str] = []
     count = int(frame.right - frame.left) // 2
     edges = np.linspace(0.0, line.makespan_s, count + 1)
     work = rows[~np.isin(rows["op"], _MESSAGES)]
     ops = np.unique(work["op"])
-    used.update((OPS[op], 0) for op in ops)
+    used.update((OPS[op], "0") for op in ops)
     for rank in range(line.num_ranks):
         mine = work[work["rank"] == rank]
         shares = [np.diff(_done_before(mine[mine["op"] == op], edges)) * (count / line.makespan_s) for op in ops]
@@ -253,21 +284,41 @@ def _bins(line: Timeline, rows: Rows, frame: _Frame, used: set[tuple[str, int]])
     return out
 
 
-def _legend(line: Timeline, frame: _Frame, used: set[tuple[str, int]]) -> tuple[list[str], int]:
-    """The operations, then what ranks idle for; returns the height it takes."""
-    out, x, y = [], float(frame.left), frame.bottom + 42
-    for op in OPS:
-        if not any(name == op for name, _ in used):
-            continue
-        used.add((op, 0))
+def _operations(used: set[tuple[str, str]], chunks: int, left: float, right: float, y: float) -> tuple[list[str], float]:
+    """A line, or several, of the operations and of a rank's chunks; returns where the last of them stands."""
+    out, x = [], left
+    ops = [op for op in OPS if any(name == op for name, _ in used)]
+    used.update((op, "0") for op in ops)
+    for op in ops:
         width = 42 + 6.2 * (len(_NAMES[op]) + len(op))
-        if x + width > frame.right + 18:
-            x, y = float(frame.left), y + 20
+        if x + width > right:
+            x, y = left, y + 20
         out.append(f'<rect class="{op}0" x="{x}" y="{y - 10}" width="13" height="12" rx="2"/>')
         out.append(f'<text x="{x + 18}" y="{y}">{op} <tspan class="soft">{_NAMES[op]}</tspan></text>')
         x += width
-    idle = sum(line.bubbles.values())
+    if chunks > 1:
+        levels = sorted(set(_levels(chunks)))
+        text = _chunk_words(chunks)
+        if x + 14 * len(levels) + 6.2 * len(text) > right:
+            x, y = left, y + 20
+        used.update((ops[0], level) for level in levels)
+        for level in levels:
+            out.append(f'<rect class="{ops[0]}{level}" x="{x}" y="{y - 10}" width="13" height="12" rx="2"/>')
+            x += 14
+        out.append(f'<text class="soft" x="{x + 5}" y="{y}">{text}</text>')
+    return out, y
+
+
+def _chunk_words(chunks: int) -> str:
+    return f"a rank's chunks, 0 {'to' if chunks > 2 else 'and'} {chunks - 1}"
+
+
+def _legend(line: Timeline, frame: _Frame, used: set[tuple[str, str]], chunks: int) -> tuple[list[str], int]:
+    """The operations, then what ranks idle for; returns the height it takes."""
+    out, y = _operations(used, chunks, float(frame.left), frame.right + 18, frame.bottom + 42)
     whole = line.num_ranks * line.makespan_s
+    causes = idle_causes(line.bubbles, whole)
+    idle = sum(causes.values())
     y += 28
     share = 100 * idle / whole if whole > 0 else 0.0
     out.append(
@@ -276,8 +327,7 @@ def _legend(line: Timeline, frame: _Frame, used: set[tuple[str, int]]) -> tuple[
     )
     y += 10
     x, span = float(frame.left), frame.right - frame.left
-    causes = [(cause, seconds) for cause, seconds in line.bubbles.items() if idle > 0 and seconds > 1e-6 * idle]
-    for cause, seconds in causes:
+    for cause, seconds in causes.items():
         width = span * seconds / idle
         out.append(
             f'<rect x="{x:.1f}" y="{y}" width="{max(0.5, width - 1):.1f}" height="10" rx="2" fill="{_CAUSE_COLOURS[cause]}">'
@@ -286,26 +336,33 @@ def _legend(line: Timeline, frame: _Frame, used: set[tuple[str, int]]) -> tuple[
         x += width
     y += 28
     x = float(frame.left)
-    for cause, seconds in causes:
+    for cause, seconds in causes.items():
         text = f"{_cause(cause)} {human_seconds(seconds)}"
+        if x + 15 + 6.4 * len(text) > frame.right:
+            x, y = float(frame.left), y + 20
         out.append(f'<rect x="{x}" y="{y - 9}" width="10" height="10" rx="2" fill="{_CAUSE_COLOURS[cause]}"/>')
         out.append(f'<text x="{x + 15}" y="{y}">{text}</text>')
         x += 34 + 6.4 * len(text)
     return out, int(y + 18) - frame.bottom
 
 
+def _opening(width: int, height: int, label: str = "") -> str:
+    """An svg's first tag: `width` pixels, or less where a notebook's cell, or a page, is narrower."""
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" class="tp" viewBox="0 0 {width} {height}" width="{width}" '
+            f'height="{height}" style="max-width:100%;height:auto" role="img"{label}>')  # fmt: skip
+
+
 def svg(line: Timeline, width: int = 1200) -> str:
     """A picture `width` pixels wide that stands on its own on light and dark pages."""
     frame = _Frame(line, width)
     rows = line.intervals
-    used: set[tuple[str, int]] = set()
-    boxes = _boxes(rows, frame, used) if len(rows) <= _LIMIT else _bins(line, rows, frame, used)
-    legend, height = _legend(line, frame, used)
+    used: set[tuple[str, str]] = set()
+    boxes, chunks = _boxes(rows, frame, used) if len(rows) <= _LIMIT else (_bins(line, rows, frame, used), 1)
+    legend, height = _legend(line, frame, used, chunks)
     total = frame.bottom + height
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" class="tp" viewBox="0 0 {width} {total}" '
-            f'width="{width}" height="{total}" role="img">',
+            _opening(width, total),
             f"<style>{_STYLE}{_shade_css(used)}</style>",
             f'<rect class="panel" x="0.5" y="0.5" width="{width - 1}" height="{total - 1}" rx="8"/>',
             f'<text class="title" x="{frame.left}" y="26">{html.escape(_headline(line))}</text>',
@@ -333,26 +390,28 @@ class _Strip(_Frame):
 def _parts(line: Timeline) -> list[tuple[str, str, float]]:
     """(name, colour, seconds of the mean rank): work, then the causes of idling; they sum to the makespan."""
     causes = [(_cause(c), _CAUSE_COLOURS[c], line.bubbles.get(c, 0.0)) for c in CAUSES]
-    return [("work", "#8792a3", float(line.busy_s.sum()) / line.num_ranks),
+    return [("work", _WORK_COLOUR, float(line.busy_s.sum()) / line.num_ranks),
             *((name, colour, float(seconds) / line.num_ranks) for name, colour, seconds in causes)]  # fmt: skip
 
 
 def comparison_svg(plans: Sequence[tuple[str, str, Timeline]], failed: Sequence[str] = (), width: int = 1200) -> str:
     """Plans (name, note, timeline) on one scale of time: a bar of the step (work and causes of idling of the mean rank), and
     the timeline of every rank beneath it. `failed`: names that have no plan."""
-    left, right, y = 170, width - 110, 62
+    left, right, top = 170, width - 110, 62
     longest = max((line.makespan_s for _, _, line in plans), default=0.0)
-    used: set[tuple[str, int]] = set()
-    out, seen = [], set()
+    scale = (right - left) / longest if longest > 0 else 0.0
+    used: set[tuple[str, str]] = set()
+    lanes: list[str] = []
+    out, seen, chunks, y = [], {}, 1, top
     for name, note, line in plans:
-        x, scale = float(left), (right - left) / longest if longest > 0 else 0.0
+        x = float(left)
         out.append(f'<text x="{left - 12}" y="{y + 13}" text-anchor="end">{html.escape(name)}</text>')
         if note:
             place = f'x="{left - 12}" y="{y + 27}" text-anchor="end" font-size="10"'
             out.append(f'<text class="soft" {place}>{html.escape(note)}</text>')
         for part, colour, seconds in _parts(line):
             if seconds * scale > 0.05:
-                seen.add(part)
+                seen[part] = colour
                 out.append(f'<rect x="{x:.1f}" y="{y}" width="{seconds * scale:.1f}" height="16" fill="{colour}">'
                            f"<title>{part} {human_seconds(seconds)}</title></rect>")  # fmt: skip
             x += seconds * scale
@@ -360,28 +419,35 @@ def comparison_svg(plans: Sequence[tuple[str, str, Timeline]], failed: Sequence[
         y += 20
         if line.num_ranks <= 32:
             strip, rows = _Strip(line, left, right, y, longest), line.intervals
-            out += _lanes(line, strip)
-            out += _boxes(rows, strip, used) if len(rows) <= _LIMIT // max(1, len(plans)) else _bins(line, rows, strip, used)
+            lanes += _lanes(line, strip)
+            if len(rows) <= _LIMIT // max(1, len(plans)):
+                boxes, count = _boxes(rows, strip, used)
+                chunks = max(chunks, count)
+            else:
+                boxes = _bins(line, rows, strip, used)
+            out += boxes
             y = strip.bottom
         y += 18
+    axis = _time_axis(longest, left, scale, top, y - 10) if plans else []
+    y += 36 if plans else 0
     if failed:
-        y += 14
         out.append(f'<text class="soft" x="{left}" y="{y}">no plan: {html.escape(", ".join(failed))}</text>')
-        y += 14
-    x, y = float(left), y + 10
-    names = [(name, colour) for name, colour, _ in _parts(plans[0][2])] if plans else []
-    for name, colour in names:
-        if name in seen:
-            out.append(f'<rect x="{x}" y="{y - 9}" width="10" height="10" rx="2" fill="{colour}"/>')
-            out.append(f'<text x="{x + 15}" y="{y}">{name}</text>')
-            x += 40 + 6.6 * len(name)
+        y += 28
+    x = float(left)
+    order = ["work", *(_cause(cause) for cause in CAUSES)]
+    for name in sorted(seen, key=order.index):
+        out.append(f'<rect x="{x}" y="{y - 9}" width="10" height="10" rx="2" fill="{seen[name]}"/>')
+        out.append(f'<text x="{x + 15}" y="{y}">{name}</text>')
+        x += 40 + 6.6 * len(name)
+    if used:
+        legend, last = _operations(used, chunks, float(left), width - 20, y + 24)
+        out, y = out + legend, int(last)
     total = y + 20
     return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="tp" viewBox="0 0 {width} {total}" width="{width}" height="{total}" '
-        f'role="img" aria-label="planners compared">', f"<style>{_STYLE}{_shade_css(used)}</style>",
+        _opening(width, total, ' aria-label="planners compared"'), f"<style>{_STYLE}{_shade_css(used)}</style>",
         f'<rect class="panel" x="0.5" y="0.5" width="{width - 1}" height="{total - 1}" rx="8"/>',
         f'<text class="title" x="24" y="28">{len(plans)} plans, one scale of time: the mean rank\'s step, and every rank</text>',
-        *out, "</svg>", ""])  # fmt: skip
+        *lanes, *axis, *out, "</svg>", ""])  # fmt: skip
 
 
 # ---- the page ----------------------------------------------------------------------------------------------------------------
@@ -390,15 +456,24 @@ def comparison_svg(plans: Sequence[tuple[str, str, Timeline]], failed: Sequence[
 def html_page(line: Timeline) -> str:
     """A page with its data and its script inside: no network is needed to open it."""
     rows = line.intervals
+    chunk = _chunks(rows)
+    levels = _levels(1 if chunk is None else int(chunk.max()) + 1)
+    shades = list(_SHADES)
+    causes = idle_causes(line.bubbles, line.num_ranks * line.makespan_s)
     data = {
         "ranks": line.num_ranks,
         "makespan": line.makespan_s,
         "headline": _headline(line),
         "ops": list(OPS),
         "names": [_NAMES[op] for op in OPS],
-        "colours": [[_colour(op, s) for s in range(len(_SHADES))] for op in OPS],
+        "colours": [[_colour(op, s) for s in shades] for op in OPS],
+        "alone": [OPS.index(op) for op in _ALONE],
+        "unshaded": _UNSHADED,
+        "chunk": None if chunk is None else chunk.tolist(),
+        "levels": [shades.index(level) for level in levels],
+        "chunks": _chunk_words(len(levels)),
         "messages": _MESSAGES,
-        "bubbles": [[_cause(c), float(line.bubbles.get(c, 0.0)), _CAUSE_COLOURS[c]] for c in CAUSES],
+        "bubbles": [[_cause(c), float(seconds), _CAUSE_COLOURS[c]] for c, seconds in causes.items()],
         "busy": [float(seconds) for seconds in line.busy_s],
         "peak": [int(size) for size in line.peak_memory_bytes],
         "begin": np.searchsorted(rows["rank"], np.arange(line.num_ranks + 1)).tolist(),
@@ -412,7 +487,7 @@ def html_page(line: Timeline) -> str:
 
 def notebook(line: Timeline) -> str:
     """For a notebook: the picture, scaled to the cell."""
-    return f'<div style="max-width:100%;overflow-x:auto">{svg(line)}</div>'
+    return f"<div>{svg(line)}</div>"
 
 
 # ---- Chrome trace -------------------------------------------------------------------------------------------------------------
@@ -463,8 +538,9 @@ def summary(line: Timeline, width: int = 72) -> str:
             share = 100 * float(line.busy_s[rank]) / line.makespan_s if line.makespan_s > 0 else 100.0
             bar = _bar(rows[rows["rank"] == rank], line.makespan_s, width)
             out.append(f"  rank {rank:<3d} {bar} {share:5.1f} %")
-    causes = [f"{_cause(cause)} {human_seconds(seconds)}" for cause, seconds in line.bubbles.items() if seconds > 0]
-    out.append(f"  idle {human_seconds(sum(line.bubbles.values()))}" + (": " + ", ".join(causes) if causes else ""))
+    causes = idle_causes(line.bubbles, line.num_ranks * line.makespan_s)
+    words = ", ".join(f"{_cause(cause)} {human_seconds(seconds)}" for cause, seconds in causes.items())
+    out.append(f"  idle {human_seconds(sum(causes.values()))}" + (f": {words}" if words else ""))
     return "\n".join(out)
 
 
@@ -484,7 +560,7 @@ def program_html(program: Program) -> str:
             peer = f"@{instr['peer']}" if instr["peer"] >= 0 else ""
             chips.append(
                 chip.format(
-                    _colour(op, int(instr["micro"])), f"{instr['stage']}{op}{instr['micro']}.{instr['slice']}{peer}"
+                    _colour(op, str(int(instr["micro"]) % 4)), f"{instr['stage']}{op}{instr['micro']}.{instr['slice']}{peer}"
                 )
             )
         more = f" … {len(code) - 160} more" if len(code) > 160 else ""

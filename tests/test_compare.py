@@ -109,6 +109,15 @@ def test_the_picture_is_to_scale(comparison):
         assert width / max(widths) == pytest.approx(step / steps[-1], abs=2e-3)
 
 
+def test_the_picture_says_what_does_not_run_as_it_is():
+    options = {"planners": ["uniform"], "stages": 2}
+    for more, note in (({}, None), ({"data_parallel": 2}, "runs, not reproducibly")):
+        picture = tp.compare(MODEL, CLUSTER, 4, 32, **options, **more).svg()
+        words = ["".join(word.itertext()) for word in ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")]
+        assert ([word for word in words if "run" in word and word != "uniform"] == ([note] if note else [])), words
+        assert "F forward" in words and "work" in words
+
+
 def test_a_planner_without_a_plan_says_why():
     even = tp.plan(MODEL, CLUSTER, batch=4, seq_len=32, planner="uniform", stages=3)
     tight = tp.compare(MODEL, CLUSTER, 4, 32, planners=["uniform", "auto"], stages=3, memory_bytes=max(even.peak_memory_bytes) - 1)

@@ -1,5 +1,6 @@
 """Pictures: what is in the files, not how they look."""
 
+import itertools
 import json
 import re
 import shutil
@@ -10,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from terapipe_c import schedules, view
+from terapipe_c import cli, schedules, view
+from terapipe_c._page import PAGE
 from terapipe_c.config import human_seconds
 from terapipe_c.schedule import Timeline
 
@@ -26,7 +28,7 @@ def line():
 
 def boxes(text, name):
     return [
-        r for r in ElementTree.fromstring(text).iter(SVG + "rect") if re.fullmatch(name + r"\d", r.get("class", ""))
+        r for r in ElementTree.fromstring(text).iter(SVG + "rect") if re.fullmatch(name + r"[\da-h]", r.get("class", ""))
     ]
 
 
@@ -81,6 +83,97 @@ def test_svg_is_what_any_program_draws(line):
             assert 0 < float(word.get("y")) < height, told
 
 
+#: What eyes without green cones, and without red ones, see of linear red, green and blue (Machado, Oliveira & Fernandes 2009).
+BLIND = ([[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+         [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]])  # fmt: skip
+
+
+def linear(colour):
+    parts = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+
+
+def lab(light):
+    """CIE L*a*b* of linear red, green and blue."""
+    to_xyz = [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]]
+    x, y, z = np.cbrt(to_xyz @ np.clip(light, 0, 1) / [0.95047, 1.0, 1.08883])
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def test_colours_are_apart():
+    """Of every two operations and causes of idling, for three kinds of eyes; and each from a white and from a dark page."""
+    colours = {op: view._colour(op, "0") for op in view._NAMES} | view._CAUSE_COLOURS
+    for a, b in itertools.combinations(colours, 2):
+        one, other = linear(colours[a]), linear(colours[b])
+        assert np.linalg.norm(lab(one) - lab(other)) > 17, (a, b)
+        for eyes in np.array(BLIND):
+            assert np.linalg.norm(lab(eyes @ one) - lab(eyes @ other)) > 9, (a, b)
+    for name, colour in colours.items():
+        bright = linear(colour) @ [0.2126, 0.7152, 0.0722]
+        dark = linear("#12171f") @ [0.2126, 0.7152, 0.0722]
+        assert 1.05 / (bright + 0.05) > (3 if name in view._CAUSE_COLOURS else 1.3), name
+        assert (bright + 0.05) / (dark + 0.05) > 2.5, name
+
+
+@pytest.mark.parametrize("name, chunks", [("interleaved", 2), ("interleaved", 4), ("zb_v", 2), ("hanayo", 4), ("dualpipe_v", 2),
+                                          ("chimera", 2)])  # fmt: skip
+def test_svg_shows_chunks(name, chunks):
+    more = {"interleaved": (chunks,), "hanayo": (2,)}.get(name, ())
+    line = getattr(schedules, name)(4, 8, *more).lower().simulate({"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0, "OPT": 1.0})
+    text = view.svg(line)
+    titled = [r for r in ElementTree.fromstring(text).iter(SVG + "rect") if r.find(SVG + "title") is not None and r.get("class")]
+    for row, box in zip(line.intervals, titled, strict=True):
+        op, chunk = schedules.OPS[row["op"]], int(row["stage"]) // 4
+        assert f"stage {row['stage']} (chunk {chunk})" in box.find(SVG + "title").text
+        assert box.get("class") == op + ("0" if op == "OPT" else "abcdefgh"[round(7 * chunk / (chunks - 1))])
+    assert f"a rank's chunks, 0 {'and' if chunks == 2 else 'to'} {chunks - 1}<" in text
+    one = view.svg(schedules.one_f_one_b(4, 8).simulate({"F": 1.0, "B": 2.0}))
+    assert "chunk" not in one and set(re.findall(r'class="F(.)"', one)) == set("0123")
+
+
+def test_a_guest_is_no_chunk():
+    rows = [(0, "F", 0, 0, 0, 0.0, 1.0), (0, "SE", 0, 0, 0, 1.0, 2.0), (1, "F", 1, 0, 0, 1.0, 2.0), (1, "RE", 0, 0, 0, 1.0, 2.0),
+            (0, "RE", 1, 0, 0, 1.0, 2.0)]  # fmt: skip
+    assert "chunk" not in view.svg(Timeline.from_intervals(rows))
+
+
+def test_pictures_shrink_with_their_cell(line):
+    for text in (line._repr_html_(), line._repr_svg_(), view.comparison_svg([("one", "", line)])):
+        opening = re.search("<svg[^>]*>", text)[0]
+        assert "viewBox=" in opening and 'style="max-width:100%;height:auto"' in opening
+
+
+def test_the_comparison_has_its_legends_and_a_scale(line):
+    two = schedules.interleaved(2, 4, 2).simulate({"F": 4e-3, "B": 8e-3})
+    text = view.comparison_svg([("one", "", line), ("two", "runs, not reproducibly", two)])
+    root = ElementTree.fromstring(text)
+    words = ["".join(word.itertext()) for word in root.iter(SVG + "text")]
+    assert {"work", "warmup", "F forward", "I input gradient", "OPT update", "AR tied gradients"} <= {*words}
+    assert "runs, not reproducibly" in words
+    assert "0 ms" in words and "a rank's chunks, 0 and 1" in words and "R recompute" not in words
+    ticks = [float(tick.get("x1")) for tick in root.iter(SVG + "line")]
+    longest = max(line.makespan_s, two.makespan_s)
+    last = max(float(word) for word in words if re.fullmatch(r"[\d.]+", word)) * 1e-3
+    assert (max(ticks) - 170) / (1200 - 110 - 170) == pytest.approx(last / longest, abs=1e-3)
+
+
+def test_what_rounding_left_is_no_cause():
+    """In no picture, and not in the text; Plan.explain is in tests/test_plan.py."""
+    line = schedules.gpipe(2, 2).simulate({"F": 1.0, "B": 2.0})
+    line.bubbles = {**line.bubbles, "imbalance": 1.04e-17, "comm": 1e-10}
+    data = json.loads(re.search(r"const D=(\{.*?\});\n", view.html_page(line), re.S)[1])
+    assert [b[0] for b in data["bubbles"]] == ["warmup", "cooldown"]
+    for text in (view.svg(line), view.summary(line)):
+        assert "warmup 4 s" in text and "imbalance" not in text and "comm" not in text
+
+
+def test_the_picture_of_the_readme_is_what_its_command_draws(tmp_path, capsys):
+    root = Path(__file__).parents[1]
+    argv = re.search(r"`terapipe (simulate .*) --svg docs/timeline.svg`", (root / "README.md").read_text())[1].split()
+    assert cli.main([*argv, "--svg", str(tmp_path / "t.svg")]) == 0
+    assert (tmp_path / "t.svg").read_text() == (root / "docs/timeline.svg").read_text()
+
+
 def test_a_timeline_is_copied_and_pickled(line):
     import copy
     import pickle
@@ -112,8 +205,9 @@ def test_svg_of_many_intervals_where_a_rank_lacks_an_operation():
     line = program.simulate({"F": 1e-3, "B": 2e-3, "AR": 1.0, "OPT": 1e-3})
     assert len(line.intervals) <= view._LIMIT  # alone it is drawn one by one; of several, each gets its share
     picture = view.comparison_svg([("one", "", line), ("two", "", line)])
-    lanes = sorted({int(float(box.get("y"))) for box in boxes(picture, "AR")})  # eight pixels each, a gap among them
-    assert len(lanes) == 4 and lanes[1] - lanes[0] == lanes[3] - lanes[2] == 3 * 8
+    lanes = sorted({int(float(box.get("y"))) for box in boxes(picture, "AR") if box.get("rx") is None})  # no legend's
+    assert len(lanes) == 4  # eight pixels each, a gap among them
+    assert lanes[1] - lanes[0] == lanes[3] - lanes[2] == 3 * 8
 
 
 def test_html_is_one_page_with_its_data(line, tmp_path):
@@ -134,14 +228,48 @@ def test_html_is_one_page_with_its_data(line, tmp_path):
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node to run the page's script")
 def test_the_script_of_the_page_runs(line, tmp_path):
     """With a document of stubs: it draws every rank, zooms, and finds the interval under the pointer."""
+    told = run_page(line, tmp_path)
+    assert told["whole"] > len(line.intervals) / 2 and 0 < told["zoomed"] < told["whole"]
+    assert told["tip"].startswith("<b>forward</b> · rank 0 · stage 0 · micro-batch 0 · slice 0") and told["why"] >= 3
+    assert "chunk" not in told["key"] and "more ranks" not in told["ranks"] and told["out"] == []
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node to run the page's script")
+def test_the_page_tells_chunks_and_what_it_leaves_out(tmp_path):
+    chunked = schedules.interleaved(2, 4, 2).simulate({"F": 1.0, "B": 2.0})
+    told = run_page(chunked, tmp_path)
+    assert {view._colour(op, level) for op in "FB" for level in "ah"} <= set(told["fills"])
+    assert "stage 0 (chunk 0)" in told["tip"] and "a rank's chunks, 0 and 1" in told["key"]
+    assert view._colour("F", "1") not in told["fills"]
+    many = run_page(schedules.gpipe(300, 2).simulate({"F": 100.0, "B": 100.0}), tmp_path)
+    assert "… 44 more ranks" in many["ranks"] and "<td>255</td>" in many["ranks"] and "<td>256</td>" not in many["ranks"]
+    whole = schedules.gpipe(1, 1).simulate({"F": 600.0, "B": 1000.0})  # the last label, 1600 s, is at the very edge
+    assert run_page(whole, tmp_path)["out"] == []
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node to run the page's script")
+def test_the_page_tells_times_as_python_does(tmp_path):
+    function = re.search(r"^function time\(.*?\}$", PAGE, re.S | re.M)[0]
+    random = np.random.default_rng(0)
+    values = [0.0, 1000.0, 1500.0, 3600.0, 99999.0, 1.0625, 1000.5, 12345.0, 0.99995, 0.00099995, 9.9995e-7, 1e-9, 1.5e-10, 1e-12,
+              1.04e-17, 1e21, 1.5e250, *(10.0 ** random.uniform(-14, 6, 2000)).tolist(), *random.integers(1, 10**6, 500).tolist(),
+              *(m * 10.0**k for k in range(-13, 5) for m in (1, 9.9994, 9.99949999, 9.9995, 9.9996))]  # fmt: skip
+    script = f"{function}\nconsole.log(JSON.stringify({json.dumps(values)}.map(time)))"
+    done = subprocess.run(["node", "-e", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [human_seconds(value) for value in values]
+
+
+def run_page(line, tmp_path):
     line.to_html(tmp_path / "t.html")
     script = re.search(r"<script>\n(.*)</script>", (tmp_path / "t.html").read_text(), re.S)[1]
     stubs = """
-let drawn=0,calls={};const style={getPropertyValue:()=>"#123"};
+let drawn=0,calls={},fills=new Set(),out=[];const style={getPropertyValue:()=>"#123"};
 const element=()=>({style:{},textContent:"",innerHTML:"",offsetWidth:9,clientWidth:1000,
- insertAdjacentHTML(){this.added=(this.added||0)+1},
+ insertAdjacentHTML(_,text){this.added=(this.added||0)+1;this.innerHTML+=text},
  addEventListener(k,f){calls[k]=f},setPointerCapture(){},getContext:()=>new Proxy({},
- {get:(o,k)=>k in o?o[k]:(k=="fillRect"?()=>{drawn++}:()=>{}),
+ {get:(o,k)=>k in o?o[k]:k=="fillRect"?()=>{drawn++;fills.add(o.fillStyle)}:k=="measureText"?t=>({width:6*t.length}):
+  k=="fillText"?(t,x)=>{if(x+3*t.length>1000)out.push(t)}:()=>{},
  set:(o,k,v)=>{o[k]=v;return true}})});
 const made={};const document={getElementById:i=>made[i]??=element(),documentElement:{}};
 const getComputedStyle=()=>style,devicePixelRatio=1,innerWidth=1000,matchMedia=()=>({addEventListener(){}});
@@ -153,14 +281,13 @@ calls.wheel({preventDefault(){},deltaX:0,deltaY:-2000,offsetX:500});
 const zoomed=drawn;
 made.all.onclick();
 calls.pointermove({offsetX:66,offsetY:30,clientX:66,clientY:30});
-console.log(JSON.stringify({whole,zoomed,tip:made.tip.innerHTML,why:made.why.added}));
+console.log(JSON.stringify({whole,zoomed,tip:made.tip.innerHTML,why:made.why?.added,key:made.key.innerHTML,out,fills:[...fills],
+ ranks:made.ranks.innerHTML}));
 """
     (tmp_path / "t.js").write_text(stubs + script + after)
     done = subprocess.run(["node", str(tmp_path / "t.js")], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["whole"] > len(line.intervals) / 2 and 0 < told["zoomed"] < told["whole"]
-    assert told["tip"].startswith("<b>forward</b> · rank 0 · stage 0 · micro-batch 0 · slice 0") and told["why"] >= 3
+    return json.loads(done.stdout)
 
 
 def test_chrome_trace(line, tmp_path):
@@ -201,7 +328,10 @@ def test_program_in_a_notebook():
 
 
 def test_units_and_ticks():
-    assert [human_seconds(s) for s in (0.0, 2.5, 1.5e-3, 3.25e-6, 4e-9)] == ["0 s", "2.5 s", "1.5 ms", "3.25 us", "4 ns"]
+    times = {0.0: "0 s", 2.5: "2.5 s", 1.5e-3: "1.5 ms", 3.25e-6: "3.25 us", 4e-9: "4 ns", 1000.0: "1000 s", 72431.0: "72430 s",
+             0.99996: "1 s", 0.99996e-3: "1 ms", 999.96e-9: "1 us", 0.99994: "999.9 ms", 1.04e-17: "0 s", 2.5e-11: "0.025 ns",
+             -1.5e-3: "-1.5 ms", float("inf"): "inf s"}  # fmt: skip
+    assert {s: human_seconds(s) for s in times} == times
     assert view._ticks(45, 10) == [0, 5, 10, 15, 20, 25, 30, 35, 40, 45] and view._ticks(0, 10) == [0.0]
     for span in (1.0, 7.3, 99.0, 0.37):
         assert 3 < len(view._ticks(span, 10)) <= 11
