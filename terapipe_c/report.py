@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ._core import OPS
 from ._files import path_of, write_text
 from .doctor import cpu_quota
-from .schedule import SUM
+from .schedule import SUM, Timeline
 
 __all__ = ["Report"]
 
@@ -93,6 +93,7 @@ class Report:
         paths: what was written where.
         caveats: what was otherwise than it was meant to be, and why.
         about: the plan and the model.
+        planned, measured: the timelines of the step (one replica's) and of the last step; None where there is none.
     """
 
     step_time_s: float | None
@@ -111,6 +112,8 @@ class Report:
     paths: dict[str, str]
     caveats: list[str] = field(default_factory=list)
     about: str = ""
+    planned: Timeline | None = field(default=None, compare=False)
+    measured: Timeline | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, plan: Any, records: Sequence[Mapping[str, Any]], ends: Sequence[Mapping[str, Any]],
@@ -119,9 +122,10 @@ class Report:
         times = [record["step_time_s"] for record in records[1:]]
         step = statistics.median(times) if times else None
         bubbles, intervals = dict(timeline.bubbles), timeline.intervals
+        planned = plan.timeline()
         sums = dict(getattr(plan, "durations", {})).get(SUM)
         sums = None if sums is None else sums[:, 0]
-        replicas, predicted = job["ranks"] // plan.ranks, float(plan.timeline().work_s - (0.0 if sums is None else sums.sum()))
+        replicas, predicted = job["ranks"] // plan.ranks, float(planned.work_s - (0.0 if sums is None else sums.sum()))
         out = job["out"]
         files = {} if out is None else {name: os.path.join(out, name) for name in ("metrics.jsonl", "trace.json", "checkpoints")}
         return cls(
@@ -140,6 +144,8 @@ class Report:
             steps=[record["step"] for record in records],
             paths={name: path for name, path in files.items() if os.path.exists(path)},
             about=f"{plan!r} of {plan.model!r}",
+            planned=planned,
+            measured=timeline if len(intervals) else None,
             caveats=_crowded(job) + [f"rank {rank}: {text}" for rank, end in enumerate(ends) for text in end.get("caveats", ())],
         )
 
@@ -191,21 +197,24 @@ class Report:
         words = ((2, 14, f"{high:.2f}"), (2, height - 25, f"{low:.2f}"), (40, height - 6, f"step {left}"),
                  (width - 70, height - 6, f"step {right}"))
         labels = "".join(f'<text x="{x}" y="{y}" font-size="11" fill="currentColor">{text}</text>' for x, y, text in words)
-        size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+        size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}" style="max-width:100%;height:auto"'
         return (f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="loss by step"><polyline points="{line}" '
-                f'fill="none" stroke="#2563eb" stroke-width="1.5"/>{labels}</svg>')
+                f'fill="none" stroke="#3b82f6" stroke-width="1.5"/>{labels}</svg>')
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{word}</th>" for word in ("", "predicted", "measured", "error"))
         body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows())
         said = "<br>".join(html.escape(text) for text in self._sentences())
-        return f"<table><tr>{head}</tr>{body}</table><p>{said}</p>{self.loss_svg()}"
+        lines = (("Planned step", self.planned), ("Measured, the last step", self.measured))
+        pictures = "".join(f"<h2>{words}</h2>{line._repr_html_()}" for words, line in lines if line is not None)
+        return f"<table><tr>{head}</tr>{body}</table><p>{said}</p>{self.loss_svg()}{pictures}"
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write one HTML file that stands alone; gives its path."""
         path = path_of("path", path)
-        style = ("body{font:14px system-ui,sans-serif;margin:2em}td,th{padding:.2em 1em;text-align:right}"
-                 "td:first-child{text-align:left}")
+        style = ("body{font:14px system-ui,sans-serif;margin:2em;background:#fff;color:#1c2430}td,th{padding:.2em 1em;"
+                 "text-align:right}td:first-child{text-align:left}h2{font-size:1.15em;margin:1.5em 0 .5em}"
+                 "@media (prefers-color-scheme:dark){body{background:#0d1117;color:#e6ebf2}}")
         write_text(path, '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>terapipe_c run</title><style>'
                    f"{style}</style></head><body><h1>Predicted and measured</h1>{self._repr_html_()}</body></html>\n")
         return path

@@ -222,6 +222,9 @@ def test_the_report_lays_predicted_beside_measured(tmp_path):
     assert "<polyline" in page and "memory of rank 1" in page and "from measured operations" in page
     for said in text.splitlines()[len(report.rows()) + 1:]:
         assert html.escape(said) in page
+    assert page.count("<svg") == 3 and "prefers-color-scheme:dark){body{" in page       # the losses and two timelines
+    planned, measured = page.index("<h2>Planned step</h2>"), page.index("<h2>Measured, the last step</h2>")
+    assert planned < page.index("2 ranks · ") < measured < page.rindex("2 ranks · ")
     assert "idle: in the last step, summed over 2 ranks" in page and "tokens per second" in page and "Plan(ranks=2" in page
 
 
