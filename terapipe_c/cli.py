@@ -232,7 +232,7 @@ def _timeline_result(line: Any) -> dict[str, Any]:
 
 
 def _draw(args: argparse.Namespace, line: Any) -> dict[str, str]:
-    paths = {}
+    paths: dict[str, str] = {}
     for name in ("svg", "html", "trace"):
         path = getattr(args, name)
         if path and (same := paths.setdefault(os.path.realpath(path), name)) != name:
