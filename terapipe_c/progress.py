@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -75,6 +76,53 @@ class Progress:
             text = f"step {last.step + 1}/{self._steps}  loss {last.loss:.4f}  {last.tokens_per_s:,.0f} tok/s"
             end = "" if self._terminal and not over else "\n"
             print(("\r\x1b[K" if self._terminal else "") + text, end=end, file=self._stream, flush=True)
+
+
+class Beside:
+    """A progress that a thread shows, for who must not wait for a terminal that halts: what it says meanwhile is left out. As a
+    context: behind it all is shown, or, where an exception leaves it, will be. progress: None: nothing is."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress, self._changed = progress, threading.Condition()
+        self._last: Sequence[Any] = ()
+        self._fresh = self._over = False
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Beside:
+        if self._progress is not None:
+            thread = threading.Thread(target=self._tell, name="terapipe progress", daemon=True)
+            with contextlib.suppress(RuntimeError):     # the system has none left: the training is worth more than this
+                thread.start()
+                self._thread = thread
+        return self
+
+    def __exit__(self, kind: object, error: object, where: object) -> None:
+        self._say(self._last, True)
+        if kind is None and self._thread is not None:
+            self._thread.join()
+
+    def show(self, history: Sequence[Any]) -> None:
+        """history: the records so far."""
+        self._say(history[-1:], False)
+
+    def _say(self, last: Sequence[Any], over: bool) -> None:
+        if self._thread is None:
+            if self._progress is not None:
+                self._progress.show(last, over)
+            return
+        with self._changed:
+            self._last, self._fresh, self._over = last, True, over
+            self._changed.notify()
+
+    def _tell(self) -> None:
+        over = False
+        while not over:
+            with self._changed:
+                while not self._fresh:
+                    self._changed.wait()
+                last, over, self._fresh = self._last, self._over, False
+            assert self._progress is not None
+            self._progress.show(last, over)
 
 
 class Planning:

@@ -22,7 +22,7 @@ from .environment import Place, find_place
 from .job import Folder, check_plan, copies_of, hosts_of, largest_gather, make_folder, make_job, neighbours, replicas_of
 from .launch import launch
 from .outcome import Metrics, Outcome, Record
-from .progress import Progress
+from .progress import Beside, Progress
 from .watch import Watch
 from .worker import dataset, failures, run_rank, share
 
@@ -211,24 +211,24 @@ class _Rank:
         if first and job["out"] is not None:
             self.metrics = Metrics(Path(job["out"]) / "metrics.jsonl")
         outcome = RankRun(self.plan, job, self.place.rank)
-        progress = Progress(self.wanted if first else False, job["first_step"], job["steps"])
         ends: list[dict[str, Any]] = []
 
         def emit(event: dict[str, Any]) -> None:
             kind = event.pop("kind")
             if kind == "step":
                 outcome._history.append(outcome._take_record(event, self.metrics))
-                progress.show(outcome._history, False)
+                shown.show(outcome._history)
             elif kind == "checkpoint":
                 outcome._checkpoint = Path(event["path"])
             elif kind == "end":
                 ends.append(event)
 
-        self.comm.barrier()
-        begun = time.monotonic()  # the same moment everywhere, on clocks that began with their machines
-        run_rank(job, self.place.rank, self.region, emit, lambda: False, arrays, self.messages)
-        self._gather(outcome, ends[0], begun)
-        progress.show(outcome._history, True)
+        # other ranks wait for this one, which waits for no terminal
+        with Beside(Progress(self.wanted, job["first_step"], job["steps"]) if first else None) as shown:
+            self.comm.barrier()
+            begun = time.monotonic()  # the same moment everywhere, on clocks that began with their machines
+            run_rank(job, self.place.rank, self.region, emit, lambda: False, arrays, self.messages)
+            self._gather(outcome, ends[0], begun)
         if first:
             outcome._write_trace()
         return outcome

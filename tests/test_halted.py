@@ -1,4 +1,5 @@
 """A terminal or a launcher that halts for longer than a rank may wait for a message: the ranks go on, and so does the run."""
+import contextlib
 import errno
 import fcntl
 import os
@@ -12,6 +13,7 @@ import textwrap
 import threading
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from test_launch import HERE, start
 
 import terapipe_c as tp
 from terapipe_c import AbortedError, checkpoint
+from terapipe_c.progress import Beside, Progress
 
 # Some 1500 events fill a socket; ranks that wait for each other do so many small steps in a second or two.
 ENOUGH = 4000
@@ -93,6 +96,26 @@ def test_a_terminal_that_halts_holds_no_rank_up(monkeypatch):
             os.close(master)
     reader.join()
     assert run.history[-1].step >= ENOUGH
+
+
+def test_a_rank_of_another_launcher_does_not_wait_for_a_terminal():
+    """Rank 0 under torchrun shows the progress itself."""
+    out, into = os.pipe()
+    records = [SimpleNamespace(step=step, loss=1.0, tokens_per_s=1.0) for step in range(ENOUGH)]
+    with open(into, "w", buffering=1) as stream, contextlib.redirect_stderr(stream):
+        os.set_blocking(into, False)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(into, b"x" * 4096)
+        os.set_blocking(into, True)
+        reader = threading.Thread(target=lambda: [None for _ in iter(lambda: os.read(out, 1 << 16), b"")], daemon=True)
+        with Beside(Progress(True, 0, ENOUGH)) as shown:
+            for count in range(1, ENOUGH + 1):
+                shown.show(records[:count])                     # nobody reads, and this returns
+            reader.start()
+        assert not shown._thread.is_alive()
+    reader.join(30)
+    assert not reader.is_alive() and not os.close(out)
 
 
 def test_a_ctrl_c_is_not_lost_after_a_handler_that_raised():
