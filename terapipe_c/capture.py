@@ -1,10 +1,15 @@
-"""Nodes from a PyTorch model: traced by torch.fx, timed node by node, what autograd saves counted. Needs torch."""
+"""Nodes from a PyTorch model: traced by torch.fx, or else by torch.export, timed node by node, what autograd saves counted. Needs
+torch."""
 
 from __future__ import annotations
 
 import importlib
+import re
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -26,6 +31,7 @@ def _torch() -> Any:
 
 
 def _trace(torch: Any, module: Any, example: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """(graph, what its placeholders take by place, by name)."""
     if not isinstance(module, torch.nn.Module):
         raise InvalidTypeError(f"module is {type(module).__name__}: a torch.nn.Module would be right")
     arguments: tuple[Any, ...] = example if isinstance(example, tuple) else () if isinstance(example, Mapping) else (example,)
@@ -33,10 +39,60 @@ def _trace(torch: Any, module: Any, example: Any) -> tuple[Any, tuple[Any, ...],
     if isinstance(module, torch.fx.GraphModule):
         return module, arguments, named
     try:
-        return torch.fx.symbolic_trace(module), arguments, named
+        with _restored(module):
+            return torch.fx.symbolic_trace(module), arguments, named
     except Exception as error:  # whatever the model's own code raises at a proxy
-        raise InvalidValueError(f"torch.fx cannot trace {type(module).__name__}: {error}. A forward whose path depends on its "
-                                "data must be rewritten, or traced by hand into a torch.fx.GraphModule") from error
+        refused = error
+    try:
+        with _restored(module):
+            return (*_export(torch, module, arguments, named), {})
+    except Exception as error:  # and at a tensor without data
+        raise InvalidValueError(
+            f"torch.fx and torch.export cannot trace {type(module).__name__}. torch.fx: {_reason(refused)}. torch.export: "
+            f"{_reason(error)}. Arguments that its forward takes, a forward whose path does not depend on its data, or one traced "
+            "by hand into a torch.fx.GraphModule, would be right") from error
+
+
+@contextmanager
+def _restored(module: Any) -> Iterator[None]:
+    """Attributes, lists and dicts of all submodules as they were: tracing leaves proxies where a module holds its parameters twice
+    (LSTM)."""
+    before = []
+    for part in module.modules():
+        inside = {key: copy(value) for key, value in vars(part).items() if isinstance(value, list | dict)}
+        before.append((vars(part), dict(vars(part)), inside))
+    try:
+        yield
+    finally:
+        for now, values, inside in before:
+            now.clear()
+            now.update(values)
+            for key, value in inside.items():
+                now[key].clear()
+                (now[key].extend if isinstance(value, list) else now[key].update)(value)
+
+
+def _reason(error: Exception) -> str:
+    """What an error says first: torch's go on for pages."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
+
+
+def _export(torch: Any, module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, tuple[Any, ...]]:
+    """The graph of this very example: aten's operations on the module's own parameters; and the example's leaves, which are its
+    placeholders."""
+    leaves = importlib.import_module("torch.utils._pytree").tree_leaves
+
+    def forward(self: Any, arguments: Any, named: Any) -> Any:
+        """Gives tensors alone: what holds them (a cache of keys and values) may be nothing that torch.export knows."""
+        return [x for x in leaves(self._captured(*arguments, **named)) if isinstance(x, torch.Tensor)]
+
+    whole = type("Whole", (torch.nn.Module,), {"forward": forward})()
+    whole._captured = module
+    with torch.enable_grad(), warnings.catch_warnings():  # without gradients attention takes a path that has no backward
+        warnings.simplefilter("ignore")  # of how a layer of torch's own is written (LSTM)
+        exported = importlib.import_module("torch.export").export(whole, (arguments, named), strict=False)
+    return exported.module(), tuple(leaves((arguments, named)))
 
 
 class _Book:
@@ -89,8 +145,7 @@ def _leaves(book: _Book, value: Any, copy: bool) -> Any:
         if not isinstance(x, book.torch.Tensor) or book.key(x) in book.params:
             return x
         made = x.detach()
-        if made.is_floating_point() or made.is_complex():
-            made.requires_grad_()
+        made.requires_grad_(x.requires_grad)  # of a mask, or of a first state, no gradient is wanted
         return made.clone() if copy else made
 
     return book.torch.fx.node.map_aggregate(value, leaf)
@@ -118,9 +173,9 @@ def _backward(book: _Book, result: Any, inputs: list[Any]) -> float:
 def _measure(book: _Book, call: Any, arguments: Any, node: int, repeats: int) -> tuple[Any, float, float]:
     """(result, forward seconds, backward seconds): the least of the repeats."""
     torch, forward, backward, first_result = book.torch, float("inf"), float("inf"), None
-    copy = False
+    cloned = False
     for turn in range(repeats + 1):  # the first one warms up, and counts what is saved
-        cut = _leaves(book, arguments, copy)
+        cut = _leaves(book, arguments, cloned)
         inputs = [t for t in book.tensors(cut) if book.key(t) not in book.params]
 
         saved: list[Any] = []
@@ -132,16 +187,18 @@ def _measure(book: _Book, call: Any, arguments: Any, node: int, repeats: int) ->
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
             try:
                 _synchronise(torch, inputs)
+                versions = [t._version for t in inputs]
                 start = time.perf_counter()
                 result = call(*cut[0], **cut[1])
                 _synchronise(torch, inputs)
                 took = time.perf_counter() - start
+                cloned = cloned or [t._version for t in inputs] != versions  # in place, once is enough
             except RuntimeError as error:
-                if copy or "in-place" not in str(error):
+                if cloned or "in-place" not in str(error):
                     raise
-                copy = True
+                cloned = True
                 saved.clear()
-                cut = _leaves(book, arguments, copy)
+                cut = _leaves(book, arguments, cloned)
                 inputs = [t for t in book.tensors(cut) if book.key(t) not in book.params]
                 result = call(*cut[0], **cut[1])
                 took = float("inf")
@@ -172,7 +229,18 @@ class _Rows:
         keys = ("fwd_s", "bwd_s", "param_bytes", "fixed_bytes", "working_bytes")
         self.columns: dict[str, list[float]] = {key: [] for key in keys}
         self.names: list[str] = []
+        self.times: dict[str, int] = {}    # how often a name was given
         self.edges: list[tuple[int, int, float]] = []
+
+    def name(self, node: Any, exported: bool) -> str:
+        """torch.fx names a node by its submodule already; of torch.export's, which are operations, the path goes before it."""
+        if not exported:
+            return str(node.name)
+        path = next((str(place[0]) for place in reversed((node.meta.get("nn_module_stack") or {}).values())), "")
+        op = re.sub(r"_\d+$", "", node.name)
+        name = f"{path.removeprefix('_captured').removeprefix('.')}.{op}".removeprefix(".")
+        self.times[name] = self.times.get(name, -1) + 1
+        return f"{name}_{self.times[name]}" if self.times[name] else name
 
     def add(self, name: str, **values: float) -> None:
         self.names.append(name)
@@ -184,6 +252,7 @@ def _run(book: _Book, graph: Any, arguments: tuple[Any, ...], named: dict[str, A
     torch = book.torch
     rows, values, node_of = _Rows(), {}, {}
     rest = list(arguments)
+    exported = any(isinstance(node.target, torch._ops.OpOverload) for node in graph.graph.nodes)
     for node in graph.graph.nodes:
         if node.op == "placeholder":
             if rest:
@@ -212,7 +281,8 @@ def _run(book: _Book, graph: Any, arguments: tuple[Any, ...], named: dict[str, A
         at = len(rows.names)
         book.kept.append(0.0)
         result, forward, backward = _measure(book, call, given, at, repeats)
-        values[node] = torch.fx.node.map_aggregate(result, lambda x: x.detach() if isinstance(x, torch.Tensor) else x)
+        values[node] = torch.fx.node.map_aggregate(
+            result, lambda x: x.detach().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x)
         made = book.tensors(result)
         if not made:  # a shape, a number: nothing that a stage computes or keeps
             book.kept.pop()
@@ -221,7 +291,7 @@ def _run(book: _Book, graph: Any, arguments: tuple[Any, ...], named: dict[str, A
         sources = {node_of[n]: _size(book.tensors(values[n])) for n in node.all_input_nodes if n in node_of}
         rows.edges += [(source, at, size) for source, size in sources.items()]
         trained, fixed = book.state_bytes(owned)
-        rows.add(node.name, fwd_s=forward, bwd_s=backward, param_bytes=trained, fixed_bytes=fixed,
+        rows.add(rows.name(node, exported), fwd_s=forward, bwd_s=backward, param_bytes=trained, fixed_bytes=fixed,
                  working_bytes=_size(made) + sum(sources.values()))
     return rows
 
@@ -241,11 +311,15 @@ def capture(module: Any, example: Any, *, repeats: int = 3, optimizer_bytes_per_
     """A PyTorch model as :class:`tp.planners.Nodes`: one node a torch.fx operation, measured on the example's device.
 
     Args:
-        module: a torch.nn.Module that torch.fx can trace, or a torch.fx.GraphModule. Its parameters, buffers, gradients and
-            the random state are left as they were.
+        module: a torch.nn.Module that torch.fx can trace, or else torch.export (most of torch.nn, transformers' models), or a
+            torch.fx.GraphModule. Its parameters, buffers, gradients and the random state are left as they were.
         example: its input: a tensor, a tuple of arguments, or a dict of named ones. One micro-batch.
         repeats: times each forward and backward is measured; the least counts.
         optimizer_bytes_per_param_byte: optimiser state of a parameter in its own bytes (AdamW: 2).
+
+    A node of torch.export's is one of aten's operations, named by its submodule (``h.0.mlp.c_fc.addmm``), of a graph of this
+    example's shapes; what a model does because it is traced (transformers makes the causal mask, which attention then keeps)
+    counts as well.
 
     fwd_s and bwd_s are of each node alone. activation_bytes is what autograd saves (saved_tensors_hooks), counted once and
     charged to the node that made it; parameters and the example are not counted. param_bytes are of trainable parameters;

@@ -1,5 +1,6 @@
-"""tp.capture: what torch.fx and autograd say of a PyTorch model, as nodes. Skipped where torch is not installed."""
+"""tp.capture: what torch.fx, torch.export and autograd say of a PyTorch model, as nodes. Skipped where torch is not installed."""
 
+import copy
 import sys
 
 import numpy as np
@@ -63,12 +64,10 @@ def test_a_residual_mlp(torch, tmp_path):
     assert plan.optimal and plan.boundaries[-1] == len(nodes)
 
 
-def test_kept_bytes_are_what_autograd_saves(torch):
-    """The sum is what a whole forward saves, each storage once, without parameters and the example."""
-    model = residual_mlp(torch).eval()
-    x = torch.randn(8, 16)
+def saved_bytes(torch, model, *example, **named):
     seen, held = {}, []
-    skip = {p.untyped_storage().data_ptr() for p in model.parameters()} | {x.untyped_storage().data_ptr()}
+    own = [*model.parameters(), *model.buffers(), *(x for x in (*example, *named.values()) if isinstance(x, torch.Tensor))]
+    skip = {t.untyped_storage().data_ptr() for t in own}
 
     def pack(tensor):
         seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
@@ -76,9 +75,15 @@ def test_kept_bytes_are_what_autograd_saves(torch):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        result = model(x)
-    want = sum(size for key, size in seen.items() if key not in skip)
-    assert tp.capture(model, x, repeats=1).activation_bytes.sum() == want and result is not None
+        held.append(model(*example, **named))
+    return sum(size for key, size in seen.items() if key not in skip)
+
+
+def test_kept_bytes_are_what_autograd_saves(torch):
+    """The sum is what a whole forward saves, each storage once, without parameters and the example."""
+    model = residual_mlp(torch).eval()
+    x = torch.randn(8, 16)
+    assert tp.capture(model, x, repeats=1).activation_bytes.sum() == saved_bytes(torch, model, x)
 
 
 def test_operations_in_place_shared_parameters_and_several_inputs(torch):
@@ -110,7 +115,7 @@ def test_what_cannot_be_traced_is_refused(torch):
         def forward(self, x):
             return x if x.sum() > 0 else -x
 
-    with pytest.raises(ValueError, match="cannot trace Depends"):
+    with pytest.raises(ValueError, match=r"cannot trace Depends\. torch\.fx: Trace.* control flow\. torch\.export: .+ would be "):
         tp.capture(Depends(), torch.ones(2))
     with pytest.raises(TypeError, match="module is int"):
         tp.capture(3, torch.ones(2))
@@ -152,8 +157,111 @@ def test_frozen_parameters_and_buffers_take_memory_without_gradients(torch):
     assert held >= linear + 4 * linear + nodes.activation_bytes.sum()
 
 
+def test_no_gradient_flows_into_what_is_frozen(torch):
+    model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8)), torch.randn(4, 8)
+    model[0].requires_grad_(False)
+    nodes = tp.capture(model, x, repeats=0)
+    assert nodes.bwd_s[:2].tolist() == [0, 0] and nodes.bwd_s[2] > 0
+    assert nodes.activation_bytes.tolist() == [0, 4 * 8 * 4, 0] and saved_bytes(torch, model, x) == 4 * 8 * 4
+
+
 def test_an_example_that_wants_a_gradient_is_no_parameter(torch):
     model = residual_mlp(torch)
     plain, wanted = (tp.capture(model, torch.randn(8, 16, requires_grad=want), repeats=0) for want in (False, True))
     assert wanted.param_bytes.tolist() == plain.param_bytes.tolist()
     assert wanted.optimizer_bytes.tolist() == plain.optimizer_bytes.tolist()
+
+
+# ---- where torch.fx cannot, torch.export does ------------------------------------------------------------------------------
+
+LAYERS = {
+    "encoder layer": (lambda nn: nn.TransformerEncoderLayer(32, 4, 64), {"self_attn", "linear1", "norm2", "dropout"}),
+    "encoder": (lambda nn: nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64), 2, enable_nested_tensor=False),
+                {"layers.0.self_attn", "layers.1.linear2"}),
+    "attention": (lambda nn: nn.MultiheadAttention(32, 4), {""}),
+    "lstm": (lambda nn: nn.LSTM(32, 16, 2, bias=False), {""}),
+}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_that_only_torch_export_traces(torch, name, training):
+    make, places = LAYERS[name]
+    torch.manual_seed(0)
+    model, x = make(torch.nn).train(training), torch.randn(5, 2, 32)
+    example = (x, x, x) if name == "attention" else (x,)
+    with pytest.raises(Exception, match="."):
+        torch.fx.symbolic_trace(copy.deepcopy(model))
+    state = torch.random.get_rng_state()
+    with torch.no_grad():
+        nodes = tp.capture(model, example, repeats=1)
+    assert torch.equal(torch.random.get_rng_state(), state) and all(p.grad is None for p in model.parameters())
+    assert all(a is b for a, b in zip(getattr(model, "_flat_weights", ()), model.parameters(), strict=False))  # an LSTM's
+    assert nodes.param_bytes.sum() == sum(p.numel() * 4 for p in model.parameters())
+    assert nodes.activation_bytes.sum() == saved_bytes(torch, model, *example)
+    assert len(set(nodes.names)) == len(nodes) and {n.rpartition(".")[0] for n in nodes.names} >= places
+    assert nodes.bwd_s.sum() > 0 and (nodes.bwd_s[nodes.param_bytes > 0] > 0).all()
+    plan = tp.planners.dawnpiper(nodes, 2, float(4 * nodes.param_bytes.sum() + nodes.activation_bytes.sum() * 4 + 1e6), 4)
+    assert plan.optimal and len(plan.boundaries) == 3
+
+
+def test_torch_export_says_what_torch_fx_says(torch):
+    model, x = residual_mlp(torch), torch.randn(8, 16)
+    exported = torch.export.export(model, (x,)).module()
+    one, two = tp.capture(model, x, repeats=0), tp.capture(exported, x, repeats=0)
+    assert two.names == ("norm.layer_norm", "up.linear", "gelu", "down.linear", "drop.dropout", "mul", "add", "reshape")
+    for key in ("param_bytes", "optimizer_bytes", "activation_bytes", "cut_bytes", "cut_tensors", "working_bytes"):
+        assert one[key].tolist() == two[key].tolist(), key
+
+
+def test_an_exported_model_is_left_as_it_was(torch):
+    """Tied weights count once, buffers come back, what goes on in place goes on once, and arguments may hold others."""
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.norm, self.two = torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 8, bias=False)
+            self.table = torch.nn.Embedding(6, 8)
+            self.two.weight = self.one.weight
+
+        def forward(self, pair, scale=1.0):
+            x, places = pair["x"], torch.zeros(pair["x"].shape[0], dtype=torch.long)
+            for _ in range(x.shape[0]):
+                places.add_(1)
+            return {"y": self.two(self.norm(self.one(x))) * scale + self.table(places), "nothing": None, "kept": object()}
+
+    model, x = Model(), torch.randn(4, 8)
+    mean, count = model.norm.running_mean.clone(), model.norm.num_batches_tracked.clone()
+    nodes = tp.capture(model, {"pair": {"x": x}, "scale": 2.0}, repeats=3)
+    assert nodes.param_bytes.sum() == sum(p.numel() * 4 for p in model.parameters()) == (8 * 8 + 8 + 2 * 8 + 6 * 8) * 4
+    assert nodes.optimizer_bytes.sum() == 2 * nodes.param_bytes.sum() + 2 * 8 * 4 + 8
+    assert torch.equal(model.norm.running_mean, mean) and torch.equal(model.norm.num_batches_tracked, count)
+    assert {"one.linear", "norm.batch_norm", "two.linear", "table.embedding", "add", "add__3"} <= set(nodes.names)
+
+
+@pytest.mark.parametrize("kind", ["GPT2", "Llama"])
+def test_models_of_transformers(torch, kind):
+    transformers = pytest.importorskip("transformers")
+    layers, rows, width, length = 3, 2, 32, 16
+    if kind == "GPT2":
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(
+            n_layer=layers, n_head=2, n_embd=width, vocab_size=64, n_positions=32, bos_token_id=0, eos_token_id=0))
+        block, places = "transformer.h.{}", ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj", "ln_1", "ln_2")
+    else:
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+            num_hidden_layers=layers, num_attention_heads=2, num_key_value_heads=2, hidden_size=width, intermediate_size=64,
+            vocab_size=64, max_position_embeddings=32))
+        block, places = "model.layers.{}", ("self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj", "input_layernorm")
+    tokens = torch.randint(0, 64, (rows, length))
+    nodes = tp.capture(model, {"input_ids": tokens, "labels": tokens}, repeats=0)
+    assert nodes.param_bytes.sum() == sum(p.numel() * 4 for p in model.parameters())  # GPT-2's head is its embedding
+    found = [name.rpartition(".")[0] for name in nodes.names]
+    assert {f"{block.format(k)}.{place}" for k in range(layers) for place in places} <= set(found) and "lm_head" in found
+    saved = saved_bytes(torch, model, input_ids=tokens, labels=tokens)
+    masks = layers * rows * length * length * 4  # which transformers makes because it is traced
+    assert saved <= nodes.activation_bytes.sum() <= saved + masks
+    stream = rows * length * width * 4
+    for k in range(1, layers):
+        last = max(i for i, name in enumerate(found) if name.startswith(block.format(k - 1)))
+        assert stream <= nodes.cut_bytes[last] <= stream + 4 * length * length + 3 * 4 * length * width
+    plan = tp.planners.dawnpiper(nodes, 3, float(4 * nodes.param_bytes.sum() + 4 * nodes.activation_bytes.sum()), 4)
+    assert plan.optimal and len(plan.boundaries) == 4
