@@ -1,7 +1,9 @@
 """A plan in the words of Megatron-LM and of torch.distributed.pipelining; what they have no word for is refused by name.
 
 Flags as in Megatron-LM's arguments and Megatron Core's user guide ("Custom Pipeline Model Parallel Layout": E embedding, t
-decoder layer, L loss, stages split by |, all ranks' first chunks before their second ones).
+decoder layer, L loss, stages split by |, all ranks' first chunks before their second ones). Its defaults are said where they
+would be another training: both dropouts are 0.1 there; the vocabulary is the tokenizer's, made divisible by 128
+(vocab_size_with_padding of build_tokenizer.py); and it refuses GELU without biases while it fuses both (TransformerConfig).
 """
 
 from __future__ import annotations
@@ -20,8 +22,10 @@ __all__ = ["megatron_flags", "torch_csv"]
 
 
 def megatron_flags(plan: Plan) -> str:
-    """One line for a shell. Megatron takes the number of replicas from the world size: start ``plan.num_devices`` processes.
-    Without biases its LayerNorms still have theirs."""
+    """One line for a shell. Megatron takes the number of replicas from the world size: start ``plan.num_devices`` processes. The
+    tokenizer, of as many tokens as the model's vocabulary or fewer, is yours to name (``--tokenizer-type NullTokenizer`` adds one
+    token to its ``--vocab-size``), and so is the optimizer. Without biases its LayerNorms still have theirs, and its GELU is the
+    exact one instead of tanh's."""
     size = _one_size("Megatron", plan)
     if plan.chunks > 1 and plan.ranks == 1:
         raise InvalidValueError(f"Megatron interleaves on two ranks or more: a plan without chunks, not {plan.chunks} on one rank, "
@@ -36,10 +40,11 @@ def megatron_flags(plan: Plan) -> str:
         "pipeline-model-parallel-size": plan.ranks, "pipeline-model-parallel-layout": "|".join(_layout(plan)),
         "micro-batch-size": size, "global-batch-size": plan.batch, "num-layers": m.n_layer, "hidden-size": m.n_embd,
         "num-attention-heads": m.n_head, "seq-length": plan.seq_len, "max-position-embeddings": m.block_size,
+        "make-vocab-size-divisible-by": m.vocab_size, "attention-dropout": 0, "hidden-dropout": 0,
         **_recomputation(plan)}  # fmt: skip
     text = [f"--{name} {shlex.quote(str(value))}" for name, value in flags.items()]
     text += [] if m.tie_weights else ["--untie-embeddings-and-output-weights"]
-    text += [] if m.bias else ["--disable-bias-linear"]
+    text += [] if m.bias else ["--disable-bias-linear", "--no-bias-gelu-fusion"]
     return " ".join(text + (["--bf16"] if plan.dtype == "bf16" else []))
 
 

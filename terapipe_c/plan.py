@@ -377,7 +377,8 @@ class Plan:
         return torch_csv(self)
 
     def to_megatron(self) -> str:
-        """Megatron-LM's flags for this plan, for a shell; a ValueError names what Megatron has no word for."""
+        """Megatron-LM's flags for this plan, for a shell; a ValueError names what Megatron has no word for. Tokenizer and optimizer
+        are yours to add; without biases its LayerNorms still have theirs, and its GELU is the exact one."""
         return megatron_flags(self)
 
 

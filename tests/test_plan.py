@@ -431,7 +431,10 @@ def test_megatron_flags():
     flags = words_of(p.to_megatron())
     assert flags["pipeline-model-parallel-layout"] == "Ett|tL" and flags["pipeline-model-parallel-size"] == "2"
     assert flags["global-batch-size"] == "4" and flags["micro-batch-size"] == "1" and flags["num-layers"] == "3"
-    assert "recompute-granularity" not in flags
+    assert "recompute-granularity" not in flags and "no-bias-gelu-fusion" not in flags
+    # Megatron's own: 0.1, 0.1, and 128, which makes the tokenizer's vocabulary ceil(tokens / 128) * 128
+    assert flags["attention-dropout"] == flags["hidden-dropout"] == "0"
+    assert flags["make-vocab-size-divisible-by"] == str(p.model.vocab_size)
     for change, word in (({"slicing": 2, "schedule": "1f1b"}, "token slices"), ({}, "gpipe"),
                          ({"schedule": "1f1b", "partition": [(0, 2), (2, 8)]}, "inside a layer"),
                          ({"schedule": "1f1b", "batch": 3, "slicing": [(1, [96]), (2, [96])]}, "one size")):
@@ -463,6 +466,7 @@ def test_megatron_layouts_are_uneven_and_interleaved():
     flags = words_of(chunks.to_megatron())
     assert flags["pipeline-model-parallel-layout"] == "Ett|tt|t|tL" and flags["pipeline-model-parallel-size"] == "2"
     assert "untie-embeddings-and-output-weights" in flags and "disable-bias-linear" in flags
+    assert "no-bias-gelu-fusion" in flags    # which Megatron refuses without biases
     twice = plan(**{**GOOD, "schedule": "1f1b", "batch": 4, "data_parallel": 2})         # replicas: the world size says it
     assert replace(twice, backend="cuda", dtype="bf16").to_megatron() == twice.to_megatron() + " --bf16"
     flags = words_of(twice.to_megatron())
