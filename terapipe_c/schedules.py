@@ -82,8 +82,9 @@ def sliced_1f1b(ranks: int, micro_batches: int, split: int) -> Program:
     message of each stage's last warm-up forward is joined (``2F0.0a+``, ``2F0.0b+``): its reader's next op is the first of
     its steady state. split: 0 to micro_batches; from ranks on, more of them change nothing before the last stage starts.
 
-    Equal stages, no message time: a large enough ``split``, ceil(ranks f / (2 b)), saves (ranks - 2) f / 2 of 1F1B's
-    makespan; memory is 1F1B's.
+    Equal stages, no message time, 2 ranks or more: of 1F1B's makespan it saves min((ranks - 2) f / 2, min(split, ranks - 2) b)
+    where some micro-batch stays whole, so that f <= 2 b and split = ceil((ranks - 2) f / (2 b)) save all that can be; and
+    min((ranks - 2) f / 2, (micro_batches - 1) (f / 2 + b)) where split = micro_batches. Memory is 1F1B's.
     """
     ranks, micro_batches = _whole("ranks", ranks, 32767), _whole("micro_batches", micro_batches, 65536)
     if isinstance(split, bool) or not isinstance(split, int | np.integer):

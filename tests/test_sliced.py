@@ -1,5 +1,6 @@
 """AutoPipe's sliced 1F1B: forwards of the first micro-batches in halves along the batch, proved, timed and run."""
 
+import itertools
 import math
 import random
 
@@ -103,6 +104,19 @@ def test_closed_form_of_balanced_stages(ranks):
     assert whole == 3.0 * (3 * ranks - 1)
     assert whole - min(sliced) == (ranks - 2) / 2
     assert sliced[math.ceil(ranks / 4) - 1] == min(sliced)
+
+
+def test_what_equal_stages_save():
+    """sliced_1f1b's docstring, also of slow forwards (f > 2 b), of fewer micro-batches than ranks, and of none left whole."""
+    for ranks, m, (f, b) in itertools.product(range(2, 8), range(1, 10), ((1, 2), (2, 1), (3, 1), (5, 2), (20, 1), (0, 1), (1, 0))):
+        whole, *times = (tp.schedules.sliced_1f1b(ranks, m, s).simulate({"F": float(f), "B": float(b)}).makespan_s
+                         for s in range(m + 1))  # fmt: skip
+        for split, seconds in enumerate(times, 1):
+            most = (ranks - 2) * f / 2
+            saved = min(most, min(split, ranks - 2) * b if split < m else (m - 1) * (f / 2 + b))
+            assert whole - seconds == saved, (ranks, m, f, b, split)
+            if b and f <= 2 * b and math.ceil(most / b) <= split < m:
+                assert saved == most
 
 
 def test_nothing_split_is_1f1b_and_memory_is_1f1bs():
