@@ -1,6 +1,7 @@
 """What ``tp.plan`` is asked, with everything that is wrong with it found before any work."""
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,6 +54,11 @@ BY_NAME = (BPIPE, CHIMERA)                # and what it only asks planners for b
 def check_slicing(slicing: Any, batch: int, seq_len: int) -> tuple[Micro, ...]:
     """A slicing in the paper's notation, or an int M (one sequence a micro-batch, M slices), proved and frozen."""
     if not isinstance(slicing, (list, tuple)):
+        try:
+            operator.index(slicing)
+        except TypeError:
+            raise InvalidValueError(f"slicing is {brief(slicing)}: a whole number, of slices of each sequence, or a list "
+                                    "[(sequences, [slice lengths]), ...] would be right") from None
         parts = whole("slicing", slicing)
         if parts > seq_len:
             raise InvalidValueError(f"slicing is {parts} slices of seq_len = {seq_len} tokens: at most {seq_len} would be right")

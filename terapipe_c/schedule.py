@@ -439,8 +439,11 @@ def _rows(intervals: Any) -> NDArray[np.void]:
         if rows[name].dtype.kind in "iu" and column.size and not (0 <= column.min() and column.max() < 65536):
             raise InvalidValueError(f"{name} of the intervals is {column.min()} to {column.max()}: 0 to 65535 would be right")
         rows[name] = column
-    if not (np.isfinite(rows["start_s"]).all() and (rows["end_s"] >= rows["start_s"]).all()):
-        raise InvalidValueError("an interval ends before it starts, or its times are not finite")
+    sound = np.isfinite(rows["start_s"]) & np.isfinite(rows["end_s"]) & (rows["end_s"] >= rows["start_s"])
+    if not sound.all():
+        row = int(np.argmin(sound))
+        raise InvalidValueError(f"interval {row} is from start_s = {rows['start_s'][row]:g} to end_s = "
+                                f"{rows['end_s'][row]:g}: finite times, the end not before the start, would be right")
     if len(rows) and rows["op"].max() >= len(OPS):
         raise InvalidValueError(f"an interval has operation {rows['op'].max()}: below {len(OPS)} would be right")
     return rows

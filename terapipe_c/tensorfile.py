@@ -178,7 +178,10 @@ def _spec(path: Path, name: str, entry: Any, base: int) -> TensorSpec:
 def no_checkpoint(path: Path) -> FileNotFoundError:
     """The error of a path where no checkpoint of ours lies; it says what lies there instead."""
     if path.is_file():
-        what = f"a checkpoint is a folder and this is a file: {path.parent} would be right if the checkpoint is there"
+        folder = path.absolute().parent
+        beside = ("state.json", "step-*/state.json", "checkpoints/step-*/state.json")
+        right = folder if any(any(folder.glob(pattern)) for pattern in beside) else "the run's folder, or a step-... of it,"
+        what = f"a checkpoint is a folder and this is a file: {right} would be right"
     elif (path / "config.json").is_file() and any(path.glob("*.safetensors")):
         what = "this is a transformers folder: tp.import_hf, or launch(init=...), would be right"
     else:

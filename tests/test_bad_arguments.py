@@ -197,6 +197,12 @@ def _phases(**changed):
     (lambda: tp.CostModel.from_samples([(1, 0, 1.0), (2, 0, 5e-324)]), "sample 1 took .* s: at least 2.23e-308 would be right"),
     (lambda: tp.CostModel.from_measurements({"attention": {"F": [], 1.5: []}}), "'attention.1.5': one of F, I, W would be right"),
     (lambda: tp.Timeline.from_intervals([(0, [], 0, 0, 0, 0.0, 1.0), (0, "F", 0, 0, 0, 1.0, 2.0)]), "an interval has a list"),
+    (lambda: tp.Timeline.from_intervals([(0, "F", 0, 0, 0, 0.0, 1.0), (0, "F", 0, 1, 0, 2.0, 1.5)]),
+     "interval 1 is from start_s = 2 to end_s = 1.5: finite times, the end not before the start, would be right"),
+    (lambda: tp.Timeline.from_intervals([(0, "F", 0, 0, 0, 0.0, float("nan"))]), "interval 0 is from start_s = 0 to end_s = nan"),
+    (lambda: tp.Timeline.from_intervals([(0, "F", 0, 0, 0, 0.0, float("inf"))]), "interval 0 is from start_s = 0 to end_s = inf"),
+    (lambda: tp.plan(MODEL, CLUSTER, batch=1, seq_len=8, costs=COSTS, slicing=3.5),
+     r"slicing is 3.5: a whole number, of slices of each sequence, or a list \[\(sequences, \[slice lengths\]\), ...\] would be"),
     (lambda: tp.Timeline.from_intervals([(0, [1, 2], 0, 0, 0, 0.0, 1.0)]), "an interval has a list"),
     (lambda: tp.load_checkpoint("nowhere", names=np.array(3)), "names is array"),
 ])  # fmt: skip

@@ -416,7 +416,11 @@ def test_damage_is_refused_naming_the_file(tmp_path):
     )
 
 
-def test_missing_checkpoints_name_the_path(tmp_path):
+def test_missing_checkpoints_name_the_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("plan.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match="this is a file: the run's folder, or a step-... of it, would be right"):
+        load_checkpoint("plan.json")
     with pytest.raises(FileNotFoundError, match="nowhere"):
         load_checkpoint(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="no checkpoint in this folder"):
@@ -424,6 +428,8 @@ def test_missing_checkpoints_name_the_path(tmp_path):
     path = save(tmp_path, 1)
     with pytest.raises(FileNotFoundError, match=f"this is a file: {path} would be right") as error:
         load_checkpoint(path / "model.safetensors")
+    with pytest.raises(FileNotFoundError, match=f"this is a file: {tmp_path} would be right"):
+        load_checkpoint("plan.json")
     assert error.value.filename == str(path / "model.safetensors") and load_checkpoint(path).step == 1
     (path / "state.json").unlink()
     with pytest.raises(ValueError, match=r"state\.json: missing"):
