@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from ._core import InvalidTypeError, InvalidValueError
 from ._files import check_writable, loads, make_folders, naming, path_of
-from .config import brief, flag, whole
+from .config import GPTConfig, brief, flag, whole
 from .tensorfile import FileLayout, TensorSpec, checksum, lay_out, no_checkpoint, read_layout, read_tensor
 
 __all__ = [
@@ -366,10 +366,8 @@ class Checkpoint:
     hyper: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
-    def model(self) -> Any:
+    def model(self) -> GPTConfig:
         """The GPTConfig."""
-        from .config import GPTConfig
-
         return GPTConfig(**self.model_dict)
 
     def __repr__(self) -> str:

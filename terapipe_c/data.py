@@ -52,6 +52,8 @@ PACKED = {b"PK\x03\x04": "a zip archive (.npz and .pt files are some)", b"\x1f\x
           b"\x93NUMPY": "a NumPy array whose name does not end in .npy"}
 
 Tokenizer = Callable[[str], Sequence[int]]
+#: A file, or tokens.
+Data = str | os.PathLike[str] | bytes | bytearray | NDArray[Any] | Sequence[int]
 
 
 class Dataset:
@@ -77,7 +79,7 @@ class Dataset:
 
     def __init__(
         self,
-        data: Any,
+        data: Data,
         seq_len: int,
         batch: int,
         seed: int = 0,

@@ -4,34 +4,57 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ._core import InvalidTypeError, InvalidValueError
 from .checkpoint import Checkpoint, check_params
-from .config import brief, real, whole
+from .config import GPTConfig, brief, real, whole
+
+if TYPE_CHECKING:
+    from .interop import Imported
 
 __all__ = ["generate", "logits"]
 
 Array = NDArray[np.float32]
 
 
-def generate(
-    params: Mapping[str, Array] | Checkpoint,
-    model: Any,
-    prompt: str | bytes | Sequence[int] | NDArray[Any],
+@overload
+def generate(params: Mapping[str, Array] | Checkpoint | Imported, model: GPTConfig, prompt: str, n: int = 256,
+             temperature: float = 0.8, top_k: int | None = None, seed: int = 0) -> str: ...
+@overload
+def generate(params: Mapping[str, Array] | Checkpoint | Imported, model: GPTConfig, prompt: bytes,  # type: ignore[overload-overlap]
+             n: int = 256, temperature: float = 0.8, top_k: int | None = None, seed: int = 0) -> bytes: ...
+@overload
+def generate(params: Mapping[str, Array] | Checkpoint | Imported, model: GPTConfig, prompt: Sequence[int] | NDArray[Any],
+             n: int = 256, temperature: float = 0.8, top_k: int | None = None, seed: int = 0) -> NDArray[np.int32]: ...
+@overload
+def generate(params: Checkpoint | Imported, prompt: str, *, n: int = 256, temperature: float = 0.8, top_k: int | None = None,
+             seed: int = 0) -> str: ...
+@overload
+def generate(params: Checkpoint | Imported, prompt: bytes, *, n: int = 256,  # type: ignore[overload-overlap]
+             temperature: float = 0.8, top_k: int | None = None, seed: int = 0) -> bytes: ...
+@overload
+def generate(params: Checkpoint | Imported, prompt: Sequence[int] | NDArray[Any], *, n: int = 256, temperature: float = 0.8,
+             top_k: int | None = None, seed: int = 0) -> NDArray[np.int32]: ...
+def generate(  # type: ignore[misc]  # of a checkpoint the prompt is the second argument, or has its name
+    params: Any,
+    model: Any = None,
+    prompt: Any = None,
     n: int = 256,
     temperature: float = 0.8,
     top_k: int | None = None,
     seed: int = 0,
 ) -> Any:
-    """Continue a prompt by n tokens; gives those n tokens alone, in the prompt's type.
+    """Continue a prompt by n tokens; gives those n tokens alone, in the prompt's type: ``generate(checkpoint, prompt)``, or
+    ``generate(params, model, prompt)``.
 
     Args:
-        params: {Hugging Face name: float32 array}, or what `load_checkpoint(path)` gives, whose params are taken.
-        model: the GPTConfig.
+        params: {Hugging Face name: float32 array}, or what `load_checkpoint(path)` or `import_hf(folder)` gives, whose params are
+            taken.
+        model: the GPTConfig; not needed of what has one.
         prompt: bytes or str (for models of bytes) or token numbers; at least one token. Only its last block_size matter.
         temperature: 0 takes the likeliest token each time.
         top_k: draw among the k likeliest only.
@@ -39,6 +62,7 @@ def generate(
 
     Past block_size the window moves on by half and is read again, since positions are learned.
     """
+    model, prompt = _model_and_prompt(params, model, prompt)
     n, temperature, seed = whole("n", n, 0), real("temperature", temperature, zero=True), whole("seed", seed, 0, 2**64 - 1)
     top_k = None if top_k is None else whole("top_k", top_k)
     params = check_params("params", getattr(params, "params", params), model)
@@ -62,6 +86,18 @@ def generate(
         text = bytes(out)
         return text if isinstance(prompt, bytes) else text.decode("utf-8", errors="replace")
     return np.array(out, np.int32)
+
+
+def _model_and_prompt(params: Any, model: Any, prompt: Any) -> tuple[Any, Any]:
+    if prompt is None and not hasattr(model, "block_size"):  # generate(checkpoint, prompt)
+        model, prompt = None, model
+    if model is None:
+        model = getattr(params, "model", None)
+    if not hasattr(model, "block_size"):
+        given = "missing" if model is None else brief(model)
+        raise InvalidTypeError(f"model is {given}: the GPTConfig that params are of would be right; a checkpoint has its own, and "
+                               "takes prompt alone (and n by name)")
+    return model, prompt
 
 
 def logits(params: Mapping[str, Array] | Checkpoint, model: Any, tokens: Sequence[int] | NDArray[Any]) -> Array:

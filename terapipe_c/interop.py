@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ._core import InvalidTypeError, InvalidValueError
 from ._files import loads, make_folders, path_of, write_text
 from .checkpoint import Checkpoint, check_names, load_checkpoint, param_shapes
-from .config import brief, flag, real, whole
+from .config import GPTConfig, brief, flag, real, whole
 from .tensorfile import TensorSpec, read_layout, read_tensor, write_file
 
 __all__ = ["Imported", "export_hf", "import_hf"]
@@ -33,7 +33,7 @@ REQUIRED = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False
 class Imported(NamedTuple):
     """What `import_hf` read: a GPTConfig and {name: float32 array}. `launch(..., init=it)` trains it on."""
 
-    model: Any
+    model: GPTConfig
     params: dict[str, NDArray[np.float32]]
 
     def __repr__(self) -> str:
@@ -137,8 +137,6 @@ def import_hf(folder: str | os.PathLike[str]) -> Imported:
     if model["tie_weights"]:
         found.pop("lm_head.weight", None)  # some writers store the tied weight twice
     model["bias"] = any(name.endswith(".bias") for name in found)
-    from .config import GPTConfig
-
     config = GPTConfig(**model)
     params = {}
     for name, shape in param_shapes(config).items():

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._threads import no_thread, refused
@@ -27,6 +27,10 @@ from .ranks import ProcessRanks, Ranks, ThreadRanks
 from .report import Report
 from .worker import CLASSES, GRACE_S
 
+if TYPE_CHECKING:
+    from .data import Data, Tokenizer
+    from .plan import Plan
+
 __all__ = ["Record", "Run", "launch", "runs"]
 
 RING_BYTES = 256 << 10, 16 << 20  # smallest and largest ring between two ranks
@@ -34,12 +38,12 @@ TIED_RING_BYTES = 1 << 20  # largest ring for the ends of a tied embedding alone
 TWIN_BYTES = 64 << 10, 2 << 20  # smallest ring between the same ranks of two of several replicas; of a rank's together
 
 
-def launch(plan: Any, data: Any, steps: int, *, seed: int = 0, out: str | os.PathLike[str] | None = None, lr: float = 6e-4,
+def launch(plan: Plan, data: Data, steps: int, *, seed: int = 0, out: str | os.PathLike[str] | None = None, lr: float = 6e-4,
            min_lr: float | None = None, lr_schedule: str = "cosine", warmup_steps: int = 0, weight_decay: float = 0.1,
            betas: tuple[float, float] = (0.9, 0.95), eps: float = 1e-8, grad_clip: float = 1.0, init: Any = None,
            backend: str = "cpu", processes: bool = True, threads_per_rank: int = 1, reproducible: bool = True,
            resume: bool = False, checkpoint_every: int = 50, log_every: int = 1, eval_every: int = 0, eval_batches: int = 4,
-           progress: bool | None = None, val_fraction: float = 0.1, tokenizer: Any = None, timeout_s: float = 600.0,
+           progress: bool | None = None, val_fraction: float = 0.1, tokenizer: Tokenizer | None = None, timeout_s: float = 600.0,
            engine: str = ENGINE, dtype: str | None = None, devices: Sequence[int] | None = None) -> Run:
     """Start training `plan` on `data` until `steps` steps have been done; returns at once. Iterate over the run, or wait().
 

@@ -7,10 +7,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._files import naming, write_json
 from .report import Report
+
+if TYPE_CHECKING:
+    from .plan import Plan
+    from .schedule import Timeline
 
 __all__ = ["Metrics", "Outcome", "Record"]
 
@@ -75,10 +79,10 @@ def _line(record: Record) -> str:
 class Outcome:
     """What `Run` (of `launch`) and `RankRun` (of `train`) have in common."""
 
-    plan: Any
+    plan: Plan
     out: Path | None
 
-    def __init__(self, plan: Any, job: Mapping[str, Any]) -> None:
+    def __init__(self, plan: Plan, job: Mapping[str, Any]) -> None:
         self.plan = plan
         self.out = None if job["out"] is None else Path(job["out"])
         self._job = job
@@ -110,7 +114,7 @@ class Outcome:
         return [(rank, op, stage, micro, piece, begin - start, end - start)
                 for rank, op, stage, micro, piece, begin, end in rows]
 
-    def timeline(self) -> Any:
+    def timeline(self) -> Timeline:
         """The measured timeline of the last step, drawn like the predicted one (`plan.timeline()`)."""
         from .schedule import Timeline
 

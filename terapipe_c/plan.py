@@ -47,7 +47,7 @@ from .partitioners import Found, plan_one
 from .planners.slicing_bound import plan_slicing_bound
 from .progress import planning
 from .request import LONG, Request, check_partition, check_request, check_slicing
-from .schedule import idle_causes
+from .schedule import Timeline, idle_causes
 from .schedules import Program
 
 __all__ = ["Plan", "plan"]
@@ -176,8 +176,8 @@ class Plan:
         """Whether `launch` runs it as it is, to the bits of one device; ``why_not_executable`` says why not."""
         return not self.why_not_executable
 
-    def timeline(self) -> Any:
-        """The simulated step, a ``Timeline``, with the plan's exact peaks of memory."""
+    def timeline(self) -> Timeline:
+        """The simulated step, with the plan's exact peaks of memory."""
         line = self.program.simulate(self.durations)
         line.peak_memory_bytes = np.array(self.peak_memory_bytes, np.int64)
         return line

@@ -10,7 +10,7 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
@@ -26,12 +26,16 @@ from .progress import Beside, Progress
 from .watch import Watch
 from .worker import dataset, failures, run_rank, share
 
+if TYPE_CHECKING:
+    from .data import Data
+    from .plan import Plan
+
 __all__ = ["RankRun", "train"]
 
 SEEN_S = 5.0  # how long a shared file system may take to show a new file to another machine
 
 
-def train(plan: Any, data: Any, steps: int, *, backend: str = "cpu", launcher: str | None = None, comm: str | None = None,
+def train(plan: Plan, data: Data, steps: int, *, backend: str = "cpu", launcher: str | None = None, comm: str | None = None,
           meeting_s: float = 60.0, progress: bool | None = None, **options: Any) -> RankRun:
     """Train `plan` as the rank that the environment says this process is; returns when the last step is done, on every rank.
 

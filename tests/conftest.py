@@ -27,7 +27,7 @@ SHARING = [f"test_{name}" for name in """
     compare chimera_plan gemm planners cuda_apart cuda_attention dawnpiper cuda_build swap engine judge planner_arguments
     baselines bmpipe checkpoint cost chimera bad_arguments autopipe limits reference recompute sched sched_timing stage
     zero_bubble baselines_published capi capture config cuda_gemm cuda_order cudnn_plans data in_flight interop ladder
-    layer_graph layering links long_slices nodes own_program package papers progress slicing_bound sliced torch_csv view zoo
+    layer_graph layering links long_slices nodes own_program package papers progress slicing_bound sliced torch_csv types view zoo
 """.split()]
 TURNS = os.open(__file__, os.O_RDONLY) if "PYTEST_XDIST_WORKER" in os.environ else None
 

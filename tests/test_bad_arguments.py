@@ -125,6 +125,13 @@ def test_numbers_that_say_too_much():
 
 
 def test_what_generate_refuses():
+    for call in (lambda: tp.generate(PARAMS, [1]), lambda: tp.generate(PARAMS, prompt=[1])):
+        with pytest.raises(tp.InvalidTypeError, match="model is missing: the GPTConfig that params are of would be right; a check"):
+            call()
+    with pytest.raises(tp.InvalidTypeError, match="model is 'a': the GPTConfig .* takes prompt alone .and n by name"):
+        tp.generate(PARAMS, "a", 3)
+    with pytest.raises(tp.InvalidTypeError, match="prompt is None"):
+        tp.generate(PARAMS, MODEL)
     with pytest.raises(ValueError, match=r"temperature is nan: a finite number from 0"):
         tp.generate(PARAMS, MODEL, [1], temperature=float("nan"))
     with pytest.raises(ValueError, match="n is 2.5: a whole number"):
