@@ -15,6 +15,7 @@ from ._core import DeadlineError, InfeasibleError, InvalidTypeError, InvalidValu
 from ._files import write_new
 from .config import Cluster, GPTConfig, brief, counted, flag, human_bytes, human_gap, human_seconds, one_of
 from .cost import CostModel
+from .explain import restriction
 from .plan import Plan, costs_on, plan
 from .progress import planning
 from .request import PLANNERS, check_request
@@ -113,11 +114,13 @@ class Comparison:
         return cells
 
     def notes(self) -> list[str]:
-        """Why there is no plan, or none that runs here; what the joint search did."""
+        """Why there is no plan, or none that runs here; what is not as its authors had it; what the joint search did."""
         lines = [f"{row.planner}: no plan: {row.error}" for row in self.rows if row.plan is None]
+        lines += [f"{row.planner}: hanayo's placement is its authors', its order is ours: theirs was not found"
+                  for row in self.rows if row.plan is not None and row.plan.schedule == "hanayo"]
         for row in self.rows:
             if row.plan is not None and not row.plan.executable:
-                lines.append(f"{row.planner}: {row.plan.why_not_executable}")
+                lines.append(f"{row.planner}: {restriction(row.plan)}: {row.plan.why_not_executable}")
             if row.plan is not None and row.plan.search_log:
                 lines += [f"{row.planner}: {line}" for line in row.plan.search_log]
         return lines

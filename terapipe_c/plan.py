@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import html
-import itertools
 import json
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,8 +28,6 @@ from .config import (
     counted,
     flag,
     html_table,
-    human_bytes,
-    human_count,
     human_gap,
     human_seconds,
     no_divisor,
@@ -39,10 +36,10 @@ from .config import (
 )
 from .cost import PHASES, CostModel
 from .deadline import within
+from .explain import explain, format_slicing, memory_by_rank, restriction
 from .exports import megatron_flags, torch_csv
-from .guests import guest_bytes, hosts
 from .joint import plan_jointly
-from .judge import CHIMERA, PIPEDREAM, SLICED, saved_bytes
+from .judge import CHIMERA, PIPEDREAM, saved_bytes
 from .partitioners import Found, plan_one
 from .planners.slicing_bound import plan_slicing_bound
 from .progress import planning
@@ -295,68 +292,14 @@ class Plan:
     # ---- for people ----
 
     def explain(self) -> str:
-        """A page: what runs where, what it should take, where the time goes, what else was looked at."""
-        lines = [f"Plan {self.digest} for {self.model!r}: {human_count(self.model.num_params)} parameters",
-                 f"  a step: {counted(self.batch, 'sequence')} of {self.seq_len} tokens, {counted(self.ranks, 'rank')}"
-                 + (f" of {self.chunks} chunks" if self.chunks > 1 else "")
-                 + (f", {self.data_parallel} replicas of them" if self.data_parallel > 1 else "")
-                 + f", schedule {self.schedule}, planner {self.planner}"
-                 + (", two copies of the model, half of the micro-batches down the ranks and half up" if self.copies > 1 else ""),
-                 f"  slices: {format_slicing(self.slicing)}" + self._halves(), "  stages:"]
-        for k, (first, end) in enumerate(self.stages):
-            work = {p: self.durations[p][k].sum() for p in PHASES}  # of all micro-batches, whatever their copy
-            ranks = " and ".join(map(str, self.program.rank_of[k::len(self.stages)]))
-            versions = self.program.versions(k)
-            lines.append(f"    {k} on rank{'s' * (self.copies > 1)} {ranks}: {_describe_blocks(self.model, first, end)}: "
-                         f"{human_seconds(work['F'])} forward, {human_seconds(work['I'] + work['W'])} backward"
-                         + (f", weights in {counted(versions, 'version')}" if versions else ""))
-        again = [block.kind for block, flag in zip(self.model.blocks, self.recompute, strict=False) if flag]
-        if again:
-            lines.append("  made again before their backward: " + ", ".join(
-                f"{again.count(kind)} of {self.model.n_layer} {kind} blocks" for kind in dict.fromkeys(again)))
-        away = [block.kind for block, bytes_ in zip(self.model.blocks, self.swap, strict=False) if bytes_]
-        if away:
-            lines.append("  swapped until their backward: " + ", ".join(
-                f"{away.count(kind)} of {self.model.n_layer} {kind} blocks" for kind in dict.fromkeys(away))
-                + f", {human_bytes(sum(self.swap))} a micro-batch")
-        lines += self._guests()
-        lines.append(f"  predicted step: {human_seconds(self.step_time_s)} ({human_count(self.tokens_per_s)} tokens/s); no "
-                     f"order of these operations is faster than {human_seconds(self.lower_bound_s)} (gap "
-                     f"{human_gap(self.gap)})")
-        if self.slicing_bound_s is not None and self.slicing_gap is not None:
-            lines.append(f"  no other slicing of these micro-batches on these stages is faster than "
-                         f"{human_seconds(self.slicing_bound_s)} in any order (gap {human_gap(self.slicing_gap)})")
-        told = idle_causes(self.bubbles, self.ranks * self.step_time_s)
-        share = sum(told.values()) / (self.ranks * self.step_time_s) if self.step_time_s > 0 else 0.0
-        causes = ", ".join(f"{k.replace('_', ' ')} {human_seconds(v)}" for k, v in told.items())
-        lines.append(f"  idle: {100 * share:.3g} % of the ranks' time" + (f" ({causes})" if causes else ""))
-        limit = "" if self.memory_limit_bytes is None else f" of {human_bytes(self.memory_limit_bytes)}"
-        lines.append("  peak memory: " + ", ".join(f"rank {r} {human_bytes(b)}"
-                                                   for r, b in enumerate(self.peak_memory_bytes)) + limit)
-        if not self.executable:
-            lines.append(f"  not executable here: {self.why_not_executable}")
-        if self.compared:
-            lines.append("  compared with: " + ", ".join(f"{what} {human_seconds(s)}" for what, s in self.compared))
-        lines += [f"  {line}" for line in self.search_log]
-        lines.append(f"  planned in {human_seconds(self.planning_time_s)}")
-        return "\n".join(lines)
-
-    def _guests(self) -> list[str]:
-        kept = hosts(self.program)
-        sizes = guest_bytes(self.model, self.stages, self.slicing, self.recompute, choose(self.backend, self.dtype)) if kept else []
-        return [f"  rank {peer} keeps activations of rank {rank} until their backward: {count} of {len(self.slicing)} "
-                f"micro-batches, {human_bytes(sizes[rank])} each" for (rank, peer), count in kept.items()]
-
-    def _halves(self) -> str:
-        code = self.program.instructions(0)
-        count = int((code["flags"] & 1).sum()) if self.schedule == SLICED else 0
-        return f", the forwards of the first {count} micro-batches in halves along the batch" if count else ""
+        """A page: what runs where, what it should take, where the time goes, what else was looked at, what the search tried."""
+        return explain(self)
 
     def __repr__(self) -> str:
         replicas = f" x {self.data_parallel} replicas" if self.data_parallel > 1 else ""
         return (f"<Plan {self.digest}: {counted(self.ranks, 'rank')}{replicas}, {self.schedule}, "
                 f"{format_slicing(self.slicing)}, step {human_seconds(self.step_time_s)}, gap {human_gap(self.gap)}"
-                f"{'' if self.executable else ', not executable'}>")
+                f"{'' if self.executable else f', {restriction(self)}'}>")
 
     def _repr_html_(self) -> str:
         picture = self.timeline()._repr_html_()
@@ -368,7 +311,7 @@ class Plan:
             ("schedule", self.schedule), ("slices", format_slicing(self.slicing)),
             ("step", f"{human_seconds(self.step_time_s)} (bound {human_seconds(self.lower_bound_s)}, gap "
                      f"{human_gap(self.gap)})"),
-            ("idle", f"{100 * idle:.3g} %"), ("peak memory", ", ".join(human_bytes(b) for b in self.peak_memory_bytes))])
+            ("idle", f"{100 * idle:.3g} %"), ("peak memory", memory_by_rank(self.peak_memory_bytes))])
         return f"{table}{picture}<details><summary>explain</summary><pre>{html.escape(self.explain())}</pre></details>"
 
     def to_torch_csv(self) -> str:
@@ -424,35 +367,6 @@ def _thin(array: NDArray[np.float64]) -> list[list[float]]:
     return [[float(x) for x in row] for row in array]
 
 
-def format_slicing(slicing: Iterable[tuple[int, Sequence[int]]]) -> str:
-    """TeraPipe's notation: ``[(1, [120]*4+[64])] * 8``."""
-    def runs(lengths: Sequence[int]) -> str:
-        parts = [(n, sum(1 for _ in group)) for n, group in itertools.groupby(lengths)]
-        joined: list[str] = []
-        plain: list[str] = []
-        for n, count in parts:
-            if count > 2:
-                if plain:
-                    joined.append(f"[{', '.join(plain)}]")
-                    plain = []
-                joined.append(f"[{n}]*{count}")
-            else:
-                plain += [str(n)] * count
-        if plain:
-            joined.append(f"[{', '.join(plain)}]")
-        return "+".join(joined)
-
-    groups = [((b, tuple(lengths)), sum(1 for _ in g)) for (b, lengths), g in
-              itertools.groupby(((b, tuple(lengths)) for b, lengths in slicing))]
-    return " + ".join(f"[({b}, {runs(lengths)})]" + (f" * {count}" if count > 1 else "") for (b, lengths), count in groups)
-
-
-def _describe_blocks(model: GPTConfig, first: int, end: int) -> str:
-    blocks = model.blocks[first:end]
-    names = [b.name for b in blocks]
-    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
-
-
 # ---- the entrance --------------------------------------------------------------------------------------------------------
 
 def _planned(request: Request, progress: bool | None) -> tuple[Found, list[str]]:
@@ -498,9 +412,10 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         schedule: "gpipe", "1f1b", "seq1f1b", "interleaved" (with ``chunks`` stages a rank), "sliced-1f1b" (AutoPipe's: whole
             sequences, the first forwards in halves along the batch), "bpipe" (1f1b whose first ranks keep activations in the
             last ones' memory), "zb-h1", "zb-h2", and those whose stages go down the
-            ranks and up again: "zb-v", "dualpipe-v" (two chunks a rank), "hanayo" (two chunks a wave), for the planners auto,
-            terapipe and uniform; "chimera": two copies of the model, one pipeline down the ranks and one up, for the same planners
-            (auto does what terapipe does; ranks and micro-batches are even; the copies add their gradients as replicas do);
+            ranks and up again: "zb-v", "dualpipe-v" (two chunks a rank), "hanayo" (two chunks a wave; its authors' placement,
+            in an order of ours), for the planners auto, terapipe and uniform; "chimera": two copies of the model, one pipeline
+            down the ranks and one up, for the same planners (auto does what terapipe does; ranks and micro-batches are even; the
+            copies add their gradients as replicas do);
             "pipedream": 1f1b with an update behind every micro-batch's backward, for gradients of the weights that it went
             forward with, of which the first ranks keep several versions (an untied head, the CPU; no planner takes it by itself;
             ``launch(..., reproducible=False)`` runs it; a step has as many updates as micro-batches: ``slicing`` says how many);

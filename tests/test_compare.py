@@ -124,6 +124,8 @@ def test_a_planner_without_a_plan_says_why():
     assert tight["uniform"].plan is None and "1 bytes short" in tight["uniform"].error and not tight["uniform"].executable
     assert tight.best == tight["auto"].plan and "uniform: no plan: rank" in repr(tight) and "no plan: uniform" in tight.svg()
     none = tp.compare(MODEL, CLUSTER, 4, 32, planners=["uniform", "terapipe"], stages=3, memory_bytes=1000)
+    hanayo = tp.compare(MODEL, CLUSTER, 4, 32, planners=["uniform"], stages=2, schedule="hanayo")
+    assert "uniform: hanayo's placement is its authors', its order is ours" in repr(hanayo)
     assert none.best is None and none.ranked == [] and "bytes" in repr(none) and "<svg" in none.svg()
     assert json.loads(json.dumps(none.to_dict()))["rows"][0]["error"]
     chunked = tp.compare(MODEL, CLUSTER, 4, 32, planners=["uniform", "dapple"], stages=2, chunks=2)

@@ -394,6 +394,25 @@ def test_explain_says_what_runs_where():
     assert list(p.timeline().peak_memory_bytes) == p.peak_memory_bytes and "peak" in str(p.timeline())
 
 
+def test_a_plan_of_many_ranks_fits_a_screen_and_the_odd_one_stands_out():
+    model = GPTConfig(n_layer=95, n_head=2, n_embd=16, vocab_size=64, block_size=16)
+    ends = [0, *range(3, 192, 2), 192]                         # the last stage is the head alone
+    p = plan(model, Cluster(num_devices=96), 2, 16, planner="uniform", schedule="gpipe", stages=96,
+                partition=list(itertools.pairwise(ends)))
+    text = p.explain().splitlines()
+    assert len(text) < 20 and any(line.startswith("    1 to 94 on ranks 1 to 94: 2 blocks each, ") for line in text)
+    assert any(line.startswith("    95 on rank 95: head: ") for line in text)
+    memory = next(line for line in text if "peak memory" in line)
+    assert memory.count("rank") <= 8 and "ranks 1-94 " in memory and "ranks 1-94 " in p._repr_html_()
+    shared = replace(p, peak_memory_bytes=[2**30 * (rank + 1) for rank in range(96)]).explain()
+    assert "peak memory: 96.00 GiB on rank 95, the most, to 1.00 GiB on rank 0 (plan.peak_memory_bytes has all)" in shared
+    times = {k: v * np.linspace(1.0, 2.0, 96)[:, None] for k, v in p.durations.items() if np.ndim(v) == 2}
+    times["F"][50] *= 9
+    text = replace(p, durations={**p.durations, **times}, search_log=["tried", "stopped"]).explain().splitlines()
+    assert len(text) < 35 and any(line.startswith("    50 on rank 50: ") for line in text)
+    assert text[-2:] == ["    tried", "    stopped"]
+
+
 def test_what_rounding_leaves_is_no_cause_and_no_gap():
     p = plan(**GOOD)
     noisy = replace(p, bubbles={**dict.fromkeys(p.bubbles, 0.0), "warmup": p.step_time_s / 10, "cooldown": 1.04e-17})

@@ -98,8 +98,9 @@ def test_schedules_that_go_down_and_up_again_say_what_they_cannot():
 
 def refused(plan, word, monkeypatch):
     monkeypatch.setattr(sys.modules["terapipe_c.launch"], "_region", lambda *_: pytest.fail("work was begun"))
-    assert not plan.executable and word in plan.why_not_executable and "not executable" in repr(plan)
-    assert plan.why_not_executable in plan.explain()
+    said = "not executable" if plan.why_not_at_all else "runs not reproducibly"
+    assert not plan.executable and word in plan.why_not_executable and repr(plan).endswith(f", {said}>")
+    assert f"  {said}: {plan.why_not_executable}" in plan.explain()
     with pytest.raises(tp.InvalidValueError, match=word):
         tp.launch(plan, DATA, STEPS, processes=False, progress=False)
 

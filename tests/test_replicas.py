@@ -205,6 +205,7 @@ def test_a_comparison_says_how_they_run():
     """They run, though not with the bits of one device; "no" is for what no launch runs."""
     cluster = tp.Cluster(num_devices=4, peak_flops=1e12)
     both = tp.compare(MODEL, cluster, batch=4, seq_len=24, data_parallel=2, planners=["uniform"])
+    assert "uniform: runs not reproducibly: data_parallel = 2: " in repr(both)
     assert both.table()[0][-1] == "not reproducibly" and "does not run here" not in both.svg()
     alone = tp.compare(MODEL, cluster, batch=4, seq_len=24, planners=["uniform"])
     assert alone.table()[0][-1] == "yes"
