@@ -26,7 +26,7 @@ from . import _core
 from ._core import InvalidTypeError, InvalidValueError
 from ._files import read_json, write_json
 from .backend import Backend, choose
-from .config import KINDS, Cluster, GPTConfig, brief, html_table, human_seconds, one_of, real, whole
+from .config import KINDS, Cluster, GPTConfig, brief, html_table, human_gap, human_seconds, one_of, real, whole
 from .fit import Curve, at_least, fit_and_judge, given_line, merged, numbers
 from .links import Links, of_copies, timed_apart
 from .partition import block_counts, block_params, equal_lengths, even_partition, updated_params
@@ -584,9 +584,12 @@ class CostModel:
             seconds = self.block_seconds(kind, "both", length)
             if seconds:
                 facts.append((f"{kind}, {length} tokens", human_seconds(seconds)))
-        facts.append(("message", f"{human_seconds(self.latency_s)} + {self.byte_s * 1e9:.3g} ns a byte"))
-        if not math.isnan(self.fit_error):
-            facts.append(("fit error", f"{100 * self.fit_error:.2g} % on held-out samples"))
+        copied = "at its reader" if self.lent_byte_s is not None else "at each end"
+        parts = ((self.byte_s, "on the link"), (self.ends_byte_s[1], copied))
+        each = "".join(f" + {seconds * 1e9:.3g} ns a byte {where}" for seconds, where in parts if seconds)
+        facts.append(("message", human_seconds(self.latency_s) + each))
+        if not self.has_tables and not math.isnan(self.fit_error):       # of a table nothing was held out
+            facts.append(("fit error", f"{human_gap(self.fit_error)} on held-out samples"))
         return facts
 
     def __repr__(self) -> str:

@@ -439,6 +439,14 @@ def test_files_give_back_the_same_model(make, tmp_path):
     assert costs != CostModel.from_samples([(8, 0, 1.0)]) and costs != 3
 
 
+def test_costs_print_what_a_message_costs_and_no_error_that_nobody_measured():
+    assert "message: 0 s + 0.1 ns a byte at each end" in repr(CostModel.from_measurements(measured(), copy_byte_s=1e-10))
+    lent = CostModel.from_measurements(measured(), comm={"latency_s": 2e-6, "byte_s": 1e-9}, copy_byte_s=1e-10, lent_byte_s=3e-10)
+    assert "message: 2 us + 1 ns a byte on the link + 0.3 ns a byte at its reader" in repr(lent) and "held-out" in repr(lent)
+    for costs in (CostModel.from_table(np.ones((5, 5)), np.ones((5, 5))), CostModel.from_samples([(8, 0, 1.0)])):
+        assert "held-out" not in repr(costs)
+
+
 def test_foreign_and_broken_files_are_named(tmp_path):
     good = tmp_path / "good.json"
     CostModel.analytic(MODEL, CLUSTER).save(good)
