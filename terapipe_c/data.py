@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from ._core import InvalidTypeError, InvalidValueError
 from ._files import naming, path_of
-from .config import brief, one_of, real, whole
+from .config import brief, counted, html_table, one_of, real, whole
 
 __all__ = ["Dataset", "stdlib_corpus"]
 
@@ -204,6 +204,12 @@ class Dataset:
             f"Dataset({self.source}, {self.kind}, {self.num_tokens:,} tokens, split={self.split!r} of {self.split_tokens:,}, "
             f"seq_len={self.seq_len}, batch={self.batch_size}, seed={self.seed})"
         )
+
+    def _repr_html_(self) -> str:
+        return html_table("Data", [
+            ("source", f"{self.source}, {self.kind}"), ("tokens", f"{self.num_tokens:,}"),
+            (self.split, f"{self.split_tokens:,} tokens, {self.split_tokens / self.num_tokens:.3g} of them"),
+            ("a step", f"{counted(self.batch_size, 'sequence')} of {self.seq_len} tokens, drawn by seed {self.seed}")])
 
 
 def open_tokens(data: Any, tokenizer: Tokenizer | None = None) -> tuple[NDArray[Any], str, str]:

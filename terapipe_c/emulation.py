@@ -1,11 +1,12 @@
 """The real engine and communicator with kernels replaced by timed waits: any cluster on one machine."""
 from __future__ import annotations
 
+import html
 from dataclasses import dataclass, field
 from typing import Any
 
 from . import _core
-from .config import timeout
+from .config import counted, human_seconds, timeout
 from .cost import CostModel
 from .engine import in_threads
 from .judge import Candidate, Judge, Replicas, Savings
@@ -17,7 +18,7 @@ from .schedule import Program, Timeline, tables
 __all__ = ["Emulation", "emulate"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Emulation:
     """What a program did when every rank ran it as a thread. Times in seconds."""
 
@@ -35,6 +36,14 @@ class Emulation:
     def timeline(self) -> Timeline:
         """The measured timeline, drawn like a simulated one."""
         return Timeline.from_intervals(self.trace, self.num_ranks)
+
+    def __repr__(self) -> str:
+        error = f", error {100 * self.error:+.2g} %" if self.predicted_step_time_s > 0 else ""
+        return (f"Emulation({counted(self.num_ranks, 'rank')}, step {human_seconds(self.step_time_s)}, predicted "
+                f"{human_seconds(self.predicted_step_time_s)}{error})")
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(repr(self))}</p>{self.timeline()._repr_svg_()}"
 
 
 def emulate(plan: Plan | Program, costs: Any = None, *, timeout_s: float = 600.0) -> Emulation:

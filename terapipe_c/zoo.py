@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ._core import InvalidValueError
-from .config import human_count, whole
+from .config import html_table, human_count, whole
 from .devices import Device
 from .devices import get as device_of
 from .planners.nodes import Nodes, remake_seconds
@@ -206,6 +206,14 @@ class ArchitectureSpec:
 
     def __repr__(self) -> str:
         return f"<{self.name}: {human_count(self.num_params)} parameters, {len(self.blocks)} blocks>"
+
+    def _repr_html_(self) -> str:
+        sizes = [human_count(sum(block.params for block in group)) for group, _ in self.parts]
+        rows = [(" + ".join(block.name for block in group), f"{count} x {size} parameters")
+                for (group, count), size in zip(self.parts, sizes, strict=True)]
+        return html_table(self.name, [
+            ("parameters", f"{human_count(self.num_params)} (published {human_count(self.published_params)})"),
+            ("width", f"{self.hidden}"), ("sequence", f"{self.seq_len} tokens"), *rows, ("source", self.source)])
 
 
 def attention(hidden: int, heads: int, kv_heads: int, head_dim: int, *, bias: bool, norm: int, causal: bool = True,

@@ -303,7 +303,8 @@ def test_slicer_closed_forms():
         assert plan.split == np.ceil((p - 2) / (2 * b)) and plan.algorithm2_step_time_s == plan.step_time_s
         assert plan.algorithm2_split == min(p - 1, np.ceil(p / (2 * b)))
     alone = planners.autopipe_slicer([1.0], [2.0], 5)
-    assert alone.split == alone.algorithm2_split == 0 and alone.step_time_s == 15 and "split 0" in repr(alone)
+    assert alone.split == alone.algorithm2_split == 0 and alone.step_time_s == 15 and "split 0, 15 s" in repr(alone)
+    assert "15 s, 0.00 % saved" in alone._repr_html_()
 
 
 # ---- refusals and threads ----------------------------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ def write_megatron(folder, documents, code=8, dtype="<u2", name="corpus"):
 def test_batches_are_windows_of_the_source_and_int32():
     tokens = np.arange(5000, dtype=np.int64)
     data = Dataset(tokens, seq_len=32, batch=4, seed=3)
+    assert "4 sequences of 32 tokens, drawn by seed 3" in data._repr_html_()
     batch = data.batch(7)
     assert batch.dtype == np.int32 and batch.shape == (4, 33) and batch.flags.c_contiguous
     assert (np.diff(batch, axis=1) == 1).all()

@@ -105,6 +105,8 @@ def test_a_plan_is_emulated_with_its_own_costs_others_and_none():
     assert predicted[0] == predicted[1] == pytest.approx(plan.step_time_s)
     quick = tp.emulate(plan, {"F": 1e-4, "I": 1e-4, "W": 1e-4})
     assert quick.predicted_step_time_s < plan.step_time_s
+    assert repr(quick).startswith("Emulation(4 ranks, step ") and "error +" in repr(quick) and "trace" not in repr(quick)
+    assert "<svg" in quick._repr_html_()
     line = quick.timeline()
     assert line.num_ranks == 4 and sum(line.bubbles.values()) == pytest.approx(line.idle_s, rel=1e-6)
 

@@ -181,7 +181,8 @@ def test_more_memory_fits_more_and_optimising_fits_most():
         tp.max_batch(model, 3, 1.5 * need, 6, optimise_memory="no")
     assert max(batches["compute"], batches["uniform"]) <= plain <= batches["dawnpiper"]
     assert tp.max_batch(model, 3, 1.5 * need, 6, planner="compute", optimise_memory=True).batch > batches["compute"]
-    assert "MaxBatch(" in repr(tp.max_batch(model, 3, need, 6))
+    largest = tp.max_batch(model, 3, need, 6)
+    assert "MaxBatch(" in repr(largest) and f"micro-batch: {largest.batch}<" in largest._repr_html_()
     own = tp.max_batch(model.nodes(), 3, need, 6, planner=lambda nodes, *a, **k: dawnpiper(nodes, *a, **k))
     assert own.planner == "<lambda>" and own.batch >= 1
     with pytest.raises(tp.InfeasibleError):

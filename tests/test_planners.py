@@ -510,7 +510,10 @@ def test_threads_plan_at_once_and_inputs_are_untouched():
 def test_results_print_in_the_papers_notation():
     plan = planners.slice_tokens(np.ones((3, 3)), 4)
     assert repr(plan).startswith("SlicePlan(1 slice [2]") and "optimal" in repr(plan) and plan.gap < 1e-9
-    assert "(2, [2])" in repr(planners.slice_batch_and_tokens(np.ones((3, 3, 3)), 2, 4))
+    both = planners.slice_batch_and_tokens(np.ones((3, 3, 3)), 2, 4)
+    assert "(2, [2])" in repr(both) and "<table" in both._repr_html_() and "2 sequences in 1 slice" in both._repr_html_()
+    long = planners.slice_tokens(8 * np.ones((3, 3)), 4)
+    assert " 32 s on 4 stages" in repr(long) and "<td style='text-align:left'>32 s, optimal" in long._repr_html_()
     assert planners.slices.runs([120, 120, 64]) == "[120]*2+[64]"
     assert _core.plan_slices.__doc__
 

@@ -10,7 +10,7 @@ from terapipe_c import devices, zoo
 def test_parameters_match_the_published_total(name):
     spec = zoo.get(name)
     assert abs(spec.num_params / spec.published_params - 1) <= spec.tolerance
-    assert spec.source
+    assert spec.source and spec.name in repr(spec) and "<table" in spec._repr_html_()
 
 
 def test_biases_and_norms_are_those_of_the_released_weights():

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core
+from ..config import html_table, human_bytes, human_seconds
 from .answer import Answer
 from .arguments import FloatArray, array, explained, flag, integer, integers, number, time_limit
 
@@ -138,22 +139,22 @@ class StagePlan(Answer):
         proof = "optimal" if self.optimal else f"gap {self.gap * 100:.2f} %"
         sizes = "/".join(str(end - start) for start, end in self.stages)
         return (
-            f"StagePlan({self.planner}: {len(self.stages)} stages of {sizes} blocks, {self.step_time_s * 1e3:.6g} ms for "
+            f"StagePlan({self.planner}: {len(self.stages)} stages of {sizes} blocks, {human_seconds(self.step_time_s)} for "
             f"{self.micro_batches} micro-batches, {proof}, master stage {self.master_stage}, planned in "
-            f"{self.planning_time_s * 1e3:.3g} ms)"
+            f"{human_seconds(self.planning_time_s)})"
         )
 
     def _repr_html_(self) -> str:
-        head = "<tr><th>stage</th><th>blocks</th><th>forward ms</th><th>backward ms</th><th>bytes</th></tr>"
+        head = "<tr><th>stage</th><th>blocks</th><th>forward</th><th>backward</th><th>memory</th></tr>"
         rows = "".join(
             f"<tr><td>{k}{' *' if k == self.master_stage else ''}</td><td>{start} - {end - 1}</td>"
-            f"<td>{self.stage_fwd_s[k] * 1e3:.6g}</td><td>{self.stage_bwd_s[k] * 1e3:.6g}</td>"
-            f"<td>{'' if self.peak_memory_bytes is None else f'{self.peak_memory_bytes[k]:.0f}'}</td></tr>"
+            f"<td>{human_seconds(float(self.stage_fwd_s[k]))}</td><td>{human_seconds(float(self.stage_bwd_s[k]))}</td>"
+            f"<td>{'' if self.peak_memory_bytes is None else human_bytes(float(self.peak_memory_bytes[k]))}</td></tr>"
             for k, (start, end) in enumerate(self.stages)
         )
         proof = "optimal" if self.optimal else f"at most {self.gap * 100:.2f} % above the least"
         return (
-            f"<p>{self.planner}: {self.step_time_s * 1e3:.6g} ms a step, {proof}; * the master stage</p>"
+            f"<p>{self.planner}: {human_seconds(self.step_time_s)} a step, {proof}; * the master stage</p>"
             f"<table>{head}{rows}</table>"
         )
 
@@ -180,9 +181,15 @@ class SlicerPlan(Answer):
 
     def __repr__(self) -> str:
         return (
-            f"SlicerPlan(split {self.split}, {self.step_time_s * 1e3:.6g} ms, {self.gain * 100:.2f} % saved; Algorithm 2: "
-            f"split {self.algorithm2_split}, {self.algorithm2_step_time_s * 1e3:.6g} ms)"
+            f"SlicerPlan(split {self.split}, {human_seconds(self.step_time_s)}, {self.gain * 100:.2f} % saved; Algorithm 2: "
+            f"split {self.algorithm2_split}, {human_seconds(self.algorithm2_step_time_s)})"
         )
+
+    def _repr_html_(self) -> str:
+        return html_table("Sliced 1F1B", [
+            ("micro-batches split", f"{self.split}"), ("step", f"{human_seconds(self.step_time_s)}, {self.gain * 100:.2f} % saved"),
+            ("whole", human_seconds(self.whole_step_time_s)),
+            ("Algorithm 2", f"{human_seconds(self.algorithm2_step_time_s)}, split {self.algorithm2_split}")])  # fmt: skip
 
 
 def _memory(memory: StageMemory | Mapping[str, Any] | None) -> StageMemory | None:

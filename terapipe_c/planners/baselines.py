@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
+from ..config import human_seconds
 from .answer import Answer
 from .arguments import FloatArray, array, explained, flag, integer, integers, number
 
@@ -93,8 +94,8 @@ class BaselinePlan(Answer):
                   if what.any()]  # fmt: skip
         return (
             f"BaselinePlan({self.planner}: {shape} blocks{', ' if extras else ''}{', '.join(extras)}, "
-            f"{self.step_time_s * 1e3:.6g} ms a step, {self.gap * 100:.2f} % above the bound, planned in "
-            f"{self.planning_time_s * 1e3:.3g} ms)"
+            f"{human_seconds(self.step_time_s)} a step, {self.gap * 100:.2f} % above the bound, planned in "
+            f"{human_seconds(self.planning_time_s)})"
         )
 
 

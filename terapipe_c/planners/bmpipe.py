@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from ..config import brief
+from ..config import brief, human_bytes, human_seconds
 from .answer import Answer
 from .arguments import FloatArray, flag, integer, integers, number, time_limit
 
@@ -63,11 +63,11 @@ class BMPipePlan(Answer):
 
     def __repr__(self) -> str:
         proof = "optimal" if self.optimal else f"gap {self.gap * 100:.2f} %"
-        idle = ", ".join(f"{cause} {seconds:.4g}" for cause, seconds in self.bubbles.items())
+        idle = ", ".join(f"{cause} {human_seconds(seconds)}" for cause, seconds in self.bubbles.items())
         layers = " | ".join(" ".join(map(str, row)) for row in self.layers.tolist())
         return (
-            f"BMPipePlan(layers {layers}, step {self.step_time_s:.6g} s, {proof}, idle s: {idle}, "
-            f"peak {max(self.peak_memory_bytes) / 1e9:.4g} GB, planned in {self.planning_time_s * 1e3:.3g} ms)"
+            f"BMPipePlan(layers {layers}, step {human_seconds(self.step_time_s)}, {proof}, idle: {idle}, "
+            f"peak {human_bytes(max(self.peak_memory_bytes))}, planned in {human_seconds(self.planning_time_s)})"
         )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .._core import InfeasibleError, InvalidTypeError, InvalidValueError
-from ..config import GPTConfig, one_of, whole
+from ..config import GPTConfig, html_table, one_of, whole
 from .answer import Answer
 from .arguments import flag
 from .dawnpiper import DawnPiperPlan, compute_balanced, dawnpiper, dawnpiper_binary, memory_balanced
@@ -42,6 +42,11 @@ class MaxBatch(Answer):
 
     def __repr__(self) -> str:
         return f"MaxBatch({self.batch}, {self.planner}, {self.samples_per_s:.4g} samples/s, {self.plan!r})"
+
+    def _repr_html_(self) -> str:
+        return html_table(f"The largest micro-batch: {self.batch}", [
+            ("planner", self.planner), ("throughput", f"{self.samples_per_s:.4g} samples/s"), ("tried", f"{self.tried}"),
+        ]) + self.plan._repr_html_()  # fmt: skip
 
 
 def _uniform(nodes: Nodes, stages: int) -> list[int]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from .. import _core
 from .._files import loads, path_of
-from ..config import brief
+from ..config import brief, human_seconds
 from .answer import Answer
 from .arguments import FloatArray, array, integer, number
 
@@ -140,12 +140,13 @@ class LayerPlan(Answer):
         return float(program.simulate(cost).makespan_s)
 
     def __repr__(self) -> str:
-        proof = "optimal" if self.optimal else "heuristic" if not self.lower_bound_s else f"bound {self.lower_bound_s:.6g} s"
+        bound = f"bound {human_seconds(self.lower_bound_s)}" if self.lower_bound_s else "heuristic"
+        proof = "optimal" if self.optimal else bound
         shape = ", ".join(f"{len(s.nodes)} nodes {s.data}x{s.tensor}" for s in self.stages[:6])
         more = f", {len(self.stages) - 6} more" if len(self.stages) > 6 else ""
         return (
             f"LayerPlan({len(self.stages)} stages on {self.devices} devices: {shape}{more}; "
-            f"{self.time_per_sample_s * 1e3:.6g} ms a sample, {proof}, planned in {self.planning_time_s * 1e3:.3g} ms)"
+            f"{human_seconds(self.time_per_sample_s)} a sample, {proof}, planned in {human_seconds(self.planning_time_s)})"
         )
 
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from .. import _core
-from ..config import counted
+from ..config import counted, html_table, human_seconds
 from .answer import Answer
 from .arguments import FloatArray, array, integer, listed, number, time_limit
 from .uneven import SliceMemory, flow_shop_time, held_in_units, machine_plan, runs
@@ -74,6 +74,15 @@ class _Search(Answer):
         """(latency - bound) / bound."""
         return 0.0 if self.lower_bound_s <= 0.0 else self.latency_s / self.lower_bound_s - 1.0
 
+    @property
+    def _proof(self) -> str:
+        return "optimal" if self.optimal else f"gap {self.gap * 100:.2f} %"
+
+    def _facts(self) -> list[tuple[str, str]]:
+        return [("stages", f"{self.stages}"), ("latency", f"{human_seconds(self.latency_s)}, {self._proof}"),
+                ("sum of the slices", human_seconds(self.total_s)), ("longest slice", human_seconds(self.max_s)),
+                ("planned in", human_seconds(self.planning_time_s))]  # fmt: skip
+
 
 @dataclass(frozen=True, eq=False)
 class SlicePlan(_Search):
@@ -83,11 +92,13 @@ class SlicePlan(_Search):
     """Slice lengths in order: units of the table, or tokens for a cost model."""
 
     def __repr__(self) -> str:
-        proof = "optimal" if self.optimal else f"gap {self.gap * 100:.2f} %"
         return (
-            f"SlicePlan({counted(len(self.lengths), 'slice')} {runs(self.lengths)}, {self.latency_s * 1e3:.6g} ms on "
-            f"{self.stages} stages, {proof}, planned in {self.planning_time_s * 1e3:.3g} ms)"
+            f"SlicePlan({counted(len(self.lengths), 'slice')} {runs(self.lengths)}, {human_seconds(self.latency_s)} on "
+            f"{self.stages} stages, {self._proof}, planned in {human_seconds(self.planning_time_s)})"
         )
+
+    def _repr_html_(self) -> str:
+        return html_table("Slices of a sequence", [(counted(len(self.lengths), "slice"), runs(self.lengths)), *self._facts()])
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,12 +111,15 @@ class BatchSlicePlan(_Search):
     ``slicing`` in order belong to them."""
 
     def __repr__(self) -> str:
-        proof = "optimal" if self.optimal else f"gap {self.gap * 100:.2f} %"
         groups = ", ".join(f"({batch}, {runs(lengths)})" for batch, lengths in self.slicing)
         return (
-            f"BatchSlicePlan([{groups}], {self.latency_s * 1e3:.6g} ms on {self.stages} stages, {proof}, planned in "
-            f"{self.planning_time_s * 1e3:.3g} ms)"
+            f"BatchSlicePlan([{groups}], {human_seconds(self.latency_s)} on {self.stages} stages, {self._proof}, planned in "
+            f"{human_seconds(self.planning_time_s)})"
         )
+
+    def _repr_html_(self) -> str:
+        groups = [(f"{counted(batch, 'sequence')} in {counted(len(cut), 'slice')}", runs(cut)) for batch, cut in self.slicing]
+        return html_table("Slices of a batch", [*groups, *self._facts()])
 
 
 _Core = FloatArray | tuple[FloatArray, FloatArray, float, float]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from ..config import brief, counted
+from ..config import brief, counted, human_seconds
 from .answer import Answer
 from .arguments import FloatArray, array, integer, listed, number
 
@@ -77,8 +77,8 @@ class UnevenSlicePlan(Answer):
     def __repr__(self) -> str:
         proof = "optimal" if self.optimal else f"gap {self.gap * 100:.2g} %"
         return (
-            f"UnevenSlicePlan({counted(len(self.lengths), 'slice')} {runs(self.lengths)}, {self.latency_s * 1e3:.6g} ms on "
-            f"{self.stages} unequal stages, {proof}, planned in {self.planning_time_s * 1e3:.3g} ms)"
+            f"UnevenSlicePlan({counted(len(self.lengths), 'slice')} {runs(self.lengths)}, {human_seconds(self.latency_s)} on "
+            f"{self.stages} unequal stages, {proof}, planned in {human_seconds(self.planning_time_s)})"
         )
 
 
