@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from ._files import loads
 
@@ -20,11 +20,18 @@ LAUNCH_NUMBERS = {  # name: type, help; the defaults are tp.launch's
     "grad_clip": (float, "largest norm of all gradients together (of a pipedream plan a stage's), 0: any (default 1.0)"),
     "seed": (int, "of the initial parameters and the order of the data (default 0)"),
     "threads_per_rank": (int, "threads that share a rank's work (default 1)"),
-    "checkpoint_every": (int, "steps between checkpoints, 0: none (default 50)"),
+    "checkpoint_every": (int, "steps between checkpoints, of which the newest two stay, 0: none (default 50)"),
     "log_every": (int, "steps between records (default 1)"),
     "eval_every": (int, "steps between evaluations on the last tenth of the data, 0: none (default 0)"),
 }
 MODEL_DEFAULTS = {"n_layer": 4, "n_head": 4, "n_embd": 128, "vocab_size": 256}
+
+
+class _Parser(argparse.ArgumentParser):
+    """One that says what was wrong, and does not bury it under all of its flags."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"usage: {self.prog} [options]; {self.prog} --help lists them\n{self.prog}: error: {message}\n")
 
 
 class _Once(argparse.Action):
@@ -45,7 +52,7 @@ def _version() -> str:
 
 def build_parser(runs: Mapping[str, Run]) -> argparse.ArgumentParser:
     """The whole parser; `runs` has the function of each command."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="terapipe",
         description="Plans and runs token-pipelined GPT training.",
         epilog="Each command has its own --help with an example.",
@@ -108,15 +115,16 @@ def build_parser(runs: Mapping[str, Run]) -> argparse.ArgumentParser:
         "terapipe simulate --schedule seq1f1b --ranks 4 --micro-batches 8 --slices 2 --fwd 1.0 --bwd 2.0",
     )
     p.add_argument("path", nargs="?", help="a plan file, a program's text, or a torch.distributed.pipelining CSV")
-    p.add_argument("--schedule", help="instead of a file: gpipe, 1f1b, seq1f1b, ...")
-    p.add_argument("--ranks", type=int, default=4, help="of a named schedule (default 4)")
-    p.add_argument("--micro-batches", type=int, default=8, help="of a named schedule (default 8)")
-    p.add_argument("--slices", type=int, default=1, help="token slices of a micro-batch of a named schedule (default 1)")
-    p.add_argument("--chunks", type=int, default=2, help="stages a rank of interleaved and hanayo (default 2)")
-    p.add_argument("--split", type=int, default=1, help="micro-batches that sliced-1f1b halves (default 1)")
-    p.add_argument("--fwd", type=float, default=1.0, help="seconds of one F of a program or schedule (default 1)")
-    p.add_argument("--bwd", type=float, default=2.0, help="seconds of one B of a program or schedule (default 2)")
-    p.add_argument("--comm", type=float, default=0.0, help="seconds of one message of a program or schedule (default 0)")
+    p.add_argument("--schedule",
+                   help="instead of a file: gpipe, 1f1b, seq1f1b, ... (hanayo: its authors' placement, in an order of ours)")
+    p.add_argument("--ranks", type=int, help="of a named schedule (default 4)")
+    p.add_argument("--micro-batches", type=int, help="of a named schedule (default 8)")
+    p.add_argument("--slices", type=int, help="token slices of a micro-batch of a named schedule (default 1)")
+    p.add_argument("--chunks", type=int, help="stages a rank of interleaved and hanayo (default 2)")
+    p.add_argument("--split", type=int, help="micro-batches that sliced-1f1b halves (default 1)")
+    p.add_argument("--fwd", type=float, help="seconds of one F of a program or schedule (default 1)")
+    p.add_argument("--bwd", type=float, help="seconds of one B of a program or schedule (default 2)")
+    p.add_argument("--comm", type=float, help="seconds of one message of a program or schedule (default 0)")
     picture_flags(p)
 
     p = add("train", "train as planned", "terapipe train plan.json --data corpus.txt --steps 200 --out runs/a")
@@ -138,11 +146,12 @@ def build_parser(runs: Mapping[str, Run]) -> argparse.ArgumentParser:
     p.add_argument("--plan", help="another plan file (the run's own if not given)")
     launch_flags(p)
 
-    p = add("view", "draw a plan, a run or a program", "terapipe view runs/a --html timeline.html --trace trace.json")
+    p = add("view", "draw a plan, a run or a program, or print its timeline",
+            "terapipe view runs/a --html timeline.html --trace trace.json")
     p.add_argument("path", help="a plan file, a run folder, or a program's text")
-    p.add_argument("--fwd", type=float, default=1.0, help="seconds of one F of a program (default 1)")
-    p.add_argument("--bwd", type=float, default=2.0, help="seconds of one B of a program (default 2)")
-    p.add_argument("--comm", type=float, default=0.0, help="seconds of one message of a program (default 0)")
+    p.add_argument("--fwd", type=float, help="seconds of one F of a program (default 1)")
+    p.add_argument("--bwd", type=float, help="seconds of one B of a program (default 2)")
+    p.add_argument("--comm", type=float, help="seconds of one message of a program (default 0)")
     picture_flags(p)
 
     p = add(
@@ -184,7 +193,8 @@ def plan_flags(p: argparse.ArgumentParser) -> None:
     group.add_argument("--seq-len", type=int, help="tokens a sequence (default: the block size)")
     group.add_argument("--stages", type=int, help="ranks of a pipeline (default: as many as are fastest)")
     group.add_argument("--planner", default="auto", help="auto (default), terapipe, uniform, autopipe, dawnpiper, bmpipe, ...")
-    group.add_argument("--schedule", default="auto", help="auto (default), gpipe, 1f1b, seq1f1b, interleaved, zb-h1, zb-v, ...")
+    group.add_argument("--schedule", default="auto",
+                       help="auto (default), gpipe, 1f1b, seq1f1b, interleaved, zb-h1, zb-v, ... (hanayo: in an order of ours)")
     group.add_argument("--chunks", type=int, help="stages of a rank")
     group.add_argument("--data-parallel", type=int, help="replicas of the pipeline (`train --fast` runs them)")
     group.add_argument(

@@ -20,6 +20,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from . import timelines
 from ._files import read_entry
 from .arguments import LAUNCH_NUMBERS, MODEL_DEFAULTS, build_parser, plan_flags_given
 
@@ -124,7 +125,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_shown(item)}" for key, item in value.items())
+        return ", ".join(f"{key.replace('_', ' ')} {_shown(item)}" for key, item in value.items())
     return "[" + ", ".join(map(_shown, value)) + "]" if isinstance(value, list) else str(value)
 
 
@@ -219,56 +220,6 @@ def _plan_result(plan: Any) -> dict[str, Any]:
              "lower_bound_s", "gap", "tokens_per_s", "peak_memory_bytes", "bubbles", "planning_time_s", "executable",
              "why_not_executable")  # fmt: skip
     return {name: getattr(plan, name) for name in names}
-
-
-def _timeline_result(line: Any) -> dict[str, Any]:
-    return {
-        "makespan_s": line.makespan_s,
-        "lower_bound_s": line.lower_bound_s,
-        "busy_s": line.busy_s,
-        "bubbles": line.bubbles,
-        "peak_memory_bytes": line.peak_memory_bytes if line.peak_memory_bytes.any() else None,  # a program's are not known
-    }
-
-
-def _draw(args: argparse.Namespace, line: Any) -> dict[str, str]:
-    paths: dict[str, str] = {}
-    for name in ("svg", "html", "trace"):
-        path = getattr(args, name)
-        if path and (same := paths.setdefault(os.path.realpath(path), name)) != name:
-            raise ValueError(f"--{same} and --{name} are both {path}: two files would be right")
-    written = {}
-    for name, draw in (("svg", "to_svg"), ("html", "to_html"), ("trace", "to_chrome_trace")):
-        path = getattr(args, name)
-        if path:
-            getattr(line, draw)(path)
-            written[name] = path
-    return written
-
-
-def _timeline_of(path: Path, args: argparse.Namespace) -> tuple[str, Any]:
-    """(what it is, its timeline): a run folder's measured one where there is one, else the planned one."""
-    import terapipe_c as tp
-
-    if path.is_dir():
-        if not (path / "plan.json").is_file():
-            raise ValueError(f"{path}: no run folder, it has no plan.json")
-        if (path / "trace.json").is_file():  # of the last step, once the run is over
-            from .view import measured_timeline
-
-            rows = read_entry(path / "trace.json", "rows", list)["rows"]
-            return "measured timeline of the last step", measured_timeline([tuple(row) for row in rows])
-        return "planned timeline of a run", tp.Plan.load(str(path / "plan.json")).timeline()
-    try:
-        text = path.read_text(encoding="utf-8")
-        if text.lstrip().startswith("{"):
-            return "plan", tp.Plan.load(str(path)).timeline()
-        program = tp.Program.from_csv(text) if path.suffix == ".csv" else tp.Program.parse(text)
-        program.check()
-    except ValueError as error:
-        why = f"byte {error.start} is no UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
-        raise ValueError(why if str(path) in why else f"{path} is neither a plan nor a program: {why}") from error
-    return "program", program.simulate(_seconds(args), comm_s=args.comm)
 
 
 def _launch_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -366,41 +317,9 @@ def _compare(args: argparse.Namespace) -> int:
     return DONE
 
 
-def _seconds(args: argparse.Namespace) -> dict[str, float]:
-    return {"F": args.fwd, "B": args.bwd, "I": args.bwd / 2, "W": args.bwd / 2}
-
-
-def _named(args: argparse.Namespace) -> Any:
-    """The program of --schedule."""
-    from . import schedules
-
-    functions = {name.replace("_", "-"): name for name in schedules.__all__ if name not in ("OPS", "Program")}
-    functions["1f1b"] = functions.pop("one-f-one-b")
-    name = functions.get(args.schedule.replace("_", "-").replace("one-f-one-b", "1f1b"))
-    if name is None:
-        raise ValueError(f"--schedule is {args.schedule!r}: one of {', '.join(sorted(functions))} would be right")
-    build, sizes = getattr(schedules, name), (args.ranks, args.micro_batches)
-    if name == "sliced_1f1b":
-        if args.slices != 1:
-            raise ValueError(f"--slices is {args.slices}: 1 would be right, as sliced-1f1b has halves along the batch")
-        return build(*sizes, args.split)
-    if name in ("interleaved", "hanayo"):
-        if name == "hanayo" and args.chunks % 2:
-            raise ValueError(f"--chunks is {args.chunks}: two a wave, 2, 4, ..., would be right for hanayo")
-        return build(*sizes, args.chunks if name == "interleaved" else args.chunks // 2, slices=args.slices)
-    return build(*sizes, slices=args.slices)
-
-
 def _simulate(args: argparse.Namespace) -> int:
-    if (args.path is None) == (args.schedule is None):
-        raise ValueError("give either a file or --schedule")
-    if args.path is not None:
-        what, line = _timeline_of(Path(args.path), args)
-    else:
-        program = _named(args)
-        program.check()
-        what, line = args.schedule, program.simulate(_seconds(args), comm_s=args.comm)
-    _print(args, {"what": what, **_timeline_result(line), **_draw(args, line)})
+    what, line = timelines.asked(args)
+    _print(args, {"what": what, **timelines.result(line), **timelines.draw(args, line)})
     return DONE
 
 
@@ -451,9 +370,9 @@ def _resume(args: argparse.Namespace) -> int:
     folder = Path(args.folder)
     checkpoint = tp.load_checkpoint(folder, names=(), optimizer=False)
     if args.steps is None:
-        raise ValueError(f"resume needs --steps; the newest checkpoint is of step {checkpoint.step}")
+        raise ValueError(f"resume needs --steps; {checkpoint.step} are done in the newest checkpoint")
     if args.steps <= checkpoint.step:
-        _say(f"nothing to do: the newest checkpoint is of step {checkpoint.step}")
+        _say(f"nothing to do: {checkpoint.step} steps are done in the newest checkpoint")
     kept = {**checkpoint.hyper, "seed": checkpoint.seed}
     data = checkpoint.data_state.get("source")
     if (folder / "config.json").is_file():  # what launch wrote down: all of its options
@@ -485,7 +404,8 @@ def _follow(args: argparse.Namespace, run: Any) -> int:
             if args.json:
                 print(json.dumps(_record(record)), flush=True)
             elif args.quiet:
-                print(f"step {record.step}  loss {record.loss:.4f}  {record.tokens_per_s:,.0f} tokens/s", flush=True)
+                print(f"{record.step + 1} of {args.steps} steps done  loss {record.loss:.4f}  {record.tokens_per_s:,.0f} tokens/s",
+                      flush=True)
     except (KeyboardInterrupt, BrokenPipeError) as error:
         if not run.running:
             raise
@@ -493,7 +413,8 @@ def _follow(args: argparse.Namespace, run: Any) -> int:
         if isinstance(error, KeyboardInterrupt) or run.history[-1].step + 1 >= args.steps:
             raise
         further = f"`terapipe resume {run.out} --steps {args.steps}` goes on" if run.checkpoint_path else "there is no checkpoint"
-        _say(f"terapipe: nobody reads the output any more: stopped after step {run.history[-1].step}; {further}")
+        done = f"{run.history[-1].step + 1} of {args.steps} steps"
+        _say(f"terapipe: nobody reads the output any more: stopped after {done}; {further}")
         _forget(sys.stdout)
         return FAILED
     report = run.report()
@@ -516,10 +437,12 @@ def _report(report: Any) -> dict[str, Any]:
 
 
 def _view(args: argparse.Namespace) -> int:
-    if not (args.svg or args.html or args.trace):
-        raise ValueError("give at least one of --svg, --html, --trace: where to draw")
-    what, line = _timeline_of(Path(args.path), args)
-    _print(args, {"what": what, **_draw(args, line)})
+    what, line = timelines.timeline_of(Path(args.path), args)
+    written = timelines.draw(args, line)
+    if written or args.json:
+        _print(args, {"what": what, **({} if written else timelines.result(line)), **written})
+    else:
+        print(f"{what}\n{line}")
     return DONE
 
 

@@ -8,6 +8,7 @@ import os
 import platform
 import resource
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,9 @@ import numpy as np
 __all__ = ["Finding", "examine"]
 
 OK, NOTE, WRONG = "ok", "note", "wrong"
+KEPT = "checkpoints take 12 bytes a parameter, the newest two are kept"
+CUDA_ALONE = 'not here; needed only for backend="cuda"'
+CUDNN_ALONE = "not here; needed only for TERAPIPE_ATTENTION=cudnn"
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class Finding:
 
 
 def examine(folder: str | os.PathLike[str] = ".") -> list[Finding]:
-    """Look at everything; `folder` is where runs would be written. Nothing is changed."""
+    """Look at everything; `folder` is where runs would be written. Nothing stays changed."""
     checks: list[Callable[[], Iterator[Finding]]] = [
         _python,
         _core,
@@ -243,8 +247,8 @@ def _gpus() -> Iterator[Finding]:
     try:
         module = cuda.load()
     except ExecutionError as error:
-        yield Finding("_cuda", str(error), NOTE if seen else OK, "no backend 'cuda', though a GPU is here" if seen else "")
-        yield Finding("GPU", "an NVIDIA device is here" if seen else "none seen")
+        yield Finding("_cuda", str(error), NOTE, "no backend 'cuda', though a GPU is here" if seen else CUDA_ALONE)
+        yield Finding("GPU", "an NVIDIA device is here" if seen else "none seen", OK if seen else NOTE, "" if seen else CUDA_ALONE)
         return
     found = cuda.versions()
     yield Finding("_cuda", f"{module.__file__} (CUDA runtime {found.runtime})")
@@ -252,11 +256,11 @@ def _gpus() -> Iterator[Finding]:
     yield Finding(
         "CUDA driver",
         f"supports CUDA {found.driver}" if found.driver else "none",
-        NOTE if why and seen else OK,
-        why if why and seen else "",
+        NOTE if why else OK,
+        "" if not why else why if seen or found.driver else CUDA_ALONE,
     )
     if why:
-        yield Finding("GPU", why)
+        yield Finding("GPU", why, NOTE, "" if seen or found.driver else CUDA_ALONE)
     for device in cuda.devices():
         major, minor = device.capability
         right = major >= 8
@@ -273,29 +277,38 @@ def _gpus() -> Iterator[Finding]:
         yield Finding(
             library.name,
             f"{library.version} at {library.path}" if usable else "not found",
-            NOTE if library.lacks or (needed and not usable) else OK,
-            library.lacks if usable else library.why_not if needed else "",
+            NOTE if library.lacks or not usable else OK,
+            library.lacks if usable else library.why_not if needed else CUDNN_ALONE if library.name == "cuDNN" else CUDA_ALONE,
         )
 
 
 def _disk(folder: Path) -> Iterator[Finding]:
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    writable = folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+    why = ""
+    if folder.is_dir():
+        try:
+            with tempfile.TemporaryFile(dir=folder):  # without a name; os.access says yes to root in /proc, too
+                pass
+        except OSError as error:
+            why = f" ({error.strerror})"
+    writable = folder.is_dir() and not why
     yield Finding(
         "folder",
-        f"{folder.resolve()} is {'' if writable else 'not ' if folder.is_dir() else 'no folder that is '}writable",
+        f"{folder.resolve()} is {'' if writable else 'not ' if folder.is_dir() else 'no folder that is '}writable{why}",
         OK if writable else WRONG,
         "" if writable else "give --out a folder you may write to",
     )
     stat = os.statvfs(folder)
+    if not stat.f_blocks:
+        yield Finding("disk", "the file system does not say what is free", NOTE, KEPT)
+        return
     free = stat.f_bavail * stat.f_frsize
-    low = free < 1 << 30
     yield Finding(
         "disk",
         f"{_size(free)} free",
-        NOTE if low else OK,
-        "checkpoints take 12 bytes a parameter, twice kept" if low else "",
+        WRONG if free < 1 << 20 else NOTE if free < 1 << 30 else OK,
+        "no room for a run's files: give --out a folder of another disk" if free < 1 << 20 else KEPT if free < 1 << 30 else "",
     )
 
 

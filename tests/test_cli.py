@@ -6,11 +6,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import terapipe_c as tp
-from terapipe_c import cli
+from terapipe_c import cli, cuda
 from terapipe_c.arguments import build_parser
 from terapipe_c.doctor import examine
 from terapipe_c.sweep import Sweep, read_grid
@@ -83,6 +84,7 @@ def test_help_names_every_command(capsys):
 def test_bad_arguments_exit_2(capsys, argv):
     code, out, err = run(capsys, *argv)
     assert code == 2 and "usage: terapipe" in err and not out
+    assert len(err.splitlines()) == 2 and err.splitlines()[1].startswith(f"terapipe{' plan' if argv[:1] == ['plan'] else ''}")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +124,7 @@ def test_values_are_read_as_the_api_wants_them():
     "argv, message",
     [
         (["simulate"], "either a file or --schedule"),
-        (["view", "x.json"], "--svg, --html, --trace"),
+        (["view", "x.json"], "x.json"),
         (["train", "--out", "runs/x"], "--data and --steps"),
         (["plan", "--peak-flops", "1e12"], "give --devices too"),
         (["view", "/nowhere/plan.json", "--svg", "t.svg"], "/nowhere/plan.json"),
@@ -208,7 +210,7 @@ def test_a_training_that_nobody_reads_stops_and_says_how_to_go_on(tmp_path, ever
         assert said.endswith("; there is no checkpoint\n"), said
         return
     step = tp.load_checkpoint(tmp_path / "a").step
-    assert f"stopped after step {step - 1}; `terapipe resume {tmp_path}/a --steps 100000` goes on" in said
+    assert f"stopped after {step} of 100000 steps; `terapipe resume {tmp_path}/a --steps 100000` goes on" in said
 
 
 def test_streams_that_are_closed_or_full(tmp_path):
@@ -314,6 +316,33 @@ def test_doctor_knows_a_file_from_a_folder(capsys, tmp_path):
     for out in (tmp_path / "text", tmp_path / "text" / "runs"):
         code, table, _ = run(capsys, "doctor", "--out", str(out))
         assert code == 1 and f"{tmp_path / 'text'} is no folder that is writable" in table
+
+
+@pytest.mark.parametrize("folder", ["/proc", "/proc/x"])
+def test_doctor_tries_whether_a_folder_takes_a_file(capsys, tmp_path, folder):
+    """The superuser may write everywhere, by os.access."""
+    code, table, _ = run(capsys, "doctor", "--out", folder)
+    assert code == 1 and "wrong  folder" in table and "/proc is not writable (" in table
+    before = os.stat(tmp_path)
+    assert "wrong  folder" not in run(capsys, "doctor", "--out", tmp_path)[1]
+    assert not list(tmp_path.iterdir()) and os.stat(tmp_path).st_mtime_ns == before.st_mtime_ns
+
+
+def test_doctor_knows_a_full_disk(monkeypatch, tmp_path):
+    for free, status in ((0, "wrong"), (1 << 25, "note"), (1 << 31, "ok")):
+        stat = SimpleNamespace(f_blocks=1 << 40, f_bavail=free, f_frsize=1)
+        monkeypatch.setattr(os, "statvfs", lambda path, stat=stat: stat)
+        assert [f.status for f in examine(tmp_path) if f.name == "disk"] == [status]
+
+
+def test_doctor_calls_nothing_right_that_is_not_there(monkeypatch):
+    missing = cuda.Versions("", "13.0", (cuda.Library("NCCL", "", "", "no libnccl.so.2"),))
+    for name, value in {"load": lambda: cuda, "versions": lambda: missing, "why_not": lambda: "no driver", "devices": list}.items():
+        monkeypatch.setattr(cuda, name, value)
+    monkeypatch.setattr(Path, "exists", lambda path: "nvidia" not in str(path) and os.path.exists(path))
+    found = {f.name: f for f in examine()}
+    for name in ("CUDA driver", "NCCL"):
+        assert found[name].status == "note" and "needed only for backend" in found[name].advice, found[name]
 
 
 def test_doctor_says_when_the_c_module_does_not_load(tmp_path):
@@ -426,7 +455,10 @@ def test_simulate_a_named_schedule_and_its_text(capsys, tmp_path):
     assert json.loads(out)["peak_memory_bytes"] is None
     (tmp_path / "p.txt").write_text(str(tp.schedules.gpipe(4, 8)))
     code, out, err = run(capsys, "simulate", tmp_path / "p.txt")
-    assert code == 0 and "makespan_s" in out and "33" in out, err
+    assert code == 0 and "makespan_s" in out and "33" in out and "slice skew 0" in out, err
+    code, out, err = run(capsys, "view", tmp_path / "p.txt", "--fwd", "2", "--bwd", "4")
+    assert code == 0 and out.startswith("program\nTimeline: ") and "66" in out and "rank 3" in out, err
+    assert json.loads(run(capsys, "view", tmp_path / "p.txt", "--json")[1])["makespan_s"] == 33
     code, _, err = run(capsys, "simulate", "--schedule", "waltz")
     assert code == 2 and "waltz" in err
 
@@ -456,6 +488,11 @@ def test_what_would_be_ignored_or_lost_is_refused_first(capsys, tmp_path):
         (["train", plan, "--batch", 8, "--data", "x", "--steps", 1, "--out", "x"], "--batch would change nothing"),
         (["profile", "--out", tmp_path / "none/costs.json"], "no such folder to write into"),
         (["view", tmp_path / "text.txt", "--svg", "x"], "text.txt is neither a plan nor a program: byte 0"),
+        (["simulate", plan, "--fwd", 1], "--fwd would change nothing: that is for a program or a named schedule"),
+        (["view", plan, "--bwd", 2, "--comm", 0], "--bwd, --comm would change nothing"),
+        (["simulate", plan, "--micro-batches", 8], "--micro-batches would change nothing"),
+        (["simulate", "--schedule", "1f1b", "--chunks", 2], "--chunks would change nothing"),
+        (["simulate", "--schedule", "1f1b", "--split", 1], "--split would change nothing"),
         (["plan", "--seq-len", 0, "--block-size", 8, "--costs", "analytic"], "seq_len is 0"),
         (["plan", "--memory-bytes", "lots"], "'lots' is no number of bytes"),
     ):
@@ -493,7 +530,7 @@ def test_train_resume_view(capsys, tmp_path):
     code, out, err = run(capsys, "resume", out_folder, "--steps", "7", "--lr", "1e-3", "--quiet")
     assert code == 0 and "Warning" not in err, err
     code, out, err = run(capsys, "resume", out_folder, "--steps", "5", "--quiet")
-    assert code == 0 and "nothing to do: the newest checkpoint is of step 7" in err
+    assert code == 0 and "nothing to do: 7 steps are done in the newest checkpoint" in err
     code, _, err = run(capsys, "view", out_folder, "--html", tmp_path / "t.html")
     assert code == 0 and (tmp_path / "t.html").exists(), err
     code, _, err = run(capsys, "train", plan, "--data", data, "--steps", "1", "--out", out_folder)
