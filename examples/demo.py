@@ -25,7 +25,7 @@ def main() -> int:
 
     title("1. Profile: what one layer, the embedding and the head cost here, by slice and context")
     costs = tp.profile(model, micro_batch=1, seq_len=args.seq_len, threads=1)
-    print(f"{costs}\nrelative error of the fit on held-out samples: {costs.fit_error}")
+    print(costs)
 
     title(
         f"2. Plan: {model.num_params:,} parameters on {args.ranks} ranks, {args.batch} sequences of {args.seq_len} tokens a step"
@@ -91,10 +91,11 @@ def follow(run: tp.Run, steps: int) -> None:
     """The bar draws itself on a terminal; elsewhere, a line now and then."""
     every = max(1, steps // 10)
     for record in run:
-        if not sys.stderr.isatty() and (record.step % every == 0 or record.eval_loss is not None):
+        done = record.step + 1
+        if not sys.stderr.isatty() and (done % every == 0 or done == 1 or record.eval_loss is not None):
             seen = "" if record.eval_loss is None else f"  unseen {record.eval_loss:.4f}"
             print(
-                f"step {record.step:>4}  loss {record.loss:.4f}  {record.tokens_per_s:>8,.0f} tokens/s{seen}",
+                f"{done:>4} of {steps} steps done  loss {record.loss:.4f}  {record.tokens_per_s:>8,.0f} tokens/s{seen}",
                 flush=True,
             )
 

@@ -35,23 +35,11 @@ from numpy.typing import NDArray
 
 from ._core import InvalidTypeError, InvalidValueError
 from ._files import check_writable, loads, make_folders, naming, path_of
-from .config import GPTConfig, brief, flag, whole
+from .config import GPTConfig, brief, counted, flag, html_table, whole
 from .tensorfile import FileLayout, TensorSpec, checksum, lay_out, no_checkpoint, read_layout, read_tensor
 
-__all__ = [
-    "Checkpoint",
-    "CheckpointLayout",
-    "CheckpointWriter",
-    "check_names",
-    "check_params",
-    "find_checkpoint",
-    "load_checkpoint",
-    "verify_checkpoint",
-    "model_dict",
-    "param_shapes",
-    "save_checkpoint",
-    "write_tensors",
-]
+__all__ = ["Checkpoint", "CheckpointLayout", "CheckpointWriter", "check_names", "check_params", "find_checkpoint",
+           "load_checkpoint", "verify_checkpoint", "model_dict", "param_shapes", "save_checkpoint", "write_tensors"]
 
 FORMAT = "terapipe_c checkpoint"
 VERSION = 1
@@ -332,7 +320,8 @@ def save_checkpoint(
 ) -> Path:
     """Write a checkpoint into run folder `path` from one process; gives its step folder.
 
-    optimizer: {"exp_avg": {name: array}, "exp_avg_sq": {name: array}}, or None.
+    optimizer: {"exp_avg": {name: array}, "exp_avg_sq": {name: array}}, or None. step: steps done. keep: complete checkpoints
+    that stay in `path`, this one among them; older ones are removed.
     """
     path, seed = path_of("path", path), whole("seed", seed, 0, 2**64 - 1)
     for what, value in (("data_state", data_state), ("hyper", hyper), ("optimizer", optimizer)):
@@ -371,9 +360,19 @@ class Checkpoint:
         return GPTConfig(**self.model_dict)
 
     def __repr__(self) -> str:
-        count = sum(array.size for array in self.params.values())
         kept = "with" if self.optimizer else "without"
-        return f"Checkpoint({str(self.path)!r}, step {self.step}, {count:,} parameters, {kept} optimizer state)"
+        return (f"Checkpoint({str(self.path)!r}, after {counted(self.step, 'step')}, {self._count:,} parameters, {kept} optimizer "
+                "state)")
+
+    @property
+    def _count(self) -> int:
+        return sum(array.size for array in self.params.values())
+
+    def _repr_html_(self) -> str:
+        return html_table(f"Checkpoint after {counted(self.step, 'step')}", [
+            ("path", str(self.path)), ("model", repr(self.model)), ("parameters here", f"{self._count:,}"),
+            ("optimizer state", "yes" if self.optimizer else "no"), ("seed", f"{self.seed}"),
+            ("data", str(self.data_state.get("source", "not said"))), *((k, f"{v}") for k, v in self.hyper.items())])
 
 
 def check_place(run_folder: Path) -> None:

@@ -64,7 +64,8 @@ def launch(plan: Plan, data: Data, steps: int, *, seed: int = 0, out: str | os.P
         resume: go on from the newest checkpoint in `out`, with these options: a UserWarning names those of the optimizer that are
             not the checkpoint's, and steps that it is beyond.
         processes: one process per rank; False: one thread per rank in this process.
-        checkpoint_every: steps between checkpoints, one after the last step too; 0: none.
+        checkpoint_every: steps between checkpoints, one after the last step too; 0: none. The newest two stay, older ones are
+            removed; copy one elsewhere to keep it.
         log_every: steps between records. eval_every: steps between evaluations on the last `val_fraction`, and one after the last
             step; 0: none. A step that is evaluated has a record.
         eval_batches: batches of an evaluation. val_fraction: share of the tokens, the last ones, that are for evaluations.
@@ -244,7 +245,10 @@ class Run(Outcome):
         return not self._over
 
     def report(self) -> Report:
-        """Predicted beside measured, once the run is over. Printing it or showing it in a notebook draws it."""
+        """Predicted beside measured, once the run is over: until then this waits, and shows the progress, as :meth:`wait` does.
+        Ctrl-C while it waits ends the training; in a notebook, interrupting the cell does. Printing it or showing it in a notebook
+        draws it.
+        """
         self.wait()
         return super().report()
 
@@ -261,9 +265,7 @@ class Run(Outcome):
     def __repr__(self) -> str:
         ended = "interrupted" if self._interrupted and isinstance(self._error, _core.AbortedError) else "failed"
         state = "running" if not self._over else ended if self._error else "done"
-        last = f", step {self._history[-1].step}, loss {self._history[-1].loss:.4f}" if self._history else ""
-        size = f"{counted(self._job['ranks'], 'rank')}, {counted(self._job['steps'], 'step')}"
-        return f"Run({state}, {size}{last}, out={self._job['out']})"
+        return f"Run({state}, {counted(self._job['ranks'], 'rank')}, {self._so_far()}, out={self._job['out']})"
 
     # -- waiting, and being interrupted --
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ._files import naming, write_json
-from .report import Report
+from .config import counted, html_table
+from .report import Report, loss_curve
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -21,7 +22,8 @@ __all__ = ["Metrics", "Outcome", "Record"]
 
 @dataclass(frozen=True)
 class Record:
-    """One step. Steps count from 0; step s trains on `Dataset.batch(s)`. Times in seconds; losses are means per token.
+    """One step. Steps count from 0, here and in errors ("failed at step 3"); step s trains on `Dataset.batch(s)`, and its record
+    comes when s + 1 steps are done, which is what texts and checkpoints count. Times in seconds; losses are means per token.
 
     grad_norm is over all ranks, before clipping; step_time_s from all ranks' start to the slowest one's end, without evaluation
     and checkpoints; eval_loss None where this step did not evaluate.
@@ -104,6 +106,21 @@ class Outcome:
     def checkpoint_path(self) -> Path | None:
         """The newest complete checkpoint; None if there is none."""
         return self._checkpoint
+
+    def _so_far(self) -> str:
+        steps = counted(self._job["steps"], "step")
+        if not self._history:
+            return steps
+        return f"{self._history[-1].step + 1} of {steps} done, loss {self._history[-1].loss:.4f}"
+
+    def _repr_html_(self) -> str:
+        name, _, said = repr(self).partition("(")
+        last = self._history[-1:]
+        rows = [("state", said.partition(",")[0]), ("plan", repr(self.plan)), ("steps", self._so_far()),
+                *(("tokens per second", f"{record.tokens_per_s:,.0f}") for record in last),
+                *(("on held-out tokens", f"loss {loss:.4f}") for loss in (self.loss_eval,) if loss is not None),
+                ("folder", f"{self.out}"), ("checkpoint", f"{self.checkpoint_path}")]
+        return html_table(name, rows) + loss_curve([r.step for r in self._history], [r.loss for r in self._history])
 
     @property
     def trace(self) -> list[tuple[int, str, int, int, int, float, float]]:

@@ -46,7 +46,7 @@ class Progress:
             except ImportError:
                 return
             try:
-                self._bar = tqdm(total=steps, initial=first, unit="step", dynamic_ncols=True)
+                self._bar = tqdm(total=steps, initial=first, unit="step", desc="steps done", dynamic_ncols=True)
             except (OSError, ValueError):
                 self._silent = True
 
@@ -73,7 +73,7 @@ class Progress:
             return
         elif over or self._terminal or time.monotonic() - self._last_line > LINE_EVERY_S:
             self._last_line, self._told = time.monotonic(), last
-            text = f"step {last.step + 1}/{self._steps}  loss {last.loss:.4f}  {last.tokens_per_s:,.0f} tok/s"
+            text = f"{last.step + 1} of {self._steps} steps done  loss {last.loss:.4f}  {last.tokens_per_s:,.0f} tok/s"
             end = "" if self._terminal and not over else "\n"
             print(("\r\x1b[K" if self._terminal else "") + text, end=end, file=self._stream, flush=True)
 

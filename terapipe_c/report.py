@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ._core import OPS
 from ._files import path_of, write_text
+from .config import counted, human_bytes, human_seconds
 from .doctor import cpu_quota
 from .schedule import SUM, Timeline
 
@@ -25,11 +26,29 @@ def _percent(measured: float | None, predicted: float | None) -> str:
 
 
 def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value * 1e3:,.2f} ms"
+    return "-" if value is None else human_seconds(value)
 
 
 def _bytes(value: float | None) -> str:
-    return "-" if value is None else f"{value / 2**20:,.2f} MiB"
+    return "-" if value is None else human_bytes(value)
+
+
+def loss_curve(steps: Sequence[int], losses: Sequence[float], width: int = 640, height: int = 160) -> str:
+    """An SVG; empty of fewer than two losses that are finite: others are left out. steps: from 0 on, as of records."""
+    points = [(step + 1, loss) for step, loss in zip(steps, losses, strict=True) if np.isfinite(loss)]
+    if len(points) < 2:
+        return ""
+    (left, right), low, high = (points[0][0], points[-1][0]), min(p[1] for p in points), max(p[1] for p in points)
+    tall = (high - low) or 1.0
+    line = " ".join(f"{60 + (step - left) / (right - left) * (width - 70):.1f},{10 + (high - loss) / tall * (height - 35):.1f}"
+                    for step, loss in points)
+    words = ((56, 14, "end", f"{high:.2f}"), (56, height - 25, "end", f"{low:.2f}"), (2, height / 2 - 8, "start", "loss"),
+             (60, height - 6, "start", f"after {counted(left, 'step')}"), (width - 10, height - 6, "end", f"after {right} steps"))
+    labels = "".join(f'<text x="{x}" y="{y:g}" text-anchor="{anchor}" font-size="11" fill="currentColor">{text}</text>'
+                     for x, y, anchor, text in words)
+    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}" style="max-width:100%;height:auto"'
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="loss by steps done"><polyline points="{line}" '
+            f'fill="none" stroke="#3b82f6" stroke-width="1.5"/>{labels}</svg>')
 
 
 def resimulated(program: Any, intervals: NDArray[Any], sums: NDArray[np.float64] | None = None) -> float:
@@ -89,7 +108,7 @@ class Report:
         bubbles, predicted_bubbles: idle seconds by cause, summed over ranks; measured in the last step.
         last_step_time_s, resimulated_step_time_s: of that step, and what the simulator makes of its operations as measured.
         work_ratio: measured over predicted seconds of all its operations: how much slower they are than when profiled.
-        losses, steps: of every record.
+        losses, steps: of every record. total_steps: that were asked for.
         paths: what was written where.
         caveats: what was otherwise than it was meant to be, and why.
         about: the plan and the model.
@@ -114,6 +133,7 @@ class Report:
     about: str = ""
     planned: Timeline | None = field(default=None, compare=False)
     measured: Timeline | None = field(default=None, compare=False)
+    total_steps: int | None = None
 
     @classmethod
     def of(cls, plan: Any, records: Sequence[Mapping[str, Any]], ends: Sequence[Mapping[str, Any]],
@@ -146,6 +166,7 @@ class Report:
             about=f"{plan!r} of {plan.model!r}",
             planned=planned,
             measured=timeline if len(intervals) else None,
+            total_steps=job["steps"],
             caveats=_crowded(job) + [f"rank {rank}: {text}" for rank, end in enumerate(ends) for text in end.get("caveats", ())],
         )
 
@@ -163,7 +184,8 @@ class Report:
         for rank, size in enumerate(self.resident_memory_bytes):
             table.append((f"resident, rank {rank}", "", _bytes(size), ""))
         for cause in {**self.predicted_bubbles, **self.bubbles}:
-            table.append((f"idle: {cause}", _seconds(self.predicted_bubbles.get(cause)), _seconds(self.bubbles.get(cause)), ""))
+            name = cause.replace("_", " ")
+            table.append((f"idle: {name}", _seconds(self.predicted_bubbles.get(cause)), _seconds(self.bubbles.get(cause)), ""))
         return table
 
     def __repr__(self) -> str:
@@ -182,24 +204,14 @@ class Report:
         if self.work_ratio:
             lines.append(f"operations of the last step took {self.work_ratio:.2f} times what they were predicted to take")
         if self.losses:
-            lines.append(f"loss {self.losses[0]:.4f} at step {self.steps[0]}, {self.losses[-1]:.4f} at step {self.steps[-1]}")
+            done = self.steps[-1] + 1
+            lines.append(f"{done} of {counted(self.total_steps or done, 'step')} done: loss {self.losses[0]:.4f} after "
+                         f"{counted(self.steps[0] + 1, 'step')}, {self.losses[-1]:.4f} after {done}")
         return [*lines, *self.caveats, *(f"{name}: {path}" for name, path in self.paths.items())]
 
     def loss_svg(self, width: int = 640, height: int = 160) -> str:
         """The loss curve. Losses that are not finite are left out."""
-        points = [(step, loss) for step, loss in zip(self.steps, self.losses, strict=True) if np.isfinite(loss)]
-        if len(points) < 2:
-            return ""
-        (left, right), low, high = (points[0][0], points[-1][0]), min(p[1] for p in points), max(p[1] for p in points)
-        tall = (high - low) or 1.0
-        line = " ".join(f"{40 + (step - left) / (right - left) * (width - 50):.1f},{10 + (high - loss) / tall * (height - 35):.1f}"
-                        for step, loss in points)
-        words = ((2, 14, f"{high:.2f}"), (2, height - 25, f"{low:.2f}"), (40, height - 6, f"step {left}"),
-                 (width - 70, height - 6, f"step {right}"))
-        labels = "".join(f'<text x="{x}" y="{y}" font-size="11" fill="currentColor">{text}</text>' for x, y, text in words)
-        size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}" style="max-width:100%;height:auto"'
-        return (f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="loss by step"><polyline points="{line}" '
-                f'fill="none" stroke="#3b82f6" stroke-width="1.5"/>{labels}</svg>')
+        return loss_curve(self.steps, self.losses, width, height)
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{word}</th>" for word in ("", "predicted", "measured", "error"))

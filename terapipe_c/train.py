@@ -134,8 +134,7 @@ class RankRun(Outcome):
         return self
 
     def __repr__(self) -> str:
-        last = f", step {self._history[-1].step}, loss {self._history[-1].loss:.4f}" if self._history else ""
-        return f"RankRun(rank {self.rank} of {self._job['ranks']}{last}, out={self._job['out']})"
+        return f"RankRun(rank {self.rank} of {self._job['ranks']}, {self._so_far()}, out={self._job['out']})"
 
 
 ALIKE = {"avx2": "avx2 or avx512", "avx512": "avx2 or avx512"}    # the same bits: csrc/backend/backend.h

@@ -196,6 +196,7 @@ def test_the_newest_are_kept_and_latest_points_at_the_last(tmp_path):
     assert step_names(tmp_path) == ["latest", "step-00000030", "step-00000035", "step-00000040"]
     save(tmp_path, 36, keep=1)
     assert step_names(tmp_path) == ["latest", "step-00000036"] and load_checkpoint(tmp_path).step == 36
+    assert ", after 36 steps, " in repr(load_checkpoint(tmp_path)) and "after 36 steps" in load_checkpoint(tmp_path)._repr_html_()
 
 
 @pytest.mark.parametrize("pointer", [b"\xff\xfe", b"step-0\0", b"s" * 5000, b"", b"/", b"step-00000010\n"])

@@ -1,19 +1,16 @@
-"""The command line: parsing, help, exit codes, doctor, sweep, plan, simulate, train and resume."""
+"""The command line: parsing, help, exit codes, sweep, plan, simulate, train and resume."""
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 import terapipe_c as tp
-from terapipe_c import cli, cuda
+from terapipe_c import cli
 from terapipe_c.arguments import build_parser
-from terapipe_c.doctor import examine
 from terapipe_c.sweep import Sweep, read_grid
 
 COMMANDS = ("profile", "plan", "compare", "simulate", "train", "resume", "view", "sweep", "doctor")  # API.md
@@ -252,112 +249,6 @@ def test_flags_replace_fields_of_a_preset_and_of_a_device(capsys):
     for wrong, words in (("--device abacus --devices 2", "there is no device 'abacus'"), ("--device h100", "give --devices too")):
         code, _, err = run(capsys, "plan", *wrong.split())
         assert code == 2 and words in err
-
-
-# ---- doctor ------------------------------------------------------------------------------------------------------------
-
-
-def test_doctor_tells_of_an_instruction_set_that_is_not_there(capsys, monkeypatch):
-    for name, status in (("x87", "wrong"), ("portable", "note")):
-        monkeypatch.setenv("TERAPIPE_ISA", name)
-        _, out, _ = run(capsys, "doctor", "--json")
-        assert {finding["name"]: finding for finding in json.loads(out)}["TERAPIPE_ISA"]["status"] == status
-
-
-def test_doctor_blames_no_processor_for_kernels_that_do_not_load(monkeypatch):
-    monkeypatch.setitem(sys.modules, "terapipe_c._core", None)      # its import fails
-    findings = {finding.name: finding for finding in examine()}
-    assert findings["_core"].status == "wrong" and findings["cores"].value and "instruction set" not in findings
-
-
-def test_doctor_reports_this_machine(capsys, tmp_path):
-    code, out, _ = run(capsys, "doctor", "--json", "--out", tmp_path)
-    findings = {finding["name"]: finding for finding in json.loads(out)}
-    assert {
-        "python",
-        "numpy",
-        "_core",
-        "cores",
-        "instruction set",
-        "memory",
-        "memfd",
-        "pidfd",
-        "limit: open files",
-        "_cuda",
-        "_mpi",
-        "folder",
-        "disk",
-    } <= set(findings)
-    assert findings["cores"]["value"].startswith(str(len(os.sched_getaffinity(0))))
-    assert code == (1 if any(f["status"] == "wrong" for f in findings.values()) else 0)
-    assert all(f["advice"] for f in findings.values() if f["status"] == "wrong")
-    table = run(capsys, "doctor", "--out", tmp_path)[1]
-    assert all(name in table for name in findings)
-
-
-def test_doctor_says_what_is_wrong_and_what_to_do():
-    """With 64 open files and no way to write: run where the limit is really so."""
-    code = (
-        "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64));"
-        "from terapipe_c import cli; sys.exit(cli.main(['doctor', '--out', '/proc/runs']))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(tp.__file__).parents[1])},
-    )
-    assert done.returncode == 1 and "wrong  limit: open files" in done.stdout and "-> ulimit -n 256" in done.stdout
-    assert [f.status for f in examine(".") if f.name == "_core"] == ["ok"]
-
-
-def test_doctor_knows_a_file_from_a_folder(capsys, tmp_path):
-    (tmp_path / "text").write_text("x")
-    for out in (tmp_path / "text", tmp_path / "text" / "runs"):
-        code, table, _ = run(capsys, "doctor", "--out", str(out))
-        assert code == 1 and f"{tmp_path / 'text'} is no folder that is writable" in table
-
-
-@pytest.mark.parametrize("folder", ["/proc", "/proc/x"])
-def test_doctor_tries_whether_a_folder_takes_a_file(capsys, tmp_path, folder):
-    """The superuser may write everywhere, by os.access."""
-    code, table, _ = run(capsys, "doctor", "--out", folder)
-    assert code == 1 and "wrong  folder" in table and "/proc is not writable (" in table
-    before = os.stat(tmp_path)
-    assert "wrong  folder" not in run(capsys, "doctor", "--out", tmp_path)[1]
-    assert not list(tmp_path.iterdir()) and os.stat(tmp_path).st_mtime_ns == before.st_mtime_ns
-
-
-def test_doctor_knows_a_full_disk(monkeypatch, tmp_path):
-    for free, status in ((0, "wrong"), (1 << 25, "note"), (1 << 31, "ok")):
-        stat = SimpleNamespace(f_blocks=1 << 40, f_bavail=free, f_frsize=1)
-        monkeypatch.setattr(os, "statvfs", lambda path, stat=stat: stat)
-        assert [f.status for f in examine(tmp_path) if f.name == "disk"] == [status]
-
-
-def test_doctor_calls_nothing_right_that_is_not_there(monkeypatch):
-    missing = cuda.Versions("", "13.0", (cuda.Library("NCCL", "", "", "no libnccl.so.2"),))
-    for name, value in {"load": lambda: cuda, "versions": lambda: missing, "why_not": lambda: "no driver", "devices": list}.items():
-        monkeypatch.setattr(cuda, name, value)
-    monkeypatch.setattr(Path, "exists", lambda path: "nvidia" not in str(path) and os.path.exists(path))
-    found = {f.name: f for f in examine()}
-    for name in ("CUDA driver", "NCCL"):
-        assert found[name].status == "note" and "needed only for backend" in found[name].advice, found[name]
-
-
-def test_doctor_says_when_the_c_module_does_not_load(tmp_path):
-    """A package without its C module, as after a failed build."""
-    package = tmp_path / "terapipe_c"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    shutil.copy(Path(tp.__file__).with_name("doctor.py"), package)
-    code = (
-        "from terapipe_c.doctor import examine\n"
-        "print([f.advice for f in examine() if f.name == '_core' and f.status == 'wrong'])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True,
-                          env={**os.environ, "PYTHONPATH": str(tmp_path)})  # fmt: skip
-    assert "does not load" in done.stdout
 
 
 # ---- sweep -------------------------------------------------------------------------------------------------------------

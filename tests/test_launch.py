@@ -217,7 +217,13 @@ def test_the_report_lays_predicted_beside_measured(tmp_path):
     assert report.work_ratio == pytest.approx(busy / 18e-3)
     text = str(report)
     assert repr(report) == text  # an interpreter shows the table, too
-    assert "125.00 ms" in text and "exact" in text and "metrics.jsonl" in text
+    assert "125 ms" in text and "1000 B" in text and "exact" in text and "metrics.jsonl" in text
+    first, last = (f"{report.losses[i]:.4f} after {done}" for i, done in ((0, "1 step"), (-1, "4")))
+    assert f"4 of 4 steps done: loss {first}, {last}" in text
+    assert repr(run).startswith("Run(done, 2 ranks, 4 of 4 steps done, loss ")
+    assert "idle: slice skew" in text and "idle: warmup" in text and "slice_skew" not in text
+    assert all(f">{words}</text>" in report.loss_svg() for words in ("loss", "after 1 step", "after 4 steps"))
+    assert "4 of 4 steps done" in run._repr_html_() and "<polyline" in run._repr_html_()
     page = report.save(tmp_path / "report.html").read_text()
     assert "<polyline" in page and "memory of rank 1" in page and "from measured operations" in page
     for said in text.splitlines()[len(report.rows()) + 1:]:
@@ -230,7 +236,9 @@ def test_the_report_lays_predicted_beside_measured(tmp_path):
 
 def test_progress_is_lines_where_there_is_no_terminal(capsys):
     start(3, processes=False, progress=None).wait()
-    assert "step 3/3  loss " in capsys.readouterr().err
+    assert "3 of 3 steps done  loss " in capsys.readouterr().err
+    start(3, processes=False, progress=None).report()
+    assert "3 of 3 steps done  loss " in capsys.readouterr().err
     start(3, processes=False, progress=False).wait()
     assert capsys.readouterr().err == ""
 
