@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 from . import planners
 from ._core import DeadlineError, InfeasibleError
 from .bidirectional import plan_both_ways
+from .bounds import bound_s, least_work_s
 from .config import counted
 from .deadline import check_time, late
 from .judge import CHIMERA, SLICED, SLIGHT, Candidate, Judge, lightest, pace
@@ -82,7 +84,7 @@ def _plan_stages(request: Request, judge_of: JudgeOf) -> Found:
 # ---- terapipe ----------------------------------------------------------------------------------------------------------
 
 def first_look(judge: Judge, request: Request) -> float:
-    """Seconds of a quick plan: which number of ranks deserves the search."""
+    """Seconds of a quick plan: which number of ranks is searched first."""
     stages = judge.ranks * judge.chunks
     slicing = request.slicing
     if slicing is None and request.schedules[0] == SLICED:
@@ -100,19 +102,21 @@ def _plan_terapipe(request: Request, judge_of: JudgeOf) -> Found:
     compared: list[tuple[str, float]] = []
     looks = [first_look(judge, request) for judge in judges] if len(judges) > 1 and not late() else [0.0] * len(judges)
     best: Found | None = None
+    least = cache(lambda: least_work_s(request, request.share))
     for _, judge in sorted(zip(looks, judges, strict=True), key=lambda pair: pair[0]):
         if compared and late():
             break
+        # Nothing less sure leaves a number out: by name it would be faster, or on a coarser grid, which is searched quicker.
+        if best is not None and bound_s(request, judge.ranks, judge.chunks, request.replicas, least()) \
+                >= best.candidate.seconds * SLIGHT:
+            continue
         even = uniform(judge, request)
-        choice, certain = search(judge, request.schedules, request.share, request.seq_len, request.unit, request.partition,
-                                 request.slicing)
+        choice = search(judge, request.schedules, request.share, request.seq_len, request.unit, request.partition, request.slicing)
         if judge.fits(even, judge.limit) and (choice is None or pace(even) < pace(choice)):
             choice = even
         compared.append((f"uniform on {counted(judge.ranks, 'rank')}", even.seconds))
         if choice is not None and (best is None or choice.seconds < best.candidate.seconds * SLIGHT):
             best = Found(judge, choice)
-        if best is not None and not certain:                   # a large request: other numbers of ranks only if none fits
-            break
     if best is None:
         check_time()
         raise min((j for j in judges if j.shortest is not None), key=lambda j: j.shortest or (0, 0, 0)).refuse()

@@ -422,7 +422,8 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             "auto": terapipe takes the fastest of the first three, the other planners 1f1b, auto of all (of bpipe and
             chimera no more than what a planner gives by their names, and of chimera only where its plan need not be
             ``executable``: ``launch(..., reproducible=False)`` runs it).
-        stages: ranks of a replica; None: the fastest of num_devices, a half of them, a quarter, ...
+        stages: ranks of a replica; None: the fastest of num_devices, a half of them, a quarter, ... (where the model has fewer
+            blocks, of as many as these, a half, ..., too).
         data_parallel: replicas, each with an equal share of the batch; they add their gradients once a step (``judge.Replicas``
             has the formula). None: 1; but the auto planner considers others where neither ``stages``
             nor ``slicing`` is given and the cluster is not this machine. ``launch(..., reproducible=False)`` runs them, on the
@@ -438,7 +439,7 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             alone.
         granularity: slice lengths that are planned are multiples of this many tokens; None: chosen so that planning stays
             under a second or two (some for auto). A number that divides another never gives terapipe a slower plan than
-            the other.
+            the other, but for chimera, which is planned by moves from a few starts.
         partition: [(first_block, last_block + 1), ...] of every virtual stage, instead of a planned one.
         slicing: [(micro_batch, [slice lengths]), ...], or M: one sequence a micro-batch, M slices, instead of a planned one.
             Of one replica.

@@ -185,9 +185,10 @@ def _check_costs(costs: Any, model: GPTConfig, cluster: Cluster) -> CostModel:
     return costs
 
 
-def halves(most: int) -> tuple[int, ...]:
-    """most, a half of it, ..., 1."""
-    return tuple(max(1, most) >> i for i in range(max(1, most).bit_length()))
+def halves(devices: int, blocks: int) -> tuple[int, ...]:
+    """Numbers of ranks of a block at least: devices, a half of them, ..., 1; of fewer blocks these, a half of them, ..., too."""
+    counts = {n >> i for n in (devices, min(devices, blocks)) for i in range(n.bit_length())}
+    return tuple(sorted((n for n in counts if n <= blocks), reverse=True))
 
 
 def _check_stages(model: GPTConfig, cluster: Cluster, stages: Any, chunks: int, replicas: int,
@@ -215,7 +216,7 @@ def _check_stages(model: GPTConfig, cluster: Cluster, stages: Any, chunks: int, 
                                     f"cluster has {cluster.num_devices} devices, so at most {cluster.num_devices // replicas} "
                                     "would be right")
         return (ranks,)
-    return halves(min(cluster.num_devices // replicas, model.num_blocks // chunks))
+    return halves(cluster.num_devices // replicas, model.num_blocks // chunks)
 
 
 def _check_parallel(cluster: Cluster, batch: int, data_parallel: Any, tensor_parallel: Any, executable: bool) -> int:
@@ -241,7 +242,7 @@ def check_bidirectional(ranks: tuple[int, ...], free: bool, share: int, cut: tup
     if executable:
         raise InvalidValueError(f"schedule is {CHIMERA}: executable=True plans one copy of the model, which launch runs with the "
                                 "bits of one device; executable=None, and launch(..., reproducible=False), would be right")
-    ranks = (even_halves(ranks[0]) or ranks[-1:]) if free else ranks
+    ranks = (even_halves(ranks) or ranks[-1:]) if free else ranks
     why = possible(CHIMERA, ranks[0], share if cut is None else len(cut)) or unlike(cut or ())
     if why:
         raise InvalidValueError(why)
@@ -265,9 +266,10 @@ def _check_updates(model: GPTConfig, costs: CostModel, ranks: tuple[int, ...], r
                                 "cpu would be right")
 
 
-def even_halves(most: int) -> tuple[int, ...]:
-    """Those of ``halves`` of an even number up to ``most`` that are even; maybe none."""
-    return tuple(r for r in halves(most - most % 2) if r % 2 == 0)
+def even_halves(ranks: tuple[int, ...]) -> tuple[int, ...]:
+    """Those of ``halves`` that are even, and of an even number up to the largest of them; maybe none."""
+    most = ranks[0] - ranks[0] % 2
+    return tuple(sorted({r for r in (*ranks, *halves(most, most)) if r % 2 == 0}, reverse=True))
 
 
 def unlike(cut: tuple[Micro, ...]) -> str:

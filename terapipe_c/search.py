@@ -242,8 +242,8 @@ class _Hunt:
         self.starts += self.leaner
         self.carried |= frozenset(self.leaner)
 
-    def plans(self, small: bool) -> tuple[list[Candidate], bool]:
-        """For all limits, where that is little work, and the judge's own; and whether they are all. Those in ``lean`` besides."""
+    def plans(self, small: bool) -> list[Candidate]:
+        """For all limits, where that is little work, and the judge's own. Those in ``lean`` besides."""
         limit = self.judge.limit
         rungs, whole = self.ladder() if small else ([], False)
         if not self.near:
@@ -256,7 +256,7 @@ class _Hunt:
         if limit is not None and not any(self.judge.fits(c, limit) for c in (*rungs, *self.lean)):
             other = self._lean_within(limit)
             self.lean += [other] if other is not None else []
-        return rungs, whole
+        return rungs
 
     # ---- where moves lead to nothing that fits: stages cut by the bytes that the engine counts ----
 
@@ -365,9 +365,9 @@ def grids(seq_len: int, unit: int) -> list[int]:
 
 
 def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: int, partition: Cut | None,
-           slicing: tuple[Micro, ...] | None) -> tuple[Candidate | None, bool]:
-    """The best plan that fits the memory, or None; and whether less memory gives none that is better, nor more memory a worse
-    one: of a small request there are plans for all limits. A finer grid never gives a worse plan: each grid that it refines is
+           slicing: tuple[Micro, ...] | None) -> Candidate | None:
+    """The best plan that fits the memory, or None; of a small request less memory gives none that is better, nor more memory a
+    worse one: there are plans for all limits. A finer grid never gives a worse plan: each grid that it refines is
     searched before it, exactly as if it had been asked for, and what was found there is where it starts. Of many chunks there are
     many numbers, and programs are long: the work is less, so that all numbers together are little more than two. Where coarse grids
     took all the work of a large request a finer one still has a little, for its own best slices. Where time is up it ends with what
@@ -377,14 +377,13 @@ def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: i
     found: dict[int, list[Candidate]] = {}
     lean: dict[int, list[Candidate]] = {}                      # and what the limit alone made to be looked for
     spent: dict[int, tuple[int, int]] = {}                     # ticks of a grid's search, and of its starts alone
-    whole = True
     todo = [unit] if fixed_slicing else grids(seq_len, unit)
     for i, grid in enumerate(todo):
         refined = [g for g in found if g % grid == 0]          # what other grids found, remembered or cost is not to be seen here
         carried, leaner = ([c for g in refined for c in plans[g]] for plans in (found, lean))
         before = sum(spent[g][0] for g in refined)
         if found and late():                                   # what coarser grids found is all there is
-            found[unit], lean[unit], whole = [*carried, *leaner] or [c for p in (found, lean) for g in p for c in p[g]], [], False
+            found[unit], lean[unit] = [*carried, *leaner] or [c for p in (found, lean) for g in p for c in p[g]], []
             break
         little = work // (32 if before > max(3 * work, _WORK) else 16)
         budget, own = max(little, min(work, (4 * work - before) // 4)), judge.afresh()
@@ -394,11 +393,11 @@ def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: i
             starts = carried + _starts(own, names, seeds, partition, budget, min(carried, key=pace, default=None))
             begun, small = own.work, _SMALL - sum(spent[g][1] for g in refined)
             hunt = _Hunt(own, names, starts, budget, grid, partition, fixed_slicing, carried, seeds, leaner)
-            plans, whole = hunt.plans(begun <= small)
+            plans = hunt.plans(begun <= small)
             found[grid], lean[grid] = plans[:hunt.near], [*dict.fromkeys((*plans[hunt.near:], *hunt.lean, *leaner))]
         spent[grid] = own.work, begun
         best = min((c for c in (*found[grid], *lean[grid]) if judge.fits(c, judge.limit)), key=pace, default=None)
         if grid == unit and best is None and not late():
             hunt.look_for_least()
         judge.joins(own)
-    return min((c for c in (*found[unit], *lean[unit]) if judge.fits(c, judge.limit)), key=pace, default=None), whole
+    return min((c for c in (*found[unit], *lean[unit]) if judge.fits(c, judge.limit)), key=pace, default=None)

@@ -73,7 +73,7 @@ def by_name(request: Request) -> Iterator[Request]:
     for chunks in chunk_counts(request):
         ranks = request.ranks
         if request.free_ranks:
-            ranks = halves(min(request.cluster.num_devices // request.replicas, request.model.num_blocks // chunks))
+            ranks = halves(request.cluster.num_devices // request.replicas, request.model.num_blocks // chunks)
         for name, planner in itertools.product(schedules_of(request, chunks), PLANNERS[1:]):
             usual = chunks == request.chunks and _usual(request, planner) == (name,)
             several = chunks > 1 or name == "interleaved"
@@ -85,7 +85,7 @@ def by_name(request: Request) -> Iterator[Request]:
     for name, planner in itertools.product(by_name_alone(request), PLANNERS[1:]):
         ranks = request.ranks
         if name == CHIMERA:
-            ranks = () if planner not in BOTH_WAYS else even_halves(ranks[0]) if request.free_ranks else ranks
+            ranks = () if planner not in BOTH_WAYS else even_halves(ranks) if request.free_ranks else ranks
         elif planner != "terapipe":                            # else what they were asked for 1f1b, W at once, is the same
             ranks = tuple(r for r in ranks if evicts(r, len(whole_sequences(request))))
         asked = _asked(request, planner, (name,), 1, ranks)

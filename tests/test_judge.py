@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from terapipe_c import InfeasibleError, _core, schedules
+from terapipe_c import InfeasibleError, InvalidValueError, _core, schedules
 from terapipe_c.config import Cluster, GPTConfig
 from terapipe_c.cost import CostModel, filled
 from terapipe_c.engine import dimensions, saves_bytes
@@ -374,3 +374,35 @@ def test_a_grid_is_searched_as_if_it_had_been_asked_for():
         seconds[unit] = plan(model, cluster, batch=5, seq_len=144, planner="terapipe", executable=True, stages=5, schedule="1f1b",
                              granularity=unit).step_time_s
         assert seconds[unit] <= min(seconds[n] for n in seconds if n % unit == 0) * (1 + 1e-9), seconds
+
+
+def _costs(by_context, backward):
+    s, c = np.arange(9)[:, None], np.arange(9)[None]
+    forward = 1e-3 * (1 + s * (1 + by_context * c))
+    return CostModel.from_table(forward, backward * forward, granularity=8, latency_s=1e-3)
+
+
+def test_the_stages_that_are_chosen_are_the_fastest_and_a_finer_grid_chooses_no_slower_ones():
+    """A search of many ticks ended the choice, though what was left was faster, and a finer grid has more ticks."""
+    drawn, rng = [], np.random.default_rng(3)
+    drawn.append((_costs(0.0, 2.0), dict(n_layer=3), 8, dict(batch=1, seq_len=32, schedule="seq1f1b"), None))
+    drawn.append((_costs(0.1, 0.5), dict(n_layer=6, n_head=3, bias=False), 6, dict(batch=2, seq_len=16, schedule="hanayo"),
+                  2309488))
+    # of 14 blocks in two chunks a rank seven ranks are possible: halves of these are no halves of eight
+    drawn.append((_costs(0.0, 0.5), dict(n_layer=6), 8, dict(batch=2, seq_len=16, schedule="interleaved"), None))
+    for _ in range(2):
+        names = ("auto", "1f1b", "zb-v", "interleaved", "seq1f1b")
+        request = dict(batch=int(rng.integers(1, 4)), seq_len=16, schedule=str(rng.choice(names)))
+        drawn.append((_costs(rng.uniform(0, 1), rng.uniform(0.5, 2)), dict(n_layer=int(rng.integers(3, 7))), 4, request, None))
+    for i, (costs, model, devices, request, limit) in enumerate(drawn):
+        model = GPTConfig(**{**dict(n_head=1, n_embd=24, vocab_size=257, block_size=64, tie_weights=False), **model})
+        given = dict(model=model, cluster=Cluster(num_devices=devices), costs=costs, planner="terapipe", memory_bytes=limit,
+                     **request)
+        seconds = {unit: plan(granularity=unit, **given).step_time_s for unit in (4, 2, 1)}
+        assert seconds[1] <= seconds[2] * (1 + 2e-9) and seconds[2] <= seconds[4] * (1 + 2e-9), (i, seconds)
+        for ranks in (devices >> k for k in range(devices.bit_length())):
+            try:
+                alone = plan(granularity=1, stages=ranks, **given).step_time_s
+            except (InfeasibleError, InvalidValueError):
+                continue
+            assert seconds[1] <= alone * (1 + 2e-9), (i, ranks, seconds, alone)
