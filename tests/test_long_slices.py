@@ -1,9 +1,12 @@
 """Tables of many units, and of costs that tie: what only long sequences and odd costs ask of the slice planner."""
 import itertools
+import subprocess
+import sys
 
 import numpy as np
 from test_planners import Model, close, refused, thresholds
 
+import terapipe_c as tp
 from terapipe_c import planners
 
 
@@ -108,3 +111,62 @@ def test_costs_at_the_low_end_of_a_double_end():
         f, b = few_valued(np.random.default_rng(3), 24, 0.2, 40.0, 12), few_valued(np.random.default_rng(4), 24, 0.5, 30.0, 9)
         want, got = planners.slice_tokens(f, 6, bwd=b).latency_s, planners.slice_tokens(f * scale, 6, bwd=b * scale)
         assert abs(got.latency_s - want * scale) <= 1e-9 * want * scale + 1e-318
+
+
+def test_a_memory_limit_on_curves_with_the_backward_apart_makes_no_tables():
+    """Of 32768 units these would take 13 GB: the process may have 3. And the least of all that it allows is found: by tables."""
+    code = """if True:
+        import resource, numpy as np, terapipe_c as tp
+        resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+        model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=8, vocab_size=16, block_size=16)
+        costs, given = tp.CostModel.analytic(model, tp.Cluster(num_devices=2)), dict(bwd=True, seq_len=32768, granularity=1)
+        held = tp.planners.slice_tokens(costs, 2, memory={"limit_bytes": 64.0, "row_bytes": 1.0}, **given)
+        longest = tp.planners.slice_tokens(costs, 2, max_slice=64, **given)
+        assert held.optimal and max(held.lengths) == 64 and held.latency_s == longest.latency_s
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+    rng, binding = np.random.default_rng(8), 0
+    for _ in range(20):
+        n, i = 300, np.arange(301.0)
+        f, b = (Model(0.1 + i * x, 0.15 + i * x * rng.uniform(1, 1.2, n + 1), 1e-4, 1e-3 * x) for x in rng.uniform(0.01, 0.1, 2))
+        both, stages = Model(*f.parts.values(), bwd=b), int(rng.integers(2, 40))
+        memory = dict(limit_bytes=float(rng.integers(400, 900)), row_bytes=float(rng.integers(0, 40)), pair_bytes=0.1,
+                      context_bytes=1.0)
+        got = planners.slice_tokens(both, stages, seq_len=n, granularity=1, bwd=True, memory=memory)
+        want = planners.slice_tokens(f.table(), stages, bwd=b.table(), memory=memory)
+        assert close(got.latency_s, want.latency_s) and got.optimal and want.optimal, (got, want)
+        binding += got.latency_s > planners.slice_tokens(both, stages, seq_len=n, granularity=1, bwd=True).latency_s
+    assert binding > 5
+
+
+def test_a_memory_limit_that_never_binds_is_no_work():
+    i = np.arange(2001.0)
+    both = Model(2e-4 + 4e-6 * i, 2e-4 + 4e-6 * i, 0.0, 6e-9, bwd=Model(3e-4 + 8e-6 * i, 3e-4 + 8e-6 * i, 0.0, 1.2e-8))
+    given = dict(seq_len=2000, granularity=1, bwd=True)
+    free = planners.slice_tokens(both, 16, **given)
+    held = planners.slice_tokens(both, 16, memory={"limit_bytes": 2000.0, "row_bytes": 1.0}, **given)
+    assert (held.lengths, held.searches, held.small_searches) == (free.lengths, free.searches, free.small_searches)
+
+
+def test_forward_and_backward_end_with_the_time_wherever_they_are():
+    i = np.arange(4001.0)
+    both = Model(2e-4 + 4e-6 * i, 2e-4 + 4e-6 * i, 0.0, 6e-9, bwd=Model(3e-4 + 8e-6 * i, 3e-4 + 8e-6 * i, 0.0, 1.2e-8))
+    got = planners.slice_tokens(both, 16, seq_len=4000, granularity=1, bwd=True, time_limit_s=1e-9)
+    assert not got.optimal and sum(got.lengths) == 4000 and 0 <= got.lower_bound_s <= got.latency_s
+    assert got.searches < 12       # of each of three grids a first plan and a bound: what was looked for around a hint was more
+
+
+def test_messages_on_links_of_their_own_are_proven_in_long_sequences_too():
+    """Where a plan attains the bound of a lower bound's optimum it is optimal, though rounding grows with the units."""
+    costs = tp.CostModel.analytic(tp.GPTConfig(n_layer=2, n_head=2, n_embd=8, vocab_size=16, block_size=16),
+                                  tp.Cluster(num_devices=2))
+    for apart in (None, True):
+        got = planners.slice_tokens(costs, 2, comm=True, seq_len=8192, granularity=1, bwd=apart)
+        assert got.optimal and got.gap < 1e-11, got
+
+
+def test_times_that_a_double_hardly_holds_are_not_called_optimal():
+    f, b = (np.array(t) * 5e-324 for t in ([[2, 4, 1], [2, 1, 1], [5, 4, 0]], [[5, 5, 1], [2, 3, 3], [2, 0, 5]]))
+    got = planners.slice_tokens(f, 3, bwd=b)
+    assert got.latency_s == 18 * 5e-324 or not got.optimal and got.lower_bound_s <= 18 * 5e-324, got
+    assert planners.slice_tokens(f * 2.0**60, 3, bwd=b * 2.0**60).latency_s == 18 * 5e-324 * 2.0**60

@@ -224,9 +224,9 @@ open_memory(tp_arena *arena, const tp_slice_memory *memory, tp_slice_dp *dp)
         g[i] = (memory->row_bytes + memory->context_bytes) * i + memory->pair_bytes * ((double)i * i);
     const tp_slice_cost bytes = {
         .units = dp->n, .g0 = g, .g1 = g, .a2 = memory->context_bytes, .a3 = memory->pair_bytes};
-    TP_TRY(open_table(arena, dp, &bytes, NULL, memory, &dp->limit[1]));
-    dp->limits = 2;
-    dp->most_bytes = memory->limit_bytes * (1.0 + 1e-12) + 1e-15 * dp->limit[1].q[dp->n];
+    tp_slice_table *limit = &dp->limit[dp->limits++];
+    TP_TRY(open_table(arena, dp, &bytes, NULL, memory, limit));
+    dp->most_bytes = memory->limit_bytes * (1.0 + 1e-12) + 1e-15 * limit->q[dp->n];
     return TP_OK;
 }
 
@@ -236,13 +236,16 @@ tp_slice_dp_open(tp_arena *arena, const tp_slice_cost *cost, const tp_slice_cost
 {
     memset(dp, 0, sizeof *dp);
     const tp_slice_cost *message = options->message;
-    int n = cost->units, held = options->memory.limit_bytes > 0.0;
+    int n = cost->units, cap = options->longest > 0 && options->longest < n ? options->longest : n;
     int smooth = cost->table == NULL && (message == NULL || message->table == NULL) &&
-                 (backward == NULL || (backward->table == NULL && !held)); /* kernels compare three limits at most */
+                 (backward == NULL || backward->table == NULL);
+    tp_slice_memory memory = options->memory;
+    if (tp_slice_held(&memory, n - cap, cap)) /* the neediest slice of all: it never binds */
+        memory.limit_bytes = 0.0;
     dp->n = n;
     dp->sum.smooth = smooth;
     dp->most_bytes = INFINITY;
-    dp->cap = options->longest > 0 && options->longest < n ? options->longest : n;
+    dp->cap = cap;
     dp->weight = (double)options->stages - 1.0;
     dp->weighted = backward == NULL ? 1 : 2;
     dp->limits = backward == NULL ? 1 : 3;
@@ -253,18 +256,19 @@ tp_slice_dp_open(tp_arena *arena, const tp_slice_cost *cost, const tp_slice_cost
         TP_TRY(open_rows(arena, cost, backward, dp->cap, most, &dp->sum.row));
     int later = !smooth && backward != NULL && message == NULL;
     if (!later)
-        TP_TRY(open_table(arena, dp, cost, backward, &options->memory, &dp->sum));
+        TP_TRY(open_table(arena, dp, cost, backward, &memory, &dp->sum));
     if (backward == NULL && message == NULL)
         dp->limit[0] = dp->sum;
     else
-        TP_TRY(open_table(arena, dp, cost, message, &options->memory, &dp->limit[0]));
+        TP_TRY(open_table(arena, dp, cost, message, &memory, &dp->limit[0]));
     if (backward != NULL) {
-        TP_TRY(open_table(arena, dp, backward, message, &options->memory, &dp->limit[1]));
+        TP_TRY(open_table(arena, dp, backward, message, &memory, &dp->limit[1]));
         if (later)
             TP_TRY(open_dense_sum(arena, dp));
         dp->limit[2] = dp->sum; /* no slice of a plan costs more in both together than the largest of each */
-    } else if (smooth && held)
-        TP_TRY(open_memory(arena, &options->memory, dp));
+    }
+    if (smooth && memory.limit_bytes > 0.0)
+        TP_TRY(open_memory(arena, &memory, dp));
     if (smooth && options->queue >= 0 && (options->queue > 0 || n >= QUEUE_UNITS))
         dp->convex = tp_slice_convex(&dp->sum, n);
     if (dp->convex > 0) {
@@ -276,9 +280,9 @@ tp_slice_dp_open(tp_arena *arena, const tp_slice_cost *cost, const tp_slice_cost
     TP_TRY(take_ints(arena, n, &dp->last));
     TP_TRY(take_ints(arena, n, &dp->far));
     if (!smooth) {
-        void *memory;
-        TP_TRY(tp_arena_take(arena, TP_SLICE_LEVELS * (size_t)n, sizeof(tp_slice_window), &memory));
-        dp->level = memory;
+        void *levels;
+        TP_TRY(tp_arena_take(arena, TP_SLICE_LEVELS * (size_t)n, sizeof(tp_slice_window), &levels));
+        dp->level = levels;
     }
     return take_ints(arena, n, &dp->safe);
 }

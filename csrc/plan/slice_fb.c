@@ -21,6 +21,7 @@
 #define THIN 1e-3       /* part of a box that is split off from it at least */
 #define STEP 3e-3       /* a relative step of a box's corners from which on it is searched again */
 #define MUCH 2e-3       /* relative gain that shows the way from a hint to better thresholds */
+#define MEANT 1e-9      /* of the latency, the most that a plan may be slower than the best one and be called optimal */
 #define WIDE 200        /* edges that are worth a reduction of their own */
 
 typedef struct {
@@ -48,6 +49,12 @@ static double
 goal_of(const apart *a)
 {
     return a->best - a->tolerance * a->best;
+}
+
+static int
+is_late(const apart *a)
+{
+    return tp_deadline_late() || (a->deadline_s > 0.0 && 1e-9 * (double)tp_clock_ns() > a->deadline_s);
 }
 
 static tp_status
@@ -90,7 +97,8 @@ settle(apart *a, double largest[2])
 static double
 search(apart *a, const double high[3], double largest[2])
 {
-    double least = tp_slice_dp_forward(&a->dp, high);
+    const double within[TP_SLICE_LIMITS] = {high[0], high[1], high[2], a->dp.most_bytes};
+    double least = tp_slice_dp_forward(&a->dp, within);
     a->plan->searches++;
     if (least < INFINITY) {
         a->count = tp_slice_dp_path(&a->dp, a->length);
@@ -247,6 +255,8 @@ examine(apart *a, box b)
 {
     double largest[2], shrunk;
     while (b.bound < goal_of(a) && !is_empty(&b)) {
+        if (is_late(a)) /* whoever takes it up again says what is left of it */
+            return push(a, &b);
         double least = search(a, b.high, largest);
         a->plan->boxes++;
         if (least == INFINITY || !tighten(a, least, &b, &shrunk))
@@ -293,7 +303,7 @@ run_boxes(apart *a)
     a->plan->lower_bound_s = goal_of(a);
     while (a->boxes > 0) {
         box b = a->stack[--a->boxes];
-        if (tp_deadline_late() || (a->deadline_s > 0.0 && 1e-9 * (double)tp_clock_ns() > a->deadline_s)) {
+        if (is_late(a)) {
             a->plan->optimal = 0;
             a->plan->lower_bound_s = fmin(a->plan->lower_bound_s, b.bound);
             continue;
@@ -301,6 +311,7 @@ run_boxes(apart *a)
         TP_TRY(examine(a, b));
     }
     a->plan->lower_bound_s = fmin(a->plan->optimal ? goal_of(a) : a->plan->lower_bound_s, goal_of(a));
+    a->plan->optimal &= a->tolerance <= MEANT || a->best == 0.0;
     return TP_OK;
 }
 
@@ -319,7 +330,7 @@ static void
 probe(apart *a, const double corner[2], double low, double high, int steps)
 {
     double largest[2];
-    for (int k = 0; k < steps; k++) {
+    for (int k = 0; k < steps && !is_late(a); k++) {
         double x = high - 0.6180339887498949 * (high - low), y = low + high - x;
         const double at_x[2] = {x * corner[0], x * corner[1]}, at_y[2] = {y * corner[0], y * corner[1]};
         if (latency_at(a, at_x, largest) <= latency_at(a, at_y, largest))
@@ -336,7 +347,7 @@ probe_hint(apart *a, const double hint[2])
     const double steps[2] = {0.97, 1.0 / 0.97};
     double largest[2], at = 1.0;
     for (int side = 0; side < 2 && at == 1.0; side++)
-        for (double best = INFINITY, scale = steps[side]; a->best < best; scale *= steps[side]) {
+        for (double best = INFINITY, scale = steps[side]; a->best < best && !is_late(a); scale *= steps[side]) {
             const double corner[2] = {scale * hint[0], scale * hint[1]};
             best = a->best * (1.0 - MUCH); /* less is noise, and no direction */
             latency_at(a, corner, largest);
@@ -350,7 +361,8 @@ begin(apart *a, double hint[2])
 {
     double largest[2];
     a->best = INFINITY;
-    for (int k = 0; k < 32 && (hint[0] > 0.0 || hint[1] > 0.0); k++) { /* more is needed where coarse units leave a rest */
+    /* more is needed where coarse units leave a rest */
+    for (int k = 0; k < 32 && (hint[0] > 0.0 || hint[1] > 0.0) && !is_late(a); k++) {
         if (latency_at(a, hint, largest) < INFINITY) {
             probe_hint(a, hint);
             return;

@@ -14,7 +14,7 @@
 #include "csrc/plan/plan.h"
 
 #define TP_SLICE_BLOCK 8   /* sources relaxed at once */
-#define TP_SLICE_LIMITS 3  /* of a mask */
+#define TP_SLICE_LIMITS 4  /* of a mask */
 #define TP_SLICE_PAD 16    /* doubles that every array has beyond its end, because kernels round up to whole vectors */
 
 /* An edge counts only if h[l][k] <= theta[l] - q[l][k] for every l < limits. */
