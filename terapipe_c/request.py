@@ -66,7 +66,7 @@ def check_slicing(slicing: Any, batch: int, seq_len: int) -> tuple[Micro, ...]:
     result = []
     for q, entry in enumerate(slicing):
         if not isinstance(entry, (list, tuple)) or len(entry) != 2 or isinstance(entry[1], str) \
-                or not isinstance(entry[1], Iterable):
+                or not isinstance(entry[1], Iterable) or getattr(entry[1], "ndim", 1) != 1:
             raise InvalidValueError(f"slicing[{q}] is {brief(entry)}: (sequences, [slice lengths]) would be right")
         size = whole(f"slicing[{q}]'s micro-batch", entry[0])
         lengths = tuple(whole(f"slicing[{q}]'s slice {i}", n) for i, n in enumerate(entry[1]))
@@ -87,7 +87,7 @@ def check_partition(partition: Any, model: GPTConfig) -> Cut:
         raise InvalidTypeError(f"partition is {brief(partition)}: a list of (first block, last block + 1) would be right") from None
     at, result = 0, []
     for k, entry in enumerate(entries):
-        if not isinstance(entry, (list, tuple, np.ndarray)) or len(entry) != 2:
+        if not isinstance(entry, (list, tuple, np.ndarray)) or getattr(entry, "ndim", 1) != 1 or len(entry) != 2:
             raise InvalidValueError(f"partition[{k}] is {brief(entry)}: (first block, last block + 1) would be right")
         first, end = (whole(f"partition[{k}]", x, 0) for x in entry)
         if first != at or end <= first:

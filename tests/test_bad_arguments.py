@@ -68,6 +68,12 @@ CALLS = {
     "slicing_bound": (tp.planners.slicing_bound, dict(model=MODEL, costs=COSTS, partition=[(0, 2), (2, 4)], micro_batches=[1],
                                                       seq_len=8, granularity=2, ranks=2)),
     "max_batch": (tp.max_batch, dict(model=MODEL, stages=2, memory_bytes=1e9, planner="dawnpiper", most=2, seq_len=8)),
+    "max_batch uniform": (tp.max_batch, dict(model=MODEL, stages=2, memory_bytes=1e9, planner="uniform", most=2, seq_len=8)),
+    "parse": (tp.Program.parse, dict(text=str(PROGRAM))),
+    "from_csv": (tp.Program.from_csv, dict(text=PROGRAM.to_csv())),
+    "lower": (PROGRAM.lower, dict(tied=True)),
+    "save_memory": (PROGRAM.save_memory, dict(recompute=bytes((1, 0)), swap=bytes(2))),
+    "balance": (tp.planners.balance, dict(times=[1.0, 2.0], stages=2)),
     "nodes": (MODEL.nodes, dict(costs=COSTS, micro_batch=1, seq_len=8, cluster=CLUSTER)),
     "load_nodes": (tp.planners.load_nodes, dict(path="nowhere")),
     "sliced_1f1b": (tp.schedules.sliced_1f1b, dict(ranks=2, micro_batches=2, split=1)),
@@ -212,6 +218,15 @@ def _phases(**changed):
      r"slicing is 3.5: a whole number, of slices of each sequence, or a list \[\(sequences, \[slice lengths\]\), ...\] would be"),
     (lambda: tp.Timeline.from_intervals([(0, [1, 2], 0, 0, 0, 0.0, 1.0)]), "an interval has a list"),
     (lambda: tp.load_checkpoint("nowhere", names=np.array(3)), "names is array"),
+    (lambda: tp.plan(MODEL, CLUSTER, 1, 8, COSTS, partition=[np.array(3), (3, 4)]), r"partition\[0\] is array\(3\): \(first block"),
+    (lambda: tp.plan(MODEL, CLUSTER, 1, 8, COSTS, partition=[np.ma.array(3), (3, 4)]), r"partition\[0\] is masked_array"),
+    (lambda: tp.plan(MODEL, CLUSTER, 1, 8, COSTS, slicing=[(1, np.array(8))]), r"slicing\[0\] is \(1, array\(8\)\): \(seq"),
+    (lambda: tp.planners.slicing_bound(MODEL, COSTS, [np.array(3), (3, 4)], [1], seq_len=8), r"partition\[0\] is array\(3\)"),
+    (lambda: tp.planners.balance([1.0, 1e301], 1), r"times\[1\] is 1e\+301: a finite time from 0 to 1e300"),
+    (lambda: tp.Program.parse("0F0\ud800"), "text has a lone surrogate at 3"),
+    (lambda: PROGRAM.save_memory(recompute=[1, 0], swap=bytes(2)), "recompute is list: a uint8"),
+    (lambda: PROGRAM.save_memory(recompute=bytes(2), swap=np.zeros(2)), "swap has format 'd': uint8"),
+    (lambda: PROGRAM.lower(tied=np.zeros(2)), "tied is numpy.ndarray: True or False"),
 ])  # fmt: skip
 def test_what_is_wrong_inside_an_argument_is_named(call, message):
     with pytest.raises(tp.Error, match=message):

@@ -166,6 +166,17 @@ def test_the_largest_micro_batch_is_the_largest():
             assert got.plan.period_s == dawnpiper(scale(got.batch), stages, 3 * memory, micro, schedule, swap).period_s
 
 
+@pytest.mark.parametrize("planner", ["dawnpiper", "uniform", "compute", "memory"])
+def test_stages_that_no_partition_has_are_named_by_every_planner(planner):
+    nodes = tp.GPTConfig(n_layer=2, n_head=2, n_embd=8, vocab_size=16, block_size=16).nodes()
+    for stages in (0, -1, len(nodes) + 1, 10**8, 2**64):       # of the last two a list was made, or begun
+        with pytest.raises(tp.InvalidValueError, match=f"stages is {stages}"):
+            tp.max_batch(nodes, stages, 1e9, planner=planner)
+    for stages in (2.0, "x", None, [1, 2], float("nan"), True):
+        with pytest.raises(tp.InvalidTypeError, match="stages is .*: an integer would be right"):
+            tp.max_batch(nodes, stages, 1e9, planner=planner)
+
+
 def test_more_memory_fits_more_and_optimising_fits_most():
     model = tp.GPTConfig(n_layer=6, n_head=2, n_embd=64, vocab_size=256, block_size=64)
     need = 16 * model.num_params

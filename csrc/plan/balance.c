@@ -48,7 +48,8 @@ tp_plan_balance(const double *time_s, int n, int parts, int *boundary)
                        n);
     for (int i = 0; i < n; i++) {
         if (!(time_s[i] >= 0.0 && time_s[i] <= 1e300))
-            return tp_fail(TP_EVALUE, "times[%d] is %g: a finite time of 0 or more is needed", i, isnan(time_s[i]) ? NAN : time_s[i]);
+            return tp_fail(TP_EVALUE, "times[%d] is %g: a finite time from 0 to 1e300 is needed", i,
+                           isnan(time_s[i]) ? NAN : time_s[i]);
         total += time_s[i];
         low = fmax(low, time_s[i]);
     }

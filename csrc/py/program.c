@@ -78,6 +78,16 @@ hand_over(const char *module, const char *function, PyObject *self, PyObject *ar
 
 /* ---- making ------------------------------------------------------------------------------------------------------------ */
 
+/* What UTF-8 has no bytes for. */
+static void
+name_surrogate(PyObject *text)
+{
+    Py_ssize_t at = 0;
+    while (at < PyUnicode_GET_LENGTH(text) && (PyUnicode_READ_CHAR(text, at) & ~0x7ffu) != 0xd800)
+        at++;
+    tp_py_invalid_value("text has a lone surrogate at %zd, which is half of a character: text in UTF-8 would be right", at);
+}
+
 static PyObject *
 from_text(PyObject *type, PyObject *args, PyObject *kwargs, tp_status (*parse)(const char *, size_t, tp_program **))
 {
@@ -90,6 +100,8 @@ from_text(PyObject *type, PyObject *args, PyObject *kwargs, tp_status (*parse)(c
     if (utf8 == NULL) {
         if (!PyErr_Occurred())
             tp_py_invalid_type("text is %s: str would be right", Py_TYPE(text)->tp_name);
+        else if (PyErr_ExceptionMatches(PyExc_UnicodeEncodeError))
+            name_surrogate(text);
         return NULL;
     }
     tp_program *program = NULL;
@@ -198,9 +210,13 @@ static PyObject *
 program_lower(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"tied", NULL};
-    int tied = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|p", names, &tied))
+    PyObject *given = Py_False;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O", names, &given))
         return NULL;
+    int tied = PyObject_IsTrue(given);
+    if (tied < 0)
+        return PyErr_ExceptionMatches(PyExc_Exception)
+                   ? tp_py_invalid_type("tied is %s: True or False would be right", Py_TYPE(given)->tp_name) : NULL;
     tp_program *lowered = NULL;
     tp_py_away away;
     tp_py_leave(&away);
@@ -220,12 +236,15 @@ program_strip(PyObject *self, PyObject *Py_UNUSED(none))
 
 /* A tp_again of each stage, as bytes. */
 static int
-check_flags(const tp_program *program, const Py_buffer *flags, const char *what)
+open_flags(const tp_program *program, PyObject *given, const char *what, Py_buffer *flags)
 {
+    if (tp_py_view(given, 'B', 1, 0, what, flags) < 0)
+        return -1;
     if (flags->len == program->stages)
         return 0;
     tp_py_invalid_value("%s has %zd entries: one for each of the %d stages would be right", what, flags->len,
                         program->stages);
+    PyBuffer_Release(flags);
     return -1;
 }
 
@@ -233,19 +252,21 @@ static PyObject *
 program_save_memory(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"recompute", "swap", NULL};
+    const tp_program *program = tp_py_program_of(self);
+    PyObject *first, *second, *result = NULL;
     Py_buffer again, swapped;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y*y*", names, &again, &swapped))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO", names, &first, &second) ||
+        open_flags(program, first, "recompute", &again) < 0)
         return NULL;
-    tp_program *saved = NULL;
-    PyObject *result = NULL;
-    if (check_flags(tp_py_program_of(self), &again, "recompute") == 0 && check_flags(tp_py_program_of(self), &swapped, "swap") == 0) {
+    if (open_flags(program, second, "swap", &swapped) == 0) {
+        tp_program *saved = NULL;
         tp_py_away away;
         tp_py_leave(&away);
-        tp_status status = tp_py_back(&away, tp_program_save_memory(tp_py_program_of(self), again.buf, swapped.buf, &saved));
+        tp_status status = tp_py_back(&away, tp_program_save_memory(program, again.buf, swapped.buf, &saved));
         result = made(self, status, saved);
+        PyBuffer_Release(&swapped);
     }
     PyBuffer_Release(&again);
-    PyBuffer_Release(&swapped);
     return result;
 }
 

@@ -9,7 +9,7 @@ from typing import Any
 from .._core import InfeasibleError, InvalidTypeError, InvalidValueError
 from ..config import GPTConfig, html_table, one_of, whole
 from .answer import Answer
-from .arguments import flag
+from .arguments import flag, integer
 from .dawnpiper import DawnPiperPlan, compute_balanced, dawnpiper, dawnpiper_binary, memory_balanced
 from .nodes import Nodes
 
@@ -51,6 +51,8 @@ class MaxBatch(Answer):
 
 def _uniform(nodes: Nodes, stages: int) -> list[int]:
     """As many nodes a stage as can be; nodes of one block stay together where there are blocks enough (Megatron's way)."""
+    if not 1 <= stages <= len(nodes):
+        raise InvalidValueError(f"stages is {stages}: 1 to {len(nodes)}, one a node, would be right")
     edges = [0, *(k for k in range(1, len(nodes)) if not nodes.blocks or nodes.blocks[k] != nodes.blocks[k - 1]), len(nodes)]
     if len(edges) - 1 < stages:
         edges = list(range(len(nodes) + 1))
@@ -118,7 +120,7 @@ def max_batch(model: GPTConfig | Nodes | Mapping[str, Any], stages: int, memory_
     """
     name, plan_of = _planner(planner, None if optimise_memory is None else flag(optimise_memory, "optimise_memory"))
     limit, nodes_at = whole("most", most), _at_batch(model, costs=costs, seq_len=seq_len, cluster=cluster)
-    tried = 0
+    stages, tried = integer(stages, "stages"), 0
 
     def fit(batch: int) -> DawnPiperPlan | None:
         nonlocal tried
