@@ -352,6 +352,18 @@ def test_split_fills_the_bubbles():
         assert line.makespan_s <= 3 * micros + (ranks - 1)
 
 
+def test_split_knows_how_long_a_rank_will_wait():
+    """Also before what it waits for has begun: rank 0 waits 4 s for 1I1.0, which takes 1, and has a W of 4; rank 1 waits 1 s for
+    2I1.0, which is too little for its W of 3."""
+    cost = {"F": [2.0, 4.0, 3.0], "I": [2.0, 1.0, 3.0], "W": [4.0, 3.0, 1.0]}
+    split = schedules.one_f_one_b(3, 3).split(cost, pending=3)
+    assert str(split).splitlines()[:2] == [
+        "0F0.0 0F1.0 0F2.0 0I0.0 0W0.0 0I1.0 0W1.0 0I2.0 0W2.0",
+        "1F0.0 1F1.0 1I0.0 1F2.0 1I1.0 1W0.0 1I2.0 1W1.0 1W2.0",
+    ]
+    assert split.makespan(cost) == 31.0
+
+
 def test_split_keeps_its_word_on_pending():
     rng = np.random.default_rng(8)
     for program in (

@@ -1,6 +1,7 @@
 /* B into I and W by time-driven list scheduling: the order of all other ops is kept; a W goes where its rank would wait,
  * if the wait is at least a fraction of the W (zero bubble pipelines, Qi et al. 2024, fill bubbles with W in this way).
- * Five fractions are tried, and W right behind I; the best by simulation stays. */
+ * Nine fractions are tried, and W right behind I; the best by simulation stays. A rank decides when it is known how long it
+ * waits: what its input is made of waits for none of its W. */
 #include "csrc/sched/internal.h"
 #include "csrc/sched/links.h"
 
@@ -23,11 +24,6 @@ typedef struct {
 } cursor;
 
 typedef struct {
-    double key;
-    int32_t rank;
-} event;
-
-typedef struct {
     const tp_program *from; /* compute only, F and B */
     tp_program *to;
     const tp_durations *d;
@@ -43,8 +39,8 @@ typedef struct {
     int64_t *next, *write;          /* [ranks] */
     cursor *input, *weight;         /* [stages] next I, next W */
     int32_t *stage_of, *next_stage; /* [ranks], [stages] the stages of a rank as a list; -1 ends it */
-    event *heap;
-    int events;
+    int32_t *stack;                 /* [ranks] that may go on */
+    int stacked;
     double per_s, *latency; /* ticks; [2 * stages] of links, NULL: they carry any number of messages at once */
     int64_t asked; /* steps since somebody was asked whether to stop */
 } filler;
@@ -90,41 +86,6 @@ count_ticks(filler *f)
     for (int at = 0; at < 2 * stages; at++)
         f->latency[at] = in_ticks(f, f->d->latency_s[at]);
     return TP_OK;
-}
-
-static void
-push(filler *f, double key, int rank)
-{
-    int at = f->events++;
-    for (; at > 0; at = (at - 1) / 2) {
-        const event *up = &f->heap[(at - 1) / 2];
-        if (up->key < key || (up->key == key && up->rank < rank))
-            break;
-        f->heap[at] = *up;
-    }
-    f->heap[at] = (event){key, rank};
-}
-
-static int
-earlier(const event *a, const event *b)
-{
-    return a->key < b->key || (a->key == b->key && a->rank < b->rank);
-}
-
-static event
-pop(filler *f)
-{
-    event first = f->heap[0], last = f->heap[--f->events];
-    int at = 0;
-    for (int child; (child = 2 * at + 1) < f->events; at = child) {
-        if (child + 1 < f->events && earlier(&f->heap[child + 1], &f->heap[child]))
-            child++;
-        if (!earlier(&f->heap[child], &last))
-            break;
-        f->heap[at] = f->heap[child];
-    }
-    f->heap[at] = last;
-    return first;
 }
 
 static void
@@ -193,8 +154,7 @@ message_in(const filler *f, const tp_instr *i, int64_t unit)
     return apart ? i->flags & TP_HALVES : 0;
 }
 
-/* Ticks until the input of `i` is there; if its maker has not even begun, at least how long. *cell: where it will be
- * told, NULL if it is known already or there is none. */
+/* Ticks until the input of `i` is there. *cell: where that will be told, NULL if it is known already or there is none. */
 static double
 wait_of(const filler *f, int rank, const tp_instr *i, const double **cell, double *copy_s)
 {
@@ -208,21 +168,18 @@ wait_of(const filler *f, int rank, const tp_instr *i, const double **cell, doubl
     int first = forward && i->flags & TP_HALF_FIRST;
     unsigned in = forward ? message_in(f, i, unit) : 0;
     const double *from = (first ? f->ready_half : forward ? f->ready_f : f->ready_b) + maker * f->units + unit;
-    double lag = 0.0;
-    if (p->rank_of[maker] != rank) {
-        lag = lag_of(f, !forward, in, maker, unit);
-        if (in || !(i->flags & TP_HALF_SECOND)) /* a whole message comes with the first half */
-            *copy_s = ticks_of(f, forward ? TP_OP_RF : TP_OP_RB, in, i->stage, unit);
+    if (*from < 0.0) {
+        *cell = from;
+        return 0.0;
     }
-    if (*from >= 0.0)
-        return *from - f->clock[rank];
-    *cell = from;
-    return lag + ticks_of(f, forward ? TP_OP_F : TP_OP_I, in, maker, unit);
+    if (p->rank_of[maker] != rank && (in || !(i->flags & TP_HALF_SECOND))) /* a whole message comes with the first half */
+        *copy_s = ticks_of(f, forward ? TP_OP_RF : TP_OP_RB, in, i->stage, unit);
+    return *from - f->clock[rank];
 }
 
-/* The output of an op that began at told_s leaves: its reader may sleep until then. */
+/* The output of an op leaves: its reader may sleep until it is known when. */
 static void
-leave(filler *f, int rank, const tp_instr *i, int64_t unit, double told_s)
+leave(filler *f, int rank, const tp_instr *i, int64_t unit)
 {
     const tp_program *p = f->from;
     int forward = i->op == TP_OP_F, stage = i->stage, reader = forward ? stage + 1 : stage - 1;
@@ -242,7 +199,7 @@ leave(filler *f, int rank, const tp_instr *i, int64_t unit, double told_s)
         *cell = there;
         if (f->waiting[other] == cell) {
             f->waiting[other] = NULL;
-            push(f, told_s > f->clock[other] ? told_s : f->clock[other], other);
+            f->stack[f->stacked++] = other;
         }
     }
 }
@@ -253,7 +210,6 @@ run_op(filler *f, int rank, const tp_instr *i, double copy_s)
     const tp_program *p = f->from;
     int forward = i->op == TP_OP_F, backward = i->op == TP_OP_B, op = backward ? TP_OP_I : i->op;
     int64_t unit = tp_program_unit(p, i);
-    double told_s = f->clock[rank];
     f->clock[rank] += copy_s + ticks_of(f, op, i->flags, i->stage, unit);
     emit(f, rank, op, i->stage, i->micro, i->slice, i->flags);
     f->to->code[f->write[rank] - 1].peer = i->peer;
@@ -261,7 +217,7 @@ run_op(filler *f, int rank, const tp_instr *i, double copy_s)
     if (backward)
         advance(p, &f->input[i->stage]);
     if (forward || backward)
-        leave(f, rank, i, unit, told_s);
+        leave(f, rank, i, unit);
 }
 
 /* One decision of one rank; 0: it is at its end, or sleeps until `waiting` is told. */
@@ -292,13 +248,13 @@ decide(filler *f, int rank)
     }
     const double *cell;
     double copy_s, wait = wait_of(f, rank, i, &cell, &copy_s);
-    if (wait > 0.0 && full >= 0 && wait >= f->threshold * weight_s(f, full)) {
-        run_weight(f, rank, full);
-        return 1;
-    }
     if (cell != NULL) {
         f->waiting[rank] = cell;
         return 0;
+    }
+    if (wait > 0.0 && full >= 0 && wait >= f->threshold * weight_s(f, full)) {
+        run_weight(f, rank, full);
+        return 1;
     }
     f->clock[rank] += wait > 0.0 ? wait : 0.0;
     run_op(f, rank, i, copy_s);
@@ -317,21 +273,19 @@ fill(filler *f)
     }
     tp_sched_links_reset(&f->links, f->d);
     f->links.latency_s = f->latency;
-    f->events = 0;
+    f->stacked = 0;
     for (int r = 0; r < p->ranks; r++) {
         f->next[r] = p->begin[r];
         f->write[r] = f->to->begin[r];
         f->clock[r] = 0.0;
         f->waiting[r] = NULL;
-        push(f, 0.0, r);
+        f->stack[f->stacked++] = r;
     }
-    while (f->events > 0) {
-        event now = pop(f);
-        TP_TRY(tp_deadline_check_after(&f->asked, 16));
-        if (now.key > f->clock[now.rank])
-            f->clock[now.rank] = now.key;
-        if (decide(f, now.rank))
-            push(f, f->clock[now.rank], now.rank);
+    while (f->stacked > 0) {
+        int rank = f->stack[--f->stacked];
+        do {
+            TP_TRY(tp_deadline_check_after(&f->asked, 16));
+        } while (decide(f, rank));
     }
     for (int r = 0; r < p->ranks; r++)
         if (f->next[r] < p->begin[r + 1])
@@ -368,12 +322,10 @@ measure(const tp_program *p, const tp_durations *d, double *makespan_s)
 static tp_status
 best_of(filler *f, tp_program **best)
 {
-    static const double thresholds[] = {0.0, 0.25, 0.5, 0.75, 1.0, AT_ONCE};
-    int first = f->pending == 0 ? 5 : 0;
     double least = 0.0;
-    for (int i = first; i < 6; i++) {
+    for (int eighths = f->pending == 0 ? 9 : 0; eighths <= 9; eighths++) {
         TP_TRY(target_open(f->from, &f->to));
-        f->threshold = thresholds[i];
+        f->threshold = eighths < 9 ? eighths / 8.0 : AT_ONCE;
         TP_TRY(fill(f));
         double makespan = least;
         if (*best == NULL || !tp_program_equal(f->to, *best)) /* fractions often agree */
@@ -424,10 +376,10 @@ tp_program_split(const tp_program *program, const tp_durations *durations, int p
         f.waiting = malloc(ranks * sizeof *f.waiting);
         f.next = malloc(2 * ranks * sizeof *f.next);
         f.input = malloc(2 * (size_t)compute->stages * sizeof *f.input);
-        f.heap = malloc((ranks + 1) * sizeof *f.heap);
+        f.stack = malloc(ranks * sizeof *f.stack);
         f.stage_of = malloc((ranks + (size_t)compute->stages) * sizeof *f.stage_of);
         if (f.ready_f == NULL || f.clock == NULL || f.waiting == NULL || f.next == NULL || f.input == NULL ||
-            f.heap == NULL || f.stage_of == NULL) {
+            f.stack == NULL || f.stage_of == NULL) {
             status =
                 tp_fail(TP_EMEMORY, "no memory to split %lld instructions", (long long)compute->begin[compute->ranks]);
         } else {
@@ -454,7 +406,7 @@ tp_program_split(const tp_program *program, const tp_durations *durations, int p
     free(f.waiting);
     free(f.next);
     free(f.input);
-    free(f.heap);
+    free(f.stack);
     free(f.stage_of);
     tp_program_close(f.to);
     tp_program_close(compute);
