@@ -17,11 +17,9 @@ A reader never sees a half-written checkpoint, and the one before stays until th
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import json
 import os
-import re
 import shutil
 import zlib
 from collections.abc import Iterable, Mapping
@@ -35,6 +33,7 @@ from numpy.typing import NDArray
 
 from ._core import InvalidTypeError, InvalidValueError
 from ._files import check_writable, loads, make_folders, naming, path_of
+from ._steps import STEP_FOLDER, fsync, point_latest, put_aside, put_in_place, remove_stale, step_folders
 from .config import GPTConfig, brief, counted, flag, html_table, whole
 from .tensorfile import FileLayout, TensorSpec, checksum, lay_out, no_checkpoint, read_layout, read_tensor
 
@@ -46,8 +45,6 @@ VERSION = 1
 MODEL_FILE, OPTIMIZER_FILE, STATE_FILE = "model.safetensors", "optimizer.safetensors", "state.json"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 MODEL_FIELDS = ("n_layer", "n_head", "n_embd", "vocab_size", "block_size", "bias", "tie_weights")
-STEP_FOLDER = re.compile(r"step-(\d{8,})")
-TEMPORARY = re.compile(r"\.(?:step-\d{8,}|latest)\.tmp-(\d+)")
 
 Params = dict[str, NDArray[np.float32]]
 
@@ -163,7 +160,7 @@ class CheckpointWriter:
         step = whole("step", step, 0)
         check_place(self.run_folder)
         make_folders(self.run_folder)
-        self._remove_stale()
+        remove_stale(self.run_folder)
         folder = self.run_folder / f".step-{step:08d}.tmp-{os.getpid()}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
@@ -220,7 +217,7 @@ class CheckpointWriter:
             if missing:
                 raise InvalidValueError(f"{folder}: {len(missing)} tensors were not written by any rank, the first is {missing[0]}")
             for file in self.layout.files:
-                _fsync(folder / file.name)
+                fsync(folder / file.name)
             state = {
                 "format": FORMAT,
                 "version": VERSION,
@@ -233,15 +230,15 @@ class CheckpointWriter:
                 "checksums": {name: checksums[name] for name in self.layout.tensors},
             }
             _write_state(folder / STATE_FILE, state)
-            _fsync(folder)
+            fsync(folder)
             final = self.run_folder / f"step-{step:08d}"
-            _put_in_place(folder, final)
+            put_in_place(folder, final)
         except BaseException:
             self.abort()
             raise
         self._folder = self._step = None
-        _fsync(self.run_folder)
-        _point_latest(self.run_folder, final.name)
+        fsync(self.run_folder)
+        point_latest(self.run_folder, final.name)
         self._prune(final)
         return final
 
@@ -252,21 +249,13 @@ class CheckpointWriter:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _prune(self, newest: Path) -> None:
-        others = [p for p in _step_folders(self.run_folder) if p != newest and (p / STATE_FILE).is_file()]
+        others = [p for p in step_folders(self.run_folder) if p != newest and (p / STATE_FILE).is_file()]
         others.sort(key=lambda p: (p / STATE_FILE).stat().st_mtime_ns)  # not by number: a resumed run may go back in steps
         for path in others[: max(0, len(others) - (self.keep - 1))]:
             doomed = path.with_name(f".{path.name}.tmp-{os.getpid()}")
             with contextlib.suppress(OSError):  # renamed first, so that nobody reads a half-deleted one
                 path.rename(doomed)
                 shutil.rmtree(doomed)
-
-    def _remove_stale(self) -> None:
-        """Leftovers of processes that were killed while they wrote."""
-        for path in self.run_folder.iterdir():
-            match = TEMPORARY.fullmatch(path.name)
-            if match and not _alive(int(match[1])):
-                real_folder = path.is_dir() and not path.is_symlink()
-                shutil.rmtree(path, ignore_errors=True) if real_folder else path.unlink(missing_ok=True)
 
 
 def write_tensors(
@@ -404,7 +393,8 @@ def find_checkpoint(path: str | os.PathLike[str]) -> Path:
                     return target.resolve()
             if (latest / STATE_FILE).is_file():
                 return latest.resolve()
-            complete = [p for p in _step_folders(run) if (p / STATE_FILE).is_file()]
+            complete = [p for p in step_folders(run) if (p / STATE_FILE).is_file()]
+            complete += [p for p, step, _ in put_aside(run) if not step.exists() and (p / STATE_FILE).is_file()]
             if complete:
                 return max(complete, key=lambda p: (p / STATE_FILE).stat().st_mtime_ns).resolve()
     if path.is_dir() and STEP_FOLDER.fullmatch(path.name):
@@ -454,7 +444,7 @@ def verify_checkpoint(folder: Path) -> None:
     try:
         _load(folder, None, True, keep=False)
     except ValueError as error:
-        others = [p for p in _step_folders(folder.parent) if p.name != folder.name and (p / STATE_FILE).is_file()]
+        others = [p for p in step_folders(folder.parent) if p.name != folder.name and (p / STATE_FILE).is_file()]
         if not others:
             raise
         newest = max(others, key=lambda p: (p / STATE_FILE).stat().st_mtime_ns)
@@ -533,62 +523,8 @@ def read_state(path: Path) -> dict[str, Any]:
     return state
 
 
-def _step_folders(run_folder: Path) -> list[Path]:
-    if not run_folder.is_dir():
-        return []
-    return [p for p in run_folder.iterdir() if STEP_FOLDER.fullmatch(p.name) and p.is_dir()]
-
-
 def _pwrite_all(fd: int, data: bytes | memoryview, offset: int) -> None:
     view = memoryview(data)
     while view:
         count = os.pwrite(fd, view[: 1 << 30], offset)  # Linux moves at most 2 GB a call
         view, offset = view[count:], offset + count
-
-
-def _fsync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        with naming(path):
-            os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _put_in_place(folder: Path, final: Path) -> None:
-    """Rename; where a checkpoint of this step is already there, swap the two atomically, so that there is always one."""
-    if not final.exists():
-        folder.rename(final)
-        return
-    libc = ctypes.CDLL(None, use_errno=True)
-    at_fdcwd, exchange = -100, 2
-    if not hasattr(libc, "renameat2") or libc.renameat2(
-        at_fdcwd, os.fsencode(folder), at_fdcwd, os.fsencode(final), exchange
-    ):
-        aside = final.with_name(f".{final.name}.old-{os.getpid()}")  # an old file system: two renames, a moment without
-        final.rename(aside)
-        folder.rename(final)
-        shutil.rmtree(aside, ignore_errors=True)
-        return
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _point_latest(run_folder: Path, name: str) -> None:
-    temporary = run_folder / f".latest.tmp-{os.getpid()}"
-    temporary.unlink(missing_ok=True)
-    try:
-        temporary.symlink_to(name)
-    except OSError:
-        temporary.write_text(name + "\n")
-    temporary.replace(run_folder / "latest")
-    _fsync(run_folder)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True

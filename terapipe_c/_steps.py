@@ -1,0 +1,98 @@
+"""The step folders of a run: found, put in place as a whole, and what killed writers left of them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+from pathlib import Path
+
+from ._files import naming
+
+STEP_FOLDER = re.compile(r"step-(\d{8,})")
+TEMPORARY = re.compile(r"\.(?:step-\d{8,}|latest)\.tmp-(\d+)")
+ASIDE = re.compile(r"\.(step-\d{8,})\.old-(\d+)")
+
+
+def step_folders(run_folder: Path) -> list[Path]:
+    if not run_folder.is_dir():
+        return []
+    return [p for p in run_folder.iterdir() if STEP_FOLDER.fullmatch(p.name) and p.is_dir()]
+
+
+def put_aside(run_folder: Path) -> list[tuple[Path, Path, int]]:
+    """(folder, the step folder it was, whose process put it aside): what `put_in_place` leaves when it is killed. Where there is
+    no such step folder it is the only checkpoint of its step."""
+    if not run_folder.is_dir():
+        return []
+    found = ((p, ASIDE.fullmatch(p.name)) for p in run_folder.iterdir())
+    return [(p, run_folder / match[1], int(match[2])) for p, match in found if match and p.is_dir()]
+
+
+def remove_stale(run_folder: Path) -> None:
+    """Leftovers of processes that were killed while they wrote."""
+    for path in run_folder.iterdir():
+        match = TEMPORARY.fullmatch(path.name)
+        if match and not _alive(int(match[1])):
+            real_folder = path.is_dir() and not path.is_symlink()
+            shutil.rmtree(path, ignore_errors=True) if real_folder else path.unlink(missing_ok=True)
+    for path, step, pid in put_aside(run_folder):
+        if pid != os.getpid() and _alive(pid):  # one that had our number is dead: we put nothing aside now
+            continue
+        if step.exists():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.rename(step)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def fsync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        with naming(path):
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def put_in_place(folder: Path, final: Path) -> None:
+    """Rename; where a checkpoint of this step is already there, swap the two atomically, so that there is always one."""
+    if not final.exists():
+        folder.rename(final)
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    at_fdcwd, exchange = -100, 2
+    if not hasattr(libc, "renameat2") or libc.renameat2(
+        at_fdcwd, os.fsencode(folder), at_fdcwd, os.fsencode(final), exchange
+    ):
+        aside = final.with_name(f".{final.name}.old-{os.getpid()}")  # an old file system: two renames; `put_aside` finds it
+        final.rename(aside)
+        try:
+            folder.rename(final)
+        except BaseException:
+            aside.rename(final)
+            raise
+        shutil.rmtree(aside, ignore_errors=True)
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def point_latest(run_folder: Path, name: str) -> None:
+    temporary = run_folder / f".latest.tmp-{os.getpid()}"
+    temporary.unlink(missing_ok=True)
+    try:
+        temporary.symlink_to(name)
+    except OSError:
+        temporary.write_text(name + "\n")
+    temporary.replace(run_folder / "latest")
+    fsync(run_folder)

@@ -1,0 +1,130 @@
+"""Crashes while a checkpoint is written: what is on the disk when, what is found afterwards, what the next writer cleans up."""
+
+import ctypes
+import errno
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from test_checkpoint import MODEL, float_params, moments, same, save, step_names
+
+from terapipe_c.checkpoint import CheckpointWriter, load_checkpoint, write_tensors
+
+HERE = Path(__file__).parent
+
+
+def tensors(seed=0):
+    """All of a checkpoint, as ranks write it."""
+    return float_params(MODEL, seed) | {f"{kind}.{name}": a for kind, one in moments(MODEL).items() for name, a in one.items()}
+
+
+def test_what_gets_its_name_is_on_the_disk_before(tmp_path, monkeypatch):
+    """fsync, rename, fsync: a crash at any point leaves a whole checkpoint under every name that is there."""
+    save(tmp_path, 10)
+    told = []
+
+    def syncing(call):
+        def synced(fd):
+            told.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name)
+            return call(fd)
+        return synced
+
+    def renaming(call):
+        def renamed(source, target, **options):
+            told.append(f"{Path(target).name} is named")
+            return call(source, target, **options)
+        return renamed
+
+    for names, noting in ((("fsync", "fdatasync"), syncing), (("rename", "replace"), renaming)):
+        for name in names:
+            monkeypatch.setattr(os, name, noting(getattr(os, name)))
+    writer = CheckpointWriter(tmp_path, MODEL)
+    folder = writer.begin(20)
+    sums = write_tensors(folder, writer.layout, tensors(), sync=False)  # ranks sync what they write: finish relies on nobody
+    assert told == []
+    writer.finish(sums)
+    step, latest = told.index("step-00000020 is named"), told.index("latest is named")
+    assert set(told[:step]) == {"model.safetensors", "optimizer.safetensors", "state.json", folder.name}
+    assert told[step - 1] == folder.name
+    assert tmp_path.name in told[step:latest] and tmp_path.name in told[latest:]
+
+
+def test_what_a_living_process_writes_stays(tmp_path):
+    living = tmp_path / f".step-00000020.tmp-{os.getppid()}"
+    living.mkdir()
+    save(tmp_path, 10)
+    assert step_names(tmp_path) == [living.name, "latest", "step-00000010"]
+
+
+# ---- file systems that cannot swap two folders ---------------------------------------------------------------------------
+
+KILLED = """
+    import ctypes, os, shutil, signal, sys
+    sys.path.insert(0, sys.argv[1])
+    import test_checkpoint_crashes as t
+
+    def killed(*_, **__):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def renamed(source, target):
+        rename(source, target)
+        if sys.argv[3] == "between" and ".old-" in str(target):
+            killed()
+
+    rename = os.rename
+    writer = t.CheckpointWriter(sys.argv[2], t.MODEL)
+    sums = t.write_tensors(writer.begin(10), writer.layout, t.tensors(seed=1))
+    ctypes.CDLL = lambda *_, **__: object()     # a libc without renameat2
+    os.rename, shutil.rmtree = renamed, killed
+    writer.finish(sums)
+"""
+
+
+@pytest.mark.parametrize(("at", "seed"), [("between", 0), ("behind", 1)])
+def test_a_writer_killed_where_it_replaces_a_step_leaves_one(tmp_path, at, seed):
+    """In between its two renames the one before is aside and nowhere else; behind them it is left there."""
+    save(tmp_path, 5)
+    save(tmp_path, 10)
+    argv = [sys.executable, "-c", textwrap.dedent(KILLED), str(HERE), str(tmp_path), at]
+    assert subprocess.run(argv, check=False).returncode == -signal.SIGKILL
+    assert any(".old-" in name for name in step_names(tmp_path)) and (tmp_path / "step-00000010").exists() == bool(seed)
+    found = load_checkpoint(tmp_path)
+    assert found.step == 10 and same(found.params, float_params(MODEL, seed))
+    save(tmp_path, 20)
+    assert step_names(tmp_path) == ["latest", "step-00000010", "step-00000020"]
+    assert same(load_checkpoint(tmp_path / "step-00000010").params, float_params(MODEL, seed))
+
+
+def test_a_step_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
+    def refusing(source, target):
+        if ".tmp-" in str(source):
+            raise OSError(errno.EIO, "Input/output error")
+        rename(source, target)
+
+    save(tmp_path, 10)
+    rename = os.rename
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())
+    monkeypatch.setattr(os, "rename", refusing)
+    with pytest.raises(OSError, match="Input/output error"):
+        save(tmp_path, 10, seed=1)
+    assert step_names(tmp_path) == ["latest", "step-00000010"] and same(load_checkpoint(tmp_path).params, float_params(MODEL))
+
+
+def test_what_is_aside_is_put_back_unless_its_process_lives(tmp_path, monkeypatch):
+    """One that had the number of the next writer, as in a container that is started again, does not."""
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())
+    for pid, stays in ((os.getppid(), True), (os.getpid(), False)):
+        run = tmp_path / str(pid)
+        aside = run / f".step-00000010.old-{pid}"
+        save(run, 10).rename(aside)
+        assert load_checkpoint(run).step == 10
+        save(run, 20)
+        kept = aside.name if stays else "step-00000010"
+        assert step_names(run) == sorted([kept, "latest", "step-00000020"])
+        save(run, 20, seed=1)
+        assert step_names(run) == sorted([kept, "latest", "step-00000020"])
+        assert same(load_checkpoint(run).params, float_params(MODEL, 1))
