@@ -173,11 +173,11 @@ def _latency(given: Sequence[Float | None], program: Program) -> Float:
     """[2, stages]: forward and back, the same where one is given."""
     there, back = given[0], given[0] if given[1] is None else given[1]
     named = (("comm.latency", there), ("comm.latency.back", back))
-    rows = [_spread(name, array, program) for name, array in named if array is not None]
-    for row in rows:
-        if (row != row[:, :1]).any():
-            raise InvalidValueError("comm.latency differs between slices: it is a link's, one for each stage would be right")
-    return np.ascontiguousarray([row[:, 0] for row in rows])
+    rows = np.array([_spread(name, array, program) for name, array in named if array is not None])
+    least: Float = rows.min(axis=2)  # nan where one is, which is refused as such
+    if (rows.max(axis=2) > least).any():
+        raise InvalidValueError("comm.latency differs between slices: it is a link's, one for each stage would be right")
+    return least
 
 
 def _need(program: Program, cost: Tables) -> None:

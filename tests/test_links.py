@@ -120,10 +120,14 @@ def test_a_link_carries_one_message_at_a_time():
     program = schedules.sliced_1f1b(4, 6, 3)
     cost = {"F": 1.0, "B": 2.0, "comm": 3.0, "comm.latency": 0.5}
     assert program.makespan({**cost, "comm.latency": 3.0}) < program.makespan(cost) == program.lower().simulate(cost).makespan_s
-    with pytest.raises(tp.InvalidValueError, match=r"comm.latency\[1\] is -1"):
-        program.simulate(cost | {"comm.latency": [0.0, -1.0, 0.0, 0.0]})
+    for wrong in (-1.0, np.inf, np.nan):
+        for name in ("comm.latency", "comm.latency.back"):
+            with pytest.raises(tp.InvalidValueError, match=rf"comm.latency\[1\] is {wrong:g}: "):
+                program.simulate(cost | {name: [0.0, wrong, 0.0, 0.0]})
     with pytest.raises(tp.InvalidValueError, match=r"comm.latency differs between slices"):
         schedules.gpipe(2, 1, 2).simulate({"F": 1.0, "B": 2.0, "comm": 1.0, "comm.latency": [[0.0, 1.0], [0.0, 0.0]]})
+    with pytest.raises(tp.InvalidValueError, match=r"comm.latency\[0\] is nan"):
+        schedules.gpipe(2, 1, 2).simulate({"F": 1.0, "B": 2.0, "comm": 1.0, "comm.latency": [[0.0, np.nan], [0.0, 0.0]]})
 
 
 def test_the_emulated_engine_waits_for_its_links():
