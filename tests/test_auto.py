@@ -347,6 +347,24 @@ def test_the_bounds_of_guests_and_copies_hold(kind):
     assert close > 5
 
 
+def test_a_rank_with_a_stage_of_each_copy_updates_both_in_the_bound():
+    model = tp.GPTConfig(n_layer=4, n_head=2, n_embd=16, vocab_size=64, block_size=32)
+    cluster = tp.Cluster(num_devices=4, memory_bytes=1e9, peak_flops=1e9)
+    costs = tp.CostModel.analytic(model, cluster).to_dict()
+    for copies in (1, 2):
+        free, paid = (bound_s(request_of(model, cluster, 4, tp.CostModel.from_dict({**costs, "optimizer_param_s": each})), 4, 1, 1,
+                              0.0, copies) for each in (0.0, 1e-6))
+        assert paid - free == pytest.approx(copies * 1e-6 * model.num_params / 4)
+
+
+def test_weights_made_at_once_are_in_the_bound():
+    """Whose W follow their I: the blocks before a rank's own have their I behind its work."""
+    model = tp.GPTConfig(n_layer=8, n_head=2, n_embd=16, vocab_size=64, block_size=32)
+    cluster = tp.Cluster(num_devices=4, memory_bytes=1e9, link_latency_s=1e-3, peak_flops=1e9)
+    request = request_of(model, cluster, 4)
+    assert whole_bound_s(request, 4, 1, True) > 1.05 * whole_bound_s(request, 4)
+
+
 def test_the_least_work_is_the_least_over_slicings():
     """Whole sequences alone in a micro-batch: every composition of three units, by brute force."""
     rng = np.random.default_rng(5)

@@ -23,6 +23,7 @@ from terapipe_c.checkpoint import (
     model_dict,
     param_shapes,
     save_checkpoint,
+    verify_checkpoint,
     write_tensors,
 )
 from terapipe_c.tensorfile import lay_out, read_layout, read_tensor, write_file
@@ -197,6 +198,16 @@ def test_the_newest_are_kept_and_latest_points_at_the_last(tmp_path):
     save(tmp_path, 36, keep=1)
     assert step_names(tmp_path) == ["latest", "step-00000036"] and load_checkpoint(tmp_path).step == 36
     assert ", after 36 steps, " in repr(load_checkpoint(tmp_path)) and "after 36 steps" in load_checkpoint(tmp_path)._repr_html_()
+
+
+def test_what_was_written_last_is_the_newest_whatever_its_step(tmp_path):
+    for step in (40, 30, 35):  # resumed from an earlier one
+        save(tmp_path, step)
+    assert step_names(tmp_path) == ["latest", "step-00000030", "step-00000035"]
+    save(tmp_path, 10)
+    assert step_names(tmp_path) == ["latest", "step-00000010", "step-00000035"]
+    (tmp_path / "latest").unlink()
+    assert load_checkpoint(tmp_path).step == 10
 
 
 @pytest.mark.parametrize("pointer", [b"\xff\xfe", b"step-0\0", b"s" * 5000, b"", b"/", b"step-00000010\n"])
@@ -417,6 +428,15 @@ def test_damage_is_refused_naming_the_file(tmp_path):
         "model.safetensors",
         lambda path, content: write_file(path, {**float_params(MODEL), "extra": np.zeros(3, np.float32)}),
     )
+
+
+def test_a_damaged_checkpoint_names_the_newest_other_that_is_complete(tmp_path):
+    save(tmp_path, 10)
+    file = save(tmp_path, 20) / "model.safetensors"
+    (tmp_path / "step-00000015").mkdir()
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="where .*/step-00000010 is whole, moving .*/step-00000020 away would be right"):
+        verify_checkpoint(file.parent)
 
 
 def test_missing_checkpoints_name_the_path(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from terapipe_c.judge import Judge, Replicas, Savings
 from terapipe_c.links import Links
 
 MODEL = tp.GPTConfig(n_layer=4, n_head=2, n_embd=32, vocab_size=97, block_size=32)
+DEEPER = tp.GPTConfig(n_layer=8, n_head=2, n_embd=32, vocab_size=64, block_size=32)
 CLUSTER = tp.Cluster(num_devices=4, peak_flops=1e9)
 
 
@@ -134,6 +135,8 @@ def test_what_does_not_fit_is_refused(options, word):
 
 def test_an_odd_cluster_gets_an_even_number_of_ranks():
     assert planned(cluster=tp.Cluster(num_devices=5, peak_flops=1e9)).ranks in (2, 4)
+    plan = planned(cluster=tp.Cluster(num_devices=7, peak_flops=1e9), planner="uniform", model=DEEPER)
+    assert plan.ranks == 6 or any(what.startswith("6 ranks") for what, _ in plan.compared), plan.compared
 
 
 def test_what_other_programs_have_no_word_for():

@@ -294,6 +294,23 @@ def test_durations_are_the_sum_over_blocks():
     np.testing.assert_allclose(d["AR"], 2e-5 + 1e-9 * (3 * 96 + 256) * 64 * 4)     # rows there, values back
     assert all(a.shape == (3, 6) and a.flags.c_contiguous and a.dtype == np.float64 for a in d.values())
 
+def test_micro_batches_of_other_sizes_in_the_same_slices_take_their_own_time():
+    costs, partition, sizes = random_costs(3), even_partition(MODEL, 2), (1, 3, 3, 2, 1)
+    together = costs.durations(partition=partition, slicing=[(b, [40, 56]) for b in sizes])
+    alone = [costs.durations(partition=partition, slicing=[(b, [40, 56])]) for b in sizes]
+    for phase in PHASES:
+        assert (together[phase] == np.concatenate([d[phase] for d in alone], axis=1)).all()
+
+
+def test_nothing_that_is_made_again_takes_less_than_nothing():
+    """What an FFN keeps of its input is an eighth of its work; an attention that costs less than that has none to make again."""
+    curves = random_costs(3).curves | {("attention", "F"): Curve((0.0, 1.0), (0.0, 0.0))}
+    cheap = CostModel(curves, source="samples", overhead_s=1e-6, model=MODEL)
+    counts, slices = block_counts(MODEL, even_partition(MODEL, 2)), slicing_arrays([(1, [40, 56])])
+    ffns = counts.copy()
+    ffns[:, KINDS.index("attention")] = 0
+    assert (cheap.recompute_s(counts, slices) == cheap.recompute_s(ffns, slices)).all()
+
 
 def test_sliced_micro_batches_of_several_sequences_do_weights_and_head_once():
     costs = random_costs(8)
@@ -494,6 +511,13 @@ def test_noise_in_the_context_never_makes_a_slice_cost_less_than_nothing():
             S = np.arange(1, 48)
             for C in (np.ones_like(S), 48 - S):
                 assert (cost["G1"][1:48] + cost["a2"] * C + cost["a3"] * S * C > 0).all()
+
+
+def test_a_context_that_saves_more_than_the_slice_costs_leaves_nothing():
+    """A fit of noisy samples may say so."""
+    curves = random_costs(3).curves | {("attention", "F"): Curve((0.0, 1.0), (0.0, 1e-6), 0.0, -1.0)}
+    costs = CostModel(curves, source="samples", overhead_s=0.0, model=MODEL)
+    assert (costs.slice_cost(96, 8, "fwd")["G1"] == 0.0).all()
 
 
 def test_a_profile_sees_through_noise_to_what_the_context_costs() -> None:

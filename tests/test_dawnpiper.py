@@ -405,6 +405,16 @@ def test_a_step_is_scaled_with_its_times_where_periods_tie():
         assert math.isclose(plan.period_s, 27.0 * unit, rel_tol=1e-9) and math.isclose(plan.step_time_s, 92.0 * unit, rel_tol=1e-9)
 
 
+def test_of_equal_periods_the_shorter_step_may_have_its_cuts_where_links_allow_them():
+    """The rightmost plan: where a cut's message takes longer than the period the next one that is short enough is taken."""
+    nodes = {"fwd_s": [18, 5, 4, 19, 7, 18], "bwd_s": [17, 5, 3, 16, 12, 2], "recompute_s": [11, 16, 1, 11, 13, 2],
+             "activation_bytes": [8, 3, 15, 16, 16, 5], "param_bytes": [17, 14, 2, 4, 8, 8],
+             "optimizer_bytes": [14, 11, 16, 2, 4, 5], "cut_bytes": [16, 38, 17, 55, 37, 44]}
+    nodes = {key: np.array(value, float) for key, value in nodes.items()}
+    got = dawnpiper(nodes, 4, 99.0, 2, "gpipe", 1.0, link_bandwidth_Bps=1.0)
+    assert (got.period_s, got.step_time_s, list(got.boundaries)) == (54.0, 320.0, [0, 1, 3, 5, 6])
+
+
 def test_more_memory_more_bandwidth_and_scaled_costs():
     rng = np.random.default_rng(9)
     for i in range(120):
@@ -490,6 +500,15 @@ def test_capuchin_swaps_what_the_bus_hides_first():
     slow = dawnpiper_binary(nodes, 1, 6.0, 1, "1f1b", 0.01)  # 100 s a tensor: recompute instead
     assert slow.recompute.sum() == 2 and slow.stage_time_s[0] == 18.0
     assert dawnpiper(nodes, 1, 6.0, 1, "1f1b", 0.01).stage_time_s[0] == 18.0
+
+
+def test_a_tensor_is_made_again_from_the_nearest_that_is_kept():
+    """Capuchin: with node 0 made again, node 1 costs both; node 2 costs itself alone, for node 1 is kept. So it comes next."""
+    nodes = {"fwd_s": [13, 10, 15], "bwd_s": [13, 5, 9], "recompute_s": [7, 6, 1], "activation_bytes": [14, 11, 2],
+             "param_bytes": [3, 15, 12], "optimizer_bytes": [6, 12, 2]}
+    nodes = {key: np.array(value, float) for key, value in nodes.items()}
+    got = dawnpiper_binary(nodes, 1, 109.0, 5, "gpipe", 0.0)
+    assert got.recompute.tolist() == [True, True, True] and got.period_s == 79.0
 
 
 def test_cuts_move_to_where_one_tensor_crosses():

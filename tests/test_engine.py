@@ -128,6 +128,25 @@ def test_sequences_longer_than_every_tile():
             assert np.array_equal(grads[name], theirs[name]), (name, slicing)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_sequences_of_one_token_have_the_same_gradient_every_step(tied):
+    """The head has no backward rows then: nothing of the step before is left in its gradient."""
+    model, params, tokens = problem(3, 1, tie_weights=tied)
+    program = tp.schedules.one_f_one_b(1, 3).split().lower()
+    _, grads = tp.loss_and_grads(model, params, tokens)
+
+    def work(engine):
+        found = []
+        for i in range(3):
+            engine.run(tokens, step=i + 1, update=False)
+            found.append(engine.export("grads"))
+        return found
+
+    for found in ranks_do(model, partition_of(model, []), [(1, [1])] * 3, program, work, params=params)[0]:
+        for name, grad in grads.items():
+            np.testing.assert_allclose(found[name], grad, rtol=1e-5, atol=1e-8)
+
+
 PROGRAMS = {
     "gpipe, whole backward": lambda: tp.schedules.gpipe(2, 2, [2, 2]),
     "gpipe, W at once": lambda: tp.schedules.gpipe(3, 2, [2, 2]).split(pending=0),
@@ -306,6 +325,23 @@ def test_any_rank_may_ask_to_stop_and_all_hear_of_it():
     assert found == [[False, True, False]] * 3
 
 
+@pytest.mark.parametrize("asks", range(4))
+def test_any_rank_of_any_replica_may_ask_to_stop_and_all_hear_of_it(asks):
+    model, params, tokens = problem(4, 24)
+    program, partition, slicing = tp.schedules.gpipe(2, 2).split().lower(True), partition_of(model, [3]), [(1, [24])] * 2
+    region = region_for(model, partition, slicing, program, 2)
+
+    def one(rank):
+        replica, own = divmod(rank, 2)
+        comm = _core.Comm(region, rank, 60.0)
+        engine = RankEngine(model, partition, slicing, program, own, comm, replicas=2, replica=replica)
+        engine.load(params)
+        mine = tokens[2 * replica : 2 * replica + 2]
+        return [engine.run(mine, step=i + 1, stop=rank == asks and i == 1)[2] for i in range(3)]
+
+    assert in_threads(region, one) == [[False, True, False]] * 4
+
+
 def test_clipping_scales_to_the_norm_over_all_ranks():
     model, params, tokens = problem(2, 24)
     _, grads = tp.loss_and_grads(model, params, tokens)
@@ -321,6 +357,24 @@ def test_clipping_scales_to_the_norm_over_all_ranks():
             assert found == pytest.approx(norm, rel=1e-6)
             for name, moment in moments.items():  # exp_avg = (1 - beta1) x the clipped gradient
                 np.testing.assert_allclose(moment, 0.1 * grads[name] / 4, rtol=1e-4, atol=1e-9)
+
+
+def test_clipping_is_pytorch_s_to_the_last_digits():
+    """torch.nn.utils.clip_grad_norm_: max_norm / (norm + 1e-6)."""
+    model, params, tokens = problem(2, 24)
+    program = tp.schedules.gpipe(1, 2).split().lower()
+
+    def work(engine):
+        engine.run(tokens, update=False)
+        grads = engine.export("grads")
+        norm = engine.run(tokens, lr=0.0, grad_clip=0.25, weight_decay=0.0)[1]
+        return norm, grads, engine.export("exp_avg")
+
+    norm, grads, moments = ranks_do(model, partition_of(model, []), [(1, [24])] * 2, program, work, params=params)[0]
+    wide = {name: grad.astype(np.float64) for name, grad in grads.items()}
+    part = float(np.float32(1.0) - np.float32(0.9))            # of a gradient in its first moment
+    scale = sum((moments[n] / part * g).sum() for n, g in wide.items()) / sum((g * g).sum() for g in wide.values())
+    assert scale == pytest.approx(0.25 / (norm + 1e-6), rel=1e-7) != pytest.approx(0.25 / norm, rel=1e-7)
 
 
 # ---- failures --------------------------------------------------------------------------------------------------------
@@ -350,6 +404,16 @@ def test_a_loss_that_is_not_a_number_names_the_step_and_leaves_the_parameters(ra
     with pytest.raises(_core.ExecutionError, match=r"^step 1: the loss is -?nan .*parameters are as before"):
         ranks_do(model, partition, slicing, program, work, params=params)
     assert len(kept) == ranks and all(unchanged for _, unchanged in kept)
+
+
+def test_tokens_that_the_model_does_not_know_are_refused_by_their_place():
+    model, _, tokens = problem(2, 24)
+    program = tp.schedules.gpipe(1, 2).split().lower()
+    for wrong in (model.vocab_size, -1):
+        bad = tokens.copy()
+        bad[1, 24] = wrong
+        with pytest.raises(ValueError, match=rf"tokens\[1, 24\] is {wrong}: 0 to {model.vocab_size - 1} would be right"):
+            ranks_do(model, partition_of(model, []), [(1, [24])] * 2, program, lambda engine, bad=bad: engine.run(bad))
 
 
 def many_instructions():

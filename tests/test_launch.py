@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from terapipe_c import AbortedError, _core, ranks, schedules
+from terapipe_c.job import Folder
 from terapipe_c.launch import launch, runs
 from terapipe_c.worker import learning_rate, pack, share, unpack
 
@@ -139,12 +140,12 @@ def test_threads_and_processes_give_the_same_losses():
 def test_a_resumed_run_continues_bit_for_bit(tmp_path, processes):
     whole = [record.loss for record in start(6, processes=False)]
     start(3, processes=processes, out=tmp_path / "a").wait()
-    (tmp_path / "a/metrics.jsonl").open("a").write('{"step": 5, "loss": 9}\n{"step": 6, "lo')  # of a run that was cut off
+    (tmp_path / "a/metrics.jsonl").open("a").write('{"step": 3, "loss": 9}\n{"step": 4, "lo')  # of a run that was cut off
     rest = list(start(6, processes=processes, out=tmp_path / "a", resume=True))
     assert [record.step for record in rest] == [3, 4, 5]
     assert [record.loss for record in rest] == whole[3:]
-    steps = [json.loads(line)["step"] for line in (tmp_path / "a/metrics.jsonl").read_text().splitlines()]
-    assert steps == list(range(6))
+    kept = [json.loads(line) for line in (tmp_path / "a/metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in kept] == list(range(6)) and [record["loss"] for record in kept] == whole
 
 
 def test_a_resume_on_other_data_is_refused_before_a_rank_starts(tmp_path):
@@ -286,6 +287,20 @@ def test_a_launch_that_cannot_start_leaves_no_folder(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="Too many"):
         start(2, processes=False, out=tmp_path / "a")
     assert not (tmp_path / "a").exists()
+
+
+def test_a_folder_that_another_run_fills_meanwhile_is_refused(tmp_path, monkeypatch):
+    """Between the look at it and its lock: it stays as that run left it."""
+    class Late(Folder):
+        def __init__(self, path):
+            path.mkdir()
+            (path / "config.json").write_text("another's")
+            super().__init__(path)
+
+    monkeypatch.setattr("terapipe_c.job.Folder", Late)
+    with pytest.raises(FileExistsError, match="this run folder exists already"):
+        start(2, processes=False, out=tmp_path / "a")
+    assert [file.read_text() for file in (tmp_path / "a").iterdir()] == ["another's"]
 
 
 def test_a_full_disk_leaves_what_a_run_folder_holds(tmp_path, monkeypatch):

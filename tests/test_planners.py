@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 from slice_tables import KINDS, dense_table
+from test_limits import counted  # noqa: F401
 
 from terapipe_c import _core, planners
 
@@ -210,6 +211,29 @@ def test_forward_and_backward_apart_equal_enumeration():
         assert sum(got.lengths) == n and (cap is None or max(got.lengths) <= cap)
         assert got.optimal and close(got.latency_s, want), (i, n, stages, cap, got, want)
         assert want * (1 - 1e-9) <= got.lower_bound_s <= want * (1 + 1e-15)
+
+
+def test_slices_of_equal_sums_are_told_apart_by_what_they_are_allowed(counted):  # noqa: F811
+    """Small whole numbers: many slicings have the same sum, and not all of them are within a box of max f and max b."""
+    rng = np.random.default_rng(6)
+    for i in range(400):
+        n, stages = int(rng.integers(2, 9)), int(rng.integers(1, 20))
+        f, b = rng.integers(0, 4, (2, n + 1, n + 1)).astype(float)
+        (sf, mf), (sb, mb) = sums_and_maxima(f), sums_and_maxima(b)
+        got = planners.slice_tokens(f, stages, bwd=b, time_limit_s=1e5)
+        assert got.optimal and close(got.latency_s, (sf + sb + (stages - 1) * (mf + mb)).min()), (i, got)
+
+
+def test_a_limit_that_is_just_enough_is_enough():
+    """Kernels compare sums of what a slice holds: their rounding forbids nothing."""
+    rng, n = np.random.default_rng(5), 60
+    for _ in range(300):
+        row, pair, context = rng.uniform(0.1, 1.0, 3)
+        lengths = np.arange(n + 1.0)
+        model = Model(g0=10.0 + lengths, g1=10.0 + lengths, a2=0.0, a3=0.0)
+        memory = {"row_bytes": row, "pair_bytes": pair, "context_bytes": context}
+        memory["limit_bytes"] = row * n + pair * n * n + context * n
+        assert planners.slice_tokens(model, 1, seq_len=n, granularity=1, memory=memory).lengths == [n]
 
 
 def test_a_rest_that_costs_more_than_all_coarse_units_is_planned():

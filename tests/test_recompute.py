@@ -62,6 +62,15 @@ def test_the_pass_puts_all_of_a_micro_batch_before_its_first_backward():
         program.save_memory(bytes(3), bytes(2))
 
 
+def test_what_is_made_again_comes_between_ops_that_overlapped():
+    program = tp.schedules.dualpipe_v(2, 4)
+    assert "&" in str(program)
+    for again, swapped in ((1, 0), (2, 0), (0, 1), (0, 2)):
+        saved = program.save_memory(bytes([again] * 4), bytes([swapped] * 4))
+        saved.check()
+        assert "&" not in str(saved)
+
+
 @pytest.mark.parametrize("length, left", [(16, 16), (32, 0), (12, 28)])
 def test_one_slice_of_a_long_sequence_is_all_that_is_made_again(length, left):
     """A batch of one: where weight gradients come directly behind, FFNs keep their inputs, and one slice of the rest with the most

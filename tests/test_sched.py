@@ -193,6 +193,17 @@ def test_rewritten_slots_are_refused():
     assert refused == 24
 
 
+def test_a_slot_beyond_the_last_is_refused():
+    lowered = schedules.one_f_one_b(3, 4).lower()
+    for rank in range(3):
+        for op, slot, kind in (("F", 4, "activation"), ("B", 4 << 16, "gradient")):
+            lists = [lowered.instructions(r).copy() for r in range(3)]
+            first = [schedules.OPS[row["op"]] for row in lists[rank]].index(op)
+            lists[rank]["slot"][first] = slot
+            with pytest.raises(_core.ScheduleError, match=f"{kind} slot 4: below the number of micro-batches, 4"):
+                Program.from_instructions(lists, keep_slots=True).check()
+
+
 def test_a_wrong_field_is_refused_by_rank_and_position():
     """Also where nothing would read it: what check accepts is what its text says."""
     lists = [rank.copy() for rank in (schedules.seq1f1b(2, 3, 2).lower().instructions(r) for r in range(2))]
@@ -233,6 +244,16 @@ def test_messages_name_the_rule():
         with pytest.raises(_core.ScheduleError, match=words) as caught:
             Program.parse(text).check()
         assert caught.value.rank is not None and caught.value.position is not None
+
+
+def test_what_ends_a_step_and_what_overlaps_has_its_order():
+    for text, words in (
+        ("0F0.0 0SF0.0@1 0RB0.0@1 0B0.0 0OPT0.0 0AR0.0@1\n1RF0.0@0 1F0.0 1B0.0 1SB0.0@0 1AR0.0@0 1OPT0.0", "before every OPT"),
+        ("0F0.0 0F1.0& 0B0.0& 0F2.0 0B1.0 0B2.0", "two ops overlap, not three"),
+    ):
+        with pytest.raises(_core.ScheduleError, match=words) as caught:
+            Program.parse(text).check()
+        assert caught.value.rank == 0
 
 
 def test_a_deadlock_of_rendezvous_sends_alone_is_found():

@@ -305,6 +305,27 @@ def test_bound_is_exact_where_a_closed_form_is_known():
     assert line.lower_bound_s == pytest.approx(line.makespan_s)
 
 
+def test_the_bound_takes_the_cheaper_backward_where_a_program_has_both():
+    """A whole backward may be quicker than its two halves, and some slices have the one, others the others."""
+    for text in ("0F0.0 0F0.1 0B0.1 0I0.0 0W0.0", "0F0.0 0F1.0 0B0.0 0I1.0 0W1.0\n1F0.0 1B0.0 1F1.0 1B1.0"):
+        program = Program.parse(text)
+        for cost in ({"B": 1.0, "I": 2.0, "W": 3.0}, {"B": 9.0, "I": 2.0, "W": 3.0}, {"B": 3.0, "I": 2.0, "W": 3.0}):
+            line = program.simulate({"F": 1.0, **cost})
+            assert line.lower_bound_s <= line.makespan_s
+
+
+def test_a_rank_updates_all_of_its_stages_in_the_bound():
+    program = schedules.interleaved(2, 4, 2).lower()
+    line = program.simulate({"F": 1.0, "B": 2.0, "OPT": [5.0, 5.0, 7.0, 7.0]})
+    assert line.makespan_s >= line.lower_bound_s >= 4 * 2 * 3.0 + 12.0
+
+
+def test_the_last_weight_gradients_are_on_the_longest_path():
+    cost = {"F": 1.0, "I": 1.0, "W": 10.0}
+    line = schedules.one_f_one_b(2, 1).split(cost, pending=0).simulate(cost)
+    assert line.lower_bound_s == line.makespan_s == 14.0
+
+
 def test_rounding_puts_no_bound_above_the_step():
     """The bound adds the same seconds in another order: `Plan.gap` was -4e-13 %."""
     rng = np.random.default_rng(3)

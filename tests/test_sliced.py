@@ -82,6 +82,12 @@ def test_simulation_equals_the_recurrence():
     assert count == 8 * len(list(shapes())) > 400
 
 
+def test_one_micro_batch_in_halves_takes_its_longest_path():
+    """The second half of a stage's forward waits for the first."""
+    line = tp.schedules.sliced_1f1b(3, 1, 1).simulate({"F": [9.0, 1.0, 1.0], "B": 1.0}, comm_s=2.0)
+    assert line.lower_bound_s == line.makespan_s
+
+
 def test_autopipes_slicer_means_this_program():
     """tp.planners.autopipe_slicer has a recurrence of its own: its times are the simulator's, its split the fewest best."""
     rng = np.random.default_rng(5)
@@ -300,6 +306,13 @@ def test_halves_have_their_own_durations():
     assert emulated.error < 0.5
     with pytest.raises(ValueError, match="cost has 'B.a'"):
         program.simulate({**cost, "B.a": 1.0})
+
+
+def test_a_gradient_waits_as_if_a_whole_message_came_once():
+    """Not with each of the halves that read it: a weight gradient went where its rank does not wait."""
+    f, i, w = np.array([[[6.0, 7, 1], [2, 4, 5]], [[7, 3, 1], [2, 4, 4]], [[8, 4, 6], [5, 1, 6]]])
+    cost = {"F": f, "I": i, "W": w, "RF": 3.0, "SF": 3.0}
+    assert tp.schedules.sliced_1f1b(2, 3, 1).split(cost, pending=3).makespan(cost) == 52.0
 
 
 # ---- on the engine ---------------------------------------------------------------------------------------------------

@@ -247,33 +247,42 @@ def test_who_does_not_come_is_named():
 
 
 def test_strangers_are_sent_away():
-    """Silence, another protocol, and a rank of another job do not disturb a meeting."""
-    port, stopping = free_port(), threading.Event()
+    """Silence, another protocol, and a rank of another job, who all call before the others come, do not disturb a meeting."""
+    port, stopping, comms = free_port(), threading.Event(), [None] * 3
 
-    def disturb(word):
+    def come(rank):
+        comms[rank], = meeting([{"rank": rank}], ranks=3, port=port)
+
+    def disturb(word, heard):
         while not stopping.is_set():
             with socket.socket() as one:
                 one.settimeout(0.2)
                 try:
                     one.connect(("127.0.0.1", port))
                     one.sendall(word)
+                    heard.set()
                     one.recv(1)
                 except OSError:
                     time.sleep(0.01)
 
-    strangers = [threading.Thread(target=disturb, args=(word,)) for word in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(300))]
-    for stranger in strangers:
-        stranger.start()
-    results = []
-    other = threading.Thread(target=lambda: results.extend(meeting([{"rank": 1, "token": "b"}], meeting_s=0.5, port=port)))
-    other.start()
-    time.sleep(0.1)
-    comms = meeting([{}, {}, {}], ranks=3, port=port)
-    stopping.set()
-    for thread in (*strangers, other):
-        thread.join()
+    words = {word: threading.Event() for word in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(300))}
+    ranks = [threading.Thread(target=come, args=(rank,)) for rank in range(3)]
+    strangers = [threading.Thread(target=disturb, args=one) for one in words.items()]
+    for thread in (ranks[0], *strangers):
+        thread.start()
+    try:
+        assert all(heard.wait(20.0) for heard in words.values())
+        other, = meeting([{"rank": 1, "token": "b"}], ranks=3, meeting_s=2.0, port=port)
+    finally:
+        for thread in ranks[1:]:
+            thread.start()
+        for thread in ranks:
+            thread.join()
+        stopping.set()
+        for thread in strangers:
+            thread.join()
+    assert isinstance(other, _core.DeadlineError) and "did not know us" in str(other)
     assert [comm.rank for comm in comms] == [0, 1, 2]
-    assert isinstance(results[0], _core.DeadlineError)
     close(comms)
 
 
@@ -300,7 +309,7 @@ def test_a_communicator_is_closed_once_and_for_all():
 
 
 def test_who_leaves_while_others_wait_is_named():
-    one, two, three = meeting([{}, {}, {}], ranks=3)
+    one, two, three = meeting([{"timeout_s": 20.0}] * 3, ranks=3)
     two.close()
     for comm in (one, three):
         with pytest.raises(_core.AbortedError, match="rank 1 has left while others wait|rank 1 closed its connection"):

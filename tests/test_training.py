@@ -1,4 +1,5 @@
 """The whole loop: plan, launch, train, evaluate, stop, resume and fail, with the real engine, in threads and in processes."""
+import dataclasses
 import os
 import signal
 import subprocess
@@ -164,6 +165,14 @@ def test_parameters_of_another_model_are_refused(tmp_path):
     for init in (tmp_path / "heads", tp.load_checkpoint(tmp_path / "heads")):
         with pytest.raises(ValueError, match="the checkpoint's model has n_head 4, the plan's has 2"):
             start(plan, 1, init=init, processes=False)
+
+
+def test_more_threads_than_the_memory_of_the_plan_allows_are_refused():
+    plan = make_plan(2, planner="uniform")
+    plan = dataclasses.replace(plan, memory_limit_bytes=max(plan.peak_memory_bytes))
+    with pytest.raises(tp.InfeasibleError, match=r"rank \d needs \d+ bytes with threads_per_rank = 2 and may use \d+: \d+ bytes"):
+        start(plan, 1, threads_per_rank=2, processes=False)
+    start(plan, 1, processes=False).wait()
 
 
 # ---- evaluation, stopping, what it measured --------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 #define TP_TESTS_COMM_CASES_H
 
 #include "csrc/comm/comm.h"
+#include "csrc/comm/region.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -378,6 +379,89 @@ aborts(tp_comm *c, tp_region *region)
     MUST(tp_region_aborted(region, &first, text) == TP_ERUNTIME && first == last &&
           strcmp(text, "the first failure") == 0);
     free(data);
+}
+
+/* A writer that begins anew at the ring's start says so before anything is there: until then nothing has come. */
+static void
+begins_anew(tp_comm *c, tp_region *region)
+{
+    tp_ring *ring = tp_region_ring(region, 0, 1);
+    unsigned char sent = 7, got = 0;
+    if (ring == NULL)
+        return;
+    barrier(c);
+    if (c->rank == 0)
+        atomic_store(&ring->skip, ring->capacity);
+    barrier(c);
+    if (c->rank == 1) {
+        MUST(c->ops->recv_post(c, 0, 5, &got, 1) == TP_OK);
+        MUST(c->ops->progress(c) == TP_OK);
+    }
+    barrier(c);
+    if (c->rank == 0) {
+        atomic_store(&ring->skip, 0);
+        MUST(c->ops->send(c, 1, 5, &sent, 1) == TP_OK);
+    } else {
+        MUST(c->ops->recv_wait(c, 0) == TP_OK && got == 7);
+    }
+    barrier(c);
+}
+
+/* What is lent lies in the region, all of it: else the sender's memory is damaged, and nobody reads there. */
+static void
+lent_nowhere(tp_comm *c, tp_region *region)
+{
+    tp_ring *ring = tp_region_ring(region, 0, 1);
+    unsigned char got[1000];
+    if (ring == NULL)
+        return;
+    const uint64_t ends = region->bytes, places[] = {ends - 999, ends + 1, UINT64_MAX - 8};
+    for (uint64_t i = 0; i < 3; i++) {
+        const uint64_t line[TP_LINE / 8] = {i, sizeof got | (uint64_t)1 << 63, places[i]};
+        barrier(c);
+        if (c->rank == 0) {
+            memcpy(ring->data + i * TP_LINE, line, sizeof line);
+            atomic_store(&ring->head, (i + 1) * TP_LINE);
+            atomic_store(&ring->tail, i * TP_LINE);
+        }
+        barrier(c);
+        if (c->rank == 1) {
+            MUST(c->ops->recv_post(c, 0, i, got, sizeof got) == TP_OK);
+            MUST(c->ops->recv_wait(c, 0) == TP_ECONNECTION);
+            MUST(HOLDS("rank 0 lent rank 1 1000 bytes from"));
+        }
+    }
+    barrier(c);
+}
+
+/* A wait is too long where nothing comes, from whomever: not where others' messages do. All take 0.8 s, the deadline is 0.6 s. */
+static void
+moves_on(tp_comm *c, tp_region *region)
+{
+    enum { MESSAGES = 8, EVERY_US = 100000 };
+    unsigned char got[MESSAGES + 1] = {0}, sent = 7;
+    (void)region;
+    for (int i = 0; c->rank == 0 && i < MESSAGES; i++)
+        MUST(c->ops->recv_post(c, 2, (uint64_t)i, &got[i], 1) == TP_OK);
+    if (c->rank == 0)
+        MUST(c->ops->recv_post(c, 1, 9, &got[MESSAGES], 1) == TP_OK);
+    barrier(c);
+    if (c->rank == 0) {
+        c->timeout_ns = 600000000;
+        MUST(c->ops->recv_wait(c, 1) == TP_OK && got[MESSAGES] == 7);
+        c->timeout_ns = 0;
+        for (int i = 0; i < MESSAGES; i++)
+            MUST(c->ops->recv_wait(c, 2) == TP_OK && got[i] == 7);
+    }
+    for (int i = 0; c->rank == 2 && i < MESSAGES; i++) {
+        usleep(EVERY_US);
+        MUST(c->ops->send(c, 0, (uint64_t)i, &sent, 1) == TP_OK);
+    }
+    if (c->rank == 1) {
+        usleep(MESSAGES * EVERY_US);
+        MUST(c->ops->send(c, 0, 9, &sent, 1) == TP_OK);
+    }
+    barrier(c);
 }
 
 #endif

@@ -1,0 +1,47 @@
+"""Activations that another rank keeps (BPipe): when they may leave, what waits for them, what they take."""
+import pytest
+from test_auto import request_of
+
+import terapipe_c as tp
+from terapipe_c import schedules
+from terapipe_c.judge import Savings
+from terapipe_c.schedules import Program
+
+
+def test_every_slice_has_been_sent_before_its_micro_batch_leaves():
+    text = str(schedules.bpipe(4, 6, 2).lower())
+    assert "0F2.1 0SF2.1@1 0SE2.0@3" in text
+    with pytest.raises(tp.ScheduleError, match="its SF must come before it, which sends from what is evicted"):
+        Program.parse(text.replace("0F2.1 0SF2.1@1 0SE2.0@3", "0F2.1 0SE2.0@3 0SF2.1@1")).check()
+
+
+def test_what_was_evicted_is_not_swapped_when_it_is_back():
+    text = "0F0.0 0SE0.0@1 0RL0.0@1 0SO0.0 0SI0.0 0B0.0\n1F0.0 0RE0.0@0 0SL0.0@0 1B0.0"
+    with pytest.raises(tp.ScheduleError, match=r"0SO0.0: its micro-batch is evicted \(SE\): one of both would be right"):
+        Program.parse(text).check()
+    Program.parse(text.replace("0SO0.0 0SI0.0 ", "")).check()
+
+
+def test_a_backward_that_waits_for_a_guest_that_waits_for_it_is_a_deadlock():
+    """Rank 1 gives back what rank 0's backward reads behind a forward of what comes after that backward."""
+    text = "0F0.0 0SE0.0@1 0RL0.0@1 0B0.0 0F1.0 0B1.0\n1F0.0 1B0.0 0RE0.0@0 1F1.0 0SL0.0@0 1B1.0"
+    with pytest.raises(tp.ScheduleError, match="deadlock: rank 0 at 0B0.0 waits for rank 1, rank 1 at 1F1.0 waits for rank 0"):
+        Program.parse(text).check()
+    Program.parse(text.replace("1F1.0 0SL0.0@0", "0SL0.0@0 1F1.0")).check()
+
+
+def test_the_same_costs_again_take_the_same_time():
+    """The links of guests are free again when the next evaluation begins."""
+    program = schedules.bpipe(4, 8)
+    cost = {"F": 1.0, "B": 2.0, "comm": 0.25, "comm.guest": 1.5}
+    assert program.makespan([cost] * 3).tolist() == [program.simulate(cost).makespan_s] * 3
+
+
+def test_guests_of_a_candidate_that_makes_again_are_its_own():
+    """The judge remembers how large those are that make nothing again; these are smaller."""
+    model = tp.GPTConfig(n_layer=4, n_head=2, n_embd=32, vocab_size=64, block_size=32)
+    cluster = tp.Cluster(num_devices=4, memory_bytes=1e9, link_latency_s=1e-6, link_bandwidth_Bps=1e6, peak_flops=1e9)
+    judge, cut = request_of(model, cluster, 8).judge(4), ((0, 2), (2, 5), (5, 8), (8, 10))
+    for savings in (None, Savings(recompute=tuple(block.kind in ("attention", "ffn") for block in model.blocks))):
+        found = judge.judge("bpipe", cut, ((1, (32,)),) * 8, savings=savings)
+        assert found.seconds == pytest.approx(judge.lowered(found).makespan(judge.timing(found)), rel=1e-12)
