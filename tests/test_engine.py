@@ -490,3 +490,21 @@ def test_a_communicator_with_room_for_fewer_receives_refuses_the_program_before_
     same(alone(model, params, tokens), everything(model, partition, slicing, program, params, tokens))
     with pytest.raises(ValueError, match=r"posts \d+ receives from rank \d at once, and staged takes 64: fewer slices"):
         ranks_do(model, partition, slicing, program, lambda engine: None, params=params, staged=True)
+
+
+def test_a_communicator_is_filled_to_its_last_room():
+    for micros in (64, 65):
+        model, params, tokens = problem(micros, 2)
+        first, last = str(tp.schedules.gpipe(2, micros).split().lower(True)).splitlines()
+        words = sorted(last.split(), key=lambda word: "RF" not in word)  # all receives before the first forward
+        one = model, partition_of(model, [3]), [(1, [2])] * micros, tp.Program.parse(f"{first}\n{' '.join(words)}\n")
+
+        def loss(engine, tokens=tokens):
+            return engine.run(tokens)[0]
+
+        rings = ranks_do(*one, loss, params=params)
+        if micros == 64:
+            assert ranks_do(*one, loss, params=params, staged=True) == rings
+            continue
+        with pytest.raises(ValueError, match="rank 1 posts 65 receives from rank 0 at once, and staged takes 64: fewer slices"):
+            ranks_do(*one, loss, params=params, staged=True)
