@@ -381,6 +381,11 @@ def find_checkpoint(path: str | os.PathLike[str]) -> Path:
     if (path / STATE_FILE).is_file():
         return path.resolve()
     if not path.exists():
+        aside = [p for p, step, _ in put_aside(path.parent) if step.name == path.name and (p / STATE_FILE).is_file()]
+        if aside:
+            return aside[0].resolve()
+        if path.name == "latest" and path.is_symlink():     # to one that is aside
+            return find_checkpoint(path.parent)
         raise FileNotFoundError(errno.ENOENT, "no checkpoint here: no such file or folder", str(path))
     if path.is_file() and path.name == "latest":
         path = path.parent
@@ -444,7 +449,8 @@ def verify_checkpoint(folder: Path) -> None:
     try:
         _load(folder, None, True, keep=False)
     except ValueError as error:
-        others = [p for p in step_folders(folder.parent) if p.name != folder.name and (p / STATE_FILE).is_file()]
+        found = [*step_folders(folder.parent), *(p for p, step, _ in put_aside(folder.parent) if not step.exists())]
+        others = [p for p in found if p.name != folder.name and (p / STATE_FILE).is_file()]
         if not others:
             raise
         newest = max(others, key=lambda p: (p / STATE_FILE).stat().st_mtime_ns)

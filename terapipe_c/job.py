@@ -215,7 +215,7 @@ def _check_store(plan: Any, job: Mapping[str, Any], local_rank: int | None) -> N
     folder = Path(store_of(job)).absolute()
     disk = os.statvfs(next(path for path in (folder, *folder.parents) if path.is_dir()))     # a run's is still to be made
     free = disk.f_bavail * disk.f_frsize
-    if needed > free:
+    if disk.f_blocks and needed > free:     # none: it does not say
         refusal = _core.StorageError(f"the ranks of this machine swap {needed} bytes to files in {folder}, where {free} are free: "
                                      f"{needed - free} bytes short; a folder on another disk in {STORE_VARIABLE} would be right")
         refusal.errno = errno.ENOSPC

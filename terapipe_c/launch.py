@@ -274,7 +274,8 @@ class Run(Outcome):
         self._check_process()
         main = threading.current_thread() is threading.main_thread()
         try:
-            self._locking = main    # a KeyboardInterrupt raised in here could leave the lock held for ever
+            if main:
+                self._locking = True    # a KeyboardInterrupt raised in here could leave the lock held for ever
             with self._changed:
                 while len(self._history) == seen and not self._over:
                     left = None if deadline is None else deadline - time.monotonic()

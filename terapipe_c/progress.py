@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 LINE_EVERY_S = 10.0
+LAST_S = 10.0          # that the last line waits for another thread to be done with the one before
 PLANNING_S = 2.0       # what takes no longer shows nothing
 PLANNING_EVERY_S = 0.2
 
@@ -29,10 +30,11 @@ def _is_terminal(stream: Any) -> bool:
 
 
 class Progress:
-    """Call show() from the thread that waits for the run."""
+    """Call show() from the threads that wait for the run."""
 
     def __init__(self, wanted: bool | None, first: int, steps: int) -> None:
         self._first, self._steps, self._shown, self._last_line, self._closed = first, steps, 0, 0.0, False
+        self._lock = threading.Lock()
         self._told: Any = None
         self._bar: Any = None
         self._stream = sys.stderr                              # print takes None for the standard output
@@ -52,18 +54,21 @@ class Progress:
 
     def show(self, history: Sequence[Any], over: bool) -> None:
         """history: the records so far. over: there will be no more."""
-        if self._silent or self._closed:
-            return
+        if not self._lock.acquire(timeout=LAST_S if over else 0):
+            return                              # another thread is at it, perhaps on a terminal that halts
         try:
-            self._show(history, over)
+            if not self._silent and not self._closed:
+                self._show(history, over)
         except (OSError, ValueError):  # nobody reads any more, the log's disk is full, or it is closed: that ends no training
             self._silent = True
+        finally:
+            self._lock.release()
 
     def _show(self, history: Sequence[Any], over: bool) -> None:
         self._closed = over
         last = history[-1] if history else None
         if self._bar is not None:
-            if last is not None:
+            if last is not None and last.step + 1 - self._first > self._shown:     # not what another thread was told before
                 self._bar.set_postfix_str(f"loss {last.loss:.4f}, {last.tokens_per_s:,.0f} tok/s", refresh=False)
                 self._bar.update(last.step + 1 - self._first - self._shown)
                 self._shown = last.step + 1 - self._first
@@ -106,12 +111,13 @@ class Beside:
         self._say(history[-1:], False)
 
     def _say(self, last: Sequence[Any], over: bool) -> None:
+        self._last = last
         if self._thread is None:
             if self._progress is not None:
                 self._progress.show(last, over)
             return
         with self._changed:
-            self._last, self._fresh, self._over = last, True, over
+            self._fresh, self._over = True, over
             self._changed.notify()
 
     def _tell(self) -> None:

@@ -146,6 +146,11 @@ class Report:
         sums = dict(getattr(plan, "durations", {})).get(SUM)
         sums = None if sums is None else sums[:, 0]
         replicas, predicted = job["ranks"] // plan.ranks, float(planned.work_s - (0.0 if sums is None else sums.sum()))
+        timed = bool(times) and (sums is not None or int(getattr(plan, "data_parallel", 1)) * int(getattr(plan, "copies", 1)) == 1)
+        caveats = _crowded(job) + [f"rank {rank}: {text}" for rank, end in enumerate(ends) for text in end.get("caveats", ())]
+        if times and not timed:
+            caveats.append("the plan is of an older terapipe_c, and does not say what of its updates are sums of gradients: "
+                           "planned again, it would be laid beside the last step")
         out = job["out"]
         files = {} if out is None else {name: os.path.join(out, name) for name in ("metrics.jsonl", "trace.json", "checkpoints")}
         return cls(
@@ -158,8 +163,8 @@ class Report:
             bubbles={cause: float(seconds) for cause, seconds in bubbles.items()},
             predicted_bubbles={cause: replicas * float(seconds) for cause, seconds in dict(plan.bubbles).items()},
             last_step_time_s=times[-1] if times else None,
-            resimulated_step_time_s=resimulated(plan.program, intervals, sums) if times else None,
-            work_ratio=timeline.work_s / (replicas * predicted) if times and predicted > 0 else None,
+            resimulated_step_time_s=resimulated(plan.program, intervals, sums) if timed else None,
+            work_ratio=timeline.work_s / (replicas * predicted) if timed and predicted > 0 else None,
             losses=[record["loss"] for record in records],
             steps=[record["step"] for record in records],
             paths={name: path for name, path in files.items() if os.path.exists(path)},
@@ -167,7 +172,7 @@ class Report:
             planned=planned,
             measured=timeline if len(intervals) else None,
             total_steps=job["steps"],
-            caveats=_crowded(job) + [f"rank {rank}: {text}" for rank, end in enumerate(ends) for text in end.get("caveats", ())],
+            caveats=caveats,
         )
 
     def rows(self) -> list[tuple[str, str, str, str]]:

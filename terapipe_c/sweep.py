@@ -8,7 +8,6 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -126,14 +125,27 @@ class Sweep:
 
 
 def begun(folder: Path, steps: int) -> bool:
-    """Whether a trial that was cut short is to go on from its checkpoint. If not, what is left of it is no longer there."""
-    from .checkpoint import find_checkpoint, load_checkpoint
+    """Whether a trial that was cut short is to go on from its checkpoint. If not, a run without one is no longer there, and a
+    whole one, of which only the row is missing, has another name. FileExistsError where another sweep is at it."""
+    from .checkpoint import load_checkpoint
+    from .job import Folder
 
-    with suppress(OSError, ValueError):
-        if load_checkpoint(find_checkpoint(folder), names=(), optimizer=False).step < steps:
-            return True
+    try:
+        done: int | None = load_checkpoint(folder, names=(), optimizer=False).step
+    except FileNotFoundError:
+        done = None
+    if done is not None and done < steps:
+        return True
     if (folder / "config.json").is_file():      # what launch writes first: the folder is a trial's, whoever's name it has
-        shutil.rmtree(folder)
+        lock = Folder(folder)
+        try:
+            if done is None:
+                shutil.rmtree(folder)
+            else:
+                number = next(n for n in itertools.count(1) if not folder.with_name(f"{folder.name}.{n}").exists())
+                folder.rename(folder.with_name(f"{folder.name}.{number}"))
+        finally:
+            lock.close()
     return False
 
 

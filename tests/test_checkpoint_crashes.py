@@ -92,8 +92,9 @@ def test_a_writer_killed_where_it_replaces_a_step_leaves_one(tmp_path, at, seed)
     argv = [sys.executable, "-c", textwrap.dedent(KILLED), str(HERE), str(tmp_path), at]
     assert subprocess.run(argv, check=False).returncode == -signal.SIGKILL
     assert any(".old-" in name for name in step_names(tmp_path)) and (tmp_path / "step-00000010").exists() == bool(seed)
-    found = load_checkpoint(tmp_path)
-    assert found.step == 10 and same(found.params, float_params(MODEL, seed))
+    for path in (tmp_path, tmp_path / "step-00000010", tmp_path / "latest"):
+        found = load_checkpoint(path)
+        assert found.step == 10 and same(found.params, float_params(MODEL, seed))
     save(tmp_path, 20)
     assert step_names(tmp_path) == ["latest", "step-00000010", "step-00000020"]
     assert same(load_checkpoint(tmp_path / "step-00000010").params, float_params(MODEL, seed))

@@ -41,7 +41,7 @@ def test_a_launcher_that_is_stopped_holds_no_rank_up():
         import os, sys
         sys.path.insert(0, {str(HERE)!r})
         from test_launch import start
-        run = start(10**7, timeout_s=1)
+        run = start(10**7, timeout_s=2)
         for record in run:
             if record.step == 3:
                 print("begun", flush=True)
@@ -53,7 +53,7 @@ def test_a_launcher_that_is_stopped_holds_no_rank_up():
     try:
         assert child.stdout.readline() == "begun\n"
         child.send_signal(signal.SIGSTOP)
-        time.sleep(4)           # a rank that told the launcher of each step waited for it, and after 1 s the other for that
+        time.sleep(6)           # a rank that told the launcher of each step waited for it, and after 2 s the other for that
         child.send_signal(signal.SIGCONT)
         assert child.stdout.readline() == "over True\n"
     finally:
@@ -69,7 +69,7 @@ def test_a_terminal_that_halts_holds_no_rank_up(monkeypatch):
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
     with open(slave, "w", buffering=1) as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
-        run = start(10**7, timeout_s=1, progress=True)
+        run = start(10**7, timeout_s=2, progress=True)
         monkeypatch.undo()
 
         def read_late():
@@ -118,6 +118,32 @@ def test_a_rank_of_another_launcher_does_not_wait_for_a_terminal():
     assert not reader.is_alive() and not os.close(out)
 
 
+def test_two_threads_that_wait_count_each_step_once(capsys):
+    """Each is told of each step: the bar of one run."""
+    shown = Progress(True, 0, 200)
+    shown._bar = SimpleNamespace(n=0, set_postfix_str=lambda *_, **__: None, close=lambda: None)
+
+    def update(more):
+        before = shown._bar.n
+        time.sleep(0.001)               # a terminal takes its time
+        shown._bar.n = before + more
+
+    shown._bar.update = update
+    records = [SimpleNamespace(step=step, loss=1.0, tokens_per_s=1.0) for step in range(200)]
+
+    def wait():
+        for count in range(1, 201):
+            shown.show(records[:count], False)
+
+    threads = [threading.Thread(target=wait) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    shown.show(records, True)
+    assert shown._bar.n == 200 and shown._closed
+
+
 def test_a_ctrl_c_is_not_lost_after_a_handler_that_raised():
     class Alarm(Exception):
         pass
@@ -144,18 +170,21 @@ def test_a_ctrl_c_is_not_lost_after_a_handler_that_raised():
 def test_what_fails_in_a_checkpoint_is_told_and_not_what_followed(tmp_path, monkeypatch):
     """Rank 0 takes the folder of what it could not write away, in which the others were about to write."""
     write, abort = checkpoint.write_tensors, checkpoint.CheckpointWriter.abort
-    gone = threading.Event()
+    gone, followed = threading.Event(), threading.Event()
 
     def fail_or_follow(folder, *arguments):
         if threading.current_thread().name == "terapipe rank 0":
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         gone.wait(30)
-        return write(folder, *arguments)
+        try:
+            return write(folder, *arguments)
+        finally:
+            followed.set()
 
     def abort_and_wait(writer):
         abort(writer)
         gone.set()
-        time.sleep(0.5)         # time for the others to fail in
+        assert followed.wait(30)        # the other has failed for want of the folder
 
     monkeypatch.setattr(checkpoint, "write_tensors", fail_or_follow)
     monkeypatch.setattr(checkpoint.CheckpointWriter, "abort", abort_and_wait)

@@ -177,6 +177,18 @@ def test_what_was_measured_of_the_sums_is_no_work_either():
     assert 0 < sums.min() * 0.999 < report.resimulated_step_time_s - bare < sums.max() * 1.001
 
 
+def test_of_an_older_plan_it_is_not_known():
+    """A plan file from before says of its updates nothing but how long they take."""
+    plan = planned(MODEL, 2)
+    data = plan.to_dict()
+    del data["durations"]["OPT.sum"]
+    older = tp.Plan.from_dict({name: value for name, value in data.items() if name != "checksum"} | {"version": 2})
+    report = tp.launch(older, DATA, 3, **OPTIONS).wait().report()
+    assert report.resimulated_step_time_s is None and report.work_ratio is None
+    assert any("older terapipe_c" in caveat for caveat in report.caveats)
+    assert not any("older" in caveat for caveat in tp.launch(plan, DATA, 3, **OPTIONS).wait().report().caveats)
+
+
 def test_rings_between_replicas_do_not_grow_with_their_pairs():
     """Of a rank less than 4 MiB of them together, however large its messages, until each is as small as is still quick."""
     model = tp.GPTConfig(n_layer=1, n_head=12, n_embd=768, vocab_size=61, block_size=1024)

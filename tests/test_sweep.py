@@ -1,11 +1,19 @@
 """Sweeps that train: a trial that was cut short, or failed, is done when the sweep is run again."""
+import contextlib
 import json
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
+import pytest
 from test_cli import run
+
+import terapipe_c as tp
+from terapipe_c.job import Folder
+from terapipe_c.sweep import begun
 
 TRIAL = ["sweep", "--n-layer", "1", "--n-head", "2", "--n-embd", "16", "--vocab-size", "256", "--seq-len", "16", "--batch", "2",
          "--costs", "analytic", "--devices", "2", "--train", "--grid", "stages=1"]  # fmt: skip
@@ -24,7 +32,7 @@ def test_a_trial_that_was_cut_short_goes_on(capsys, tmp_path):
     (row,) = map(json.loads, (tmp_path / "k.jsonl").read_text().splitlines())
     assert row["status"] == "done" and row["result"]["loss"] > 0
     steps = [json.loads(line)["step"] for line in (Path(row["result"]["run"]) / "metrics.jsonl").read_text().splitlines()]
-    assert steps == list(range(4000))
+    assert steps == sorted(set(steps)) and steps[-1] == 3999    # what was on its way to the killed launcher is in no line
 
 
 def test_a_trial_that_failed_is_tried_again(capsys, tmp_path):
@@ -39,3 +47,27 @@ def test_a_trial_that_failed_is_tried_again(capsys, tmp_path):
     assert run(capsys, *argv, "--retry-failed")[0] == 0 and (folder / "mine.txt").exists()
     assert "exists already" in json.loads((tmp_path / "l.jsonl").read_text().splitlines()[-1])["error"]["message"]
 
+
+
+def test_what_is_left_of_a_trial_is_not_lost(tmp_path):
+    """Where another sweep trains in the folder, where the newest checkpoint is damaged, and where only the row is missing."""
+    model = tp.GPTConfig(n_layer=1, n_head=2, n_embd=16, vocab_size=256, block_size=16)
+    cluster = tp.Cluster(num_devices=1)
+    plan = tp.plan(model, cluster, 2, 16, tp.CostModel.analytic(model, cluster), planner="uniform", stages=1)
+    folder = tmp_path / "trial"
+    assert not begun(folder, 4)
+    tp.launch(plan, np.arange(900) % 256, 4, out=folder, checkpoint_every=2, processes=False, progress=False).wait()
+    assert begun(folder, 5) and folder.exists()
+    with pytest.raises(FileExistsError, match="another run is under way"), contextlib.closing(Folder(folder)):
+        begun(folder, 4)
+    state = folder / "checkpoints" / "step-00000004" / "state.json"
+    whole = state.read_text()
+    state.write_text("{")
+    with pytest.raises(ValueError, match="damaged"):
+        begun(folder, 5)
+    state.write_text(whole)
+    assert not begun(folder, 4) and not folder.exists()
+    assert tp.load_checkpoint(tmp_path / "trial.1").step == 4
+    shutil.rmtree(tmp_path / "trial.1" / "checkpoints")
+    (tmp_path / "trial.1").rename(folder)
+    assert not begun(folder, 4) and list(tmp_path.iterdir()) == []

@@ -441,6 +441,8 @@ moves_on(tp_comm *c, tp_region *region)
     enum { MESSAGES = 8, EVERY_US = 100000 };
     unsigned char got[MESSAGES + 1] = {0}, sent = 7;
     (void)region;
+    if (strcmp(c->ops->name, "mpi") == 0)
+        return; /* a wait of MPI's counts from its own beginning */
     for (int i = 0; c->rank == 0 && i < MESSAGES; i++)
         MUST(c->ops->recv_post(c, 2, (uint64_t)i, &got[i], 1) == TP_OK);
     if (c->rank == 0)
