@@ -22,7 +22,7 @@ from .search import StageCost, balanced, search, uniform, whole_sequences
 __all__ = ["Found", "plan_one"]
 
 JudgeOf = Callable[[int], Judge]
-ENOUGH = 400_000_000    # ticks of the judge (5 to 13 ns each) after which terapipe begins with no other number of ranks
+ENOUGH = 400_000_000    # ticks of the judge (5 to 13 ns each) after which terapipe, if it has a plan, tries no more ranks
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _plan_terapipe(request: Request, judge_of: JudgeOf) -> Found:
     best: Found | None = None
     least = cache(lambda: least_work_s(request, request.share))
     for _, judge in sorted(zip(looks, judges, strict=True), key=lambda pair: pair[0]):
-        if compared and (late() or sum(each.work for each in judges) > ENOUGH):
+        if (compared and late()) or (best is not None and sum(each.work for each in judges) > ENOUGH):
             break
         # But for what all may take together, nothing less sure leaves a number out: by name it would be faster.
         if best is not None and bound_s(request, judge.ranks, judge.chunks, request.replicas, least()) \
