@@ -56,7 +56,9 @@ HALVES = ("F.a", "F.b", "SF.a", "SF.b", "RF.a", "RF.b")
 SUM = "OPT.sum"     # of OPT's seconds, those in which replicas add up their gradients
 _CODE = {name: code for code, name in enumerate(OPS)}
 _TALKING = [_CODE[name] for name in ("SF", "RF", "SB", "RB", "SE", "RE", "SL", "RL", "AR")]
-_SAVING = {"recompute": ("R",), "swap": ("SO", "SI")}  # what a rank does to save memory counts as idle, by this cause
+_SWAPS = ("SO", "SI")
+_BESIDE = 8         # TP_BESIDE of csrc/sched/sched.h: copied beside the work
+_SAVING = {"recompute": ("R",), "swap": _SWAPS}  # what a rank does to save memory counts as idle, by this cause
 _WORK = ("F", "B", "I", "W", "R", "SO", "SI", "U", "AR", "OPT")  # what takes a rank's time; the rest are messages
 _USEFUL = np.array([name in _WORK and name not in ("R", "SO", "SI", "AR") for name in OPS])
 
@@ -323,10 +325,11 @@ class Timeline:
 
     @property
     def work_s(self) -> float:
-        """Seconds that operations took of the ranks' time, summed: useful ones, recomputation and swaps; no messages. A
-        simulated OPT has its replicas' sums in it."""
+        """Seconds that operations took of the ranks' time, summed: useful ones, recomputation and swaps, but those beside the
+        work; no messages. A simulated OPT has its replicas' sums in it."""
         rows = self.intervals
-        own = [_CODE[name] for name in _WORK if name != "AR"]
+        not_own = ("AR", *(_SWAPS if self.program is not None and self.program.swaps_beside else ()))
+        own = [_CODE[name] for name in _WORK if name not in not_own]
         return float((rows["end_s"] - rows["start_s"])[np.isin(rows["op"], own)].sum())
 
     @property
@@ -476,6 +479,8 @@ def _causes(
             bubbles["warmup"] += float(mine["start_s"].min()) if len(mine) else makespan_s
             bubbles["cooldown"] += makespan_s - float(mine["end_s"].max()) if len(mine) else 0.0
         for cause, ops in _SAVING.items():
+            if cause == "swap" and _overlap(work):
+                continue
             mine = work[np.isin(work["op"], [_CODE[op] for op in ops])]
             bubbles[cause] = float((mine["end_s"] - mine["start_s"]).sum())
         bubbles["comm"] = max(0.0, idle - sum(bubbles.values()))
@@ -499,12 +504,28 @@ def _mark_halves(code: NDArray[np.void], work: NDArray[np.void]) -> None:
             code["flags"][sorted(places, key=lambda at: float(work["start_s"][at]))] = (1, 2)
 
 
+def _overlap(work: NDArray[np.void]) -> bool:
+    """Are swaps made beside the work? They are if one of them is, of a rank, for longer than clocks are off."""
+    swaps = np.isin(work["op"], [_CODE[name] for name in _SWAPS])
+    for rank in np.unique(work["rank"][swaps]):
+        mine = work["rank"] == rank
+        own, copies = np.sort(work[mine & ~swaps], order="start_s"), work[mine & swaps]
+        at = np.searchsorted(own["end_s"], copies["start_s"], side="right")    # the first that ends later
+        own, copies = own[at[at < len(own)]], copies[at < len(own)]
+        shared = np.minimum(own["end_s"], copies["end_s"]) - np.maximum(own["start_s"], copies["start_s"])
+        if (shared > 1e-6 * (copies["end_s"] - copies["start_s"])).any():
+            return True
+    return False
+
+
 def _replay(work: NDArray[np.void], ranks: int) -> tuple[Program, Timeline]:
     code = np.zeros(len(work), INSTRUCTION)
     for name in ("op", "stage", "micro", "slice"):
         code[name] = work[name]
     code["peer"] = -1
     _mark_halves(code, work)
+    if _overlap(work):
+        code["flags"][np.isin(code["op"], [_CODE[name] for name in _SWAPS])] = _BESIDE
     if len(code) and (code["op"] == _CODE["AR"]).any():  # each end of a tied weight names the rank of the other
         first = code["op"] == _CODE["AR"]
         ends = work["rank"][first]

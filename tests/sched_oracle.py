@@ -218,12 +218,17 @@ def makespan(program, seconds, lag, back=None):
     relaxation of every op's end."""
     lists = [[w for w in rank if w[1] in ("F", "B", "I", "W", "R", "SO", "SI")] for rank in read(str(program))]
     home, machine = program.rank_of, Machine(program)
+    beside = "SO" in program.counts and "&" in str(program)  # copies by each rank's copier, one after another
     end, changed = {}, True
     while changed:
         changed = False
         for rank, code in enumerate(lists):
-            clock = 0.0
+            clock, copier, out, home_again = 0.0, 0.0, {}, {}
             for stage, op, q, m, _ in code:
+                if beside and op in ("SO", "SI"):
+                    copier = max(copier, clock) + seconds(op, stage, q, m)
+                    (out if op == "SO" else home_again)[stage if op == "SO" else (stage, q, m)] = copier
+                    continue
                 forward, backward = op == "F", op in ("B", "I")
                 source = stage - 1 if forward else stage + 1
                 start = clock
@@ -233,6 +238,7 @@ def makespan(program, seconds, lag, back=None):
                     start = max(clock, end.get((forward, source, q, m), 0.0) + (link(source, q, m) if far else 0.0))
                     if far:
                         start += seconds("RF" if forward else "RB", stage, q, m)
+                start = max(start, out.get(stage, 0.0) if forward else home_again.get((stage, q, m), 0.0) if backward else 0.0)
                 clock = start + seconds(op, stage, q, m)
                 target = stage + 1 if forward else stage - 1
                 if (forward or backward) and machine.remote(stage, target):

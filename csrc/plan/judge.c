@@ -235,7 +235,7 @@ make_again(tp_judge *judge, const tp_candidate *c, const tp_program **compute, t
     tp_program *again = NULL;
     tp_status status = TP_OK;
     if (any)
-        status = tp_program_save_memory(*compute, flags, flags + stages, &again);
+        status = tp_program_save_memory(*compute, flags, flags + stages, TP_SWAP_LATE, 0, &again);
     free(flags);
     TP_TRY(status);
     if (again == NULL)

@@ -251,18 +251,19 @@ open_flags(const tp_program *program, PyObject *given, const char *what, Py_buff
 static PyObject *
 program_save_memory(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"recompute", "swap", NULL};
+    static char *names[] = {"recompute", "swap", "ahead", "beside", NULL};
     const tp_program *program = tp_py_program_of(self);
     PyObject *first, *second, *result = NULL;
+    int ahead = TP_SWAP_LATE, beside = 0;
     Py_buffer again, swapped;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO", names, &first, &second) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|ip", names, &first, &second, &ahead, &beside) ||
         open_flags(program, first, "recompute", &again) < 0)
         return NULL;
     if (open_flags(program, second, "swap", &swapped) == 0) {
         tp_program *saved = NULL;
         tp_py_away away;
         tp_py_leave(&away);
-        tp_status status = tp_py_back(&away, tp_program_save_memory(program, again.buf, swapped.buf, &saved));
+        tp_status status = tp_py_back(&away, tp_program_save_memory(program, again.buf, swapped.buf, ahead, beside, &saved));
         result = made(self, status, saved);
         PyBuffer_Release(&swapped);
     }
@@ -451,6 +452,7 @@ program_get(PyObject *self, void *what)
     case 's': return PyLong_FromLong(p->stages);
     case 'm': return PyLong_FromLong(p->micros);
     case 'k': return PyLong_FromLong(p->copies);
+    case 'b': return PyBool_FromLong(tp_program_swaps_beside(p));
     case 'c': {
         int64_t counts[TP_OPS] = {0};
         for (int64_t i = 0; i < p->begin[p->ranks]; i++)
@@ -516,8 +518,10 @@ static PyMethodDef methods[] = {
      "lower($self, tied=False)\n--\n\nWith sends, receives, slots, one OPT "
      "per stage, and (tied) one AR on the ranks of the first and last stage. Cannot deadlock on any transport."},
     {"save_memory", (PyCFunction)(void (*)(void))program_save_memory, METH_VARARGS | METH_KEYWORDS,
-     "save_memory($self, /, recompute, swap)\n--\n\nThe compute program with R, SO and SI on the stages that save memory so; each a byte "
-     "for every stage: 0 they do not, 1 all R (SI) of a micro-batch stand before its first backward, 2 each before its own."},
+     "save_memory($self, /, recompute, swap, ahead=0, beside=False)\n--\n\nThe compute program with R, SO and SI on the stages that save memory so; "
+     "each a byte for every stage: 0 they do not, 1 all R (SI) of a micro-batch stand before its first backward, 2 each before its "
+     "own. ahead 1: SI stand right behind the backward before that one on their stage, 2: right before it (a gradient slot more), "
+     "so that copies may be made beside what is between; never before their SO. beside: the rank's copier makes them so (&)."},
     {"strip", program_strip, METH_NOARGS, "strip($self, /)\n--\n\nWithout comms, slots, AR and OPT."},
     {"split", CALL(program_split), METH_VARARGS | METH_KEYWORDS,
      "split($self, cost=None, pending=1, comm_s=0.0)\n--\n\nB into I and "
@@ -555,6 +559,7 @@ static PyMethodDef methods[] = {
 static PyGetSetDef getters[] = {
     {"num_ranks", program_get, NULL, "Ranks: one list of instructions each.", "r"},
     {"num_stages", program_get, NULL, "Virtual stages.", "s"},
+    {"swaps_beside", program_get, NULL, "Are swaps made beside the work, by each rank's copier?", "b"},
     {"copies", program_get, NULL, "Copies of the model: 1, or 2 (chimera), each half of the stages and of the micro-batches.", "k"},
     {"num_micro_batches", program_get, NULL, "Micro-batches of a step.", "m"},
     {"counts", program_get, NULL, "How many instructions of each operation it has: {name: count}.", "c"},

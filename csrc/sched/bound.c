@@ -17,6 +17,7 @@ typedef struct {
     double *forward_end;                      /* [stages * max_slices] of one micro-batch */
     double *backward_end, *next_backward_end; /* [max_slices] of one stage and of the stage behind it */
     double *head, *tail, *work, *late;        /* [ranks] late: U, which may all come behind what travels back */
+    double *copies;                           /* [ranks] beside the work */
     int64_t asked;                            /* steps since somebody was asked whether to stop */
     uint8_t *halves;                          /* tp_sched_halves */
 } bound;
@@ -162,8 +163,8 @@ add_work(bound *b)
         for (int64_t k = p->begin[r]; k < p->begin[r + 1]; k++)
             if (p->code[k].op == TP_OP_R || tp_sched_is_beside(p->code[k].op)) {
                 double seconds = tp_durations_s(b->d, p->code[k].op, 0, p->code[k].stage, tp_program_unit(p, &p->code[k]));
-                b->work[r] += p->code[k].op == TP_OP_U ? 0.0 : seconds;
-                b->late[r] += p->code[k].op == TP_OP_U ? seconds : 0.0;
+                double *where = p->code[k].op == TP_OP_U ? b->late : tp_sched_goes_beside(&p->code[k]) ? b->copies : b->work;
+                where[r] += seconds;
             }
 }
 
@@ -203,7 +204,7 @@ find(bound *b, uint8_t *done, double *bound_s)
     add_work(b);
     for (int r = 0; r < p->ranks; r++)
         if (b->work[r] > 0.0)
-            most = larger(most, b->head[r] + b->work[r] + larger(b->tail[r], b->late[r]));
+            most = larger(most, b->head[r] + larger(b->work[r] + larger(b->tail[r], b->late[r]), b->copies[r] + b->tail[r]));
     *bound_s = most + update_s(b);
 }
 
@@ -222,7 +223,7 @@ tp_sched_bound(const tp_program *program, unsigned ops, const tp_durations *dura
                .units = tp_program_units(program),
                .even = durations->unit_stride == 0 && durations->comm_unit_s == NULL && durations->back_comm_unit_s == NULL};
     double *cells = calloc(((size_t)program->stages + 2) * slices, sizeof *cells);
-    double *rows = calloc(4 * ranks, sizeof *rows);
+    double *rows = calloc(5 * ranks, sizeof *rows);
     uint8_t *done = calloc(slices + 1, 1);
     b.ops = ops;
     tp_status status = b.ops & TP_SCHED_HAS_HALVES ? tp_sched_halves(program, &b.halves) : TP_OK;
@@ -239,6 +240,7 @@ tp_sched_bound(const tp_program *program, unsigned ops, const tp_durations *dura
         b.tail = rows + ranks;
         b.work = rows + 2 * ranks;
         b.late = rows + 3 * ranks;
+        b.copies = rows + 4 * ranks;
         find(&b, done, bound_s);
         status = tp_deadline_check_told();
     }

@@ -1,5 +1,5 @@
-/* Causes of idle time by counterfactual runs (definitions: sched.h, tp_bubble). At most two more linear passes, and none
- * where messages take no time and slices take equally long. */
+/* Causes of idle time by counterfactual runs (definitions: sched.h, tp_bubble). At most three more linear passes, and none
+ * where nothing is copied beside the work, messages take no time and slices take equally long. */
 #include "csrc/sched/internal.h"
 
 #include <stdlib.h>
@@ -93,7 +93,7 @@ tp_sched_bubbles(const tp_program *program, const tp_durations *durations, const
                  const tp_totals *totals, double bubbles_s[TP_BUBBLES])
 {
     double most = 0.0, work = 0.0, recompute = 0.0, swap = 0.0, fill = 0.0, idle = 0.0, T = totals->makespan_s, ideal_s = T,
-           skew = 0.0, sums = 0.0;
+           skew = 0.0, sums = 0.0, copied_s = T;
     int ranks = program->ranks;
     for (int r = 0; r < ranks; r++) {
         most = totals->work_s[r] > most ? totals->work_s[r] : most;
@@ -105,6 +105,13 @@ tp_sched_bubbles(const tp_program *program, const tp_durations *durations, const
         idle += T - totals->work_s[r];
     }
     tp_durations ideal = *durations;
+    if (totals->beside) {
+        ideal.seconds[TP_OP_SO] = ideal.seconds[TP_OP_SI] = NULL;
+        TP_TRY(tp_sched_replay(program, &ideal, runs, run_count, &copied_s));
+        swap += copied_s < T ? ranks * (T - copied_s) : 0.0;
+        copied_s = copied_s < T ? copied_s : T;
+        ideal_s = copied_s;
+    }
     static const int messages[] = {TP_OP_SF, TP_OP_RF, TP_OP_SB, TP_OP_RB, TP_OP_SE, TP_OP_RE, TP_OP_SL, TP_OP_RL};
     for (size_t i = 0; i < sizeof messages / sizeof messages[0]; i++)
         ideal.seconds[messages[i]] = ideal.half_s[0][messages[i]] = ideal.half_s[1][messages[i]] = NULL;
@@ -113,11 +120,11 @@ tp_sched_bubbles(const tp_program *program, const tp_durations *durations, const
     if (has_messages(program, durations))
         TP_TRY(tp_sched_replay(program, &ideal, runs, run_count, &ideal_s));
     TP_TRY(slice_skew(program, &ideal, runs, run_count, ideal_s, &skew));
-    double imbalance = ranks * most - work, comm = ranks * (T - ideal_s);
+    double imbalance = ranks * most - work, comm = ranks * (copied_s - ideal_s);
     /* rounding may leave -1e-16 where nothing is left */
     imbalance = imbalance > 1e-12 * ranks * most ? imbalance : 0.0;
     comm = comm > 0.0 ? comm : 0.0;
-    double rest = idle - imbalance - comm - skew;
+    double rest = idle - imbalance - comm - skew - ranks * (T - copied_s);
     rest = rest > 1e-12 * ranks * T ? rest : 0.0;
     double early = idle > 0.0 ? fill / idle : 0.0;
     bubbles_s[TP_BUBBLE_warmup] = rest * (early < 1.0 ? early : 1.0);

@@ -21,6 +21,7 @@ typedef struct {
     uint8_t *reduced, *updated;  /* [stages] AR, OPT seen */
     int32_t *renewed;            /* [stages] U seen */
     int halved;                  /* some F is of a half */
+    unsigned ways;               /* of swaps seen: 1 by the rank, 2 beside its work */
     int overlaps;                /* the op before was marked: 1 a forward, 2 a backward */
     int ending;                  /* the current rank has come to its AR and OPT: 1, 2 */
     int64_t asked;               /* steps since somebody was asked whether to stop */
@@ -52,6 +53,7 @@ rule_flags(const tp_program *p, int rank, int64_t at, const tp_instr *i)
     unsigned may = i->op == TP_OP_F                         ? TP_HALVES | TP_HALF_JOINED | TP_OVERLAPS
                    : i->op == TP_OP_SF || i->op == TP_OP_RF ? TP_HALVES
                    : tp_sched_is_backward(i->op)            ? TP_OVERLAPS
+                   : tp_sched_is_swap(i->op)                ? TP_BESIDE
                                                             : 0;
     if ((i->flags & ~may) || (i->flags & TP_HALVES) == TP_HALVES || (i->flags & (TP_HALVES | TP_HALF_JOINED)) == TP_HALF_JOINED)
         return tp_sched_refuse(p, rank, at, "its flags are %u: no such half of a %s", i->flags, tp_op_name(i->op));
@@ -181,6 +183,10 @@ rule_saved(proof *x, int rank, int64_t at, const tp_instr *i)
         return tp_sched_refuse(x->p, rank, at, "its backward is done already");
     if (mine == IN && !(*bits & OUT))
         return tp_sched_refuse(x->p, rank, at, "its SO must come before it");
+    if (mine != AGAIN)
+        x->ways |= i->flags & TP_BESIDE ? 2u : 1u;
+    if (x->ways == 3u)
+        return tp_sched_refuse(x->p, rank, at, "swaps are made beside the work (&) all or none");
     *bits |= mine;
     return TP_OK;
 }

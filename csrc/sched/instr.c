@@ -121,12 +121,13 @@ tp_program_equal(const tp_program *a, const tp_program *b)
 unsigned
 tp_sched_ops(const tp_program *program)
 {
-    unsigned ops = 0, flags = 0;
+    unsigned ops = 0, flags = 0, beside = 0;
     for (int64_t i = 0; i < program->begin[program->ranks]; i++) {
         ops |= TP_SCHED_BIT(program->code[i].op & 31);
         flags |= program->code[i].flags;
+        beside |= tp_sched_goes_beside(&program->code[i]) ? TP_SCHED_HAS_BESIDE : 0;
     }
-    return ops | (flags & TP_HALVES ? TP_SCHED_HAS_HALVES : 0);
+    return ops | beside | (flags & TP_HALVES ? TP_SCHED_HAS_HALVES : 0);
 }
 
 int

@@ -21,6 +21,11 @@ tp_sched_is_swap(int op)
 {
     return op == TP_OP_SO || op == TP_OP_SI;
 }
+static inline int
+tp_sched_goes_beside(const tp_instr *instr)
+{
+    return tp_sched_is_swap(instr->op) && instr->flags & TP_BESIDE;
+}
 /* Work beside the passes over a slice: a copy to or from memory, or an update. */
 static inline int
 tp_sched_is_beside(int op)
@@ -79,8 +84,9 @@ tp_sched_uses_gradient(int op)
 /* Does this backward read the gradient slot of the next stage of its copy, which is on the same rank? */
 int
 tp_sched_reads_next(const tp_program *program, const tp_instr *instr);
-/* The set of operations that the program has: bit op; and whether some F is of a half. */
+/* The set of operations that the program has: bit op; and whether some F is of a half, or swaps are made beside the work. */
 #define TP_SCHED_HAS_HALVES (1u << 31)
+#define TP_SCHED_HAS_BESIDE (1u << 30)
 unsigned
 tp_sched_ops(const tp_program *program);
 /* tp_program_check_order and tp_program_bound for who knows the set already: each saves a pass over the code. */
@@ -175,6 +181,7 @@ typedef struct {
     double *recompute_s, *swap_s; /* [ranks] of that in R, in SO and SI */
     double *sum_s;                /* [ranks] of that in AR and in replicas' sums */
     double *fill_s;               /* [ranks] idle before the first backward starts */
+    int beside;                   /* its swaps are made beside the work */
 } tp_totals;
 
 /* Bubbles of a program from its own evaluation and counterfactual ones over the same runs. */

@@ -35,7 +35,7 @@ tp_plain_may(unsigned ops, const tp_durations *durations)
     for (int i = 0; i < 4; i++)
         if (durations->seconds[copies[i]] != NULL)
             return 0;
-    return !(ops & (TP_SCHED_HAS_HALVES | TP_SCHED_GUESTS | TP_SCHED_BIT(TP_OP_U)));
+    return !(ops & (TP_SCHED_HAS_HALVES | TP_SCHED_GUESTS | TP_SCHED_HAS_BESIDE | TP_SCHED_BIT(TP_OP_U)));
 }
 
 static const double *

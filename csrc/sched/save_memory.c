@@ -2,51 +2,150 @@
 #include "csrc/sched/internal.h"
 
 #include <stdlib.h>
+#include <string.h>
+
+/* What SI brings at once on a stage: all slices of a micro-batch, or one. */
+typedef struct {
+    int64_t first, last; /* of the stage's newest such group: positions of its backwards until now; -1: none yet */
+} group;
 
 typedef struct {
     const tp_program *from;
     const uint8_t *again, *swapped;
+    int ahead, beside;
     tp_instr *to;
+    group *newest;  /* [stages] */
+    int64_t *made;  /* [stages * units] position of its forward, within the rank */
+    int32_t *list;  /* [positions of a rank] the first that SI brings in front of it, by the position of its backward; -1 */
+    int32_t *chain; /* [positions of a rank] the next one there */
 } saving;
 
 static void
 put(saving *x, const tp_instr *like, int op, int slice)
 {
-    *x->to++ = (tp_instr){.op = (uint16_t)op, .stage = like->stage, .micro = like->micro, .slice = (uint16_t)slice, .peer = -1};
+    uint16_t flags = x->beside && op != TP_OP_R ? TP_BESIDE : 0;
+    *x->to++ = (tp_instr){.op = (uint16_t)op, .stage = like->stage, .micro = like->micro, .slice = (uint16_t)slice, .peer = -1,
+                          .flags = flags};
 }
 
 /* What of R or SI stands before the backward `instr`. */
 static void
-put_before(saving *x, const tp_instr *instr, int op, int when)
+put_all(saving *x, const tp_instr *instr, int op, int when)
 {
     int first = when == TP_AGAIN_ALL ? 0 : instr->slice;
-    if (when == TP_AGAIN_NOT || (when == TP_AGAIN_ALL && instr->slice != x->from->slices[instr->micro] - 1))
-        return;
     for (int s = first; s <= instr->slice; s++)
         put(x, instr, op, s);
 }
 
-static void
-save_around(saving *x, const tp_instr *instr)
+static int
+begins_group(const saving *x, const tp_instr *instr, int when)
 {
-    if (tp_sched_is_backward(instr->op)) {
-        put_before(x, instr, TP_OP_SI, x->swapped[instr->stage]);
-        put_before(x, instr, TP_OP_R, x->again[instr->stage]);
+    return when == TP_AGAIN_SLICES || (when == TP_AGAIN_ALL && instr->slice == x->from->slices[instr->micro] - 1);
+}
+
+/* Where SI of the group that begins at position k may stand: not before its SO. */
+static int64_t
+place_of(const saving *x, const tp_instr *instr, int64_t k)
+{
+    const group *newest = &x->newest[instr->stage];
+    int64_t made = x->made[instr->stage * tp_program_units(x->from) + tp_program_unit(x->from, instr)] + 1;
+    int64_t at = newest->first < 0 || x->ahead == TP_SWAP_LATE ? k
+                 : x->ahead == TP_SWAP_BEHIND                  ? newest->last + 1
+                                                               : newest->first;
+    return at > made ? at : made;
+}
+
+/* Of a rank: which SI stand in front of which position. */
+static void
+place_all(saving *x, const tp_instr *code, int64_t length)
+{
+    memset(x->list, -1, (size_t)length * sizeof *x->list);
+    for (int64_t k = 0; k < length; k++) {
+        const tp_instr *i = &code[k];
+        if (i->op == TP_OP_F)
+            x->made[i->stage * tp_program_units(x->from) + tp_program_unit(x->from, i)] = k;
+        if (!tp_sched_is_backward(i->op) || x->swapped[i->stage] == TP_AGAIN_NOT)
+            continue;
+        group *newest = &x->newest[i->stage];
+        if (begins_group(x, i, x->swapped[i->stage])) {
+            int32_t *at = &x->list[place_of(x, i, k)];
+            while (*at >= 0)
+                at = &x->chain[*at];
+            *at = (int32_t)k;
+            x->chain[k] = -1;
+            newest->first = k;
+        }
+        newest->last = k;
     }
+}
+
+static void
+save_around(saving *x, const tp_instr *code, int64_t k)
+{
+    const tp_instr *instr = &code[k];
+    for (int32_t at = x->list[k]; at >= 0; at = x->chain[at])
+        put_all(x, &code[at], TP_OP_SI, x->swapped[code[at].stage]);
+    if (tp_sched_is_backward(instr->op) && begins_group(x, instr, x->again[instr->stage]))
+        put_all(x, instr, TP_OP_R, x->again[instr->stage]);
     *x->to = *instr;
     x->to++->flags &= (uint16_t)~TP_OVERLAPS; /* with what may now stand between */
     if (instr->op == TP_OP_F && tp_instr_halves(instr) & TP_HALF_SECOND && x->swapped[instr->stage])
         put(x, instr, TP_OP_SO, instr->slice);
 }
 
-tp_status
-tp_program_save_memory(const tp_program *program, const uint8_t *again, const uint8_t *swapped, tp_program **out)
+static tp_status
+save_all(saving *x)
 {
-    tp_program *compute = NULL, *p = NULL;
+    const tp_program *p = x->from;
+    int64_t longest = 1;
+    for (int r = 0; r < p->ranks; r++)
+        longest = p->begin[r + 1] - p->begin[r] > longest ? p->begin[r + 1] - p->begin[r] : longest;
+    x->newest = malloc((size_t)p->stages * sizeof *x->newest);
+    x->made = malloc((size_t)p->stages * (size_t)tp_program_units(p) * sizeof *x->made);
+    x->list = malloc(2 * (size_t)longest * sizeof *x->list);
+    tp_status status = TP_OK;
+    if (x->newest == NULL || x->made == NULL || x->list == NULL)
+        status = tp_fail(TP_EMEMORY, "no memory to save memory in %lld instructions", (long long)p->begin[p->ranks]);
+    for (int v = 0; status == TP_OK && v < p->stages; v++)
+        x->newest[v] = (group){.first = -1, .last = -1};
+    for (int r = 0; status == TP_OK && r < p->ranks; r++) {
+        const tp_instr *code = &p->code[p->begin[r]];
+        int64_t length = p->begin[r + 1] - p->begin[r];
+        x->chain = x->list + longest;
+        place_all(x, code, length);
+        for (int64_t k = 0; k < length; k++)
+            save_around(x, code, k);
+    }
+    free(x->newest);
+    free(x->made);
+    free(x->list);
+    return status;
+}
+
+int
+tp_program_swaps_beside(const tp_program *program)
+{
+    return (tp_sched_ops(program) & TP_SCHED_HAS_BESIDE) != 0;
+}
+
+static tp_status
+check(const tp_program *program, const uint8_t *again, const uint8_t *swapped, int ahead)
+{
     for (int v = 0; v < program->stages; v++)
         if (again[v] > TP_AGAIN_SLICES || swapped[v] > TP_AGAIN_SLICES)
             return tp_fail(TP_EVALUE, "stage %d saves memory in ways %d (recompute) and %d (swap): 0 to %d would be right", v,
                            again[v], swapped[v], TP_AGAIN_SLICES);
+    if (ahead < TP_SWAP_LATE || ahead > TP_SWAP_BEFORE)
+        return tp_fail(TP_EVALUE, "ahead is %d: 0 to %d would be right", ahead, TP_SWAP_BEFORE);
+    return TP_OK;
+}
+
+tp_status
+tp_program_save_memory(const tp_program *program, const uint8_t *again, const uint8_t *swapped, int ahead, int beside,
+                       tp_program **out)
+{
+    tp_program *compute = NULL, *p = NULL;
+    TP_TRY(check(program, again, swapped, ahead));
     TP_TRY(tp_program_strip(program, &compute));
     tp_status status = tp_program_check(compute);
     if (status == TP_OK && tp_sched_ops(compute) & (TP_SCHED_BIT(TP_OP_R) | TP_SCHED_BIT(TP_OP_SO) | TP_SCHED_BIT(TP_OP_SI)))
@@ -63,11 +162,13 @@ tp_program_save_memory(const tp_program *program, const uint8_t *again, const ui
     if (status == TP_OK)
         status = tp_sched_open_like(compute, counts, &p);
     if (status == TP_OK) {
-        saving x = {compute, again, swapped, p->code};
-        for (int64_t i = 0; i < compute->begin[compute->ranks]; i++)
-            save_around(&x, &compute->code[i]);
-        *out = p;
+        saving x = {.from = compute, .again = again, .swapped = swapped, .ahead = ahead, .beside = beside, .to = p->code};
+        status = save_all(&x);
     }
+    if (status == TP_OK)
+        *out = p;
+    else
+        tp_program_close(p);
     free(counts);
     tp_program_close(compute);
     return status;

@@ -61,6 +61,10 @@ typedef struct {
 /* Of F, B or I: it overlaps with the next op that computes, one forward and the other backward (DualPipe); text `0F1.0& 3B0.0`.
  * A mark for those who can: the simulator and the engine here run one behind the other. */
 #define TP_OVERLAPS 8u
+/* Of SO and SI, of all in a program or of none: the rank's copier makes the copy beside its work, one after another in this order
+ * (`0SO1.0&`). The instruction begins it and does not wait; an F waits for the copies out of its stage that were begun before (they
+ * read what it writes over), a B or I for the copy in of its slice. Without it the rank makes the copy itself. */
+#define TP_BESIDE TP_OVERLAPS
 
 #define TP_SLOT(activation, gradient) ((uint32_t)(activation) | (uint32_t)(gradient) << 16)
 #define TP_SLOT_ACTIVATION(slot) ((slot)&0xffffu)
@@ -296,7 +300,7 @@ tp_program_lower(const tp_program *program, int tied, tp_program **out);
 TP_MUST_USE tp_status
 tp_program_assign_slots(tp_program *program);
 /* The compute program with what saves memory. again: [stages] of tp_again for R; swapped: the same for SI, and SO stands behind
- * each forward. Whole or split backwards; marks of overlap go. EVALUE: another value. ESCHEDULE: it has R, SO or SI already, or does not
+ * each forward; ahead: of tp_swap_ahead; beside != 0: they are TP_BESIDE. Whole or split backwards; marks of overlap go. EVALUE: another value. ESCHEDULE: it has R, SO or SI already, or does not
  * pass check. */
 typedef enum {
     TP_AGAIN_NOT,
@@ -304,7 +308,16 @@ typedef enum {
     TP_AGAIN_SLICES /* each before its own backward: nothing attends, and there may be room for one slice alone */
 } tp_again;
 TP_MUST_USE tp_status
-tp_program_save_memory(const tp_program *program, const uint8_t *again, const uint8_t *swapped, tp_program **out);
+tp_program_save_memory(const tp_program *program, const uint8_t *again, const uint8_t *swapped, int ahead, int beside, tp_program **out);
+/* How far ahead SI stands, so that its copy may be made beside what is between, and never before its SO. */
+typedef enum {
+    TP_SWAP_LATE,   /* right before the backward that reads it: of a slice, or where TP_AGAIN_ALL of all the micro-batch's */
+    TP_SWAP_BEHIND, /* right behind the backward before that one on its stage: beside the forward between */
+    TP_SWAP_BEFORE  /* right before that one: beside it, too; a gradient slot more */
+} tp_swap_ahead;
+/* Has it swaps, and does a rank's copier make them (TP_BESIDE)? */
+int
+tp_program_swaps_beside(const tp_program *program);
 /* The program without comms, slots, AR and OPT. */
 TP_MUST_USE tp_status
 tp_program_strip(const tp_program *program, tp_program **out);
@@ -348,7 +361,8 @@ typedef enum {
 } tp_bubble;
 
 typedef struct {
-    int64_t operations;      /* intervals of compute ops (swaps, U, AR and OPT too), grouped by rank, in program order */
+    int64_t operations;      /* intervals of compute ops (swaps, U, AR and OPT too), grouped by rank, in program order; of SO
+                                and SI beside the work those of the copies, which overlap with the others */
     int64_t *begin;          /* [ranks + 1] */
     double *start_s, *end_s; /* [operations] */
     int32_t *at;             /* [operations] position in the rank's program */
@@ -361,10 +375,11 @@ typedef struct {
 
 /* Why ranks idle. With R ranks, makespan T, w[r] the seconds rank r is at work (R and swaps included, messages not), W = max w:
  *   recompute  = seconds in R instructions, summed over ranks
- *   swap       = the same of SO and SI: the rank waits for its copies
+ *   swap       = the same of SO and SI: the rank waits for its copies; + R * (T - Ts) of those beside the work
+ *                Ts: makespan of the same program with copies beside the work that take no time
  *   imbalance  = sum over r of (W - w[r])                     less work than the busiest rank (BMPipe's B_I)
- *   comm       = seconds in AR and in replicas' sums (sum_s), summed over ranks, + R * (T - Tc)
- *                Tc: makespan of the same program with messages that take no time
+ *   comm       = seconds in AR and in replicas' sums (sum_s), summed over ranks, + R * (Ts - Tc)
+ *                Tc: also messages take no time
  *   slice_skew = R * (Tc - Te), at least 0   Te: also every op of a kind takes, on each stage, the mean over its slices
  *   warmup + cooldown = the rest, R * (min(Tc, Te) - W): filling and draining; shared in proportion to the seconds idle
  *                before and after the start of each rank's first backward.
@@ -397,7 +412,7 @@ void
 tp_sim_run(tp_sim *sim, const tp_durations *durations, double *makespan_s);
 /* One critical path of the last tp_sim_run (the same durations): count[op * stages + stage] times `op` of `stage` lies on it,
  * *lag_s is its messages' time on the link. Of a program without AR, OPT and halves, with no copies (seconds of SF .. RB NULL) and
- * no latency_s, makespan = sum of count * seconds + *lag_s; under any other durations the same sum is a lower bound on the
+ * no latency_s, nor swaps beside the work, makespan = sum of count * seconds + *lag_s; under any other durations the same sum is a lower bound on the
  * makespan. Ties: an op waited for its own rank. count: [TP_OPS * stages], overwritten. */
 void
 tp_sim_path(const tp_sim *sim, const tp_durations *durations, int64_t *count, double *lag_s);

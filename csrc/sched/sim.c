@@ -1,6 +1,6 @@
 /* One program, many durations: the ops in the order in which the worklist came by them, so that one evaluation is one
  * pass end[i] = max(end[previous on the rank], end[maker] + lag) + seconds. */
-#include "csrc/sched/internal.h"
+#include "csrc/sched/copier.h"
 #include "csrc/sched/links.h"
 
 #include <stdlib.h>
@@ -30,6 +30,8 @@ struct tp_sim {
     double *there;       /* [count] when its message has come: a guest's, and where links carry one at a time any */
     double *guest_free;  /* [2 * stages] of tp_sched_guest_send, there and back; NULL: there are no guests */
     tp_sched_links links;
+    tp_sched_copiers copiers; /* of a program that swaps beside its work */
+    int32_t *rank_of;         /* [stages]; NULL: it does not */
     double *clock;       /* [ranks] */
     int64_t asked;       /* steps since somebody was asked whether to stop */
 };
@@ -47,6 +49,8 @@ tp_sim_close(tp_sim *sim)
     free(sim->there);
     free(sim->guest_free);
     tp_sched_links_close(&sim->links);
+    tp_sched_copiers_close(&sim->copiers);
+    free(sim->rank_of);
     free(sim->clock);
     free(sim);
 }
@@ -244,6 +248,20 @@ sim_make(const tp_program *p, tp_sim **out)
     return TP_OK;
 }
 
+static tp_status
+copiers_open(const tp_program *p, tp_sim *sim)
+{
+    size_t bytes = (size_t)p->stages * sizeof *sim->rank_of;
+    if (!(tp_sched_ops(p) & TP_SCHED_HAS_BESIDE))
+        return TP_OK;
+    TP_TRY(tp_sched_copiers_open(p, &sim->copiers));
+    sim->rank_of = malloc(bytes);
+    if (sim->rank_of == NULL)
+        return tp_fail(TP_EMEMORY, "no memory for the ranks of %d stages", p->stages);
+    memcpy(sim->rank_of, p->rank_of, bytes);
+    return TP_OK;
+}
+
 tp_status
 tp_sim_open(const tp_program *program, tp_sim **out)
 {
@@ -252,6 +270,8 @@ tp_sim_open(const tp_program *program, tp_sim **out)
     TP_TRY(sim_make(program, &sim));
     order o = {.p = program};
     tp_status status = tp_sched_links_open(program, &sim->links);
+    if (status == TP_OK)
+        status = copiers_open(program, sim);
     if (status == TP_OK)
         status = find_order(&o, sim);
     free(o.made_f);
@@ -302,13 +322,26 @@ message_out(tp_sim *sim, const tp_durations *d, const node *n, double clock)
     return tp_sched_links_send(&sim->links, back, n->stage, clock, lag) + lag;
 }
 
+/* When a node may begin that could at `clock`, for copies beside the work; it begins its own. */
+static double
+copies_of(tp_sim *sim, const tp_durations *d, const node *n, double clock)
+{
+    int64_t cell = n->stage * sim->units + n->unit;
+    if (tp_sched_is_swap(n->op))
+        tp_sched_copiers_begin(&sim->copiers, sim->rank_of[n->stage], n->op, n->stage, cell, clock,
+                               tp_durations_s(d, n->op, 0, n->stage, n->unit));
+    else if (n->op == TP_OP_F || tp_sched_is_backward(n->op))
+        clock = tp_sched_copiers_wait(&sim->copiers, n->op, n->stage, cell, clock);
+    return clock;
+}
+
 /* Ends of the nodes begin .. behind - 1. */
 static void
 run_nodes(tp_sim *sim, const tp_durations *durations, int64_t begin, int64_t behind)
 {
     const tp_durations d = *durations;
     double *end = sim->end;
-    int in_turn = d.latency_s != NULL;
+    int in_turn = d.latency_s != NULL, beside = sim->rank_of != NULL;
     int64_t half = d.seconds[TP_OP_B] == NULL; /* B = I + W */
     for (int64_t k = begin; k < behind; k++) {
         const node *n = &sim->nodes[k];
@@ -317,6 +350,13 @@ run_nodes(tp_sim *sim, const tp_durations *durations, int64_t begin, int64_t beh
             clock = message_in(sim, &d, n, ready, clock);
         else
             clock = ready > clock ? ready : clock;
+        if (beside) {
+            clock = copies_of(sim, &d, n, clock);
+            if (tp_sched_is_swap(n->op)) {
+                end[k] = clock;
+                continue;
+            }
+        }
         int64_t at = n->stage * d.stage_stride + n->unit * d.unit_stride;
         if ((half && n->op == TP_OP_B) || n->flags & TP_HALVES)
             clock += tp_durations_s(&d, n->op, n->flags & TP_HALVES, n->stage, n->unit);
@@ -337,6 +377,7 @@ tp_sim_run(tp_sim *sim, const tp_durations *durations, double *makespan_s)
     const tp_durations d = *durations;
     double *end = sim->end;
     tp_sched_links_reset(&sim->links, durations);
+    tp_sched_copiers_reset(&sim->copiers);
     if (sim->guest_free != NULL)
         memset(sim->guest_free, 0, 2 * (size_t)sim->stages * sizeof *sim->guest_free);
     for (int64_t k = 0, behind; k < sim->count; k = behind) {

@@ -15,6 +15,7 @@ sim_close(sim *s)
 {
     tp_plain_close(s->plain);
     tp_sched_links_close(&s->links);
+    tp_sched_copiers_close(&s->copiers);
     free(s->ready_f);
     free(s->ready_b);
     free(s->halves);
@@ -91,6 +92,8 @@ sim_open(sim *s, const tp_program *p, const tp_durations *d, unsigned ops)
     }
     tp_status status = d->latency_s != NULL ? tp_sched_links_open(p, &s->links) : TP_OK;
     tp_sched_links_reset(&s->links, d);
+    if (status == TP_OK && ops & TP_SCHED_HAS_BESIDE)
+        status = tp_sched_copiers_open(p, &s->copiers);
     if (status == TP_OK)
         status = tp_plain_may(ops, d) ? tp_plain_open(s) : cells_open(s, ops);
     if (status != TP_OK)
@@ -177,6 +180,15 @@ leave(sim *s, int rank, int forward, unsigned halves, int stage, int64_t cell, i
     publish(s, forward ? &s->ready_f[cell] : &s->ready_b[cell], reader, there);
 }
 
+static void
+add_interval(sim *s, int rank, const tp_instr *i, double start, double end)
+{
+    int64_t at = s->interval[rank]++;
+    s->line->start_s[at] = start;
+    s->line->end_s[at] = end;
+    s->line->at[at] = (int32_t)(i - s->p->code - s->p->begin[rank]);
+}
+
 static inline void
 compute(sim *s, int rank, const tp_instr *i, int64_t unit)
 {
@@ -191,12 +203,18 @@ compute(sim *s, int rank, const tp_instr *i, int64_t unit)
         s->recompute[rank] += seconds;
     else if (tp_sched_is_swap(i->op))
         s->swap[rank] += seconds;
-    if (s->line != NULL) {
-        int64_t at = s->interval[rank]++;
-        s->line->start_s[at] = start;
-        s->line->end_s[at] = start + seconds;
-        s->line->at[at] = (int32_t)(i - s->p->code - s->p->begin[rank]);
-    }
+    if (s->line != NULL)
+        add_interval(s, rank, i, start, start + seconds);
+}
+
+/* SO or SI that begins a copy and goes on. */
+static void
+begin_copy(sim *s, int rank, const tp_instr *i, int64_t cell, int64_t unit)
+{
+    double seconds = tp_durations_s(s->d, i->op, 0, i->stage, unit);
+    double end = tp_sched_copiers_begin(&s->copiers, rank, i->op, i->stage, cell, s->clock[rank], seconds);
+    if (s->line != NULL)
+        add_interval(s, rank, i, end - seconds, end);
 }
 
 static double *
@@ -276,9 +294,13 @@ step(sim *s, int rank, const tp_instr *i)
         if (!input_of(s, rank, i, cell, unit, &arrival, &copy_s))
             return 0;
         s->clock[rank] = (arrival > s->clock[rank] ? arrival : s->clock[rank]) + copy_s;
+        if (s->copiers.free_s != NULL)
+            s->clock[rank] = tp_sched_copiers_wait(&s->copiers, i->op, i->stage, cell, s->clock[rank]);
         compute(s, rank, i, unit);
         if (!(s->lowered && s->remote[forward ? i->stage + 1 : i->stage]))
             leave(s, rank, forward, forward && i->flags ? tp_sched_leaving(s->p, i) : TP_HALVES, i->stage, cell, unit);
+    } else if (s->copiers.free_s != NULL && tp_sched_is_swap(i->op)) {
+        begin_copy(s, rank, i, cell, unit);
     } else if (i->op == TP_OP_W || i->op == TP_OP_R || tp_sched_is_beside(i->op)) {
         compute(s, rank, i, unit);
     } else if (i->op == TP_OP_SF || i->op == TP_OP_SB) {
@@ -418,49 +440,6 @@ tp_sched_replay(const tp_program *program, const tp_durations *durations, const 
 
 /* ---- the public face --------------------------------------------------------------------------------------------------- */
 
-static tp_status
-table_ok(const tp_program *p, const tp_durations *d, int op, const double *table)
-{
-    int64_t units = d->unit_stride == 0 ? 1 : tp_program_units(p);
-    int stages = d->stage_stride == 0 ? 1 : p->stages;
-    for (int v = 0; table != NULL && v < stages; v++)
-        for (int64_t u = 0; u < units; u++) {
-            double seconds = table[v * d->stage_stride + u * d->unit_stride];
-            if (!(seconds >= 0.0 && seconds < INFINITY))
-                return tp_fail(TP_EVALUE,
-                               "seconds of %s on stage %d, slice %lld of the batch, is %g: finite and at least 0 "
-                               "would be right",
-                               tp_op_name(op), v, (long long)u, seconds);
-        }
-    return TP_OK;
-}
-
-tp_status
-tp_durations_check(const tp_program *program, const tp_durations *durations)
-{
-    for (int op = 0; op < TP_OPS; op++)
-        for (int half = -1; half < 2; half++)
-            TP_TRY(table_ok(program, durations, op, half < 0 ? durations->seconds[op] : durations->half_s[half][op]));
-    TP_TRY(table_ok(program, durations, TP_OP_OPT, durations->sum_s));
-    int64_t cells = program->stages * tp_program_units(program);
-    const double *tables[] = {durations->comm_unit_s != NULL ? durations->comm_unit_s : durations->comm_s,
-                              durations->half_comm_s[0], durations->half_comm_s[1], durations->back_comm_unit_s,
-                              durations->guest_comm_s};
-    static const char *const names[] = {"comm_s", "comm.a", "comm.b", "comm.back", "comm.guest"};
-    for (int64_t i = 0; durations->latency_s != NULL && i < 2 * program->stages; i++)
-        if (!(durations->latency_s[i] >= 0.0 && durations->latency_s[i] < INFINITY))
-            return tp_fail(TP_EVALUE, "comm.latency[%lld] is %g: finite and at least 0 would be right",
-                           (long long)(i % program->stages), durations->latency_s[i]);
-    for (int k = 0; k < 5; k++) {
-        int64_t count = k == 0 && durations->comm_unit_s == NULL ? program->stages : cells;
-        for (int64_t i = 0; tables[k] != NULL && i < count; i++)
-            if (!(tables[k][i] >= 0.0 && tables[k][i] < INFINITY))
-                return tp_fail(TP_EVALUE, "%s[%lld] is %g: finite and at least 0 would be right", names[k], (long long)i,
-                               tables[k][i]);
-    }
-    return TP_OK;
-}
-
 /* What an instruction adds to the bytes that its rank holds. */
 static double
 held_bytes(const tp_program *program, const tp_instr *i, const double *bytes, int64_t stage_stride, int64_t unit_stride)
@@ -561,7 +540,8 @@ fill(sim *s, unsigned ops, tp_timeline *line, int keep_intervals)
         double first = s->first_backward[r]; /* from here on: seconds idle before it */
         s->first_backward[r] = first < 0.0 ? line->makespan_s - s->work[r] : first - s->work_before[r];
     }
-    tp_totals totals = {line->makespan_s, s->work, s->recompute, s->swap, s->sums, s->first_backward};
+    tp_totals totals = {line->makespan_s, s->work, s->recompute, s->swap, s->sums, s->first_backward,
+                        (ops & TP_SCHED_HAS_BESIDE) != 0};
     TP_TRY(tp_sched_bubbles(p, s->d, s->runs, s->run_count, &totals, line->bubbles_s));
     TP_TRY(tp_sched_bound(p, ops, s->d, &line->lower_bound_s));
     /* The bound adds the same seconds in another order: what rounding puts above the makespan is no bound's fault. A real

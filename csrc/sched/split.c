@@ -113,7 +113,8 @@ emit(filler *f, int rank, int op, int stage, int micro, int slice, unsigned flag
                                                .micro = (uint16_t)micro,
                                                .slice = (uint16_t)slice,
                                                .peer = -1,
-                                               .flags = (uint16_t)(flags & ~TP_OVERLAPS)}; /* a W may come between */
+                                               .flags = (uint16_t)(tp_sched_is_swap(op) ? flags : flags & ~TP_OVERLAPS)};
+    /* a W may come between two that overlapped */
 }
 
 static double

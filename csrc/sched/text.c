@@ -214,7 +214,7 @@ get_half(reader *r, int op)
 static unsigned
 get_overlap(reader *r, int op)
 {
-    return (op == TP_OP_F || tp_sched_is_backward(op)) && get_letter(r, '&') ? TP_OVERLAPS : 0;
+    return (op == TP_OP_F || tp_sched_is_backward(op) || tp_sched_is_swap(op)) && get_letter(r, '&') ? TP_OVERLAPS : 0;
 }
 
 /* What stands before a CSV's action: `(` of an overlapping pair. */

@@ -2,6 +2,7 @@
 #ifndef TP_SCHED_WORKLIST_H
 #define TP_SCHED_WORKLIST_H
 
+#include "csrc/sched/copier.h"
 #include "csrc/sched/internal.h"
 #include "csrc/sched/links.h"
 
@@ -22,6 +23,7 @@ typedef struct {
     const void **waiting; /* [ranks] the cell that a blocked rank waits for; NULL */
     int64_t *next;        /* [ranks] */
     tp_sched_links links;
+    tp_sched_copiers copiers;
     uint8_t *remote;      /* [stages + 1] does F of this stage read from another rank? */
     int32_t *stack;
     int stacked;
@@ -34,7 +36,7 @@ typedef struct {
 
 #define TP_NOT_YET (-1.0)
 
-/* Is the program without halves, guests and U, and do copies take none of a rank's time? */
+/* Is the program without halves, guests, U and copies beside the work, and do messages' copies take none of a rank's time? */
 int
 tp_plain_may(unsigned ops, const tp_durations *durations);
 /* Fills worklist->plain; remote must be there. EMEMORY. */

@@ -1,0 +1,47 @@
+/* Seconds that a simulation can do with. */
+#include "csrc/sched/internal.h"
+
+#include <math.h>
+
+static tp_status
+table_ok(const tp_program *p, const tp_durations *d, int op, const double *table)
+{
+    int64_t units = d->unit_stride == 0 ? 1 : tp_program_units(p);
+    int stages = d->stage_stride == 0 ? 1 : p->stages;
+    for (int v = 0; table != NULL && v < stages; v++)
+        for (int64_t u = 0; u < units; u++) {
+            double seconds = table[v * d->stage_stride + u * d->unit_stride];
+            if (!(seconds >= 0.0 && seconds < INFINITY))
+                return tp_fail(TP_EVALUE,
+                               "seconds of %s on stage %d, slice %lld of the batch, is %g: finite and at least 0 "
+                               "would be right",
+                               tp_op_name(op), v, (long long)u, seconds);
+        }
+    return TP_OK;
+}
+
+tp_status
+tp_durations_check(const tp_program *program, const tp_durations *durations)
+{
+    for (int op = 0; op < TP_OPS; op++)
+        for (int half = -1; half < 2; half++)
+            TP_TRY(table_ok(program, durations, op, half < 0 ? durations->seconds[op] : durations->half_s[half][op]));
+    TP_TRY(table_ok(program, durations, TP_OP_OPT, durations->sum_s));
+    int64_t cells = program->stages * tp_program_units(program);
+    const double *tables[] = {durations->comm_unit_s != NULL ? durations->comm_unit_s : durations->comm_s,
+                              durations->half_comm_s[0], durations->half_comm_s[1], durations->back_comm_unit_s,
+                              durations->guest_comm_s};
+    static const char *const names[] = {"comm_s", "comm.a", "comm.b", "comm.back", "comm.guest"};
+    for (int64_t i = 0; durations->latency_s != NULL && i < 2 * program->stages; i++)
+        if (!(durations->latency_s[i] >= 0.0 && durations->latency_s[i] < INFINITY))
+            return tp_fail(TP_EVALUE, "comm.latency[%lld] is %g: finite and at least 0 would be right",
+                           (long long)(i % program->stages), durations->latency_s[i]);
+    for (int k = 0; k < 5; k++) {
+        int64_t count = k == 0 && durations->comm_unit_s == NULL ? program->stages : cells;
+        for (int64_t i = 0; tables[k] != NULL && i < count; i++)
+            if (!(tables[k][i] >= 0.0 && tables[k][i] < INFINITY))
+                return tp_fail(TP_EVALUE, "%s[%lld] is %g: finite and at least 0 would be right", names[k], (long long)i,
+                               tables[k][i]);
+    }
+    return TP_OK;
+}
