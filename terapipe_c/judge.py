@@ -45,6 +45,7 @@ class Savings(NamedTuple):
     recompute: tuple[bool, ...] = ()      #: per block (attention, ffn): its activations but its input are made again (R)
     swap: tuple[int, ...] = ()            #: per block: bytes of a micro-batch's activations that go to the host and back
     swap_s: tuple[float, ...] = ()        #: per stage: seconds to swap those of its blocks out, and as many to swap them in
+    ahead: int | None = None              #: swaps are made beside the work: how far ahead (Program.save_memory); None: they are not
 
 
 NOTHING = Savings()
@@ -350,12 +351,12 @@ def activation_slots(program: Program) -> list[int]:
 
 def saving(program: Program, model: GPTConfig, partition: Cut, savings: Savings) -> Program:
     """With what saves memory: R (or SI) of a slice before its backward, but where an attention is made again (or swapped) all of
-    a micro-batch."""
+    a micro-batch; SI as far ahead as ``savings`` say."""
     def before(flags: Sequence[int]) -> bytes:
         kinds = [{block.kind for block, flag in zip(model.blocks[a:e], flags[a:e], strict=False) if flag} for a, e in partition]
         return bytes(1 if "attention" in of_stage else 2 if of_stage else 0 for of_stage in kinds) * program.copies
 
-    return program.save_memory(before(savings.recompute), before(savings.swap))
+    return program.save_memory(before(savings.recompute), before(savings.swap), savings.ahead or 0, savings.ahead is not None)
 
 
 def saved_bytes(model: GPTConfig, slicing: tuple[Micro, ...], where: Backend) -> list[int]:

@@ -182,6 +182,27 @@ leaves_ns(tp_engine *engine, const tp_instr *send, int64_t due_ns)
     return (int64_t)(1e9 * tp_sched_links_send(&engine->links, back, send->stage, 1e-9 * (double)due_ns, lag));
 }
 
+/* When instruction i may begin that could at due_ns, so that the copies that it waits for are done once it has its message; due_ns,
+ * or later. */
+static int64_t
+copied_ns(const tp_engine *engine, int64_t i, int64_t due_ns)
+{
+    int32_t copied = engine->copied == NULL ? 0 : engine->copied[i];
+    int64_t done_ns = copied == 0 ? 0 : engine->events[engine->copies[copied - 1]].end_ns - (int64_t)(1e9 * copy_s(engine, i));
+    return done_ns > due_ns ? done_ns : due_ns;
+}
+
+/* A copy that is begun at due_ns: behind all that were begun before. */
+static tp_status
+emulate_copy(tp_engine *engine, int64_t i, int64_t due_ns)
+{
+    tp_event *event = &engine->events[i];
+    event->start_ns = engine->copied_ns > due_ns ? engine->copied_ns : due_ns;
+    event->end_ns = event->start_ns + (int64_t)(1e9 * seconds_of(engine, engine->code[i].op, 0, &engine->code[i]));
+    engine->copied_ns = event->end_ns;
+    return TP_OK;
+}
+
 /* Run instruction i, whose rank is free at *due_ns; leaves when it is free again. */
 static tp_status
 emulate_one(tp_engine *engine, int64_t i, int64_t *due_ns, int *finished)
@@ -193,12 +214,15 @@ emulate_one(tp_engine *engine, int64_t i, int64_t *due_ns, int *finished)
     *due_ns = loaded(engine, i, *due_ns);
     if (engine->from[i] >= 0 && arrival(engine, i) > *due_ns)
         *due_ns = arrival(engine, i);
+    *due_ns = copied_ns(engine, i, *due_ns);
     if (instr->op == TP_OP_OPT && !(*finished)++)
         TP_TRY(meet(engine, *due_ns, due_ns));
     *event = (tp_event){.position = (int32_t)i, .step = (int32_t)engine->step, .start_ns = *due_ns};
     event->wait_ns = *due_ns - free_ns;
     if (instr->op == TP_OP_OPT)
         event->start_ns = free_ns; /* its wait lies within, as in a real step */
+    if (tp_engine_is_copy(instr))
+        return emulate_copy(engine, i, *due_ns);
     double seconds = receives(instr) ? 0 : seconds_of(engine, instr->op, instr->flags, instr) + copy_s(engine, i);
     *due_ns += (int64_t)(1e9 * seconds);
     event->end_ns = *due_ns;

@@ -375,6 +375,10 @@ work(tp_engine *engine, int64_t i, running *now)
     const tp_instr *instr = &engine->code[i];
     tp_event *event = &engine->events[i];
     name_event(engine, i, now);
+    if (engine->copier != NULL && tp_engine_is_copy(instr)) {
+        tp_engine_begin_copy(engine);
+        return TP_OK;
+    }
     TP_TRY(mark(engine, now, &event->start_ns));
     if (instr->op == TP_OP_U) {
         TP_TRY(update_micro(engine, instr, now->options));
@@ -442,12 +446,14 @@ run_all(tp_engine *engine, const int32_t *tokens, const tp_step_options *options
     int64_t share = (int64_t)engine->config.slicing->batch * (engine->config.slicing->seq_len + 1); /* of a copy's tokens */
     TP_TRY(check_tokens(engine, tokens));
     engine->needed = options == NULL ? engine->forward_needs : engine->needs;
+    engine->awaited = options == NULL ? NULL : engine->copied;
     TP_TRY(device->begin(engine->device));
     for (int stage = 0; stage < engine->config.program->stages; stage++)
         if (engine->stage[stage] != NULL)
             TP_TRY(engine->config.provider->stage->begin(engine->stage[stage], tokens + tp_engine_copy(&engine->config, stage) * share,
                                                          options != NULL));
     memset(engine->gather, 0, (size_t)engine->gather_count * sizeof *engine->gather);
+    TP_TRY(tp_engine_begin_copies(engine));
     memset(engine->received, 0, (size_t)engine->config.program->ranks * sizeof *engine->received);
     memset(engine->loan, 0, (size_t)engine->count * sizeof *engine->loan); /* the last step's gather ended when all had been read */
     for (int64_t i = 0, next; i < engine->count; i = next) {

@@ -18,6 +18,8 @@ typedef struct {
     int32_t needs, from; /* from -1: nothing */
 } tp_engine_load;
 
+typedef struct tp_engine_copier tp_engine_copier;
+
 struct tp_engine {
     tp_engine_config config;
     int first; /* rank 0 of this replica, as the communicator and the region count */
@@ -45,6 +47,10 @@ struct tp_engine {
                                guests from the device's memory */
     uint64_t *loan;         /* [count] of a send: what tp_comm_ops.lend gave; 0: nothing is lent */
     int32_t *reuses;        /* [count] if it lends, of what writes over something lent: the last send of that, -1: none */
+    int32_t *copied;        /* [count] copies of this step that must be done before it; NULL: none is made beside the work */
+    const int32_t *awaited; /* that, or NULL in an evaluation, which swaps nothing */
+    int32_t *copies;        /* positions of the copies */
+    tp_engine_copier *copier; /* NULL: none is, or it is emulated */
     tp_event *events;       /* [count] */
     double *gather;         /* [all ranks + 1][gather_count] of the all-gather that ends a step */
     int64_t gather_count;
@@ -53,12 +59,13 @@ struct tp_engine {
     /* emulated */
     const tp_durations *durations;
     int64_t *stamps; /* [count] when the message of a receive or send left */
+    int64_t copied_ns; /* when all copies are done that were begun */
     tp_sched_links links;
 };
 
 /* Bytes of each table, in the order they are taken; see tp_engine_bytes. */
 typedef struct {
-    size_t needs, forward_needs, from, received, loan, reuses, events, gather, stages, slots, loads, guests;
+    size_t needs, forward_needs, from, received, loan, reuses, events, gather, stages, slots, loads, guests, copied, copies;
 } engine_tables;
 engine_tables
 tp_engine_tables(const tp_program *program, int rank, int replicas, int64_t gather_count);
@@ -76,12 +83,43 @@ tp_engine_match_receives(tp_engine *engine, const tp_program *program);
 TP_MUST_USE tp_status
 tp_engine_match_loans(tp_engine *engine);
 
-/* Does instruction i wait for a message, or for the reader of one? */
+/* Does instruction i wait for a message, for the reader of one, or for a copy? */
 static inline int
 tp_engine_waits(const tp_engine *engine, int64_t i)
 {
-    return engine->from[i] >= 0 || (engine->load != NULL && engine->load[i].from >= 0) || (engine->lends && engine->reuses[i] >= 0);
+    return (engine->copied != NULL && engine->copied[i] > 0) || engine->from[i] >= 0 || (engine->load != NULL && engine->load[i].from >= 0) || (engine->lends && engine->reuses[i] >= 0);
 }
+
+/* ---- copier.c ---- */
+/* An SO or SI beside the work? */
+static inline int
+tp_engine_is_copy(const tp_instr *instr)
+{
+    return (instr->op == TP_OP_SO || instr->op == TP_OP_SI) && instr->flags & TP_BESIDE;
+}
+/* How many of them a rank has. */
+int
+tp_engine_copies(const tp_program *program, int rank);
+/* EVALUE: a provider whose memory another thread cannot copy. */
+TP_MUST_USE tp_status
+tp_engine_check_copies(const tp_engine_config *config);
+/* Fill copied[] and copies[], where the rank has any. EMEMORY. */
+TP_MUST_USE tp_status
+tp_engine_match_copies(tp_engine *engine, const tp_program *program);
+/* The thread that makes them, once the stages are there; EMEMORY, ERUNTIME. It is ended before they are closed. */
+TP_MUST_USE tp_status
+tp_engine_open_copier(tp_engine *engine);
+void
+tp_engine_close_copier(tp_engine *engine);
+/* A step begins. */
+TP_MUST_USE tp_status
+tp_engine_begin_copies(tp_engine *engine);
+/* The next of them; its event's times are the copy's. */
+void
+tp_engine_begin_copy(tp_engine *engine);
+/* Until those that instruction i waits for are done. EABORTED, or what a copy failed with. */
+TP_MUST_USE tp_status
+tp_engine_wait_copies(tp_engine *engine, int64_t i);
 
 /* ---- guests.c ---- */
 /* Does this rank keep activations elsewhere, or another's? */

@@ -57,7 +57,8 @@ table_bytes(const tp_engine_config *config)
            tp_align_bytes(tables.received) + tp_align_bytes(tables.loan) + tp_align_bytes(tables.reuses) +
            tp_align_bytes(tables.events) + tp_align_bytes(tables.gather) + tp_align_bytes(tables.stages) +
            tp_align_bytes(tables.slots) + tp_align_bytes(tables.loads) +
-           tp_align_bytes(tables.guests) + tp_align_bytes(tp_engine_sums_bytes(config)) +
+           tp_align_bytes(tables.guests) + tp_align_bytes(tables.copied) + tp_align_bytes(tables.copies) +
+            tp_align_bytes(tp_engine_sums_bytes(config)) +
            tp_align_bytes(tp_engine_guests_bytes(config));
 }
 
@@ -177,6 +178,7 @@ tp_engine_check_shape(const tp_engine_config *config)
             return tp_fail(TP_EVALUE, "micro-batch %d is halved in the program and not in the slicing",
                            program->code[i].micro);
     TP_TRY(check_updates(config));
+    TP_TRY(tp_engine_check_copies(config));
     return tp_engine_check_guests(config);
 }
 
@@ -270,7 +272,8 @@ open_parts(tp_engine *engine, const tp_engine_config *config, tp_heap *account)
     TP_TRY(tp_engine_check_guests_way(engine));
     TP_TRY(tp_engine_reserve_posted(engine));
     TP_TRY(provider->device->reserve(engine->device, workspace_bytes(config)));
-    return open_stages(engine);
+    TP_TRY(open_stages(engine));
+    return tp_engine_open_copier(engine);
 }
 
 /* What a proven program must have besides, to be trained by: messages, one OPT a stage, and an AR exactly where the two
@@ -332,6 +335,7 @@ tp_engine_close(tp_engine *engine)
 {
     if (engine == NULL)
         return;
+    tp_engine_close_copier(engine);
     if (engine->staged != NULL)
         engine->staged->ops->close(engine->staged);
     if (engine->device != NULL) {

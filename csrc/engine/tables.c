@@ -8,7 +8,7 @@ engine_tables
 tp_engine_tables(const tp_program *program, int rank, int replicas, int64_t gather_count)
 {
     size_t count = (size_t)(program->begin[rank + 1] - program->begin[rank]), ranks = (size_t)program->ranks;
-    size_t guests = (size_t)tp_engine_has_guests(program, rank);
+    size_t guests = (size_t)tp_engine_has_guests(program, rank), copies = (size_t)tp_engine_copies(program, rank);
     return (engine_tables){.needs = count * sizeof(int32_t),
                            .forward_needs = count * sizeof(int32_t),
                            .from = count * sizeof(int16_t),
@@ -20,6 +20,8 @@ tp_engine_tables(const tp_program *program, int rank, int replicas, int64_t gath
                            .slots = (size_t)program->stages * (size_t)program->micros * sizeof(uint32_t),
                            .loads = guests * count * sizeof(tp_engine_load),
                            .guests = guests * (size_t)program->stages * sizeof(tp_engine_guest),
+                           .copied = copies > 0 ? count * sizeof(int32_t) : 0,
+                           .copies = copies * sizeof(int32_t),
                            .stages = (size_t)program->stages * sizeof(tp_stage *)};
 }
 
@@ -44,6 +46,9 @@ tp_engine_take_tables(tp_engine *engine, const tp_program *program, int rank, in
     TP_TRY(tp_heap_alloc(engine->heap, bytes.slots, "the engine's slot table", (void **)&engine->slots));
     TP_TRY(tp_heap_alloc(engine->heap, bytes.loads, "the engine's load table", (void **)&engine->load));
     TP_TRY(tp_heap_alloc(engine->heap, bytes.guests, "the engine's guest table", (void **)&engine->guest));
+    TP_TRY(tp_heap_alloc(engine->heap, bytes.copied, "the engine's copies", (void **)&engine->copied));
+    TP_TRY(tp_heap_alloc(engine->heap, bytes.copies, "the engine's copies", (void **)&engine->copies));
+    TP_TRY(tp_engine_match_copies(engine, program));
     for (int64_t i = 0; i < engine->count; i++) { /* a micro-batch that was away has another activation slot in its backward */
         const tp_instr *instr = &engine->code[i];
         uint32_t mine = instr->op == TP_OP_F                             ? TP_SLOT(TP_SLOT_ACTIVATION(instr->slot), 0)
@@ -69,6 +74,8 @@ tp_engine_drop_tables(tp_engine *engine)
     tp_heap_free(engine->heap, engine->slots);
     tp_heap_free(engine->heap, engine->load);
     tp_heap_free(engine->heap, engine->guest);
+    tp_heap_free(engine->heap, engine->copied);
+    tp_heap_free(engine->heap, engine->copies);
 }
 
 /* The key of a message among those a rank receives: its reader is F (from RF, half by half); B, I (from RB); SL (from RE); the first
@@ -317,7 +324,9 @@ tp_engine_wait_inputs(tp_engine *engine, int64_t i)
         TP_TRY(wait_for_reader(engine, i));
     if (engine->load != NULL && engine->load[i].from >= 0)
         TP_TRY(receive_until(engine, engine->load[i].from, engine->load[i].needs));
-    return engine->from[i] < 0 ? TP_OK : receive_until(engine, engine->from[i], engine->needed[i]);
+    if (engine->from[i] >= 0)
+        TP_TRY(receive_until(engine, engine->from[i], engine->needed[i]));
+    return engine->awaited == NULL || engine->awaited[i] == 0 ? TP_OK : tp_engine_wait_copies(engine, i);
 }
 
 tp_status
