@@ -44,8 +44,8 @@ function bytes(b){for(const[u,n]of[[2**40,"TiB"],[2**30,"GiB"],[2**20,"MiB"],[2*
 function css(name){return getComputedStyle(document.documentElement).getPropertyValue(name).trim()}
 const shade=i=>D.chunk&&!D.unshaded.includes(D.op[i])?D.levels[D.chunk[i]]:D.micro[i]%4;
 const X=t=>LEFT+(t-from)/(to-from)*(width-LEFT-8),T=x=>from+(x-LEFT)/(width-LEFT-8)*(to-from);
-/* First interval of a rank that ends after t: intervals of a rank are in order. */
-function first(rank,t){let a=D.begin[rank],b=D.begin[rank+1];while(a<b){const m=(a+b)>>1;if(D.end[m]<t)a=m+1;else b=m}return a}
+/* First interval that ends after t, of a rank's work (2 rank) or of its copies beside it (2 rank + 1): each is in order. */
+function first(k,t){let a=D.begin[k],b=D.begin[k+1];while(a<b){const m=(a+b)>>1;if(D.end[m]<t)a=m+1;else b=m}return a}
 function draw(){
  const ratio=devicePixelRatio||1,height=TOP+D.ranks*(lane+gap)+4;width=canvas.clientWidth;
  canvas.width=width*ratio;canvas.height=height*ratio;canvas.style.height=height+"px";g.setTransform(ratio,0,0,ratio,0,0);
@@ -59,14 +59,15 @@ function draw(){
   g.stroke();g.fillText(label,Math.min(x,width-g.measureText(label).width/2),9)}
  for(let r=0;r<D.ranks;r++){const y=TOP+r*(lane+gap);g.fillStyle=css("--lane");g.fillRect(LEFT,y,width-LEFT-8,lane);
   if(lane>9||r%4==0){g.fillStyle=css("--ink");g.textAlign="right";g.fillText("rank "+r,LEFT-8,y+lane/2)}
-  g.textAlign="center";let painted=-1,last="";
-  for(let i=first(r,from);i<D.begin[r+1]&&D.start[i]<to;i++){
+  g.textAlign="center";
+  for(const k of[2*r,2*r+1]){let painted=-1,last="";
+  for(let i=first(k,from);i<D.begin[k+1]&&D.start[i]<to;i++){
    const a=Math.max(LEFT,X(D.start[i])),b=Math.min(width-8,X(D.end[i])),w=b-a,colour=D.colours[D.op[i]][shade(i)];
    if(b<painted+.4&&colour==last)continue;
    const low=isMessage.has(D.op[i]),h=low?lane*.22:lane;
    g.fillStyle=colour;g.fillRect(a,low?y+lane-h:y,Math.max(.5,w-(w>3?.7:0)),h);painted=b;last=colour;
    const word=D.alone.includes(D.op[i])?D.ops[D.op[i]]:D.micro[i]+(sliced?"."+D.slice[i]:"");
-   if(!low&&lane>12&&w>7*word.length+4){g.fillStyle="#0c1420";g.fillText(word,(a+b)/2,y+lane/2)}}}
+   if(!low&&lane>12&&w>7*word.length+4){g.fillStyle="#0c1420";g.fillText(word,(a+b)/2,y+lane/2)}}}}
 }
 const sliced=D.slice.some(s=>s>0);
 function clamp(){const least=Math.max(D.makespan*1e-7,1e-12);let span=Math.min(Math.max(to-from,least),D.makespan||1);
@@ -82,8 +83,10 @@ canvas.addEventListener("pointermove",e=>{
  if(drag){const d=(drag[0]-e.clientX)/(width-LEFT-8)*(drag[2]-drag[1]);from=drag[1]+d;to=drag[2]+d;$("tip").style.display="none";
   return show()}
  const r=Math.floor((e.offsetY-TOP)/(lane+gap)),t=T(e.offsetX),tip=$("tip");
- const i=r>=0&&r<D.ranks&&e.offsetX>=LEFT?first(r,t):-1;
- if(i>=0&&i<D.begin[r+1]&&D.start[i]<=t){
+ const at=k=>{const i=first(k,t);return i<D.begin[k+1]&&D.start[i]<=t?i:-1};
+ let i=-1;if(r>=0&&r<D.ranks&&e.offsetX>=LEFT){
+  const low=e.offsetY-TOP-r*(lane+gap)>.78*lane;i=at(2*r+low);if(i<0)i=at(2*r+!low)}
+ if(i>=0){
   tip.innerHTML="<b>"+D.names[D.op[i]]+"</b> · rank "+r+" · stage "+D.stage[i]+(D.chunk?" (chunk "+D.chunk[i]+")":"")+
    " · micro-batch "+D.micro[i]+" · slice "+D.slice[i]+
    "<br>"+time(D.start[i])+" to "+time(D.end[i])+" · takes "+time(D.end[i]-D.start[i]);

@@ -341,6 +341,8 @@ class Cluster:
             least 10e9, one core's share.
         host_bandwidth_Bps: bytes a second that one rank swaps at, out or in: to its host's memory, or from the CPU to a file; None:
             nothing is swapped.
+        swaps_beside: a rank swaps beside its work, by a thread for which its device has a core to spare (CPU; on CUDA a rank
+            waits for its copies). False: it makes the copies itself.
         node_link_latency_s, node_link_bandwidth_Bps: of the links within a node, such as NVLink, where they are other ones: link_*
             are then those between nodes. Of messages within a node costs that are given say more. None, both: links are alike.
     """
@@ -356,6 +358,7 @@ class Cluster:
     host_bandwidth_Bps: float | None = None
     node_link_latency_s: float | None = None
     node_link_bandwidth_Bps: float | None = None
+    swaps_beside: bool = False
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -366,6 +369,7 @@ class Cluster:
             raise no_divisor("devices_per_node", self.devices_per_node, "num_devices", self.num_devices)  # type: ignore[arg-type]
         put(self, "memory_bytes", int(real("memory_bytes", self.memory_bytes)))
         put(self, "is_local", flag("is_local", self.is_local))
+        put(self, "swaps_beside", flag("swaps_beside", self.swaps_beside))
         put(self, "link_latency_s", real("link_latency_s", self.link_latency_s, zero=True))
         put(self, "link_bandwidth_Bps", real("link_bandwidth_Bps", self.link_bandwidth_Bps))
         for name in ("peak_flops", "memory_bandwidth_Bps", "host_bandwidth_Bps", "node_link_latency_s", "node_link_bandwidth_Bps"):
@@ -389,7 +393,7 @@ class Cluster:
 
         swap_folder: plans may swap; host_bandwidth_Bps is what all devices at once measure for files in this folder, each
         copying 128 MiB out and in, six times. Runs swap to their own folder, or to the one that TERAPIPE_SWAP_DIR names: it
-        should be of the same disk.
+        should be of the same disk. Where there are two cores a device, ranks swap beside their work (swaps_beside).
         """
         from ._files import check_writable, path_of
         from .profiling import swap_bandwidth
@@ -402,7 +406,8 @@ class Cluster:
         # Shared memory between two processes: latency and bandwidth of a ring of ours, measured by tp.profile for a run.
         return cls(num_devices=devices, devices_per_node=devices, memory_bytes=max(1, _local_memory_bytes() // devices),
                    link_latency_s=2e-6, link_bandwidth_Bps=5e9, is_local=True,
-                   host_bandwidth_Bps=None if folder is None else swap_bandwidth(folder, min(devices, cores)))
+                   host_bandwidth_Bps=None if folder is None else swap_bandwidth(folder, min(devices, cores)),
+                   swaps_beside=folder is not None and cores >= 2 * devices)
 
     @classmethod
     def preset(cls, device: str, num_devices: int = 1, *, dtype: str = "fp32", efficiency: float = 0.5,

@@ -146,7 +146,8 @@ def _saved(plan: Plan) -> list[str]:
     again = [block.kind for block, flag in zip(plan.model.blocks, plan.recompute, strict=False) if flag]
     away = [block.kind for block, bytes_ in zip(plan.model.blocks, plan.swap, strict=False) if bytes_]
     return [*([f"  made again before their backward: {counts(again)}"] if again else []),
-            *([f"  swapped until their backward: {counts(away)}, {human_bytes(sum(plan.swap))} a micro-batch"] if away else [])]
+            *([f"  swapped until their backward: {counts(away)}, {human_bytes(sum(plan.swap))} a micro-batch"
+               f"{', beside the work' * plan.program.swaps_beside}"] if away else [])]
 
 
 def _guests(plan: Plan) -> list[str]:

@@ -120,9 +120,10 @@ class Judge:
     def __init__(self, model: GPTConfig, costs: CostModel, ranks: int, chunks: int, limit: int | None,
                  replicas: Replicas = Replicas(),                           # noqa: B008 (frozen)
                  kinds: dict[tuple[Any, ...], dict[str, float]] | None = None, savings: Savings = NOTHING,
-                 links: Links = Links()) -> None:                           # noqa: B008 (frozen)
+                 links: Links = Links(), beside: bool = False) -> None:     # noqa: B008 (frozen)
         self.model, self.costs, self.ranks, self.chunks, self.limit = model, costs, ranks, chunks, limit
         self.replicas, self.links = replicas, links
+        self.beside = beside                                   # a rank swaps beside its work
         self.savings = savings                                 # of a plan that does not say others
         self.work = 0                                          # a clock that is the same everywhere: about 13 ns a tick
         self.rival_s = float("inf")                            # of a plan in hand: what is far slower need not be looked at closely
@@ -141,7 +142,7 @@ class Judge:
     def afresh(self) -> Judge:
         """One that has seen nothing yet: what it works depends on what it is asked alone."""
         return Judge(self.model, self.costs, self.ranks, self.chunks, self.limit, self.replicas, self.kinds, self.savings,
-                     self.links)
+                     self.links, self.beside)
 
     def joins(self, other: Judge) -> None:
         """Take over the work of such a one, and its nearest miss."""
@@ -279,6 +280,12 @@ class Judge:
             self._latest = key, program
             found = self._seen[key] = Candidate(seconds, *key)
         return found
+
+    def swapped_ahead(self, c: Candidate) -> list[Candidate]:
+        """The same, and where it swaps beside the work those that bring back further ahead, in more memory."""
+        if c.savings.ahead is None:
+            return [c]
+        return [self.judge(c.schedule, c.partition, c.slicing, c.pending, c.savings._replace(ahead=ahead)) for ahead in (0, 1, 2)]
 
     def peak(self, c: Candidate, program: Program) -> list[int]:
         """Peak bytes of every rank, exact: the sizes that the engine would take (one thread a rank), without taking them."""

@@ -72,12 +72,13 @@ class _Question:
         return self.ticks(asks, _NEW * asks) > _LADDER
 
 
-def _question(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ...], host_Bps: float) -> _Question:
+def _question(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ...], host_Bps: float, ahead: int | None) -> _Question:
     key = schedule, slicing
     if key not in judge.rooms:
         judge.rooms[key] = _besides(judge, schedule, slicing)
     besides, held = judge.rooms[key]
-    free = Task(judge, schedule, slicing, np.full_like(besides, np.inf), np.zeros(judge.model.num_blocks), host_Bps, tuple(held))
+    free = Task(judge, schedule, slicing, np.full_like(besides, np.inf), np.zeros(judge.model.num_blocks), host_Bps, tuple(held),
+                ahead=ahead)
     return _Question(name, free, besides)
 
 
@@ -104,15 +105,18 @@ def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ..
     others: list[Candidate] = []
     if schedule == BPIPE and evicts(judge.ranks, len(slicing)):
         links = (0.0,)      # what another rank keeps is not swapped, and no engine does one of both by micro-batch
-    for host_Bps in dict.fromkeys(links):
-        q = _question(judge, name, schedule, slicing, host_Bps)
+    # What is brought back ahead is copied beside more of the work, and needs a place of its own.
+    ways = [(host_Bps, ahead) for host_Bps in dict.fromkeys(links)
+            for ahead in ((0, 1) if host_Bps > 0 and judge.beside else (None,))]
+    for host_Bps, ahead in ways:
+        q = _question(judge, name, schedule, slicing, host_Bps, ahead)
         try:
             best = _fastest(q, judge.limit, others) if thorough else _for_one_limit(q, judge.limit)
         except DeadlineError:
             if found:
                 break
             raise
-        found += [best] if best is not None else []
+        found += [] if best is None else [_best_of(judge, [best], judge.limit) or best]
     if not found:
         check_time()
         raise judge.refuse(min(others, key=lambda c: max(judge.peak_bytes(c)), default=None))
@@ -160,7 +164,7 @@ def _for_one_limit(q: _Question, limit: int) -> Candidate | None:
 
 
 def _best_of(judge: Judge, plans: list[Candidate], limit: int) -> Candidate | None:
-    return min((c for c in plans if judge.fits(c, limit)), key=pace, default=None)
+    return min((c for plan in plans for c in judge.swapped_ahead(plan) if judge.fits(c, limit)), key=pace, default=None)
 
 
 def _ladder(q: _Question) -> list[Candidate] | None:
@@ -168,7 +172,7 @@ def _ladder(q: _Question) -> list[Candidate] | None:
     judge = q.free.judge
     if judge.chunks > 1 or q.is_much:
         return None
-    key = q.name, q.free.schedule, q.free.slicing, q.free.host_Bps
+    key = q.name, q.free.schedule, q.free.slicing, q.free.host_Bps, q.free.ahead
     if key not in judge.ladders:
         seen: list[Candidate] = []
         try:

@@ -30,8 +30,11 @@ def with_program(plan: Plan, program: Any) -> Plan:
                                 "one update a step, such as tp.plan(schedule='1f1b'), would be right")
     compute = _compute(program)
     _check_shape(plan, compute)
-    compute = saving(compute, plan.model, tuple(plan.stages), Savings(tuple(plan.recompute), tuple(plan.swap)))
-    own = compute.lower(tied=plan.model.tie_weights and len(plan.stages) > 1)
+    tied = plan.model.tie_weights and len(plan.stages) > 1
+    aheads = (0, 1, 2) if plan.program.swaps_beside else (None,)
+    programs = [saving(compute, plan.model, tuple(plan.stages), Savings(tuple(plan.recompute), tuple(plan.swap), ahead=ahead)).lower(tied)
+                for ahead in aheads]
+    own = min(programs, key=lambda program: float(program.makespan(plan.durations)))
     own.check(canonical=True)
     _check_neighbours(own)
     line = own.simulate(plan.durations)

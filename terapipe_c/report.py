@@ -86,14 +86,14 @@ def _measured(program: Any, intervals: NDArray[Any]) -> dict[str, NDArray[np.flo
     return seconds
 
 
-def _crowded(job: Mapping[str, Any]) -> list[str]:
-    """Why the prediction cannot hold, where the ranks of this machine share cores."""
+def _crowded(job: Mapping[str, Any], copies: bool) -> list[str]:
+    """Why the prediction cannot hold, where the ranks of this machine share cores. copies: each has a thread that swaps, too."""
     cores = min(len(os.sched_getaffinity(0)), cpu_quota() or math.inf)
-    threads = job["ranks"] * job["threads_per_rank"]
+    threads = job["ranks"] * (job["threads_per_rank"] + copies)
     if job["backend"] != "cpu" or "local_rank" in job or threads <= cores:
         return []
-    return [f"{job['ranks']} ranks of {job['threads_per_rank']} thread{'s' * (job['threads_per_rank'] > 1)} had {cores:g} "
-            f"core{'s' * (cores != 1)}: the prediction gives every thread a core of its own"]
+    return [f"{counted(job['ranks'], 'rank')} of {counted(job['threads_per_rank'], 'thread')}{' and one that swaps' * copies} had "
+            f"{cores:g} core{'s' * (cores != 1)}: the prediction gives every thread a core of its own"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -147,7 +147,7 @@ class Report:
         sums = None if sums is None else sums[:, 0]
         replicas, predicted = job["ranks"] // plan.ranks, float(planned.work_s - (0.0 if sums is None else sums.sum()))
         timed = bool(times) and (sums is not None or int(getattr(plan, "data_parallel", 1)) * int(getattr(plan, "copies", 1)) == 1)
-        caveats = _crowded(job) + [f"rank {rank}: {text}" for rank, end in enumerate(ends) for text in end.get("caveats", ())]
+        caveats = _crowded(job, plan.program.swaps_beside) + [f"rank {rank}: {text}" for rank, end in enumerate(ends) for text in end.get("caveats", ())]
         if times and not timed:
             caveats.append("the plan is of an older terapipe_c, and does not say what of its updates are sums of gradients: "
                            "planned again, it would be laid beside the last step")

@@ -164,7 +164,8 @@ class Request:
     def judge(self, ranks: int) -> Judge:
         """Of plans for so many ranks."""
         return Judge(self.model, self.costs, ranks, self.chunks, self.limit, self.link(ranks), self.kinds,
-                     Savings(self.recompute) if any(self.recompute) else NOTHING, Links.of(self.cluster, ranks, self.replicas))
+                     Savings(self.recompute) if any(self.recompute) else NOTHING, Links.of(self.cluster, ranks, self.replicas),
+                     self.cluster.swaps_beside)
 
 
 def _one_of(name: str, value: Any, known: Sequence[str]) -> str:

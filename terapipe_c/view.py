@@ -79,6 +79,7 @@ _SHADES = {"0": 0.0, "1": 9.0, "2": -6.0, "3": 4.0, **{level: -15.0 + 4 * i for 
 _LIMIT = 12_000  # intervals drawn one by one; above, a picture of this width shows no single one
 _ALONE = ("OPT", "AR")  # of no micro-batch
 _MESSAGES = [OPS.index(name) for name in ("SF", "RF", "SB", "RB", "SE", "RE", "SL", "RL")]
+_SWAPS = [OPS.index(name) for name in ("SO", "SI")]
 _UNSHADED = [*_MESSAGES, *(OPS.index(name) for name in _ALONE)]  # by chunk
 
 Rows = NDArray[np.void]
@@ -135,6 +136,11 @@ def _chunks(rows: Rows) -> NDArray[np.int64] | None:
 
     most = nth(held).max(initial=0)
     return np.minimum(nth(place), most) if most else None
+
+
+def _beside(line: Timeline) -> list[int]:
+    """Operations that go on beside a rank's work."""
+    return [*_MESSAGES, *(_SWAPS if line.program is not None and line.program.swaps_beside else ())]
 
 
 def _levels(chunks: int) -> list[str]:
@@ -221,10 +227,10 @@ def _lanes(line: Timeline, frame: _Frame) -> list[str]:
     ]
 
 
-def _boxes(rows: Rows, frame: _Frame, used: set[tuple[str, str]]) -> tuple[list[str], int]:
+def _boxes(line: Timeline, rows: Rows, frame: _Frame, used: set[tuple[str, str]]) -> tuple[list[str], int]:
     """One rectangle per interval, labelled where the label fits; and how many chunks a rank has."""
     out, sliced = [], bool(len(rows)) and int(rows["slice"].max()) > 0
-    chunk = _chunks(rows)
+    chunk, beside = _chunks(rows), _beside(line)
     levels = _levels(1 if chunk is None else int(chunk.max()) + 1)
     for i, row in enumerate(rows):
         op = OPS[row["op"]]
@@ -233,7 +239,7 @@ def _boxes(rows: Rows, frame: _Frame, used: set[tuple[str, str]]) -> tuple[list[
         start, stop = float(row["start_s"]), float(row["end_s"])
         x, end = frame.x(start), frame.x(stop)
         width, y, height = max(0.4, end - x), frame.y(int(row["rank"])), float(frame.lane)
-        if row["op"] in _MESSAGES:  # under the work of the rank
+        if row["op"] in beside:  # under the work of the rank
             y, height = y + 0.78 * height, 0.22 * height
         edge = 0.5 if width > 3 else 0.0
         name = f"{_NAMES[op]} · micro-batch {row['micro']} slice {row['slice']} · stage {row['stage']}"
@@ -244,7 +250,7 @@ def _boxes(rows: Rows, frame: _Frame, used: set[tuple[str, str]]) -> tuple[list[
             f"<title>{name}{times}</title></rect>"
         )
         word = op if op in _ALONE else _word(row, sliced)
-        if row["op"] not in _MESSAGES and frame.lane >= 12 and width > 6.4 * len(word) + 3:
+        if row["op"] not in beside and frame.lane >= 12 and width > 6.4 * len(word) + 3:
             out.append(f'<text class="ink" x="{x + width / 2:.1f}" y="{y + height / 2 + 3.8:.1f}">{word}</text>')
     return out, len(levels)
 
@@ -263,7 +269,7 @@ def _bins(line: Timeline, rows: Rows, frame: _Frame, used: set[tuple[str, str]])
     out: list[str] = []
     count = int(frame.right - frame.left) // 2
     edges = np.linspace(0.0, line.makespan_s, count + 1)
-    work = rows[~np.isin(rows["op"], _MESSAGES)]
+    work = rows[~np.isin(rows["op"], _beside(line))]
     ops = np.unique(work["op"])
     used.update((OPS[op], "0") for op in ops)
     for rank in range(line.num_ranks):
@@ -357,7 +363,7 @@ def svg(line: Timeline, width: int = 1200) -> str:
     frame = _Frame(line, width)
     rows = line.intervals
     used: set[tuple[str, str]] = set()
-    boxes, chunks = _boxes(rows, frame, used) if len(rows) <= _LIMIT else (_bins(line, rows, frame, used), 1)
+    boxes, chunks = _boxes(line, rows, frame, used) if len(rows) <= _LIMIT else (_bins(line, rows, frame, used), 1)
     legend, height = _legend(line, frame, used, chunks)
     total = frame.bottom + height
     return "\n".join(
@@ -421,7 +427,7 @@ def comparison_svg(plans: Sequence[tuple[str, str, Timeline]], failed: Sequence[
             strip, rows = _Strip(line, left, right, y, longest), line.intervals
             lanes += _lanes(line, strip)
             if len(rows) <= _LIMIT // max(1, len(plans)):
-                boxes, count = _boxes(rows, strip, used)
+                boxes, count = _boxes(line, rows, strip, used)
                 chunks = max(chunks, count)
             else:
                 boxes = _bins(line, rows, strip, used)
@@ -456,6 +462,8 @@ def comparison_svg(plans: Sequence[tuple[str, str, Timeline]], failed: Sequence[
 def html_page(line: Timeline) -> str:
     """A page with its data and its script inside: no network is needed to open it."""
     rows = line.intervals
+    place = 2 * rows["rank"].astype(np.int64) + (np.isin(rows["op"], _SWAPS) & (line.program is not None and line.program.swaps_beside))
+    rows, place = rows[order := np.argsort(place, kind="stable")], place[order]  # a rank's work, then its copies beside it
     chunk = _chunks(rows)
     levels = _levels(1 if chunk is None else int(chunk.max()) + 1)
     shades = list(_SHADES)
@@ -472,11 +480,11 @@ def html_page(line: Timeline) -> str:
         "chunk": None if chunk is None else chunk.tolist(),
         "levels": [shades.index(level) for level in levels],
         "chunks": _chunk_words(len(levels)),
-        "messages": _MESSAGES,
+        "messages": _beside(line),
         "bubbles": [[_cause(c), float(seconds), _CAUSE_COLOURS[c]] for c, seconds in causes.items()],
         "busy": [float(seconds) for seconds in line.busy_s],
         "peak": [int(size) for size in line.peak_memory_bytes],
-        "begin": np.searchsorted(rows["rank"], np.arange(line.num_ranks + 1)).tolist(),
+        "begin": np.searchsorted(place, np.arange(2 * line.num_ranks + 1)).tolist(),
         **{name: rows[name].tolist() for name in ("op", "stage", "micro", "slice")},
         "start": [float(f"{t:.9g}") for t in rows["start_s"].tolist()],
         "end": [float(f"{t:.9g}") for t in rows["end_s"].tolist()],
@@ -494,20 +502,20 @@ def notebook(line: Timeline) -> str:
 
 
 def chrome_trace(line: Timeline) -> str:
-    """Trace Event Format: complete events in microseconds, one process per rank, messages on a thread of their own."""
+    """Trace Event Format: complete events in microseconds, one process per rank, messages on a thread of their own, as
+    copies beside the work."""
     events: list[str] = []
     for rank in range(line.num_ranks):
         for kind, key, value in (("process_name", "name", f"rank {rank}"), ("process_sort_index", "sort_index", rank)):
             events.append(json.dumps({"ph": "M", "name": kind, "pid": rank, "args": {key: value}}))
         events.append(json.dumps({"ph": "M", "name": "thread_name", "pid": rank, "tid": 0, "args": {"name": "work"}}))
     rows = line.intervals
-    messages = np.isin(rows["op"], _MESSAGES)
-    for rank in np.unique(rows["rank"][messages]).tolist():
-        events.append(
-            json.dumps({"ph": "M", "name": "thread_name", "pid": rank, "tid": 1, "args": {"name": "messages"}})
-        )
+    thread = np.isin(rows["op"], _beside(line)) * np.where(np.isin(rows["op"], _SWAPS), 2, 1)
+    for tid, name in ((1, "messages"), (2, "copies")):
+        for rank in np.unique(rows["rank"][thread == tid]).tolist():
+            events.append(json.dumps({"ph": "M", "name": "thread_name", "pid": rank, "tid": tid, "args": {"name": name}}))
     columns = [rows[name].tolist() for name in ("rank", "op", "stage", "micro", "slice", "start_s", "end_s")]
-    for rank, op, stage, micro, piece, start, end, tid in zip(*columns, messages.tolist(), strict=True):
+    for rank, op, stage, micro, piece, start, end, tid in zip(*columns, thread.tolist(), strict=True):
         events.append(
             f'{{"ph":"X","name":"{stage}{OPS[op]}{micro}.{piece}","cat":"{_NAMES[OPS[op]]}","pid":{rank},"tid":{int(tid)},'
             f'"ts":{start * 1e6:.4f},"dur":{round(end * 1e6, 4) - round(start * 1e6, 4):.4f},'
@@ -519,11 +527,11 @@ def chrome_trace(line: Timeline) -> str:
 # ---- text ---------------------------------------------------------------------------------------------------------------------
 
 
-def _bar(rows: Rows, makespan_s: float, width: int) -> str:
+def _bar(line: Timeline, rows: Rows, width: int) -> str:
     """One letter per cell: the operation in the middle of it."""
-    work = rows[~np.isin(rows["op"], _MESSAGES)]
+    work = rows[~np.isin(rows["op"], _beside(line))]
     cells = []
-    for at in (np.arange(width) + 0.5) * makespan_s / width:
+    for at in (np.arange(width) + 0.5) * line.makespan_s / width:
         i = int(np.searchsorted(work["start_s"], at, side="right")) - 1
         cells.append(OPS[work["op"][i]][0] if i >= 0 and at < work["end_s"][i] else "·")
     return "".join(cells)
@@ -536,7 +544,7 @@ def summary(line: Timeline, width: int = 72) -> str:
         rows = line.intervals
         for rank in range(line.num_ranks):
             share = 100 * float(line.busy_s[rank]) / line.makespan_s if line.makespan_s > 0 else 100.0
-            bar = _bar(rows[rows["rank"] == rank], line.makespan_s, width)
+            bar = _bar(line, rows[rows["rank"] == rank], width)
             out.append(f"  rank {rank:<3d} {bar} {share:5.1f} %")
     causes = idle_causes(line.bubbles, line.num_ranks * line.makespan_s)
     words = ", ".join(f"{_cause(cause)} {human_seconds(seconds)}" for cause, seconds in causes.items())

@@ -47,6 +47,7 @@ class Task:
     held: tuple[int, ...]                 #: [stages] micro-batches that the order of the schedule has in flight
     inputs_stay: bool = False             #: what a block that is made again keeps, its input, counts as always there, of every
                                           #: block and as often as the fullest stage holds it; else as never there
+    ahead: int | None = None              #: of swaps beside the work (Savings); None: ranks make the copies themselves
 
     def within(self, limit_bytes: Float, extra_bytes: Float | None = None, inputs_stay: bool = False) -> Task:
         """The same for another memory; what does not depend on that is counted once."""
@@ -209,14 +210,15 @@ def _blocks(result: Any) -> list[int]:
 
 
 def _savings(task: Task, boundaries: list[int], recompute: Any, swap: Any) -> Savings:
-    """What the engine does of it: of a block all is made again, or swapped, or nothing; of embedding and head nothing is. A rank
-    waits for its copies: a planner that thinks them hidden behind work, as its paper does, is judged by what they take."""
+    """What the engine does of it: of a block all is made again, or swapped, or nothing; of embedding and head nothing is. A planner
+    that thinks copies hidden behind work, as its paper does, is judged by what they take of the rank, or what it waits for them."""
     can = saved_bytes(task.judge.model, task.slicing, task.judge.costs.where)
     again = tuple(bool(x) and bytes_ > 0 for x, bytes_ in zip(recompute, can, strict=True))
     out = tuple(bytes_ if x > 0 and not flag else 0 for x, flag, bytes_ in zip(swap, again, can, strict=True))
     seconds = tuple(sum(out[a:e]) / task.host_Bps if any(out[a:e]) else 0.0
                     for a, e in zip(boundaries[:-1], boundaries[1:], strict=True))
-    return Savings(again if any(again) else (), out if any(out) else (), seconds if any(seconds) else ())
+    return Savings(again if any(again) else (), out if any(out) else (), seconds if any(seconds) else (),
+                   task.ahead if any(out) else None)
 
 
 def _autopipe(name: str, **options: Any) -> Callable[[Task], Wish]:
