@@ -183,6 +183,9 @@ def _check_costs(costs: Any, model: GPTConfig, cluster: Cluster) -> CostModel:
         if costs.model is not None and getattr(costs.model, name) != getattr(model, name):
             raise InvalidValueError(f"costs are of a model with {name} = {getattr(costs.model, name)}, the model to plan has "
                                     f"{getattr(model, name)}: profile this model")
+    if cluster.swaps_beside and costs.backend != "cpu":
+        raise InvalidValueError(f"cluster.swaps_beside is True, and backend {costs.backend} makes copies in the order of its work: "
+                                "False would be right")
     return costs
 
 

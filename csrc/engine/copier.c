@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -112,6 +113,7 @@ static void *
 copier_main(void *argument)
 {
     tp_engine_copier *copier = argument;
+    (void)prctl(PR_SET_NAME, "tp-copier"); /* for whoever looks at the process */
     for (;;) {
         uint32_t done = atomic_load_explicit(&copier->done, memory_order_relaxed);
         while (!changes(&copier->begun, done) && !atomic_load(&copier->ending) &&

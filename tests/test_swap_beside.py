@@ -1,0 +1,175 @@
+"""Swaps that a thread of each rank makes beside its work: planned, emulated and run."""
+import dataclasses
+import gc
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_engine import HYPER, partition_of, problem, ranks_do
+from test_swap import TOKENS, evenly, trained
+
+import terapipe_c as tp
+from terapipe_c.judge import Savings, saving
+from terapipe_c.schedules import OPS
+
+MODEL = tp.GPTConfig(n_layer=16, n_head=4, n_embd=128, vocab_size=256, block_size=256)
+WIDE = tp.Cluster(num_devices=8, memory_bytes=1e12)
+REQUEST = {"batch": 32, "seq_len": 256, "costs": tp.CostModel.analytic(MODEL, WIDE), "stages": 8, "schedule": "1f1b"}
+
+
+def beside(plan, ahead):
+    """The same plan, whose swaps are made beside the work."""
+    compute = saving(tp.schedules.one_f_one_b(plan.ranks, len(plan.slicing), [len(x) for _, x in plan.slicing]), plan.model,
+                     tuple(plan.stages), Savings(swap=tuple(plan.swap), ahead=ahead)).split(plan.durations, pending=0)
+    program = compute.lower(plan.model.tie_weights and plan.ranks > 1)
+    line = program.simulate(plan.durations)
+    peak = tp.engine.rank_memory(plan.model, plan.stages, plan.slicing, program, swap=plan.swap)
+    return dataclasses.replace(plan, program=program, step_time_s=line.makespan_s, bubbles=dict(line.bubbles),
+                               busy_s=[float(x) for x in line.busy_s], peak_memory_bytes=peak)
+
+
+def copiers():
+    """Threads of this process that copy."""
+    gc.collect()                                               # an engine that an error's traceback still names
+    return sum(Path(f"/proc/self/task/{task}/comm").read_text().strip() == "tp-copier" for task in os.listdir("/proc/self/task"))
+
+
+def test_the_pass_brings_back_as_far_ahead_as_it_is_told():
+    program = tp.schedules.one_f_one_b(2, 3)
+    flags = bytes(2), bytes((1, 2))
+    late, behind, before = (str(program.save_memory(*flags, ahead, beside=True)).splitlines() for ahead in (0, 1, 2))
+    assert late == ["0F0.0 0SO0.0& 0F1.0 0SO1.0& 0SI0.0& 0B0.0 0F2.0 0SO2.0& 0SI1.0& 0B1.0 0SI2.0& 0B2.0",
+                    "1F0.0 1SO0.0& 1SI0.0& 1B0.0 1F1.0 1SO1.0& 1SI1.0& 1B1.0 1F2.0 1SO2.0& 1SI2.0& 1B2.0"]
+    assert behind[0] == "0F0.0 0SO0.0& 0F1.0 0SO1.0& 0SI0.0& 0B0.0 0SI1.0& 0F2.0 0SO2.0& 0B1.0 0SI2.0& 0B2.0"
+    assert before[0] == "0F0.0 0SO0.0& 0F1.0 0SO1.0& 0SI0.0& 0SI1.0& 0B0.0 0F2.0 0SO2.0& 0SI2.0& 0B1.0 0B2.0"
+    assert behind[1] == before[1] == late[1]                   # never before its SO
+    assert "&" not in str(program.save_memory(*flags, 2))
+    with pytest.raises(ValueError, match="ahead is 3: 0 to 2 would be right"):
+        program.save_memory(*flags, 3)
+    with pytest.raises(tp.ScheduleError, match=r"swaps are made beside the work \(&\) all or none"):
+        tp.Program.parse("0F0.0 0SO0.0& 0SI0.0 0B0.0").check()
+
+
+def test_copies_are_hidden_behind_work_one_after_another():
+    """By hand: two micro-batches on one rank, copies of 3 seconds beside forwards of 1 and backwards of 2."""
+    cost = {"F": 1.0, "B": 2.0, "SO": 3.0, "SI": 3.0}
+    line = tp.Program.parse("0F0.0 0SO0.0& 0F1.0 0SO1.0& 0SI0.0& 0B0.0 0SI1.0& 0B1.0").simulate(cost)
+    # out 1 to 4, so F1 from 4 to 5; out 5 to 8, in 8 to 11, B0 11 to 13, in 13 to 16, B1 16 to 18
+    assert line.makespan_s == 18.0 and line.busy_s[0] == 6.0 and line.bubbles["swap"] == 12.0 == line.idle_s
+    rows = line.intervals
+    assert rows["start_s"][np.isin(rows["op"], [OPS.index("SO"), OPS.index("SI")])].tolist() == [1.0, 5.0, 8.0, 13.0]
+    ahead = tp.Program.parse("0F0.0 0SO0.0& 0F1.0 0SO1.0& 0SI0.0& 0SI1.0& 0B0.0 0B1.0").simulate(cost)
+    assert ahead.makespan_s == 16.0 and ahead.bubbles["swap"] == 10.0
+    assert line.lower_bound_s == ahead.lower_bound_s == 12.0   # the copier's own work
+    alone = tp.Program.parse("0F0.0 0SO0.0 0F1.0 0SO1.0 0SI0.0 0B0.0 0SI1.0 0B1.0").simulate(cost)
+    assert alone.makespan_s == 18.0 == alone.lower_bound_s and alone.work_s == 18.0 and line.work_s == 6.0
+
+
+def test_a_plan_hides_what_it_swaps_and_says_so():
+    """Of 60 % of the memory: at full speed, where a rank that makes the copies itself loses time, and making again does."""
+    free = tp.plan(MODEL, WIDE, planner="uniform", **REQUEST)
+    tight = dataclasses.replace(WIDE, memory_bytes=0.6 * max(free.peak_memory_bytes), host_bandwidth_Bps=2e9)
+    waits = tp.plan(MODEL, tight, planner="dawnpiper", **REQUEST)
+    hides = tp.plan(MODEL, dataclasses.replace(tight, swaps_beside=True), planner="dawnpiper", **REQUEST)
+    assert waits.step_time_s > 1.03 * free.step_time_s and hides.step_time_s == pytest.approx(free.step_time_s, rel=1e-3)
+    assert any(hides.swap) and hides.program.swaps_beside and not waits.program.swaps_beside and hides.executable
+    assert "a micro-batch, beside the work" in hides.explain()
+    assert max(hides.peak_memory_bytes) <= tight.memory_bytes and hides.bubbles["swap"] < 0.01 * free.step_time_s
+    auto = tp.plan(MODEL, dataclasses.replace(tight, swaps_beside=True), planner="auto", **REQUEST)
+    assert auto.step_time_s <= hides.step_time_s
+
+
+def test_more_memory_never_hurts_a_plan_that_swaps_beside_its_work():
+    model, request = tp.GPTConfig(**{**MODEL.to_dict(), "n_layer": 6}), {**REQUEST, "stages": 4, "batch": 8}
+    cluster = dataclasses.replace(WIDE, num_devices=4, host_bandwidth_Bps=1e9, swaps_beside=True)
+    most = max(tp.plan(model, cluster, planner="uniform", **request).peak_memory_bytes)
+    times = []
+    for part in np.linspace(0.5, 1.0, 11):
+        try:
+            times.append(tp.plan(model, dataclasses.replace(cluster, memory_bytes=part * most), planner="dawnpiper",
+                                 **request).step_time_s)
+        except tp.InfeasibleError:
+            assert not times
+    assert len(times) > 5 and times == sorted(times, reverse=True)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_an_emulation_takes_what_was_predicted(ahead):
+    """Copies of three quarters of a forward on one stage, of more than all work on another."""
+    program = tp.schedules.seq1f1b(3, 4, 2).save_memory(bytes(3), bytes((2, 0, 1)), ahead, beside=True).lower()
+    copies = np.array([[0.003], [0.0], [0.012]]) * np.ones((3, 8))
+    cost = {"F": 0.004, "B": 0.008, "SO": copies, "SI": copies}
+    run = tp.emulate(program, cost)
+    assert run.predicted_step_time_s == pytest.approx(program.makespan(cost))
+    assert run.step_time_s == pytest.approx(run.predicted_step_time_s, rel=0.05)
+    rows = run.timeline().intervals
+    for row in rows[np.isin(rows["op"], [OPS.index("SO"), OPS.index("SI")])]:
+        assert row["end_s"] - row["start_s"] == pytest.approx(copies[row["stage"], 0], abs=1e-6)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_a_run_has_the_bits_of_one_device_and_shows_its_copies(ahead, tmp_path):
+    plan = beside(evenly("1f1b"), ahead)
+    assert trained(plan) == trained(evenly("gpipe", 1, 1, ()))
+    run = tp.launch(plan, TOKENS, steps=3, out=tmp_path / "run", processes=False, progress=False).wait()
+    line, report = run.timeline(), run.report()
+    assert copiers() == 0
+    assert line.program is not None and line.program.counts["SO"] == plan.program.counts["SO"]
+    assert sum(line.bubbles.values()) == pytest.approx(line.idle_s, rel=1e-6)
+    assert report.resimulated_step_time_s > 0 and "of 1 thread and one that swaps had" in repr(report)
+    assert tp.Plan.load(tmp_path / "run" / "plan.json") == plan
+    rows = line.intervals
+    copies = rows[np.isin(rows["op"], [OPS.index("SO"), OPS.index("SI")])]
+    for rank in range(2):
+        mine = np.sort(copies[copies["rank"] == rank], order="start_s")
+        assert len(mine) == 16 and (mine["start_s"][1:] >= mine["end_s"][:-1] - 1e-9).all()
+    planned = plan.timeline()
+    page, trace = planned._repr_html_(), tmp_path / "trace.json"
+    planned.to_chrome_trace(trace)
+    assert 'class="SO' in page and '"name": "copies"' in trace.read_text()
+
+
+def test_own_programs_keep_their_swaps_beside_the_work():
+    plan = beside(evenly("1f1b"), 1)
+    own = plan.with_program(tp.schedules.gpipe(2, len(plan.slicing)))
+    assert own.program.swaps_beside and own.schedule == "own" and trained(own) == trained(plan)
+
+
+def test_a_rank_that_ends_in_the_middle_of_a_step_ends_its_copies(tmp_path):
+    """A loss that is not finite, found at the end of a step; and an engine that is closed with nothing run."""
+    model, params, tokens = problem(4, 8)
+    assert copiers() == 0
+    partition, slicing, swap = partition_of(model, []), [(1, [8])] * 4, (0, 1, 1, 1, 1, 0)
+    program = tp.schedules.gpipe(1, 4).save_memory(bytes(1), bytes([1]), 2, beside=True).split(pending=0).lower()
+
+    def broken(engine):
+        assert copiers() == 1
+        with pytest.raises(tp.ExecutionError, match="the loss is"):
+            engine.run(tokens, step=1, **HYPER)
+        with pytest.raises(tp.AbortedError):                               # the copies are counted afresh
+            engine.run(tokens, step=1, **HYPER)
+
+    params = {name: np.full_like(array, np.nan) if name.endswith("ln_f.weight") else array for name, array in params.items()}
+    ranks_do(model, partition, slicing, program, broken, 1, params, swap=swap, store=str(tmp_path))
+    ranks_do(model, partition, slicing, program, lambda engine: None, 1, params, swap=swap, store=str(tmp_path))
+    assert copiers() == 0 and os.listdir(tmp_path) == []
+
+
+def test_where_copies_cannot_be_made_beside_the_work():
+    with pytest.raises(ValueError, match="swaps_beside is 'yes': True or False would be right"):
+        tp.Cluster(num_devices=2, swaps_beside="yes")
+    with pytest.raises(ValueError, match="cluster.swaps_beside is True, and backend cuda makes copies in the order of its work"):
+        tp.plan(MODEL, dataclasses.replace(WIDE, swaps_beside=True), backend="cuda", **REQUEST)
+
+
+def test_the_death_of_a_rank_is_the_end_of_one_that_waits_for_it_while_it_copies(tmp_path, monkeypatch):
+    plan = beside(evenly("1f1b"), 2)
+    monkeypatch.setenv("TERAPIPE_SWAP_DIR", str(tmp_path))
+    run = tp.launch(plan, TOKENS, 10_000, progress=False)
+    with pytest.raises(tp.PeerError, match=r"rank 1 was killed by signal 9 \(SIGKILL\)"):
+        for record in run:
+            if record.step == 3:
+                os.kill(run.pids[1], signal.SIGKILL)
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in run.pids) and os.listdir(tmp_path) == []
