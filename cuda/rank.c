@@ -71,6 +71,64 @@ device_mark(tp_device *device, int64_t *at)
     return add_mark(rank, rank->capturing != NULL ? &rank->capturing->marks : &rank->marks, at);
 }
 
+/* ---- swaps beside the work ----------------------------------------------------------------------------------------------------- */
+
+static tp_status
+open_aside(tp_cuda_rank *rank, int64_t number)
+{
+    if (rank->aside == NULL)
+        TP_TRY(tp_cuda_stream_create(rank->cuda, 0, &rank->aside));
+    if (rank->given == NULL)
+        TP_TRY(tp_cuda_event_create(rank->cuda, 0, &rank->given));
+    if (number < rank->copies)
+        return TP_OK;
+    int64_t room = 2 * number + 16;
+    tp_cuda_event *copied = realloc(rank->copied, (size_t)room * sizeof *copied);
+    if (copied == NULL)
+        return tp_fail(TP_EMEMORY, "no memory for %lld copies of a step", (long long)room);
+    rank->copied = copied;
+    for (; rank->copies < room; rank->copies++)
+        TP_TRY(tp_cuda_event_create(rank->cuda, 0, &copied[rank->copies]));
+    return TP_OK;
+}
+
+static void
+close_aside(tp_cuda_rank *rank)
+{
+    for (int64_t i = 0; i < rank->copies; i++)
+        tp_cuda_event_destroy(rank->cuda, rank->copied[i]);
+    free(rank->copied);
+    if (rank->given != NULL)
+        tp_cuda_event_destroy(rank->cuda, rank->given);
+    tp_cuda_stream_destroy(rank->cuda, rank->aside);
+}
+
+static tp_status
+device_aside_begin(tp_device *device, int64_t number)
+{
+    tp_cuda_rank *rank = tp_cuda_rank_of(device);
+    TP_TRY(open_aside(rank, number));
+    TP_TRY(tp_cuda_event_record(rank->cuda, rank->given, rank->stream));
+    TP_TRY(tp_cuda_event_wait(rank->cuda, rank->given, rank->aside));
+    rank->stream = rank->aside;
+    return TP_OK;
+}
+
+static tp_status
+device_aside_end(tp_device *device, int64_t number)
+{
+    tp_cuda_rank *rank = tp_cuda_rank_of(device);
+    rank->stream = tp_cuda_compute(rank->cuda);
+    return number < rank->copies ? tp_cuda_event_record(rank->cuda, rank->copied[number], rank->aside) : TP_OK;
+}
+
+static tp_status
+device_aside_wait(tp_device *device, int64_t number)
+{
+    tp_cuda_rank *rank = tp_cuda_rank_of(device);
+    return tp_cuda_event_wait(rank->cuda, rank->copied[number], rank->stream);
+}
+
 /* ---- opening and closing ----------------------------------------------------------------------------------------------------- */
 
 static void
@@ -93,6 +151,7 @@ device_close(tp_device *device)
     drop_marks(rank, &rank->marks);
     if (rank->origin != NULL)
         tp_cuda_event_destroy(rank->cuda, rank->origin);
+    close_aside(rank);
     tp_gemm_close(rank->gemm);
     tp_cudnn_close(rank->cudnn);
     tp_heap_free(rank->base.heap, rank->workspace);
@@ -357,6 +416,9 @@ const tp_device_ops tp_cuda_device_ops = {
     .read = device_read,
     .write = device_write,
     .mark = device_mark,
+    .aside_begin = device_aside_begin,
+    .aside_end = device_aside_end,
+    .aside_wait = device_aside_wait,
     .collect = device_collect,
     .stretch_begin = device_stretch_begin,
     .stretch_end = device_stretch_end,

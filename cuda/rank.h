@@ -44,6 +44,10 @@ typedef struct {
     tp_cudnn *cudnn;  /* NULL: attention is our kernels' */
     void *workspace;  /* TP_CUDA_GEMM_BYTES, of products and of cuDNN's plans, as one runs after the other; then `partial` */
     void *partial;    /* of sums over rows and of squares */
+    tp_stream aside;              /* of swaps beside the work; NULL: there were none yet */
+    tp_cuda_event given;          /* what the compute stream was given before the copy that is begun */
+    tp_cuda_event *copied;        /* [copies] by number, that it is done */
+    int64_t copies;
     tp_cuda_event origin;
     int64_t origin_ns; /* host's clock when the device came to `origin` */
     tp_cuda_marks marks;

@@ -76,6 +76,8 @@ stage_close(tp_stage *stage)
     if (stage == NULL)
         return;
     (void)!tp_cuda_synchronize(stage->rank->cuda, stage->rank->stream); /* pageless memory goes: nobody may read it still */
+    if (stage->rank->aside != NULL)
+        (void)!tp_cuda_synchronize(stage->rank->cuda, stage->rank->aside);
     tp_cuda_host_free(stage->rank->cuda, stage->pinned);
     tp_cuda_host_free(stage->rank->cuda, stage->store);
     tp_heap_free(stage->rank->base.heap, stage->memory);
@@ -200,7 +202,7 @@ stage_recompute(tp_stage *stage, int micro, int slice, int slot, int gslot)
     return TP_OK;
 }
 
-/* In the order of the stage's stream: the rank waits for it, as the simulator has it. */
+/* In the order of the rank's stream; beside its work that is another one (rank.c). */
 static tp_status
 swap_slice(tp_stage *stage, const tp_slice_at *at, int out)
 {

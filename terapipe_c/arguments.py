@@ -225,6 +225,7 @@ def plan_flags(p: argparse.ArgumentParser) -> None:
         ("host-bandwidth-Bps", float, "bytes a second that a rank swaps at (default: nothing is swapped)"),
     ):
         group.add_argument(f"--{name}", type=kind, help=text)
+    group.add_argument("--swaps-beside", action="store_true", help="a rank has a core to spare for its swaps")
     group.add_argument("--swap-folder", help="plans for this machine may swap activations to files here: how fast is measured")
 
 

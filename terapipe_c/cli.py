@@ -153,6 +153,7 @@ def _cluster(args: argparse.Namespace) -> Any:
         "node_link_bandwidth_Bps": args.node_link_bandwidth_Bps,
         "peak_flops": args.peak_flops,
         "host_bandwidth_Bps": args.host_bandwidth_Bps,
+        "swaps_beside": args.swaps_beside or None,
     }
     given = {name: value for name, value in given.items() if value is not None}
     if args.devices is None:

@@ -341,8 +341,8 @@ class Cluster:
             least 10e9, one core's share.
         host_bandwidth_Bps: bytes a second that one rank swaps at, out or in: to its host's memory, or from the CPU to a file; None:
             nothing is swapped.
-        swaps_beside: a rank swaps beside its work, by a thread for which its device has a core to spare (CPU; on CUDA a rank
-            waits for its copies). False: it makes the copies itself.
+        swaps_beside: a rank on a CPU swaps beside its work, by a thread for which its device has a core to spare; False: it makes
+            the copies itself. On CUDA a stream of its own makes them, always.
         node_link_latency_s, node_link_bandwidth_Bps: of the links within a node, such as NVLink, where they are other ones: link_*
             are then those between nodes. Of messages within a node costs that are given say more. None, both: links are alike.
     """

@@ -459,7 +459,8 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             the others recompute nothing. Where ``cluster.host_bandwidth_Bps`` is given dawnpiper and vpipe, and with them auto,
             swap too: what a block computed leaves the memory between its forward and its backward. On the CPU it goes to a file,
             in the run's folder or the one that TERAPIPE_SWAP_DIR names: that disk's bandwidth is meant, which
-            ``Cluster.local(swap_folder=...)`` measures.
+            ``Cluster.local(swap_folder=...)`` measures. With ``cluster.swaps_beside``, and on CUDA, copies are made beside the
+            work, and what is brought back comes as far ahead as is fastest in the memory.
         progress: None: where the auto planner takes more than two seconds, a line on a terminal or in a notebook says what it is
             at, and is gone when it ends; False: silence.
 

@@ -165,7 +165,7 @@ class Request:
         """Of plans for so many ranks."""
         return Judge(self.model, self.costs, ranks, self.chunks, self.limit, self.link(ranks), self.kinds,
                      Savings(self.recompute) if any(self.recompute) else NOTHING, Links.of(self.cluster, ranks, self.replicas),
-                     self.cluster.swaps_beside)
+                     self.cluster.swaps_beside or self.costs.backend == "cuda")
 
 
 def _one_of(name: str, value: Any, known: Sequence[str]) -> str:
@@ -183,9 +183,6 @@ def _check_costs(costs: Any, model: GPTConfig, cluster: Cluster) -> CostModel:
         if costs.model is not None and getattr(costs.model, name) != getattr(model, name):
             raise InvalidValueError(f"costs are of a model with {name} = {getattr(costs.model, name)}, the model to plan has "
                                     f"{getattr(model, name)}: profile this model")
-    if cluster.swaps_beside and costs.backend != "cpu":
-        raise InvalidValueError(f"cluster.swaps_beside is True, and backend {costs.backend} makes copies in the order of its work: "
-                                "False would be right")
     return costs
 
 

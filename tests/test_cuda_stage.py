@@ -304,19 +304,24 @@ def test_blocks_that_recompute_have_the_same_bits_in_the_memory_predicted(slicin
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bf16"])
-@pytest.mark.parametrize("slicing, schedule", [([(1, [5, 7]), (1, [12])], "gpipe"), ([(2, [1, 4, 7])], "seq1f1b")])
-def test_blocks_that_swap_have_the_same_bits_in_the_memory_predicted(slicing, schedule, dtype):
+@pytest.mark.parametrize("slicing, schedule, ahead", [
+    ([(1, [5, 7]), (1, [12])], "gpipe", None), ([(2, [1, 4, 7])], "seq1f1b", None), ([(1, [5, 7]), (1, [12])], "gpipe", 0),
+    ([(1, [12])] * 4, "1f1b", 1), ([(1, [5, 7]), (1, [12])], "gpipe", 2), ([(1, [1, 4, 7])] * 3, "seq1f1b", 1)])
+def test_blocks_that_swap_have_the_same_bits_in_the_memory_predicted(slicing, schedule, ahead, dtype):
+    """By the rank itself, or beside its work: on a stream of its own, and the emulator looks for waits that are missing."""
     model, params, tokens = problem(sum(b for b, _ in slicing), 12)
-    build_one = {"gpipe": tp.schedules.gpipe, "seq1f1b": tp.schedules.seq1f1b}[schedule]
+    build_one = {"gpipe": tp.schedules.gpipe, "1f1b": tp.schedules.one_f_one_b, "seq1f1b": tp.schedules.seq1f1b}[schedule]
     program = build_one(2, len(slicing), [len(lengths) for _, lengths in slicing]).split()
     partition, found = partition_of(model, [3]), []
     for again, swap in (((), ()), ((0, 0, 1, 0, 0, 0), (0, 1, 0, 1, 1, 0)), ((), (0, 0, 1, 1, 0, 0))):
-        lowered = program.save_memory(bytes([2 * any(again), 0]), bytes([1, 1])) if swap else program
+        lowered = program.save_memory(bytes([2 * any(again), 0]), bytes([1, 1]), ahead or 0, ahead is not None) if swap else program
         lowered = lowered.lower(True)
         predicted = rank_memory(model, partition, slicing, lowered, backend=CUDA[dtype], recompute=again, swap=swap)
 
         def work(engine):
-            done = [engine.run(tokens, step=i + 1, **HYPER)[:2] for i in range(2)]
+            done = [engine.run(tokens, step=i + 1, **HYPER)[:2] for i in range(4)]      # eager, captured, and by graphs
+            copies = [row for row in engine.trace() if row[0] in ("SO", "SI")]
+            assert all(0 < start <= end for *_, start, end in copies) and len(copies) == bool(swap) * 2 * sum(program.slices)
             return done, engine.evaluate(tokens), engine.export("params"), engine.peak_memory_bytes
 
         parts = ranks_do(model, partition, slicing, lowered, work, params, dtype, recompute=again, swap=swap)

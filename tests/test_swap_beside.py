@@ -157,11 +157,19 @@ def test_a_rank_that_ends_in_the_middle_of_a_step_ends_its_copies(tmp_path):
     assert copiers() == 0 and os.listdir(tmp_path) == []
 
 
-def test_where_copies_cannot_be_made_beside_the_work():
+def test_who_swaps_beside_its_work():
+    """On a CPU who has a core to spare, on CUDA everyone."""
     with pytest.raises(ValueError, match="swaps_beside is 'yes': True or False would be right"):
         tp.Cluster(num_devices=2, swaps_beside="yes")
-    with pytest.raises(ValueError, match="cluster.swaps_beside is True, and backend cuda makes copies in the order of its work"):
-        tp.plan(MODEL, dataclasses.replace(WIDE, swaps_beside=True), backend="cuda", **REQUEST)
+    model, wide = tp.GPTConfig(n_layer=4, n_head=2, n_embd=32, vocab_size=256, block_size=128), tp.Cluster(num_devices=2)
+    request = {"batch": 8, "seq_len": 128, "stages": 2, "schedule": "gpipe"}
+    for backend, given, found in (("cpu", False, False), ("cpu", True, True), ("cuda", False, True)):
+        most = max(tp.plan(model, wide, planner="uniform", backend=backend, **request).peak_memory_bytes)
+        again = tp.plan(model, wide, planner="dawnpiper", backend=backend, memory_bytes=most, **request)
+        cluster = dataclasses.replace(wide, host_bandwidth_Bps=1e14, swaps_beside=given)
+        saved = 0.75 * (most - (32 << 20) * (backend == "cuda")) + (32 << 20) * (backend == "cuda")
+        plan = tp.plan(model, cluster, planner="dawnpiper", backend=backend, memory_bytes=saved, **request)
+        assert not any(again.swap) and any(plan.swap) and plan.program.swaps_beside == found, backend
 
 
 def test_the_death_of_a_rank_is_the_end_of_one_that_waits_for_it_while_it_copies(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
-/* Swaps beside the work (TP_BESIDE): one thread of the rank makes the copies of its SO and SI, in their order, while the rank goes
- * on. The rank counts copies: what it has begun, what is done, and for each instruction how many must be done before it. */
+/* Swaps beside the work (TP_BESIDE): the device makes the copies of a rank's SO and SI aside, in their order, while the rank goes on,
+ * or where it cannot a thread of the rank does. The rank counts copies: what it has begun, what is done, and for each instruction
+ * how many must be done before it. */
 #include "csrc/engine/internal.h"
 
 #include <linux/futex.h>
@@ -20,6 +21,8 @@
 
 struct tp_engine_copier {
     tp_engine *engine;
+    int64_t number;               /* of this step's copies, the next */
+    int threaded;                 /* the rest is of the thread's */
     pthread_t thread;
     _Atomic uint32_t begun, done; /* copies of all steps; they wrap */
     _Atomic int ending;
@@ -40,9 +43,9 @@ tp_engine_copies(const tp_program *program, int rank)
 tp_status
 tp_engine_check_copies(const tp_engine_config *config)
 {
-    if (config->provider->host_memory || !tp_program_swaps_beside(config->program))
+    if (config->provider->host_memory || config->provider->device->aside_begin != NULL || !tp_program_swaps_beside(config->program))
         return TP_OK;
-    return tp_fail(TP_EVALUE, "the program swaps beside the work (&): backend %s makes copies in the order of its work, a program "
+    return tp_fail(TP_EVALUE, "the program swaps beside the work (&): provider %s makes copies in the order of its work, a program "
                    "without & would be right", config->provider->name);
 }
 
@@ -88,20 +91,24 @@ changes(_Atomic uint32_t *word, uint32_t seen)
     return 0;
 }
 
+static tp_status
+copy(tp_engine *engine, const tp_instr *instr)
+{
+    const tp_stage_ops *ops = engine->config.provider->stage;
+    tp_stage *stage = engine->stage[instr->stage];
+    int slot = (int)TP_SLOT_ACTIVATION(instr->slot), micro = tp_engine_micro(&engine->config, instr->micro);
+    return instr->op == TP_OP_SO ? ops->swap_out(stage, micro, instr->slice, slot)
+                                 : ops->swap_in(stage, micro, instr->slice, slot, (int)TP_SLOT_GRADIENT(instr->slot));
+}
+
 static void
 copy_one(tp_engine_copier *copier, uint32_t number)
 {
     tp_engine *engine = copier->engine;
     int64_t at = engine->copies[number];
-    const tp_instr *instr = &engine->code[at];
-    const tp_stage_ops *ops = engine->config.provider->stage;
-    tp_stage *stage = engine->stage[instr->stage];
-    int slot = (int)TP_SLOT_ACTIVATION(instr->slot), micro = tp_engine_micro(&engine->config, instr->micro);
     tp_event *event = &engine->events[at];
     event->start_ns = tp_clock_ns();
-    tp_status status = instr->op == TP_OP_SO
-                           ? ops->swap_out(stage, micro, instr->slice, slot)
-                           : ops->swap_in(stage, micro, instr->slice, slot, (int)TP_SLOT_GRADIENT(instr->slot));
+    tp_status status = copy(engine, &engine->code[at]);
     event->end_ns = tp_clock_ns();
     if (status != TP_OK && copier->status == TP_OK) {
         tp_error_save(&copier->error);
@@ -136,13 +143,16 @@ tp_engine_open_copier(tp_engine *engine)
     if (copier == NULL)
         return tp_fail(TP_EMEMORY, "no memory for a copier");
     copier->engine = engine;
+    engine->copier = copier;
+    copier->threaded = engine->device->ops->aside_begin == NULL;
+    if (!copier->threaded)
+        return TP_OK;
     int failure = pthread_create(&copier->thread, NULL, copier_main, copier);
     if (failure != 0) {
-        free(copier);
+        copier->threaded = 0;
         return tp_fail(TP_ERUNTIME, "the thread that swaps beside the work could not be started (%s): more memory (ulimit -v) or "
                        "processes (ulimit -u) would be right", strerror(failure));
     }
-    engine->copier = copier;
     return TP_OK;
 }
 
@@ -150,12 +160,12 @@ void
 tp_engine_close_copier(tp_engine *engine)
 {
     tp_engine_copier *copier = engine->copier;
-    if (copier == NULL)
-        return;
-    atomic_store(&copier->ending, 1);
-    atomic_fetch_add_explicit(&copier->begun, 1, memory_order_release); /* a wait for another number ends */
-    futex(&copier->begun, FUTEX_WAKE, 1, NULL);
-    pthread_join(copier->thread, NULL);
+    if (copier != NULL && copier->threaded) {
+        atomic_store(&copier->ending, 1);
+        atomic_fetch_add_explicit(&copier->begun, 1, memory_order_release); /* a wait for another number ends */
+        futex(&copier->begun, FUTEX_WAKE, 1, NULL);
+        pthread_join(copier->thread, NULL);
+    }
     free(copier);
     engine->copier = NULL;
 }
@@ -182,21 +192,43 @@ tp_engine_begin_copies(tp_engine *engine)
     tp_engine_copier *copier = engine->copier;
     if (copier == NULL)
         return TP_OK;
+    copier->number = 0;
     uint32_t begun = atomic_load_explicit(&copier->begun, memory_order_relaxed);
     TP_TRY(wait_until(copier, begun)); /* of a step that failed */
     copier->base = begun;
     return TP_OK;
 }
 
-void
-tp_engine_begin_copy(tp_engine *engine)
+/* On the device, marks included. */
+static tp_status
+copy_aside(tp_engine *engine, int64_t i)
 {
+    const tp_device_ops *ops = engine->device->ops;
+    int64_t number = engine->copier->number++;
+    TP_TRY(ops->aside_begin(engine->device, number));
+    tp_status status = ops->mark(engine->device, &engine->events[i].start_ns);
+    if (status == TP_OK)
+        status = copy(engine, &engine->code[i]);
+    if (status == TP_OK)
+        status = ops->mark(engine->device, &engine->events[i].end_ns);
+    tp_status ended = ops->aside_end(engine->device, number);
+    return status != TP_OK ? status : ended;
+}
+
+tp_status
+tp_engine_begin_copy(tp_engine *engine, int64_t i)
+{
+    if (!engine->copier->threaded)
+        return copy_aside(engine, i);
     atomic_fetch_add_explicit(&engine->copier->begun, 1, memory_order_release);
     futex(&engine->copier->begun, FUTEX_WAKE, 1, NULL);
+    return TP_OK;
 }
 
 tp_status
 tp_engine_wait_copies(tp_engine *engine, int64_t i)
 {
+    if (!engine->copier->threaded)
+        return engine->device->ops->aside_wait(engine->device, engine->copied[i] - 1);
     return wait_until(engine->copier, engine->copier->base + (uint32_t)engine->copied[i]);
 }

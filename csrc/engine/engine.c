@@ -375,10 +375,8 @@ work(tp_engine *engine, int64_t i, running *now)
     const tp_instr *instr = &engine->code[i];
     tp_event *event = &engine->events[i];
     name_event(engine, i, now);
-    if (engine->copier != NULL && tp_engine_is_copy(instr)) {
-        tp_engine_begin_copy(engine);
-        return TP_OK;
-    }
+    if (engine->copier != NULL && tp_engine_is_copy(instr))
+        return tp_engine_begin_copy(engine, i);
     TP_TRY(mark(engine, now, &event->start_ns));
     if (instr->op == TP_OP_U) {
         TP_TRY(update_micro(engine, instr, now->options));

@@ -100,13 +100,13 @@ tp_engine_is_copy(const tp_instr *instr)
 /* How many of them a rank has. */
 int
 tp_engine_copies(const tp_program *program, int rank);
-/* EVALUE: a provider whose memory another thread cannot copy. */
+/* EVALUE: a provider that makes no copies aside, and whose memory another thread cannot copy. */
 TP_MUST_USE tp_status
 tp_engine_check_copies(const tp_engine_config *config);
 /* Fill copied[] and copies[], where the rank has any. EMEMORY. */
 TP_MUST_USE tp_status
 tp_engine_match_copies(tp_engine *engine, const tp_program *program);
-/* The thread that makes them, once the stages are there; EMEMORY, ERUNTIME. It is ended before they are closed. */
+/* Who makes them, once the stages are there; EMEMORY, ERUNTIME. It is ended before they are closed. */
 TP_MUST_USE tp_status
 tp_engine_open_copier(tp_engine *engine);
 void
@@ -114,9 +114,9 @@ tp_engine_close_copier(tp_engine *engine);
 /* A step begins. */
 TP_MUST_USE tp_status
 tp_engine_begin_copies(tp_engine *engine);
-/* The next of them; its event's times are the copy's. */
-void
-tp_engine_begin_copy(tp_engine *engine);
+/* Instruction i, the next of them; its event's times are the copy's. */
+TP_MUST_USE tp_status
+tp_engine_begin_copy(tp_engine *engine, int64_t i);
 /* Until those that instruction i waits for are done. EABORTED, or what a copy failed with. */
 TP_MUST_USE tp_status
 tp_engine_wait_copies(tp_engine *engine, int64_t i);

@@ -100,6 +100,13 @@ struct tp_device_ops {
     /* *at: when the device comes to this point, nanoseconds of the host's monotonic clock; written at the latest by
      * collect, until which it must stay where it is. */
     tp_status (*mark)(tp_device *device, int64_t *at);
+    /* Swaps beside the work: what is given between aside_begin and aside_end (marks too) is behind all that was given before it and
+     * behind earlier such copies, and nothing waits for it but what is given after aside_wait of its number, from 0 in each step.
+     * aside_end follows aside_begin whatever happens between. NULL: another thread of the host may make the copies, where it may
+     * read and write the memory (tp_provider.host_memory). */
+    tp_status (*aside_begin)(tp_device *device, int64_t number);
+    tp_status (*aside_end)(tp_device *device, int64_t number);
+    tp_status (*aside_wait)(tp_device *device, int64_t number);
     /* Wait for all that was given; then every mark is there. ERUNTIME: the device failed meanwhile. */
     tp_status (*collect)(tp_device *device);
     /* A stretch of instructions that no message and no update interrupts does the same in every training step. Before it:
@@ -197,7 +204,7 @@ typedef struct {
     tp_fail_function fail_at;
 } tp_host;
 
-#define TP_PROVIDER_ABI 10u
+#define TP_PROVIDER_ABI 11u
 #define TP_PROVIDER_CAPSULE "terapipe_c.provider"
 #define TP_PARTITION_CAPSULE "terapipe_c.partition" /* of tp_device_config.partition */
 
