@@ -32,8 +32,8 @@ def with_program(plan: Plan, program: Any) -> Plan:
     _check_shape(plan, compute)
     tied = plan.model.tie_weights and len(plan.stages) > 1
     aheads = (0, 1, 2) if plan.program.swaps_beside else (None,)
-    programs = [saving(compute, plan.model, tuple(plan.stages), Savings(tuple(plan.recompute), tuple(plan.swap), ahead=ahead)).lower(tied)
-                for ahead in aheads]
+    saves = [Savings(tuple(plan.recompute), tuple(plan.swap), ahead=ahead) for ahead in aheads]
+    programs = [saving(compute, plan.model, tuple(plan.stages), each).lower(tied) for each in saves]
     own = min(programs, key=lambda program: float(program.makespan(plan.durations)))
     own.check(canonical=True)
     _check_neighbours(own)

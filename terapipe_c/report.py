@@ -147,7 +147,8 @@ class Report:
         sums = None if sums is None else sums[:, 0]
         replicas, predicted = job["ranks"] // plan.ranks, float(planned.work_s - (0.0 if sums is None else sums.sum()))
         timed = bool(times) and (sums is not None or int(getattr(plan, "data_parallel", 1)) * int(getattr(plan, "copies", 1)) == 1)
-        caveats = _crowded(job, plan.program.swaps_beside) + [f"rank {rank}: {text}" for rank, end in enumerate(ends) for text in end.get("caveats", ())]
+        caveats = _crowded(job, plan.program.swaps_beside)
+        caveats += [f"rank {rank}: {text}" for rank, end in enumerate(ends) for text in end.get("caveats", ())]
         if times and not timed:
             caveats.append("the plan is of an older terapipe_c, and does not say what of its updates are sums of gradients: "
                            "planned again, it would be laid beside the last step")

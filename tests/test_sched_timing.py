@@ -11,7 +11,6 @@ from terapipe_c import schedule, schedules
 from terapipe_c.schedule import Timeline
 from terapipe_c.schedules import Program
 
-
 SWAPS = [schedules.OPS.index(op) for op in ("SO", "SI")]
 
 

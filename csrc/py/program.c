@@ -53,12 +53,6 @@ tp_py_program_made_by(PyObject *type, tp_status status, tp_program *program)
     return tp_py_raise(PyModule_GetState(PyType_GetModuleByDef((PyTypeObject *)type, &tp_py_module)), status);
 }
 
-static PyObject *
-made(PyObject *self, tp_status status, tp_program *program)
-{
-    return tp_py_program_made_by((PyObject *)Py_TYPE(self), status, program);
-}
-
 /* terapipe_c.<module>.<function>(self, *args, **kwargs) */
 static PyObject *
 hand_over(const char *module, const char *function, PyObject *self, PyObject *args, PyObject *kwargs)
@@ -204,88 +198,7 @@ program_repr(PyObject *self)
                                 (long long)p->begin[p->ranks]);
 }
 
-/* ---- passes ------------------------------------------------------------------------------------------------------------ */
-
-static PyObject *
-program_lower(PyObject *self, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"tied", NULL};
-    PyObject *given = Py_False;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O", names, &given))
-        return NULL;
-    int tied = PyObject_IsTrue(given);
-    if (tied < 0)
-        return PyErr_ExceptionMatches(PyExc_Exception)
-                   ? tp_py_invalid_type("tied is %s: True or False would be right", Py_TYPE(given)->tp_name) : NULL;
-    tp_program *lowered = NULL;
-    tp_py_away away;
-    tp_py_leave(&away);
-    tp_status status = tp_py_back(&away, tp_program_lower(tp_py_program_of(self), tied, &lowered));
-    return made(self, status, lowered);
-}
-
-static PyObject *
-program_strip(PyObject *self, PyObject *Py_UNUSED(none))
-{
-    tp_program *stripped = NULL;
-    tp_py_away away;
-    tp_py_leave(&away);
-    tp_status status = tp_py_back(&away, tp_program_strip(tp_py_program_of(self), &stripped));
-    return made(self, status, stripped);
-}
-
-/* A tp_again of each stage, as bytes. */
-static int
-open_flags(const tp_program *program, PyObject *given, const char *what, Py_buffer *flags)
-{
-    if (tp_py_view(given, 'B', 1, 0, what, flags) < 0)
-        return -1;
-    if (flags->len == program->stages)
-        return 0;
-    tp_py_invalid_value("%s has %zd entries: one for each of the %d stages would be right", what, flags->len,
-                        program->stages);
-    PyBuffer_Release(flags);
-    return -1;
-}
-
-static PyObject *
-program_save_memory(PyObject *self, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"recompute", "swap", "ahead", "beside", NULL};
-    const tp_program *program = tp_py_program_of(self);
-    PyObject *first, *second, *result = NULL;
-    int ahead = TP_SWAP_LATE, beside = 0;
-    Py_buffer again, swapped;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|ip", names, &first, &second, &ahead, &beside) ||
-        open_flags(program, first, "recompute", &again) < 0)
-        return NULL;
-    if (open_flags(program, second, "swap", &swapped) == 0) {
-        tp_program *saved = NULL;
-        tp_py_away away;
-        tp_py_leave(&away);
-        tp_status status = tp_py_back(&away, tp_program_save_memory(program, again.buf, swapped.buf, ahead, beside, &saved));
-        result = made(self, status, saved);
-        PyBuffer_Release(&swapped);
-    }
-    PyBuffer_Release(&again);
-    return result;
-}
-
-static PyObject *
-program_split_with(PyObject *self, PyObject *args)
-{
-    PyObject *cost;
-    int pending;
-    tp_py_costs costs;
-    if (!PyArg_ParseTuple(args, "Oi", &cost, &pending) || tp_py_costs_open(tp_py_program_of(self), cost, &costs) < 0)
-        return NULL;
-    tp_program *split = NULL;
-    tp_py_away away;
-    tp_py_leave(&away);
-    tp_status status = tp_py_back(&away, tp_program_split(tp_py_program_of(self), &costs.durations, pending, &split));
-    tp_py_costs_close(&costs);
-    return made(self, status, split);
-}
+/* ---- proof and timing ----------------------------------------------------------------------------------------------------------- */
 
 static PyObject *
 program_check(PyObject *self, PyObject *args, PyObject *kwargs)
@@ -514,15 +427,15 @@ static PyMethodDef methods[] = {
     {"to_csv", program_to_csv, METH_NOARGS,
      "to_csv($self, /)\n--\n\ntorch.distributed.pipelining's compute-only CSV. ScheduleError "
      "where it has no word for what the program has (token slices, R, SO, SI)."},
-    {"lower", CALL(program_lower), METH_VARARGS | METH_KEYWORDS,
+    {"lower", CALL(tp_py_program_lower), METH_VARARGS | METH_KEYWORDS,
      "lower($self, tied=False)\n--\n\nWith sends, receives, slots, one OPT "
      "per stage, and (tied) one AR on the ranks of the first and last stage. Cannot deadlock on any transport."},
-    {"save_memory", (PyCFunction)(void (*)(void))program_save_memory, METH_VARARGS | METH_KEYWORDS,
+    {"save_memory", CALL(tp_py_program_save_memory), METH_VARARGS | METH_KEYWORDS,
      "save_memory($self, /, recompute, swap, ahead=0, beside=False)\n--\n\nThe compute program with R, SO and SI on the stages that save memory so; "
      "each a byte for every stage: 0 they do not, 1 all R (SI) of a micro-batch stand before its first backward, 2 each before its "
      "own. ahead 1: SI stand right behind the backward before that one on their stage, 2: right before it (a gradient slot more), "
      "so that copies may be made beside what is between; never before their SO. beside: the rank's copier makes them so (&)."},
-    {"strip", program_strip, METH_NOARGS, "strip($self, /)\n--\n\nWithout comms, slots, AR and OPT."},
+    {"strip", tp_py_program_strip, METH_NOARGS, "strip($self, /)\n--\n\nWithout comms, slots, AR and OPT."},
     {"split", CALL(program_split), METH_VARARGS | METH_KEYWORDS,
      "split($self, cost=None, pending=1, comm_s=0.0)\n--\n\nB into I and "
      "W, with W where its rank would wait; at most `pending` micro-batches of a stage wait for their W (0: W right "
@@ -550,7 +463,7 @@ static PyMethodDef methods[] = {
     {"_bounds", program_bounds, METH_O, NULL},
     {"_time", program_time, METH_VARARGS, NULL},
     {"_makespans", program_makespans, METH_VARARGS, NULL},
-    {"_split_with", program_split_with, METH_VARARGS, NULL},
+    {"_split_with", tp_py_program_split_with, METH_VARARGS, NULL},
     {"_repr_html_", CALL(program_repr_html), METH_VARARGS | METH_KEYWORDS, NULL},
     {"__reduce__", program_reduce, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},

@@ -22,6 +22,15 @@ PyObject *
 tp_py_program_gradient_slots(PyObject *self, PyObject *stage);
 PyObject *
 tp_py_program_versions(PyObject *self, PyObject *stage);
+/* Passes: program_passes.c. */
+PyObject *
+tp_py_program_lower(PyObject *self, PyObject *args, PyObject *kwargs);
+PyObject *
+tp_py_program_strip(PyObject *self, PyObject *none);
+PyObject *
+tp_py_program_save_memory(PyObject *self, PyObject *args, PyObject *kwargs);
+PyObject *
+tp_py_program_split_with(PyObject *self, PyObject *args);
 
 /* What a class method returns: `self` there is the class (of a static type of ours, so never a heap type's metatype). The
  * program is taken over, or the status raised. */
