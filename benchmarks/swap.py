@@ -1,10 +1,10 @@
 """What does it cost to keep activations out of memory: making them again, or swapping them to a file?
 
-One GPT, two ranks, GPipe, eight micro-batches: all that is kept, what DawnPiper recomputes, and what it swaps within the same
-limit. Steps are timed in interleaved rounds; beside them what the plan predicted, and the bytes of the fullest rank, which the
+One GPT, GPipe, eight micro-batches: all that is kept, what DawnPiper recomputes, and what it swaps within the same limit, by the
+ranks themselves and beside their work, for which each wants a core more. Steps are timed in interleaved rounds; beside them what the plan predicted, and the bytes of the fullest rank, which the
 engine must meet exactly. Losses are the same bits.
 
-    python benchmarks/swap.py [--rounds 3] [--steps 3] [--share 0.62] [--out FILE]
+    python benchmarks/swap.py [--ranks 2] [--rounds 3] [--steps 3] [--share 0.62] [--out FILE]
 """
 import argparse
 import dataclasses
@@ -19,27 +19,30 @@ MODEL = tp.GPTConfig(n_layer=6, n_head=8, n_embd=512, vocab_size=256, block_size
 FOLDER = "/var/tmp"  # a disk, where /tmp may be memory
 
 
-def plans_of(share: float) -> dict[str, tp.Plan]:
+def plans_of(ranks: int, share: float) -> dict[str, tp.Plan]:
     costs = tp.profile(MODEL, micro_batch=1, seq_len=512, backend="cpu", threads=1)
-    swapping = dataclasses.replace(tp.Cluster.local(2, swap_folder=FOLDER), memory_bytes=1e12)
+    swapping = dataclasses.replace(tp.Cluster.local(ranks, swap_folder=FOLDER), memory_bytes=1e12, swaps_beside=False)
     wide = dataclasses.replace(swapping, host_bandwidth_Bps=None)
-    request = {"batch": 8, "seq_len": 512, "costs": costs, "stages": 2, "schedule": "gpipe"}
+    request = {"batch": 8, "seq_len": 512, "costs": costs, "stages": ranks, "schedule": "gpipe"}
     keep = tp.plan(MODEL, wide, planner="uniform", **request)
     tight = dataclasses.replace(wide, memory_bytes=share * max(keep.peak_memory_bytes))
+    limited = dataclasses.replace(swapping, memory_bytes=tight.memory_bytes)
     return {"kept": keep, "made again": tp.plan(MODEL, tight, planner="dawnpiper", **request),
-            "swapped": tp.plan(MODEL, dataclasses.replace(swapping, memory_bytes=tight.memory_bytes), planner="dawnpiper",
-                               **request)}
+            "swapped": tp.plan(MODEL, limited, planner="dawnpiper", **request),
+            "beside": tp.plan(MODEL, dataclasses.replace(limited, swaps_beside=True), planner="dawnpiper", **request)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=3, help="timed steps of a round, after one that is not")
     parser.add_argument("--share", type=float, default=0.62, help="of the memory of what keeps everything")
     parser.add_argument("--out")
     options = parser.parse_args()
     result = header("What do recomputation and swaps cost?")
-    plans = plans_of(options.share)
+    plans = plans_of(options.ranks, options.share)
+    result["ranks"], result["cores"] = options.ranks, len(os.sched_getaffinity(0))
     times: dict[str, list[float]] = {name: [] for name in plans}
     losses: dict[str, list[float]] = {}
     for _ in range(options.rounds):

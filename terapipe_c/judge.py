@@ -133,6 +133,7 @@ class Judge:
         self.ladders: dict[tuple[Any, ...], list[Candidate] | None] = {}   # what planners of stages want along all limits
         self._seen: dict[tuple[Any, ...], Candidate] = {}
         self._peaks: dict[tuple[Any, ...], list[int]] = {}
+        self._uncopied: dict[tuple[Any, ...], float] = {}      # seconds of what swaps beside the work, if copies took none
         self._latest: tuple[tuple[Any, ...], Program] | None = None
         self._stage_work = cache(self._stage_work_of)
         self._slice_work = cache(costs.slice_work)
@@ -230,6 +231,9 @@ class Judge:
             compute = compute.split(timing, pending=c.pending)
         program = compute.lower(tied=self.model.tie_weights and self.ranks * self.chunks > 1)
         self.work += 80 * len(program) + 30_000                # what splitting and lowering cost beside timing
+        if c.savings.ahead is not None:
+            none = dict.fromkeys(("SO", "SI"), 0.0)
+            self._uncopied[c.schedule, c.partition, c.slicing, c.savings[:2]] = rounded(float(program.makespan(timing | none)))
         return program, float(program.makespan(timing))
 
     @property
@@ -281,11 +285,13 @@ class Judge:
             found = self._seen[key] = Candidate(seconds, *key)
         return found
 
-    def swapped_ahead(self, c: Candidate) -> list[Candidate]:
-        """The same, and where it swaps beside the work those that bring back further ahead, in more memory."""
-        if c.savings.ahead is None:
-            return [c]
-        return [self.judge(c.schedule, c.partition, c.slicing, c.pending, c.savings._replace(ahead=ahead)) for ahead in (0, 1, 2)]
+    def swapped_ahead(self, c: Candidate, best_s: float) -> list[Candidate]:
+        """Where it swaps beside the work, the same that bring back less or further ahead, in less or more memory; none where even
+        copies that take no time would make none faster than ``best_s``."""
+        if c.savings.ahead is None or self._uncopied[c.schedule, c.partition, c.slicing, c.savings[:2]] >= best_s:
+            return []
+        return [self.judge(c.schedule, c.partition, c.slicing, c.pending, c.savings._replace(ahead=ahead))
+                for ahead in (0, 1, 2) if ahead != c.savings.ahead]
 
     def peak(self, c: Candidate, program: Program) -> list[int]:
         """Peak bytes of every rank, exact: the sizes that the engine would take (one thread a rank), without taking them."""

@@ -7,6 +7,7 @@ the request alone, and the fastest of all its plans that fit is taken.
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -105,9 +106,10 @@ def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ..
     others: list[Candidate] = []
     if schedule == BPIPE and evicts(judge.ranks, len(slicing)):
         links = (0.0,)      # what another rank keeps is not swapped, and no engine does one of both by micro-batch
-    # What is brought back ahead is copied beside more of the work, and needs a place of its own.
+    # What is brought back ahead is copied beside more of the work, and needs a place of its own; between GPipe's backwards is nothing.
+    aheads = (0, 2 if schedule == "gpipe" else 1)
     ways = [(host_Bps, ahead) for host_Bps in dict.fromkeys(links)
-            for ahead in ((0, 1) if host_Bps > 0 and judge.beside else (None,))]
+            for ahead in (aheads if host_Bps > 0 and judge.beside else (None,))]
     for host_Bps, ahead in ways:
         q = _question(judge, name, schedule, slicing, host_Bps, ahead)
         try:
@@ -164,7 +166,12 @@ def _for_one_limit(q: _Question, limit: int) -> Candidate | None:
 
 
 def _best_of(judge: Judge, plans: list[Candidate], limit: int) -> Candidate | None:
-    return min((c for plan in plans for c in judge.swapped_ahead(plan) if judge.fits(c, limit)), key=pace, default=None)
+    best = min((c for c in plans if judge.fits(c, limit)), key=pace, default=None)
+    for plan in plans:
+        for c in judge.swapped_ahead(plan, math.inf if best is None else pace(best)):
+            if judge.fits(c, limit) and (best is None or pace(c) < pace(best)):
+                best = c
+    return best
 
 
 def _ladder(q: _Question) -> list[Candidate] | None:
