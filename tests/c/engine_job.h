@@ -26,7 +26,7 @@ typedef struct {
     int micros;
     int32_t batches[BATCH], slices[BATCH], lengths[MOST_CUTS];
     int replicas; /* each of `ranks` */
-    const char *text; /* the program; NULL: the schedule's */
+    const char *text; /* the program; NULL: the schedule's. With SO in it all attentions and FFNs swap */
 } layout;
 
 /* What a run leaves: losses and norms of each step, the loss of an evaluation, and every parameter and moment. */
@@ -43,6 +43,7 @@ typedef struct {
     tp_program *program;
     tp_slicing *slicing;
     int32_t partition[8];
+    uint8_t saves[16]; /* of the blocks */
     const int32_t *tokens;
     tp_region *region;
     arena_kind arena; /* what there is for the messages of each rank */
@@ -94,6 +95,9 @@ open_job(job *j, const tp_model *model, const layout *cut, const int32_t *tokens
     tp_program_close(built);
     tp_program_close(split);
     int stages = j->program->stages, blocks = tp_model_blocks(model);
+    MUST(blocks <= (int)sizeof j->saves);
+    for (int block = 1; block < blocks - 1; block++)
+        j->saves[block] = cut->text != NULL && strstr(cut->text, "SO") != NULL ? TP_SWAPS : TP_KEEPS;
     for (int v = 0; v <= stages; v++)
         j->partition[v] = v * blocks / stages;
 }
@@ -116,6 +120,8 @@ config_of(const job *j, int rank, tp_comm *comm)
                               .model = j->model,
                               .slicing = j->slicing,
                               .partition = j->partition,
+                              .saves = j->saves,
+                              .store = "/tmp",
                               .provider = tp_cpu_provider(),
                               .device = {.threads = j->cut->threads},
                               .comm = comm,
