@@ -1,8 +1,8 @@
 """What does it cost to keep activations out of memory: making them again, or swapping them to a file?
 
-One GPT, GPipe, eight micro-batches: all that is kept, what DawnPiper recomputes, and what it swaps within the same limit, by the
-ranks themselves and beside their work, for which each wants a core more. Steps are timed in interleaved rounds; beside them what the plan predicted, and the bytes of the fullest rank, which the
-engine must meet exactly. Losses are the same bits.
+One GPT, GPipe, eight micro-batches: all that is kept, what DawnPiper recomputes, and what it swaps within the same limit, by
+the ranks themselves and beside their work, for which each wants a core more. Steps are timed in interleaved rounds; beside them
+what the plan predicted, and the bytes of the fullest rank, which the engine must meet exactly. Losses are the same bits.
 
     python benchmarks/swap.py [--ranks 2] [--rounds 3] [--steps 3] [--share 0.62] [--out FILE]
 """

@@ -230,7 +230,9 @@ def _lanes(line: Timeline, frame: _Frame) -> list[str]:
 def _boxes(line: Timeline, rows: Rows, frame: _Frame, used: set[tuple[str, str]]) -> tuple[list[str], int]:
     """One rectangle per interval, labelled where the label fits; and how many chunks a rank has."""
     out, sliced = [], bool(len(rows)) and int(rows["slice"].max()) > 0
-    chunk, beside = _chunks(rows), _beside(line)
+    beside = _beside(line)
+    rows = rows[np.argsort(np.isin(rows["op"], beside), kind="stable")]  # over the work that goes on meanwhile
+    chunk = _chunks(rows)
     levels = _levels(1 if chunk is None else int(chunk.max()) + 1)
     for i, row in enumerate(rows):
         op = OPS[row["op"]]
