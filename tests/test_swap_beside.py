@@ -11,7 +11,8 @@ from test_engine import HYPER, partition_of, problem, ranks_do
 from test_swap import TOKENS, evenly, trained
 
 import terapipe_c as tp
-from terapipe_c.judge import Savings, saving
+from terapipe_c.backend import choose
+from terapipe_c.judge import Savings, saved_bytes, saving
 from terapipe_c.schedules import OPS
 
 MODEL = tp.GPTConfig(n_layer=16, n_head=4, n_embd=128, vocab_size=256, block_size=256)
@@ -19,14 +20,16 @@ WIDE = tp.Cluster(num_devices=8, memory_bytes=1e12)
 REQUEST = {"batch": 32, "seq_len": 256, "costs": tp.CostModel.analytic(MODEL, WIDE), "stages": 8, "schedule": "1f1b"}
 
 
-def beside(plan, ahead):
-    """The same plan, whose swaps are made beside the work."""
-    compute = saving(tp.schedules.one_f_one_b(plan.ranks, len(plan.slicing), [len(x) for _, x in plan.slicing]), plan.model,
-                     tuple(plan.stages), Savings(swap=tuple(plan.swap), ahead=ahead)).split(plan.durations, pending=0)
+def beside(plan, ahead, which=("attention", "ffn")):
+    """The same plan, of which every such block swaps beside the work."""
+    swap = [bytes_ if block.kind in which else 0
+            for block, bytes_ in zip(plan.model.blocks, saved_bytes(plan.model, plan.slicing, choose("cpu", None)), strict=True)]
+    compute = saving(plan.program.strip(), plan.model, tuple(plan.stages), Savings(swap=tuple(swap), ahead=ahead))
     program = compute.lower(plan.model.tie_weights and plan.ranks > 1)
+    program.check(canonical=True)
     line = program.simulate(plan.durations)
-    peak = tp.engine.rank_memory(plan.model, plan.stages, plan.slicing, program, swap=plan.swap)
-    return dataclasses.replace(plan, program=program, step_time_s=line.makespan_s, bubbles=dict(line.bubbles),
+    peak = tp.engine.rank_memory(plan.model, plan.stages, plan.slicing, program, swap=swap, replicas=plan.data_parallel)
+    return dataclasses.replace(plan, program=program, swap=swap, step_time_s=line.makespan_s, bubbles=dict(line.bubbles),
                                busy_s=[float(x) for x in line.busy_s], peak_memory_bytes=peak)
 
 
@@ -111,7 +114,7 @@ def test_an_emulation_takes_what_was_predicted(ahead):
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])
 def test_a_run_has_the_bits_of_one_device_and_shows_its_copies(ahead, tmp_path):
-    plan = beside(evenly("1f1b"), ahead)
+    plan = beside(evenly("1f1b", which=()), ahead)
     assert trained(plan) == trained(evenly("gpipe", 1, 1, ()))
     run = tp.launch(plan, TOKENS, steps=3, out=tmp_path / "run", processes=False, progress=False).wait()
     line, report = run.timeline(), run.report()
@@ -131,8 +134,20 @@ def test_a_run_has_the_bits_of_one_device_and_shows_its_copies(ahead, tmp_path):
     assert 'class="SO' in page and '"name": "copies"' in trace.read_text()
 
 
+@pytest.mark.parametrize(("schedule", "request_", "ahead"), [
+    ("seq1f1b", {"slicing": [(1, [20, 12])] * 8}, 1), ("zb-h2", {}, 2), ("interleaved", {}, 1), ("zb-v", {}, 0), ("hanayo", {}, 1),
+    ("chimera", {"ranks": 4, "stages": 4}, 1), ("1f1b", {"ranks": 4, "data_parallel": 2}, 2),
+    ("sliced-1f1b", {"ranks": 4, "data_parallel": 2}, 1)], ids=str)
+@pytest.mark.parametrize("which", [("attention", "ffn"), ("ffn",)], ids=["all", "ffn"])
+def test_every_schedule_swaps_beside_its_work(schedule, request_, ahead, which):
+    plan = beside(evenly(schedule, which=(), **request_), ahead, which)
+    assert plan.program.swaps_beside and plan.program.counts["SO"] == plan.program.counts["SI"] > 0
+    members = plan.data_parallel * plan.copies
+    assert trained(plan) == trained(evenly("gpipe", members, 1, (), data_parallel=members))
+
+
 def test_own_programs_keep_their_swaps_beside_the_work():
-    plan = beside(evenly("1f1b"), 1)
+    plan = beside(evenly("1f1b", which=()), 1)
     own = plan.with_program(tp.schedules.gpipe(2, len(plan.slicing)))
     assert own.program.swaps_beside and own.schedule == "own" and trained(own) == trained(plan)
 
@@ -173,7 +188,7 @@ def test_who_swaps_beside_its_work():
 
 
 def test_the_death_of_a_rank_is_the_end_of_one_that_waits_for_it_while_it_copies(tmp_path, monkeypatch):
-    plan = beside(evenly("1f1b"), 2)
+    plan = beside(evenly("1f1b", which=()), 2)
     monkeypatch.setenv("TERAPIPE_SWAP_DIR", str(tmp_path))
     run = tp.launch(plan, TOKENS, 10_000, progress=False)
     with pytest.raises(tp.PeerError, match=r"rank 1 was killed by signal 9 \(SIGKILL\)"):
