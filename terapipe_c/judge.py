@@ -291,7 +291,7 @@ class Judge:
         if c.savings.ahead is None or self._uncopied[c.schedule, c.partition, c.slicing, c.savings[:2]] >= best_s:
             return []
         return [self.judge(c.schedule, c.partition, c.slicing, c.pending, c.savings._replace(ahead=ahead))
-                for ahead in (0, 1, 2) if ahead != c.savings.ahead]
+                for ahead in (0, 1, 2, 3) if ahead != c.savings.ahead]
 
     def peak(self, c: Candidate, program: Program) -> list[int]:
         """Peak bytes of every rank, exact: the sizes that the engine would take (one thread a rank), without taking them."""

@@ -107,7 +107,7 @@ def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ..
     if schedule == BPIPE and evicts(judge.ranks, len(slicing)):
         links = (0.0,)      # what another rank keeps is not swapped, and no engine does one of both by micro-batch
     # What is brought back ahead is copied beside more work, and needs a place of its own. GPipe has nothing between backwards.
-    aheads = (0, 2 if schedule == "gpipe" else 1)
+    aheads = (0, 3 if schedule == "gpipe" else 1)
     ways = [(host_Bps, ahead) for host_Bps in dict.fromkeys(links)
             for ahead in (aheads if host_Bps > 0 and judge.beside else (None,))]
     for host_Bps, ahead in ways:

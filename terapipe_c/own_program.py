@@ -31,7 +31,7 @@ def with_program(plan: Plan, program: Any) -> Plan:
     compute = _compute(program)
     _check_shape(plan, compute)
     tied = plan.model.tie_weights and len(plan.stages) > 1
-    aheads = (0, 1, 2) if plan.program.swaps_beside else (None,)
+    aheads = (0, 1, 2, 3) if plan.program.swaps_beside else (None,)
     saves = [Savings(tuple(plan.recompute), tuple(plan.swap), ahead=ahead) for ahead in aheads]
     programs = [saving(compute, plan.model, tuple(plan.stages), each).lower(tied) for each in saves]
     own = min(programs, key=lambda program: float(program.makespan(plan.durations)))

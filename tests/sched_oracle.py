@@ -3,7 +3,7 @@
 import re
 from collections import deque
 
-WORD = re.compile(r"(\d+)([A-Z]+)(\d+)\.(\d+)(?:@(\d+)|&)?")
+WORD = re.compile(r"(\d+)([A-Z]+)(\d+)\.(\d+)(?:@(\d+)|&&?)?")
 
 
 class Stuck(Exception):
@@ -216,7 +216,10 @@ def execute(program):
 def makespan(program, seconds, lag, back=None):
     """seconds(op, stage, micro, slice), lag(stage, micro, slice), and of gradients that take another link back(...): by repeated
     relaxation of every op's end."""
-    lists = [[w for w in rank if w[1] in ("F", "B", "I", "W", "R", "SO", "SI")] for rank in read(str(program))]
+    ops = ("F", "B", "I", "W", "R", "SO", "SI")
+    lists = [[w for w in rank if w[1] in ops] for rank in read(str(program))]
+    places = [[int(row["slot"]) % 2 * ("&&" in str(program)) for row, w in zip(program.instructions(r), rank, strict=True) if w[1] in ops]
+              for r, rank in enumerate(read(str(program)))]
     home, machine = program.rank_of, Machine(program)
     beside = "SO" in program.counts and "&" in str(program)  # copies by each rank's copier, one after another
     end, changed = {}, True
@@ -224,10 +227,10 @@ def makespan(program, seconds, lag, back=None):
         changed = False
         for rank, code in enumerate(lists):
             clock, copier, out, home_again = 0.0, 0.0, {}, {}
-            for stage, op, q, m, _ in code:
+            for (stage, op, q, m, _), place in zip(code, places[rank], strict=True):
                 if beside and op in ("SO", "SI"):
                     copier = max(copier, clock) + seconds(op, stage, q, m)
-                    (out if op == "SO" else home_again)[stage if op == "SO" else (stage, q, m)] = copier
+                    (out if op == "SO" else home_again)[(stage, place) if op == "SO" else (stage, q, m)] = copier
                     continue
                 forward, backward = op == "F", op in ("B", "I")
                 source = stage - 1 if forward else stage + 1
@@ -238,7 +241,7 @@ def makespan(program, seconds, lag, back=None):
                     start = max(clock, end.get((forward, source, q, m), 0.0) + (link(source, q, m) if far else 0.0))
                     if far:
                         start += seconds("RF" if forward else "RB", stage, q, m)
-                start = max(start, out.get(stage, 0.0) if forward else home_again.get((stage, q, m), 0.0) if backward else 0.0)
+                start = max(start, out.get((stage, place), 0.0) if forward else home_again.get((stage, q, m), 0.0) if backward else 0.0)
                 clock = start + seconds(op, stage, q, m)
                 target = stage + 1 if forward else stage - 1
                 if (forward or backward) and machine.remote(stage, target):

@@ -42,7 +42,7 @@ def test_random_models_swapped_at_random_have_the_same_bits_and_the_predicted_me
     model, params, tokens, partition, slicing, program, threads = random_case(rng)
     recompute, swap = saves_at_random(model, rng)
     saves = {"recompute": recompute, "swap": swap}
-    program = swapping(program, model, partition, (recompute, swap), seed % 3 if seed >= 40 else None)
+    program = swapping(program, model, partition, (recompute, swap), seed % 4 if seed >= 40 else None)
     program.check()
     assert program.swaps_beside == (seed >= 40) and tp.Program.parse(str(program)) == program
     assert program.counts["SO"] == program.counts["SI"] > 0

@@ -48,11 +48,15 @@ def test_the_pass_brings_back_as_far_ahead_as_it_is_told():
     assert behind[0] == "0F0.0 0SO0.0& 0F1.0 0SO1.0& 0SI0.0& 0B0.0 0SI1.0& 0F2.0 0SO2.0& 0B1.0 0SI2.0& 0B2.0"
     assert before[0] == "0F0.0 0SO0.0& 0F1.0 0SO1.0& 0SI0.0& 0SI1.0& 0B0.0 0F2.0 0SO2.0& 0SI2.0& 0B1.0 0B2.0"
     assert behind[1] == before[1] == late[1]                   # never before its SO
-    assert "&" not in str(program.save_memory(*flags, 2))
-    with pytest.raises(ValueError, match="ahead is 3: 0 to 2 would be right"):
-        program.save_memory(*flags, 3)
+    two = program.save_memory(*flags, 3, beside=True)
+    assert str(two).splitlines()[0] == before[0].replace("SO0.0&", "SO0.0&&").replace("SO1.0&", "SO1.0&&").replace("SO2.0&", "SO2.0&&")
+    assert tp.Program.parse(str(two)) == two and "&" not in str(program.save_memory(*flags, 3))
+    with pytest.raises(ValueError, match="ahead is 4: 0 to 3 would be right"):
+        program.save_memory(*flags, 4)
     with pytest.raises(tp.ScheduleError, match=r"swaps are made beside the work \(&\) all or none"):
         tp.Program.parse("0F0.0 0SO0.0& 0SI0.0 0B0.0").check()
+    with pytest.raises(tp.ScheduleError, match=r"swaps leave two places \(&&\) all or none"):
+        tp.Program.parse("0F0.0 0SO0.0&& 0F1.0 0SO1.0& 0SI0.0& 0B0.0 0SI1.0& 0B1.0").check()
 
 
 def test_copies_are_hidden_behind_work_one_after_another():
@@ -66,6 +70,9 @@ def test_copies_are_hidden_behind_work_one_after_another():
     ahead = tp.Program.parse("0F0.0 0SO0.0& 0F1.0 0SO1.0& 0SI0.0& 0SI1.0& 0B0.0 0B1.0").simulate(cost)
     assert ahead.makespan_s == 16.0 and ahead.bubbles["swap"] == 10.0
     assert line.lower_bound_s == ahead.lower_bound_s == 12.0   # the copier's own work
+    two = tp.Program.parse("0F0.0 0SO0.0&& 0F1.0 0SO1.0&& 0SI0.0& 0SI1.0& 0B0.0 0B1.0").lower()
+    # out 1 to 4 and, made from 1 to 2 in the other place, 4 to 7, in 7 to 10 and 10 to 13, B0 10 to 12, B1 13 to 15
+    assert two.simulate(cost).makespan_s == 15.0 == two.makespan(cost)
     alone = tp.Program.parse("0F0.0 0SO0.0 0F1.0 0SO1.0 0SI0.0 0B0.0 0SI1.0 0B1.0").simulate(cost)
     assert alone.makespan_s == 18.0 == alone.lower_bound_s and alone.work_s == 18.0 and line.work_s == 6.0
 
@@ -80,6 +87,18 @@ def test_a_plan_hides_what_it_swaps_and_says_so():
     assert any(hides.swap) and hides.program.swaps_beside and not waits.program.swaps_beside and hides.executable
     assert "a micro-batch, beside the work" in hides.explain()
     assert max(hides.peak_memory_bytes) <= tight.memory_bytes and hides.bubbles["swap"] < 0.01 * free.step_time_s
+    request = {**REQUEST, "schedule": "gpipe"}
+    free = tp.plan(MODEL, WIDE, planner="uniform", **request)
+    tight = dataclasses.replace(tight, memory_bytes=0.6 * max(free.peak_memory_bytes))
+    waits = tp.plan(MODEL, tight, planner="dawnpiper", **request)
+    hides = tp.plan(MODEL, dataclasses.replace(tight, swaps_beside=True), planner="dawnpiper", **request)
+    assert waits.step_time_s > 1.06 * free.step_time_s and hides.step_time_s < 1.01 * free.step_time_s and "&&" in str(hides.program)
+
+
+def test_auto_swaps_beside_the_work_too():
+    free = tp.plan(MODEL, WIDE, planner="uniform", **REQUEST)
+    tight = dataclasses.replace(WIDE, memory_bytes=0.6 * max(free.peak_memory_bytes), host_bandwidth_Bps=2e9)
+    hides = tp.plan(MODEL, dataclasses.replace(tight, swaps_beside=True), planner="dawnpiper", **REQUEST)
     auto = tp.plan(MODEL, dataclasses.replace(tight, swaps_beside=True), planner="auto", **REQUEST)
     assert auto.step_time_s <= hides.step_time_s
 
@@ -98,7 +117,7 @@ def test_more_memory_never_hurts_a_plan_that_swaps_beside_its_work():
     assert len(times) > 5 and times == sorted(times, reverse=True)
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 2])
+@pytest.mark.parametrize("ahead", [0, 1, 2, 3])
 def test_an_emulation_takes_what_was_predicted(ahead):
     """Copies of three quarters of a forward on one stage, of more than all work on another."""
     program = tp.schedules.seq1f1b(3, 4, 2).save_memory(bytes(3), bytes((2, 0, 1)), ahead, beside=True).lower()
@@ -112,7 +131,7 @@ def test_an_emulation_takes_what_was_predicted(ahead):
         assert row["end_s"] - row["start_s"] == pytest.approx(copies[row["stage"], 0], abs=1e-6)
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 2])
+@pytest.mark.parametrize("ahead", [0, 1, 2, 3])
 def test_a_run_has_the_bits_of_one_device_and_shows_its_copies(ahead, tmp_path):
     plan = beside(evenly("1f1b", which=()), ahead)
     assert trained(plan) == trained(evenly("gpipe", 1, 1, ()))
@@ -135,7 +154,7 @@ def test_a_run_has_the_bits_of_one_device_and_shows_its_copies(ahead, tmp_path):
 
 
 @pytest.mark.parametrize(("schedule", "request_", "ahead"), [
-    ("seq1f1b", {"slicing": [(1, [20, 12])] * 8}, 1), ("zb-h2", {}, 2), ("interleaved", {}, 1), ("zb-v", {}, 0), ("hanayo", {}, 1),
+    ("seq1f1b", {"slicing": [(1, [20, 12])] * 8}, 1), ("gpipe", {"slicing": [(1, [20, 12])] * 8}, 3), ("zb-h2", {}, 3), ("interleaved", {}, 1), ("zb-v", {}, 0), ("hanayo", {}, 1),
     ("chimera", {"ranks": 4, "stages": 4}, 1), ("1f1b", {"ranks": 4, "data_parallel": 2}, 2),
     ("sliced-1f1b", {"ranks": 4, "data_parallel": 2}, 1)], ids=str)
 @pytest.mark.parametrize("which", [("attention", "ffn"), ("ffn",)], ids=["all", "ffn"])

@@ -53,16 +53,20 @@ tp_status
 tp_engine_match_copies(tp_engine *engine, const tp_program *program)
 {
     int64_t units = tp_program_units(program);
-    int32_t *out, *in, copies = 0; /* copies until the last SO of a stage, and the SI of a slice */
+    int32_t *out, *in, copies = 0; /* copies until the last SO of a stage's places, and the SI of a slice */
     if (engine->copied == NULL)
         return TP_OK;
-    out = calloc((size_t)program->stages * (size_t)(1 + units), sizeof *out);
+    out = calloc((size_t)program->stages * (size_t)(2 + units), sizeof *out);
     if (out == NULL)
         return tp_fail(TP_EMEMORY, "no memory for the copies of %d stages", program->stages);
-    in = out + program->stages;
+    in = out + 2 * program->stages;
+    int two = 0;
+    for (int64_t i = 0; i < engine->count; i++)
+        two |= engine->code[i].op == TP_OP_SO && engine->code[i].flags & TP_TWO_PLACES;
     for (int64_t i = 0; i < engine->count; i++) {
         const tp_instr *instr = &engine->code[i];
-        int32_t *here = instr->op == TP_OP_F || instr->op == TP_OP_SO ? &out[instr->stage]
+        int odd = two && TP_SLOT_ACTIVATION(instr->slot) & 1u;
+        int32_t *here = instr->op == TP_OP_F || instr->op == TP_OP_SO ? &out[2 * instr->stage + odd]
                                                                       : &in[instr->stage * units + tp_program_unit(program, instr)];
         engine->copied[i] = instr->op == TP_OP_F || instr->op == TP_OP_B || instr->op == TP_OP_I ? *here : 0;
         if (!tp_engine_is_copy(instr))

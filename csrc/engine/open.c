@@ -21,6 +21,7 @@ tp_engine_stage_config(const tp_engine_config *config, int stage)
                              .saves = config->saves,
                              .remake_slices = tp_engine_remakes_slices(config, stage),
                              .one_room = tp_engine_has_one_room(config, stage),
+                             .two_places = tp_program_has_two_places(config->program, stage),
                              .versions = tp_program_versions(config->program, stage),
                              .replicas = tp_engine_members(config),
                              .store = config->store};

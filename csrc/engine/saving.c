@@ -262,7 +262,7 @@ int
 tp_engine_has_one_room(const tp_engine_config *config, int stage)
 {
     walk x;
-    if (stage_saves(config, stage, TP_SWAPS) == 0 || walk_open(&x, config) != TP_OK)
+    if (stage_saves(config, stage, TP_SWAPS) == 0 || tp_program_has_two_places(config->program, stage) || walk_open(&x, config) != TP_OK)
         return 0;
     x.whole = !tp_engine_remakes_slices(config, stage);
     int one = walk_stage(&x, config, stage) == TP_OK && !x.crossed;

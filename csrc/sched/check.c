@@ -21,7 +21,7 @@ typedef struct {
     uint8_t *reduced, *updated;  /* [stages] AR, OPT seen */
     int32_t *renewed;            /* [stages] U seen */
     int halved;                  /* some F is of a half */
-    unsigned ways;               /* of swaps seen: 1 by the rank, 2 beside its work */
+    unsigned ways;               /* of swaps seen: 1 by the rank, 2 beside its work; of SO: 4 from one place, 8 from two */
     int overlaps;                /* the op before was marked: 1 a forward, 2 a backward */
     int ending;                  /* the current rank has come to its AR and OPT: 1, 2 */
     int64_t asked;               /* steps since somebody was asked whether to stop */
@@ -53,7 +53,8 @@ rule_flags(const tp_program *p, int rank, int64_t at, const tp_instr *i)
     unsigned may = i->op == TP_OP_F                         ? TP_HALVES | TP_HALF_JOINED | TP_OVERLAPS
                    : i->op == TP_OP_SF || i->op == TP_OP_RF ? TP_HALVES
                    : tp_sched_is_backward(i->op)            ? TP_OVERLAPS
-                   : tp_sched_is_swap(i->op)                ? TP_BESIDE
+                   : i->op == TP_OP_SO                      ? (i->flags & TP_BESIDE ? TP_BESIDE | TP_TWO_PLACES : 0)
+                   : i->op == TP_OP_SI                      ? TP_BESIDE
                                                             : 0;
     if ((i->flags & ~may) || (i->flags & TP_HALVES) == TP_HALVES || (i->flags & (TP_HALVES | TP_HALF_JOINED)) == TP_HALF_JOINED)
         return tp_sched_refuse(p, rank, at, "its flags are %u: no such half of a %s", i->flags, tp_op_name(i->op));
@@ -185,8 +186,12 @@ rule_saved(proof *x, int rank, int64_t at, const tp_instr *i)
         return tp_sched_refuse(x->p, rank, at, "its SO must come before it");
     if (mine != AGAIN)
         x->ways |= i->flags & TP_BESIDE ? 2u : 1u;
-    if (x->ways == 3u)
+    if (mine == OUT)
+        x->ways |= i->flags & TP_TWO_PLACES ? 8u : 4u;
+    if ((x->ways & 3u) == 3u)
         return tp_sched_refuse(x->p, rank, at, "swaps are made beside the work (&) all or none");
+    if ((x->ways & 12u) == 12u)
+        return tp_sched_refuse(x->p, rank, at, "swaps leave two places (&&) all or none");
     *bits |= mine;
     return TP_OK;
 }

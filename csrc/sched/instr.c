@@ -127,7 +127,7 @@ tp_sched_ops(const tp_program *program)
         flags |= program->code[i].flags;
         beside |= tp_sched_goes_beside(&program->code[i]) ? TP_SCHED_HAS_BESIDE : 0;
     }
-    return ops | beside | (flags & TP_HALVES ? TP_SCHED_HAS_HALVES : 0);
+    return ops | beside | (flags & TP_HALVES ? TP_SCHED_HAS_HALVES : 0) | (flags & TP_TWO_PLACES ? TP_SCHED_HAS_TWO_PLACES : 0);
 }
 
 int

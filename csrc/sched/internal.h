@@ -84,9 +84,11 @@ tp_sched_uses_gradient(int op)
 /* Does this backward read the gradient slot of the next stage of its copy, which is on the same rank? */
 int
 tp_sched_reads_next(const tp_program *program, const tp_instr *instr);
-/* The set of operations that the program has: bit op; and whether some F is of a half, or swaps are made beside the work. */
+/* The set of operations that the program has: bit op; and whether some F is of a half, swaps are made beside the work, from two
+ * places. */
 #define TP_SCHED_HAS_HALVES (1u << 31)
 #define TP_SCHED_HAS_BESIDE (1u << 30)
+#define TP_SCHED_HAS_TWO_PLACES (1u << 29)
 unsigned
 tp_sched_ops(const tp_program *program);
 /* tp_program_check_order and tp_program_bound for who knows the set already: each saves a pass over the code. */

@@ -23,9 +23,10 @@ typedef struct {
 static void
 put(saving *x, const tp_instr *like, int op, int slice)
 {
-    uint16_t flags = x->beside && op != TP_OP_R ? TP_BESIDE : 0;
+    unsigned flags = x->beside && op != TP_OP_R ? TP_BESIDE : 0;
+    flags |= flags != 0 && op == TP_OP_SO && x->ahead == TP_SWAP_TWO ? TP_TWO_PLACES : 0;
     *x->to++ = (tp_instr){.op = (uint16_t)op, .stage = like->stage, .micro = like->micro, .slice = (uint16_t)slice, .peer = -1,
-                          .flags = flags};
+                          .flags = (uint16_t)flags};
 }
 
 /* What of R or SI stands before the backward `instr`. */
@@ -123,6 +124,16 @@ save_all(saving *x)
 }
 
 int
+tp_program_has_two_places(const tp_program *program, int stage)
+{
+    int rank = program->rank_of[stage];
+    for (int64_t i = program->begin[rank]; i < program->begin[rank + 1]; i++)
+        if (program->code[i].op == TP_OP_SO && program->code[i].stage == stage)
+            return (program->code[i].flags & TP_TWO_PLACES) != 0;
+    return 0;
+}
+
+int
 tp_program_swaps_beside(const tp_program *program)
 {
     return (tp_sched_ops(program) & TP_SCHED_HAS_BESIDE) != 0;
@@ -135,8 +146,8 @@ check(const tp_program *program, const uint8_t *again, const uint8_t *swapped, i
         if (again[v] > TP_AGAIN_SLICES || swapped[v] > TP_AGAIN_SLICES)
             return tp_fail(TP_EVALUE, "stage %d saves memory in ways %d (recompute) and %d (swap): 0 to %d would be right", v,
                            again[v], swapped[v], TP_AGAIN_SLICES);
-    if (ahead < TP_SWAP_LATE || ahead > TP_SWAP_BEFORE)
-        return tp_fail(TP_EVALUE, "ahead is %d: 0 to %d would be right", ahead, TP_SWAP_BEFORE);
+    if (ahead < TP_SWAP_LATE || ahead > TP_SWAP_TWO)
+        return tp_fail(TP_EVALUE, "ahead is %d: 0 to %d would be right", ahead, TP_SWAP_TWO);
     return TP_OK;
 }
 

@@ -65,6 +65,9 @@ typedef struct {
  * (`0SO1.0&`). The instruction begins it and does not wait; an F waits for the copies out of its stage that were begun before (they
  * read what it writes over), a B or I for the copy in of its slice. Without it the rank makes the copy itself. */
 #define TP_BESIDE TP_OVERLAPS
+/* Of SO beside the work, of all in a program or of none (`0SO1.0&&`): what goes forward has two places on each stage that swaps, that
+ * of even and that of odd activation slots, and an F waits for the copies out of its own alone. */
+#define TP_TWO_PLACES 16u
 
 #define TP_SLOT(activation, gradient) ((uint32_t)(activation) | (uint32_t)(gradient) << 16)
 #define TP_SLOT_ACTIVATION(slot) ((slot)&0xffffu)
@@ -313,8 +316,12 @@ tp_program_save_memory(const tp_program *program, const uint8_t *again, const ui
 typedef enum {
     TP_SWAP_LATE,   /* right before the backward that reads it: of a slice, or where TP_AGAIN_ALL of all the micro-batch's */
     TP_SWAP_BEHIND, /* right behind the backward before that one on its stage: beside the forward between */
-    TP_SWAP_BEFORE  /* right before that one: beside it, too; a gradient slot more */
+    TP_SWAP_BEFORE, /* right before that one: beside it, too; a gradient slot more */
+    TP_SWAP_TWO     /* the same, and SO are TP_TWO_PLACES if beside: also forwards in a row go on beside the copies out */
 } tp_swap_ahead;
+/* Has what goes forward two places on this stage (TP_TWO_PLACES)? */
+int
+tp_program_has_two_places(const tp_program *program, int stage);
 /* Has it swaps, and does a rank's copier make them (TP_BESIDE)? */
 int
 tp_program_swaps_beside(const tp_program *program);

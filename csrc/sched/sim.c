@@ -22,6 +22,7 @@ enum { FIRST = TP_HALF_FIRST, SECOND = TP_HALF_SECOND, IN_REMOTE = 4, OUT_REMOTE
 struct tp_sim {
     int64_t count, units;
     int32_t ranks, stages;
+    int two_places;
     int32_t *last;       /* [ranks] last node of the rank's body; -1 */
     node *nodes;         /* bodies: F B I W R, SO and SI */
     node *ends;          /* AR, OPT: stage and op; grouped by rank */
@@ -32,6 +33,7 @@ struct tp_sim {
     tp_sched_links links;
     tp_sched_copiers copiers; /* of a program that swaps beside its work */
     int32_t *rank_of;         /* [stages]; NULL: it does not */
+    uint8_t *place;           /* [count] of an F or SO: tp_sched_place; NULL likewise */
     double *clock;       /* [ranks] */
     int64_t asked;       /* steps since somebody was asked whether to stop */
 };
@@ -51,6 +53,7 @@ tp_sim_close(tp_sim *sim)
     tp_sched_links_close(&sim->links);
     tp_sched_copiers_close(&sim->copiers);
     free(sim->rank_of);
+    free(sim->place);
     free(sim->clock);
     free(sim);
 }
@@ -156,6 +159,8 @@ order_rank(order *o, tp_sim *sim, int rank)
         if (forward && i->flags & TP_HALVES)
             n->flags |= (uint8_t)half_flags(o, i, cell, sim->units, leaving);
         sim->last[rank] = (int32_t)sim->count;
+        if (sim->place != NULL)
+            sim->place[sim->count] = (uint8_t)tp_sched_place(i, sim->two_places);
         if (forward || backward) {
             if (forward && o->halves != NULL && leaving & TP_HALF_FIRST)
                 o->made_half[cell] = (int32_t)sim->count;
@@ -256,7 +261,9 @@ copiers_open(const tp_program *p, tp_sim *sim)
         return TP_OK;
     TP_TRY(tp_sched_copiers_open(p, &sim->copiers));
     sim->rank_of = malloc(bytes);
-    if (sim->rank_of == NULL)
+    sim->place = malloc((size_t)p->begin[p->ranks]);
+    sim->two_places = (tp_sched_ops(p) & TP_SCHED_HAS_TWO_PLACES) != 0;
+    if (sim->rank_of == NULL || sim->place == NULL)
         return tp_fail(TP_EMEMORY, "no memory for the ranks of %d stages", p->stages);
     memcpy(sim->rank_of, p->rank_of, bytes);
     return TP_OK;
@@ -327,11 +334,12 @@ static double
 copies_of(tp_sim *sim, const tp_durations *d, const node *n, double clock)
 {
     int64_t cell = n->stage * sim->units + n->unit;
+    int place = sim->place[n - sim->nodes];
     if (tp_sched_is_swap(n->op))
-        tp_sched_copiers_begin(&sim->copiers, sim->rank_of[n->stage], n->op, n->stage, cell, clock,
+        tp_sched_copiers_begin(&sim->copiers, sim->rank_of[n->stage], n->op, n->stage, place, cell, clock,
                                tp_durations_s(d, n->op, 0, n->stage, n->unit));
     else if (n->op == TP_OP_F || tp_sched_is_backward(n->op))
-        clock = tp_sched_copiers_wait(&sim->copiers, n->op, n->stage, cell, clock);
+        clock = tp_sched_copiers_wait(&sim->copiers, n->op, n->stage, place, cell, clock);
     return clock;
 }
 

@@ -66,7 +66,8 @@ static tp_status
 sim_open(sim *s, const tp_program *p, const tp_durations *d, unsigned ops)
 {
     size_t ranks = (size_t)p->ranks;
-    *s = (sim){.p = p, .d = d, .units = tp_program_units(p), .lowered = (ops & TP_SCHED_MESSAGES) != 0};
+    *s = (sim){.p = p, .d = d, .units = tp_program_units(p), .lowered = (ops & TP_SCHED_MESSAGES) != 0,
+               .two_places = (ops & TP_SCHED_HAS_TWO_PLACES) != 0};
     s->clock = calloc(7 * ranks, sizeof *s->clock);
     s->waiting = calloc(ranks, sizeof *s->waiting);
     s->next = malloc(ranks * sizeof *s->next);
@@ -212,7 +213,8 @@ static void
 begin_copy(sim *s, int rank, const tp_instr *i, int64_t cell, int64_t unit)
 {
     double seconds = tp_durations_s(s->d, i->op, 0, i->stage, unit);
-    double end = tp_sched_copiers_begin(&s->copiers, rank, i->op, i->stage, cell, s->clock[rank], seconds);
+    double end = tp_sched_copiers_begin(&s->copiers, rank, i->op, i->stage, tp_sched_place(i, s->two_places), cell, s->clock[rank],
+                                        seconds);
     if (s->line != NULL)
         add_interval(s, rank, i, end - seconds, end);
 }
@@ -295,7 +297,8 @@ step(sim *s, int rank, const tp_instr *i)
             return 0;
         s->clock[rank] = (arrival > s->clock[rank] ? arrival : s->clock[rank]) + copy_s;
         if (s->copiers.free_s != NULL)
-            s->clock[rank] = tp_sched_copiers_wait(&s->copiers, i->op, i->stage, cell, s->clock[rank]);
+            s->clock[rank] = tp_sched_copiers_wait(&s->copiers, i->op, i->stage, tp_sched_place(i, s->two_places), cell,
+                                                   s->clock[rank]);
         compute(s, rank, i, unit);
         if (!(s->lowered && s->remote[forward ? i->stage + 1 : i->stage]))
             leave(s, rank, forward, forward && i->flags ? tp_sched_leaving(s->p, i) : TP_HALVES, i->stage, cell, unit);

@@ -46,6 +46,8 @@ put_word(const tp_instr *instr, int csv, char *word)
             *to++ = '+';
         if (instr->flags & TP_OVERLAPS)
             *to++ = '&';
+        if (instr->flags & TP_TWO_PLACES)
+            *to++ = '&';
         if (has_peer(instr->op)) {
             *to++ = '@';
             to = put_number(to, (unsigned)(uint16_t)instr->peer);
@@ -214,7 +216,9 @@ get_half(reader *r, int op)
 static unsigned
 get_overlap(reader *r, int op)
 {
-    return (op == TP_OP_F || tp_sched_is_backward(op) || tp_sched_is_swap(op)) && get_letter(r, '&') ? TP_OVERLAPS : 0;
+    if ((op != TP_OP_F && !tp_sched_is_backward(op) && !tp_sched_is_swap(op)) || !get_letter(r, '&'))
+        return 0;
+    return op == TP_OP_SO && get_letter(r, '&') ? TP_BESIDE | TP_TWO_PLACES : TP_OVERLAPS;
 }
 
 /* What stands before a CSV's action: `(` of an overlapping pair. */

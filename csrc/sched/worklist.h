@@ -12,7 +12,7 @@ typedef struct {
     const tp_program *p;
     const tp_durations *d;
     int64_t units;
-    int lowered;
+    int lowered, two_places;
     tp_plain *plain;           /* NULL: the general path, and then the four below */
     double *ready_f, *ready_b; /* [stages * units] when the stage's output has come to its reader; TP_NOT_YET */
     uint8_t *halves;           /* tp_sched_halves */

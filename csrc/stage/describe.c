@@ -283,7 +283,8 @@ is_sliced(const tp_slicing *slicing)
 
 /* Where blocks that keep nothing for their backward go forward: one place for all that remake of a kind, but where later slices
  * read the keys and values of earlier ones, of the micro-batch that is going forward, each attention has its own for these. What
- * is swapped leaves after all blocks of the stage: each has its own, where it will be brought back if that cannot meet. */
+ * is swapped leaves after all blocks of the stage: each has its own, where it will be brought back if that cannot meet, or two, so
+ * that one may leave beside the work in the other. */
 static void
 lay_forward_room(tp_stage_base *stage, tp_stage_arena *from)
 {
@@ -303,8 +304,11 @@ lay_forward_room(tp_stage_base *stage, tp_stage_arena *from)
         else if (sliced && block->kind == TP_ATTENTION)
             mine->qkv = tp_lay_elements(from, tp_stage_rows(stage) * 3 * stage->config.model.n_embd);
         begun[block->kind] |= block->saves == TP_REMAKES;
+        tp_inner other = *mine;
+        if (block->saves == TP_SWAPS && stage->config.two_places && stage->config.activation_slots > 1)
+            other = lay_inner(stage, block->kind, rows, from);
         for (int slot = 0; slot < stage->config.activation_slots; slot++)
-            block->made[slot] = *mine;
+            block->made[slot] = slot % 2 ? other : *mine;
     }
 }
 

@@ -36,6 +36,7 @@ typedef struct {
                                      attention is among them, and no micro-batch has several sequences and several slices */
     int one_room;                 /* 1: what goes forward is swapped out before any is swapped in, and that has been read before the
                                      next goes forward (all of the micro-batch, unless remake_slices): one place serves both */
+    int two_places;               /* 1: what goes forward and is swapped has a place for even and one for odd activation slots */
     int versions;                 /* of the values, that U makes (csrc/sched/sched.h): the most at once; 0: no U, the gradient is summed
                                      over all micro-batches */
     int replicas;                 /* the gradient is of the mean over so many such batches; 0: 1 */

@@ -46,9 +46,9 @@ static const layout layouts[] = {
     {"three ranks, the last of which keeps activations of the first", TP_1F1B, 3, 1, 1, 0, 3, {1, 1, 1}, {1, 1, 1}, {20, 20, 20}, 1,
      "0F0.0 0F1.0 0SE1.0@2 0F2.0 0B0.0 0RL1.0@2 0B1.0 0B2.0\n1F0.0 1F1.0 1B0.0 1F2.0 1B1.0 1B2.0\n"
      "0RE1.0@0 2F0.0 2B0.0 2F1.0 2B1.0 2F2.0 0SL1.0@0 2B2.0\n"},
-    {"two ranks that swap beside their work", TP_1F1B, 2, 1, 1, 0, 3, {1, 1, 1}, {1, 1, 1}, {20, 20, 20}, 1,
-     "0F0.0 0SO0.0& 0F1.0 0SO1.0& 0SI0.0& 0SI1.0& 0B0.0 0F2.0 0SO2.0& 0SI2.0& 0B1.0 0B2.0\n"
-     "1F0.0 1SO0.0& 1SI0.0& 1B0.0 1F1.0 1SO1.0& 1SI1.0& 1B1.0 1F2.0 1SO2.0& 1SI2.0& 1B2.0\n"},
+    {"two ranks that swap beside their work, out of two places", TP_1F1B, 2, 1, 1, 0, 3, {1, 1, 1}, {1, 1, 1}, {20, 20, 20}, 1,
+     "0F0.0 0SO0.0&& 0F1.0 0SO1.0&& 0SI0.0& 0SI1.0& 0B0.0 0F2.0 0SO2.0&& 0SI2.0& 0B1.0 0B2.0\n"
+     "1F0.0 1SO0.0&& 1SI0.0& 1B0.0 1F1.0 1SO1.0&& 1SI1.0& 1B1.0 1F2.0 1SO2.0&& 1SI2.0& 1B2.0\n"},
 };
 
 static const layout replicated[] = {
