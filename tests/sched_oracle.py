@@ -218,7 +218,8 @@ def makespan(program, seconds, lag, back=None):
     relaxation of every op's end."""
     ops = ("F", "B", "I", "W", "R", "SO", "SI")
     lists = [[w for w in rank if w[1] in ops] for rank in read(str(program))]
-    places = [[int(row["slot"]) % 2 * ("&&" in str(program)) for row, w in zip(program.instructions(r), rank, strict=True) if w[1] in ops]
+    two = "&&" in str(program)
+    places = [[int(row["slot"]) % 2 * two for row, w in zip(program.instructions(r), rank, strict=True) if w[1] in ops]
               for r, rank in enumerate(read(str(program)))]
     home, machine = program.rank_of, Machine(program)
     beside = "SO" in program.counts and "&" in str(program)  # copies by each rank's copier, one after another
@@ -241,7 +242,8 @@ def makespan(program, seconds, lag, back=None):
                     start = max(clock, end.get((forward, source, q, m), 0.0) + (link(source, q, m) if far else 0.0))
                     if far:
                         start += seconds("RF" if forward else "RB", stage, q, m)
-                start = max(start, out.get((stage, place), 0.0) if forward else home_again.get((stage, q, m), 0.0) if backward else 0.0)
+                copied = out.get((stage, place), 0.0) if forward else home_again.get((stage, q, m), 0.0) if backward else 0.0
+                start = max(start, copied)
                 clock = start + seconds(op, stage, q, m)
                 target = stage + 1 if forward else stage - 1
                 if (forward or backward) and machine.remote(stage, target):

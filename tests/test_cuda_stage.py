@@ -306,7 +306,8 @@ def test_blocks_that_recompute_have_the_same_bits_in_the_memory_predicted(slicin
 @pytest.mark.parametrize("dtype", ["float32", "bf16"])
 @pytest.mark.parametrize("slicing, schedule, ahead", [
     ([(1, [5, 7]), (1, [12])], "gpipe", None), ([(2, [1, 4, 7])], "seq1f1b", None), ([(1, [5, 7]), (1, [12])], "gpipe", 0),
-    ([(1, [12])] * 4, "1f1b", 1), ([(1, [5, 7]), (1, [12])], "gpipe", 3), ([(1, [12])] * 4, "gpipe", 2), ([(1, [1, 4, 7])] * 3, "seq1f1b", 1)])
+    ([(1, [12])] * 4, "1f1b", 1), ([(1, [5, 7]), (1, [12])], "gpipe", 3), ([(1, [12])] * 4, "gpipe", 2),
+    ([(1, [1, 4, 7])] * 3, "seq1f1b", 1)])
 def test_blocks_that_swap_have_the_same_bits_in_the_memory_predicted(slicing, schedule, ahead, dtype):
     """By the rank itself, or beside its work: on a stream of its own, and the emulator looks for waits that are missing."""
     model, params, tokens = problem(sum(b for b, _ in slicing), 12)

@@ -49,7 +49,7 @@ def test_the_pass_brings_back_as_far_ahead_as_it_is_told():
     assert before[0] == "0F0.0 0SO0.0& 0F1.0 0SO1.0& 0SI0.0& 0SI1.0& 0B0.0 0F2.0 0SO2.0& 0SI2.0& 0B1.0 0B2.0"
     assert behind[1] == before[1] == late[1]                   # never before its SO
     two = program.save_memory(*flags, 3, beside=True)
-    assert str(two).splitlines()[0] == before[0].replace("SO0.0&", "SO0.0&&").replace("SO1.0&", "SO1.0&&").replace("SO2.0&", "SO2.0&&")
+    assert str(two).splitlines()[0] == "0F0.0 0SO0.0&& 0F1.0 0SO1.0&& 0SI0.0& 0SI1.0& 0B0.0 0F2.0 0SO2.0&& 0SI2.0& 0B1.0 0B2.0"
     assert tp.Program.parse(str(two)) == two and "&" not in str(program.save_memory(*flags, 3))
     with pytest.raises(ValueError, match="ahead is 4: 0 to 3 would be right"):
         program.save_memory(*flags, 4)
@@ -92,7 +92,8 @@ def test_a_plan_hides_what_it_swaps_and_says_so():
     tight = dataclasses.replace(tight, memory_bytes=0.6 * max(free.peak_memory_bytes))
     waits = tp.plan(MODEL, tight, planner="dawnpiper", **request)
     hides = tp.plan(MODEL, dataclasses.replace(tight, swaps_beside=True), planner="dawnpiper", **request)
-    assert waits.step_time_s > 1.06 * free.step_time_s and hides.step_time_s < 1.01 * free.step_time_s and "&&" in str(hides.program)
+    assert waits.step_time_s > 1.06 * free.step_time_s and hides.step_time_s < 1.01 * free.step_time_s
+    assert "&&" in str(hides.program)
 
 
 def test_auto_swaps_beside_the_work_too():
@@ -154,7 +155,8 @@ def test_a_run_has_the_bits_of_one_device_and_shows_its_copies(ahead, tmp_path):
 
 
 @pytest.mark.parametrize(("schedule", "request_", "ahead"), [
-    ("seq1f1b", {"slicing": [(1, [20, 12])] * 8}, 1), ("gpipe", {"slicing": [(1, [20, 12])] * 8}, 3), ("zb-h2", {}, 3), ("interleaved", {}, 1), ("zb-v", {}, 0), ("hanayo", {}, 1),
+    ("seq1f1b", {"slicing": [(1, [20, 12])] * 8}, 1), ("gpipe", {"slicing": [(1, [20, 12])] * 8}, 3), ("zb-h2", {}, 3),
+    ("interleaved", {}, 1), ("zb-v", {}, 0), ("hanayo", {}, 1),
     ("chimera", {"ranks": 4, "stages": 4}, 1), ("1f1b", {"ranks": 4, "data_parallel": 2}, 2),
     ("sliced-1f1b", {"ranks": 4, "data_parallel": 2}, 1)], ids=str)
 @pytest.mark.parametrize("which", [("attention", "ffn"), ("ffn",)], ids=["all", "ffn"])
