@@ -541,6 +541,27 @@ def test_the_limit_that_an_error_names_is_enough() -> None:
         planners.adapipe(np.ones(6), np.ones(6), 3, 4, memory=memory | {"limit_bytes": 32.0})
 
 
+def test_the_limit_that_vpipe_names_is_one_that_it_keeps_to() -> None:
+    """It named none, and that of the best partition of its search is not always enough: another limit leads it elsewhere."""
+    rng = np.random.default_rng(8)
+    named = 0
+    for i in range(1500):
+        n, micros = int(rng.integers(2, 20)), int(rng.integers(1, 9))
+        stages, swap = int(rng.integers(2, min(n, 8) + 1)), float(rng.choice([0.0, 2.0]))
+        times, static, kept = (rng.integers(low, 9, n).astype(float) for low in (1, 0, 0))
+        memory = {"limit_bytes": float(rng.integers(1, 60)), "static_bytes": static, "activation_bytes": kept}
+        memory |= {"recompute_s": times} if i % 2 else {}
+        try:
+            planners.vpipe(times, 2 * times, stages, micros, memory=memory, swap_bandwidth_Bps=swap)
+            continue
+        except tp.InfeasibleError as refusal:
+            memory["limit_bytes"] = float(str(refusal).split("limit_bytes = ")[1].split(" would do")[0])
+        named += 1
+        planners.vpipe(times, 2 * times, stages, micros, memory=memory, swap_bandwidth_Bps=swap)
+    print(f"{named} limits named")
+    assert named > 300
+
+
 def test_options_are_refused_by_name() -> None:
     two = np.ones(2)
     with pytest.raises(ValueError, match="swap_bandwidth_Bps is -1"):

@@ -335,16 +335,52 @@ def test_bad_graphs_are_refused_by_name(planner, graph, error, words) -> None:
 @pytest.mark.parametrize("planner", [piper, parallel_layers], ids=lambda p: p.__name__)
 def test_what_cannot_fit_says_how_many_bytes_short(planner) -> None:
     nodes = [LayerNode(i, {1: [LayerVariant("keep", 1.0, 0.0, 4.0, 8.0)]}) for i in range(2)]
-    with pytest.raises(tp.InfeasibleError, match="memory_bytes, 10: one stage on 1 devices would fit in 24, 14 more"):
+    least = r"memory_bytes, 10: .* has 16 bytes on each device of stage 0 of 2 \(1 nodes on 1 x 1 devices\), 6 more"
+    with pytest.raises(tp.InfeasibleError, match=least):
         planner(replace(plain(2, [(0, 1)]), nodes=nodes))
     wide = [LayerNode(0, {4: [LayerVariant("keep", 1.0)]})]
-    with pytest.raises(tp.InfeasibleError, match="no tensor degree of at most 2 devices"):
+    with pytest.raises(tp.InfeasibleError, match=r"nodes\[0\] has no tensor degree of at most 2 devices, and of 4 the least"):
         planner(replace(plain(1, []), nodes=wide))
+    mixed = [LayerNode(i, {degree: [LayerVariant("keep", 1.0)]}) for i, degree in enumerate((1, 2))]
+    with pytest.raises(tp.InfeasibleError, match="on 2 devices, whatever memory_bytes: .* need 3 devices"):
+        planner(replace(plain(2, [(0, 1)]), nodes=mixed))
+    with pytest.raises(tp.InfeasibleError, match="micro_batches 1, whatever memory_bytes"):
+        planner(replace(plain(2, [(0, 1)]), nodes=mixed, devices=8, micro_batches=1))
+
+
+def test_the_memory_that_is_named_is_the_least() -> None:
+    """It blamed memory where devices were short, gave no number where nodes have different degrees, and else that of one stage."""
+    rng = np.random.default_rng(5)
+    named = elsewhere = 0
+    for _ in range(1500):
+        graph = replace(random_graph(rng), memory_bytes=float(rng.integers(0, 25)) + 0.5)
+        if rng.random() < 0.5:
+            kept = [list(node.variants)[rng.integers(len(node.variants))] for node in graph.nodes]
+            graph = replace(graph, nodes=[replace(node, variants={degree: node.variants[degree]})
+                                          for node, degree in zip(graph.nodes, kept, strict=True)])  # fmt: skip
+        try:
+            parallel_layers(graph)
+            continue
+        except tp.InfeasibleError as refusal:
+            words = str(refusal)
+        if "on each device" not in words:
+            elsewhere += 1
+            assert "whatever memory_bytes" in words or "has no tensor degree" in words
+            assert math.isinf(least_time(replace(graph, memory_bytes=1e9)))
+            continue
+        named += 1
+        least = float(words.split("needs least has ")[1].split(" bytes")[0])
+        parallel_layers(replace(graph, memory_bytes=least))
+        assert math.isinf(least_time(replace(graph, memory_bytes=least - 0.5)))
+        with pytest.raises(tp.InfeasibleError):
+            piper(graph)
+    print(f"{named} of memory, {elsewhere} of devices or micro-batches")
+    assert named > 150 and elsewhere > 30
 
 
 @pytest.mark.parametrize("planner", [piper, parallel_layers])
 def test_fractions_of_bytes_are_not_rounded_away(planner) -> None:
     graph = LayerGraph([LayerNode(0, {1: [LayerVariant("keep", 1.0, 0.0, 14.5)]})], [], 1, 11.25, 1e9, 1)
-    with pytest.raises(tp.InfeasibleError, match=r"memory_bytes, 11.25: one stage on 1 devices would fit in 15, 3.75 more"):
+    with pytest.raises(tp.InfeasibleError, match=r"memory_bytes, 11.25: .* has 15 bytes on each device of stage 0.*, 3.75 more"):
         planner(graph)
     planner(replace(graph, memory_bytes=15.0))

@@ -182,43 +182,78 @@ pass(vpipe *v, merit *best)
     return improved;
 }
 
+/* From the min-max partition on; 0: a stage of the best one does not fit. */
+static int
+search(vpipe *v, merit *best)
+{
+    for (int k = 0; k < v->stages; k++)
+        fit_stage(v, k, v->boundary[k], v->boundary[k + 1], &v->time_s[k], &v->short_bytes[k]);
+    *best = judge(v);
+    while (pass(v, best))
+        ;
+    return best->short_bytes <= 0.0;
+}
+
+/* Which stage is short in the best partition, and a limit that this search keeps to: one that its best partition would keep to need
+ * not do, since another limit leads it elsewhere. */
+static tp_status
+refuse(vpipe *v, const int *even, double limit)
+{
+    const tp_chain *asked = v->sums->chain;
+    int worst = 0, stages = v->stages;
+    for (int k = 0; k < stages; k++)
+        worst = v->short_bytes[k] > v->short_bytes[worst] ? k : worst;
+    int first = v->boundary[worst], last = v->boundary[worst + 1] - 1;
+    double lack = ceil(v->short_bytes[worst]), more = lack;
+    tp_chain larger = *asked;
+    tp_chain_sums sums = *v->sums;
+    sums.chain = &larger;
+    v->sums = &sums;
+    merit best;
+    for (;; more *= 2.0) {
+        larger.limit_bytes = ceil(limit + more);
+        memcpy(v->boundary, even, (size_t)(stages + 1) * sizeof *even);
+        memcpy(v->best, even, (size_t)(stages + 1) * sizeof *even);
+        if (search(v, &best))
+            break;
+        TP_TRY(tp_deadline_check("vpipe"));
+    }
+    return tp_fail(TP_EINFEASIBLE,
+                   "vPipe's search found no partition that fits limit_bytes, %.15g: in its best, stage %d of %d (blocks %d to %d) "
+                   "is %.15g bytes short; limit_bytes = %.15g would do%s",
+                   limit, worst, stages, first, last, lack, larger.limit_bytes,
+                   asked->recompute_s == NULL ? ", recompute_s would let it recompute" : "");
+}
+
 static tp_status
 run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp_chain_plan *plan)
 {
     vpipe v = {.sums = s, .stages = stages, .swap_Bps = *(const double *)options, .action = plan->action,
                .boundary = plan->boundary};
-    int n = s->chain->blocks;
+    int n = s->chain->blocks, *even = NULL;
     double *both = NULL;
+    merit best;
     TP_ARENA_TAKE(arena, n, both);
     TP_ARENA_TAKE(arena, n, v.moved);
     TP_ARENA_TAKE(arena, stages + 1, v.best);
+    TP_ARENA_TAKE(arena, stages + 1, even);
     TP_ARENA_TAKE(arena, stages, v.time_s);
     TP_ARENA_TAKE(arena, stages, v.short_bytes);
     for (int i = 0; i < n; i++)
         both[i] = s->chain->forward_s[i] + s->chain->backward_s[i];
     v.work_s = s->forward[n] + s->backward[n];
-    TP_TRY(tp_plan_balance(both, n, stages, v.boundary));
-    memcpy(v.best, v.boundary, (size_t)(stages + 1) * sizeof *v.best);
-    for (int k = 0; k < stages; k++)
-        fit_stage(&v, k, v.boundary[k], v.boundary[k + 1], &v.time_s[k], &v.short_bytes[k]);
-    merit best = judge(&v);
-    while (pass(&v, &best))
-        ;
+    TP_TRY(tp_plan_balance(both, n, stages, even));
+    memcpy(v.boundary, even, (size_t)(stages + 1) * sizeof *even);
+    memcpy(v.best, even, (size_t)(stages + 1) * sizeof *even);
+    int fits = search(&v, &best);
     plan->stages = stages;
     plan->steps = v.steps;
     plan->objective_s = best.slowest_s;
     TP_TRY(tp_deadline_check_told());
-    if (best.short_bytes <= 0.0)
+    if (fits)
         return TP_OK;
     TP_TRY(tp_deadline_check("vpipe"));
-    int worst = 0;
-    for (int k = 0; k < stages; k++)
-        worst = v.short_bytes[k] > v.short_bytes[worst] ? k : worst;
-    return tp_fail(TP_EINFEASIBLE,
-                   "vPipe's search found no partition that fits limit_bytes, %.15g: in its best, stage %d of %d (blocks %d to %d) is "
-                   "%.15g bytes short%s",
-                   s->chain->limit_bytes, worst, stages, v.boundary[worst], v.boundary[worst + 1] - 1,
-                   ceil(v.short_bytes[worst]), s->chain->recompute_s == NULL ? "; recompute_s would let it recompute" : "");
+    return refuse(&v, even, s->chain->limit_bytes);
 }
 
 tp_status

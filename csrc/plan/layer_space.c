@@ -489,27 +489,3 @@ tp_layer_plan_free(tp_layer_plan *plan)
     plan->stage = NULL;
     plan->stage_of = plan->variant = NULL;
 }
-
-tp_status
-tp_layer_infeasible(const tp_layer_space *s, tp_layer_pair *pair, tp_layer_pack *pack)
-{
-    double best = INFINITY;
-    int degree = 0;
-    tp_layer_pair_fill(s, s->count - 1, 0, pair);
-    for (int t = 0; t < s->degrees; t++) {
-        if (!(pair->degrees >> t & 1))
-            continue;
-        tp_layer_pack_fill(s, pair, t, 1, pack);
-        double bytes = tp_layer_pack_least_bytes(pack, 1);
-        degree = bytes < best ? s->degree[t] : degree;
-        best = fmin(best, bytes);
-    }
-    if (degree == 0)
-        return tp_fail(TP_EINFEASIBLE,
-                       "no plan: no tensor degree of at most %d devices has a variant for every node, and no split into stages fits "
-                       "memory_bytes, %.15g",
-                       s->graph->devices, s->graph->memory_bytes);
-    return tp_fail(TP_EINFEASIBLE,
-                   "no plan on %d devices fits memory_bytes, %.15g: one stage on %d devices would fit in %.15g, %.15g more",
-                   s->graph->devices, s->graph->memory_bytes, degree, ceil(best), ceil(best) - s->graph->memory_bytes);
-}

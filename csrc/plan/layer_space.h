@@ -81,7 +81,8 @@ tp_layer_plan_put(const tp_layer_space *space, const tp_layer_pair *pair, const 
 /* All stages are there: set their bytes. */
 void
 tp_layer_plan_finish(const tp_layer_space *space, tp_layer_plan *plan);
-/* EINFEASIBLE: what the limit is, and a limit under which a plan is known. */
+/* EINFEASIBLE: what the limit is, and the least under which there is a plan, or, of large graphs, one under which a plan is known;
+ * where no memory would do, the devices or micro-batches that are short. (layer_least.c) */
 tp_status
 tp_layer_infeasible(const tp_layer_space *space, tp_layer_pair *pair, tp_layer_pack *pack);
 
