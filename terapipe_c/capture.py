@@ -251,21 +251,16 @@ class _Rows:
 def _run(book: _Book, graph: Any, arguments: tuple[Any, ...], named: dict[str, Any], repeats: int) -> _Rows:
     torch = book.torch
     rows, values, node_of = _Rows(), {}, {}
-    rest = list(arguments)
+    rest, given_names = list(arguments), dict(named)
     exported = any(isinstance(node.target, torch._ops.OpOverload) for node in graph.graph.nodes)
     for node in graph.graph.nodes:
         if node.op == "placeholder":
-            if rest:
-                values[node] = rest.pop(0)
-            elif node.target in named:
-                values[node] = named[node.target]
-            elif node.args:
-                values[node] = node.args[0]
-            else:
-                raise InvalidValueError(f"example has nothing for the model's argument {node.target!r}")
+            values[node] = _argument(node, rest, given_names)
             continue
         if node.op == "output":
             break
+        if not exported:               # whose placeholders torch has made of this very example
+            _check_all_taken(graph, rest, given_names)
         if node.op == "get_attr":
             values[node] = _attribute(graph, node.target)
             continue
@@ -280,7 +275,12 @@ def _run(book: _Book, graph: Any, arguments: tuple[Any, ...], named: dict[str, A
             call = node.target
         at = len(rows.names)
         book.kept.append(0.0)
-        result, forward, backward = _measure(book, call, given, at, repeats)
+        try:
+            result, forward, backward = _measure(book, call, given, at, repeats)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise InvalidValueError(f"node {node.name} ({_called(node)}) does not run on this example: {_reason(error)}") from error
         values[node] = torch.fx.node.map_aggregate(
             result, lambda x: x.detach().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x)
         made = book.tensors(result)
@@ -294,6 +294,38 @@ def _run(book: _Book, graph: Any, arguments: tuple[Any, ...], named: dict[str, A
         rows.add(rows.name(node, exported), fwd_s=forward, bwd_s=backward, param_bytes=trained, fixed_bytes=fixed,
                  working_bytes=_size(made) + sum(sources.values()))
     return rows
+
+
+def _argument(node: Any, rest: list[Any], named: dict[str, Any]) -> Any:
+    """What a placeholder takes, taken off what is left of the example."""
+    target = str(node.target)
+    if target.startswith("**"):
+        taken = dict(named)
+        named.clear()
+        return taken
+    if target.startswith("*"):
+        several = tuple(rest)
+        rest.clear()
+        return several
+    if rest:
+        return rest.pop(0)
+    if target in named:
+        return named.pop(target)
+    if node.args:
+        return node.args[0]
+    raise InvalidValueError(f"example has nothing for the model's argument {target!r}")
+
+
+def _check_all_taken(graph: Any, rest: list[Any], named: dict[str, Any]) -> None:
+    takes = ", ".join(str(node.target) for node in graph.graph.nodes if node.op == "placeholder")
+    if rest:
+        raise InvalidValueError(f"example has {len(rest)} more than the model's arguments: {takes} would be right")
+    if named:
+        raise InvalidValueError(f"example has {next(iter(named))!r}, which is no argument of the model: {takes} would be right")
+
+
+def _called(node: Any) -> str:
+    return str(node.target) if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
 
 
 def _attribute(graph: Any, path: str) -> Any:

@@ -123,6 +123,47 @@ def test_what_cannot_be_traced_is_refused(torch):
         tp.capture(torch.fx.symbolic_trace(torch.nn.Linear(2, 2)), ())
 
 
+def test_an_example_that_is_not_the_models_is_refused_by_name(torch):
+    """What was too much of it was left out in silence, and what did not run had torch's words without the node."""
+    class Sum(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one = torch.nn.Linear(6, 6)
+
+        def forward(self, a, b):
+            return self.one(a) + b
+
+    model, x = Sum(), torch.randn(3, 6)
+    with pytest.raises(ValueError, match="1 more than the model's arguments: a, b would be right"):
+        tp.capture(model, (x, x, x))
+    with pytest.raises(ValueError, match="example has 'c', which is no argument of the model: a, b would be right"):
+        tp.capture(model, {"a": x, "b": x, "c": x})
+    with pytest.raises(ValueError, match=r"node one \(one\) does not run on this example: RuntimeError: mat1"):
+        tp.capture(model, (x[:, :4], x))
+    with pytest.raises(ValueError, match=r"node add \(add\) does not run"):
+        tp.capture(model, (x, x[:, :4]))
+
+
+def test_any_number_of_arguments(torch):
+    """The first of them was taken for all, and a row of it for the first."""
+    x = torch.randn(3, 6)
+
+    class Pair(torch.nn.Module):
+        def forward(self, *parts):
+            return parts[0] * parts[1]
+
+    pair = tp.capture(Pair(), (x, x + 1), repeats=0)
+    places = {name: k for k, name in enumerate(pair.names)}
+    assert pair.working_bytes[places["mul"]] == 3 * x.numel() * 4
+
+    class Named(torch.nn.Module):
+        def forward(self, **parts):
+            return parts["a"] * parts["b"]
+
+    named = tp.capture(Named(), {"a": x, "b": x + 1}, repeats=0)
+    assert named.working_bytes.max() == 3 * x.numel() * 4
+
+
 def test_twice_the_batch_keeps_twice_as_much(torch):
     model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 8)).eval()
     one, two = (tp.capture(model, torch.randn(rows, 8), repeats=1) for rows in (4, 8))
