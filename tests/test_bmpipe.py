@@ -1,5 +1,6 @@
 """BMPipe's planner against every assignment there is, under orders and in-flight counts written here."""
 
+import functools
 import itertools
 import math
 import sys
@@ -254,9 +255,37 @@ def test_what_cannot_fit_names_the_stage_and_the_bytes(chunks: int) -> None:
     with pytest.raises(tp.InfeasibleError, match="memory_bytes 4000000000") as caught:
         tp.planners.bmpipe(layers, 2, 4, 4e9 + 0.4, chunks)
     assert float(str(caught.value).split("; ")[-1].split()[0]) == fits
-    if chunks == 1:  # the fewest bytes; for several chunks it is enough
-        with pytest.raises(tp.InfeasibleError):
-            tp.planners.bmpipe(layers, 2, 4, fits * (1 - 1e-6), chunks)
+    with pytest.raises(tp.InfeasibleError):  # the fewest bytes
+        tp.planners.bmpipe(layers, 2, 4, fits * (1 - 1e-6), chunks)
+
+
+def test_the_limit_that_would_fit_several_chunks_is_the_least() -> None:
+    """It was that of the boundaries that a descent of all stages' bytes had ended at."""
+    rng = np.random.default_rng(3)
+    named = 0
+    for _ in range(600):
+        stages, chunks, micros = int(rng.integers(1, 4)), int(rng.integers(2, 4)), int(rng.integers(1, 4))
+        layers = [{"name": str(t), "count": int(rng.integers(1, 7)), "fwd_s": 1.0, "bwd_s": 2.0,
+                   "static_bytes": float(rng.integers(0, 9)),
+                   "strategies": [{"extra_bwd_s": 0.0, "activation_bytes": 4.0 + float(rng.integers(0, 9))},
+                                  {"extra_bwd_s": 1.0, "activation_bytes": float(rng.integers(0, 9)) / 4}]}
+                  for t in range(int(rng.integers(1, 4)))]  # fmt: skip
+        if sum(layer["count"] for layer in layers) < stages * chunks:
+            continue
+        ask = functools.partial(tp.planners.bmpipe, layers, stages, micros * stages, chunks=chunks, time_limit_s=None, prove=False)
+        memory = float(rng.integers(1, 40))
+        try:
+            ask(memory)
+            continue
+        except tp.InfeasibleError as refusal:
+            fits = float(str(refusal).split("; ")[-1].split()[0])
+        named += 1
+        assert max(ask(fits).peak_memory_bytes) <= fits
+        if fits - 1 > memory:
+            with pytest.raises(tp.InfeasibleError):
+                ask(fits - 1)
+    print(f"{named} limits named")
+    assert named > 150
 
 
 BAD = [

@@ -25,16 +25,19 @@ total_lack(const tp_bmpipe_search_room *s, const int *cut, int *worst)
     return sum;
 }
 
-/* The best single move of a layer between two virtual stages, until none helps, or the thread is told to stop. */
+/* The best single move of a layer between two virtual stages, until none helps, or the thread is told to stop, or, if hasty,
+ * time is up. */
 static double
-downhill(tp_bmpipe_search_room *s, int *cut, int *worst)
+downhill(tp_bmpipe_search_room *s, int *cut, int hasty, int *worst)
 {
     int virtuals = s->p->virtuals;
     double now = total_lack(s, cut, worst);
     while (now > 0.0) {
         double best = now;
         int from = -1, to = -1, ignored = 0;
-        for (int v = 0; v < virtuals; v++)
+        for (int v = 0; v < virtuals; v++) {
+            if (hasty && tp_bmpipe_is_late(s->p))
+                return now;
             for (int u = 0; u < virtuals; u++) {
                 if (u == v || cut[v + 1] - cut[v] < 2)
                     continue;
@@ -52,6 +55,7 @@ downhill(tp_bmpipe_search_room *s, int *cut, int *worst)
                     to = u;
                 }
             }
+        }
         if (from < 0)
             break;
         int low = from < to ? from : to, high = from < to ? to : from, step = from < to ? -1 : 1;
@@ -89,13 +93,110 @@ search(tp_bmpipe_search_room *s, int *cut, int v, int64_t *nodes)
     return 0;
 }
 
-static tp_status
-refuse(tp_bmpipe_search_room *s, const int *cut, int stage, int proven)
+/* ---- where nothing was found: what would fit ----------------------------------------------------------------------------- */
+
+/* Bytes of the fullest stage. */
+static double
+fullest(tp_bmpipe_search_room *s, const int *cut, int *stage)
 {
-    double lack = tp_bmpipe_lack(s, cut, stage), bytes = s->p->options->memory_bytes;
+    const tp_bmpipe_options *asked = s->p->options;
+    tp_bmpipe_options none = *asked;
+    double most = -1.0;
+    none.memory_bytes = 0.0;
+    s->p->options = &none;
+    for (int x = 0; x < s->p->stages; x++) {
+        double bytes = tp_bmpipe_lack(s, cut, x);
+        if (bytes > most) {
+            most = bytes;
+            *stage = x;
+        }
+    }
+    s->p->options = asked;
+    return most;
+}
+
+/* Boundaries that keep to the limit, from those of s->next.cut on: 1, 0 where there are none, -1 where none
+ * were found. nodes NULL: a descent, else the search of all. */
+static int
+keep_to(tp_bmpipe_search_room *s, double limit, int64_t *nodes)
+{
+    const tp_bmpipe_options *asked = s->p->options;
+    tp_bmpipe_options other = *asked;
+    int ignored = 0, found;
+    other.memory_bytes = limit;
+    s->p->options = &other;
+    if (nodes == NULL)
+        found = downhill(s, s->next.cut, 1, &ignored) <= 0.0 ? 1 : -1;
+    else
+        found = search(s, s->next.cut, 0, nodes);
+    s->p->options = asked;
+    return found;
+}
+
+/* Takes boundaries down to the least bytes of the fullest stage: by descents for limits ever closer, and, as far as NODES go,
+ * by every way there is. */
+static void
+lower_fullest(tp_bmpipe_search_room *s, int *cut, int proven, int64_t *nodes)
+{
+    size_t size = (size_t)(s->p->virtuals + 1) * sizeof *cut;
+    double asked = s->p->options->memory_bytes;
+    int stage = 0;
+    for (double part = 0.05; part > 1e-4 && !tp_bmpipe_is_late(s->p);) {
+        double limit = fullest(s, cut, &stage) * (1.0 - part);
+        memcpy(s->next.cut, cut, size);
+        if (keep_to(s, limit, NULL) > 0)
+            memcpy(cut, s->next.cut, size);
+        else
+            part *= 0.25;
+    }
+    double low = asked, high = fullest(s, cut, &stage);
+    for (int step = 0; proven && low < high; step++) {
+        double below = high * (1.0 - 4.0 * TP_BMPIPE_SLACK), middle = fmin(below, step % 3 ? low + 0.5 * (high - low) : below);
+        int found = middle > low ? keep_to(s, middle, nodes) : -1;
+        if (found > 0) {
+            memcpy(cut, s->next.cut, size);
+            high = fmin(fullest(s, cut, &stage), middle);
+        } else if (found < 0 || middle >= below) {
+            break;
+        } else {
+            low = middle;
+        }
+    }
+}
+
+/* bytes: of the layers, to begin from stages of as many. TP_OK where what it looks for fits after all. */
+static tp_status
+refuse(tp_bmpipe_search_room *s, const double *bytes, int proven, int64_t *nodes)
+{
+    tp_bmpipe *p = s->p;
+    int stage = 0, *cut = s->now.cut;
+    double asked = p->options->memory_bytes;
+    TP_TRY(tp_plan_balance(bytes, p->n, p->virtuals, cut));
+    lower_fullest(s, cut, proven, nodes);
+    TP_TRY(tp_deadline_check_told());
+    double least = fullest(s, cut, &stage);
+    if (tp_bmpipe_fits(p, least))
+        return TP_OK;
     return tp_fail(TP_EINFEASIBLE,
                    "%s: stage %d is %.0f bytes short of memory_bytes %.0f with everything recomputed; %.0f would fit",
-                   proven ? "no plan fits" : "no plan that fits was found", stage, ceil(lack), bytes, ceil(bytes + lack));
+                   proven ? "no plan fits" : "no plan that fits was found", stage, ceil(least - asked), asked, ceil(least));
+}
+
+/* No boundaries fit: all stages together hold what is static and, of every layer, at least the mean of a stage's vectors in
+ * flight. */
+static int
+is_too_much(const tp_bmpipe *p)
+{
+    double mean = INFINITY, all = p->stages * p->options->memory_bytes * (1.0 + TP_BMPIPE_SLACK);
+    for (int x = 0; x < p->stages; x++)
+        for (int c = 0; c < p->chunks; c++) {
+            double sum = 0.0;
+            int first = p->vector_begin[x], end = p->vector_begin[x + 1];
+            for (int v = first; v < end; v++)
+                sum += p->vector[v * p->chunks + c];
+            mean = fmin(mean, end > first ? sum / (end - first) : 0.0);
+        }
+    return p->static_bytes[p->n] + mean * p->least_bytes[p->n] * (1.0 - 1e-9) > all;
 }
 
 tp_status
@@ -104,6 +205,7 @@ tp_bmpipe_find_fit(tp_bmpipe_search_room *s)
     tp_bmpipe *p = s->p;
     int worst = 0, *cut = s->now.cut;
     void *memory = NULL;
+    int64_t nodes = 0;
     TP_TRY(tp_bmpipe_take(p, 2 * (size_t)p->n, sizeof(double), &memory));
     double *time_s = memory, *bytes = time_s + p->n;
     int held = p->vector[p->vector_begin[0]] + 1;
@@ -111,20 +213,21 @@ tp_bmpipe_find_fit(tp_bmpipe_search_room *s)
         time_s[i] = tp_bmpipe_between(p->forward_s, i, i + 1) + tp_bmpipe_between(p->backward_s, i, i + 1);
         bytes[i] = tp_bmpipe_between(p->static_bytes, i, i + 1) + held * tp_bmpipe_between(p->least_bytes, i, i + 1);
     }
+    s->next.cut[0] = 0;
+    if (is_too_much(p))
+        return refuse(s, bytes, 1, &nodes);
     TP_TRY(tp_plan_balance(time_s, p->n, p->virtuals, cut));
-    if (downhill(s, cut, &worst) <= 0.0)
+    if (downhill(s, cut, 1, &worst) <= 0.0)
         return TP_OK;
     TP_TRY(tp_plan_balance(bytes, p->n, p->virtuals, cut));
-    if (downhill(s, cut, &worst) <= 0.0)
+    if (downhill(s, cut, 0, &worst) <= 0.0) /* so that there is a plan even where there is no time */
         return TP_OK;
     TP_TRY(tp_deadline_check_told());
-    int64_t nodes = 0;
     memcpy(s->next.cut, cut, (size_t)(p->virtuals + 1) * sizeof *cut);
     s->next.cut[0] = 0;
-    double all = p->stages * p->options->memory_bytes * (1.0 + TP_BMPIPE_SLACK);
-    int found = p->static_bytes[p->n] > all ? 0 : search(s, s->next.cut, 0, &nodes);
+    int found = search(s, s->next.cut, 0, &nodes);
     if (found <= 0)
-        return refuse(s, cut, worst, found == 0);
+        return refuse(s, bytes, found == 0, &nodes);
     memcpy(cut, s->next.cut, (size_t)(p->virtuals + 1) * sizeof *cut);
     return TP_OK;
 }
