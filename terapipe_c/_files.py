@@ -131,7 +131,8 @@ def write_text(path: str | os.PathLike[str], text: str, *, new: bool = False) ->
             os.fsync(handle)
         _name(temporary, target, new)
     except BaseException as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):         # a read-only file system refuses that too, and would name our file, not the user's
+            temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename in (None, os.fspath(temporary), temporary):
             raise type(error)(error.errno, error.strerror, str(target)) from None
         raise
