@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import _core
+from ._steps import remove_stale
 from ._threads import no_thread, refused
 from .backend import choose
 from .config import counted, flag, timeout
@@ -25,7 +26,7 @@ from .outcome import Metrics, Outcome, Record
 from .progress import Progress
 from .ranks import ProcessRanks, Ranks, ThreadRanks
 from .report import Report
-from .worker import CLASSES, GRACE_S
+from .worker import CHECKPOINTS, CLASSES, GRACE_S
 
 if TYPE_CHECKING:
     from .data import Data, Tokenizer
@@ -351,6 +352,9 @@ class Run(Outcome):
                 self._changed.notify_all()
 
     def _give_back(self, metrics: Any) -> None:
+        if self._error is not None and self.out is not None:
+            with suppress(OSError):     # of a rank that was killed while it wrote: nobody else would, and a model is large
+                remove_stale(self.out / CHECKPOINTS)
         with ExitStack() as stack:
             for thing in (self._folder, self._region, self._ranks, metrics):    # the last one first, and all of them
                 if thing is not None:
@@ -392,6 +396,8 @@ class Run(Outcome):
         told = self._errors.get(rank)
         error = CLASSES[status](told["message"] if told else text)
         if told:
+            if isinstance(error, OSError):
+                error.errno = told["errno"]     # a full disk is ENOSPC, whichever rank met it
             error.add_note(f"In rank {rank}:\n{told['traceback']}")
         return error
 

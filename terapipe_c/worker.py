@@ -272,7 +272,8 @@ def failures(rank: int, region: _core.Region, emit: Emit) -> Iterator[None]:
     except BaseException as error:  # a thread or a process ends here, whatever it was
         status, message = accuse(error, rank, region)
         lines = [] if isinstance(error, KeyboardInterrupt) else traceback.format_exception(error)
-        emit({"kind": "error", "status": status, "message": message, "traceback": "".join(lines)})
+        emit({"kind": "error", "status": status, "message": message, "traceback": "".join(lines),
+              "errno": error.errno if isinstance(error, OSError) else None})
         error.__traceback__ = None      # Python 3.13's contextlib keeps itself and these frames, with the data's files, alive by it
 
 

@@ -1,4 +1,5 @@
 """The launcher: runs as threads and as processes, and every way in which one can end."""
+import errno
 import html
 import json
 import os
@@ -363,6 +364,26 @@ def test_any_rank_may_be_killed_at_any_moment(victim):
     with pytest.raises(_core.PeerError, match=rf"^rank {victim} was killed by signal 9 \(SIGKILL\) (at step|before)"):
         run.wait()
     assert not any(map(alive, run.pids)), delay
+
+
+def test_what_a_killed_rank_was_writing_goes_with_the_run(tmp_path):
+    """A checkpoint is twelve bytes a parameter, and the run may never be resumed."""
+    run = start(100_000, out=tmp_path / "a", checkpoint_every=1)
+    next(iter(run))
+    stale = tmp_path / "a" / "checkpoints" / f".step-00100001.tmp-{run.pids[0]}"    # as if it had been at it
+    stale.mkdir(parents=True)
+    (stale / "model.safetensors").write_bytes(b"half of one")
+    os.kill(run.pids[0], signal.SIGKILL)
+    with pytest.raises(_core.PeerError, match="rank 0 was killed by signal 9"):
+        run.wait()
+    assert not [path.name for path in stale.parent.iterdir() if path.name.startswith(".")]
+
+
+@BOTH
+def test_a_disk_that_is_full_for_a_rank_is_known_by_its_number(processes):
+    with pytest.raises(_core.StorageError, match="No space left on device") as caught:
+        start(10, "Full", processes=processes).wait()
+    assert caught.value.errno == errno.ENOSPC
 
 
 def test_a_rank_that_hears_nothing_is_ended_by_force():

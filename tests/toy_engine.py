@@ -3,6 +3,7 @@
 Each rank holds some of the parameters; the "network" adds up their means along the pipeline, and the loss is the squared
 distance to the mean token. No kernels, so that a run of it takes milliseconds.
 """
+import errno
 import os
 import signal
 import struct
@@ -96,6 +97,11 @@ class Slow(Engine):
 
     def work(self, step, piece):
         time.sleep(0.002)
+
+
+class Full(Engine):
+    def step(self, step, tokens, lr):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class Raises(Engine):
