@@ -250,7 +250,10 @@ def _beyond_standard(fd: int) -> int:
 
 def _environment(threads: int) -> dict[str, str]:
     """Ours, with our sys.path (the working folder and notebooks' changes to it included) and one rank's share of cores."""
-    paths = [os.path.abspath(path) for path in sys.path if isinstance(path, str)]
+    paths: list[str] = []
+    for path in sys.path:
+        with contextlib.suppress(FileNotFoundError):    # relative to a working directory that has been deleted
+            paths += [os.path.abspath(path)] if isinstance(path, str) else []
     return {**os.environ, **dict.fromkeys(THREADS_VARIABLES, str(threads)), "PYTHONPATH": os.pathsep.join(paths)}
 
 

@@ -520,6 +520,7 @@ def test_a_working_directory_that_was_deleted(tmp_path, monkeypatch):
     plan = tp.plan(model, tp.Cluster.local(), batch=2, seq_len=32, stages=2)
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
+    monkeypatch.syspath_prepend("")                                                             # as of `python -c` and a notebook
     (tmp_path / "gone").rmdir()
     tokens = np.arange(4000) % 256
     for ask in (lambda: tp.launch(plan, data=tokens, steps=1, out="run"), lambda: plan.save("plan.json"),
