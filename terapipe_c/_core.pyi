@@ -40,6 +40,8 @@ HEAD_WORTH: int
 WEIGHT_ROWS: int
 ROW_GROUP: int
 HEAD_HASTE: int
+MODEL_LAYERS: int
+BMPIPE_LAYERS: int
 # Durations as terapipe_c.schedule.tables makes them: {op: float64 seconds}, their strides, message seconds of each stage and
 # of each stage and unit, bytes held and their strides, message seconds of first halves, of second ones and of guests.
 _Costs: TypeAlias = tuple[

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ._core import InvalidTypeError, InvalidValueError
+from ._core import MODEL_LAYERS, InvalidTypeError, InvalidValueError
 from .config import Cluster, GPTConfig, brief, counted, flag, no_divisor, real, whole
 from .cost import PHASES, CostModel
 from .guests import BPIPE
@@ -368,6 +368,8 @@ def check_request(model: Any, cluster: Any, batch: Any, seq_len: Any, costs: Any
     right."""
     if not isinstance(model, GPTConfig):
         raise InvalidTypeError(f"model is {type(model).__name__}: a GPTConfig would be right")
+    if model.n_layer > MODEL_LAYERS:                           # before lists of its blocks fill the memory
+        raise InvalidValueError(f"n_layer is {model.n_layer}: at most {MODEL_LAYERS} would be right")
     if not isinstance(cluster, Cluster):
         raise InvalidTypeError(f"cluster is {type(cluster).__name__}: a Cluster would be right")
     batch, seq_len = whole("batch", batch), whole("seq_len", seq_len)

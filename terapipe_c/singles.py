@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 
-from ._core import DeadlineError, Error, InfeasibleError
+from ._core import BMPIPE_LAYERS, DeadlineError, Error, InfeasibleError
 from .deadline import late, share, without
 from .guests import evicts
 from .judge import CHIMERA, SLICED, ZIGZAG, possible
@@ -53,6 +53,8 @@ def _usual(request: Request, planner: str) -> tuple[str, ...]:
 
 
 def _asked(request: Request, planner: str, names: tuple[str, ...], chunks: int, ranks: tuple[int, ...]) -> Request | None:
+    if planner == "bmpipe" and request.model.n_layer + 2 > BMPIPE_LAYERS:
+        return None                                            # it takes no deeper model; the others do
     if request.recompute and planner in SAVERS:                # they choose that themselves
         return None
     micros = len(whole_sequences(request))

@@ -223,6 +223,14 @@ def test_what_is_asked_for_is_not_said_to_be_left_out(brief):
     assert {*BY_NAME, "zb-v", "gpipe"} < asked and not any("left out: " in line for line in log)
 
 
+def test_a_model_too_deep_for_one_planner_is_planned_by_the_others():
+    """bmpipe takes no model of so many layers: that was told as if the request were at fault."""
+    deep = tp.GPTConfig(n_layer=1023, n_head=1, n_embd=8, vocab_size=61, block_size=24)
+    with pytest.raises(ValueError, match="there are 1025 layers: at most 1024"):
+        tp.plan(deep, CLUSTER, batch=2, seq_len=24, stages=2, planner="bmpipe")
+    assert tp.plan(deep, CLUSTER, batch=2, seq_len=24, stages=2, time_limit_s=4.0).stages[-1][1] == deep.num_blocks
+
+
 def test_a_time_limit_says_what_named_plans_it_left():
     cut = tp.plan(MODEL, CLUSTER, batch=4, seq_len=32, stages=2, time_limit_s=1e-9)
     line = next(line for line in cut.search_log if line.startswith("planners by the names"))

@@ -17,8 +17,8 @@ tp_model_check(const tp_model *model)
     if (model->n_embd % model->n_head != 0)
         return tp_fail(TP_EVALUE, "n_head is %d: a divisor of n_embd = %d would be right", model->n_head,
                        model->n_embd);
-    if (model->n_layer > 16000) /* stages and blocks are 16-bit in the IR */
-        return tp_fail(TP_EVALUE, "n_layer is %d: at most 16000 would be right", model->n_layer);
+    if (model->n_layer > TP_MODEL_LAYERS)
+        return tp_fail(TP_EVALUE, "n_layer is %d: at most %d would be right", model->n_layer, TP_MODEL_LAYERS);
     return TP_OK;
 }
 

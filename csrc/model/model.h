@@ -9,6 +9,8 @@
 
 #include "csrc/base/status.h"
 
+#define TP_MODEL_LAYERS 16000 /* most: stages and blocks are 16-bit in the IR */
+
 typedef enum { TP_EMBEDDING, TP_ATTENTION, TP_FFN, TP_HEAD, TP_BLOCK_KINDS } tp_block_kind;
 
 typedef struct {

@@ -14,6 +14,8 @@
 
 #include "csrc/base/status.h"
 
+#define TP_BMPIPE_LAYERS 1024 /* most layers in all */
+
 typedef struct {
     int types, strategies;         /* strategies: of the type that has most */
     const int32_t *count;          /* [types] layers of the type, at least 1 */

@@ -6,7 +6,6 @@
 #include "csrc/plan/bmpipe.h"
 #include "csrc/sched/sched.h"
 
-#define TP_BMPIPE_LAYERS 1024  /* most layers in all */
 #define TP_BMPIPE_CHOICES 64   /* most strategies of a type */
 #define TP_BMPIPE_POINTS 4096  /* most points of a front */
 #define TP_BMPIPE_SLACK 1e-12 /* relative: sums of doubles that should be equal may differ by less */

@@ -292,5 +292,7 @@ tp_py_add_bmpipe(PyObject *module, tp_py_state *state)
         {NULL, NULL, 0, NULL},
     };
     (void)state;
+    if (PyModule_AddIntConstant(module, "BMPIPE_LAYERS", TP_BMPIPE_LAYERS) < 0)
+        return -1;
     return PyModule_AddFunctions(module, methods);
 }

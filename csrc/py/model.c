@@ -182,5 +182,7 @@ int
 tp_py_add_model(PyObject *module, tp_py_state *state)
 {
     (void)state;
+    if (PyModule_AddIntConstant(module, "MODEL_LAYERS", TP_MODEL_LAYERS) < 0)
+        return -1;
     return PyModule_AddFunctions(module, functions);
 }
