@@ -445,4 +445,25 @@ def _open_megatron(index: Path) -> tuple[NDArray[Any], str, str]:
         raise InvalidValueError(
             f"{tokens_path}: its index says {total} tokens of {dtype.itemsize} bytes, but it has {size} bytes"
         )
+    _check_megatron(index, lengths, documents, dtype.itemsize)
     return np.memmap(tokens_path, dtype, "r"), str(tokens_path), "Megatron"
+
+
+def _check_megatron(index: Path, lengths: NDArray[np.int32], documents: int, item_bytes: int) -> None:
+    """Sequences lie one behind another, as all tokens are read; and as Megatron asserts, the last document ends with the last of
+    them. What is otherwise was damaged, and its lengths may be too."""
+    pointers = np.memmap(index, "<i8", "r", MEGATRON_HEADER.size + 4 * len(lengths), (len(lengths),))
+    begin = 0
+    for first in range(0, len(lengths), BLOCK_TOKENS):
+        block = lengths[first : first + BLOCK_TOKENS].astype(np.int64) * item_bytes
+        right = begin + np.cumsum(block) - block
+        wrong = np.flatnonzero(pointers[first : first + BLOCK_TOKENS] != right)
+        if len(wrong):
+            at = int(wrong[0])
+            raise InvalidValueError(f"{index}: sequence {first + at} begins at byte {pointers[first + at]}, but those before it take "
+                                    f"{right[at]}: damaged")
+        begin = int(right[-1] + block[-1])
+    if documents:
+        last = np.memmap(index, "<i8", "r", MEGATRON_HEADER.size + 12 * len(lengths) + 8 * (documents - 1), (1,))[0]
+        if last != len(lengths):
+            raise InvalidValueError(f"{index}: its last document ends with sequence {last}, but there are {len(lengths)}: damaged")

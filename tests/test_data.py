@@ -224,6 +224,15 @@ def test_refusals_name_the_file_and_what_is_wrong(tmp_path):
     raw[34:42] = struct.pack("<2i", -5, 505)
     (tmp_path / "pair.idx").write_bytes(raw)
     refused(ValueError, r"pair\.idx: sequence 0 has -5 tokens", pair.name)
+    for at, number, words in ((34 + 8, 2, r"sequence 0 begins at byte 2, but those before it take 0: damaged"),
+                              (34 + 16, 10**12, r"sequence 1 begins at byte 1000000000000, but those before it take 500: damaged"),
+                              (34 + 16, -8, r"sequence 1 begins at byte -8"),
+                              (34 + 40, 3, r"its last document ends with sequence 3, but there are 2: damaged")):
+        write_megatron(tmp_path, [ramp(250), ramp(250)], name="pair")
+        raw = bytearray((tmp_path / "pair.idx").read_bytes())
+        raw[at:at + 8] = struct.pack("<q", number)
+        (tmp_path / "pair.idx").write_bytes(raw)
+        refused(ValueError, r"pair\.idx: " + words, pair.name)
     refused(ValueError, r"x\.idx: not a Megatron index", "x.idx", b"something else")
     refused(ValueError, r"y\.idx: .*truncated", "y.idx", b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, 5, 6))
 
