@@ -460,8 +460,8 @@ def _check_megatron(index: Path, lengths: NDArray[np.int32], documents: int, ite
         wrong = np.flatnonzero(pointers[first : first + BLOCK_TOKENS] != right)
         if len(wrong):
             at = int(wrong[0])
-            raise InvalidValueError(f"{index}: sequence {first + at} begins at byte {pointers[first + at]}, but those before it take "
-                                    f"{right[at]}: damaged")
+            raise InvalidValueError(f"{index}: sequence {first + at} begins at byte {pointers[first + at]}, but those before it "
+                                    f"take {right[at]}: damaged")
         begin = int(right[-1] + block[-1])
     if documents:
         last = np.memmap(index, "<i8", "r", MEGATRON_HEADER.size + 12 * len(lengths) + 8 * (documents - 1), (1,))[0]

@@ -1,5 +1,4 @@
 """The launcher: runs as threads and as processes, and every way in which one can end."""
-import errno
 import html
 import json
 import os
@@ -377,13 +376,6 @@ def test_what_a_killed_rank_was_writing_goes_with_the_run(tmp_path):
     with pytest.raises(_core.PeerError, match="rank 0 was killed by signal 9"):
         run.wait()
     assert not [path.name for path in stale.parent.iterdir() if path.name.startswith(".")]
-
-
-@BOTH
-def test_a_disk_that_is_full_for_a_rank_is_known_by_its_number(processes):
-    with pytest.raises(_core.StorageError, match="No space left on device") as caught:
-        start(10, "Full", processes=processes).wait()
-    assert caught.value.errno == errno.ENOSPC
 
 
 def test_a_rank_that_hears_nothing_is_ended_by_force():

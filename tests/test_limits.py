@@ -228,3 +228,11 @@ def test_a_limit_that_was_never_left_restores_nothing_when_it_is_collected(count
         _core.deadline_set(0)                                  # as plan leaves it
         del inner
         assert _core.deadline_set(0) == 0
+
+
+@pytest.mark.parametrize("planner", ["auto", "uniform"])
+def test_a_model_of_too_many_layers_is_refused_before_its_blocks_are_listed(planner):
+    """2 * 10^9 blocks would fill any memory."""
+    model = tp.GPTConfig(n_layer=10**9, n_head=1, n_embd=8, vocab_size=61, block_size=24)
+    with pytest.raises(ValueError, match="n_layer is 1000000000: at most 16000 would be right"):
+        tp.plan(model, tp.Cluster.local(), batch=1, seq_len=24, stages=2, planner=planner)

@@ -530,3 +530,24 @@ def test_a_working_directory_that_was_deleted(tmp_path, monkeypatch):
     plan.save(tmp_path / "plan.json")
     run = tp.launch(plan, data=tokens, steps=1, out=tmp_path / "run", progress=False)
     assert len(list(run)) == 1 and tp.Plan.load(tmp_path / "plan.json") == plan
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_disk_that_is_full_for_a_rank_is_known_by_its_number(processes):
+    with pytest.raises(tp.StorageError, match="No space left on device") as caught:
+        start(10, "Full", processes=processes).wait()
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_a_read_only_file_system_is_told_of_the_user_s_file_and_not_of_ours(tmp_path, monkeypatch):
+    def refuse(path, *_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    plan = tp.plan(tp.GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=256, block_size=32), tp.Cluster.local(), batch=2,
+                   seq_len=32, stages=2)
+    with monkeypatch.context() as read_only:
+        read_only.setattr(os, "open", refuse)
+        read_only.setattr(Path, "unlink", refuse)
+        with pytest.raises(OSError, match="Read-only") as caught:
+            plan.save(tmp_path / "plan.json")
+    assert caught.value.filename == str(tmp_path / "plan.json")
