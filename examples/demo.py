@@ -38,7 +38,8 @@ def main() -> int:
     title(f"3. Train: {steps} steps, each rank a process")
     corpus = tp.stdlib_corpus(folder.with_name(f"{folder.name}.txt"), max_bytes=8_000_000)
     run = tp.launch(plan, data=str(corpus), steps=steps, seed=0, out=str(folder), lr=2e-3, warmup_steps=min(20, steps // 5),
-                    checkpoint_every=max(25, steps // 4), eval_every=max(25, steps // 4))  # fmt: skip
+                    checkpoint_every=max(25, steps // 4), eval_every=max(25, steps // 4),
+                    progress=None if sys.stderr.isatty() else False)  # fmt: skip
     follow(run, steps)
 
     title("4. Report: predicted beside measured")
