@@ -3,22 +3,26 @@
 A rank has stage r of one copy and stage ranks - 1 - r of the other, so stages need not be equal: only the work of the two
 together must be. What is looked at: micro-batches of all sizes that leave an even number of them, in slices as equal as can be or
 TeraPipe's own, on balanced stages; then single moves of stage boundaries from the fastest, and from the one that needs least
-memory; judged by simulating the real program. The fastest of all of them that fits is the plan. The paper leaves stages and
-micro-batches to the user.
+memory; judged by simulating the real program, on every grid of tokens that the granularity refines. The fastest of all of them
+that fits is the plan. The paper leaves stages and micro-batches to the user.
 """
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 from . import planners
 from ._core import DeadlineError, InfeasibleError
+from .bounds import bound_s, least_work_s
 from .config import counted
-from .deadline import check_time, late
+from .deadline import check_time, late, share
 from .judge import CHIMERA, SLIGHT, Candidate, Cut, Judge, Micro, lightest, pace, rounded
 from .partition import equal_lengths, even_partition
-from .search import StageCost, balanced, uniform
+from .search import StageCost, balanced, grids, uniform
 
 if TYPE_CHECKING:
     from .request import Request
@@ -26,6 +30,10 @@ if TYPE_CHECKING:
 __all__ = ["plan_both_ways"]
 
 _WORK = 60_000_000      # ticks of the judge (about 13 ns each) for quick plans of a number of ranks, and for the moves from them
+_GRIDS = 4              # times as much for all grids together, besides a little for each
+_NEAR = 1.05            # times as slow as a plan of a coarser grid: a start that may end below it
+_DEAR = 10_000_000      # ticks of a candidate from which on not every grid is tried
+_SMALL = 0.01           # of an estimate, by which it must be better there
 _STARTS = 3             # quick plans from which boundaries move
 _PARTS = (1, 2, 3, 4, 6, 8, 12, 16)   # slices of a sequence
 
@@ -34,33 +42,53 @@ def _slicings(judge: Judge, request: Request) -> list[tuple[Micro, ...]]:
     """What may be run, both copies alike; the most promising first."""
     if request.slicing is not None:
         return [request.slicing]
-    units, share = request.seq_len // request.unit, request.share
+    units, sequences = request.seq_len // request.unit, request.share
     lengths = {tuple(n * request.unit for n in equal_lengths(units, parts)) for parts in _PARTS if parts <= units}
     costs = StageCost(judge.costs, judge.model, judge.ranks, judge.mean_message_s(0.0))
     own = planners.slice_tokens(costs, judge.ranks, seq_len=request.seq_len, granularity=request.unit)
     lengths.add(tuple(int(n) for n in own.lengths))
-    sizes = [b for b in range(1, min(share // 2, judge.costs.known_batch) + 1) if share % (2 * b) == 0]
-    every = [((b, cut),) * (share // b) for b in sizes for cut in sorted(lengths)]
-    return sorted(every, key=lambda s: (_estimate(judge, s), s))
+    sizes = [b for b in range(1, min(sequences // 2, judge.costs.known_batch) + 1) if sequences % (2 * b) == 0]
+    every = [((b, cut),) * (sequences // b) for b in sizes for cut in sorted(lengths)]
+    return _promising(judge, every)
 
 
-def _estimate(judge: Judge, slicing: tuple[Micro, ...]) -> float:
-    """Of equal stages: all work of a rank, and Chimera's (ranks - 2) / 2 idle slots in each direction, of a slice each."""
+def _estimates(judge: Judge, slicing: tuple[Micro, ...]) -> tuple[float, float]:
+    """Of equal stages: all work of a rank, and Chimera's (ranks - 2) / 2 idle slots in each direction, of a slice each. All W of
+    a micro-batch may come with its last slice: where nobody waits for them, and where somebody does."""
     d = judge.durations(((0, judge.model.num_blocks),), slicing)
-    unit = (d["F"] + d["I"] + d["W"])[0]
-    return rounded(float(unit.sum() + (judge.ranks - 2) / 2 * unit.max()))
+    there, stays = (d["F"] + d["I"])[0], d["W"][0]
+    work, idle = float(there.sum() + stays.sum()), (judge.ranks - 2) / 2
+    return rounded(work + idle * float(there.max() + stays.mean())), rounded(work + idle * float((there + stays).max()))
 
 
-def _starts(judge: Judge, request: Request, stop: int) -> list[Candidate]:
-    """Uniform's plan, and quick ones, each of them without weight gradients that wait, too, which take memory."""
-    found = [uniform(judge, request)]
-    for slicing in _slicings(judge, request):
-        if judge.work > stop or late():
-            break
-        cuts: Iterable[Cut] = (request.partition,) if request.partition is not None else dict.fromkeys(
-            (balanced(judge, slicing, judge.ranks), tuple(even_partition(judge.model, judge.ranks))))
-        found += [judge.judge(CHIMERA, cut, slicing, pending) for cut in cuts for pending in (1, 0)]
-    return sorted(dict.fromkeys(found), key=pace)
+def _promising(judge: Judge, slicings: list[tuple[Micro, ...]]) -> list[tuple[Micro, ...]]:
+    """The most promising first, by each of the estimates in turn."""
+    told = {s: _estimates(judge, s) for s in slicings}
+    orders = [sorted(slicings, key=lambda s, k=k: (told[s][k], s)) for k in (0, 1)]  # type: ignore[misc]
+    return list(dict.fromkeys(itertools.chain.from_iterable(zip(*orders, strict=True))))
+
+
+def _starts(judge: Judge, request: Request, slicings: list[tuple[Micro, ...]], known: list[Candidate], stop: int) \
+        -> list[Candidate]:
+    """Uniform's plan, where nothing is known, and quick ones, each of them without weight gradients that wait, too, which take
+    memory. known: of coarser grids, the fastest first, whose stages are tried, too. The most promising is made whatever the work,
+    but where others are known only if it promises more."""
+    found = [] if known else [uniform(judge, request)]
+    before = [_estimates(judge, s) for s in {c.slicing for c in known}]
+    enough = [(1 - _SMALL) * min((told[k] for told in before), default=float("inf")) for k in (0, 1)]
+    waiting = known[0].pending or 1 if known and stop - judge.work <= _WORK // 16 else 1
+    for pending in (waiting, 0):
+        for i, slicing in enumerate(slicings):
+            if late() and found:
+                break
+            if judge.work > stop and (pending == 0 or i > 1 or all(map(operator.ge, _estimates(judge, slicing), enough))):
+                break
+            cuts: Iterable[Cut] = (request.partition,) if request.partition is not None else dict.fromkeys(
+                (balanced(judge, slicing, judge.ranks), tuple(even_partition(judge.model, judge.ranks)),
+                 *(c.partition for c in known[:1] if judge.work <= stop)))
+            found += [judge.judge(CHIMERA, cut, slicing, pending) for cut in cuts]
+    found = sorted(dict.fromkeys(found), key=pace)
+    return sorted({*found, *(judge.judge(CHIMERA, c.partition, c.slicing, 0) for c in found[:1])}, key=pace)
 
 
 def _neighbours(cut: Cut) -> Iterator[Cut]:
@@ -104,7 +132,8 @@ def _descended(judge: Judge, start: Candidate, stop: int, height: Callable[[Cand
     return seen
 
 
-def _lean(judge: Judge, request: Request, quick: list[Candidate]) -> list[Candidate]:
+def _lean(judge: Judge, request: Request, slicings: list[tuple[Micro, ...]], quick: list[Candidate], budget: int) \
+        -> list[Candidate]:
     """All that is looked at on the way to what needs least memory: other stages, then other slices on these, again and again."""
     def height(c: Candidate) -> float:
         return float(max(judge.peak_bytes(c)))
@@ -112,7 +141,7 @@ def _lean(judge: Judge, request: Request, quick: list[Candidate]) -> list[Candid
     def least(found: Iterable[Candidate]) -> Candidate:
         return min(found, key=lambda c: (height(c), pace(c)))
 
-    best, seen, stop, slicings = least(quick), list[Candidate](), judge.work + _WORK // 2, _slicings(judge, request)
+    best, seen, stop = least(quick), list[Candidate](), judge.work + budget
     while True:
         seen += _descended(judge, best, stop, height, _anywhere)
         end = least(seen)
@@ -126,17 +155,58 @@ def _lean(judge: Judge, request: Request, quick: list[Candidate]) -> list[Candid
 
 
 def _explored(judge: Judge, request: Request) -> list[Candidate]:
-    """Plans of whatever memory: what is looked at does not depend on the limit, so that more of it never hurts."""
-    quick = _starts(judge, request, judge.work + _WORK)
-    seen = list(quick)
+    """Plans of whatever memory: what is looked at does not depend on the limit, so that more of it never hurts. And a finer grid
+    never does: each that it refines is looked at before it, exactly as if it had been asked for."""
+    found: dict[int, list[Candidate]] = {}
+    ends: dict[int, list[Candidate]] = {}                      # of those what needs least memory
+    spent: dict[int, int] = {}
+    todo = [request.unit] if request.slicing is not None else grids(request.seq_len, request.unit)
+    for i, grid in enumerate(todo):
+        if found and late():
+            break
+        refined = [g for g in found if g % grid == 0]          # what other grids found, or cost, is not to be seen here
+        own, before = judge.afresh(), sum(spent[g] for g in refined)
+        dear = any(spent[g] > _DEAR * len(found[g]) for g in refined)
+        with share(2 / (len(todo) - i + 1)):
+            found[grid], ends[grid] = _of_grid(own, replace(request, unit=grid), [c for g in refined for c in found[g]],
+                                               [c for g in refined for c in ends[g]],
+                                               -1 if dear else max(0, _WORK - before // _GRIDS))
+        spent[grid] = own.work
+        judge.joins(own)
+    return list(dict.fromkeys(itertools.chain(*found.values())))
+
+
+def _of_grid(judge: Judge, request: Request, coarser: list[Candidate], leaner: list[Candidate], most: int) \
+        -> tuple[list[Candidate], list[Candidate]]:
+    """What is looked at on one grid besides what coarser ones did, the less the fewer slices are new; and of it what needs least
+    memory. most: ticks, or -1: only what promises more."""
+    every, done = _slicings(judge, request), {c.slicing for c in coarser}
+    slicings = [s for s in every if s not in done]
+    if not slicings:
+        return [], []
+    whole = len({s[0][1] for s in every}) * len(slicings) / (len(_PARTS) * len(every))     # of what a full grid has
+    budget = _WORK if request.slicing is not None else max(_WORK // 16, min(most, max(_WORK // 4, int(_WORK * whole))))
+    known = sorted(coarser, key=pace)
+    quick = _starts(judge, request, slicings, known, judge.work + (budget if most >= 0 else -1))
+    if not quick:
+        return [], []
+    few = _STARTS if budget > _WORK // 16 else 1
+    seen, ends = list(quick), list[Candidate]()
     if request.partition is None:
-        fast = [c for c in quick if c.pending][:_STARTS]
+        near = _NEAR * known[0].seconds if known and few < _STARTS else float("inf")
+        fast = [c for c in quick if c.pending and c.seconds < near][:few]
         for c in fast:
-            seen += _descended(judge, c, judge.work + _WORK // len(fast), lambda c: c.seconds)
-        seen += _lean(judge, request, quick)
-    for c in () if late() else sorted(seen, key=pace)[:_STARTS]:
-        seen += [judge.judge(CHIMERA, c.partition, c.slicing, pending) for pending in (2, 4, judge.ranks // 2)]
-    return seen
+            seen += _descended(judge, c, judge.work + max(budget, _WORK // 4) // len(fast), lambda c: c.seconds)
+        ends = _lean(judge, request, slicings, [*quick, *leaner] if most < 0 else quick, budget // 2)
+        seen += ends
+        ends = [min([*leaner, *ends], key=lambda c: (max(judge.peak_bytes(c)), pace(c)))]
+    for c in () if late() else sorted(seen, key=pace)[:few]:
+        if few == _STARTS or not known or c.seconds < known[0].seconds * _NEAR:
+            seen += [judge.judge(CHIMERA, c.partition, c.slicing, pending) for pending in (2, 4, judge.ranks // 2)]
+    best = min(seen, key=pace)
+    if request.partition is None and best.pending > 1:         # other stages may be best where more waits
+        seen += _descended(judge, best, judge.work + budget // _STARTS, lambda c: c.seconds)
+    return seen, ends
 
 
 def _best(judge: Judge, request: Request) -> Candidate:
@@ -155,10 +225,13 @@ def plan_both_ways(request: Request, judge_of: Callable[[int], Judge]) \
     DeadlineError where none was found in time."""
     found: list[tuple[Judge, Candidate]] = []
     refusals: list[InfeasibleError] = []
+    least = cache(lambda: least_work_s(request, request.share))
     for ranks in request.ranks:
         if found and late():
             break
         judge = judge_of(ranks)
+        if found and bound_s(request, ranks, 1, request.replicas, least(), 2) > min(c.seconds for _, c in found):
+            continue                                           # none on so few is as fast
         try:
             found.append((judge, _best(judge, request)))
         except InfeasibleError as error:
