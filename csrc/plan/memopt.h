@@ -20,6 +20,11 @@ typedef struct {
 } tp_memopt_state;
 
 typedef struct {
+    double r, s;
+    int at; /* the state's place in the pool */
+} tp_memopt_live;
+
+typedef struct {
     int64_t key; /* 1 + stage and range; 0: free */
     tp_memopt_range range;
     double chosen_s; /* of the best set that a search found, +inf if none did */
@@ -45,7 +50,7 @@ typedef struct {
     int *item;                    /* [n] a knapsack's tensors in order; scratch */
     uint8_t *chosen;              /* [n] by node: the best set of the last search */
     tp_memopt_state *pool;
-    int *list[2];
+    tp_memopt_live *list[3];
     int64_t pool_room, list_room;
     struct tp_memopt_pairs_room *pairs_room; /* opened by the first who needs it, as four_room */
     struct tp_memopt_four_room *four_room;

@@ -12,15 +12,19 @@
 
 #include "csrc/base/deadline.h"
 
-enum { CORE = 1000 }; /* states after which meeting in the middle is quicker */
+enum {
+    CORE = 1000,  /* states after which meeting in the middle is quicker */
+    WIDE = 8192, /* that are left at once, from where on it takes dominance to go on where tensors tie */
+    CHANGED = 2,  /* the list of states with a change */
+};
 
 typedef struct {
     tp_memopt_stage *t;
     tp_memopt *m;
     int start, turn, low, high; /* start: the base is the items before it; [low + 1, high) have been decided */
     int best_state;
-    int64_t used;
-    int length, now; /* the list that counts */
+    int64_t used, dominated;  /* states made, and those that another made needless */
+    int length, now, changed; /* the list that counts; of the third */
 } core;
 
 static double
@@ -45,28 +49,29 @@ limit_of(const core *c)
     return fmin(c->t->best, c->t->cutoff) * (1.0 - 1e-13);
 }
 
+/* Room for so many states more, `length` in a list. */
 static tp_status
-grow(core *c)
+grow(core *c, int64_t more, int64_t length)
 {
     tp_memopt *m = c->m;
-    int64_t states = c->used + 2 * c->length + 8, entries = 2 * c->length + 8;
-    if (states > m->pool_room) {
+    if (c->used + more > m->pool_room) {
         void *pool = NULL;
-        m->pool_room = 2 * states + 2048;
+        m->pool_room = 2 * (c->used + more) + 512;
         TP_TRY(tp_arena_take(&m->arena, (size_t)m->pool_room, sizeof *m->pool, &pool));
         if (c->used > 0)
             memcpy(pool, m->pool, (size_t)c->used * sizeof *m->pool);
         m->pool = pool;
     }
-    if (entries > m->list_room) {
-        m->list_room = 2 * entries + 512;
-        for (int k = 0; k < 2; k++) {
-            void *list = NULL;
-            TP_TRY(tp_arena_take(&m->arena, (size_t)m->list_room, sizeof *m->list[k], &list));
-            if (k == c->now && c->length > 0)
-                memcpy(list, m->list[k], (size_t)c->length * sizeof *m->list[k]);
-            m->list[k] = list;
-        }
+    if (length <= m->list_room)
+        return TP_OK;
+    m->list_room = 2 * length + 512;
+    for (int k = 0; k < 3; k++) {
+        void *list = NULL;
+        TP_TRY(tp_arena_take(&m->arena, (size_t)m->list_room, sizeof *m->list[k], &list));
+        int kept = k == c->now ? c->length : k == CHANGED ? c->changed : 0;
+        if (kept > 0)
+            memcpy(list, m->list[k], (size_t)kept * sizeof *m->list[k]);
+        m->list[k] = list;
     }
     return TP_OK;
 }
@@ -84,44 +89,92 @@ push(core *c, double r, double s, int parent, int item)
     return at;
 }
 
-/* Every state with item k changed (sign 1: added, -1: removed) beside every state without. */
-static void
-expand(core *c, int k, int sign)
+/* What bound_of makes of bytes that are missing, or too many, once the core has grown. */
+typedef struct {
+    double goal, width, most, up, down, limit; /* up, down: seconds of a byte more and less; +inf and 0 where no tensor is left */
+} prospect;
+
+static prospect
+look_ahead(const core *c)
 {
-    tp_memopt *m = c->m;
-    const int *in = m->list[c->now];
-    int *out = m->list[1 - c->now], length = 0, p = 0, q = 0;
-    int node = m->item[k];
-    double dr = sign * m->nodes->recompute_s[node], ds = sign * m->nodes->activation_bytes[node], most = -INFINITY;
-    while (p < c->length || q < c->length) {
-        double r = INFINITY, s = 0.0;
-        int changed = 0, parent = -1;
-        if (p < c->length) {
-            r = m->pool[in[p]].r;
-            s = m->pool[in[p]].s;
+    const tp_memopt *m = c->m;
+    double width = c->t->width, more = INFINITY, less = 0.0;
+    if (c->high < c->t->count)
+        more = m->ratio[m->item[c->high]];
+    if (c->low >= 0)
+        less = m->ratio[m->item[c->low]];
+    return (prospect){c->t->need - c->t->slack - width * c->t->time, width, c->t->time, more / (1.0 + width * more),
+                     less / (1.0 + width * less), limit_of(c)};
+}
+
+/* May the state (r, s) lead to less than what is known? */
+static inline int
+leads_on(const core *c, const prospect *o, double r, double s)
+{
+    double missing = o->goal - s - o->width * r;
+    if (missing > 0.0 && c->high >= c->t->count)
+        return tp_memopt_value(c->t, r, s) < o->limit;
+    return o->most + r + (missing > 0.0 ? o->up : o->down) * missing < o->limit;
+}
+
+/* The states with an item changed that may count; their `at` is the parent's. */
+static void
+change_all(core *c, const prospect *o, double dr, double ds)
+{
+    const tp_memopt_live *in = c->m->list[c->now];
+    tp_memopt_live *out = c->m->list[CHANGED];
+    int length = 0;
+    for (int k = 0; k < c->length; k++) {
+        out[length] = (tp_memopt_live){in[k].r + dr, in[k].s + ds, in[k].at};
+        length += leads_on(c, o, out[length].r, out[length].s) || tp_memopt_value(c->t, out[length].r, out[length].s) < c->t->best;
+    }
+    c->changed = length;
+}
+
+/* Those beside every state without the change, less what another dominates. */
+static void
+merge(core *c, prospect *o, int item)
+{
+    const tp_memopt_live *in = c->m->list[c->now], *changed = c->m->list[CHANGED];
+    tp_memopt_live *out = c->m->list[1 - c->now];
+    int length = 0, p = 0, more = c->changed;
+    double most = -INFINITY;
+    for (int q = 0; q <= more; q++) {
+        const tp_memopt_live *next = &changed[q];
+        for (; p < c->length && (q == more || in[p].r < next->r || (in[p].r == next->r && in[p].s >= next->s)); p++) {
+            if (in[p].s > most && leads_on(c, o, in[p].r, in[p].s))
+                out[length++] = in[p];
+            most = in[p].s > most ? in[p].s : most;
         }
-        if (q < c->length) {
-            double other_r = m->pool[in[q]].r + dr, other_s = m->pool[in[q]].s + ds;
-            if (other_r < r || (other_r == r && other_s > s)) {
-                changed = 1;
-                parent = in[q];
-                r = other_r;
-                s = other_s;
-            }
+        if (q == more)
+            break;
+        if (next->s <= most) {
+            c->dominated++;
+            continue;
         }
-        int at = changed ? -1 : in[p];
-        changed ? q++ : p++;
-        if (s <= most)
-            continue;
-        most = s;
-        if (changed && tp_memopt_value(c->t, r, s) < c->t->best)
-            at = push(c, r, s, parent, k);
-        if (bound_of(c, r, s) >= limit_of(c))
-            continue;
-        out[length++] = at >= 0 ? at : push(c, r, s, parent, k);
+        most = next->s;
+        int at = push(c, next->r, next->s, next->at, item);
+        o->limit = limit_of(c);
+        if (leads_on(c, o, next->r, next->s))
+            out[length++] = (tp_memopt_live){next->r, next->s, at};
     }
     c->length = length;
     c->now = 1 - c->now;
+}
+
+/* Every state with item k changed (sign 1: added, -1: removed) beside every state without. */
+static tp_status
+expand(core *c, int k, int sign)
+{
+    tp_memopt *m = c->m;
+    prospect o = look_ahead(c);
+    int node = m->item[k];
+    c->changed = 0;
+    TP_TRY(grow(c, 0, c->length + 1));
+    change_all(c, &o, sign * m->nodes->recompute_s[node], sign * m->nodes->activation_bytes[node]);
+    TP_TRY(grow(c, c->changed, c->length + c->changed + 1));
+    merge(c, &o, k);
+    return TP_OK;
 }
 
 /* The base, and what one exchange makes of it. */
@@ -172,38 +225,38 @@ write_chosen(const core *c, int start)
         m->chosen[m->item[m->pool[at].item]] ^= 1;
 }
 
-/* Until the core holds all there is, nothing more is asked, or so many states have been seen. */
+/* Until the core holds all there is, nothing more is asked, or so many states have been seen. tied: no bound tells sets apart, and
+ * only dominance can: sums of whole numbers meet, those of others never do. */
 static tp_status
-expand_core(core *c, int64_t states)
+expand_core(core *c, int64_t states, int tied)
 {
     tp_memopt_stage *t = c->t;
     tp_memopt *m = t->m;
     double before = t->best, low = INFINITY;
     int64_t room = m->limit / 64 + 8 < states ? m->limit / 64 + 8 : states, used = c->used; /* no one stage takes all there is */
     if (c->start < 0) {
-        TP_TRY(grow(c));
+        TP_TRY(grow(c, 8, 8));
         c->start = begin(c);
         c->low = c->start - 1;
         c->high = c->start;
-        m->list[0][0] = 0;
+        m->list[0][0] = (tp_memopt_live){m->pool[0].r, m->pool[0].s, 0};
         c->length = bound_of(c, m->pool[0].r, m->pool[0].s) < limit_of(c);
     }
     while (c->length > 0 && t->best > t->enough && (c->low >= 0 || c->high < t->count)) {
-        if (c->used > room || m->states + c->used - used > m->limit)
+        if (c->used > room || (tied && c->length > WIDE && 4 * c->dominated < c->used) || m->states + c->used - used > m->limit)
             break;
         TP_TRY(tp_deadline_check_after(&m->asked, 16 * (int64_t)(c->length + 1)));
-        TP_TRY(grow(c));
         if (c->high < t->count && (c->turn++ % 2 == 0 || c->low < 0)) {
             c->high++;
-            expand(c, c->high - 1, 1);
+            TP_TRY(expand(c, c->high - 1, 1));
         } else {
             c->low--;
-            expand(c, c->low + 1, -1);
+            TP_TRY(expand(c, c->low + 1, -1));
         }
     }
     if (c->low >= 0 || c->high < t->count)
         for (int k = 0; k < c->length; k++)
-            low = fmin(low, bound_of(c, m->pool[m->list[c->now][k]].r, m->pool[m->list[c->now][k]].s) * (1.0 - 1e-13));
+            low = fmin(low, bound_of(c, m->list[c->now][k].r, m->list[c->now][k].s) * (1.0 - 1e-13));
     t->low = fmax(t->low, fmin(low, fmin(t->best, t->cutoff)));
     m->states += c->used - used;
     if (t->best < before)
@@ -218,17 +271,17 @@ search_stage(tp_memopt_stage *t)
     tp_memopt *m = t->m;
     core c = {.t = t, .m = m, .best_state = -1, .start = -1};
     tp_memopt_outlook outlook;
-    TP_TRY(expand_core(&c, CORE));
+    TP_TRY(expand_core(&c, CORE, 0));
     if (tp_memopt_settled(t) || m->limit / 64 < CORE)
         return TP_OK;
     TP_TRY(tp_memopt_pairs(t, 0, &outlook));
     if (outlook == TP_MEMOPT_CORE && !tp_memopt_settled(t))
-        TP_TRY(expand_core(&c, 16 * CORE));
+        TP_TRY(expand_core(&c, 16 * CORE, 0));
     if (outlook != TP_MEMOPT_TIED && !tp_memopt_settled(t))
         TP_TRY(tp_memopt_pairs(t, 1, &outlook));
     if (tp_memopt_settled(t) || (outlook == TP_MEMOPT_TIED && t->best <= t->low * (1.0 + 1e-9)))
         return TP_OK;
-    return expand_core(&c, m->limit); /* whole numbers that tie: dominance leaves few */
+    return expand_core(&c, m->limit, outlook == TP_MEMOPT_TIED);
 }
 
 tp_status
@@ -237,13 +290,15 @@ tp_memopt_knapsack(tp_memopt *m, int x, int i, int j, double enough, double cuto
 {
     tp_memopt_range *range = &known->range;
     tp_memopt_stage t = {.m = m, .first = i, .end = j, .time = tp_memopt_time(m, i, j), .width = m->options->swap_Bps,
-                         .enough = enough, .cutoff = cutoff, .within = within, .best = INFINITY};
+                         .enough = enough, .cutoff = cutoff, .within = within, .best = known->chosen_s, .low = range->low_s};
     t.need = tp_memopt_need(m, x, i, j, &t.slack);
     m->knapsacks++;
     TP_TRY(tp_deadline_check_after(&m->asked, 4 * (int64_t)m->n));
     for (int k = 0; k < m->n; k++)
         if (m->order[k] >= i && m->order[k] < j && m->nodes->activation_bytes[m->order[k]] > 0.0)
             m->item[t.count++] = m->order[k];
+    if (known->chosen != NULL) /* it goes on from what an earlier search found */
+        memcpy(m->chosen + i, known->chosen, (size_t)(j - i));
     TP_TRY(search_stage(&t));
     known->spent = !tp_memopt_settled(&t);
     *best_s = t.best;

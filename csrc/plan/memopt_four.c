@@ -106,13 +106,14 @@ fill_buckets(four *f)
     struct tp_memopt_four_room *room = f->room;
     const subset *a = room->list[0], *b = room->list[1];
     int na = f->length[0], nb = f->length[1], from = nb;
+    double scale = (double)BUCKETS / f->window;
     f->count = 0;
     memset(room->start, 0, (BUCKETS + 1) * sizeof *room->start);
     for (int k = 0; k < na; k++) {
         while (from > 0 && a[k].key + b[from - 1].key >= f->low)
             from--;
         for (int q = from; q < nb && f->count < PAIRS; q++) {
-            double at = (a[k].key + b[q].key - f->low) / f->window * (double)BUCKETS;
+            double at = (a[k].key + b[q].key - f->low) * scale;
             if (at >= (double)BUCKETS)
                 break;
             if (at < 0.0)
@@ -143,12 +144,12 @@ look(four *f, int best[LISTS])
     tp_memopt_stage *t = f->t;
     const subset *a = room->list[2], *b = room->list[3];
     int na = f->length[2], nb = f->length[3], from = nb, seen = 0;
-    double high = f->target - f->low;
+    double high = f->target - f->low, scale = (double)BUCKETS / f->window;
     for (int k = 0; k < na && seen < PAIRS; k++) {
         while (from > 0 && a[k].key + b[from - 1].key > high - f->window)
             from--;
         for (int q = from; q < nb && a[k].key + b[q].key <= high; q++, seen++) {
-            int at = (int)((high - a[k].key - b[q].key) / f->window * (double)BUCKETS);
+            int at = (int)((high - a[k].key - b[q].key) * scale);
             int first = at > 0 ? at - 1 : 0, last = at + 1 < BUCKETS ? at + 1 : BUCKETS - 1;
             double r = f->base->r + a[k].r + b[q].r, s = f->base->s + a[k].s + b[q].s;
             if (at >= BUCKETS)

@@ -13,6 +13,7 @@
  * problems", Operations Research 45, 1997), and a subset of either list meets those of the other that keep the count. */
 #include "csrc/plan/memopt_search.h"
 
+#include <limits.h>
 #include <string.h>
 
 #include "csrc/base/deadline.h"
@@ -30,7 +31,7 @@ typedef struct {
 
 struct tp_memopt_pairs_room {
     tp_memopt_base linear, counted;
-    entry *list[3]; /* [room] */
+    entry *list[4]; /* [room] */
     link *made;     /* [4 room] */
     int room;
 };
@@ -38,47 +39,61 @@ struct tp_memopt_pairs_room {
 typedef struct {
     tp_memopt_stage *t;
     tp_memopt_base *base;
-    entry *list[2], *spare;
+    entry *list[2], *spare, *changed;
     link *made;
     double gamma;
     int length[2], used, room, cut; /* cut: a list was full, so that not all was seen */
 } pairs;
 
+/* The entries of a list with a change, those alone that may count: the dearer the change, the fewer. */
+static int
+change_all(const pairs *p, const entry *in, int of, tp_memopt_change c, entry *out)
+{
+    const tp_memopt_base *base = p->base;
+    int sign = base->in[c.k] ? -1 : 1, more = base->counted ? sign : 0, length = 0;
+    double dr = sign * tp_memopt_seconds(p->t, c.k), ds = sign * tp_memopt_bytes(p->t, c.k);
+    double whole = 1.0 / (1.0 + p->t->width * base->rate), limit = p->gamma + 1e-15 * base->bound;
+    for (int k = 0; k < of; k++) {
+        entry next = {in[k].r + dr, in[k].s + ds, in[k].count + more, in[k].id};
+        out[length] = next;
+        length += (next.r - base->rate * next.s) * whole - base->mu * next.count <= limit;
+    }
+    return length;
+}
+
+static inline int
+comes_first(const entry *x, const entry *y)
+{
+    return x->count != y->count ? x->count < y->count : x->r != y->r ? x->r < y->r : x->s >= y->s;
+}
+
+/* A list and itself with the change, merged, less what another dominates. */
 static void
 expand(pairs *p, int which, tp_memopt_change c)
 {
-    const tp_memopt_base *base = p->base;
-    const entry *in = p->list[which];
-    entry *out = p->spare;
-    int sign = base->in[c.k] ? -1 : 1, more = base->counted ? sign : 0, a = 0, b = 0, length = 0, last = 0, of = p->length[which];
-    double dr = sign * tp_memopt_seconds(p->t, c.k), ds = sign * tp_memopt_bytes(p->t, c.k), most = -INFINITY;
-    double whole = 1.0 / (1.0 + p->t->width * base->rate), limit = p->gamma + 1e-15 * base->bound;
-    while (a < of || b < of) {
-        entry next = {0}, changed = {0};
-        int take = a == of;
-        if (a < of)
-            next = in[a];
-        if (b < of) {
-            changed = (entry){in[b].r + dr, in[b].s + ds, in[b].count + more, in[b].id};
-            take = take || changed.count < next.count || (changed.count == next.count &&
-                   (changed.r < next.r || (changed.r == next.r && changed.s > next.s)));
+    entry *in = p->list[which], *out = p->spare;
+    int a = 0, length = 0, last = INT_MIN, of = p->length[which], more = change_all(p, in, of, c, p->changed);
+    double most = -INFINITY;
+    in[of] = (entry){INFINITY, 0.0, INT_MAX, -1}; /* the end: it comes after all */
+    p->changed[more] = in[of];
+    for (int b = 0; b <= more; b++) {
+        const entry *y = &p->changed[b];
+        for (; a < of && comes_first(&in[a], y); a++) {
+            most = in[a].count != last ? -INFINITY : most;
+            last = in[a].count;
+            out[length] = in[a];
+            length += in[a].s > most;
+            most = in[a].s > most ? in[a].s : most;
         }
-        take ? b++ : a++;
-        if (take)
-            next = changed;
-        if (length == 0 || next.count != last)
-            most = -INFINITY;
-        if (next.s <= most || (next.r - base->rate * next.s) * whole - base->mu * next.count > limit)
+        if (b == more || (y->count == last && y->s <= most))
             continue;
-        most = next.s;
-        last = next.count;
-        if (take) {
-            p->made[p->used] = (link){next.id, c.k};
-            next.id = p->used++;
-        }
-        out[length++] = next;
+        out[length] = *y;
+        out[length++].id = p->used;
+        p->made[p->used++] = (link){y->id, c.k};
+        last = y->count;
+        most = y->s;
     }
-    p->spare = p->list[which];
+    p->spare = in;
     p->list[which] = out;
     p->length[which] = length;
 }
@@ -238,7 +253,7 @@ open_room(tp_memopt *m, int wanted)
     }
     if (room->room >= wanted)
         return TP_OK;
-    for (int k = 0; k < 3; k++)
+    for (int k = 0; k < 4; k++)
         TP_ARENA_TAKE(&m->arena, wanted, room->list[k]);
     TP_ARENA_TAKE(&m->arena, 4 * wanted, room->made);
     room->room = wanted;
@@ -250,8 +265,8 @@ tp_memopt_pairs(tp_memopt_stage *t, int far, tp_memopt_outlook *outlook)
 {
     TP_TRY(open_room(t->m, far ? MANY : FEW));
     struct tp_memopt_pairs_room *room = t->m->pairs_room;
-    pairs p = {.t = t, .base = &room->linear, .list = {room->list[0], room->list[1]}, .spare = room->list[2], .made = room->made,
-               .room = far ? MANY : FEW};
+    pairs p = {.t = t, .base = &room->linear, .list = {room->list[0], room->list[1]}, .spare = room->list[2],
+               .changed = room->list[3], .made = room->made, .room = far ? MANY : FEW};
     double low = t->low;
     *outlook = TP_MEMOPT_CORE;
     if (!tp_memopt_base_linear(t, p.base))
