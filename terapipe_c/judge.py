@@ -114,13 +114,23 @@ def pace(c: Candidate) -> float:
     return rounded(c.seconds)
 
 
+class _Results(NamedTuple):
+    """What judges of one request that began afresh found, whichever of them was asked, and the ticks that it took: each counts them
+    as its own, so that what it does depends on what it is asked alone."""
+
+    runs: dict[tuple[Any, ...], tuple[float, int]]             #: seconds, and ticks of making the program
+    peaks: dict[tuple[Any, ...], tuple[list[int], int]]        #: bytes, and ticks besides the program
+    uncopied: dict[tuple[Any, ...], float]                     #: seconds of what swaps beside the work, if copies took none
+
+
 class Judge:
     """Seconds of a step, by simulating the lowered program; the same for everything that is compared."""
 
     def __init__(self, model: GPTConfig, costs: CostModel, ranks: int, chunks: int, limit: int | None,
                  replicas: Replicas = Replicas(),                           # noqa: B008 (frozen)
                  kinds: dict[tuple[Any, ...], dict[str, float]] | None = None, savings: Savings = NOTHING,
-                 links: Links = Links(), beside: bool = False) -> None:     # noqa: B008 (frozen)
+                 links: Links = Links(), beside: bool = False,              # noqa: B008 (frozen)
+                 results: _Results | None = None) -> None:
         self.model, self.costs, self.ranks, self.chunks, self.limit = model, costs, ranks, chunks, limit
         self.replicas, self.links = replicas, links
         self.beside = beside                                   # a rank swaps beside its work
@@ -133,8 +143,8 @@ class Judge:
         self.ladders: dict[tuple[Any, ...], list[Candidate] | None] = {}   # what planners of stages want along all limits
         self._seen: dict[tuple[Any, ...], Candidate] = {}
         self._peaks: dict[tuple[Any, ...], list[int]] = {}
-        self._uncopied: dict[tuple[Any, ...], float] = {}      # seconds of what swaps beside the work, if copies took none
-        self._latest: tuple[tuple[Any, ...], Program] | None = None
+        self._results = _Results({}, {}, {}) if results is None else results
+        self._latest: tuple[tuple[Any, ...], Program | None] | None = None      # None: one that another judge made
         self._stage_work = cache(self._stage_work_of)
         self._slice_work = cache(costs.slice_work)
         self._core: Any = None                                 # made when it is needed first
@@ -143,7 +153,7 @@ class Judge:
     def afresh(self) -> Judge:
         """One that has seen nothing yet: what it works depends on what it is asked alone."""
         return Judge(self.model, self.costs, self.ranks, self.chunks, self.limit, self.replicas, self.kinds, self.savings,
-                     self.links, self.beside)
+                     self.links, self.beside, self._results)
 
     def joins(self, other: Judge) -> None:
         """Take over the work of such a one, and its nearest miss."""
@@ -213,9 +223,29 @@ class Judge:
     def lowered(self, c: Candidate) -> Program:
         """The program that the engine would run. The latest one is kept: what is judged is often asked for its memory next."""
         key = (c.schedule, c.partition, c.slicing, c.pending, c.savings)
-        if self._latest is None or self._latest[0] != key:
-            self._latest = key, self._made(c)[0]
+        counted = self._latest is not None and self._latest[0] == key
+        if self._latest is None or not counted or self._latest[1] is None:
+            before = self.work
+            program, seconds = self._made(c)
+            self._results.runs[key] = seconds, self.work - before
+            self._latest = key, program
+            if counted:
+                self.work = before
+            return program
         return self._latest[1]
+
+    def _run(self, key: tuple[Any, ...]) -> float:
+        """Seconds of its program, which is the latest then."""
+        if key in self._results.runs:
+            seconds, ticks = self._results.runs[key]
+            self.work += ticks
+            self._latest = key, None
+            return seconds
+        before = self.work
+        program, seconds = self._made(Candidate(0.0, *key))
+        self._results.runs[key] = seconds, self.work - before
+        self._latest = key, program
+        return seconds
 
     def _made(self, c: Candidate) -> tuple[Program, float]:
         """Its program and seconds."""
@@ -233,7 +263,7 @@ class Judge:
         self.work += 80 * len(program) + 30_000                # what splitting and lowering cost beside timing
         if c.savings.ahead is not None:
             none = dict.fromkeys(("SO", "SI"), 0.0)
-            self._uncopied[c.schedule, c.partition, c.slicing, c.savings[:2]] = rounded(float(program.makespan(timing | none)))
+            self._results.uncopied[c.schedule, c.partition, c.slicing, c.savings[:2]] = rounded(float(program.makespan(timing | none)))
         return program, float(program.makespan(timing))
 
     @property
@@ -280,15 +310,13 @@ class Judge:
         key = (schedule, partition, slicing, pending, self.savings if savings is None else savings)
         found = self._seen.get(key)
         if found is None:
-            program, seconds = self._made(Candidate(0.0, *key))
-            self._latest = key, program
-            found = self._seen[key] = Candidate(seconds, *key)
+            found = self._seen[key] = Candidate(self._run(key), *key)
         return found
 
     def swapped_ahead(self, c: Candidate, best_s: float) -> list[Candidate]:
         """Where it swaps beside the work, the same that bring back less or further ahead, in less or more memory; none where even
         copies that take no time would make none faster than ``best_s``."""
-        if c.savings.ahead is None or self._uncopied[c.schedule, c.partition, c.slicing, c.savings[:2]] >= best_s:
+        if c.savings.ahead is None or self._results.uncopied[c.schedule, c.partition, c.slicing, c.savings[:2]] >= best_s:
             return []
         return [self.judge(c.schedule, c.partition, c.slicing, c.pending, c.savings._replace(ahead=ahead))
                 for ahead in (0, 1, 2, 3) if ahead != c.savings.ahead]
@@ -310,9 +338,14 @@ class Judge:
         """``peak`` of its program; remembered."""
         key = (c.schedule, c.partition, c.slicing, c.pending, c.savings)
         if key not in self._peaks:
-            program = self.lowered(c)
-            self._peaks[key] = self.peak(c, program)
-            self.work += 20 * len(program)
+            if key in self._results.peaks and key in self._results.runs:
+                if self._latest is None or self._latest[0] != key:
+                    self._run(key)
+            else:
+                program = self.lowered(c)
+                self._results.peaks[key] = self.peak(c, program), 20 * len(program)
+            self._peaks[key], ticks = self._results.peaks[key]
+            self.work += ticks
         return self._peaks[key]
 
     def too_small(self) -> bool:
