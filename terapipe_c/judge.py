@@ -263,7 +263,8 @@ class Judge:
         self.work += 80 * len(program) + 30_000                # what splitting and lowering cost beside timing
         if c.savings.ahead is not None:
             none = dict.fromkeys(("SO", "SI"), 0.0)
-            self._results.uncopied[c.schedule, c.partition, c.slicing, c.savings[:2]] = rounded(float(program.makespan(timing | none)))
+            key = c.schedule, c.partition, c.slicing, c.savings[:2]
+            self._results.uncopied[key] = rounded(float(program.makespan(timing | none)))
         return program, float(program.makespan(timing))
 
     @property
