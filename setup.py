@@ -119,15 +119,23 @@ def find_cuda():
     homes = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
     wheels = [Path(folder) / "nvidia/cu13" for folder in sys.path if folder]
     bins = [*(str(h / "bin") for h in homes), os.environ.get("PATH", ""), *(str(h / "bin") for h in wheels), "/usr/local/cuda/bin"]
-    nvcc = shutil.which("nvcc", path=os.pathsep.join(bins))
-    if nvcc is None:
-        return "nvcc was not found in CUDA_HOME, PATH, the nvidia wheels (pip install nvidia-cuda-nvcc) or /usr/local/cuda"
+    nvcc, release, old = None, "", []
+    for folder in os.pathsep.join(bins).split(os.pathsep):  # an old one hides no other, unless it is the one that was named
+        nvcc = shutil.which("nvcc", path=folder or os.curdir)
+        if nvcc is None:
+            continue
+        told = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
+        release = told.partition("release ")[2].partition(",")[0]
+        if release and int(release.split(".")[0]) >= 13:
+            break
+        old.append(f"{nvcc} is release {release or '?'}; 13.0 or newer is needed")
+        if Path(folder).parent in homes:
+            return old[0]
+    else:
+        places = "CUDA_HOME, PATH, the nvidia wheels (pip install nvidia-cuda-nvcc) or /usr/local/cuda"
+        return old[0] if old else f"nvcc was not found in {places}"
     if shutil.which("g++") is None:
         return f"{nvcc} needs g++, which was not found in PATH"
-    told = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
-    release = told.partition("release ")[2].partition(",")[0]
-    if not release or int(release.split(".")[0]) < 13:
-        return f"{nvcc} is release {release or '?'}; 13.0 or newer is needed"
     # nvcc may be a script or a link to it: only it knows where it lives
     plan = subprocess.run([nvcc, "--dryrun", "-x", "cu", "-c", os.devnull], capture_output=True, text=True)
     top = (plan.stdout + plan.stderr).partition("TOP=")[2].partition("\n")[0].strip()

@@ -5,7 +5,8 @@
     python3 benchmarks/gpu_check.py --emulate             # the questions themselves, small, without a GPU: no figures
 
 Each question is a process of its own with a deadline of its own, so that one that fails, hangs or loses the device leaves
-the rest alone. Questions of right or wrong run a few at a time, those of speed alone. They live in benchmarks/gpu/*.py: a
+the rest alone; some are asked again without what a device may refuse (steps as graphs): then a number comes, and is marked.
+ Questions of right or wrong run a few at a time, those of speed alone. They live in benchmarks/gpu/*.py: a
 module's QUESTIONS lists them. The answers go to benchmarks/results/<gpu>-<date>.json as they come (and beside it to $OUT,
 where that is a folder), each with its command, its time and what it found, or what it had found when it failed; the commit
 (or, where there is no git, a digest of the sources) stands above them. Exit status: 0 all answered, 1 something is wrong,
@@ -19,6 +20,7 @@ import dataclasses
 import datetime
 import hashlib
 import importlib.util
+import itertools
 import json
 import math
 import os
@@ -49,6 +51,8 @@ LANES = 3  # questions of right or wrong at a time
 SPEED = 40  # the first order of the questions of speed
 ENDING_S = 10.0  # a process that waits within the driver for a GPU that hangs cannot be ended: it is left behind
 NOT_ASKED = "no time was left"
+LEAST_S = 3.0  # less is not worth asking
+MARK = "GPU_CHECK_CHILD"
 TAIL = 9000  # characters about failures at the end: who runs this may see no more than the last 12000
 
 
@@ -66,6 +70,8 @@ class Question:
     warm: Callable[[], Any] | None = None
     """What may be done before, while others check: it fills the folder GPU_CHECK_CACHE, which the answer is given if all went
     well, and else an empty one. Its failure means nothing."""
+    otherwise: dict[str, str] | None = None
+    """The environment in which it is asked again where it failed and time is left: its failure stays one, but `again` answers."""
 
 
 def small() -> bool:
@@ -76,7 +82,7 @@ def small() -> bool:
 def so_far(value: Any) -> None:
     """What an answer has found by now: kept if it does not come to its end."""
     if path := os.environ.get("GPU_CHECK_SO_FAR"):
-        Path(f"{path}.new").write_text(json.dumps(value))
+        Path(f"{path}.new").write_text(json.dumps(value, default=plain))
         os.replace(f"{path}.new", path)
 
 
@@ -146,47 +152,76 @@ def told_by(command: list[str], until: float) -> str:
 
 
 class Child:
-    """A process group of its own, with what it says in a file; errors False: but for what it complains of."""
+    """A process group of its own, with what it says in a file; errors False: but for what it complains of. Whoever it starts
+    bears its mark: a rank has a group of its own, and one that hangs would keep its memory of the GPU from all that follow."""
+
+    numbers = itertools.count()
+    alive: set["Child"] = set()
 
     def __init__(self, command: list[str], errors: bool = True, **environment: str) -> None:
         self.told = tempfile.TemporaryFile()
         self.began = time.monotonic()
+        self.mark = f"{os.getpid()}.{next(self.numbers)}"
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        self.process = subprocess.Popen(command, cwd=ROOT, stdout=self.told, start_new_session=True,
-                                        stderr=self.told if errors else subprocess.DEVNULL,
-                                        env={**os.environ, "PYTHONPATH": path, **environment})  # fmt: skip
+        self.process: subprocess.Popen[bytes] | None = None
+        self.alive.add(self)  # before it is there: whoever is told to end meanwhile finds it by its mark
+        try:
+            self.process = subprocess.Popen(command, cwd=ROOT, stdout=self.told, start_new_session=True,
+                                            stderr=self.told if errors else subprocess.DEVNULL,
+                                            env={**os.environ, "PYTHONPATH": path, MARK: self.mark, **environment})  # fmt: skip
+        except OSError:
+            self.alive.discard(self)
+            raise
+
+    def kill(self) -> None:
+        """Its group, and who bears its mark elsewhere."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        for place in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if f"{MARK}={self.mark}".encode() in place.read_bytes().split(b"\0"):
+                    os.kill(int(place.parent.name), signal.SIGKILL)
 
     def end(self, seconds: float, ending: float | None = None) -> tuple[int | None, str, float]:
         """(exit status, None if it had to be ended; the last it said; seconds since it began)."""
+        assert self.process is not None
         try:
             status: int | None = self.process.wait(max(0.0, seconds))
         except subprocess.TimeoutExpired:
             status = None
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+            self.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(ENDING_S if ending is None else ending)
+            self.alive.discard(self)
         took = time.monotonic() - self.began
-        self.told.seek(0)
-        tail = self.told.read().decode(errors="replace")[-6000:]
+        self.told.seek(max(0, self.told.seek(0, os.SEEK_END) - 6000))
+        tail = self.told.read().decode(errors="replace")
         self.told.close()
         return status, tail, took
 
 
-def ask(question: Question, seconds: float, cache: str | None = None) -> dict[str, Any]:
+def ended(status: int | None, seconds: float) -> str:
+    if status is None:
+        return f"ran past its deadline of {seconds:.0f} s"
+    if status < 0:
+        return f"killed by {signal.Signals(-status).name}"
+    return f"exit status {status}"
+
+
+def ask(question: Question, seconds: float, cache: str | None = None, **environment: str) -> dict[str, Any]:
     """Run one in a process group of its own; kill the group at its deadline. cache: what it warmed up."""
     command = [sys.executable, SELF, "--answer", question.name]
     record: dict[str, Any] = {"command": " ".join(["python3", *command[1:]]), "deadline_s": round(seconds, 1)}
     with tempfile.TemporaryDirectory() as folder:
         out, partly = Path(folder) / "answer.json", Path(folder) / "so_far.json"
         status, tail, took = Child([*command, "--to", str(out)], GPU_CHECK_SO_FAR=str(partly),
-                                   GPU_CHECK_CACHE=cache or f"{folder}/cache").end(seconds)  # fmt: skip
+                                   GPU_CHECK_CACHE=cache or f"{folder}/cache", **environment).end(seconds)  # fmt: skip
         record["seconds"] = round(took, 1)
         if status == 0 and out.exists():
             return record | {"ok": True, "answer": json.loads(out.read_text())}
-        why = f"ran past its deadline of {seconds:.0f} s" if status is None else f"exit status {status}"
-        record |= {"ok": False, "why": why, "output": tail}
+        record |= {"ok": False, "why": ended(status, seconds), "output": tail}
         if partly.exists():
             record["so_far"] = json.loads(partly.read_text())
     return record
@@ -199,8 +234,13 @@ def answer(name: str, to: str | None) -> int:
         assert found.warm is not None
         found.warm()
     else:
-        Path(to).write_text(json.dumps(found.answer()))
+        Path(to).write_text(json.dumps(found.answer(), default=plain))
     return 0
+
+
+def plain(value: Any) -> Any:
+    """What json does not know: NumPy's numbers as numbers, all else by its text, rather than that an answer is lost."""
+    return value.item() if hasattr(value, "item") and getattr(value, "size", 1) == 1 else str(value)
 
 
 class Warming:
@@ -233,7 +273,7 @@ def build(card: dict[str, str]) -> dict[str, Any]:
     until = time.monotonic() + BUILD_S
     rows, libraries = Child([sys.executable, "benchmarks/gpu_library.py", arch]), Child([sys.executable, "-c", FIRST_USE])
     status, tail, took = Child([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], TERAPIPE_CUDA="1",
-                               TERAPIPE_CUDA_ARCHS=arch).end(BUILD_MOST_S)  # fmt: skip
+                               TERAPIPE_CUDA_ARCHS=arch, TERAPIPE_MPI="0").end(BUILD_MOST_S)  # fmt: skip
     rows_status, rows_tail, rows_took = rows.end(max(until - time.monotonic(), ENDING_S))
     libraries_status, libraries_tail, libraries_took = libraries.end(until - time.monotonic())
     found = {"ok": status == 0, "seconds": round(took, 1), "archs": arch, "rows_ok": rows_status == 0,
@@ -301,6 +341,13 @@ class Check:
         self.result = common.header("What the CUDA backend does on this GPU: right or wrong, then how fast")
         self.result |= {"sources": digest(), "gpu": card, "questions": {}}
 
+    def stop(self, number: int, _: Any) -> None:
+        """Told to end: nobody stays behind on the GPU. What was answered lies written."""
+        for child in list(Child.alive):
+            child.kill()
+        print(f"gpu-check: ended by {signal.Signals(number).name}; written so far: {self.out}", flush=True)
+        os._exit(128 + number)
+
     def write(self) -> None:
         """As answers come, a whole file each time: a run that is cut short keeps what it has, one that finds no room goes on."""
         paths, folder = [Path(self.out)], os.environ.get("OUT")
@@ -319,22 +366,40 @@ class Check:
 
     def put(self, q: Question, until: float, spare: float = 0.0) -> None:
         """spare: what others have left of their time; some of it may be had besides."""
-        seconds = min(q.seconds + min(max(spare, 0.0), q.seconds), until - time.monotonic(), self.left())
+        whole = q.seconds + min(max(spare, 0.0), q.seconds)
+        record = self.asked(q, min(whole, until - time.monotonic(), self.left()))
+        self.keep(q, record)
+        if record["ok"] or record["why"] == NOT_ASKED or q.otherwise is None:
+            return
+        again = self.asked(q, min(q.seconds, whole - record["seconds"], until - time.monotonic(), self.left()), q.otherwise)
+        if again.get("why") != NOT_ASKED:
+            self.keep(q, record | {"again": again | {"environment": q.otherwise}})
+
+    def asked(self, q: Question, seconds: float, environment: dict[str, str] | None = None) -> dict[str, Any]:
         record: dict[str, Any] = {"ok": False, "why": NOT_ASKED, "seconds": 0.0}
-        if seconds > 3:
-            try:
-                record = ask(q, seconds, self.caches.get(q.name))
-            except Exception:  # no process could be started, no room for what it says: the others may have better luck
-                record |= {"why": "it could not be asked", "output": traceback.format_exc()}
-        found = record.get("answer", record.get("so_far"))
-        headline = found.get("headline", "") if isinstance(found, dict) else ""
+        if seconds <= LEAST_S:
+            return record
+        try:
+            return ask(q, seconds, self.caches.get(q.name), **environment or {})
+        except Exception:  # no process could be started, no room for what it says: the others may have better luck
+            return record | {"why": "it could not be asked", "output": traceback.format_exc()}
+
+    def keep(self, q: Question, record: dict[str, Any]) -> None:
+        """Into the result, and a line of it to who watches."""
+        last = record.get("again", record)
+        found = last.get("answer", last.get("so_far"))
+        said = (found.get("headline") if isinstance(found, dict) else "") or last.get("why", "")
+        if "environment" in last:
+            said = f"with {' '.join(f'{k}={v}' for k, v in last['environment'].items())}: {said}"
         with self.lock:
             self.result["questions"][q.name] = record
             state = "ok" if record["ok"] else "FAILED"
-            print(f"{q.name:22} {state:6} {record['seconds']:6.1f} s  {headline or record.get('why', '')}", flush=True)
+            print(f"{q.name:22} {state:6} {last['seconds']:6.1f} s  {said}", flush=True)
             self.write()
 
     def run(self) -> int:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self.stop)
         print(f"gpu-check: {self.card['name']}, commit {self.result['commit'] or 'unknown'}, sources {self.result['sources']}",
               flush=True)  # fmt: skip
         if not self.options.emulate:

@@ -82,6 +82,19 @@ def test_wishes_of_the_build(tmp_path):
     assert left_out.returncode == 0 and "_core" in left_out.stdout and "_cuda" not in left_out.stdout
 
 
+def test_an_old_nvcc_hides_no_newer_one(tmp_path):
+    for name, release in (("old", "12.4"), ("new", "13.0")):
+        (tmp_path / name).mkdir()
+        fake_nvcc(tmp_path / name, f"Cuda compilation tools, release {release}, V{release}.1")
+        for what in ("lib64/libcudart_static.a", "include/cuda_runtime_api.h"):
+            (tmp_path / name / what).parent.mkdir()
+            (tmp_path / name / what).write_text("")
+    both = f"{tmp_path}/old/bin:{tmp_path}/new/bin"
+    assert f"{tmp_path}/new/bin/nvcc" in setup_py("print(s['find_cuda']())", PATH=both).stdout
+    last = setup_py("print(s['find_cuda']())", PATH=f"{tmp_path}/old/bin").stdout
+    assert "release 12.4; 13.0 or newer is needed" in last or "nvcc'" in last  # there is another in a wheel or /usr/local
+
+
 def test_a_missing_piece_is_named(tmp_path):
     half = fake_nvcc(tmp_path, "Cuda compilation tools, release 13.0, V13.0.88")
     bare = f"{half}/bin"  # no other nvcc in sight

@@ -47,8 +47,65 @@ def test_a_model_leaves_the_gpu_some_memory(monkeypatch):
     assert training["bytes_of"](model, batch, micros) <= device_bytes - (3 << 30)
 
 
+def of_training(name):
+    """What benchmarks/gpu/training.py has by this name, where its questions find it."""
+    (asked,) = (q for q in gpu_check.questions() if q.name == "pipeline")
+    return asked.answer.__globals__, asked.answer.__globals__[name]
+
+
+def test_training_takes_the_sequences_that_fit(monkeypatch):
+    import terapipe_c as tp
+
+    _, fitting = of_training("fitting")
+    tried = []
+
+    def begin(batch):
+        tried.append(batch)
+        if batch > 9:
+            raise tp.OutOfMemoryError("short of a byte")
+        return f"engine of {batch}"
+
+    model = tp.GPTConfig(1, 1, 8, 16, 8)
+    assert fitting(model, 16, 4, begin) == ("engine of 9", 9) and tried == [16, 14, 13, 12, 11, 10, 9]
+    with pytest.raises(tp.OutOfMemoryError):
+        fitting(model, 2, 4, lambda batch: begin(99))
+
+
+def test_a_few_steps_make_figures_that_say_so():
+    import terapipe_c as tp
+
+    _, figures = of_training("figures")
+    model = tp.GPTConfig.preset("gpt2-124m")
+    few, more = (figures("124M", model, 16, 4, [4.0, 1.0, 0.9, *[0.5] * n]) for n in (0, 2))
+    assert "2 steps" not in more["headline"] and "by 3 steps alone, which warm up" in few["headline"]
+    assert more["step_s"] == 0.5 and few["step_s"] == 1.0 and more["tokens_per_s"] == 16 * 4 * 1024 / 0.5
+
+
+def test_a_pipeline_that_fails_leaves_the_others(monkeypatch):
+    """One of six fails: the others are measured, and the question fails with all it found."""
+    training, pipeline = of_training("pipeline")
+    monkeypatch.setenv("GPU_CHECK_SMALL", "1")
+    found, steps = [], iter([0.6, None, 0.3, 0.2, 0.5, 0.4])
+
+    def run_ranks(*_):
+        step = next(steps)
+        if step is None:
+            raise RuntimeError("a sticky error")
+        return step, [], [], ["steps are enqueued anew"]
+
+    monkeypatch.setitem(training, "run_ranks", run_ranks)
+    monkeypatch.setitem(training, "simulated", lambda program, traces: 0.3)
+    monkeypatch.setitem(training, "so_far", found.append)
+    with pytest.raises(RuntimeError, match="slices of 256: RuntimeError: a sticky error"):
+        pipeline()
+    assert found[-1]["slices of 256"] == {"why": "RuntimeError: a sticky error"} and found[-1]["speedup"] == pytest.approx(3)
+    assert found[-1]["slices of 128"]["caveats"] == ["steps are enqueued anew"]
+    assert found[-1]["headline"].startswith("slices of 512: 3.00 times GPipe") and "speedup" not in found[0]
+
+
 QUESTIONS = '''
-import sys, time
+import os, signal, subprocess, sys, time
+from pathlib import Path
 from gpu_check import Question, so_far
 
 def hang():
@@ -59,8 +116,30 @@ def slow():
     time.sleep(3.6)
     return {"n": 4}
 
+def stray():
+    """As a rank of tp.launch: a session of its own."""
+    rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    so_far({"pid": rank.pid})
+    time.sleep(60)
+
+def odd():
+    class Number:
+        size = 1
+        def item(self):
+            return 0.5
+    return {"headline": "odd", "number": Number(), "place": Path("/x")}
+
+def graphs():
+    if os.environ.get("GRAPHS") != "0":
+        so_far({"headline": "half"})
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return {"headline": "all the same"}
+
 QUESTIONS = [Question("right", 20, lambda: {"headline": "seven", "n": 7}, 10), Question("wrong", 20, lambda: 1 / 0, 11),
-             Question("hangs", 3.2, hang, 40), Question("fast", 20, lambda: [], 41), Question("slow", 3.5, slow, 42)]
+             Question("hangs", 3.2, hang, 40), Question("fast", 20, lambda: [], 41), Question("slow", 3.5, slow, 42),
+             Question("stray", 3.2, stray, 43), Question("odd", 20, odd, 44),
+             Question("graphs", 20, graphs, 45, otherwise={"GRAPHS": "0"}),
+             Question("never", 20, lambda: 1 / 0, 46, otherwise={"GRAPHS": "0"})]
 '''
 
 
@@ -151,6 +230,60 @@ def test_what_cannot_be_ended_is_left_behind(monkeypatch):
     child.process.kill()
     child.process.wait()
     assert status is None and took < 30
+
+
+def test_a_rank_that_is_left_behind_is_ended(checkout):
+    """It has a session of its own, so no signal to the question's group ends it; hanging it would keep its memory of the GPU."""
+    pid = check(checkout, "--only", "stray")[1]["questions"]["stray"]["so_far"]["pid"]
+    assert until_gone(pid)
+
+
+def until_gone(pid):
+    for _ in range(200):
+        place = Path(f"/proc/{pid}/stat")
+        try:
+            if place.read_text().rpartition(") ")[2].startswith("Z"):
+                return True
+        except OSError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_an_answer_is_not_lost_for_what_json_does_not_know(checkout):
+    assert check(checkout, "--only", "odd")[1]["questions"]["odd"]["answer"] == {"headline": "odd", "number": 0.5, "place": "/x"}
+
+
+def test_what_fails_is_asked_again_without_what_may_be_at_fault(checkout):
+    ran, result = check(checkout, "--only", "graphs", "never")
+    one, never = result["questions"]["graphs"], result["questions"]["never"]
+    assert not one["ok"] and one["why"] == "killed by SIGSEGV" and one["so_far"] == {"headline": "half"}
+    assert one["again"]["ok"] and one["again"]["answer"] == {"headline": "all the same"}
+    assert one["again"]["environment"] == {"GRAPHS": "0"} and "with GRAPHS=0: all the same" in ran.stdout
+    assert not never["again"]["ok"] and "ZeroDivisionError" in never["again"]["output"] and ran.returncode == 3
+
+
+def test_told_to_end_it_leaves_nobody_behind(checkout):
+    environment = {"PATH": f"{checkout / 'bin'}:/usr/bin:/bin", "OUT": str(checkout / "out")}
+    running = subprocess.Popen([sys.executable, "benchmarks/gpu_check.py", "--only", "right", "hangs"], cwd=checkout,
+                               stdout=subprocess.PIPE, text=True, env=environment)  # fmt: skip
+    for line in running.stdout:
+        if line.startswith("right"):
+            break
+    mine = []
+    while not mine:
+        for place in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                if f"GPU_CHECK_CHILD={running.pid}.".encode() in place.read_bytes():
+                    mine.append(int(place.parent.name))
+            except OSError:
+                continue
+    running.terminate()
+    assert running.wait(30) == 128 + 15 and "ended by SIGTERM" in running.stdout.read()
+    running.stdout.close()
+    assert all(until_gone(pid) for pid in mine)
+    (written,) = (checkout / "out").iterdir()
+    assert json.loads(written.read_text())["questions"]["right"]["ok"]
 
 
 def test_exit_status(checkout):

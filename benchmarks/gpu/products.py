@@ -17,6 +17,7 @@ NONE, BIAS, GELU_AUX, RESIDUAL, DGELU = range(5)
 F32, BF16 = 0, 1
 MODELS = {"124M": 768, "350M": 1024, "774M": 1280, "1558M": 1600}
 LONG_S = 15.0  # of the table: then it is cut short
+PYTEST_S = 40.0  # a file's tests
 DATASHEET = {"H200": 989.0, "H100": 989.0, "A100": 312.0}  # dense bf16 TFLOP/s, NVIDIA's data sheets
 
 
@@ -55,16 +56,27 @@ def memory():
 
 def tests():
     """pytest -m gpu: every test that needs a device; and our declarations against the libraries' headers, where they lie."""
-    told = [pytest("-m", "gpu"), pytest("-k", "declarations")]
-    so_far(told)
-    assert all(one["status"] == 0 for one in told) and " passed" in told[0]["last"], "\n".join(one["tail"] for one in told)
-    return {"headline": f"{told[0]['last']}; declarations: {told[1]['last']}", "told": told}
+    files = sorted((ROOT / "tests").glob("test_cuda_*.py"))
+    told = {}
+    for path in files:  # a process each: one that loses the device, or hangs, takes its own tests with it
+        if "mark.gpu" in path.read_text():
+            told[path.name] = pytest([path], "-m", "gpu")
+            so_far({"told": told})
+    on_gpu = list(told.values())
+    told["declarations"] = pytest(files, "-k", "declarations")
+    so_far({"told": told})
+    assert all(one["status"] == 0 for one in told.values()), "\n".join(one["tail"] for one in told.values() if one["status"] != 0)
+    assert on_gpu and all(" passed" in one["last"] for one in on_gpu), on_gpu
+    return {"headline": "; ".join(f"{name}: {one['last']}" for name, one in told.items()), "told": told}
 
 
-def pytest(*options):
-    files = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tests").glob("test_cuda_*.py"))
-    ran = subprocess.run([sys.executable, "-m", "pytest", "-q", "-rs", "--tb=short", "-p", "no:cacheprovider", *options, *files],
-                         cwd=ROOT, capture_output=True, text=True, env=environment())  # fmt: skip
+def pytest(files, *options):
+    names = [str(path.relative_to(ROOT)) for path in files]
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "--tb=short", "-p", "no:cacheprovider", *options, *names]
+    try:
+        ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment(), timeout=PYTEST_S)
+    except subprocess.TimeoutExpired as late:
+        return {"status": None, "last": f"longer than {PYTEST_S:.0f} s", "tail": f"{names}: {(late.stdout or b'')[-3000:]!r}"}
     lines = ran.stdout.strip().splitlines() or [""]
     return {"status": ran.returncode, "last": lines[-1], "tail": "\n".join(lines[-40:])[-3000:] + ran.stderr[-1000:]}
 

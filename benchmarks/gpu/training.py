@@ -199,41 +199,67 @@ def bytes_of(model, batch, micros):
     return rank_memory(model, partition, slicing, program, backend=Backend("cuda", "bf16"))[0]
 
 
+def figures(size, model, batch, micros, steps):
+    """What these steps amount to; the first three do not count where there are more."""
+    seq_len, step_s = model.block_size, statistics.median(steps[3:] or steps)
+    tokens_per_step, attention = batch * micros * seq_len, 6 * model.n_layer * model.n_embd
+    flops = model.flops_per_token(seq_len)
+    dense = flops - attention * (seq_len + 1) + 2 * attention * seq_len
+    tflops = 1e-12 * flops * tokens_per_step / step_s
+    few = "" if len(steps) > 3 else f" by {len(steps)} steps alone, which warm up"
+    return {"headline": f"{tflops:.0f} TFLOP/s (goal {GOALS[size]:.0f}), {tokens_per_step / step_s:.0f} tokens/s{few}",
+            "model": repr(model), "parameters": model.num_params, "micro_batch": batch, "micro_batches": micros,
+            "step_s": step_s, "steps_s": steps, "tokens_per_s": tokens_per_step / step_s,
+            "tflops": tflops, "dense_tflops": 1e-12 * dense * tokens_per_step / step_s,
+            "goal_tflops": GOALS[size], "formula": __doc__.split("\n\n")[1].replace("\n", " ")}  # fmt: skip
+
+
+def fitting(model, batch, micros, begin):
+    """(begin(batch), batch) of as many sequences as there is memory for: fewer than planned where the device says so."""
+    import terapipe_c as tp
+
+    while True:
+        try:
+            return begin(batch), batch
+        except tp.OutOfMemoryError as error:
+            if batch == 1:
+                raise
+            print(f"{model.n_layer} layers, micro-batches of {batch}: {error}")
+            batch -= max(1, batch // 8)
+
+
 def trained(size, keep=so_far):
     """What training(size) answers; keep: so_far, or who adds to it."""
     model, batch, micros = sized(size)
-    seq_len = model.block_size
-    slicing = [(batch, [seq_len])] * micros
-    opened = time.monotonic()
-    _, make = engine_of(model, slicing, candidates=8)
-    engine = make(0)
-    engine.load(some_params(model))
-    opened = time.monotonic() - opened
-    rng, steps = np.random.default_rng(5), []
-    began = time.monotonic()
-    while len(steps) < 5 or (time.monotonic() - began < 4 and len(steps) < 30):
+    seq_len, rng, steps = model.block_size, np.random.default_rng(5), []
+    params, opened = some_params(model), time.monotonic()
+
+    def step(engine, batch):
         tokens = rng.integers(0, model.vocab_size, (batch * micros, seq_len + 1)).astype(np.int32)
         start = time.perf_counter()
-        loss, norm, *_ = engine.run(tokens, step=len(steps) + 1, **HYPER)
+        told = engine.run(tokens, step=len(steps) + 1, **HYPER)
         steps.append(time.perf_counter() - start)
-        keep({"steps_s": steps, "opened_s": opened})
-    step_s = statistics.median(steps[3:] or steps)
-    tokens_per_step = batch * micros * seq_len
-    attention = 6 * model.n_layer * model.n_embd
-    flops = model.flops_per_token(seq_len)
-    dense = flops - attention * (seq_len + 1) + 2 * attention * seq_len
+        return told
+
+    def begin(batch):
+        _, make = engine_of(model, [(batch, [seq_len])] * micros, candidates=8)
+        engine = make(0)
+        engine.load(params)
+        step(engine, batch)
+        return engine
+
+    engine, batch = fitting(model, batch, micros, begin)
+    opened, began = time.monotonic() - opened, time.monotonic()
+    while len(steps) < 5 or (time.monotonic() - began < 4 and len(steps) < 30):
+        loss, norm, *_ = step(engine, batch)
+        keep(figures(size, model, batch, micros, steps) | {"opened_s": opened, "caveats": engine.caveats})
     spent = {}
     for op, *_, start, end in engine.trace():
         spent[op] = spent.get(op, 0.0) + end - start
     assert np.isfinite(loss) and np.isfinite(norm), (loss, norm)
-    tflops = 1e-12 * flops * tokens_per_step / step_s
-    return {"headline": f"{tflops:.0f} TFLOP/s (goal {GOALS[size]:.0f}), {tokens_per_step / step_s:.0f} tokens/s",
-            "model": repr(model), "parameters": model.num_params, "micro_batch": batch, "micro_batches": micros,
-            "opened_s": opened, "step_s": step_s, "steps_s": steps, "loss": loss, "grad_norm": norm,
-            "tokens_per_s": tokens_per_step / step_s,
-            "tflops": tflops, "dense_tflops": 1e-12 * dense * tokens_per_step / step_s,
-            "goal_tflops": GOALS[size], "formula": __doc__.split("\n\n")[1].replace("\n", " "),
-            "peak_bytes": engine.peak_memory_bytes, "seconds_by_operation": spent, "caveats": engine.caveats}
+    return figures(size, model, batch, micros, steps) | {
+        "opened_s": opened, "loss": loss, "grad_norm": norm, "peak_bytes": engine.peak_memory_bytes,
+        "seconds_by_operation": spent, "caveats": engine.caveats}
 
 
 def training(size):
@@ -302,16 +328,30 @@ def torch_gpt(model):
 
 
 def torch_steps(size, whole, enough, layers=None):
-    """Seconds of each step of the same training by PyTorch, until enough(seconds). whole: compiled as one graph; else every
-    block by itself (they share what is compiled) and the head: a deep model as one graph takes minutes to compile. layers: so
-    many of the model's."""
-    import dataclasses
-
+    """(seconds of each step of the same training by PyTorch, until enough(seconds); sequences of a micro-batch; micro-batches).
+    whole: compiled as one graph; else every block by itself (they share what is compiled) and the head: a deep model as one graph
+    takes minutes to compile. layers: so many of the model's."""
     import torch
 
     if cache := os.environ.get("GPU_CHECK_CACHE"):
         os.environ |= {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/triton"}
     model, batch, micros = sized(size)
+    while True:  # the same tokens in more micro-batches, where PyTorch has no room for these
+        try:
+            return torch_steps_of(model, batch, micros, whole, enough, layers), batch, micros
+        except torch.OutOfMemoryError as error:
+            if batch == 1:
+                raise
+            print(f"micro-batches of {batch}: {str(error).splitlines()[0]}")
+            batch, micros = -(-batch // 2), 2 * micros
+        torch.cuda.empty_cache()
+
+
+def torch_steps_of(model, batch, micros, whole, enough, layers):
+    import dataclasses
+
+    import torch
+
     model = dataclasses.replace(model, n_layer=layers or model.n_layer)
     where = "cpu" if small() else "cuda"
     torch.set_float32_matmul_precision("high")
@@ -347,9 +387,9 @@ def torch_peer(size, whole):
         import torch
 
         began = time.monotonic()
-        steps = torch_steps(size, whole, lambda s: len(s) >= (2 if small() else 5) and (
+        steps, batch, micros = torch_steps(size, whole, lambda s: len(s) >= (2 if small() else 5) and (
             len(s) >= 14 or sum(s[1:]) > 5 or time.monotonic() - began > 24))
-        model, batch, micros = sized(size)
+        model, *_ = sized(size)
         step_s, tokens_per_step = statistics.median(steps[3:] or steps), batch * micros * model.block_size
         tflops = 1e-12 * model.flops_per_token(model.block_size) * tokens_per_step / step_s
         return {"headline": f"{tflops:.0f} TFLOP/s, {tokens_per_step / step_s:.0f} tokens/s (PyTorch {torch.__version__})",
@@ -368,6 +408,8 @@ def warm_torch(size, whole):
 
 
 STAGES, LONG = 4, 32 if small() else 2048
+PATIENCE_S = 15.0  # with a message: what waits for ever shall say so within its question's time
+EAGER = {"TERAPIPE_CUDA_GRAPHS": "0"}  # what remains where a device refuses the graphs of steps, or loses its way in them
 
 
 def pipeline_right():
@@ -380,8 +422,9 @@ def pipeline_right():
     tokens = np.random.default_rng(2).integers(0, model.vocab_size, (2, T + 1)).astype(np.int32)
     loss, _ = tp.loss_and_grads(model, params, tokens, backend="cuda")
     program, make = engine_of(model, [(1, [T // 2, T // 4, T // 4])] * 2, STAGES, "gpipe")
-    steps, traces, losses = run_ranks(model, program, make, params, tokens)
-    found = {"loss": loss, "losses_of_ranks": losses, "step_s": steps, "instructions": [len(t) for t in traces]}
+    steps, traces, losses, caveats = run_ranks(model, program, make, params, tokens)
+    found = {"loss": loss, "losses_of_ranks": losses, "step_s": steps, "instructions": [len(t) for t in traces],
+             "caveats": caveats}
     assert all(abs(one / loss - 1) < 3e-3 for one in losses), found
     return found | {"headline": f"loss {losses[0]:.5f}, on one stage {loss:.5f}"}
 
@@ -397,28 +440,44 @@ def pipeline():
     model = tp.GPTConfig(layers, heads, width, vocabulary, LONG, tie_weights=False)
     params = some_params(model)
     tokens = np.random.default_rng(7).integers(0, model.vocab_size, (1, LONG + 1)).astype(np.int32)
-    found = {"model": repr(model), "stages": STAGES}
+    found, failed = {"model": repr(model), "stages": STAGES}, None
     for name, lengths, apart in (("gpipe", [2048], False), ("slices of 256", [256] * 8, True), ("slices of 128", [128] * 16, True),
                                  ("slices of 512", [512] * 4, True), ("gpipe, W apart", [2048], True),
                                  ("slices, first longest", [384, 320, 256, 256, 256, 192, 192, 192], True)):
         slicing = [(1, [n * LONG // 2048 for n in lengths])]
-        program, make = engine_of(model, slicing, STAGES, "gpipe", apart=apart, candidates=4)
-        steps, traces, _ = run_ranks(model, program, make, params, tokens)
-        found[name] = {"step_s": steps, "simulated_s": simulated(program, traces)}
-        found[name]["simulated_over_measured"] = found[name]["simulated_s"] / steps
-        so_far(found)
-    found["speedup_over_gpipe_w_apart"] = found["gpipe, W apart"]["step_s"] / min(
-        one["step_s"] for key, one in found.items() if key.startswith("slices"))
-    best = min((k for k in found if k.startswith("slices")), key=lambda k: found[k]["step_s"])
-    found["speedup"] = found["gpipe"]["step_s"] / found[best]["step_s"]
-    off = max(abs(one["simulated_over_measured"] - 1) for one in found.values() if isinstance(one, dict))
-    return found | {"headline": f"{best}: {found['speedup']:.2f} times GPipe (goal 2.5); simulator off by {100 * off:.1f} % "
-                                "(goal 5)"}
+        try:
+            program, make = engine_of(model, slicing, STAGES, "gpipe", apart=apart, candidates=4)
+            steps, traces, _, caveats = run_ranks(model, program, make, params, tokens)
+        except Exception as error:  # the others may have better luck; kept as text, for an exception keeps its engines' memory
+            found[name] = {"why": f"{type(error).__name__}: {error}"}
+            failed = failed or f"{name}: {found[name]['why']}"
+        else:
+            found[name] = {"step_s": steps, "simulated_s": simulated(program, traces), "caveats": caveats}
+            found[name]["simulated_over_measured"] = found[name]["simulated_s"] / steps
+        so_far(found | summed_up(found))
+    if failed:
+        raise RuntimeError(failed)
+    return found | summed_up(found)
+
+
+def summed_up(found):
+    """Of what was measured by now."""
+    measured = {k: one for k, one in found.items() if isinstance(one, dict) and "step_s" in one}
+    slices = {k: one["step_s"] for k, one in measured.items() if k.startswith("slices")}
+    if not slices or "gpipe" not in measured:
+        return {}
+    best = min(slices, key=slices.get)
+    sums = {"speedup": measured["gpipe"]["step_s"] / slices[best]}
+    if "gpipe, W apart" in measured:
+        sums["speedup_over_gpipe_w_apart"] = measured["gpipe, W apart"]["step_s"] / slices[best]
+    off = max(abs(one["simulated_over_measured"] - 1) for one in measured.values())
+    return sums | {"headline": f"{best}: {sums['speedup']:.2f} times GPipe (goal 2.5); simulator off by {100 * off:.1f} % "
+                               "(goal 5)"}
 
 
 def run_ranks(model, program, make, params, tokens):
-    """(median seconds of a step without its update, [trace], [loss] of each rank), ranks being threads with a part of the GPU: the
-    emulator has no parts."""
+    """(median seconds of a step without its update, [trace], [loss] of each rank, what the ranks say of themselves), ranks being
+    threads with a part of the GPU: the emulator has no parts."""
     from terapipe_c import _core, cuda, device_comm
     from terapipe_c.engine import gather_bytes, in_threads
 
@@ -429,10 +488,17 @@ def run_ranks(model, program, make, params, tokens):
         controls = [_core.Comm(region, rank, 120.0) for rank in range(ranks)]
         parts, comms = [None] * ranks, [device_comm.inproc(control, 1 << 20) for control in controls]
     else:
-        parts, comms = cuda.pipeline_on_one_gpu(region, 0, 120.0)
+        parts, comms = cuda.pipeline_on_one_gpu(region, 0, PATIENCE_S)
     steps, start = [], threading.Barrier(ranks, timeout=60)
 
     def work(rank):
+        try:
+            return steps_of(rank)
+        except BaseException:
+            start.abort()  # or the others would wait for this one
+            raise
+
+    def steps_of(rank):
         engine = make(rank, comms[rank], part=parts[rank])
         engine.load(params)
         for _ in range(3 if small() else 9):
@@ -445,10 +511,8 @@ def run_ranks(model, program, make, params, tokens):
         return engine.trace(), loss, engine.caveats
 
     told = in_threads(region, work)
-    for rank, (*_, caveats) in enumerate(told):
-        for text in caveats:
-            print(f"rank {rank}: {text}")
-    return statistics.median(steps[3:] or steps), [trace for trace, *_ in told], [loss for _, loss, _ in told]
+    caveats = sorted({text for *_, said in told for text in said})
+    return statistics.median(steps[3:] or steps), [trace for trace, *_ in told], [loss for _, loss, _ in told], caveats
 
 
 def simulated(program, traces):
@@ -466,12 +530,12 @@ QUESTIONS = [
     Question("parity", 50, parity, order=17),
     Question("slicings", 60, invariance, order=18),
     Question("graphs", 30, graphs, order=19),
-    Question("stages on one GPU", 40, pipeline_right, order=22),
-    Question("loss curve", 60, curve, order=23),
-    *(Question(f"training {size}", seconds, training(size), order=41 + i)
+    Question("stages on one GPU", 40, pipeline_right, order=22, otherwise=EAGER),
+    Question("loss curve", 60, curve, order=23, otherwise=EAGER),
+    *(Question(f"training {size}", seconds, training(size), order=41 + i, otherwise=EAGER)
       for i, (size, seconds) in enumerate({"124M": 16, "350M": 16, "774M": 19, "1558M": 28}.items())),
     Question("pytorch 124M", 30, torch_peer("124M", True), order=45, warm=warm_torch("124M", True)),
-    Question("pipeline", 42, pipeline, order=47),
+    Question("pipeline", 42, pipeline, order=47, otherwise=EAGER),
     Question("profile", 14, profiled, order=49),
     Question("pytorch 1558M", 33, torch_peer("1558M", False), order=48, warm=warm_torch("1558M", False)),
 ]
