@@ -3,51 +3,22 @@
  *   linear_t   y^T  [n_in, rows]  = w   [n_in, n_out]     x^T [n_out, rows]   A = w, transposed    B = x, as it lies
  *   linear_w   dw^T [n_out, n_in] = dy^T [n_out, rows]    x   [rows, n_in]    A = dy, as it lies   B = x, transposed
  * The bias runs along D's rows, which are y's columns: what the epilogue wants. The residual is C with beta 1. */
-#include "cuda/gemm.h"
+#include "cuda/gemm_inside.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cuda/gemm_algo.h"
-#include "cuda/gemm_key.h"
 #include "cuda/kernels.h"
 
 enum {
     MAX_CANDIDATES = 8,
     MOST_ASKED = 32,  /* for what takes any number of rows: the fastest for many may not */
-    BUCKETS = 256,
     TIMED_RUNS = 4,   /* one behind the other: a product is shorter than the host takes to ask for it alone */
     TIMED_ROUNDS = 2,
     CANONICAL_ROWS = 2048 /* a reproducible handle's algorithm for so many is that for any: many, since small tiles cost a large
                              product more than large ones a small one */
-};
-
-typedef struct plan {
-    plan_key key;
-    int epilogue; /* that cublasLt runs; a GELU not fused follows as a kernel */
-    int fused;
-    lt_desc desc;
-    lt_layout a, b, c, d;
-    lt_algo algo;
-    size_t workspace;
-    float waves;
-    struct plan *next;
-} plan;
-
-struct tp_gemm {
-    tp_cuda_device *device;
-    tp_stream stream;
-    tp_gemm_options options;
-    const tp_cublaslt *lt;
-    lt_handle handle;
-    void *workspace;
-    size_t workspace_bytes;
-    int32_t multiprocessors; /* 0: all of the device's */
-    int64_t count;
-    plan *buckets[BUCKETS];
-    plan *pins; /* of a reproducible handle: plans for CANONICAL_ROWS */
-    char caveat[256];
 };
 
 /* ---- a plan's descriptors ------------------------------------------------------------------------------------------- */
@@ -65,8 +36,8 @@ check_lt(const tp_gemm *gemm, int status, const tp_gemm_op *op, const char *what
 
 #define LT_TRY(call, what) TP_TRY(check_lt(gemm, (call), op, (what)))
 
-static void
-free_plan(const tp_gemm *gemm, plan *p)
+void
+tp_gemm_plan_free(const tp_gemm *gemm, plan *p)
 {
     if (!p)
         return;
@@ -77,12 +48,6 @@ free_plan(const tp_gemm *gemm, plan *p)
     if (p->desc)
         (void)gemm->lt->desc_destroy(p->desc);
     free(p);
-}
-
-static int
-is_gelu(tp_gemm_epilogue epilogue)
-{
-    return epilogue == TP_GEMM_BIAS_GELU_AUX || epilogue == TP_GEMM_DGELU;
 }
 
 static int
@@ -99,12 +64,12 @@ epilogue_of(const tp_gemm_op *op, int fused)
 }
 
 /* The descriptor holds pointers: set before each run (and before heuristics, which read their alignment). */
-static tp_status
-set_pointers(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op)
+tp_status
+tp_gemm_set_pointers(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op)
 {
     if (p->epilogue & LT_EPILOGUE_BIAS)
         LT_TRY(gemm->lt->desc_set(p->desc, LT_DESC_BIAS_POINTER, &op->bias, sizeof op->bias), "the bias");
-    if (p->fused && is_gelu(op->epilogue))
+    if (p->fused && tp_gemm_is_gelu(op->epilogue))
         LT_TRY(gemm->lt->desc_set(p->desc, LT_DESC_EPILOGUE_AUX_POINTER, &op->aux, sizeof op->aux), "aux");
     return TP_OK;
 }
@@ -137,12 +102,12 @@ describe_product(const tp_gemm *gemm, plan *p, const tp_gemm_op *op, int fused)
     LT_TRY(lt->desc_set(p->desc, LT_DESC_TRANSA, &trans_a, sizeof trans_a), "transposing w");
     LT_TRY(lt->desc_set(p->desc, LT_DESC_TRANSB, &trans_b, sizeof trans_b), "transposing x");
     LT_TRY(lt->desc_set(p->desc, LT_DESC_EPILOGUE, &epilogue, sizeof epilogue), "the epilogue");
-    if (fused && is_gelu(op->epilogue))
+    if (fused && tp_gemm_is_gelu(op->epilogue))
         LT_TRY(lt->desc_set(p->desc, LT_DESC_EPILOGUE_AUX_LD, &op->aux_stride, sizeof op->aux_stride), "the stride of aux");
     if (gemm->multiprocessors)
         LT_TRY(lt->desc_set(p->desc, LT_DESC_SM_COUNT_TARGET, &gemm->multiprocessors, sizeof gemm->multiprocessors),
                "the number of multiprocessors");
-    TP_TRY(set_pointers(gemm, p, op));
+    TP_TRY(tp_gemm_set_pointers(gemm, p, op));
     return describe_layouts(gemm, p, op);
 }
 
@@ -168,12 +133,12 @@ run_kernel(const tp_gemm *gemm, const tp_gemm_op *op)
     return tp_cuda_gelu(gemm->stream, op->dtype, op->rows, n, op->aux, op->y);
 }
 
-static tp_status
-execute(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, const lt_algo *algo)
+tp_status
+tp_gemm_execute(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, const lt_algo *algo, float alpha)
 {
     int residual = op->epilogue == TP_GEMM_BIAS_RESIDUAL;
-    int separate = is_gelu(op->epilogue) && !p->fused;
-    float alpha = 1.0f, beta = op->accumulate || residual ? 1.0f : 0.0f;
+    int separate = tp_gemm_is_gelu(op->epilogue) && !p->fused;
+    float beta = op->accumulate || residual ? 1.0f : 0.0f;
     if (separate)
         TP_TRY(check_gaps(op));
     void *y = separate && op->epilogue == TP_GEMM_BIAS_GELU_AUX ? op->aux : op->y;
@@ -219,6 +184,25 @@ prefer(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, lt_preference p
     return TP_OK;
 }
 
+static int
+was_refused(const tp_gemm *gemm, const lt_algo *algo)
+{
+    for (int i = 0; i < gemm->refusals; i++)
+        if (memcmp(&gemm->refused[i], algo, sizeof *algo) == 0)
+            return 1;
+    return 0;
+}
+
+static void
+drop_refused(const tp_gemm *gemm, lt_heuristic *found, int *count)
+{
+    int kept = 0;
+    for (int i = 0; i < *count; i++)
+        if (!was_refused(gemm, &found[i].algo))
+            found[kept++] = found[i];
+    *count = kept;
+}
+
 /* Up to `wanted` algorithms, the one expected to be fastest first; *count 0: cublasLt has none for this. */
 static tp_status
 candidates(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, int wanted, lt_heuristic *found, int *count)
@@ -232,10 +216,11 @@ candidates(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, int wanted,
         answer = gemm->lt->get_heuristic(gemm->handle, p->desc, p->a, p->b, p->c, p->d, preference, wanted, found, count);
     (void)gemm->lt->preference_destroy(preference);
     TP_TRY(status);
-    if (answer == LT_NOT_SUPPORTED || (answer != LT_SUCCESS && p->fused && is_gelu(op->epilogue)))
+    if (answer == LT_NOT_SUPPORTED || (answer != LT_SUCCESS && p->fused && tp_gemm_is_gelu(op->epilogue)))
         *count = 0; /* a fused epilogue that some architecture lacks is an invalid value there, or not supported */
     else
         LT_TRY(answer, "asking for algorithms");
+    drop_refused(gemm, found, count);
     tp_gemm_sift(gemm->lt, op, one_sum(gemm, op), gemm->workspace_bytes, found, count);
     return TP_OK;
 }
@@ -254,10 +239,10 @@ time_algo(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, const lt_alg
           double *seconds)
 {
     double all;
-    TP_TRY(execute(gemm, p, op, algo)); /* warms up, and lets the calls run ahead of the device */
+    TP_TRY(tp_gemm_execute(gemm, p, op, algo, 1.0f)); /* warms up, and lets the calls run ahead of the device */
     TP_TRY(tp_cuda_event_record(gemm->device, events[0], gemm->stream));
     for (int i = 0; i < TIMED_RUNS; i++)
-        TP_TRY(execute(gemm, p, op, algo));
+        TP_TRY(tp_gemm_execute(gemm, p, op, algo, 1.0f));
     TP_TRY(tp_cuda_event_record(gemm->device, events[1], gemm->stream));
     TP_TRY(tp_cuda_event_synchronize(gemm->device, events[1]));
     TP_TRY(tp_cuda_event_elapsed(gemm->device, events[0], events[1], &all));
@@ -307,18 +292,19 @@ does_any_rows(const tp_gemm *gemm, const tp_gemm_op *op, int fused, const lt_alg
         does = describe_product(gemm, p, &other, fused) == TP_OK &&
                gemm->lt->algo_check(gemm->handle, p->desc, p->a, p->b, p->c, p->d, algo, &checked) == LT_SUCCESS &&
                checked.workspace <= gemm->workspace_bytes;
-        free_plan(gemm, p);
+        tp_gemm_plan_free(gemm, p);
     }
     return does;
 }
 
 /* A plan with this fusing; *out NULL if cublasLt has no algorithm. seconds NULL: not timed. */
-static tp_status
-try_plan(const tp_gemm *gemm, const plan_key *key, const tp_gemm_op *op, int fused, double *seconds, plan **out)
+tp_status
+tp_gemm_try_plan(const tp_gemm *gemm, const plan_key *key, const tp_gemm_op *op, int fused, double *seconds, plan **out)
 {
     lt_heuristic found[MOST_ASKED];
     int pins = one_sum(gemm, op), count = 0;
-    int wanted = pins ? MOST_ASKED : tp_gemm_ragged(op) ? MAX_CANDIDATES : seconds ? gemm->options.candidates : 1;
+    int wanted = pins || gemm->refusals > 0 ? MOST_ASKED : tp_gemm_ragged(op) ? MAX_CANDIDATES
+                                                       : seconds ? gemm->options.candidates : 1;
     *out = NULL;
     plan *p = calloc(1, sizeof *p);
     if (!p)
@@ -334,10 +320,10 @@ try_plan(const tp_gemm *gemm, const plan_key *key, const tp_gemm_op *op, int fus
             best++;
         take(p, &found[best < count ? best : 0]);
         if (seconds)
-            status = pick(gemm, p, op, found, count, seconds);
+            status = pick(gemm, p, op, found, count < MAX_CANDIDATES ? count : MAX_CANDIDATES, seconds);
     }
     if (status != TP_OK || count == 0) {
-        free_plan(gemm, p);
+        tp_gemm_plan_free(gemm, p);
         return status;
     }
     *out = p;
@@ -359,24 +345,24 @@ choose(const tp_gemm *gemm, const plan_key *key, const tp_gemm_op *op, int timed
 {
     double seconds[2] = {1e30, 1e30};
     plan *fused = NULL, *separate = NULL;
-    int gelu = is_gelu(op->epilogue), gaps = gelu && (op->aux_stride != tp_gemm_width(op) || op->y_stride != op->aux_stride);
+    int gelu = tp_gemm_is_gelu(op->epilogue), gaps = gelu && (op->aux_stride != tp_gemm_width(op) || op->y_stride != op->aux_stride);
     tp_status status = TP_OK;
     if (gelu && may_fuse(gemm, key))
-        status = try_plan(gemm, key, op, 1, timed ? &seconds[0] : NULL, &fused);
+        status = tp_gemm_try_plan(gemm, key, op, 1, timed ? &seconds[0] : NULL, &fused);
     if (status == TP_OK && (!fused || (timed && !gaps)))
-        status = try_plan(gemm, key, op, 0, timed ? &seconds[1] : NULL, &separate);
+        status = tp_gemm_try_plan(gemm, key, op, 0, timed ? &seconds[1] : NULL, &separate);
     if (status == TP_OK && !fused && !separate)
         status = check_lt(gemm, LT_NOT_SUPPORTED, op, "asking for algorithms");
     int keep_fused = fused && (!separate || seconds[0] <= seconds[1]);
     *out = status != TP_OK ? NULL : keep_fused ? fused : separate;
-    free_plan(gemm, *out == fused ? NULL : fused);
-    free_plan(gemm, *out == separate ? NULL : separate);
+    tp_gemm_plan_free(gemm, *out == fused ? NULL : fused);
+    tp_gemm_plan_free(gemm, *out == separate ? NULL : separate);
     return status;
 }
 
 /* A reproducible handle's algorithm of this class of products: asked for at CANONICAL_ROWS whatever comes first. */
 static tp_status
-pin_of(tp_gemm *gemm, const tp_gemm_op *op, const plan **out)
+pin_of(tp_gemm *gemm, const tp_gemm_op *op, plan **out)
 {
     tp_gemm_op canonical = *op;
     canonical.rows = CANONICAL_ROWS;
@@ -393,12 +379,14 @@ pin_of(tp_gemm *gemm, const tp_gemm_op *op, const plan **out)
     return TP_OK;
 }
 
-/* *out NULL: cublasLt refuses the algorithm for so many rows. */
+/* *out NULL: cublasLt refuses the algorithm for so many rows, or it was found wanting. */
 static tp_status
-try_pin(const tp_gemm *gemm, const plan *pin, const plan_key *key, const tp_gemm_op *op, plan **out)
+try_pin(const tp_gemm *gemm, plan *pin, const plan_key *key, const tp_gemm_op *op, plan **out)
 {
     lt_heuristic checked = {0};
     *out = NULL;
+    if (was_refused(gemm, &pin->algo) || (pin->fused && tp_gemm_is_gelu(op->epilogue) && gemm->options.fuse == 1))
+        return TP_OK;
     plan *p = calloc(1, sizeof *p);
     if (!p)
         return tp_fail(TP_EMEMORY, "no host memory for the plan of a product");
@@ -409,10 +397,12 @@ try_pin(const tp_gemm *gemm, const plan *pin, const plan_key *key, const tp_gemm
         checked.workspace <= gemm->workspace_bytes) {
         checked.algo = pin->algo;
         take(p, &checked);
+        p->pin = pin;
+        pin->users++;
         *out = p;
         return TP_OK;
     }
-    free_plan(gemm, p);
+    tp_gemm_plan_free(gemm, p);
     return status;
 }
 
@@ -420,15 +410,14 @@ try_pin(const tp_gemm *gemm, const plan *pin, const plan_key *key, const tp_gemm
 static tp_status
 choose_pinned(tp_gemm *gemm, const plan_key *key, const tp_gemm_op *op, plan **out)
 {
-    const plan *pin;
+    plan *pin;
     TP_TRY(pin_of(gemm, op, &pin));
     TP_TRY(try_pin(gemm, pin, key, op, out));
     if (*out && tp_gemm_is_one_sum(gemm->lt, &pin->algo))
         return TP_OK;
-    if (*gemm->caveat == 0)
-        snprintf(gemm->caveat, sizeof gemm->caveat, "products may differ in their last bits from one slicing to another (for %lld "
-                 "rows, n_in %lld, n_out %lld cublasLt %s)", (long long)op->rows, (long long)op->n_in, (long long)op->n_out,
-                 *out ? "has only algorithms with split sums" : "refuses the algorithm of other rows");
+    tp_gemm_say(gemm, GEMM_DIFFERS, "products may differ in their last bits from one slicing to another (for %lld rows, n_in %lld, "
+                "n_out %lld cublasLt %s)", (long long)op->rows, (long long)op->n_in, (long long)op->n_out,
+                *out ? "has only algorithms with split sums" : "refuses the algorithm of other rows");
     return *out ? TP_OK : choose(gemm, key, op, 0, out);
 }
 
@@ -439,7 +428,7 @@ bucket_of(tp_gemm *gemm, const plan_key *key)
     uint64_t hash = 14695981039346656037u; /* FNV-1a */
     for (size_t i = 0; i < sizeof *key; i++)
         hash = (hash ^ bytes[i]) * 1099511628211u;
-    return &gemm->buckets[hash % BUCKETS];
+    return &gemm->buckets[hash % GEMM_BUCKETS];
 }
 
 static plan *
@@ -470,6 +459,32 @@ plan_of(tp_gemm *gemm, const tp_gemm_op *op, int timed, plan **out)
     *bucket = *out;
     gemm->count++;
     return TP_OK;
+}
+
+static void
+drop_pin(tp_gemm *gemm, plan *pin)
+{
+    if (pin == NULL || --pin->users > 0)
+        return;
+    for (plan **at = &gemm->pins; *at; at = &(*at)->next)
+        if (*at == pin) {
+            *at = pin->next;
+            break;
+        }
+    tp_gemm_plan_free(gemm, pin);
+}
+
+tp_status
+tp_gemm_replan(tp_gemm *gemm, const tp_gemm_op *op, plan **p)
+{
+    plan **at = bucket_of(gemm, &(*p)->key);
+    while (*at != *p)
+        at = &(*at)->next;
+    *at = (*p)->next;
+    gemm->count--;
+    drop_pin(gemm, (*p)->pin);
+    tp_gemm_plan_free(gemm, *p);
+    return plan_of(gemm, op, 1, p);
 }
 
 /* ---- the handle ----------------------------------------------------------------------------------------------------- */
@@ -511,10 +526,10 @@ tp_gemm_close(tp_gemm *gemm)
 {
     if (!gemm)
         return;
-    for (int i = 0; i <= BUCKETS; i++)
-        for (plan *p = i < BUCKETS ? gemm->buckets[i] : gemm->pins, *next; p; p = next) {
+    for (int i = 0; i <= GEMM_BUCKETS; i++)
+        for (plan *p = i < GEMM_BUCKETS ? gemm->buckets[i] : gemm->pins, *next; p; p = next) {
             next = p->next;
-            free_plan(gemm, p);
+            tp_gemm_plan_free(gemm, p);
         }
     (void)gemm->lt->destroy(gemm->handle);
     free(gemm);
@@ -530,17 +545,7 @@ tp_gemm_prepare(tp_gemm *gemm, const tp_gemm_op *op)
     TP_TRY(tp_cuda_bind(gemm->device));
     int64_t known = gemm->count;
     TP_TRY(plan_of(gemm, op, 1, &p));
-#ifndef TP_CUDA_EMULATED
-    /* Its kernels are loaded now: in a step that may wait for a kernel which itself waits for a message (CUDA Programming
-     * Guide, "Lazy Loading", concurrent execution). */
-    if (gemm->count > known) {
-        TP_TRY(set_pointers(gemm, p, op));
-        return execute(gemm, p, op, &p->algo);
-    }
-#else
-    (void)known;
-#endif
-    return TP_OK;
+    return gemm->count > known ? tp_gemm_prove(gemm, op, p) : TP_OK;
 }
 
 tp_status
@@ -551,8 +556,8 @@ tp_gemm_run(tp_gemm *gemm, const tp_gemm_op *op)
     TP_TRY(tp_cuda_bind(gemm->device));
     if (op->rows > 0) {
         TP_TRY(plan_of(gemm, op, 0, &p));
-        TP_TRY(set_pointers(gemm, p, op));
-        return execute(gemm, p, op, &p->algo);
+        TP_TRY(tp_gemm_set_pointers(gemm, p, op));
+        return tp_gemm_execute(gemm, p, op, &p->algo, 1.0f);
     }
     if (op->kind != TP_GEMM_LINEAR_W || op->accumulate)
         return TP_OK;
@@ -590,5 +595,5 @@ tp_gemm_describe(tp_gemm *gemm, const tp_gemm_op *op, char *text, size_t size)
     (void)gemm->lt->algo_get(&p->algo, LT_ALGO_STAGES_ID, &stages, sizeof stages, NULL);
     snprintf(text, size, "cublasLt algorithm %d, tile %u, stages %u, split-K %d, %zu bytes of workspace, %.2f waves%s", (int)id,
              (unsigned)tile, (unsigned)stages, (int)split, p->workspace, (double)p->waves,
-             !is_gelu(op->epilogue) ? "" : p->fused ? ", GELU fused" : ", GELU apart");
+             !tp_gemm_is_gelu(op->epilogue) ? "" : p->fused ? ", GELU fused" : ", GELU apart");
 }

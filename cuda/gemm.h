@@ -53,8 +53,8 @@ typedef struct {
     int reproducible; /* 1: one algorithm without split sums for every number of rows: a row's bits do not depend on how many
                          are multiplied with it. Slower. LINEAR_W, whose rows no slicing changes: the heuristic's first, any.
                          Where cublasLt refuses a number of rows that algorithm: another (tp_gemm_caveat) */
-    int fuse;         /* 0: where timed, the faster of fused and separate GELU; else fused where cublasLt has it.
-                         1: always separate */
+    int fuse;         /* 0: where timed, the faster of fused and separate GELU; else fused where cublasLt has it. Separate where
+                         a fused one, when it is prepared, is not our kernel's GELU (tp_gemm_caveat). 1: always separate */
 } tp_gemm_options;
 
 /* Bytes of workspace a handle needs: the stage's arena has them. */
@@ -68,7 +68,8 @@ tp_gemm_open(tp_cuda_device *device, tp_stream stream, const tp_gemm_options *op
 void
 tp_gemm_close(tp_gemm *gemm);
 /* Choose how to do this product: once for each that a step will ask for, before it is captured. Everything but the
- * pointers counts, and of them their alignment. y and aux are overwritten. */
+ * pointers counts, and of them their alignment. y and aux are overwritten: what was chosen is run, and where the library then
+ * refuses it, another. x and w should hold numbers, which a fused GELU is told by. */
 TP_MUST_USE tp_status
 tp_gemm_prepare(tp_gemm *gemm, const tp_gemm_op *op);
 /* EVALUE: a size, stride, pointer or epilogue that cannot be (names it). ERUNTIME: cublasLt cannot do it. Prepares what was
@@ -78,7 +79,7 @@ tp_gemm_run(tp_gemm *gemm, const tp_gemm_op *op);
 /* Products prepared so far. */
 int64_t
 tp_gemm_plans(const tp_gemm *gemm);
-/* Of a reproducible handle, "" or why it is not wholly so. Good until the handle closes. */
+/* "", or why a reproducible handle is not wholly so, and why no GELU is fused. Good until the handle closes. */
 const char *
 tp_gemm_caveat(const tp_gemm *gemm);
 /* Text about how the product of this op is done ("cublasLt algorithm 66, tile 21, fused GELU, 1.2 waves"), cut to size. */

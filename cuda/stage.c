@@ -238,8 +238,9 @@ stage_weight_gradient(tp_stage *stage, int micro, int slice, int slot, int gslot
     return TP_OK;
 }
 
-/* What products are timed on: the largest weights, over and over, in all that a step writes before it reads it. Fresh memory is
- * mostly zeros, and a GPU multiplies zeros faster than data (it draws less power), some algorithms more so than others. */
+/* What products are tried and timed on: the largest weights, over and over, in all that a step writes before it reads it. Fresh
+ * memory is mostly zeros, which tell no GELU from another, and a GPU multiplies zeros faster than data (it draws less power), some
+ * algorithms more so than others. */
 static tp_status
 make_up_data(tp_stage *stage)
 {
@@ -263,7 +264,7 @@ static tp_status
 prepare(tp_stage *stage)
 {
     const tp_slicing *slicing = stage->base.config.slicing;
-    tp_status status = stage->rank->config.candidates > 1 ? make_up_data(stage) : TP_OK;
+    tp_status status = make_up_data(stage);
     stage->preparing = stage->train = 1;
     for (int32_t q = 0; q < slicing->micros && status == TP_OK; q++)
         for (int32_t s = 0; s < slicing->micro[q].slices && status == TP_OK; s++) {

@@ -23,7 +23,7 @@ import cuda_emu  # noqa: E402
 LINEAR, LINEAR_T, LINEAR_W = range(3)
 NONE, BIAS, GELU_AUX, RESIDUAL, DGELU = range(5)
 F32, BF16 = 0, 1
-NO_GELU_AUX, NO_DGELU, NO_PRODUCT, NO_FIRST_ALGORITHM, INVALID, SPLITS, LATE_PIN = 1, 2, 4, 8, 16, 128, 256
+NO_GELU_AUX, NO_DGELU, NO_PRODUCT, NO_FIRST_ALGORITHM, INVALID, SPLITS, LATE_PIN, WRONG_GELU = 1, 2, 4, 8, 16, 128, 256, 512
 TOLERANCE = {F32: 1e-5, BF16: 6e-3}
 
 
@@ -160,8 +160,43 @@ def test_an_algorithm_that_does_not_run_is_passed_over(cuda, refuse):
     case = Case(LINEAR, BF16, GELU_AUX, 7, 16, 24)
     assert "algorithm 1," not in case.run(cuda, candidates=3)
     case.check()
-    with pytest.raises(tp.ExecutionError, match="cublasLtMatmul of linear .*not supported"):
-        Case(LINEAR, BF16, BIAS, 7, 16, 24).run(cuda)  # untimed: the first is all there is
+    for options in ({}, {"reproducible": 1}):  # untimed too: it is run when it is chosen, and gives way
+        for kind, epilogue in ALL:
+            case = Case(kind, BF16, epilogue, 7, 16, 24)
+            assert "algorithm 1," not in case.run(cuda, **options)
+            case.check()
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=["f32", "bf16"])
+@pytest.mark.parametrize(("kind", "epilogue"), [(LINEAR, GELU_AUX), (LINEAR_T, DGELU)])
+def test_a_fused_gelu_that_is_another_is_left(cuda, refuse, dtype, kind, epilogue):
+    """Wrong for an odd number of rows alone: it is told where it is prepared, from our kernel's beside it."""
+    refuse(WRONG_GELU)
+    for rows, options in itertools.product((1, 7, 33), ({}, {"candidates": 3}, {"reproducible": 1})):
+        case = Case(kind, dtype, epilogue, rows, 16, 24)
+        assert "GELU apart" in case.run(cuda, **options)
+        case.check()
+    case = Case(kind, dtype, epilogue, 8, 16, 24)
+    assert "GELU fused" in case.run(cuda)
+    case.check()
+
+
+@pytest.mark.parametrize("small", [0.0, 1e-3, np.nan])
+def test_what_tells_no_gelu_from_another_changes_nothing(cuda, small):
+    """Fresh memory may be zeros, or no numbers; small products lie where GELU is nearly a line, and are made larger to tell."""
+    for kind, epilogue in ((LINEAR, GELU_AUX), (LINEAR_T, DGELU)):
+        case = Case(kind, F32, epilogue, 9, 16, 24)
+        case.x = of(F32, small * numbers(case.x))
+        if case.bias is not None:
+            case.bias = of(F32, small * numbers(case.bias))
+        assert "GELU fused" in case.run(cuda)
+        if small > 0:
+            case.check()
+            cuda_emu.library().tp_emu_set_cublaslt(WRONG_GELU)
+            again = Case(kind, F32, epilogue, 9, 16, 24)
+            again.x, again.bias = case.x, case.bias
+            assert "GELU apart" in again.run(cuda)
+            cuda_emu.library().tp_emu_set_cublaslt(0)
 
 
 @pytest.mark.parametrize("options", [{}, {"candidates": 1}, {"candidates": 3}, {"reproducible": 1}])

@@ -124,6 +124,34 @@ def test_a_product_that_cannot_be_pinned_is_done_and_said():
     assert re.search("for 5 rows, .* cublasLt refuses the algorithm of other rows", caveats[0])
 
 
+@pytest.mark.parametrize(("refuse", "lengths", "said"), [
+    (1024, [5, 4], []),  # another algorithm for both: it was refused before anybody had it
+    (1024, [4, 5], ["differ in their last bits .*for 5 rows.* refuses the algorithm of other rows"]),
+    (512, [5, 4], ["GELU is a kernel of its own .for 5 rows, n_in 16, n_out 64 cublasLt's fused one is off by"]),
+    (512, [4, 5], ["GELU is a kernel of its own .for 5 rows", "differ in their last bits .*for 5 rows"]),
+])  # fmt: skip
+@pytest.mark.parametrize("dtype", ["float32", "bf16"])
+def test_what_a_product_turns_out_not_to_do_is_done_otherwise_and_said(dtype, refuse, lengths, said):
+    """When it is prepared: cublasLt refuses a product that its heuristics and its check allow; its fused GELU is another."""
+    model, params, tokens = problem(1, 9)
+    program, found = tp.schedules.gpipe(1, 1, [2]).lower(True), []
+    for reproducible, flags in ((True, 0), (True, refuse), (False, refuse)):
+        library().tp_emu_set_cublaslt(flags)
+        try:
+            found += ranks_do(model, [(0, model.num_blocks)], [(1, lengths)], program,
+                              lambda engine: (engine.run(tokens, step=1)[:2], engine.caveats), params, dtype,
+                              reproducible=reproducible)
+        finally:
+            library().tp_emu_set_cublaslt(0)
+    (right, nothing), (numbers, caveats), (free, also) = found
+    assert nothing == [] and len(caveats) == (1 if said else 0) and len(also) == (1 if refuse == 512 else 0)
+    for pattern in said:
+        assert re.search(pattern, caveats[0]), caveats
+    assert ("last bits" in "".join(caveats)) == any("last bits" in text for text in said)
+    assert np.allclose(numbers, right, rtol=1e-5 if dtype == "float32" else 1e-2)
+    assert np.allclose(free, right, rtol=1e-5 if dtype == "float32" else 1e-2)
+
+
 PROGRAMS = {
     "gpipe, whole backward": lambda: tp.schedules.gpipe(2, 2, [2, 2]),
     "gpipe, W late": lambda: tp.schedules.gpipe(3, 2, [2, 2]).split(pending=9),

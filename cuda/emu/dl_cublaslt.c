@@ -258,6 +258,7 @@ static void
 finish(const product *p, const matrix *d, int64_t column, const float *sums, float beta, const void *c, const matrix *cm,
        void *to)
 {
+    int wrong = atomic_load(&flags) & TP_EMU_WRONG_GELU && d->columns % 2;
     for (int64_t i = 0; i < d->rows; i++) {
         int64_t aux = column * p->aux_stride + i;
         float x = sums[i];
@@ -267,9 +268,10 @@ finish(const product *p, const matrix *d, int64_t column, const float *sums, flo
             x += load(d->type, p->bias, i);
         if (p->epilogue == LT_EPILOGUE_GELU_AUX_BIAS) {
             store(d->type, p->aux, aux, x);
-            x = gelu(x);
+            x = wrong ? fmaxf(x, 0.0f) : gelu(x);
         } else if (p->epilogue == LT_EPILOGUE_DGELU) {
-            x *= dgelu(load(d->type, p->aux, aux));
+            float h = load(d->type, p->aux, aux);
+            x *= wrong ? (float)(h > 0.0f) : dgelu(h);
         }
         store(d->type, to, column * d->stride + i, x);
     }
@@ -289,7 +291,7 @@ typedef struct {
     matrix a, b, c, d;
     const void *a_at, *b_at, *c_at;
     void *d_at;
-    double beta;
+    double alpha, beta;
     int64_t parts;
 } work;
 
@@ -323,6 +325,8 @@ multiply(const void *body)
             for (int64_t m = 0; m < w->d.rows; m++)
                 sums[m] += x * row[m];
         }
+        for (int64_t m = 0; w->alpha != 1.0 && m < w->d.rows; m++)
+            sums[m] *= (float)w->alpha;
         finish(p, &w->d, j, sums, (float)w->beta, w->c_at, &w->c, w->d_at);
     }
     free(rows);
@@ -337,9 +341,11 @@ matmul(lt_handle handle, lt_desc desc, const void *alpha, const void *a, lt_layo
     const product *p = desc;
     (void)handle, (void)workspace_bytes;
     int answer = check(p, a_layout, b_layout, c_layout, d_layout);
-    if (answer != LT_SUCCESS || *(const float *)alpha != 1.0f || !algo->data[0] || !workspace)
+    if (answer != LT_SUCCESS || !algo->data[0] || !workspace)
         return answer != LT_SUCCESS ? answer : INVALID;
     if (algo->data[0] == 1 && atomic_load(&flags) & TP_EMU_NO_FIRST_ALGORITHM)
+        return LT_NOT_SUPPORTED;
+    if (algo->data[0] == 1 && atomic_load(&flags) & TP_EMU_NO_RUN && ((const matrix *)d_layout)->columns % 2)
         return LT_NOT_SUPPORTED;
     if (atomic_load(&flags) & TP_EMU_NO_CAPTURE && tp_emu_captures())
         return EXECUTION_FAILED;
@@ -351,6 +357,7 @@ matmul(lt_handle handle, lt_desc desc, const void *alpha, const void *a, lt_layo
     memcpy(&w.c, c_layout, sizeof w.c);
     memcpy(&w.d, d_layout, sizeof w.d);
     w.a_at = a, w.b_at = b, w.c_at = c, w.d_at = d;
+    w.alpha = (double)*(const float *)alpha;
     w.beta = (double)*(const float *)beta;
     w.parts = (int64_t)algo->data[1];
     return tp_emu_do(stream, "product", multiply, &w, sizeof w) == TP_OK ? LT_SUCCESS : EXECUTION_FAILED;

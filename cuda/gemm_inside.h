@@ -1,0 +1,77 @@
+/* Inside cuda/gemm.c: what it shares with gemm_prove.c, which tries what was chosen before a step relies on it. */
+#ifndef TP_CUDA_GEMM_INSIDE_H
+#define TP_CUDA_GEMM_INSIDE_H
+
+#include "cuda/dl_cublaslt.h"
+#include "cuda/gemm.h"
+#include "cuda/gemm_key.h"
+
+enum { GEMM_BUCKETS = 256, GEMM_REFUSALS = 16 };
+enum { GEMM_DIFFERS = 1, GEMM_APART = 2 }; /* what is said once */
+
+typedef struct plan {
+    plan_key key;
+    int epilogue; /* that cublasLt runs; a GELU not fused follows as a kernel */
+    int fused;
+    lt_desc desc;
+    lt_layout a, b, c, d;
+    lt_algo algo;
+    size_t workspace;
+    float waves;
+    struct plan *pin; /* whose algorithm it has, or NULL */
+    int users;        /* of a pin */
+    struct plan *next;
+} plan;
+
+struct tp_gemm {
+    tp_cuda_device *device;
+    tp_stream stream;
+    tp_gemm_options options;
+    const tp_cublaslt *lt;
+    lt_handle handle;
+    void *workspace;
+    size_t workspace_bytes;
+    int32_t multiprocessors; /* 0: all of the device's */
+    int64_t count;
+    plan *buckets[GEMM_BUCKETS];
+    plan *pins; /* of a reproducible handle: plans for CANONICAL_ROWS */
+    lt_algo refused[GEMM_REFUSALS]; /* offered, but did not run */
+    int refusals, said;
+    char caveat[512];
+};
+
+static inline int
+tp_gemm_is_gelu(tp_gemm_epilogue epilogue)
+{
+    return epilogue == TP_GEMM_BIAS_GELU_AUX || epilogue == TP_GEMM_DGELU;
+}
+
+/* ---- gemm.c ---- */
+
+/* NULL is allowed. */
+void
+tp_gemm_plan_free(const tp_gemm *gemm, plan *p);
+/* Into the plan's descriptor: before each run. */
+TP_MUST_USE tp_status
+tp_gemm_set_pointers(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op);
+/* Enqueue with this algorithm, the product times alpha, and a GELU of its own where the plan has one. */
+TP_MUST_USE tp_status
+tp_gemm_execute(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, const lt_algo *algo, float alpha);
+/* A plan, the caller's, with this fusing; *out NULL if cublasLt has no algorithm. seconds NULL: not timed. */
+TP_MUST_USE tp_status
+tp_gemm_try_plan(const tp_gemm *gemm, const plan_key *key, const tp_gemm_op *op, int fused, double *seconds, plan **out);
+/* The product's plan anew, of what is left: `refused` and `options.fuse` say what is not. */
+TP_MUST_USE tp_status
+tp_gemm_replan(tp_gemm *gemm, const tp_gemm_op *op, plan **p);
+/* ---- gemm_prove.c ---- */
+
+/* Into the caveat, the first time of each `what`. */
+void
+tp_gemm_say(tp_gemm *gemm, int what, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* Run a plan that was made just now. One that the library refuses after all gives way to another; so does a fused GELU that is not
+ * ours beside it, on up to 16 of the rows. y and aux are written. */
+TP_MUST_USE tp_status
+tp_gemm_prove(tp_gemm *gemm, const tp_gemm_op *op, plan *p);
+
+#endif
