@@ -163,10 +163,35 @@ load_kernels(void)
     return TP_OK;
 }
 
+/* The driver's own too, which fill and copy: whole words and ragged ends, and rows at a pitch. */
+static tp_status
+load_fills_and_copies(char *memory)
+{
+    enum { HALF = 4096 };
+    for (size_t bytes = HALF; bytes >= HALF - 3; bytes--) {
+        CUDA_TRY(cudaMemsetAsync(memory, 0, bytes, NULL));
+        CUDA_TRY(cudaMemcpyAsync(memory + HALF, memory, bytes, cudaMemcpyDeviceToDevice, NULL));
+    }
+    CUDA_TRY(cudaMemcpy2DAsync(memory + HALF, 64, memory, 128, 48, 32, cudaMemcpyDeviceToDevice, NULL));
+    CUDA_TRY(cudaStreamSynchronize(NULL));
+    return TP_OK;
+}
+
+static tp_status
+load_drivers(void)
+{
+    void *memory;
+    CUDA_TRY(cudaMalloc(&memory, 8192));
+    tp_status status = load_fills_and_copies(memory);
+    (void)cudaFree(memory);
+    return status;
+}
+
 tp_status
 tp_cuda_ask_priorities(tp_cuda_device *device)
 {
     TP_TRY(load_kernels());
+    TP_TRY(load_drivers());
     CUDA_TRY(cudaDeviceGetStreamPriorityRange(&device->priorities[0], &device->priorities[1]));
     return TP_OK;
 }

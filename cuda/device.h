@@ -61,7 +61,8 @@ typedef struct {
     void *context;
     /* A non-blocking stream of this part of the device. */
     tp_status (*stream_create)(void *context, int priority, tp_stream *out);
-    /* An event of this part: one is recorded on streams of the context that it was created in alone (cuEventRecord). */
+    /* An event of this part: one is recorded on streams of the context that it was created in alone (cuEventRecord). NULL, or where
+     * the part's streams refuse it when the device is opened: the device's. */
     tp_status (*event_create)(void *context, int timed, tp_cuda_event *out);
     int multiprocessors; /* of this part, as read back */
 } tp_cuda_partition;
@@ -83,6 +84,12 @@ tp_cuda_device_properties(const tp_cuda_device *device);
 /* Multiprocessors that this device's streams run on: the partition's, or all. */
 int
 tp_cuda_multiprocessors(const tp_cuda_device *device);
+/* Of these, how many kernels may hold that wait for messages while others run: a communicator tells; 0 at first. Asked for, half at
+ * most. */
+void
+tp_cuda_hold(tp_cuda_device *device, int multiprocessors);
+int
+tp_cuda_held(const tp_cuda_device *device);
 tp_stream
 tp_cuda_compute(tp_cuda_device *device);
 tp_stream

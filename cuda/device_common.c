@@ -5,11 +5,37 @@
 #include "cuda/faults.h"
 
 static tp_status
+try_event(tp_cuda_device *device)
+{
+    tp_cuda_event event;
+    TP_TRY(tp_cuda_event_create(device, 0, &event));
+    tp_status status = tp_cuda_event_record(device, event, device->compute);
+    if (status == TP_OK)
+        status = tp_cuda_event_wait(device, event, device->communication);
+    if (status == TP_OK)
+        status = tp_cuda_synchronize(device, device->communication);
+    tp_cuda_event_destroy(device, event);
+    return status;
+}
+
+/* cuEventRecord wants an event of the stream's context. Whether a part's stream is of the part or of the device to it is the
+ * driver's to say: where it refuses the one, the other. */
+static tp_status
+choose_events(tp_cuda_device *device)
+{
+    if (!device->partition.event_create || try_event(device) == TP_OK)
+        return TP_OK;
+    device->partition.event_create = NULL;
+    return try_event(device);
+}
+
+static tp_status
 open_streams(tp_cuda_device *device)
 {
     TP_TRY(tp_cuda_ask_priorities(device));
     TP_TRY(tp_cuda_stream_create(device, 0, &device->compute));
-    return tp_cuda_stream_create(device, 1, &device->communication);
+    TP_TRY(tp_cuda_stream_create(device, 1, &device->communication));
+    return choose_events(device);
 }
 
 tp_status
@@ -44,6 +70,19 @@ int
 tp_cuda_multiprocessors(const tp_cuda_device *device)
 {
     return device->partition.stream_create ? device->partition.multiprocessors : device->properties.multiprocessors;
+}
+
+void
+tp_cuda_hold(tp_cuda_device *device, int multiprocessors)
+{
+    device->held = multiprocessors;
+}
+
+int
+tp_cuda_held(const tp_cuda_device *device)
+{
+    int most = tp_cuda_multiprocessors(device) / 2;
+    return device->held < most ? device->held : most;
 }
 
 tp_stream

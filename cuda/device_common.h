@@ -16,6 +16,7 @@ struct tp_cuda_device {
     tp_cuda_properties properties;
     tp_cuda_partition partition; /* stream_create NULL: the whole device */
     int priorities[2];           /* of ordinary and of higher streams: smaller is higher */
+    int held; /* multiprocessors, by what waits for messages */
     tp_stream compute, communication;
     size_t bytes;
     uint64_t allocations;

@@ -89,6 +89,19 @@ describe_layouts(const tp_gemm *gemm, plan *p, const tp_gemm_op *op)
     return TP_OK;
 }
 
+/* A grid of as many blocks as there are multiprocessors, each with a share of the tiles, takes twice its time where some of these are
+ * held by receives that wait: the last blocks begin when the first have ended. Where a reproducible handle chooses it is not asked,
+ * which would choose otherwise with messages than without: its products of one sum are told behind that, whose bits follow from no
+ * grid (a weight's gradient may be cut by the grid's size). */
+static tp_status
+aim_at(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, int32_t multiprocessors)
+{
+    if (multiprocessors < tp_cuda_device_properties(gemm->device)->multiprocessors)
+        LT_TRY(gemm->lt->desc_set(p->desc, LT_DESC_SM_COUNT_TARGET, &multiprocessors, sizeof multiprocessors),
+               "the number of multiprocessors");
+    return TP_OK;
+}
+
 static tp_status
 describe_product(const tp_gemm *gemm, plan *p, const tp_gemm_op *op, int fused)
 {
@@ -104,9 +117,7 @@ describe_product(const tp_gemm *gemm, plan *p, const tp_gemm_op *op, int fused)
     LT_TRY(lt->desc_set(p->desc, LT_DESC_EPILOGUE, &epilogue, sizeof epilogue), "the epilogue");
     if (fused && tp_gemm_is_gelu(op->epilogue))
         LT_TRY(lt->desc_set(p->desc, LT_DESC_EPILOGUE_AUX_LD, &op->aux_stride, sizeof op->aux_stride), "the stride of aux");
-    if (gemm->multiprocessors)
-        LT_TRY(lt->desc_set(p->desc, LT_DESC_SM_COUNT_TARGET, &gemm->multiprocessors, sizeof gemm->multiprocessors),
-               "the number of multiprocessors");
+    TP_TRY(aim_at(gemm, p, op, gemm->multiprocessors - (gemm->options.reproducible ? 0 : tp_cuda_held(gemm->device))));
     TP_TRY(tp_gemm_set_pointers(gemm, p, op));
     return describe_layouts(gemm, p, op);
 }
@@ -184,25 +195,6 @@ prefer(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, lt_preference p
     return TP_OK;
 }
 
-static int
-was_refused(const tp_gemm *gemm, const lt_algo *algo)
-{
-    for (int i = 0; i < gemm->refusals; i++)
-        if (memcmp(&gemm->refused[i], algo, sizeof *algo) == 0)
-            return 1;
-    return 0;
-}
-
-static void
-drop_refused(const tp_gemm *gemm, lt_heuristic *found, int *count)
-{
-    int kept = 0;
-    for (int i = 0; i < *count; i++)
-        if (!was_refused(gemm, &found[i].algo))
-            found[kept++] = found[i];
-    *count = kept;
-}
-
 /* Up to `wanted` algorithms, the one expected to be fastest first; *count 0: cublasLt has none for this. */
 static tp_status
 candidates(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, int wanted, lt_heuristic *found, int *count)
@@ -220,7 +212,7 @@ candidates(const tp_gemm *gemm, const plan *p, const tp_gemm_op *op, int wanted,
         *count = 0; /* a fused epilogue that some architecture lacks is an invalid value there, or not supported */
     else
         LT_TRY(answer, "asking for algorithms");
-    drop_refused(gemm, found, count);
+    tp_gemm_drop_refused(gemm, found, count);
     tp_gemm_sift(gemm->lt, op, one_sum(gemm, op), gemm->workspace_bytes, found, count);
     return TP_OK;
 }
@@ -385,7 +377,7 @@ try_pin(const tp_gemm *gemm, plan *pin, const plan_key *key, const tp_gemm_op *o
 {
     lt_heuristic checked = {0};
     *out = NULL;
-    if (was_refused(gemm, &pin->algo) || (pin->fused && tp_gemm_is_gelu(op->epilogue) && gemm->options.fuse == 1))
+    if (tp_gemm_was_refused(gemm, &pin->algo) || (pin->fused && tp_gemm_is_gelu(op->epilogue) && gemm->options.fuse == 1))
         return TP_OK;
     plan *p = calloc(1, sizeof *p);
     if (!p)
@@ -414,7 +406,7 @@ choose_pinned(tp_gemm *gemm, const plan_key *key, const tp_gemm_op *op, plan **o
     TP_TRY(pin_of(gemm, op, &pin));
     TP_TRY(try_pin(gemm, pin, key, op, out));
     if (*out && tp_gemm_is_one_sum(gemm->lt, &pin->algo))
-        return TP_OK;
+        return aim_at(gemm, *out, op, gemm->multiprocessors - tp_cuda_held(gemm->device));
     tp_gemm_say(gemm, GEMM_DIFFERS, "products may differ in their last bits from one slicing to another (for %lld rows, n_in %lld, "
                 "n_out %lld cublasLt %s)", (long long)op->rows, (long long)op->n_in, (long long)op->n_out,
                 *out ? "has only algorithms with split sums" : "refuses the algorithm of other rows");
@@ -504,14 +496,13 @@ tp_gemm_open(tp_cuda_device *device, tp_stream stream, const tp_gemm_options *op
     tp_gemm *gemm = calloc(1, sizeof *gemm);
     if (!gemm)
         return tp_fail(TP_EMEMORY, "no host memory for a gemm handle");
-    int partition = tp_cuda_multiprocessors(device) < tp_cuda_device_properties(device)->multiprocessors;
     gemm->device = device;
     gemm->stream = stream;
     gemm->options = options ? *options : plain;
     gemm->lt = lt;
     gemm->workspace = workspace;
     gemm->workspace_bytes = tp_gemm_workspace_bytes(device);
-    gemm->multiprocessors = partition ? tp_cuda_multiprocessors(device) : 0;
+    gemm->multiprocessors = tp_cuda_multiprocessors(device);
     int status = lt->create(&gemm->handle);
     if (status != LT_SUCCESS) {
         free(gemm);

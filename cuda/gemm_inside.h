@@ -31,7 +31,7 @@ struct tp_gemm {
     lt_handle handle;
     void *workspace;
     size_t workspace_bytes;
-    int32_t multiprocessors; /* 0: all of the device's */
+    int32_t multiprocessors; /* the device's, or its part's */
     int64_t count;
     plan *buckets[GEMM_BUCKETS];
     plan *pins; /* of a reproducible handle: plans for CANONICAL_ROWS */
@@ -69,6 +69,11 @@ tp_gemm_replan(tp_gemm *gemm, const tp_gemm_op *op, plan **p);
 void
 tp_gemm_say(tp_gemm *gemm, int what, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
+int
+tp_gemm_was_refused(const tp_gemm *gemm, const lt_algo *algo);
+/* Out of *count that were found. */
+void
+tp_gemm_drop_refused(const tp_gemm *gemm, lt_heuristic *found, int *count);
 /* Run a plan that was made just now. One that the library refuses after all gives way to another; so does a fused GELU that is not
  * ours beside it, on up to 16 of the rows. y and aux are written. */
 TP_MUST_USE tp_status

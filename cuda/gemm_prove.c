@@ -24,6 +24,25 @@ tp_gemm_say(tp_gemm *gemm, int what, const char *format, ...)
     va_end(list);
 }
 
+int
+tp_gemm_was_refused(const tp_gemm *gemm, const lt_algo *algo)
+{
+    for (int i = 0; i < gemm->refusals; i++)
+        if (memcmp(&gemm->refused[i], algo, sizeof *algo) == 0)
+            return 1;
+    return 0;
+}
+
+void
+tp_gemm_drop_refused(const tp_gemm *gemm, lt_heuristic *found, int *count)
+{
+    int kept = 0;
+    for (int i = 0; i < *count; i++)
+        if (!tp_gemm_was_refused(gemm, &found[i].algo))
+            found[kept++] = found[i];
+    *count = kept;
+}
+
 /* ---- rows to tell a GELU by ------------------------------------------------------------------------------------------- */
 
 enum { ENDS = 8 }; /* rows from either end */

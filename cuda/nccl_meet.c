@@ -285,6 +285,16 @@ open_events(nccl_comm *c)
     return TP_OK;
 }
 
+/* Receives are posted long before their messages are sent, and wait on the device; so may, of each pair, one that brings a guest. */
+static void
+hold(const nccl_comm *c)
+{
+    int receives = 0;
+    for (int i = 0; i < c->channels; i++)
+        receives += !c->channel[i].sends;
+    tp_cuda_hold(c->base.device, receives * c->max_ctas);
+}
+
 tp_status
 tp_nccl_meet(nccl_comm *c)
 {
@@ -299,6 +309,7 @@ tp_nccl_meet(nccl_comm *c)
         for (int direction = NCCL_DOWN; direction <= NCCL_UP; direction++)
             TP_TRY(open_class(c, class, direction));
     TP_TRY(open_twins(c));
+    hold(c);
     c->watching = pthread_create(&c->thread, NULL, tp_nccl_watch, c) == 0;
     return c->watching ? TP_OK : tp_fail(TP_ERUNTIME, "the thread that watches NCCL could not be started");
 }
@@ -373,6 +384,7 @@ tp_nccl_part(tp_cuda_comm *base)
     for (int i = 0; i < c->channels; i++)
         close_channel(c, &c->channel[i]);
     c->channels = 0;
+    tp_cuda_hold(c->base.device, 0);
     close_twins(c);
     finalize(c, c->world, NCCL_EVERYBODY);
     if (c->world != NULL)

@@ -58,6 +58,7 @@ class Case:
     dead: int | None = None         # this rank ends in its second step
     late: int | None = None         # this one does not come to it
     lag: bool = False               # the device comes no further
+    reproducible: bool = True
     deaf: bool = False              # the communicator does not know who keeps guests
 
 
@@ -85,7 +86,7 @@ class World:
                         "recompute": tuple(case.again and kind == "ffn" for kind in kinds)}
         self.memory = rank_memory(self.model, self.partition, self.cuts, self.program, **self.options)
         if case.mode != "cpu":
-            self.options |= {"device": 0, "staged": case.mode == "host", "reproducible": True}
+            self.options |= {"device": 0, "staged": case.mode == "host", "reproducible": case.reproducible}
         rings = neighbours(self.all_ranks, case.replicas, copies=self.copies, hosts=self.pairs)
         self.region = _core.Region.create(self.all_ranks, rings, 1 << 16, max(4096, gather_bytes(self.model)), False)
         self.controls = [_core.Comm(self.region, rank, case.timeout_s) for rank in range(self.all_ranks)]
@@ -148,10 +149,10 @@ def program_of(case: Case, saved: Sequence[int]) -> Any:
 
 def train(case: Case) -> dict[str, Any]:
     """What every rank was told (its end, in words, where that was none), and what the library counted."""
-    library = ctypes.CDLL(os.environ["TERAPIPE_NCCL"])
+    library, backend = ctypes.CDLL(os.environ["TERAPIPE_NCCL"]), ctypes.CDLL(os.environ["TERAPIPE_CUDA_MODULE"])
     library.fake_nccl_set(*{"fail_at": 0, "code": 0, "stuck_at": 0, "looks": 1, "version": 22809, **case.fault}.values())
     library.fake_nccl_refuse(*case.refuse)
-    ctypes.CDLL(os.environ["TERAPIPE_CUDA_MODULE"]).tp_emu_lag(int(case.lag))
+    backend.tp_emu_lag(int(case.lag))
     world, told = World(case), {}
 
     def one(rank: int) -> None:
@@ -166,10 +167,12 @@ def train(case: Case) -> dict[str, Any]:
         thread.start()
     for thread in threads:
         thread.join()
+    products = [ctypes.c_int64() for _ in range(3)]
+    backend.tp_emu_cublaslt_calls(*map(ctypes.byref, products))
     counts = {name: library.fake_nccl_count(i) for i, name in enumerate(("calls", "aborts", "misuses", "held"))}
     return {"told": [told[rank] for rank in range(world.all_ranks)], "first": world.region.aborted(), "ranks": case.ranks,
             "stages": len(world.partition), "guests": world.program.counts.get("SE", 0),
-            "lacks": tp.cuda.load().libraries()["NCCL"][3], **counts}
+            "aim": products[2].value, "lacks": tp.cuda.load().libraries()["NCCL"][3], **counts}
 
 
 def trained(result: Mapping[str, Any]) -> tuple[list[Any], list[dict[str, str]], dict[int, str]]:

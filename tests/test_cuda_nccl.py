@@ -30,6 +30,16 @@ def test_bits_do_not_depend_on_the_communicator(fake_nccl):
     assert all(trained(one) == trained(results[0]) for one in results[-3:])
 
 
+@pytest.mark.parametrize("reproducible", [True, False])
+def test_products_leave_receives_that_wait_their_multiprocessors(fake_nccl, reproducible):
+    """Four of each pair's (the limit of a communicator's): a ring of two has two pairs, on each rank a receive of either. Where
+    messages go otherwise, products are told nothing."""
+    cases = [{"mode": mode, "reproducible": reproducible, "steps": 1} for mode in ("nccl", "host", "inproc")]
+    nccl, host, inproc = answers(fake_nccl, *cases)
+    assert nccl["aim"] == 132 - 2 * 4 and host["aim"] == inproc["aim"] == 0
+    assert trained(nccl) == trained(host)
+
+
 HELLOS = 3 * 2 * 2 * 2  # pairs of a ring of 3, directions, ends, a send and a receive: connections are made before messages
 
 
@@ -230,6 +240,31 @@ def test_a_gpu_is_split_into_equal_parts(parts, size, asked):
     assert len(streams) == parts and len(driver.living) == parts
     library.tp_green_close(green)
     assert not driver.living
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_events_are_the_devices_where_a_part_has_none(refused):
+    """Which context's events a part's streams take is the driver's to say: it is tried when the part is opened."""
+    library, whole, device, event = cuda_emu.library(), ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+    assert library.tp_cuda_open(0, None, ctypes.byref(whole)) == 0
+    made = []
+
+    def stream(_, priority, out):
+        return library.tp_cuda_stream_create(whole, int(priority < 0), out)
+
+    def create(_, timed, out):
+        made.append(timed)
+        return 6 if refused else library.tp_cuda_event_create(whole, timed, out)
+
+    fields = dict(Partition._fields_)
+    part = Partition(None, fields["stream"](stream), fields["event"](create), 32)
+    assert library.tp_cuda_open(0, ctypes.byref(part), ctypes.byref(device)) == 0
+    assert library.tp_cuda_event_create(device, 1, ctypes.byref(event)) == 0 and made == ([0] if refused else [0, 1])
+    library.tp_cuda_compute.restype = ctypes.c_void_p
+    assert library.tp_cuda_event_record(device, event, ctypes.c_void_p(library.tp_cuda_compute(device))) == 0
+    library.tp_cuda_event_destroy(device, event)
+    library.tp_cuda_close(device)
+    library.tp_cuda_close(whole)
 
 
 def test_what_cannot_be_split_says_why():

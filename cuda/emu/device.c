@@ -422,9 +422,10 @@ tp_cuda_query(tp_cuda_device *device, tp_stream stream, int *done)
 tp_status
 tp_cuda_event_create(tp_cuda_device *device, int timed, tp_cuda_event *out)
 {
-    (void)device;
     *out = NULL;
     TP_TRY(enter("cudaEventCreateWithFlags"));
+    if (device->partition.event_create)
+        return device->partition.event_create(device->partition.context, timed, out);
     struct event *event = calloc(1, sizeof *event);
     if (!event)
         return tp_fail(TP_EMEMORY, "no host memory for an emulated event");
