@@ -71,6 +71,26 @@ def test_training_takes_the_sequences_that_fit(monkeypatch):
         fitting(model, 2, 4, lambda batch: begin(99))
 
 
+def test_pytorch_takes_the_sequences_that_fit(monkeypatch):
+    """The same tokens in more micro-batches; only its own word for it is waited for."""
+    import types
+
+    training, torch_steps = of_training("torch_steps")
+    torch = types.SimpleNamespace(OutOfMemoryError=type("OutOfMemoryError", (RuntimeError,), {}), freed=0)
+    torch.cuda = types.SimpleNamespace(empty_cache=lambda: setattr(torch, "freed", torch.freed + 1))
+
+    def steps_of(model, batch, micros, *_):
+        if batch > 5:
+            raise torch.OutOfMemoryError(f"no room for {batch}")
+        return [1.0, batch * micros]
+
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.delenv("GPU_CHECK_CACHE", raising=False)
+    monkeypatch.setitem(training, "torch_steps_of", steps_of)
+    monkeypatch.setitem(training, "sized", lambda size: ("a model", 16, 4))
+    assert torch_steps("1558M", False, None) == ([1.0, 64], 4, 16) and torch.freed == 2
+
+
 def test_a_few_steps_make_figures_that_say_so():
     import terapipe_c as tp
 
