@@ -27,6 +27,7 @@ class Emulation:
     num_ranks: int
     trace: list[tuple[int, str, int, int, int, float, float]] = field(repr=False)
     #: (rank, op, stage, micro, slice, start_s, end_s)
+    program: Program | None = field(default=None, repr=False, compare=False)    #: what they ran, with its messages
 
     @property
     def error(self) -> float:
@@ -35,7 +36,7 @@ class Emulation:
 
     def timeline(self) -> Timeline:
         """The measured timeline, drawn like a simulated one."""
-        return Timeline.from_intervals(self.trace, self.num_ranks)
+        return Timeline.from_intervals(self.trace, self.num_ranks, program=self.program)
 
     def __repr__(self) -> str:
         error = f", error {100 * self.error:+.2g} %" if self.predicted_step_time_s > 0 else ""
@@ -108,4 +109,4 @@ def _collect(program: Program, results: list[Any], predicted: float) -> Emulatio
             start += wait if op == "OPT" else 0
             trace.append((rank, op, int(instr["stage"]), int(instr["micro"]), int(instr["slice"]), (start - origin) * 1e-9,
                           (end - origin) * 1e-9))
-    return Emulation((max(end for _, end, _ in results) - origin) * 1e-9, predicted, program.num_ranks, trace)
+    return Emulation((max(end for _, end, _ in results) - origin) * 1e-9, predicted, program.num_ranks, trace, program)

@@ -135,7 +135,7 @@ class Outcome:
         """The measured timeline of the last step, drawn like the predicted one (`plan.timeline()`)."""
         from .schedule import Timeline
 
-        return Timeline.from_intervals(self.trace, self._job["ranks"])
+        return Timeline.from_intervals(self.trace, self._job["ranks"], program=self.plan.program)
 
     def report(self) -> Report:
         """Predicted beside measured, once it is over. Printing it or showing it in a notebook draws it."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ._core import OPS, Error, InvalidTypeError, InvalidValueError, Program
+from ._core import OPS, InvalidTypeError, InvalidValueError, Program
 from .config import brief, real, whole
 
 __all__ = ["CAUSES", "INSTRUCTION", "INTERVAL", "OPS", "Program", "Timeline"]
@@ -54,13 +54,11 @@ CAUSES = ("warmup", "cooldown", "imbalance", "slice_skew", "recompute", "swap", 
 #: Seconds of the first (a) and the second (b) half of a forward, where they are not half the whole's each.
 HALVES = ("F.a", "F.b", "SF.a", "SF.b", "RF.a", "RF.b")
 SUM = "OPT.sum"     # of OPT's seconds, those in which replicas add up their gradients
-_CODE = {name: code for code, name in enumerate(OPS)}
-_TALKING = [_CODE[name] for name in ("SF", "RF", "SB", "RB", "SE", "RE", "SL", "RL", "AR")]
-_SWAPS = ("SO", "SI")
-_BESIDE = 8         # TP_BESIDE of csrc/sched/sched.h: copied beside the work
-_SAVING = {"recompute": ("R",), "swap": _SWAPS}  # what a rank does to save memory counts as idle, by this cause
-_WORK = ("F", "B", "I", "W", "R", "SO", "SI", "U", "AR", "OPT")  # what takes a rank's time; the rest are messages
-_USEFUL = np.array([name in _WORK and name not in ("R", "SO", "SI", "AR") for name in OPS])
+CODE = {name: code for code, name in enumerate(OPS)}
+_TALKING = [CODE[name] for name in ("SF", "RF", "SB", "RB", "SE", "RE", "SL", "RL", "AR")]
+SWAPS = ("SO", "SI")
+WORK = ("F", "B", "I", "W", "R", "SO", "SI", "U", "AR", "OPT")  # what takes a rank's time; the rest are messages
+_USEFUL = np.array([name in WORK and name not in ("R", "SO", "SI", "AR") for name in OPS])
 
 
 # ---- costs into tables that strides index ---------------------------------------------------------------------------------
@@ -133,7 +131,7 @@ def tables(program: Program, cost: Any, comm_s: Any = 0.0, activation_bytes: Any
     link = given.pop("comm", np.zeros(()))
     links = {name: given.pop(name, None) for name in ("comm.a", "comm.b", "comm.back", "comm.guest")}
     latencies = [given.pop(name, None) for name in ("comm.latency", "comm.latency.back")]
-    unknown = [name for name in given if name not in _CODE and name not in HALVES and name != SUM]
+    unknown = [name for name in given if name not in CODE and name not in HALVES and name != SUM]
     if unknown:
         raise InvalidValueError(
             f"cost has {unknown[0]!r}: the operations are {' '.join(OPS)}, and comm; of halves {' '.join(HALVES)}, "
@@ -328,8 +326,8 @@ class Timeline:
         """Seconds that operations took of the ranks' time, summed: useful ones, recomputation and swaps, but those beside the
         work; no messages. A simulated OPT has its replicas' sums in it."""
         rows = self.intervals
-        not_own = ("AR", *(_SWAPS if self.program is not None and self.program.swaps_beside else ()))
-        own = [_CODE[name] for name in _WORK if name not in not_own]
+        not_own = ("AR", *(SWAPS if self.program is not None and self.program.swaps_beside else ()))
+        own = [CODE[name] for name in WORK if name not in not_own]
         return float((rows["end_s"] - rows["start_s"])[np.isin(rows["op"], own)].sum())
 
     @property
@@ -339,15 +337,22 @@ class Timeline:
         return float(self.busy_s.sum()) / total if total > 0 else 1.0
 
     @classmethod
-    def from_intervals(cls, intervals: Any, ranks: int | None = None, makespan_s: float | None = None) -> Timeline:
+    def from_intervals(cls, intervals: Any, ranks: int | None = None, makespan_s: float | None = None,
+                       program: Program | None = None) -> Timeline:
         """The timeline of measured intervals.
 
         intervals: a structured array with the fields of schedule.INTERVAL (op as a code or a name), or rows
         ``(rank, op, stage, micro, slice, start_s, end_s)``; messages (SF, RF, ...) may be among them. Times are shifted so
         that the first interval starts at 0. The causes of idle time are those of the same instructions simulated with
-        the measured durations; what the ranks idled beyond that is ``comm``.
+        the measured durations; what the ranks idled beyond that is ``comm``. program: what they ran, or each replica of so many
+        ranks did; None, or where the intervals are not all of it: as the times say, which do not tell of swaps beside the work
+        when they were begun and from how many places.
         """
+        from .replay import causes
+
         rows = _rows(intervals)
+        if program is not None and not isinstance(program, Program):
+            raise InvalidTypeError(f"program is {brief(program)}: a Program, or None, would be right")
         ranks = None if ranks is None else whole("ranks", ranks, most=32767)
         makespan_s = None if makespan_s is None else real("makespan_s", makespan_s, zero=True)
         if ranks is None:
@@ -363,7 +368,7 @@ class Timeline:
         rows = rows[np.lexsort((rows["start_s"], rows["rank"]))]
         useful = rows[_USEFUL[rows["op"]]]
         busy = np.bincount(useful["rank"], useful["end_s"] - useful["start_s"], ranks).astype(np.float64)
-        bubbles, bound, program = _causes(rows, ranks, makespan_s, busy)
+        bubbles, bound, program = causes(rows, ranks, makespan_s, busy, program)
         return cls(ranks, float(makespan_s), busy, bubbles, np.zeros(ranks, np.int64), bound, rows, program)
 
     def to_svg(self, path: str | os.PathLike[str]) -> None:
@@ -429,7 +434,7 @@ def _rows(intervals: Any) -> NDArray[np.void]:
     rows = np.zeros(len(columns["rank"]), INTERVAL)
     if columns["op"].dtype.kind in "US":
         try:
-            columns["op"] = np.array([_CODE[str(name)] for name in columns["op"]], np.uint16)
+            columns["op"] = np.array([CODE[str(name)] for name in columns["op"]], np.uint16)
         except KeyError as error:
             raise InvalidValueError(f"an interval has operation {error}: {' '.join(OPS)} would be right") from None
     for name, column in columns.items():
@@ -462,82 +467,3 @@ def _strange(column: NDArray[Any], integral: bool) -> Any:
         if integral and not number.is_integer():
             return cell
     return column.flat[0]
-
-
-def _causes(
-    rows: NDArray[np.void], ranks: int, makespan_s: float, busy: Float
-) -> tuple[dict[str, float], float, Program | None]:
-    """Bubbles of measured rows, a lower bound on this placement with these durations, and the program they ran."""
-    idle = ranks * makespan_s - float(busy.sum())
-    bubbles = dict.fromkeys(CAUSES, 0.0)
-    work = rows[np.isin(rows["op"], [_CODE[name] for name in _WORK])]
-    try:
-        program, ideal = _replay(work, ranks)
-    except (Error, ValueError):  # a cut-off trace is no program: fall back on what can be seen without one
-        for rank in range(ranks):
-            mine = work[work["rank"] == rank]
-            bubbles["warmup"] += float(mine["start_s"].min()) if len(mine) else makespan_s
-            bubbles["cooldown"] += makespan_s - float(mine["end_s"].max()) if len(mine) else 0.0
-        for cause, ops in _SAVING.items():
-            if cause == "swap" and _overlap(work):
-                continue
-            mine = work[np.isin(work["op"], [_CODE[op] for op in ops])]
-            bubbles[cause] = float((mine["end_s"] - mine["start_s"]).sum())
-        bubbles["comm"] = max(0.0, idle - sum(bubbles.values()))
-        return bubbles, 0.0, None
-    explained = sum(ideal.bubbles.values())
-    scale = min(1.0, idle / explained) if explained > 0 else 1.0  # clocks of two ranks may differ by a hair
-    bubbles = {cause: scale * seconds for cause, seconds in ideal.bubbles.items()}
-    bubbles["comm"] = max(0.0, idle - scale * (explained - ideal.bubbles["comm"]))
-    return bubbles, min(ideal.lower_bound_s, makespan_s), program
-
-
-def _mark_halves(code: NDArray[np.void], work: NDArray[np.void]) -> None:
-    """Two forwards of one slice of one stage are its halves, the earlier one the first."""
-    forward = np.flatnonzero(code["op"] == _CODE["F"])
-    keys = [tuple(row) for row in code[["stage", "micro", "slice"]][forward].tolist()]
-    where: dict[tuple[int, ...], list[int]] = {}
-    for key, at in zip(keys, forward.tolist(), strict=True):
-        where.setdefault(key, []).append(at)
-    for places in where.values():
-        if len(places) == 2:
-            code["flags"][sorted(places, key=lambda at: float(work["start_s"][at]))] = (1, 2)
-
-
-def _overlap(work: NDArray[np.void]) -> bool:
-    """Are swaps made beside the work? They are if one of them is, of a rank, for longer than clocks are off."""
-    swaps = np.isin(work["op"], [_CODE[name] for name in _SWAPS])
-    for rank in np.unique(work["rank"][swaps]):
-        mine = work["rank"] == rank
-        own, copies = np.sort(work[mine & ~swaps], order="start_s"), work[mine & swaps]
-        at = np.searchsorted(own["end_s"], copies["start_s"], side="right")    # the first that ends later
-        own, copies = own[at[at < len(own)]], copies[at < len(own)]
-        shared = np.minimum(own["end_s"], copies["end_s"]) - np.maximum(own["start_s"], copies["start_s"])
-        if (shared > 1e-6 * (copies["end_s"] - copies["start_s"])).any():
-            return True
-    return False
-
-
-def _replay(work: NDArray[np.void], ranks: int) -> tuple[Program, Timeline]:
-    code = np.zeros(len(work), INSTRUCTION)
-    for name in ("op", "stage", "micro", "slice"):
-        code[name] = work[name]
-    code["peer"] = -1
-    _mark_halves(code, work)
-    if _overlap(work):
-        code["flags"][np.isin(code["op"], [_CODE[name] for name in _SWAPS])] = _BESIDE
-    if len(code) and (code["op"] == _CODE["AR"]).any():  # each end of a tied weight names the rank of the other
-        first = code["op"] == _CODE["AR"]
-        ends = work["rank"][first]
-        code["peer"][first] = np.where(ends == ends.min(), ends.max(), ends.min())
-    program = Program.from_instructions([code[work["rank"] == rank] for rank in range(ranks)])
-    offset = np.cumsum((0, *program.slices[:-1]))
-    seconds: dict[str, Float] = {}
-    for op in np.unique(work["op"]):
-        mine = work[work["op"] == op]
-        for half in (0, 1, 2) if op == _CODE["F"] and (code["flags"] != 0).any() else (0,):
-            some = mine[code["flags"][work["op"] == op] & 3 == half]
-            table = seconds[OPS[op] + ("", ".a", ".b")[half]] = np.zeros((program.num_stages, sum(program.slices)))
-            table[some["stage"], offset[some["micro"]] + some["slice"]] = some["end_s"] - some["start_s"]
-    # OPT is in the trace and messages are not: a compute-only program with its own end
-    return program, program.simulate(seconds)

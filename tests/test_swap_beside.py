@@ -217,3 +217,38 @@ def test_the_death_of_a_rank_is_the_end_of_one_that_waits_for_it_while_it_copies
             if record.step == 3:
                 os.kill(run.pids[1], signal.SIGKILL)
     assert not any(os.path.exists(f"/proc/{pid}") for pid in run.pids) and os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2, 3])
+@pytest.mark.parametrize("schedule", ["gpipe", "zb", "interleaved"])
+def test_a_measured_timeline_has_the_bubbles_of_the_simulated_one(schedule, ahead):
+    """Also where no copy happens to go on beside work, where one has to wait for others, and where there are two places."""
+    program = {"gpipe": lambda: tp.schedules.gpipe(3, 5), "zb": lambda: tp.schedules.one_f_one_b(3, 5).split(pending=2),
+               "interleaved": lambda: tp.schedules.interleaved(2, 4, 2)}[schedule]()
+    rng = np.random.default_rng(ahead)
+    for swap in ((1, 0, 2), (0, 0, 1)):
+        stages, units = program.num_stages, sum(program.slices)
+        whole = program.save_memory(bytes(stages), bytes([*swap, 1][:stages]), ahead, beside=True).lower()
+        cost = {op: rng.integers(1, 8, (stages, units)).astype(float) for op in ("F", "B", "I", "W", "SO", "SI")}
+        line = whole.simulate(cost)
+        measured = tp.Timeline.from_intervals(line.intervals, program=whole)
+        assert measured.bubbles == pytest.approx(line.bubbles, abs=1e-9) and measured.program == whole
+        assert measured.lower_bound_s == pytest.approx(line.lower_bound_s) and measured.work_s == pytest.approx(line.work_s)
+        if ahead < 3:                                          # by the times alone: nothing that copies are blamed for is made up
+            told = tp.Timeline.from_intervals(line.intervals)
+            assert told.program.simulate(cost).makespan_s <= line.makespan_s * (1 + 1e-9)
+        twice = np.concatenate([line.intervals, line.intervals])
+        twice["rank"][len(line.intervals):] += whole.num_ranks
+        assert tp.Timeline.from_intervals(twice, program=whole).bubbles == pytest.approx(
+            {cause: 2 * seconds for cause, seconds in line.bubbles.items()}, abs=1e-9)
+        cut = tp.Timeline.from_intervals(line.intervals[1:], whole.num_ranks, program=whole)
+        assert cut.program is None                             # not all of it
+    with pytest.raises(TypeError, match="program is 'x': a Program, or None, would be right"):
+        tp.Timeline.from_intervals([], program="x")
+
+
+def test_emulations_and_runs_blame_copies_for_what_the_prediction_does():
+    program = tp.schedules.gpipe(2, 4).save_memory(bytes(2), bytes((1, 1)), 3, beside=True).lower()
+    cost = {"F": 0.004, "B": 0.008, "SO": 0.007, "SI": 0.007}
+    run, line = tp.emulate(program, cost).timeline(), program.simulate(cost)
+    assert run.program == program and run.bubbles["swap"] == pytest.approx(line.bubbles["swap"], rel=0.1)
