@@ -34,13 +34,16 @@ def with_program(plan: Plan, program: Any) -> Plan:
     aheads = (0, 1, 2, 3) if plan.program.swaps_beside else (None,)
     saves = [Savings(tuple(plan.recompute), tuple(plan.swap), ahead=ahead) for ahead in aheads]
     programs = [saving(compute, plan.model, tuple(plan.stages), each).lower(tied) for each in saves]
-    own = min(programs, key=lambda program: float(program.makespan(plan.durations)))
-    own.check(canonical=True)
-    _check_neighbours(own)
+    programs.sort(key=lambda program: float(program.makespan(plan.durations)))
+    programs[0].check(canonical=True)                          # the others differ in where SI stand
+    _check_neighbours(programs[0])
+    limit, where = plan.memory_limit_bytes, choose(plan.backend, plan.dtype)
+    peaks = [rank_memory(plan.model, plan.stages, plan.slicing, each, backend=where, recompute=plan.recompute, swap=plan.swap,
+                         replicas=plan.data_parallel) for each in programs]
+    fits = [i for i, peak in enumerate(peaks) if limit is None or max(peak) <= limit]  # further ahead takes more memory
+    at = fits[0] if fits else min(range(len(peaks)), key=lambda i: max(peaks[i]))
+    own, peak, needed = programs[at], peaks[at], max(peaks[at])
     line = own.simulate(plan.durations)
-    peak = rank_memory(plan.model, plan.stages, plan.slicing, own, backend=choose(plan.backend, plan.dtype),
-                       recompute=plan.recompute, swap=plan.swap, replicas=plan.data_parallel)
-    needed, limit = max(peak), plan.memory_limit_bytes
     if limit is not None and needed > limit:
         raise InfeasibleError(f"rank {peak.index(needed)} needs {needed} bytes with this program and may use {limit}: "
                               f"{needed - limit} bytes short; a plan with memory_bytes = {needed}, or an order that holds fewer "

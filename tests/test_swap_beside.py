@@ -252,3 +252,16 @@ def test_emulations_and_runs_blame_copies_for_what_the_prediction_does():
     cost = {"F": 0.004, "B": 0.008, "SO": 0.007, "SI": 0.007}
     run, line = tp.emulate(program, cost).timeline(), program.simulate(cost)
     assert run.program == program and run.bubbles["swap"] == pytest.approx(line.bubbles["swap"], rel=0.1)
+
+
+def test_own_programs_swap_as_far_ahead_as_fits():
+    """The fastest order takes more memory than there is; a slower one of the same program does not."""
+    model, request = tp.GPTConfig(**{**MODEL.to_dict(), "n_layer": 6}), {**REQUEST, "stages": 4, "batch": 8}
+    cluster = dataclasses.replace(WIDE, num_devices=4, host_bandwidth_Bps=1e9, swaps_beside=True)
+    most = max(tp.plan(model, cluster, planner="uniform", **request).peak_memory_bytes)
+    tight = dataclasses.replace(cluster, memory_bytes=0.55 * most)
+    plan = tp.plan(model, tight, planner="dawnpiper", **request)
+    own = plan.with_program(tp.schedules.one_f_one_b(4, 8))
+    assert any(plan.swap) and max(own.peak_memory_bytes) <= tight.memory_bytes
+    free = dataclasses.replace(plan, memory_limit_bytes=None).with_program(tp.schedules.one_f_one_b(4, 8))
+    assert max(free.peak_memory_bytes) > tight.memory_bytes and free.step_time_s < own.step_time_s
