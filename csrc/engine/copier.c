@@ -27,7 +27,7 @@ struct tp_engine_copier {
     _Atomic uint32_t begun, done; /* copies of all steps; they wrap */
     _Atomic int ending;
     uint32_t base;                /* done when this step began */
-    tp_status status;             /* of the first copy that failed, before `done` says that it is */
+    _Atomic int status;           /* of the first copy that failed, once `error` says why: a tp_status */
     tp_error_state error;
 };
 
@@ -114,9 +114,9 @@ copy_one(tp_engine_copier *copier, uint32_t number)
     event->start_ns = tp_clock_ns();
     tp_status status = copy(engine, &engine->code[at]);
     event->end_ns = tp_clock_ns();
-    if (status != TP_OK && copier->status == TP_OK) {
+    if (status != TP_OK && atomic_load_explicit(&copier->status, memory_order_relaxed) == TP_OK) {
         tp_error_save(&copier->error);
-        copier->status = status;
+        atomic_store_explicit(&copier->status, (int)status, memory_order_release); /* read while later copies go on */
     }
 }
 
@@ -185,9 +185,10 @@ wait_until(tp_engine_copier *copier, uint32_t number)
         futex(&copier->done, FUTEX_WAIT, done, &nap);
         TP_TRY(tp_engine_check_abort(copier->engine));
     }
-    if (copier->status != TP_OK)
+    tp_status status = (tp_status)atomic_load_explicit(&copier->status, memory_order_acquire);
+    if (status != TP_OK)
         tp_error_restore(&copier->error);
-    return copier->status;
+    return status;
 }
 
 tp_status

@@ -49,6 +49,7 @@ typedef struct {
     arena_kind arena; /* what there is for the messages of each rank */
     int poison; /* rank whose first tensor gets a NaN; -1: none */
     int quits;  /* rank that fails before it has trained; -1: none */
+    const tp_provider *provider; /* NULL: the CPU's */
     unsigned lends; /* slices that a rank lends at once; 0: whatever it does */
     outcome *out;
     tp_status status[MOST_RANKS];
@@ -122,7 +123,7 @@ config_of(const job *j, int rank, tp_comm *comm)
                               .partition = j->partition,
                               .saves = j->saves,
                               .store = "/tmp",
-                              .provider = tp_cpu_provider(),
+                              .provider = j->provider != NULL ? j->provider : tp_cpu_provider(),
                               .device = {.threads = j->cut->threads},
                               .comm = comm,
                               .region = j->region};

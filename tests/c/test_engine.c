@@ -3,7 +3,9 @@
  * survives the failure of each of its allocations. */
 #include "tests/c/engine_job.h"
 
-enum { TWO = 3, THREE = 5, SLICED = 7 }; /* layouts of so many ranks; of two that cut all sequences alike */
+#include <time.h>
+
+enum { TWO = 3, THREE = 5, SLICED = 7, BESIDE = 11 }; /* layouts of so many ranks; of two that cut all sequences alike; that swap */
 
 static const layout layouts[] = {
     {"one rank, one slice a sequence", TP_GPIPE, 1, 1, 1, 0, 3, {1, 1, 1}, {1, 1, 1}, {20, 20, 20}, 1, NULL},
@@ -162,6 +164,38 @@ ends_with_the_rank_that_failed(const tp_model *model, const int32_t *tokens)
     close_job(&j);
 }
 
+static tp_status
+no_way_in(tp_stage *stage, int micro, int slice, int slot, int gradient_slot)
+{
+    const struct timespec nap = {.tv_nsec = 10000000}; /* so that the rank has gone on with what came before */
+    if (micro == 1 && nanosleep(&nap, NULL) == 0)
+        return tp_fail(TP_EIO, "the disk does not answer");
+    return tp_cpu_provider()->stage->swap_in(stage, micro, slice, slot, gradient_slot);
+}
+
+/* Made while the rank asks after the copy before it: its end is the run's, and says why. */
+static void
+ends_with_the_copy_that_failed(const tp_model *model, const int32_t *tokens)
+{
+    outcome out = {0};
+    job j;
+    tp_stage_ops stage = *tp_cpu_provider()->stage;
+    tp_provider failing = *tp_cpu_provider();
+    stage.swap_in = no_way_in;
+    failing.stage = &stage;
+    open_job(&j, model, &layouts[BESIDE], tokens, &out);
+    j.provider = &failing;
+    run_job(&j);
+    int told = 0;
+    for (int rank = 0; rank < layouts[BESIDE].ranks; rank++) {
+        MUST(j.status[rank] == TP_EIO || j.status[rank] == TP_EABORTED);
+        MUST(strstr(j.message[rank], "the disk does not answer") != NULL);
+        told += j.status[rank] == TP_EIO;
+    }
+    MUST(told > 0);
+    close_job(&j);
+}
+
 static void *
 some_arena(tp_comm *comm, size_t *bytes)
 {
@@ -317,13 +351,14 @@ main(void)
         replicas_train_alike(&models[m], tokens);
         refuses_what_is_not_finite(&models[m], tokens);
         ends_with_the_rank_that_failed(&models[m], tokens);
+        ends_with_the_copy_that_failed(&models[m], tokens);
         for (size_t k = 0; k < sizeof layouts / sizeof layouts[0]; k++)
             for (int lends = 0; lends < 2; lends++)
                 survives_every_failed_allocation(&models[m], tokens, &layouts[k], lends);
         survives_every_failed_allocation(&models[m], tokens, &replicated[2], 1);
         fits_to_the_byte(&models[m], tokens, &layouts[1]);
         fits_to_the_byte(&models[m], tokens, &layouts[THREE]);
-        fits_to_the_byte(&models[m], tokens, &layouts[sizeof layouts / sizeof layouts[0] - 1]);
+        fits_to_the_byte(&models[m], tokens, &layouts[BESIDE]);
         refuses_parts_that_do_not_fit(&models[m], tokens);
         if (!models[m].tie_weights)
             updates_alike_wherever_stages_are(&models[m], tokens);
