@@ -431,7 +431,8 @@ class Cluster:
     def to_dict(self) -> dict[str, Any]:
         """Fields by name; ``Cluster.from_dict`` reads them back."""
         given = asdict(self)          # without what older files do not know either, so that their digests hold
-        return {k: v for k, v in given.items() if v is not None or not k.startswith("node_link_")}
+        return {k: v for k, v in given.items()
+                if not (v is None and k.startswith("node_link_")) and not (v is False and k == "swaps_beside")}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Cluster:

@@ -265,3 +265,11 @@ def test_own_programs_swap_as_far_ahead_as_fits():
     assert any(plan.swap) and max(own.peak_memory_bytes) <= tight.memory_bytes
     free = dataclasses.replace(plan, memory_limit_bytes=None).with_program(tp.schedules.one_f_one_b(4, 8))
     assert max(free.peak_memory_bytes) > tight.memory_bytes and free.step_time_s < own.step_time_s
+
+
+def test_plans_that_were_saved_before_there_were_swaps_beside_the_work_are_read():
+    """Their checksum is of a cluster without that word."""
+    cluster = tp.Cluster(num_devices=2, host_bandwidth_Bps=1e9)
+    assert "swaps_beside" not in cluster.to_dict() and tp.Cluster.from_dict(cluster.to_dict()) == cluster
+    beside_ = dataclasses.replace(cluster, swaps_beside=True)
+    assert beside_.to_dict()["swaps_beside"] is True and tp.Cluster.from_dict(beside_.to_dict()) == beside_
