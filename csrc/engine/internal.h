@@ -87,7 +87,8 @@ tp_engine_match_loans(tp_engine *engine);
 static inline int
 tp_engine_waits(const tp_engine *engine, int64_t i)
 {
-    return (engine->copied != NULL && engine->copied[i] > 0) || engine->from[i] >= 0 || (engine->load != NULL && engine->load[i].from >= 0) || (engine->lends && engine->reuses[i] >= 0);
+    return engine->from[i] >= 0 || (engine->load != NULL && engine->load[i].from >= 0) ||
+           (engine->lends && engine->reuses[i] >= 0) || (engine->copied != NULL && engine->copied[i] > 0);
 }
 
 /* ---- copier.c ---- */

@@ -303,15 +303,16 @@ tp_program_lower(const tp_program *program, int tied, tp_program **out);
 TP_MUST_USE tp_status
 tp_program_assign_slots(tp_program *program);
 /* The compute program with what saves memory. again: [stages] of tp_again for R; swapped: the same for SI, and SO stands behind
- * each forward; ahead: of tp_swap_ahead; beside != 0: they are TP_BESIDE. Whole or split backwards; marks of overlap go. EVALUE: another value. ESCHEDULE: it has R, SO or SI already, or does not
- * pass check. */
+ * each forward; ahead: of tp_swap_ahead; beside != 0: they are TP_BESIDE. Whole or split backwards; marks of overlap go. EVALUE:
+ * another value. ESCHEDULE: it has R, SO or SI already, or does not pass check. */
 typedef enum {
     TP_AGAIN_NOT,
     TP_AGAIN_ALL,   /* all R (SI) of a micro-batch, slices ascending, before its first backward: a slice attends to those before it */
     TP_AGAIN_SLICES /* each before its own backward: nothing attends, and there may be room for one slice alone */
 } tp_again;
 TP_MUST_USE tp_status
-tp_program_save_memory(const tp_program *program, const uint8_t *again, const uint8_t *swapped, int ahead, int beside, tp_program **out);
+tp_program_save_memory(const tp_program *program, const uint8_t *again, const uint8_t *swapped, int ahead, int beside,
+                       tp_program **out);
 /* How far ahead SI stands, so that its copy may be made beside what is between, and never before its SO. */
 typedef enum {
     TP_SWAP_LATE,   /* right before the backward that reads it: of a slice, or where TP_AGAIN_ALL of all the micro-batch's */
