@@ -226,6 +226,8 @@ device_begin(tp_device *device)
     tp_cuda_rank *rank = tp_cuda_rank_of(device);
     TP_TRY(tp_cuda_bind(rank->cuda));
     rank->marks.count = 0;
+    if (rank->aside != NULL) /* a step that failed half way may have left copies there */
+        TP_TRY(tp_cuda_synchronize(rank->cuda, rank->aside));
     for (int64_t i = 0; i < rank->stretches; i++)
         rank->stretch[i].seen &= ~2;
     TP_TRY(tp_cuda_event_mark(rank->cuda, rank->origin, rank->stream));

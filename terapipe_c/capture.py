@@ -278,7 +278,7 @@ def _run(book: _Book, graph: Any, arguments: tuple[Any, ...], named: dict[str, A
         try:
             result, forward, backward = _measure(book, call, given, at, repeats)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            if isinstance(error, torch.OutOfMemoryError):
+            if isinstance(error, torch.cuda.OutOfMemoryError):
                 raise
             raise InvalidValueError(f"node {node.name} ({_called(node)}) does not run on this example: {_reason(error)}") from error
         values[node] = torch.fx.node.map_aggregate(
