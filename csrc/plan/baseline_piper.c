@@ -3,7 +3,11 @@
  * in all its stages, is the least over the first stage I \ J, its tensor degree t and replicas d, of
  *     max(best[J][k - t d][s - d], time(I \ J, t, d, s)).
  * The first is a falling staircase in s and the second rises, so only the s at which the first drops are tried (the authors'
- * FASTER_DP_IMPLEMENTATION), and the result is made a staircase again. */
+ * FASTER_DP_IMPLEMENTATION), and the result is made a staircase again.
+ *
+ * Ours is what spares pairs: stages that take longer than a cap, by a floor under their times, are passed over. A plan within the
+ * cap is what the whole table would have given: none of its stages, nor of those that tie with them, was passed over. Where there
+ * is none the cap grows. Of K stages of a chain about one pair in K / 2 is left, and those are the short ones. */
 #include "csrc/plan/layer_space.h"
 
 #include <math.h>
@@ -11,6 +15,9 @@
 
 #include "csrc/base/clock.h"
 #include "csrc/base/deadline.h"
+
+enum { ROUNDS = 4 };
+static const double cap_of_round[ROUNDS] = {1.1, 1.4, 2.0, 4.0}; /* of the least that any plan takes */
 
 typedef struct {
     tp_layer_space space;
@@ -21,6 +28,9 @@ typedef struct {
     uint16_t *drop;         /* the same: where best falls, ascending; drops of them */
     uint16_t *drops;        /* [count][k_stride] */
     double *time;           /* [reach + 2] by y, in ticks */
+    double *floor;          /* [degrees][replicas][count] no choice of a downset's nodes takes less */
+    double cap;             /* stages that take longer are passed over; passed: some were */
+    int passed;
     int64_t pairs, knapsacks, asked; /* asked: steps since somebody was asked whether to stop */
 } piper;
 
@@ -93,10 +103,106 @@ make_staircase(piper *p, int i)
     }
 }
 
+/* The least time of one node, whatever is around it: crossing bytes come on top. INFINITY: it lacks the degree. */
+static double
+least_of_node(const tp_layer_space *s, int n, int t, int d)
+{
+    double least = INFINITY;
+    for (int v = s->begin[n * s->degrees + t]; v < s->graph->variants; v++) {
+        if (s->graph->node[v] != n || s->graph->degree[v] != s->degree[t])
+            break;
+        least = fmin(least, tp_layer_least_time(s, v, d));
+    }
+    return least;
+}
+
+static tp_status
+lay_floor(piper *p)
+{
+    const tp_layer_space *s = &p->space;
+    double *node = NULL;
+    int64_t asked = 0;
+    TP_ARENA_TAKE(s->arena, s->graph->nodes, node);
+    TP_ARENA_TAKE(s->arena, (int64_t)s->degrees * s->replicas * s->count, p->floor);
+    for (int t = 0; t < s->degrees; t++)
+        for (int r = 0; r < s->replicas; r++) {
+            double *row = p->floor + (int64_t)(t * s->replicas + r) * s->count;
+            for (int n = 0; n < s->graph->nodes; n++) {
+                double least = least_of_node(s, n, t, s->replica[r]);
+                node[n] = least < INFINITY ? least : 0.0;
+            }
+            for (int i = 0; i < s->count; i++) {
+                TP_TRY(tp_deadline_check_after(&asked, s->graph->nodes));
+                for (int n = 0; n < s->graph->nodes; n++)
+                    row[i] += s->set[(int64_t)i * s->words + (n >> 6)] >> (n & 63) & 1 ? node[n] : 0.0;
+            }
+        }
+    return TP_OK;
+}
+
+/* May stage i \ j take no more than that? The margin is for the sums' rounding. */
+static int
+may_take(const piper *p, int i, int j, int t, int r, double most)
+{
+    const double *row = p->floor + (int64_t)(t * p->space.replicas + r) * p->space.count;
+    return !(row[i] - row[j] - 1e-12 * row[i] > most);
+}
+
+static int
+may_take_anyhow(const piper *p, int i, int j, double most)
+{
+    const tp_layer_space *s = &p->space;
+    for (int t = 0; t < s->degrees; t++)
+        for (int r = 0; r < s->replicas && s->replica[r] * s->degree[t] <= s->graph->devices; r++)
+            if (may_take(p, i, j, t, r, most))
+                return 1;
+    return 0;
+}
+
+/* No plan takes less: its slowest stage has an even share of the work, or the slowest node. */
+static double
+least_plan(const piper *p)
+{
+    const tp_layer_space *s = &p->space;
+    double work = 0.0, slowest = 0.0;
+    for (int n = 0; n < s->graph->nodes; n++) {
+        double share = INFINITY, alone = INFINITY;
+        for (int t = 0; t < s->degrees; t++)
+            for (int r = 0; r < s->replicas && s->replica[r] * s->degree[t] <= s->graph->devices; r++) {
+                double least = least_of_node(s, n, t, s->replica[r]);
+                alone = fmin(alone, least);
+                share = fmin(share, least * s->degree[t] * s->replica[r] / s->graph->devices);
+            }
+        work += share;
+        slowest = fmax(slowest, alone);
+    }
+    return fmax(work, slowest);
+}
+
+static void
+try_stage(piper *p, int i, int j)
+{
+    const tp_layer_space *s = &p->space;
+    tp_layer_pair_fill(s, i, j, &p->pair);
+    for (int t = 0; t < s->degrees; t++)
+        for (int r = 0; (p->pair.degrees >> t & 1) && r < s->replicas; r++) {
+            int d = s->replica[r];
+            if (d * s->degree[t] > s->graph->devices)
+                break;
+            if (!may_take(p, i, j, t, r, p->cap)) {
+                p->passed = 1;
+                continue;
+            }
+            solve_stage(p, t, d);
+            extend(p, i, j, s->degree[t], d);
+        }
+}
+
 static tp_status
 fill_table(piper *p)
 {
     const tp_layer_space *s = &p->space;
+    p->pairs = p->passed = 0;
     for (int64_t cell = 0; cell < (int64_t)s->count * p->k_stride * p->s_stride; cell++)
         p->best[cell] = cell < (int64_t)p->k_stride * p->s_stride ? 0.0 : INFINITY;
     make_staircase(p, 0);
@@ -106,15 +212,10 @@ fill_table(piper *p)
                 continue;
             TP_TRY(tp_deadline_check("piper"));
             p->pairs++;
-            tp_layer_pair_fill(s, i, j, &p->pair);
-            for (int t = 0; t < s->degrees; t++)
-                for (int r = 0; (p->pair.degrees >> t & 1) && r < s->replicas; r++) {
-                    int d = s->replica[r];
-                    if (d * s->degree[t] > s->graph->devices)
-                        break;
-                    solve_stage(p, t, d);
-                    extend(p, i, j, s->degree[t], d);
-                }
+            if (may_take_anyhow(p, i, j, p->cap))
+                try_stage(p, i, j);
+            else
+                p->passed = 1;
         }
         make_staircase(p, i);
     }
@@ -137,12 +238,16 @@ find_stage(piper *p, int i, int *k, int *s, tp_layer_plan *plan)
             continue;
         if (tp_deadline_told_after(&p->asked, 16 * (int64_t)space->graph->variants * (1 + space->replicas)))
             return -1;
+        if (!may_take_anyhow(p, i, j, value))
+            continue;
         tp_layer_pair_fill(space, i, j, &p->pair);
         for (int t = 0; t < space->degrees; t++)
             for (int r = 0; (p->pair.degrees >> t & 1) && r < space->replicas; r++) {
                 int d = space->replica[r], left = *k - d * space->degree[t], y = (*s + d - 1) / d;
                 if (d > *s || left < 0)
                     break;
+                if (!may_take(p, i, j, t, r, value))
+                    continue;
                 tp_layer_pack_fill(space, &p->pair, t, d, &p->pack);
                 double time = tp_layer_pack_greedy(&p->pack, y);
                 if (fmax(time, row_of(p, j, left)[*s - d]) != value)
@@ -191,10 +296,15 @@ piper_in(tp_arena *arena, const tp_layer_graph *graph, tp_layer_plan *plan)
     p.drops = memory;
     TP_TRY(tp_arena_take(arena, (size_t)p.space.reach + 2, sizeof *p.time, &memory));
     p.time = memory;
-    TP_TRY(fill_table(&p));
+    TP_TRY(lay_floor(&p));
+    int i = p.space.count - 1, k = graph->devices, s = p.space.reach;
+    double least = least_plan(&p);
+    for (int round = 0; round == 0 || (p.passed && !(row_of(&p, i, k)[s] <= p.cap)); round++) {
+        p.cap = round < ROUNDS ? cap_of_round[round] * least : INFINITY;
+        TP_TRY(fill_table(&p));
+    }
     plan->pairs = p.pairs;
     plan->knapsacks = p.knapsacks;
-    int i = p.space.count - 1, k = graph->devices, s = p.space.reach;
     if (!(row_of(&p, i, k)[s] < INFINITY))
         return tp_layer_infeasible(&p.space, &p.pair, &p.pack);
     while (i > 0) {

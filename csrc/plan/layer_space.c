@@ -273,6 +273,19 @@ tp_layer_within(const tp_layer_space *s, int j, int i)
     return i != j;
 }
 
+/* The first node from n on that is in one set and not in the other; past the last one where there is none. */
+static int
+next_of(const tp_layer_space *s, const uint64_t *all, const uint64_t *later, int n)
+{
+    while (n < s->graph->nodes) {
+        uint64_t left = (all[n >> 6] & ~later[n >> 6]) >> (n & 63);
+        if (left & 1)
+            return n;
+        n = left == 0 ? (n | 63) + 1 : n + 1;
+    }
+    return n;
+}
+
 void
 tp_layer_pair_fill(const tp_layer_space *s, int i, int j, tp_layer_pair *pair)
 {
@@ -280,9 +293,7 @@ tp_layer_pair_fill(const tp_layer_space *s, int i, int j, tp_layer_pair *pair)
     const uint64_t *all = s->set + (int64_t)i * s->words, *later = s->set + (int64_t)j * s->words;
     pair->nodes = 0;
     pair->degrees = s->degrees < 32 ? (1u << s->degrees) - 1u : ~0u;
-    for (int n = 0; n < g->nodes; n++) {
-        if (!has(all, n) || has(later, n))
-            continue;
+    for (int n = next_of(s, all, later, 0); n < g->nodes; n = next_of(s, all, later, n + 1)) {
         pair->node[pair->nodes++] = n;
         for (int t = 0; t < s->degrees; t++) {
             int end = end_of(s, n, t);
@@ -302,11 +313,23 @@ tp_layer_pair_fill(const tp_layer_space *s, int i, int j, tp_layer_pair *pair)
 }
 
 static double
-seconds_of(const tp_layer_space *s, const tp_layer_pair *pair, int v, int d)
+seconds_of(const tp_layer_space *s, double crossing, int v, int d)
 {
     const tp_layer_graph *g = s->graph;
     double resync = 4.0 * (d - 1) * g->param_bytes[v] / d / g->micro_batches;
-    return (pair->crossing[v] / d + resync) / g->bandwidth_Bps + g->time_s[v] / d;
+    return (crossing / d + resync) / g->bandwidth_Bps + g->time_s[v] / d;
+}
+
+static double
+weigh(const tp_layer_space *s, double seconds)
+{
+    return s->tick_s > 0.0 ? rint(seconds / s->tick_s) : seconds;
+}
+
+double
+tp_layer_least_time(const tp_layer_space *s, int v, int d)
+{
+    return weigh(s, seconds_of(s, 0.0, v, d));
 }
 
 void
@@ -319,9 +342,8 @@ tp_layer_pack_fill(const tp_layer_space *s, const tp_layer_pair *pair, int t, in
         int end = end_of(s, pair->node[n], t);
         pack->begin[n] = at;
         for (int v = s->begin[pair->node[n] * s->degrees + t]; v < end; v++, at++) {
-            double seconds = seconds_of(s, pair, v, d);
             pack->variant[at] = v;
-            pack->time[at] = s->tick_s > 0.0 ? rint(seconds / s->tick_s) : seconds;
+            pack->time[at] = weigh(s, seconds_of(s, pair->crossing[v], v, d));
             pack->a[at] = g->memory_a[v];
             pack->b[at] = g->memory_b[v];
         }
@@ -458,7 +480,7 @@ tp_layer_plan_put(const tp_layer_space *s, const tp_layer_pair *pair, const tp_l
         int l = pack->choice[n];
         plan->stage_of[pair->node[n]] = plan->stages;
         plan->variant[pair->node[n]] = pack->variant[l];
-        stage->time_s += seconds_of(s, pair, pack->variant[l], d);
+        stage->time_s += seconds_of(s, pair->crossing[pack->variant[l]], pack->variant[l], d);
     }
     plan->time_per_sample_s = fmax(plan->time_per_sample_s, stage->time_s);
     plan->stages++;

@@ -59,6 +59,10 @@ tp_layer_pair_fill(const tp_layer_space *space, int i, int j, tp_layer_pair *pai
 void
 tp_layer_pack_fill(const tp_layer_space *space, const tp_layer_pair *pair, int t, int d, tp_layer_pack *pack);
 
+/* What variant v takes in a stage of d replicas that sends and receives nothing: less than in any other. As time in a pack. */
+double
+tp_layer_least_time(const tp_layer_space *space, int v, int d);
+
 /* Piper's heuristic at y micro-batches in flight a replica: the time, or INFINITY if nothing fits; choice is set. */
 double
 tp_layer_pack_greedy(tp_layer_pack *pack, int y);
