@@ -140,7 +140,7 @@ class Judge:
         self.shortest: tuple[int, int, int] | None = None      # bytes short, rank, bytes needed: of the nearest miss
         self.kinds = {} if kinds is None else kinds            # what kind_seconds said
         self.rooms: dict[tuple[Any, ...], tuple[NDArray[np.float64], list[int]]] = {}   # what blocks cannot have
-        self.ladders: dict[tuple[Any, ...], list[Candidate] | None] = {}   # what planners of stages want along all limits
+        self.ladders: dict[tuple[Any, ...], list[Candidate]] = {}   # what planners of stages want along all limits
         self._seen: dict[tuple[Any, ...], Candidate] = {}
         self._peaks: dict[tuple[Any, ...], list[int]] = {}
         self._results = _Results({}, {}, {}) if results is None else results

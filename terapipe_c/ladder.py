@@ -1,9 +1,9 @@
-"""A paper's planner within a limit of memory: of a small request its plans for all limits, so that more memory never hurts.
+"""A paper's planner within a limit of memory: its plans for all limits, so that more memory never hurts.
 
 A planner of a paper knows neither the engine's buffers nor what a stage costs besides its blocks: where a stage of its plan is over
 the limit by the engine's count, it is asked again with that stage's blocks larger by what was missing. And its model of time is not
 the engine's: with more memory it may choose what the engine runs slower. So it is asked along a ladder of limits that depends on
-the request alone, and the fastest of all its plans that fit is taken.
+the request alone, and the fastest of all its plans that fit is taken. Where one question takes long the rungs are further apart.
 """
 from __future__ import annotations
 
@@ -30,12 +30,14 @@ _CLOSE = 0.01          # of the least memory that a planner can plan for, how cl
 _STEP = 1 / 64         # of a limit, from one rung to the next below it, at least
 _SAVES = 1 / 32        # the same for planners that recompute or swap: they have plans for most limits
 _FAILED = 2            # rungs in a row without a plan, after which only the least is looked for
-_LADDER = 48_000_000   # ticks of the judge (13 ns each) that a ladder may take: half a second
-# Ticks of asking one about 100 blocks on 8 stages, and the powers of blocks and stages with which they grow, as measured on 66 to
-# 194 blocks and 8 to 24 stages.
-_ASKED = {"piper": (7_000_000, 3, 1), "adapipe": (200_000, 2, 0.6), "dapple": (120_000, 2, 1.5), "bmpipe": (130_000, 1.5, 1.4),
+_WIDEST = 1 / 4        # the same of the largest requests
+_LADDER = 120_000_000  # ticks of the judge (13 ns each) that a ladder may take: a second and a half
+# Ticks of asking one about 100 blocks on 8 stages, and the powers of blocks and stages with which they grow, as measured on 50 to
+# 194 blocks and 8 to 32 stages.
+_ASKED = {"piper": (500_000, 2.3, 0.8), "adapipe": (200_000, 2, 0.6), "dapple": (120_000, 2, 1.5), "bmpipe": (130_000, 1.5, 1.4),
           "vpipe": (40_000, 2, 1), "dawnpiper_binary": (23_000, 3, 1), "autopipe": (20_000, 2, 3), "pipedream": (15_000, 2, 1)}
 _QUICK = 20_000, 1, 1  # of any other one
+_CHUNKED = 6_000_000   # of BMPipe's search of two chunks, and of more of them, whatever the request
 _AROUND = 30_000       # of whatever one, what is around it
 _JUDGED = 150          # of judging an answer, for each slice and stage
 _ASKS = 60, 20         # of a planner that recomputes or swaps, on its way down a ladder, about, and more for each stage
@@ -62,15 +64,18 @@ class _Question:
         blocks, stages = len(self.free.fwd), self.free.stages
         ticks, by_blocks, by_stages = _ASKED.get(self.name, _QUICK)
         grown = ticks * (blocks / 100) ** by_blocks * (stages / 8) ** by_stages
+        if self.free.judge.chunks > 1:
+            grown = _CHUNKED
         slices = sum(len(lengths) for _, lengths in self.free.slicing)
         return float(asks * (_AROUND + grown) + answers * _JUDGED * slices * stages)
 
     @property
-    def is_much(self) -> bool:
-        """Would a ladder take longer than it may?"""
+    def step(self) -> float:
+        """Of a limit, from one rung to the next below it: as much as lets the ladder take no longer than it may."""
         least, more = _ASKS if self.name in SAVERS else _FEW
         asks = least + more * self.free.stages
-        return self.ticks(asks, _NEW * asks) > _LADDER
+        wide = max(1.0, self.ticks(asks, _NEW * asks) / _LADDER)
+        return min((_SAVES if self.name in SAVERS else _STEP) * wide, _WIDEST)
 
 
 def _question(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ...], host_Bps: float, ahead: int | None) -> _Question:
@@ -99,8 +104,8 @@ def _besides(judge: Judge, schedule: str, slicing: tuple[Micro, ...]) -> tuple[F
 def plan_stages(judge: Judge, name: str, schedule: str, slicing: tuple[Micro, ...], links: Iterable[float] = (0.0,), *,
                 thorough: bool = True) -> Candidate:
     """The planner's stages for these micro-batches, judged, the fastest with any of these links to the host (bytes a second);
-    InfeasibleError if it finds none that fit, DeadlineError if it has none when time is up. thorough: ask for all limits, or, of
-    a large request, look for the least that it can plan for where nothing else fits."""
+    InfeasibleError if it finds none that fit, DeadlineError if it has none when time is up. thorough: ask for all limits, or for
+    this one alone."""
     assert judge.limit is not None
     found: list[Candidate] = []
     others: list[Candidate] = []
@@ -133,8 +138,6 @@ def _fastest(q: _Question, limit: int, others: list[Candidate]) -> Candidate | N
         if alone is None or alone.seconds > _FAR * judge.rival_s:
             return alone
     plans = _ladder(q)
-    if plans is None:
-        return alone or _alone(q, limit, others)
     others += plans
     if alone is not None and late():                           # the ladder may have ended above it
         plans = [*plans, alone]
@@ -174,11 +177,9 @@ def _best_of(judge: Judge, plans: list[Candidate], limit: int) -> Candidate | No
     return best
 
 
-def _ladder(q: _Question) -> list[Candidate] | None:
-    """What the planner wants along all limits, or along those that there was time for; None where that would be much work."""
+def _ladder(q: _Question) -> list[Candidate]:
+    """What the planner wants along all limits, or along those that there was time for."""
     judge = q.free.judge
-    if judge.chunks > 1 or q.is_much:
-        return None
     key = q.name, q.free.schedule, q.free.slicing, q.free.host_Bps, q.free.ahead
     if key not in judge.ladders:
         seen: list[Candidate] = []
@@ -189,16 +190,15 @@ def _ladder(q: _Question) -> list[Candidate] | None:
     return judge.ladders[key]
 
 
-def _climb_down(q: _Question, seen: list[Candidate]) -> list[Candidate] | None:
-    judge, failed = q.free.judge, 0
+def _climb_down(q: _Question, seen: list[Candidate]) -> list[Candidate]:
+    judge, failed, step = q.free.judge, 0, q.step
     missing: dict[str, Float] = {}
     seen.append(ask(q.free, q.name))
     limit = max(judge.peak_bytes(seen[0]))
-    while failed < _FAILED:
-        limit -= max(1, int((_SAVES if q.name in SAVERS else _STEP) * limit))
+    # Whatever the judge has seen before it counts the same: so it has the same rungs in auto.
+    while failed < _FAILED and q.ticks(len(seen), len(set(map(id, seen)))) < 2 * _LADDER:
+        limit -= max(1, int(step * limit))
         found = _within(q, limit, seen, missing) or (_within(q, limit, seen, {}) if missing else None)
-        if q.ticks(len(seen), len(set(map(id, seen)))) > 2 * _LADDER:      # whatever the judge has seen before: the same in auto
-            return None
         failed = failed + 1 if found is None else 0
         if found is not None:
             limit = min(limit, max(judge.peak_bytes(found)))

@@ -14,11 +14,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import planners
+from ._core import BMPIPE_LAYERS
 from .config import KINDS, GPTConfig
 from .cost import PHASES, CostModel
 from .deadline import late, share
 from .guests import BPIPE
-from .judge import SLICED, SLIGHT, ZERO_BUBBLE, Candidate, Cut, Judge, Micro, pace, possible, rounded, updates_of
+from .judge import (
+    SLICED,
+    SLIGHT,
+    ZERO_BUBBLE,
+    ZIGZAG,
+    Candidate,
+    Cut,
+    Judge,
+    Micro,
+    pace,
+    possible,
+    rounded,
+    updates_of,
+)
 from .partition import equal_lengths, even_partition, updated_of_kind
 
 if TYPE_CHECKING:
@@ -29,6 +43,7 @@ _GRAIN = 64           # bytes: what the engine takes is a multiple
 _NEAR = 1.1           # times as slow as a plan that was descended to: a start that may end below it
 TICKS = 2.0 ** 36      # of all work, where planners get whole numbers
 _SMALL = 8_000_000     # ticks of a search up to which there are plans for all limits of memory
+_OVER_RANKS = 2_000_000  # candidates of a search for stages by which ranks have equal work
 _WORK = 36_000_000     # of what a descent may cost, in units of about 13 ns: a fraction of a second
 
 
@@ -82,6 +97,25 @@ def uniform(judge: Judge, request: Request) -> Candidate:
     cut = request.partition or tuple(even_partition(request.model, judge.ranks * judge.chunks))
     name = "1f1b" if "1f1b" in request.schedules else request.schedules[0]
     return judge.judge(name, cut, whole_sequences(request), 0)
+
+
+def over_ranks(judge: Judge, slicing: tuple[Micro, ...], schedule: str) -> list[Cut]:
+    """Stages of several chunks by which ranks, rather than stages, have equal work, as far as whole layers let them: BMPipe's
+    search, told of few micro-batches, which ask for even stages, and of many, which ask for even ranks."""
+    layers, ranks, chunks = judge.model.n_layer, judge.ranks, judge.chunks
+    if layers + 2 < ranks * chunks or layers + 2 > BMPIPE_LAYERS:
+        return []
+    ticks = _block_ticks(judge, slicing, PHASES, schedule)
+    types = [{"name": name, "count": count, "fwd_s": float(work) / 3, "bwd_s": 2 * float(work) / 3, "static_bytes": 0.0,
+              "strategies": [{"name": "none", "extra_bwd_s": 0.0, "activation_bytes": 0.0}]}
+             for name, count, work in (("embedding", 1, ticks[0]), ("layer", layers, ticks[1] + ticks[2]), ("head", 1, ticks[-1]))]
+    cuts: list[Cut] = []
+    for micros in (ranks, 2 * ranks, 4 * ranks):
+        found = planners.bmpipe(types, ranks, micros, 1.0, chunks=chunks, time_limit_s=None, effort=_OVER_RANKS // chunks,
+                                prove=False)
+        blocks = np.einsum("trcs,t->cs", found.assignment, [1, 2, 1]).ravel()
+        cuts.append(tuple(itertools.pairwise([0, *(int(x) for x in np.cumsum(blocks))])))
+    return list(dict.fromkeys(cuts))
 
 
 def kind_seconds(judge: Judge, slicing: tuple[Micro, ...], phases: Sequence[str] = PHASES) -> dict[str, float]:
@@ -249,6 +283,7 @@ class _Hunt:
         if not self.near:
             self._go_on(len(rungs))
         if not whole and not (rungs and self.judge.fits(rungs[0], limit)):
+            self._take_over(limit)
             other = self.within(limit)
             rungs += [other] if other is not None else []
         if not small:                                          # then nothing is promised
@@ -257,6 +292,16 @@ class _Hunt:
             other = self._lean_within(limit)
             self.lean += [other] if other is not None else []
         return rungs
+
+    def _take_over(self, limit: int | None) -> None:
+        """Stages of the fastest plan of a coarser grid that fits, for this grid's slices: the other starts are on stages of plans
+        that do not fit, or on even ones, and what is left of those that do may be whole sequences alone."""
+        known = min((c for c in self.carried if self.judge.fits(c, limit)), key=pace, default=None)
+        if known is None:
+            return
+        for s in sorted(self.slicings, key=partial(_estimate, self.judge))[:_STARTS]:
+            if not possible(known.schedule, self.judge.ranks, len(s)):
+                self.starts.append(self.judge.judge(known.schedule, known.partition, s, known.pending))
 
     # ---- where moves lead to nothing that fits: stages cut by the bytes that the engine counts ----
 
@@ -333,7 +378,7 @@ class _Hunt:
 
 
 def _starts(judge: Judge, names: Sequence[str], slicings: list[tuple[Micro, ...]], partition: Cut | None,
-            work: int, known: Candidate | None) -> list[Candidate]:
+            work: int, known: Candidate | None, spread: Sequence[Cut] = ()) -> list[Candidate]:
     """These slicings on stages that are balanced for them; of a large program the most promising alone, and of one that is far
     from what is known a single one."""
     stages = judge.ranks * judge.chunks
@@ -355,7 +400,7 @@ def _starts(judge: Judge, names: Sequence[str], slicings: list[tuple[Micro, ...]
         starts += [judge.judge(name, partition or level(s), s) for name in names]
         if partition is None:      # W fills waits: where there are many of them, F and I alone make the pipeline's pace
             name = min(starts[-len(names):], key=pace).schedule
-            starts += [judge.judge(name, cut, s) for cut in (even, level(s, phases="FI"))]
+            starts += [judge.judge(name, cut, s) for cut in (even, *spread, level(s, phases="FI"))]
     return starts
 
 
@@ -378,6 +423,9 @@ def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: i
     lean: dict[int, list[Candidate]] = {}                      # and what the limit alone made to be looked for
     spent: dict[int, tuple[int, int]] = {}                     # ticks of a grid's search, and of its starts alone
     todo = [unit] if fixed_slicing else grids(seq_len, unit)
+    spread: list[Cut] = []
+    if judge.chunks > 1 and partition is None and not any(name in ZIGZAG for name in names):
+        spread = over_ranks(judge, slicing or ((1, (seq_len,)),) * batch, names[0])
     for i, grid in enumerate(todo):
         refined = [g for g in found if g % grid == 0]          # what other grids found, remembered or cost is not to be seen here
         carried, leaner = ([c for g in refined for c in plans[g]] for plans in (found, lean))
@@ -390,7 +438,7 @@ def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: i
         coarser = min(refined, default=seq_len + 1)
         with share(2 / (len(todo) - i + 1)):
             seeds = [slicing] if slicing is not None else _slicing_seeds(own, batch, seq_len, grid, coarser)
-            starts = carried + _starts(own, names, seeds, partition, budget, min(carried, key=pace, default=None))
+            starts = carried + _starts(own, names, seeds, partition, budget, min(carried, key=pace, default=None), spread)
             begun, small = own.work, _SMALL - sum(spent[g][1] for g in refined)
             hunt = _Hunt(own, names, starts, budget, grid, partition, fixed_slicing, carried, seeds, leaner)
             plans = hunt.plans(begun <= small)
