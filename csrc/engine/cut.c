@@ -12,9 +12,10 @@ typedef struct {
     int32_t *boundary;       /* [stages + 1] */
     int32_t *cap;            /* [stages + 1] beyond that no end of the stage before leads anywhere */
     int32_t *reach;          /* [stages][blocks] the last end of a stage from there that is within the limit; 0: not known yet */
+    int32_t *varies;         /* [stages] its rank keeps guests, and takes more or less with the stages before */
     double *until;           /* [blocks + 1] running sums of seconds */
     int64_t limit;
-    int blocks, stages, guests; /* guests: ranks that keep some take more or less with the stages before them */
+    int blocks, stages;
 } cutter;
 
 /* Nothing does once the thread is told to stop: then no search goes on. */
@@ -34,7 +35,7 @@ static int
 reach_of(cutter *x, int stage, int from)
 {
     int32_t *known = &x->reach[(size_t)stage * (size_t)x->blocks + (size_t)from];
-    if (*known > 0 && !x->guests)
+    if (*known > 0 && !x->varies[stage])
         return *known - 1;
     int low = from, high = x->blocks - (x->stages - 1 - stage);
     while (low < high) {
@@ -108,9 +109,11 @@ cut_evenly(cutter *x)
     double low = -1.0, high = fill(x, INFINITY);
     if (high < 0.0)
         return 0;
+    int found = 1; /* since the last question just below it: few lengths are possible, and the least is mostly found early */
     while (high - low > 1.0) {
-        double middle = floor(low + (high - low) / 2.0), longest = fill(x, middle);
+        double middle = found ? high - 1.0 : floor(low + (high - low) / 2.0), longest = fill(x, middle);
         *(longest >= 0.0 ? &high : &low) = longest >= 0.0 ? longest : middle;
+        found = !found && longest >= 0.0;
     }
     return fill(x, high) >= 0.0;
 }
@@ -122,20 +125,21 @@ tp_engine_cut(const tp_engine_config *config, int64_t limit, const double *secon
     x.blocks = tp_model_blocks(&config->model);
     x.stages = tp_program_copy_stages(config->program);
     x.config.partition = boundary;
-    for (int rank = 0; rank < config->program->ranks; rank++)
-        x.guests |= tp_engine_has_guests(config->program, rank);
     TP_TRY(tp_engine_check_shape(config));
     if (x.stages > x.blocks)
         return tp_fail(TP_EVALUE, "%d stages for %d blocks: a block for each would be right", x.stages, x.blocks);
     x.reach = calloc((size_t)x.stages * (size_t)x.blocks, sizeof *x.reach);
     x.until = calloc((size_t)x.blocks + 1, sizeof *x.until);
-    x.cap = calloc((size_t)x.stages + 1, sizeof *x.cap);
+    x.cap = calloc(2 * (size_t)x.stages + 1, sizeof *x.cap);
     if (x.reach == NULL || x.until == NULL || x.cap == NULL) {
         free(x.reach);
         free(x.until);
         free(x.cap);
         return tp_fail(TP_EMEMORY, "no memory to cut %d blocks into %d stages", x.blocks, x.stages);
     }
+    x.varies = x.cap + x.stages + 1;
+    for (int stage = 0; stage < x.stages; stage++)
+        x.varies[stage] = tp_engine_has_guests(config->program, config->program->rank_of[stage]);
     tp_status status = sum_up(&x, seconds);
     if (status == TP_OK) {
         *found = cut_evenly(&x);
