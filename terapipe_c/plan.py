@@ -431,12 +431,11 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
         tensor_parallel: 1 or None; there as a place for more.
         chunks: stages of a rank; None: 1, 2 where the schedule has several; the auto planner considers all numbers, unless a
             partition is given.
-        memory_bytes: limit of each rank; None: the cluster's devices'. Of a request whose search is small (a model for tests, a
-            few slices) terapipe's plan is never slower with more of it; larger searches are made for one limit alone. The papers'
-            planners too are asked for all limits where that takes about half a second or less (some 48 layers on 8 devices; for
-            dawnpiper, autopipe and pipedream 64 on 16; for adapipe 32 on 8, for piper 12 on 4) and a rank has one stage, and the
-            fastest plan that fits is taken, because their models of time are not the engine's; ``tp.planners`` has their answers
-            alone.
+        memory_bytes: limit of each rank; None: the cluster's devices'. More of it never makes a paper's planner slower: each is
+            asked for all limits, a 32nd apart (a 64th, where it neither recomputes nor swaps; up to a quarter, where that would
+            take more than a second or two, from some 96 layers on 16 devices on), and the fastest plan that fits is taken, because
+            their models of time are not the engine's; ``tp.planners`` has their answers alone. Nor terapipe, where its search is
+            small (a model for tests, a few slices); larger searches are made for one limit alone.
         granularity: slice lengths that are planned are multiples of this many tokens; None: chosen so that planning stays
             under a second or two (some for auto). A number that divides another never gives terapipe a slower plan than
             the other, but where ``stages`` is None and some numbers of ranks take that second or two, after which the others are
