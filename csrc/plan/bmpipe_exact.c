@@ -7,7 +7,7 @@
  *   - the least of E + max w over all ways to go on, from labels (E, max w) of every suffix, undominated ones;
  *   - a critical path of an earlier simulation, an inequality for all plans, with its least sum over all ways to go on.
  * A leaf is simulated and its critical path is kept if no inequality had ended it. */
-#include "csrc/plan/bmpipe_core.h"
+#include "csrc/plan/bmpipe_exact.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -15,74 +15,11 @@
 
 #include "csrc/base/deadline.h"
 
-enum { LABELS = 64, ROWS = 64, LOCAL = 4096 };
-
-typedef struct {
-    double extra_s, most_s; /* E and max w of a suffix */
-} label;
-
-typedef struct {
-    label *at;
-    int count;
-} labels;
-
-typedef struct {
-    tp_bmpipe_row row;
-    double *rest;   /* [stages + 1][n + 1] least sum of the stages from here on */
-    double *before; /* [stages + 1] lag and sum of the stages before, on the branch at hand */
-    int64_t used;
-} inequality;
-
-typedef struct {
-    double bound_s;
-    int to;
-} child;
-
-typedef struct {
-    tp_bmpipe *p;
-    int n, stages;
-    double constant_s;
-    int *reach;      /* [stages][n] the last end that a plan below the best may use; `from` itself: none */
-    double **extra;  /* [stages][n] least extra seconds by end: [end - first_end] */
-    labels *suffix;  /* [stages + 1][n + 1] */
-    label *scratch;  /* [LABELS + 1] */
-    inequality *rows;
-    int row_count;
-    child *children; /* [stages][n] */
-    double best_s;
-    int *cut, *best_cut; /* [stages + 1] */
-    int unsure;          /* a leaf took more extra time than its bound, for want of points */
-} exact;
-
-static inline size_t
-cell(const exact *e, int stage, int from)
-{
-    return (size_t)stage * (size_t)e->n + (size_t)from;
-}
-
-static inline int
-first_end(const exact *e, int stage, int from)
-{
-    return stage == e->stages - 1 ? e->n : from + 1;
-}
-
-static inline double
-goal(const exact *e)
-{
-    return e->best_s * (1.0 - TP_BMPIPE_SLACK);
-}
-
-static double
-weight(const exact *e, int stage, int from, int to, double extra_s)
-{
-    int m = e->p->micros, full = m - e->stages + stage;
-    return (m - 1) * (tp_bmpipe_between(e->p->backward_s, from, to) + extra_s) +
-           (full > 0 ? full * tp_bmpipe_between(e->p->forward_s, from, to) : 0.0);
-}
+enum { LABELS = 64, ROWS = 64, PATIENCE = 4096 }; /* PATIENCE: nodes before a proof is tried */
 
 /* Bytes that the interval may keep of one micro-batch. */
 static double
-room_bytes(const exact *e, int stage, int from, int to)
+room_bytes(const tp_exact *e, int stage, int from, int to)
 {
     int held = e->p->vector[e->p->vector_begin[stage]];
     double left = e->p->options->memory_bytes * (1.0 + TP_BMPIPE_SLACK) -
@@ -92,7 +29,7 @@ room_bytes(const exact *e, int stage, int from, int to)
 
 /* The least extra time; real: of a plan, else a lower bound (they differ only where fronts were thinned). */
 static tp_status
-least_extra(exact *e, int stage, int from, int to, int real, double *extra_s)
+least_extra(tp_exact *e, int stage, int from, int to, int real, double *extra_s)
 {
     const tp_bmpipe_front *front = NULL;
     double room = room_bytes(e, stage, from, to);
@@ -111,7 +48,7 @@ least_extra(exact *e, int stage, int from, int to, int real, double *extra_s)
 /* ---- does anything fit? -------------------------------------------------------------------------------------------------- */
 
 static double
-excess(const exact *e, int stage, int from, int to)
+excess(const tp_exact *e, int stage, int from, int to)
 {
     double kept = tp_bmpipe_between(e->p->least_bytes, from, to);
     return tp_bmpipe_bytes(e->p, stage, tp_bmpipe_between(e->p->static_bytes, from, to), &kept) -
@@ -120,7 +57,7 @@ excess(const exact *e, int stage, int from, int to)
 
 /* The boundaries whose worst stage lacks the fewest bytes with the fewest kept. EINFEASIBLE if it lacks any. */
 static tp_status
-find_fit(exact *e)
+find_fit(tp_exact *e)
 {
     int n = e->n, stages = e->stages, *next = NULL;
     void *memory = NULL;
@@ -159,17 +96,23 @@ find_fit(exact *e)
 
 /* ---- plans -------------------------------------------------------------------------------------------------------------- */
 
-/* Simulates the boundaries e->cut; +inf if a stage has no strategy that fits. */
-static tp_status
-simulate(exact *e, double *makespan_s)
+tp_status
+tp_exact_load(tp_exact *e, int stage, int from, int to, double *forward_s, double *backward_s)
+{
+    double extra = 0.0;
+    TP_TRY(least_extra(e, stage, from, to, 1, &extra));
+    *forward_s = tp_bmpipe_between(e->p->forward_s, from, to);
+    *backward_s = tp_bmpipe_between(e->p->backward_s, from, to) + extra;
+    return TP_OK;
+}
+
+tp_status
+tp_exact_simulate(tp_exact *e, double *makespan_s)
 {
     tp_bmpipe *p = e->p;
     for (int x = 0; x < e->stages; x++) {
-        double extra = 0.0;
-        TP_TRY(least_extra(e, x, e->cut[x], e->cut[x + 1], 1, &extra));
-        p->load[x] = tp_bmpipe_between(p->forward_s, e->cut[x], e->cut[x + 1]);
-        p->load[e->stages + x] = tp_bmpipe_between(p->backward_s, e->cut[x], e->cut[x + 1]) + extra;
-        if (isinf(extra)) {
+        TP_TRY(tp_exact_load(e, x, e->cut[x], e->cut[x + 1], &p->load[x], &p->load[e->stages + x]));
+        if (isinf(p->load[e->stages + x])) {
             *makespan_s = INFINITY;
             return TP_OK;
         }
@@ -178,56 +121,52 @@ simulate(exact *e, double *makespan_s)
     return tp_deadline_check_told();
 }
 
-static void
-keep_if_better(exact *e, double makespan_s)
+void
+tp_exact_keep(tp_exact *e, double makespan_s)
 {
     if (makespan_s >= e->best_s)
         return;
     e->best_s = makespan_s;
+    e->prove_at = e->p->nodes + PATIENCE;
     memcpy(e->best_cut, e->cut, (size_t)(e->stages + 1) * sizeof *e->cut);
 }
 
 /* ---- what a better plan may use ------------------------------------------------------------------------------------------- */
 
 static tp_status
-find_reach(exact *e)
+find_reach(tp_exact *e)
 {
     int n = e->n, stages = e->stages;
     void *memory = NULL;
     for (int x = 0; x < stages; x++)
         for (int i = x; i < n && (x > 0 || i == 0); i++) {
-            int first = first_end(e, x, i), last = n - (stages - 1 - x), count = 0;
-            e->reach[cell(e, x, i)] = first - 1;
+            int first = tp_exact_first_end(e, x, i), last = n - (stages - 1 - x), count = 0;
+            e->reach[tp_exact_cell(e, x, i)] = first - 1;
             for (int j = first; j <= last; j++, count++)
-                if (e->constant_s + weight(e, x, i, j, 0.0) >= goal(e))
+                if (e->constant_s + tp_exact_weight(e, x, i, j, 0.0) >= tp_exact_goal(e))
                     break;
             TP_TRY(tp_deadline_check_after(&e->p->asked, 16 * (int64_t)(count + 1)));
             if (count == 0)
                 continue;
             TP_TRY(tp_bmpipe_take(e->p, (size_t)count, sizeof(double), &memory));
-            e->extra[cell(e, x, i)] = memory;
+            e->extra[tp_exact_cell(e, x, i)] = memory;
             for (int k = 0; k < count; k++) {
                 double extra = 0.0;
                 TP_TRY(least_extra(e, x, i, first + k, 0, &extra));
-                if (!(e->constant_s + extra + weight(e, x, i, first + k, extra) < goal(e)))
+                if (!(e->constant_s + extra + tp_exact_weight(e, x, i, first + k, extra) < tp_exact_goal(e)))
                     break; /* a longer interval needs no less */
-                e->extra[cell(e, x, i)][k] = extra;
-                e->reach[cell(e, x, i)] = first + k;
+                e->extra[tp_exact_cell(e, x, i)][k] = extra;
+                e->whole &= extra == floor(extra);
+                e->reach[tp_exact_cell(e, x, i)] = first + k;
             }
         }
     return TP_OK;
 }
 
-static inline double
-extra_of(const exact *e, int stage, int from, int to)
-{
-    return e->extra[cell(e, stage, from)][to - first_end(e, stage, from)];
-}
-
 /* Into scratch[count], sorted by rising most, falling extra; dominated ones go. Over LABELS, the two neighbours that lose
  * least become their ideal: a lower bound still. */
 static int
-add_label(label *at, int count, label new)
+add_label(tp_exact_label *at, int count, tp_exact_label new)
 {
     int place = count;
     while (place > 0 && at[place - 1].most_s > new.most_s)
@@ -257,114 +196,108 @@ add_label(label *at, int count, label new)
 }
 
 static tp_status
-label_cell(exact *e, int stage, int from)
+label_cell(tp_exact *e, int stage, int from)
 {
-    labels *here = &e->suffix[(size_t)stage * (size_t)(e->n + 1) + (size_t)from];
+    tp_exact_labels *here = &e->suffix[(size_t)stage * (size_t)(e->n + 1) + (size_t)from];
     int count = 0;
     here->count = 0;
-    for (int to = first_end(e, stage, from); to <= e->reach[cell(e, stage, from)]; to++) {
-        double extra = extra_of(e, stage, from, to), own = weight(e, stage, from, to, extra);
-        const labels *rest = &e->suffix[(size_t)(stage + 1) * (size_t)(e->n + 1) + (size_t)to];
+    for (int to = tp_exact_first_end(e, stage, from); to <= e->reach[tp_exact_cell(e, stage, from)]; to++) {
+        double extra = tp_exact_extra(e, stage, from, to), own = tp_exact_weight(e, stage, from, to, extra);
+        const tp_exact_labels *rest = &e->suffix[(size_t)(stage + 1) * (size_t)(e->n + 1) + (size_t)to];
         TP_TRY(tp_deadline_check_after(&e->p->asked, 8 * (int64_t)rest->count));
         for (int k = 0; k < rest->count; k++) {
-            label new = {extra + rest->at[k].extra_s, own > rest->at[k].most_s ? own : rest->at[k].most_s};
-            if (e->constant_s + new.extra_s + new.most_s < goal(e))
+            tp_exact_label new = {extra + rest->at[k].extra_s, own > rest->at[k].most_s ? own : rest->at[k].most_s};
+            if (e->constant_s + new.extra_s + new.most_s < tp_exact_goal(e))
                 count = add_label(e->scratch, count, new);
         }
     }
     if (count == 0)
         return TP_OK;
     void *memory = NULL;
-    TP_TRY(tp_bmpipe_take(e->p, (size_t)count, sizeof(label), &memory));
-    *here = (labels){memory, count};
-    memcpy(here->at, e->scratch, (size_t)count * sizeof(label));
+    TP_TRY(tp_bmpipe_take(e->p, (size_t)count, sizeof(tp_exact_label), &memory));
+    *here = (tp_exact_labels){memory, count};
+    memcpy(here->at, e->scratch, (size_t)count * sizeof(tp_exact_label));
     return TP_OK;
 }
 
 static tp_status
-find_labels(exact *e)
+find_labels(tp_exact *e)
 {
-    static label nothing = {0.0, 0.0};
-    e->suffix[(size_t)e->stages * (size_t)(e->n + 1) + (size_t)e->n] = (labels){&nothing, 1};
+    static tp_exact_label nothing = {0.0, 0.0};
+    e->suffix[(size_t)e->stages * (size_t)(e->n + 1) + (size_t)e->n] = (tp_exact_labels){&nothing, 1};
     for (int x = e->stages - 1; x >= 0; x--)
         for (int i = x; i < e->n && (x > 0 || i == 0); i++)
             TP_TRY(label_cell(e, x, i));
     return TP_OK;
 }
 
-/* The least E + max(w, most) from here on, given what is before; +inf: no plan below the best. */
-static double
-label_bound(const exact *e, int stage, int from, double extra_s, double most_s)
-{
-    const labels *rest = &e->suffix[(size_t)stage * (size_t)(e->n + 1) + (size_t)from];
-    double least = INFINITY;
-    for (int k = 0; k < rest->count; k++) {
-        double most = rest->at[k].most_s > most_s ? rest->at[k].most_s : most_s;
-        double sum = rest->at[k].extra_s + most;
-        least = sum < least ? sum : least;
-    }
-    return e->constant_s + extra_s + least;
-}
-
 /* ---- critical paths as inequalities --------------------------------------------------------------------------------------- */
 
-static double
-row_cost(const exact *e, const inequality *q, int stage, int from, int to)
-{
-    return q->row.run[stage] * tp_bmpipe_between(e->p->forward_s, from, to) +
-           q->row.run[e->stages + stage] * (tp_bmpipe_between(e->p->backward_s, from, to) + extra_of(e, stage, from, to));
-}
-
-static void
-row_before(const exact *e, inequality *q, int depth)
+void
+tp_exact_row_before(const tp_exact *e, tp_exact_row *q, int depth)
 {
     q->before[0] = q->row.lag_s;
     for (int x = 0; x < depth; x++)
-        q->before[x + 1] = q->before[x] + row_cost(e, q, x, e->cut[x], e->cut[x + 1]);
+        q->before[x + 1] = q->before[x] + tp_exact_cost(e, q, x, e->cut[x], e->cut[x + 1]);
 }
 
-/* The path of the last simulation. depth: stages of the branch at hand that are set, all within reach. */
-static tp_status
-add_row(exact *e, int depth)
+tp_status
+tp_exact_row_open(tp_exact *e, tp_exact_row *q)
+{
+    size_t stages = (size_t)e->stages;
+    void *memory = NULL;
+    TP_TRY(tp_bmpipe_take(e->p, 2 * stages + (stages + 1) * (size_t)(e->n + 2), sizeof(double), &memory));
+    q->row.run = memory;
+    q->before = q->row.run + 2 * stages;
+    q->rest = q->before + stages + 1;
+    return TP_OK;
+}
+
+tp_status
+tp_exact_row_fill(tp_exact *e, tp_exact_row *q)
 {
     int n = e->n, stages = e->stages;
-    inequality *q = &e->rows[0];
-    if (e->row_count < ROWS) {
-        void *memory = NULL;
-        q = &e->rows[e->row_count++];
-        TP_TRY(tp_bmpipe_take(e->p, 2 * (size_t)stages + (size_t)(stages + 1) * (size_t)(n + 2), sizeof(double), &memory));
-        q->row.run = memory;
-        q->before = q->row.run + 2 * stages;
-        q->rest = q->before + stages + 1;
-    } else {
-        for (int k = 1; k < ROWS; k++)
-            if (e->rows[k].used < q->used)
-                q = &e->rows[k];
-    }
-    q->used = e->p->nodes;
     tp_bmpipe_last_path(e->p, &q->row);
     for (int i = 0; i <= n; i++)
         q->rest[stages * (n + 1) + i] = i == n ? 0.0 : INFINITY;
     for (int x = stages - 1; x >= 0; x--)
         for (int i = x; i < n && (x > 0 || i == 0); i++) {
             double least = INFINITY;
-            TP_TRY(tp_deadline_check_after(&e->p->asked, 8 * (int64_t)(e->reach[cell(e, x, i)] + 1 - i)));
-            for (int j = first_end(e, x, i); j <= e->reach[cell(e, x, i)]; j++)
-                least = fmin(least, row_cost(e, q, x, i, j) + q->rest[(x + 1) * (n + 1) + j]);
+            TP_TRY(tp_deadline_check_after(&e->p->asked, 8 * (int64_t)(e->reach[tp_exact_cell(e, x, i)] + 1 - i)));
+            for (int j = tp_exact_first_end(e, x, i); j <= e->reach[tp_exact_cell(e, x, i)]; j++)
+                least = fmin(least, tp_exact_cost(e, q, x, i, j) + q->rest[(x + 1) * (n + 1) + j]);
             q->rest[x * (n + 1) + i] = least;
         }
-    row_before(e, q, depth);
+    return TP_OK;
+}
+
+/* The path of the last simulation. depth: stages of the branch at hand that are set, all within reach. */
+static tp_status
+add_row(tp_exact *e, int depth)
+{
+    tp_exact_row *q = &e->rows[0];
+    if (e->row_count < ROWS) {
+        q = &e->rows[e->row_count++];
+        TP_TRY(tp_exact_row_open(e, q));
+    } else {
+        for (int k = 1; k < ROWS; k++)
+            if (e->rows[k].used < q->used)
+                q = &e->rows[k];
+    }
+    q->used = e->p->nodes;
+    TP_TRY(tp_exact_row_fill(e, q));
+    tp_exact_row_before(e, q, depth);
     return TP_OK;
 }
 
 /* Paths through each stage: what a simulation with that stage twice as slow waits for. */
 static tp_status
-seed_rows(exact *e)
+seed_rows(tp_exact *e)
 {
     double ignored = 0.0;
     for (int x = 0; x < e->stages; x++) {
         memcpy(e->cut, e->best_cut, (size_t)(e->stages + 1) * sizeof *e->cut);
-        TP_TRY(simulate(e, &ignored));
+        TP_TRY(tp_exact_simulate(e, &ignored));
         e->p->load[x] *= 2.0;
         e->p->load[e->stages + x] *= 2.0;
         tp_bmpipe_simulate(e->p);
@@ -378,7 +311,7 @@ seed_rows(exact *e)
 static int
 by_bound(const void *a, const void *b)
 {
-    const child *x = a, *y = b;
+    const tp_exact_child *x = a, *y = b;
     if (x->bound_s != y->bound_s)
         return x->bound_s < y->bound_s ? -1 : 1;
     return y->to - x->to;
@@ -386,12 +319,12 @@ by_bound(const void *a, const void *b)
 
 /* 1: some inequality ends the branch where stages 0 .. stage are set. */
 static int
-is_cut_off(exact *e, int stage, int to)
+is_cut_off(tp_exact *e, int stage, int to)
 {
     for (int k = 0; k < e->row_count; k++) {
-        inequality *q = &e->rows[k];
-        q->before[stage + 1] = q->before[stage] + row_cost(e, q, stage, e->cut[stage], to);
-        if (q->before[stage + 1] + q->rest[(stage + 1) * (e->n + 1) + to] >= goal(e)) {
+        tp_exact_row *q = &e->rows[k];
+        q->before[stage + 1] = q->before[stage] + tp_exact_cost(e, q, stage, e->cut[stage], to);
+        if (q->before[stage + 1] + q->rest[(stage + 1) * (e->n + 1) + to] >= tp_exact_goal(e)) {
             q->used = e->p->nodes;
             return 1;
         }
@@ -400,12 +333,12 @@ is_cut_off(exact *e, int stage, int to)
 }
 
 static tp_status
-visit_leaf(exact *e)
+visit_leaf(tp_exact *e)
 {
     double makespan = 0.0;
     e->p->evaluations++;
-    TP_TRY(simulate(e, &makespan));
-    keep_if_better(e, makespan);
+    TP_TRY(tp_exact_simulate(e, &makespan));
+    tp_exact_keep(e, makespan);
     for (int x = 0; x < e->stages; x++) {
         double bound = 0.0, real = 0.0;
         TP_TRY(least_extra(e, x, e->cut[x], e->cut[x + 1], 0, &bound));
@@ -415,72 +348,59 @@ visit_leaf(exact *e)
     return isinf(makespan) ? TP_OK : add_row(e, e->stages);
 }
 
+/* Once the search has gone on for a while without a better plan. A search that went on to its end, or as far as its effort
+ * goes, would find none either, so that the plan is the same. */
 static tp_status
-branch(exact *e, int stage, double extra_s, double most_s)
+try_proof(tp_exact *e)
+{
+    e->prove_at = INT64_MAX;
+    return tp_exact_prove(e, &e->done);
+}
+
+static tp_status
+branch(tp_exact *e, int stage, double extra_s, double most_s)
 {
     if (stage == e->stages)
         return visit_leaf(e);
     int from = e->cut[stage], count = 0;
-    child *children = e->children + cell(e, stage, 0);
-    for (int to = first_end(e, stage, from); to <= e->reach[cell(e, stage, from)]; to++) {
-        double extra = extra_of(e, stage, from, to), own = weight(e, stage, from, to, extra);
-        double bound = label_bound(e, stage + 1, to, extra_s + extra, own > most_s ? own : most_s);
-        if (bound < goal(e))
-            children[count++] = (child){bound, to};
+    tp_exact_child *children = e->children + tp_exact_cell(e, stage, 0);
+    for (int to = tp_exact_first_end(e, stage, from); to <= e->reach[tp_exact_cell(e, stage, from)]; to++) {
+        double extra = tp_exact_extra(e, stage, from, to), own = tp_exact_weight(e, stage, from, to, extra);
+        double bound = tp_exact_bound(e, stage + 1, to, extra_s + extra, own > most_s ? own : most_s);
+        if (bound < tp_exact_goal(e))
+            children[count++] = (tp_exact_child){bound, to};
     }
     qsort(children, (size_t)count, sizeof *children, by_bound);
-    for (int k = 0; k < count && children[k].bound_s < goal(e); k++) {
+    for (int k = 0; k < count && children[k].bound_s < tp_exact_goal(e); k++) {
         int to = children[k].to;
         if ((++e->p->nodes & 255) == 0 && tp_bmpipe_is_late(e->p))
             return TP_OK;
+        if (e->whole && e->p->nodes >= e->prove_at) {
+            TP_TRY(try_proof(e));
+            if (e->done)
+                return TP_OK;
+        }
         e->cut[stage + 1] = to;
         if (is_cut_off(e, stage, to))
             continue;
-        double extra = extra_of(e, stage, from, to), own = weight(e, stage, from, to, extra);
+        double extra = tp_exact_extra(e, stage, from, to), own = tp_exact_weight(e, stage, from, to, extra);
         TP_TRY(branch(e, stage + 1, extra_s + extra, own > most_s ? own : most_s));
-        if (e->p->late)
+        if (e->p->late || e->done)
             return TP_OK;
         e->cut[stage + 1] = to;
-    }
-    return TP_OK;
-}
-
-/* Boundaries a .. b one layer earlier or later, first improvement, until none. */
-static tp_status
-improve(exact *e)
-{
-    double makespan = 0.0;
-    int tries = 0, found = 1;
-    while (found) {
-        found = 0;
-        for (int a = 1; a < e->stages; a++)
-            for (int b = a; b < e->stages; b++)
-                for (int step = -1; step <= 1; step += 2) {
-                    if (++tries > LOCAL || ((tries & 15) == 0 && tp_bmpipe_is_late(e->p)))
-                        return TP_OK;
-                    memcpy(e->cut, e->best_cut, (size_t)(e->stages + 1) * sizeof *e->cut);
-                    for (int k = a; k <= b; k++)
-                        e->cut[k] += step;
-                    if (e->cut[a] <= e->cut[a - 1] || e->cut[b] >= e->cut[b + 1])
-                        continue;
-                    e->p->evaluations++;
-                    TP_TRY(simulate(e, &makespan));
-                    found |= makespan < goal(e);
-                    keep_if_better(e, makespan);
-                }
     }
     return TP_OK;
 }
 
 /* A first plan: the least largest w among the boundaries that fit, with everything recomputed. */
 static tp_status
-first_plan(exact *e)
+first_plan(tp_exact *e)
 {
     int n = e->n, stages = e->stages;
     double makespan = 0.0;
     void *memory = NULL;
-    TP_TRY(simulate(e, &makespan)); /* the boundaries that fit best */
-    keep_if_better(e, makespan);
+    TP_TRY(tp_exact_simulate(e, &makespan)); /* the boundaries that fit best */
+    tp_exact_keep(e, makespan);
     TP_TRY(tp_bmpipe_take(e->p, (size_t)(stages + 1) * (size_t)(n + 1), sizeof(double), &memory));
     double *least = memory;
     TP_TRY(tp_bmpipe_take(e->p, (size_t)(stages + 1) * (size_t)(n + 1), sizeof(int), &memory));
@@ -494,7 +414,7 @@ first_plan(exact *e)
             for (int j = i + 1; j <= n - (stages - 1 - x); j++) {
                 if (excess(e, x, i, j) > e->p->options->memory_bytes * TP_BMPIPE_SLACK)
                     break;
-                double worst = fmax(weight(e, x, i, j, 0.0), least[(x + 1) * (n + 1) + j]);
+                double worst = fmax(tp_exact_weight(e, x, i, j, 0.0), least[(x + 1) * (n + 1) + j]);
                 if (worst < least[x * (n + 1) + i]) {
                     least[x * (n + 1) + i] = worst;
                     next[x * (n + 1) + i] = j;
@@ -503,14 +423,14 @@ first_plan(exact *e)
         }
     for (int x = 0; x < stages; x++)
         e->cut[x + 1] = next[x * (n + 1) + e->cut[x]];
-    TP_TRY(simulate(e, &makespan));
-    keep_if_better(e, makespan);
-    return improve(e);
+    TP_TRY(tp_exact_simulate(e, &makespan));
+    tp_exact_keep(e, makespan);
+    return tp_exact_improve(e);
 }
 
 /* The bound when time ran out: of the whole, before the first branch. */
 static double
-root_bound(const exact *e, double label_s)
+root_bound(const tp_exact *e, double label_s)
 {
     double bound = label_s;
     for (int k = 0; k < e->row_count; k++)
@@ -519,9 +439,9 @@ root_bound(const exact *e, double label_s)
 }
 
 static tp_status
-exact_open(exact *e, tp_bmpipe *p)
+exact_open(tp_exact *e, tp_bmpipe *p)
 {
-    *e = (exact){.p = p, .n = p->n, .stages = p->stages, .best_s = INFINITY};
+    *e = (tp_exact){.p = p, .n = p->n, .stages = p->stages, .best_s = INFINITY};
     size_t cells = (size_t)e->stages * (size_t)e->n, suffixes = (size_t)(e->stages + 1) * (size_t)(e->n + 1);
     e->constant_s = p->forward_s[p->n] + p->backward_s[p->n] + 2 * (e->stages - 1) * p->options->comm_s;
     struct {
@@ -542,17 +462,38 @@ exact_open(exact *e, tp_bmpipe *p)
     return TP_OK;
 }
 
+/* Are all seconds whole numbers, and sums of them, and half of one more, exact? */
+static int
+is_whole(const tp_bmpipe *p)
+{
+    const tp_bmpipe_layers *l = p->layers;
+    double all = 4.0 * p->stages * p->options->comm_s;
+    int whole = p->options->comm_s == floor(p->options->comm_s);
+    for (int t = 0; t < l->types; t++) {
+        double most = 0.0;
+        whole &= l->forward_s[t] == floor(l->forward_s[t]) && l->backward_s[t] == floor(l->backward_s[t]);
+        for (int r = 0; r < l->choices[t]; r++) {
+            double extra = l->extra_s[t * l->strategies + r];
+            whole &= extra == floor(extra);
+            most = fmax(most, extra);
+        }
+        all += l->count[t] * (l->forward_s[t] + l->backward_s[t] + most);
+    }
+    return whole && 4.0 * all * p->micros < 4503599627370496.0;
+}
+
 tp_status
 tp_bmpipe_exact(tp_bmpipe *p, int32_t *assignment, tp_bmpipe_found *found)
 {
-    exact e;
+    tp_exact e;
     TP_TRY(exact_open(&e, p));
+    e.whole = is_whole(p);
     TP_TRY(find_fit(&e));
     TP_TRY(first_plan(&e));
     TP_TRY(find_reach(&e));
     TP_TRY(find_labels(&e));
-    double labels_s = fmin(label_bound(&e, 0, 0, 0.0, 0.0), e.best_s);
-    if (labels_s < goal(&e)) {
+    double labels_s = fmin(tp_exact_bound(&e, 0, 0, 0.0, 0.0), e.best_s);
+    if (labels_s < tp_exact_goal(&e)) {
         TP_TRY(seed_rows(&e));
         for (int k = 0; k < e.row_count; k++)
             e.rows[k].before[0] = e.rows[k].row.lag_s;
@@ -566,6 +507,6 @@ tp_bmpipe_exact(tp_bmpipe *p, int32_t *assignment, tp_bmpipe_found *found)
         tp_bmpipe_assign(p, front, tp_bmpipe_front_find(front, room_bytes(&e, x, from, to)), x, assignment);
     }
     *found = (tp_bmpipe_found){.makespan_s = e.best_s, .proven = !p->late && !e.unsure, .paths = e.row_count};
-    found->bound_s = !found->proven ? root_bound(&e, labels_s) * (1.0 - TP_BMPIPE_SLACK) : goal(&e);
+    found->bound_s = !found->proven ? root_bound(&e, labels_s) * (1.0 - TP_BMPIPE_SLACK) : tp_exact_goal(&e);
     return TP_OK;
 }
