@@ -5,10 +5,9 @@
 #include "csrc/plan/bmpipe_exact.h"
 
 #include <stdlib.h>
-#include <stdio.h>
 #include <string.h>
 
-enum { ROWS = 256, NODES = 200000, LESSONS = 100000, GIVES_UP = -1 };
+enum { ROWS = 256, NODES = 200000, LESSONS = 100000 };
 
 /* What one row, or E, or w, must have before, at least. */
 typedef struct {
@@ -52,7 +51,7 @@ static void
 blame_labels(const proof *f, int stage, int to, double extra_s, double own_s, double most_s, double bound_s, reason *why)
 {
     const tp_exact *e = f->e;
-    double from = e->cut[stage], extra = tp_exact_extra(e, stage, (int)from, to);
+    double extra = tp_exact_extra(e, stage, e->cut[stage], to);
     double without = tp_exact_bound(e, stage + 1, to, extra_s + extra, own_s);
     if (without < f->goal_s)
         raise_to(&why->most_s, most_s);
@@ -245,6 +244,5 @@ tp_exact_prove(tp_exact *e, int *proven)
     TP_TRY(prove(&f, 0, 0.0, 0.0, &l));
     memcpy(e->cut, memory, bytes);
     *proven = l != NULL;
-    if (getenv("PROOF")) printf("proof %d nodes %lld lessons %lld rows %d->%d best %.0f\n", *proven, (long long)f.nodes, (long long)f.lessons, e->row_count, f.row_count, e->best_s);
     return TP_OK;
 }
