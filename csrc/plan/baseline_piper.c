@@ -7,8 +7,9 @@
  *
  * Ours is what spares pairs: stages that take longer than a cap, by a floor under their times, are passed over. A plan within the
  * cap is what the whole table would have given: none of its stages, nor of those that tie with them, was passed over. Where there
- * is none the cap grows. Of K stages of a chain about one pair in K / 2 is left, and those are the short ones. */
-#include "csrc/plan/layer_space.h"
+ * is none the cap grows. Of K stages of a chain about one pair in K / 2 is left, and those are the short ones; stages of like nodes
+ * are solved once. */
+#include "csrc/plan/layer_alike.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -23,12 +24,14 @@ typedef struct {
     tp_layer_space space;
     tp_layer_pair pair;
     tp_layer_pack pack;
+    tp_layer_alike alike;
     int k_stride, s_stride; /* devices + 1, reach + 1 */
     double *best;           /* [count][k_stride][s_stride] */
     uint16_t *drop;         /* the same: where best falls, ascending; drops of them */
     uint16_t *drops;        /* [count][k_stride] */
-    double *time;           /* [reach + 2] by y, in ticks */
+    double *time, *own_time; /* [reach + 2] by y, in ticks */
     double *floor;          /* [degrees][replicas][count] no choice of a downset's nodes takes less */
+    int *lacking;           /* [degrees][count] a downset's nodes that lack the degree */
     double cap;             /* stages that take longer are passed over; passed: some were */
     int passed;
     int64_t pairs, knapsacks, asked; /* asked: steps since somebody was asked whether to stop */
@@ -40,17 +43,24 @@ row_of(const piper *p, int i, int k)
     return p->best + ((int64_t)i * p->k_stride + k) * p->s_stride;
 }
 
-/* The time of the stage at every y, INFINITY from where nothing fits. */
-static void
-solve_stage(piper *p, int t, int d)
+/* p->time: of stage i \ j at every y, INFINITY from where nothing fits. *filled: p->pair is the stage's. */
+static tp_status
+solve_stage(piper *p, int i, int j, int t, int r, int *filled)
 {
-    int most = p->space.reach / d + 1, fits = 1;
+    int d = p->space.replica[r], most = p->space.reach / d + 1;
+    double *known = NULL;
+    TP_TRY(tp_layer_alike_of(&p->space, &p->alike, i, j, &known));
+    p->time = known == NULL ? p->own_time : known + (int64_t)(t * p->space.replicas + r) * (p->space.reach + 2);
+    if (known != NULL && !isnan(p->time[1]))
+        return TP_OK;
+    if (!*filled)
+        tp_layer_pair_fill(&p->space, i, j, &p->pair);
+    *filled = 1;
     tp_layer_pack_fill(&p->space, &p->pair, t, d, &p->pack);
-    for (int y = 1; y <= most; y++) {
-        p->time[y] = fits ? tp_layer_pack_greedy(&p->pack, y) : INFINITY;
-        fits = fits && p->time[y] < INFINITY;
-        p->knapsacks += fits;
-    }
+    tp_layer_pack_greedy_each(&p->pack, most, p->time);
+    for (int y = 1; y <= most; y++)
+        p->knapsacks += p->time[y] < INFINITY;
+    return TP_OK;
 }
 
 static void
@@ -116,6 +126,24 @@ least_of_node(const tp_layer_space *s, int n, int t, int d)
     return least;
 }
 
+static int
+lacks(const tp_layer_space *s, int n, int t)
+{
+    int v = s->begin[n * s->degrees + t];
+    return v == s->graph->variants || s->graph->node[v] != n || s->graph->degree[v] != s->degree[t];
+}
+
+/* Bit: every node of stage i \ j has a variant of this degree. */
+static unsigned
+degrees_of(const piper *p, int i, int j)
+{
+    const tp_layer_space *s = &p->space;
+    unsigned degrees = 0;
+    for (int t = 0; t < s->degrees; t++)
+        degrees |= (unsigned)(p->lacking[t * s->count + i] == p->lacking[t * s->count + j]) << t;
+    return degrees;
+}
+
 static tp_status
 lay_floor(piper *p)
 {
@@ -124,6 +152,7 @@ lay_floor(piper *p)
     int64_t asked = 0;
     TP_ARENA_TAKE(s->arena, s->graph->nodes, node);
     TP_ARENA_TAKE(s->arena, (int64_t)s->degrees * s->replicas * s->count, p->floor);
+    TP_ARENA_TAKE(s->arena, (int64_t)s->degrees * s->count, p->lacking);
     for (int t = 0; t < s->degrees; t++)
         for (int r = 0; r < s->replicas; r++) {
             double *row = p->floor + (int64_t)(t * s->replicas + r) * s->count;
@@ -133,8 +162,11 @@ lay_floor(piper *p)
             }
             for (int i = 0; i < s->count; i++) {
                 TP_TRY(tp_deadline_check_after(&asked, s->graph->nodes));
-                for (int n = 0; n < s->graph->nodes; n++)
-                    row[i] += s->set[(int64_t)i * s->words + (n >> 6)] >> (n & 63) & 1 ? node[n] : 0.0;
+                for (int n = 0; n < s->graph->nodes; n++) {
+                    int within = (int)(s->set[(int64_t)i * s->words + (n >> 6)] >> (n & 63) & 1);
+                    row[i] += within ? node[n] : 0.0;
+                    p->lacking[t * s->count + i] += r == 0 && within && lacks(s, n, t);
+                }
             }
         }
     return TP_OK;
@@ -179,13 +211,14 @@ least_plan(const piper *p)
     return fmax(work, slowest);
 }
 
-static void
+static tp_status
 try_stage(piper *p, int i, int j)
 {
     const tp_layer_space *s = &p->space;
-    tp_layer_pair_fill(s, i, j, &p->pair);
+    unsigned degrees = degrees_of(p, i, j);
+    int filled = 0;
     for (int t = 0; t < s->degrees; t++)
-        for (int r = 0; (p->pair.degrees >> t & 1) && r < s->replicas; r++) {
+        for (int r = 0; (degrees >> t & 1) && r < s->replicas; r++) {
             int d = s->replica[r];
             if (d * s->degree[t] > s->graph->devices)
                 break;
@@ -193,9 +226,10 @@ try_stage(piper *p, int i, int j)
                 p->passed = 1;
                 continue;
             }
-            solve_stage(p, t, d);
+            TP_TRY(solve_stage(p, i, j, t, r, &filled));
             extend(p, i, j, s->degree[t], d);
         }
+    return TP_OK;
 }
 
 static tp_status
@@ -213,13 +247,49 @@ fill_table(piper *p)
             TP_TRY(tp_deadline_check("piper"));
             p->pairs++;
             if (may_take_anyhow(p, i, j, p->cap))
-                try_stage(p, i, j);
+                TP_TRY(try_stage(p, i, j));
             else
                 p->passed = 1;
         }
         make_staircase(p, i);
     }
     return TP_OK;
+}
+
+/* The time of stage i \ j at y, where it is known, or else -1. */
+static double
+known_time(const piper *p, int i, int j, int t, int r, int y)
+{
+    const double *known = tp_layer_alike_known(&p->alike, i, j);
+    double time = known == NULL ? NAN : known[(int64_t)(t * p->space.replicas + r) * (p->space.reach + 2) + y];
+    return time < INFINITY ? time : -1.0;
+}
+
+/* Did best[i][k][s] come about by a first stage i \ j? Writes it, and k and s of the rest. */
+static int
+is_stage(piper *p, int i, int j, int *k, int *s, tp_layer_plan *plan)
+{
+    const tp_layer_space *space = &p->space;
+    double value = row_of(p, i, *k)[*s];
+    unsigned degrees = degrees_of(p, i, j);
+    for (int t = 0; t < space->degrees; t++)
+        for (int r = 0; (degrees >> t & 1) && r < space->replicas; r++) {
+            int d = space->replica[r], left = *k - d * space->degree[t], y = (*s + d - 1) / d;
+            if (d > *s || left < 0)
+                break;
+            double rest = row_of(p, j, left)[*s - d], known = known_time(p, i, j, t, r, y);
+            if (rest > value || !may_take(p, i, j, t, r, value) || (known >= 0.0 && fmax(known, rest) != value))
+                continue;
+            tp_layer_pair_fill(space, i, j, &p->pair);
+            tp_layer_pack_fill(space, &p->pair, t, d, &p->pack);
+            if (fmax(tp_layer_pack_greedy(&p->pack, y), rest) != value)
+                continue;
+            tp_layer_plan_put(space, &p->pair, &p->pack, t, d, plan);
+            *k = left;
+            *s -= d;
+            return 1;
+        }
+    return 0;
 }
 
 /* The stage by which best[i][k][s] came about, where no smaller k or s has the same value; its downset j, or -1, also where the
@@ -238,25 +308,8 @@ find_stage(piper *p, int i, int *k, int *s, tp_layer_plan *plan)
             continue;
         if (tp_deadline_told_after(&p->asked, 16 * (int64_t)space->graph->variants * (1 + space->replicas)))
             return -1;
-        if (!may_take_anyhow(p, i, j, value))
-            continue;
-        tp_layer_pair_fill(space, i, j, &p->pair);
-        for (int t = 0; t < space->degrees; t++)
-            for (int r = 0; (p->pair.degrees >> t & 1) && r < space->replicas; r++) {
-                int d = space->replica[r], left = *k - d * space->degree[t], y = (*s + d - 1) / d;
-                if (d > *s || left < 0)
-                    break;
-                if (!may_take(p, i, j, t, r, value))
-                    continue;
-                tp_layer_pack_fill(space, &p->pair, t, d, &p->pack);
-                double time = tp_layer_pack_greedy(&p->pack, y);
-                if (fmax(time, row_of(p, j, left)[*s - d]) != value)
-                    continue;
-                tp_layer_plan_put(space, &p->pair, &p->pack, t, d, plan);
-                *k = left;
-                *s -= d;
-                return j;
-            }
+        if (may_take_anyhow(p, i, j, value) && is_stage(p, i, j, k, s, plan))
+            return j;
     }
     return -1;
 }
@@ -295,17 +348,21 @@ piper_in(tp_arena *arena, const tp_layer_graph *graph, tp_layer_plan *plan)
     TP_TRY(tp_arena_take(arena, rows, sizeof *p.drops, &memory));
     p.drops = memory;
     TP_TRY(tp_arena_take(arena, (size_t)p.space.reach + 2, sizeof *p.time, &memory));
-    p.time = memory;
+    p.own_time = memory;
+    TP_TRY(tp_layer_alike_open(&p.space, p.space.degrees * p.space.replicas * (p.space.reach + 2), &p.alike));
     TP_TRY(lay_floor(&p));
     int i = p.space.count - 1, k = graph->devices, s = p.space.reach;
     double least = least_plan(&p);
-    for (int round = 0; round == 0 || (p.passed && !(row_of(&p, i, k)[s] <= p.cap)); round++) {
+    int may_fit = 1;
+    for (int round = 0; round == 0 || (may_fit && p.passed && !(row_of(&p, i, k)[s] <= p.cap)); round++) {
         p.cap = round < ROUNDS ? cap_of_round[round] * least : INFINITY;
         TP_TRY(fill_table(&p));
+        if (round == 0 && !(row_of(&p, i, k)[s] < INFINITY))
+            TP_TRY(tp_layer_may_fit(&p.space, &may_fit));
     }
     plan->pairs = p.pairs;
     plan->knapsacks = p.knapsacks;
-    if (!(row_of(&p, i, k)[s] < INFINITY))
+    if (!may_fit || !(row_of(&p, i, k)[s] < INFINITY))
         return tp_layer_infeasible(&p.space, &p.pair, &p.pack);
     while (i > 0) {
         i = find_stage(&p, i, &k, &s, plan);

@@ -265,20 +265,39 @@ refuse_one_stage(const tp_layer_space *s, tp_layer_pair *pair, tp_layer_pack *pa
                    s->graph->devices, s->graph->memory_bytes, degree, ceil(best), ceil(best) - s->graph->memory_bytes);
 }
 
-tp_status
-tp_layer_infeasible(const tp_layer_space *s, tp_layer_pair *pair, tp_layer_pack *pack)
+/* *small 0: a graph that is too large to look at. */
+static tp_status
+open_search(const tp_layer_space *s, tp_layer_pair *pair, tp_layer_pack *pack, space_search *x, int *small)
 {
     const tp_layer_graph *g = s->graph;
     int stages = g->nodes < g->micro_batches ? g->nodes : g->micro_batches, reach = s->reach > stages ? s->reach : stages;
     int64_t cells = (int64_t)s->count * s->degrees * (reach + 1);
-    space_search x = {.space = s, .pair = pair, .pack = pack, .devices = g->devices, .reach = reach};
-    if (cells > CELLS || s->count > DOWNSETS)
-        return refuse_one_stage(s, pair, pack);
-    TP_ARENA_TAKE(s->arena, cells, x.least);
-    TP_ARENA_TAKE(s->arena, s->count * s->degrees, x.lacking);
-    TP_ARENA_TAKE(s->arena, (int64_t)s->count * (reach + 1), x.front);
-    TP_ARENA_TAKE(s->arena, s->count, x.fronts);
-    TP_ARENA_TAKE(s->arena, reach + 1, x.at);
-    TP_TRY(sum_bytes(&x));
-    return find_least(&x);
+    *x = (space_search){.space = s, .pair = pair, .pack = pack, .devices = g->devices, .reach = reach};
+    *small = cells <= CELLS && s->count <= DOWNSETS;
+    if (!*small)
+        return TP_OK;
+    TP_ARENA_TAKE(s->arena, cells, x->least);
+    TP_ARENA_TAKE(s->arena, s->count * s->degrees, x->lacking);
+    TP_ARENA_TAKE(s->arena, (int64_t)s->count * (reach + 1), x->front);
+    TP_ARENA_TAKE(s->arena, s->count, x->fronts);
+    TP_ARENA_TAKE(s->arena, reach + 1, x->at);
+    return sum_bytes(x);
+}
+
+tp_status
+tp_layer_may_fit(const tp_layer_space *s, int *may)
+{
+    space_search x;
+    TP_TRY(open_search(s, NULL, NULL, &x, may));
+    *may = !*may || pass(&x, s->graph->memory_bytes * (1.0 + 1e-9));
+    return tp_deadline_check_told();
+}
+
+tp_status
+tp_layer_infeasible(const tp_layer_space *s, tp_layer_pair *pair, tp_layer_pack *pack)
+{
+    space_search x;
+    int small = 0;
+    TP_TRY(open_search(s, pair, pack, &x, &small));
+    return small ? find_least(&x) : refuse_one_stage(s, pair, pack);
 }

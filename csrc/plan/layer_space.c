@@ -254,6 +254,7 @@ tp_layer_pack_open(const tp_layer_space *s, tp_layer_pack *pack)
     pack->memory_bytes = s->graph->memory_bytes;
     TP_ARENA_TAKE(s->arena, s->graph->nodes, pack->begin);
     TP_ARENA_TAKE(s->arena, s->graph->nodes, pack->choice);
+    TP_ARENA_TAKE(s->arena, s->graph->nodes, pack->fastest);
     TP_ARENA_TAKE(s->arena, s->graph->variants, pack->variant);
     TP_ARENA_TAKE(s->arena, s->graph->variants, pack->time);
     TP_ARENA_TAKE(s->arena, s->graph->variants, pack->a);
@@ -349,112 +350,6 @@ tp_layer_pack_fill(const tp_layer_space *s, const tp_layer_pair *pair, int t, in
         }
     }
     pack->begin[pair->nodes] = at;
-}
-
-double
-tp_layer_pack_fastest(tp_layer_pack *pack, double *a, double *b)
-{
-    double time = 0.0;
-    *a = *b = 0.0;
-    for (int n = 0; n < pack->nodes; n++) {
-        int best = pack->begin[n];
-        for (int l = best + 1; l < pack->begin[n + 1]; l++)
-            if (pack->time[l] < pack->time[best])
-                best = l;
-        pack->choice[n] = best;
-        time += pack->time[best];
-        *a += pack->a[best];
-        *b += pack->b[best];
-    }
-    return time;
-}
-
-double
-tp_layer_pack_least_bytes(const tp_layer_pack *pack, int y)
-{
-    double bytes = 0.0;
-    for (int n = 0; n < pack->nodes; n++) {
-        double least = INFINITY;
-        for (int l = pack->begin[n]; l < pack->begin[n + 1]; l++)
-            least = fmin(least, pack->a[l] * y + pack->b[l]);
-        bytes += least;
-    }
-    return bytes;
-}
-
-/* Exchanges (node, variant) by time per byte, ascending; stable. */
-static void
-sort_exchanges(tp_layer_pack *pack, int count)
-{
-    for (int gap = count / 2; gap > 0; gap /= 2)
-        for (int i = gap; i < count; i++) {
-            double ratio = pack->ratio[i];
-            int node = pack->exchange[2 * i], variant = pack->exchange[2 * i + 1], k = i;
-            for (; k >= gap && (pack->ratio[k - gap] > ratio ||
-                                (pack->ratio[k - gap] == ratio && pack->exchange[2 * (k - gap) + 1] > variant));
-                 k -= gap) {
-                pack->ratio[k] = pack->ratio[k - gap];
-                pack->exchange[2 * k] = pack->exchange[2 * (k - gap)];
-                pack->exchange[2 * k + 1] = pack->exchange[2 * (k - gap) + 1];
-            }
-            pack->ratio[k] = ratio;
-            pack->exchange[2 * k] = node;
-            pack->exchange[2 * k + 1] = variant;
-        }
-}
-
-double
-tp_layer_pack_greedy(tp_layer_pack *pack, int y)
-{
-    double a, b, time = tp_layer_pack_fastest(pack, &a, &b), excess = a * y + b - pack->memory_bytes;
-    int count = 0;
-    pack->price = 0.0;
-    if (excess <= 0.0)
-        return time;
-    if (tp_layer_pack_least_bytes(pack, y) > pack->memory_bytes)
-        return INFINITY;
-    for (int n = 0; n < pack->nodes; n++) {
-        int now = pack->choice[n];
-        for (int l = pack->begin[n]; l < pack->begin[n + 1]; l++) {
-            double saved = (pack->a[now] - pack->a[l]) * y + pack->b[now] - pack->b[l];
-            if (saved <= 0.0)
-                continue;
-            pack->ratio[count] = (pack->time[l] - pack->time[now]) / saved;
-            pack->exchange[2 * count] = n;
-            pack->exchange[2 * count++ + 1] = l;
-        }
-    }
-    sort_exchanges(pack, count);
-    for (int k = 0; k < count && excess > 0.0; k++) {
-        int n = pack->exchange[2 * k], l = pack->exchange[2 * k + 1], now = pack->choice[n];
-        double saved = (pack->a[now] - pack->a[l]) * y + pack->b[now] - pack->b[l];
-        if (saved <= 0.0)
-            continue; /* of more than two variants: this one has been passed */
-        excess -= saved;
-        pack->choice[n] = l;
-        pack->price = fmax(pack->ratio[k], 0.0);
-    }
-    time = a = b = 0.0;
-    for (int n = 0; n < pack->nodes; n++) {
-        time += pack->time[pack->choice[n]];
-        a += pack->a[pack->choice[n]];
-        b += pack->b[pack->choice[n]];
-    }
-    return a * y + b <= pack->memory_bytes ? time : INFINITY;
-}
-
-double
-tp_layer_pack_bound(const tp_layer_pack *pack, int y)
-{
-    double bound = -pack->price * pack->memory_bytes, size = pack->price * pack->memory_bytes;
-    for (int n = 0; n < pack->nodes; n++) {
-        double least = INFINITY;
-        for (int l = pack->begin[n]; l < pack->begin[n + 1]; l++)
-            least = fmin(least, pack->time[l] + pack->price * (pack->a[l] * y + pack->b[l]));
-        bound += least;
-        size += least;
-    }
-    return bound - 1e-12 * size; /* less what its rounding may amount to */
 }
 
 tp_status

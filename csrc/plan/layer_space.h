@@ -36,6 +36,7 @@ typedef struct {
     int *variant;
     double *time, *a, *b; /* time: seconds, or ticks */
     int *choice; /* [nodes] into the arrays above: what the last solution took */
+    int *fastest; /* [nodes] scratch of the heuristic at every y */
     double memory_bytes;
     double price;  /* time a byte of the heuristic's last exchange; 0: none was needed */
     double *ratio; /* scratch of the heuristic */
@@ -66,6 +67,9 @@ tp_layer_least_time(const tp_layer_space *space, int v, int d);
 /* Piper's heuristic at y micro-batches in flight a replica: the time, or INFINITY if nothing fits; choice is set. */
 double
 tp_layer_pack_greedy(tp_layer_pack *pack, int y);
+/* The same at y = 1 .. most, INFINITY from where it first finds nothing that fits; choice and price are no solution's. */
+void
+tp_layer_pack_greedy_each(tp_layer_pack *pack, int most, double *time);
 /* No choice that fits takes less: Lagrange's bound at the heuristic's price. */
 double
 tp_layer_pack_bound(const tp_layer_pack *pack, int y);
@@ -89,5 +93,8 @@ tp_layer_plan_finish(const tp_layer_space *space, tp_layer_plan *plan);
  * where no memory would do, the devices or micro-batches that are short. (layer_least.c) */
 tp_status
 tp_layer_infeasible(const tp_layer_space *space, tp_layer_pair *pair, tp_layer_pack *pack);
+/* *may 0: whatever the variants, no plan fits, and none would with a billionth more memory. (layer_least.c) */
+TP_MUST_USE tp_status
+tp_layer_may_fit(const tp_layer_space *space, int *may);
 
 #endif

@@ -1,0 +1,30 @@
+/* Stages of a chain that are the same but for where they lie: what takes long to find out of one holds for all. Internal. */
+#ifndef TP_PLAN_LAYER_ALIKE_H
+#define TP_PLAN_LAYER_ALIKE_H
+
+#include "csrc/plan/layer_space.h"
+
+typedef struct {
+    int nodes;      /* 0: the graph is no chain of nodes in order, or too long: every stage is its own */
+    int *first;     /* [nodes][nodes] of stage (begin, length - 1) the first node of the first stage like it */
+    double **times; /* [nodes][nodes] of (first, length - 1); NULL: not known */
+    int values;     /* of each */
+    double *room;   /* for `left` more */
+    int left;
+} tp_layer_alike;
+
+/* values: doubles that are kept of a stage. */
+TP_MUST_USE tp_status
+tp_layer_alike_open(const tp_layer_space *space, int values, tp_layer_alike *alike);
+/* What is kept of stage i \ j: NANs at first. NULL where every stage is its own. */
+TP_MUST_USE tp_status
+tp_layer_alike_of(const tp_layer_space *space, tp_layer_alike *alike, int i, int j, double **values);
+/* The same; NULL too where nothing is kept yet. */
+static inline const double *
+tp_layer_alike_known(const tp_layer_alike *alike, int i, int j)
+{
+    int n = alike->nodes, begin = n - i, last = i - j - 1;
+    return n == 0 ? NULL : alike->times[alike->first[begin * n + last] * n + last];
+}
+
+#endif
