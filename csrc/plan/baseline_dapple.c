@@ -7,7 +7,7 @@
  * pivot plus F + B of the stages between them. The programme: for each (blocks j in front, devices m of them) the prefix of
  * stages for which the plan (prefix, all blocks left as one stage on all devices left) has the least latency; each is extended
  * by every stage [j, j') on m' devices. One prefix is kept for each (j, m), as published, so the result is not always the
- * optimum of the model.
+ * optimum of the model. Where the sieve below can tell what is less, a latency is about right only, and what is chosen the same.
  *
  * Held against, the paper's own page not being among what could be read:
  *  - phases, messages as stages, both sides of the pivot's inequality, the order of the scan and the programme: a reader's
@@ -73,15 +73,28 @@ tp_dapple_latency(const double *forward_s, const double *backward_s, const doubl
     return latency + ending;
 }
 
+/* A prefix with its messages, v as above: what sifts its extensions. All but for rounding, of `doubt` a part. */
+typedef struct {
+    int count;                /* of v */
+    double doubt;
+    double *work, *forward, *backward; /* [count] sums up to v; work: of both */
+    double *steady, *over;    /* [count] of v as pivot; over: a pivot behind loses to v where its steady phase + work up to
+                                 itself, itself not counted, is below that */
+    int *final;               /* [count] where the pivot ends once it is v; -1: too close to tell */
+    int *record, records;     /* v of larger `over` than any behind it, the last v first */
+} sieve;
+
 typedef struct {
     const tp_chain_sums *sums;
     int devices, stride, straight;
+    int sifts;
+    sieve sieve;
     double *best;            /* [blocks + 1][devices + 1] of (blocks in front, devices of them); INFINITY: none */
     uint8_t *whole;          /* the rest of the blocks, as one stage, fits too */
     int *from_j, *from_m;    /* the prefix before its last stage */
     double *forward, *backward, *exchange; /* [blocks] scratch, from the last stage back */
     int stages;
-    int64_t steps;
+    int64_t steps, asked;
 } dapple;
 
 /* Stage `at` is [i, j) on m devices. */
@@ -108,8 +121,8 @@ fits(const dapple *p, int i, int j, int m, int at, int later)
 static int
 depth_of(const dapple *p, int j, int m)
 {
-    int depth = 0;
-    while (j > 0) {
+    int depth = p->straight ? m : 0;
+    while (j > 0 && !p->straight) {
         int at = j * p->stride + m;
         j = p->from_j[at];
         m = p->from_m[at];
@@ -125,7 +138,6 @@ evaluate(dapple *p, int i, int m0, int j, int m, uint8_t *whole)
 {
     int n = p->sums->chain->blocks, left = p->devices - m0 - m, rest = j < n, pivot;
     int last = depth_of(p, i, m0), end = i, devices = m0;
-    p->steps++;
     p->stages = last + 1 + rest;
     *whole = 1;
     if (rest ? left < 1 : left > 0)
@@ -137,7 +149,7 @@ evaluate(dapple *p, int i, int m0, int j, int m, uint8_t *whole)
     put_stage(p, last, i, j, m);
     if (!fits(p, i, j, m, last, rest))
         return INFINITY;
-    for (int at = last - 1; at >= 0; at--) {
+    for (int at = last - 1; at >= 0 && !p->sifts; at--) { /* what sifts has them there, and they fit as they did before */
         int cell = end * p->stride + devices, first = p->from_j[cell], before = p->from_m[cell];
         put_stage(p, at, first, end, devices - before);
         if (!fits(p, first, end, devices - before, at, p->stages - 1 - at))
@@ -149,22 +161,205 @@ evaluate(dapple *p, int i, int m0, int j, int m, uint8_t *whole)
                              &pivot);
 }
 
+/* ---- the sieve ------------------------------------------------------------------------------------------------------------ */
+/* Straight, without weights to exchange, latency is steady phase + F + B up to the pivot, and the pivot's way through the prefix
+ * is known for every v of it. So one look at the last stages says of most extensions that they are not better. */
+
+/* The first record from `from` on that a pivot loses to whose steady phase + work before it is that; `records` if to none, -1 where
+ * it is too close to tell. */
+static int
+loses_to(const sieve *f, int from, double steady)
+{
+    int low = from, high = f->records;
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (f->over[f->record[middle]] > steady * (1.0 - f->doubt))
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low < f->records && !(f->over[f->record[low]] > steady * (1.0 + f->doubt)) ? -1 : low;
+}
+
+/* record[]: of v, those before it. */
+static void
+put_part(sieve *f, double forward_s, double backward_s, int micros)
+{
+    int v = f->count++;
+    double before = v > 0 ? f->work[v - 1] : 0.0;
+    f->forward[v] = forward_s + (v > 0 ? f->forward[v - 1] : 0.0);
+    f->backward[v] = backward_s + (v > 0 ? f->backward[v - 1] : 0.0);
+    f->work[v] = before + (forward_s + backward_s);
+    f->steady[v] = (micros - 1) * (forward_s + backward_s);
+    f->over[v] = f->steady[v] * (1.0 - 1e-12) + f->work[v];
+    f->final[v] = v;
+    for (int k = f->records - 1; k >= 0; k--) { /* the last first: from here they rise */
+        double over = f->over[f->record[k]], steady = f->steady[v] + before;
+        if (over > steady * (1.0 + f->doubt)) {
+            f->final[v] = f->final[f->record[k]];
+            break;
+        }
+        if (over > steady * (1.0 - f->doubt)) {
+            f->final[v] = -1;
+            break;
+        }
+    }
+    while (f->records > 0 && f->over[f->record[f->records - 1]] <= f->over[v])
+        f->records--;
+    f->record[f->records++] = v;
+}
+
+/* Of the prefix (i, m0), with the message behind it. */
+static void
+make_sieve(dapple *p, int i, int m0)
+{
+    sieve *f = &p->sieve;
+    const tp_chain *c = p->sums->chain;
+    int depth = depth_of(p, i, m0);
+    f->count = f->records = 0;
+    f->doubt = 4e-16 * (2 * p->devices + 16);
+    for (int at = depth - 1, end = i, devices = m0; at >= 0; at--) {
+        int cell = end * p->stride + devices, first = p->from_j[cell];
+        put_stage(p, at, first, end, 1);
+        devices = p->from_m[cell];
+        end = first;
+    }
+    for (int at = 0; at < depth; at++) {
+        put_part(f, p->forward[at], p->backward[at], c->micros);
+        put_part(f, c->comm_s, c->comm_s, c->micros);
+    }
+    for (int k = 0; k < f->records / 2; k++) {
+        int v = f->record[k];
+        f->record[k] = f->record[f->records - 1 - k];
+        f->record[f->records - 1 - k] = v;
+    }
+}
+
+/* About the latency of the prefix, [i, j) on one device, and the rest; 0 where it is too close to tell. */
+static double
+about(const dapple *p, int i, int j)
+{
+    const sieve *f = &p->sieve;
+    const tp_chain_sums *s = p->sums;
+    int n = s->chain->blocks, left = p->devices - f->count / 2 - 1, micros = s->chain->micros;
+    double comm = s->chain->comm_s, work = f->count > 0 ? f->work[f->count - 1] : 0.0;
+    double own = s->forward[j] - s->forward[i] + (s->backward[j] - s->backward[i]);
+    double steady = (micros - 1) * own, pivot = steady, before = work, rest = 0.0; /* before: work before the pivot */
+    if (j < n) {
+        rest = (s->forward[n] - s->forward[j] + (s->backward[n] - s->backward[j])) / left;
+        double parts[2] = {2.0 * comm, own}, between = 0.0;
+        pivot = (micros - 1) * rest;
+        before = work + own + 2.0 * comm;
+        for (int k = 0; k < 2; k++) {
+            double other = (micros - 1) * parts[k] * (1.0 - 1e-12);
+            if (fabs(pivot + between - other) <= f->doubt * (pivot + between + other))
+                return 0.0;
+            if (pivot + between < other) {
+                pivot = (micros - 1) * parts[k];
+                before = k == 0 ? work + own : work;
+                rest = parts[k];
+                between = 0.0;
+            } else
+                between += parts[k];
+        }
+    } else
+        rest = own;
+    int k = loses_to(f, 0, pivot + before);
+    if (k < 0 || (k < f->records && f->final[f->record[k]] < 0))
+        return 0.0;
+    if (k == f->records)
+        return pivot + before + rest;
+    int v = f->final[f->record[k]];
+    return f->steady[v] + f->work[v];
+}
+
+static tp_status
+open_sieve(tp_arena *arena, int parts, sieve *f)
+{
+    TP_ARENA_TAKE(arena, parts, f->work);
+    TP_ARENA_TAKE(arena, parts, f->forward);
+    TP_ARENA_TAKE(arena, parts, f->backward);
+    TP_ARENA_TAKE(arena, parts, f->steady);
+    TP_ARENA_TAKE(arena, parts, f->over);
+    TP_ARENA_TAKE(arena, parts, f->final);
+    TP_ARENA_TAKE(arena, parts, f->record);
+    return TP_OK;
+}
+
+/* Latency of cell `to` as its prefix has it, to the last bit; the sieve stays, what it is made of is another's. */
+static double
+exactly(dapple *p, int to)
+{
+    uint8_t whole;
+    int sifts = p->sifts;
+    p->sifts = 0;
+    double latency = evaluate(p, p->from_j[to], p->from_m[to], to / p->stride, to % p->stride - p->from_m[to], &whole);
+    p->sifts = sifts;
+    return latency;
+}
+
+static void
+take(dapple *p, int to, double latency, int whole, int i, int m0)
+{
+    p->best[to] = latency;
+    p->whole[to] = (uint8_t)whole;
+    p->from_j[to] = i;
+    p->from_m[to] = m0;
+}
+
+/* Is [i, j) behind its prefix better than the cell has? What p->best has of a cell is about its latency; where that does not
+ * tell, both are computed. */
+static int
+is_better(dapple *p, int i, int m0, int to, double *latency)
+{
+    uint8_t whole;
+    double doubt = 1e-13 + 2.0 * p->sieve.doubt, other = p->best[to] * (1.0 - 1e-12);
+    *latency = about(p, i, to / p->stride);
+    if (*latency * (1.0 - doubt) >= other && *latency > 0.0)
+        return 0;
+    if (*latency * (1.0 + doubt) < other && *latency > 0.0)
+        return 1;
+    if (p->best[to] < INFINITY)
+        p->best[to] = exactly(p, to);
+    make_sieve(p, i, m0);
+    *latency = evaluate(p, i, m0, to / p->stride, 1, &whole);
+    return tp_chain_is_less(*latency, p->best[to]);
+}
+
+static tp_status
+sift(dapple *p, int i, int m0)
+{
+    int n = p->sums->chain->blocks, left = p->devices - m0 - 1;
+    TP_TRY(tp_deadline_check("dapple"));
+    make_sieve(p, i, m0);
+    for (int j = i + 1; j <= n; j++) {
+        int to = j * p->stride + m0 + 1;
+        double latency;
+        p->steps++;
+        if ((j < n ? left < 1 : left > 0) || !fits(p, i, j, 1, m0, j < n))
+            continue;
+        TP_TRY(tp_deadline_check_after(&p->asked, 8));
+        if (is_better(p, i, m0, to, &latency))
+            take(p, to, latency, j == n || fits(p, j, n, left, m0 + 1, 0), i, m0);
+    }
+    return TP_OK;
+}
+
 static tp_status
 extend(dapple *p, int i, int m0)
 {
     int n = p->sums->chain->blocks;
+    if (p->sifts)
+        return sift(p, i, m0);
     for (int j = i + 1; j <= n; j++) {
         TP_TRY(tp_deadline_check("dapple"));
         for (int m = 1; m <= (p->straight ? 1 : p->devices - m0); m++) {
             int to = j * p->stride + m0 + m;
             uint8_t whole;
+            p->steps++;
             double latency = evaluate(p, i, m0, j, m, &whole);
-            if (tp_chain_is_less(latency, p->best[to])) {
-                p->best[to] = latency;
-                p->whole[to] = whole;
-                p->from_j[to] = i;
-                p->from_m[to] = m0;
-            }
+            if (tp_chain_is_less(latency, p->best[to]))
+                take(p, to, latency, whole, i, m0);
         }
     }
     return TP_OK;
@@ -206,6 +401,7 @@ run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp
     const dapple *given = options;
     dapple p = {.sums = s, .devices = given->devices, .stride = given->devices + 1, .straight = given->straight};
     int n = s->chain->blocks, cells = (n + 1) * p.stride, best = -1;
+    p.sifts = p.straight && !(s->params[n] > 0.0);
     (void)stages;
     TP_ARENA_TAKE(arena, cells, p.best);
     TP_ARENA_TAKE(arena, cells, p.whole);
@@ -214,6 +410,7 @@ run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp
     TP_ARENA_TAKE(arena, n + 1, p.forward);
     TP_ARENA_TAKE(arena, n + 1, p.backward);
     TP_ARENA_TAKE(arena, n + 1, p.exchange);
+    TP_TRY(open_sieve(arena, 2 * n, &p.sieve));
     for (int at = 0; at < cells; at++)
         p.best[at] = INFINITY;
     p.best[0] = 0.0;
@@ -222,10 +419,14 @@ run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp
             if (p.best[i * p.stride + m] < INFINITY && (i > 0) == (m > 0))
                 TP_TRY(extend(&p, i, m));
     p.best[0] = INFINITY;
-    for (int at = 0; at < cells; at++)
-        if (p.whole[at] && p.best[at] < INFINITY && is_finished(&p, at) &&
-            (best < 0 || tp_chain_is_less(p.best[at], p.best[best])))
+    for (int at = 0; at < cells; at++) {
+        if (!p.whole[at] || !(p.best[at] < INFINITY) || !is_finished(&p, at))
+            continue;
+        if (p.sifts)
+            p.best[at] = exactly(&p, at);
+        if (best < 0 || tp_chain_is_less(p.best[at], p.best[best]))
             best = at;
+    }
     plan->steps = p.steps;
     if (best < 0) {
         int even = p.devices < n ? p.devices : n;
