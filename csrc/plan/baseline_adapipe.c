@@ -40,7 +40,9 @@ typedef struct {
     int *size;       /* [blocks] in units */
     int *known;      /* [blocks] extra[i][j] is there for j up to known[i] */
     int *like;       /* [blocks] of how many blocks the table that is made is i's, too */
-    double *extra;   /* [blocks][blocks + 1][copies kinds]: least recomputation of [i, j) by stage, INFINITY: it does not fit */
+    int *kind, kinds; /* [stages] neighbours that hold as many micro-batches are of a kind */
+    double *extra;   /* [blocks][kinds][blocks + 1]: least recomputation of [i, j) by stage, INFINITY: it does not fit */
+    int taken;       /* gain[] is of blocks `from` up to here */
     double *gain;    /* [units + 1] seconds avoided */
     double *next;    /* [units + 1] scratch */
     suffix *best;    /* [stages + 1][blocks + 1] */
@@ -75,17 +77,21 @@ choose_unit(ada *p)
     }
 }
 
-/* Units that stage k may keep of [i, j) for a micro-batch; -1 if it does not even fit without. */
+/* Units that a stage of `copies` micro-batches may keep of one where so many bytes are left without any; -1 if it does not even fit
+ * without. */
 static int
-room_of(const ada *p, int k, int i, int j)
+room_of(const ada *p, double left, int copies)
 {
-    const tp_chain *c = p->sums->chain;
-    int copies = tp_chain_copies(c, p->stages, k);
-    double left = c->limit_bytes - tp_chain_bytes(p->sums, i, j, 0.0, 1);
     if (left < 0.0)
         return -1;
-    double units = p->unit > 0.0 ? floor(left / copies / p->unit * (1.0 + 1e-14)) : 0.0;
+    double units = p->unit > 0.0 ? left / copies / p->unit * (1.0 + 1e-14) : 0.0;
     return units < p->units ? (int)units : p->units;
+}
+
+static double
+left_of(const ada *p, int i, int j)
+{
+    return p->sums->chain->limit_bytes - tp_chain_bytes(p->sums, i, j, 0.0, 1);
 }
 
 /* next[0 .. count) of gain[] and of what is gained with the item: from one array to another, so that it is done with vectors. */
@@ -124,20 +130,43 @@ same_from(const ada *p, int from, int i)
     return same;
 }
 
-/* extra[i][j] of all stages; gain[] is of blocks like [i, j), `all` the seconds to make them all again. */
+static double *
+extra_at(const ada *p, int k, int i, int j)
+{
+    int64_t n = p->sums->chain->blocks;
+    return &p->extra[(i * p->kinds + p->kind[k]) * (n + 1) + j];
+}
+
+/* gain[] of all blocks up to `end`: only where somebody asks. step: 1, or -1 from the last one back. */
 static void
-put_extra(ada *p, int i, int j, double all)
+take_until(ada *p, int end, int step)
+{
+    for (; p->taken != end; p->taken += step)
+        add_item(p, step > 0 ? p->taken : p->taken - 1);
+}
+
+/* extra[i][j] of the stages that may have [i, j); gain[] shall be of blocks like it, up to `end`, `all` the seconds to make them
+ * all again. */
+static void
+put_extra(ada *p, int i, int j, int end, int step, double all)
 {
     const tp_chain *c = p->sums->chain;
-    double *extra = &p->extra[((int64_t)i * (c->blocks + 1) + j) * p->stages];
-    for (int k = 0; k < p->stages; k++, extra++) {
+    int first = p->stages - 1 - (c->blocks - j), last = i < p->stages ? i : p->stages - 1;
+    double fixed = p->sums->fixed[j] - p->sums->fixed[i], kept = p->sums->kept[j] - p->sums->kept[i];
+    double transient = tp_chain_transient(c, i, j), left = left_of(p, i, j);
+    p->steps += p->stages;
+    for (int k = first > 0 ? first : 0; k <= last; k++) {
+        if (k > first && k > 0 && p->kind[k] == p->kind[k - 1])
+            continue;
         int copies = tp_chain_copies(c, p->stages, k), room;
+        double *extra = extra_at(p, k, i, j);
         *extra = INFINITY;
-        if (c->limit_bytes <= 0.0 || tp_chain_bytes(p->sums, i, j, copies, 0) <= c->limit_bytes)
+        if (c->limit_bytes <= 0.0 || fixed + copies * kept + transient <= c->limit_bytes)
             *extra = 0.0;
-        else if (c->recompute_s != NULL && (room = room_of(p, k, i, j)) >= 0)
+        else if (c->recompute_s != NULL && (room = room_of(p, left, copies)) >= 0) {
+            take_until(p, end, step);
             *extra = fmax(all - p->gain[room], 0.0);
-        p->steps++;
+        }
     }
 }
 
@@ -149,17 +178,15 @@ solve_from(ada *p, int from)
     int n = c->blocks;
     double all = 0.0;
     memset(p->gain, 0, (size_t)(p->units + 1) * sizeof *p->gain);
+    p->taken = from;
     for (int i = from; i < n; i++)
         p->like[i] = p->known[i] < n ? same_from(p, from, i) : 0;
     for (int j = from + 1; j <= n; j++) {
         TP_TRY(tp_deadline_check("adapipe"));
-        if (c->recompute_s != NULL) {
-            add_item(p, j - 1);
-            all += c->recompute_s[j - 1];
-        }
+        all += c->recompute_s != NULL ? c->recompute_s[j - 1] : 0.0;
         for (int i = from; i + j - from <= n; i++)
             if (p->like[i] >= j - from && p->known[i] < i + j - from) {
-                put_extra(p, i, i + j - from, all);
+                put_extra(p, i, i + j - from, j, 1, all);
                 p->known[i] = i + j - from;
             }
     }
@@ -178,14 +205,12 @@ solve_knapsacks(ada *p)
         if (p->known[i] < (i == 0 ? n : n - 1))
             TP_TRY(solve_from(p, i));
     memset(p->gain, 0, (size_t)(p->units + 1) * sizeof *p->gain);
+    p->taken = n;
     for (int i = n - 1; i >= 0; i--) {
         TP_TRY(tp_deadline_check("adapipe"));
-        if (c->recompute_s != NULL) {
-            add_item(p, i);
-            all += c->recompute_s[i];
-        }
+        all += c->recompute_s != NULL ? c->recompute_s[i] : 0.0;
         if (p->known[i] < n)
-            put_extra(p, i, n, all);
+            put_extra(p, i, n, i, -1, all);
     }
     return TP_OK;
 }
@@ -193,27 +218,52 @@ solve_knapsacks(ada *p)
 static double
 extra_of(const ada *p, int k, int i, int j)
 {
-    return p->extra[((int64_t)i * (p->sums->chain->blocks + 1) + j) * p->stages + k];
+    return *extra_at(p, k, i, j);
+}
+
+static inline double
+larger(double a, double b)
+{
+    return a > b ? a : b;
 }
 
 /* Stage k on [i, j) in front of the suffix that begins at j. */
-static suffix
-put_before(const ada *p, int k, int i, int j, const suffix *rest)
+static inline suffix
+put_before(const ada *p, int k, int i, int j, double extra, const suffix *rest)
 {
     const tp_chain_sums *s = p->sums;
     int behind = p->stages - 1 - k;
     double comm = 2.0 * s->chain->comm_s;
-    suffix x = {.f = s->forward[j] - s->forward[i], .b = s->backward[j] - s->backward[i] + extra_of(p, k, i, j), .cut = j};
+    suffix x = {.f = s->forward[j] - s->forward[i], .b = s->backward[j] - s->backward[i] + extra, .cut = j};
     x.w = x.f;
     x.e = x.b;
     x.m = x.f + x.b;
     if (behind > 0) {
-        x.w += fmax(rest->w + rest->b + comm, behind * x.f);
-        x.e += fmax(rest->e + rest->f + comm, behind * x.b);
-        x.m = fmax(x.m, rest->m);
+        x.w += larger(rest->w + rest->b + comm, behind * x.f);
+        x.e += larger(rest->e + rest->f + comm, behind * x.b);
+        x.m = larger(x.m, rest->m);
     }
     x.cost = x.w + x.e + (s->chain->micros - (behind + 1)) * x.m;
     return x;
+}
+
+/* The best of stage k from block i on: what does not fit does not with more blocks either. */
+static suffix
+best_from(ada *p, int k, int i)
+{
+    int n = p->sums->chain->blocks, last = k == p->stages - 1, end = n - (p->stages - 1 - k);
+    const suffix *behind = &p->best[(k + 1) * (n + 1)];
+    const double *extra = extra_at(p, k, i, 0);
+    suffix best = {0};
+    for (int j = last ? n : i + 1; j <= end && extra[j] < INFINITY; j++) {
+        if (!last && behind[j].cut == 0)
+            continue;
+        suffix x = put_before(p, k, i, j, extra[j], &behind[j]);
+        p->steps++;
+        if (best.cut == 0 || x.cost < best.cost - 1e-12 * (best.w + best.e)) /* the cost may be negative */
+            best = x;
+    }
+    return best;
 }
 
 static tp_status
@@ -222,19 +272,8 @@ fill_suffixes(ada *p)
     int n = p->sums->chain->blocks;
     for (int k = p->stages - 1; k >= 0; k--) {
         TP_TRY(tp_deadline_check("adapipe"));
-        for (int i = k; i < n; i++) {
-            suffix *to = &p->best[k * (n + 1) + i];
-            int last = k == p->stages - 1;
-            for (int j = last ? n : i + 1; j <= (last ? n : n - 1); j++) {
-                const suffix *rest = &p->best[(k + 1) * (n + 1) + j];
-                if ((!last && rest->cut == 0) || !(extra_of(p, k, i, j) < INFINITY))
-                    continue;
-                suffix x = put_before(p, k, i, j, rest);
-                p->steps++;
-                if (to->cut == 0 || x.cost < to->cost - 1e-12 * (to->w + to->e)) /* the cost may be negative */
-                    *to = x;
-            }
-        }
+        for (int i = k; i < (k == 0 ? 1 : n - (p->stages - 1 - k)); i++)
+            p->best[k * (n + 1) + i] = best_from(p, k, i);
     }
     return TP_OK;
 }
@@ -249,7 +288,7 @@ mark_recomputed(ada *p, tp_arena *arena, int k, int i, int j, uint8_t *action)
                                         tp_chain_bytes(p->sums, i, j, tp_chain_copies(p->sums->chain, p->stages, k), 0) <=
                                             p->sums->chain->limit_bytes))
         return TP_OK;
-    room = room_of(p, k, i, j);
+    room = room_of(p, left_of(p, i, j), tp_chain_copies(p->sums->chain, p->stages, k));
     TP_ARENA_TAKE(arena, (int64_t)(j - i) * width, took);
     memset(p->gain, 0, (size_t)width * sizeof *p->gain);
     for (int x = i; x < j; x++)
@@ -281,7 +320,11 @@ run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp
         choose_unit(&p);
     TP_ARENA_TAKE(arena, p.units, p.gain);
     TP_ARENA_TAKE(arena, p.units, p.next);
-    TP_ARENA_TAKE(arena, (int64_t)n * (n + 1) * stages, p.extra);
+    TP_ARENA_TAKE(arena, stages, p.kind);
+    for (int k = 1; k < stages; k++)
+        p.kind[k] = p.kind[k - 1] + (tp_chain_copies(s->chain, stages, k) != tp_chain_copies(s->chain, stages, k - 1));
+    p.kinds = p.kind[stages - 1] + 1;
+    TP_ARENA_TAKE(arena, (int64_t)n * (n + 1) * p.kinds, p.extra);
     TP_ARENA_TAKE(arena, (int64_t)(stages + 1) * (n + 1), p.best);
     TP_TRY(solve_knapsacks(&p));
     TP_TRY(fill_suffixes(&p));
