@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import planners
-from ._core import BMPIPE_LAYERS
+from ._core import BMPIPE_LAYERS, DeadlineError
 from .config import KINDS, GPTConfig
 from .cost import PHASES, CostModel
 from .deadline import late, share
@@ -111,8 +111,11 @@ def over_ranks(judge: Judge, slicing: tuple[Micro, ...], schedule: str) -> list[
              for name, count, work in (("embedding", 1, ticks[0]), ("layer", layers, ticks[1] + ticks[2]), ("head", 1, ticks[-1]))]
     cuts: list[Cut] = []
     for micros in (ranks, 2 * ranks, 4 * ranks):
-        found = planners.bmpipe(types, ranks, micros, 1.0, chunks=chunks, time_limit_s=None, effort=_OVER_RANKS // chunks,
-                                prove=False)
+        try:
+            found = planners.bmpipe(types, ranks, micros, 1.0, chunks=chunks, time_limit_s=None, effort=_OVER_RANKS // chunks,
+                                    prove=False)
+        except DeadlineError:
+            break
         blocks = np.einsum("trcs,t->cs", found.assignment, [1, 2, 1]).ravel()
         cuts.append(tuple(itertools.pairwise([0, *(int(x) for x in np.cumsum(blocks))])))
     return list(dict.fromkeys(cuts))
@@ -296,7 +299,7 @@ class _Hunt:
     def _take_over(self, limit: int | None) -> None:
         """Stages of the fastest plan of a coarser grid that fits, for this grid's slices: the other starts are on stages of plans
         that do not fit, or on even ones, and what is left of those that do may be whole sequences alone."""
-        known = min((c for c in self.carried if self.judge.fits(c, limit)), key=pace, default=None)
+        known = min((c for c in self.starts if c in self.carried and self.judge.fits(c, limit)), key=pace, default=None)
         if known is None:
             return
         for s in sorted(self.slicings, key=partial(_estimate, self.judge))[:_STARTS]:
