@@ -31,13 +31,21 @@ typedef struct {
     double short_bytes, slowest_s, squares;
 } merit;
 
+/* A boundary one block away: the stages on both sides. */
+typedef struct {
+    double time_s[2], short_bytes[2], square[2];
+    int known;
+} trial;
+
 typedef struct {
     const tp_chain_sums *sums;
     int stages;
     double swap_Bps, work_s; /* work_s: of all blocks */
     uint8_t *action, *moved; /* [blocks] */
     int *boundary, *best;    /* [stages + 1] */
-    double *time_s, *short_bytes; /* [stages] of the present partition */
+    double *time_s, *short_bytes, *square; /* [stages] of the present partition */
+    trial *trials;                /* [stages][2] of boundary k + 1 back, forth */
+    merit *before;                /* [stages] of the present partition's stages before k */
     int64_t steps, asked; /* asked: steps since somebody was asked whether to stop */
 } vpipe;
 
@@ -113,26 +121,81 @@ fit_stage(vpipe *v, int k, int first, int end, double *time_s, double *short_byt
     *short_bytes = fmax(needed, 0.0);
 }
 
+/* Squares of seconds may leave a double's range. */
+static double
+square_of(const vpipe *v, double time_s)
+{
+    double share = time_s > 0.0 ? time_s / v->work_s : 0.0;
+    return share * share;
+}
+
+static inline merit
+add_stage(merit m, double time_s, double short_bytes, double square)
+{
+    m.short_bytes += short_bytes;
+    m.slowest_s = time_s > m.slowest_s ? time_s : m.slowest_s;
+    m.squares += square;
+    return m;
+}
+
+/* Of the present partition; before: of its first stages, too. */
 static merit
 judge(const vpipe *v)
 {
     merit m = {0.0, 0.0, 0.0};
     for (int k = 0; k < v->stages; k++) {
-        m.short_bytes += v->short_bytes[k];
-        m.slowest_s = fmax(m.slowest_s, v->time_s[k]);
-        double share = v->time_s[k] > 0.0 ? v->time_s[k] / v->work_s : 0.0; /* squares of seconds may leave a double's range */
-        m.squares += share * share;
+        v->before[k] = m;
+        m = add_stage(m, v->time_s[k], v->short_bytes[k], v->square[k]);
     }
     return m;
 }
 
-/* Boundary k + 1 moves by `step`: stages k and k + 1 change. */
+/* Boundary k + 1 moved by `step`: of the stages, only k and k + 1 change, and what they are then is known until they or their other
+ * neighbours change. */
+static merit
+judge_moved(vpipe *v, int k, int step)
+{
+    trial *t = &v->trials[2 * k + (step > 0)];
+    int at = v->boundary[k + 1] + step;
+    if (!t->known) {
+        fit_stage(v, k, v->boundary[k], at, &t->time_s[0], &t->short_bytes[0]);
+        fit_stage(v, k + 1, at, v->boundary[k + 2], &t->time_s[1], &t->short_bytes[1]);
+        for (int side = 0; side < 2; side++)
+            t->square[side] = square_of(v, t->time_s[side]);
+        t->known = 1;
+    }
+    merit m = add_stage(v->before[k], t->time_s[0], t->short_bytes[0], t->square[0]);
+    m = add_stage(m, t->time_s[1], t->short_bytes[1], t->square[1]);
+    for (int x = k + 2; x < v->stages; x++)
+        m = add_stage(m, v->time_s[x], v->short_bytes[x], v->square[x]);
+    return m;
+}
+
 static void
 move(vpipe *v, int k, int step)
 {
+    const trial *t = &v->trials[2 * k + (step > 0)];
     v->boundary[k + 1] += step;
-    for (int at = k; at <= k + 1; at++)
-        fit_stage(v, at, v->boundary[at], v->boundary[at + 1], &v->time_s[at], &v->short_bytes[at]);
+    for (int side = 0; side < 2; side++) {
+        v->time_s[k + side] = t->time_s[side];
+        v->short_bytes[k + side] = t->short_bytes[side];
+        v->square[k + side] = t->square[side];
+    }
+    for (int x = k > 0 ? k - 1 : 0; x <= k + 1 && x < v->stages; x++)
+        v->trials[2 * x].known = v->trials[2 * x + 1].known = 0;
+    judge(v);
+}
+
+/* Of the boundaries as they are, and no trial known. */
+static merit
+fit_all(vpipe *v)
+{
+    for (int k = 0; k < v->stages; k++) {
+        fit_stage(v, k, v->boundary[k], v->boundary[k + 1], &v->time_s[k], &v->short_bytes[k]);
+        v->square[k] = square_of(v, v->time_s[k]);
+        v->trials[2 * k].known = v->trials[2 * k + 1].known = 0;
+    }
+    return judge(v);
 }
 
 static int
@@ -157,9 +220,7 @@ pass(vpipe *v, merit *best)
             for (int step = -1; step <= 1; step += 2) {
                 if (!may_move(v, k, step))
                     continue;
-                move(v, k, step);
-                merit m = judge(v);
-                move(v, k, -step);
+                merit m = judge_moved(v, k, step);
                 if (chosen < 0 || better(&m, &least)) {
                     least = m;
                     chosen = k;
@@ -177,8 +238,7 @@ pass(vpipe *v, merit *best)
         }
     }
     memcpy(v->boundary, v->best, bytes);
-    for (int k = 0; k < v->stages; k++)
-        fit_stage(v, k, v->boundary[k], v->boundary[k + 1], &v->time_s[k], &v->short_bytes[k]);
+    fit_all(v);
     return improved;
 }
 
@@ -186,9 +246,7 @@ pass(vpipe *v, merit *best)
 static int
 search(vpipe *v, merit *best)
 {
-    for (int k = 0; k < v->stages; k++)
-        fit_stage(v, k, v->boundary[k], v->boundary[k + 1], &v->time_s[k], &v->short_bytes[k]);
-    *best = judge(v);
+    *best = fit_all(v);
     while (pass(v, best))
         ;
     return best->short_bytes <= 0.0;
@@ -239,6 +297,9 @@ run(const tp_chain_sums *s, tp_arena *arena, int stages, const void *options, tp
     TP_ARENA_TAKE(arena, stages + 1, even);
     TP_ARENA_TAKE(arena, stages, v.time_s);
     TP_ARENA_TAKE(arena, stages, v.short_bytes);
+    TP_ARENA_TAKE(arena, stages, v.square);
+    TP_ARENA_TAKE(arena, 2 * stages, v.trials);
+    TP_ARENA_TAKE(arena, stages, v.before);
     for (int i = 0; i < n; i++)
         both[i] = s->chain->forward_s[i] + s->chain->backward_s[i];
     v.work_s = s->forward[n] + s->backward[n];
