@@ -15,7 +15,7 @@
 
 #include "csrc/base/deadline.h"
 
-enum { LABELS = 64, ROWS = 64, PATIENCE = 4096 }; /* PATIENCE: nodes before a proof is tried */
+enum { LABELS = 64, ROWS = TP_EXACT_ROWS, PATIENCE = 4096 }; /* PATIENCE: nodes before a proof is tried */
 
 /* Bytes that the interval may keep of one micro-batch. */
 static double
@@ -276,6 +276,9 @@ static tp_status
 add_row(tp_exact *e, int depth)
 {
     tp_exact_row *q = &e->rows[0];
+    e->anew = e->lanes != NULL && e->row_count == ROWS;
+    if (e->anew)
+        return TP_OK;
     if (e->row_count < ROWS) {
         q = &e->rows[e->row_count++];
         TP_TRY(tp_exact_row_open(e, q));
@@ -287,6 +290,8 @@ add_row(tp_exact *e, int depth)
     q->used = e->p->nodes;
     TP_TRY(tp_exact_row_fill(e, q));
     tp_exact_row_before(e, q, depth);
+    if (e->lanes != NULL)
+        tp_exact_lanes_add(e);
     return TP_OK;
 }
 
@@ -321,6 +326,8 @@ by_bound(const void *a, const void *b)
 static int
 is_cut_off(tp_exact *e, int stage, int to)
 {
+    if (e->lanes != NULL)
+        return tp_exact_lanes_end(e, stage, to);
     for (int k = 0; k < e->row_count; k++) {
         tp_exact_row *q = &e->rows[k];
         q->before[stage + 1] = q->before[stage] + tp_exact_cost(e, q, stage, e->cut[stage], to);
@@ -348,13 +355,17 @@ visit_leaf(tp_exact *e)
     return isinf(makespan) ? TP_OK : add_row(e, e->stages);
 }
 
-/* Once the search has gone on for a while without a better plan. A search that went on to its end, or as far as its effort
- * goes, would find none either, so that the plan is the same. */
+/* Once the search has gone on for a while without a better plan: a proof that there is none, since a search that went on to its end,
+ * or as far as its effort goes, would find none either. Or else lanes. */
 static tp_status
-try_proof(tp_exact *e)
+go_on(tp_exact *e, int depth)
 {
     e->prove_at = INT64_MAX;
-    return tp_exact_prove(e, &e->done);
+    if (e->whole)
+        TP_TRY(tp_exact_prove(e, &e->done));
+    if (e->done || e->strict || e->lanes != NULL || e->row_count == ROWS)
+        return TP_OK;
+    return tp_exact_lanes_open(e, depth);
 }
 
 static tp_status
@@ -375,8 +386,8 @@ branch(tp_exact *e, int stage, double extra_s, double most_s)
         int to = children[k].to;
         if ((++e->p->nodes & 255) == 0 && tp_bmpipe_is_late(e->p))
             return TP_OK;
-        if (e->whole && e->p->nodes >= e->prove_at) {
-            TP_TRY(try_proof(e));
+        if (e->p->nodes >= e->prove_at) {
+            TP_TRY(go_on(e, stage));
             if (e->done)
                 return TP_OK;
         }
@@ -385,11 +396,42 @@ branch(tp_exact *e, int stage, double extra_s, double most_s)
             continue;
         double extra = tp_exact_extra(e, stage, from, to), own = tp_exact_weight(e, stage, from, to, extra);
         TP_TRY(branch(e, stage + 1, extra_s + extra, own > most_s ? own : most_s));
-        if (e->p->late || e->done)
+        if (e->p->late || e->done || e->anew)
             return TP_OK;
         e->cut[stage + 1] = to;
     }
     return TP_OK;
+}
+
+static tp_status
+search_once(tp_exact *e)
+{
+    for (int k = 0; k < e->row_count; k++)
+        e->rows[k].before[0] = e->rows[k].row.lag_s;
+    memset(e->cut, 0, (size_t)(e->stages + 1) * sizeof *e->cut);
+    return branch(e, 0, 0.0, 0.0);
+}
+
+/* All branches, from the inequalities that there are on; anew where lanes do not hold what came up. */
+static tp_status
+search(tp_exact *e)
+{
+    tp_exact before = *e;
+    int64_t evaluations = e->p->evaluations;
+    void *memory = NULL;
+    TP_TRY(tp_bmpipe_take(e->p, (size_t)e->stages + 1, sizeof *e->best_cut, &memory));
+    memcpy(memory, e->best_cut, (size_t)(e->stages + 1) * sizeof *e->best_cut);
+    TP_TRY(search_once(e));
+    if (!e->anew || e->p->late)
+        return TP_OK;
+    *e = before;
+    e->best_cut = memory;
+    e->strict = 1;
+    e->p->nodes = 0;
+    e->p->evaluations = evaluations;
+    for (int k = 0; k < e->row_count; k++)
+        e->rows[k].used = 0;
+    return search_once(e);
 }
 
 /* A first plan: the least largest w among the boundaries that fit, with everything recomputed. */
@@ -495,10 +537,7 @@ tp_bmpipe_exact(tp_bmpipe *p, int32_t *assignment, tp_bmpipe_found *found)
     double labels_s = fmin(tp_exact_bound(&e, 0, 0, 0.0, 0.0), e.best_s);
     if (labels_s < tp_exact_goal(&e)) {
         TP_TRY(seed_rows(&e));
-        for (int k = 0; k < e.row_count; k++)
-            e.rows[k].before[0] = e.rows[k].row.lag_s;
-        memset(e.cut, 0, (size_t)(e.stages + 1) * sizeof *e.cut);
-        TP_TRY(branch(&e, 0, 0.0, 0.0));
+        TP_TRY(search(&e));
     }
     for (int x = 0; x < e.stages; x++) {
         const tp_bmpipe_front *front = NULL;

@@ -1,10 +1,14 @@
-/* What the files of the exact search of one chunk share (bmpipe_exact.c, bmpipe_local.c, bmpipe_proof.c). Internal to csrc/plan/bmpipe*.c. */
+/* What the files of the exact search of one chunk share (bmpipe_exact.c, _lanes.c, _local.c, _proof.c). Internal to csrc/plan/bmpipe*.c. */
 #ifndef TP_PLAN_BMPIPE_EXACT_H
 #define TP_PLAN_BMPIPE_EXACT_H
 
 #include <math.h>
 
 #include "csrc/plan/bmpipe_core.h"
+
+#define TP_EXACT_ROWS 64 /* most inequalities of the search */
+
+typedef struct tp_exact_lanes tp_exact_lanes;
 
 typedef struct {
     double extra_s, most_s; /* E and max w of a suffix */
@@ -43,6 +47,8 @@ typedef struct {
     int unsure;          /* a leaf took more extra time than its bound, for want of points */
     int whole, done;     /* all seconds are whole numbers, sums of them exact; there is a proof that the best is */
     int64_t prove_at;    /* nodes: not before */
+    tp_exact_lanes *lanes; /* of a search that goes on for long; NULL */
+    int anew, strict;    /* there were too many inequalities for lanes; this search is the one without */
 } tp_exact;
 
 static inline size_t
@@ -116,6 +122,17 @@ tp_exact_row_fill(tp_exact *e, tp_exact_row *q);
 /* Of the first `depth` stages as cut, all within reach. */
 void
 tp_exact_row_before(const tp_exact *e, tp_exact_row *q, int depth);
+
+/* ---- bmpipe_lanes.c ----------------------------------------------------------------------------------------------------- */
+/* Of the rows there are, before[] up to `depth` as they have it. */
+TP_MUST_USE tp_status
+tp_exact_lanes_open(tp_exact *e, int depth);
+/* The last row is new: all stages are set. */
+void
+tp_exact_lanes_add(tp_exact *e);
+/* 1: some inequality ends the branch where stages 0 .. stage are set. */
+int
+tp_exact_lanes_end(tp_exact *e, int stage, int to);
 
 /* ---- bmpipe_local.c ----------------------------------------------------------------------------------------------------- */
 /* From the best plan on: boundaries a .. b one layer earlier or later, first improvement, until none. */
