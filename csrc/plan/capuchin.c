@@ -45,9 +45,9 @@ delay_of(const channel *c)
         if (c->swap[k] <= 0.0)
             continue;
         double service = c->swap[k] / c->width;
-        out_end = fmax(c->evict[k], out_end) + service;
-        in_start = fmin(c->back[k], in_start) - service;
-        delay = fmax(delay, out_end - in_start);
+        out_end = (c->evict[k] > out_end ? c->evict[k] : out_end) + service;
+        in_start = (c->back[k] < in_start ? c->back[k] : in_start) - service;
+        delay = out_end - in_start > delay ? out_end - in_start : delay;
     }
     return delay > c->least_s ? delay : 0.0;
 }

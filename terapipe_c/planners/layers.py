@@ -165,6 +165,19 @@ def _called(node: LayerNode) -> str:
     return f"node {node.id}" + (f" ({node.name!r})" if node.name else "")
 
 
+def _of_variant(node: LayerNode, degree: int, variant: LayerVariant) -> str:
+    return f"{_called(node)}, {degree} devices, variant {variant.name!r}"
+
+
+def _numbers(
+    values: Sequence[Any], names: Sequence[str], node: LayerNode, degree: int, variant: LayerVariant
+) -> Sequence[float]:
+    """Of a variant: themselves, where there is nothing to say of them, or each in its turn by its name."""
+    if all(type(value) is float and 0.0 <= value <= sys.float_info.max for value in values):
+        return values
+    return [_number(value, f"{_of_variant(node, degree, variant)}: {name}") for value, name in zip(values, names, strict=True)]
+
+
 def _check_edges(graph: LayerGraph, index: dict[int, int]) -> list[list[int]]:
     """For each node the other ends of its edges, in edge order."""
     seen: set[tuple[int, int]] = set()
@@ -208,17 +221,19 @@ def _pack(graph: LayerGraph) -> _Packed:
             if integer(degree, f"{_called(node)}: a tensor degree") < 1:
                 raise _core.InvalidValueError(f"{_called(node)} has tensor degree {degree}: at least 1 is needed")
             for variant in node.variants[degree]:
-                what = f"{_called(node)}, {degree} devices, variant {variant.name!r}"
-                values = [
-                    _number(getattr(variant, name), f"{what}: {name}")
-                    for name in ("time_s", "param_bytes", "memory_a", "memory_b")
-                ]
-                rows.append((index[node.id], int(degree), values[0], values[1], values[2], values[3]))
+                given = variant.time_s, variant.param_bytes, variant.memory_a, variant.memory_b
+                time_s, params, a, b = _numbers(given, ("time_s", "param_bytes", "memory_a", "memory_b"), node, degree, variant)
+                rows.append((index[node.id], int(degree), time_s, params, a, b))
+                around = others[index[node.id]]
                 for other in variant.sync_bytes:
-                    if other not in others[index[node.id]]:
-                        raise _core.InvalidValueError(f"{what}: sync_bytes names {other!r}, which no edge joins to it")
-                for other in others[index[node.id]]:
-                    sync.append(_number(variant.sync_bytes.get(other, 0.0), f"{what}: sync_bytes[{other}]"))
+                    if other not in around:
+                        raise _core.InvalidValueError(f"{_of_variant(node, degree, variant)}: sync_bytes names {other!r}, which no "
+                                                      "edge joins to it")
+                if variant.sync_bytes:
+                    sync += _numbers([variant.sync_bytes.get(other, 0.0) for other in around],
+                                     [f"sync_bytes[{other}]" for other in around], node, degree, variant)  # fmt: skip
+                else:
+                    sync += [0.0] * len(around)
                 variants.append(variant)
     columns = list(zip(*rows, strict=True))
     ends = [np.array([index[getattr(e, end)] for e in graph.edges], np.int32) for end in ("source", "target")]
