@@ -339,31 +339,6 @@ def test_dapple_without_replicas_is_rarely_far_from_the_best() -> None:
 # ---- AdaPipe ----------------------------------------------------------------------------------------------------------------
 
 
-def test_dapple_sifted_finds_what_it_does_unsifted() -> None:
-    """Weights to exchange, however light, are not sifted (csrc/plan/baseline_dapple.c)."""
-    rng, feasible, total = np.random.default_rng(9), 0, 400
-    for i in range(total):
-        n, most, unit = int(rng.integers(1, 40)), int(rng.choice([1, 2, 9, 1000])), float(rng.choice([1.0, 1 / 3, 1e8]))
-        fwd, bwd = (rng.integers(0, m + 1, n) * unit for m in (most, 2 * most))
-        if i % 3 == 0:
-            fwd, bwd = np.full(n, fwd[0]), np.full(n, bwd[0])
-        static, kept = (rng.integers(0, 9, n).astype(float) for _ in range(2))
-        devices, micros, comm = int(rng.integers(1, min(n, 24) + 1)), int(rng.integers(1, 30)), float(rng.integers(0, 2)) * unit
-        limit = float(rng.integers(1, 2 + int((static.sum() + kept.sum() * min(micros, devices)) * 3 / devices)))
-        memory = None if i % 4 == 0 else {"static_bytes": static, "activation_bytes": kept, "limit_bytes": limit}
-        found = []
-        for weights in (None, np.full(n, 1e-300)):
-            try:
-                plan = planners.dapple(fwd, bwd, devices, micros, comm_s=comm, memory=memory, straight=True, param_bytes=weights)
-                found.append((list(plan.boundaries), plan.objective_s))
-            except tp.InfeasibleError as error:
-                found.append((str(error),))
-        assert found[0] == found[1], i
-        feasible += len(found[0]) > 1
-    print(f"{feasible} of {total} feasible")
-    assert total // 3 < feasible < total
-
-
 def least_recompute(memory, a, e, copies):
     if memory is None or bytes_of(memory, a, e, copies) <= memory["limit_bytes"]:
         return 0.0

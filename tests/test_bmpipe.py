@@ -150,40 +150,6 @@ def test_one_chunk_equals_every_assignment() -> None:
     assert feasible > total // 2
 
 
-def scaled(layers, by):
-    return [{**layer, "fwd_s": layer["fwd_s"] * by, "bwd_s": layer["bwd_s"] * by,
-             "strategies": [{**way, "extra_bwd_s": way["extra_bwd_s"] * by} for way in layer["strategies"]]}
-            for layer in layers]  # fmt: skip
-
-
-def test_a_proof_ends_the_search_with_the_same_plan() -> None:
-    """Of whole seconds it may (csrc/plan/bmpipe_proof.c); in units of 1024 s, in which sums are as exact, the search goes on to its
-    end."""
-    rng, long, ended = np.random.default_rng(5), 0, 0
-    for i in range(3000):
-        stages, micro, memory = int(rng.integers(8, 15)), int(rng.integers(2, 7)), float(rng.integers(60, 300))
-        layers = []
-        for t in range(5):
-            forward, backward, again = (float(rng.integers(1, most)) for most in (60, 120, 40))
-            layers.append({"name": f"t{t}", "count": int(rng.integers(4, 9)), "fwd_s": forward, "bwd_s": backward,
-                           "static_bytes": float(rng.integers(0, 9)), "strategies": [
-                               {"name": "keep", "extra_bwd_s": 0.0, "activation_bytes": float(rng.integers(8, 20))},
-                               {"name": "again", "extra_bwd_s": again, "activation_bytes": float(rng.integers(0, 6))}]})
-        try:
-            plan = tp.planners.bmpipe(layers, stages, micro, memory, comm_s=3.0, time_limit_s=None, effort=3000000)
-        except tp.InfeasibleError:
-            continue
-        whole = tp.planners.bmpipe(scaled(layers, 1 / 1024), stages, micro, memory, comm_s=3 / 1024, time_limit_s=None,
-                                   effort=3000000)  # fmt: skip
-        assert (plan.assignment == whole.assignment).all(), i
-        assert plan.step_time_s == 1024 * whole.step_time_s and plan.optimal >= whole.optimal, i
-        assert plan.nodes <= whole.nodes
-        long += whole.nodes > 4096
-        ended += plan.nodes < whole.nodes
-    print(f"{long} long searches, {ended} of them ended by a proof")
-    assert long > 50 and ended > 30
-
-
 def test_two_chunks_find_the_best_assignment_and_bound_it() -> None:
     rng, feasible, best, gaps, total = np.random.default_rng(1), 0, 0, [], 100
     for i in range(total):

@@ -162,31 +162,6 @@ def test_on_equal_layers_both_find_the_same_and_more_of_anything_never_hurts() -
         last = plan.time_per_sample_s
 
 
-def test_a_chain_listed_in_another_order_has_the_same_plan() -> None:
-    """Of a chain in order stages of like nodes are solved once (csrc/plan/layer_alike.c), of any other graph each by itself.
-    Which of like nodes it is that recomputes depends on the order."""
-    rng, feasible, total = np.random.default_rng(7), 0, 300
-    for i in range(total):
-        n, devices, micros = int(rng.integers(2, 25)), int(rng.integers(1, 9)), int(rng.choice([1, 2, 4, 6, 8]))
-        kinds = [[LayerVariant(f"v{k}", float(rng.integers(1, 1000)), float(rng.integers(0, 50)), float(rng.integers(0, 1000)),
-                               float(rng.integers(0, 1000))) for k in range(2)] for _ in range(3)]  # fmt: skip
-        nodes = [LayerNode(k, {1: kinds[(k % 2) if 0 < k < n - 1 else 2]}) for k in range(n)]
-        nodes[n // 2] = LayerNode(n // 2, {1: [replace(way, memory_b=way.memory_b + 77.0) for way in kinds[0]]})
-        edges = [LayerEdge(k, k + 1, 10.0) for k in range(n - 1)]
-        memory = float(rng.integers(500, 1500 * n))
-        found = []
-        for listed in (nodes, [nodes[k] for k in rng.permutation(n)]):
-            try:
-                plan = piper(LayerGraph(listed, edges, devices, memory, 1.0, micros))
-                found.append([(sorted(stage.nodes), sorted(stage.variants), stage.data) for stage in plan.stages])
-            except tp.InfeasibleError as error:
-                found.append(str(error))
-        assert found[0] == found[1], i
-        feasible += not isinstance(found[0], str)
-    print(f"{feasible} of {total} feasible")
-    assert total // 3 < feasible < total
-
-
 def test_scaling_the_times_scales_the_plan() -> None:
     graph = blocks(8, 8, 10e9)
     def slower(way: LayerVariant) -> LayerVariant:
