@@ -34,8 +34,8 @@ _WIDEST = 1 / 4        # the same of the largest requests
 _LADDER = 120_000_000  # ticks of the judge (13 ns each) that a ladder may take: a second and a half
 # Ticks of asking one about 100 blocks on 8 stages, and the powers of blocks and stages with which they grow, as measured on 50 to
 # 194 blocks and 8 to 32 stages.
-_ASKED = {"piper": (250_000, 1.8, 0.2), "adapipe": (80_000, 1.2, 0.5), "dapple": (20_000, 1.8, 1), "bmpipe": (60_000, 1.1, 1.6),
-          "vpipe": (50_000, 2, 0.8), "dawnpiper_binary": (60_000, 1.8, 0.6), "autopipe": (15_000, 1, 1),
+_ASKED = {"piper": (150_000, 2.1, 0), "adapipe": (50_000, 1.6, 0.4), "dapple": (20_000, 1.5, 1.2), "bmpipe": (60_000, 1.1, 1.6),
+          "vpipe": (25_000, 1.6, 0.7), "dawnpiper_binary": (50_000, 1.8, 0.2), "autopipe": (15_000, 1, 1),
           "pipedream": (25_000, 1.3, 0.8)}
 _QUICK = 20_000, 1, 1  # of any other one
 _CHUNKED = 6_000_000   # of BMPipe's search of two chunks, and of more of them, whatever the request
