@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--sizes", default=",".join(SIZES))
     parser.add_argument("--out")
     given = parser.parse_args()
-    rows = []
+    about, rows = header("Does more memory ever make a plan slower, and what does less of it cost?"), []
     for size in given.sizes.split(","):
         for schedule in given.schedules.split(","):
             for planner in given.planners.split(","):
@@ -70,7 +70,7 @@ def main() -> None:
                       f"{last['planning_s']['most']:.2f} s", flush=True)
     worst = {name: max(row["more_beside_less"] for row in rows if row["planner"] == name) for name in given.planners.split(",")}
     print(", ".join(f"{name} {value:.4f}" for name, value in worst.items()))
-    write(given.out, header() | {"rows": rows, "more_beside_less": worst})
+    write("limits", about | {"rows": rows, "more_beside_less": worst}, given.out)
 
 
 if __name__ == "__main__":
