@@ -38,7 +38,7 @@ _ASKED = {"piper": (150_000, 2.1, 0), "adapipe": (50_000, 1.6, 0.4), "dapple": (
           "vpipe": (25_000, 1.6, 0.7), "dawnpiper_binary": (50_000, 1.8, 0.2), "autopipe": (15_000, 1, 1),
           "pipedream": (25_000, 1.3, 0.8)}
 _QUICK = 20_000, 1, 1  # of any other one
-_CHUNKED = 6_000_000   # of BMPipe's search of two chunks, and of more of them, whatever the request
+_CHUNKED = 12_000_000  # of BMPipe's search of two chunks, and of more of them, whatever the request
 _AROUND = 30_000       # of whatever one, what is around it
 _JUDGED = 150          # of judging an answer, for each slice and stage
 _ASKS = 60, 20         # of a planner that recomputes or swaps, on its way down a ladder, about, and more for each stage
