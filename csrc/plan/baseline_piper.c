@@ -17,7 +17,7 @@
 #include "csrc/base/clock.h"
 #include "csrc/base/deadline.h"
 
-enum { ROUNDS = 4 };
+enum { ROUNDS = 4, KEPT = 1 << 20 }; /* KEPT: doubles of stages' times, where the table is smaller */
 static const double cap_of_round[ROUNDS] = {1.1, 1.4, 2.0, 4.0}; /* of the least that any plan takes */
 
 typedef struct {
@@ -349,7 +349,9 @@ piper_in(tp_arena *arena, const tp_layer_graph *graph, tp_layer_plan *plan)
     p.drops = memory;
     TP_TRY(tp_arena_take(arena, (size_t)p.space.reach + 2, sizeof *p.time, &memory));
     p.own_time = memory;
-    TP_TRY(tp_layer_alike_open(&p.space, p.space.degrees * p.space.replicas * (p.space.reach + 2), &p.alike));
+    int64_t cells = (int64_t)rows * p.s_stride;
+    TP_TRY(tp_layer_alike_open(&p.space, p.space.degrees * p.space.replicas * (p.space.reach + 2), cells > KEPT ? cells : KEPT,
+                               &p.alike));
     TP_TRY(lay_floor(&p));
     int i = p.space.count - 1, k = graph->devices, s = p.space.reach;
     double least = least_plan(&p);

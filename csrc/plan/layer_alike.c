@@ -7,7 +7,7 @@
 
 #include "csrc/base/deadline.h"
 
-enum { NODES = 1024, AT_ONCE = 64 };
+enum { NODES = 1024, AT_ONCE = 1 << 16 }; /* AT_ONCE: doubles, at least */
 
 /* Node n's edges go from n - 1 and to n + 1, one each, and its downsets are the last nodes. */
 static int
@@ -91,11 +91,11 @@ find_kinds(const tp_layer_space *s, int *kind, int64_t *asked)
 }
 
 tp_status
-tp_layer_alike_open(const tp_layer_space *s, int values, tp_layer_alike *alike)
+tp_layer_alike_open(const tp_layer_space *s, int values, int64_t most, tp_layer_alike *alike)
 {
     int n = s->graph->nodes, *kind = NULL, *same = NULL;
     int64_t asked = 0;
-    *alike = (tp_layer_alike){.values = values};
+    *alike = (tp_layer_alike){.values = values, .most = most};
     if (!is_chain(s))
         return TP_OK;
     alike->nodes = n;
@@ -129,12 +129,17 @@ tp_layer_alike_of(const tp_layer_space *s, tp_layer_alike *alike, int i, int j, 
         return TP_OK;
     double **times = &alike->times[alike->first[begin * n + length - 1] * n + length - 1];
     if (*times == NULL) {
-        if (alike->left == 0) {
-            alike->left = AT_ONCE;
-            TP_ARENA_TAKE(s->arena, AT_ONCE * (int64_t)alike->values, alike->room);
+        if (alike->left < alike->values) {
+            int64_t room = alike->values > AT_ONCE ? alike->values : AT_ONCE;
+            if (alike->most < room)
+                return TP_OK;
+            TP_ARENA_TAKE(s->arena, room, alike->room);
+            alike->most -= room;
+            alike->left = room;
         }
-        alike->left--;
-        *times = alike->room + (int64_t)alike->left * alike->values;
+        *times = alike->room;
+        alike->room += alike->values;
+        alike->left -= alike->values;
         for (int k = 0; k < alike->values; k++)
             (*times)[k] = NAN;
     }

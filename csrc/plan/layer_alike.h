@@ -9,14 +9,16 @@ typedef struct {
     int *first;     /* [nodes][nodes] of stage (begin, length - 1) the first node of the first stage like it */
     double **times; /* [nodes][nodes] of (first, length - 1); NULL: not known */
     int values;     /* of each */
-    double *room;   /* for `left` more */
-    int left;
+    int64_t most;   /* that are still to be taken */
+    double *room;   /* for `left` more of them */
+    int64_t left;
 } tp_layer_alike;
 
-/* values: doubles that are kept of a stage. */
+/* values: doubles that are kept of a stage. most: of all stages, about: where nodes differ there are as many kinds of stages as stages,
+ * and more memory would go into them than planners take for the rest. */
 TP_MUST_USE tp_status
-tp_layer_alike_open(const tp_layer_space *space, int values, tp_layer_alike *alike);
-/* What is kept of stage i \ j: NANs at first. NULL where every stage is its own. */
+tp_layer_alike_open(const tp_layer_space *space, int values, int64_t most, tp_layer_alike *alike);
+/* What is kept of stage i \ j: NANs at first. NULL where every stage is its own, or there is too much already. */
 TP_MUST_USE tp_status
 tp_layer_alike_of(const tp_layer_space *space, tp_layer_alike *alike, int i, int j, double **values);
 /* The same; NULL too where nothing is kept yet. */

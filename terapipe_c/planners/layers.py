@@ -278,7 +278,7 @@ def _plan(graph: LayerGraph, published: bool) -> LayerPlan:
 
 def piper(graph: LayerGraph) -> LayerPlan:
     """Piper's dynamic programme as published (NeurIPS 2021, section 4): over downsets, devices and sums of replicas, with the
-    authors' knapsack heuristic for the variants. Its memory grows with downsets x devices^2 x 10 bytes.
+    authors' knapsack heuristic for the variants. Its memory grows with downsets x devices^2 x 18 bytes at most.
 
     graph: of :func:`load_piper`, :func:`layer_graph` or made by hand; seconds of a micro-batch, bytes. InvalidValueError or
     InvalidTypeError name the node, variant or edge; InfeasibleError the bytes that are short."""
