@@ -14,8 +14,8 @@ typedef struct {
     int64_t left;
 } tp_layer_alike;
 
-/* values: doubles that are kept of a stage. most: of all stages, about: where nodes differ there are as many kinds of stages as stages,
- * and more memory would go into them than planners take for the rest. */
+/* values: doubles that are kept of a stage. most: of all stages, about: where nodes differ there are as many kinds of
+ * stages as stages, and more memory would go into them than planners take for the rest. */
 TP_MUST_USE tp_status
 tp_layer_alike_open(const tp_layer_space *space, int values, int64_t most, tp_layer_alike *alike);
 /* What is kept of stage i \ j: NANs at first. NULL where every stage is its own, or there is too much already. */

@@ -289,7 +289,8 @@ tp_layer_may_fit(const tp_layer_space *s, int *may)
 {
     space_search x;
     TP_TRY(open_search(s, NULL, NULL, &x, may));
-    *may = !*may || pass(&x, s->graph->memory_bytes * (1.0 + 1e-6)); /* differences of large sums may round by more than a billionth */
+    /* differences of large sums may round by more than a billionth */
+    *may = !*may || pass(&x, s->graph->memory_bytes * (1.0 + 1e-6));
     return tp_deadline_check_told();
 }
 
