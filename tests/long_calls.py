@@ -136,8 +136,8 @@ def bmpipe_of_chunks():
 
 @call
 def piper():
-    forward, backward, memory = chain(300)
-    limit = {**memory, "limit_bytes": 4000.0, "recompute_s": forward}
+    forward, backward, memory = chain(900)
+    limit = {**memory, "limit_bytes": 8000.0, "recompute_s": forward}
     graph = planners.layer_graph(forward, backward, 128, 512, memory=limit, param_bytes=forward, bandwidth_Bps=1.0)
     planners.piper(graph)
 
