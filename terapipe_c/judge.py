@@ -118,8 +118,7 @@ class _Results(NamedTuple):
     """What judges of one request that began afresh found, whichever of them was asked, and the ticks that it took: each counts them
     as its own, so that what it does depends on what it is asked alone."""
 
-    runs: dict[tuple[Any, ...], tuple[float, int]]             #: seconds, and ticks of making the program
-    peaks: dict[tuple[Any, ...], tuple[list[int], int]]        #: bytes, and ticks besides the program
+    runs: dict[tuple[Any, ...], tuple[float, list[int], int]]  #: seconds, bytes of each rank, and ticks of making the program
     uncopied: dict[tuple[Any, ...], float]                     #: seconds of what swaps beside the work, if copies took none
 
 
@@ -143,7 +142,7 @@ class Judge:
         self.ladders: dict[tuple[Any, ...], list[Candidate]] = {}   # what planners of stages want along all limits
         self._seen: dict[tuple[Any, ...], Candidate] = {}
         self._peaks: dict[tuple[Any, ...], list[int]] = {}
-        self._results = _Results({}, {}, {}) if results is None else results
+        self._results = _Results({}, {}) if results is None else results
         self._latest: tuple[tuple[Any, ...], Program | None] | None = None      # None: one that another judge made
         self._stage_work = cache(self._stage_work_of)
         self._slice_work = cache(costs.slice_work)
@@ -154,6 +153,12 @@ class Judge:
         """One that has seen nothing yet: what it works depends on what it is asked alone."""
         return Judge(self.model, self.costs, self.ranks, self.chunks, self.limit, self.replicas, self.kinds, self.savings,
                      self.links, self.beside, self._results)
+
+    def knows(self, c: Candidate, other: Judge) -> None:
+        """Take over from such a one what a plan of its takes."""
+        key = (c.schedule, c.partition, c.slicing, c.pending, c.savings)
+        self._seen.setdefault(key, c)
+        self._peaks[key] = other.peak_bytes(c)
 
     def joins(self, other: Judge) -> None:
         """Take over the work of such a one, and its nearest miss."""
@@ -226,8 +231,8 @@ class Judge:
         counted = self._latest is not None and self._latest[0] == key
         if self._latest is None or not counted or self._latest[1] is None:
             before = self.work
-            program, seconds = self._made(c)
-            self._results.runs[key] = seconds, self.work - before
+            program, seconds, peak = self._made(c)
+            self._results.runs[key] = seconds, peak, self.work - before
             self._latest = key, program
             if counted:
                 self.work = before
@@ -235,37 +240,38 @@ class Judge:
         return self._latest[1]
 
     def _run(self, key: tuple[Any, ...]) -> float:
-        """Seconds of its program, which is the latest then."""
+        """Seconds of its program, which is the latest then, and whose bytes are remembered."""
         if key in self._results.runs:
-            seconds, ticks = self._results.runs[key]
+            seconds, self._peaks[key], ticks = self._results.runs[key]
             self.work += ticks
             self._latest = key, None
             return seconds
         before = self.work
-        program, seconds = self._made(Candidate(0.0, *key))
-        self._results.runs[key] = seconds, self.work - before
+        program, seconds, peak = self._made(Candidate(0.0, *key))
+        self._results.runs[key] = seconds, peak, self.work - before
+        self._peaks[key] = peak
         self._latest = key, program
         return seconds
 
-    def _made(self, c: Candidate) -> tuple[Program, float]:
-        """Its program and seconds."""
+    def _made(self, c: Candidate) -> tuple[Program, float, list[int]]:
+        """Its program, seconds and bytes of each rank."""
         if not c.savings.swap:                                 # which C does not know
             own = None if c.savings == self.savings else saves_bytes(c.savings.recompute) or bytes(self.model.num_blocks)
-            program, seconds, work = _core.judge_run(self._judge, self._given(c), own)
+            program, seconds, peak, work = _core.judge_run(self._judge, self._given(c), own)
             self.work += work - self._counted + (0 if own is None else 28_000)
             self._counted = work
-            return program, seconds
+            return program, seconds, peak
         timing = self.timing(c)
         compute = saving(_core.judge_compute(self._judge, self._given(c)), self.model, c.partition, c.savings)
         if c.schedule not in ZERO_BUBBLE:
             compute = compute.split(timing, pending=c.pending)
         program = compute.lower(tied=self.model.tie_weights and self.ranks * self.chunks > 1)
-        self.work += 80 * len(program) + 30_000                # what splitting and lowering cost beside timing
+        self.work += 100 * len(program) + 30_000               # what splitting and lowering cost beside timing
         if c.savings.ahead is not None:
             none = dict.fromkeys(("SO", "SI"), 0.0)
             key = c.schedule, c.partition, c.slicing, c.savings[:2]
             self._results.uncopied[key] = rounded(float(program.makespan(timing | none)))
-        return program, float(program.makespan(timing))
+        return program, float(program.makespan(timing)), self.peak(c, program)
 
     @property
     def _judge(self) -> Any:
@@ -293,7 +299,7 @@ class Judge:
         of the end. One that does not fit is mended first; None where that fails."""
         if c.savings != self.savings:
             return c if self.fits(c, limit) else None
-        bounds, slicing, seconds, over, work, miss = _core.judge_descend(
+        bounds, slicing, seconds, peak, over, work, miss = _core.judge_descend(
             self._judge, self._given(c), c.seconds, -1 if limit is None else min(limit, 1 << 62), unit, fixed_partition,
             fixed_slicing, max(0, budget), beside)
         self.work += work - self._counted
@@ -302,8 +308,9 @@ class Judge:
             self.shortest = miss
         if over:
             return None
-        found = Candidate(seconds, c.schedule, tuple(itertools.pairwise(bounds)), tuple(slicing), c.pending, c.savings)
-        return self._seen.setdefault((found.schedule, found.partition, found.slicing, found.pending, found.savings), found)
+        key = c.schedule, tuple(itertools.pairwise(bounds)), tuple(slicing), c.pending, c.savings
+        self._peaks[key] = peak
+        return self._seen.setdefault(key, Candidate(seconds, *key))
 
     def judge(self, schedule: str, partition: Cut, slicing: tuple[Micro, ...], pending: int = 1,
               savings: Savings | None = None) -> Candidate:
@@ -339,14 +346,7 @@ class Judge:
         """``peak`` of its program; remembered."""
         key = (c.schedule, c.partition, c.slicing, c.pending, c.savings)
         if key not in self._peaks:
-            if key in self._results.peaks and key in self._results.runs:
-                if self._latest is None or self._latest[0] != key:
-                    self._run(key)
-            else:
-                program = self.lowered(c)
-                self._results.peaks[key] = self.peak(c, program), 20 * len(program)
-            self._peaks[key], ticks = self._results.peaks[key]
-            self.work += ticks
+            self._run(key)
         return self._peaks[key]
 
     def too_small(self) -> bool:

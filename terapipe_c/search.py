@@ -7,6 +7,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,10 @@ _STARTS = 3           # of a search that descend
 _GRAIN = 64           # bytes: what the engine takes is a multiple
 _NEAR = 1.1           # times as slow as a plan that was descended to: a start that may end below it
 TICKS = 2.0 ** 36      # of all work, where planners get whole numbers
-_SMALL = 8_000_000     # ticks of a search up to which there are plans for all limits of memory
+_CLOSER = 0.001       # of the least memory, how closely it is looked for
+_RUNG = 0.01          # of a limit, from one rung to the next below it, at least
+_WIDEST = 0.25        # and at most
+_RUNGS = 72_000_000    # ticks of a ladder, or as many as its first plan took, after which its rungs are twice as far apart
 _OVER_RANKS = 2_000_000  # candidates of a search for stages by which ranks have equal work
 _WORK = 36_000_000     # of what a descent may cost, in units of about 13 ns: a fraction of a second
 
@@ -173,16 +177,13 @@ class _Hunt:
     """For the fastest plan within a limit of memory, or within each of them."""
 
     def __init__(self, judge: Judge, names: Sequence[str], starts: Sequence[Candidate], work: int, unit: int, partition: Cut | None,
-                 fixed_slicing: bool, carried: Sequence[Candidate], slicings: Sequence[tuple[Micro, ...]],
-                 leaner: Sequence[Candidate] = ()) -> None:
-        """carried: plans of coarser grids, among the starts; leaner: those that were looked for because of the limit, which are
-        starts for limits below the first few: what is found above these does not depend on the limit."""
+                 fixed_slicing: bool, carried: Sequence[Candidate], slicings: Sequence[tuple[Micro, ...]]) -> None:
+        """carried: plans of coarser grids, among the starts."""
         self.judge, self.names, self.starts, self.work, self.carried = judge, names, list(starts), work, frozenset(carried)
-        self.leaner, self.near = leaner, 0
+        self.first = 0                                         # ticks of the fastest plan
         self.partition, self.slicings = partition, slicings
         self.given: dict[str, Any] = {"unit": unit, "fixed_partition": partition is not None, "fixed_slicing": fixed_slicing}
         self._ends: dict[Candidate, Candidate] = {}            # of descents from starts that fit, the latest of each
-        self.lean: list[Candidate] = []                        # plans for limits at which moves lead to nothing
 
     def _choose(self, limit: int | None, most: int) -> tuple[list[Candidate], list[Candidate]]:
         """The fastest that fits of each of a few slicings: different counts are different valleys; and those that would be faster
@@ -241,60 +242,41 @@ class _Hunt:
                 best = other
         return best
 
-    def _below(self, above: Candidate, limit: int) -> Candidate | None:
-        """From the plan of the next higher limit, mended, and from the fastest start that fits, if it is near."""
-        ends = self._mend(above, limit, 32)
-        near = ends[0].seconds * _NEAR if ends else float("inf")
+    def _below(self, limit: int) -> Candidate | None:
+        """From the fastest start that fits."""
+        ends: list[Candidate] = []
         for c in self._choose(limit, 1)[0]:
             if c not in self._ends or not self.judge.fits(self._ends[c], limit):
-                if c.seconds > near:
-                    continue
                 self._ends[c] = (self._mend(c, limit, 32) or [c])[0]
             ends.append(self._ends[c])
         return self._waiting(min(ends, key=pace), limit, self.judge.work + self.work) if ends else None
 
-    def ladder(self) -> tuple[list[Candidate], bool]:
-        """Plans for all limits of memory, each with less than the one before; and whether they are all: with less than the last
-        one's nothing fits. They do not depend on the limit that is asked for, so that more memory never hurts. One plan alone
-        where that one is much work; a few where the fastest fits: plans for less memory now and then turn out to be faster."""
-        before, budget = self.judge.work, self.work
+    def ladder(self) -> list[Candidate]:
+        """Plans for all limits of memory, each for less than the one before needs. They do not depend on the limit that is asked
+        for, so that more memory never hurts. Where rungs take long those further down are further apart."""
+        judge, begun = self.judge, self.judge.work
         found, rungs = self.within(None), list[Candidate]()
-        few = self.judge.work - before + _SMALL // 4
-        if self.judge.work - before > _SMALL:
-            budget = 0
+        self.first = judge.work - begun
+        begun += self.first
         while found is not None:
             rungs.append(found)
-            spent = self.judge.work - before
-            if spent > budget or (spent > few and self.judge.fits(rungs[0], self.judge.limit)) or late():
-                return rungs, False
-            if spent > few and not self.near:
-                self._go_on(len(rungs))
-            limit = max(self.judge.peak_bytes(found)) - 1
-            found = self._below(found, limit) or self.within(limit)
-        return rungs, True
-
-    def _go_on(self, near: int) -> None:
-        """From here on below so many plans, with all that is known."""
-        self.near = near
-        self.starts += self.leaner
-        self.carried |= frozenset(self.leaner)
-
-    def plans(self, small: bool) -> list[Candidate]:
-        """For all limits, where that is little work, and the judge's own. Those in ``lean`` besides."""
-        limit = self.judge.limit
-        rungs, whole = self.ladder() if small else ([], False)
-        if not self.near:
-            self._go_on(len(rungs))
-        if not whole and not (rungs and self.judge.fits(rungs[0], limit)):
+            if late():
+                return rungs + self._hurried(rungs)
+            peak = max(judge.peak_bytes(found))
+            step = min(_WIDEST, _RUNG * 2.0 ** ((judge.work - begun) // max(_RUNGS, self.first)))
+            limit = peak - max(1, int(step * peak))
             self._take_over(limit)
-            other = self.within(limit)
-            rungs += [other] if other is not None else []
-        if not small:                                          # then nothing is promised
-            self.near = len(rungs)
-        if limit is not None and not any(self.judge.fits(c, limit) for c in (*rungs, *self.lean)):
-            other = self._lean_within(limit)
-            self.lean += [other] if other is not None else []
-        return rungs
+            found = self._below(limit) or self._lean_within(limit)
+        return rungs + self._leanest() if rungs else []
+
+    def _hurried(self, rungs: list[Candidate]) -> list[Candidate]:
+        """Where time is up before there is a plan for the judge's own limit: what is quickly found within it."""
+        limit = self.judge.limit
+        known = [c for c in (*rungs, *self.starts) if self.judge.fits(c, limit)]
+        if not known:
+            found = self.within(limit)
+            known = [] if found is None else [found]
+        return known
 
     def _take_over(self, limit: int | None) -> None:
         """Stages of the fastest plan of a coarser grid that fits, for this grid's slices: the other starts are on stages of plans
@@ -357,27 +339,32 @@ class _Hunt:
         ends = [end for c in first for end in self._mend(c, limit, 4 * len(first))]
         return self._waiting(min(ends, key=pace), limit, self.judge.work + self.work)
 
-    def _least(self, order: Candidate) -> Candidate:
-        """The same on stages that need least of a rank: of one chunk a rank there are none that need less."""
-        judge, nothing = self.judge, np.zeros(self.judge.model.num_blocks)
-        best, low, high = order, judge.limit or 0, max(judge.peak_bytes(order))
-        while high - low > _GRAIN and self.partition is None:
-            middle = (low + high) // 2
-            cut = judge.cut_within(order, middle, nothing)
-            if cut is None:
-                low = middle
-                continue
-            found = judge.judge(order.schedule, cut, order.slicing, order.pending)
-            best, high = min(best, found, key=lambda c: max(judge.peak_bytes(c))), min(middle, max(judge.peak_bytes(found)))
-        return best
+    def _leanest(self) -> list[Candidate]:
+        """A plan that needs hardly more than the least."""
+        found = [self._least_of(order, _CLOSER) for order in self._orders()[:1]]
+        return [c for c in found if c is not None]
 
-    def look_for_least(self) -> None:
-        """Where nothing fits: what would with least memory, so that the judge's nearest miss is that."""
-        judge = self.judge
-        for order in self._orders()[:2]:
-            best = self._least(order)
-            if self._tight(order, max(judge.peak_bytes(best))) is not None:     # whoever asks again with as much has a plan
-                judge.fits(best, judge.limit)
+    def _least_of(self, order: Candidate, close: float = 0.0) -> Candidate | None:
+        """The same on stages that need least of a rank, as even as that lets them be; None: see ``_tight``."""
+        judge, nothing = self.judge, np.zeros(self.judge.model.num_blocks)
+        high, cut = max(judge.peak_bytes(order)), order.partition
+        low = min(16 * judge.model.num_params // judge.ranks, high)
+        while high - low > max(_GRAIN, close * high) and self.partition is None:
+            middle = (low + high) // 2
+            other = judge.cut_within(order, middle, nothing)
+            low, high, cut = (middle, high, cut) if other is None else (low, middle, other)
+        return self._tight(order, max(judge.peak_bytes(replace(order, partition=cut))))
+
+    def rescue(self) -> list[Candidate]:
+        """Where nothing fits the judge's own limit: plans that need as little as any, so that its nearest miss is that; or what is
+        found for this limit alone."""
+        judge, limit = self.judge, self.judge.limit
+        assert limit is not None
+        found = [c for c in (self._least_of(order) for order in self._orders()[:2]) if c is not None and judge.fits(c, limit)]
+        if not found:
+            lean = self._lean_within(limit)
+            found = [] if lean is None else [lean]
+        return found
 
 
 def _starts(judge: Judge, names: Sequence[str], slicings: list[tuple[Micro, ...]], partition: Cut | None,
@@ -414,41 +401,41 @@ def grids(seq_len: int, unit: int) -> list[int]:
 
 def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: int, partition: Cut | None,
            slicing: tuple[Micro, ...] | None) -> Candidate | None:
-    """The best plan that fits the memory, or None; of a small request less memory gives none that is better, nor more memory a
-    worse one: there are plans for all limits. A finer grid never gives a worse plan: each grid that it refines is
-    searched before it, exactly as if it had been asked for, and what was found there is where it starts. Of many chunks there are
-    many numbers, and programs are long: the work is less, so that all numbers together are little more than two. Where coarse grids
-    took all the work of a large request a finer one still has a little, for its own best slices. Where time is up it ends with what
-    it has."""
+    """The best plan that fits the memory, or None. Less memory gives none that is better, nor more memory a worse one: there are plans
+    for all limits, and the fastest that fits is taken (but within a thousandth of the least memory, and where time is up). A finer grid
+    never gives a worse plan: each grid that it refines is searched before it, exactly as if it had been asked for, and what was found
+    there is where it starts. Of many chunks there are many numbers, and programs are long: the work is less, so that all numbers
+    together are little more than two. Where coarse grids took all the work of a large request a finer one still has a little, for its
+    own best slices. Where time is up it ends with what it has."""
     work = 4 * _WORK // max(2, judge.chunks) ** 2
     fixed_slicing = slicing is not None or names[0] == SLICED
     found: dict[int, list[Candidate]] = {}
-    lean: dict[int, list[Candidate]] = {}                      # and what the limit alone made to be looked for
-    spent: dict[int, tuple[int, int]] = {}                     # ticks of a grid's search, and of its starts alone
+    spent: dict[int, int] = {}                                 # ticks of a grid's fastest plan
     todo = [unit] if fixed_slicing else grids(seq_len, unit)
     spread: list[Cut] = []
     if judge.chunks > 1 and partition is None and not any(name in ZIGZAG for name in names):
         spread = over_ranks(judge, slicing or ((1, (seq_len,)),) * batch, names[0])
     for i, grid in enumerate(todo):
         refined = [g for g in found if g % grid == 0]          # what other grids found, remembered or cost is not to be seen here
-        carried, leaner = ([c for g in refined for c in plans[g]] for plans in (found, lean))
-        before = sum(spent[g][0] for g in refined)
+        carried = [c for g in refined for c in found[g]]
+        before = sum(spent[g] for g in refined)
         if found and late():                                   # what coarser grids found is all there is
-            found[unit], lean[unit] = [*carried, *leaner] or [c for p in (found, lean) for g in p for c in p[g]], []
+            found[unit] = carried or [c for g in found for c in found[g]]
             break
         little = work // (32 if before > max(3 * work, _WORK) else 16)
         budget, own = max(little, min(work, (4 * work - before) // 4)), judge.afresh()
-        coarser = min(refined, default=seq_len + 1)
+        for c in carried:
+            own.knows(c, judge)
         with share(2 / (len(todo) - i + 1)):
-            seeds = [slicing] if slicing is not None else _slicing_seeds(own, batch, seq_len, grid, coarser)
+            seeds = [slicing] if slicing is not None else _slicing_seeds(own, batch, seq_len, grid, min(refined, default=seq_len + 1))
             starts = carried + _starts(own, names, seeds, partition, budget, min(carried, key=pace, default=None), spread)
-            begun, small = own.work, _SMALL - sum(spent[g][1] for g in refined)
-            hunt = _Hunt(own, names, starts, budget, grid, partition, fixed_slicing, carried, seeds, leaner)
-            plans = hunt.plans(begun <= small)
-            found[grid], lean[grid] = plans[:hunt.near], [*dict.fromkeys((*plans[hunt.near:], *hunt.lean, *leaner))]
-        spent[grid] = own.work, begun
-        best = min((c for c in (*found[grid], *lean[grid]) if judge.fits(c, judge.limit)), key=pace, default=None)
-        if grid == unit and best is None and not late():
-            hunt.look_for_least()
+            spent[grid] = own.work
+            hunt = _Hunt(own, names, starts, budget, grid, partition, fixed_slicing, carried, seeds)
+            found[grid] = hunt.ladder()
+            spent[grid] += hunt.first
+            if grid == unit and not any(judge.fits(c, judge.limit) for c in found[grid]) and not late():
+                found[grid] += hunt.rescue()
         judge.joins(own)
-    return min((c for c in (*found[unit], *lean[unit]) if judge.fits(c, judge.limit)), key=pace, default=None)
+        for c in found[grid]:
+            judge.knows(c, own)
+    return min((c for c in found[unit] if judge.fits(c, judge.limit)), key=pace, default=None)

@@ -33,6 +33,7 @@ typedef struct {
     double *glance_s; /* [moves] */
     int64_t glances;  /* room of it */
     int64_t width, stop;
+    int ended; /* 1: the program in hand is the answer's */
 } descent;
 
 /* FNV-1a over the words of a plan. Two plans of one fingerprint would cost a look at the second one, no more. */
@@ -349,7 +350,8 @@ run(descent *d, tp_arena *arena, tp_move_plan *top, double *top_s, int64_t *over
         TP_TRY(descend(d, d->q->work));
     *top_s = d->best_s;
     tp_move_copy(&d->room, top, &d->room.plan);
-    if (*over > 0 || d->q->beside <= 0 || d->q->fixed_stages || d->q->fixed_slices || d->room.stages < 2)
+    d->ended = *over > 0 || d->q->beside <= 0 || d->q->fixed_stages || d->q->fixed_slices || d->room.stages < 2;
+    if (d->ended)
         return TP_OK;
     tp_move_copy(&d->room, &base, top);
     return look_beside(d, &base, top, top_s);
@@ -373,8 +375,16 @@ give(descent *d, const tp_move_plan *top, double makespan_s, int64_t over, tp_de
     c.batches = memory + stages;
     c.slices = c.batches + c.micros;
     c.lengths = c.slices + c.micros;
-    *out = (tp_descended){c, makespan_s, over, memory};
-    return TP_OK;
+    *out = (tp_descended){c, makespan_s, over, NULL, memory};
+    if (d->ended) {
+        out->program = d->program;
+        d->program = NULL;
+        return TP_OK;
+    }
+    tp_status status = tp_judge_run(d->judge, &out->plan, &out->program, &makespan_s);
+    if (status != TP_OK)
+        tp_descended_close(out);
+    return status;
 }
 
 tp_status
@@ -407,6 +417,8 @@ tp_judge_descend(tp_judge *judge, const tp_candidate *start, double makespan_s, 
 void
 tp_descended_close(tp_descended *descended)
 {
+    tp_program_close(descended->program);
     free(descended->memory);
+    descended->program = NULL;
     descended->memory = NULL;
 }

@@ -89,11 +89,12 @@ typedef struct {
     void *context;
 } tp_descent;
 
-/* What a descent ends with: `plan` and its arrays in one block of memory, which tp_descended_close ends. */
+/* What a descent ends with: `plan`, its arrays in one block of memory, and its program, which tp_descended_close ends. */
 typedef struct {
     tp_candidate plan;
     double makespan_s;
     int64_t over; /* 0: it fits */
+    tp_program *program; /* of the plan, lowered */
     int32_t *memory;
 } tp_descended;
 

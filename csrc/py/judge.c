@@ -24,6 +24,7 @@ typedef struct {
     int64_t limit, short_bytes, needed;
     int32_t rank;
     int missed;
+    int64_t *bytes; /* [ranks] */
 } holder;
 
 static void
@@ -38,6 +39,7 @@ holder_close(holder *h)
         PyBuffer_Release(&h->far);
     tp_py_pack_close(&h->pack);
     Py_XDECREF(h->provider);
+    free(h->bytes);
     free(h);
 }
 
@@ -133,6 +135,8 @@ judge_open(PyObject *module, PyObject *args)
     PyObject *capsule = NULL;
     if (request_open(state, args, h) == 0) {
         status = tp_judge_open(&h->request, &h->judge);
+        if (status == TP_OK && (h->bytes = calloc((size_t)h->request.ranks, sizeof *h->bytes)) == NULL)
+            status = tp_fail(TP_EMEMORY, "no memory for a judge of %d ranks", h->request.ranks);
         if (status == TP_OK)
             capsule = PyCapsule_New(h, CAPSULE, capsule_close);
         else
@@ -207,6 +211,71 @@ claim(PyObject *capsule)
     return h;
 }
 
+/* ---- memory -------------------------------------------------------------------------------------------------------------- */
+
+/* bytes[ranks] as the engine would size them. */
+static tp_status
+rank_bytes(const holder *h, const tp_program *program, const tp_candidate *c, int64_t *bytes)
+{
+    tp_slicing *cut = NULL;
+    int32_t batch = 0, seq_len = 0, micros = tp_program_copy_micros(program); /* of the first copy of the model */
+    for (int32_t q = 0; q < micros; q++)
+        batch += c->batches[q];
+    for (int32_t s = 0; s < c->slices[0]; s++)
+        seq_len += c->lengths[s];
+    TP_TRY(tp_slicing_open(seq_len, batch, micros, c->batches, c->slices, c->lengths, &cut));
+    tp_engine_config config = h->config;
+    config.program = program;
+    config.slicing = cut;
+    config.partition = c->boundary;
+    config.saves = c->recompute != NULL ? c->recompute : h->request.recompute;
+    tp_status status = tp_engine_halve(program, cut);
+    for (config.rank = 0; config.rank < program->ranks && status == TP_OK; config.rank++)
+        bytes[config.rank] = (int64_t)tp_engine_bytes(&config);
+    tp_slicing_close(cut);
+    return status;
+}
+
+/* tp_judge_over of a holder; the fullest rank is the miss. */
+static tp_status
+over_limit(void *context, const tp_program *program, const tp_candidate *c, int64_t *over)
+{
+    holder *h = context;
+    int64_t most = -1;
+    int32_t fullest = 0;
+    *over = 0;
+    TP_TRY(rank_bytes(h, program, c, h->bytes));
+    for (int32_t rank = 0; rank < program->ranks; rank++) {
+        *over += h->bytes[rank] > h->limit ? h->bytes[rank] - h->limit : 0;
+        if (h->bytes[rank] > most) {
+            most = h->bytes[rank];
+            fullest = rank;
+        }
+    }
+    if (*over > 0 && (!h->missed || most - h->limit < h->short_bytes)) {
+        h->missed = 1;
+        h->short_bytes = most - h->limit;
+        h->needed = most;
+        h->rank = fullest;
+    }
+    return TP_OK;
+}
+
+/* The same as a list; NULL with an exception. */
+static PyObject *
+bytes_out(const holder *h)
+{
+    PyObject *list = PyList_New(h->request.ranks);
+    for (int r = 0; list != NULL && r < h->request.ranks; r++) {
+        PyObject *bytes = PyLong_FromLongLong(h->bytes[r]);
+        if (bytes == NULL)
+            Py_CLEAR(list);
+        else
+            PyList_SET_ITEM(list, r, bytes);
+    }
+    return list;
+}
+
 /* The call that judge_run and judge_compute are. */
 static PyObject *
 program_of(PyObject *module, PyObject *args, int whole)
@@ -223,13 +292,16 @@ program_of(PyObject *module, PyObject *args, int whole)
         double seconds = 0.0;
         tp_py_away away;
         tp_py_leave(&away);
-        tp_status status = tp_py_back(&away, whole ? tp_judge_run(h->judge, &g.c, &program, &seconds)
-                                                   : tp_judge_compute(h->judge, &g.c, &program));
+        tp_status status = whole ? tp_judge_run(h->judge, &g.c, &program, &seconds) : tp_judge_compute(h->judge, &g.c, &program);
+        if (whole && status == TP_OK)
+            status = rank_bytes(h, program, &g.c, h->bytes);
+        status = tp_py_back(&away, status);
         if (status != TP_OK) {
             tp_program_close(program); /* a signal's handler may have raised in spite of it */
             tp_py_raise(state, status);
         } else if (whole)
-            result = Py_BuildValue("NdL", tp_py_program_wrap(state, program), seconds, (long long)tp_judge_work(h->judge));
+            result = Py_BuildValue("NdNL", tp_py_program_wrap(state, program), seconds, bytes_out(h),
+                                   (long long)tp_judge_work(h->judge));
         else
             result = tp_py_program_wrap(state, program);
     }
@@ -239,7 +311,7 @@ program_of(PyObject *module, PyObject *args, int whole)
 }
 
 PyDoc_STRVAR(run_doc, "judge_run($module, judge, candidate, recompute=None, /)\n--\n\n"
-                      "(the program that the engine would run, its seconds, the judge's work so far). candidate: (order, "
+                      "(the program that the engine would run, its seconds, bytes of each rank, the judge's work so far). candidate: (order, "
                       "pending, boundary [stages + 1], batches [micros], slices [micros], lengths [units]), arrays int32. recompute: a byte "
                       "for each block, instead of what judge_open was given.");
 static PyObject *
@@ -253,48 +325,6 @@ static PyObject *
 judge_compute(PyObject *module, PyObject *args)
 {
     return program_of(module, args, 0);
-}
-
-/* ---- memory -------------------------------------------------------------------------------------------------------------- */
-
-/* tp_judge_over of a holder, as the engine would size its ranks; the fullest one is the miss. */
-static tp_status
-over_limit(void *context, const tp_program *program, const tp_candidate *c, int64_t *over)
-{
-    holder *h = context;
-    tp_slicing *cut = NULL;
-    int32_t batch = 0, seq_len = 0, micros = tp_program_copy_micros(program); /* of the first copy of the model */
-    for (int32_t q = 0; q < micros; q++)
-        batch += c->batches[q];
-    for (int32_t s = 0; s < c->slices[0]; s++)
-        seq_len += c->lengths[s];
-    TP_TRY(tp_slicing_open(seq_len, batch, micros, c->batches, c->slices, c->lengths, &cut));
-    tp_engine_config config = h->config;
-    config.program = program;
-    config.slicing = cut;
-    config.partition = c->boundary;
-    config.saves = h->request.recompute;
-    tp_status status = tp_engine_halve(program, cut);
-    int64_t most = -1;
-    int32_t fullest = 0;
-    *over = 0;
-    for (config.rank = 0; config.rank < program->ranks && status == TP_OK; config.rank++) {
-        int64_t bytes = (int64_t)tp_engine_bytes(&config);
-        *over += bytes > h->limit ? bytes - h->limit : 0;
-        if (bytes > most) {
-            most = bytes;
-            fullest = config.rank;
-        }
-    }
-    tp_slicing_close(cut);
-    TP_TRY(status);
-    if (*over > 0 && (!h->missed || most - h->limit < h->short_bytes)) {
-        h->missed = 1;
-        h->short_bytes = most - h->limit;
-        h->needed = most;
-        h->rank = fullest;
-    }
-    return TP_OK;
 }
 
 /* ---- descent ------------------------------------------------------------------------------------------------------------- */
@@ -328,15 +358,15 @@ descended_out(const holder *h, const tp_descended *end)
     PyObject *miss = Py_None;
     if (h->missed)
         miss = Py_BuildValue("LiL", (long long)h->short_bytes, (int)h->rank, (long long)h->needed);
-    return Py_BuildValue("NNdLLN", tp_py_ints(end->plan.boundary, h->request.ranks * h->request.chunks + 1),
-                         slicing_out(&end->plan), end->makespan_s, (long long)end->over, (long long)tp_judge_work(h->judge),
+    return Py_BuildValue("NNdNLLN", tp_py_ints(end->plan.boundary, h->request.ranks * h->request.chunks + 1),
+                         slicing_out(&end->plan), end->makespan_s, bytes_out(h), (long long)end->over, (long long)tp_judge_work(h->judge),
                          h->missed ? miss : Py_NewRef(miss));
 }
 
 PyDoc_STRVAR(descend_doc, "judge_descend($module, judge, candidate, seconds, limit, unit, fixed_stages, fixed_slices, work, "
                           "beside, /)\n--\n\n"
                           "Down by single moves from a candidate that takes so many seconds, within limit bytes a rank (-1: any): "
-                          "(boundary, slicing, seconds, bytes over the limit, the judge's work so far, None or the nearest miss: "
+                          "(boundary, slicing, seconds, bytes of each rank, bytes over the limit, the judge's work so far, None or the nearest miss: "
                           "bytes short, rank, bytes needed).");
 static PyObject *
 judge_descend(PyObject *module, PyObject *args)
@@ -362,7 +392,10 @@ judge_descend(PyObject *module, PyObject *args)
         tp_descended end = {0};
         tp_py_away away;
         tp_py_leave(&away);
-        tp_status status = tp_py_back(&away, tp_judge_descend(h->judge, &g.c, seconds, &descent, &end));
+        tp_status status = tp_judge_descend(h->judge, &g.c, seconds, &descent, &end);
+        if (status == TP_OK)
+            status = rank_bytes(h, end.program, &end.plan, h->bytes);
+        status = tp_py_back(&away, status);
         if (status != TP_OK)
             tp_py_raise(state, status);
         else
