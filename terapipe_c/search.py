@@ -46,6 +46,7 @@ TICKS = 2.0 ** 36      # of all work, where planners get whole numbers
 _CLOSER = 0.001       # of the least memory, how closely it is looked for
 _RUNG = 0.01          # of a limit, from one rung to the next below it, at least
 _WIDEST = 0.25        # and at most
+_SURE = 1.03, 1.1     # times as long as a plan, with one chunk a rank and with several: what is below such two is not looked at
 _RUNGS = 72_000_000    # ticks of a ladder, or as many as its first plan took, after which its rungs are twice as far apart
 _OVER_RANKS = 2_000_000  # candidates of a search for stages by which ranks have equal work
 _WORK = 36_000_000     # of what a descent may cost, in units of about 13 ns: a fraction of a second
@@ -174,27 +175,33 @@ def _estimate(judge: Judge, slicing: tuple[Micro, ...]) -> float:
 
 
 class _Hunt:
-    """For the fastest plan within a limit of memory, or within each of them."""
+    """For the fastest plan on one grid, within any limit of memory: a ladder of plans, each for less than the one before
+    needs. It is the same whatever limit is asked for, which only decides how far down it is looked for, so that more memory
+    never hurts."""
 
     def __init__(self, judge: Judge, names: Sequence[str], starts: Sequence[Candidate], work: int, unit: int, partition: Cut | None,
-                 fixed_slicing: bool, carried: Sequence[Candidate], slicings: Sequence[tuple[Micro, ...]]) -> None:
-        """carried: plans of coarser grids, among the starts."""
-        self.judge, self.names, self.starts, self.work, self.carried = judge, names, list(starts), work, frozenset(carried)
+                 fixed_slicing: bool, coarser: Sequence[_Hunt], slicings: Sequence[tuple[Micro, ...]]) -> None:
+        """coarser: on the grids that this one refines, whose fastest plans are where it starts, too."""
+        self.judge, self.names, self.starts, self.work, self.coarser = judge, names, list(starts), work, coarser
         self.first = 0                                         # ticks of the fastest plan
         self.partition, self.slicings = partition, slicings
         self.given: dict[str, Any] = {"unit": unit, "fixed_partition": partition is not None, "fixed_slicing": fixed_slicing}
         self._ends: dict[Candidate, Candidate] = {}            # of descents from starts that fit, the latest of each
+        self._carried: frozenset[Candidate] = frozenset()      # coarser grids' plans within the limit that is looked at
+        self._rungs: list[Candidate] = []
+        self._least_s = 0.0                                    # no plan that is still to be found takes less
+        self._peak, self._spent, self._ended = 0, 0, False     # of the latest plan; ticks of all but the first
 
     def _choose(self, limit: int | None, most: int) -> tuple[list[Candidate], list[Candidate]]:
         """The fastest that fits of each of a few slicings: different counts are different valleys; and those that would be faster
         and do not fit. Of what coarser grids ended with the fastest alone: the others were left there for worse."""
         fit: list[Candidate] = []
         over: list[Candidate] = []
-        queue = [(pace(c), i, c) for i, c in enumerate(self.starts)]     # ties keep the order of names
+        queue = [(pace(c), i, c) for i, c in enumerate((*self._known(limit), *self.starts))]     # ties keep the order of names
         heapq.heapify(queue)
         while queue and len(fit) < most and not (late() and (fit or over)):
             _, i, c = heapq.heappop(queue)
-            if c.slicing in [d.slicing for d in fit] or (c in self.carried and any(d in self.carried for d in fit)):
+            if c.slicing in [d.slicing for d in fit] or (c in self._carried and any(d in self._carried for d in fit)):
                 continue
             if self.judge.fits(c, limit):
                 fit.append(c)
@@ -214,7 +221,7 @@ class _Hunt:
         what is near them."""
         judge, work, stop = self.judge, self.work, self.judge.work + self.work
         fit, over = self._choose(limit, _STARTS)
-        near = _NEAR if self.carried else float("inf")
+        near = _NEAR if self._carried else float("inf")
         ends = fit[:1]
         for c in fit:
             if c.seconds <= near * fit[0].seconds and judge.work < stop and not late():  # else the starts took all the work
@@ -251,37 +258,67 @@ class _Hunt:
             ends.append(self._ends[c])
         return self._waiting(min(ends, key=pace), limit, self.judge.work + self.work) if ends else None
 
-    def ladder(self) -> list[Candidate]:
-        """Plans for all limits of memory, each for less than the one before needs. They do not depend on the limit that is asked
-        for, so that more memory never hurts. Where rungs take long those further down are further apart."""
-        judge, begun = self.judge, self.judge.work
-        found, rungs = self.within(None), list[Candidate]()
-        self.first = judge.work - begun
-        begun += self.first
-        while found is not None:
-            rungs.append(found)
-            if late():
-                return rungs + self._hurried(rungs)
-            peak = max(judge.peak_bytes(found))
-            step = min(_WIDEST, _RUNG * 2.0 ** ((judge.work - begun) // max(_RUNGS, self.first)))
-            limit = peak - max(1, int(step * peak))
-            self._take_over(limit)
-            found = self._below(limit) or self._lean_within(limit)
-        return rungs + self._leanest() if rungs else []
+    def best(self, limit: int | None) -> Candidate | None:
+        """The fastest plan within the limit; None: none fits."""
+        while not self._ended:
+            found = self._fastest(limit)
+            if found is not None and self._is_sure(found):
+                return found
+            self._step_down(limit)
+        return self._fastest(limit)
 
-    def _hurried(self, rungs: list[Candidate]) -> list[Candidate]:
-        """Where time is up before there is a plan for the judge's own limit: what is quickly found within it."""
-        limit = self.judge.limit
-        known = [c for c in (*rungs, *self.starts) if self.judge.fits(c, limit)]
-        if not known:
-            found = self.within(limit)
-            known = [] if found is None else [found]
+    def _fastest(self, limit: int | None) -> Candidate | None:
+        return min((c for c in self._rungs if self.judge.fits(c, limit)), key=pace, default=None)
+
+    def _is_sure(self, c: Candidate) -> bool:
+        """Do the two plans that were found last, for less memory, take so much longer that what is below is not looked at?"""
+        sure = c.seconds * _SURE[self.judge.chunks > 1]
+        return len(self._rungs) > 2 and min(d.seconds for d in self._rungs[-2:]) > sure
+
+    def _step_down(self, limit: int | None) -> None:
+        """The next plan of the ladder. Where plans take long those further down are further apart."""
+        judge, begun = self.judge, self.judge.work
+        if late() and self._rungs:
+            self._ended = True
+            if self._fastest(limit) is None:
+                self._add(self.within(limit))
+            return
+        if not self._rungs:
+            self._add(self.within(None))
+            self.first, self._ended = judge.work - begun, not self._rungs
+            return
+        step = min(_WIDEST, _RUNG * 2.0 ** (self._spent // max(_RUNGS, self.first)))
+        below = self._peak - max(1, int(step * self._peak))
+        self._take_over(below)
+        found = self._below(below) or self._lean_within(below)
+        self._ended = found is None
+        self._add(self._least_of(self._orders()[0], _CLOSER) if found is None else found)
+        self._spent += judge.work - begun
+
+    def _add(self, c: Candidate | None) -> None:
+        """But for one that is faster than what was given for more memory without looking so far down."""
+        if c is None:
+            return
+        self._peak = max(self.judge.peak_bytes(c))
+        if c.seconds >= self._least_s:
+            self._rungs.append(c)
+            self._least_s = max([self._least_s, *(d.seconds for d in self._rungs if self._is_sure(d))])
+
+    def _known(self, limit: int | None) -> list[Candidate]:
+        """What coarser grids' fastest plans are within the limit."""
+        known = []
+        for hunt in self.coarser:
+            c = hunt.best(limit)
+            if c is not None:
+                self.judge.knows(c, hunt.judge)
+                known.append(c)
+        self._carried = frozenset(known)
         return known
 
     def _take_over(self, limit: int | None) -> None:
         """Stages of the fastest plan of a coarser grid that fits, for this grid's slices: the other starts are on stages of plans
         that do not fit, or on even ones, and what is left of those that do may be whole sequences alone."""
-        known = min((c for c in self.starts if c in self.carried and self.judge.fits(c, limit)), key=pace, default=None)
+        known = min(self._known(limit), key=pace, default=None)
         if known is None:
             return
         for s in sorted(self.slicings, key=partial(_estimate, self.judge))[:_STARTS]:
@@ -338,11 +375,6 @@ class _Hunt:
             first += [found] if found is not None else []
         ends = [end for c in first for end in self._mend(c, limit, 4 * len(first))]
         return self._waiting(min(ends, key=pace), limit, self.judge.work + self.work)
-
-    def _leanest(self) -> list[Candidate]:
-        """A plan that needs hardly more than the least."""
-        found = [self._least_of(order, _CLOSER) for order in self._orders()[:1]]
-        return [c for c in found if c is not None]
 
     def _least_of(self, order: Candidate, close: float = 0.0) -> Candidate | None:
         """The same on stages that need least of a rank, as even as that lets them be; None: see ``_tight``."""
@@ -401,41 +433,40 @@ def grids(seq_len: int, unit: int) -> list[int]:
 
 def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: int, partition: Cut | None,
            slicing: tuple[Micro, ...] | None) -> Candidate | None:
-    """The best plan that fits the memory, or None. Less memory gives none that is better, nor more memory a worse one: there are plans
-    for all limits, and the fastest that fits is taken (but within a thousandth of the least memory, and where time is up). A finer grid
-    never gives a worse plan: each grid that it refines is searched before it, exactly as if it had been asked for, and what was found
-    there is where it starts. Of many chunks there are many numbers, and programs are long: the work is less, so that all numbers
-    together are little more than two. Where coarse grids took all the work of a large request a finer one still has a little, for its
-    own best slices. Where time is up it ends with what it has."""
+    """The best plan that fits the memory, or None. Less memory gives none that is better, nor more memory a worse one: there
+    are plans for all limits, and the fastest that fits is taken (but within a thousandth of the least memory, and where time
+    is up). A finer grid never gives a worse plan: each grid that it refines is searched before it, exactly as if it had been
+    asked for, and what was found there is where it starts. Of many chunks there are many numbers, and programs are long: the
+    work is less, so that all numbers together are little more than two. Where coarse grids took all the work of a large
+    request a finer one still has a little, for its own best slices. Where time is up it ends with what it has."""
     work = 4 * _WORK // max(2, judge.chunks) ** 2
     fixed_slicing = slicing is not None or names[0] == SLICED
-    found: dict[int, list[Candidate]] = {}
+    hunts: dict[int, _Hunt] = {}
     spent: dict[int, int] = {}                                 # ticks of a grid's fastest plan
     todo = [unit] if fixed_slicing else grids(seq_len, unit)
     spread: list[Cut] = []
     if judge.chunks > 1 and partition is None and not any(name in ZIGZAG for name in names):
         spread = over_ranks(judge, slicing or ((1, (seq_len,)),) * batch, names[0])
     for i, grid in enumerate(todo):
-        refined = [g for g in found if g % grid == 0]          # what other grids found, remembered or cost is not to be seen here
-        carried = [c for g in refined for c in found[g]]
-        before = sum(spent[g] for g in refined)
-        if found and late():                                   # what coarser grids found is all there is
-            found[unit] = carried or [c for g in found for c in found[g]]
+        if hunts and late():                                   # what coarser grids find is all there is
             break
+        refined = [g for g in hunts if g % grid == 0]          # what other grids found, remembered or cost is not to be seen here
+        before = sum(spent[g] for g in refined)
         little = work // (32 if before > max(3 * work, _WORK) else 16)
         budget, own = max(little, min(work, (4 * work - before) // 4)), judge.afresh()
-        for c in carried:
-            own.knows(c, judge)
         with share(2 / (len(todo) - i + 1)):
-            seeds = [slicing] if slicing is not None else _slicing_seeds(own, batch, seq_len, grid, min(refined, default=seq_len + 1))
-            starts = carried + _starts(own, names, seeds, partition, budget, min(carried, key=pace, default=None), spread)
+            coarser = min(refined, default=seq_len + 1)
+            seeds = [slicing] if slicing is not None else _slicing_seeds(own, batch, seq_len, grid, coarser)
+            carried = [c for c in (hunts[g].best(None) for g in refined) if c is not None]
+            starts = _starts(own, names, seeds, partition, budget, min(carried, key=pace, default=None), spread)
+            hunts[grid] = _Hunt(own, names, starts, budget, grid, partition, fixed_slicing, [hunts[g] for g in refined], seeds)
             spent[grid] = own.work
-            hunt = _Hunt(own, names, starts, budget, grid, partition, fixed_slicing, carried, seeds)
-            found[grid] = hunt.ladder()
-            spent[grid] += hunt.first
-            if grid == unit and not any(judge.fits(c, judge.limit) for c in found[grid]) and not late():
-                found[grid] += hunt.rescue()
-        judge.joins(own)
-        for c in found[grid]:
-            judge.knows(c, own)
-    return min((c for c in found[unit] if judge.fits(c, judge.limit)), key=pace, default=None)
+            hunts[grid].best(judge.limit)
+            spent[grid] += hunts[grid].first
+    asked = [hunts[g] for g in hunts if unit in hunts or g % unit == 0]
+    best = min((c for c in (hunt.best(judge.limit) for hunt in asked) if c is not None), key=pace, default=None)
+    if best is None and not late():
+        best = min(hunts[unit].rescue(), key=pace, default=None)
+    for hunt in hunts.values():
+        judge.joins(hunt.judge)
+    return best
