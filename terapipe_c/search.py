@@ -465,7 +465,7 @@ def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: i
             spent[grid] += hunts[grid].first
     asked = [hunts[g] for g in hunts if unit in hunts or g % unit == 0]
     best = min((c for c in (hunt.best(judge.limit) for hunt in asked) if c is not None), key=pace, default=None)
-    if best is None and not late():
+    if best is None and judge.limit is not None and unit in hunts and not late():
         best = min(hunts[unit].rescue(), key=pace, default=None)
     for hunt in hunts.values():
         judge.joins(hunt.judge)

@@ -107,6 +107,7 @@ def test_programs_and_seconds_are_those_of_the_parts(name):
             found = judge.judge(c.schedule, c.partition, c.slicing, c.pending)
             program, durations = by_hand(judge, c)
             assert judge.lowered(found) == program and str(judge.lowered(found)) == str(program)
+            assert judge.peak_bytes(found) == judge.peak(found, program)
             assert found.seconds == pytest.approx(program.simulate(durations).makespan_s, rel=1e-12)
             judge._seen.clear()
             judge._latest = None
@@ -130,6 +131,7 @@ def test_what_a_plan_makes_again_is_judged_as_if_the_request_had_said_so(name):
             fresh = Judge(judge.model, judge.costs, judge.ranks, judge.chunks, None, judge.replicas, savings=of_request,
                           links=judge.links)
             found = fresh.judge(c.schedule, c.partition, c.slicing, c.pending, of_plan)
+            assert fresh.peak_bytes(found) == fresh.peak(found, fresh.lowered(found))
             return found.seconds, fresh.lowered(found)
 
         if c.schedule != SLICED and any(flags):                # whose halves are chosen before anything is made again
@@ -185,6 +187,8 @@ def test_a_descent_never_ends_slower_and_keeps_what_is_fixed():
             assert descend(again, start, fixed_slicing=True).slicing == start.slicing
             beside = again.descend(end, None, unit=4, fixed_partition=False, fixed_slicing=sliced, budget=0, beside=1_000_000)
             assert beside.seconds <= end.seconds
+            for by, ended in ((judge, end), (again, beside)):
+                assert by.peak_bytes(ended) == by.peak(ended, by.lowered(ended))
             better += end.seconds < start.seconds
             total += 1
     print(f"{better} of {total} starts were improved")

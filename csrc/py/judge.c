@@ -261,7 +261,7 @@ over_limit(void *context, const tp_program *program, const tp_candidate *c, int6
     return TP_OK;
 }
 
-/* The same as a list; NULL with an exception. */
+/* h->bytes as a list; NULL with an exception. */
 static PyObject *
 bytes_out(const holder *h)
 {
@@ -311,9 +311,9 @@ program_of(PyObject *module, PyObject *args, int whole)
 }
 
 PyDoc_STRVAR(run_doc, "judge_run($module, judge, candidate, recompute=None, /)\n--\n\n"
-                      "(the program that the engine would run, its seconds, bytes of each rank, the judge's work so far). candidate: (order, "
-                      "pending, boundary [stages + 1], batches [micros], slices [micros], lengths [units]), arrays int32. recompute: a byte "
-                      "for each block, instead of what judge_open was given.");
+                      "(the program that the engine would run, its seconds, bytes of each rank, the judge's work so far). "
+                      "candidate: (order, pending, boundary [stages + 1], batches [micros], slices [micros], lengths [units]), arrays "
+                      "int32. recompute: a byte for each block, instead of what judge_open was given.");
 static PyObject *
 judge_run(PyObject *module, PyObject *args)
 {
@@ -359,8 +359,8 @@ descended_out(const holder *h, const tp_descended *end)
     if (h->missed)
         miss = Py_BuildValue("LiL", (long long)h->short_bytes, (int)h->rank, (long long)h->needed);
     return Py_BuildValue("NNdNLLN", tp_py_ints(end->plan.boundary, h->request.ranks * h->request.chunks + 1),
-                         slicing_out(&end->plan), end->makespan_s, bytes_out(h), (long long)end->over, (long long)tp_judge_work(h->judge),
-                         h->missed ? miss : Py_NewRef(miss));
+                         slicing_out(&end->plan), end->makespan_s, bytes_out(h), (long long)end->over,
+                         (long long)tp_judge_work(h->judge), h->missed ? miss : Py_NewRef(miss));
 }
 
 PyDoc_STRVAR(descend_doc, "judge_descend($module, judge, candidate, seconds, limit, unit, fixed_stages, fixed_slices, work, "
