@@ -436,7 +436,8 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             take more than a second or two, from some 96 layers on 16 devices on), and the fastest plan that fits is taken, because
             their models of time are not the engine's; ``tp.planners`` has their answers alone. Nor terapipe, whose search looks for
             plans for ever less memory, a hundredth apart or (up to a quarter) more in large requests, whatever the limit; but for
-            limits within a thousandth of the least that has a plan, and where ``time_limit_s`` or ``stages=None`` cuts it short.
+            limits about the least that has a plan (within a thousandth, of one stage a rank), and where ``time_limit_s`` or
+            ``stages=None`` cuts it short.
         granularity: slice lengths that are planned are multiples of this many tokens; None: chosen so that planning stays
             under a second or two (some for auto). A number that divides another never gives terapipe a slower plan than
             the other, but where ``stages`` is None and some numbers of ranks take that second or two, after which the others are

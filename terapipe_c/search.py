@@ -434,11 +434,11 @@ def grids(seq_len: int, unit: int) -> list[int]:
 def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: int, partition: Cut | None,
            slicing: tuple[Micro, ...] | None) -> Candidate | None:
     """The best plan that fits the memory, or None. Less memory gives none that is better, nor more memory a worse one: there
-    are plans for all limits, and the fastest that fits is taken (but within a thousandth of the least memory, and where time
-    is up). A finer grid never gives a worse plan: each grid that it refines is searched before it, exactly as if it had been
-    asked for, and what was found there is where it starts. Of many chunks there are many numbers, and programs are long: the
-    work is less, so that all numbers together are little more than two. Where coarse grids took all the work of a large
-    request a finer one still has a little, for its own best slices. Where time is up it ends with what it has."""
+    are plans for all limits, and the fastest that fits is taken (but near the least memory, and where time is up). A finer
+    grid never gives a worse plan: each grid that it refines is searched before it, exactly as if it had been asked for, and
+    what was found there is where it starts. Of many chunks there are many numbers, and programs are long: the work is less,
+    so that all numbers together are little more than two. Where coarse grids took all the work of a large request a finer one
+    still has a little, for its own best slices. Where time is up it ends with what it has."""
     work = 4 * _WORK // max(2, judge.chunks) ** 2
     fixed_slicing = slicing is not None or names[0] == SLICED
     hunts: dict[int, _Hunt] = {}
@@ -466,7 +466,9 @@ def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: i
     asked = [hunts[g] for g in hunts if unit in hunts or g % unit == 0]
     best = min((c for c in (hunt.best(judge.limit) for hunt in asked) if c is not None), key=pace, default=None)
     if best is None and judge.limit is not None and unit in hunts and not late():
-        best = min(hunts[unit].rescue(), key=pace, default=None)
+        if judge.chunks == 1 and BPIPE not in names:           # finer slices need less: what fits a coarser grid fits this one
+            asked = [hunts[unit]]
+        best = min((c for hunt in asked for c in hunt.rescue()), key=pace, default=None)
     for hunt in hunts.values():
         judge.joins(hunt.judge)
     return best
