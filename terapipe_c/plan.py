@@ -439,8 +439,8 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             limits about the least that has a plan (within a thousandth, of one stage a rank), and where ``time_limit_s`` or
             ``stages=None`` cuts it short.
         granularity: slice lengths that are planned are multiples of this many tokens; None: chosen so that planning stays
-            under a second or two (some for auto). A number that divides another never gives terapipe a slower plan than
-            the other, but where ``stages`` is None and some numbers of ranks take that second or two, after which the others are
+            under a few seconds (tens for auto). A number that divides another never gives terapipe a slower plan than
+            the other, but where ``stages`` is None and some numbers of ranks take those few seconds, after which the others are
             left out (not of chimera).
         partition: [(first_block, last_block + 1), ...] of every virtual stage, instead of a planned one.
         slicing: [(micro_batch, [slice lengths]), ...], or M: one sequence a micro-batch, M slices, instead of a planned one.
