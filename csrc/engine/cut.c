@@ -138,13 +138,18 @@ tp_engine_cut(const tp_engine_config *config, int64_t limit, const double *secon
         return tp_fail(TP_EMEMORY, "no memory to cut %d blocks into %d stages", x.blocks, x.stages);
     }
     x.varies = x.cap + x.stages + 1;
-    for (int stage = 0; stage < x.stages; stage++)
-        x.varies[stage] = tp_engine_has_guests(config->program, config->program->rank_of[stage]);
-    tp_status status = sum_up(&x, seconds);
+    tp_engine_counts counts = {0};
+    tp_status status = tp_engine_count(config->program, &counts);
+    x.config.counts = &counts;
+    for (int stage = 0; status == TP_OK && stage < x.stages; stage++)
+        x.varies[stage] = counts.guests[config->program->rank_of[stage]];
+    if (status == TP_OK)
+        status = sum_up(&x, seconds);
     if (status == TP_OK) {
         *found = cut_evenly(&x);
         status = tp_deadline_check_told();
     }
+    tp_engine_counts_close(&counts);
     free(x.reach);
     free(x.until);
     free(x.cap);

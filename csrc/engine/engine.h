@@ -11,8 +11,15 @@
 
 typedef struct tp_engine tp_engine;
 
+/* What sizes take from a program: of each stage, and of each rank its copies beside the work, and whether it has guests. */
+typedef struct {
+    tp_stage_counts *stage;
+    int32_t *copies, *guests;
+} tp_engine_counts;
+
 typedef struct {
     const tp_program *program; /* lowered and checked; borrowed */
+    const tp_engine_counts *counts; /* of the program, borrowed: for who asks many sizes of one; NULL: counted when asked */
     int rank;                  /* of the program */
     /* Data parallelism: so many copies of the program's ranks train together, each on its own sequences (the slicing is of one
      * of them), and add their gradients before the update. 0: one. This rank is in copy `replica`, 0 to replicas - 1; the
@@ -58,6 +65,11 @@ typedef struct {
  * EVALUE as tp_slicing_halve. */
 TP_MUST_USE tp_status
 tp_engine_halve(const tp_program *program, tp_slicing *slicing);
+/* The caller closes them. EMEMORY. */
+TP_MUST_USE tp_status
+tp_engine_count(const tp_program *program, tp_engine_counts *counts);
+void
+tp_engine_counts_close(tp_engine_counts *counts);
 /* EVALUE, ESCHEDULE: model, program, partition, slicing and saves that do not fit together; comm is not looked at. */
 TP_MUST_USE tp_status
 tp_engine_check(const tp_engine_config *config);

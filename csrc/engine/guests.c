@@ -74,7 +74,7 @@ size_t
 tp_engine_guests_bytes(const tp_engine_config *config)
 {
     size_t total = 0, bytes;
-    for (int stage = 0; tp_engine_has_guests(config->program, config->rank) && stage < config->program->stages; stage++)
+    for (int stage = 0; tp_engine_rank_has_guests(config) && stage < config->program->stages; stage++)
         total += (size_t)rooms_of(config, stage, &bytes) * bytes;
     return total;
 }

@@ -68,7 +68,7 @@ typedef struct {
     size_t needs, forward_needs, from, received, loan, reuses, events, gather, stages, slots, loads, guests, copied, copies;
 } engine_tables;
 engine_tables
-tp_engine_tables(const tp_program *program, int rank, int replicas, int64_t gather_count);
+tp_engine_tables(const tp_engine_config *config, int64_t gather_count);
 TP_MUST_USE tp_status
 tp_engine_take_tables(tp_engine *engine, const tp_program *program, int rank, int64_t gather_count);
 void
@@ -90,6 +90,15 @@ tp_engine_waits(const tp_engine *engine, int64_t i)
     return engine->from[i] >= 0 || (engine->load != NULL && engine->load[i].from >= 0) ||
            (engine->lends && engine->reuses[i] >= 0) || (engine->copied != NULL && engine->copied[i] > 0);
 }
+
+/* ---- counts.c: of config->counts, or counted now ---- */
+tp_stage_counts
+tp_engine_stage_counts(const tp_engine_config *config, int stage);
+/* Of config->rank. */
+int
+tp_engine_rank_copies(const tp_engine_config *config);
+int
+tp_engine_rank_has_guests(const tp_engine_config *config);
 
 /* ---- copier.c ---- */
 /* An SO or SI beside the work? */

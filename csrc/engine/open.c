@@ -11,18 +11,19 @@
 tp_stage_config
 tp_engine_stage_config(const tp_engine_config *config, int stage)
 {
-    int gradient = tp_program_gradient_slots(config->program, stage), part = tp_engine_part(config, stage);
+    tp_stage_counts counts = tp_engine_stage_counts(config, stage);
+    int part = tp_engine_part(config, stage);
     return (tp_stage_config){.model = config->model,
                              .slicing = config->slicing,
                              .first_block = config->partition[part],
                              .last_block = config->partition[part + 1],
-                             .activation_slots = tp_program_activation_slots(config->program, stage),
-                             .gradient_slots = gradient,
+                             .activation_slots = counts.activation_slots,
+                             .gradient_slots = counts.gradient_slots,
                              .saves = config->saves,
                              .remake_slices = tp_engine_remakes_slices(config, stage),
                              .one_room = tp_engine_has_one_room(config, stage),
-                             .two_places = tp_program_has_two_places(config->program, stage),
-                             .versions = tp_program_versions(config->program, stage),
+                             .two_places = counts.two_places,
+                             .versions = counts.versions,
                              .replicas = tp_engine_members(config),
                              .store = config->store};
 }
@@ -53,7 +54,7 @@ table_bytes(const tp_engine_config *config)
 {
     engine_tables tables = {0};
     if (config->provider->counts_tables)
-        tables = tp_engine_tables(config->program, config->rank, tp_engine_replicas(config), gather_count(config));
+        tables = tp_engine_tables(config, gather_count(config));
     return tp_align_bytes(tables.needs) + tp_align_bytes(tables.forward_needs) + tp_align_bytes(tables.from) +
            tp_align_bytes(tables.received) + tp_align_bytes(tables.loan) + tp_align_bytes(tables.reuses) +
            tp_align_bytes(tables.events) + tp_align_bytes(tables.gather) + tp_align_bytes(tables.stages) +

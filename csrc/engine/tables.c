@@ -5,10 +5,12 @@
 #include <string.h>
 
 engine_tables
-tp_engine_tables(const tp_program *program, int rank, int replicas, int64_t gather_count)
+tp_engine_tables(const tp_engine_config *config, int64_t gather_count)
 {
-    size_t count = (size_t)(program->begin[rank + 1] - program->begin[rank]), ranks = (size_t)program->ranks;
-    size_t guests = (size_t)tp_engine_has_guests(program, rank), copies = (size_t)tp_engine_copies(program, rank);
+    const tp_program *program = config->program;
+    size_t count = (size_t)(program->begin[config->rank + 1] - program->begin[config->rank]), ranks = (size_t)program->ranks;
+    size_t guests = (size_t)tp_engine_rank_has_guests(config), copies = (size_t)tp_engine_rank_copies(config);
+    size_t replicas = (size_t)tp_engine_replicas(config);
     return (engine_tables){.needs = count * sizeof(int32_t),
                            .forward_needs = count * sizeof(int32_t),
                            .from = count * sizeof(int16_t),
@@ -16,7 +18,7 @@ tp_engine_tables(const tp_program *program, int rank, int replicas, int64_t gath
                            .loan = count * sizeof(uint64_t),
                            .reuses = count * sizeof(int32_t),
                            .events = count * sizeof(tp_event),
-                           .gather = ((size_t)replicas * ranks + 1) * (size_t)gather_count * sizeof(double),
+                           .gather = (replicas * ranks + 1) * (size_t)gather_count * sizeof(double),
                            .slots = (size_t)program->stages * (size_t)program->micros * sizeof(uint32_t),
                            .loads = guests * count * sizeof(tp_engine_load),
                            .guests = guests * (size_t)program->stages * sizeof(tp_engine_guest),
@@ -28,7 +30,7 @@ tp_engine_tables(const tp_program *program, int rank, int replicas, int64_t gath
 tp_status
 tp_engine_take_tables(tp_engine *engine, const tp_program *program, int rank, int64_t gather_count)
 {
-    engine_tables bytes = tp_engine_tables(program, rank, tp_engine_replicas(&engine->config), gather_count);
+    engine_tables bytes = tp_engine_tables(&engine->config, gather_count);
     engine->code = program->code + program->begin[rank];
     engine->count = program->begin[rank + 1] - program->begin[rank];
     engine->gather_count = gather_count;

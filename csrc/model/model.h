@@ -55,6 +55,9 @@ tp_model_param(const tp_model *model, int index, tp_param *out);
 /* Its block alone: a fraction of the time. */
 int
 tp_model_param_block(const tp_model *model, int index);
+/* Index of the first tensor of `block`; of one past the last block, the number of tensors. */
+int
+tp_model_first_param(const tp_model *model, int block);
 /* Philox values of a parameter, row-major: a function of (seed, name, index) alone. */
 void
 tp_model_init_param(const tp_model *model, const tp_param *param, uint64_t seed, float *out);

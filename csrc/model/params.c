@@ -83,6 +83,18 @@ tp_model_param_block(const tp_model *model, int index)
     return 1 + 2 * ((index - 2) / per_layer(model)) + of_layer(model, index)->ffn;
 }
 
+int
+tp_model_first_param(const tp_model *model, int block)
+{
+    int layers_end = 2 + model->n_layer * per_layer(model), head = tp_model_blocks(model) - 1;
+    if (block == 0)
+        return 0;
+    if (block >= head)
+        return block == head ? layers_end : tp_model_params(model);
+    int layer = (block - 1) / 2, is_ffn = (block - 1) % 2; /* half of a layer's tensors are the attention's */
+    return 2 + layer * per_layer(model) + is_ffn * per_layer(model) / 2;
+}
+
 void
 tp_model_param(const tp_model *model, int index, tp_param *out)
 {

@@ -256,7 +256,7 @@ tp_judge_make(tp_judge *judge, const tp_candidate *c, tp_program **program, tp_s
 {
     tp_durations d;
     const tp_program *compute = NULL;
-    tp_program *made = NULL, *split = NULL;
+    tp_program *made = NULL;
     *program = NULL;
     *sim = NULL;
     TP_TRY(tp_judge_time(judge, c, &d));
@@ -266,16 +266,14 @@ tp_judge_make(tp_judge *judge, const tp_candidate *c, tp_program **program, tp_s
                          tp_judge_copies(c->order) * judge->stages);
     if (status == TP_OK && tp_judge_again(judge, c) != NULL)
         status = make_again(judge, c, &compute, &made);
-    if (status == TP_OK && !places_weights(c->order)) {
-        status = tp_program_split(compute, &d, c->pending, &split);
-        compute = split;
+    if (status == TP_OK)
+        status = tp_program_complete(compute, &d, places_weights(c->order) ? -1 : c->pending,
+                                     judge->asked.tied && judge->stages > 1, program, sim);
+    if (status == TP_OK) {
+        tp_sim_run(*sim, &d, makespan_s);
+        status = tp_deadline_check_told();
     }
-    if (status == TP_OK)
-        status = tp_program_lower(compute, judge->asked.tied && judge->stages > 1, program);
-    if (status == TP_OK)
-        status = measure(*program, &d, sim, makespan_s);
     tp_program_close(made);
-    tp_program_close(split);
     if (status != TP_OK) {
         tp_sim_close(*sim);
         tp_program_close(*program);

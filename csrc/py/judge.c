@@ -218,6 +218,7 @@ static tp_status
 rank_bytes(const holder *h, const tp_program *program, const tp_candidate *c, int64_t *bytes)
 {
     tp_slicing *cut = NULL;
+    tp_engine_counts counts;
     int32_t batch = 0, seq_len = 0, micros = tp_program_copy_micros(program); /* of the first copy of the model */
     for (int32_t q = 0; q < micros; q++)
         batch += c->batches[q];
@@ -230,8 +231,14 @@ rank_bytes(const holder *h, const tp_program *program, const tp_candidate *c, in
     config.partition = c->boundary;
     config.saves = c->recompute != NULL ? c->recompute : h->request.recompute;
     tp_status status = tp_engine_halve(program, cut);
-    for (config.rank = 0; config.rank < program->ranks && status == TP_OK; config.rank++)
-        bytes[config.rank] = (int64_t)tp_engine_bytes(&config);
+    if (status == TP_OK)
+        status = tp_engine_count(program, &counts);
+    if (status == TP_OK) {
+        config.counts = &counts;
+        for (config.rank = 0; config.rank < program->ranks; config.rank++)
+            bytes[config.rank] = (int64_t)tp_engine_bytes(&config);
+        tp_engine_counts_close(&counts);
+    }
     tp_slicing_close(cut);
     return status;
 }

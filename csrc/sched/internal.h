@@ -96,6 +96,16 @@ TP_MUST_USE tp_status
 tp_sched_check_order(const tp_program *program, unsigned ops);
 TP_MUST_USE tp_status
 tp_sched_bound(const tp_program *program, unsigned ops, const tp_durations *durations, double *bound_s);
+/* Split, lowered, with slots, ordered: of compute programs (slots: lowered ones) that pass check, which nobody asks here. ops:
+ * tp_sched_ops, of which those that the pass adds may be missing. */
+TP_MUST_USE tp_status
+tp_sched_split(const tp_program *compute, unsigned ops, const tp_durations *durations, int pending, tp_program **out);
+TP_MUST_USE tp_status
+tp_sched_lower(const tp_program *compute, unsigned ops, int tied, tp_program **out);
+TP_MUST_USE tp_status
+tp_sched_assign_slots(tp_program *program, unsigned ops);
+TP_MUST_USE tp_status
+tp_sched_sim_open(const tp_program *program, unsigned ops, tp_sim **out);
 /* Sends or receives? Then it must have all of them. */
 #define TP_SCHED_MESSAGES                                                                                              \
     (TP_SCHED_BIT(TP_OP_SF) | TP_SCHED_BIT(TP_OP_RF) | TP_SCHED_BIT(TP_OP_SB) | TP_SCHED_BIT(TP_OP_RB))

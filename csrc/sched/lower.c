@@ -316,10 +316,9 @@ finish(lowering *l, int tied)
 }
 
 static tp_status
-lower(lowering *l, int tied)
+lower(lowering *l, unsigned ops, int tied)
 {
     const tp_program *p = l->from;
-    unsigned ops = tp_sched_ops(p);
     l->guests = (ops & TP_SCHED_GUESTS) != 0;
     TP_TRY(tp_pairs_open(p, ops, &l->pairs));
     size_t pairs = (size_t)l->pairs.count + 1, ranks = (size_t)p->ranks;
@@ -345,18 +344,14 @@ lower(lowering *l, int tied)
     }
     TP_TRY(run_all(l));
     finish(l, tied);
-    return tp_program_assign_slots(l->to);
+    return tp_sched_assign_slots(l->to, ops);
 }
 
 tp_status
-tp_program_lower(const tp_program *program, int tied, tp_program **out)
+tp_sched_lower(const tp_program *compute, unsigned ops, int tied, tp_program **out)
 {
-    tp_program *compute = NULL;
-    TP_TRY(tp_program_strip(program, &compute));
     lowering l = {.from = compute};
-    tp_status status = tp_program_check(compute);
-    if (status == TP_OK)
-        status = lower(&l, tied && compute->rank_of[0] != compute->rank_of[tp_program_copy_stages(compute) - 1]);
+    tp_status status = lower(&l, ops, tied && compute->rank_of[0] != compute->rank_of[tp_program_copy_stages(compute) - 1]);
     tp_pairs_close(&l.pairs);
     free(l.message_begin);
     free(l.message);
@@ -369,11 +364,22 @@ tp_program_lower(const tp_program *program, int tied, tp_program **out)
     free(l.sending);
     free(l.stack);
     free(l.queued);
-    tp_program_close(compute);
     if (status != TP_OK) {
         tp_program_close(l.to);
         return status;
     }
     *out = l.to;
     return TP_OK;
+}
+
+tp_status
+tp_program_lower(const tp_program *program, int tied, tp_program **out)
+{
+    tp_program *compute = NULL;
+    TP_TRY(tp_program_strip(program, &compute));
+    tp_status status = tp_program_check(compute);
+    if (status == TP_OK)
+        status = tp_sched_lower(compute, tp_sched_ops(compute), tied, out);
+    tp_program_close(compute);
+    return status;
 }

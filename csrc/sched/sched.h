@@ -337,6 +337,12 @@ tp_program_gradient_slots(const tp_program *program, int stage);
 /* Versions of its values that `stage` has at once at most: the newest, and those that backwards to come will read. 0: it has no U. */
 int
 tp_program_versions(const tp_program *program, int stage);
+/* What these four are of every stage, counts[stages], for who asks of many. */
+typedef struct {
+    int32_t activation_slots, gradient_slots, versions, two_places;
+} tp_stage_counts;
+void
+tp_program_count(const tp_program *program, tp_stage_counts *counts);
 /* Slots for guests of `stage` on the rank that holds them, and that rank; 0 and -1: it has none. */
 int
 tp_program_guest_slots(const tp_program *program, int stage);
@@ -414,6 +420,11 @@ typedef struct tp_sim tp_sim;
 /* Keeps no pointer to the program. ESCHEDULE as simulate. */
 TP_MUST_USE tp_status
 tp_sim_open(const tp_program *program, tp_sim **out);
+/* tp_program_split (pending < 0: as it is), tp_program_lower and tp_sim_open in one, for searches that make thousands: of a compute
+ * program that the builders and passes here made, which pass check, so that no pass looks again. Their errors but ESCHEDULE. */
+TP_MUST_USE tp_status
+tp_program_complete(const tp_program *compute, const tp_durations *durations, int pending, int tied, tp_program **program,
+                    tp_sim **sim);
 /* Not thread-safe on one tp_sim. durations are trusted: finite, >= 0. *makespan_s equals tp_program_simulate's, or says nothing
  * where the thread is told to stop (csrc/base/deadline.h). */
 void

@@ -175,7 +175,7 @@ order_rank(order *o, tp_sim *sim, int rank)
 }
 
 static tp_status
-find_order(order *o, tp_sim *sim)
+find_order(order *o, unsigned ops, tp_sim *sim)
 {
     const tp_program *p = o->p;
     size_t cells = (size_t)p->stages * (size_t)sim->units, ranks = (size_t)p->ranks;
@@ -186,8 +186,9 @@ find_order(order *o, tp_sim *sim)
     o->queued = calloc(ranks, 1);
     if (o->made_f == NULL || o->made_b == NULL || o->next == NULL || o->stack == NULL || o->queued == NULL)
         return tp_fail(TP_EMEMORY, "no memory to order %lld instructions", (long long)p->begin[p->ranks]);
-    TP_TRY(tp_sched_halves(p, &o->halves));
-    if (tp_sched_ops(p) & TP_SCHED_GUESTS) {
+    if (ops & TP_SCHED_HAS_HALVES)
+        TP_TRY(tp_sched_halves(p, &o->halves));
+    if (ops & TP_SCHED_GUESTS) {
         size_t guests = (size_t)p->stages * (size_t)p->micros;
         o->guest = malloc(2 * guests * sizeof *o->guest);
         o->awaited = calloc(guests, 1);
@@ -254,15 +255,15 @@ sim_make(const tp_program *p, tp_sim **out)
 }
 
 static tp_status
-copiers_open(const tp_program *p, tp_sim *sim)
+copiers_open(const tp_program *p, unsigned ops, tp_sim *sim)
 {
     size_t bytes = (size_t)p->stages * sizeof *sim->rank_of;
-    if (!(tp_sched_ops(p) & TP_SCHED_HAS_BESIDE))
+    if (!(ops & TP_SCHED_HAS_BESIDE))
         return TP_OK;
     TP_TRY(tp_sched_copiers_open(p, &sim->copiers));
     sim->rank_of = malloc(bytes);
     sim->place = malloc((size_t)p->begin[p->ranks]);
-    sim->two_places = (tp_sched_ops(p) & TP_SCHED_HAS_TWO_PLACES) != 0;
+    sim->two_places = (ops & TP_SCHED_HAS_TWO_PLACES) != 0;
     if (sim->rank_of == NULL || sim->place == NULL)
         return tp_fail(TP_EMEMORY, "no memory for the ranks of %d stages", p->stages);
     memcpy(sim->rank_of, p->rank_of, bytes);
@@ -270,17 +271,16 @@ copiers_open(const tp_program *p, tp_sim *sim)
 }
 
 tp_status
-tp_sim_open(const tp_program *program, tp_sim **out)
+tp_sched_sim_open(const tp_program *program, unsigned ops, tp_sim **out)
 {
-    TP_TRY(tp_program_check_order(program));
     tp_sim *sim = NULL;
     TP_TRY(sim_make(program, &sim));
     order o = {.p = program};
     tp_status status = tp_sched_links_open(program, &sim->links);
     if (status == TP_OK)
-        status = copiers_open(program, sim);
+        status = copiers_open(program, ops, sim);
     if (status == TP_OK)
-        status = find_order(&o, sim);
+        status = find_order(&o, ops, sim);
     free(o.made_f);
     free(o.made_b);
     free(o.made_half);
@@ -296,6 +296,14 @@ tp_sim_open(const tp_program *program, tp_sim **out)
     }
     *out = sim;
     return TP_OK;
+}
+
+tp_status
+tp_sim_open(const tp_program *program, tp_sim **out)
+{
+    unsigned ops = tp_sched_ops(program);
+    TP_TRY(tp_sched_check_order(program, ops));
+    return tp_sched_sim_open(program, ops, out);
 }
 
 /* What a message adds: copies on both ranks, and the link. Apart, so that the common case stays tight. */

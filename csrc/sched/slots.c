@@ -125,11 +125,9 @@ assign(tp_program *program, pool *activation, pool *gradient, pool *guest)
 }
 
 tp_status
-tp_program_assign_slots(tp_program *program)
+tp_sched_assign_slots(tp_program *program, unsigned ops)
 {
-    if (!tp_sched_is_dense(program))
-        return tp_program_check_order(program); /* refuses: instructions are missing */
-    int guests = (tp_sched_ops(program) & TP_SCHED_GUESTS) != 0;
+    int guests = (ops & TP_SCHED_GUESTS) != 0;
     pool activation = {0}, gradient = {0}, guest = {0};
     tp_status status = pool_open(&activation, program->stages, program->micros, guests);
     if (status == TP_OK)
@@ -144,6 +142,14 @@ tp_program_assign_slots(tp_program *program)
     pool_close(&activation);
     pool_close(&gradient);
     return status;
+}
+
+tp_status
+tp_program_assign_slots(tp_program *program)
+{
+    if (!tp_sched_is_dense(program))
+        return tp_program_check_order(program); /* refuses: instructions are missing */
+    return tp_sched_assign_slots(program, tp_sched_ops(program));
 }
 
 /* Messages, AR or OPT? From the end, where OPT is: asked once a stage. */
@@ -204,4 +210,30 @@ tp_program_versions(const tp_program *program, int stage)
         most = versions > most ? versions : most;
     }
     return most;
+}
+
+void
+tp_program_count(const tp_program *program, tp_stage_counts *counts)
+{
+    int slotted = is_slotted(program), updates = 0;
+    for (int v = 0; v < program->stages; v++)
+        counts[v] = (tp_stage_counts){.two_places = -1};
+    for (int r = 0; r < program->ranks; r++)
+        for (int64_t i = program->begin[r]; i < program->begin[r + 1]; i++) {
+            const tp_instr *instr = &program->code[i];
+            tp_stage_counts *c = &counts[instr->stage];
+            int32_t activation = slotted && tp_sched_uses_activation(instr->op) ? (int32_t)TP_SLOT_ACTIVATION(instr->slot) + 1 : 0;
+            int32_t gradient = slotted && tp_sched_uses_gradient(instr->op) ? (int32_t)TP_SLOT_GRADIENT(instr->slot) + 1 : 0;
+            if (program->rank_of[instr->stage] != r)
+                continue;
+            c->activation_slots = activation > c->activation_slots ? activation : c->activation_slots;
+            c->gradient_slots = gradient > c->gradient_slots ? gradient : c->gradient_slots;
+            if (instr->op == TP_OP_SO && c->two_places < 0)
+                c->two_places = (instr->flags & TP_TWO_PLACES) != 0;
+            updates |= instr->op == TP_OP_U;
+        }
+    for (int v = 0; v < program->stages; v++) {
+        counts[v].two_places = counts[v].two_places > 0;
+        counts[v].versions = updates ? tp_program_versions(program, v) : 0;
+    }
 }

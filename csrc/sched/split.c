@@ -1,7 +1,8 @@
 /* B into I and W by time-driven list scheduling: the order of all other ops is kept; a W goes where its rank would wait,
  * if the wait is at least a fraction of the W (zero bubble pipelines, Qi et al. 2024, fill bubbles with W in this way).
  * Nine fractions are tried, and W right behind I; the best by simulation stays. A rank decides when it is known how long it
- * waits: what its input is made of waits for none of its W. */
+ * waits: what its input is made of waits for none of its W. Most fractions are spared without another answer: those by which every
+ * rank would decide as by the one before, and those whose clocks say that they are slower. */
 #include "csrc/sched/internal.h"
 #include "csrc/sched/links.h"
 
@@ -12,10 +13,14 @@
 #include "csrc/base/deadline.h"
 
 #define NOT_YET (-1.0)
+#define EIGHTHS 8                   /* of a W: the largest threshold */
+#define AT_ONCE_EIGHTHS (EIGHTHS + 1) /* what stands for AT_ONCE among them */
+#define TABLES 7       /* operations of which a table says the ticks */
 #define AT_ONCE (-1.0) /* threshold: W right behind its I */
 #define TICKS 0x1p40   /* of all work */
 #define SLIGHT (1.0 - 1e-9) /* less than this much better is rounding */
 #define LEAST_S 1e-290 /* of all work: what is divided by it stays a number */
+#define LONGEST 0x1p50 /* ticks of one duration: longer ones are cut */
 #define ROUNDS 0x1p52  /* added to a double from 0 on and taken away again: to the nearest whole number */
 
 typedef struct {
@@ -26,10 +31,15 @@ typedef struct {
 typedef struct {
     const tp_program *from; /* compute only, F and B */
     tp_program *to;
+    unsigned ops;           /* tp_sched_ops, whose bits for guests, copies and halves splitting leaves alone */
     const tp_durations *d;
     int64_t units;
     int pending;
     double threshold;
+    int alike;                      /* eighths up to which everybody would have decided the same */
+    int exact;                      /* the clocks are the simulator's, but for rounding */
+    double *work, *left;            /* [ranks] ticks of all that the rank works but for copies of messages; of what is to come */
+    double most;                    /* ticks: a program that takes longer is no better than what is known */
     double *ready_f, *ready_b;      /* [stages * units] when it comes to its reader */
     double *ready_half;             /* the same of the first half of a forward */
     uint8_t *halves;                /* tp_sched_halves */
@@ -41,6 +51,8 @@ typedef struct {
     int32_t *stage_of, *next_stage; /* [ranks], [stages] the stages of a rank as a list; -1 ends it */
     int32_t *stack;                 /* [ranks] that may go on */
     int stacked;
+    const double *table[TP_OPS];    /* [stages * units] ticks of whole ones; NULL: of no table */
+    const double *lag[2];           /* the same of messages forward and back */
     double per_s, *latency; /* ticks; [2 * stages] of links, NULL: they carry any number of messages at once */
     int64_t asked; /* steps since somebody was asked whether to stop */
 } filler;
@@ -50,19 +62,42 @@ typedef struct {
 static double
 in_ticks(const filler *f, double seconds)
 {
-    return fmin(seconds * f->per_s, ROUNDS / 4.0) + ROUNDS - ROUNDS;
+    double ticks = seconds * f->per_s;
+    return (ticks < LONGEST ? ticks : LONGEST) + ROUNDS - ROUNDS;
 }
 
 static double
 ticks_of(const filler *f, int op, unsigned flags, int stage, int64_t unit)
 {
+    if (f->table[op] != NULL && flags == 0)
+        return f->table[op][stage * f->units + unit];
     return in_ticks(f, tp_durations_s(f->d, op, flags, stage, unit));
 }
 
 static double
 lag_of(const filler *f, int back, unsigned flags, int stage, int64_t unit)
 {
+    if (flags == 0)
+        return f->lag[back][stage * f->units + unit];
     return in_ticks(f, tp_durations_lag_s(f->d, f->units, back, flags, stage, unit));
+}
+
+/* Of whole slices, once for all fractions. table: [(TABLES + 2) * stages * units]. */
+static void
+fill_tables(filler *f, double *table)
+{
+    static const int ops[TABLES] = {TP_OP_F, TP_OP_I, TP_OP_W, TP_OP_SF, TP_OP_RF, TP_OP_SB, TP_OP_RB};
+    for (int k = 0; k < TABLES + 2; k++) {
+        int op = k < TABLES ? ops[k] : -1, back = k - TABLES;
+        if (op >= 0 && f->d->seconds[op] == NULL)
+            continue;
+        double *at = table + k * f->from->stages * f->units;
+        for (int v = 0; v < f->from->stages; v++)
+            for (int64_t unit = 0; unit < f->units; unit++)
+                at[v * f->units + unit] = in_ticks(f, op >= 0 ? tp_durations_s(f->d, op, 0, v, unit)
+                                                              : tp_durations_lag_s(f->d, f->units, back, 0, v, unit));
+        *(op >= 0 ? &f->table[op] : &f->lag[back]) = at;
+    }
 }
 
 static tp_status
@@ -86,6 +121,22 @@ count_ticks(filler *f)
     for (int at = 0; at < 2 * stages; at++)
         f->latency[at] = in_ticks(f, f->d->latency_s[at]);
     return TP_OK;
+}
+
+/* Of each rank, with the W that it is to have. */
+static void
+count_work(filler *f)
+{
+    const tp_program *p = f->from;
+    for (int r = 0; r < p->ranks; r++) {
+        f->work[r] = 0.0;
+        for (int64_t k = p->begin[r]; k < p->begin[r + 1]; k++) {
+            const tp_instr *i = &p->code[k];
+            int64_t unit = tp_program_unit(p, i);
+            f->work[r] += ticks_of(f, i->op == TP_OP_B ? TP_OP_I : i->op, i->flags, i->stage, unit);
+            f->work[r] += i->op == TP_OP_B ? ticks_of(f, TP_OP_W, 0, i->stage, unit) : 0.0;
+        }
+    }
 }
 
 static void
@@ -124,11 +175,19 @@ weight_s(const filler *f, int stage)
     return ticks_of(f, TP_OP_W, 0, stage, f->from->offset[w->micro] + w->slice);
 }
 
+/* The rank works for so many ticks, after a copy. */
+static void
+work_for(filler *f, int rank, double copy, double ticks)
+{
+    f->clock[rank] += copy + ticks;
+    f->left[rank] -= ticks;
+}
+
 static void
 run_weight(filler *f, int rank, int stage)
 {
     cursor *w = &f->weight[stage];
-    f->clock[rank] += weight_s(f, stage);
+    work_for(f, rank, 0.0, weight_s(f, stage));
     emit(f, rank, TP_OP_W, stage, w->micro, w->slice, 0);
     advance(f->from, w);
 }
@@ -211,7 +270,7 @@ run_op(filler *f, int rank, const tp_instr *i, double copy_s)
     const tp_program *p = f->from;
     int forward = i->op == TP_OP_F, backward = i->op == TP_OP_B, op = backward ? TP_OP_I : i->op;
     int64_t unit = tp_program_unit(p, i);
-    f->clock[rank] += copy_s + ticks_of(f, op, i->flags, i->stage, unit);
+    work_for(f, rank, copy_s, ticks_of(f, op, i->flags, i->stage, unit));
     emit(f, rank, op, i->stage, i->micro, i->slice, i->flags);
     f->to->code[f->write[rank] - 1].peer = i->peer;
     f->next[rank]++;
@@ -253,19 +312,27 @@ decide(filler *f, int rank)
         f->waiting[rank] = cell;
         return 0;
     }
-    if (wait > 0.0 && full >= 0 && wait >= f->threshold * weight_s(f, full)) {
-        run_weight(f, rank, full);
-        return 1;
+    if (wait > 0.0 && full >= 0) {
+        double weight = weight_s(f, full);
+        if (wait >= f->threshold * weight) {
+            while (wait < f->alike / 8.0 * weight)
+                f->alike--;
+            run_weight(f, rank, full);
+            return 1;
+        }
     }
     f->clock[rank] += wait > 0.0 ? wait : 0.0;
     run_op(f, rank, i, copy_s);
     return 1;
 }
 
+/* *slower: it was left where it was known to take more than `most`. */
 static tp_status
-fill(filler *f)
+fill(filler *f, int *slower)
 {
     const tp_program *p = f->from;
+    *slower = 0;
+    f->alike = f->threshold == AT_ONCE ? AT_ONCE_EIGHTHS : EIGHTHS;
     for (int64_t c = 0; c < p->stages * f->units; c++)
         f->ready_f[c] = f->ready_b[c] = f->ready_half[c] = NOT_YET;
     for (int v = 0; v < p->stages; v++) {
@@ -279,6 +346,7 @@ fill(filler *f)
         f->next[r] = p->begin[r];
         f->write[r] = f->to->begin[r];
         f->clock[r] = 0.0;
+        f->left[r] = f->work[r];
         f->waiting[r] = NULL;
         f->stack[f->stacked++] = r;
     }
@@ -286,7 +354,10 @@ fill(filler *f)
         int rank = f->stack[--f->stacked];
         do {
             TP_TRY(tp_deadline_check_after(&f->asked, 16));
-        } while (decide(f, rank));
+            *slower = f->clock[rank] + f->left[rank] > f->most;
+        } while (!*slower && decide(f, rank));
+        if (*slower)
+            return TP_OK;
     }
     for (int r = 0; r < p->ranks; r++)
         if (f->next[r] < p->begin[r + 1])
@@ -311,34 +382,70 @@ target_open(const tp_program *p, tp_program **out)
 }
 
 static tp_status
-measure(const tp_program *p, const tp_durations *d, double *makespan_s)
+measure(const tp_program *p, unsigned ops, const tp_durations *d, double *makespan_s)
 {
     tp_sim *sim = NULL;
-    TP_TRY(tp_sim_open(p, &sim));
+    TP_TRY(tp_sched_sim_open(p, ops, &sim));
     tp_sim_run(sim, d, makespan_s);
     tp_sim_close(sim);
     return tp_deadline_check_told();
 }
 
-static tp_status
-best_of(filler *f, tp_program **best)
+/* A filled program, the latest of its clocks, and its seconds by simulation; NOT_YET: nobody had to know. */
+typedef struct {
+    tp_program *program;
+    double ticks, seconds;
+} filled;
+
+/* By how much clocks may be off: every instruction rounds what it takes, its copies and its link to whole ticks. */
+static double
+slack_of(const filler *f)
 {
-    double least = 0.0;
-    for (int eighths = f->pending == 0 ? 9 : 0; eighths <= 9; eighths++) {
+    return 4.0 * (double)f->to->begin[f->to->ranks];
+}
+
+/* Do the clocks say what the simulator would? Not where a duration had to be cut. */
+static int
+is_known(const filler *f, const filled *x)
+{
+    return f->exact && x->ticks < LONGEST;
+}
+
+static tp_status
+is_better(const filler *f, filled *x, filled *best, int *better)
+{
+    double slack = slack_of(f);
+    *better = best->program == NULL;
+    if (*better || tp_program_equal(x->program, best->program)) /* fractions often agree */
+        return TP_OK;
+    *better = is_known(f, x) && is_known(f, best) && x->ticks + slack < (best->ticks - slack) * SLIGHT;
+    if (*better)
+        return TP_OK;
+    if (best->seconds == NOT_YET)
+        TP_TRY(measure(best->program, f->ops, f->d, &best->seconds));
+    TP_TRY(measure(x->program, f->ops, f->d, &x->seconds));
+    *better = x->seconds < best->seconds * SLIGHT;
+    return TP_OK;
+}
+
+static tp_status
+best_of(filler *f, filled *best)
+{
+    for (int eighths = f->pending == 0 ? AT_ONCE_EIGHTHS : 0; eighths <= AT_ONCE_EIGHTHS; eighths = f->alike + 1) {
+        int slower, better = 0;
         TP_TRY(target_open(f->from, &f->to));
-        f->threshold = eighths < 9 ? eighths / 8.0 : AT_ONCE;
-        TP_TRY(fill(f));
-        double makespan = least;
-        if (*best == NULL || !tp_program_equal(f->to, *best)) /* fractions often agree */
-            TP_TRY(measure(f->to, f->d, &makespan));
-        if (*best == NULL || makespan < least * SLIGHT) {
-            tp_program_close(*best);
-            *best = f->to;
-            least = makespan;
-        } else {
-            tp_program_close(f->to);
-        }
+        f->threshold = eighths <= EIGHTHS ? eighths / 8.0 : AT_ONCE;
+        f->most = best->program != NULL && is_known(f, best) ? best->ticks + 2.0 * slack_of(f) : INFINITY;
+        TP_TRY(fill(f, &slower));
+        filled x = {f->to, 0.0, NOT_YET};
+        for (int r = 0; r < f->from->ranks; r++)
+            x.ticks = fmax(x.ticks, f->clock[r]);
+        if (!slower)
+            TP_TRY(is_better(f, &x, best, &better));
+        tp_program_close(better ? best->program : f->to);
         f->to = NULL;
+        if (better)
+            *best = x;
     }
     return TP_OK;
 }
@@ -360,20 +467,18 @@ request_ok(const tp_program *p, const tp_durations *d, int pending)
 }
 
 tp_status
-tp_program_split(const tp_program *program, const tp_durations *durations, int pending, tp_program **out)
+tp_sched_split(const tp_program *compute, unsigned ops, const tp_durations *durations, int pending, tp_program **out)
 {
-    tp_program *compute = NULL, *best = NULL;
-    TP_TRY(tp_program_strip(program, &compute));
-    filler f = {.from = compute, .d = durations, .units = tp_program_units(compute), .pending = pending};
-    tp_status status = request_ok(compute, durations, pending);
-    if (status == TP_OK)
-        status = tp_sched_halves(compute, &f.halves);
+    filled best = {NULL, 0.0, NOT_YET};
+    filler f = {.from = compute, .ops = ops, .d = durations, .units = tp_program_units(compute), .pending = pending};
+    f.exact = !(ops & (TP_SCHED_GUESTS | TP_SCHED_HAS_BESIDE)); /* of those the clocks here are not the simulator's */
+    tp_status status = tp_sched_halves(compute, &f.halves);
     if (status == TP_OK && durations->latency_s != NULL)
         status = tp_sched_links_open(compute, &f.links);
     if (status == TP_OK) { /* after check: cells are in proportion to the code */
         size_t cells = (size_t)compute->stages * (size_t)f.units, ranks = (size_t)compute->ranks;
-        f.ready_f = malloc(3 * cells * sizeof *f.ready_f);
-        f.clock = malloc(ranks * sizeof *f.clock);
+        f.ready_f = malloc((3 + TABLES + 2) * cells * sizeof *f.ready_f);
+        f.clock = malloc(3 * ranks * sizeof *f.clock);
         f.waiting = malloc(ranks * sizeof *f.waiting);
         f.next = malloc(2 * ranks * sizeof *f.next);
         f.input = malloc(2 * (size_t)compute->stages * sizeof *f.input);
@@ -386,6 +491,8 @@ tp_program_split(const tp_program *program, const tp_durations *durations, int p
         } else {
             f.ready_b = f.ready_f + cells;
             f.ready_half = f.ready_b + cells;
+            f.work = f.clock + ranks;
+            f.left = f.work + ranks;
             f.write = f.next + ranks;
             f.weight = f.input + compute->stages;
             f.next_stage = f.stage_of + ranks;
@@ -395,6 +502,8 @@ tp_program_split(const tp_program *program, const tp_durations *durations, int p
                 f.stage_of[compute->rank_of[v]] = v;
             }
             status = count_ticks(&f);
+            fill_tables(&f, f.ready_half + cells);
+            count_work(&f);
             if (status == TP_OK)
                 status = best_of(&f, &best);
         }
@@ -410,11 +519,45 @@ tp_program_split(const tp_program *program, const tp_durations *durations, int p
     free(f.stack);
     free(f.stage_of);
     tp_program_close(f.to);
-    tp_program_close(compute);
     if (status != TP_OK) {
-        tp_program_close(best);
+        tp_program_close(best.program);
         return status;
     }
-    *out = best;
+    *out = best.program;
     return TP_OK;
+}
+
+tp_status
+tp_program_split(const tp_program *program, const tp_durations *durations, int pending, tp_program **out)
+{
+    tp_program *compute = NULL;
+    TP_TRY(tp_program_strip(program, &compute));
+    tp_status status = request_ok(compute, durations, pending);
+    if (status == TP_OK)
+        status = tp_sched_split(compute, tp_sched_ops(compute), durations, pending, out);
+    tp_program_close(compute);
+    return status;
+}
+
+tp_status
+tp_program_complete(const tp_program *compute, const tp_durations *durations, int pending, int tied, tp_program **program,
+                    tp_sim **sim)
+{
+    unsigned ops = tp_sched_ops(compute);
+    tp_program *split = NULL;
+    tp_status status = tp_durations_check(compute, durations);
+    *program = NULL;
+    *sim = NULL;
+    if (status == TP_OK && pending >= 0)
+        status = tp_sched_split(compute, ops, durations, pending, &split);
+    if (status == TP_OK)
+        status = tp_sched_lower(split == NULL ? compute : split, ops, tied, program);
+    tp_program_close(split);
+    if (status == TP_OK)
+        status = tp_sched_sim_open(*program, ops, sim);
+    if (status != TP_OK) {
+        tp_program_close(*program);
+        *program = NULL;
+    }
+    return status;
 }

@@ -6,13 +6,18 @@
 
 /* ---- the tables ------------------------------------------------------------------------------------------------------ */
 
+/* Its own wte of a stage that has the head and not the embedding. */
 static int
-holds(const tp_stage_config *config, int index)
+holds_tied(const tp_stage_config *config)
 {
-    int head = tp_model_blocks(&config->model) - 1, block = tp_model_param_block(&config->model, index);
-    if (block >= config->first_block && block < config->last_block)
-        return 1;
-    return index == 0 && config->model.tie_weights && config->last_block == head + 1;
+    return config->model.tie_weights && config->first_block > 0 && config->last_block == tp_model_blocks(&config->model);
+}
+
+static int
+params_of(const tp_stage_config *config)
+{
+    return holds_tied(config) + tp_model_first_param(&config->model, config->last_block) -
+           tp_model_first_param(&config->model, config->first_block);
 }
 
 /* Index in stage->param of the tensor of `block` whose name ends in `suffix`; -1: none. */
@@ -40,12 +45,11 @@ static void
 describe_params(tp_stage_base *stage)
 {
     const tp_stage_config *config = &stage->config;
-    for (int index = 0; index < tp_model_params(&config->model); index++) {
-        if (!holds(config, index))
-            continue;
-        tp_stage_param *param = &stage->param[stage->params++];
-        tp_model_param(&config->model, index, &param->info);
-        param->index = index;
+    int tied = holds_tied(config), first = tp_model_first_param(&config->model, config->first_block) - tied;
+    stage->params = params_of(config);
+    for (int i = 0; i < stage->params; i++) {
+        stage->param[i].index = tied && i == 0 ? 0 : first + i;
+        tp_model_param(&config->model, stage->param[i].index, &stage->param[i].info);
     }
 }
 
@@ -84,7 +88,7 @@ place_tables(tp_stage_base *stage)
     char *at = (char *)stage + stage->sizes.stage;
     stage->block = (tp_stage_block *)(void *)at;
     stage->param = (tp_stage_param *)(void *)(stage->block + stage->blocks);
-    at = (char *)(stage->param + tp_model_params(&stage->config.model));
+    at = (char *)(stage->param + params_of(&stage->config));
     for (int i = 0; i < stage->blocks; i++) {
         stage->block[i].activations = (tp_activations *)(void *)at;
         at += slots[0] * stage->sizes.activations;
@@ -111,7 +115,7 @@ tp_stage_describe(const tp_stage_config *config, const tp_stage_sizes *sizes, tp
                        config->last_block, all);
     size_t slots = (size_t)config->activation_slots, gslots = (size_t)config->gradient_slots;
     size_t bytes = sizes->stage + (size_t)blocks * sizeof(tp_stage_block) +
-                   (size_t)tp_model_params(&config->model) * sizeof(tp_stage_param) +
+                   (size_t)params_of(config) * sizeof(tp_stage_param) +
                    (size_t)blocks * (slots * (sizes->activations + 2 * sizeof(tp_inner)) + gslots * (sizes->gradients + sizeof(tp_inner))) +
                    2 * (slots + gslots) * sizeof(void *) +
                    (config->versions > 0 ? (size_t)config->slicing->micros * sizeof(int32_t) : 0);
