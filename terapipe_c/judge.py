@@ -20,7 +20,7 @@ from ._core import InfeasibleError
 from .backend import Backend
 from .config import KINDS, Cluster, GPTConfig
 from .cost import CostModel, filled
-from .engine import cut_stages, dimensions, rank_memory, saves_bytes
+from .engine import cut_least, cut_stages, dimensions, rank_memory, saves_bytes
 from .guests import BPIPE, guest_bytes, guest_seconds
 from .links import Links, of_copies, rank_of
 from .partition import block_counts, updated_params
@@ -340,6 +340,12 @@ class Judge:
         ticks: [blocks] whole numbers."""
         found = cut_stages(self.model, c.slicing, self.lowered(c), limit, ticks, self.costs.where, c.savings.recompute,
                            self.replicas.count)
+        return None if found is None else tuple(found)
+
+    def cut_least(self, c: Candidate, low: int, high: int, close: float) -> Cut | None:
+        """Stages for its program that need least of a rank, of limits in (low, high]; None: none is within a limit that was tried."""
+        found = cut_least(self.model, c.slicing, self.lowered(c), low, high, close, self.costs.where, c.savings.recompute,
+                          self.replicas.count)
         return None if found is None else tuple(found)
 
     def peak_bytes(self, c: Candidate) -> list[int]:

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from .request import Request
 
 _STARTS = 3           # of a search that descend
-_GRAIN = 64           # bytes: what the engine takes is a multiple
 _NEAR = 1.1           # times as slow as a plan that was descended to: a start that may end below it
 TICKS = 2.0 ** 36      # of all work, where planners get whole numbers
 _CLOSER = 0.001       # of the least memory, how closely it is looked for
@@ -378,14 +377,11 @@ class _Hunt:
 
     def _least_of(self, order: Candidate, close: float = 0.0) -> Candidate | None:
         """The same on stages that need least of a rank, as even as that lets them be; None: see ``_tight``."""
-        judge, nothing = self.judge, np.zeros(self.judge.model.num_blocks)
-        high, cut = max(judge.peak_bytes(order)), order.partition
-        low = min(16 * judge.model.num_params // judge.ranks, high)
-        while high - low > max(_GRAIN, close * high) and self.partition is None:
-            middle = (low + high) // 2
-            other = judge.cut_within(order, middle, nothing)
-            low, high, cut = (middle, high, cut) if other is None else (low, middle, other)
-        return self._tight(order, max(judge.peak_bytes(replace(order, partition=cut))))
+        judge, cut = self.judge, None
+        high = max(judge.peak_bytes(order))
+        if self.partition is None:
+            cut = judge.cut_least(order, min(16 * judge.model.num_params // judge.ranks, high), high, close)
+        return self._tight(order, max(judge.peak_bytes(order if cut is None else replace(order, partition=cut))))
 
     def rescue(self) -> list[Candidate]:
         """Where nothing fits the judge's own limit: plans that need as little as any, so that its nearest miss is that; or what is

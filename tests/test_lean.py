@@ -8,7 +8,7 @@ import pytest
 
 import terapipe_c as tp
 from terapipe_c import _core
-from terapipe_c.engine import cut_stages, dimensions, rank_memory
+from terapipe_c.engine import cut_least, cut_stages, dimensions, rank_memory
 from terapipe_c.judge import Judge
 from terapipe_c.partition import even_partition
 from terapipe_c.request import SAVERS
@@ -43,6 +43,10 @@ def test_a_cut_is_the_evenest_of_all_that_fit(name):
         longest = {cut: max(seconds[a:e].sum() for a, e in cut) for cut in peaks}
         least = min(peaks.values())
         assert cut_stages(model, slicing, program, least - 1, seconds) is None
+        assert peaks[tuple(cut_least(model, slicing, program, 0, 2 * max(peaks.values())))] == least
+        near = peaks[tuple(cut_least(model, slicing, program, least // 2, 2 * least, 0.05))]
+        assert least <= near <= 1.06 * least
+        assert cut_least(model, slicing, program, 0, least - 1) is None
         for limit in (least, int(rng.integers(least, max(peaks.values()) + 1)), 1 << 80):
             cut = tuple(cut_stages(model, slicing, program, limit, seconds))
             assert peaks[cut] <= limit and longest[cut] == min(longest[c] for c in peaks if peaks[c] <= limit)
@@ -65,6 +69,7 @@ def test_nearly_as_many_stages_as_blocks_are_cut_wherever_any_cut_fits():
         peaks = [max(rank_memory(model, cut, slicing, program)) for cut in cuts(model.num_blocks, ranks)]
         seconds = np.ones(model.num_blocks)
         assert cut_stages(model, slicing, program, min(peaks) - 1, seconds) is None
+        assert max(rank_memory(model, cut_least(model, slicing, program, 0, 2 * max(peaks)), slicing, program)) == min(peaks)
         for limit in sorted(set(peaks)):
             cut = cut_stages(model, slicing, program, limit, seconds)
             assert cut is not None and max(rank_memory(model, cut, slicing, program)) <= limit
@@ -159,3 +164,9 @@ def test_what_cannot_be_cut_is_refused():
                           ({"program": tp.schedules.gpipe(5, 2).lower()}, "5 stages for 4 blocks")):
         with pytest.raises(tp.InvalidValueError, match=words):
             _core.cut_stages(**{"seconds": np.ones(4), **given, **change})
+    del given["limit"]
+    assert _core.cut_least(low=0, high=1 << 40, close=0.01, **given) is not None
+    for low, high, close, words in ((-1, 9, 0.0, "from -1 to 9 bytes"), (9, 8, 0.0, "from 9 to 8"), (0, 9, -1.0, "to -1 of them"),
+                                    (0, 9, float("nan"), "to nan of them")):
+        with pytest.raises(tp.InvalidValueError, match=words):
+            _core.cut_least(low=low, high=high, close=close, **given)

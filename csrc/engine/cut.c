@@ -4,8 +4,11 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "csrc/base/deadline.h"
+
+#define GRAIN 64.0 /* bytes: what the engine takes is a multiple */
 
 typedef struct {
     tp_engine_config config; /* its partition is `boundary` */
@@ -14,20 +17,37 @@ typedef struct {
     int32_t *reach;          /* [stages][blocks] the last end of a stage from there that is within the limit; 0: not known yet */
     int32_t *varies;         /* [stages] its rank keeps guests, and takes more or less with the stages before */
     double *until;           /* [blocks + 1] running sums of seconds */
+    int64_t *sizes;          /* [stages][SHAPES][blocks + 1] bytes of a rank by its stage's shape and blocks; 0: not known yet. NULL:
+                                what is remade or swapped differs between layers */
     int64_t limit;
     int blocks, stages;
 } cutter;
+
+/* Layers are alike: what a stage takes depends on how many blocks it has, on the kind of the first, and on whether it has an end. */
+enum { SHAPES = 6 };
+static int64_t *
+size_of(cutter *x, int stage, int from, int to)
+{
+    int shape = (from == 0 ? 0 : 2 + 2 * (from & 1)) + (to == x->blocks);
+    return &x->sizes[((size_t)stage * SHAPES + (size_t)shape) * ((size_t)x->blocks + 1) + (size_t)(to - from)];
+}
 
 /* Nothing does once the thread is told to stop: then no search goes on. */
 static int
 fits(cutter *x, int stage, int from, int to)
 {
+    int64_t *known = x->sizes == NULL || x->varies[stage] ? NULL : size_of(x, stage, from, to);
     if (tp_deadline_told())
         return 0;
+    if (known != NULL && *known > 0)
+        return *known <= x->limit;
     x->boundary[stage] = from;
     x->boundary[stage + 1] = to;
     x->config.rank = x->config.program->rank_of[stage];
-    return tp_engine_bytes_alike(&x->config, stage) <= (size_t)x->limit;
+    int64_t bytes = (int64_t)tp_engine_bytes_alike(&x->config, stage);
+    if (known != NULL)
+        *known = bytes;
+    return bytes <= x->limit;
 }
 
 /* At most what leaves a block for each later stage; `from` itself where one block is too much. */
@@ -92,6 +112,16 @@ fill(cutter *x, double most)
     return x->boundary[x->stages] == x->blocks ? longest : -1.0;
 }
 
+/* Does what is remade or swapped depend on the kind of a block alone? */
+static int
+layers_are_alike(const tp_engine_config *config)
+{
+    for (int i = 3; config->saves != NULL && i < tp_model_blocks(&config->model) - 1; i++)
+        if (config->saves[i] != config->saves[i - 2])
+            return 0;
+    return 1;
+}
+
 static tp_status
 sum_up(cutter *x, const double *seconds)
 {
@@ -118,40 +148,98 @@ cut_evenly(cutter *x)
     return fill(x, high) >= 0.0;
 }
 
+static tp_status
+tables_open(cutter *x)
+{
+    size_t stages = (size_t)x->stages, blocks = (size_t)x->blocks;
+    x->reach = calloc(stages * blocks, sizeof *x->reach);
+    x->until = calloc(blocks + 1, sizeof *x->until);
+    x->cap = calloc(2 * stages + 1, sizeof *x->cap);
+    int alike = layers_are_alike(&x->config);
+    if (alike)
+        x->sizes = calloc(stages * SHAPES * (blocks + 1), sizeof *x->sizes);
+    if (x->reach == NULL || x->until == NULL || x->cap == NULL || (alike && x->sizes == NULL))
+        return tp_fail(TP_EMEMORY, "no memory to cut %d blocks into %d stages", x->blocks, x->stages);
+    x->varies = x->cap + x->stages + 1;
+    return TP_OK;
+}
+
+static void
+cutter_close(cutter *x, tp_engine_counts *counts)
+{
+    tp_engine_counts_close(counts);
+    free(x->sizes);
+    free(x->reach);
+    free(x->until);
+    free(x->cap);
+}
+
+/* cutter_close ends what there is of it by then, whatever this gives. */
+static tp_status
+cutter_start(cutter *x, const tp_engine_config *config, int32_t *boundary, tp_engine_counts *counts)
+{
+    *counts = (tp_engine_counts){0};
+    *x = (cutter){.config = *config, .boundary = boundary};
+    x->blocks = tp_model_blocks(&config->model);
+    x->stages = tp_program_copy_stages(config->program);
+    x->config.partition = boundary;
+    x->config.counts = counts;
+    TP_TRY(tp_engine_check_shape(config));
+    if (x->stages > x->blocks)
+        return tp_fail(TP_EVALUE, "%d stages for %d blocks: a block for each would be right", x->stages, x->blocks);
+    TP_TRY(tables_open(x));
+    TP_TRY(tp_engine_count(config->program, counts));
+    for (int stage = 0; stage < x->stages; stage++)
+        x->varies[stage] = counts->guests[config->program->rank_of[stage]];
+    return TP_OK;
+}
+
 tp_status
 tp_engine_cut(const tp_engine_config *config, int64_t limit, const double *seconds, int32_t *boundary, int *found)
 {
-    cutter x = {.config = *config, .boundary = boundary, .limit = limit};
-    x.blocks = tp_model_blocks(&config->model);
-    x.stages = tp_program_copy_stages(config->program);
-    x.config.partition = boundary;
-    TP_TRY(tp_engine_check_shape(config));
-    if (x.stages > x.blocks)
-        return tp_fail(TP_EVALUE, "%d stages for %d blocks: a block for each would be right", x.stages, x.blocks);
-    x.reach = calloc((size_t)x.stages * (size_t)x.blocks, sizeof *x.reach);
-    x.until = calloc((size_t)x.blocks + 1, sizeof *x.until);
-    x.cap = calloc(2 * (size_t)x.stages + 1, sizeof *x.cap);
-    if (x.reach == NULL || x.until == NULL || x.cap == NULL) {
-        free(x.reach);
-        free(x.until);
-        free(x.cap);
-        return tp_fail(TP_EMEMORY, "no memory to cut %d blocks into %d stages", x.blocks, x.stages);
-    }
-    x.varies = x.cap + x.stages + 1;
-    tp_engine_counts counts = {0};
-    tp_status status = tp_engine_count(config->program, &counts);
-    x.config.counts = &counts;
-    for (int stage = 0; status == TP_OK && stage < x.stages; stage++)
-        x.varies[stage] = counts.guests[config->program->rank_of[stage]];
+    cutter x;
+    tp_engine_counts counts;
+    tp_status status = cutter_start(&x, config, boundary, &counts);
+    x.limit = limit;
     if (status == TP_OK)
         status = sum_up(&x, seconds);
     if (status == TP_OK) {
         *found = cut_evenly(&x);
         status = tp_deadline_check_told();
     }
-    tp_engine_counts_close(&counts);
-    free(x.reach);
-    free(x.until);
-    free(x.cap);
+    cutter_close(&x, &counts);
+    return status;
+}
+
+tp_status
+tp_engine_cut_least(const tp_engine_config *config, int64_t low, int64_t high, double close, int32_t *boundary, int *found)
+{
+    cutter x;
+    tp_engine_counts counts;
+    if (low < 0 || high < low || !(close >= 0.0))
+        return tp_fail(TP_EVALUE, "limits from %lld to %lld bytes, to %g of them: 0 <= low <= high and 0 <= close would be right",
+                       (long long)low, (long long)high, close);
+    tp_status status = cutter_start(&x, config, boundary, &counts);
+    size_t bytes = ((size_t)x.stages + 1) * sizeof *boundary;
+    int32_t *best = status == TP_OK ? malloc(bytes) : NULL;
+    if (status == TP_OK && best == NULL)
+        status = tp_fail(TP_EMEMORY, "no memory for the boundaries of %d stages", x.stages);
+    *found = 0;
+    while (status == TP_OK && (double)(high - low) > fmax(GRAIN, close * (double)high)) {
+        x.limit = low + (high - low) / 2;
+        memset(x.reach, 0, (size_t)x.stages * (size_t)x.blocks * sizeof *x.reach);
+        if (fill(&x, INFINITY) >= 0.0) {
+            memcpy(best, boundary, bytes);
+            *found = 1;
+            high = x.limit;
+        } else {
+            low = x.limit;
+        }
+        status = tp_deadline_check_told();
+    }
+    if (*found)
+        memcpy(boundary, best, bytes);
+    free(best);
+    cutter_close(&x, &counts);
     return status;
 }

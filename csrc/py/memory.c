@@ -140,6 +140,33 @@ swap_bytes(PyObject *module, PyObject *args, PyObject *kwargs)
     return of_each_rank(module, args, kwargs, tp_engine_store_bytes);
 }
 
+/* Within `high` bytes a rank, the most even; or, where `even` is NULL, what needs least of (low, high]. */
+typedef struct {
+    const double *even; /* seconds */
+    long long low, high;
+    double close;
+} cut_asked;
+
+static PyObject *
+cut_of(tp_py_state *state, const question *q, const cut_asked *asked)
+{
+    int stages = tp_program_copy_stages(q->config.program), found = 0;
+    int32_t *boundary = calloc((size_t)stages + 1, sizeof *boundary);
+    if (boundary == NULL)
+        return PyErr_NoMemory();
+    tp_py_away away;
+    tp_py_leave(&away);
+    tp_status status = asked->even != NULL
+                           ? tp_engine_cut(&q->config, asked->high, asked->even, boundary, &found)
+                           : tp_engine_cut_least(&q->config, asked->low, asked->high, asked->close, boundary, &found);
+    status = tp_py_back(&away, status);
+    PyObject *result = status != TP_OK ? tp_py_raise(state, status)
+                       : found         ? tp_py_ints(boundary, stages + 1)
+                                       : Py_NewRef(Py_None);
+    free(boundary);
+    return result;
+}
+
 static PyObject *
 cut_stages(PyObject *module, PyObject *args, PyObject *kwargs)
 {
@@ -147,36 +174,40 @@ cut_stages(PyObject *module, PyObject *args, PyObject *kwargs)
     PyObject *seconds, *result = NULL;
     question q = {.provider = Py_None, .saves = Py_None, .config = {.device = {.threads = 1}}};
     Py_buffer times = {0};
-    int32_t *boundary = NULL;
-    long long limit;
+    cut_asked asked = {0};
     tp_py_state *state = tp_py_module_state(module);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOLO|OzOi", names, &q.program, &q.model, &q.slicing, &limit, &seconds,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOLO|OzOi", names, &q.program, &q.model, &q.slicing, &asked.high, &seconds,
                                      &q.provider, &q.dtype, &q.saves, &q.config.replicas))
         return NULL;
     if (question_open(state, &q) < 0 || tp_py_view(seconds, 'd', 1, 0, "seconds", &times) < 0)
         goto done;
-    int stages = tp_program_copy_stages(q.config.program), blocks = tp_model_blocks(&q.config.model), found = 0;
-    if (times.shape[0] != blocks || limit < 0) {
+    int blocks = tp_model_blocks(&q.config.model);
+    asked.even = times.buf;
+    if (times.shape[0] != blocks || asked.high < 0)
         tp_py_invalid_value("%zd seconds and a limit of %lld bytes: %d seconds, and bytes from 0 on, would be right", times.shape[0],
-                            limit, blocks);
-        goto done;
-    }
-    boundary = calloc((size_t)stages + 1, sizeof *boundary);
-    if (boundary == NULL) {
-        PyErr_NoMemory();
-        goto done;
-    }
-    tp_py_away away;
-    tp_py_leave(&away);
-    tp_status status = tp_py_back(&away, tp_engine_cut(&q.config, limit, times.buf, boundary, &found));
-    if (status != TP_OK)
-        tp_py_raise(state, status);
+                            asked.high, blocks);
     else
-        result = found ? tp_py_ints(boundary, stages + 1) : Py_NewRef(Py_None);
+        result = cut_of(state, &q, &asked);
 done:
-    free(boundary);
     if (times.obj != NULL)
         PyBuffer_Release(&times);
+    question_close(&q);
+    return result;
+}
+
+static PyObject *
+cut_least(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"program", "model", "slicing", "low", "high", "close", "provider", "dtype", "saves", "replicas", NULL};
+    PyObject *result = NULL;
+    question q = {.provider = Py_None, .saves = Py_None, .config = {.device = {.threads = 1}}};
+    cut_asked asked = {0};
+    tp_py_state *state = tp_py_module_state(module);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOLLd|OzOi", names, &q.program, &q.model, &q.slicing, &asked.low, &asked.high,
+                                     &asked.close, &q.provider, &q.dtype, &q.saves, &q.config.replicas))
+        return NULL;
+    if (question_open(state, &q) == 0)
+        result = cut_of(state, &q, &asked);
     question_close(&q);
     return result;
 }
@@ -316,6 +347,10 @@ static PyMethodDef functions[] = {
      "cut_stages($module, /, program, model, slicing, limit, seconds, provider=None, dtype=None, saves=None, replicas=1)\n--\n\n"
      "-> [stages + 1] boundaries of the partition within `limit` bytes a rank whose longest stage takes least, or None: there is none. "
      "seconds: float64 [blocks], whole numbers. Exact where a rank has one stage (tp_engine_cut)."},
+    {"cut_least", (PyCFunction)(void (*)(void))cut_least, METH_VARARGS | METH_KEYWORDS,
+     "cut_least($module, /, program, model, slicing, low, high, close, provider=None, dtype=None, saves=None, replicas=1)\n--\n\n"
+     "-> [stages + 1] boundaries of the partition that needs least of a rank, of limits in (low, high], looked for by halves until "
+     "they are within `close` of the limit or 64 bytes; None: none was within any limit that was tried."},
     {"stage_memory", stage_memory, METH_VARARGS,
      "stage_memory($module, model, slicing, first, last, activation_slots, gradient_slots, provider=None, dtype=None, "
      "saves=None, /)\n--\n\n-> bytes that a stage of blocks [first, last) takes, exact, workspace not counted; nothing is allocated."},
