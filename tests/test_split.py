@@ -121,7 +121,8 @@ def test_split_is_the_best_of_all_fillings(grain: int) -> None:
             part = random_s.random(shape)
             return scale * (np.floor(part * grain) + 1 if grain else part + 0.01)
 
-        seconds = {"F": table(1.0), "I": table(1.0), "W": table(rng.choice([0.1, 1.0, 2.0])), "comm": table(rng.choice([0.01, 1.0]))}
+        seconds = {"F": table(1.0), "I": table(1.0), "W": table(rng.choice([0.1, 1.0, 2.0]))}
+        seconds["comm"] = table(rng.choice([0.01, 1.0]))
         copies = rng.choice([0.0, 0.1])
         seconds |= {op: copies * table(1.0) for op in ("SF", "RF", "SB", "RB")}
         for pending in (0, 1, 2, 4):
