@@ -188,6 +188,7 @@ class _Hunt:
         self._ends: dict[Candidate, Candidate] = {}            # of descents from starts that fit, the latest of each
         self._carried: frozenset[Candidate] = frozenset()      # coarser grids' plans within the limit that is looked at
         self._rungs: list[Candidate] = []
+        self._floor: list[Candidate] = []                      # what needs least memory, which is known before the rungs between
         self._least_s = 0.0                                    # no plan that is still to be found takes less
         self._peak, self._spent, self._ended = 0, 0, False     # of the latest plan; ticks of all but the first
 
@@ -267,7 +268,7 @@ class _Hunt:
         return self._fastest(limit)
 
     def _fastest(self, limit: int | None) -> Candidate | None:
-        return min((c for c in self._rungs if self.judge.fits(c, limit)), key=pace, default=None)
+        return min((c for c in (*self._rungs, *self._floor) if self.judge.fits(c, limit)), key=pace, default=None)
 
     def _is_sure(self, c: Candidate) -> bool:
         """Do the two plans that were found last, for less memory, take so much longer that what is below is not looked at?"""
@@ -285,23 +286,25 @@ class _Hunt:
         if not self._rungs:
             self._add(self.within(None))
             self.first, self._ended = judge.work - begun, not self._rungs
+            self._floor = self._least(_CLOSER) if self._rungs and not late() else []
             return
         step = min(_WIDEST, _RUNG * 2.0 ** (self._spent // max(_RUNGS, self.first)))
         below = self._peak - max(1, int(step * self._peak))
         self._take_over(below)
         found = self._below(below) or self._lean_within(below)
         self._ended = found is None
-        self._add(self._least_of(self._orders()[0], _CLOSER) if found is None else found)
+        self._add(found)
         self._spent += judge.work - begun
 
     def _add(self, c: Candidate | None) -> None:
-        """But for one that is faster than what was given for more memory without looking so far down."""
+        """But for one that is faster than what was given for more memory without looking so far down, which is no slower than what
+        needs least."""
         if c is None:
             return
         self._peak = max(self.judge.peak_bytes(c))
-        if c.seconds >= self._least_s:
+        if c.seconds >= min([self._least_s, *(d.seconds for d in self._floor if self.judge.fits(d, self._peak))]):
             self._rungs.append(c)
-            self._least_s = max([self._least_s, *(d.seconds for d in self._rungs if self._is_sure(d))])
+            self._least_s = max([self._least_s, *(d.seconds for d in (*self._rungs, *self._floor) if self._is_sure(d))])
 
     def _known(self, limit: int | None) -> list[Candidate]:
         """What coarser grids' fastest plans are within the limit."""
@@ -383,12 +386,16 @@ class _Hunt:
             cut = judge.cut_least(order, min(16 * judge.model.num_params // judge.ranks, high), high, close)
         return self._tight(order, max(judge.peak_bytes(order if cut is None else replace(order, partition=cut))))
 
+    def _least(self, close: float = 0.0) -> list[Candidate]:
+        """Of both programs that hold least: of more slices each is smaller, and there are more of them."""
+        return [c for c in (self._least_of(order, close) for order in self._orders()[:2]) if c is not None]
+
     def rescue(self) -> list[Candidate]:
         """Where nothing fits the judge's own limit: plans that need as little as any, so that its nearest miss is that; or what is
         found for this limit alone."""
         judge, limit = self.judge, self.judge.limit
         assert limit is not None
-        found = [c for c in (self._least_of(order) for order in self._orders()[:2]) if c is not None and judge.fits(c, limit)]
+        found = [c for c in self._least() if judge.fits(c, limit)]
         if not found:
             lean = self._lean_within(limit)
             found = [] if lean is None else [lean]
