@@ -469,8 +469,6 @@ def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: i
     asked = [hunts[g] for g in hunts if unit in hunts or g % unit == 0]
     best = min((c for c in (hunt.best(judge.limit) for hunt in asked) if c is not None), key=pace, default=None)
     if best is None and judge.limit is not None and unit in hunts and not late():
-        if judge.chunks == 1 and BPIPE not in names:           # finer slices need less: what fits a coarser grid fits this one
-            asked = [hunts[unit]]
         best = min((c for hunt in asked for c in hunt.rescue()), key=pace, default=None)
     for hunt in hunts.values():
         judge.joins(hunt.judge)

@@ -151,3 +151,14 @@ def test_of_what_holds_least_no_slices_are_left_out():
     least = named(model, cluster, request)
     step_s = seconds(model, cluster, "terapipe", request, least * np.array([1.0, 1.0011, 1.0025, 1.004, 1.006]))
     assert np.isfinite(step_s).all() and (step_s[1:] <= step_s[:-1]).all(), step_s
+
+
+def test_a_finer_grid_has_what_a_coarser_one_has_for_least():
+    """Two slices need less than whole sequences, and less than four: where nothing else fitted a finer grid refused what a coarser
+    one had a plan for."""
+    model = tp.GPTConfig(n_layer=17, n_head=1, n_embd=32, vocab_size=5000, block_size=256)
+    cluster = tp.Cluster(num_devices=5, link_latency_s=1e-3, link_bandwidth_Bps=1e12, peak_flops=1e12)
+    request = {"batch": 6, "seq_len": 256, "stages": 5}
+    limit = named(model, cluster, request | {"granularity": 128})
+    coarse, fine = (seconds(model, cluster, "terapipe", request | {"granularity": unit}, [limit])[0] for unit in (128, 64))
+    assert fine <= coarse < float("inf")
