@@ -397,8 +397,10 @@ class _Hunt:
         assert limit is not None
         found = [c for c in self._least() if judge.fits(c, limit)]
         if not found:
+            nearest = judge.shortest
             lean = self._lean_within(limit)
             found = [] if lean is None else [lean]
+            judge.shortest = nearest                           # what came near this limit alone is not found within another one
         return found
 
 

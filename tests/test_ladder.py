@@ -162,3 +162,17 @@ def test_a_finer_grid_has_what_a_coarser_one_has_for_least():
     limit = named(model, cluster, request | {"granularity": 128})
     coarse, fine = (seconds(model, cluster, "terapipe", request | {"granularity": unit}, [limit])[0] for unit in (128, 64))
     assert fine <= coarse < float("inf")
+
+
+def test_what_a_refusal_names_of_several_chunks_is_enough():
+    """It was what had come nearest for the limit that was refused alone, which nobody finds again for another one."""
+    model = tp.GPTConfig(n_layer=7, n_head=1, n_embd=8, vocab_size=50, block_size=45, bias=False, tie_weights=False)
+    cluster = tp.Cluster(num_devices=4, link_latency_s=1e-3, link_bandwidth_Bps=1e12, peak_flops=1e14)
+    request = {"batch": 8, "seq_len": 45, "stages": 4, "schedule": "dualpipe-v", "granularity": 3}
+    least = named(model, cluster, request)
+    for limit in (least, 0.99 * least, 0.95 * least, 0.8 * least, 0.5 * least):
+        try:
+            tp.plan(model, cluster, planner="terapipe", memory_bytes=int(limit), **request)
+        except tp.InfeasibleError as refused:
+            assert limit < least
+            tp.plan(model, cluster, planner="terapipe", memory_bytes=refused.memory_bytes, **request)
