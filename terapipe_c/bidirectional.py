@@ -34,6 +34,9 @@ _GRIDS = 4              # times as much for all grids together, besides a little
 _NEAR = 1.05            # times as slow as a plan of a coarser grid: a start that may end below it
 _DEAR = 10_000_000      # ticks of a candidate from which on not every grid is tried
 _SMALL = 0.01           # of an estimate, by which it must be better there
+_VALLEYS = 3            # slicings from whose fastest plans boundaries and slices move
+_RUNGS = 12             # limits of memory within which they do, too
+_LESS = 0.95            # of such a limit, the next
 _STARTS = 3             # quick plans from which boundaries move
 _PARTS = (1, 2, 3, 4, 6, 8, 12, 16)   # slices of a sequence
 
@@ -206,7 +209,39 @@ def _of_grid(judge: Judge, request: Request, coarser: list[Candidate], leaner: l
     best = min(seen, key=pace)
     if request.partition is None and best.pending > 1:         # other stages may be best where more waits
         seen += _descended(judge, best, judge.work + budget // _STARTS, lambda c: c.seconds)
-    return seen, ends
+    return seen + _moved(judge, request, [*seen, *coarser], budget), ends
+
+
+def _moved(judge: Judge, request: Request, plans: list[Candidate], budget: int) -> list[Candidate]:
+    """Where single moves of boundaries and slices lead from the fastest of a few slicings, and from the fastest of all within less
+    and less memory: down from what that needs, whatever the limit, so that more memory never hurts."""
+    by_slicing: dict[tuple[Micro, ...], Candidate] = {}
+    for c in sorted(dict.fromkeys(plans), key=pace):
+        by_slicing.setdefault(c.slicing, c)
+    firsts = list(by_slicing.values())[:_VALLEYS]
+    moved = [_end(judge, request, c, None, budget) for c in firsts if not late()]
+    limit = max(judge.peak_bytes(firsts[0]))
+    for _ in range(_RUNGS):
+        limit = int(_LESS * limit)
+        start = min((c for c in (*plans, *moved) if judge.fits(c, limit)), key=pace, default=None)
+        if start is None or late():
+            break
+        moved.append(_end(judge, request, start, limit, budget))
+    return moved
+
+
+def _end(judge: Judge, request: Request, start: Candidate, limit: int | None, budget: int) -> Candidate:
+    """As many W that wait as are best, then moves, again and again."""
+    best, stop = start, judge.work + budget
+    while judge.work < stop and not late():
+        others = [judge.judge(CHIMERA, best.partition, best.slicing, pending) for pending in (0, 1, 2, 4)]
+        end = min((c for c in (best, *others) if judge.fits(c, limit)), key=pace)
+        end = judge.descend(end, limit, unit=request.unit, fixed_partition=request.partition is not None,
+                            fixed_slicing=request.slicing is not None, budget=stop - judge.work) or end
+        if pace(end) >= pace(best) * SLIGHT:
+            break
+        best = end
+    return best
 
 
 def _best(judge: Judge, request: Request) -> Candidate:
