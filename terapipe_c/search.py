@@ -7,7 +7,6 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -179,12 +178,15 @@ class _Hunt:
     never hurts."""
 
     def __init__(self, judge: Judge, names: Sequence[str], starts: Sequence[Candidate], work: int, unit: int, partition: Cut | None,
-                 fixed_slicing: bool, coarser: Sequence[_Hunt], slicings: Sequence[tuple[Micro, ...]]) -> None:
-        """coarser: on the grids that this one refines, whose fastest plans are where it starts, too."""
+                 fixed_slicing: bool, coarser: Sequence[_Hunt], slicings: Sequence[tuple[Micro, ...]], brief: bool) -> None:
+        """coarser: on the grids that this one refines, whose fastest plans are where it starts, too. brief: theirs are its ladder,
+        but for its fastest plan and what needs least."""
+        self.brief = brief
         self.judge, self.names, self.starts, self.work, self.coarser = judge, names, list(starts), work, coarser
         self.first = 0                                         # ticks of the fastest plan
         self.partition, self.slicings = partition, slicings
         self.given: dict[str, Any] = {"unit": unit, "fixed_partition": partition is not None, "fixed_slicing": fixed_slicing}
+        self._best: dict[int | None, Candidate | None] = {}
         self._ends: dict[Candidate, Candidate] = {}            # of descents from starts that fit, the latest of each
         self._carried: frozenset[Candidate] = frozenset()      # coarser grids' plans within the limit that is looked at
         self._rungs: list[Candidate] = []
@@ -260,6 +262,11 @@ class _Hunt:
 
     def best(self, limit: int | None) -> Candidate | None:
         """The fastest plan within the limit; None: none fits."""
+        if limit not in self._best:
+            self._best[limit] = self._looked_for(limit)
+        return self._best[limit]
+
+    def _looked_for(self, limit: int | None) -> Candidate | None:
         while not self._ended:
             found = self._fastest(limit)
             if found is not None and self._is_sure(found):
@@ -268,7 +275,8 @@ class _Hunt:
         return self._fastest(limit)
 
     def _fastest(self, limit: int | None) -> Candidate | None:
-        return min((c for c in (*self._rungs, *self._floor) if self.judge.fits(c, limit)), key=pace, default=None)
+        plans = [*self._rungs, *self._floor, *(self._known(limit) if self.brief and self._rungs else ())]
+        return min((c for c in plans if self.judge.fits(c, limit)), key=pace, default=None)
 
     def _is_sure(self, c: Candidate) -> bool:
         """Do the two plans that were found last, for less memory, take so much longer that what is below is not looked at?"""
@@ -280,12 +288,12 @@ class _Hunt:
         judge, begun = self.judge, self.judge.work
         if late() and self._rungs:
             self._ended = True
-            if self._fastest(limit) is None:
-                self._add(self.within(limit))
+            found = self.within(limit) if self._fastest(limit) is None else None
+            self._rungs += [] if found is None else [found]
             return
         if not self._rungs:
             self._add(self.within(None))
-            self.first, self._ended = judge.work - begun, not self._rungs
+            self.first, self._ended = judge.work - begun, self.brief or not self._rungs
             self._floor = self._least(_CLOSER) if self._rungs and not late() else []
             return
         step = min(_WIDEST, _RUNG * 2.0 ** (self._spent // max(_RUNGS, self.first)))
@@ -343,7 +351,7 @@ class _Hunt:
 
         return [Candidate(0.0, name, cut, s, int(name in ZERO_BUBBLE), self.judge.savings) for name, s in sorted(pairs, key=held)]
 
-    def _tight(self, order: Candidate, limit: int) -> Candidate | None:
+    def _tight(self, order: Candidate, limit: int, mends: bool = True) -> Candidate | None:
         """This schedule with these slices on stages that fit, as even as that lets them be. None: no stages fit, of one chunk a
         rank; of several, and where ranks keep guests, none was found."""
         judge, known = self.judge, self.partition is not None
@@ -358,7 +366,7 @@ class _Hunt:
                 return found
             cut = None if known else judge.cut_within(found, limit, ticks)         # R is elsewhere on these stages
             ends = [] if cut is None else [judge.judge(order.schedule, cut, order.slicing, order.pending)]
-            ends = [c for c in ends if judge.fits(c, limit)] or self._mend(found, limit, 32)
+            ends = [c for c in ends if judge.fits(c, limit)] or (self._mend(found, limit, 32) if mends else [])
             if ends:
                 return ends[0]
         return None
@@ -378,17 +386,18 @@ class _Hunt:
         ends = [end for c in first for end in self._mend(c, limit, 4 * len(first))]
         return self._waiting(min(ends, key=pace), limit, self.judge.work + self.work)
 
-    def _least_of(self, order: Candidate, close: float = 0.0) -> Candidate | None:
-        """The same on stages that need least of a rank, as even as that lets them be; None: see ``_tight``."""
-        judge, cut = self.judge, None
+    def _least_of(self, order: Candidate, close: float = 0.0) -> Candidate:
+        """The same on stages that need least of a rank, as even as that lets them be without moves."""
+        judge, cut = self.judge, order.partition
         high = max(judge.peak_bytes(order))
         if self.partition is None:
-            cut = judge.cut_least(order, min(16 * judge.model.num_params // judge.ranks, high), high, close)
-        return self._tight(order, max(judge.peak_bytes(order if cut is None else replace(order, partition=cut))))
+            cut = judge.cut_least(order, min(16 * judge.model.num_params // judge.ranks, high), high, close) or cut
+        least = judge.judge(order.schedule, cut, order.slicing, order.pending)
+        return self._tight(order, max(judge.peak_bytes(least)), mends=False) or least
 
     def _least(self, close: float = 0.0) -> list[Candidate]:
         """Of both programs that hold least: of more slices each is smaller, and there are more of them."""
-        return [c for c in (self._least_of(order, close) for order in self._orders()[:2]) if c is not None]
+        return [self._least_of(order, close) for order in self._orders()[:2]]
 
     def rescue(self) -> list[Candidate]:
         """Where nothing fits the judge's own limit: plans that need as little as any, so that its nearest miss is that; or what is
@@ -443,7 +452,7 @@ def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: i
     grid never gives a worse plan: each grid that it refines is searched before it, exactly as if it had been asked for, and
     what was found there is where it starts. Of many chunks there are many numbers, and programs are long: the work is less,
     so that all numbers together are little more than two. Where coarse grids took all the work of a large request a finer one
-    still has a little, for its own best slices. Where time is up it ends with what it has."""
+    still has a little, for its own best slices, and no ladder of its own. Where time is up it ends with what it has."""
     work = 4 * _WORK // max(2, judge.chunks) ** 2
     fixed_slicing = slicing is not None or names[0] == SLICED
     hunts: dict[int, _Hunt] = {}
@@ -464,7 +473,8 @@ def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: i
             seeds = [slicing] if slicing is not None else _slicing_seeds(own, batch, seq_len, grid, coarser)
             carried = [c for c in (hunts[g].best(None) for g in refined) if c is not None]
             starts = _starts(own, names, seeds, partition, budget, min(carried, key=pace, default=None), spread)
-            hunts[grid] = _Hunt(own, names, starts, budget, grid, partition, fixed_slicing, [hunts[g] for g in refined], seeds)
+            hunts[grid] = _Hunt(own, names, starts, budget, grid, partition, fixed_slicing, [hunts[g] for g in refined], seeds,
+                                bool(refined) and budget == little)
             spent[grid] = own.work
             hunts[grid].best(judge.limit)
             spent[grid] += hunts[grid].first
