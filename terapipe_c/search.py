@@ -387,13 +387,13 @@ class _Hunt:
         return self._waiting(min(ends, key=pace), limit, self.judge.work + self.work)
 
     def _least_of(self, order: Candidate, close: float = 0.0) -> Candidate:
-        """The same on stages that need least of a rank, as even as that lets them be without moves."""
+        """The same on stages that need least of a rank, as even as that lets them be."""
         judge, cut = self.judge, order.partition
         high = max(judge.peak_bytes(order))
         if self.partition is None:
             cut = judge.cut_least(order, min(16 * judge.model.num_params // judge.ranks, high), high, close) or cut
         least = judge.judge(order.schedule, cut, order.slicing, order.pending)
-        return self._tight(order, max(judge.peak_bytes(least)), mends=False) or least
+        return self._tight(order, max(judge.peak_bytes(least)), mends=not self.brief) or least
 
     def _least(self, close: float = 0.0) -> list[Candidate]:
         """Of both programs that hold least: of more slices each is smaller, and there are more of them."""
