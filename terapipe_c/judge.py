@@ -342,9 +342,9 @@ class Judge:
                            self.replicas.count)
         return None if found is None else tuple(found)
 
-    def cut_least(self, c: Candidate, low: int, high: int, close: float) -> Cut | None:
+    def cut_least(self, c: Candidate, low: int, high: int) -> Cut | None:
         """Stages for its program that need least of a rank, of limits in (low, high]; None: none is within one that was tried."""
-        found = cut_least(self.model, c.slicing, self.lowered(c), low, high, close, self.costs.where, c.savings.recompute,
+        found = cut_least(self.model, c.slicing, self.lowered(c), low, high, 0.0, self.costs.where, c.savings.recompute,
                           self.replicas.count)
         return None if found is None else tuple(found)
 

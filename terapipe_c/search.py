@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _STARTS = 3           # of a search that descend
 _NEAR = 1.1           # times as slow as a plan that was descended to: a start that may end below it
 TICKS = 2.0 ** 36      # of all work, where planners get whole numbers
-_CLOSER = 0.001       # of the least memory, how closely it is looked for
+_AGAIN = 4            # times that stages are cut for the least memory, each time for the program of those before
 _RUNG = 0.01          # of a limit, from one rung to the next below it, at least
 _WIDEST = 0.25        # and at most
 _SURE = 1.03, 1.1     # times as long as a plan, with one chunk a rank and with several: what is below such two is not looked at
@@ -182,6 +182,7 @@ class _Hunt:
         """coarser: on the grids that this one refines, whose fastest plans are where it starts, too. brief: theirs are its ladder,
         but for its fastest plan and what needs least."""
         self.brief = brief
+        self.exact = judge.chunks == 1 and BPIPE not in names and not any(judge.savings.recompute)     # are stages cut exactly?
         self.judge, self.names, self.starts, self.work, self.coarser = judge, names, list(starts), work, coarser
         self.first = 0                                         # ticks of the fastest plan
         self.partition, self.slicings = partition, slicings
@@ -294,7 +295,7 @@ class _Hunt:
         if not self._rungs:
             self._add(self.within(None))
             self.first, self._ended = judge.work - begun, self.brief or not self._rungs
-            self._floor = self._least(_CLOSER) if self._rungs and not late() else []
+            self._floor = self._least() if self._rungs and not late() else []
             return
         step = min(_WIDEST, _RUNG * 2.0 ** (self._spent // max(_RUNGS, self.first)))
         below = self._peak - max(1, int(step * self._peak))
@@ -386,31 +387,30 @@ class _Hunt:
         ends = [end for c in first for end in self._mend(c, limit, 4 * len(first))]
         return self._waiting(min(ends, key=pace), limit, self.judge.work + self.work)
 
-    def _least_of(self, order: Candidate, close: float = 0.0) -> Candidate:
+    def _least_of(self, order: Candidate) -> Candidate:
         """The same on stages that need least of a rank, as even as that lets them be."""
-        judge, cut = self.judge, order.partition
-        high = max(judge.peak_bytes(order))
-        if self.partition is None:
-            cut = judge.cut_least(order, min(16 * judge.model.num_params // judge.ranks, high), high, close) or cut
-        least = judge.judge(order.schedule, cut, order.slicing, order.pending)
-        return self._tight(order, max(judge.peak_bytes(least)), mends=not self.brief) or least
+        judge, least, peak = self.judge, order, max(self.judge.peak_bytes(order))
+        for _ in range(0 if self.partition is not None else _AGAIN if any(judge.savings.recompute) else 1):
+            low = min(16 * judge.model.num_params // judge.ranks, peak)
+            cut = judge.cut_least(least, low, peak)            # with the R of those before
+            found = least if cut is None else judge.judge(order.schedule, cut, order.slicing, order.pending)
+            if max(judge.peak_bytes(found)) >= peak:
+                break
+            least, peak = found, max(judge.peak_bytes(found))
+        return self._tight(order, peak, mends=not self.brief) or judge.judge(order.schedule, least.partition, order.slicing,
+                                                                             order.pending)
 
-    def _least(self, close: float = 0.0) -> list[Candidate]:
+    def _least(self) -> list[Candidate]:
         """Of both programs that hold least: of more slices each is smaller, and there are more of them."""
-        return [self._least_of(order, close) for order in self._orders()[:2]]
+        return [self._least_of(order) for order in self._orders()[:2]]
 
     def rescue(self) -> list[Candidate]:
-        """Where nothing fits the judge's own limit: plans that need as little as any, so that its nearest miss is that; or what is
-        found for this limit alone."""
-        judge, limit = self.judge, self.judge.limit
-        assert limit is not None
-        found = [c for c in self._least() if judge.fits(c, limit)]
-        if not found:
-            nearest = judge.shortest
-            lean = self._lean_within(limit)
-            found = [] if lean is None else [lean]
-            judge.shortest = nearest                           # what came near this limit alone is not found within another one
-        return found
+        """Where nothing fits the judge's own limit: what is found for this limit alone, where stages are not cut exactly."""
+        judge, nearest = self.judge, self.judge.shortest
+        assert judge.limit is not None
+        lean = None if self.exact else self._lean_within(judge.limit)
+        judge.shortest = nearest                               # what came near this limit alone is not found within another one
+        return [] if lean is None else [lean]
 
 
 def _starts(judge: Judge, names: Sequence[str], slicings: list[tuple[Micro, ...]], partition: Cut | None,
