@@ -276,15 +276,16 @@ def test_the_core_refuses_what_does_not_fit_together():
     judge = Judge(model, CostModel.analytic(model, CLUSTER), 2, 1, None)
     one, arrays = np.array([1], np.int32), dict(boundary=[0, 3, 6], batches=[1], slices=[2], lengths=[16, 16])
 
-    def run(order=1, **change):
+    def run(order=1, pending=1, **change):
         given = [np.array(v, np.int32) for v in {**arrays, **change}.values()]
-        return _core.judge_run(judge._judge, (order, 1, *given))
+        return _core.judge_run(judge._judge, (order, pending, *given))
 
     assert run()[1] > 0
     for change, word in ((dict(boundary=[0, 6, 6]), "stage 1 has no block"), (dict(boundary=[0, 3, 5]), "cover blocks"),
                          (dict(boundary=[0, 6]), "fit together"), (dict(lengths=[16]), "fit together"),
                          (dict(lengths=[32, 0]), "slice 0.1"), (dict(batches=[0]), "0 sequences"), (dict(order=6), "order is 6"),
                          (dict(order=14), "order is 14"), (dict(order=13), "pending is 1"),
+                         (dict(pending=-1), "pending is -1"),
                          (dict(order=10), "has 2 slices"), (dict(order=7), "stages"),
                          (dict(slices=[0], lengths=[]), "0 slices"), (dict(order=11), "pending is 1"),
                          (dict(order=12), "as many of them in both directions"),
