@@ -272,7 +272,9 @@ class _Hunt:
             found = self._fastest(limit)
             if found is not None and self._is_sure(found):
                 return found
+            nearest = self.judge.shortest
             self._step_down(limit)
+            self.judge.shortest = nearest                      # no other limit comes by what is near a rung
         return self._fastest(limit)
 
     def _fastest(self, limit: int | None) -> Candidate | None:

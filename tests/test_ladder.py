@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import terapipe_c as tp
+from terapipe_c import search
 from terapipe_c.judge import Judge
 from terapipe_c.ladder import _question
 from terapipe_c.request import PLANNERS, SAVERS
@@ -176,3 +177,20 @@ def test_what_a_refusal_names_of_several_chunks_is_enough():
         except tp.InfeasibleError as refused:
             assert limit < least
             tp.plan(model, cluster, planner="terapipe", memory_bytes=refused.memory_bytes, **request)
+
+
+def test_what_a_refusal_names_is_enough_where_the_limit_is_one_of_the_ladder(monkeypatch):
+    """What had come near that rung in a descent was named: no other limit's ladder comes by it."""
+    model = tp.GPTConfig(n_layer=7, n_head=1, n_embd=32, vocab_size=50, block_size=24)
+    cluster = tp.Cluster(num_devices=3, link_latency_s=1e-3, link_bandwidth_Bps=1e8, peak_flops=1e14)
+    request = {"batch": 6, "seq_len": 24, "stages": 3, "schedule": "hanayo", "granularity": 12}
+    rungs, below = [], search._Hunt._below
+    with monkeypatch.context() as patch:
+        patch.setattr(search._Hunt, "_below", lambda hunt, limit: rungs.append(limit) or below(hunt, limit))
+        least = named(model, cluster, request)
+    limits = {limit for limit in rungs if limit < least}
+    for limit in limits:
+        with pytest.raises(tp.InfeasibleError) as refused:
+            tp.plan(model, cluster, planner="terapipe", memory_bytes=limit, **request)
+        assert refused.value.memory_bytes == least
+    assert limits and np.isfinite(seconds(model, cluster, "terapipe", request, [least])).all()
