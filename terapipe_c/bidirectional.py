@@ -91,7 +91,7 @@ def _starts(judge: Judge, request: Request, slicings: list[tuple[Micro, ...]], k
                  *(c.partition for c in known[:1] if judge.work <= stop)))
             found += [judge.judge(CHIMERA, cut, slicing, pending) for cut in cuts]
     found = sorted(dict.fromkeys(found), key=pace)
-    return sorted({*found, *(judge.judge(CHIMERA, c.partition, c.slicing, 0) for c in found[:1])}, key=pace)
+    return sorted(dict.fromkeys([*found, *(judge.judge(CHIMERA, c.partition, c.slicing, 0) for c in found[:1])]), key=pace)
 
 
 def _neighbours(cut: Cut) -> Iterator[Cut]:

@@ -10,7 +10,7 @@ from test_cli import SMALL, run
 import terapipe_c as tp
 from terapipe_c import bidirectional
 from terapipe_c.engine import rank_memory
-from terapipe_c.judge import Judge, Replicas, Savings, rounded
+from terapipe_c.judge import Candidate, Judge, Replicas, Savings, rounded
 from terapipe_c.links import Links
 
 MODEL = tp.GPTConfig(n_layer=4, n_head=2, n_embd=32, vocab_size=97, block_size=32)
@@ -253,3 +253,21 @@ def test_time_that_is_up_on_fewer_ranks_leaves_the_plan_on_more(monkeypatch):
 
     monkeypatch.setattr(bidirectional, "_best", slow)
     assert planned(time_limit_s=100.0).ranks == 4
+
+
+def test_a_plan_does_not_depend_on_hashes(monkeypatch):
+    """Of starts that take equally long the first was any: another process named other bytes."""
+    model = tp.GPTConfig(n_layer=2, n_head=2, n_embd=32, vocab_size=50, block_size=48)
+    cluster = tp.Cluster(num_devices=4, link_latency_s=1e-3, link_bandwidth_Bps=1e8, devices_per_node=1, node_link_latency_s=1e-6,
+                         node_link_bandwidth_Bps=1e10)
+    told, least = tp.CostModel.analytic(model, cluster).to_dict(), set()
+    none = dict.fromkeys(("pair_s", "a0", "a1", "a2", "a3"), 0.0)
+    for curve, ms in zip(told["curves"].values(), "22 02 01 01 02 02 12 00 24 13 13 13".split(), strict=True):
+        curve |= {"rows": [0.0, 1.0], "seconds": [int(n) / 1000 for n in ms], **none}
+    for seed in range(8):
+        monkeypatch.setattr(Candidate, "__hash__", lambda c, seed=seed: hash((seed, c.partition, c.slicing, c.pending)))
+        with pytest.raises(tp.InfeasibleError) as refused:
+            tp.plan(model, cluster, 4, 48, planner="terapipe", schedule="chimera", stages=4, granularity=4, memory_bytes=1,
+                    costs=tp.CostModel.from_dict(told))
+        least.add(refused.value.memory_bytes)
+    assert len(least) == 1
