@@ -297,7 +297,7 @@ class _Hunt:
         if not self._rungs:
             self._add(self.within(None))
             self.first, self._ended = judge.work - begun, self.brief or not self._rungs
-            self._floor = self._least() if self._rungs and not late() else []
+            self._floor = self._lowest() if self._rungs and not late() else []
             return
         step = min(_WIDEST, _RUNG * 2.0 ** (self._spent // max(_RUNGS, self.first)))
         below = self._peak - max(1, int(step * self._peak))
@@ -399,12 +399,18 @@ class _Hunt:
             if max(judge.peak_bytes(found)) >= peak:
                 break
             least, peak = found, max(judge.peak_bytes(found))
-        return self._tight(order, peak, mends=not self.brief) or judge.judge(order.schedule, least.partition, order.slicing,
+        return self._tight(order, peak, mends=False) or judge.judge(order.schedule, least.partition, order.slicing,
                                                                              order.pending)
 
     def _least(self) -> list[Candidate]:
         """Of both programs that hold least: of more slices each is smaller, and there are more of them."""
         return [self._least_of(order) for order in self._orders()[:2]]
+
+    def _lowest(self) -> list[Candidate]:
+        """The same; and where stages are not cut exactly, whose least may be far from the fastest of what needs so much, that too."""
+        least = self._least()
+        lean = None if self.exact or self.brief else self._lean_within(min(max(self.judge.peak_bytes(c)) for c in least))
+        return least if lean is None else [*least, lean]
 
     def rescue(self) -> list[Candidate]:
         """Where nothing fits the judge's own limit: what is found for this limit alone, where stages are not cut exactly."""

@@ -312,6 +312,7 @@ tp_engine_open(const tp_engine_config *config, tp_heap *heap, tp_engine **out)
     if (engine == NULL)
         return tp_fail(TP_EMEMORY, "no memory for an engine");
     engine->config = *config;
+    engine->config.counts = NULL; /* the caller's, for its questions alone */
     engine->first = config->replica * config->program->ranks;
     engine->updates = tp_engine_updates(config) ? config->program->micros : 0;
     tp_status status = open_parts(engine, config, heap);

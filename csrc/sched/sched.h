@@ -421,7 +421,8 @@ typedef struct tp_sim tp_sim;
 TP_MUST_USE tp_status
 tp_sim_open(const tp_program *program, tp_sim **out);
 /* tp_program_split (pending < 0: as it is), tp_program_lower and tp_sim_open in one, for searches that make thousands: of a compute
- * program that the builders and passes here made, which pass check, so that no pass looks again. Their errors but ESCHEDULE. */
+ * program that the builders and passes here made and that has no I or W of its own if it is split: the caller answers for that, as
+ * nothing is checked but durations, of which I and W are there. EVALUE: durations. EMEMORY. */
 TP_MUST_USE tp_status
 tp_program_complete(const tp_program *compute, const tp_durations *durations, int pending, int tied, tp_program **program,
                     tp_sim **sim);

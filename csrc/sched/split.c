@@ -13,15 +13,15 @@
 #include "csrc/base/deadline.h"
 
 #define NOT_YET (-1.0)
-#define EIGHTHS 8                   /* of a W: the largest threshold */
+#define EIGHTHS 8                     /* of a W: the largest threshold */
 #define AT_ONCE_EIGHTHS (EIGHTHS + 1) /* what stands for AT_ONCE among them */
-#define TABLES 7       /* operations of which a table says the ticks */
-#define AT_ONCE (-1.0) /* threshold: W right behind its I */
-#define TICKS 0x1p40   /* of all work */
-#define SLIGHT (1.0 - 1e-9) /* less than this much better is rounding */
-#define LEAST_S 1e-290 /* of all work: what is divided by it stays a number */
-#define LONGEST 0x1p50 /* ticks of one duration: longer ones are cut */
-#define ROUNDS 0x1p52  /* added to a double from 0 on and taken away again: to the nearest whole number */
+#define AT_ONCE (-1.0)                /* threshold: W right behind its I */
+#define TABLES 7                      /* operations whose ticks are in tables */
+#define TICKS 0x1p40                  /* of all work */
+#define SLIGHT (1.0 - 1e-9)           /* less than this much better is rounding */
+#define LEAST_S 1e-290                /* of all work: what is divided by it stays a number */
+#define LONGEST 0x1p50                /* ticks of one duration: longer ones are cut */
+#define ROUNDS 0x1p52                 /* added to a double from 0 on and taken away again: to the nearest whole number */
 
 typedef struct {
     int32_t micro, slice; /* the next in canonical order */
@@ -51,10 +51,10 @@ typedef struct {
     int32_t *stage_of, *next_stage; /* [ranks], [stages] the stages of a rank as a list; -1 ends it */
     int32_t *stack;                 /* [ranks] that may go on */
     int stacked;
-    const double *table[TP_OPS];    /* [stages * units] ticks of whole ones; NULL: of no table */
+    const double *table[TP_OPS];    /* [stages * units] ticks of each operation on a whole slice; NULL: in no table */
     const double *lag[2];           /* the same of messages forward and back */
-    double per_s, *latency; /* ticks; [2 * stages] of links, NULL: they carry any number of messages at once */
-    int64_t asked; /* steps since somebody was asked whether to stop */
+    double per_s, *latency;         /* ticks; [2 * stages] of links, NULL: they carry any number of messages at once */
+    int64_t asked;                  /* steps since somebody was asked whether to stop */
 } filler;
 
 /* Clocks count whole ticks, a small part of all work: their sums are exact, so that what comes at the same time does so whatever the
@@ -502,10 +502,11 @@ tp_sched_split(const tp_program *compute, unsigned ops, const tp_durations *dura
                 f.stage_of[compute->rank_of[v]] = v;
             }
             status = count_ticks(&f);
-            fill_tables(&f, f.ready_half + cells);
-            count_work(&f);
-            if (status == TP_OK)
+            if (status == TP_OK) {
+                fill_tables(&f, f.ready_half + cells);
+                count_work(&f);
                 status = best_of(&f, &best);
+            }
         }
     }
     tp_sched_links_close(&f.links);
