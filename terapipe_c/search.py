@@ -407,7 +407,7 @@ class _Hunt:
         return [self._least_of(order) for order in self._orders()[:2]]
 
     def _lowest(self) -> list[Candidate]:
-        """The same; and where stages are not cut exactly the fastest that is found of what needs so much, which may be far from that."""
+        """The same; and where stages are not cut exactly the fastest found of what needs so much, which may be far from that."""
         least = self._least()
         lean = None if self.exact or self.brief else self._lean_within(min(max(self.judge.peak_bytes(c)) for c in least))
         return least if lean is None else [*least, lean]
