@@ -192,7 +192,7 @@ class _Hunt:
         self._carried: frozenset[Candidate] = frozenset()      # coarser grids' plans within the limit that is looked at
         self._rungs: list[Candidate] = []
         self._floor: list[Candidate] = []                      # what needs least memory, which is known before the rungs between
-        self._least_s = 0.0                                    # no plan that is still to be found takes less
+        self._least_s = 0.0                                    # of a plan that was given: what is faster and found later is left
         self._peak, self._spent, self._ended = 0, 0, False     # of the latest plan; ticks of all but the first
 
     def _choose(self, limit: int | None, most: int) -> tuple[list[Candidate], list[Candidate]]:
@@ -409,7 +409,8 @@ class _Hunt:
     def _lowest(self) -> list[Candidate]:
         """The same; and where stages are not cut exactly the fastest found of what needs so much, which may be far from that."""
         least = self._least()
-        lean = None if self.exact or self.brief else self._lean_within(min(max(self.judge.peak_bytes(c)) for c in least))
+        enough = min((max(self.judge.peak_bytes(c)) for c in least), default=0)
+        lean = None if self.exact or self.brief else self._lean_within(enough)
         return least if lean is None else [*least, lean]
 
     def rescue(self) -> list[Candidate]:
