@@ -3,8 +3,9 @@
 A rank has stage r of one copy and stage ranks - 1 - r of the other, so stages need not be equal: only the work of the two
 together must be. What is looked at: micro-batches of all sizes that leave an even number of them, in slices as equal as can be or
 TeraPipe's own, on balanced stages; then single moves of stage boundaries from the fastest, and from the one that needs least
-memory; judged by simulating the real program, on every grid of tokens that the granularity refines. The fastest of all of them
-that fits is the plan. The paper leaves stages and micro-batches to the user.
+memory, and of boundaries and slices from the fastest within less and less memory; judged by simulating the real program, on every
+grid of tokens that the granularity refines. The fastest of all of them that fits is the plan. The paper leaves stages and
+micro-batches to the user.
 """
 from __future__ import annotations
 

@@ -460,9 +460,9 @@ def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: i
     are plans for all limits, and the fastest that fits is taken (but near the least memory, where stages are not cut exactly, and
     where time is up). A finer grid never gives a worse plan: each grid that it refines is searched before it, exactly as if it had
     been asked for, and what was found there is where it starts. Two chunks are searched twice as hard as one, which finds plans
-    4 % faster; of more chunks programs are longer and there are many numbers: the work is less, so that all numbers together take
-    about five times as much as one. Where coarse grids took all the work of a large request a finer one still has a little, for
-    its own best slices, and no ladder of its own. Where time is up it ends with what it has."""
+    up to 4 % faster; of more chunks programs are longer and there are many numbers: the work is less, so that all numbers together
+    take about five times as much as one. Where coarse grids took all the work of a large request a finer one still has a little,
+    for its own best slices, and no ladder of its own. Where time is up it ends with what it has."""
     work = _WORK if judge.chunks == 1 else 8 * _WORK // judge.chunks ** 2
     fixed_slicing = slicing is not None or names[0] == SLICED
     hunts: dict[int, _Hunt] = {}

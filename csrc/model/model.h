@@ -52,9 +52,6 @@ int
 tp_model_params(const tp_model *model); /* how many tensors, canonical order: wte, wpe, layer 0.., ln_f, lm_head */
 void
 tp_model_param(const tp_model *model, int index, tp_param *out);
-/* Its block alone: a fraction of the time. */
-int
-tp_model_param_block(const tp_model *model, int index);
 /* Index of the first tensor of `block`; of one past the last block, the number of tensors. */
 int
 tp_model_first_param(const tp_model *model, int block);

@@ -73,8 +73,8 @@ of_layer(const tp_model *model, int index)
     return &layer_params[model->bias ? which : 2 * which];
 }
 
-int
-tp_model_param_block(const tp_model *model, int index)
+static int
+block_of(const tp_model *model, int index)
 {
     if (index < 2)
         return 0;
@@ -99,7 +99,7 @@ void
 tp_model_param(const tp_model *model, int index, tp_param *out)
 {
     int64_t width = model->n_embd;
-    int block = tp_model_param_block(model, index), layers_end = 2 + model->n_layer * per_layer(model);
+    int block = block_of(model, index), layers_end = 2 + model->n_layer * per_layer(model);
     memset(out, 0, sizeof *out);
     if (index == 0) {
         set(out, "transformer.wte.weight", model->vocab_size, width, 1, block, TP_INIT_NORMAL);
