@@ -138,7 +138,8 @@ def _descended(judge: Judge, start: Candidate, stop: int, height: Callable[[Cand
 
 def _lean(judge: Judge, request: Request, slicings: list[tuple[Micro, ...]], quick: list[Candidate], budget: int) \
         -> list[Candidate]:
-    """All that is looked at on the way to what needs least memory: other stages, then other slices on these, again and again."""
+    """All that is looked at on the way to what needs least memory: other stages, cut by the engine's bytes and by moves, then other
+    slices on these, again and again."""
     def height(c: Candidate) -> float:
         return float(max(judge.peak_bytes(c)))
 
@@ -147,7 +148,9 @@ def _lean(judge: Judge, request: Request, slicings: list[tuple[Micro, ...]], qui
 
     best, seen, stop = least(quick), list[Candidate](), judge.work + budget
     while True:
-        seen += _descended(judge, best, stop, height, _anywhere)
+        cut = judge.cut_least(best, 0, max(judge.peak_bytes(best)))
+        seen += [] if cut is None else [judge.judge(CHIMERA, cut, best.slicing, best.pending)]
+        seen += _descended(judge, least([best, *seen]), stop, height, _anywhere)
         end = least(seen)
         for s in slicings:
             if judge.work >= stop or late():

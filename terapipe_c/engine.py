@@ -86,8 +86,9 @@ def swap_bytes(model: Any, stages: Sequence[tuple[int, int]], slicing: Slicing, 
 def cut_stages(model: Any, slicing: Slicing, program: _core.Program, limit: int, seconds: NDArray[np.float64],
                backend: Backend = CPU, recompute: Sequence[bool] = (), replicas: int = 1) -> list[tuple[int, int]] | None:
     """The stages within ``limit`` bytes a rank, as :func:`rank_memory` counts them, the longest of which takes least; None: there
-    are none. seconds: [blocks], whole numbers. Exact where a rank has one stage: else each counts as if its rank had no others than
-    its like. Where something is recomputed the program is taken to be theirs."""
+    are none. seconds: [blocks], whole numbers. Exact where a rank has one stage and keeps nothing of another's. Of several stages a
+    rank, between which blocks are moved, what is least is about the seconds of a step, and some that are within the limit may be
+    missed. Where something is recomputed the program is taken to be theirs."""
     bounds = _core.cut_stages(program, dimensions(model), cut(of_one_copy(slicing, program)), min(limit, 1 << 62), seconds,
                               saves=saves_bytes(recompute), replicas=replicas, **backend.arguments)
     return None if bounds is None else list(itertools.pairwise(bounds))

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 _STARTS = 3           # of a search that descend
 _NEAR = 1.1           # times as slow as a plan that was descended to: a start that may end below it
 TICKS = 2.0 ** 36      # of all work, where planners get whole numbers
+_LOOSE = 16           # parts of a limit, of which there is one more where stages of several chunks come from that moves make fit
 _AGAIN = 4            # times that stages are cut for the least memory, each time for the program of those before
 _RUNG = 0.01          # of a limit, from one rung to the next below it, at least
 _WIDEST = 0.25        # and at most
@@ -191,6 +192,7 @@ class _Hunt:
         self._ends: dict[Candidate, Candidate] = {}            # of descents from starts that fit, the latest of each
         self._carried: frozenset[Candidate] = frozenset()      # coarser grids' plans within the limit that is looked at
         self._rungs: list[Candidate] = []
+        self._latest: Candidate | None = None
         self._floor: list[Candidate] = []                      # what needs least memory, which is known before the rungs between
         self._least_s = 0.0                                    # of a plan that was given: what is faster and found later is left
         self._peak, self._spent, self._ended = 0, 0, False     # of the latest plan; ticks of all but the first
@@ -302,7 +304,11 @@ class _Hunt:
         step = min(_WIDEST, _RUNG * 2.0 ** (self._spent // max(_RUNGS, self.first)))
         below = self._peak - max(1, int(step * self._peak))
         self._take_over(below)
-        found = self._below(below) or self._lean_within(below)
+        found = self._below(below)
+        if found is None:
+            follow = self._mend(self._latest, below, 32) if self._latest is not None else []
+            ends = [c for c in (self._lean_within(below), *follow) if c is not None]
+            found = min(ends, key=pace, default=None)
         self._ended = found is None
         self._add(found)
         self._spent += judge.work - begun
@@ -312,6 +318,7 @@ class _Hunt:
         needs least."""
         if c is None:
             return
+        self._latest = c
         self._peak = max(self.judge.peak_bytes(c))
         if c.seconds >= min([self._least_s, *(d.seconds for d in self._floor if self.judge.fits(d, self._peak))]):
             self._rungs.append(c)
@@ -354,24 +361,30 @@ class _Hunt:
 
         return [Candidate(0.0, name, cut, s, int(name in ZERO_BUBBLE), self.judge.savings) for name, s in sorted(pairs, key=held)]
 
+    def _cut(self, order: Candidate, like: Candidate, limit: int) -> Candidate | None:
+        """The schedule and slices of ``order`` on stages that would be within the limit if its program were that of ``like``, as
+        even as that lets them be; on the given ones, if they are."""
+        ticks = _block_ticks(self.judge, order.slicing, PHASES, order.schedule)
+        cut = self.judge.cut_within(like, limit, ticks) if self.partition is None else order.partition
+        return None if cut is None else self.judge.judge(order.schedule, cut, order.slicing, order.pending)
+
     def _tight(self, order: Candidate, limit: int, mends: bool = True) -> Candidate | None:
         """This schedule with these slices on stages that fit, as even as that lets them be. None: no stages fit, of one chunk a
         rank; of several, and where ranks keep guests, none was found."""
-        judge, known = self.judge, self.partition is not None
-        ticks = _block_ticks(judge, order.slicing, PHASES, order.schedule)
-        exact = known or (judge.chunks == 1 and order.schedule != BPIPE)   # chunks of a rank need not be alike, nor hosts full
-        for more in (0,) if exact else (0, 1, 2, 4, 8, 16):    # sixteenths
-            cut: Cut | None = order.partition if known else judge.cut_within(order, limit + limit * more // 16, ticks)
-            if cut is None:
+        for more in (0, 1, 2, 4, 8, 16) if order.schedule == BPIPE else (0,):  # sixteenths: hosts need not be full
+            found = self._cut(order, order, limit + limit * more // 16)
+            if found is None:
                 continue
-            found = judge.judge(order.schedule, cut, order.slicing, order.pending)
-            if judge.fits(found, limit):
-                return found
-            cut = None if known else judge.cut_within(found, limit, ticks)         # R is elsewhere on these stages
-            ends = [] if cut is None else [judge.judge(order.schedule, cut, order.slicing, order.pending)]
-            ends = [c for c in ends if judge.fits(c, limit)] or (self._mend(found, limit, 32) if mends else [])
+            ends = [found] if self.judge.fits(found, limit) else []
+            if not ends and self.partition is None:            # R is elsewhere on these stages
+                ends = [c for c in (self._cut(order, found, limit),) if c is not None and self.judge.fits(c, limit)]
+            if mends and not ends:
+                ends = self._mend(found, limit, 32)
+            if mends and ends and self.judge.chunks > 1 and self.partition is None:
+                loose = self._cut(order, order, limit + limit // _LOOSE)
+                ends += [] if loose is None else self._mend(loose, limit, 32)
             if ends:
-                return ends[0]
+                return min(ends, key=pace)
         return None
 
     def _lean_within(self, limit: int, most: int = _STARTS) -> Candidate | None:
@@ -413,14 +426,6 @@ class _Hunt:
         lean = None if self.exact or self.brief else self._lean_within(enough)
         return least if lean is None else [*least, lean]
 
-    def rescue(self) -> list[Candidate]:
-        """Where nothing fits the judge's own limit: what is found for this limit alone, where stages are not cut exactly."""
-        judge, nearest = self.judge, self.judge.shortest
-        assert judge.limit is not None
-        lean = None if self.exact else self._lean_within(judge.limit)
-        judge.shortest = nearest                               # what came near this limit alone is not found within another one
-        return [] if lean is None else [lean]
-
 
 def _starts(judge: Judge, names: Sequence[str], slicings: list[tuple[Micro, ...]], partition: Cut | None,
             work: int, known: Candidate | None, spread: Sequence[Cut] = ()) -> list[Candidate]:
@@ -457,8 +462,8 @@ def grids(seq_len: int, unit: int) -> list[int]:
 def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: int, partition: Cut | None,
            slicing: tuple[Micro, ...] | None) -> Candidate | None:
     """The best plan that fits the memory, or None. Less memory gives none that is better, nor more memory a worse one: there
-    are plans for all limits, and the fastest that fits is taken (but near the least memory, where stages are not cut exactly, and
-    where time is up). A finer grid never gives a worse plan: each grid that it refines is searched before it, exactly as if it had
+    are plans for all limits, and the fastest that fits is taken (but where time is up); below what the leanest needs none is looked
+    for. A finer grid never gives a worse plan: each grid that it refines is searched before it, exactly as if it had
     been asked for, and what was found there is where it starts. Two chunks are searched twice as hard as one, which finds plans
     up to 4 % faster; of more chunks programs are longer and there are many numbers: the work is less, so that all numbers together
     take about five times as much as one. Where coarse grids took all the work of a large request a finer one still has a little,
@@ -490,8 +495,6 @@ def search(judge: Judge, names: Sequence[str], batch: int, seq_len: int, unit: i
             spent[grid] += hunts[grid].first
     asked = [hunts[g] for g in hunts if unit in hunts or g % unit == 0]
     best = min((c for c in (hunt.best(judge.limit) for hunt in asked) if c is not None), key=pace, default=None)
-    if best is None and judge.limit is not None and unit in hunts and not late():
-        best = min((c for hunt in asked for c in hunt.rescue()), key=pace, default=None)
     for hunt in hunts.values():
         judge.joins(hunt.judge)
     return best

@@ -77,6 +77,36 @@ def test_nearly_as_many_stages_as_blocks_are_cut_wherever_any_cut_fits():
     assert limits > 20
 
 
+@pytest.mark.parametrize("name, chunks", [("interleaved", 2), ("interleaved", 3), ("hanayo", 2), ("zb-v", 2), ("dualpipe-v", 2),
+                                          ("chimera", 1)])
+def test_stages_of_which_a_rank_has_several_are_cut_by_the_sum_of_theirs(name, chunks):
+    """Every partition of the blocks, by the engine's count: they counted as if all of a rank were alike, and limits a third above
+    the least were refused. Blocks that go from one to another miss little: 5 of 8,397 found more than the least, by at most 0.6 %,
+    and 9 of 41,985 limits were refused that some partition is within, when this was written."""
+    rng, exact, asked, tight = np.random.default_rng([chunks, len(name)]), 0, 0, 0
+    for _ in range(12):
+        ranks = 4 if name == "chimera" else int(rng.integers(1, 4 if chunks == 2 else 3))
+        stages = ranks * chunks
+        model = instance(rng, 5)
+        if not stages <= model.num_blocks <= stages + 6:
+            continue
+        slicing = ((int(rng.integers(1, 3)), (16,) if model.block_size == 16 else (8, 24)),) * (2 * ranks)
+        judge = Judge(model, tp.CostModel.analytic(model, CLUSTER), ranks, chunks, None)
+        even = judge.judge(name, tuple(even_partition(model, stages)), slicing, int(name in ("zb-v", "dualpipe-v")))
+        program, seconds = judge.lowered(even), np.ones(model.num_blocks)
+        peaks = {cut: max(rank_memory(model, cut, slicing, program)) for cut in cuts(model.num_blocks, stages)}
+        least, most = min(peaks.values()), max(peaks.values())
+        found = peaks[tuple(cut_least(model, slicing, program, 0, 2 * most))]
+        assert least <= found <= 1.02 * least
+        exact, asked = exact + (found == least), asked + 1
+        assert cut_stages(model, slicing, program, least - 1, seconds) is None
+        for limit in (found, least + 0.1 * (most - least), least + 0.5 * (most - least), 1 << 50):
+            cut = tuple(cut_stages(model, slicing, program, max(found, int(limit)), seconds))
+            assert peaks[cut] <= max(found, limit)
+            tight += max(e - b for b, e in cut) > -(-model.num_blocks // stages)
+    assert asked >= 4 and exact >= 0.9 * asked and tight
+
+
 def test_a_given_slicing_near_the_limit_has_a_plan():
     """GPT-3 175B on 96 devices of 80 GB: the search began with stages of equal work alone, and moves led to nothing that fits."""
     model, cluster = tp.GPTConfig.preset("gpt3-175b"), tp.Cluster(
@@ -134,6 +164,23 @@ def test_a_refusal_names_the_least_that_is_enough(schedule):
                 tp.plan(model, CLUSTER, memory_bytes=limit, **request)
             assert refused.value.memory_bytes == least
         assert max(tp.plan(model, CLUSTER, memory_bytes=least, **request).peak_memory_bytes) == least
+
+
+def test_chimera_refuses_no_stages_that_fit():
+    """The same, of both copies of the model."""
+    rng, differ = np.random.default_rng(8), 0
+    for _ in range(4):
+        model = instance(rng, 5)
+        stages = 4 if model.num_blocks >= 4 else 2
+        request = dict(batch=2 * stages, seq_len=model.block_size, planner="terapipe", schedule="chimera", stages=stages, slicing=1)
+        named = []
+        for partition in (None, *map(list, cuts(model.num_blocks, stages))):
+            with pytest.raises(tp.InfeasibleError) as refused:
+                tp.plan(model, CLUSTER, memory_bytes=1, partition=partition, **request)
+            named.append(refused.value.memory_bytes)
+        assert named[0] <= 1.001 * min(named[1:])
+        differ += max(named[1:]) > 1.001 * named[0]
+    assert differ
 
 
 @pytest.mark.parametrize("planner", ["auto", "terapipe", "chimera", "dawnpiper", "autopipe", "adapipe", "uniform"])

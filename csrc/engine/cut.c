@@ -1,5 +1,6 @@
 /* Stages within a limit of memory, by the engine's own count of its bytes: a stage takes no less with a block more at either end, so
- * that stages filled one after another, each as far as it may go, reach the end if any do. */
+ * that stages filled one after another, each as far as it may go, reach the end if any do. Where a rank has several, they are filled
+ * as if all of them were alike, or not at all, and then blocks go from one to another (shift.c). */
 #include "csrc/engine/internal.h"
 
 #include <math.h>
@@ -16,38 +17,34 @@ typedef struct {
     int32_t *cap;            /* [stages + 1] beyond that no end of the stage before leads anywhere */
     int32_t *reach;          /* [stages][blocks] the last end of a stage from there that is within the limit; 0: not known yet */
     int32_t *varies;         /* [stages] its rank keeps guests, and takes more or less with the stages before */
+    int32_t *others;         /* [stages] how many its rank has */
+    int32_t *best;           /* [stages + 1] boundaries that are kept while others are looked at */
+    int64_t *beside;         /* [stages] bytes that its rank takes besides stages */
     double *until;           /* [blocks + 1] running sums of seconds */
-    int64_t *sizes;          /* [stages][SHAPES][blocks + 1] bytes of a rank by its stage's shape and blocks; 0: not known yet. NULL:
-                                what is remade or swapped differs between layers */
+    tp_engine_sizes sizes;
     int64_t limit;
-    int blocks, stages;
+    int blocks, stages, several; /* several: a rank has more than one of them */
 } cutter;
 
-/* Layers are alike: what a stage takes depends on how many blocks it has, on the kind of the first, and on whether it has an end. */
-enum { SHAPES = 6 };
-static int64_t *
-size_of(cutter *x, int stage, int from, int to)
+/* Of its rank, as if all stages of that were like this one. */
+static int64_t
+bytes_alike(cutter *x, int stage, int from, int to)
 {
-    int shape = (from == 0 ? 0 : 2 + 2 * (from & 1)) + (to == x->blocks);
-    return &x->sizes[((size_t)stage * SHAPES + (size_t)shape) * ((size_t)x->blocks + 1) + (size_t)(to - from)];
+    if (!x->varies[stage]) {
+        tp_engine_size size = tp_engine_size_of(&x->sizes, stage, from, to);
+        return x->beside[stage] + x->others[stage] * size.stage + (int64_t)tp_align_bytes((size_t)size.workspace);
+    }
+    x->boundary[stage] = from;
+    x->boundary[stage + 1] = to;
+    x->config.rank = x->config.program->rank_of[stage];
+    return (int64_t)tp_engine_bytes_alike(&x->config, stage);
 }
 
 /* Nothing does once the thread is told to stop: then no search goes on. */
 static int
 fits(cutter *x, int stage, int from, int to)
 {
-    int64_t *known = x->sizes == NULL || x->varies[stage] ? NULL : size_of(x, stage, from, to);
-    if (tp_deadline_told())
-        return 0;
-    if (known != NULL && *known > 0)
-        return *known <= x->limit;
-    x->boundary[stage] = from;
-    x->boundary[stage + 1] = to;
-    x->config.rank = x->config.program->rank_of[stage];
-    int64_t bytes = (int64_t)tp_engine_bytes_alike(&x->config, stage);
-    if (known != NULL)
-        *known = bytes;
-    return bytes <= x->limit;
+    return !tp_deadline_told() && (x->limit == INT64_MAX || bytes_alike(x, stage, from, to) <= x->limit);
 }
 
 /* At most what leaves a block for each later stage; `from` itself where one block is too much. */
@@ -84,6 +81,15 @@ end_of(cutter *x, int stage, int from, double most)
     return low;
 }
 
+static double
+longest_of(const cutter *x)
+{
+    double longest = 0.0;
+    for (int k = 0; k < x->stages; k++)
+        longest = fmax(longest, x->until[x->boundary[k + 1]] - x->until[x->boundary[k]]);
+    return longest;
+}
+
 /* Every stage as long as may be, none longer than `most`; the seconds of the longest, or -1 where that does not reach the end. Where
  * the block that follows is too much for the next stage even alone, it may be none for a later one, which holds fewer micro-batches:
  * the stage before leaves its last block to come between. */
@@ -91,7 +97,6 @@ static double
 fill(cutter *x, double most)
 {
     int k = 0;
-    double longest = 0.0;
     x->boundary[0] = 0;
     for (int stage = 1; stage <= x->stages; stage++)
         x->cap[stage] = x->blocks - (x->stages - stage);
@@ -107,19 +112,7 @@ fill(cutter *x, double most)
             k--;
         }
     }
-    for (k = 0; k < x->stages; k++)
-        longest = fmax(longest, x->until[x->boundary[k + 1]] - x->until[x->boundary[k]]);
-    return x->boundary[x->stages] == x->blocks ? longest : -1.0;
-}
-
-/* Does what is remade or swapped depend on the kind of a block alone? */
-static int
-layers_are_alike(const tp_engine_config *config)
-{
-    for (int i = 3; config->saves != NULL && i < tp_model_blocks(&config->model) - 1; i++)
-        if (config->saves[i] != config->saves[i - 2])
-            return 0;
-    return 1;
+    return x->boundary[x->stages] == x->blocks ? longest_of(x) : -1.0;
 }
 
 static tp_status
@@ -154,24 +147,40 @@ tables_open(cutter *x)
     size_t stages = (size_t)x->stages, blocks = (size_t)x->blocks;
     x->reach = calloc(stages * blocks, sizeof *x->reach);
     x->until = calloc(blocks + 1, sizeof *x->until);
-    x->cap = calloc(2 * stages + 1, sizeof *x->cap);
-    int alike = layers_are_alike(&x->config);
-    if (alike)
-        x->sizes = calloc(stages * SHAPES * (blocks + 1), sizeof *x->sizes);
-    if (x->reach == NULL || x->until == NULL || x->cap == NULL || (alike && x->sizes == NULL))
+    x->cap = calloc(4 * stages + 2, sizeof *x->cap);
+    x->beside = calloc(stages, sizeof *x->beside);
+    if (x->reach == NULL || x->until == NULL || x->cap == NULL || x->beside == NULL)
         return tp_fail(TP_EMEMORY, "no memory to cut %d blocks into %d stages", x->blocks, x->stages);
     x->varies = x->cap + x->stages + 1;
-    return TP_OK;
+    x->others = x->varies + x->stages;
+    x->best = x->others + x->stages;
+    return tp_engine_sizes_open(&x->config, &x->sizes);
 }
 
 static void
 cutter_close(cutter *x, tp_engine_counts *counts)
 {
     tp_engine_counts_close(counts);
-    free(x->sizes);
+    tp_engine_sizes_close(&x->sizes);
+    free(x->beside);
     free(x->reach);
     free(x->until);
     free(x->cap);
+}
+
+static void
+look_at_ranks(cutter *x)
+{
+    const tp_program *program = x->config.program;
+    tp_engine_config config = x->config;
+    for (int stage = 0; stage < x->stages; stage++) {
+        config.rank = program->rank_of[stage];
+        x->varies[stage] = config.counts->guests[config.rank];
+        x->beside[stage] = x->varies[stage] ? 0 : (int64_t)tp_engine_table_bytes(&config);
+        for (int other = 0; other < program->stages; other++)
+            x->others[stage] += program->rank_of[other] == config.rank;
+        x->several |= x->others[stage] > 1;
+    }
 }
 
 /* cutter_close ends what there is of it by then, whatever this gives. */
@@ -187,11 +196,54 @@ cutter_start(cutter *x, const tp_engine_config *config, int32_t *boundary, tp_en
     TP_TRY(tp_engine_check_shape(config));
     if (x->stages > x->blocks)
         return tp_fail(TP_EVALUE, "%d stages for %d blocks: a block for each would be right", x->stages, x->blocks);
-    TP_TRY(tables_open(x));
     TP_TRY(tp_engine_count(config->program, counts));
-    for (int stage = 0; stage < x->stages; stage++)
-        x->varies[stage] = counts->guests[config->program->rank_of[stage]];
+    TP_TRY(tables_open(x));
+    look_at_ranks(x);
     return TP_OK;
+}
+
+static void
+forget(cutter *x, int64_t limit)
+{
+    x->limit = limit;
+    memset(x->reach, 0, (size_t)x->stages * (size_t)x->blocks * sizeof *x->reach);
+}
+
+/* Stages that blocks leave where they are too many: the most even ones, or a block each but for the last of them, or the first. */
+enum { EVEN, LAST, FIRST, STARTS };
+static int
+start_from(cutter *x, int start)
+{
+    forget(x, INT64_MAX);
+    if (start == EVEN)
+        return cut_evenly(x); /* 0: told to stop */
+    for (int k = 0; k <= x->stages; k++)
+        x->boundary[k] = start == LAST ? k : x->blocks - x->stages + k;
+    x->boundary[0] = 0;
+    x->boundary[x->stages] = x->blocks;
+    return 1;
+}
+
+/* The most even of what is within the limit: with all stages of a rank alike, and where blocks left others. */
+static tp_status
+cut_several(cutter *x, int64_t limit, int *found)
+{
+    double least = INFINITY, step_s;
+    int64_t most;
+    for (int start = -1; start <= EVEN || (start < STARTS && least == INFINITY); start++) {
+        if (!(start < 0 ? cut_evenly(x) : start_from(x, start)))
+            continue;
+        TP_TRY(tp_engine_shift_least(&x->sizes, limit, x->boundary, &most));
+        if (most > limit)
+            continue;
+        TP_TRY(tp_engine_shift_even(&x->sizes, limit, x->until, x->boundary, &step_s));
+        if (step_s < least)
+            memcpy(x->best, x->boundary, ((size_t)x->stages + 1) * sizeof *x->best);
+        least = fmin(least, step_s);
+    }
+    *found = least < INFINITY;
+    memcpy(x->boundary, x->best, ((size_t)x->stages + 1) * sizeof *x->best);
+    return tp_deadline_check_told();
 }
 
 tp_status
@@ -203,7 +255,9 @@ tp_engine_cut(const tp_engine_config *config, int64_t limit, const double *secon
     x.limit = limit;
     if (status == TP_OK)
         status = sum_up(&x, seconds);
-    if (status == TP_OK) {
+    if (status == TP_OK && x.several) {
+        status = cut_several(&x, limit, found);
+    } else if (status == TP_OK) {
         *found = cut_evenly(&x);
         status = tp_deadline_check_told();
     }
@@ -211,35 +265,59 @@ tp_engine_cut(const tp_engine_config *config, int64_t limit, const double *secon
     return status;
 }
 
+/* By halves, all stages of a rank alike; *least: their limit, or INT64_MAX. */
+static tp_status
+cut_alike(cutter *x, int64_t low, int64_t high, double close, int64_t *least)
+{
+    *least = INT64_MAX;
+    while ((double)(high - low) > fmax(GRAIN, close * (double)high)) {
+        forget(x, low + (high - low) / 2);
+        if (fill(x, INFINITY) >= 0.0) {
+            memcpy(x->best, x->boundary, ((size_t)x->stages + 1) * sizeof *x->best);
+            *least = high = x->limit;
+        } else {
+            low = x->limit;
+        }
+        TP_TRY(tp_deadline_check_told());
+    }
+    return TP_OK;
+}
+
+/* Less than x->best, where blocks leave that or others. */
+static tp_status
+shift_to_less(cutter *x, int64_t enough, int64_t *least)
+{
+    int64_t most;
+    if (*least < INT64_MAX)
+        TP_TRY(tp_engine_shift_least(&x->sizes, enough, x->best, least));
+    for (int i = 0; i <= x->blocks; i++)
+        x->until[i] = i;
+    for (int start = 0; start < STARTS && start_from(x, start); start++) {
+        TP_TRY(tp_engine_shift_least(&x->sizes, enough, x->boundary, &most));
+        if (most < *least)
+            memcpy(x->best, x->boundary, ((size_t)x->stages + 1) * sizeof *x->best);
+        *least = most < *least ? most : *least;
+    }
+    return tp_deadline_check_told();
+}
+
 tp_status
 tp_engine_cut_least(const tp_engine_config *config, int64_t low, int64_t high, double close, int32_t *boundary, int *found)
 {
     cutter x;
     tp_engine_counts counts;
+    int64_t least = INT64_MAX;
     if (low < 0 || high < low || !(close >= 0.0))
         return tp_fail(TP_EVALUE, "limits from %lld to %lld bytes, to %g of them: 0 <= low <= high and 0 <= close would be right",
                        (long long)low, (long long)high, close);
     tp_status status = cutter_start(&x, config, boundary, &counts);
-    size_t bytes = ((size_t)x.stages + 1) * sizeof *boundary;
-    int32_t *best = status == TP_OK ? malloc(bytes) : NULL;
-    if (status == TP_OK && best == NULL)
-        status = tp_fail(TP_EMEMORY, "no memory for the boundaries of %d stages", x.stages);
-    *found = 0;
-    while (status == TP_OK && (double)(high - low) > fmax(GRAIN, close * (double)high)) {
-        x.limit = low + (high - low) / 2;
-        memset(x.reach, 0, (size_t)x.stages * (size_t)x.blocks * sizeof *x.reach);
-        if (fill(&x, INFINITY) >= 0.0) {
-            memcpy(best, boundary, bytes);
-            *found = 1;
-            high = x.limit;
-        } else {
-            low = x.limit;
-        }
-        status = tp_deadline_check_told();
-    }
+    if (status == TP_OK)
+        status = cut_alike(&x, low, high, close, &least);
+    if (status == TP_OK && x.several)
+        status = shift_to_less(&x, low, &least);
+    *found = status == TP_OK && least <= high;
     if (*found)
-        memcpy(boundary, best, bytes);
-    free(best);
+        memcpy(boundary, x.best, ((size_t)x.stages + 1) * sizeof *boundary);
     cutter_close(&x, &counts);
     return status;
 }

@@ -89,9 +89,10 @@ tp_engine_store_bytes(const tp_engine_config *config);
 TP_MUST_USE tp_status
 tp_engine_size_guest(const tp_engine_config *config, int first, int end, int32_t batch, int32_t seq_len, int64_t *bytes);
 /* The partition within `limit` bytes a rank whose longest stage takes least, seconds [blocks] being whole numbers; *found 0: there is
- * none, and boundary [stages + 1] says nothing. Exact where a rank has one stage and no other's guests; else a rank counts as if all
- * its stages were like each of them. The config's partition is not read; where the program depends on it (R), it is taken as it
- * is. EVALUE: as tp_engine_check; seconds that are negative or beyond 2^53 together, fewer blocks than stages. EMEMORY. */
+ * none, and boundary [stages + 1] says nothing. Exact where a rank has one stage and no other's guests. Of ranks with guests some
+ * may be missed; and of several stages a rank, of which blocks go from one to another as long as that makes the fullest rank
+ * emptier, and then a step shorter. The config's partition is not read; where the program depends on it (R), it is taken as it is.
+ * EVALUE: as tp_engine_check; seconds that are negative or beyond 2^53 together, fewer blocks than stages. EMEMORY. */
 TP_MUST_USE tp_status
 tp_engine_cut(const tp_engine_config *config, int64_t limit, const double *seconds, int32_t *boundary, int *found);
 /* The partition within the least limit of (low, high] bytes a rank that has any, looked for by halves until the limits are within

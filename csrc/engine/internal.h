@@ -163,10 +163,46 @@ tp_engine_stage_config(const tp_engine_config *config, int stage);
 /* tp_engine_check, but for the partition and what depends on it. */
 TP_MUST_USE tp_status
 tp_engine_check_shape(const tp_engine_config *config);
+/* What tp_engine_bytes adds up: beside the rank's stages; of a stage; and what all stages of a rank share, one after another, so that
+ * the most of any is what they take. */
+size_t
+tp_engine_table_bytes(const tp_engine_config *config);
+size_t
+tp_engine_stage_bytes(const tp_engine_config *config, int stage);
+size_t
+tp_engine_workspace_bytes(const tp_engine_config *config, int stage);
 /* tp_engine_bytes of the stage's rank (config->rank), if all stages of that rank were like this one: of the partition what is around
  * this stage alone is read, and around those whose guests it keeps. */
 size_t
 tp_engine_bytes_alike(const tp_engine_config *config, int stage);
+
+/* ---- sizes.c: of a stage by its blocks, remembered ---- */
+typedef struct {
+    int64_t stage, workspace; /* tp_engine_stage_bytes, tp_engine_workspace_bytes */
+} tp_engine_size;
+typedef struct {
+    tp_engine_config config; /* its partition is `boundary` */
+    int32_t *boundary;       /* [parts + 1] around the stage that is asked for */
+    tp_engine_size *known;   /* by stage, shape (or first block, where layers are not alike) and blocks; 0: not known yet */
+    int blocks, alike;
+} tp_engine_sizes;
+/* What the config borrows it borrows, too. EMEMORY. */
+TP_MUST_USE tp_status
+tp_engine_sizes_open(const tp_engine_config *config, tp_engine_sizes *out);
+void
+tp_engine_sizes_close(tp_engine_sizes *sizes);
+tp_engine_size
+tp_engine_size_of(tp_engine_sizes *sizes, int stage, int from, int to);
+
+/* ---- shift.c: boundary [parts + 1] is of stages that are there, and then of better ones ---- */
+/* The bytes of the fullest rank, and of those next to it, as few as blocks that go elsewhere make them, or at most `enough`; *most:
+ * of that rank. EMEMORY. */
+TP_MUST_USE tp_status
+tp_engine_shift_least(tp_engine_sizes *sizes, int64_t enough, int32_t *boundary, int64_t *most);
+/* *seconds, about those of a step (the slowest rank's, and of the longest stage what fills the pipeline), as few as they make them
+ * within `limit` bytes a rank, which it must be in before. until: [blocks + 1] running sums of seconds. EMEMORY. */
+TP_MUST_USE tp_status
+tp_engine_shift_even(tp_engine_sizes *sizes, int64_t limit, const double *until, int32_t *boundary, double *seconds);
 
 /* EVALUE: blocks that cannot remake or swap, or a provider that cannot. ESCHEDULE: R, SO or SI is missing,
  * late or of a stage that has no such block; micro-batches that go forward through each other on a stage where an attention does

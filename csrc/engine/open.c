@@ -34,23 +34,22 @@ gather_count(const tp_engine_config *config)
     return tp_model_params(&config->model) + TP_GATHER_EXTRA;
 }
 
-static size_t
-workspace_of(const tp_engine_config *config, int stage)
+size_t
+tp_engine_workspace_bytes(const tp_engine_config *config, int stage)
 {
     tp_stage_config part = tp_engine_stage_config(config, stage);
     return config->provider->device->workspace_bytes(&part, &config->device);
 }
 
-static size_t
-stage_bytes(const tp_engine_config *config, int stage)
+size_t
+tp_engine_stage_bytes(const tp_engine_config *config, int stage)
 {
     tp_stage_config part = tp_engine_stage_config(config, stage);
     return tp_align_bytes(config->provider->stage->bytes(&part, &config->device));
 }
 
-/* Of what is beside the rank's stages. */
-static size_t
-table_bytes(const tp_engine_config *config)
+size_t
+tp_engine_table_bytes(const tp_engine_config *config)
 {
     engine_tables tables = {0};
     if (config->provider->counts_tables)
@@ -70,7 +69,7 @@ workspace_bytes(const tp_engine_config *config)
 {
     size_t most = 0;
     for (int stage = 0; stage < config->program->stages; stage++) {
-        size_t bytes = config->program->rank_of[stage] == config->rank ? workspace_of(config, stage) : 0;
+        size_t bytes = config->program->rank_of[stage] == config->rank ? tp_engine_workspace_bytes(config, stage) : 0;
         most = bytes > most ? bytes : most;
     }
     return most;
@@ -79,10 +78,10 @@ workspace_bytes(const tp_engine_config *config)
 size_t
 tp_engine_bytes(const tp_engine_config *config)
 {
-    size_t total = table_bytes(config);
+    size_t total = tp_engine_table_bytes(config);
     for (int stage = 0; stage < config->program->stages; stage++)
         if (config->program->rank_of[stage] == config->rank)
-            total += stage_bytes(config, stage);
+            total += tp_engine_stage_bytes(config, stage);
     return total + tp_align_bytes(workspace_bytes(config));
 }
 
@@ -92,7 +91,8 @@ tp_engine_bytes_alike(const tp_engine_config *config, int stage)
     size_t stages = 0;
     for (int other = 0; other < config->program->stages; other++)
         stages += config->program->rank_of[other] == config->rank;
-    return table_bytes(config) + stages * stage_bytes(config, stage) + tp_align_bytes(workspace_of(config, stage));
+    return tp_engine_table_bytes(config) + stages * tp_engine_stage_bytes(config, stage) +
+           tp_align_bytes(tp_engine_workspace_bytes(config, stage));
 }
 
 static size_t

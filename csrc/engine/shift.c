@@ -1,0 +1,282 @@
+/* Stages within a limit of memory where a rank has several of them, chunks or of two copies of the model: it takes the sum of theirs,
+ * so that none can be filled by itself. From stages that are there blocks go from one to any other, those between them shifting, as
+ * long as that helps: a local search, which tests/test_lean.py holds against all there are. */
+#include "csrc/engine/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "csrc/base/deadline.h"
+
+#define FURTHEST 2 /* blocks at once: a layer, which leaves the kinds of all blocks between where they were */
+
+typedef struct {
+    tp_engine_sizes *sizes;
+    const double *until; /* [blocks + 1] running sums of seconds */
+    int64_t *beside;     /* [ranks] bytes that are not its stages' */
+    int64_t *bytes;      /* [ranks] with the boundaries as they are */
+    int64_t *workspace;  /* [ranks] the largest of its stages' */
+    int64_t *best;       /* [ranks] sorted, most first: what is to be less */
+    int64_t *sorted;     /* [ranks] */
+    double *seconds;     /* [ranks] */
+    int32_t *boundary;   /* [parts + 1] */
+    int stages, parts, ranks;
+} shifter;
+
+typedef struct {
+    int from, to, blocks; /* parts, and how many blocks go */
+} move;
+
+/* The last blocks of an earlier part, or the first of a later one. */
+static void
+shift(shifter *x, move m)
+{
+    for (int k = m.from + 1; k <= m.to; k++)
+        x->boundary[k] -= m.blocks;
+    for (int k = m.to + 1; k <= m.from; k++)
+        x->boundary[k] += m.blocks;
+}
+
+static void
+shift_back(shifter *x, move m)
+{
+    shift(x, (move){m.to, m.from, m.blocks});
+}
+
+static int
+rank_of(const shifter *x, int stage)
+{
+    return x->sizes->config.program->rank_of[stage];
+}
+
+/* Of all ranks, with the boundaries as they are; the most of any. */
+static int64_t
+count_bytes(shifter *x)
+{
+    int64_t most = 0;
+    memset(x->workspace, 0, (size_t)x->ranks * sizeof *x->workspace);
+    memcpy(x->bytes, x->beside, (size_t)x->ranks * sizeof *x->bytes);
+    for (int stage = 0; stage < x->stages; stage++) {
+        int part = tp_engine_part(&x->sizes->config, stage), r = rank_of(x, stage);
+        tp_engine_size size = tp_engine_size_of(x->sizes, stage, x->boundary[part], x->boundary[part + 1]);
+        x->bytes[r] += size.stage;
+        x->workspace[r] = size.workspace > x->workspace[r] ? size.workspace : x->workspace[r];
+    }
+    for (int r = 0; r < x->ranks; r++) {
+        x->bytes[r] += (int64_t)tp_align_bytes((size_t)x->workspace[r]);
+        most = x->bytes[r] > most ? x->bytes[r] : most;
+    }
+    return most;
+}
+
+static int
+by_most(const void *a, const void *b)
+{
+    int64_t left = *(const int64_t *)a, right = *(const int64_t *)b;
+    return (left < right) - (left > right);
+}
+
+static void
+sort_bytes(shifter *x)
+{
+    memcpy(x->sorted, x->bytes, (size_t)x->ranks * sizeof *x->sorted);
+    qsort(x->sorted, (size_t)x->ranks, sizeof *x->sorted, by_most);
+}
+
+/* Are they less than the best, at the first rank of both orders where they differ? Then they are the best. */
+static int
+is_less(shifter *x)
+{
+    if (count_bytes(x) > x->best[0])
+        return 0;
+    sort_bytes(x);
+    int r = 0;
+    while (r < x->ranks && x->sorted[r] == x->best[r])
+        r++;
+    if (r == x->ranks || x->sorted[r] > x->best[r])
+        return 0;
+    memcpy(x->best, x->sorted, (size_t)x->ranks * sizeof *x->best);
+    return 1;
+}
+
+static int
+has_more(const shifter *x, int part, int blocks)
+{
+    return x->boundary[part + 1] - x->boundary[part] > blocks;
+}
+
+static int
+holds(const shifter *x, int rank, int part)
+{
+    for (int stage = part; stage < x->stages; stage += x->parts)
+        if (rank_of(x, stage) == rank)
+            return 1;
+    return 0;
+}
+
+/* Does a move change what the rank holds? */
+static int
+touches(const shifter *x, move m, int rank)
+{
+    int last = m.from < m.to ? m.to : m.from;
+    for (int part = m.from < m.to ? m.from : m.to; part <= last; part++)
+        if (holds(x, rank, part))
+            return 1;
+    return 0;
+}
+
+static int64_t
+bytes_of(shifter *x, int rank)
+{
+    int64_t bytes = x->beside[rank], workspace = 0;
+    for (int stage = 0; stage < x->stages; stage++) {
+        int part = tp_engine_part(&x->sizes->config, stage);
+        if (rank_of(x, stage) != rank)
+            continue;
+        tp_engine_size size = tp_engine_size_of(x->sizes, stage, x->boundary[part], x->boundary[part + 1]);
+        bytes += size.stage;
+        workspace = size.workspace > workspace ? size.workspace : workspace;
+    }
+    return bytes + (int64_t)tp_align_bytes((size_t)workspace);
+}
+
+/* The move after which the fullest ranks are least, of those from parts of the fullest, or from any that change it; 0: none helps. */
+static int
+relieve(shifter *x, int rank, int from_any)
+{
+    move best = {0, 0, 0};
+    for (int from = 0; from < x->parts; from++)
+        for (int to = 0; (from_any || holds(x, rank, from)) && to < x->parts; to++)
+            for (int blocks = 1; to != from && blocks <= FURTHEST && has_more(x, from, blocks); blocks++) {
+                move m = {from, to, blocks};
+                if (from_any && !touches(x, m, rank))
+                    break;
+                shift(x, m);
+                if (bytes_of(x, rank) <= x->best[0] && is_less(x))
+                    best = m;
+                shift_back(x, m);
+            }
+    shift(x, best);
+    return best.blocks > 0;
+}
+
+static int
+fullest(const shifter *x)
+{
+    int r = 0;
+    for (int other = 1; other < x->ranks; other++)
+        r = x->bytes[other] > x->bytes[r] ? other : r;
+    return r;
+}
+
+static double
+seconds_of(const shifter *x, int part)
+{
+    return x->until[x->boundary[part + 1]] - x->until[x->boundary[part]];
+}
+
+/* About the seconds of a step: the slowest rank's, and of the longest stage as many slices as fill the pipeline. */
+typedef struct {
+    double seconds;
+    int rank, part; /* which they are */
+} height;
+
+static height
+height_of(shifter *x)
+{
+    height h = {0};
+    for (int r = 0; r < x->ranks; r++)
+        x->seconds[r] = 0.0;
+    for (int stage = 0; stage < x->stages; stage++) {
+        int part = tp_engine_part(&x->sizes->config, stage), r = rank_of(x, stage);
+        x->seconds[r] += seconds_of(x, part);
+        h.part = seconds_of(x, part) > seconds_of(x, h.part) ? part : h.part;
+        h.rank = x->seconds[r] > x->seconds[h.rank] ? r : h.rank;
+    }
+    h.seconds = x->seconds[h.rank] + seconds_of(x, h.part) * (x->ranks - 1) / (double)tp_program_units(x->sizes->config.program);
+    return h;
+}
+
+/* The move from the slowest rank or the longest stage, within the limit, after which a step is shortest; 0: none helps. */
+static int
+shorten(shifter *x, int64_t limit, double *seconds)
+{
+    move best = {0, 0, 0};
+    height before = height_of(x);
+    *seconds = before.seconds;
+    for (int from = 0; from < x->parts; from++)
+        for (int to = 0; (from == before.part || holds(x, before.rank, from)) && to < x->parts; to++)
+            for (int blocks = 1; to != from && blocks <= FURTHEST && has_more(x, from, blocks); blocks++) {
+                move m = {from, to, blocks};
+                shift(x, m);
+                double after = height_of(x).seconds;
+                if (after < *seconds && count_bytes(x) <= limit) {
+                    *seconds = after;
+                    best = m;
+                }
+                shift_back(x, m);
+            }
+    shift(x, best);
+    return best.blocks > 0;
+}
+
+static void
+shifter_close(shifter *x)
+{
+    free(x->beside);
+    free(x->seconds);
+}
+
+static tp_status
+shifter_open(tp_engine_sizes *sizes, int32_t *boundary, shifter *out)
+{
+    tp_engine_config config = sizes->config;
+    size_t ranks = (size_t)config.program->ranks;
+    *out = (shifter){.sizes = sizes, .boundary = boundary, .stages = config.program->stages, .ranks = config.program->ranks,
+                     .parts = tp_program_copy_stages(config.program)};
+    out->beside = malloc(5 * ranks * sizeof *out->beside);
+    out->seconds = malloc(ranks * sizeof *out->seconds);
+    if (out->beside == NULL || out->seconds == NULL) {
+        shifter_close(out);
+        return tp_fail(TP_EMEMORY, "no memory for the bytes of %d ranks", config.program->ranks);
+    }
+    out->bytes = out->beside + ranks;
+    out->workspace = out->bytes + ranks;
+    out->best = out->workspace + ranks;
+    out->sorted = out->best + ranks;
+    for (config.rank = 0; config.rank < config.program->ranks; config.rank++)
+        out->beside[config.rank] = (int64_t)tp_engine_table_bytes(&config);
+    return TP_OK;
+}
+
+tp_status
+tp_engine_shift_least(tp_engine_sizes *sizes, int64_t enough, int32_t *boundary, int64_t *most)
+{
+    shifter x;
+    TP_TRY(shifter_open(sizes, boundary, &x));
+    count_bytes(&x);
+    sort_bytes(&x);
+    memcpy(x.best, x.sorted, (size_t)x.ranks * sizeof *x.best);
+    while (x.best[0] > enough && !tp_deadline_told()) {
+        count_bytes(&x);
+        int rank = fullest(&x);
+        if (!relieve(&x, rank, 0) && !relieve(&x, rank, 1))
+            break;
+    }
+    *most = x.best[0];
+    shifter_close(&x);
+    return tp_deadline_check_told();
+}
+
+tp_status
+tp_engine_shift_even(tp_engine_sizes *sizes, int64_t limit, const double *until, int32_t *boundary, double *seconds)
+{
+    shifter x;
+    TP_TRY(shifter_open(sizes, boundary, &x));
+    x.until = until;
+    *seconds = height_of(&x).seconds;
+    while (!tp_deadline_told() && shorten(&x, limit, seconds))
+        continue;
+    shifter_close(&x);
+    return tp_deadline_check_told();
+}
