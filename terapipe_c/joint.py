@@ -12,8 +12,8 @@ them. The limits cut what is beyond: quick plans, other numbers of ranks and rep
 Not promised is to beat a plan for which ``stages`` or ``data_parallel`` (where they are left open they are searched, as far as the
 limits go), ``granularity``, ``partition`` or ``slicing`` was given to the other planner alone: given values are kept, and a finer
 grid or a cut made by hand is another request; a given partition without chunks has a stage for every rank, whatever schedules of
-several stages would make of it. Nor one for which ``recompute`` was given: what the others choose to recompute is weighed and,
-where memory binds, the terapipe planner with each of its names, before the searches, which it may spare.
+several stages would make of it. Nor one for which ``recompute`` was given: what the others choose to recompute is weighed and the
+terapipe planner with each of its names, where memory binds before the searches, which it may spare.
 
 Work is counted, not timed: the same request gives the same plan. Only ``time_limit_s`` reads a clock. It is shared so: one plan
 that is quickly built comes first, whatever the time; the single planners, quick ones first, have half of the time, quick plans of
@@ -53,7 +53,6 @@ _GLIMPSE = 5_000_000    # ticks of a descent from the quick plan of a schedule: 
 _GLIMPSES = 50_000_000  # of all those descents
 _LITTLE = 10_000_000    # ticks of all quick plans below which everything will be searched, in whatever order
 _NEAR = 100_000_000     # ticks of searches besides those of what is named
-_POLISH = 9_000_000     # ticks of the last descent
 _SINGLES = 1 / 2        # of a limit of time: the single planners'
 _LOOKS = 1 / 2          # of what they leave of it: quick plans'; of what these leave where planners were stopped: recomputing
 
@@ -334,7 +333,8 @@ class _Search:
         return looked
 
     def glimpses(self) -> None:
-        """Short descents from the quick plans, the fastest first: they say better what is worth a search."""
+        """Short descents from the quick plans, the fastest first: they say better what is worth a search. They are no plans
+        themselves: another limit of memory has others."""
         work = 0 if self.work > _LITTLE else _GLIMPSES + 1
         for key, found in sorted(self.quick.items(), key=lambda item: pace(item[1])):
             if work > _GLIMPSES or late():
@@ -343,7 +343,6 @@ class _Search:
                 judge = self.judges[key[1:]]
                 before = judge.work
                 self.quick[key] = self._descended(judge, found, _GLIMPSE)
-                self.offer(Found(judge, self.quick[key]), f"single moves from a quick plan for {key[0]}")
                 work += judge.work - before
 
     def _quick_s(self, name: str, key: tuple[int, int, int]) -> float:
@@ -445,30 +444,26 @@ class _Search:
                             + (", stopped by the time limit" if late() else ""))
         return sum(judge.work for judge in own)
 
-    def polish(self) -> None:
-        """Descend from the best by single moves."""
-        if self.best is None or self.best.candidate.savings != self.best.judge.savings or late():
-            return
-        judge, c = self.best.judge, self.best.candidate
-        better = c
-        for pending in () if c.schedule in ZERO_BUBBLE else (0, 1, 2, 4):
-            other = judge.judge(c.schedule, c.partition, c.slicing, pending)
-            if other.seconds < better.seconds * SLIGHT and judge.fits(other, judge.limit):
-                better = other
-        self.offer(Found(judge, self._descended(judge, better, _POLISH)), f"single moves from that of {self.by}")
-
-    def recompute(self) -> bool:
-        """Where some plan did not fit: those that are told to recompute. Were they asked?"""
+    def recompute(self, at_last: bool = False) -> bool:
+        """Where some plan did not fit, or at last: those that are told to recompute, and the same stages and slices without. Were
+        they asked?"""
         binds = self.best is None or any(judge.shortest is not None for judge in self.judges.values())
-        if self.request.recompute or late() or not binds:
+        if self.request.recompute or late() or not (binds or at_last):
             return False
         for again, found in recomputing(self.request):
             if isinstance(found, Error):
                 self._refused(found)
                 continue
             better = self.offer(found, f"terapipe with recompute = {again!r}")
+            plain = self._without_recompute(found)
+            better = (plain is not None and self.offer(plain, f"terapipe with recompute = {again!r}, left out")) or better
             self.log.append(f"told to recompute {again}: {human_seconds(found.candidate.seconds)}" + (", better" if better else ""))
         return True
+
+    def _without_recompute(self, found: Found) -> Found | None:
+        judge, c = self.request.judge(found.judge.ranks), found.candidate
+        plain = judge.judge(c.schedule, c.partition, c.slicing, c.pending)
+        return Found(judge, plain) if judge.fits(plain, judge.limit) else None
 
     def _descended(self, judge: Judge, start: Candidate, ticks: int) -> Candidate:
         r = self.request
@@ -488,9 +483,8 @@ def plan_jointly(request: Request, say: Callable[[str], None] = lambda text: Non
     with share(_LOOKS):                                        # a few searches, which may spare the many below
         done = s.recompute()
     s.deepen(looked)
-    s.polish()
     if not done:
-        s.recompute()
+        s.recompute(at_last=True)
     if s.best is None and s.reserve is not None:
         s.offer(s.reserve, "what could be built at once")
     if s.best is None:

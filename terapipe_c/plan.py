@@ -436,8 +436,9 @@ def plan(model: GPTConfig, cluster: Cluster, batch: int, seq_len: int, costs: Co
             take more than a second or two, from some 96 layers on 16 devices on), and the fastest plan that fits is taken, because
             their models of time are not the engine's; ``tp.planners`` has their answers alone. Nor terapipe, whose search looks for
             plans for ever less memory, a hundredth apart or (up to a quarter) more in large requests, whatever the limit, down to
-            what needs least; but where ``time_limit_s`` or ``stages=None`` cuts it short. auto polishes the
-            fastest of what the others find for this limit alone, and may so be a little slower with more memory.
+            what needs least; but where ``time_limit_s`` or ``stages=None`` cuts it short. auto has the fastest of what they find;
+            where ``stages`` or ``data_parallel`` are left open it looks at a few more for this limit alone, and may so be a little
+            slower with more memory.
         granularity: slice lengths that are planned are multiples of this many tokens; None: chosen so that planning stays
             under a few seconds (tens for auto). A number that divides another never gives terapipe a slower plan than
             the other, but where ``stages`` is None and some numbers of ranks take those few seconds, after which the others are
