@@ -97,7 +97,8 @@ def cut_stages(model: Any, slicing: Slicing, program: _core.Program, limit: int,
 def cut_least(model: Any, slicing: Slicing, program: _core.Program, low: int, high: int, close: float = 0.0, backend: Backend = CPU,
               recompute: Sequence[bool] = (), replicas: int = 1) -> list[tuple[int, int]] | None:
     """The stages that need least of a rank, of limits in (low, high] bytes, looked for by halves until they are within ``close`` of
-    the limit or a few bytes; None: there are none within a limit that was tried. The rest as :func:`cut_stages`."""
+    the limit or a few bytes; None: there are none within a limit that was tried. Of several stages a rank they may be others than
+    those that need least, or need no more than ``low``. The rest as :func:`cut_stages`."""
     bounds = _core.cut_least(program, dimensions(model), cut(of_one_copy(slicing, program)), low, min(high, 1 << 62), close,
                              saves=saves_bytes(recompute), replicas=replicas, **backend.arguments)
     return None if bounds is None else list(itertools.pairwise(bounds))

@@ -370,7 +370,7 @@ class _Hunt:
 
     def _tight(self, order: Candidate, limit: int, mends: bool = True) -> Candidate | None:
         """This schedule with these slices on stages that fit, as even as that lets them be. None: no stages fit, of one chunk a
-        rank; of several, and where ranks keep guests, none was found."""
+        rank; of several, and where ranks keep guests or R is elsewhere on other stages, none was found."""
         for more in (0, 1, 2, 4, 8, 16) if order.schedule == BPIPE else (0,):  # sixteenths: hosts need not be full
             found = self._cut(order, order, limit + limit * more // 16)
             if found is None:

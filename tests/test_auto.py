@@ -154,8 +154,8 @@ def test_copies_of_the_model_are_weighed_where_replicas_are():
 
 @pytest.mark.parametrize("n_layer, n_embd, stages, schedule", [(8, 768, 6, "gpipe"), (4, 256, 3, None), (4, 256, 2, "1f1b")])
 def test_more_memory_never_hurts_auto(n_layer, n_embd, stages, schedule):
-    """It moved from the fastest of what the others had found for one limit alone, and asked for recomputing where memory bound: what
-    that had found was 0.1 % faster within less memory."""
+    """It moved from the fastest of what the others had found for one limit alone, and asked for recomputing where memory bound,
+    which was 0.1 % faster within less memory."""
     model = tp.GPTConfig(n_layer=n_layer, n_head=n_embd // 64, n_embd=n_embd, vocab_size=50257 if n_embd == 768 else 256,
                          block_size=512 if n_embd == 768 else 128, tie_weights=False)
     cluster = tp.Cluster(num_devices=stages, memory_bytes=1e13, link_latency_s=1e-4)

@@ -10,6 +10,7 @@
 #include "csrc/base/deadline.h"
 
 #define GRAIN 64.0 /* bytes: what the engine takes is a multiple */
+#define MOST ((int64_t)1 << 62)
 
 typedef struct {
     tp_engine_config config; /* its partition is `boundary` */
@@ -21,9 +22,10 @@ typedef struct {
     int32_t *best;           /* [stages + 1] boundaries that are kept while others are looked at */
     int64_t *beside;         /* [stages] bytes that its rank takes besides stages */
     double *until;           /* [blocks + 1] running sums of seconds */
+    double *number;          /* [blocks + 1] of blocks */
     tp_engine_sizes sizes;
     int64_t limit;
-    int blocks, stages, several; /* several: a rank has more than one of them */
+    int blocks, stages, several; /* several: a rank has more than one of them, and sizes are remembered */
 } cutter;
 
 /* Of its rank, as if all stages of that were like this one. */
@@ -146,11 +148,14 @@ tables_open(cutter *x)
 {
     size_t stages = (size_t)x->stages, blocks = (size_t)x->blocks;
     x->reach = calloc(stages * blocks, sizeof *x->reach);
-    x->until = calloc(blocks + 1, sizeof *x->until);
+    x->until = calloc(2 * (blocks + 1), sizeof *x->until);
     x->cap = calloc(4 * stages + 2, sizeof *x->cap);
     x->beside = calloc(stages, sizeof *x->beside);
     if (x->reach == NULL || x->until == NULL || x->cap == NULL || x->beside == NULL)
         return tp_fail(TP_EMEMORY, "no memory to cut %d blocks into %d stages", x->blocks, x->stages);
+    x->number = x->until + x->blocks + 1;
+    for (int i = 0; i <= x->blocks; i++)
+        x->number[i] = i;
     x->varies = x->cap + x->stages + 1;
     x->others = x->varies + x->stages;
     x->best = x->others + x->stages;
@@ -179,7 +184,7 @@ look_at_ranks(cutter *x)
         x->beside[stage] = x->varies[stage] ? 0 : (int64_t)tp_engine_table_bytes(&config);
         for (int other = 0; other < program->stages; other++)
             x->others[stage] += program->rank_of[other] == config.rank;
-        x->several |= x->others[stage] > 1;
+        x->several |= x->others[stage] > 1 && x->sizes.known != NULL;
     }
 }
 
@@ -209,14 +214,50 @@ forget(cutter *x, int64_t limit)
     memset(x->reach, 0, (size_t)x->stages * (size_t)x->blocks * sizeof *x->reach);
 }
 
-/* Stages that blocks leave where they are too many: the most even ones, or a block each but for the last of them, or the first. */
-enum { EVEN, LAST, FIRST, STARTS };
-static int
-start_from(cutter *x, int start)
+/* By halves, all stages of a rank alike; *least: their limit, or INT64_MAX. */
+static tp_status
+cut_alike(cutter *x, int64_t low, int64_t high, double close, int64_t *least)
 {
+    *least = INT64_MAX;
+    while ((double)(high - low) > fmax(GRAIN, close * (double)high)) {
+        forget(x, low + (high - low) / 2);
+        if (fill(x, INFINITY) >= 0.0) {
+            memcpy(x->best, x->boundary, ((size_t)x->stages + 1) * sizeof *x->best);
+            *least = high = x->limit;
+        } else {
+            low = x->limit;
+        }
+        TP_TRY(tp_deadline_check_told());
+    }
+    return TP_OK;
+}
+
+static int
+cut_evenly_by(cutter *x, double *until)
+{
+    double *own = x->until;
+    x->until = until;
+    int found = cut_evenly(x);
+    x->until = own;
+    return found;
+}
+
+/* Stages that blocks leave where they are too many: the most even ones in seconds or blocks, a block each but for the last of them,
+ * or the first, and those that would need least if all of a rank were alike. 0: there are none, or the thread is told to stop. */
+enum { EVEN, COUNTED, LAST, FIRST, ALIKE, STARTS };
+static int
+start_from(cutter *x, int start, int64_t limit)
+{
+    int64_t least = INT64_MAX;
+    if (start == ALIKE) {
+        if (cut_alike(x, 0, limit < MOST / 4 ? 4 * limit : MOST, 0.0, &least) != TP_OK || least == INT64_MAX)
+            return 0;
+        memcpy(x->boundary, x->best, ((size_t)x->stages + 1) * sizeof *x->best);
+        return 1;
+    }
     forget(x, INT64_MAX);
-    if (start == EVEN)
-        return cut_evenly(x); /* 0: told to stop */
+    if (start == EVEN || start == COUNTED)
+        return cut_evenly_by(x, start == EVEN ? x->until : x->number);
     for (int k = 0; k <= x->stages; k++)
         x->boundary[k] = start == LAST ? k : x->blocks - x->stages + k;
     x->boundary[0] = 0;
@@ -231,7 +272,7 @@ cut_several(cutter *x, int64_t limit, int *found)
     double least = INFINITY, step_s;
     int64_t most;
     for (int start = -1; start <= EVEN || (start < STARTS && least == INFINITY); start++) {
-        if (!(start < 0 ? cut_evenly(x) : start_from(x, start)))
+        if (!(start < 0 ? cut_evenly(x) : start_from(x, start, limit)))
             continue;
         TP_TRY(tp_engine_shift_least(&x->sizes, limit, x->boundary, &most));
         if (most > limit)
@@ -265,24 +306,6 @@ tp_engine_cut(const tp_engine_config *config, int64_t limit, const double *secon
     return status;
 }
 
-/* By halves, all stages of a rank alike; *least: their limit, or INT64_MAX. */
-static tp_status
-cut_alike(cutter *x, int64_t low, int64_t high, double close, int64_t *least)
-{
-    *least = INT64_MAX;
-    while ((double)(high - low) > fmax(GRAIN, close * (double)high)) {
-        forget(x, low + (high - low) / 2);
-        if (fill(x, INFINITY) >= 0.0) {
-            memcpy(x->best, x->boundary, ((size_t)x->stages + 1) * sizeof *x->best);
-            *least = high = x->limit;
-        } else {
-            low = x->limit;
-        }
-        TP_TRY(tp_deadline_check_told());
-    }
-    return TP_OK;
-}
-
 /* Less than x->best, where blocks leave that or others. */
 static tp_status
 shift_to_less(cutter *x, int64_t enough, int64_t *least)
@@ -290,9 +313,7 @@ shift_to_less(cutter *x, int64_t enough, int64_t *least)
     int64_t most;
     if (*least < INT64_MAX)
         TP_TRY(tp_engine_shift_least(&x->sizes, enough, x->best, least));
-    for (int i = 0; i <= x->blocks; i++)
-        x->until[i] = i;
-    for (int start = 0; start < STARTS && start_from(x, start); start++) {
+    for (int start = COUNTED; start < ALIKE && start_from(x, start, 0); start++) {
         TP_TRY(tp_engine_shift_least(&x->sizes, enough, x->boundary, &most));
         if (most < *least)
             memcpy(x->best, x->boundary, ((size_t)x->stages + 1) * sizeof *x->best);

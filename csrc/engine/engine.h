@@ -96,7 +96,8 @@ tp_engine_size_guest(const tp_engine_config *config, int first, int end, int32_t
 TP_MUST_USE tp_status
 tp_engine_cut(const tp_engine_config *config, int64_t limit, const double *seconds, int32_t *boundary, int *found);
 /* The partition within the least limit of (low, high] bytes a rank that has any, looked for by halves until the limits are within
- * `close` of the upper one, or a few bytes; *found 0: none was found. The rest as tp_engine_cut. */
+ * `close` of the upper one, or a few bytes; *found 0: none was found. Of several stages a rank they may be others than those that need
+ * least, or need no more than `low`. The rest as tp_engine_cut. */
 TP_MUST_USE tp_status
 tp_engine_cut_least(const tp_engine_config *config, int64_t low, int64_t high, double close, int32_t *boundary, int *found);
 /* EVALUE: program, partition and slicing that do not fit together; replicas of a provider that has none. EMEMORY. What the

@@ -1,6 +1,6 @@
 /* Stages within a limit of memory where a rank has several of them, chunks or of two copies of the model: it takes the sum of theirs,
  * so that none can be filled by itself. From stages that are there blocks go from one to any other, those between them shifting, as
- * long as that helps: a local search, which tests/test_lean.py holds against all there are. */
+ * long as that helps: a local search, which tests/test_lean.py holds against all there are. Where time is up it ends with what it has. */
 #include "csrc/engine/internal.h"
 
 #include <stdlib.h>
@@ -145,7 +145,7 @@ static int
 relieve(shifter *x, int rank, int from_any)
 {
     move best = {0, 0, 0};
-    for (int from = 0; from < x->parts; from++)
+    for (int from = 0; from < x->parts && !tp_deadline_late(); from++)
         for (int to = 0; (from_any || holds(x, rank, from)) && to < x->parts; to++)
             for (int blocks = 1; to != from && blocks <= FURTHEST && has_more(x, from, blocks); blocks++) {
                 move m = {from, to, blocks};
@@ -204,7 +204,7 @@ shorten(shifter *x, int64_t limit, double *seconds)
     move best = {0, 0, 0};
     height before = height_of(x);
     *seconds = before.seconds;
-    for (int from = 0; from < x->parts; from++)
+    for (int from = 0; from < x->parts && !tp_deadline_late(); from++)
         for (int to = 0; (from == before.part || holds(x, before.rank, from)) && to < x->parts; to++)
             for (int blocks = 1; to != from && blocks <= FURTHEST && has_more(x, from, blocks); blocks++) {
                 move m = {from, to, blocks};
@@ -257,7 +257,7 @@ tp_engine_shift_least(tp_engine_sizes *sizes, int64_t enough, int32_t *boundary,
     count_bytes(&x);
     sort_bytes(&x);
     memcpy(x.best, x.sorted, (size_t)x.ranks * sizeof *x.best);
-    while (x.best[0] > enough && !tp_deadline_told()) {
+    while (x.best[0] > enough && !tp_deadline_late()) {
         count_bytes(&x);
         int rank = fullest(&x);
         if (!relieve(&x, rank, 0) && !relieve(&x, rank, 1))
@@ -275,7 +275,7 @@ tp_engine_shift_even(tp_engine_sizes *sizes, int64_t limit, const double *until,
     TP_TRY(shifter_open(sizes, boundary, &x));
     x.until = until;
     *seconds = height_of(&x).seconds;
-    while (!tp_deadline_told() && shorten(&x, limit, seconds))
+    while (!tp_deadline_late() && shorten(&x, limit, seconds))
         continue;
     shifter_close(&x);
     return tp_deadline_check_told();

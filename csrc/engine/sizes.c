@@ -46,8 +46,9 @@ tp_engine_sizes_close(tp_engine_sizes *sizes)
 static tp_engine_size *
 known_size(const tp_engine_sizes *sizes, int stage, int from, int to)
 {
-    size_t blocks = (size_t)sizes->blocks, ends = (from == 0 ? 0 : 2 + 2 * (from & 1)) + (to == sizes->blocks);
-    size_t row = sizes->alike ? (size_t)stage * SHAPES + ends : (size_t)stage * blocks + (size_t)from;
+    int shape = (from == 0 ? 0 : 2 + 2 * (from & 1)) + (to == sizes->blocks);
+    size_t blocks = (size_t)sizes->blocks;
+    size_t row = sizes->alike ? (size_t)stage * SHAPES + (size_t)shape : (size_t)stage * blocks + (size_t)from;
     return sizes->known == NULL ? NULL : &sizes->known[row * (blocks + 1) + (size_t)(to - from)];
 }
 
