@@ -412,8 +412,8 @@ class _Hunt:
             if max(judge.peak_bytes(found)) >= peak:
                 break
             least, peak = found, max(judge.peak_bytes(found))
-        return self._tight(order, peak, mends=False) or judge.judge(order.schedule, least.partition, order.slicing,
-                                                                             order.pending)
+        return (self._tight(order, peak, mends=False)
+                or judge.judge(order.schedule, least.partition, order.slicing, order.pending))
 
     def _least(self) -> list[Candidate]:
         """Of both programs that hold least: of more slices each is smaller, and there are more of them."""
