@@ -369,23 +369,20 @@ class _Hunt:
         return None if cut is None else self.judge.judge(order.schedule, cut, order.slicing, order.pending)
 
     def _tight(self, order: Candidate, limit: int, mends: bool = True) -> Candidate | None:
-        """This schedule with these slices on stages that fit, as even as that lets them be. None: no stages fit, of one chunk a
-        rank; of several, and where ranks keep guests or R is elsewhere on other stages, none was found."""
-        for more in (0, 1, 2, 4, 8, 16) if order.schedule == BPIPE else (0,):  # sixteenths: hosts need not be full
-            found = self._cut(order, order, limit + limit * more // 16)
-            if found is None:
-                continue
-            ends = [found] if self.judge.fits(found, limit) else []
-            if not ends and self.partition is None:            # R is elsewhere on these stages
-                ends = [c for c in (self._cut(order, found, limit),) if c is not None and self.judge.fits(c, limit)]
-            if mends and not ends:
-                ends = self._mend(found, limit, 32)
-            if mends and ends and self.judge.chunks > 1 and self.partition is None:
-                loose = self._cut(order, order, limit + limit // _LOOSE)
-                ends += [] if loose is None else self._mend(loose, limit, 32)
-            if ends:
-                return min(ends, key=pace)
-        return None
+        """This schedule with these slices on stages that fit, as even as that lets them be. None: no stages fit; of three chunks
+        or more, and where R is elsewhere on other stages, none was found."""
+        found = self._cut(order, order, limit)
+        if found is None:
+            return None
+        ends = [found] if self.judge.fits(found, limit) else []
+        if not ends and self.partition is None:                # R is elsewhere on these stages
+            ends = [c for c in (self._cut(order, found, limit),) if c is not None and self.judge.fits(c, limit)]
+        if mends and not ends:
+            ends = self._mend(found, limit, 32)
+        if mends and ends and (self.judge.chunks > 1 or order.schedule == BPIPE) and self.partition is None:
+            loose = self._cut(order, order, limit + limit // _LOOSE)
+            ends += [] if loose is None else self._mend(loose, limit, 32)
+        return min(ends, key=pace, default=None)
 
     def _lean_within(self, limit: int, most: int = _STARTS) -> Candidate | None:
         """From such stages; None where even what holds least has none."""

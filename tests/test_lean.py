@@ -77,35 +77,35 @@ def test_nearly_as_many_stages_as_blocks_are_cut_wherever_any_cut_fits():
     assert limits > 20
 
 
-@pytest.mark.parametrize("name, chunks", [("interleaved", 2), ("interleaved", 3), ("hanayo", 2), ("zb-v", 2), ("dualpipe-v", 2),
-                                          ("chimera", 1)])
-def test_stages_of_which_a_rank_has_several_are_cut_by_the_sum_of_theirs(name, chunks):
-    """Every partition of the blocks, by the engine's count: they counted as if all of a rank were alike, and limits a third above
-    the least were refused. Blocks that go from one to another miss little: of 3,000 requests of up to 5 chunks 26 found more than
-    the least, by at most 3.9 % (3 ranks of 3 chunks), and 41 of 15,000 limits within 3 % of it were refused that some partition
-    is within, when this was written: none that had been found for least."""
-    rng, exact, asked, tight = np.random.default_rng([chunks, len(name)]), 0, 0, 0
+@pytest.mark.parametrize("name, chunks", [("interleaved", 2), ("interleaved", 3), ("interleaved", 5), ("hanayo", 2), ("hanayo", 4),
+                                          ("zb-v", 2), ("dualpipe-v", 2), ("chimera", 1), ("bpipe", 1)])
+def test_stages_of_which_a_rank_holds_several_are_cut_by_the_sum_of_theirs(name, chunks):
+    """Every partition of the blocks, by the engine's count: what needs least is found, and something within every limit from there
+    on. Counted as if all of a rank were alike, limits a third above the least were refused; where blocks go from one stage to
+    another alone, 3 % of these requests found more than the least; of ranks that keep guests 67 %, by up to 40 %."""
+    rng, asked, tight = np.random.default_rng([chunks, len(name)]), 0, 0
     for _ in range(12):
-        ranks = 4 if name == "chimera" else int(rng.integers(1, 4 if chunks == 2 else 3))
+        ranks = (int(rng.integers(4, 7)) if name == "bpipe" else 4 if name == "chimera" else
+                 int(rng.integers(1, 4 if chunks == 2 else 3)))
         stages = ranks * chunks
-        model = instance(rng, 5)
+        model = instance(rng, 5 if stages < 8 else 8)
         if not stages <= model.num_blocks <= stages + 6:
             continue
-        slicing = ((int(rng.integers(1, 3)), (16,) if model.block_size == 16 else (8, 24)),) * (2 * ranks)
+        whole = model.block_size == 16 or name == "bpipe"
+        slicing = ((int(rng.integers(1, 3)), (model.block_size,) if whole else (8, 24)),) * (2 * ranks)
         judge = Judge(model, tp.CostModel.analytic(model, CLUSTER), ranks, chunks, None)
         even = judge.judge(name, tuple(even_partition(model, stages)), slicing, int(name in ("zb-v", "dualpipe-v")))
         program, seconds = judge.lowered(even), np.ones(model.num_blocks)
         peaks = {cut: max(rank_memory(model, cut, slicing, program)) for cut in cuts(model.num_blocks, stages)}
-        least, most = min(peaks.values()), max(peaks.values())
-        found = peaks[tuple(cut_least(model, slicing, program, 0, 2 * most))]
-        assert least <= found <= 1.04 * least
-        exact, asked = exact + (found == least), asked + 1
+        least, most, found = min(peaks.values()), max(peaks.values()), set()
+        assert peaks[tuple(cut_least(model, slicing, program, 0, 2 * most))] == least
         assert cut_stages(model, slicing, program, least - 1, seconds) is None
-        for limit in (found, least + 0.1 * (most - least), least + 0.5 * (most - least), 1 << 50):
-            cut = tuple(cut_stages(model, slicing, program, max(found, int(limit)), seconds))
-            assert peaks[cut] <= max(found, limit)
-            tight += max(e - b for b, e in cut) > -(-model.num_blocks // stages)
-    assert asked >= 4 and exact >= 0.9 * asked and tight
+        for limit in (least, least + 0.01 * (most - least), least + 0.1 * (most - least), least + 0.5 * (most - least), 1 << 50):
+            cut = tuple(cut_stages(model, slicing, program, int(limit), seconds))
+            assert peaks[cut] <= limit
+            found.add(cut)
+        asked, tight = asked + 1, tight + (len(found) > 1)
+    assert asked >= 3 and tight
 
 
 def test_a_given_slicing_near_the_limit_has_a_plan():
@@ -148,18 +148,23 @@ def test_terapipe_refuses_nothing_that_another_planner_fits(schedule):
     assert asked >= 5
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
-def test_a_refusal_names_the_least_that_is_enough(schedule):
+@pytest.mark.parametrize("schedule, chunks", [("1f1b", 1), ("gpipe", 1), ("zb-h1", 1), ("bpipe", 1), ("interleaved", 2),
+                                              ("hanayo", 2)])
+def test_a_refusal_names_the_least_that_is_enough(schedule, chunks):
     """Of whole sequences on so many stages: against every partition of the blocks; whatever the limit that was asked for."""
     rng = np.random.default_rng(7)
     for _ in range(6):
         model, stages = instance(rng), int(rng.integers(2, 4))
-        request = dict(batch=int(rng.integers(1, 5)), seq_len=model.block_size, planner="terapipe", stages=stages, slicing=1,
-                       schedule=schedule)
-        judge, slicing = Judge(model, tp.CostModel.analytic(model, CLUSTER), stages, 1, None), ((1, (model.block_size,)),)
+        if schedule == "bpipe" or model.num_blocks < stages * chunks:
+            model, stages = instance(rng, 6), 4 // chunks
+        if model.num_blocks < stages * chunks:
+            continue
+        request = dict(batch=int(rng.integers(1, 5)) * (stages if chunks > 1 else 1), seq_len=model.block_size, planner="terapipe",
+                       stages=stages, slicing=1, schedule=schedule, chunks=chunks)
+        judge, slicing = Judge(model, tp.CostModel.analytic(model, CLUSTER), stages, chunks, None), ((1, (model.block_size,)),)
         pending = 1 if schedule == "zb-h1" else 0
         least = min(max(judge.peak_bytes(judge.judge(schedule, cut, slicing * request["batch"], pending)))
-                    for cut in cuts(model.num_blocks, stages))
+                    for cut in cuts(model.num_blocks, stages * chunks))
         for limit in (1, least // 2, least - 1):
             with pytest.raises(tp.InfeasibleError, match=f"memory_bytes = {least}, ") as refused:
                 tp.plan(model, CLUSTER, memory_bytes=limit, **request)

@@ -1,6 +1,7 @@
 /* Stages within a limit of memory, by the engine's own count of its bytes: a stage takes no less with a block more at either end, so
- * that stages filled one after another, each as far as it may go, reach the end if any do. Where a rank has several, they are filled
- * as if all of them were alike, or not at all, and then blocks go from one to another (shift.c). */
+ * that stages filled one after another, each as far as it may go, reach the end if any do. Where a rank holds of several, they are filled
+ * as if all of those were alike, or not at all, then blocks go from one to another (shift.c), and where that finds none it is asked
+ * whether there are any (pairs.c, exact.c). */
 #include "csrc/engine/internal.h"
 
 #include <math.h>
@@ -11,35 +12,34 @@
 
 #define GRAIN 64.0 /* bytes: what the engine takes is a multiple */
 #define MOST ((int64_t)1 << 62)
+#define TRIES 5     /* of limits below one that was too much work to prove: a 256th below it, and twice as far each time */
+#define FIRST_TRY 8
 
 typedef struct {
     tp_engine_config config; /* its partition is `boundary` */
     int32_t *boundary;       /* [stages + 1] */
     int32_t *cap;            /* [stages + 1] beyond that no end of the stage before leads anywhere */
     int32_t *reach;          /* [stages][blocks] the last end of a stage from there that is within the limit; 0: not known yet */
-    int32_t *varies;         /* [stages] its rank keeps guests, and takes more or less with the stages before */
     int32_t *others;         /* [stages] how many its rank has */
+    int32_t *hosts;          /* [stages] its rank keeps guests */
     int32_t *best;           /* [stages + 1] boundaries that are kept while others are looked at */
-    int64_t *beside;         /* [stages] bytes that its rank takes besides stages */
     double *until;           /* [blocks + 1] running sums of seconds */
     double *number;          /* [blocks + 1] of blocks */
     tp_engine_sizes sizes;
     int64_t limit;
-    int blocks, stages, several; /* several: a rank has more than one of them, and sizes are remembered */
+    int blocks, stages, several; /* several: a rank has more than one of them, or guests, and sizes are remembered */
 } cutter;
 
 /* Of its rank, as if all stages of that were like this one. */
 static int64_t
 bytes_alike(cutter *x, int stage, int from, int to)
 {
-    if (!x->varies[stage]) {
-        tp_engine_size size = tp_engine_size_of(&x->sizes, stage, from, to);
-        return x->beside[stage] + x->others[stage] * size.stage + (int64_t)tp_align_bytes((size_t)size.workspace);
-    }
-    x->boundary[stage] = from;
-    x->boundary[stage + 1] = to;
-    x->config.rank = x->config.program->rank_of[stage];
-    return (int64_t)tp_engine_bytes_alike(&x->config, stage);
+    tp_engine_size size = tp_engine_size_of(&x->sizes, stage, from, to);
+    int64_t bytes = x->sizes.beside[x->config.program->rank_of[stage]] + x->others[stage] * size.stage + size.workspace;
+    for (int other = 0; x->hosts[stage] && other < x->stages; other++)
+        if (x->sizes.host[other] == x->config.program->rank_of[stage])
+            bytes += tp_engine_size_of(&x->sizes, other, from, to).guests;
+    return bytes;
 }
 
 /* Nothing does once the thread is told to stop: then no search goes on. */
@@ -54,7 +54,7 @@ static int
 reach_of(cutter *x, int stage, int from)
 {
     int32_t *known = &x->reach[(size_t)stage * (size_t)x->blocks + (size_t)from];
-    if (*known > 0 && !x->varies[stage])
+    if (*known > 0)
         return *known - 1;
     int low = from, high = x->blocks - (x->stages - 1 - stage);
     while (low < high) {
@@ -150,14 +150,13 @@ tables_open(cutter *x)
     x->reach = calloc(stages * blocks, sizeof *x->reach);
     x->until = calloc(2 * (blocks + 1), sizeof *x->until);
     x->cap = calloc(4 * stages + 2, sizeof *x->cap);
-    x->beside = calloc(stages, sizeof *x->beside);
-    if (x->reach == NULL || x->until == NULL || x->cap == NULL || x->beside == NULL)
+    if (x->reach == NULL || x->until == NULL || x->cap == NULL)
         return tp_fail(TP_EMEMORY, "no memory to cut %d blocks into %d stages", x->blocks, x->stages);
     x->number = x->until + x->blocks + 1;
     for (int i = 0; i <= x->blocks; i++)
         x->number[i] = i;
-    x->varies = x->cap + x->stages + 1;
-    x->others = x->varies + x->stages;
+    x->hosts = x->cap + x->stages + 1;
+    x->others = x->hosts + x->stages;
     x->best = x->others + x->stages;
     return tp_engine_sizes_open(&x->config, &x->sizes);
 }
@@ -167,7 +166,6 @@ cutter_close(cutter *x, tp_engine_counts *counts)
 {
     tp_engine_counts_close(counts);
     tp_engine_sizes_close(&x->sizes);
-    free(x->beside);
     free(x->reach);
     free(x->until);
     free(x->cap);
@@ -177,14 +175,11 @@ static void
 look_at_ranks(cutter *x)
 {
     const tp_program *program = x->config.program;
-    tp_engine_config config = x->config;
     for (int stage = 0; stage < x->stages; stage++) {
-        config.rank = program->rank_of[stage];
-        x->varies[stage] = config.counts->guests[config.rank];
-        x->beside[stage] = x->varies[stage] ? 0 : (int64_t)tp_engine_table_bytes(&config);
+        x->hosts[stage] = x->config.counts->guests[program->rank_of[stage]];
         for (int other = 0; other < program->stages; other++)
-            x->others[stage] += program->rank_of[other] == config.rank;
-        x->several |= x->others[stage] > 1 && x->sizes.known != NULL;
+            x->others[stage] += program->rank_of[other] == program->rank_of[stage];
+        x->several |= (x->others[stage] > 1 || x->hosts[stage]) && x->sizes.known != NULL;
     }
 }
 
@@ -265,24 +260,44 @@ start_from(cutter *x, int start, int64_t limit)
     return 1;
 }
 
-/* The most even of what is within the limit: with all stages of a rank alike, and where blocks left others. */
+/* From x->boundary, where blocks leave it, as even as they make it, if it is within the limit then: one of *ends more. *least: about
+ * the seconds of a step of the best. */
+static tp_status
+shift_within(cutter *x, int64_t limit, double *least, int *ends)
+{
+    double step_s;
+    int64_t most;
+    TP_TRY(tp_engine_shift_least(&x->sizes, limit, x->boundary, &most));
+    if (most > limit)
+        return TP_OK;
+    TP_TRY(tp_engine_shift_even(&x->sizes, limit, x->until, x->boundary, &step_s));
+    if (step_s < *least)
+        memcpy(x->best, x->boundary, ((size_t)x->stages + 1) * sizeof *x->best);
+    *least = fmin(*least, step_s);
+    ++*ends;
+    return TP_OK;
+}
+
+/* The most even of what is within the limit: with all stages of a rank alike, and where blocks left even ones; if these find none
+ * whatever is, and where blocks left others. */
 static tp_status
 cut_several(cutter *x, int64_t limit, int *found)
 {
-    double least = INFINITY, step_s;
-    int64_t most;
-    for (int start = -1; start <= EVEN || (start < STARTS && least == INFINITY); start++) {
-        if (!(start < 0 ? cut_evenly(x) : start_from(x, start, limit)))
-            continue;
-        TP_TRY(tp_engine_shift_least(&x->sizes, limit, x->boundary, &most));
-        if (most > limit)
-            continue;
-        TP_TRY(tp_engine_shift_even(&x->sizes, limit, x->until, x->boundary, &step_s));
-        if (step_s < least)
-            memcpy(x->best, x->boundary, ((size_t)x->stages + 1) * sizeof *x->best);
-        least = fmin(least, step_s);
-    }
-    *found = least < INFINITY;
+    double least = INFINITY;
+    int ends = 0;
+    tp_answer answer = TP_NO;
+    if (cut_evenly(x))
+        TP_TRY(shift_within(x, limit, &least, &ends));
+    if (start_from(x, EVEN, limit))
+        TP_TRY(shift_within(x, limit, &least, &ends));
+    if (ends == 0)
+        TP_TRY(tp_engine_find_within(&x->sizes, limit, x->boundary, &answer));
+    if (answer == TP_YES)
+        TP_TRY(shift_within(x, limit, &least, &ends));
+    for (int start = COUNTED, before = ends; start < STARTS && ends == before && answer != TP_NO; start++)
+        if (start_from(x, start, limit))
+            TP_TRY(shift_within(x, limit, &least, &ends));
+    *found = ends > 0;
     memcpy(x->boundary, x->best, ((size_t)x->stages + 1) * sizeof *x->best);
     return tp_deadline_check_told();
 }
@@ -306,19 +321,53 @@ tp_engine_cut(const tp_engine_config *config, int64_t limit, const double *secon
     return status;
 }
 
-/* Less than x->best, where blocks leave that or others. */
+/* Less than x->best from these boundaries, where blocks leave them. */
 static tp_status
 shift_to_less(cutter *x, int64_t enough, int64_t *least)
 {
     int64_t most;
-    if (*least < INT64_MAX)
-        TP_TRY(tp_engine_shift_least(&x->sizes, enough, x->best, least));
-    for (int start = COUNTED; start < ALIKE && start_from(x, start, 0); start++) {
-        TP_TRY(tp_engine_shift_least(&x->sizes, enough, x->boundary, &most));
-        if (most < *least)
-            memcpy(x->best, x->boundary, ((size_t)x->stages + 1) * sizeof *x->best);
-        *least = most < *least ? most : *least;
+    TP_TRY(tp_engine_shift_least(&x->sizes, enough, x->boundary, &most));
+    if (most < *least)
+        memcpy(x->best, x->boundary, ((size_t)x->stages + 1) * sizeof *x->best);
+    *least = most < *least ? most : *least;
+    return TP_OK;
+}
+
+/* Less than x->best, until there is none. TP_UNKNOWN: there may be. Then limits further down are asked for, nearer to what all ranks
+ * together need: there less is to be looked at. */
+static tp_status
+find_less(cutter *x, int64_t enough, int64_t *least, tp_answer *answer)
+{
+    int64_t below = 1;
+    for (int tries = 0; tries < TRIES && *least > enough; tries++) {
+        tp_answer found;
+        TP_TRY(tp_engine_find_within(&x->sizes, *least - below, x->boundary, &found));
+        if (tries == 0 || found == TP_YES)
+            *answer = found;
+        if (found == TP_NO)
+            break;
+        if (found == TP_YES)
+            TP_TRY(shift_to_less(x, enough, least));
+        tries = found == TP_YES ? -1 : tries;
+        below = found == TP_YES ? 1 : *least >> (FIRST_TRY - tries);
     }
+    return TP_OK;
+}
+
+static tp_status
+cut_less(cutter *x, int64_t enough, int64_t *least)
+{
+    tp_answer answer = TP_UNKNOWN;
+    if (*least < INT64_MAX) {
+        memcpy(x->boundary, x->best, ((size_t)x->stages + 1) * sizeof *x->best);
+        *least = INT64_MAX; /* that was a limit for stages alike */
+        TP_TRY(shift_to_less(x, enough, least));
+        TP_TRY(find_less(x, enough, least, &answer));
+    }
+    for (int start = COUNTED; start < ALIKE && answer == TP_UNKNOWN && start_from(x, start, 0); start++)
+        TP_TRY(shift_to_less(x, enough, least));
+    if (answer == TP_UNKNOWN && *least < INT64_MAX)
+        TP_TRY(find_less(x, enough, least, &answer));
     return tp_deadline_check_told();
 }
 
@@ -335,7 +384,7 @@ tp_engine_cut_least(const tp_engine_config *config, int64_t low, int64_t high, d
     if (status == TP_OK)
         status = cut_alike(&x, low, high, close, &least);
     if (status == TP_OK && x.several)
-        status = shift_to_less(&x, low, &least);
+        status = cut_less(&x, low, &least);
     *found = status == TP_OK && least <= high;
     if (*found)
         memcpy(boundary, x.best, ((size_t)x.stages + 1) * sizeof *boundary);

@@ -89,15 +89,16 @@ tp_engine_store_bytes(const tp_engine_config *config);
 TP_MUST_USE tp_status
 tp_engine_size_guest(const tp_engine_config *config, int first, int end, int32_t batch, int32_t seq_len, int64_t *bytes);
 /* The partition within `limit` bytes a rank whose longest stage takes least, seconds [blocks] being whole numbers; *found 0: there is
- * none, and boundary [stages + 1] says nothing. Exact where a rank has one stage and no other's guests. Of ranks with guests some
- * may be missed; and of several stages a rank, of which blocks go from one to another as long as that makes the fullest rank
- * emptier, and then a step shorter. The config's partition is not read; where the program depends on it (R), it is taken as it is.
+ * none, and boundary [stages + 1] says nothing. Exact where a rank has one stage and no other's guests. Otherwise blocks go from one
+ * stage to another as long as that makes the fullest rank emptier, and then a step shorter, so that others may be shorter still; and
+ * none is missed where no rank holds of more than two stages, in pairs (pairs.c), or there is little to be looked at (exact.c).
+ * The config's partition is not read; where the program depends on it (R), it is taken as it is.
  * EVALUE: as tp_engine_check; seconds that are negative or beyond 2^53 together, fewer blocks than stages. EMEMORY. */
 TP_MUST_USE tp_status
 tp_engine_cut(const tp_engine_config *config, int64_t limit, const double *seconds, int32_t *boundary, int *found);
 /* The partition within the least limit of (low, high] bytes a rank that has any, looked for by halves until the limits are within
- * `close` of the upper one, or a few bytes; *found 0: none was found. Of several stages a rank they may be others than those that need
- * least, or need no more than `low`. The rest as tp_engine_cut. */
+ * `close` of the upper one, or a few bytes; *found 0: none was found. Where ranks hold of several stages it may need no more than `low`,
+ * and is the least as far as none is missed. The rest as tp_engine_cut. */
 TP_MUST_USE tp_status
 tp_engine_cut_least(const tp_engine_config *config, int64_t low, int64_t high, double close, int32_t *boundary, int *found);
 /* EVALUE: program, partition and slicing that do not fit together; replicas of a provider that has none. EMEMORY. What the

@@ -58,6 +58,13 @@ tp_engine_size_guest(const tp_engine_config *config, int first, int end, int32_t
     return TP_OK;
 }
 
+size_t
+tp_engine_guest_bytes(const tp_engine_config *config, int stage)
+{
+    tp_stage_config part = tp_engine_stage_config(config, stage);
+    return config->provider->stage->guest_bytes(&part, &config->device);
+}
+
 /* Rooms for guests of `stage` on this rank, and the bytes of one. */
 static int64_t
 rooms_of(const tp_engine_config *config, int stage, size_t *bytes)
@@ -65,8 +72,7 @@ rooms_of(const tp_engine_config *config, int stage, size_t *bytes)
     *bytes = 0;
     if (tp_program_host(config->program, stage) != config->rank)
         return 0;
-    tp_stage_config part = tp_engine_stage_config(config, stage);
-    *bytes = config->provider->stage->guest_bytes(&part, &config->device);
+    *bytes = tp_engine_guest_bytes(config, stage);
     return tp_program_guest_slots(config->program, stage);
 }
 

@@ -138,7 +138,9 @@ tp_engine_has_guests(const tp_program *program, int rank);
 /* EVALUE: a provider that cannot. */
 TP_MUST_USE tp_status
 tp_engine_check_guests(const tp_engine_config *config);
-/* Bytes of the device for guests; and take them, after the tables were taken. */
+/* Bytes of a guest of the stage; of the device for all that the rank keeps; and take them, after the tables were taken. */
+size_t
+tp_engine_guest_bytes(const tp_engine_config *config, int stage);
 size_t
 tp_engine_guests_bytes(const tp_engine_config *config);
 TP_MUST_USE tp_status
@@ -163,26 +165,26 @@ tp_engine_stage_config(const tp_engine_config *config, int stage);
 /* tp_engine_check, but for the partition and what depends on it. */
 TP_MUST_USE tp_status
 tp_engine_check_shape(const tp_engine_config *config);
-/* What tp_engine_bytes adds up: beside the rank's stages; of a stage; and what all stages of a rank share, one after another, so that
- * the most of any is what they take. */
+/* What tp_engine_bytes adds up besides tp_engine_guests_bytes: beside the rank's stages; of a stage; and what all stages of a rank
+ * share, one after another, so that the most of any is what they take. */
 size_t
 tp_engine_table_bytes(const tp_engine_config *config);
 size_t
 tp_engine_stage_bytes(const tp_engine_config *config, int stage);
 size_t
 tp_engine_workspace_bytes(const tp_engine_config *config, int stage);
-/* tp_engine_bytes of the stage's rank (config->rank), if all stages of that rank were like this one: of the partition what is around
- * this stage alone is read, and around those whose guests it keeps. */
-size_t
-tp_engine_bytes_alike(const tp_engine_config *config, int stage);
-
 /* ---- sizes.c: of a stage by its blocks, remembered ---- */
 typedef struct {
-    int64_t stage, workspace; /* tp_engine_stage_bytes, tp_engine_workspace_bytes */
+    int64_t stage, workspace; /* tp_engine_stage_bytes; tp_engine_workspace_bytes, aligned */
+    int64_t guests;           /* on its host */
 } tp_engine_size;
 typedef struct {
     tp_engine_config config; /* its partition is `boundary` */
     int32_t *boundary;       /* [parts + 1] around the stage that is asked for */
+    int32_t *host;           /* [stages] the rank that keeps guests of it; -1: none does */
+    int32_t *rooms;          /* [stages] for how many */
+    int64_t *beside;         /* [ranks] tp_engine_table_bytes */
+    int64_t *workspace;      /* [ranks] of a count */
     tp_engine_size *known;   /* by stage, shape (or first block, where layers are not alike) and blocks; 0: not known yet */
     int blocks, alike;
 } tp_engine_sizes;
@@ -193,6 +195,20 @@ void
 tp_engine_sizes_close(tp_engine_sizes *sizes);
 tp_engine_size
 tp_engine_size_of(tp_engine_sizes *sizes, int stage, int from, int to);
+/* bytes [ranks] of this partition, as tp_engine_bytes counts them; returns the most of any. */
+int64_t
+tp_engine_sizes_count(tp_engine_sizes *sizes, const int32_t *boundary, int64_t *bytes);
+
+/* ---- exact.c ---- */
+typedef enum { TP_NO, TP_YES, TP_UNKNOWN } tp_answer;
+/* Is there a partition within `limit` bytes a rank? TP_YES: boundary [parts + 1] is one; otherwise it says nothing. TP_UNKNOWN: that
+ * would be too much work, or time is up. EMEMORY. */
+TP_MUST_USE tp_status
+tp_engine_find_within(tp_engine_sizes *sizes, int64_t limit, int32_t *boundary, tp_answer *answer);
+
+/* ---- pairs.c: the same, exactly, where no rank holds of more than two stages, which come in pairs; otherwise TP_UNKNOWN ---- */
+TP_MUST_USE tp_status
+tp_engine_find_pairs(tp_engine_sizes *sizes, int64_t limit, int32_t *boundary, tp_answer *answer);
 
 /* ---- shift.c: boundary [parts + 1] is of stages that are there, and then of better ones ---- */
 /* The bytes of the fullest rank, and of those next to it, as few as blocks that go elsewhere make them, or at most `enough`; *most:

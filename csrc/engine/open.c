@@ -59,8 +59,7 @@ tp_engine_table_bytes(const tp_engine_config *config)
            tp_align_bytes(tables.events) + tp_align_bytes(tables.gather) + tp_align_bytes(tables.stages) +
            tp_align_bytes(tables.slots) + tp_align_bytes(tables.loads) +
            tp_align_bytes(tables.guests) + tp_align_bytes(tables.copied) + tp_align_bytes(tables.copies) +
-           tp_align_bytes(tp_engine_sums_bytes(config)) +
-           tp_align_bytes(tp_engine_guests_bytes(config));
+           tp_align_bytes(tp_engine_sums_bytes(config));
 }
 
 /* What all stages of the rank share: one after another they work. */
@@ -78,21 +77,11 @@ workspace_bytes(const tp_engine_config *config)
 size_t
 tp_engine_bytes(const tp_engine_config *config)
 {
-    size_t total = tp_engine_table_bytes(config);
+    size_t total = tp_engine_table_bytes(config) + tp_align_bytes(tp_engine_guests_bytes(config));
     for (int stage = 0; stage < config->program->stages; stage++)
         if (config->program->rank_of[stage] == config->rank)
             total += tp_engine_stage_bytes(config, stage);
     return total + tp_align_bytes(workspace_bytes(config));
-}
-
-size_t
-tp_engine_bytes_alike(const tp_engine_config *config, int stage)
-{
-    size_t stages = 0;
-    for (int other = 0; other < config->program->stages; other++)
-        stages += config->program->rank_of[other] == config->rank;
-    return tp_engine_table_bytes(config) + stages * tp_engine_stage_bytes(config, stage) +
-           tp_align_bytes(tp_engine_workspace_bytes(config, stage));
 }
 
 static size_t

@@ -1,5 +1,5 @@
-/* Stages within a limit of memory where a rank has several of them, chunks or of two copies of the model: it takes the sum of theirs,
- * so that none can be filled by itself. From stages that are there blocks go from one to any other, those between them shifting, as
+/* Stages within a limit of memory where a rank holds of several of them, chunks, of two copies of the model or guests: it takes the
+ * sum of theirs, so that none can be filled by itself. From stages that are there blocks go from one to any other, those between them shifting, as
  * long as that helps: a local search, which tests/test_lean.py holds against all there are. Where time is up it ends with what it has. */
 #include "csrc/engine/internal.h"
 
@@ -13,9 +13,7 @@
 typedef struct {
     tp_engine_sizes *sizes;
     const double *until; /* [blocks + 1] running sums of seconds */
-    int64_t *beside;     /* [ranks] bytes that are not its stages' */
     int64_t *bytes;      /* [ranks] with the boundaries as they are */
-    int64_t *workspace;  /* [ranks] the largest of its stages' */
     int64_t *best;       /* [ranks] sorted, most first: what is to be less */
     int64_t *sorted;     /* [ranks] */
     double *seconds;     /* [ranks] */
@@ -53,20 +51,7 @@ rank_of(const shifter *x, int stage)
 static int64_t
 count_bytes(shifter *x)
 {
-    int64_t most = 0;
-    memset(x->workspace, 0, (size_t)x->ranks * sizeof *x->workspace);
-    memcpy(x->bytes, x->beside, (size_t)x->ranks * sizeof *x->bytes);
-    for (int stage = 0; stage < x->stages; stage++) {
-        int part = tp_engine_part(&x->sizes->config, stage), r = rank_of(x, stage);
-        tp_engine_size size = tp_engine_size_of(x->sizes, stage, x->boundary[part], x->boundary[part + 1]);
-        x->bytes[r] += size.stage;
-        x->workspace[r] = size.workspace > x->workspace[r] ? size.workspace : x->workspace[r];
-    }
-    for (int r = 0; r < x->ranks; r++) {
-        x->bytes[r] += (int64_t)tp_align_bytes((size_t)x->workspace[r]);
-        most = x->bytes[r] > most ? x->bytes[r] : most;
-    }
-    return most;
+    return tp_engine_sizes_count(x->sizes, x->boundary, x->bytes);
 }
 
 static int
@@ -109,7 +94,7 @@ static int
 holds(const shifter *x, int rank, int part)
 {
     for (int stage = part; stage < x->stages; stage += x->parts)
-        if (rank_of(x, stage) == rank)
+        if (rank_of(x, stage) == rank || x->sizes->host[stage] == rank)
             return 1;
     return 0;
 }
@@ -128,16 +113,17 @@ touches(const shifter *x, move m, int rank)
 static int64_t
 bytes_of(shifter *x, int rank)
 {
-    int64_t bytes = x->beside[rank], workspace = 0;
+    int64_t bytes = x->sizes->beside[rank], workspace = 0;
     for (int stage = 0; stage < x->stages; stage++) {
         int part = tp_engine_part(&x->sizes->config, stage);
-        if (rank_of(x, stage) != rank)
+        int own = rank_of(x, stage) == rank, hosted = x->sizes->host[stage] == rank;
+        if (!own && !hosted)
             continue;
         tp_engine_size size = tp_engine_size_of(x->sizes, stage, x->boundary[part], x->boundary[part + 1]);
-        bytes += size.stage;
-        workspace = size.workspace > workspace ? size.workspace : workspace;
+        bytes += (own ? size.stage : 0) + (hosted ? size.guests : 0);
+        workspace = own && size.workspace > workspace ? size.workspace : workspace;
     }
-    return bytes + (int64_t)tp_align_bytes((size_t)workspace);
+    return (int64_t)tp_align_bytes((size_t)bytes) + workspace;
 }
 
 /* The move after which the fullest ranks are least, of those from parts of the fullest, or from any that change it; 0: none helps. */
@@ -223,29 +209,25 @@ shorten(shifter *x, int64_t limit, double *seconds)
 static void
 shifter_close(shifter *x)
 {
-    free(x->beside);
+    free(x->bytes);
     free(x->seconds);
 }
 
 static tp_status
 shifter_open(tp_engine_sizes *sizes, int32_t *boundary, shifter *out)
 {
-    tp_engine_config config = sizes->config;
-    size_t ranks = (size_t)config.program->ranks;
-    *out = (shifter){.sizes = sizes, .boundary = boundary, .stages = config.program->stages, .ranks = config.program->ranks,
-                     .parts = tp_program_copy_stages(config.program)};
-    out->beside = malloc(5 * ranks * sizeof *out->beside);
+    const tp_program *program = sizes->config.program;
+    size_t ranks = (size_t)program->ranks;
+    *out = (shifter){.sizes = sizes, .boundary = boundary, .stages = program->stages, .ranks = program->ranks,
+                     .parts = tp_program_copy_stages(program)};
+    out->bytes = malloc(3 * ranks * sizeof *out->bytes);
     out->seconds = malloc(ranks * sizeof *out->seconds);
-    if (out->beside == NULL || out->seconds == NULL) {
+    if (out->bytes == NULL || out->seconds == NULL) {
         shifter_close(out);
-        return tp_fail(TP_EMEMORY, "no memory for the bytes of %d ranks", config.program->ranks);
+        return tp_fail(TP_EMEMORY, "no memory for the bytes of %d ranks", program->ranks);
     }
-    out->bytes = out->beside + ranks;
-    out->workspace = out->bytes + ranks;
-    out->best = out->workspace + ranks;
+    out->best = out->bytes + ranks;
     out->sorted = out->best + ranks;
-    for (config.rank = 0; config.rank < config.program->ranks; config.rank++)
-        out->beside[config.rank] = (int64_t)tp_engine_table_bytes(&config);
     return TP_OK;
 }
 

@@ -2,12 +2,13 @@
 #include "csrc/engine/internal.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "csrc/base/deadline.h"
 
 /* Layers are alike: what a stage takes depends on how many blocks it has, on the kind of the first, and on whether it has an end. */
 enum { SHAPES = 6 };
-#define MOST ((size_t)1 << 22) /* sizes that are remembered where layers are not alike: 64 MiB */
+#define MOST ((size_t)1 << 22) /* sizes that are remembered where layers are not alike: 96 MiB */
 
 /* Does what is remade or swapped depend on the kind of a block alone? */
 static int
@@ -19,19 +20,39 @@ layers_are_alike(const tp_engine_config *config)
     return 1;
 }
 
+static void
+look_at_program(tp_engine_sizes *sizes)
+{
+    const tp_program *program = sizes->config.program;
+    for (int stage = 0; stage < program->stages; stage++) {
+        sizes->host[stage] = tp_program_host(program, stage);
+        sizes->rooms[stage] = sizes->host[stage] < 0 ? 0 : tp_program_guest_slots(program, stage);
+    }
+    for (int r = 0; r < program->ranks; r++) {
+        sizes->config.rank = r;
+        sizes->beside[r] = (int64_t)tp_engine_table_bytes(&sizes->config);
+    }
+}
+
 tp_status
 tp_engine_sizes_open(const tp_engine_config *config, tp_engine_sizes *out)
 {
-    size_t stages = (size_t)config->program->stages, parts = (size_t)tp_program_copy_stages(config->program);
+    size_t ranks = (size_t)config->program->ranks, stages = (size_t)config->program->stages;
+    size_t parts = (size_t)tp_program_copy_stages(config->program);
     *out = (tp_engine_sizes){.config = *config, .blocks = tp_model_blocks(&config->model), .alike = layers_are_alike(config)};
     size_t blocks = (size_t)out->blocks, count = stages * (out->alike ? SHAPES : blocks) * (blocks + 1);
-    out->boundary = calloc(parts + 1, sizeof *out->boundary);
+    out->boundary = calloc(parts + 1 + 2 * stages, sizeof *out->boundary);
+    out->beside = calloc(2 * ranks, sizeof *out->beside);
     out->known = out->alike || count <= MOST ? calloc(count, sizeof *out->known) : NULL;
     out->config.partition = out->boundary;
-    if (out->boundary == NULL || (out->known == NULL && (out->alike || count <= MOST))) {
+    if (out->boundary == NULL || out->beside == NULL || (out->known == NULL && (out->alike || count <= MOST))) {
         tp_engine_sizes_close(out);
         return tp_fail(TP_EMEMORY, "no memory for the sizes of %d stages", config->program->stages);
     }
+    out->host = out->boundary + parts + 1;
+    out->rooms = out->host + stages;
+    out->workspace = out->beside + ranks;
+    look_at_program(out);
     return TP_OK;
 }
 
@@ -39,6 +60,7 @@ void
 tp_engine_sizes_close(tp_engine_sizes *sizes)
 {
     free(sizes->boundary);
+    free(sizes->beside);
     free(sizes->known);
     *sizes = (tp_engine_sizes){0};
 }
@@ -63,8 +85,32 @@ tp_engine_size_of(tp_engine_sizes *sizes, int stage, int from, int to)
     sizes->boundary[part + 1] = to;
     sizes->config.rank = sizes->config.program->rank_of[stage];
     size = (tp_engine_size){(int64_t)tp_engine_stage_bytes(&sizes->config, stage),
-                            (int64_t)tp_engine_workspace_bytes(&sizes->config, stage)};
+                            (int64_t)tp_align_bytes(tp_engine_workspace_bytes(&sizes->config, stage)), 0};
+    if (sizes->rooms[stage] > 0)
+        size.guests = sizes->rooms[stage] * (int64_t)tp_engine_guest_bytes(&sizes->config, stage);
     if (known != NULL)
         *known = size;
     return size;
+}
+
+int64_t
+tp_engine_sizes_count(tp_engine_sizes *sizes, const int32_t *boundary, int64_t *bytes)
+{
+    const tp_program *program = sizes->config.program;
+    int64_t most = 0;
+    memset(sizes->workspace, 0, (size_t)program->ranks * sizeof *sizes->workspace);
+    memcpy(bytes, sizes->beside, (size_t)program->ranks * sizeof *bytes);
+    for (int stage = 0; stage < program->stages; stage++) {
+        int part = tp_engine_part(&sizes->config, stage), r = program->rank_of[stage];
+        tp_engine_size size = tp_engine_size_of(sizes, stage, boundary[part], boundary[part + 1]);
+        bytes[r] += size.stage;
+        sizes->workspace[r] = size.workspace > sizes->workspace[r] ? size.workspace : sizes->workspace[r];
+        if (sizes->host[stage] >= 0)
+            bytes[sizes->host[stage]] += size.guests;
+    }
+    for (int r = 0; r < program->ranks; r++) {
+        bytes[r] = (int64_t)tp_align_bytes((size_t)bytes[r]) + sizes->workspace[r];
+        most = bytes[r] > most ? bytes[r] : most;
+    }
+    return most;
 }

@@ -346,7 +346,7 @@ static PyMethodDef functions[] = {
     {"cut_stages", (PyCFunction)(void (*)(void))cut_stages, METH_VARARGS | METH_KEYWORDS,
      "cut_stages($module, /, program, model, slicing, limit, seconds, provider=None, dtype=None, saves=None, replicas=1)\n--\n\n"
      "-> [stages + 1] boundaries of the partition within `limit` bytes a rank whose longest stage takes least, or None: there is none. "
-     "seconds: float64 [blocks], whole numbers. Exact where a rank has one stage (tp_engine_cut)."},
+     "seconds: float64 [blocks], whole numbers. As exact as tp_engine_cut is."},
     {"cut_least", (PyCFunction)(void (*)(void))cut_least, METH_VARARGS | METH_KEYWORDS,
      "cut_least($module, /, program, model, slicing, low, high, close, provider=None, dtype=None, saves=None, replicas=1)\n--\n\n"
      "-> [stages + 1] boundaries of the partition that needs least of a rank, of limits in (low, high], looked for by halves until "

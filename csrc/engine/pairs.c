@@ -1,0 +1,363 @@
+/* Are there stages within a limit of memory, where no rank holds of more than two stages and these come in pairs: stage k with
+ * parts - 1 - k (two chunks that turn back, two copies of the model, guests of a peer) or with k + parts / 2 (two chunks in turn)?
+ * Exactly, in polynomial time: pair after pair takes blocks from two places, and all that matters of those before is which two. A
+ * pair takes no less with a block more, so that from two places the ends that fit are those up to a falling line. */
+#include "csrc/engine/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "csrc/base/deadline.h"
+
+#define NEVER (INT64_MAX / 4)
+#define MOST_WORK 3000000          /* questions whether a pair fits: about 0.1 s */
+#define PLACES_A_QUESTION 512      /* that are emptied meanwhile */
+#define MOST_PLACES ((size_t)1 << 26)
+
+typedef struct {
+    tp_engine_sizes *sizes;
+    uint8_t *reached;      /* [pairs + 1][blocks + 1][blocks + 1] places of the left and the right stage of a pair */
+    tp_engine_size *least; /* [stages][blocks + 1] of so many blocks, wherever they are; 0: not known yet */
+    int64_t *bytes;        /* [ranks] */
+    int64_t *workspace;    /* [ranks] */
+    int32_t *width;        /* [parts] blocks that a stage can have, where its pair has one */
+    int32_t *behind;       /* [3][pairs + 1] that pairs from this one on can have: left stages, right ones, and together */
+    size_t places;
+    int64_t limit, work;
+    int stages, parts, pairs, blocks, turns; /* turns: right stages go from the last block back; otherwise from the middle on */
+} pairer;
+
+static int
+right_of(const pairer *x, int pair)
+{
+    return x->turns ? x->parts - 1 - pair : pair + x->pairs;
+}
+
+static uint8_t *
+place(const pairer *x, int pair, int left, int right)
+{
+    size_t width = (size_t)x->blocks + 1;
+    return &x->reached[((size_t)pair * width + (size_t)left) * width + (size_t)right];
+}
+
+/* ---- one pair ------------------------------------------------------------------------------------------------------------ */
+
+static void
+begin(pairer *x, int rank)
+{
+    x->bytes[rank] = x->sizes->beside[rank];
+    x->workspace[rank] = 0;
+}
+
+static void
+touch(pairer *x, int part)
+{
+    for (int stage = part; stage < x->stages; stage += x->parts) {
+        begin(x, x->sizes->config.program->rank_of[stage]);
+        if (x->sizes->host[stage] >= 0)
+            begin(x, x->sizes->host[stage]);
+    }
+}
+
+static int64_t
+less(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Of so many blocks, wherever they are: every other stage has one, too. */
+static tp_engine_size
+least_of(pairer *x, int stage, int count)
+{
+    tp_engine_size *least = &x->least[(size_t)stage * ((size_t)x->blocks + 1) + (size_t)count];
+    int part = stage % x->parts, behind = x->parts - 1 - part, last = part == 0 ? 0 : x->blocks - behind - count;
+    int first = behind == 0 ? last : part, kinds = x->sizes->alike ? 2 : x->blocks;
+    if (least->stage > 0)
+        return *least;
+    *least = (tp_engine_size){NEVER, NEVER, NEVER};
+    for (int from = first; from <= last && from < first + kinds; from++) {
+        tp_engine_size size = tp_engine_size_of(x->sizes, stage, from, from + count);
+        *least = (tp_engine_size){less(least->stage, size.stage), less(least->workspace, size.workspace),
+                                  less(least->guests, size.guests)};
+    }
+    return *least;
+}
+
+static void
+add(pairer *x, int stage, tp_engine_size size)
+{
+    int r = x->sizes->config.program->rank_of[stage];
+    x->bytes[r] += size.stage;
+    x->workspace[r] = size.workspace > x->workspace[r] ? size.workspace : x->workspace[r];
+    if (x->sizes->host[stage] >= 0)
+        x->bytes[x->sizes->host[stage]] += size.guests;
+}
+
+static void
+add_blocks(pairer *x, int part, int from, int to)
+{
+    for (int stage = part; stage < x->stages; stage += x->parts)
+        add(x, stage, tp_engine_size_of(x->sizes, stage, from, to));
+}
+
+static void
+add_least(pairer *x, int part, int count)
+{
+    for (int stage = part; stage < x->stages; stage += x->parts)
+        add(x, stage, least_of(x, stage, count));
+}
+
+static int
+is_within(const pairer *x, int rank)
+{
+    return (int64_t)tp_align_bytes((size_t)x->bytes[rank]) + x->workspace[rank] <= x->limit;
+}
+
+static int
+are_within(const pairer *x, int part)
+{
+    for (int stage = part; stage < x->stages; stage += x->parts)
+        if (!is_within(x, x->sizes->config.program->rank_of[stage]) ||
+            (x->sizes->host[stage] >= 0 && !is_within(x, x->sizes->host[stage])))
+            return 0;
+    return 1;
+}
+
+/* The left stage [left, left_end) with as many blocks of the right one. */
+static int
+fits(pairer *x, int pair, int left, int left_end, int right, int count)
+{
+    int other = right_of(x, pair), from = x->turns ? right - count : right;
+    x->work++;
+    touch(x, pair);
+    touch(x, other);
+    add_blocks(x, pair, left, left_end);
+    add_blocks(x, other, from, from + count);
+    return are_within(x, pair) && are_within(x, other);
+}
+
+/* Where it stands between them. */
+static int
+fits_in_the_middle(pairer *x, int from, int to)
+{
+    touch(x, x->pairs);
+    add_blocks(x, x->pairs, from, to);
+    return are_within(x, x->pairs);
+}
+
+/* So many blocks, wherever they are. */
+static int
+may_fit(pairer *x, int pair, int count, int other, int more)
+{
+    x->work++;
+    touch(x, pair);
+    touch(x, other);
+    add_least(x, pair, count);
+    if (other != pair)
+        add_least(x, other, more);
+    return are_within(x, pair) && are_within(x, other);
+}
+
+/* ---- all pairs ----------------------------------------------------------------------------------------------------------- */
+
+/* The blocks that are left for a pair and those behind it are not too few, and not too many. */
+static int
+leads_on(const pairer *x, int pair, int left, int right, int middle)
+{
+    const int32_t *lefts = &x->behind[pair], *rights = lefts + x->pairs + 1, *together = rights + x->pairs + 1;
+    int behind = x->pairs - pair, count = middle - left, more = x->blocks - right;
+    if (x->turns)
+        return right - left >= 2 * behind + x->parts % 2 && right - left <= *together;
+    return count >= behind && count <= *lefts && more >= behind && more <= *rights && count + more <= *together;
+}
+
+static int
+lesser(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+/* All places that a pair can leave to the next one. */
+static void
+go_on_from(pairer *x, int pair, int left, int right, int middle)
+{
+    int most = lesser(x->width[right_of(x, pair)], x->turns ? right - left - 1 : x->blocks - right);
+    for (int end = left + 1; end <= left + x->width[pair]; end++) {
+        most = x->turns ? lesser(most, right - end) : most;
+        while (most > 0 && !fits(x, pair, left, end, right, most))
+            most--;
+        if (most <= 0)
+            return;
+        for (int count = 1; count <= most; count++) {
+            int next = x->turns ? right - count : right + count;
+            if (leads_on(x, pair + 1, end, next, middle))
+                *place(x, pair + 1, end, next) = 1;
+        }
+    }
+}
+
+/* The middle is where right stages begin, unless they turn. */
+static int
+reaches_end(pairer *x, int middle, int *left, int *right)
+{
+    for (*left = 0; *left <= x->blocks; ++*left)
+        for (*right = 0; *right <= x->blocks; ++*right)
+            if (*place(x, x->pairs, *left, *right) &&
+                (x->turns && x->parts % 2 ? fits_in_the_middle(x, *left, *right) : x->turns ? *left == *right : *left == middle))
+                return 1;
+    return 0;
+}
+
+static tp_answer
+reach(pairer *x, int middle, int *left, int *right)
+{
+    if (!leads_on(x, 0, 0, middle, middle))
+        return TP_NO;
+    memset(x->reached, 0, x->places);
+    x->work += (int64_t)(x->places / PLACES_A_QUESTION);
+    *place(x, 0, 0, middle) = 1;
+    for (int pair = 0; pair < x->pairs; pair++)
+        for (*left = pair; *left <= x->blocks; ++*left) {
+            for (*right = 0; *right <= x->blocks; ++*right)
+                if (*place(x, pair, *left, *right))
+                    go_on_from(x, pair, *left, *right, middle);
+            if (x->work > MOST_WORK || tp_deadline_late())
+                return TP_UNKNOWN;
+        }
+    return reaches_end(x, middle, left, right) ? TP_YES : TP_NO;
+}
+
+/* One place before that from which the pair can leave it. */
+static void
+step_back(pairer *x, int pair, int *left, int *right)
+{
+    int end = *left, next = *right;
+    for (*left = end - 1; *left >= 0; --*left)
+        for (int count = 1; count <= x->width[right_of(x, pair)]; count++) {
+            *right = x->turns ? next + count : next - count;
+            if (*right >= 0 && *right <= x->blocks && *place(x, pair, *left, *right) && fits(x, pair, *left, end, *right, count))
+                return;
+        }
+}
+
+static void
+trace(pairer *x, int left, int right, int32_t *boundary)
+{
+    for (int pair = x->pairs; pair >= 0; pair--) {
+        boundary[pair] = left;
+        boundary[x->turns ? x->parts - pair : x->pairs + pair] = right;
+        if (pair > 0)
+            step_back(x, pair - 1, &left, &right);
+    }
+}
+
+/* ---- which pairs --------------------------------------------------------------------------------------------------------- */
+
+static int
+are_paired(const pairer *x, int part, int other)
+{
+    return part == other || (x->turns ? part + other == x->parts - 1 : abs(part - other) == x->pairs);
+}
+
+/* Do all that hold of a stage hold of its pair alone? */
+static int
+are_pairs(const pairer *x)
+{
+    const tp_program *program = x->sizes->config.program;
+    for (int i = 0; i < x->stages; i++)
+        for (int j = 0; j < x->stages; j++) {
+            int r = program->rank_of[i], host = x->sizes->host[i];
+            int meet = r == program->rank_of[j] || r == x->sizes->host[j] || (host >= 0 && host == x->sizes->host[j]);
+            if (meet && !are_paired(x, i % x->parts, j % x->parts))
+                return 0;
+        }
+    return 1;
+}
+
+/* How far a pair's stages go, each where the other has one block, and together. */
+static int
+look_at_pair(pairer *x, int pair, int32_t *together)
+{
+    int other = right_of(x, pair), most = x->blocks - x->parts + 1, *left = &x->width[pair], *right = &x->width[other];
+    *together = 0;
+    *right = 0;
+    while (*right < most && may_fit(x, pair, 1, other, *right + 1))
+        ++*right;
+    int more = *right;
+    for (*left = 1; *left <= most; ++*left) {
+        while (more > 0 && !may_fit(x, pair, *left, other, more))
+            more--;
+        if (more == 0)
+            break;
+        *together = *left + more > *together ? *left + more : *together;
+    }
+    --*left;
+    return *left > 0 && *right > 0;
+}
+
+static int
+look_at_pairs(pairer *x)
+{
+    int32_t *lefts = x->behind, *rights = lefts + x->pairs + 1, *together = rights + x->pairs + 1;
+    int middle = 0;
+    if (x->turns && x->parts % 2)
+        while (middle < x->blocks - x->parts + 1 && may_fit(x, x->pairs, middle + 1, x->pairs, 0))
+            middle++;
+    lefts[x->pairs] = rights[x->pairs] = 0;
+    together[x->pairs] = middle;
+    for (int pair = x->pairs - 1; pair >= 0; pair--) {
+        if (!look_at_pair(x, pair, &together[pair]))
+            return 0;
+        lefts[pair] = lefts[pair + 1] + x->width[pair];
+        rights[pair] = rights[pair + 1] + x->width[right_of(x, pair)];
+        together[pair] += together[pair + 1];
+    }
+    return 1;
+}
+
+static tp_answer
+look(pairer *x, int32_t *boundary)
+{
+    int left, right, first = x->turns ? x->blocks : x->pairs, last = x->turns ? x->blocks : x->blocks - x->pairs;
+    tp_answer answer = TP_NO;
+    if (!look_at_pairs(x))
+        return TP_NO;
+    for (int middle = first; middle <= last && answer == TP_NO; middle++)
+        answer = reach(x, middle, &left, &right);
+    if (answer == TP_YES)
+        trace(x, left, right, boundary);
+    return answer;
+}
+
+tp_status
+tp_engine_find_pairs(tp_engine_sizes *sizes, int64_t limit, int32_t *boundary, tp_answer *answer)
+{
+    const tp_program *program = sizes->config.program;
+    pairer x = {.sizes = sizes, .limit = limit, .stages = program->stages, .parts = tp_program_copy_stages(program),
+                .blocks = sizes->blocks};
+    *answer = TP_UNKNOWN;
+    x.pairs = x.parts / 2;
+    for (x.turns = 1; x.turns >= 0 && !are_pairs(&x); x.turns--)
+        continue;
+    size_t width = (size_t)x.blocks + 1, pairs = (size_t)x.pairs + 1, ranks = (size_t)program->ranks;
+    x.places = pairs * width * width;
+    if (x.turns < 0 || (!x.turns && x.parts % 2) || x.places > MOST_PLACES)
+        return TP_OK;
+    x.reached = malloc(x.places);
+    x.bytes = malloc(2 * ranks * sizeof *x.bytes);
+    x.width = malloc(((size_t)x.parts + 3 * pairs) * sizeof *x.width);
+    x.least = calloc((size_t)x.stages * width, sizeof *x.least);
+    tp_status status = TP_OK;
+    if (x.reached == NULL || x.bytes == NULL || x.width == NULL || x.least == NULL) {
+        status = tp_fail(TP_EMEMORY, "no memory for %d blocks on %d pairs of stages", x.blocks, x.pairs);
+    } else {
+        x.workspace = x.bytes + ranks;
+        x.behind = x.width + x.parts;
+        *answer = look(&x, boundary);
+    }
+    free(x.reached);
+    free(x.bytes);
+    free(x.width);
+    free(x.least);
+    return status == TP_OK ? tp_deadline_check_told() : status;
+}
