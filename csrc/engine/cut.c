@@ -23,6 +23,7 @@ typedef struct {
     int32_t *others;         /* [stages] how many its rank has */
     int32_t *hosts;          /* [stages] its rank keeps guests */
     int32_t *best;           /* [stages + 1] boundaries that are kept while others are looked at */
+    int32_t *alike;          /* [stages + 1] those of a rank's stages alike */
     double *until;           /* [blocks + 1] running sums of seconds */
     double *number;          /* [blocks + 1] of blocks */
     tp_engine_sizes sizes;
@@ -149,7 +150,7 @@ tables_open(cutter *x)
     size_t stages = (size_t)x->stages, blocks = (size_t)x->blocks;
     x->reach = calloc(stages * blocks, sizeof *x->reach);
     x->until = calloc(2 * (blocks + 1), sizeof *x->until);
-    x->cap = calloc(4 * stages + 2, sizeof *x->cap);
+    x->cap = calloc(5 * stages + 3, sizeof *x->cap);
     if (x->reach == NULL || x->until == NULL || x->cap == NULL)
         return tp_fail(TP_EMEMORY, "no memory to cut %d blocks into %d stages", x->blocks, x->stages);
     x->number = x->until + x->blocks + 1;
@@ -158,6 +159,7 @@ tables_open(cutter *x)
     x->hosts = x->cap + x->stages + 1;
     x->others = x->hosts + x->stages;
     x->best = x->others + x->stages;
+    x->alike = x->best + x->stages + 1;
     return tp_engine_sizes_open(&x->config, &x->sizes);
 }
 
@@ -209,15 +211,15 @@ forget(cutter *x, int64_t limit)
     memset(x->reach, 0, (size_t)x->stages * (size_t)x->blocks * sizeof *x->reach);
 }
 
-/* By halves, all stages of a rank alike; *least: their limit, or INT64_MAX. */
+/* By halves, all stages of a rank alike; *least: their limit, or INT64_MAX, where they are nothing. */
 static tp_status
-cut_alike(cutter *x, int64_t low, int64_t high, double close, int64_t *least)
+cut_alike(cutter *x, int64_t low, int64_t high, double close, int32_t *stages, int64_t *least)
 {
     *least = INT64_MAX;
     while ((double)(high - low) > fmax(GRAIN, close * (double)high)) {
         forget(x, low + (high - low) / 2);
         if (fill(x, INFINITY) >= 0.0) {
-            memcpy(x->best, x->boundary, ((size_t)x->stages + 1) * sizeof *x->best);
+            memcpy(stages, x->boundary, ((size_t)x->stages + 1) * sizeof *stages);
             *least = high = x->limit;
         } else {
             low = x->limit;
@@ -245,9 +247,9 @@ start_from(cutter *x, int start, int64_t limit)
 {
     int64_t least = INT64_MAX;
     if (start == ALIKE) {
-        if (cut_alike(x, 0, limit < MOST / 4 ? 4 * limit : MOST, 0.0, &least) != TP_OK || least == INT64_MAX)
+        if (cut_alike(x, 0, limit < MOST / 4 ? 4 * limit : MOST, 0.0, x->alike, &least) != TP_OK || least == INT64_MAX)
             return 0;
-        memcpy(x->boundary, x->best, ((size_t)x->stages + 1) * sizeof *x->best);
+        memcpy(x->boundary, x->alike, ((size_t)x->stages + 1) * sizeof *x->alike);
         return 1;
     }
     forget(x, INT64_MAX);
@@ -382,7 +384,7 @@ tp_engine_cut_least(const tp_engine_config *config, int64_t low, int64_t high, d
                        (long long)low, (long long)high, close);
     tp_status status = cutter_start(&x, config, boundary, &counts);
     if (status == TP_OK)
-        status = cut_alike(&x, low, high, close, &least);
+        status = cut_alike(&x, low, high, close, x.best, &least);
     if (status == TP_OK && x.several)
         status = cut_less(&x, low, &least);
     *found = status == TP_OK && least <= high;
