@@ -7,7 +7,27 @@ from collections.abc import Callable, Sequence
 
 from ._core import ExecutionError
 
-__all__ = ["no_thread", "refused", "start_all"]
+__all__ = ["Worker", "no_thread", "refused", "start_all"]
+
+
+class Worker(threading.Thread):
+    """A thread whose join() waits for its end also behind a join() that Ctrl-C left: Python 3.11's takes it for ended from then on
+    (what bpo-45274 came to)."""
+
+    def __init__(self, work: Callable[..., None], *args: object, name: str) -> None:
+        super().__init__(target=work, args=args, name=name)
+        self._did = threading.Event()
+
+    def run(self) -> None:
+        try:
+            super().run()
+        finally:
+            self._did.set()
+
+    def join(self, timeout: float | None = None) -> None:
+        if self.ident is not None:      # or it was never started, and Python says so
+            self._did.wait(timeout)
+        super().join(timeout)
 
 
 def no_thread(error: BaseException, what: str) -> ExecutionError:

@@ -5,7 +5,6 @@ import itertools
 import math
 import os
 import tempfile
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _core, schedules
-from ._threads import start_all
+from ._threads import Worker, start_all
 from .backend import Backend, choose, own_gpu
 from .config import GPTConfig, brief, whole
 
@@ -356,7 +355,7 @@ def in_threads(region: _core.Region, work: Callable[[int], T]) -> list[T]:
             errors.append(error)
             region.abort("ERUNTIME", rank, str(error))
 
-    ranks = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}") for rank in range(region.ranks)]
+    ranks = [Worker(run, rank, name=f"rank {rank}") for rank in range(region.ranks)]
     try:
         start_all(ranks, lambda why: region.abort("ERUNTIME", -1, why))
         for thread in ranks:

@@ -19,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _core, cuda
-from ._threads import no_thread, refused, start_all
+from ._threads import Worker, no_thread, refused, start_all
 from .backend import Backend, choose, place
 from .checkpoint import param_shapes
 from .config import KINDS, GPTConfig, flag, real, whole
 from .cost import CostModel
-from .engine import CPU, MOST_THREADS, RankEngine, products
+from .engine import CPU, MOST_THREADS, RankEngine, gather_bytes, products
 from .fit import fit_passes
 from .launch import TIED_RING_BYTES
 from .schedules import Program
@@ -204,14 +204,22 @@ class _Sampler:
         shape = sum(b for b, _ in slicing), sum(slicing[0][1]) + 1
         tokens = np.random.Generator(np.random.Philox(7)).integers(0, model.vocab_size, shape, np.int32)
         start, errors, spent = threading.Barrier(self.busy), [], 0.0
+        # One each: no rank says a word to another, but a rank looks between its instructions whether its region was given up.
+        regions = [_core.Region.create(1, bytes(1), 0, max(64, gather_bytes(model)), False) for _ in range(self.busy)]
         params = _some_params(model)
         # Written once before anything is timed: a step after the first does not wait for the kernel to find pages.
         moments = {kind: {name: np.zeros_like(array) for name, array in params.items()} for kind in ("exp_avg", "exp_avg_sq")}
 
-        def one() -> None:
+        def end(why: str) -> None:
+            start.abort()
+            for region in regions:
+                region.abort("EABORTED", -1, why)
+
+        def one(rank: int) -> None:
             nonlocal spent
             try:
-                engine = RankEngine(model, stages, slicing, program, 0, None, threads=self.threads, backend=self.backend,
+                comm = _core.Comm(regions[rank], 0, 600.0) if self.backend.name == "cpu" else None
+                engine = RankEngine(model, stages, slicing, program, 0, comm, threads=self.threads, backend=self.backend,
                                     **self.device)
                 engine.load(params, moments)
                 start.wait()
@@ -223,13 +231,23 @@ class _Sampler:
                 spent = (time.monotonic() - begin) / repeats
             except BaseException as error:
                 errors.append(error)
-                start.abort()
+                end(str(error))
 
-        ranks = [threading.Thread(target=one, name=f"rank {rank}") for rank in range(self.busy)]
-        start_all(ranks, lambda why: start.abort())            # who waits for all of them would wait for ever
-        for rank in ranks:
-            rank.join()
-        for error in sorted(errors, key=lambda e: isinstance(e, threading.BrokenBarrierError)):
+        ranks = [Worker(one, rank, name=f"rank {rank}") for rank in range(self.busy)]
+        try:
+            start_all(ranks, end)            # who waits for all of them would wait for ever
+            for rank in ranks:
+                rank.join()
+        except BaseException:                # Ctrl-C: or they would measure on for the rest of the budget, and Python's end wait
+            end("interrupted")
+            raise
+        finally:
+            for rank in ranks:
+                if rank.ident is not None:
+                    rank.join()
+            for region in regions:
+                region.close()
+        for error in sorted(errors, key=lambda e: isinstance(e, (threading.BrokenBarrierError, _core.AbortedError))):
             raise error
         return spent
 

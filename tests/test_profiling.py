@@ -1,12 +1,15 @@
 """Profiling: the measured cost model of a tiny model, and what is refused. Times are noisy here: only their order is asserted."""
 import math
+import os
+import signal
+import threading
 import time
 
 import numpy as np
 import pytest
 
 import terapipe_c as tp
-from terapipe_c import CostModel, _core
+from terapipe_c import CostModel, _core, profiling
 from terapipe_c.profiling import _head_slicing, head_work, spread, steadied, weight_groups
 
 MODEL = tp.GPTConfig(n_layer=3, n_head=2, n_embd=64, vocab_size=97, block_size=256)
@@ -85,6 +88,44 @@ def test_bad_requests_are_refused(word, options):
     with pytest.raises((ValueError, TypeError), match=word) as caught:
         tp.profile(MODEL, **options)
     assert isinstance(caught.value, tp.Error)
+
+
+def test_ctrl_c_ends_what_measures(monkeypatch):
+    """Not only the call: its ranks would measure on for the rest of the budget, and the end of Python would wait for them."""
+    runs, running = [], []
+
+    def run(self, tokens, **options):
+        runs.append(None)
+        running.append(self)
+        try:
+            if len(runs) == 8:                          # of a rank that has a hundred more to do
+                os.kill(os.getpid(), signal.SIGINT)
+            return real(self, tokens, **options)
+        finally:
+            running.remove(self)
+
+    real = profiling.RankEngine.run
+    monkeypatch.setattr(profiling.RankEngine, "run", run)
+    monkeypatch.setattr(profiling, "MOST_REPEATS", 100000)
+    with pytest.raises(KeyboardInterrupt):
+        tp.profile(MODEL, budget_s=120, ranks=2)
+    assert len(runs) >= 8 and not running
+    assert tp.profile(MODEL, seq_len=16, budget_s=0.1).time(16) > 0
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_rank_that_fails_while_measuring_is_told_and_ends_the_others(monkeypatch, ranks):
+    def run(self, tokens, **options):
+        with lock:
+            runs.append(None)
+            if len(runs) == 3 * ranks:
+                raise MemoryError("no more of it")
+        return real(self, tokens, **options)
+
+    lock, runs, real = threading.Lock(), [], profiling.RankEngine.run
+    monkeypatch.setattr(profiling.RankEngine, "run", run)
+    with pytest.raises(MemoryError, match="no more of it"):
+        tp.profile(MODEL, budget_s=20, ranks=ranks)
 
 
 def test_what_is_no_model_is_refused():
