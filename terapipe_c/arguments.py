@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -24,6 +25,7 @@ LAUNCH_NUMBERS = {  # name: type, help; the defaults are tp.launch's
     "log_every": (int, "steps between records (default 1)"),
     "eval_every": (int, "steps between evaluations on the last tenth of the data, 0: none (default 0)"),
 }
+MOST_REPEATED = 1 << 20      # a list on the command line, by `* N`: beyond, a slip
 MODEL_DEFAULTS = {"n_layer": 4, "n_head": 4, "n_embd": 128, "vocab_size": 256}
 
 
@@ -204,8 +206,9 @@ def plan_flags(p: argparse.ArgumentParser) -> None:
                        "by then (auto makes one at once; another planner that has none fails)")
     group.add_argument("--recompute", choices=("ffn", "attention", "full"),
                        help="blocks that keep their input alone and compute the rest again before their backward")
-    group.add_argument("--slicing", type=_slicing, help="slices a sequence, or JSON [[micro_batch, [lengths]], ...]")
-    group.add_argument("--partition", type=_pairs, help="JSON [[first_block, last_block + 1], ...]")
+    group.add_argument("--slicing", type=_slicing,
+                       help="slices a sequence, or '[(micro_batch, [lengths]), ...]', as a plan prints it or in JSON")
+    group.add_argument("--partition", type=_pairs, help="'[(first_block, last_block + 1), ...]', or that in JSON")
     group.add_argument("--granularity", type=int, help="slice lengths are multiples of this many tokens")
     group.add_argument("--memory-bytes", type=_bytes, help="a rank's memory, e.g. 16e9")
     group.add_argument(
@@ -276,19 +279,45 @@ def _something(text: str) -> str:
 
 def _slicing(text: str) -> Any:
     try:
-        value = loads(text)
+        value = _notation(text)
         return value if isinstance(value, int) else [(b, list(lengths)) for b, lengths in value]
     except (ValueError, TypeError) as error:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is neither a number of slices nor JSON [[micro_batch, [lengths]], ...]"
+            f"{text!r} is neither a number of slices nor [(micro_batch, [lengths]), ...], as a plan prints it or in JSON"
         ) from error
 
 
 def _pairs(text: str) -> Any:
     try:
-        return [(first, end) for first, end in loads(text)]
+        return [(first, end) for first, end in _notation(text)]
     except (ValueError, TypeError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON [[first_block, last_block + 1], ...]") from error
+        raise argparse.ArgumentTypeError(f"{text!r} is not [(first_block, last_block + 1), ...], nor that in JSON") from error
+
+
+def _notation(text: str) -> Any:
+    """Lists and numbers as JSON or as Python and a plan write them: `[(1, [120]*4+[64])] * 8`."""
+    try:
+        return loads(text)
+    except ValueError:
+        try:
+            return _listed(ast.parse(text.strip(), mode="eval").body)
+        except (SyntaxError, RecursionError, MemoryError):      # the last two: nested beyond reason
+            raise ValueError("neither JSON nor a list of Python's") from None
+
+
+def _listed(node: ast.expr) -> Any:
+    match node:
+        case ast.List(elts=parts) | ast.Tuple(elts=parts):
+            return [_listed(part) for part in parts]
+        case ast.Constant(value=int(number)) if not isinstance(number, bool):
+            return number
+        case ast.BinOp(left=ast.expr() as left, op=ast.Add(), right=right) if isinstance(more := _listed(right), list):
+            return [*_listed(left), *more]
+        case ast.BinOp(left=ast.expr() as left, op=ast.Mult(), right=ast.Constant(value=int(times))):
+            repeated = _listed(left)
+            if isinstance(repeated, list) and times * len(repeated) <= MOST_REPEATED:
+                return repeated * times
+    raise ValueError("other than lists of numbers, added and repeated")
 
 
 def _names(text: str) -> list[str]:
@@ -307,5 +336,5 @@ def _bytes(text: str) -> int:
     except ValueError:
         value = 0.0
     if not 0 < value < 1e18:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes")
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes: one above 0, such as 16e9, would be right")
     return int(value)

@@ -11,6 +11,7 @@ import pytest
 import terapipe_c as tp
 from terapipe_c import cli
 from terapipe_c.arguments import build_parser
+from terapipe_c.explain import format_slicing
 from terapipe_c.sweep import Sweep, read_grid
 
 COMMANDS = ("profile", "plan", "compare", "simulate", "train", "resume", "view", "sweep", "doctor")  # API.md
@@ -71,6 +72,11 @@ def test_help_names_every_command(capsys):
         ["plan", "--slicing", "[[1,"],
         ["plan", "--slicing", "[" * 20000],
         ["plan", "--partition", "[" * 20000],
+        ["plan", "--slicing", "[(1, [" + "(" * 20000],
+        ["plan", "--slicing", "[(1, [8] * 4)] * 1000000000000"],
+        ["plan", "--slicing", "[(1, [8] + 8)]"],
+        ["plan", "--slicing", "open('x')"],
+        ["plan", "--partition", "[(0, True)]"],
         ["plan", "--memory-bytes", "-1"],
         ["train", "plan.json"],
         ["plan", "--partition", "3"],
@@ -103,6 +109,11 @@ def test_what_is_given_but_empty_is_not_as_if_it_were_not_given(capsys, monkeypa
     assert not list(tmp_path.iterdir())
 
 
+def test_a_number_of_bytes_is_asked_for_by_an_example(capsys):
+    code, _, err = run(capsys, "plan", "--memory-bytes", "16GB")
+    assert code == 2 and "'16GB' is no number of bytes: one above 0, such as 16e9, would be right" in err
+
+
 def test_values_are_read_as_the_api_wants_them():
     def parse(*words):
         return build_parser(cli.COMMANDS).parse_args(["plan", *words])
@@ -110,11 +121,20 @@ def test_values_are_read_as_the_api_wants_them():
     assert parse("--slicing", "4").slicing == 4
     assert parse("--slicing", "[[1,[50,46]],[2,[96]]]").slicing == [(1, [50, 46]), (2, [96])]
     assert parse("--partition", "[[0,3],[3,8]]").partition == [(0, 3), (3, 8)]
+    assert parse("--partition", "[(0, 3), (3, 8)]").partition == [(0, 3), (3, 8)]
     assert parse("--memory-bytes", "16e9").memory_bytes == 16_000_000_000
     train = build_parser(cli.COMMANDS).parse_args(
         "train p --data d --steps 5 --out o --lr 1e-3 --betas 0.9 0.99 --threads --fast".split()
     )
     assert cli._launch_options(train) == {"lr": 1e-3, "betas": (0.9, 0.99), "processes": False, "reproducible": False}
+
+
+@pytest.mark.parametrize("slicing", [[(1, [96])] * 3, [(2, [40, 40, 16]), (1, [96])], [(1, [16] * 5 + [8, 8])] * 8,
+                                     [(3, [32] * 3)]])
+def test_a_slicing_is_read_as_a_plan_prints_it(slicing):
+    parsed = build_parser(cli.COMMANDS).parse_args(["plan", "--slicing", format_slicing(slicing)])
+    assert parsed.slicing == slicing
+    assert build_parser(cli.COMMANDS).parse_args(["plan", "--slicing", str(slicing)]).slicing == slicing
 
 
 @pytest.mark.parametrize(
