@@ -247,14 +247,19 @@ def _resume_from(folder: Path | None, job: Mapping[str, Any], first: bool) -> tu
     _same_model(path, state["model"], SimpleNamespace(**job["model"]))
     was = state["hyper"]
     now = {name: list(job[name]) if name == "betas" else job[name] for name in HYPER if name in was}
-    changed = [f"{name} = {_short(value)} (the checkpoint's is {_short(was[name])})" for name, value in now.items()
-               if value != was[name]]
+    changed = [f"{name} = {_beside(value, was[name])} (the checkpoint's is {_beside(was[name], value)})"
+               for name, value in now.items() if value != was[name]]
     if changed and first:
         warnings.warn(f"resumed with {', '.join(changed)}", UserWarning, stacklevel=4)
     if first and job["steps"] < state["step"]:
         warnings.warn(f"steps is {job['steps']} and the checkpoint has done {state['step']}: nothing is left to do; the number of "
                       "all steps together would be right", UserWarning, stacklevel=4)
     return {"resume_from": str(path), "first_step": int(state["step"])}, state["data"]
+
+
+def _beside(value: Any, other: Any) -> str:
+    """Short, but not so short that two that differ read alike: a float32's 0.001 is another double."""
+    return str(value) if _short(value) == _short(other) else _short(value)
 
 
 def _short(value: Any) -> str:

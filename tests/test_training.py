@@ -281,6 +281,8 @@ def test_a_resume_says_which_options_are_not_the_checkpoints(tmp_path):
     with pytest.warns(UserWarning, match=words) as told:
         tp.launch(make_plan(1), DATA, 4, seed=3, out=tmp_path / "a", processes=False, progress=False, resume=True).wait()
     assert told[0].filename == __file__
+    with pytest.warns(UserWarning, match=r"lr = 0\.0006000000284984708 \(the checkpoint's is 0\.0006\)"):     # %g of both: 0.0006
+        start(make_plan(1), 5, out=tmp_path / "a", processes=False, resume=True, lr=np.float32(0.0006)).wait()
 
 
 def test_training_starts_from_what_hugging_face_wrote(tmp_path):
