@@ -117,6 +117,21 @@ def test_scalars_are_refused_by_name(name, change, error, words) -> None:
         getattr(planners, name)([1.0] * 4, [1.0] * 4, *given.values())
 
 
+@pytest.mark.parametrize("name", CHAIN)
+def test_scalars_of_numpy_are_numbers(name) -> None:
+    """Of every type, and of no dimensions: what a mean over an array gives."""
+    def planned(*scalars):
+        return re.sub(RESULT, "", repr(getattr(planners, name)([1.0, 2.0, 3.0, 4.0], [2.0, 4.0, 6.0, 8.0], *scalars)))
+
+    wanted = planned(2, 4, 0.5, True)
+    assert planned(np.int8(2), np.uint64(4), np.float32(0.5), np.True_) == wanted
+    assert planned(np.array(2), np.array(4), np.array(0.5), 1) == wanted
+    with pytest.raises(TypeError, match="comm_s is array"):
+        planned(2, 4, np.array([0.5]), True)
+    with pytest.raises(TypeError, match="comm_s is"):
+        planned(2, 4, np.array(True), True)
+
+
 def test_layer_graph_takes_only_the_memory_it_knows() -> None:
     for memory, words in (({"limit": 3.0}, "'limit'"), (5, "is int"), ({"recompute_s": [1.0]}, "recompute_s has shape")):
         with pytest.raises((ValueError, TypeError), match=words):

@@ -42,7 +42,9 @@ def integer(value: Any, what: str, bits: int = 31) -> int:
 
 
 def number(value: Any, what: str, unit: str = "a number") -> float:
-    """A float; True and "2.0" are none."""
+    """A float, in an array of no dimensions too; True and "2.0" are none."""
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value[()]
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise InvalidTypeError(f"{what} is {brief(value)}: {unit} would be right")
     try:
