@@ -226,7 +226,7 @@ tp_sched_bound(const tp_program *program, unsigned ops, const tp_durations *dura
     double *rows = calloc(5 * ranks, sizeof *rows);
     uint8_t *done = calloc(slices + 1, 1);
     b.ops = ops;
-    tp_status status = b.ops & TP_SCHED_HAS_HALVES ? tp_sched_halves(program, &b.halves) : TP_OK;
+    tp_status status = b.ops & TP_SCHED_HAS_HALVES ? tp_sched_halves(program, ops, &b.halves) : TP_OK;
     b.even = b.even && b.halves == NULL;
     if (status != TP_OK) {
         /* told already */

@@ -1,5 +1,4 @@
-/* Causes of idle time by counterfactual runs (definitions: sched.h, tp_bubble). At most three more linear passes, and none
- * where nothing is copied beside the work, messages take no time and slices take equally long. */
+/* Causes of idle time by counterfactual makespans (definitions: sched.h, tp_bubble): which there are, and what they say. */
 #include "csrc/sched/internal.h"
 
 #include <stdlib.h>
@@ -10,12 +9,7 @@ has_messages(const tp_program *p, const tp_durations *d)
 {
     if (d->seconds[TP_OP_SE] || d->seconds[TP_OP_RE] || d->seconds[TP_OP_SL] || d->seconds[TP_OP_RL] || d->guest_comm_s)
         return 1;
-    if (d->seconds[TP_OP_SF] || d->seconds[TP_OP_RF] || d->seconds[TP_OP_SB] || d->seconds[TP_OP_RB])
-        return 1;
-    for (int half = 0; half < 2; half++)
-        if (d->half_comm_s[half] || d->half_s[half][TP_OP_SF] || d->half_s[half][TP_OP_RF])
-            return 1;
-    if (d->back_comm_unit_s != NULL)
+    if (tp_sched_has_copies(d) || d->half_comm_s[0] || d->half_comm_s[1] || d->back_comm_unit_s)
         return 1;
     const double *comm = d->comm_unit_s != NULL ? d->comm_unit_s : d->comm_s;
     int64_t count = d->comm_unit_s != NULL ? p->stages * tp_program_units(p) : p->stages;
@@ -57,40 +51,47 @@ even_out(const tp_program *p, const tp_durations *d, double *even)
     return uneven;
 }
 
+/* The durations of even slices; NULL tables, and no lane, where they are even already. ideal: without messages. */
 static tp_status
-slice_skew(const tp_program *p, const tp_durations *ideal, const tp_run *runs, int64_t run_count, double ideal_makespan,
-           double *skew_s)
+even_open(const tp_program *p, const tp_durations *ideal, tp_lanes *lanes)
 {
-    *skew_s = 0.0;
     if (ideal->unit_stride == 0)
         return TP_OK;
     double *even = calloc((size_t)(TP_OPS + 2) * (size_t)p->stages, sizeof *even);
     if (even == NULL)
         return tp_fail(TP_EMEMORY, "no memory for the mean durations of %d stages", p->stages);
-    tp_status status = TP_OK;
-    if (even_out(p, ideal, even)) {
-        tp_durations d = {.stage_stride = 1};
-        for (int op = 0; op < TP_OPS; op++)
-            if (ideal->seconds[op] != NULL) {
-                d.seconds[op] = even + op * p->stages;
-                for (int v = 0; tp_sched_is_end(op) && v < p->stages; v++) /* AR, OPT: not of a slice */
-                    even[op * p->stages + v] = ideal->seconds[op][v * ideal->stage_stride];
-            }
-        for (int half = 0; half < 2; half++)
-            if (ideal->half_s[half][TP_OP_F] != NULL)
-                d.half_s[half][TP_OP_F] = even + (TP_OPS + half) * p->stages;
-        double makespan = 0.0;
-        status = tp_sched_replay(p, &d, runs, run_count, &makespan);
-        if (status == TP_OK && makespan < ideal_makespan)
-            *skew_s = p->ranks * (ideal_makespan - makespan);
-    }
-    free(even);
-    return status;
+    lanes->tables = even;
+    if (!even_out(p, ideal, even))
+        return TP_OK;
+    lanes->wanted |= TP_LANE_EVEN;
+    lanes->even.stage_stride = 1;
+    for (int op = TP_OP_F; op < TP_OPS; op++)
+        if (ideal->seconds[op] != NULL && !tp_sched_is_end(op))
+            lanes->even.seconds[op] = even + op * p->stages;
+    for (int half = 0; half < 2; half++)
+        if (ideal->half_s[half][TP_OP_F] != NULL)
+            lanes->even.half_s[half][TP_OP_F] = even + (TP_OPS + half) * p->stages;
+    return TP_OK;
 }
 
 tp_status
-tp_sched_bubbles(const tp_program *program, const tp_durations *durations, const tp_run *runs, int64_t run_count,
-                 const tp_totals *totals, double bubbles_s[TP_BUBBLES])
+tp_sched_lanes_open(const tp_program *program, const tp_durations *durations, int beside, tp_lanes *lanes)
+{
+    tp_durations ideal = *durations;
+    *lanes = (tp_lanes){.wanted = (beside ? TP_LANE_COPIED : 0u) | (has_messages(program, durations) ? TP_LANE_IDEAL : 0u)};
+    if (beside)
+        ideal.seconds[TP_OP_SO] = ideal.seconds[TP_OP_SI] = NULL;
+    return even_open(program, &ideal, lanes);
+}
+
+void
+tp_sched_lanes_close(tp_lanes *lanes)
+{
+    free(lanes->tables);
+}
+
+void
+tp_sched_bubbles(const tp_program *program, const tp_lanes *lanes, const tp_totals *totals, double bubbles_s[TP_BUBBLES])
 {
     double most = 0.0, work = 0.0, recompute = 0.0, swap = 0.0, fill = 0.0, idle = 0.0, T = totals->makespan_s, ideal_s = T,
            skew = 0.0, sums = 0.0, copied_s = T;
@@ -104,22 +105,15 @@ tp_sched_bubbles(const tp_program *program, const tp_durations *durations, const
         fill += totals->fill_s[r];
         idle += T - totals->work_s[r];
     }
-    tp_durations ideal = *durations;
-    if (totals->beside) {
-        ideal.seconds[TP_OP_SO] = ideal.seconds[TP_OP_SI] = NULL;
-        TP_TRY(tp_sched_replay(program, &ideal, runs, run_count, &copied_s));
-        swap += copied_s < T ? ranks * (T - copied_s) : 0.0;
-        copied_s = copied_s < T ? copied_s : T;
+    if (lanes->wanted & TP_LANE_COPIED) {
+        copied_s = totals->copied_s < T ? totals->copied_s : T;
+        swap += ranks * (T - copied_s);
         ideal_s = copied_s;
     }
-    static const int messages[] = {TP_OP_SF, TP_OP_RF, TP_OP_SB, TP_OP_RB, TP_OP_SE, TP_OP_RE, TP_OP_SL, TP_OP_RL};
-    for (size_t i = 0; i < sizeof messages / sizeof messages[0]; i++)
-        ideal.seconds[messages[i]] = ideal.half_s[0][messages[i]] = ideal.half_s[1][messages[i]] = NULL;
-    ideal.comm_s = ideal.comm_unit_s = ideal.back_comm_unit_s = ideal.latency_s = ideal.half_comm_s[0] = ideal.half_comm_s[1] = NULL;
-    ideal.guest_comm_s = NULL;
-    if (has_messages(program, durations))
-        TP_TRY(tp_sched_replay(program, &ideal, runs, run_count, &ideal_s));
-    TP_TRY(slice_skew(program, &ideal, runs, run_count, ideal_s, &skew));
+    if (lanes->wanted & TP_LANE_IDEAL)
+        ideal_s = totals->ideal_s;
+    if (lanes->wanted & TP_LANE_EVEN && totals->even_s < ideal_s)
+        skew = ranks * (ideal_s - totals->even_s);
     double imbalance = ranks * most - work, comm = ranks * (copied_s - ideal_s);
     /* rounding may leave -1e-16 where nothing is left */
     imbalance = imbalance > 1e-12 * ranks * most ? imbalance : 0.0;
@@ -134,5 +128,4 @@ tp_sched_bubbles(const tp_program *program, const tp_durations *durations, const
     bubbles_s[TP_BUBBLE_recompute] = recompute;
     bubbles_s[TP_BUBBLE_swap] = swap;
     bubbles_s[TP_BUBBLE_comm] = comm + sums;
-    return TP_OK;
 }

@@ -474,7 +474,7 @@ tp_sched_check_order(const tp_program *program, unsigned ops)
     if (status == TP_OK)
         status = check_all(&x);
     if (status == TP_OK && ops & TP_SCHED_GUESTS)
-        status = tp_sched_check_guests(program);
+        status = tp_sched_check_guests(program, ops);
     free(x.forward);
     free(x.cut);
     free(x.backward);

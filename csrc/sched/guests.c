@@ -173,10 +173,10 @@ rule_all(guests *x)
 }
 
 tp_status
-tp_sched_check_guests(const tp_program *program)
+tp_sched_check_guests(const tp_program *program, unsigned ops)
 {
     size_t stages = (size_t)program->stages, cells = stages * (size_t)program->micros;
-    guests x = {.p = program, .lowered = (tp_sched_ops(program) & TP_SCHED_MESSAGES) != 0};
+    guests x = {.p = program, .lowered = (ops & TP_SCHED_MESSAGES) != 0};
     x.hosts = malloc(stages * sizeof *x.hosts);
     x.forward = calloc(3 * cells, sizeof *x.forward);
     x.state = calloc(cells, 1);

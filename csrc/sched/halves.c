@@ -4,11 +4,11 @@
 #include <stdlib.h>
 
 tp_status
-tp_sched_halves(const tp_program *program, uint8_t **halves)
+tp_sched_halves(const tp_program *program, unsigned ops, uint8_t **halves)
 {
     int64_t length = program->begin[program->ranks], units = tp_program_units(program);
     *halves = NULL;
-    if (!(tp_sched_ops(program) & TP_SCHED_HAS_HALVES))
+    if (!(ops & TP_SCHED_HAS_HALVES))
         return TP_OK;
     for (int64_t i = 0; i < length; i++) {
         const tp_instr *instr = &program->code[i];

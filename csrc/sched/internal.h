@@ -113,11 +113,11 @@ tp_sched_sim_open(const tp_program *program, unsigned ops, tp_sim **out);
     (TP_SCHED_BIT(TP_OP_SE) | TP_SCHED_BIT(TP_OP_RE) | TP_SCHED_BIT(TP_OP_SL) | TP_SCHED_BIT(TP_OP_RL))
 /* Messages, AR or OPT? Then its slots are assigned. */
 #define TP_SCHED_SLOTTED (TP_SCHED_MESSAGES | TP_SCHED_BIT(TP_OP_AR) | TP_SCHED_BIT(TP_OP_OPT))
-/* What becomes of the forward output of each (stage, unit), [stages * units]; *halves NULL: nothing is halved. The caller
- * frees it. */
+/* What becomes of the forward output of each (stage, unit), [stages * units]; *halves NULL: nothing is halved, as tp_sched_ops
+ * says already. The caller frees it. */
 enum { TP_SCHED_HALVED = 1, TP_SCHED_APART = 2 }; /* F is two instructions; its halves are there one after the other */
 TP_MUST_USE tp_status
-tp_sched_halves(const tp_program *program, uint8_t **halves);
+tp_sched_halves(const tp_program *program, unsigned ops, uint8_t **halves);
 /* Halves of the output that are there, or on their way, once this F is done: joined ones leave the rank with the second. */
 static inline unsigned
 tp_sched_leaving(const tp_program *program, const tp_instr *forward)
@@ -150,7 +150,7 @@ tp_sched_hosts(const tp_program *program, int32_t *hosts);
 /* What check asks of SE, RE, SL and RL besides their order at both ends: whose they are, once each, and that nothing reads what is
  * away. ESCHEDULE. */
 TP_MUST_USE tp_status
-tp_sched_check_guests(const tp_program *program);
+tp_sched_check_guests(const tp_program *program, unsigned ops);
 /* Seconds on the link of a guest of `stage`. */
 static inline double
 tp_sched_guest_lag_s(const tp_durations *d, int64_t units, int stage, int64_t unit)
@@ -177,14 +177,31 @@ tp_pairs_open(const tp_program *program, unsigned ops, tp_pairs *pairs);
 void
 tp_pairs_close(tp_pairs *pairs);
 
+/* Do messages between neighbours take time of the ranks? */
+static inline int
+tp_sched_has_copies(const tp_durations *d)
+{
+    for (int op = TP_OP_SF; op <= TP_OP_RB; op++)
+        if (d->seconds[op] != NULL || d->half_s[0][op] != NULL || d->half_s[1][op] != NULL)
+            return 1;
+    return 0;
+}
 /* EVALUE naming the first entry that is not finite or is negative. */
 TP_MUST_USE tp_status
 tp_durations_check(const tp_program *program, const tp_durations *durations);
 
-/* Where the worklist went: rank `rank` ran its next `count` instructions, run after run. */
+/* The makespans that bubbles are computed from, besides that of the durations as they are: lanes of one evaluation (worklist.h).
+ * COPIED: copies beside the work take no time; IDEAL: neither do messages; EVEN: and slices take equally long. */
+enum { TP_LANE_COPIED = 1, TP_LANE_IDEAL = 2, TP_LANE_EVEN = 4 };
 typedef struct {
-    int32_t rank, count;
-} tp_run;
+    unsigned wanted;   /* those that differ from the lane before */
+    tp_durations even; /* of EVEN, by stage alone, what takes a rank's time; all NULL where it is not wanted */
+    double *tables;    /* its */
+} tp_lanes;
+TP_MUST_USE tp_status
+tp_sched_lanes_open(const tp_program *program, const tp_durations *durations, int beside, tp_lanes *lanes);
+void
+tp_sched_lanes_close(tp_lanes *lanes);
 
 /* One evaluation: what the bubbles are computed from. */
 typedef struct {
@@ -193,16 +210,11 @@ typedef struct {
     double *recompute_s, *swap_s; /* [ranks] of that in R, in SO and SI */
     double *sum_s;                /* [ranks] of that in AR and in replicas' sums */
     double *fill_s;               /* [ranks] idle before the first backward starts */
-    int beside;                   /* its swaps are made beside the work */
+    double copied_s, ideal_s, even_s; /* makespans of the lanes that are wanted */
 } tp_totals;
 
-/* Bubbles of a program from its own evaluation and counterfactual ones over the same runs. */
-TP_MUST_USE tp_status
-tp_sched_bubbles(const tp_program *program, const tp_durations *durations, const tp_run *runs, int64_t run_count,
-                 const tp_totals *totals, double bubbles_s[TP_BUBBLES]);
-/* Replay runs (a legal order) with other durations. */
-TP_MUST_USE tp_status
-tp_sched_replay(const tp_program *program, const tp_durations *durations, const tp_run *runs, int64_t run_count,
-                double *makespan_s);
+/* Bubbles of a program from its own makespan and those of its lanes. */
+void
+tp_sched_bubbles(const tp_program *program, const tp_lanes *lanes, const tp_totals *totals, double bubbles_s[TP_BUBBLES]);
 
 #endif

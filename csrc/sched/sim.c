@@ -186,8 +186,7 @@ find_order(order *o, unsigned ops, tp_sim *sim)
     o->queued = calloc(ranks, 1);
     if (o->made_f == NULL || o->made_b == NULL || o->next == NULL || o->stack == NULL || o->queued == NULL)
         return tp_fail(TP_EMEMORY, "no memory to order %lld instructions", (long long)p->begin[p->ranks]);
-    if (ops & TP_SCHED_HAS_HALVES)
-        TP_TRY(tp_sched_halves(p, &o->halves));
+    TP_TRY(tp_sched_halves(p, ops, &o->halves));
     if (ops & TP_SCHED_GUESTS) {
         size_t guests = (size_t)p->stages * (size_t)p->micros;
         o->guest = malloc(2 * guests * sizeof *o->guest);

@@ -472,7 +472,7 @@ tp_sched_split(const tp_program *compute, unsigned ops, const tp_durations *dura
     filled best = {NULL, 0.0, NOT_YET};
     filler f = {.from = compute, .ops = ops, .d = durations, .units = tp_program_units(compute), .pending = pending};
     f.exact = !(ops & (TP_SCHED_GUESTS | TP_SCHED_HAS_BESIDE)); /* of those the clocks here are not the simulator's */
-    tp_status status = tp_sched_halves(compute, &f.halves);
+    tp_status status = tp_sched_halves(compute, ops, &f.halves);
     if (status == TP_OK && durations->latency_s != NULL)
         status = tp_sched_links_open(compute, &f.links);
     if (status == TP_OK) { /* after check: cells are in proportion to the code */
