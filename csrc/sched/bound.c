@@ -14,12 +14,14 @@ typedef struct {
     int64_t units;
     unsigned ops;                             /* tp_sched_ops */
     int has_b, has_i, even;                   /* even: no duration depends on the slice */
+    int free;                                 /* messages take no time of a rank */
     double *forward_end;                      /* [stages * max_slices] of one micro-batch */
     double *backward_end, *next_backward_end; /* [max_slices] of one stage and of the stage behind it */
     double *head, *tail, *work, *late;        /* [ranks] late: U, which may all come behind what travels back */
     double *copies;                           /* [ranks] beside the work */
     int64_t asked;                            /* steps since somebody was asked whether to stop */
     uint8_t *halves;                          /* tp_sched_halves */
+    uint8_t *cut;                             /* [micros] some forward of it is halved; NULL: of none */
 } bound;
 
 static int
@@ -33,6 +35,8 @@ static double
 forward_s(const bound *b, int v, int64_t u, unsigned half)
 {
     double seconds = tp_durations_s(b->d, TP_OP_F, half, v, u);
+    if (b->free)
+        return seconds;
     unsigned in = halves_at(b, v - 1, u) & TP_SCHED_APART ? half : 0, out = halves_at(b, v, u) & TP_SCHED_APART ? half : 0;
     if (tp_program_remote(b->p, v) && (in || half != TP_HALF_SECOND)) /* a whole message comes with the first half */
         seconds += tp_durations_s(b->d, TP_OP_RF, in, v, u);
@@ -58,6 +62,8 @@ backward_s(const bound *b, int v, int64_t u, int whole)
     if (whole)
         half += tp_durations_s(b->d, TP_OP_W, 0, v, u);
     double seconds = !b->has_i ? one : !b->has_b || half < one ? half : one;
+    if (b->free)
+        return seconds;
     if (tp_program_remote(b->p, v + 1))
         seconds += tp_durations_s(b->d, TP_OP_RB, 0, v, u);
     if (tp_program_remote(b->p, v))
@@ -147,15 +153,26 @@ one_micro(bound *b, int q)
     return longest;
 }
 
+/* All that stage v does with a slice of the batch. */
+static double
+unit_s(const bound *b, int v, int64_t u)
+{
+    return whole_forward_s(b, v, u) + backward_s(b, v, u, 1);
+}
+
 static void
 add_work(bound *b)
 {
     const tp_program *p = b->p;
     for (int v = 0; v < p->stages; v++) {
         int64_t begin = p->offset[tp_program_micro_begin(p, v)], end = p->offset[tp_program_micro_end(p, v)];
-        for (int64_t u = begin; u < (b->even ? begin + 1 : end) && !tp_deadline_told_after(&b->asked, 32); u++)
-            b->work[p->rank_of[v]] +=
-                (whole_forward_s(b, v, u) + backward_s(b, v, u, 1)) * (b->even ? (double)(end - begin) : 1.0);
+        double *work = &b->work[p->rank_of[v]], same = forward_s(b, v, begin, 0) + backward_s(b, v, begin, 1); /* of all that are whole */
+        if (b->even && b->halves == NULL) {
+            *work += same * (double)(end - begin);
+            continue;
+        }
+        for (int64_t u = begin; u < end && !tp_deadline_told_after(&b->asked, 32); u++)
+            *work += b->even && !halves_at(b, v, u) ? same : unit_s(b, v, u);
     }
     if (!(b->ops & (TP_SCHED_BIT(TP_OP_R) | TP_SCHED_BIT(TP_OP_SO) | TP_SCHED_BIT(TP_OP_SI) | TP_SCHED_BIT(TP_OP_U))))
         return;
@@ -196,9 +213,10 @@ find(bound *b, uint8_t *done, double *bound_s)
     for (int q = 0; q < p->micros && !tp_deadline_told_after(&b->asked, 64 * (int64_t)p->stages); q++) {
         if (q == tp_program_copy_micros(p))
             memset(done, 0, (size_t)p->max_slices + 1);
-        if (b->even && done[p->slices[q]])
+        int whole = b->cut == NULL || !b->cut[q];
+        if (b->even && whole && done[p->slices[q]])
             continue; /* micro-batches of as many slices are the same on a copy of the stages */
-        done[p->slices[q]] = 1;
+        done[p->slices[q]] |= (uint8_t)whole;
         most = larger(most, one_micro(b, q));
     }
     add_work(b);
@@ -206,6 +224,20 @@ find(bound *b, uint8_t *done, double *bound_s)
         if (b->work[r] > 0.0)
             most = larger(most, b->head[r] + larger(b->work[r] + larger(b->tail[r], b->late[r]), b->copies[r] + b->tail[r]));
     *bound_s = most + update_s(b);
+}
+
+static tp_status
+find_halves(bound *b)
+{
+    const tp_program *p = b->p;
+    TP_TRY(tp_sched_halves(p, b->ops, &b->halves));
+    b->cut = calloc((size_t)p->micros, 1);
+    if (b->cut == NULL)
+        return tp_fail(TP_EMEMORY, "no memory for the halves of %d micro-batches", p->micros);
+    for (int v = 0; v < p->stages; v++)
+        for (int q = 0; q < p->micros; q++)
+            b->cut[q] |= b->halves[v * b->units + p->offset[q]]; /* halves are of a micro-batch of one slice */
+    return TP_OK;
 }
 
 tp_status
@@ -222,12 +254,12 @@ tp_sched_bound(const tp_program *program, unsigned ops, const tp_durations *dura
                .d = durations,
                .units = tp_program_units(program),
                .even = durations->unit_stride == 0 && durations->comm_unit_s == NULL && durations->back_comm_unit_s == NULL};
+    b.free = !tp_sched_has_copies(durations);
     double *cells = calloc(((size_t)program->stages + 2) * slices, sizeof *cells);
     double *rows = calloc(5 * ranks, sizeof *rows);
     uint8_t *done = calloc(slices + 1, 1);
     b.ops = ops;
-    tp_status status = b.ops & TP_SCHED_HAS_HALVES ? tp_sched_halves(program, ops, &b.halves) : TP_OK;
-    b.even = b.even && b.halves == NULL;
+    tp_status status = ops & TP_SCHED_HAS_HALVES ? find_halves(&b) : TP_OK;
     if (status != TP_OK) {
         /* told already */
     } else if (cells == NULL || rows == NULL || done == NULL) {
@@ -248,5 +280,6 @@ tp_sched_bound(const tp_program *program, unsigned ops, const tp_durations *dura
     free(rows);
     free(done);
     free(b.halves);
+    free(b.cut);
     return status;
 }
