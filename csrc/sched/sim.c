@@ -18,6 +18,7 @@ typedef struct {
 /* FIRST, SECOND: of which half the node is, as TP_HALF_*; *_APART: so is its message; COPIED: with the first half. */
 enum { FIRST = TP_HALF_FIRST, SECOND = TP_HALF_SECOND, IN_REMOTE = 4, OUT_REMOTE = 8, IN_APART = 16, OUT_APART = 32, COPIED = 64,
        GUEST = 128 }; /* SE, SL, or RL where what was loaded is read */
+enum { AHEAD = 16 }; /* nodes between asking for the seconds of one and reading them */
 
 struct tp_sim {
     int64_t count, units;
@@ -350,6 +351,14 @@ copies_of(tp_sim *sim, const tp_durations *d, const node *n, double clock)
     return clock;
 }
 
+/* Neighbours in this order are of different stages, and so are their entries of a table by slices: those would come too late. */
+static inline void
+fetch_seconds(const tp_durations *d, const node *n)
+{
+    if (d->seconds[n->op] != NULL)
+        __builtin_prefetch(&d->seconds[n->op][n->stage * d->stage_stride + n->unit * d->unit_stride]);
+}
+
 /* Ends of the nodes begin .. behind - 1. */
 static void
 run_nodes(tp_sim *sim, const tp_durations *durations, int64_t begin, int64_t behind)
@@ -360,6 +369,8 @@ run_nodes(tp_sim *sim, const tp_durations *durations, int64_t begin, int64_t beh
     int64_t half = d.seconds[TP_OP_B] == NULL; /* B = I + W */
     for (int64_t k = begin; k < behind; k++) {
         const node *n = &sim->nodes[k];
+        if (d.unit_stride != 0 && k + AHEAD < behind)
+            fetch_seconds(&d, n + AHEAD);
         double clock = n->previous < 0 ? 0.0 : end[n->previous], ready = n->maker < 0 ? 0.0 : end[n->maker];
         if (n->flags & (IN_REMOTE | GUEST))
             clock = message_in(sim, &d, n, ready, clock);
